@@ -1,0 +1,65 @@
+// In which order the threads of a block, and the blocks of a grid, take their turns. A missing barrier between a lane and a lower
+// one is invisible in ascending order, so tests run a kernel in several.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace simt {
+
+class Order {
+  public:
+    // HIPCONV_SIMT_ORDER: ascending (also when unset), descending, shuffled or shuffled:SEED.
+    static Order from_environment() {
+        const char* value = std::getenv("HIPCONV_SIMT_ORDER");
+        const std::string text = value ? value : "ascending";
+        if (text == "ascending" || text.empty()) return Order(Kind::ascending, 0);
+        if (text == "descending") return Order(Kind::descending, 0);
+        if (text == "shuffled") return Order(Kind::shuffled, 1);
+        if (text.rfind("shuffled:", 0) == 0) return Order(Kind::shuffled, std::strtoull(text.c_str() + 9, nullptr, 10));
+        throw std::invalid_argument("HIPCONV_SIMT_ORDER: got '" + text +
+                                    "', expected ascending, descending, shuffled or shuffled:SEED");
+    }
+
+    // The turns of `count` threads from one barrier to the next; a shuffled order is another one each time.
+    const std::vector<int>& turns(int count) {
+        if (static_cast<int>(turns_.size()) != count) {
+            turns_.resize(count);
+            std::iota(turns_.begin(), turns_.end(), 0);
+            if (kind_ == Kind::descending) turns_.assign(turns_.rbegin(), turns_.rend());
+        }
+        if (kind_ == Kind::shuffled)
+            for (int i = count - 1; i > 0; --i) std::swap(turns_[i], turns_[random() % (i + 1)]);
+        return turns_;
+    }
+
+    // The block that runs as number `turn` of `count`. Shuffled: a walk with a stride coprime to the count, which needs no list.
+    uint64_t block(uint64_t turn, uint64_t count) const {
+        if (kind_ == Kind::ascending) return turn;
+        if (kind_ == Kind::descending) return count - 1 - turn;
+        uint64_t stride = (seed_ * 2654435761u + 12345u) % count | 1u;
+        while (std::gcd(stride, count) != 1) stride += 2;
+        return static_cast<uint64_t>((static_cast<unsigned __int128>(turn) * stride + seed_) % count);
+    }
+
+  private:
+    enum class Kind { ascending, descending, shuffled };
+    Order(Kind kind, uint64_t seed) : kind_(kind), seed_(seed), state_(seed) {}
+
+    uint64_t random() {  // splitmix64
+        uint64_t z = (state_ += 0x9e3779b97f4a7c15ull);
+        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+        z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+        return z ^ (z >> 31);
+    }
+
+    Kind kind_;
+    uint64_t seed_, state_;
+    std::vector<int> turns_;
+};
+
+}  // namespace simt

@@ -1,0 +1,72 @@
+// What the target is, said once. The only file that reads a compiler's architecture macros; everything else uses the names
+// defined here. Needs no -D flag: any of hipcc, clang++ -x hip, nvcc or g++ may compile a kernel with `-Icsrc/include` alone.
+#pragma once
+
+#if defined(__HIP__)
+#define HIPCONV_AMD 1  // HIP compiled by clang: host and device pass
+#elif defined(__NVCC__)
+#define HIPCONV_NVIDIA 1  // the same text through csrc/compat/cuda
+#else
+#define HIPCONV_HOST 1  // plain C++: csrc/cpu, the bindings, and kernels through csrc/compat/simt
+#endif
+
+#if defined(HIPCONV_HOST)
+#define HIPCONV_INLINE inline
+#else
+#define HIPCONV_INLINE __host__ __device__ inline __attribute__((always_inline))
+#endif
+
+#if defined(HIPCONV_HOST) && defined(__F16C__)
+#define HIPCONV_HAS_F16C 1  // x86 f16 conversions in hardware
+#endif
+
+namespace hipconv {
+
+// Lanes of a wave, and SIMD units that share the waves of a block's compute unit. Device-pass constants: a host pass sees a
+// value too, because it parses kernel bodies, and must not base a decision on it.
+#if defined(HIPCONV_AMD)
+#if defined(__GFX10__) || defined(__GFX11__) || defined(__GFX12__)
+constexpr int kWaveSize = 32;
+constexpr int kSimdsPerComputeUnit = 2;
+#else
+constexpr int kWaveSize = 64;
+constexpr int kSimdsPerComputeUnit = 4;
+#endif
+#elif defined(HIPCONV_SIMT_WAVE)
+constexpr int kWaveSize = HIPCONV_SIMT_WAVE;
+#elif defined(HIPCONV_HOST)
+constexpr int kWaveSize = 64;  // simt with no flag: the home platform's
+#else
+constexpr int kWaveSize = 32;
+#endif
+
+// Blocks per compute unit -> waves per SIMD, which is what AMD's compiler takes.
+constexpr int waves_per_simd(int threads, int blocks_per_compute_unit, int wave, int simds) {
+    const int waves = (threads + wave - 1) / wave * blocks_per_compute_unit;
+    return (waves + simds - 1) / simds;
+}
+
+}  // namespace hipconv
+
+// Promises the compiler at most `threads` threads a block and asks for registers such that `blocks_per_compute_unit` blocks fit
+// on a compute unit (AMD) or multiprocessor (NVIDIA). The second argument of __launch_bounds__ means waves per SIMD in some HIP
+// headers and blocks per multiprocessor elsewhere, so AMD gets the attributes themselves.
+#if defined(HIPCONV_AMD)
+#define HIPCONV_LAUNCH_BOUNDS(threads, blocks_per_compute_unit)                 \
+    __attribute__((amdgpu_flat_work_group_size(1, threads),                     \
+                   amdgpu_waves_per_eu(::hipconv::waves_per_simd(               \
+                       threads, blocks_per_compute_unit, ::hipconv::kWaveSize,  \
+                       ::hipconv::kSimdsPerComputeUnit))))
+#elif defined(HIPCONV_NVIDIA)
+#define HIPCONV_LAUNCH_BOUNDS(threads, blocks_per_compute_unit) __launch_bounds__(threads, blocks_per_compute_unit)
+#else
+#define HIPCONV_LAUNCH_BOUNDS(threads, blocks_per_compute_unit)
+#endif
+
+// LDS, declared at the top level of a kernel body: `HIPCONV_SHARED(float, tile, 256);` makes `tile` point to 256 floats that the
+// threads of a block share. simt serves it from a poisoned arena with canaries.
+#if defined(HIPCONV_HOST)
+#define HIPCONV_SHARED(type, name, count) type* const name = ::simt::shared<type>(count)
+#else
+#define HIPCONV_SHARED(type, name, count) __shared__ type name[count]
+#endif

@@ -1,0 +1,42 @@
+// Causal depthwise conv1d: what the bindings hand to the kernels. Knows neither torch nor HIP.
+//
+//   out[b, d, t] = act(bias[d] + sum_i weight[d, i] * x[b, d, t - width + 1 + i]),   x[., ., t < 0] = 0,   act = SiLU or identity
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "dtype.h"
+
+namespace hipconv {
+
+// A (batch, dim, seqlen) tensor. Strides count elements, and may be zero or negative for an input.
+struct Sequences {
+    void* data;
+    int64_t batch_stride, dim_stride, seqlen_stride;
+};
+
+struct CausalConv1dFwdParams {
+    int32_t batch, dim, seqlen, width;
+    DType dtype;  // of x and out
+
+    Sequences x, out;
+
+    const void* weight;  // (dim, width)
+    int64_t weight_dim_stride, weight_width_stride;
+    DType weight_dtype;
+
+    const void* bias;  // (dim,), or null for none
+    int64_t bias_stride;
+    DType bias_dtype;
+
+    bool use_silu;
+};
+
+// Defined twice with one signature: in csrc/kernels for GPUs and simt, in csrc/cpu for host memory (which ignores `stream`).
+// No size is zero; every tensor lies on the current device. `kernel` is "auto" or a name from the list.
+std::vector<std::string> causal_conv1d_fwd_kernels();
+void causal_conv1d_fwd(const CausalConv1dFwdParams& params, const std::string& kernel, void* stream);
+
+}  // namespace hipconv

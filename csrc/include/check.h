@@ -1,0 +1,18 @@
+// Launch errors become exceptions: never swallowed, never an abort. For files that include <hip/hip_runtime.h>.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace hipconv {
+
+// Call right after a launch, with the name of the op for the message.
+inline void check_launch(const char* op) {
+    const hipError_t error = hipGetLastError();
+    if (error == hipSuccess) return;
+    throw std::runtime_error(std::string("hipconv: ") + op + ": the kernel could not be launched: " + hipGetErrorName(error) +
+                             " (" + hipGetErrorString(error) +
+                             "). `python -m hipconv env` shows the devices and the architectures built for.");
+}
+
+}  // namespace hipconv

@@ -1,0 +1,70 @@
+// Causal conv1d forward on GPUs.
+//
+// `naive`: a thread makes one output element at a time, by the formula. Any width, any strides, any sizes. Lanes lie along the
+// denser of x's two inner axes, so that neighbours read neighbouring addresses in both layouts; every loop is grid-stride,
+// because a grid dimension has a limit (65,535 blocks on NVIDIA, 2^32 work-items on AMD).
+#include <hip/hip_runtime.h>
+
+#include "arch.h"
+#include "causal_conv1d.h"
+#include "causal_conv1d_formula.h"
+#include "check.h"
+
+namespace hipconv {
+
+constexpr int kThreads = 256;
+
+template <typename T>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kThreads, 4) causal_conv1d_fwd_naive(CausalConv1dFwdParams p, bool lanes_along_dim) {
+    const int64_t inner_size = lanes_along_dim ? p.dim : p.seqlen;
+    const int64_t outer_size = lanes_along_dim ? p.seqlen : p.dim;
+    const int64_t first_inner = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+    const int64_t first_outer = static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y;
+
+    for (int64_t b = blockIdx.z; b < p.batch; b += gridDim.z) {
+        for (int64_t outer = first_outer; outer < outer_size; outer += static_cast<int64_t>(gridDim.y) * blockDim.y) {
+            for (int64_t inner = first_inner; inner < inner_size; inner += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+                causal_conv1d_one_output<T>(p, b, lanes_along_dim ? inner : outer, lanes_along_dim ? outer : inner);
+            }
+        }
+    }
+}
+
+namespace {
+
+unsigned blocks_for(int64_t size, unsigned threads) {
+    const int64_t blocks = (size + threads - 1) / threads;
+    return static_cast<unsigned>(blocks < 65535 ? blocks : 65535);
+}
+
+template <typename T>
+void launch_naive(const CausalConv1dFwdParams& p, hipStream_t stream) {
+    const bool lanes_along_dim = dim_is_inner(p.x);
+    const int32_t inner = lanes_along_dim ? p.dim : p.seqlen;
+    const int32_t outer = lanes_along_dim ? p.seqlen : p.dim;
+
+    unsigned lanes = 1;  // short rows share a block
+    while (lanes < kThreads && static_cast<int64_t>(lanes) < inner) lanes *= 2;
+    const dim3 block(lanes, kThreads / lanes, 1);
+    const dim3 grid(blocks_for(inner, block.x), blocks_for(outer, block.y), blocks_for(p.batch, 1));
+    hipLaunchKernelGGL(causal_conv1d_fwd_naive<T>, grid, block, 0, stream, p, lanes_along_dim);
+    check_launch("causal_conv1d_fwd");
+}
+
+}  // namespace
+
+std::vector<std::string> causal_conv1d_fwd_kernels() { return {"naive"}; }
+
+void causal_conv1d_fwd(const CausalConv1dFwdParams& p, const std::string& /*kernel: there is one*/, void* stream) {
+    const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
+    switch (p.dtype) {
+        case DType::f32:
+            return launch_naive<float>(p, hip_stream);
+        case DType::f16:
+            return launch_naive<f16>(p, hip_stream);
+        case DType::bf16:
+            return launch_naive<bf16>(p, hip_stream);
+    }
+}
+
+}  // namespace hipconv

@@ -1,0 +1,115 @@
+// Checks of tensor arguments: each failure names the argument, says what it was and what was expected, and raises TypeError (the
+// kind of thing is wrong) or ValueError (the thing has a wrong value) before anything is written.
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <limits>
+#include <sstream>
+#include <string>
+
+#include "dtype.h"
+#include "overlap.h"
+
+namespace hipconv {
+
+template <typename... Parts>
+std::string concat(const Parts&... parts) {
+    std::ostringstream text;
+    (text << ... << parts);
+    return text.str();
+}
+
+// "(2, 64, 128)", as Python prints a shape.
+inline std::string shape_text(at::IntArrayRef sizes) {
+    std::string text = "(";
+    for (size_t k = 0; k < sizes.size(); ++k) text += (k ? ", " : "") + std::to_string(sizes[k]);
+    return text + (sizes.size() == 1 ? ",)" : ")");
+}
+
+inline std::string dtype_text(at::ScalarType dtype) {
+    return pybind11::str(pybind11::cast(dtype)).cast<std::string>();  // "torch.float16"
+}
+
+struct NamedTensor {
+    const char* name;
+    const at::Tensor& tensor;
+};
+
+inline DType float_dtype(const NamedTensor& t) {
+    switch (t.tensor.scalar_type()) {
+        case at::kFloat:
+            return DType::f32;
+        case at::kHalf:
+            return DType::f16;
+        case at::kBFloat16:
+            return DType::bf16;
+        default:
+            throw pybind11::type_error(concat(t.name, ": got dtype ", dtype_text(t.tensor.scalar_type()),
+                                              ", expected torch.float32, torch.float16 or torch.bfloat16"));
+    }
+}
+
+inline void check_strided(const NamedTensor& t) {
+    if (t.tensor.layout() != at::kStrided)
+        throw pybind11::type_error(concat(t.name, ": got a tensor of layout ", t.tensor.layout(), ", expected a dense one (torch.strided)"));
+}
+
+inline void check_rank(const NamedTensor& t, int64_t rank, const char* axes) {
+    if (t.tensor.dim() != rank)
+        throw pybind11::value_error(concat(t.name, ": got shape ", shape_text(t.tensor.sizes()), ", expected ", rank,
+                                           rank == 1 ? " dimension " : " dimensions ", axes));
+}
+
+inline void check_shape(const NamedTensor& t, at::IntArrayRef expected, const char* axes) {
+    if (t.tensor.sizes() != expected)
+        throw pybind11::value_error(
+            concat(t.name, ": got shape ", shape_text(t.tensor.sizes()), ", expected ", axes, " = ", shape_text(expected)));
+}
+
+inline void check_same_device(const NamedTensor& t, const NamedTensor& other) {
+    if (t.tensor.device() != other.tensor.device())
+        throw pybind11::value_error(concat(t.name, ": got a tensor on ", t.tensor.device(), ", expected it on ", other.tensor.device(),
+                                           ", where ", other.name, " is"));
+}
+
+// Kernels hold sizes in 32 bits (and strides in 64).
+inline void check_sizes_fit(const NamedTensor& t) {
+    for (const int64_t size : t.tensor.sizes())
+        if (size > std::numeric_limits<int32_t>::max())
+            throw pybind11::value_error(
+                concat(t.name, ": got shape ", shape_text(t.tensor.sizes()), ", expected each size to be at most 2147483647"));
+}
+
+inline StridedBytes strided_bytes(const at::Tensor& tensor) {
+    const int64_t bytes = static_cast<int64_t>(tensor.element_size());
+    StridedBytes view{reinterpret_cast<int64_t>(tensor.data_ptr()), bytes, tensor.sizes().vec(), tensor.strides().vec()};
+    for (int64_t& stride : view.strides) stride *= bytes;
+    return view;
+}
+
+// An output may share a buffer with an input, but no byte.
+inline void check_no_overlap(const NamedTensor& out, const NamedTensor& input) {
+    if (out.tensor.device() == input.tensor.device() && overlaps(strided_bytes(out.tensor), strided_bytes(input.tensor)))
+        throw pybind11::value_error(concat(out.name, ": shares memory with ", input.name,
+                                           ", expected memory of its own (interleaved views of one buffer are fine)"));
+}
+
+inline void check_no_internal_overlap(const NamedTensor& out) {
+    if (overlaps_itself(strided_bytes(out.tensor)))
+        throw pybind11::value_error(concat(out.name, ": got strides ", shape_text(out.tensor.strides()), " for shape ",
+                                           shape_text(out.tensor.sizes()),
+                                           ", expected each element to have memory of its own (not an expanded tensor)"));
+}
+
+inline void check_kernel_name(const std::string& kernel, const std::vector<std::string>& known) {
+    std::string list = "'auto'";
+    for (const std::string& name : known) {
+        if (kernel == name) return;
+        list += ", '" + name + "'";
+    }
+    if (kernel != "auto") throw pybind11::value_error(concat("kernel: got '", kernel, "', expected one of ", list));
+}
+
+}  // namespace hipconv

@@ -1,0 +1,136 @@
+"""``python -m hipconv {env,list,build,clear,demo}``: look at, fill, empty and try out the kernel cache."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+
+import torch
+
+from . import __version__, cache, conv1d, jit, reference, registry, targets
+from .errors import JitError
+
+_VARIABLES = (
+    "HIPCONV_CACHE_DIR", "HIPCONV_JIT", "HIPCONV_VERBOSE", "HIPCONV_EXTRA_FLAGS", "HIPCONV_BACKEND", "HIPCONV_SIMT_WAVE",
+    "HIPCONV_SIMT_ORDER", "CXX", "CUDA_HOME", "ROCM_HOME", "MAX_JOBS",
+)  # fmt: skip
+
+
+def env() -> None:
+    """What a bug report needs: versions, devices, compilers, cache, variables."""
+    gpu = f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
+    print(f"hipconv   {__version__} from {registry.source_root()}")
+    print(f"torch     {torch.__version__} ({gpu})")
+    print(f"python    {sys.version.split()[0]} at {sys.executable}")
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        print(f"device    cuda:{index} {torch.cuda.get_device_name(index)}: {targets.of(torch.device('cuda', index))}")
+    print(f"device    cpu: {targets.of(torch.device('cpu'))}")
+    backends = {target.backend for target in targets.of_machine()}
+    for backend in sorted(backends):
+        for name, place in targets.compilers(backend).items():
+            print(f"compiler  {name} for {backend}: {_version(str(place)) if place else 'not found'}")
+    for root in cache.roots():
+        print(f"cache     {root}: {cache.why_unwritable(root) or 'writable'}")
+    for name in _VARIABLES:
+        if name in os.environ:
+            print(f"variable  {name}={os.environ[name]}")
+
+
+def _version(compiler: str) -> str:
+    output = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout.strip().splitlines()
+    release = next((line for line in output if "release" in line), output[0] if output else "no version")
+    return f"{compiler} ({release})"
+
+
+def list_modules() -> None:
+    """Every module of the registry, and what the caches hold of it."""
+    artefacts = cache.listing()
+    for name, entry in registry.modules().items():
+        files = len(set(registry.sources(entry, "cpu")) | set(registry.sources(entry, "simt")))
+        print(f"{name} ({files} source files)")
+        for artefact in artefacts:
+            if artefact.meta["module"] == name:
+                target = targets.Target(*artefact.meta["target"])
+                size = artefact.meta["library_bytes"] / 1024
+                age = (time.time() - artefact.directory.stat().st_mtime) / 3600
+                current = artefact.directory.name.startswith(jit.artefact_name(name, target))
+                state = "current" if current else "other sources, flags, torch or Python"
+                print(f"  {target!s:<20} {size:8.0f} KiB  {age:6.1f} h old  built in {artefact.meta['seconds']} s  {state}")
+    print(f"caches: {', '.join(map(str, cache.roots()))}")
+
+
+def build(names: list[str], archs: list[str]) -> None:
+    """Build modules ahead of time, for this machine or for named architectures."""
+    wanted = [targets.parse(arch) for arch in archs] if archs else targets.of_machine()
+    for name in names:
+        for target in wanted:
+            started = time.monotonic()
+            artefact = jit.build(name, target)
+            print(f"{name} for {target}: {artefact.directory} ({time.monotonic() - started:.1f} s)", flush=True)
+
+
+def clear(names: list[str]) -> None:
+    """Delete cached builds."""
+    removed = [place for name in names for place in cache.clear(name)] if names else cache.clear()
+    for place in removed:
+        print(f"removed {place}")
+    print(f"{len(removed)} builds removed")
+
+
+def demo() -> int:
+    """Run the first op on every device and compare it with the reference."""
+    devices = ["cpu"] + [f"cuda:{index}" for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)]
+    failures = 0
+    for device in devices:
+        generator = torch.Generator().manual_seed(0)
+        x, weight, bias = (torch.randn(shape, generator=generator).to(device) for shape in ((2, 256, 512), (256, 4), (256,)))
+        out = torch.empty_like(x)
+        started = time.monotonic()
+        conv1d.causal_conv1d_fwd(out, x, weight, bias, use_silu=True)
+        error = (out - reference.causal_conv1d(x, weight, bias, use_silu=True)).abs().max().item()
+        took = time.monotonic() - started
+        wrong = not error < 1e-5
+        failures += wrong
+        target = targets.of(torch.device(device))
+        print(f"causal_conv1d_fwd on {device} ({target}): {'WRONG' if wrong else 'ok'}, max error {error:.1e}, first call {took:.1f} s")
+    return failures
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m hipconv", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("env", help=env.__doc__)
+    commands.add_parser("list", help=list_modules.__doc__)
+    commands.add_parser("demo", help=demo.__doc__)
+    build_parser = commands.add_parser("build", help=build.__doc__)
+    build_parser.add_argument("modules", nargs="*", metavar="MODULE", help="names from `list`")
+    build_parser.add_argument("--all", action="store_true", help="every module")
+    build_parser.add_argument("--arch", nargs="+", action="extend", default=[], help="gfx942, sm_90, avx2 …; default: this machine's")
+    clear_parser = commands.add_parser("clear", help=clear.__doc__)
+    clear_parser.add_argument("modules", nargs="*", metavar="MODULE", help="names from `list`; all by default")
+    arguments = parser.parse_args()
+    try:
+        if arguments.command == "env":
+            env()
+        elif arguments.command == "list":
+            list_modules()
+        elif arguments.command == "demo":
+            return demo()
+        elif arguments.command == "clear":
+            clear(arguments.modules)
+        else:
+            if not arguments.modules and not arguments.all:
+                build_parser.error("name modules, or --all")
+            archs = [arch for group in arguments.arch for arch in group.split(",") if arch]
+            build(list(registry.modules()) if arguments.all else arguments.modules, archs)
+    except (JitError, OSError, ValueError) as error:
+        print(f"hipconv: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

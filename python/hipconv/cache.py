@@ -1,0 +1,220 @@
+"""Built modules on disk: where they are kept, how they get there whole or not at all, how they are found again.
+
+<root>/<module>-<backend>-<arch>-<fingerprint>-<compiler>/   the library, meta.json, and the sources it was built from
+<root>/.building-<the same>-XXXX/                            a build under way, or what a killed one left
+<root>/.locks/<the same>.lock                                taken while building; the OS releases it when its holder dies
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import stat
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from .errors import CacheUnwritable
+
+_ARTEFACT_NAME = re.compile(r"(?P<module>\w+)-(rocm|cuda|cpu|simt)-\w+-[0-9a-f]{16}-[0-9a-f]{8}")
+
+
+class Artefact(NamedTuple):
+    """A published build."""
+
+    directory: Path
+    meta: dict
+
+    @property
+    def library(self) -> Path:
+        return self.directory / self.meta["library"]
+
+
+# ---- roots ---------------------------------------------------------------------------------------------------------------------
+
+
+def roots() -> Iterator[Path]:
+    """Cache directories, best first: HIPCONV_CACHE_DIR, else XDG_CACHE_HOME, else ~/.cache; then a per-user temporary one."""
+    if chosen := os.environ.get("HIPCONV_CACHE_DIR"):
+        yield Path(chosen).absolute()
+    elif (xdg := os.environ.get("XDG_CACHE_HOME", "")).startswith("/"):
+        yield Path(xdg, "hipconv")
+    elif (home := os.path.expanduser("~")).startswith("/"):
+        yield Path(home, ".cache", "hipconv")
+    if (temporary := _temporary_root()) and (not temporary.exists() or _is_private(temporary)):
+        yield temporary
+
+
+def _temporary_root() -> Path | None:
+    try:
+        return Path(tempfile.gettempdir(), f"hipconv-{os.getuid()}")
+    except OSError:  # no temporary directory at all
+        return None
+
+
+def _is_private(directory: Path) -> bool:
+    """Ours alone: code that another user may have put there is never loaded."""
+    info = directory.lstat()
+    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not info.st_mode & 0o022
+
+
+def why_unwritable(root: Path) -> str | None:
+    """None if files can be made under `root` (which is created), else the reason."""
+    try:
+        root.mkdir(parents=True, exist_ok=True, mode=0o700 if root == _temporary_root() else 0o777)
+        with tempfile.TemporaryFile(dir=root):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def writable_root() -> Path:
+    """The first root that can be written to; says so when that is not the first one."""
+    refusals: list[str] = []
+    for root in roots():
+        reason = why_unwritable(root)
+        if reason is None:
+            if refusals:
+                warnings.warn(
+                    f"hipconv cannot write to its cache {'; '.join(refusals)}. Using {root} instead; "
+                    "set HIPCONV_CACHE_DIR to a directory that lasts, or every restart may build again.",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+            return root
+        refusals.append(f"{root} ({reason})")
+    raise CacheUnwritable(f"no writable cache directory: tried {'; '.join(refusals)}. Set HIPCONV_CACHE_DIR to one.")
+
+
+# ---- finding -------------------------------------------------------------------------------------------------------------------
+
+
+def find(name: str, compiler: str | None) -> Artefact | None:
+    """The artefact called `name` built by `compiler`; by any, newest first, where `compiler` is None. Starts no process."""
+    for root in roots():
+        if compiler is not None:
+            candidates = [root / f"{name}-{compiler}"]
+        else:
+            candidates = sorted(_listing(root, f"{name}-*"), key=lambda place: place.stat().st_mtime, reverse=True)
+        for directory in candidates:
+            if artefact := read(directory):
+                return artefact
+    return None
+
+
+def read(directory: Path) -> Artefact | None:
+    """The artefact in `directory`, if it is whole: a library shorter than its record would crash the process that maps it."""
+    try:
+        meta = json.loads((directory / "meta.json").read_text())
+        if (directory / meta["library"]).stat().st_size == meta["library_bytes"]:
+            return Artefact(directory, meta)
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return None
+
+
+def _listing(root: Path, pattern: str) -> list[Path]:
+    try:
+        return list(root.glob(pattern))
+    except OSError:
+        return []
+
+
+def listing() -> list[Artefact]:
+    """Every artefact in every root."""
+    named = (place for root in roots() for place in sorted(_listing(root, "*")) if _ARTEFACT_NAME.fullmatch(place.name))
+    return [artefact for place in named if (artefact := read(place))]
+
+
+# ---- publishing ----------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _locked(root: Path, name: str, *, wait: bool, on_wait: Callable[[], None] = lambda: None) -> Iterator[bool]:
+    """Hold the lock under which `name` is built in `root`; yields whether it is held (not on a file system without locks)."""
+    import filelock
+
+    lock = None
+    try:
+        (root / ".locks").mkdir(exist_ok=True)
+        candidate = filelock.FileLock(str(root / ".locks" / f"{name}.lock"), mode=0o666)
+        try:
+            candidate.acquire(timeout=0)
+            lock = candidate
+        except filelock.Timeout:
+            if wait:
+                on_wait()
+                candidate.acquire()
+                lock = candidate
+    except (OSError, NotImplementedError):
+        pass
+    try:
+        yield lock is not None
+    finally:
+        if lock:
+            lock.release()
+
+
+def building(root: Path, name: str, on_wait: Callable[[], None]) -> contextlib.AbstractContextManager[bool]:
+    """One process at a time builds `name`; the others call `on_wait`, wait, and find it built.
+
+    Where the file system has no locks, nobody waits and several may build: publishing is atomic, so that only costs time.
+    """
+    reap(root)
+    return _locked(root, name, wait=True, on_wait=on_wait)
+
+
+def reap(root: Path) -> None:
+    """Delete what killed builds left: the directories whose lock nobody holds."""
+    for leftover in _listing(root, ".building-*"):
+        name = leftover.name.removeprefix(".building-").rpartition("-")[0]
+        with _locked(root, name, wait=False) as nobody_builds_it:
+            if nobody_builds_it:
+                shutil.rmtree(leftover, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def staging(root: Path, name: str) -> Iterator[Path]:
+    """A private directory to build `name` in, gone afterwards unless it was published."""
+    directory = Path(tempfile.mkdtemp(prefix=f".building-{name}-", dir=root))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def publish(staged: Path, name: str, meta: dict) -> Artefact:
+    """Make a finished build visible under `name`, with one rename."""
+    library = staged / meta["library"]
+    meta = {**meta, "library_bytes": library.stat().st_size}
+    (staged / "meta.json").write_text(json.dumps(meta, indent=1) + "\n")
+    mask = os.umask(0)
+    os.umask(mask)
+    staged.chmod(0o755 & ~mask)
+    final = staged.parent / name
+    try:
+        staged.rename(final)
+    except OSError:
+        if artefact := read(final):  # another process was faster, on a file system without locks
+            return artefact
+        shutil.rmtree(final)  # a damaged one
+        staged.rename(final)
+    return Artefact(final, meta)
+
+
+def clear(module: str | None = None) -> list[Path]:
+    """Delete the artefacts of one module, or all, and what killed builds left; returns what was deleted. Touches nothing else."""
+    removed = []
+    for root in roots():
+        reap(root)
+        for directory in _listing(root, "*"):
+            match = _ARTEFACT_NAME.fullmatch(directory.name)
+            if match and module in (None, match["module"]):
+                shutil.rmtree(directory)
+                removed.append(directory)
+    return removed

@@ -1,0 +1,59 @@
+"""Causal depthwise 1-D convolution."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import torch_ops  # noqa: F401  defines torch.ops.hipconv
+
+
+def causal_conv1d_fwd(
+    out: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    use_silu: bool = False,
+    *,
+    kernel: str = "auto",
+) -> None:
+    """Causal depthwise conv1d of each channel with its own filter, into a given tensor.
+
+    ``out[b, d, t] = act(bias[d] + sum_i weight[d, i] * x[b, d, t - width + 1 + i])``, with ``x[..., t < 0] = 0``, computed in
+    float32 and rounded once, to nearest even. The semantics and argument order are those of AITER's ``causal_conv1d`` ops; the
+    formula is that of ``causal_conv1d_ref`` in Dao-AILab/causal-conv1d. `hipconv.reference.causal_conv1d` states it in torch.
+
+    Args:
+        out: (batch, dim, seqlen), written. The dtype, shape and device of `x`; any strides that give each element memory of its
+            own, none of it shared with an input.
+        x: (batch, dim, seqlen), float32, float16 or bfloat16. Any strides: channel-first (dim-major, as ``conv1d`` has it),
+            channel-last (a transposed (batch, seqlen, dim) tensor), slices, negative or zero steps. Any size may be zero.
+        weight: (dim, width), width >= 1, any of the three dtypes, any strides, on the device of `x`.
+        bias: (dim,), any of the three dtypes, on the device of `x`. None or an empty tensor means none.
+        use_silu: apply SiLU, ``v * sigmoid(v)``; otherwise nothing.
+        kernel: the kernel's name, or "auto" for the library's choice. On a GPU: "naive". On the CPU: "openmp".
+
+    Raises:
+        TypeError: an argument of the wrong kind or dtype.
+        ValueError: a shape, device, overlap or kernel name that does not fit, or a tensor that requires grad while grad mode is on
+            (this form records no gradient). `out` is not written in any of these cases.
+        hipconv.errors.JitError: the kernels had to be built and could not be.
+        RuntimeError: the kernel could not be launched.
+
+    Runs on the current stream of `x`'s device and does not wait for it. CPU tensors are computed before the call returns.
+    """
+    if not (isinstance(out, Tensor) and isinstance(x, Tensor) and isinstance(weight, Tensor)):
+        _require_tensors(out=out, x=x, weight=weight)
+    if bias is not None and not isinstance(bias, Tensor):
+        _require_tensors(bias=bias)
+    if not isinstance(use_silu, bool):
+        raise TypeError(f"use_silu: got {use_silu!r}, expected a bool")
+    if not isinstance(kernel, str):
+        raise TypeError(f"kernel: got {kernel!r}, expected a string")
+    torch.ops.hipconv.causal_conv1d_fwd.default(out, x, weight, bias, use_silu, kernel=kernel)
+
+
+def _require_tensors(**arguments: object) -> None:
+    for name, value in arguments.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name}: got {type(value).__name__}, expected a torch.Tensor")

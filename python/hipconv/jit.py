@@ -1,0 +1,282 @@
+"""From a module's name to its loaded kernels.
+
+module(name, target)   a dictionary lookup when warm
+  -> cache             a published artefact: import it; no compiler, no other process
+  -> build             stage the sources, torch.utils.cpp_extension.load, publish with one rename
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import logging
+import os
+import shutil
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from . import cache, registry, targets
+from .errors import BuildDisabled, BuildError, CaptureError
+from .targets import Target
+
+_loaded: dict[tuple[str, Target], ModuleType] = {}
+_failed: dict[str, BuildError] = {}  # by artefact name: an edit makes another name, so the failure is not remembered against it
+_lock = threading.RLock()
+
+
+def _forget_lock() -> None:
+    """A child forked while another thread was building must not wait for that thread."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forget_lock)
+
+
+# ---- the way in ----------------------------------------------------------------------------------------------------------------
+
+
+def module(name: str, target: Target) -> ModuleType:
+    """The loaded extension module `name` for `target`, built first if it must be.
+
+    Raises a subclass of `hipconv.errors.JitError`.
+    """
+    try:
+        return _loaded[name, target]
+    except KeyError:
+        pass
+    if target.on_gpu and torch.cuda.is_current_stream_capturing():
+        raise CaptureError(
+            f"'{name}' for {target} is not loaded yet, and nothing may be built or loaded while a graph is captured. "
+            f"Call hipconv.warmup(['{name}']) before the capture."
+        )
+    with _lock:
+        if (name, target) not in _loaded:
+            _loaded[name, target] = _find_or_build(name, target)
+        return _loaded[name, target]
+
+
+def warmup(modules: Sequence[str] | None = None) -> None:
+    """Build if necessary, and load, ahead of the first call: before graph capture, before a server takes traffic.
+
+    Args:
+        modules: names from ``python -m hipconv list``; all by default.
+
+    Serves every visible GPU, or the CPU where there is none. A module whose build failed earlier is tried again.
+    """
+    machine = targets.of_machine()
+    _failed.clear()
+    for name in registry.modules() if modules is None else modules:
+        for target in machine[:-1] or machine:
+            module(name, target)
+
+
+def build(name: str, target: Target) -> cache.Artefact:
+    """Make sure that an artefact exists, for this machine or another one; what `python -m hipconv build` does."""
+    with _lock:
+        wanted = artefact_name(name, target)
+        return cache.find(wanted, _compiler_hash(target)) or _build(name, target, wanted)[0]
+
+
+def _find_or_build(name: str, target: Target) -> ModuleType:
+    wanted = artefact_name(name, target)
+    if found := cache.find(wanted, _compiler_hash(target)):
+        try:
+            return _import(found)
+        except ImportError as error:
+            _say(f"rebuilding {found.directory}, which cannot be imported: {error}")
+            shutil.rmtree(found.directory, ignore_errors=True)
+    return _build(name, target, wanted)[1]
+
+
+def _import(artefact: cache.Artefact) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(artefact.meta["name"], artefact.library)
+    assert spec and spec.loader
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+# ---- what an artefact depends on -----------------------------------------------------------------------------------------------
+
+
+def artefact_name(name: str, target: Target) -> str:
+    """Module, target, and a hash of all that goes into the library but the compiler."""
+    entry = registry.module(name)
+    root = registry.source_root()
+    files = [*registry.sources(entry, target.backend), *registry.headers(target.backend)]
+    ingredients = {
+        "files": {str(file): hashlib.sha256((root / file).read_bytes()).hexdigest() for file in files},
+        "flags": targets.flags(target, entry.flags),
+        "torch": [torch.__version__, torch.version.git_version],
+        "python": [sysconfig.get_config_var("SOABI"), os.uname().machine],
+        "target": target,
+    }
+    digest = hashlib.sha256(json.dumps(ingredients, sort_keys=True).encode()).hexdigest()
+    return f"{name}-{target.backend}-{target.arch}-{digest[:16]}"
+
+
+def _compiler_hash(target: Target) -> str | None:
+    """A hash of the compilers, or None where they are not installed: then any build of the same sources will do."""
+    record = targets.compiler_record(target.backend)
+    return None if record is None else hashlib.sha256(json.dumps(record).encode()).hexdigest()[:8]
+
+
+# ---- building ------------------------------------------------------------------------------------------------------------------
+
+
+def _build(name: str, target: Target, wanted: str) -> tuple[cache.Artefact, ModuleType]:
+    """Build and publish, or wait for the process that does; returns the artefact and the loaded module."""
+    if os.environ.get("HIPCONV_JIT", "1") == "0":
+        raise BuildDisabled(
+            f"HIPCONV_JIT=0 forbids building '{name}' for {target}, and no cache holds it (looked for {wanted}-* in "
+            f"{', '.join(map(str, cache.roots()))}). Run `python -m hipconv build {name} --arch {target.arch}` without HIPCONV_JIT=0 "
+            "where this torch and a compiler are installed, or point HIPCONV_CACHE_DIR to where that was done."
+        )
+    targets.require_toolchain(target)
+    full_name = f"{wanted}-{_compiler_hash(target)}"
+    if full_name in _failed:
+        raise _failed[full_name]
+    root = cache.writable_root()
+    with cache.building(root, full_name, on_wait=lambda: _say(f"waiting for another process to build {name} for {target}")):
+        if found := cache.read(root / full_name):  # that process was faster
+            return found, _import(found)
+        with cache.staging(root, full_name) as staged:
+            started = time.monotonic()
+            try:
+                with _progress(f"{name} for {target}"), _environment(targets.loader_environment(target)):
+                    loaded = _load(name, target, staged)
+            except Exception as error:
+                _failed[full_name] = _build_error(name, target, root, staged, error)
+                raise _failed[full_name] from None
+            meta = {
+                "module": name,
+                "target": list(target),
+                "name": loaded.__name__,
+                "library": f"{loaded.__name__}.so",
+                "seconds": round(time.monotonic() - started, 1),
+                "torch": torch.__version__,
+                "compilers": targets.compiler_record(target.backend),
+            }
+            for leaving in (*staged.glob("*.o"), *staged.glob(".ninja_*"), *staged.glob("lock")):
+                leaving.unlink()
+            return cache.publish(staged, full_name, meta), loaded
+
+
+def _load(name: str, target: Target, staged: Path) -> ModuleType:
+    """Copy the sources below `staged` and let torch's loader compile and import them there.
+
+    The copy keeps hipify, which writes beside what it reads, out of the user's tree. A directory used once also keeps the loader's
+    two memories away: of a lock file whose owner died, and of an earlier failure in this process.
+    """
+    from torch.utils import cpp_extension
+
+    entry = registry.module(name)
+    root = registry.source_root()
+    staged_sources = []
+    for file in registry.headers(target.backend):
+        _copy(root / file, staged / file)
+    for file in registry.sources(entry, target.backend):
+        # The loader decides by the ending; without a GPU compiler, kernels are C++.
+        place = staged / (file.with_suffix(".cpp") if file.suffix == ".cu" and not target.on_gpu else file)
+        _copy(root / file, place)
+        staged_sources.append(str(place))
+    flags = targets.flags(target, entry.flags)
+    return cpp_extension.load(
+        name=f"hipconv_{name}_{target.backend}",
+        sources=staged_sources,
+        extra_cflags=flags.host,
+        extra_cuda_cflags=flags.device,
+        extra_ldflags=flags.link,
+        build_directory=str(staged),
+        with_cuda=target.on_gpu,
+        verbose=_verbose(),
+    )
+
+
+def _copy(source: Path, destination: Path) -> None:
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, destination)
+
+
+def _build_error(name: str, target: Target, root: Path, staged: Path, error: Exception) -> BuildError:
+    text = str(error).replace(f"{staged}{os.sep}csrc", str(registry.source_root() / "csrc"))
+    for file in registry.sources(registry.module(name), target.backend):  # kernels staged under another ending
+        if file.suffix == ".cu":
+            text = text.replace(str(file.with_suffix(".cpp")), str(file))
+    tools = ", ".join(f"{tool} = {place}" for tool, place in targets.compilers(target.backend).items())
+    return BuildError(
+        f"building '{name}' for {target} failed ({type(error).__name__}).\n{text}\n"
+        f"Compilers: {tools}. Cache: {root}. torch {torch.__version__}.\n"
+        "CXX chooses the host compiler; CUDA_HOME or ROCM_HOME the device compiler; HIPCONV_EXTRA_FLAGS adds flags; "
+        "HIPCONV_VERBOSE=1 shows the commands. This process tries again when a source changes or hipconv.warmup() is called."
+    )
+
+
+@contextlib.contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """Set environment variables, and keep the loader's own log to errors, for as long as it runs."""
+    saved = {key: os.environ.get(key) for key in variables}
+    logger = logging.getLogger("torch.utils.cpp_extension")
+    level = logger.level
+    os.environ.update(variables)
+    if not _verbose():
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        for key, value in saved.items():
+            if value is None:
+                os.environ.pop(key, None)
+            else:
+                os.environ[key] = value
+
+
+# ---- saying what goes on -------------------------------------------------------------------------------------------------------
+
+
+def _verbose() -> bool:
+    return os.environ.get("HIPCONV_VERBOSE", "0") not in ("", "0")
+
+
+def _say(text: str) -> None:
+    """A line on a terminal, or wherever HIPCONV_VERBOSE asks for it; silence in pipes and logs."""
+    if sys.stderr and (sys.stderr.isatty() or _verbose()):
+        print(f"hipconv: {text}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _progress(what: str) -> Iterator[None]:
+    """Say what is being built and for how long: a line that counts the seconds on a terminal."""
+    started = time.monotonic()
+    done = threading.Event()
+
+    def count() -> None:
+        while not done.wait(1.0):
+            print(f"\rhipconv: building {what} … {time.monotonic() - started:.0f} s ", end="", file=sys.stderr, flush=True)
+
+    live = sys.stderr is not None and sys.stderr.isatty() and not _verbose()
+    counter = threading.Thread(target=count, daemon=True)
+    _say(f"building {what} (once; later processes load it from the cache)")
+    if live:
+        counter.start()
+    outcome = "failed to build"
+    try:
+        yield
+        outcome = "built"
+    finally:
+        done.set()
+        if live:
+            counter.join()
+            print("\r\x1b[K", end="", file=sys.stderr)
+        _say(f"{outcome} {what} in {time.monotonic() - started:.1f} s")

@@ -1,0 +1,91 @@
+"""jit_config.json, the registry of modules: data only, checked here, never evaluated.
+
+Each module names globs below csrc/ and compiler flags: `kernels` (HIP, for rocm, cuda and simt), `cpu` (C++, for the cpu backend),
+`pybind` (the binding, for all) and `flags`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from .errors import BadRegistry, UnknownModule
+
+_KEYS = ("kernels", "cpu", "pybind", "flags")
+_PACKAGE = Path(__file__).resolve().parent
+
+
+class Module(NamedTuple):
+    """One entry of the registry."""
+
+    name: str
+    kernels: list[str]
+    cpu: list[str]
+    pybind: list[str]
+    flags: list[str]
+
+
+def source_root() -> Path:
+    """The directory that holds jit_config.json and csrc/: the package when installed, the repository when run from it."""
+    for place in (_PACKAGE, _PACKAGE.parent.parent):
+        if (place / "jit_config.json").is_file():
+            return place
+    raise BadRegistry(f"jit_config.json is neither in {_PACKAGE} nor in {_PACKAGE.parent.parent}; reinstall hipconv")
+
+
+@functools.cache
+def modules() -> dict[str, Module]:
+    """Every module, by name."""
+    path = source_root() / "jit_config.json"
+    return parse(path.read_text(), str(path))
+
+
+def module(name: str) -> Module:
+    """The module called `name`."""
+    if name not in modules():
+        raise UnknownModule(name, sorted(modules()))
+    return modules()[name]
+
+
+def parse(text: str, where: str) -> dict[str, Module]:
+    """Read and check a registry; `where` names it in errors."""
+    try:
+        entries = json.loads(text)
+    except ValueError as error:
+        raise BadRegistry(f"{where}: not JSON: {error}") from None
+    if not isinstance(entries, dict):
+        raise BadRegistry(f"{where}: expected an object of modules, got {type(entries).__name__}")
+    found = {}
+    for name, entry in entries.items():
+        if not isinstance(entry, dict) or set(entry) != set(_KEYS):
+            got = sorted(entry) if isinstance(entry, dict) else type(entry).__name__
+            raise BadRegistry(f"{where}: module '{name}': got {got}, expected exactly the keys {', '.join(_KEYS)}")
+        for key, values in entry.items():
+            if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+                raise BadRegistry(f"{where}: module '{name}': {key}: expected a list of strings, got {values!r}")
+            if key != "flags" and any(value.startswith("/") or ".." in value for value in values):
+                raise BadRegistry(f"{where}: module '{name}': {key}: expected globs below csrc/, got {values!r}")
+        found[name] = Module(name, **entry)
+    return found
+
+
+def sources(module: Module, backend: str) -> list[Path]:
+    """The files that `backend` compiles for `module`, relative to the source root, in a fixed order."""
+    root = source_root()
+    found: list[Path] = []
+    for pattern in (*(module.cpu if backend == "cpu" else module.kernels), *module.pybind):
+        matches = sorted((root / "csrc").glob(pattern))
+        if not matches:
+            raise BadRegistry(f"module '{module.name}': no file matches csrc/{pattern}")
+        found += [match.relative_to(root) for match in matches]
+    return found
+
+
+def headers(backend: str) -> list[Path]:
+    """The headers that `backend` may include, relative to the source root. csrc/compat/ never reaches ROCm, nor hipify."""
+    root = source_root()
+    directories = ["include", "pybind"] + ([f"compat/{backend}"] if backend in ("cuda", "simt") else [])
+    found = [header for directory in directories for header in (root / "csrc" / directory).rglob("*.h")]
+    return sorted(header.relative_to(root) for header in found)

@@ -1,0 +1,252 @@
+"""What a module is built for: a backend and an architecture, found from a tensor's device, and the compilers and flags they take."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shlex
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from .errors import MissingToolchain
+
+BACKENDS = ("rocm", "cuda", "cpu", "simt")
+
+
+class Target(NamedTuple):
+    """A backend ("rocm", "cuda", "cpu", "simt") and an architecture of it ("gfx942", "sm_90", "avx512", "wave64")."""
+
+    backend: str
+    arch: str
+
+    def __str__(self) -> str:
+        return f"{self.backend} {self.arch}"
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.backend in ("rocm", "cuda")
+
+
+# ---- from a device to a target -------------------------------------------------------------------------------------------------
+
+
+def of(device: torch.device) -> Target:
+    """The target that serves tensors on `device`."""
+    if device.type == "cpu":
+        return _host(os.environ.get("HIPCONV_BACKEND", ""), os.environ.get("HIPCONV_SIMT_WAVE", ""))
+    if device.type == "cuda":
+        return _gpu(torch.cuda.current_device() if device.index is None else device.index)
+    raise ValueError(f"x: got a tensor on {device}, expected one on the CPU or on a GPU that this torch calls 'cuda' (CUDA and ROCm)")
+
+
+@functools.cache
+def _gpu(index: int) -> Target:
+    if torch.version.hip:
+        return Target("rocm", torch.cuda.get_device_properties(index).gcnArchName.split(":")[0])
+    major, minor = torch.cuda.get_device_capability(index)
+    return Target("cuda", f"sm_{major}{minor}")
+
+
+@functools.cache
+def _host(backend: str, wave: str) -> Target:
+    if backend in ("", "cpu"):
+        return Target("cpu", host_isa())
+    if backend != "simt":
+        raise ValueError(f"HIPCONV_BACKEND: got '{backend}', expected 'cpu' or 'simt' (it chooses what CPU tensors run on)")
+    if wave not in ("", "32", "64"):
+        raise ValueError(f"HIPCONV_SIMT_WAVE: got '{wave}', expected 32 or 64")
+    return Target("simt", f"wave{wave or 64}")
+
+
+def of_machine() -> list[Target]:
+    """The target of every visible GPU, without repeats, then that of the host."""
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
+    return [*dict.fromkeys(_gpu(index) for index in gpus), of(torch.device("cpu"))]
+
+
+def parse(arch: str) -> Target:
+    """The target that an architecture's name means: gfx942, sm_90, wave64, or one of the host's instruction sets."""
+    if arch.startswith("gfx"):
+        target, has = Target("rocm", arch), torch.version.hip
+    elif arch.startswith("sm_") and arch[3:4].isdigit():
+        target, has = Target("cuda", arch), torch.version.cuda
+    elif arch in ("wave32", "wave64"):
+        return Target("simt", arch)
+    elif arch in _ISA:
+        if not set(_ISA[arch].needs) <= _cpu_features():
+            raise ValueError(f"arch: got '{arch}', which this host cannot run; expected one of {', '.join(_usable_isas())}")
+        return Target("cpu", arch)
+    else:
+        raise ValueError(f"arch: got '{arch}', expected gfx<digits>, sm_<digits>, wave32, wave64, or one of {', '.join(_usable_isas())}")
+    if not has:
+        kind = "ROCm" if target.backend == "rocm" else "CUDA"
+        raise ValueError(f"arch: got '{arch}', which needs a {kind} build of torch; this one is {torch.__version__}")
+    return target
+
+
+# ---- the host's instruction sets -----------------------------------------------------------------------------------------------
+
+
+class _Isa(NamedTuple):
+    needs: tuple[str, ...]  # as /proc/cpuinfo calls them
+    flags: tuple[str, ...]  # as the compiler does
+    capability: str  # as torch's headers do
+
+
+_AVX2 = ("avx2", "fma", "f16c")
+_AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
+_ISA = {
+    "avx512_bf16": _Isa((*_AVX512, "avx512_bf16"), tuple(f"-m{f}" for f in (*_AVX512, "avx512bf16")), "AVX512"),
+    "avx512": _Isa(_AVX512, tuple(f"-m{f}" for f in _AVX512), "AVX512"),
+    "avx2": _Isa(_AVX2, tuple(f"-m{f}" for f in _AVX2), "AVX2"),
+    "generic": _Isa((), (), "DEFAULT"),
+}
+
+
+@functools.cache
+def _cpu_features() -> frozenset[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    flags = next((line for line in lines if line.startswith("flags")), "")
+    return frozenset(flags.partition(":")[2].split())
+
+
+def _usable_isas() -> list[str]:
+    return [name for name, isa in _ISA.items() if set(isa.needs) <= _cpu_features()]
+
+
+def host_isa() -> str:
+    """The best instruction set that hipconv builds for and this host has."""
+    return _usable_isas()[0]
+
+
+# ---- compilers -----------------------------------------------------------------------------------------------------------------
+
+
+def _device_compiler(backend: str) -> tuple[str, Path | None]:
+    """The name and place of nvcc or hipcc, looked for where torch's loader looks. Starts no process."""
+    name, homes, default = {
+        "cuda": ("nvcc", ("CUDA_HOME", "CUDA_PATH"), "/usr/local/cuda"),
+        "rocm": ("hipcc", ("ROCM_HOME", "ROCM_PATH"), "/opt/rocm"),
+    }[backend]
+    override = os.environ.get("PYTORCH_NVCC")
+    if override:
+        found = shutil.which(shlex.split(override)[0])
+        return override, Path(found) if found else None
+    for variable in homes:
+        if home := os.environ.get(variable):
+            place = Path(home, "bin", name)
+            return name, place if place.exists() else None
+    found = shutil.which(name)
+    if found is None and Path(default, "bin", name).exists():
+        found = str(Path(default, "bin", name))
+    return name, Path(found) if found else None
+
+
+def compilers(backend: str) -> dict[str, Path | None]:
+    """Each compiler that a build for `backend` runs, by name, with its place or None. Starts no process."""
+    host = os.environ.get("CXX", "c++")
+    found = shutil.which(shlex.split(host)[0])
+    tools: dict[str, Path | None] = {host: Path(found) if found else None}
+    if backend in ("rocm", "cuda"):
+        name, place = _device_compiler(backend)
+        tools[name] = place
+    return tools
+
+
+def compiler_record(backend: str) -> list[list[str | int]] | None:
+    """Name, path, size and mtime of each compiler, by which a change of compiler is noticed; None where one is missing."""
+    record: list[list[str | int]] = []
+    for name, place in compilers(backend).items():
+        if place is None:
+            return None
+        stat = place.stat()
+        record.append([name, str(place.resolve()), stat.st_size, stat.st_mtime_ns])
+    return record
+
+
+def ninja_directories() -> list[str]:
+    """Where ninja may be although PATH does not say so: beside the running Python, and in the `ninja` package."""
+    places = [sysconfig.get_path("scripts"), str(Path(sys.executable).parent)]
+    try:
+        import ninja
+
+        places.append(ninja.BIN_DIR)
+    except ImportError:
+        pass
+    return list(dict.fromkeys(places))
+
+
+def require_toolchain(target: Target) -> None:
+    """Raise MissingToolchain, naming each thing a build for `target` needs and lacks."""
+    missing = []
+    hints = {
+        "nvcc": "install the CUDA toolkit that matches your torch and set CUDA_HOME to it",
+        "hipcc": "install ROCm's hip-dev packages and set ROCM_HOME to the installation (usually /opt/rocm)",
+    }
+    for name, place in compilers(target.backend).items():
+        if place is None:
+            hint = hints.get(name, "install g++ (Debian: apt-get install g++), or set CXX to a C++17 compiler")
+            missing.append(f"the compiler '{name}' (looked on PATH and in its usual homes): {hint}")
+    search = os.pathsep.join([*ninja_directories(), os.environ.get("PATH", "")])
+    if shutil.which("ninja", path=search) is None:
+        missing.append("ninja (looked beside this Python and on PATH): pip install ninja")
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if not header.exists():
+        package = f"python{sys.version_info.major}.{sys.version_info.minor}-dev"
+        missing.append(f"Python's headers (looked for {header}): Debian: apt-get install {package}")
+    if missing:
+        raise MissingToolchain(
+            f"to build for {target}, hipconv needs what this machine lacks:\n  - "
+            + "\n  - ".join(missing)
+            + "\nOr build on another machine with the same torch and Python (`python -m hipconv build --all --arch "
+            + f"{target.arch}`), and set HIPCONV_CACHE_DIR here to a copy of its cache."
+        )
+
+
+# ---- flags ---------------------------------------------------------------------------------------------------------------------
+
+
+class Flags(NamedTuple):
+    """Flags for torch's loader; include paths are relative to the directory that holds the staged csrc/."""
+
+    host: list[str]
+    device: list[str]
+    link: list[str]
+
+
+def flags(target: Target, module_flags: list[str]) -> Flags:
+    """Everything a build for `target` adds to the loader's own flags, HIPCONV_EXTRA_FLAGS last."""
+    common = [*module_flags, "-Icsrc/include"]
+    extra = shlex.split(os.environ.get("HIPCONV_EXTRA_FLAGS", ""))
+    if target.on_gpu:
+        if target.backend == "cuda":
+            common.append("-Icsrc/compat/cuda")
+        return Flags(common, [*common, *extra], [])
+    if target.backend == "simt":
+        common += ["-Icsrc/compat/simt", f"-DHIPCONV_SIMT_WAVE={target.arch.removeprefix('wave')}"]
+    else:
+        isa = _ISA[target.arch]
+        common += [*isa.flags, f"-DCPU_CAPABILITY={isa.capability}", f"-DCPU_CAPABILITY_{isa.capability}"]
+        if torch.backends.openmp.is_available():
+            common.append("-fopenmp")  # not at link time: the symbols are to come from the OpenMP runtime torch has loaded
+    return Flags([*common, *extra], [], extra)
+
+
+def loader_environment(target: Target) -> dict[str, str]:
+    """Variables that torch's loader reads: exactly this architecture, and ninja found although no environment is activated."""
+    variables = {"PATH": os.pathsep.join([*ninja_directories(), os.environ.get("PATH", os.defpath)])}
+    if target.backend == "rocm":
+        variables["PYTORCH_ROCM_ARCH"] = target.arch
+    elif target.backend == "cuda":
+        digits = target.arch.removeprefix("sm_")
+        number = digits.rstrip("abcdefghijklmnopqrstuvwxyz")
+        variables["TORCH_CUDA_ARCH_LIST"] = f"{number[:-1]}.{number[-1]}{digits[len(number) :]}"
+    return variables
