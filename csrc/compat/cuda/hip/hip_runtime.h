@@ -1,5 +1,5 @@
-// The HIP spelling on NVIDIA: found as <hip/hip_runtime.h> when nvcc compiles csrc/kernels. Aliases for what the kernels use,
-// and nothing else. Never staged on ROCm, so this is the one place where CUDA names may appear.
+// The HIP spelling on NVIDIA: found as <hip/hip_runtime.h> when nvcc compiles csrc/kernels. Aliases for what the kernels and
+// op_tests/simt_probes.cu use, and nothing else. Never staged on ROCm, so this is the one place where CUDA names may appear.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -11,12 +11,44 @@
 using hipError_t = cudaError_t;
 using hipStream_t = cudaStream_t;
 constexpr hipError_t hipSuccess = cudaSuccess;
+constexpr cudaMemcpyKind hipMemcpyHostToDevice = cudaMemcpyHostToDevice;
+constexpr cudaMemcpyKind hipMemcpyDeviceToHost = cudaMemcpyDeviceToHost;
 inline hipError_t hipGetLastError() { return cudaGetLastError(); }
 inline const char* hipGetErrorName(hipError_t error) { return cudaGetErrorName(error); }
 inline const char* hipGetErrorString(hipError_t error) { return cudaGetErrorString(error); }
 
+template <typename T>
+hipError_t hipMalloc(T** address, size_t bytes) {
+    return cudaMalloc(address, bytes);
+}
+inline hipError_t hipFree(void* address) { return cudaFree(address); }
+inline hipError_t hipMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+    return cudaMemcpy(to, from, bytes, kind);
+}
+inline hipError_t hipDeviceSynchronize() { return cudaDeviceSynchronize(); }
+
 #define hipLaunchKernelGGL(kernel, grid, block, shared_bytes, stream, ...) \
     kernel<<<grid, block, shared_bytes, stream>>>(__VA_ARGS__)
+
+// HIP's wave operations take no mask: all lanes of the wave take part.
+template <typename T>
+__device__ inline T __shfl(T value, int source, int width = 32) {
+    return __shfl_sync(0xffffffffu, value, source, width);
+}
+template <typename T>
+__device__ inline T __shfl_up(T value, unsigned delta, int width = 32) {
+    return __shfl_up_sync(0xffffffffu, value, delta, width);
+}
+template <typename T>
+__device__ inline T __shfl_down(T value, unsigned delta, int width = 32) {
+    return __shfl_down_sync(0xffffffffu, value, delta, width);
+}
+template <typename T>
+__device__ inline T __shfl_xor(T value, int mask, int width = 32) {
+    return __shfl_xor_sync(0xffffffffu, value, mask, width);
+}
+// A macro, because cuda_runtime.h declares a __ballot without a definition, and its result has 32 bits.
+#define __ballot(predicate) static_cast<unsigned long long>(__ballot_sync(0xffffffffu, predicate))
 
 // What dtype.h and activation.h need from the card.
 namespace hipconv {

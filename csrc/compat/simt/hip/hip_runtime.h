@@ -1,10 +1,15 @@
-// The HIP spelling on the host: found as <hip/hip_runtime.h> when g++ compiles csrc/kernels, staged as .cpp, for the simt backend.
+// The HIP spelling on the host: found as <hip/hip_runtime.h> when g++ compiles csrc/kernels, staged as .cpp, for simt.
 // The kernel text runs unchanged, thread for thread; simt/block.h says how.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <tuple>
+#include <utility>
 
 #include "simt/block.h"
 
@@ -13,9 +18,10 @@
 #define __host__
 #define __forceinline__ inline
 
-// ---- host side: errors, streams, launches -----------------------------------------------------------------------------
+// ---- host side: errors, memory, streams, launches ---------------------------------------------------------------------
 
-enum hipError_t { hipSuccess = 0, hipErrorInvalidConfiguration = 9 };
+enum hipError_t { hipSuccess = 0, hipErrorOutOfMemory = 2, hipErrorInvalidConfiguration = 9 };
+enum hipMemcpyKind { hipMemcpyHostToDevice = 1, hipMemcpyDeviceToHost = 2 };
 using hipStream_t = void*;
 
 namespace simt {
@@ -30,11 +36,14 @@ inline dim3& grid_size() {
     return size;
 }
 
-// The limits of the cards: 1024 threads a block, and per dimension fewer than 2^32 work-items (AMD) and, in y and z, 65,535
-// blocks (NVIDIA).
+// The limits of the cards: 1024 threads a block; per dimension fewer than 2^32 work-items (AMD); on NVIDIA 64 threads in z, and
+// fewer than 2^31 blocks in x and 2^16 in y and z.
 inline bool launchable(dim3 grid, dim3 block) {
-    const auto fits = [](uint64_t blocks, uint64_t threads) { return blocks > 0 && threads > 0 && blocks * threads < (1ull << 32); };
-    return fits(grid.x, block.x) && fits(grid.y, block.y) && fits(grid.z, block.z) && grid.y <= 65535 && grid.z <= 65535 &&
+    const auto fits = [](uint64_t blocks, uint64_t threads) {
+        return blocks > 0 && threads > 0 && blocks * threads < (1ull << 32);
+    };
+    return fits(grid.x, block.x) && fits(grid.y, block.y) && fits(grid.z, block.z) && grid.x < (1u << 31) &&
+           grid.y < (1u << 16) && grid.z < (1u << 16) && block.z <= 64 &&
            static_cast<uint64_t>(block.x) * block.y * block.z <= static_cast<uint64_t>(kMaxThreads);
 }
 
@@ -53,18 +62,46 @@ inline void launch(const char* kernel, dim3 grid, dim3 block, const std::functio
     }
 }
 
+// Takes a kernel's arguments, converts them to its parameters once, as a launch does, and runs it.
+template <typename... Parameters>
+auto launcher(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block) {
+    return [=](Parameters... arguments) {
+        const std::tuple<Parameters...> kept(arguments...);
+        launch(name, grid, block, [&] { std::apply(kernel, kept); });
+    };
+}
+
 }  // namespace simt
 
 inline hipError_t hipGetLastError() { return std::exchange(simt::last_error(), hipSuccess); }
 inline const char* hipGetErrorName(hipError_t error) {
+    if (error == hipErrorOutOfMemory) return "hipErrorOutOfMemory";
     return error == hipSuccess ? "hipSuccess" : "hipErrorInvalidConfiguration";
 }
 inline const char* hipGetErrorString(hipError_t error) {
+    if (error == hipErrorOutOfMemory) return "out of memory";
     return error == hipSuccess ? "no error" : "invalid configuration argument";
 }
 
+template <typename T>
+hipError_t hipMalloc(T** address, size_t bytes) {
+    *address = static_cast<T*>(std::malloc(bytes ? bytes : 1));
+    if (!*address) return hipErrorOutOfMemory;
+    std::memset(static_cast<void*>(*address), simt::kPoison, bytes);
+    return hipSuccess;
+}
+inline hipError_t hipFree(void* address) {
+    std::free(address);
+    return hipSuccess;
+}
+inline hipError_t hipMemcpy(void* to, const void* from, size_t bytes, hipMemcpyKind) {
+    if (bytes) std::memcpy(to, from, bytes);
+    return hipSuccess;
+}
+inline hipError_t hipDeviceSynchronize() { return hipSuccess; }  // a launch returns when the kernel is done
+
 #define hipLaunchKernelGGL(kernel, grid, block, shared_bytes, stream, ...) \
-    ((void)(stream), ::simt::launch(#kernel, grid, block, [=] { (kernel)(__VA_ARGS__); }))
+    ((void)(stream), ::simt::launcher(#kernel, kernel, grid, block)(__VA_ARGS__))
 
 // ---- device side: indices, barriers, wave operations, atomics ---------------------------------------------------------
 
@@ -91,53 +128,58 @@ T shuffle(T value, int source, Site site) {
     return value;
 }
 
-// Lanes are numbered within segments of `width`; a lane that would read outside its segment reads itself.
-inline int segment_begin(int width) { return __lane_id() / width * width; }
-inline int inside_or_self(int source, int width) {
-    const int begin = segment_begin(width);
-    return source >= begin && source < begin + width ? source : __lane_id();
-}
-
 }  // namespace simt
 
+// Lanes are numbered within segments of `width`. A lane that would read outside its segment reads itself, except that xor can
+// read earlier segments.
 template <typename T>
 T __shfl(T value, int source, int width = hipconv::kWaveSize, HIPCONV_SIMT_SITE) {
-    const int lane = simt::segment_begin(width) + (source & (width - 1));
-    return simt::shuffle(value, lane, {"__shfl", file, line});
+    const int begin = simt::Block::current()->segment_begin(width);
+    return simt::shuffle(value, begin + (source & (width - 1)), {"__shfl", file, line});
 }
 template <typename T>
 T __shfl_up(T value, unsigned delta, int width = hipconv::kWaveSize, HIPCONV_SIMT_SITE) {
-    const int source = simt::inside_or_self(__lane_id() - static_cast<int>(delta), width);
-    return simt::shuffle(value, source, {"__shfl_up", file, line});
+    const int begin = simt::Block::current()->segment_begin(width), lane = __lane_id();
+    const bool inside = delta <= static_cast<unsigned>(lane - begin);
+    return simt::shuffle(value, inside ? lane - static_cast<int>(delta) : lane, {"__shfl_up", file, line});
 }
 template <typename T>
 T __shfl_down(T value, unsigned delta, int width = hipconv::kWaveSize, HIPCONV_SIMT_SITE) {
-    const int source = simt::inside_or_self(__lane_id() + static_cast<int>(delta), width);
-    return simt::shuffle(value, source, {"__shfl_down", file, line});
+    const int begin = simt::Block::current()->segment_begin(width), lane = __lane_id();
+    const bool inside = delta < static_cast<unsigned>(begin + width - lane);
+    return simt::shuffle(value, inside ? lane + static_cast<int>(delta) : lane, {"__shfl_down", file, line});
 }
 template <typename T>
 T __shfl_xor(T value, int mask, int width = hipconv::kWaveSize, HIPCONV_SIMT_SITE) {
-    const int source = simt::inside_or_self(__lane_id() ^ mask, width);
-    return simt::shuffle(value, source, {"__shfl_xor", file, line});
+    const int begin = simt::Block::current()->segment_begin(width), lane = __lane_id();
+    const int source = lane ^ (mask & (hipconv::kWaveSize - 1));
+    return simt::shuffle(value, source < begin + width ? source : lane, {"__shfl_xor", file, line});
 }
 inline unsigned long long __ballot(int predicate, HIPCONV_SIMT_SITE) {
     return simt::Block::current()->wave_op(simt::WaveOp::ballot, predicate != 0, 0, {"__ballot", file, line});
 }
 
-// Fibers never interrupt each other, so the plain operation is atomic.
+// Fibers never interrupt each other, so the plain operation is atomic. The address alone decides the type, as on a GPU.
+namespace simt {
 template <typename T>
-T atomicAdd(T* address, T value) {
+struct ValueOf {
+    using type = T;
+};
+}  // namespace simt
+
+template <typename T>
+T atomicAdd(T* address, typename simt::ValueOf<T>::type value) {
     return std::exchange(*address, static_cast<T>(*address + value));
 }
 template <typename T>
-T atomicMax(T* address, T value) {
+T atomicMax(T* address, typename simt::ValueOf<T>::type value) {
     return std::exchange(*address, std::max(*address, value));
 }
 template <typename T>
-T atomicExch(T* address, T value) {
+T atomicExch(T* address, typename simt::ValueOf<T>::type value) {
     return std::exchange(*address, value);
 }
 template <typename T>
-T atomicCAS(T* address, T expected, T value) {
+T atomicCAS(T* address, typename simt::ValueOf<T>::type expected, typename simt::ValueOf<T>::type value) {
     return *address == expected ? std::exchange(*address, value) : *address;
 }

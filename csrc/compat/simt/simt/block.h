@@ -1,21 +1,26 @@
 // Runs one block of a kernel: each thread a fiber, all on one OS thread, switching only where they must wait for each other.
 //
-// A thread runs until it exits, reaches a barrier or reaches a wave operation. The scheduler lets the threads take turns, finishes
-// a wave operation once every lane of the wave has arrived, and opens a barrier once every thread of the block has. What a GPU
-// leaves undefined ends the process with a message: a barrier or wave operation that some threads miss, or that threads reach at
-// different places of the source; shared memory written past its end.
+// A thread runs until it exits, reaches a barrier or reaches a wave operation. The scheduler lets the threads take turns,
+// finishes a wave operation once every lane of the wave has arrived, and opens a barrier once every thread of the block has.
+// What a GPU leaves undefined ends the process with a message: a barrier or wave operation that some threads miss, or that
+// threads reach at different places of the source; a shuffle wider than the wave; shared memory written outside its arrays.
 #pragma once
 
 #include <algorithm>
 #include <cstdarg>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <memory>
+#include <string>
 #include <utility>
 #include <vector>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
 
 #include "arch.h"
 #include "simt/fiber.h"
@@ -30,9 +35,12 @@ namespace simt {
 
 constexpr int kMaxThreads = 1024;
 constexpr size_t kSharedBytes = 64 * 1024;
+constexpr size_t kSharedArrays = 64;
 constexpr size_t kCanaryBytes = 64;
 constexpr unsigned char kPoison = 0xff;  // NaN in f32, f16 and bf16
-constexpr unsigned char kCanary = 0xa5;
+
+// The canary at an offset of the arena: halves 0xffa5, a NaN too, so that reading past an end does not read a small number.
+constexpr unsigned char canary(size_t offset) { return offset % 2 == 0 ? 0xa5 : 0xff; }
 
 // Where in the source a thread waits.
 struct Site {
@@ -40,7 +48,12 @@ struct Site {
     const char* file;
     int line;
     bool operator==(const Site& other) const {
-        return line == other.line && std::strcmp(what, other.what) == 0 && std::strcmp(file, other.file) == 0;
+        return line == other.line && same(what, other.what) && same(file, other.file);
+    }
+
+  private:
+    static bool same(const char* a, const char* b) {  // equal literals mostly have one address
+        return a == b || std::strcmp(a, b) == 0;
     }
 };
 
@@ -57,6 +70,11 @@ struct Thread {
     int source = 0;       // the lane whose value it takes, in a shuffle
     uint64_t result = 0;  // what it takes away
     size_t next_shared = 0;
+};
+
+struct SharedArray {
+    size_t begin, bytes;  // in the arena
+    Site site;            // of the declaration
 };
 
 class Block {
@@ -78,6 +96,7 @@ class Block {
         body_ = &body;
         current() = this;
         shared_.clear();
+        forbid_access(0, kArenaBytes);
         for (int t = 0; t < count_; ++t) {
             const Stack& stack = stack_pool()[t];
             threads_[t] = Thread();
@@ -111,19 +130,21 @@ class Block {
     }
 
     // Shared memory, by order of declaration: the first thread to come allocates and poisons it, the others find it.
-    void* shared(size_t bytes) {
+    void* shared(size_t bytes, Site site) {
         const size_t number = threads_[running_].next_shared++;
-        if (number == shared_.size()) {
-            const size_t begin = shared_.empty() ? 0 : shared_.back().first + padded(shared_.back().second) + kCanaryBytes;
-            if (begin + padded(bytes) > kSharedBytes)
-                die("needs %zu bytes of shared memory, and a block has %zu", begin + bytes, kSharedBytes);
-            std::memset(arena() + begin, kPoison, bytes);
-            std::memset(arena() + begin + bytes, kCanary, padded(bytes) - bytes + kCanaryBytes);
-            shared_.emplace_back(begin, bytes);
-        }
-        if (shared_[number].second != bytes)
-            die("thread %d declares shared memory number %zu with another size than the first thread did", running_, number);
-        return arena() + shared_[number].first;
+        if (number == shared_.size()) allocate_shared(bytes, site);
+        const SharedArray& array = shared_[number];
+        if (array.bytes != bytes || !(array.site == site))
+            die("%s declares %zu bytes at %s:%d where another thread declares %zu at %s:%d", name(running_).c_str(), bytes,
+                site.file, site.line, array.bytes, array.site.file, array.site.line);
+        return arena() + array.begin;
+    }
+
+    // The first lane of the segment of `width` lanes that the calling lane is in.
+    int segment_begin(int width) const {
+        if (width < 1 || width > hipconv::kWaveSize || (width & (width - 1)) != 0)
+            die("%s shuffles with width %d, and a wave has %d lanes", name(running_).c_str(), width, hipconv::kWaveSize);
+        return lane() & ~(width - 1);
     }
 
     dim3 thread_index() const { return threads_[running_].index; }
@@ -137,10 +158,44 @@ class Block {
         return stacks;
     }
     static char* arena() {
-        alignas(16) static thread_local char memory[kSharedBytes + 2 * kCanaryBytes + 4096];
+        alignas(16) static thread_local char memory[kArenaBytes];
         return memory;
     }
+    static constexpr size_t kArenaBytes = kSharedBytes + (kSharedArrays + 1) * kCanaryBytes;
     static size_t padded(size_t bytes) { return (bytes + 15) / 16 * 16; }
+
+    // AddressSanitizer stops at a forbidden byte, reads included; without it the canaries tell of writes when the block is done.
+    static void forbid_access(size_t begin, size_t end) {
+#if defined(__SANITIZE_ADDRESS__)
+        ASAN_POISON_MEMORY_REGION(arena() + begin, end - begin);
+#else
+        (void)begin, (void)end;
+#endif
+    }
+    static void allow_access(size_t begin, size_t end) {
+#if defined(__SANITIZE_ADDRESS__)
+        ASAN_UNPOISON_MEMORY_REGION(arena() + begin, end - begin);
+#else
+        (void)begin, (void)end;
+#endif
+    }
+
+    // Canaries lie before the first array and after each.
+    void allocate_shared(size_t bytes, Site site) {
+        const size_t last_end = shared_.empty() ? 0 : shared_.back().begin + padded(shared_.back().bytes);
+        const size_t begin = last_end + kCanaryBytes, end = begin + bytes, next = begin + padded(bytes) + kCanaryBytes;
+        const size_t used = next - (shared_.size() + 2) * kCanaryBytes;
+        if (used > kSharedBytes)
+            die("needs %zu bytes of shared memory, and a block has %zu (%s:%d)", used, kSharedBytes, site.file, site.line);
+        if (shared_.size() == kSharedArrays) die("declares over %zu shared arrays (%s:%d)", kSharedArrays, site.file, site.line);
+        allow_access(last_end, next);
+        for (size_t i = last_end; i < begin; ++i) arena()[i] = static_cast<char>(canary(i));
+        std::memset(arena() + begin, kPoison, bytes);
+        for (size_t i = end; i < next; ++i) arena()[i] = static_cast<char>(canary(i));
+        forbid_access(last_end, begin);
+        forbid_access(end, next);
+        shared_.push_back({begin, bytes, site});
+    }
 
     static void enter_thread() {
         Block& block = *current();
@@ -199,25 +254,40 @@ class Block {
     }
 
     void check_canaries() const {
-        for (const auto& [begin, bytes] : shared_)
-            for (size_t i = begin + bytes; i < begin + padded(bytes) + kCanaryBytes; ++i)
-                if (static_cast<unsigned char>(arena()[i]) != kCanary)
-                    die("writes shared memory past its end: byte %zu of %zu", i - begin, bytes);
+        allow_access(0, kArenaBytes);
+        for (size_t number = 0; number < shared_.size(); ++number) {
+            const SharedArray& array = shared_[number];
+            const size_t end = array.begin + array.bytes, next = array.begin + padded(array.bytes) + kCanaryBytes;
+            if (number == 0) check_canary(array, 0, array.begin);
+            check_canary(array, end, next);
+        }
+    }
+
+    void check_canary(const SharedArray& array, size_t begin, size_t end) const {
+        for (size_t i = begin; i < end; ++i)
+            if (static_cast<unsigned char>(arena()[i]) != canary(i))
+                die("writes shared memory outside its arrays: at byte %td of the %zu declared at %s:%d",
+                    static_cast<std::ptrdiff_t>(i) - static_cast<std::ptrdiff_t>(array.begin), array.bytes, array.site.file,
+                    array.site.line);
+    }
+
+    std::string name(int t) const {
+        const dim3 index = threads_[t].index;
+        return "thread (" + std::to_string(index.x) + ", " + std::to_string(index.y) + ", " + std::to_string(index.z) + ")";
     }
 
     std::string describe(int t) const {
         const Thread& thread = threads_[t];
-        std::string text = "thread " + std::to_string(t);
-        if (thread.state == State::exited) return text + " has exited";
-        return text + " waits at " + thread.site.what + " (" + thread.site.file + ":" + std::to_string(thread.site.line) + ")";
+        if (thread.state == State::exited) return name(t) + " has exited";
+        return name(t) + " waits at " + thread.site.what + " (" + thread.site.file + ":" + std::to_string(thread.site.line) + ")";
     }
 
     [[noreturn]] void die_of_divergence(int begin, int end) const {
         int waiting = begin;  // somebody does: otherwise there would be progress
         while (threads_[waiting].state == State::exited) ++waiting;
         int other = begin;
-        while (other < end - 1 && threads_[other].state == threads_[waiting].state && threads_[other].site == threads_[waiting].site)
-            ++other;
+        const auto alike = [](const Thread& a, const Thread& b) { return a.state == b.state && a.site == b.site; };
+        while (other < end - 1 && alike(threads_[other], threads_[waiting])) ++other;
         die("%s, but %s: a barrier or wave operation must be reached by all", describe(waiting).c_str(), describe(other).c_str());
     }
 
@@ -239,12 +309,12 @@ class Block {
     Context scheduler_;
     int running_ = 0;
     const std::function<void()>* body_ = nullptr;
-    std::vector<std::pair<size_t, size_t>> shared_;  // offset and bytes of each declaration
+    std::vector<SharedArray> shared_;  // by order of declaration
 };
 
 template <typename T>
-T* shared(size_t count) {
-    return static_cast<T*>(Block::current()->shared(count * sizeof(T)));
+T* shared(size_t count, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    return static_cast<T*>(Block::current()->shared(count * sizeof(T), {"a shared array", file, line}));
 }
 
 }  // namespace simt

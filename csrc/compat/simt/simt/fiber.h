@@ -1,9 +1,8 @@
 // A fiber: a stack of its own and a switch to it and back. 25 ns a switch, against 390 ns for ucontext, which saves the signal
-// mask with a system call each time. Stacks come with a guard page below, so that an overflow faults instead of corrupting.
+// mask with a system call each time. Below each stack lies a guard, so that an overflow faults instead of corrupting.
 #pragma once
 
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -50,30 +49,30 @@ namespace simt {
 class Stack {
   public:
     static constexpr size_t kBytes = 256 * 1024;
+    static constexpr size_t kGuardBytes = 1024 * 1024;  // wide, because one large local array would step over a page
 
     Stack() {
-        const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-        void* memory = mmap(nullptr, kBytes + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+        void* memory = mmap(nullptr, kGuardBytes + kBytes, PROT_READ | PROT_WRITE, flags, -1, 0);
         if (memory == MAP_FAILED) throw std::bad_alloc();
-        mprotect(memory, page, PROT_NONE);
         mapping_ = static_cast<char*>(memory);
-        mapping_bytes_ = kBytes + page;
-        bottom_ = mapping_ + page;
+        if (mprotect(mapping_, kGuardBytes, PROT_NONE) != 0) {
+            munmap(mapping_, kGuardBytes + kBytes);
+            throw std::bad_alloc();
+        }
     }
-    Stack(Stack&& other) noexcept : mapping_(other.mapping_), bottom_(other.bottom_), mapping_bytes_(other.mapping_bytes_) {
-        other.mapping_ = nullptr;
-    }
+    Stack(Stack&& other) noexcept : mapping_(other.mapping_) { other.mapping_ = nullptr; }
     Stack(const Stack&) = delete;
     Stack& operator=(const Stack&) = delete;
     ~Stack() {
-        if (mapping_) munmap(mapping_, mapping_bytes_);
+        if (mapping_) munmap(mapping_, kGuardBytes + kBytes);
     }
 
-    char* bottom() const { return bottom_; }
+    char* bottom() const { return mapping_ + kGuardBytes; }
 
     // The stack pointer of a fiber that, when switched to, enters `entry` with a correctly aligned, otherwise empty stack.
     void* fresh(void (*entry)()) const {
-        void** slot = reinterpret_cast<void**>(bottom_ + kBytes) - 2;
+        void** slot = reinterpret_cast<void**>(bottom() + kBytes) - 2;
         *slot = reinterpret_cast<void*>(entry);       // popped by `ret`
         for (int i = 0; i < 6; ++i) *--slot = nullptr;  // the six registers
         return slot;
@@ -81,8 +80,6 @@ class Stack {
 
   private:
     char* mapping_;
-    char* bottom_;
-    size_t mapping_bytes_;
 };
 
 // One side of a switch. AddressSanitizer has to be told of every change of stack.

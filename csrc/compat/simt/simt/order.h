@@ -2,6 +2,7 @@
 // one is invisible in ascending order, so tests run a kernel in several.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <numeric>
@@ -20,7 +21,9 @@ class Order {
         if (text == "ascending" || text.empty()) return Order(Kind::ascending, 0);
         if (text == "descending") return Order(Kind::descending, 0);
         if (text == "shuffled") return Order(Kind::shuffled, 1);
-        if (text.rfind("shuffled:", 0) == 0) return Order(Kind::shuffled, std::strtoull(text.c_str() + 9, nullptr, 10));
+        const std::string seed = text.rfind("shuffled:", 0) == 0 ? text.substr(9) : "";
+        if (!seed.empty() && seed.size() < 20 && seed.find_first_not_of("0123456789") == std::string::npos)
+            return Order(Kind::shuffled, std::strtoull(seed.c_str(), nullptr, 10));
         throw std::invalid_argument("HIPCONV_SIMT_ORDER: got '" + text +
                                     "', expected ascending, descending, shuffled or shuffled:SEED");
     }
@@ -30,7 +33,7 @@ class Order {
         if (static_cast<int>(turns_.size()) != count) {
             turns_.resize(count);
             std::iota(turns_.begin(), turns_.end(), 0);
-            if (kind_ == Kind::descending) turns_.assign(turns_.rbegin(), turns_.rend());
+            if (kind_ == Kind::descending) std::reverse(turns_.begin(), turns_.end());
         }
         if (kind_ == Kind::shuffled)
             for (int i = count - 1; i > 0; --i) std::swap(turns_[i], turns_[random() % (i + 1)]);
