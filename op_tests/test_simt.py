@@ -11,7 +11,10 @@ Where a GPU and its compiler are, the same file is compiled for the GPU and has 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 import os
+from pathlib import Path
 import platform
 import re
 import resource
@@ -20,9 +23,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 

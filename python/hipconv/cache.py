@@ -7,17 +7,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 import contextlib
 import json
 import os
+from pathlib import Path
 import re
 import shutil
 import stat
 import tempfile
-import warnings
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import NamedTuple
+import warnings
 
 from .errors import CacheUnwritable
 

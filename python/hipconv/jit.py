@@ -7,19 +7,19 @@ module(name, target)   a dictionary lookup when warm
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 import contextlib
 import hashlib
 import importlib.util
 import json
 import logging
 import os
+from pathlib import Path
 import shutil
 import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 from types import ModuleType
 
 import torch

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+import torch.nn.functional as F
 
 
 def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, use_silu: bool = False) -> Tensor:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
+from pathlib import Path
 import shlex
 import shutil
 import sys
 import sysconfig
-from pathlib import Path
 from typing import NamedTuple
 
 import torch

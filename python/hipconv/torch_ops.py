@@ -28,7 +28,10 @@ def _causal_conv1d_fwd(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | No
 
 @torch.library.register_fake("hipconv::causal_conv1d_fwd", lib=_library)
 def _causal_conv1d_fwd_fake(out, x, weight, bias=None, use_silu=False, *, kernel="auto"):
-    return None
+    # torch also comes here when one of several real tensors is on the meta device; nothing would be computed.
+    for name, tensor in (("out", out), ("weight", weight), ("bias", bias)):
+        if tensor is not None and tensor.device != x.device:
+            raise ValueError(f"{name}: got a tensor on {tensor.device}, expected it on {x.device}, where x is")
 
 
 def _stream(tensor: Tensor) -> int:
