@@ -54,7 +54,7 @@ def module(name: str, target: Target) -> ModuleType:
         return _loaded[name, target]
     except KeyError:
         pass
-    if target.on_gpu and torch.cuda.is_current_stream_capturing():
+    if target.on_gpu and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         raise CaptureError(
             f"'{name}' for {target} is not loaded yet, and nothing may be built or loaded while a graph is captured. "
             f"Call hipconv.warmup(['{name}']) before the capture."
@@ -191,16 +191,26 @@ def _load(name: str, target: Target, staged: Path) -> ModuleType:
         _copy(root / file, place)
         staged_sources.append(str(place))
     flags = targets.flags(target, entry.flags)
-    return cpp_extension.load(
-        name=f"hipconv_{name}_{target.backend}",
-        sources=staged_sources,
-        extra_cflags=flags.host,
-        extra_cuda_cflags=flags.device,
-        extra_ldflags=flags.link,
-        build_directory=str(staged),
-        with_cuda=target.on_gpu,
-        verbose=_verbose(),
-    )
+    with _quiet_hipify() if target.backend == "rocm" and not _verbose() else contextlib.nullcontext():
+        return cpp_extension.load(
+            name=f"hipconv_{name}_{target.backend}",
+            sources=staged_sources,
+            extra_cflags=flags.host,
+            extra_cuda_cflags=flags.device,
+            extra_ldflags=flags.link,
+            build_directory=str(staged),
+            with_cuda=target.on_gpu,
+            verbose=_verbose(),
+        )
+
+
+def _quiet_hipify() -> contextlib.AbstractContextManager:
+    """hipify prints that it succeeded, whatever it is told."""
+    from unittest import mock
+
+    from torch.utils.hipify import hipify_python
+
+    return mock.patch.object(hipify_python, "print", lambda *_, **__: None, create=True)
 
 
 def _copy(source: Path, destination: Path) -> None:
