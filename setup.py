@@ -1,7 +1,7 @@
 """A pure-Python install: copies csrc/ and jit_config.json into the package. Kernels are compiled at first use, by hipconv.jit."""
 
-import shutil
 from pathlib import Path
+import shutil
 
 from setuptools import setup
 from setuptools.command.build_py import build_py

@@ -113,3 +113,10 @@ def test_kernel_files_keep_to_the_portable_dialect() -> None:
             assert not found, f"{source.name}: '{found[0]}': {advice}"
         for kernel in re.finditer(r"__global__[^;{(]*", text):
             assert "HIPCONV_LAUNCH_BOUNDS" in kernel[0], f"{source.name}: a kernel without HIPCONV_LAUNCH_BOUNDS: {kernel[0]}"
+
+
+def test_no_iostreams() -> None:
+    """Their numeric facets can come from the C++ library inside torch's wheels: printing a number then crashes (seen with CUDA's)."""
+    for source in (ROOT / "csrc").rglob("*.*"):
+        found = re.search(r"#include <(iostream|sstream|fstream|iomanip)>", source.read_text())
+        assert not found, f"{source.name}: {found[0]}"

@@ -31,7 +31,8 @@ void fwd(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, c
     p.dtype = float_dtype({"x", x});
     p.weight_dtype = float_dtype({"weight", weight});
     if (out.scalar_type() != x.scalar_type())
-        throw py::type_error(concat("out: got dtype ", dtype_text(out.scalar_type()), ", expected that of x, ", dtype_text(x.scalar_type())));
+        throw py::type_error(concat("out: got dtype ", python_text(out.scalar_type()), ", expected that of x, ",
+                                    python_text(x.scalar_type())));
     if (weight.size(0) != x.size(1) || weight.size(1) < 1)
         throw py::value_error(concat("weight: got shape ", shape_text(weight.sizes()), ", expected (dim, width) = (", x.size(1),
                                      ", width >= 1), dim being x.size(1)"));

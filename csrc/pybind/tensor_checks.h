@@ -6,7 +6,6 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <limits>
-#include <sstream>
 #include <string>
 
 #include "dtype.h"
@@ -14,11 +13,14 @@
 
 namespace hipconv {
 
+// Text from strings and integers. Without <iostream>: its numeric facets can come from a second copy of the C++ library, the one
+// inside torch's wheels, and then printing a number crashes the process.
+inline std::string text_of(const std::string& part) { return part; }
+inline std::string text_of(int64_t part) { return std::to_string(part); }
+
 template <typename... Parts>
 std::string concat(const Parts&... parts) {
-    std::ostringstream text;
-    (text << ... << parts);
-    return text.str();
+    return (std::string() + ... + text_of(parts));
 }
 
 // "(2, 64, 128)", as Python prints a shape.
@@ -28,8 +30,10 @@ inline std::string shape_text(at::IntArrayRef sizes) {
     return text + (sizes.size() == 1 ? ",)" : ")");
 }
 
-inline std::string dtype_text(at::ScalarType dtype) {
-    return pybind11::str(pybind11::cast(dtype)).cast<std::string>();  // "torch.float16"
+// "torch.float16", "torch.sparse_coo": as Python prints them.
+template <typename T>
+std::string python_text(const T& value) {
+    return pybind11::str(pybind11::cast(value)).template cast<std::string>();
 }
 
 struct NamedTensor {
@@ -46,14 +50,15 @@ inline DType float_dtype(const NamedTensor& t) {
         case at::kBFloat16:
             return DType::bf16;
         default:
-            throw pybind11::type_error(concat(t.name, ": got dtype ", dtype_text(t.tensor.scalar_type()),
+            throw pybind11::type_error(concat(t.name, ": got dtype ", python_text(t.tensor.scalar_type()),
                                               ", expected torch.float32, torch.float16 or torch.bfloat16"));
     }
 }
 
 inline void check_strided(const NamedTensor& t) {
     if (t.tensor.layout() != at::kStrided)
-        throw pybind11::type_error(concat(t.name, ": got a tensor of layout ", t.tensor.layout(), ", expected a dense one (torch.strided)"));
+        throw pybind11::type_error(concat(t.name, ": got a tensor of layout ", python_text(t.tensor.layout()),
+                                          ", expected a dense one (torch.strided)"));
 }
 
 inline void check_rank(const NamedTensor& t, int64_t rank, const char* axes) {
@@ -70,8 +75,8 @@ inline void check_shape(const NamedTensor& t, at::IntArrayRef expected, const ch
 
 inline void check_same_device(const NamedTensor& t, const NamedTensor& other) {
     if (t.tensor.device() != other.tensor.device())
-        throw pybind11::value_error(concat(t.name, ": got a tensor on ", t.tensor.device(), ", expected it on ", other.tensor.device(),
-                                           ", where ", other.name, " is"));
+        throw pybind11::value_error(concat(t.name, ": got a tensor on ", t.tensor.device().str(), ", expected it on ",
+                                           other.tensor.device().str(), ", where ", other.name, " is"));
 }
 
 // Kernels hold sizes in 32 bits (and strides in 64).
