@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import random
 import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -129,7 +129,7 @@ def _grid() -> list[Case]:
 @pytest.mark.parametrize("case", _grid(), ids=lambda case: "-".join(str(field).replace("torch.", "") for field in case))
 def test_matches_the_reference(device: torch.device, case: Case) -> None:
     x, weight, bias, out = case.inputs(device)
-    assert hipconv.causal_conv1d_fwd(out, x, weight, bias, case.use_silu) is None
+    hipconv.causal_conv1d_fwd(out, x, weight, bias, case.use_silu)
     assert_matches(out, x, weight, bias, case.use_silu)
 
 
@@ -386,7 +386,7 @@ def test_bad_input_is_refused_by_name_and_writes_nothing(device: torch.device, n
 def test_tensors_on_two_devices_are_refused() -> None:
     x = torch.zeros(_X, device="cuda")
     for name in ("out", "weight", "bias"):
-        arguments = {"out": torch.empty_like(x), "weight": zeros(6, 4).cuda(), "bias": zeros(6).cuda()}
+        arguments: dict[str, Any] = {"out": torch.empty_like(x), "weight": zeros(6, 4).cuda(), "bias": zeros(6).cuda()}
         arguments[name] = arguments[name].cpu()
         with pytest.raises(ValueError, match=f"{name}: got a tensor on cpu, expected it on cuda:0, where x is"):
             hipconv.causal_conv1d_fwd(x=x, **arguments)
@@ -412,7 +412,8 @@ def test_out_may_not_share_memory_with_an_input(device: torch.device, input_name
     buffer = torch.randn(2, 6, 16, device=device)
     out = buffer[:, :, :10]
     views = {"x": buffer[:, :, 5:15], "weight": buffer[0, :, 8:12], "bias": buffer[1, :, 9]}
-    arguments = {"x": torch.zeros(_X, device=device), "weight": torch.zeros(6, 4, device=device), "bias": torch.zeros(6, device=device)}
+    with device:
+        arguments: dict[str, Any] = {"x": zeros(*_X), "weight": zeros(6, 4), "bias": zeros(6)}
     before = buffer.clone()
     with pytest.raises(ValueError, match=f"out: shares memory with {input_name}"):
         hipconv.causal_conv1d_fwd(out, **(arguments | {input_name: views[input_name]}))
@@ -467,7 +468,7 @@ def test_compiles_into_one_graph(device: torch.device) -> None:
 
 def test_fake_tensors_need_no_kernel() -> None:
     x = torch.empty(2, 6, 20, device="meta")
-    assert hipconv.causal_conv1d_fwd(torch.empty_like(x), x, torch.empty(6, 4, device="meta")) is None
+    hipconv.causal_conv1d_fwd(torch.empty_like(x), x, torch.empty(6, 4, device="meta"))
 
 
 def test_the_cpu_kernel_uses_the_openmp_runtime_that_torch_has_loaded() -> None:

@@ -40,14 +40,20 @@ class Artefact(NamedTuple):
 
 def roots() -> Iterator[Path]:
     """Cache directories, best first: HIPCONV_CACHE_DIR, else XDG_CACHE_HOME, else ~/.cache; then a per-user temporary one."""
-    if chosen := os.environ.get("HIPCONV_CACHE_DIR"):
-        yield Path(chosen).absolute()
-    elif (xdg := os.environ.get("XDG_CACHE_HOME", "")).startswith("/"):
-        yield Path(xdg, "hipconv")
-    elif (home := os.path.expanduser("~")).startswith("/"):
-        yield Path(home, ".cache", "hipconv")
-    if (temporary := _temporary_root()) and (not temporary.exists() or _is_private(temporary)):
+    if lasting := _lasting_root():
+        yield lasting
+    if temporary := _temporary_root():
         yield temporary
+
+
+def _lasting_root() -> Path | None:
+    if chosen := os.environ.get("HIPCONV_CACHE_DIR"):
+        return Path(chosen).absolute()
+    if (xdg := os.environ.get("XDG_CACHE_HOME", "")).startswith("/"):
+        return Path(xdg, "hipconv")
+    if (home := os.path.expanduser("~")).startswith("/"):
+        return Path(home, ".cache", "hipconv")
+    return None  # a user without a home
 
 
 def _temporary_root() -> Path | None:
@@ -57,9 +63,17 @@ def _temporary_root() -> Path | None:
         return None
 
 
-def _is_private(directory: Path) -> bool:
-    """Ours alone: code that another user may have put there is never loaded."""
-    info = directory.lstat()
+def _trusted(root: Path) -> bool:
+    """Whether to use what is in `root`: the temporary one must be ours alone, as any user may have made it and put code there.
+
+    To be asked of a directory that exists: one that is ours cannot be exchanged, one that does not exist can be made by others.
+    """
+    if root != _temporary_root():
+        return True
+    try:
+        info = root.lstat()
+    except OSError:
+        return False
     return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not info.st_mode & 0o022
 
 
@@ -67,6 +81,8 @@ def why_unwritable(root: Path) -> str | None:
     """None if files can be made under `root` (which is created), else the reason."""
     try:
         root.mkdir(parents=True, exist_ok=True, mode=0o700 if root == _temporary_root() else 0o777)
+        if not _trusted(root):
+            return "another user may write to it"
         with tempfile.TemporaryFile(dir=root):
             return None
     except OSError as error:
@@ -75,7 +91,7 @@ def why_unwritable(root: Path) -> str | None:
 
 def writable_root() -> Path:
     """The first root that can be written to; says so when that is not the first one."""
-    refusals: list[str] = []
+    refusals = [] if _lasting_root() else ["~/.cache/hipconv (this user has no home directory)"]
     for root in roots():
         reason = why_unwritable(root)
         if reason is None:
@@ -96,7 +112,7 @@ def writable_root() -> Path:
 
 def find(name: str, compiler: str | None) -> Artefact | None:
     """The artefact called `name` built by `compiler`; by any, newest first, where `compiler` is None. Starts no process."""
-    for root in roots():
+    for root in filter(_trusted, roots()):
         if compiler is not None:
             candidates = [root / f"{name}-{compiler}"]
         else:
@@ -127,7 +143,7 @@ def _listing(root: Path, pattern: str) -> list[Path]:
 
 def listing() -> list[Artefact]:
     """Every artefact in every root."""
-    named = (place for root in roots() for place in sorted(_listing(root, "*")) if _ARTEFACT_NAME.fullmatch(place.name))
+    named = (place for root in filter(_trusted, roots()) for place in sorted(_listing(root, "*")) if _ARTEFACT_NAME.fullmatch(place.name))
     return [artefact for place in named if (artefact := read(place))]
 
 
@@ -210,11 +226,11 @@ def publish(staged: Path, name: str, meta: dict) -> Artefact:
 def clear(module: str | None = None) -> list[Path]:
     """Delete the artefacts of one module, or all, and what killed builds left; returns what was deleted. Touches nothing else."""
     removed = []
-    for root in roots():
+    for root in filter(_trusted, roots()):
         reap(root)
         for directory in _listing(root, "*"):
             match = _ARTEFACT_NAME.fullmatch(directory.name)
-            if match and module in (None, match["module"]):
+            if match and module in (None, match["module"]) and directory.is_dir():
                 shutil.rmtree(directory)
                 removed.append(directory)
     return removed

@@ -15,6 +15,7 @@ import json
 import logging
 import os
 from pathlib import Path
+import re
 import shutil
 import sys
 import sysconfig
@@ -29,7 +30,9 @@ from .errors import BuildDisabled, BuildError, CaptureError
 from .targets import Target
 
 _loaded: dict[tuple[str, Target], ModuleType] = {}
-_failed: dict[str, BuildError] = {}  # by artefact name: an edit makes another name, so the failure is not remembered against it
+# Texts by artefact name: an edit makes another name, so the failure is not remembered against it. An exception would hold on to its
+# traceback, and so to the tensors of the call that met it.
+_failed: dict[str, str] = {}
 _lock = threading.RLock()
 
 
@@ -145,7 +148,7 @@ def _build(name: str, target: Target, wanted: str) -> tuple[cache.Artefact, Modu
     targets.require_toolchain(target)
     full_name = f"{wanted}-{_compiler_hash(target)}"
     if full_name in _failed:
-        raise _failed[full_name]
+        raise BuildError(_failed[full_name])
     root = cache.writable_root()
     with cache.building(root, full_name, on_wait=lambda: _say(f"waiting for another process to build {name} for {target}")):
         if found := cache.read(root / full_name):  # that process was faster
@@ -153,11 +156,11 @@ def _build(name: str, target: Target, wanted: str) -> tuple[cache.Artefact, Modu
         with cache.staging(root, full_name) as staged:
             started = time.monotonic()
             try:
-                with _progress(f"{name} for {target}"), _environment(targets.loader_environment(target)):
+                with _progress(f"{name} for {target}"), _environment(targets.loader_environment(target, staged / "tools")):
                     loaded = _load(name, target, staged)
             except Exception as error:
-                _failed[full_name] = _build_error(name, target, root, staged, error)
-                raise _failed[full_name] from None
+                _failed[full_name] = _why_it_failed(name, target, root, staged, error)
+                raise BuildError(_failed[full_name]) from None
             meta = {
                 "module": name,
                 "target": list(target),
@@ -169,6 +172,7 @@ def _build(name: str, target: Target, wanted: str) -> tuple[cache.Artefact, Modu
             }
             for leaving in (*staged.glob("*.o"), *staged.glob(".ninja_*"), *staged.glob("lock")):
                 leaving.unlink()
+            shutil.rmtree(staged / "tools")
             return cache.publish(staged, full_name, meta), loaded
 
 
@@ -218,13 +222,15 @@ def _copy(source: Path, destination: Path) -> None:
     shutil.copyfile(source, destination)
 
 
-def _build_error(name: str, target: Target, root: Path, staged: Path, error: Exception) -> BuildError:
-    text = str(error).replace(f"{staged}{os.sep}csrc", str(registry.source_root() / "csrc"))
+def _why_it_failed(name: str, target: Target, root: Path, staged: Path, error: Exception) -> str:
+    # Sources are compiled by their staged paths, headers found by relative ones; the user's own are wanted for both.
+    text = str(error).replace(f"{staged}{os.sep}", "")
+    text = re.sub(r"(?<![\w./-])csrc/", lambda _: f"{registry.source_root()}/csrc/", text)
     for file in registry.sources(registry.module(name), target.backend):  # kernels staged under another ending
         if file.suffix == ".cu":
             text = text.replace(str(file.with_suffix(".cpp")), str(file))
     tools = ", ".join(f"{tool} = {place}" for tool, place in targets.compilers(target.backend).items())
-    return BuildError(
+    return (
         f"building '{name}' for {target} failed ({type(error).__name__}).\n{text}\n"
         f"Compilers: {tools}. Cache: {root}. torch {torch.__version__}.\n"
         "CXX chooses the host compiler; CUDA_HOME or ROCM_HOME the device compiler; HIPCONV_EXTRA_FLAGS adds flags; "

@@ -59,13 +59,15 @@ def parse(text: str, where: str) -> dict[str, Module]:
         raise BadRegistry(f"{where}: expected an object of modules, got {type(entries).__name__}")
     found = {}
     for name, entry in entries.items():
+        if not name.isidentifier():  # it becomes part of the extension's name and of its directory's
+            raise BadRegistry(f"{where}: module '{name}': expected a name of letters, digits and underscores")
         if not isinstance(entry, dict) or set(entry) != set(_KEYS):
             got = sorted(entry) if isinstance(entry, dict) else type(entry).__name__
             raise BadRegistry(f"{where}: module '{name}': got {got}, expected exactly the keys {', '.join(_KEYS)}")
         for key, values in entry.items():
             if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
                 raise BadRegistry(f"{where}: module '{name}': {key}: expected a list of strings, got {values!r}")
-            if key != "flags" and any(value.startswith("/") or ".." in value for value in values):
+            if key != "flags" and any(not value or value.startswith("/") or ".." in value for value in values):
                 raise BadRegistry(f"{where}: module '{name}': {key}: expected globs below csrc/, got {values!r}")
         found[name] = Module(name, **entry)
     return found
@@ -76,7 +78,7 @@ def sources(module: Module, backend: str) -> list[Path]:
     root = source_root()
     found: list[Path] = []
     for pattern in (*(module.cpu if backend == "cpu" else module.kernels), *module.pybind):
-        matches = sorted((root / "csrc").glob(pattern))
+        matches = sorted(match for match in (root / "csrc").glob(pattern) if match.is_file())
         if not matches:
             raise BadRegistry(f"module '{module.name}': no file matches csrc/{pattern}")
         found += [match.relative_to(root) for match in matches]

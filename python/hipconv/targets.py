@@ -172,8 +172,8 @@ def compiler_record(backend: str) -> list[list[str | int]] | None:
     return record
 
 
-def ninja_directories() -> list[str]:
-    """Where ninja may be although PATH does not say so: beside the running Python, and in the `ninja` package."""
+def _ninja() -> str | None:
+    """Where ninja is: beside the running Python, although PATH may not say so, in the `ninja` package, or on PATH."""
     places = [sysconfig.get_path("scripts"), str(Path(sys.executable).parent)]
     try:
         import ninja
@@ -181,7 +181,7 @@ def ninja_directories() -> list[str]:
         places.append(ninja.BIN_DIR)
     except ImportError:
         pass
-    return list(dict.fromkeys(places))
+    return shutil.which("ninja", path=os.pathsep.join([*places, os.environ.get("PATH", os.defpath)]))
 
 
 def require_toolchain(target: Target) -> None:
@@ -195,8 +195,7 @@ def require_toolchain(target: Target) -> None:
         if place is None:
             hint = hints.get(name, "install g++ (Debian: apt-get install g++), or set CXX to a C++17 compiler")
             missing.append(f"the compiler '{name}' (looked on PATH and in its usual homes): {hint}")
-    search = os.pathsep.join([*ninja_directories(), os.environ.get("PATH", "")])
-    if shutil.which("ninja", path=search) is None:
+    if _ninja() is None:
         missing.append("ninja (looked beside this Python and on PATH): pip install ninja")
     header = Path(sysconfig.get_path("include"), "Python.h")
     if not header.exists():
@@ -240,9 +239,14 @@ def flags(target: Target, module_flags: list[str]) -> Flags:
     return Flags([*common, *extra], [], extra)
 
 
-def loader_environment(target: Target) -> dict[str, str]:
-    """Variables that torch's loader reads: exactly this architecture, and ninja found although no environment is activated."""
-    variables = {"PATH": os.pathsep.join([*ninja_directories(), os.environ.get("PATH", os.defpath)])}
+def loader_environment(target: Target, tools: Path) -> dict[str, str]:
+    """Variables that torch's loader reads: exactly this architecture, and ninja found although no environment is activated.
+
+    `tools`, made here, holds a link to ninja alone: the directory that ninja is in may hold other compilers than those PATH chose.
+    """
+    tools.mkdir()
+    (tools / "ninja").symlink_to(str(_ninja()))
+    variables = {"PATH": os.pathsep.join([str(tools), os.environ.get("PATH", os.defpath)])}
     if target.backend == "rocm":
         variables["PYTORCH_ROCM_ARCH"] = target.arch
     elif target.backend == "cuda":

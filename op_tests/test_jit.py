@@ -1,0 +1,829 @@
+"""The JIT engine: that it builds once, exactly when it must, and survives what happens on other people's machines.
+
+Each test runs real processes on a small checkout of its own (jit_probe.py); the last ones build the real registry.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+import json
+import os
+from pathlib import Path
+import pty
+import re
+import select
+import shutil
+import signal
+import time
+
+from jit_probe import ANSWER, FILES, IMPORTS, ROOT, UNPRIVILEGED, Probe, code, tree_hash, wait_until, write_compiler
+import pytest
+
+import common  # noqa: F401  makes an uninstalled hipconv importable
+from hipconv import cache, registry, targets
+from hipconv.errors import BadRegistry, UnknownModule
+
+# ---- fixtures ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_compiler(tmp_path_factory.mktemp("compiler") / "logging-g++")
+
+
+@pytest.fixture
+def probe(tmp_path: Path, compiler: Path) -> Probe:
+    """A checkout with nothing built."""
+    return Probe(tmp_path, compiler).create()
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory, compiler: Path) -> Path:
+    """A directory with a checkout and a cache that holds its CPU build, to be copied."""
+    directory = tmp_path_factory.mktemp("built")
+    assert Probe(directory, compiler).create().python(ANSWER) == "42\n"
+    return directory
+
+
+@pytest.fixture
+def warm(built: Path, tmp_path: Path, compiler: Path) -> Probe:
+    """A checkout with its CPU build in the cache. Nothing is logged yet."""
+    for name in ("checkout", "cache"):
+        shutil.copytree(built / name, tmp_path / name)
+    return Probe(tmp_path, compiler)
+
+
+@pytest.fixture
+def no_home(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in ("HIPCONV_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+# ---- many processes, killed processes, threads, forks --------------------------------------------------------------------------
+
+
+def test_eight_cold_processes_make_one_build(probe: Probe) -> None:
+    probe.hold.touch()  # the compiler waits until all eight are about to ask
+    processes = [probe.start("-c", code(IMPORTS, "print('ready', flush=True)", ANSWER)) for _ in range(8)]
+    assert [process.stdout.readline() for process in processes if process.stdout] == ["ready\n"] * 8
+    wait_until(probe.log.exists, "the first compilation")
+    time.sleep(0.3)  # enough for an engine without a lock to start eight
+    probe.hold.unlink()
+    assert [process.communicate(timeout=60) for process in processes] == [("42\n", "")] * 8
+    assert probe.builds() == 1
+    assert len(probe.artefacts()) == 1
+
+
+def test_a_killed_build_is_cleared_away_and_done_again(probe: Probe) -> None:
+    probe.hold.touch()
+    victim = probe.start("-c", code(IMPORTS, ANSWER))
+    wait_until(probe.log.exists, "the first compilation")
+    os.killpg(victim.pid, signal.SIGKILL)
+    victim.communicate(timeout=10)
+    assert probe.leftovers() and not probe.artefacts()
+    # The orphaned compiler, which ninja put into a group of its own, still waits, and goes on meanwhile.
+    assert probe.python(ANSWER, PROBE_HOLD="") == "42\n"
+    probe.hold.unlink()
+    assert not probe.leftovers() and len(probe.artefacts()) == 1
+    assert probe.python(ANSWER, HIPCONV_JIT="0") == "42\n"
+
+
+def test_a_build_under_way_elsewhere_is_not_cleared_away(probe: Probe) -> None:
+    probe.hold.touch()
+    slow = probe.start("-c", code(IMPORTS, ANSWER))
+    wait_until(probe.log.exists, "the first compilation")
+    # Another target neither waits for it nor deletes it.
+    assert probe.python('print(jit.module("probe", SIMT).answer())', PROBE_HOLD="") == "4264\n"
+    assert len(probe.leftovers()) == 1
+    probe.hold.unlink()
+    assert slow.communicate(timeout=60) == ("42\n", "")
+    assert not probe.leftovers()
+
+
+def test_stale_locks_do_no_harm(warm: Probe, tmp_path: Path) -> None:
+    (artefact,) = warm.artefacts()
+    name = artefact.name
+    shutil.rmtree(artefact)
+    (warm.cache / ".locks").mkdir(exist_ok=True)
+    (warm.cache / ".locks" / f"{name}.lock").write_text("1")
+    for place in (warm.cache / f".building-{name}-dead", tmp_path / "torch" / "hipconv_probe_cpu"):
+        place.mkdir(parents=True)
+        (place / "lock").touch()  # what torch's own loader would wait for, for ever
+    assert warm.python(ANSWER, TORCH_EXTENSIONS_DIR=str(tmp_path / "torch")) == "42\n"
+    assert warm.artefacts() == [artefact] and not warm.leftovers()
+
+
+def test_eight_threads_make_one_build_at_a_time(probe: Probe) -> None:
+    """One of each target, and not both at once: torch's loader, and the environment it reads, are the whole process's."""
+    probe.hold.touch()
+    script = """
+    from concurrent.futures import ThreadPoolExecutor
+    gate = threading.Barrier(8)
+    def ask(target):
+        gate.wait()
+        return jit.module("probe", target).answer()
+    with ThreadPoolExecutor(8) as pool:
+        answers = pool.map(ask, [CPU, SIMT] * 4)
+        log = Path(os.environ["PROBE_LOG"])
+        while not log.exists():
+            time.sleep(0.01)
+        time.sleep(0.5)  # enough for a second build to start
+        both = "probe_cpu.cpp" in log.read_text() and "probe_kernel.cpp" in log.read_text()
+        os.remove(os.environ["PROBE_HOLD"])
+        print(json.dumps([both, *answers]))
+    """
+    assert json.loads(probe.python(script)) == [False, *([42, 4264] * 4)]
+    assert probe.builds() == 2
+
+
+def test_an_artefact_appears_whole_with_one_rename(probe: Probe) -> None:
+    script = """
+    published = str(next(cache.roots()) / "probe-")
+    changes = []
+    def note(event, arguments):
+        writes = event == "open" and arguments[2] & (os.O_CREAT | os.O_WRONLY | os.O_RDWR)
+        if writes or event in ("os.mkdir", "os.link", "os.symlink", "os.rename", "os.chmod", "os.remove"):
+            if any(isinstance(place, (str, Path)) and str(place).startswith(published) for place in arguments):
+                changes.append(event)
+    sys.addaudithook(note)
+    jit.module("probe", CPU)
+    print(changes)
+    """
+    assert probe.python(script) == "['os.rename']\n"
+
+
+def test_a_child_forked_during_a_build_is_not_stuck(probe: Probe) -> None:
+    probe.hold.touch()
+    script = """
+    import signal
+    builder = threading.Thread(target=lambda: jit.module("probe", CPU))
+    builder.start()
+    while not os.path.exists(os.environ["PROBE_LOG"]):
+        assert builder.is_alive()
+        time.sleep(0.01)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # the bound
+        os._exit(jit.module("probe", CPU).answer())
+    time.sleep(0.2)
+    os.remove(os.environ["PROBE_HOLD"])
+    status = os.waitpid(child, 0)[1]
+    builder.join()
+    print(os.waitstatus_to_exitcode(status), jit.module("probe", CPU).answer())
+    """
+    assert probe.python(script) == "42 42\n"
+    assert probe.builds() == 1
+
+
+# ---- what rebuilds, and what does not ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["csrc/cpu/probe_cpu.cpp", "csrc/include/answer.h"])
+def test_an_edit_rebuilds_and_shows(warm: Probe, what: str) -> None:
+    warm.edit(what, "ANSWER 42" if what.endswith(".h") else "return ANSWER", "ANSWER 43" if what.endswith(".h") else "return ANSWER + 1")
+    assert warm.python(ANSWER) == "43\n"
+    assert warm.builds() == 1
+
+
+def test_any_header_and_any_flag_rebuild(warm: Probe) -> None:
+    warm.edit("csrc/include/detail/unused.h", "once", "once // and more")
+    assert warm.python(ANSWER) == "42\n"
+    assert warm.builds() == 1
+    warm.edit("jit_config.json", "-O0", "-O1")
+    assert warm.python(ANSWER) == "42\n"
+    assert warm.builds() == 2
+    assert warm.python(ANSWER, HIPCONV_EXTRA_FLAGS="-DANOTHER") == "42\n"
+    assert warm.builds() == 3
+    assert all(f"{flag} " in warm.log.read_text() for flag in ("-O0", "-O1", "-DANOTHER"))
+    assert len(warm.artefacts()) == 4  # and each of the earlier ones is still there to go back to
+    warm.edit("jit_config.json", "-O1", "-O0")
+    assert warm.python(ANSWER) == "42\n"
+    assert warm.builds() == 3
+
+
+def test_nothing_else_rebuilds(warm: Probe) -> None:
+    for name in ("README.md", "csrc/README.md"):
+        (warm.root / name).write_text("Other words.\n")
+    (warm.root / "csrc/include/notes.txt").write_text("New.\n")
+    warm.edit("csrc/kernels/probe_kernel.cu", "100", "1000")  # not among the sources of the cpu backend
+    warm.edit("csrc/compat/simt/unused_simt.h", "once", "once // and more")
+    for name in FILES:
+        os.utime(warm.root / name)
+    assert warm.python(ANSWER) == "42\n"
+    assert warm.compilations() == 0
+
+
+def test_another_compiler_rebuilds(warm: Probe, tmp_path: Path) -> None:
+    other = write_compiler(tmp_path / "another-g++")
+    for expected in (1, 1):
+        assert warm.python(ANSWER, CXX=str(other)) == "42\n"
+        assert warm.builds() == expected
+    os.utime(other, (1, 1))  # an upgrade in place
+    assert warm.python(ANSWER, CXX=str(other)) == "42\n"
+    assert warm.builds() == 2
+
+
+def test_the_key_holds_all_that_the_library_depends_on(warm: Probe) -> None:
+    script = """
+    import platform, sysconfig, torch
+    def name(target=CPU):
+        return jit.artefact_name("probe", target).rpartition("-")[2]
+    seen = [name(), name(SIMT), name(Target("simt", "wave32")), name(Target("cpu", "avx2"))]
+    torch.version.git_version = "0" * 40
+    seen.append(name())
+    torch.__version__ = "99.0"
+    seen.append(name())
+    sysconfig.get_config_vars()["SOABI"] = "cpython-399"
+    seen.append(name())
+    print(len(seen), len(set(seen)))
+    """
+    assert warm.python(script) == "7 7\n"
+
+
+@pytest.mark.parametrize("damage", ["truncated", "overwritten", "gone", "meta.json cut", "meta.json not an object"])
+def test_a_damaged_artefact_is_built_again(warm: Probe, damage: str) -> None:
+    (artefact,) = warm.artefacts()
+    library, meta = artefact / "hipconv_probe_cpu.so", artefact / "meta.json"
+    if damage == "truncated":
+        os.truncate(library, library.stat().st_size // 2)  # mapping it would end the process
+    elif damage == "overwritten":
+        library.write_bytes(bytes(library.stat().st_size))
+    elif damage == "gone":
+        library.unlink()
+    elif damage == "meta.json cut":
+        os.truncate(meta, 20)
+    else:
+        meta.write_text("[]")
+    assert warm.python(ANSWER) == "42\n"
+    assert warm.builds() == 1
+    assert warm.python(ANSWER, HIPCONV_JIT="0") == "42\n"
+
+
+# ---- the warm path -------------------------------------------------------------------------------------------------------------
+
+WARM = """
+import sys
+started = []
+EVENTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty")
+sys.addaudithook(lambda event, arguments: started.append(event) if event in EVENTS else None)
+import torch
+started.clear()  # whatever torch does is its own affair
+before = set(sys.modules)
+"""
+
+
+@pytest.mark.parametrize("toolchain", [True, False], ids=["compiler", "no compiler"])
+def test_a_warm_process_starts_no_other_and_touches_no_compiler(warm: Probe, toolchain: bool) -> None:
+    report = """
+    answer = jit.module("probe", CPU).answer()
+    loader = [name for name in ("torch.utils.cpp_extension", "setuptools", "filelock") if name in set(sys.modules) - before]
+    print(json.dumps([answer, list(started), loader]))
+    import subprocess
+    try:
+        subprocess.run(["/nonexistent"])
+    except OSError:
+        print(started)  # the hook works
+    """
+    done = warm.run("-c", code(WARM, IMPORTS, report), **({} if toolchain else {"PATH": "/nonexistent", "CXX": None}))
+    assert done.stdout == "[42, [], []]\n['subprocess.Popen']\n", done.stderr
+    assert warm.compilations() == 0
+
+
+def test_importing_hipconv_builds_nothing_and_is_cheap(probe: Probe) -> None:
+    script = """
+    started_at = time.process_time()
+    import hipconv
+    took = time.process_time() - started_at
+    heavy = [name for name in ("torch.utils.cpp_extension", "setuptools", "filelock", "ninja") if name in set(sys.modules) - before]
+    print(json.dumps([took, started, heavy]))
+    """
+    runs = [json.loads(probe.run("-c", code(WARM, "import json, time", script)).stdout) for _ in range(3)]
+    assert all(run[1:] == [[], []] for run in runs)
+    assert min(run[0] for run in runs) < 0.05
+    assert not probe.cache.exists() and not list(probe.home.iterdir()) and probe.compilations() == 0
+
+
+def test_a_build_leaves_the_process_as_it_was(probe: Probe) -> None:
+    script = """
+    import logging
+    import torch.utils.cpp_extension
+    def state():
+        return dict(os.environ), os.getcwd(), logging.getLogger("torch.utils.cpp_extension").level, os.umask(0o022)
+    os.environ.pop("PATH_THAT_NEVER_WAS", None)
+    before = state()
+    jit.module("probe", CPU)
+    print(state() == before)
+    """
+    assert probe.python(script) == "True\n"
+    assert probe.builds() == 1
+
+
+def test_two_targets_of_one_module_live_side_by_side(warm: Probe) -> None:
+    script = """
+    import torch
+    device = torch.device("cpu")
+    answers = [jit.module("probe", target).answer() for target in (CPU, SIMT, Target("simt", "wave32"), CPU)]
+    os.environ["HIPCONV_BACKEND"] = "simt"
+    answers.append(jit.module("probe", targets.of(device)).answer())
+    os.environ["HIPCONV_SIMT_WAVE"] = "32"
+    answers.append(jit.module("probe", targets.of(device)).answer())
+    print(answers)
+    """
+    assert json.loads(warm.python(script)) == [42, 4264, 4232, 42, 4264, 4232]
+    assert warm.builds() == 2
+
+
+def test_an_artefact_for_another_architecture_is_never_loaded(warm: Probe) -> None:
+    """The GPU is pretended, and its artefact the CPU's library under another name."""
+    script = """
+    import shutil, torch
+    torch.cuda.get_device_capability = lambda index: (9, 0)
+    torch.cuda.is_current_stream_capturing = lambda: False
+    torch.version.hip = None
+    os.environ["HIPCONV_JIT"] = "0"
+    own = targets.of(torch.device("cuda", 0))
+    (library,) = cache.roots().__next__().glob("probe-cpu-*")
+    for target in (Target("cuda", "sm_80"), Target("cuda", "sm_90")):
+        name = f"{jit.artefact_name('probe', target)}-{jit._compiler_hash(target) or '0' * 8}"
+        shutil.copytree(library, library.parent / name)
+        try:
+            print(target, own, jit.module("probe", own).answer())
+        except errors.BuildDisabled as error:
+            print(target, "refused:", "cuda sm_90" in str(error))
+    """
+    assert warm.python(script) == "cuda sm_80 refused: True\ncuda sm_90 cuda sm_90 42\n"
+
+
+def test_nothing_is_built_or_loaded_during_capture(probe: Probe) -> None:
+    script = """
+    import torch
+    torch.cuda.is_initialized = torch.cuda.is_current_stream_capturing = lambda: True
+    try:
+        jit.module("probe", Target("cuda", "sm_90"))
+    except errors.CaptureError as error:
+        print("probe" in str(error) and "warmup(['probe'])" in str(error))
+    """
+    assert probe.python(script) == "True\n"
+    assert not probe.cache.exists() and probe.compilations() == 0
+
+
+# ---- failed builds -------------------------------------------------------------------------------------------------------------
+
+ATTEMPT = """
+def attempt(target=CPU):
+    try:
+        return jit.module("probe", target).answer()
+    except errors.BuildError as error:
+        return str(error)
+def compilations():
+    return len(Path(os.environ["PROBE_LOG"]).read_text().splitlines())
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [("csrc/cpu/probe_cpu.cpp", "CPU"), ("csrc/kernels/probe_kernel.cu", "SIMT"), ("csrc/include/answer.h", "CPU")],
+)
+def test_a_failed_build_says_why_once_and_works_when_mended(probe: Probe, name: str, target: str) -> None:
+    probe.edit(name, "int answer()", "int no_such_thing = missing; int answer()")
+    script = f"""
+    first, compiled = attempt({target}), compilations()
+    second, again = attempt({target}), compilations()
+    source = Path({str(probe.root / name)!r})
+    source.write_text(source.read_text().replace("int no_such_thing = missing;", ""))
+    print(json.dumps([first, first == second, compiled == again, attempt({target})]))
+    """
+    first, same, not_again, mended = json.loads(probe.python(ATTEMPT, script))
+    assert same and not_again
+    assert mended == (42 if target == "CPU" else 4264)
+    assert re.search(rf"{re.escape(str(probe.root / name))}:\d+:\d+: error:.*missing", first)
+    assert ".building-" not in "".join(line for line in first.splitlines() if "error:" in line)
+    assert str(probe.cache) in first and "'probe' for " in first
+    for variable in ("CXX", "CUDA_HOME", "ROCM_HOME", "HIPCONV_EXTRA_FLAGS", "HIPCONV_VERBOSE"):
+        assert variable in first
+    assert not probe.leftovers()
+
+
+def test_warmup_tries_a_failed_build_again(probe: Probe) -> None:
+    probe.break_.touch()
+    script = """
+    import hipconv
+    target = targets.of_machine()[-1]
+    first, compiled = attempt(target), compilations()
+    os.remove(os.environ["PROBE_BREAK"])
+    remembered = attempt(target) == first and compilations() == compiled
+    hipconv.warmup(["probe"])
+    print(json.dumps(["the disk is on fire" in first, remembered, attempt(target)]))
+    """
+    assert json.loads(probe.python(ATTEMPT, script)) == [True, True, 42]
+
+
+def test_a_remembered_failure_keeps_no_caller_alive(probe: Probe) -> None:
+    """Its traceback would keep the tensors of a call, and grow with each."""
+    probe.break_.touch()
+    script = """
+    import gc, weakref
+    class Tensor: ...
+    def call():
+        tensor = Tensor()
+        attempt()
+        return weakref.ref(tensor)
+    references = [call(), call()]
+    gc.collect()
+    print([reference() for reference in references])
+    """
+    assert probe.python(ATTEMPT, script) == "[None, None]\n"
+
+
+# ---- where the cache is --------------------------------------------------------------------------------------------------------
+
+
+def test_the_order_of_cache_directories(no_home: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def first() -> str:
+        return str(next(cache.roots()))
+
+    no_home.setenv("HOME", str(tmp_path / "home"))
+    assert first() == f"{tmp_path}/home/.cache/hipconv"
+    no_home.setenv("XDG_CACHE_HOME", "relative")  # to be ignored, says its specification
+    assert first() == f"{tmp_path}/home/.cache/hipconv"
+    no_home.setenv("XDG_CACHE_HOME", f"{tmp_path}/xdg")
+    assert first() == f"{tmp_path}/xdg/hipconv"
+    no_home.setenv("HIPCONV_CACHE_DIR", f"{tmp_path}/chosen")
+    assert first() == f"{tmp_path}/chosen"
+
+
+def test_a_home_that_does_not_exist_yet_will_do(probe: Probe) -> None:
+    home = probe.home / "new" / "user"
+    assert probe.python(ANSWER, HIPCONV_CACHE_DIR=None, HOME=str(home)) == "42\n"
+    assert len(list((home / ".cache/hipconv").glob("probe-*"))) == 1
+
+
+def fallback_artefacts(probe: Probe) -> list[Path]:
+    (root,) = probe.temporary.iterdir()
+    assert root.name == f"hipconv-{os.getuid()}" and root.stat().st_mode & 0o777 == 0o700
+    return list(root.glob("probe-*"))
+
+
+def test_an_impossible_cache_falls_back_and_says_so(probe: Probe) -> None:
+    done = probe.script(ANSWER, HIPCONV_CACHE_DIR="/dev/null/x")
+    assert done.stdout == "42\n", done.stderr
+    assert "RuntimeWarning" in done.stderr and "/dev/null/x" in done.stderr and str(probe.temporary) in done.stderr
+    assert len(fallback_artefacts(probe)) == 1
+    assert probe.python(ANSWER, HIPCONV_CACHE_DIR="/dev/null/x") == "42\n"
+    assert probe.builds() == 1
+
+
+def test_a_user_who_may_not_write_home_falls_back_and_is_told(probe: Probe) -> None:
+    probe.home.chmod(0o555)
+    done = probe.script(UNPRIVILEGED, ANSWER, HIPCONV_CACHE_DIR=None)
+    assert done.stdout == "42\n", done.stderr
+    assert "RuntimeWarning" in done.stderr and f"{probe.home}/.cache/hipconv (Permission denied)" in done.stderr
+    assert len(fallback_artefacts(probe)) == 1
+
+
+def test_a_user_without_a_home_falls_back_and_is_told(probe: Probe) -> None:
+    script = """
+    import pwd
+    def no_such_user(uid):
+        raise KeyError(uid)
+    pwd.getpwuid = no_such_user
+    """
+    done = probe.script(script, ANSWER, HIPCONV_CACHE_DIR=None, HOME=None)
+    assert done.stdout == "42\n", done.stderr
+    assert "RuntimeWarning" in done.stderr and "home" in done.stderr
+    assert len(fallback_artefacts(probe)) == 1
+
+
+def test_a_read_only_cache_is_used_without_a_word(warm: Probe) -> None:
+    places = [warm.home, warm.temporary, warm.cache, *warm.cache.rglob("*")]
+    for place in places:
+        place.chmod(0o555 if place.is_dir() else 0o444)
+    script = """
+    try:
+        next(cache.roots()).joinpath("file").touch()
+    except PermissionError:
+        print("read-only")
+    """
+    try:
+        assert warm.python(UNPRIVILEGED, script, ANSWER) == "read-only\n42\n"
+    finally:
+        for place in places:
+            place.chmod(0o755)
+    assert warm.compilations() == 0
+
+
+def test_a_temporary_directory_that_others_can_write_is_never_used(warm: Probe) -> None:
+    """There another user could leave a library for this one to run."""
+    script = """
+    import shutil
+    os.environ["HIPCONV_CACHE_DIR"] = "/dev/null/x"
+    root = Path(os.environ["TMPDIR"], f"hipconv-{os.getuid()}")
+    shutil.copytree(os.environ["FOREIGN"], root)
+    def attempt():
+        jit._loaded.clear()
+        reached = []
+        for jit_allowed in "01":
+            os.environ["HIPCONV_JIT"] = jit_allowed
+            try:
+                jit.module("probe", CPU)
+                reached.append("used")
+                break
+            except (errors.BuildDisabled, errors.CacheUnwritable) as error:
+                reached.append(type(error).__name__)
+        print(*reached)
+    for mode in (0o777, 0o770, 0o700):
+        root.chmod(mode)
+        attempt()
+    owner, os.getuid = os.getuid(), lambda: 12345  # somebody else's now
+    root.rename(root.with_name("hipconv-12345"))
+    attempt()
+    """
+    done = warm.script(script, FOREIGN=str(warm.cache))
+    refused = "BuildDisabled CacheUnwritable\n"
+    assert done.stdout == refused + refused + "used\n" + refused, done.stderr
+
+
+def test_a_temporary_directory_made_by_others_at_the_last_moment_is_not_used(probe: Probe) -> None:
+    script = """
+    temporary = cache._temporary_root()
+    os.environ["HIPCONV_CACHE_DIR"] = "/dev/null/x"
+    roots = list(cache.roots())
+    assert temporary in roots and not temporary.exists()
+    cache.roots = lambda: iter(roots)  # it looked free a moment ago
+    temporary.mkdir()
+    temporary.chmod(0o777)
+    try:
+        print(cache.writable_root())
+    except errors.CacheUnwritable as error:
+        print(str(temporary) in str(error))
+    """
+    assert probe.python(script) == "True\n"
+
+
+# ---- HIPCONV_JIT=0, missing tools ----------------------------------------------------------------------------------------------
+
+
+def test_hipconv_jit_0_forbids_a_build_and_says_what_to_do(warm: Probe) -> None:
+    script = """
+    print(jit.module("probe", CPU).answer())
+    try:
+        jit.module("probe", SIMT)
+    except errors.BuildDisabled as error:
+        print(error)
+    """
+    answer, error = warm.python(script, HIPCONV_JIT="0").split("\n", 1)
+    assert answer == "42"
+    for part in ("HIPCONV_JIT=0", "'probe' for simt wave64", "python -m hipconv build probe --arch wave64", str(warm.cache)):
+        assert part in error
+    assert warm.compilations() == 0
+
+
+def test_a_missing_toolchain_is_named_with_its_remedy(probe: Probe) -> None:
+    hide = """
+    import sysconfig
+    sys.executable, sys.modules["ninja"] = "/nowhere/python", None
+    sysconfig.get_path = lambda name: "/nowhere/" + name
+    """
+    ask = """
+    try:
+        jit.module("probe", CPU)
+    except errors.MissingToolchain as error:
+        print(error)
+    """
+    error = probe.python(hide, ask, PATH="/nonexistent", CXX=None)
+    assert "cpu generic" in error
+    assert re.search(r"'c\+\+'.*PATH.*install g\+\+.*CXX", error)
+    assert re.search(r"ninja .*beside this Python.*pip install ninja", error)
+    assert "/nowhere/include/Python.h" in error
+    assert "another machine" in error and "python -m hipconv build --all --arch generic" in error and "HIPCONV_CACHE_DIR" in error
+    error = probe.python(ask, PATH="/nonexistent", CXX="my-g++")
+    assert "'my-g++'" in error and "pip install ninja" not in error
+
+
+@pytest.fixture
+def tools(tmp_path: Path, compiler: Path) -> Path:
+    """A PATH with a C++ compiler and no ninja: an environment that is not activated."""
+    directory = tmp_path / "tools"
+    directory.mkdir()
+    for name in ("as", "ld", "sh", "sleep"):
+        (directory / name).symlink_to(str(shutil.which(name)))
+    (directory / "c++").symlink_to(compiler)
+    return directory
+
+
+def test_ninja_is_found_beside_python(probe: Probe, tools: Path) -> None:
+    assert shutil.which("ninja", path=str(tools)) is None
+    assert probe.python(ANSWER, PATH=str(tools), CXX=None) == "42\n"
+
+
+def test_only_ninja_is_taken_from_beside_python(probe: Probe, tools: Path, tmp_path: Path) -> None:
+    """A compiler there must not displace the one on PATH, nor a broken ninja on PATH the one there."""
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    for broken in (beside / "c++", beside / "g++", tools / "ninja"):
+        broken.write_text("#!/bin/sh\nexit 1\n")
+        broken.chmod(0o755)
+    (beside / "ninja").symlink_to(targets._ninja() or "")
+    script = f"""
+    import sysconfig
+    sys.executable = {str(beside / "python")!r}
+    paths = sysconfig.get_path
+    sysconfig.get_path = lambda name, **more: str(Path(sys.executable).parent) if name == "scripts" else paths(name, **more)
+    """
+    assert probe.python(script, ANSWER, PATH=str(tools), CXX=None) == "42\n"
+    assert probe.builds() == 1
+
+
+# ---- what the user sees --------------------------------------------------------------------------------------------------------
+
+
+def test_a_build_is_quiet_when_piped_and_speaks_when_asked(probe: Probe) -> None:
+    done = probe.script(ANSWER)
+    assert (done.stdout, done.stderr) == ("42\n", "")
+    assert probe.builds() == 1
+    done = probe.script(ANSWER.replace("CPU", "SIMT"), HIPCONV_VERBOSE="1")
+    assert "hipconv: building probe for simt wave64" in done.stderr
+    assert re.search(r"built probe for simt wave64 in \d+\.\d s", done.stderr)
+    assert "-c " in done.stdout + done.stderr  # and the commands
+
+
+def test_a_terminal_shows_what_is_built_and_for_how_long(probe: Probe) -> None:
+    probe.hold.touch()
+    ours, theirs = pty.openpty()
+    process = probe.start_on(theirs, "-c", code(IMPORTS, ANSWER))
+    os.close(theirs)
+    shown = ""
+    limit = time.monotonic() + 40
+    try:
+        while time.monotonic() < limit and select.select([ours], [], [], 10)[0]:
+            shown += os.read(ours, 4096).decode(errors="replace")
+            if re.search(r"building probe for cpu generic … [1-9]\d* s", shown):
+                probe.hold.unlink(missing_ok=True)  # the live line has counted
+    except OSError:  # the terminal's other side is closed
+        pass
+    assert process.communicate(timeout=40)[0] == "42\n"
+    assert not probe.hold.exists(), shown
+    assert re.search(r"built probe for cpu generic in \d+\.\d s", shown)
+
+
+# ---- python -m hipconv ---------------------------------------------------------------------------------------------------------
+
+
+def test_cli_env_names_what_a_bug_report_needs(warm: Probe) -> None:
+    done = warm.cli("env")
+    assert done.returncode == 0, done.stderr
+    for word in ("hipconv", "torch", "python", "device    cpu", "compiler", str(warm.cache), "HIPCONV_CACHE_DIR=", str(warm.root)):
+        assert word in done.stdout
+
+
+def test_cli_builds_lists_and_clears_only_what_is_its_own(warm: Probe) -> None:
+    done = warm.cli("build", "probe", "--arch", "generic,wave64", "wave32", "--arch", "wave64")
+    assert done.returncode == 0, done.stderr
+    assert warm.builds() == 2  # generic was there
+    assert {line.partition(": ")[0] for line in done.stdout.splitlines()} == {
+        f"probe for {t}" for t in ("cpu generic", "simt wave32", "simt wave64")
+    }
+    for artefact in warm.artefacts():
+        assert str(artefact) in done.stdout
+
+    warm.edit("csrc/kernels/probe_kernel.cu", "100", "1000")
+    listed = warm.cli("list").stdout
+    assert "probe" in listed and str(warm.cache) in listed
+    states = Counter(re.findall(r"(cpu generic|simt wave\d\d) .* (current|other sources)", listed))
+    assert states == {("cpu generic", "current"): 1, ("simt wave32", "other sources"): 1, ("simt wave64", "other sources"): 1}
+
+    foreign = ["notes.txt", "probe-cpu-generic", f"probe-cpu-generic-{'0' * 16}-{'0' * 8}.bak/file", "my results/table.csv"]
+    foreign.append(f"probe-cpu-generic-{'0' * 16}-{'0' * 8}")  # a file, whatever its name
+    for name in foreign:
+        (warm.cache / name).parent.mkdir(exist_ok=True)
+        (warm.cache / name).write_text("mine")
+    leftover = warm.cache / f".building-{warm.artefacts()[0].name}-x"
+    leftover.mkdir()
+    assert warm.cli("clear", "another").stdout == "0 builds removed\n"
+    done = warm.cli("clear")
+    assert done.returncode == 0, done.stderr
+    assert "3 builds removed" in done.stdout
+    assert not leftover.exists() and not list(warm.cache.glob("*/meta.json"))
+    assert all((warm.cache / name).read_text() == "mine" for name in foreign)
+
+
+def test_cli_build_all_builds_every_module_for_this_machine(probe: Probe) -> None:
+    done = probe.cli("build", "--all")
+    assert done.returncode == 0, done.stderr
+    (artefact,) = probe.artefacts()
+    assert str(artefact) in done.stdout and json.loads((artefact / "meta.json").read_text())["module"] == "probe"
+
+
+def test_cli_refuses_with_a_reason(probe: Probe) -> None:
+    """All from one process, as each import of torch takes a second."""
+    script = """
+    import contextlib, io, torch
+    from hipconv.__main__ import main
+    def refusal(*arguments):
+        sys.argv = ["hipconv", *arguments]
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            try:
+                code = main()
+            except SystemExit as exit:
+                code = exit.code
+        return code, said.getvalue()
+    foreign = "sm_90" if torch.version.hip else "gfx942"
+    print(json.dumps({
+        "foreign": refusal("build", "--all", "--arch", "sm_90" if torch.version.hip else "gfx942"),
+        "arch": refusal("build", "probe", "--arch", "z80"),
+        "module": refusal("build", "prob"),
+        "nothing": refusal("build"),
+        "command": refusal("bild"),
+    }))
+    """
+    said = json.loads(probe.python(script))
+    assert {case: code for case, (code, _) in said.items()} == {"foreign": 1, "arch": 1, "module": 1, "nothing": 2, "command": 2}
+    assert "build of torch" in said["foreign"][1]
+    assert all(name in said["arch"][1] for name in ("z80", "gfx", "sm_", "wave64", "generic"))
+    assert "unknown module 'prob'" in said["module"][1] and "defines: probe" in said["module"][1]
+    assert "--all" in said["nothing"][1]
+    assert probe.compilations() == 0
+    assert probe.cli("build", "prob").returncode == 1
+
+
+# ---- the registry --------------------------------------------------------------------------------------------------------------
+
+ENTRY = {"kernels": ["kernels/a.cu"], "cpu": ["cpu/a.cpp"], "pybind": ["pybind/a.cpp"], "flags": ["-O3"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{", "not JSON"),
+        ("[]", "expected an object"),
+        ('{"a": []}', "expected exactly the keys"),
+        (json.dumps({"a": ENTRY | {"sources": []}}), "expected exactly the keys kernels, cpu, pybind, flags"),
+        (json.dumps({"a": {"kernels": []}}), "expected exactly the keys"),
+        (json.dumps({"a": ENTRY | {"cpu": "cpu/a.cpp"}}), "cpu: expected a list of strings"),
+        (json.dumps({"a": ENTRY | {"flags": [3]}}), "flags: expected a list of strings"),
+        (json.dumps({"a": ENTRY | {"kernels": ["/etc/*"]}}), "kernels: expected globs below csrc/"),
+        (json.dumps({"a": ENTRY | {"pybind": ["../setup.py"]}}), "pybind: expected globs below csrc/"),
+        (json.dumps({"a": ENTRY | {"cpu": [""]}}), "cpu: expected globs below csrc/"),
+        (json.dumps({"../a": ENTRY}), "'../a'"),
+    ],
+)
+def test_a_wrong_registry_is_refused(text: str, complaint: str) -> None:
+    with pytest.raises(BadRegistry, match=re.escape(complaint)) as caught:
+        registry.parse(text, "its-path.json")
+    assert "its-path.json" in str(caught.value)
+
+
+def test_a_registry_is_data_and_never_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trap = f"f'{{__import__(\"os\").mkdir({str(tmp_path / 'trap')!r})}}'".replace("/", "\\x2f")
+    entry = registry.parse(json.dumps({"a": ENTRY | {"cpu": [trap], "flags": [trap]}}), "")["a"]
+    assert entry.flags == [trap]
+    monkeypatch.setattr(registry, "source_root", lambda: tmp_path)
+    with pytest.raises(BadRegistry, match="no file matches csrc/f'"):
+        registry.sources(entry, "cpu")
+    assert not (tmp_path / "trap").exists()
+
+
+def test_globs_match_files_and_must_match_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "source_root", lambda: tmp_path)
+    for name in ("kernels/a_2.cu", "kernels/a_1.cu", "pybind/a.cpp"):
+        (tmp_path / "csrc" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "csrc" / name).touch()
+    module = registry.Module("a", ["kernels/a_*.cu"], ["kernels"], ["pybind/a.cpp"], [])
+    assert registry.sources(module, "simt") == [Path("csrc/kernels/a_1.cu"), Path("csrc/kernels/a_2.cu"), Path("csrc/pybind/a.cpp")]
+    with pytest.raises(BadRegistry, match="'a': no file matches csrc/kernels"):  # a directory
+        registry.sources(module, "cpu")
+
+
+def test_an_unknown_module_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(UnknownModule, match=r"'causal_conv'; .* causal_conv1d"):
+        registry.module("causal_conv")
+
+
+def test_file_stems_are_unique_among_the_sources_of_a_build() -> None:
+    """torch's loader names objects by basename, and simt turns .cu into .cpp."""
+    for module in registry.modules().values():
+        for backend in ("rocm", "cuda", "cpu", "simt"):
+            stems = Counter(source.stem for source in registry.sources(module, backend))
+            assert max(stems.values()) == 1, (module.name, backend, stems)
+
+
+# ---- the real thing ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_real_module_builds_and_leaves_its_sources_alone(tmp_path: Path, compiler: Path) -> None:
+    """Both paths hold a space and the word that makes hipify write elsewhere: into a sibling tree where it says hip."""
+    directory = tmp_path / "my cuda env"
+    real = Probe(directory, compiler)
+    real.cache = directory / "cuda cache"
+    shutil.copytree(ROOT / "python/hipconv", real.root / "python/hipconv", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "csrc", real.root / "csrc")
+    shutil.copy(ROOT / "jit_config.json", real.root)
+    before, siblings = tree_hash(real.root), sorted(directory.iterdir())
+    done = real.cli("demo", HIPCONV_CACHE_DIR=str(real.cache), CXX=None)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert re.fullmatch(r"causal_conv1d_fwd on cpu \(cpu \w+\): ok, max error \S+, first call \S+ s\n", done.stdout)
+    assert tree_hash(real.root) == before
+    assert sorted(directory.iterdir()) == sorted([*siblings, real.cache]) and list(tmp_path.iterdir()) == [directory]
+    listed = real.cli("list", HIPCONV_CACHE_DIR=str(real.cache), CXX=None).stdout
+    assert re.search(r"causal_conv1d \(\d+ source files\)\n  cpu \w+ .* current", listed)
