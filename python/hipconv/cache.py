@@ -207,6 +207,8 @@ def staging(root: Path, name: str) -> Iterator[Path]:
 def publish(staged: Path, name: str, meta: dict) -> Artefact:
     """Make a finished build visible under `name`, with one rename."""
     library = staged / meta["library"]
+    with library.open("rb") as file:
+        os.fsync(file.fileno())  # after a power cut, either no artefact or a whole one
     meta = {**meta, "library_bytes": library.stat().st_size}
     (staged / "meta.json").write_text(json.dumps(meta, indent=1) + "\n")
     mask = os.umask(0)

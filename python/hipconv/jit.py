@@ -158,22 +158,22 @@ def _build(name: str, target: Target, wanted: str) -> tuple[cache.Artefact, Modu
             try:
                 with _progress(f"{name} for {target}"), _environment(targets.loader_environment(target, staged / "tools")):
                     loaded = _load(name, target, staged)
+                meta = {
+                    "module": name,
+                    "target": list(target),
+                    "name": loaded.__name__,
+                    "library": f"{loaded.__name__}.so",
+                    "seconds": round(time.monotonic() - started, 1),
+                    "torch": torch.__version__,
+                    "compilers": targets.compiler_record(target.backend),
+                }
+                for leaving in (*staged.glob("*.o"), *staged.glob(".ninja_*"), *staged.glob("lock")):
+                    leaving.unlink()
+                shutil.rmtree(staged / "tools")
+                return cache.publish(staged, full_name, meta), loaded
             except Exception as error:
                 _failed[full_name] = _why_it_failed(name, target, root, staged, error)
                 raise BuildError(_failed[full_name]) from None
-            meta = {
-                "module": name,
-                "target": list(target),
-                "name": loaded.__name__,
-                "library": f"{loaded.__name__}.so",
-                "seconds": round(time.monotonic() - started, 1),
-                "torch": torch.__version__,
-                "compilers": targets.compiler_record(target.backend),
-            }
-            for leaving in (*staged.glob("*.o"), *staged.glob(".ninja_*"), *staged.glob("lock")):
-                leaving.unlink()
-            shutil.rmtree(staged / "tools")
-            return cache.publish(staged, full_name, meta), loaded
 
 
 def _load(name: str, target: Target, staged: Path) -> ModuleType:

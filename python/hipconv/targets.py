@@ -150,9 +150,13 @@ def _device_compiler(backend: str) -> tuple[str, Path | None]:
     return name, Path(found) if found else None
 
 
+def _host_compiler() -> str:
+    return os.environ.get("CXX") or "c++"
+
+
 def compilers(backend: str) -> dict[str, Path | None]:
     """Each compiler that a build for `backend` runs, by name, with its place or None. Starts no process."""
-    host = os.environ.get("CXX", "c++")
+    host = _host_compiler()
     found = shutil.which(shlex.split(host)[0])
     tools: dict[str, Path | None] = {host: Path(found) if found else None}
     if backend in ("rocm", "cuda"):
@@ -246,7 +250,7 @@ def loader_environment(target: Target, tools: Path) -> dict[str, str]:
     """
     tools.mkdir()
     (tools / "ninja").symlink_to(str(_ninja()))
-    variables = {"PATH": os.pathsep.join([str(tools), os.environ.get("PATH", os.defpath)])}
+    variables = {"PATH": os.pathsep.join([str(tools), os.environ.get("PATH", os.defpath)]), "CXX": _host_compiler()}
     if target.backend == "rocm":
         variables["PYTORCH_ROCM_ARCH"] = target.arch
     elif target.backend == "cuda":
