@@ -157,7 +157,7 @@ def _build(name: str, target: Target, wanted: str) -> tuple[cache.Artefact, Modu
             started = time.monotonic()
             try:
                 with _progress(f"{name} for {target}"), _environment(targets.loader_environment(target, staged / "tools")):
-                    loaded = _load(name, target, staged)
+                    loaded = _load(name, target, staged, full_name)
                 meta = {
                     "module": name,
                     "target": list(target),
@@ -176,7 +176,7 @@ def _build(name: str, target: Target, wanted: str) -> tuple[cache.Artefact, Modu
                 raise BuildError(_failed[full_name]) from None
 
 
-def _load(name: str, target: Target, staged: Path) -> ModuleType:
+def _load(name: str, target: Target, staged: Path, full_name: str) -> ModuleType:
     """Copy the sources below `staged` and let torch's loader compile and import them there.
 
     The copy keeps hipify, which writes beside what it reads, out of the user's tree. A directory used once also keeps the loader's
@@ -197,7 +197,7 @@ def _load(name: str, target: Target, staged: Path) -> ModuleType:
     flags = targets.flags(target, entry.flags)
     with _quiet_hipify() if target.backend == "rocm" and not _verbose() else contextlib.nullcontext():
         return cpp_extension.load(
-            name=f"hipconv_{name}_{target.backend}",
+            name=re.sub(r"\W", "_", f"hipconv_{full_name}"),  # pybind11 takes two modules of one name for one
             sources=staged_sources,
             extra_cflags=flags.host,
             extra_cuda_cflags=flags.device,
