@@ -1,22 +1,25 @@
-// Causal conv1d forward for host memory.
+// Causal conv1d forward for host memory: which kernel serves a call, and the kernel that serves any.
 //
-// `openmp`: plain loops around the formula, the denser axis innermost, rows shared out over threads. They come from torch's own
-// OpenMP runtime, so torch.set_num_threads holds.
-#include "causal_conv1d.h"
+// `simd` (causal_conv1d_simd.cpp): vectors along tokens or channels, whichever x and out both have as neighbours in memory.
+// `openmp`: plain loops around the formula, the denser axis innermost. Any width, any strides.
+//
+// Both share rows out over torch's own OpenMP threads, so torch.set_num_threads holds.
+#include "causal_conv1d_cpu.h"
+
+#include <stdexcept>
+
 #include "causal_conv1d_formula.h"
 
 namespace hipconv {
 namespace {
 
-constexpr double kSerialBelow = 1 << 14;  // multiply-adds that are not worth waking a second thread for
-
 template <typename T>
-void convolve(const CausalConv1dFwdParams& p) {
+void openmp(const CausalConv1dFwdParams& p) {
     const bool channels_inside = dim_is_inner(p.x);
     const int64_t inner_size = channels_inside ? p.dim : p.seqlen;
     const int64_t outer_size = channels_inside ? p.seqlen : p.dim;
     const int64_t rows = p.batch * outer_size;
-    const bool parallel = static_cast<double>(rows) * inner_size * p.width >= kSerialBelow;
+    const bool parallel = static_cast<double>(rows) * inner_size >= kSerialBelow;
 
 #pragma omp parallel for schedule(static) if (parallel)
     for (int64_t row = 0; row < rows; ++row) {
@@ -27,19 +30,39 @@ void convolve(const CausalConv1dFwdParams& p) {
     }
 }
 
-}  // namespace
-
-std::vector<std::string> causal_conv1d_fwd_kernels() { return {"openmp"}; }
-
-void causal_conv1d_fwd(const CausalConv1dFwdParams& p, const std::string& /*kernel: there is one*/, void* /*stream*/) {
+void openmp(const CausalConv1dFwdParams& p) {
     switch (p.dtype) {
         case DType::f32:
-            return convolve<float>(p);
+            return openmp<float>(p);
         case DType::f16:
-            return convolve<f16>(p);
+            return openmp<f16>(p);
         case DType::bf16:
-            return convolve<bf16>(p);
+            return openmp<bf16>(p);
     }
+}
+
+enum class Plan { openmp, simd_along_tokens, simd_along_channels };
+
+// Depends on nothing but sizes, strides and types. The stride of an axis of size one does not matter.
+Plan plan(const CausalConv1dFwdParams& p) {
+    const bool tokens = p.seqlen == 1 || (p.x.seqlen_stride == 1 && p.out.seqlen_stride == 1);
+    const bool channels = p.dim == 1 || (p.x.dim_stride == 1 && p.out.dim_stride == 1);
+    if (p.width > kSimdMaxWidth || !(tokens || channels)) return Plan::openmp;
+    if (tokens && channels) return p.dim > p.seqlen ? Plan::simd_along_channels : Plan::simd_along_tokens;
+    return tokens ? Plan::simd_along_tokens : Plan::simd_along_channels;
+}
+
+}  // namespace
+
+std::vector<std::string> causal_conv1d_fwd_kernels() { return {"simd", "openmp"}; }
+
+void causal_conv1d_fwd(const CausalConv1dFwdParams& p, const std::string& kernel, void* /*stream*/) {
+    const Plan chosen = kernel == "openmp" ? Plan::openmp : plan(p);
+    if (kernel == "simd" && chosen == Plan::openmp)
+        throw std::invalid_argument("kernel: got 'simd', which serves width <= " + std::to_string(kSimdMaxWidth) +
+                                    " where x and out both have stride 1 along seqlen, or both along dim");
+    if (chosen == Plan::openmp) return openmp(p);
+    causal_conv1d_simd(p, chosen == Plan::simd_along_channels);
 }
 
 }  // namespace hipconv

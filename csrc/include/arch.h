@@ -20,6 +20,15 @@
 #define HIPCONV_HAS_F16C 1  // x86 f16 conversions in hardware
 #endif
 
+// Bytes of a native vector of the host; 64 is AVX-512 with the F, BW, DQ and VL parts, 32 is AVX2 with FMA.
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#define HIPCONV_VECTOR_BYTES 64
+#elif defined(__AVX2__) && defined(__FMA__)
+#define HIPCONV_VECTOR_BYTES 32
+#else
+#define HIPCONV_VECTOR_BYTES 16
+#endif
+
 namespace hipconv {
 
 // Lanes of a wave, and SIMD units that share the waves of a block's compute unit. Device-pass constants: a host pass sees a
@@ -40,10 +49,11 @@ constexpr int kWaveSize = 64;  // simt with no flag: the home platform's
 constexpr int kWaveSize = 32;
 #endif
 
-// Blocks per compute unit -> waves per SIMD, which is what AMD's compiler takes.
+// Blocks per compute unit -> waves per SIMD, which is what AMD's compiler takes; 8 is what every SIMD can hold.
 constexpr int waves_per_simd(int threads, int blocks_per_compute_unit, int wave, int simds) {
     const int waves = (threads + wave - 1) / wave * blocks_per_compute_unit;
-    return (waves + simds - 1) / simds;
+    const int per_simd = (waves + simds - 1) / simds;
+    return per_simd < 8 ? per_simd : 8;
 }
 
 }  // namespace hipconv

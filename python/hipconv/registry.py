@@ -88,6 +88,6 @@ def sources(module: Module, backend: str) -> list[Path]:
 def headers(backend: str) -> list[Path]:
     """The headers that `backend` may include, relative to the source root. csrc/compat/ never reaches ROCm, nor hipify."""
     root = source_root()
-    directories = ["include", "pybind"] + ([f"compat/{backend}"] if backend in ("cuda", "simt") else [])
+    directories = ["include", "pybind", *{"cpu": ["cpu"], "cuda": ["compat/cuda"], "simt": ["compat/simt"]}.get(backend, [])]
     found = [header for directory in directories for header in (root / "csrc" / directory).rglob("*.h")]
     return sorted(header.relative_to(root) for header in found)

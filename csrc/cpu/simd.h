@@ -1,0 +1,157 @@
+// Vectors of floats in the host's widest registers: loads and stores that convert, and SiLU. GNU vector extensions, so that g++
+// and clang compile one text for every instruction set; intrinsics where those have no word for what the hardware can do.
+#pragma once
+
+#include <cstring>
+
+#include "arch.h"
+#include "dtype.h"
+
+#if HIPCONV_VECTOR_BYTES >= 32
+#include <immintrin.h>
+#endif
+
+#define HIPCONV_SIMD inline __attribute__((always_inline))
+
+namespace hipconv {
+namespace simd {
+
+constexpr int kLanes = HIPCONV_VECTOR_BYTES / 4;
+
+typedef float Floats __attribute__((vector_size(HIPCONV_VECTOR_BYTES)));
+typedef uint32_t Words __attribute__((vector_size(HIPCONV_VECTOR_BYTES)));
+typedef uint16_t Halves __attribute__((vector_size(HIPCONV_VECTOR_BYTES / 2)));
+
+#if HIPCONV_VECTOR_BYTES == 64
+constexpr __mmask16 kAll = 0xffff;  // g++ 12 warns of an uninitialised operand in the intrinsics without a mask
+#endif
+
+HIPCONV_SIMD Floats broadcast(float v) { return Floats{} + v; }
+
+HIPCONV_SIMD Words lane_numbers() {
+    Words numbers;
+    for (int lane = 0; lane < kLanes; ++lane) numbers[lane] = lane;
+    return numbers;
+}
+
+// ---- loads, from any address -------------------------------------------------------------------------------------------
+
+template <typename To, typename From>
+HIPCONV_SIMD To read(const From* from) {
+    To to;
+    memcpy(&to, from, sizeof(to));
+    return to;
+}
+
+HIPCONV_SIMD Floats load(const float* from) { return read<Floats>(from); }
+
+HIPCONV_SIMD Floats load(const bf16* from) {
+#if HIPCONV_VECTOR_BYTES == 64  // what g++ makes of the conversion below takes three times the instructions
+    return bit_cast<Floats>(_mm512_maskz_slli_epi32(kAll, _mm512_maskz_cvtepu16_epi32(kAll, read<__m256i>(from)), 16));
+#else
+    return bit_cast<Floats>(__builtin_convertvector(read<Halves>(from), Words) << 16);
+#endif
+}
+
+HIPCONV_SIMD Floats load(const f16* from) {
+#if HIPCONV_VECTOR_BYTES == 64
+    return bit_cast<Floats>(_mm512_maskz_cvtph_ps(kAll, read<__m256i>(from)));
+#elif HIPCONV_VECTOR_BYTES == 32 && defined(HIPCONV_HAS_F16C)
+    return bit_cast<Floats>(_mm256_cvtph_ps(read<__m128i>(from)));
+#else
+    Floats v;
+    for (int lane = 0; lane < kLanes; ++lane) v[lane] = to_float(from[lane]);
+    return v;
+#endif
+}
+
+// The first `count` elements, then zeros.
+template <typename T>
+HIPCONV_SIMD Floats load_some(const T* from, int64_t count) {
+    if (count >= kLanes) return load(from);
+    T lanes[kLanes] = {};
+    memcpy(lanes, from, count * sizeof(T));
+    return load(lanes);
+}
+
+// ---- stores, rounding to nearest even as dtype.h does ------------------------------------------------------------------
+
+HIPCONV_SIMD void store(float* to, Floats v) { memcpy(to, &v, sizeof(v)); }
+
+HIPCONV_SIMD void store(bf16* to, Floats v) {  // AVX-512's own conversion would flush denormals
+    const Words bits = bit_cast<Words>(v);
+    const Words rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+#if HIPCONV_VECTOR_BYTES == 64
+    const Words odd_halves = lane_numbers() * 0x00040004u + 0x00030001u;
+    const __m512i upper = _mm512_maskz_permutexvar_epi16(~0u, bit_cast<__m512i>(odd_halves), bit_cast<__m512i>(rounded));
+    memcpy(to, &upper, sizeof(Halves));
+#else
+    const Halves upper = __builtin_convertvector(rounded >> 16, Halves);
+    memcpy(to, &upper, sizeof(upper));
+#endif
+}
+
+HIPCONV_SIMD void store(f16* to, Floats v) {
+#if HIPCONV_VECTOR_BYTES == 64
+    const __m256i rounded = _mm512_maskz_cvtps_ph(kAll, bit_cast<__m512>(v), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    memcpy(to, &rounded, sizeof(rounded));
+#elif HIPCONV_VECTOR_BYTES == 32 && defined(HIPCONV_HAS_F16C)
+    const __m128i rounded = _mm256_cvtps_ph(bit_cast<__m256>(v), _MM_FROUND_TO_NEAREST_INT);
+    memcpy(to, &rounded, sizeof(rounded));
+#else
+    for (int lane = 0; lane < kLanes; ++lane) to[lane] = from_float<f16>(v[lane]);
+#endif
+}
+
+template <typename T>
+HIPCONV_SIMD void store_some(T* to, Floats v, int64_t count) {
+    if (count >= kLanes) return store(to, v);
+    T lanes[kLanes];
+    store(lanes, v);
+    memcpy(to, lanes, count * sizeof(T));
+}
+
+// ---- SiLU --------------------------------------------------------------------------------------------------------------
+
+// NaN counts as more than the limit.
+HIPCONV_SIMD Floats at_most(Floats v, float limit) {
+#if HIPCONV_VECTOR_BYTES == 64
+    return bit_cast<Floats>(_mm512_maskz_min_ps(kAll, bit_cast<__m512>(v), _mm512_set1_ps(limit)));
+#elif HIPCONV_VECTOR_BYTES == 32
+    return bit_cast<Floats>(_mm256_min_ps(bit_cast<__m256>(v), _mm256_set1_ps(limit)));
+#else
+    return v < limit ? v : broadcast(limit);
+#endif
+}
+
+// 1 / v for 1 <= v < 2^127.
+HIPCONV_SIMD Floats reciprocal(Floats v) {
+#if HIPCONV_VECTOR_BYTES == 64
+    const Floats r = bit_cast<Floats>(_mm512_maskz_rcp14_ps(kAll, bit_cast<__m512>(v)));
+    return r + r * (1.0f - v * r);  // one Newton step doubles the 14 bits; a division takes as long as the rest of SiLU
+#else
+    return 1.0f / v;
+#endif
+}
+
+// v / (1 + exp(-v)). exp(-v) = 2^(n + f) with n whole and |f| <= 1/2: n goes into the exponent, 2^f is a polynomial.
+HIPCONV_SIMD Floats silu(Floats v) {
+    constexpr float kLog2e = 1.44269504088896341f;
+    constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: a float near it has no fraction, and its low bits are a whole number
+    constexpr float kEnd = 87.0f;          // keeps n within a float's exponent
+    const Floats u = at_most(v, kEnd);
+    const Floats shifted = kRound - u * kLog2e;
+    const Floats f = (kRound - shifted) - u * kLog2e;
+    Floats e = broadcast(1.327647201e-3f);
+    e = e * f + 9.675541388e-3f;
+    e = e * f + 5.550713274e-2f;
+    e = e * f + 2.402211972e-1f;
+    e = e * f + 6.931469671e-1f;
+    e = e * f + 1.000000072f;
+    e = bit_cast<Floats>(bit_cast<Words>(e) + (bit_cast<Words>(shifted) << 23));
+    const Floats r = reciprocal(1.0f + e);
+    return v * (v > -kEnd ? r : Floats{});  // beyond, e is meaningless; the product is -0, or NaN of NaN and -inf
+}
+
+}  // namespace simd
+}  // namespace hipconv
