@@ -10,7 +10,9 @@ import argparse
 from collections.abc import Callable, Iterator
 import contextlib
 import itertools
+from pathlib import Path
 import random
+import subprocess
 import sys
 from typing import Any, NamedTuple
 
@@ -134,12 +136,120 @@ def test_matches_the_reference(device: torch.device, case: Case) -> None:
 
 
 def test_every_kernel_can_be_forced_by_name(device: torch.device) -> None:
-    case = Case(2, 33, 130, 4, torch.bfloat16, torch.float32)
-    x, weight, bias, _ = case.inputs(device)
     names = jit.module("causal_conv1d", targets.of(device)).causal_conv1d_fwd_kernels()
-    assert names
-    for name in names:
-        assert_matches(run(x, weight, bias, True, kernel=name), x, weight, bias, True)
+    served = set()
+    for name, layout in itertools.product(names, LAYOUTS):
+        x, weight, bias, out = Case(2, 33, 130, 4, torch.bfloat16, torch.float32, layout=layout).inputs(device)
+        try:
+            hipconv.causal_conv1d_fwd(out, x, weight, bias, True, kernel=name)
+        except ValueError as refusal:
+            assert f"kernel: got '{name}', which serves" in str(refusal)
+            assert out.isnan().all()
+        else:
+            served.add(name)
+            assert_matches(out, x, weight, bias, True)
+    assert names and served == set(names)
+
+
+# ---- the CPU's kernels ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cpu() -> Iterator[torch.device]:
+    with environment(**_WAYS["cpu"]):
+        yield torch.device("cpu")
+
+
+@pytest.mark.parametrize("width", range(1, 10))
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_cpu_kernels_at_every_length_and_alignment(cpu: torch.device, layout: str, width: int) -> None:
+    """Vector tails, short rows, both edges of a piece and of a block; each case a view at an odd offset amid poison."""
+    combinations = itertools.cycle(itertools.product(DTYPES.values(), DTYPES.values(), (True, False)))
+    kernels = ("simd", "openmp") if width <= 8 else ("auto", "openmp")
+    pairs: dict[tuple[str, torch.dtype], list[tuple[Tensor, Tensor]]] = {}
+    for inner in [*range(1, 71), 511, 512, 513, 1025, 1300]:  # along vectors: tokens, or channels
+        outer, offset, pitch = 1 + inner % 11, inner % 5, inner + inner % 3
+        (dtype, weight_dtype, use_silu), has_bias = next(combinations), inner % 4 > 0
+        sizes = (2, outer, inner) if layout == "channel_first" else (2, inner, outer)
+        strides = (outer * pitch, pitch, 1) if layout == "channel_first" else (outer * pitch, 1, pitch)
+        x, _ = _strided(sizes, strides, offset, dtype, cpu, torch.nan)
+        x.copy_(torch.randn(sizes))
+        weight = (torch.randn(sizes[1], width) / width**0.5).to(weight_dtype)
+        bias = torch.randn(sizes[1]).to(weight_dtype) if has_bias else None
+        for kernel in kernels:
+            out, buffer = _strided(sizes, strides, offset + 1, dtype, cpu, 42.0)
+            hipconv.causal_conv1d_fwd(out.fill_(torch.nan), x, weight, bias, use_silu, kernel=kernel)
+            expected = reference.causal_conv1d(x, weight, bias, use_silu)
+            pairs.setdefault((kernel, dtype), []).append((out.clone().flatten(), expected.flatten()))
+            out.fill_(42.0)
+            assert (buffer == 42.0).all(), "wrote outside out"
+    for ours_and_expected in pairs.values():  # together: short outputs one by one could miss 99.9 % by bad luck
+        wrong = mismatch(*map(torch.cat, zip(*ours_and_expected, strict=True)))
+        assert wrong is None, wrong
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(1, 1, 40000), (1, 3, 20001), (1, 2000, 33), (2, 5000, 4), (1, 16385, 3)])
+def test_few_rows_are_split_among_threads(cpu: torch.device, shape: tuple[int, int, int], layout: str) -> None:
+    x, weight, bias, _ = Case(*shape, 4, torch.float32, torch.float16, layout=layout).inputs(cpu)
+    split = run(x, weight, bias, True, kernel="simd")
+    assert_matches(split, x, weight, bias, True)
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            assert torch.equal(run(x, weight, bias, True, kernel="simd"), split)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_simd_serves_standard_layouts_and_refuses_others(cpu: torch.device) -> None:
+    """What "auto" ran is told by its bits: in float32 the kernels round differently somewhere in so many outputs."""
+    for dtype, layout, width in itertools.product(DTYPES.values(), LAYOUTS, (1, 2, 4, 8)):
+        x, weight, bias, _ = Case(2, 64, 3000, width, dtype, dtype, layout=layout).inputs(cpu)
+        auto, simd, openmp = (run(x, weight, bias, True, kernel=kernel) for kernel in ("auto", "simd", "openmp"))
+        assert torch.equal(auto, simd)
+        assert dtype != torch.float32 or not torch.equal(auto, openmp)
+        assert_matches(openmp, x, weight, bias, True)
+    whole = torch.randn(2, 64, 30)
+    for x, out, width in (
+        (whole, torch.empty_like(whole), 9),
+        (whole[:, :, ::2], torch.empty(2, 64, 15), 4),
+        (whole, empty_as("channel_last", (2, 64, 30), torch.float32, cpu), 4),
+    ):
+        weight = torch.randn(64, width) / 2
+        with pytest.raises(ValueError, match="kernel: got 'simd', which serves width <= 8"):
+            hipconv.causal_conv1d_fwd(out, x, weight, kernel="simd")
+        hipconv.causal_conv1d_fwd(out, x, weight)
+        assert_matches(out, x, weight, None, False)
+
+
+def check_isa(isa: str) -> None:
+    """In a process of its own: the module built for another instruction set than the host's best."""
+    module = jit.module("causal_conv1d", targets.parse(isa))
+    for dtype, layout, width in itertools.product(DTYPES.values(), LAYOUTS, (1, 3, 4, 8)):
+        x, weight, bias, out = Case(2, 45, 77, width, dtype, dtype, layout=layout).inputs(torch.device("cpu"))
+        for kernel in ("simd", "openmp"):
+            module.causal_conv1d_fwd(out.fill_(torch.nan), x, weight, bias, True, kernel, 0)
+            assert_matches(out, x, weight, bias, True)
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+    for dtype in (torch.float16, torch.bfloat16):
+        x = bits.view(dtype)[None, None]
+        out = torch.empty_like(x)
+        module.causal_conv1d_fwd(out, x, torch.ones(1, 1), None, False, "simd", 0)
+        assert torch.equal(out.isnan(), x.isnan())
+        assert torch.equal(out[~x.isnan()], x[~x.isnan()])
+    ends = torch.tensor([-torch.inf, -1e30, -100.0, -87.0, 87.0, 100.0, 1e30, torch.inf, torch.nan])[None, None]
+    out = torch.empty_like(ends)
+    module.causal_conv1d_fwd(out, ends, torch.ones(1, 1), None, True, "simd", 0)
+    assert torch.allclose(out.double(), F.silu(ends.double()), rtol=1e-6, atol=1e-30, equal_nan=True)
+
+
+@pytest.mark.parametrize("isa", targets._usable_isas())
+def test_every_instruction_set_of_the_host(isa: str) -> None:
+    program = f"from test_causal_conv1d import check_isa; check_isa({isa!r})"
+    done = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 # ---- strides, poison, canaries -------------------------------------------------------------------------------------------------
@@ -250,6 +360,21 @@ def test_padding_is_absence_not_zero(device: torch.device) -> None:
     """An infinite weight that reaches before the sequence must not turn the implied zeros into NaN."""
     weight = torch.tensor([[torch.inf, 1.0]], device=device)
     assert torch.equal(run(torch.tensor([[[2.0]]], device=device), weight), torch.tensor([[[2.0]]], device=device))
+
+
+@pytest.mark.parametrize("shape", [(2, 16, 40), (2, 5, 41)])
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_infinite_weights_reach_no_further_than_the_sequence(device, layout: str, dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
+    width = 4
+    x, weight, bias, out = Case(*shape, width, dtype, torch.float32, layout=layout).inputs(device)
+    weight[1, 0], weight[2, 1] = torch.inf, torch.nan
+    hipconv.causal_conv1d_fwd(out, x, weight, bias, True)
+    expected = reference.causal_conv1d(x, weight, bias, True)
+    assert torch.equal(out.isfinite(), expected.isfinite()) and not expected[:, 1, width - 1 :].isfinite().any()
+    finite = expected.isfinite()
+    assert finite[:, 1, : width - 1].all() and finite[:, 2, : width - 2].all()
+    assert mismatch(out[finite], expected[finite]) is None
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
@@ -478,6 +603,12 @@ def test_the_cpu_kernel_uses_the_openmp_runtime_that_torch_has_loaded() -> None:
     with open("/proc/self/maps") as maps:
         runtimes = {line.split()[-1] for line in maps if "libgomp" in line or "libomp" in line or "libiomp" in line}
     assert len(runtimes) == 1, runtimes
+
+
+def test_two_architectures_in_one_process_are_two_modules() -> None:
+    """pybind11 takes modules of one name for one, and would serve the second architecture with the first one's kernels."""
+    wide, narrow = (jit.module("causal_conv1d", targets.Target("simt", wave)) for wave in ("wave64", "wave32"))
+    assert wide is not narrow and wide.__file__ != narrow.__file__
 
 
 # ---- GPU only ------------------------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ assert "--offload-arch=gfx90a" in (artefact.directory / "build.ninja").read_text
 
 module = jit.module("causal_conv1d", target)
 assert jit.module("causal_conv1d", target) is module
-assert module.causal_conv1d_fwd_kernels() == ["naive"]
+assert "naive" in module.causal_conv1d_fwd_kernels()
 x, out = torch.ones(2, 4, 8), torch.full((2, 4, 8), 42.0)
 try:
     module.causal_conv1d_fwd(out, x, torch.ones(4, 3), None, True, "auto", 0)

@@ -8,6 +8,7 @@
 #include "arch.h"
 #include "causal_conv1d.h"
 #include "causal_conv1d_formula.h"
+#include "causal_conv1d_launchers.h"
 #include "check.h"
 
 namespace hipconv {
@@ -53,9 +54,28 @@ void launch_naive(const CausalConv1dFwdParams& p, hipStream_t stream) {
 
 }  // namespace
 
-std::vector<std::string> causal_conv1d_fwd_kernels() { return {"naive"}; }
+std::vector<std::string> causal_conv1d_fwd_kernels() { return {"tile", "vector", "naive"}; }
 
-void causal_conv1d_fwd(const CausalConv1dFwdParams& p, const std::string& /*kernel: there is one*/, void* stream) {
+std::string causal_conv1d_fwd_choice(const CausalConv1dFwdParams& p) {
+    if (causal_conv1d_tile_serves(p)) return "tile";
+    if (causal_conv1d_vector_serves(p)) return "vector";
+    return "naive";
+}
+
+void causal_conv1d_fwd(const CausalConv1dFwdParams& p, const std::string& kernel, void* stream) {
+    const std::string name = kernel == "auto" ? causal_conv1d_fwd_choice(p) : kernel;
+    if (name == "tile") {
+        if (!causal_conv1d_tile_serves(p))
+            throw std::invalid_argument(
+                "kernel: got 'tile', which serves channel-last x and out (stride 1 along dim), widths 2 to 4");
+        return causal_conv1d_tile(p, stream);
+    }
+    if (name == "vector") {
+        if (!causal_conv1d_vector_serves(p))
+            throw std::invalid_argument(
+                "kernel: got 'vector', which serves channel-first x and out (stride 1 along seqlen), widths 2 to 4");
+        return causal_conv1d_vector(p, stream);
+    }
     const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
     switch (p.dtype) {
         case DType::f32:

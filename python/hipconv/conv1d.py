@@ -31,7 +31,8 @@ def causal_conv1d_fwd(
         weight: (dim, width), width >= 1, any of the three dtypes, any strides, on the device of `x`.
         bias: (dim,), any of the three dtypes, on the device of `x`. None or an empty tensor means none.
         use_silu: apply SiLU, ``v * sigmoid(v)``; otherwise nothing.
-        kernel: the kernel's name, or "auto" for the library's choice. On a GPU: "naive". On the CPU: "simd" (width
+        kernel: the kernel's name, or "auto" for the library's choice. On a GPU: "tile" (channel-last, width 2 to 4), "vector"
+            (channel-first, width 2 to 4), "naive" (anything). On the CPU: "simd" (width
             <= 8, x and out both with stride 1 along seqlen or both along dim), and "openmp", which serves any call.
 
     Raises:

@@ -60,6 +60,15 @@ __host__ __device__ inline uint16_t float_to_bf16_bits(float v) {
     return static_cast<__nv_bfloat16_raw>(__float2bfloat16_rn(v)).x;
 }
 
+__host__ __device__ inline uint32_t floats_to_bf16x2(float low, float high) {
+    const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const uint32_t*>(&both);
+}
+__host__ __device__ inline uint32_t floats_to_f16x2(float low, float high) {
+    const __half2 both = __floats2half2_rn(low, high);
+    return *reinterpret_cast<const uint32_t*>(&both);
+}
+
 __host__ __device__ inline float approx_exp2(float v) {
 #if defined(__CUDA_ARCH__)
     float r;
