@@ -110,6 +110,8 @@ SHAPES = [
     (1, 8, 4096),
     (2, 1023, 5),
     (300, 3, 7),
+    (2, 520, 19),  # several blocks of 16-byte vectors of channels, several runs of tokens
+    (3, 24, 2056),  # two blocks of 16-byte vectors of tokens, the second almost empty
 ]
 WIDTHS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33, 64]
 

@@ -27,13 +27,13 @@ def causal_conv1d_fwd(
         out: (batch, dim, seqlen), written. The dtype, shape and device of `x`; any strides that give each element memory of its
             own, none of it shared with an input.
         x: (batch, dim, seqlen), float32, float16 or bfloat16. Any strides: channel-first (dim-major, as ``conv1d`` has it),
-            channel-last (a transposed (batch, seqlen, dim) tensor), slices, negative or zero steps. Any size may be zero.
+            channel-last (a transposed (batch, seqlen, dim) tensor), slices, expanded tensors. Any size may be zero.
         weight: (dim, width), width >= 1, any of the three dtypes, any strides, on the device of `x`.
         bias: (dim,), any of the three dtypes, on the device of `x`. None or an empty tensor means none.
         use_silu: apply SiLU, ``v * sigmoid(v)``; otherwise nothing.
         kernel: the kernel's name, or "auto" for the library's choice. On a GPU: "tile" (channel-last, width 2 to 4), "vector"
-            (channel-first, width 2 to 4), "naive" (anything). On the CPU: "simd" (width
-            <= 8, x and out both with stride 1 along seqlen or both along dim), and "openmp", which serves any call.
+            (channel-first, width 2 to 4), "naive" (anything). On the CPU: "simd" (width <= 8, x and out both with stride 1 along
+            seqlen or both along dim), "openmp" (anything).
 
     Raises:
         TypeError: an argument of the wrong kind or dtype.
