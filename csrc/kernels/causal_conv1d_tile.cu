@@ -34,7 +34,7 @@ constexpr int kTileLanes = kChannels == 1 ? 64 : 32;  // the most vectors of cha
 template <typename T, int kChannels, int kWidth, bool kSilu>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreads, 4) causal_conv1d_fwd_tile(CausalConv1dFwdParams p, TilePlan plan) {
     constexpr int kPairs = (kChannels + 1) / 2;
-    constexpr int kAhead = (4 + kWidth - 1) / kWidth * kWidth;  // a multiple of kWidth, so that ring positions repeat
+    constexpr int kAhead = 4 / kWidth * kWidth;  // a multiple of kWidth, so that ring positions repeat
     constexpr int kBlockChannels = kTileLanes<kChannels> * kChannels;
     using Vector = Words<T, kChannels>;
 
