@@ -701,6 +701,18 @@ def measure(case: Case, backend: str, kernel: str, table: Table) -> bool:
     return wrong is None
 
 
+def test_the_command_prints_a_row_a_case_and_fails_on_a_mismatch(monkeypatch, capsys) -> None:
+    sizes = "--batch 1 --dim 3,8 --seqlen 5 --width 2 --dtype float16 --backend cpu --use_silu --no_bias"
+    monkeypatch.setattr(sys, "argv", ["test_causal_conv1d.py", *sizes.split()])
+    assert main() == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert len(rows) == 1 + 2 * len(LAYOUTS) + 1 and rows[-1] == "4 passed, 0 failed"
+    assert len({len(row) for row in rows[:-1]}) == 1, "the rows are not aligned"
+    monkeypatch.setattr(sys.modules[__name__], "mismatch", lambda out, expected: "invented")
+    assert main() == 1
+    assert "WRONG: invented" in capsys.readouterr().out
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for option, sizes in (("batch", [2]), ("dim", [64, 333]), ("seqlen", [1, 129, 1024]), ("width", [2, 4])):
