@@ -3,7 +3,6 @@
 
 #include "activation.h"
 #include "causal_conv1d.h"
-#include "causal_conv1d_formula.h"
 #include "vec.h"
 
 namespace hipconv {

@@ -33,37 +33,31 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kThreads, 4) causal_conv1d_fwd_naive(Causa
 
 namespace {
 
-unsigned blocks_for(int64_t size, unsigned threads) {
-    const int64_t blocks = (size + threads - 1) / threads;
-    return static_cast<unsigned>(blocks < 65535 ? blocks : 65535);
-}
-
 template <typename T>
 void launch_naive(const CausalConv1dFwdParams& p, hipStream_t stream) {
     const bool lanes_along_dim = dim_is_inner(p.x);
     const int32_t inner = lanes_along_dim ? p.dim : p.seqlen;
     const int32_t outer = lanes_along_dim ? p.seqlen : p.dim;
 
-    unsigned lanes = 1;  // short rows share a block
-    while (lanes < kThreads && static_cast<int64_t>(lanes) < inner) lanes *= 2;
+    const unsigned lanes = power_of_two_up_to(inner, kThreads);
     const dim3 block(lanes, kThreads / lanes, 1);
-    const dim3 grid(blocks_for(inner, block.x), blocks_for(outer, block.y), blocks_for(p.batch, 1));
+    const dim3 grid(blocks_up_to(inner, block.x, 65535), blocks_up_to(outer, block.y, 65535), blocks_up_to(p.batch, 1, 65535));
     hipLaunchKernelGGL(causal_conv1d_fwd_naive<T>, grid, block, 0, stream, p, lanes_along_dim);
     check_launch("causal_conv1d_fwd");
+}
+
+std::string choice(const CausalConv1dFwdParams& p) {
+    if (causal_conv1d_tile_serves(p)) return "tile";
+    if (causal_conv1d_vector_serves(p)) return "vector";
+    return "naive";
 }
 
 }  // namespace
 
 std::vector<std::string> causal_conv1d_fwd_kernels() { return {"tile", "vector", "naive"}; }
 
-std::string causal_conv1d_fwd_choice(const CausalConv1dFwdParams& p) {
-    if (causal_conv1d_tile_serves(p)) return "tile";
-    if (causal_conv1d_vector_serves(p)) return "vector";
-    return "naive";
-}
-
 void causal_conv1d_fwd(const CausalConv1dFwdParams& p, const std::string& kernel, void* stream) {
-    const std::string name = kernel == "auto" ? causal_conv1d_fwd_choice(p) : kernel;
+    const std::string name = kernel == "auto" ? choice(p) : kernel;
     if (name == "tile") {
         if (!causal_conv1d_tile_serves(p))
             throw std::invalid_argument(

@@ -180,8 +180,6 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreads, 4) causal_conv1d_fwd_tile(Ca
 
 namespace {
 
-constexpr int64_t kOffsetLimit = int64_t{1} << 31;  // what a lane's 32-bit byte offset is allowed to reach
-
 // Channels of one vector: 16 bytes of them, if every vector of x and out is aligned; else one.
 int channels_a_vector(const CausalConv1dFwdParams& p) {
     const int bytes = element_bytes(p.dtype);
@@ -191,12 +189,6 @@ int channels_a_vector(const CausalConv1dFwdParams& p) {
                s.batch_stride % wanted == 0;
     };
     return p.dim % wanted == 0 && aligned(p.x) && aligned(p.out) ? wanted : 1;
-}
-
-unsigned power_of_two_up_to(int64_t wanted, unsigned limit) {
-    unsigned v = 1;
-    while (v < limit && v < wanted) v *= 2;
-    return v;
 }
 
 // Long runs re-read few tokens, short ones make many threads: the longest that make enough to fill a large card.
@@ -222,9 +214,7 @@ void launch(const CausalConv1dFwdParams& p, hipStream_t stream) {
     plan.x_row = plan.rows_are_batches ? static_cast<uint32_t>(p.x.batch_stride * sizeof(T)) : plan.tokens * plan.x_step;
     plan.out_row = plan.rows_are_batches ? static_cast<uint32_t>(p.out.batch_stride * sizeof(T)) : plan.tokens * plan.out_step;
 
-    const int64_t groups = (vectors + lanes - 1) / lanes;
-    const unsigned x_blocks = plan.row_blocks < (1u << 22) ? plan.row_blocks : 1u << 22;
-    const dim3 grid(x_blocks, static_cast<unsigned>(groups < 65535 ? groups : 65535), 1);
+    const dim3 grid(blocks_up_to(plan.row_blocks, 1, 1 << 22), blocks_up_to(vectors, lanes, 65535), 1);
     hipLaunchKernelGGL((causal_conv1d_fwd_tile<T, kChannels, kWidth, kSilu>), grid, dim3(lanes, rows, 1), 0, stream, p, plan);
     check_launch("causal_conv1d_fwd");
 }

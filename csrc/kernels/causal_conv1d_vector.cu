@@ -138,8 +138,6 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, 3) causal_conv1d_fwd_vecto
 
 namespace {
 
-constexpr int64_t kOffsetLimit = int64_t{1} << 31;  // what a lane's 32-bit byte offset is allowed to reach
-
 // Whether a vector is 16 bytes of tokens: if every row of x and out begins and ends on such a boundary. Else it is one token.
 bool rows_are_aligned(const CausalConv1dFwdParams& p) {
     const int tokens = 16 / element_bytes(p.dtype);
@@ -152,8 +150,7 @@ bool rows_are_aligned(const CausalConv1dFwdParams& p) {
 template <typename T, int kTokens, int kWidth, bool kSilu>
 void launch(const CausalConv1dFwdParams& p, hipStream_t stream) {
     const int64_t vectors = (static_cast<int64_t>(p.seqlen) + kTokens - 1) / kTokens;
-    unsigned lanes = 1;  // short rows share a block
-    while (lanes < kVectorThreads && lanes < vectors) lanes *= 2;
+    const unsigned lanes = power_of_two_up_to(vectors, kVectorThreads);
     VectorPlan plan{};
     plan.stretches = static_cast<uint32_t>((vectors + lanes - 1) / lanes);
     plan.items = plan.stretches * static_cast<uint32_t>(p.batch);
@@ -161,11 +158,7 @@ void launch(const CausalConv1dFwdParams& p, hipStream_t stream) {
     plan.out_row = static_cast<uint32_t>(p.out.dim_stride * sizeof(T));
 
     const dim3 block(lanes, kVectorThreads / lanes, 1);
-    const auto blocks = [](int64_t size, int64_t each, int64_t limit) {
-        const int64_t count = (size + each - 1) / each;
-        return static_cast<unsigned>(count < limit ? count : limit);
-    };
-    const dim3 grid(blocks(plan.items, kItems, 1 << 22), blocks(p.dim, block.y, 65535), 1);
+    const dim3 grid(blocks_up_to(plan.items, kItems, 1 << 22), blocks_up_to(p.dim, block.y, 65535), 1);
     hipLaunchKernelGGL((causal_conv1d_fwd_vector<T, kTokens, kWidth, kSilu>), grid, block, 0, stream, p, plan);
     check_launch("causal_conv1d_fwd");
 }
