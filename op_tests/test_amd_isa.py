@@ -1,0 +1,435 @@
+"""The machine code of the fast kernels keeps to its limits on every AMD card; and the counter itself, on code with known counts.
+
+`pytest -s op_tests/test_amd_isa.py -k limits` prints the table.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+import sys
+
+import pytest
+from test_gpu_compilers import require_amd_compiler
+
+from amd_code import AMD_ARCHS, CodeObject, Kernel, build, bytes_of, functions_of, kind_of, run
+from amd_isa import FAST_KERNELS, FastKernel, HotLoop, add_row, figures, hot_loops, main, matrix, new_table
+
+pytestmark = pytest.mark.usefixtures("amd_compiler")
+
+
+@pytest.fixture(scope="module")
+def amd_compiler() -> None:
+    require_amd_compiler()
+
+
+@pytest.mark.parametrize("name", FAST_KERNELS)
+def test_fast_kernels_keep_to_their_limits(name: str) -> None:
+    print()
+    table = new_table([name])
+    misses = []
+    for found in figures(FAST_KERNELS[name], AMD_ARCHS):
+        add_row(table, name, found)
+        misses += [f"{found.kernel.arch}: {miss}" for miss in found.misses()]
+    assert not misses, "\n".join(misses)
+
+
+# Registers of a SIMD and how many a wave gets at a time: getTotalNumVGPRs and getVGPRAllocGranule in LLVM's AMDGPUBaseInfo.cpp.
+VGPRS = {"gfx90a": (512, 8), "gfx942": (512, 8), "gfx1100": (1536, 24), "gfx1151": (1536, 24), "gfx1201": (1536, 24)}
+
+
+@pytest.mark.parametrize("arch", AMD_ARCHS)
+def test_waves_are_those_that_the_registers_leave_room_for(arch: str) -> None:
+    total, unit = VGPRS[arch]
+    for kernel in build(FAST_KERNELS["vector"].source, arch).kernels:  # no LDS
+        assert kernel.numbers["group_segment_fixed_size"] == 0
+        by_vgprs = total // (-(-kernel.numbers["vgpr_count"] // unit) * unit)
+        by_sgprs = 7 if arch.startswith("gfx9") and kernel.numbers["sgpr_count"] > 100 else 16  # of 800 on gfx9
+        assert kernel.waves == min(by_vgprs, by_sgprs, 8 if arch.startswith("gfx9") else 16), kernel.name
+
+
+# ---- kernels in HIP --------------------------------------------------------------------------------------------------------------
+
+PROBES = """
+#include <hip/hip_runtime.h>
+using Floats = float __attribute__((ext_vector_type(4)));
+
+// 2 loads, 1 store, 4 fused multiply-adds
+__global__ void axpy(Floats* y, const Floats* x, float a, int n) {
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) y[i] = a * x[i] + y[i];
+}
+
+// the same, with a right edge written element by element
+__global__ void axpy_edge(float* y, const float* x, float a, int n) {
+    for (int i = 4 * (blockIdx.x * blockDim.x + threadIdx.x); i < n; i += 4 * gridDim.x * blockDim.x) {
+        if (i + 4 <= n) {
+            *reinterpret_cast<Floats*>(y + i) = a * *reinterpret_cast<const Floats*>(x + i) + *reinterpret_cast<Floats*>(y + i);
+        } else {
+            for (int j = i; j < n; ++j) y[j] = __builtin_sqrtf(a * x[j] + y[j]);
+        }
+    }
+}
+
+// the same, with a rare repair of the result
+__global__ void axpy_repair(Floats* y, const Floats* x, float a, float b, int n) {
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
+        Floats sum = a * x[i] + y[i];
+        if (sum.x != sum.x) {
+            for (int j = 0; j < 6; ++j) sum.x = __builtin_amdgcn_rcpf(b * i - (sum.x != sum.x ? a : sum.x));
+        }
+        y[i] = sum;
+    }
+}
+
+// the same, with an activation that an argument turns on
+__global__ void axpy_flag(Floats* y, const Floats* x, float a, bool on, int n) {
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
+        Floats sum = a * x[i] + y[i];
+        if (on) {
+            asm volatile("");  // so that it stays inside the loop
+            for (int j = 0; j < 4; ++j) sum[j] = __builtin_amdgcn_rcpf(sum[j]);
+        }
+        y[i] = sum;
+    }
+}
+
+// no loop at all
+__global__ void once(Floats* y, const Floats* x, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = x[i] + 1.0f;
+}
+
+template <typename T> __global__ void typed(T* y) { *y = T(1); }
+template __global__ void typed<float>(float*);
+template __global__ void typed<int>(int*);
+"""
+
+
+@pytest.fixture(scope="module", params=["gfx942", "gfx1100"])
+def probes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CodeObject:
+    source = tmp_path_factory.mktemp("probes") / "probes.cu"
+    source.write_text(PROBES)
+    return build(source, request.param)
+
+
+def only(loops: list[HotLoop]) -> HotLoop:
+    assert len(loops) == 1
+    return loops[0]
+
+
+def test_a_vector_loop_is_counted_exactly(probes: CodeObject) -> None:
+    loop = only(hot_loops(probes.kernel("axpy")))
+    assert loop.is_loop and not loop.nested and loop.work == 16
+    assert loop.cheapest.by_mnemonic == loop.dearest.by_mnemonic
+    assert (loop.cheapest.of("load", 16), loop.cheapest.of("load"), loop.cheapest.of("store", 16)) == (2, 2, 1)
+    assert loop.cheapest.multiplications == 4
+    assert loop.cheapest.transcendental == 0 and loop.cheapest.of("lds") == 0
+    assert loop.cheapest.loads_in_flight(16) == 2
+
+
+def test_an_edge_in_the_loop_is_not_the_steady_state(probes: CodeObject) -> None:
+    plain, edge = only(hot_loops(probes.kernel("axpy"))), hot_loops(probes.kernel("axpy_edge"))[0]
+    assert edge.work == 16 and edge.cheapest.multiplications == 4
+    assert edge.dearest.transcendental == 0 and edge.dearest.of("store") == 1
+    assert plain.cheapest.valu <= edge.cheapest.valu <= edge.dearest.valu <= plain.cheapest.valu + 4
+
+
+def test_a_repair_that_some_lanes_need_is_not_the_steady_state(probes: CodeObject) -> None:
+    plain, repair = only(hot_loops(probes.kernel("axpy"))), only(hot_loops(probes.kernel("axpy_repair")))
+    assert repair.dearest.transcendental == 0 and repair.dearest.multiplications == 4
+    assert plain.cheapest.valu < repair.cheapest.valu <= repair.dearest.valu <= plain.cheapest.valu + 6  # the comparison
+
+
+def test_a_flag_leaves_a_range_unless_the_steady_state_is_known(probes: CodeObject) -> None:
+    kernel = probes.kernel("axpy_flag")
+    either = only(hot_loops(kernel))
+    assert (either.cheapest.transcendental, either.dearest.transcendental) == (0, 4)
+    assert either.dearest.valu == either.cheapest.valu + 4
+    known = only(hot_loops(kernel, also=lambda i: int(i.transcendental)))
+    assert known.cheapest.transcendental == known.dearest.transcendental == 4
+    assert known.cheapest.valu == either.dearest.valu
+
+
+def test_a_kernel_without_loops_counts_as_a_whole(probes: CodeObject) -> None:
+    kernel = probes.kernel("once")
+    whole = only(hot_loops(kernel))
+    assert not whole.is_loop and whole.work == 16
+    assert whole.cheapest.by_mnemonic["s_endpgm"] == 1
+    with pytest.raises(LookupError, match="once on gfx"):
+        hot_loops(kernel, width=32)
+
+
+def test_kernels_are_found_by_a_part_of_their_name(probes: CodeObject) -> None:
+    assert probes.kernel("typed<int>").name == "typed<int>"
+    with pytest.raises(LookupError, match=r"(?s)2 kernels .*typed<float>\n  typed<int>$"):
+        probes.kernel("typed")
+    with pytest.raises(LookupError, match="0 kernels"):
+        probes.kernel("typed<double>")
+
+
+# ---- hand-written code -----------------------------------------------------------------------------------------------------------
+
+
+def assembled(arch: str, text: str, tmp_path: Path) -> Kernel:
+    """A kernel of these instructions."""
+    source, code = tmp_path / "probe.s", tmp_path / "probe.o"
+    source.write_text(f"probe:\n{text}\n  s_endpgm\n")
+    run("clang-19", "-x", "assembler", "-target", "amdgcn-amd-amdhsa", f"-mcpu={arch}", "-c", source, "-o", code)
+    function = functions_of(run("llvm-objdump-19", "-d", code))["probe"]
+    return Kernel("probe", arch, {"wavefront_size": 64 if arch.startswith("gfx9") else 32}, 0, function)
+
+
+GFX9_ARMS = """
+.Lloop:
+  v_cmp_gt_u32 vcc, s4, v0
+  s_and_saveexec_b64 s[0:1], vcc          // a guarded load
+  s_cbranch_execz .Lloaded
+  v_lshlrev_b32 v9, 4, v0
+  global_load_dwordx4 v[4:7], v9, s[2:3]
+.Lloaded:
+  s_or_b64 exec, exec, s[0:1]
+  v_cmp_lt_f32 vcc, v1, v2
+  s_and_saveexec_b64 s[0:1], vcc          // one arm of three, or one of five
+  s_xor_b64 s[0:1], exec, s[0:1]
+  s_cbranch_execz .Lother
+  .rept 3
+  v_add_f32 v1, v1, v2
+  .endr
+.Lother:
+  s_andn2_saveexec_b64 s[0:1], s[0:1]
+  s_cbranch_execz .Ljoined
+  .rept 5
+  v_mul_f32 v1, v1, v2
+  .endr
+.Ljoined:
+  s_or_b64 exec, exec, s[0:1]
+  s_cbranch_scc0 .Lfinish                   // nothing is stored on the way out
+  global_store_dwordx4 v9, v[4:7], s[6:7]
+  s_sub_u32 s5, s5, 1
+  s_cmp_lg_u32 s5, 0
+  s_cbranch_scc1 .Lloop
+.Lfinish:
+  .rept 20
+  v_exp_f32 v1, v1
+  .endr
+"""
+
+GFX11_ARMS = """
+.Lloop:
+  s_mov_b32 s0, exec_lo
+  v_cmpx_gt_u32 s4, v0
+  s_cbranch_execz .Lloaded
+  v_lshlrev_b32 v9, 4, v0
+  global_load_b128 v[4:7], v9, s[2:3]
+.Lloaded:
+  s_or_b32 exec_lo, exec_lo, s0
+  v_cmp_lt_f32 vcc_lo, v1, v2
+  s_and_saveexec_b32 s0, vcc_lo
+  s_xor_b32 s0, exec_lo, s0
+  s_cbranch_execz .Lother
+  .rept 3
+  v_dual_add_f32 v1, v1, v2 :: v_dual_mul_f32 v8, v3, v5
+  .endr
+.Lother:
+  s_and_not1_saveexec_b32 s0, s0
+  s_cbranch_execz .Ljoined
+  .rept 5
+  v_mul_f32 v1, v1, v2
+  .endr
+.Ljoined:
+  s_or_b32 exec_lo, exec_lo, s0
+  global_store_b128 v9, v[4:7], s[6:7]
+  s_sub_u32 s5, s5, 1
+  s_cmp_lg_u32 s5, 0
+  s_cbranch_scc1 .Lloop
+"""
+
+
+@pytest.mark.parametrize(("arch", "text"), [("gfx942", GFX9_ARMS), ("gfx1100", GFX11_ARMS)])
+def test_guards_are_passed_and_one_arm_of_an_if_is_taken(arch: str, text: str, tmp_path: Path) -> None:
+    loop = only(hot_loops(assembled(arch, text, tmp_path)))
+    for counts, arm in ((loop.cheapest, 3), (loop.dearest, 5)):
+        assert counts.valu == 3 + arm, "two comparisons, an address, one arm"
+        assert (counts.of("load", 16), counts.of("store", 16), counts.transcendental) == (1, 1, 0)
+    assert loop.cheapest.lane_operations == (6 if arch == "gfx942" else 9)
+
+
+def test_a_flag_that_chose_one_block_keeps_the_other_out(tmp_path: Path) -> None:
+    """Uniform alternatives as the compiler lays them out: one block sets a flag that the next one asks."""
+    text = """
+.Lloop:
+  s_mov_b64 s[8:9], -1
+  s_cmp_eq_u32 s4, 2
+  s_cbranch_scc0 .Lask
+  .rept 4
+  v_add_f32 v1, v1, v2
+  .endr
+  s_mov_b64 s[8:9], 0
+.Lask:
+  s_andn2_b64 vcc, exec, s[8:9]
+  s_cbranch_vccnz .Ldone
+  .rept 6
+  v_mul_f32 v1, v1, v2
+  .endr
+.Ldone:
+  global_store_dwordx4 v9, v[4:7], s[6:7]
+  s_sub_u32 s5, s5, 1
+  s_cmp_lg_u32 s5, 0
+  s_cbranch_scc1 .Lloop
+"""
+    loop = only(hot_loops(assembled("gfx942", text, tmp_path)))
+    assert (loop.cheapest.valu, loop.dearest.valu) == (4, 6)
+
+
+def test_stores_without_lanes_are_no_work_and_hot_loops_are_counted_by_themselves(tmp_path: Path) -> None:
+    text = """
+  v_mov_b32 v1, 0
+.Louter:
+  v_mov_b32 v2, 0
+.Linner:
+  v_add_f32 v1, v1, v2
+  global_store_dwordx4 v9, v[4:7], s[6:7]
+  s_sub_u32 s5, s5, 1
+  s_cmp_lg_u32 s5, 0
+  s_cbranch_scc1 .Linner
+  s_mov_b64 s[0:1], exec
+  s_mov_b64 exec, 0
+  global_store_dwordx4 v9, v[4:7], s[6:7]
+  s_mov_b64 exec, s[0:1]
+  s_sub_u32 s4, s4, 1
+  s_cmp_lg_u32 s4, 0
+  s_cbranch_scc1 .Louter
+"""
+    loop = only(hot_loops(assembled("gfx942", text, tmp_path)))
+    assert loop.is_loop and (loop.work, loop.cheapest.valu, len(loop.cheapest.instructions)) == (16, 1, 5)
+
+
+def test_a_loop_inside_is_counted_once_and_said_so(tmp_path: Path) -> None:
+    text = """
+.Louter:
+  s_mov_b32 s5, 4
+.Ltaps:
+  v_add_f32 v1, v1, v2
+  s_sub_u32 s5, s5, 1
+  s_cmp_lg_u32 s5, 0
+  s_cbranch_scc1 .Ltaps
+  global_store_dwordx4 v9, v[4:7], s[6:7]
+  s_sub_u32 s4, s4, 1
+  s_cmp_lg_u32 s4, 0
+  s_cbranch_scc1 .Louter
+"""
+    loop = only(hot_loops(assembled("gfx942", text, tmp_path)))
+    assert loop.nested and loop.cheapest.valu == 1
+
+
+def test_matrix_loops_are_found_by_their_matrix_instructions(tmp_path: Path) -> None:
+    text = """
+.Lloop:
+  ds_read_b128 v[0:3], v16
+  ds_read2_b64 v[4:7], v16 offset1:1
+  ds_read_b64 v[8:9], v16
+  s_barrier
+  v_mfma_f32_32x32x8_f16 a[0:15], v[0:1], v[4:5], a[0:15]
+  v_mfma_f32_32x32x8_f16 a[0:15], v[2:3], v[6:7], a[0:15]
+  v_add_u32 v16, 32, v16
+  s_sub_u32 s4, s4, 1
+  s_cmp_lg_u32 s4, 0
+  s_cbranch_scc1 .Lloop
+  global_store_dwordx4 v17, v[0:3], s[6:7]
+"""
+    counts = hot_loops(assembled("gfx942", text, tmp_path), work=matrix)[0].cheapest
+    assert (counts.by_mnemonic["v_mfma_f32_32x32x8_f16"], counts.by_mnemonic["ds_read_b128"]) == (2, 1)
+    assert (counts.of("matrix"), counts.of("lds", 16), counts.of("lds"), counts.of("barrier"), counts.valu) == (2, 2, 3, 1, 1)
+
+
+@pytest.mark.parametrize(("arch", "waits", "in_flight"), [("gfx942", "vmcnt(3)", 4), ("gfx942", "vmcnt(0)", 2), ("gfx1100", "vmcnt(3)", 5)])
+def test_loads_in_flight_are_those_that_no_wait_has_ended(arch: str, waits: str, in_flight: int, tmp_path: Path) -> None:
+    """Before gfx10 the counter of loads counts stores too: of the three that a wait leaves under way, one is a store."""
+    size = "dwordx4" if arch == "gfx942" else "b128"
+    text = f"""
+.Lloop:
+  global_load_{size} v[0:3], v16, s[2:3]
+  global_load_{size} v[4:7], v16, s[2:3]
+  global_store_{size} v17, v[8:11], s[6:7]
+  s_waitcnt {waits}
+  s_sub_u32 s4, s4, 1
+  s_cmp_lg_u32 s4, 0
+  s_cbranch_scc1 .Lloop
+"""
+    assert only(hot_loops(assembled(arch, text, tmp_path))).cheapest.loads_in_flight(16) == in_flight
+
+
+@pytest.mark.parametrize(
+    ("mnemonic", "kind", "size"),
+    [
+        ("global_load_dwordx4", "load", 16),
+        ("global_load_dword", "load", 4),
+        ("global_load_ushort", "load", 2),
+        ("global_load_short_d16_hi", "load", 2),
+        ("global_load_d16_hi_b16", "load", 2),
+        ("global_load_ubyte", "load", 1),
+        ("global_store_b96", "store", 12),
+        ("global_store_d16_hi_b16", "store", 2),
+        ("buffer_store_dwordx2", "store", 8),
+        ("scratch_load_b32", "load", 4),
+        ("global_atomic_add_f32", "atomic", 4),
+        ("ds_read_u16_d16_hi", "lds", 2),
+        ("ds_load_b128", "lds", 16),
+        ("ds_read2st64_b64", "lds", 16),
+        ("ds_store_2addr_b32", "lds", 8),
+        ("ds_bpermute_b32", "lds", 4),
+        ("s_load_dwordx4", "smem", 0),
+        ("s_waitcnt", "wait", 0),
+        ("s_wait_loadcnt", "wait", 0),
+        ("s_barrier_signal", "barrier", 0),
+        ("s_cbranch_execz", "branch", 0),
+        ("s_delay_alu", "hint", 0),
+        ("s_and_saveexec_b64", "salu", 0),
+        ("v_pk_fma_f32", "valu", 0),
+        ("v_wmma_f32_16x16x16_bf16", "matrix", 0),
+        ("v_mfma_f32_16x16x16_f16", "matrix", 0),
+        ("buffer_gl0_inv", "other", 0),
+    ],
+)
+def test_instructions_are_classed_by_name(mnemonic: str, kind: str, size: int) -> None:
+    assert (kind_of(mnemonic), bytes_of(mnemonic)) == (kind, size)
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------------------
+
+
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, *words: str | Path) -> tuple[int, list[str]]:
+    """Its exit status, and what it prints below the table's header."""
+    monkeypatch.setattr(sys, "argv", ["amd_isa.py", *map(str, words)])
+    status = main()
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split()[:5] == ["kernel", "arch", "in", "elements", "VALU"]
+    return status, lines
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    file = tmp_path / "probes.cu"
+    file.write_text(PROBES)
+    return file
+
+
+def test_the_command_shows_any_kernel(monkeypatch, capsys, source: Path) -> None:
+    words: list[str | Path] = ["--source", source, "--instance", "axpy", "--element_bytes", "4", "--arch", "gfx942"]
+    status, [row, *mnemonics] = command(monkeypatch, capsys, *words, "--mnemonics")
+    assert status == 0 and row.split()[:4] == ["axpy", "gfx942", "loop", "4"] and row.endswith("kept")
+    assert "    2  v_pk_fma_f32" in mnemonics
+    _, [_, *listing] = command(monkeypatch, capsys, *words, "--listing")
+    assert sum(line.startswith("-+ ") for line in listing) == sum(int(line.split()[0]) for line in mnemonics) < len(listing)
+    with pytest.raises(SystemExit):
+        command(monkeypatch, capsys, "--source", source)
+
+
+def test_the_command_fails_on_a_miss_and_names_it(monkeypatch, capsys, source: Path) -> None:
+    strict = FastKernel(source, "axpy", 4, transcendental=2, multiplications=2, valu={"gfx942": 1.0}, waves=9)
+    monkeypatch.setitem(FAST_KERNELS, "tile", strict)
+    status, [row] = command(monkeypatch, capsys, "--kernel", "tile", "--arch", "gfx942")
+    assert status == 1 and row.endswith("VALU 2.00 > 1; waves 8 < 9; 0.00 transcendental, not 2; 1.00 multiplications < 2")
+    narrow = FastKernel(source, "axpy", 4, width=8, multiplications=1, valu={"gfx942": 2.0}, waves=8)
+    monkeypatch.setitem(FAST_KERNELS, "tile", narrow)
+    status, [row] = command(monkeypatch, capsys, "--kernel", "tile", "--arch", "gfx942")
+    assert status == 1 and row.endswith("  no load of 8 bytes")
