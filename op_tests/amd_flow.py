@@ -177,7 +177,7 @@ class _Iteration:
                             kept = tuple(sorted((r, v) for r, v in after.items() if not live.isdisjoint(range(r[0], r[1] + 1))))
                             if kept not in reached[successor] or total > reached[successor][kept][0]:
                                 reached[successor][kept] = way
-                        elif after[self.masks.exec] and successor == (self.loop.header if self.loop.is_loop else None):
+                        elif successor == (self.loop.header if self.loop.is_loop else None):
                             finished.append(way)
         score, trail = max(finished, key=lambda way: way[0], default=((0,), ()))
         if score[0] == 0:
@@ -196,7 +196,7 @@ class _Iteration:
             following: list[tuple[State, Score]] = []
             for before, (work, also, guards, vector) in states:
                 if before[self.masks.exec]:
-                    work += self.work(i) if address not in self.inside else 0
+                    work += self.work(i)
                     also += self.also(i)
                 guards -= before[self.masks.exec] and i.mnemonic.startswith("s_cbranch_exec")
                 total = (work, also, guards, vector + valu * (i.kind == "valu"))

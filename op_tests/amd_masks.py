@@ -18,7 +18,7 @@ from amd_code import Instruction
 Register = tuple[int, int]  # the numbers of its first and its last 32 bits
 State = dict[Register, bool]
 
-_SCC = (253, 253)
+SCC = (253, 253)
 _NAMED = {"vcc": (106, 107), "vcc_lo": (106, 106), "vcc_hi": (107, 107), "exec": (126, 127), "exec_lo": (126, 126), "exec_hi": (127, 127)}
 _LOGIC: dict[str, Callable[..., bool]] = {
     "mov": lambda a: a,
@@ -69,9 +69,9 @@ class Masks:
         if "saveexec" in name or "wrexec" in name or name.startswith("v_cmpx"):
             writes.add(self.exec)
         if kind == "salu" and not _KEEPS_SCC.match(name):
-            writes.add(_SCC)
+            writes.add(SCC)
         if _READS_SCC.match(name):
-            reads.add(_SCC)
+            reads.add(SCC)
         if name.startswith("s_cbranch_vcc"):
             reads.add(self.vcc)
         return frozenset(r for r in reads if r), frozenset(w for w in writes if w)
@@ -93,8 +93,8 @@ class Masks:
         elif name.startswith("v_cmp") and not state[self.exec]:
             yield after | dict.fromkeys(writes, False)  # lanes that are off compare as false
         elif name.startswith("s_cselect"):
-            values = {self._value(operands[1], state)} if state.get(_SCC, True) else set()
-            values |= {self._value(operands[2], state)} if not state.get(_SCC, False) else set()
+            values = {self._value(operands[1], state)} if state.get(SCC, True) else set()
+            values |= {self._value(operands[2], state)} if not state.get(SCC, False) else set()
             value = values.pop() if len(values) == 1 else None
             yield after if value is None else after | dict.fromkeys(writes, value)
         elif self.exec in writes:  # an instruction that is not known here
@@ -119,7 +119,7 @@ class Masks:
             guesses = iter(guess)
             result = operation(*(next(guesses) if value is None else value for value in values))
             outcomes.append((dict(zip(unknown, guess, strict=True)), result))
-        sets_scc = _SCC in self.reads_and_writes(instruction)[1]
+        sets_scc = SCC in self.reads_and_writes(instruction)[1]
         if on_exec or destination in (self.exec, self.vcc):  # it steers: each way on assumes what the unknown ones are, for good
             for assumed, result in outcomes:
                 done = after | {r: v for r, v in assumed.items() if r and r != destination}
@@ -127,9 +127,9 @@ class Masks:
                     done[destination] = state[self.exec] if on_exec == "_saveexec" else result
                 if on_exec:
                     done[self.exec] = result
-                yield done | ({_SCC: result} if sets_scc else {})
+                yield done | ({SCC: result} if sets_scc else {})
         elif destination and len({result for _, result in outcomes}) == 1:
-            yield after | {destination: outcomes[0][1]} | ({_SCC: outcomes[0][1]} if sets_scc else {})
+            yield after | {destination: outcomes[0][1]} | ({SCC: outcomes[0][1]} if sets_scc else {})
         else:
             yield after
 
@@ -139,7 +139,7 @@ class Masks:
         if not condition:
             yield True, state
             return
-        register = {"exec": self.exec, "vcc": self.vcc, "scc": _SCC}[condition[1]]
+        register = {"exec": self.exec, "vcc": self.vcc, "scc": SCC}[condition[1]]
         for value in (True, False):
             if state.get(register, value) == value:
                 yield value == (condition[2] in ("nz", "1")), state | {register: value}

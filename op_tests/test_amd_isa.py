@@ -11,8 +11,9 @@ import sys
 import pytest
 from test_gpu_compilers import require_amd_compiler
 
-from amd_code import AMD_ARCHS, CodeObject, Kernel, build, bytes_of, functions_of, kind_of, run
+from amd_code import AMD_ARCHS, CodeObject, Instruction, Kernel, build, bytes_of, functions_of, kind_of, run
 from amd_isa import FAST_KERNELS, FastKernel, HotLoop, add_row, figures, hot_loops, main, matrix, new_table
+from amd_masks import SCC, Masks, State
 
 pytestmark = pytest.mark.usefixtures("amd_compiler")
 
@@ -280,27 +281,49 @@ def test_a_flag_that_chose_one_block_keeps_the_other_out(tmp_path: Path) -> None
     assert (loop.cheapest.valu, loop.dearest.valu) == (4, 6)
 
 
-def test_stores_without_lanes_are_no_work_and_hot_loops_are_counted_by_themselves(tmp_path: Path) -> None:
+def test_stores_without_lanes_are_no_work(tmp_path: Path) -> None:
+    text = """
+.Lloop:
+  s_mov_b64 s[0:1], exec
+  s_mov_b64 exec, 0
+  global_store_dwordx4 v9, v[4:7], s[6:7]
+  s_mov_b64 exec, s[0:1]
+  global_store_dwordx4 v9, v[4:7], s[6:7]
+  s_sub_u32 s4, s4, 1
+  s_cmp_lg_u32 s4, 0
+  s_cbranch_scc1 .Lloop
+"""
+    assert only(hot_loops(assembled("gfx942", text, tmp_path))).work == 16
+
+
+def test_hot_loops_are_counted_by_themselves_and_the_cheapest_comes_first(tmp_path: Path) -> None:
     text = """
   v_mov_b32 v1, 0
 .Louter:
   v_mov_b32 v2, 0
+.Ledge:
+  .rept 4
+  v_add_f32 v1, v1, v2
+  .endr
+  global_store_dwordx4 v9, v[4:7], s[6:7]
+  s_sub_u32 s8, s8, 1
+  s_cmp_lg_u32 s8, 0
+  s_cbranch_scc1 .Ledge
 .Linner:
   v_add_f32 v1, v1, v2
   global_store_dwordx4 v9, v[4:7], s[6:7]
   s_sub_u32 s5, s5, 1
   s_cmp_lg_u32 s5, 0
   s_cbranch_scc1 .Linner
-  s_mov_b64 s[0:1], exec
-  s_mov_b64 exec, 0
-  global_store_dwordx4 v9, v[4:7], s[6:7]
-  s_mov_b64 exec, s[0:1]
   s_sub_u32 s4, s4, 1
   s_cmp_lg_u32 s4, 0
   s_cbranch_scc1 .Louter
 """
-    loop = only(hot_loops(assembled("gfx942", text, tmp_path)))
-    assert loop.is_loop and (loop.work, loop.cheapest.valu, len(loop.cheapest.instructions)) == (16, 1, 5)
+    loops = hot_loops(assembled("gfx942", text, tmp_path))
+    assert [(loop.is_loop, loop.work, loop.cheapest.valu, len(loop.cheapest.instructions)) for loop in loops] == [
+        (True, 16, 1, 5),
+        (True, 16, 4, 8),
+    ]
 
 
 def test_a_loop_inside_is_counted_once_and_said_so(tmp_path: Path) -> None:
@@ -341,8 +364,17 @@ def test_matrix_loops_are_found_by_their_matrix_instructions(tmp_path: Path) -> 
     assert (counts.of("matrix"), counts.of("lds", 16), counts.of("lds"), counts.of("barrier"), counts.valu) == (2, 2, 3, 1, 1)
 
 
-@pytest.mark.parametrize(("arch", "waits", "in_flight"), [("gfx942", "vmcnt(3)", 4), ("gfx942", "vmcnt(0)", 2), ("gfx1100", "vmcnt(3)", 5)])
-def test_loads_in_flight_are_those_that_no_wait_has_ended(arch: str, waits: str, in_flight: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arch", "wait", "in_flight"),
+    [
+        ("gfx942", "s_waitcnt vmcnt(3)", 4),
+        ("gfx942", "s_waitcnt vmcnt(0)", 2),
+        ("gfx1100", "s_waitcnt vmcnt(3) lgkmcnt(0)", 5),
+        ("gfx1201", "s_wait_loadcnt 0x3", 5),
+        ("gfx1201", "s_wait_loadcnt_dscnt 0x301", 5),
+    ],
+)
+def test_loads_in_flight_are_those_that_no_wait_has_ended(arch: str, wait: str, in_flight: int, tmp_path: Path) -> None:
     """Before gfx10 the counter of loads counts stores too: of the three that a wait leaves under way, one is a store."""
     size = "dwordx4" if arch == "gfx942" else "b128"
     text = f"""
@@ -350,12 +382,53 @@ def test_loads_in_flight_are_those_that_no_wait_has_ended(arch: str, waits: str,
   global_load_{size} v[0:3], v16, s[2:3]
   global_load_{size} v[4:7], v16, s[2:3]
   global_store_{size} v17, v[8:11], s[6:7]
-  s_waitcnt {waits}
+  {wait}
   s_sub_u32 s4, s4, 1
   s_cmp_lg_u32 s4, 0
   s_cbranch_scc1 .Lloop
 """
     assert only(hot_loops(assembled(arch, text, tmp_path))).cheapest.loads_in_flight(16) == in_flight
+
+
+ON, OFF = True, False
+EXEC, VCC, S0, S2 = (126, 127), (106, 107), (0, 1), (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "known", "after"),
+    [
+        ("s_and_saveexec_b64 s[0:1], s[2:3]", {EXEC: ON, S2: OFF}, [{EXEC: OFF, S0: ON, S2: OFF}]),
+        ("s_and_saveexec_b64 s[0:1], s[2:3]", {EXEC: ON}, [{EXEC: ON, S0: ON, S2: ON}, {EXEC: OFF, S0: ON, S2: OFF}]),
+        ("s_and_saveexec_b64 s[0:1], vcc", {EXEC: OFF, VCC: ON}, [{EXEC: OFF, S0: OFF, VCC: ON}]),
+        ("s_or_saveexec_b64 s[0:1], s[0:1]", {EXEC: OFF, S0: ON}, [{EXEC: ON, S0: OFF}]),
+        ("s_andn2_saveexec_b64 s[0:1], s[0:1]", {EXEC: ON, S0: ON}, [{EXEC: OFF, S0: ON}]),
+        ("s_andn2_saveexec_b64 s[0:1], s[0:1]", {EXEC: OFF, S0: ON}, [{EXEC: ON, S0: OFF}]),
+        ("s_and_not0_wrexec_b64 s[0:1], s[2:3]", {EXEC: ON, S2: OFF}, [{EXEC: ON, S0: ON, S2: OFF}]),
+        ("s_xor_b64 exec, exec, s[0:1]", {EXEC: ON, S0: ON}, [{EXEC: OFF, S0: ON}]),
+        ("s_xor_b64 s[0:1], exec, s[0:1]", {EXEC: ON, S0: OFF}, [{EXEC: ON, S0: ON}]),
+        ("s_or_b64 exec, exec, s[0:1]", {EXEC: OFF, S0: ON}, [{EXEC: ON, S0: ON}]),
+        ("s_or_b64 s[0:1], vcc, s[2:3]", {EXEC: ON, VCC: ON}, [{EXEC: ON, VCC: ON, S0: ON}]),
+        ("s_and_b64 s[0:1], vcc, s[2:3]", {EXEC: ON, VCC: ON, S0: ON}, [{EXEC: ON, VCC: ON}]),
+        ("s_mov_b64 s[0:1], -1", {EXEC: ON}, [{EXEC: ON, S0: ON}]),
+        ("s_mov_b32 s1, 7", {EXEC: ON, S0: ON, S2: ON}, [{EXEC: ON, S2: ON}]),
+        ("s_load_dwordx4 s[0:3], s[4:5], 0x0", {EXEC: ON, S0: ON, S2: ON}, [{EXEC: ON}]),
+        ("v_cmp_lt_f32 s[0:1], v0, v1", {EXEC: ON, S0: ON}, [{EXEC: ON}]),
+        ("v_cmp_lt_f32 s[0:1], v0, v1", {EXEC: OFF}, [{EXEC: OFF, S0: OFF}]),
+        ("v_cmpx_lt_f32 v0, v1", {EXEC: ON}, [{EXEC: ON}, {EXEC: OFF}]),
+        ("v_cmpx_lt_f32 v0, v1", {EXEC: OFF}, [{EXEC: OFF}]),
+        ("v_add_co_u32 v0, s[0:1], v1, v2", {EXEC: ON, S0: ON}, [{EXEC: ON}]),
+        ("v_cndmask_b32 v0, v1, v2, s[0:1]", {EXEC: ON, S0: ON}, [{EXEC: ON, S0: ON}]),
+        ("s_cselect_b64 s[0:1], -1, 0", {EXEC: ON, S0: ON}, [{EXEC: ON}]),
+        ("s_cselect_b64 s[0:1], -1, exec", {EXEC: ON}, [{EXEC: ON, S0: ON}]),
+        ("s_cmp_lg_u64 s[0:1], 0", {EXEC: ON, S0: ON}, [{EXEC: ON, S0: ON}]),
+        ("s_wqm_b64 exec, exec", {EXEC: ON}, [{EXEC: ON}, {EXEC: OFF}]),
+    ],
+)
+def test_masks_are_known_as_far_as_instructions_say(text: str, known: State, after: list[State]) -> None:
+    mnemonic, _, operands = text.partition(" ")
+    instruction = Instruction(0, mnemonic, tuple(operand.strip() for operand in operands.split(",")), None, text)
+    states = [{register: value for register, value in state.items() if register != SCC} for state in Masks(64).step(instruction, known)]
+    assert sorted(map(str, map(sorted, map(dict.items, states)))) == sorted(map(str, map(sorted, map(dict.items, after))))
 
 
 @pytest.mark.parametrize(
