@@ -153,6 +153,53 @@ def test_every_kernel_can_be_forced_by_name(device: torch.device) -> None:
     assert names and served == set(names)
 
 
+# ---- the GPU's kernels ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", range(2, 9))
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_fast_gpu_kernels_at_every_length_and_alignment(device: torch.device, layout: str, width: int) -> None:
+    """Vectors cut by row ends and row starts, rows shorter than a vector, x aligned as out is and not; packed rows and rows apart;
+    weights that no vector fetches; infinite weights, whose taps before the row must not be taken."""
+    names = set(jit.module("causal_conv1d", targets.of(device)).causal_conv1d_fwd_kernels()) - {"naive", "simd", "openmp"}
+    combinations = itertools.cycle(itertools.product(DTYPES.values(), DTYPES.values(), (True, False)))
+    served: set[str] = set()
+    pairs: dict[tuple[str, torch.dtype], list[tuple[Tensor, Tensor]]] = {}
+    for inner in [*range(1, 20), 24, 31, 32, 33, 40, 63, 64, 65, 130, 257, 520, 1100]:  # along vectors: tokens, or channels
+        outer = 1 + inner % 7 if inner % 2 else 8 if inner < 70 else 3
+        packed = inner % 3 > 0
+        pitch, offset, out_shift = (inner, 0, 0) if packed else (inner + inner % 5, inner % 4, inner % 2)
+        (dtype, weight_dtype, use_silu), has_bias = next(combinations), inner % 4 > 0
+        sizes = (2, outer, inner) if layout == "channel_first" else (2, inner, outer)
+        strides = (outer * pitch, pitch, 1) if layout == "channel_first" else (outer * pitch, 1, pitch)
+        x, _ = _strided(sizes, strides, offset, dtype, device, torch.nan)
+        x.copy_(torch.randn(sizes))
+        weight = (torch.randn(sizes[1], width) / width**0.5).to(device, weight_dtype)
+        if inner % 6 == 5:
+            weight[inner % sizes[1], width - 2] = torch.inf
+        if inner % 8 == 7:
+            weight = weight.t().contiguous().t()
+        bias = torch.randn(sizes[1]).to(device, weight_dtype) if has_bias else None
+        expected = reference.causal_conv1d(x, weight, bias, use_silu)
+        for kernel in names:
+            out, buffer = _strided(sizes, strides, offset + out_shift, dtype, device, 42.0)
+            try:
+                hipconv.causal_conv1d_fwd(out.fill_(torch.nan), x, weight, bias, use_silu, kernel=kernel)
+            except ValueError as refusal:
+                assert f"kernel: got '{kernel}', which serves" in str(refusal)
+                continue
+            served.add(kernel)
+            infinite = ~expected.isfinite()
+            assert torch.allclose(out[infinite].double(), expected[infinite], equal_nan=True)
+            pairs.setdefault((kernel, dtype), []).append((out[~infinite], expected[~infinite]))
+            out.fill_(42.0)
+            assert (buffer == 42.0).all(), "wrote outside out"
+    assert names - served <= ({"tile"} if layout == "channel_first" else {"vector", "shared"})
+    for ours_and_expected in pairs.values():  # together: short outputs one by one could miss 99.9 % by bad luck
+        wrong = mismatch(*map(torch.cat, zip(*ours_and_expected, strict=True)))
+        assert wrong is None, wrong
+
+
 # ---- the CPU's kernels ---------------------------------------------------------------------------------------------------------
 
 

@@ -49,6 +49,16 @@ constexpr int kWaveSize = 64;  // simt with no flag: the home platform's
 constexpr int kWaveSize = 32;
 #endif
 
+// Bytes that a lane moves at a time in kernels that keep many values of each element in registers. On NVIDIA 8: half the
+// registers a thread, twice the threads, measured faster; AMD has the registers, and takes 16.
+#if defined(HIPCONV_NVIDIA)
+constexpr int kLaneBytes = 8;
+#elif defined(HIPCONV_SIMT_WAVE)
+constexpr int kLaneBytes = HIPCONV_SIMT_WAVE == 32 ? 8 : 16;  // so that tests see both
+#else
+constexpr int kLaneBytes = 16;
+#endif
+
 // Blocks per compute unit -> waves per SIMD, which is what AMD's compiler takes; 8 is what every SIMD can hold.
 constexpr int waves_per_simd(int threads, int blocks_per_compute_unit, int wave, int simds) {
     const int waves = (threads + wave - 1) / wave * blocks_per_compute_unit;

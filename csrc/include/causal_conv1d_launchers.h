@@ -2,17 +2,56 @@
 // launches have in common.
 #pragma once
 
+#include <type_traits>
+
 #include "causal_conv1d.h"
 
 namespace hipconv {
 
-bool causal_conv1d_tile_serves(const CausalConv1dFwdParams& params);  // channel-last, widths 2 to 4
+bool causal_conv1d_tile_serves(const CausalConv1dFwdParams& params);  // channel-last
 void causal_conv1d_tile(const CausalConv1dFwdParams& params, void* stream);
 
-bool causal_conv1d_vector_serves(const CausalConv1dFwdParams& params);  // channel-first, widths 2 to 4
+bool causal_conv1d_vector_serves(const CausalConv1dFwdParams& params);  // channel-first
 void causal_conv1d_vector(const CausalConv1dFwdParams& params, void* stream);
 
+bool causal_conv1d_shared_serves(const CausalConv1dFwdParams& params);  // channel-first, rows one after another in memory
+void causal_conv1d_shared(const CausalConv1dFwdParams& params, void* stream);
+
+constexpr int kMaxFastWidth = 8;  // they are compiled for widths 2 to this
+
+// Calls f with a value of x's element type and the width as an integral_constant: what the kernels are compiled for.
+template <typename F>
+void with_instance(const CausalConv1dFwdParams& p, F f) {
+    const auto with_width = [&](auto type) {
+        switch (p.width) {
+            case 2:
+                return f(type, std::integral_constant<int, 2>{});
+            case 3:
+                return f(type, std::integral_constant<int, 3>{});
+            case 4:
+                return f(type, std::integral_constant<int, 4>{});
+            case 5:
+                return f(type, std::integral_constant<int, 5>{});
+            case 6:
+                return f(type, std::integral_constant<int, 6>{});
+            case 7:
+                return f(type, std::integral_constant<int, 7>{});
+            case kMaxFastWidth:
+                return f(type, std::integral_constant<int, kMaxFastWidth>{});
+        }
+    };
+    switch (p.dtype) {
+        case DType::f32:
+            return with_width(float{});
+        case DType::f16:
+            return with_width(f16{});
+        case DType::bf16:
+            return with_width(bf16{});
+    }
+}
+
 constexpr int64_t kOffsetLimit = int64_t{1} << 31;  // what a lane's 32-bit byte offset is allowed to reach
+constexpr int kEnoughThreads = 1 << 17;             // fill a large card; with fewer, a thread does less
 
 // How many threads side by side serve `size` elements: short rows share a block.
 inline unsigned power_of_two_up_to(int64_t size, unsigned limit) {
@@ -25,6 +64,15 @@ inline unsigned power_of_two_up_to(int64_t size, unsigned limit) {
 inline unsigned blocks_up_to(int64_t size, int64_t each, int64_t limit) {
     const int64_t blocks = (size + each - 1) / each;
     return static_cast<unsigned>(blocks < limit ? blocks : limit);
+}
+
+// A grid of x by at least `rest` blocks, numbered blockIdx.z * gridDim.y + blockIdx.y: y and z end at 65,535 on NVIDIA, and AMD
+// counts the threads along a dimension in 32 bits.
+constexpr int64_t kGridLimit = 1 << 24;
+
+inline dim3 grid_of(int64_t x, int64_t rest) {
+    const unsigned y = blocks_up_to(rest, 1, 65535);
+    return dim3(static_cast<unsigned>(x), y, blocks_up_to(rest, y, 65535));
 }
 
 }  // namespace hipconv

@@ -74,6 +74,10 @@ HIPCONV_INLINE Pair multiply(Pair a, Pair b) { return a * b; }
 HIPCONV_INLINE Pair add(Pair a, Pair b) { return a + b; }
 #endif
 
+// Word i of a vector of any size, set.
+HIPCONV_INLINE void set_word(uint32_t& v, int, uint32_t w) { v = w; }
+HIPCONV_INLINE void set_word(uint16_t& v, int, uint32_t w) { v = static_cast<uint16_t>(w); }
+
 HIPCONV_INLINE Pair twice(float v) { return make_pair(v, v); }
 
 // ---- pairs: two neighbouring elements as floats -----------------------------------------------------------------------
@@ -134,6 +138,37 @@ HIPCONV_INLINE void set_pair(W& words, int i, Pair v) {
         set_word(words, 2 * i + 1, bit_cast<uint32_t>(high(v)));
     } else {
         set_word(words, i, pack<T>(v));
+    }
+}
+
+// ---- vectors of which memory holds only a part ------------------------------------------------------------------------
+
+// Elements first to first + kCount - 1 of a row of `size` elements one after another, one access each; zeros outside the row.
+template <typename T, int kCount>
+HIPCONV_INLINE Words<T, kCount> load_part(const T* row, int64_t first, int64_t size) {
+    Words<T, kCount> words{};
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+        if (first + i < 0 || first + i >= size) continue;
+        if constexpr (sizeof(T) == 4) {
+            set_word(words, i, bit_cast<uint32_t>(row[first + i]));
+        } else {
+            const uint32_t bits = bit_cast<uint16_t>(row[first + i]);
+            set_word(words, i / 2, word(words, i / 2) | bits << (i % 2 * 16));
+        }
+    }
+    return words;
+}
+
+template <typename T, int kCount>
+HIPCONV_INLINE void store_part(T* row, int64_t first, int64_t size, Words<T, kCount> words) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+        if (first + i < 0 || first + i >= size) continue;
+        if constexpr (sizeof(T) == 4)
+            row[first + i] = bit_cast<T>(word(words, i));
+        else
+            row[first + i] = bit_cast<T>(static_cast<uint16_t>(word(words, i / 2) >> (i % 2 * 16)));
     }
 }
 

@@ -48,27 +48,38 @@ void launch_naive(const CausalConv1dFwdParams& p, hipStream_t stream) {
 
 std::string choice(const CausalConv1dFwdParams& p) {
     if (causal_conv1d_tile_serves(p)) return "tile";
+    // Rows that no 16-byte vector divides: packed ones are faster through LDS, but for the shortest, and for long rows of f32.
+    const int vector = 16 / element_bytes(p.dtype);
+    const bool prefers_shared = p.seqlen % vector != 0 && p.seqlen >= vector && (vector == 8 || p.seqlen < 128);
+    if (prefers_shared && causal_conv1d_shared_serves(p)) return "shared";
     if (causal_conv1d_vector_serves(p)) return "vector";
     return "naive";
 }
 
 }  // namespace
 
-std::vector<std::string> causal_conv1d_fwd_kernels() { return {"tile", "vector", "naive"}; }
+std::vector<std::string> causal_conv1d_fwd_kernels() { return {"tile", "vector", "shared", "naive"}; }
 
 void causal_conv1d_fwd(const CausalConv1dFwdParams& p, const std::string& kernel, void* stream) {
     const std::string name = kernel == "auto" ? choice(p) : kernel;
     if (name == "tile") {
         if (!causal_conv1d_tile_serves(p))
             throw std::invalid_argument(
-                "kernel: got 'tile', which serves channel-last x and out (stride 1 along dim), widths 2 to 4");
+                "kernel: got 'tile', which serves channel-last x and out (stride 1 along dim), widths 2 to 8");
         return causal_conv1d_tile(p, stream);
     }
     if (name == "vector") {
         if (!causal_conv1d_vector_serves(p))
             throw std::invalid_argument(
-                "kernel: got 'vector', which serves channel-first x and out (stride 1 along seqlen), widths 2 to 4");
+                "kernel: got 'vector', which serves channel-first x and out (stride 1 along seqlen), widths 2 to 8");
         return causal_conv1d_vector(p, stream);
+    }
+    if (name == "shared") {
+        if (!causal_conv1d_shared_serves(p))
+            throw std::invalid_argument(
+                "kernel: got 'shared', which serves channel-first x and out whose rows follow one another in memory, 4 or "
+                "more tokens long, widths 2 to 8");
+        return causal_conv1d_shared(p, stream);
     }
     const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
     switch (p.dtype) {

@@ -1,9 +1,11 @@
 // Causal conv1d forward, channel-last ("tile"): neighbouring channels are neighbours in memory.
 //
-// A thread owns the kChannels channels of one 16-byte vector and walks a run of tokens. Their weights stay in registers; the last
+// A thread owns the kChannels channels of one vector and walks a short run of tokens. Their weights stay in registers; the last
 // kWidth tokens are a ring in registers, whose positions the unrolled loop knows at compile time; kAhead tokens are loaded before
-// they are needed, so that memory always has work. A run starts by reading the kWidth - 1 tokens before it, which its neighbour
-// has just brought into the cache. Runs are independent: no LDS, no barrier.
+// they are needed, so that memory always has work. A run starts by reading the kWidth - 1 tokens before it, which a neighbour has
+// just brought into the cache. Runs are independent: no LDS, no barrier, and a thread's first loads, weights included, all leave
+// together. Runs are short because many small blocks keep memory busier than few long ones, and blocks follow each other along
+// the channels because that is the order of memory (both measured on an H200).
 //
 // Bytes: each input read once from memory (and kWidth - 1 tokens a run once more from cache), each output written once.
 #include <hip/hip_runtime.h>
@@ -15,258 +17,232 @@
 namespace hipconv {
 
 constexpr int kTileThreads = 128;
-constexpr int kMaxTokens = 128;  // of a run; measured on an H200, as is the number of tokens loaded ahead
+constexpr int kTileLanes = 32;  // the most vectors of channels that a block is wide
+constexpr int kMaxRun = 16;     // tokens
 
-// How a launch divides the work. A block is blockDim.x vectors of channels by blockDim.y rows; a row is a run of tokens of one
-// sequence or, where sequences are no longer than a run, one whole sequence.
+// How a launch divides the work. A block is blockDim.x vectors of channels by blockDim.y rows; a row is one run of tokens. Where
+// a sequence has fewer runs than the block has rows, the block takes several sequences.
 struct TilePlan {
-    int tokens;                  // of a run
-    bool rows_are_batches;
-    uint32_t blocks_a_sequence;  // blocks along the runs of one sequence
-    uint32_t row_blocks;         // blocks along the rows of all sequences
-    uint32_t x_step, out_step;   // bytes from token to token
-    uint32_t x_row, out_row;     // bytes from row to row of a block
+    int run;                     // tokens
+    uint32_t log2_runs_a_block;  // of one sequence
+    uint32_t sequences_a_block, blocks_a_sequence;
+    int64_t x_step, out_step;    // bytes from token to token
 };
 
-template <int kChannels>
-constexpr int kTileLanes = kChannels == 1 ? 64 : 32;  // the most vectors of channels that a block is wide
+// Blocks a compute unit, by the registers that a width needs. (Without SiLU, AMD's compiler overlaps more tokens than registers for
+// four waves a SIMD allow, at width 4.)
+constexpr int tile_blocks(int width, bool silu) {
+    if (width == 4 && !silu && kLaneBytes == 16) return 6;
+    return width <= 4 ? 8 : width == 5 ? 6 : width == 6 ? 5 : 4;
+}
 
 template <typename T, int kChannels, int kWidth, bool kSilu>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreads, 4) causal_conv1d_fwd_tile(CausalConv1dFwdParams p, TilePlan plan) {
+__global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreads, tile_blocks(kWidth, kSilu))
+    causal_conv1d_fwd_tile(CausalConv1dFwdParams p, TilePlan plan) {
     constexpr int kPairs = (kChannels + 1) / 2;
-    constexpr int kAhead = 4 / kWidth * kWidth;  // a multiple of kWidth, so that ring positions repeat
-    constexpr int kBlockChannels = kTileLanes<kChannels> * kChannels;
+    constexpr int kAhead = kWidth == 2 ? 4 : kWidth;  // a multiple of kWidth, so that ring positions repeat
     using Vector = Words<T, kChannels>;
 
-    // The block's weights and biases as floats, a row of channels for each tap: loaded once for all rows of the block, where each
-    // thread fetching its own would cost more cache accesses than its tokens do.
-    HIPCONV_SHARED(float, parameters, (kWidth + 1) * kBlockChannels);
-    const uint32_t vectors = static_cast<uint32_t>(p.dim) / kChannels;
-    const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
-    for (uint32_t group = blockIdx.y; group * blockDim.x < vectors; group += gridDim.y) {
-        const int64_t first_channel = static_cast<int64_t>(group) * blockDim.x * kChannels;
-        __syncthreads();  // of the group before
-        for (int c = thread; c < static_cast<int>(blockDim.x) * kChannels; c += static_cast<int>(blockDim.x * blockDim.y)) {
-            const int64_t channel = first_channel + c < p.dim ? first_channel + c : p.dim - 1;
-            for (int i = 0; i < kWidth; ++i)
-                parameters[i * kBlockChannels + c] =
-                    load_parameter(p.weight, channel * p.weight_dim_stride + i * p.weight_width_stride, p.weight_dtype);
-            parameters[kWidth * kBlockChannels + c] =
-                p.bias ? load_parameter(p.bias, channel * p.bias_stride, p.bias_dtype) : 0.0f;
-        }
-        __syncthreads();
+    const int64_t rest = static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y;
+    const uint32_t sequences = static_cast<uint32_t>(rest) / plan.blocks_a_sequence;
+    const uint32_t first_run = (static_cast<uint32_t>(rest) - sequences * plan.blocks_a_sequence) << plan.log2_runs_a_block;
+    const int64_t b = static_cast<int64_t>(sequences) * plan.sequences_a_block + (threadIdx.y >> plan.log2_runs_a_block);
+    const int64_t begin = (static_cast<int64_t>(first_run) + (threadIdx.y & ((1u << plan.log2_runs_a_block) - 1))) * plan.run;
+    const int64_t d = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kChannels;
+    if (d >= p.dim || b >= p.batch || begin >= p.seqlen) return;
+    const int tokens = static_cast<int>(p.seqlen - begin < plan.run ? p.seqlen - begin : plan.run);
+    const T* x_channels = static_cast<const T*>(p.x.data) + b * p.x.batch_stride + d;
+    T* out_channels = static_cast<T*>(p.out.data) + b * p.out.batch_stride + d;
+    const char* x = reinterpret_cast<const char*>(x_channels) + begin * plan.x_step;
+    char* out = reinterpret_cast<char*>(out_channels) + begin * plan.out_step;
+    const auto load = [](const char* from) { return *reinterpret_cast<const Vector*>(from); };
 
-        const uint32_t vector = group * blockDim.x + threadIdx.x;
-        if (vector >= vectors) continue;
-        const int64_t d = static_cast<int64_t>(vector) * kChannels;
-        const float* mine = parameters + threadIdx.x * kChannels;
-        const auto parameters_of = [&](int row, int j) {
-            const float* both = mine + row * kBlockChannels + 2 * j;
-            return make_pair(both[0], both[kChannels > 1]);
-        };
-        Pair weight[kWidth][kPairs], bias[kPairs];
+    Vector before[kWidth - 1], ahead[kAhead];
+#pragma unroll
+    for (int i = 0; i < kWidth - 1; ++i) {
+        const int back = kWidth - 1 - i;
+        before[i] = Vector{};
+        if (begin >= back) before[i] = load(x - back * plan.x_step);
+    }
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+        ahead[j] = Vector{};
+        if (j < tokens) ahead[j] = load(x);
+        x += plan.x_step;
+    }
+
+    Pair weight[kWidth][kPairs], bias[kPairs];
+    bool redo;  // the first outputs: see below
+    {
         Pair probe = twice(0.0f);  // becomes NaN if a weight is not finite
+        float weights[kChannels * kWidth], biases[kChannels] = {};
+        with_dtype(p.weight_dtype, [&](auto type) {
+            using P = decltype(type);
+            if constexpr (kChannels > 1) {
+                load_packed(static_cast<const P*>(p.weight) + d * kWidth, weights);
+            } else {
+                for (int i = 0; i < kWidth; ++i)
+                    weights[i] = parameter<P>(p.weight, d * p.weight_dim_stride + i * p.weight_width_stride);
+            }
+        });
+        if (p.bias) {
+            with_dtype(p.bias_dtype, [&](auto type) {
+                using P = decltype(type);
+                if constexpr (kChannels > 1)
+                    load_packed(static_cast<const P*>(p.bias) + d, biases);
+                else
+                    biases[0] = parameter<P>(p.bias, d * p.bias_stride);
+            });
+        }
+        constexpr int kHigh = kChannels > 1;
 #pragma unroll
         for (int j = 0; j < kPairs; ++j) {
-            bias[j] = parameters_of(kWidth, j);
+            bias[j] = make_pair(biases[2 * j], biases[2 * j + kHigh]);
 #pragma unroll
             for (int i = 0; i < kWidth; ++i) {
-                weight[i][j] = parameters_of(i, j);
+                weight[i][j] = make_pair(weights[2 * j * kWidth + i], weights[(2 * j + kHigh) * kWidth + i]);
                 probe = multiply_add(weight[i][j], twice(0.0f), probe);
             }
         }
+        redo = begin == 0 && !(low(probe) == 0.0f && high(probe) == 0.0f);
+    }
 
-        for (uint32_t rows = blockIdx.x; rows < plan.row_blocks; rows += gridDim.x) {
-            // The block's base address is the same for all lanes (scalar registers on AMD); a lane adds 32 bits to it.
-            const int64_t block_batch =
-                plan.rows_are_batches ? static_cast<int64_t>(rows) * blockDim.y : rows / plan.blocks_a_sequence;
-            const int64_t block_token =
-                plan.rows_are_batches ? 0 : static_cast<int64_t>(rows % plan.blocks_a_sequence) * blockDim.y * plan.tokens;
-            const int64_t begin = plan.rows_are_batches ? 0 : block_token + static_cast<int64_t>(threadIdx.y) * plan.tokens;
-            if (plan.rows_are_batches ? block_batch + threadIdx.y >= p.batch : begin >= p.seqlen) continue;
-            const int tokens = static_cast<int>(p.seqlen - begin < plan.tokens ? p.seqlen - begin : plan.tokens);
+    Pair ring[kWidth][kPairs];
+    const auto keep = [&](int slot, Vector v) {
+#pragma unroll
+        for (int j = 0; j < kPairs; ++j) ring[slot][j] = pair_of<T>(v, j);
+    };
+#pragma unroll
+    for (int i = 0; i < kWidth - 1; ++i) keep(i, before[i]);
 
-            const char* x = reinterpret_cast<const char*>(static_cast<const T*>(p.x.data) + block_batch * p.x.batch_stride +
-                                                          block_token * p.x.seqlen_stride);
-            char* out = reinterpret_cast<char*>(static_cast<T*>(p.out.data) + block_batch * p.out.batch_stride +
-                                                block_token * p.out.seqlen_stride);
-            uint32_t x_at = threadIdx.y * plan.x_row + static_cast<uint32_t>(d * sizeof(T));
-            uint32_t out_at = threadIdx.y * plan.out_row + static_cast<uint32_t>(d * sizeof(T));
-            const auto load = [&](uint32_t at) { return *reinterpret_cast<const Vector*>(x + at); };
+    // The output of the token in this slot of the ring, from the taps that begin `skipped` tokens later than they might.
+    const auto produce = [&](int slot, int skipped) {
+        Vector result;
+#pragma unroll
+        for (int j = 0; j < kPairs; ++j) {
+            Pair sum = bias[j];
+#pragma unroll
+            for (int i = skipped; i < kWidth; ++i) sum = multiply_add(weight[i][j], ring[(slot + 1 + i) % kWidth][j], sum);
+            set_pair<T>(result, j, kSilu ? silu(sum) : sum);
+        }
+        *reinterpret_cast<Vector*>(out) = result;
+        out += plan.out_step;
+    };
 
-            Pair ring[kWidth][kPairs];
-            const auto keep = [&](int slot, Vector v) {
+    int t = 0;
+    for (; t + 2 * kAhead <= tokens; t += kAhead) {
 #pragma unroll
-                for (int j = 0; j < kPairs; ++j) ring[slot][j] = pair_of<T>(v, j);
-            };
+        for (int j = 0; j < kAhead; ++j) {
+            keep((kWidth - 1 + j) % kWidth, ahead[j]);
+            ahead[j] = load(x);
+            x += plan.x_step;
+            produce((kWidth - 1 + j) % kWidth, 0);
+        }
+    }
+    for (; t < tokens; t += kAhead) {
 #pragma unroll
-            for (int i = 0; i < kWidth - 1; ++i) {  // the tokens before the run
-                const int back = kWidth - 1 - i;
-                if (begin >= back) {
-                    // For the block's first row these lie before its base, where a lane's 32 bits cannot reach.
-                    const int64_t at = static_cast<int64_t>(x_at) - static_cast<int64_t>(back) * plan.x_step;
-                    keep(i, *reinterpret_cast<const Vector*>(x + at));
-                } else {
-#pragma unroll
-                    for (int j = 0; j < kPairs; ++j) ring[i][j] = twice(0.0f);
-                }
-            }
+        for (int j = 0; j < kAhead; ++j) {
+            keep((kWidth - 1 + j) % kWidth, ahead[j]);
+            if (t + kAhead + j < tokens) ahead[j] = load(x);
+            x += plan.x_step;
+            if (t + j < tokens) produce((kWidth - 1 + j) % kWidth, 0);
+        }
+    }
 
-            const auto produce = [&](int slot) {  // the output of the token in this slot of the ring
-                Vector result;
+    // Where a weight is infinite or NaN, the zeros that stood in for the tokens before the sequence made NaNs: do the first
+    // outputs again without those taps.
+    if (redo) {
+        x -= (t + kAhead) * plan.x_step;
+        out -= tokens * plan.out_step;
 #pragma unroll
-                for (int j = 0; j < kPairs; ++j) {
-                    Pair sum = bias[j];
-#pragma unroll
-                    for (int i = 0; i < kWidth; ++i) sum = multiply_add(weight[i][j], ring[(slot + 1 + i) % kWidth][j], sum);
-                    set_pair<T>(result, j, kSilu ? silu(sum) : sum);
-                }
-                *reinterpret_cast<Vector*>(out + out_at) = result;
-                out_at += plan.out_step;
-            };
-
-            Vector ahead[kAhead];
-#pragma unroll
-            for (int j = 0; j < kAhead; ++j) {
-                ahead[j] = load(x_at);
-                if (j + 1 < tokens) x_at += plan.x_step;  // at the end of the run, the last token again
-            }
-            int t = 0;
-            for (; t + 2 * kAhead <= tokens; t += kAhead) {
-#pragma unroll
-                for (int j = 0; j < kAhead; ++j) {
-                    keep((kWidth - 1 + j) % kWidth, ahead[j]);
-                    ahead[j] = load(x_at);
-                    if (j + 1 < kAhead || t + 2 * kAhead < tokens) x_at += plan.x_step;
-                    produce((kWidth - 1 + j) % kWidth);
-                }
-            }
-            for (; t < tokens; t += kAhead) {
-#pragma unroll
-                for (int j = 0; j < kAhead; ++j) {
-                    keep((kWidth - 1 + j) % kWidth, ahead[j]);
-                    ahead[j] = load(x_at);
-                    if (t + kAhead + j + 1 < tokens) x_at += plan.x_step;
-                    if (t + j < tokens) produce((kWidth - 1 + j) % kWidth);
-                }
-            }
-
-            // Where a weight is infinite or NaN, the zeros that stood in for the tokens before the sequence made NaNs: do the
-            // first outputs again without those taps.
-            if (begin == 0 && !(low(probe) == 0.0f && high(probe) == 0.0f)) {
-                x_at = threadIdx.y * plan.x_row + static_cast<uint32_t>(d * sizeof(T));
-                out_at = threadIdx.y * plan.out_row + static_cast<uint32_t>(d * sizeof(T));
-#pragma unroll
-                for (int s = 0; s < kWidth - 1; ++s) {
-                    if (s >= tokens) break;
-                    keep(s, load(x_at));
-                    x_at += plan.x_step;
-                    Vector result;
-#pragma unroll
-                    for (int j = 0; j < kPairs; ++j) {
-                        Pair sum = bias[j];
-#pragma unroll
-                        for (int i = kWidth - 1 - s; i < kWidth; ++i)
-                            sum = multiply_add(weight[i][j], ring[i + s - (kWidth - 1)][j], sum);
-                        set_pair<T>(result, j, kSilu ? silu(sum) : sum);
-                    }
-                    *reinterpret_cast<Vector*>(out + out_at) = result;
-                    out_at += plan.out_step;
-                }
-            }
+        for (int s = 0; s < kWidth - 1; ++s) {
+            if (s >= tokens) break;
+            keep(s, load(x));
+            x += plan.x_step;
+            produce(s, kWidth - 1 - s);
         }
     }
 }
 
 namespace {
 
-// Channels of one vector: 16 bytes of them, if every vector of x and out is aligned; else one.
+constexpr int lane_bytes(int width) { return width <= 4 ? kLaneBytes : 8; }
+
+// Channels of one vector: as many as a lane's bytes hold, if every vector of x and out is aligned and the parameters are packed;
+// else one.
 int channels_a_vector(const CausalConv1dFwdParams& p) {
-    const int bytes = element_bytes(p.dtype);
-    const int wanted = 16 / bytes;
+    const int wanted = lane_bytes(p.width) / element_bytes(p.dtype);
     const auto aligned = [&](const Sequences& s) {
-        return reinterpret_cast<uintptr_t>(s.data) % (wanted * bytes) == 0 && s.seqlen_stride % wanted == 0 &&
+        return reinterpret_cast<uintptr_t>(s.data) % lane_bytes(p.width) == 0 && s.seqlen_stride % wanted == 0 &&
                s.batch_stride % wanted == 0;
     };
-    return p.dim % wanted == 0 && aligned(p.x) && aligned(p.out) ? wanted : 1;
+    return p.dim % wanted == 0 && aligned(p.x) && aligned(p.out) && parameters_are_packed(p) ? wanted : 1;
 }
 
-// Long runs re-read few tokens, short ones make many threads: the longest that make enough to fill a large card.
-int tokens_of_a_run(const CausalConv1dFwdParams& p, int64_t vectors) {
-    int tokens = kMaxTokens;
-    while (tokens > 8 && static_cast<int64_t>(p.batch) * p.seqlen / tokens * vectors < (1 << 16)) tokens /= 2;
-    return p.seqlen < tokens ? p.seqlen : tokens;
+// How rows of threads share the runs.
+struct TileShape {
+    int64_t vectors;  // of channels
+    unsigned lanes, rows;
+    int run;  // tokens
+    unsigned runs_a_block, sequences_a_block;
+    int64_t groups;  // blocks along the channels
+    int64_t blocks_a_sequence, sequence_groups;
+};
+
+TileShape shape_of(const CausalConv1dFwdParams& p, int channels) {
+    TileShape s{};
+    s.vectors = p.dim / channels;
+    s.lanes = power_of_two_up_to(s.vectors, kTileLanes);
+    s.rows = kTileThreads / s.lanes;
+    // Short enough that there are threads for a large card; then of equal length, so that a block's last rows are not idle.
+    const auto runs_of = [&](int run) { return (static_cast<int64_t>(p.seqlen) + run - 1) / run; };
+    s.run = kMaxRun;
+    while (s.run > 4 && s.vectors * p.batch * runs_of(s.run) < kEnoughThreads) s.run /= 2;
+    s.runs_a_block = power_of_two_up_to(runs_of(s.run), s.rows);
+    const int64_t wanted = (runs_of(s.run) + s.runs_a_block - 1) / s.runs_a_block * s.runs_a_block;
+    s.run = static_cast<int>((p.seqlen + wanted - 1) / wanted);
+    s.sequences_a_block = s.rows / s.runs_a_block;
+    s.groups = (s.vectors + s.lanes - 1) / s.lanes;
+    s.blocks_a_sequence = (runs_of(s.run) + s.runs_a_block - 1) / s.runs_a_block;
+    s.sequence_groups = (static_cast<int64_t>(p.batch) + s.sequences_a_block - 1) / s.sequences_a_block;
+    return s;
 }
 
 template <typename T, int kChannels, int kWidth, bool kSilu>
 void launch(const CausalConv1dFwdParams& p, hipStream_t stream) {
-    const int64_t vectors = p.dim / kChannels;
-    const unsigned lanes = power_of_two_up_to(vectors, kTileLanes<kChannels>);
-    const unsigned rows = kTileThreads / lanes;
+    const TileShape shape = shape_of(p, kChannels);
     TilePlan plan{};
-    plan.tokens = tokens_of_a_run(p, vectors);
-    plan.rows_are_batches = p.seqlen <= plan.tokens;
-    const int64_t block_tokens = static_cast<int64_t>(rows) * plan.tokens;
-    plan.blocks_a_sequence = static_cast<uint32_t>((p.seqlen + block_tokens - 1) / block_tokens);
-    plan.row_blocks = plan.rows_are_batches ? (p.batch + rows - 1) / rows : p.batch * plan.blocks_a_sequence;
-    plan.x_step = static_cast<uint32_t>(p.x.seqlen_stride * sizeof(T));
-    plan.out_step = static_cast<uint32_t>(p.out.seqlen_stride * sizeof(T));
-    plan.x_row = plan.rows_are_batches ? static_cast<uint32_t>(p.x.batch_stride * sizeof(T)) : plan.tokens * plan.x_step;
-    plan.out_row = plan.rows_are_batches ? static_cast<uint32_t>(p.out.batch_stride * sizeof(T)) : plan.tokens * plan.out_step;
+    plan.run = shape.run;
+    while (1u << plan.log2_runs_a_block < shape.runs_a_block) ++plan.log2_runs_a_block;
+    plan.sequences_a_block = shape.sequences_a_block;
+    plan.blocks_a_sequence = static_cast<uint32_t>(shape.blocks_a_sequence);
+    plan.x_step = p.x.seqlen_stride * static_cast<int64_t>(sizeof(T));
+    plan.out_step = p.out.seqlen_stride * static_cast<int64_t>(sizeof(T));
 
-    const dim3 grid(blocks_up_to(plan.row_blocks, 1, 1 << 22), blocks_up_to(vectors, lanes, 65535), 1);
-    hipLaunchKernelGGL((causal_conv1d_fwd_tile<T, kChannels, kWidth, kSilu>), grid, dim3(lanes, rows, 1), 0, stream, p, plan);
+    const dim3 grid = grid_of(shape.groups, shape.blocks_a_sequence * shape.sequence_groups), block(shape.lanes, shape.rows, 1);
+    hipLaunchKernelGGL((causal_conv1d_fwd_tile<T, kChannels, kWidth, kSilu>), grid, block, 0, stream, p, plan);
     check_launch("causal_conv1d_fwd");
-}
-
-template <typename T, int kChannels, int kWidth>
-void with_activation(const CausalConv1dFwdParams& p, hipStream_t stream) {
-    p.use_silu ? launch<T, kChannels, kWidth, true>(p, stream) : launch<T, kChannels, kWidth, false>(p, stream);
-}
-
-template <typename T, int kWidth>
-void with_channels(const CausalConv1dFwdParams& p, hipStream_t stream) {
-    constexpr int kWide = 16 / sizeof(T);
-    channels_a_vector(p) == 1 ? with_activation<T, 1, kWidth>(p, stream) : with_activation<T, kWide, kWidth>(p, stream);
-}
-
-template <typename T>
-void with_width(const CausalConv1dFwdParams& p, hipStream_t stream) {
-    switch (p.width) {
-        case 2:
-            return with_channels<T, 2>(p, stream);
-        case 3:
-            return with_channels<T, 3>(p, stream);
-        case 4:
-            return with_channels<T, 4>(p, stream);
-    }
 }
 
 }  // namespace
 
 bool causal_conv1d_tile_serves(const CausalConv1dFwdParams& p) {
-    if (p.width < 2 || p.width > 4 || p.x.dim_stride != 1 || p.out.dim_stride != 1) return false;
-    // A block spans at most 256 runs, or 256 sequences no longer than a run.
-    const auto near = [&](const Sequences& s) {
-        const int64_t bytes = element_bytes(p.dtype), run = s.seqlen_stride * (kMaxTokens + 8);
-        return (s.seqlen_stride >= 0 && s.batch_stride >= 0) &&
-               (256 * run + p.dim) * bytes < kOffsetLimit &&
-               (p.seqlen > kMaxTokens || (256 * s.batch_stride + run + p.dim) * bytes < kOffsetLimit);
-    };
-    if (static_cast<int64_t>(p.batch) * (p.seqlen / 8 + 1) >= int64_t{1} << 31) return false;  // runs are counted in 32 bits
-    return near(p.x) && near(p.out);
+    if (p.width < 2 || p.width > kMaxFastWidth || p.x.dim_stride != 1 || p.out.dim_stride != 1) return false;
+    const TileShape shape = shape_of(p, channels_a_vector(p));
+    return shape.groups <= kGridLimit && shape.blocks_a_sequence * shape.sequence_groups < int64_t{1} << 31;
 }
 
 void causal_conv1d_tile(const CausalConv1dFwdParams& p, void* stream) {
-    const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
-    switch (p.dtype) {
-        case DType::f32:
-            return with_width<float>(p, hip_stream);
-        case DType::f16:
-            return with_width<f16>(p, hip_stream);
-        case DType::bf16:
-            return with_width<bf16>(p, hip_stream);
-    }
+    with_instance(p, [&](auto type, auto width) {
+        using T = decltype(type);
+        constexpr int kWidth = decltype(width)::value;
+        constexpr int kWide = lane_bytes(kWidth) / static_cast<int>(sizeof(T));
+        const hipStream_t s = static_cast<hipStream_t>(stream);
+        if (channels_a_vector(p) == 1)
+            p.use_silu ? launch<T, 1, kWidth, true>(p, s) : launch<T, 1, kWidth, false>(p, s);
+        else
+            p.use_silu ? launch<T, kWide, kWidth, true>(p, s) : launch<T, kWide, kWidth, false>(p, s);
+    });
 }
 
 }  // namespace hipconv

@@ -1,10 +1,13 @@
 // Causal conv1d forward, channel-first ("vector"): neighbouring tokens are neighbours in memory.
 //
-// A thread makes the kTokens outputs of one 16-byte vector from that vector of x and the kWidth - 1 tokens before it, which are
-// in the vector before: the same cache line, or the one the neighbouring lane reads. No LDS, no barrier. Where rows do not
-// begin and end on 16-byte boundaries, a vector is one token.
+// A thread makes the outputs of 16-byte vectors of one channel, each from that vector of x and the kWidth - 1 tokens before it,
+// which lie in the same cache line or in the one the neighbouring lane reads. No LDS, no barrier. It walks several vectors,
+// loading kAhead of them before they are needed, so that memory always has work while registers stay few and threads many.
 //
-// Bytes: each input read once from memory (and once more from cache), each output written once.
+// Rows need not begin or end on a 16-byte boundary: vectors lie on the boundaries of out, and those that a row fills only in part
+// are read and written element by element (kRagged). If x is not aligned as out is, all of x is read so.
+//
+// Bytes: each input read once from memory (and up to half of it once more from cache), each output written once.
 #include <hip/hip_runtime.h>
 
 #include "causal_conv1d_launchers.h"
@@ -13,124 +16,191 @@
 
 namespace hipconv {
 
-constexpr int kVectorThreads = 256;
-constexpr int kItems = 4;  // vectors of a thread: 2 leave memory waiting, 8 cost too many registers (measured on an H200)
+constexpr int kVectorThreads = 128;
+constexpr int kMaxItems = 8;  // vectors of a thread; fewer cost more starts, more leave cards unevenly filled
 
-// How a launch divides the work. A block is blockDim.x vectors of tokens by blockDim.y channels. Each thread makes kItems vectors
-// of its channel, loaded together before the first is used, so that memory always has work: the items of a channel are the
-// stretches of blockDim.x vectors of each of its sequences, one sequence after another.
+// How a launch divides the work. A block is blockDim.x vectors of tokens by blockDim.y channels. The items of a channel are the
+// stretches of blockDim.x vectors of each of its sequences, one sequence after another; a thread makes its vector of `each` of
+// them.
 struct VectorPlan {
-    uint32_t stretches;       // of a sequence
-    uint32_t items;           // of a channel: batch * stretches
-    uint32_t x_row, out_row;  // bytes from channel to channel
+    uint32_t stretches;          // of a sequence
+    uint32_t items;              // of a channel: batch * stretches
+    uint32_t each;               // items of a block
+    int32_t stretch_tokens;      // of one stretch
+    int32_t sequence_tokens;     // of all stretches of a sequence: its length rounded up
+    int64_t x_batch, out_batch;  // bytes from sequence to sequence
+    uint32_t x_row, out_row;     // bytes from channel to channel
+    bool on_boundaries;          // ragged rows: vectors lie on out's 16-byte boundaries; if not, they count from the row's start
 };
 
-template <typename T, int kTokens, int kWidth, bool kSilu>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, 3) causal_conv1d_fwd_vector(CausalConv1dFwdParams p, VectorPlan plan) {
-    constexpr int kBefore = (kWidth - 1 + kTokens - 1) / kTokens;  // vectors that hold the tokens before
-    constexpr int kHalf = kTokens / 2;
-    constexpr int kPairs = (kTokens + 1) / 2;
+constexpr int vector_blocks(int width, int bytes, bool ragged) {
+    return ragged ? 6 : width > 4 ? 8 : bytes == 2 ? 10 : 12;
+}
+
+template <typename T, int kWidth, bool kRagged>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, sizeof(T), kRagged))
+    causal_conv1d_fwd_vector(CausalConv1dFwdParams p, VectorPlan plan) {
+    constexpr int kTokens = 16 / static_cast<int>(sizeof(T));
+    constexpr int kAhead = sizeof(T) == 2 ? 2 : 1;  // measured on an H200
+    constexpr int kHalf = kTokens / 2, kPairs = kTokens / 2;
+    constexpr int kSize = static_cast<int>(sizeof(T));
     using Vector = Words<T, kTokens>;
+    using Past = TokensBefore<T, kWidth>;
+    using Part = typename Past::Part;
 
-    for (int64_t block_dim = static_cast<int64_t>(blockIdx.y) * blockDim.y; block_dim < p.dim;
-         block_dim += static_cast<int64_t>(gridDim.y) * blockDim.y) {
-        const int64_t d = block_dim + threadIdx.y;
-        if (d >= p.dim) continue;
-        // The block's base address is the same for all lanes (scalar registers on AMD); a lane adds 32 bits to it.
-        const T* x_block = static_cast<const T*>(p.x.data) + block_dim * p.x.dim_stride;
-        T* out_block = static_cast<T*>(p.out.data) + block_dim * p.out.dim_stride;
-        const uint32_t x_row = threadIdx.y * plan.x_row, out_row = threadIdx.y * plan.out_row;
+    const int64_t block_dim = (static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y) * blockDim.y;
+    const int64_t d = block_dim + threadIdx.y;
+    if (d >= p.dim) return;
+    const uint32_t first = blockIdx.x * plan.each;
+    const int count = static_cast<int>(plan.items - first < plan.each ? plan.items - first : plan.each);
 
-        for (uint32_t item = blockIdx.x * kItems; item < plan.items; item += gridDim.x * kItems) {
-            Vector loaded[kItems][kBefore + 1];
-            uint32_t b = item / plan.stretches, stretch = item % plan.stretches;
-            uint32_t batch[kItems], token[kItems];  // of each item
+    // Where the next vector to load and the next to write lie: the sequence's row of the block's first channel, and a token in
+    // it. Both are the same for all lanes (scalar registers on AMD). A lane adds 32 bits.
+    const uint32_t batch = plan.stretches == 1 ? first : first / plan.stretches;
+    const char* x = static_cast<const char*>(p.x.data) + block_dim * p.x.dim_stride * kSize + batch * plan.x_batch;
+    char* out = static_cast<char*>(p.out.data) + block_dim * p.out.dim_stride * kSize + batch * plan.out_batch;
+    const char* out_of_in = out;  // the row of out that belongs to the next vector to load
+    int32_t in_token = static_cast<int32_t>(first - batch * plan.stretches) * plan.stretch_tokens, to_token = in_token;
+    const uint32_t lane_x = threadIdx.y * plan.x_row, lane_out = threadIdx.y * plan.out_row;
+    const int32_t lane_token = static_cast<int32_t>(threadIdx.x) * kTokens;
+
+    // Where a stretch begins: the last one ends with its row, and overlaps the one before where the row is no multiple of stretches.
+    // (Ragged rows have lanes to spare instead.)
+    const auto token_of_stretch = [&](int32_t token) {
+        return !kRagged && token > 0 && token + plan.stretch_tokens > p.seqlen ? p.seqlen - plan.stretch_tokens : token;
+    };
+    // The token that this thread's vector begins with; negative where it begins before its row.
+    const auto token_of = [&](int32_t stretch_token, const char* out_row) {
+        const int32_t token = token_of_stretch(stretch_token) + lane_token;
+        if (!kRagged || !plan.on_boundaries) return token;
+        return token - static_cast<int32_t>(reinterpret_cast<uintptr_t>(out_row + lane_out) % 16 / sizeof(T));
+    };
+
+    Vector current[kAhead];
+    Part before[kAhead][Past::kParts];
+    int loaded = 0;
+    const auto fetch = [&](int u) {
+        const int32_t t = token_of(in_token, out_of_in);
+        if constexpr (kRagged) {
 #pragma unroll
-            for (int u = 0; u < kItems; ++u) {
-                const uint32_t t = (stretch * blockDim.x + threadIdx.x) * kTokens;
-                batch[u] = b;
-                token[u] = t;
-                const char* x = reinterpret_cast<const char*>(x_block + b * p.x.batch_stride);
-                const bool inside = item + u < plan.items && t < static_cast<uint32_t>(p.seqlen);
+            for (int k = 0; k < Past::kParts; ++k) before[u][k] = Part{};
+            if (t < p.seqlen) {
+                const T* row = reinterpret_cast<const T*>(x + lane_x);
+                const bool aligned = reinterpret_cast<uintptr_t>(row + t) % 16 == 0;
+                if (aligned && t >= 0 && t + kTokens <= p.seqlen)
+                    current[u] = *reinterpret_cast<const Vector*>(row + t);
+                else
+                    current[u] = load_part<T, kTokens>(row, t, p.seqlen);
 #pragma unroll
-                for (int k = 0; k <= kBefore; ++k) {
-                    const uint32_t back = static_cast<uint32_t>(kBefore - k) * kTokens;
-                    loaded[u][k] = Vector{};
-                    const uint32_t at = x_row + (t - back) * static_cast<uint32_t>(sizeof(T));
-                    if (inside && t >= back) loaded[u][k] = *reinterpret_cast<const Vector*>(x + at);
-                }
-                if (++stretch == plan.stretches) {
-                    stretch = 0;
-                    ++b;
+                for (int k = 0; k < Past::kParts; ++k) {
+                    const int32_t at = t - Past::kTokens + k * Past::kPartTokens;
+                    if (aligned && at >= 0)
+                        before[u][k] = *reinterpret_cast<const Part*>(row + at);
+                    else
+                        before[u][k] = load_part<T, Past::kPartTokens>(row, at, p.seqlen);
                 }
             }
+        } else {
+            const char* stretch = x + static_cast<int64_t>(token_of_stretch(in_token)) * kSize;
+            const uint32_t lane = lane_x + lane_token * kSize;
+            current[u] = *reinterpret_cast<const Vector*>(stretch + lane);
+#pragma unroll
+            for (int k = 0; k < Past::kParts; ++k) {
+                constexpr int kPart = Past::kPartTokens;
+                const int back = Past::kTokens - k * kPart;
+                if (in_token > 0) {
+                    before[u][k] = *reinterpret_cast<const Part*>(stretch - back * kSize + lane);
+                } else {  // the first lanes of a row have zeros before them
+                    const bool inside = lane_token >= back;
+                    const Part part = *reinterpret_cast<const Part*>(stretch + (inside ? lane - back * kSize : lane));
+                    before[u][k] = inside ? part : Part{};
+                }
+            }
+        }
+        if (++loaded >= count) return;  // after the last item, the last item again
+        in_token += plan.stretch_tokens;
+        if (in_token >= plan.sequence_tokens) {
+            in_token = 0;
+            x += plan.x_batch;
+            out_of_in += plan.out_batch;
+        }
+    };
+#pragma unroll
+    for (int u = 0; u < kAhead; ++u) {
+        if (kRagged) current[u] = Vector{};
+        fetch(u);
+    }
 
-            Pair weight[kWidth];
-            float probe = 0.0f;  // becomes NaN if a weight is not finite
-            with_dtype(p.weight_dtype, [&](auto type) {
-                using P = decltype(type);
+    Pair weight[kWidth];
+    float probe = 0.0f;  // becomes NaN if a weight is not finite
+    with_dtype(p.weight_dtype, [&](auto type) {
+        using P = decltype(type);
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) {
+            const float w = parameter<P>(p.weight, d * p.weight_dim_stride + i * p.weight_width_stride);
+            weight[i] = twice(w);
+            probe += w * 0.0f;
+        }
+    });
+    const bool finite = probe == 0.0f;
+    const float bias = p.bias ? load_parameter(p.bias, d * p.bias_stride, p.bias_dtype) : 0.0f;
+
+    for (int item = 0; item < count; item += kAhead) {
+#pragma unroll
+        for (int u = 0; u < kAhead; ++u) {
+            float window[Past::kTokens + kTokens];
+            Past::unpack(before[u], current[u], window);
+            fetch(u);
+
+            constexpr int kOldest = Past::kTokens - (kWidth - 1);
+            Pair sums[kPairs];
+#pragma unroll
+            for (int j = 0; j < kPairs; ++j) {
+                sums[j] = twice(bias);
 #pragma unroll
                 for (int i = 0; i < kWidth; ++i) {
-                    const float w = parameter<P>(p.weight, d * p.weight_dim_stride + i * p.weight_width_stride);
-                    weight[i] = twice(w);
-                    probe += w * 0.0f;
+                    const int at = kOldest + j + i;
+                    sums[j] = multiply_add(weight[i], make_pair(window[at], window[at + kHalf]), sums[j]);
                 }
-            });
-            const float bias = p.bias ? load_parameter(p.bias, d * p.bias_stride, p.bias_dtype) : 0.0f;
+            }
+            const int32_t t = token_of(to_token, out);
+            if (!finite && (kRagged || to_token == 0) && t < kWidth - 1) {
+                // Zeros stood in for the tokens before the row, and some weight is infinite or NaN: skip those taps
+                // instead. (The oldest token of the window belongs to no tap of some widths and is zero here. Naming it
+                // keeps nvcc from storing the other half of its word in a shared register, for which it would wait
+                // right after the load.)
+                const auto sum_of = [&](int e) {
+                    float sum = bias + window[0];
+#pragma unroll
+                    for (int i = 0; i < kWidth; ++i)
+                        if (t + e + i >= kWidth - 1) sum += low(weight[i]) * window[kOldest + e + i];
+                    return sum;
+                };
+#pragma unroll
+                for (int j = 0; j < kPairs; ++j) sums[j] = make_pair(sum_of(j), sum_of(j + kHalf));
+            }
+            if (p.use_silu) {
+#pragma unroll
+                for (int j = 0; j < kPairs; ++j) sums[j] = silu(sums[j]);
+            }
+            const Vector result = vector_of_halves<T, kTokens>(sums);
 
-#pragma unroll
-            for (int u = 0; u < kItems; ++u) {
-                if (item + u >= plan.items) break;
-                const uint32_t t = token[u];
-                if (t >= static_cast<uint32_t>(p.seqlen)) continue;
-
-                float window[(kBefore + 1) * kTokens];  // tokens from t - kBefore * kTokens on
-#pragma unroll
-                for (int k = 0; k <= kBefore; ++k) {
-#pragma unroll
-                    for (int j = 0; j < kPairs; ++j) {
-                        const Pair both = pair_of<T>(loaded[u][k], j);
-                        window[k * kTokens + 2 * j] = low(both);
-                        if (kTokens > 1) window[k * kTokens + 2 * j + 1] = high(both);
-                    }
+            if (item + u < count && (!kRagged || t < p.seqlen)) {
+                if constexpr (kRagged) {
+                    T* row = reinterpret_cast<T*>(out + lane_out);
+                    if (plan.on_boundaries && t >= 0 && t + kTokens <= p.seqlen)
+                        *reinterpret_cast<Vector*>(row + t) = result;
+                    else
+                        store_part<T, kTokens>(row, t, p.seqlen, result);
+                } else {
+                    char* stretch = out + static_cast<int64_t>(token_of_stretch(to_token)) * kSize;
+                    *reinterpret_cast<Vector*>(stretch + (lane_out + lane_token * kSize)) = result;
                 }
-                // Outputs are paired half a vector apart, not side by side: then all taps see the same pairs of inputs.
-                constexpr int kOldest = kBefore * kTokens - (kWidth - 1);
-                Pair sums[kPairs];
-#pragma unroll
-                for (int j = 0; j < kPairs; ++j) {
-                    sums[j] = twice(bias);
-#pragma unroll
-                    for (int i = 0; i < kWidth; ++i) {
-                        const int at = kOldest + j + i;
-                        sums[j] = multiply_add(weight[i], make_pair(window[at], window[at + kHalf]), sums[j]);
-                    }
-                }
-                if (t < kWidth - 1 && probe != 0.0f) {
-                    // Zeros stood in for the tokens before the row, and some weight is infinite or NaN: skip those taps instead.
-                    const auto sum_of = [&](int e) {
-                        float sum = bias;
-#pragma unroll
-                        for (int i = 0; i < kWidth; ++i)
-                            if (t + kOldest + e + i >= static_cast<uint32_t>(kBefore * kTokens))
-                                sum += low(weight[i]) * window[kOldest + e + i];
-                        return sum;
-                    };
-#pragma unroll
-                    for (int j = 0; j < kPairs; ++j) sums[j] = make_pair(sum_of(j), sum_of(j + kHalf));
-                }
-                float results[2 * kPairs];
-#pragma unroll
-                for (int j = 0; j < kPairs; ++j) {
-                    if (kSilu) sums[j] = silu(sums[j]);
-                    results[j] = low(sums[j]);
-                    results[j + kPairs] = high(sums[j]);
-                }
-                Vector result;
-#pragma unroll
-                for (int j = 0; j < kPairs; ++j) set_pair<T>(result, j, make_pair(results[2 * j], results[2 * j + 1]));
-                char* out = reinterpret_cast<char*>(out_block + batch[u] * p.out.batch_stride);
-                *reinterpret_cast<Vector*>(out + (out_row + t * static_cast<uint32_t>(sizeof(T)))) = result;
+            }
+            to_token += plan.stretch_tokens;
+            if (to_token >= plan.sequence_tokens) {
+                to_token = 0;
+                out += plan.out_batch;
             }
         }
     }
@@ -138,7 +208,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, 3) causal_conv1d_fwd_vecto
 
 namespace {
 
-// Whether a vector is 16 bytes of tokens: if every row of x and out begins and ends on such a boundary. Else it is one token.
+// Whether every row of x and out begins and ends on a 16-byte boundary.
 bool rows_are_aligned(const CausalConv1dFwdParams& p) {
     const int tokens = 16 / element_bytes(p.dtype);
     const auto aligned = [&](const Sequences& s) {
@@ -147,65 +217,67 @@ bool rows_are_aligned(const CausalConv1dFwdParams& p) {
     return p.seqlen % tokens == 0 && aligned(p.x) && aligned(p.out);
 }
 
-template <typename T, int kTokens, int kWidth, bool kSilu>
+struct VectorShape {
+    unsigned lanes, rows;
+    int64_t stretches;
+    bool on_boundaries;
+};
+
+VectorShape shape_of(const CausalConv1dFwdParams& p) {
+    const int tokens = 16 / element_bytes(p.dtype);
+    VectorShape s{};
+    s.on_boundaries = p.seqlen > tokens;
+    const int64_t before_row = rows_are_aligned(p) || !s.on_boundaries ? 0 : tokens - 1;  // at most
+    const int64_t vectors = (p.seqlen + before_row + tokens - 1) / tokens;
+    s.stretches = (vectors + kVectorThreads - 1) / kVectorThreads;
+    s.lanes = static_cast<unsigned>((vectors + s.stretches - 1) / s.stretches);
+    s.rows = kVectorThreads / s.lanes;
+    return s;
+}
+
+template <typename T, int kWidth, bool kRagged>
 void launch(const CausalConv1dFwdParams& p, hipStream_t stream) {
-    const int64_t vectors = (static_cast<int64_t>(p.seqlen) + kTokens - 1) / kTokens;
-    const unsigned lanes = power_of_two_up_to(vectors, kVectorThreads);
+    const VectorShape shape = shape_of(p);
+    const dim3 block(shape.lanes, shape.rows, 1);
     VectorPlan plan{};
-    plan.stretches = static_cast<uint32_t>((vectors + lanes - 1) / lanes);
-    plan.items = plan.stretches * static_cast<uint32_t>(p.batch);
+    plan.stretches = static_cast<uint32_t>(shape.stretches);
+    plan.items = static_cast<uint32_t>(shape.stretches * p.batch);
+    const double vectors = static_cast<double>(plan.items) * shape.lanes * p.dim;
+    plan.each = kMaxItems;
+    while (plan.each > 1 && (vectors / plan.each < kEnoughThreads || plan.each / 2 >= plan.items)) plan.each /= 2;
+    plan.stretch_tokens = static_cast<int32_t>(shape.lanes) * (16 / static_cast<int>(sizeof(T)));
+    plan.sequence_tokens = static_cast<int32_t>(shape.stretches) * plan.stretch_tokens;
+    plan.x_batch = p.x.batch_stride * static_cast<int64_t>(sizeof(T));
+    plan.out_batch = p.out.batch_stride * static_cast<int64_t>(sizeof(T));
     plan.x_row = static_cast<uint32_t>(p.x.dim_stride * sizeof(T));
     plan.out_row = static_cast<uint32_t>(p.out.dim_stride * sizeof(T));
+    plan.on_boundaries = shape.on_boundaries;
 
-    const dim3 block(lanes, kVectorThreads / lanes, 1);
-    const dim3 grid(blocks_up_to(plan.items, kItems, 1 << 22), blocks_up_to(p.dim, block.y, 65535), 1);
-    hipLaunchKernelGGL((causal_conv1d_fwd_vector<T, kTokens, kWidth, kSilu>), grid, block, 0, stream, p, plan);
+    const int64_t channel_groups = (static_cast<int64_t>(p.dim) + shape.rows - 1) / shape.rows;
+    const dim3 grid = grid_of((plan.items + plan.each - 1) / plan.each, channel_groups);
+    hipLaunchKernelGGL((causal_conv1d_fwd_vector<T, kWidth, kRagged>), grid, block, 0, stream, p, plan);
     check_launch("causal_conv1d_fwd");
-}
-
-template <typename T, int kWidth>
-void with_width(const CausalConv1dFwdParams& p, hipStream_t stream) {
-    constexpr int kWide = 16 / sizeof(T);
-    if (rows_are_aligned(p))
-        p.use_silu ? launch<T, kWide, kWidth, true>(p, stream) : launch<T, kWide, kWidth, false>(p, stream);
-    else
-        p.use_silu ? launch<T, 1, kWidth, true>(p, stream) : launch<T, 1, kWidth, false>(p, stream);
-}
-
-template <typename T>
-void with_dtype_of_x(const CausalConv1dFwdParams& p, hipStream_t stream) {
-    switch (p.width) {
-        case 2:
-            return with_width<T, 2>(p, stream);
-        case 3:
-            return with_width<T, 3>(p, stream);
-        case 4:
-            return with_width<T, 4>(p, stream);
-    }
 }
 
 }  // namespace
 
 bool causal_conv1d_vector_serves(const CausalConv1dFwdParams& p) {
-    if (p.width < 2 || p.width > 4 || p.x.seqlen_stride != 1 || p.out.seqlen_stride != 1) return false;
-    const auto near = [&](const Sequences& s) {  // a block spans at most 256 channels, and only one of a sequence of many vectors
-        const int64_t rows = p.seqlen > 128 * 8 ? 2 : 256;
-        return s.dim_stride >= 0 && (s.dim_stride * rows + p.seqlen) * element_bytes(p.dtype) < kOffsetLimit;
+    if (p.width < 2 || p.width > kMaxFastWidth || p.x.seqlen_stride != 1 || p.out.seqlen_stride != 1) return false;
+    const VectorShape shape = shape_of(p);
+    const auto near = [&](const Sequences& s) {  // whether 32 bits reach from a block's first row to its last
+        return s.dim_stride >= 0 && (s.dim_stride * (shape.rows - 1)) * element_bytes(p.dtype) < kOffsetLimit;
     };
-    if (static_cast<int64_t>(p.batch) * (p.seqlen / 32 + 1) >= int64_t{1} << 31) return false;  // items are counted in 32 bits
-    return near(p.x) && near(p.out);
+    // Items are counted within a grid's x, tokens in 31 bits, those that only complete a stretch included.
+    return near(p.x) && near(p.out) && shape.stretches * p.batch <= kGridLimit && p.seqlen < INT32_MAX - 4096;
 }
 
 void causal_conv1d_vector(const CausalConv1dFwdParams& p, void* stream) {
-    const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
-    switch (p.dtype) {
-        case DType::f32:
-            return with_dtype_of_x<float>(p, hip_stream);
-        case DType::f16:
-            return with_dtype_of_x<f16>(p, hip_stream);
-        case DType::bf16:
-            return with_dtype_of_x<bf16>(p, hip_stream);
-    }
+    with_instance(p, [&](auto type, auto width) {
+        using T = decltype(type);
+        constexpr int kWidth = decltype(width)::value;
+        const hipStream_t s = static_cast<hipStream_t>(stream);
+        rows_are_aligned(p) ? launch<T, kWidth, false>(p, s) : launch<T, kWidth, true>(p, s);
+    });
 }
 
 }  // namespace hipconv
