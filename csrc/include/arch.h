@@ -29,6 +29,8 @@
 #define HIPCONV_VECTOR_BYTES 16
 #endif
 
+#include <cstdint>
+
 namespace hipconv {
 
 // Lanes of a wave, and SIMD units that share the waves of a block's compute unit. Device-pass constants: a host pass sees a
@@ -58,6 +60,16 @@ constexpr int kLaneBytes = HIPCONV_SIMT_WAVE == 32 ? 8 : 16;  // so that tests s
 #else
 constexpr int kLaneBytes = 16;
 #endif
+
+// Before an access at an address that all lanes share plus this offset. AMD has an access that takes exactly these two, and its
+// compiler uses it only where it sees the 32 bits widened beside the access, not in front of a loop: so it must not know them here.
+HIPCONV_INLINE void beside_access(uint32_t& lane_offset) {
+#if defined(__AMDGCN__)
+    asm volatile("" : "+v"(lane_offset));
+#else
+    (void)lane_offset;
+#endif
+}
 
 // Blocks per compute unit -> waves per SIMD, which is what AMD's compiler takes; 8 is what every SIMD can hold.
 constexpr int waves_per_simd(int threads, int blocks_per_compute_unit, int wave, int simds) {

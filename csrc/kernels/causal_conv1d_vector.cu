@@ -63,8 +63,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
     int32_t in_token = static_cast<int32_t>(first - batch * plan.stretches) * plan.stretch_tokens, to_token = in_token;
     const uint32_t lane_x = threadIdx.y * plan.x_row, lane_out = threadIdx.y * plan.out_row;
     const int32_t lane_token = static_cast<int32_t>(threadIdx.x) * kTokens;
+    uint32_t x_offset = lane_x + lane_token * kSize, out_offset = lane_out + lane_token * kSize;
 
-    // Where a stretch begins: the last one ends with its row, and overlaps the one before where the row is no multiple of stretches.
+    // Where a stretch begins: the last one ends with its row, and overlaps the one before if the row is no multiple of stretches.
     // (Ragged rows have lanes to spare instead.)
     const auto token_of_stretch = [&](int32_t token) {
         return !kRagged && token > 0 && token + plan.stretch_tokens > p.seqlen ? p.seqlen - plan.stretch_tokens : token;
@@ -80,8 +81,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
     Part before[kAhead][Past::kParts];
     int loaded = 0;
     const auto fetch = [&](int u) {
-        const int32_t t = token_of(in_token, out_of_in);
+        if (loaded == count) return;
+        ++loaded;
         if constexpr (kRagged) {
+            const int32_t t = token_of(in_token, out_of_in);
 #pragma unroll
             for (int k = 0; k < Past::kParts; ++k) before[u][k] = Part{};
             if (t < p.seqlen) {
@@ -102,22 +105,19 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
             }
         } else {
             const char* stretch = x + static_cast<int64_t>(token_of_stretch(in_token)) * kSize;
-            const uint32_t lane = lane_x + lane_token * kSize;
-            current[u] = *reinterpret_cast<const Vector*>(stretch + lane);
+            beside_access(x_offset);
+            current[u] = *reinterpret_cast<const Vector*>(stretch + x_offset);
 #pragma unroll
             for (int k = 0; k < Past::kParts; ++k) {
                 constexpr int kPart = Past::kPartTokens;
                 const int back = Past::kTokens - k * kPart;
-                if (in_token > 0) {
-                    before[u][k] = *reinterpret_cast<const Part*>(stretch - back * kSize + lane);
-                } else {  // the first lanes of a row have zeros before them
-                    const bool inside = lane_token >= back;
-                    const Part part = *reinterpret_cast<const Part*>(stretch + (inside ? lane - back * kSize : lane));
-                    before[u][k] = inside ? part : Part{};
+                before[u][k] = Part{};
+                if (lane_token >= back - in_token) {
+                    beside_access(x_offset);
+                    before[u][k] = *reinterpret_cast<const Part*>(stretch - back * kSize + x_offset);
                 }
             }
         }
-        if (++loaded >= count) return;  // after the last item, the last item again
         in_token += plan.stretch_tokens;
         if (in_token >= plan.sequence_tokens) {
             in_token = 0;
@@ -127,7 +127,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
     };
 #pragma unroll
     for (int u = 0; u < kAhead; ++u) {
-        if (kRagged) current[u] = Vector{};
+        current[u] = Vector{};
+        for (int k = 0; k < Past::kParts; ++k) before[u][k] = Part{};
         fetch(u);
     }
 
@@ -142,7 +143,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
             probe += w * 0.0f;
         }
     });
-    const bool finite = probe == 0.0f;
+    const bool repairs = probe != 0.0f && (kRagged || lane_token < kWidth - 1);
     const float bias = p.bias ? load_parameter(p.bias, d * p.bias_stride, p.bias_dtype) : 0.0f;
 
     for (int item = 0; item < count; item += kAhead) {
@@ -164,7 +165,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
                 }
             }
             const int32_t t = token_of(to_token, out);
-            if (!finite && (kRagged || to_token == 0) && t < kWidth - 1) {
+            if (repairs && (kRagged ? t < kWidth - 1 : to_token == 0)) {
                 // Zeros stood in for the tokens before the row, and some weight is infinite or NaN: skip those taps
                 // instead. (The oldest token of the window belongs to no tap of some widths and is zero here. Naming it
                 // keeps nvcc from storing the other half of its word in a shared register, for which it would wait
@@ -194,7 +195,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
                         store_part<T, kTokens>(row, t, p.seqlen, result);
                 } else {
                     char* stretch = out + static_cast<int64_t>(token_of_stretch(to_token)) * kSize;
-                    *reinterpret_cast<Vector*>(stretch + (lane_out + lane_token * kSize)) = result;
+                    beside_access(out_offset);
+                    *reinterpret_cast<Vector*>(stretch + out_offset) = result;
                 }
             }
             to_token += plan.stretch_tokens;
