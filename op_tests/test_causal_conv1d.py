@@ -25,6 +25,7 @@ from common import (
     BACKENDS,
     DTYPES,
     LAYOUTS,
+    WAYS,
     Table,
     backends,
     choice_of,
@@ -77,24 +78,9 @@ def assert_matches(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, 
     assert wrong is None, wrong
 
 
-# ---- everything below runs on every backend, the GPU kernels on the host in both wave sizes and three orders of threads --------
-
-_WAYS = {
-    "cpu": {"HIPCONV_BACKEND": "cpu"},
-    "simt-wave64": {"HIPCONV_BACKEND": "simt", "HIPCONV_SIMT_WAVE": "64", "HIPCONV_SIMT_ORDER": "ascending"},
-    "simt-wave64-descending": {"HIPCONV_BACKEND": "simt", "HIPCONV_SIMT_WAVE": "64", "HIPCONV_SIMT_ORDER": "descending"},
-    "simt-wave32-shuffled": {"HIPCONV_BACKEND": "simt", "HIPCONV_SIMT_WAVE": "32", "HIPCONV_SIMT_ORDER": "shuffled:3"},
-}
-
+# ---- everything below with a `device` runs on every backend (conftest.py) ------------------------------------------------------
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
-
-
-@pytest.fixture(params=[*_WAYS, *(["gpu"] if torch.cuda.is_available() else [])])
-def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    with environment(**_WAYS.get(request.param, {})):
-        yield device_of(request.param)
-
 
 SHAPES = [
     (1, 1, 1),
@@ -158,7 +144,7 @@ def test_every_kernel_can_be_forced_by_name(device: torch.device) -> None:
 
 @pytest.fixture
 def cpu() -> Iterator[torch.device]:
-    with environment(**_WAYS["cpu"]):
+    with environment(**WAYS["cpu"]):
         yield torch.device("cpu")
 
 

@@ -18,12 +18,12 @@ struct KernelRequest {
 inline KernelRequest requested_kernel(const std::string& keyword, const char* variable, const std::vector<std::string>& here,
                                       const std::vector<std::string>& anywhere) {
     if (keyword != "auto") {
-        check_kernel_name("kernel", keyword, here);
+        check_kernel_name(keyword, here);
         return {keyword, "kernel"};
     }
     const char* value = std::getenv(variable);  // os.environ writes through to it
     if (value == nullptr || *value == '\0') return {"auto", "kernel"};
-    check_kernel_name(variable, value, anywhere);
+    check_kernel_name(value, anywhere, variable);
     for (const std::string& name : here)
         if (name == value) return {name, variable};
     return {"auto", "kernel"};

@@ -123,8 +123,8 @@ inline void check_no_grad(const NamedTensor& t, const char* remedy) {
             concat(t.name, ": got a tensor that requires grad, expected none while grad mode is on: ", remedy));
 }
 
-// `source` is where the name came from: a keyword, or an environment variable.
-inline void check_kernel_name(const char* source, const std::string& kernel, const std::vector<std::string>& known) {
+// `source` is where the name came from: the keyword, or an environment variable.
+inline void check_kernel_name(const std::string& kernel, const std::vector<std::string>& known, const char* source = "kernel") {
     std::string list = "'auto'";
     for (const std::string& name : known) {
         if (kernel == name) return;

@@ -58,7 +58,7 @@ def causal_conv1d_plan(
     """The plan of ``causal_conv1d(x, weight, bias, activation)`` or, with `out`, of ``causal_conv1d_fwd(out, x, weight, bias, …)``.
 
     The choice is made by the function that launches use. It depends on nothing but shapes, strides, dtypes, the alignment of
-    addresses, and whether the target is a GPU or a CPU. No memory of a tensor is read or written.
+    addresses, and on what the target is. No memory of a tensor is read or written.
 
     Args:
         x, weight, bias, out: as for a call. Tensors on the meta device (``torch.empty(..., device="meta")``) take no memory; their
@@ -102,7 +102,7 @@ def _that_runs_here(target: Target) -> Target:
         return Target("cpu", targets.host_isa())
     if target.backend == "simt" or target in targets.of_machine():
         return target
-    return Target("simt", "wave64")
+    return Target("simt", "wave64" if target.backend == "rocm" else "wave32")
 
 
 def _distinct_bytes(tensor: Tensor) -> int:
