@@ -46,6 +46,21 @@ void* address(const at::Tensor& t) {
 
 Sequences sequences(const at::Tensor& t) { return {address(t), t.stride(0), t.stride(1), t.stride(2)}; }
 
+// The stride of an axis of one element means nothing, and torch leaves anything there. Kernels get one that fits: as if the tensor
+// were dense in the layout that its longer axes have, and aligned.
+void settle_strides(CausalConv1dFwdParams& p) {
+    const auto round_up = [](int64_t size) { return (size + 15) / 16 * 16; };
+    if (p.batch == 1) p.x.batch_stride = p.out.batch_stride = 0;
+    if (p.seqlen == 1) {
+        const bool channel_last = p.dim > 1 && p.x.dim_stride == 1 && p.out.dim_stride == 1;
+        p.x.seqlen_stride = p.out.seqlen_stride = channel_last ? round_up(p.dim) : 1;
+    }
+    if (p.dim == 1) {
+        const bool channel_first = p.x.seqlen_stride == 1 && p.out.seqlen_stride == 1;
+        p.x.dim_stride = p.out.dim_stride = channel_first ? round_up(p.seqlen) : 1;
+    }
+}
+
 // Kinds, types and shapes; where the tensors lie is the launch's to check.
 CausalConv1dFwdParams checked_params(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, const at::Tensor* bias,
                                      bool use_silu) {
@@ -79,6 +94,7 @@ CausalConv1dFwdParams checked_params(const at::Tensor& out, const at::Tensor& x,
     p.width = static_cast<int32_t>(weight.size(1));
     p.x = sequences(x);
     p.out = sequences(out);
+    settle_strides(p);
     p.weight = address(weight);
     p.weight_dim_stride = weight.stride(0);
     p.weight_width_stride = weight.stride(1);

@@ -44,10 +44,10 @@ def causal_conv1d_fwd(
 
     Runs on the current stream of `x`'s device and does not wait for it. CPU tensors are computed before the call returns.
     """
-    if not (
-        isinstance(out, Tensor) and isinstance(x, Tensor) and isinstance(weight, Tensor) and (bias is None or isinstance(bias, Tensor))
-    ):
-        _refuse_non_tensors(out=out, x=x, weight=weight, bias=bias)
+    if not (isinstance(out, Tensor) and isinstance(x, Tensor) and isinstance(weight, Tensor)):
+        require_tensors(out=out, x=x, weight=weight)
+    if bias is not None and not isinstance(bias, Tensor):
+        require_tensors(bias=bias)
     if not isinstance(use_silu, bool):
         raise TypeError(f"use_silu: got {use_silu!r}, expected a bool")
     if not isinstance(kernel, str):
@@ -81,8 +81,10 @@ def causal_conv1d(
     Raises:
         What `causal_conv1d_fwd` raises. This form, too, refuses inputs that require grad while grad mode is on.
     """
-    if not (isinstance(x, Tensor) and isinstance(weight, Tensor) and (bias is None or isinstance(bias, Tensor))):
-        _refuse_non_tensors(x=x, weight=weight, bias=bias)
+    if not (isinstance(x, Tensor) and isinstance(weight, Tensor)):
+        require_tensors(x=x, weight=weight)
+    if bias is not None and not isinstance(bias, Tensor):
+        require_tensors(bias=bias)
     use_silu = uses_silu(activation)
     if not isinstance(kernel, str):
         raise TypeError(f"kernel: got {kernel!r}, expected a string")
@@ -103,7 +105,8 @@ def uses_silu(activation: str | None) -> bool:
     raise ValueError(f"activation: got {activation!r}, expected None, 'silu' or 'swish'")
 
 
-def _refuse_non_tensors(**arguments: object) -> None:
+def require_tensors(**arguments: object) -> None:
+    """Raise TypeError for the first that is not a tensor."""
     for name, value in arguments.items():
-        if not isinstance(value, Tensor) and not (name == "bias" and value is None):
+        if not isinstance(value, Tensor):
             raise TypeError(f"{name}: got {type(value).__name__}, expected a torch.Tensor")

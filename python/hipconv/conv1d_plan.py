@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import jit, targets
-from .conv1d import uses_silu
+from .conv1d import require_tensors, uses_silu
 from .targets import Target
 
 
@@ -74,6 +74,8 @@ def causal_conv1d_plan(
             looked at.
         hipconv.errors.JitError: the module had to be built and could not be.
     """
+    optional = {name: tensor for name, tensor in (("bias", bias), ("out", out)) if tensor is not None}
+    require_tensors(x=x, weight=weight, **optional)
     planned_for = _target(x, target)
     module = jit.module("causal_conv1d", _that_runs_here(planned_for))
     into = torch.empty_like(x, device="meta") if out is None else out
@@ -92,7 +94,7 @@ def causal_conv1d_plan(
 
 def _target(x: Tensor, name: str | None) -> Target:
     if name is not None:
-        return targets.named(name)
+        return targets.named(name, argument="target")
     return targets.of_machine()[0] if x.device.type == "meta" else targets.of(x.device)
 
 

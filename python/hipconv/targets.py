@@ -70,7 +70,7 @@ def of_machine() -> list[Target]:
     return [*dict.fromkeys(_gpu(index) for index in gpus), of(torch.device("cpu"))]
 
 
-def named(arch: str) -> Target:
+def named(arch: str, argument: str = "arch") -> Target:
     """The target that an architecture's name means: gfx942, sm_90, wave64, cpu, or one of the host's instruction sets."""
     if arch.startswith("gfx"):
         return Target("rocm", arch)
@@ -82,7 +82,8 @@ def named(arch: str) -> Target:
         return Target("cpu", host_isa())
     if arch in _ISA:
         return Target("cpu", arch)
-    raise ValueError(f"arch: got '{arch}', expected gfx<digits>, sm_<digits>, wave32, wave64, cpu, or one of {', '.join(_usable_isas())}")
+    known = f"gfx<digits>, sm_<digits>, wave32, wave64, cpu, or one of {', '.join(_usable_isas())}"
+    raise ValueError(f"{argument}: got '{arch}', expected {known}")
 
 
 def parse(arch: str) -> Target:
