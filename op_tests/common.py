@@ -21,6 +21,12 @@ if importlib.util.find_spec("hipconv") is None:  # run from a checkout that is n
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 LAYOUTS = ("channel_first", "channel_last")
 BACKENDS = ("cpu", "simt", "gpu")  # simt: the GPU kernels, thread by thread, on the host
+WAYS = {  # to run CPU tensors, by environment: the GPU kernels in both wave sizes and three orders of threads
+    "cpu": {"HIPCONV_BACKEND": "cpu"},
+    "simt-wave64": {"HIPCONV_BACKEND": "simt", "HIPCONV_SIMT_WAVE": "64", "HIPCONV_SIMT_ORDER": "ascending"},
+    "simt-wave64-descending": {"HIPCONV_BACKEND": "simt", "HIPCONV_SIMT_WAVE": "64", "HIPCONV_SIMT_ORDER": "descending"},
+    "simt-wave32-shuffled": {"HIPCONV_BACKEND": "simt", "HIPCONV_SIMT_WAVE": "32", "HIPCONV_SIMT_ORDER": "shuffled:3"},
+}
 
 
 # ---- where to run --------------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from common import (
     BACKENDS,
     DTYPES,
     LAYOUTS,
+    WAYS,
     Table,
     backends,
     choice_of,
@@ -77,24 +78,9 @@ def assert_matches(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, 
     assert wrong is None, wrong
 
 
-# ---- everything below runs on every backend, the GPU kernels on the host in both wave sizes and three orders of threads --------
-
-_WAYS = {
-    "cpu": {"HIPCONV_BACKEND": "cpu"},
-    "simt-wave64": {"HIPCONV_BACKEND": "simt", "HIPCONV_SIMT_WAVE": "64", "HIPCONV_SIMT_ORDER": "ascending"},
-    "simt-wave64-descending": {"HIPCONV_BACKEND": "simt", "HIPCONV_SIMT_WAVE": "64", "HIPCONV_SIMT_ORDER": "descending"},
-    "simt-wave32-shuffled": {"HIPCONV_BACKEND": "simt", "HIPCONV_SIMT_WAVE": "32", "HIPCONV_SIMT_ORDER": "shuffled:3"},
-}
-
+# ---- everything below with a `device` runs on every backend (conftest.py) ------------------------------------------------------
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
-
-
-@pytest.fixture(params=[*_WAYS, *(["gpu"] if torch.cuda.is_available() else [])])
-def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    with environment(**_WAYS.get(request.param, {})):
-        yield device_of(request.param)
-
 
 SHAPES = [
     (1, 1, 1),
@@ -205,7 +191,7 @@ def test_fast_gpu_kernels_at_every_length_and_alignment(device: torch.device, la
 
 @pytest.fixture
 def cpu() -> Iterator[torch.device]:
-    with environment(**_WAYS["cpu"]):
+    with environment(**WAYS["cpu"]):
         yield torch.device("cpu")
 
 
@@ -488,13 +474,6 @@ def test_sequences_shorter_than_the_window(device: torch.device, seqlen: int, wi
     x, weight, bias, out = Case(2, 5, seqlen, width, torch.float32, torch.float32).inputs(device)
     hipconv.causal_conv1d_fwd(out, x, weight, bias, True)
     assert_matches(out, x, weight, bias, True)
-
-
-@pytest.mark.parametrize("shape", [(70000, 1, 2), (1, 70000, 2), (2, 1, 70000)])
-def test_more_rows_than_a_grid_dimension_holds(device: torch.device, shape: tuple[int, int, int]) -> None:
-    x = torch.randn(shape, device=device)
-    weight = torch.randn(shape[1], 3, device=device)
-    assert_matches(run(x, weight), x, weight, None, False)
 
 
 def test_an_empty_bias_means_none(device: torch.device) -> None:

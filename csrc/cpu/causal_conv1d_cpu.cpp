@@ -6,7 +6,7 @@
 // Both share rows out over torch's own OpenMP threads, so torch.set_num_threads holds.
 #include "causal_conv1d_cpu.h"
 
-#include <stdexcept>
+#include <iterator>
 
 #include "causal_conv1d_formula.h"
 
@@ -54,15 +54,26 @@ Plan plan(const CausalConv1dFwdParams& p) {
 
 }  // namespace
 
-std::vector<std::string> causal_conv1d_fwd_kernels() { return {"simd", "openmp"}; }
+std::vector<std::string> causal_conv1d_fwd_kernels() {
+    return {std::begin(kCausalConv1dFwdCpuKernels), std::end(kCausalConv1dFwdCpuKernels)};
+}
+
+const char* causal_conv1d_fwd_choice(const CausalConv1dFwdParams& p) { return plan(p) == Plan::openmp ? "openmp" : "simd"; }
+
+const char* causal_conv1d_fwd_refusal(const CausalConv1dFwdParams& p, const std::string& kernel) {
+    static_assert(kSimdMaxWidth == 8, "the text below says so");
+    if (kernel == "simd" && plan(p) == Plan::openmp)
+        return "width <= 8 where x and out both have stride 1 along seqlen, or both along dim";
+    return nullptr;
+}
+
+const char* causal_conv1d_fwd_form(const CausalConv1dFwdParams& p, const std::string& kernel) {
+    if (kernel == "openmp") return dim_is_inner(p.x) ? "openmp_channels_inside" : "openmp_tokens_inside";
+    return plan(p) == Plan::simd_along_channels ? "simd_along_channels" : "simd_along_tokens";
+}
 
 void causal_conv1d_fwd(const CausalConv1dFwdParams& p, const std::string& kernel, void* /*stream*/) {
-    const Plan chosen = kernel == "openmp" ? Plan::openmp : plan(p);
-    if (kernel == "simd" && chosen == Plan::openmp)
-        throw std::invalid_argument("kernel: got 'simd', which serves width <= " + std::to_string(kSimdMaxWidth) +
-                                    " where x and out both have stride 1 along seqlen, or both along dim");
-    if (chosen == Plan::openmp) return openmp(p);
-    causal_conv1d_simd(p, chosen == Plan::simd_along_channels);
+    kernel == "openmp" ? openmp(p) : causal_conv1d_simd(p, plan(p) == Plan::simd_along_channels);
 }
 
 }  // namespace hipconv

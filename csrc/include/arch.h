@@ -62,7 +62,7 @@ constexpr int kLaneBytes = 16;
 #endif
 
 // Before an access at an address that all lanes share plus this offset. AMD has an access that takes exactly these two, and its
-// compiler uses it only where it sees the 32 bits widened beside the access, not in front of a loop: so it must not know them here.
+// compiler uses it only where it sees the 32 bits widened beside the access, not in front of a loop: so hide them from it here.
 HIPCONV_INLINE void beside_access(uint32_t& lane_offset) {
 #if defined(__AMDGCN__)
     asm volatile("" : "+v"(lane_offset));

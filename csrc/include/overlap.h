@@ -5,15 +5,19 @@
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
-#include <vector>
+#include <utility>
 
 namespace hipconv {
 
-// A view as bytes: element addresses are begin + sum_k i_k * stride_k with 0 <= i_k < size_k.
+constexpr int kMaxRank = 8;
+
+// A view as bytes: element addresses are begin + sum_k i_k * stride_k with 0 <= i_k < size_k. Nothing here allocates: every call
+// of an op asks.
 struct StridedBytes {
     int64_t begin;
     int64_t element_bytes;
-    std::vector<int64_t> sizes, strides;
+    int rank;
+    int64_t sizes[kMaxRank], strides[kMaxRank];
 };
 
 namespace overlap_detail {
@@ -39,17 +43,17 @@ class Equation {
         }
         low_ -= stride * first;
         high_ -= stride * first;
-        for (Term& term : terms_) {
-            if (term.stride == stride) {  // two views of one buffer have equal strides: one variable serves both
-                term.last += last - first;
+        for (int k = 0; k < count_; ++k) {
+            if (terms_[k].stride == stride) {  // two views of one buffer have equal strides: one variable serves both
+                terms_[k].last += last - first;
                 return;
             }
         }
-        if (last > first) terms_.push_back({stride, last - first});
+        if (last > first) terms_[count_++] = {stride, last - first};
     }
 
     bool solvable() {
-        std::sort(terms_.begin(), terms_.end(), [](const Term& a, const Term& b) { return a.stride > b.stride; });
+        std::sort(terms_, terms_ + count_, [](const Term& a, const Term& b) { return a.stride > b.stride; });
         steps_ = 0;
         return search(0, low_, high_);
     }
@@ -59,11 +63,11 @@ class Equation {
     // so that the caller refuses; no layout a tensor library makes comes near.
     static constexpr int kMaxSteps = 1 << 20;
 
-    bool search(size_t next, int64_t low, int64_t high) {
+    bool search(int next, int64_t low, int64_t high) {
         if (++steps_ > kMaxSteps) return true;
         int64_t rest = 0;
         int64_t divisor = 0;
-        for (size_t k = next; k < terms_.size(); ++k) {
+        for (int k = next; k < count_; ++k) {
             rest += terms_[k].stride * terms_[k].last;
             divisor = std::gcd(divisor, terms_[k].stride);
         }
@@ -80,18 +84,18 @@ class Equation {
     }
 
     int64_t low_, high_;
-    std::vector<Term> terms_;
-    int steps_ = 0;
+    Term terms_[2 * kMaxRank];
+    int count_ = 0, steps_ = 0;
 };
 
 inline bool empty(const StridedBytes& view) {
-    return std::any_of(view.sizes.begin(), view.sizes.end(), [](int64_t size) { return size == 0; });
+    return std::any_of(view.sizes, view.sizes + view.rank, [](int64_t size) { return size == 0; });
 }
 
 // First and one past the last byte that a view touches.
 inline std::pair<int64_t, int64_t> span(const StridedBytes& view) {
     int64_t low = view.begin, high = view.begin + view.element_bytes;
-    for (size_t k = 0; k < view.sizes.size(); ++k) {
+    for (int k = 0; k < view.rank; ++k) {
         const int64_t reach = (view.sizes[k] - 1) * view.strides[k];
         (reach < 0 ? low : high) += reach;
     }
@@ -109,8 +113,8 @@ inline bool overlaps(const StridedBytes& a, const StridedBytes& b) {
     // Elements overlap when address(a) - address(b) lies in (-a.element_bytes, b.element_bytes).
     const int64_t distance = b.begin - a.begin;
     Equation equation(distance - a.element_bytes + 1, distance + b.element_bytes - 1);
-    for (size_t k = 0; k < a.sizes.size(); ++k) equation.add(a.strides[k], 0, a.sizes[k] - 1);
-    for (size_t k = 0; k < b.sizes.size(); ++k) equation.add(-b.strides[k], 0, b.sizes[k] - 1);
+    for (int k = 0; k < a.rank; ++k) equation.add(a.strides[k], 0, a.sizes[k] - 1);
+    for (int k = 0; k < b.rank; ++k) equation.add(-b.strides[k], 0, b.sizes[k] - 1);
     return equation.solvable();
 }
 
@@ -119,12 +123,12 @@ inline bool overlaps_itself(const StridedBytes& view) {
     using namespace overlap_detail;
     if (empty(view)) return false;
     // Two index vectors whose first difference is in dimension k: positive there, anything in the later ones.
-    for (size_t k = 0; k < view.sizes.size(); ++k) {
+    for (int k = 0; k < view.rank; ++k) {
         if (view.sizes[k] == 1) continue;
         if (view.strides[k] == 0) return true;
         Equation equation(1 - view.element_bytes, view.element_bytes - 1);
         equation.add(view.strides[k], 1, view.sizes[k] - 1);
-        for (size_t later = k + 1; later < view.sizes.size(); ++later)
+        for (int later = k + 1; later < view.rank; ++later)
             equation.add(view.strides[later], 1 - view.sizes[later], view.sizes[later] - 1);
         if (equation.solvable()) return true;
     }

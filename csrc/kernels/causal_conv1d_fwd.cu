@@ -5,6 +5,8 @@
 // because a grid dimension has a limit (65,535 blocks on NVIDIA, 2^32 work-items on AMD).
 #include <hip/hip_runtime.h>
 
+#include <iterator>
+
 #include "arch.h"
 #include "causal_conv1d.h"
 #include "causal_conv1d_formula.h"
@@ -46,7 +48,13 @@ void launch_naive(const CausalConv1dFwdParams& p, hipStream_t stream) {
     check_launch("causal_conv1d_fwd");
 }
 
-std::string choice(const CausalConv1dFwdParams& p) {
+}  // namespace
+
+std::vector<std::string> causal_conv1d_fwd_kernels() {
+    return {std::begin(kCausalConv1dFwdGpuKernels), std::end(kCausalConv1dFwdGpuKernels)};
+}
+
+const char* causal_conv1d_fwd_choice(const CausalConv1dFwdParams& p) {
     if (causal_conv1d_tile_serves(p)) return "tile";
     // Rows that no 16-byte vector divides: packed ones are faster through LDS, but for the shortest, and for long rows of f32.
     const int vector = 16 / element_bytes(p.dtype);
@@ -56,31 +64,27 @@ std::string choice(const CausalConv1dFwdParams& p) {
     return "naive";
 }
 
-}  // namespace
+const char* causal_conv1d_fwd_refusal(const CausalConv1dFwdParams& p, const std::string& kernel) {
+    if (kernel == "tile" && !causal_conv1d_tile_serves(p))
+        return "channel-last x and out (stride 1 along dim), widths 2 to 8";
+    if (kernel == "vector" && !causal_conv1d_vector_serves(p))
+        return "channel-first x and out (stride 1 along seqlen), widths 2 to 8";
+    if (kernel == "shared" && !causal_conv1d_shared_serves(p))
+        return "channel-first x and out whose rows, of 4 or more tokens, follow one another in memory, widths 2 to 8";
+    return nullptr;
+}
 
-std::vector<std::string> causal_conv1d_fwd_kernels() { return {"tile", "vector", "shared", "naive"}; }
+const char* causal_conv1d_fwd_form(const CausalConv1dFwdParams& p, const std::string& kernel) {
+    if (kernel == "tile") return "tile";
+    if (kernel == "vector") return "vector";
+    if (kernel == "shared") return "shared";
+    return dim_is_inner(p.x) ? "naive_lanes_along_dim" : "naive_lanes_along_seqlen";
+}
 
 void causal_conv1d_fwd(const CausalConv1dFwdParams& p, const std::string& kernel, void* stream) {
-    const std::string name = kernel == "auto" ? choice(p) : kernel;
-    if (name == "tile") {
-        if (!causal_conv1d_tile_serves(p))
-            throw std::invalid_argument(
-                "kernel: got 'tile', which serves channel-last x and out (stride 1 along dim), widths 2 to 8");
-        return causal_conv1d_tile(p, stream);
-    }
-    if (name == "vector") {
-        if (!causal_conv1d_vector_serves(p))
-            throw std::invalid_argument(
-                "kernel: got 'vector', which serves channel-first x and out (stride 1 along seqlen), widths 2 to 8");
-        return causal_conv1d_vector(p, stream);
-    }
-    if (name == "shared") {
-        if (!causal_conv1d_shared_serves(p))
-            throw std::invalid_argument(
-                "kernel: got 'shared', which serves channel-first x and out whose rows follow one another in memory, 4 or "
-                "more tokens long, widths 2 to 8");
-        return causal_conv1d_shared(p, stream);
-    }
+    if (kernel == "tile") return causal_conv1d_tile(p, stream);
+    if (kernel == "vector") return causal_conv1d_vector(p, stream);
+    if (kernel == "shared") return causal_conv1d_shared(p, stream);
     const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
     switch (p.dtype) {
         case DType::f32:

@@ -29,8 +29,8 @@ struct TilePlan {
     int64_t x_step, out_step;    // bytes from token to token
 };
 
-// Blocks a compute unit, by the registers that a width needs. (Without SiLU, AMD's compiler overlaps more tokens than registers for
-// four waves a SIMD allow, at width 4.)
+// Blocks a compute unit, by the registers that a width needs. (Without SiLU, AMD's compiler overlaps more tokens than the
+// registers of four waves a SIMD allow, at width 4.)
 constexpr int tile_blocks(int width, bool silu) {
     if (width == 4 && !silu && kLaneBytes == 16) return 6;
     return width <= 4 ? 8 : width == 5 ? 6 : width == 6 ? 5 : 4;

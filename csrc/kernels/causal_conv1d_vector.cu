@@ -65,7 +65,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
     const int32_t lane_token = static_cast<int32_t>(threadIdx.x) * kTokens;
     uint32_t x_offset = lane_x + lane_token * kSize, out_offset = lane_out + lane_token * kSize;
 
-    // Where a stretch begins: the last one ends with its row, and overlaps the one before if the row is no multiple of stretches.
+    // Where a stretch begins: the last one ends with its row, and overlaps the one before if stretches do not divide the row.
     // (Ragged rows have lanes to spare instead.)
     const auto token_of_stretch = [&](int32_t token) {
         return !kRagged && token > 0 && token + plan.stretch_tokens > p.seqlen ? p.seqlen - plan.stretch_tokens : token;

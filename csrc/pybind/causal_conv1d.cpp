@@ -1,11 +1,18 @@
 // The causal_conv1d module: checked tensors -> params struct -> launcher.
+#include <ATen/core/Tensor.h>
+
+#include <ATen/ops/empty_like_ops.h>  // after it; <ATen/ops/empty_like.h> would take seconds to compile
 #include <c10/core/DeviceGuard.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <iterator>
 #include <optional>
+#include <tuple>
 
 #include "causal_conv1d.h"
+#include "direct_call.h"
+#include "kernel_request.h"
 #include "tensor_checks.h"
 
 namespace py = pybind11;
@@ -13,14 +20,50 @@ namespace py = pybind11;
 namespace {
 
 using namespace hipconv;
+using OptionalTensor = std::optional<at::Tensor>;
 
-Sequences sequences(const at::Tensor& tensor) {
-    return {tensor.data_ptr(), tensor.stride(0), tensor.stride(1), tensor.stride(2)};
+constexpr const char* kVariable = "HIPCONV_CONV1D_KERNEL";
+
+KernelRequest request(const std::string& keyword) {
+    static const std::vector<std::string> here = causal_conv1d_fwd_kernels();
+    static const std::vector<std::string> anywhere = [] {
+        std::vector<std::string> names(std::begin(kCausalConv1dFwdGpuKernels), std::end(kCausalConv1dFwdGpuKernels));
+        names.insert(names.end(), std::begin(kCausalConv1dFwdCpuKernels), std::end(kCausalConv1dFwdCpuKernels));
+        return names;
+    }();
+    return requested_kernel(keyword, kVariable, here, anywhere);
 }
 
-void fwd(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& optional_bias,
-         bool use_silu, const std::string& kernel, int64_t stream) {
-    const at::Tensor* bias = optional_bias.has_value() && optional_bias->numel() > 0 ? &*optional_bias : nullptr;
+// ---- tensors to params ----------------------------------------------------------------------------------------------------
+
+const at::Tensor* bias_of(const OptionalTensor& bias) { return bias.has_value() && bias->numel() > 0 ? &*bias : nullptr; }
+
+// A meta tensor, which has no memory, counts as one whose storage begins on a 16-byte boundary.
+void* address(const at::Tensor& t) {
+    if (!t.is_meta()) return t.data_ptr();
+    return reinterpret_cast<void*>(t.storage_offset() * static_cast<int64_t>(t.element_size()));
+}
+
+Sequences sequences(const at::Tensor& t) { return {address(t), t.stride(0), t.stride(1), t.stride(2)}; }
+
+// The stride of an axis of one element means nothing, and torch leaves anything there. Kernels get one that fits: as if the tensor
+// were dense in the layout that its longer axes have, and aligned.
+void settle_strides(CausalConv1dFwdParams& p) {
+    const auto round_up = [](int64_t size) { return (size + 15) / 16 * 16; };
+    if (p.batch == 1) p.x.batch_stride = p.out.batch_stride = 0;
+    if (p.seqlen == 1) {
+        const bool channel_last = p.dim > 1 && p.x.dim_stride == 1 && p.out.dim_stride == 1;
+        p.x.seqlen_stride = p.out.seqlen_stride = channel_last ? round_up(p.dim) : 1;
+    }
+    if (p.dim == 1) {
+        const bool channel_first = p.x.seqlen_stride == 1 && p.out.seqlen_stride == 1;
+        p.x.dim_stride = p.out.dim_stride = channel_first ? round_up(p.seqlen) : 1;
+    }
+}
+
+// Kinds, types and shapes; where the tensors lie is the launch's to check.
+CausalConv1dFwdParams checked_params(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, const at::Tensor* bias,
+                                     bool use_silu) {
     check_strided({"x", x});
     check_strided({"weight", weight});
     check_strided({"out", out});
@@ -40,19 +83,10 @@ void fwd(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, c
         check_strided({"bias", *bias});
         p.bias_dtype = float_dtype({"bias", *bias});
         check_shape({"bias", *bias}, {x.size(1)}, "(dim,)");
-        check_same_device({"bias", *bias}, {"x", x});
     }
     check_shape({"out", out}, x.sizes(), "the shape of x");
-    check_same_device({"weight", weight}, {"x", x});
-    check_same_device({"out", out}, {"x", x});
     check_sizes_fit({"x", x});
     check_sizes_fit({"weight", weight});
-    check_kernel_name(kernel, causal_conv1d_fwd_kernels());
-    check_no_internal_overlap({"out", out});
-    check_no_overlap({"out", out}, {"x", x});
-    check_no_overlap({"out", out}, {"weight", weight});
-    if (bias) check_no_overlap({"out", out}, {"bias", *bias});
-    if (x.numel() == 0) return;
 
     p.batch = static_cast<int32_t>(x.size(0));
     p.dim = static_cast<int32_t>(x.size(1));
@@ -60,18 +94,110 @@ void fwd(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, c
     p.width = static_cast<int32_t>(weight.size(1));
     p.x = sequences(x);
     p.out = sequences(out);
-    p.weight = weight.data_ptr();
+    settle_strides(p);
+    p.weight = address(weight);
     p.weight_dim_stride = weight.stride(0);
     p.weight_width_stride = weight.stride(1);
     if (bias) {
-        p.bias = bias->data_ptr();
+        p.bias = address(*bias);
         p.bias_stride = bias->stride(0);
     }
     p.use_silu = use_silu;
+    return p;
+}
 
+// ---- which kernel ---------------------------------------------------------------------------------------------------------
+
+std::vector<std::string> serving(const CausalConv1dFwdParams& p) {
+    std::vector<std::string> names;
+    for (const std::string& name : causal_conv1d_fwd_kernels())
+        if (causal_conv1d_fwd_refusal(p, name) == nullptr) names.push_back(name);
+    return names;
+}
+
+std::string kernel_for(const CausalConv1dFwdParams& p, const KernelRequest& wanted) {
+    if (wanted.kernel == "auto") return causal_conv1d_fwd_choice(p);
+    if (const char* served = causal_conv1d_fwd_refusal(p, wanted.kernel)) {
+        std::string others;
+        for (const std::string& name : serving(p)) others += (others.empty() ? "'" : ", '") + name + "'";
+        throw py::value_error(concat(wanted.source, ": got '", wanted.kernel, "', which serves ", served, "; this call can have ",
+                                     others));
+    }
+    return wanted.kernel;
+}
+
+// ---- calls ----------------------------------------------------------------------------------------------------------------
+
+void launch(const CausalConv1dFwdParams& p, const at::Tensor& x, const KernelRequest& wanted, int64_t stream) {
+    if (x.numel() == 0) return;
+    const std::string kernel = kernel_for(p, wanted);
     const c10::DeviceGuard guard(x.device());
     py::gil_scoped_release no_gil;
     causal_conv1d_fwd(p, kernel, reinterpret_cast<void*>(stream));
+}
+
+void fwd(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& optional_bias, bool use_silu,
+         const std::string& kernel, int64_t stream) {
+    const char* remedy =
+        "this form writes into `out` and records no gradient. Call it under torch.no_grad(), or pass detached tensors.";
+    const at::Tensor* bias = bias_of(optional_bias);
+    check_no_grad({"out", out}, remedy);
+    check_no_grad({"x", x}, remedy);
+    check_no_grad({"weight", weight}, remedy);
+    if (bias) check_no_grad({"bias", *bias}, remedy);
+    const CausalConv1dFwdParams p = checked_params(out, x, weight, bias, use_silu);
+    check_same_device({"weight", weight}, {"x", x});
+    check_same_device({"out", out}, {"x", x});
+    if (bias) check_same_device({"bias", *bias}, {"x", x});
+    const KernelRequest wanted = request(kernel);
+    check_no_internal_overlap({"out", out});
+    check_no_overlap({"out", out}, {"x", x});
+    check_no_overlap({"out", out}, {"weight", weight});
+    if (bias) check_no_overlap({"out", out}, {"bias", *bias});
+    if (!out.is_inference()) out.unsafeGetTensorImpl()->bump_version();  // a graph that saved `out` must notice
+    launch(p, x, wanted, stream);
+}
+
+at::Tensor new_tensor(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& optional_bias, bool use_silu,
+                      const std::string& kernel, int64_t stream) {
+    const char* remedy = "hipconv.causal_conv1d records no gradient. Call it under torch.no_grad(), or pass detached tensors.";
+    const at::Tensor* bias = bias_of(optional_bias);
+    check_no_grad({"x", x}, remedy);
+    check_no_grad({"weight", weight}, remedy);
+    if (bias) check_no_grad({"bias", *bias}, remedy);
+    check_strided({"x", x});
+    at::Tensor out = at::_ops::empty_like::call(x, {}, {}, {}, {}, {});
+    const CausalConv1dFwdParams p = checked_params(out, x, weight, bias, use_silu);
+    check_same_device({"weight", weight}, {"x", x});
+    if (bias) check_same_device({"bias", *bias}, {"x", x});
+    launch(p, x, request(kernel), stream);
+    return out;
+}
+
+// The same past the dispatcher, or false or nothing if the dispatcher has something to do.
+bool fwd_directly(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias, bool use_silu,
+                  const std::string& kernel, int64_t stream) {
+    if (!dispatcher_adds_nothing({&out, &x, &weight, bias ? &*bias : nullptr})) return false;
+    fwd(out, x, weight, bias, use_silu, kernel, stream);
+    return true;
+}
+
+std::optional<at::Tensor> new_tensor_directly(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
+                                              bool use_silu, const std::string& kernel, int64_t stream) {
+    if (!dispatcher_adds_nothing({&x, &weight, bias ? &*bias : nullptr})) return std::nullopt;
+    return new_tensor(x, weight, bias, use_silu, kernel, stream);
+}
+
+// What a call with these tensors would run: the kernel, its form, what asked for it, and all kernels that serve the call.
+std::tuple<std::string, std::string, std::string, std::vector<std::string>> plan(const at::Tensor& out, const at::Tensor& x,
+                                                                                const at::Tensor& weight,
+                                                                                const OptionalTensor& bias, bool use_silu,
+                                                                                const std::string& keyword) {
+    const CausalConv1dFwdParams p = checked_params(out, x, weight, bias_of(bias), use_silu);
+    const KernelRequest wanted = request(keyword);
+    if (x.numel() == 0) return {"none", "none", "the empty x", {}};
+    const std::string kernel = kernel_for(p, wanted);
+    return {kernel, causal_conv1d_fwd_form(p, kernel), wanted.kernel == "auto" ? "auto" : wanted.source, serving(p)};
 }
 
 }  // namespace
@@ -79,5 +205,9 @@ void fwd(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, c
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     m.def("causal_conv1d_fwd", &fwd, py::arg("out"), py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("use_silu"),
           py::arg("kernel"), py::arg("stream"));
+    m.def("causal_conv1d_fwd_directly", &fwd_directly);
+    m.def("causal_conv1d", &new_tensor);
+    m.def("causal_conv1d_directly", &new_tensor_directly);
+    m.def("causal_conv1d_plan", &plan);
     m.def("causal_conv1d_fwd_kernels", &causal_conv1d_fwd_kernels);
 }

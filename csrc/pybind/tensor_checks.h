@@ -2,6 +2,7 @@
 // kind of thing is wrong) or ValueError (the thing has a wrong value) before anything is written.
 #pragma once
 
+#include <c10/core/GradMode.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -87,34 +88,49 @@ inline void check_sizes_fit(const NamedTensor& t) {
                 concat(t.name, ": got shape ", shape_text(t.tensor.sizes()), ", expected each size to be at most 2147483647"));
 }
 
-inline StridedBytes strided_bytes(const at::Tensor& tensor) {
-    const int64_t bytes = static_cast<int64_t>(tensor.element_size());
-    StridedBytes view{reinterpret_cast<int64_t>(tensor.data_ptr()), bytes, tensor.sizes().vec(), tensor.strides().vec()};
-    for (int64_t& stride : view.strides) stride *= bytes;
+inline StridedBytes strided_bytes(const NamedTensor& t) {
+    const int64_t bytes = static_cast<int64_t>(t.tensor.element_size());
+    StridedBytes view{reinterpret_cast<int64_t>(t.tensor.data_ptr()), bytes, 0, {}, {}};
+    for (int64_t k = 0; k < t.tensor.dim(); ++k) {
+        if (t.tensor.size(k) == 1) continue;
+        if (view.rank == kMaxRank)
+            throw pybind11::value_error(concat(t.name, ": got shape ", shape_text(t.tensor.sizes()), ", expected at most ", kMaxRank,
+                                               " dimensions of a size other than 1"));
+        view.sizes[view.rank] = t.tensor.size(k);
+        view.strides[view.rank++] = t.tensor.stride(k) * bytes;
+    }
     return view;
 }
 
 // An output may share a buffer with an input, but no byte.
 inline void check_no_overlap(const NamedTensor& out, const NamedTensor& input) {
-    if (out.tensor.device() == input.tensor.device() && overlaps(strided_bytes(out.tensor), strided_bytes(input.tensor)))
+    if (out.tensor.device() == input.tensor.device() && overlaps(strided_bytes(out), strided_bytes(input)))
         throw pybind11::value_error(concat(out.name, ": shares memory with ", input.name,
                                            ", expected memory of its own (interleaved views of one buffer are fine)"));
 }
 
 inline void check_no_internal_overlap(const NamedTensor& out) {
-    if (overlaps_itself(strided_bytes(out.tensor)))
+    if (overlaps_itself(strided_bytes(out)))
         throw pybind11::value_error(concat(out.name, ": got strides ", shape_text(out.tensor.strides()), " for shape ",
                                            shape_text(out.tensor.sizes()),
                                            ", expected each element to have memory of its own (not an expanded tensor)"));
 }
 
-inline void check_kernel_name(const std::string& kernel, const std::vector<std::string>& known) {
+// An op that records no gradient takes a tensor that requires one only where none would be recorded anyway.
+inline void check_no_grad(const NamedTensor& t, const char* remedy) {
+    if (c10::GradMode::is_enabled() && t.tensor.requires_grad())
+        throw pybind11::value_error(
+            concat(t.name, ": got a tensor that requires grad, expected none while grad mode is on: ", remedy));
+}
+
+// `source` is where the name came from: the keyword, or an environment variable.
+inline void check_kernel_name(const std::string& kernel, const std::vector<std::string>& known, const char* source = "kernel") {
     std::string list = "'auto'";
     for (const std::string& name : known) {
         if (kernel == name) return;
         list += ", '" + name + "'";
     }
-    if (kernel != "auto") throw pybind11::value_error(concat("kernel: got '", kernel, "', expected one of ", list));
+    if (kernel != "auto") throw pybind11::value_error(concat(source, ": got '", kernel, "', expected one of ", list));
 }
 
 }  // namespace hipconv

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import torch_ops  # noqa: F401  defines torch.ops.hipconv
+from . import torch_ops
 
 
 def causal_conv1d_fwd(
@@ -31,9 +31,9 @@ def causal_conv1d_fwd(
         weight: (dim, width), width >= 1, any of the three dtypes, any strides, on the device of `x`.
         bias: (dim,), any of the three dtypes, on the device of `x`. None or an empty tensor means none.
         use_silu: apply SiLU, ``v * sigmoid(v)``; otherwise nothing.
-        kernel: the kernel's name, or "auto" for the library's choice. On a GPU: "tile" (channel-last, width 2 to 4), "vector"
-            (channel-first, width 2 to 4), "naive" (anything). On the CPU: "simd" (width <= 8, x and out both with stride 1 along
-            seqlen or both along dim), "openmp" (anything).
+        kernel: the kernel's name, or "auto" for the library's choice. On a GPU: "tile" (channel-last, width 2 to 8), "vector"
+            (channel-first, width 2 to 8), "shared" (the same, of rows that follow one another in memory), "naive" (anything). On
+            the CPU: "simd" (width <= 8, x and out both with stride 1 along seqlen or both along dim), "openmp" (anything).
 
     Raises:
         TypeError: an argument of the wrong kind or dtype.
@@ -45,17 +45,68 @@ def causal_conv1d_fwd(
     Runs on the current stream of `x`'s device and does not wait for it. CPU tensors are computed before the call returns.
     """
     if not (isinstance(out, Tensor) and isinstance(x, Tensor) and isinstance(weight, Tensor)):
-        _require_tensors(out=out, x=x, weight=weight)
+        require_tensors(out=out, x=x, weight=weight)
     if bias is not None and not isinstance(bias, Tensor):
-        _require_tensors(bias=bias)
+        require_tensors(bias=bias)
     if not isinstance(use_silu, bool):
         raise TypeError(f"use_silu: got {use_silu!r}, expected a bool")
     if not isinstance(kernel, str):
         raise TypeError(f"kernel: got {kernel!r}, expected a string")
-    torch.ops.hipconv.causal_conv1d_fwd.default(out, x, weight, bias, use_silu, kernel=kernel)
+    kernels = torch_ops.kernels_for("causal_conv1d", x, out, weight, bias)
+    if kernels is None or not kernels.causal_conv1d_fwd_directly(out, x, weight, bias, use_silu, kernel, torch_ops.stream(x)):
+        torch.ops.hipconv.causal_conv1d_fwd.default(out, x, weight, bias, use_silu, kernel=kernel)
 
 
-def _require_tensors(**arguments: object) -> None:
+def causal_conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    *,
+    kernel: str = "auto",
+) -> Tensor:
+    """`causal_conv1d_fwd` into a new tensor.
+
+    Args:
+        x: (batch, dim, seqlen), float32, float16 or bfloat16, any strides, any size may be zero.
+        weight: (dim, width), width >= 1, any of the three dtypes, any strides, on the device of `x`.
+        bias: (dim,), any of the three dtypes, on the device of `x`. None or an empty tensor means none.
+        activation: "silu" or "swish" (the same), or None.
+        kernel: as for `causal_conv1d_fwd`.
+
+    Returns:
+        A tensor with the shape, dtype, device and memory layout of `x`, as ``torch.empty_like(x)`` has it: the strides of `x` if it
+        is dense, else a dense tensor with its axes in the same order (a channel-last slice gives a dense channel-last result).
+
+    Raises:
+        What `causal_conv1d_fwd` raises. This form, too, refuses inputs that require grad while grad mode is on.
+    """
+    if not (isinstance(x, Tensor) and isinstance(weight, Tensor)):
+        require_tensors(x=x, weight=weight)
+    if bias is not None and not isinstance(bias, Tensor):
+        require_tensors(bias=bias)
+    use_silu = uses_silu(activation)
+    if not isinstance(kernel, str):
+        raise TypeError(f"kernel: got {kernel!r}, expected a string")
+    kernels = torch_ops.kernels_for("causal_conv1d", x, weight, bias)
+    if kernels is not None:
+        out = kernels.causal_conv1d_directly(x, weight, bias, use_silu, kernel, torch_ops.stream(x))
+        if out is not None:
+            return out
+    return torch.ops.hipconv.causal_conv1d.default(x, weight, bias, use_silu, kernel=kernel)
+
+
+def uses_silu(activation: str | None) -> bool:
+    """What an `activation` argument means; ValueError if nothing."""
+    if activation is None:
+        return False
+    if activation == "silu" or activation == "swish":
+        return True
+    raise ValueError(f"activation: got {activation!r}, expected None, 'silu' or 'swish'")
+
+
+def require_tensors(**arguments: object) -> None:
+    """Raise TypeError for the first that is not a tensor."""
     for name, value in arguments.items():
         if not isinstance(value, Tensor):
             raise TypeError(f"{name}: got {type(value).__name__}, expected a torch.Tensor")

@@ -68,6 +68,11 @@ def module(name: str, target: Target) -> ModuleType:
         return _loaded[name, target]
 
 
+def loaded(name: str, device: torch.device) -> ModuleType | None:
+    """The module for tensors on `device` if an earlier call has loaded it."""
+    return _loaded.get((name, targets.of(device))) if device.type in ("cpu", "cuda") else None
+
+
 def warmup(modules: Sequence[str] | None = None) -> None:
     """Build if necessary, and load, ahead of the first call: before graph capture, before a server takes traffic.
 

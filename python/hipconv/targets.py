@@ -38,7 +38,8 @@ class Target(NamedTuple):
 def of(device: torch.device) -> Target:
     """The target that serves tensors on `device`."""
     if device.type == "cpu":
-        return _host(os.environ.get("HIPCONV_BACKEND", ""), os.environ.get("HIPCONV_SIMT_WAVE", ""))
+        backend = os.environ.get("HIPCONV_BACKEND", "")
+        return _host(backend, os.environ.get("HIPCONV_SIMT_WAVE", "") if backend == "simt" else "")
     if device.type == "cuda":
         return _gpu(torch.cuda.current_device() if device.index is None else device.index)
     raise ValueError(f"x: got a tensor on {device}, expected one on the CPU or on a GPU that this torch calls 'cuda' (CUDA and ROCm)")
@@ -69,21 +70,28 @@ def of_machine() -> list[Target]:
     return [*dict.fromkeys(_gpu(index) for index in gpus), of(torch.device("cpu"))]
 
 
-def parse(arch: str) -> Target:
-    """The target that an architecture's name means: gfx942, sm_90, wave64, or one of the host's instruction sets."""
+def named(arch: str, argument: str = "arch") -> Target:
+    """The target that an architecture's name means: gfx942, sm_90, wave64, cpu, or one of the host's instruction sets."""
     if arch.startswith("gfx"):
-        target, has = Target("rocm", arch), torch.version.hip
-    elif arch.startswith("sm_") and arch[3:4].isdigit():
-        target, has = Target("cuda", arch), torch.version.cuda
-    elif arch in ("wave32", "wave64"):
+        return Target("rocm", arch)
+    if arch.startswith("sm_") and arch[3:4].isdigit():
+        return Target("cuda", arch)
+    if arch in ("wave32", "wave64"):
         return Target("simt", arch)
-    elif arch in _ISA:
-        if not set(_ISA[arch].needs) <= _cpu_features():
-            raise ValueError(f"arch: got '{arch}', which this host cannot run; expected one of {', '.join(_usable_isas())}")
+    if arch == "cpu":
+        return Target("cpu", host_isa())
+    if arch in _ISA:
         return Target("cpu", arch)
-    else:
-        raise ValueError(f"arch: got '{arch}', expected gfx<digits>, sm_<digits>, wave32, wave64, or one of {', '.join(_usable_isas())}")
-    if not has:
+    known = f"gfx<digits>, sm_<digits>, wave32, wave64, cpu, or one of {', '.join(_usable_isas())}"
+    raise ValueError(f"{argument}: got '{arch}', expected {known}")
+
+
+def parse(arch: str) -> Target:
+    """The target called `arch`, if this torch and this host can build for it."""
+    target = named(arch)
+    if target.backend == "cpu" and target.arch not in _usable_isas():
+        raise ValueError(f"arch: got '{arch}', which this host cannot run; expected one of {', '.join(_usable_isas())}")
+    if target.on_gpu and not (torch.version.hip if target.backend == "rocm" else torch.version.cuda):
         kind = "ROCm" if target.backend == "rocm" else "CUDA"
         raise ValueError(f"arch: got '{arch}', which needs a {kind} build of torch; this one is {torch.__version__}")
     return target

@@ -1,0 +1,119 @@
+"""What a causal conv1d call would run, without running it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+from torch import Tensor
+
+from . import jit, targets
+from .conv1d import require_tensors, uses_silu
+from .targets import Target
+
+
+@dataclasses.dataclass(frozen=True)
+class Conv1dPlan:
+    """The kernel that a call launches, and what it has to move and compute. `print` it for a summary."""
+
+    target: str
+    """The backend and architecture, e.g. "rocm gfx942"."""
+    kernel: str
+    """The kernel's name; "none" where x has no elements and nothing is launched."""
+    form: str
+    """Which of its forms the kernel takes, e.g. "simd_along_channels"."""
+    chosen_by: str
+    """"auto", "kernel" (the keyword), "HIPCONV_CONV1D_KERNEL", or "the empty x"."""
+    serves: tuple[str, ...]
+    """Every kernel that can serve the call, the fastest first."""
+    bytes_moved: int
+    """Each distinct input element read once and each output element written once, weight and bias included."""
+    flops: int
+    """Two a tap and output; bias and activation are not counted."""
+
+    @property
+    def floor(self) -> str:
+        """What bounds the time from below."""
+        return f"a copy kernel's time for {_si(self.bytes_moved)}B, read and written together"
+
+    def __str__(self) -> str:
+        intensity = self.flops / max(1, self.bytes_moved)
+        return (
+            f"{self.form} on {self.target}, chosen by {self.chosen_by}; kernels that serve: {', '.join(self.serves) or 'none'}; "
+            f"{_si(self.flops)}FLOP, {intensity:.1f} a byte; floor: {self.floor}"
+        )
+
+
+def causal_conv1d_plan(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    *,
+    out: Tensor | None = None,
+    kernel: str = "auto",
+    target: str | None = None,
+) -> Conv1dPlan:
+    """The plan of ``causal_conv1d(x, weight, bias, activation)`` or, with `out`, of ``causal_conv1d_fwd(out, x, weight, bias, …)``.
+
+    The choice is made by the function that launches use. It depends on nothing but shapes, strides, dtypes, the alignment of
+    addresses, and on what the target is. No memory of a tensor is read or written.
+
+    Args:
+        x, weight, bias, out: as for a call. Tensors on the meta device (``torch.empty(..., device="meta")``) take no memory; their
+            storage counts as aligned to 16 bytes.
+        activation: None, "silu" or "swish".
+        kernel: as for a call. "auto" leaves it to HIPCONV_CONV1D_KERNEL, if set, and then to the library.
+        target: an architecture: "gfx942", "sm_90" …, or "cpu". By default that of x's device and, for a meta tensor, that of the
+            first GPU, or the CPU where there is none. It need not be in this machine: plans for other GPUs come from the same
+            kernels' host code, built for this host.
+
+    Raises:
+        TypeError, ValueError: what the call would raise about kinds, shapes, dtypes and kernel names. Devices and overlaps are not
+            looked at.
+        hipconv.errors.JitError: the module had to be built and could not be.
+    """
+    optional = {name: tensor for name, tensor in (("bias", bias), ("out", out)) if tensor is not None}
+    require_tensors(x=x, weight=weight, **optional)
+    planned_for = _target(x, target)
+    module = jit.module("causal_conv1d", _that_runs_here(planned_for))
+    into = torch.empty_like(x, device="meta") if out is None else out
+    choice, form, chosen_by, serves = module.causal_conv1d_plan(into, x, weight, bias, uses_silu(activation), kernel)
+    inputs = [tensor for tensor in (x, weight, bias) if tensor is not None]
+    return Conv1dPlan(
+        target=str(planned_for),
+        kernel=choice,
+        form=form,
+        chosen_by=chosen_by,
+        serves=tuple(serves),
+        bytes_moved=into.numel() * into.element_size() + sum(_distinct_bytes(tensor) for tensor in inputs),
+        flops=2 * weight.shape[1] * x.numel(),
+    )
+
+
+def _target(x: Tensor, name: str | None) -> Target:
+    if name is not None:
+        return targets.named(name, argument="target")
+    return targets.of_machine()[0] if x.device.type == "meta" else targets.of(x.device)
+
+
+def _that_runs_here(target: Target) -> Target:
+    """A target of this machine whose module makes the same choices."""
+    if target.backend == "cpu":
+        return Target("cpu", targets.host_isa())
+    if target.backend == "simt" or target in targets.of_machine():
+        return target
+    return Target("simt", "wave64" if target.backend == "rocm" else "wave32")
+
+
+def _distinct_bytes(tensor: Tensor) -> int:
+    """An axis of stride 0 shows the same elements again."""
+    sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or not size)
+    return math.prod(sizes) * tensor.element_size()
+
+
+def _si(value: int) -> str:
+    """With a decimal prefix: 268435456 -> "268.4 M"."""
+    exponent = min(4, max(0, len(str(value)) - 1) // 3)
+    return f"{value / 1000**exponent:.{1 if exponent else 0}f} {' kMGT'[exponent].strip()}"
