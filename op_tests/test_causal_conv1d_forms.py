@@ -138,7 +138,7 @@ def test_writing_into_a_saved_tensor_is_noticed_by_autograd(device: torch.device
         loss.backward()
     with torch.inference_mode():
         out = hipconv.causal_conv1d(torch.ones(1, 2, 3, device=device), weight)
-        hipconv.causal_conv1d_fwd(out, torch.ones(1, 2, 3, device=device), weight)  # has no version to count
+    hipconv.causal_conv1d_fwd(out, torch.ones(1, 2, 3, device=device), weight)  # has no version to count
 
 
 # ---- torch ---------------------------------------------------------------------------------------------------------------------

@@ -82,7 +82,12 @@ def test_strides_of_axes_of_one_element_do_not_matter(device: torch.device, shap
     assert all(len(found) == 1 for found in plans.values())
     if shape != (1, 24, 40):  # the two layouts are one
         assert plans[LAYOUTS[0]] == plans[LAYOUTS[1]]
-    assert all(plan.kernel in ("tile", "vector", "simd") for found in plans.values() for plan in found)
+    fast = {"tile", "vector", "simd"}
+    if shape[1:] == (1, 40):
+        fast = {"vector", "simd"}  # its vectors would be one channel wide
+    elif shape[1:] == (24, 1):
+        fast = {"tile", "simd"}  # … one token long
+    assert all(plan.kernel in fast for found in plans.values() for plan in found)
 
 
 def test_plans_for_gpus_and_sizes_that_are_not_here() -> None:

@@ -46,8 +46,8 @@ void* address(const at::Tensor& t) {
 
 Sequences sequences(const at::Tensor& t) { return {address(t), t.stride(0), t.stride(1), t.stride(2)}; }
 
-// The stride of an axis of one element means nothing, and torch leaves anything there. Kernels get one that fits: as if the tensor
-// were dense in the layout that its longer axes have, and aligned.
+// The stride of an axis of one element means nothing, and torch leaves anything there. Kernels get one that fits: as if the
+// tensor were dense in the layout that its longer axes have, and aligned.
 void settle_strides(CausalConv1dFwdParams& p) {
     const auto round_up = [](int64_t size) { return (size + 15) / 16 * 16; };
     if (p.batch == 1) p.x.batch_stride = p.out.batch_stride = 0;

@@ -94,8 +94,8 @@ inline StridedBytes strided_bytes(const NamedTensor& t) {
     for (int64_t k = 0; k < t.tensor.dim(); ++k) {
         if (t.tensor.size(k) == 1) continue;
         if (view.rank == kMaxRank)
-            throw pybind11::value_error(concat(t.name, ": got shape ", shape_text(t.tensor.sizes()), ", expected at most ", kMaxRank,
-                                               " dimensions of a size other than 1"));
+            throw pybind11::value_error(concat(t.name, ": got shape ", shape_text(t.tensor.sizes()), ", expected at most ",
+                                               kMaxRank, " dimensions of a size other than 1"));
         view.sizes[view.rank] = t.tensor.size(k);
         view.strides[view.rank++] = t.tensor.stride(k) * bytes;
     }

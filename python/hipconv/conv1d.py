@@ -31,14 +31,15 @@ def causal_conv1d_fwd(
         weight: (dim, width), width >= 1, any of the three dtypes, any strides, on the device of `x`.
         bias: (dim,), any of the three dtypes, on the device of `x`. None or an empty tensor means none.
         use_silu: apply SiLU, ``v * sigmoid(v)``; otherwise nothing.
-        kernel: the kernel's name, or "auto" for the library's choice. On a GPU: "tile" (channel-last, width 2 to 8), "vector"
-            (channel-first, width 2 to 8), "shared" (the same, of rows that follow one another in memory), "naive" (anything). On
-            the CPU: "simd" (width <= 8, x and out both with stride 1 along seqlen or both along dim), "openmp" (anything).
+        kernel: the kernel's name, or "auto" for the one that the environment variable HIPCONV_CONV1D_KERNEL names or, failing that, the
+            library's choice (`causal_conv1d_plan` shows it). On a GPU: "tile" (channel-last, width 2 to 8), "vector" (channel-first,
+            width 2 to 8), "shared" (the same, of rows that follow one another in memory), "naive" (anything). On the CPU: "simd"
+            (width <= 8, x and out both with stride 1 along seqlen or both along dim), "openmp" (anything).
 
     Raises:
         TypeError: an argument of the wrong kind or dtype.
-        ValueError: a shape, device, overlap or kernel name that does not fit, or a tensor that requires grad while grad mode is on
-            (this form records no gradient). `out` is not written in any of these cases.
+        ValueError: a shape, device, overlap or kernel name that does not fit, a named kernel that does not serve the call, or a tensor
+            that requires grad while grad mode is on (this form records no gradient). `out` is not written in any of these cases.
         hipconv.errors.JitError: the kernels had to be built and could not be.
         RuntimeError: the kernel could not be launched.
 
