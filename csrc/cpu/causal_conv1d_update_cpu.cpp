@@ -38,14 +38,6 @@ void zero_channels(const CausalConv1dUpdateParams& p, int64_t b, int64_t d, int6
     for (int64_t c = d; c < d + channels; ++c) zero_one_channel<T>(p, b, c, tokens);
 }
 
-// What belongs to no row of its own: tokens past the last one. The rows share it out.
-template <typename T>
-void zero_rest(const CausalConv1dUpdateParams& p, int64_t b, int64_t d, int64_t channels) {
-    if (!p.zero_padding || !p.query_start_loc.data) return;
-    const int64_t end = token_within(p, load_index(p.query_start_loc, p.batch));
-    for (int64_t t = end + b; t < p.total_tokens; t += p.batch) zero_channels<T>(p, 0, d, channels, {t, 1});
-}
-
 // ---- floats from and to strided elements -----------------------------------------------------------------------------------
 
 template <typename T>
@@ -88,8 +80,8 @@ void load_parameters(const CausalConv1dUpdateParams& p, int64_t d, int count, Bl
     for (int c = 0; c < count; ++c) {
         for (int i = 0; i < p.width; ++i)
             block.weight[i][c] =
-                load_parameter(p.weight, (d + c) * p.weight_dim_stride + i * p.weight_width_stride, p.weight_dtype);
-        block.weight[p.width][c] = p.bias ? load_parameter(p.bias, (d + c) * p.bias_stride, p.bias_dtype) : 0.0f;
+                load_parameter(p.weight.as<void>(), (d + c) * p.weight_dim_stride + i * p.weight_width_stride, p.weight_dtype);
+        block.weight[p.width][c] = p.bias ? load_parameter(p.bias.as<void>(), (d + c) * p.bias_stride, p.bias_dtype) : 0.0f;
     }
 }
 
@@ -97,7 +89,7 @@ template <typename T, typename S>
 void update_row(const CausalConv1dUpdateParams& p, int64_t b, int64_t d, int count, RowTokens tokens, const RowState& row,
                 Block& block) {
     const int past = p.width - 1, spare = p.history - past;
-    const bool speculative = p.num_accepted_tokens.data, circular = p.cache_seqlens.data;
+    const bool speculative(p.num_accepted_tokens.data), circular(p.cache_seqlens.data);
     const int64_t snapshots = intermediate_slot_of_row(p, b);
     const auto ring = [&](int64_t age) { return block.ring[age % past]; };  // age counts from the oldest of the window
     const auto put = [&](int64_t column, const float* from) {
@@ -157,7 +149,7 @@ void simd_kernel(const CausalConv1dUpdateParams& p) {
         for (int64_t item = 0; item < work.items; ++item) {
             const int64_t d = item / p.batch * kBlock, b = item % p.batch;
             const int count = static_cast<int>(std::min<int64_t>(kBlock, p.dim - d));
-            zero_rest<T>(p, b, d, count);
+            for (int c = 0; c < count; ++c) zero_rest<T>(p, b, d + c);
             const RowTokens tokens = tokens_of_row(p, b);
             if (tokens.count == 0) continue;
             const RowState row = state_of_row(p, b, tokens.count);
@@ -181,7 +173,7 @@ void openmp_kernel(const CausalConv1dUpdateParams& p) {
     for (int64_t item = 0; item < work.items; ++item) {
         const int64_t begin = item / p.batch * kBlock, b = item % p.batch;
         const int64_t channels = std::min<int64_t>(kBlock, p.dim - begin);
-        zero_rest<T>(p, b, begin, channels);
+        for (int64_t d = begin; d < begin + channels; ++d) zero_rest<T>(p, b, d);
         const RowTokens tokens = tokens_of_row(p, b);
         if (tokens.count == 0) continue;
         const RowState row = state_of_row(p, b, tokens.count);

@@ -10,23 +10,34 @@
 #include <string>
 #include <vector>
 
+#include "arch.h"
 #include "dtype.h"
 
 namespace hipconv {
 
-enum class IndexType : int32_t { i32, i64, i16, i8, u8, u16, u32 };
+// A pointer as a kernel's many parameters hold it: see `first_parameter`.
+struct Address {
+    uint64_t bits;
 
-// Integers of any type, one-dimensional or (row, column); null for none.
+    HIPCONV_INLINE explicit operator bool() const { return bits != 0; }
+    template <typename T>
+    HIPCONV_INLINE T* as() const {
+        return global_pointer<T>(bits);
+    }
+};
+inline Address address(const void* pointer) { return {reinterpret_cast<uintptr_t>(pointer)}; }
+
+// Integers of 32 or (wide) 64 bits, one-dimensional or (row, column); null for none.
 struct Indices {
-    const void* data;
+    Address data;
     int64_t row_stride, column_stride;
     int32_t columns;
-    IndexType type;
+    bool wide;
 };
 
 // Element (row, channel, token). A packed batch has row_stride 0 and counts its tokens through all rows.
 struct Tokens {
-    void* data;
+    Address data;
     int64_t row_stride, dim_stride, token_stride;
 };
 
@@ -46,16 +57,16 @@ struct CausalConv1dUpdateParams {
     Tokens out[kMaxOutputs];  // side by side along the channels; may be x itself
     int32_t out_end[kMaxOutputs];  // the channel after the last of each; the ones not in use end at dim
 
-    const void* weight;  // (dim, width)
+    Address weight;  // (dim, width)
     int64_t weight_dim_stride, weight_width_stride;
     DType weight_dtype;
-    const void* bias;  // (dim,), or null
+    Address bias;  // (dim,), or null
     int64_t bias_stride;
     DType bias_dtype;
 
     // The pool: element (slot, channel, column). A row's history is `history` columns, the window their last width - 1: columns
     // 0 to width - 2 of a slot ("head"), or the last of all state_len, which then move together ("tail").
-    void* state;
+    Address state;
     int64_t slot_stride, state_dim_stride, column_stride;
     int32_t slots, state_len, history;
 
@@ -70,7 +81,7 @@ struct CausalConv1dUpdateParams {
     Indices cache_seqlens;        // circular: token n of a row is in column n mod state_len
 
     // Windows after each token, (slot, token, channel, column), or null.
-    void* intermediate;
+    Address intermediate;
     int64_t intermediate_slot_stride, intermediate_token_stride, intermediate_dim_stride, intermediate_column_stride;
     int32_t intermediate_slots, intermediate_tokens;
     Indices intermediate_slot;  // of each row; none: row b has slot b

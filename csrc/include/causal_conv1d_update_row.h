@@ -12,22 +12,7 @@ namespace hipconv {
 
 HIPCONV_INLINE int64_t load_index(const Indices& from, int64_t row, int64_t column = 0) {
     const int64_t at = row * from.row_stride + column * from.column_stride;
-    switch (from.type) {
-        case IndexType::i32:
-            return static_cast<const int32_t*>(from.data)[at];
-        case IndexType::i64:
-            return static_cast<const int64_t*>(from.data)[at];
-        case IndexType::i16:
-            return static_cast<const int16_t*>(from.data)[at];
-        case IndexType::i8:
-            return static_cast<const int8_t*>(from.data)[at];
-        case IndexType::u8:
-            return static_cast<const uint8_t*>(from.data)[at];
-        case IndexType::u16:
-            return static_cast<const uint16_t*>(from.data)[at];
-        default:
-            return static_cast<const uint32_t*>(from.data)[at];
-    }
+    return from.wide ? from.data.as<const int64_t>()[at] : from.data.as<const int32_t>()[at];
 }
 
 // The tokens of a row: `count` of them from `first` on, in x and out.
@@ -101,12 +86,12 @@ HIPCONV_INLINE int64_t intermediate_slot_of_row(const CausalConv1dUpdateParams& 
 
 template <typename S>
 HIPCONV_INLINE S* state_at(const CausalConv1dUpdateParams& p, int64_t slot, int64_t d, int64_t column) {
-    return static_cast<S*>(p.state) + slot * p.slot_stride + d * p.state_dim_stride + column * p.column_stride;
+    return p.state.as<S>() + slot * p.slot_stride + d * p.state_dim_stride + column * p.column_stride;
 }
 
 template <typename S>
 HIPCONV_INLINE S* intermediate_at(const CausalConv1dUpdateParams& p, int64_t slot, int64_t t, int64_t d, int64_t column) {
-    return static_cast<S*>(p.intermediate) + slot * p.intermediate_slot_stride + t * p.intermediate_token_stride +
+    return p.intermediate.as<S>() + slot * p.intermediate_slot_stride + t * p.intermediate_token_stride +
            d * p.intermediate_dim_stride + column * p.intermediate_column_stride;
 }
 
@@ -116,7 +101,7 @@ HIPCONV_INLINE int output_of_channel(const CausalConv1dUpdateParams& p, int64_t 
 
 template <typename T>
 HIPCONV_INLINE T* token_at(const Tokens& tokens, int64_t b, int64_t d, int64_t t) {
-    return static_cast<T*>(tokens.data) + b * tokens.row_stride + d * tokens.dim_stride + t * tokens.token_stride;
+    return tokens.data.as<T>() + b * tokens.row_stride + d * tokens.dim_stride + t * tokens.token_stride;
 }
 
 template <typename T>
@@ -140,6 +125,14 @@ HIPCONV_INLINE S history_of(T x) {
         return from_float<S>(to_float(x));
 }
 
+// Of one channel, the tokens of a packed batch that come after its last row: the rows share them out.
+template <typename T>
+HIPCONV_INLINE void zero_rest(const CausalConv1dUpdateParams& p, int64_t b, int64_t d) {
+    if (!p.zero_padding || !p.query_start_loc.data) return;
+    for (int64_t t = token_within(p, load_index(p.query_start_loc, p.batch)) + b; t < p.total_tokens; t += p.batch)
+        *out_at<T>(p, 0, d, t) = from_float<T>(0.0f);
+}
+
 // `T` of x and out, `S` of the state.
 template <typename T, typename S>
 HIPCONV_INLINE void update_one_channel(const CausalConv1dUpdateParams& p, int64_t b, int64_t d, RowTokens tokens, RowState row) {
@@ -147,12 +140,12 @@ HIPCONV_INLINE void update_one_channel(const CausalConv1dUpdateParams& p, int64_
     const int64_t snapshots = intermediate_slot_of_row(p, b);
     for (int32_t t = 0; t < tokens.count; ++t) {
         const T x = *token_at<T>(p.x, b, d, tokens.first + t);
-        float sum = p.bias ? load_parameter(p.bias, d * p.bias_stride, p.bias_dtype) : 0.0f;
+        float sum = p.bias ? load_parameter(p.bias.as<void>(), d * p.bias_stride, p.bias_dtype) : 0.0f;
         for (int32_t i = 0; i < past; ++i) {
-            const float w = load_parameter(p.weight, d * p.weight_dim_stride + i * p.weight_width_stride, p.weight_dtype);
+            const float w = load_parameter(p.weight.as<void>(), d * p.weight_dim_stride + i * p.weight_width_stride, p.weight_dtype);
             sum += w * to_float(*state_at<S>(p, row.read_slot, d, window_column(p, row, i)));
         }
-        const float w = load_parameter(p.weight, d * p.weight_dim_stride + past * p.weight_width_stride, p.weight_dtype);
+        const float w = load_parameter(p.weight.as<void>(), d * p.weight_dim_stride + past * p.weight_width_stride, p.weight_dtype);
         sum += w * to_float(x);
 
         const S last = history_of<S>(x);
@@ -185,10 +178,10 @@ HIPCONV_INLINE void update_one_tree_token(const CausalConv1dUpdateParams& p, int
                                           const Parent* parent) {
     const int32_t past = p.width - 1;
     const int64_t snapshots = intermediate_slot_of_row(p, b);
-    float sum = p.bias ? load_parameter(p.bias, d * p.bias_stride, p.bias_dtype) : 0.0f;
+    float sum = p.bias ? load_parameter(p.bias.as<void>(), d * p.bias_stride, p.bias_dtype) : 0.0f;
     int32_t node = t;  // the token that tap i sees; -1 is the last column of the window, -2 the one before
     for (int32_t i = past; i >= 0; --i) {
-        const float w = load_parameter(p.weight, d * p.weight_dim_stride + i * p.weight_width_stride, p.weight_dtype);
+        const float w = load_parameter(p.weight.as<void>(), d * p.weight_dim_stride + i * p.weight_width_stride, p.weight_dtype);
         const S seen = node >= 0 ? history_of<S>(*token_at<T>(p.x, b, d, node))
                                  : *state_at<S>(p, row.read_slot, d, window_column(p, row, past + node));
         sum += w * (i == past ? to_float(*token_at<T>(p.x, b, d, t)) : to_float(seen));
@@ -213,11 +206,10 @@ HIPCONV_INLINE void find_parents(Parent* parent, int32_t tokens, Child child, Si
 // A tree's parent as the caller sees it: token 0 has none, and shows 0 as in SGLang.
 HIPCONV_INLINE void store_parent(const Indices& to, int64_t b, int32_t t, int32_t parent) {
     const int64_t at = b * to.row_stride + t * to.column_stride;
-    void* data = const_cast<void*>(to.data);
-    if (to.type == IndexType::i64)
-        static_cast<int64_t*>(data)[at] = parent < 0 ? 0 : parent;
+    if (to.wide)
+        to.data.as<int64_t>()[at] = parent < 0 ? 0 : parent;
     else
-        static_cast<int32_t*>(data)[at] = parent < 0 ? 0 : parent;
+        to.data.as<int32_t>()[at] = parent < 0 ? 0 : parent;
 }
 
 }  // namespace hipconv

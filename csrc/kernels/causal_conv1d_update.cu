@@ -14,55 +14,49 @@ namespace hipconv {
 
 constexpr int kUpdateThreads = 128;
 
-// Rows of blocks along the channels; blockIdx.y counts rows of the batch, each of which a block shares.
 template <typename T, typename S>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kUpdateThreads, 8) causal_conv1d_update_naive(CausalConv1dUpdateParams p) {
-    const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-    for (int64_t b = blockIdx.y; b < p.batch; b += gridDim.y) {
-        const RowTokens tokens = tokens_of_row(p, b);
-        const RowState row = tokens.count ? state_of_row(p, b, tokens.count) : RowState{};
-        for (int64_t d = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; d < p.dim; d += step) {
-            if (row.live)
-                update_one_channel<T, S>(p, b, d, tokens, row);
-            else if (p.zero_padding)
-                zero_one_channel<T>(p, b, d, tokens);
-            if (p.zero_padding && p.query_start_loc.data) {
-                // The rows share out the tokens past the last of them.
-                const int64_t end = token_within(p, load_index(p.query_start_loc, p.batch));
-                for (int64_t t = end + b; t < p.total_tokens; t += p.batch) *out_at<T>(p, 0, d, t) = from_float<T>(0.0f);
-            }
-        }
-    }
+__global__ void HIPCONV_LAUNCH_BOUNDS(kUpdateThreads, 8) causal_conv1d_update_naive(CausalConv1dUpdateParams params) {
+    const CausalConv1dUpdateParams& p = first_parameter(params);
+    const int64_t b = row_of_block(blockIdx.y, blockIdx.z);
+    const int64_t d = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (b >= p.batch || d >= p.dim) return;
+    zero_rest<T>(p, b, d);
+    const RowTokens tokens = tokens_of_row(p, b);
+    if (tokens.count == 0) return;
+    const RowState row = state_of_row(p, b, tokens.count);
+    if (row.live)
+        update_one_channel<T, S>(p, b, d, tokens, row);
+    else if (p.zero_padding)
+        zero_one_channel<T>(p, b, d, tokens);
 }
 
 template <typename T, typename S>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kUpdateThreads, 8) causal_conv1d_update_tree(CausalConv1dUpdateParams p) {
+__global__ void HIPCONV_LAUNCH_BOUNDS(kUpdateThreads, 8) causal_conv1d_update_tree(CausalConv1dUpdateParams params) {
+    const CausalConv1dUpdateParams& p = first_parameter(params);
     HIPCONV_SHARED(int16_t, child, kMaxTreeTokens);
     HIPCONV_SHARED(int16_t, sibling, kMaxTreeTokens);
     HIPCONV_SHARED(int16_t, parent, kMaxTreeTokens);
+    const int64_t b = row_of_block(blockIdx.y, blockIdx.z);
+    const int64_t d = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
     const int thread = static_cast<int>(threadIdx.x);
-    const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-    for (int64_t b = blockIdx.y; b < p.batch; b += gridDim.y) {
-        const RowState row = state_of_row(p, b, p.seqlen);
-        __syncthreads();  // of the row before
-        for (int t = thread; t < p.seqlen; t += static_cast<int>(blockDim.x)) {
-            const auto within = [&](int64_t link) { return static_cast<int16_t>(link > 0 && link < p.seqlen ? link : -1); };
-            child[t] = within(load_index(p.tree_child, b, t));
-            sibling[t] = within(load_index(p.tree_sibling, b, t));
-        }
-        __syncthreads();
-        if (thread == 0) find_parents(parent, p.seqlen, [&](int t) { return child[t]; }, [&](int t) { return sibling[t]; });
-        __syncthreads();
-
-        if (blockIdx.x == 0 && row.live && p.tree_parent.data)
-            for (int t = thread; t < p.seqlen; t += static_cast<int>(blockDim.x)) store_parent(p.tree_parent, b, t, parent[t]);
-        for (int64_t d = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; d < p.dim; d += step) {
-            if (row.live)
-                for (int32_t t = p.seqlen - 1; t >= 0; --t) update_one_tree_token<T, S>(p, b, d, row, t, parent);
-            else if (p.zero_padding)
-                zero_one_channel<T>(p, b, d, {0, p.seqlen});
-        }
+    if (b >= p.batch) return;
+    for (int t = thread; t < p.seqlen; t += static_cast<int>(blockDim.x)) {
+        const auto within = [&](int64_t link) { return static_cast<int16_t>(link > 0 && link < p.seqlen ? link : -1); };
+        child[t] = within(load_index(p.tree_child, b, t));
+        sibling[t] = within(load_index(p.tree_sibling, b, t));
     }
+    __syncthreads();
+    if (thread == 0) find_parents(parent, p.seqlen, [&](int t) { return child[t]; }, [&](int t) { return sibling[t]; });
+    __syncthreads();
+
+    const RowState row = state_of_row(p, b, p.seqlen);
+    if (blockIdx.x == 0 && row.live && p.tree_parent.data)
+        for (int t = thread; t < p.seqlen; t += static_cast<int>(blockDim.x)) store_parent(p.tree_parent, b, t, parent[t]);
+    if (d >= p.dim) return;
+    if (row.live)
+        for (int32_t t = p.seqlen - 1; t >= 0; --t) update_one_tree_token<T, S>(p, b, d, row, t, parent);
+    else if (p.zero_padding)
+        zero_one_channel<T>(p, b, d, {0, p.seqlen});
 }
 
 namespace {
@@ -70,7 +64,7 @@ namespace {
 template <typename T, typename S>
 void launch(const CausalConv1dUpdateParams& p, hipStream_t stream) {
     const dim3 block(power_of_two_up_to(p.dim, kUpdateThreads), 1, 1);
-    const dim3 grid(blocks_up_to(p.dim, block.x, 1 << 22), blocks_up_to(p.batch, 1, 65535), 1);
+    const dim3 grid = strips_of_rows(p, blocks_up_to(p.dim, block.x, 1 << 30));
     if (p.tree_child.data)
         hipLaunchKernelGGL((causal_conv1d_update_tree<T, S>), grid, block, 0, stream, p);
     else
@@ -103,7 +97,7 @@ void causal_conv1d_update(const CausalConv1dUpdateParams& p, const std::string& 
             "retrieve_next_token");
     if (kernel == "channel" && !channel)
         throw std::invalid_argument(
-            "kernel: got 'channel', which serves widths 1 to 6 with conv_state of the dtype of x or float32, and no "
+            "kernel: got 'channel', which serves widths 1 to 6 with conv_state of the dtype of x or float32, state_len <= 32, and no "
             "retrieve_next_token");
     if (vector && (kernel == "auto" || kernel == "vector")) return causal_conv1d_update_vector(p, stream);
     if (channel && kernel != "naive") return causal_conv1d_update_channel(p, stream);

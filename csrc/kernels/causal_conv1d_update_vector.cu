@@ -8,7 +8,6 @@
 // window before it writes, and each token before its output, so x and out may be one tensor.
 #include <hip/hip_runtime.h>
 
-#include "causal_conv1d_launchers.h"
 #include "causal_conv1d_parts.h"
 #include "causal_conv1d_update_launchers.h"
 #include "causal_conv1d_update_row.h"
@@ -90,7 +89,8 @@ HIPCONV_INLINE int staged(int vector) {
 // ---- the kernel ---------------------------------------------------------------------------------------------------------
 
 template <typename T, typename S, int kWidth, int kColumns>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, 6) causal_conv1d_update_vectors(CausalConv1dUpdateParams p) {
+__global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 4 ? 5 : 6) causal_conv1d_update_vectors(CausalConv1dUpdateParams params) {
+    const CausalConv1dUpdateParams& p = first_parameter(params);
     constexpr int kPairs = kChannels / 2, kPast = kWidth - 1;
     constexpr int kStage = kVectorLanes * kColumns;
     using Vector = Words<T, kChannels>;
@@ -105,135 +105,134 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, 6) causal_conv1d_update_vect
     const int own = active ? lane : strip - 1;
     const int64_t d = strip_d + own * kChannels;
 
-    for (int64_t b = blockIdx.y; b < p.batch; b += gridDim.y) {
-        const RowTokens tokens = tokens_of_row(p, b);
-        const T* x = token_at<T>(p.x, b, d, tokens.first);
-        T* out = out_at<T>(p, b, d, tokens.first);
-        const int part = output_of_channel(p, d);
-        const int64_t x_step = p.x.token_stride;
-        const int64_t out_step = part == 0 ? p.out[0].token_stride : part == 1 ? p.out[1].token_stride : p.out[2].token_stride;
-        const auto store = [&](Vector value) {
-            if (active) *reinterpret_cast<Vector*>(out) = value;
-            out += out_step;
-        };
+    const int64_t b = row_of_block(blockIdx.y, blockIdx.z);
+    if (b >= p.batch) return;
+    const RowTokens tokens = tokens_of_row(p, b);
+    const T* x = token_at<T>(p.x, b, d, tokens.first);
+    T* out = out_at<T>(p, b, d, tokens.first);
+    const int part = output_of_channel(p, d);
+    const int64_t x_step = p.x.token_stride;
+    const int64_t out_step = part == 0 ? p.out[0].token_stride : part == 1 ? p.out[1].token_stride : p.out[2].token_stride;
+    const auto store = [&](Vector value) {
+        if (active) *reinterpret_cast<Vector*>(out) = value;
+        out += out_step;
+    };
 
-        // The first tokens are on their way while the row's slot is looked up.
-        Vector ahead[kTokensAhead];
-        const auto load_ahead = [&](int left) {
+    // The first tokens are on their way while the row's slot is looked up.
+    Vector ahead[kTokensAhead];
+    const auto load_ahead = [&](int left) {
 #pragma unroll
-            for (int j = 0; j < kTokensAhead; ++j) {
-                if (j < left) ahead[j] = *reinterpret_cast<const Vector*>(x);
-                x += x_step;
+        for (int j = 0; j < kTokensAhead; ++j) {
+            if (j < left) ahead[j] = *reinterpret_cast<const Vector*>(x);
+            x += x_step;
+        }
+    };
+    load_ahead(tokens.count);
+
+    if (p.zero_padding && p.query_start_loc.data && active) {
+        // The rows share out the tokens past the last of them.
+        const int64_t end = token_within(p, load_index(p.query_start_loc, p.batch));
+        for (int64_t t = end + b; t < p.total_tokens; t += p.batch) *reinterpret_cast<Vector*>(out_at<T>(p, 0, d, t)) = Vector{};
+    }
+    if (tokens.count == 0) return;
+    const RowState row = state_of_row(p, b, tokens.count);
+    if (!row.live) {
+        for (int t = 0; t < tokens.count && p.zero_padding; ++t) store(Vector{});
+        return;
+    }
+
+    // The state is on its way while the parameters are fetched.
+    History ring[kPast], loaded[kColumns ? kColumns : 1], dropped{};
+    if constexpr (kColumns == kOwnVectors) {
+#pragma unroll
+        for (int i = 0; i < kPast; ++i) ring[i] = *reinterpret_cast<const History*>(state_at<S>(p, row.read_slot, d, i));
+    } else {
+        const History* slot = reinterpret_cast<const History*>(state_at<S>(p, row.read_slot, strip_d, 0));
+#pragma unroll
+        for (int k = 0; k < kColumns; ++k)
+            if (k * lanes + lane < strip * kColumns) loaded[k] = slot[k * lanes + lane];
+    }
+
+    Pair weight[kWidth][kPairs], bias[kPairs];
+    with_dtype(p.weight_dtype, [&](auto type) {
+        with_parameters<decltype(type), kChannels * kWidth>(p.weight.as<void>(), d * kWidth, [&](auto value) {
+#pragma unroll
+            for (int i = 0; i < kWidth; ++i) {
+#pragma unroll
+                for (int j = 0; j < kPairs; ++j)
+                    weight[i][j] = make_pair(value(2 * j * kWidth + i), value((2 * j + 1) * kWidth + i));
             }
-        };
-        load_ahead(tokens.count);
-
-        if (p.zero_padding && p.query_start_loc.data && active) {
-            // The rows share out the tokens past the last of them.
-            const int64_t end = token_within(p, load_index(p.query_start_loc, p.batch));
-            for (int64_t t = end + b; t < p.total_tokens; t += p.batch) *reinterpret_cast<Vector*>(out_at<T>(p, 0, d, t)) = Vector{};
-        }
-        if (tokens.count == 0) continue;
-        const RowState row = state_of_row(p, b, tokens.count);
-        if (!row.live) {
-            for (int t = 0; t < tokens.count && p.zero_padding; ++t) store(Vector{});
-            continue;
-        }
-
-        // The state is on its way while the parameters are fetched.
-        History ring[kPast], loaded[kColumns ? kColumns : 1], dropped{};
-        if constexpr (kColumns == kOwnVectors) {
+        });
+    });
 #pragma unroll
-            for (int i = 0; i < kPast; ++i) ring[i] = *reinterpret_cast<const History*>(state_at<S>(p, row.read_slot, d, i));
-        } else {
-            const History* slot = reinterpret_cast<const History*>(state_at<S>(p, row.read_slot, strip_d, 0));
+    for (int j = 0; j < kPairs; ++j) bias[j] = twice(0.0f);
+    if (p.bias) {
+        with_dtype(p.bias_dtype, [&](auto type) {
+            with_parameters<decltype(type), kChannels>(p.bias.as<void>(), d, [&](auto value) {
 #pragma unroll
-            for (int k = 0; k < kColumns; ++k)
-                if (k * lanes + lane < strip * kColumns) loaded[k] = slot[k * lanes + lane];
-        }
-
-        Pair weight[kWidth][kPairs], bias[kPairs];
-        with_dtype(p.weight_dtype, [&](auto type) {
-            with_parameters<decltype(type), kChannels * kWidth>(p.weight, d * kWidth, [&](auto value) {
-#pragma unroll
-                for (int i = 0; i < kWidth; ++i) {
-#pragma unroll
-                    for (int j = 0; j < kPairs; ++j)
-                        weight[i][j] = make_pair(value(2 * j * kWidth + i), value((2 * j + 1) * kWidth + i));
-                }
+                for (int j = 0; j < kPairs; ++j) bias[j] = make_pair(value(2 * j), value(2 * j + 1));
             });
         });
-#pragma unroll
-        for (int j = 0; j < kPairs; ++j) bias[j] = twice(0.0f);
-        if (p.bias) {
-            with_dtype(p.bias_dtype, [&](auto type) {
-                with_parameters<decltype(type), kChannels>(p.bias, d, [&](auto value) {
-#pragma unroll
-                    for (int j = 0; j < kPairs; ++j) bias[j] = make_pair(value(2 * j), value(2 * j + 1));
-                });
-            });
-        }
+    }
 
-        // The window, oldest first. Packed columns may have one more: before the window, moving with it, or after it, at rest.
-        History packed[kColumns ? kColumns : 1];
-        const bool spare_before = kColumns > kPast && p.history > kPast;
-        if constexpr (kColumns != kOwnVectors) {
-            __syncthreads();  // of the row before
+    // The window, oldest first. Packed columns may have one more: before the window, moving with it, or after it, at rest.
+    History packed[kColumns ? kColumns : 1];
+    const bool spare_before = kColumns > kPast && p.history > kPast;
+    if constexpr (kColumns != kOwnVectors) {
 #pragma unroll
-            for (int k = 0; k < kColumns; ++k)
-                if (k * lanes + lane < strip * kColumns) stage[staged<History>(k * lanes + lane)] = loaded[k];
-            __syncthreads();
+        for (int k = 0; k < kColumns; ++k)
+            if (k * lanes + lane < strip * kColumns) stage[staged<History>(k * lanes + lane)] = loaded[k];
+        __syncthreads();
 #pragma unroll
-            for (int k = 0; k < kColumns; ++k) loaded[k] = stage[staged<History>(own * kColumns + k)];
-            transpose<S, kColumns, false>(packed, loaded);
+        for (int k = 0; k < kColumns; ++k) loaded[k] = stage[staged<History>(own * kColumns + k)];
+        transpose<S, kColumns, false>(packed, loaded);
 #pragma unroll
-            for (int i = 0; i < kPast; ++i) ring[i] = spare_before ? packed[i + (kColumns > kPast)] : packed[i];
-        }
+        for (int i = 0; i < kPast; ++i) ring[i] = spare_before ? packed[i + (kColumns > kPast)] : packed[i];
+    }
 
-        for (int left = tokens.count; left > 0; left -= kTokensAhead) {
-            if (left < tokens.count) load_ahead(left);
+    for (int left = tokens.count; left > 0; left -= kTokensAhead) {
+        if (left < tokens.count) load_ahead(left);
 #pragma unroll
-            for (int t = 0; t < kTokensAhead; ++t) {
-                if (t >= left) break;
-                Vector result{};
+        for (int t = 0; t < kTokensAhead; ++t) {
+            if (t >= left) break;
+            Vector result{};
 #pragma unroll
-                for (int j = 0; j < kPairs; ++j) {
-                    Pair sum = bias[j];
+            for (int j = 0; j < kPairs; ++j) {
+                Pair sum = bias[j];
 #pragma unroll
-                    for (int i = 0; i < kPast; ++i) sum = multiply_add(weight[i][j], pair_of<S>(ring[i], j), sum);
-                    sum = multiply_add(weight[kPast][j], pair_of<T>(ahead[t], j), sum);
-                    set_pair<T>(result, j, p.use_silu ? silu(sum) : sum);
-                }
-                store(result);
-                dropped = ring[0];
-#pragma unroll
-                for (int i = 0; i < kPast - 1; ++i) ring[i] = ring[i + 1];
-                ring[kPast - 1] = as_history<S, T>(ahead[t]);
+                for (int i = 0; i < kPast; ++i) sum = multiply_add(weight[i][j], pair_of<S>(ring[i], j), sum);
+                sum = multiply_add(weight[kPast][j], pair_of<T>(ahead[t], j), sum);
+                set_pair<T>(result, j, p.use_silu ? silu(sum) : sum);
             }
+            store(result);
+            dropped = ring[0];
+#pragma unroll
+            for (int i = 0; i < kPast - 1; ++i) ring[i] = ring[i + 1];
+            ring[kPast - 1] = as_history<S, T>(ahead[t]);
         }
+    }
 
-        if constexpr (kColumns == kOwnVectors) {
+    if constexpr (kColumns == kOwnVectors) {
 #pragma unroll
-            for (int i = 0; i < kPast; ++i)
-                if (active) *reinterpret_cast<History*>(state_at<S>(p, row.write_slot, d, i)) = ring[i];
-        } else {
+        for (int i = 0; i < kPast; ++i)
+            if (active) *reinterpret_cast<History*>(state_at<S>(p, row.write_slot, d, i)) = ring[i];
+    } else {
 #pragma unroll
-            for (int i = 0; i < kColumns; ++i) {
-                if (spare_before)
-                    packed[i] = i == 0 ? dropped : ring[i - (kColumns > kPast)];
-                else if (i < kPast)
-                    packed[i] = ring[i];
-            }
-            transpose<S, kColumns, true>(loaded, packed);
-#pragma unroll
-            for (int k = 0; k < kColumns; ++k)
-                if (active) stage[staged<History>(lane * kColumns + k)] = loaded[k];
-            __syncthreads();
-            History* slot = reinterpret_cast<History*>(state_at<S>(p, row.write_slot, strip_d, 0));
-#pragma unroll
-            for (int k = 0; k < kColumns; ++k)
-                if (k * lanes + lane < strip * kColumns) slot[k * lanes + lane] = stage[staged<History>(k * lanes + lane)];
+        for (int i = 0; i < kColumns; ++i) {
+            if (spare_before)
+                packed[i] = i == 0 ? dropped : ring[i - (kColumns > kPast)];
+            else if (i < kPast)
+                packed[i] = ring[i];
         }
+        transpose<S, kColumns, true>(loaded, packed);
+#pragma unroll
+        for (int k = 0; k < kColumns; ++k)
+            if (active) stage[staged<History>(lane * kColumns + k)] = loaded[k];
+        __syncthreads();
+        History* slot = reinterpret_cast<History*>(state_at<S>(p, row.write_slot, strip_d, 0));
+#pragma unroll
+        for (int k = 0; k < kColumns; ++k)
+            if (k * lanes + lane < strip * kColumns) slot[k * lanes + lane] = stage[staged<History>(k * lanes + lane)];
     }
 }
 
@@ -245,7 +244,7 @@ void launch(const CausalConv1dUpdateParams& p, hipStream_t stream) {
     unsigned lanes = kVectorLanes;
     while (lanes > 64 && p.batch * ((vectors + lanes - 1) / lanes) < 264) lanes /= 2;  // few rows: more blocks
     lanes = power_of_two_up_to(vectors, lanes);
-    const dim3 grid(blocks_up_to(vectors, lanes, 1 << 30), blocks_up_to(p.batch, 1, 65535), 1);
+    const dim3 grid = strips_of_rows(p, blocks_up_to(vectors, lanes, 1 << 30));
     hipLaunchKernelGGL((causal_conv1d_update_vectors<T, S, kWidth, kColumns>), grid, dim3(lanes, 1, 1), 0, stream, p);
     check_launch("causal_conv1d_update");
 }
@@ -274,7 +273,7 @@ void with_state_dtype(const CausalConv1dUpdateParams& p, hipStream_t stream) {
     p.state_dtype == p.dtype ? with_width<T, T>(p, stream) : with_width<T, float>(p, stream);
 }
 
-bool aligned(const void* data, int bytes) { return reinterpret_cast<uintptr_t>(data) % static_cast<unsigned>(bytes) == 0; }
+bool aligned(Address data, int bytes) { return data.bits % static_cast<unsigned>(bytes) == 0; }
 
 bool in_vectors(const Tokens& tokens, int bytes) {
     return tokens.dim_stride == 1 && aligned(tokens.data, bytes) && tokens.row_stride % kChannels == 0 &&

@@ -15,30 +15,18 @@ namespace {
 using namespace hipconv;
 using Optional = std::optional<at::Tensor>;
 
-IndexType index_type(const NamedTensor& t) {
-    switch (t.tensor.scalar_type()) {
-        case at::kInt:
-            return IndexType::i32;
-        case at::kLong:
-            return IndexType::i64;
-        case at::kShort:
-            return IndexType::i16;
-        case at::kChar:
-            return IndexType::i8;
-        case at::kByte:
-            return IndexType::u8;
-        case at::kUInt16:
-            return IndexType::u16;
-        case at::kUInt32:
-            return IndexType::u32;
-        default:
-            throw py::type_error(concat(t.name, ": got dtype ", python_text(t.tensor.scalar_type()),
-                                        ", expected integers of at most 64 bits, signed if of 64"));
-    }
+// Integers as kernels read them: of 32 or 64 bits; other types are copied, on their device.
+at::Tensor as_indices(const NamedTensor& t) {
+    const auto type = t.tensor.scalar_type();
+    if (type == at::kInt || type == at::kLong) return t.tensor;
+    if (!at::isIntegralType(type, /*includeBool=*/false) && type != at::kUInt16 && type != at::kUInt32)
+        throw py::type_error(concat(t.name, ": got dtype ", python_text(type), ", expected integers, such as torch.int32"));
+    return t.tensor.to(at::kLong);
 }
 
 // Everything that a check compares with, in the terms of the Python API.
 struct Call {
+    std::vector<at::Tensor>& kept;  // indices that were converted, for as long as the launch needs them
     const at::Tensor& x;
     const at::Tensor& conv_state;
     int64_t batch, dim, width;
@@ -50,37 +38,39 @@ struct Call {
         if (!optional.has_value()) return {};
         const NamedTensor t{name, *optional};
         check_strided(t);
-        const Indices found{nullptr, 0, 0, 1, index_type(t)};
+        const at::Tensor found = as_indices(t);
         const bool two = table && t.tensor.dim() == 2;
         if ((t.tensor.dim() != 1 && !two) || t.tensor.size(0) != size || (two && t.tensor.size(1) < 1))
             throw py::value_error(concat(name, ": got shape ", shape_text(t.tensor.sizes()), ", expected ", axes, " = ",
                                          shape_text({size}), table ? " or (batch, blocks) with at least one block" : ""));
         check_sizes_fit(t);
         same_device(t);
-        return {t.tensor.data_ptr(), t.tensor.stride(0), two ? t.tensor.stride(1) : 0,
-                two ? static_cast<int32_t>(t.tensor.size(1)) : 1, found.type};
+        if (!found.is_same(t.tensor)) kept.push_back(found);
+        return {address(found.data_ptr()), found.stride(0), two ? found.stride(1) : 0, two ? static_cast<int32_t>(found.size(1)) : 1,
+                found.scalar_type() == at::kLong};
     }
 
     Indices links(const char* name, const Optional& optional, int64_t seqlen) const {
         if (!optional.has_value()) return {};
         const NamedTensor t{name, *optional};
         check_strided(t);
-        const IndexType type = index_type(t);
+        const at::Tensor found = as_indices(t);
         check_shape(t, {batch, seqlen}, "(batch, seqlen)");
         same_device(t);
-        return {t.tensor.data_ptr(), t.tensor.stride(0), t.tensor.stride(1), static_cast<int32_t>(seqlen), type};
+        if (!found.is_same(t.tensor)) kept.push_back(found);
+        return {address(found.data_ptr()), found.stride(0), found.stride(1), static_cast<int32_t>(seqlen), found.scalar_type() == at::kLong};
     }
 };
 
 // (batch, dim), (batch, dim, seqlen) or (tokens, dim) as rows, channels and tokens.
 Tokens as_tokens(const at::Tensor& t, bool packed) {
-    if (packed) return {t.data_ptr(), 0, t.stride(1), t.stride(0)};
-    return {t.data_ptr(), t.stride(0), t.stride(1), t.dim() == 3 ? t.stride(2) : 0};
+    if (packed) return {address(t.data_ptr()), 0, t.stride(1), t.stride(0)};
+    return {address(t.data_ptr()), t.stride(0), t.stride(1), t.dim() == 3 ? t.stride(2) : 0};
 }
 
 // q, k or v of a split: (tokens, channels), the tokens of a row one after another.
 Tokens as_split_tokens(const at::Tensor& t, bool packed, int64_t seqlen) {
-    return {t.data_ptr(), packed ? 0 : t.stride(0) * seqlen, t.stride(1), t.stride(0)};
+    return {address(t.data_ptr()), packed ? 0 : t.stride(0) * seqlen, t.stride(1), t.stride(0)};
 }
 
 [[noreturn]] void refuse(const char* name, const char* other) {
@@ -120,7 +110,8 @@ void update(const std::vector<at::Tensor>& outs, const at::Tensor& x, const at::
     const int64_t dim = x.size(1), width = weight.size(1), state_len = conv_state.size(2);
     const int64_t batch = packed ? query_start_loc->size(0) - 1 : x.size(0);
     const int64_t seqlen = packed ? 0 : x.dim() == 3 ? x.size(2) : 1;
-    const Call call{x, conv_state, batch, dim, width};
+    std::vector<at::Tensor> kept;
+    const Call call{kept, x, conv_state, batch, dim, width};
 
     CausalConv1dUpdateParams p{};
     p.dtype = float_dtype({"x", x});
@@ -225,7 +216,7 @@ void update(const std::vector<at::Tensor>& outs, const at::Tensor& x, const at::
         p.tree_child = call.links("retrieve_next_token", retrieve_next_token, seqlen);
         p.tree_sibling = call.links("retrieve_next_sibling", retrieve_next_sibling, seqlen);
         p.tree_parent = call.links("retrieve_parent_token", retrieve_parent_token, seqlen);
-        if (retrieve_parent_token && p.tree_parent.type != IndexType::i32 && p.tree_parent.type != IndexType::i64)
+        if (retrieve_parent_token && retrieve_parent_token->scalar_type() != at::kInt && retrieve_parent_token->scalar_type() != at::kLong)
             throw py::type_error(concat("retrieve_parent_token: got dtype ", python_text(retrieve_parent_token->scalar_type()),
                                         ", expected torch.int32 or torch.int64"));
     }
@@ -262,14 +253,14 @@ void update(const std::vector<at::Tensor>& outs, const at::Tensor& x, const at::
     p.x = as_tokens(x, packed);
     for (size_t part = 0; part < outs.size(); ++part)
         p.out[part] = split ? as_split_tokens(outs[part], packed, seqlen) : as_tokens(outs[part], packed);
-    p.weight = weight.data_ptr();
+    p.weight = address(weight.data_ptr());
     p.weight_dim_stride = weight.stride(0);
     p.weight_width_stride = weight.stride(1);
     if (bias) {
-        p.bias = bias->data_ptr();
+        p.bias = address(bias->data_ptr());
         p.bias_stride = bias->stride(0);
     }
-    p.state = conv_state.data_ptr();
+    p.state = address(conv_state.data_ptr());
     p.slot_stride = conv_state.stride(0);
     p.state_dim_stride = conv_state.stride(1);
     p.column_stride = conv_state.stride(2);
@@ -280,7 +271,7 @@ void update(const std::vector<at::Tensor>& outs, const at::Tensor& x, const at::
     p.pad_slot = pad_slot_id.value_or(0);
     if (intermediate_conv_window) {
         const at::Tensor& t = *intermediate_conv_window;
-        p.intermediate = t.data_ptr();
+        p.intermediate = address(t.data_ptr());
         p.intermediate_slot_stride = t.stride(0);
         p.intermediate_token_stride = t.stride(1);
         p.intermediate_dim_stride = t.stride(2);
