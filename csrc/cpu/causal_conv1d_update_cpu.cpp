@@ -1,7 +1,8 @@
 // Causal conv1d decode for host memory.
 //
 // `simd`: rows and blocks of channels shared out over torch's threads; a block's window, and its parameters, are rows of floats
-// along the channels, whatever the strides, and vectors of them are computed at once. Widths up to kMaxWidth.
+// along the channels, whatever the strides, and vectors of them are computed at once. The state itself moves as bits, before the
+// outputs are written: x and out may be one tensor. Widths up to kMaxWidth.
 // `openmp`: channel by channel, by the formula. Any width.
 #include "causal_conv1d_update.h"
 
@@ -38,7 +39,7 @@ void zero_channels(const CausalConv1dUpdateParams& p, int64_t b, int64_t d, int6
     for (int64_t c = d; c < d + channels; ++c) zero_one_channel<T>(p, b, c, tokens);
 }
 
-// ---- floats from and to strided elements -----------------------------------------------------------------------------------
+// ---- rows of channels, from and to strided elements ------------------------------------------------------------------------
 
 template <typename T>
 void load_floats(float* to, const T* from, int64_t stride, int count) {
@@ -47,6 +48,32 @@ void load_floats(float* to, const T* from, int64_t stride, int count) {
     } else {
         for (int c = 0; c < count; ++c) to[c] = to_float(from[c * stride]);
     }
+}
+
+// Rows first, first + 1 … of (channel, kInside) elements without gaps.
+template <int kInside, typename T>
+void load_inside(float (*rows)[kBlock], const T* from, int first, int rows_wanted, int count) {
+    alignas(64) float all[kBlock * kInside];
+    load_floats(all, from, 1, count * kInside);
+    for (int i = 0; i < rows_wanted; ++i)
+        for (int c = 0; c < count; ++c) rows[i][c] = all[c * kInside + first + i];
+}
+
+// `rows_wanted` rows of (channel, row) elements, of which each channel has `inside` side by side if they are without gaps.
+template <typename T>
+void load_rows(float (*rows)[kBlock], const T* from, int64_t dim_stride, int64_t row_stride, int64_t inside, int first, int rows_wanted,
+               int count) {
+    if (row_stride == 1 && dim_stride == inside) {
+        switch (inside) {
+            case 2:
+                return load_inside<2>(rows, from, first, rows_wanted, count);
+            case 3:
+                return load_inside<3>(rows, from, first, rows_wanted, count);
+            case 4:
+                return load_inside<4>(rows, from, first, rows_wanted, count);
+        }
+    }
+    for (int i = 0; i < rows_wanted; ++i) load_floats(rows[i], from + (first + i) * row_stride, dim_stride, count);
 }
 
 template <typename T>
@@ -68,74 +95,107 @@ void store_output(const CausalConv1dUpdateParams& p, int64_t b, int64_t d, int64
     }
 }
 
+template <typename S, typename T>
+void copy_channels(S* to, int64_t to_stride, const T* from, int64_t from_stride, int count) {
+    for (int c = 0; c < count; ++c) to[c * to_stride] = history_of<S>(from[c * from_stride]);
+}
+
 // ---- a row of a block ------------------------------------------------------------------------------------------------------
 
 struct alignas(64) Block {
     float weight[kMaxWidth + 1][kBlock];  // the last row in use is the bias
-    float ring[kMaxWidth][kBlock];        // values of the last tokens: that of token n is in row n mod (width - 1)
+    float ring[kMaxWidth][kBlock];        // the history: of age n, counted from the oldest of the window, in row n mod (width - 1)
     float x[kBlock], out[kBlock];
 };
 
+template <typename P>
 void load_parameters(const CausalConv1dUpdateParams& p, int64_t d, int count, Block& block) {
-    for (int c = 0; c < count; ++c) {
-        for (int i = 0; i < p.width; ++i)
-            block.weight[i][c] =
-                load_parameter(p.weight.as<void>(), (d + c) * p.weight_dim_stride + i * p.weight_width_stride, p.weight_dtype);
+    const P* weight = p.weight.as<const P>() + d * p.weight_dim_stride;
+    load_rows(block.weight, weight, p.weight_dim_stride, p.weight_width_stride, p.width, 0, p.width, count);
+    for (int c = 0; c < count; ++c)
         block.weight[p.width][c] = p.bias ? load_parameter(p.bias.as<void>(), (d + c) * p.bias_stride, p.bias_dtype) : 0.0f;
+}
+
+void load_parameters(const CausalConv1dUpdateParams& p, int64_t d, int count, Block& block) {
+    switch (p.weight_dtype) {
+        case DType::f32:
+            return load_parameters<float>(p, d, count, block);
+        case DType::f16:
+            return load_parameters<f16>(p, d, count, block);
+        case DType::bf16:
+            return load_parameters<bf16>(p, d, count, block);
+    }
+}
+
+// The state past the row's tokens, as bits; first the windows on the way there.
+template <typename T, typename S>
+void advance_state(const CausalConv1dUpdateParams& p, int64_t b, int64_t d, int count, RowTokens tokens, const RowState& row) {
+    const int past = p.width - 1;
+    const auto put_token = [&](S* to, int64_t stride, int32_t t) {
+        copy_channels(to, stride, token_at<T>(p.x, b, d, tokens.first + t), p.x.dim_stride, count);
+    };
+    const auto column = [&](int64_t at) { return state_at<S>(p, row.write_slot, d, at); };
+    const auto move_column = [&](int64_t to, int64_t from) {
+        copy_channels(column(to), p.state_dim_stride, state_at<S>(p, row.read_slot, d, from), p.state_dim_stride, count);
+    };
+
+    const int64_t snapshots = intermediate_slot_of_row(p, b);
+    for (int32_t t = 0; snapshots >= 0 && t < std::min(tokens.count, p.intermediate_tokens); ++t) {
+        for (int32_t i = 0; i < past; ++i) {
+            S* to = intermediate_at<S>(p, snapshots, t, d, i);
+            if (t + 1 + i < past)
+                copy_channels(to, p.intermediate_dim_stride, state_at<S>(p, row.read_slot, d, window_column(p, row, t + 1 + i)),
+                              p.state_dim_stride, count);
+            else
+                put_token(to, p.intermediate_dim_stride, t + 1 + i - past);
+        }
+    }
+
+    if (p.cache_seqlens.data) {
+        for (int32_t t = std::max(0, tokens.count - p.state_len); t < tokens.count; ++t)
+            put_token(column((row.first_column + t) % p.state_len), p.state_dim_stride, t);
+        return;
+    }
+    // Columns 0 to `columns` of the history from `dropped` on: of a speculative row, all but its first, and all tokens.
+    const bool speculative(p.num_accepted_tokens.data);
+    const int32_t dropped = speculative ? 1 : tokens.count, columns = p.history - dropped + tokens.count;
+    for (int32_t i = 0; i < columns; ++i) {
+        if (i + dropped < p.history)
+            move_column(i, row.first_column + i + dropped);
+        else
+            put_token(column(i), p.state_dim_stride, i + dropped - p.history);
     }
 }
 
 template <typename T, typename S>
 void update_row(const CausalConv1dUpdateParams& p, int64_t b, int64_t d, int count, RowTokens tokens, const RowState& row,
                 Block& block) {
-    const int past = p.width - 1, spare = p.history - past;
-    const bool speculative(p.num_accepted_tokens.data), circular(p.cache_seqlens.data);
-    const int64_t snapshots = intermediate_slot_of_row(p, b);
-    const auto ring = [&](int64_t age) { return block.ring[age % past]; };  // age counts from the oldest of the window
-    const auto put = [&](int64_t column, const float* from) {
-        store_floats(state_at<S>(p, row.write_slot, d, column), p.state_dim_stride, from, count);
-    };
-    const auto load_x = [&](int32_t t) {
-        load_floats(block.x, token_at<T>(p.x, b, d, tokens.first + t), p.x.dim_stride, count);
-    };
-
-    for (int i = 0; i < past; ++i)
-        load_floats(block.ring[i], state_at<S>(p, row.read_slot, d, window_column(p, row, i)), p.state_dim_stride, count);
-    if (past && speculative) {
-        for (int i = 0; i < past - 1; ++i) put(i, block.ring[i + 1]);
-    } else if (past && !circular) {
-        for (int i = 0; i < spare; ++i) {  // columns before the window, which move with it
-            if (i + tokens.count < p.history)
-                load_floats(block.x, state_at<S>(p, row.read_slot, d, i + tokens.count), p.state_dim_stride, count);
-            else
-                load_x(i + tokens.count - p.history);
-            put(i, block.x);
+    const int past = p.width - 1;
+    const auto ring = [&](int64_t age) { return block.ring[age % past]; };
+    if (past > 0) {
+        if (p.cache_seqlens.data) {
+            for (int i = 0; i < past; ++i)
+                load_floats(block.ring[i], state_at<S>(p, row.read_slot, d, window_column(p, row, i)), p.state_dim_stride, count);
+        } else {
+            load_rows(block.ring, state_at<S>(p, row.read_slot, d, 0), p.state_dim_stride, p.column_stride, p.state_len,
+                      window_column(p, row, 0), past, count);
         }
+        advance_state<T, S>(p, b, d, count, tokens, row);
     }
-
     for (int32_t t = 0; t < tokens.count; ++t) {
-        load_x(t);
+        load_floats(block.x, token_at<T>(p.x, b, d, tokens.first + t), p.x.dim_stride, count);
         for (int c = 0; c < count; c += kLanes) {
             Floats sum = simd::load(block.weight[p.width] + c);
             for (int i = 0; i < past; ++i) sum = sum + simd::load(block.weight[i] + c) * simd::load(ring(t + i) + c);
             sum = sum + simd::load(block.weight[past] + c) * simd::load(block.x + c);
             simd::store(block.out + c, p.use_silu ? simd::silu(sum) : sum);
         }
-        if (past) {
+        if (past > 0) {
             float* last = ring(t);  // the oldest makes room
-            for (int c = 0; c < count; ++c) last[c] = to_float(from_float<S>(block.x[c]));
-            if (speculative)
-                put(past - 1 + t, last);
-            else if (circular && t + p.state_len >= tokens.count)
-                put((row.first_column + t) % p.state_len, last);
-            if (snapshots >= 0 && t < p.intermediate_tokens)
-                for (int i = 0; i < past; ++i)
-                    store_floats(intermediate_at<S>(p, snapshots, t, d, i), p.intermediate_dim_stride, ring(t + 1 + i), count);
+            for (int c = 0; c < count; ++c) last[c] = to_float(history_of<S>(from_float<T>(block.x[c])));
         }
         store_output<T>(p, b, d, tokens.first + t, block.out, count);
     }
-    if (past && !speculative && !circular)
-        for (int i = 0; i < past; ++i) put(spare + i, ring(tokens.count + i));
 }
 
 template <typename T, typename S>
@@ -149,7 +209,8 @@ void simd_kernel(const CausalConv1dUpdateParams& p) {
         for (int64_t item = 0; item < work.items; ++item) {
             const int64_t d = item / p.batch * kBlock, b = item % p.batch;
             const int count = static_cast<int>(std::min<int64_t>(kBlock, p.dim - d));
-            for (int c = 0; c < count; ++c) zero_rest<T>(p, b, d + c);
+            if (p.zero_padding && p.query_start_loc.data)
+                for (int c = 0; c < count; ++c) zero_rest<T>(p, b, d + c);
             const RowTokens tokens = tokens_of_row(p, b);
             if (tokens.count == 0) continue;
             const RowState row = state_of_row(p, b, tokens.count);

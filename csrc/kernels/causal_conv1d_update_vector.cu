@@ -18,7 +18,8 @@ namespace hipconv {
 constexpr int kVectorLanes = 128;
 constexpr int kChannels = 4;  // of a lane: 8 bytes of 16-bit elements, 16 of f32
 constexpr int kTokensAhead = 2;  // 4 would cost too many registers
-constexpr int kOwnVectors = 0;  // a lane's columns are vectors; otherwise the number of columns a slot is packed by
+constexpr int kOwnVectors = 0;   // a lane's columns are vectors; otherwise the number of columns a slot is packed by
+constexpr int kPackedWidth = 4;  // the only width that packed columns are compiled for: models hardly have another
 
 // ---- elements of vectors in registers, by indices known at compile time -------------------------------------------------
 
@@ -252,7 +253,7 @@ void launch(const CausalConv1dUpdateParams& p, hipStream_t stream) {
 template <typename T, typename S, int kWidth>
 void with_columns(const CausalConv1dUpdateParams& p, hipStream_t stream) {
     if (p.state_dim_stride == 1) return launch<T, S, kWidth, kOwnVectors>(p, stream);
-    if constexpr (std::is_same_v<T, S>)
+    if constexpr (std::is_same_v<T, S> && kWidth == kPackedWidth)
         p.state_len == kWidth ? launch<T, S, kWidth, kWidth>(p, stream) : launch<T, S, kWidth, kWidth - 1>(p, stream);
 }
 
@@ -299,8 +300,8 @@ bool causal_conv1d_update_vector_serves(const CausalConv1dUpdateParams& p) {
     const bool alone = p.history == p.width - 1;
     if (p.state_dim_stride == 1) return alone && p.column_stride % kChannels == 0;
     // A packed slot is written whole: a fork would overwrite a column at rest.
-    return p.column_stride == 1 && p.state_dim_stride == p.state_len && p.state_len <= p.width && p.state_dtype == p.dtype &&
-           (p.history == p.state_len || !p.fork);
+    return p.width == kPackedWidth && p.column_stride == 1 && p.state_dim_stride == p.state_len && p.state_len <= p.width &&
+           p.state_dtype == p.dtype && (p.history == p.state_len || !p.fork);
 }
 
 void causal_conv1d_update_vector(const CausalConv1dUpdateParams& p, void* stream) {

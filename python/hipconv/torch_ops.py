@@ -97,4 +97,18 @@ def _update(
 @torch.library.register_fake("hipconv::causal_conv1d_update", lib=_library)
 @torch.library.register_fake("hipconv::causal_conv1d_update_split_qkv", lib=_library)
 def _causal_conv1d_update_fake(*arguments, **options):
-    """Writes only into what it is given."""
+    """Writes only into what it is given. torch also comes here when one of several real tensors is on the meta device."""
+    tensors = [value for value in (*arguments, *options.values()) if isinstance(value, Tensor)]
+    if any(tensor.device != tensors[0].device for tensor in tensors):
+        _refuse_two_devices(*arguments, **options)
+
+
+def _refuse_two_devices(*arguments, **options):
+    names = [argument.name for argument in torch.ops.hipconv.causal_conv1d_update.default._schema.arguments]
+    if len(arguments) > 6:  # q, k, v in the place of out
+        names[:1] = ["q", "k", "v"]
+    named = dict(zip(names, arguments, strict=False)) | options
+    x = named["x"] if named["x"] is not None else named["out"]
+    for name, tensor in named.items():
+        if isinstance(tensor, Tensor) and tensor.device != x.device:
+            raise ValueError(f"{name}: got a tensor on {tensor.device}, expected it on {x.device}, where x is")
