@@ -92,9 +92,8 @@ void causal_conv1d_update(const CausalConv1dUpdateParams& p, const std::string& 
     const bool vector = causal_conv1d_update_vector_serves(p), channel = causal_conv1d_update_channel_serves(p);
     if (kernel == "vector" && !vector)
         throw std::invalid_argument(
-            "kernel: got 'vector', which serves widths 2 to 4 with aligned channels in fours, conv_state of the dtype of x or "
-            "float32 with its window alone in a slot, and none of: num_accepted_tokens, cache_seqlens, intermediate_conv_window, "
-            "retrieve_next_token");
+            "kernel: got 'vector', which serves widths 2 to 4 with aligned channels in fours, and none of: cache_seqlens, "
+            "intermediate_conv_window, retrieve_next_token; (slots, dim, state_len) without gaps at width 4 only");
     if (kernel == "channel" && !channel)
         throw std::invalid_argument(
             "kernel: got 'channel', which serves widths 1 to 6 with conv_state of the dtype of x or float32, state_len <= 32, and no "

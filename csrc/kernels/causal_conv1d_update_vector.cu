@@ -2,7 +2,8 @@
 //
 // A block is a strip of neighbouring channels of one row. Where channels are neighbours in memory (conv_state as (slots, columns,
 // dim)), a lane moves its own vectors. Where a slot is packed channel by channel ((slots, dim, columns)), a lane's columns are no
-// vectors, but the strip is contiguous: it moves through LDS in whole vectors, and a lane transposes its part in registers.
+// vectors, but the strip is contiguous: it moves through LDS in whole vectors. Of as many columns as the window has, or one more, a
+// lane transposes its part in registers; of any other number, as speculative decoding has them, it picks elements in LDS.
 //
 // Bytes: x and the window read once, out and the window written once, the parameters once a row from cache. A lane reads its
 // window before it writes, and each token before its output, so x and out may be one tensor.
@@ -16,10 +17,11 @@
 namespace hipconv {
 
 constexpr int kVectorLanes = 128;
-constexpr int kChannels = 4;  // of a lane: 8 bytes of 16-bit elements, 16 of f32
-constexpr int kTokensAhead = 2;  // 4 would cost too many registers
-constexpr int kOwnVectors = 0;   // a lane's columns are vectors; otherwise the number of columns a slot is packed by
-constexpr int kPackedWidth = 4;  // the only width that packed columns are compiled for: models hardly have another
+constexpr int kChannels = 4;         // of a lane: 8 bytes of 16-bit elements, 16 of f32
+constexpr int kStagedBytes = 8192;   // in LDS, of any number of columns: with many, lanes are fewer
+constexpr int kTokensAhead = 2;      // 4 would cost too many registers
+constexpr int kOwnVectors = 0, kAnyColumns = -1;  // a lane's columns are vectors; or the number of columns a slot is packed by
+constexpr int kPackedWidth = 4;      // the only width that packed columns are compiled for: models hardly have another
 
 // ---- elements of vectors in registers, by indices known at compile time -------------------------------------------------
 
@@ -29,6 +31,26 @@ HIPCONV_INLINE uint32_t element(const Vector* vectors, int i) {
     const int at = i % kEach;
     if (sizeof(T) == 4) return word(vectors[i / kEach], at);
     return word(vectors[i / kEach], at / 2) >> (at % 2 * 16) & 0xffffu;
+}
+
+template <typename T>
+HIPCONV_INLINE void set_element(T* to, uint32_t bits) {
+    *to = bit_cast<T>(static_cast<typename WordsOf<sizeof(T)>::type>(bits));
+}
+
+// A vector of elements.
+template <typename T>
+HIPCONV_INLINE Words<T, kChannels> join(const T (&elements)[kChannels]) {
+    constexpr int kInWord = 4 / static_cast<int>(sizeof(T));
+    using Bits = typename WordsOf<sizeof(T)>::type;
+    Words<T, kChannels> vector{};
+#pragma unroll
+    for (int w = 0; w < kChannels / kInWord; ++w) {
+        const uint32_t first = bit_cast<Bits>(elements[w * kInWord]);
+        const uint32_t second = kInWord == 2 ? static_cast<uint32_t>(bit_cast<Bits>(elements[w * kInWord + kInWord - 1])) << 16 : 0;
+        set_word(vector, w, first | second);
+    }
+    return vector;
 }
 
 // kColumns vectors of channels from kChannels rows of columns, or (kBack) the other way round; the same elements either way.
@@ -93,9 +115,9 @@ template <typename T, typename S, int kWidth, int kColumns>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 4 ? 5 : 6) causal_conv1d_update_vectors(CausalConv1dUpdateParams params) {
     const CausalConv1dUpdateParams& p = first_parameter(params);
     constexpr int kPairs = kChannels / 2, kPast = kWidth - 1;
-    constexpr int kStage = kVectorLanes * kColumns;
     using Vector = Words<T, kChannels>;
     using History = Words<S, kChannels>;
+    constexpr int kStage = kColumns == kAnyColumns ? kStagedBytes / static_cast<int>(sizeof(History)) : kVectorLanes * kColumns;
     HIPCONV_SHARED(History, stage, kColumns ? kStage + kStage * static_cast<int>(sizeof(History)) / 128 : 1);
 
     const int lane = static_cast<int>(threadIdx.x), lanes = static_cast<int>(blockDim.x);
@@ -143,10 +165,23 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 4 ? 5 : 6) caus
     }
 
     // The state is on its way while the parameters are fetched.
-    History ring[kPast], loaded[kColumns ? kColumns : 1], dropped{};
+    const bool speculative(p.num_accepted_tokens.data);
+    History ring[kPast], loaded[kColumns > 0 ? kColumns : 1], dropped{};
     if constexpr (kColumns == kOwnVectors) {
 #pragma unroll
-        for (int i = 0; i < kPast; ++i) ring[i] = *reinterpret_cast<const History*>(state_at<S>(p, row.read_slot, d, i));
+        for (int i = 0; i < kPast; ++i)
+            ring[i] = *reinterpret_cast<const History*>(state_at<S>(p, row.read_slot, d, row.first_column + i));
+    } else if constexpr (kColumns == kAnyColumns) {
+        const History* slot = reinterpret_cast<const History*>(state_at<S>(p, row.read_slot, strip_d, 0));
+        for (int begin = lane; begin < strip * p.state_len; begin += 4 * lanes) {
+            History some[4];
+#pragma unroll
+            for (int k = 0; k < 4; ++k)
+                if (begin + k * lanes < strip * p.state_len) some[k] = slot[begin + k * lanes];
+#pragma unroll
+            for (int k = 0; k < 4; ++k)
+                if (begin + k * lanes < strip * p.state_len) stage[staged<History>(begin + k * lanes)] = some[k];
+        }
     } else {
         const History* slot = reinterpret_cast<const History*>(state_at<S>(p, row.read_slot, strip_d, 0));
 #pragma unroll
@@ -177,9 +212,31 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 4 ? 5 : 6) caus
     }
 
     // The window, oldest first. Packed columns may have one more: before the window, moving with it, or after it, at rest.
-    History packed[kColumns ? kColumns : 1];
+    History packed[kColumns > 0 ? kColumns : 1];
     const bool spare_before = kColumns > kPast && p.history > kPast;
-    if constexpr (kColumns != kOwnVectors) {
+    const auto element_of = [&](int c, int column) {  // of the strip, where it has any number of columns
+        const int at = (own * kChannels + c) * p.state_len + column;
+        return reinterpret_cast<S*>(stage) + (staged<History>(at / kChannels) * kChannels + at % kChannels);
+    };
+    const auto put = [&](int column, History value) {
+        if (!active) return;
+        if constexpr (kColumns == kAnyColumns) {
+#pragma unroll
+            for (int c = 0; c < kChannels; ++c) set_element(element_of(c, column), element<S, kChannels>(&value, c));
+        } else if constexpr (kColumns == kOwnVectors) {
+            *reinterpret_cast<History*>(state_at<S>(p, row.write_slot, d, column)) = value;
+        }
+    };
+    if constexpr (kColumns == kAnyColumns) {
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < kPast; ++i) {
+            S column[kChannels];
+#pragma unroll
+            for (int c = 0; c < kChannels; ++c) column[c] = *element_of(c, row.first_column + i);
+            ring[i] = join<S>(column);
+        }
+    } else if constexpr (kColumns != kOwnVectors) {
 #pragma unroll
         for (int k = 0; k < kColumns; ++k)
             if (k * lanes + lane < strip * kColumns) stage[staged<History>(k * lanes + lane)] = loaded[k];
@@ -191,6 +248,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 4 ? 5 : 6) caus
         for (int i = 0; i < kPast; ++i) ring[i] = spare_before ? packed[i + (kColumns > kPast)] : packed[i];
     }
 
+    if (kColumns <= 0 && speculative) {
+#pragma unroll
+        for (int i = 0; i < kPast - 1; ++i) put(i, ring[i + 1]);
+    }
     for (int left = tokens.count; left > 0; left -= kTokensAhead) {
         if (left < tokens.count) load_ahead(left);
 #pragma unroll
@@ -210,14 +271,27 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 4 ? 5 : 6) caus
 #pragma unroll
             for (int i = 0; i < kPast - 1; ++i) ring[i] = ring[i + 1];
             ring[kPast - 1] = as_history<S, T>(ahead[t]);
+            if (kColumns <= 0 && speculative) put(kPast - 1 + tokens.count - left + t, ring[kPast - 1]);
         }
     }
 
-    if constexpr (kColumns == kOwnVectors) {
+    if constexpr (kColumns <= 0) {
+        if (!speculative) {
 #pragma unroll
-        for (int i = 0; i < kPast; ++i)
-            if (active) *reinterpret_cast<History*>(state_at<S>(p, row.write_slot, d, i)) = ring[i];
-    } else {
+            for (int i = 0; i < kPast; ++i) put(i, ring[i]);
+        }
+    }
+    if constexpr (kColumns == kAnyColumns) {
+        __syncthreads();
+        const int columns = speculative ? kPast - 1 + tokens.count : kPast;
+        if (row.read_slot == row.write_slot || columns == p.state_len) {
+            History* slot = reinterpret_cast<History*>(state_at<S>(p, row.write_slot, strip_d, 0));
+            for (int at = lane; at < strip * p.state_len; at += lanes) slot[at] = stage[staged<History>(at)];
+        } else if (active) {  // a fork: the other columns of the slot written are not the row's
+            for (int c = 0; c < kChannels; ++c)
+                for (int i = 0; i < columns; ++i) *state_at<S>(p, row.write_slot, d + c, i) = *element_of(c, i);
+        }
+    } else if constexpr (kColumns > 0) {
 #pragma unroll
         for (int i = 0; i < kColumns; ++i) {
             if (spare_before)
@@ -239,10 +313,16 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 4 ? 5 : 6) caus
 
 namespace {
 
+// Whether packed columns are few and fixed. The slot is written whole: a fork would overwrite a column at rest.
+bool transposes(const CausalConv1dUpdateParams& p) {
+    return !p.num_accepted_tokens.data && p.state_len <= p.width && (p.history == p.state_len || !p.fork);
+}
+
 template <typename T, typename S, int kWidth, int kColumns>
 void launch(const CausalConv1dUpdateParams& p, hipStream_t stream) {
     const int64_t vectors = p.dim / kChannels;
     unsigned lanes = kVectorLanes;
+    while (kColumns == kAnyColumns && lanes * p.state_len * sizeof(Words<S, kChannels>) > kStagedBytes) lanes /= 2;
     while (lanes > 64 && p.batch * ((vectors + lanes - 1) / lanes) < 264) lanes /= 2;  // few rows: more blocks
     lanes = power_of_two_up_to(vectors, lanes);
     const dim3 grid = strips_of_rows(p, blocks_up_to(vectors, lanes, 1 << 30));
@@ -254,7 +334,9 @@ template <typename T, typename S, int kWidth>
 void with_columns(const CausalConv1dUpdateParams& p, hipStream_t stream) {
     if (p.state_dim_stride == 1) return launch<T, S, kWidth, kOwnVectors>(p, stream);
     if constexpr (std::is_same_v<T, S> && kWidth == kPackedWidth)
-        p.state_len == kWidth ? launch<T, S, kWidth, kWidth>(p, stream) : launch<T, S, kWidth, kWidth - 1>(p, stream);
+        !transposes(p)         ? launch<T, S, kWidth, kAnyColumns>(p, stream)
+        : p.state_len == kWidth ? launch<T, S, kWidth, kWidth>(p, stream)
+                                : launch<T, S, kWidth, kWidth - 1>(p, stream);
 }
 
 template <typename T, typename S>
@@ -286,7 +368,7 @@ bool in_vectors(const Tokens& tokens, int bytes) {
 bool causal_conv1d_update_vector_serves(const CausalConv1dUpdateParams& p) {
     const int bytes = kChannels * element_bytes(p.dtype), state_bytes = kChannels * element_bytes(p.state_dtype);
     if (p.width < 2 || p.width > 4 || p.dim % kChannels != 0 || (p.state_dtype != p.dtype && p.state_dtype != DType::f32)) return false;
-    if (p.tree_child.data || p.num_accepted_tokens.data || p.cache_seqlens.data || p.intermediate) return false;
+    if (p.tree_child.data || p.cache_seqlens.data || p.intermediate) return false;
     if (!in_vectors(p.x, bytes)) return false;
     for (int part = 0, begin = 0; begin < p.dim; begin = p.out_end[part++])
         if (!in_vectors(p.out[part], bytes) || p.out_end[part] % kChannels != 0) return false;
@@ -299,9 +381,8 @@ bool causal_conv1d_update_vector_serves(const CausalConv1dUpdateParams& p) {
     if (!aligned(p.state, state_bytes) || p.slot_stride % kChannels != 0) return false;
     const bool alone = p.history == p.width - 1;
     if (p.state_dim_stride == 1) return alone && p.column_stride % kChannels == 0;
-    // A packed slot is written whole: a fork would overwrite a column at rest.
-    return p.width == kPackedWidth && p.column_stride == 1 && p.state_dim_stride == p.state_len && p.state_len <= p.width &&
-           p.state_dtype == p.dtype && (p.history == p.state_len || !p.fork);
+    return p.width == kPackedWidth && p.column_stride == 1 && p.state_dim_stride == p.state_len && p.state_dtype == p.dtype &&
+           (transposes(p) || (alone && 32 * p.state_len * state_bytes <= kStagedBytes));
 }
 
 void causal_conv1d_update_vector(const CausalConv1dUpdateParams& p, void* stream) {
