@@ -2,6 +2,8 @@
 // defined here. Needs no -D flag: any of hipcc, clang++ -x hip, nvcc or g++ may compile a kernel with `-Icsrc/include` alone.
 #pragma once
 
+#include <cstdint>
+
 #if defined(__HIP__)
 #define HIPCONV_AMD 1  // HIP compiled by clang: host and device pass
 #elif defined(__NVCC__)
@@ -76,6 +78,29 @@ constexpr int waves_per_simd(int threads, int blocks_per_compute_unit, int wave,
     const int waves = (threads + wave - 1) / wave * blocks_per_compute_unit;
     const int per_simd = (waves + simds - 1) / simds;
     return per_simd < 8 ? per_simd : 8;
+}
+
+// A pointer to device memory, from its address. AMD's compiler has to be told that it does not point to LDS.
+template <typename T>
+HIPCONV_INLINE T* global_pointer(uint64_t address) {
+#if defined(HIPCONV_AMD)
+    return (T*)reinterpret_cast<__attribute__((address_space(1))) T*>(address);
+#else
+    return reinterpret_cast<T*>(address);
+#endif
+}
+
+// The first parameter of a kernel, for one with more than scalar registers can hold: where the launch put it, on AMD, from where
+// each member is read when it is needed. (Of a plain parameter, AMD's compiler reads all members at the start of the kernel.) It
+// must hold no pointers: their address space would not be known.
+template <typename P>
+HIPCONV_INLINE const P& first_parameter(const P& parameter) {
+#if defined(HIPCONV_AMD) && __has_builtin(__builtin_amdgcn_kernarg_segment_ptr)
+    (void)parameter;
+    return *(const P*)__builtin_amdgcn_kernarg_segment_ptr();
+#else
+    return parameter;
+#endif
 }
 
 }  // namespace hipconv

@@ -1,0 +1,181 @@
+// Causal conv1d decode, one channel a lane ("channel"): any strides, and what `vector` does not know: speculative and circular
+// states, columns that move before the window, intermediate windows.
+//
+// A block is a strip of neighbouring channels of one row. The columns it needs of the row's slot go through LDS, whatever their
+// strides: where the strip is contiguous ((slots, dim, columns)), neighbouring lanes move neighbouring elements.
+//
+// A lane reads its window before it writes, and each token before its output, so x and out may be one tensor.
+#include <hip/hip_runtime.h>
+
+#include "causal_conv1d_parts.h"
+#include "causal_conv1d_update_launchers.h"
+#include "causal_conv1d_update_row.h"
+#include "check.h"
+
+namespace hipconv {
+
+constexpr int kChannelLanes = 128;
+constexpr int kStaged = 8 * kChannelLanes;  // elements of state that LDS holds: of longer states, fewer channels
+constexpr int kMaxWidth = 6;
+
+template <typename T, typename S, int kWidth>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kChannelLanes, 6) causal_conv1d_update_channels(CausalConv1dUpdateParams params) {
+    const CausalConv1dUpdateParams& p = first_parameter(params);
+    constexpr int kPast = kWidth - 1, kAhead = 4;
+    HIPCONV_SHARED(S, states, kStaged);  // (channel, column), as in a contiguous slot
+
+    const int lane = static_cast<int>(threadIdx.x), lanes = static_cast<int>(blockDim.x);
+    const int64_t strip_d = static_cast<int64_t>(blockIdx.x) * lanes;
+    const int strip = p.dim - strip_d < lanes ? static_cast<int>(p.dim - strip_d) : lanes;
+    const bool active = lane < strip;  // the other lanes only move state
+    const int64_t d = active ? strip_d + lane : p.dim - 1;
+    const int64_t b = row_of_block(blockIdx.y, blockIdx.z);
+    if (b >= p.batch) return;
+
+    if (active) zero_rest<T>(p, b, d);
+    const RowTokens tokens = tokens_of_row(p, b);
+    const int count = tokens.count;
+    if (count == 0) return;
+    const RowState row = state_of_row(p, b, count);
+    if (!row.live) {
+        if (p.zero_padding && active) zero_one_channel<T>(p, b, d, tokens);
+        return;
+    }
+
+    // The columns that are read, and then those that are written: a fork leaves other columns of the slot written alone.
+    const bool speculative(p.num_accepted_tokens.data), circular(p.cache_seqlens.data);
+    const int columns = speculative ? kPast - 1 + count : circular ? p.state_len : p.history;
+    const bool contiguous = p.column_stride == 1 && p.state_dim_stride == p.state_len;
+    S* const mine = states + lane * p.state_len;
+    if (kPast > 0 && contiguous) {
+        const S* from = state_at<S>(p, row.read_slot, strip_d, 0);
+        const int size = strip * p.state_len;
+        for (int begin = lane; begin < size; begin += 4 * lanes) {
+            S loaded[4];
+#pragma unroll
+            for (int k = 0; k < 4; ++k)
+                if (begin + k * lanes < size) loaded[k] = from[begin + k * lanes];
+#pragma unroll
+            for (int k = 0; k < 4; ++k)
+                if (begin + k * lanes < size) states[begin + k * lanes] = loaded[k];
+        }
+    } else if (kPast > 0 && active) {
+        const int first = circular ? 0 : row.first_column, end = circular ? p.state_len : first + p.history;
+        for (int i = first; i < end; ++i) mine[i] = *state_at<S>(p, row.read_slot, d, i);
+    }
+
+    float weight[kWidth];
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i)
+        weight[i] = load_parameter(p.weight.as<void>(), d * p.weight_dim_stride + i * p.weight_width_stride, p.weight_dtype);
+    const float bias = p.bias ? load_parameter(p.bias.as<void>(), d * p.bias_stride, p.bias_dtype) : 0.0f;
+    __syncthreads();
+
+    if (active) {
+        const T* x = token_at<T>(p.x, b, d, tokens.first);
+        T* out = out_at<T>(p, b, d, tokens.first);
+        const int part = output_of_channel(p, d);
+        const int64_t out_step = part == 0 ? p.out[0].token_stride : part == 1 ? p.out[1].token_stride : p.out[2].token_stride;
+        const int64_t snapshots = intermediate_slot_of_row(p, b);
+
+        S ring[kPast + 1];  // the window, oldest first, and the token after it
+#pragma unroll
+        for (int i = 0; i < kPast; ++i) ring[i] = mine[window_column(p, row, i)];
+        const int spare = p.history - kPast;  // columns before the window that move with it
+        if (kPast > 0 && speculative) {
+#pragma unroll
+            for (int i = 0; i < kPast - 1; ++i) mine[i] = ring[i + 1];
+        } else if (kPast > 0 && !circular) {
+            for (int i = 0; i < spare; ++i) {
+                if (i + count < p.history)
+                    mine[i] = mine[i + count];
+                else
+                    mine[i] = history_of<S>(x[(i + count - p.history) * p.x.token_stride]);
+            }
+        }
+
+        for (int first = 0; first < count; first += kAhead) {
+            T ahead[kAhead];
+#pragma unroll
+            for (int j = 0; j < kAhead; ++j)
+                if (first + j < count) ahead[j] = x[(first + j) * p.x.token_stride];
+#pragma unroll
+            for (int j = 0; j < kAhead; ++j) {
+                const int t = first + j;
+                if (t >= count) break;
+                float sum = bias;
+#pragma unroll
+                for (int i = 0; i < kPast; ++i) sum += weight[i] * to_float(ring[i]);
+                sum += weight[kPast] * to_float(ahead[j]);
+                out[t * out_step] = from_float<T>(p.use_silu ? silu(sum) : sum);
+                if (kPast == 0) continue;
+
+                ring[kPast] = history_of<S>(ahead[j]);
+                if (speculative)
+                    mine[kPast - 1 + t] = ring[kPast];
+                else if (circular && t + p.state_len >= count)
+                    mine[(row.first_column + t) % p.state_len] = ring[kPast];
+#pragma unroll
+                for (int i = 0; i < kPast; ++i) ring[i] = ring[i + 1];
+                if (snapshots >= 0 && t < p.intermediate_tokens) {
+#pragma unroll
+                    for (int i = 0; i < kPast; ++i) *intermediate_at<S>(p, snapshots, t, d, i) = ring[i];
+                }
+            }
+        }
+        if (!speculative && !circular) {
+#pragma unroll
+            for (int i = 0; i < kPast; ++i) mine[spare + i] = ring[i];
+        }
+    }
+
+    if (kPast == 0) return;
+    __syncthreads();
+    if (contiguous && (row.read_slot == row.write_slot || columns == p.state_len)) {
+        S* to = state_at<S>(p, row.write_slot, strip_d, 0);
+        for (int at = lane; at < strip * p.state_len; at += lanes) to[at] = states[at];
+    } else if (active) {
+        for (int i = 0; i < columns; ++i) *state_at<S>(p, row.write_slot, d, i) = mine[i];
+    }
+}
+
+namespace {
+
+template <typename T, typename S, int kWidth>
+void launch(const CausalConv1dUpdateParams& p, hipStream_t stream) {
+    unsigned lanes = power_of_two_up_to(p.dim, kChannelLanes);
+    while (lanes * static_cast<int64_t>(p.state_len) > kStaged && kWidth > 1) lanes /= 2;
+    const dim3 grid = strips_of_rows(p, blocks_up_to(p.dim, lanes, 1 << 30));
+    hipLaunchKernelGGL((causal_conv1d_update_channels<T, S, kWidth>), grid, dim3(lanes, 1, 1), 0, stream, p);
+    check_launch("causal_conv1d_update");
+}
+
+template <typename T, typename S, int kWidth = kMaxWidth>
+void with_width(const CausalConv1dUpdateParams& p, hipStream_t stream) {
+    if constexpr (kWidth > 0) p.width == kWidth ? launch<T, S, kWidth>(p, stream) : with_width<T, S, kWidth - 1>(p, stream);
+}
+
+template <typename T>
+void with_state_dtype(const CausalConv1dUpdateParams& p, hipStream_t stream) {
+    p.state_dtype == p.dtype ? with_width<T, T>(p, stream) : with_width<T, float>(p, stream);
+}
+
+}  // namespace
+
+bool causal_conv1d_update_channel_serves(const CausalConv1dUpdateParams& p) {
+    return p.width <= kMaxWidth && (p.width == 1 || p.state_len <= kStaged / 32) && !p.tree_child.data && (p.state_dtype == p.dtype || p.state_dtype == DType::f32);
+}
+
+void causal_conv1d_update_channel(const CausalConv1dUpdateParams& p, void* stream) {
+    const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
+    switch (p.dtype) {
+        case DType::f32:
+            return with_state_dtype<float>(p, hip_stream);
+        case DType::f16:
+            return with_state_dtype<f16>(p, hip_stream);
+        case DType::bf16:
+            return with_state_dtype<bf16>(p, hip_stream);
+    }
+}
+
+}  // namespace hipconv
