@@ -15,15 +15,10 @@
 
 namespace hipconv {
 
+constexpr int32_t kNoNumber = INT32_MIN;  // of a slot
+
 // What becomes of the tokens that belong to no sequence, or to a padding one.
 enum class DeadTokens : int32_t { zero, leave, copy };
-
-// Columns of channels of one output tensor. Strides count elements.
-struct VarlenOutput {
-    void* data;
-    int64_t dim_stride, token_stride;
-    int32_t first_channel;  // of x; the channels up to the next output's are its own
-};
 
 struct CausalConv1dVarlenParams {
     int32_t dim, tokens, sequences, width;
@@ -32,8 +27,10 @@ struct CausalConv1dVarlenParams {
     const void* x;  // (dim, tokens)
     int64_t x_dim_stride, x_token_stride;
 
-    int32_t outputs;  // 1, or 3: q, k and v
-    VarlenOutput out[3];
+    // One output (dim, tokens); or, if k_dim >= 0, q, k and v as contiguous rows of tokens, of k_dim, k_dim and the other channels.
+    void *out, *k, *v;
+    int64_t out_dim_stride, out_token_stride;
+    int32_t k_dim;
 
     const void* weight;  // (dim, width)
     int64_t weight_dim_stride, weight_width_stride;
@@ -57,10 +54,9 @@ struct CausalConv1dVarlenParams {
     IndexArray block_idx_last;      // where the final state goes,
     IndexArray block_idx_first;     // and where the first of the states at the block boundaries before the end goes.
     IndexArray num_computed_tokens;
-    int64_t block_size;  // in tokens
+    int32_t block_size;  // in tokens
 
-    bool has_pad_slot, has_null_block;
-    int64_t pad_slot, null_block;
+    int32_t pad_slot, null_block;  // kNoNumber: none
     DeadTokens dead_tokens;
     bool use_silu;
 };

@@ -6,78 +6,78 @@
 
 namespace hipconv {
 
-template <typename S>
-HIPCONV_INLINE S* state_of(const CausalConv1dVarlenParams& p, int32_t slot, int64_t d, int64_t column) {
-    return static_cast<S*>(p.states) + slot * p.slot_stride + d * p.state_dim_stride + (p.first_column + column) * p.column_stride;
+// An element of a type known only at run time.
+HIPCONV_INLINE void store_element(void* base, int64_t index, DType dtype, float v) {
+    switch (dtype) {
+        case DType::f16:
+            static_cast<f16*>(base)[index] = from_float<f16>(v);
+            break;
+        case DType::bf16:
+            static_cast<bf16*>(base)[index] = from_float<bf16>(v);
+            break;
+        default:
+            static_cast<float*>(base)[index] = v;
+    }
 }
 
-template <typename S, typename T>
+HIPCONV_INLINE int64_t state_index(const CausalConv1dVarlenParams& p, int32_t slot, int64_t d, int64_t column) {
+    return slot * p.slot_stride + d * p.state_dim_stride + (p.first_column + column) * p.column_stride;
+}
+
+HIPCONV_INLINE float input(const CausalConv1dVarlenParams& p, int64_t d, int64_t token) {
+    return load_parameter(p.x, d * p.x_dim_stride + token * p.x_token_stride, p.dtype);
+}
+
+// An input of the sequence, or of its initial state: positions count from its first token.
 HIPCONV_INLINE float window_element(const CausalConv1dVarlenParams& p, const PackedSequence& s, int64_t d, int64_t position) {
-    if (position >= 0)
-        return to_float(static_cast<const T*>(p.x)[d * p.x_dim_stride + (s.begin + position) * p.x_token_stride]);
-    return s.read_slot == kNoSlot ? 0.0f : to_float(*state_of<S>(p, s.read_slot, d, p.width - 1 + position));
+    if (position >= 0) return input(p, d, s.begin + position);
+    return s.read_slot == kNoSlot ? 0.0f
+                                  : load_parameter(p.states, state_index(p, s.read_slot, d, p.width - 1 + position), p.state_dtype);
 }
 
-// Of the output tensors, the one that has channel d.
-HIPCONV_INLINE const VarlenOutput& output_of(const CausalConv1dVarlenParams& p, int64_t d) {
-    return p.outputs == 3 && d >= p.out[2].first_channel   ? p.out[2]
-           : p.outputs == 3 && d >= p.out[1].first_channel ? p.out[1]
-                                                           : p.out[0];
+HIPCONV_INLINE void store_output(const CausalConv1dVarlenParams& p, int64_t d, int64_t token, float v) {
+    if (p.k_dim < 0) return store_element(p.out, d * p.out_dim_stride + token * p.out_token_stride, p.dtype, v);
+    const int64_t v_begin = int64_t{2} * p.k_dim;
+    if (d < p.k_dim) return store_element(p.out, token * p.k_dim + d, p.dtype, v);
+    if (d < v_begin) return store_element(p.k, token * p.k_dim + d - p.k_dim, p.dtype, v);
+    store_element(p.v, token * (p.dim - v_begin) + d - v_begin, p.dtype, v);
 }
 
-template <typename T>
-HIPCONV_INLINE T* output_at(const CausalConv1dVarlenParams& p, int64_t d, int64_t token) {
-    const VarlenOutput& out = output_of(p, d);
-    return static_cast<T*>(out.data) + (d - out.first_channel) * out.dim_stride + token * out.token_stride;
-}
-
-template <typename T>
 HIPCONV_INLINE void dead_tokens(const CausalConv1dVarlenParams& p, int64_t d, int64_t begin, int64_t end) {
     if (p.dead_tokens == DeadTokens::leave) return;
-    for (int64_t t = begin; t < end; ++t)
-        *output_at<T>(p, d, t) = p.dead_tokens == DeadTokens::zero
-                                     ? from_float<T>(0.0f)
-                                     : static_cast<const T*>(p.x)[d * p.x_dim_stride + t * p.x_token_stride];
+    for (int64_t t = begin; t < end; ++t) store_output(p, d, t, p.dead_tokens == DeadTokens::zero ? 0.0f : input(p, d, t));
 }
 
-template <typename S, typename T>
-HIPCONV_INLINE void write_state(const CausalConv1dVarlenParams& p, const PackedSequence& s, int64_t d, StateToWrite to) {
-    // Columns in this order may be moved within one slot: each is read no later than it is written.
-    for (int32_t i = 0; i < p.width - 1; ++i)
-        *state_of<S>(p, to.slot, d, i) =
-            from_float<S>(canonical_nan(window_element<S, T>(p, s, d, to.position - (p.width - 1) + i)));
-}
-
-template <typename S, typename T>
 HIPCONV_INLINE void convolve_sequence(const CausalConv1dVarlenParams& p, const PackedSequence& s, int64_t d) {
-    if (!s.live) return dead_tokens<T>(p, d, s.begin, s.end);
-    const int64_t length = s.end - s.begin;
-    for (int64_t t = 0; t < length; ++t) {
+    if (s.number < 0) return dead_tokens(p, d, s.begin, s.end);
+    const int32_t past = p.width - 1;
+    for (int64_t t = 0; t < s.end - s.begin; ++t) {
         float sum = p.bias ? load_parameter(p.bias, d * p.bias_stride, p.bias_dtype) : 0.0f;
         // Taps that would reach before a sequence without a state are skipped, not multiplied by zero: 0 * inf is NaN.
-        const int64_t absent = s.read_slot == kNoSlot ? p.width - 1 - t : 0;
-        for (int64_t i = absent < 0 ? 0 : absent; i < p.width; ++i) {
+        for (int64_t i = s.read_slot == kNoSlot && t < past ? past - t : 0; i < p.width; ++i) {
             const float w = load_parameter(p.weight, d * p.weight_dim_stride + i * p.weight_width_stride, p.weight_dtype);
-            sum += w * window_element<S, T>(p, s, d, t - (p.width - 1) + i);
+            sum += w * window_element(p, s, d, t - past + i);
         }
-        *output_at<T>(p, d, s.begin + t) = from_float<T>(p.use_silu ? silu(sum) : sum);
+        store_output(p, d, s.begin + t, p.use_silu ? silu(sum) : sum);
     }
-    if (length <= 0) return;  // an empty sequence keeps its state
-    const int32_t count = states_to_write(p, s);
+    if (s.end <= s.begin) return;  // an empty sequence keeps its state
     for (int pass = 0; pass < 2; ++pass) {  // the slot that is read is overwritten last
-        for (int32_t n = 0; n < count; ++n) {
+        for (int32_t n = 0; n <= s.boundaries; ++n) {
             const StateToWrite to = state_to_write(p, s, n);
-            if (to.slot != kNoSlot && (to.slot == s.read_slot) == (pass == 1)) write_state<S, T>(p, s, d, to);
+            if (to.slot == kNoSlot || (to.slot == s.read_slot) != (pass == 1)) continue;
+            // In this order a state may move within one slot: each column is read no later than it is written.
+            for (int32_t i = 0; i < past; ++i)
+                store_element(p.states, state_index(p, to.slot, d, i), p.state_dtype,
+                              window_element(p, s, d, to.position - past + i));
         }
     }
 }
 
 // The sequence of this number; the one after the last stands for the tokens outside all sequences.
-template <typename S, typename T>
 HIPCONV_INLINE void convolve_sequence(const CausalConv1dVarlenParams& p, int32_t number, int64_t d) {
-    if (number < p.sequences) return convolve_sequence<S, T>(p, packed_sequence(p, number), d);
-    dead_tokens<T>(p, d, 0, clamp_token(p, load_index(p.query_start_loc, 0)));
-    dead_tokens<T>(p, d, clamp_token(p, load_index(p.query_start_loc, p.sequences)), p.tokens);
+    if (number < p.sequences) return convolve_sequence(p, packed_sequence(p, number), d);
+    dead_tokens(p, d, 0, clamp_token(p, load_index(p.query_start_loc, 0)));
+    dead_tokens(p, d, clamp_token(p, load_index(p.query_start_loc, p.sequences)), p.tokens);
 }
 
 }  // namespace hipconv

@@ -5,6 +5,8 @@
 // has a limit (65,535 blocks on NVIDIA, 2^32 work-items on AMD).
 #include <hip/hip_runtime.h>
 
+#include <stdexcept>
+
 #include "arch.h"
 #include "causal_conv1d_launchers.h"
 #include "causal_conv1d_varlen.h"
@@ -16,52 +18,28 @@ namespace hipconv {
 
 constexpr int kNaiveThreads = 128;
 
-template <typename S, typename T>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kNaiveThreads, 4) causal_conv1d_varlen_naive(CausalConv1dVarlenParams p) {
     const int64_t first_channel = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
     const int64_t first_sequence = static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y;
     for (int64_t b = first_sequence; b <= p.sequences; b += static_cast<int64_t>(gridDim.y) * blockDim.y)
         for (int64_t d = first_channel; d < p.dim; d += static_cast<int64_t>(gridDim.x) * blockDim.x)
-            convolve_sequence<S, T>(p, static_cast<int32_t>(b), d);
+            convolve_sequence(p, static_cast<int32_t>(b), d);
 }
 
-namespace {
+std::vector<std::string> causal_conv1d_varlen_kernels() { return {"tile", "naive"}; }
 
-template <typename S, typename T>
-void launch_naive(const CausalConv1dVarlenParams& p, hipStream_t stream) {
+void causal_conv1d_varlen(const CausalConv1dVarlenParams& p, const std::string& kernel, const VarlenTile& tile, void* stream) {
+    const bool tile_serves = causal_conv1d_varlen_tile_serves(p);
+    if (kernel == "tile" && !tile_serves)
+        throw std::invalid_argument(
+            "kernel: got 'tile', which serves widths 2 to 4, dim up to 65535, and x with strides that are not negative and span less "
+            "than 2 GiB in 256 tokens");
+    if (kernel != "naive" && tile_serves) return causal_conv1d_varlen_tile(p, tile, stream);
     const unsigned lanes = power_of_two_up_to(p.dim, kNaiveThreads);
     const dim3 block(lanes, kNaiveThreads / lanes, 1);
     const dim3 grid(blocks_up_to(p.dim, block.x, 65535), blocks_up_to(int64_t{p.sequences} + 1, block.y, 65535), 1);
-    hipLaunchKernelGGL((causal_conv1d_varlen_naive<S, T>), grid, block, 0, stream, p);
+    hipLaunchKernelGGL(causal_conv1d_varlen_naive, grid, block, 0, static_cast<hipStream_t>(stream), p);
     check_launch("causal_conv1d_varlen");
-}
-
-template <typename T>
-void launch_naive(const CausalConv1dVarlenParams& p, hipStream_t stream) {
-    switch (p.state_dtype) {
-        case DType::f32:
-            return launch_naive<float, T>(p, stream);
-        case DType::f16:
-            return launch_naive<f16, T>(p, stream);
-        case DType::bf16:
-            return launch_naive<bf16, T>(p, stream);
-    }
-}
-
-}  // namespace
-
-std::vector<std::string> causal_conv1d_varlen_kernels() { return {"naive"}; }
-
-void causal_conv1d_varlen(const CausalConv1dVarlenParams& p, const std::string& /*kernel*/, const VarlenTile& /*tile*/, void* stream) {
-    const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
-    switch (p.dtype) {
-        case DType::f32:
-            return launch_naive<float>(p, hip_stream);
-        case DType::f16:
-            return launch_naive<f16>(p, hip_stream);
-        case DType::bf16:
-            return launch_naive<bf16>(p, hip_stream);
-    }
 }
 
 }  // namespace hipconv

@@ -21,14 +21,11 @@ using OptionalTensor = std::optional<at::Tensor>;
 constexpr const char* kKernelVariable = "HIPCONV_VARLEN_KERNEL";
 constexpr const char* kTileVariable = "HIPCONV_VARLEN_TILE";
 
-// What the outputs may be: one like x, or q, k and v as rows of tokens. Their channels follow each other in x.
-void set_outputs(CausalConv1dVarlenParams& p, const std::vector<at::Tensor>& outputs, const at::Tensor& x) {
+// One output like x, or q, k and v as rows of tokens.
+void set_outputs(CausalConv1dVarlenParams& p, const std::vector<NamedTensor>& outputs, const at::Tensor& x) {
     const bool split = outputs.size() == 3;
-    const std::array<const char*, 3> names = {split ? "q" : "out", "k", "v"};
     int64_t channels = 0;
-    p.outputs = static_cast<int32_t>(outputs.size());
-    for (size_t i = 0; i < outputs.size(); ++i) {
-        const NamedTensor out{names[i], outputs[i]};
+    for (const NamedTensor& out : outputs) {
         check_strided(out);
         if (out.tensor.scalar_type() != x.scalar_type())
             throw py::type_error(concat(out.name, ": got dtype ", python_text(out.tensor.scalar_type()), ", expected that of x, ",
@@ -39,15 +36,23 @@ void set_outputs(CausalConv1dVarlenParams& p, const std::vector<at::Tensor>& out
             check_shape(out, {x.size(1), out.tensor.size(1)}, "(tokens of x, channels)");
         else
             check_shape(out, x.sizes(), "the shape of x");
-        const int dim_axis = split ? 1 : 0;
-        p.out[i] = {out.tensor.data_ptr(), out.tensor.stride(dim_axis), out.tensor.stride(1 - dim_axis),
-                    static_cast<int32_t>(channels)};
-        channels += out.tensor.size(dim_axis);
+        if (split && !out.tensor.is_contiguous())
+            throw py::value_error(concat(out.name, ": got strides ", shape_text(out.tensor.strides()), ", expected it contiguous"));
+        channels += out.tensor.size(split ? 1 : 0);
         check_no_internal_overlap(out);
     }
-    if (channels != x.size(0))
-        throw py::value_error(concat("k_dim, v_dim: got q, k and v with ", channels, " channels together, expected x.size(0) = ",
-                                     x.size(0), " = 2 * k_dim + v_dim"));
+    if (channels != x.size(0) || (split && outputs[0].tensor.size(1) != outputs[1].tensor.size(1)))
+        throw py::value_error(concat("q, k, v: got ", outputs[0].tensor.size(1), ", ", outputs[1].tensor.size(1), " and ",
+                                     outputs[2].tensor.size(1), " channels, expected k_dim, k_dim and v_dim, together x.size(0) = ",
+                                     x.size(0)));
+    p.out = outputs[0].tensor.data_ptr();
+    p.out_dim_stride = outputs[0].tensor.stride(0);
+    p.out_token_stride = outputs[0].tensor.stride(1);
+    p.k_dim = split ? static_cast<int32_t>(outputs[0].tensor.size(1)) : -1;
+    if (split) {
+        p.k = outputs[1].tensor.data_ptr();
+        p.v = outputs[2].tensor.data_ptr();
+    }
 }
 
 void set_states(CausalConv1dVarlenParams& p, const at::Tensor& states, const at::Tensor& x, const at::Tensor& weight) {
@@ -68,6 +73,12 @@ void set_states(CausalConv1dVarlenParams& p, const at::Tensor& states, const at:
     p.slots = static_cast<int32_t>(states.size(0));
 }
 
+// Numbers that no slot can have need no comparing.
+int32_t slot_number(std::optional<int64_t> number) {
+    const bool fits = number.has_value() && *number > kNoNumber && *number <= std::numeric_limits<int32_t>::max();
+    return fits ? static_cast<int32_t>(*number) : kNoNumber;
+}
+
 VarlenTile parse_tile(const std::string& text) {
     VarlenTile tile{};
     char rest = 0;
@@ -81,7 +92,7 @@ std::string from_environment(const char* variable) {
     return value ? value : "";
 }
 
-void varlen(const std::vector<at::Tensor>& outputs, const at::Tensor& x, const at::Tensor& weight,
+void varlen(const std::vector<at::Tensor>& tensors, const at::Tensor& x, const at::Tensor& weight,
             const OptionalTensor& optional_bias, const at::Tensor& conv_states, const at::Tensor& query_start_loc,
             const OptionalTensor& cache_indices, const OptionalTensor& cache_indices_in, const OptionalTensor& has_initial_state,
             const OptionalTensor& block_idx_first, const OptionalTensor& block_idx_last, const OptionalTensor& initial_state_idx,
@@ -111,6 +122,9 @@ void varlen(const std::vector<at::Tensor>& outputs, const at::Tensor& x, const a
         p.bias = bias->data_ptr();
         p.bias_stride = bias->stride(0);
     }
+    const std::array<const char*, 3> names = {tensors.size() == 3 ? "q" : "out", "k", "v"};
+    std::vector<NamedTensor> outputs;
+    for (size_t i = 0; i < tensors.size(); ++i) outputs.push_back({names[i], tensors[i]});
     set_outputs(p, outputs, x);
     set_states(p, conv_states, x, weight);
 
@@ -160,14 +174,12 @@ void varlen(const std::vector<at::Tensor>& outputs, const at::Tensor& x, const a
     if (tile[1]) forced_tile.channels = static_cast<int32_t>(tile[1]);
     if (tile[2]) forced_tile.warps = static_cast<int32_t>(tile[2]);
 
-    const std::array<const char*, 3> names = {outputs.size() == 3 ? "q" : "out", "k", "v"};
     for (size_t i = 0; i < outputs.size(); ++i) {
-        const NamedTensor out{names[i], outputs[i]};
-        check_no_overlap(out, {"x", x});
-        check_no_overlap(out, {"weight", weight});
-        check_no_overlap(out, {"conv_states", conv_states});
-        if (bias) check_no_overlap(out, {"bias", *bias});
-        for (size_t other = 0; other < i; ++other) check_no_overlap(out, {names[other], outputs[other]});
+        check_no_overlap(outputs[i], {"x", x});
+        check_no_overlap(outputs[i], {"weight", weight});
+        check_no_overlap(outputs[i], {"conv_states", conv_states});
+        if (bias) check_no_overlap(outputs[i], {"bias", *bias});
+        for (size_t other = 0; other < i; ++other) check_no_overlap(outputs[i], outputs[other]);
     }
     check_no_overlap({"conv_states", conv_states}, {"x", x});
     check_no_overlap({"conv_states", conv_states}, {"weight", weight});
@@ -183,11 +195,9 @@ void varlen(const std::vector<at::Tensor>& outputs, const at::Tensor& x, const a
     p.weight = weight.data_ptr();
     p.weight_dim_stride = weight.stride(0);
     p.weight_width_stride = weight.stride(1);
-    p.block_size = block_size;
-    p.has_pad_slot = pad_slot_id.has_value();
-    p.pad_slot = pad_slot_id.value_or(0);
-    p.has_null_block = null_block_id.has_value();
-    p.null_block = null_block_id.value_or(0);
+    p.block_size = static_cast<int32_t>(block_size);
+    p.pad_slot = slot_number(pad_slot_id);
+    p.null_block = slot_number(null_block_id);
     p.dead_tokens = dead_tokens == "zero" ? DeadTokens::zero : dead_tokens == "copy" ? DeadTokens::copy : DeadTokens::leave;
     p.use_silu = use_silu;
 

@@ -6,41 +6,31 @@
 
 namespace hipconv {
 
-inline IndexType index_type(const NamedTensor& t) {
-    switch (t.tensor.scalar_type()) {
-        case at::kChar:
-            return IndexType::i8;
-        case at::kBool:
-        case at::kByte:
-            return IndexType::u8;
-        case at::kShort:
-            return IndexType::i16;
-        case at::kUInt16:
-            return IndexType::u16;
-        case at::kInt:
-            return IndexType::i32;
-        case at::kUInt32:
-            return IndexType::u32;
-        case at::kLong:
-            return IndexType::i64;
-        default:
-            throw pybind11::type_error(
-                concat(t.name, ": got dtype ", python_text(t.tensor.scalar_type()), ", expected an integer dtype of at most 63 bits"));
-    }
-}
-
 // A (rows,) or (rows, columns) tensor on the device of `other`.
 inline IndexArray index_array(const NamedTensor& t, const NamedTensor& other, int64_t rows) {
     check_strided(t);
-    const IndexType type = index_type(t);
+    const at::ScalarType type = t.tensor.scalar_type();
+    if (!at::isIntegralType(type, /*includeBool=*/true) || type == at::kUInt64)
+        throw pybind11::type_error(
+            concat(t.name, ": got dtype ", python_text(type), ", expected an integer dtype of at most 63 bits"));
     if (t.tensor.size(0) != rows)
         throw pybind11::value_error(concat(t.name, ": got shape ", shape_text(t.tensor.sizes()), ", expected ", rows,
                                            rows == 1 ? " row" : " rows", ", one a sequence"));
     check_same_device(t, other);
     check_sizes_fit(t);
+    for (const int64_t stride : t.tensor.strides())
+        if (stride > std::numeric_limits<int32_t>::max() || stride < std::numeric_limits<int32_t>::min())
+            throw pybind11::value_error(
+                concat(t.name, ": got strides ", shape_text(t.tensor.strides()), ", expected each to be at most 2147483647"));
     const bool table = t.tensor.dim() == 2;
-    return {t.tensor.data_ptr(), t.tensor.stride(0), table ? t.tensor.stride(1) : 0,
-            table ? static_cast<int32_t>(t.tensor.size(1)) : 1, type};
+    IndexArray array{};
+    array.data = t.tensor.data_ptr();
+    array.row_stride = static_cast<int32_t>(t.tensor.stride(0));
+    array.column_stride = table ? static_cast<int32_t>(t.tensor.stride(1)) : 0;
+    array.columns = table ? static_cast<int32_t>(t.tensor.size(1)) : 1;
+    array.bytes = static_cast<int8_t>(t.tensor.element_size());
+    array.is_signed = at::isSignedType(type);
+    return array;
 }
 
 }  // namespace hipconv
