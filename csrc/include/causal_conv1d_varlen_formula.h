@@ -6,18 +6,18 @@
 
 namespace hipconv {
 
-// An element of a type known only at run time.
+// Elements of a type known only at run time.
+HIPCONV_INLINE float load_element(const void* base, int64_t index, DType dtype) {
+    if (dtype == DType::f32) return canonical_nan(((GlobalPointer<const float>)base)[index]);
+    const uint16_t bits = ((GlobalPointer<const uint16_t>)base)[index];
+    return dtype == DType::f16 ? to_float(f16{bits}) : to_float(bf16{bits});
+}
+
 HIPCONV_INLINE void store_element(void* base, int64_t index, DType dtype, float v) {
-    switch (dtype) {
-        case DType::f16:
-            static_cast<f16*>(base)[index] = from_float<f16>(v);
-            break;
-        case DType::bf16:
-            static_cast<bf16*>(base)[index] = from_float<bf16>(v);
-            break;
-        default:
-            static_cast<float*>(base)[index] = v;
-    }
+    if (dtype == DType::f32)
+        ((GlobalPointer<float>)base)[index] = v;
+    else
+        ((GlobalPointer<uint16_t>)base)[index] = dtype == DType::f16 ? from_float<f16>(v).bits : from_float<bf16>(v).bits;
 }
 
 HIPCONV_INLINE int64_t state_index(const CausalConv1dVarlenParams& p, int32_t slot, int64_t d, int64_t column) {
@@ -25,14 +25,14 @@ HIPCONV_INLINE int64_t state_index(const CausalConv1dVarlenParams& p, int32_t sl
 }
 
 HIPCONV_INLINE float input(const CausalConv1dVarlenParams& p, int64_t d, int64_t token) {
-    return load_parameter(p.x, d * p.x_dim_stride + token * p.x_token_stride, p.dtype);
+    return load_element(p.x, d * p.x_dim_stride + token * p.x_token_stride, p.dtype);
 }
 
 // An input of the sequence, or of its initial state: positions count from its first token.
 HIPCONV_INLINE float window_element(const CausalConv1dVarlenParams& p, const PackedSequence& s, int64_t d, int64_t position) {
     if (position >= 0) return input(p, d, s.begin + position);
     return s.read_slot == kNoSlot ? 0.0f
-                                  : load_parameter(p.states, state_index(p, s.read_slot, d, p.width - 1 + position), p.state_dtype);
+                                  : load_element(p.states, state_index(p, s.read_slot, d, p.width - 1 + position), p.state_dtype);
 }
 
 HIPCONV_INLINE void store_output(const CausalConv1dVarlenParams& p, int64_t d, int64_t token, float v) {
@@ -52,10 +52,10 @@ HIPCONV_INLINE void convolve_sequence(const CausalConv1dVarlenParams& p, const P
     if (s.number < 0) return dead_tokens(p, d, s.begin, s.end);
     const int32_t past = p.width - 1;
     for (int64_t t = 0; t < s.end - s.begin; ++t) {
-        float sum = p.bias ? load_parameter(p.bias, d * p.bias_stride, p.bias_dtype) : 0.0f;
+        float sum = p.bias ? load_element(p.bias, d * p.bias_stride, p.bias_dtype) : 0.0f;
         // Taps that would reach before a sequence without a state are skipped, not multiplied by zero: 0 * inf is NaN.
         for (int64_t i = s.read_slot == kNoSlot && t < past ? past - t : 0; i < p.width; ++i) {
-            const float w = load_parameter(p.weight, d * p.weight_dim_stride + i * p.weight_width_stride, p.weight_dtype);
+            const float w = load_element(p.weight, d * p.weight_dim_stride + i * p.weight_width_stride, p.weight_dtype);
             sum += w * window_element(p, s, d, t - past + i);
         }
         store_output(p, d, s.begin + t, p.use_silu ? silu(sum) : sum);

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "arch.h"
+#include "registers.h"
 
 namespace hipconv {
 
@@ -22,16 +23,16 @@ HIPCONV_INLINE int64_t load_index(const IndexArray& array, int64_t row, int64_t 
     uint64_t bits;
     switch (array.bytes) {
         case 1:
-            bits = static_cast<const uint8_t*>(array.data)[at];
+            bits = ((GlobalPointer<const uint8_t>)array.data)[at];
             break;
         case 2:
-            bits = static_cast<const uint16_t*>(array.data)[at];
+            bits = ((GlobalPointer<const uint16_t>)array.data)[at];
             break;
         case 4:
-            bits = static_cast<const uint32_t*>(array.data)[at];
+            bits = ((GlobalPointer<const uint32_t>)array.data)[at];
             break;
         default:
-            return static_cast<const int64_t*>(array.data)[at];
+            return ((GlobalPointer<const int64_t>)array.data)[at];
     }
     const int unused = 64 - 8 * array.bytes;
     return array.is_signed ? static_cast<int64_t>(bits << unused) >> unused : static_cast<int64_t>(bits);

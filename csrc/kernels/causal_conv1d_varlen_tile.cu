@@ -99,23 +99,24 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVarlenThreads, 4) causal_conv1d_varlen_ti
     load_ahead(row_begin);
 
     // ---- what the block shares: parameters as floats, a row of channels for each tap; the schedule ---------------------------
+    const CausalConv1dVarlenParams& shared = first_argument_again(p);
     for (int c = thread; c < static_cast<int>(blockDim.x) * kChannels; c += threads) {
-        const int64_t channel = first_channel + c < p.dim ? first_channel + c : p.dim - 1;
+        const int64_t channel = first_channel + c < shared.dim ? first_channel + c : shared.dim - 1;
         for (int i = 0; i < kWidth; ++i)
             parameters[i * kBlockChannels + c] =
-                load_parameter(p.weight, channel * p.weight_dim_stride + i * p.weight_width_stride, p.weight_dtype);
-        parameters[kWidth * kBlockChannels + c] = p.bias ? load_parameter(p.bias, channel * p.bias_stride, p.bias_dtype) : 0.0f;
+                load_parameter(p.weight, channel * shared.weight_dim_stride + i * shared.weight_width_stride, shared.weight_dtype);
+        parameters[kWidth * kBlockChannels + c] = p.bias ? load_parameter(p.bias, channel * shared.bias_stride, shared.bias_dtype) : 0.0f;
     }
-    const bool starts_in_shared = p.sequences < kStartsInShared;
+    const bool starts_in_shared = shared.sequences < kStartsInShared;
     if (starts_in_shared)
-        for (int b = thread; b <= p.sequences; b += threads) starts[b] = clamp_token(p, load_index(p.query_start_loc, b));
+        for (int b = thread; b <= shared.sequences; b += threads) starts[b] = clamp_token(shared, load_index(shared.query_start_loc, b));
     __syncthreads();
-    for (int t = thread; t < block_tokens && t < p.tokens - block_begin; t += threads) {
+    for (int t = thread; t < block_tokens && t < shared.tokens - block_begin; t += threads) {
         const int32_t token = block_begin + t;
         const int32_t last =
-            starts_in_shared ? last_begun([&](int32_t b) { return starts[b]; }, p.sequences, token)
-                             : last_begun([&](int32_t b) { return load_index(p.query_start_loc, b); }, p.sequences, token);
-        schedule[t] = sequence_or_none(p, last);
+            starts_in_shared ? last_begun([&](int32_t b) { return starts[b]; }, shared.sequences, token)
+                             : last_begun([&](int32_t b) { return load_index(shared.query_start_loc, b); }, shared.sequences, token);
+        schedule[t] = sequence_or_none(shared, last);
     }
     __syncthreads();
     if (!has_channels || !has_tokens) return;
@@ -137,11 +138,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVarlenThreads, 4) causal_conv1d_varlen_ti
 
     // ---- states ------------------------------------------------------------------------------------------------------------
     const auto state_offset = [&](int32_t slot, int column) {
-        return slot * p.slot_stride + d * p.state_dim_stride + (p.first_column + column) * p.column_stride;
+        const CausalConv1dVarlenParams& pool = first_argument_again(p);
+        return slot * pool.slot_stride + d * pool.state_dim_stride + (pool.first_column + column) * pool.column_stride;
     };
     // The inputs before `position`, counted from the sequence's first token: of x, of the initial state, or nothing.
     const auto load_window = [&](const PackedSequence& s, int32_t position, Pair(&window)[kWidth][kPairs]) {
-        with_dtype(p.state_dtype, [&](auto type) {
+        const CausalConv1dVarlenParams& again = first_argument_again(p);
+        with_dtype(again.state_dtype, [&](auto type) {
             using S = decltype(type);
             constexpr int kParts = kChannels * sizeof(S) > 16 ? 2 : 1;
             using StateVector = Words<S, kChannels / kParts>;
@@ -149,8 +152,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVarlenThreads, 4) causal_conv1d_varlen_ti
             for (int i = 0; i < kPast; ++i) {
                 const int32_t at = position - kPast + i;
                 if (at >= 0) {
-                    const T* from = static_cast<const T*>(p.x) + (static_cast<int64_t>(s.begin) + at) * p.x_token_stride +
-                                    d * p.x_dim_stride;
+                    const T* from = static_cast<const T*>(p.x) + (static_cast<int64_t>(s.begin) + at) * again.x_token_stride +
+                                    d * again.x_dim_stride;
                     const Vector v = *reinterpret_cast<const Vector*>(from);
 #pragma unroll
                     for (int j = 0; j < kPairs; ++j) window[i][j] = pair_of<T>(v, j);
@@ -215,10 +218,11 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVarlenThreads, 4) causal_conv1d_varlen_ti
         for (int j = 0; j < kPairs; ++j) ring[slot][j] = pair_of<T>(v, j);
     };
     // q, k or v is chosen by the vector's first channel: their boundaries lie between vectors.
-    const bool split = p.k_dim >= 0, is_k = split && d >= p.k_dim, is_v = split && d >= 2 * p.k_dim;
-    const int64_t out_channel = d - (is_v ? 2 * p.k_dim : is_k ? p.k_dim : 0);
-    const int64_t out_dim_stride = split ? 1 : p.out_dim_stride;
-    const int64_t out_token_stride = is_v ? p.dim - 2 * p.k_dim : split ? p.k_dim : p.out_token_stride;
+    const CausalConv1dVarlenParams& outputs = first_argument_again(p);
+    const bool split = outputs.k_dim >= 0, is_k = split && d >= outputs.k_dim, is_v = split && d >= 2 * outputs.k_dim;
+    const int64_t out_channel = d - (is_v ? 2 * outputs.k_dim : is_k ? outputs.k_dim : 0);
+    const int64_t out_dim_stride = split ? 1 : outputs.out_dim_stride;
+    const int64_t out_token_stride = is_v ? outputs.dim - 2 * outputs.k_dim : split ? outputs.k_dim : outputs.out_token_stride;
     const int64_t out_step = out_token_stride * static_cast<int64_t>(sizeof(T));
     char* const out_begin = static_cast<char*>(is_v ? p.v : is_k ? p.k : p.out) +
                             out_channel * out_dim_stride * static_cast<int64_t>(sizeof(T));
@@ -260,8 +264,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVarlenThreads, 4) causal_conv1d_varlen_ti
         int32_t end = s->end < row_end ? s->end : row_end;
         out = out_begin + t * out_step;
         if (s->number < 0) {
-            if (p.dead_tokens != DeadTokens::leave)
-                for (int32_t u = t; u < end; ++u) store(p.dead_tokens == DeadTokens::zero ? Vector{} : load(x_offset(u)));
+            const DeadTokens dead = first_argument_again(p).dead_tokens;
+            if (dead != DeadTokens::leave)
+                for (int32_t u = t; u < end; ++u) store(dead == DeadTokens::zero ? Vector{} : load(x_offset(u)));
             t = end;
             if (t < row_end) load_ahead(t);
             continue;
@@ -306,9 +311,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVarlenThreads, 4) causal_conv1d_varlen_ti
         }
         if (!begins) continue;
         // The ring is free now, or holds the final state of a sequence that ends here.
+        const CausalConv1dVarlenParams& table = first_argument_again(p);
         for (int pass = 0; pass < 2; ++pass) {  // the slot that is read is overwritten last
             for (int32_t n = 0; n <= s->boundaries; ++n) {
-                const StateToWrite to = state_to_write(p, *s, n);
+                const StateToWrite to = state_to_write(table, *s, n);
                 if (to.slot == kNoSlot || (to.slot == s->read_slot) != (pass == 1)) continue;
                 if (s->boundaries > 0 || t < s->end) load_window(*s, to.position, ring);
                 store_window(to.slot, ring);
