@@ -95,10 +95,11 @@ def causal_conv1d_varlen(
         if block_idx_first_scheduled_token is not None:
             computed = per_sequence(num_computed_tokens, b)
             boundary = (computed + end - begin - 1) // block_size_to_align * block_size_to_align - computed
-            for column in range(last - 1, per_sequence(block_idx_first_scheduled_token, b) - 1, -1):
-                if boundary > 0:
-                    states.append((entry(cache_indices, b, column), boundary))
+            column = last - 1
+            while boundary > 0 and column >= per_sequence(block_idx_first_scheduled_token, b):
+                states.append((entry(cache_indices, b, column), boundary))
                 boundary -= block_size_to_align
+                column -= 1
         for slot, position in states:
             if is_slot(slot):
                 pool[slot, :, :past] = inputs[:, position : position + past]
