@@ -6,6 +6,9 @@
 
 #if defined(__HIP__)
 #define HIPCONV_AMD 1  // HIP compiled by clang: host and device pass
+#if defined(__AMDGCN__)
+#define HIPCONV_AMD_DEVICE 1  // the device pass
+#endif
 #elif defined(__NVCC__)
 #define HIPCONV_NVIDIA 1  // the same text through csrc/compat/cuda
 #else

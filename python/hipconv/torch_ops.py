@@ -143,3 +143,111 @@ def _refuse_two_devices(*arguments, **options):
     for name, tensor in named.items():
         if isinstance(tensor, Tensor) and tensor.device != x.device:
             raise ValueError(f"{name}: got a tensor on {tensor.device}, expected it on {x.device}, where x is")
+
+
+# ---- serving: packed sequences with a pool of conv states ------------------------------------------------------------------------
+
+_VARLEN_INPUTS = (
+    "Tensor x, Tensor weight, Tensor? bias, Tensor query_start_loc, Tensor? cache_indices=None, Tensor? cache_indices_in=None, "
+    "Tensor? has_initial_state=None, Tensor? block_idx_first_scheduled_token=None, Tensor? block_idx_last_scheduled_token=None, "
+    "Tensor? initial_state_idx=None, Tensor? num_computed_tokens=None, int block_size_to_align=0, bool use_silu=False, "
+    "int? pad_slot_id=-1, int? null_block_id=None"
+)
+_VARLEN_CHOICES = "str kernel='auto', int block_m=0, int block_n=0, int num_warps=0"
+
+_library.define(
+    f"causal_conv1d_varlen(Tensor(a!) out, Tensor(b!) conv_states, {_VARLEN_INPUTS}, *, bool zero_padding=False, {_VARLEN_CHOICES}) -> ()"
+)
+_library.define(
+    "causal_conv1d_varlen_split(Tensor(a!) q, Tensor(b!) k, Tensor(c!) v, Tensor(d!) conv_states, "
+    f"{_VARLEN_INPUTS}, *, bool zero_padding=False, {_VARLEN_CHOICES}) -> ()"
+)
+
+
+def _varlen(
+    outputs: list[Tensor],
+    conv_states: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    query_start_loc: Tensor,
+    cache_indices: Tensor | None = None,
+    cache_indices_in: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    block_idx_first_scheduled_token: Tensor | None = None,
+    block_idx_last_scheduled_token: Tensor | None = None,
+    initial_state_idx: Tensor | None = None,
+    num_computed_tokens: Tensor | None = None,
+    block_size_to_align: int = 0,
+    use_silu: bool = False,
+    pad_slot_id: int | None = -1,
+    null_block_id: int | None = None,
+    *,
+    dead_tokens: str,
+    kernel: str = "auto",
+    block_m: int = 0,
+    block_n: int = 0,
+    num_warps: int = 0,
+) -> None:
+    if torch.is_grad_enabled():
+        _refuse_gradients({"out": outputs[0], "conv_states": conv_states, "x": x, "weight": weight, "bias": bias})
+    module = jit.module("causal_conv1d_varlen", targets.of(x.device))
+    module.causal_conv1d_varlen(
+        outputs,
+        x,
+        weight,
+        bias,
+        conv_states,
+        query_start_loc,
+        cache_indices,
+        cache_indices_in,
+        has_initial_state,
+        block_idx_first_scheduled_token,
+        block_idx_last_scheduled_token,
+        initial_state_idx,
+        num_computed_tokens,
+        block_size_to_align,
+        use_silu,
+        pad_slot_id,
+        null_block_id,
+        dead_tokens,
+        kernel,
+        (block_m, block_n, num_warps),
+        stream(x),
+    )
+
+
+@torch.library.impl(_library, "causal_conv1d_varlen", "CompositeExplicitAutograd")
+def _causal_conv1d_varlen(out: Tensor, conv_states: Tensor, x: Tensor, *rest, zero_padding: bool = False, **choices):
+    if _same_memory(out, x):
+        # In place: a run of tokens needs the inputs before it, which another block may have overwritten by then. So the outputs
+        # wait elsewhere until all inputs are read; dead tokens go there and back.
+        waiting = torch.empty_like(x)
+        _varlen([waiting], conv_states, x, *rest, dead_tokens="zero" if zero_padding else "copy", **choices)
+        out.copy_(waiting)
+        return
+    _varlen([out], conv_states, x, *rest, dead_tokens="zero" if zero_padding else "leave", **choices)
+
+
+@torch.library.impl(_library, "causal_conv1d_varlen_split", "CompositeExplicitAutograd")
+def _causal_conv1d_varlen_split(
+    q: Tensor, k: Tensor, v: Tensor, conv_states: Tensor, x: Tensor, *rest, zero_padding: bool = False, **choices
+):
+    _varlen([q, k, v], conv_states, x, *rest, dead_tokens="zero" if zero_padding else "leave", **choices)
+
+
+def _same_memory(a: Tensor, b: Tensor) -> bool:
+    if not a.layout == b.layout == torch.strided:
+        return False
+    return a.data_ptr() == b.data_ptr() and a.numel() > 0 and a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride()
+
+
+def _varlen_fake(*tensors, **choices):
+    x = next(tensor for tensor in tensors if tensor is not None)
+    for tensor in tensors:
+        if isinstance(tensor, Tensor) and tensor.device != x.device:
+            raise ValueError(f"got tensors on {x.device} and on {tensor.device}, expected all of them on one device")
+
+
+torch.library.register_fake("hipconv::causal_conv1d_varlen", _varlen_fake, lib=_library)
+torch.library.register_fake("hipconv::causal_conv1d_varlen_split", _varlen_fake, lib=_library)

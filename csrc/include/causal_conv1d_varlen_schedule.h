@@ -1,0 +1,101 @@
+// Who is who among packed tokens: which sequence a token belongs to, where that begins and ends, which slots of the pool it reads and
+// writes. Read on the device, at every launch: lengths may change between two replays of a graph.
+//
+// Whatever the indices hold, nothing here leads outside the tensors: starts are clamped to the tokens, slots are checked.
+#pragma once
+
+#include "causal_conv1d_varlen.h"
+
+namespace hipconv {
+
+constexpr int32_t kNoSlot = -1;
+
+struct PackedSequence {
+    int32_t number;      // -1: dead tokens, those of no sequence or of padding; for them, the pool is not touched
+    int32_t begin, end;  // tokens
+    int32_t read_slot;   // kNoSlot: no initial state
+    int32_t write_slot;  // kNoSlot: the final state is not kept
+    // Besides the final state, prefix caching keeps one for each block boundary that the sequence crosses before its end:
+    int32_t boundaries;     // how many at most,
+    int32_t last_boundary;  // the last one, in tokens from the sequence's first,
+    int32_t last_column;    // and the final state's column of the block table; the boundaries' ones are those before it
+};
+
+HIPCONV_INLINE int32_t clamp_token(const CausalConv1dVarlenParams& p, int64_t token) {
+    return static_cast<int32_t>(token < 0 ? 0 : token < p.tokens ? token : p.tokens);
+}
+
+HIPCONV_INLINE bool is_slot(const CausalConv1dVarlenParams& p, int64_t index) {
+    return index >= 0 && index < p.slots && index != p.pad_slot && index != p.null_block;
+}
+
+// The entry of a block table, or the one entry; -1 beside the table.
+HIPCONV_INLINE int64_t table_entry(const IndexArray& table, int32_t sequence, int64_t column) {
+    if (!table.data) return sequence;
+    return column >= 0 && column < table.columns ? load_index(table, sequence, column) : -1;
+}
+
+HIPCONV_INLINE PackedSequence packed_sequence(const CausalConv1dVarlenParams& p, int32_t number) {
+    PackedSequence s;
+    s.begin = clamp_token(p, load_index(p.query_start_loc, number));
+    s.end = clamp_token(p, load_index(p.query_start_loc, number + 1));
+    const int64_t first = p.initial_state_idx.data ? load_index(p.initial_state_idx, number) : 0;
+    const int64_t last = p.block_idx_last.data ? load_index(p.block_idx_last, number) : 0;
+    const int64_t read = table_entry(p.cache_indices_in.data ? p.cache_indices_in : p.cache_indices, number, first);
+    const int64_t write = table_entry(p.cache_indices, number, last);
+    // Padding is told by the slot that is read (as in vLLM), and by one to write that does not exist. The null block may stand for
+    // a final state that nobody wants.
+    const bool live = is_slot(p, read) && (is_slot(p, write) || (write == p.null_block && write != kNoNumber));
+    s.number = live ? number : -1;
+    s.read_slot =
+        p.has_initial_state.data && load_index(p.has_initial_state, number) != 0 ? static_cast<int32_t>(read) : kNoSlot;
+    s.write_slot = is_slot(p, write) ? static_cast<int32_t>(write) : kNoSlot;
+    s.boundaries = s.last_boundary = s.last_column = 0;
+    if (p.block_idx_first.data) {
+        const int64_t length = s.end - s.begin;
+        int64_t beyond = (load_index(p.num_computed_tokens, number) + length) % p.block_size;
+        if (beyond <= 0) beyond += p.block_size;  // the end itself is the final state's
+        const int64_t crossed = last - load_index(p.block_idx_first, number), most = length / p.block_size + 1;
+        s.boundaries = static_cast<int32_t>(crossed < 0 ? 0 : crossed < most ? crossed : most);
+        s.last_boundary = static_cast<int32_t>(length - beyond);
+        s.last_column = static_cast<int32_t>(last < p.cache_indices.columns ? last : -1);
+    }
+    return s;
+}
+
+// The last sequence that begins at a token or before, of those whose starts (and the last one's end) `start_of` gives; -1 if none does.
+template <typename StartOf>
+HIPCONV_INLINE int32_t last_begun(const StartOf& start_of, int32_t sequences, int32_t token) {
+    int32_t last = -1, after = sequences + 1;  // start_of(last) <= token < start_of(after)
+    while (after - last > 1) {
+        const int32_t middle = last + (after - last) / 2;
+        if (start_of(middle) <= token)
+            last = middle;
+        else
+            after = middle;
+    }
+    return last;
+}
+
+// What `last_begun` found, in full: a sequence, or the dead tokens before the first one or after the last.
+HIPCONV_INLINE PackedSequence sequence_or_none(const CausalConv1dVarlenParams& p, int32_t last) {
+    if (last >= 0 && last < p.sequences) return packed_sequence(p, last);
+    const int32_t boundary = clamp_token(p, load_index(p.query_start_loc, last < 0 ? 0 : p.sequences));
+    return {-1, last < 0 ? 0 : boundary, last < 0 ? boundary : p.tokens, kNoSlot, kNoSlot, 0, 0, 0};
+}
+
+// A state goes into `slot`: the inputs up to `position`, counted from the sequence's first token.
+struct StateToWrite {
+    int32_t slot, position;
+};
+
+// Number 0 is the final state; number n, at most `boundaries`, the n-th boundary before the end.
+HIPCONV_INLINE StateToWrite state_to_write(const CausalConv1dVarlenParams& p, const PackedSequence& s, int32_t n) {
+    if (n == 0) return {s.write_slot, s.end - s.begin};
+    const int64_t position = s.last_boundary - int64_t{n - 1} * p.block_size;
+    const int64_t index = table_entry(p.cache_indices, s.number, s.last_column - n);
+    if (position <= 0 || !is_slot(p, index)) return {kNoSlot, 0};
+    return {static_cast<int32_t>(index), static_cast<int32_t>(position)};
+}
+
+}  // namespace hipconv

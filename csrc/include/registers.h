@@ -1,0 +1,36 @@
+// What not to keep in registers, where compilers would: a kernel with a common path and a rare one spills otherwise.
+#pragma once
+
+#include "arch.h"
+
+namespace hipconv {
+
+// What was read from LDS before this is read again after it. In a loop, values that wait there for a rare passage leave their
+// registers to it.
+HIPCONV_INLINE void forget_loaded_values() { asm volatile("" ::: "memory"); }
+
+// A kernel's first argument, read again from where the launch put it. AMD's compiler reads all arguments at the begin and then keeps
+// them in scalar registers, of which a large struct has too many. Pointers in the struct count as any pointer after that: use
+// GlobalPointer for what they point to.
+template <typename Argument>
+HIPCONV_INLINE const Argument& first_argument_again(const Argument& argument) {
+#if defined(HIPCONV_AMD_DEVICE)
+    (void)argument;
+    const __attribute__((address_space(4))) void* place =
+        (const __attribute__((address_space(4))) void*)__builtin_amdgcn_kernarg_segment_ptr();
+    asm volatile("" : "+s"(place));
+    return *(const Argument*)place;
+#else
+    return argument;
+#endif
+}
+
+#if defined(HIPCONV_AMD_DEVICE)
+template <typename T>
+using GlobalPointer = __attribute__((address_space(1))) T*;
+#else
+template <typename T>
+using GlobalPointer = T*;
+#endif
+
+}  // namespace hipconv

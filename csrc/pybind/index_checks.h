@@ -1,0 +1,36 @@
+// Checks of integer tensor arguments, and what kernels get of them.
+#pragma once
+
+#include "index_array.h"
+#include "tensor_checks.h"
+
+namespace hipconv {
+
+// A (rows,) or (rows, columns) tensor on the device of `other`.
+inline IndexArray index_array(const NamedTensor& t, const NamedTensor& other, int64_t rows) {
+    check_strided(t);
+    const at::ScalarType type = t.tensor.scalar_type();
+    if (!at::isIntegralType(type, /*includeBool=*/true) || type == at::kUInt64)
+        throw pybind11::type_error(
+            concat(t.name, ": got dtype ", python_text(type), ", expected an integer dtype of at most 63 bits"));
+    if (t.tensor.size(0) != rows)
+        throw pybind11::value_error(concat(t.name, ": got shape ", shape_text(t.tensor.sizes()), ", expected ", rows,
+                                           rows == 1 ? " row" : " rows", ", one a sequence"));
+    check_same_device(t, other);
+    check_sizes_fit(t);
+    for (const int64_t stride : t.tensor.strides())
+        if (stride > std::numeric_limits<int32_t>::max() || stride < std::numeric_limits<int32_t>::min())
+            throw pybind11::value_error(
+                concat(t.name, ": got strides ", shape_text(t.tensor.strides()), ", expected each to be at most 2147483647"));
+    const bool table = t.tensor.dim() == 2;
+    IndexArray array{};
+    array.data = t.tensor.data_ptr();
+    array.row_stride = static_cast<int32_t>(t.tensor.stride(0));
+    array.column_stride = table ? static_cast<int32_t>(t.tensor.stride(1)) : 0;
+    array.columns = table ? static_cast<int32_t>(t.tensor.size(1)) : 1;
+    array.bytes = static_cast<int8_t>(t.tensor.element_size());
+    array.is_signed = at::isSignedType(type);
+    return array;
+}
+
+}  // namespace hipconv

@@ -1,0 +1,976 @@
+"""hipconv.serving.causal_conv1d_fn and causal_conv1d_split_qkv: a pytest suite, and a command that checks and times any case.
+
+python op_tests/test_causal_conv1d_varlen.py
+python op_tests/test_causal_conv1d_varlen.py --dim 8192 --seqlens 1,1,4000 --seqlens 1024,1024 --width 4 --state_len 3 --split
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+import itertools
+import random
+import sys
+from typing import Any, NamedTuple
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+import pytest
+import torch
+from torch import Tensor, zeros
+
+from common import (
+    BACKENDS,
+    DTYPES,
+    LAYOUTS,
+    Table,
+    backends,
+    choice_of,
+    device_of,
+    empty_as,
+    environment,
+    flattened,
+    list_of,
+    microseconds,
+    mismatch,
+    use_backend,
+)
+from hipconv import jit, reference, serving, targets
+from test_causal_conv1d import _WAYS, needs_gpu
+
+STATE_LAYOUTS = ("dim_first", "dim_last")  # (slots, dim, state_len) in memory, or (slots, state_len, dim)
+CPU = torch.device("cpu")
+
+
+class Case(NamedTuple):
+    """One call: the sequences' lengths, sizes, types, layouts."""
+
+    lengths: list[int]
+    dim: int
+    width: int = 4
+    dtype: torch.dtype = torch.float32
+    state_dtype: torch.dtype = torch.float32
+    weight_dtype: torch.dtype = torch.float32
+    use_silu: bool = True
+    has_bias: bool = True
+    layout: str = "channel_last"
+    state_layout: str = "dim_last"
+    spare_columns: int = 0  # of a slot, after the window
+    dead_tokens: int = 0  # after the last sequence
+
+    def inputs(self, device: torch.device, seed: int = 0) -> dict[str, Any]:
+        """Arguments by name. Slots are given out at random; those of nobody, and spare columns, hold NaN; so do a few tokens."""
+        generator = torch.Generator().manual_seed(seed)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator)
+
+        count, tokens = len(self.lengths), sum(self.lengths) + self.dead_tokens
+        x = empty_as(self.layout, (1, self.dim, tokens), self.dtype, device)[0]
+        x.copy_(normal(self.dim, tokens))
+        x[:, sum(self.lengths) :] = torch.nan
+        slots, columns = count + 3, self.width - 1 + self.spare_columns
+        if self.state_layout == "dim_first":
+            pool = torch.full((slots, self.dim, columns), torch.nan, dtype=self.state_dtype, device=device)
+        else:
+            pool = torch.full((slots, columns, self.dim), torch.nan, dtype=self.state_dtype, device=device).transpose(1, 2)
+        mine = torch.randperm(slots, generator=generator)[:count]
+        flags = torch.rand(count, generator=generator) < 0.6
+        pool[mine[flags].to(device), :, : self.width - 1] = normal(int(flags.sum()), self.dim, self.width - 1).to(device, self.state_dtype)
+        return {
+            "x": x,
+            "weight": (normal(self.dim, self.width) / self.width**0.5).to(device, self.weight_dtype),
+            "bias": normal(self.dim).to(device, self.weight_dtype) if self.has_bias else None,
+            "conv_states": pool,
+            "query_start_loc": torch.tensor([0, *itertools.accumulate(self.lengths)], dtype=torch.int32, device=device),
+            "cache_indices": mine.to(device, torch.int32),
+            "has_initial_state": flags.to(device),
+            "activation": "silu" if self.use_silu else None,
+        }
+
+
+def expected(arguments: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    """The reference's outputs, pool and live tokens for arguments of `causal_conv1d_fn`."""
+    changed = {name: value for name, value in arguments.items() if name not in _NOT_SEMANTIC}
+    changed["use_silu"] = bool(changed.pop("activation", "silu"))
+    return reference.causal_conv1d_varlen(**changed)
+
+
+_NOT_SEMANTIC = ("kernel", "block_m", "block_n", "num_warps", "metadata", "seq_lens_cpu", "validate_data")
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Equal, NaN included."""
+    return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
+
+
+def check(arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Run a call on a copy of the pool; compare outputs, dead tokens, every element of the pool, and that x is what it was."""
+    pool = arguments["conv_states"].clone()
+    x = arguments["x"].clone()
+    out = serving.causal_conv1d_fn(**(arguments | {"conv_states": pool}))
+    wanted, wanted_pool, live = expected(arguments)
+    wrong = mismatch(out[:, live], wanted[:, live])
+    assert wrong is None, wrong
+    assert (out[:, ~live] == 0).all(), "dead tokens of a new tensor are zero"
+    assert same_bits(pool, wanted_pool)
+    assert same_bits(x, arguments["x"])
+    return out, pool
+
+
+@pytest.fixture(params=[*_WAYS, *(["gpu"] if torch.cuda.is_available() else [])])
+def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    with environment(**_WAYS.get(request.param, {})):
+        yield device_of(request.param)
+
+
+def kernel_names(device: torch.device) -> list[str]:
+    return jit.module("causal_conv1d_varlen", targets.of(device)).causal_conv1d_varlen_kernels()
+
+
+# ---- everything below runs on every backend, the GPU kernels on the host in both wave sizes and three orders of threads --------
+
+LENGTHS = [
+    [1],
+    [3],
+    [29],
+    [1] * 21,
+    [2, 3, 1, 5, 4, 1, 1, 2],
+    [0, 7, 0, 0, 9, 1, 6, 0, 10, 5, 11, 0],  # runs of 8 tokens begin near the begins of these
+    [40, 1, 1, 33, 2, 64, 65],
+    [300],
+]
+WIDTHS = [2, 3, 4, 1, 5, 6, 9]  # peers' width 5 loads the state and never multiplies it, and wider ones are not served
+
+
+def _grid() -> list[Case]:
+    draw = random.Random(0)
+    combinations = itertools.product(DTYPES.values(), DTYPES.values(), LAYOUTS, STATE_LAYOUTS)
+    cases = []
+    for number, (dtype, state_dtype, layout, state_layout) in enumerate(combinations):
+        lengths, width = LENGTHS[number % len(LENGTHS)], draw.choice(WIDTHS)
+        dim = draw.choice([1, 5, 7, 16, 24, 100, 264])
+        weight_dtype = draw.choice([dtype, torch.float32])
+        spare = draw.choice([0, 0, 1, 3])
+        flags = (number % 3 > 0, number % 4 > 0)
+        cases.append(Case(lengths, dim, width, dtype, state_dtype, weight_dtype, *flags, layout, state_layout, spare, number % 3))
+    for number, (lengths, width) in enumerate(itertools.product(LENGTHS, (2, 3, 4))):
+        dtype = list(DTYPES.values())[number % 3]
+        cases.append(Case(lengths, 16 + 8 * (number % 3), width, dtype, dtype, dtype, state_layout=STATE_LAYOUTS[number % 2]))
+    return cases
+
+
+def _name(case: Case) -> str:
+    return "-".join(str(field).replace("torch.", "").replace(" ", "") for field in case)
+
+
+@pytest.mark.parametrize("case", _grid(), ids=_name)
+def test_matches_the_reference(device: torch.device, case: Case) -> None:
+    check(case.inputs(device))
+
+
+def test_every_kernel_can_be_forced_by_name(device: torch.device) -> None:
+    arguments = Case([9, 1, 30], 16, 4, torch.bfloat16, torch.bfloat16).inputs(device)
+    for name in kernel_names(device):
+        check(arguments | {"kernel": name})
+        with environment(HIPCONV_VARLEN_KERNEL=name):
+            check(arguments)
+    with pytest.raises(ValueError, match="kernel: got 'triton', expected one of 'auto'"):
+        check(arguments | {"kernel": "triton"})
+
+
+@pytest.mark.parametrize("lengths", LENGTHS[3:7], ids=str)
+@pytest.mark.parametrize("block_m", [4, 8, 16, 64])
+def test_every_tile_gives_the_same_bits(device: torch.device, block_m: int, lengths: list[int]) -> None:
+    """Runs that begin one, two, three tokens into a sequence: its first tokens and its state belong to the run before."""
+    arguments = Case(lengths, 72, 4, torch.bfloat16, torch.float32).inputs(device)
+    out, pool = check(arguments)
+    for forced in ({"block_m": block_m}, {"block_m": block_m, "block_n": 16, "num_warps": 1}):
+        again, pool_again = check(arguments | forced)
+        assert torch.equal(again, out) and same_bits(pool_again, pool)
+    with environment(HIPCONV_VARLEN_TILE=f"{block_m}x64x2"):
+        assert torch.equal(check(arguments)[0], out)
+
+
+# ---- padding, dead tokens, the caller's out --------------------------------------------------------------------------------------
+
+
+def _padded(device: torch.device) -> dict[str, Any]:
+    """Sequences 1 and 3 are padding, and five tokens belong to no sequence."""
+    arguments = Case([6, 3, 1, 4, 12], 16, 4, torch.bfloat16, torch.bfloat16, dead_tokens=3).inputs(device)
+    arguments["x"].copy_(torch.randn(arguments["x"].shape, generator=torch.Generator().manual_seed(1)))
+    arguments["query_start_loc"] += 2  # of the three, two come first now
+    arguments["cache_indices"][1] = arguments["cache_indices"][3] = -1
+    return arguments
+
+
+def test_padding_is_zero_in_a_new_tensor(device: torch.device) -> None:
+    """Peers leave it uninitialised: torch.empty_like where nobody writes."""
+    _, _, live = expected(_padded(device))
+    assert live.sum() == 6 + 1 + 12
+    check(_padded(device))
+
+
+def test_padding_is_left_alone_in_the_callers_tensor(device: torch.device) -> None:
+    arguments = _padded(device)
+    wanted, wanted_pool, live = expected(arguments)
+    out = torch.full_like(arguments["x"], 42.0)
+    assert serving.causal_conv1d_fn(**arguments, out=out) is out
+    assert mismatch(out[:, live], wanted[:, live]) is None and (out[:, ~live] == 42.0).all()
+    assert same_bits(arguments["conv_states"], wanted_pool)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_in_place(device: torch.device, layout: str) -> None:
+    """As separate views of one memory, too. Padding keeps x, whatever it holds."""
+    for same in (True, False):
+        arguments = _padded(device)
+        arguments["x"] = empty_as(layout, (1, *arguments["x"].shape), torch.bfloat16, device)[0].copy_(arguments["x"])
+        before = arguments["x"].clone()
+        wanted, wanted_pool, live = expected(arguments)
+        out = arguments["x"] if same else arguments["x"][:]
+        assert serving.causal_conv1d_fn(**arguments, out=out) is out
+        assert mismatch(out[:, live], wanted[:, live]) is None and same_bits(out[:, ~live], before[:, ~live])
+        assert same_bits(arguments["conv_states"], wanted_pool)
+
+
+def test_a_slot_number_marks_padding_not_a_sequence_number(device: torch.device) -> None:
+    """Peers compare the number of the sequence with pad_slot_id."""
+    arguments = Case([5, 6, 7, 8], 8, dead_tokens=1).inputs(device)
+    arguments["cache_indices"][:] = torch.tensor([3, 1, 0, 4])
+    arguments["conv_states"].nan_to_num_(0.5)
+    for pad in (None, 2, 3):
+        _, _, live = expected(arguments | {"pad_slot_id": pad})
+        assert live[:5].any() == (pad != 3) and live[11:18].all()
+        check(arguments | {"pad_slot_id": pad})
+
+
+def test_the_null_block(device: torch.device) -> None:
+    """vLLM's slot 0: a sequence that reads it is padding."""
+    arguments = Case([5, 6, 7], 8).inputs(device)
+    arguments["cache_indices"][:] = torch.tensor([3, 0, 1])
+    arguments["conv_states"].nan_to_num_(0.5)
+    check(arguments)
+    _, _, live = expected(arguments | {"null_block_id": 0})
+    assert live.tolist() == [True] * 5 + [False] * 6 + [True] * 7
+    check(arguments | {"null_block_id": 0})
+
+
+@pytest.mark.parametrize("index", [5, 1 << 20, 1 << 31, (1 << 32) + 1, 1 << 62, -2, -(1 << 31), -(1 << 63)])
+def test_an_index_outside_the_pool_is_padding(device: torch.device, index: int) -> None:
+    arguments = Case([4, 3], 8).inputs(device)
+    arguments["cache_indices"] = torch.tensor([1, index], device=device)
+    arguments["has_initial_state"][:] = False
+    _, _, live = expected(arguments)
+    assert live.tolist() == [True] * 4 + [False] * 3
+    for kernel in kernel_names(device):
+        check(arguments | {"kernel": kernel, "null_block_id": 3})
+
+
+def test_more_sequences_than_slots(device: torch.device) -> None:
+    """Peers assert that the pool has a slot for each row of a padded batch, which breaks graph capture."""
+    arguments = Case([2] * 9, 8).inputs(device)
+    arguments["conv_states"] = arguments["conv_states"][:4].nan_to_num(0.5)
+    arguments["cache_indices"][:] = torch.tensor([0, 1, -1, -1, 2, -1, -1, 3, -1])
+    check(arguments)
+    check(arguments | {"cache_indices": None})  # slot b for sequence b, as far as there are any
+
+
+def test_starts_that_make_no_sense_lead_nowhere(device: torch.device) -> None:
+    """Without validate_data the result is undefined; memory is not."""
+    for starts in ([0, 90, 3, 7], [-5, 4, 4, 30], [9, 3, 1, 0], [1 << 40, -(1 << 40), 1 << 40, 4], [25, 25, 25, 25]):
+        arguments = Case([8, 8, 8], 16).inputs(device)
+        arguments["query_start_loc"] = torch.tensor(starts, device=device)
+        spare = set(range(6)) - set(arguments["cache_indices"].tolist())
+        for kernel in kernel_names(device):
+            serving.causal_conv1d_fn(**arguments, kernel=kernel)
+        assert arguments["conv_states"][sorted(spare)].isnan().all()
+
+
+# ---- empty things --------------------------------------------------------------------------------------------------------------
+
+
+def test_empty_sequences_leave_their_state(device: torch.device) -> None:
+    arguments = Case([0, 5, 0, 0, 3, 0], 8).inputs(device)
+    arguments["has_initial_state"][:] = False
+    before = arguments["conv_states"].clone()
+    _, pool = check(arguments)
+    kept = arguments["cache_indices"][[0, 2, 3, 5]].long()
+    assert same_bits(pool[kept], before[kept])
+
+
+@pytest.mark.parametrize(("lengths", "dim", "dead"), [([], 8, 0), ([], 8, 5), ([0, 0], 8, 0), ([0], 8, 3), ([4], 0, 0)])
+def test_nothing_to_do(device: torch.device, lengths: list[int], dim: int, dead: int) -> None:
+    check(Case(lengths, dim, dead_tokens=dead).inputs(device))
+
+
+# ---- strides, dtypes and alignment -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64], ids=str)
+def test_indices_of_any_integer_type_and_stride(device: torch.device, dtype: torch.dtype) -> None:
+    """Slots come as `block_table[:, 0]`: peers read such a column as if it were dense, and corrupt other requests' states."""
+    arguments = Case([6, 3, 1, 4, 12], 16).inputs(device)
+    for name in ("query_start_loc", "cache_indices", "has_initial_state"):
+        dense = arguments[name]
+        buffer = torch.full((dense.shape[0], 3), 77, device=device).to(dtype)
+        buffer[:, 1] = dense.to(dtype)
+        arguments[name] = buffer[:, 1]
+    check(arguments)
+
+
+def test_a_block_table_without_prefix_caching_gives_its_first_column(device: torch.device) -> None:
+    arguments = Case([6, 3, 1], 16).inputs(device)
+    table = torch.full((3, 4), 1 << 20, device=device)
+    table[:, 0] = arguments["cache_indices"]
+    assert torch.equal(check(arguments)[0], check(arguments | {"cache_indices": table})[0])
+
+
+def _strided(values: Tensor, strides: tuple[int, ...], offset: int) -> tuple[Tensor, Tensor]:
+    """The values in a view with these strides, amid NaN; and the whole buffer."""
+    span = 1 + sum((size - 1) * stride for size, stride in zip(values.shape, strides, strict=True))
+    buffer = torch.full((offset + span + 37,), torch.nan, dtype=values.dtype, device=values.device)
+    return buffer.as_strided(values.shape, strides, offset).copy_(values), buffer
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", ["channel-last", "odd offset", "odd pitch", "channel-first", "every third token", "every second channel"])
+def test_any_strides_with_poison_around(device: torch.device, shape: str, dtype: torch.dtype) -> None:
+    """Of x, out, weight, bias and the pool; peers take the stride of a state's columns for 1, and weights for contiguous."""
+    dim, lengths = 16, [13, 1, 2, 30]
+    tokens = sum(lengths)
+    strides, offset = {
+        "channel-last": ((1, dim + 8), 8),
+        "odd offset": ((1, dim), 3),
+        "odd pitch": ((1, dim + 3), 8),
+        "channel-first": ((tokens, 1), 0),
+        "every third token": ((1, 3 * dim), 0),
+        "every second channel": ((2, 2 * dim), 1),
+    }[shape]
+    arguments = Case(lengths, dim, 4, dtype, dtype, spare_columns=1).inputs(device)
+    out, pool = check(arguments)
+    arguments["x"], _ = _strided(arguments["x"], strides, offset)
+    arguments["weight"], _ = _strided(arguments["weight"], (1, 17), 1)
+    arguments["bias"], _ = _strided(arguments["bias"], (3,), 1)
+    slots, _, columns = pool.shape
+    for pool_strides in (
+        (dim * columns, columns, 1),
+        (dim * columns + 5, 1, dim),
+        (1, slots * columns, slots),
+        (columns, slots * columns, 1),
+    ):
+        states, buffer = _strided(arguments["conv_states"], pool_strides, 3)
+        given, given_buffer = _strided(torch.full_like(out, 42.0), strides, offset)
+        serving.causal_conv1d_fn(**(arguments | {"conv_states": states, "out": given}))
+        assert torch.equal(given, out) and same_bits(states, pool)
+        assert given_buffer.isnan().sum() == given_buffer.numel() - out.numel(), "wrote outside out"
+        assert buffer.isnan().sum() == buffer.numel() - pool.numel() + pool.isnan().sum(), "wrote outside the pool"
+
+
+def test_offsets_beyond_32_bits() -> None:
+    """Peers multiply a token or slot number by its stride in 32 bits. Strided views over memory that is never touched."""
+    huge = torch.empty(3 << 31, dtype=torch.int8).view(torch.bfloat16)
+    arguments = Case([3, 3], 2, 4, torch.bfloat16, torch.bfloat16).inputs(CPU)
+    for backend, kernel in (("cpu", "auto"), ("simt", "auto")):
+        with use_backend(backend):
+            out, pool = check(arguments | {"kernel": kernel})
+            far = arguments | {"x": huge.as_strided((2, 6), (1, 1 << 29)).copy_(arguments["x"])}
+            assert torch.equal(check(far)[0], out)
+            states = huge.as_strided(pool.shape, (1 << 29, 3, 1), 64).copy_(arguments["conv_states"])
+            given = huge.as_strided((2, 6), (1, 1 << 29), 1 << 20)
+            serving.causal_conv1d_fn(**(arguments | {"conv_states": states, "out": given}))
+            assert torch.equal(given, out) and same_bits(states, pool)
+
+
+# ---- states ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", STATE_LAYOUTS)
+@pytest.mark.parametrize("lengths", [[2] * 5, [300, 1, 200], [1] * 40], ids=str)
+def test_read_slots_other_than_write_slots(device: torch.device, lengths: list[int], layout: str) -> None:
+    """ATOM's fork: many sequences read one shared prefix's state, and it stays as it is."""
+    arguments = Case(lengths, 16, 4, torch.bfloat16, torch.bfloat16, state_layout=layout).inputs(device)
+    shared = next(slot for slot in range(len(lengths) + 3) if slot not in arguments["cache_indices"])
+    arguments["conv_states"][shared] = torch.randn(16, 3)
+    arguments["has_initial_state"][:] = True
+    arguments["cache_indices_in"] = torch.full((len(lengths),), shared, device=device)
+    _, pool = check(arguments)
+    assert torch.equal(pool[shared], arguments["conv_states"][shared])
+    arguments["cache_indices_in"][0] = -1  # what it reads tells padding
+    check(arguments)
+
+
+def test_no_flags_mean_no_initial_states(device: torch.device) -> None:
+    """vLLM's kernel reads the flags without asking whether there are any."""
+    arguments = Case([5, 2, 9], 8).inputs(device)
+    out, _ = check(arguments | {"has_initial_state": None})
+    assert torch.equal(out, check(arguments | {"has_initial_state": torch.zeros(3, device=device).int()})[0])
+
+
+def test_state_of_a_shared_slot_survives_its_own_sequence(device: torch.device) -> None:
+    """One block reads a slot and others write it, in peers that split a sequence among blocks: the orders of simt would show it."""
+    for width in (2, 3, 4):
+        arguments = Case([700], 24, width, torch.float16, torch.float16).inputs(device)
+        arguments["has_initial_state"][:] = True
+        arguments["conv_states"][arguments["cache_indices"].long()] = torch.randn(1, 24, width - 1, device=device).half()
+        for block_m in (4, 8, 32):
+            check(arguments | {"block_m": block_m})
+
+
+def test_padding_is_absence_not_zero(device: torch.device) -> None:
+    """An infinite or NaN weight does not meet zeros where a sequence has no state; where it has one, it meets that."""
+    arguments = Case([1, 2, 3, 5, 9, 40], 16, 4, torch.bfloat16).inputs(device)
+    arguments["weight"][3, 0], arguments["weight"][5, 1] = torch.inf, torch.nan
+    for flag in (False, True):
+        arguments["has_initial_state"][:] = flag
+        arguments["conv_states"][:] = 0.5
+        out = serving.causal_conv1d_fn(**(arguments | {"conv_states": arguments["conv_states"].clone()}))
+        wanted, _, _ = expected(arguments)
+        assert torch.equal(out.isfinite(), wanted.isfinite())
+        assert mismatch(out[wanted.isfinite()], wanted[wanted.isfinite()]) is None
+        assert wanted[3, :1].isfinite().all() != flag
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+def test_small_integers_are_exact(device: torch.device, dtype: torch.dtype) -> None:
+    arguments = Case([1, 0, 2, 3, 70, 1, 1, 41], 24, 4, dtype, dtype, dtype, use_silu=False).inputs(device)
+    for name in ("x", "weight", "bias", "conv_states"):
+        arguments[name].copy_(torch.randint(-4, 5, arguments[name].shape))
+    wanted, _, _ = expected(arguments)
+    assert torch.equal(check(arguments)[0].double(), wanted)
+
+
+# ---- prefix caching --------------------------------------------------------------------------------------------------------------
+
+
+def _cached(device: torch.device, computed: list[int], lengths: list[int], block: int, dim: int = 16, **sizes: Any) -> dict[str, Any]:
+    """Chunks that continue after `computed` tokens, as vLLM schedules them: one block of the table for each `block` tokens."""
+    arguments = Case(lengths, dim, **sizes).inputs(device)
+    count = len(lengths)
+    width = arguments["weight"].shape[1]
+    columns = max(-(-(c + n) // block) for c, n in zip(computed, lengths, strict=True)) + 1
+    generator = torch.Generator().manual_seed(1)
+    table = torch.randperm(count * columns, generator=generator).reshape(count, columns).to(device) + 1
+    pool = torch.full((count * columns + 2, dim, width - 1), torch.nan, device=device)
+    ends = torch.tensor([c + n for c, n in zip(computed, lengths, strict=True)], device=device)
+    before = torch.tensor(computed, device=device)
+    initial = (-(-before // block) - 1).clamp(min=0)
+    pool[table[torch.arange(count), initial]] = torch.randn(count, dim, width - 1, generator=generator).to(device)
+    return arguments | {
+        "conv_states": pool,
+        "cache_indices": table,
+        "has_initial_state": before > 0,
+        "block_idx_first_scheduled_token": before // block,
+        "block_idx_last_scheduled_token": (-(-ends // block) - 1).clamp(min=0),
+        "initial_state_idx": initial,
+        "num_computed_tokens": before,
+        "block_size_to_align": block,
+        "null_block_id": 0,
+    }
+
+
+def test_a_chunk_shorter_than_the_window_does_not_write_into_its_prefix(device: torch.device) -> None:
+    """Peers wrote a short chunk's state into the slot they read, which other requests share."""
+    arguments = _cached(device, [16, 32, 16], [1, 2, 3], 16)
+    read = arguments["cache_indices"][torch.arange(3), arguments["initial_state_idx"]]
+    _, pool = check(arguments)
+    assert torch.equal(pool[read], arguments["conv_states"][read])
+
+
+@pytest.mark.parametrize("computed", [13, 14, 15])
+@pytest.mark.parametrize("length", [2, 8, 100])
+def test_a_boundary_close_to_the_begin_takes_the_rest_from_the_state(device: torch.device, length: int, computed: int) -> None:
+    """Peers take it from the tokens of the sequence before, and forget it in a chunk of at most 8 tokens."""
+    check(_cached(device, [0, computed, 5], [50, length, 4], 16))
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 7, 16])
+@pytest.mark.parametrize("width", [2, 4, 6])
+def test_states_at_every_boundary(device: torch.device, width: int, block: int) -> None:
+    """Blocks of any size, also smaller than the window; the block that is read may be one that is written."""
+    arguments = _cached(device, [0, 3, 16, 31, 15, 0], [33, 70, 1, 2, 16, 5], block, width=width)
+    check(arguments)
+    check(arguments | {"block_m": 8})
+
+
+def test_states_that_have_no_place_are_not_kept(device: torch.device) -> None:
+    arguments = _cached(device, [0, 20], [64, 40], 16)
+    arguments["cache_indices"][0, 1] = 0  # the null block, for a boundary
+    arguments["cache_indices"][1, 3] = 0  # and for a final state, whose sequence is live nevertheless
+    arguments["cache_indices"][1, 2] = 1 << 20
+    _, _, live = expected(arguments)
+    assert live.all()
+    check(arguments)
+    for name, value in (("block_idx_last_scheduled_token", 99), ("initial_state_idx", -1), ("initial_state_idx", 1 << 31)):
+        changed = arguments[name].clone()
+        changed[0] = value
+        check(arguments | {name: changed})
+    changed = arguments["block_idx_first_scheduled_token"].clone()
+    changed[0] = -(1 << 31)
+    check(arguments | {"block_idx_first_scheduled_token": changed})
+
+
+# ---- split -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("k_dim", "v_dim"), [(8, 16), (64, 128), (3, 5), (12, 9), (0, 8), (8, 0), (20, 8)], ids=lambda dim: str(dim)
+)  # fmt: skip
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+def test_split_is_the_whole_cut_into_three(device: torch.device, dtype: torch.dtype, k_dim: int, v_dim: int) -> None:
+    """Any k_dim: peers need a multiple of 64 and store tiles that straddle a boundary elsewhere, or nowhere."""
+    for layout, width in (("channel_last", 4), ("channel_first", 3), ("channel_last", 5)):
+        arguments = Case([6, 3, 1, 0, 12, 30], 2 * k_dim + v_dim, width, dtype, dtype, dtype, layout=layout, dead_tokens=2).inputs(device)
+        arguments["cache_indices"][1] = -1
+        out, pool = check(arguments)
+        states = arguments["conv_states"].clone()
+        parts = serving.causal_conv1d_split_qkv(**(arguments | {"conv_states": states}), k_dim=k_dim, v_dim=v_dim)
+        for part, channels in zip(parts, (k_dim, k_dim, v_dim), strict=True):
+            assert part.shape == (out.shape[1], channels) and part.is_contiguous()
+        assert torch.equal(torch.cat(parts, dim=1).T, out)
+        assert same_bits(states, pool)
+
+
+def test_split_writes_nothing_beside_its_outputs(device: torch.device) -> None:
+    arguments = Case([6, 3, 30], 40, 4, torch.bfloat16, torch.bfloat16).inputs(device)
+    for k_dim in (16, 13):
+        buffers = [torch.full((39 * size + 32,), 42.0, dtype=torch.bfloat16, device=device) for size in (k_dim, k_dim, 40 - 2 * k_dim)]
+        q, k, v = (buffer[16:-16].view(39, -1) for buffer in buffers)
+        inputs = [arguments[name] for name in ("conv_states", "x", "weight", "bias", "query_start_loc", "cache_indices")]
+        torch.ops.hipconv.causal_conv1d_varlen_split(q, k, v, *inputs, use_silu=True)
+        assert all((buffer[:16] == 42.0).all() and (buffer[-16:] == 42.0).all() for buffer in buffers)
+
+
+# ---- properties ------------------------------------------------------------------------------------------------------------------
+
+_LENGTHS = st.lists(st.one_of(st.integers(0, 5), st.integers(0, 70)), min_size=1, max_size=12)
+_WAY = st.sampled_from([_WAYS["cpu"], _WAYS["simt-wave32-shuffled"], _WAYS["simt-wave64-descending"]])
+_SIZES = st.fixed_dictionaries(
+    {
+        "dim": st.sampled_from([1, 6, 16, 40]),
+        "width": st.sampled_from([2, 3, 4, 4, 5]),
+        "dtype": st.sampled_from(list(DTYPES.values())),
+        "layout": st.sampled_from(LAYOUTS),
+        "state_layout": st.sampled_from(STATE_LAYOUTS),
+    }
+)
+_TILE = st.sampled_from([0, 4, 8, 32])
+_quick = settings(max_examples=25, deadline=None)
+
+
+@_quick
+@given(data=st.data(), lengths=_LENGTHS, sizes=_SIZES, way=_WAY, block_m=_TILE)
+def test_any_chunking_is_the_whole(data: st.DataObject, lengths: list[int], sizes: dict, way: dict[str, str], block_m: int) -> None:
+    """Sequences cut anywhere, their pieces run by one call after another: the same outputs and states, bit for bit."""
+    case = Case(lengths, **sizes, state_dtype=sizes["dtype"])
+    whole = case.inputs(CPU) | {"block_m": block_m}
+    cuts = [sorted(data.draw(st.lists(st.integers(0, length), max_size=2))) for length in lengths]
+    starts = whole["query_start_loc"].tolist()
+    with environment(**way):
+        out, pool = check(whole)
+        chunked, states = torch.full_like(out, torch.nan), whole["conv_states"].clone()
+        begun = torch.zeros(len(lengths), dtype=torch.bool)
+        for step in range(3):
+            pieces = []
+            for start, length, cut in zip(starts[:-1], lengths, cuts, strict=True):
+                edges = [0, *cut, *[length] * (3 - len(cut))]
+                pieces.append(range(start + edges[step], start + edges[step + 1]))
+            tokens = [token for piece in pieces for token in piece]
+            part = whole | {
+                "x": whole["x"][:, tokens],
+                "query_start_loc": torch.tensor([0, *itertools.accumulate(map(len, pieces))]),
+                "has_initial_state": whole["has_initial_state"] | begun,
+                "conv_states": states,
+            }
+            chunked[:, tokens] = serving.causal_conv1d_fn(**part)
+            begun |= torch.tensor([len(piece) > 0 for piece in pieces])
+    assert torch.equal(chunked, out) and same_bits(states, pool)
+
+
+@_quick
+@given(data=st.data(), lengths=_LENGTHS, sizes=_SIZES, way=_WAY, block_m=_TILE)
+def test_the_order_of_sequences_does_not_matter(data: st.DataObject, lengths: list[int], sizes: dict, way: dict, block_m: int) -> None:
+    arguments = Case(lengths, **sizes).inputs(CPU) | {"block_m": block_m}
+    order = data.draw(st.permutations(range(len(lengths))))
+    starts = arguments["query_start_loc"].tolist()
+    tokens = [token for b in order for token in range(starts[b], starts[b + 1])]
+    permuted = arguments | {
+        "x": arguments["x"][:, tokens],
+        "query_start_loc": torch.tensor([0, *itertools.accumulate(lengths[b] for b in order)]),
+        "cache_indices": arguments["cache_indices"][order],
+        "has_initial_state": arguments["has_initial_state"][order],
+    }
+    with environment(**way):
+        out, pool = check(arguments)
+        again, pool_again = check(permuted)
+    assert torch.equal(again, out[:, tokens]) and same_bits(pool_again, pool)
+
+
+@_quick
+@given(lengths=_LENGTHS, sizes=_SIZES, way=_WAY, spare=st.integers(0, 2))
+def test_only_what_is_addressed_matters(lengths: list[int], sizes: dict, way: dict[str, str], spare: int) -> None:
+    """NaN in all other slots and columns, and in the states of sequences that do not continue."""
+    arguments = Case(lengths, **sizes, spare_columns=spare, dead_tokens=2).inputs(CPU)
+    clean = arguments | {"conv_states": arguments["conv_states"].nan_to_num(0.25)}
+    with environment(**way):
+        assert torch.equal(check(arguments)[0], check(clean)[0])
+
+
+@_quick
+@given(
+    sequences=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 60)), min_size=1, max_size=5),
+    block=st.integers(1, 20),
+    width=st.sampled_from([2, 3, 4, 5]),
+    way=_WAY,
+    block_m=_TILE,
+)
+def test_cached_states_are_those_of_a_plain_run(sequences: list, block: int, width: int, way: dict[str, str], block_m: int) -> None:
+    """The state kept for a boundary, or the end, is the one that a plain run up to there leaves."""
+    computed, lengths = (list(column) for column in zip(*sequences, strict=True))
+    arguments = _cached(CPU, computed, lengths, block, dim=8, width=width) | {"block_m": block_m}
+    starts = arguments["query_start_loc"].tolist()
+    with environment(**way):
+        _, pool = check(arguments)
+        for b, (before, length) in enumerate(sequences):
+            for column in range(before // block, int(arguments["block_idx_last_scheduled_token"][b]) + 1):
+                stop = min((column + 1) * block, before + length) - before
+                plain = {name: arguments[name] for name in ("weight", "bias", "activation")}
+                read = arguments["cache_indices"][b, arguments["initial_state_idx"][b]]
+                states = arguments["conv_states"][read][None].clone()
+                serving.causal_conv1d_fn(
+                    x=arguments["x"][:, starts[b] : starts[b] + stop],
+                    conv_states=states,
+                    query_start_loc=torch.tensor([0, stop]),
+                    has_initial_state=torch.tensor([before > 0]),
+                    **plain,
+                )
+                assert torch.equal(pool[arguments["cache_indices"][b, column]], states[0])
+
+
+# ---- bad input -------------------------------------------------------------------------------------------------------------------
+
+
+def _good(device: torch.device) -> dict[str, Any]:
+    with device:
+        return {
+            "x": zeros(6, 10),
+            "weight": zeros(6, 4),
+            "bias": zeros(6),
+            "conv_states": zeros(5, 6, 3) + 42,
+            "query_start_loc": torch.tensor([0, 4, 10]),
+            "cache_indices": torch.tensor([1, 2]),
+            "has_initial_state": torch.tensor([True, False]),
+            "out": zeros(6, 10) + 42,
+        }
+
+
+BAD_CALLS: dict[str, tuple[Callable[[], dict], type[Exception], list[str]]] = {
+    # what is changed from a good call; the error; words of its text: the argument, what it was, what was expected
+    "x is a list": (lambda: {"x": [1.0]}, TypeError, ["x:", "list", "torch.Tensor"]),
+    "conv_states is None": (lambda: {"conv_states": None}, TypeError, ["conv_states:", "NoneType", "torch.Tensor"]),
+    "query_start_loc is a list": (lambda: {"query_start_loc": [0, 10]}, TypeError, ["query_start_loc:", "list", "torch.Tensor"]),
+    "out is a string": (lambda: {"out": "x"}, TypeError, ["out:", "str", "torch.Tensor"]),
+    "pad_slot_id is a float": (lambda: {"pad_slot_id": 1.5}, TypeError, ["pad_slot_id:", "1.5", "int or None"]),
+    "activation is unknown": (lambda: {"activation": "relu"}, ValueError, ["activation:", "'relu'", "'silu'"]),
+    "x has three dimensions": (lambda: {"x": zeros(1, 6, 10)}, ValueError, ["x:", "(1, 6, 10)", "(dim, tokens)"]),
+    "x of float64": (lambda: {"x": zeros(6, 10).double()}, TypeError, ["x:", "torch.float64", "torch.bfloat16"]),
+    "x sparse": (lambda: {"x": zeros(6, 10).to_sparse()}, TypeError, ["x:", "layout", "dense"]),
+    "weight of another dim": (lambda: {"weight": zeros(5, 4)}, ValueError, ["weight:", "(5, 4)", "(6, width >= 1)"]),
+    "weight without taps": (lambda: {"weight": zeros(6, 0)}, ValueError, ["weight:", "(6, 0)", "width >= 1"]),
+    "bias of another dim": (lambda: {"bias": zeros(7)}, ValueError, ["bias:", "(7,)", "(6,)"]),
+    "states of another dim": (lambda: {"conv_states": zeros(5, 3, 6)}, ValueError, ["conv_states:", "(5, 3, 6)", "6"]),
+    "states too short": (lambda: {"conv_states": zeros(5, 6, 2)}, ValueError, ["conv_states:", "(5, 6, 2)", "width - 1 = 3"]),
+    "states of int32": (lambda: {"conv_states": zeros(5, 6, 3).int()}, TypeError, ["conv_states:", "torch.int32", "torch.float16"]),
+    "states expanded": (lambda: {"conv_states": zeros(1, 6, 3).expand(5, 6, 3)}, ValueError, ["conv_states:", "memory of its own"]),
+    "starts of float": (lambda: {"query_start_loc": zeros(3)}, TypeError, ["query_start_loc:", "torch.float32", "integer"]),
+    "starts of two dimensions": (lambda: {"query_start_loc": zeros(1, 3).int()}, ValueError, ["query_start_loc:", "(1, 3)"]),
+    "no starts": (lambda: {"query_start_loc": zeros(0).int()}, ValueError, ["query_start_loc:", "(0,)", "sequences + 1"]),
+    "too few indices": (lambda: {"cache_indices": zeros(1).int()}, ValueError, ["cache_indices:", "(1,)", "2 rows"]),
+    "three-dimensional indices": (lambda: {"cache_indices": zeros(2, 1, 1).int()}, ValueError, ["cache_indices:", "(2, 1, 1)"]),
+    "flags of float": (lambda: {"has_initial_state": zeros(2)}, TypeError, ["has_initial_state:", "torch.float32", "integer"]),
+    "too many flags": (lambda: {"has_initial_state": zeros(3).bool()}, ValueError, ["has_initial_state:", "(3,)", "2 rows"]),
+    "caching without a table": (
+        lambda: {"block_idx_last_scheduled_token": zeros(2).int()},
+        ValueError,
+        ["cache_indices:", "one dimension", "block table"],
+    ),
+    "boundaries without their block size": (
+        lambda: (
+            dict.fromkeys(
+                ("block_idx_first_scheduled_token", "block_idx_last_scheduled_token", "num_computed_tokens"),
+                torch.zeros(2, dtype=torch.int32),
+            )
+            | {"cache_indices": zeros(2, 3).int()}
+        ),
+        ValueError,
+        ["block_size_to_align:", "got 0", "at least 1"],
+    ),
+    "boundaries without the rest": (
+        lambda: {"block_idx_first_scheduled_token": zeros(2).int()},
+        ValueError,
+        ["block_idx_first_scheduled_token:", "num_computed_tokens"],
+    ),
+    "out of another shape": (lambda: {"out": zeros(6, 9)}, ValueError, ["out:", "(6, 9)", "(6, 10)"]),
+    "out of another dtype": (lambda: {"out": zeros(6, 10).half()}, TypeError, ["out:", "torch.float16", "torch.float32"]),
+    "out expanded": (lambda: {"out": zeros(6, 1).expand(6, 10)}, ValueError, ["out:", "strides (1, 0)", "memory of its own"]),
+    "x requires grad": (lambda: {"x": zeros(6, 10).requires_grad_()}, ValueError, ["x:", "requires grad", "torch.no_grad()"]),
+    "kernel is unknown": (lambda: {"kernel": "fastest"}, ValueError, ["kernel:", "'fastest'", "'auto'"]),
+    "weight on another device": (lambda: {"weight": zeros(6, 4).to("meta")}, ValueError, ["meta", "device"]),
+    "starts on another device": (lambda: {"query_start_loc": zeros(3).int().to("meta")}, ValueError, ["meta", "device"]),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CALLS)
+def test_bad_input_is_refused_by_name_and_writes_nothing(device: torch.device, name: str) -> None:
+    make_changes, error, words = BAD_CALLS[name]
+    good = _good(device)
+    with device:
+        arguments = good | make_changes()
+    with pytest.raises(error) as caught:
+        serving.causal_conv1d_fn(**arguments)
+    for word in words:
+        assert word in str(caught.value), f"{word!r} is not in: {caught.value}"
+    assert (good["out"] == 42).all() and (good["conv_states"] == 42).all()
+
+
+@pytest.mark.parametrize("other", ["x", "weight", "bias", "conv_states"])
+def test_out_may_not_share_memory_with_an_input(device: torch.device, other: str) -> None:
+    buffer = torch.zeros(6, 40, device=device)
+    arguments = _good(device) | {"out": buffer[:, :10]}
+    views = {"x": buffer[:, 9:19], "weight": buffer[:, 8:12], "bias": buffer[:, 9], "conv_states": buffer[:, 7:10][None]}
+    with pytest.raises(ValueError, match=f"out: shares memory with {other}"):
+        serving.causal_conv1d_fn(**(arguments | {other: views[other]}))
+
+
+@pytest.mark.parametrize(
+    ("forced", "words"),
+    [({"block_m": 3}, "block_m: got 3"), ({"block_n": 7}, "block_n: got 7"), ({"num_warps": 3}, "num_warps: got 3")],
+)
+def test_a_tile_that_the_kernel_does_not_have(forced: dict[str, int], words: str) -> None:
+    with environment(**_WAYS["simt-wave64"]), pytest.raises(ValueError, match=words):
+        serving.causal_conv1d_fn(**(_good(CPU) | forced))
+    with environment(HIPCONV_VARLEN_TILE="8x"), pytest.raises(ValueError, match="HIPCONV_VARLEN_TILE: got '8x', expected TOKENSx"):
+        serving.causal_conv1d_fn(**_good(CPU))
+
+
+@pytest.mark.parametrize(("k_dim", "v_dim"), [(2, 1), (4, -2), (-1, 8), (3, 1)])
+def test_parts_that_do_not_make_the_whole(k_dim: int, v_dim: int) -> None:
+    arguments = _good(CPU)
+    del arguments["out"]
+    with pytest.raises(ValueError, match=f"k_dim, v_dim: got {k_dim} and {v_dim}, expected 2 \\* k_dim \\+ v_dim"):
+        serving.causal_conv1d_split_qkv(**arguments, k_dim=k_dim, v_dim=v_dim)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"query_start_loc": torch.tensor([0, 7, 6])}, r"query_start_loc\[2\]: got 6, expected at least 7"),
+        ({"query_start_loc": torch.tensor([-1, 7, 8])}, r"query_start_loc\[0\]: got -1, expected at least 0"),
+        ({"query_start_loc": torch.tensor([0, 7, 11])}, r"query_start_loc\[2\]: got 11, expected at most 10"),
+        ({"cache_indices": torch.tensor([1, 5])}, r"cache_indices\[1\]: got 5, expected 0 to 4"),
+        ({"cache_indices": torch.tensor([-2, 9])}, r"cache_indices\[0\]: got -2"),
+        ({"cache_indices_in": torch.tensor([1, 9])}, r"cache_indices_in\[1\]: got 9"),
+        ({"cache_indices": torch.tensor([[1, 2], [3, 7]])}, r"cache_indices\[1, 1\]: got 7"),
+        ({"cache_indices": torch.tensor([[1], [3]]), "initial_state_idx": torch.tensor([0, 1])}, r"initial_state_idx\[1\]: got 1"),
+        ({"cache_indices": None, "conv_states": zeros(1, 6, 3)}, "cache_indices: got None for 2 sequences"),
+    ],
+)
+def test_validate_data_names_the_first_value_that_is_wrong(device: torch.device, changes: dict[str, Any], words: str) -> None:
+    changes = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in changes.items()}
+    with pytest.raises(ValueError, match=words):
+        serving.causal_conv1d_fn(**(_good(device) | changes), validate_data=True)
+    serving.causal_conv1d_fn(**(_good(device) | {"cache_indices": torch.tensor([-1, 2], device=device)}), validate_data=True)
+
+
+# ---- torch -----------------------------------------------------------------------------------------------------------------------
+
+
+def _raw(arguments: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    names = ("conv_states", "x", "weight", "bias", "query_start_loc", "cache_indices")
+    return [arguments[name] for name in names], {"has_initial_state": arguments["has_initial_state"], "use_silu": True}
+
+
+def test_opcheck(device: torch.device) -> None:
+    arguments = Case([5, 2, 9], 8).inputs(device)
+    arguments["conv_states"] = arguments["conv_states"].nan_to_num(0.0)
+    positional, named = _raw(arguments)
+    torch.library.opcheck(torch.ops.hipconv.causal_conv1d_varlen.default, (torch.zeros_like(arguments["x"]), *positional), named)
+    parts = [torch.zeros(16, size, device=device) for size in (3, 3, 2)]
+    torch.library.opcheck(torch.ops.hipconv.causal_conv1d_varlen_split.default, (*parts, *positional), named)
+
+
+def test_compiles_into_one_graph(device: torch.device) -> None:
+    arguments = Case([5, 2, 9], 8).inputs(device)
+
+    def step(x: Tensor, pool: Tensor) -> tuple[Tensor, Tensor]:
+        out = serving.causal_conv1d_fn(**(arguments | {"x": x * 2, "conv_states": pool}))
+        q, _, v = serving.causal_conv1d_split_qkv(**(arguments | {"x": out, "conv_states": pool}), k_dim=3, v_dim=2)
+        doubled = x + x
+        return q + 1, v + serving.causal_conv1d_fn(**(arguments | {"x": doubled, "conv_states": pool, "out": doubled}))[:2].T
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    pools = [arguments["conv_states"].clone() for _ in range(2)]
+    for ours, plain in zip(compiled(arguments["x"], pools[0]), step(arguments["x"], pools[1]), strict=True):
+        assert torch.equal(ours, plain)
+    assert same_bits(*pools)
+
+
+def test_fake_tensors_need_no_kernel() -> None:
+    real = Case([5, 2], 8).inputs(CPU)
+    arguments: dict[str, Any] = {name: value.to("meta") if isinstance(value, Tensor) else value for name, value in real.items()}
+    assert serving.causal_conv1d_fn(**arguments).shape == (8, 7)
+    assert serving.causal_conv1d_split_qkv(**arguments, k_dim=2, v_dim=4)[2].shape == (7, 4)
+
+
+def test_metadata_is_accepted_and_not_needed(device: torch.device) -> None:
+    arguments = Case([5, 2], 8).inputs(device)
+    metadata = serving.compute_causal_conv1d_metadata(arguments["query_start_loc"])
+    assert metadata == (None, None, None)
+    check(arguments | {"metadata": object()})
+    serving.causal_conv1d_fn(**arguments, metadata=metadata, seq_lens_cpu=[5, 2])
+
+
+# ---- GPU only --------------------------------------------------------------------------------------------------------------------
+
+
+@needs_gpu
+@pytest.mark.parametrize("kernel", ["tile", "naive"])
+def test_no_host_synchronisation(kernel: str) -> None:
+    """Peers read query_start_loc back at every call."""
+    arguments = Case([5, 2, 900, 1], 64, 4, torch.bfloat16, torch.bfloat16, dead_tokens=2).inputs(torch.device("cuda"))
+    check(arguments | {"kernel": kernel})
+    cached = _cached(torch.device("cuda"), [15, 3], [70, 20], 16)
+    serving.causal_conv1d_fn(**cached, kernel=kernel)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        serving.causal_conv1d_fn(**arguments, kernel=kernel)
+        serving.causal_conv1d_fn(**arguments, kernel=kernel, out=arguments["x"])
+        serving.causal_conv1d_fn(**cached, kernel=kernel)
+        serving.causal_conv1d_split_qkv(**arguments, k_dim=16, v_dim=32, kernel=kernel)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@needs_gpu
+@pytest.mark.parametrize("kernel", ["tile", "naive"])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_captured_graph_serves_other_lengths_slots_and_flags(kernel: str, in_place: bool) -> None:
+    device = torch.device("cuda")
+    shapes = [[5, 2, 900, 1, 0, 92], [1000, 0, 0, 0, 0, 0], [1, 1, 1, 1, 500, 400], [3, 300, 3, 300, 3, 300]]
+    static = Case(shapes[0], 64, 4, torch.bfloat16, torch.bfloat16).inputs(device)
+    x = static["x"].clone()
+    pool = static["conv_states"].clone()
+    out = static["x"] if in_place else torch.empty_like(x)
+    serving.causal_conv1d_fn(**static, kernel=kernel, out=out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        serving.causal_conv1d_fn(**static, kernel=kernel, out=out)
+    for number, lengths in enumerate(shapes):
+        now = Case(lengths, 64, 4, torch.bfloat16, torch.bfloat16, dead_tokens=1000 - sum(lengths)).inputs(device, seed=number)
+        now["cache_indices"][number] = -1
+        wanted, wanted_pool, live = expected(now)
+        for name in ("x", "conv_states", "query_start_loc", "cache_indices", "has_initial_state", "weight", "bias"):
+            static[name].copy_(now[name])
+        graph.replay()
+        assert mismatch(out[:, live], wanted[:, live]) is None
+        assert same_bits(static["conv_states"], wanted_pool)
+    assert pool.shape == static["conv_states"].shape
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------------------
+
+
+def measure(case: Case, split: bool, backend: str, kernel: str, table: Table) -> bool:
+    """Check one case against the reference, time it beside a copy of x, print its row; True if right."""
+    device = device_of(backend)
+    arguments = case.inputs(device) | {"kernel": kernel}
+    k_dim = case.dim // 4
+    with use_backend(backend):
+        wanted, wanted_pool, live = expected(arguments)
+        pool = arguments["conv_states"].clone()
+        changed = arguments | {"conv_states": pool}
+        if split:
+            parts = serving.causal_conv1d_split_qkv(**changed, k_dim=k_dim, v_dim=case.dim - 2 * k_dim)
+            out = torch.cat(parts, dim=1).T
+        else:
+            out = serving.causal_conv1d_fn(**changed)
+        wrong = mismatch(out[:, live], wanted[:, live]) or (None if same_bits(pool, wanted_pool) else "the pool is wrong")
+
+        def call() -> object:
+            if split:
+                return serving.causal_conv1d_split_qkv(**changed, k_dim=k_dim, v_dim=case.dim - 2 * k_dim)
+            return serving.causal_conv1d_fn(**changed)
+
+        ours = microseconds(call, device)
+    copied = torch.empty_like(arguments["x"])
+    copy = microseconds(lambda: copied.copy_(arguments["x"]), device)
+    state_bytes = 2 * len(case.lengths) * case.dim * (case.width - 1) * case.state_dtype.itemsize
+    moved = 2 * arguments["x"].numel() * case.dtype.itemsize + state_bytes
+    lengths = ",".join(map(str, case.lengths))
+    table.row(
+        f"{lengths if len(lengths) < 24 else lengths[:20] + '…'} x{case.dim} w{case.width}",
+        str(case.dtype).removeprefix("torch."),
+        case.layout,
+        f"{backend}/{kernel}{'/split' if split else ''}",
+        f"{ours:.1f}",
+        f"{moved / ours / 1e3:.2f}",
+        f"{100 * copy / ours:.0f} %",
+        f"{(out[:, live].double() - wanted[:, live]).abs().max().item() if live.any() else 0.0:.1e}",
+        "ok" if wrong is None else f"WRONG: {wrong}",
+    )
+    return wrong is None
+
+
+def test_the_command_prints_a_row_a_case_and_fails_on_a_mismatch(monkeypatch, capsys) -> None:
+    sizes = "--dim 3,8 --seqlens 1,1,40 --seqlens 7 --width 3 --state_len 4 --dtype float16 --backend cpu --split"
+    monkeypatch.setattr(sys, "argv", ["test_causal_conv1d_varlen.py", *sizes.split()])
+    assert main() == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert len(rows) == 1 + 2 * 2 * len(LAYOUTS) + 1 and rows[-1] == "8 passed, 0 failed"
+    monkeypatch.setattr(sys.modules[__name__], "mismatch", lambda out, expected: "invented")
+    assert main() == 1
+    assert "WRONG: invented" in capsys.readouterr().out
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=list_of(int), nargs="+", default=[[1]], help="repeat the sequences so often; default 1")
+    parser.add_argument("--dim", type=list_of(int), nargs="+", default=[[64, 333]], help="one or several; default 64,333")
+    parser.add_argument("--seqlens", type=list_of(int), action="append", help="lengths of one call's sequences; may be repeated")
+    parser.add_argument("--width", type=list_of(int), nargs="+", default=[[4]], help="one or several; default 4")
+    parser.add_argument("--state_len", type=int, help="columns of a slot; default width - 1")
+    for option, words, default in (("dtype", DTYPES, DTYPES), ("layout", LAYOUTS, LAYOUTS), ("backend", BACKENDS, backends())):
+        described = f"of {', '.join(words)}; default {', '.join(default)}"
+        parser.add_argument(f"--{option}", type=list_of(choice_of(*words)), nargs="+", default=[list(default)], help=described)
+    parser.add_argument("--state_dtype", type=choice_of(*DTYPES), help="default: the dtype of x")
+    parser.add_argument("--state_layout", type=choice_of(*STATE_LAYOUTS), default="dim_last", help="default dim_last")
+    parser.add_argument("--kernel", type=list_of(str), nargs="+", default=[["auto"]], help="kernel names, or auto (default)")
+    parser.add_argument("--activation", type=choice_of("silu", "none"), default="silu")
+    parser.add_argument("--no_bias", action="store_true", help="no bias")
+    parser.add_argument("--split", action="store_true", help="causal_conv1d_split_qkv, dim cut 1:1:2")
+    options = parser.parse_args()
+
+    columns = [("lengths x dim width", 34), ("dtype", 8), ("layout", 13), ("backend/kernel", 16), ("us", 9), ("GB/s", 8)]
+    table = Table([*columns, ("of copy", 7), ("max error", 9), ("result", 6)])
+    sizes = (options.backend, options.kernel, options.batch, options.dim, options.width, options.dtype, options.layout)
+    failures = total = 0
+    for lengths in options.seqlens or [[1, 1, 40], [0, 129], [1000, 24]]:
+        for backend, kernel, batch, dim, width, dtype, layout in itertools.product(*(flattened(axis) for axis in sizes)):
+            state_dtype = DTYPES[options.state_dtype or dtype]
+            spare = 0 if options.state_len is None else options.state_len - (width - 1)
+            case = Case(
+                lengths * batch, dim, width, DTYPES[dtype], state_dtype, DTYPES[dtype], options.activation == "silu",
+                not options.no_bias, layout, options.state_layout, spare,
+            )  # fmt: skip
+            try:
+                failures += not measure(case, options.split, backend, kernel, table)
+            except (ValueError, RuntimeError) as error:  # a kernel that this backend does not have, a state_len too short
+                sys.exit(f"{backend}: {error}")
+            total += 1
+    print(f"{total - failures} passed, {failures} failed")
+    return 1 if failures or not total else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,228 @@
+"""What inference servers call: causal conv1d over packed sequences whose states live in a pool.
+
+Names, argument order and semantics are those of vLLM's, SGLang's and ATOM's functions of the same names, so that these can take their
+place. A slot's window, the last ``width - 1`` inputs of a sequence, is in the slot's *first* columns (Dao-AILab's own functions keep it
+in the last). The schedule is found on the device, in one launch for any mix of lengths: no call waits for the device or copies from it,
+and a captured graph serves other lengths, slots and flags later.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import torch_ops  # noqa: F401  defines torch.ops.hipconv
+from ._arguments import (
+    check_between,
+    check_starts,
+    require_int_or_none,
+    require_optional_tensors,
+    require_tensors,
+    wants_silu,
+)
+
+
+def causal_conv1d_fn(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    conv_states: Tensor,
+    query_start_loc: Tensor,
+    cache_indices: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    activation: str | bool | None = "silu",
+    pad_slot_id: int | None = -1,
+    block_idx_first_scheduled_token: Tensor | None = None,
+    block_idx_last_scheduled_token: Tensor | None = None,
+    initial_state_idx: Tensor | None = None,
+    num_computed_tokens: Tensor | None = None,
+    block_size_to_align: int = 0,
+    metadata: object = None,
+    validate_data: bool = False,
+    *,
+    seq_lens_cpu: object = None,
+    cache_indices_in: Tensor | None = None,
+    null_block_id: int | None = None,
+    out: Tensor | None = None,
+    kernel: str = "auto",
+    block_m: int = 0,
+    block_n: int = 0,
+    num_warps: int = 0,
+) -> Tensor:
+    """Causal depthwise conv1d of packed sequences, continuing from and updating their states in a pool.
+
+    Sequence b is the tokens ``query_start_loc[b]`` to ``query_start_loc[b + 1]`` of `x`, preceded by its initial state if it has one:
+    ``out[d, t] = act(bias[d] + sum_i weight[d, i] * window[d, t - width + 1 + i])``, computed in float32 and rounded once. Afterwards
+    the last ``width - 1`` inputs, those of the initial state included (and zeros where there was none), are its new state.
+    `hipconv.reference.causal_conv1d_varlen` states all of it in torch.
+
+    Args:
+        x: (dim, tokens), float32, float16 or bfloat16, any strides; fastest with stride 1 along dim. No token need belong to a sequence.
+        weight: (dim, width), width >= 1, any of the three dtypes, any strides.
+        bias: (dim,), any of the three dtypes. None or an empty tensor means none.
+        conv_states: (slots, dim, state_len), state_len >= width - 1, any of the three dtypes, any strides, both (slots, dim, state_len)
+            and (slots, state_len, dim) in memory. Columns 0 to width - 2 of the slots written are replaced, nothing else.
+        query_start_loc: (sequences + 1,), not decreasing. Here and below: any integer dtype, any strides, on the device of `x`.
+        cache_indices: (sequences,), the slot of each sequence, or a block table (sequences, blocks), of which column 0 counts unless the
+            arguments on prefix caching say otherwise. None: slot b for sequence b.
+        has_initial_state: (sequences,), bool or integer: whether to continue from the slot's state. None: no sequence does.
+        activation: None or False for none; True, "silu" or "swish" for SiLU.
+        pad_slot_id: a slot number that marks padding. None: there is no such number.
+        block_idx_first_scheduled_token, block_idx_last_scheduled_token, initial_state_idx, num_computed_tokens: (sequences,) each, for
+            prefix caching: columns of the block table. The initial state is read from column `initial_state_idx` (None: 0), the final
+            state goes to `block_idx_last_scheduled_token`, and the state at each boundary of `block_size_to_align` tokens that the
+            sequence crosses before its end (counting the `num_computed_tokens` before this call) goes to the columns from
+            `block_idx_first_scheduled_token` on. A boundary closer than width - 1 tokens to the begin takes what is missing from the
+            initial state.
+        block_size_to_align: tokens of a cache block; any positive number.
+        metadata, seq_lens_cpu: accepted and not needed.
+        validate_data: check the values of the index tensors too. This waits for the device and cannot be captured in a graph.
+        cache_indices_in: (sequences,) or (sequences, blocks): the slots to read initial states from, where they are others than those
+            to write. No sequence may read a slot that another one writes.
+        null_block_id: a slot number that stands for no slot (vLLM passes 0). A sequence that reads it is padding; a state that would go
+            there is not kept.
+        out: None: a new tensor, laid out as `x`. Else a tensor like `x` that shares no memory with it, or `x` itself: the in-place
+            form, which takes a temporary of the size of `x` and a copy.
+        kernel: "auto", or the name of a kernel: on a GPU "tile" (width 2 to 4) or "naive", on the CPU "simd" (width 2 to 8, stride 1 along
+            dim) or "openmp".
+        block_m, block_n, num_warps: the tile of the kernel "tile": tokens that a thread walks, channels and waves of 32 threads of a
+            block, powers of two; 0 for its own choice, which depends on sizes only. HIPCONV_VARLEN_KERNEL and
+            HIPCONV_VARLEN_TILE=TOKENSxCHANNELSxWARPS do the same where these are not given.
+
+    Returns:
+        `out`, (dim, tokens).
+
+    A sequence is padding if the slot it reads (its read slot, whether or not it has an initial state) or writes is `pad_slot_id`, the
+    null block or outside the pool. Tokens of padding and of no sequence are zero in a new `out` and left alone in a given one; no slot
+    is touched for them. Empty sequences leave their state as it is. What two sequences write into one slot is undefined.
+
+    Raises:
+        TypeError: an argument of the wrong kind or dtype.
+        ValueError: a shape, device, overlap or name that does not fit; a tensor that requires grad while grad mode is on; with
+            `validate_data` a value out of range. Nothing is written in any of these cases.
+        hipconv.errors.JitError: the kernels had to be built and could not be.
+        RuntimeError: the kernel could not be launched.
+
+    Runs on the current stream of `x`'s device and does not wait for it.
+    """
+    use_silu = wants_silu(activation)
+    if not (isinstance(x, Tensor) and isinstance(conv_states, Tensor) and isinstance(weight, Tensor)):
+        require_tensors(x=x, weight=weight, conv_states=conv_states)
+    require_tensors(query_start_loc=query_start_loc)
+    require_optional_tensors(bias=bias, cache_indices=cache_indices, has_initial_state=has_initial_state, out=out)
+    require_int_or_none(pad_slot_id=pad_slot_id, null_block_id=null_block_id)
+    if validate_data:
+        _check_values(
+            x, conv_states, query_start_loc, cache_indices, cache_indices_in, initial_state_idx, block_idx_last_scheduled_token,
+            block_idx_first_scheduled_token, num_computed_tokens, pad_slot_id, null_block_id,
+        )  # fmt: skip
+    result = torch.empty_like(x) if out is None else out
+    torch.ops.hipconv.causal_conv1d_varlen.default(
+        result, conv_states, x, weight, bias, query_start_loc, cache_indices, cache_indices_in, has_initial_state,
+        block_idx_first_scheduled_token, block_idx_last_scheduled_token, initial_state_idx, num_computed_tokens, block_size_to_align or 0,
+        use_silu, pad_slot_id, null_block_id, zero_padding=out is None, kernel=kernel, block_m=block_m, block_n=block_n,
+        num_warps=num_warps,
+    )  # fmt: skip
+    return result
+
+
+def causal_conv1d_split_qkv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    conv_states: Tensor,
+    query_start_loc: Tensor,
+    k_dim: int,
+    v_dim: int,
+    cache_indices: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    activation: str | bool | None = "silu",
+    pad_slot_id: int | None = -1,
+    *,
+    block_idx_first_scheduled_token: Tensor | None = None,
+    block_idx_last_scheduled_token: Tensor | None = None,
+    initial_state_idx: Tensor | None = None,
+    num_computed_tokens: Tensor | None = None,
+    block_size_to_align: int = 0,
+    metadata: object = None,
+    validate_data: bool = False,
+    seq_lens_cpu: object = None,
+    cache_indices_in: Tensor | None = None,
+    null_block_id: int | None = None,
+    kernel: str = "auto",
+    block_m: int = 0,
+    block_n: int = 0,
+    num_warps: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`causal_conv1d_fn`, its output split into q, k and v by the kernel itself: the form of AITER and ATOM.
+
+    Args:
+        k_dim, v_dim: the channels of q and k each, and of v; any sizes with ``2 * k_dim + v_dim == dim``.
+
+    The other arguments are those of `causal_conv1d_fn`.
+
+    Returns:
+        q (tokens, k_dim), k (tokens, k_dim) and v (tokens, v_dim), contiguous, of the dtype of `x`. Rows of padding are zero.
+    """
+    use_silu = wants_silu(activation)
+    require_tensors(x=x, weight=weight, conv_states=conv_states, query_start_loc=query_start_loc)
+    require_optional_tensors(bias=bias, cache_indices=cache_indices, has_initial_state=has_initial_state)
+    require_int_or_none(pad_slot_id=pad_slot_id, null_block_id=null_block_id)
+    if x.dim() != 2 or k_dim < 0 or v_dim < 0 or 2 * k_dim + v_dim != x.shape[0]:
+        raise ValueError(f"k_dim, v_dim: got {k_dim} and {v_dim}, expected 2 * k_dim + v_dim = dim of x, whose shape is {tuple(x.shape)}")
+    if validate_data:
+        _check_values(
+            x, conv_states, query_start_loc, cache_indices, cache_indices_in, initial_state_idx, block_idx_last_scheduled_token,
+            block_idx_first_scheduled_token, num_computed_tokens, pad_slot_id, null_block_id,
+        )  # fmt: skip
+    tokens = x.shape[1]
+    q, k, v = x.new_empty((tokens, k_dim)), x.new_empty((tokens, k_dim)), x.new_empty((tokens, v_dim))
+    torch.ops.hipconv.causal_conv1d_varlen_split.default(
+        q, k, v, conv_states, x, weight, bias, query_start_loc, cache_indices, cache_indices_in, has_initial_state,
+        block_idx_first_scheduled_token, block_idx_last_scheduled_token, initial_state_idx, num_computed_tokens, block_size_to_align or 0,
+        use_silu, pad_slot_id, null_block_id, zero_padding=True, kernel=kernel, block_m=block_m, block_n=block_n, num_warps=num_warps,
+    )  # fmt: skip
+    return q, k, v
+
+
+def compute_causal_conv1d_metadata(query_start_loc: Tensor, *, device: torch.device | None = None) -> tuple[None, None, None]:
+    """What vLLM's and ATOM's function of this name prepares on the host: nothing, because nothing is needed. It costs nothing.
+
+    Returns:
+        (None, None, None), in the places of ``nums_dict, batch_ptr, token_chunk_offset_ptr``.
+    """
+    return None, None, None
+
+
+def _check_values(
+    x: Tensor,
+    conv_states: Tensor,
+    query_start_loc: Tensor,
+    cache_indices: Tensor | None,
+    cache_indices_in: Tensor | None,
+    initial_state_idx: Tensor | None,
+    block_idx_last_scheduled_token: Tensor | None,
+    block_idx_first_scheduled_token: Tensor | None,
+    num_computed_tokens: Tensor | None,
+    pad_slot_id: int | None,
+    null_block_id: int | None,
+) -> None:
+    if x.dim() != 2 or conv_states.dim() != 3:
+        return  # the shapes are refused later
+    check_starts(query_start_loc, x.shape[1])
+    for name, indices in (("cache_indices", cache_indices), ("cache_indices_in", cache_indices_in)):
+        if indices is not None:
+            check_between(name, indices, 0, conv_states.shape[0], "a slot of conv_states", allowed=(pad_slot_id, null_block_id))
+    if cache_indices is None and query_start_loc.numel() - 1 > conv_states.shape[0]:
+        raise ValueError(f"cache_indices: got None for {query_start_loc.numel() - 1} sequences, expected indices: conv_states has "
+                         f"{conv_states.shape[0]} slots")  # fmt: skip
+    if cache_indices is not None and cache_indices.dim() == 2:
+        for name, columns in (
+            ("block_idx_first_scheduled_token", block_idx_first_scheduled_token),
+            ("block_idx_last_scheduled_token", block_idx_last_scheduled_token),
+            ("initial_state_idx", initial_state_idx),
+        ):
+            if columns is not None:
+                check_between(name, columns, 0, cache_indices.shape[1], "a column of cache_indices")
+    if num_computed_tokens is not None:
+        check_between("num_computed_tokens", num_computed_tokens, 0, 1 << 31, "a number of tokens")
