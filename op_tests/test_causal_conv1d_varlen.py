@@ -36,7 +36,7 @@ from common import (
     use_backend,
 )
 from hipconv import jit, reference, serving, targets
-from test_causal_conv1d import _WAYS, needs_gpu
+from test_causal_conv1d import WAYS, needs_gpu
 
 STATE_LAYOUTS = ("dim_first", "dim_last")  # (slots, dim, state_len) in memory, or (slots, state_len, dim)
 CPU = torch.device("cpu")
@@ -118,9 +118,9 @@ def check(arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
     return out, pool
 
 
-@pytest.fixture(params=[*_WAYS, *(["gpu"] if torch.cuda.is_available() else [])])
+@pytest.fixture(params=[*WAYS, *(["gpu"] if torch.cuda.is_available() else [])])
 def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    with environment(**_WAYS.get(request.param, {})):
+    with environment(**WAYS.get(request.param, {})):
         yield device_of(request.param)
 
 
@@ -544,7 +544,7 @@ def test_split_writes_nothing_beside_its_outputs(device: torch.device) -> None:
 # ---- properties ------------------------------------------------------------------------------------------------------------------
 
 _LENGTHS = st.lists(st.one_of(st.integers(0, 5), st.integers(0, 70)), min_size=1, max_size=12)
-_WAY = st.sampled_from([_WAYS["cpu"], _WAYS["simt-wave32-shuffled"], _WAYS["simt-wave64-descending"]])
+_WAY = st.sampled_from([WAYS["cpu"], WAYS["simt-wave32-shuffled"], WAYS["simt-wave64-descending"]])
 _SIZES = st.fixed_dictionaries(
     {
         "dim": st.sampled_from([1, 6, 16, 40]),
@@ -747,7 +747,7 @@ def test_out_may_not_share_memory_with_an_input(device: torch.device, other: str
     [({"block_m": 3}, "block_m: got 3"), ({"block_n": 7}, "block_n: got 7"), ({"num_warps": 3}, "num_warps: got 3")],
 )
 def test_a_tile_that_the_kernel_does_not_have(forced: dict[str, int], words: str) -> None:
-    with environment(**_WAYS["simt-wave64"]), pytest.raises(ValueError, match=words):
+    with environment(**WAYS["simt-wave64"]), pytest.raises(ValueError, match=words):
         serving.causal_conv1d_fn(**(_good(CPU) | forced))
     with environment(HIPCONV_VARLEN_TILE="8x"), pytest.raises(ValueError, match="HIPCONV_VARLEN_TILE: got '8x', expected TOKENSx"):
         serving.causal_conv1d_fn(**_good(CPU))
