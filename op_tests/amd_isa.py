@@ -149,8 +149,8 @@ def _conv1d(file: str, instance: str) -> FastKernel:
 
 
 FAST_KERNELS = {
-    "tile": _conv1d("causal_conv1d_tile.cu", "causal_conv1d_fwd_tile<bf16, 8, 4, true>"),
-    "vector": _conv1d("causal_conv1d_vector.cu", "causal_conv1d_fwd_vector<bf16, 4, false>"),
+    "tile": _conv1d("causal_conv1d_fwd_tile.cu", "causal_conv1d_fwd_tile<bf16, 8, 4, true>"),
+    "vector": _conv1d("causal_conv1d_fwd_vector.cu", "causal_conv1d_fwd_vector<bf16, 4, false>"),
 }
 
 
