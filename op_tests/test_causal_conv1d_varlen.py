@@ -362,7 +362,7 @@ def test_any_strides_with_poison_around(device: torch.device, shape: str, dtype:
         states, buffer = _strided(arguments["conv_states"], pool_strides, 3)
         given, given_buffer = _strided(torch.full_like(out, 42.0), strides, offset)
         serving.causal_conv1d_fn(**(arguments | {"conv_states": states, "out": given}))
-        assert torch.equal(given, out) and same_bits(states, pool)
+        assert mismatch(given, expected(arguments)[0]) is None and same_bits(states, pool)
         assert given_buffer.isnan().sum() == given_buffer.numel() - out.numel(), "wrote outside out"
         assert buffer.isnan().sum() == buffer.numel() - pool.numel() + pool.isnan().sum(), "wrote outside the pool"
 
@@ -555,6 +555,13 @@ _SIZES = st.fixed_dictionaries(
     }
 )
 _TILE = st.sampled_from([0, 4, 8, 32])
+
+
+def _take(x: Tensor, tokens: list[int]) -> Tensor:
+    """These tokens, in the layout of x, which decides on the kernel."""
+    return x.T[tokens].T if x.stride(0) == 1 else x[:, tokens]
+
+
 _quick = settings(max_examples=25, deadline=None)
 
 
@@ -577,7 +584,7 @@ def test_any_chunking_is_the_whole(data: st.DataObject, lengths: list[int], size
                 pieces.append(range(start + edges[step], start + edges[step + 1]))
             tokens = [token for piece in pieces for token in piece]
             part = whole | {
-                "x": whole["x"][:, tokens],
+                "x": _take(whole["x"], tokens),
                 "query_start_loc": torch.tensor([0, *itertools.accumulate(map(len, pieces))]),
                 "has_initial_state": whole["has_initial_state"] | begun,
                 "conv_states": states,
@@ -595,7 +602,7 @@ def test_the_order_of_sequences_does_not_matter(data: st.DataObject, lengths: li
     starts = arguments["query_start_loc"].tolist()
     tokens = [token for b in order for token in range(starts[b], starts[b + 1])]
     permuted = arguments | {
-        "x": arguments["x"][:, tokens],
+        "x": _take(arguments["x"], tokens),
         "query_start_loc": torch.tensor([0, *itertools.accumulate(lengths[b] for b in order)]),
         "cache_indices": arguments["cache_indices"][order],
         "has_initial_state": arguments["has_initial_state"][order],

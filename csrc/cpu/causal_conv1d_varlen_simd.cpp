@@ -1,0 +1,266 @@
+// Causal conv1d over packed sequences for host memory, vectorised along channels.
+//
+// As on GPUs (csrc/kernels/causal_conv1d_varlen_tile.cu), the packed tokens are cut into runs, whatever sequences they hold; the run with
+// a sequence's first token makes all outputs that depend on the initial state, and then writes the states. Every output is the same
+// chain of operations on one lane of a vector: chunks and splits agree bit for bit.
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#include "causal_conv1d_cpu.h"
+#include "causal_conv1d_varlen_cpu.h"
+#include "causal_conv1d_varlen_schedule.h"
+#include "simd.h"
+
+namespace hipconv {
+namespace {
+
+using simd::Floats;
+using simd::kLanes;
+
+constexpr int kMaxWidth = 8;
+constexpr int kBlock = 512;  // channels: their parameters and initial state stay in the first-level cache
+constexpr int kRun = 8;      // tokens, at least kMaxWidth - 1: rows read at once, for the prefetchers to follow
+
+template <int kWidth>
+struct BlockBuffers {
+    alignas(64) float parameters[kWidth + 1][kBlock];  // element `width` is the bias
+    alignas(64) float past[kWidth][kBlock];            // the width - 1 inputs before a sequence
+};
+
+template <int kWidth>
+void load_parameters(const CausalConv1dVarlenParams& p, int64_t first, int64_t channels, float (&to)[kWidth + 1][kBlock]) {
+    for (int64_t c = 0; c < channels; ++c) {
+        for (int i = 0; i < kWidth; ++i)
+            to[i][c] = load_parameter(p.weight, (first + c) * p.weight_dim_stride + i * p.weight_width_stride, p.weight_dtype);
+        to[kWidth][c] = p.bias ? load_parameter(p.bias, (first + c) * p.bias_stride, p.bias_dtype) : 0.0f;
+    }
+}
+
+// `tokens` outputs for kVectors * kLanes neighbouring channels; kEdge: for `channels` of them. `past` holds the inputs before the first
+// token, and of those the first `absent` do not exist; null: they are in x.
+template <typename T, int kWidth, int kVectors, bool kEdge>
+HIPCONV_SIMD void convolve_tokens(const T* x, int64_t x_step, T* out, int64_t out_step, const float* parameters, const float* past,
+                                  int absent, int tokens, int64_t channels, bool use_silu) {
+    constexpr int kPast = kWidth - 1;
+    const auto load = [&](int64_t t, int v) {
+        const T* from = x + t * x_step + v * kLanes;
+        return kEdge ? simd::load_some(from, channels) : simd::load(from);
+    };
+    Floats window[kVectors][kWidth];
+    for (int i = 0; i < kPast; ++i)
+        for (int v = 0; v < kVectors; ++v) window[v][i] = past ? simd::load(past + i * kBlock + v * kLanes) : load(i - kPast, v);
+    for (int t = 0; t < tokens; ++t) {
+        for (int v = 0; v < kVectors; ++v) {
+            window[v][kPast] = load(t, v);
+            Floats sum = simd::load(parameters + kWidth * kBlock + v * kLanes);
+            for (int i = 0; i < kWidth; ++i)
+                if (t + i >= absent) sum = sum + simd::load(parameters + i * kBlock + v * kLanes) * window[v][i];
+            for (int i = 0; i < kPast; ++i) window[v][i] = window[v][i + 1];
+            if (use_silu) sum = simd::silu(sum);
+            T* to = out + t * out_step + v * kLanes;
+            kEdge ? simd::store_some(to, sum, channels) : simd::store(to, sum);
+        }
+    }
+}
+
+// Neighbouring channels that one output tensor holds.
+struct Piece {
+    int64_t begin, end;
+    void* data;  // of channel `begin`, token 0
+    int64_t token_stride;
+};
+
+int pieces_of(const CausalConv1dVarlenParams& p, int64_t begin, int64_t end, Piece (&pieces)[3]) {
+    const int64_t bytes = p.dtype == DType::f32 ? 4 : 2;
+    const auto at = [&](void* data, int64_t channel) { return static_cast<char*>(data) + channel * bytes; };
+    if (p.k_dim < 0) {
+        pieces[0] = {begin, end, at(p.out, begin), p.out_token_stride};
+        return 1;
+    }
+    const int64_t edges[4] = {0, p.k_dim, int64_t{2} * p.k_dim, p.dim};
+    void* const outputs[3] = {p.out, p.k, p.v};
+    int count = 0;
+    for (int i = 0; i < 3; ++i) {
+        const int64_t first = std::max(begin, edges[i]), last = std::min(end, edges[i + 1]);
+        if (first < last) pieces[count++] = {first, last, at(outputs[i], first - edges[i]), edges[i + 1] - edges[i]};
+    }
+    return count;
+}
+
+// Elements in memory with a step between neighbours.
+struct Row {
+    void* data;
+    int64_t first, step;  // in elements
+    DType dtype;
+};
+
+Row state_row(const CausalConv1dVarlenParams& p, int32_t slot, int64_t channel, int64_t column) {
+    return {p.states, slot * p.slot_stride + channel * p.state_dim_stride + (p.first_column + column) * p.column_stride,
+            p.state_dim_stride, p.state_dtype};
+}
+
+Row input_row(const CausalConv1dVarlenParams& p, int64_t token, int64_t channel) {
+    return {const_cast<void*>(p.x), token * p.x_token_stride + channel, 1, p.dtype};
+}
+
+template <typename F>
+void with_element_type(DType dtype, F f) {
+    switch (dtype) {
+        case DType::f32:
+            return f(float{});
+        case DType::f16:
+            return f(f16{});
+        case DType::bf16:
+            return f(bf16{});
+    }
+}
+
+void convert_row(const Row& to, const Row& from, int64_t count) {
+    with_element_type(to.dtype, [&](auto to_type) {
+        with_element_type(from.dtype, [&](auto from_type) {
+            using To = decltype(to_type);
+            using From = decltype(from_type);
+            To* target = static_cast<To*>(to.data) + to.first;
+            const From* source = static_cast<const From*>(from.data) + from.first;
+            if (std::is_same_v<To, From> && to.step == 1 && from.step == 1) {
+                std::memmove(target, source, count * sizeof(To));
+                return;
+            }
+            for (int64_t c = 0; c < count; ++c) {
+                const float v = to_float(source[c * from.step]);
+                target[c * to.step] = from_float<To>(sizeof(From) > sizeof(To) ? canonical_nan(v) : v);
+            }
+        });
+    });
+}
+
+void zero_row(const Row& to, int64_t count) {
+    with_element_type(to.dtype, [&](auto type) {
+        using To = decltype(type);
+        for (int64_t c = 0; c < count; ++c) static_cast<To*>(to.data)[to.first + c * to.step] = from_float<To>(0.0f);
+    });
+}
+
+void write_states(const CausalConv1dVarlenParams& p, const PackedSequence& s, int64_t first, int64_t channels) {
+    const int past = p.width - 1;
+    for (int pass = 0; pass < 2; ++pass) {  // the slot that is read is overwritten last
+        for (int32_t n = 0; n <= s.boundaries; ++n) {
+            const StateToWrite to = state_to_write(p, s, n);
+            if (to.slot == kNoSlot || (to.slot == s.read_slot) != (pass == 1)) continue;
+            for (int i = 0; i < past; ++i) {  // in this order a state may move within one slot
+                const int32_t position = to.position - past + i;
+                const Row row = state_row(p, to.slot, first, i);
+                if (position >= 0)
+                    convert_row(row, input_row(p, int64_t{s.begin} + position, first), channels);
+                else if (s.read_slot != kNoSlot)
+                    convert_row(row, state_row(p, s.read_slot, first, past + position), channels);
+                else
+                    zero_row(row, channels);
+            }
+        }
+    }
+}
+
+template <typename T>
+void dead_tokens(const CausalConv1dVarlenParams& p, const Piece& piece, int32_t begin, int32_t end) {
+    if (p.dead_tokens == DeadTokens::leave) return;
+    const size_t bytes = (piece.end - piece.begin) * sizeof(T);
+    for (int64_t t = begin; t < end; ++t) {
+        T* to = static_cast<T*>(piece.data) + t * piece.token_stride;
+        if (p.dead_tokens == DeadTokens::zero)
+            std::memset(to, 0, bytes);
+        else
+            std::memcpy(to, static_cast<const T*>(p.x) + t * p.x_token_stride + piece.begin, bytes);
+    }
+}
+
+template <typename T, int kWidth>
+void convolve_run(const CausalConv1dVarlenParams& p, int32_t run_begin, int64_t first, int64_t channels, BlockBuffers<kWidth>& buffers) {
+    constexpr int kPast = kWidth - 1;
+    constexpr int kVectors = std::max<int>(1, 64 / (kLanes * sizeof(T)));  // a cache line
+    const auto start_of = [&](int32_t b) { return load_index(p.query_start_loc, b); };
+    const int32_t run_end = std::min<int64_t>(int64_t{run_begin} + kRun, p.tokens);
+    Piece pieces[3];
+    const int count = pieces_of(p, first, first + channels, pieces);
+
+    for (int32_t t = run_begin; t < run_end;) {
+        const PackedSequence s = sequence_or_none(p, last_begun(start_of, p.sequences, t));
+        int32_t end = std::min(s.end, run_end);
+        if (s.number < 0) {
+            for (int i = 0; i < count; ++i) dead_tokens<T>(p, pieces[i], t, end);
+            t = end;
+            continue;
+        }
+        const bool begins = t == s.begin;
+        if (!begins && t - s.begin < kPast) {  // these belong to the run before
+            t = std::min(s.end, s.begin + kPast);
+            continue;
+        }
+        if (begins) {
+            if (s.begin + kPast > end) end = std::min(s.end, s.begin + kPast);
+            for (int i = 0; i < kPast; ++i) {
+                if (s.read_slot == kNoSlot)
+                    std::fill_n(buffers.past[i], channels, 0.0f);
+                else
+                    convert_row({buffers.past[i], 0, 1, DType::f32}, state_row(p, s.read_slot, first, i), channels);
+            }
+        }
+        const int absent = begins && s.read_slot == kNoSlot ? kPast : 0;
+        for (int i = 0; i < count; ++i) {
+            const Piece& piece = pieces[i];
+            const T* x = static_cast<const T*>(p.x) + t * p.x_token_stride + piece.begin;
+            T* out = static_cast<T*>(piece.data) + t * piece.token_stride;
+            const float* parameters = &buffers.parameters[0][piece.begin - first];
+            const float* past = begins ? &buffers.past[0][piece.begin - first] : nullptr;
+            const int64_t size = piece.end - piece.begin;
+            int64_t c = 0;
+            for (; c + kVectors * kLanes <= size; c += kVectors * kLanes)
+                convolve_tokens<T, kWidth, kVectors, false>(x + c, p.x_token_stride, out + c, piece.token_stride, parameters + c,
+                                                            past ? past + c : past, absent, end - t, size, p.use_silu);
+            for (; c < size; c += kLanes)
+                convolve_tokens<T, kWidth, 1, true>(x + c, p.x_token_stride, out + c, piece.token_stride, parameters + c,
+                                                    past ? past + c : past, absent, end - t, size - c, p.use_silu);
+        }
+        if (begins) write_states(p, s, first, channels);
+        t = end;
+    }
+}
+
+template <typename T, int kWidth>
+void convolve(const CausalConv1dVarlenParams& p) {
+    const int64_t runs = (int64_t{p.tokens} + kRun - 1) / kRun;
+    const int64_t items = (int64_t{p.dim} + kBlock - 1) / kBlock * runs;
+    const bool parallel = static_cast<double>(p.dim) * p.tokens >= kSerialBelow;
+
+#pragma omp parallel if (parallel)
+    {
+        BlockBuffers<kWidth> buffers;
+        int64_t loaded = -1;
+#pragma omp for schedule(static)
+        for (int64_t item = 0; item < items; ++item) {
+            const int64_t first = item / runs * kBlock;
+            const int64_t channels = std::min<int64_t>(kBlock, p.dim - first);
+            if (loaded != first) load_parameters<kWidth>(p, first, channels, buffers.parameters);
+            loaded = first;
+            convolve_run<T, kWidth>(p, static_cast<int32_t>(item % runs * kRun), first, channels, buffers);
+        }
+    }
+}
+
+template <typename T, int kWidth>
+void with_width(const CausalConv1dVarlenParams& p) {
+    if constexpr (kWidth > 1) p.width == kWidth ? convolve<T, kWidth>(p) : with_width<T, kWidth - 1>(p);
+}
+
+}  // namespace
+
+bool causal_conv1d_varlen_simd_serves(const CausalConv1dVarlenParams& p) {
+    return p.width >= 2 && p.width <= kMaxWidth && (p.dim == 1 || (p.x_dim_stride == 1 && (p.k_dim >= 0 || p.out_dim_stride == 1)));
+}
+
+void causal_conv1d_varlen_simd(const CausalConv1dVarlenParams& p) {
+    with_element_type(p.dtype, [&](auto type) { with_width<decltype(type), kMaxWidth>(p); });
+}
+
+}  // namespace hipconv
