@@ -24,11 +24,11 @@ import json
 from pathlib import Path
 import sys
 
+from bench_causal_conv1d import ROTATED_BYTES, time_us
 import torch
 from torch import Tensor
 import torch.nn.functional as F
 
-from bench_causal_conv1d import ROTATED_BYTES, time_us
 from common import DTYPES, Table, choice_of, device_of, flattened, list_of, mismatch
 from hipconv import _update, jit, reference_update, targets
 
@@ -48,7 +48,8 @@ class Buffers:
         self.x = make(batch * tokens, dim) if case != "packed" else make(batch, dim, tokens)
         self.state = make(2 * batch, columns, dim).mT if state.endswith("D") else make(2 * batch, dim, columns)
         self.out = torch.empty_like(self.x)
-        self.qkv = tuple(make(batch, channels) for channels in (dim // 4, dim // 4, dim // 2)) if case == "split" else None
+        quarter, half = dim // 4, dim // 2
+        self.qkv = (make(batch, quarter), make(batch, quarter), make(batch, half)) if case == "split" else None
         self.options: dict = {"conv_state_indices": torch.randperm(2 * batch, device=device)[:batch].int()}
         if case in ("tokens", "speculative"):
             self.options["query_start_loc"] = torch.arange(0, batch * tokens + 1, tokens, device=device, dtype=torch.int32)
@@ -126,8 +127,8 @@ def main() -> int:
     device = device_of(options.backend)
     card = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads, {targets.host_isa()}"
     date = datetime.date.today().isoformat()
-    print(f"{card}, torch {torch.__version__}, {date}; width {WIDTH}, bias, SiLU; times in us; TB/s counts x, out and both ways of state")
-    columns = [("case", 11), ("BxD", 9), ("state", 6), ("dtype", 8), ("kernel", 8), ("us", 7), ("TB/s", 5), ("copy", 7), ("x copy", 6)]
+    print(f"{card}, torch {torch.__version__}, {date}; width {WIDTH}, bias, SiLU; times in us; GB/s counts x, out and both ways of state")
+    columns = [("case", 11), ("BxD", 9), ("state", 6), ("dtype", 8), ("kernel", 8), ("us", 7), ("GB/s", 5), ("copy", 7), ("x copy", 6)]
     table = Table([*columns, ("warm us", 7), ("warm copy", 9), ("vs torch", 8), ("result", 6)])
     rows = []
     for case in flattened(options.case):
@@ -141,7 +142,7 @@ def main() -> int:
                         for kernel in kernels:
                             ours = result[kernel]
                             table.row(
-                                case, f"{batch}x{dim}", state, dtype, kernel, f"{ours:.2f}", f"{result['bytes'] / ours / 1e6:.2f}",
+                                case, f"{batch}x{dim}", state, dtype, kernel, f"{ours:.2f}", f"{result['bytes'] / ours / 1e3:.0f}",
                                 f"{result['copy']:.2f}", f"{ours / result['copy']:.2f}", f"{result[f'{kernel} warm']:.2f}",
                                 f"{result['copy warm']:.2f}", f"{result['torch'] / ours:.1f}x" if "torch" in result else "",
                                 "WRONG" if kernel in result["wrong"] else "ok",

@@ -20,7 +20,7 @@ using simd::kLanes;
 
 constexpr int kBlock = 256;  // channels
 constexpr int kMaxWidth = 8;
-constexpr double kSerialBelow = 1 << 14;
+constexpr double kSerialBelow = 1 << 12;  // outputs that are not worth waking a second thread for
 
 struct Work {
     int64_t blocks, items;
@@ -31,7 +31,7 @@ struct Work {
 Work work_of(const CausalConv1dUpdateParams& p) {
     const int64_t blocks = (p.dim + kBlock - 1) / kBlock;
     const double tokens = p.query_start_loc.data ? p.total_tokens : static_cast<double>(p.batch) * p.seqlen;
-    return {blocks, blocks * p.batch, tokens * p.dim * p.width >= 4 * kSerialBelow};
+    return {blocks, blocks * p.batch, tokens * p.dim >= kSerialBelow};
 }
 
 template <typename T>
@@ -61,8 +61,8 @@ void load_inside(float (*rows)[kBlock], const T* from, int first, int rows_wante
 
 // `rows_wanted` rows of (channel, row) elements, of which each channel has `inside` side by side if they are without gaps.
 template <typename T>
-void load_rows(float (*rows)[kBlock], const T* from, int64_t dim_stride, int64_t row_stride, int64_t inside, int first, int rows_wanted,
-               int count) {
+void load_rows(float (*rows)[kBlock], const T* from, int64_t dim_stride, int64_t row_stride, int64_t inside, int first,
+               int rows_wanted, int count) {
     if (row_stride == 1 && dim_stride == inside) {
         switch (inside) {
             case 2:
@@ -104,7 +104,7 @@ void copy_channels(S* to, int64_t to_stride, const T* from, int64_t from_stride,
 
 struct alignas(64) Block {
     float weight[kMaxWidth + 1][kBlock];  // the last row in use is the bias
-    float ring[kMaxWidth][kBlock];        // the history: of age n, counted from the oldest of the window, in row n mod (width - 1)
+    float ring[kMaxWidth][kBlock];        // the history: value n, counted from the window's oldest, in row n mod (width - 1)
     float x[kBlock], out[kBlock];
 };
 
@@ -113,7 +113,7 @@ void load_parameters(const CausalConv1dUpdateParams& p, int64_t d, int count, Bl
     const P* weight = p.weight.as<const P>() + d * p.weight_dim_stride;
     load_rows(block.weight, weight, p.weight_dim_stride, p.weight_width_stride, p.width, 0, p.width, count);
     for (int c = 0; c < count; ++c)
-        block.weight[p.width][c] = p.bias ? load_parameter(p.bias.as<void>(), (d + c) * p.bias_stride, p.bias_dtype) : 0.0f;
+        block.weight[p.width][c] = bias_at(p, d + c);
 }
 
 void load_parameters(const CausalConv1dUpdateParams& p, int64_t d, int count, Block& block) {

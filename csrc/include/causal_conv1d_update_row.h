@@ -95,6 +95,14 @@ HIPCONV_INLINE S* intermediate_at(const CausalConv1dUpdateParams& p, int64_t slo
            d * p.intermediate_dim_stride + column * p.intermediate_column_stride;
 }
 
+HIPCONV_INLINE float weight_at(const CausalConv1dUpdateParams& p, int64_t d, int64_t i) {
+    return load_parameter(p.weight.as<void>(), d * p.weight_dim_stride + i * p.weight_width_stride, p.weight_dtype);
+}
+
+HIPCONV_INLINE float bias_at(const CausalConv1dUpdateParams& p, int64_t d) {
+    return p.bias ? load_parameter(p.bias.as<void>(), d * p.bias_stride, p.bias_dtype) : 0.0f;
+}
+
 HIPCONV_INLINE int output_of_channel(const CausalConv1dUpdateParams& p, int64_t d) {
     return d < p.out_end[0] ? 0 : d < p.out_end[1] ? 1 : 2;
 }
@@ -140,13 +148,11 @@ HIPCONV_INLINE void update_one_channel(const CausalConv1dUpdateParams& p, int64_
     const int64_t snapshots = intermediate_slot_of_row(p, b);
     for (int32_t t = 0; t < tokens.count; ++t) {
         const T x = *token_at<T>(p.x, b, d, tokens.first + t);
-        float sum = p.bias ? load_parameter(p.bias.as<void>(), d * p.bias_stride, p.bias_dtype) : 0.0f;
+        float sum = bias_at(p, d);
         for (int32_t i = 0; i < past; ++i) {
-            const float w = load_parameter(p.weight.as<void>(), d * p.weight_dim_stride + i * p.weight_width_stride, p.weight_dtype);
-            sum += w * to_float(*state_at<S>(p, row.read_slot, d, window_column(p, row, i)));
+            sum += weight_at(p, d, i) * to_float(*state_at<S>(p, row.read_slot, d, window_column(p, row, i)));
         }
-        const float w = load_parameter(p.weight.as<void>(), d * p.weight_dim_stride + past * p.weight_width_stride, p.weight_dtype);
-        sum += w * to_float(x);
+        sum += weight_at(p, d, past) * to_float(x);
 
         const S last = history_of<S>(x);
         if (past == 0) {
@@ -178,10 +184,10 @@ HIPCONV_INLINE void update_one_tree_token(const CausalConv1dUpdateParams& p, int
                                           const Parent* parent) {
     const int32_t past = p.width - 1;
     const int64_t snapshots = intermediate_slot_of_row(p, b);
-    float sum = p.bias ? load_parameter(p.bias.as<void>(), d * p.bias_stride, p.bias_dtype) : 0.0f;
+    float sum = bias_at(p, d);
     int32_t node = t;  // the token that tap i sees; -1 is the last column of the window, -2 the one before
     for (int32_t i = past; i >= 0; --i) {
-        const float w = load_parameter(p.weight.as<void>(), d * p.weight_dim_stride + i * p.weight_width_stride, p.weight_dtype);
+        const float w = weight_at(p, d, i);
         const S seen = node >= 0 ? history_of<S>(*token_at<T>(p.x, b, d, node))
                                  : *state_at<S>(p, row.read_slot, d, window_column(p, row, past + node));
         sum += w * (i == past ? to_float(*token_at<T>(p.x, b, d, t)) : to_float(seen));

@@ -96,8 +96,8 @@ void causal_conv1d_update(const CausalConv1dUpdateParams& p, const std::string& 
             "intermediate_conv_window, retrieve_next_token; (slots, dim, state_len) without gaps at width 4 only");
     if (kernel == "channel" && !channel)
         throw std::invalid_argument(
-            "kernel: got 'channel', which serves widths 1 to 6 with conv_state of the dtype of x or float32, state_len <= 32, and no "
-            "retrieve_next_token");
+            "kernel: got 'channel', which serves widths 1 to 6 with conv_state of the dtype of x or float32, state_len <= 32, "
+            "and no retrieve_next_token");
     if (vector && (kernel == "auto" || kernel == "vector")) return causal_conv1d_update_vector(p, stream);
     if (channel && kernel != "naive") return causal_conv1d_update_channel(p, stream);
     const hipStream_t hip_stream = static_cast<hipStream_t>(stream);

@@ -66,9 +66,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kChannelLanes, 6) causal_conv1d_update_cha
 
     float weight[kWidth];
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i)
-        weight[i] = load_parameter(p.weight.as<void>(), d * p.weight_dim_stride + i * p.weight_width_stride, p.weight_dtype);
-    const float bias = p.bias ? load_parameter(p.bias.as<void>(), d * p.bias_stride, p.bias_dtype) : 0.0f;
+    for (int i = 0; i < kWidth; ++i) weight[i] = weight_at(p, d, i);
+    const float bias = bias_at(p, d);
     __syncthreads();
 
     if (active) {
@@ -163,7 +162,8 @@ void with_state_dtype(const CausalConv1dUpdateParams& p, hipStream_t stream) {
 }  // namespace
 
 bool causal_conv1d_update_channel_serves(const CausalConv1dUpdateParams& p) {
-    return p.width <= kMaxWidth && (p.width == 1 || p.state_len <= kStaged / 32) && !p.tree_child.data && (p.state_dtype == p.dtype || p.state_dtype == DType::f32);
+    return p.width <= kMaxWidth && (p.width == 1 || p.state_len <= kStaged / 32) && !p.tree_child.data &&
+           (p.state_dtype == p.dtype || p.state_dtype == DType::f32);
 }
 
 void causal_conv1d_update_channel(const CausalConv1dUpdateParams& p, void* stream) {

@@ -2,8 +2,8 @@
 //
 // A block is a strip of neighbouring channels of one row. Where channels are neighbours in memory (conv_state as (slots, columns,
 // dim)), a lane moves its own vectors. Where a slot is packed channel by channel ((slots, dim, columns)), a lane's columns are no
-// vectors, but the strip is contiguous: it moves through LDS in whole vectors. Of as many columns as the window has, or one more, a
-// lane transposes its part in registers; of any other number, as speculative decoding has them, it picks elements in LDS.
+// vectors, but the strip is contiguous: it moves through LDS in whole vectors. Of as many columns as the window has, or one more,
+// a lane transposes its part in registers; of any other number, as speculative decoding has them, it picks elements in LDS.
 //
 // Bytes: x and the window read once, out and the window written once, the parameters once a row from cache. A lane reads its
 // window before it writes, and each token before its output, so x and out may be one tensor.
@@ -47,8 +47,8 @@ HIPCONV_INLINE Words<T, kChannels> join(const T (&elements)[kChannels]) {
 #pragma unroll
     for (int w = 0; w < kChannels / kInWord; ++w) {
         const uint32_t first = bit_cast<Bits>(elements[w * kInWord]);
-        const uint32_t second = kInWord == 2 ? static_cast<uint32_t>(bit_cast<Bits>(elements[w * kInWord + kInWord - 1])) << 16 : 0;
-        set_word(vector, w, first | second);
+        const uint32_t second = bit_cast<Bits>(elements[w * kInWord + kInWord - 1]);
+        set_word(vector, w, kInWord == 2 ? first | second << 16 : first);
     }
     return vector;
 }
@@ -112,7 +112,8 @@ HIPCONV_INLINE int staged(int vector) {
 // ---- the kernel ---------------------------------------------------------------------------------------------------------
 
 template <typename T, typename S, int kWidth, int kColumns>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 4 ? 5 : 6) causal_conv1d_update_vectors(CausalConv1dUpdateParams params) {
+__global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 4 ? 5 : 6)
+    causal_conv1d_update_vectors(CausalConv1dUpdateParams params) {
     const CausalConv1dUpdateParams& p = first_parameter(params);
     constexpr int kPairs = kChannels / 2, kPast = kWidth - 1;
     using Vector = Words<T, kChannels>;
@@ -367,14 +368,16 @@ bool in_vectors(const Tokens& tokens, int bytes) {
 
 bool causal_conv1d_update_vector_serves(const CausalConv1dUpdateParams& p) {
     const int bytes = kChannels * element_bytes(p.dtype), state_bytes = kChannels * element_bytes(p.state_dtype);
-    if (p.width < 2 || p.width > 4 || p.dim % kChannels != 0 || (p.state_dtype != p.dtype && p.state_dtype != DType::f32)) return false;
+    if (p.width < 2 || p.width > 4 || p.dim % kChannels != 0) return false;
+    if (p.state_dtype != p.dtype && p.state_dtype != DType::f32) return false;
     if (p.tree_child.data || p.cache_seqlens.data || p.intermediate) return false;
     if (!in_vectors(p.x, bytes)) return false;
     for (int part = 0, begin = 0; begin < p.dim; begin = p.out_end[part++])
         if (!in_vectors(p.out[part], bytes) || p.out_end[part] % kChannels != 0) return false;
 
     const int weight_bytes = kChannels * p.width * element_bytes(p.weight_dtype);
-    if (p.weight_width_stride != 1 || p.weight_dim_stride != p.width || !aligned(p.weight, weight_bytes % 16 == 0 ? 16 : 8)) return false;
+    if (p.weight_width_stride != 1 || p.weight_dim_stride != p.width) return false;
+    if (!aligned(p.weight, weight_bytes % 16 == 0 ? 16 : 8)) return false;
     const int bias_bytes = kChannels * element_bytes(p.bias_dtype);
     if (p.bias && (p.bias_stride != 1 || !aligned(p.bias, bias_bytes))) return false;
 

@@ -34,6 +34,12 @@ struct Call {
     void same_device(const NamedTensor& t) const { check_same_device(t, {"x", x}); }
 
     // Indices of shape (size,), or (size, columns) where that is allowed.
+    Indices strided(const at::Tensor& given, const at::Tensor& found, int64_t column_stride, int64_t columns) const {
+        if (!found.is_same(given)) kept.push_back(found);
+        return {address(found.data_ptr()), found.stride(0), column_stride, static_cast<int32_t>(columns),
+                found.scalar_type() == at::kLong};
+    }
+
     Indices indices(const char* name, const Optional& optional, int64_t size, const char* axes, bool table = false) const {
         if (!optional.has_value()) return {};
         const NamedTensor t{name, *optional};
@@ -45,9 +51,7 @@ struct Call {
                                          shape_text({size}), table ? " or (batch, blocks) with at least one block" : ""));
         check_sizes_fit(t);
         same_device(t);
-        if (!found.is_same(t.tensor)) kept.push_back(found);
-        return {address(found.data_ptr()), found.stride(0), two ? found.stride(1) : 0, two ? static_cast<int32_t>(found.size(1)) : 1,
-                found.scalar_type() == at::kLong};
+        return strided(t.tensor, found, two ? found.stride(1) : 0, two ? found.size(1) : 1);
     }
 
     Indices links(const char* name, const Optional& optional, int64_t seqlen) const {
@@ -57,8 +61,7 @@ struct Call {
         const at::Tensor found = as_indices(t);
         check_shape(t, {batch, seqlen}, "(batch, seqlen)");
         same_device(t);
-        if (!found.is_same(t.tensor)) kept.push_back(found);
-        return {address(found.data_ptr()), found.stride(0), found.stride(1), static_cast<int32_t>(seqlen), found.scalar_type() == at::kLong};
+        return strided(t.tensor, found, found.stride(1), seqlen);
     }
 };
 
@@ -83,9 +86,10 @@ void require(bool given, const char* name, const char* other) {
 
 // `outs` holds one tensor of the shape of x (which may be x itself), or q, k and v.
 void update(const std::vector<at::Tensor>& outs, const at::Tensor& x, const at::Tensor& conv_state, const at::Tensor& weight,
-            const Optional& optional_bias, bool use_silu, const Optional& conv_state_indices, const Optional& conv_state_indices_in,
-            const Optional& num_accepted_tokens, const Optional& query_start_loc, int64_t max_query_len,
-            std::optional<int64_t> pad_slot_id, const Optional& block_idx_last_scheduled_token, const Optional& initial_state_idx,
+            const Optional& optional_bias, bool use_silu, const Optional& conv_state_indices,
+            const Optional& conv_state_indices_in, const Optional& num_accepted_tokens, const Optional& query_start_loc,
+            int64_t max_query_len, std::optional<int64_t> pad_slot_id, const Optional& block_idx_last_scheduled_token,
+            const Optional& initial_state_idx,
             const Optional& cache_seqlens, const Optional& intermediate_conv_window, const Optional& intermediate_state_indices,
             const Optional& retrieve_next_token, const Optional& retrieve_next_sibling, const Optional& retrieve_parent_token,
             bool state_at_end, bool zero_padding, const std::string& kernel, int64_t stream) {
@@ -169,20 +173,21 @@ void update(const std::vector<at::Tensor>& outs, const at::Tensor& x, const at::
         require(conv_state_indices.has_value(), "block_idx_last_scheduled_token", "conv_state_indices");
     if (initial_state_idx) require(conv_state_indices.has_value(), "initial_state_idx", "conv_state_indices");
     if (!conv_state_indices && conv_state.size(0) < batch)
-        throw py::value_error(concat("conv_state: got shape ", shape_text(conv_state.sizes()), ", expected a slot for each of the ",
-                                     batch, " rows, as there are no conv_state_indices"));
+        throw py::value_error(concat("conv_state: got shape ", shape_text(conv_state.sizes()),
+                                     ", expected a slot for each of the ", batch, " rows, as there are no conv_state_indices"));
     p.fork = conv_state_indices_in || block_idx_last_scheduled_token || initial_state_idx;
     if (!conv_state_indices_in) p.read_slots = p.write_slots;
     if (cache_seqlens && num_accepted_tokens) refuse("num_accepted_tokens", "cache_seqlens");
     if (cache_seqlens && p.fork)
-        throw py::value_error("cache_seqlens: got a tensor together with slots to read other than those to write, expected at most one "
-                              "of the two: a circular state is advanced in its place");
+        throw py::value_error("cache_seqlens: got a tensor together with slots to read other than those to write, expected at "
+                              "most one of the two: a circular state is advanced in its place");
     if (state_at_end && num_accepted_tokens)
         throw py::value_error("num_accepted_tokens: got a tensor, expected none where the window is in the last columns");
     const int64_t most = packed ? max_query_len : seqlen;
     if (num_accepted_tokens && width > 1 && state_len < width - 2 + most)
         throw py::value_error(concat("conv_state: got shape ", shape_text(conv_state.sizes()), ", expected state_len >= ",
-                                     width - 2 + most, ": num_accepted_tokens keeps width - 2 columns and ", most, " new tokens"));
+                                     width - 2 + most, ": with num_accepted_tokens it keeps width - 2 columns and ", most,
+                                     " new tokens"));
 
     // ---- intermediate windows and trees
     if (intermediate_conv_window) {
@@ -190,14 +195,15 @@ void update(const std::vector<at::Tensor>& outs, const at::Tensor& x, const at::
         check_strided(t);
         check_rank(t, 4, "(slots, tokens, dim, width - 1)");
         if (t.tensor.size(2) != dim || t.tensor.size(3) != width - 1 || t.tensor.size(1) < seqlen)
-            throw py::value_error(concat(t.name, ": got shape ", shape_text(t.tensor.sizes()), ", expected (slots, at least ", seqlen,
-                                         " tokens, ", dim, ", ", width - 1, ")"));
+            throw py::value_error(concat(t.name, ": got shape ", shape_text(t.tensor.sizes()), ", expected (slots, at least ",
+                                         seqlen, " tokens, ", dim, ", ", width - 1, ")"));
         if (t.tensor.scalar_type() != conv_state.scalar_type())
-            throw py::type_error(concat(t.name, ": got dtype ", python_text(t.tensor.scalar_type()), ", expected that of conv_state, ",
-                                        python_text(conv_state.scalar_type())));
+            throw py::type_error(concat(t.name, ": got dtype ", python_text(t.tensor.scalar_type()),
+                                        ", expected that of conv_state, ", python_text(conv_state.scalar_type())));
         if (!intermediate_state_indices && t.tensor.size(0) < batch)
-            throw py::value_error(concat(t.name, ": got shape ", shape_text(t.tensor.sizes()), ", expected a slot for each of the ",
-                                         batch, " rows, as there are no intermediate_state_indices"));
+            throw py::value_error(concat(t.name, ": got shape ", shape_text(t.tensor.sizes()),
+                                         ", expected a slot for each of the ", batch,
+                                         " rows, as there are no intermediate_state_indices"));
         call.same_device(t);
         check_sizes_fit(t);
     }
@@ -211,12 +217,12 @@ void update(const std::vector<at::Tensor>& outs, const at::Tensor& x, const at::
     if (retrieve_next_token) {
         if (packed) refuse("retrieve_next_token", "query_start_loc");
         if (seqlen > kMaxTreeTokens)
-            throw py::value_error(concat("x: got shape ", shape_text(x.sizes()), ", expected a tree of at most ", int64_t{kMaxTreeTokens},
-                                         " tokens"));
+            throw py::value_error(concat("x: got shape ", shape_text(x.sizes()), ", expected a tree of at most ",
+                                         int64_t{kMaxTreeTokens}, " tokens"));
         p.tree_child = call.links("retrieve_next_token", retrieve_next_token, seqlen);
         p.tree_sibling = call.links("retrieve_next_sibling", retrieve_next_sibling, seqlen);
         p.tree_parent = call.links("retrieve_parent_token", retrieve_parent_token, seqlen);
-        if (retrieve_parent_token && retrieve_parent_token->scalar_type() != at::kInt && retrieve_parent_token->scalar_type() != at::kLong)
+        if (retrieve_parent_token && p.tree_parent.data.bits != address(retrieve_parent_token->data_ptr()).bits)  // converted
             throw py::type_error(concat("retrieve_parent_token: got dtype ", python_text(retrieve_parent_token->scalar_type()),
                                         ", expected torch.int32 or torch.int64"));
     }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -94,25 +97,20 @@ def causal_conv1d_update(
     another one writes. Records no gradient. Runs on the current stream of `x`'s device and does not wait for it.
     """
     use_silu = silu_of(activation)
+    options = _given(
+        conv_state_indices=conv_state_indices, num_accepted_tokens=num_accepted_tokens, query_start_loc=query_start_loc,
+        max_query_len=max_query_len, pad_slot_id=pad_slot_id, block_idx_last_scheduled_token=block_idx_last_scheduled_token,
+        initial_state_idx=initial_state_idx, conv_state_indices_in=conv_state_indices_in, cache_seqlens=cache_seqlens,
+        intermediate_conv_window=intermediate_conv_window, intermediate_state_indices=intermediate_state_indices,
+        retrieve_next_token=retrieve_next_token, retrieve_next_sibling=retrieve_next_sibling,
+        retrieve_parent_token=retrieve_parent_token,
+    )  # fmt: skip
     if validate_data:
-        check_values(
-            x, conv_state, weight, conv_state_indices=conv_state_indices, num_accepted_tokens=num_accepted_tokens,
-            query_start_loc=query_start_loc, max_query_len=max_query_len, pad_slot_id=pad_slot_id,
-            block_idx_last_scheduled_token=block_idx_last_scheduled_token, initial_state_idx=initial_state_idx,
-            conv_state_indices_in=conv_state_indices_in, intermediate_conv_window=intermediate_conv_window,
-            intermediate_state_indices=intermediate_state_indices, retrieve_next_token=retrieve_next_token,
-            retrieve_next_sibling=retrieve_next_sibling,
-        )  # fmt: skip
+        check_values(x, conv_state, weight, **options)
     result = torch.empty_like(x) if out is None else out
     torch.ops.hipconv.causal_conv1d_update.default(
-        result, None if out is x else x, conv_state, weight, bias, use_silu, conv_state_indices=conv_state_indices,
-        conv_state_indices_in=conv_state_indices_in, num_accepted_tokens=num_accepted_tokens, query_start_loc=query_start_loc,
-        max_query_len=max_query_len, pad_slot_id=pad_slot_id, block_idx_last_scheduled_token=block_idx_last_scheduled_token,
-        initial_state_idx=initial_state_idx, cache_seqlens=cache_seqlens, intermediate_conv_window=intermediate_conv_window,
-        intermediate_state_indices=intermediate_state_indices, retrieve_next_token=retrieve_next_token,
-        retrieve_next_sibling=retrieve_next_sibling, retrieve_parent_token=retrieve_parent_token, zero_padding=out is None,
-        kernel=kernel,
-    )  # fmt: skip
+        result, None if out is x else x, conv_state, weight, bias, use_silu, zero_padding=out is None, kernel=kernel, **options
+    )
     return result
 
 
@@ -155,29 +153,24 @@ def causal_conv1d_update_split_qkv(
     use_silu = silu_of(activation)
     if x.shape[1] != 2 * k_dim + v_dim or k_dim < 0 or v_dim < 0:
         raise ValueError(f"k_dim, v_dim: got {k_dim} and {v_dim}, expected 2 * k_dim + v_dim to be x.shape[1] = {x.shape[1]}")
+    options = _given(
+        conv_state_indices=conv_state_indices, num_accepted_tokens=num_accepted_tokens, query_start_loc=query_start_loc,
+        max_query_len=max_query_len, pad_slot_id=pad_slot_id, block_idx_last_scheduled_token=block_idx_last_scheduled_token,
+        initial_state_idx=initial_state_idx, conv_state_indices_in=conv_state_indices_in, cache_seqlens=cache_seqlens,
+        intermediate_conv_window=intermediate_conv_window, intermediate_state_indices=intermediate_state_indices,
+        retrieve_next_token=retrieve_next_token, retrieve_next_sibling=retrieve_next_sibling,
+        retrieve_parent_token=retrieve_parent_token,
+    )  # fmt: skip
     if validate_data:
-        check_values(
-            x, conv_state, weight, conv_state_indices=conv_state_indices, num_accepted_tokens=num_accepted_tokens,
-            query_start_loc=query_start_loc, max_query_len=max_query_len, pad_slot_id=pad_slot_id,
-            block_idx_last_scheduled_token=block_idx_last_scheduled_token, initial_state_idx=initial_state_idx,
-            conv_state_indices_in=conv_state_indices_in, intermediate_conv_window=intermediate_conv_window,
-            intermediate_state_indices=intermediate_state_indices, retrieve_next_token=retrieve_next_token,
-            retrieve_next_sibling=retrieve_next_sibling,
-        )  # fmt: skip
+        check_values(x, conv_state, weight, **options)
     if out is None:
         tokens = x.shape[0] * (x.shape[2] if x.dim() == 3 else 1)
         q, k, v = (torch.empty(tokens, channels, dtype=x.dtype, device=x.device) for channels in (k_dim, k_dim, v_dim))
     else:
         q, k, v = out
     torch.ops.hipconv.causal_conv1d_update_split_qkv.default(
-        q, k, v, x, conv_state, weight, bias, use_silu, conv_state_indices=conv_state_indices,
-        conv_state_indices_in=conv_state_indices_in, num_accepted_tokens=num_accepted_tokens, query_start_loc=query_start_loc,
-        max_query_len=max_query_len, pad_slot_id=pad_slot_id, block_idx_last_scheduled_token=block_idx_last_scheduled_token,
-        initial_state_idx=initial_state_idx, cache_seqlens=cache_seqlens, intermediate_conv_window=intermediate_conv_window,
-        intermediate_state_indices=intermediate_state_indices, retrieve_next_token=retrieve_next_token,
-        retrieve_next_sibling=retrieve_next_sibling, retrieve_parent_token=retrieve_parent_token, zero_padding=out is None,
-        kernel=kernel,
-    )  # fmt: skip
+        q, k, v, x, conv_state, weight, bias, use_silu, zero_padding=out is None, kernel=kernel, **options
+    )
     return q, k, v
 
 
@@ -188,23 +181,29 @@ def silu_of(activation: bool | str | None) -> bool:
     return _SILU[activation]
 
 
+def _given(**options: Any) -> dict[str, Any]:
+    """The options that are not None: each one that the operator is passed costs a little."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
 def check_values(
     x: Tensor,
     conv_state: Tensor,
     weight: Tensor,
     *,
-    conv_state_indices: Tensor | None,
-    num_accepted_tokens: Tensor | None,
-    query_start_loc: Tensor | None,
-    max_query_len: int,
-    pad_slot_id: int | None,
-    block_idx_last_scheduled_token: Tensor | None,
-    initial_state_idx: Tensor | None,
-    conv_state_indices_in: Tensor | None,
-    intermediate_conv_window: Tensor | None,
-    intermediate_state_indices: Tensor | None,
-    retrieve_next_token: Tensor | None,
-    retrieve_next_sibling: Tensor | None,
+    conv_state_indices: Tensor | None = None,
+    num_accepted_tokens: Tensor | None = None,
+    query_start_loc: Tensor | None = None,
+    max_query_len: int = -1,
+    pad_slot_id: int | None = None,
+    block_idx_last_scheduled_token: Tensor | None = None,
+    initial_state_idx: Tensor | None = None,
+    conv_state_indices_in: Tensor | None = None,
+    intermediate_conv_window: Tensor | None = None,
+    intermediate_state_indices: Tensor | None = None,
+    retrieve_next_token: Tensor | None = None,
+    retrieve_next_sibling: Tensor | None = None,
+    **_: Tensor,  # the options of which any value has a meaning
 ) -> None:
     """Raise ValueError naming the first value of an index tensor that a decode step cannot mean. Waits for the device."""
 
@@ -217,7 +216,7 @@ def check_values(
     counts = [x.shape[2] if x.dim() == 3 else 1] * batch
     if query_start_loc is not None:
         starts = query_start_loc.tolist()
-        counts = [end - begin for begin, end in zip(starts, starts[1:], strict=False)]
+        counts = [end - begin for begin, end in itertools.pairwise(starts)]
         batch = len(counts)
         if starts and starts[0] != 0:
             raise ValueError(f"query_start_loc: got {starts[0]} at row 0, expected 0")
@@ -242,7 +241,9 @@ def check_values(
 
     columns = ("block_idx_last_scheduled_token", block_idx_last_scheduled_token)
     written = slots_of("conv_state_indices", conv_state_indices, *columns)
-    given = ("conv_state_indices", conv_state_indices) if conv_state_indices_in is None else ("conv_state_indices_in", conv_state_indices_in)
+    given = (
+        ("conv_state_indices", conv_state_indices) if conv_state_indices_in is None else ("conv_state_indices_in", conv_state_indices_in)
+    )
     read = slots_of(*given, "initial_state_idx", initial_state_idx)
     live = [write != pad_slot_id and slot != pad_slot_id for write, slot in zip(written, read, strict=True)]
     first: dict[int, int] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import torch
@@ -59,7 +60,7 @@ def causal_conv1d_update(
         if query_start_loc is None:
             return [row if row.dim() == 2 else row[:, None] for row in tensor]
         ends = [min(max(end, 0), tensor.shape[0]) for end in query_start_loc.tolist()]
-        return [tensor[begin : max(begin, end)].T for begin, end in zip(ends, ends[1:], strict=False)]
+        return [tensor[begin : max(begin, end)].T for begin, end in itertools.pairwise(ends)]
 
     def slot_of(b: int, table: Tensor | None, columns: Tensor | None) -> int | None:
         slot = b
@@ -114,7 +115,7 @@ def causal_conv1d_update(
                 if 0 < t < sibling < count:
                     parent[sibling] = parent[t]
             parents[b] = torch.tensor(parent).clamp(min=0)
-            paths = []  # of each token: the window and its ancestors, then itself
+            paths: list[Tensor] = []  # of each token: the window and its ancestors, then itself
             for t in range(count):
                 paths.append(torch.cat([window if t == 0 else paths[parent[t]], new[:, t : t + 1]], 1))
                 seen = torch.cat([paths[t][:, :-1].double(), tokens[:, t : t + 1].double()], 1)

@@ -93,8 +93,7 @@ _UPDATE_ARGUMENTS = (
 
 _library.define(f"causal_conv1d_update(Tensor(a!) out, Tensor? x, {_UPDATE_ARGUMENTS.format('b', 'c', 'd')}) -> ()")
 _library.define(
-    "causal_conv1d_update_split_qkv(Tensor(a!) q, Tensor(b!) k, Tensor(c!) v, Tensor x, "
-    f"{_UPDATE_ARGUMENTS.format('d', 'e', 'f')}) -> ()"
+    f"causal_conv1d_update_split_qkv(Tensor(a!) q, Tensor(b!) k, Tensor(c!) v, Tensor x, {_UPDATE_ARGUMENTS.format('d', 'e', 'f')}) -> ()"
 )
 
 
