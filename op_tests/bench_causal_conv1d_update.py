@@ -24,11 +24,11 @@ import json
 from pathlib import Path
 import sys
 
-from bench_causal_conv1d import ROTATED_BYTES, time_us
 import torch
 from torch import Tensor
 import torch.nn.functional as F
 
+from bench_causal_conv1d import ROTATED_BYTES, time_us
 from common import DTYPES, Table, choice_of, device_of, flattened, list_of, mismatch
 from hipconv import _update, jit, reference_update, targets
 

@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 import sys
 
-import bench_causal_conv1d
 import bench_plot
 import pytest
 import torch
+
+import bench_causal_conv1d
 
 SMALL = "--backend cpu --shapes 1x8x16,2x16x32 --dtype float32,bfloat16 --kernel auto,openmp"
 

@@ -10,7 +10,6 @@ from typing import Any
 import warnings
 
 import pytest
-from test_causal_conv1d import BAD_CALLS, STRIDES, Case, assert_matches, run
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -20,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from common import DTYPES, LAYOUTS, WAYS, empty_as, environment
 import hipconv
 from hipconv import jit
+from test_causal_conv1d import BAD_CALLS, STRIDES, Case, assert_matches, run
 
 # ---- the new tensor ------------------------------------------------------------------------------------------------------------
 

@@ -10,13 +10,13 @@ import itertools
 import mmap
 
 import pytest
-from test_causal_conv1d import assert_matches, needs_gpu
 import torch
 from torch import Tensor
 
 from common import LAYOUTS, WAYS, empty_as, environment, mismatch
 import hipconv
 from hipconv import jit, reference, targets
+from test_causal_conv1d import assert_matches, needs_gpu
 
 _NO_RESERVE = 0x4000  # MAP_NORESERVE, which Python's mmap does not name on all versions
 

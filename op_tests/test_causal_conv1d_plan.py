@@ -7,13 +7,13 @@ import itertools
 from typing import Any
 
 import pytest
-from test_causal_conv1d import STRIDES, Case, assert_matches
 import torch
 from torch import Tensor
 
 from common import LAYOUTS, WAYS, empty_as, environment
 import hipconv
 from hipconv import jit, targets
+from test_causal_conv1d import STRIDES, Case, assert_matches
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -131,7 +131,9 @@ def test_an_empty_call_launches_nothing() -> None:
 
 def test_a_plan_reads_like_a_sentence_and_cannot_be_changed() -> None:
     plan = hipconv.causal_conv1d_plan(meta(4, 4096, 4096), meta(4096, 4), target="gfx942")
-    assert str(plan).startswith("vector on rocm gfx942, chosen by auto; kernels that serve: vector, shared, naive; 536.9 MFLOP, 2.0 a byte; ")
+    assert str(plan).startswith(
+        "vector on rocm gfx942, chosen by auto; kernels that serve: vector, shared, naive; 536.9 MFLOP, 2.0 a byte; "
+    )
     assert str(plan).endswith("floor: a copy kernel's time for 268.5 MB, read and written together")
     with pytest.raises(dataclasses.FrozenInstanceError):
         plan.kernel = "naive"  # type: ignore[misc]
