@@ -230,18 +230,19 @@ def test_random_calls_match_the_reference_with_every_kernel(device: torch.device
 @pytest.mark.parametrize("state_len", [3, 4, 6])
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 def test_each_state_layout_over_several_strips(device: torch.device, dtype: torch.dtype, state_len: int, layout: str) -> None:
-    """Two strips of vectors, the last one partial; rows, one of them padding; one token and more than are loaded ahead."""
+    """Two strips of vectors, the last one partial; rows, one of them padding; one token, four, and more than are loaded ahead."""
     dim = 4 * 128 + 4 * 37
     indices = torch.tensor([4, -1, 0], device=device, dtype=torch.int32)
-    for tokens, kernel in itertools.product((1, 5), kernels(device)):
+    for tokens, inside, kernel in itertools.product((1, 4, 5), (False, True), kernels(device)):
         torch.manual_seed(tokens)
-        x = torch.randn(3, tokens, dim).to(device, dtype).mT
+        x = torch.randn(3, dim, tokens).to(device, dtype)
+        x = x if inside else x.mT.contiguous().mT
         weight, bias = make_weights(dim, 4, dtype, device)
         state = make_state(layout, 5, dim, state_len, dtype, device)
         try:
             check(x, state, weight, bias, kernel=kernel, conv_state_indices=indices)
         except ValueError as refusal:
-            assert "which serves" in str(refusal) and state_len > 4 - (layout == "N,S,D") * 4
+            assert f"kernel: got '{kernel}', which serves" in str(refusal) and kernel == "vector" and inside
 
 
 @pytest.mark.parametrize("width", [*range(1, 10), 33])

@@ -4,13 +4,15 @@
 // A block is a strip of neighbouring channels of one row. The columns it needs of the row's slot go through LDS, whatever their
 // strides: where the strip is contiguous ((slots, dim, columns)), neighbouring lanes move neighbouring elements.
 //
-// A lane reads its window before it writes, and each token before its output, so x and out may be one tensor.
+// x and out: four tokens at a time, as one vector where they are neighbours in memory ((batch, dim, tokens)). A lane reads its
+// window before it writes, and each token before its output, so x and out may be one tensor.
 #include <hip/hip_runtime.h>
 
 #include "causal_conv1d_parts.h"
 #include "causal_conv1d_update_launchers.h"
 #include "causal_conv1d_update_row.h"
 #include "check.h"
+#include "elements.h"
 
 namespace hipconv {
 
@@ -19,9 +21,11 @@ constexpr int kStaged = 8 * kChannelLanes;  // elements of state that LDS holds:
 constexpr int kMaxWidth = 6;
 
 template <typename T, typename S, int kWidth>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kChannelLanes, 6) causal_conv1d_update_channels(CausalConv1dUpdateParams params) {
+__global__ void HIPCONV_LAUNCH_BOUNDS(kChannelLanes, 6)
+    causal_conv1d_update_channels(CausalConv1dUpdateParams params, bool x_in_fours, bool out_in_fours) {
     const CausalConv1dUpdateParams& p = first_parameter(params);
     constexpr int kPast = kWidth - 1, kAhead = 4;
+    using Four = Words<T, kAhead>;
     HIPCONV_SHARED(S, states, kStaged);  // (channel, column), as in a contiguous slot
 
     const int lane = static_cast<int>(threadIdx.x), lanes = static_cast<int>(blockDim.x);
@@ -36,6 +40,22 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kChannelLanes, 6) causal_conv1d_update_cha
     const RowTokens tokens = tokens_of_row(p, b);
     const int count = tokens.count;
     if (count == 0) return;
+
+    // The first tokens are on their way while the row's slot is looked up.
+    const T* x = token_at<T>(p.x, b, d, tokens.first);
+    T ahead[kAhead];
+    const auto load_ahead = [&](int first) {
+        if (x_in_fours && first + kAhead <= count) {
+            const Four four = *reinterpret_cast<const Four*>(x + first);
+#pragma unroll
+            for (int j = 0; j < kAhead; ++j) ahead[j] = from_bits<T>(element<T, kAhead>(&four, j));
+        } else {
+#pragma unroll
+            for (int j = 0; j < kAhead; ++j)
+                if (first + j < count) ahead[j] = x[(first + j) * p.x.token_stride];
+        }
+    };
+    load_ahead(0);
     const RowState row = state_of_row(p, b, count);
     if (!row.live) {
         if (p.zero_padding && active) zero_one_channel<T>(p, b, d, tokens);
@@ -71,7 +91,6 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kChannelLanes, 6) causal_conv1d_update_cha
     __syncthreads();
 
     if (active) {
-        const T* x = token_at<T>(p.x, b, d, tokens.first);
         T* out = out_at<T>(p, b, d, tokens.first);
         const int part = output_of_channel(p, d);
         const int64_t out_step = part == 0 ? p.out[0].token_stride : part == 1 ? p.out[1].token_stride : p.out[2].token_stride;
@@ -94,10 +113,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kChannelLanes, 6) causal_conv1d_update_cha
         }
 
         for (int first = 0; first < count; first += kAhead) {
-            T ahead[kAhead];
-#pragma unroll
-            for (int j = 0; j < kAhead; ++j)
-                if (first + j < count) ahead[j] = x[(first + j) * p.x.token_stride];
+            if (first > 0) load_ahead(first);
+            T results[kAhead];
 #pragma unroll
             for (int j = 0; j < kAhead; ++j) {
                 const int t = first + j;
@@ -106,7 +123,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kChannelLanes, 6) causal_conv1d_update_cha
 #pragma unroll
                 for (int i = 0; i < kPast; ++i) sum += weight[i] * to_float(ring[i]);
                 sum += weight[kPast] * to_float(ahead[j]);
-                out[t * out_step] = from_float<T>(p.use_silu ? silu(sum) : sum);
+                results[j] = from_float<T>(p.use_silu ? silu(sum) : sum);
                 if (kPast == 0) continue;
 
                 ring[kPast] = history_of<S>(ahead[j]);
@@ -120,6 +137,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kChannelLanes, 6) causal_conv1d_update_cha
 #pragma unroll
                     for (int i = 0; i < kPast; ++i) *intermediate_at<S>(p, snapshots, t, d, i) = ring[i];
                 }
+            }
+            if (out_in_fours && first + kAhead <= count) {
+                *reinterpret_cast<Four*>(out + first) = join<T>(results);
+            } else {
+#pragma unroll
+                for (int j = 0; j < kAhead; ++j)
+                    if (first + j < count) out[(first + j) * out_step] = results[j];
             }
         }
         if (!speculative && !circular) {
@@ -145,7 +169,12 @@ void launch(const CausalConv1dUpdateParams& p, hipStream_t stream) {
     unsigned lanes = power_of_two_up_to(p.dim, kChannelLanes);
     while (lanes * static_cast<int64_t>(p.state_len) > kStaged && kWidth > 1) lanes /= 2;
     const dim3 grid = strips_of_rows(p, blocks_up_to(p.dim, lanes, 1 << 30));
-    hipLaunchKernelGGL((causal_conv1d_update_channels<T, S, kWidth>), grid, dim3(lanes, 1, 1), 0, stream, p);
+    const auto in_fours = [&](const Tokens& tokens) {
+        return !p.query_start_loc.data && tokens.token_stride == 1 && tokens.data.bits % (4 * sizeof(T)) == 0 &&
+               tokens.row_stride % 4 == 0 && tokens.dim_stride % 4 == 0;
+    };
+    hipLaunchKernelGGL((causal_conv1d_update_channels<T, S, kWidth>), grid, dim3(lanes, 1, 1), 0, stream, p, in_fours(p.x),
+                       p.out_end[0] == p.dim && in_fours(p.out[0]));
     check_launch("causal_conv1d_update");
 }
 

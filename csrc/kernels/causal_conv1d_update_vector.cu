@@ -13,6 +13,7 @@
 #include "causal_conv1d_update_launchers.h"
 #include "causal_conv1d_update_row.h"
 #include "check.h"
+#include "elements.h"
 
 namespace hipconv {
 
@@ -22,36 +23,6 @@ constexpr int kStagedBytes = 8192;   // in LDS, of any number of columns: with m
 constexpr int kTokensAhead = 2;      // 4 would cost too many registers
 constexpr int kOwnVectors = 0, kAnyColumns = -1;  // a lane's columns are vectors; or the number of columns a slot is packed by
 constexpr int kPackedWidth = 4;      // the only width that packed columns are compiled for: models hardly have another
-
-// ---- elements of vectors in registers, by indices known at compile time -------------------------------------------------
-
-// The bits of element i of consecutive vectors of kEach elements.
-template <typename T, int kEach, typename Vector>
-HIPCONV_INLINE uint32_t element(const Vector* vectors, int i) {
-    const int at = i % kEach;
-    if (sizeof(T) == 4) return word(vectors[i / kEach], at);
-    return word(vectors[i / kEach], at / 2) >> (at % 2 * 16) & 0xffffu;
-}
-
-template <typename T>
-HIPCONV_INLINE void set_element(T* to, uint32_t bits) {
-    *to = bit_cast<T>(static_cast<typename WordsOf<sizeof(T)>::type>(bits));
-}
-
-// A vector of elements.
-template <typename T>
-HIPCONV_INLINE Words<T, kChannels> join(const T (&elements)[kChannels]) {
-    constexpr int kInWord = 4 / static_cast<int>(sizeof(T));
-    using Bits = typename WordsOf<sizeof(T)>::type;
-    Words<T, kChannels> vector{};
-#pragma unroll
-    for (int w = 0; w < kChannels / kInWord; ++w) {
-        const uint32_t first = bit_cast<Bits>(elements[w * kInWord]);
-        const uint32_t second = bit_cast<Bits>(elements[w * kInWord + kInWord - 1]);
-        set_word(vector, w, kInWord == 2 ? first | second << 16 : first);
-    }
-    return vector;
-}
 
 // kColumns vectors of channels from kChannels rows of columns, or (kBack) the other way round; the same elements either way.
 template <typename T, int kColumns, bool kBack, typename Vector>
@@ -96,10 +67,8 @@ HIPCONV_INLINE void with_parameters(const void* base, int64_t first, Use use) {
     for (int k = 0; k < kBytes / kEach; ++k) loaded[k] = reinterpret_cast<const Vector*>(static_cast<const P*>(base) + first)[k];
     use([&](int i) {
         const uint32_t bits = element<P, kElements>(loaded, i);
-        if constexpr (sizeof(P) == 4)
-            return canonical_nan(bit_cast<float>(bits));
-        else
-            return to_float(P{static_cast<uint16_t>(bits)});
+        const float v = to_float(from_bits<P>(bits));
+        return sizeof(P) == 4 ? canonical_nan(v) : v;
     });
 }
 
@@ -223,7 +192,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 4 ? 5 : 6)
         if (!active) return;
         if constexpr (kColumns == kAnyColumns) {
 #pragma unroll
-            for (int c = 0; c < kChannels; ++c) set_element(element_of(c, column), element<S, kChannels>(&value, c));
+            for (int c = 0; c < kChannels; ++c) *element_of(c, column) = from_bits<S>(element<S, kChannels>(&value, c));
         } else if constexpr (kColumns == kOwnVectors) {
             *reinterpret_cast<History*>(state_at<S>(p, row.write_slot, d, column)) = value;
         }

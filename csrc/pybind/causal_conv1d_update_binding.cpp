@@ -65,15 +65,19 @@ struct Call {
     }
 };
 
+// What a kernel chooses its vectors by: the stride of an axis of size one can be anything, and means nothing.
+int64_t stride_of(const at::Tensor& t, int64_t axis) { return t.size(axis) == 1 ? 0 : t.stride(axis); }
+
 // (batch, dim), (batch, dim, seqlen) or (tokens, dim) as rows, channels and tokens.
 Tokens as_tokens(const at::Tensor& t, bool packed) {
-    if (packed) return {address(t.data_ptr()), 0, t.stride(1), t.stride(0)};
-    return {address(t.data_ptr()), t.stride(0), t.stride(1), t.dim() == 3 ? t.stride(2) : 0};
+    if (packed) return {address(t.data_ptr()), 0, t.stride(1), stride_of(t, 0)};
+    return {address(t.data_ptr()), stride_of(t, 0), t.stride(1), t.dim() == 3 ? stride_of(t, 2) : 0};
 }
 
 // q, k or v of a split: (tokens, channels), the tokens of a row one after another.
 Tokens as_split_tokens(const at::Tensor& t, bool packed, int64_t seqlen) {
-    return {address(t.data_ptr()), packed ? 0 : t.stride(0) * seqlen, t.stride(1), t.stride(0)};
+    const int64_t token_stride = stride_of(t, 0);
+    return {address(t.data_ptr()), packed ? 0 : token_stride * seqlen, t.stride(1), token_stride};
 }
 
 [[noreturn]] void refuse(const char* name, const char* other) {
@@ -267,9 +271,9 @@ void update(const std::vector<at::Tensor>& outs, const at::Tensor& x, const at::
         p.bias_stride = bias->stride(0);
     }
     p.state = address(conv_state.data_ptr());
-    p.slot_stride = conv_state.stride(0);
+    p.slot_stride = stride_of(conv_state, 0);
     p.state_dim_stride = conv_state.stride(1);
-    p.column_stride = conv_state.stride(2);
+    p.column_stride = stride_of(conv_state, 2);
     p.slots = static_cast<int32_t>(conv_state.size(0));
     p.state_len = static_cast<int32_t>(state_len);
     p.history = static_cast<int32_t>(state_at_end ? state_len : width - 1);
