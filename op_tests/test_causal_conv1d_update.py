@@ -35,9 +35,9 @@ from common import (
     use_backend,
 )
 from hipconv import jit, reference, targets
-from hipconv._update import causal_conv1d_update, causal_conv1d_update_split_qkv
 from hipconv.reference_update import Update
 from hipconv.reference_update import causal_conv1d_update as expected_update
+from hipconv.serving import causal_conv1d_update, causal_conv1d_update_split_qkv
 
 # ---- everything below runs on every backend, the GPU kernels on the host in both wave sizes and three orders of threads --------
 

@@ -2,9 +2,9 @@
 
 __version__ = "0.1.0"
 
-from . import errors, reference
+from . import errors, reference, serving
 from .conv1d import causal_conv1d, causal_conv1d_fwd
 from .conv1d_plan import causal_conv1d_plan
 from .jit import warmup
 
-__all__ = ["causal_conv1d", "causal_conv1d_fwd", "causal_conv1d_plan", "errors", "reference", "warmup"]
+__all__ = ["causal_conv1d", "causal_conv1d_fwd", "causal_conv1d_plan", "errors", "reference", "serving", "warmup"]

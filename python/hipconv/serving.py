@@ -1,4 +1,4 @@
-"""What inference servers call: causal conv1d over packed sequences whose states live in a pool.
+"""What inference servers call: causal conv1d over packed sequences (prefill) and decode steps, whose states live in a pool.
 
 Names, argument order and semantics are those of vLLM's, SGLang's and ATOM's functions of the same names, so that these can take their
 place. A slot's window, the last ``width - 1`` inputs of a sequence, is in the slot's *first* columns (Dao-AILab's own functions keep it
@@ -20,6 +20,15 @@ from ._arguments import (
     require_tensors,
     wants_silu,
 )
+from ._update import causal_conv1d_update, causal_conv1d_update_split_qkv
+
+__all__ = [
+    "causal_conv1d_fn",
+    "causal_conv1d_split_qkv",
+    "causal_conv1d_update",
+    "causal_conv1d_update_split_qkv",
+    "compute_causal_conv1d_metadata",
+]
 
 
 def causal_conv1d_fn(
