@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from common import DTYPES, LAYOUTS, WAYS, empty_as, environment
 import hipconv
-from hipconv import jit
+from hipconv import jit, targets
 from test_causal_conv1d import BAD_CALLS, STRIDES, Case, assert_matches, run
 
 # ---- the new tensor ------------------------------------------------------------------------------------------------------------
@@ -356,7 +356,7 @@ def test_a_forced_name_that_no_backend_knows_is_refused(device: torch.device, sh
 
 def test_a_forced_kernel_that_cannot_serve_says_which_can(device: torch.device) -> None:
     x, weight = torch.zeros(2, 6, 20, device=device), torch.zeros(6, 40, device=device)
-    names = jit.loaded("causal_conv1d", device).causal_conv1d_fwd_kernels()  # type: ignore[union-attr]
+    names = jit.module("causal_conv1d", targets.of(device)).causal_conv1d_fwd_kernels()
     for source, call in (
         ("kernel", lambda: hipconv.causal_conv1d(x, weight, kernel=names[0])),
         ("HIPCONV_CONV1D_KERNEL", lambda: _forced(names[0], x=x, weight=weight)),
