@@ -197,13 +197,20 @@ def random_call(draw: random.Random, device: torch.device) -> tuple[tuple, dict]
     return (x, state, weight, draw.choice([bias, None]), draw.random() < 0.5), options
 
 
-def random_tree(draw: random.Random, batch: int, tokens: int) -> tuple[Tensor, Tensor]:
-    """Links of random trees, in which a parent comes before its children; the last tokens may be of none."""
+def random_tree(draw: random.Random, batch: int, tokens: int, parents: list[int] | None = None) -> tuple[Tensor, Tensor]:
+    """Links of random trees, in which a parent comes before its children; the last tokens may be of none.
+
+    Puts the parent of each token of the only row into `parents`, if that is given.
+    """
     child, sibling = torch.full((batch, tokens), -1), torch.full((batch, tokens), -1)
     for b in range(batch):
         children: dict[int, list[int]] = {}
+        chosen = [0] * tokens
         for t in range(1, draw.randint(1, tokens)):
-            children.setdefault(draw.randrange(t), []).append(t)
+            chosen[t] = draw.randrange(t)
+            children.setdefault(chosen[t], []).append(t)
+        if parents is not None:
+            parents[:] = chosen
         for parent, found in children.items():
             for before, after in itertools.pairwise([parent, *found]):
                 (child if before == parent else sibling)[b, before] = after
@@ -421,6 +428,15 @@ def test_indices_outside_of_their_range_are_padding(device: torch.device, bad: i
             assert expected.live[1].all() and expected.live[0].any() == (name == "intermediate_state_indices")
 
 
+def test_more_accepted_tokens_than_a_state_holds_are_padding(device: torch.device) -> None:
+    for width, tokens, accepted in itertools.product((2, 4, 5), (1, 3), (0, 1, 3, 4)):
+        kept = 3
+        state = make_state("N,D,S", 2, 8, width - 2 + kept, torch.float32, device)
+        expected = check(torch.randn(2, 8, tokens, device=device), state, torch.ones(8, width, device=device),
+                         num_accepted_tokens=torch.tensor([accepted, 1], device=device))  # fmt: skip
+        assert expected.live[0].any() == (1 <= accepted <= kept) and expected.live[1].all()
+
+
 def test_query_start_loc_that_leads_outside_of_x(device: torch.device) -> None:
     for starts in ([0, 2, 9], [-5, 2, 4], [0, 2**31 - 1, 3], [0, 3, 1], [7, 8, 9]):
         x, state = torch.randn(4, 8, device=device), make_state("N,D,S", 2, 8, 3, torch.float32, device)
@@ -553,16 +569,17 @@ def _tree(device: torch.device, seed: int, tokens: int, width: int, dtype: torch
     x, weight, bias = _sequence(seed, tokens, dtype, width, device)
     state = make_state("N,D,S", 1, _DIM, width - 1, dtype, device)
     before = state.clone()
-    child, sibling = random_tree(random.Random(seed), 1, tokens)
+    parents: list[int] = []
+    child, sibling = random_tree(random.Random(seed), 1, tokens, parents)
     parent = torch.full((1, tokens), -7, device=device)
     windows = torch.zeros(1, tokens, _DIM, width - 1, dtype=dtype, device=device)
     out = causal_conv1d_update(x[None], state, weight, bias, True, intermediate_conv_window=windows, retrieve_parent_token=parent,
                                retrieve_next_token=child.to(device), retrieve_next_sibling=sibling.to(device))[0]  # fmt: skip
-    assert torch.equal(state, before)
+    assert torch.equal(state, before) and parent[0].tolist() == parents
     for t in range(tokens):
         path = [t]
         while path[0]:
-            path.insert(0, int(parent[0, path[0]]))
+            path.insert(0, parents[path[0]])
         alone = before.clone()
         along = causal_conv1d_update(x[None][:, :, path], alone, weight, bias, True)[0]
         assert mismatch(out[:, t].cpu(), along[:, -1].double().cpu()) is None
@@ -571,6 +588,15 @@ def _tree(device: torch.device, seed: int, tokens: int, width: int, dtype: torch
 
 def test_a_tree_of_drafts_is_each_of_its_paths(device: torch.device) -> None:
     _tree(device)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_links_that_lead_nowhere_or_back_are_ignored(device: torch.device, seed: int) -> None:
+    torch.manual_seed(seed)
+    links = torch.randint(-3, 12, (2, 3, 9), device=device)
+    parent = torch.zeros(3, 9, dtype=torch.int64, device=device)
+    check(torch.randn(3, 8, 9, device=device), make_state("N,D,S", 3, 8, 3, torch.float32, device), torch.ones(8, 4, device=device),
+          retrieve_next_token=links[0], retrieve_next_sibling=links[1], retrieve_parent_token=parent)  # fmt: skip
 
 
 @given(st.integers(0, 10**6), st.integers(1, 5))
