@@ -2,8 +2,8 @@
 
 __version__ = "0.1.0"
 
-from . import errors, reference
+from . import errors, reference, serving
 from .conv1d import causal_conv1d_fwd
 from .jit import warmup
 
-__all__ = ["causal_conv1d_fwd", "errors", "reference", "warmup"]
+__all__ = ["causal_conv1d_fwd", "errors", "reference", "serving", "warmup"]
