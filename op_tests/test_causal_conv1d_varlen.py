@@ -353,14 +353,16 @@ def test_any_strides_with_poison_around(device: torch.device, shape: str, dtype:
     arguments["weight"], _ = _strided(arguments["weight"], (1, 17), 1)
     arguments["bias"], _ = _strided(arguments["bias"], (3,), 1)
     slots, _, columns = pool.shape
-    for pool_strides in (
-        (dim * columns, columns, 1),
-        (dim * columns + 5, 1, dim),
-        (1, slots * columns, slots),
-        (columns, slots * columns, 1),
-    ):
-        states, buffer = _strided(arguments["conv_states"], pool_strides, 3)
-        given, given_buffer = _strided(torch.full_like(out, 42.0), strides, offset)
+    layouts = (
+        ((dim * columns, columns, 1), 3),
+        ((dim * columns + 5, 1, dim), 3),
+        ((1, slots * columns, slots), 3),
+        ((columns, slots * columns, 1), 3),
+        ((2 * dim * columns, 2, 2 * dim), 8),  # aligned, and yet no vectors
+    )
+    for number, (pool_strides, pool_offset) in enumerate(layouts):
+        states, buffer = _strided(arguments["conv_states"], pool_strides, pool_offset)
+        given, given_buffer = _strided(torch.full_like(out, 42.0), strides, offset + number % 2)
         serving.causal_conv1d_fn(**(arguments | {"conv_states": states, "out": given}))
         assert mismatch(given, expected(arguments)[0]) is None and same_bits(states, pool)
         assert given_buffer.isnan().sum() == given_buffer.numel() - out.numel(), "wrote outside out"
@@ -505,9 +507,10 @@ def test_states_that_have_no_place_are_not_kept(device: torch.device) -> None:
         changed = arguments[name].clone()
         changed[0] = value
         check(arguments | {name: changed})
-    changed = arguments["block_idx_first_scheduled_token"].clone()
-    changed[0] = -(1 << 31)
-    check(arguments | {"block_idx_first_scheduled_token": changed})
+    arguments = _cached(device, [32, 20], [64, 40], 16)
+    arguments["has_initial_state"][0] = False
+    arguments["block_idx_first_scheduled_token"][0] = -(1 << 31)  # boundaries that were not crossed in this call
+    check(arguments)
 
 
 # ---- split -----------------------------------------------------------------------------------------------------------------------
