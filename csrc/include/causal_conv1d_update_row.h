@@ -60,7 +60,7 @@ HIPCONV_INLINE RowState state_of_row(const CausalConv1dUpdateParams& p, int64_t 
         const int64_t accepted = load_index(p.num_accepted_tokens, b);
         const int32_t kept = p.state_len - (p.width - 2);  // tokens that a state holds after the width - 2 before them
         row.live = row.live && accepted >= 1 && accepted < kept + 1 && tokens <= kept;
-        row.first_column = static_cast<int32_t>(accepted) - 1;
+        row.first_column = row.live ? static_cast<int32_t>(accepted - 1) : 0;
     } else if (p.cache_seqlens.data && p.state_len > 0) {
         const int64_t position = load_index(p.cache_seqlens, b) % p.state_len;
         row.first_column = static_cast<int32_t>(position < 0 ? position + p.state_len : position);
