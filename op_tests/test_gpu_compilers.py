@@ -7,13 +7,14 @@ the test where CI=true and skip it elsewhere.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 import os
 from pathlib import Path
 import re
 
 import pytest
 
-from amd_code import AMD_ARCHS, PACKAGES, ROOT, TOOLS, build, missing, run
+from amd_code import AMD_ARCHS, PACKAGES, ROOT, TOOLS, build_all, missing, run
 
 KERNELS = sorted((ROOT / "csrc" / "kernels").glob("*.cu"))
 
@@ -32,25 +33,37 @@ def require_amd_compiler() -> None:
 
 
 @pytest.mark.parametrize("source", KERNELS, ids=lambda path: path.name)
-@pytest.mark.parametrize("arch", AMD_ARCHS)
-def test_compiles_for_amd_without_scratch_spills_or_flat_accesses(arch: str, source: Path) -> None:
+def test_compiles_for_amd_without_scratch_spills_or_flat_accesses(source: Path) -> None:
     require_amd_compiler()
-    code = build(source, arch)
-    assert code.kernels, f"no kernel in {source.name}"
-    for kernel in code.kernels:
-        name, numbers = kernel.name, kernel.numbers
-        assert numbers["private_segment_fixed_size"] == 0, f"{name} uses scratch memory on {arch}"
-        assert numbers["vgpr_spill_count"] == 0 and numbers["sgpr_spill_count"] == 0, f"{name} spills registers on {arch}"
-        assert numbers["group_segment_fixed_size"] <= 64 * 1024, f"{name} uses more LDS than {arch} has"
-    flat = [line.strip() for line in code.disassembly.splitlines() if re.search(r"\bflat_", line)]
-    assert not flat, f"flat memory access on {arch}: {flat[:3]}"
+    for arch, code in zip(AMD_ARCHS, build_all(source, AMD_ARCHS), strict=True):
+        assert code.kernels, f"no kernel in {source.name}"
+        for kernel in code.kernels:
+            name, numbers = kernel.name, kernel.numbers
+            assert numbers["private_segment_fixed_size"] == 0, f"{name} uses scratch memory on {arch}"
+            assert numbers["vgpr_spill_count"] == 0 and numbers["sgpr_spill_count"] == 0, f"{name} spills registers on {arch}"
+            assert numbers["group_segment_fixed_size"] <= 64 * 1024, f"{name} uses more LDS than {arch} has"
+        flat = [line.strip() for line in code.disassembly.splitlines() if re.search(r"\bflat_", line)]
+        assert not flat, f"flat memory access on {arch}: {flat[:3]}"
+
+
+@pytest.fixture(scope="module")
+def nvidia_reports(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, str]:
+    """What nvcc says of each kernel file, compiled side by side."""
+    require("nvcc", remedy="install the CUDA toolkit's compiler")
+    objects = tmp_path_factory.mktemp("sm_90")
+    includes = [f"-I{ROOT / 'csrc' / place}" for place in ("include", "compat/cuda")]
+
+    def compiled(source: Path) -> str:
+        options = ["-arch=sm_90", "-std=c++17", "-O3", "-Xptxas", "-v", *includes]
+        return run("nvcc", *options, "-c", source, "-o", objects / f"{source.stem}.o")
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        return dict(zip(KERNELS, threads.map(compiled, KERNELS), strict=True))
 
 
 @pytest.mark.parametrize("source", KERNELS, ids=lambda path: path.name)
-def test_compiles_for_nvidia_without_spills(source: Path, tmp_path: Path) -> None:
-    require("nvcc", remedy="install the CUDA toolkit's compiler")
-    includes = [f"-I{ROOT / 'csrc' / place}" for place in ("include", "compat/cuda")]
-    report = run("nvcc", "-arch=sm_90", "-std=c++17", "-O3", "-Xptxas", "-v", *includes, "-c", source, "-o", tmp_path / "code.o")
+def test_compiles_for_nvidia_without_spills(source: Path, nvidia_reports: dict[Path, str]) -> None:
+    report = nvidia_reports[source]
     frames = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", report)
     assert frames and all(frame == ("0", "0", "0") for frame in frames), report
 
