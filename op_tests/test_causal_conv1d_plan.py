@@ -82,7 +82,7 @@ def test_strides_of_axes_of_one_element_do_not_matter(device: torch.device, shap
     assert all(len(found) == 1 for found in plans.values())
     if shape != (1, 24, 40):  # the two layouts are one
         assert plans[LAYOUTS[0]] == plans[LAYOUTS[1]]
-    fast = {"tile", "vector", "simd"}
+    fast = {"tile", "vector", "rows", "simd"}
     if shape[1:] == (1, 40):
         fast = {"vector", "simd"}  # its vectors would be one channel wide
     elif shape[1:] == (24, 1):
@@ -104,6 +104,28 @@ def test_plans_for_gpus_and_sizes_that_are_not_here() -> None:
     on_cpu = hipconv.causal_conv1d_plan(x, weight, target="cpu")
     assert (on_cpu.kernel, on_cpu.form, on_cpu.serves) == ("simd", "simd_along_tokens", ("simd", "openmp"))
     assert on_cpu.target == f"cpu {targets.host_isa()}"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "seqlen", "kernel"),
+    [
+        (torch.bfloat16, 2, "rows"),
+        (torch.bfloat16, 6, "rows"),
+        (torch.bfloat16, 7, "vector"),
+        (torch.bfloat16, 8, "vector"),
+        (torch.bfloat16, 9, "shared"),
+        (torch.bfloat16, 64, "vector"),
+        (torch.bfloat16, 509, "shared"),
+        (torch.bfloat16, 4095, "vector"),
+        (torch.float32, 3, "rows"),
+        (torch.float32, 5, "vector"),
+        (torch.float32, 509, "vector"),
+    ],
+    ids=str,
+)
+def test_channel_first_rows_of_any_length_go_where_they_are_fastest(dtype: torch.dtype, seqlen: int, kernel: str) -> None:
+    x, weight = meta(4, 1024, seqlen, dtype=dtype), meta(1024, 4, dtype=dtype)
+    assert all(hipconv.causal_conv1d_plan(x, weight, target=target).kernel == kernel for target in ("gfx942", "gfx1100", "sm_90"))
 
 
 def test_a_result_is_planned_with_the_layout_it_will_have() -> None:

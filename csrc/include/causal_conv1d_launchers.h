@@ -17,6 +17,9 @@ void causal_conv1d_vector(const CausalConv1dFwdParams& params, void* stream);
 bool causal_conv1d_shared_serves(const CausalConv1dFwdParams& params);  // channel-first, rows one after another in memory
 void causal_conv1d_shared(const CausalConv1dFwdParams& params, void* stream);
 
+bool causal_conv1d_rows_serves(const CausalConv1dFwdParams& params);  // channel-first, rows of at most 16 bytes
+void causal_conv1d_rows(const CausalConv1dFwdParams& params, void* stream);
+
 constexpr int kMaxFastWidth = 8;  // they are compiled for widths 2 to this
 
 // Calls f with a value of x's element type and the width as an integral_constant: what the kernels are compiled for.

@@ -145,7 +145,7 @@ HIPCONV_INLINE void set_pair(W& words, int i, Pair v) {
 
 // Elements first to first + kCount - 1 of a row of `size` elements one after another, one access each; zeros outside the row.
 template <typename T, int kCount>
-HIPCONV_INLINE Words<T, kCount> load_part(const T* row, int64_t first, int64_t size) {
+HIPCONV_INLINE Words<T, kCount> load_part(const T* row, int32_t first, int32_t size) {
     Words<T, kCount> words{};
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
@@ -161,7 +161,7 @@ HIPCONV_INLINE Words<T, kCount> load_part(const T* row, int64_t first, int64_t s
 }
 
 template <typename T, int kCount>
-HIPCONV_INLINE void store_part(T* row, int64_t first, int64_t size, Words<T, kCount> words) {
+HIPCONV_INLINE void store_part(T* row, int32_t first, int32_t size, Words<T, kCount> words) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
         if (first + i < 0 || first + i >= size) continue;

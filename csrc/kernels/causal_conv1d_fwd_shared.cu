@@ -21,7 +21,7 @@ constexpr int kMaxSharedRows = 258;  // whose parameters LDS holds: 1024 element
 
 // How a launch divides the work: block (x, y) makes span x of sequences y * sequences_a_block and following.
 struct SharedPlan {
-    int64_t size;    // elements of a sequence, all rows
+    uint32_t size;   // elements of a sequence, all rows
     int32_t rounds;  // vectors of a thread in a span
     int32_t sequences, sequences_a_block;
     int64_t x_sequence, out_sequence;  // elements from sequence to sequence
@@ -44,16 +44,16 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, shared_blocks(kWidth))
     HIPCONV_SHARED(int, not_finite, 1);
     const int thread = static_cast<int>(threadIdx.x);
     const int32_t length = p.seqlen;
-    const int64_t span = static_cast<int64_t>(blockIdx.x) * plan.rounds * kSharedThreads * kTokens;  // its first element
-    const int64_t first_row = span / length;
-    const uint32_t into_row = static_cast<uint32_t>(span - first_row * length);
+    const uint32_t span = blockIdx.x * static_cast<uint32_t>(plan.rounds) * kSharedThreads * kTokens;  // its first element
+    const uint32_t first_row = span / static_cast<uint32_t>(length);
+    const uint32_t into_row = span - first_row * length;
 
     if (thread == 0) not_finite[0] = 0;
     __syncthreads();
     const uint32_t span_size = static_cast<uint32_t>(plan.rounds) * kSharedThreads * kTokens;
     const uint32_t rows = (into_row + span_size - 1) / length + 1;
     for (uint32_t row = thread; row < rows; row += kSharedThreads) {
-        const int64_t d = (first_row + row) % p.dim;  // rows beyond the last sequence are not used
+        const int64_t d = (first_row + row) % static_cast<uint32_t>(p.dim);  // rows beyond the last sequence are not used
         float* to = parameters + row * kParameters;
         float probe = 0.0f;
         for (int i = 0; i < kWidth; ++i) {
@@ -70,27 +70,25 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, shared_blocks(kWidth))
     const int first_sequence = static_cast<int>(blockIdx.y) * plan.sequences_a_block;
     const int left = plan.sequences - first_sequence;
     const int items = (left < plan.sequences_a_block ? left : plan.sequences_a_block) * plan.rounds;
-    const int64_t lane = span + static_cast<int64_t>(thread) * kTokens;
-    constexpr int kRound = kSharedThreads * kTokens;
+    const uint32_t lane = static_cast<uint32_t>(thread) * kTokens, from_span = plan.size - span;
+    constexpr uint32_t kRound = kSharedThreads * kTokens;
 
-    const T* x = static_cast<const T*>(p.x.data) + first_sequence * plan.x_sequence;
-    T* out = static_cast<T*>(p.out.data) + first_sequence * plan.out_sequence;
+    const T* x = static_cast<const T*>(p.x.data) + first_sequence * plan.x_sequence + span;
+    T* out = static_cast<T*>(p.out.data) + first_sequence * plan.out_sequence + span;
     Vector current[kAhead];
     typename Past::Part before[kAhead][Past::kParts];
     int loaded = 0, in_round = 0, to_round = 0;
     const auto fetch = [&](int u) {
-        const int64_t at = lane + in_round * kRound;
-#pragma unroll
-        for (int k = 0; k < Past::kParts; ++k) before[u][k] = typename Past::Part{};
-        if (loaded < items && at < plan.size) {
-            if (at + kTokens <= plan.size)
+        const uint32_t at = lane + in_round * kRound;
+        if (loaded < items && at < from_span) {
+            if (at + kTokens <= from_span)
                 current[u] = *reinterpret_cast<const Vector*>(x + at);
             else
-                current[u] = load_part<T, kTokens>(x, at, plan.size);
+                current[u] = load_part<T, kTokens>(x + at, 0, static_cast<int32_t>(from_span - at));
+            if (span + at > 0) {
 #pragma unroll
-            for (int k = 0; k < Past::kParts; ++k) {
-                const int64_t part_at = at - Past::kTokens + k * Past::kPartTokens;
-                if (part_at >= 0) before[u][k] = *reinterpret_cast<const typename Past::Part*>(x + part_at);
+                for (int k = 0; k < Past::kParts; ++k)
+                    before[u][k] = *reinterpret_cast<const typename Past::Part*>(x + at - (Past::kTokens - k * Past::kPartTokens));
             }
         }
         ++loaded;
@@ -102,6 +100,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, shared_blocks(kWidth))
 #pragma unroll
     for (int u = 0; u < kAhead; ++u) {
         current[u] = Vector{};
+#pragma unroll
+        for (int k = 0; k < Past::kParts; ++k) before[u][k] = typename Past::Part{};
         fetch(u);
     }
 
@@ -113,7 +113,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, shared_blocks(kWidth))
             fetch(u);
 
             // The row of the vector's first element, counted from the span's first row, and the element's token.
-            const uint32_t from_row = into_row + static_cast<uint32_t>(thread * kTokens + to_round * kRound);
+            const uint32_t from_row = into_row + lane + to_round * kRound;
             uint32_t row = from_row >= static_cast<uint32_t>(length);
             if (plan.length_reciprocal)
                 row = static_cast<uint32_t>(static_cast<uint64_t>(from_row) * plan.length_reciprocal >> 32);
@@ -156,20 +156,19 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, shared_blocks(kWidth))
                         }
                     }
                 };
-                // Zeros for the tokens before `begin`, an index of the window.
-                const auto mask = [&](int begin) {
+                // Zeros for the tokens before the vector's first row.
 #pragma unroll
-                    for (int k = 0; k < Past::kTokens + kTokens - 1; ++k)
-                        if (k < begin) window[k] = 0.0f;
-                };
-                if (t < kWidth - 1) mask(Past::kTokens - t);
+                for (int k = Past::kTokens - (kWidth - 1); k < Past::kTokens; ++k)
+                    if (k < Past::kTokens - t) window[k] = 0.0f;
                 convolve(mine);
                 const int32_t ends = length - t;  // the element that begins the next row
                 if (ends < kTokens && row + 1 < rows) {
                     Pair kept[kPairs];
 #pragma unroll
                     for (int j = 0; j < kPairs; ++j) kept[j] = sums[j];
-                    mask(Past::kTokens + ends);
+#pragma unroll
+                    for (int k = 0; k < Past::kTokens + kTokens - 1; ++k)
+                        if (k < Past::kTokens || k < Past::kTokens + ends) window[k] = 0.0f;
                     convolve(mine + kParameters);
 #pragma unroll
                     for (int j = 0; j < kPairs; ++j)
@@ -183,12 +182,12 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, shared_blocks(kWidth))
             }
             Vector result = vector_of_halves<T, kTokens>(sums);
 
-            const int64_t at = lane + to_round * kRound;
-            if (item + u < items && at < plan.size) {
-                if (at + kTokens <= plan.size)
+            const uint32_t at = lane + to_round * kRound;
+            if (item + u < items && at < from_span) {
+                if (at + kTokens <= from_span)
                     *reinterpret_cast<Vector*>(out + at) = result;
                 else
-                    store_part<T, kTokens>(out, at, plan.size, result);
+                    store_part<T, kTokens>(out + at, 0, static_cast<int32_t>(from_span - at), result);
             }
             if (++to_round == plan.rounds) {
                 to_round = 0;
@@ -207,28 +206,29 @@ template <typename T, int kWidth>
 void launch(const CausalConv1dFwdParams& p, hipStream_t stream) {
     constexpr int kTokens = 16 / static_cast<int>(sizeof(T));
     SharedPlan plan{};
-    plan.size = static_cast<int64_t>(p.dim) * p.seqlen;
+    int64_t size = static_cast<int64_t>(p.dim) * p.seqlen;
     plan.sequences = p.batch;
     plan.x_sequence = p.x.batch_stride;
     plan.out_sequence = p.out.batch_stride;
-    if (plan.size % kTokens != 0 && p.batch > 1) {  // sequences begin off boundaries, but follow one another: take them as one
-        plan.size *= p.batch;
+    if (size % kTokens != 0 && p.batch > 1) {  // sequences begin off boundaries, but follow one another: take them as one
+        size *= p.batch;
         plan.sequences = 1;
     }
+    plan.size = static_cast<uint32_t>(size);
     // Several rounds where there are few sequences, as far as LDS holds the rows and the card is full.
     constexpr int64_t round = kSharedThreads * kTokens;
     plan.rounds = 1;
     while (plan.rounds * 2 * plan.sequences <= kSharedItems && rows_of(plan.rounds * 2 * round, p.seqlen) <= kMaxSharedRows &&
-           plan.size / (plan.rounds * 2 * kTokens) * plan.sequences >= kEnoughThreads)
+           size / (plan.rounds * 2 * kTokens) * plan.sequences >= kEnoughThreads)
         plan.rounds *= 2;
     plan.sequences_a_block = kSharedItems / plan.rounds;
     while (plan.sequences_a_block > 1 &&
-           plan.size / (plan.rounds * kTokens) * plan.sequences / plan.sequences_a_block < kEnoughThreads)
+           size / (plan.rounds * kTokens) * plan.sequences / plan.sequences_a_block < kEnoughThreads)
         plan.sequences_a_block /= 2;
     plan.length_reciprocal =
         p.seqlen > plan.rounds * round ? 0 : static_cast<uint32_t>(((int64_t{1} << 32) + p.seqlen - 1) / p.seqlen);
 
-    const dim3 grid(blocks_up_to(plan.size, plan.rounds * round, 1 << 24),
+    const dim3 grid(blocks_up_to(size, plan.rounds * round, 1 << 24),
                     blocks_up_to(plan.sequences, plan.sequences_a_block, 65535), 1);
     hipLaunchKernelGGL((causal_conv1d_fwd_shared<T, kWidth>), grid, dim3(kSharedThreads, 1, 1), 0, stream, p, plan);
     check_launch("causal_conv1d_fwd");
@@ -245,8 +245,9 @@ bool causal_conv1d_shared_serves(const CausalConv1dFwdParams& p) {
         return rows_follow && reinterpret_cast<uintptr_t>(s.data) % 16 == 0 &&
                (p.batch == 1 || (size % tokens == 0 ? s.batch_stride % tokens == 0 : s.batch_stride == size));
     };
+    const int64_t elements = size * (size % tokens == 0 ? 1 : p.batch);  // counted in 32 bits, to the end of the last span
     return packed(p.x) && packed(p.out) && rows_of(kSharedThreads * tokens, p.seqlen) <= kMaxSharedRows &&
-           size <= int64_t{1} << 34 && p.batch <= 65535 && p.seqlen < INT32_MAX - 8192;
+           elements < (int64_t{1} << 32) - (1 << 20) && p.batch <= 65535 && p.seqlen < INT32_MAX - 8192;
 }
 
 void causal_conv1d_shared(const CausalConv1dFwdParams& p, void* stream) {

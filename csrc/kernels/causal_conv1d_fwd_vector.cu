@@ -4,8 +4,9 @@
 // which lie in the same cache line or in the one the neighbouring lane reads. No LDS, no barrier. It walks several vectors,
 // loading kAhead of them before they are needed, so that memory always has work while registers stay few and threads many.
 //
-// Rows need not begin or end on a 16-byte boundary: vectors lie on the boundaries of out, and those that a row fills only in part
-// are read and written element by element (kRagged). If x is not aligned as out is, all of x is read so.
+// Rows need not begin or end on a 16-byte boundary (kRagged): vectors lie on the boundaries of out. Those that a row fills only in
+// part are read whole where memory before and after the row is x's as well, and written element by element. If x is not aligned as
+// out is, all of x is read element by element. Rows of less than a vector are one vector each, wherever they begin.
 //
 // Bytes: each input read once from memory (and up to half of it once more from cache), each output written once.
 #include <hip/hip_runtime.h>
@@ -17,6 +18,7 @@
 namespace hipconv {
 
 constexpr int kVectorThreads = 128;
+constexpr int kMinLanes = 8;  // of a row, side by side: a cache line of 128 bytes
 constexpr int kMaxItems = 8;  // vectors of a thread; fewer cost more starts, more leave cards unevenly filled
 
 // How a launch divides the work. A block is blockDim.x vectors of tokens by blockDim.y channels. The items of a channel are the
@@ -31,10 +33,11 @@ struct VectorPlan {
     int64_t x_batch, out_batch;  // bytes from sequence to sequence
     uint32_t x_row, out_row;     // bytes from channel to channel
     bool on_boundaries;          // ragged rows: vectors lie on out's 16-byte boundaries; if not, they count from the row's start
+    uint64_t x_begin, x_end;     // ragged rows: the addresses between which x may be read in whole vectors, if any
 };
 
 constexpr int vector_blocks(int width, int bytes, bool ragged) {
-    return ragged ? 6 : width > 4 ? 8 : bytes == 2 ? 10 : 12;
+    return ragged ? 8 : width > 4 ? 8 : bytes == 2 ? 10 : 12;
 }
 
 template <typename T, int kWidth, bool kRagged>
@@ -85,22 +88,19 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
         ++loaded;
         if constexpr (kRagged) {
             const int32_t t = token_of(in_token, out_of_in);
-#pragma unroll
-            for (int k = 0; k < Past::kParts; ++k) before[u][k] = Part{};
             if (t < p.seqlen) {
                 const T* row = reinterpret_cast<const T*>(x + lane_x);
-                const bool aligned = reinterpret_cast<uintptr_t>(row + t) % 16 == 0;
-                if (aligned && t >= 0 && t + kTokens <= p.seqlen)
-                    current[u] = *reinterpret_cast<const Vector*>(row + t);
-                else
+                const uint64_t at = reinterpret_cast<uint64_t>(row + t);
+                if (at - Past::kTokens * kSize >= plan.x_begin && at + 16 <= plan.x_end) {
+                    current[u] = *global_pointer<const Vector>(at);
+#pragma unroll
+                    for (int k = 0; k < Past::kParts; ++k)
+                        before[u][k] = *global_pointer<const Part>(at - (Past::kTokens - k * Past::kPartTokens) * kSize);
+                } else {
                     current[u] = load_part<T, kTokens>(row, t, p.seqlen);
 #pragma unroll
-                for (int k = 0; k < Past::kParts; ++k) {
-                    const int32_t at = t - Past::kTokens + k * Past::kPartTokens;
-                    if (aligned && at >= 0)
-                        before[u][k] = *reinterpret_cast<const Part*>(row + at);
-                    else
-                        before[u][k] = load_part<T, Past::kPartTokens>(row, at, p.seqlen);
+                    for (int k = 0; k < Past::kParts; ++k)
+                        before[u][k] = load_part<T, Past::kPartTokens>(row, t - Past::kTokens + k * Past::kPartTokens, p.seqlen);
                 }
             }
         } else {
@@ -152,6 +152,12 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
             float window[Past::kTokens + kTokens];
             Past::unpack(before[u], current[u], window);
             fetch(u);
+            const int32_t t = token_of(to_token, out);
+            if (kRagged && t < kWidth - 1) {  // what was read of the row before
+#pragma unroll
+                for (int k = 0; k < Past::kTokens + kTokens - 1; ++k)
+                    if (k < Past::kTokens - t) window[k] = 0.0f;
+            }
 
             constexpr int kOldest = Past::kTokens - (kWidth - 1);
             Pair sums[kPairs];
@@ -164,7 +170,6 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
                     sums[j] = multiply_add(weight[i], make_pair(window[at], window[at + kHalf]), sums[j]);
                 }
             }
-            const int32_t t = token_of(to_token, out);
             if (repairs && (kRagged ? t < kWidth - 1 : to_token == 0)) {
                 // Zeros stood in for the tokens before the row, and some weight is infinite or NaN: skip those taps
                 // instead. (The oldest token of the window belongs to no tap of some widths and is zero here. Naming it
@@ -219,22 +224,41 @@ bool rows_are_aligned(const CausalConv1dFwdParams& p) {
     return p.seqlen % tokens == 0 && aligned(p.x) && aligned(p.out);
 }
 
+// Whether every row of x lies in its 16 bytes as the same row of out does.
+bool aligned_alike(const CausalConv1dFwdParams& p) {
+    const int tokens = 16 / element_bytes(p.dtype);
+    return reinterpret_cast<uintptr_t>(p.x.data) % 16 == reinterpret_cast<uintptr_t>(p.out.data) % 16 &&
+           (p.x.dim_stride - p.out.dim_stride) % tokens == 0 && (p.x.batch_stride - p.out.batch_stride) % tokens == 0;
+}
+
+// How a block's threads lie over rows: `lanes` vectors of one row, `rows` rows, and as many stretches as cover a row.
 struct VectorShape {
-    unsigned lanes, rows;
+    int lanes, rows;
     int64_t stretches;
     bool on_boundaries;
 };
 
 VectorShape shape_of(const CausalConv1dFwdParams& p) {
     const int tokens = 16 / element_bytes(p.dtype);
-    VectorShape s{};
-    s.on_boundaries = p.seqlen > tokens;
-    const int64_t before_row = rows_are_aligned(p) || !s.on_boundaries ? 0 : tokens - 1;  // at most
-    const int64_t vectors = (p.seqlen + before_row + tokens - 1) / tokens;
-    s.stretches = (vectors + kVectorThreads - 1) / kVectorThreads;
-    s.lanes = static_cast<unsigned>((vectors + s.stretches - 1) / s.stretches);
-    s.rows = kVectorThreads / s.lanes;
-    return s;
+    const auto shape = [&](int64_t vectors, int64_t stretches) {
+        const int lanes = static_cast<int>((vectors + stretches - 1) / stretches);
+        return VectorShape{lanes, kVectorThreads / lanes, stretches, p.seqlen > tokens};
+    };
+    if (rows_are_aligned(p)) {
+        const int64_t vectors = p.seqlen / tokens;
+        return shape(vectors, (vectors + kVectorThreads - 1) / kVectorThreads);
+    }
+    // A ragged row is cut anywhere into vectors. Of the ways to divide them, the one that leaves the fewest threads idle.
+    if (p.seqlen <= tokens) return shape(1, 1);
+    const int64_t vectors = (static_cast<int64_t>(p.seqlen) + 2 * (tokens - 1)) / tokens;
+    const int64_t fewest = (vectors + kVectorThreads - 1) / kVectorThreads;
+    VectorShape best = shape(vectors, fewest);
+    for (int64_t stretches = fewest; stretches < 4 * fewest + 8 && vectors / stretches >= kMinLanes; ++stretches) {
+        const VectorShape s = shape(vectors, stretches);
+        const auto threads = [](const VectorShape& v) { return (v.lanes * v.rows + 31) / 32 * 32 * v.stretches; };
+        if (threads(s) * best.rows < threads(best) * s.rows) best = s;
+    }
+    return best;
 }
 
 template <typename T, int kWidth, bool kRagged>
@@ -254,6 +278,11 @@ void launch(const CausalConv1dFwdParams& p, hipStream_t stream) {
     plan.x_row = static_cast<uint32_t>(p.x.dim_stride * sizeof(T));
     plan.out_row = static_cast<uint32_t>(p.out.dim_stride * sizeof(T));
     plan.on_boundaries = shape.on_boundaries;
+    if (kRagged && shape.on_boundaries && aligned_alike(p)) {
+        const auto bytes = [](int64_t elements) { return static_cast<uint64_t>(elements) * sizeof(T); };
+        plan.x_begin = reinterpret_cast<uint64_t>(p.x.data);
+        plan.x_end = plan.x_begin + bytes((p.batch - 1) * p.x.batch_stride + (p.dim - 1) * p.x.dim_stride + p.seqlen);
+    }
 
     const int64_t channel_groups = (static_cast<int64_t>(p.dim) + shape.rows - 1) / shape.rows;
     const dim3 grid = grid_of((plan.items + plan.each - 1) / plan.each, channel_groups);
