@@ -1,4 +1,4 @@
-"""A rehearsal of ROCm without a GPU: the real registry and sources through the ROCm branch of torch's extension loader.
+"""A rehearsal of ROCm without a GPU: the real registry and the smallest module through the ROCm branch of torch's extension loader.
 
 Debian's hipcc compiles and links for gfx90a against a CPU build of torch that is told it is a ROCm build. It shows what cannot be
 seen on NVIDIA or on the host: that hipify changes nothing, that the HIP text compiles with AMD's own headers and host compiler, that
@@ -26,9 +26,9 @@ from hipconv import cache, jit, registry
 from hipconv.targets import Target
 
 target = Target("rocm", "gfx90a")
-artefact = jit.build("causal_conv1d", target)
+artefact = jit.build("copy", target)
 root = registry.source_root()
-entry = registry.module("causal_conv1d")
+entry = registry.module("copy")
 staged = {str(file.relative_to(artefact.directory)) for file in (artefact.directory / "csrc").rglob("*") if file.is_file()}
 expected = {str(file) for file in (*registry.sources(entry, "rocm"), *registry.headers("rocm"))}
 assert staged == expected, f"hipify wrote {staged ^ expected}"
@@ -36,19 +36,18 @@ for file in expected:
     assert (artefact.directory / file).read_bytes() == (root / file).read_bytes(), f"hipify rewrote {file}"
 assert "--offload-arch=gfx90a" in (artefact.directory / "build.ninja").read_text()
 
-module = jit.module("causal_conv1d", target)
-assert jit.module("causal_conv1d", target) is module
-assert "naive" in module.causal_conv1d_fwd_kernels()
+module = jit.module("copy", target)
+assert jit.module("copy", target) is module
 x, out = torch.ones(2, 4, 8), torch.full((2, 4, 8), 42.0)
 try:
-    module.causal_conv1d_fwd(out, x, torch.ones(4, 3), None, True, "auto", 0)
+    module.copy(out, x, 0)
 except RuntimeError as error:
     print("raised:", error)
 else:
     sys.exit("a launch without a GPU did not raise")
 assert (out == 42.0).all(), "out was written"
 try:
-    module.causal_conv1d_fwd(out, x, torch.ones(5, 3), None, True, "auto", 0)
+    module.copy(out, torch.ones(2, 4, 9), 0)
 except ValueError as error:
     print("refused:", error)
 """  # on stdout: these two lines and nothing else
@@ -86,8 +85,8 @@ def test_builds_imports_and_raises_through_the_rocm_branch(rocm_environment: dic
     done = subprocess.run([sys.executable, "-c", REHEARSAL], env=rocm_environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     raised, refused = done.stdout.splitlines()
-    assert raised.startswith("raised: hipconv: causal_conv1d_fwd: the kernel could not be launched: hipError")
-    assert refused.startswith("refused: weight: got shape (5, 3)")
+    assert raised.startswith("raised: hipconv: copy: the kernel could not be launched: hipError")
+    assert refused.startswith("refused: out: got shape (2, 4, 8)")
     assert done.stderr == ""
     siblings = {place.name for place in Path(rocm_environment["HOME"]).iterdir()}
     assert siblings == {"bin", "include", "lib", "stand-ins", "cache for cuda"}, "something was written outside the cache"

@@ -85,10 +85,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, shared_blocks(kWidth))
                 current[u] = *reinterpret_cast<const Vector*>(x + at);
             else
                 current[u] = load_part<T, kTokens>(x + at, 0, static_cast<int32_t>(from_span - at));
-            if (span + at > 0) {
 #pragma unroll
-                for (int k = 0; k < Past::kParts; ++k)
-                    before[u][k] = *reinterpret_cast<const typename Past::Part*>(x + at - (Past::kTokens - k * Past::kPartTokens));
+            for (int k = 0; k < Past::kParts; ++k) {
+                const uint32_t back = Past::kTokens - k * Past::kPartTokens;
+                if (span + at >= back) before[u][k] = *reinterpret_cast<const typename Past::Part*>(x + at - back);
             }
         }
         ++loaded;
