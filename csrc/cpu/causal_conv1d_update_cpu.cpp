@@ -209,11 +209,12 @@ void simd_kernel(const CausalConv1dUpdateParams& p) {
         for (int64_t item = 0; item < work.items; ++item) {
             const int64_t d = item / p.batch * kBlock, b = item % p.batch;
             const int count = static_cast<int>(std::min<int64_t>(kBlock, p.dim - d));
+            const RowIndices indices = indices_of_row(p, b);
             if (p.zero_padding && p.query_start_loc.data)
-                for (int c = 0; c < count; ++c) zero_rest<T>(p, b, d + c);
-            const RowTokens tokens = tokens_of_row(p, b);
+                for (int c = 0; c < count; ++c) zero_rest<T>(p, indices, b, d + c);
+            const RowTokens tokens = tokens_of_row(p, indices);
             if (tokens.count == 0) continue;
-            const RowState row = state_of_row(p, b, tokens.count);
+            const RowState row = state_of_row(p, indices, tokens.count);
             if (!row.live) {
                 if (p.zero_padding) zero_channels<T>(p, b, d, count, tokens);
                 continue;
@@ -234,10 +235,11 @@ void openmp_kernel(const CausalConv1dUpdateParams& p) {
     for (int64_t item = 0; item < work.items; ++item) {
         const int64_t begin = item / p.batch * kBlock, b = item % p.batch;
         const int64_t channels = std::min<int64_t>(kBlock, p.dim - begin);
-        for (int64_t d = begin; d < begin + channels; ++d) zero_rest<T>(p, b, d);
-        const RowTokens tokens = tokens_of_row(p, b);
+        const RowIndices indices = indices_of_row(p, b);
+        for (int64_t d = begin; d < begin + channels; ++d) zero_rest<T>(p, indices, b, d);
+        const RowTokens tokens = tokens_of_row(p, indices);
         if (tokens.count == 0) continue;
-        const RowState row = state_of_row(p, b, tokens.count);
+        const RowState row = state_of_row(p, indices, tokens.count);
         if (!row.live) {
             if (p.zero_padding) zero_channels<T>(p, b, begin, channels, tokens);
             continue;

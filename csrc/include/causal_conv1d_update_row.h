@@ -10,9 +10,43 @@
 
 namespace hipconv {
 
+// Element (row, column), in two loads of 32 bits: nothing waits for the first one before another index is on its way.
 HIPCONV_INLINE int64_t load_index(const Indices& from, int64_t row, int64_t column = 0) {
     const int64_t at = row * from.row_stride + column * from.column_stride;
-    return from.wide ? from.data.as<const int64_t>()[at] : from.data.as<const int32_t>()[at];
+    const int32_t* words = from.data.as<const int32_t>() + (from.wide ? 2 * at : at);
+    const int32_t low = words[0], high = from.wide ? words[1] : low >> 31;
+    return static_cast<int64_t>(static_cast<uint64_t>(static_cast<uint32_t>(high)) << 32 | static_cast<uint32_t>(low));
+}
+
+// All that the indices say of a row, loaded together and not yet looked at.
+struct RowIndices {
+    int64_t first_token, end_token, rest;  // of a packed batch; the rest are its tokens after the last row
+    int64_t write_slot, read_slot;
+    int64_t position;  // the accepted tokens, or of a circular state the tokens so far
+};
+
+constexpr int64_t kNoSlot = int64_t{1} << 62;  // outside of every pool
+
+HIPCONV_INLINE int64_t load_slot(const Indices& table, const Indices& columns, int64_t b) {
+    if (!table.data) return b;
+    const int64_t column = columns.data ? load_index(columns, b) : 0;
+    return column < 0 || column >= table.columns ? kNoSlot : load_index(table, b, column);
+}
+
+HIPCONV_INLINE RowIndices indices_of_row(const CausalConv1dUpdateParams& p, int64_t b) {
+    RowIndices row{};
+    if (p.query_start_loc.data) {
+        row.first_token = load_index(p.query_start_loc, b);
+        row.end_token = load_index(p.query_start_loc, b + 1);
+        if (p.zero_padding) row.rest = load_index(p.query_start_loc, p.batch);
+    }
+    if (p.num_accepted_tokens.data)
+        row.position = load_index(p.num_accepted_tokens, b);
+    else if (p.cache_seqlens.data)
+        row.position = load_index(p.cache_seqlens, b);
+    row.write_slot = load_slot(p.write_slots, p.write_columns, b);
+    if (p.fork) row.read_slot = load_slot(p.read_slots, p.read_columns, b);
+    return row;
 }
 
 // The tokens of a row: `count` of them from `first` on, in x and out.
@@ -25,10 +59,9 @@ HIPCONV_INLINE int64_t token_within(const CausalConv1dUpdateParams& p, int64_t t
     return token < 0 ? 0 : token > p.total_tokens ? p.total_tokens : token;
 }
 
-HIPCONV_INLINE RowTokens tokens_of_row(const CausalConv1dUpdateParams& p, int64_t b) {
+HIPCONV_INLINE RowTokens tokens_of_row(const CausalConv1dUpdateParams& p, const RowIndices& indices) {
     if (!p.query_start_loc.data) return {0, p.seqlen};
-    const int64_t first = token_within(p, load_index(p.query_start_loc, b));
-    const int64_t end = token_within(p, load_index(p.query_start_loc, b + 1));
+    const int64_t first = token_within(p, indices.first_token), end = token_within(p, indices.end_token);
     return {first, static_cast<int32_t>(end > first ? end - first : 0)};
 }
 
@@ -39,30 +72,23 @@ struct RowState {
     int32_t first_column;  // of the history; of a circular one, the column that the next token goes to
 };
 
-// Of the slots of row b; -1 for padding.
-HIPCONV_INLINE int64_t slot_of_row(const CausalConv1dUpdateParams& p, const Indices& table, const Indices& columns, int64_t b) {
-    int64_t slot = b;
-    if (table.data) {
-        const int64_t column = columns.data ? load_index(columns, b) : 0;
-        if (column < 0 || column >= table.columns) return -1;
-        slot = load_index(table, b, column);
-        if (p.has_pad_slot && slot == p.pad_slot) return -1;
-    }
-    return slot >= 0 && slot < p.slots ? slot : -1;
+HIPCONV_INLINE bool is_in_pool(const CausalConv1dUpdateParams& p, const Indices& table, int64_t slot) {
+    const bool pad = table.data && p.has_pad_slot && slot == p.pad_slot;
+    return static_cast<uint64_t>(slot) < static_cast<uint64_t>(p.slots) && !pad;
 }
 
-HIPCONV_INLINE RowState state_of_row(const CausalConv1dUpdateParams& p, int64_t b, int32_t tokens) {
+HIPCONV_INLINE RowState state_of_row(const CausalConv1dUpdateParams& p, const RowIndices& indices, int32_t tokens) {
     RowState row{};
-    row.write_slot = slot_of_row(p, p.write_slots, p.write_columns, b);
-    row.read_slot = p.fork ? slot_of_row(p, p.read_slots, p.read_columns, b) : row.write_slot;
-    row.live = row.write_slot >= 0 && row.read_slot >= 0;
+    row.write_slot = indices.write_slot;
+    row.read_slot = p.fork ? indices.read_slot : row.write_slot;
+    row.live = is_in_pool(p, p.write_slots, row.write_slot) && (!p.fork || is_in_pool(p, p.read_slots, row.read_slot));
     if (p.num_accepted_tokens.data && p.width > 1) {
-        const int64_t accepted = load_index(p.num_accepted_tokens, b);
+        const int64_t accepted = indices.position;
         const int32_t kept = p.state_len - (p.width - 2);  // tokens that a state holds after the width - 2 before them
         row.live = row.live && accepted >= 1 && accepted < kept + 1 && tokens <= kept;
         row.first_column = row.live ? static_cast<int32_t>(accepted - 1) : 0;
     } else if (p.cache_seqlens.data && p.state_len > 0) {
-        const int64_t position = load_index(p.cache_seqlens, b) % p.state_len;
+        const int64_t position = indices.position % p.state_len;
         row.first_column = static_cast<int32_t>(position < 0 ? position + p.state_len : position);
     }
     return row;
@@ -133,12 +159,17 @@ HIPCONV_INLINE S history_of(T x) {
         return from_float<S>(to_float(x));
 }
 
-// Of one channel, the tokens of a packed batch that come after its last row: the rows share them out.
-template <typename T>
-HIPCONV_INLINE void zero_rest(const CausalConv1dUpdateParams& p, int64_t b, int64_t d) {
+// Calls zero(t) for the tokens of a packed batch that come after its last row: the rows share them out.
+template <typename Zero>
+HIPCONV_INLINE void zero_rest(const CausalConv1dUpdateParams& p, const RowIndices& indices, int64_t b, Zero zero) {
     if (!p.zero_padding || !p.query_start_loc.data) return;
-    for (int64_t t = token_within(p, load_index(p.query_start_loc, p.batch)) + b; t < p.total_tokens; t += p.batch)
-        *out_at<T>(p, 0, d, t) = from_float<T>(0.0f);
+    for (int64_t t = token_within(p, indices.rest) + b; t < p.total_tokens; t += p.batch) zero(t);
+}
+
+// The same for one channel.
+template <typename T>
+HIPCONV_INLINE void zero_rest(const CausalConv1dUpdateParams& p, const RowIndices& indices, int64_t b, int64_t d) {
+    zero_rest(p, indices, b, [&](int64_t t) { *out_at<T>(p, 0, d, t) = from_float<T>(0.0f); });
 }
 
 // `T` of x and out, `S` of the state.

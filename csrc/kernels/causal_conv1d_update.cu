@@ -20,10 +20,11 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kUpdateThreads, 8) causal_conv1d_update_na
     const int64_t b = row_of_block(blockIdx.y, blockIdx.z);
     const int64_t d = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (b >= p.batch || d >= p.dim) return;
-    zero_rest<T>(p, b, d);
-    const RowTokens tokens = tokens_of_row(p, b);
+    const RowIndices indices = indices_of_row(p, b);
+    zero_rest<T>(p, indices, b, d);
+    const RowTokens tokens = tokens_of_row(p, indices);
     if (tokens.count == 0) return;
-    const RowState row = state_of_row(p, b, tokens.count);
+    const RowState row = state_of_row(p, indices, tokens.count);
     if (row.live)
         update_one_channel<T, S>(p, b, d, tokens, row);
     else if (p.zero_padding)
@@ -49,7 +50,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kUpdateThreads, 8) causal_conv1d_update_tr
     if (thread == 0) find_parents(parent, p.seqlen, [&](int t) { return child[t]; }, [&](int t) { return sibling[t]; });
     __syncthreads();
 
-    const RowState row = state_of_row(p, b, p.seqlen);
+    const RowState row = state_of_row(p, indices_of_row(p, b), p.seqlen);
     if (blockIdx.x == 0 && row.live && p.tree_parent.data)
         for (int t = thread; t < p.seqlen; t += static_cast<int>(blockDim.x)) store_parent(p.tree_parent, b, t, parent[t]);
     if (d >= p.dim) return;

@@ -36,12 +36,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kChannelLanes, 6)
     const int64_t b = row_of_block(blockIdx.y, blockIdx.z);
     if (b >= p.batch) return;
 
-    if (active) zero_rest<T>(p, b, d);
-    const RowTokens tokens = tokens_of_row(p, b);
+    const RowIndices indices = indices_of_row(p, b);
+    if (active) zero_rest<T>(p, indices, b, d);
+    const RowTokens tokens = tokens_of_row(p, indices);
     const int count = tokens.count;
     if (count == 0) return;
 
-    // The first tokens are on their way while the row's slot is looked up.
+    // The first tokens are on their way while the row's slot is looked at.
     const T* x = token_at<T>(p.x, b, d, tokens.first);
     T ahead[kAhead];
     const auto load_ahead = [&](int first) {
@@ -56,7 +57,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kChannelLanes, 6)
         }
     };
     load_ahead(0);
-    const RowState row = state_of_row(p, b, count);
+    const RowState row = state_of_row(p, indices, count);
     if (!row.live) {
         if (p.zero_padding && active) zero_one_channel<T>(p, b, d, tokens);
         return;
