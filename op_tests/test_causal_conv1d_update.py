@@ -240,16 +240,69 @@ def test_each_state_layout_over_several_strips(device: torch.device, dtype: torc
     """Two strips of vectors, the last one partial; rows, one of them padding; one token, four, and more than are loaded ahead."""
     dim = 4 * 128 + 4 * 37
     indices = torch.tensor([4, -1, 0], device=device, dtype=torch.int32)
-    for tokens, inside, kernel in itertools.product((1, 4, 5), (False, True), kernels(device)):
+    for tokens, inside, kernel in itertools.product((1, 4, 5, 8), (False, True), kernels(device)):
         torch.manual_seed(tokens)
         x = torch.randn(3, dim, tokens).to(device, dtype)
         x = x if inside else x.mT.contiguous().mT
         weight, bias = make_weights(dim, 4, dtype, device)
         state = make_state(layout, 5, dim, state_len, dtype, device)
-        try:
+        refused = {"step": tokens > 1 or (layout == "N,D,S" and state_len > 4), "vector": inside and tokens == 5}.get(kernel, False)
+        if refused:
+            with pytest.raises(ValueError, match=f"kernel: got '{kernel}', which serves"):
+                check(x, state, weight, bias, kernel=kernel, conv_state_indices=indices)
+        else:
             check(x, state, weight, bias, kernel=kernel, conv_state_indices=indices)
-        except ValueError as refusal:
-            assert f"kernel: got '{kernel}', which serves" in str(refusal) and kernel == "vector" and inside
+
+
+def test_views_that_only_look_aligned(device: torch.device) -> None:
+    """One tensor at a time begins or steps where no vector of channels, tokens or columns does; the pool's gaps stay NaN."""
+
+    def view(values: Tensor, offset: int, gap: int) -> Tensor:
+        """The same values and order of axes in memory that begins at `offset` and skips `gap` elements after each outermost step."""
+        order = sorted(range(values.dim()), key=values.stride, reverse=True)
+        dense = values.permute(order)
+        room = torch.full((dense.shape[0] * (dense[0].numel() + gap) + offset + 8,), torch.nan, dtype=values.dtype, device=device)
+        placed = room[offset:].as_strided(dense.shape, (dense[0].numel() + gap, *dense.stride()[1:]))
+        return placed.copy_(dense).permute([order.index(axis) for axis in range(values.dim())])
+
+    dim = 24
+    for form, layout, name, (offset, gap) in itertools.product(
+        ("one", "tokens", "inside"), ("N,D,S", "N,S,D"), ("x", "state", "weight", "bias", "out"), ((1, 0), (2, 0), (4, 0), (0, 1), (0, 2))
+    ):  # fmt: skip
+        torch.manual_seed(offset + 2 * gap)
+        x = torch.randn(3, dim, 4).to(device, torch.bfloat16)
+        x = {"one": x[:, :, 0].contiguous(), "tokens": x.mT.contiguous().mT}.get(form, x)
+        weight, bias = make_weights(dim, 4, torch.bfloat16, device)
+        state = make_state(layout, 4, dim, 3, torch.bfloat16, device)
+        tensors = {"x": x, "state": state, "weight": weight, "bias": bias, "out": torch.zeros_like(x)}
+        gaps = gap if name != "bias" else 0
+        tensors[name] = view(tensors[name], offset, gaps)
+        indices = torch.tensor([3, 0, 2], device=device)
+        expected = expected_update(x.cpu(), state.cpu(), weight.cpu(), bias.cpu(), True, conv_state_indices=indices.cpu())
+        pool = tensors["state"]
+        causal_conv1d_update(tensors["x"], pool, tensors["weight"], tensors["bias"], True, indices, out=tensors["out"])
+        assert mismatch(tensors["out"].cpu(), expected.out) is None, (form, layout, name, offset, gap)
+        assert same_bits(pool.cpu(), expected.conv_state), (form, layout, name, offset, gap)
+        if name in ("state", "out"):
+            whole = tensors[name].untyped_storage().nbytes() // 2
+            room = torch.as_strided(tensors[name], (whole,), (1,), 0)
+            assert room.isnan().sum() == whole - tensors[name].numel(), "a gap was written"
+
+
+def test_slots_are_compared_with_all_their_bits(device: torch.device) -> None:
+    """Slots, and the number that means padding, of 64 bits whose low half is another slot's."""
+    for pad, dtype in itertools.product((1, 2**32 + 1, -(2**32) + 1, 2**31 - 1), (torch.int32, torch.int64)):
+        for kernel in kernels(device):
+            state = make_state("N,S,D", 4, 8, 3, torch.float32, device)
+            rows = [1, 3, 2**32 + 2 if dtype == torch.int64 else -2, -(2**32) if dtype == torch.int64 else -1]
+            table = torch.tensor([[row, 77] for row in rows], dtype=dtype, device=device)
+            try:
+                expected = check(torch.randn(4, 8, device=device), state, torch.ones(8, 4, device=device), kernel=kernel,
+                                 conv_state_indices=table, pad_slot_id=pad)  # fmt: skip
+            except ValueError as refusal:
+                assert "which serves" in str(refusal)
+                continue
+            assert expected.live.any(1).tolist() == [pad != 1, True, False, False]
 
 
 @pytest.mark.parametrize("width", [*range(1, 10), 33])
@@ -683,7 +736,7 @@ def test_the_split_is_the_update_in_three_pieces(device: torch.device, form: str
             options["query_start_loc"] = torch.tensor([0, 1, 3, 6], device=device)
         state = make_state("N,D,S", 3, dim, 3, torch.bfloat16, device)
         weight, bias = make_weights(dim, 4, torch.bfloat16, device)
-        other = state.clone()
+        other, before = state.clone(), state.clone()
         whole = causal_conv1d_update(x, state, weight, bias, True, **options)
         rows = whole.mT.reshape(-1, dim) if whole.dim() == 3 else whole
         split = causal_conv1d_update_split_qkv(x, other, weight, k_dim, v_dim, bias, "silu", **options)
@@ -693,6 +746,9 @@ def test_the_split_is_the_update_in_three_pieces(device: torch.device, form: str
         q, k, v = (torch.full_like(part, 42.0) for part in split)
         causal_conv1d_update_split_qkv(x, other, weight, k_dim, v_dim, bias, "silu", out=(q, k, v), **options)
         assert all(((mine == 42.0) == (part == 0)).all() for mine, part in zip((q, k, v), split, strict=True)), "padding stays"
+        columns = tuple(torch.zeros_like(part).T.contiguous().T for part in split)
+        causal_conv1d_update_split_qkv(x, before, weight, k_dim, v_dim, bias, "silu", out=columns, **options)
+        assert all(torch.equal(mine, part) for mine, part in zip(columns, split, strict=True)), "neighbouring tokens in the outputs"
 
 
 # ---- bad input -----------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,9 @@
 
 namespace hipconv {
 
+bool causal_conv1d_update_step_serves(const CausalConv1dUpdateParams& params);
+void causal_conv1d_update_step(const CausalConv1dUpdateParams& params, void* stream);
+
 bool causal_conv1d_update_vector_serves(const CausalConv1dUpdateParams& params);
 void causal_conv1d_update_vector(const CausalConv1dUpdateParams& params, void* stream);
 

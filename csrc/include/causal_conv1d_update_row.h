@@ -72,7 +72,8 @@ struct RowState {
     int32_t first_column;  // of the history; of a circular one, the column that the next token goes to
 };
 
-HIPCONV_INLINE bool is_in_pool(const CausalConv1dUpdateParams& p, const Indices& table, int64_t slot) {
+template <typename P>
+HIPCONV_INLINE bool is_in_pool(const P& p, const Indices& table, int64_t slot) {
     const bool pad = table.data && p.has_pad_slot && slot == p.pad_slot;
     return static_cast<uint64_t>(slot) < static_cast<uint64_t>(p.slots) && !pad;
 }
@@ -129,7 +130,8 @@ HIPCONV_INLINE float bias_at(const CausalConv1dUpdateParams& p, int64_t d) {
     return p.bias ? load_parameter(p.bias.as<void>(), d * p.bias_stride, p.bias_dtype) : 0.0f;
 }
 
-HIPCONV_INLINE int output_of_channel(const CausalConv1dUpdateParams& p, int64_t d) {
+template <typename P>
+HIPCONV_INLINE int output_of_channel(const P& p, int64_t d) {
     return d < p.out_end[0] ? 0 : d < p.out_end[1] ? 1 : 2;
 }
 

@@ -2,7 +2,7 @@
 //
 // `naive`: a thread takes one channel of one row, token after token, the history staying in the pool. Any width, any strides.
 // `tree`: the same for a tree of draft tokens, whose parents the block first finds from the links.
-// `vector` and `channel` are in files of their own.
+// `step`, `vector` and `channel` are in files of their own.
 #include <hip/hip_runtime.h>
 
 #include "causal_conv1d_launchers.h"
@@ -87,10 +87,16 @@ void with_state_dtype(const CausalConv1dUpdateParams& p, hipStream_t stream) {
 
 }  // namespace
 
-std::vector<std::string> causal_conv1d_update_kernels() { return {"vector", "channel", "naive"}; }
+std::vector<std::string> causal_conv1d_update_kernels() { return {"step", "vector", "channel", "naive"}; }
 
 void causal_conv1d_update(const CausalConv1dUpdateParams& p, const std::string& kernel, void* stream) {
-    const bool vector = causal_conv1d_update_vector_serves(p), channel = causal_conv1d_update_channel_serves(p);
+    const bool step = causal_conv1d_update_step_serves(p), vector = causal_conv1d_update_vector_serves(p);
+    const bool channel = causal_conv1d_update_channel_serves(p);
+    if (kernel == "step" && !step)
+        throw std::invalid_argument(
+            "kernel: got 'step', which serves one token a row of width 4 with aligned channels in fours, and none of: "
+            "query_start_loc, num_accepted_tokens, cache_seqlens, intermediate_conv_window, retrieve_next_token; of (slots, dim, "
+            "state_len) without gaps, state_len 3 or 4");
     if (kernel == "vector" && !vector)
         throw std::invalid_argument(
             "kernel: got 'vector', which serves widths 2 to 4 with aligned channels in fours, and none of: cache_seqlens, "
@@ -99,6 +105,7 @@ void causal_conv1d_update(const CausalConv1dUpdateParams& p, const std::string& 
         throw std::invalid_argument(
             "kernel: got 'channel', which serves widths 1 to 6 with conv_state of the dtype of x or float32, state_len <= 32, "
             "and no retrieve_next_token");
+    if (step && (kernel == "auto" || kernel == "step")) return causal_conv1d_update_step(p, stream);
     if (vector && (kernel == "auto" || kernel == "vector")) return causal_conv1d_update_vector(p, stream);
     if (channel && kernel != "naive") return causal_conv1d_update_channel(p, stream);
     const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
