@@ -114,15 +114,15 @@ struct ChannelParameters {
         }
     }
 
-    // The output of a token after the window in `ring`, oldest first.
-    template <typename T, typename S>
-    HIPCONV_INLINE Words<T, kChannels> convolve(const Words<S, kChannels>* ring, Words<T, kChannels> token, bool use_silu) const {
+    // The output of a token; window(i, j) is column i of the window before it, oldest first, of pair j of the channels.
+    template <typename T, typename Window>
+    HIPCONV_INLINE Words<T, kChannels> convolve(Window window, Words<T, kChannels> token, bool use_silu) const {
         Words<T, kChannels> result{};
 #pragma unroll
         for (int j = 0; j < kPairs; ++j) {
             Pair sum = bias[j];
 #pragma unroll
-            for (int i = 0; i < kWidth - 1; ++i) sum = multiply_add(weight[i][j], pair_of<S>(ring[i], j), sum);
+            for (int i = 0; i < kWidth - 1; ++i) sum = multiply_add(weight[i][j], window(i, j), sum);
             sum = multiply_add(weight[kWidth - 1][j], pair_of<T>(token, j), sum);
             set_pair<T>(result, j, use_silu ? silu(sum) : sum);
         }

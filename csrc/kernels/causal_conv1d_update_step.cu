@@ -6,7 +6,7 @@
 //
 // Where channels are neighbours in memory (conv_state as (slots, columns, dim)), a lane moves its own vectors. Where a slot is
 // packed channel by channel ((slots, dim, columns)), a lane's columns are no vectors, but the strip is contiguous: it moves through
-// LDS in whole vectors, and a lane transposes its part in registers. The window and x are read before anything is written.
+// LDS in whole vectors, of which a lane picks its elements in registers. The window and x are read before anything is written.
 #include <hip/hip_runtime.h>
 
 #include "causal_conv1d_update_vectors.h"
@@ -14,8 +14,10 @@
 
 namespace hipconv {
 
-template <typename T, typename S, int kColumns>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 2 ? 9 : 7) causal_conv1d_update_step(VectorParams params) {
+// kColumns of a packed slot, or kOwnVectors; kBefore of them come before the window and move with it.
+template <typename T, typename S, int kColumns, int kBefore>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 4 ? 7 : kColumns ? 10 : 12)
+    causal_conv1d_update_step(VectorParams params) {
     const VectorParams& p = first_parameter(params);
     constexpr int kPast = kCommonWidth - 1;
     using Vector = Words<T, kChannels>;
@@ -46,56 +48,58 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 2 ? 9 : 7) caus
         return;
     }
 
-    // The window, oldest first. Packed columns may have one more: before the window, moving with it, or after it, at rest.
     S* const from = p.state.as<S>() + slots.read * p.slot_stride;
     S* const to = p.state.as<S>() + slots.write * p.slot_stride;
-    History columns[kColumns ? kColumns : kPast], loaded[kColumns ? kColumns : 1];
+    const auto store_result = [&](auto window) {  // window(i, j): column i of it, oldest first, of pair j of the channels
+        const Vector result = parameters.template convolve<T>(window, token, p.use_silu);
+        if (active) *reinterpret_cast<Vector*>(out) = result;
+    };
     if constexpr (kColumns == kOwnVectors) {
+        History columns[kPast];
 #pragma unroll
         for (int i = 0; i < kPast; ++i) columns[i] = *reinterpret_cast<const History*>(from + d + i * p.column_stride);
         parameters.convert(p);
+        store_result([&](int i, int j) { return pair_of<S>(columns[i], j); });
+#pragma unroll
+        for (int i = 0; i < kPast; ++i)
+            *reinterpret_cast<History*>(to + d + i * p.column_stride) = i + 1 < kPast ? columns[i + 1] : as_history<S, T>(token);
     } else {
+        static_assert(std::is_same_v<T, S>, "packed columns move as bits");
         const History* strip_from = reinterpret_cast<const History*>(from + int64_t{strip_d} * kColumns);
+        History own[kColumns];  // of the strip's vectors first every lanes-th, then the lane's channels: (channel, column)
 #pragma unroll
         for (int k = 0; k < kColumns; ++k)
-            if (k * lanes + lane < strip * kColumns) loaded[k] = strip_from[k * lanes + lane];
+            if (k * lanes + lane < strip * kColumns) own[k] = strip_from[k * lanes + lane];
         parameters.convert(p);
 #pragma unroll
         for (int k = 0; k < kColumns; ++k)
-            if (k * lanes + lane < strip * kColumns) stage[staged<History, kColumns>(k * lanes + lane)] = loaded[k];
+            if (k * lanes + lane < strip * kColumns) stage[staged<History, kColumns>(k * lanes + lane)] = own[k];
         __syncthreads();
+        if (active) {
 #pragma unroll
-        for (int k = 0; k < kColumns; ++k)
-            if (active) loaded[k] = stage[staged<History, kColumns>(lane * kColumns + k)];
-        transpose<S, kColumns, false>(columns, loaded);
-    }
+            for (int k = 0; k < kColumns; ++k) own[k] = stage[staged<History, kColumns>(lane * kColumns + k)];
+        }
+        const auto value = [&](int c, int i) {
+            return to_float(from_bits<S>(element<S, kChannels>(own, c * kColumns + kBefore + i)));
+        };
+        store_result([&](int i, int j) { return make_pair(value(2 * j, i), value(2 * j + 1, i)); });
 
-    if constexpr (kColumns <= kPast) {
-        const Vector result = parameters.template convolve<T, S>(columns, token, p.use_silu);
-        if (active) *reinterpret_cast<Vector*>(out) = result;
+        const auto moved = [&](int at) {  // element `at` after the step
+            const int i = at % kColumns - kBefore;
+            if (i == kPast - 1) return element<T, kChannels>(&token, at / kColumns);
+            return element<S, kChannels>(own, i < kPast ? at + 1 : at);
+        };
+        constexpr int kInWord = 4 / static_cast<int>(sizeof(S));
 #pragma unroll
-        for (int i = 0; i < kPast - 1; ++i) columns[i] = columns[i + 1];
-        columns[kPast - 1] = as_history<S, T>(token);
-    } else {
-        History ring[kPast];
+        for (int k = 0; k < kColumns; ++k) {
+            History vector{};
 #pragma unroll
-        for (int i = 0; i < kPast; ++i) ring[i] = p.spare_before ? columns[i + 1] : columns[i];
-        const Vector result = parameters.template convolve<T, S>(ring, token, p.use_silu);
-        if (active) *reinterpret_cast<Vector*>(out) = result;
-#pragma unroll
-        for (int i = 0; i < kPast - 1; ++i) columns[i] = columns[i + 1];
-        columns[kPast - 1] = p.spare_before ? columns[kPast] : as_history<S, T>(token);
-        columns[kPast] = p.spare_before ? as_history<S, T>(token) : columns[kPast];
-    }
-
-    if constexpr (kColumns == kOwnVectors) {
-#pragma unroll
-        for (int i = 0; i < kPast; ++i) *reinterpret_cast<History*>(to + d + i * p.column_stride) = columns[i];
-    } else {
-        transpose<S, kColumns, true>(loaded, columns);
-#pragma unroll
-        for (int k = 0; k < kColumns; ++k)
-            if (active) stage[staged<History, kColumns>(lane * kColumns + k)] = loaded[k];
+            for (int w = 0; w < kChannels / kInWord; ++w) {
+                const int at = k * kChannels + w * kInWord;
+                set_word(vector, w, kInWord == 2 ? moved(at) | moved(at + 1) << 16 : moved(at));
+            }
+            if (active) stage[staged<History, kColumns>(lane * kColumns + k)] = vector;
+        }
         __syncthreads();
         History* strip_to = reinterpret_cast<History*>(to + int64_t{strip_d} * kColumns);
 #pragma unroll
@@ -106,19 +110,20 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 2 ? 9 : 7) caus
 
 namespace {
 
-template <typename T, typename S, int kColumns>
+template <typename T, typename S, int kColumns, int kBefore>
 void launch(const CausalConv1dUpdateParams& p, hipStream_t stream) {
     const unsigned lanes = lanes_of_strip(p, kVectorLanes);
     const dim3 grid(static_cast<unsigned>(p.batch), blocks_up_to(p.dim / kChannels, lanes, kMostStrips), 1);
-    hipLaunchKernelGGL((causal_conv1d_update_step<T, S, kColumns>), grid, dim3(lanes, 1, 1), 0, stream, vector_params(p));
+    hipLaunchKernelGGL((causal_conv1d_update_step<T, S, kColumns, kBefore>), grid, dim3(lanes, 1, 1), 0, stream, vector_params(p));
     check_launch("causal_conv1d_update");
 }
 
 template <typename T>
 void with_columns(const CausalConv1dUpdateParams& p, hipStream_t stream) {
-    if (p.state_dtype != p.dtype) return launch<T, float, kOwnVectors>(p, stream);
-    if (p.state_dim_stride == 1) return launch<T, T, kOwnVectors>(p, stream);
-    p.state_len == kCommonWidth ? launch<T, T, kCommonWidth>(p, stream) : launch<T, T, kCommonWidth - 1>(p, stream);
+    if (p.state_dtype != p.dtype) return launch<T, float, kOwnVectors, 0>(p, stream);
+    if (p.state_dim_stride == 1) return launch<T, T, kOwnVectors, 0>(p, stream);
+    if (p.state_len == kCommonWidth - 1) return launch<T, T, kCommonWidth - 1, 0>(p, stream);
+    p.history == p.state_len ? launch<T, T, kCommonWidth, 1>(p, stream) : launch<T, T, kCommonWidth, 0>(p, stream);
 }
 
 }  // namespace

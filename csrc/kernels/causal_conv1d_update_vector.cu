@@ -6,8 +6,8 @@
 //
 // Where channels are neighbours in memory (conv_state as (slots, columns, dim)), a lane moves its own vectors. Where a slot is
 // packed channel by channel ((slots, dim, columns)), a lane's columns are no vectors, but the strip is contiguous: it moves through
-// LDS in whole vectors. Of as many columns as the window has, or one more, a lane transposes its part in registers; of any other
-// number, as speculative decoding has them, it picks elements in LDS. Tokens that are neighbours in memory (contiguous (batch, dim,
+// LDS in whole vectors. Of as many columns as the window has, or one more, or as speculative decoding of four tokens has, a lane
+// transposes its part in registers; of any other number it picks elements in LDS. Tokens that are neighbours in memory (contiguous (batch, dim,
 // seqlen)) come in vectors of four, which a lane transposes too.
 //
 // A lane reads its window before it writes, and each token before its output, so x and out may be one tensor.
@@ -21,9 +21,11 @@ namespace hipconv {
 constexpr int kStagedBytes = 8192;  // in LDS, of any number of columns: with many, lanes are fewer
 constexpr int kTokensAhead = 4;     // that a lane asks for at once
 constexpr int kAnyColumns = -1;     // of a packed slot; known numbers stand for themselves
+constexpr int kDraftColumns = kCommonWidth - 2 + kTokensAhead;  // of speculative decoding of as many tokens as are loaded at once
 
 template <typename T, typename S, int kWidth, int kColumns>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 2 ? 6 : 4) causal_conv1d_update_vectors(VectorParams params) {
+__global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 4 ? 4 : kColumns >= kCommonWidth ? 5 : kColumns ? 6 : 7)
+    causal_conv1d_update_vectors(VectorParams params) {
     const VectorParams& p = first_parameter(params);
     constexpr int kPast = kWidth - 1, kAhead = kTokensAhead;
     using Vector = Words<T, kChannels>;
@@ -42,7 +44,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 2 ? 6 : 4) caus
     const int d = strip_d + own * kChannels;
 
     // All that is known of the row without a wait.
-    const bool by_starts(p.query_start_loc.data), speculative(p.num_accepted_tokens.data);
+    const bool by_starts(p.query_start_loc.data);
+    const bool speculative = (kColumns <= 0 || kColumns == kDraftColumns) && p.num_accepted_tokens.data;
     IndexWords::Value slot{b, 0}, begin{}, end{}, last_end{}, accepted{};
     if (by_starts) {
         begin = p.query_start_loc.load(b);
@@ -114,9 +117,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 2 ? 6 : 4) caus
     S* const to = p.state.as<S>() + slots.write * p.slot_stride;
     History ring[kPast], loaded[kColumns > 0 ? kColumns : 1], dropped{};
     if constexpr (kColumns == kOwnVectors) {
+        const S* window = from + d + first_column * p.column_stride;
 #pragma unroll
         for (int i = 0; i < kPast; ++i)
-            ring[i] = *reinterpret_cast<const History*>(from + d + (first_column + i) * p.column_stride);
+            ring[i] = *reinterpret_cast<const History*>(window + i * p.column_stride);
     } else if constexpr (kColumns == kAnyColumns) {
         const History* strip_from = reinterpret_cast<const History*>(from + int64_t{strip_d} * p.state_len);
         for (int at = lane; at < strip * p.state_len; at += 4 * lanes) {
@@ -138,7 +142,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 2 ? 6 : 4) caus
 
     // The window, oldest first. Packed columns may have one more: before the window, moving with it, or after it, at rest.
     History packed[kColumns > 0 ? kColumns : 1];
-    const bool spare_before = kColumns > kPast && p.spare_before;
+    const bool spare_before = kColumns == kCommonWidth && p.spare_before;
     const auto element_of = [&](int c, int column) {  // of the strip, where it has any number of columns
         const int at = (own * kChannels + c) * p.state_len + column;
         return reinterpret_cast<S*>(stage) + (staged<History, kColumns>(at / kChannels) * kChannels + at % kChannels);
@@ -172,10 +176,22 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 2 ? 6 : 4) caus
 #pragma unroll
         for (int i = 0; i < kPast; ++i) ring[i] = spare_before ? packed[i + (kColumns > kPast)] : packed[i];
     }
-
-    if (kColumns <= 0 && speculative) {
+    if constexpr (kColumns == kDraftColumns) {
 #pragma unroll
-        for (int i = 0; i < kPast - 1; ++i) put(i, ring[i + 1]);
+        for (int column = 1; column <= kColumns - kPast; ++column) {
+#pragma unroll
+            for (int i = 0; i < kPast; ++i) ring[i] = first_column == column ? packed[i + column] : ring[i];
+        }
+    }
+
+    if (speculative) {
+#pragma unroll
+        for (int i = 0; i < kPast - 1; ++i) {
+            if constexpr (kColumns == kDraftColumns)
+                packed[i] = ring[i + 1];
+            else
+                put(i, ring[i + 1]);
+        }
     }
     for (int first = 0; first < count; first += kAhead) {
         if (first > 0) load_ahead(first);
@@ -188,13 +204,18 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 2 ? 6 : 4) caus
 #pragma unroll
         for (int t = 0; t < kAhead; ++t) {
             if (first + t >= count) break;
-            results[t] = parameters.template convolve<T, S>(ring, ahead[t], p.use_silu);
+            results[t] = parameters.template convolve<T>([&](int i, int j) { return pair_of<S>(ring[i], j); }, ahead[t], p.use_silu);
             if (!p.out_in_fours) store(out + (first + t) * out_step, results[t]);
             dropped = ring[0];
 #pragma unroll
             for (int i = 0; i < kPast - 1; ++i) ring[i] = ring[i + 1];
             ring[kPast - 1] = as_history<S, T>(ahead[t]);
-            if (kColumns <= 0 && speculative) put(kPast - 1 + first + t, ring[kPast - 1]);
+            if (speculative) {
+                if constexpr (kColumns == kDraftColumns)
+                    packed[kPast - 1 + t] = ring[kPast - 1];  // first is 0: there are no more tokens than such a state keeps
+                else
+                    put(kPast - 1 + first + t, ring[kPast - 1]);
+            }
         }
         if (p.out_in_fours) {
             transpose<T, kAhead, true>(ahead, results);
@@ -222,9 +243,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 2 ? 6 : 4) caus
     } else if constexpr (kColumns > 0) {
 #pragma unroll
         for (int i = 0; i < kColumns; ++i) {
-            if (spare_before)
+            if (kColumns == kCommonWidth && spare_before)
                 packed[i] = i == 0 ? dropped : ring[i - (kColumns > kPast)];
-            else if (i < kPast)
+            else if (i < kPast && !speculative)
                 packed[i] = ring[i];
         }
         transpose<S, kColumns, true>(loaded, packed);
@@ -241,6 +262,11 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 2 ? 6 : 4) caus
 
 namespace {
 
+// As `columns_in_registers`, of more columns.
+bool columns_of_drafts(const CausalConv1dUpdateParams& p) {
+    return p.state_len == kDraftColumns && p.history == p.width - 1 && !p.fork;
+}
+
 template <typename T, typename S, int kWidth, int kColumns>
 void launch(const CausalConv1dUpdateParams& p, hipStream_t stream) {
     unsigned lanes = kVectorLanes;
@@ -255,7 +281,8 @@ template <typename T, typename S, int kWidth>
 void with_columns(const CausalConv1dUpdateParams& p, hipStream_t stream) {
     if (p.state_dim_stride == 1) return launch<T, S, kWidth, kOwnVectors>(p, stream);
     if constexpr (std::is_same_v<T, S> && kWidth == kCommonWidth)
-        !columns_in_registers(p) ? launch<T, S, kWidth, kAnyColumns>(p, stream)
+        columns_of_drafts(p)       ? launch<T, S, kWidth, kDraftColumns>(p, stream)
+        : !columns_in_registers(p) ? launch<T, S, kWidth, kAnyColumns>(p, stream)
         : p.state_len == kWidth  ? launch<T, S, kWidth, kWidth>(p, stream)
                                  : launch<T, S, kWidth, kWidth - 1>(p, stream);
 }
