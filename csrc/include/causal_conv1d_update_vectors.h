@@ -12,7 +12,7 @@
 
 namespace hipconv {
 
-constexpr int kVectorLanes = 128;
+constexpr int kVectorLanes = 64;  // small blocks: few wait for each other, and few rows fill a card
 constexpr int kChannels = 4;     // of a lane: 8 bytes of 16-bit elements, 16 of f32
 constexpr int kOwnVectors = 0;   // columns of the state whose channels are neighbours: a lane moves its own vectors
 constexpr int kCommonWidth = 4;  // what models have
@@ -168,7 +168,7 @@ struct VectorParams {
     int32_t dim;
     uint32_t slots, pad_slot_word;  // the latter is no slot where none is padding
     DType weight_dtype, bias_dtype;
-    bool fork, split, spare_before, use_silu, zero_padding;
+    bool fork, split, use_silu, zero_padding;
 
     // Several tokens a row.
     bool x_in_fours, out_in_fours;  // whether vectors are of four tokens of a channel
@@ -277,7 +277,6 @@ inline VectorParams vector_params(const CausalConv1dUpdateParams& p) {
     v.bias_dtype = p.bias_dtype;
     v.fork = p.fork;
     v.split = p.out_end[0] != p.dim;
-    v.spare_before = p.history > p.width - 1;
     v.use_silu = p.use_silu;
     v.zero_padding = p.zero_padding;
 
@@ -305,13 +304,6 @@ inline VectorParams vector_params(const CausalConv1dUpdateParams& p) {
         v.out_end[part] = p.out_end[part];
     }
     return v;
-}
-
-// Lanes of a block: with few rows fewer, for more blocks.
-inline unsigned lanes_of_strip(const CausalConv1dUpdateParams& p, unsigned most) {
-    const int64_t vectors = p.dim / kChannels;
-    while (most > 64 && p.batch * ((vectors + most - 1) / most) < 264) most /= 2;
-    return power_of_two_up_to(vectors, most);
 }
 
 }  // namespace hipconv

@@ -16,7 +16,7 @@ namespace hipconv {
 
 // kColumns of a packed slot, or kOwnVectors; kBefore of them come before the window and move with it.
 template <typename T, typename S, int kColumns, int kBefore>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 4 ? 7 : kColumns ? 10 : 12)
+__global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 4 ? 14 : kColumns ? 20 : 24)
     causal_conv1d_update_step(VectorParams params) {
     const VectorParams& p = first_parameter(params);
     constexpr int kPast = kCommonWidth - 1;
@@ -112,7 +112,7 @@ namespace {
 
 template <typename T, typename S, int kColumns, int kBefore>
 void launch(const CausalConv1dUpdateParams& p, hipStream_t stream) {
-    const unsigned lanes = lanes_of_strip(p, kVectorLanes);
+    const unsigned lanes = power_of_two_up_to(p.dim / kChannels, kVectorLanes);
     const dim3 grid(static_cast<unsigned>(p.batch), blocks_up_to(p.dim / kChannels, lanes, kMostStrips), 1);
     hipLaunchKernelGGL((causal_conv1d_update_step<T, S, kColumns, kBefore>), grid, dim3(lanes, 1, 1), 0, stream, vector_params(p));
     check_launch("causal_conv1d_update");

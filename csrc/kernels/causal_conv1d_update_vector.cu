@@ -18,13 +18,13 @@
 
 namespace hipconv {
 
-constexpr int kStagedBytes = 8192;  // in LDS, of any number of columns: with many, lanes are fewer
+constexpr int kStagedBytes = 4096;  // in LDS, of any number of columns: with many, lanes are fewer
 constexpr int kTokensAhead = 4;     // that a lane asks for at once
 constexpr int kAnyColumns = -1;     // of a packed slot; known numbers stand for themselves
 constexpr int kDraftColumns = kCommonWidth - 2 + kTokensAhead;  // of speculative decoding of as many tokens as are loaded at once
 
 template <typename T, typename S, int kWidth, int kColumns>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 4 ? 4 : kColumns >= kCommonWidth ? 5 : kColumns ? 6 : 7)
+__global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 4 ? 8 : kColumns > kCommonWidth ? 10 : kColumns ? 12 : 14)
     causal_conv1d_update_vectors(VectorParams params) {
     const VectorParams& p = first_parameter(params);
     constexpr int kPast = kWidth - 1, kAhead = kTokensAhead;
@@ -115,7 +115,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 4 ? 4 : kColumn
 
     const S* from = p.state.as<const S>() + slots.read * p.slot_stride;
     S* const to = p.state.as<S>() + slots.write * p.slot_stride;
-    History ring[kPast], loaded[kColumns > 0 ? kColumns : 1], dropped{};
+    History ring[kPast], loaded[kColumns > 0 ? kColumns : 1];
     if constexpr (kColumns == kOwnVectors) {
         const S* window = from + d + first_column * p.column_stride;
 #pragma unroll
@@ -140,9 +140,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 4 ? 4 : kColumn
     }
     parameters.convert(p);
 
-    // The window, oldest first. Packed columns may have one more: before the window, moving with it, or after it, at rest.
+    // The window, oldest first. Packed columns may be more, and are at rest unless drafts are kept there.
     History packed[kColumns > 0 ? kColumns : 1];
-    const bool spare_before = kColumns == kCommonWidth && p.spare_before;
     const auto element_of = [&](int c, int column) {  // of the strip, where it has any number of columns
         const int at = (own * kChannels + c) * p.state_len + column;
         return reinterpret_cast<S*>(stage) + (staged<History, kColumns>(at / kChannels) * kChannels + at % kChannels);
@@ -174,7 +173,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 4 ? 4 : kColumn
         for (int k = 0; k < kColumns; ++k) loaded[k] = stage[staged<History, kColumns>(own * kColumns + k)];
         transpose<S, kColumns, false>(packed, loaded);
 #pragma unroll
-        for (int i = 0; i < kPast; ++i) ring[i] = spare_before ? packed[i + (kColumns > kPast)] : packed[i];
+        for (int i = 0; i < kPast; ++i) ring[i] = packed[i];
     }
     if constexpr (kColumns == kDraftColumns) {
 #pragma unroll
@@ -206,7 +205,6 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 4 ? 4 : kColumn
             if (first + t >= count) break;
             results[t] = parameters.template convolve<T>([&](int i, int j) { return pair_of<S>(ring[i], j); }, ahead[t], p.use_silu);
             if (!p.out_in_fours) store(out + (first + t) * out_step, results[t]);
-            dropped = ring[0];
 #pragma unroll
             for (int i = 0; i < kPast - 1; ++i) ring[i] = ring[i + 1];
             ring[kPast - 1] = as_history<S, T>(ahead[t]);
@@ -241,12 +239,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 4 ? 4 : kColumn
                 for (int i = 0; i < columns; ++i) to[int64_t{d + c} * p.state_len + i] = *element_of(c, i);
         }
     } else if constexpr (kColumns > 0) {
+        if (!speculative) {
 #pragma unroll
-        for (int i = 0; i < kColumns; ++i) {
-            if (kColumns == kCommonWidth && spare_before)
-                packed[i] = i == 0 ? dropped : ring[i - (kColumns > kPast)];
-            else if (i < kPast && !speculative)
-                packed[i] = ring[i];
+            for (int i = 0; i < kPast; ++i) packed[i] = ring[i];
         }
         transpose<S, kColumns, true>(loaded, packed);
 #pragma unroll
@@ -271,7 +266,7 @@ template <typename T, typename S, int kWidth, int kColumns>
 void launch(const CausalConv1dUpdateParams& p, hipStream_t stream) {
     unsigned lanes = kVectorLanes;
     while (kColumns == kAnyColumns && lanes * p.state_len * sizeof(Words<S, kChannels>) > kStagedBytes) lanes /= 2;
-    lanes = lanes_of_strip(p, lanes);
+    lanes = power_of_two_up_to(p.dim / kChannels, lanes);
     const dim3 grid(static_cast<unsigned>(p.batch), blocks_up_to(p.dim / kChannels, lanes, kMostStrips), 1);
     hipLaunchKernelGGL((causal_conv1d_update_vectors<T, S, kWidth, kColumns>), grid, dim3(lanes, 1, 1), 0, stream, vector_params(p));
     check_launch("causal_conv1d_update");
@@ -310,9 +305,10 @@ bool causal_conv1d_update_vector_serves(const CausalConv1dUpdateParams& p) {
     if (p.width < 2 || p.width > kCommonWidth || !channels_in_vectors(p)) return false;
     if (!in_vectors(p, p.x) && !in_fours(p, p.x)) return false;
     if (!outputs_in_vectors(p) && (p.out_end[0] != p.dim || !in_fours(p, p.out[0]))) return false;
+    if (p.history != p.width - 1) return false;
     if (p.state_dim_stride == 1 || (p.width == kCommonWidth && columns_in_registers(p))) return true;
     const int64_t fewest_bytes = int64_t{kFewestLanes} * kChannels * p.state_len * element_bytes(p.state_dtype);
-    return p.width == kCommonWidth && p.history == p.width - 1 && fewest_bytes <= kStagedBytes;
+    return p.width == kCommonWidth && fewest_bytes <= kStagedBytes;
 }
 
 void causal_conv1d_update_vector(const CausalConv1dUpdateParams& p, void* stream) {
