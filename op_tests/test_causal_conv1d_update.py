@@ -237,7 +237,7 @@ def test_random_calls_match_the_reference_with_every_kernel(device: torch.device
 @pytest.mark.parametrize("state_len", [3, 4, 6])
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 def test_each_state_layout_over_several_strips(device: torch.device, dtype: torch.dtype, state_len: int, layout: str) -> None:
-    """Two strips of vectors, the last one partial; rows, one of them padding; one token, four, and more than are loaded ahead."""
+    """Several strips of vectors, the last one partial; rows, one of them padding; one token, four, and more than are loaded ahead."""
     dim = 4 * 128 + 4 * 37
     indices = torch.tensor([4, -1, 0], device=device, dtype=torch.int32)
     for tokens, inside, kernel in itertools.product((1, 4, 5, 8), (False, True), kernels(device)):

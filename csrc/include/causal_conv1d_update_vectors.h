@@ -101,7 +101,8 @@ struct ChannelParameters {
 #pragma unroll
             for (int i = 0; i < kWidth; ++i) {
 #pragma unroll
-                for (int j = 0; j < kPairs; ++j) weight[i][j] = make_pair(value(2 * j * kWidth + i), value((2 * j + 1) * kWidth + i));
+                for (int j = 0; j < kPairs; ++j)
+                    weight[i][j] = make_pair(value(2 * j * kWidth + i), value((2 * j + 1) * kWidth + i));
             }
         });
 #pragma unroll
@@ -192,7 +193,8 @@ struct Slots {
 
 HIPCONV_INLINE Slots slots_of_row(const VectorParams& p, int64_t b, IndexWords::Value found) {
     if (__builtin_expect(p.fork, 0)) {
-        const int64_t write = load_slot(p.write_slots, p.write_columns, b), read = load_slot(p.read_slots, p.read_columns, b);
+        const int64_t write = load_slot(p.write_slots, p.write_columns, b);
+        const int64_t read = load_slot(p.read_slots, p.read_columns, b);
         return {is_in_pool(p, p.write_slots, write) && is_in_pool(p, p.read_slots, read), static_cast<uint32_t>(read),
                 static_cast<uint32_t>(write)};
     }
@@ -240,8 +242,8 @@ inline bool channels_in_vectors(const CausalConv1dUpdateParams& p) {
     return p.column_stride == 1 && p.state_dim_stride == p.state_len && p.state_dtype == p.dtype;
 }
 
-// Whether a packed slot has as many columns as the window, or one more: then each lane has all that moves in registers. The slot is
-// written whole: a fork would overwrite a column at rest.
+// Whether a packed slot has as many columns as the window, or one more: then each lane has all that moves in registers. The slot
+// is written whole: a fork would overwrite a column at rest.
 inline bool columns_in_registers(const CausalConv1dUpdateParams& p) {
     return !p.num_accepted_tokens.data && p.state_len <= p.width && (p.history == p.state_len || !p.fork);
 }

@@ -99,7 +99,7 @@ void causal_conv1d_update(const CausalConv1dUpdateParams& p, const std::string& 
             "state_len) without gaps, state_len 3 or 4");
     if (kernel == "vector" && !vector)
         throw std::invalid_argument(
-            "kernel: got 'vector', which serves widths 2 to 4 with aligned channels in fours, and none of: cache_seqlens, "
+            "kernel: got 'vector', which serves widths 2 to 4 with aligned channels or tokens in fours, and none of: cache_seqlens, "
             "intermediate_conv_window, retrieve_next_token; (slots, dim, state_len) without gaps at width 4 only");
     if (kernel == "channel" && !channel)
         throw std::invalid_argument(

@@ -1,12 +1,13 @@
 // Causal conv1d decode of one token a row, width 4 ("step"): what decoding mostly is, in vectors of channels.
 //
-// Its time is two waits for memory, first for the row's slot and then for its state, and the bytes. So a lane asks at once for all
-// that it can, the kernel is a few dozen instructions, and its parameters are few: where rows are few, fetching more instructions
-// and parameters takes longer than the rest.
+// Its time is two waits for memory, first for the row's slot and then for its state, and the bytes. So a lane asks at once for
+// all that it can, the kernel is short, and its parameters are few: where rows are few, fetching more instructions and parameters
+// takes longer than the rest.
 //
 // Where channels are neighbours in memory (conv_state as (slots, columns, dim)), a lane moves its own vectors. Where a slot is
-// packed channel by channel ((slots, dim, columns)), a lane's columns are no vectors, but the strip is contiguous: it moves through
-// LDS in whole vectors, of which a lane picks its elements in registers. The window and x are read before anything is written.
+// packed channel by channel ((slots, dim, columns)), a lane's columns are no vectors, but the strip is contiguous: it moves
+// through LDS in whole vectors, of which a lane picks its elements in registers. The window and x are read before anything is
+// written.
 #include <hip/hip_runtime.h>
 
 #include "causal_conv1d_update_vectors.h"
@@ -104,7 +105,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 4 ? 14 : kColum
         History* strip_to = reinterpret_cast<History*>(to + int64_t{strip_d} * kColumns);
 #pragma unroll
         for (int k = 0; k < kColumns; ++k)
-            if (k * lanes + lane < strip * kColumns) strip_to[k * lanes + lane] = stage[staged<History, kColumns>(k * lanes + lane)];
+            if (k * lanes + lane < strip * kColumns)
+                strip_to[k * lanes + lane] = stage[staged<History, kColumns>(k * lanes + lane)];
     }
 }
 
@@ -114,7 +116,8 @@ template <typename T, typename S, int kColumns, int kBefore>
 void launch(const CausalConv1dUpdateParams& p, hipStream_t stream) {
     const unsigned lanes = power_of_two_up_to(p.dim / kChannels, kVectorLanes);
     const dim3 grid(static_cast<unsigned>(p.batch), blocks_up_to(p.dim / kChannels, lanes, kMostStrips), 1);
-    hipLaunchKernelGGL((causal_conv1d_update_step<T, S, kColumns, kBefore>), grid, dim3(lanes, 1, 1), 0, stream, vector_params(p));
+    hipLaunchKernelGGL((causal_conv1d_update_step<T, S, kColumns, kBefore>), grid, dim3(lanes, 1, 1), 0, stream,
+                       vector_params(p));
     check_launch("causal_conv1d_update");
 }
 

@@ -1,14 +1,14 @@
-// Causal conv1d decode of several tokens a row, of any number a row where query_start_loc says so, speculative decoding included, in
-// vectors of channels ("vector").
+// Causal conv1d decode of several tokens a row, of any number a row where query_start_loc says so, speculative decoding included,
+// in vectors of channels ("vector"). It serves one token too, of the widths that `step` does not.
 //
-// Its time is two waits for memory, first for the row's indices and then for tokens and state, and the bytes. So a lane asks at once
-// for all that it can: the indices and its parameters, then kTokensAhead tokens and its part of the state.
+// Its time is two waits for memory, first for the row's indices and then for tokens and state, and the bytes. So a lane asks at
+// once for all that it can: the indices and its parameters, then kTokensAhead tokens and its part of the state.
 //
 // Where channels are neighbours in memory (conv_state as (slots, columns, dim)), a lane moves its own vectors. Where a slot is
-// packed channel by channel ((slots, dim, columns)), a lane's columns are no vectors, but the strip is contiguous: it moves through
-// LDS in whole vectors. Of as many columns as the window has, or one more, or as speculative decoding of four tokens has, a lane
-// transposes its part in registers; of any other number it picks elements in LDS. Tokens that are neighbours in memory (contiguous (batch, dim,
-// seqlen)) come in vectors of four, which a lane transposes too.
+// packed channel by channel ((slots, dim, columns)), a lane's columns are no vectors, but the strip is contiguous: it moves
+// through LDS in whole vectors. Of as many columns as the window has, or one more, or as speculative decoding of four tokens has,
+// a lane transposes its part in registers; of any other number it picks elements in LDS. Tokens that are neighbours in memory
+// (contiguous (batch, dim, seqlen)) come in vectors of four, which a lane transposes too.
 //
 // A lane reads its window before it writes, and each token before its output, so x and out may be one tensor.
 #include <hip/hip_runtime.h>
@@ -117,10 +117,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 4 ? 8 : kColumn
     S* const to = p.state.as<S>() + slots.write * p.slot_stride;
     History ring[kPast], loaded[kColumns > 0 ? kColumns : 1];
     if constexpr (kColumns == kOwnVectors) {
-        const S* window = from + d + first_column * p.column_stride;
+        const S* oldest = from + d + first_column * p.column_stride;
 #pragma unroll
         for (int i = 0; i < kPast; ++i)
-            ring[i] = *reinterpret_cast<const History*>(window + i * p.column_stride);
+            ring[i] = *reinterpret_cast<const History*>(oldest + i * p.column_stride);
     } else if constexpr (kColumns == kAnyColumns) {
         const History* strip_from = reinterpret_cast<const History*>(from + int64_t{strip_d} * p.state_len);
         for (int at = lane; at < strip * p.state_len; at += 4 * lanes) {
@@ -192,6 +192,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 4 ? 8 : kColumn
                 put(i, ring[i + 1]);
         }
     }
+    const auto window = [&](int i, int j) { return pair_of<S>(ring[i], j); };
     for (int first = 0; first < count; first += kAhead) {
         if (first > 0) load_ahead(first);
         Vector results[kAhead];
@@ -203,7 +204,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 4 ? 8 : kColumn
 #pragma unroll
         for (int t = 0; t < kAhead; ++t) {
             if (first + t >= count) break;
-            results[t] = parameters.template convolve<T>([&](int i, int j) { return pair_of<S>(ring[i], j); }, ahead[t], p.use_silu);
+            results[t] = parameters.template convolve<T>(window, ahead[t], p.use_silu);
             if (!p.out_in_fours) store(out + (first + t) * out_step, results[t]);
 #pragma unroll
             for (int i = 0; i < kPast - 1; ++i) ring[i] = ring[i + 1];
@@ -251,7 +252,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 4 ? 8 : kColumn
         History* strip_to = reinterpret_cast<History*>(to + int64_t{strip_d} * kColumns);
 #pragma unroll
         for (int k = 0; k < kColumns; ++k)
-            if (k * lanes + lane < strip * kColumns) strip_to[k * lanes + lane] = stage[staged<History, kColumns>(k * lanes + lane)];
+            if (k * lanes + lane < strip * kColumns)
+                strip_to[k * lanes + lane] = stage[staged<History, kColumns>(k * lanes + lane)];
     }
 }
 
@@ -268,7 +270,8 @@ void launch(const CausalConv1dUpdateParams& p, hipStream_t stream) {
     while (kColumns == kAnyColumns && lanes * p.state_len * sizeof(Words<S, kChannels>) > kStagedBytes) lanes /= 2;
     lanes = power_of_two_up_to(p.dim / kChannels, lanes);
     const dim3 grid(static_cast<unsigned>(p.batch), blocks_up_to(p.dim / kChannels, lanes, kMostStrips), 1);
-    hipLaunchKernelGGL((causal_conv1d_update_vectors<T, S, kWidth, kColumns>), grid, dim3(lanes, 1, 1), 0, stream, vector_params(p));
+    hipLaunchKernelGGL((causal_conv1d_update_vectors<T, S, kWidth, kColumns>), grid, dim3(lanes, 1, 1), 0, stream,
+                       vector_params(p));
     check_launch("causal_conv1d_update");
 }
 
