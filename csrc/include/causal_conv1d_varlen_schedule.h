@@ -35,30 +35,43 @@ HIPCONV_INLINE int64_t table_entry(const IndexArray& table, int32_t sequence, in
     return column >= 0 && column < table.columns ? load_index(table, sequence, column) : -1;
 }
 
+// The slots that a sequence reads and writes.
+struct SequenceSlots {
+    int64_t read, write;
+    int64_t last_column;  // of the block table: the final state's
+    bool live;            // false: padding
+};
+
+HIPCONV_INLINE SequenceSlots sequence_slots(const CausalConv1dVarlenParams& p, int32_t number) {
+    SequenceSlots s;
+    const int64_t first = p.initial_state_idx.data ? load_index(p.initial_state_idx, number) : 0;
+    s.last_column = p.block_idx_last.data ? load_index(p.block_idx_last, number) : 0;
+    s.read = table_entry(p.cache_indices_in.data ? p.cache_indices_in : p.cache_indices, number, first);
+    s.write = table_entry(p.cache_indices, number, s.last_column);
+    // Padding is told by the slot that is read (as in vLLM), and by one to write that does not exist. The null block may stand for
+    // a final state that nobody wants.
+    s.live = is_slot(p, s.read) && (is_slot(p, s.write) || (s.write == p.null_block && s.write != kNoNumber));
+    return s;
+}
+
 HIPCONV_INLINE PackedSequence packed_sequence(const CausalConv1dVarlenParams& p, int32_t number) {
     PackedSequence s;
     s.begin = clamp_token(p, load_index(p.query_start_loc, number));
     s.end = clamp_token(p, load_index(p.query_start_loc, number + 1));
-    const int64_t first = p.initial_state_idx.data ? load_index(p.initial_state_idx, number) : 0;
-    const int64_t last = p.block_idx_last.data ? load_index(p.block_idx_last, number) : 0;
-    const int64_t read = table_entry(p.cache_indices_in.data ? p.cache_indices_in : p.cache_indices, number, first);
-    const int64_t write = table_entry(p.cache_indices, number, last);
-    // Padding is told by the slot that is read (as in vLLM), and by one to write that does not exist. The null block may stand for
-    // a final state that nobody wants.
-    const bool live = is_slot(p, read) && (is_slot(p, write) || (write == p.null_block && write != kNoNumber));
-    s.number = live ? number : -1;
-    s.read_slot =
-        p.has_initial_state.data && load_index(p.has_initial_state, number) != 0 ? static_cast<int32_t>(read) : kNoSlot;
-    s.write_slot = is_slot(p, write) ? static_cast<int32_t>(write) : kNoSlot;
+    const bool continues = p.has_initial_state.data && load_index(p.has_initial_state, number) != 0;
+    const SequenceSlots slots = sequence_slots(p, number);
+    s.number = slots.live ? number : -1;
+    s.read_slot = continues ? static_cast<int32_t>(slots.read) : kNoSlot;
+    s.write_slot = is_slot(p, slots.write) ? static_cast<int32_t>(slots.write) : kNoSlot;
     s.boundaries = s.last_boundary = s.last_column = 0;
     if (p.block_idx_first.data) {
         const int64_t length = s.end - s.begin;
         int64_t beyond = (load_index(p.num_computed_tokens, number) + length) % p.block_size;
         if (beyond <= 0) beyond += p.block_size;  // the end itself is the final state's
-        const int64_t crossed = last - load_index(p.block_idx_first, number), most = length / p.block_size + 1;
+        const int64_t crossed = slots.last_column - load_index(p.block_idx_first, number), most = length / p.block_size + 1;
         s.boundaries = static_cast<int32_t>(crossed < 0 ? 0 : crossed < most ? crossed : most);
         s.last_boundary = static_cast<int32_t>(length - beyond);
-        s.last_column = static_cast<int32_t>(last < p.cache_indices.columns ? last : -1);
+        s.last_column = static_cast<int32_t>(slots.last_column < p.cache_indices.columns ? slots.last_column : -1);
     }
     return s;
 }
