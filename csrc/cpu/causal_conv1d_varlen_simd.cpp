@@ -144,9 +144,10 @@ void zero_row(const Row& to, int64_t count) {
 
 void write_states(const CausalConv1dVarlenParams& p, const PackedSequence& s, int64_t first, int64_t channels) {
     const int past = p.width - 1;
+    const Boundaries boundaries = boundaries_of(p, s);
     for (int pass = 0; pass < 2; ++pass) {  // the slot that is read is overwritten last
-        for (int32_t n = 0; n <= s.boundaries; ++n) {
-            const StateToWrite to = state_to_write(p, s, n);
+        for (int32_t n = 0; n <= boundaries.count; ++n) {
+            const StateToWrite to = state_to_write(p, s, boundaries, n);
             if (to.slot == kNoSlot || (to.slot == s.read_slot) != (pass == 1)) continue;
             for (int i = 0; i < past; ++i) {  // in this order a state may move within one slot
                 const int32_t position = to.position - past + i;

@@ -15,10 +15,6 @@ struct PackedSequence {
     int32_t begin, end;  // tokens
     int32_t read_slot;   // kNoSlot: no initial state
     int32_t write_slot;  // kNoSlot: the final state is not kept
-    // Besides the final state, prefix caching keeps one for each block boundary that the sequence crosses before its end:
-    int32_t boundaries;     // how many at most,
-    int32_t last_boundary;  // the last one, in tokens from the sequence's first,
-    int32_t last_column;    // and the final state's column of the block table; the boundaries' ones are those before it
 };
 
 HIPCONV_INLINE int32_t clamp_token(const CausalConv1dVarlenParams& p, int64_t token) {
@@ -38,16 +34,17 @@ HIPCONV_INLINE int64_t table_entry(const IndexArray& table, int32_t sequence, in
 // The slots that a sequence reads and writes.
 struct SequenceSlots {
     int64_t read, write;
-    int64_t last_column;  // of the block table: the final state's
-    bool live;            // false: padding
+    bool live;  // false: padding
 };
 
 HIPCONV_INLINE SequenceSlots sequence_slots(const CausalConv1dVarlenParams& p, int32_t number) {
     SequenceSlots s;
     const int64_t first = p.initial_state_idx.data ? load_index(p.initial_state_idx, number) : 0;
-    s.last_column = p.block_idx_last.data ? load_index(p.block_idx_last, number) : 0;
-    s.read = table_entry(p.cache_indices_in.data ? p.cache_indices_in : p.cache_indices, number, first);
-    s.write = table_entry(p.cache_indices, number, s.last_column);
+    const int64_t last = p.block_idx_last.data ? load_index(p.block_idx_last, number) : 0;
+    s.write = table_entry(p.cache_indices, number, last);
+    s.read = p.cache_indices_in.data ? table_entry(p.cache_indices_in, number, first)
+             : first == last         ? s.write
+                                     : table_entry(p.cache_indices, number, first);
     // Padding is told by the slot that is read (as in vLLM), and by one to write that does not exist. The null block may stand for
     // a final state that nobody wants.
     s.live = is_slot(p, s.read) && (is_slot(p, s.write) || (s.write == p.null_block && s.write != kNoNumber));
@@ -63,16 +60,6 @@ HIPCONV_INLINE PackedSequence packed_sequence(const CausalConv1dVarlenParams& p,
     s.number = slots.live ? number : -1;
     s.read_slot = continues ? static_cast<int32_t>(slots.read) : kNoSlot;
     s.write_slot = is_slot(p, slots.write) ? static_cast<int32_t>(slots.write) : kNoSlot;
-    s.boundaries = s.last_boundary = s.last_column = 0;
-    if (p.block_idx_first.data) {
-        const int64_t length = s.end - s.begin;
-        int64_t beyond = (load_index(p.num_computed_tokens, number) + length) % p.block_size;
-        if (beyond <= 0) beyond += p.block_size;  // the end itself is the final state's
-        const int64_t crossed = slots.last_column - load_index(p.block_idx_first, number), most = length / p.block_size + 1;
-        s.boundaries = static_cast<int32_t>(crossed < 0 ? 0 : crossed < most ? crossed : most);
-        s.last_boundary = static_cast<int32_t>(length - beyond);
-        s.last_column = static_cast<int32_t>(slots.last_column < p.cache_indices.columns ? slots.last_column : -1);
-    }
     return s;
 }
 
@@ -94,7 +81,24 @@ HIPCONV_INLINE int32_t last_begun(const StartOf& start_of, int32_t sequences, in
 HIPCONV_INLINE PackedSequence sequence_or_none(const CausalConv1dVarlenParams& p, int32_t last) {
     if (last >= 0 && last < p.sequences) return packed_sequence(p, last);
     const int32_t boundary = clamp_token(p, load_index(p.query_start_loc, last < 0 ? 0 : p.sequences));
-    return {-1, last < 0 ? 0 : boundary, last < 0 ? boundary : p.tokens, kNoSlot, kNoSlot, 0, 0, 0};
+    return {-1, last < 0 ? 0 : boundary, last < 0 ? boundary : p.tokens, kNoSlot, kNoSlot};
+}
+
+// Besides the final state, prefix caching keeps one for each block boundary that a sequence crosses before its end.
+struct Boundaries {
+    int32_t count;        // at most
+    int32_t last;         // the last one, in tokens from the sequence's first
+    int32_t last_column;  // the final state's column of the block table; the boundaries' ones are those before it
+};
+
+HIPCONV_INLINE Boundaries boundaries_of(const CausalConv1dVarlenParams& p, const PackedSequence& s) {
+    if (!p.block_idx_first.data) return {0, 0, 0};
+    const int64_t length = s.end - s.begin, last_column = load_index(p.block_idx_last, s.number);
+    int64_t beyond = (load_index(p.num_computed_tokens, s.number) + length) % p.block_size;
+    if (beyond <= 0) beyond += p.block_size;  // the end itself is the final state's
+    const int64_t crossed = last_column - load_index(p.block_idx_first, s.number), most = length / p.block_size + 1;
+    return {static_cast<int32_t>(crossed < 0 ? 0 : crossed < most ? crossed : most), static_cast<int32_t>(length - beyond),
+            static_cast<int32_t>(last_column < p.cache_indices.columns ? last_column : -1)};
 }
 
 // A state goes into `slot`: the inputs up to `position`, counted from the sequence's first token.
@@ -102,13 +106,17 @@ struct StateToWrite {
     int32_t slot, position;
 };
 
-// Number 0 is the final state; number n, at most `boundaries`, the n-th boundary before the end.
-HIPCONV_INLINE StateToWrite state_to_write(const CausalConv1dVarlenParams& p, const PackedSequence& s, int32_t n) {
-    if (n == 0) return {s.write_slot, s.end - s.begin};
-    const int64_t position = s.last_boundary - int64_t{n - 1} * p.block_size;
-    const int64_t index = table_entry(p.cache_indices, s.number, s.last_column - n);
+// Of the n-th boundary before the end, n from 1 to `count`.
+HIPCONV_INLINE StateToWrite boundary_state(const CausalConv1dVarlenParams& p, const PackedSequence& s, const Boundaries& b, int32_t n) {
+    const int64_t position = b.last - int64_t{n - 1} * p.block_size;
+    const int64_t index = table_entry(p.cache_indices, s.number, b.last_column - n);
     if (position <= 0 || !is_slot(p, index)) return {kNoSlot, 0};
     return {static_cast<int32_t>(index), static_cast<int32_t>(position)};
+}
+
+// Number 0 is the final state; number n, at most `count`, the n-th boundary before the end.
+HIPCONV_INLINE StateToWrite state_to_write(const CausalConv1dVarlenParams& p, const PackedSequence& s, const Boundaries& b, int32_t n) {
+    return n == 0 ? StateToWrite{s.write_slot, s.end - s.begin} : boundary_state(p, s, b, n);
 }
 
 }  // namespace hipconv

@@ -20,20 +20,12 @@ struct IndexArray {
 
 HIPCONV_INLINE int64_t load_index(const IndexArray& array, int64_t row, int64_t column = 0) {
     const int64_t at = row * array.row_stride + column * array.column_stride;
-    uint64_t bits;
-    switch (array.bytes) {
-        case 1:
-            bits = ((GlobalPointer<const uint8_t>)array.data)[at];
-            break;
-        case 2:
-            bits = ((GlobalPointer<const uint16_t>)array.data)[at];
-            break;
-        case 4:
-            bits = ((GlobalPointer<const uint32_t>)array.data)[at];
-            break;
-        default:
-            return ((GlobalPointer<const int64_t>)array.data)[at];
+    if (array.bytes == 4) {  // what servers pass, first
+        const uint32_t word = ((GlobalPointer<const uint32_t>)array.data)[at];
+        return array.is_signed ? static_cast<int32_t>(word) : static_cast<int64_t>(word);
     }
+    if (array.bytes == 8) return ((GlobalPointer<const int64_t>)array.data)[at];
+    const uint64_t bits = array.bytes == 2 ? ((GlobalPointer<const uint16_t>)array.data)[at] : ((GlobalPointer<const uint8_t>)array.data)[at];
     const int unused = 64 - 8 * array.bytes;
     return array.is_signed ? static_cast<int64_t>(bits << unused) >> unused : static_cast<int64_t>(bits);
 }

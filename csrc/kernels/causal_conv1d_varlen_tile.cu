@@ -24,9 +24,13 @@ namespace hipconv {
 
 constexpr int kVarlenThreads = 128;
 constexpr int kVarlenLanes = 32;  // the most vectors of channels that a block is wide
-constexpr int kRun = 16, kMaxRun = 32;  // tokens: the usual run, and what a mask has bits for
+constexpr int kMaxRun = 32;  // tokens; a mask has a bit for each
 
 constexpr int varlen_blocks(int width) { return width <= 4 ? 8 : width == 5 ? 6 : 5; }  // a compute unit, by the registers
+
+HIPCONV_INLINE constexpr int channels_of_begin(int channels, int size, int state_size) {
+    return state_size > size && channels > 1 ? channels / 2 : channels;
+}
 
 // Which of the run's tokens this row stores, bit by bit.
 struct RunMasks {
@@ -34,26 +38,49 @@ struct RunMasks {
     uint32_t dead;     // tokens of no sequence or of padding
 };
 
+HIPCONV_INLINE uint32_t lowest_bits(int32_t count) { return count <= 0 ? 0 : count < 32 ? (1u << count) - 1 : 0xffffffffu; }
+
+// The lanes of a row look at one sequence each, from the one on that the run begins in: that is found in one step for each factor
+// `lanes + 1` of their number.
 __device__ __forceinline__ RunMasks masks_of_run(const CausalConv1dVarlenParams& p, int64_t begin, int32_t run) {
-    const int lanes = static_cast<int>(blockDim.x), lane = static_cast<int>(threadIdx.x);
+    const int32_t lanes = static_cast<int32_t>(blockDim.x), lane = static_cast<int32_t>(threadIdx.x);
     const int row_in_wave = static_cast<int>((threadIdx.y * blockDim.x) % kWaveSize);
-    const auto bits_of_row = [&](bool bit) {
-        return static_cast<uint32_t>(__ballot(bit) >> row_in_wave) & (0xffffffffu >> (32 - lanes));
-    };
-    RunMasks masks{0, 0};
-    for (int first = 0; first < run; first += lanes) {
-        const int64_t token = begin + first + lane;
-        bool output = false, dead = false;
-        if (first + lane < run && token < p.tokens) {
-            const auto start_of = [&](int32_t b) { return clamp_token(p, load_index(p.query_start_loc, b)); };
-            const int32_t b = last_begun(start_of, p.sequences, static_cast<int32_t>(token));
-            dead = b < 0 || b >= p.sequences || !sequence_slots(p, b).live;
-            output = !dead && token - start_of(b) >= p.width - 1;
-        }
-        masks.outputs |= bits_of_row(output) << first;
-        masks.dead |= bits_of_row(dead) << first;
+    const auto bits_of_row = [&](bool bit) { return static_cast<uint32_t>(__ballot(bit) >> row_in_wave) & lowest_bits(lanes); };
+    const auto start_of = [&](int32_t b) { return clamp_token(p, load_index(p.query_start_loc, b)); };
+    const int32_t first = static_cast<int32_t>(begin < p.tokens ? begin : p.tokens);
+
+    int32_t base = 0, span = p.sequences;  // the last sequence that begins at `first` or before, if any, is one of these
+    while (span > lanes) {
+        span = (span + lanes) / (lanes + 1);
+        const int64_t b = base + (lane + int64_t{1}) * span;
+        base += __popc(bits_of_row(b < p.sequences && start_of(static_cast<int32_t>(b)) <= first)) * span;
     }
-    return masks;
+
+    const uint32_t inside = lowest_bits(run < p.tokens - first ? run : p.tokens - first);
+    uint32_t outputs = 0, live = 0;
+    bool more;
+    do {
+        const int32_t b = base + lane;
+        more = false;
+        if (b < p.sequences) {
+            const int32_t start = start_of(b) - first, end = start_of(b + 1) - first;
+            if (sequence_slots(p, b).live) {
+                outputs |= inside & lowest_bits(end) & ~lowest_bits(start + p.width - 1);
+                live |= inside & lowest_bits(end) & ~lowest_bits(start);
+            }
+            more = lane == lanes - 1 && end < run;
+        }
+        base += lanes;
+    } while (__ballot(more) != 0);  // only where many sequences of the run are empty
+
+    const bool one_sequence = bits_of_row(outputs == inside) != 0;
+    if (__ballot(!one_sequence) != 0) {
+        for (int other = 1; other < lanes; other *= 2) {
+            outputs |= __shfl_xor(outputs, other);
+            live |= __shfl_xor(live, other);
+        }
+    }
+    return one_sequence ? RunMasks{inside, 0} : RunMasks{outputs, inside & ~live};
 }
 
 template <typename T, int kChannels, int kWidth, bool kSilu>
@@ -83,9 +110,10 @@ __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, 
         if (j < tokens) ahead[j] = load(x);
         x += x_step;
     }
-    Pair weight[kWidth][kPairs], bias[kPairs];
-    load_parameters<kChannels, kWidth>(p, d, weight, bias);
-    RunMasks masks = masks_of_run(p, begin, run);
+    typename Fetched<T, kChannels, kWidth>::Weights fetched_weights{};
+    typename Fetched<T, kChannels, kWidth>::Biases fetched_biases{};
+    fetch_parameters<T, kChannels, kWidth>(p, d, fetched_weights, fetched_biases);
+    RunMasks masks = masks_of_run(first_argument_again(p), begin, run);
     if (!works) return;
 
     const OutputColumn column = output_column<T>(p, d);
@@ -93,11 +121,15 @@ __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, 
     if (masks.dead != 0 && p.dead_tokens != DeadTokens::leave) {
         for (int t = 0; t < tokens; ++t)
             if (masks.dead >> t & 1)
-                *reinterpret_cast<Vector*>(out + t * column.step) =
+                *reinterpret_cast<Vector*>(out + int64_t{t} * column.step) =
                     p.dead_tokens == DeadTokens::zero ? Vector{} : load(x + (t - kAhead) * x_step);
     }
     if (masks.outputs == 0) return;
 
+    Pair weight[kPairs][kWidth], bias[kPairs];
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j)
+        unpack_parameters<T, kChannels, kWidth>(p, d, fetched_weights, fetched_biases, j, weight[j], bias[j]);
     Pair ring[kWidth][kPairs];
     const auto keep = [&](int slot, Vector v) {
 #pragma unroll
@@ -112,7 +144,7 @@ __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, 
         for (int j = 0; j < kPairs; ++j) {
             Pair sum = bias[j];
 #pragma unroll
-            for (int i = 0; i < kWidth; ++i) sum = multiply_add(weight[i][j], ring[(slot + 1 + i) % kWidth][j], sum);
+            for (int i = 0; i < kWidth; ++i) sum = multiply_add(weight[j][i], ring[(slot + 1 + i) % kWidth][j], sum);
             set_pair<T>(result, j, kSilu ? silu(sum) : sum);
         }
         if (stored) *reinterpret_cast<Vector*>(out) = result;
@@ -153,10 +185,18 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVarlenThreads, varlen_blocks(kWidth))
     if (begins_among(uint64_t{block} + 1) == begins)
         return convolve_run<T, kChannels, kWidth, kSilu>(p, plan.run, block - begins);
 
-    const int64_t d = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kChannels;
-    const int64_t b = static_cast<int64_t>(begins) * blockDim.y + threadIdx.y;
-    if (d >= p.dim || b >= p.sequences) return;
-    begin_sequence<T, kChannels, kWidth, kSilu>(p, plan.state_form, packed_sequence(p, static_cast<int32_t>(b)), d);
+    with_dtype(p.state_dtype, [&](auto type) {
+        using S = decltype(type);
+        // Fewer channels a thread where states are wider than x: twice as many lanes, half as many rows.
+        constexpr int kFew = channels_of_begin(kChannels, sizeof(T), sizeof(S));
+        const uint32_t lanes = blockDim.x * (kChannels / kFew), thread = threadIdx.y * blockDim.x + threadIdx.x;
+        const int64_t d = static_cast<int64_t>(blockIdx.x) * blockDim.x * kChannels + thread % lanes * kFew;
+        const int64_t b = static_cast<int64_t>(begins) * (blockDim.x * blockDim.y / lanes) + thread / lanes;
+        if (d >= p.dim || b >= p.sequences) return;
+        const PackedSequence s = packed_sequence(first_argument_again(p), static_cast<int32_t>(b));
+        if (s.number < 0 || s.end <= s.begin) return;  // an empty sequence keeps its state
+        begin_sequence<T, S, kFew, kWidth, kSilu>(p, plan.state_form, s, static_cast<int32_t>(d));
+    });
 }
 
 namespace {
@@ -206,20 +246,23 @@ void launch(const CausalConv1dVarlenParams& p, const VarlenTile& tile, hipStream
     const int64_t vectors = p.dim / kChannels;
     const int warps = power_of_two("num_warps", tile.warps);
     const unsigned threads = warps == 0 || warps > kVarlenThreads / 32 ? kVarlenThreads : static_cast<unsigned>(warps) * 32;
-    unsigned lanes = power_of_two_up_to(vectors, kVarlenLanes);
-    if (const int channels = power_of_two("block_n", tile.channels)) lanes = power_of_two_up_to(channels / kChannels, kVarlenLanes);
+    const unsigned most_lanes = kVarlenLanes < threads / 2 ? kVarlenLanes : threads / 2;  // there are two rows or more
+    unsigned lanes = power_of_two_up_to(vectors, most_lanes);
+    if (const int channels = power_of_two("block_n", tile.channels)) lanes = power_of_two_up_to(channels / kChannels, most_lanes);
     const unsigned rows = threads / lanes;
     VarlenPlan plan{};
-    plan.run = kRun;
+    plan.run = kMaxRun;
     while (plan.run > 4 && vectors * (p.tokens / plan.run) < kEnoughThreads) plan.run /= 2;  // short enough that a large card is full
     if (const int tokens = power_of_two("block_m", tile.tokens))
         plan.run = static_cast<int32_t>(power_of_two_up_to(tokens / static_cast<int>(rows), kMaxRun));
     const int64_t block_tokens = static_cast<int64_t>(rows) * plan.run;
     const int64_t runs = (p.tokens + block_tokens - 1) / block_tokens;
-    const int64_t begins = (static_cast<int64_t>(p.sequences) + rows - 1) / rows;
+    const int few = channels_of_begin(kChannels, sizeof(T), element_bytes(p.state_dtype));
+    const int64_t begin_rows = rows * few / kChannels;
+    const int64_t begins = (p.sequences + begin_rows - 1) / begin_rows;
     plan.blocks = static_cast<uint32_t>(runs + begins);
     plan.begins_of = (static_cast<uint64_t>(begins) << 32) / plan.blocks;
-    plan.state_form = state_form(p, kChannels);
+    plan.state_form = state_form(p, few);
 
     const dim3 grid = grid_of((vectors + lanes - 1) / lanes, plan.blocks), block(lanes, rows, 1);
     hipLaunchKernelGGL((causal_conv1d_varlen_tile<T, kChannels, kWidth, kSilu>), grid, block, 0, stream, p, plan);
@@ -253,7 +296,9 @@ void with_width(const CausalConv1dVarlenParams& p, const VarlenTile& tile, hipSt
 
 }  // namespace
 
-bool causal_conv1d_varlen_tile_serves(const CausalConv1dVarlenParams& p) { return p.width >= 2 && p.width <= 6; }
+bool causal_conv1d_varlen_tile_serves(const CausalConv1dVarlenParams& p) {
+    return p.width >= 2 && p.width <= 6 && p.out_token_stride >= 0 && p.out_token_stride * element_bytes(p.dtype) < kOffsetLimit;
+}
 
 void causal_conv1d_varlen_tile(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* stream) {
     const hipStream_t hip_stream = static_cast<hipStream_t>(stream);

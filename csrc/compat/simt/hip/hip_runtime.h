@@ -159,6 +159,8 @@ inline unsigned long long __ballot(int predicate, HIPCONV_SIMT_SITE) {
     return simt::Block::current()->wave_op(simt::WaveOp::ballot, predicate != 0, 0, {"__ballot", file, line});
 }
 
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+
 // Fibers never interrupt each other, so the plain operation is atomic. The address alone decides the type, as on a GPU.
 namespace simt {
 template <typename T>
