@@ -51,16 +51,55 @@ HIPCONV_INLINE SequenceSlots sequence_slots(const CausalConv1dVarlenParams& p, i
     return s;
 }
 
-HIPCONV_INLINE PackedSequence packed_sequence(const CausalConv1dVarlenParams& p, int32_t number) {
+// What a schedule is made of, from index tensors of any kind.
+struct AnyIndices {
+    const CausalConv1dVarlenParams& p;
+
+    HIPCONV_INLINE int32_t start(int32_t b) const { return clamp_token(p, load_index(p.query_start_loc, b)); }
+    HIPCONV_INLINE SequenceSlots slots(int32_t b) const { return sequence_slots(p, b); }
+    HIPCONV_INLINE bool continues(int32_t b) const { return p.has_initial_state.data && load_index(p.has_initial_state, b) != 0; }
+};
+
+// From those that servers mostly pass: int32 starts and slots and bool flags, packed, no block table. A kernel that waits for nothing
+// else gains by knowing this.
+struct PlainIndices {
+    const CausalConv1dVarlenParams& p;
+
+    static bool fit(const CausalConv1dVarlenParams& p) {
+        const auto packed = [](const IndexArray& array, int bytes) {
+            return array.data && array.bytes == bytes && array.row_stride == 1 && (bytes == 1 || array.is_signed);
+        };
+        return packed(p.query_start_loc, 4) && packed(p.cache_indices, 4) && (!p.has_initial_state.data || packed(p.has_initial_state, 1)) &&
+               !p.cache_indices_in.data && !p.initial_state_idx.data && !p.block_idx_last.data && !p.block_idx_first.data;
+    }
+    HIPCONV_INLINE int32_t start(int32_t b) const {
+        const int32_t token = ((GlobalPointer<const int32_t>)p.query_start_loc.data)[b];
+        return token < 0 ? 0 : token < p.tokens ? token : p.tokens;
+    }
+    HIPCONV_INLINE SequenceSlots slots(int32_t b) const {
+        const int32_t slot = ((GlobalPointer<const int32_t>)p.cache_indices.data)[b];
+        return {slot, slot, slot >= 0 && slot < p.slots && slot != p.pad_slot && slot != p.null_block};
+    }
+    HIPCONV_INLINE bool continues(int32_t b) const {
+        return p.has_initial_state.data && ((GlobalPointer<const uint8_t>)p.has_initial_state.data)[b] != 0;
+    }
+};
+
+template <typename Indices>
+HIPCONV_INLINE PackedSequence packed_sequence(const Indices& indices, int32_t number) {
     PackedSequence s;
-    s.begin = clamp_token(p, load_index(p.query_start_loc, number));
-    s.end = clamp_token(p, load_index(p.query_start_loc, number + 1));
-    const bool continues = p.has_initial_state.data && load_index(p.has_initial_state, number) != 0;
-    const SequenceSlots slots = sequence_slots(p, number);
+    s.begin = indices.start(number);
+    s.end = indices.start(number + 1);
+    const bool continues = indices.continues(number);
+    const SequenceSlots slots = indices.slots(number);
     s.number = slots.live ? number : -1;
     s.read_slot = continues ? static_cast<int32_t>(slots.read) : kNoSlot;
-    s.write_slot = is_slot(p, slots.write) ? static_cast<int32_t>(slots.write) : kNoSlot;
+    s.write_slot = is_slot(indices.p, slots.write) ? static_cast<int32_t>(slots.write) : kNoSlot;
     return s;
+}
+
+HIPCONV_INLINE PackedSequence packed_sequence(const CausalConv1dVarlenParams& p, int32_t number) {
+    return packed_sequence(AnyIndices{p}, number);
 }
 
 // The last sequence that begins at a token or before, of those whose starts (and the last one's end) `start_of` gives; -1 if none does.

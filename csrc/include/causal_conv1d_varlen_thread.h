@@ -21,6 +21,7 @@ struct VarlenPlan {
     uint32_t blocks;      // of both kinds, along the tokens
     uint64_t begins_of;   // of 2^32 such blocks, how many are of the second kind
     StateForm state_form;
+    bool plain_indices;
 };
 
 template <typename T>

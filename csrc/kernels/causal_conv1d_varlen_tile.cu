@@ -42,18 +42,19 @@ HIPCONV_INLINE uint32_t lowest_bits(int32_t count) { return count <= 0 ? 0 : cou
 
 // The lanes of a row look at one sequence each, from the one on that the run begins in: that is found in one step for each factor
 // `lanes + 1` of their number.
-__device__ __forceinline__ RunMasks masks_of_run(const CausalConv1dVarlenParams& p, int64_t begin, int32_t run) {
+template <typename Indices>
+__device__ __forceinline__ RunMasks masks_of_run(const Indices& indices, int64_t begin, int32_t run) {
+    const CausalConv1dVarlenParams& p = indices.p;
     const int32_t lanes = static_cast<int32_t>(blockDim.x), lane = static_cast<int32_t>(threadIdx.x);
     const int row_in_wave = static_cast<int>((threadIdx.y * blockDim.x) % kWaveSize);
     const auto bits_of_row = [&](bool bit) { return static_cast<uint32_t>(__ballot(bit) >> row_in_wave) & lowest_bits(lanes); };
-    const auto start_of = [&](int32_t b) { return clamp_token(p, load_index(p.query_start_loc, b)); };
     const int32_t first = static_cast<int32_t>(begin < p.tokens ? begin : p.tokens);
 
     int32_t base = 0, span = p.sequences;  // the last sequence that begins at `first` or before, if any, is one of these
     while (span > lanes) {
         span = (span + lanes) / (lanes + 1);
         const int64_t b = base + (lane + int64_t{1}) * span;
-        base += __popc(bits_of_row(b < p.sequences && start_of(static_cast<int32_t>(b)) <= first)) * span;
+        base += __popc(bits_of_row(b < p.sequences && indices.start(static_cast<int32_t>(b)) <= first)) * span;
     }
 
     const uint32_t inside = lowest_bits(run < p.tokens - first ? run : p.tokens - first);
@@ -63,8 +64,8 @@ __device__ __forceinline__ RunMasks masks_of_run(const CausalConv1dVarlenParams&
         const int32_t b = base + lane;
         more = false;
         if (b < p.sequences) {
-            const int32_t start = start_of(b) - first, end = start_of(b + 1) - first;
-            if (sequence_slots(p, b).live) {
+            const int32_t start = indices.start(b) - first, end = indices.start(b + 1) - first;
+            if (indices.slots(b).live) {
                 outputs |= inside & lowest_bits(end) & ~lowest_bits(start + p.width - 1);
                 live |= inside & lowest_bits(end) & ~lowest_bits(start);
             }
@@ -84,7 +85,8 @@ __device__ __forceinline__ RunMasks masks_of_run(const CausalConv1dVarlenParams&
 }
 
 template <typename T, int kChannels, int kWidth, bool kSilu>
-__device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, int32_t run, uint32_t block) {
+__device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, const VarlenPlan& plan, uint32_t block) {
+    const int32_t run = plan.run;
     constexpr int kPairs = (kChannels + 1) / 2;
     constexpr int kAhead = kWidth == 2 ? 4 : kWidth;  // a multiple of kWidth, so that ring positions repeat
     using Vector = Words<T, kChannels>;
@@ -113,7 +115,8 @@ __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, 
     typename Fetched<T, kChannels, kWidth>::Weights fetched_weights{};
     typename Fetched<T, kChannels, kWidth>::Biases fetched_biases{};
     fetch_parameters<T, kChannels, kWidth>(p, d, fetched_weights, fetched_biases);
-    RunMasks masks = masks_of_run(first_argument_again(p), begin, run);
+    const CausalConv1dVarlenParams& again = first_argument_again(p);
+    RunMasks masks = plan.plain_indices ? masks_of_run(PlainIndices{again}, begin, run) : masks_of_run(AnyIndices{again}, begin, run);
     if (!works) return;
 
     const OutputColumn column = output_column<T>(p, d);
@@ -183,7 +186,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVarlenThreads, varlen_blocks(kWidth))
     const auto begins_among = [&](uint64_t count) { return static_cast<uint32_t>((count * plan.begins_of + 0xffffffffu) >> 32); };
     const uint32_t begins = begins_among(block);
     if (begins_among(uint64_t{block} + 1) == begins)
-        return convolve_run<T, kChannels, kWidth, kSilu>(p, plan.run, block - begins);
+        return convolve_run<T, kChannels, kWidth, kSilu>(p, plan, block - begins);
 
     with_dtype(p.state_dtype, [&](auto type) {
         using S = decltype(type);
@@ -193,7 +196,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVarlenThreads, varlen_blocks(kWidth))
         const int64_t d = static_cast<int64_t>(blockIdx.x) * blockDim.x * kChannels + thread % lanes * kFew;
         const int64_t b = static_cast<int64_t>(begins) * (blockDim.x * blockDim.y / lanes) + thread / lanes;
         if (d >= p.dim || b >= p.sequences) return;
-        const PackedSequence s = packed_sequence(first_argument_again(p), static_cast<int32_t>(b));
+        const CausalConv1dVarlenParams& again = first_argument_again(p);
+        const int32_t number = static_cast<int32_t>(b);
+        const PackedSequence s =
+            plan.plain_indices ? packed_sequence(PlainIndices{again}, number) : packed_sequence(AnyIndices{again}, number);
         if (s.number < 0 || s.end <= s.begin) return;  // an empty sequence keeps its state
         begin_sequence<T, S, kFew, kWidth, kSilu>(p, plan.state_form, s, static_cast<int32_t>(d));
     });
@@ -263,6 +269,7 @@ void launch(const CausalConv1dVarlenParams& p, const VarlenTile& tile, hipStream
     plan.blocks = static_cast<uint32_t>(runs + begins);
     plan.begins_of = (static_cast<uint64_t>(begins) << 32) / plan.blocks;
     plan.state_form = state_form(p, few);
+    plan.plain_indices = PlainIndices::fit(p);
 
     const dim3 grid = grid_of((vectors + lanes - 1) / lanes, plan.blocks), block(lanes, rows, 1);
     hipLaunchKernelGGL((causal_conv1d_varlen_tile<T, kChannels, kWidth, kSilu>), grid, block, 0, stream, p, plan);
