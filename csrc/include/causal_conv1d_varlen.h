@@ -61,7 +61,7 @@ struct CausalConv1dVarlenParams {
     bool use_silu;
 };
 
-// A forced division of work: zero means the kernel's own choice.
+// A forced tile of a block, powers of two: zero means the kernel's own choice, and a size that it does not have the nearest one.
 struct VarlenTile {
     int32_t tokens, channels, warps;
 };

@@ -68,7 +68,7 @@ HIPCONV_INLINE void store_state(S* to, const CausalConv1dVarlenParams& p, StateF
 }
 
 // S is the states' type.
-template <typename T, typename S, int kChannels, int kWidth, bool kSilu>
+template <typename T, typename S, int kChannels, int kWidth>
 HIPCONV_INLINE void begin_sequence(const CausalConv1dVarlenParams& p, StateForm form, const PackedSequence& s, int32_t d) {
     constexpr int kPast = kWidth - 1, kPairs = (kChannels + 1) / 2;
     using Vector = Words<T, kChannels>;
@@ -92,7 +92,8 @@ HIPCONV_INLINE void begin_sequence(const CausalConv1dVarlenParams& p, StateForm 
         first[i] = Vector{};
         if (i < length) first[i] = *reinterpret_cast<const Vector*>(x + i * x_step);
     }
-    load_inputs(length, last);
+    constexpr bool kLastEarly = kChannels * sizeof(T) <= 8;  // wider vectors have no registers to wait in
+    if (kLastEarly) load_inputs(length, last);
     typename Fetched<T, kChannels, kWidth>::Weights fetched_weights{};
     typename Fetched<T, kChannels, kWidth>::Biases fetched_biases{};
     fetch_parameters<T, kChannels, kWidth>(p, d, fetched_weights, fetched_biases);
@@ -105,6 +106,7 @@ HIPCONV_INLINE void begin_sequence(const CausalConv1dVarlenParams& p, StateForm 
     if (s.read_slot != kNoSlot)
         load_state<S, kChannels, kPast>(slot_begin(s.read_slot), first_argument_again(p), form, state);
 
+    const bool use_silu = first_argument_again(p).use_silu;
     Vector results[kPast];
 #pragma unroll
     for (int j = 0; j < kPairs; ++j) {
@@ -124,7 +126,7 @@ HIPCONV_INLINE void begin_sequence(const CausalConv1dVarlenParams& p, StateForm 
                 // Without a state, taps before the sequence are left out, not multiplied by zero: the weight may be infinite.
                 sum = t + i >= kPast || s.read_slot != kNoSlot ? longer : sum;
             }
-            set_pair<T>(results[t], j, kSilu ? silu(sum) : sum);
+            set_pair<T>(results[t], j, use_silu ? silu(sum) : sum);
         }
     }
     const OutputColumn out = output_column<T>(p, d);
@@ -156,6 +158,7 @@ HIPCONV_INLINE void begin_sequence(const CausalConv1dVarlenParams& p, StateForm 
         }
         store_state<S, kChannels, kPast>(slot_begin(slot), first_argument_again(p), form, window);
     };
+    if (!kLastEarly) load_inputs(length, last);
     if (s.write_slot != kNoSlot) store_new(s.write_slot, length, last);
     const Boundaries boundaries = boundaries_of(first_argument_again(p), s);
     for (int32_t n = 1; n <= boundaries.count; ++n) {

@@ -61,10 +61,11 @@ HIPCONV_INLINE void convolve_sequence(const CausalConv1dVarlenParams& p, const P
         store_output(p, d, s.begin + t, p.use_silu ? silu(sum) : sum);
     }
     if (s.end <= s.begin) return;  // an empty sequence keeps its state
-    const Boundaries boundaries = boundaries_of(p, s);
+    const CausalConv1dVarlenParams& again = first_argument_again(p);  // on a GPU, p is its kernel's
+    const Boundaries boundaries = boundaries_of(again, s);
     for (int pass = 0; pass < 2; ++pass) {  // the slot that is read is overwritten last
         for (int32_t n = 0; n <= boundaries.count; ++n) {
-            const StateToWrite to = state_to_write(p, s, boundaries, n);
+            const StateToWrite to = state_to_write(again, s, boundaries, n);
             if (to.slot == kNoSlot || (to.slot == s.read_slot) != (pass == 1)) continue;
             // In this order a state may move within one slot: each column is read no later than it is written.
             for (int32_t i = 0; i < past; ++i)

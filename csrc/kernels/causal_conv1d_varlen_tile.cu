@@ -22,12 +22,12 @@
 
 namespace hipconv {
 
-constexpr int kVarlenThreads = 128;
-constexpr int kVarlenLanes = 32;  // the most vectors of channels that a block is wide
-constexpr int kMaxRun = 32;  // tokens; a mask has a bit for each
+// Threads of a block, and tokens of a run. Small blocks with short runs keep memory busier (measured on an H200).
+constexpr int kUsualThreads = 64, kMostThreads = 128;
+constexpr int kUsualRun = 16, kMostRun = 32;  // a mask has a bit for each token
+constexpr int kMostLanes = 32;                // vectors of channels that a block is wide
 
-constexpr int varlen_blocks(int width) { return width <= 4 ? 8 : width == 5 ? 6 : 5; }  // a compute unit, by the registers
-
+// Of a thread that begins a sequence.
 HIPCONV_INLINE constexpr int channels_of_begin(int channels, int size, int state_size) {
     return state_size > size && channels > 1 ? channels / 2 : channels;
 }
@@ -84,7 +84,7 @@ __device__ __forceinline__ RunMasks masks_of_run(const Indices& indices, int64_t
     return one_sequence ? RunMasks{inside, 0} : RunMasks{outputs, inside & ~live};
 }
 
-template <typename T, int kChannels, int kWidth, bool kSilu>
+template <typename T, int kChannels, int kWidth>
 __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, const VarlenPlan& plan, uint32_t block) {
     const int32_t run = plan.run;
     constexpr int kPairs = (kChannels + 1) / 2;
@@ -140,6 +140,7 @@ __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, 
     };
 #pragma unroll
     for (int i = 0; i < kWidth - 1; ++i) keep(i, before[i]);
+    const bool use_silu = p.use_silu;
     // The output of the token in this slot of the ring, stored if it is this row's.
     const auto produce = [&](int slot, bool stored) {
         Vector result;
@@ -148,7 +149,9 @@ __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, 
             Pair sum = bias[j];
 #pragma unroll
             for (int i = 0; i < kWidth; ++i) sum = multiply_add(weight[j][i], ring[(slot + 1 + i) % kWidth][j], sum);
-            set_pair<T>(result, j, kSilu ? silu(sum) : sum);
+            // Chosen without a branch, and without an instance for each: the time is that of the memory.
+            const Pair activated = silu(sum);
+            set_pair<T>(result, j, make_pair(use_silu ? low(activated) : low(sum), use_silu ? high(activated) : high(sum)));
         }
         if (stored) *reinterpret_cast<Vector*>(out) = result;
         out += column.step;
@@ -177,31 +180,31 @@ __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, 
     }
 }
 
-template <typename T, int kChannels, int kWidth, bool kSilu>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kVarlenThreads, varlen_blocks(kWidth))
+template <typename T, int kChannels, int kWidth>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, 8)
     causal_conv1d_varlen_tile(CausalConv1dVarlenParams p, VarlenPlan plan) {
     const uint32_t block = blockIdx.z * gridDim.y + blockIdx.y;
     if (block >= plan.blocks) return;
     // Blocks of the second kind among the first `count` ones; rounded up, so that a sequence's begin comes before its other tokens.
     const auto begins_among = [&](uint64_t count) { return static_cast<uint32_t>((count * plan.begins_of + 0xffffffffu) >> 32); };
     const uint32_t begins = begins_among(block);
-    if (begins_among(uint64_t{block} + 1) == begins)
-        return convolve_run<T, kChannels, kWidth, kSilu>(p, plan, block - begins);
+    if (begins_among(uint64_t{block} + 1) == begins) return convolve_run<T, kChannels, kWidth>(p, plan, block - begins);
 
+    // Fewer channels a thread where states are wider than x: twice as many lanes, half as many rows.
+    const CausalConv1dVarlenParams& again = first_argument_again(p);
+    const uint32_t few = channels_of_begin(kChannels, sizeof(T), element_bytes(again.state_dtype));
+    const uint32_t lanes = blockDim.x * (kChannels / few), thread = threadIdx.y * blockDim.x + threadIdx.x;
+    const int64_t d = static_cast<int64_t>(blockIdx.x) * blockDim.x * kChannels + thread % lanes * few;
+    const int64_t b = static_cast<int64_t>(begins) * (blockDim.x * blockDim.y / lanes) + thread / lanes;
+    if (d >= p.dim || b >= p.sequences) return;
+    const int32_t number = static_cast<int32_t>(b);
+    const PackedSequence s =
+        plan.plain_indices ? packed_sequence(PlainIndices{again}, number) : packed_sequence(AnyIndices{again}, number);
+    if (s.number < 0 || s.end <= s.begin) return;  // an empty sequence keeps its state
     with_dtype(p.state_dtype, [&](auto type) {
         using S = decltype(type);
-        // Fewer channels a thread where states are wider than x: twice as many lanes, half as many rows.
         constexpr int kFew = channels_of_begin(kChannels, sizeof(T), sizeof(S));
-        const uint32_t lanes = blockDim.x * (kChannels / kFew), thread = threadIdx.y * blockDim.x + threadIdx.x;
-        const int64_t d = static_cast<int64_t>(blockIdx.x) * blockDim.x * kChannels + thread % lanes * kFew;
-        const int64_t b = static_cast<int64_t>(begins) * (blockDim.x * blockDim.y / lanes) + thread / lanes;
-        if (d >= p.dim || b >= p.sequences) return;
-        const CausalConv1dVarlenParams& again = first_argument_again(p);
-        const int32_t number = static_cast<int32_t>(b);
-        const PackedSequence s =
-            plan.plain_indices ? packed_sequence(PlainIndices{again}, number) : packed_sequence(AnyIndices{again}, number);
-        if (s.number < 0 || s.end <= s.begin) return;  // an empty sequence keeps its state
-        begin_sequence<T, S, kFew, kWidth, kSilu>(p, plan.state_form, s, static_cast<int32_t>(d));
+        begin_sequence<T, S, kFew, kWidth>(p, plan.state_form, s, static_cast<int32_t>(d));
     });
 }
 
@@ -216,12 +219,11 @@ int power_of_two(const char* name, int value) {
 
 bool aligned(const void* data, int64_t bytes) { return reinterpret_cast<uintptr_t>(data) % bytes == 0; }
 
-constexpr int lane_bytes(int width) { return width <= 4 ? kLaneBytes : 8; }
-
 // Channels of one vector: as many as a lane's bytes hold, if every vector of x and of the outputs is aligned and the parameters are
 // packed; else one.
 int channels_a_vector(const CausalConv1dVarlenParams& p) {
-    const int bytes = lane_bytes(p.width), wanted = bytes / element_bytes(p.dtype);
+    constexpr int bytes = kLaneBytes;
+    const int wanted = bytes / element_bytes(p.dtype);
     const auto vectors = [&](const void* data, int64_t dim_stride, int64_t token_stride) {
         return dim_stride == 1 && aligned(data, bytes) && token_stride % wanted == 0;
     };
@@ -247,20 +249,20 @@ StateForm state_form(const CausalConv1dVarlenParams& p, int channels) {
     return StateForm::elements;
 }
 
-template <typename T, int kChannels, int kWidth, bool kSilu>
+template <typename T, int kChannels, int kWidth>
 void launch(const CausalConv1dVarlenParams& p, const VarlenTile& tile, hipStream_t stream) {
     const int64_t vectors = p.dim / kChannels;
     const int warps = power_of_two("num_warps", tile.warps);
-    const unsigned threads = warps == 0 || warps > kVarlenThreads / 32 ? kVarlenThreads : static_cast<unsigned>(warps) * 32;
-    const unsigned most_lanes = kVarlenLanes < threads / 2 ? kVarlenLanes : threads / 2;  // there are two rows or more
+    const unsigned threads = warps == 0 ? kUsualThreads : power_of_two_up_to(warps, kMostThreads / 32) * 32;
+    const unsigned most_lanes = kMostLanes < threads / 2 ? kMostLanes : threads / 2;  // there are two rows or more
     unsigned lanes = power_of_two_up_to(vectors, most_lanes);
     if (const int channels = power_of_two("block_n", tile.channels)) lanes = power_of_two_up_to(channels / kChannels, most_lanes);
     const unsigned rows = threads / lanes;
     VarlenPlan plan{};
-    plan.run = kMaxRun;
+    plan.run = kUsualRun;
     while (plan.run > 4 && vectors * (p.tokens / plan.run) < kEnoughThreads) plan.run /= 2;  // short enough that a large card is full
     if (const int tokens = power_of_two("block_m", tile.tokens))
-        plan.run = static_cast<int32_t>(power_of_two_up_to(tokens / static_cast<int>(rows), kMaxRun));
+        plan.run = static_cast<int32_t>(power_of_two_up_to(tokens / static_cast<int>(rows), kMostRun));
     const int64_t block_tokens = static_cast<int64_t>(rows) * plan.run;
     const int64_t runs = (p.tokens + block_tokens - 1) / block_tokens;
     const int few = channels_of_begin(kChannels, sizeof(T), element_bytes(p.state_dtype));
@@ -272,17 +274,14 @@ void launch(const CausalConv1dVarlenParams& p, const VarlenTile& tile, hipStream
     plan.plain_indices = PlainIndices::fit(p);
 
     const dim3 grid = grid_of((vectors + lanes - 1) / lanes, plan.blocks), block(lanes, rows, 1);
-    hipLaunchKernelGGL((causal_conv1d_varlen_tile<T, kChannels, kWidth, kSilu>), grid, block, 0, stream, p, plan);
+    hipLaunchKernelGGL((causal_conv1d_varlen_tile<T, kChannels, kWidth>), grid, block, 0, stream, p, plan);
     check_launch("causal_conv1d_varlen");
 }
 
 template <typename T, int kWidth>
 void with_channels(const CausalConv1dVarlenParams& p, const VarlenTile& tile, hipStream_t stream) {
-    constexpr int kWide = lane_bytes(kWidth) / static_cast<int>(sizeof(T));
-    if (channels_a_vector(p) == 1)
-        p.use_silu ? launch<T, 1, kWidth, true>(p, tile, stream) : launch<T, 1, kWidth, false>(p, tile, stream);
-    else
-        p.use_silu ? launch<T, kWide, kWidth, true>(p, tile, stream) : launch<T, kWide, kWidth, false>(p, tile, stream);
+    constexpr int kWide = kLaneBytes / static_cast<int>(sizeof(T));
+    channels_a_vector(p) == 1 ? launch<T, 1, kWidth>(p, tile, stream) : launch<T, kWide, kWidth>(p, tile, stream);
 }
 
 template <typename T>
@@ -294,17 +293,13 @@ void with_width(const CausalConv1dVarlenParams& p, const VarlenTile& tile, hipSt
             return with_channels<T, 3>(p, tile, stream);
         case 4:
             return with_channels<T, 4>(p, tile, stream);
-        case 5:
-            return with_channels<T, 5>(p, tile, stream);
-        case 6:
-            return with_channels<T, 6>(p, tile, stream);
     }
 }
 
 }  // namespace
 
 bool causal_conv1d_varlen_tile_serves(const CausalConv1dVarlenParams& p) {
-    return p.width >= 2 && p.width <= 6 && p.out_token_stride >= 0 && p.out_token_stride * element_bytes(p.dtype) < kOffsetLimit;
+    return p.width >= 2 && p.width <= 4 && p.out_token_stride >= 0 && p.out_token_stride * element_bytes(p.dtype) < kOffsetLimit;
 }
 
 void causal_conv1d_varlen_tile(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* stream) {

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/DispatchKeySet.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <initializer_list>
@@ -27,6 +28,19 @@ inline bool dispatcher_adds_nothing(std::initializer_list<const at::Tensor*> ten
            c10::DispatchKeySet(c10::DispatchKey::BackendSelect);
     const c10::DispatchKey next = keys.highestPriorityTypeId();
     return (next == c10::DispatchKey::CPU || next == c10::DispatchKey::CUDA) && !at::hasCallbacks();
+}
+
+// Whether autograd has no part in a call: for operators that write into their arguments.
+inline bool nothing_to_record(std::initializer_list<const at::Tensor*> tensors) {
+    if (!c10::GradMode::is_enabled()) return true;
+    for (const at::Tensor* tensor : tensors)
+        if (tensor && tensor->requires_grad()) return false;
+    return true;
+}
+
+// What the dispatcher does for an argument that an operator marks as written: a graph that saved it must notice.
+inline void note_written(const at::Tensor& tensor) {
+    if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
 }  // namespace hipconv

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import torch_ops  # noqa: F401  defines torch.ops.hipconv
+from . import torch_ops
 from ._arguments import (
     check_between,
     check_starts,
@@ -94,8 +94,8 @@ def causal_conv1d_fn(
             form, which takes a temporary of the size of `x` and a copy.
         kernel: "auto", or the name of a kernel: on a GPU "tile" (width 2 to 4) or "naive", on the CPU "simd" (width 2 to 8, stride 1 along
             dim) or "openmp".
-        block_m, block_n, num_warps: the tile of the kernel "tile": tokens that a thread walks, channels and waves of 32 threads of a
-            block, powers of two; 0 for its own choice, which depends on sizes only. HIPCONV_VARLEN_KERNEL and
+        block_m, block_n, num_warps: the tile of a block of the kernel "tile": tokens, channels and waves of 32 threads, powers of two, of
+            which it takes the nearest that it has; 0 for its own choice, which depends on sizes only. HIPCONV_VARLEN_KERNEL and
             HIPCONV_VARLEN_TILE=TOKENSxCHANNELSxWARPS do the same where these are not given.
 
     Returns:
@@ -115,23 +115,25 @@ def causal_conv1d_fn(
     Runs on the current stream of `x`'s device and does not wait for it.
     """
     use_silu = wants_silu(activation)
-    if not (isinstance(x, Tensor) and isinstance(conv_states, Tensor) and isinstance(weight, Tensor)):
-        require_tensors(x=x, weight=weight, conv_states=conv_states)
-    require_tensors(query_start_loc=query_start_loc)
-    require_optional_tensors(bias=bias, cache_indices=cache_indices, has_initial_state=has_initial_state, out=out)
-    require_int_or_none(pad_slot_id=pad_slot_id, null_block_id=null_block_id)
+    indices = (
+        cache_indices, cache_indices_in, has_initial_state, block_idx_first_scheduled_token, block_idx_last_scheduled_token,
+        initial_state_idx, num_computed_tokens,
+    )  # fmt: skip
+    _check_kinds((x, weight, conv_states, query_start_loc), (bias, out, *indices), pad_slot_id, null_block_id)
     if validate_data:
         _check_values(
             x, conv_states, query_start_loc, cache_indices, cache_indices_in, initial_state_idx, block_idx_last_scheduled_token,
             block_idx_first_scheduled_token, num_computed_tokens, pad_slot_id, null_block_id,
         )  # fmt: skip
     result = torch.empty_like(x) if out is None else out
-    torch.ops.hipconv.causal_conv1d_varlen.default(
-        result, conv_states, x, weight, bias, query_start_loc, cache_indices, cache_indices_in, has_initial_state,
-        block_idx_first_scheduled_token, block_idx_last_scheduled_token, initial_state_idx, num_computed_tokens, block_size_to_align or 0,
-        use_silu, pad_slot_id, null_block_id, zero_padding=out is None, kernel=kernel, block_m=block_m, block_n=block_n,
-        num_warps=num_warps,
-    )  # fmt: skip
+    inputs = (x, weight, bias)
+    options = (*indices, block_size_to_align or 0, use_silu, pad_slot_id, null_block_id)
+    tile = (block_m, block_n, num_warps)
+    if not torch_ops.varlen_directly([result], inputs, conv_states, query_start_loc, options, out is None, kernel, tile):
+        torch.ops.hipconv.causal_conv1d_varlen.default(
+            result, conv_states, *inputs, query_start_loc, *options, zero_padding=out is None, kernel=kernel, block_m=block_m,
+            block_n=block_n, num_warps=num_warps,
+        )  # fmt: skip
     return result
 
 
@@ -174,9 +176,11 @@ def causal_conv1d_split_qkv(
         q (tokens, k_dim), k (tokens, k_dim) and v (tokens, v_dim), contiguous, of the dtype of `x`. Rows of padding are zero.
     """
     use_silu = wants_silu(activation)
-    require_tensors(x=x, weight=weight, conv_states=conv_states, query_start_loc=query_start_loc)
-    require_optional_tensors(bias=bias, cache_indices=cache_indices, has_initial_state=has_initial_state)
-    require_int_or_none(pad_slot_id=pad_slot_id, null_block_id=null_block_id)
+    indices = (
+        cache_indices, cache_indices_in, has_initial_state, block_idx_first_scheduled_token, block_idx_last_scheduled_token,
+        initial_state_idx, num_computed_tokens,
+    )  # fmt: skip
+    _check_kinds((x, weight, conv_states, query_start_loc), (bias, None, *indices), pad_slot_id, null_block_id)
     if x.dim() != 2 or k_dim < 0 or v_dim < 0 or 2 * k_dim + v_dim != x.shape[0]:
         raise ValueError(f"k_dim, v_dim: got {k_dim} and {v_dim}, expected 2 * k_dim + v_dim = dim of x, whose shape is {tuple(x.shape)}")
     if validate_data:
@@ -186,11 +190,14 @@ def causal_conv1d_split_qkv(
         )  # fmt: skip
     tokens = x.shape[1]
     q, k, v = x.new_empty((tokens, k_dim)), x.new_empty((tokens, k_dim)), x.new_empty((tokens, v_dim))
-    torch.ops.hipconv.causal_conv1d_varlen_split.default(
-        q, k, v, conv_states, x, weight, bias, query_start_loc, cache_indices, cache_indices_in, has_initial_state,
-        block_idx_first_scheduled_token, block_idx_last_scheduled_token, initial_state_idx, num_computed_tokens, block_size_to_align or 0,
-        use_silu, pad_slot_id, null_block_id, zero_padding=True, kernel=kernel, block_m=block_m, block_n=block_n, num_warps=num_warps,
-    )  # fmt: skip
+    inputs = (x, weight, bias)
+    options = (*indices, block_size_to_align or 0, use_silu, pad_slot_id, null_block_id)
+    tile = (block_m, block_n, num_warps)
+    if not torch_ops.varlen_directly([q, k, v], inputs, conv_states, query_start_loc, options, True, kernel, tile):
+        torch.ops.hipconv.causal_conv1d_varlen_split.default(
+            q, k, v, conv_states, *inputs, query_start_loc, *options, zero_padding=True, kernel=kernel, block_m=block_m,
+            block_n=block_n, num_warps=num_warps,
+        )  # fmt: skip
     return q, k, v
 
 
@@ -201,6 +208,25 @@ def compute_causal_conv1d_metadata(query_start_loc: Tensor, *, device: torch.dev
         (None, None, None), in the places of ``nums_dict, batch_ptr, token_chunk_offset_ptr``.
     """
     return None, None, None
+
+
+_TENSORS = ("x", "weight", "conv_states", "query_start_loc")
+_OPTIONAL_TENSORS = (
+    "bias", "out", "cache_indices", "cache_indices_in", "has_initial_state", "block_idx_first_scheduled_token",
+    "block_idx_last_scheduled_token", "initial_state_idx", "num_computed_tokens",
+)  # fmt: skip
+
+
+def _check_kinds(tensors: tuple, optional_tensors: tuple, pad_slot_id: int | None, null_block_id: int | None) -> None:
+    """Raise TypeError for the first argument of a wrong kind. Names are looked up only then: this is in every call."""
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            require_tensors(**dict(zip(_TENSORS, tensors, strict=True)))
+    for tensor in optional_tensors:
+        if tensor is not None and not isinstance(tensor, Tensor):
+            require_optional_tensors(**dict(zip(_OPTIONAL_TENSORS, optional_tensors, strict=True)))
+    if type(pad_slot_id) is not int or null_block_id is not None:
+        require_int_or_none(pad_slot_id=pad_slot_id, null_block_id=null_block_id)
 
 
 def _check_values(

@@ -235,6 +235,23 @@ def _causal_conv1d_varlen_split(
     _varlen([q, k, v], conv_states, x, *rest, dead_tokens="zero" if zero_padding else "leave", **choices)
 
 
+def varlen_directly(
+    outputs: list[Tensor],
+    inputs: tuple[Tensor, Tensor, Tensor | None],
+    conv_states: Tensor,
+    query_start_loc: Tensor,
+    options: tuple,
+    zero_padding: bool,
+    kernel: str,
+    tile: tuple[int, int, int],
+) -> bool:
+    """`_varlen` without the operator in front, or False if that has something to do. `options` are from `cache_indices` on."""
+    kernels = kernels_for("causal_conv1d_varlen", *inputs, conv_states, query_start_loc, *outputs, *options[:7])
+    return kernels is not None and kernels.causal_conv1d_varlen_directly(
+        outputs, *inputs, conv_states, query_start_loc, *options, "zero" if zero_padding else "leave", kernel, tile, stream(inputs[0])
+    )
+
+
 def _same_memory(a: Tensor, b: Tensor) -> bool:
     if not a.layout == b.layout == torch.strided:
         return False
