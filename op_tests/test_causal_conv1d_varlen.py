@@ -839,6 +839,29 @@ def test_fake_tensors_need_no_kernel() -> None:
     assert serving.causal_conv1d_split_qkv(**arguments, k_dim=2, v_dim=4)[2].shape == (7, 4)
 
 
+def test_autograd_notices_what_a_call_wrote(device: torch.device) -> None:
+    """Past the dispatcher as well as through it: a graph that saved one of these tensors must not use it."""
+    for first in (True, False):  # the first call of a process loads the module, through the dispatcher
+        arguments = _good(device)
+        written = [arguments["out"], arguments["conv_states"]]
+        versions = [tensor._version for tensor in written]
+        serving.causal_conv1d_fn(**arguments)
+        assert all(tensor._version > version for tensor, version in zip(written, versions, strict=True)), first
+
+
+def test_modes_see_the_operator(device: torch.device) -> None:
+    seen: list[str] = []
+
+    class Names(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func.name())
+            return func(*args, **(kwargs or {}))
+
+    with Names():
+        serving.causal_conv1d_fn(**_good(device))
+    assert "hipconv::causal_conv1d_varlen" in seen
+
+
 def test_metadata_is_accepted_and_not_needed(device: torch.device) -> None:
     arguments = Case([5, 2], 8).inputs(device)
     metadata = serving.compute_causal_conv1d_metadata(arguments["query_start_loc"])
