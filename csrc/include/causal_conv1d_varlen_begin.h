@@ -1,13 +1,13 @@
 // The begin of a sequence, for the varlen kernel `tile`: the outputs that depend on the initial state, and all states that the sequence
 // leaves.
 //
-// One thread does all of this for its channels, and reads everything before it writes anything. So a slot may be both read and written
-// by a sequence, and no other thread needs to wait for it. All its loads leave together: inputs, parameters, state.
+// One thread does all of this for its channels, and reads the initial state before it writes any. So a slot may be both read and written
+// by a sequence, and no other thread needs to wait for it. Its first loads leave together: inputs, parameters, state.
 #pragma once
 
-#include "elements.h"
 #include "causal_conv1d_varlen_schedule.h"
 #include "causal_conv1d_varlen_thread.h"
+#include "elements.h"
 
 namespace hipconv {
 
@@ -38,7 +38,8 @@ HIPCONV_INLINE void load_state(const S* from, const CausalConv1dVarlenParams& p,
         for (int i = 0; i < kPast; ++i) rows[i] = reinterpret_cast<const Vector*>(from)[i];
 #pragma unroll
         for (int i = 0; i < kPast; ++i)
-            window[i] = vector_of<S, kChannels>([&](int channel) { return from_bits<S>(element<S, kChannels>(rows, channel * kPast + i)); });
+            window[i] =
+                vector_of<S, kChannels>([&](int channel) { return from_bits<S>(element<S, kChannels>(rows, channel * kPast + i)); });
     } else {
 #pragma unroll
         for (int i = 0; i < kPast; ++i)
@@ -63,7 +64,8 @@ HIPCONV_INLINE void store_state(S* to, const CausalConv1dVarlenParams& p, StateF
 #pragma unroll
         for (int i = 0; i < kPast; ++i)
 #pragma unroll
-            for (int channel = 0; channel < kChannels; ++channel) to[channel * p.state_dim_stride + i * p.column_stride] = value(channel, i);
+            for (int channel = 0; channel < kChannels; ++channel)
+                to[channel * p.state_dim_stride + i * p.column_stride] = value(channel, i);
     }
 }
 

@@ -69,8 +69,8 @@ struct PlainIndices {
         const auto packed = [](const IndexArray& array, int bytes) {
             return array.data && array.bytes == bytes && array.row_stride == 1 && (bytes == 1 || array.is_signed);
         };
-        return packed(p.query_start_loc, 4) && packed(p.cache_indices, 4) && (!p.has_initial_state.data || packed(p.has_initial_state, 1)) &&
-               !p.cache_indices_in.data && !p.initial_state_idx.data && !p.block_idx_last.data && !p.block_idx_first.data;
+        return packed(p.query_start_loc, 4) && packed(p.cache_indices, 4) &&
+               (!p.has_initial_state.data || packed(p.has_initial_state, 1)) && !p.cache_indices_in.data && !p.initial_state_idx.data && !p.block_idx_last.data && !p.block_idx_first.data;
     }
     HIPCONV_INLINE int32_t start(int32_t b) const {
         const int32_t token = ((GlobalPointer<const int32_t>)p.query_start_loc.data)[b];

@@ -24,6 +24,7 @@ struct VarlenPlan {
     bool plain_indices;
 };
 
+// The DType of an element type.
 template <typename T>
 constexpr DType kDTypeOf = DType::f32;
 template <>
@@ -79,7 +80,8 @@ HIPCONV_INLINE void unpack_parameters(const CausalConv1dVarlenParams& p, int64_t
             if constexpr (kChannels > 1) {
                 load_packed(static_cast<const P*>(p.weight) + (d + 2 * j) * kWidth, weights);
             } else {
-                for (int i = 0; i < kWidth; ++i) weights[i] = parameter<P>(p.weight, d * again.weight_dim_stride + i * again.weight_width_stride);
+                for (int i = 0; i < kWidth; ++i)
+                    weights[i] = parameter<P>(p.weight, d * again.weight_dim_stride + i * again.weight_width_stride);
             }
         });
     }

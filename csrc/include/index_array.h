@@ -25,7 +25,8 @@ HIPCONV_INLINE int64_t load_index(const IndexArray& array, int64_t row, int64_t 
         return array.is_signed ? static_cast<int32_t>(word) : static_cast<int64_t>(word);
     }
     if (array.bytes == 8) return ((GlobalPointer<const int64_t>)array.data)[at];
-    const uint64_t bits = array.bytes == 2 ? ((GlobalPointer<const uint16_t>)array.data)[at] : ((GlobalPointer<const uint8_t>)array.data)[at];
+    const uint64_t bits =
+        array.bytes == 2 ? ((GlobalPointer<const uint16_t>)array.data)[at] : ((GlobalPointer<const uint8_t>)array.data)[at];
     const int unused = 64 - 8 * array.bytes;
     return array.is_signed ? static_cast<int64_t>(bits << unused) >> unused : static_cast<int64_t>(bits);
 }

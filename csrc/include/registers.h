@@ -5,10 +5,6 @@
 
 namespace hipconv {
 
-// What was read from LDS before this is read again after it. In a loop, values that wait there for a rare passage leave their
-// registers to it.
-HIPCONV_INLINE void forget_loaded_values() { asm volatile("" ::: "memory"); }
-
 // A kernel's first argument, read again from where the launch put it. AMD's compiler reads all arguments at the begin and then keeps
 // them in scalar registers, of which a large struct has too many. Pointers in the struct count as any pointer after that: use
 // GlobalPointer for what they point to.
