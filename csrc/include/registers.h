@@ -1,4 +1,4 @@
-// What not to keep in registers, where compilers would: a kernel with a common path and a rare one spills otherwise.
+// What not to keep in registers, where a compiler would.
 #pragma once
 
 #include "arch.h"
