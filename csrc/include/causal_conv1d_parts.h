@@ -51,22 +51,6 @@ HIPCONV_INLINE void load_packed(const P* from, float (&to)[kCount]) {
     }
 }
 
-// Their counterpart: value(i) is rounded to the i-th element.
-template <typename P, int kCount, typename Value>
-HIPCONV_INLINE void store_packed(P* to, Value value) {
-    constexpr int kBytes = kCount * static_cast<int>(sizeof(P));
-    constexpr int kVector = (kBytes % 16 == 0 ? 16 : kBytes % 8 == 0 ? 8 : kBytes % 4 == 0 ? 4 : 2) / static_cast<int>(sizeof(P));
-    using Vector = Words<P, kVector>;
-#pragma unroll
-    for (int v = 0; v < kCount / kVector; ++v) {
-        Vector words{};
-#pragma unroll
-        for (int i = 0; i < (kVector + 1) / 2; ++i)
-            set_pair<P>(words, i, make_pair(value(v * kVector + 2 * i), value(v * kVector + 2 * i + (kVector > 1))));
-        reinterpret_cast<Vector*>(to)[v] = words;
-    }
-}
-
 // Whether weight and bias can be fetched by load_packed for any group of channels.
 template <typename Params>
 bool parameters_are_packed(const Params& p) {
