@@ -134,12 +134,14 @@ HIPCONV_SIMD Floats reciprocal(Floats v) {
 #endif
 }
 
-// v / (1 + exp(-v)). exp(-v) = 2^(n + f) with n whole and |f| <= 1/2: n goes into the exponent, 2^f is a polynomial.
-HIPCONV_SIMD Floats silu(Floats v) {
+// 1 / (1 + exp(-v)) for v > -kSigmoidEnd, below which it means nothing. exp(-v) = 2^(n + f) with n whole and |f| <= 1/2: n goes into
+// the exponent, 2^f is a polynomial.
+constexpr float kSigmoidEnd = 87.0f;  // keeps n within a float's exponent
+
+HIPCONV_SIMD Floats sigmoid_within(Floats v) {
     constexpr float kLog2e = 1.44269504088896341f;
     constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: a float near it has no fraction, and its low bits are a whole number
-    constexpr float kEnd = 87.0f;          // keeps n within a float's exponent
-    const Floats u = at_most(v, kEnd);
+    const Floats u = at_most(v, kSigmoidEnd);
     const Floats shifted = kRound - u * kLog2e;
     const Floats f = (kRound - shifted) - u * kLog2e;
     Floats e = broadcast(1.327647201e-3f);
@@ -149,8 +151,20 @@ HIPCONV_SIMD Floats silu(Floats v) {
     e = e * f + 6.931469671e-1f;
     e = e * f + 1.000000072f;
     e = bit_cast<Floats>(bit_cast<Words>(e) + (bit_cast<Words>(shifted) << 23));
-    const Floats r = reciprocal(1.0f + e);
-    return v * (v > -kEnd ? r : Floats{});  // beyond, e is meaningless; the product is -0, or NaN of NaN and -inf
+    return reciprocal(1.0f + e);
+}
+
+// v / (1 + exp(-v)).
+HIPCONV_SIMD Floats silu(Floats v) {
+    const Floats r = sigmoid_within(v);
+    return v * (v > -kSigmoidEnd ? r : Floats{});  // beyond, the product is -0, or NaN of NaN and -inf
+}
+
+// Its derivative: with sigma the sigmoid and y the SiLU, y + sigma * (1 - y). NaN of NaN and of infinities, as torch has it.
+HIPCONV_SIMD Floats silu_derivative(Floats v) {
+    const Floats r = sigmoid_within(v);
+    const Floats sigma = v > -kSigmoidEnd ? r : Floats{}, y = v * sigma;
+    return y + sigma * (1.0f - y);
 }
 
 }  // namespace simd

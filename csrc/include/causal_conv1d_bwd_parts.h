@@ -1,0 +1,38 @@
+// What the fast backward kernels share.
+#pragma once
+
+#include "causal_conv1d_bwd.h"
+#include "causal_conv1d_launchers.h"
+#include "causal_conv1d_parts.h"
+
+namespace hipconv {
+
+// The derivative of SiLU: with sigma = sigmoid(v) and y = v * sigma, sigma + y * (1 - sigma) = y + sigma * (1 - y).
+HIPCONV_INLINE Pair silu_derivative(Pair v) {
+    const Pair scaled = multiply(v, twice(-1.44269504088896341f));
+    const Pair denominator = add(twice(1.0f), make_pair(approx_exp2(low(scaled)), approx_exp2(high(scaled))));
+    const Pair sigma = make_pair(approx_rcp(low(denominator)), approx_rcp(high(denominator)));
+    const Pair y = multiply(v, sigma);
+    return multiply_add(sigma, multiply_add(y, twice(-1.0f), twice(1.0f)), y);
+}
+
+// causal_conv1d_bwd_tile.cu
+bool causal_conv1d_bwd_tile_serves(const CausalConv1dBwdParams& params);  // channel-last
+int64_t causal_conv1d_bwd_tile_partials(const CausalConv1dBwdParams& params);
+void causal_conv1d_bwd_tile(const CausalConv1dBwdParams& params, void* stream);
+
+// causal_conv1d_bwd_vector.cu
+bool causal_conv1d_bwd_vector_serves(const CausalConv1dBwdParams& params);  // channel-first
+int64_t causal_conv1d_bwd_vector_partials(const CausalConv1dBwdParams& params);
+void causal_conv1d_bwd_vector(const CausalConv1dBwdParams& params, void* stream);
+
+// As with_instance of causal_conv1d_launchers.h.
+template <typename F>
+void with_bwd_instance(const CausalConv1dBwdParams& p, F f) {
+    CausalConv1dFwdParams sizes{};
+    sizes.width = p.in.width;
+    sizes.dtype = p.in.dtype;
+    with_instance(sizes, f);
+}
+
+}  // namespace hipconv
