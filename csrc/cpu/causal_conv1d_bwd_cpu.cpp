@@ -58,6 +58,7 @@ void openmp(const CausalConv1dBwdParams& p) {
 }
 
 void openmp(const CausalConv1dBwdParams& p) {
+    if (p.in.dtype == kF64) return openmp<double, double>(p);
     switch (p.in.dtype) {
         case DType::f16:
             return openmp<f16, float>(p);
@@ -65,8 +66,6 @@ void openmp(const CausalConv1dBwdParams& p) {
             return openmp<bf16, float>(p);
         case DType::f32:
             return openmp<float, float>(p);
-        case DType::f64:
-            return openmp<double, double>(p);
     }
 }
 
@@ -78,7 +77,7 @@ Plan plan(const CausalConv1dBwdParams& p) {
     const bool tokens = p.in.seqlen == 1 || along([](const Sequences& s) { return s.seqlen_stride; });
     const bool channels = p.in.dim == 1 || along([](const Sequences& s) { return s.dim_stride; });
     const bool plain = p.in.seqlen > 0 && !p.in.seq_idx.data && !p.in.initial_states.data && !p.dfinal_states.data;
-    if (!plain || p.in.dtype == DType::f64 || p.in.width > kBwdSimdMaxWidth || !(tokens || channels)) return Plan::openmp;
+    if (!plain || p.in.dtype == kF64 || p.in.width > kBwdSimdMaxWidth || !(tokens || channels)) return Plan::openmp;
     if (tokens && channels) return p.in.dim > p.in.seqlen ? Plan::simd_along_channels : Plan::simd_along_tokens;
     return tokens ? Plan::simd_along_tokens : Plan::simd_along_channels;
 }

@@ -30,6 +30,7 @@ void forward(const CausalConv1dStatesParams& p) {
 bool causal_conv1d_states_serve_f64() { return true; }
 
 void causal_conv1d_states_fwd(const CausalConv1dStatesParams& p, void* /*stream*/) {
+    if (p.in.dtype == kF64) return forward<double, double>(p);
     switch (p.in.dtype) {
         case DType::f16:
             return forward<f16, float>(p);
@@ -37,8 +38,6 @@ void causal_conv1d_states_fwd(const CausalConv1dStatesParams& p, void* /*stream*
             return forward<bf16, float>(p);
         case DType::f32:
             return forward<float, float>(p);
-        case DType::f64:
-            return forward<double, double>(p);
     }
 }
 

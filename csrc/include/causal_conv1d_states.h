@@ -10,6 +10,9 @@
 
 namespace hipconv {
 
+// float64, which the CPU serves here. Not among the enumerators, because no other kernel knows of it.
+constexpr DType kF64 = static_cast<DType>(3);
+
 struct SequenceIds {
     const int32_t* data;  // (batch, seqlen), or null: each row is one sequence
     int64_t batch_stride, seqlen_stride;

@@ -22,25 +22,31 @@ HIPCONV_INLINE T rounded(A v) {
         return from_float<T>(v);
 }
 
-template <typename A>
-HIPCONV_INLINE A parameter_at(const void* base, int64_t index, DType dtype) {
-    if constexpr (sizeof(A) == 8) {
-        if (dtype == DType::f64) return static_cast<const double*>(base)[index];
-    }
-    return load_parameter(base, index, dtype);
-}
-
 HIPCONV_INLINE float sigmoid(float v) { return approx_rcp(1.0f + approx_exp2(-1.44269504088896341f * v)); }
 inline double sigmoid(double v) { return 1.0 / (1.0 + exp(-v)); }
 
+// Params may have been read again (first_argument_again), after which pointers in them are no longer known to be global.
+template <typename T>
+HIPCONV_INLINE T* global(const void* pointer) {
+    return global_pointer<T>(reinterpret_cast<uint64_t>(pointer));
+}
+
+template <typename A>
+HIPCONV_INLINE A parameter_at(const void* base, int64_t index, DType dtype) {
+    if constexpr (sizeof(A) == 8) {
+        if (dtype == kF64) return static_cast<const double*>(base)[index];
+    }
+    return load_parameter(global<const char>(base), index, dtype);
+}
+
 template <typename T>
 HIPCONV_INLINE T& at(const Sequences& s, int64_t b, int64_t d, int64_t t) {
-    return static_cast<T*>(s.data)[b * s.batch_stride + d * s.dim_stride + t * s.seqlen_stride];
+    return global<T>(s.data)[b * s.batch_stride + d * s.dim_stride + t * s.seqlen_stride];
 }
 
 // The sequence that a token belongs to; tokens before the row belong to that of its first one.
 HIPCONV_INLINE int32_t sequence_of(const CausalConv1dInputs& p, int64_t b, int64_t t) {
-    return p.seq_idx.data[b * p.seq_idx.batch_stride + (t < 0 ? 0 : t) * p.seq_idx.seqlen_stride];
+    return global<const int32_t>(p.seq_idx.data)[b * p.seq_idx.batch_stride + (t < 0 ? 0 : t) * p.seq_idx.seqlen_stride];
 }
 
 HIPCONV_INLINE bool is_padding(const CausalConv1dInputs& p, int64_t b, int64_t t) {
@@ -146,7 +152,14 @@ HIPCONV_INLINE void bwd_store_sum(const CausalConv1dBwdParams& p, int64_t d, int
     if (i == p.in.width && !p.dbias) return;
     void* to = i == p.in.width ? p.dbias : p.dweight;
     const int64_t index = i == p.in.width ? d : d * p.in.width + i;
-    switch (i == p.in.width ? p.in.bias_dtype : p.in.weight_dtype) {
+    const DType dtype = i == p.in.width ? p.in.bias_dtype : p.in.weight_dtype;
+    if constexpr (sizeof(A) == 8) {
+        if (dtype == kF64) {
+            static_cast<double*>(to)[index] = sum;
+            return;
+        }
+    }
+    switch (dtype) {
         case DType::f16:
             static_cast<f16*>(to)[index] = from_float<f16>(static_cast<float>(sum));
             return;
@@ -155,9 +168,6 @@ HIPCONV_INLINE void bwd_store_sum(const CausalConv1dBwdParams& p, int64_t d, int
             return;
         case DType::f32:
             static_cast<float*>(to)[index] = static_cast<float>(sum);
-            return;
-        case DType::f64:
-            static_cast<double*>(to)[index] = sum;
             return;
     }
 }

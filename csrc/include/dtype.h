@@ -13,9 +13,9 @@
 
 namespace hipconv {
 
-enum class DType : int32_t { f32, f16, bf16, f64 };  // f64: some CPU kernels only
+enum class DType : int32_t { f32, f16, bf16 };
 
-HIPCONV_INLINE int element_bytes(DType dtype) { return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2; }
+HIPCONV_INLINE int element_bytes(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
 
 struct f16 {
     uint16_t bits;

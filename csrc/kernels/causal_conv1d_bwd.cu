@@ -13,6 +13,7 @@
 #include "causal_conv1d_formula.h"
 #include "causal_conv1d_states_formula.h"
 #include "check.h"
+#include "registers.h"
 
 namespace hipconv {
 
@@ -33,7 +34,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kNaiveThreads, 4)
     for (int64_t b = blockIdx.z; b < p.in.batch; b += gridDim.z) {
         for (int64_t outer = first_outer; outer < outer_size; outer += static_cast<int64_t>(gridDim.y) * blockDim.y) {
             for (int64_t inner = first_inner; inner < inner_size; inner += static_cast<int64_t>(gridDim.x) * blockDim.x)
-                bwd_one_input<T, float>(p, b, lanes_along_dim ? inner : outer, (lanes_along_dim ? outer : inner) - before);
+                bwd_one_input<T, float>(first_argument_again(p), b, lanes_along_dim ? inner : outer, (lanes_along_dim ? outer : inner) - before);
         }
     }
 }
@@ -49,7 +50,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kNaiveThreads, 4) causal_conv1d_bwd_naive_
              c += static_cast<int64_t>(gridDim.x) * blockDim.x) {
             const int i = static_cast<int>(c / p.in.dim);
             float sum = 0.0f;
-            for (int64_t t = begin; t < end; ++t) sum += bwd_one_term<T, float>(p, b, c - int64_t{i} * p.in.dim, t, i);
+            for (int64_t t = begin; t < end; ++t) sum += bwd_one_term<T, float>(first_argument_again(p), b, c - int64_t{i} * p.in.dim, t, i);
             static_cast<float*>(p.partials)[row * columns + c] = sum;
         }
     }
@@ -126,7 +127,7 @@ const char* causal_conv1d_bwd_choice(const CausalConv1dBwdParams& p) {
 
 const char* causal_conv1d_bwd_refusal(const CausalConv1dBwdParams& p, const std::string& kernel) {
     if (kernel == "tile" && !causal_conv1d_bwd_tile_serves(p))
-        return "channel-last x, dout and dx (stride 1 along dim), widths 2 to 8";
+        return "channel-last x, dout and dx (stride 1 along dim), widths 2 to 8; with seq_idx or states widths 2 to 4, of aligned vectors";
     if (kernel == "vector" && !causal_conv1d_bwd_vector_serves(p))
         return "channel-first x, dout and dx (stride 1 along seqlen) of at least one token, without seq_idx, widths 2 to 8";
     return nullptr;

@@ -22,7 +22,7 @@ namespace hipconv {
 
 constexpr int kBwdTileThreads = 128;
 constexpr int kBwdTileLanes = 32;    // the most vectors of channels that a block is wide
-constexpr int kBwdTileMaxRun = 64;   // tokens
+constexpr int kBwdTileMaxRun = 128;  // tokens
 constexpr int kBwdTileMinRun = 8;
 
 // How a launch divides the work. A block is blockDim.x vectors of channels by blockDim.y rows; a row is one run of tokens. Where
@@ -33,21 +33,28 @@ struct BwdTilePlan {
     uint32_t sequences_a_block, blocks_a_sequence;
     uint32_t blocks;                      // of all sequences: the rows of the workspace
     int64_t x_step, dout_step, dx_step;   // bytes from token to token
+    int64_t x_further, dout_further;      // bytes from a token that is loaded to one that the cache is asked for
     bool packed;                          // load_packed serves weight and bias
     uint32_t log2_channels;               // of a block
 };
 
+constexpr int kTileStatesWidth = 4;   // states and sequence ids up to this width, where vectors are aligned
+
 enum class Path { steady, inside, checked };
 
+template <int kWidth>
+constexpr int kBwdBlock = kWidth == 2 ? 4 : kWidth;  // tokens loaded ahead; whole turns of a ring of the width
+template <int kWidth>
+constexpr int kBwdFurther = kBwdBlock<kWidth>;  // tokens after those, to have in the cache
 constexpr int bwd_tile_lane_bytes(int width) { return width <= 4 ? 8 : 4; }
-constexpr int bwd_tile_blocks(int width) { return width <= 4 ? 4 : 3; }
+constexpr int bwd_tile_blocks(int width, bool states) { return width <= 4 && !states ? 4 : 3; }
 
-template <typename T, int kChannels, int kWidth>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth))
+template <typename T, int kChannels, int kWidth, bool kStates>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, kStates))
     causal_conv1d_bwd_tile_kernel(CausalConv1dBwdParams p, BwdTilePlan plan) {
     constexpr int kPast = kWidth - 1;
     constexpr int kPairs = (kChannels + 1) / 2, kHigh = kChannels > 1;
-    constexpr int kBlock = kWidth == 2 ? 4 : kWidth;  // tokens loaded ahead; a multiple of kWidth, so that ring positions repeat
+    constexpr int kBlock = kBwdBlock<kWidth>, kFurther = kBwdFurther<kWidth>;
     using Vector = Words<T, kChannels>;
     HIPCONV_SHARED(float, sums, kBwdTileThreads * (kWidth + 1) * kChannels);
 
@@ -58,13 +65,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth))
     const uint32_t b = sequences * plan.sequences_a_block + (threadIdx.y >> plan.log2_runs_a_block);
     const uint32_t begin = (first_run + (threadIdx.y & ((1u << plan.log2_runs_a_block) - 1))) * static_cast<uint32_t>(plan.run);
     const uint32_t d = (blockIdx.x * blockDim.x + threadIdx.x) * kChannels;
-    // Tokens of this run, of the row from here on, and to visit.
+    // Tokens of the row from here on, and of this run. Visited are kPast more than the run has.
     const auto below = [](uint32_t value, int32_t size) { return value < static_cast<uint32_t>(size); };
     const bool active = below(d, p.in.dim) && below(b, p.in.batch) && (below(begin, p.in.seqlen) || begin == 0);
     const int left = active ? p.in.seqlen - static_cast<int>(begin) : 0;
-    const int tokens = left < plan.run ? left : plan.run;
-    const int stop = active ? tokens + kPast : 0;
-    const int loaded = stop < left ? stop : left;
+    const int tokens = !active ? -kPast : left < plan.run ? left : plan.run;
+    const auto stop = [&]() { return tokens + kPast; };
+    const auto is_loaded = [&](int t) { return t < stop() && t < left; };
 
     const auto base = [&](const Sequences& s, int64_t step) {
         return static_cast<char*>(s.data) + (int64_t{b} * s.batch_stride + d) * static_cast<int64_t>(sizeof(T)) + int64_t{begin} * step;
@@ -74,41 +81,34 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth))
     const char* dout = base(p.dout, plan.dout_step);
     char* dx = base(p.dx, plan.dx_step) - kPast * plan.dx_step;
 
-    // A vector of channels at a column of a state, of any strides.
-    const auto state_at = [&](const Sequences& s, int column) {
-        Vector v{};
-        T elements[kChannels];
-#pragma unroll
-        for (int c = 0; c < kChannels; ++c)
-            elements[c] = static_cast<const T*>(s.data)[int64_t{b} * s.batch_stride + int64_t{d + c} * s.dim_stride + int64_t{column} * s.seqlen_stride];
-#pragma unroll
-        for (int j = 0; j < kPairs; ++j)
-            set_pair<T>(v, j, make_pair(to_float(elements[2 * j]), to_float(elements[2 * j + kHigh])));
-        return v;
+    // Channel c at a column of a state, of any strides.
+    const auto state = [&](const Sequences& s, int column, int c) -> T& {
+        return static_cast<T*>(s.data)[int64_t{b} * s.batch_stride + int64_t{d + c} * s.dim_stride + int64_t{column} * s.seqlen_stride];
     };
-
-    const auto store_state = [&](const Sequences& s, int column, Vector v) {
-#pragma unroll
-        for (int c = 0; c < kChannels; ++c) {
-            const Pair both = pair_of<T>(v, c / 2);
-            static_cast<T*>(s.data)[int64_t{b} * s.batch_stride + int64_t{d + c} * s.dim_stride + int64_t{column} * s.seqlen_stride] =
-                from_float<T>(c % 2 ? high(both) : low(both));
-        }
+    const auto pair_of_state = [&](const Sequences& s, int column, int v) {
+        return make_pair(to_float(state(s, column, 2 * v)), to_float(state(s, column, 2 * v + kHigh)));
     };
-
+    // What the final state's gradient adds to that of the input at `t` of the run.
+    const auto of_final_state = [&](int t, int v) {
+        const int32_t position = static_cast<int32_t>(begin) + t, column = position - p.in.seqlen + kPast;
+        if (!kStates || !p.dfinal_states.data || column < 0 || !final_state_counts(p.in, b, position)) return twice(0.0f);
+        return pair_of_state(p.dfinal_states, column, v);
+    };
     Vector x_ahead[kBlock], dout_ahead[kBlock], before[kPast];
 #pragma unroll
     for (int i = 0; i < kPast; ++i) {
         before[i] = Vector{};
-        if (active && begin + i >= static_cast<uint32_t>(kPast))
+        if (active && begin + i >= static_cast<uint32_t>(kPast)) {
             before[i] = load(x - (kPast - i) * plan.x_step);
-        else if (active && p.in.initial_states.data)
-            before[i] = state_at(p.in.initial_states, static_cast<int>(begin) + i);
+        } else if (kStates && active && p.in.initial_states.data) {
+#pragma unroll
+            for (int j = 0; j < kPairs; ++j) set_pair<T>(before[i], j, pair_of_state(p.in.initial_states, static_cast<int>(begin) + i, j));
+        }
     }
 #pragma unroll
     for (int j = 0; j < kBlock; ++j) {
         x_ahead[j] = dout_ahead[j] = Vector{};
-        if (j < loaded) {
+        if (is_loaded(j)) {
             x_ahead[j] = load(x);
             dout_ahead[j] = load(dout);
         }
@@ -174,20 +174,14 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth))
     }
 
     // Which taps of a token count, a bit each, and those of the kPast tokens before it: each shifts the earlier ones up by kWidth.
-    uint64_t taps = 0;
+    using Taps = std::conditional_t<kWidth <= 5, uint32_t, uint64_t>;
+    Taps taps = 0;
     const auto taps_of = [&](int t) -> uint32_t {
         const int32_t position = static_cast<int32_t>(begin) + t;
-        if (position >= p.in.seqlen) return 0;
+        if (position >= p.in.seqlen || (kStates && is_padding(p.in, b, position))) return 0;
         uint32_t bits = 0;
-        const SequenceIds& ids = p.in.seq_idx;
-        const int32_t* row = ids.data + int64_t{b} * ids.batch_stride;
-        const int32_t own = ids.data ? row[position * ids.seqlen_stride] : 0;
-        for (int i = 0; i < kWidth; ++i) {
-            const int32_t from = position - kPast + i;
-            if (from < 0 && !p.in.initial_states.data) continue;
-            if (ids.data && (own < 0 || row[(from < 0 ? 0 : from) * ids.seqlen_stride] != own)) continue;
-            bits |= 1u << i;
-        }
+        for (int i = 0; i < kWidth; ++i)
+            if (kStates ? sees(p.in, b, position, position - kPast + i) : position + i >= kPast) bits |= 1u << i;
         return bits;
     };
 
@@ -197,9 +191,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth))
         const int slot = j % kWidth;
         keep(slot, x_ahead[j]);
         const Vector dout_now = dout_ahead[j];
-        if (kSteady || t + kBlock < loaded) {
+        if (kSteady || is_loaded(t + kBlock)) {
             x_ahead[j] = load(x);
             dout_ahead[j] = load(dout);
+        }
+        if (kSteady) {
+            prefetch(x + plan.x_further);
+            prefetch(dout + plan.dout_further);
         }
         x += plan.x_step;
         dout += plan.dout_step;
@@ -230,42 +228,42 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth))
             }
         }
 
-        Vector result{}, from_state{};
-        const int32_t position = static_cast<int32_t>(begin) + t - kPast;
-        const int32_t column = position - p.in.seqlen + kPast;  // of the final state
-        const bool adds = kChecked && p.dfinal_states.data && column >= 0 && final_state_counts(p.in, b, position);
-        if (adds) from_state = state_at(p.dfinal_states, static_cast<int>(column));
+        Vector result{};
 #pragma unroll
         for (int v = 0; v < kPairs; ++v) {
-            Pair sum = adds ? pair_of<T>(from_state, v) : twice(0.0f);
+            Pair sum = twice(0.0f);
 #pragma unroll
             for (int k = 0; k < kWidth; ++k)
                 if (!kChecked || (taps >> (kPast - k) * (kWidth + 1) & 1))
                     sum = multiply_add(weight[kPast - k][v], gradients[(slot + 1 + k) % kWidth][v], sum);
+            if (kStates && kChecked) sum = add(sum, of_final_state(t - kPast, v));
             set_pair<T>(result, v, sum);
         }
-        if (kSteady || (t >= kPast && t < stop))
+        if (kSteady || (t >= kPast && t < stop())) {
             *reinterpret_cast<Vector*>(dx) = result;
-        else if (kChecked && begin == 0 && t < kPast && p.dinitial_states.data)
-            store_state(p.dinitial_states, t, result);
+        } else if (kStates && kChecked && begin == 0 && t < kPast && p.dinitial_states.data) {
+#pragma unroll
+            for (int c = 0; c < kChannels; ++c)
+                state(p.dinitial_states, t, c) = from_float<T>(c % 2 ? high(pair_of<T>(result, c / 2)) : low(pair_of<T>(result, c / 2)));
+        }
         dx += plan.dx_step;
     };
-    const bool asks_all = p.in.seq_idx.data, asks_first = begin < static_cast<uint32_t>(kPast);
-    for (int t = 0; t < stop; t += kBlock) {
+    const bool asks_all = kStates && p.in.seq_idx.data, asks_first = begin < static_cast<uint32_t>(kPast);
+    for (int t = 0; t < stop(); t += kBlock) {
         if (asks_all || (asks_first && t == 0) || t + kBlock > left) {
 #pragma unroll
             for (int j = 0; j < kBlock; ++j)
-                if (t + j < stop) step(std::integral_constant<Path, Path::checked>{}, t + j, j);
+                if (t + j < stop()) step(std::integral_constant<Path, Path::checked>{}, t + j, j);
             continue;
         }
-        if (p.in.use_silu && t > 0 && t + 2 * kBlock <= tokens) {
+        if (p.in.use_silu && t > 0 && t + 2 * kBlock <= tokens && t + 2 * kBlock + kFurther <= left) {
 #pragma unroll
             for (int j = 0; j < kBlock; ++j) step(std::integral_constant<Path, Path::steady>{}, t + j, j);
         } else {
 #pragma unroll
             for (int j = 0; j < kBlock; ++j) step(std::integral_constant<Path, Path::inside>{}, t + j, j);
         }
-        taps = ~uint64_t{0};  // all taps of these tokens count
+        taps = static_cast<Taps>(-1);  // all taps of these tokens count
     }
 
     // ---- dweight and dbias of the block ----------------------------------------------------------------------------------------
@@ -304,6 +302,10 @@ int bwd_channels_a_vector(const CausalConv1dBwdParams& p) {
     return p.in.dim % wanted == 0 && aligned(p.in.x) && aligned(p.dout) && aligned(p.dx) ? wanted : 1;
 }
 
+bool bwd_tile_has_states(const CausalConv1dBwdParams& p) {
+    return p.in.seq_idx.data || p.in.initial_states.data || p.dfinal_states.data || p.dinitial_states.data;
+}
+
 struct BwdTileShape {
     int64_t vectors;  // of channels
     unsigned lanes, rows;
@@ -332,7 +334,7 @@ BwdTileShape bwd_tile_shape(const CausalConv1dBwdParams& p, int channels) {
     return s;
 }
 
-template <typename T, int kChannels, int kWidth>
+template <typename T, int kChannels, int kWidth, bool kStates>
 void launch(const CausalConv1dBwdParams& p, hipStream_t stream) {
     const BwdTileShape shape = bwd_tile_shape(p, kChannels);
     BwdTilePlan plan{};
@@ -343,13 +345,15 @@ void launch(const CausalConv1dBwdParams& p, hipStream_t stream) {
     plan.blocks = static_cast<uint32_t>(shape.blocks);
     plan.x_step = p.in.x.seqlen_stride * static_cast<int64_t>(sizeof(T));
     plan.dout_step = p.dout.seqlen_stride * static_cast<int64_t>(sizeof(T));
+    plan.x_further = kBwdFurther<kWidth> * plan.x_step;
+    plan.dout_further = kBwdFurther<kWidth> * plan.dout_step;
     plan.dx_step = p.dx.seqlen_stride * static_cast<int64_t>(sizeof(T));
     while (1u << plan.log2_channels < shape.lanes * kChannels) ++plan.log2_channels;
     const auto aligned = [](const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; };
     plan.packed = kChannels > 1 && p.in.weight_width_stride == 1 && p.in.weight_dim_stride == kWidth && aligned(p.in.weight) &&
                   (!p.in.bias || (p.in.bias_stride == 1 && aligned(p.in.bias)));
     const dim3 grid = grid_of(shape.groups, shape.blocks), block(shape.lanes, shape.rows, 1);
-    hipLaunchKernelGGL((causal_conv1d_bwd_tile_kernel<T, kChannels, kWidth>), grid, block, 0, stream, p, plan);
+    hipLaunchKernelGGL((causal_conv1d_bwd_tile_kernel<T, kChannels, kWidth, kStates>), grid, block, 0, stream, p, plan);
     check_launch("causal_conv1d_bwd");
 }
 
@@ -358,6 +362,7 @@ void launch(const CausalConv1dBwdParams& p, hipStream_t stream) {
 bool causal_conv1d_bwd_tile_serves(const CausalConv1dBwdParams& p) {
     if (p.in.width < 2 || p.in.width > kMaxFastWidth || p.in.seqlen > INT32_MAX - 4096) return false;
     if (p.in.x.dim_stride != 1 || p.dout.dim_stride != 1 || p.dx.dim_stride != 1) return false;
+    if (bwd_tile_has_states(p) && (p.in.width > kTileStatesWidth || bwd_channels_a_vector(p) == 1)) return false;
     const BwdTileShape shape = bwd_tile_shape(p, bwd_channels_a_vector(p));
     return shape.groups <= kGridLimit && shape.blocks < int64_t{1} << 31;
 }
@@ -372,10 +377,13 @@ void causal_conv1d_bwd_tile(const CausalConv1dBwdParams& p, void* stream) {
         constexpr int kWidth = decltype(width)::value;
         constexpr int kWide = bwd_tile_lane_bytes(kWidth) / static_cast<int>(sizeof(T));
         const hipStream_t s = static_cast<hipStream_t>(stream);
-        if (kWide == 1 || bwd_channels_a_vector(p) == 1)
-            launch<T, 1, kWidth>(p, s);
-        else
-            launch<T, kWide, kWidth>(p, s);
+        if (bwd_tile_has_states(p)) {
+            if constexpr (kWidth <= kTileStatesWidth) launch<T, kWide, kWidth, true>(p, s);
+        } else if (bwd_channels_a_vector(p) == 1) {
+            launch<T, 1, kWidth, false>(p, s);
+        } else {
+            launch<T, kWide, kWidth, false>(p, s);
+        }
     });
 }
 

@@ -9,6 +9,7 @@
 #include "causal_conv1d_launchers.h"
 #include "causal_conv1d_states_formula.h"
 #include "check.h"
+#include "registers.h"
 
 namespace hipconv {
 
@@ -24,7 +25,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStatesThreads, 4)
     for (int64_t b = blockIdx.z; b < p.in.batch; b += gridDim.z) {
         for (int64_t outer = first_outer; outer < outer_size; outer += static_cast<int64_t>(gridDim.y) * blockDim.y) {
             for (int64_t inner = first_inner; inner < inner_size; inner += static_cast<int64_t>(gridDim.x) * blockDim.x)
-                states_one_output<T, float>(p, b, lanes_along_dim ? inner : outer, lanes_along_dim ? outer : inner);
+                states_one_output<T, float>(first_argument_again(p), b, lanes_along_dim ? inner : outer, lanes_along_dim ? outer : inner);
         }
     }
 }

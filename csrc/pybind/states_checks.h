@@ -15,7 +15,7 @@ inline const at::Tensor* given(const OptionalTensor& t) { return t.has_value() ?
 inline const at::Tensor* given_bias(const OptionalTensor& bias) { return bias.has_value() && bias->numel() > 0 ? &*bias : nullptr; }
 
 inline DType training_dtype(const NamedTensor& t, bool serves_f64) {
-    if (serves_f64 && t.tensor.scalar_type() == at::kDouble) return DType::f64;
+    if (serves_f64 && t.tensor.scalar_type() == at::kDouble) return kF64;
     return float_dtype(t);
 }
 
@@ -44,7 +44,7 @@ inline CausalConv1dInputs checked_inputs(const at::Tensor& x, const at::Tensor& 
     check_rank({"weight", weight}, 2, "(dim, width)");
     CausalConv1dInputs in{};
     in.dtype = training_dtype({"x", x}, serves_f64);
-    const bool wide = in.dtype == DType::f64;  // sums of narrower types are f32
+    const bool wide = in.dtype == kF64;  // sums of narrower types are f32
     in.weight_dtype = training_dtype({"weight", weight}, wide);
     if (weight.size(0) != x.size(1) || weight.size(1) < 1)
         throw pybind11::value_error(concat("weight: got shape ", shape_text(weight.sizes()), ", expected (dim, width) = (", x.size(1),

@@ -2,9 +2,22 @@
 
 __version__ = "0.1.0"
 
-from . import errors, reference, serving
+from . import errors, reference, reference_training, serving
 from .conv1d import causal_conv1d, causal_conv1d_fwd
 from .conv1d_plan import causal_conv1d_plan
+from .drop_in import causal_conv1d_fn, causal_conv1d_update, install_as_causal_conv1d
 from .jit import warmup
 
-__all__ = ["causal_conv1d", "causal_conv1d_fwd", "causal_conv1d_plan", "errors", "reference", "serving", "warmup"]
+__all__ = [
+    "causal_conv1d",
+    "causal_conv1d_fn",
+    "causal_conv1d_fwd",
+    "causal_conv1d_plan",
+    "causal_conv1d_update",
+    "errors",
+    "install_as_causal_conv1d",
+    "reference",
+    "reference_training",
+    "serving",
+    "warmup",
+]

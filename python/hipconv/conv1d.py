@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import torch_ops
+from . import torch_ops, training
 
 
 def causal_conv1d_fwd(
@@ -67,7 +67,7 @@ def causal_conv1d(
     *,
     kernel: str = "auto",
 ) -> Tensor:
-    """`causal_conv1d_fwd` into a new tensor.
+    """`causal_conv1d_fwd` into a new tensor, and differentiable: where an input requires grad, the gradient is recorded.
 
     Args:
         x: (batch, dim, seqlen), float32, float16 or bfloat16, any strides, any size may be zero.
@@ -81,7 +81,8 @@ def causal_conv1d(
         is dense, else a dense tensor with its axes in the same order (a channel-last slice gives a dense channel-last result).
 
     Raises:
-        What `causal_conv1d_fwd` raises. This form, too, refuses inputs that require grad while grad mode is on.
+        What `causal_conv1d_fwd` raises, but tensors that require grad are welcome here; only a named `kernel` is refused with them.
+        Gradients are deterministic, and cannot be differentiated again.
     """
     if not (isinstance(x, Tensor) and isinstance(weight, Tensor)):
         require_tensors(x=x, weight=weight)
@@ -90,6 +91,10 @@ def causal_conv1d(
     use_silu = uses_silu(activation)
     if not isinstance(kernel, str):
         raise TypeError(f"kernel: got {kernel!r}, expected a string")
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)):
+        if kernel != "auto":
+            raise ValueError(f"kernel: got '{kernel}' with tensors that require grad, expected 'auto', or torch.no_grad()")
+        return training.causal_conv1d_with_states(x, weight, bias, None, None, False, use_silu)[0]
     kernels = torch_ops.kernels_for("causal_conv1d", x, weight, bias)
     if kernels is not None:
         out = kernels.causal_conv1d_directly(x, weight, bias, use_silu, kernel, torch_ops.stream(x))

@@ -89,5 +89,13 @@ __host__ __device__ inline float approx_rcp(float v) {
 #endif
 }
 
+__host__ __device__ inline void prefetch(const void* address) {
+#if defined(__CUDA_ARCH__)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+#else
+    (void)address;
+#endif
+}
+
 }  // namespace compat
 }  // namespace hipconv
