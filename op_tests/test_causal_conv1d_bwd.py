@@ -126,19 +126,18 @@ def served_by(inputs: Inputs, kernel: str) -> tuple[Tensor, ...] | None:
 
 # ---- everything below with a `device` runs on every backend (conftest.py) ----------------------------------------------------------
 
-SHAPES = [(1, 1, 1), (2, 7, 2), (3, 8, 3), (2, 33, 9), (1, 24, 131), (2, 3, 1030), (2, 72, 70), (5, 2, 300), (20, 4, 7), (1, 260, 18)]
+SHAPES = [(1, 1, 1), (2, 7, 2), (3, 8, 3), (2, 33, 9), (1, 8, 131), (2, 3, 270), (2, 40, 20), (20, 4, 7), (1, 140, 18)]
 
 
 def _grid() -> list[Case]:
-    """Each pair of dtypes with each layout, activation and bias; shapes, widths and what rows hold drawn so that each occurs."""
+    """Each dtype with each layout and all that rows may hold; the rest drawn so that each value occurs."""
     draw = random.Random(0)
     cases = []
-    for number, (dtype, weight_dtype, layout, contents) in enumerate(
-        itertools.product(DTYPES.values(), DTYPES.values(), LAYOUTS, itertools.product((False, True), repeat=3))
-    ):
-        shape = SHAPES[number % len(SHAPES)]
-        cases.append(Case(*shape, draw.choice([1, 2, 3, 4, 4, 5, 6, 7, 8, 11]), dtype, weight_dtype, draw.random() < 0.7, draw.random() < 0.7,
-                          layout, *contents))  # fmt: skip
+    combinations = itertools.product(DTYPES.values(), LAYOUTS, itertools.product((False, True), repeat=3))
+    for number, (dtype, layout, contents) in enumerate(combinations):
+        width, weight_dtype = draw.choice([1, 2, 3, 4, 4, 5, 6, 7, 8, 11]), draw.choice([*DTYPES.values()])
+        use_silu, has_bias = draw.random() < 0.7, draw.random() < 0.7
+        cases.append(Case(*SHAPES[number % len(SHAPES)], width, dtype, weight_dtype, use_silu, has_bias, layout, *contents))
     return cases
 
 
@@ -161,7 +160,7 @@ def test_fast_kernels_at_every_length_and_alignment(device: torch.device, layout
     names = [name for name in kernels_of(device) if name not in ("naive", "openmp")]
     dtypes = itertools.cycle(DTYPES.values())
     served = set()
-    for inner in [*range(1, 20, 2), 24, 31, 32, 64, 65, 130, 257, 520, 1100]:
+    for inner in [1, 2, 3, 5, 7, 8, 9, 15, 17, 24, 31, 33, 64, 65, 130, 257, *([520, 1100] if width == 4 else [])]:
         outer = 1 + inner % 5 if inner % 2 else 8
         pitch, offset, shift = (inner, 0, 0) if inner % 3 else (inner + inner % 5, inner % 4, inner % 2)
         sizes = (2, outer, inner) if layout == "channel_first" else (2, inner, outer)
@@ -182,7 +181,7 @@ def test_fast_kernels_at_every_length_and_alignment(device: torch.device, layout
             assert (wrong := wrong_gradients(inputs, found)) is None, f"{kernel}, {case}, {strides}: {wrong}"
             dx.fill_(42.0)
             assert (buffer == 42.0).all(), "wrote outside dx"
-    assert served == {"tile" if layout == "channel_last" else "vector"} & set(names) | {"simd"} & set(names)
+    assert {"tile" if layout == "channel_last" else "vector", "simd"} & set(names) <= served
 
 
 def _strided(values: Tensor, strides: tuple[int, ...], offset: int, fill: float) -> tuple[Tensor, Tensor]:

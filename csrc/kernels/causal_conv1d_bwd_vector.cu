@@ -230,7 +230,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_whole_blocks(kWidth
         float carried[kWidth - 1];
 #pragma unroll
         for (int k = 0; k < kWidth - 1; ++k) carried[k] = 0.0f;
-        const auto do_step = [&](auto is_first, int32_t step, bool writes) {
+        const auto do_step = [&](int32_t step, bool writes) {
             float window[Past::kTokens + kBwdTokens], gradients[kBwdTokens + kWidth - 1];
 #pragma unroll
             for (int k = 0; k < Past::kParts; ++k) unpack_elements<T, Past::kPartTokens>(before_next[k], window, k * Past::kPartTokens);
@@ -249,7 +249,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_whole_blocks(kWidth
                 fetch_start();
             }
             bwd_vector_gradients<kWidth, kOldest>(window, gradients, weight, bias, p.in.use_silu, carried);
-            if (!decltype(is_first)::value || step < place.end_step) {
+            if (step < place.end_step) {
                 bwd_vector_add<kWidth, kOldest>(window, gradients, dweight, dbias);
                 Pair sums[kBwdHalf];
                 bwd_vector_inputs(gradients, weight, sums);
@@ -259,8 +259,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_whole_blocks(kWidth
             }
             dx -= back;
         };
-        do_step(std::true_type{}, place.start, starts_in_row && place.has_channel);
-        for (int32_t step = place.start - 1; step >= place.first_step; --step) do_step(std::false_type{}, step, place.has_channel);
+        do_step(place.start, starts_in_row && place.has_channel);
+        for (int32_t step = place.start - 1; step >= place.first_step; --step) do_step(step, place.has_channel);
         dx += walk_back + back + plan.dx_batch;
     }
     float* partials = static_cast<float*>(p.partials) + static_cast<int64_t>(blockIdx.x) * (kWidth + 1) * p.in.dim + place.d;

@@ -12,6 +12,7 @@ from ._errors import as_the_peers, silu_of
 from .cpp_functions import causal_conv1d_bwd_function, causal_conv1d_fwd_function, causal_conv1d_update_function
 
 __all__ = [
+    "CausalConv1dFn",
     "causal_conv1d_bwd_function",
     "causal_conv1d_fn",
     "causal_conv1d_fwd_function",
@@ -77,6 +78,12 @@ def causal_conv1d_fn(
     if final_states is None:
         return out
     return out, final_states if final_states_out is None else final_states_out.copy_(final_states)
+
+
+class CausalConv1dFn:
+    """The original's autograd function, for those who call its `apply`."""
+
+    apply = staticmethod(causal_conv1d_fn)
 
 
 def _check_final_states_out(final_states_out: Tensor, x: Tensor, weight: Tensor) -> None:

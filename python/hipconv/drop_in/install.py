@@ -50,6 +50,8 @@ def install_as_causal_conv1d() -> list[str]:
     Returns:
         The modules where a name was bound anew.
     """
+    if getattr(sys.modules.get("causal_conv1d"), "__version__", None) == VERSION:
+        return []
     interface, varlen, functions = (importlib.import_module(f"hipconv.drop_in.{name}") for name in
                                     ("causal_conv1d_interface", "causal_conv1d_varlen", "cpp_functions"))  # fmt: skip
     package = ModuleType("causal_conv1d", "Dao-AILab's causal-conv1d, as hipconv serves it.")
