@@ -76,7 +76,7 @@ def empty_as(layout: str, shape: tuple[int, int, int], dtype: torch.dtype, devic
 # ---- comparison ----------------------------------------------------------------------------------------------------------------
 
 
-def mismatch(out: Tensor, reference: Tensor, may_differ: float = 0.001) -> str | None:
+def mismatch(out: Tensor, reference: Tensor, *, may_differ: float = 0.001) -> str | None:
     """None if `out` is `reference` (float64) up to rounding, else what is wrong.
 
     Every element within 2.5 eps (1 + |ref|) + 2e-6, eps being that of out's dtype; and of a 16-bit out all elements but a share of

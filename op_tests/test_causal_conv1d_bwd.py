@@ -9,7 +9,7 @@ import argparse
 import itertools
 import random
 import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -18,6 +18,9 @@ from torch import Tensor
 from common import DTYPES, LAYOUTS, WAYS, choice_of, device_of, empty_as, environment, list_of, mismatch, use_backend
 import hipconv
 from hipconv import jit, reference_training, targets
+
+fn: Any = hipconv.causal_conv1d_fn
+convolve: Any = hipconv.causal_conv1d
 
 
 class Case(NamedTuple):
@@ -62,24 +65,25 @@ class Inputs(NamedTuple):
 
     x: Tensor
     weight: Tensor
-    bias: Tensor | None
+    bias: Any
     dout: Tensor
-    seq_idx: Tensor | None = None
-    initial_states: Tensor | None = None
-    dfinal_states: Tensor | None = None
+    seq_idx: Any = None
+    initial_states: Any = None
+    dfinal_states: Any = None
     use_silu: bool = True
 
-    def expected(self) -> tuple[Tensor | None, ...]:
+    def expected(self) -> tuple[Any, ...]:
         """dx, dweight, dbias and dinitial_states by autograd through the reference, in float64."""
-        named = (self.x, self.weight, self.bias, self.initial_states)
-        x, weight, bias, initial = (None if t is None else t.detach().double().requires_grad_() for t in named)
+        named: tuple[Any, ...] = (self.x, self.weight, self.bias, self.initial_states)
+        leaves: list[Any] = [None if t is None else t.detach().double().requires_grad_() for t in named]
+        x, weight, bias, initial = leaves
         out, final = reference_training.causal_conv1d(x, weight, bias, self.seq_idx, initial, self.use_silu)
         loss = (out * self.dout.double()).sum()
         if self.dfinal_states is not None:
             loss = loss + (final * self.dfinal_states.double()).sum()
         wanted = [t for t in (x, weight, bias, initial) if t is not None]
         found = dict(zip(map(id, wanted), torch.autograd.grad(loss, wanted, allow_unused=True), strict=True))
-        return tuple(None if t is None else torch.zeros_like(t) if found[id(t)] is None else found[id(t)] for t in (x, weight, bias, initial))
+        return tuple(None if t is None else found[id(t)] if found[id(t)] is not None else t * 0 for t in (x, weight, bias, initial))
 
     def gradients(self, kernel: str = "auto", dx: Tensor | None = None) -> tuple[Tensor, ...]:
         x, weight, bias, dout, ids, initial, dfinal, silu = self
@@ -165,7 +169,9 @@ def test_fast_kernels_at_every_length_and_alignment(device: torch.device, layout
         pitch, offset, shift = (inner, 0, 0) if inner % 3 else (inner + inner % 5, inner % 4, inner % 2)
         sizes = (2, outer, inner) if layout == "channel_first" else (2, inner, outer)
         strides = (outer * pitch, pitch, 1) if layout == "channel_first" else (outer * pitch, 1, pitch)
-        case = Case(*sizes, width, next(dtypes), layout=layout, use_silu=inner % 4 > 0, has_initial=inner % 5 == 0, has_final=inner % 7 == 0)
+        case = Case(
+            *sizes, width, next(dtypes), layout=layout, use_silu=inner % 4 > 0, has_initial=inner % 5 == 0, has_final=inner % 7 == 0
+        )
         good = case.inputs(device, seed=inner)
         x, _ = _strided(good.x, strides, offset, torch.nan)
         dout, _ = _strided(good.dout, strides, offset, torch.nan)
@@ -239,7 +245,7 @@ def test_sizes_of_zero(device: torch.device) -> None:
         for kernel in ("auto", "naive" if "naive" in kernels_of(device) else "openmp"):
             inputs = Case(*shape, 4, has_initial=True, has_final=True).inputs(device)
             assert (wrong := wrong_gradients(inputs, inputs.gradients(kernel))) is None, wrong
-        out, final = hipconv.causal_conv1d_fn(inputs.x, inputs.weight, inputs.bias, None, inputs.initial_states, True)
+        out, final = fn(inputs.x, inputs.weight, inputs.bias, None, inputs.initial_states, True)
         assert out.shape == shape
         assert torch.equal(final, reference_training.causal_conv1d(inputs.x, inputs.weight, initial_states=inputs.initial_states)[1])
 
@@ -260,7 +266,7 @@ def test_forward_matches_the_reference(device: torch.device) -> None:
     for case in _grid():
         x, weight, bias, _, ids, initial, _, silu = case.inputs(device)
         expected, expected_final = reference_training.causal_conv1d(x, weight, bias, ids, initial, silu)
-        out, final = hipconv.causal_conv1d_fn(x, weight, bias, ids, initial, True, activation="silu" if silu else None)
+        out, final = fn(x, weight, bias, ids, initial, True, activation="silu" if silu else None)
         assert (wrong := mismatch(out, expected)) is None, f"{case}: {wrong}"
         assert torch.equal(final, expected_final)
         assert out.stride() == torch.empty_like(x).stride()
@@ -271,14 +277,16 @@ def test_forward_matches_the_reference(device: torch.device) -> None:
 def test_chunks_joined_by_their_states_are_the_whole(device: torch.device) -> None:
     x, weight, bias, *_ = Case(2, 8, 50, 4, torch.bfloat16).inputs(device)
     ids = torch.arange(50, dtype=torch.int32, device=device).div(7, rounding_mode="floor").expand(2, -1)
-    for seq_idx in (None, ids):
-        whole, final = hipconv.causal_conv1d_fn(x, weight, bias, seq_idx, None, True, activation="silu")
-        state, outs = None, []
+    sequences: list[Any] = [None, ids]
+    for seq_idx in sequences:
+        whole, final = fn(x, weight, bias, seq_idx, None, True, activation="silu")
+        state: Any = None
+        outs = []
         for begin, end in itertools.pairwise([0, 1, 2, 10, 11, 49, 50]):
             of_chunk = None if seq_idx is None else seq_idx[:, begin:end]
             if state is not None and of_chunk is not None:  # a state belongs to the sequence of the chunk's first token
                 state = state * (seq_idx[:, begin] == seq_idx[:, begin - 1])[:, None, None]
-            out, state = hipconv.causal_conv1d_fn(x[..., begin:end], weight, bias, of_chunk, state, True, activation="silu")
+            out, state = fn(x[..., begin:end], weight, bias, of_chunk, state, True, activation="silu")
             outs.append(out)
         assert (torch.cat(outs, 2).float() - whole.float()).abs().max() <= 0.02
         assert torch.equal(state, final)
@@ -287,9 +295,9 @@ def test_chunks_joined_by_their_states_are_the_whole(device: torch.device) -> No
 def test_final_states_may_take_the_place_of_initial_ones(device: torch.device) -> None:
     for seqlen in (1, 2, 3, 90):
         x, weight, bias, *_, initial, _, _ = Case(2, 5, seqlen, 4, has_initial=True).inputs(device)
-        expected = hipconv.causal_conv1d_fn(x, weight, bias, None, initial.clone(), True)
+        expected = fn(x, weight, bias, None, initial.clone(), True)
         pool = initial.clone()
-        out, final = hipconv.causal_conv1d_fn(x, weight, bias, None, pool, True, pool)
+        out, final = fn(x, weight, bias, None, pool, True, pool)
         assert final is pool and torch.equal(out, expected[0]) and torch.equal(pool, expected[1])
         pool = initial.clone()
         torch.ops.hipconv.causal_conv1d_states_fwd(out, pool, x, weight, bias, None, pool)
@@ -299,7 +307,7 @@ def test_final_states_may_take_the_place_of_initial_ones(device: torch.device) -
 # ---- bad input -----------------------------------------------------------------------------------------------------------------------
 
 _X = (2, 6, 10)
-BAD_CALLS = {
+BAD_CALLS: dict[str, Any] = {
     "dout of another shape": (lambda: {"dout": torch.zeros(2, 6, 9)}, ValueError, ["dout:", "(2, 6, 9)", "(2, 6, 10)"]),
     "dout of another dtype": (lambda: {"dout": torch.zeros(*_X).half()}, TypeError, ["dout:", "torch.float16", "torch.float32"]),
     "seq_idx of int64": (lambda: {"seq_idx": torch.zeros(2, 10).long()}, TypeError, ["seq_idx:", "torch.int64", "torch.int32"]),
@@ -336,7 +344,7 @@ def test_dx_may_share_a_buffer_with_inputs_but_no_byte(device: torch.device) -> 
     assert all(map(torch.equal, found, expected))
     with pytest.raises(ValueError, match="dx: shares memory with dout"):
         inputs.gradients(dx=inputs.dout)
-    with pytest.raises(ValueError, match="kernel: got 'tile', which serves|kernel: got 'tile', expected one of"):
+    with pytest.raises(ValueError, match=r"kernel: got 'tile', which serves|kernel: got 'tile', expected one of"):
         inputs.gradients("tile")
 
 
@@ -347,27 +355,25 @@ def test_gradcheck() -> None:
     with environment(**WAYS["cpu"]):
         for seqlen in (2, 9):
             case = Case(2, 3, seqlen, 4, has_ids=True, has_initial=True)
-            x, weight, bias, _, ids, initial, *_ = (t.double() if isinstance(t, Tensor) and t.is_floating_point() else t
-                                                    for t in case.inputs(torch.device("cpu")))  # fmt: skip
-            tensors = tuple(t.requires_grad_() for t in (x, weight, bias, initial))
+            inputs = case.inputs(torch.device("cpu"))
+            ids = inputs.seq_idx
+            tensors = tuple(t.double().requires_grad_() for t in (inputs.x, inputs.weight, inputs.bias, inputs.initial_states))
             for seq_idx in (None, ids):
-                assert torch.autograd.gradcheck(
-                    lambda x, w, b, i, s=seq_idx: hipconv.causal_conv1d_fn(x, w, b, s, i, True, activation="silu"), tensors
-                )
-            assert torch.autograd.gradcheck(lambda x, w: hipconv.causal_conv1d_fn(x, w), tensors[:2])
+                assert torch.autograd.gradcheck(lambda x, w, b, i, s=seq_idx: fn(x, w, b, s, i, True, activation="silu"), tensors)
+            assert torch.autograd.gradcheck(lambda x, w: fn(x, w), tensors[:2])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradients_reach_every_input(device: torch.device, layout: str) -> None:
     inputs = Case(2, 8, 30, 4, torch.bfloat16, layout=layout, has_initial=True, has_final=True, has_ids=True).inputs(device)
-    leaves = [t.clone().requires_grad_() for t in (inputs.x, inputs.weight, inputs.bias, inputs.initial_states)]
-    out, final = hipconv.causal_conv1d_fn(*leaves[:3], inputs.seq_idx, leaves[3], True, activation="silu")
+    leaves: list[Any] = [t.clone().requires_grad_() for t in (inputs.x, inputs.weight, inputs.bias, inputs.initial_states)]
+    out, final = fn(*leaves[:3], inputs.seq_idx, leaves[3], True, activation="silu")
     torch.autograd.backward([out, final], [inputs.dout, inputs.dfinal_states])
-    found = tuple(leaf.grad for leaf in leaves)
+    found: Any = tuple(leaf.grad for leaf in leaves)
     assert (wrong := wrong_gradients(inputs, found)) is None, wrong
     assert [g.dtype for g in found] == [leaf.dtype for leaf in leaves]
 
-    plain = hipconv.causal_conv1d(*leaves[:3], "silu")
+    plain = convolve(*leaves[:3], "silu")
     leaves[0].grad = None
     plain.backward(inputs.dout)
     simple = inputs._replace(seq_idx=None, initial_states=None, dfinal_states=None)
@@ -377,13 +383,13 @@ def test_gradients_reach_every_input(device: torch.device, layout: str) -> None:
 def test_autocast_leaves_dtypes_alone(device: torch.device) -> None:
     x, weight, *_ = Case(2, 8, 30, 4).inputs(device)
     with torch.autocast(device.type, dtype=torch.bfloat16):
-        assert hipconv.causal_conv1d_fn(x.requires_grad_(), weight).dtype == torch.float32
+        assert fn(x.requires_grad_(), weight).dtype == torch.float32
         assert torch.ops.hipconv.causal_conv1d_fn(x, weight)[0].dtype == torch.float32
 
 
 def test_double_backward_is_refused_clearly(device: torch.device) -> None:
     x, weight, *_ = Case(1, 4, 6, 4).inputs(device)
-    for call in (hipconv.causal_conv1d_fn, lambda *a: torch.ops.hipconv.causal_conv1d_fn(*a)[0]):
+    for call in (fn, lambda *a: torch.ops.hipconv.causal_conv1d_fn(*a)[0]):
         (gradient,) = torch.autograd.grad(call(x.requires_grad_(), weight).sum(), x, create_graph=True)
         with pytest.raises(RuntimeError, match="cannot be differentiated again"):
             gradient.sum().backward()
@@ -400,15 +406,13 @@ def test_opcheck(device: torch.device) -> None:
             torch.ops.hipconv.causal_conv1d_states_fwd.default, (torch.empty_like(x), final, x, weight, bias, ids, initial, silu)
         )
         leaves = [None if t is None else t.clone().requires_grad_() for t in (x, weight, bias, initial)]
-        torch.library.opcheck(
-            torch.ops.hipconv.causal_conv1d_fn.default, (*leaves[:3], ids, leaves[3], initial is not None, silu)
-        )
+        torch.library.opcheck(torch.ops.hipconv.causal_conv1d_fn.default, (*leaves[:3], ids, leaves[3], initial is not None, silu))
 
 
 def test_compiles_into_one_graph(device: torch.device) -> None:
     def layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        out, final = hipconv.causal_conv1d_fn(x * 2, weight, bias, return_final_states=True, activation="silu")
-        return out.sum() + final.sum() + hipconv.causal_conv1d(x, weight, bias).sum()
+        out, final = fn(x * 2, weight, bias, return_final_states=True, activation="silu")
+        return out.sum() + final.sum() + convolve(x, weight, bias).sum()
 
     graphs = []
 

@@ -110,7 +110,7 @@ def test_bad_input_of_the_new_tensor_form_is_refused_by_name(device: torch.devic
     with device:
         good = {"x": torch.zeros(2, 6, 10), "weight": torch.zeros(6, 4), "bias": torch.zeros(6)}
         changes = make_changes()
-    if changes.keys() & {"out", "use_silu"}:
+    if changes.keys() & {"out", "use_silu"} or name.endswith("requires grad"):
         return
     with pytest.raises(error) as caught:
         hipconv.causal_conv1d(**(good | changes))
@@ -118,11 +118,14 @@ def test_bad_input_of_the_new_tensor_form_is_refused_by_name(device: torch.devic
         assert word in str(caught.value), f"{word!r} is not in: {caught.value}"
 
 
-def test_the_refusal_of_gradients_says_which_form(device: torch.device) -> None:
+def test_a_gradient_is_recorded_where_one_is_wanted(device: torch.device) -> None:
     x, weight, bias, _ = Case(2, 6, 20, 4, torch.float32, torch.float32).inputs(device)
     parameter = torch.nn.Parameter(weight)
-    with pytest.raises(ValueError, match=r"^weight: .* requires grad.*: hipconv.causal_conv1d records no gradient"):
-        hipconv.causal_conv1d(x, parameter, bias)
+    assert hipconv.causal_conv1d(x, parameter, bias).requires_grad
+    with pytest.raises(ValueError, match=r"^kernel: got 'naive' with tensors that require grad, expected 'auto'"):
+        hipconv.causal_conv1d(x, parameter, bias, kernel="naive")
+    with pytest.raises(ValueError, match=r"^weight: .* requires grad.*: torch.ops.hipconv.causal_conv1d records no gradient"):
+        torch.ops.hipconv.causal_conv1d(x, parameter, bias)
     with torch.no_grad():
         out = hipconv.causal_conv1d(x, parameter, bias)
     assert not out.requires_grad

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
-import importlib.util
 import inspect
+import os
 from pathlib import Path
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -19,8 +18,15 @@ import hipconv
 from hipconv import drop_in, reference_training
 from hipconv.drop_in import causal_conv1d_cuda, causal_conv1d_interface, causal_conv1d_varlen, cpp_functions
 
+fn: Any = drop_in.causal_conv1d_fn
+update: Any = drop_in.causal_conv1d_update
+interface: Any = causal_conv1d_interface
+plain: Any = cpp_functions
+varlen: Any = causal_conv1d_varlen
+extension: Any = causal_conv1d_cuda
+
 # From the original's 1.7.0; callers look these up by name.
-SIGNATURES = {
+SIGNATURES: dict[Any, str] = {
     causal_conv1d_interface.causal_conv1d_fn: (
         "x, weight, bias=None, seq_idx=None, initial_states=None, return_final_states=False, final_states_out=None, activation=None"
     ),
@@ -35,9 +41,7 @@ SIGNATURES = {
     cpp_functions.causal_conv1d_bwd_function: (
         "x, weight, bias, dout, seq_idx, initial_states, dfinal_states, dx, return_dinitial_states, silu_activation"
     ),
-    cpp_functions.causal_conv1d_update_function: (
-        "x, conv_state, weight, bias, silu_activation, cache_seqlens, conv_state_indices"
-    ),
+    cpp_functions.causal_conv1d_update_function: ("x, conv_state, weight, bias, silu_activation, cache_seqlens, conv_state_indices"),
     causal_conv1d_varlen.causal_conv1d_varlen_states: "x, cu_seqlens, state_len",
     causal_conv1d_varlen.causal_conv1d_varlen_states_ref: "x, cu_seqlens, state_len",
 }
@@ -62,37 +66,37 @@ def test_the_plain_functions_are_what_autograd_calls(device: torch.device, layou
     x, weight, bias, initial = inputs(device, layout)
     ids = torch.tensor([[0] * 9 + [1] * 11, [0] * 20], dtype=torch.int32, device=device)
     leaves = [t.clone().requires_grad_() for t in (x, weight, bias, initial)]
-    out, final = drop_in.causal_conv1d_fn(*leaves[:3], ids, leaves[3], True, activation="swish")
+    out, final = fn(*leaves[:3], ids, leaves[3], True, activation="swish")
     dout, dfinal = torch.randn_like(out), torch.randn_like(final)
     expected = torch.autograd.grad([out, final], leaves, [dout, dfinal])
 
     state = torch.empty_like(final)
-    assert torch.equal(cpp_functions.causal_conv1d_fwd_function(x, weight, bias, ids, initial, state, True), out)
+    assert torch.equal(plain.causal_conv1d_fwd_function(x, weight, bias, ids, initial, state, True), out)
     assert torch.equal(state, final)
     wide = torch.full((2, 20, 24), 42.0, device=device).transpose(1, 2)
     dx = wide[:, 8:16]
-    found = cpp_functions.causal_conv1d_bwd_function(x, weight, bias, dout, ids, initial, dfinal, dx, True, True)
+    found = plain.causal_conv1d_bwd_function(x, weight, bias, dout, ids, initial, dfinal, dx, True, True)
     assert found[0] is dx and all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found, expected, strict=True))
     assert (wide[:, :8] == 42).all() and (wide[:, 16:] == 42).all()
-    found = cpp_functions.causal_conv1d_bwd_function(x, weight, None, dout, None, None, None, None, False, False)
+    found = plain.causal_conv1d_bwd_function(x, weight, None, dout, None, None, None, None, False, False)
     assert found[2:] == (None, None)
 
 
 def test_the_extension_module_in_both_its_forms(device: torch.device) -> None:
     x, weight, bias, initial = inputs(device)
-    out = causal_conv1d_cuda.causal_conv1d_fwd(x, weight, bias, None, None, None, True)
+    out = extension.causal_conv1d_fwd(x, weight, bias, None, None, None, True)
     given = torch.empty_like(x)
-    assert causal_conv1d_cuda.causal_conv1d_fwd(x, weight, bias, None, None, given, None, True) is None
+    assert extension.causal_conv1d_fwd(x, weight, bias, None, None, given, None, True) is None
     assert torch.equal(given, out)
-    dx, dweight, dbias, dinitial = causal_conv1d_cuda.causal_conv1d_bwd(x, weight, bias, out, None, initial, None, None, True, True)
+    dx, dweight, dbias, dinitial = extension.causal_conv1d_bwd(x, weight, bias, out, None, initial, None, None, True, True)
     into = [torch.zeros_like(t) for t in (dx, dweight, dbias, dinitial)]
-    causal_conv1d_cuda.causal_conv1d_bwd(x, weight, bias, out, None, initial, None, *into, True)
+    extension.causal_conv1d_bwd(x, weight, bias, out, None, initial, None, *into, True)
     assert all(map(torch.equal, into, (dx, dweight, dbias, dinitial)))
     states = [torch.zeros(2, 8, 4, device=device) for _ in range(2)]
     token = x[..., 0]
-    out = causal_conv1d_cuda.causal_conv1d_update(token, states[0], weight, bias, True, None, None)
+    out = extension.causal_conv1d_update(token, states[0], weight, bias, True, None, None)
     given = torch.empty_like(token)
-    causal_conv1d_cuda.causal_conv1d_update(token, states[1], weight, bias, given, True, None, None)
+    extension.causal_conv1d_update(token, states[1], weight, bias, given, True, None, None)
     assert torch.equal(given, out) and torch.equal(*states)
 
 
@@ -108,9 +112,9 @@ def test_update_keeps_its_window_in_the_last_columns(device: torch.device, token
         slots = torch.tensor([3, -1], dtype=torch.int32, device=device)
         lengths = torch.tensor([2, 9], dtype=torch.int32, device=device) if circular else None
         expected_state = pool[[3, 0]].clone()
-        expected = causal_conv1d_interface.causal_conv1d_update_ref(x, expected_state, weight, bias, "silu", lengths)
+        expected = interface.causal_conv1d_update_ref(x, expected_state, weight, bias, "silu", lengths)
         before = pool.clone()
-        out = drop_in.causal_conv1d_update(x, pool, weight, bias, "silu", lengths, slots)
+        out = update(x, pool, weight, bias, "silu", lengths, slots)
         assert (wrong := mismatch(out[:1], expected[:1].double())) is None, wrong
         assert (out[1] == 0).all() and torch.equal(pool[3], expected_state[0])
         assert torch.equal(pool[[0, 1, 2, 4]], before[[0, 1, 2, 4]])
@@ -120,27 +124,27 @@ def test_varlen_states(device: torch.device) -> None:
     x = torch.randn(12, 6, device=device)
     starts = torch.tensor([0, 0, 1, 5, 12], dtype=torch.int32, device=device)
     for state_len in (1, 3, 9):
-        states = causal_conv1d_varlen.causal_conv1d_varlen_states(x, starts, state_len)
+        states = varlen.causal_conv1d_varlen_states(x, starts, state_len)
         assert states.shape == (4, 6, state_len) and states.stride(1) == 1
-        assert torch.equal(states, causal_conv1d_varlen.causal_conv1d_varlen_states_ref(x, starts, state_len))
+        assert torch.equal(states, varlen.causal_conv1d_varlen_states_ref(x, starts, state_len))
         assert (states[0] == 0).all() and torch.equal(states[1, :, -1], x[0])
-    assert causal_conv1d_varlen.causal_conv1d_varlen_states(x[:0], starts[:2], 3).shape == (1, 6, 3)
+    assert varlen.causal_conv1d_varlen_states(x[:0], starts[:2], 3).shape == (1, 6, 3)
 
 
 def test_references(device: torch.device) -> None:
     x, weight, bias, initial = inputs(device)
-    out, final = causal_conv1d_interface.causal_conv1d_ref(x, weight, bias, initial, True, activation="silu")
+    out, final = interface.causal_conv1d_ref(x, weight, bias, initial, True, activation="silu")
     expected = reference_training.causal_conv1d(x, weight, bias, None, initial, True)
     assert torch.equal(out, expected[0].float()) and torch.equal(final, expected[1])
 
 
 def test_errors_are_the_originals_kinds_too(device: torch.device) -> None:
     x, weight, bias, _ = inputs(device)
-    for call in (lambda **o: drop_in.causal_conv1d_fn(x, weight, **o), lambda **o: drop_in.causal_conv1d_update(x, x, weight, **o)):
+    for call in (lambda **o: fn(x, weight, **o), lambda **o: update(x, x, weight, **o)):
         with pytest.raises(NotImplementedError, match="activation: got 'gelu'"):
             call(activation="gelu")
     state = torch.zeros(2, 8, 3, device=device)
-    bad = {
+    bad: dict[str, dict[str, Any]] = {
         "seq_idx: got dtype": {"seq_idx": torch.zeros(2, 20, device=device)},
         "seq_idx: got shape": {"seq_idx": torch.zeros(2, 19, device=device, dtype=torch.int32)},
         "initial_states: got shape": {"initial_states": state[..., :2]},
@@ -150,9 +154,9 @@ def test_errors_are_the_originals_kinds_too(device: torch.device) -> None:
     }
     for text, options in bad.items():
         with pytest.raises(RuntimeError, match=text):
-            drop_in.causal_conv1d_fn(x, weight, **options)
+            fn(x, weight, **options)
     with pytest.raises(RuntimeError, match="conv_state: got shape"):
-        drop_in.causal_conv1d_update(x, state[..., :1], weight)
+        update(x, state[..., :1], weight)
 
 
 # ---- in a process of its own -----------------------------------------------------------------------------------------------------------
@@ -206,7 +210,5 @@ assert causal_conv1d_cuda.causal_conv1d_fwd and causal_conv1d_varlen.causal_conv
 
 
 def _environment(*more: str) -> dict[str, str]:
-    import os
-
     paths = [str(Path(hipconv.__file__).parent.parent), *more]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}

@@ -16,6 +16,7 @@
 #include "causal_conv1d_bwd_parts.h"
 #include "causal_conv1d_states_formula.h"
 #include "check.h"
+#include "registers.h"
 
 namespace hipconv {
 
@@ -270,7 +271,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_whole_blocks(kWidth
 // ---- any rows ------------------------------------------------------------------------------------------------------------------------
 
 template <typename T, int kWidth>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, 4) causal_conv1d_bwd_ragged(CausalConv1dBwdParams p, BwdVectorPlan plan) {
+__global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, kWidth > 6 ? 2 : 4) causal_conv1d_bwd_ragged(CausalConv1dBwdParams p, BwdVectorPlan plan) {
     constexpr int kSize = static_cast<int>(sizeof(T));
     constexpr int kEach = 16 / kSize;             // tokens of a vector
     constexpr int kVectors = kBwdTokens / kEach;  // of a thread, at a time
@@ -286,7 +287,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, 4) causal_conv1d_bwd_ra
     const int64_t d = place.d;
     const int32_t seqlen = p.in.seqlen;
     const auto row_of = [&](const Sequences& s, int32_t b) {
-        return static_cast<T*>(s.data) + d * s.dim_stride + b * s.batch_stride;
+        return global<T>(s.data) + d * s.dim_stride + b * s.batch_stride;
     };
     const auto in_vectors = [](const T* from) { return reinterpret_cast<uintptr_t>(from) % 16 == 0; };
 
@@ -297,9 +298,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, 4) causal_conv1d_bwd_ra
     for (int i = 0; i < kWidth; ++i) dweight[i] = twice(0.0f);
 
     for (int32_t b = place.first_sequence; b < place.last_sequence; ++b) {
-        const T* x = row_of(p.in.x, b);
-        const T* dout = row_of(p.dout, b);
-        T* dx = row_of(p.dx, b);
+        const CausalConv1dBwdParams& rows = first_argument_again(p);
+        const T* x = row_of(rows.in.x, b);
+        const T* dout = row_of(rows.dout, b);
+        T* dx = row_of(rows.dx, b);
         float carried[kPast];
 #pragma unroll
         for (int k = 0; k < kPast; ++k) carried[k] = 0.0f;
@@ -331,12 +333,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, 4) causal_conv1d_bwd_ra
                 }
                 unpack_elements<T, Past::kPartTokens>(part, window, k * Past::kPartTokens);
             }
+            const CausalConv1dBwdParams& states = first_argument_again(p);
             // With states, vectors count from the row's start.
-            if (p.in.initial_states.data && t == 0) {
+            if (states.in.initial_states.data && t == 0) {
 #pragma unroll
-                for (int e = 0; e < kPast; ++e) window[kOldest + e] = to_float(at<const T>(p.in.initial_states, b, d, e));
+                for (int e = 0; e < kPast; ++e) window[kOldest + e] = to_float(at<const T>(states.in.initial_states, b, d, e));
             }
-            bwd_vector_gradients<kWidth, kOldest>(window, gradients, weight, bias, p.in.use_silu, carried);
+            bwd_vector_gradients<kWidth, kOldest>(window, gradients, weight, bias, states.in.use_silu, carried);
             if (step == place.end_step) continue;
             bwd_vector_add<kWidth, kOldest>(window, gradients, dweight, dbias);
             Pair sums[kBwdHalf];
@@ -344,19 +347,19 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, 4) causal_conv1d_bwd_ra
 
             const auto of_final = [&](int32_t token) {  // what the final state's gradient adds to that of an input
                 const int32_t column = token - seqlen + kPast;
-                return column >= 0 && column < kPast ? to_float(at<const T>(p.dfinal_states, b, d, column)) : 0.0f;
+                return column >= 0 && column < kPast ? to_float(at<const T>(states.dfinal_states, b, d, column)) : 0.0f;
             };
-            if (p.dfinal_states.data && t + kBwdTokens > seqlen - kPast && t < seqlen) {
+            if (states.dfinal_states.data && t + kBwdTokens > seqlen - kPast && t < seqlen) {
 #pragma unroll
                 for (int j = 0; j < kBwdHalf; ++j) sums[j] = add(sums[j], make_pair(of_final(t + j), of_final(t + j + kBwdHalf)));
             }
-            if (p.dinitial_states.data && t == 0 && place.has_channel) {
+            if (states.dinitial_states.data && t == 0 && place.has_channel) {
 #pragma unroll
                 for (int column = 0; column < kPast; ++column) {
-                    float sum = p.dfinal_states.data ? of_final(column - kPast) : 0.0f;
+                    float sum = states.dfinal_states.data ? of_final(column - kPast) : 0.0f;
 #pragma unroll
                     for (int to = 0; to <= column; ++to) sum += weight[column - to] * gradients[to];
-                    at<T>(p.dinitial_states, b, d, column) = from_float<T>(sum);
+                    at<T>(states.dinitial_states, b, d, column) = from_float<T>(sum);
                 }
             }
             if (t < seqlen && place.has_channel) {

@@ -160,7 +160,7 @@ void fwd(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, c
 
 at::Tensor new_tensor(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& optional_bias, bool use_silu,
                       const std::string& kernel, int64_t stream) {
-    const char* remedy = "hipconv.causal_conv1d records no gradient. Call it under torch.no_grad(), or pass detached tensors.";
+    const char* remedy = "torch.ops.hipconv.causal_conv1d records no gradient. Call hipconv.causal_conv1d, which does, or pass detached tensors.";
     const at::Tensor* bias = bias_of(optional_bias);
     check_no_grad({"x", x}, remedy);
     check_no_grad({"weight", weight}, remedy);

@@ -232,7 +232,5 @@ def causal_conv1d_with_states(
         bias = None
     if x.device.type != "meta" and _nothing_looks_on(x, weight, bias, seq_idx, initial_states):
         return _CausalConv1d.apply(x, weight, bias, seq_idx, initial_states, return_final_states, use_silu)
-    out, final_states = torch.ops.hipconv.causal_conv1d_fn.default(
-        x, weight, bias, seq_idx, initial_states, return_final_states, use_silu
-    )
+    out, final_states = torch.ops.hipconv.causal_conv1d_fn.default(x, weight, bias, seq_idx, initial_states, return_final_states, use_silu)
     return out, final_states if return_final_states else None

@@ -35,9 +35,9 @@ def causal_conv1d_fn(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Causal depthwise conv1d, differentiable, of rows that may continue from a state, end in one, or hold packed sequences.
 
-    ``out[b, d, t] = act(bias[d] + sum_i weight[d, i] * row[b, d, t + i])``, ``row`` being ``[initial_states | x]`` (zeros where there are no
-    initial states), in float32 and rounded once. Signature and semantics are those of Dao-AILab/causal-conv1d 1.7.0, without its limits
-    on layouts, strides, widths and combinations. `hipconv.reference_training.causal_conv1d` states all of it in torch.
+    ``out[b, d, t] = act(bias[d] + sum_i weight[d, i] * row[b, d, t + i])``, ``row`` being ``[initial_states | x]`` (zeros in the place of
+    missing initial states), in float32 and rounded once. Signature and semantics are those of Dao-AILab/causal-conv1d 1.7.0, without
+    its limits on layouts, strides, widths and combinations. `hipconv.reference_training.causal_conv1d` states all of it in torch.
 
     Args:
         x: (batch, dim, seqlen), float32, float16 or bfloat16, on the CPU float64 too. Any strides, any size may be zero; fastest with

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import training, torch_ops  # noqa: F401  define torch.ops.hipconv
+from .. import torch_ops, training  # noqa: F401  define torch.ops.hipconv
 from .._update import _given
 from ._errors import as_the_peers
 
@@ -25,9 +25,7 @@ def causal_conv1d_fwd_function(
     """The output of `causal_conv1d_fn`, a new tensor; the final states are written into `final_states_out`, if there is one."""
     out = torch.empty_like(x)
     try:
-        torch.ops.hipconv.causal_conv1d_states_fwd.default(
-            out, final_states_out, x, weight, bias, seq_idx, initial_states, silu_activation
-        )
+        torch.ops.hipconv.causal_conv1d_states_fwd.default(out, final_states_out, x, weight, bias, seq_idx, initial_states, silu_activation)
     except (TypeError, ValueError) as error:
         raise as_the_peers(error) from None
     return out
