@@ -114,7 +114,8 @@ def test_update_keeps_its_window_in_the_last_columns(device: torch.device, token
         expected_state = pool[[3, 0]].clone()
         expected = interface.causal_conv1d_update_ref(x, expected_state, weight, bias, "silu", lengths)
         before = pool.clone()
-        out = update(x, pool, weight, bias, "silu", lengths, slots)
+        out = update(x, pool, torch.nn.Parameter(weight), bias, "silu", lengths, slots)
+        assert not out.requires_grad
         assert (wrong := mismatch(out[:1], expected[:1].double())) is None, wrong
         assert (out[1] == 0).all() and torch.equal(pool[3], expected_state[0])
         assert torch.equal(pool[[0, 1, 2, 4]], before[[0, 1, 2, 4]])

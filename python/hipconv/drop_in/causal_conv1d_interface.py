@@ -122,7 +122,7 @@ def causal_conv1d_update(
         A new tensor like `x`.
 
     Raises:
-        What `causal_conv1d_fn` raises. No gradient is recorded; a tensor that requires one is refused while grad mode is on.
+        What `causal_conv1d_fn` raises. No gradient is recorded.
     """
     return causal_conv1d_update_function(x, conv_state, weight, bias, silu_of(activation), cache_seqlens, conv_state_indices)
 

@@ -82,9 +82,10 @@ def causal_conv1d_update_function(
     out = torch.empty_like(x)
     options = _given(cache_seqlens=cache_seqlens, conv_state_indices=conv_state_indices)
     try:
-        torch.ops.hipconv.causal_conv1d_update.default(
-            out, x, conv_state, weight, bias, silu_activation, state_at_end=True, zero_padding=True, **options
-        )
+        with torch.no_grad():
+            torch.ops.hipconv.causal_conv1d_update.default(
+                out, x, conv_state, weight, bias, silu_activation, state_at_end=True, zero_padding=True, **options
+            )
     except (TypeError, ValueError) as error:
         raise as_the_peers(error) from None
     return out
