@@ -195,7 +195,7 @@ template <typename T, int kWidth>
 void walk_channels(const CausalConv1dBwdParams& p, int64_t b, int64_t d, int64_t channels, int64_t begin, int count,
                    ChannelBuffers<kWidth>& buffers, float* partials) {
     constexpr int kPast = kWidth - 1;
-    constexpr int kVectors = std::max<int>(1, 64 / (kLanes * sizeof(T)));  // a cache line
+    constexpr int kVectors = std::max<int>(2, 64 / (kLanes * sizeof(T)));  // a cache line, and two chains of operations
     const T* x = &at<const T>(p.in.x, b, d, begin);
     const T* dout = &at<const T>(p.dout, b, d, begin);
     T* dx = &at<T>(p.dx, b, d, begin);
