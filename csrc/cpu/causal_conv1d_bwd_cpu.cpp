@@ -1,7 +1,9 @@
 // Causal conv1d backward for host memory: which kernel serves a call, and the kernel that serves any.
 //
-// `simd` (causal_conv1d_bwd_simd.cpp): vectors along tokens or channels, whichever x, dout and dx all have as neighbours in memory.
-// `openmp`: plain loops, a channel at a time, whose sums are then complete. Any width, any strides, states, packed sequences, f64.
+// `simd` (causal_conv1d_bwd_simd.cpp): vectors along tokens or channels, whichever x, dout and dx all have as neighbours in
+// memory.
+// `openmp`: plain loops, a channel at a time, whose sums are then complete. Any width, any strides, states, packed sequences,
+// f64.
 //
 // Both share their work out over torch's own OpenMP threads, and their results do not depend on how many there are.
 #include "causal_conv1d_bwd_cpu.h"
@@ -95,8 +97,8 @@ const char* causal_conv1d_bwd_choice(const CausalConv1dBwdParams& p) { return pl
 const char* causal_conv1d_bwd_refusal(const CausalConv1dBwdParams& p, const std::string& kernel) {
     static_assert(kBwdSimdMaxWidth == 8, "the text below says so");
     if (kernel == "simd" && plan(p) == Plan::openmp)
-        return "width <= 8 where x, dout and dx all have stride 1 along seqlen, or all along dim, without seq_idx and states, of 16 or "
-               "32 bits";
+        return "width <= 8 where x, dout and dx all have stride 1 along seqlen, or all along dim, without seq_idx and states, "
+               "of 16 or 32 bits";
     return nullptr;
 }
 

@@ -1,5 +1,6 @@
 // Causal conv1d backward for host memory, vectorised: x, dout and dx all channel-first (tokens are neighbours in memory) or all
-// channel-last. Rows are cut into walks; each leaves its dweight and dbias in the workspace, and they are added up in order at the end.
+// channel-last. Rows are cut into walks; each leaves its dweight and dbias in the workspace, and they are added up in order at
+// the end.
 #include <algorithm>
 
 #include "causal_conv1d_bwd_cpu.h"
@@ -45,7 +46,7 @@ bool is_parallel(const CausalConv1dBwdParams& p) {
     return static_cast<double>(p.in.batch) * p.in.dim * p.in.seqlen >= kSerialBelow;
 }
 
-// ---- channel-first: a walk is converted into a buffer and its gradients into another; each tap is an unaligned load -------------
+// ---- channel-first: a walk is converted into a buffer and its gradients into another; each tap is an unaligned load -----------
 
 constexpr int kTokens = 512;  // of a walk
 constexpr int kMargin = 16;   // floats before and after them, for width - 1 tokens; keeps the tokens aligned
@@ -56,7 +57,8 @@ struct TokenBuffers {
 };
 
 template <typename T, int kWidth>
-void walk_tokens(const CausalConv1dBwdParams& p, int64_t b, int64_t d, int64_t begin, int count, TokenBuffers& buffers, float* partials) {
+void walk_tokens(const CausalConv1dBwdParams& p, int64_t b, int64_t d, int64_t begin, int count, TokenBuffers& buffers,
+                 float* partials) {
     constexpr int kPast = kWidth - 1;
     const T* x = &at<const T>(p.in.x, b, d, 0) + begin;
     const T* dout = &at<const T>(p.dout, b, d, 0) + begin;
@@ -118,7 +120,7 @@ void along_tokens(const CausalConv1dBwdParams& p) {
     }
 }
 
-// ---- channel-last: a walk of a block of channels, a few tokens at a time --------------------------------------------------------
+// ---- channel-last: a walk of a block of channels, a few tokens at a time ------------------------------------------------------
 
 constexpr int kChannels = 256;   // of a block: what a walk carries for them stays in the first-level cache
 constexpr int kRun = 8;          // tokens in a row for each vector of channels: rows read at once, for the prefetchers to follow
@@ -133,11 +135,11 @@ struct ChannelBuffers {
     alignas(64) float sums[kWidth + 1][kChannels];
 };
 
-// Tokens t to t + tokens - 1 of a walk that begins at `begin` and has `count` tokens, for kVectors vectors of channels from channel c of
-// the block on; kEdges: for `channels` of them, and at the ends of a walk.
+// Tokens t to t + tokens - 1 of a walk that begins at `begin` and has `count` tokens, for kVectors vectors of channels from
+// channel c of the block on; kEdges: for `channels` of them, and at the ends of a walk.
 template <typename T, int kWidth, int kVectors, bool kEdges>
-HIPCONV_SIMD void walk_run(const CausalConv1dBwdParams& p, const T* x, const T* dout, T* dx, ChannelBuffers<kWidth>& buffers, int c,
-                           int64_t left, int count, int t, int tokens, int64_t channels) {
+HIPCONV_SIMD void walk_run(const CausalConv1dBwdParams& p, const T* x, const T* dout, T* dx, ChannelBuffers<kWidth>& buffers,
+                           int c, int64_t left, int count, int t, int tokens, int64_t channels) {
     constexpr int kPast = kWidth - 1;
     Floats input[kVectors][kWidth], gradient[kVectors][kWidth], sums[kVectors][kWidth + 1];
     for (int v = 0; v < kVectors; ++v) {
@@ -244,7 +246,7 @@ void along_channels(const CausalConv1dBwdParams& p) {
     }
 }
 
-// ---- choice of the instance ----------------------------------------------------------------------------------------------------
+// ---- choice of the instance ---------------------------------------------------------------------------------------------------
 
 template <typename T, int kWidth>
 void with_width(const CausalConv1dBwdParams& p, bool channels_inside) {

@@ -1,5 +1,5 @@
-// Causal conv1d forward of rows that continue from a state, end in one, or hold packed sequences, for host memory: plain loops around
-// the formula, the denser axis innermost. Any width, any strides, f64 too.
+// Causal conv1d forward of rows that continue from a state, end in one, or hold packed sequences, for host memory: plain loops
+// around the formula, the denser axis innermost. Any width, any strides, f64 too.
 #include "causal_conv1d_cpu.h"
 #include "causal_conv1d_formula.h"
 #include "causal_conv1d_states_formula.h"

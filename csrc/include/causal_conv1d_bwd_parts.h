@@ -16,8 +16,8 @@ HIPCONV_INLINE Pair silu_derivative(Pair v) {
     return multiply_add(sigma, multiply_add(y, twice(-1.0f), twice(1.0f)), y);
 }
 
-// Asks for what will be loaded from an address later. NVIDIA's second-level cache then has it, for which registers would have to wait;
-// AMD has more registers for loads under way.
+// Asks for what will be loaded from an address later. NVIDIA's second-level cache then has it, for which registers would have to
+// wait; AMD has more registers for loads under way.
 HIPCONV_INLINE void prefetch(const void* address) {
 #if defined(HIPCONV_NVIDIA)
     compat::prefetch(address);

@@ -1,9 +1,10 @@
 // Causal conv1d of sequences that continue from a state, end in one, or are packed in a row: what training needs beyond
 // causal_conv1d.h. Knows neither torch nor HIP.
 //
-// A row is [initial state | x]; before it there is nothing. Tap i of token t sees the input at t - width + 1 + i if that has the same
-// sequence id as t. A state's id is that of the row's first token. Tokens with a negative id are padding: their output is zero. The
-// final state is the last width - 1 inputs of the row; where there are ids, those of the last token's sequence, and zeros for others.
+// A row is [initial state | x]; before it there is nothing. Tap i of token t sees the input at t - width + 1 + i if that has the
+// same sequence id as t. A state's id is that of the row's first token. Tokens with a negative id are padding: their output is
+// zero. The final state is the last width - 1 inputs of the row; where there are ids, those of the last token's sequence, and
+// zeros for others.
 #pragma once
 
 #include "causal_conv1d.h"

@@ -1,5 +1,5 @@
-// The formulas of causal_conv1d_states.h and causal_conv1d_bwd.h read aloud, an element at a time: the plain kernels of the GPU and of
-// the CPU are loops around them. T is what tensors hold, A what sums are kept in: float, or double where T is.
+// The formulas of causal_conv1d_states.h and causal_conv1d_bwd.h read aloud, an element at a time: the plain kernels of the GPU
+// and of the CPU are loops around them. T is what tensors hold, A what sums are kept in: float, or double where T is.
 #pragma once
 
 #include "activation.h"

@@ -1,7 +1,7 @@
 // Causal conv1d backward on GPUs: which kernel serves a call, the kernel that serves any, and the last step of all of them.
 //
-// `naive`: a thread makes one element of dx at a time, by the formula, and another kernel one partial sum of dweight or dbias. Any width,
-// any strides, any sizes; every loop is grid-stride.
+// `naive`: a thread makes one element of dx at a time, by the formula, and another kernel one partial sum of dweight or dbias.
+// Any width, any strides, any sizes; every loop is grid-stride.
 //
 // Partial sums lie in the workspace as rows of (width + 1, dim), as many as a kernel has groups of tokens. `finish` adds them up.
 #include <hip/hip_runtime.h>
@@ -34,7 +34,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kNaiveThreads, 4)
     for (int64_t b = blockIdx.z; b < p.in.batch; b += gridDim.z) {
         for (int64_t outer = first_outer; outer < outer_size; outer += static_cast<int64_t>(gridDim.y) * blockDim.y) {
             for (int64_t inner = first_inner; inner < inner_size; inner += static_cast<int64_t>(gridDim.x) * blockDim.x)
-                bwd_one_input<T, float>(first_argument_again(p), b, lanes_along_dim ? inner : outer, (lanes_along_dim ? outer : inner) - before);
+                bwd_one_input<T, float>(first_argument_again(p), b, lanes_along_dim ? inner : outer,
+                                        (lanes_along_dim ? outer : inner) - before);
         }
     }
 }
@@ -50,14 +51,16 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kNaiveThreads, 4) causal_conv1d_bwd_naive_
              c += static_cast<int64_t>(gridDim.x) * blockDim.x) {
             const int i = static_cast<int>(c / p.in.dim);
             float sum = 0.0f;
-            for (int64_t t = begin; t < end; ++t) sum += bwd_one_term<T, float>(first_argument_again(p), b, c - int64_t{i} * p.in.dim, t, i);
+            for (int64_t t = begin; t < end; ++t)
+                sum += bwd_one_term<T, float>(first_argument_again(p), b, c - int64_t{i} * p.in.dim, t, i);
             static_cast<float*>(p.partials)[row * columns + c] = sum;
         }
     }
 }
 
 // A block adds up kFinishLanes columns of the workspace; kFinishRows threads share a column.
-__global__ void HIPCONV_LAUNCH_BOUNDS(kFinishLanes * kFinishRows, 4) causal_conv1d_bwd_finish(CausalConv1dBwdParams p, int64_t rows) {
+__global__ void HIPCONV_LAUNCH_BOUNDS(kFinishLanes * kFinishRows, 4)
+    causal_conv1d_bwd_finish(CausalConv1dBwdParams p, int64_t rows) {
     HIPCONV_SHARED(float, sums, kFinishLanes * kFinishRows);
     const int64_t columns = (int64_t{p.in.width} + 1) * p.in.dim;
     for (int64_t first = static_cast<int64_t>(blockIdx.x) * kFinishLanes; first < columns;
@@ -99,7 +102,8 @@ void launch_naive(const CausalConv1dBwdParams& p, hipStream_t stream) {
     if (tokens > 0) {
         const unsigned lanes = power_of_two_up_to(inner, kNaiveThreads);
         const dim3 block(lanes, kNaiveThreads / lanes, 1);
-        const dim3 grid(blocks_up_to(inner, block.x, 65535), blocks_up_to(outer, block.y, 65535), blocks_up_to(p.in.batch, 1, 65535));
+        const dim3 grid(blocks_up_to(inner, block.x, 65535), blocks_up_to(outer, block.y, 65535),
+                        blocks_up_to(p.in.batch, 1, 65535));
         hipLaunchKernelGGL(causal_conv1d_bwd_naive<T>, grid, block, 0, stream, p, before, lanes_along_dim);
         check_launch("causal_conv1d_bwd");
     }
@@ -127,7 +131,8 @@ const char* causal_conv1d_bwd_choice(const CausalConv1dBwdParams& p) {
 
 const char* causal_conv1d_bwd_refusal(const CausalConv1dBwdParams& p, const std::string& kernel) {
     if (kernel == "tile" && !causal_conv1d_bwd_tile_serves(p))
-        return "channel-last x, dout and dx (stride 1 along dim), widths 2 to 8; with seq_idx or states widths 2 to 4, of aligned vectors";
+        return "channel-last x, dout and dx (stride 1 along dim), widths 2 to 8; with seq_idx or states widths 2 to 4, of "
+               "aligned vectors";
     if (kernel == "vector" && !causal_conv1d_bwd_vector_serves(p))
         return "channel-first x, dout and dx (stride 1 along seqlen) of at least one token, without seq_idx, widths 2 to 8";
     return nullptr;

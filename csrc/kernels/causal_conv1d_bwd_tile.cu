@@ -1,12 +1,13 @@
 // Causal conv1d backward, channel-last ("tile"): neighbouring channels are neighbours in memory.
 //
 // A thread owns the kChannels channels of one vector and walks a run of tokens, as the forward's kernel of this name does, with a
-// second ring beside the ring of inputs: the last kWidth gradients g of the sums. Token t brings in x[t] and dout[t], from which g[t]
-// follows, which completes dx[t - kWidth + 1]. So a run reads kWidth - 1 inputs before it and kWidth - 1 tokens of both after it; those
-// belong to its neighbours, who sum dweight over them.
+// second ring beside the ring of inputs: the last kWidth gradients g of the sums. Token t brings in x[t] and dout[t], from which
+// g[t] follows, which completes dx[t - kWidth + 1]. So a run reads kWidth - 1 inputs before it and kWidth - 1 tokens of both
+// after it; those belong to its neighbours, who sum dweight over them.
 //
-// Tokens are done kBlock at a time. Blocks inside a run take a path without conditions (steady, with SiLU); blocks at the ends of a run ask what to
-// load, sum and store (inside); and where a row ends, or tokens have sequence ids, it is asked of each tap whether it counts (checked).
+// Tokens are done kBlock at a time. Blocks inside a run take a path without conditions (steady, with SiLU); blocks at the ends of
+// a run ask what to load, sum and store (inside); and where a row ends, or tokens have sequence ids, it is asked of each tap
+// whether it counts (checked).
 //
 // A block adds up its threads' dweight and dbias in LDS and leaves them in its row of the workspace.
 //
@@ -74,7 +75,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
     const auto is_loaded = [&](int t) { return t < stop() && t < left; };
 
     const auto base = [&](const Sequences& s, int64_t step) {
-        return static_cast<char*>(s.data) + (int64_t{b} * s.batch_stride + d) * static_cast<int64_t>(sizeof(T)) + int64_t{begin} * step;
+        return static_cast<char*>(s.data) + (int64_t{b} * s.batch_stride + d) * static_cast<int64_t>(sizeof(T)) +
+            int64_t{begin} * step;
     };
     const auto load = [](const char* from) { return *reinterpret_cast<const Vector*>(from); };
     const char* x = base(p.in.x, plan.x_step);
@@ -83,7 +85,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
 
     // Channel c at a column of a state, of any strides.
     const auto state = [&](const Sequences& s, int column, int c) -> T& {
-        return static_cast<T*>(s.data)[int64_t{b} * s.batch_stride + int64_t{d + c} * s.dim_stride + int64_t{column} * s.seqlen_stride];
+        return static_cast<T*>(s.data)[int64_t{b} * s.batch_stride + int64_t{d + c} * s.dim_stride +
+            int64_t{column} * s.seqlen_stride];
     };
     const auto pair_of_state = [&](const Sequences& s, int column, int v) {
         return make_pair(to_float(state(s, column, 2 * v)), to_float(state(s, column, 2 * v + kHigh)));
@@ -102,7 +105,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
             before[i] = load(x - (kPast - i) * plan.x_step);
         } else if (kStates && active && p.in.initial_states.data) {
 #pragma unroll
-            for (int j = 0; j < kPairs; ++j) set_pair<T>(before[i], j, pair_of_state(p.in.initial_states, static_cast<int>(begin) + i, j));
+            for (int j = 0; j < kPairs; ++j)
+                set_pair<T>(before[i], j, pair_of_state(p.in.initial_states, static_cast<int>(begin) + i, j));
         }
     }
 #pragma unroll
@@ -173,7 +177,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
         for (int i = 0; i < kWidth; ++i) gradients[i][j] = dweight[i][j] = twice(0.0f);
     }
 
-    // Which taps of a token count, a bit each, and those of the kPast tokens before it: each shifts the earlier ones up by kWidth.
+    // Which taps of a token count, a bit each, and those of the kPast tokens before it: each shifts the earlier ones up by
+    // kWidth.
     using Taps = std::conditional_t<kWidth <= 5, uint32_t, uint64_t>;
     Taps taps = 0;
     const auto taps_of = [&](int t) -> uint32_t {
@@ -244,7 +249,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
         } else if (kStates && kChecked && begin == 0 && t < kPast && p.dinitial_states.data) {
 #pragma unroll
             for (int c = 0; c < kChannels; ++c)
-                state(p.dinitial_states, t, c) = from_float<T>(c % 2 ? high(pair_of<T>(result, c / 2)) : low(pair_of<T>(result, c / 2)));
+                state(p.dinitial_states, t, c) =
+                    from_float<T>(c % 2 ? high(pair_of<T>(result, c / 2)) : low(pair_of<T>(result, c / 2)));
         }
         dx += plan.dx_step;
     };
@@ -266,7 +272,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
         taps = static_cast<Taps>(-1);  // all taps of these tokens count
     }
 
-    // ---- dweight and dbias of the block ----------------------------------------------------------------------------------------
+    // ---- dweight and dbias of the block ---------------------------------------------------------------------------------------
     const int threads = static_cast<int>(blockDim.x * blockDim.y);
     const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
 #pragma unroll

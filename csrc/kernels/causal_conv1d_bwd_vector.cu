@@ -1,14 +1,15 @@
 // Causal conv1d backward, channel-first ("vector"): neighbouring tokens are neighbours in memory.
 //
-// A thread makes the dx of kBwdTokens tokens of one channel: from their x and dout and the inputs before them it computes their gradients
-// g, and it needs the kWidth - 1 gradients after them, which the next lane has. Lanes of a row stand side by side and walk from the end
-// of the row to its begin, so that the last lane gets what the first one had a step before: one shuffle a gradient, no LDS, no barrier.
-// Where a walk does not start at the end of its row, one more step computes the gradients that its first one needs.
+// A thread makes the dx of kBwdTokens tokens of one channel: from their x and dout and the inputs before them it computes their
+// gradients g, and it needs the kWidth - 1 gradients after them, which the next lane has. Lanes of a row stand side by side and
+// walk from the end of the row to its begin, so that the last lane gets what the first one had a step before: one shuffle a
+// gradient, no LDS, no barrier. Where a walk does not start at the end of its row, one more step computes the gradients that its
+// first one needs.
 //
 // A walk goes on through several sequences of its channel, if rows are short, and leaves its dweight and dbias in the workspace.
 //
-// `whole`: rows that begin and end on 16-byte boundaries. `ragged`: any, with states too; vectors lie on the boundaries of x, and what
-// is not aligned or not in the row is read and written element by element.
+// `whole`: rows that begin and end on 16-byte boundaries. `ragged`: any, with states too; vectors lie on the boundaries of x, and
+// what is not aligned or not in the row is read and written element by element.
 //
 // Bytes: x and dout read once from memory (and up to half of x once more from cache), dx written once.
 #include <hip/hip_runtime.h>
@@ -26,14 +27,15 @@ constexpr int kBwdVectorMaxSteps = 32;  // of a walk
 constexpr int kBwdTokens = 8;           // of a thread, at a time
 constexpr int kBwdHalf = kBwdTokens / 2;
 
-// How a launch divides the work. A block is blockDim.x lanes by blockDim.y channels. A row is cut into walks of `steps` steps; a thread
-// does one of them in each of `sequences` sequences.
+// How a launch divides the work. A block is blockDim.x lanes by blockDim.y channels. A row is cut into walks of `steps` steps; a
+// thread does one of them in each of `sequences` sequences.
 struct BwdVectorPlan {
     int32_t steps_of_row, steps;
     uint32_t walks;                         // of a row
     int32_t sequences;
     int64_t x_batch, dout_batch, dx_batch;  // bytes from sequence to sequence
-    bool on_boundaries;                     // ragged rows: vectors lie on x's 16-byte boundaries; if not, they count from the row's start
+    // ragged rows: vectors lie on x's 16-byte boundaries; if not, they count from the row's start
+    bool on_boundaries;
 };
 
 // What a thread does.
@@ -44,8 +46,8 @@ struct BwdVectorPlace {
     int32_t first_step, end_step, start;  // steps count down from `start`, which is end_step where the row goes on after the walk
 };
 
-HIPCONV_INLINE BwdVectorPlace bwd_vector_place(const CausalConv1dInputs& in, const BwdVectorPlan& plan, uint32_t group, uint32_t walk,
-                                               int32_t d) {
+HIPCONV_INLINE BwdVectorPlace bwd_vector_place(const CausalConv1dInputs& in, const BwdVectorPlan& plan, uint32_t group,
+                                               uint32_t walk, int32_t d) {
     BwdVectorPlace place;
     place.has_channel = d < in.dim;
     place.d = place.has_channel ? d : in.dim - 1;
@@ -57,7 +59,7 @@ HIPCONV_INLINE BwdVectorPlace bwd_vector_place(const CausalConv1dInputs& in, con
     return place;
 }
 
-// ---- the arithmetic of a step; pairs hold tokens half a vector apart ------------------------------------------------------------------
+// ---- the arithmetic of a step; pairs hold tokens half a vector apart ----------------------------------------------------------
 
 // Elements of vectors as floats, from `to` on.
 template <typename T, int kEach, typename Vector, int kCount>
@@ -70,8 +72,8 @@ HIPCONV_INLINE void unpack_elements(Vector words, float (&values)[kCount], int t
     }
 }
 
-// The gradients of the sums: of dout, in place, and behind them those of the next lane. `window` begins with `oldest`, what the first
-// token's first tap sees. `carried` are the first lane's of the step before, and become those of this step.
+// The gradients of the sums: of dout, in place, and behind them those of the next lane. `window` begins with `oldest`, what the
+// first token's first tap sees. `carried` are the first lane's of the step before, and become those of this step.
 template <int kWidth, int kOldest, int kWindow>
 HIPCONV_INLINE void bwd_vector_gradients(const float (&window)[kWindow], float (&gradients)[kBwdTokens + kWidth - 1],
                                          const float (&weight)[kWidth], float bias, bool use_silu, float (&carried)[kWidth - 1]) {
@@ -121,7 +123,8 @@ HIPCONV_INLINE void bwd_vector_inputs(const float (&gradients)[kBwdTokens + kWid
         sums[j] = multiply(twice(weight[kWidth - 1]), make_pair(gradients[j], gradients[j + kBwdHalf]));
 #pragma unroll
         for (int k = 1; k < kWidth; ++k)
-            sums[j] = multiply_add(twice(weight[kWidth - 1 - k]), make_pair(gradients[j + k], gradients[j + kBwdHalf + k]), sums[j]);
+            sums[j] = multiply_add(twice(weight[kWidth - 1 - k]), make_pair(gradients[j + k], gradients[j + kBwdHalf + k]),
+                sums[j]);
     }
 }
 
@@ -141,14 +144,16 @@ HIPCONV_INLINE void bwd_vector_parameters(const CausalConv1dInputs& in, int64_t 
     with_dtype(in.weight_dtype, [&](auto type) {
         using P = decltype(type);
 #pragma unroll
-        for (int i = 0; i < kWidth; ++i) weight[i] = parameter<P>(in.weight, d * in.weight_dim_stride + i * in.weight_width_stride);
+        for (int i = 0; i < kWidth; ++i)
+            weight[i] = parameter<P>(in.weight, d * in.weight_dim_stride + i * in.weight_width_stride);
     });
     bias = in.bias ? load_parameter(in.bias, d * in.bias_stride, in.bias_dtype) : 0.0f;
 }
 
 // dweight and dbias of all lanes of a channel, into a row of the workspace.
 template <int kWidth>
-HIPCONV_INLINE void bwd_vector_store_sums(const Pair (&dweight)[kWidth], Pair dbias, float* partials, int64_t dim, bool has_channel) {
+HIPCONV_INLINE void bwd_vector_store_sums(const Pair (&dweight)[kWidth], Pair dbias, float* partials, int64_t dim,
+                                          bool has_channel) {
     float sums[kWidth + 1];
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) sums[i] = low(dweight[i]) + high(dweight[i]);
@@ -164,7 +169,7 @@ HIPCONV_INLINE void bwd_vector_store_sums(const Pair (&dweight)[kWidth], Pair db
     }
 }
 
-// ---- whole rows ----------------------------------------------------------------------------------------------------------------------
+// ---- whole rows ---------------------------------------------------------------------------------------------------------------
 
 // Many threads are worth more than loads far ahead: 8 blocks a multiprocessor reach 91 % of a copy where 6 reach 84 % (H200).
 // (f16 takes a few registers more than bf16.)
@@ -185,12 +190,14 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_whole_blocks<T>(kWi
     constexpr int kOldest = Past::kTokens - (kWidth - 1);
 
     const uint32_t group = blockIdx.x / plan.walks;
+    const uint32_t block = blockIdx.z * gridDim.y + blockIdx.y;
     const BwdVectorPlace place = bwd_vector_place(p.in, plan, group, blockIdx.x - group * plan.walks,
-                                                  static_cast<int32_t>((blockIdx.z * gridDim.y + blockIdx.y) * blockDim.y + threadIdx.y));
+                                                  static_cast<int32_t>(block * blockDim.y + threadIdx.y));
     const int lane = static_cast<int>(threadIdx.x);
     const int32_t stretch = static_cast<int32_t>(blockDim.x) * kBwdTokens;  // tokens of a step
     const int32_t start_token = place.start * stretch + lane * kBwdTokens;  // what this lane starts with
-    const bool is_long = plan.walks > 1;  // rows longer than a walk gain from asking the cache ahead (94.5 % of a copy against 93 %, H200)
+    // rows longer than a walk gain from asking the cache ahead (94.5 % of a copy against 93 %, H200)
+    const bool is_long = plan.walks > 1;
     const bool starts_in_row = start_token < p.in.seqlen;
     const auto lane_of = [&](const Sequences& s, int64_t batch_bytes) {
         return static_cast<char*>(s.data) + place.d * s.dim_stride * kSize + place.first_sequence * batch_bytes +
@@ -213,7 +220,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_whole_blocks<T>(kWi
 #pragma unroll
         for (int k = 0; k < Past::kParts; ++k) {
             before_next[k] = Part{};
-            if (step + lane > 0) before_next[k] = *reinterpret_cast<const Part*>(x + (k * Past::kPartTokens - Past::kTokens) * kSize);
+            if (step + lane > 0)
+                before_next[k] = *reinterpret_cast<const Part*>(x + (k * Past::kPartTokens - Past::kTokens) * kSize);
         }
     };
     const auto fetch_start = [&]() {
@@ -239,7 +247,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_whole_blocks<T>(kWi
         const auto do_step = [&](int32_t step, bool writes) {
             float window[Past::kTokens + kBwdTokens], gradients[kBwdTokens + kWidth - 1];
 #pragma unroll
-            for (int k = 0; k < Past::kParts; ++k) unpack_elements<T, Past::kPartTokens>(before_next[k], window, k * Past::kPartTokens);
+            for (int k = 0; k < Past::kParts; ++k)
+                unpack_elements<T, Past::kPartTokens>(before_next[k], window, k * Past::kPartTokens);
 #pragma unroll
             for (int v = 0; v < kVectors; ++v) {
                 unpack_elements<T, kEach>(x_next[v], window, Past::kTokens + v * kEach);
@@ -277,10 +286,11 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_whole_blocks<T>(kWi
     bwd_vector_store_sums(dweight, dbias, partials, p.in.dim, place.has_channel);
 }
 
-// ---- any rows ------------------------------------------------------------------------------------------------------------------------
+// ---- any rows -----------------------------------------------------------------------------------------------------------------
 
 template <typename T, int kWidth>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, kWidth > 6 ? 2 : 4) causal_conv1d_bwd_ragged(CausalConv1dBwdParams p, BwdVectorPlan plan) {
+__global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, kWidth > 6 ? 2 : 4)
+    causal_conv1d_bwd_ragged(CausalConv1dBwdParams p, BwdVectorPlan plan) {
     constexpr int kSize = static_cast<int>(sizeof(T));
     constexpr int kEach = 16 / kSize;             // tokens of a vector
     constexpr int kVectors = kBwdTokens / kEach;  // of a thread, at a time
@@ -291,8 +301,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, kWidth > 6 ? 2 : 4) cau
     constexpr int kOldest = Past::kTokens - kPast;
 
     const uint32_t group = blockIdx.x / plan.walks;
+    const uint32_t block = blockIdx.z * gridDim.y + blockIdx.y;
     const BwdVectorPlace place = bwd_vector_place(p.in, plan, group, blockIdx.x - group * plan.walks,
-                                                  static_cast<int32_t>((blockIdx.z * gridDim.y + blockIdx.y) * blockDim.y + threadIdx.y));
+                                                  static_cast<int32_t>(block * blockDim.y + threadIdx.y));
     const int64_t d = place.d;
     const int32_t seqlen = p.in.seqlen;
     const auto row_of = [&](const Sequences& s, int32_t b) {
@@ -442,7 +453,8 @@ void launch(const CausalConv1dBwdParams& p, hipStream_t stream) {
     plan.dx_batch = p.dx.batch_stride * static_cast<int64_t>(sizeof(T));
     plan.on_boundaries = shape.on_boundaries;
     const dim3 block(shape.lanes, shape.rows, 1);
-    const dim3 grid = grid_of(shape.walks * shape.sequence_groups, (static_cast<int64_t>(p.in.dim) + shape.rows - 1) / shape.rows);
+    const int64_t channel_groups = (static_cast<int64_t>(p.in.dim) + shape.rows - 1) / shape.rows;
+    const dim3 grid = grid_of(shape.walks * shape.sequence_groups, channel_groups);
     if (bwd_rows_are_whole(p))
         hipLaunchKernelGGL((causal_conv1d_bwd_whole<T, kWidth>), grid, block, 0, stream, p, plan);
     else

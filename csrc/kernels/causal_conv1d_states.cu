@@ -1,5 +1,6 @@
-// Causal conv1d forward of rows that continue from a state, end in one, or hold packed sequences. A thread makes one output element at a
-// time, by the formula; then one thread a channel writes the row's final state. Any width, any strides; every loop is grid-stride.
+// Causal conv1d forward of rows that continue from a state, end in one, or hold packed sequences. A thread makes one output
+// element at a time, by the formula; then one thread a channel writes the row's final state. Any width, any strides; every loop
+// is grid-stride.
 //
 // The final state may lie in the memory of the initial state, so it is written by a second kernel, when all outputs are there.
 #include <hip/hip_runtime.h>
@@ -25,7 +26,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStatesThreads, 4)
     for (int64_t b = blockIdx.z; b < p.in.batch; b += gridDim.z) {
         for (int64_t outer = first_outer; outer < outer_size; outer += static_cast<int64_t>(gridDim.y) * blockDim.y) {
             for (int64_t inner = first_inner; inner < inner_size; inner += static_cast<int64_t>(gridDim.x) * blockDim.x)
-                states_one_output<T, float>(first_argument_again(p), b, lanes_along_dim ? inner : outer, lanes_along_dim ? outer : inner);
+                states_one_output<T, float>(first_argument_again(p), b, lanes_along_dim ? inner : outer,
+                    lanes_along_dim ? outer : inner);
         }
     }
 }
@@ -48,7 +50,8 @@ void launch(const CausalConv1dStatesParams& p, hipStream_t stream) {
         const int32_t inner = lanes_along_dim ? p.in.dim : p.in.seqlen, outer = lanes_along_dim ? p.in.seqlen : p.in.dim;
         const unsigned lanes = power_of_two_up_to(inner, kStatesThreads);
         const dim3 block(lanes, kStatesThreads / lanes, 1);
-        const dim3 grid(blocks_up_to(inner, block.x, 65535), blocks_up_to(outer, block.y, 65535), blocks_up_to(p.in.batch, 1, 65535));
+        const dim3 grid(blocks_up_to(inner, block.x, 65535), blocks_up_to(outer, block.y, 65535),
+                        blocks_up_to(p.in.batch, 1, 65535));
         hipLaunchKernelGGL(causal_conv1d_states_outputs<T>, grid, block, 0, stream, p, lanes_along_dim);
         check_launch("causal_conv1d_states");
     }

@@ -59,7 +59,8 @@ void settle_strides(CausalConv1dBwdParams& p) {
 
 Gradients bwd(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& optional_bias, const at::Tensor& dout,
               const OptionalTensor& seq_idx, const OptionalTensor& initial_states, const OptionalTensor& dfinal_states,
-              const OptionalTensor& given_dx, bool return_dinitial_states, bool use_silu, const std::string& keyword, int64_t stream) {
+              const OptionalTensor& given_dx, bool return_dinitial_states, bool use_silu, const std::string& keyword,
+              int64_t stream) {
     const at::Tensor* bias = given_bias(optional_bias);
     CausalConv1dBwdParams p{};
     p.in = checked_inputs(x, weight, bias, given(seq_idx), given(initial_states), use_silu, causal_conv1d_bwd_serves_f64());

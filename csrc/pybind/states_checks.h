@@ -12,7 +12,9 @@ namespace hipconv {
 using OptionalTensor = std::optional<at::Tensor>;
 
 inline const at::Tensor* given(const OptionalTensor& t) { return t.has_value() ? &*t : nullptr; }
-inline const at::Tensor* given_bias(const OptionalTensor& bias) { return bias.has_value() && bias->numel() > 0 ? &*bias : nullptr; }
+inline const at::Tensor* given_bias(const OptionalTensor& bias) {
+    return bias.has_value() && bias->numel() > 0 ? &*bias : nullptr;
+}
 
 inline DType training_dtype(const NamedTensor& t, bool serves_f64) {
     if (serves_f64 && t.tensor.scalar_type() == at::kDouble) return kF64;
@@ -36,8 +38,9 @@ inline Sequences checked_state(const NamedTensor& t, const at::Tensor& x, const 
     return checked_sequences(t, x, {x.size(0), x.size(1), weight.size(1) - 1}, "(batch, dim, width - 1)");
 }
 
-inline CausalConv1dInputs checked_inputs(const at::Tensor& x, const at::Tensor& weight, const at::Tensor* bias, const at::Tensor* seq_idx,
-                                         const at::Tensor* initial_states, bool use_silu, bool serves_f64) {
+inline CausalConv1dInputs checked_inputs(const at::Tensor& x, const at::Tensor& weight, const at::Tensor* bias,
+                                         const at::Tensor* seq_idx, const at::Tensor* initial_states, bool use_silu,
+                                         bool serves_f64) {
     check_strided({"x", x});
     check_strided({"weight", weight});
     check_rank({"x", x}, 3, "(batch, dim, seqlen)");
@@ -47,8 +50,8 @@ inline CausalConv1dInputs checked_inputs(const at::Tensor& x, const at::Tensor& 
     const bool wide = in.dtype == kF64;  // sums of narrower types are f32
     in.weight_dtype = training_dtype({"weight", weight}, wide);
     if (weight.size(0) != x.size(1) || weight.size(1) < 1)
-        throw pybind11::value_error(concat("weight: got shape ", shape_text(weight.sizes()), ", expected (dim, width) = (", x.size(1),
-                                           ", width >= 1), dim being x.size(1)"));
+        throw pybind11::value_error(concat("weight: got shape ", shape_text(weight.sizes()), ", expected (dim, width) = (",
+                                           x.size(1), ", width >= 1), dim being x.size(1)"));
     check_same_device({"weight", weight}, {"x", x});
     check_sizes_fit({"x", x});
     check_sizes_fit({"weight", weight});
@@ -73,7 +76,8 @@ inline CausalConv1dInputs checked_inputs(const at::Tensor& x, const at::Tensor& 
         const NamedTensor t{"seq_idx", *seq_idx};
         check_strided(t);
         if (seq_idx->scalar_type() != at::kInt)
-            throw pybind11::type_error(concat("seq_idx: got dtype ", python_text(seq_idx->scalar_type()), ", expected torch.int32"));
+            throw pybind11::type_error(concat("seq_idx: got dtype ", python_text(seq_idx->scalar_type()),
+                ", expected torch.int32"));
         check_shape(t, {x.size(0), x.size(2)}, "(batch, seqlen)");
         check_same_device(t, {"x", x});
         in.seq_idx = {static_cast<const int32_t*>(seq_idx->data_ptr()), seq_idx->stride(0), seq_idx->stride(1)};
