@@ -746,9 +746,9 @@ def test_the_split_is_the_update_in_three_pieces(device: torch.device, form: str
         q, k, v = (torch.full_like(part, 42.0) for part in split)
         causal_conv1d_update_split_qkv(x, other, weight, k_dim, v_dim, bias, "silu", out=(q, k, v), **options)
         assert all(((mine == 42.0) == (part == 0)).all() for mine, part in zip((q, k, v), split, strict=True)), "padding stays"
-        columns = tuple(torch.zeros_like(part).T.contiguous().T for part in split)
-        causal_conv1d_update_split_qkv(x, before, weight, k_dim, v_dim, bias, "silu", out=columns, **options)
-        assert all(torch.equal(mine, part) for mine, part in zip(columns, split, strict=True)), "neighbouring tokens in the outputs"
+        q, k, v = (torch.zeros_like(part).T.contiguous().T for part in split)
+        causal_conv1d_update_split_qkv(x, before, weight, k_dim, v_dim, bias, "silu", out=(q, k, v), **options)
+        assert all(torch.equal(mine, part) for mine, part in zip((q, k, v), split, strict=True)), "neighbouring tokens in the outputs"
 
 
 # ---- bad input -----------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 __version__ = "0.1.0"
 
-from . import errors, reference, reference_training, serving
+from . import errors, nn, reference, reference_training, serving
 from .conv1d import causal_conv1d, causal_conv1d_fwd
 from .conv1d_plan import causal_conv1d_plan
 from .drop_in import causal_conv1d_fn, causal_conv1d_update, install_as_causal_conv1d
@@ -16,6 +16,7 @@ __all__ = [
     "causal_conv1d_update",
     "errors",
     "install_as_causal_conv1d",
+    "nn",
     "reference",
     "reference_training",
     "serving",

@@ -1,0 +1,133 @@
+"""The layers against torch's own convolution, in f64 where gradients are compared."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+import torch.nn.functional as F
+
+from hipconv.nn import CausalConv1d, ShortConvolution
+
+CASES = list(itertools.product((1, 2, 4, 7), (None, "silu"), (False, True)))
+
+
+def expected(layer: torch.nn.Conv1d, rows: Tensor, activation: str | None) -> Tensor:
+    """Of (batch, dim, seqlen), by torch."""
+    y = F.conv1d(rows, layer.weight, layer.bias, padding=layer.kernel_size[0] - 1, groups=layer.groups)[..., : rows.shape[-1]]
+    return y if activation is None else F.silu(y)
+
+
+def close(ours: Tensor, theirs: Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("width", "activation", "bias"), CASES)
+def test_causal_conv1d_is_mambas_conv1d(width: int, activation: str | None, bias: bool) -> None:
+    torch.manual_seed(0)
+    layer = CausalConv1d(10, width, bias, activation)
+    theirs = torch.nn.Conv1d(10, 10, width, groups=10, padding=width - 1, bias=bias)
+    layer.load_state_dict(theirs.state_dict())
+    x = torch.randn(3, 10, 19, requires_grad=True)
+    wanted = expected(theirs, x, activation)
+    close(layer(x), wanted)
+    gradients = torch.autograd.grad((layer(x) * torch.arange(19.0)).sum(), [x, *layer.parameters()])
+    for ours, other in zip(gradients, torch.autograd.grad((wanted * torch.arange(19.0)).sum(), [x, *theirs.parameters()]), strict=True):
+        torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-3)
+    with torch.no_grad():
+        y, states = layer(x[..., :11], return_final_states=True)
+        close(torch.cat((y, layer(x[..., 11:], initial_states=states)), -1), wanted)
+        conv_state = torch.zeros(3, 10, width)
+        steps = [layer.step(x[..., t], conv_state) for t in range(19)]
+        close(torch.stack(steps, -1), wanted)
+        assert width == 1 or torch.equal(conv_state, x[..., -width:])
+
+
+@pytest.mark.parametrize(("width", "activation", "bias"), CASES)
+@pytest.mark.parametrize("with_cache", [False, True])
+@pytest.mark.parametrize("lengths", [[19], [5, 1, 0, 9, 2], [1, 1, 1], [2, 0, 1]], ids=str)
+def test_short_convolution_of_packed_sequences(
+    width: int, activation: str | None, bias: bool, with_cache: bool, lengths: list[int]
+) -> None:
+    torch.manual_seed(0)
+    layer = ShortConvolution(6, width, bias, activation)
+    x, residual = torch.randn(2, 1, sum(lengths), 6).unbind()
+    x.requires_grad_()
+    cache = torch.randn(len(lengths), 6, width, requires_grad=True) if with_cache else None
+    before = torch.zeros(len(lengths), 6, width) if cache is None else cache
+    parts = [torch.cat((before[i], part.mT), -1) for i, part in enumerate(x[0].split(lengths))]
+    wanted = torch.cat([expected(layer, part[None], activation)[0, :, width:].mT for part in parts])[None] + residual
+    states = torch.stack([part[:, -width:] for part in parts])
+
+    starts = torch.tensor([0, *itertools.accumulate(lengths)])
+    y, state = layer(x, residual, None, cache, True, starts)
+    close(y, wanted)
+    assert torch.equal(state, states)
+    assert layer(x, residual, cache=cache, cu_seqlens=starts)[1] is None
+    inputs = [x, *layer.parameters(), *([] if cache is None else [cache])]
+    ours = torch.autograd.grad(y.square().sum() + state.square().sum(), inputs)
+    for mine, theirs in zip(ours, torch.autograd.grad(wanted.square().sum() + states.square().sum(), inputs), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+    with torch.no_grad():
+        own = None if cache is None else cache.clone()
+        y, state = layer(x, residual, None, own, True, starts)
+        close(y, wanted)
+        assert torch.equal(state, states)
+        if own is not None:  # one token a sequence: in place
+            assert (
+                cache is not None
+                and torch.equal(own, states if len(lengths) == sum(lengths) else cache)
+                and (state is own) == (len(lengths) == sum(lengths))
+            )
+
+
+def test_short_convolution_of_rows_and_steps() -> None:
+    torch.manual_seed(0)
+    layer = ShortConvolution(8, 4)
+    x, mask = torch.randn(2, 21, 8), torch.ones(2, 21)
+    mask[1, :5] = 0
+    kept = x.clone()
+    wanted = expected(layer, (x * mask[..., None]).mT, "silu").mT
+    y, state = layer(x, mask=mask, output_final_state=True)
+    close(y, wanted)
+    assert state is not None and torch.equal(x, kept) and torch.equal(state, (x * mask[..., None])[:, -4:].mT)
+
+    wanted = expected(layer, x.mT, "silu").mT
+    with torch.no_grad():
+        first, cache = layer(x[:, :2], output_final_state=True)  # shorter than the window
+        assert torch.equal(cache[..., :2], torch.zeros(2, 8, 2)) and torch.equal(cache[..., 2:], x[:, :2].mT)
+        ys = [first]
+        for t in range(2, 21):
+            y, returned = layer.step(x[:, t : t + 1], None, cache, output_final_state=True)
+            assert returned is cache
+            ys.append(y)
+        close(torch.cat(ys, 1), wanted)
+        assert cache is not None and torch.equal(cache, x[:, -4:].mT)
+        chunk, _ = layer(x[:, 8:], cache=x[:, 4:8].mT.contiguous())
+        close(chunk, wanted[:, 8:])
+
+
+def test_a_window_of_one_token_keeps_its_cache_too() -> None:
+    layer, x, cache = ShortConvolution(5, 1, activation=None), torch.randn(3, 1, 5), torch.zeros(3, 5, 1)
+    with torch.no_grad():
+        close(layer(x, cache=cache)[0], x * layer.weight[:, 0, 0])
+    assert torch.equal(cache, x.mT)
+
+
+def test_bad_arguments_are_named() -> None:
+    layer, x = ShortConvolution(8, 4), torch.zeros(2, 5, 8)
+    starts = torch.tensor([0, 5])
+    with pytest.raises(ValueError, match="activation: got 'gelu'"):
+        ShortConvolution(8, 4, activation="gelu")
+    with pytest.raises(ValueError, match="activation: got 'relu'"):
+        CausalConv1d(8, activation="relu")
+    with pytest.raises(ValueError, match="mask: got one beside cu_seqlens"):
+        layer(x[:1], mask=torch.ones(1, 5), cu_seqlens=starts)
+    with pytest.raises(ValueError, match=r"x: got shape \(2, 5, 8\), expected a batch of 1"):
+        layer(x, cu_seqlens=starts)
+    with pytest.raises(ValueError, match=r"cache: got shape \(2, 8, 3\), expected \(sequences, dim, width\) = \(2, 8, 4\)"):
+        layer(x, cache=torch.zeros(2, 8, 3))
+    assert "width=4" in repr(CausalConv1d(8)) and "kernel_size=4" in repr(layer) and layer.state_size == 32
