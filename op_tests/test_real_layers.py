@@ -115,7 +115,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def model_of(family: str, device: str) -> torch.nn.Module:
+def model_of(family: str, device: str) -> Any:
     kind, settings = FAMILIES[family]
     config = transformers.AutoConfig.for_model(kind, **COMMON | settings)
     torch.manual_seed(0)
@@ -162,7 +162,7 @@ def close(found: Tensor, expected: Tensor) -> bool:
     return found.shape == expected.shape and bool((found - expected).abs().max() <= 2e-5 * expected.abs().max() + 1e-9)
 
 
-def train(model: torch.nn.Module, tokens: Tensor) -> dict[str, Tensor]:
+def train(model: Any, tokens: Tensor) -> dict[str, Tensor]:
     """Logits (hidden states of a model without a head), and the gradient of each parameter."""
     model.train()
     model.zero_grad()
@@ -173,7 +173,7 @@ def train(model: torch.nn.Module, tokens: Tensor) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def decode(model: torch.nn.Module, tokens: Tensor) -> list[Tensor]:
+def decode(model: Any, tokens: Tensor) -> list[Tensor]:
     """Prefill, then six tokens one by one: by `generate`, or through the cache where a model has no head."""
     model.eval()
     if hasattr(model, "generate") and model.get_output_embeddings() is not None:
