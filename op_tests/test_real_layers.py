@@ -228,6 +228,19 @@ def test_logits_gradients_and_generation_equal_the_torch_path(family: str, devic
     assert torch_s.count["aten::convolution"] == by_hipconv + rest and rest == 0
 
 
+@pytest.mark.parametrize("family", ["lfm2", "lfm2_moe"])
+def test_packed_sequences_stay_apart(family: str, device: str, tokens: Tensor) -> None:
+    """Families whose only recurrence is the convolution: the torch path refuses seq_idx, hipconv serves it."""
+    model, row = model_of(family, device).eval(), tokens[:1]
+    lengths = [5, 1, 7]
+    positions = torch.cat([torch.arange(length) for length in lengths])[None].to(device)
+    ids = torch.repeat_interleave(torch.arange(3, dtype=torch.int32), torch.tensor(lengths))[None].to(device)
+    with torch.no_grad(), functions(family, hipconv_s=True):
+        packed = model(row, position_ids=positions, seq_idx=ids, use_cache=False).logits
+        apart = torch.cat([model(piece).logits for piece in row.split(lengths, dim=1)], dim=1)
+    assert close(packed, apart)
+
+
 def test_no_family_is_missing() -> None:
     models = Path(transformers.__file__).parent / "models"
     users = {file.parent.name for file in models.glob("*/modeling_*.py") if "causal_conv1d_fn(" in file.read_text()}
