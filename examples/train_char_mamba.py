@@ -207,7 +207,7 @@ def write(model: CharMamba, prompt: Tensor, length: int, temperature: float) -> 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=400, help="updates, at most (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=500, help="updates, at most (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=80, help="training time, at most (default: %(default)s)")
     parser.add_argument("--dim", type=int, default=128, help="width of the model, a multiple of 16 (default: %(default)s)")
     parser.add_argument("--layers", type=int, default=2, help="(default: %(default)s)")
@@ -219,6 +219,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=400, help="characters it writes (default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=0.7, help="(default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="of the CPU; more pay off in larger models (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
     return parser.parse_args()
 
@@ -226,6 +227,7 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     options = arguments()
     torch.manual_seed(options.seed)
+    torch.set_num_threads(options.threads)  # two that wait for each other in operators this small take longer than one
     text = "\n\n".join(file.read_text() for file in options.text) if options.text else repository_text()
     characters = sorted(set(text + options.prompt))
     number = {character: i for i, character in enumerate(characters)}
