@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 import sys
 import time
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -76,13 +76,17 @@ class Mixer(nn.Module):
         """u (batch, seqlen, dim). Where `states` is given, the convolution's and the scan's are appended, for `step`."""
         z, xBC, dt = self.in_proj(u).split([self.inner, self.convolved, self.heads], dim=-1)
         # (batch, seqlen, dim) seen as (batch, dim, seqlen): a slice with dim innermost, which hipconv reads where it lies.
-        conv = hipconv.causal_conv1d_fn(xBC.mT, self.conv_weight, self.conv_bias, return_final_states=states is not None, activation="silu")
-        conv, conv_state = conv if isinstance(conv, tuple) else (conv, None)
+        conv: Any = hipconv.causal_conv1d_fn(
+            xBC.mT, self.conv_weight, self.conv_bias, return_final_states=states is not None, activation="silu"
+        )
+        if states is not None:
+            conv, conv_state = conv
+            states.append(conv_state)
         x, B, C = conv.mT.split([self.inner, self.n, self.n], dim=-1)
         x, dt = x.unflatten(-1, (self.heads, -1)), F.softplus(dt + self.dt_bias)
         y, scan_state = scan(x * dt[..., None], -dt * self.A_log.exp(), B, C)
         if states is not None:
-            states += [conv_state, scan_state]
+            states.append(scan_state)
         return self.finish(y, x, z)
 
     def step(self, u: Tensor, conv_state: Tensor, scan_state: Tensor) -> Tensor:
