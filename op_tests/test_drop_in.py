@@ -169,10 +169,14 @@ import hipconv
 early = types.ModuleType("modeling_early")                 # imported before, without the package
 early.causal_conv1d_fn = early.causal_conv1d_update = None
 sys.modules["modeling_early"] = early
+wrapping = types.ModuleType("modeling_wrapping")          # made its choice on import, behind a function of its own
+wrapping.causal_conv1d_fn = wrapper = lambda *arguments: None
+sys.modules["modeling_wrapping"] = wrapping
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     assert hipconv.install_as_causal_conv1d() == ["modeling_early"]
-assert "modeling_early" in str(caught[0].message)
+assert "modeling_early" in str(caught[0].message) and "modeling_wrapping" not in str(caught[0].message)
+assert "modeling_wrapping" in str(caught[1].message) and wrapping.causal_conv1d_fn is wrapper and len(caught) == 2
 assert early.causal_conv1d_fn is hipconv.causal_conv1d_fn
 
 import causal_conv1d, causal_conv1d_cuda

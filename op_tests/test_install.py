@@ -60,7 +60,8 @@ def test_the_wheel_carries_every_source_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         packed = {name.removeprefix("hipconv/") for name in archive.namelist() if name.startswith("hipconv/")}
     sources = {str(file.relative_to(ROOT)) for file in (ROOT / "csrc").rglob("*") if file.is_file()}
-    modules = {file.name for file in (ROOT / "python" / "hipconv").glob("*.py")}
+    package = ROOT / "python" / "hipconv"
+    modules = {str(file.relative_to(package)) for file in package.rglob("*.py")}
     assert packed == sources | modules | {"jit_config.json", "py.typed"}
 
 

@@ -41,6 +41,7 @@ def causal_conv1d(
     first = ids[:, :1] if seqlen else ids.new_zeros(len(x), 1)
     row_ids = torch.cat([first.expand(-1, past), ids], dim=1)
 
+    wide = row.double()
     sums = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     if bias is not None and bias.numel():
         sums = sums + bias.double()[None, :, None]
@@ -48,7 +49,7 @@ def causal_conv1d(
         counts = row_ids[:, i : i + seqlen] == ids
         if initial_states is None:
             counts = counts & (torch.arange(seqlen, device=x.device) + i >= past)
-        tap = weight[:, i].double()[None, :, None] * row[..., i : i + seqlen].double()
+        tap = weight[:, i].double()[None, :, None] * wide[..., i : i + seqlen]
         sums = sums + torch.where(counts[:, None, :], tap, 0.0)  # not a product: 0 * inf is NaN
     out = F.silu(sums) if use_silu else sums
     out = torch.where((ids >= 0)[:, None, :], out, 0.0)

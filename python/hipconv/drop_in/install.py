@@ -45,7 +45,8 @@ def install_as_causal_conv1d() -> list[str]:
     Imports of them that come later find these, also where the original is installed, and `importlib.metadata` knows the distribution.
     In modules that were imported earlier, names that hold the original's functions, or the None that a failed import left, are bound
     anew, and a warning says where. What such a module concluded from that (flags like ``is_fast_path_available``) and objects it has
-    built stay as they are, which the warning says too: call this before importing models.
+    built stay as they are, which the warning says too: call this before importing models. Modules that hold other functions under
+    these names (wrappers around a choice made on import, as transformers has them) keep them, and a warning names those modules.
 
     Returns:
         The modules where a name was bound anew.
@@ -74,11 +75,18 @@ def install_as_causal_conv1d() -> list[str]:
     replacements = {name: vars(module)[name] for module in (varlen, functions, interface) for name in vars(module)
                     if name.startswith("causal_conv1d_") and callable(vars(module)[name])}  # fmt: skip
     bound = sorted({module.__name__ for module in _earlier_modules() if _rebind(module, replacements, ours)})
+    kept = sorted({module.__name__ for module in _earlier_modules() if _has_its_own(module, replacements)})
     if bound:
         warnings.warn(
             f"hipconv took the place of causal-conv1d in modules that had already been imported: {', '.join(bound)}. What they decided "
             "on import, and the models they have built, may still be without it; call hipconv.install_as_causal_conv1d() before "
             "importing them.",
+            stacklevel=2,
+        )
+    if kept:
+        warnings.warn(
+            f"modules that had already been imported keep functions of their own in the place of causal-conv1d's: {', '.join(kept)}. Call "
+            "hipconv.install_as_causal_conv1d() before importing them.",
             stacklevel=2,
         )
     return bound
@@ -100,6 +108,11 @@ def _rebind(module: ModuleType, replacements: dict[str, Any], ours: dict[str, Mo
             setattr(module, name, ours[value.__name__])
             changed = True
     return changed
+
+
+def _has_its_own(module: ModuleType, replacements: dict[str, Any]) -> bool:
+    found = (vars(module).get(name) for name in replacements)
+    return any(callable(value) and all(value is not own for own in replacements.values()) for value in found)
 
 
 def _is_original(value: Any) -> bool:
