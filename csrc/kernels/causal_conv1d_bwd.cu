@@ -131,10 +131,9 @@ const char* causal_conv1d_bwd_choice(const CausalConv1dBwdParams& p) {
 
 const char* causal_conv1d_bwd_refusal(const CausalConv1dBwdParams& p, const std::string& kernel) {
     if (kernel == "tile" && !causal_conv1d_bwd_tile_serves(p))
-        return "channel-last x, dout and dx (stride 1 along dim), widths 2 to 8; with seq_idx or states widths 2 to 4, of "
-               "aligned vectors";
+        return "channel-last x, dout and dx (stride 1 along dim), widths 2 to 4; with seq_idx or states, of aligned vectors";
     if (kernel == "vector" && !causal_conv1d_bwd_vector_serves(p))
-        return "channel-first x, dout and dx (stride 1 along seqlen) of at least one token, without seq_idx, widths 2 to 8";
+        return "channel-first x, dout and dx (stride 1 along seqlen) of at least one token, without seq_idx, widths 2 to 4";
     return nullptr;
 }
 

@@ -39,7 +39,6 @@ struct BwdTilePlan {
     uint32_t log2_channels;               // of a block
 };
 
-constexpr int kTileStatesWidth = 4;   // states and sequence ids up to this width, where vectors are aligned
 
 enum class Path { steady, inside, checked };
 
@@ -47,11 +46,11 @@ template <int kWidth>
 constexpr int kBwdBlock = kWidth == 2 ? 4 : kWidth;  // tokens loaded ahead; whole turns of a ring of the width
 template <int kWidth>
 constexpr int kBwdFurther = kBwdBlock<kWidth>;  // tokens after those, to have in the cache
-constexpr int bwd_tile_lane_bytes(int width) { return width <= 4 ? 8 : 4; }
-constexpr int bwd_tile_blocks(int width, bool states) { return width <= 4 && !states ? 4 : 3; }
+constexpr int kBwdLaneBytes = 8;
+constexpr int bwd_tile_blocks(bool states) { return states ? 3 : 4; }
 
 template <typename T, int kChannels, int kWidth, bool kStates>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, kStates))
+__global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kStates))
     causal_conv1d_bwd_tile_kernel(CausalConv1dBwdParams p, BwdTilePlan plan) {
     constexpr int kPast = kWidth - 1;
     constexpr int kPairs = (kChannels + 1) / 2, kHigh = kChannels > 1;
@@ -301,7 +300,8 @@ namespace {
 
 // Channels of one vector: as many as a lane's bytes hold, if every vector is aligned; else one.
 int bwd_channels_a_vector(const CausalConv1dBwdParams& p) {
-    const int bytes = bwd_tile_lane_bytes(p.in.width), wanted = bytes / element_bytes(p.in.dtype);
+    constexpr int bytes = kBwdLaneBytes;
+    const int wanted = bytes / element_bytes(p.in.dtype);
     const auto aligned = [&](const Sequences& s) {
         return reinterpret_cast<uintptr_t>(s.data) % bytes == 0 && s.seqlen_stride % wanted == 0 && s.batch_stride % wanted == 0;
     };
@@ -366,9 +366,9 @@ void launch(const CausalConv1dBwdParams& p, hipStream_t stream) {
 }  // namespace
 
 bool causal_conv1d_bwd_tile_serves(const CausalConv1dBwdParams& p) {
-    if (p.in.width < 2 || p.in.width > kMaxFastWidth || p.in.seqlen > INT32_MAX - 4096) return false;
+    if (p.in.width < 2 || p.in.width > kMaxFastBwdWidth || p.in.seqlen > INT32_MAX - 4096) return false;
     if (p.in.x.dim_stride != 1 || p.dout.dim_stride != 1 || p.dx.dim_stride != 1) return false;
-    if (bwd_tile_has_states(p) && (p.in.width > kTileStatesWidth || bwd_channels_a_vector(p) == 1)) return false;
+    if (bwd_tile_has_states(p) && bwd_channels_a_vector(p) == 1) return false;
     const BwdTileShape shape = bwd_tile_shape(p, bwd_channels_a_vector(p));
     return shape.groups <= kGridLimit && shape.blocks < int64_t{1} << 31;
 }
@@ -381,10 +381,10 @@ void causal_conv1d_bwd_tile(const CausalConv1dBwdParams& p, void* stream) {
     with_bwd_instance(p, [&](auto type, auto width) {
         using T = decltype(type);
         constexpr int kWidth = decltype(width)::value;
-        constexpr int kWide = bwd_tile_lane_bytes(kWidth) / static_cast<int>(sizeof(T));
+        constexpr int kWide = kBwdLaneBytes / static_cast<int>(sizeof(T));
         const hipStream_t s = static_cast<hipStream_t>(stream);
         if (bwd_tile_has_states(p)) {
-            if constexpr (kWidth <= kTileStatesWidth) launch<T, kWide, kWidth, true>(p, s);
+            launch<T, kWide, kWidth, true>(p, s);
         } else if (bwd_channels_a_vector(p) == 1) {
             launch<T, 1, kWidth, false>(p, s);
         } else {

@@ -175,7 +175,7 @@ HIPCONV_INLINE void bwd_vector_store_sums(const Pair (&dweight)[kWidth], Pair db
 // (f16 takes a few registers more than bf16.)
 template <typename T>
 constexpr int bwd_whole_blocks(int width) {
-    return width > 6 ? 4 : width > 4 ? 5 : sizeof(T) == 4 ? 6 : width == 4 && std::is_same_v<T, f16> ? 7 : 8;
+    return sizeof(T) == 4 ? 6 : width == 4 && std::is_same_v<T, f16> ? 7 : 8;
 }
 
 template <typename T, int kWidth>
@@ -287,7 +287,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_whole_blocks<T>(kWi
 // ---- any rows -----------------------------------------------------------------------------------------------------------------
 
 template <typename T, int kWidth>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, kWidth > 6 ? 2 : 4)
+__global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, 4)
     causal_conv1d_bwd_ragged(CausalConv1dBwdParams p, BwdVectorPlan plan) {
     constexpr int kSize = static_cast<int>(sizeof(T));
     constexpr int kEach = 16 / kSize;             // tokens of a vector
@@ -463,7 +463,7 @@ void launch(const CausalConv1dBwdParams& p, hipStream_t stream) {
 }  // namespace
 
 bool causal_conv1d_bwd_vector_serves(const CausalConv1dBwdParams& p) {
-    if (p.in.width < 2 || p.in.width > kMaxFastWidth || p.in.seqlen < 1 || p.in.seqlen > INT32_MAX - 4096) return false;
+    if (p.in.width < 2 || p.in.width > kMaxFastBwdWidth || p.in.seqlen < 1 || p.in.seqlen > INT32_MAX - 4096) return false;
     if (p.in.x.seqlen_stride != 1 || p.dout.seqlen_stride != 1 || p.dx.seqlen_stride != 1 || p.in.seq_idx.data) return false;
     const BwdVectorShape shape = bwd_vector_shape(p);
     return shape.walks * shape.sequence_groups <= kGridLimit;
