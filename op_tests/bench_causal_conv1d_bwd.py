@@ -30,7 +30,7 @@ def bench(shape: tuple[int, int, int], dtype: torch.dtype, layout: str, kernel: 
     weight, bias = torch.randn(dim, WIDTH, device=device, dtype=dtype) / 2, torch.randn(dim, device=device, dtype=dtype)
 
     def backward(x, dout, dx):
-        return torch.ops.hipconv.causal_conv1d_bwd_out(dx, x, weight, bias, dout, use_silu=True, kernel=kernel)
+        return torch.ops.hipconv.causal_conv1d_bwd_out(dx, x, weight, bias, dout, use_silu=True, kernel_name=kernel)
 
     x, dout, dx = sets[0]
     backward(x, dout, dx)

@@ -604,7 +604,7 @@ def test_overlap_is_decided_exactly() -> None:
 @pytest.mark.parametrize("bias", [True, False])
 def test_opcheck(device: torch.device, bias: bool) -> None:
     x, weight, b, out = Case(2, 6, 20, 4, torch.float32, torch.float32, has_bias=bias).inputs(device)
-    torch.library.opcheck(torch.ops.hipconv.causal_conv1d_fwd.default, (out.zero_(), x, weight, b, True), {"kernel": "auto"})
+    torch.library.opcheck(torch.ops.hipconv.causal_conv1d_fwd.default, (out.zero_(), x, weight, b, True), {"kernel_name": "auto"})
 
 
 def test_compiles_into_one_graph(device: torch.device) -> None:

@@ -343,7 +343,7 @@ def test_the_window_in_the_first_or_in_the_last_columns(device: torch.device, st
             pool, out = state.clone(), torch.empty_like(tokens_of_x)
             try:
                 torch.ops.hipconv.causal_conv1d_update(
-                    out, tokens_of_x, pool, weight, bias, True, state_at_end=state_at_end, kernel=kernel
+                    out, tokens_of_x, pool, weight, bias, True, state_at_end=state_at_end, kernel_name=kernel
                 )  # fmt: skip
             except ValueError as refusal:
                 assert "which serves" in str(refusal)

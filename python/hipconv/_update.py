@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import torch_ops  # noqa: F401  defines torch.ops.hipconv
+from . import torch_ops
 
 _SILU = {None: False, False: False, True: True, "silu": True, "swish": True}
 
@@ -97,20 +97,22 @@ def causal_conv1d_update(
     another one writes. Records no gradient. Runs on the current stream of `x`'s device and does not wait for it.
     """
     use_silu = silu_of(activation)
-    options = _given(
-        conv_state_indices=conv_state_indices, num_accepted_tokens=num_accepted_tokens, query_start_loc=query_start_loc,
-        max_query_len=max_query_len, pad_slot_id=pad_slot_id, block_idx_last_scheduled_token=block_idx_last_scheduled_token,
-        initial_state_idx=initial_state_idx, conv_state_indices_in=conv_state_indices_in, cache_seqlens=cache_seqlens,
-        intermediate_conv_window=intermediate_conv_window, intermediate_state_indices=intermediate_state_indices,
-        retrieve_next_token=retrieve_next_token, retrieve_next_sibling=retrieve_next_sibling,
-        retrieve_parent_token=retrieve_parent_token,
+    tensors = (
+        conv_state_indices, conv_state_indices_in, num_accepted_tokens, query_start_loc, block_idx_last_scheduled_token, initial_state_idx,
+        cache_seqlens, intermediate_conv_window, intermediate_state_indices, retrieve_next_token, retrieve_next_sibling,
+        retrieve_parent_token,
     )  # fmt: skip
     if validate_data:
-        check_values(x, conv_state, weight, **options)
+        check_values(x, conv_state, weight, **_options(tensors, max_query_len, pad_slot_id))
     result = torch.empty_like(x) if out is None else out
-    torch.ops.hipconv.causal_conv1d_update.default(
-        result, None if out is x else x, conv_state, weight, bias, use_silu, zero_padding=out is None, kernel=kernel, **options
-    )
+    inputs = (x, conv_state, weight, bias)
+    if not torch_ops.update_directly(
+        [result], inputs, use_silu, tensors, max_query_len, pad_slot_id, state_at_end=False, zero_padding=out is None, kernel=kernel
+    ):
+        torch.ops.hipconv.causal_conv1d_update.default(
+            result, None if out is x else x, *inputs[1:], use_silu, zero_padding=out is None, kernel_name=kernel,
+            **_options(tensors, max_query_len, pad_slot_id),
+        )  # fmt: skip
     return result
 
 
@@ -153,24 +155,25 @@ def causal_conv1d_update_split_qkv(
     use_silu = silu_of(activation)
     if x.shape[1] != 2 * k_dim + v_dim or k_dim < 0 or v_dim < 0:
         raise ValueError(f"k_dim, v_dim: got {k_dim} and {v_dim}, expected 2 * k_dim + v_dim to be x.shape[1] = {x.shape[1]}")
-    options = _given(
-        conv_state_indices=conv_state_indices, num_accepted_tokens=num_accepted_tokens, query_start_loc=query_start_loc,
-        max_query_len=max_query_len, pad_slot_id=pad_slot_id, block_idx_last_scheduled_token=block_idx_last_scheduled_token,
-        initial_state_idx=initial_state_idx, conv_state_indices_in=conv_state_indices_in, cache_seqlens=cache_seqlens,
-        intermediate_conv_window=intermediate_conv_window, intermediate_state_indices=intermediate_state_indices,
-        retrieve_next_token=retrieve_next_token, retrieve_next_sibling=retrieve_next_sibling,
-        retrieve_parent_token=retrieve_parent_token,
+    tensors = (
+        conv_state_indices, conv_state_indices_in, num_accepted_tokens, query_start_loc, block_idx_last_scheduled_token, initial_state_idx,
+        cache_seqlens, intermediate_conv_window, intermediate_state_indices, retrieve_next_token, retrieve_next_sibling,
+        retrieve_parent_token,
     )  # fmt: skip
     if validate_data:
-        check_values(x, conv_state, weight, **options)
+        check_values(x, conv_state, weight, **_options(tensors, max_query_len, pad_slot_id))
     if out is None:
         tokens = x.shape[0] * (x.shape[2] if x.dim() == 3 else 1)
         q, k, v = (torch.empty(tokens, channels, dtype=x.dtype, device=x.device) for channels in (k_dim, k_dim, v_dim))
     else:
         q, k, v = out
-    torch.ops.hipconv.causal_conv1d_update_split_qkv.default(
-        q, k, v, x, conv_state, weight, bias, use_silu, zero_padding=out is None, kernel=kernel, **options
-    )
+    inputs = (x, conv_state, weight, bias)
+    if not torch_ops.update_directly(
+        [q, k, v], inputs, use_silu, tensors, max_query_len, pad_slot_id, state_at_end=False, zero_padding=out is None, kernel=kernel
+    ):
+        torch.ops.hipconv.causal_conv1d_update_split_qkv.default(
+            q, k, v, *inputs, use_silu, zero_padding=out is None, kernel_name=kernel, **_options(tensors, max_query_len, pad_slot_id)
+        )
     return q, k, v
 
 
@@ -181,8 +184,16 @@ def silu_of(activation: bool | str | None) -> bool:
     return _SILU[activation]
 
 
-def _given(**options: Any) -> dict[str, Any]:
-    """The options that are not None: each one that the operator is passed costs a little."""
+_TENSORS = (
+    "conv_state_indices", "conv_state_indices_in", "num_accepted_tokens", "query_start_loc", "block_idx_last_scheduled_token",
+    "initial_state_idx", "cache_seqlens", "intermediate_conv_window", "intermediate_state_indices", "retrieve_next_token",
+    "retrieve_next_sibling", "retrieve_parent_token",
+)  # fmt: skip
+
+
+def _options(tensors: tuple[Tensor | None, ...], max_query_len: int, pad_slot_id: int | None) -> dict[str, Any]:
+    """By name, those that are not None: each one that the operator is passed costs a little."""
+    options = dict(zip(_TENSORS, tensors, strict=True)) | {"max_query_len": max_query_len, "pad_slot_id": pad_slot_id}
     return {name: value for name, value in options.items() if value is not None}
 
 

@@ -56,7 +56,7 @@ def causal_conv1d_fwd(
         raise TypeError(f"kernel: got {kernel!r}, expected a string")
     kernels = torch_ops.kernels_for("causal_conv1d", x, out, weight, bias)
     if kernels is None or not kernels.causal_conv1d_fwd_directly(out, x, weight, bias, use_silu, kernel, torch_ops.stream(x)):
-        torch.ops.hipconv.causal_conv1d_fwd.default(out, x, weight, bias, use_silu, kernel=kernel)
+        torch.ops.hipconv.causal_conv1d_fwd.default(out, x, weight, bias, use_silu, kernel_name=kernel)
 
 
 def causal_conv1d(
@@ -100,7 +100,7 @@ def causal_conv1d(
         out = kernels.causal_conv1d_directly(x, weight, bias, use_silu, kernel, torch_ops.stream(x))
         if out is not None:
             return out
-    return torch.ops.hipconv.causal_conv1d.default(x, weight, bias, use_silu, kernel=kernel)
+    return torch.ops.hipconv.causal_conv1d.default(x, weight, bias, use_silu, kernel_name=kernel)
 
 
 def uses_silu(activation: str | None) -> bool:

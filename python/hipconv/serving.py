@@ -131,7 +131,7 @@ def causal_conv1d_fn(
     tile = (block_m, block_n, num_warps)
     if not torch_ops.varlen_directly([result], inputs, conv_states, query_start_loc, options, out is None, kernel, tile):
         torch.ops.hipconv.causal_conv1d_varlen.default(
-            result, conv_states, *inputs, query_start_loc, *options, zero_padding=out is None, kernel=kernel, block_m=block_m,
+            result, conv_states, *inputs, query_start_loc, *options, zero_padding=out is None, kernel_name=kernel, block_m=block_m,
             block_n=block_n, num_warps=num_warps,
         )  # fmt: skip
     return result
@@ -195,7 +195,7 @@ def causal_conv1d_split_qkv(
     tile = (block_m, block_n, num_warps)
     if not torch_ops.varlen_directly([q, k, v], inputs, conv_states, query_start_loc, options, True, kernel, tile):
         torch.ops.hipconv.causal_conv1d_varlen_split.default(
-            q, k, v, conv_states, *inputs, query_start_loc, *options, zero_padding=True, kernel=kernel, block_m=block_m,
+            q, k, v, conv_states, *inputs, query_start_loc, *options, zero_padding=True, kernel_name=kernel, block_m=block_m,
             block_n=block_n, num_warps=num_warps,
         )  # fmt: skip
     return q, k, v

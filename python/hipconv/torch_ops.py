@@ -19,31 +19,34 @@ from . import jit, targets
 
 _library = torch.library.Library("hipconv", "DEF")
 
+# (`kernel_name`: inductor cannot lower an operator with an argument called `kernel`.)
 _library.define(
-    "causal_conv1d_fwd(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias=None, bool use_silu=False, *, str kernel='auto') -> ()"
+    "causal_conv1d_fwd(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias=None, bool use_silu=False, *, str kernel_name='auto') -> ()"
 )
-_library.define("causal_conv1d(Tensor x, Tensor weight, Tensor? bias=None, bool use_silu=False, *, str kernel='auto') -> Tensor")
+_library.define("causal_conv1d(Tensor x, Tensor weight, Tensor? bias=None, bool use_silu=False, *, str kernel_name='auto') -> Tensor")
 
 
 @torch.library.impl(_library, "causal_conv1d_fwd", "CompositeExplicitAutograd")
-def _causal_conv1d_fwd(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, use_silu: bool = False, *, kernel: str = "auto"):
+def _causal_conv1d_fwd(
+    out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, use_silu: bool = False, *, kernel_name: str = "auto"
+):
     module = jit.module("causal_conv1d", targets.of(x.device))
-    module.causal_conv1d_fwd(out, x, weight, bias, use_silu, kernel, stream(x))
+    module.causal_conv1d_fwd(out, x, weight, bias, use_silu, kernel_name, stream(x))
 
 
 @torch.library.register_fake("hipconv::causal_conv1d_fwd", lib=_library)
-def _causal_conv1d_fwd_fake(out, x, weight, bias=None, use_silu=False, *, kernel="auto"):
+def _causal_conv1d_fwd_fake(out, x, weight, bias=None, use_silu=False, *, kernel_name="auto"):
     _refuse_mixed_devices(x, out=out, weight=weight, bias=bias)
 
 
 @torch.library.impl(_library, "causal_conv1d", "CompositeExplicitAutograd")
-def _causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, use_silu: bool = False, *, kernel: str = "auto"):
+def _causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, use_silu: bool = False, *, kernel_name: str = "auto"):
     module = jit.module("causal_conv1d", targets.of(x.device))
-    return module.causal_conv1d(x, weight, bias, use_silu, kernel, stream(x))
+    return module.causal_conv1d(x, weight, bias, use_silu, kernel_name, stream(x))
 
 
 @torch.library.register_fake("hipconv::causal_conv1d", lib=_library)
-def _causal_conv1d_fake(x, weight, bias=None, use_silu=False, *, kernel="auto"):
+def _causal_conv1d_fake(x, weight, bias=None, use_silu=False, *, kernel_name="auto"):
     _refuse_mixed_devices(x, weight=weight, bias=bias)
     return torch.empty_like(x)
 
@@ -88,7 +91,7 @@ _UPDATE_ARGUMENTS = (
     "int? pad_slot_id=None, Tensor? block_idx_last_scheduled_token=None, Tensor? initial_state_idx=None, Tensor? cache_seqlens=None, "
     "Tensor({1}!)? intermediate_conv_window=None, Tensor? intermediate_state_indices=None, Tensor? retrieve_next_token=None, "
     "Tensor? retrieve_next_sibling=None, Tensor({2}!)? retrieve_parent_token=None, bool state_at_end=False, bool zero_padding=True, "
-    "str kernel='auto'"
+    "str kernel_name='auto'"
 )
 
 _library.define(f"causal_conv1d_update(Tensor(a!) out, Tensor? x, {_UPDATE_ARGUMENTS.format('b', 'c', 'd')}) -> ()")
@@ -112,7 +115,7 @@ def _update(
     outs, x, conv_state, weight, bias, use_silu, conv_state_indices=None, conv_state_indices_in=None, num_accepted_tokens=None,
     query_start_loc=None, max_query_len=-1, pad_slot_id=None, block_idx_last_scheduled_token=None, initial_state_idx=None,
     cache_seqlens=None, intermediate_conv_window=None, intermediate_state_indices=None, retrieve_next_token=None,
-    retrieve_next_sibling=None, retrieve_parent_token=None, state_at_end=False, zero_padding=True, kernel="auto",
+    retrieve_next_sibling=None, retrieve_parent_token=None, state_at_end=False, zero_padding=True, kernel_name="auto",
 ):  # fmt: skip
     if torch.is_grad_enabled():
         _refuse_gradients({"out": outs[0], "x": x, "conv_state": conv_state, "weight": weight, "bias": bias})
@@ -120,7 +123,34 @@ def _update(
         outs, x, conv_state, weight, bias, use_silu, conv_state_indices, conv_state_indices_in, num_accepted_tokens, query_start_loc,
         max_query_len, pad_slot_id, block_idx_last_scheduled_token, initial_state_idx, cache_seqlens, intermediate_conv_window,
         intermediate_state_indices, retrieve_next_token, retrieve_next_sibling, retrieve_parent_token, state_at_end, zero_padding,
-        kernel, stream(x),
+        kernel_name, stream(x),
+    )  # fmt: skip
+
+
+def update_directly(
+    outs: list[Tensor],
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    use_silu: bool,
+    tensors: tuple[Tensor | None, ...],
+    max_query_len: int,
+    pad_slot_id: int | None,
+    *,
+    state_at_end: bool,
+    zero_padding: bool,
+    kernel: str,
+) -> bool:
+    """`_update` without the operator in front, or False if that has something to do, refuse what is no tensor for one. `inputs` are x,
+    conv_state, weight and bias, and `tensors` the options that are tensors, in the order of `_update`.
+    """
+    if not (type(max_query_len) is int and (pad_slot_id is None or type(pad_slot_id) is int) and type(kernel) is str):
+        return False
+    for tensor in (*inputs, *tensors, *outs):
+        if tensor is not None and not isinstance(tensor, Tensor):
+            return False
+    kernels = kernels_for("causal_conv1d_update", *inputs, *outs, *tensors)
+    return kernels is not None and kernels.causal_conv1d_update_directly(
+        outs, *inputs, use_silu, *tensors[:4], max_query_len, pad_slot_id, *tensors[4:], state_at_end, zero_padding, kernel,
+        stream(inputs[0]),
     )  # fmt: skip
 
 
@@ -152,7 +182,7 @@ _VARLEN_INPUTS = (
     "Tensor? initial_state_idx=None, Tensor? num_computed_tokens=None, int block_size_to_align=0, bool use_silu=False, "
     "int? pad_slot_id=-1, int? null_block_id=None"
 )
-_VARLEN_CHOICES = "str kernel='auto', int block_m=0, int block_n=0, int num_warps=0"
+_VARLEN_CHOICES = "str kernel_name='auto', int block_m=0, int block_n=0, int num_warps=0"
 
 _library.define(
     f"causal_conv1d_varlen(Tensor(a!) out, Tensor(b!) conv_states, {_VARLEN_INPUTS}, *, bool zero_padding=False, {_VARLEN_CHOICES}) -> ()"
@@ -183,7 +213,7 @@ def _varlen(
     null_block_id: int | None = None,
     *,
     dead_tokens: str,
-    kernel: str = "auto",
+    kernel_name: str = "auto",
     block_m: int = 0,
     block_n: int = 0,
     num_warps: int = 0,
@@ -210,7 +240,7 @@ def _varlen(
         pad_slot_id,
         null_block_id,
         dead_tokens,
-        kernel,
+        kernel_name,
         (block_m, block_n, num_warps),
         stream(x),
     )

@@ -23,10 +23,11 @@ _library.define(
 )
 _BACKWARD = f"{_INPUTS}, Tensor dout, {_STATES}, Tensor? dfinal_states=None, bool return_dinitial_states=False, bool use_silu=False"
 _library.define(
-    f"causal_conv1d_bwd({_BACKWARD}, *, str kernel='auto') -> (Tensor dx, Tensor dweight, Tensor dbias, Tensor dinitial_states)"
+    f"causal_conv1d_bwd({_BACKWARD}, *, str kernel_name='auto') -> (Tensor dx, Tensor dweight, Tensor dbias, Tensor dinitial_states)"
 )
 _library.define(
-    f"causal_conv1d_bwd_out(Tensor(a!) dx, {_BACKWARD}, *, str kernel='auto') -> (Tensor dweight, Tensor dbias, Tensor dinitial_states)"
+    f"causal_conv1d_bwd_out(Tensor(a!) dx, {_BACKWARD}, *, str kernel_name='auto') "
+    "-> (Tensor dweight, Tensor dbias, Tensor dinitial_states)"
 )
 _library.define(
     f"causal_conv1d_states_fwd(Tensor(a!) out, Tensor(b!)? final_states_out, {_INPUTS}=None, {_STATES}, bool use_silu=False) -> ()"
@@ -101,17 +102,17 @@ def _backward(dx, x, weight, bias, dout, seq_idx, initial_states, dfinal_states,
 @torch.library.impl(_library, "causal_conv1d_bwd", "CompositeExplicitAutograd")
 def _causal_conv1d_bwd(
     x, weight, bias, dout, seq_idx=None, initial_states=None, dfinal_states=None, return_dinitial_states=False, use_silu=False, *,
-    kernel="auto",
+    kernel_name="auto",
 ):  # fmt: skip
-    return _backward(None, x, weight, bias, dout, seq_idx, initial_states, dfinal_states, return_dinitial_states, use_silu, kernel)
+    return _backward(None, x, weight, bias, dout, seq_idx, initial_states, dfinal_states, return_dinitial_states, use_silu, kernel_name)
 
 
 @torch.library.impl(_library, "causal_conv1d_bwd_out", "CompositeExplicitAutograd")
 def _causal_conv1d_bwd_out(
     dx, x, weight, bias, dout, seq_idx=None, initial_states=None, dfinal_states=None, return_dinitial_states=False, use_silu=False, *,
-    kernel="auto",
+    kernel_name="auto",
 ):  # fmt: skip
-    return _backward(dx, x, weight, bias, dout, seq_idx, initial_states, dfinal_states, return_dinitial_states, use_silu, kernel)[1:]
+    return _backward(dx, x, weight, bias, dout, seq_idx, initial_states, dfinal_states, return_dinitial_states, use_silu, kernel_name)[1:]
 
 
 def _gradients_of_parameters(x, weight, bias, dout, initial_states, dfinal_states, return_dinitial_states):
@@ -127,7 +128,7 @@ def _gradients_of_parameters(x, weight, bias, dout, initial_states, dfinal_state
 @torch.library.register_fake("hipconv::causal_conv1d_bwd", lib=_library)
 def _causal_conv1d_bwd_fake(
     x, weight, bias, dout, seq_idx=None, initial_states=None, dfinal_states=None, return_dinitial_states=False, use_silu=False, *,
-    kernel="auto",
+    kernel_name="auto",
 ):  # fmt: skip
     rest = _gradients_of_parameters(x, weight, bias, dout, initial_states, dfinal_states, return_dinitial_states)
     return torch.empty_like(x), *rest
@@ -136,7 +137,7 @@ def _causal_conv1d_bwd_fake(
 @torch.library.register_fake("hipconv::causal_conv1d_bwd_out", lib=_library)
 def _causal_conv1d_bwd_out_fake(
     dx, x, weight, bias, dout, seq_idx=None, initial_states=None, dfinal_states=None, return_dinitial_states=False, use_silu=False, *,
-    kernel="auto",
+    kernel_name="auto",
 ):  # fmt: skip
     _refuse_mixed_devices(x, dx=dx)
     return _gradients_of_parameters(x, weight, bias, dout, initial_states, dfinal_states, return_dinitial_states)

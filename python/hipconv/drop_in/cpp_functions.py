@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from .. import torch_ops, training  # noqa: F401  define torch.ops.hipconv
-from .._update import _given
 from ._errors import as_the_peers
 
 
@@ -80,12 +79,16 @@ def causal_conv1d_update_function(
 ) -> Tensor:
     """`causal_conv1d_interface.causal_conv1d_update`."""
     out = torch.empty_like(x)
-    options = _given(cache_seqlens=cache_seqlens, conv_state_indices=conv_state_indices)
+    inputs = (x, conv_state, weight, bias)
+    tensors = (conv_state_indices, None, None, None, None, None, cache_seqlens, None, None, None, None, None)
     try:
         with torch.no_grad():
-            torch.ops.hipconv.causal_conv1d_update.default(
-                out, x, conv_state, weight, bias, silu_activation, state_at_end=True, zero_padding=True, **options
-            )
+            if not torch_ops.update_directly(
+                [out], inputs, silu_activation, tensors, -1, None, state_at_end=True, zero_padding=True, kernel="auto"
+            ):
+                torch.ops.hipconv.causal_conv1d_update.default(
+                    out, *inputs, silu_activation, conv_state_indices=conv_state_indices, cache_seqlens=cache_seqlens, state_at_end=True
+                )
     except (TypeError, ValueError) as error:
         raise as_the_peers(error) from None
     return out
