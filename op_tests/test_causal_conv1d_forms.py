@@ -152,7 +152,7 @@ def test_opcheck(device: torch.device, layout: str) -> None:
     x, weight, bias, _ = Case(2, 6, 20, 4, torch.float32, torch.float32, layout=layout).inputs(device)
     op = torch.ops.hipconv.causal_conv1d.default
     torch.library.opcheck(op, (x, weight, bias, True))
-    torch.library.opcheck(op, (x[:, ::2, 1:], weight[::2]), {"kernel": "auto"})
+    torch.library.opcheck(op, (x[:, ::2, 1:], weight[::2]), {"kernel_name": "auto"})
 
 
 def test_compiles_into_one_graph_for_every_length(device: torch.device) -> None:
