@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from . import torch_ops, training
+from ._arguments import require_tensors
 
 
 def causal_conv1d_fwd(
@@ -110,10 +111,3 @@ def uses_silu(activation: str | None) -> bool:
     if activation == "silu" or activation == "swish":
         return True
     raise ValueError(f"activation: got {activation!r}, expected None, 'silu' or 'swish'")
-
-
-def require_tensors(**arguments: object) -> None:
-    """Raise TypeError for the first that is not a tensor."""
-    for name, value in arguments.items():
-        if not isinstance(value, Tensor):
-            raise TypeError(f"{name}: got {type(value).__name__}, expected a torch.Tensor")

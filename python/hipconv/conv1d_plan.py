@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from . import jit, targets
-from .conv1d import require_tensors, uses_silu
+from ._arguments import require_tensors
+from .conv1d import uses_silu
 from .targets import Target
 
 

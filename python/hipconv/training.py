@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from . import jit, targets
-from .torch_ops import _library, stream
+from .torch_ops import _library, _refuse_mixed_devices, stream
 
 _INPUTS = "Tensor x, Tensor weight, Tensor? bias"
 _STATES = "Tensor? seq_idx=None, Tensor? initial_states=None"
@@ -141,13 +141,6 @@ def _causal_conv1d_bwd_out_fake(
 ):  # fmt: skip
     _refuse_mixed_devices(x, dx=dx)
     return _gradients_of_parameters(x, weight, bias, dout, initial_states, dfinal_states, return_dinitial_states)
-
-
-def _refuse_mixed_devices(x: Tensor, **others: Tensor | None) -> None:
-    """torch also comes to a fake when one of several real tensors is on the meta device; nothing would be computed."""
-    for name, tensor in others.items():
-        if tensor is not None and tensor.device != x.device:
-            raise ValueError(f"{name}: got a tensor on {tensor.device}, expected it on {x.device}, where x is")
 
 
 # ---- autograd ----------------------------------------------------------------------------------------------------------------------
