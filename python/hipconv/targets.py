@@ -242,8 +242,8 @@ def flags(target: Target, module_flags: list[str]) -> Flags:
             common.append("-Icsrc/compat/cuda")
         return Flags(common, [*common, *extra], [])
     if target.backend == "simt":
-        # -O1: tests wait for the compiler more than for the kernels.
-        common += ["-Icsrc/compat/simt", f"-DHIPCONV_SIMT_WAVE={target.arch.removeprefix('wave')}", "-O1"]
+        # -Og: tests wait for the compiler more than for the kernels.
+        common += ["-Icsrc/compat/simt", f"-DHIPCONV_SIMT_WAVE={target.arch.removeprefix('wave')}", "-Og"]
     else:
         isa = _ISA[target.arch]
         common += [*isa.flags, f"-DCPU_CAPABILITY={isa.capability}", f"-DCPU_CAPABILITY_{isa.capability}"]
