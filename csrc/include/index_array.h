@@ -20,13 +20,14 @@ struct IndexArray {
 
 HIPCONV_INLINE int64_t load_index(const IndexArray& array, int64_t row, int64_t column = 0) {
     const int64_t at = row * array.row_stride + column * array.column_stride;
-    if (array.bytes == 4) {  // what servers pass, first
-        const uint32_t word = ((GlobalPointer<const uint32_t>)array.data)[at];
-        return array.is_signed ? static_cast<int32_t>(word) : static_cast<int64_t>(word);
+    const uint64_t place = reinterpret_cast<uint64_t>(array.data) + at * array.bytes;
+    uint64_t bits;
+    if (array.bytes >= 4) {  // what servers pass, first; the upper half of eight bytes by an access of its own, which is less code
+        bits = *(GlobalPointer<const uint32_t>)place;
+        if (array.bytes == 8) bits |= static_cast<uint64_t>(((GlobalPointer<const uint32_t>)place)[1]) << 32;
+    } else {
+        bits = array.bytes == 2 ? *(GlobalPointer<const uint16_t>)place : *(GlobalPointer<const uint8_t>)place;
     }
-    if (array.bytes == 8) return ((GlobalPointer<const int64_t>)array.data)[at];
-    const uint64_t bits =
-        array.bytes == 2 ? ((GlobalPointer<const uint16_t>)array.data)[at] : ((GlobalPointer<const uint8_t>)array.data)[at];
     const int unused = 64 - 8 * array.bytes;
     return array.is_signed ? static_cast<int64_t>(bits << unused) >> unused : static_cast<int64_t>(bits);
 }

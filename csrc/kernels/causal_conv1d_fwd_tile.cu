@@ -29,15 +29,16 @@ struct TilePlan {
     int64_t x_step, out_step;    // bytes from token to token
 };
 
-// Blocks a compute unit, by the registers that a width needs. (Without SiLU, AMD's compiler overlaps more tokens than the
+// Blocks a compute unit, by the registers that a width needs. (Choosing at run time, AMD's compiler overlaps more tokens than the
 // registers of four waves a SIMD allow, at width 4.)
-constexpr int tile_blocks(int width, bool silu) {
-    if (width == 4 && !silu && kLaneBytes == 16) return 6;
+constexpr int tile_blocks(int width, bool always_silu) {
+    if (width == 4 && !always_silu && kLaneBytes == 16) return 6;
     return width <= 4 ? 8 : width == 5 ? 6 : width == 6 ? 5 : 4;
 }
 
-template <typename T, int kChannels, int kWidth, bool kSilu>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreads, tile_blocks(kWidth, kSilu))
+// kAlwaysSilu: what models mostly run has an instance of its own; the others choose at run time, for an instruction an element.
+template <typename T, int kChannels, int kWidth, bool kAlwaysSilu>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreads, tile_blocks(kWidth, kAlwaysSilu))
     causal_conv1d_fwd_tile(CausalConv1dFwdParams p, TilePlan plan) {
     constexpr int kPairs = (kChannels + 1) / 2;
     constexpr int kAhead = kWidth == 2 ? 4 : kWidth;  // a multiple of kWidth, so that ring positions repeat
@@ -115,6 +116,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreads, tile_blocks(kWidth, kSilu))
 #pragma unroll
     for (int i = 0; i < kWidth - 1; ++i) keep(i, before[i]);
 
+    const bool use_silu = kAlwaysSilu || p.use_silu;
     // The output of the token in this slot of the ring, from the taps that begin `skipped` tokens later than they might.
     const auto produce = [&](int slot, int skipped) {
         Vector result;
@@ -123,7 +125,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreads, tile_blocks(kWidth, kSilu))
             Pair sum = bias[j];
 #pragma unroll
             for (int i = skipped; i < kWidth; ++i) sum = multiply_add(weight[i][j], ring[(slot + 1 + i) % kWidth][j], sum);
-            set_pair<T>(result, j, kSilu ? silu(sum) : sum);
+            const Pair activated = silu(sum);
+            set_pair<T>(result, j, make_pair(use_silu ? low(activated) : low(sum), use_silu ? high(activated) : high(sum)));
         }
         *reinterpret_cast<Vector*>(out) = result;
         out += plan.out_step;
@@ -208,7 +211,7 @@ TileShape shape_of(const CausalConv1dFwdParams& p, int channels) {
     return s;
 }
 
-template <typename T, int kChannels, int kWidth, bool kSilu>
+template <typename T, int kChannels, int kWidth, bool kAlwaysSilu>
 void launch(const CausalConv1dFwdParams& p, hipStream_t stream) {
     const TileShape shape = shape_of(p, kChannels);
     TilePlan plan{};
@@ -220,7 +223,7 @@ void launch(const CausalConv1dFwdParams& p, hipStream_t stream) {
     plan.out_step = p.out.seqlen_stride * static_cast<int64_t>(sizeof(T));
 
     const dim3 grid = grid_of(shape.groups, shape.blocks_a_sequence * shape.sequence_groups), block(shape.lanes, shape.rows, 1);
-    hipLaunchKernelGGL((causal_conv1d_fwd_tile<T, kChannels, kWidth, kSilu>), grid, block, 0, stream, p, plan);
+    hipLaunchKernelGGL((causal_conv1d_fwd_tile<T, kChannels, kWidth, kAlwaysSilu>), grid, block, 0, stream, p, plan);
     check_launch("causal_conv1d_fwd");
 }
 
@@ -238,10 +241,11 @@ void causal_conv1d_tile(const CausalConv1dFwdParams& p, void* stream) {
         constexpr int kWidth = decltype(width)::value;
         constexpr int kWide = lane_bytes(kWidth) / static_cast<int>(sizeof(T));
         const hipStream_t s = static_cast<hipStream_t>(stream);
-        if (channels_a_vector(p) == 1)
-            p.use_silu ? launch<T, 1, kWidth, true>(p, s) : launch<T, 1, kWidth, false>(p, s);
-        else
-            p.use_silu ? launch<T, kWide, kWidth, true>(p, s) : launch<T, kWide, kWidth, false>(p, s);
+        if (channels_a_vector(p) == 1) return launch<T, 1, kWidth, false>(p, s);
+        if constexpr (kWidth <= 4) {
+            if (p.use_silu) return launch<T, kWide, kWidth, true>(p, s);
+        }
+        launch<T, kWide, kWidth, false>(p, s);
     });
 }
 
