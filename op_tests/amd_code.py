@@ -187,16 +187,30 @@ def device_library() -> Path:
     return library
 
 
-@functools.cache
-def build(source: Path, arch: str) -> CodeObject:
-    """Compile a file alone, with `-Icsrc/include -std=c++17 -O3` and nothing else of ours; a warning is an error."""
-    code = Path(_directory().name) / f"{source.stem}.{arch}.hsaco"
-    remarks = run(
+def compile_for(arch: str, *arguments: str | Path) -> str:
+    """clang, with `-Icsrc/include -std=c++17 -O3` and nothing else of ours; a warning is an error."""
+    return run(
         "clang++-19", "-x", "hip", "--offload-device-only", "--no-gpu-bundle-output", f"--offload-arch={arch}",
         "--hip-path=/usr", f"--rocm-device-lib-path={device_library()}", "-D__HIP_PLATFORM_AMD__",
-        "-std=c++17", "-O3", "-Wall", "-Wextra", "-Werror", "-Rpass-analysis=kernel-resource-usage",
-        f"-I{ROOT / 'csrc' / 'include'}", "-c", source, "-o", code,
+        "-std=c++17", "-O3", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'csrc' / 'include'}", *arguments,
     )  # fmt: skip
+
+
+@functools.cache
+def hip_runtime(arch: str) -> Path:
+    """<hip/hip_runtime.h>, precompiled: a second for each file that includes it."""
+    header, compiled = Path(_directory().name) / f"runtime.{arch}.h", Path(_directory().name) / f"runtime.{arch}.pch"
+    header.write_text("#include <hip/hip_runtime.h>\n")
+    compile_for(arch, "-fsyntax-only", *(word for part in ("-emit-pch", "-o", compiled) for word in ("-Xclang", part)), header)
+    return compiled
+
+
+@functools.cache
+def build(source: Path, arch: str) -> CodeObject:
+    """Compile a file alone."""
+    code = Path(_directory().name) / f"{source.stem}.{arch}.hsaco"
+    runtime = ["-Xclang", "-include-pch", "-Xclang", hip_runtime(arch)]
+    remarks = compile_for(arch, *runtime, "-Rpass-analysis=kernel-resource-usage", "-c", source, "-o", code)
     # The compiler's own figure: VGPRs (with AGPRs, rounded up to what is allocated together), SGPRs and LDS. Of LDS it counts 64 KB
     # for the four SIMDs of a work-group processor of gfx11 and gfx12, which has 128: at worst half of what fits.
     waves = dict(re.findall(r"Function Name: (\S+) (?:.*\n)*?.*Occupancy \[waves/SIMD\]: (\d+)", remarks))
@@ -214,7 +228,7 @@ def build(source: Path, arch: str) -> CodeObject:
 
 def build_all(source: Path, archs: Iterable[str]) -> list[CodeObject]:
     """`build` for several architectures, side by side."""
-    device_library()  # once, before the threads
+    device_library()  # once, before the threads, of which each has an architecture of its own
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         return list(threads.map(functools.partial(build, source), archs))
 

@@ -184,6 +184,18 @@ def test_every_kernel_can_be_forced_by_name(device: torch.device) -> None:
         check(arguments | {"kernel": "triton"})
 
 
+def test_every_pair_of_dtypes_is_served(device: torch.device) -> None:
+    for dtype, state_dtype in itertools.product((torch.float32, torch.float16, torch.bfloat16), repeat=2):
+        arguments = Case([9, 1, 30], 16, 4, dtype, state_dtype).inputs(device)
+        check(arguments)
+        if device.type == "cuda" or targets.of(device).backend == "simt":
+            if state_dtype in (dtype, torch.float32):
+                check(arguments | {"kernel": "tile"})
+            else:
+                with pytest.raises(ValueError, match=r"kernel: got 'tile', which serves .*, states of x's dtype or float32, and"):
+                    check(arguments | {"kernel": "tile"})
+
+
 @pytest.mark.parametrize("lengths", LENGTHS[3:7], ids=str)
 @pytest.mark.parametrize("block_m", [4, 32, 64, 256])
 def test_every_tile_gives_the_same_bits(device: torch.device, block_m: int, lengths: list[int]) -> None:

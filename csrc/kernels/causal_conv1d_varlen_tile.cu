@@ -201,11 +201,11 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, 8)
     const PackedSequence s =
         plan.plain_indices ? packed_sequence(PlainIndices{again}, number) : packed_sequence(AnyIndices{again}, number);
     if (s.number < 0 || s.end <= s.begin) return;  // an empty sequence keeps its state
-    with_dtype(p.state_dtype, [&](auto type) {
-        using S = decltype(type);
-        constexpr int kFew = channels_of_begin(kChannels, sizeof(T), sizeof(S));
-        begin_sequence<T, S, kFew, kWidth>(p, plan.state_form, s, static_cast<int32_t>(d));
-    });
+    const int32_t first = static_cast<int32_t>(d);
+    if (sizeof(T) == sizeof(float) || again.state_dtype == kDTypeOf<T>)
+        return begin_sequence<T, T, kChannels, kWidth>(p, plan.state_form, s, first);
+    constexpr int kFew = channels_of_begin(kChannels, sizeof(T), sizeof(float));
+    begin_sequence<T, float, kFew, kWidth>(p, plan.state_form, s, first);
 }
 
 namespace {
@@ -299,7 +299,8 @@ void with_width(const CausalConv1dVarlenParams& p, const VarlenTile& tile, hipSt
 }  // namespace
 
 bool causal_conv1d_varlen_tile_serves(const CausalConv1dVarlenParams& p) {
-    return p.width >= 2 && p.width <= 4 && p.out_token_stride >= 0 && p.out_token_stride * element_bytes(p.dtype) < kOffsetLimit;
+    return p.width >= 2 && p.width <= 4 && (p.state_dtype == p.dtype || p.state_dtype == DType::f32) && p.out_token_stride >= 0 &&
+           p.out_token_stride * element_bytes(p.dtype) < kOffsetLimit;
 }
 
 void causal_conv1d_varlen_tile(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* stream) {
