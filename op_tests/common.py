@@ -1,8 +1,9 @@
-"""Shared by the op tests: backends and memory layouts to run on, the comparison with a reference, timing, the table of a CLI run."""
+"""Shared by the op tests: backends and memory layouts to run on, comparison with a reference, what ran, timing, the table of a CLI run."""
 
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import importlib.util
@@ -14,6 +15,7 @@ import time
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 if importlib.util.find_spec("hipconv") is None:  # run from a checkout that is not installed
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
@@ -98,6 +100,21 @@ def mismatch(out: Tensor, reference: Tensor, *, may_differ: float = 0.001) -> st
         if differing > max(1, out.numel() * may_differ):
             return f"{differing} of {out.numel()} elements are not the reference rounded once to {out.dtype}"
     return None
+
+
+# ---- what ran ------------------------------------------------------------------------------------------------------------------
+
+
+class Calls(TorchDispatchMode):
+    """Counts the operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count[func._schema.name] += 1
+        return func(*args, **(kwargs or {}))
 
 
 # ---- timing and the table ------------------------------------------------------------------------------------------------------

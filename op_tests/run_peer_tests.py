@@ -4,48 +4,30 @@
     python op_tests/run_peer_tests.py --part 1/4              # the first of four random parts
     python op_tests/run_peer_tests.py --directory peer        # fetched into peer/ once; a machine without network reads it there
 
-The sdist, and einops where it is missing, come from PyPI through pip into a temporary directory; nothing of them is kept in this
-repository. The tests import `causal_conv1d` and find compat/causal_conv1d. Without a GPU the one change to their text is the device.
+The sdist, and einops where it is missing, come into a temporary directory (peer_packages.py). The tests import `causal_conv1d` and find
+compat/causal_conv1d. Without a GPU the one change to their text is the device.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections import Counter
-import importlib.util
 import os
 from pathlib import Path
 import random
-import subprocess
 import sys
-import tarfile
 import tempfile
 from typing import cast
 
 import pytest
 import torch
 
+from peer_packages import provide, sdist
+
 ROOT = Path(__file__).resolve().parent.parent
 SDIST = "causal-conv1d==1.7.0"
-TESTS = "causal_conv1d-1.7.0/tests/test_causal_conv1d.py"
+TESTS = "tests/test_causal_conv1d.py"
 TOO_LONG_FOR_A_CPU = "test_causal_conv1d_race_condition"  # 10,000 calls of 2 x 4128 x 2048
-
-
-def fetch(directory: Path) -> Path:
-    """The test file, below `directory`; pip is asked only for what is not there."""
-    tools = directory / "tools"
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
-    if not (directory / TESTS).exists():
-        # pip reads the sdist's name by running its setup.py, which imports torch and wheel and would look for a prebuilt kernel.
-        subprocess.run([*pip, "install", "--no-deps", "--target", str(tools), "einops", "wheel", "packaging"], check=True)
-        environment = os.environ | {"PYTHONPATH": str(tools), "CAUSAL_CONV1D_SKIP_CUDA_BUILD": "TRUE"}
-        plain = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation"]
-        subprocess.run([*pip, "download", *plain, "-d", str(directory), SDIST], check=True, env=environment)
-        with tarfile.open(next(directory.glob("causal_conv1d-*.tar.gz"))) as archive:
-            archive.extract(TESTS, directory, filter="data")
-    if importlib.util.find_spec("einops") is None:
-        sys.path.append(str(tools))
-    return directory / TESTS
 
 
 class Selection:
@@ -95,7 +77,9 @@ def main() -> int:
     options = parser.parse_args()
 
     with tempfile.TemporaryDirectory() as temporary:
-        source = fetch((options.directory or Path(temporary)).resolve())
+        directory = (options.directory or Path(temporary)).resolve()
+        source = sdist(directory, SDIST, skips_build="CAUSAL_CONV1D_SKIP_CUDA_BUILD") / TESTS
+        provide(directory, "einops")
         tests = Path(temporary) / source.name
         text = source.read_text()
         tests.write_text(text.replace('device = "cuda"', 'device = "cpu"') if on_cpu else text)

@@ -7,7 +7,6 @@ path is what its functions wrap. Only LFM3, whose width the original does not se
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 import contextlib
 import importlib
@@ -23,9 +22,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from common import environment
+from common import Calls, environment
 import hipconv
 
 transformers: Any = pytest.importorskip("transformers", reason="transformers is not installed (pip install -r requirements-dev.txt)")
@@ -143,18 +141,6 @@ def functions(family: str, hipconv_s: bool) -> Iterator[None]:
             elif family == "lfm3":
                 patch.setattr(module, name, getattr(importlib.import_module("causal_conv1d"), name))
         yield
-
-
-class Calls(TorchDispatchMode):
-    """Counts the operators that run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count[func._schema.name] += 1
-        return func(*args, **(kwargs or {}))
 
 
 def close(found: Tensor, expected: Tensor) -> bool:
