@@ -251,13 +251,45 @@ def test_sizes_of_zero(device: torch.device) -> None:
         assert torch.equal(final, reference_training.causal_conv1d(inputs.x, inputs.weight, initial_states=inputs.initial_states)[1])
 
 
-def test_infinite_weights_touch_only_the_tokens_that_see_them(device: torch.device) -> None:
-    """The tap before the row's first tokens is not there: not zero times infinity."""
-    for layout, kernel in itertools.product(LAYOUTS, ("naive", "openmp", "tile")):
-        inputs = Case(1, 8, 3, 4, layout=layout, use_silu=False).inputs(device)
-        inputs.weight[:, 0] = torch.inf
-        if kernel in kernels_of(device) and (found := served_by(inputs, kernel)) is not None:
-            assert found[0].isfinite().all(), kernel
+def put(inputs: Inputs, value: float) -> None:
+    """One of `value` in each channel, but for the last ones: at another place in each of them."""
+    places = [("weight", i) for i in range(inputs.weight.shape[1])] + [("bias", 0)]
+    places += [(name, t) for name in ("x", "dout") for t in (0, 1, 2, -3, -2, -1, 255, 263, 271)]  # the last: ends of walks
+    places += [(name, column) for name in ("initial_states", "dfinal_states") for column in (0, 2)]
+    for channel, (name, at) in enumerate(places):
+        tensor = getattr(inputs, name)
+        if name == "bias":
+            tensor[channel] = value
+        elif tensor is not None and -tensor.shape[-1] <= at < tensor.shape[-1]:
+            (tensor if name == "weight" else tensor[0])[channel, at] = value
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_infinities_and_nans_reach_what_they_reach_in_the_reference(device: torch.device, layout: str) -> None:
+    """Taps that see nothing are not there: not zero times infinity. Rows of whole vectors, and rows that begin and end within one."""
+    values = itertools.cycle((torch.inf, -torch.inf, torch.nan))
+    short, long = itertools.product((2, 5, 16, 21), (False, True), (False, True)), itertools.product((520, 523), (False, True), (False,))
+    for seqlen, use_silu, has_states in (*short, *long):
+        case = Case(1, 32, seqlen, 4, use_silu=use_silu, layout=layout, has_initial=has_states, has_final=has_states)
+        inputs = case.inputs(device)
+        put(inputs, next(values))
+        expected = inputs.expected()
+        for kernel in kernels_of(device):
+            if (found := served_by(inputs, kernel)) is None:
+                continue
+            for name, ours, wanted in zip(("dx", "dweight", "dbias", "dinitial_states"), found, expected, strict=True):
+                same = wanted is None or torch.allclose(ours.double(), wanted, rtol=1e-4, atol=1e-4, equal_nan=True)
+                assert same, f"{name} of {kernel}, {case}"
+
+
+def test_the_derivative_of_silu_at_its_ends(device: torch.device) -> None:
+    ends = torch.tensor([-torch.inf, -1e30, -1e6, -100.0, -20.0, 20.0, 100.0, 1e6, 1e30, torch.inf, torch.nan], device=device)
+    for layout, kernel in itertools.product(LAYOUTS, kernels_of(device)):
+        x = empty_as(layout, (1, 8, 16 * len(ends)), torch.float32, device).zero_()
+        x[..., ::16] = ends
+        inputs = Inputs(x, torch.tensor([[0.0, 1.0]], device=device).expand(8, 2), None, torch.ones_like(x))
+        if (found := served_by(inputs, kernel)) is not None:
+            assert torch.allclose(found[0].double(), inputs.expected()[0], rtol=1e-5, atol=1e-12, equal_nan=True), (kernel, layout)
 
 
 # ---- the forward with states and ids -----------------------------------------------------------------------------------------------

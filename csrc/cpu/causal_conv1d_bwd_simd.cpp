@@ -2,6 +2,7 @@
 // channel-last. Rows are cut into walks; each leaves its dweight and dbias in the workspace, and they are added up in order at
 // the end.
 #include <algorithm>
+#include <type_traits>
 
 #include "causal_conv1d_bwd_cpu.h"
 #include "causal_conv1d_cpu.h"
@@ -30,12 +31,6 @@ HIPCONV_SIMD float sum_of(Floats v) {
     float sum = 0.0f;
     for (int lane = 0; lane < kLanes; ++lane) sum += v[lane];
     return sum;
-}
-
-// The first `count` lanes, then zeros.
-HIPCONV_SIMD Floats first_lanes(Floats v, int64_t count) {
-    if (count >= kLanes) return v;
-    return simd::lane_numbers() < static_cast<uint32_t>(count < 0 ? 0 : count) ? v : Floats{};
 }
 
 float* partials_of(const CausalConv1dBwdParams& p, int64_t row, int64_t d) {
@@ -75,27 +70,48 @@ void walk_tokens(const CausalConv1dBwdParams& p, int64_t b, int64_t d, int64_t b
     for (int i = -kPast; i < 0; ++i) tokens[i] = begin + i < 0 ? 0.0f : to_float(x[i]);
     for (int t = 0; t < stop; t += kLanes) simd::store(tokens + t, simd::load_some(x + t, std::max<int64_t>(left - t, 0)));
 
+    // Where vectors are cut, by an end of the row or of the walk, the rest is left out, not multiplied by zero: 0 * inf is NaN.
+    const int before = static_cast<int>(std::min<int64_t>(begin, kMargin));
+    const auto size = static_cast<uint32_t>(before + std::min<int64_t>(left, kTokens + kMargin));
+    const auto in_row = [&](int t) { return simd::lane_numbers() + static_cast<uint32_t>(before + t) < size; };
     Floats dweight[kWidth], dbias{};
     for (int i = 0; i < kWidth; ++i) dweight[i] = Floats{};
-    for (int t = 0; t < stop; t += kLanes) {
-        __builtin_prefetch(x + count + t);  // the next walk, while this one computes
-        __builtin_prefetch(dout + count + t);
+    const auto add_gradients = [&](auto cut, int t) {
+        constexpr bool kCut = decltype(cut)::value;
         Floats window[kWidth];
         for (int i = 0; i < kWidth; ++i) window[i] = simd::load(tokens + t - kPast + i);
         Floats g = simd::load_some(dout + t, std::max<int64_t>(left - t, 0));
         if (p.in.use_silu) {
             Floats sum = bias;
-            for (int i = 0; i < kWidth; ++i) sum = sum + weight[i] * window[i];
+            for (int i = 0; i < kWidth; ++i) {
+                const Floats longer = sum + weight[i] * window[i];
+                sum = !kCut ? longer : in_row(t - kPast + i) ? longer : sum;
+            }
             g = g * simd::silu_derivative(sum);
         }
+        if (kCut) g = in_row(t) ? g : Floats{};
         simd::store(buffers.g + t, g);
-        g = first_lanes(g, count - t);  // those after the walk belong to the next one
-        dbias = dbias + g;
-        for (int i = 0; i < kWidth; ++i) dweight[i] = dweight[i] + g * window[i];
+        const auto own = simd::lane_numbers() < static_cast<uint32_t>(std::max(count - t, 0));  // the rest: the next walk's
+        dbias = !kCut ? dbias + g : own ? dbias + g : dbias;
+        for (int i = 0; i < kWidth; ++i) {
+            const Floats longer = dweight[i] + g * window[i];
+            dweight[i] = !kCut ? longer : own & in_row(t - kPast + i) ? longer : dweight[i];
+        }
+    };
+    for (int t = 0; t < stop; t += kLanes) {
+        __builtin_prefetch(x + count + t);  // the next walk, while this one computes
+        __builtin_prefetch(dout + count + t);
+        if (begin + t < kPast || t + kLanes > count)
+            add_gradients(std::true_type{}, t);
+        else
+            add_gradients(std::false_type{}, t);
     }
     for (int t = 0; t < count; t += kLanes) {
         Floats sum = weight[kPast] * simd::load(buffers.g + t);
-        for (int k = 1; k < kWidth; ++k) sum = sum + weight[kPast - k] * simd::load(buffers.g + t + k);
+        for (int k = 1; k < kWidth; ++k) {
+            const Floats longer = sum + weight[kPast - k] * simd::load(buffers.g + t + k);
+            sum = t + kLanes + kPast <= left ? longer : in_row(t + k) ? longer : sum;
+        }
         simd::store_some(dx + t, sum, count - t);
     }
     for (int i = 0; i < kWidth; ++i) partials[i * int64_t{p.in.dim}] = sum_of(dweight[i]);
@@ -136,10 +152,11 @@ struct ChannelBuffers {
 };
 
 // Tokens t to t + tokens - 1 of a walk that begins at `begin` and has `count` tokens, for kVectors vectors of channels from
-// channel c of the block on; kEdges: for `channels` of them, and at the ends of a walk.
+// channel c of the block on; kEdges: for `channels` of them, and at the ends of a walk. There, taps that reach before the row
+// (the first `absent` of token 0) or after it (to token `left`) are left out, not multiplied by zero: 0 * inf is NaN.
 template <typename T, int kWidth, int kVectors, bool kEdges>
 HIPCONV_SIMD void walk_run(const CausalConv1dBwdParams& p, const T* x, const T* dout, T* dx, ChannelBuffers<kWidth>& buffers,
-                           int c, int64_t left, int count, int t, int tokens, int64_t channels) {
+                           int c, int absent, int64_t left, int count, int t, int tokens, int64_t channels) {
     constexpr int kPast = kWidth - 1;
     Floats input[kVectors][kWidth], gradient[kVectors][kWidth], sums[kVectors][kWidth + 1];
     for (int v = 0; v < kVectors; ++v) {
@@ -164,17 +181,21 @@ HIPCONV_SIMD void walk_run(const CausalConv1dBwdParams& p, const T* x, const T* 
             const auto weight = [&](int i) { return simd::load(&buffers.parameters[i][c + v * kLanes]); };
             if (p.in.use_silu) {
                 Floats sum = weight(kWidth);
-                for (int i = 0; i < kWidth; ++i) sum = sum + weight(i) * input[v][i];
+                for (int i = 0; i < kWidth; ++i)
+                    if (!kEdges || t + i >= absent) sum = sum + weight(i) * input[v][i];
                 g = g * simd::silu_derivative(sum);
             }
+            if (kEdges && t >= left) g = Floats{};
             gradient[v][kPast] = g;
             if (!kEdges || t < count) {
-                for (int i = 0; i < kWidth; ++i) sums[v][i] = sums[v][i] + g * input[v][i];
+                for (int i = 0; i < kWidth; ++i)
+                    if (!kEdges || t + i >= absent) sums[v][i] = sums[v][i] + g * input[v][i];
                 sums[v][kWidth] = sums[v][kWidth] + g;
             }
             if (!kEdges || t >= kPast) {
                 Floats sum = weight(kPast) * gradient[v][0];
-                for (int k = 1; k < kWidth; ++k) sum = sum + weight(kPast - k) * gradient[v][k];
+                for (int k = 1; k < kWidth; ++k)
+                    if (!kEdges || t - kPast + k < left) sum = sum + weight(kPast - k) * gradient[v][k];
                 T* to = dx + (t - kPast) * p.dx.seqlen_stride + v * kLanes;
                 kEdges ? simd::store_some(to, sum, channels) : simd::store(to, sum);
             }
@@ -210,14 +231,15 @@ void walk_channels(const CausalConv1dBwdParams& p, int64_t b, int64_t d, int64_t
         for (int i = 0; i <= kWidth; ++i) simd::store(&buffers.sums[i][c], Floats{});
     }
     const int64_t left = p.in.seqlen - begin;
+    const int absent = begin < kPast ? kPast - static_cast<int>(begin) : 0;
     for (int t = 0; t < count + kPast; t += kRun) {
         const int tokens = std::min(kRun, count + kPast - t);
         int64_t c = 0;
         if (t >= kPast && t + tokens <= count)
             for (; c + kVectors * kLanes <= channels; c += kVectors * kLanes)
-                walk_run<T, kWidth, kVectors, false>(p, x + c, dout + c, dx + c, buffers, c, left, count, t, tokens, 0);
+                walk_run<T, kWidth, kVectors, false>(p, x + c, dout + c, dx + c, buffers, c, absent, left, count, t, tokens, 0);
         for (; c < channels; c += kLanes)
-            walk_run<T, kWidth, 1, true>(p, x + c, dout + c, dx + c, buffers, c, left, count, t, tokens, channels - c);
+            walk_run<T, kWidth, 1, true>(p, x + c, dout + c, dx + c, buffers, c, absent, left, count, t, tokens, channels - c);
     }
     for (int i = 0; i <= kWidth; ++i) std::copy_n(buffers.sums[i], channels, partials + i * int64_t{p.in.dim});
 }

@@ -160,11 +160,11 @@ HIPCONV_SIMD Floats silu(Floats v) {
     return v * (v > -kSigmoidEnd ? r : Floats{});  // beyond, the product is -0, or NaN of NaN and -inf
 }
 
-// Its derivative: with sigma the sigmoid and y the SiLU, y + sigma * (1 - y). NaN of NaN and of infinities, as torch has it.
+// Its derivative: with sigma the sigmoid, sigma * (1 + v * (1 - sigma)). NaN of NaN and of infinities, as torch has it.
 HIPCONV_SIMD Floats silu_derivative(Floats v) {
     const Floats r = sigmoid_within(v);
-    const Floats sigma = v > -kSigmoidEnd ? r : Floats{}, y = v * sigma;
-    return y + sigma * (1.0f - y);
+    const Floats sigma = v > -kSigmoidEnd ? r : Floats{};
+    return sigma * (1.0f + v * (1.0f - sigma));
 }
 
 }  // namespace simd

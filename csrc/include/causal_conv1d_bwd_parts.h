@@ -7,13 +7,13 @@
 
 namespace hipconv {
 
-// The derivative of SiLU: with sigma = sigmoid(v) and y = v * sigma, sigma + y * (1 - sigma) = y + sigma * (1 - y).
+// The derivative of SiLU: with sigma = sigmoid(v), sigma * (1 + v * (1 - sigma)). (Forms with v * sigma alone in a sum lose the 1
+// where v is large.)
 HIPCONV_INLINE Pair silu_derivative(Pair v) {
     const Pair scaled = multiply(v, twice(-1.44269504088896341f));
     const Pair denominator = add(twice(1.0f), make_pair(approx_exp2(low(scaled)), approx_exp2(high(scaled))));
     const Pair sigma = make_pair(approx_rcp(low(denominator)), approx_rcp(high(denominator)));
-    const Pair y = multiply(v, sigma);
-    return multiply_add(sigma, multiply_add(y, twice(-1.0f), twice(1.0f)), y);
+    return multiply(sigma, multiply_add(v, multiply_add(sigma, twice(-1.0f), twice(1.0f)), twice(1.0f)));
 }
 
 // Asks for what will be loaded from an address later. NVIDIA's second-level cache then has it, for which registers would have to

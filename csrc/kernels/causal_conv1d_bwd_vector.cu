@@ -72,25 +72,54 @@ HIPCONV_INLINE void unpack_elements(Vector words, float (&values)[kCount], int t
     }
 }
 
-// The gradients of the sums: of dout, in place, and behind them those of the next lane. `window` begins with `oldest`, what the
-// first token's first tap sees. `carried` are the first lane's of the step before, and become those of this step.
-template <int kWidth, int kOldest, int kWindow>
-HIPCONV_INLINE void bwd_vector_gradients(const float (&window)[kWindow], float (&gradients)[kBwdTokens + kWidth - 1],
-                                         const float (&weight)[kWidth], float bias, bool use_silu, float (&carried)[kWidth - 1]) {
-    if (use_silu) {
+// Which taps of a thread's tokens there are. Those that reach before the row or after it are left out, not multiplied by zeros:
+// 0 * inf is NaN. `sees`: whether tap i of token e, one of kBwdTokens, sees an input. `has`: whether token e is in the row.
+struct AllTaps {
+    HIPCONV_INLINE bool sees(int, int) const { return true; }
+    HIPCONV_INLINE bool has(int) const { return true; }
+};
+
+struct TapsOfRagged {
+    int32_t t, seqlen, past;  // t is the thread's first token
+    bool has_state;
+    HIPCONV_INLINE bool sees(int e, int i) const { return has_state || t + e + i >= past; }
+    HIPCONV_INLINE bool has(int e) const { return t + e >= 0 && t + e < seqlen; }
+};
+
+struct TapsOfWhole {  // the row is made of whole threads' tokens
+    int32_t t, seqlen, past;
+    HIPCONV_INLINE bool sees(int e, int i) const { return t > 0 || e + i >= past; }
+    HIPCONV_INLINE bool has(int e) const { return t + e / kBwdTokens * kBwdTokens < seqlen; }
+};
+
+// The halves of `both` where there is something new, else those of `old`.
+HIPCONV_INLINE Pair choose(bool has_low, bool has_high, Pair both, Pair old) {
+    return make_pair(has_low ? low(both) : low(old), has_high ? high(both) : high(old));
+}
+
+// The gradients of the sums: of dout, in place. `window` begins with `oldest`, what the first token's first tap sees.
+template <int kWidth, int kOldest, int kWindow, typename Taps>
+HIPCONV_INLINE void bwd_vector_gradients(const Taps& taps, const float (&window)[kWindow],
+                                         float (&gradients)[kBwdTokens + kWidth - 1], const float (&weight)[kWidth], float bias) {
 #pragma unroll
-        for (int j = 0; j < kBwdHalf; ++j) {
-            Pair sum = twice(bias);
+    for (int j = 0; j < kBwdHalf; ++j) {
+        Pair sum = twice(bias);
 #pragma unroll
-            for (int i = 0; i < kWidth; ++i) {
-                const int from = kOldest + j + i;
-                sum = multiply_add(twice(weight[i]), make_pair(window[from], window[from + kBwdHalf]), sum);
-            }
-            const Pair g = multiply(make_pair(gradients[j], gradients[j + kBwdHalf]), silu_derivative(sum));
-            gradients[j] = low(g);
-            gradients[j + kBwdHalf] = high(g);
+        for (int i = 0; i < kWidth; ++i) {
+            const int from = kOldest + j + i;
+            const Pair longer = multiply_add(twice(weight[i]), make_pair(window[from], window[from + kBwdHalf]), sum);
+            sum = choose(taps.sees(j, i), taps.sees(j + kBwdHalf, i), longer, sum);
         }
+        const Pair g = multiply(make_pair(gradients[j], gradients[j + kBwdHalf]), silu_derivative(sum));
+        const Pair known = choose(taps.has(j), taps.has(j + kBwdHalf), g, twice(0.0f));
+        gradients[j] = low(known);
+        gradients[j + kBwdHalf] = high(known);
     }
+}
+
+// Behind them those of the next lane. `carried` are the first lane's of the step before, and become those of this step.
+template <int kWidth>
+HIPCONV_INLINE void bwd_vector_share(float (&gradients)[kBwdTokens + kWidth - 1], float (&carried)[kWidth - 1]) {
     const int lanes = static_cast<int>(blockDim.x), lane = static_cast<int>(threadIdx.x);
 #pragma unroll
     for (int k = 0; k < kWidth - 1; ++k) {
@@ -99,9 +128,9 @@ HIPCONV_INLINE void bwd_vector_gradients(const float (&window)[kWindow], float (
     }
 }
 
-template <int kWidth, int kOldest, int kWindow>
-HIPCONV_INLINE void bwd_vector_add(const float (&window)[kWindow], const float (&gradients)[kBwdTokens + kWidth - 1],
-                                   Pair (&dweight)[kWidth], Pair& dbias) {
+template <int kWidth, int kOldest, int kWindow, typename Taps>
+HIPCONV_INLINE void bwd_vector_add(const Taps& taps, const float (&window)[kWindow],
+                                   const float (&gradients)[kBwdTokens + kWidth - 1], Pair (&dweight)[kWidth], Pair& dbias) {
 #pragma unroll
     for (int j = 0; j < kBwdHalf; ++j) {
         const Pair g = make_pair(gradients[j], gradients[j + kBwdHalf]);
@@ -109,22 +138,26 @@ HIPCONV_INLINE void bwd_vector_add(const float (&window)[kWindow], const float (
 #pragma unroll
         for (int i = 0; i < kWidth; ++i) {
             const int from = kOldest + j + i;
-            dweight[i] = multiply_add(g, make_pair(window[from], window[from + kBwdHalf]), dweight[i]);
+            const Pair longer = multiply_add(g, make_pair(window[from], window[from + kBwdHalf]), dweight[i]);
+            const auto counts = [&](int e) { return taps.has(e) && taps.sees(e, i); };
+            dweight[i] = choose(counts(j), counts(j + kBwdHalf), longer, dweight[i]);
         }
     }
 }
 
 // dx, two tokens at a time.
-template <int kWidth>
-HIPCONV_INLINE void bwd_vector_inputs(const float (&gradients)[kBwdTokens + kWidth - 1], const float (&weight)[kWidth],
-                                      Pair (&sums)[kBwdHalf]) {
+template <int kWidth, typename Taps>
+HIPCONV_INLINE void bwd_vector_inputs(const Taps& taps, const float (&gradients)[kBwdTokens + kWidth - 1],
+                                      const float (&weight)[kWidth], Pair (&sums)[kBwdHalf]) {
 #pragma unroll
     for (int j = 0; j < kBwdHalf; ++j) {
         sums[j] = multiply(twice(weight[kWidth - 1]), make_pair(gradients[j], gradients[j + kBwdHalf]));
 #pragma unroll
-        for (int k = 1; k < kWidth; ++k)
-            sums[j] = multiply_add(twice(weight[kWidth - 1 - k]), make_pair(gradients[j + k], gradients[j + kBwdHalf + k]),
-                sums[j]);
+        for (int k = 1; k < kWidth; ++k) {
+            const Pair more = make_pair(gradients[j + k], gradients[j + kBwdHalf + k]);
+            const Pair longer = multiply_add(twice(weight[kWidth - 1 - k]), more, sums[j]);
+            sums[j] = choose(taps.has(j + k), taps.has(j + kBwdHalf + k), longer, sums[j]);
+        }
     }
 }
 
@@ -242,7 +275,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_whole_blocks<T>(kWi
         float carried[kWidth - 1];
 #pragma unroll
         for (int k = 0; k < kWidth - 1; ++k) carried[k] = 0.0f;
-        const auto do_step = [&](int32_t step, bool writes) {
+        const auto do_step = [&](auto starts, int32_t step, bool writes) {
             float window[Past::kTokens + kBwdTokens], gradients[kBwdTokens + kWidth - 1];
 #pragma unroll
             for (int k = 0; k < Past::kParts; ++k)
@@ -265,19 +298,28 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_whole_blocks<T>(kWi
                 dout += walk_back + plan.dout_batch;
                 fetch_start();
             }
-            bwd_vector_gradients<kWidth, kOldest>(window, gradients, weight, bias, p.in.use_silu, carried);
+            // With all taps: where a weight is not finite, no gradient of a row this long is.
+            if (p.in.use_silu) bwd_vector_gradients<kWidth, kOldest>(AllTaps{}, window, gradients, weight, bias);
+            bwd_vector_share<kWidth>(gradients, carried);
             if (step < place.end_step) {
-                bwd_vector_add<kWidth, kOldest>(window, gradients, dweight, dbias);
                 Pair sums[kBwdHalf];
-                bwd_vector_inputs(gradients, weight, sums);
+                const auto use = [&](auto taps) {
+                    bwd_vector_add<kWidth, kOldest>(taps, window, gradients, dweight, dbias);
+                    bwd_vector_inputs(taps, gradients, weight, sums);
+                };
+                if (decltype(starts)::value || step == 0)  // perhaps at an end of the row
+                    use(TapsOfWhole{step * stretch + lane * kBwdTokens, p.in.seqlen, kWidth - 1});
+                else
+                    use(AllTaps{});
 #pragma unroll
                 for (int v = 0; v < kVectors; ++v)
                     if (writes) *reinterpret_cast<Vector*>(dx + v * 16) = bwd_vector_result<T, kEach>(sums, v);
             }
             dx -= back;
         };
-        do_step(place.start, starts_in_row && place.has_channel);
-        for (int32_t step = place.start - 1; step >= place.first_step; --step) do_step(step, place.has_channel);
+        do_step(std::true_type{}, place.start, starts_in_row && place.has_channel);
+        for (int32_t step = place.start - 1; step >= place.first_step; --step)
+            do_step(std::false_type{}, step, place.has_channel);
         dx += walk_back + back + plan.dx_batch;
     }
     float* partials = static_cast<float*>(p.partials) + static_cast<int64_t>(blockIdx.x) * (kWidth + 1) * p.in.dim + place.d;
@@ -357,11 +399,21 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, 4)
 #pragma unroll
                 for (int e = 0; e < kPast; ++e) window[kOldest + e] = to_float(at<const T>(states.in.initial_states, b, d, e));
             }
-            bwd_vector_gradients<kWidth, kOldest>(window, gradients, weight, bias, states.in.use_silu, carried);
+            const auto with_taps = [&](auto f) {
+                if (t >= kPast && t + kBwdTokens + kPast <= seqlen)
+                    f(AllTaps{});
+                else
+                    f(TapsOfRagged{t, seqlen, kPast, states.in.initial_states.data != nullptr});
+            };
+            if (states.in.use_silu)
+                with_taps([&](auto taps) { bwd_vector_gradients<kWidth, kOldest>(taps, window, gradients, weight, bias); });
+            bwd_vector_share<kWidth>(gradients, carried);
             if (step == place.end_step) continue;
-            bwd_vector_add<kWidth, kOldest>(window, gradients, dweight, dbias);
             Pair sums[kBwdHalf];
-            bwd_vector_inputs(gradients, weight, sums);
+            with_taps([&](auto taps) {
+                bwd_vector_add<kWidth, kOldest>(taps, window, gradients, dweight, dbias);
+                bwd_vector_inputs(taps, gradients, weight, sums);
+            });
 
             const auto of_final = [&](int32_t token) {  // what the final state's gradient adds to that of an input
                 const int32_t column = token - seqlen + kPast;
@@ -376,7 +428,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, 4)
                 for (int column = 0; column < kPast; ++column) {
                     float sum = states.dfinal_states.data ? of_final(column - kPast) : 0.0f;
 #pragma unroll
-                    for (int to = 0; to <= column; ++to) sum += weight[column - to] * gradients[to];
+                    for (int to = 0; to <= column; ++to)
+                        if (to < seqlen) sum += weight[column - to] * gradients[to];
                     at<T>(states.dinitial_states, b, d, column) = from_float<T>(sum);
                 }
             }

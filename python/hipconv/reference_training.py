@@ -49,8 +49,9 @@ def causal_conv1d(
         counts = row_ids[:, i : i + seqlen] == ids
         if initial_states is None:
             counts = counts & (torch.arange(seqlen, device=x.device) + i >= past)
-        tap = weight[:, i].double()[None, :, None] * wide[..., i : i + seqlen]
-        sums = sums + torch.where(counts[:, None, :], tap, 0.0)  # not a product: 0 * inf is NaN
+        # Not a product with zero: 0 * inf is NaN. Chosen before the tap as well as behind it, for the sake of the gradients.
+        seen = torch.where(counts[:, None, :], wide[..., i : i + seqlen], 1.0)
+        sums = sums + torch.where(counts[:, None, :], weight[:, i].double()[None, :, None] * seen, 0.0)
     out = F.silu(sums) if use_silu else sums
     out = torch.where((ids >= 0)[:, None, :], out, 0.0)
 
