@@ -36,6 +36,7 @@ from common import (
     list_of,
     microseconds,
     mismatch,
+    mismatch_beside_infinities,
     use_backend,
 )
 import hipconv
@@ -410,6 +411,26 @@ def test_infinite_weights_reach_no_further_than_the_sequence(device, layout: str
     finite = expected.isfinite()
     assert finite[:, 1, : width - 1].all() and finite[:, 2, : width - 2].all()
     assert mismatch(out[finite], expected[finite]) is None
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_infinities_and_nans_reach_what_they_reach_in_the_reference(device: torch.device, layout: str) -> None:
+    """With every kernel, in rows of whole vectors and others; a channel for each place."""
+    values = itertools.cycle((torch.inf, -torch.inf, torch.nan))
+    for seqlen, use_silu in itertools.product((2, 5, 8, 24, 61, 520), (False, True)):
+        x, weight, bias, out = Case(2, 16, seqlen, 4, torch.float32, torch.float32, layout=layout).inputs(device)
+        value = next(values)
+        for channel, token in enumerate((0, 1, -2, -1)):
+            weight[channel, channel], x[0, 4 + channel, token] = value, value
+        assert bias is not None
+        bias[8] = value
+        expected = reference.causal_conv1d(x, weight, bias, use_silu)
+        for kernel in jit.module("causal_conv1d", targets.of(device)).causal_conv1d_fwd_kernels():
+            try:
+                hipconv.causal_conv1d_fwd(out.fill_(42.0), x, weight, bias, use_silu, kernel=kernel)
+            except ValueError:
+                continue  # it does not serve these
+            assert (wrong := mismatch_beside_infinities(out, expected)) is None, f"{kernel}, seqlen {seqlen}, {value}: {wrong}"
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)

@@ -32,6 +32,7 @@ from common import (
     list_of,
     microseconds,
     mismatch,
+    mismatch_beside_infinities,
     use_backend,
 )
 from hipconv import jit, reference, targets
@@ -113,6 +114,28 @@ def check(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None = None, 
     for name, value in before.items():
         assert same_bits(inputs[name], value), f"{name} was written"
     return expected
+
+
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_infinities_and_nans_reach_what_they_reach_in_the_reference(device: torch.device, tokens: int) -> None:
+    """With every kernel and state layout; a channel for each place."""
+    for layout, value, dtype in zip(LAYOUTS, (torch.inf, -torch.inf, torch.nan), DTYPES.values(), strict=True):
+        torch.manual_seed(0)
+        x, pool = torch.randn(3, 32, tokens, device=device).to(dtype), make_state(layout, 3, 32, 3, dtype, device)
+        weight, bias = make_weights(32, 4, torch.float32, device)
+        for channel in range(4):
+            weight[channel, channel] = x[0, 4 + channel, channel % tokens] = value
+            pool[1, 8 + channel, channel % 3] = value
+        bias[12] = value
+        expected = expected_update(x.cpu(), pool.cpu(), weight.cpu(), bias.cpu(), True)
+        for kernel in kernels(device):
+            state = make_state(layout, 3, 32, 3, dtype, device).copy_(pool)
+            try:
+                out = causal_conv1d_update(x, state, weight, bias, True, kernel=kernel)
+            except ValueError:
+                continue  # it does not serve these
+            assert (wrong := mismatch_beside_infinities(out.cpu(), expected.out)) is None, f"{kernel}, {layout}: {wrong}"
+            assert same_bits(state.cpu(), expected.conv_state), kernel
 
 
 # ---- random calls --------------------------------------------------------------------------------------------------------------

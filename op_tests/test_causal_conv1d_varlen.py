@@ -33,6 +33,7 @@ from common import (
     list_of,
     microseconds,
     mismatch,
+    mismatch_beside_infinities,
     use_backend,
 )
 from hipconv import jit, reference, serving, targets
@@ -436,18 +437,25 @@ def test_state_of_a_shared_slot_survives_its_own_sequence(device: torch.device) 
             check(arguments | {"block_m": block_m})
 
 
-def test_padding_is_absence_not_zero(device: torch.device) -> None:
-    """An infinite or NaN weight does not meet zeros where a sequence has no state; where it has one, it meets that."""
-    arguments = Case([1, 2, 3, 5, 9, 40], 16, 4, torch.bfloat16).inputs(device)
-    arguments["weight"][3, 0], arguments["weight"][5, 1] = torch.inf, torch.nan
-    for flag in (False, True):
+def test_infinities_and_nans_reach_what_they_reach_in_the_reference(device: torch.device) -> None:
+    """With every kernel, a channel a place. They meet no zeros where a sequence has no state; where it has one, they meet that."""
+    for value, flag in itertools.product((torch.inf, -torch.inf, torch.nan), (False, True)):
+        arguments = Case([1, 2, 3, 5, 9, 40], 32, 4, torch.bfloat16).inputs(device)
         arguments["has_initial_state"][:] = flag
         arguments["conv_states"][:] = 0.5
-        out = serving.causal_conv1d_fn(**(arguments | {"conv_states": arguments["conv_states"].clone()}))
-        wanted, _, _ = expected(arguments)
-        assert torch.equal(out.isfinite(), wanted.isfinite())
-        assert mismatch(out[wanted.isfinite()], wanted[wanted.isfinite()]) is None
-        assert wanted[3, :1].isfinite().all() != flag
+        for channel in range(4):
+            arguments["weight"][channel, channel] = value
+            for first, at in ((4, channel), (8, 8 + channel), (12, 20), (16, 56 + channel)):
+                arguments["x"][first + channel, at] = value
+        arguments["bias"][20] = value
+        for column in range(3):
+            arguments["conv_states"][:, 21 + column, column] = value
+        wanted, wanted_pool, _ = expected(arguments)
+        for kernel in kernel_names(device):
+            out, pool = run_on_copy(arguments | {"kernel": kernel})
+            assert (wrong := mismatch_beside_infinities(out, wanted)) is None, f"{kernel}: {wrong}"
+            assert same_bits(pool, wanted_pool), kernel
+        assert wanted[0, :1].isfinite().all() != flag
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
