@@ -1,0 +1,56 @@
+// conv2d: what the bindings hand to the kernels. Knows neither torch nor HIP.
+//
+//   out[n, k, p, q] = act(bias[k] + sum_{c, r, s} weight[k, c, r, s] * x[n, g C/G + c, p stride_h - pad_top + r dilation_h,
+//                                                                       q stride_w - pad_left + s dilation_w] + residual[n, k, p, q])
+//
+// where g is the group of filter k, and x outside the image is what the padding mode says.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "dtype.h"
+
+namespace hipconv {
+
+enum class PaddingMode : int32_t { zeros, reflect, replicate, circular };
+enum class Conv2dActivation : int32_t { none, relu, relu6, gelu, gelu_tanh, silu, sigmoid, tanh, leaky_relu, hardswish };
+
+// A (batch, channels, height, width) tensor, or a filter's (out_channels, in_channels / groups, height, width). Strides count
+// elements, and may be zero or negative for an input.
+struct Image {
+    void* data;
+    int64_t batch_stride, channel_stride, row_stride, column_stride;
+};
+
+struct Conv2dParams {
+    int32_t batch, in_channels, in_height, in_width;
+    int32_t out_channels, out_height, out_width;
+    int32_t kernel_height, kernel_width;
+    int32_t stride_h, stride_w, pad_top, pad_left, dilation_h, dilation_w, groups;
+    PaddingMode padding_mode;
+    Conv2dActivation activation;
+
+    DType dtype;  // of x and weight
+    Image x, weight;
+
+    DType out_dtype;
+    Image out;
+
+    const void* bias;  // (out_channels,), or null for none
+    int64_t bias_stride;
+    DType bias_dtype;
+
+    Image residual;  // of out's shape; data null for none
+    DType residual_dtype;
+};
+
+// What runs a call: an algorithm of the registry, and of a tiled one its tile.
+struct Conv2dPlan {
+    std::string algorithm;         // "naive", "implicit_gemm"
+    int32_t tile_m = 0, tile_n = 0;  // output pixels and filters of a block
+    int32_t split_k = 1;           // blocks that share an output tile, each with its part of the sum
+};
+
+}  // namespace hipconv
