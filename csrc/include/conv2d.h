@@ -48,9 +48,26 @@ struct Conv2dParams {
 
 // What runs a call: an algorithm of the registry, and of a tiled one its tile.
 struct Conv2dPlan {
-    std::string algorithm;         // "naive", "implicit_gemm"
-    int32_t tile_m = 0, tile_n = 0;  // output pixels and filters of a block
-    int32_t split_k = 1;           // blocks that share an output tile, each with its part of the sum
+    std::string algorithm;           // "implicit_gemm", "naive"
+    int32_t tile_m = 0, tile_n = 0;  // output pixels and filters of a block; zero where an algorithm has no tiles
+    int32_t split_k = 1;             // blocks that share an output tile, each with its part of the sum
 };
+
+struct Conv2dTile {
+    int32_t tile_m, tile_n;
+};
+
+// Of the GPU's kernels and simt's; host memory is torch's own convolution's. No size of `out` is zero. Only the launch touches
+// memory; the others depend on sizes, strides, types and the alignment of addresses. The stride of an axis of one element is that
+// of a dense tensor in the layout of the others.
+std::vector<std::string> conv2d_algorithms();  // the fastest first
+// The tiles that `plan.algorithm` may have on an architecture ("gfx942", "sm_90", "wave64") for x of a dtype; none if it has no tiles.
+std::vector<Conv2dTile> conv2d_tiles(const std::string& algorithm, const std::string& arch, DType dtype);
+// Whether the plan serves the call: then null, else what its algorithm does serve. A plan without a tile asks about the algorithm
+// alone: whether there is a tile.
+const char* conv2d_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
+int64_t conv2d_workspace(const Conv2dParams& params, const Conv2dPlan& plan);  // bytes, uninitialised, aligned to 256
+// Every tensor lies on the current device, and the plan, with its tile, serves the call. `workspace` is null where it needs none.
+void conv2d(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
 
 }  // namespace hipconv
