@@ -67,6 +67,9 @@ def build(names: list[str], archs: list[str]) -> None:
     wanted = [targets.parse(arch) for arch in archs] if archs else targets.of_machine()
     for name in names:
         for target in wanted:
+            if not registry.serves(registry.module(name), target.backend):
+                print(f"{name} for {target}: nothing to build, torch's own kernels serve it", flush=True)
+                continue
             started = time.monotonic()
             artefact = jit.build(name, target)
             print(f"{name} for {target}: {artefact.directory} ({time.monotonic() - started:.1f} s)", flush=True)

@@ -26,7 +26,7 @@ from types import ModuleType
 import torch
 
 from . import cache, registry, targets
-from .errors import BuildDisabled, BuildError, CaptureError
+from .errors import BadRegistry, BuildDisabled, BuildError, CaptureError
 from .targets import Target
 
 _loaded: dict[tuple[str, Target], ModuleType] = {}
@@ -85,7 +85,8 @@ def warmup(modules: Sequence[str] | None = None) -> None:
     _failed.clear()
     for name in registry.modules() if modules is None else modules:
         for target in machine[:-1] or machine:
-            module(name, target)
+            if registry.serves(registry.module(name), target.backend):
+                module(name, target)
 
 
 def build(name: str, target: Target) -> cache.Artefact:
@@ -120,6 +121,8 @@ def _import(artefact: cache.Artefact) -> ModuleType:
 def artefact_name(name: str, target: Target) -> str:
     """Module, target, and a hash of all that goes into the library but the compiler."""
     entry = registry.module(name)
+    if not registry.serves(entry, target.backend):
+        raise BadRegistry(f"module '{name}' has no kernels for {target}: expected a target of another backend")
     root = registry.source_root()
     files = [*registry.sources(entry, target.backend), *registry.headers(target.backend)]
     ingredients = {

@@ -1,7 +1,7 @@
 """jit_config.json, the registry of modules: data only, checked here, never evaluated.
 
 Each module names globs below csrc/ and compiler flags: `kernels` (HIP, for rocm, cuda and simt), `cpu` (C++, for the cpu backend),
-`pybind` (the binding, for all) and `flags`.
+`pybind` (the binding, for all) and `flags`. Without `cpu` files the module is for GPUs (and simt) alone.
 """
 
 from __future__ import annotations
@@ -73,8 +73,15 @@ def parse(text: str, where: str) -> dict[str, Module]:
     return found
 
 
+def serves(module: Module, backend: str) -> bool:
+    """Whether `module` has kernels for `backend`."""
+    return bool(module.cpu if backend == "cpu" else module.kernels)
+
+
 def sources(module: Module, backend: str) -> list[Path]:
-    """The files that `backend` compiles for `module`, relative to the source root, in a fixed order."""
+    """The files that `backend` compiles for `module`, relative to the source root, in a fixed order; none if it has no kernels for it."""
+    if not serves(module, backend):
+        return []
     root = source_root()
     found: list[Path] = []
     for pattern in (*(module.cpu if backend == "cpu" else module.kernels), *module.pybind):
