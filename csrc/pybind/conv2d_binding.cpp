@@ -22,9 +22,10 @@ using OptionalTensor = std::optional<at::Tensor>;
 const at::Tensor* address_of(const OptionalTensor& tensor) { return tensor.has_value() ? &*tensor : nullptr; }
 
 // All of a call but its tensors. Made once for calls that are alike: they then take no time to convert.
+using Ints = std::vector<int32_t>;
+
 struct Call {
-    std::array<int32_t, 2> stride, dilation, out_size;
-    std::array<int32_t, 4> padding;  // top, bottom, left, right
+    Ints stride, padding, dilation, out_size;  // padding: top, bottom, left, right
     int32_t groups;
     PaddingMode padding_mode;
     Conv2dActivation activation;
@@ -43,20 +44,26 @@ Enum named(const char* argument, const std::string& name, const char* const (&na
     throw py::value_error(concat(argument, ": got '", name, "', expected one of ", list));
 }
 
-Call make_call(std::array<int32_t, 2> stride, std::array<int32_t, 4> padding, std::array<int32_t, 2> dilation, int32_t groups,
-               const std::string& padding_mode, const std::string& activation, std::array<int32_t, 2> out_size,
-               at::ScalarType out_dtype, bool channels_last, std::tuple<std::string, int32_t, int32_t, int32_t> plan) {
+// `tile`: output pixels and filters of a block, and the parts that its sum is split into.
+Call make_call(const Ints& stride, const Ints& padding, const Ints& dilation, int32_t groups, const std::string& padding_mode,
+               const std::string& activation, const Ints& out_size, at::ScalarType out_dtype, bool channels_last,
+               const std::string& algorithm, const Ints& tile) {
     static constexpr const char* kModes[] = {"zeros", "reflect", "replicate", "circular"};
     static constexpr const char* kActivations[] = {"none", "relu",    "relu6", "gelu",       "gelu_tanh",
                                                    "silu", "sigmoid", "tanh",  "leaky_relu", "hardswish"};
-    const auto& [algorithm, tile_m, tile_n, split_k] = plan;
+    if (stride.size() != 2 || padding.size() != 4 || dilation.size() != 2 || out_size.size() != 2 || tile.size() != 3)
+        throw py::value_error("stride, padding, dilation, out_size, tile: expected 2, 4, 2, 2 and 3 integers");
     check_kernel_name(algorithm, conv2d_algorithms(), "algorithm");
-    return {stride,    dilation,
-            out_size,  padding,
-            groups,    named<PaddingMode>("padding_mode", padding_mode, kModes),
+    return {stride,
+            padding,
+            dilation,
+            out_size,
+            groups,
+            named<PaddingMode>("padding_mode", padding_mode, kModes),
             named<Conv2dActivation>("activation", activation, kActivations),
-            out_dtype, channels_last,
-            {algorithm, tile_m, tile_n, split_k}};
+            out_dtype,
+            channels_last,
+            {algorithm, tile[0], tile[1], tile[2]}};
 }
 
 // ---- tensors to params ----------------------------------------------------------------------------------------------------
@@ -226,19 +233,17 @@ int64_t workspace_bytes(const at::Tensor& out, const at::Tensor& x, const at::Te
     return conv2d_workspace(checked_params(out, x, weight, address_of(bias), address_of(residual), call), call.plan);
 }
 
-std::vector<std::pair<int32_t, int32_t>> tiles(const std::string& algorithm, const std::string& arch, at::ScalarType dtype) {
+std::vector<Ints> tiles(const std::string& algorithm, const std::string& arch, at::ScalarType dtype) {
     const DType type = dtype == at::kFloat ? DType::f32 : dtype == at::kHalf ? DType::f16 : DType::bf16;
-    std::vector<std::pair<int32_t, int32_t>> found;
-    for (const Conv2dTile& tile : conv2d_tiles(algorithm, arch, type)) found.emplace_back(tile.tile_m, tile.tile_n);
+    std::vector<Ints> found;
+    for (const Conv2dTile& tile : conv2d_tiles(algorithm, arch, type)) found.push_back({tile.tile_m, tile.tile_n});
     return found;
 }
 
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
-    py::class_<Call>(m, "Call").def(py::init(&make_call), py::kw_only(), py::arg("stride"), py::arg("padding"), py::arg("dilation"),
-                                    py::arg("groups"), py::arg("padding_mode"), py::arg("activation"), py::arg("out_size"),
-                                    py::arg("out_dtype"), py::arg("channels_last"), py::arg("plan"));
+    py::class_<Call>(m, "Call").def(py::init(&make_call));
     m.def("conv2d", &run_new);
     m.def("conv2d_directly", &run_new_directly);
     m.def("conv2d_out", &run);
