@@ -5,6 +5,7 @@ __version__ = "0.1.0"
 from . import errors, nn, reference, reference_training, serving
 from .conv1d import causal_conv1d, causal_conv1d_fwd
 from .conv1d_plan import causal_conv1d_plan
+from .conv2d import conv2d
 from .drop_in import causal_conv1d_fn, causal_conv1d_update, install_as_causal_conv1d
 from .jit import warmup
 
@@ -14,6 +15,7 @@ __all__ = [
     "causal_conv1d_fwd",
     "causal_conv1d_plan",
     "causal_conv1d_update",
+    "conv2d",
     "errors",
     "install_as_causal_conv1d",
     "nn",

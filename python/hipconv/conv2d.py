@@ -1,0 +1,87 @@
+"""Two-dimensional convolution."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import conv2d_geometry, conv2d_ops, conv2d_router
+from ._arguments import require_optional_tensors, require_tensors
+from .conv2d_geometry import Ints, Padding
+
+
+def conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Ints = 1,
+    padding: Padding = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+    *,
+    activation: str = "none",
+    residual: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    padding_mode: str = "zeros",
+    algorithm: str = "auto",
+    out: Tensor | None = None,
+    workspace_limit: int = conv2d_router.WORKSPACE_LIMIT,
+) -> Tensor:
+    """2-D convolution, with bias, residual and activation in the same kernel: ``torch.nn.functional.conv2d`` and what follows it.
+
+    ``out[n, k, p, q] = act(bias[k] + sum_{c, r, s} weight[k, c, r, s] * x[n, g C/G + c, p stride - top + r dilation,
+    q stride - left + s dilation] + residual[n, k, p, q])``, g being filter k's group, summed in float32 and rounded once, to nearest
+    even. Semantics and argument order are those of torch; `hipconv.reference.conv2d` states them in float64.
+
+    Args:
+        x: (batch, in_channels, height, width), or (in_channels, height, width), float32, float16 or bfloat16, any strides. In NCHW or
+            channels_last (NHWC) memory, which its strides tell; where they do not (one channel, or one pixel) weight's do, then NCHW.
+        weight: (out_channels, in_channels / groups, kernel height, kernel width), the dtype of `x`, any strides.
+        bias: (out_channels,), any of the three dtypes; None for none.
+        stride, dilation: an int, or a pair (height, width).
+        padding: an int, a pair (height, width), (top, bottom, left, right), "valid" for none, or "same" for a result of the size of x:
+            stride 1, and where the padding is odd, the extra row or column at the bottom or right, as torch has it.
+        activation: "none", "relu", "relu6", "gelu" (by erf), "gelu_tanh", "silu", "sigmoid", "tanh", "leaky_relu" (slope 0.01) or
+            "hardswish".
+        residual: added before the activation; of the shape of the result, any of the three dtypes, any strides. None for none.
+        out_dtype: the dtype of the result; that of `x` by default.
+        padding_mode: "zeros", "reflect" (padding less than the size of x), "replicate" or "circular" (at most the size of x).
+        algorithm: the name of what computes it, or "auto" for the one that the environment variable HIPCONV_CONV2D_ALGORITHM names or,
+            failing that, the library's choice (`conv2d_plan` shows it). On a GPU those of `hipconv.conv2d_router.METHODS`; on the CPU
+            "torch", torch's own convolution.
+        out: written and returned, instead of a new tensor: of the result's shape, any of the three dtypes, any strides that give each
+            element memory of its own; on a GPU, none of it shared with an input. Records no gradient.
+        workspace_limit: bytes of temporary memory that the call may take from torch's allocator, on a GPU.
+
+    Returns:
+        (batch, out_channels, out height, out width), without batch if x has none, dense, in the layout of `x`. A gradient is recorded
+        where an input requires one: torch's own convolution backward, which may be differentiated again.
+
+    Raises:
+        TypeError: an argument of the wrong kind or dtype.
+        ValueError: shapes that do not fit, padding too large for the mode, an empty image as the result, a device or a name that is not
+            served, an algorithm that does not serve the call (the message says which do), `out` that overlaps. Nothing is written then.
+        hipconv.errors.JitError: the kernels had to be built and could not be.
+        RuntimeError: the kernel could not be launched.
+
+    Runs on the current stream of `x`'s device and does not wait for it. CPU tensors are computed before the call returns.
+    """
+    if not (isinstance(x, Tensor) and isinstance(weight, Tensor)):
+        require_tensors(x=x, weight=weight)
+    if bias is not None or residual is not None or out is not None:
+        require_optional_tensors(bias=bias, residual=residual, out=out)
+    kernel = conv2d_geometry.kernel_size(weight.shape)
+    if torch.compiler.is_compiling():
+        o = conv2d_geometry.options(kernel, stride, padding, dilation, groups, padding_mode, activation)
+    else:
+        hashable = [tuple(value) if isinstance(value, list) else value for value in (stride, padding, dilation)]
+        o = conv2d_geometry.cached_options(kernel, *hashable, groups, padding_mode, activation)
+    if not isinstance(algorithm, str):
+        raise TypeError(f"algorithm: got {algorithm!r}, expected a string")
+    if not isinstance(workspace_limit, int) or workspace_limit < 0:
+        raise ValueError(f"workspace_limit: got {workspace_limit!r}, expected a number of bytes")
+    if x.dim() == 3:
+        batched = [None if tensor is None else tensor.unsqueeze(0) for tensor in (residual, out)]
+        result = conv2d_ops.run(x.unsqueeze(0), weight, bias, batched[0], batched[1], o, out_dtype, algorithm, workspace_limit)
+        return result.squeeze(0) if out is None else out
+    return conv2d_ops.run(x, weight, bias, residual, out, o, out_dtype, algorithm, workspace_limit)

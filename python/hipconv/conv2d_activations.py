@@ -1,0 +1,50 @@
+"""The activations of conv2d, by name, and their gradients: what CPU tensors, the reference and the backward compute them with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+import torch.nn.functional as F
+
+LEAKY_SLOPE = 0.01
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda v: v,
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda v: F.gelu(v, approximate="tanh"),
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "leaky_relu": lambda v: F.leaky_relu(v, LEAKY_SLOPE),
+    "hardswish": F.hardswish,
+}
+
+ROUNDED_FIRST = ("none", "relu", "relu6")
+"""Activations that give the same whether what they are applied to was rounded before or the result is rounded after."""
+
+_FROM_OUTPUT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "relu": lambda dy, y: torch.ops.aten.threshold_backward(dy, y, 0),
+    "relu6": lambda dy, y: torch.ops.aten.hardtanh_backward(dy, y, 0, 6),
+    "sigmoid": torch.ops.aten.sigmoid_backward,
+    "tanh": torch.ops.aten.tanh_backward,
+    "leaky_relu": lambda dy, y: torch.ops.aten.leaky_relu_backward(dy, y, LEAKY_SLOPE, True),
+}
+_FROM_INPUT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "gelu": lambda dy, v: torch.ops.aten.gelu_backward(dy, v),
+    "gelu_tanh": lambda dy, v: torch.ops.aten.gelu_backward(dy, v, approximate="tanh"),
+    "silu": torch.ops.aten.silu_backward,
+    "hardswish": torch.ops.aten.hardswish_backward,
+}
+
+
+def gradient(name: str, dy: Tensor, output: Tensor, preactivation: Callable[[], Tensor]) -> Tensor:
+    """The gradient before activation `name` from that behind it; `preactivation` is asked only if the output does not tell."""
+    if name == "none":
+        return dy
+    if name in _FROM_OUTPUT:
+        return _FROM_OUTPUT[name](dy, output)
+    return _FROM_INPUT[name](dy, preactivation())

@@ -1,0 +1,141 @@
+"""From a conv2d's tensors to the launch that the kernels' module makes of them: what is worked out once for calls that are alike."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import conv2d_geometry, conv2d_router, jit, targets
+from .conv2d_geometry import Kind, Options, kind_of
+from .conv2d_router import Card, Choice, Problem, Tiles
+from .targets import Target
+
+
+class Request(NamedTuple):
+    """What a call asks for beside what it computes."""
+
+    out_dtype: torch.dtype | None
+    algorithm: str
+    variable: str | None  # HIPCONV_CONV2D_ALGORITHM
+    workspace_limit: int
+
+
+class Prepared(NamedTuple):
+    call: Any  # the module's Call
+    choice: Choice
+    chosen_by: str
+    serving: tuple[str, ...]
+    problem: Problem
+    workspace: int
+
+
+@functools.lru_cache(4096)
+def prepare(
+    target: Target, card: Card, x: Kind, weight: Kind, bias: Kind | None, residual: Kind | None, out: Kind | None, o: Options, r: Request
+) -> Prepared:
+    """How tensors of these kinds are convolved by the kernels of `target`, as the kernels would be on `card`.
+
+    Raises TypeError or ValueError for what does not fit, an algorithm that is unknown, or one that cannot serve the call.
+    """
+    shape = conv2d_geometry.check(x, weight, bias, residual, out, r.out_dtype, o)
+    module = jit.module("conv2d", target)
+    on_meta = [None if kind is None else kind.on_meta() for kind in (x, weight, bias, residual)]
+    assert on_meta[0] is not None and on_meta[1] is not None
+    result = conv2d_geometry.new_result(on_meta[0], on_meta[1], shape, r.out_dtype) if out is None else out.on_meta()
+    channels_last = conv2d_geometry.is_channels_last(on_meta[0], on_meta[1])
+    problem = problem_of(x, weight, shape, o, channels_last)
+
+    def call(algorithm: str, tile: tuple[int, int] = (0, 0), split_k: int = 1) -> Any:
+        geometry = (o.stride, o.padding, o.dilation, o.groups, o.padding_mode, o.activation, shape[2:])
+        return module.Call(*geometry, result.dtype, channels_last, algorithm, (*tile, split_k))
+
+    names = module.conv2d_algorithms()
+    wanted, chosen_by = conv2d_router.requested(r.algorithm, r.variable, names)
+    if 0 in shape:
+        return Prepared(call(names[-1]), Choice("none", (0, 0), 1, "nothing to compute"), "the empty result", (), problem, 0)
+    serving: dict[str, Tiles] = {}
+    refusals: dict[str, str] = {}
+    for name in names:
+        tiles = tuple((m, n) for m, n in module.conv2d_tiles(name, card.arch, x.dtype))
+        served = module.conv2d_refusal(result, *on_meta, call(name))
+        if served is not None:
+            refusals[name] = f"serves {served}"
+        elif (needs := module.conv2d_workspace(result, *on_meta, call(name, tiles[0] if tiles else (0, 0)))) > r.workspace_limit:
+            refusals[name] = f"needs a workspace of {needs} bytes, workspace_limit being {r.workspace_limit}"
+        else:
+            serving[name] = tiles
+    if wanted in refusals:
+        others = ", ".join(f"'{name}'" for name in serving)
+        raise ValueError(f"{chosen_by}: got '{wanted}', which {refusals[wanted]}; this call can have {others}")
+    allowed = {wanted: serving[wanted]} if wanted != "auto" else serving
+    limit = r.workspace_limit
+    while True:
+        choice = conv2d_router.choose(problem, card, tuple(allowed.items()), limit)
+        chosen = call(choice.algorithm, choice.tile, choice.split_k)
+        workspace = module.conv2d_workspace(result, *on_meta, chosen)
+        if workspace <= r.workspace_limit or limit == 0:
+            return Prepared(chosen, choice, chosen_by, tuple(serving), problem, workspace)
+        limit = max(0, limit - (workspace - r.workspace_limit))  # the kernel takes more than the partial sums
+
+
+def problem_of(x: Kind, weight: Kind, shape: tuple[int, int, int, int], o: Options, channels_last: bool) -> Problem:
+    batch, channels, *image = x.shape
+    return Problem(
+        batch=batch,
+        in_channels=channels,
+        in_size=(image[0], image[1]),
+        out_channels=shape[1],
+        kernel=(weight.shape[2], weight.shape[3]),
+        out_size=shape[2:],
+        stride=o.stride,
+        padding=o.padding,
+        dilation=o.dilation,
+        groups=o.groups,
+        dtype=str(x.dtype).removeprefix("torch."),
+        layout="nhwc" if channels_last else "nchw",
+    )
+
+
+# ---- cards -------------------------------------------------------------------------------------------------------------------------
+
+# Compute units of the card that an architecture stands for where none is in the machine.
+_COMPUTE_UNITS = {
+    "gfx90a": 104,
+    "gfx942": 304,
+    "gfx950": 256,
+    "gfx1100": 96,
+    "gfx1151": 40,
+    "gfx1201": 64,
+    "sm_80": 108,
+    "sm_86": 82,
+    "sm_89": 128,
+    "sm_90": 132,
+    "sm_100": 148,
+    "sm_120": 170,
+}
+_FEWEST = 8  # of an architecture not listed, and of simt, whose split sums are to be tested too
+
+
+@functools.lru_cache(64)
+def card_of(device: torch.device) -> Card:
+    """The card that `device` is, with the units that its driver reports."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return Card(targets.of(device).arch, torch.cuda.get_device_properties(index).multi_processor_count)
+
+
+def card_named(arch: str) -> Card:
+    return Card(arch, _COMPUTE_UNITS.get(arch, _FEWEST))
+
+
+def prepared(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor | None, o: Options, r: Request
+) -> tuple[ModuleType, Prepared]:
+    """The module that serves these tensors' device, and the launch."""
+    target = targets.of(x.device)
+    card = card_of(x.device) if x.is_cuda else card_named(target.arch)
+    kinds = [None if tensor is None else kind_of(tensor) for tensor in (bias, residual, out)]
+    return jit.module("conv2d", target), prepare(target, card, kind_of(x), kind_of(weight), *kinds, o, r)

@@ -1,0 +1,226 @@
+"""What the arguments of a conv2d mean: strides, padding and shapes as plain integers, checked before anything runs.
+
+Nothing here looks at a tensor's memory. Integers may be symbolic (torch.SymInt).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import functools
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .conv2d_activations import ACTIVATIONS
+
+PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+Ints = int | Sequence[int]
+Padding = str | Ints
+
+
+class Options(NamedTuple):
+    """All of a conv2d but its tensors."""
+
+    stride: tuple[int, int]
+    padding: tuple[int, int, int, int]  # top, bottom, left, right
+    dilation: tuple[int, int]
+    groups: int
+    padding_mode: str
+    activation: str
+
+
+def options(
+    kernel: tuple[int, int], stride: Ints, padding: Padding, dilation: Ints, groups: int, padding_mode: str, activation: str
+) -> Options:
+    """Arguments as the public function takes them, for filters of `kernel` = (height, width)."""
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation: got {activation!r}, expected one of {_listed(ACTIVATIONS)}")
+    if padding_mode not in PADDING_MODES:
+        raise ValueError(f"padding_mode: got {padding_mode!r}, expected one of {_listed(PADDING_MODES)}")
+    pair = _pair("stride", stride, 1)
+    dilations = _pair("dilation", dilation, 1)
+    if not _is_int(groups):
+        raise TypeError(f"groups: got {groups!r}, expected an int")
+    if groups < 1:
+        raise ValueError(f"groups: got {groups}, expected at least 1")
+    return Options(pair, _padding(padding, kernel, pair, dilations), dilations, groups, padding_mode, activation)
+
+
+cached_options = functools.lru_cache(1024)(options)
+
+
+def _padding(padding: Padding, kernel: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int]) -> tuple[int, int, int, int]:
+    if isinstance(padding, str):
+        if padding == "valid":
+            return 0, 0, 0, 0
+        if padding != "same":
+            raise ValueError(f"padding: got {padding!r}, expected 'same', 'valid', an int, a pair or (top, bottom, left, right)")
+        if stride != (1, 1):
+            raise ValueError(f"padding: got 'same' with stride {stride}, expected stride 1: the result has the size of x only then")
+        height, width = (d * (k - 1) for d, k in zip(dilation, kernel, strict=True))
+        return height // 2, height - height // 2, width // 2, width - width // 2
+    if isinstance(padding, Sequence) and len(padding) == 4:
+        top, bottom, left, right = _ints("padding", padding, 0)
+        return top, bottom, left, right
+    height, width = _pair("padding", padding, 0)
+    return height, height, width, width
+
+
+def _pair(name: str, value: Padding, at_least: int) -> tuple[int, int]:
+    """(height, width)"""
+    values = _ints(name, (value,) if isinstance(value, int) or not isinstance(value, Sequence) else value, at_least)
+    if len(values) not in (1, 2):
+        more = ", or (top, bottom, left, right)" if name == "padding" else ""
+        raise ValueError(f"{name}: got {value!r}, expected an int or a pair{more}")
+    return values[0], values[-1]
+
+
+def _ints(name: str, values: Sequence[Any], at_least: int) -> tuple[int, ...]:
+    for value in values:
+        if not _is_int(value):
+            raise TypeError(f"{name}: got {value!r}, expected integers")
+        if value < at_least:
+            raise ValueError(f"{name}: got {value}, expected at least {at_least}")
+        if value > 2**31 - 1:
+            raise ValueError(f"{name}: got {value}, expected at most 2147483647")
+    return tuple(values)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
+
+
+def _listed(names: Sequence[str] | dict) -> str:
+    return ", ".join(f"'{name}'" for name in names)
+
+
+# ---- shapes ------------------------------------------------------------------------------------------------------------------------
+
+
+def kernel_size(weight: Sequence[int]) -> tuple[int, int]:
+    """(height, width) of filters of this shape."""
+    if len(weight) != 4:
+        raise ValueError(f"weight: got shape {tuple(weight)}, expected (out_channels, in_channels / groups, height, width)")
+    return weight[2], weight[3]
+
+
+def out_shape(x: Sequence[int], weight: Sequence[int], o: Options) -> tuple[int, int, int, int]:
+    """(batch, out_channels, height, width) of the result for x and weight of these shapes; ValueError where they do not fit."""
+    kernel = kernel_size(weight)
+    batch, channels, *image = x
+    filters, group_channels = weight[:2]
+    if channels % o.groups:
+        raise ValueError(f"groups: got {o.groups} for x of shape {tuple(x)}, expected a divisor of its {channels} channels")
+    if filters % o.groups:
+        raise ValueError(f"groups: got {o.groups} for weight of shape {tuple(weight)}, expected a divisor of its {filters} filters")
+    if group_channels != channels // o.groups or min(kernel) < 1:
+        raise ValueError(
+            f"weight: got shape {tuple(weight)}, expected (out_channels, {channels // o.groups}, height, width), the {channels} channels "
+            f"of x over {o.groups} groups, and a filter of at least one tap"
+        )
+    sizes = []
+    for axis, size, taps, step, dilation, before, after in zip(
+        ("height", "width"), image, kernel, o.stride, o.dilation, o.padding[::2], o.padding[1::2], strict=True
+    ):
+        limit = {"reflect": size - 1, "circular": size, "replicate": 2**31 - 1 if size > 0 else 0}.get(o.padding_mode)
+        if limit is not None and max(before, after) > limit:
+            raise ValueError(
+                f"padding: got {before} and {after} for an x of {axis} {size}, expected at most {limit} with padding_mode "
+                f"'{o.padding_mode}'"
+            )
+        span = dilation * (taps - 1) + 1
+        padded = size + before + after
+        if padded < span:
+            raise ValueError(
+                f"x: got shape {tuple(x)}, whose {axis} with padding is {padded}, expected at least {span}, which {taps} taps "
+                f"{dilation} apart span: the result would be empty"
+            )
+        sizes.append((padded - span) // step + 1)
+    return batch, filters, sizes[0], sizes[1]
+
+
+class Kind(NamedTuple):
+    """A tensor without its memory. `offset` is how far its first element lies behind a 16-byte boundary, in bytes."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+    def on_meta(self) -> Tensor:
+        """A tensor of this kind that has no memory."""
+        flat = torch.empty(0, dtype=self.dtype, device="meta")
+        return flat.as_strided(self.shape, self.strides, self.offset // self.dtype.itemsize)
+
+
+def kind_of(tensor: Tensor) -> Kind:
+    # A meta tensor's storage counts as one that begins on such a boundary.
+    at = int(tensor.storage_offset()) * tensor.element_size() if tensor.is_meta else tensor.data_ptr()
+    return Kind(tensor.dtype, tensor.shape, tensor.stride(), at % 16)
+
+
+Described = Tensor | Kind
+
+
+def check(
+    x: Described,
+    weight: Described,
+    bias: Described | None,
+    residual: Described | None,
+    out: Described | None,
+    out_dtype: torch.dtype | None,
+    o: Options,
+) -> tuple[int, int, int, int]:
+    """The shape of the result, after all dtypes and shapes have been found to fit."""
+    for name, tensor in {"x": x, "weight": weight, "bias": bias, "residual": residual, "out": out}.items():
+        if tensor is not None and tensor.dtype not in DTYPES:
+            raise TypeError(f"{name}: got dtype {tensor.dtype}, expected torch.float32, torch.float16 or torch.bfloat16")
+    if weight.dtype != x.dtype:
+        raise TypeError(f"weight: got dtype {weight.dtype}, expected that of x, {x.dtype}")
+    if len(x.shape) != 4:
+        raise ValueError(f"x: got shape {tuple(x.shape)}, expected (batch, channels, height, width), or (channels, height, width)")
+    shape = out_shape(x.shape, weight.shape, o)
+    if bias is not None and tuple(bias.shape) != shape[1:2]:
+        raise ValueError(f"bias: got shape {tuple(bias.shape)}, expected (out_channels,) = ({shape[1]},)")
+    for name, tensor in (("residual", residual), ("out", out)):
+        if tensor is not None and tuple(tensor.shape) != shape:
+            raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected that of the result, {shape}")
+    if out_dtype is not None and out_dtype not in DTYPES:
+        raise TypeError(f"out_dtype: got {out_dtype}, expected None, torch.float32, torch.float16 or torch.bfloat16")
+    if out is not None and out_dtype is not None and out.dtype != out_dtype:
+        raise TypeError(f"out: got dtype {out.dtype}, expected out_dtype, {out_dtype}")
+    return shape
+
+
+def check_places(x: Tensor, **others: Tensor | None) -> None:
+    """That all tensors are dense and on the device of x, which is one that is served."""
+    for name, tensor in {"x": x, **others}.items():
+        if tensor is None:
+            continue
+        if tensor.layout is not torch.strided:
+            raise TypeError(f"{name}: got a tensor of layout {tensor.layout}, expected a dense one (torch.strided)")
+        if tensor.device != x.device:
+            raise ValueError(f"{name}: got a tensor on {tensor.device}, expected it on {x.device}, where x is")
+    if x.device.type not in ("cpu", "cuda", "meta"):
+        raise ValueError(f"x: got a tensor on {x.device}, expected one on the CPU or on a GPU that this torch calls 'cuda' (CUDA and ROCm)")
+
+
+# ---- layouts -----------------------------------------------------------------------------------------------------------------------
+
+
+def is_channels_last(x: Tensor, weight: Tensor) -> bool:
+    """Whether channels are the denser axis of x: of weight where x has one channel or one pixel, and not if that leaves it open too."""
+    for tensor in (x, weight):
+        _, channels, height, width = tensor.shape
+        if channels != 1 and (height != 1 or width != 1):
+            return tensor.stride(1) < tensor.stride(3 if width != 1 else 2)
+    return False
+
+
+def new_result(x: Tensor, weight: Tensor, shape: tuple[int, int, int, int], dtype: torch.dtype | None) -> Tensor:
+    """An uninitialised result for these inputs: dense, in the layout of x."""
+    layout = torch.channels_last if is_channels_last(x, weight) else torch.contiguous_format
+    return torch.empty(shape, dtype=dtype or x.dtype, device=x.device, memory_format=layout)

@@ -1,0 +1,181 @@
+"""Which algorithm, tile and split a conv2d runs with: one pure function from what a call is and what the card is.
+
+What an algorithm serves, and its tiles, are asked of the kernels' own host code and handed in. Tiles come from configs/<arch>.json for
+cards that were measured and are analytic for all others; nothing is tried out at run time, so a new shape costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import functools
+import json
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+METHODS = {
+    "implicit_gemm": "matrix cores, output pixels by filters in tiles; split-K where tiles are few",
+    "naive": "a thread per output: any shape, strides, groups, dilation and padding mode",
+}
+"""The algorithms of GPUs, the fastest first, for tests, benchmarks and documentation. CPU tensors have "torch" alone."""
+
+CPU_METHOD = "torch"
+VARIABLE = "HIPCONV_CONV2D_ALGORITHM"
+WORKSPACE_LIMIT = 256 << 20  # bytes
+
+STEP = 64  # products of an output that a block adds up at a time
+LEAST_STEPS = 4  # of a part of a split sum: fewer do not pay for writing the part and reading it again
+MOST_PARTS = 16
+
+
+class Problem(NamedTuple):
+    """What a call is, as far as the choice depends on it."""
+
+    batch: int
+    in_channels: int
+    in_size: tuple[int, int]
+    out_channels: int
+    kernel: tuple[int, int]
+    out_size: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int, int, int]
+    dilation: tuple[int, int]
+    groups: int
+    dtype: str  # "bfloat16"
+    layout: str  # "nhwc", "nchw": of x
+
+    @property
+    def pixels(self) -> int:
+        return self.batch * math.prod(self.out_size)
+
+    @property
+    def filters(self) -> int:
+        """Of a group."""
+        return self.out_channels // self.groups
+
+    @property
+    def products(self) -> int:
+        """That an output sums."""
+        return self.in_channels // self.groups * math.prod(self.kernel)
+
+    @property
+    def key(self) -> str:
+        """By which configs/<arch>.json knows it."""
+        sizes = f"N{self.batch} C{self.in_channels} H{self.in_size[0]} W{self.in_size[1]}"
+        sizes += f" K{self.out_channels} R{self.kernel[0]} S{self.kernel[1]}"
+        stride, padding, dilation = (",".join(map(str, numbers)) for numbers in (self.stride, self.padding, self.dilation))
+        return f"{self.dtype} {self.layout} {sizes} stride {stride} padding {padding} dilation {dilation} groups {self.groups}"
+
+
+class Card(NamedTuple):
+    arch: str  # "gfx942", "sm_90", "wave64"
+    compute_units: int
+
+
+class Choice(NamedTuple):
+    algorithm: str
+    tile: tuple[int, int]  # output pixels, filters; zeros of an algorithm without tiles
+    split_k: int
+    why: str
+
+
+Tiles = tuple[tuple[int, int], ...]
+
+
+@functools.lru_cache(4096)
+def choose(problem: Problem, card: Card, serving: tuple[tuple[str, Tiles], ...], workspace_limit: int = WORKSPACE_LIMIT) -> Choice:
+    """The plan of a call.
+
+    Args:
+        serving: the algorithms that can run it, the fastest first, each with the tiles it has on the card (none if it has no tiles). One
+            that was asked for by name comes alone.
+        workspace_limit: bytes that the parts of a split sum may take.
+    """
+    measured = _measured(card.arch).get(problem.key)
+    if measured is not None:
+        name, tile_m, tile_n, split_k = measured
+        tiles = dict(serving).get(name)
+        if tiles is not None and ((tile_m, tile_n) in tiles or not tiles) and workspace_bytes(problem, split_k) <= workspace_limit:
+            return Choice(name, (tile_m, tile_n), split_k, f"measured on {card.arch}")
+    name, tiles = serving[0]
+    if not tiles:
+        return Choice(name, (0, 0), 1, "the fastest that serves the call" if len(serving) > 1 else "it alone serves the call")
+    tile = _tile(problem, card, tiles)
+    blocks = _blocks(problem, tile)
+    parts = _parts(problem, card, blocks, workspace_limit)
+    split = f", {parts} parts of each sum" if parts > 1 else ""
+    return Choice(name, tile, parts, f"{blocks} tiles{split} for {card.compute_units} compute units")
+
+
+def _tile(problem: Problem, card: Card, tiles: Tiles) -> tuple[int, int]:
+    """Enough tiles for every compute unit first; then little padding behind the last filter; then the largest."""
+    enough = [tile for tile in tiles if _blocks(problem, tile) >= card.compute_units]
+    if not enough:
+        return max(tiles, key=lambda tile: (_blocks(problem, tile), -tile[1], tile))
+    padded = {tile: -(-problem.filters // tile[1]) * tile[1] for tile in enough}
+    least = min(padded.values())
+    return max((tile for tile in enough if padded[tile] <= 1.25 * least), key=lambda tile: (tile[0] * tile[1], tile))
+
+
+def _blocks(problem: Problem, tile: tuple[int, int]) -> int:
+    return -(-problem.pixels // tile[0]) * -(-problem.filters // tile[1]) * problem.groups
+
+
+def _parts(problem: Problem, card: Card, blocks: int, workspace_limit: int) -> int:
+    """Into how many parts to split each sum: as many as give every compute unit a block, if they are long enough and fit."""
+    if blocks >= card.compute_units:
+        return 1
+    steps = -(-problem.products // STEP)
+    fit = workspace_limit // max(1, workspace_bytes(problem, 2) // 2)
+    return max(1, min(-(-card.compute_units // blocks), steps // LEAST_STEPS, MOST_PARTS, fit))
+
+
+def workspace_bytes(problem: Problem, parts: int) -> int:
+    """Of f32 partial sums; the kernel may round it up."""
+    return 0 if parts == 1 else 4 * parts * problem.pixels * problem.out_channels
+
+
+# ---- what was measured -------------------------------------------------------------------------------------------------------------
+
+CONFIGS = Path(__file__).resolve().parent / "configs"
+
+
+@functools.cache
+def _measured(arch: str) -> dict[str, tuple[str, int, int, int]]:
+    """Problem.key -> (algorithm, tile_m, tile_n, split_k); empty for a card that nobody measured."""
+    path = CONFIGS / f"{arch}.json"
+    return parse_config(path.read_text(), str(path)) if path.is_file() else {}
+
+
+def parse_config(text: str, where: str) -> dict[str, tuple[str, int, int, int]]:
+    """Read `{"card": ..., "measured": ..., "conv2d": {key: [algorithm, tile_m, tile_n, split_k]}}`; `where` names it in errors."""
+    found = {}
+    for key, plan in json.loads(text)["conv2d"].items():
+        if len(plan) != 4 or plan[0] not in METHODS or not all(isinstance(number, int) and number >= 0 for number in plan[1:]):
+            raise ValueError(f"{where}: {key}: got {plan!r}, expected [algorithm, tile_m, tile_n, split_k]")
+        found[key] = (plan[0], plan[1], plan[2], plan[3])
+    return found
+
+
+# ---- by name -----------------------------------------------------------------------------------------------------------------------
+
+
+def requested(keyword: str, variable: str | None, here: Sequence[str]) -> tuple[str, str]:
+    """(the algorithm asked for or "auto", what asked for it): a call's `algorithm`, else HIPCONV_CONV2D_ALGORITHM, else "auto".
+
+    The variable holds for every backend, so it may name an algorithm that only another one has, and then means nothing here.
+    """
+    if keyword != "auto":
+        if keyword not in here:
+            raise ValueError(f"algorithm: got '{keyword}', expected one of {_listed(here)}")
+        return keyword, "algorithm"
+    if variable and variable != "auto":
+        if variable not in (*METHODS, CPU_METHOD):
+            raise ValueError(f"{VARIABLE}: got '{variable}', expected one of {_listed((*METHODS, CPU_METHOD))}")
+        if variable in here:
+            return variable, VARIABLE
+    return "auto", "auto"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"'{name}'" for name in ("auto", *names))
