@@ -6,6 +6,7 @@ from . import errors, nn, reference, reference_training, serving
 from .conv1d import causal_conv1d, causal_conv1d_fwd
 from .conv1d_plan import causal_conv1d_plan
 from .conv2d import conv2d
+from .conv2d_plan import conv2d_plan
 from .drop_in import causal_conv1d_fn, causal_conv1d_update, install_as_causal_conv1d
 from .jit import warmup
 
@@ -16,6 +17,7 @@ __all__ = [
     "causal_conv1d_plan",
     "causal_conv1d_update",
     "conv2d",
+    "conv2d_plan",
     "errors",
     "install_as_causal_conv1d",
     "nn",

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import torch
 from torch import Tensor
 
-from . import jit, targets
+from . import jit
 from ._arguments import require_tensors
+from ._plans import distinct_bytes, si, target_of, that_runs_here
 from .conv1d import uses_silu
-from .targets import Target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,13 +35,13 @@ class Conv1dPlan:
     @property
     def floor(self) -> str:
         """What bounds the time from below."""
-        return f"a copy kernel's time for {_si(self.bytes_moved)}B, read and written together"
+        return f"a copy kernel's time for {si(self.bytes_moved)}B, read and written together"
 
     def __str__(self) -> str:
         intensity = self.flops / max(1, self.bytes_moved)
         return (
             f"{self.form} on {self.target}, chosen by {self.chosen_by}; kernels that serve: {', '.join(self.serves) or 'none'}; "
-            f"{_si(self.flops)}FLOP, {intensity:.1f} a byte; floor: {self.floor}"
+            f"{si(self.flops)}FLOP, {intensity:.1f} a byte; floor: {self.floor}"
         )
 
 
@@ -77,8 +76,8 @@ def causal_conv1d_plan(
     """
     optional = {name: tensor for name, tensor in (("bias", bias), ("out", out)) if tensor is not None}
     require_tensors(x=x, weight=weight, **optional)
-    planned_for = _target(x, target)
-    module = jit.module("causal_conv1d", _that_runs_here(planned_for))
+    planned_for = target_of(x, target)
+    module = jit.module("causal_conv1d", that_runs_here(planned_for))
     into = torch.empty_like(x, device="meta") if out is None else out
     choice, form, chosen_by, serves = module.causal_conv1d_plan(into, x, weight, bias, uses_silu(activation), kernel)
     inputs = [tensor for tensor in (x, weight, bias) if tensor is not None]
@@ -88,33 +87,6 @@ def causal_conv1d_plan(
         form=form,
         chosen_by=chosen_by,
         serves=tuple(serves),
-        bytes_moved=into.numel() * into.element_size() + sum(_distinct_bytes(tensor) for tensor in inputs),
+        bytes_moved=into.numel() * into.element_size() + sum(distinct_bytes(tensor) for tensor in inputs),
         flops=2 * weight.shape[1] * x.numel(),
     )
-
-
-def _target(x: Tensor, name: str | None) -> Target:
-    if name is not None:
-        return targets.named(name, argument="target")
-    return targets.of_machine()[0] if x.device.type == "meta" else targets.of(x.device)
-
-
-def _that_runs_here(target: Target) -> Target:
-    """A target of this machine whose module makes the same choices."""
-    if target.backend == "cpu":
-        return Target("cpu", targets.host_isa())
-    if target.backend == "simt" or target in targets.of_machine():
-        return target
-    return Target("simt", "wave64" if target.backend == "rocm" else "wave32")
-
-
-def _distinct_bytes(tensor: Tensor) -> int:
-    """An axis of stride 0 shows the same elements again."""
-    sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or not size)
-    return math.prod(sizes) * tensor.element_size()
-
-
-def _si(value: int) -> str:
-    """With a decimal prefix: 268435456 -> "268.4 M"."""
-    exponent = min(4, max(0, len(str(value)) - 1) // 3)
-    return f"{value / 1000**exponent:.{1 if exponent else 0}f} {' kMGT'[exponent].strip()}"

@@ -26,6 +26,7 @@ WORKSPACE_LIMIT = 256 << 20  # bytes
 STEP = 64  # products of an output that a block adds up at a time
 LEAST_STEPS = 4  # of a part of a split sum: fewer do not pay for writing the part and reading it again
 MOST_PARTS = 16
+ENOUGH = 7 / 8  # of the compute units with a block: the idle rest costs less than smaller tiles do
 
 
 class Problem(NamedTuple):
@@ -108,10 +109,10 @@ def choose(problem: Problem, card: Card, serving: tuple[tuple[str, Tiles], ...],
 
 
 def _tile(problem: Problem, card: Card, tiles: Tiles) -> tuple[int, int]:
-    """Enough tiles for every compute unit first; then little padding behind the last filter; then the largest."""
-    enough = [tile for tile in tiles if _blocks(problem, tile) >= card.compute_units]
+    """Tiles for (nearly) every compute unit first; then little padding behind the last filter; then the largest."""
+    enough = [tile for tile in tiles if _blocks(problem, tile) >= ENOUGH * card.compute_units]
     if not enough:
-        return max(tiles, key=lambda tile: (_blocks(problem, tile), -tile[1], tile))
+        return max(tiles, key=lambda tile: (_blocks(problem, tile), -tile[0] * tile[1], tile))
     padded = {tile: -(-problem.filters // tile[1]) * tile[1] for tile in enough}
     least = min(padded.values())
     return max((tile for tile in enough if padded[tile] <= 1.25 * least), key=lambda tile: (tile[0] * tile[1], tile))
@@ -123,7 +124,7 @@ def _blocks(problem: Problem, tile: tuple[int, int]) -> int:
 
 def _parts(problem: Problem, card: Card, blocks: int, workspace_limit: int) -> int:
     """Into how many parts to split each sum: as many as give every compute unit a block, if they are long enough and fit."""
-    if blocks >= card.compute_units:
+    if blocks >= ENOUGH * card.compute_units:
         return 1
     steps = -(-problem.products // STEP)
     fit = workspace_limit // max(1, workspace_bytes(problem, 2) // 2)

@@ -1,0 +1,126 @@
+"""What a conv2d call would run, without running it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+
+import torch
+from torch import Tensor
+
+from . import conv2d_calls, conv2d_geometry, conv2d_router
+from ._arguments import require_optional_tensors, require_tensors
+from ._plans import distinct_bytes, si, target_of, that_runs_here
+from .conv2d_calls import Request
+from .conv2d_geometry import Ints, Padding, kind_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Conv2dPlan:
+    """What a call launches, and what it has to move and compute. `print` it for a summary."""
+
+    target: str
+    """The backend and architecture, e.g. "rocm gfx942"."""
+    algorithm: str
+    """Its name in `conv2d_router.METHODS`, "torch" on the CPU, or "none" where the result has no elements."""
+    form: str
+    """The algorithm with its tile, output pixels x filters, and the parts of each sum: "implicit_gemm_128x128_split4"."""
+    layout: str
+    """"nhwc" or "nchw": of x, and of a new result."""
+    chosen_by: str
+    """"auto", "algorithm" (the keyword), "HIPCONV_CONV2D_ALGORITHM", or "the empty result"."""
+    why: str
+    """What the choice among the algorithms and tiles rests on."""
+    serves: tuple[str, ...]
+    """Every algorithm that can serve the call, the fastest first."""
+    bytes_moved: int
+    """Each distinct input element read once and each output element written once, weight, bias and residual included."""
+    flops: int
+    """Two a product; bias, residual and activation are not counted."""
+    workspace: int
+    """Bytes of temporary memory, from torch's allocator."""
+
+    @property
+    def floor(self) -> str:
+        """What bounds the time from below."""
+        return f"the longer of {si(self.flops)}FLOP at the card's rate and a copy kernel's time for {si(self.bytes_moved)}B"
+
+    def __str__(self) -> str:
+        return (
+            f"{self.form} on {self.target} in {self.layout}, chosen by {self.chosen_by} ({self.why}); algorithms that serve: "
+            f"{', '.join(self.serves) or 'none'}; workspace {si(self.workspace)}B; {self.flops / max(1, self.bytes_moved):.1f} FLOP a "
+            f"byte; floor: {self.floor}"
+        )
+
+
+def conv2d_plan(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Ints = 1,
+    padding: Padding = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+    *,
+    activation: str = "none",
+    residual: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    padding_mode: str = "zeros",
+    algorithm: str = "auto",
+    out: Tensor | None = None,
+    workspace_limit: int = conv2d_router.WORKSPACE_LIMIT,
+    target: str | None = None,
+) -> Conv2dPlan:
+    """The plan of ``conv2d`` with the same arguments. No memory of a tensor is read or written.
+
+    The choice depends on nothing but shapes, strides, dtypes, the alignment of addresses, and on what the target is.
+
+    Args:
+        x, weight, bias, residual, out: as for a call. Tensors on the meta device (``torch.empty(..., device="meta")``) take no memory;
+            their storage counts as aligned to 16 bytes.
+        target: an architecture: "gfx942", "sm_90" …, or "cpu". By default that of x's device and, for a meta tensor, that of the
+            first GPU, or the CPU where there is none. It need not be in this machine: plans for other GPUs come from the same
+            kernels' host code, built for this host.
+
+    Raises:
+        TypeError, ValueError: what the call would raise about kinds, shapes, dtypes and names. Devices and overlaps are not looked at.
+        hipconv.errors.JitError: the module had to be built and could not be.
+    """
+    require_tensors(x=x, weight=weight)
+    require_optional_tensors(bias=bias, residual=residual, out=out)
+    if x.dim() == 3:
+        x, residual, out = x.unsqueeze(0), *(None if tensor is None else tensor.unsqueeze(0) for tensor in (residual, out))
+    kernel = conv2d_geometry.kernel_size(weight.shape)
+    o = conv2d_geometry.options(kernel, stride, padding, dilation, groups, padding_mode, activation)
+    planned_for = target_of(x, target)
+    request = Request(out_dtype, algorithm, os.environ.get(conv2d_router.VARIABLE), workspace_limit)
+    shape = conv2d_geometry.check(x, weight, bias, residual, out, out_dtype, o)
+    serves: tuple[str, ...]
+    if planned_for.backend == "cpu":
+        chosen_by = conv2d_router.requested(algorithm, request.variable, [conv2d_router.CPU_METHOD])[1]
+        name = form = conv2d_router.CPU_METHOD
+        why, serves, workspace = "CPU tensors are torch's", (name,), 0
+    else:
+        kinds = [None if tensor is None else kind_of(tensor) for tensor in (bias, residual, out)]
+        card = conv2d_calls.card_of(x.device) if target is None and x.is_cuda else conv2d_calls.card_named(planned_for.arch)
+        prepared = conv2d_calls.prepare(that_runs_here(planned_for), card, kind_of(x), kind_of(weight), *kinds, o, request)
+        choice = prepared.choice
+        form = choice.algorithm + (f"_{choice.tile[0]}x{choice.tile[1]}" if any(choice.tile) else "")
+        form += f"_split{choice.split_k}" if choice.split_k > 1 else ""
+        name, why, chosen_by = choice.algorithm, choice.why, prepared.chosen_by
+        serves, workspace = prepared.serving, prepared.workspace
+    result_dtype = (out_dtype or x.dtype) if out is None else out.dtype
+    inputs = [tensor for tensor in (x, weight, bias, residual) if tensor is not None]
+    return Conv2dPlan(
+        target=str(planned_for),
+        algorithm=name,
+        form=form,
+        layout="nhwc" if conv2d_geometry.is_channels_last(x, weight) else "nchw",
+        chosen_by=chosen_by,
+        why=why,
+        serves=serves,
+        bytes_moved=math.prod(shape) * result_dtype.itemsize + sum(distinct_bytes(tensor) for tensor in inputs),
+        flops=2 * math.prod(shape) * math.prod(weight.shape[1:]),
+        workspace=workspace,
+    )
