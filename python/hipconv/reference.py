@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 import itertools
 
 import torch
 from torch import Tensor
 import torch.nn.functional as F
+
+from .conv2d_activations import ACTIVATIONS
 
 
 def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, use_silu: bool = False) -> Tensor:
@@ -31,6 +34,69 @@ def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, use_sil
         if shift < seqlen:
             out[..., shift:] += weight[:, i].double()[None, :, None] * x[..., : seqlen - shift].double()
     return F.silu(out) if use_silu else out
+
+
+def conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: str | int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    *,
+    activation: str = "none",
+    residual: Tensor | None = None,
+    padding_mode: str = "zeros",
+) -> Tensor:
+    """2-D convolution: ``act(bias[k] + sum_{c, r, s} weight[k, c, r, s] * x[n, c, p stride + r dilation, q stride + s dilation] +
+    residual[n, k, p, q])`` of the padded x, c over the channels of filter k's group.
+
+    Args:
+        x: (batch, channels, height, width), or without batch, any float dtype, any strides.
+        weight: (out_channels, channels / groups, kernel height, kernel width).
+        padding: an int, a pair (height, width), (top, bottom, left, right), "same" or "valid".
+        activation, padding_mode: as `hipconv.conv2d` has them.
+
+    Returns:
+        (batch, out_channels, out height, out width), or without batch, float64: not rounded to the dtype of `x`.
+    """
+    if x.dim() == 3:
+        batched = None if residual is None else residual[None]
+        return conv2d(
+            x[None], weight, bias, stride, padding, dilation, groups, activation=activation, residual=batched, padding_mode=padding_mode
+        )[0]
+    (down, right), (row_dilation, column_dilation) = ((n, n) if isinstance(n, int) else n for n in (stride, dilation))
+    taps = weight.shape[2:]
+    if padding == "same":
+        missing = row_dilation * (taps[0] - 1), column_dilation * (taps[1] - 1)
+        sides = [missing[1] // 2, -(-missing[1] // 2), missing[0] // 2, -(-missing[0] // 2)]
+    elif isinstance(padding, str):
+        sides = [0, 0, 0, 0]
+    elif isinstance(padding, int):
+        sides = [padding] * 4
+    else:
+        height, width = padding[: len(padding) // 2], padding[len(padding) // 2 :]
+        sides = [width[0], width[-1], height[0], height[-1]]
+    if any(sides):
+        x = F.pad(x.double(), sides, mode="constant" if padding_mode == "zeros" else padding_mode)
+
+    batch, _, height_in, width_in = x.shape
+    height_out = (height_in - row_dilation * (taps[0] - 1) - 1) // down + 1
+    width_out = (width_in - column_dilation * (taps[1] - 1) - 1) // right + 1
+    out = x.new_zeros(batch, groups, weight.shape[0] // groups, height_out, width_out, dtype=torch.float64)
+    grouped = x.double().unflatten(1, (groups, -1))
+    filters = weight.double().unflatten(0, (groups, -1))
+    for r, s in itertools.product(range(taps[0]), range(taps[1])):
+        rows = slice(r * row_dilation, r * row_dilation + (height_out - 1) * down + 1, down)
+        columns = slice(s * column_dilation, s * column_dilation + (width_out - 1) * right + 1, right)
+        out += torch.einsum("ngchw,gkc->ngkhw", grouped[..., rows, columns], filters[..., r, s])
+    out = out.flatten(1, 2)
+    if bias is not None:
+        out += bias.double()[:, None, None]
+    if residual is not None:
+        out += residual.double()
+    return ACTIVATIONS[activation](out)
 
 
 def causal_conv1d_varlen(
