@@ -90,7 +90,9 @@ Image image(const at::Tensor& t, bool channels_last) {
 // No index of a padded image may lie further outside than its padding mode can say what is there.
 void check_reach(const Conv2dParams& p) {
     const auto check = [&](const char* axis, int64_t first, int64_t last, int64_t size) {
-        const int64_t limit = p.padding_mode == PaddingMode::reflect ? size - 1 : p.padding_mode == PaddingMode::circular ? size : last;
+        const int64_t limit = p.padding_mode == PaddingMode::reflect    ? size - 1
+                              : p.padding_mode == PaddingMode::circular ? size
+                                                                        : std::numeric_limits<int64_t>::max();
         if (size < 1 || -first > limit || last - (size - 1) > limit)
             throw py::value_error(concat("padding: reaches ", -first, " before and ", last - (size - 1), " behind ", axis, " of size ",
                                          size, ", expected at most ", limit, " for this padding_mode"));

@@ -60,7 +60,8 @@ def prepare(
     serving: dict[str, Tiles] = {}
     refusals: dict[str, str] = {}
     for name in names:
-        tiles = tuple((m, n) for m, n in module.conv2d_tiles(name, card.arch, x.dtype))
+        known = [(m, n) for m, n in module.conv2d_tiles(name, card.arch, x.dtype)]
+        tiles = tuple(tile for tile in known if module.conv2d_refusal(result, *on_meta, call(name, tile)) is None)
         served = module.conv2d_refusal(result, *on_meta, call(name))
         if served is not None:
             refusals[name] = f"serves {served}"

@@ -112,6 +112,8 @@ def out_shape(x: Sequence[int], weight: Sequence[int], o: Options) -> tuple[int,
     kernel = kernel_size(weight)
     batch, channels, *image = x
     filters, group_channels = weight[:2]
+    if channels < 1:
+        raise ValueError(f"x: got shape {tuple(x)}, expected at least one channel")
     if channels % o.groups:
         raise ValueError(f"groups: got {o.groups} for x of shape {tuple(x)}, expected a divisor of its {channels} channels")
     if filters % o.groups:

@@ -66,37 +66,27 @@ def conv2d(
         return conv2d(
             x[None], weight, bias, stride, padding, dilation, groups, activation=activation, residual=batched, padding_mode=padding_mode
         )[0]
-    (down, right), (row_dilation, column_dilation) = ((n, n) if isinstance(n, int) else n for n in (stride, dilation))
-    taps = weight.shape[2:]
     if padding == "same":
-        missing = row_dilation * (taps[0] - 1), column_dilation * (taps[1] - 1)
+        missing = [n * (taps - 1) for n, taps in zip(_pair(dilation), weight.shape[2:], strict=True)]
         sides = [missing[1] // 2, -(-missing[1] // 2), missing[0] // 2, -(-missing[0] // 2)]
     elif isinstance(padding, str):
         sides = [0, 0, 0, 0]
-    elif isinstance(padding, int):
-        sides = [padding] * 4
+    elif isinstance(padding, int) or len(padding) < 3:
+        (height, width) = _pair(padding)
+        sides = [width, width, height, height]
     else:
-        height, width = padding[: len(padding) // 2], padding[len(padding) // 2 :]
-        sides = [width[0], width[-1], height[0], height[-1]]
-    if any(sides):
-        x = F.pad(x.double(), sides, mode="constant" if padding_mode == "zeros" else padding_mode)
-
-    batch, _, height_in, width_in = x.shape
-    height_out = (height_in - row_dilation * (taps[0] - 1) - 1) // down + 1
-    width_out = (width_in - column_dilation * (taps[1] - 1) - 1) // right + 1
-    out = x.new_zeros(batch, groups, weight.shape[0] // groups, height_out, width_out, dtype=torch.float64)
-    grouped = x.double().unflatten(1, (groups, -1))
-    filters = weight.double().unflatten(0, (groups, -1))
-    for r, s in itertools.product(range(taps[0]), range(taps[1])):
-        rows = slice(r * row_dilation, r * row_dilation + (height_out - 1) * down + 1, down)
-        columns = slice(s * column_dilation, s * column_dilation + (width_out - 1) * right + 1, right)
-        out += torch.einsum("ngchw,gkc->ngkhw", grouped[..., rows, columns], filters[..., r, s])
-    out = out.flatten(1, 2)
+        sides = [*padding[2:], *padding[:2]]
+    padded = F.pad(x.double(), sides, mode="constant" if padding_mode == "zeros" else padding_mode) if any(sides) else x.double()
+    out = F.conv2d(padded, weight.double(), None, _pair(stride), 0, _pair(dilation), groups)
     if bias is not None:
         out += bias.double()[:, None, None]
     if residual is not None:
         out += residual.double()
     return ACTIVATIONS[activation](out)
+
+
+def _pair(value: int | Sequence[int]) -> list[int]:
+    return [value, value] if isinstance(value, int) else [value[0], value[-1]]
 
 
 def causal_conv1d_varlen(
