@@ -81,10 +81,10 @@ class Case(NamedTuple):
             max(dilation * (taps - 1) + 1 + 3 * step - sum(sides), max(sides) + 1, 1)
             for taps, step, dilation, sides in zip((self.R, self.S), self.stride, self.dilation, self.sides, strict=True)
         ]
-        while case.macs > macs and (case.H > least[0] or case.W > least[1]):
+        while case.macs > macs and any(size > smallest for size, smallest in zip((case.H, case.W), least, strict=True)):
             case = case._replace(H=max(least[0], case.H * 3 // 4), W=max(least[1], case.W * 3 // 4))
         while case.macs > macs and max(case.C, case.K) > 16 * case.groups and min(case.C, case.K) % 2 == 0:
-            case = case._replace(**{"C": case.C // 2} if case.C > case.K else {"K": case.K // 2})
+            case = case._replace(C=case.C // 2) if case.C > case.K else case._replace(K=case.K // 2)
         return case
 
     def inputs(self, device: torch.device, seed: int = 0) -> dict[str, Any]:
@@ -127,11 +127,11 @@ class Case(NamedTuple):
 def model_cases(model: str) -> list[Case]:
     """The distinct convolutions of a model, batch 1, bias."""
     shapes = json.loads((Path(__file__).parent / "conv2d_shapes.json").read_text())[model]
-    return [Case(*s[:7], stride=(s[7], s[8]), padding=(s[9], s[10]), dilation=(s[11], s[12])) for s in shapes]
+    return [Case(*s[:7])._replace(stride=(s[7], s[8]), padding=(s[9], s[10]), dilation=(s[11], s[12])) for s in shapes]
 
 
-def _square(N: int, C: int, H: int, W: int, K: int, R: int, S: int, stride: int, pad: int, dilation: int, **more: Any) -> Case:
-    return Case(N, C, H, W, K, R, S, (stride, stride), pad, (dilation, dilation), **more)
+def _square(N: int, C: int, H: int, W: int, K: int, R: int, S: int, stride: int, pad: int, dilation: int, has_bias: bool = True) -> Case:
+    return Case(N, C, H, W, K, R, S, (stride, stride), pad, (dilation, dilation), has_bias=has_bias)
 
 
 EDGE = [

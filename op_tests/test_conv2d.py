@@ -35,13 +35,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
         yield device_of(request.param)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """For many small convolutions torch's threads wait for each other longer than they compute."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # ---- the modes: what is wrong, a line each -----------------------------------------------------------------------------------------
@@ -103,10 +97,11 @@ def wrong_activations(device: torch.device) -> list[str]:
             eps = torch.finfo(dtype).eps
             off = (out.double() - expected)[plain].abs() > 0.51 * eps * expected[plain].abs() + 4e-7 * (1 + expected[plain].abs())
             if off.any():
-                at = off.nonzero()[0].item()
+                at = int(off.nonzero()[0])
                 wrong.append(f"{algorithm} {name} {dtype} of {x[plain][at]}: {out[plain][at]}, expected {expected[plain][at]}")
             if not torch.allclose(out[~plain].double(), expected[~plain], equal_nan=True):
-                wrong.append(f"{algorithm} {name} {dtype} of {x[~plain].tolist()}: {out[~plain].tolist()}, expected {expected[~plain].tolist()}")
+                got = f"{out[~plain].tolist()}, expected {expected[~plain].tolist()}"
+                wrong.append(f"{algorithm} {name} {dtype} of {x[~plain].tolist()}: {got}")
     return wrong
 
 
@@ -248,11 +243,11 @@ def test_expanded_inputs_and_views(device: torch.device) -> None:
     whole = torch.randn(3, 1, 9, 1, device=device)
     x, weight = whole.expand(3, 6, 9, 8), torch.randn(8, 1, 1, 3, device=device).expand(8, 6, 3, 3)
     bias, residual = torch.randn(1, device=device).expand(8), torch.randn(3, 1, 1, 1, device=device).expand(3, 8, 7, 6)
-    arguments = {"x": x, "weight": weight, "bias": bias, "residual": residual, "activation": "none"}
+    arguments: dict[str, Any] = {"x": x, "weight": weight, "bias": bias, "residual": residual, "activation": "none"}
     for name in serving(**arguments):
         assert mismatch_conv2d(hipconv.conv2d(**arguments, algorithm=name), arguments) is None
     wide = torch.randn(2, 20, 9, 9, device=device).contiguous(memory_format=torch.channels_last)
-    half = {"x": wide[:, 5:17, ::2, 1:], "weight": torch.randn(8, 12, 2, 2, device=device), "activation": "none"}
+    half: dict[str, Any] = {"x": wide[:, 5:17, ::2, 1:], "weight": torch.randn(8, 12, 2, 2, device=device), "activation": "none"}
     for name in serving(**half):
         result = hipconv.conv2d(**half, algorithm=name)
         assert mismatch_conv2d(result, half) is None
@@ -352,7 +347,7 @@ def test_2_32_elements(layout: str) -> None:
     for n, k, row in ((0, 0, 0), (1, 255, 800), (2, 511, 1672), (2, 500, 1600)):
         first, last = max(0, row - 3), min(shape[2], row + 4)
         group = k // 16
-        few = {"x": x[n : n + 1, 16 * group : 16 * group + 16, first:last], "weight": weight[k : k + 1], "padding": 1}
+        few: dict[str, Any] = {"x": x[n : n + 1, 16 * group : 16 * group + 16, first:last], "weight": weight[k : k + 1], "padding": 1}
         expected = reference.conv2d(**few)[..., row - first, :]
         wrong = (out[n, k, row].double() - expected[0, 0]).abs().max()
         assert wrong < 0.05, (n, k, row, wrong)
@@ -417,7 +412,8 @@ def main() -> int:
     table = Table([("case", 60), ("runs", 28), ("us", 10), ("TFLOP/s", 8), ("vs torch", 8), ("result", 6)])
     right = True
     for size, (groups, dtype, layout, activation) in itertools.product(sizes, list(kinds)):
-        case = Case(*size, stride, padding, dilation, groups, DTYPES[dtype], layout, not options.no_bias, activation, options.residual)
+        case = Case(*size)._replace(stride=stride, padding=padding, dilation=dilation, groups=groups, dtype=DTYPES[dtype], layout=layout)
+        case = case._replace(has_bias=not options.no_bias, activation=activation, has_residual=options.residual)
         for backend in chosen:
             right &= measure(case._replace(padding_mode=options.padding_mode), backend, options.algorithm, table)
     return 0 if right else 1

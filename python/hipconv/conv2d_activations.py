@@ -26,6 +26,13 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 ROUNDED_FIRST = ("none", "relu", "relu6")
 """Activations that give the same whether what they are applied to was rounded before or the result is rounded after."""
 
+
+def _silu_gradient(dy: Tensor, v: Tensor) -> Tensor:
+    """By operations that can be differentiated again, which torch's own operator cannot."""
+    s = torch.sigmoid(v)
+    return dy * (s * (1 + v * (1 - s)))
+
+
 _FROM_OUTPUT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "relu": lambda dy, y: torch.ops.aten.threshold_backward(dy, y, 0),
     "relu6": lambda dy, y: torch.ops.aten.hardtanh_backward(dy, y, 0, 6),
@@ -36,7 +43,7 @@ _FROM_OUTPUT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 _FROM_INPUT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "gelu": lambda dy, v: torch.ops.aten.gelu_backward(dy, v),
     "gelu_tanh": lambda dy, v: torch.ops.aten.gelu_backward(dy, v, approximate="tanh"),
-    "silu": torch.ops.aten.silu_backward,
+    "silu": _silu_gradient,
     "hardswish": torch.ops.aten.hardswish_backward,
 }
 
