@@ -7,6 +7,7 @@ Gradients are torch's own convolution backward's.
 from __future__ import annotations
 
 from collections.abc import Sequence
+import functools
 import os
 from typing import Any
 
@@ -160,10 +161,17 @@ def _padded(x: Tensor, o: Options) -> tuple[Tensor, tuple[int, int]]:
     return F.pad(x, (left, right, top, bottom), mode="constant" if o.padding_mode == "zeros" else o.padding_mode), (0, 0)
 
 
+@functools.cache
+def _fast_on_cpu(dtype: torch.dtype) -> bool:
+    """Whether oneDNN convolves in `dtype` here; torch's own loops, which take over where it does not, are many times slower than f32."""
+    supports = {torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported, torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported}
+    return dtype == torch.float32 or supports[dtype]()
+
+
 def _by_torch(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, o: Options, dtype: torch.dtype) -> Tensor:
-    """Rounded once: in 16 bits only if nothing but an exact activation follows."""
+    """Rounded once: in 16 bits only if nothing but an exact activation follows, and if the processor is fast at it."""
     exact = o.activation in ROUNDED_FIRST and residual is None and dtype == x.dtype and (bias is None or bias.dtype == dtype)
-    if not exact:
+    if not (exact and _fast_on_cpu(dtype)):
         x, weight, bias = x.float(), weight.float(), None if bias is None else bias.float()
     x, padding = _padded(x, o)
     result = torch.conv2d(x, weight, bias, o.stride, padding, o.dilation, o.groups)
