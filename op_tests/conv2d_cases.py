@@ -73,7 +73,7 @@ class Case(NamedTuple):
         return self.N * self.K * math.prod(self.out_size) * self.products
 
     def reduced(self, macs: int) -> Case:
-        """The same kind of convolution, with at most about `macs` products: fewer images, then a smaller one, then fewer channels."""
+        """The same kind of convolution, with about `macs` products at most: fewer images, then a smaller one, fewer channels and groups."""
         case = self
         while case.macs > macs and case.N > 1:
             case = case._replace(N=max(1, case.N // 2))
@@ -85,6 +85,9 @@ class Case(NamedTuple):
             case = case._replace(H=max(least[0], case.H * 3 // 4), W=max(least[1], case.W * 3 // 4))
         while case.macs > macs and max(case.C, case.K) > 16 * case.groups and min(case.C, case.K) % 2 == 0:
             case = case._replace(C=case.C // 2) if case.C > case.K else case._replace(K=case.K // 2)
+        # A tile has room for 64 filters, and a group of few takes one all the same.
+        while case.groups * 64 * 64 * case.products > 8 * macs and case.groups % 2 == case.C % 2 == case.K % 2 == 0:
+            case = case._replace(C=case.C // 2, K=case.K // 2, groups=case.groups // 2)
         return case
 
     def inputs(self, device: torch.device, seed: int = 0) -> dict[str, Any]:
