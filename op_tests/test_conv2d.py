@@ -111,7 +111,7 @@ def wrong_stability(device: torch.device) -> list[str]:
     for layout, dtype in itertools.product(LAYOUTS, DTYPES.values()):
         case = Case(2, 40, 9, 11, 24, 3, 3, padding=1, dtype=dtype, layout=layout)
         arguments = case.inputs(device)
-        x, weight = arguments["x"], arguments["weight"]
+        x = arguments["x"]
         for algorithm in hipconv.conv2d_plan(**arguments).serves:
             run = functools.partial(hipconv.conv2d, algorithm=algorithm)
             where = f"{algorithm} {case}"
