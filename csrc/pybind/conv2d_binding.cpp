@@ -6,6 +6,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <cstdlib>
 #include <optional>
 
 #include "conv2d.h"
@@ -221,6 +222,29 @@ std::optional<at::Tensor> run_new_directly(const at::Tensor& x, const at::Tensor
     return run_new(x, weight, bias, residual, call, stream);
 }
 
+// All that a call's preparation depends on but its plain arguments: equal for calls that are alike. Nothing if the tensors are not all
+// dense, of at most four axes and in one place: then the operator is to say what is wrong with them.
+std::optional<py::bytes> key(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias, const OptionalTensor& residual,
+                             const OptionalTensor& out) {
+    int64_t numbers[5 * 10 + 1];
+    int count = 0;
+    numbers[count++] = x.device().index();
+    for (const at::Tensor* tensor : {&x, &weight, address_of(bias), address_of(residual), address_of(out)}) {
+        if (tensor == nullptr) {
+            numbers[count++] = -1;
+            continue;
+        }
+        if (tensor->layout() != at::kStrided || tensor->device() != x.device() || tensor->dim() > 4) return std::nullopt;
+        numbers[count++] = static_cast<int64_t>(tensor->scalar_type()) * 256 + tensor->dim() * 16 +
+                           static_cast<int64_t>(reinterpret_cast<uintptr_t>(tensor->data_ptr()) % 16);
+        for (const int64_t size : tensor->sizes()) numbers[count++] = size;
+        for (const int64_t stride : tensor->strides()) numbers[count++] = stride;
+    }
+    const char* variable = std::getenv("HIPCONV_CONV2D_ALGORITHM");  // os.environ writes through to it
+    std::string bytes(reinterpret_cast<const char*>(numbers), count * sizeof(int64_t));
+    return py::bytes(variable ? bytes + variable : bytes);
+}
+
 // ---- what the router asks -------------------------------------------------------------------------------------------------
 
 // What the algorithm of a call's plan does serve, if not these tensors; and the bytes of workspace that the plan takes.
@@ -250,6 +274,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     m.def("conv2d_directly", &run_new_directly);
     m.def("conv2d_out", &run);
     m.def("conv2d_out_directly", &run_directly);
+    m.def("conv2d_key", &key);
     m.def("conv2d_refusal", &refusal);
     m.def("conv2d_workspace", &workspace_bytes);
     m.def("conv2d_tiles", &tiles);

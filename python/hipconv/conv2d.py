@@ -68,8 +68,9 @@ def conv2d(
     """
     if not (isinstance(x, Tensor) and isinstance(weight, Tensor)):
         require_tensors(x=x, weight=weight)
-    if bias is not None or residual is not None or out is not None:
-        require_optional_tensors(bias=bias, residual=residual, out=out)
+    for optional in (bias, residual, out):
+        if optional is not None and not isinstance(optional, Tensor):
+            require_optional_tensors(bias=bias, residual=residual, out=out)
     kernel = conv2d_geometry.kernel_size(weight.shape)
     if torch.compiler.is_compiling():
         o = conv2d_geometry.options(kernel, stride, padding, dilation, groups, padding_mode, activation)

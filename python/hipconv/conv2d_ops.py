@@ -40,18 +40,31 @@ def _options(stride: Sequence[int], padding: Sequence[int], dilation: Sequence[i
 # ---- the way in -------------------------------------------------------------------------------------------------------------------
 
 
+_calls: dict[tuple, Any] = {}  # prepared, by all that they depend on
+
+
 def run(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor | None, o: Options,
     out_dtype: torch.dtype | None, algorithm: str, workspace_limit: int,
 ) -> Tensor:  # fmt: skip
     """What `hipconv.conv2d` does with images in batches: past the operator, where nothing looks on, or through it."""
     inputs = (x, weight, bias, residual)
-    wants_gradient = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in (*inputs, out))
+    wants_gradient = torch.is_grad_enabled() and (
+        x.requires_grad
+        or weight.requires_grad
+        or (bias is not None and bias.requires_grad)
+        or (residual is not None and residual.requires_grad)
+        or (out is not None and out.requires_grad)
+    )
     kernels = None if wants_gradient else kernels_for("conv2d", *inputs, out)
-    if kernels is not None:
-        conv2d_geometry.check_places(x, weight=weight, bias=bias, residual=residual, out=out)
-        request = Request(out_dtype, algorithm, os.environ.get(conv2d_router.VARIABLE), workspace_limit)
-        call = conv2d_calls.prepared(*inputs, out, o, request)[1].call
+    if kernels is not None and (key := kernels.conv2d_key(*inputs, out)) is not None:
+        alike = (kernels, key, o, out_dtype, algorithm, workspace_limit)
+        call = _calls.get(alike)
+        if call is None:
+            request = Request(out_dtype, algorithm, os.environ.get(conv2d_router.VARIABLE), workspace_limit)
+            if len(_calls) >= 4096:
+                _calls.clear()
+            call = _calls[alike] = conv2d_calls.prepared(*inputs, out, o, request)[1].call
         if out is None:
             result = kernels.conv2d_directly(*inputs, call, stream(x))
             if result is not None:
