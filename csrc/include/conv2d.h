@@ -1,7 +1,7 @@
 // conv2d: what the bindings hand to the kernels. Knows neither torch nor HIP.
 //
-//   out[n, k, p, q] = act(bias[k] + sum_{c, r, s} weight[k, c, r, s] * x[n, g C/G + c, p stride_h - pad_top + r dilation_h,
-//                                                                       q stride_w - pad_left + s dilation_w] + residual[n, k, p, q])
+//   out[n, k, p, q] = act(bias[k] + sum_{c, r, s} weight[k, c, r, s] * x[n, g C/G + c, y, z] + residual[n, k, p, q])
+//   y = p stride_h - pad_top + r dilation_h,   z = q stride_w - pad_left + s dilation_w
 //
 // where g is the group of filter k, and x outside the image is what the padding mode says.
 #pragma once
@@ -61,7 +61,7 @@ struct Conv2dTile {
 // memory; the others depend on sizes, strides, types and the alignment of addresses. The stride of an axis of one element is that
 // of a dense tensor in the layout of the others.
 std::vector<std::string> conv2d_algorithms();  // the fastest first
-// The tiles that `plan.algorithm` may have on an architecture ("gfx942", "sm_90", "wave64") for x of a dtype; none if it has no tiles.
+// The tiles that an algorithm may have on an architecture ("gfx942", "sm_90", "wave64") for x of a dtype, if it has tiles.
 std::vector<Conv2dTile> conv2d_tiles(const std::string& algorithm, const std::string& arch, DType dtype);
 // Whether the plan serves the call: then null, else what its algorithm does serve. A plan without a tile asks about the algorithm
 // alone: whether there is a tile.

@@ -1,7 +1,7 @@
 // conv2d on GPUs: the algorithms, and the one that serves every call.
 //
-// `naive`: a thread makes one output at a time, by the formula, with f32 sums. Any groups, dilation, strides, padding mode. Lanes lie
-// along the denser of out's channels and columns, so that neighbours write neighbouring addresses in both layouts.
+// `naive`: a thread makes one output at a time, by the formula, with f32 sums. Any groups, dilation, strides, padding mode. Lanes
+// lie along the denser of out's channels and columns, so that neighbours write neighbouring addresses in both layouts.
 #include <hip/hip_runtime.h>
 
 #include "check.h"

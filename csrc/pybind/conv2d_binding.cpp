@@ -1,4 +1,4 @@
-// The conv2d module: checked tensors -> params struct -> launcher. Which algorithm runs is python/hipconv/conv2d_router.py's to say.
+// The conv2d module: checked tensors -> params struct -> launcher. python/hipconv/conv2d_router.py says which algorithm runs.
 #include <ATen/core/Tensor.h>
 
 #include <ATen/ops/empty_ops.h>  // after it; <ATen/ops/empty.h> would take seconds to compile
@@ -22,9 +22,9 @@ using OptionalTensor = std::optional<at::Tensor>;
 
 const at::Tensor* address_of(const OptionalTensor& tensor) { return tensor.has_value() ? &*tensor : nullptr; }
 
-// All of a call but its tensors. Made once for calls that are alike: they then take no time to convert.
 using Ints = std::vector<int32_t>;
 
+// All of a call but its tensors. Made once for calls that are alike: they then take no time to convert.
 struct Call {
     Ints stride, padding, dilation, out_size;  // padding: top, bottom, left, right
     int32_t groups;
@@ -81,10 +81,10 @@ Image image(const at::Tensor& t, bool channels_last) {
     const int64_t channels = t.size(1), height = t.size(2), width = t.size(3);
     const int64_t pixel_stride = width > 1 ? t.stride(3) : t.stride(2);
     if (channels > 1 && width * height > 1) channels_last = t.stride(1) < pixel_stride;
-    const int64_t dense[4] = {channels * height * width, channels_last ? 1 : height * width, channels_last ? channels * width : width,
-                              channels_last ? channels : 1};
+    const int64_t nchw[4] = {channels * height * width, height * width, width, 1};
+    const int64_t nhwc[4] = {channels * height * width, 1, channels * width, channels};
     int64_t strides[4];
-    for (int k = 0; k < 4; ++k) strides[k] = t.size(k) == 1 ? dense[k] : t.stride(k);
+    for (int k = 0; k < 4; ++k) strides[k] = t.size(k) != 1 ? t.stride(k) : channels_last ? nhwc[k] : nchw[k];
     return {address(t), strides[0], strides[1], strides[2], strides[3]};
 }
 
@@ -95,15 +95,17 @@ void check_reach(const Conv2dParams& p) {
                               : p.padding_mode == PaddingMode::circular ? size
                                                                         : std::numeric_limits<int64_t>::max();
         if (size < 1 || -first > limit || last - (size - 1) > limit)
-            throw py::value_error(concat("padding: reaches ", -first, " before and ", last - (size - 1), " behind ", axis, " of size ",
-                                         size, ", expected at most ", limit, " for this padding_mode"));
+            throw py::value_error(concat("padding: reaches ", -first, " before and ", last - (size - 1), " behind ", axis,
+                                         " of size ", size, ", expected at most ", limit, " for this padding_mode"));
     };
     if (p.padding_mode == PaddingMode::zeros) return;
     const auto last = [](int64_t out, int64_t stride, int64_t kernel, int64_t dilation, int64_t padding) {
         return (out - 1) * stride + (kernel - 1) * dilation - padding;
     };
-    check("the height of x", -int64_t{p.pad_top}, last(p.out_height, p.stride_h, p.kernel_height, p.dilation_h, p.pad_top), p.in_height);
-    check("the width of x", -int64_t{p.pad_left}, last(p.out_width, p.stride_w, p.kernel_width, p.dilation_w, p.pad_left), p.in_width);
+    const int64_t bottom = last(p.out_height, p.stride_h, p.kernel_height, p.dilation_h, p.pad_top);
+    const int64_t right = last(p.out_width, p.stride_w, p.kernel_width, p.dilation_w, p.pad_left);
+    check("the height of x", -int64_t{p.pad_top}, bottom, p.in_height);
+    check("the width of x", -int64_t{p.pad_left}, right, p.in_width);
 }
 
 // Kinds, types and shapes; where the tensors lie is the launch's to check.
@@ -126,8 +128,10 @@ Conv2dParams checked_params(const at::Tensor& out, const at::Tensor& x, const at
         if (factor < 1) throw py::value_error(concat("stride, dilation, groups: got ", factor, ", expected at least 1"));
     if (x.size(1) % call.groups != 0 || weight.size(1) != x.size(1) / call.groups || weight.size(0) % call.groups != 0)
         throw py::value_error(concat("weight: got shape ", shape_text(weight.sizes()), " for x of shape ", shape_text(x.sizes()),
-                                     " and ", call.groups, " groups, expected (a multiple of groups, in_channels / groups, height, width)"));
-    check_shape({"out", out}, {x.size(0), weight.size(0), call.out_size[0], call.out_size[1]}, "(batch, out_channels, height, width)");
+                                     " and ", call.groups,
+                                     " groups, expected (a multiple of groups, in_channels / groups, height, width)"));
+    check_shape({"out", out}, {x.size(0), weight.size(0), call.out_size[0], call.out_size[1]},
+                "(batch, out_channels, height, width)");
 
     const auto size = [](const at::Tensor& t, int axis) { return static_cast<int32_t>(t.size(axis)); };
     p.batch = size(x, 0), p.in_channels = size(x, 1), p.in_height = size(x, 2), p.in_width = size(x, 3);
@@ -206,8 +210,8 @@ at::Tensor run_new(const at::Tensor& x, const at::Tensor& weight, const Optional
     check_rank({"x", x}, 4, "(batch, in_channels, height, width)");
     check_rank({"weight", weight}, 4, "(out_channels, in_channels / groups, height, width)");
     const at::Tensor out = at::_ops::empty_memory_format::call(
-        c10::fromIntArrayRefSlow({x.size(0), weight.size(0), call.out_size[0], call.out_size[1]}), call.out_dtype, {}, x.device(), {},
-        call.channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous);
+        c10::fromIntArrayRefSlow({x.size(0), weight.size(0), call.out_size[0], call.out_size[1]}), call.out_dtype, {}, x.device(),
+        {}, call.channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous);
     const Conv2dParams p = checked_params(out, x, weight, bias, residual, call);
     check_same_device({"weight", weight}, {"x", x});
     if (bias) check_same_device({"bias", *bias}, {"x", x});
@@ -222,10 +226,10 @@ std::optional<at::Tensor> run_new_directly(const at::Tensor& x, const at::Tensor
     return run_new(x, weight, bias, residual, call, stream);
 }
 
-// All that a call's preparation depends on but its plain arguments: equal for calls that are alike. Nothing if the tensors are not all
-// dense, of at most four axes and in one place: then the operator is to say what is wrong with them.
-std::optional<py::bytes> key(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias, const OptionalTensor& residual,
-                             const OptionalTensor& out) {
+// All that a call's preparation depends on but its plain arguments: equal for calls that are alike. Nothing if the tensors are
+// not all dense, of at most four axes and in one place: then the operator is to say what is wrong with them.
+std::optional<py::bytes> key(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
+                             const OptionalTensor& residual, const OptionalTensor& out) {
     int64_t numbers[5 * 10 + 1];
     int count = 0;
     numbers[count++] = x.device().index();
@@ -248,8 +252,8 @@ std::optional<py::bytes> key(const at::Tensor& x, const at::Tensor& weight, cons
 // ---- what the router asks -------------------------------------------------------------------------------------------------
 
 // What the algorithm of a call's plan does serve, if not these tensors; and the bytes of workspace that the plan takes.
-std::optional<std::string> refusal(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
-                                   const OptionalTensor& residual, const Call& call) {
+std::optional<std::string> refusal(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight,
+                                   const OptionalTensor& bias, const OptionalTensor& residual, const Call& call) {
     const char* served = conv2d_refusal(checked_params(out, x, weight, address_of(bias), address_of(residual), call), call.plan);
     return served ? std::optional<std::string>(served) : std::nullopt;
 }
