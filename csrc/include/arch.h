@@ -11,6 +11,9 @@
 #endif
 #elif defined(__NVCC__)
 #define HIPCONV_NVIDIA 1  // the same text through csrc/compat/cuda
+#if defined(__CUDA_ARCH__)
+#define HIPCONV_NVIDIA_DEVICE 1
+#endif
 #else
 #define HIPCONV_HOST 1  // plain C++: csrc/cpu, the bindings, and kernels through csrc/compat/simt
 #endif
@@ -65,6 +68,58 @@ constexpr int kLaneBytes = HIPCONV_SIMT_WAVE == 32 ? 8 : 16;  // so that tests s
 #else
 constexpr int kLaneBytes = 16;
 #endif
+
+// The instructions that multiply matrices (mma.h). One macro at most is defined, in the device pass; none means plain FMAs.
+#if defined(HIPCONV_AMD_DEVICE)
+#if defined(__gfx90a__) || defined(__gfx940__) || defined(__gfx941__) || defined(__gfx942__) || defined(__gfx950__)
+#define HIPCONV_HAS_MFMA 1
+#elif defined(__GFX11__)
+#define HIPCONV_HAS_WMMA11 1
+#elif defined(__GFX12__) && !defined(__gfx1250__)
+#define HIPCONV_HAS_WMMA12 1
+#endif
+#if defined(__gfx950__)
+#define HIPCONV_HAS_MFMA_8_WIDE 1  // 16-bit forms that take 8 elements a lane
+#endif
+#elif defined(HIPCONV_NVIDIA_DEVICE)
+#if __CUDA_ARCH__ >= 800
+#define HIPCONV_HAS_MMA_SYNC 1
+#endif
+#endif
+
+enum class MatrixUnit { fma, mfma, wmma11, wmma12, mma_sync };
+#if defined(HIPCONV_HAS_MFMA)
+constexpr MatrixUnit kMatrixUnit = MatrixUnit::mfma;
+#elif defined(HIPCONV_HAS_WMMA11)
+constexpr MatrixUnit kMatrixUnit = MatrixUnit::wmma11;
+#elif defined(HIPCONV_HAS_WMMA12)
+constexpr MatrixUnit kMatrixUnit = MatrixUnit::wmma12;
+#elif defined(HIPCONV_HAS_MMA_SYNC)
+constexpr MatrixUnit kMatrixUnit = MatrixUnit::mma_sync;
+#elif defined(HIPCONV_SIMT_MMA)
+constexpr MatrixUnit kMatrixUnit = MatrixUnit::HIPCONV_SIMT_MMA;
+#elif defined(HIPCONV_HOST)
+constexpr MatrixUnit kMatrixUnit = kWaveSize == 64 ? MatrixUnit::mfma : MatrixUnit::mma_sync;
+#else
+constexpr MatrixUnit kMatrixUnit = MatrixUnit::fma;
+#endif
+
+// Whether memory is copied to LDS past the registers, by copies under way while the thread goes on; LDS beyond 48 KB is then the
+// launch's to ask for. The same in the host and the device pass.
+#if defined(HIPCONV_NVIDIA)
+constexpr bool kCopiesPastRegisters = true;
+#elif defined(HIPCONV_AMD)
+constexpr bool kCopiesPastRegisters = false;
+#else
+constexpr bool kCopiesPastRegisters = kMatrixUnit == MatrixUnit::mma_sync;
+#endif
+
+// Nothing may be moved across this by the compiler: what stands behind it waits for loads, what stands in front is to hide them.
+HIPCONV_INLINE void keep_order() {
+#if defined(HIPCONV_AMD_DEVICE) && __has_builtin(__builtin_amdgcn_sched_barrier)
+    __builtin_amdgcn_sched_barrier(0);
+#endif
+}
 
 // Before an access at an address that all lanes share plus this offset. AMD has an access that takes exactly these two, and its
 // compiler uses it only where it sees the 32 bits widened beside the access, not in front of a loop: so hide them from it here.
@@ -130,3 +185,19 @@ HIPCONV_INLINE const P& first_parameter(const P& parameter) {
 #else
 #define HIPCONV_SHARED(type, name, count) __shared__ type name[count]
 #endif
+
+// LDS of which a block may need more than a declaration can give: one array a kernel, of 16-byte elements, for a launch that asks
+// for launch_shared_bytes().
+#if defined(HIPCONV_HOST)
+#define HIPCONV_LARGE_SHARED(type, name, count) type* const name = ::simt::large_shared<type>(count)
+#elif defined(HIPCONV_NVIDIA)
+#define HIPCONV_LARGE_SHARED(type, name, count) extern __shared__ __align__(128) type name[]
+#else
+#define HIPCONV_LARGE_SHARED(type, name, count) __shared__ type name[count]
+#endif
+
+namespace hipconv {
+
+constexpr int launch_shared_bytes(int bytes) { return kCopiesPastRegisters ? bytes : 0; }
+
+}  // namespace hipconv

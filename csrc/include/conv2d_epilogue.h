@@ -76,14 +76,15 @@ HIPCONV_INLINE void store_rounded(void* base, int64_t index, DType dtype, float 
     }
 }
 
-// One output from its finished sum. `Params` is Conv2dParams, or a kernel's own with the same members; the struct may be one that
+// One output from its finished sum, `out_offset` elements behind its place. `Params` is Conv2dParams, or a kernel's own with the same members; the struct may be one that
 // first_argument_again gave.
 template <typename Params>
-HIPCONV_INLINE void conv2d_store(const Params& p, int64_t n, int64_t k, int64_t row, int64_t column, float sum) {
+HIPCONV_INLINE void conv2d_store(const Params& p, int64_t n, int64_t k, int64_t row, int64_t column, float sum,
+                                 int64_t out_offset = 0) {
     const auto global = [](const void* data) { return global_pointer<void>(reinterpret_cast<uint64_t>(data)); };
     if (p.bias) sum += load_parameter(global(p.bias), k * p.bias_stride, p.bias_dtype);
     if (p.residual.data) sum += load_parameter(global(p.residual.data), offset_in(p.residual, n, k, row, column), p.residual_dtype);
-    store_rounded(global(p.out.data), offset_in(p.out, n, k, row, column), p.out_dtype, activate(sum, p.activation));
+    store_rounded(global(p.out.data), out_offset + offset_in(p.out, n, k, row, column), p.out_dtype, activate(sum, p.activation));
 }
 
 }  // namespace hipconv

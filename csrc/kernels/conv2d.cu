@@ -7,6 +7,7 @@
 #include "check.h"
 #include "conv2d.h"
 #include "conv2d_epilogue.h"
+#include "conv2d_launchers.h"
 #include "conv2d_padding.h"
 #include "registers.h"
 
@@ -87,6 +88,7 @@ struct Algorithm {
 };
 
 constexpr Algorithm kAlgorithms[] = {  // the fastest first
+    {"implicit_gemm", conv2d_implicit_gemm_tiles, conv2d_implicit_gemm_refusal, conv2d_implicit_gemm_workspace, conv2d_implicit_gemm},
     {"naive", [](const std::string&, DType) { return std::vector<Conv2dTile>{}; },
      [](const Conv2dParams&, const Conv2dPlan&) -> const char* { return nullptr; },
      [](const Conv2dParams&, const Conv2dPlan&) -> int64_t { return 0; }, naive},

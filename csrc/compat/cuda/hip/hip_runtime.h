@@ -25,6 +25,10 @@ inline hipError_t hipFree(void* address) { return cudaFree(address); }
 inline hipError_t hipMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
     return cudaMemcpy(to, from, bytes, kind);
 }
+constexpr cudaFuncAttribute hipFuncAttributeMaxDynamicSharedMemorySize = cudaFuncAttributeMaxDynamicSharedMemorySize;
+inline hipError_t hipFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
+    return cudaFuncSetAttribute(kernel, attribute, value);
+}
 inline hipError_t hipDeviceSynchronize() { return cudaDeviceSynchronize(); }
 
 #define hipLaunchKernelGGL(kernel, grid, block, shared_bytes, stream, ...) \

@@ -35,6 +35,7 @@ namespace simt {
 
 constexpr int kMaxThreads = 1024;
 constexpr size_t kSharedBytes = 64 * 1024;
+constexpr size_t kLargeSharedBytes = hipconv::kCopiesPastRegisters ? 227 * 1024 : kSharedBytes;  // that a launch may ask for
 constexpr size_t kSharedArrays = 64;
 constexpr size_t kCanaryBytes = 64;
 constexpr unsigned char kPoison = 0xff;  // NaN in f32, f16 and bf16
@@ -58,7 +59,18 @@ struct Site {
 };
 
 enum class State { runnable, at_barrier, at_wave_op, exited };
-enum class WaveOp { shuffle, ballot };
+enum class WaveOp { shuffle, ballot, collective };
+
+// What all lanes of a wave do together, once each has come with an address.
+using Collective = void (*)(void* const* lanes);
+
+// A copy to shared memory that has been asked for and not been waited for: the data is not there yet.
+struct PendingCopy {
+    void* to;
+    const void* from;
+    size_t bytes, zeros;
+    int group;
+};
 
 struct Thread {
     Context context;
@@ -69,7 +81,10 @@ struct Thread {
     uint64_t value = 0;   // what this lane brings to a wave operation
     int source = 0;       // the lane whose value it takes, in a shuffle
     uint64_t result = 0;  // what it takes away
+    Collective collective = nullptr;
     size_t next_shared = 0;
+    std::vector<PendingCopy> copies;
+    int copy_groups = 0;  // closed so far
 };
 
 struct SharedArray {
@@ -85,8 +100,9 @@ class Block {
         return block;
     }
 
-    Block(const char* kernel, dim3 size, Order& order)
-        : kernel_(kernel), size_(size), count_(static_cast<int>(size.x * size.y * size.z)), order_(order), threads_(count_) {
+    Block(const char* kernel, dim3 size, size_t launch_shared, Order& order)
+        : kernel_(kernel), size_(size), count_(static_cast<int>(size.x * size.y * size.z)), launch_shared_(launch_shared),
+          order_(order), threads_(count_) {
         std::vector<Stack>& stacks = stack_pool();
         while (static_cast<int>(stacks.size()) < count_) stacks.emplace_back();
     }
@@ -129,15 +145,45 @@ class Block {
         return self.result;
     }
 
+    // The whole wave must come: what a missing lane would bring is undefined.
+    void wave_collective(Collective collective, void* mine, Site site) {
+        threads_[running_].collective = collective;
+        wave_op(WaveOp::collective, reinterpret_cast<uint64_t>(mine), 0, site);
+    }
+
+    // Copies past the registers, finished as late as the thread allows.
+    void copy_later(void* to, const void* from, size_t bytes, size_t zeros) {
+        Thread& self = threads_[running_];
+        self.copies.push_back({to, from, bytes, zeros, self.copy_groups});
+    }
+    void close_copy_group() { ++threads_[running_].copy_groups; }
+    void wait_for_copies(int groups_left) {
+        Thread& self = threads_[running_];
+        size_t done = 0;
+        while (done < self.copies.size() && self.copies[done].group < self.copy_groups - groups_left) {
+            const PendingCopy& copy = self.copies[done++];
+            if (copy.bytes) std::memcpy(copy.to, copy.from, copy.bytes);
+            std::memset(static_cast<char*>(copy.to) + copy.bytes, 0, copy.zeros);
+        }
+        self.copies.erase(self.copies.begin(), self.copies.begin() + static_cast<std::ptrdiff_t>(done));
+    }
+
     // Shared memory, by order of declaration: the first thread to come allocates and poisons it, the others find it.
-    void* shared(size_t bytes, Site site) {
+    void* shared(size_t bytes, Site site, size_t limit = kSharedBytes) {
         const size_t number = threads_[running_].next_shared++;
-        if (number == shared_.size()) allocate_shared(bytes, site);
+        if (number == shared_.size()) allocate_shared(bytes, site, limit);
         const SharedArray& array = shared_[number];
         if (array.bytes != bytes || !(array.site == site))
             die("%s declares %zu bytes at %s:%d where another thread declares %zu at %s:%d", name(running_).c_str(), bytes,
                 site.file, site.line, array.bytes, array.site.file, array.site.line);
         return arena() + array.begin;
+    }
+
+    // Shared memory that takes what the launch asked for, where that is how a block gets it.
+    void* large_shared(size_t bytes, Site site) {
+        const size_t asked = hipconv::kCopiesPastRegisters ? launch_shared_ : bytes;
+        if (asked != bytes) die("declares %zu bytes of large shared memory, and its launch asks for %zu", bytes, asked);
+        return shared(bytes, site, kLargeSharedBytes);
     }
 
     // The first lane of the segment of `width` lanes that the calling lane is in.
@@ -161,7 +207,7 @@ class Block {
         alignas(16) static thread_local char memory[kArenaBytes];
         return memory;
     }
-    static constexpr size_t kArenaBytes = kSharedBytes + (kSharedArrays + 1) * kCanaryBytes;
+    static constexpr size_t kArenaBytes = kLargeSharedBytes + (kSharedArrays + 1) * kCanaryBytes;
     static size_t padded(size_t bytes) { return (bytes + 15) / 16 * 16; }
 
     // AddressSanitizer stops at a forbidden byte, reads included; without it the canaries tell of writes when the block is done.
@@ -181,12 +227,12 @@ class Block {
     }
 
     // Canaries lie before the first array and after each.
-    void allocate_shared(size_t bytes, Site site) {
+    void allocate_shared(size_t bytes, Site site, size_t limit) {
         const size_t last_end = shared_.empty() ? 0 : shared_.back().begin + padded(shared_.back().bytes);
         const size_t begin = last_end + kCanaryBytes, end = begin + bytes, next = begin + padded(bytes) + kCanaryBytes;
         const size_t used = next - (shared_.size() + 2) * kCanaryBytes;
-        if (used > kSharedBytes)
-            die("needs %zu bytes of shared memory, and a block has %zu (%s:%d)", used, kSharedBytes, site.file, site.line);
+        if (used > limit)
+            die("needs %zu bytes of shared memory, and a block has %zu (%s:%d)", used, limit, site.file, site.line);
         if (shared_.size() == kSharedArrays) die("declares over %zu shared arrays (%s:%d)", kSharedArrays, site.file, site.line);
         allow_access(last_end, next);
         for (size_t i = last_end; i < begin; ++i) arena()[i] = static_cast<char>(canary(i));
@@ -238,6 +284,7 @@ class Block {
         for (int t = begin; t < end; ++t)
             if (threads_[t].state != State::at_wave_op) return;
         require_one_site(begin, end);
+        if (threads_[begin].op == WaveOp::collective) return finish_collective(begin, end);
         uint64_t ballot = 0;
         for (int t = begin; t < end; ++t) ballot |= static_cast<uint64_t>(threads_[t].value != 0) << (t - begin);
         for (int t = begin; t < end; ++t) {
@@ -246,6 +293,18 @@ class Block {
             thread.result = thread.op == WaveOp::ballot ? ballot : source < end ? threads_[source].value : ~0ull;  // no such lane
             thread.state = State::runnable;
         }
+    }
+
+    void finish_collective(int begin, int end) {
+        if (end - begin != hipconv::kWaveSize)
+            die("%s is in a wave of %d threads: %s takes all %d lanes", name(begin).c_str(), end - begin, threads_[begin].site.what,
+                hipconv::kWaveSize);
+        void* lanes[hipconv::kWaveSize];
+        for (int t = begin; t < end; ++t) {
+            lanes[t - begin] = reinterpret_cast<void*>(threads_[t].value);
+            threads_[t].state = State::runnable;
+        }
+        threads_[begin].collective(lanes);
     }
 
     void require_one_site(int begin, int end) const {
@@ -304,6 +363,7 @@ class Block {
     const char* kernel_;
     dim3 size_, index_;
     int count_;
+    size_t launch_shared_;
     Order& order_;
     std::vector<Thread> threads_;
     Context scheduler_;
@@ -315,6 +375,11 @@ class Block {
 template <typename T>
 T* shared(size_t count, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
     return static_cast<T*>(Block::current()->shared(count * sizeof(T), {"a shared array", file, line}));
+}
+
+template <typename T>
+T* large_shared(size_t count, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    return static_cast<T*>(Block::current()->large_shared(count * sizeof(T), {"a large shared array", file, line}));
 }
 
 }  // namespace simt

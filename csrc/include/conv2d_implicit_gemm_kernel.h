@@ -1,0 +1,294 @@
+// The implicit GEMM: a block makes a tile of output pixels by filters, wave by wave on matrix cores, from tiles of x and of the filters
+// that it stages in LDS step by step. x is gathered while it is staged: no unfolded copy of it exists anywhere.
+//
+// Staging. Through registers, where LDS can only be written from there: the next step's loads are issued before the products of this
+// one, and written after them. Past the registers, where there are such copies: a ring of tiles, filled two steps ahead.
+#pragma once
+
+#include <type_traits>
+
+#include "check.h"
+#include "conv2d_epilogue.h"
+#include "conv2d_implicit_gemm_operands.h"
+#include "registers.h"
+
+namespace hipconv {
+
+// ---- out --------------------------------------------------------------------------------------------------------------
+
+// Where an output pixel is.
+struct PixelOfOut {
+    int n, p, q;
+};
+
+HIPCONV_INLINE PixelOfOut pixel_of_out(const ConvGemmParams& p, int image, int pixel) {
+    int n = image;
+    if (!p.by_image) {
+        n = static_cast<int>(divide(pixel, p.divide_by_image));
+        pixel -= n * p.conv.out_height * p.conv.out_width;
+    }
+    const int row = static_cast<int>(divide(pixel, p.divide_by_row));
+    return {n, row, pixel - row * p.conv.out_width};
+}
+
+HIPCONV_INLINE void load_eight(float (&v)[8], const void* base, int64_t index, DType dtype) {
+    const uint64_t address = reinterpret_cast<uint64_t>(base);
+    if (dtype == DType::f32) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const Words4 words = *global_pointer<const Words4>(address + (index + 4 * half) * 4);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) v[4 * half + i] = bit_cast<float>(word(words, i));
+        }
+        return;
+    }
+    const Words4 words = *global_pointer<const Words4>(address + index * 2);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const Pair pair = dtype == DType::bf16 ? pair_of<bf16>(words, i) : pair_of<f16>(words, i);
+        v[2 * i] = low(pair);
+        v[2 * i + 1] = high(pair);
+    }
+}
+
+HIPCONV_INLINE void store_eight(const float (&v)[8], void* base, int64_t index, DType dtype) {
+    const uint64_t address = reinterpret_cast<uint64_t>(base);
+    if (dtype == DType::f32) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            Words4 words{};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) set_word(words, i, bit_cast<uint32_t>(v[4 * half + i]));
+            *global_pointer<Words4>(address + (index + 4 * half) * 4) = words;
+        }
+        return;
+    }
+    Words4 words{};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const Pair pair = make_pair(canonical_nan(v[2 * i]), canonical_nan(v[2 * i + 1]));
+        set_word(words, i, dtype == DType::bf16 ? pack<bf16>(pair) : pack<f16>(pair));
+    }
+    *global_pointer<Words4>(address + index * 2) = words;
+}
+
+// One switch for all eight.
+HIPCONV_INLINE void activate_eight(float (&v)[8], Conv2dActivation activation) {
+    const auto all = [&](Conv2dActivation kind) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) v[i] = activate(v[i], kind);
+    };
+    switch (activation) {
+        case Conv2dActivation::none: return;
+        case Conv2dActivation::relu: return all(Conv2dActivation::relu);
+        case Conv2dActivation::relu6: return all(Conv2dActivation::relu6);
+        case Conv2dActivation::gelu: return all(Conv2dActivation::gelu);
+        case Conv2dActivation::gelu_tanh: return all(Conv2dActivation::gelu_tanh);
+        case Conv2dActivation::silu: return all(Conv2dActivation::silu);
+        case Conv2dActivation::sigmoid: return all(Conv2dActivation::sigmoid);
+        case Conv2dActivation::tanh: return all(Conv2dActivation::tanh);
+        case Conv2dActivation::leaky_relu: return all(Conv2dActivation::leaky_relu);
+        case Conv2dActivation::hardswish: return all(Conv2dActivation::hardswish);
+    }
+}
+
+// Finished sums of kSlabPixels pixels by kFilters filters of a wave, in LDS, with the four-float units of a row in another order in each
+// row, so that neither writes nor reads along rows or columns meet in a bank.
+template <int kFilters>
+HIPCONV_INLINE int slab_at(int pixel, int filter) {
+    return pixel * kFilters + ((filter / 4 ^ pixel % (kFilters / 4)) * 4 + filter % 4);
+}
+
+// Bias, residual and activation of a wave's slab, and its way to memory: lanes along the denser of out's filters and pixels, eight
+// elements a lane where they are aligned.
+template <int kFilters>
+HIPCONV_INLINE void store_slab(const ConvGemmParams& p, const float* slab, int lane, int image, int first_pixel, int first_filter,
+                               int group, int part) {
+    const Conv2dParams& c = p.conv;
+    const int filters = p.group_filters - first_filter, pixels = p.pixels - first_pixel;
+    const int64_t k_first = static_cast<int64_t>(group) * p.group_filters + first_filter;
+    const int64_t part_offset = part * p.part_stride;
+    if (p.vector_stores) {
+        constexpr int kAcross = kFilters / 8;
+#pragma unroll 1
+        for (int unit = lane; unit < kSlabPixels * kAcross; unit += kWaveSize) {
+            const int pixel = p.along_filters ? unit / kAcross : unit % (kSlabPixels / 8) * 8;
+            const int filter = p.along_filters ? unit % kAcross * 8 : unit / (kSlabPixels / 8);
+            if (pixel >= pixels || filter >= filters) continue;
+            const PixelOfOut at = pixel_of_out(p, image, first_pixel + pixel);
+            const int64_t k = k_first + filter;
+            float v[8], more[8];
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                v[i] = p.along_filters ? slab[slab_at<kFilters>(pixel, filter + i)] : slab[slab_at<kFilters>(pixel + i, filter)];
+            if (c.bias) {
+                const void* bias = global_pointer<const void>(reinterpret_cast<uint64_t>(c.bias));
+                if (p.along_filters) {
+#pragma unroll
+                    for (int i = 0; i < 8; ++i) v[i] += load_parameter(bias, (k + i) * c.bias_stride, c.bias_dtype);
+                } else {
+                    const float all = load_parameter(bias, k * c.bias_stride, c.bias_dtype);
+#pragma unroll
+                    for (int i = 0; i < 8; ++i) v[i] += all;
+                }
+            }
+            if (c.residual.data) {
+                load_eight(more, c.residual.data, offset_in(c.residual, at.n, k, at.p, at.q), c.residual_dtype);
+#pragma unroll
+                for (int i = 0; i < 8; ++i) v[i] += more[i];
+            }
+            activate_eight(v, c.activation);
+            store_eight(v, c.out.data, part_offset + offset_in(c.out, at.n, k, at.p, at.q), c.out_dtype);
+        }
+        return;
+    }
+#pragma unroll 1
+    for (int i = lane; i < kSlabPixels * kFilters; i += kWaveSize) {
+        const int pixel = p.along_filters ? i / kFilters : i % kSlabPixels;
+        const int filter = p.along_filters ? i % kFilters : i / kSlabPixels;
+        if (pixel >= pixels || filter >= filters) continue;
+        const PixelOfOut at = pixel_of_out(p, image, first_pixel + pixel);
+        conv2d_store(c, at.n, k_first + filter, at.p, at.q, slab[slab_at<kFilters>(pixel, filter)], part_offset);
+    }
+}
+
+// ---- the kernel -------------------------------------------------------------------------------------------------------
+
+template <typename T, int kTileM, int kTileN, bool kVectors>
+__global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kVectors>().threads),
+                                      (gemm_shape<T, kTileM, kTileN, kVectors>().blocks_a_unit))
+    conv2d_implicit_gemm_kernel(ConvGemmParams p) {
+    constexpr GemmShape kShape = gemm_shape<T, kTileM, kTileN, kVectors>();
+    HIPCONV_LARGE_SHARED(Words4, lds, gemm_shared_bytes(kShape, kWaveSize) / 16);
+    if constexpr (gemm_tile_is_legal<T>(kMatrixUnit, kTileM, kTileN)) {
+        constexpr int kWaves = kShape.threads / kWaveSize, kWavesM = waves_along_pixels(kTileM, kTileN, kWaves);
+        constexpr int kPixels = kTileM / kWavesM, kFilters = kTileN / (kWaves / kWavesM);  // of a wave
+        constexpr int kStageChunks = (kTileM + kTileN) * kTileChunks;
+        using Wave = Mma<T, kPixels, kFilters>;
+        using Pixels = PixelChunks<T, kTileM, kShape.threads>;
+        using Filters = FilterChunks<kTileN, kShape.threads>;
+
+        const int thread = threadIdx.x, wave = thread / kWaveSize, lane = thread % kWaveSize;
+        const int wave_pixel = wave % kWavesM * kPixels, wave_filter = wave / kWavesM * kFilters;
+        const int group = blockIdx.y, part = blockIdx.z;
+
+        // Tiles of the same pixels follow each other, so that they find x in the cache.
+        const int tile_m = static_cast<int>(divide(blockIdx.x, p.divide_by_tiles_n));
+        const int first_filter = (static_cast<int>(blockIdx.x) - tile_m * p.tiles_n) * kTileN;
+        int image, first_pixel;
+        if (p.by_image) {
+            image = static_cast<int>(divide(tile_m, p.divide_by_tiles_m));
+            first_pixel = (tile_m - image * p.tiles_m) * kTileM;
+        } else {
+            first_pixel = tile_m * kTileM;
+            image = static_cast<int>(divide(first_pixel, p.divide_by_image));
+        }
+
+        const int first_step = part * p.steps_a_part;
+        const int end = first_step + p.steps_a_part < p.steps ? first_step + p.steps_a_part : p.steps;
+        Pixels pixels(p, thread, group, image, first_pixel, first_step);
+        Filters filters(p, thread, group, first_filter, first_step);
+        typename Wave::Sums sums;
+        Wave::clear(sums);
+
+        if constexpr (kShape.stages > 1) {
+            const auto fill = [&](int stage, int step) {
+                if (step < end) {
+                    pixels.copy(p, lds + stage * kStageChunks);
+                    filters.copy(lds + stage * kStageChunks + kTileM * kTileChunks);
+                    pixels.advance(p);
+                    filters.advance(p);
+                }
+                close_copies();
+            };
+#pragma unroll
+            for (int stage = 0; stage < kShape.stages - 1; ++stage) fill(stage, first_step + stage);
+            int stage = 0, next = kShape.stages - 1;
+#pragma unroll 1
+            for (int step = first_step; step < end; ++step) {
+                wait_for_copies<kShape.stages - 2>();
+                __syncthreads();  // this step's copies are everyone's, and the stage before is read
+                fill(next, step + kShape.stages - 1);
+                const Words4* tile = lds + stage * kStageChunks;
+                Wave::step(sums, tile + wave_pixel * kTileChunks, tile + (kTileM + wave_filter) * kTileChunks, lane);
+                stage = stage + 1 == kShape.stages ? 0 : stage + 1;
+                next = next + 1 == kShape.stages ? 0 : next + 1;
+            }
+            wait_for_copies<0>();
+        } else {
+            Words4 filter_chunks[Filters::kCount];
+            typename std::conditional<kVectors, typename Pixels::Vectors, typename Pixels::Elements>::type pixel_chunks;
+            if (first_step < end) {
+                pixels.load(p, pixel_chunks);
+                filters.load(filter_chunks);
+            }
+#pragma unroll 1
+            for (int step = first_step; step < end; ++step) {
+                pixels.store(p, lds, pixel_chunks);
+                filters.store(lds + kTileM * kTileChunks, filter_chunks);
+                __syncthreads();
+                if (step + 1 < end) {
+                    pixels.advance(p);
+                    filters.advance(p);
+                    pixels.load(p, pixel_chunks);
+                    filters.load(filter_chunks);
+                }
+                keep_order();
+                Wave::step(sums, lds + wave_pixel * kTileChunks, lds + (kTileM + wave_filter) * kTileChunks, lane);
+                keep_order();
+                __syncthreads();
+            }
+        }
+
+        float* const slab = reinterpret_cast<float*>(lds) + wave * kSlabPixels * kFilters;
+#pragma unroll 1
+        for (int number = 0; number < kPixels / kSlabPixels; ++number) {
+            __syncthreads();  // the operands, or the slab before, are read
+            const auto write = [&](int pixel, int filter, auto run) {
+                *reinterpret_cast<decltype(run)*>(&slab[slab_at<kFilters>(pixel, filter)]) = run;
+            };
+            if (number == 0)
+                Wave::template for_each<0, kSlabPixels>(sums, lane, write);
+            else
+                Wave::template for_each<kPixels - kSlabPixels, kSlabPixels>(sums, lane, write);
+            __syncthreads();
+            store_slab<kFilters>(first_argument_again(p), slab, lane, image, first_pixel + wave_pixel + number * kSlabPixels,
+                                 first_filter + wave_filter, group, part);
+        }
+        static_assert(kPixels <= 2 * kSlabPixels, "two slabs at most");
+    }
+}
+
+// ---- launches ---------------------------------------------------------------------------------------------------------
+
+template <typename T, int kTileM, int kTileN, bool kVectors>
+void launch_conv_gemm(const ConvGemmParams& p, int split_k, void* stream) {
+    constexpr GemmShape kShape = gemm_shape<T, kTileM, kTileN, kVectors>();
+    const auto kernel = conv2d_implicit_gemm_kernel<T, kTileM, kTileN, kVectors>;
+    const int shared = launch_shared_bytes(gemm_shared_bytes(kShape, kWaveSize));
+    if (shared > 48 * 1024)
+        (void)hipFuncSetAttribute(reinterpret_cast<const void*>(kernel), hipFuncAttributeMaxDynamicSharedMemorySize, shared);
+    const int64_t tiles = static_cast<int64_t>(p.by_image ? p.conv.batch : 1) * p.tiles_m * p.tiles_n;
+    const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(p.conv.groups), static_cast<unsigned>(split_k));
+    hipLaunchKernelGGL((conv2d_implicit_gemm_kernel<T, kTileM, kTileN, kVectors>), grid, dim3(kShape.threads, 1, 1), shared,
+                       static_cast<hipStream_t>(stream), p);
+    check_launch("conv2d");
+}
+
+template <typename T, int kTileM, int kTileN>
+void launch_conv_gemm(const ConvGemmParams& p, bool vectors, int split_k, void* stream) {
+    vectors ? launch_conv_gemm<T, kTileM, kTileN, true>(p, split_k, stream)
+            : launch_conv_gemm<T, kTileM, kTileN, false>(p, split_k, stream);
+}
+
+template <typename T>
+void launch_conv_gemm(const ConvGemmParams& p, Conv2dTile tile, bool vectors, int split_k, void* stream) {
+    if constexpr (sizeof(T) == 2) {
+        if (tile.tile_m == 256) return launch_conv_gemm<T, 256, 128, true>(p, split_k, stream);
+        if (tile.tile_n == 128) return launch_conv_gemm<T, 128, 128>(p, vectors, split_k, stream);
+    }
+    if (tile.tile_m == 128) return launch_conv_gemm<T, 128, 64>(p, vectors, split_k, stream);
+    launch_conv_gemm<T, 64, 64>(p, vectors, split_k, stream);
+}
+
+}  // namespace hipconv

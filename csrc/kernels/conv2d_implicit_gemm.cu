@@ -1,0 +1,329 @@
+// The implicit GEMM's host side, and the two small kernels around it: one packs filters that it cannot read where they are, the other
+// adds up the parts of sums that were split.
+#include <hip/hip_runtime.h>
+
+#include "check.h"
+#include "conv2d_epilogue.h"
+#include "conv2d_implicit_gemm.h"
+#include "conv2d_launchers.h"
+#include "registers.h"
+
+namespace hipconv {
+
+constexpr int kSideThreads = 256;
+
+// ---- packing ----------------------------------------------------------------------------------------------------------
+
+struct PackParams {
+    Image weight;
+    void* packed;
+    int64_t filter_elements;  // of a packed filter
+    int32_t filters, channels, chunks, kernel_height, kernel_width, steps;
+    bool taps_inside;
+};
+
+// A thread packs the same 16 bytes of channels of each tap of a filter, so that what it reads is together in KCRS. Zeros fill the last
+// chunk; and, by threads of their own, the last step.
+template <typename T>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kSideThreads, 4) conv2d_pack_filters(PackParams p) {
+    constexpr int kElements = 16 / static_cast<int>(sizeof(T));
+    const int32_t taps = p.kernel_height * p.kernel_width, padding = p.steps * kTileChunks - taps * p.chunks;
+    const int64_t columns = p.chunks + (padding > 0), count = columns * p.filters;
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
+         i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+        const int64_t filter = i / columns;
+        const int32_t chunk = static_cast<int32_t>(i - filter * columns);
+        Words4* const row = reinterpret_cast<Words4*>(global_pointer<T>(reinterpret_cast<uint64_t>(p.packed)) + filter * p.filter_elements);
+        if (chunk == p.chunks) {
+            for (int n = taps * p.chunks; n < p.steps * kTileChunks; ++n) row[n] = Words4{};
+            continue;
+        }
+        for (int r = 0, tap = 0; r < p.kernel_height; ++r) {
+            for (int s = 0; s < p.kernel_width; ++s, ++tap) {
+                Words4 words{};
+#pragma unroll
+                for (int e = 0; e < kElements; ++e) {
+                    const int32_t channel = chunk * kElements + e;
+                    if (channel >= p.channels) continue;
+                    const T* from = global_pointer<const T>(reinterpret_cast<uint64_t>(p.weight.data)) +
+                                    offset_in(p.weight, filter, channel, r, s);
+                    const uint32_t bits = bit_cast<typename WordsOf<sizeof(T)>::type>(*from);
+                    constexpr int kInWord = 4 / static_cast<int>(sizeof(T));
+                    set_word(words, e / kInWord, word(words, e / kInWord) | bits << (e % kInWord * 16));
+                }
+                const int32_t step_chunk = chunk % kTileChunks, turn = chunk / kTileChunks;
+                row[p.taps_inside ? (turn * taps + tap) * kTileChunks + step_chunk : tap * p.chunks + chunk] = words;
+            }
+        }
+    }
+}
+
+// ---- adding up --------------------------------------------------------------------------------------------------------
+
+struct AddPartsParams {
+    Conv2dParams conv;
+    const float* parts;  // (parts, batch, out_height, out_width, out_channels)
+    int32_t count;
+    int64_t part_stride;
+    bool lanes_along_channels;
+};
+
+// A thread adds the parts of an output in their order, the same on every run.
+__global__ void HIPCONV_LAUNCH_BOUNDS(kSideThreads, 4) conv2d_add_parts(AddPartsParams p) {
+    const int32_t channels = p.conv.out_channels, width = p.conv.out_width, height = p.conv.out_height;
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < p.part_stride;
+         i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+        int64_t pixel, k;
+        if (p.lanes_along_channels) {
+            pixel = i / channels;
+            k = i - pixel * channels;
+        } else {
+            const int64_t image = static_cast<int64_t>(height) * width, n = i / (image * channels), rest = i - n * image * channels;
+            k = rest / image;
+            pixel = n * image + (rest - k * image);
+        }
+        const float* part = global_pointer<const float>(reinterpret_cast<uint64_t>(p.parts)) + pixel * channels + k;
+        float sum = 0.0f;
+        for (int32_t n = 0; n < p.count; ++n) sum += part[n * p.part_stride];
+        const int64_t row = pixel / width, n = row / height;
+        conv2d_store(first_argument_again(p).conv, n, k, row - n * height, pixel - row * width, sum);
+    }
+}
+
+namespace {
+
+dim3 side_grid(int64_t threads) {
+    const int64_t blocks = (threads + kSideThreads - 1) / kSideThreads;
+    return dim3(static_cast<unsigned>(blocks < (1 << 22) ? blocks : 1 << 22), 1, 1);
+}
+
+// ---- what an architecture has -----------------------------------------------------------------------------------------
+
+bool starts_with(const std::string& text, const char* start) { return text.rfind(start, 0) == 0; }
+
+// By name, because the host's pass of the compiler does not know the device.
+MatrixUnit unit_of(const std::string& arch) {
+    if (starts_with(arch, "wave")) return kMatrixUnit;  // simt: the unit that it was built for
+    if (starts_with(arch, "sm_")) return MatrixUnit::mma_sync;
+    for (const char* start : {"gfx90a", "gfx94", "gfx950"})
+        if (starts_with(arch, start)) return MatrixUnit::mfma;
+    if (starts_with(arch, "gfx11")) return MatrixUnit::wmma11;
+    if (starts_with(arch, "gfx12") && !starts_with(arch, "gfx125")) return MatrixUnit::wmma12;
+    return MatrixUnit::fma;
+}
+
+// Copies to LDS past the registers begin with sm_80; some cards of one generation have 100 KB of LDS, others at least 164.
+int nvidia_number(const std::string& arch) { return starts_with(arch, "sm_") ? std::atoi(arch.c_str() + 3) : 0; }
+bool has_small_lds(int number) { return number == 86 || number == 89 || number >= 120; }
+
+// ---- layouts ----------------------------------------------------------------------------------------------------------
+
+constexpr int64_t kLimit32 = int64_t{1} << 32, kLimit31 = int64_t{1} << 31;
+
+int64_t ceil_of(int64_t value, int64_t by) { return (value + by - 1) / by; }
+int64_t round_up(int64_t value, int64_t to) { return ceil_of(value, to) * to; }
+
+// The stride of an axis of one element means nothing.
+bool multiple_of(int64_t stride, int64_t size, int64_t of) { return size == 1 || stride % of == 0; }
+bool is_aligned(const void* address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; }
+
+// What follows from a call alone, before a tile is chosen.
+struct Layout {
+    int64_t element, elements;  // bytes of one; of a chunk
+    int64_t group_channels, group_filters, chunks, taps, steps;
+    bool taps_inside, vectors, mapped, packs;
+    int64_t filter_stride, filter_step, filter_turn;  // bytes
+    int64_t packed_bytes, image_pixels, out_elements;
+
+    explicit Layout(const Conv2dParams& p) {
+        element = element_bytes(p.dtype);
+        elements = 16 / element;
+        group_channels = p.in_channels / p.groups;
+        group_filters = p.out_channels / p.groups;
+        chunks = ceil_of(group_channels, elements);
+        taps = static_cast<int64_t>(p.kernel_height) * p.kernel_width;
+        taps_inside = chunks % kTileChunks == 0;
+        steps = ceil_of(taps * chunks, kTileChunks);
+        mapped = p.padding_mode != PaddingMode::zeros || p.kernel_height > 15 || p.kernel_width > 15;
+        const bool whole = group_channels % elements == 0;
+        vectors = whole && !mapped && (p.x.channel_stride == 1 || p.in_channels == 1) && is_aligned(p.x.data) &&
+                  multiple_of(p.x.column_stride, p.in_width, elements) && multiple_of(p.x.row_stride, p.in_height, elements) &&
+                  multiple_of(p.x.batch_stride, p.batch, elements);
+        image_pixels = static_cast<int64_t>(p.out_height) * p.out_width;
+        out_elements = image_pixels * p.batch * p.out_channels;
+
+        const int64_t tap_stride = p.kernel_width > 1 ? p.weight.column_stride : p.kernel_height > 1 ? p.weight.row_stride : group_channels;
+        const bool in_place = whole && (p.weight.channel_stride == 1 || group_channels == 1) && is_aligned(p.weight.data) &&
+                              multiple_of(p.weight.batch_stride, p.out_channels, elements) && tap_stride % elements == 0 &&
+                              tap_stride >= group_channels && p.weight.batch_stride >= 0 &&
+                              (p.kernel_width == 1 || p.kernel_height == 1 || p.weight.row_stride == p.kernel_width * tap_stride) &&
+                              (taps_inside || (tap_stride == group_channels && taps * chunks % kTileChunks == 0));
+        packs = !in_place;
+        filter_stride = packs ? steps * kTileRowBytes : p.weight.batch_stride * element;
+        filter_step = packs || !taps_inside ? kTileRowBytes : tap_stride * element;
+        filter_turn = packs || !taps_inside ? 0 : kTileRowBytes - taps * filter_step;
+        packed_bytes = packs ? round_up(filter_stride * p.out_channels, 256) : 0;
+    }
+
+    int64_t part_bytes(int split_k) const { return split_k > 1 ? out_elements * 4 * split_k : 0; }
+};
+
+// The farthest that an element of x can lie behind the first one of a tile, in bytes, if `by_image` and if not. Channels of single
+// elements are reached by 64-bit steps and do not count.
+int64_t reach(const Conv2dParams& p, const Layout& l, int tile_m, bool by_image) {
+    int64_t rows = p.in_height - 1, images = 0;
+    if (by_image && !l.mapped) {
+        const int64_t tile_rows = (tile_m - 1) / p.out_width + 1;
+        const int64_t needed = tile_rows * p.stride_h + static_cast<int64_t>(p.kernel_height - 1) * p.dilation_h;
+        if (needed < rows) rows = needed;
+    } else if (!by_image) {
+        images = (tile_m - 1) / l.image_pixels + 1;
+        if (images > p.batch - 1) images = p.batch - 1;
+    }
+    const int64_t channels = l.vectors ? l.group_channels : 1;
+    return (images * p.x.batch_stride + rows * p.x.row_stride + (p.in_width - 1) * p.x.column_stride + channels) * l.element;
+}
+
+// Tiles across images waste nothing where images are small; tiles of one image have less to reach, and no padding rows beyond it.
+bool numbers_by_image(const Conv2dParams& p, const Layout& l, int tile_m) {
+    return l.mapped || l.image_pixels >= 8192 || l.image_pixels * p.batch >= kLimit31 || reach(p, l, tile_m, false) >= kLimit32;
+}
+
+const char* refusal_of_tile(const Conv2dParams& p, const Layout& l, const Conv2dPlan& plan) {
+    const bool by_image = numbers_by_image(p, l, plan.tile_m);
+    if (reach(p, l, plan.tile_m, by_image) >= kLimit32) return "x of which a tile's pixels lie within 4 GB";
+    const int64_t tiles_m = ceil_of(by_image ? l.image_pixels : l.image_pixels * p.batch, plan.tile_m) * (by_image ? p.batch : 1);
+    if (tiles_m * ceil_of(l.group_filters, plan.tile_n) * 256 >= kLimit32) return "up to 2^32 threads";
+    if (plan.tile_m == 256 && !l.vectors)
+        return "tiles of 256 pixels for channels_last x with zero padding, C / groups a multiple of 8, and 16-byte alignment; smaller ones "
+               "for all";
+    if (plan.split_k < 1 || plan.split_k > 64 || plan.split_k > l.steps) return "split_k from 1 to 64, up to the steps of its product";
+    return nullptr;
+}
+
+bool vector_stores(const Conv2dParams& p, const Layout& l, const ConvGemmParams& g) {
+    const auto fits = [&](const Image& image, DType dtype) {
+        const int64_t each = dtype == DType::f32 ? 4 : 8;  // elements of 16 bytes
+        if (!is_aligned(image.data) || !multiple_of(image.batch_stride, p.batch, each)) return false;
+        if (g.along_filters)
+            return (image.channel_stride == 1 || p.out_channels == 1) && multiple_of(image.row_stride, p.out_height, each) &&
+                   multiple_of(image.column_stride, p.out_width, each);
+        return image.column_stride == 1 && (image.row_stride == p.out_width || p.out_height == 1) &&
+               multiple_of(image.channel_stride, p.out_channels, each);
+    };
+    // Whole vectors only: of a group's filters, or of an image's pixels.
+    if ((g.along_filters ? l.group_filters : l.image_pixels) % 8 != 0) return false;
+    return fits(p.out, p.out_dtype) && (!p.residual.data || fits(p.residual, p.residual_dtype));
+}
+
+ConvGemmParams gemm_params(const Conv2dParams& p, const Layout& l, const Conv2dPlan& plan, void* workspace) {
+    ConvGemmParams g{};
+    g.conv = p;
+    if (plan.split_k > 1) {
+        g.conv.out = {static_cast<char*>(workspace) + l.packed_bytes, l.image_pixels * p.out_channels, 1,
+                      static_cast<int64_t>(p.out_width) * p.out_channels, p.out_channels};
+        g.conv.out_dtype = DType::f32;
+        g.conv.bias = nullptr;
+        g.conv.residual.data = nullptr;
+        g.conv.activation = Conv2dActivation::none;
+        g.part_stride = l.out_elements;
+    }
+    g.by_image = numbers_by_image(p, l, plan.tile_m);
+    g.pixels = static_cast<int32_t>(g.by_image ? l.image_pixels : l.image_pixels * p.batch);
+    g.tiles_m = static_cast<int32_t>(ceil_of(g.pixels, plan.tile_m));
+    g.tiles_n = static_cast<int32_t>(ceil_of(l.group_filters, plan.tile_n));
+    g.divide_by_image = divisor_of(static_cast<uint32_t>(l.image_pixels));
+    g.divide_by_row = divisor_of(static_cast<uint32_t>(p.out_width));
+    g.divide_by_tiles_m = divisor_of(static_cast<uint32_t>(g.tiles_m));
+    g.divide_by_tiles_n = divisor_of(static_cast<uint32_t>(g.tiles_n));
+
+    const auto bytes = [&](int64_t stride) { return static_cast<uint32_t>(stride * l.element); };
+    g.x_image = bytes(p.x.batch_stride);
+    g.x_row = bytes(p.x.row_stride);
+    g.x_column = bytes(p.x.column_stride);
+    g.x_channel = p.x.channel_stride * l.element;
+    g.tap_row = bytes(p.dilation_h * p.x.row_stride);
+    g.tap_column = bytes(p.dilation_w * p.x.column_stride);
+    g.group_channels = static_cast<int32_t>(l.group_channels);
+    g.group_filters = static_cast<int32_t>(l.group_filters);
+    g.lanes_along_pixels = !l.vectors && p.x.channel_stride != 1;
+    g.mapped = l.mapped;
+
+    g.chunks = static_cast<int32_t>(l.chunks);
+    g.taps_inside = l.taps_inside;
+    g.taps = static_cast<int32_t>(l.taps);
+    g.steps = static_cast<int32_t>(l.steps);
+    g.steps_a_part = static_cast<int32_t>(ceil_of(l.steps, plan.split_k));
+    const int32_t next_taps = static_cast<int32_t>(kTileChunks / l.chunks);
+    g.next_chunk = static_cast<int32_t>(kTileChunks % l.chunks);
+    g.next_column = next_taps % p.kernel_width;
+    g.next_row = next_taps / p.kernel_width;
+    g.next_tap = static_cast<uint32_t>(g.next_row) * g.tap_row + static_cast<uint32_t>(g.next_column) * g.tap_column;
+
+    g.filters = l.packs ? workspace : p.weight.data;
+    g.filter_stride = l.filter_stride;
+    g.filter_step = static_cast<uint32_t>(l.filter_step);
+    g.filter_turn = static_cast<uint32_t>(l.filter_turn);
+
+    g.along_filters = g.conv.out.channel_stride < g.conv.out.column_stride || l.image_pixels == 1;
+    g.vector_stores = vector_stores(g.conv, l, g);
+    return g;
+}
+
+template <typename T>
+void pack_filters(const Conv2dParams& p, const Layout& l, void* workspace, hipStream_t stream) {
+    PackParams pack{p.weight, workspace, l.filter_stride / l.element, p.out_channels, static_cast<int32_t>(l.group_channels),
+                    static_cast<int32_t>(l.chunks), p.kernel_height, p.kernel_width, static_cast<int32_t>(l.steps), l.taps_inside};
+    hipLaunchKernelGGL(conv2d_pack_filters<T>, side_grid((l.chunks + 1) * p.out_channels), dim3(kSideThreads, 1, 1), 0, stream, pack);
+    check_launch("conv2d");
+}
+
+}  // namespace
+
+std::vector<Conv2dTile> conv2d_implicit_gemm_tiles(const std::string& arch, DType dtype) {
+    const MatrixUnit unit = unit_of(arch);
+    const int nvidia = nvidia_number(arch);
+    std::vector<Conv2dTile> tiles;
+    if (nvidia > 0 && nvidia < 80) return tiles;
+    for (const Conv2dTile tile : {Conv2dTile{256, 128}, Conv2dTile{128, 128}, Conv2dTile{128, 64}, Conv2dTile{64, 64}}) {
+        const bool f32 = dtype == DType::f32, legal = f32 ? gemm_tile_is_legal<float>(unit, tile.tile_m, tile.tile_n)
+                                                         : gemm_tile_is_legal<f16>(unit, tile.tile_m, tile.tile_n);
+        if (legal && !(f32 && tile.tile_n == 128) && !(tile.tile_m == 256 && has_small_lds(nvidia))) tiles.push_back(tile);
+    }
+    return tiles;
+}
+
+const char* conv2d_implicit_gemm_refusal(const Conv2dParams& p, const Conv2dPlan& plan) {
+    const Layout l(p);
+    for (const int64_t stride : {p.x.batch_stride, p.x.channel_stride, p.x.row_stride, p.x.column_stride})
+        if (stride < 0) return "x without negative strides";
+    if (p.groups >= 1 << 16) return "up to 65535 groups";
+    if (l.image_pixels >= kLimit31 || l.taps * l.chunks >= kLimit31 / kTileChunks) return "images and filters of less than 2^31 elements";
+    if (l.filter_stride * 256 >= kLimit31) return "filters of less than 8 MB";
+    if (plan.tile_m != 0) return refusal_of_tile(p, l, plan);
+    Conv2dPlan small = plan;
+    small.tile_m = small.tile_n = 64;
+    return refusal_of_tile(p, l, small);
+}
+
+int64_t conv2d_implicit_gemm_workspace(const Conv2dParams& p, const Conv2dPlan& plan) {
+    const Layout l(p);
+    return l.packed_bytes + l.part_bytes(plan.split_k);
+}
+
+void conv2d_implicit_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* workspace, void* stream) {
+    const Layout l(p);
+    const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
+    if (l.packs) p.dtype == DType::f32 ? pack_filters<float>(p, l, workspace, hip_stream) : pack_filters<f16>(p, l, workspace, hip_stream);
+    const ConvGemmParams g = gemm_params(p, l, plan, workspace);
+    const auto launch = p.dtype == DType::f32 ? launch_conv_gemm_f32 : p.dtype == DType::f16 ? launch_conv_gemm_f16 : launch_conv_gemm_bf16;
+    launch(g, {plan.tile_m, plan.tile_n}, l.vectors, plan.split_k, stream);
+    if (plan.split_k > 1) {
+        const AddPartsParams add{p, static_cast<const float*>(g.conv.out.data), plan.split_k, g.part_stride,
+                                 p.out.channel_stride < p.out.column_stride};
+        hipLaunchKernelGGL(conv2d_add_parts, side_grid(g.part_stride), dim3(kSideThreads, 1, 1), 0, hip_stream, add);
+        check_launch("conv2d");
+    }
+}
+
+}  // namespace hipconv

@@ -1,0 +1,12 @@
+// The implicit GEMM of bf16 tensors: its instances, in a file of their own so that they compile side by side with the others.
+#include <hip/hip_runtime.h>
+
+#include "conv2d_implicit_gemm_kernel.h"
+
+namespace hipconv {
+
+void launch_conv_gemm_bf16(const ConvGemmParams& params, Conv2dTile tile, bool vectors, int split_k, void* stream) {
+    launch_conv_gemm<bf16>(params, tile, vectors, split_k, stream);
+}
+
+}  // namespace hipconv
