@@ -71,7 +71,7 @@ struct GemmShape {
 // kVectors: x is read by 16-byte vectors of channels. 64 pixels by 64 filters a wave of 32 lanes is as much as registers hold, and what
 // spares LDS the most; a wave of 64 lanes does the same with half the registers.
 template <typename T, int kTileM, int kTileN, bool kVectors>
-constexpr GemmShape gemm_shape() {
+HIPCONV_INLINE constexpr GemmShape gemm_shape() {
     const bool past_registers = kVectors && kCopiesPastRegisters;
     const bool half_block = past_registers && sizeof(T) == 2 && kTileM <= 128;
     const int blocks = kTileM > 128 ? 1 : kTileM * kTileN > 128 * 64 ? 2 : kTileM > 64 ? 2 : 4;
@@ -79,7 +79,7 @@ constexpr GemmShape gemm_shape() {
 }
 
 // Waves that share the pixels of a tile; the others share its filters.
-constexpr int waves_along_pixels(int tile_m, int tile_n, int waves) {
+HIPCONV_INLINE constexpr int waves_along_pixels(int tile_m, int tile_n, int waves) {
     int along = waves;
     while (along > 1 && (tile_m / along < 32 || tile_m / along < tile_n / (waves / along))) along /= 2;
     return along;
@@ -88,7 +88,7 @@ constexpr int waves_along_pixels(int tile_m, int tile_n, int waves) {
 constexpr int kSlabPixels = 32;  // of a wave, that pass through LDS together on their way out
 
 // Bytes of LDS: the operands' tiles, later the finished sums.
-constexpr int gemm_shared_bytes(GemmShape shape, int wave_size) {
+HIPCONV_INLINE constexpr int gemm_shared_bytes(GemmShape shape, int wave_size) {
     const int waves = shape.threads / wave_size, along = waves_along_pixels(shape.tile_m, shape.tile_n, waves);
     const int operands = shape.stages * (shape.tile_m + shape.tile_n) * kTileRowBytes;
     const int slabs = along * kSlabPixels * shape.tile_n * 4;
@@ -97,7 +97,7 @@ constexpr int gemm_shared_bytes(GemmShape shape, int wave_size) {
 
 // Whether a unit has a tile. A tile that it does not have compiles to a kernel that does nothing and is never launched.
 template <typename T>
-constexpr bool gemm_tile_is_legal(MatrixUnit unit, int tile_m, int tile_n) {
+HIPCONV_INLINE constexpr bool gemm_tile_is_legal(MatrixUnit unit, int tile_m, int tile_n) {
     const bool small = tile_m <= 64 && tile_n <= 64;
     if (tile_m > 128) return unit == MatrixUnit::mma_sync && sizeof(T) == 2;
     return sizeof(T) == 4 || unit != MatrixUnit::fma || small;

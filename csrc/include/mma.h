@@ -294,7 +294,7 @@ struct Atom<MatrixUnit::fma, T> {
 
 // f32 has matrix instructions on CDNA only.
 template <typename T>
-constexpr MatrixUnit matrix_unit_of() {
+HIPCONV_INLINE constexpr MatrixUnit matrix_unit_of() {
     return sizeof(T) == 2 || kMatrixUnit == MatrixUnit::mfma ? kMatrixUnit : MatrixUnit::fma;
 }
 

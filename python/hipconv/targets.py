@@ -18,6 +18,13 @@ from .errors import MissingToolchain
 BACKENDS = ("rocm", "cuda", "cpu", "simt")
 
 
+# What multiplies matrices in simt, and of those with one wave size only, which: the GPUs' instructions, or none ("fma").
+_SIMT_UNITS = ("mfma", "wmma11", "wmma12", "mma_sync", "fma")
+_SIMT_WAVES = {"mfma": "64", "wmma11": "32", "wmma12": "32", "mma_sync": "32"}
+_DEFAULT_UNIT = {"64": "mfma", "32": "mma_sync"}
+_SIMT_ARCHS = ("wave64", "wave64-fma", "wave32", "wave32-wmma11", "wave32-wmma12", "wave32-fma")
+
+
 class Target(NamedTuple):
     """A backend ("rocm", "cuda", "cpu", "simt") and an architecture of it ("gfx942", "sm_90", "avx512", "wave64")."""
 
@@ -39,7 +46,8 @@ def of(device: torch.device) -> Target:
     """The target that serves tensors on `device`."""
     if device.type == "cpu":
         backend = os.environ.get("HIPCONV_BACKEND", "")
-        return _host(backend, os.environ.get("HIPCONV_SIMT_WAVE", "") if backend == "simt" else "")
+        simt = backend == "simt"
+        return _host(backend, *(os.environ.get(name, "") if simt else "" for name in ("HIPCONV_SIMT_WAVE", "HIPCONV_SIMT_MMA")))
     if device.type == "cuda":
         return _gpu(torch.cuda.current_device() if device.index is None else device.index)
     raise ValueError(f"x: got a tensor on {device}, expected one on the CPU or on a GPU that this torch calls 'cuda' (CUDA and ROCm)")
@@ -54,14 +62,18 @@ def _gpu(index: int) -> Target:
 
 
 @functools.cache
-def _host(backend: str, wave: str) -> Target:
+def _host(backend: str, wave: str, unit: str) -> Target:
     if backend in ("", "cpu"):
         return Target("cpu", host_isa())
     if backend != "simt":
         raise ValueError(f"HIPCONV_BACKEND: got '{backend}', expected 'cpu' or 'simt' (it chooses what CPU tensors run on)")
     if wave not in ("", "32", "64"):
         raise ValueError(f"HIPCONV_SIMT_WAVE: got '{wave}', expected 32 or 64")
-    return Target("simt", f"wave{wave or 64}")
+    wave = wave or _SIMT_WAVES.get(unit, "64")
+    if unit and (unit not in _SIMT_UNITS or _SIMT_WAVES.get(unit, wave) != wave):
+        known = [name for name in _SIMT_UNITS if _SIMT_WAVES.get(name, wave) == wave]
+        raise ValueError(f"HIPCONV_SIMT_MMA: got '{unit}' with waves of {wave} lanes, expected one of {', '.join(known)}")
+    return Target("simt", f"wave{wave}" if unit in ("", _DEFAULT_UNIT[wave]) else f"wave{wave}-{unit}")
 
 
 def of_machine() -> list[Target]:
@@ -76,13 +88,13 @@ def named(arch: str, argument: str = "arch") -> Target:
         return Target("rocm", arch)
     if arch.startswith("sm_") and arch[3:4].isdigit():
         return Target("cuda", arch)
-    if arch in ("wave32", "wave64"):
+    if arch in _SIMT_ARCHS:
         return Target("simt", arch)
     if arch == "cpu":
         return Target("cpu", host_isa())
     if arch in _ISA:
         return Target("cpu", arch)
-    known = f"gfx<digits>, sm_<digits>, wave32, wave64, cpu, or one of {', '.join(_usable_isas())}"
+    known = f"gfx<digits>, sm_<digits>, {', '.join(_SIMT_ARCHS)}, cpu, or one of {', '.join(_usable_isas())}"
     raise ValueError(f"{argument}: got '{arch}', expected {known}")
 
 
@@ -243,7 +255,8 @@ def flags(target: Target, module_flags: list[str]) -> Flags:
         return Flags(common, [*common, *extra], [])
     if target.backend == "simt":
         # -Og: tests wait for the compiler more than for the kernels.
-        common += ["-Icsrc/compat/simt", f"-DHIPCONV_SIMT_WAVE={target.arch.removeprefix('wave')}", "-Og"]
+        wave, _, unit = target.arch.removeprefix("wave").partition("-")
+        common += ["-Icsrc/compat/simt", f"-DHIPCONV_SIMT_WAVE={wave}", *([f"-DHIPCONV_SIMT_MMA={unit}"] if unit else []), "-Og"]
     else:
         isa = _ISA[target.arch]
         common += [*isa.flags, f"-DCPU_CAPABILITY={isa.capability}", f"-DCPU_CAPABILITY_{isa.capability}"]
