@@ -26,6 +26,12 @@ inline Divisor divisor_of(uint32_t by) {
     return {static_cast<uint32_t>(((uint64_t{1} << (31 + log2)) + by - 1) / by), 31 + log2};
 }
 
+// How x is read: by 16-byte vectors of channels; element by element, within 4 GB of a tile's first; or element by element wherever
+// they are, with any padding, in small tiles.
+enum class XForm { vectors, elements, anything };
+
+constexpr int kMostTapsAcross = 15;  // rows or columns of taps: each has a bit in a word, but in the last form
+
 struct ConvGemmParams {
     Conv2dParams conv;  // with split_k > 1, `out` is the first part's sums
 
@@ -37,12 +43,11 @@ struct ConvGemmParams {
     Divisor divide_by_tiles_m, divide_by_tiles_n;
 
     // x, in bytes.
-    uint32_t x_image, x_row, x_column;  // from an image, row, column to the next; modulo 2^32, as all offsets within a tile
-    int64_t x_channel;
+    uint32_t x_image, x_row, x_column;  // from an image, row, column to the next; modulo 2^32, as all offsets in a tile
+    uint32_t x_channel, x_chunk;        // from a channel, a chunk of channels
     uint32_t tap_row, tap_column;  // from a tap to the one below, to the right
     int32_t group_channels, group_filters;
     bool lanes_along_pixels;  // of the loads of single elements
-    bool mapped;              // pixels outside the image are found by padded_index, not by bits
 
     // The inner product.
     int32_t chunks;          // of a pixel's channels of a group
@@ -68,11 +73,11 @@ struct GemmShape {
     int tile_m, tile_n, threads, blocks_a_unit, stages;
 };
 
-// kVectors: x is read by 16-byte vectors of channels. 64 pixels by 64 filters a wave of 32 lanes is as much as registers hold, and what
+// 64 pixels by 64 filters a wave of 32 lanes is as much as registers hold, and what
 // spares LDS the most; a wave of 64 lanes does the same with half the registers.
-template <typename T, int kTileM, int kTileN, bool kVectors>
+template <typename T, int kTileM, int kTileN, XForm kForm>
 HIPCONV_INLINE constexpr GemmShape gemm_shape() {
-    const bool past_registers = kVectors && kCopiesPastRegisters;
+    const bool past_registers = kForm == XForm::vectors && kCopiesPastRegisters;
     const bool half_block = past_registers && sizeof(T) == 2 && kTileM <= 128;
     const int blocks = kTileM > 128 ? 1 : kTileM * kTileN > 128 * 64 ? 2 : kTileM > 64 ? 2 : 4;
     return {kTileM, kTileN, half_block ? 128 : 256, kCopiesPastRegisters && !half_block ? 1 : blocks, past_registers ? 3 : 1};
@@ -103,9 +108,9 @@ HIPCONV_INLINE constexpr bool gemm_tile_is_legal(MatrixUnit unit, int tile_m, in
     return sizeof(T) == 4 || unit != MatrixUnit::fma || small;
 }
 
-// The launchers of the three files of instances; `vectors` as kVectors.
-void launch_conv_gemm_f16(const ConvGemmParams& params, Conv2dTile tile, bool vectors, int split_k, void* stream);
-void launch_conv_gemm_bf16(const ConvGemmParams& params, Conv2dTile tile, bool vectors, int split_k, void* stream);
-void launch_conv_gemm_f32(const ConvGemmParams& params, Conv2dTile tile, bool vectors, int split_k, void* stream);
+// The launchers of the three files of instances.
+void launch_conv_gemm_f16(const ConvGemmParams& params, Conv2dTile tile, XForm form, int split_k, void* stream);
+void launch_conv_gemm_bf16(const ConvGemmParams& params, Conv2dTile tile, XForm form, int split_k, void* stream);
+void launch_conv_gemm_f32(const ConvGemmParams& params, Conv2dTile tile, XForm form, int split_k, void* stream);
 
 }  // namespace hipconv

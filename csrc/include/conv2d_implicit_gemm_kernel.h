@@ -5,8 +5,6 @@
 // one, and written after them. Past the registers, where there are such copies: a ring of tiles, filled two steps ahead.
 #pragma once
 
-#include <type_traits>
-
 #include "check.h"
 #include "conv2d_epilogue.h"
 #include "conv2d_implicit_gemm_operands.h"
@@ -154,18 +152,18 @@ HIPCONV_INLINE void store_slab(const ConvGemmParams& p, const float* slab, int l
 
 // ---- the kernel -------------------------------------------------------------------------------------------------------
 
-template <typename T, int kTileM, int kTileN, bool kVectors>
-__global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kVectors>().threads),
-                                      (gemm_shape<T, kTileM, kTileN, kVectors>().blocks_a_unit))
+template <typename T, int kTileM, int kTileN, XForm kForm>
+__global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().threads),
+                                      (gemm_shape<T, kTileM, kTileN, kForm>().blocks_a_unit))
     conv2d_implicit_gemm_kernel(ConvGemmParams p) {
-    constexpr GemmShape kShape = gemm_shape<T, kTileM, kTileN, kVectors>();
+    constexpr GemmShape kShape = gemm_shape<T, kTileM, kTileN, kForm>();
     HIPCONV_LARGE_SHARED(Words4, lds, gemm_shared_bytes(kShape, kWaveSize) / 16);
     if constexpr (gemm_tile_is_legal<T>(kMatrixUnit, kTileM, kTileN)) {
         constexpr int kWaves = kShape.threads / kWaveSize, kWavesM = waves_along_pixels(kTileM, kTileN, kWaves);
         constexpr int kPixels = kTileM / kWavesM, kFilters = kTileN / (kWaves / kWavesM);  // of a wave
         constexpr int kStageChunks = (kTileM + kTileN) * kTileChunks;
         using Wave = Mma<T, kPixels, kFilters>;
-        using Pixels = PixelChunks<T, kTileM, kShape.threads>;
+        using Pixels = PixelChunks<T, kTileM, kShape.threads, kForm>;
         using Filters = FilterChunks<kTileN, kShape.threads>;
 
         const int thread = threadIdx.x, wave = thread / kWaveSize, lane = thread % kWaveSize;
@@ -217,14 +215,14 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kVectors>()
             wait_for_copies<0>();
         } else {
             Words4 filter_chunks[Filters::kCount];
-            typename std::conditional<kVectors, typename Pixels::Vectors, typename Pixels::Elements>::type pixel_chunks;
+            typename Pixels::Loaded pixel_chunks;
             if (first_step < end) {
                 pixels.load(p, pixel_chunks);
                 filters.load(filter_chunks);
             }
 #pragma unroll 1
             for (int step = first_step; step < end; ++step) {
-                pixels.store(p, lds, pixel_chunks);
+                pixels.store(lds, pixel_chunks);
                 filters.store(lds + kTileM * kTileChunks, filter_chunks);
                 __syncthreads();
                 if (step + 1 < end) {
@@ -261,34 +259,35 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kVectors>()
 
 // ---- launches ---------------------------------------------------------------------------------------------------------
 
-template <typename T, int kTileM, int kTileN, bool kVectors>
+template <typename T, int kTileM, int kTileN, XForm kForm>
 void launch_conv_gemm(const ConvGemmParams& p, int split_k, void* stream) {
-    constexpr GemmShape kShape = gemm_shape<T, kTileM, kTileN, kVectors>();
-    const auto kernel = conv2d_implicit_gemm_kernel<T, kTileM, kTileN, kVectors>;
+    constexpr GemmShape kShape = gemm_shape<T, kTileM, kTileN, kForm>();
+    const auto kernel = conv2d_implicit_gemm_kernel<T, kTileM, kTileN, kForm>;
     const int shared = launch_shared_bytes(gemm_shared_bytes(kShape, kWaveSize));
     if (shared > 48 * 1024)
         (void)hipFuncSetAttribute(reinterpret_cast<const void*>(kernel), hipFuncAttributeMaxDynamicSharedMemorySize, shared);
     const int64_t tiles = static_cast<int64_t>(p.by_image ? p.conv.batch : 1) * p.tiles_m * p.tiles_n;
     const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(p.conv.groups), static_cast<unsigned>(split_k));
-    hipLaunchKernelGGL((conv2d_implicit_gemm_kernel<T, kTileM, kTileN, kVectors>), grid, dim3(kShape.threads, 1, 1), shared,
+    hipLaunchKernelGGL((conv2d_implicit_gemm_kernel<T, kTileM, kTileN, kForm>), grid, dim3(kShape.threads, 1, 1), shared,
                        static_cast<hipStream_t>(stream), p);
     check_launch("conv2d");
 }
 
 template <typename T, int kTileM, int kTileN>
-void launch_conv_gemm(const ConvGemmParams& p, bool vectors, int split_k, void* stream) {
-    vectors ? launch_conv_gemm<T, kTileM, kTileN, true>(p, split_k, stream)
-            : launch_conv_gemm<T, kTileM, kTileN, false>(p, split_k, stream);
+void launch_conv_gemm(const ConvGemmParams& p, XForm form, int split_k, void* stream) {
+    form == XForm::vectors ? launch_conv_gemm<T, kTileM, kTileN, XForm::vectors>(p, split_k, stream)
+                           : launch_conv_gemm<T, kTileM, kTileN, XForm::elements>(p, split_k, stream);
 }
 
 template <typename T>
-void launch_conv_gemm(const ConvGemmParams& p, Conv2dTile tile, bool vectors, int split_k, void* stream) {
+void launch_conv_gemm(const ConvGemmParams& p, Conv2dTile tile, XForm form, int split_k, void* stream) {
+    if (form == XForm::anything) return launch_conv_gemm<T, 64, 64, XForm::anything>(p, split_k, stream);
     if constexpr (sizeof(T) == 2) {
-        if (tile.tile_m == 256) return launch_conv_gemm<T, 256, 128, true>(p, split_k, stream);
-        if (tile.tile_n == 128) return launch_conv_gemm<T, 128, 128>(p, vectors, split_k, stream);
+        if (tile.tile_m == 256) return launch_conv_gemm<T, 256, 128, XForm::vectors>(p, split_k, stream);
+        if (tile.tile_n == 128) return launch_conv_gemm<T, 128, 128>(p, form, split_k, stream);
     }
-    if (tile.tile_m == 128) return launch_conv_gemm<T, 128, 64>(p, vectors, split_k, stream);
-    launch_conv_gemm<T, 64, 64>(p, vectors, split_k, stream);
+    if (tile.tile_m == 128) return launch_conv_gemm<T, 128, 64>(p, form, split_k, stream);
+    launch_conv_gemm<T, 64, 64>(p, form, split_k, stream);
 }
 
 }  // namespace hipconv

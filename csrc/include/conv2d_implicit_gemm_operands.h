@@ -1,7 +1,10 @@
 // How a block reads its operands, step by step: where in x and in the filters each of a thread's chunks comes from.
 #pragma once
 
+#include <type_traits>
+
 #include "async_copy.h"
+#include "conv2d_epilogue.h"
 #include "conv2d_implicit_gemm.h"
 #include "conv2d_padding.h"
 
@@ -79,16 +82,15 @@ struct FilterChunks {
 
 // ---- pixels -----------------------------------------------------------------------------------------------------------
 
-constexpr int kMostTapsAcross = 15;  // rows or columns of taps that have a bit each below
-
-template <typename T, int kTileM, int kThreads>
+template <typename T, int kTileM, int kThreads, XForm kForm>
 struct PixelChunks {
+    static constexpr bool kMapped = kForm == XForm::anything;
     static constexpr int kRowsApart = kThreads / kTileChunks, kCount = kTileM / kRowsApart;
     static constexpr int kElements = 16 / static_cast<int>(sizeof(T));  // of a chunk
 
     const char* base;  // all lanes'
-    // Of each pixel. Not mapped: the offset of its first tap, and a bit for each row and, from 16 on, column of taps inside the image.
-    // Mapped: row and column of its first tap.
+    // Of each pixel: the offset of its first tap, and a bit for each row and, from 16 on, column of taps inside the image; of x in any
+    // form, row and column of its first tap.
     uint32_t first[kCount], second[kCount];
     int place;            // in LDS, of the first
     int chunk, row, column;  // of channels; of the tap
@@ -102,7 +104,7 @@ struct PixelChunks {
 
         // Offsets count from the first image; from the first row of x that the tile needs where only one image is concerned.
         int first_row = 0;
-        if (p.by_image && !p.mapped) {
+        if (p.by_image && !kMapped) {
             first_row = static_cast<int>(divide(first_pixel, p.divide_by_row)) * c.stride_h - c.pad_top;
             first_row = first_row < 0 ? 0 : first_row < c.in_height ? first_row : c.in_height - 1;
         }
@@ -121,7 +123,7 @@ struct PixelChunks {
             }
             const int y = static_cast<int>(divide(of_image, p.divide_by_row));
             const int h = y * c.stride_h - c.pad_top, w = (of_image - y * c.out_width) * c.stride_w - c.pad_left;
-            if (p.mapped) {
+            if constexpr (kMapped) {
                 first[i] = static_cast<uint32_t>(h);
                 second[i] = static_cast<uint32_t>(w);
             } else {
@@ -187,94 +189,95 @@ struct PixelChunks {
         return row < p.conv.kernel_height ? 1u << row | 0x10000u << column : 0x80000000u;
     }
 
-    // ---- x by vectors ----
-
-    // Of chunk i; an offset that may be read, where the tap is outside.
-    HIPCONV_INLINE uint32_t offset(int i, uint32_t bits) const {
-        return (second[i] & bits) == bits ? first[i] + tap + static_cast<uint32_t>(chunk) * 16 : 0;
+    // Offset of the first channel of chunk i; one that may be read, where the tap is outside.
+    HIPCONV_INLINE uint32_t offset(int i, uint32_t bits, uint32_t chunk_bytes) const {
+        return (second[i] & bits) == bits ? first[i] + tap + static_cast<uint32_t>(chunk) * chunk_bytes : 0;
     }
+
+    // What a thread has loaded and not yet stored: vectors of x, or single elements.
+    static constexpr int kLoads = kForm == XForm::vectors ? 1 : kElements;
+    using Load = typename std::conditional<kForm == XForm::vectors, Words4, uint32_t>::type;
+    struct Loaded {
+        Load values[kCount][kLoads];
+        uint32_t inside;  // the bits of the tap; of x in any form, one for each pixel
+        int channels;     // of the chunk that there are
+    };
 
     HIPCONV_INLINE void copy(const ConvGemmParams& p, Words4* tile) const {
         const uint32_t needed = bits(p);
 #pragma unroll
         for (int i = 0; i < kCount; ++i)
-            copy_later(&tile[place + i * kRowsApart * kTileChunks], base + offset(i, needed), (second[i] & needed) != needed);
+            copy_later(&tile[place + i * kRowsApart * kTileChunks], base + offset(i, needed, 16), (second[i] & needed) != needed);
     }
 
-    struct Vectors {
-        Words4 chunks[kCount];
-        uint32_t needed;
-    };
-
-    HIPCONV_INLINE void load(const ConvGemmParams& p, Vectors& v) const {
-        v.needed = bits(p);
+    HIPCONV_INLINE void load(const ConvGemmParams& p, Loaded& v) const {
+        using Bits = typename WordsOf<sizeof(T)>::type;
+        v.channels = p.group_channels - chunk * kElements;
+        if constexpr (kMapped) return load_anything(p, v);
+        const uint32_t needed = bits(p);
+        v.inside = needed;
+        if constexpr (kForm == XForm::vectors) {
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) {
-            v.chunks[i] = *reinterpret_cast<const Words4*>(base + offset(i, v.needed));
+            for (int i = 0; i < kCount; ++i) v.values[i][0] = *reinterpret_cast<const Words4*>(base + offset(i, needed, 16));
+        } else {
+            uint32_t offsets[kCount];
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) offsets[i] = offset(i, needed, p.x_chunk);
+#pragma unroll
+            for (int e = 0; e < kElements; ++e) {
+                const uint32_t next = e + 1 < v.channels ? p.x_channel : 0;  // beyond the last channel, that one again
+#pragma unroll
+                for (int i = 0; i < kCount; ++i) {
+                    v.values[i][e] = *reinterpret_cast<const Bits*>(base + offsets[i]);
+                    offsets[i] += next;
+                }
+            }
         }
     }
 
-    // Chunks outside the image become zeros here and no sooner: right after the load, that would wait for it.
-    HIPCONV_INLINE void store(const ConvGemmParams&, Words4* tile, const Vectors& v) const {
-#pragma unroll
-        for (int i = 0; i < kCount; ++i) {
-            const uint32_t keep = (second[i] & v.needed) == v.needed ? 0xffffffffu : 0;
-            Words4 chunk = v.chunks[i];
-#pragma unroll
-            for (int n = 0; n < 4; ++n) set_word(chunk, n, word(chunk, n) & keep);
-            tile[place + i * kRowsApart * kTileChunks] = chunk;
-        }
-    }
-
-    // ---- x element by element: any strides, any channels, any padding ----
-
-    struct Elements {
-        uint32_t bits[kCount][kElements];
-        uint32_t inside;  // a bit for each pixel
-        int channels;     // of the chunk that there are
-    };
-
-    HIPCONV_INLINE void load(const ConvGemmParams& p, Elements& v) const {
+    // The taps of x padded in any way, with 64-bit offsets.
+    HIPCONV_INLINE void load_anything(const ConvGemmParams& p, Loaded& v) const {
         using Bits = typename WordsOf<sizeof(T)>::type;
         const Conv2dParams& c = p.conv;
-        const uint32_t needed = bits(p);
         v.inside = 0;
-        v.channels = p.group_channels - chunk * kElements;
-        const char* channel = base + static_cast<int64_t>(chunk) * kElements * p.x_channel;
-        uint32_t offsets[kCount];
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
-            bool inside = (second[i] & needed) == needed;
-            uint32_t at = first[i] + tap;
-            if (p.mapped) {
-                const int64_t h = padded_index(static_cast<int32_t>(first[i]) + row * c.dilation_h, c.in_height, c.padding_mode);
-                const int64_t w = padded_index(static_cast<int32_t>(second[i]) + column * c.dilation_w, c.in_width, c.padding_mode);
-                inside = row < c.kernel_height && h >= 0 && w >= 0;
-                at = static_cast<uint32_t>(h) * p.x_row + static_cast<uint32_t>(w) * p.x_column;
+            const int64_t h = padded_index(static_cast<int32_t>(first[i]) + static_cast<int64_t>(row) * c.dilation_h, c.in_height, c.padding_mode);
+            const int64_t w = padded_index(static_cast<int32_t>(second[i]) + static_cast<int64_t>(column) * c.dilation_w, c.in_width, c.padding_mode);
+            const bool is_inside = row < c.kernel_height && h >= 0 && w >= 0;
+            v.inside |= static_cast<uint32_t>(is_inside) << i;
+            int64_t at = is_inside ? offset_in(c.x, 0, static_cast<int64_t>(chunk) * kElements, h, w) : 0;
+#pragma unroll
+            for (int e = 0; e < kElements; ++e) {
+                v.values[i][e] = *reinterpret_cast<const Bits*>(base + at * static_cast<int64_t>(sizeof(T)));
+                if (e + 1 < v.channels) at += c.x.channel_stride;
             }
-            offsets[i] = inside ? at : 0;
-            v.inside |= static_cast<uint32_t>(inside) << i;
-        }
-#pragma unroll
-        for (int e = 0; e < kElements; ++e) {
-#pragma unroll
-            for (int i = 0; i < kCount; ++i) v.bits[i][e] = *reinterpret_cast<const Bits*>(channel + offsets[i]);
-            if (e + 1 < v.channels) channel += p.x_channel;  // else the last channel again
         }
     }
 
-    HIPCONV_INLINE void store(const ConvGemmParams&, Words4* tile, const Elements& v) const {
+    // What is outside the image, and channels that there are not, become zeros here and no sooner: right after the load, that would
+    // wait for it.
+    HIPCONV_INLINE void store(Words4* tile, const Loaded& v) const {
         constexpr int kInWord = 4 / static_cast<int>(sizeof(T));
+        uint32_t there[4];  // the channels
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+            const int channels = v.channels - n * kInWord;
+            there[n] = kForm == XForm::vectors || channels >= kInWord ? 0xffffffffu : channels == 1 ? 0xffffu : 0;
+        }
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
+            const bool is_inside = kMapped ? v.inside >> i & 1 : (second[i] & v.inside) == v.inside;
+            const uint32_t keep = is_inside ? 0xffffffffu : 0;
             Words4 chunk{};
 #pragma unroll
             for (int n = 0; n < 4; ++n) {
-                const int channels = v.inside >> i & 1 ? v.channels - n * kInWord : 0;
-                uint32_t both = v.bits[i][n * kInWord];
-                if (kInWord == 2) both |= v.bits[i][n * kInWord + kInWord - 1] << 16;
-                const uint32_t keep = channels >= kInWord ? 0xffffffffu : channels == 1 ? 0xffffu : 0;
-                set_word(chunk, n, channels <= 0 ? 0 : both & keep);
+                uint32_t w;
+                if constexpr (kForm == XForm::vectors)
+                    w = word(v.values[i][0], n);
+                else
+                    w = v.values[i][n * kInWord] | (kInWord == 2 ? v.values[i][n * kInWord + kInWord - 1] << 16 : 0);
+                set_word(chunk, n, w & there[n] & keep);
             }
             tile[place + i * kRowsApart * kTileChunks] = chunk;
         }

@@ -131,7 +131,9 @@ bool is_aligned(const void* address) { return reinterpret_cast<uintptr_t>(addres
 struct Layout {
     int64_t element, elements;  // bytes of one; of a chunk
     int64_t group_channels, group_filters, chunks, taps, steps;
-    bool taps_inside, vectors, mapped, packs;
+    bool taps_inside, packs;
+    bool bits;     // a tap's row and column have a bit each, and where they are none of x, it is zero
+    bool vectors;  // of channels are aligned
     int64_t filter_stride, filter_step, filter_turn;  // bytes
     int64_t packed_bytes, image_pixels, out_elements;
 
@@ -144,9 +146,9 @@ struct Layout {
         taps = static_cast<int64_t>(p.kernel_height) * p.kernel_width;
         taps_inside = chunks % kTileChunks == 0;
         steps = ceil_of(taps * chunks, kTileChunks);
-        mapped = p.padding_mode != PaddingMode::zeros || p.kernel_height > 15 || p.kernel_width > 15;
+        bits = p.padding_mode == PaddingMode::zeros && p.kernel_height <= kMostTapsAcross && p.kernel_width <= kMostTapsAcross;
         const bool whole = group_channels % elements == 0;
-        vectors = whole && !mapped && (p.x.channel_stride == 1 || p.in_channels == 1) && is_aligned(p.x.data) &&
+        vectors = whole && bits && (p.x.channel_stride == 1 || p.in_channels == 1) && is_aligned(p.x.data) &&
                   multiple_of(p.x.column_stride, p.in_width, elements) && multiple_of(p.x.row_stride, p.in_height, elements) &&
                   multiple_of(p.x.batch_stride, p.batch, elements);
         image_pixels = static_cast<int64_t>(p.out_height) * p.out_width;
@@ -168,35 +170,44 @@ struct Layout {
     int64_t part_bytes(int split_k) const { return split_k > 1 ? out_elements * 4 * split_k : 0; }
 };
 
-// The farthest that an element of x can lie behind the first one of a tile, in bytes, if `by_image` and if not. Channels of single
-// elements are reached by 64-bit steps and do not count.
+// The farthest that an element of x can lie behind the first one of a tile, in bytes, if `by_image` and if not.
 int64_t reach(const Conv2dParams& p, const Layout& l, int tile_m, bool by_image) {
     int64_t rows = p.in_height - 1, images = 0;
-    if (by_image && !l.mapped) {
+    if (by_image) {
         const int64_t tile_rows = (tile_m - 1) / p.out_width + 1;
         const int64_t needed = tile_rows * p.stride_h + static_cast<int64_t>(p.kernel_height - 1) * p.dilation_h;
         if (needed < rows) rows = needed;
-    } else if (!by_image) {
+    } else {
         images = (tile_m - 1) / l.image_pixels + 1;
         if (images > p.batch - 1) images = p.batch - 1;
     }
-    const int64_t channels = l.vectors ? l.group_channels : 1;
-    return (images * p.x.batch_stride + rows * p.x.row_stride + (p.in_width - 1) * p.x.column_stride + channels) * l.element;
+    return (images * p.x.batch_stride + rows * p.x.row_stride + (p.in_width - 1) * p.x.column_stride +
+            (l.group_channels - 1) * p.x.channel_stride + l.elements) *
+           l.element;
 }
 
-// Tiles across images waste nothing where images are small; tiles of one image have less to reach, and no padding rows beyond it.
-bool numbers_by_image(const Conv2dParams& p, const Layout& l, int tile_m) {
-    return l.mapped || l.image_pixels >= 8192 || l.image_pixels * p.batch >= kLimit31 || reach(p, l, tile_m, false) >= kLimit32;
+// How a tile reads x, and whether the pixels of each image are numbered for themselves. Tiles across images waste nothing where images
+// are small; tiles of one image reach less far.
+struct Reading {
+    XForm form;
+    bool by_image;
+};
+
+Reading reading_of(const Conv2dParams& p, const Layout& l, int tile_m) {
+    if (!l.bits) return {XForm::anything, true};
+    const XForm form = l.vectors ? XForm::vectors : XForm::elements;
+    if (l.image_pixels < 8192 && l.image_pixels * p.batch < kLimit31 && reach(p, l, tile_m, false) < kLimit32) return {form, false};
+    return {reach(p, l, tile_m, true) < kLimit32 ? form : XForm::anything, true};
 }
 
 const char* refusal_of_tile(const Conv2dParams& p, const Layout& l, const Conv2dPlan& plan) {
-    const bool by_image = numbers_by_image(p, l, plan.tile_m);
-    if (reach(p, l, plan.tile_m, by_image) >= kLimit32) return "x of which a tile's pixels lie within 4 GB";
-    const int64_t tiles_m = ceil_of(by_image ? l.image_pixels : l.image_pixels * p.batch, plan.tile_m) * (by_image ? p.batch : 1);
+    const Reading reading = reading_of(p, l, plan.tile_m);
+    const int64_t tiles_m = ceil_of(reading.by_image ? l.image_pixels : l.image_pixels * p.batch, plan.tile_m) * (reading.by_image ? p.batch : 1);
     if (tiles_m * ceil_of(l.group_filters, plan.tile_n) * 256 >= kLimit32) return "up to 2^32 threads";
-    if (plan.tile_m == 256 && !l.vectors)
-        return "tiles of 256 pixels for channels_last x with zero padding, C / groups a multiple of 8, and 16-byte alignment; smaller ones "
-               "for all";
+    if (reading.form == XForm::anything && (plan.tile_m != 64 || plan.tile_n != 64))
+        return "other padding than zeros, filters of more than 15 rows or columns, and x over 4 GB apart by tiles of 64 x 64 only";
+    if (plan.tile_m == 256 && reading.form != XForm::vectors)
+        return "by tiles of 256 pixels channels_last x with C / groups a multiple of 8 and 16-byte alignment only";
     if (plan.split_k < 1 || plan.split_k > 64 || plan.split_k > l.steps) return "split_k from 1 to 64, up to the steps of its product";
     return nullptr;
 }
@@ -228,7 +239,7 @@ ConvGemmParams gemm_params(const Conv2dParams& p, const Layout& l, const Conv2dP
         g.conv.activation = Conv2dActivation::none;
         g.part_stride = l.out_elements;
     }
-    g.by_image = numbers_by_image(p, l, plan.tile_m);
+    g.by_image = reading_of(p, l, plan.tile_m).by_image;
     g.pixels = static_cast<int32_t>(g.by_image ? l.image_pixels : l.image_pixels * p.batch);
     g.tiles_m = static_cast<int32_t>(ceil_of(g.pixels, plan.tile_m));
     g.tiles_n = static_cast<int32_t>(ceil_of(l.group_filters, plan.tile_n));
@@ -241,13 +252,13 @@ ConvGemmParams gemm_params(const Conv2dParams& p, const Layout& l, const Conv2dP
     g.x_image = bytes(p.x.batch_stride);
     g.x_row = bytes(p.x.row_stride);
     g.x_column = bytes(p.x.column_stride);
-    g.x_channel = p.x.channel_stride * l.element;
+    g.x_channel = bytes(p.x.channel_stride);
+    g.x_chunk = bytes(p.x.channel_stride * l.elements);
     g.tap_row = bytes(p.dilation_h * p.x.row_stride);
     g.tap_column = bytes(p.dilation_w * p.x.column_stride);
     g.group_channels = static_cast<int32_t>(l.group_channels);
     g.group_filters = static_cast<int32_t>(l.group_filters);
     g.lanes_along_pixels = !l.vectors && p.x.channel_stride != 1;
-    g.mapped = l.mapped;
 
     g.chunks = static_cast<int32_t>(l.chunks);
     g.taps_inside = l.taps_inside;
@@ -317,7 +328,7 @@ void conv2d_implicit_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* w
     if (l.packs) p.dtype == DType::f32 ? pack_filters<float>(p, l, workspace, hip_stream) : pack_filters<f16>(p, l, workspace, hip_stream);
     const ConvGemmParams g = gemm_params(p, l, plan, workspace);
     const auto launch = p.dtype == DType::f32 ? launch_conv_gemm_f32 : p.dtype == DType::f16 ? launch_conv_gemm_f16 : launch_conv_gemm_bf16;
-    launch(g, {plan.tile_m, plan.tile_n}, l.vectors, plan.split_k, stream);
+    launch(g, {plan.tile_m, plan.tile_n}, reading_of(p, l, plan.tile_m).form, plan.split_k, stream);
     if (plan.split_k > 1) {
         const AddPartsParams add{p, static_cast<const float*>(g.conv.out.data), plan.split_k, g.part_stride,
                                  p.out.channel_stride < p.out.column_stride};

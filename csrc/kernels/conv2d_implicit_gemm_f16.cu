@@ -5,8 +5,8 @@
 
 namespace hipconv {
 
-void launch_conv_gemm_f16(const ConvGemmParams& params, Conv2dTile tile, bool vectors, int split_k, void* stream) {
-    launch_conv_gemm<f16>(params, tile, vectors, split_k, stream);
+void launch_conv_gemm_f16(const ConvGemmParams& params, Conv2dTile tile, XForm form, int split_k, void* stream) {
+    launch_conv_gemm<f16>(params, tile, form, split_k, stream);
 }
 
 }  // namespace hipconv
