@@ -234,9 +234,10 @@ def build_all(source: Path, archs: Iterable[str]) -> list[CodeObject]:
 
 
 def _as_written(demangled: str) -> str:
-    """Without return type, namespace and parameters."""
+    """Without return type, namespace and parameters; an enumerator is its number."""
     for part in ("(anonymous namespace)::", "hipconv::"):
         demangled = demangled.replace(part, "")
+    demangled = re.sub(r"\(\w+\)(?=\d)", "", demangled)
     return demangled.removeprefix("void ").partition("(")[0]
 
 

@@ -18,6 +18,7 @@
 #include "activation.h"
 #include "arch.h"
 #include "dtype.h"
+#include "probes.h"
 
 #if defined(HIPCONV_HOST)
 #include <thread>
@@ -28,59 +29,6 @@ namespace {
 using hipconv::bf16;
 using hipconv::f16;
 using hipconv::kWaveSize;
-
-// ---- what the probes need on the host -----------------------------------------------------------------------------------
-
-struct Mismatch : std::runtime_error {
-    using std::runtime_error::runtime_error;
-};
-
-void check(hipError_t error, const char* what) {
-    if (error != hipSuccess) throw std::runtime_error(std::string(what) + ": " + hipGetErrorString(error));
-}
-
-void finish() {
-    check(hipGetLastError(), "launch");
-    check(hipDeviceSynchronize(), "kernel");
-}
-
-template <typename T>
-class DeviceArray {
-  public:
-    explicit DeviceArray(const std::vector<T>& values) : size_(values.size()) {
-        check(hipMalloc(&data_, size_ * sizeof(T)), "hipMalloc");
-        check(hipMemcpy(data_, values.data(), size_ * sizeof(T), hipMemcpyHostToDevice), "hipMemcpy");
-    }
-    explicit DeviceArray(size_t size) : DeviceArray(std::vector<T>(size)) {}
-    DeviceArray(const DeviceArray&) = delete;
-    DeviceArray& operator=(const DeviceArray&) = delete;
-    ~DeviceArray() { (void)hipFree(data_); }
-
-    T* data() const { return data_; }
-    std::vector<T> values() const {
-        finish();
-        std::vector<T> values(size_);
-        check(hipMemcpy(values.data(), data_, size_ * sizeof(T), hipMemcpyDeviceToHost), "hipMemcpy");
-        return values;
-    }
-
-  private:
-    size_t size_;
-    T* data_ = nullptr;
-};
-
-template <typename T>
-void expect_equal(const std::string& what, const std::vector<T>& got, const std::vector<T>& expected) {
-    if (got.size() != expected.size()) throw Mismatch(what + ": sizes differ");
-    for (size_t i = 0; i < got.size(); ++i)
-        if (!(got[i] == expected[i]))
-            throw Mismatch(what + ": element " + std::to_string(i) + " is " + std::to_string(got[i]) + ", expected " +
-                           std::to_string(expected[i]));
-}
-
-void expect(bool condition, const std::string& what) {
-    if (!condition) throw Mismatch(what);
-}
 
 __global__ void write_wave_size(int* out) { *out = kWaveSize; }
 
@@ -927,12 +875,6 @@ __global__ void write_out_of_bounds(float* out) { out[blockIdx.x * blockDim.x + 
 
 // ---- by name ------------------------------------------------------------------------------------------------------------
 
-struct Probe {
-    const char* list;
-    const char* name;
-    std::function<void()> run;
-};
-
 const std::vector<Probe>& probes() {
     static const std::vector<Probe> all = {
         {"--list", "block_reduction", block_reduction},
@@ -988,31 +930,6 @@ const std::vector<Probe>& probes() {
     return all;
 }
 
-int run(const std::string& argument) {
-    bool known = argument.rfind("--list", 0) == 0;
-    for (const Probe& probe : probes()) {
-        if (argument == probe.list) std::printf("%s\n", probe.name);
-        if (argument != probe.name) continue;
-        known = true;
-        probe.run();
-    }
-    if (!known) throw std::invalid_argument("'" + argument + "' is no probe; --list names them");
-    return 0;
-}
-
 }  // namespace
 
-int main(int count, char** arguments) {
-    try {
-        return run(count == 2 ? arguments[1] : "");
-    } catch (const Mismatch& mismatch) {
-        std::printf("mismatch: %s\n", mismatch.what());
-        return 1;
-    } catch (const std::invalid_argument& error) {
-        std::printf("invalid argument: %s\n", error.what());
-        return 2;
-    } catch (const std::exception& error) {
-        std::printf("error: %s\n", error.what());
-        return 2;
-    }
-}
+int main(int count, char** arguments) { return run_probe(probes(), count == 2 ? arguments[1] : ""); }

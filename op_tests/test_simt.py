@@ -39,6 +39,12 @@ BUILDS = {
     "sanitized": ["-O1", "-g", "-DHIPCONV_SIMT_WAVE=64", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
 }
 RELEASE_BUILDS = ("wave64", "wave32")
+MATRIX_SOURCE = "op_tests/simt_matrix_probes.cu"
+MATRIX_BUILDS = {  # a build for each unit that multiplies matrices
+    unit: ["-O1", f"-DHIPCONV_SIMT_WAVE={wave}", f"-DHIPCONV_SIMT_MMA={unit}"]
+    for unit, wave in {"mfma": 64, "mma_sync": 32, "wmma11": 32, "wmma12": 32, "fma": 32}.items()
+}
+MATRIX_PROBES = ["products_f16", "products_bf16", "products_f32", "copies"]
 
 EVERYWHERE = [
     "block_reduction",
@@ -72,10 +78,11 @@ pytestmark = [
 ]
 
 
-def compile_probes(build: str, directory: Path) -> Path:
+def compile_probes(build: str, directory: Path, source: str = SOURCE) -> Path:
     binary = directory / build
     include = ["-Icsrc/include", "-Icsrc/compat/simt"]
-    command = [CXX, "-x", "c++", "-std=c++17", *include, *BUILDS[build], SOURCE, "-o", str(binary), "-pthread"]
+    flags = (BUILDS if source == SOURCE else MATRIX_BUILDS)[build]
+    command = [CXX, "-x", "c++", "-std=c++17", *include, *flags, source, "-o", str(binary), "-pthread"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return binary
@@ -93,6 +100,14 @@ def binaries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     directory = tmp_path_factory.mktemp("simt_probes")
     with ThreadPoolExecutor(2) as pool:
         return dict(zip(BUILDS, pool.map(lambda build: compile_probes(build, directory), BUILDS), strict=True))
+
+
+@pytest.fixture(scope="module")
+def matrix_binaries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    directory = tmp_path_factory.mktemp("simt_matrix_probes")
+    with ThreadPoolExecutor(2) as pool:
+        compiled = pool.map(lambda build: compile_probes(build, directory, MATRIX_SOURCE), MATRIX_BUILDS)
+        return dict(zip(MATRIX_BUILDS, compiled, strict=True))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -289,10 +304,53 @@ def test_reading_past_shared_memory_gives_nan(binaries: dict[str, Path], build: 
     assert "read NaN past the end" in done.stdout
 
 
+# ---- matrix instructions -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["ascending", "shuffled:1"])
+@pytest.mark.parametrize("build", MATRIX_BUILDS)
+@pytest.mark.parametrize("probe", MATRIX_PROBES)
+def test_matrix_probe(matrix_binaries: dict[str, Path], probe: str, build: str, order: str) -> None:
+    done = run(matrix_binaries[build], probe, order)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+INSTRUCTIONS = {
+    "mfma": "mfma_f32_32x32x8",
+    "mma_sync": "ldmatrix.x4",
+    "wmma11": "wmma_f32_16x16x16_w32",
+    "wmma12": "wmma_f32_16x16x16_w32_gfx12",
+}
+
+
+@pytest.mark.parametrize("build", INSTRUCTIONS)
+def test_a_wave_multiplies_together(matrix_binaries: dict[str, Path], build: str) -> None:
+    for probe, message in {
+        "product_missed": rf"waits at {INSTRUCTIONS[build]} \(csrc/include/mma.h:\d+\), but thread \(3, 0, 0\) has exited",
+        "wave_not_full": rf"is in a wave of 3 threads: {INSTRUCTIONS[build]} takes all (64|32) lanes",
+    }.items():
+        done = run(matrix_binaries[build], probe)
+        assert done.returncode == -signal.SIGABRT, probe
+        assert re.search(message, done.stderr), done.stderr
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_copies_past_registers_arrive_late(matrix_binaries: dict[str, Path], order: str) -> None:
+    done = run(matrix_binaries["mma_sync"], "copies_not_awaited", order)
+    assert done.returncode == 1
+    assert done.stdout.startswith("mismatch: word: element 0 is 4294967295")
+
+
+def test_large_shared_memory_is_what_the_launch_asks_for(matrix_binaries: dict[str, Path]) -> None:
+    done = run(matrix_binaries["mma_sync"], "launch_asks_for_less")
+    assert done.returncode == -signal.SIGABRT
+    assert "declares 65536 bytes of large shared memory, and its launch asks for 65520" in done.stderr
+
+
 # ---- the same probes on a GPU --------------------------------------------------------------------------------------------------
 
 
-def compile_for_gpu(directory: Path) -> Path:
+def compile_for_gpu(directory: Path, source: str) -> Path:
     import torch
 
     if not torch.cuda.is_available():
@@ -306,16 +364,17 @@ def compile_for_gpu(directory: Path) -> Path:
     if shutil.which(command[0]) is None:
         pytest.skip(f"no {command[0]}")
     done = subprocess.run(
-        [*command, "-std=c++17", "-O2", "-Icsrc/include", SOURCE, "-o", str(binary)], cwd=ROOT, capture_output=True, text=True
+        [*command, "-std=c++17", "-O2", "-Icsrc/include", source, "-o", str(binary)], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     return binary
 
 
-def test_gpu_agrees(tmp_path: Path) -> None:
-    binary = compile_for_gpu(tmp_path)
-    assert run(binary, "--list").stdout.split() == EVERYWHERE
-    failures = {probe: done.stdout for probe in EVERYWHERE if (done := run(binary, probe)).returncode != 0}
+@pytest.mark.parametrize(("source", "expected"), [(SOURCE, EVERYWHERE), (MATRIX_SOURCE, MATRIX_PROBES)], ids=["simt", "matrix"])
+def test_gpu_agrees(tmp_path: Path, source: str, expected: list[str]) -> None:
+    binary = compile_for_gpu(tmp_path, source)
+    assert run(binary, "--list").stdout.split() == expected
+    failures = {probe: done.stdout for probe in expected if (done := run(binary, probe)).returncode != 0}
     assert not failures
 
 

@@ -35,7 +35,8 @@ namespace simt {
 
 constexpr int kMaxThreads = 1024;
 constexpr size_t kSharedBytes = 64 * 1024;
-constexpr size_t kLargeSharedBytes = hipconv::kCopiesPastRegisters ? 227 * 1024 : kSharedBytes;  // that a launch may ask for
+constexpr size_t kMostSharedBytes = 227 * 1024;  // on any GPU; the arena's size, since modules of all kinds share it
+constexpr size_t kLargeSharedBytes = hipconv::kCopiesPastRegisters ? kMostSharedBytes : kSharedBytes;  // that a launch may ask for
 constexpr size_t kSharedArrays = 64;
 constexpr size_t kCanaryBytes = 64;
 constexpr unsigned char kPoison = 0xff;  // NaN in f32, f16 and bf16
@@ -207,7 +208,7 @@ class Block {
         alignas(16) static thread_local char memory[kArenaBytes];
         return memory;
     }
-    static constexpr size_t kArenaBytes = kLargeSharedBytes + (kSharedArrays + 1) * kCanaryBytes;
+    static constexpr size_t kArenaBytes = kMostSharedBytes + (kSharedArrays + 1) * kCanaryBytes;
     static size_t padded(size_t bytes) { return (bytes + 15) / 16 * 16; }
 
     // AddressSanitizer stops at a forbidden byte, reads included; without it the canaries tell of writes when the block is done.
