@@ -29,7 +29,7 @@ __global__ void multiply_tiles(const T* pixels, const T* filters, float* out) {
     using Wave = Mma<T, kPixels, kFilters>;
     typename Wave::Sums sums;
     Wave::clear(sums);
-    for (int step = 0; step < 2; ++step) Wave::step(sums, tile, tile + kPixels * kTileChunks, lane);
+    for (int step = 0; step < 2; ++step) Wave::step(sums, tile, tile + kPixels * kTileChunks, lane, [](int row) { return row; });
     Wave::template for_each<0, kPixels>(sums, lane, [&](int pixel, int filter, auto run) {
         for (int n = 0; n < Wave::kRun; ++n) out[pixel * kFilters + filter + n] = bit_cast<float>(word(run, n));
     });
@@ -114,7 +114,7 @@ __global__ void miss_product(float* out) {
     Wave::Sums sums;
     Wave::clear(sums);
     if (threadIdx.x == 3) return;
-    Wave::step(sums, tile, tile + 32 * kTileChunks, static_cast<int>(threadIdx.x));
+    Wave::step(sums, tile, tile + 32 * kTileChunks, static_cast<int>(threadIdx.x), [](int row) { return row; });
     out[threadIdx.x] = sums[0][0][0];
 }
 

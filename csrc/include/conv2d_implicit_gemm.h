@@ -26,9 +26,9 @@ inline Divisor divisor_of(uint32_t by) {
     return {static_cast<uint32_t>(((uint64_t{1} << (31 + log2)) + by - 1) / by), 31 + log2};
 }
 
-// How x is read: by 16-byte vectors of channels; element by element, within 4 GB of a tile's first; or element by element wherever
-// they are, with any padding, in small tiles.
-enum class XForm { vectors, elements, anything };
+// How x is read: by 16-byte vectors of channels; element by element, within 4 GB of a tile's first; element by element wherever they
+// are, with any padding, in small tiles; or in patches that serve all taps (conv2d_implicit_gemm_patch.h), in either way.
+enum class XForm { vectors, elements, anything, patches };
 
 constexpr int kMostTapsAcross = 15;  // rows or columns of taps: each has a bit in a word, but in the last form
 
@@ -48,6 +48,9 @@ struct ConvGemmParams {
     uint32_t tap_row, tap_column;  // from a tap to the one below, to the right
     int32_t group_channels, group_filters;
     bool lanes_along_pixels;  // of the loads of single elements
+    bool by_vectors;          // patches are
+    int32_t patches_across;   // an image
+    Divisor divide_by_patches;
 
     // The inner product.
     int32_t chunks;          // of a pixel's channels of a group
@@ -68,19 +71,25 @@ struct ConvGemmParams {
     int64_t part_stride;  // elements, from a part's sums to the next
 };
 
+// Patches: a tile has 16 columns of pixels, and its patch a border of one more on each side.
+constexpr int kPatchTaps = 3, kPatchColumns = 16, kPatchPitch = kPatchColumns + kPatchTaps - 1;
+HIPCONV_INLINE constexpr int patch_rows(int tile_m) { return (tile_m / kPatchColumns + kPatchTaps - 1) * kPatchPitch; }  // of LDS
+
 // A block of threads and its tile. The same in the host and the device pass.
 struct GemmShape {
     int tile_m, tile_n, threads, blocks_a_unit, stages;
+    bool patches;
 };
 
 // 64 pixels by 64 filters a wave of 32 lanes is as much as registers hold, and what
 // spares LDS the most; a wave of 64 lanes does the same with half the registers.
 template <typename T, int kTileM, int kTileN, XForm kForm>
 HIPCONV_INLINE constexpr GemmShape gemm_shape() {
-    const bool past_registers = kForm == XForm::vectors && kCopiesPastRegisters;
+    const bool past_registers = (kForm == XForm::vectors || kForm == XForm::patches) && kCopiesPastRegisters;
     const bool half_block = past_registers && sizeof(T) == 2 && kTileM <= 128;
     const int blocks = kTileM > 128 ? 1 : kTileM * kTileN > 128 * 64 ? 2 : kTileM > 64 ? 2 : 4;
-    return {kTileM, kTileN, half_block ? 128 : 256, kCopiesPastRegisters && !half_block ? 1 : blocks, past_registers ? 3 : 1};
+    return {kTileM, kTileN, half_block ? 128 : 256, kCopiesPastRegisters && !half_block ? 1 : blocks, past_registers ? 3 : 1,
+            kForm == XForm::patches};
 }
 
 // Waves that share the pixels of a tile; the others share its filters.
@@ -95,14 +104,16 @@ constexpr int kSlabPixels = 32;  // of a wave, that pass through LDS together on
 // Bytes of LDS: the operands' tiles, later the finished sums.
 HIPCONV_INLINE constexpr int gemm_shared_bytes(GemmShape shape, int wave_size) {
     const int waves = shape.threads / wave_size, along = waves_along_pixels(shape.tile_m, shape.tile_n, waves);
-    const int operands = shape.stages * (shape.tile_m + shape.tile_n) * kTileRowBytes;
+    const int rows = shape.patches ? 2 * patch_rows(shape.tile_m) + shape.stages * shape.tile_n : shape.stages * (shape.tile_m + shape.tile_n);
+    const int operands = rows * kTileRowBytes;
     const int slabs = along * kSlabPixels * shape.tile_n * 4;
     return operands > slabs ? operands : slabs;
 }
 
 // Whether a unit has a tile. A tile that it does not have compiles to a kernel that does nothing and is never launched.
 template <typename T>
-HIPCONV_INLINE constexpr bool gemm_tile_is_legal(MatrixUnit unit, int tile_m, int tile_n) {
+HIPCONV_INLINE constexpr bool gemm_tile_is_legal(MatrixUnit unit, int tile_m, int tile_n, XForm form = XForm::vectors) {
+    if (form == XForm::patches && unit != MatrixUnit::mma_sync) return false;
     const bool small = tile_m <= 64 && tile_n <= 64;
     if (tile_m > 128) return unit == MatrixUnit::mma_sync && sizeof(T) == 2;
     return sizeof(T) == 4 || unit != MatrixUnit::fma || small;

@@ -8,6 +8,7 @@
 #include "check.h"
 #include "conv2d_epilogue.h"
 #include "conv2d_implicit_gemm_operands.h"
+#include "conv2d_implicit_gemm_patch.h"
 #include "registers.h"
 
 namespace hipconv {
@@ -19,15 +20,35 @@ struct PixelOfOut {
     int n, p, q;
 };
 
-HIPCONV_INLINE PixelOfOut pixel_of_out(const ConvGemmParams& p, int image, int pixel) {
-    int n = image;
-    if (!p.by_image) {
-        n = static_cast<int>(divide(pixel, p.divide_by_image));
-        pixel -= n * p.conv.out_height * p.conv.out_width;
+// Pixels of a tile, or of a part of it from number `first` on: numbered through, or in a rectangle of an image.
+struct PixelRun {
+    int image, first;
+
+    HIPCONV_INLINE PixelRun from(int number) const { return {image, first + number}; }
+    HIPCONV_INLINE bool has(const ConvGemmParams& p, int i) const { return first + i < p.pixels; }
+    HIPCONV_INLINE PixelOfOut at(const ConvGemmParams& p, int i) const {
+        int n = image, pixel = first + i;
+        if (!p.by_image) {
+            n = static_cast<int>(divide(pixel, p.divide_by_image));
+            pixel -= n * p.conv.out_height * p.conv.out_width;
+        }
+        const int row = static_cast<int>(divide(pixel, p.divide_by_row));
+        return {n, row, pixel - row * p.conv.out_width};
     }
-    const int row = static_cast<int>(divide(pixel, p.divide_by_row));
-    return {n, row, pixel - row * p.conv.out_width};
-}
+};
+
+struct PixelPatch {
+    int image, row, column, first;
+
+    HIPCONV_INLINE PixelPatch from(int number) const { return {image, row, column, first + number}; }
+    HIPCONV_INLINE PixelOfOut at(const ConvGemmParams&, int i) const {
+        return {image, row + (first + i) / kPatchColumns, column + (first + i) % kPatchColumns};
+    }
+    HIPCONV_INLINE bool has(const ConvGemmParams& p, int i) const {
+        const PixelOfOut pixel = at(p, i);
+        return pixel.p < p.conv.out_height && pixel.q < p.conv.out_width;
+    }
+};
 
 HIPCONV_INLINE void load_eight(float (&v)[8], const void* base, int64_t index, DType dtype) {
     const uint64_t address = reinterpret_cast<uint64_t>(base);
@@ -99,11 +120,10 @@ HIPCONV_INLINE int slab_at(int pixel, int filter) {
 
 // Bias, residual and activation of a wave's slab, and its way to memory: lanes along the denser of out's filters and pixels, eight
 // elements a lane where they are aligned.
-template <int kFilters>
-HIPCONV_INLINE void store_slab(const ConvGemmParams& p, const float* slab, int lane, int image, int first_pixel, int first_filter,
-                               int group, int part) {
+template <int kFilters, typename Pixels>
+HIPCONV_INLINE void store_slab(const ConvGemmParams& p, const float* slab, int lane, Pixels run, int first_filter, int group, int part) {
     const Conv2dParams& c = p.conv;
-    const int filters = p.group_filters - first_filter, pixels = p.pixels - first_pixel;
+    const int filters = p.group_filters - first_filter;
     const int64_t k_first = static_cast<int64_t>(group) * p.group_filters + first_filter;
     const int64_t part_offset = part * p.part_stride;
     if (p.vector_stores) {
@@ -112,8 +132,8 @@ HIPCONV_INLINE void store_slab(const ConvGemmParams& p, const float* slab, int l
         for (int unit = lane; unit < kSlabPixels * kAcross; unit += kWaveSize) {
             const int pixel = p.along_filters ? unit / kAcross : unit % (kSlabPixels / 8) * 8;
             const int filter = p.along_filters ? unit % kAcross * 8 : unit / (kSlabPixels / 8);
-            if (pixel >= pixels || filter >= filters) continue;
-            const PixelOfOut at = pixel_of_out(p, image, first_pixel + pixel);
+            if (filter >= filters || !run.has(p, pixel)) continue;
+            const PixelOfOut at = run.at(p, pixel);
             const int64_t k = k_first + filter;
             float v[8], more[8];
 #pragma unroll
@@ -144,8 +164,8 @@ HIPCONV_INLINE void store_slab(const ConvGemmParams& p, const float* slab, int l
     for (int i = lane; i < kSlabPixels * kFilters; i += kWaveSize) {
         const int pixel = p.along_filters ? i / kFilters : i % kSlabPixels;
         const int filter = p.along_filters ? i % kFilters : i / kSlabPixels;
-        if (pixel >= pixels || filter >= filters) continue;
-        const PixelOfOut at = pixel_of_out(p, image, first_pixel + pixel);
+        if (filter >= filters || !run.has(p, pixel)) continue;
+        const PixelOfOut at = run.at(p, pixel);
         conv2d_store(c, at.n, k_first + filter, at.p, at.q, slab[slab_at<kFilters>(pixel, filter)], part_offset);
     }
 }
@@ -157,8 +177,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
                                       (gemm_shape<T, kTileM, kTileN, kForm>().blocks_a_unit))
     conv2d_implicit_gemm_kernel(ConvGemmParams p) {
     constexpr GemmShape kShape = gemm_shape<T, kTileM, kTileN, kForm>();
-    HIPCONV_LARGE_SHARED(Words4, lds, gemm_shared_bytes(kShape, kWaveSize) / 16);
-    if constexpr (gemm_tile_is_legal<T>(kMatrixUnit, kTileM, kTileN)) {
+    constexpr bool kIsLegal = gemm_tile_is_legal<T>(kMatrixUnit, kTileM, kTileN, kForm);
+    HIPCONV_LARGE_SHARED(Words4, lds, kIsLegal ? gemm_shared_bytes(kShape, kWaveSize) / 16 : 1);
+    if constexpr (kIsLegal) {
         constexpr int kWaves = kShape.threads / kWaveSize, kWavesM = waves_along_pixels(kTileM, kTileN, kWaves);
         constexpr int kPixels = kTileM / kWavesM, kFilters = kTileN / (kWaves / kWavesM);  // of a wave
         constexpr int kStageChunks = (kTileM + kTileN) * kTileChunks;
@@ -173,21 +194,95 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
         // Tiles of the same pixels follow each other, so that they find x in the cache.
         const int tile_m = static_cast<int>(divide(blockIdx.x, p.divide_by_tiles_n));
         const int first_filter = (static_cast<int>(blockIdx.x) - tile_m * p.tiles_n) * kTileN;
-        int image, first_pixel;
+        int image = 0, of_image = tile_m;
         if (p.by_image) {
             image = static_cast<int>(divide(tile_m, p.divide_by_tiles_m));
-            first_pixel = (tile_m - image * p.tiles_m) * kTileM;
-        } else {
-            first_pixel = tile_m * kTileM;
-            image = static_cast<int>(divide(first_pixel, p.divide_by_image));
+            of_image = tile_m - image * p.tiles_m;
         }
-
         const int first_step = part * p.steps_a_part;
         const int end = first_step + p.steps_a_part < p.steps ? first_step + p.steps_a_part : p.steps;
-        Pixels pixels(p, thread, group, image, first_pixel, first_step);
         Filters filters(p, thread, group, first_filter, first_step);
         typename Wave::Sums sums;
         Wave::clear(sums);
+
+        const auto store_out = [&](auto run) {
+            float* const slab = reinterpret_cast<float*>(lds) + wave * kSlabPixels * kFilters;
+            static_assert(kPixels <= 2 * kSlabPixels, "two slabs at most");
+#pragma unroll 1
+            for (int number = 0; number < kPixels / kSlabPixels; ++number) {
+                __syncthreads();  // the operands, or the slab before, are read
+                const auto write = [&](int pixel, int filter, auto sum) {
+                    *reinterpret_cast<decltype(sum)*>(&slab[slab_at<kFilters>(pixel, filter)]) = sum;
+                };
+                if (number == 0)
+                    Wave::template for_each<0, kSlabPixels>(sums, lane, write);
+                else
+                    Wave::template for_each<kPixels - kSlabPixels, kSlabPixels>(sums, lane, write);
+                __syncthreads();
+                store_slab<kFilters>(first_argument_again(p), slab, lane, run.from(wave_pixel + number * kSlabPixels),
+                                     first_filter + wave_filter, group, part);
+            }
+        };
+
+        if constexpr (kForm == XForm::patches) {
+            using Patch = PatchChunks<T, kTileM, kShape.threads>;
+            const int down = static_cast<int>(divide(of_image, p.divide_by_patches));
+            const PixelPatch out{image, down * (kTileM / kPatchColumns), (of_image - down * p.patches_across) * kPatchColumns, 0};
+            const Patch patch(p, thread, group, image, out.row, out.column);
+            Words4* const ring = lds + 2 * Patch::kCount;
+            const auto fill = [&](int stage, int step) {
+                if (step < end) {
+                    filters.copy(ring + stage * kTileN * kTileChunks);
+                    filters.advance(p);
+                }
+                close_copies();
+            };
+            typename Patch::Loaded loaded;
+#pragma unroll 1
+            for (int piece = 0; piece < Patch::kParts; ++piece) {
+                if (p.by_vectors) {
+                    patch.copy(p, piece, 0, lds);
+                } else {
+                    patch.load(p, piece, 0, loaded);
+                    patch.store(lds, loaded);
+                }
+            }
+#pragma unroll
+            for (int stage = 0; stage < kShape.stages - 1; ++stage) fill(stage, stage);
+            int stage = 0, next = kShape.stages - 1, turn = 0, tap = 0, row = 0, column = 0;
+#pragma unroll 1
+            for (int step = 0; step < end; ++step) {
+                wait_for_copies<kShape.stages - 2>();
+                __syncthreads();  // this step's copies are everyone's, the stage before is read, and at its last tap the patch
+                Words4* const next_patch = lds + (turn + 1) % 2 * Patch::kCount;
+                const bool loads = tap < Patch::kParts && step + kPatchTaps * kPatchTaps - tap < end;
+                if (loads && p.by_vectors) patch.copy(p, tap, turn + 1, next_patch);
+                fill(next, step + kShape.stages - 1);
+                if (loads && !p.by_vectors) patch.load(p, tap, turn + 1, loaded);
+                const int first_row = (wave_pixel / kPatchColumns + row) * kPatchPitch + column;
+                Wave::step(sums, lds + turn % 2 * Patch::kCount, ring + (stage * kTileN + wave_filter) * kTileChunks, lane,
+                           [&](int pixel) { return first_row + pixel / kPatchColumns * kPatchPitch + pixel % kPatchColumns; });
+                if (loads && !p.by_vectors) patch.store(next_patch, loaded);
+                stage = stage + 1 == kShape.stages ? 0 : stage + 1;
+                next = next + 1 == kShape.stages ? 0 : next + 1;
+                ++tap;
+                if (++column == kPatchTaps) {
+                    column = 0;
+                    if (++row == kPatchTaps) {
+                        row = tap = 0;
+                        ++turn;
+                    }
+                }
+            }
+            wait_for_copies<0>();
+            store_out(out);
+            return;
+        }
+
+        const int first_pixel = of_image * kTileM;
+        if (!p.by_image) image = static_cast<int>(divide(first_pixel, p.divide_by_image));
+        Pixels pixels(p, thread, group, image, first_pixel, first_step);
+        const auto same_row = [](int row) { return row; };
 
         if constexpr (kShape.stages > 1) {
             const auto fill = [&](int stage, int step) {
@@ -208,7 +303,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
                 __syncthreads();  // this step's copies are everyone's, and the stage before is read
                 fill(next, step + kShape.stages - 1);
                 const Words4* tile = lds + stage * kStageChunks;
-                Wave::step(sums, tile + wave_pixel * kTileChunks, tile + (kTileM + wave_filter) * kTileChunks, lane);
+                Wave::step(sums, tile + wave_pixel * kTileChunks, tile + (kTileM + wave_filter) * kTileChunks, lane, same_row);
                 stage = stage + 1 == kShape.stages ? 0 : stage + 1;
                 next = next + 1 == kShape.stages ? 0 : next + 1;
             }
@@ -232,28 +327,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
                     filters.load(filter_chunks);
                 }
                 keep_order();
-                Wave::step(sums, lds + wave_pixel * kTileChunks, lds + (kTileM + wave_filter) * kTileChunks, lane);
+                Wave::step(sums, lds + wave_pixel * kTileChunks, lds + (kTileM + wave_filter) * kTileChunks, lane, same_row);
                 keep_order();
                 __syncthreads();
             }
         }
 
-        float* const slab = reinterpret_cast<float*>(lds) + wave * kSlabPixels * kFilters;
-#pragma unroll 1
-        for (int number = 0; number < kPixels / kSlabPixels; ++number) {
-            __syncthreads();  // the operands, or the slab before, are read
-            const auto write = [&](int pixel, int filter, auto run) {
-                *reinterpret_cast<decltype(run)*>(&slab[slab_at<kFilters>(pixel, filter)]) = run;
-            };
-            if (number == 0)
-                Wave::template for_each<0, kSlabPixels>(sums, lane, write);
-            else
-                Wave::template for_each<kPixels - kSlabPixels, kSlabPixels>(sums, lane, write);
-            __syncthreads();
-            store_slab<kFilters>(first_argument_again(p), slab, lane, image, first_pixel + wave_pixel + number * kSlabPixels,
-                                 first_filter + wave_filter, group, part);
-        }
-        static_assert(kPixels <= 2 * kSlabPixels, "two slabs at most");
+        store_out(PixelRun{image, first_pixel});
     }
 }
 
@@ -282,6 +362,10 @@ void launch_conv_gemm(const ConvGemmParams& p, XForm form, int split_k, void* st
 template <typename T>
 void launch_conv_gemm(const ConvGemmParams& p, Conv2dTile tile, XForm form, int split_k, void* stream) {
     if (form == XForm::anything) return launch_conv_gemm<T, 64, 64, XForm::anything>(p, split_k, stream);
+    if constexpr (sizeof(T) == 2 && kCopiesPastRegisters) {
+        if (form == XForm::patches && tile.tile_m == 256) return launch_conv_gemm<T, 256, 128, XForm::patches>(p, split_k, stream);
+        if (form == XForm::patches) return launch_conv_gemm<T, 128, 128, XForm::patches>(p, split_k, stream);
+    }
     if constexpr (sizeof(T) == 2) {
         if (tile.tile_m == 256) return launch_conv_gemm<T, 256, 128, XForm::vectors>(p, split_k, stream);
         if (tile.tile_n == 128) return launch_conv_gemm<T, 128, 128>(p, form, split_k, stream);

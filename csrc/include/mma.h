@@ -1,7 +1,7 @@
 // A wave's product of two operand tiles in LDS, whatever instructions the target multiplies matrices with.
 //
-//   Mma<T, kPixels, kFilters>::step(sums, pixels, filters, lane)   sums += a step of the inner product
-//   Mma<...>::for_each<kFirst, kRows>(sums, lane, f)               f(pixel, filter, vector of kRun sums of consecutive filters)
+//   Mma<T, kPixels, kFilters>::step(sums, pixels, filters, lane, row_of)   sums += a step of the inner product
+//   Mma<...>::for_each<kFirst, kCount>(sums, lane, f)                      f(pixel, filter, vector of kRun sums of consecutive filters)
 //
 // An operand tile holds a row of 128 bytes a pixel or filter, of which element k is channel k of the step: 64 elements of 16 bits,
 // or 32 of f32. A row is 8 chunks of 16 bytes, and chunk c of row r lies at place c ^ (r % 8): then neither the reads below nor
@@ -67,9 +67,9 @@ using Short16 = short __attribute__((ext_vector_type(16)));
 using Bfloat8 = __bf16 __attribute__((ext_vector_type(8)));
 #endif
 
-// An atom: what one block of sums of a wave is, and how a phase of a step is multiplied into it. `kPhases` phases make a step.
-// load(tile, first_row, phase, lane) reads an operand; row(lane, e) and column(lane, e) are the pixel and the filter of element e of a
-// lane's sums, where kRun elements after one another are filters after one another.
+// An atom: what one block of sums of a wave is, and how a phase of a step is multiplied into it. `kPhases` phases make a step. A lane
+// loads from the row of its pixel_row(lane) and filter_row(lane); pixel(lane, e) and filter(lane, e) are those of element e of its
+// sums, where kRun elements after one another are filters after one another.
 template <MatrixUnit kUnit, typename T>
 struct Atom;
 
@@ -82,11 +82,13 @@ struct Atom<MatrixUnit::mfma, T> {
     using Operand = Words4;
     using Sums = Floats<16>;
 
-    static HIPCONV_INLINE Operand load_pixels(const Words4* tile, int first_row, int phase, int lane) {
-        return tile[chunk_at(first_row + lane % 32, 2 * phase + lane / 32)];
+    static HIPCONV_INLINE int pixel_row(int lane) { return lane % 32; }
+    static HIPCONV_INLINE int filter_row(int lane) { return lane % 32; }
+    static HIPCONV_INLINE Operand load_pixels(const Words4* tile, int row, int phase, int lane) {
+        return tile[chunk_at(row, 2 * phase + lane / 32)];
     }
-    static HIPCONV_INLINE Operand load_filters(const Words4* tile, int first_row, int phase, int lane) {
-        return load_pixels(tile, first_row, phase, lane);
+    static HIPCONV_INLINE Operand load_filters(const Words4* tile, int row, int phase, int lane) {
+        return load_pixels(tile, row, phase, lane);
     }
     static HIPCONV_INLINE int pixel(int lane, int) { return lane % 32; }
     static HIPCONV_INLINE int filter(int lane, int e) { return e / 4 * 8 + lane / 32 * 4 + e % 4; }
@@ -143,12 +145,13 @@ struct Atom<MatrixUnit::wmma11, T> {
     };
     using Sums = Floats<8>;
 
-    static HIPCONV_INLINE Operand load_pixels(const Words4* tile, int first_row, int phase, int lane) {
-        const int row = first_row + lane % 16;
+    static HIPCONV_INLINE int pixel_row(int lane) { return lane % 16; }
+    static HIPCONV_INLINE int filter_row(int lane) { return lane % 16; }
+    static HIPCONV_INLINE Operand load_pixels(const Words4* tile, int row, int phase, int) {
         return {tile[chunk_at(row, 2 * phase)], tile[chunk_at(row, 2 * phase + 1)]};
     }
-    static HIPCONV_INLINE Operand load_filters(const Words4* tile, int first_row, int phase, int lane) {
-        return load_pixels(tile, first_row, phase, lane);
+    static HIPCONV_INLINE Operand load_filters(const Words4* tile, int row, int phase, int lane) {
+        return load_pixels(tile, row, phase, lane);
     }
     static HIPCONV_INLINE int pixel(int lane, int e) { return 2 * e + lane / 16; }
     static HIPCONV_INLINE int filter(int lane, int) { return lane % 16; }
@@ -182,11 +185,13 @@ struct Atom<MatrixUnit::wmma12, T> {
     using Operand = Words4;
     using Sums = Floats<8>;
 
-    static HIPCONV_INLINE Operand load_pixels(const Words4* tile, int first_row, int phase, int lane) {
-        return tile[chunk_at(first_row + lane % 16, 2 * phase + lane / 16)];
+    static HIPCONV_INLINE int pixel_row(int lane) { return lane % 16; }
+    static HIPCONV_INLINE int filter_row(int lane) { return lane % 16; }
+    static HIPCONV_INLINE Operand load_pixels(const Words4* tile, int row, int phase, int lane) {
+        return tile[chunk_at(row, 2 * phase + lane / 16)];
     }
-    static HIPCONV_INLINE Operand load_filters(const Words4* tile, int first_row, int phase, int lane) {
-        return load_pixels(tile, first_row, phase, lane);
+    static HIPCONV_INLINE Operand load_filters(const Words4* tile, int row, int phase, int lane) {
+        return load_pixels(tile, row, phase, lane);
     }
     static HIPCONV_INLINE int pixel(int lane, int) { return lane % 16; }
     static HIPCONV_INLINE int filter(int lane, int e) { return lane / 16 * 8 + e; }
@@ -213,13 +218,15 @@ struct Atom<MatrixUnit::mma_sync, T> {
     using Operand = Words4;
     using Sums = Floats<8>;
 
-    // Matrices: upper and lower pixels of the first 8 channels, then of the other 8.
-    static HIPCONV_INLINE Operand load_pixels(const Words4* tile, int first_row, int phase, int lane) {
-        return load_matrices(&tile[chunk_at(first_row + lane % 16, 2 * phase + lane / 16)]);
+    // Matrices: upper and lower pixels of the first 8 channels, then of the other 8; and the first 8 filters' two halves of the
+    // channels, then the other filters'.
+    static HIPCONV_INLINE int pixel_row(int lane) { return lane % 16; }
+    static HIPCONV_INLINE int filter_row(int lane) { return lane / 16 * 8 + lane % 8; }
+    static HIPCONV_INLINE Operand load_pixels(const Words4* tile, int row, int phase, int lane) {
+        return load_matrices(&tile[chunk_at(row, 2 * phase + lane / 16)]);
     }
-    // The first 8 filters' two halves of the channels, then the other filters'.
-    static HIPCONV_INLINE Operand load_filters(const Words4* tile, int first_row, int phase, int lane) {
-        return load_matrices(&tile[chunk_at(first_row + lane / 16 * 8 + lane % 8, 2 * phase + lane / 8 % 2)]);
+    static HIPCONV_INLINE Operand load_filters(const Words4* tile, int row, int phase, int lane) {
+        return load_matrices(&tile[chunk_at(row, 2 * phase + lane / 8 % 2)]);
     }
     static HIPCONV_INLINE int pixel(int lane, int e) { return lane / 4 + e / 2 % 2 * 8; }
     static HIPCONV_INLINE int filter(int lane, int e) { return e / 4 * 8 + lane % 4 * 2 + e % 2; }
@@ -271,12 +278,10 @@ struct Atom<MatrixUnit::fma, T> {
     using Operand = Words4;
     using Sums = Floats<1>;
 
-    static HIPCONV_INLINE Operand load_pixels(const Words4* tile, int first_row, int phase, int lane) {
-        return tile[chunk_at(first_row + pixel(lane, 0), phase)];
-    }
-    static HIPCONV_INLINE Operand load_filters(const Words4* tile, int first_row, int phase, int lane) {
-        return tile[chunk_at(first_row + filter(lane, 0), phase)];
-    }
+    static HIPCONV_INLINE int pixel_row(int lane) { return pixel(lane, 0); }
+    static HIPCONV_INLINE int filter_row(int lane) { return filter(lane, 0); }
+    static HIPCONV_INLINE Operand load_pixels(const Words4* tile, int row, int phase, int) { return tile[chunk_at(row, phase)]; }
+    static HIPCONV_INLINE Operand load_filters(const Words4* tile, int row, int phase, int) { return tile[chunk_at(row, phase)]; }
     static HIPCONV_INLINE int pixel(int lane, int) { return lane / kFilters; }
     static HIPCONV_INLINE int filter(int lane, int) { return lane % kFilters; }
 
@@ -314,17 +319,18 @@ struct Mma {
                 for (int e = 0; e < kElements; ++e) sums[i][j][e] = 0.0f;
     }
 
-    // One step over the 128 bytes of each row. The tiles begin at the wave's first pixel and first filter, whose numbers are
-    // multiples of 8.
-    static HIPCONV_INLINE void step(Sums& sums, const Words4* pixels, const Words4* filters, int lane) {
+    // One step over the 128 bytes of each row: of the wave's first filter and those behind it, of which the first is a multiple of 8,
+    // and of the pixels' rows, row_of(0) to row_of(kPixels - 1).
+    template <typename RowOf>
+    static HIPCONV_INLINE void step(Sums& sums, const Words4* pixels, const Words4* filters, int lane, RowOf row_of) {
 #pragma unroll
         for (int phase = 0; phase < A::kPhases; ++phase) {
             typename A::Operand b[kColumns];
 #pragma unroll
-            for (int j = 0; j < kColumns; ++j) b[j] = A::load_filters(filters, j * A::kFilters, phase, lane);
+            for (int j = 0; j < kColumns; ++j) b[j] = A::load_filters(filters, j * A::kFilters + A::filter_row(lane), phase, lane);
 #pragma unroll
             for (int i = 0; i < kRows; ++i) {
-                const typename A::Operand a = A::load_pixels(pixels, i * A::kPixels, phase, lane);
+                const typename A::Operand a = A::load_pixels(pixels, row_of(i * A::kPixels + A::pixel_row(lane)), phase, lane);
 #pragma unroll
                 for (int j = 0; j < kColumns; ++j) A::multiply(sums[i][j], a, b[j]);
             }

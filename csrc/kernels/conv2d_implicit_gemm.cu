@@ -193,7 +193,20 @@ struct Reading {
     bool by_image;
 };
 
-Reading reading_of(const Conv2dParams& p, const Layout& l, int tile_m) {
+// Whether patches serve a tile, and few of their pixels lie beyond the image.
+bool takes_patches(const Conv2dParams& p, const Layout& l, const Conv2dPlan& plan) {
+    if (!kCopiesPastRegisters || p.dtype == DType::f32 || plan.tile_m < 128 || plan.tile_n != 128 || plan.split_k != 1) return false;
+    if (!l.bits || !l.taps_inside || p.kernel_height != kPatchTaps || p.kernel_width != kPatchTaps) return false;
+    if (p.stride_h != 1 || p.stride_w != 1 || p.dilation_h != 1 || p.dilation_w != 1) return false;
+    const int64_t covered = round_up(p.out_height, plan.tile_m / kPatchColumns) * round_up(p.out_width, kPatchColumns);
+    if (covered * 4 > l.image_pixels * 5) return false;
+    const int64_t last = (p.in_height - 1) * p.x.row_stride + (p.in_width - 1) * p.x.column_stride + l.group_channels * p.x.channel_stride;
+    return last * l.element < kLimit32;
+}
+
+Reading reading_of(const Conv2dParams& p, const Layout& l, const Conv2dPlan& plan) {
+    if (takes_patches(p, l, plan)) return {XForm::patches, true};
+    const int tile_m = plan.tile_m;
     if (!l.bits) return {XForm::anything, true};
     const XForm form = l.vectors ? XForm::vectors : XForm::elements;
     if (l.image_pixels < 8192 && l.image_pixels * p.batch < kLimit31 && reach(p, l, tile_m, false) < kLimit32) return {form, false};
@@ -201,12 +214,12 @@ Reading reading_of(const Conv2dParams& p, const Layout& l, int tile_m) {
 }
 
 const char* refusal_of_tile(const Conv2dParams& p, const Layout& l, const Conv2dPlan& plan) {
-    const Reading reading = reading_of(p, l, plan.tile_m);
+    const Reading reading = reading_of(p, l, plan);
     const int64_t tiles_m = ceil_of(reading.by_image ? l.image_pixels : l.image_pixels * p.batch, plan.tile_m) * (reading.by_image ? p.batch : 1);
     if (tiles_m * ceil_of(l.group_filters, plan.tile_n) * 256 >= kLimit32) return "up to 2^32 threads";
     if (reading.form == XForm::anything && (plan.tile_m != 64 || plan.tile_n != 64))
         return "other padding than zeros, filters of more than 15 rows or columns, and x over 4 GB apart by tiles of 64 x 64 only";
-    if (plan.tile_m == 256 && reading.form != XForm::vectors)
+    if (plan.tile_m == 256 && reading.form != XForm::vectors && reading.form != XForm::patches)
         return "by tiles of 256 pixels channels_last x with C / groups a multiple of 8 and 16-byte alignment only";
     if (plan.split_k < 1 || plan.split_k > 64 || plan.split_k > l.steps) return "split_k from 1 to 64, up to the steps of its product";
     return nullptr;
@@ -223,7 +236,7 @@ bool vector_stores(const Conv2dParams& p, const Layout& l, const ConvGemmParams&
                multiple_of(image.channel_stride, p.out_channels, each);
     };
     // Whole vectors only: of a group's filters, or of an image's pixels.
-    if ((g.along_filters ? l.group_filters : l.image_pixels) % 8 != 0) return false;
+    if ((g.along_filters ? l.group_filters : g.patches_across ? p.out_width : l.image_pixels) % 8 != 0) return false;
     return fits(p.out, p.out_dtype) && (!p.residual.data || fits(p.residual, p.residual_dtype));
 }
 
@@ -239,9 +252,16 @@ ConvGemmParams gemm_params(const Conv2dParams& p, const Layout& l, const Conv2dP
         g.conv.activation = Conv2dActivation::none;
         g.part_stride = l.out_elements;
     }
-    g.by_image = reading_of(p, l, plan.tile_m).by_image;
+    const Reading reading = reading_of(p, l, plan);
+    g.by_image = reading.by_image;
     g.pixels = static_cast<int32_t>(g.by_image ? l.image_pixels : l.image_pixels * p.batch);
     g.tiles_m = static_cast<int32_t>(ceil_of(g.pixels, plan.tile_m));
+    if (reading.form == XForm::patches) {
+        g.patches_across = static_cast<int32_t>(ceil_of(p.out_width, kPatchColumns));
+        g.divide_by_patches = divisor_of(static_cast<uint32_t>(g.patches_across));
+        g.tiles_m = static_cast<int32_t>(g.patches_across * ceil_of(p.out_height, plan.tile_m / kPatchColumns));
+        g.by_vectors = l.vectors;
+    }
     g.tiles_n = static_cast<int32_t>(ceil_of(l.group_filters, plan.tile_n));
     g.divide_by_image = divisor_of(static_cast<uint32_t>(l.image_pixels));
     g.divide_by_row = divisor_of(static_cast<uint32_t>(p.out_width));
@@ -328,7 +348,7 @@ void conv2d_implicit_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* w
     if (l.packs) p.dtype == DType::f32 ? pack_filters<float>(p, l, workspace, hip_stream) : pack_filters<f16>(p, l, workspace, hip_stream);
     const ConvGemmParams g = gemm_params(p, l, plan, workspace);
     const auto launch = p.dtype == DType::f32 ? launch_conv_gemm_f32 : p.dtype == DType::f16 ? launch_conv_gemm_f16 : launch_conv_gemm_bf16;
-    launch(g, {plan.tile_m, plan.tile_n}, reading_of(p, l, plan.tile_m).form, plan.split_k, stream);
+    launch(g, {plan.tile_m, plan.tile_n}, reading_of(p, l, plan).form, plan.split_k, stream);
     if (plan.split_k > 1) {
         const AddPartsParams add{p, static_cast<const float*>(g.conv.out.data), plan.split_k, g.part_stride,
                                  p.out.channel_stride < p.out.column_stride};
