@@ -36,13 +36,13 @@ class Step(NamedTuple):
     counts: Counts
 
 
-def source_of(dtype: str) -> Path:
-    return KERNELS / f"conv2d_implicit_gemm_{'f32' if dtype == 'float' else dtype}.cu"
+def source_of(dtype: str, form: str) -> Path:
+    return KERNELS / f"conv2d_implicit_gemm_{'f32' if dtype == 'float' else form}.cu"
 
 
 def steps(arch: str, dtype: str, form: str) -> Iterator[Step]:
     """The hot loop of each tile's kernel."""
-    code = build(source_of(dtype), arch)
+    code = build(source_of(dtype, form), arch)
     for tile in TILES[dtype]:
         kernel = code.kernel(f"conv2d_implicit_gemm_kernel<{dtype}, {tile[0]}, {tile[1]}, {FORMS[form]}>")
         work = None if dtype == "float" and arch not in CDNA else matrix

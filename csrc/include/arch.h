@@ -114,6 +114,10 @@ constexpr bool kCopiesPastRegisters = false;
 constexpr bool kCopiesPastRegisters = kMatrixUnit == MatrixUnit::mma_sync;
 #endif
 
+// Whether a kernel of matrix instructions serves both types of 16 bits, with a branch to the products of each; it halves the time to
+// compile. AMD's compiler would take what both sides load to the front of the branch, and run out of registers.
+constexpr bool kHalvesShareKernels = kCopiesPastRegisters;
+
 // Nothing may be moved across this by the compiler: what stands behind it waits for loads, what stands in front is to hide them.
 HIPCONV_INLINE void keep_order() {
 #if defined(HIPCONV_AMD_DEVICE) && __has_builtin(__builtin_amdgcn_sched_barrier)

@@ -42,6 +42,7 @@ struct ConvGemmParams {
     Divisor divide_by_image, divide_by_row;      // output pixels of an image, of a row
     Divisor divide_by_tiles_m, divide_by_tiles_n;
 
+    XForm form;
     // x, in bytes.
     uint32_t x_image, x_row, x_column;  // from an image, row, column to the next; modulo 2^32, as all offsets in a tile
     uint32_t x_channel, x_chunk;        // from a channel, a chunk of channels
@@ -119,9 +120,10 @@ HIPCONV_INLINE constexpr bool gemm_tile_is_legal(MatrixUnit unit, int tile_m, in
     return sizeof(T) == 4 || unit != MatrixUnit::fma || small;
 }
 
-// The launchers of the three files of instances.
-void launch_conv_gemm_f16(const ConvGemmParams& params, Conv2dTile tile, XForm form, int split_k, void* stream);
-void launch_conv_gemm_bf16(const ConvGemmParams& params, Conv2dTile tile, XForm form, int split_k, void* stream);
-void launch_conv_gemm_f32(const ConvGemmParams& params, Conv2dTile tile, XForm form, int split_k, void* stream);
+// The files of instances, side by side because they take long to compile. Each has the forms, tiles and types that it is asked for.
+void launch_gemm_vectors(const ConvGemmParams& params, Conv2dTile tile, int split_k, void* stream);   // 16 bits
+void launch_gemm_elements(const ConvGemmParams& params, Conv2dTile tile, int split_k, void* stream);  // 16 bits, and anything
+void launch_gemm_patches(const ConvGemmParams& params, Conv2dTile tile, int split_k, void* stream);   // 16 bits
+void launch_gemm_f32(const ConvGemmParams& params, Conv2dTile tile, int split_k, void* stream);       // but patches
 
 }  // namespace hipconv

@@ -172,6 +172,7 @@ HIPCONV_INLINE void store_slab(const ConvGemmParams& p, const float* slab, int l
 
 // ---- the kernel -------------------------------------------------------------------------------------------------------
 
+// T is float or a type of 16 bits; where kHalvesShareKernels, f16 for either.
 template <typename T, int kTileM, int kTileN, XForm kForm>
 __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().threads),
                                       (gemm_shape<T, kTileM, kTileN, kForm>().blocks_a_unit))
@@ -204,6 +205,12 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
         Filters filters(p, thread, group, first_filter, first_step);
         typename Wave::Sums sums;
         Wave::clear(sums);
+        const auto multiply = [&](const Words4* pixel_rows, const Words4* filter_rows, auto row_of) {
+            if constexpr (sizeof(T) == 2 && kHalvesShareKernels) {
+                if (p.conv.dtype == DType::bf16) return Mma<bf16, kPixels, kFilters>::step(sums, pixel_rows, filter_rows, lane, row_of);
+            }
+            Wave::step(sums, pixel_rows, filter_rows, lane, row_of);
+        };
 
         const auto store_out = [&](auto run) {
             float* const slab = reinterpret_cast<float*>(lds) + wave * kSlabPixels * kFilters;
@@ -260,8 +267,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
                 fill(next, step + kShape.stages - 1);
                 if (loads && !p.by_vectors) patch.load(p, tap, turn + 1, loaded);
                 const int first_row = (wave_pixel / kPatchColumns + row) * kPatchPitch + column;
-                Wave::step(sums, lds + turn % 2 * Patch::kCount, ring + (stage * kTileN + wave_filter) * kTileChunks, lane,
-                           [&](int pixel) { return first_row + pixel / kPatchColumns * kPatchPitch + pixel % kPatchColumns; });
+                multiply(lds + turn % 2 * Patch::kCount, ring + (stage * kTileN + wave_filter) * kTileChunks,
+                         [&](int pixel) { return first_row + pixel / kPatchColumns * kPatchPitch + pixel % kPatchColumns; });
                 if (loads && !p.by_vectors) patch.store(next_patch, loaded);
                 stage = stage + 1 == kShape.stages ? 0 : stage + 1;
                 next = next + 1 == kShape.stages ? 0 : next + 1;
@@ -303,7 +310,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
                 __syncthreads();  // this step's copies are everyone's, and the stage before is read
                 fill(next, step + kShape.stages - 1);
                 const Words4* tile = lds + stage * kStageChunks;
-                Wave::step(sums, tile + wave_pixel * kTileChunks, tile + (kTileM + wave_filter) * kTileChunks, lane, same_row);
+                multiply(tile + wave_pixel * kTileChunks, tile + (kTileM + wave_filter) * kTileChunks, same_row);
                 stage = stage + 1 == kShape.stages ? 0 : stage + 1;
                 next = next + 1 == kShape.stages ? 0 : next + 1;
             }
@@ -327,7 +334,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
                     filters.load(filter_chunks);
                 }
                 keep_order();
-                Wave::step(sums, lds + wave_pixel * kTileChunks, lds + (kTileM + wave_filter) * kTileChunks, lane, same_row);
+                multiply(lds + wave_pixel * kTileChunks, lds + (kTileM + wave_filter) * kTileChunks, same_row);
                 keep_order();
                 __syncthreads();
             }
@@ -340,7 +347,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
 // ---- launches ---------------------------------------------------------------------------------------------------------
 
 template <typename T, int kTileM, int kTileN, XForm kForm>
-void launch_conv_gemm(const ConvGemmParams& p, int split_k, void* stream) {
+void launch_gemm_instance(const ConvGemmParams& p, int split_k, void* stream) {
     constexpr GemmShape kShape = gemm_shape<T, kTileM, kTileN, kForm>();
     const auto kernel = conv2d_implicit_gemm_kernel<T, kTileM, kTileN, kForm>;
     const int shared = launch_shared_bytes(gemm_shared_bytes(kShape, kWaveSize));
@@ -353,25 +360,12 @@ void launch_conv_gemm(const ConvGemmParams& p, int split_k, void* stream) {
     check_launch("conv2d");
 }
 
-template <typename T, int kTileM, int kTileN>
-void launch_conv_gemm(const ConvGemmParams& p, XForm form, int split_k, void* stream) {
-    form == XForm::vectors ? launch_conv_gemm<T, kTileM, kTileN, XForm::vectors>(p, split_k, stream)
-                           : launch_conv_gemm<T, kTileM, kTileN, XForm::elements>(p, split_k, stream);
-}
-
-template <typename T>
-void launch_conv_gemm(const ConvGemmParams& p, Conv2dTile tile, XForm form, int split_k, void* stream) {
-    if (form == XForm::anything) return launch_conv_gemm<T, 64, 64, XForm::anything>(p, split_k, stream);
-    if constexpr (sizeof(T) == 2 && kCopiesPastRegisters) {
-        if (form == XForm::patches && tile.tile_m == 256) return launch_conv_gemm<T, 256, 128, XForm::patches>(p, split_k, stream);
-        if (form == XForm::patches) return launch_conv_gemm<T, 128, 128, XForm::patches>(p, split_k, stream);
+template <int kTileM, int kTileN, XForm kForm>
+void launch_gemm_halves(const ConvGemmParams& p, int split_k, void* stream) {
+    if constexpr (!kHalvesShareKernels) {
+        if (p.conv.dtype == DType::bf16) return launch_gemm_instance<bf16, kTileM, kTileN, kForm>(p, split_k, stream);
     }
-    if constexpr (sizeof(T) == 2) {
-        if (tile.tile_m == 256) return launch_conv_gemm<T, 256, 128, XForm::vectors>(p, split_k, stream);
-        if (tile.tile_n == 128) return launch_conv_gemm<T, 128, 128>(p, form, split_k, stream);
-    }
-    if (tile.tile_m == 128) return launch_conv_gemm<T, 128, 64>(p, form, split_k, stream);
-    launch_conv_gemm<T, 64, 64>(p, form, split_k, stream);
+    launch_gemm_instance<f16, kTileM, kTileN, kForm>(p, split_k, stream);
 }
 
 }  // namespace hipconv

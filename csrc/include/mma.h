@@ -78,7 +78,7 @@ struct Atom;
 // are the rows of the instruction, so that a lane's sums are of consecutive filters.
 template <typename T>
 struct Atom<MatrixUnit::mfma, T> {
-    static constexpr int kPixels = 32, kFilters = 32, kPhases = 4, kRun = 4;
+    static constexpr int kPixels = 32, kFilters = 32, kPhases = 4, kAtATime = 4, kRun = 4;
     using Operand = Words4;
     using Sums = Floats<16>;
 
@@ -139,7 +139,7 @@ struct Atom<MatrixUnit::mfma, T> {
 // other row's, so the pixels are the rows here.
 template <typename T>
 struct Atom<MatrixUnit::wmma11, T> {
-    static constexpr int kPixels = 16, kFilters = 16, kPhases = 4, kRun = 1;
+    static constexpr int kPixels = 16, kFilters = 16, kPhases = 4, kAtATime = 4, kRun = 1;
     struct Operand {
         Words4 low, high;
     };
@@ -181,7 +181,7 @@ struct Atom<MatrixUnit::wmma11, T> {
 // RDNA 4, 16x16x16: a lane takes 8 elements, row lane % 16, k = (lane / 16) * 8 + i, and sums 8 consecutive rows.
 template <typename T>
 struct Atom<MatrixUnit::wmma12, T> {
-    static constexpr int kPixels = 16, kFilters = 16, kPhases = 4, kRun = 4;
+    static constexpr int kPixels = 16, kFilters = 16, kPhases = 4, kAtATime = 4, kRun = 4;
     using Operand = Words4;
     using Sums = Floats<8>;
 
@@ -214,7 +214,7 @@ struct Atom<MatrixUnit::wmma12, T> {
 // matrix l / 8 and gets two elements of row l / 4 of each.
 template <typename T>
 struct Atom<MatrixUnit::mma_sync, T> {
-    static constexpr int kPixels = 16, kFilters = 16, kPhases = 4, kRun = 2;
+    static constexpr int kPixels = 16, kFilters = 16, kPhases = 4, kAtATime = 4, kRun = 2;
     using Operand = Words4;
     using Sums = Floats<8>;
 
@@ -275,6 +275,7 @@ struct Atom<MatrixUnit::mma_sync, T> {
 template <typename T>
 struct Atom<MatrixUnit::fma, T> {
     static constexpr int kPixels = 8, kFilters = kWaveSize / 8, kPhases = 8, kRun = 1;
+    static constexpr int kAtATime = 2;  // phases; more take registers and gain nothing
     using Operand = Words4;
     using Sums = Floats<1>;
 
@@ -323,16 +324,20 @@ struct Mma {
     // and of the pixels' rows, row_of(0) to row_of(kPixels - 1).
     template <typename RowOf>
     static HIPCONV_INLINE void step(Sums& sums, const Words4* pixels, const Words4* filters, int lane, RowOf row_of) {
+#pragma unroll 1
+        for (int first = 0; first < A::kPhases; first += A::kAtATime) {
 #pragma unroll
-        for (int phase = 0; phase < A::kPhases; ++phase) {
-            typename A::Operand b[kColumns];
+            for (int phase = first; phase < first + A::kAtATime; ++phase) {
+                typename A::Operand b[kColumns];
 #pragma unroll
-            for (int j = 0; j < kColumns; ++j) b[j] = A::load_filters(filters, j * A::kFilters + A::filter_row(lane), phase, lane);
+                for (int j = 0; j < kColumns; ++j)
+                    b[j] = A::load_filters(filters, j * A::kFilters + A::filter_row(lane), phase, lane);
 #pragma unroll
-            for (int i = 0; i < kRows; ++i) {
-                const typename A::Operand a = A::load_pixels(pixels, row_of(i * A::kPixels + A::pixel_row(lane)), phase, lane);
+                for (int i = 0; i < kRows; ++i) {
+                    const typename A::Operand a = A::load_pixels(pixels, row_of(i * A::kPixels + A::pixel_row(lane)), phase, lane);
 #pragma unroll
-                for (int j = 0; j < kColumns; ++j) A::multiply(sums[i][j], a, b[j]);
+                    for (int j = 0; j < kColumns; ++j) A::multiply(sums[i][j], a, b[j]);
+                }
             }
         }
     }

@@ -220,7 +220,7 @@ const char* refusal_of_tile(const Conv2dParams& p, const Layout& l, const Conv2d
     if (reading.form == XForm::anything && (plan.tile_m != 64 || plan.tile_n != 64))
         return "other padding than zeros, filters of more than 15 rows or columns, and x over 4 GB apart by tiles of 64 x 64 only";
     if (plan.tile_m == 256 && reading.form != XForm::vectors && reading.form != XForm::patches)
-        return "by tiles of 256 pixels channels_last x with C / groups a multiple of 8 and 16-byte alignment only";
+        return "by tiles of 256 pixels channels_last x with C / groups a multiple of 8 and 16-byte alignment only, or 3x3 taps of large images";
     if (plan.split_k < 1 || plan.split_k > 64 || plan.split_k > l.steps) return "split_k from 1 to 64, up to the steps of its product";
     return nullptr;
 }
@@ -253,6 +253,7 @@ ConvGemmParams gemm_params(const Conv2dParams& p, const Layout& l, const Conv2dP
         g.part_stride = l.out_elements;
     }
     const Reading reading = reading_of(p, l, plan);
+    g.form = reading.form;
     g.by_image = reading.by_image;
     g.pixels = static_cast<int32_t>(g.by_image ? l.image_pixels : l.image_pixels * p.batch);
     g.tiles_m = static_cast<int32_t>(ceil_of(g.pixels, plan.tile_m));
@@ -347,8 +348,11 @@ void conv2d_implicit_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* w
     const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
     if (l.packs) p.dtype == DType::f32 ? pack_filters<float>(p, l, workspace, hip_stream) : pack_filters<f16>(p, l, workspace, hip_stream);
     const ConvGemmParams g = gemm_params(p, l, plan, workspace);
-    const auto launch = p.dtype == DType::f32 ? launch_conv_gemm_f32 : p.dtype == DType::f16 ? launch_conv_gemm_f16 : launch_conv_gemm_bf16;
-    launch(g, {plan.tile_m, plan.tile_n}, reading_of(p, l, plan).form, plan.split_k, stream);
+    const auto launch = p.dtype == DType::f32            ? launch_gemm_f32
+                        : g.form == XForm::vectors ? launch_gemm_vectors
+                        : g.form == XForm::patches ? launch_gemm_patches
+                                                   : launch_gemm_elements;
+    launch(g, {plan.tile_m, plan.tile_n}, plan.split_k, stream);
     if (plan.split_k > 1) {
         const AddPartsParams add{p, static_cast<const float*>(g.conv.out.data), plan.split_k, g.part_stride,
                                  p.out.channel_stride < p.out.column_stride};

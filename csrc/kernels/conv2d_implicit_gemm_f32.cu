@@ -1,12 +1,18 @@
-// The implicit GEMM of f32 tensors: its instances, in a file of their own so that they compile side by side with the others.
+// The implicit GEMM of f32: its instances.
 #include <hip/hip_runtime.h>
 
 #include "conv2d_implicit_gemm_kernel.h"
 
 namespace hipconv {
 
-void launch_conv_gemm_f32(const ConvGemmParams& params, Conv2dTile tile, XForm form, int split_k, void* stream) {
-    launch_conv_gemm<float>(params, tile, form, split_k, stream);
+void launch_gemm_f32(const ConvGemmParams& p, Conv2dTile tile, int split_k, void* stream) {
+    const bool large = tile.tile_m == 128, vectors = p.form == XForm::vectors;
+    const auto launch = p.form == XForm::anything ? launch_gemm_instance<float, 64, 64, XForm::anything>
+                        : large && vectors        ? launch_gemm_instance<float, 128, 64, XForm::vectors>
+                        : large                   ? launch_gemm_instance<float, 128, 64, XForm::elements>
+                        : vectors                 ? launch_gemm_instance<float, 64, 64, XForm::vectors>
+                                                  : launch_gemm_instance<float, 64, 64, XForm::elements>;
+    launch(p, split_k, stream);
 }
 
 }  // namespace hipconv
