@@ -10,7 +10,7 @@ namespace {
 
 using namespace hipconv;
 
-constexpr int kRowElements(int bytes) { return kTileRowBytes / bytes; }
+HIPCONV_INLINE constexpr int kRowElements(int bytes) { return kTileRowBytes / bytes; }
 
 // ---- products ---------------------------------------------------------------------------------------------------------
 

@@ -201,7 +201,9 @@ SPECIAL = {
     "nine chunks": Case((1, 72, 5, 6), (16, 3, 3), padding=(1, 1, 1, 1)),
     "many small images": Case((70, 8, 3, 2), (16, 2, 2), padding=(0, 1, 0, 0)),
     "epilogue": Case((2, 32, 8, 8), (64, 3, 3), padding=(1, 1, 1, 1), bias=True, residual=True, activation="relu"),
-    "epilogue, channels first": Case((2, 32, 8, 8), (64, 3, 3), padding=(1, 1, 1, 1), out_layout="nchw", bias=True, residual=True, activation="relu"),
+    "epilogue, channels first": Case(
+        (2, 32, 8, 8), (64, 3, 3), padding=(1, 1, 1, 1), out_layout="nchw", bias=True, residual=True, activation="relu"
+    ),
     "f32 out": Case((2, 32, 8, 8), (64, 3, 3), padding=(1, 1, 1, 1), out_dtype=torch.float32, bias=True, residual=True),
     "f32 out, channels first": Case((2, 32, 8, 8), (64, 1, 1), out_layout="nchw", out_dtype=torch.float32),
     "reflect": Case((2, 16, 6, 7), (16, 3, 3), padding=(2, 1, 3, 2), mode="reflect"),
@@ -220,6 +222,25 @@ def test_special_shapes(module: Any, name: str) -> None:
             check(module, case._replace(dtype=torch.float16, tile=tile))
 
 
+PATCHED = {
+    "one patch": Case((1, 64, 16, 16), (128, 3, 3), padding=(1, 1, 1, 1)),
+    "ragged": Case((2, 128, 31, 30), (136, 3, 3), padding=(1, 0, 2, 1), bias=True, residual=True, activation="relu"),
+    "grouped, unpadded": Case((1, 128, 18, 34), (24, 3, 3), groups=2, out_dtype=torch.float32),
+    "three images": Case((3, 64, 8, 32), (130, 3, 3), padding=(1, 1, 1, 1), bias=True),
+}
+
+
+@pytest.mark.parametrize("name", PATCHED)
+@pytest.mark.parametrize("layouts", [*LAYOUTS, ("nhwc", "kcrs", "nchw")], ids=lambda layouts: f"{layouts[0]}-{layouts[2]}")
+def test_patches_that_serve_all_taps(module: Any, layouts: tuple[str, str, str], name: str) -> None:
+    """3x3 taps of images that 16 columns by 8 or 16 rows fill well."""
+    x_layout, weight_layout, out_layout = layouts
+    case = PATCHED[name]._replace(x_layout=x_layout, weight_layout=weight_layout, out_layout=out_layout)
+    for tile in tiles_of(module, case.dtype):
+        if tile[1] == 128 and (tile[0] == 128 or case.shape[2] != 8):
+            check(module, case._replace(tile=tile, dtype=torch.float16 if x_layout == "nhwc" else torch.bfloat16))
+
+
 @pytest.mark.parametrize("split_k", [2, 3, 5, 16])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_split_sums(module: Any, dtype: torch.dtype, split_k: int) -> None:
@@ -231,18 +252,27 @@ def test_split_sums(module: Any, dtype: torch.dtype, split_k: int) -> None:
 
 
 def random_case(rng: random.Random, tiles: dict[torch.dtype, list[tuple[int, int]]]) -> Case:
-    groups = rng.choice([1, 1, 1, 2, 3])
+    groups, dtype = rng.choice([1, 1, 1, 2, 3]), rng.choice(DTYPES)
     kernel = rng.choice([(1, 1), (3, 3), (3, 3), (2, 3), (5, 1), (4, 4)])
     stride, dilation = (rng.randint(1, 3), rng.randint(1, 3)), (rng.randint(1, 2), rng.randint(1, 2))
-    least = [dilation[i] * (kernel[i] - 1) + 1 for i in (0, 1)]
-    dtype = rng.choice(DTYPES)
+    height, width = (dilation[i] * (kernel[i] - 1) + 1 + rng.randint(0, 8) for i in (0, 1))
     case = Case(
-        (rng.randint(1, 3), groups * rng.choice([1, 3, 4, 8, 12, 16, 40, 64]), least[0] + rng.randint(0, 8), least[1] + rng.randint(0, 8)),
-        (groups * rng.choice([1, 3, 8, 20, 33, 64]), *kernel), stride, (rng.randint(0, 3), rng.randint(0, 3), rng.randint(0, 3), rng.randint(0, 3)), dilation, groups,
-        "zeros" if rng.random() < 0.8 else "replicate", dtype, rng.choice(["nhwc", "nhwc", "nchw", "nhwc1"]), rng.choice(["krsc", "kcrs", "krsc1"]),
-        rng.choice(["nhwc", "nchw", "nhwc1"]), rng.choice([None, None, torch.float32]), rng.random() < 0.5, rng.random() < 0.3,
-        rng.choice(["none", "relu"]),
-    )  # fmt: skip
+        (rng.randint(1, 3), groups * rng.choice([1, 3, 4, 8, 12, 16, 40, 64]), height, width),
+        (groups * rng.choice([1, 3, 8, 20, 33, 64]), *kernel),
+        stride,
+        (rng.randint(0, 3), rng.randint(0, 3), rng.randint(0, 3), rng.randint(0, 3)),
+        dilation,
+        groups,
+        "zeros" if rng.random() < 0.8 else "replicate",
+        dtype,
+        rng.choice(["nhwc", "nhwc", "nchw", "nhwc1"]),
+        rng.choice(["krsc", "kcrs", "krsc1"]),
+        rng.choice(["nhwc", "nchw", "nhwc1"]),
+        rng.choice([None, None, torch.float32]),
+        bias=rng.random() < 0.5,
+        residual=rng.random() < 0.3,
+        activation=rng.choice(["none", "relu"]),
+    )
     case = case._replace(tile=rng.choice([tile for tile in tiles[dtype] if serves(tile, case)]))
     products = case.shape[1] // groups * kernel[0] * kernel[1]
     return case._replace(split_k=rng.randint(1, max(1, min(4, products // (32 if dtype == torch.float32 else 64)))))
