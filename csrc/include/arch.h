@@ -114,6 +114,15 @@ constexpr bool kCopiesPastRegisters = false;
 constexpr bool kCopiesPastRegisters = kMatrixUnit == MatrixUnit::mma_sync;
 #endif
 
+// Dies of a card, which take the blocks of a launch in turns and have an L2 cache each.
+#if defined(__gfx942__) || defined(__gfx950__)
+constexpr int kDies = 8;
+#elif defined(HIPCONV_HOST)
+constexpr int kDies = kMatrixUnit == MatrixUnit::mfma ? 8 : 1;  // so that tests see both
+#else
+constexpr int kDies = 1;
+#endif
+
 // Whether a kernel of matrix instructions serves both types of 16 bits, with a branch to the products of each; it halves the time to
 // compile. AMD's compiler would take what both sides load to the front of the branch, and run out of registers.
 constexpr bool kHalvesShareKernels = kCopiesPastRegisters;

@@ -172,6 +172,12 @@ HIPCONV_INLINE void store_slab(const ConvGemmParams& p, const float* slab, int l
 
 // ---- the kernel -------------------------------------------------------------------------------------------------------
 
+// A block's tile, such that the tiles of a die follow each other; the last few blocks, of which not every die has one, keep their own.
+HIPCONV_INLINE uint32_t number_on_die(uint32_t block, uint32_t blocks) {
+    const uint32_t of_die = blocks / kDies;
+    return block < of_die * kDies ? block % kDies * of_die + block / kDies : block;
+}
+
 // T is float or a type of 16 bits; where kHalvesShareKernels, f16 for either.
 template <typename T, int kTileM, int kTileN, XForm kForm>
 __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().threads),
@@ -192,9 +198,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
         const int wave_pixel = wave % kWavesM * kPixels, wave_filter = wave / kWavesM * kFilters;
         const int group = blockIdx.y, part = blockIdx.z;
 
-        // Tiles of the same pixels follow each other, so that they find x in the cache.
-        const int tile_m = static_cast<int>(divide(blockIdx.x, p.divide_by_tiles_n));
-        const int first_filter = (static_cast<int>(blockIdx.x) - tile_m * p.tiles_n) * kTileN;
+        // Tiles of the same pixels follow each other, so that they find x in the cache; those of a die do, too.
+        const uint32_t number = number_on_die(blockIdx.x, gridDim.x);
+        const int tile_m = static_cast<int>(divide(number, p.divide_by_tiles_n));
+        const int first_filter = (static_cast<int>(number) - tile_m * p.tiles_n) * kTileN;
         int image = 0, of_image = tile_m;
         if (p.by_image) {
             image = static_cast<int>(divide(tile_m, p.divide_by_tiles_m));
