@@ -134,6 +134,15 @@ HIPCONV_INLINE void keep_order() {
 #endif
 }
 
+// At the ends of the two sides of a branch, with a number each. Where they do the same with different registers, AMD's compiler would
+// make one side of them, which finds its registers by an index: they would be in scratch memory.
+template <int kSide>
+HIPCONV_INLINE void keep_apart() {
+#if defined(HIPCONV_AMD_DEVICE)
+    asm volatile("; side %0" ::"n"(kSide));
+#endif
+}
+
 // Before an access at an address that all lanes share plus this offset. AMD has an access that takes exactly these two, and its
 // compiler uses it only where it sees the 32 bits widened beside the access, not in front of a loop: so hide them from it here.
 HIPCONV_INLINE void beside_access(uint32_t& lane_offset) {

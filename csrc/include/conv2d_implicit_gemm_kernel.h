@@ -178,6 +178,16 @@ HIPCONV_INLINE uint32_t number_on_die(uint32_t block, uint32_t blocks) {
     return block < of_die * kDies ? block % kDies * of_die + block / kDies : block;
 }
 
+// A step of a kernel for T, or where kHalvesShareKernels for either type of 16 bits.
+template <typename T, int kPixels, int kFilters, typename RowOf>
+HIPCONV_INLINE void multiply(DType dtype, typename Mma<T, kPixels, kFilters>::Sums& sums, const Words4* pixels, const Words4* filters,
+                             int lane, RowOf row_of) {
+    if constexpr (sizeof(T) == 2 && kHalvesShareKernels) {
+        if (dtype == DType::bf16) return Mma<bf16, kPixels, kFilters>::step(sums, pixels, filters, lane, row_of);
+    }
+    Mma<T, kPixels, kFilters>::step(sums, pixels, filters, lane, row_of);
+}
+
 // T is float or a type of 16 bits; where kHalvesShareKernels, f16 for either.
 template <typename T, int kTileM, int kTileN, XForm kForm>
 __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().threads),
@@ -212,12 +222,6 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
         Filters filters(p, thread, group, first_filter, first_step);
         typename Wave::Sums sums;
         Wave::clear(sums);
-        const auto multiply = [&](const Words4* pixel_rows, const Words4* filter_rows, auto row_of) {
-            if constexpr (sizeof(T) == 2 && kHalvesShareKernels) {
-                if (p.conv.dtype == DType::bf16) return Mma<bf16, kPixels, kFilters>::step(sums, pixel_rows, filter_rows, lane, row_of);
-            }
-            Wave::step(sums, pixel_rows, filter_rows, lane, row_of);
-        };
 
         const auto store_out = [&](auto run) {
             float* const slab = reinterpret_cast<float*>(lds) + wave * kSlabPixels * kFilters;
@@ -228,10 +232,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
                 const auto write = [&](int pixel, int filter, auto sum) {
                     *reinterpret_cast<decltype(sum)*>(&slab[slab_at<kFilters>(pixel, filter)]) = sum;
                 };
-                if (number == 0)
+                if (number == 0) {
                     Wave::template for_each<0, kSlabPixels>(sums, lane, write);
-                else
+                    keep_apart<0>();
+                } else {
                     Wave::template for_each<kPixels - kSlabPixels, kSlabPixels>(sums, lane, write);
+                    keep_apart<1>();
+                }
                 __syncthreads();
                 store_slab<kFilters>(first_argument_again(p), slab, lane, run.from(wave_pixel + number * kSlabPixels),
                                      first_filter + wave_filter, group, part);
@@ -274,8 +281,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
                 fill(next, step + kShape.stages - 1);
                 if (loads && !p.by_vectors) patch.load(p, tap, turn + 1, loaded);
                 const int first_row = (wave_pixel / kPatchColumns + row) * kPatchPitch + column;
-                multiply(lds + turn % 2 * Patch::kCount, ring + (stage * kTileN + wave_filter) * kTileChunks,
-                         [&](int pixel) { return first_row + pixel / kPatchColumns * kPatchPitch + pixel % kPatchColumns; });
+                const auto row_of = [&](int pixel) { return first_row + pixel / kPatchColumns * kPatchPitch + pixel % kPatchColumns; };
+                multiply<T, kPixels, kFilters>(p.conv.dtype, sums, lds + turn % 2 * Patch::kCount,
+                                               ring + (stage * kTileN + wave_filter) * kTileChunks, lane, row_of);
                 if (loads && !p.by_vectors) patch.store(next_patch, loaded);
                 stage = stage + 1 == kShape.stages ? 0 : stage + 1;
                 next = next + 1 == kShape.stages ? 0 : next + 1;
@@ -317,7 +325,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
                 __syncthreads();  // this step's copies are everyone's, and the stage before is read
                 fill(next, step + kShape.stages - 1);
                 const Words4* tile = lds + stage * kStageChunks;
-                multiply(tile + wave_pixel * kTileChunks, tile + (kTileM + wave_filter) * kTileChunks, same_row);
+                multiply<T, kPixels, kFilters>(p.conv.dtype, sums, tile + wave_pixel * kTileChunks,
+                                               tile + (kTileM + wave_filter) * kTileChunks, lane, same_row);
                 stage = stage + 1 == kShape.stages ? 0 : stage + 1;
                 next = next + 1 == kShape.stages ? 0 : next + 1;
             }
@@ -341,7 +350,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
                     filters.load(filter_chunks);
                 }
                 keep_order();
-                multiply(lds + wave_pixel * kTileChunks, lds + (kTileM + wave_filter) * kTileChunks, same_row);
+                multiply<T, kPixels, kFilters>(p.conv.dtype, sums, lds + wave_pixel * kTileChunks,
+                                               lds + (kTileM + wave_filter) * kTileChunks, lane, same_row);
                 keep_order();
                 __syncthreads();
             }

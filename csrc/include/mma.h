@@ -324,20 +324,14 @@ struct Mma {
     // and of the pixels' rows, row_of(0) to row_of(kPixels - 1).
     template <typename RowOf>
     static HIPCONV_INLINE void step(Sums& sums, const Words4* pixels, const Words4* filters, int lane, RowOf row_of) {
+        if constexpr (A::kAtATime == A::kPhases) {
+#pragma unroll
+            for (int phase = 0; phase < A::kPhases; ++phase) add_phase(sums, pixels, filters, lane, row_of, phase);
+        } else {
 #pragma unroll 1
-        for (int first = 0; first < A::kPhases; first += A::kAtATime) {
+            for (int first = 0; first < A::kPhases; first += A::kAtATime) {
 #pragma unroll
-            for (int phase = first; phase < first + A::kAtATime; ++phase) {
-                typename A::Operand b[kColumns];
-#pragma unroll
-                for (int j = 0; j < kColumns; ++j)
-                    b[j] = A::load_filters(filters, j * A::kFilters + A::filter_row(lane), phase, lane);
-#pragma unroll
-                for (int i = 0; i < kRows; ++i) {
-                    const typename A::Operand a = A::load_pixels(pixels, row_of(i * A::kPixels + A::pixel_row(lane)), phase, lane);
-#pragma unroll
-                    for (int j = 0; j < kColumns; ++j) A::multiply(sums[i][j], a, b[j]);
-                }
+                for (int phase = 0; phase < A::kAtATime; ++phase) add_phase(sums, pixels, filters, lane, row_of, first + phase);
             }
         }
     }
@@ -364,6 +358,19 @@ struct Mma {
 
   private:
     static constexpr int kElements = sizeof(typename A::Sums) / sizeof(float);
+
+    template <typename RowOf>
+    static HIPCONV_INLINE void add_phase(Sums& sums, const Words4* pixels, const Words4* filters, int lane, RowOf row_of, int phase) {
+        typename A::Operand b[kColumns];
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) b[j] = A::load_filters(filters, j * A::kFilters + A::filter_row(lane), phase, lane);
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) {
+            const typename A::Operand a = A::load_pixels(pixels, row_of(i * A::kPixels + A::pixel_row(lane)), phase, lane);
+#pragma unroll
+            for (int j = 0; j < kColumns; ++j) A::multiply(sums[i][j], a, b[j]);
+        }
+    }
 };
 
 }  // namespace hipconv
