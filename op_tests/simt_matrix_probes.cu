@@ -1,5 +1,5 @@
-// mma.h by itself: a wave multiplies two tiles in LDS, on whatever unit the file is compiled for, and the result is that of plain loops.
-// Run as simt_probes.cu is, on a GPU too; `--list-broken` are wrong kernels that simt must not let pass.
+// mma.h by itself: a wave multiplies two tiles in LDS, on whatever unit the file is compiled for, and the result is that of plain
+// loops. Run as simt_probes.cu is, on a GPU too; `--list-broken` are wrong kernels that simt must not let pass.
 #include <hip/hip_runtime.h>
 
 #include "async_copy.h"
@@ -99,8 +99,9 @@ void copies() {
                 expected[4 * (group * kCopyThreads + t) + n] = from % 3 == group ? 0 : in[4 * from + n];
             }
     DeviceArray<uint32_t> device_in(in), out(expected.size());
-    hipLaunchKernelGGL(copy_around<kWaits>, dim3(1), dim3(kCopyThreads), 0, nullptr, reinterpret_cast<const Words4*>(device_in.data()),
-                       reinterpret_cast<Words4*>(out.data()));
+    const auto* from = reinterpret_cast<const Words4*>(device_in.data());
+    auto* to = reinterpret_cast<Words4*>(out.data());
+    hipLaunchKernelGGL(copy_around<kWaits>, dim3(1), dim3(kCopyThreads), 0, nullptr, from, to);
     expect_equal("word", out.values(), expected);
 }
 

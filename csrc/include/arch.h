@@ -123,8 +123,8 @@ constexpr int kDies = kMatrixUnit == MatrixUnit::mfma ? 8 : 1;  // so that tests
 constexpr int kDies = 1;
 #endif
 
-// Whether a kernel of matrix instructions serves both types of 16 bits, with a branch to the products of each; it halves the time to
-// compile. AMD's compiler would take what both sides load to the front of the branch, and run out of registers.
+// Whether a kernel of matrix instructions serves both types of 16 bits, with a branch to the products of each; it halves the time
+// to compile. AMD's compiler would take what both sides load to the front of the branch, and run out of registers.
 constexpr bool kHalvesShareKernels = kCopiesPastRegisters;
 
 // Nothing may be moved across this by the compiler: what stands behind it waits for loads, what stands in front is to hide them.
@@ -134,8 +134,8 @@ HIPCONV_INLINE void keep_order() {
 #endif
 }
 
-// At the ends of the two sides of a branch, with a number each. Where they do the same with different registers, AMD's compiler would
-// make one side of them, which finds its registers by an index: they would be in scratch memory.
+// At the ends of the two sides of a branch, with a number each. Where they do the same with different registers, AMD's compiler
+// would make one side of them, which finds its registers by an index: they would be in scratch memory.
 template <int kSide>
 HIPCONV_INLINE void keep_apart() {
 #if defined(HIPCONV_AMD_DEVICE)

@@ -1,4 +1,5 @@
-// Copies from memory to LDS past the registers, where kCopiesPastRegisters; under way while the thread goes on, finished in groups.
+// Copies from memory to LDS past the registers, where kCopiesPastRegisters; under way while the thread goes on, finished in
+// groups.
 #pragma once
 
 #include "vec.h"

@@ -1,9 +1,9 @@
-// conv2d as a product of matrices: rows are output pixels, columns filters, and the inner product runs over channels and taps. What
-// the launcher hands to the kernels, and which tiles there are.
+// conv2d as a product of matrices: rows are output pixels, columns filters, and the inner product runs over channels and taps.
+// What the launcher hands to the kernels, and which tiles there are.
 //
-// The inner product is cut into chunks of 16 bytes of channels, kTileChunks of them a step. Where a tap has whole steps of channels,
-// the taps follow each other for each step's channels, so that the same lines of x are read again while they are near; else the
-// chunks of all taps stand in one row, tap after tap, and a step may begin within one.
+// The inner product is cut into chunks of 16 bytes of channels, kTileChunks of them a step. Where a tap has whole steps of
+// channels, the taps follow each other for each step's channels, so that the same lines of x are read again while they are near;
+// else the chunks of all taps stand in one row, tap after tap, and a step may begin within one.
 #pragma once
 
 #include "conv2d.h"
@@ -26,8 +26,8 @@ inline Divisor divisor_of(uint32_t by) {
     return {static_cast<uint32_t>(((uint64_t{1} << (31 + log2)) + by - 1) / by), 31 + log2};
 }
 
-// How x is read: by 16-byte vectors of channels; element by element, within 4 GB of a tile's first; element by element wherever they
-// are, with any padding, in small tiles; or in patches that serve all taps (conv2d_implicit_gemm_patch.h), in either way.
+// How x is read: by 16-byte vectors of channels; element by element, within 4 GB of a tile's first; element by element wherever
+// they are, with any padding, in small tiles; or in patches that serve all taps (conv2d_implicit_gemm_patch.h), in either way.
 enum class XForm { vectors, elements, anything, patches };
 
 constexpr int kMostTapsAcross = 15;  // rows or columns of taps: each has a bit in a word, but in the last form
@@ -105,8 +105,8 @@ constexpr int kSlabPixels = 32;  // of a wave, that pass through LDS together on
 // Bytes of LDS: the operands' tiles, later the finished sums.
 HIPCONV_INLINE constexpr int gemm_shared_bytes(GemmShape shape, int wave_size) {
     const int waves = shape.threads / wave_size, along = waves_along_pixels(shape.tile_m, shape.tile_n, waves);
-    const int rows = shape.patches ? 2 * patch_rows(shape.tile_m) + shape.stages * shape.tile_n : shape.stages * (shape.tile_m + shape.tile_n);
-    const int operands = rows * kTileRowBytes;
+    const int pixel_rows = shape.patches ? 2 * patch_rows(shape.tile_m) : shape.stages * shape.tile_m;
+    const int operands = (pixel_rows + shape.stages * shape.tile_n) * kTileRowBytes;
     const int slabs = along * kSlabPixels * shape.tile_n * 4;
     return operands > slabs ? operands : slabs;
 }
@@ -120,7 +120,8 @@ HIPCONV_INLINE constexpr bool gemm_tile_is_legal(MatrixUnit unit, int tile_m, in
     return sizeof(T) == 4 || unit != MatrixUnit::fma || small;
 }
 
-// The files of instances, side by side because they take long to compile. Each has the forms, tiles and types that it is asked for.
+// The files of instances, side by side because they take long to compile. Each has the forms, tiles and types that it is asked
+// for.
 void launch_gemm_vectors(const ConvGemmParams& params, Conv2dTile tile, int split_k, void* stream);   // 16 bits
 void launch_gemm_elements(const ConvGemmParams& params, Conv2dTile tile, int split_k, void* stream);  // 16 bits, and anything
 void launch_gemm_patches(const ConvGemmParams& params, Conv2dTile tile, int split_k, void* stream);   // 16 bits

@@ -1,8 +1,8 @@
-// The implicit GEMM: a block makes a tile of output pixels by filters, wave by wave on matrix cores, from tiles of x and of the filters
-// that it stages in LDS step by step. x is gathered while it is staged: no unfolded copy of it exists anywhere.
+// The implicit GEMM: a block makes a tile of output pixels by filters, wave by wave on matrix cores, from tiles of x and of the
+// filters that it stages in LDS step by step. x is gathered while it is staged: no unfolded copy of it exists anywhere.
 //
-// Staging. Through registers, where LDS can only be written from there: the next step's loads are issued before the products of this
-// one, and written after them. Past the registers, where there are such copies: a ring of tiles, filled two steps ahead.
+// Staging. Through registers, where LDS can only be written from there: the next step's loads are issued before the products of
+// this one, and written after them. Past the registers, where there are such copies: a ring of tiles, filled two steps ahead.
 #pragma once
 
 #include "check.h"
@@ -111,17 +111,18 @@ HIPCONV_INLINE void activate_eight(float (&v)[8], Conv2dActivation activation) {
     }
 }
 
-// Finished sums of kSlabPixels pixels by kFilters filters of a wave, in LDS, with the four-float units of a row in another order in each
-// row, so that neither writes nor reads along rows or columns meet in a bank.
+// Finished sums of kSlabPixels pixels by kFilters filters of a wave, in LDS, with the four-float units of a row in another order
+// in each row, so that neither writes nor reads along rows or columns meet in a bank.
 template <int kFilters>
 HIPCONV_INLINE int slab_at(int pixel, int filter) {
     return pixel * kFilters + ((filter / 4 ^ pixel % (kFilters / 4)) * 4 + filter % 4);
 }
 
-// Bias, residual and activation of a wave's slab, and its way to memory: lanes along the denser of out's filters and pixels, eight
-// elements a lane where they are aligned.
+// Bias, residual and activation of a wave's slab, and its way to memory: lanes along the denser of out's filters and pixels,
+// eight elements a lane where they are aligned.
 template <int kFilters, typename Pixels>
-HIPCONV_INLINE void store_slab(const ConvGemmParams& p, const float* slab, int lane, Pixels run, int first_filter, int group, int part) {
+HIPCONV_INLINE void store_slab(const ConvGemmParams& p, const float* slab, int lane, Pixels run, int first_filter, int group,
+                               int part) {
     const Conv2dParams& c = p.conv;
     const int filters = p.group_filters - first_filter;
     const int64_t k_first = static_cast<int64_t>(group) * p.group_filters + first_filter;
@@ -172,7 +173,8 @@ HIPCONV_INLINE void store_slab(const ConvGemmParams& p, const float* slab, int l
 
 // ---- the kernel -------------------------------------------------------------------------------------------------------
 
-// A block's tile, such that the tiles of a die follow each other; the last few blocks, of which not every die has one, keep their own.
+// A block's tile, such that the tiles of a die follow each other; the last few blocks, of which not every die has one, keep their
+// own.
 HIPCONV_INLINE uint32_t number_on_die(uint32_t block, uint32_t blocks) {
     const uint32_t of_die = blocks / kDies;
     return block < of_die * kDies ? block % kDies * of_die + block / kDies : block;
@@ -180,8 +182,8 @@ HIPCONV_INLINE uint32_t number_on_die(uint32_t block, uint32_t blocks) {
 
 // A step of a kernel for T, or where kHalvesShareKernels for either type of 16 bits.
 template <typename T, int kPixels, int kFilters, typename RowOf>
-HIPCONV_INLINE void multiply(DType dtype, typename Mma<T, kPixels, kFilters>::Sums& sums, const Words4* pixels, const Words4* filters,
-                             int lane, RowOf row_of) {
+HIPCONV_INLINE void multiply(DType dtype, typename Mma<T, kPixels, kFilters>::Sums& sums, const Words4* pixels,
+                             const Words4* filters, int lane, RowOf row_of) {
     if constexpr (sizeof(T) == 2 && kHalvesShareKernels) {
         if (dtype == DType::bf16) return Mma<bf16, kPixels, kFilters>::step(sums, pixels, filters, lane, row_of);
     }
@@ -281,7 +283,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
                 fill(next, step + kShape.stages - 1);
                 if (loads && !p.by_vectors) patch.load(p, tap, turn + 1, loaded);
                 const int first_row = (wave_pixel / kPatchColumns + row) * kPatchPitch + column;
-                const auto row_of = [&](int pixel) { return first_row + pixel / kPatchColumns * kPatchPitch + pixel % kPatchColumns; };
+                const auto row_of = [&](int pixel) {
+                    return first_row + pixel / kPatchColumns * kPatchPitch + pixel % kPatchColumns;
+                };
                 multiply<T, kPixels, kFilters>(p.conv.dtype, sums, lds + turn % 2 * Patch::kCount,
                                                ring + (stage * kTileN + wave_filter) * kTileChunks, lane, row_of);
                 if (loads && !p.by_vectors) patch.store(next_patch, loaded);

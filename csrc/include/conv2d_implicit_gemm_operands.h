@@ -10,8 +10,8 @@
 
 namespace hipconv {
 
-// Which of a tile's chunks a thread loads: chunk `chunk` of rows first_row, first_row + kThreads / 8, … Lanes lie along a row's chunks, or
-// along rows where neighbours in memory are pixels.
+// Which of a tile's chunks a thread loads: chunk `chunk` of rows first_row, first_row + kThreads / 8, … Lanes lie along a row's
+// chunks, or along rows where neighbours in memory are pixels.
 struct ChunkOfThread {
     int first_row, chunk;
 };
@@ -89,8 +89,8 @@ struct PixelChunks {
     static constexpr int kElements = 16 / static_cast<int>(sizeof(T));  // of a chunk
 
     const char* base;  // all lanes'
-    // Of each pixel: the offset of its first tap, and a bit for each row and, from 16 on, column of taps inside the image; of x in any
-    // form, row and column of its first tap.
+    // Of each pixel: the offset of its first tap, and a bit for each row and, from 16 on, column of taps inside the image; of x
+    // in any form, row and column of its first tap.
     uint32_t first[kCount], second[kCount];
     int place;            // in LDS, of the first
     int chunk, row, column;  // of channels; of the tap
@@ -108,9 +108,9 @@ struct PixelChunks {
             first_row = static_cast<int>(divide(first_pixel, p.divide_by_row)) * c.stride_h - c.pad_top;
             first_row = first_row < 0 ? 0 : first_row < c.in_height ? first_row : c.in_height - 1;
         }
+        const int64_t first_channel = static_cast<int64_t>(group) * p.group_channels;
         base = global_pointer<const char>(reinterpret_cast<uint64_t>(c.x.data)) +
-               (image * c.x.batch_stride + first_row * c.x.row_stride + static_cast<int64_t>(group) * p.group_channels * c.x.channel_stride) *
-                   static_cast<int64_t>(sizeof(T));
+               offset_in(c.x, image, first_channel, first_row, 0) * static_cast<int64_t>(sizeof(T));
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
             int pixel = first_pixel + mine.first_row + i * kRowsApart;
@@ -127,7 +127,8 @@ struct PixelChunks {
                 first[i] = static_cast<uint32_t>(h);
                 second[i] = static_cast<uint32_t>(w);
             } else {
-                first[i] = images * p.x_image + static_cast<uint32_t>(h - first_row) * p.x_row + static_cast<uint32_t>(w) * p.x_column;
+                first[i] = images * p.x_image + static_cast<uint32_t>(h - first_row) * p.x_row +
+                           static_cast<uint32_t>(w) * p.x_column;
                 second[i] = 0;
 #pragma unroll 1
                 for (int r = 0; r < c.kernel_height; ++r) {
@@ -242,8 +243,10 @@ struct PixelChunks {
         v.inside = 0;
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
-            const int64_t h = padded_index(static_cast<int32_t>(first[i]) + static_cast<int64_t>(row) * c.dilation_h, c.in_height, c.padding_mode);
-            const int64_t w = padded_index(static_cast<int32_t>(second[i]) + static_cast<int64_t>(column) * c.dilation_w, c.in_width, c.padding_mode);
+            const int64_t down = static_cast<int32_t>(first[i]) + static_cast<int64_t>(row) * c.dilation_h;
+            const int64_t across = static_cast<int32_t>(second[i]) + static_cast<int64_t>(column) * c.dilation_w;
+            const int64_t h = padded_index(down, c.in_height, c.padding_mode);
+            const int64_t w = padded_index(across, c.in_width, c.padding_mode);
             const bool is_inside = row < c.kernel_height && h >= 0 && w >= 0;
             v.inside |= static_cast<uint32_t>(is_inside) << i;
             int64_t at = is_inside ? offset_in(c.x, 0, static_cast<int64_t>(chunk) * kElements, h, w) : 0;
@@ -255,8 +258,8 @@ struct PixelChunks {
         }
     }
 
-    // What is outside the image, and channels that there are not, become zeros here and no sooner: right after the load, that would
-    // wait for it.
+    // What is outside the image, and channels that there are not, become zeros here and no sooner: right after the load, that
+    // would wait for it.
     HIPCONV_INLINE void store(Words4* tile, const Loaded& v) const {
         constexpr int kInWord = 4 / static_cast<int>(sizeof(T));
         uint32_t there[4];  // the channels

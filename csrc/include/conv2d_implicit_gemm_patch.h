@@ -1,6 +1,6 @@
-// 3x3 taps of stride 1: the pixels of a tile are a rectangle of an image, and the patch of x that their taps see lies in LDS once for
-// all nine, for a step's channels at a time. x is then read 1.3 to 1.4 times and not nine, in either layout: what is gathered across
-// channels on the way costs little.
+// 3x3 taps of stride 1: the pixels of a tile are a rectangle of an image, and the patch of x that their taps see lies in LDS once
+// for all nine, for a step's channels at a time. x is then read 1.3 to 1.4 times and not nine, in either layout: what is gathered
+// across channels on the way costs little.
 #pragma once
 
 #include "conv2d_implicit_gemm_operands.h"
@@ -23,7 +23,7 @@ struct PatchChunks {
         : h(first_row - p.conv.pad_top), w(first_column - p.conv.pad_left), thread(thread) {
         const Image& x = p.conv.x;
         base = global_pointer<const char>(reinterpret_cast<uint64_t>(x.data)) +
-               (image * x.batch_stride + static_cast<int64_t>(group) * p.group_channels * x.channel_stride) * static_cast<int64_t>(sizeof(T));
+               offset_in(x, image, static_cast<int64_t>(group) * p.group_channels, 0, 0) * static_cast<int64_t>(sizeof(T));
     }
 
     // What a thread loads in a round: its place in LDS, negative for nothing, and where it comes from.

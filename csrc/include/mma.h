@@ -1,11 +1,11 @@
 // A wave's product of two operand tiles in LDS, whatever instructions the target multiplies matrices with.
 //
 //   Mma<T, kPixels, kFilters>::step(sums, pixels, filters, lane, row_of)   sums += a step of the inner product
-//   Mma<...>::for_each<kFirst, kCount>(sums, lane, f)                      f(pixel, filter, vector of kRun sums of consecutive filters)
+//   Mma<...>::for_each<kFirst, kCount>(sums, lane, f)                      f(pixel, filter, kRun sums of consecutive filters)
 //
-// An operand tile holds a row of 128 bytes a pixel or filter, of which element k is channel k of the step: 64 elements of 16 bits,
-// or 32 of f32. A row is 8 chunks of 16 bytes, and chunk c of row r lies at place c ^ (r % 8): then neither the reads below nor
-// writes along rows or along columns meet in a bank, and it is the 128-byte swizzle of NVIDIA's copy engine.
+// An operand tile holds a row of 128 bytes a pixel or filter, of which element k is channel k of the step: 64 elements of 16
+// bits, or 32 of f32. A row is 8 chunks of 16 bytes, and chunk c of row r lies at place c ^ (r % 8): then neither the reads below
+// nor writes along rows or along columns meet in a bank, and it is the 128-byte swizzle of NVIDIA's copy engine.
 //
 // Lanes and elements of each instruction's operands are in the comments of the atoms, and in simt/matrix.h, which executes them.
 #pragma once
@@ -67,15 +67,15 @@ using Short16 = short __attribute__((ext_vector_type(16)));
 using Bfloat8 = __bf16 __attribute__((ext_vector_type(8)));
 #endif
 
-// An atom: what one block of sums of a wave is, and how a phase of a step is multiplied into it. `kPhases` phases make a step. A lane
-// loads from the row of its pixel_row(lane) and filter_row(lane); pixel(lane, e) and filter(lane, e) are those of element e of its
-// sums, where kRun elements after one another are filters after one another.
+// An atom: what one block of sums of a wave is, and how a phase of a step is multiplied into it. `kPhases` phases make a step. A
+// lane loads from the row of its pixel_row(lane) and filter_row(lane); pixel(lane, e) and filter(lane, e) are those of element e
+// of its sums, where kRun elements after one another are filters after one another.
 template <MatrixUnit kUnit, typename T>
 struct Atom;
 
-// CDNA, 32x32: the instruction takes 4 elements of 16 bits or 1 of f32 a lane, k = (lane / 32) * 4 + i or lane / 32. A chunk of 16
-// bytes feeds two or four of them: in which order the channels are summed does not matter as long as both operands agree. Filters
-// are the rows of the instruction, so that a lane's sums are of consecutive filters.
+// CDNA, 32x32: the instruction takes 4 elements of 16 bits or 1 of f32 a lane, k = (lane / 32) * 4 + i or lane / 32. A chunk of
+// 16 bytes feeds two or four of them: in which order the channels are summed does not matter as long as both operands agree.
+// Filters are the rows of the instruction, so that a lane's sums are of consecutive filters.
 template <typename T>
 struct Atom<MatrixUnit::mfma, T> {
     static constexpr int kPixels = 32, kFilters = 32, kPhases = 4, kAtATime = 4, kRun = 4;
@@ -97,7 +97,8 @@ struct Atom<MatrixUnit::mfma, T> {
 #if defined(HIPCONV_HAS_MFMA_8_WIDE)
         if constexpr (sizeof(T) == 2) {
             if constexpr (kIsBf16<T>)
-                sums = __builtin_amdgcn_mfma_f32_32x32x16_bf16(bit_cast<Bfloat8>(filters), bit_cast<Bfloat8>(pixels), sums, 0, 0, 0);
+                sums = __builtin_amdgcn_mfma_f32_32x32x16_bf16(bit_cast<Bfloat8>(filters), bit_cast<Bfloat8>(pixels), sums, 0, 0,
+                                                               0);
             else
                 sums = __builtin_amdgcn_mfma_f32_32x32x16_f16(bit_cast<Half8>(filters), bit_cast<Half8>(pixels), sums, 0, 0, 0);
             return;
@@ -107,8 +108,8 @@ struct Atom<MatrixUnit::mfma, T> {
         if constexpr (sizeof(T) == 4) {
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-                sums = __builtin_amdgcn_mfma_f32_32x32x2f32(bit_cast<float>(word(filters, i)), bit_cast<float>(word(pixels, i)), sums,
-                                                            0, 0, 0);
+                sums = __builtin_amdgcn_mfma_f32_32x32x2f32(bit_cast<float>(word(filters, i)), bit_cast<float>(word(pixels, i)),
+                                                            sums, 0, 0, 0);
         } else {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
@@ -125,7 +126,8 @@ struct Atom<MatrixUnit::mfma, T> {
                 const float f = bit_cast<float>(word(filters, i)), p = bit_cast<float>(word(pixels, i));
                 simt::multiply<simt::Mfma32x32x2>(&f, &p, &sums[0]);
             } else {
-                const uint32_t f[] = {word(filters, 2 * i), word(filters, 2 * i + 1)}, p[] = {word(pixels, 2 * i), word(pixels, 2 * i + 1)};
+                const uint32_t f[] = {word(filters, 2 * i), word(filters, 2 * i + 1)};
+                const uint32_t p[] = {word(pixels, 2 * i), word(pixels, 2 * i + 1)};
                 simt::multiply<simt::Mfma32x32x8>(reinterpret_cast<const T*>(f), reinterpret_cast<const T*>(p), &sums[0]);
             }
         }
@@ -135,8 +137,8 @@ struct Atom<MatrixUnit::mfma, T> {
     }
 };
 
-// RDNA 3, 16x16x16: a lane takes all 16 elements of row lane % 16, and both halves of the wave take the same. A lane's sums are every
-// other row's, so the pixels are the rows here.
+// RDNA 3, 16x16x16: a lane takes all 16 elements of row lane % 16, and both halves of the wave take the same. A lane's sums are
+// every other row's, so the pixels are the rows here.
 template <typename T>
 struct Atom<MatrixUnit::wmma11, T> {
     static constexpr int kPixels = 16, kFilters = 16, kPhases = 4, kAtATime = 4, kRun = 1;
@@ -210,8 +212,8 @@ struct Atom<MatrixUnit::wmma12, T> {
     }
 };
 
-// NVIDIA, two of m16n8k16: pixels are its rows. Operands come by ldmatrix, four 8x8 matrices a time, of which lane l names row l % 8 of
-// matrix l / 8 and gets two elements of row l / 4 of each.
+// NVIDIA, two of m16n8k16: pixels are its rows. Operands come by ldmatrix, four 8x8 matrices a time, of which lane l names row l
+// % 8 of matrix l / 8 and gets two elements of row l / 4 of each.
 template <typename T>
 struct Atom<MatrixUnit::mma_sync, T> {
     static constexpr int kPixels = 16, kFilters = 16, kPhases = 4, kAtATime = 4, kRun = 2;
@@ -255,15 +257,18 @@ struct Atom<MatrixUnit::mma_sync, T> {
 #if defined(HIPCONV_HAS_MMA_SYNC)
             float* c = &sums[4 * half];
             if constexpr (kIsBf16<T>)
-                asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                    "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                     : "r"(pixels.x), "r"(pixels.y), "r"(pixels.z), "r"(pixels.w), "r"(b[0]), "r"(b[1]));
             else
-                asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                    "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                     : "r"(pixels.x), "r"(pixels.y), "r"(pixels.z), "r"(pixels.w), "r"(b[0]), "r"(b[1]));
 #elif defined(HIPCONV_HOST)
-            simt::multiply<simt::MmaM16n8k16>(reinterpret_cast<const T*>(&pixels), reinterpret_cast<const T*>(b), &sums[4 * half]);
+            simt::multiply<simt::MmaM16n8k16>(reinterpret_cast<const T*>(&pixels), reinterpret_cast<const T*>(b),
+                                              &sums[4 * half]);
 #else
             (void)pixels, (void)b, (void)sums;
 #endif
@@ -320,8 +325,8 @@ struct Mma {
                 for (int e = 0; e < kElements; ++e) sums[i][j][e] = 0.0f;
     }
 
-    // One step over the 128 bytes of each row: of the wave's first filter and those behind it, of which the first is a multiple of 8,
-    // and of the pixels' rows, row_of(0) to row_of(kPixels - 1).
+    // One step over the 128 bytes of each row: of the wave's first filter and those behind it, of which the first is a multiple
+    // of 8, and of the pixels' rows, row_of(0) to row_of(kPixels - 1).
     template <typename RowOf>
     static HIPCONV_INLINE void step(Sums& sums, const Words4* pixels, const Words4* filters, int lane, RowOf row_of) {
         if constexpr (A::kAtATime == A::kPhases) {
@@ -360,7 +365,8 @@ struct Mma {
     static constexpr int kElements = sizeof(typename A::Sums) / sizeof(float);
 
     template <typename RowOf>
-    static HIPCONV_INLINE void add_phase(Sums& sums, const Words4* pixels, const Words4* filters, int lane, RowOf row_of, int phase) {
+    static HIPCONV_INLINE void add_phase(Sums& sums, const Words4* pixels, const Words4* filters, int lane, RowOf row_of,
+                                         int phase) {
         typename A::Operand b[kColumns];
 #pragma unroll
         for (int j = 0; j < kColumns; ++j) b[j] = A::load_filters(filters, j * A::kFilters + A::filter_row(lane), phase, lane);

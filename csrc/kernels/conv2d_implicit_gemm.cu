@@ -1,5 +1,5 @@
-// The implicit GEMM's host side, and the two small kernels around it: one packs filters that it cannot read where they are, the other
-// adds up the parts of sums that were split.
+// The implicit GEMM's host side, and the two small kernels around it: one packs filters that it cannot read where they are, the
+// other adds up the parts of sums that were split.
 #include <hip/hip_runtime.h>
 
 #include "check.h"
@@ -22,8 +22,8 @@ struct PackParams {
     bool taps_inside;
 };
 
-// A thread packs the same 16 bytes of channels of each tap of a filter, so that what it reads is together in KCRS. Zeros fill the last
-// chunk; and, by threads of their own, the last step.
+// A thread packs the same 16 bytes of channels of each tap of a filter, so that what it reads is together in KCRS. Zeros fill the
+// last chunk; and, by threads of their own, the last step.
 template <typename T>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kSideThreads, 4) conv2d_pack_filters(PackParams p) {
     constexpr int kElements = 16 / static_cast<int>(sizeof(T));
@@ -33,7 +33,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSideThreads, 4) conv2d_pack_filters(PackP
          i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
         const int64_t filter = i / columns;
         const int32_t chunk = static_cast<int32_t>(i - filter * columns);
-        Words4* const row = reinterpret_cast<Words4*>(global_pointer<T>(reinterpret_cast<uint64_t>(p.packed)) + filter * p.filter_elements);
+        T* const packed = global_pointer<T>(reinterpret_cast<uint64_t>(p.packed));
+        Words4* const row = reinterpret_cast<Words4*>(packed + filter * p.filter_elements);
         if (chunk == p.chunks) {
             for (int n = taps * p.chunks; n < p.steps * kTileChunks; ++n) row[n] = Words4{};
             continue;
@@ -78,7 +79,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSideThreads, 4) conv2d_add_parts(AddParts
             pixel = i / channels;
             k = i - pixel * channels;
         } else {
-            const int64_t image = static_cast<int64_t>(height) * width, n = i / (image * channels), rest = i - n * image * channels;
+            const int64_t image = static_cast<int64_t>(height) * width;
+            const int64_t n = i / (image * channels), rest = i - n * image * channels;
             k = rest / image;
             pixel = n * image + (rest - k * image);
         }
@@ -154,12 +156,15 @@ struct Layout {
         image_pixels = static_cast<int64_t>(p.out_height) * p.out_width;
         out_elements = image_pixels * p.batch * p.out_channels;
 
-        const int64_t tap_stride = p.kernel_width > 1 ? p.weight.column_stride : p.kernel_height > 1 ? p.weight.row_stride : group_channels;
+        const int64_t tap_stride = p.kernel_width > 1    ? p.weight.column_stride
+                                   : p.kernel_height > 1 ? p.weight.row_stride
+                                                         : group_channels;
+        const bool even_taps =
+            p.kernel_width == 1 || p.kernel_height == 1 || p.weight.row_stride == p.kernel_width * tap_stride;
         const bool in_place = whole && (p.weight.channel_stride == 1 || group_channels == 1) && is_aligned(p.weight.data) &&
                               multiple_of(p.weight.batch_stride, p.out_channels, elements) && tap_stride % elements == 0 &&
                               tap_stride >= group_channels && p.weight.batch_stride >= 0 &&
-                              (p.kernel_width == 1 || p.kernel_height == 1 || p.weight.row_stride == p.kernel_width * tap_stride) &&
-                              (taps_inside || (tap_stride == group_channels && taps * chunks % kTileChunks == 0));
+                              even_taps && (taps_inside || (tap_stride == group_channels && taps * chunks % kTileChunks == 0));
         packs = !in_place;
         filter_stride = packs ? steps * kTileRowBytes : p.weight.batch_stride * element;
         filter_step = packs || !taps_inside ? kTileRowBytes : tap_stride * element;
@@ -186,8 +191,8 @@ int64_t reach(const Conv2dParams& p, const Layout& l, int tile_m, bool by_image)
            l.element;
 }
 
-// How a tile reads x, and whether the pixels of each image are numbered for themselves. Tiles across images waste nothing where images
-// are small; tiles of one image reach less far.
+// How a tile reads x, and whether the pixels of each image are numbered for themselves. Tiles across images waste nothing where
+// images are small; tiles of one image reach less far.
 struct Reading {
     XForm form;
     bool by_image;
@@ -195,12 +200,13 @@ struct Reading {
 
 // Whether patches serve a tile, and few of their pixels lie beyond the image.
 bool takes_patches(const Conv2dParams& p, const Layout& l, const Conv2dPlan& plan) {
-    if (!kCopiesPastRegisters || p.dtype == DType::f32 || plan.tile_m < 128 || plan.tile_n != 128 || plan.split_k != 1) return false;
+    if (!kCopiesPastRegisters || p.dtype == DType::f32) return false;
+    if (plan.tile_m < 128 || plan.tile_n != 128 || plan.split_k != 1) return false;
     if (!l.bits || !l.taps_inside || p.kernel_height != kPatchTaps || p.kernel_width != kPatchTaps) return false;
     if (p.stride_h != 1 || p.stride_w != 1 || p.dilation_h != 1 || p.dilation_w != 1) return false;
     const int64_t covered = round_up(p.out_height, plan.tile_m / kPatchColumns) * round_up(p.out_width, kPatchColumns);
     if (covered * 4 > l.image_pixels * 5) return false;
-    const int64_t last = (p.in_height - 1) * p.x.row_stride + (p.in_width - 1) * p.x.column_stride + l.group_channels * p.x.channel_stride;
+    const int64_t last = offset_in(p.x, 0, l.group_channels, p.in_height - 1, p.in_width - 1);
     return last * l.element < kLimit32;
 }
 
@@ -209,19 +215,24 @@ Reading reading_of(const Conv2dParams& p, const Layout& l, const Conv2dPlan& pla
     const int tile_m = plan.tile_m;
     if (!l.bits) return {XForm::anything, true};
     const XForm form = l.vectors ? XForm::vectors : XForm::elements;
-    if (l.image_pixels < 8192 && l.image_pixels * p.batch < kLimit31 && reach(p, l, tile_m, false) < kLimit32) return {form, false};
+    const bool small_images = l.image_pixels < 8192 && l.image_pixels * p.batch < kLimit31;
+    if (small_images && reach(p, l, tile_m, false) < kLimit32) return {form, false};
     return {reach(p, l, tile_m, true) < kLimit32 ? form : XForm::anything, true};
 }
 
 const char* refusal_of_tile(const Conv2dParams& p, const Layout& l, const Conv2dPlan& plan) {
     const Reading reading = reading_of(p, l, plan);
-    const int64_t tiles_m = ceil_of(reading.by_image ? l.image_pixels : l.image_pixels * p.batch, plan.tile_m) * (reading.by_image ? p.batch : 1);
+    const int64_t tiles_m = reading.by_image ? ceil_of(l.image_pixels, plan.tile_m) * p.batch
+                                             : ceil_of(l.image_pixels * p.batch, plan.tile_m);
     if (tiles_m * ceil_of(l.group_filters, plan.tile_n) * 256 >= kLimit32) return "up to 2^32 threads";
     if (reading.form == XForm::anything && (plan.tile_m != 64 || plan.tile_n != 64))
-        return "other padding than zeros, filters of more than 15 rows or columns, and x over 4 GB apart by tiles of 64 x 64 only";
+        return "other padding than zeros, filters of more than 15 rows or columns, and x over 4 GB apart by tiles of 64 x 64 "
+               "only";
     if (plan.tile_m == 256 && reading.form != XForm::vectors && reading.form != XForm::patches)
-        return "by tiles of 256 pixels channels_last x with C / groups a multiple of 8 and 16-byte alignment only, or 3x3 taps of large images";
-    if (plan.split_k < 1 || plan.split_k > 64 || plan.split_k > l.steps) return "split_k from 1 to 64, up to the steps of its product";
+        return "by tiles of 256 pixels channels_last x with C / groups a multiple of 8 and 16-byte alignment only, or 3x3 "
+               "taps of large images";
+    if (plan.split_k < 1 || plan.split_k > 64 || plan.split_k > l.steps)
+        return "split_k from 1 to 64, up to the steps of its product";
     return nullptr;
 }
 
@@ -304,9 +315,18 @@ ConvGemmParams gemm_params(const Conv2dParams& p, const Layout& l, const Conv2dP
 
 template <typename T>
 void pack_filters(const Conv2dParams& p, const Layout& l, void* workspace, hipStream_t stream) {
-    PackParams pack{p.weight, workspace, l.filter_stride / l.element, p.out_channels, static_cast<int32_t>(l.group_channels),
-                    static_cast<int32_t>(l.chunks), p.kernel_height, p.kernel_width, static_cast<int32_t>(l.steps), l.taps_inside};
-    hipLaunchKernelGGL(conv2d_pack_filters<T>, side_grid((l.chunks + 1) * p.out_channels), dim3(kSideThreads, 1, 1), 0, stream, pack);
+    const PackParams pack{p.weight,
+                          workspace,
+                          l.filter_stride / l.element,
+                          p.out_channels,
+                          static_cast<int32_t>(l.group_channels),
+                          static_cast<int32_t>(l.chunks),
+                          p.kernel_height,
+                          p.kernel_width,
+                          static_cast<int32_t>(l.steps),
+                          l.taps_inside};
+    const dim3 grid = side_grid((l.chunks + 1) * p.out_channels);
+    hipLaunchKernelGGL(conv2d_pack_filters<T>, grid, dim3(kSideThreads, 1, 1), 0, stream, pack);
     check_launch("conv2d");
 }
 
@@ -330,7 +350,8 @@ const char* conv2d_implicit_gemm_refusal(const Conv2dParams& p, const Conv2dPlan
     for (const int64_t stride : {p.x.batch_stride, p.x.channel_stride, p.x.row_stride, p.x.column_stride})
         if (stride < 0) return "x without negative strides";
     if (p.groups >= 1 << 16) return "up to 65535 groups";
-    if (l.image_pixels >= kLimit31 || l.taps * l.chunks >= kLimit31 / kTileChunks) return "images and filters of less than 2^31 elements";
+    if (l.image_pixels >= kLimit31 || l.taps * l.chunks >= kLimit31 / kTileChunks)
+        return "images and filters of less than 2^31 elements";
     if (l.filter_stride * 256 >= kLimit31) return "filters of less than 8 MB";
     if (plan.tile_m != 0) return refusal_of_tile(p, l, plan);
     Conv2dPlan small = plan;
@@ -346,7 +367,8 @@ int64_t conv2d_implicit_gemm_workspace(const Conv2dParams& p, const Conv2dPlan& 
 void conv2d_implicit_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* workspace, void* stream) {
     const Layout l(p);
     const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
-    if (l.packs) p.dtype == DType::f32 ? pack_filters<float>(p, l, workspace, hip_stream) : pack_filters<f16>(p, l, workspace, hip_stream);
+    const auto pack = p.dtype == DType::f32 ? pack_filters<float> : pack_filters<f16>;
+    if (l.packs) pack(p, l, workspace, hip_stream);
     const ConvGemmParams g = gemm_params(p, l, plan, workspace);
     const auto launch = p.dtype == DType::f32            ? launch_gemm_f32
                         : g.form == XForm::vectors ? launch_gemm_vectors

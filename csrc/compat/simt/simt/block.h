@@ -36,7 +36,7 @@ namespace simt {
 constexpr int kMaxThreads = 1024;
 constexpr size_t kSharedBytes = 64 * 1024;
 constexpr size_t kMostSharedBytes = 227 * 1024;  // on any GPU; the arena's size, since modules of all kinds share it
-constexpr size_t kLargeSharedBytes = hipconv::kCopiesPastRegisters ? kMostSharedBytes : kSharedBytes;  // that a launch may ask for
+constexpr size_t kLargeSharedBytes = hipconv::kCopiesPastRegisters ? kMostSharedBytes : kSharedBytes;  // a launch may ask for
 constexpr size_t kSharedArrays = 64;
 constexpr size_t kCanaryBytes = 64;
 constexpr unsigned char kPoison = 0xff;  // NaN in f32, f16 and bf16
@@ -298,8 +298,8 @@ class Block {
 
     void finish_collective(int begin, int end) {
         if (end - begin != hipconv::kWaveSize)
-            die("%s is in a wave of %d threads: %s takes all %d lanes", name(begin).c_str(), end - begin, threads_[begin].site.what,
-                hipconv::kWaveSize);
+            die("%s is in a wave of %d threads: %s takes all %d lanes", name(begin).c_str(), end - begin,
+                threads_[begin].site.what, hipconv::kWaveSize);
         void* lanes[hipconv::kWaveSize];
         for (int t = begin; t < end; ++t) {
             lanes[t - begin] = reinterpret_cast<void*>(threads_[t].value);

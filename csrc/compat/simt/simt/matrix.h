@@ -1,5 +1,5 @@
-// The matrix instructions of the GPUs, executed by a wave together: each lane brings its registers, and the elements are where the
-// vendors' manuals put them. So a kernel that has a lane's row or channel wrong is wrong here too.
+// The matrix instructions of the GPUs, executed by a wave together: each lane brings its registers, and the elements are where
+// the vendors' manuals put them. So a kernel that has a lane's row or channel wrong is wrong here too.
 #pragma once
 
 #include "dtype.h"
@@ -7,8 +7,8 @@
 
 namespace simt {
 
-// An instruction multiplies kRows x kDepth by kDepth x kColumns. Element i of a lane's first operand is at (a_row, a_depth), of its
-// second at (b_depth, b_column), and of its sums at (row, column).
+// An instruction multiplies kRows x kDepth by kDepth x kColumns. Element i of a lane's first operand is at (a_row, a_depth), of
+// its second at (b_depth, b_column), and of its sums at (row, column).
 
 struct Mfma32x32x8 {  // gfx90a, gfx942: 16-bit types
     static constexpr const char* kName = "mfma_f32_32x32x8";
@@ -93,8 +93,8 @@ void multiply(const T* a, const T* b, float* sums, const char* file = __builtin_
     Block::current()->wave_collective(&multiply_lanes<I, T>, &mine, {I::kName, file, line});
 }
 
-// ldmatrix.x4: lane l names row l % 8 of matrix l / 8, 16 bytes, and gets of each matrix the two elements of 16 bits at row l / 4,
-// columns l % 4 * 2 and one more.
+// ldmatrix.x4: lane l names row l % 8 of matrix l / 8, 16 bytes, and gets of each matrix the two elements of 16 bits at row l /
+// 4, columns l % 4 * 2 and one more.
 struct MatrixRow {
     const void* row;
     void* elements;
