@@ -85,6 +85,25 @@ def _reach(starts: list[int], successors: Callable[[int], list[int]], but: int |
     return reached
 
 
+def _targets_of_retreats(blocks: dict[int, Block]) -> list[int]:
+    """Where edges of a walk in depth lead back on its way: all headers of loops, and few other blocks."""
+    entry = next(iter(blocks))
+    way = {entry: iter(blocks[entry].successors)}  # the blocks from the entry to here, in order, with what is left to visit after each
+    visited, targets = {entry}, set()
+    while way:
+        address, onward = next(reversed(way.items()))
+        for successor in onward:
+            if successor in way:
+                targets.add(successor)
+            elif successor not in visited:
+                visited.add(successor)
+                way[successor] = iter(blocks[successor].successors)
+                break
+        else:
+            del way[address]
+    return [address for address in blocks if address in targets]
+
+
 def loops_of(blocks: dict[int, Block]) -> list[Loop]:
     """The natural loops, outermost first, after the whole kernel. Loops that share a header are one."""
     entry = next(iter(blocks))
@@ -93,7 +112,7 @@ def loops_of(blocks: dict[int, Block]) -> list[Loop]:
         for successor in block.successors:
             before[successor].append(address)
     members: dict[int, set[int]] = {}
-    for header in blocks:
+    for header in _targets_of_retreats(blocks):
         without = _reach([entry], lambda block: blocks[block].successors, but=header)
         latches = [latch for latch in before[header] if latch not in without]  # the header dominates them
         if latches:
@@ -113,12 +132,17 @@ class Way(NamedTuple):
     nested: bool  # it passes through a loop inside, of which it counts one iteration
 
 
-def steady_ways(blocks: dict[int, Block], loops: list[Loop], loop: Loop, wave_size: int, work: Work, also: Work) -> tuple[Way, Way] | None:
+Live = dict[int, set[int]]  # by block: the scalar registers, 32 bits each, whose values it or a later one may read
+
+
+def steady_ways(
+    blocks: dict[int, Block], loops: list[Loop], loop: Loop, masks: Masks, live: Live, work: Work, also: Work
+) -> tuple[Way, Way] | None:
     """The steady iterations with the fewest and with the most vector instructions; None if no iteration does any work.
 
-    Work is what the loop does itself. Loops inside it that do some are no part of its ways.
+    Work is what the loop does itself. Loops inside it that do some are no part of its ways. live: `live_at_entry(blocks, masks)`.
     """
-    iteration = _Iteration(blocks, loops, loop, Masks(wave_size), work, also)
+    iteration = _Iteration(blocks, loops, loop, masks, live, work, also)
     fewest, most = iteration.best(valu=-1), iteration.best(valu=1)
     return (fewest, most) if fewest and most else None
 
@@ -126,15 +150,14 @@ def steady_ways(blocks: dict[int, Block], loops: list[Loop], loop: Loop, wave_si
 class _Iteration:
     """The blocks of a loop as a graph without cycles, from the header to the way back to it (of a kernel: to its end)."""
 
-    def __init__(self, blocks: dict[int, Block], loops: list[Loop], loop: Loop, masks: Masks, work: Work, also: Work) -> None:
+    def __init__(self, blocks: dict[int, Block], loops: list[Loop], loop: Loop, masks: Masks, live: Live, work: Work, also: Work) -> None:
         inner = [other for other in loops if other.is_loop and other.blocks < loop.blocks]
         works = {address for address in loop.blocks if any(work(i) for i in blocks[address].instructions)}
         busy = _union(other.blocks for other in inner if other.blocks & works)
-        self.loop, self.masks, self.work, self.also = loop, masks, work, also
+        self.loop, self.masks, self.live, self.work, self.also = loop, masks, live, work, also
         self.blocks = {address: blocks[address] for address in loop.blocks - busy}
         self.inside = _union(other.blocks for other in inner)
         self.repeats = {(block, other.header) for other in [*inner, loop] if other.is_loop for block in other.blocks}
-        self.live = _live_at_entry(blocks, masks)
 
     def onward(self, address: int) -> list[int]:
         """The blocks that may follow in the same iteration, of this loop and of those inside."""
@@ -218,9 +241,9 @@ def _union(sets: Iterable[frozenset[int]]) -> frozenset[int]:
     return frozenset().union(*sets)
 
 
-def _live_at_entry(blocks: dict[int, Block], masks: Masks) -> dict[int, set[int]]:
-    """For each block the scalar registers, 32 bits each, whose values it or a later one may read: all that a state must keep."""
-    live: dict[int, set[int]] = {address: set() for address in blocks}
+def live_at_entry(blocks: dict[int, Block], masks: Masks) -> Live:
+    """All that a state must keep."""
+    live: Live = {address: set() for address in blocks}
     changed = True
     while changed:
         changed = False

@@ -99,6 +99,20 @@ __global__ void once(Floats* y, const Floats* x, int n) {
     if (i < n) y[i] = x[i] + 1.0f;
 }
 
+// a copy beside the loop with the activation
+__global__ void copy_or_activate(Floats* y, const Floats* x, bool copies, int n) {
+    const int step = gridDim.x * blockDim.x;
+    if (copies) {
+        for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) y[i] = x[i];
+    } else {
+        for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
+            Floats v = x[i];
+            for (int j = 0; j < 4; ++j) v[j] = __builtin_amdgcn_rcpf(v[j]);
+            y[i] = v;
+        }
+    }
+}
+
 template <typename T> __global__ void typed(T* y) { *y = T(1); }
 template __global__ void typed<float>(float*);
 template __global__ void typed<int>(int*);
@@ -157,6 +171,17 @@ def test_a_kernel_without_loops_counts_as_a_whole(probes: CodeObject) -> None:
     assert whole.cheapest.by_mnemonic["s_endpgm"] == 1
     with pytest.raises(LookupError, match="once on gfx"):
         hot_loops(kernel, width=32)
+
+
+def test_a_loop_that_only_copies_is_not_the_hot_one_where_there_is_an_activation(source: Path) -> None:
+    asked = FastKernel(source, "copy_or_activate", 4, transcendental=1)
+    [found] = figures(asked, ["gfx942"])
+    assert found.loop.is_loop and found.loop.dearest.transcendental == 4 and found.misses() == []
+    copy, *_ = hot_loops(found.kernel)
+    assert copy.dearest.transcendental == 0 and copy.dearest.valu < found.loop.dearest.valu
+    assert [loop.is_loop for loop in hot_loops(found.kernel, whole=False)] == [True, True]
+    with pytest.raises(LookupError):
+        hot_loops(found.kernel, whole=True)
 
 
 def test_kernels_are_found_by_a_part_of_their_name(probes: CodeObject) -> None:
