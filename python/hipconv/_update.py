@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from . import torch_ops
-
-_SILU = {None: False, False: False, True: True, "silu": True, "swish": True}
+from ._arguments import wants_silu
 
 
 def causal_conv1d_update(
@@ -96,7 +95,7 @@ def causal_conv1d_update(
     Two rows that write one slot race: either's state may remain, or a mixture by channels; so does a row that reads a slot which
     another one writes. Records no gradient. Runs on the current stream of `x`'s device and does not wait for it.
     """
-    use_silu = silu_of(activation)
+    use_silu = wants_silu(activation)
     tensors = (
         conv_state_indices, conv_state_indices_in, num_accepted_tokens, query_start_loc, block_idx_last_scheduled_token, initial_state_idx,
         cache_seqlens, intermediate_conv_window, intermediate_state_indices, retrieve_next_token, retrieve_next_sibling,
@@ -152,7 +151,7 @@ def causal_conv1d_update_split_qkv(
         q, k (tokens, k_dim) and v (tokens, v_dim), contiguous unless given as `out`; the tokens of a row follow each other, in x of
         shape (batch, dim, seqlen) as well.
     """
-    use_silu = silu_of(activation)
+    use_silu = wants_silu(activation)
     if x.shape[1] != 2 * k_dim + v_dim or k_dim < 0 or v_dim < 0:
         raise ValueError(f"k_dim, v_dim: got {k_dim} and {v_dim}, expected 2 * k_dim + v_dim to be x.shape[1] = {x.shape[1]}")
     tensors = (
@@ -175,13 +174,6 @@ def causal_conv1d_update_split_qkv(
             q, k, v, *inputs, use_silu, zero_padding=out is None, kernel_name=kernel, **_options(tensors, max_query_len, pad_slot_id)
         )
     return q, k, v
-
-
-def silu_of(activation: bool | str | None) -> bool:
-    """Whether an activation, as the peers name it, is SiLU."""
-    if activation not in _SILU:
-        raise ValueError(f"activation: got {activation!r}, expected None, a bool, 'silu' or 'swish'")
-    return _SILU[activation]
 
 
 _TENSORS = (
