@@ -209,7 +209,7 @@ def hip_runtime(arch: str) -> Path:
 def build(source: Path, arch: str) -> CodeObject:
     """Compile a file alone."""
     code = Path(_directory().name) / f"{source.stem}.{arch}.hsaco"
-    runtime = ["-Xclang", "-include-pch", "-Xclang", hip_runtime(arch)]
+    runtime = ("-Xclang", "-include-pch", "-Xclang", hip_runtime(arch))
     remarks = compile_for(arch, *runtime, "-Rpass-analysis=kernel-resource-usage", "-c", source, "-o", code)
     # The compiler's own figure: VGPRs (with AGPRs, rounded up to what is allocated together), SGPRs and LDS. Of LDS it counts 64 KB
     # for the four SIMDs of a work-group processor of gfx11 and gfx12, which has 128: at worst half of what fits.

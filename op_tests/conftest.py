@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from common import WAYS, device_of, environment
+
+MACHINE_CODE = {"test_amd_isa", "test_conv2d_isa", "test_gpu_compilers"}  # what one of them compiles, the others find in its process
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `-n 2` a process takes whole files, whose tests share what their fixtures make."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = Path(nodeid.partition("::")[0]).stem
+            return "machine_code" if file in MACHINE_CODE else file
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(params=[*WAYS, *(["gpu"] if torch.cuda.is_available() else [])])
