@@ -38,27 +38,4 @@ void causal_conv1d_bwd_vector(const CausalConv1dBwdParams& params, void* stream)
 
 constexpr int kMaxFastBwdWidth = 4;  // they are compiled for widths 2 to this: what models have; each width costs seconds of a build
 
-// As with_instance of causal_conv1d_launchers.h.
-template <typename F>
-void with_bwd_instance(const CausalConv1dBwdParams& p, F f) {
-    const auto with_width = [&](auto type) {
-        switch (p.in.width) {
-            case 2:
-                return f(type, std::integral_constant<int, 2>{});
-            case 3:
-                return f(type, std::integral_constant<int, 3>{});
-            case kMaxFastBwdWidth:
-                return f(type, std::integral_constant<int, kMaxFastBwdWidth>{});
-        }
-    };
-    switch (p.in.dtype) {
-        case DType::f16:
-            return with_width(f16{});
-        case DType::bf16:
-            return with_width(bf16{});
-        default:
-            return with_width(float{});
-    }
-}
-
 }  // namespace hipconv

@@ -22,34 +22,21 @@ void causal_conv1d_rows(const CausalConv1dFwdParams& params, void* stream);
 
 constexpr int kMaxFastWidth = 8;  // they are compiled for widths 2 to this
 
-// Calls f with a value of x's element type and the width as an integral_constant: what the kernels are compiled for.
-template <typename F>
-void with_instance(const CausalConv1dFwdParams& p, F f) {
-    const auto with_width = [&](auto type) {
-        switch (p.width) {
-            case 2:
-                return f(type, std::integral_constant<int, 2>{});
-            case 3:
-                return f(type, std::integral_constant<int, 3>{});
-            case 4:
-                return f(type, std::integral_constant<int, 4>{});
-            case 5:
-                return f(type, std::integral_constant<int, 5>{});
-            case 6:
-                return f(type, std::integral_constant<int, 6>{});
-            case 7:
-                return f(type, std::integral_constant<int, 7>{});
-            case kMaxFastWidth:
-                return f(type, std::integral_constant<int, kMaxFastWidth>{});
-        }
-    };
-    switch (p.dtype) {
-        case DType::f32:
-            return with_width(float{});
+// Calls f with a value of the element type and the width, of 2 to kMostWidth, as an integral_constant: what kernels are compiled
+// for.
+template <int kMostWidth, typename F>
+void with_instance(DType dtype, int width, F f) {
+    if constexpr (kMostWidth > 2) {
+        if (width < kMostWidth) return with_instance<kMostWidth - 1>(dtype, width, f);
+    }
+    constexpr std::integral_constant<int, kMostWidth> most{};
+    switch (dtype) {
         case DType::f16:
-            return with_width(f16{});
+            return f(f16{}, most);
         case DType::bf16:
-            return with_width(bf16{});
+            return f(bf16{}, most);
+        default:
+            return f(float{}, most);
     }
 }
 

@@ -378,7 +378,7 @@ int64_t causal_conv1d_bwd_tile_partials(const CausalConv1dBwdParams& p) {
 }
 
 void causal_conv1d_bwd_tile(const CausalConv1dBwdParams& p, void* stream) {
-    with_bwd_instance(p, [&](auto type, auto width) {
+    with_instance<kMaxFastBwdWidth>(p.in.dtype, p.in.width, [&](auto type, auto width) {
         using T = decltype(type);
         constexpr int kWidth = decltype(width)::value;
         constexpr int kWide = kBwdLaneBytes / static_cast<int>(sizeof(T));

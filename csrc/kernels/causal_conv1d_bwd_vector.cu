@@ -528,7 +528,7 @@ int64_t causal_conv1d_bwd_vector_partials(const CausalConv1dBwdParams& p) {
 }
 
 void causal_conv1d_bwd_vector(const CausalConv1dBwdParams& p, void* stream) {
-    with_bwd_instance(p, [&](auto type, auto width) {
+    with_instance<kMaxFastBwdWidth>(p.in.dtype, p.in.width, [&](auto type, auto width) {
         using T = decltype(type);
         launch<T, decltype(width)::value>(p, static_cast<hipStream_t>(stream));
     });

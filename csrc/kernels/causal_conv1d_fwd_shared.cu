@@ -251,7 +251,7 @@ bool causal_conv1d_shared_serves(const CausalConv1dFwdParams& p) {
 }
 
 void causal_conv1d_shared(const CausalConv1dFwdParams& p, void* stream) {
-    with_instance(p, [&](auto type, auto width) {
+    with_instance<kMaxFastWidth>(p.dtype, p.width, [&](auto type, auto width) {
         launch<decltype(type), decltype(width)::value>(p, static_cast<hipStream_t>(stream));
     });
 }

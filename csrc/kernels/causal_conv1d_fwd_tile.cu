@@ -236,7 +236,7 @@ bool causal_conv1d_tile_serves(const CausalConv1dFwdParams& p) {
 }
 
 void causal_conv1d_tile(const CausalConv1dFwdParams& p, void* stream) {
-    with_instance(p, [&](auto type, auto width) {
+    with_instance<kMaxFastWidth>(p.dtype, p.width, [&](auto type, auto width) {
         using T = decltype(type);
         constexpr int kWidth = decltype(width)::value;
         constexpr int kWide = lane_bytes(kWidth) / static_cast<int>(sizeof(T));

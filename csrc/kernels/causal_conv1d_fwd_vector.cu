@@ -303,7 +303,7 @@ bool causal_conv1d_vector_serves(const CausalConv1dFwdParams& p) {
 }
 
 void causal_conv1d_vector(const CausalConv1dFwdParams& p, void* stream) {
-    with_instance(p, [&](auto type, auto width) {
+    with_instance<kMaxFastWidth>(p.dtype, p.width, [&](auto type, auto width) {
         using T = decltype(type);
         constexpr int kWidth = decltype(width)::value;
         const hipStream_t s = static_cast<hipStream_t>(stream);
