@@ -76,7 +76,7 @@ void walk_tokens(const CausalConv1dBwdParams& p, int64_t b, int64_t d, int64_t b
     const auto in_row = [&](int t) { return simd::lane_numbers() + static_cast<uint32_t>(before + t) < size; };
     Floats dweight[kWidth], dbias{};
     for (int i = 0; i < kWidth; ++i) dweight[i] = Floats{};
-    const auto add_gradients = [&](auto cut, int t) {
+    const auto add_gradients = [&](auto cut, int t) __attribute__((always_inline)) {  // its sums stay in registers
         constexpr bool kCut = decltype(cut)::value;
         Floats window[kWidth];
         for (int i = 0; i < kWidth; ++i) window[i] = simd::load(tokens + t - kPast + i);
@@ -106,12 +106,16 @@ void walk_tokens(const CausalConv1dBwdParams& p, int64_t b, int64_t d, int64_t b
         else
             add_gradients(std::false_type{}, t);
     }
-    for (int t = 0; t < count; t += kLanes) {
+    int t = 0;
+    for (; t + kLanes + kPast <= left && t < count; t += kLanes) {
         Floats sum = weight[kPast] * simd::load(buffers.g + t);
-        for (int k = 1; k < kWidth; ++k) {
-            const Floats longer = sum + weight[kPast - k] * simd::load(buffers.g + t + k);
-            sum = t + kLanes + kPast <= left ? longer : in_row(t + k) ? longer : sum;
-        }
+        for (int k = 1; k < kWidth; ++k) sum = sum + weight[kPast - k] * simd::load(buffers.g + t + k);
+        simd::store_some(dx + t, sum, count - t);
+    }
+    for (; t < count; t += kLanes) {
+        Floats sum = weight[kPast] * simd::load(buffers.g + t);
+        for (int k = 1; k < kWidth; ++k)
+            sum = in_row(t + k) ? sum + weight[kPast - k] * simd::load(buffers.g + t + k) : sum;
         simd::store_some(dx + t, sum, count - t);
     }
     for (int i = 0; i < kWidth; ++i) partials[i * int64_t{p.in.dim}] = sum_of(dweight[i]);
