@@ -340,5 +340,6 @@ def test_an_algorithm_is_forced_by_keyword_or_variable(device: torch.device) -> 
     elsewhere = next(iter({"torch", *conv2d_router.METHODS} - set(here)))
     with environment(HIPCONV_CONV2D_ALGORITHM=elsewhere):
         assert hipconv.conv2d_plan(**arguments).chosen_by == "auto" or elsewhere in conv2d_router.METHODS
+    hipconv.conv2d(**arguments)  # prepared from now on, and the variable is still asked
     with environment(HIPCONV_CONV2D_ALGORITHM="fastest"), pytest.raises(ValueError, match=r"^HIPCONV_CONV2D_ALGORITHM: got 'fastest'"):
         hipconv.conv2d(**arguments)

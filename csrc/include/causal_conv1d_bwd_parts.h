@@ -10,7 +10,7 @@ namespace hipconv {
 // The derivative of SiLU: with sigma = sigmoid(v), sigma * (1 + v * (1 - sigma)). (Forms with v * sigma alone in a sum lose the 1
 // where v is large.)
 HIPCONV_INLINE Pair silu_derivative(Pair v) {
-    const Pair scaled = multiply(v, twice(-1.44269504088896341f));
+    const Pair scaled = multiply(v, twice(-kLog2e));
     const Pair denominator = add(twice(1.0f), make_pair(approx_exp2(low(scaled)), approx_exp2(high(scaled))));
     const Pair sigma = make_pair(approx_rcp(low(denominator)), approx_rcp(high(denominator)));
     return multiply(sigma, multiply_add(v, multiply_add(sigma, twice(-1.0f), twice(1.0f)), twice(1.0f)));

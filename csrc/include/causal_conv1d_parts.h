@@ -9,7 +9,7 @@ namespace hipconv {
 
 // SiLU of two values; all but the exponentials and reciprocals is packed where the card can.
 HIPCONV_INLINE Pair silu(Pair v) {
-    const Pair scaled = multiply(v, twice(-1.44269504088896341f));
+    const Pair scaled = multiply(v, twice(-kLog2e));
     const Pair denominator = add(twice(1.0f), make_pair(approx_exp2(low(scaled)), approx_exp2(high(scaled))));
     return multiply(v, make_pair(approx_rcp(low(denominator)), approx_rcp(high(denominator))));
 }

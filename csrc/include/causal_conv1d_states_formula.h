@@ -22,7 +22,6 @@ HIPCONV_INLINE T rounded(A v) {
         return from_float<T>(v);
 }
 
-HIPCONV_INLINE float sigmoid(float v) { return approx_rcp(1.0f + approx_exp2(-1.44269504088896341f * v)); }
 inline double sigmoid(double v) { return 1.0 / (1.0 + exp(-v)); }
 
 // Params may have been read again (first_argument_again), after which pointers in them are no longer known to be global.

@@ -6,10 +6,6 @@
 
 namespace hipconv {
 
-constexpr float kLog2e = 1.44269504088896341f;
-
-HIPCONV_INLINE float sigmoid(float v) { return approx_rcp(1.0f + approx_exp2(-kLog2e * v)); }
-
 HIPCONV_INLINE float tanh_of(float v) {
     if (v > -0.25f && v < 0.25f) {  // the formula below would cancel; here the first neglected term is 1e-8 of v
         const float s = v * v;
