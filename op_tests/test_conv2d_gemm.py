@@ -61,7 +61,7 @@ class Case(NamedTuple):
     groups: int = 1
     mode: str = "zeros"
     dtype: torch.dtype = torch.bfloat16
-    x_layout: str = "nhwc"  # nhwc, nchw, or nhwc1: of odd strides, so that nothing is aligned
+    x_layout: str = "nhwc"  # nhwc, nchw, nchw0: without gaps, or nhwc1: of odd strides, so that nothing is aligned
     weight_layout: str = "krsc"  # krsc, kcrs, or krsc1
     out_layout: str = "nhwc"
     out_dtype: torch.dtype | None = None
@@ -70,6 +70,7 @@ class Case(NamedTuple):
     activation: str = "none"
     tile: tuple[int, int] = (64, 64)
     split_k: int = 1
+    algorithm: str = "implicit_gemm"
 
     @property
     def out_size(self) -> tuple[int, int]:
@@ -82,6 +83,9 @@ class Case(NamedTuple):
 def surrounded(shape: tuple[int, ...], layout: str, dtype: torch.dtype, fill: float) -> tuple[Tensor, Tensor]:
     """A view inside a larger tensor of `fill`, and that tensor; 16-byte aligned where the shape allows, or by odd strides nowhere."""
     a, b, c, d = shape
+    if layout == "nchw0":  # images without gaps
+        memory = torch.full((a * b * c * d + 16,), fill, dtype=dtype)
+        return memory[8:-8].view(shape), memory
     if layout in ("nchw", "kcrs"):
         whole = torch.full((a + 2, b + 2, c + 1, d + 8), fill, dtype=dtype)
         return whole[1:-1, 1:-1, :-1, 8:], whole
@@ -109,6 +113,13 @@ def filters_of(case: Case) -> Tensor:
     return view.copy_(values)
 
 
+def call_of(module: Any, case: Case) -> Any:
+    return module.Call(
+        list(case.stride), list(case.padding), list(case.dilation), case.groups, case.mode, case.activation, list(case.out_size),
+        case.out_dtype or case.dtype, False, case.algorithm, [*case.tile, case.split_k],
+    )  # fmt: skip
+
+
 def run(module: Any, case: Case, seed: int = 1) -> tuple[Tensor, Tensor]:
     """What the kernel makes of a case, and the exact result."""
     k = case.filters[0]
@@ -127,11 +138,7 @@ def run(module: Any, case: Case, seed: int = 1) -> tuple[Tensor, Tensor]:
 
     out_dtype = case.out_dtype or case.dtype
     out, whole = surrounded(tuple(expected.shape), case.out_layout, out_dtype, 123.0)
-    call = module.Call(
-        list(case.stride), list(case.padding), list(case.dilation), case.groups, case.mode, case.activation, list(case.out_size),
-        out_dtype, False, "implicit_gemm", [*case.tile, case.split_k],
-    )  # fmt: skip
-    module.conv2d_out(out, x, weight, bias, residual, call, 0)
+    module.conv2d_out(out, x, weight, bias, residual, call_of(module, case), 0)
     values = out.clone()
     out.fill_(123.0)
     assert bool((whole == 123.0).all()), f"{case} wrote around its output"
@@ -239,6 +246,59 @@ def test_patches_that_serve_all_taps(module: Any, layouts: tuple[str, str, str],
     for tile in tiles_of(module, case.dtype):
         if tile[1] == 128 and (tile[0] == 128 or case.shape[2] != 8):
             check(module, case._replace(tile=tile, dtype=torch.float16 if x_layout == "nhwc" else torch.bfloat16))
+
+
+# ---- warpgroups ------------------------------------------------------------------------------------------------------------------------
+
+WARPGROUP_TILES = [(256, 128), (128, 128), (128, 64)]
+WARPGROUPED = {
+    "narrow patches": Case((2, 72, 16, 15), (72, 3, 3), padding=(1, 1, 1, 1), bias=True),
+    "narrow patches, f32 out": Case((1, 64, 32, 8), (40, 3, 3), padding=(0, 2, 2, 0), out_dtype=torch.float32, bias=True),
+    "narrow patches of groups": Case((2, 128, 16, 9), (24, 3, 3), padding=(1, 1, 1, 1), groups=2, weight_layout="kcrs"),
+    "runs across images": Case((7, 64, 7, 7), (136, 3, 3), (2, 2), (1, 1, 1, 1), residual=True, activation="relu"),
+    "runs, uneven": Case((2, 40, 13, 11), (33, 2, 5), (3, 2), (1, 0, 2, 1), (2, 1), weight_layout="krsc1"),
+    "runs, more padding than image": Case((1, 8, 2, 3), (8, 3, 3), padding=(5, 4, 3, 6), out_layout="nhwc1"),
+    "a pixel": Case((1, 64, 1, 1), (64, 1, 1), bias=True),
+    "wide patches": Case((2, 72, 4, 64), (40, 3, 3), padding=(1, 1, 1, 1), x_layout="nchw", out_layout="nchw", bias=True, residual=True),
+    "wide patches, uneven": Case((1, 64, 2, 128), (72, 3, 3), padding=(2, 0, 2, 0), x_layout="nchw", weight_layout="kcrs"),
+    "wide patches, unpadded": Case((1, 60, 6, 128), (8, 3, 3), padding=(0, 0, 0, 0), x_layout="nchw", out_layout="nchw"),
+    "whole images": Case((3, 72, 8, 13), (40, 1, 1), x_layout="nchw0", out_layout="nchw", bias=True, activation="relu"),
+    "whole images of groups": Case((2, 48, 16, 9), (64, 1, 1), groups=2, x_layout="nchw0", out_layout="nhwc"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def warpgroup_module() -> Iterator[Any]:
+    with running_on("mma_sync") as found:
+        yield found
+
+
+@pytest.mark.parametrize("name", WARPGROUPED)
+def test_warpgroups(warpgroup_module: Any, name: str) -> None:
+    """What the copy engine brings and what waves gather, in each tile that serves it, more than one tile a block; and split sums."""
+    case = WARPGROUPED[name]._replace(algorithm="warpgroup_gemm")
+    served = [tile for tile in WARPGROUP_TILES if serves_warpgroups(warpgroup_module, case, tile)]
+    assert served, "no tile serves it"
+    for tile, dtype in zip(served, itertools.cycle(HALVES)):
+        check(warpgroup_module, case._replace(tile=tile, dtype=dtype))
+    if case.shape[1] // case.groups > 64:
+        check(warpgroup_module, case._replace(tile=served[-1], split_k=2))
+
+
+def serves_warpgroups(module: Any, case: Case, tile: tuple[int, int]) -> bool:
+    x, weight = integers(case.shape, case.x_layout, case.dtype, 1), filters_of(case)
+    out, _ = surrounded((case.shape[0], case.filters[0], *case.out_size), case.out_layout, case.out_dtype or case.dtype, 0.0)
+    return module.conv2d_refusal(out, x, weight, None, None, call_of(module, case._replace(tile=tile))) is None
+
+
+def test_warpgroups_on_random_shapes(warpgroup_module: Any) -> None:
+    rng, done = random.Random(7), 0
+    tiles = {dtype: [(64, 64)] for dtype in DTYPES}
+    while done < 30:
+        case = random_case(rng, tiles)._replace(algorithm="warpgroup_gemm", tile=rng.choice(WARPGROUP_TILES), split_k=rng.randint(1, 2))
+        if case.mode == "zeros" and case.dtype != torch.float32 and serves_warpgroups(warpgroup_module, case, case.tile):
+            check(warpgroup_module, case, done)
+            done += 1
 
 
 @pytest.mark.parametrize("split_k", [2, 3, 5, 16])
@@ -357,6 +417,10 @@ def test_tiles_of_architectures() -> None:
         for arch in expected:
             tiles = [] if arch == "sm_75" else [[128, 64], [64, 64]]
             assert module.conv2d_tiles("implicit_gemm", arch, torch.float32) == tiles
+            tiles = [list(tile) for tile in WARPGROUP_TILES] if arch == "sm_90" else []
+            assert module.conv2d_tiles("warpgroup_gemm", arch, torch.float16) == tiles
+            assert module.conv2d_tiles("warpgroup_gemm", arch, torch.float32) == []
+            assert module.conv2d_tiles("naive", arch, torch.float16) is None
 
 
 def main() -> None:

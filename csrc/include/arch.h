@@ -85,6 +85,9 @@ constexpr int kLaneBytes = 16;
 #if __CUDA_ARCH__ >= 800
 #define HIPCONV_HAS_MMA_SYNC 1
 #endif
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define HIPCONV_HAS_WARPGROUPS 1  // sm_90: four waves multiply tiles in LDS (warpgroup_mma.h), a copy engine brings them there
+#endif
 #endif
 
 enum class MatrixUnit { fma, mfma, wmma11, wmma12, mma_sync };
@@ -114,6 +117,15 @@ constexpr bool kCopiesPastRegisters = false;
 constexpr bool kCopiesPastRegisters = kMatrixUnit == MatrixUnit::mma_sync;
 #endif
 
+// Whether kernels of warpgroups do anything here. In the host's pass of a compiler for GPUs it means nothing.
+#if defined(HIPCONV_HAS_WARPGROUPS)
+constexpr bool kHasWarpgroups = true;
+#elif defined(HIPCONV_HOST)
+constexpr bool kHasWarpgroups = kMatrixUnit == MatrixUnit::mma_sync;
+#else
+constexpr bool kHasWarpgroups = false;
+#endif
+
 // Dies of a card, which take the blocks of a launch in turns and have an L2 cache each.
 #if defined(__gfx942__) || defined(__gfx950__)
 constexpr int kDies = 8;
@@ -134,12 +146,14 @@ HIPCONV_INLINE void keep_order() {
 #endif
 }
 
-// At the ends of the two sides of a branch, with a number each. Where they do the same with different registers, AMD's compiler
-// would make one side of them, which finds its registers by an index: they would be in scratch memory.
+// At the ends of the sides of a branch, with a number each. Where they do the same with different registers, compilers would make
+// one side of them, which finds its registers by an index: they would be in scratch memory.
 template <int kSide>
 HIPCONV_INLINE void keep_apart() {
 #if defined(HIPCONV_AMD_DEVICE)
     asm volatile("; side %0" ::"n"(kSide));
+#elif defined(HIPCONV_NVIDIA_DEVICE)
+    asm volatile("// side %0" ::"n"(kSide));
 #endif
 }
 
@@ -209,13 +223,20 @@ HIPCONV_INLINE const P& first_parameter(const P& parameter) {
 #endif
 
 // LDS of which a block may need more than a declaration can give: one array a kernel, of 16-byte elements, for a launch that asks
-// for launch_shared_bytes().
+// for launch_shared_bytes(). On NVIDIA its address is a multiple of 1024.
 #if defined(HIPCONV_HOST)
 #define HIPCONV_LARGE_SHARED(type, name, count) type* const name = ::simt::large_shared<type>(count)
 #elif defined(HIPCONV_NVIDIA)
-#define HIPCONV_LARGE_SHARED(type, name, count) extern __shared__ __align__(128) type name[]
+#define HIPCONV_LARGE_SHARED(type, name, count) extern __shared__ __align__(1024) type name[]
 #else
 #define HIPCONV_LARGE_SHARED(type, name, count) __shared__ type name[count]
+#endif
+
+// Of a kernel's parameter: it stays where the launch put it, so that what reads it there finds it.
+#if defined(HIPCONV_NVIDIA)
+#define HIPCONV_IN_PLACE __grid_constant__
+#else
+#define HIPCONV_IN_PLACE
 #endif
 
 namespace hipconv {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -48,7 +49,7 @@ struct Conv2dParams {
 
 // What runs a call: an algorithm of the registry, and of a tiled one its tile.
 struct Conv2dPlan {
-    std::string algorithm;           // "implicit_gemm", "naive"
+    std::string algorithm;           // "warpgroup_gemm", "implicit_gemm", "naive"
     int32_t tile_m = 0, tile_n = 0;  // output pixels and filters of a block; zero where an algorithm has no tiles
     int32_t split_k = 1;             // blocks that share an output tile, each with its part of the sum
 };
@@ -61,8 +62,9 @@ struct Conv2dTile {
 // memory; the others depend on sizes, strides, types and the alignment of addresses. The stride of an axis of one element is that
 // of a dense tensor in the layout of the others.
 std::vector<std::string> conv2d_algorithms();  // the fastest first
-// The tiles that an algorithm may have on an architecture ("gfx942", "sm_90", "wave64") for x of a dtype, if it has tiles.
-std::vector<Conv2dTile> conv2d_tiles(const std::string& algorithm, const std::string& arch, DType dtype);
+// The tiles that an algorithm may have on an architecture ("gfx942", "sm_90", "wave64") for x of a dtype; nothing, if it goes
+// without on all of them.
+std::optional<std::vector<Conv2dTile>> conv2d_tiles(const std::string& algorithm, const std::string& arch, DType dtype);
 // Whether the plan serves the call: then null, else what its algorithm does serve. A plan without a tile asks about the algorithm
 // alone: whether there is a tile.
 const char* conv2d_refusal(const Conv2dParams& params, const Conv2dPlan& plan);

@@ -6,170 +6,11 @@
 #pragma once
 
 #include "check.h"
-#include "conv2d_epilogue.h"
+#include "conv2d_gemm_out.h"
 #include "conv2d_implicit_gemm_operands.h"
 #include "conv2d_implicit_gemm_patch.h"
-#include "registers.h"
 
 namespace hipconv {
-
-// ---- out --------------------------------------------------------------------------------------------------------------
-
-// Where an output pixel is.
-struct PixelOfOut {
-    int n, p, q;
-};
-
-// Pixels of a tile, or of a part of it from number `first` on: numbered through, or in a rectangle of an image.
-struct PixelRun {
-    int image, first;
-
-    HIPCONV_INLINE PixelRun from(int number) const { return {image, first + number}; }
-    HIPCONV_INLINE bool has(const ConvGemmParams& p, int i) const { return first + i < p.pixels; }
-    HIPCONV_INLINE PixelOfOut at(const ConvGemmParams& p, int i) const {
-        int n = image, pixel = first + i;
-        if (!p.by_image) {
-            n = static_cast<int>(divide(pixel, p.divide_by_image));
-            pixel -= n * p.conv.out_height * p.conv.out_width;
-        }
-        const int row = static_cast<int>(divide(pixel, p.divide_by_row));
-        return {n, row, pixel - row * p.conv.out_width};
-    }
-};
-
-struct PixelPatch {
-    int image, row, column, first;
-
-    HIPCONV_INLINE PixelPatch from(int number) const { return {image, row, column, first + number}; }
-    HIPCONV_INLINE PixelOfOut at(const ConvGemmParams&, int i) const {
-        return {image, row + (first + i) / kPatchColumns, column + (first + i) % kPatchColumns};
-    }
-    HIPCONV_INLINE bool has(const ConvGemmParams& p, int i) const {
-        const PixelOfOut pixel = at(p, i);
-        return pixel.p < p.conv.out_height && pixel.q < p.conv.out_width;
-    }
-};
-
-HIPCONV_INLINE void load_eight(float (&v)[8], const void* base, int64_t index, DType dtype) {
-    const uint64_t address = reinterpret_cast<uint64_t>(base);
-    if (dtype == DType::f32) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const Words4 words = *global_pointer<const Words4>(address + (index + 4 * half) * 4);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) v[4 * half + i] = bit_cast<float>(word(words, i));
-        }
-        return;
-    }
-    const Words4 words = *global_pointer<const Words4>(address + index * 2);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const Pair pair = dtype == DType::bf16 ? pair_of<bf16>(words, i) : pair_of<f16>(words, i);
-        v[2 * i] = low(pair);
-        v[2 * i + 1] = high(pair);
-    }
-}
-
-HIPCONV_INLINE void store_eight(const float (&v)[8], void* base, int64_t index, DType dtype) {
-    const uint64_t address = reinterpret_cast<uint64_t>(base);
-    if (dtype == DType::f32) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            Words4 words{};
-#pragma unroll
-            for (int i = 0; i < 4; ++i) set_word(words, i, bit_cast<uint32_t>(v[4 * half + i]));
-            *global_pointer<Words4>(address + (index + 4 * half) * 4) = words;
-        }
-        return;
-    }
-    Words4 words{};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const Pair pair = make_pair(canonical_nan(v[2 * i]), canonical_nan(v[2 * i + 1]));
-        set_word(words, i, dtype == DType::bf16 ? pack<bf16>(pair) : pack<f16>(pair));
-    }
-    *global_pointer<Words4>(address + index * 2) = words;
-}
-
-// One switch for all eight.
-HIPCONV_INLINE void activate_eight(float (&v)[8], Conv2dActivation activation) {
-    const auto all = [&](Conv2dActivation kind) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) v[i] = activate(v[i], kind);
-    };
-    switch (activation) {
-        case Conv2dActivation::none: return;
-        case Conv2dActivation::relu: return all(Conv2dActivation::relu);
-        case Conv2dActivation::relu6: return all(Conv2dActivation::relu6);
-        case Conv2dActivation::gelu: return all(Conv2dActivation::gelu);
-        case Conv2dActivation::gelu_tanh: return all(Conv2dActivation::gelu_tanh);
-        case Conv2dActivation::silu: return all(Conv2dActivation::silu);
-        case Conv2dActivation::sigmoid: return all(Conv2dActivation::sigmoid);
-        case Conv2dActivation::tanh: return all(Conv2dActivation::tanh);
-        case Conv2dActivation::leaky_relu: return all(Conv2dActivation::leaky_relu);
-        case Conv2dActivation::hardswish: return all(Conv2dActivation::hardswish);
-    }
-}
-
-// Finished sums of kSlabPixels pixels by kFilters filters of a wave, in LDS, with the four-float units of a row in another order
-// in each row, so that neither writes nor reads along rows or columns meet in a bank.
-template <int kFilters>
-HIPCONV_INLINE int slab_at(int pixel, int filter) {
-    return pixel * kFilters + ((filter / 4 ^ pixel % (kFilters / 4)) * 4 + filter % 4);
-}
-
-// Bias, residual and activation of a wave's slab, and its way to memory: lanes along the denser of out's filters and pixels,
-// eight elements a lane where they are aligned.
-template <int kFilters, typename Pixels>
-HIPCONV_INLINE void store_slab(const ConvGemmParams& p, const float* slab, int lane, Pixels run, int first_filter, int group,
-                               int part) {
-    const Conv2dParams& c = p.conv;
-    const int filters = p.group_filters - first_filter;
-    const int64_t k_first = static_cast<int64_t>(group) * p.group_filters + first_filter;
-    const int64_t part_offset = part * p.part_stride;
-    if (p.vector_stores) {
-        constexpr int kAcross = kFilters / 8;
-#pragma unroll 1
-        for (int unit = lane; unit < kSlabPixels * kAcross; unit += kWaveSize) {
-            const int pixel = p.along_filters ? unit / kAcross : unit % (kSlabPixels / 8) * 8;
-            const int filter = p.along_filters ? unit % kAcross * 8 : unit / (kSlabPixels / 8);
-            if (filter >= filters || !run.has(p, pixel)) continue;
-            const PixelOfOut at = run.at(p, pixel);
-            const int64_t k = k_first + filter;
-            float v[8], more[8];
-#pragma unroll
-            for (int i = 0; i < 8; ++i)
-                v[i] = p.along_filters ? slab[slab_at<kFilters>(pixel, filter + i)] : slab[slab_at<kFilters>(pixel + i, filter)];
-            if (c.bias) {
-                const void* bias = global_pointer<const void>(reinterpret_cast<uint64_t>(c.bias));
-                if (p.along_filters) {
-#pragma unroll
-                    for (int i = 0; i < 8; ++i) v[i] += load_parameter(bias, (k + i) * c.bias_stride, c.bias_dtype);
-                } else {
-                    const float all = load_parameter(bias, k * c.bias_stride, c.bias_dtype);
-#pragma unroll
-                    for (int i = 0; i < 8; ++i) v[i] += all;
-                }
-            }
-            if (c.residual.data) {
-                load_eight(more, c.residual.data, offset_in(c.residual, at.n, k, at.p, at.q), c.residual_dtype);
-#pragma unroll
-                for (int i = 0; i < 8; ++i) v[i] += more[i];
-            }
-            activate_eight(v, c.activation);
-            store_eight(v, c.out.data, part_offset + offset_in(c.out, at.n, k, at.p, at.q), c.out_dtype);
-        }
-        return;
-    }
-#pragma unroll 1
-    for (int i = lane; i < kSlabPixels * kFilters; i += kWaveSize) {
-        const int pixel = p.along_filters ? i / kFilters : i % kSlabPixels;
-        const int filter = p.along_filters ? i % kFilters : i / kSlabPixels;
-        if (filter >= filters || !run.has(p, pixel)) continue;
-        const PixelOfOut at = run.at(p, pixel);
-        conv2d_store(c, at.n, k_first + filter, at.p, at.q, slab[slab_at<kFilters>(pixel, filter)], part_offset);
-    }
-}
 
 // ---- the kernel -------------------------------------------------------------------------------------------------------
 
@@ -242,7 +83,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
                     keep_apart<1>();
                 }
                 __syncthreads();
-                store_slab<kFilters>(first_argument_again(p), slab, lane, run.from(wave_pixel + number * kSlabPixels),
+                store_slab<kSlabPixels, kFilters>(first_argument_again(p), slab, lane, run.from(wave_pixel + number * kSlabPixels),
                                      first_filter + wave_filter, group, part);
             }
         };
@@ -250,7 +91,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
         if constexpr (kForm == XForm::patches) {
             using Patch = PatchChunks<T, kTileM, kShape.threads>;
             const int down = static_cast<int>(divide(of_image, p.divide_by_patches));
-            const PixelPatch out{image, down * (kTileM / kPatchColumns), (of_image - down * p.patches_across) * kPatchColumns, 0};
+            const PixelPatch<kPatchColumns> out{image, down * (kTileM / kPatchColumns), (of_image - down * p.patches_across) * kPatchColumns, 0};
             const Patch patch(p, thread, group, image, out.row, out.column);
             Words4* const ring = lds + 2 * Patch::kCount;
             const auto fill = [&](int stage, int step) {

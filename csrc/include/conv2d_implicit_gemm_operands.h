@@ -226,10 +226,11 @@ struct PixelChunks {
             for (int i = 0; i < kCount; ++i) offsets[i] = offset(i, needed, p.x_chunk);
 #pragma unroll
             for (int e = 0; e < kElements; ++e) {
+                const bool is_of_none = e >= p.group_channels;  // of the chunks
                 const uint32_t next = e + 1 < v.channels ? p.x_channel : 0;  // beyond the last channel, that one again
 #pragma unroll
                 for (int i = 0; i < kCount; ++i) {
-                    v.values[i][e] = *reinterpret_cast<const Bits*>(base + offsets[i]);
+                    v.values[i][e] = is_of_none ? 0 : *reinterpret_cast<const Bits*>(base + offsets[i]);
                     offsets[i] += next;
                 }
             }

@@ -11,4 +11,11 @@ const char* conv2d_implicit_gemm_refusal(const Conv2dParams& params, const Conv2
 int64_t conv2d_implicit_gemm_workspace(const Conv2dParams& params, const Conv2dPlan& plan);
 void conv2d_implicit_gemm(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
 
+
+// The same product by warpgroups (sm_90), operands brought to LDS by other waves and the copy engine.
+std::vector<Conv2dTile> conv2d_warpgroup_gemm_tiles(const std::string& arch, DType dtype);
+const char* conv2d_warpgroup_gemm_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
+int64_t conv2d_warpgroup_gemm_workspace(const Conv2dParams& params, const Conv2dPlan& plan);
+void conv2d_warpgroup_gemm(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
+
 }  // namespace hipconv

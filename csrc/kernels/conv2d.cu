@@ -81,16 +81,17 @@ void naive(const Conv2dParams& p, const Conv2dPlan&, void*, void* stream) {
 
 struct Algorithm {
     const char* name;
-    std::vector<Conv2dTile> (*tiles)(const std::string& arch, DType dtype);
+    std::vector<Conv2dTile> (*tiles)(const std::string& arch, DType dtype);  // null: it has none anywhere
     const char* (*refusal)(const Conv2dParams&, const Conv2dPlan&);
     int64_t (*workspace)(const Conv2dParams&, const Conv2dPlan&);
     void (*launch)(const Conv2dParams&, const Conv2dPlan&, void* workspace, void* stream);
 };
 
 constexpr Algorithm kAlgorithms[] = {  // the fastest first
+    {"warpgroup_gemm", conv2d_warpgroup_gemm_tiles, conv2d_warpgroup_gemm_refusal, conv2d_warpgroup_gemm_workspace,
+     conv2d_warpgroup_gemm},
     {"implicit_gemm", conv2d_implicit_gemm_tiles, conv2d_implicit_gemm_refusal, conv2d_implicit_gemm_workspace, conv2d_implicit_gemm},
-    {"naive", [](const std::string&, DType) { return std::vector<Conv2dTile>{}; },
-     [](const Conv2dParams&, const Conv2dPlan&) -> const char* { return nullptr; },
+    {"naive", nullptr, [](const Conv2dParams&, const Conv2dPlan&) -> const char* { return nullptr; },
      [](const Conv2dParams&, const Conv2dPlan&) -> int64_t { return 0; }, naive},
 };
 
@@ -108,8 +109,9 @@ std::vector<std::string> conv2d_algorithms() {
     return names;
 }
 
-std::vector<Conv2dTile> conv2d_tiles(const std::string& name, const std::string& arch, DType dtype) {
-    return algorithm(name).tiles(arch, dtype);
+std::optional<std::vector<Conv2dTile>> conv2d_tiles(const std::string& name, const std::string& arch, DType dtype) {
+    const auto tiles = algorithm(name).tiles;
+    return tiles ? std::optional(tiles(arch, dtype)) : std::nullopt;
 }
 
 const char* conv2d_refusal(const Conv2dParams& params, const Conv2dPlan& plan) {

@@ -4,7 +4,7 @@
 
 #include "check.h"
 #include "conv2d_epilogue.h"
-#include "conv2d_implicit_gemm.h"
+#include "conv2d_gemm_layout.h"
 #include "conv2d_launchers.h"
 #include "registers.h"
 
@@ -22,40 +22,36 @@ struct PackParams {
     bool taps_inside;
 };
 
-// A thread packs the same 16 bytes of channels of each tap of a filter, so that what it reads is together in KCRS. Zeros fill the
-// last chunk; and, by threads of their own, the last step.
+// A thread packs 16 bytes of channels of a tap, lanes along taps: then what they read is together in KCRS. Zeros fill the last
+// chunk; and, by threads of their own, the last step.
 template <typename T>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kSideThreads, 4) conv2d_pack_filters(PackParams p) {
     constexpr int kElements = 16 / static_cast<int>(sizeof(T));
     const int32_t taps = p.kernel_height * p.kernel_width, padding = p.steps * kTileChunks - taps * p.chunks;
-    const int64_t columns = p.chunks + (padding > 0), count = columns * p.filters;
+    const int64_t of_filter = static_cast<int64_t>(taps) * p.chunks + padding, count = of_filter * p.filters;
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
          i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-        const int64_t filter = i / columns;
-        const int32_t chunk = static_cast<int32_t>(i - filter * columns);
+        const int64_t filter = i / of_filter;
+        const int32_t number = static_cast<int32_t>(i - filter * of_filter), chunk = number / taps, tap = number - chunk * taps;
         T* const packed = global_pointer<T>(reinterpret_cast<uint64_t>(p.packed));
         Words4* const row = reinterpret_cast<Words4*>(packed + filter * p.filter_elements);
-        if (chunk == p.chunks) {
-            for (int n = taps * p.chunks; n < p.steps * kTileChunks; ++n) row[n] = Words4{};
+        if (chunk >= p.chunks) {
+            row[number] = Words4{};
             continue;
         }
-        for (int r = 0, tap = 0; r < p.kernel_height; ++r) {
-            for (int s = 0; s < p.kernel_width; ++s, ++tap) {
-                Words4 words{};
+        const int32_t r = tap / p.kernel_width;
+        const T* const first = global_pointer<const T>(reinterpret_cast<uint64_t>(p.weight.data)) +
+                               offset_in(p.weight, filter, static_cast<int64_t>(chunk) * kElements, r, tap - r * p.kernel_width);
+        Words4 words{};
 #pragma unroll
-                for (int e = 0; e < kElements; ++e) {
-                    const int32_t channel = chunk * kElements + e;
-                    if (channel >= p.channels) continue;
-                    const T* from = global_pointer<const T>(reinterpret_cast<uint64_t>(p.weight.data)) +
-                                    offset_in(p.weight, filter, channel, r, s);
-                    const uint32_t bits = bit_cast<typename WordsOf<sizeof(T)>::type>(*from);
-                    constexpr int kInWord = 4 / static_cast<int>(sizeof(T));
-                    set_word(words, e / kInWord, word(words, e / kInWord) | bits << (e % kInWord * 16));
-                }
-                const int32_t step_chunk = chunk % kTileChunks, turn = chunk / kTileChunks;
-                row[p.taps_inside ? (turn * taps + tap) * kTileChunks + step_chunk : tap * p.chunks + chunk] = words;
-            }
+        for (int e = 0; e < kElements; ++e) {
+            if (chunk * kElements + e >= p.channels) continue;
+            const uint32_t bits = bit_cast<typename WordsOf<sizeof(T)>::type>(first[e * p.weight.channel_stride]);
+            constexpr int kInWord = 4 / static_cast<int>(sizeof(T));
+            set_word(words, e / kInWord, word(words, e / kInWord) | bits << (e % kInWord * 16));
         }
+        const int32_t step_chunk = chunk % kTileChunks, turn = chunk / kTileChunks;
+        row[p.taps_inside ? (turn * taps + tap) * kTileChunks + step_chunk : tap * p.chunks + chunk] = words;
     }
 }
 
@@ -118,65 +114,8 @@ MatrixUnit unit_of(const std::string& arch) {
 int nvidia_number(const std::string& arch) { return starts_with(arch, "sm_") ? std::atoi(arch.c_str() + 3) : 0; }
 bool has_small_lds(int number) { return number == 86 || number == 89 || number >= 120; }
 
-// ---- layouts ----------------------------------------------------------------------------------------------------------
-
-constexpr int64_t kLimit32 = int64_t{1} << 32, kLimit31 = int64_t{1} << 31;
-
-int64_t ceil_of(int64_t value, int64_t by) { return (value + by - 1) / by; }
-int64_t round_up(int64_t value, int64_t to) { return ceil_of(value, to) * to; }
-
-// The stride of an axis of one element means nothing.
-bool multiple_of(int64_t stride, int64_t size, int64_t of) { return size == 1 || stride % of == 0; }
-bool is_aligned(const void* address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; }
-
-// What follows from a call alone, before a tile is chosen.
-struct Layout {
-    int64_t element, elements;  // bytes of one; of a chunk
-    int64_t group_channels, group_filters, chunks, taps, steps;
-    bool taps_inside, packs;
-    bool bits;     // a tap's row and column have a bit each, and where they are none of x, it is zero
-    bool vectors;  // of channels are aligned
-    int64_t filter_stride, filter_step, filter_turn;  // bytes
-    int64_t packed_bytes, image_pixels, out_elements;
-
-    explicit Layout(const Conv2dParams& p) {
-        element = element_bytes(p.dtype);
-        elements = 16 / element;
-        group_channels = p.in_channels / p.groups;
-        group_filters = p.out_channels / p.groups;
-        chunks = ceil_of(group_channels, elements);
-        taps = static_cast<int64_t>(p.kernel_height) * p.kernel_width;
-        taps_inside = chunks % kTileChunks == 0;
-        steps = ceil_of(taps * chunks, kTileChunks);
-        bits = p.padding_mode == PaddingMode::zeros && p.kernel_height <= kMostTapsAcross && p.kernel_width <= kMostTapsAcross;
-        const bool whole = group_channels % elements == 0;
-        vectors = whole && bits && (p.x.channel_stride == 1 || p.in_channels == 1) && is_aligned(p.x.data) &&
-                  multiple_of(p.x.column_stride, p.in_width, elements) && multiple_of(p.x.row_stride, p.in_height, elements) &&
-                  multiple_of(p.x.batch_stride, p.batch, elements);
-        image_pixels = static_cast<int64_t>(p.out_height) * p.out_width;
-        out_elements = image_pixels * p.batch * p.out_channels;
-
-        const int64_t tap_stride = p.kernel_width > 1    ? p.weight.column_stride
-                                   : p.kernel_height > 1 ? p.weight.row_stride
-                                                         : group_channels;
-        const bool even_taps =
-            p.kernel_width == 1 || p.kernel_height == 1 || p.weight.row_stride == p.kernel_width * tap_stride;
-        const bool in_place = whole && (p.weight.channel_stride == 1 || group_channels == 1) && is_aligned(p.weight.data) &&
-                              multiple_of(p.weight.batch_stride, p.out_channels, elements) && tap_stride % elements == 0 &&
-                              tap_stride >= group_channels && p.weight.batch_stride >= 0 &&
-                              even_taps && (taps_inside || (tap_stride == group_channels && taps * chunks % kTileChunks == 0));
-        packs = !in_place;
-        filter_stride = packs ? steps * kTileRowBytes : p.weight.batch_stride * element;
-        filter_step = packs || !taps_inside ? kTileRowBytes : tap_stride * element;
-        filter_turn = packs || !taps_inside ? 0 : kTileRowBytes - taps * filter_step;
-        packed_bytes = packs ? round_up(filter_stride * p.out_channels, 256) : 0;
-    }
-
-    int64_t part_bytes(int split_k) const { return split_k > 1 ? out_elements * 4 * split_k : 0; }
-};
-
 // The farthest that an element of x can lie behind the first one of a tile, in bytes, if `by_image` and if not.
-int64_t reach(const Conv2dParams& p, const Layout& l, int tile_m, bool by_image) {
+int64_t reach(const Conv2dParams& p, const GemmLayout& l, int tile_m, bool by_image) {
     int64_t rows = p.in_height - 1, images = 0;
     if (by_image) {
         const int64_t tile_rows = (tile_m - 1) / p.out_width + 1;
@@ -199,7 +138,7 @@ struct Reading {
 };
 
 // Whether patches serve a tile, and few of their pixels lie beyond the image.
-bool takes_patches(const Conv2dParams& p, const Layout& l, const Conv2dPlan& plan) {
+bool takes_patches(const Conv2dParams& p, const GemmLayout& l, const Conv2dPlan& plan) {
     if (!kCopiesPastRegisters || p.dtype == DType::f32) return false;
     if (plan.tile_m < 128 || plan.tile_n != 128 || plan.split_k != 1) return false;
     if (!l.bits || !l.taps_inside || p.kernel_height != kPatchTaps || p.kernel_width != kPatchTaps) return false;
@@ -210,7 +149,7 @@ bool takes_patches(const Conv2dParams& p, const Layout& l, const Conv2dPlan& pla
     return last * l.element < kLimit32;
 }
 
-Reading reading_of(const Conv2dParams& p, const Layout& l, const Conv2dPlan& plan) {
+Reading reading_of(const Conv2dParams& p, const GemmLayout& l, const Conv2dPlan& plan) {
     if (takes_patches(p, l, plan)) return {XForm::patches, true};
     const int tile_m = plan.tile_m;
     if (!l.bits) return {XForm::anything, true};
@@ -220,7 +159,7 @@ Reading reading_of(const Conv2dParams& p, const Layout& l, const Conv2dPlan& pla
     return {reach(p, l, tile_m, true) < kLimit32 ? form : XForm::anything, true};
 }
 
-const char* refusal_of_tile(const Conv2dParams& p, const Layout& l, const Conv2dPlan& plan) {
+const char* refusal_of_tile(const Conv2dParams& p, const GemmLayout& l, const Conv2dPlan& plan) {
     const Reading reading = reading_of(p, l, plan);
     const int64_t tiles_m = reading.by_image ? ceil_of(l.image_pixels, plan.tile_m) * p.batch
                                              : ceil_of(l.image_pixels * p.batch, plan.tile_m);
@@ -236,49 +175,12 @@ const char* refusal_of_tile(const Conv2dParams& p, const Layout& l, const Conv2d
     return nullptr;
 }
 
-bool vector_stores(const Conv2dParams& p, const Layout& l, const ConvGemmParams& g) {
-    const auto fits = [&](const Image& image, DType dtype) {
-        const int64_t each = dtype == DType::f32 ? 4 : 8;  // elements of 16 bytes
-        if (!is_aligned(image.data) || !multiple_of(image.batch_stride, p.batch, each)) return false;
-        if (g.along_filters)
-            return (image.channel_stride == 1 || p.out_channels == 1) && multiple_of(image.row_stride, p.out_height, each) &&
-                   multiple_of(image.column_stride, p.out_width, each);
-        return image.column_stride == 1 && (image.row_stride == p.out_width || p.out_height == 1) &&
-               multiple_of(image.channel_stride, p.out_channels, each);
-    };
-    // Whole vectors only: of a group's filters, or of an image's pixels.
-    if ((g.along_filters ? l.group_filters : g.patches_across ? p.out_width : l.image_pixels) % 8 != 0) return false;
-    return fits(p.out, p.out_dtype) && (!p.residual.data || fits(p.residual, p.residual_dtype));
-}
-
-ConvGemmParams gemm_params(const Conv2dParams& p, const Layout& l, const Conv2dPlan& plan, void* workspace) {
-    ConvGemmParams g{};
-    g.conv = p;
-    if (plan.split_k > 1) {
-        g.conv.out = {static_cast<char*>(workspace) + l.packed_bytes, l.image_pixels * p.out_channels, 1,
-                      static_cast<int64_t>(p.out_width) * p.out_channels, p.out_channels};
-        g.conv.out_dtype = DType::f32;
-        g.conv.bias = nullptr;
-        g.conv.residual.data = nullptr;
-        g.conv.activation = Conv2dActivation::none;
-        g.part_stride = l.out_elements;
-    }
+ConvGemmParams gemm_params(const Conv2dParams& p, const GemmLayout& l, const Conv2dPlan& plan, void* workspace) {
     const Reading reading = reading_of(p, l, plan);
+    const bool patches = reading.form == XForm::patches;
+    ConvGemmParams g = common_params(p, l, plan, {reading.by_image, patches ? kPatchColumns : 0}, workspace);
     g.form = reading.form;
-    g.by_image = reading.by_image;
-    g.pixels = static_cast<int32_t>(g.by_image ? l.image_pixels : l.image_pixels * p.batch);
-    g.tiles_m = static_cast<int32_t>(ceil_of(g.pixels, plan.tile_m));
-    if (reading.form == XForm::patches) {
-        g.patches_across = static_cast<int32_t>(ceil_of(p.out_width, kPatchColumns));
-        g.divide_by_patches = divisor_of(static_cast<uint32_t>(g.patches_across));
-        g.tiles_m = static_cast<int32_t>(g.patches_across * ceil_of(p.out_height, plan.tile_m / kPatchColumns));
-        g.by_vectors = l.vectors;
-    }
-    g.tiles_n = static_cast<int32_t>(ceil_of(l.group_filters, plan.tile_n));
-    g.divide_by_image = divisor_of(static_cast<uint32_t>(l.image_pixels));
-    g.divide_by_row = divisor_of(static_cast<uint32_t>(p.out_width));
-    g.divide_by_tiles_m = divisor_of(static_cast<uint32_t>(g.tiles_m));
-    g.divide_by_tiles_n = divisor_of(static_cast<uint32_t>(g.tiles_n));
+    g.by_vectors = patches && l.vectors;
 
     const auto bytes = [&](int64_t stride) { return static_cast<uint32_t>(stride * l.element); };
     g.x_image = bytes(p.x.batch_stride);
@@ -288,13 +190,10 @@ ConvGemmParams gemm_params(const Conv2dParams& p, const Layout& l, const Conv2dP
     g.x_chunk = bytes(p.x.channel_stride * l.elements);
     g.tap_row = bytes(p.dilation_h * p.x.row_stride);
     g.tap_column = bytes(p.dilation_w * p.x.column_stride);
-    g.group_channels = static_cast<int32_t>(l.group_channels);
-    g.group_filters = static_cast<int32_t>(l.group_filters);
     g.lanes_along_pixels = !l.vectors && p.x.channel_stride != 1;
 
     g.chunks = static_cast<int32_t>(l.chunks);
     g.taps_inside = l.taps_inside;
-    g.taps = static_cast<int32_t>(l.taps);
     g.steps = static_cast<int32_t>(l.steps);
     g.steps_a_part = static_cast<int32_t>(ceil_of(l.steps, plan.split_k));
     const int32_t next_taps = static_cast<int32_t>(kTileChunks / l.chunks);
@@ -307,14 +206,12 @@ ConvGemmParams gemm_params(const Conv2dParams& p, const Layout& l, const Conv2dP
     g.filter_stride = l.filter_stride;
     g.filter_step = static_cast<uint32_t>(l.filter_step);
     g.filter_turn = static_cast<uint32_t>(l.filter_turn);
-
-    g.along_filters = g.conv.out.channel_stride < g.conv.out.column_stride || l.image_pixels == 1;
-    g.vector_stores = vector_stores(g.conv, l, g);
     return g;
 }
 
-template <typename T>
-void pack_filters(const Conv2dParams& p, const Layout& l, void* workspace, hipStream_t stream) {
+}  // namespace
+
+void pack_filters(const Conv2dParams& p, const GemmLayout& l, void* workspace, void* stream) {
     const PackParams pack{p.weight,
                           workspace,
                           l.filter_stride / l.element,
@@ -325,12 +222,22 @@ void pack_filters(const Conv2dParams& p, const Layout& l, void* workspace, hipSt
                           p.kernel_width,
                           static_cast<int32_t>(l.steps),
                           l.taps_inside};
-    const dim3 grid = side_grid((l.chunks + 1) * p.out_channels);
-    hipLaunchKernelGGL(conv2d_pack_filters<T>, grid, dim3(kSideThreads, 1, 1), 0, stream, pack);
+    const dim3 grid = side_grid(l.steps * kTileChunks * p.out_channels), block(kSideThreads, 1, 1);
+    const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
+    if (p.dtype == DType::f32)
+        hipLaunchKernelGGL(conv2d_pack_filters<float>, grid, block, 0, hip_stream, pack);
+    else
+        hipLaunchKernelGGL(conv2d_pack_filters<f16>, grid, block, 0, hip_stream, pack);
     check_launch("conv2d");
 }
 
-}  // namespace
+void add_parts(const Conv2dParams& p, const ConvGemmParams& g, int split_k, void* stream) {
+    const AddPartsParams add{p, static_cast<const float*>(g.conv.out.data), split_k, g.part_stride,
+                             p.out.channel_stride < p.out.column_stride};
+    const dim3 grid = side_grid(g.part_stride), block(kSideThreads, 1, 1);
+    hipLaunchKernelGGL(conv2d_add_parts, grid, block, 0, static_cast<hipStream_t>(stream), add);
+    check_launch("conv2d");
+}
 
 std::vector<Conv2dTile> conv2d_implicit_gemm_tiles(const std::string& arch, DType dtype) {
     const MatrixUnit unit = unit_of(arch);
@@ -346,7 +253,7 @@ std::vector<Conv2dTile> conv2d_implicit_gemm_tiles(const std::string& arch, DTyp
 }
 
 const char* conv2d_implicit_gemm_refusal(const Conv2dParams& p, const Conv2dPlan& plan) {
-    const Layout l(p);
+    const GemmLayout l(p, true);
     for (const int64_t stride : {p.x.batch_stride, p.x.channel_stride, p.x.row_stride, p.x.column_stride})
         if (stride < 0) return "x without negative strides";
     if (p.groups >= 1 << 16) return "up to 65535 groups";
@@ -360,27 +267,20 @@ const char* conv2d_implicit_gemm_refusal(const Conv2dParams& p, const Conv2dPlan
 }
 
 int64_t conv2d_implicit_gemm_workspace(const Conv2dParams& p, const Conv2dPlan& plan) {
-    const Layout l(p);
+    const GemmLayout l(p, true);
     return l.packed_bytes + l.part_bytes(plan.split_k);
 }
 
 void conv2d_implicit_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* workspace, void* stream) {
-    const Layout l(p);
-    const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
-    const auto pack = p.dtype == DType::f32 ? pack_filters<float> : pack_filters<f16>;
-    if (l.packs) pack(p, l, workspace, hip_stream);
+    const GemmLayout l(p, true);
+    if (l.packs) pack_filters(p, l, workspace, stream);
     const ConvGemmParams g = gemm_params(p, l, plan, workspace);
     const auto launch = p.dtype == DType::f32            ? launch_gemm_f32
                         : g.form == XForm::vectors ? launch_gemm_vectors
                         : g.form == XForm::patches ? launch_gemm_patches
                                                    : launch_gemm_elements;
     launch(g, {plan.tile_m, plan.tile_n}, plan.split_k, stream);
-    if (plan.split_k > 1) {
-        const AddPartsParams add{p, static_cast<const float*>(g.conv.out.data), plan.split_k, g.part_stride,
-                                 p.out.channel_stride < p.out.column_stride};
-        hipLaunchKernelGGL(conv2d_add_parts, side_grid(g.part_stride), dim3(kSideThreads, 1, 1), 0, hip_stream, add);
-        check_launch("conv2d");
-    }
+    if (plan.split_k > 1) add_parts(p, g, plan.split_k, stream);
 }
 
 }  // namespace hipconv

@@ -263,10 +263,12 @@ int64_t workspace_bytes(const at::Tensor& out, const at::Tensor& x, const at::Te
     return conv2d_workspace(checked_params(out, x, weight, address_of(bias), address_of(residual), call), call.plan);
 }
 
-std::vector<Ints> tiles(const std::string& algorithm, const std::string& arch, at::ScalarType dtype) {
+std::optional<std::vector<Ints>> tiles(const std::string& algorithm, const std::string& arch, at::ScalarType dtype) {
     const DType type = dtype == at::kFloat ? DType::f32 : dtype == at::kHalf ? DType::f16 : DType::bf16;
+    const std::optional<std::vector<Conv2dTile>> known = conv2d_tiles(algorithm, arch, type);
+    if (!known) return std::nullopt;
     std::vector<Ints> found;
-    for (const Conv2dTile& tile : conv2d_tiles(algorithm, arch, type)) found.push_back({tile.tile_m, tile.tile_n});
+    for (const Conv2dTile& tile : *known) found.push_back({tile.tile_m, tile.tile_n});
     return found;
 }
 

@@ -60,8 +60,11 @@ def prepare(
     serving: dict[str, Tiles] = {}
     refusals: dict[str, str] = {}
     for name in names:
-        known = [(m, n) for m, n in module.conv2d_tiles(name, card.arch, x.dtype)]
-        tiles = tuple(tile for tile in known if module.conv2d_refusal(result, *on_meta, call(name, tile)) is None)
+        known = module.conv2d_tiles(name, card.arch, x.dtype)  # None: it has none on any card
+        if known is not None and not known:
+            refusals[name] = f"serves no {str(x.dtype).removeprefix('torch.')} on {card.arch}"
+            continue
+        tiles = tuple((m, n) for m, n in known or () if module.conv2d_refusal(result, *on_meta, call(name, (m, n))) is None)
         served = module.conv2d_refusal(result, *on_meta, call(name))
         if served is not None:
             refusals[name] = f"serves {served}"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 METHODS = {
+    "warpgroup_gemm": "the matrix cores of sm_90 by warpgroups, operands brought to them by the copy engine; 16-bit types",
     "implicit_gemm": "matrix cores, output pixels by filters in tiles; split-K where tiles are few",
     "naive": "a thread per output: any shape, strides, groups, dilation and padding mode",
 }
@@ -101,9 +102,12 @@ def choose(problem: Problem, card: Card, serving: tuple[tuple[str, Tiles], ...],
     name, tiles = serving[0]
     if not tiles:
         return Choice(name, (0, 0), 1, "the fastest that serves the call" if len(serving) > 1 else "it alone serves the call")
-    tile = _tile(problem, card, tiles)
+    if name == "warpgroup_gemm":
+        tile, parts = _tile_of_warpgroups(problem, card, tiles, workspace_limit)
+    else:
+        tile = _tile(problem, card, tiles)
+        parts = _parts(problem, card, _blocks(problem, tile), workspace_limit)
     blocks = _blocks(problem, tile)
-    parts = _parts(problem, card, blocks, workspace_limit)
     split = f", {parts} parts of each sum" if parts > 1 else ""
     return Choice(name, tile, parts, f"{blocks} tiles{split} for {card.compute_units} compute units")
 
@@ -116,6 +120,48 @@ def _tile(problem: Problem, card: Card, tiles: Tiles) -> tuple[int, int]:
     padded = {tile: -(-problem.filters // tile[1]) * tile[1] for tile in enough}
     least = min(padded.values())
     return max((tile for tile in enough if padded[tile] <= 1.25 * least), key=lambda tile: (tile[0] * tile[1], tile))
+
+
+class _TileCost(NamedTuple):
+    """Microseconds of a tile of warpgroups, as an H200 takes them: of a step, and of everything else."""
+
+    step: float
+    rest: float
+    blocks_a_unit: int  # that share it, and its rate
+
+
+_WARPGROUP_COSTS = {(256, 128): _TileCost(0.62, 9.5, 1), (128, 128): _TileCost(0.34, 5.0, 1), (128, 64): _TileCost(0.265, 5.0, 2)}
+_ADDING = 4.0  # microseconds of adding up parts, but for their bytes
+_PART_BYTES = 3e6  # that are written and read again in a microsecond
+
+
+def _tile_of_warpgroups(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> tuple[tuple[int, int], int]:
+    """The tile and the parts of each sum that take least by the costs above: whole tiles a compute unit count, and long sums."""
+    steps = -(-problem.in_channels // problem.groups // STEP) * math.prod(problem.kernel)
+    fillings = _fillings(problem)
+
+    def cost(plan: tuple[tuple[int, int], int]) -> float:
+        tile, parts = plan
+        step, rest, shared = _WARPGROUP_COSTS[tile]
+        blocks = _blocks(problem, tile) * parts
+        rounds, alone = -(-blocks // (card.compute_units * shared)), blocks <= card.compute_units
+        of_part = -(-fillings // parts) * (steps / fillings)
+        us = rounds * (of_part * step * (1 if alone else shared) + rest)
+        return us if parts == 1 else us + _ADDING + 2 * workspace_bytes(problem, parts) / _PART_BYTES
+
+    plans = [
+        (tile, parts)
+        for tile in tiles
+        for parts in range(1, min(MOST_PARTS, fillings) + 1)
+        if parts == 1 or workspace_bytes(problem, parts) <= workspace_limit
+    ]
+    return min(plans, key=cost)
+
+
+def _fillings(problem: Problem) -> int:
+    """Into how many parts a sum can be split: turns of 64 channels, and the taps of each, but for taps that are read together."""
+    together = problem.kernel == (3, 3) and problem.stride == (1, 1) and problem.dilation == (1, 1)
+    return -(-problem.in_channels // problem.groups // STEP) * (1 if together else math.prod(problem.kernel))
 
 
 def _blocks(problem: Problem, tile: tuple[int, int]) -> int:

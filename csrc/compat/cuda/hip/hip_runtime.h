@@ -29,6 +29,11 @@ constexpr cudaFuncAttribute hipFuncAttributeMaxDynamicSharedMemorySize = cudaFun
 inline hipError_t hipFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
     return cudaFuncSetAttribute(kernel, attribute, value);
 }
+inline hipError_t hipGetDevice(int* device) { return cudaGetDevice(device); }
+constexpr cudaDeviceAttr hipDeviceAttributeMultiprocessorCount = cudaDevAttrMultiProcessorCount;
+inline hipError_t hipDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+    return cudaDeviceGetAttribute(value, attribute, device);
+}
 inline hipError_t hipDeviceSynchronize() { return cudaDeviceSynchronize(); }
 
 #define hipLaunchKernelGGL(kernel, grid, block, shared_bytes, stream, ...) \

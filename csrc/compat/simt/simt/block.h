@@ -1,6 +1,7 @@
 // Runs one block of a kernel: each thread a fiber, all on one OS thread, switching only where they must wait for each other.
 //
-// A thread runs until it exits, reaches a barrier or reaches a wave operation. The scheduler lets the threads take turns,
+// A thread runs until it exits, reaches a barrier or a wave operation, or watches memory that another is to change. The scheduler
+// lets the threads take turns,
 // finishes a wave operation once every lane of the wave has arrived, and opens a barrier once every thread of the block has.
 // What a GPU leaves undefined ends the process with a message: a barrier or wave operation that some threads miss, or that
 // threads reach at different places of the source; a shuffle wider than the wave; shared memory written outside its arrays.
@@ -59,11 +60,14 @@ struct Site {
     }
 };
 
-enum class State { runnable, at_barrier, at_wave_op, exited };
+enum class State { runnable, at_barrier, at_wave_op, watching, exited };
 enum class WaveOp { shuffle, ballot, collective };
 
 // What all lanes of a wave do together, once each has come with an address.
 using Collective = void (*)(void* const* lanes);
+
+// Whether what a thread watches has come about.
+using Condition = bool (*)(const void* memory, int number);
 
 // A copy to shared memory that has been asked for and not been waited for: the data is not there yet.
 struct PendingCopy {
@@ -83,6 +87,9 @@ struct Thread {
     int source = 0;       // the lane whose value it takes, in a shuffle
     uint64_t result = 0;  // what it takes away
     Collective collective = nullptr;
+    Condition condition = nullptr;
+    const void* watched = nullptr;
+    int watched_number = 0;
     size_t next_shared = 0;
     std::vector<PendingCopy> copies;
     int copy_groups = 0;  // closed so far
@@ -150,6 +157,15 @@ class Block {
     void wave_collective(Collective collective, void* mine, Site site) {
         threads_[running_].collective = collective;
         wave_op(WaveOp::collective, reinterpret_cast<uint64_t>(mine), 0, site);
+    }
+
+    // Where a GPU's thread would look at memory again and again.
+    void wait_until(Condition condition, const void* memory, int number, Site site) {
+        Thread& self = threads_[running_];
+        self.condition = condition;
+        self.watched = memory;
+        self.watched_number = number;
+        wait(State::watching, site);
     }
 
     // Copies past the registers, finished as late as the thread allows.
@@ -270,7 +286,10 @@ class Block {
     bool take_turns() {
         bool progressed = false;
         for (const int t : order_.turns(count_)) {
-            if (threads_[t].state != State::runnable) continue;
+            Thread& thread = threads_[t];
+            if (thread.state == State::watching && thread.condition(thread.watched, thread.watched_number))
+                thread.state = State::runnable;
+            if (thread.state != State::runnable) continue;
             running_ = t;
             switch_context(scheduler_, threads_[t].context);
             progressed = true;

@@ -1,0 +1,49 @@
+// What the driver makes of a tensor for the copy engine.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace hipconv {
+namespace compat {
+
+// The driver's function, found at run time: nothing needs to be linked to the driver.
+template <typename Function>
+Function* driver_function(const char* name) {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result;
+    const cudaError_t error = cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result);
+    return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<Function*>(found) : nullptr;
+}
+
+inline bool encode(uint64_t (&words)[16], const BoxedTensor& t) {
+    static_assert(sizeof(CUtensorMap) == sizeof(words), "of 128 bytes");
+    static const auto boxes = driver_function<decltype(cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
+    static const auto pixels = driver_function<decltype(cuTensorMapEncodeIm2col)>("cuTensorMapEncodeIm2col");
+    if (!boxes || !pixels) return false;
+    cuuint64_t sizes[kMostAxes], strides[kMostAxes];
+    cuuint32_t box[kMostAxes], steps[kMostAxes];
+    for (int axis = 0; axis < t.axes; ++axis) {
+        sizes[axis] = static_cast<cuuint64_t>(t.sizes[axis]);
+        if (axis) strides[axis - 1] = static_cast<cuuint64_t>(t.strides[axis]);
+        box[axis] = static_cast<cuuint32_t>(t.box[axis]);
+        steps[axis] = 1;
+    }
+    const CUtensorMapDataType type = t.dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    const cuuint32_t axes = static_cast<cuuint32_t>(t.axes);
+    CUtensorMap* const map = reinterpret_cast<CUtensorMap*>(words);
+    void* const data = const_cast<void*>(t.data);
+    if (!t.by_pixels)
+        return boxes(map, type, axes, data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    steps[1] = static_cast<cuuint32_t>(t.step[0]);
+    steps[2] = static_cast<cuuint32_t>(t.step[1]);
+    return pixels(map, type, axes, data, sizes, strides, t.first, t.last, 64, static_cast<cuuint32_t>(t.pixels), steps,
+                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+}  // namespace compat
+}  // namespace hipconv
