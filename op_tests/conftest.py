@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+import os
 from pathlib import Path
+import shutil
+import tempfile
 from typing import Any
 
 import pytest
 import torch
 
 from common import WAYS, device_of, environment
+import precompiled
 
 MACHINE_CODE = {"test_amd_isa", "test_conv2d_isa", "test_gpu_compilers"}  # what one of them compiles, the others find in its process
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Where processes share the tests, it is all of them, and many bindings are built."""
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        directory = Path(tempfile.mkdtemp(prefix="hipconv-headers-"))
+        config.add_cleanup(lambda: shutil.rmtree(directory))
+        if precompiled.torch_headers(directory):
+            os.environ["CPATH"] = os.pathsep.join(filter(None, [str(directory), os.environ.get("CPATH")]))
 
 
 @pytest.hookimpl(optionalhook=True)

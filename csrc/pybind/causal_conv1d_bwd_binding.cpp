@@ -1,11 +1,12 @@
 // The causal_conv1d_bwd module: checked tensors -> params struct -> launcher.
+#include <torch/csrc/utils/pybind.h>  // first, as it may be there precompiled
+
 #include <ATen/core/Tensor.h>
 
 #include <ATen/ops/empty_like_ops.h>  // after it; <ATen/ops/empty_like.h> would take seconds to compile
 #include <ATen/ops/empty_ops.h>
 #include <c10/core/DeviceGuard.h>
 #include <pybind11/stl.h>
-#include <torch/csrc/utils/pybind.h>
 
 #include <iterator>
 #include <tuple>

@@ -1,7 +1,8 @@
 // The causal_conv1d_states module: checked tensors -> params struct -> launcher.
+#include <torch/csrc/utils/pybind.h>  // first, as it may be there precompiled
+
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceGuard.h>
-#include <torch/csrc/utils/pybind.h>
 
 #include "causal_conv1d_states.h"
 #include "states_checks.h"

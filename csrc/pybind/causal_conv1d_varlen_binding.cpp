@@ -1,7 +1,8 @@
 // The causal_conv1d_varlen module: checked tensors -> params struct -> launcher.
+#include <torch/csrc/utils/pybind.h>  // first, as it may be there precompiled
+
 #include <c10/core/DeviceGuard.h>
 #include <pybind11/stl.h>
-#include <torch/csrc/utils/pybind.h>
 
 #include <array>
 #include <cstdlib>

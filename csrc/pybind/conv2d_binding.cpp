@@ -1,10 +1,11 @@
 // The conv2d module: checked tensors -> params struct -> launcher. python/hipconv/conv2d_router.py says which algorithm runs.
+#include <torch/csrc/utils/pybind.h>  // first, as it may be there precompiled
+
 #include <ATen/core/Tensor.h>
 
 #include <ATen/ops/empty_ops.h>  // after it; <ATen/ops/empty.h> would take seconds to compile
 #include <c10/core/DeviceGuard.h>
 #include <pybind11/stl.h>
-#include <torch/csrc/utils/pybind.h>
 
 #include <cstdlib>
 #include <optional>

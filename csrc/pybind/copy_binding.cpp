@@ -1,6 +1,7 @@
 // The copy module: contiguous tensors of equal size -> launcher.
+#include <torch/csrc/utils/pybind.h>  // first, as it may be there precompiled
+
 #include <c10/core/DeviceGuard.h>
-#include <torch/csrc/utils/pybind.h>
 
 #include "copy.h"
 #include "tensor_checks.h"
