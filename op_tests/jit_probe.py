@@ -2,7 +2,7 @@
 
 Its binding is plain Python C API and its one function tells what it was built from: `answer()` is ANSWER of csrc/include/answer.h for the
 cpu backend, and ANSWER * 100 + the wave size for simt. Everything runs in processes of its own with private caches, homes and temporary
-directories; the compiler is a script that logs, and can be told to wait or to fail.
+directories, scripts in forks of one that has imported torch; the compiler is a script that logs, and can be told to wait or to fail.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import subprocess
 import sys
 import textwrap
 import time
+
+from zygote import Forked
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -137,31 +139,37 @@ class Probe:
 
     # ---- running
 
-    def start(self, *arguments: str, **variables: str | None) -> subprocess.Popen[str]:
-        """Python with `arguments`; a keyword sets an environment variable, or unsets it with None."""
-        return self.start_on(subprocess.PIPE, *arguments, **variables)
-
-    def start_on(self, stderr: int, /, *arguments: str, **variables: str | None) -> subprocess.Popen[str]:
-        """As `start`, with a stderr."""
-        environment = {key: value for key, value in (self.environment | variables).items() if value is not None}
-        return subprocess.Popen(
-            [sys.executable, *arguments], env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True
-        )
+    def _variables(self, variables: dict[str, str | None]) -> dict[str, str]:
+        return {key: value for key, value in (self.environment | variables).items() if value is not None}
 
     def run(self, *arguments: str, **variables: str | None) -> subprocess.CompletedProcess[str]:
-        """As `start`, to the end, which has to come within a minute."""
-        process = self.start(*arguments, **variables)
-        try:
-            out, err = process.communicate(timeout=60)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            out, err = process.communicate()
-            raise AssertionError(f"still running after a minute: {arguments}\n{out}\n{err}") from None
-        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+        """Python with `arguments`, to the end; a keyword sets an environment variable, or unsets it with None."""
+        process = subprocess.Popen(
+            [sys.executable, *arguments],
+            env=self._variables(variables),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        return self._finish(process, arguments)
+
+    def start(self, *parts: str, stderr: int = subprocess.PIPE, **variables: str | None) -> Forked:
+        """A script of `parts`, each of which may be indented, after IMPORTS, in a process that has imported torch already."""
+        return Forked(code(IMPORTS, *parts), self._variables(variables), stderr)
 
     def script(self, *parts: str, **variables: str | None) -> subprocess.CompletedProcess[str]:
-        """Run `parts`, each of which may be indented, after IMPORTS."""
-        return self.run("-c", code(IMPORTS, *parts), **variables)
+        """As `start`, to the end, which has to come within three minutes, though all else is busy."""
+        return self._finish(Forked(code(IMPORTS, *parts), self._variables(variables)), parts)
+
+    def _finish(self, process: subprocess.Popen[str] | Forked, what: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+        try:
+            out, err = process.communicate(timeout=180)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            out, err = process.communicate(timeout=180)
+            raise AssertionError(f"still running after three minutes: {what}\n{out}\n{err}") from None
+        return subprocess.CompletedProcess(what, process.returncode or 0, out, err)
 
     def python(self, *parts: str, **variables: str | None) -> str:
         """What such a script prints; it must succeed, and say nothing on stderr."""

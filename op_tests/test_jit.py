@@ -65,8 +65,8 @@ def no_home(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 def test_eight_cold_processes_make_one_build(probe: Probe) -> None:
     probe.hold.touch()  # the compiler waits until all eight are about to ask
-    processes = [probe.start("-c", code(IMPORTS, "print('ready', flush=True)", ANSWER)) for _ in range(8)]
-    assert [process.stdout.readline() for process in processes if process.stdout] == ["ready\n"] * 8
+    processes = [probe.start("print('ready', flush=True)", ANSWER) for _ in range(8)]
+    assert [process.stdout.readline() for process in processes] == ["ready\n"] * 8
     wait_until(probe.log.exists, "the first compilation")
     time.sleep(0.3)  # enough for an engine without a lock to start eight
     probe.hold.unlink()
@@ -77,7 +77,7 @@ def test_eight_cold_processes_make_one_build(probe: Probe) -> None:
 
 def test_a_killed_build_is_cleared_away_and_done_again(probe: Probe) -> None:
     probe.hold.touch()
-    victim = probe.start("-c", code(IMPORTS, ANSWER))
+    victim = probe.start(ANSWER)
     wait_until(probe.log.exists, "the first compilation")
     os.killpg(victim.pid, signal.SIGKILL)
     victim.communicate(timeout=10)
@@ -91,7 +91,7 @@ def test_a_killed_build_is_cleared_away_and_done_again(probe: Probe) -> None:
 
 def test_a_build_under_way_elsewhere_is_not_cleared_away(probe: Probe) -> None:
     probe.hold.touch()
-    slow = probe.start("-c", code(IMPORTS, ANSWER))
+    slow = probe.start(ANSWER)
     wait_until(probe.log.exists, "the first compilation")
     # Another target neither waits for it nor deletes it.
     assert probe.python('print(jit.module("probe", SIMT).answer())', PROBE_HOLD="") == "4264\n"
@@ -652,7 +652,7 @@ def test_a_build_is_quiet_when_piped_and_speaks_when_asked(probe: Probe) -> None
 def test_a_terminal_shows_what_is_built_and_for_how_long(probe: Probe) -> None:
     probe.hold.touch()
     ours, theirs = pty.openpty()
-    process = probe.start_on(theirs, "-c", code(IMPORTS, ANSWER))
+    process = probe.start(ANSWER, stderr=theirs)
     os.close(theirs)
     shown = ""
     limit = time.monotonic() + 40
