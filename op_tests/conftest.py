@@ -21,6 +21,7 @@ MACHINE_CODE = {"test_amd_isa", "test_conv2d_isa", "test_gpu_compilers"}  # what
 def pytest_configure(config: pytest.Config) -> None:
     """Where processes share the tests, it is all of them, and many bindings are built."""
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait actively take the core that another process needs
         directory = Path(tempfile.mkdtemp(prefix="hipconv-headers-"))
         config.add_cleanup(lambda: shutil.rmtree(directory))
         if precompiled.torch_headers(directory):

@@ -23,6 +23,8 @@ import torch.nn.functional as F
 from common import environment, list_of
 from hipconv import jit, targets
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 # Every matrix unit, each in another order of threads. (f32 goes without one on all but the first.)
 UNITS = {
     "mfma": {"HIPCONV_SIMT_WAVE": "64", "HIPCONV_SIMT_ORDER": "ascending"},

@@ -80,7 +80,9 @@ void multiply_lanes(void* const* lanes) {
         for (int i = 0; i < I::kSums; ++i) {
             const float* const x = a[I::row(lane, i)];
             const float* const y = b[I::column(lane, i)];
-            for (int k = 0; k < I::kDepth; ++k) sums[i] += x[k] * y[k];
+            float sum = sums[i];
+            for (int k = 0; k < I::kDepth; ++k) sum += x[k] * y[k];
+            sums[i] = sum;
         }
     }
 }
