@@ -150,16 +150,24 @@ _KERNELS = ROOT / "csrc" / "kernels"
 
 
 def _conv1d(
-    family: str, instance: str, valu: tuple[float, float], waves: int, width: int = 16, multiplications: float = 6, outputs: float = 1
+    family: str,
+    instance: str,
+    valu: tuple[float, float],
+    waves: int,
+    width: int = 16,
+    multiplications: float = 6,
+    outputs: float = 1,
+    whole: bool | None = None,
 ) -> FastKernel:
     """A kernel for bf16, width 4, SiLU: its exp2, its reciprocal, 2 of the multiplications.
 
-    valu: the limits of gfx9 and of later cards. outputs: the share of what it stores that is outputs; the rest are states.
+    valu: the limits of gfx9 and of later cards. outputs: the share of what it stores that is outputs; the rest are states, or outputs
+    in the other of two layouts, a choice at run time that the count takes for both. whole: see FastKernel.
     """
     limits = {arch: valu[0] if arch.startswith("gfx9") else valu[1] for arch in AMD_ARCHS}
     source = _KERNELS / f"causal_conv1d_{family}.cu"
     name = f"causal_conv1d_{instance}"
-    return FastKernel(source, name, 2, width, 2 * outputs, multiplications * outputs, limits, waves, whole=outputs < 1)
+    return FastKernel(source, name, 2, width, 2 * outputs, multiplications * outputs, limits, waves, whole)
 
 
 FAST_KERNELS = {
@@ -169,8 +177,11 @@ FAST_KERNELS = {
     "bwd_vector": _conv1d("bwd_vector", "bwd_whole<bf16, 4>", (27.0, 30.5), 5, multiplications=16),
     "varlen": _conv1d("varlen_tile", "varlen_tile<bf16, 8, 4>", (11.5, 13.0), 4),
     # Decode stores an output and three columns of the state; of these, those of packed slots go through LDS.
-    "step": _conv1d("update_step", "update_step<bf16, bf16, 0, 0>", (10.0, 8.5), 8, width=8, outputs=1 / 4),
-    "step_packed": _conv1d("update_step", "update_step<bf16, bf16, 3, 0>", (11.5, 10.5), 8, width=8, outputs=1 / 4),
+    "step": _conv1d("update_step", "update_step<bf16, bf16, 0, 0>", (10.0, 8.5), 8, width=8, outputs=1 / 4, whole=True),
+    "step_packed": _conv1d("update_step", "update_step<bf16, bf16, 3, 0>", (11.5, 10.5), 8, width=8, outputs=1 / 4, whole=True),
+    # The loop over tokens; where channels are neighbours it also stores to the state the columns of speculative decoding.
+    "update_vector": _conv1d("update_vector", "update_vectors<bf16, bf16, 4, 0>", (6.0, 6.5), 5, width=8, outputs=1 / 3, whole=False),
+    "update_packed": _conv1d("update_vector", "update_vectors<bf16, bf16, 4, 3>", (8.5, 9.0), 5, width=8, outputs=1 / 2, whole=False),
 }
 
 

@@ -160,7 +160,7 @@ def _grid() -> list[Case]:
         spare = draw.choice([0, 0, 1, 3])
         flags = (number % 3 > 0, number % 4 > 0)
         cases.append(Case(lengths, dim, width, dtype, state_dtype, weight_dtype, *flags, layout, state_layout, spare, number % 3))
-    for number, (lengths, width) in enumerate(itertools.product(LENGTHS, (2, 3, 4))):
+    for number, (lengths, width) in enumerate(itertools.product(LENGTHS, (2, 3, 4, 5, 6))):
         dtype = list(DTYPES.values())[number % 3]
         cases.append(Case(lengths, 16 + 8 * (number % 3), width, dtype, dtype, dtype, state_layout=STATE_LAYOUTS[number % 2]))
     return cases
@@ -186,8 +186,9 @@ def test_every_kernel_can_be_forced_by_name(device: torch.device) -> None:
 
 
 def test_every_pair_of_dtypes_is_served(device: torch.device) -> None:
-    for dtype, state_dtype in itertools.product((torch.float32, torch.float16, torch.bfloat16), repeat=2):
-        arguments = Case([9, 1, 30], 16, 4, dtype, state_dtype).inputs(device)
+    dtypes = (torch.float32, torch.float16, torch.bfloat16)
+    for dtype, state_dtype, width in itertools.product(dtypes, dtypes, (4, 5, 6)):
+        arguments = Case([9, 1, 30], 16, width, dtype, state_dtype).inputs(device)
         check(arguments)
         if device.type == "cuda" or targets.of(device).backend == "simt":
             if state_dtype in (dtype, torch.float32):
@@ -429,7 +430,7 @@ def test_no_flags_mean_no_initial_states(device: torch.device) -> None:
 
 def test_state_of_a_shared_slot_survives_its_own_sequence(device: torch.device) -> None:
     """One block reads a slot and others write it, in peers that split a sequence among blocks: the orders of simt would show it."""
-    for width in (2, 3, 4):
+    for width in (2, 3, 4, 5, 6):
         arguments = Case([700], 24, width, torch.float16, torch.float16).inputs(device)
         arguments["has_initial_state"][:] = True
         arguments["conv_states"][arguments["cache_indices"].long()] = torch.randn(1, 24, width - 1, device=device).half()

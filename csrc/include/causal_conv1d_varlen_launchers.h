@@ -5,7 +5,7 @@
 
 namespace hipconv {
 
-bool causal_conv1d_varlen_tile_serves(const CausalConv1dVarlenParams& params);  // widths 2 to 4, states of x's dtype or f32
+bool causal_conv1d_varlen_tile_serves(const CausalConv1dVarlenParams& params);  // widths 2 to 6, states of x's dtype or f32
 void causal_conv1d_varlen_tile(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* stream);
 
 }  // namespace hipconv

@@ -32,7 +32,7 @@ void causal_conv1d_varlen(const CausalConv1dVarlenParams& p, const std::string& 
     const bool tile_serves = causal_conv1d_varlen_tile_serves(p);
     if (kernel == "tile" && !tile_serves)
         throw std::invalid_argument(
-            "kernel: got 'tile', which serves widths 2 to 4, states of x's dtype or float32, and outputs whose tokens lie less than 2 "
+            "kernel: got 'tile', which serves widths 2 to 6, states of x's dtype or float32, and outputs whose tokens lie less than 2 "
             "GiB apart");
     if (kernel != "naive" && tile_serves) return causal_conv1d_varlen_tile(p, tile, stream);
     const unsigned lanes = power_of_two_up_to(p.dim, kNaiveThreads);

@@ -293,13 +293,17 @@ void with_width(const CausalConv1dVarlenParams& p, const VarlenTile& tile, hipSt
             return with_channels<T, 3>(p, tile, stream);
         case 4:
             return with_channels<T, 4>(p, tile, stream);
+        case 5:  // no card has the registers for a vector's wide windows
+            return launch<T, 1, 5>(p, tile, stream);
+        case 6:
+            return launch<T, 1, 6>(p, tile, stream);
     }
 }
 
 }  // namespace
 
 bool causal_conv1d_varlen_tile_serves(const CausalConv1dVarlenParams& p) {
-    return p.width >= 2 && p.width <= 4 && (p.state_dtype == p.dtype || p.state_dtype == DType::f32) && p.out_token_stride >= 0 &&
+    return p.width >= 2 && p.width <= 6 && (p.state_dtype == p.dtype || p.state_dtype == DType::f32) && p.out_token_stride >= 0 &&
            p.out_token_stride * element_bytes(p.dtype) < kOffsetLimit;
 }
 
