@@ -1,7 +1,10 @@
-"""The op tests once more with the simt backend built under AddressSanitizer and UndefinedBehaviorSanitizer.
+"""Op tests once more with the kernels built under AddressSanitizer and UndefinedBehaviorSanitizer.
 
 torch allocates CPU tensors with malloc, so a kernel that reads or writes a byte outside its tensors, where no value it computes would
 show it, stops here.
+
+Only the kernels are instrumented: bindings would take most of the time. They are linked into a library that is loaded before the module
+as others use it, which then calls the launchers of the library: those that come first in the process.
 """
 
 from __future__ import annotations
@@ -13,39 +16,69 @@ import subprocess
 import sys
 
 import pytest
+import torch
+
+from common import WAYS, environment
+from hipconv import jit, registry, targets
 
 ROOT = Path(__file__).resolve().parent.parent
-FLAGS = "-fsanitize=address,undefined -fno-sanitize-recover=all -g1 -O0"  # compiling takes the time: 1.4 CPU minutes, and 5 at -O1
+FLAGS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g1", "-O0"]  # compiling takes the time, and more at -O1
 CXX = os.environ.get("CXX", "g++")
 
-# A tensor whose storage was shrunk behind its back: the kernel is led past the end of the memory.
-LIE = """
-import torch, hipconv
-x = torch.zeros(1, 4, 8)
-x.untyped_storage().resize_(64)
-hipconv.causal_conv1d_fwd(torch.zeros(1, 4, 8), x, torch.zeros(4, 1))
+# Tensors whose storage was shrunk behind their backs: the kernel is led past the end of the memory.
+LIES = {
+    "causal_conv1d": "hipconv.causal_conv1d_fwd(torch.zeros(1, 4, 8), short(1, 4, 8), torch.zeros(4, 1))",
+    "causal_conv1d_varlen": "serving.causal_conv1d_fn(short(4, 8), torch.zeros(4, 4), None, torch.zeros(1, 4, 3), torch.tensor([0, 8]))",
+    "causal_conv1d_update": "serving.causal_conv1d_update(short(2, 4), torch.zeros(2, 4, 3), torch.zeros(4, 4))",
+}
+LIAR = """
+import torch, hipconv, hipconv.serving as serving
+
+def short(*shape):
+    x = torch.zeros(shape)
+    x.untyped_storage().resize_(16)
+    return x
+
 """
 
 
-def sanitized(tmp_path: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """Run Python with the sanitizers' runtimes loaded first, and builds instrumented."""
+def sanitized_kernels(module: str, library: Path) -> None:
+    """Build the kernels of a module, without its binding, for the target that CPU tensors have now."""
+    target = targets.of(torch.device("cpu"))
+    found = registry.module(module)
+    sources = [source for source in registry.sources(found, target.backend) if "pybind" not in source.parts]
+    flags = [*targets.flags(target, found.flags).host, *FLAGS]
+    subprocess.run([CXX, "-std=c++17", "-shared", "-fPIC", *flags, "-o", library, "-x", "c++", *sources], cwd=ROOT, check=True)
+
+
+def sanitized(library: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with the sanitizers' runtimes and the kernels loaded first."""
     runtimes = [subprocess.check_output([CXX, f"-print-file-name={name}.so"], text=True).strip() for name in ("libasan", "libubsan")]
-    environment = os.environ | {
-        "LD_PRELOAD": " ".join(runtimes),
+    variables = os.environ | {
+        "LD_PRELOAD": " ".join([*runtimes, str(library)]),
         "ASAN_OPTIONS": "detect_leaks=0",  # Python and torch keep what they allocate
-        "HIPCONV_EXTRA_FLAGS": FLAGS,
-        "HIPCONV_CACHE_DIR": str(tmp_path),
-        "HIPCONV_BACKEND": "simt",
         "PYTHONPATH": str(ROOT / "python"),
     }
-    return subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, check=False, cwd=ROOT)
+    return subprocess.run([sys.executable, *command], env=variables, capture_output=True, text=True, check=False, cwd=ROOT)
 
 
 @pytest.mark.skipif(shutil.which(CXX) is None, reason=f"no {CXX}")
-def test_the_op_tests_pass_under_the_sanitizers(tmp_path: Path) -> None:
-    selected = "simt-wave64 and not descending and not opcheck and not compiles"
-    done = sanitized(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "op_tests/test_causal_conv1d.py", "-k", selected)
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+@pytest.mark.parametrize(
+    ("module", "way", "selected"),
+    [
+        ("causal_conv1d", "simt-wave64", "not descending and not opcheck and not compiles"),
+        ("causal_conv1d_varlen", "cpu", "reference or strides or boundary or nowhere or outside or in_place or split"),
+        ("causal_conv1d_update", "cpu", "random or outside or look_aligned or columns or drafts or short_rows or grid_dimension"),
+    ],
+)
+def test_the_op_tests_pass_under_the_sanitizers(tmp_path: Path, module: str, way: str, selected: str) -> None:
+    library = tmp_path / "kernels.so"
+    with environment(**WAYS[way]):
+        jit.module(module, targets.of(torch.device("cpu")))  # built outside of the sanitizers
+        sanitized_kernels(module, library)
+        tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"op_tests/test_{module}.py", "-k", f"{way} and ({selected})"]
+        done = sanitized(library, *tests)
+        assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
 
-    done = sanitized(tmp_path, "-c", LIE)  # and the same build does catch what it is there to catch
-    assert done.returncode != 0 and "heap-buffer-overflow" in done.stderr and "causal_conv1d" in done.stderr, done.stderr[-3000:]
+        done = sanitized(library, "-c", LIAR + LIES[module])  # and these kernels do catch what they are there to catch
+        assert done.returncode != 0 and "heap-buffer-overflow" in done.stderr and module in done.stderr, done.stderr[-3000:]
