@@ -50,54 +50,58 @@ HIPCONV_INLINE Words<S, kChannels> as_history(Words<T, kChannels> x) {
     }
 }
 
-// kCount consecutive parameters of a type known only at run time: loaded first, looked at later.
-template <int kCount>
+// kCount consecutive parameters of a type known only at run time. Those as wide as T, x's type, are asked for early and looked at
+// later; others, which few models have, are fetched where they are used, and take no registers until then.
+template <typename T, int kCount>
 struct Parameters {
-    static constexpr int kEach = kCount * 2 % 16 == 0 ? 16 : 8, kVectors = kCount * 2 / kEach;
+    static constexpr int kBytes = kCount * static_cast<int>(sizeof(T));
+    static constexpr int kEach = kBytes % 16 == 0 ? 16 : kBytes % 8 == 0 ? 8 : 4, kVectors = kBytes / kEach;
     using Vector = typename WordsOf<kEach>::type;
-    Vector loaded[2 * kVectors];  // the second half in f32 only
+    Vector loaded[kVectors];
 
     HIPCONV_INLINE void load(const void* base, int32_t first, DType dtype) {
-        const bool wide = dtype == DType::f32;
-        const Vector* from = reinterpret_cast<const Vector*>(static_cast<const char*>(base) + int64_t{first} * (wide ? 4 : 2));
+        if ((dtype == DType::f32) != (sizeof(T) == 4)) return;
+        const Vector* from = reinterpret_cast<const Vector*>(static_cast<const T*>(base) + first);
 #pragma unroll
         for (int k = 0; k < kVectors; ++k) loaded[k] = from[k];
-        if (wide) {
-#pragma unroll
-            for (int k = kVectors; k < 2 * kVectors; ++k) loaded[k] = from[k];
-        }
     }
 
     // Calls use with value(i), parameter i as a float.
     template <typename Use>
-    HIPCONV_INLINE void with(DType dtype, Use use) const {
+    HIPCONV_INLINE void with(const void* base, int32_t first, DType dtype, Use use) const {
         with_dtype(dtype, [&](auto type) {
             using P = decltype(type);
-            use([&](int i) {
-                const float v = to_float(from_bits<P>(element<P, kEach / static_cast<int>(sizeof(P))>(loaded, i)));
-                return sizeof(P) == 4 ? canonical_nan(v) : v;
-            });
+            if constexpr (sizeof(P) == sizeof(T)) {
+                use([&](int i) {
+                    const float v = to_float(from_bits<P>(element<P, kEach / static_cast<int>(sizeof(P))>(loaded, i)));
+                    return sizeof(P) == 4 ? canonical_nan(v) : v;
+                });
+            } else {
+                float values[kCount];
+                load_packed(static_cast<const P*>(base) + first, values);
+                use([&](int i) { return values[i]; });
+            }
         });
     }
 };
 
-// Weight and bias of a lane's channels.
-template <int kWidth>
+// Weight and bias of a lane's channels, of which there are kOwn.
+template <typename T, int kWidth, int kOwn = kChannels>
 struct ChannelParameters {
-    static constexpr int kPairs = kChannels / 2;
-    Parameters<kChannels * kWidth> weight_words;
-    Parameters<kChannels> bias_words;
+    static constexpr int kPairs = kOwn / 2;
+    Parameters<T, kOwn * kWidth> weight_words;
+    Parameters<T, kOwn> bias_words;
     Pair weight[kWidth][kPairs], bias[kPairs];
 
     template <typename P>
     HIPCONV_INLINE void load(const P& p, int32_t d) {
-        weight_words.load(p.weight.template as<void>(), d * kWidth, p.weight_dtype);
-        if (p.bias) bias_words.load(p.bias.template as<void>(), d, p.bias_dtype);
+        weight_words.load(p.weight.template as<const void>(), d * kWidth, p.weight_dtype);
+        if (p.bias) bias_words.load(p.bias.template as<const void>(), d, p.bias_dtype);
     }
 
     template <typename P>
-    HIPCONV_INLINE void convert(const P& p) {
-        weight_words.with(p.weight_dtype, [&](auto value) {
+    HIPCONV_INLINE void convert(const P& p, int32_t d) {
+        weight_words.with(p.weight.template as<const void>(), d * kWidth, p.weight_dtype, [&](auto value) {
 #pragma unroll
             for (int i = 0; i < kWidth; ++i) {
 #pragma unroll
@@ -108,7 +112,7 @@ struct ChannelParameters {
 #pragma unroll
         for (int j = 0; j < kPairs; ++j) bias[j] = twice(0.0f);
         if (p.bias) {
-            bias_words.with(p.bias_dtype, [&](auto value) {
+            bias_words.with(p.bias.template as<const void>(), d, p.bias_dtype, [&](auto value) {
 #pragma unroll
                 for (int j = 0; j < kPairs; ++j) bias[j] = make_pair(value(2 * j), value(2 * j + 1));
             });
@@ -116,9 +120,9 @@ struct ChannelParameters {
     }
 
     // The output of a token; window(i, j) is column i of the window before it, oldest first, of pair j of the channels.
-    template <typename T, typename Window>
-    HIPCONV_INLINE Words<T, kChannels> convolve(Window window, Words<T, kChannels> token, bool use_silu) const {
-        Words<T, kChannels> result{};
+    template <typename Window>
+    HIPCONV_INLINE Words<T, kOwn> convolve(Window window, Words<T, kOwn> token, bool use_silu) const {
+        Words<T, kOwn> result{};
 #pragma unroll
         for (int j = 0; j < kPairs; ++j) {
             Pair sum = bias[j];

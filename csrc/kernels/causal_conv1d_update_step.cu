@@ -4,10 +4,10 @@
 // all that it can, the kernel is short, and its parameters are few: where rows are few, fetching more instructions and parameters
 // takes longer than the rest.
 //
-// Where channels are neighbours in memory (conv_state as (slots, columns, dim)), a lane moves its own vectors. Where a slot is
-// packed channel by channel ((slots, dim, columns)), a lane's columns are no vectors, but the strip is contiguous: it moves
-// through LDS in whole vectors, of which a lane picks its elements in registers. The window and x are read before anything is
-// written.
+// Where channels are neighbours in memory (conv_state as (slots, columns, dim)), a lane moves its own vectors. So it does where
+// a slot is packed channel by channel ((slots, dim, columns)) in four columns: two channels are a vector. Three columns are no
+// vectors, but the strip is contiguous: it moves through LDS in whole vectors, of which a lane picks its elements in registers.
+// The window and x are read before anything is written.
 #include <hip/hip_runtime.h>
 
 #include "causal_conv1d_update_vectors.h"
@@ -15,98 +15,124 @@
 
 namespace hipconv {
 
-// kColumns of a packed slot, or kOwnVectors; kBefore of them come before the window and move with it.
+// How lanes share a strip: kColumns of a packed slot, or kOwnVectors.
+template <typename S, int kColumns>
+struct Strip {
+    static constexpr bool kWhole = kColumns == kCommonWidth;            // the columns of a lane's channels are whole vectors
+    static constexpr bool kThroughLds = kColumns > 0 && !kWhole;
+    static constexpr int kOwn = kWhole ? 2 : kChannels;                 // channels of a lane
+    static constexpr int kLanes = kWhole ? 2 * kVectorLanes : kVectorLanes;
+    static constexpr int kBlocks = (sizeof(S) == 4 ? 14 : 24) * kVectorLanes / kLanes;  // on a compute unit
+    using Packed = std::conditional_t<kWhole, Words4, Words<S, kChannels>>;
+    static constexpr int kInPacked = static_cast<int>(sizeof(Packed) / sizeof(S)), kVectors = kOwn * kColumns / kInPacked;
+};
+
+// kBefore of the columns of a packed slot come before the window and move with it.
 template <typename T, typename S, int kColumns, int kBefore>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 4 ? 14 : kColumns ? 20 : 24)
+__global__ void HIPCONV_LAUNCH_BOUNDS((Strip<S, kColumns>::kLanes), (Strip<S, kColumns>::kBlocks))
     causal_conv1d_update_step(VectorParams params) {
     const VectorParams& p = first_parameter(params);
-    constexpr int kPast = kCommonWidth - 1;
-    using Vector = Words<T, kChannels>;
-    using History = Words<S, kChannels>;
-    constexpr int kStage = kVectorLanes * kColumns;
-    HIPCONV_SHARED(History, stage, kColumns ? kStage + kStage * static_cast<int>(sizeof(History)) / 128 : 1);
+    using Shape = Strip<S, kColumns>;
+    constexpr int kPast = kCommonWidth - 1, kOwn = Shape::kOwn, kVectors = Shape::kVectors;
+    using Vector = Words<T, kOwn>;
+    using History = Words<S, kOwn>;
+    using Packed = typename Shape::Packed;
+    constexpr int kStage = Shape::kLanes * kVectors;
+    HIPCONV_SHARED(Packed, stage, Shape::kThroughLds ? kStage + kStage * static_cast<int>(sizeof(Packed)) / 128 : 1);
 
     const unsigned b = blockIdx.x;
     const int lane = static_cast<int>(threadIdx.x), lanes = static_cast<int>(blockDim.x);
-    const int strip_d = static_cast<int>(blockIdx.y) * lanes * kChannels;
+    const int strip_d = static_cast<int>(blockIdx.y) * lanes * kOwn;
     const int left = p.dim - strip_d;
-    const int strip = left < lanes * kChannels ? left / kChannels : lanes;  // vectors
+    const int strip = left < lanes * kOwn ? left / kOwn : lanes;  // lanes that have channels
     const bool active = lane < strip;
-    if (!kColumns && !active) return;
-    const int d = strip_d + (active ? lane : 0) * kChannels;  // the other lanes only move strips
+    if (!Shape::kThroughLds && !active) return;
+    const int d = strip_d + (active ? lane : 0) * kOwn;  // the other lanes only move strips
 
     IndexWords::Value slot{b, 0};
     if (p.slot_of_row.data) slot = p.slot_of_row.load(b);
-    ChannelParameters<kCommonWidth> parameters;
+    ChannelParameters<T, kCommonWidth, kOwn> parameters;
     const Vector token = *reinterpret_cast<const Vector*>(p.x.as<const T>() + b * p.x_row_stride + d);
     parameters.load(p, d);
-    T* out = p.out.as<T>() + b * p.out_row_stride + d;
-    if (__builtin_expect(p.split, 0)) out = split_out_at<T>(p, b, d, 0);
+    // Addresses are made where they are used: they would be in registers until then.
+    const auto store_out = [&](Vector result) {
+        T* out = p.out.as<T>() + b * p.out_row_stride + d;
+        if (__builtin_expect(p.split, 0)) out = split_out_at<T>(p, b, d, 0);
+        if (active) *reinterpret_cast<Vector*>(out) = result;
+    };
 
     const Slots slots = slots_of_row(p, b, slot);
     if (!slots.live) {
-        if (p.zero_padding && active) *reinterpret_cast<Vector*>(out) = Vector{};
+        if (p.zero_padding) store_out(Vector{});
         return;
     }
 
-    S* const from = p.state.as<S>() + slots.read * p.slot_stride;
-    S* const to = p.state.as<S>() + slots.write * p.slot_stride;
+    const auto state_of = [&](uint32_t slot) { return p.state.as<S>() + slot * p.slot_stride; };
     const auto store_result = [&](auto window) {  // window(i, j): column i of it, oldest first, of pair j of the channels
-        const Vector result = parameters.template convolve<T>(window, token, p.use_silu);
-        if (active) *reinterpret_cast<Vector*>(out) = result;
+        store_out(parameters.convolve(window, token, p.use_silu));
     };
     if constexpr (kColumns == kOwnVectors) {
         History columns[kPast];
+        const S* from = state_of(slots.read) + d;
 #pragma unroll
-        for (int i = 0; i < kPast; ++i) columns[i] = *reinterpret_cast<const History*>(from + d + i * p.column_stride);
-        parameters.convert(p);
+        for (int i = 0; i < kPast; ++i) columns[i] = *reinterpret_cast<const History*>(from + i * p.column_stride);
+        parameters.convert(p, d);
         store_result([&](int i, int j) { return pair_of<S>(columns[i], j); });
+        S* to = state_of(slots.write) + d;
 #pragma unroll
         for (int i = 0; i < kPast; ++i)
-            *reinterpret_cast<History*>(to + d + i * p.column_stride) = i + 1 < kPast ? columns[i + 1] : as_history<S, T>(token);
+            *reinterpret_cast<History*>(to + i * p.column_stride) = i + 1 < kPast ? columns[i + 1] : as_history<S, T>(token);
     } else {
         static_assert(std::is_same_v<T, S>, "packed columns move as bits");
-        const History* strip_from = reinterpret_cast<const History*>(from + int64_t{strip_d} * kColumns);
-        History own[kColumns];  // of the strip's vectors first every lanes-th, then the lane's channels: (channel, column)
+        // Of the strip's vectors: the lane's own, or through LDS every lanes-th.
+        const auto place = [&](int k) { return Shape::kWhole ? lane * kVectors + k : k * lanes + lane; };
+        const Packed* strip_from = reinterpret_cast<const Packed*>(state_of(slots.read) + int64_t{strip_d} * kColumns);
+        Packed own[kVectors];  // in the end the lane's channels: (channel, column)
 #pragma unroll
-        for (int k = 0; k < kColumns; ++k)
-            if (k * lanes + lane < strip * kColumns) own[k] = strip_from[k * lanes + lane];
-        parameters.convert(p);
+        for (int k = 0; k < kVectors; ++k)
+            if (place(k) < strip * kVectors) own[k] = strip_from[place(k)];
+        if constexpr (Shape::kThroughLds) {
 #pragma unroll
-        for (int k = 0; k < kColumns; ++k)
-            if (k * lanes + lane < strip * kColumns) stage[staged<History, kColumns>(k * lanes + lane)] = own[k];
-        __syncthreads();
-        if (active) {
+            for (int k = 0; k < kVectors; ++k)
+                if (place(k) < strip * kVectors) stage[staged<Packed, kVectors>(place(k))] = own[k];
+            __syncthreads();
+            if (active) {
 #pragma unroll
-            for (int k = 0; k < kColumns; ++k) own[k] = stage[staged<History, kColumns>(lane * kColumns + k)];
+                for (int k = 0; k < kVectors; ++k) own[k] = stage[staged<Packed, kVectors>(lane * kVectors + k)];
+            }
         }
+        parameters.convert(p, d);
         const auto value = [&](int c, int i) {
-            return to_float(from_bits<S>(element<S, kChannels>(own, c * kColumns + kBefore + i)));
+            return to_float(from_bits<S>(element<S, Shape::kInPacked>(own, c * kColumns + kBefore + i)));
         };
         store_result([&](int i, int j) { return make_pair(value(2 * j, i), value(2 * j + 1, i)); });
 
         const auto moved = [&](int at) {  // element `at` after the step
             const int i = at % kColumns - kBefore;
-            if (i == kPast - 1) return element<T, kChannels>(&token, at / kColumns);
-            return element<S, kChannels>(own, i < kPast ? at + 1 : at);
+            if (i == kPast - 1) return element<T, kOwn>(&token, at / kColumns);
+            return element<S, Shape::kInPacked>(own, i < kPast ? at + 1 : at);
         };
         constexpr int kInWord = 4 / static_cast<int>(sizeof(S));
+        Packed* strip_to = reinterpret_cast<Packed*>(state_of(slots.write) + int64_t{strip_d} * kColumns);
 #pragma unroll
-        for (int k = 0; k < kColumns; ++k) {
-            History vector{};
+        for (int k = 0; k < kVectors; ++k) {
+            Packed vector{};
 #pragma unroll
-            for (int w = 0; w < kChannels / kInWord; ++w) {
-                const int at = k * kChannels + w * kInWord;
+            for (int w = 0; w < Shape::kInPacked / kInWord; ++w) {
+                const int at = k * Shape::kInPacked + w * kInWord;
                 set_word(vector, w, kInWord == 2 ? moved(at) | moved(at + 1) << 16 : moved(at));
             }
-            if (active) stage[staged<History, kColumns>(lane * kColumns + k)] = vector;
+            if constexpr (Shape::kWhole)
+                strip_to[place(k)] = vector;
+            else if (active)
+                stage[staged<Packed, kVectors>(lane * kVectors + k)] = vector;
         }
-        __syncthreads();
-        History* strip_to = reinterpret_cast<History*>(to + int64_t{strip_d} * kColumns);
+        if constexpr (Shape::kThroughLds) {
+            __syncthreads();
 #pragma unroll
-        for (int k = 0; k < kColumns; ++k)
-            if (k * lanes + lane < strip * kColumns)
-                strip_to[k * lanes + lane] = stage[staged<History, kColumns>(k * lanes + lane)];
+            for (int k = 0; k < kVectors; ++k)
+                if (place(k) < strip * kVectors) strip_to[place(k)] = stage[staged<Packed, kVectors>(place(k))];
+        }
     }
 }
 
@@ -114,8 +140,9 @@ namespace {
 
 template <typename T, typename S, int kColumns, int kBefore>
 void launch(const CausalConv1dUpdateParams& p, hipStream_t stream) {
-    const unsigned lanes = power_of_two_up_to(p.dim / kChannels, kVectorLanes);
-    const dim3 grid(static_cast<unsigned>(p.batch), blocks_up_to(p.dim / kChannels, lanes, kMostStrips), 1);
+    using Shape = Strip<S, kColumns>;
+    const unsigned lanes = power_of_two_up_to(p.dim / Shape::kOwn, Shape::kLanes);
+    const dim3 grid(static_cast<unsigned>(p.batch), blocks_up_to(p.dim / Shape::kOwn, lanes, kMostStrips), 1);
     hipLaunchKernelGGL((causal_conv1d_update_step<T, S, kColumns, kBefore>), grid, dim3(lanes, 1, 1), 0, stream,
                        vector_params(p));
     check_launch("causal_conv1d_update");
@@ -133,8 +160,10 @@ void with_columns(const CausalConv1dUpdateParams& p, hipStream_t stream) {
 
 bool causal_conv1d_update_step_serves(const CausalConv1dUpdateParams& p) {
     if (p.seqlen != 1 || p.query_start_loc.data || p.num_accepted_tokens.data || p.width != kCommonWidth) return false;
-    return channels_in_vectors(p) && in_vectors(p, p.x) && outputs_in_vectors(p) &&
-           (p.state_dim_stride == 1 || columns_in_registers(p));
+    if (!channels_in_vectors(p) || !in_vectors(p, p.x) || !outputs_in_vectors(p)) return false;
+    if (p.state_dim_stride == 1) return true;
+    const bool whole = is_aligned(p.state, 16) && p.slot_stride * element_bytes(p.state_dtype) % 16 == 0;
+    return columns_in_registers(p) && (p.state_len < kCommonWidth || whole);
 }
 
 void causal_conv1d_update_step(const CausalConv1dUpdateParams& p, void* stream) {

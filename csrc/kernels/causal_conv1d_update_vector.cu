@@ -23,8 +23,11 @@ constexpr int kTokensAhead = 4;     // that a lane asks for at once
 constexpr int kAnyColumns = -1;     // of a packed slot; known numbers stand for themselves
 constexpr int kDraftColumns = kCommonWidth - 2 + kTokensAhead;  // of speculative decoding of as many tokens as are loaded at once
 
+template <typename S, int kColumns>  // on a compute unit
+constexpr int kBlocks = sizeof(S) == 4 ? 8 : kColumns > kCommonWidth || kColumns < 0 ? 10 : kColumns ? 12 : 14;
+
 template <typename T, typename S, int kWidth, int kColumns>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 4 ? 8 : kColumns > kCommonWidth ? 10 : kColumns ? 12 : 14)
+__global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, (kBlocks<S, kColumns>))
     causal_conv1d_update_vectors(VectorParams params) {
     const VectorParams& p = first_parameter(params);
     constexpr int kPast = kWidth - 1, kAhead = kTokensAhead;
@@ -54,7 +57,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 4 ? 8 : kColumn
     }
     if (p.slot_of_row.data) slot = p.slot_of_row.load(b);
     if (speculative) accepted = p.num_accepted_tokens.load(b);
-    ChannelParameters<kWidth> parameters;
+    ChannelParameters<T, kWidth> parameters;
     parameters.load(p, d);
 
     int32_t first_token = 0, count = p.seqlen;
@@ -138,7 +141,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 4 ? 8 : kColumn
         for (int k = 0; k < kColumns; ++k)
             if (k * lanes + lane < strip * kColumns) loaded[k] = strip_from[k * lanes + lane];
     }
-    parameters.convert(p);
+    parameters.convert(p, d);
 
     // The window, oldest first. Packed columns may be more, and are at rest unless drafts are kept there.
     History packed[kColumns > 0 ? kColumns : 1];
@@ -204,7 +207,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, sizeof(S) == 4 ? 8 : kColumn
 #pragma unroll
         for (int t = 0; t < kAhead; ++t) {
             if (first + t >= count) break;
-            results[t] = parameters.template convolve<T>(window, ahead[t], p.use_silu);
+            results[t] = parameters.convolve(window, ahead[t], p.use_silu);
             if (!p.out_in_fours) store(out + (first + t) * out_step, results[t]);
 #pragma unroll
             for (int i = 0; i < kPast - 1; ++i) ring[i] = ring[i + 1];
