@@ -277,6 +277,24 @@ def test_each_state_layout_over_several_strips(device: torch.device, dtype: torc
             check(x, state, weight, bias, kernel=kernel, conv_state_indices=indices)
 
 
+@pytest.mark.parametrize(("offset", "gap", "kernel"), [(0, 0, "step"), (8, 8, "step"), (4, 0, "vector"), (0, 4, "vector")])
+def test_four_columns_are_vectors_only_where_slots_begin_like_them(device: torch.device, offset: int, gap: int, kernel: str) -> None:
+    dim, dtype = 136, torch.bfloat16
+    room = torch.full((3 * (4 * dim + gap) + offset,), torch.nan, dtype=dtype, device=device)
+    state = room[offset:].as_strided((3, dim, 4), (4 * dim + gap, 4, 1)).copy_(torch.randn(3, dim, 4))
+    x, (weight, bias) = torch.randn(2, dim).to(device, dtype), make_weights(dim, 4, dtype, device)
+    indices = torch.tensor([2, 0], device=device)
+    expected = expected_update(x.cpu(), state.cpu(), weight.cpu(), bias.cpu(), True, conv_state_indices=indices.cpu())
+    if targets.of(device).backend == "cpu":
+        kernel = "auto"
+    elif kernel != "step":
+        with pytest.raises(ValueError, match="got 'step'"):
+            causal_conv1d_update(x, state, weight, bias, True, indices, kernel="step")
+    out = causal_conv1d_update(x, state, weight, bias, True, indices, kernel=kernel)
+    assert mismatch(out.cpu(), expected.out) is None and same_bits(state.cpu(), expected.conv_state)
+    assert room.isnan().sum() == room.numel() - state.numel(), "a gap was written"
+
+
 def test_views_that_only_look_aligned(device: torch.device) -> None:
     """One tensor at a time begins or steps where no vector of channels, tokens or columns does; the pool's gaps stay NaN."""
 

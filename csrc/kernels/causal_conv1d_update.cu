@@ -96,7 +96,7 @@ void causal_conv1d_update(const CausalConv1dUpdateParams& p, const std::string& 
         throw std::invalid_argument(
             "kernel: got 'step', which serves one token a row of width 4 with aligned channels in fours, and none of: "
             "query_start_loc, num_accepted_tokens, cache_seqlens, intermediate_conv_window, retrieve_next_token; of (slots, dim, "
-            "state_len) without gaps, state_len 3 or 4");
+            "state_len) without gaps, state_len 3, or 4 at a multiple of 16 bytes");
     if (kernel == "vector" && !vector)
         throw std::invalid_argument(
             "kernel: got 'vector', which serves widths 2 to 4 with aligned channels or tokens in fours, and none of: "
