@@ -92,7 +92,7 @@ def causal_conv1d_fn(
             there is not kept.
         out: None: a new tensor, laid out as `x`. Else a tensor like `x` that shares no memory with it, or `x` itself: the in-place
             form, which takes a temporary of the size of `x` and a copy.
-        kernel: "auto", or the name of a kernel: on a GPU "tile" (width 2 to 4) or "naive", on the CPU "simd" (width 2 to 8, stride 1 along
+        kernel: "auto", or the name of a kernel: on a GPU "tile" (width 2 to 6) or "naive", on the CPU "simd" (width 2 to 8, stride 1 along
             dim) or "openmp".
         block_m, block_n, num_warps: the tile of a block of the kernel "tile": tokens, channels and waves of 32 threads, powers of two, of
             which it takes the nearest that it has; 0 for its own choice, which depends on sizes only. HIPCONV_VARLEN_KERNEL and
