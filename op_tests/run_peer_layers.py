@@ -13,8 +13,9 @@ compile or import besides and what has nothing to do with the convolution:
 
 * selective_scan_cuda, the compiled scan of Mamba: a loop over tokens in torch, its backward by autograd;
 * mamba_ssm's language model and huggingface_hub's mix-in, which save and load models: an empty class each;
-* without a GPU, the GPU: Triton's interpreter runs the kernels of both packages (scans, norms, final states), all in the first of their
-  configurations, and torch.cuda.device and torch.cuda.get_device_properties, which these packages ask, say nothing of importance.
+* what Triton's autotuner chooses: the kernels of both packages (scans, norms, final states) run in one of their configurations;
+* without a GPU, the GPU: Triton's interpreter runs these kernels, and torch.cuda.device and torch.cuda.get_device_properties, which
+  these packages ask, say nothing of importance.
 """
 
 from __future__ import annotations
@@ -100,16 +101,18 @@ def stand_in() -> None:
     module("huggingface_hub", PyTorchModelHubMixin=type("PyTorchModelHubMixin", (), {}))
 
 
-def stand_in_for_a_gpu() -> None:
-    """Before triton is imported."""
-    os.environ["TRITON_INTERPRET"] = "1"
+def take_one_configuration(number: int) -> None:
+    """Of each of Triton's kernels, before the packages are imported: to find the fastest takes a GPU, and there minutes."""
     autotuner: Any = importlib.import_module("triton.runtime.autotuner").Autotuner
     construct = autotuner.__init__
 
-    def with_one_configuration(self, fn, arg_names, configs, *args, **options):  # no choice by time, which takes a GPU
-        construct(self, fn, arg_names, configs[:1], *args, **options)
+    def with_one_configuration(self, fn, arg_names, configs, *args, **options):
+        construct(self, fn, arg_names, [configs[number]], *args, **options)
 
     autotuner.__init__ = with_one_configuration
+
+
+def stand_in_for_a_gpu() -> None:
     torch.cuda.device = lambda *_: contextlib.nullcontext()  # type: ignore[assignment, misc]
     torch.cuda.get_device_properties = lambda *_: SimpleNamespace(multi_processor_count=1)  # type: ignore[assignment, return-value]
 
@@ -327,8 +330,10 @@ def main() -> int:
         os.environ["TRITON_F32_DEFAULT"] = "ieee"  # or products of f32 would be rounded to tf32
         torch.backends.cudnn.allow_tf32 = False
         if options.device == "cpu":
+            os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
             torch.set_num_threads(1)
             stand_in_for_a_gpu()
+        take_one_configuration(0 if options.device == "cpu" else -1)  # the last is small enough for every card
         stand_in()
         hipconv.install_as_causal_conv1d()
 

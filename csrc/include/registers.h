@@ -30,19 +30,6 @@ HIPCONV_INLINE void from_here_on(int& value) {
 #endif
 }
 
-// threadIdx.x, asked for here, and not kept in a register from before a loop.
-HIPCONV_INLINE int thread_again() {
-#if defined(HIPCONV_NVIDIA_DEVICE)
-    int thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    return thread;
-#elif defined(HIPCONV_HOST) || defined(HIPCONV_AMD_DEVICE)
-    return static_cast<int>(threadIdx.x);
-#else
-    return 0;
-#endif
-}
-
 #if defined(HIPCONV_AMD_DEVICE)
 template <typename T>
 using GlobalPointer = __attribute__((address_space(1))) T*;

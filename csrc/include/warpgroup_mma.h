@@ -28,6 +28,19 @@ HIPCONV_INLINE void take_registers() {
 #endif
 }
 
+// threadIdx.x, asked for here, and not kept in a register from before a loop.
+HIPCONV_INLINE int thread_again() {
+#if defined(HIPCONV_NVIDIA_DEVICE)
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+#elif defined(HIPCONV_HOST) || defined(HIPCONV_AMD_DEVICE)
+    return static_cast<int>(threadIdx.x);
+#else
+    return 0;
+#endif
+}
+
 // Sums of 64 pixels by kFilters filters. Sum e of a thread is of pixel(thread, e) and filter(thread, e).
 template <int kFilters>
 struct WarpgroupSums {
