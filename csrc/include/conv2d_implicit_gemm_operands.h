@@ -226,7 +226,8 @@ struct PixelChunks {
             for (int i = 0; i < kCount; ++i) offsets[i] = offset(i, needed, p.x_chunk);
 #pragma unroll
             for (int e = 0; e < kElements; ++e) {
-                const bool is_of_none = e >= p.group_channels;  // of the chunks
+                // Of no chunk. AMD's compiler would make a select for each load of a branch around them.
+                const bool is_of_none = kCopiesPastRegisters && e >= p.group_channels;
                 const uint32_t next = e + 1 < v.channels ? p.x_channel : 0;  // beyond the last channel, that one again
 #pragma unroll
                 for (int i = 0; i < kCount; ++i) {

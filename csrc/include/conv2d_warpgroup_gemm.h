@@ -75,8 +75,7 @@ HIPCONV_INLINE constexpr WarpgroupShape warpgroup_shape(int tile_m, int tile_n, 
     return {tile_m, tile_n, by_boxes, 1, 256, 88, 168};
 }
 
-// The files of instances.
-void launch_warpgroup_gemm_boxes(const WarpgroupGemmParams& params, Conv2dTile tile, int units, void* stream);
+// The other file of instances: x comes by waves.
 void launch_warpgroup_gemm_gathered(const WarpgroupGemmParams& params, Conv2dTile tile, int units, void* stream);
 
 }  // namespace hipconv

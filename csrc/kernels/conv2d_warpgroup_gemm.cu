@@ -1,10 +1,10 @@
-// The host side of the GEMM of warpgroups: what it serves, and what the copy engine is told of x and of the filters.
+// The host side of the GEMM of warpgroups: what it serves, and what the copy engine is told of x and of the filters. And the
+// instances whose x the copy engine brings.
 #include <hip/hip_runtime.h>
 
-#include "check.h"
 #include "conv2d_gemm_layout.h"
 #include "conv2d_launchers.h"
-#include "conv2d_warpgroup_gemm.h"
+#include "conv2d_warpgroup_gemm_kernel.h"
 
 namespace hipconv {
 
@@ -170,7 +170,7 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* 
     g.tile_n = plan.tile_n;
     if (g.by_boxes) g.x = map_of(x_of(p, g, plan.tile_m));
     g.filters = map_of(filters_of(p, l, l.packs ? workspace : p.weight.data, plan.tile_n));
-    const auto launch = g.by_boxes ? launch_warpgroup_gemm_boxes : launch_warpgroup_gemm_gathered;
+    const auto launch = g.by_boxes ? launch_warpgroup_gemm<true> : launch_warpgroup_gemm_gathered;
     launch(g, {plan.tile_m, plan.tile_n}, compute_units(), stream);
     if (plan.split_k > 1) add_parts(p, g.gemm, plan.split_k, stream);
 }

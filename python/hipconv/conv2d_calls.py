@@ -54,7 +54,10 @@ def prepare(
         return module.Call(*geometry, result.dtype, channels_last, algorithm, (*tile, split_k))
 
     names = module.conv2d_algorithms()
-    wanted, chosen_by = conv2d_router.requested(r.algorithm, r.variable, names)
+    variable = r.variable
+    if variable in names and module.conv2d_tiles(variable, card.arch, torch.bfloat16) == []:
+        variable = None  # only other cards have it
+    wanted, chosen_by = conv2d_router.requested(r.algorithm, variable, names)
     if 0 in shape:
         return Prepared(call(names[-1]), Choice("none", (0, 0), 1, "nothing to compute"), "the empty result", (), problem, 0)
     serving: dict[str, Tiles] = {}

@@ -126,27 +126,33 @@ class _TileCost(NamedTuple):
     """Microseconds of a tile of warpgroups, as an H200 takes them: of a step, and of everything else."""
 
     step: float
+    step_alone: float  # where patches serve all taps, and no other block is on the compute unit
     rest: float
-    blocks_a_unit: int  # that share it, and its rate
+    blocks_a_unit: int
 
 
-_WARPGROUP_COSTS = {(256, 128): _TileCost(0.62, 9.5, 1), (128, 128): _TileCost(0.34, 5.0, 1), (128, 64): _TileCost(0.265, 5.0, 2)}
-_ADDING = 4.0  # microseconds of adding up parts, but for their bytes
-_PART_BYTES = 3e6  # that are written and read again in a microsecond
+_WARPGROUP_COSTS = {
+    (256, 128): _TileCost(0.60, 0.60, 5.5, 1),
+    (128, 128): _TileCost(0.34, 0.34, 3.5, 1),
+    (128, 64): _TileCost(0.44, 0.275, 3.0, 2),
+}
+_ADDING = 6.5  # microseconds of adding up parts, but for their bytes
+_PART_BYTES = 1.5e6  # that are written, and read again, in a microsecond
 
 
 def _tile_of_warpgroups(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> tuple[tuple[int, int], int]:
     """The tile and the parts of each sum that take least by the costs above: whole tiles a compute unit count, and long sums."""
-    steps = -(-problem.in_channels // problem.groups // STEP) * math.prod(problem.kernel)
-    fillings = _fillings(problem)
+    turns, taps = -(-problem.in_channels // problem.groups // STEP), math.prod(problem.kernel)
+    has_patches = problem.kernel == (3, 3) and problem.stride == (1, 1) and problem.dilation == (1, 1)
+    steps_a_filling = taps if has_patches else 1  # a sum is split between fillings of the kernel's ring, the taps of a patch stay together
+    fillings = turns * taps // steps_a_filling
 
     def cost(plan: tuple[tuple[int, int], int]) -> float:
         tile, parts = plan
-        step, rest, shared = _WARPGROUP_COSTS[tile]
-        blocks = _blocks(problem, tile) * parts
-        rounds, alone = -(-blocks // (card.compute_units * shared)), blocks <= card.compute_units
-        of_part = -(-fillings // parts) * (steps / fillings)
-        us = rounds * (of_part * step * (1 if alone else shared) + rest)
+        costs, blocks = _WARPGROUP_COSTS[tile], _blocks(problem, tile) * parts
+        step = costs.step_alone if has_patches and blocks <= card.compute_units else costs.step
+        rounds = -(-blocks // (card.compute_units * costs.blocks_a_unit))
+        us = rounds * (-(-fillings // parts) * steps_a_filling * step + costs.rest)
         return us if parts == 1 else us + _ADDING + 2 * workspace_bytes(problem, parts) / _PART_BYTES
 
     plans = [
@@ -156,12 +162,6 @@ def _tile_of_warpgroups(problem: Problem, card: Card, tiles: Tiles, workspace_li
         if parts == 1 or workspace_bytes(problem, parts) <= workspace_limit
     ]
     return min(plans, key=cost)
-
-
-def _fillings(problem: Problem) -> int:
-    """Into how many parts a sum can be split: turns of 64 channels, and the taps of each, but for taps that are read together."""
-    together = problem.kernel == (3, 3) and problem.stride == (1, 1) and problem.dilation == (1, 1)
-    return -(-problem.in_channels // problem.groups // STEP) * (1 if together else math.prod(problem.kernel))
 
 
 def _blocks(problem: Problem, tile: tuple[int, int]) -> int:
