@@ -287,6 +287,13 @@ def test_warpgroups(warpgroup_module: Any, name: str) -> None:
         check(warpgroup_module, case._replace(tile=served[-1], split_k=2))
 
 
+@pytest.mark.parametrize("split_k", [2, 4, 6, 7, 9])
+def test_warpgroups_of_split_sums(warpgroup_module: Any, split_k: int) -> None:
+    """Nine fillings of which parts of two are five, of three are three: no part may be left without any."""
+    case = Case((2, 64, 9, 9), (40, 3, 3), (2, 2), (1, 1, 1, 1), bias=True, residual=True, activation="relu", split_k=split_k)
+    check(warpgroup_module, case._replace(algorithm="warpgroup_gemm", tile=(128, 64)))
+
+
 def serves_warpgroups(module: Any, case: Case, tile: tuple[int, int]) -> bool:
     x, weight = integers(case.shape, case.x_layout, case.dtype, 1), filters_of(case)
     out, _ = surrounded((case.shape[0], case.filters[0], *case.out_size), case.out_layout, case.out_dtype or case.dtype, 0.0)

@@ -166,13 +166,14 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* 
     g.fillings = static_cast<int32_t>(fillings_of(p, l, plan));
     g.fillings_a_part = static_cast<int32_t>(ceil_of(g.fillings, plan.split_k));
     g.tiles_a_part = g.gemm.tiles_m * (g.patches ? p.batch : 1) * p.groups * g.gemm.tiles_n;
-    g.tiles = g.tiles_a_part * plan.split_k;
+    const int parts = static_cast<int>(ceil_of(g.fillings, g.fillings_a_part));  // none is empty: a block would have no sums
+    g.tiles = g.tiles_a_part * parts;
     g.tile_n = plan.tile_n;
     if (g.by_boxes) g.x = map_of(x_of(p, g, plan.tile_m));
     g.filters = map_of(filters_of(p, l, l.packs ? workspace : p.weight.data, plan.tile_n));
     const auto launch = g.by_boxes ? launch_warpgroup_gemm<true> : launch_warpgroup_gemm_gathered;
     launch(g, {plan.tile_m, plan.tile_n}, compute_units(), stream);
-    if (plan.split_k > 1) add_parts(p, g.gemm, plan.split_k, stream);
+    if (plan.split_k > 1) add_parts(p, g.gemm, parts, stream);
 }
 
 }  // namespace hipconv
