@@ -48,8 +48,8 @@ struct GemmLayout {
                                                          : group_channels;
         const bool even_taps =
             p.kernel_width == 1 || p.kernel_height == 1 || p.weight.row_stride == p.kernel_width * tap_stride;
-        const bool steps_fit = steps_across_taps ? taps_inside || (tap_stride == group_channels && taps * chunks % kTileChunks == 0)
-                                                 : p.weight.batch_stride > 0 || p.out_channels == 1;
+        const bool whole_steps = taps_inside || (tap_stride == group_channels && taps * chunks % kTileChunks == 0);
+        const bool steps_fit = steps_across_taps ? whole_steps : p.weight.batch_stride > 0 || p.out_channels == 1;
         const bool in_place = whole && (p.weight.channel_stride == 1 || group_channels == 1) && is_aligned(p.weight.data) &&
                               multiple_of(p.weight.batch_stride, p.out_channels, elements) && tap_stride % elements == 0 &&
                               tap_stride >= group_channels && p.weight.batch_stride >= 0 && even_taps && steps_fit;
