@@ -52,6 +52,12 @@ struct TensorMap {
 };
 #endif
 
+#if defined(HIPCONV_NVIDIA)
+constexpr bool kEncodesTensors = compat::kEncodesTensors;  // CUDA 12 and later
+#else
+constexpr bool kEncodesTensors = true;  // plans for other cards are asked of any build
+#endif
+
 inline TensorMap map_of(const BoxedTensor& tensor) {
     TensorMap map{};
 #if defined(HIPCONV_NVIDIA)

@@ -129,7 +129,7 @@ int compute_units() {
 
 std::vector<Conv2dTile> conv2d_warpgroup_gemm_tiles(const std::string& arch, DType dtype) {
     const bool emulated = arch == "wave32" && kHasWarpgroups;
-    if (dtype == DType::f32 || !(arch == "sm_90" || emulated)) return {};
+    if (dtype == DType::f32 || !kEncodesTensors || !(arch == "sm_90" || emulated)) return {};
     return {{256, 128}, {128, 128}, {128, 64}};
 }
 

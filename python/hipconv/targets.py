@@ -276,7 +276,9 @@ def loader_environment(target: Target, tools: Path) -> dict[str, str]:
     if target.backend == "rocm":
         variables["PYTORCH_ROCM_ARCH"] = target.arch
     elif target.backend == "cuda":
-        digits = "90a" if target.arch == "sm_90" else target.arch.removeprefix("sm_")  # with the instructions that only it has
+        digits = target.arch.removeprefix("sm_")
+        if digits == "90" and int((torch.version.cuda or "12").split(".")[0]) >= 12:
+            digits = "90a"  # with the instructions that only it has
         number = digits.rstrip("abcdefghijklmnopqrstuvwxyz")
         variables["TORCH_CUDA_ARCH_LIST"] = f"{number[:-1]}.{number[-1]}{digits[len(number) :]}"
     return variables

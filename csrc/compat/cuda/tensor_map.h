@@ -9,12 +9,22 @@
 namespace hipconv {
 namespace compat {
 
+#if CUDART_VERSION < 12000
+constexpr bool kEncodesTensors = false;  // nor has the compiler the instructions
+inline bool encode(uint64_t (&)[16], const BoxedTensor&) { return false; }
+#else
+constexpr bool kEncodesTensors = true;
+
 // The driver's function, found at run time: nothing needs to be linked to the driver.
 template <typename Function>
 Function* driver_function(const char* name) {
     void* found = nullptr;
     cudaDriverEntryPointQueryResult result;
+#if CUDART_VERSION >= 12050
     const cudaError_t error = cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result);
+#else
+    const cudaError_t error = cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result);
+#endif
     return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<Function*>(found) : nullptr;
 }
 
@@ -44,6 +54,7 @@ inline bool encode(uint64_t (&words)[16], const BoxedTensor& t) {
                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
+#endif
 
 }  // namespace compat
 }  // namespace hipconv
