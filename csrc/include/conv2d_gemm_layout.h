@@ -61,8 +61,14 @@ struct GemmLayout {
         packed_bytes = packs ? round_up(filter_stride * p.out_channels, 256) : 0;
     }
 
-    int64_t part_bytes(int split_k) const { return split_k > 1 ? out_elements * 4 * split_k : 0; }
+    int64_t workspace_bytes(int split_k) const { return packed_bytes + (split_k > 1 ? out_elements * 4 * split_k : 0); }
 };
+
+// Of a split that has more parts than there is to add.
+inline const char* refusal_of_split(const Conv2dPlan& plan, int64_t steps) {
+    if (plan.split_k >= 1 && plan.split_k <= 64 && plan.split_k <= steps) return nullptr;
+    return "split_k from 1 to 64, up to the steps of its product";
+}
 
 inline bool vector_stores(const Conv2dParams& p, const GemmLayout& l, const ConvGemmParams& g) {
     const auto fits = [&](const Image& image, DType dtype) {

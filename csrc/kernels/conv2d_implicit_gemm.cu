@@ -170,9 +170,7 @@ const char* refusal_of_tile(const Conv2dParams& p, const GemmLayout& l, const Co
     if (plan.tile_m == 256 && reading.form != XForm::vectors && reading.form != XForm::patches)
         return "by tiles of 256 pixels channels_last x with C / groups a multiple of 8 and 16-byte alignment only, or 3x3 "
                "taps of large images";
-    if (plan.split_k < 1 || plan.split_k > 64 || plan.split_k > l.steps)
-        return "split_k from 1 to 64, up to the steps of its product";
-    return nullptr;
+    return refusal_of_split(plan, l.steps);
 }
 
 ConvGemmParams gemm_params(const Conv2dParams& p, const GemmLayout& l, const Conv2dPlan& plan, void* workspace) {
@@ -268,7 +266,7 @@ const char* conv2d_implicit_gemm_refusal(const Conv2dParams& p, const Conv2dPlan
 
 int64_t conv2d_implicit_gemm_workspace(const Conv2dParams& p, const Conv2dPlan& plan) {
     const GemmLayout l(p, true);
-    return l.packed_bytes + l.part_bytes(plan.split_k);
+    return l.workspace_bytes(plan.split_k);
 }
 
 void conv2d_implicit_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* workspace, void* stream) {

@@ -101,8 +101,8 @@ BoxedTensor filters_of(const Conv2dParams& p, const GemmLayout& l, const void* d
 }
 
 // Fillings of x's ring that a tile's sums take.
-int64_t fillings_of(const Conv2dParams& p, const GemmLayout& l, const Conv2dPlan& plan) {
-    return ceil_of(l.group_channels, 64) * (bringing_of(p, l, plan.tile_m).columns ? 1 : l.taps);
+int64_t fillings_of(const GemmLayout& l, const Bringing& bringing) {
+    return ceil_of(l.group_channels, 64) * (bringing.columns ? 1 : l.taps);
 }
 
 const char* refusal_of_tile(const Conv2dParams& p, const GemmLayout& l, const Conv2dPlan& plan) {
@@ -113,9 +113,7 @@ const char* refusal_of_tile(const Conv2dParams& p, const GemmLayout& l, const Co
     if (plan.tile_m == 256 && !bringing.by_boxes) return "by tiles of 256 pixels channels_last x only";  // registers would spill
     const int64_t tiles = ceil_of(l.image_pixels * p.batch, plan.tile_m) * ceil_of(l.group_filters, plan.tile_n) * p.groups;
     if (tiles * 2 * plan.split_k >= kLimit31) return "up to 2^30 tiles";  // of patches there are up to 5/4
-    if (plan.split_k < 1 || plan.split_k > 64 || plan.split_k > fillings_of(p, l, plan))
-        return "split_k from 1 to 64, up to the steps of its product";
-    return nullptr;
+    return refusal_of_split(plan, fillings_of(l, bringing));
 }
 
 int compute_units() {
@@ -147,7 +145,7 @@ const char* conv2d_warpgroup_gemm_refusal(const Conv2dParams& p, const Conv2dPla
 
 int64_t conv2d_warpgroup_gemm_workspace(const Conv2dParams& p, const Conv2dPlan& plan) {
     const GemmLayout l(p, false);
-    return l.packed_bytes + l.part_bytes(plan.split_k);
+    return l.workspace_bytes(plan.split_k);
 }
 
 void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* workspace, void* stream) {
@@ -163,7 +161,7 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* 
     g.rows_of_64 = g.patches ? 64 / bringing.columns * g.patch_pitch : 64;
     g.group_bytes = (bringing.columns == kNarrow ? g.patch_pitch : 8) * kTileRowBytes;
     g.gemm = common_params(p, l, plan, {g.patches, bringing.columns}, workspace);
-    g.fillings = static_cast<int32_t>(fillings_of(p, l, plan));
+    g.fillings = static_cast<int32_t>(fillings_of(l, bringing));
     g.fillings_a_part = static_cast<int32_t>(ceil_of(g.fillings, plan.split_k));
     g.tiles_a_part = g.gemm.tiles_m * (g.patches ? p.batch : 1) * p.groups * g.gemm.tiles_n;
     const int parts = static_cast<int>(ceil_of(g.fillings, g.fillings_a_part));  // none is empty: a block would have no sums
