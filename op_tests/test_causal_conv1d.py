@@ -694,6 +694,7 @@ def test_a_graph_is_captured_after_warmup_and_refused_before() -> None:
     graph = torch.cuda.CUDAGraph()
     loaded = dict(jit._loaded)
     jit._loaded.clear()
+    jit._loaded_for_gpu.clear()
     try:
         with pytest.raises(hipconv.errors.CaptureError, match="warmup"), torch.cuda.graph(torch.cuda.CUDAGraph()):
             hipconv.causal_conv1d_fwd(out, x, weight, bias, True)

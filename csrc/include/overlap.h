@@ -102,6 +102,20 @@ inline std::pair<int64_t, int64_t> span(const StridedBytes& view) {
     return {low, high};
 }
 
+// Whether the axes nest, each stride reaching past all that the smaller ones cover: what nearly every tensor does.
+inline bool nests(const StridedBytes& view) {
+    int64_t covered = view.element_bytes, last = 0;
+    for (int n = 0; n < view.rank; ++n) {
+        int next = -1;  // the axis with the smallest stride above the last
+        for (int k = 0; k < view.rank; ++k)
+            if (view.strides[k] > last && (next < 0 || view.strides[k] < view.strides[next])) next = k;
+        if (next < 0 || view.strides[next] < covered) return false;
+        last = view.strides[next];
+        covered += (view.sizes[next] - 1) * last;
+    }
+    return true;
+}
+
 }  // namespace overlap_detail
 
 inline bool overlaps(const StridedBytes& a, const StridedBytes& b) {
@@ -121,7 +135,7 @@ inline bool overlaps(const StridedBytes& a, const StridedBytes& b) {
 // Whether two different elements of one view share a byte, as those of an expanded tensor do.
 inline bool overlaps_itself(const StridedBytes& view) {
     using namespace overlap_detail;
-    if (empty(view)) return false;
+    if (empty(view) || nests(view)) return false;
     // Two index vectors whose first difference is in dimension k: positive there, anything in the later ones.
     for (int k = 0; k < view.rank; ++k) {
         if (view.sizes[k] == 1) continue;

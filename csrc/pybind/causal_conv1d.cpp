@@ -37,7 +37,10 @@ KernelRequest request(const std::string& keyword) {
 
 // ---- tensors to params ----------------------------------------------------------------------------------------------------
 
-const at::Tensor* bias_of(const OptionalTensor& bias) { return bias.has_value() && bias->numel() > 0 ? &*bias : nullptr; }
+const at::Tensor* pointer(const OptionalTensor& tensor) { return tensor ? &*tensor : nullptr; }
+
+// No bias, or an empty one, is none.
+const at::Tensor* bias_of(const at::Tensor* bias) { return bias && bias->numel() > 0 ? bias : nullptr; }
 
 // A meta tensor, which has no memory, counts as one whose storage begins on a 16-byte boundary.
 void* address(const at::Tensor& t) {
@@ -137,11 +140,11 @@ void launch(const CausalConv1dFwdParams& p, const at::Tensor& x, const KernelReq
     causal_conv1d_fwd(p, kernel, reinterpret_cast<void*>(stream));
 }
 
-void fwd(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& optional_bias, bool use_silu,
+void fwd(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, const at::Tensor* bias_or_empty, bool use_silu,
          const std::string& kernel, int64_t stream) {
     const char* remedy =
         "this form writes into `out` and records no gradient. Call it under torch.no_grad(), or pass detached tensors.";
-    const at::Tensor* bias = bias_of(optional_bias);
+    const at::Tensor* bias = bias_of(bias_or_empty);
     check_no_grad({"out", out}, remedy);
     check_no_grad({"x", x}, remedy);
     check_no_grad({"weight", weight}, remedy);
@@ -159,10 +162,10 @@ void fwd(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, c
     launch(p, x, wanted, stream);
 }
 
-at::Tensor new_tensor(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& optional_bias, bool use_silu,
+at::Tensor new_tensor(const at::Tensor& x, const at::Tensor& weight, const at::Tensor* bias_or_empty, bool use_silu,
                       const std::string& kernel, int64_t stream) {
     const char* remedy = "torch.ops.hipconv.causal_conv1d records no gradient. Call hipconv.causal_conv1d, which does, or pass detached tensors.";
-    const at::Tensor* bias = bias_of(optional_bias);
+    const at::Tensor* bias = bias_of(bias_or_empty);
     check_no_grad({"x", x}, remedy);
     check_no_grad({"weight", weight}, remedy);
     if (bias) check_no_grad({"bias", *bias}, remedy);
@@ -175,18 +178,33 @@ at::Tensor new_tensor(const at::Tensor& x, const at::Tensor& weight, const Optio
     return out;
 }
 
-// The same past the dispatcher, or false or nothing if the dispatcher has something to do.
-bool fwd_directly(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias, bool use_silu,
-                  const std::string& kernel, int64_t stream) {
-    if (!dispatcher_adds_nothing({&out, &x, &weight, bias ? &*bias : nullptr})) return false;
-    fwd(out, x, weight, bias, use_silu, kernel, stream);
-    return true;
+// The same past the dispatcher, called with Python's objects: (out, x, weight, bias, use_silu, kernel), on the current stream.
+// False or None if the arguments are none of a call's, or the dispatcher or autograd has something to do.
+PyObject* fwd_directly(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+    const at::Tensor *out = nullptr, *x = nullptr, *weight = nullptr, *bias = nullptr;
+    bool use_silu = false;
+    std::string kernel;
+    if (count != 6 || !read(arguments[0], out) || !read(arguments[1], x) || !read(arguments[2], weight) ||
+        !read_optional(arguments[3], bias) || !read(arguments[4], use_silu) || !read(arguments[5], kernel) ||
+        !nothing_looks_on({out, x, weight, bias}))
+        Py_RETURN_FALSE;
+    return with_python_errors([&] {
+        fwd(*out, *x, *weight, bias, use_silu, kernel, current_stream(*x));
+        return Py_NewRef(Py_True);
+    });
 }
 
-std::optional<at::Tensor> new_tensor_directly(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
-                                              bool use_silu, const std::string& kernel, int64_t stream) {
-    if (!dispatcher_adds_nothing({&x, &weight, bias ? &*bias : nullptr})) return std::nullopt;
-    return new_tensor(x, weight, bias, use_silu, kernel, stream);
+// As above, of (x, weight, bias, use_silu, kernel).
+PyObject* new_tensor_directly(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+    const at::Tensor *x = nullptr, *weight = nullptr, *bias = nullptr;
+    bool use_silu = false;
+    std::string kernel;
+    if (count != 5 || !read(arguments[0], x) || !read(arguments[1], weight) || !read_optional(arguments[2], bias) ||
+        !read(arguments[3], use_silu) || !read(arguments[4], kernel) || !nothing_looks_on({x, weight, bias}) ||
+        !nothing_to_record({x, weight, bias}))
+        Py_RETURN_NONE;
+    return with_python_errors(
+        [&] { return THPVariable_Wrap(new_tensor(*x, *weight, bias, use_silu, kernel, current_stream(*x))); });
 }
 
 // What a call with these tensors would run: the kernel, its form, what asked for it, and all kernels that serve the call.
@@ -194,7 +212,7 @@ std::tuple<std::string, std::string, std::string, std::vector<std::string>> plan
                                                                                 const at::Tensor& weight,
                                                                                 const OptionalTensor& bias, bool use_silu,
                                                                                 const std::string& keyword) {
-    const CausalConv1dFwdParams p = checked_params(out, x, weight, bias_of(bias), use_silu);
+    const CausalConv1dFwdParams p = checked_params(out, x, weight, bias_of(pointer(bias)), use_silu);
     const KernelRequest wanted = request(keyword);
     if (x.numel() == 0) return {"none", "none", "the empty x", {}};
     const std::string kernel = kernel_for(p, wanted);
@@ -204,11 +222,15 @@ std::tuple<std::string, std::string, std::string, std::vector<std::string>> plan
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
-    m.def("causal_conv1d_fwd", &fwd, py::arg("out"), py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("use_silu"),
-          py::arg("kernel"), py::arg("stream"));
-    m.def("causal_conv1d_fwd_directly", &fwd_directly);
-    m.def("causal_conv1d", &new_tensor);
-    m.def("causal_conv1d_directly", &new_tensor_directly);
+    m.def("causal_conv1d_fwd",
+          [](const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias, bool use_silu,
+             const std::string& kernel, int64_t stream) { fwd(out, x, weight, pointer(bias), use_silu, kernel, stream); });
+    m.def("causal_conv1d", [](const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias, bool use_silu,
+                              const std::string& kernel, int64_t stream) {
+        return new_tensor(x, weight, pointer(bias), use_silu, kernel, stream);
+    });
     m.def("causal_conv1d_plan", &plan);
     m.def("causal_conv1d_fwd_kernels", &causal_conv1d_fwd_kernels);
+    add_direct_call(m, "causal_conv1d_fwd_directly", fwd_directly);
+    add_direct_call(m, "causal_conv1d_directly", new_tensor_directly);
 }

@@ -1,13 +1,19 @@
 // May a call skip torch's dispatcher? An operator written in Python costs 3 us to reach (measured on a 2-core cloud host), more
-// than all the rest of a call, and mostly the dispatcher has nothing to do but run it.
+// than all the rest of a call, and mostly the dispatcher has nothing to do but run it. And where a call is a few microseconds in
+// all, may it skip pybind11's conversions of arguments too?
 #pragma once
 
+#include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <pybind11/pybind11.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
 
 #include <initializer_list>
+#include <string>
 
 namespace at {
 TORCH_API bool hasCallbacks();  // of <ATen/record_function.h>, which takes 3 s to compile
@@ -41,6 +47,75 @@ inline bool nothing_to_record(std::initializer_list<const at::Tensor*> tensors) 
 // What the dispatcher does for an argument that an operator marks as written: a graph that saved it must notice.
 inline void note_written(const at::Tensor& tensor) {
     if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
+// ---- functions that Python calls with its own objects ---------------------------------------------------------------------
+
+// The current stream of the tensor's device, as the pointer that kernels are launched on. (Asked through Python: ROCm and CUDA,
+// and torch's versions, have it under one name there, and no library more to link.)
+inline int64_t current_stream(const at::Tensor& tensor) {
+    if (!tensor.is_cuda()) return 0;
+    static PyObject* const ask = [] {
+        const auto torch = pybind11::module_::import("torch._C");
+        return pybind11::object(torch.attr("_cuda_getCurrentRawStream")).release().ptr();
+    }();
+    const auto device = pybind11::reinterpret_steal<pybind11::object>(PyLong_FromLong(tensor.get_device()));
+    const auto stream = pybind11::reinterpret_steal<pybind11::object>(PyObject_CallOneArg(ask, device.ptr()));
+    const int64_t pointer = stream ? PyLong_AsLongLong(stream.ptr()) : -1;
+    if (pointer == -1 && PyErr_Occurred()) throw pybind11::error_already_set();
+    return pointer;
+}
+
+// Whether neither Python nor the dispatcher would do more than run the kernel.
+inline bool nothing_looks_on(std::initializer_list<const at::Tensor*> tensors) {
+    return !at::impl::torch_function_mode_enabled() && dispatcher_adds_nothing(tensors);
+}
+
+// Python's objects as what they are; false if an object is something that only the way through the operator handles.
+// Tensors and Parameters themselves, no subclass.
+inline bool read(PyObject* object, const at::Tensor*& tensor) {
+    if (!THPVariable_CheckExact(object)) return false;
+    tensor = &THPVariable_Unpack(object);
+    return true;
+}
+inline bool read_optional(PyObject* object, const at::Tensor*& tensor) {
+    tensor = nullptr;
+    return object == Py_None || read(object, tensor);
+}
+inline bool read(PyObject* object, bool& value) {
+    value = object == Py_True;
+    return value || object == Py_False;
+}
+inline bool read(PyObject* object, std::string& value) {
+    Py_ssize_t size = 0;
+    const char* bytes = PyUnicode_CheckExact(object) ? PyUnicode_AsUTF8AndSize(object, &size) : nullptr;
+    if (bytes == nullptr) {
+        PyErr_Clear();
+        return false;
+    }
+    value.assign(bytes, static_cast<size_t>(size));
+    return true;
+}
+
+// What pybind11 does around a function: C++ exceptions become Python's.
+template <typename Function>
+PyObject* with_python_errors(const Function& function) {
+    try {
+        return function();
+    } catch (const pybind11::builtin_exception& error) {
+        error.set_error();
+    } catch (...) {
+        torch::translate_exception_to_python(std::current_exception());
+    }
+    return nullptr;
+}
+
+// Makes `function` of its arguments, an array of `count` objects, a function of the module. `name` must outlive the module.
+using DirectCall = PyObject* (*)(PyObject* module, PyObject* const* arguments, Py_ssize_t count);
+inline void add_direct_call(pybind11::module_& module, const char* name, DirectCall function) {
+    const auto untyped = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+    auto* definitions = new PyMethodDef[2]{{name, untyped, METH_FASTCALL, nullptr}, {}};  // Python keeps the pointer
+    if (PyModule_AddFunctions(module.ptr(), definitions) != 0) throw pybind11::error_already_set();
 }
 
 }  // namespace hipconv

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from . import torch_ops, training
-from ._arguments import require_tensors
+from ._arguments import require_optional_tensors, require_tensors
 
 
 def causal_conv1d_fwd(
@@ -47,17 +47,13 @@ def causal_conv1d_fwd(
 
     Runs on the current stream of `x`'s device and does not wait for it. CPU tensors are computed before the call returns.
     """
-    if not (isinstance(out, Tensor) and isinstance(x, Tensor) and isinstance(weight, Tensor)):
-        require_tensors(out=out, x=x, weight=weight)
-    if bias is not None and not isinstance(bias, Tensor):
-        require_tensors(bias=bias)
+    kernels = torch_ops.kernels_for("causal_conv1d", x)
+    if kernels is not None and kernels.causal_conv1d_fwd_directly(out, x, weight, bias, use_silu, kernel):
+        return
     if not isinstance(use_silu, bool):
         raise TypeError(f"use_silu: got {use_silu!r}, expected a bool")
-    if not isinstance(kernel, str):
-        raise TypeError(f"kernel: got {kernel!r}, expected a string")
-    kernels = torch_ops.kernels_for("causal_conv1d", x, out, weight, bias)
-    if kernels is None or not kernels.causal_conv1d_fwd_directly(out, x, weight, bias, use_silu, kernel, torch_ops.stream(x)):
-        torch.ops.hipconv.causal_conv1d_fwd.default(out, x, weight, bias, use_silu, kernel_name=kernel)
+    _require_tensors_and_kernel(kernel, bias, out=out, x=x, weight=weight)
+    torch.ops.hipconv.causal_conv1d_fwd.default(out, x, weight, bias, use_silu, kernel_name=kernel)
 
 
 def causal_conv1d(
@@ -85,23 +81,25 @@ def causal_conv1d(
         What `causal_conv1d_fwd` raises, but tensors that require grad are welcome here; only a named `kernel` is refused with them.
         Gradients are deterministic, and cannot be differentiated again.
     """
-    if not (isinstance(x, Tensor) and isinstance(weight, Tensor)):
-        require_tensors(x=x, weight=weight)
-    if bias is not None and not isinstance(bias, Tensor):
-        require_tensors(bias=bias)
     use_silu = uses_silu(activation)
-    if not isinstance(kernel, str):
-        raise TypeError(f"kernel: got {kernel!r}, expected a string")
+    kernels = torch_ops.kernels_for("causal_conv1d", x)
+    if kernels is not None:
+        out = kernels.causal_conv1d_directly(x, weight, bias, use_silu, kernel)
+        if out is not None:
+            return out
+    _require_tensors_and_kernel(kernel, bias, x=x, weight=weight)
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)):
         if kernel != "auto":
             raise ValueError(f"kernel: got '{kernel}' with tensors that require grad, expected 'auto', or torch.no_grad()")
         return training.causal_conv1d_with_states(x, weight, bias, None, None, False, use_silu)[0]
-    kernels = torch_ops.kernels_for("causal_conv1d", x, weight, bias)
-    if kernels is not None:
-        out = kernels.causal_conv1d_directly(x, weight, bias, use_silu, kernel, torch_ops.stream(x))
-        if out is not None:
-            return out
     return torch.ops.hipconv.causal_conv1d.default(x, weight, bias, use_silu, kernel_name=kernel)
+
+
+def _require_tensors_and_kernel(kernel: object, bias: object, **tensors: object) -> None:
+    require_tensors(**tensors)
+    require_optional_tensors(bias=bias)
+    if not isinstance(kernel, str):
+        raise TypeError(f"kernel: got {kernel!r}, expected a string")
 
 
 def uses_silu(activation: str | None) -> bool:

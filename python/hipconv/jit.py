@@ -30,6 +30,7 @@ from .errors import BadRegistry, BuildDisabled, BuildError, CaptureError
 from .targets import Target
 
 _loaded: dict[tuple[str, Target], ModuleType] = {}
+_loaded_for_gpu: dict[tuple[str, int], ModuleType] = {}  # by device index, for calls of a few microseconds
 # Texts by artefact name: an edit makes another name, so the failure is not remembered against it. An exception would hold on to its
 # traceback, and so to the tensors of the call that met it.
 _failed: dict[str, str] = {}
@@ -68,9 +69,17 @@ def module(name: str, target: Target) -> ModuleType:
         return _loaded[name, target]
 
 
-def loaded(name: str, device: torch.device) -> ModuleType | None:
-    """The module for tensors on `device` if an earlier call has loaded it."""
-    return _loaded.get((name, targets.of(device))) if device.type in ("cpu", "cuda") else None
+def loaded(name: str, tensor: torch.Tensor) -> ModuleType | None:
+    """The module for tensors where this one is, if an earlier call has loaded it; perhaps one for a device that has no module."""
+    index = tensor.get_device()
+    if index >= 0 and (found := _loaded_for_gpu.get((name, index))):
+        return found
+    if tensor.device.type not in ("cpu", "cuda"):
+        return None
+    found = _loaded.get((name, targets.of(tensor.device)))
+    if found and index >= 0:
+        _loaded_for_gpu[name, index] = found
+    return found
 
 
 def warmup(modules: Sequence[str] | None = None) -> None:

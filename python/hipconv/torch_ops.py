@@ -13,6 +13,7 @@ from types import ModuleType
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from torch.overrides import has_torch_function_variadic
 
 from . import jit, targets
@@ -67,10 +68,11 @@ def kernels_for(name: str, x: Tensor, *others: Tensor | None) -> ModuleType | No
     """The module `name` for x's device, if it is loaded and nothing in Python looks on; else None.
 
     Its functions named ``*_directly`` ask the rest of the question, of torch's dispatcher, and do nothing if it has something to do.
+    (Those of the module causal_conv1d ask for Python too.)
     """
-    if type(x) is not Tensor or torch.compiler.is_compiling() or has_torch_function_variadic(x, *others):
+    if type(x) is not Tensor or is_dynamo_compiling() or (others and has_torch_function_variadic(x, *others)):
         return None
-    return jit.loaded(name, x.device)
+    return jit.loaded(name, x)
 
 
 def _refuse_gradients(tensors: dict[str, Tensor | None]) -> None:
