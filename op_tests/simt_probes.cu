@@ -19,6 +19,7 @@
 #include "arch.h"
 #include "dtype.h"
 #include "probes.h"
+#include "taper.h"
 
 #if defined(HIPCONV_HOST)
 #include <thread>
@@ -873,6 +874,42 @@ __global__ void write_out_of_bounds(float* out) { out[blockIdx.x * blockDim.x + 
 
 #endif
 
+// ---- division of work ---------------------------------------------------------------------------------------------------
+
+__global__ void write_pieces(hipconv::Taper taper, hipconv::Piece* pieces, uint32_t count) {
+    const uint32_t block = blockIdx.x * blockDim.x + threadIdx.x;
+    if (block < count) pieces[block] = hipconv::piece_of_block(taper, block);
+}
+
+// Every item of every row belongs to one piece; pieces are as long as asked at first, and never longer later on.
+void taper() {
+    struct Work {
+        uint32_t items, rows, log2_longest;
+    };
+    for (const Work w : {Work{16, 4096, 4}, Work{64, 900, 4}, Work{5, 9000, 3}, Work{1, 70, 0}, Work{7, 3, 2}, Work{1000, 40, 4},
+                         Work{9, 1, 4}, Work{33, 512, 1}, Work{4, 30000, 2}}) {
+        const std::string what = std::to_string(w.items) + " items of " + std::to_string(w.rows) + " rows";
+        const hipconv::Taper taper = hipconv::tapered(w.items, w.rows, w.log2_longest);
+        const uint32_t count = taper.blocks + 3;
+        DeviceArray<hipconv::Piece> device(count);
+        hipLaunchKernelGGL(write_pieces, dim3((count + 255) / 256), dim3(256), 0, nullptr, taper, device.data(), count);
+        const std::vector<hipconv::Piece> pieces = device.values();
+        std::vector<int> times(static_cast<size_t>(w.items) * w.rows);
+        uint32_t longest = 1u << w.log2_longest;
+        for (uint32_t block = 0; block < taper.blocks; ++block) {
+            const hipconv::Piece piece = pieces[block];
+            expect(piece.row < w.rows && piece.count > 0 && piece.first + piece.count <= w.items, what + ": outside");
+            expect(static_cast<uint32_t>(piece.count) <= longest, what + ": longer than those before");
+            if (piece.first == 0 && static_cast<uint32_t>(piece.count) < w.items) longest = piece.count;
+            for (int k = 0; k < piece.count; ++k) ++times[static_cast<size_t>(piece.row) * w.items + piece.first + k];
+        }
+        expect_equal(what, times, std::vector<int>(times.size(), 1));
+        for (uint32_t block = taper.blocks; block < count; ++block) expect(pieces[block].count == 0, what + ": past the end");
+        const bool large = static_cast<double>(w.items) * w.rows >= 65536 && w.log2_longest == 4 && w.items % 16 == 0;
+        if (large) expect(pieces[0].count == 16 && pieces[taper.blocks - 1].count == 2, what + ": no taper");
+    }
+}
+
 // ---- by name ------------------------------------------------------------------------------------------------------------
 
 const std::vector<Probe>& probes() {
@@ -899,6 +936,7 @@ const std::vector<Probe>& probes() {
         {"--list", "f16_conversions", [] { conversions<f16>(kF16); }},
         {"--list", "bf16_conversions", [] { conversions<bf16>(kBf16); }},
         {"--list", "silu_accuracy", silu_accuracy},
+        {"--list", "taper", taper},
 #if defined(HIPCONV_HOST)
         {"--list-host", "poison", poison},
         {"--list-host", "missing_lane", missing_lane},

@@ -69,6 +69,7 @@ EVERYWHERE = [
     "f16_conversions",
     "bf16_conversions",
     "silu_accuracy",
+    "taper",
 ]
 HOST_ONLY = ["poison", "missing_lane", "large_stack", "all_of_shared", "os_threads", "turns"]
 

@@ -14,20 +14,19 @@
 #include "causal_conv1d_launchers.h"
 #include "causal_conv1d_parts.h"
 #include "check.h"
+#include "taper.h"
 
 namespace hipconv {
 
 constexpr int kVectorThreads = 128;
 constexpr int kMinLanes = 8;  // of a row, side by side: a cache line of 128 bytes
-constexpr int kMaxItems = 8;  // vectors of a thread; fewer cost more starts, more leave cards unevenly filled
+constexpr int kLog2MaxItems = 4;  // vectors of a thread; fewer cost more starts, more leave small problems unevenly spread
 
 // How a launch divides the work. A block is blockDim.x vectors of tokens by blockDim.y channels. The items of a channel are the
-// stretches of blockDim.x vectors of each of its sequences, one sequence after another; a thread makes its vector of `each` of
-// them.
+// stretches of blockDim.x vectors of each of its sequences, one sequence after another; a thread makes its vector of some of them.
 struct VectorPlan {
+    Taper taper;                 // rows are groups of blockDim.y channels
     uint32_t stretches;          // of a sequence
-    uint32_t items;              // of a channel: batch * stretches
-    uint32_t each;               // items of a block
     int32_t stretch_tokens;      // of one stretch
     int32_t sequence_tokens;     // of all stretches of a sequence: its length rounded up
     int64_t x_batch, out_batch;  // bytes from sequence to sequence
@@ -51,11 +50,12 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
     using Past = TokensBefore<T, kWidth>;
     using Part = typename Past::Part;
 
-    const int64_t block_dim = (static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y) * blockDim.y;
+    const Piece piece = piece_of_block(plan.taper, blockIdx.y * gridDim.x + blockIdx.x);
+    const int64_t block_dim = static_cast<int64_t>(piece.row) * blockDim.y;
     const int64_t d = block_dim + threadIdx.y;
-    if (d >= p.dim) return;
-    const uint32_t first = blockIdx.x * plan.each;
-    const int count = static_cast<int>(plan.items - first < plan.each ? plan.items - first : plan.each);
+    if (d >= p.dim || piece.count == 0) return;
+    const uint32_t first = piece.first;
+    const int count = piece.count;
 
     // Where the next vector to load and the next to write lie: the sequence's row of the block's first channel, and a token in
     // it. Both are the same for all lanes (scalar registers on AMD). A lane adds 32 bits.
@@ -267,10 +267,13 @@ void launch(const CausalConv1dFwdParams& p, hipStream_t stream) {
     const dim3 block(shape.lanes, shape.rows, 1);
     VectorPlan plan{};
     plan.stretches = static_cast<uint32_t>(shape.stretches);
-    plan.items = static_cast<uint32_t>(shape.stretches * p.batch);
-    const double vectors = static_cast<double>(plan.items) * shape.lanes * p.dim;
-    plan.each = kMaxItems;
-    while (plan.each > 1 && (vectors / plan.each < kEnoughThreads || plan.each / 2 >= plan.items)) plan.each /= 2;
+    const int64_t items = shape.stretches * p.batch;
+    const int64_t channel_groups = (static_cast<int64_t>(p.dim) + shape.rows - 1) / shape.rows;
+    const double threads = static_cast<double>(items) * shape.lanes * p.dim;
+    uint32_t log2_each = kLog2MaxItems;
+    const auto too_few = [&] { return threads / (1 << log2_each) < kEnoughThreads * (log2_each == kLog2MaxItems ? 4.0 : 1.0); };
+    while (log2_each > 0 && (too_few() || items <= 1 << (log2_each - 1))) --log2_each;
+    plan.taper = tapered(static_cast<uint32_t>(items), channel_groups, log2_each);
     plan.stretch_tokens = static_cast<int32_t>(shape.lanes) * (16 / static_cast<int>(sizeof(T)));
     plan.sequence_tokens = static_cast<int32_t>(shape.stretches) * plan.stretch_tokens;
     plan.x_batch = p.x.batch_stride * static_cast<int64_t>(sizeof(T));
@@ -284,8 +287,8 @@ void launch(const CausalConv1dFwdParams& p, hipStream_t stream) {
         plan.x_end = plan.x_begin + bytes((p.batch - 1) * p.x.batch_stride + (p.dim - 1) * p.x.dim_stride + p.seqlen);
     }
 
-    const int64_t channel_groups = (static_cast<int64_t>(p.dim) + shape.rows - 1) / shape.rows;
-    const dim3 grid = grid_of((plan.items + plan.each - 1) / plan.each, channel_groups);
+    const unsigned blocks = plan.taper.blocks;
+    const dim3 grid = blocks <= kGridLimit ? dim3(blocks, 1, 1) : grid_of(kGridLimit, (blocks + kGridLimit - 1) / kGridLimit);
     hipLaunchKernelGGL((causal_conv1d_fwd_vector<T, kWidth, kRagged>), grid, block, 0, stream, p, plan);
     check_launch("causal_conv1d_fwd");
 }
@@ -298,8 +301,9 @@ bool causal_conv1d_vector_serves(const CausalConv1dFwdParams& p) {
     const auto near = [&](const Sequences& s) {  // whether 32 bits reach from a block's first row to its last
         return s.dim_stride >= 0 && (s.dim_stride * (shape.rows - 1)) * element_bytes(p.dtype) < kOffsetLimit;
     };
-    // Items are counted within a grid's x, tokens in 31 bits, those that only complete a stretch included.
-    return near(p.x) && near(p.out) && shape.stretches * p.batch <= kGridLimit && p.seqlen < INT32_MAX - 4096;
+    // Items are counted in 32 bits, tokens in 31, those that only complete a stretch included.
+    const double items = static_cast<double>(shape.stretches) * p.batch * ((p.dim + shape.rows - 1) / shape.rows);
+    return near(p.x) && near(p.out) && items < kOffsetLimit && p.seqlen < INT32_MAX - 4096;
 }
 
 void causal_conv1d_vector(const CausalConv1dFwdParams& p, void* stream) {
