@@ -19,6 +19,7 @@ namespace hipconv {
 constexpr int kTileThreads = 128;
 constexpr int kTileLanes = 32;  // the most vectors of channels that a block is wide
 constexpr int kMaxRun = 16;     // tokens
+constexpr int kMaxRunOfF32 = 10;
 
 // How a launch divides the work. A block is blockDim.x vectors of channels by blockDim.y rows; a row is one run of tokens. Where
 // a sequence has fewer runs than the block has rows, the block takes several sequences.
@@ -199,8 +200,10 @@ TileShape shape_of(const CausalConv1dFwdParams& p, int channels) {
     s.rows = kTileThreads / s.lanes;
     // Short enough that there are threads for a large card; then of equal length, so that a block's last rows are not idle.
     const auto runs_of = [&](int run) { return (static_cast<int64_t>(p.seqlen) + run - 1) / run; };
+    const auto threads = [&](int run) { return s.vectors * p.batch * runs_of(run); };
     s.run = kMaxRun;
-    while (s.run > 4 && s.vectors * p.batch * runs_of(s.run) < kEnoughThreads) s.run /= 2;
+    while (s.run > 4 && threads(s.run) < kEnoughThreads) s.run /= 2;
+    if (p.dtype == DType::f32 && threads(kMaxRunOfF32) >= 4 * kEnoughThreads) s.run = kMaxRunOfF32;
     s.runs_a_block = power_of_two_up_to(runs_of(s.run), s.rows);
     const int64_t wanted = (runs_of(s.run) + s.runs_a_block - 1) / s.runs_a_block * s.runs_a_block;
     s.run = static_cast<int>((p.seqlen + wanted - 1) / wanted);

@@ -20,7 +20,6 @@ namespace hipconv {
 
 constexpr int kVectorThreads = 128;
 constexpr int kMinLanes = 8;  // of a row, side by side: a cache line of 128 bytes
-constexpr int kLog2MaxItems = 4;  // vectors of a thread; fewer cost more starts, more leave small problems unevenly spread
 
 // How a launch divides the work. A block is blockDim.x vectors of tokens by blockDim.y channels. The items of a channel are the
 // stretches of blockDim.x vectors of each of its sequences, one sequence after another; a thread makes its vector of some of them.
@@ -43,7 +42,7 @@ template <typename T, int kWidth, bool kRagged>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, sizeof(T), kRagged))
     causal_conv1d_fwd_vector(CausalConv1dFwdParams p, VectorPlan plan) {
     constexpr int kTokens = 16 / static_cast<int>(sizeof(T));
-    constexpr int kAhead = sizeof(T) == 2 ? 2 : 1;  // measured on an H200
+    constexpr int kAhead = 2;  // measured on an H200
     constexpr int kHalf = kTokens / 2, kPairs = kTokens / 2;
     constexpr int kSize = static_cast<int>(sizeof(T));
     using Vector = Words<T, kTokens>;
@@ -270,9 +269,10 @@ void launch(const CausalConv1dFwdParams& p, hipStream_t stream) {
     const int64_t items = shape.stretches * p.batch;
     const int64_t channel_groups = (static_cast<int64_t>(p.dim) + shape.rows - 1) / shape.rows;
     const double threads = static_cast<double>(items) * shape.lanes * p.dim;
-    uint32_t log2_each = kLog2MaxItems;
-    const auto too_few = [&] { return threads / (1 << log2_each) < kEnoughThreads * (log2_each == kLog2MaxItems ? 4.0 : 1.0); };
-    while (log2_each > 0 && (too_few() || items <= 1 << (log2_each - 1))) --log2_each;
+    // Vectors of a thread: fewer cost more starts, more leave small problems unevenly spread, and two are loaded together.
+    uint32_t log2_each = sizeof(T) == 2 ? 4 : 3;
+    const auto enough = [&] { return kEnoughThreads * (sizeof(T) == 4 ? 2.0 : log2_each == 4 ? 4.0 : 1.0); };
+    while (log2_each > 1 && (threads / (1 << log2_each) < enough() || items <= 1 << (log2_each - 1))) --log2_each;
     plan.taper = tapered(static_cast<uint32_t>(items), channel_groups, log2_each);
     plan.stretch_tokens = static_cast<int32_t>(shape.lanes) * (16 / static_cast<int>(sizeof(T)));
     plan.sequence_tokens = static_cast<int32_t>(shape.stretches) * plan.stretch_tokens;
