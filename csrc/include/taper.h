@@ -44,15 +44,17 @@ HIPCONV_INLINE Piece piece_of_block(const Taper& taper, uint32_t block) {
     return {first_row + row, first, static_cast<int>(left < each ? left : each)};
 }
 
-// For rows of equally many items in pieces of at most 2^log2_longest; pieces of less than two items are no use.
+// For rows of equally many items in pieces of at most 2^log2_longest; pieces of less than two items are no use, nor is a taper where
+// a large card holds most blocks at once.
 inline Taper tapered(uint32_t items, int64_t rows, uint32_t log2_longest) {
     // Of the last items in all, how many lie in pieces of half the longest, of a quarter and of an eighth: a few rounds of the
     // blocks that a large card holds at once, but no great part of a small problem. A row lies in one zone.
     constexpr int64_t kItemsOfZone[kTaperZones] = {0, 16384, 3072, 1024};
+    constexpr int64_t kFewPieces = 2048;
     Taper taper{items, log2_longest, {}, {}, 0};
     int64_t rows_of_zone[kTaperZones] = {rows};
     for (uint32_t zone = kTaperZones - 1; zone > 0; --zone) {
-        if (log2_longest <= zone) continue;
+        if (log2_longest <= zone || items * rows >> log2_longest < kFewPieces) continue;
         const int64_t most = items * rows >> (2 * zone);
         rows_of_zone[zone] = (most < kItemsOfZone[zone] ? most : kItemsOfZone[zone]) / items;
         rows_of_zone[0] -= rows_of_zone[zone];

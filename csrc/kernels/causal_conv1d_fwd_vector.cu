@@ -270,7 +270,7 @@ void launch(const CausalConv1dFwdParams& p, hipStream_t stream) {
     const int64_t channel_groups = (static_cast<int64_t>(p.dim) + shape.rows - 1) / shape.rows;
     const double threads = static_cast<double>(items) * shape.lanes * p.dim;
     // Vectors of a thread: fewer cost more starts, more leave small problems unevenly spread, and two are loaded together.
-    uint32_t log2_each = sizeof(T) == 2 ? 4 : 3;
+    uint32_t log2_each = sizeof(T) == 2 && !kRagged ? 4 : 3;
     const auto enough = [&] { return kEnoughThreads * (sizeof(T) == 4 ? 2.0 : log2_each == 4 ? 4.0 : 1.0); };
     while (log2_each > 1 && (threads / (1 << log2_each) < enough() || items <= 1 << (log2_each - 1))) --log2_each;
     plan.taper = tapered(static_cast<uint32_t>(items), channel_groups, log2_each);

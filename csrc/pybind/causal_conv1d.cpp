@@ -181,30 +181,33 @@ at::Tensor new_tensor(const at::Tensor& x, const at::Tensor& weight, const at::T
 // The same past the dispatcher, called with Python's objects: (out, x, weight, bias, use_silu, kernel), on the current stream.
 // False or None if the arguments are none of a call's, or the dispatcher or autograd has something to do.
 PyObject* fwd_directly(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-    const at::Tensor *out = nullptr, *x = nullptr, *weight = nullptr, *bias = nullptr;
-    bool use_silu = false;
-    std::string kernel;
-    if (count != 6 || !read(arguments[0], out) || !read(arguments[1], x) || !read(arguments[2], weight) ||
-        !read_optional(arguments[3], bias) || !read(arguments[4], use_silu) || !read(arguments[5], kernel) ||
-        !nothing_looks_on({out, x, weight, bias}))
-        Py_RETURN_FALSE;
     return with_python_errors([&] {
-        fwd(*out, *x, *weight, bias, use_silu, kernel, current_stream(*x));
+        at::Tensor out, x, weight;
+        OptionalTensor bias;
+        bool use_silu = false;
+        std::string kernel;
+        if (count != 6 || !read(arguments[0], out) || !read(arguments[1], x) || !read(arguments[2], weight) ||
+            !read(arguments[3], bias) || !read(arguments[4], use_silu) || !read(arguments[5], kernel) ||
+            !nothing_looks_on({&out, &x, &weight, pointer(bias)}))
+            return Py_NewRef(Py_False);
+        fwd(out, x, weight, pointer(bias), use_silu, kernel, current_stream(x));
         return Py_NewRef(Py_True);
     });
 }
 
 // As above, of (x, weight, bias, use_silu, kernel).
 PyObject* new_tensor_directly(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-    const at::Tensor *x = nullptr, *weight = nullptr, *bias = nullptr;
-    bool use_silu = false;
-    std::string kernel;
-    if (count != 5 || !read(arguments[0], x) || !read(arguments[1], weight) || !read_optional(arguments[2], bias) ||
-        !read(arguments[3], use_silu) || !read(arguments[4], kernel) || !nothing_looks_on({x, weight, bias}) ||
-        !nothing_to_record({x, weight, bias}))
-        Py_RETURN_NONE;
-    return with_python_errors(
-        [&] { return THPVariable_Wrap(new_tensor(*x, *weight, bias, use_silu, kernel, current_stream(*x))); });
+    return with_python_errors([&] {
+        at::Tensor x, weight;
+        OptionalTensor bias;
+        bool use_silu = false;
+        std::string kernel;
+        if (count != 5 || !read(arguments[0], x) || !read(arguments[1], weight) || !read(arguments[2], bias) ||
+            !read(arguments[3], use_silu) || !read(arguments[4], kernel) || !nothing_looks_on({&x, &weight, pointer(bias)}) ||
+            !nothing_to_record({&x, &weight, pointer(bias)}))
+            return Py_NewRef(Py_None);
+        return py::cast(new_tensor(x, weight, pointer(bias), use_silu, kernel, current_stream(x))).release().ptr();
+    });
 }
 
 // What a call with these tensors would run: the kernel, its form, what asked for it, and all kernels that serve the call.

@@ -10,9 +10,10 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <initializer_list>
+#include <optional>
 #include <string>
 
 namespace at {
@@ -51,16 +52,20 @@ inline void note_written(const at::Tensor& tensor) {
 
 // ---- functions that Python calls with its own objects ---------------------------------------------------------------------
 
+// What these functions need of torch's Python; found when a module is loaded, because an import may let go of the GIL, and a
+// thread that waits for another's initialization of a static variable must not hold it.
+struct PythonOfTorch {
+    PyObject *tensor_type, *parameter_type, *current_stream;
+};
+inline PythonOfTorch python_of_torch{};
+
 // The current stream of the tensor's device, as the pointer that kernels are launched on. (Asked through Python: ROCm and CUDA,
 // and torch's versions, have it under one name there, and no library more to link.)
 inline int64_t current_stream(const at::Tensor& tensor) {
     if (!tensor.is_cuda()) return 0;
-    static PyObject* const ask = [] {
-        const auto torch = pybind11::module_::import("torch._C");
-        return pybind11::object(torch.attr("_cuda_getCurrentRawStream")).release().ptr();
-    }();
-    const auto device = pybind11::reinterpret_steal<pybind11::object>(PyLong_FromLong(tensor.get_device()));
-    const auto stream = pybind11::reinterpret_steal<pybind11::object>(PyObject_CallOneArg(ask, device.ptr()));
+    const auto owned = [](PyObject* object) { return pybind11::reinterpret_steal<pybind11::object>(object); };
+    const auto device = owned(PyLong_FromLong(tensor.get_device()));
+    const auto stream = owned(PyObject_CallOneArg(python_of_torch.current_stream, device.ptr()));
     const int64_t pointer = stream ? PyLong_AsLongLong(stream.ptr()) : -1;
     if (pointer == -1 && PyErr_Occurred()) throw pybind11::error_already_set();
     return pointer;
@@ -72,15 +77,15 @@ inline bool nothing_looks_on(std::initializer_list<const at::Tensor*> tensors) {
 }
 
 // Python's objects as what they are; false if an object is something that only the way through the operator handles.
-// Tensors and Parameters themselves, no subclass.
-inline bool read(PyObject* object, const at::Tensor*& tensor) {
-    if (!THPVariable_CheckExact(object)) return false;
-    tensor = &THPVariable_Unpack(object);
+// Tensors and Parameters themselves, no subclass. (torch's python_variable.h has this too, and takes 8 s to compile.)
+inline bool read(PyObject* object, at::Tensor& tensor) {
+    PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(object));
+    if (type != python_of_torch.tensor_type && type != python_of_torch.parameter_type) return false;
+    tensor = pybind11::handle(object).cast<at::Tensor>();
     return true;
 }
-inline bool read_optional(PyObject* object, const at::Tensor*& tensor) {
-    tensor = nullptr;
-    return object == Py_None || read(object, tensor);
+inline bool read(PyObject* object, std::optional<at::Tensor>& tensor) {
+    return object == Py_None || read(object, tensor.emplace());
 }
 inline bool read(PyObject* object, bool& value) {
     value = object == Py_True;
@@ -113,6 +118,13 @@ PyObject* with_python_errors(const Function& function) {
 // Makes `function` of its arguments, an array of `count` objects, a function of the module. `name` must outlive the module.
 using DirectCall = PyObject* (*)(PyObject* module, PyObject* const* arguments, Py_ssize_t count);
 inline void add_direct_call(pybind11::module_& module, const char* name, DirectCall function) {
+    const auto of_torch = [](const char* module_name, const char* what) {
+        const auto from = pybind11::module_::import(module_name);
+        return pybind11::object(pybind11::getattr(from, what, pybind11::none())).release().ptr();
+    };
+    if (!python_of_torch.tensor_type)  // (a torch without GPUs has no current stream to ask for)
+        python_of_torch = {of_torch("torch", "Tensor"), of_torch("torch.nn", "Parameter"),
+                           of_torch("torch._C", "_cuda_getCurrentRawStream")};
     const auto untyped = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
     auto* definitions = new PyMethodDef[2]{{name, untyped, METH_FASTCALL, nullptr}, {}};  // Python keeps the pointer
     if (PyModule_AddFunctions(module.ptr(), definitions) != 0) throw pybind11::error_already_set();

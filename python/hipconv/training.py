@@ -11,9 +11,10 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from . import jit, targets
-from .torch_ops import _library, _refuse_mixed_devices, stream
+from .torch_ops import _library, _refuse_mixed_devices, kernels_for, stream
 
 _INPUTS = "Tensor x, Tensor weight, Tensor? bias"
 _STATES = "Tensor? seq_idx=None, Tensor? initial_states=None"
@@ -55,6 +56,27 @@ def _forward(
         module.causal_conv1d_states_fwd(out, final_states, x, weight, bias, seq_idx, initial_states, use_silu, stream(x))
 
 
+def _forward_new(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    seq_idx: Tensor | None,
+    initial_states: Tensor | None,
+    return_final_states: bool,
+    use_silu: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """`_forward` into new tensors, where autograd has no part."""
+    if seq_idx is None and initial_states is None and not return_final_states and x.dtype != torch.float64:
+        kernels = kernels_for("causal_conv1d", x)
+        out = None if kernels is None else kernels.causal_conv1d_directly(x, weight, bias, use_silu, "auto")
+        if out is not None:
+            return out, None
+    out = torch.empty_like(x)
+    final_states = _new_states(x, weight) if return_final_states else None
+    _forward(out, final_states, x, weight, bias, seq_idx, initial_states, use_silu)
+    return out, final_states
+
+
 def _new_states(x: Tensor, weight: Tensor) -> Tensor:
     """(batch, dim, width - 1), channels inside, as the peer lays them out."""
     return x.new_empty(x.shape[0], weight.shape[1] - 1, x.shape[1]).transpose(1, 2)
@@ -63,9 +85,7 @@ def _new_states(x: Tensor, weight: Tensor) -> Tensor:
 @torch.library.impl(_library, "causal_conv1d_fn", "CompositeExplicitAutograd")
 def _causal_conv1d_fn(x, weight, bias=None, seq_idx=None, initial_states=None, return_final_states=False, use_silu=False):
     with torch.no_grad():
-        out = torch.empty_like(x)
-        final_states = _new_states(x, weight) if return_final_states else None
-        _forward(out, final_states, x, weight, bias, seq_idx, initial_states, use_silu)
+        out, final_states = _forward_new(x, weight, bias, seq_idx, initial_states, return_final_states, use_silu)
         return out, x.new_empty(0) if final_states is None else final_states
 
 
@@ -179,10 +199,7 @@ class _CausalConv1d(torch.autograd.Function):
     def forward(ctx, x, weight, bias, seq_idx, initial_states, return_final_states, use_silu):
         ctx.save_for_backward(x, weight, bias, seq_idx, initial_states)
         ctx.return_final_states, ctx.use_silu = return_final_states, use_silu
-        out = torch.empty_like(x)
-        final_states = _new_states(x, weight) if return_final_states else None
-        _forward(out, final_states, x, weight, bias, seq_idx, initial_states, use_silu)
-        return out, final_states
+        return _forward_new(x, weight, bias, seq_idx, initial_states, return_final_states, use_silu)
 
     @staticmethod
     def backward(ctx, dout, dfinal_states):
@@ -204,7 +221,7 @@ def _nothing_looks_on(*tensors: Tensor | None) -> bool:
         if tensor is not None and type(tensor) is not Tensor and type(tensor) is not torch.nn.Parameter:
             return False
     return not (
-        torch.compiler.is_compiling()
+        is_dynamo_compiling()
         or torch._C._are_functorch_transforms_active()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._get_tracing_state()
@@ -224,7 +241,9 @@ def causal_conv1d_with_states(
     """The output and, if asked for, the final states; a gradient is recorded where one is wanted."""
     if bias is not None and bias.numel() == 0:
         bias = None
-    if x.device.type != "meta" and _nothing_looks_on(x, weight, bias, seq_idx, initial_states):
+    if not x.is_meta and _nothing_looks_on(x, weight, bias, seq_idx, initial_states):
+        if not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias, initial_states))):
+            return _forward_new(x, weight, bias, seq_idx, initial_states, return_final_states, use_silu)
         return _CausalConv1d.apply(x, weight, bias, seq_idx, initial_states, return_final_states, use_silu)
     out, final_states = torch.ops.hipconv.causal_conv1d_fn.default(x, weight, bias, seq_idx, initial_states, return_final_states, use_silu)
     return out, final_states if return_final_states else None
