@@ -45,7 +45,9 @@ struct CausalConv1dStatesParams {
     Sequences final_states;  // (batch, dim, width - 1), or null; may be the initial states' memory
 };
 
-// Defined in csrc/kernels and in csrc/cpu. No size but the seqlen is zero.
+// Defined in csrc/kernels and in csrc/cpu. No size but the seqlen is zero. `out` holds what it would if every row were one sequence
+// without a state, made by the fast kernels of causal_conv1d.h: only outputs for which that is not so are made here, those near
+// the begin of a row or of a sequence in it. (Of float64, which those kernels do not serve, all.)
 bool causal_conv1d_states_serve_f64();
 void causal_conv1d_states_fwd(const CausalConv1dStatesParams& params, void* stream);
 

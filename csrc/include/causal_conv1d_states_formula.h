@@ -58,6 +58,16 @@ HIPCONV_INLINE bool sees(const CausalConv1dInputs& p, int64_t b, int64_t t, int6
     return !p.seq_idx.data || sequence_of(p, b, from) == sequence_of(p, b, t);
 }
 
+// Whether token t sees something else than it would if the row were one sequence without a state.
+HIPCONV_INLINE bool differs_from_plain_row(const CausalConv1dInputs& p, int64_t b, int64_t t) {
+    if (p.initial_states.data && t < p.width - 1) return true;
+    if (!p.seq_idx.data) return false;
+    const int32_t sequence = sequence_of(p, b, t);
+    bool differs = sequence < 0;
+    for (int k = 1; k < p.width && k <= t; ++k) differs |= sequence_of(p, b, t - k) != sequence;
+    return differs;
+}
+
 // Whether the final state holds the input at t, one of the last width - 1 of [initial state | x].
 HIPCONV_INLINE bool final_state_counts(const CausalConv1dInputs& p, int64_t b, int64_t t) {
     if (t < 0 && !p.initial_states.data) return false;

@@ -13,9 +13,11 @@ namespace {
 
 using namespace hipconv;
 
+// `make_rows` is called when all has been checked: it makes `out` as if every row were one sequence without a state. None with
+// float64.
 void fwd(const at::Tensor& out, const OptionalTensor& final_states, const at::Tensor& x, const at::Tensor& weight,
          const OptionalTensor& optional_bias, const OptionalTensor& seq_idx, const OptionalTensor& initial_states, bool use_silu,
-         int64_t stream) {
+         const std::optional<py::function>& make_rows, int64_t stream) {
     const at::Tensor* bias = given_bias(optional_bias);
     CausalConv1dStatesParams p{};
     p.in = checked_inputs(x, weight, bias, given(seq_idx), given(initial_states), use_silu, causal_conv1d_states_serve_f64());
@@ -36,6 +38,7 @@ void fwd(const at::Tensor& out, const OptionalTensor& final_states, const at::Te
     mark_written(out);
     if (final_states) mark_written(*final_states);
     if (x.size(0) == 0 || x.size(1) == 0) return;
+    if (make_rows) (*make_rows)();
     const c10::DeviceGuard guard(x.device());
     py::gil_scoped_release no_gil;
     causal_conv1d_states_fwd(p, reinterpret_cast<void*>(stream));
