@@ -260,6 +260,8 @@ WARPGROUPED = {
     "runs across images": Case((7, 64, 7, 7), (136, 3, 3), (2, 2), (1, 1, 1, 1), residual=True, activation="relu"),
     "runs, uneven": Case((2, 40, 13, 11), (33, 2, 5), (3, 2), (1, 0, 2, 1), (2, 1), weight_layout="krsc1"),
     "runs, more padding than image": Case((1, 8, 2, 3), (8, 3, 3), padding=(5, 4, 3, 6), out_layout="nhwc1"),
+    "runs to odd images": Case((3, 64, 7, 7), (72, 3, 3), padding=(1, 1, 1, 1), out_layout="nchw", bias=True, activation="relu"),
+    "runs to even images": Case((5, 64, 6, 7), (40, 1, 1), out_layout="nchw0", bias=True),
     "a pixel": Case((1, 64, 1, 1), (64, 1, 1), bias=True),
     "wide patches": Case((2, 72, 4, 64), (40, 3, 3), padding=(1, 1, 1, 1), x_layout="nchw", out_layout="nchw", bias=True, residual=True),
     "wide patches, uneven": Case((1, 64, 2, 128), (72, 3, 3), padding=(2, 0, 2, 0), x_layout="nchw", weight_layout="kcrs"),
@@ -279,7 +281,7 @@ def warpgroup_module() -> Iterator[Any]:
 def test_warpgroups(warpgroup_module: Any, name: str) -> None:
     """What the copy engine brings and what waves gather, in each tile that serves it, more than one tile a block; and split sums."""
     case = WARPGROUPED[name]._replace(algorithm="warpgroup_gemm")
-    served = [tile for tile in WARPGROUP_TILES if serves_warpgroups(warpgroup_module, case, tile)]
+    served = [tile for tile in WARPGROUP_TILES if is_served(warpgroup_module, case, tile)]
     assert served, "no tile serves it"
     for tile, dtype in zip(served, itertools.cycle(HALVES)):
         check(warpgroup_module, case._replace(tile=tile, dtype=dtype))
@@ -294,7 +296,7 @@ def test_warpgroups_of_split_sums(warpgroup_module: Any, split_k: int) -> None:
     check(warpgroup_module, case._replace(algorithm="warpgroup_gemm", tile=(128, 64)))
 
 
-def serves_warpgroups(module: Any, case: Case, tile: tuple[int, int]) -> bool:
+def is_served(module: Any, case: Case, tile: tuple[int, int]) -> bool:
     x, weight = integers(case.shape, case.x_layout, case.dtype, 1), filters_of(case)
     out, _ = surrounded((case.shape[0], case.filters[0], *case.out_size), case.out_layout, case.out_dtype or case.dtype, 0.0)
     return module.conv2d_refusal(out, x, weight, None, None, call_of(module, case._replace(tile=tile))) is None
@@ -305,9 +307,50 @@ def test_warpgroups_on_random_shapes(warpgroup_module: Any) -> None:
     tiles = {dtype: [(64, 64)] for dtype in DTYPES}
     while done < 30:
         case = random_case(rng, tiles)._replace(algorithm="warpgroup_gemm", tile=rng.choice(WARPGROUP_TILES), split_k=rng.randint(1, 2))
-        if case.mode == "zeros" and case.dtype != torch.float32 and serves_warpgroups(warpgroup_module, case, case.tile):
+        if case.mode == "zeros" and case.dtype != torch.float32 and is_served(warpgroup_module, case, case.tile):
             check(warpgroup_module, case, done)
             done += 1
+
+
+# ---- x that is relaid ------------------------------------------------------------------------------------------------------------------
+
+RELAID = {
+    "stem": Case((2, 3, 21, 19), (72, 7, 7), (2, 2), (3, 3, 3, 3), x_layout="nchw", weight_layout="kcrs", out_layout="nchw", bias=True),
+    "few channels, channels last": Case((2, 5, 9, 14), (40, 3, 4), (1, 3), (0, 2, 2, 0), x_layout="nhwc1", residual=True),
+    "few channels, dilated rows": Case((1, 8, 13, 9), (24, 3, 3), (2, 1), (2, 1, 1, 1), (2, 1), x_layout="nchw"),
+    "patches of a transformer": Case((1, 3, 28, 28), (32, 14, 14), (14, 14), x_layout="nchw0", weight_layout="kcrs"),
+    "few channels, one column": Case((2, 4, 11, 9), (16, 3, 1), (2, 2), (1, 1, 0, 0), x_layout="nchw"),
+    "odd images": Case((3, 72, 7, 7), (136, 3, 3), padding=(1, 1, 1, 1), x_layout="nchw0", weight_layout="kcrs", out_layout="nchw"),
+    "even images": Case((3, 65, 6, 7), (40, 1, 1), x_layout="nchw0", weight_layout="kcrs", out_layout="nchw", bias=True, activation="relu"),
+    "steps that pass over pixels": Case((2, 70, 9, 11), (24, 1, 1), (2, 3), (1, 0, 2, 1), x_layout="nchw"),
+    "channels that end within a chunk": Case((2, 83, 5, 6), (24, 2, 2), x_layout="nhwc1", weight_layout="krsc1", out_layout="nhwc1"),
+    "groups": Case((2, 128, 6, 5), (32, 3, 3), padding=(1, 1, 1, 1), groups=2, x_layout="nchw", weight_layout="kcrs"),
+    "reflect": Case((2, 20, 6, 7), (16, 3, 3), (1, 2), (2, 1, 3, 2), mode="reflect", x_layout="nchw", out_layout="nchw"),
+    "circular, channels last": Case((1, 16, 6, 7), (16, 5, 3), (2, 1), (3, 4, 7, 2), mode="circular", bias=True),
+    "replicate, few channels": Case((2, 3, 6, 7), (16, 3, 3), padding=(2, 1, 3, 2), mode="replicate", x_layout="nchw"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RELAID)
+def test_relaid(module: Any, name: str) -> None:
+    """By each GEMM that the unit has, in its smallest tile."""
+    served = 0
+    for algorithm, dtype in (("relaid_implicit_gemm", torch.bfloat16), ("relaid_warpgroup_gemm", torch.float16)):
+        arch = targets.of(torch.device("cpu")).arch
+        for tile in [(m, n) for m, n in module.conv2d_tiles(algorithm, arch, dtype)][-1:]:
+            case = RELAID[name]._replace(algorithm=algorithm, dtype=dtype, tile=tile)
+            if is_served(module, case, tile):
+                check(module, case)
+                served += 1
+                if is_served(module, case._replace(split_k=2), tile):
+                    check(module, case._replace(split_k=2))
+    assert served
+
+
+def test_x_that_the_gemms_read_in_place_is_not_relaid(module: Any) -> None:
+    for algorithm in ("relaid_implicit_gemm", "relaid_warpgroup_gemm"):
+        assert not is_served(module, Case((1, 64, 5, 5), (16, 3, 3), algorithm=algorithm), (128, 64))
+        assert not is_served(module, Case((1, 64, 5, 5), (16, 3, 3), algorithm=algorithm, dtype=torch.float32, x_layout="nchw"), (128, 64))
 
 
 @pytest.mark.parametrize("split_k", [2, 3, 5, 16])

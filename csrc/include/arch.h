@@ -85,6 +85,9 @@ constexpr int kLaneBytes = 16;
 #if __CUDA_ARCH__ >= 800
 #define HIPCONV_HAS_MMA_SYNC 1
 #endif
+#if __CUDA_ARCH__ >= 900
+#define HIPCONV_HAS_EARLY_LAUNCHES 1  // early_launch.h
+#endif
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define HIPCONV_HAS_WARPGROUPS 1  // sm_90: four waves multiply tiles in LDS (warpgroup_mma.h), a copy engine brings them there
 #endif

@@ -49,7 +49,7 @@ struct Conv2dParams {
 
 // What runs a call: an algorithm of the registry, and of a tiled one its tile.
 struct Conv2dPlan {
-    std::string algorithm;           // "warpgroup_gemm", "implicit_gemm", "naive"
+    std::string algorithm;           // "warpgroup_gemm", "relaid_implicit_gemm", "naive" …
     int32_t tile_m = 0, tile_n = 0;  // output pixels and filters of a block; zero where an algorithm has no tiles
     int32_t split_k = 1;             // blocks that share an output tile, each with its part of the sum
 };

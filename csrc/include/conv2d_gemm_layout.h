@@ -65,23 +65,26 @@ struct GemmLayout {
 };
 
 // Of a split that has more parts than there is to add.
-inline const char* refusal_of_split(const Conv2dPlan& plan, int64_t steps) {
+inline const char* refusal_of_split(const Conv2dPlan& plan, const GemmLayout& l, int64_t steps) {
+    if (plan.split_k > 1 && l.out_elements >= kLimit31) return "outputs of less than 2^31 elements with split_k";
     if (plan.split_k >= 1 && plan.split_k <= 64 && plan.split_k <= steps) return nullptr;
     return "split_k from 1 to 64, up to the steps of its product";
 }
 
-inline bool vector_stores(const Conv2dParams& p, const GemmLayout& l, const ConvGemmParams& g) {
+// Whether so many elements after one another, of out and of the residual, are aligned as a vector, wherever a tile begins: of a
+// group's filters, or of an image's pixels.
+inline bool stores_by(int elements, const Conv2dParams& p, const GemmLayout& l, const ConvGemmParams& g) {
     const auto fits = [&](const Image& image, DType dtype) {
-        const int64_t each = dtype == DType::f32 ? 4 : 8;  // elements of 16 bytes
-        if (!is_aligned(image.data) || !multiple_of(image.batch_stride, p.batch, each)) return false;
+        const int64_t each = dtype == DType::f32 && elements > 4 ? 4 : elements;  // of 16 bytes at most
+        if (reinterpret_cast<uintptr_t>(image.data) % (each * element_bytes(dtype)) != 0) return false;
+        if (!multiple_of(image.batch_stride, p.batch, each)) return false;
         if (g.along_filters)
             return (image.channel_stride == 1 || p.out_channels == 1) && multiple_of(image.row_stride, p.out_height, each) &&
                    multiple_of(image.column_stride, p.out_width, each);
         return image.column_stride == 1 && (image.row_stride == p.out_width || p.out_height == 1) &&
                multiple_of(image.channel_stride, p.out_channels, each);
     };
-    // Whole vectors only: of a group's filters, or of an image's pixels.
-    if ((g.along_filters ? l.group_filters : g.patches_across ? p.out_width : l.image_pixels) % 8 != 0) return false;
+    if ((g.along_filters ? l.group_filters : g.patches_across ? p.out_width : l.image_pixels) % elements != 0) return false;
     return fits(p.out, p.out_dtype) && (!p.residual.data || fits(p.residual, p.residual_dtype));
 }
 
@@ -122,12 +125,13 @@ inline ConvGemmParams common_params(const Conv2dParams& p, const GemmLayout& l, 
     g.group_filters = static_cast<int32_t>(l.group_filters);
     g.taps = static_cast<int32_t>(l.taps);
     g.along_filters = g.conv.out.channel_stride < g.conv.out.column_stride || l.image_pixels == 1;
-    g.vector_stores = vector_stores(g.conv, l, g);
+    g.vector_stores = stores_by(8, g.conv, l, g);
+    g.pair_stores = stores_by(2, g.conv, l, g);
     return g;
 }
 
-// Before the GEMM, where filters cannot be read where they are; and after it, where sums were split.
-void pack_filters(const Conv2dParams& p, const GemmLayout& l, void* workspace, void* stream);
-void add_parts(const Conv2dParams& p, const ConvGemmParams& g, int split_k, void* stream);
+// Before the GEMM, where filters cannot be read where they are; and after it, where sums were split. `early`: early_launch.h.
+void pack_filters(const Conv2dParams& p, const GemmLayout& l, bool early, void* workspace, void* stream);
+void add_parts(const Conv2dParams& p, const ConvGemmParams& g, int split_k, bool early, void* stream);
 
 }  // namespace hipconv

@@ -125,16 +125,31 @@ HIPCONV_INLINE int slab_at(int pixel, int filter) {
 template <int kSlabPixels, int kFilters, typename Pixels>
 HIPCONV_INLINE void store_slab_by_elements(const ConvGemmParams& p, const float* slab, int lane, Pixels run, int first_filter,
                                            int group, int part) {
+    const Conv2dParams& c = p.conv;
     const int filters = p.group_filters - first_filter;
-    const int64_t k_first = static_cast<int64_t>(group) * p.group_filters + first_filter;
+    const int64_t k_first = static_cast<int64_t>(group) * p.group_filters + first_filter, part_offset = part * p.part_stride;
+    if (p.along_filters) {
 #pragma unroll 1
-    for (int i = lane; i < kSlabPixels * kFilters; i += kWaveSize) {
-        const int pixel = p.along_filters ? i / kFilters : i % kSlabPixels;
-        const int filter = p.along_filters ? i % kFilters : i / kSlabPixels;
-        if (filter >= filters || !run.has(p, pixel)) continue;
-        const PixelOfOut at = run.at(p, pixel);
-        conv2d_store(p.conv, at.n, k_first + filter, at.p, at.q, slab[slab_at<kFilters>(pixel, filter)], part * p.part_stride);
+        for (int i = lane; i < kSlabPixels * kFilters; i += kWaveSize) {
+            const int pixel = i / kFilters, filter = i % kFilters;
+            if (filter >= filters || !run.has(p, pixel)) continue;
+            const PixelOfOut at = run.at(p, pixel);
+            const int64_t k = k_first + filter;
+            const int64_t residual = c.residual.data ? offset_in(c.residual, at.n, k, at.p, at.q) : 0;
+            conv2d_store_at(c, k, part_offset + offset_in(c.out, at.n, k, at.p, at.q), residual, slab[slab_at<kFilters>(pixel, filter)]);
+        }
+        return;
     }
+    static_assert(kWaveSize % kSlabPixels == 0, "a lane has one pixel");
+    const int pixel = lane % kSlabPixels;
+    if (!run.has(p, pixel)) return;
+    const PixelOfOut at = run.at(p, pixel);
+    const int64_t first = part_offset + offset_in(c.out, at.n, k_first, at.p, at.q);
+    const int64_t first_residual = c.residual.data ? offset_in(c.residual, at.n, k_first, at.p, at.q) : 0;
+#pragma unroll 1
+    for (int filter = lane / kSlabPixels; filter < kFilters && filter < filters; filter += kWaveSize / kSlabPixels)
+        conv2d_store_at(c, k_first + filter, first + filter * c.out.channel_stride, first_residual + filter * c.residual.channel_stride,
+                        slab[slab_at<kFilters>(pixel, filter)]);
 }
 
 // The same, eight elements a lane where they are aligned.

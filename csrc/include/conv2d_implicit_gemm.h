@@ -68,7 +68,7 @@ struct ConvGemmParams {
 
     // out
     bool along_filters;   // lanes lie along filters, else along pixels
-    bool vector_stores;   // 8 elements along there are aligned, and so are the residual's
+    bool vector_stores, pair_stores;  // 8 or 2 elements along there are aligned, and so are the residual's
     int64_t part_stride;  // elements, from a part's sums to the next
 };
 

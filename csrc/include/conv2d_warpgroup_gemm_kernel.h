@@ -5,6 +5,7 @@
 #include "check.h"
 #include "conv2d_gemm_out.h"
 #include "conv2d_warpgroup_gemm.h"
+#include "early_launch.h"
 #include "warpgroup_mma.h"
 
 namespace hipconv {
@@ -244,30 +245,26 @@ HIPCONV_INLINE void bring_x(const WarpgroupGemmParams& p, const Ring& ring) {
 
 // ---- sums -------------------------------------------------------------------------------------------------------------
 
-// A wave's bias of a tile's filters as floats in LDS, zeros if there is none.
-template <typename B, int kTileN>
-HIPCONV_INLINE void write_bias(const void* bias, int64_t first, int64_t stride, int filters, int lane, float* to) {
-    constexpr int kEach = kTileN / 32;
-    float values[kEach];
+// A lane's share of a tile's bias, zeros if there is none: it comes while the products are made.
+template <typename B, int kEach>
+HIPCONV_INLINE void load_bias(const void* bias, int64_t first, int64_t stride, int filters, int lane, float (&to)[kEach]) {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
         const int filter = lane + i * 32;
-        values[i] = filter < filters ? to_float(static_cast<const B*>(bias)[(first + filter) * stride]) : 0.0f;
+        to[i] = filter < filters ? to_float(static_cast<const B*>(bias)[(first + filter) * stride]) : 0.0f;
     }
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) to[lane + i * 32] = values[i];
 }
 
-template <int kTileN>
-HIPCONV_INLINE void write_bias(const WarpgroupGemmParams& p, const WarpgroupTile& t, int lane, float* to) {
+template <int kEach>
+HIPCONV_INLINE void load_bias(const WarpgroupGemmParams& p, const WarpgroupTile& t, int lane, float (&to)[kEach]) {
     const Conv2dParams& c = p.gemm.conv;
     const void* bias = global_pointer<const void>(reinterpret_cast<uint64_t>(c.bias));
     const int64_t first = static_cast<int64_t>(t.group) * p.gemm.group_filters + t.first_filter;
     const int filters = c.bias ? p.gemm.group_filters - t.first_filter : 0;
     switch (c.bias_dtype) {
-        case DType::f32: return write_bias<float, kTileN>(bias, first, c.bias_stride, filters, lane, to);
-        case DType::f16: return write_bias<f16, kTileN>(bias, first, c.bias_stride, filters, lane, to);
-        case DType::bf16: return write_bias<bf16, kTileN>(bias, first, c.bias_stride, filters, lane, to);
+        case DType::f32: return load_bias<float>(bias, first, c.bias_stride, filters, lane, to);
+        case DType::f16: return load_bias<f16>(bias, first, c.bias_stride, filters, lane, to);
+        case DType::bf16: return load_bias<bf16>(bias, first, c.bias_stride, filters, lane, to);
     }
 }
 
@@ -283,8 +280,9 @@ HIPCONV_INLINE void take_sums(const WarpgroupSums<kTileN> (&sums)[kBlocks], int 
     }
 }
 
-// To out of 16 bits where eight elements are aligned: rounded where they are, then turned between lanes until each has eight
-// after one another. In a loop that is not unrolled, because the activations are long.
+// To out of 16 bits: rounded where they are, then turned between lanes. Where eight elements are aligned, until each lane has eight
+// after one another; else until lanes lie along pixels, each with two. In a loop that is not unrolled, because the activations are
+// long.
 template <typename T, int kTileN, int kBlocks>
 HIPCONV_INLINE void store_halves(const WarpgroupGemmParams& p, const WarpgroupTile& t,
                                  const WarpgroupSums<kTileN> (&sums)[kBlocks], const float* bias, int wave_pixel, int lane) {
@@ -293,22 +291,24 @@ HIPCONV_INLINE void store_halves(const WarpgroupGemmParams& p, const WarpgroupTi
     const int of_four = lane % 4, row = lane / 4;
     const int64_t first_filter = static_cast<int64_t>(t.group) * g.group_filters + t.first_filter;
     const int filters = g.group_filters - t.first_filter;
-    // The pixels that this lane stores: two and eight filters of each, or eight after one another.
-    const int pixel[2] = {g.along_filters ? row : of_four % 2 * 8, row + 8};
-    const int filter = g.along_filters ? of_four * 8 : of_four / 2 * 8 + row;  // of 32
-    T* place[2] = {};
-    bool is_inside[2] = {};
+    // The pixels that this lane stores: two and eight filters of each; eight after one another; or two and two.
+    const int first_pixel = g.along_filters ? row : g.vector_stores ? of_four % 2 * 8 : of_four * 2;
+    const int filter = g.along_filters ? of_four * 8 : g.vector_stores ? of_four / 2 * 8 + row : row;  // of 32
+    T* place[4] = {};  // of first_pixel, that + 8, and of the pixels behind these
+    bool is_inside[4] = {};
 #pragma unroll 1
     for (int number = 0; number < kBlocks * kTileN / 32; ++number) {
         const int first = number % (kTileN / 32) * 32;
         if (first == 0) {
             const WarpgroupPixels pixels{p.patch_columns, t, wave_pixel + number / (kTileN / 32) * kWarpgroupPixels};
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                is_inside[i] = pixels.has(g, pixel[i]);
-                const PixelOfOut at = pixels.at(g, pixel[i]);
+            for (int i = 0; i < 4; ++i) {
+                const int pixel = first_pixel + i % 2 * 8 + i / 2;
+                is_inside[i] = pixels.has(g, pixel);
+                const PixelOfOut at = pixels.at(g, pixel);
                 place[i] = global_pointer<T>(reinterpret_cast<uint64_t>(c.out.data)) +
                            offset_in(c.out, at.n, first_filter + filter, at.p, at.q);
+                if (i == 1 && (g.along_filters || g.vector_stores)) break;
             }
         }
         float v[16];
@@ -338,7 +338,7 @@ HIPCONV_INLINE void store_halves(const WarpgroupGemmParams& p, const WarpgroupTi
                 for (int n = 0; n < 4; ++n) set_word(eight, n, words[i][n]);
                 if (is_inside[i] && first + filter < filters) *reinterpret_cast<Words4*>(place[i] + first) = eight;
             }
-        } else {
+        } else if (g.vector_stores) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {  // 16 filters each
                 uint32_t turned[4];
@@ -350,6 +350,20 @@ HIPCONV_INLINE void store_halves(const WarpgroupGemmParams& p, const WarpgroupTi
                 for (int n = 0; n < 4; ++n) set_word(eight, n, turned[n]);
                 if (is_inside[0] && first + half * 16 + filter < filters)
                     *reinterpret_cast<Words4*>(place[0] + (first + half * 16) * c.out.channel_stride) = eight;
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const int eight = i / 2 * 8;  // filters
+                const uint32_t two = turn_8x8(words[i % 2][i / 2], lane);
+                if (first + eight + filter >= filters) continue;
+                const int64_t offset = (first + eight) * c.out.channel_stride;
+                if (g.pair_stores) {  // then both are inside or none is
+                    if (is_inside[i % 2]) *reinterpret_cast<uint32_t*>(place[i % 2] + offset) = two;
+                    continue;
+                }
+                if (is_inside[i % 2]) place[i % 2][offset] = bit_cast<T>(static_cast<uint16_t>(two));
+                if (is_inside[2 + i % 2]) place[2 + i % 2][offset] = bit_cast<T>(static_cast<uint16_t>(two >> 16));
             }
         }
     }
@@ -379,7 +393,7 @@ HIPCONV_INLINE void write_slab(const WarpgroupSums<kTileN> (&sums)[kBlocks], int
 // elements a lane, if they are aligned. One slab after the other, in a loop that is not unrolled: the way out is long.
 template <typename T, int kTileN, int kBlocks>
 HIPCONV_INLINE void store_sums(const WarpgroupGemmParams& p, const WarpgroupTile& t, const WarpgroupSums<kTileN> (&sums)[kBlocks],
-                               float* slabs, int thread) {
+                               const float (&lane_bias)[kTileN / 32], float* slabs, int thread) {
     constexpr int kPixels = WarpgroupShape::kSlabPixels, kFilters = WarpgroupShape::kSlabFilters, kSlabs = kTileN / kFilters;
     const ConvGemmParams& g = p.gemm;
     const Conv2dParams& c = g.conv;
@@ -388,10 +402,11 @@ HIPCONV_INLINE void store_sums(const WarpgroupGemmParams& p, const WarpgroupTile
     float* const slab = slabs + thread / 32 * WarpgroupShape::slab_floats(kTileN);
     float* const bias = slab + kPixels * kFilters;
     sync_wave();  // the tile before has left
-    write_bias<kTileN>(p, t, lane, bias);
-
+#pragma unroll
+    for (int i = 0; i < kTileN / 32; ++i) bias[lane + i * 32] = lane_bias[i];
     sync_wave();  // the bias is there
-    if (g.vector_stores && c.out_dtype == (kIsBf16<T> ? DType::bf16 : DType::f16) && !c.residual.data)
+    const bool is_of_halves = c.out_dtype == (kIsBf16<T> ? DType::bf16 : DType::f16) && !c.residual.data;
+    if (is_of_halves && (g.vector_stores || !g.along_filters))
         return store_halves<T>(p, t, sums, bias, wave_pixel, lane);
 
     // Two times eight elements a lane.
@@ -473,6 +488,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByBoxes)
         const Ring filters{lds + kShape.x_bytes(p.patches) / 16, kShape.filter_bytes() / 16, stages, barriers + 2 * kMostStages,
                            barriers + 3 * kMostStages};
         if (thread == 0) {
+            if constexpr (kByBoxes) fetch_map(p.x);
+            fetch_map(p.filters);
             for (int i = 0; i < kMostStages; ++i) {
                 begin_barrier(&x.full[i], kLoaders);
                 begin_barrier(&filters.full[i], 1);
@@ -482,6 +499,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByBoxes)
             show_barriers_to_copy_engine();
         }
         __syncthreads();
+        let_next_kernel_begin();
+        wait_for_kernel_before();
 
         constexpr int kFirstProducer = kShape.kConsumers / 32, kFirstLoader = kShape.kConsumers + 32;
         if (wave >= kFirstProducer) {
@@ -503,6 +522,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByBoxes)
         for (int number = blockIdx.x; number < p.tiles; number += gridDim.x) {
             const WarpgroupTile t = warpgroup_tile<kTileM>(p, number);
             WarpgroupSums<kTileN> sums[kBlocks];
+            float bias[kTileN / 32];
+            load_bias(p, t, lane, bias);
             int read_filters = -1, read_x = -1;  // stages that the step before read last
             bool keeps_sums = false;
 #pragma unroll 1
@@ -552,7 +573,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByBoxes)
             int again = number;
             from_here_on(again);
             float* const slabs = reinterpret_cast<float*>(lds + kShape.slabs_at() / 16);
-            store_sums<T>(p, warpgroup_tile<kTileM>(p, again), sums, slabs, thread_again());
+            store_sums<T>(p, warpgroup_tile<kTileM>(p, again), sums, bias, slabs, thread_again());
         }
     }
 }
@@ -567,8 +588,8 @@ void launch_warpgroup_instance(const WarpgroupGemmParams& p, int units, void* st
     (void)hipFuncSetAttribute(reinterpret_cast<const void*>(kernel), hipFuncAttributeMaxDynamicSharedMemorySize, shared);
     const int blocks = units * kShape.blocks_a_unit;
     const dim3 grid(p.tiles < blocks ? p.tiles : blocks, 1, 1), block(kShape.threads(), 1, 1);
-    hipLaunchKernelGGL((conv2d_warpgroup_gemm_kernel<T, kTileM, kTileN, kByBoxes>), grid, block, shared,
-                       static_cast<hipStream_t>(stream), p);
+    HIPCONV_LAUNCH(true, (conv2d_warpgroup_gemm_kernel<T, kTileM, kTileN, kByBoxes>), grid, block, shared,
+                   static_cast<hipStream_t>(stream), p);
     check_launch("conv2d");
 }
 

@@ -170,6 +170,15 @@ HIPCONV_INLINE void wait_for(const Barrier* barrier, int parity) {
 }
 #endif
 
+// A map that the copy engine will read soon.
+HIPCONV_INLINE void fetch_map(const TensorMap& map) {
+#if defined(HIPCONV_HAS_WARPGROUPS)
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+#else
+    (void)map;
+#endif
+}
+
 // ---- copies -----------------------------------------------------------------------------------------------------------
 
 #if defined(HIPCONV_HOST)

@@ -88,8 +88,12 @@ struct Algorithm {
 };
 
 constexpr Algorithm kAlgorithms[] = {  // the fastest first
+    {"relaid_warpgroup_gemm", conv2d_warpgroup_gemm_tiles, conv2d_relaid_warpgroup_gemm_refusal,
+     conv2d_relaid_warpgroup_gemm_workspace, conv2d_relaid_warpgroup_gemm},
     {"warpgroup_gemm", conv2d_warpgroup_gemm_tiles, conv2d_warpgroup_gemm_refusal, conv2d_warpgroup_gemm_workspace,
      conv2d_warpgroup_gemm},
+    {"relaid_implicit_gemm", conv2d_implicit_gemm_tiles, conv2d_relaid_implicit_gemm_refusal,
+     conv2d_relaid_implicit_gemm_workspace, conv2d_relaid_implicit_gemm},
     {"implicit_gemm", conv2d_implicit_gemm_tiles, conv2d_implicit_gemm_refusal, conv2d_implicit_gemm_workspace, conv2d_implicit_gemm},
     {"naive", nullptr, [](const Conv2dParams&, const Conv2dPlan&) -> const char* { return nullptr; },
      [](const Conv2dParams&, const Conv2dPlan&) -> int64_t { return 0; }, naive},

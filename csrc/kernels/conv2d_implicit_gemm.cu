@@ -6,53 +6,24 @@
 #include "conv2d_epilogue.h"
 #include "conv2d_gemm_layout.h"
 #include "conv2d_launchers.h"
+#include "conv2d_pack.h"
+#include "early_launch.h"
 #include "registers.h"
 
 namespace hipconv {
 
-constexpr int kSideThreads = 256;
+constexpr int kSideThreads = 256, kAddThreads = 64;  // few units are to be on many compute units
 
 // ---- packing ----------------------------------------------------------------------------------------------------------
 
-struct PackParams {
-    Image weight;
-    void* packed;
-    int64_t filter_elements;  // of a packed filter
-    int32_t filters, channels, chunks, kernel_height, kernel_width, steps;
-    bool taps_inside;
-};
-
-// A thread packs 16 bytes of channels of a tap, lanes along taps: then what they read is together in KCRS. Zeros fill the last
-// chunk; and, by threads of their own, the last step.
 template <typename T>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kSideThreads, 4) conv2d_pack_filters(PackParams p) {
-    constexpr int kElements = 16 / static_cast<int>(sizeof(T));
-    const int32_t taps = p.kernel_height * p.kernel_width, padding = p.steps * kTileChunks - taps * p.chunks;
-    const int64_t of_filter = static_cast<int64_t>(taps) * p.chunks + padding, count = of_filter * p.filters;
+    let_next_kernel_begin();
+    wait_for_kernel_before();
+    const int64_t count = pack_chunks(p);
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
-         i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-        const int64_t filter = i / of_filter;
-        const int32_t number = static_cast<int32_t>(i - filter * of_filter), chunk = number / taps, tap = number - chunk * taps;
-        T* const packed = global_pointer<T>(reinterpret_cast<uint64_t>(p.packed));
-        Words4* const row = reinterpret_cast<Words4*>(packed + filter * p.filter_elements);
-        if (chunk >= p.chunks) {
-            row[number] = Words4{};
-            continue;
-        }
-        const int32_t r = tap / p.kernel_width;
-        const T* const first = global_pointer<const T>(reinterpret_cast<uint64_t>(p.weight.data)) +
-                               offset_in(p.weight, filter, static_cast<int64_t>(chunk) * kElements, r, tap - r * p.kernel_width);
-        Words4 words{};
-#pragma unroll
-        for (int e = 0; e < kElements; ++e) {
-            if (chunk * kElements + e >= p.channels) continue;
-            const uint32_t bits = bit_cast<typename WordsOf<sizeof(T)>::type>(first[e * p.weight.channel_stride]);
-            constexpr int kInWord = 4 / static_cast<int>(sizeof(T));
-            set_word(words, e / kInWord, word(words, e / kInWord) | bits << (e % kInWord * 16));
-        }
-        const int32_t step_chunk = chunk % kTileChunks, turn = chunk / kTileChunks;
-        row[p.taps_inside ? (turn * taps + tap) * kTileChunks + step_chunk : tap * p.chunks + chunk] = words;
-    }
+         i += static_cast<int64_t>(gridDim.x) * blockDim.x)
+        pack_chunk<T>(p, i);
 }
 
 // ---- adding up --------------------------------------------------------------------------------------------------------
@@ -60,31 +31,48 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSideThreads, 4) conv2d_pack_filters(PackP
 struct AddPartsParams {
     Conv2dParams conv;
     const float* parts;  // (parts, batch, out_height, out_width, out_channels)
-    int32_t count;
+    int32_t count, units, across;  // threads' work, in all and across channels
     int64_t part_stride;
     bool lanes_along_channels;
+    Divisor divide_by_across, divide_by_image, divide_by_row;
 };
 
-// A thread adds the parts of an output in their order, the same on every run.
-__global__ void HIPCONV_LAUNCH_BOUNDS(kSideThreads, 4) conv2d_add_parts(AddPartsParams p) {
-    const int32_t channels = p.conv.out_channels, width = p.conv.out_width, height = p.conv.out_height;
-    for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < p.part_stride;
-         i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-        int64_t pixel, k;
+// A thread adds the parts of kEach channels of an output pixel in their order, the same on every run.
+template <int kEach>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kAddThreads, 8) conv2d_add_parts(AddPartsParams p) {
+    let_next_kernel_begin();
+    wait_for_kernel_before();
+    const int32_t image = p.conv.out_height * p.conv.out_width;
+    for (uint32_t i = blockIdx.x * kAddThreads + threadIdx.x; i < static_cast<uint32_t>(p.units); i += gridDim.x * kAddThreads) {
+        int32_t n, k, pixel;  // of the image
         if (p.lanes_along_channels) {
-            pixel = i / channels;
-            k = i - pixel * channels;
+            const int32_t of_all = static_cast<int32_t>(divide(i, p.divide_by_across));
+            k = (static_cast<int32_t>(i) - of_all * p.across) * kEach;
+            n = static_cast<int32_t>(divide(of_all, p.divide_by_image));
+            pixel = of_all - n * image;
         } else {
-            const int64_t image = static_cast<int64_t>(height) * width;
-            const int64_t n = i / (image * channels), rest = i - n * image * channels;
-            k = rest / image;
-            pixel = n * image + (rest - k * image);
+            const int32_t of_all = static_cast<int32_t>(divide(i, p.divide_by_image));
+            pixel = static_cast<int32_t>(i) - of_all * image;
+            n = static_cast<int32_t>(divide(of_all, p.divide_by_across));
+            k = (of_all - n * p.across) * kEach;
         }
-        const float* part = global_pointer<const float>(reinterpret_cast<uint64_t>(p.parts)) + pixel * channels + k;
-        float sum = 0.0f;
-        for (int32_t n = 0; n < p.count; ++n) sum += part[n * p.part_stride];
-        const int64_t row = pixel / width, n = row / height;
-        conv2d_store(first_argument_again(p).conv, n, k, row - n * height, pixel - row * width, sum);
+        const int64_t first = (static_cast<int64_t>(n) * image + pixel) * p.conv.out_channels + k;
+        const float* part = global_pointer<const float>(reinterpret_cast<uint64_t>(p.parts)) + first;
+        using Floats = Words<float, kEach>;
+        float sums[kEach] = {};
+#pragma unroll 8
+        for (int32_t m = 0; m < p.count; ++m) {
+            const Floats more = *reinterpret_cast<const Floats*>(part + m * p.part_stride);
+#pragma unroll
+            for (int e = 0; e < kEach; ++e) sums[e] += bit_cast<float>(word(more, e));
+        }
+        const Conv2dParams& c = first_argument_again(p).conv;
+        const int32_t row = static_cast<int32_t>(divide(pixel, p.divide_by_row)), column = pixel - row * c.out_width;
+        const int64_t out = offset_in(c.out, n, k, row, column);
+        const int64_t residual = c.residual.data ? offset_in(c.residual, n, k, row, column) : 0;
+#pragma unroll
+        for (int e = 0; e < kEach; ++e)
+            conv2d_store_at(c, k + e, out + e * c.out.channel_stride, residual + e * c.residual.channel_stride, sums[e]);
     }
 }
 
@@ -170,7 +158,7 @@ const char* refusal_of_tile(const Conv2dParams& p, const GemmLayout& l, const Co
     if (plan.tile_m == 256 && reading.form != XForm::vectors && reading.form != XForm::patches)
         return "by tiles of 256 pixels channels_last x with C / groups a multiple of 8 and 16-byte alignment only, or 3x3 "
                "taps of large images";
-    return refusal_of_split(plan, l.steps);
+    return refusal_of_split(plan, l, l.steps);
 }
 
 ConvGemmParams gemm_params(const Conv2dParams& p, const GemmLayout& l, const Conv2dPlan& plan, void* workspace) {
@@ -209,7 +197,7 @@ ConvGemmParams gemm_params(const Conv2dParams& p, const GemmLayout& l, const Con
 
 }  // namespace
 
-void pack_filters(const Conv2dParams& p, const GemmLayout& l, void* workspace, void* stream) {
+void pack_filters(const Conv2dParams& p, const GemmLayout& l, bool early, void* workspace, void* stream) {
     const PackParams pack{p.weight,
                           workspace,
                           l.filter_stride / l.element,
@@ -218,22 +206,38 @@ void pack_filters(const Conv2dParams& p, const GemmLayout& l, void* workspace, v
                           static_cast<int32_t>(l.chunks),
                           p.kernel_height,
                           p.kernel_width,
-                          static_cast<int32_t>(l.steps),
+                          static_cast<int32_t>(l.steps * kTileChunks - l.taps * l.chunks),
                           l.taps_inside};
-    const dim3 grid = side_grid(l.steps * kTileChunks * p.out_channels), block(kSideThreads, 1, 1);
+    const dim3 grid = side_grid(pack_chunks(pack)), block(kSideThreads, 1, 1);
     const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
     if (p.dtype == DType::f32)
-        hipLaunchKernelGGL(conv2d_pack_filters<float>, grid, block, 0, hip_stream, pack);
+        HIPCONV_LAUNCH(early, conv2d_pack_filters<float>, grid, block, 0, hip_stream, pack);
     else
-        hipLaunchKernelGGL(conv2d_pack_filters<f16>, grid, block, 0, hip_stream, pack);
+        HIPCONV_LAUNCH(early, conv2d_pack_filters<f16>, grid, block, 0, hip_stream, pack);
     check_launch("conv2d");
 }
 
-void add_parts(const Conv2dParams& p, const ConvGemmParams& g, int split_k, void* stream) {
-    const AddPartsParams add{p, static_cast<const float*>(g.conv.out.data), split_k, g.part_stride,
-                             p.out.channel_stride < p.out.column_stride};
-    const dim3 grid = side_grid(g.part_stride), block(kSideThreads, 1, 1);
-    hipLaunchKernelGGL(conv2d_add_parts, grid, block, 0, static_cast<hipStream_t>(stream), add);
+void add_parts(const Conv2dParams& p, const ConvGemmParams& g, int split_k, bool early, void* stream) {
+    const bool by_fours = p.out_channels % 4 == 0;
+    const int32_t across = by_fours ? p.out_channels / 4 : p.out_channels;
+    const int32_t image = p.out_height * p.out_width, units = image * p.batch * across;
+    const AddPartsParams add{p,
+                             static_cast<const float*>(g.conv.out.data),
+                             split_k,
+                             units,
+                             across,
+                             g.part_stride,
+                             p.out.channel_stride < p.out.column_stride,
+                             divisor_of(static_cast<uint32_t>(across)),
+                             divisor_of(static_cast<uint32_t>(image)),
+                             divisor_of(static_cast<uint32_t>(p.out_width))};
+    const int32_t blocks = (units - 1) / kAddThreads + 1;
+    const dim3 grid(static_cast<unsigned>(blocks < (1 << 22) ? blocks : 1 << 22), 1, 1), block(kAddThreads, 1, 1);
+    const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
+    if (by_fours)
+        HIPCONV_LAUNCH(early, conv2d_add_parts<4>, grid, block, 0, hip_stream, add);
+    else
+        HIPCONV_LAUNCH(early, conv2d_add_parts<1>, grid, block, 0, hip_stream, add);
     check_launch("conv2d");
 }
 
@@ -271,14 +275,14 @@ int64_t conv2d_implicit_gemm_workspace(const Conv2dParams& p, const Conv2dPlan& 
 
 void conv2d_implicit_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* workspace, void* stream) {
     const GemmLayout l(p, true);
-    if (l.packs) pack_filters(p, l, workspace, stream);
+    if (l.packs) pack_filters(p, l, false, workspace, stream);
     const ConvGemmParams g = gemm_params(p, l, plan, workspace);
     const auto launch = p.dtype == DType::f32            ? launch_gemm_f32
                         : g.form == XForm::vectors ? launch_gemm_vectors
                         : g.form == XForm::patches ? launch_gemm_patches
                                                    : launch_gemm_elements;
     launch(g, {plan.tile_m, plan.tile_n}, plan.split_k, stream);
-    if (plan.split_k > 1) add_parts(p, g, plan.split_k, stream);
+    if (plan.split_k > 1) add_parts(p, g, plan.split_k, false, stream);
 }
 
 }  // namespace hipconv

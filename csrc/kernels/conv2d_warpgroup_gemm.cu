@@ -113,7 +113,7 @@ const char* refusal_of_tile(const Conv2dParams& p, const GemmLayout& l, const Co
     if (plan.tile_m == 256 && !bringing.by_boxes) return "by tiles of 256 pixels channels_last x only";  // registers would spill
     const int64_t tiles = ceil_of(l.image_pixels * p.batch, plan.tile_m) * ceil_of(l.group_filters, plan.tile_n) * p.groups;
     if (tiles * 2 * plan.split_k >= kLimit31) return "up to 2^30 tiles";  // of patches there are up to 5/4
-    return refusal_of_split(plan, fillings_of(l, bringing));
+    return refusal_of_split(plan, l, fillings_of(l, bringing));
 }
 
 int compute_units() {
@@ -150,7 +150,7 @@ int64_t conv2d_warpgroup_gemm_workspace(const Conv2dParams& p, const Conv2dPlan&
 
 void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* workspace, void* stream) {
     const GemmLayout l(p, false);
-    if (l.packs) pack_filters(p, l, workspace, stream);
+    if (l.packs) pack_filters(p, l, true, workspace, stream);
     WarpgroupGemmParams g{};
     const Bringing bringing = bringing_of(p, l, plan.tile_m);
     g.by_boxes = bringing.by_boxes;
@@ -171,7 +171,7 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* 
     g.filters = map_of(filters_of(p, l, l.packs ? workspace : p.weight.data, plan.tile_n));
     const auto launch = g.by_boxes ? launch_warpgroup_gemm<true> : launch_warpgroup_gemm_gathered;
     launch(g, {plan.tile_m, plan.tile_n}, compute_units(), stream);
-    if (plan.split_k > 1) add_parts(p, g.gemm, parts, stream);
+    if (plan.split_k > 1) add_parts(p, g.gemm, parts, true, stream);
 }
 
 }  // namespace hipconv

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 METHODS = {
+    "relaid_warpgroup_gemm": "x brought to dense, padded channels-last memory first, then warpgroup_gemm; 16-bit types",
     "warpgroup_gemm": "the matrix cores of sm_90 by warpgroups, operands brought to them by the copy engine; 16-bit types",
+    "relaid_implicit_gemm": "x brought to dense, padded channels-last memory first, then implicit_gemm; 16-bit types",
     "implicit_gemm": "matrix cores, output pixels by filters in tiles; split-K where tiles are few",
     "naive": "a thread per output: any shape, strides, groups, dilation and padding mode",
 }
@@ -86,7 +88,7 @@ Tiles = tuple[tuple[int, int], ...]
 
 @functools.lru_cache(4096)
 def choose(problem: Problem, card: Card, serving: tuple[tuple[str, Tiles], ...], workspace_limit: int = WORKSPACE_LIMIT) -> Choice:
-    """The plan of a call.
+    """The plan of a call: the first algorithm that serves it, or, where that relays x, the same GEMM without if that is quicker.
 
     Args:
         serving: the algorithms that can run it, the fastest first, each with the tiles it has on the card (none if it has no tiles). One
@@ -102,14 +104,61 @@ def choose(problem: Problem, card: Card, serving: tuple[tuple[str, Tiles], ...],
     name, tiles = serving[0]
     if not tiles:
         return Choice(name, (0, 0), 1, "the fastest that serves the call" if len(serving) > 1 else "it alone serves the call")
-    if name == "warpgroup_gemm":
-        tile, parts = _tile_of_warpgroups(problem, card, tiles, workspace_limit)
-    else:
-        tile = _tile(problem, card, tiles)
-        parts = _parts(problem, card, _blocks(problem, tile), workspace_limit)
+    plans = [_Plan(name, *_PLANS[name](problem, card, tiles, workspace_limit))]
+    if name.startswith("relaid_") and (direct := name.removeprefix("relaid_")) in dict(serving):
+        plans.append(_Plan(direct, *_PLANS[direct](problem, card, dict(serving)[direct], workspace_limit)))
+    name, _, tile, parts = min(plans, key=lambda plan: plan.us)
     blocks = _blocks(problem, tile)
     split = f", {parts} parts of each sum" if parts > 1 else ""
     return Choice(name, tile, parts, f"{blocks} tiles{split} for {card.compute_units} compute units")
+
+
+class _Plan(NamedTuple):
+    """An algorithm with its best tile and parts."""
+
+    name: str
+    us: float  # that it takes, to compare it with others of the same GEMM
+    tile: tuple[int, int]
+    parts: int
+
+
+# ---- x that is relaid, or gathered --------------------------------------------------------------------------------------------------
+
+_RELAYING = 2.0  # microseconds, but for the bytes
+_RELAID_BYTES = 3.6e6  # read and written in a microsecond
+_GATHERING = 1.2  # microseconds, of a step of implicit_gemm that reads x element by element, beyond one of vectors
+
+
+def relaid(problem: Problem) -> Problem:
+    """What the GEMM gets of x as csrc/kernels/conv2d_relaid.cu lays it out: a filter's row of few channels as one vector of channels."""
+    if problem.in_channels > 8 or problem.kernel[1] == 1 or problem.groups > 1 or problem.dilation[1] > 1:
+        return problem
+    return problem._replace(in_channels=8 * problem.kernel[1], kernel=(problem.kernel[0], 1), stride=(problem.stride[0], 1))
+
+
+def _relaying_us(problem: Problem) -> float:
+    taken = (
+        out if taps == 1 else (out - 1) * stride + (taps - 1) * dilation + 1
+        for out, taps, stride, dilation in zip(problem.out_size, problem.kernel, problem.stride, problem.dilation, strict=True)
+    )
+    written = 2 * problem.batch * math.prod(taken) * -(-problem.in_channels // 8) * 8
+    return _RELAYING + 2 * written / _RELAID_BYTES
+
+
+# ---- tiles and parts of the implicit GEMM --------------------------------------------------------------------------------------------
+
+
+def _plan_of_implicit_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> tuple[float, tuple[int, int], int]:
+    """Microseconds beyond those of the same GEMM on x that it reads by vectors; the tile and parts."""
+    tile = _tile(problem, card, tiles)
+    blocks = _blocks(problem, tile)
+    parts = _parts(problem, card, blocks, workspace_limit)
+    rounds = max(1.0, blocks * parts / card.compute_units)
+    return _GATHERING * rounds * -(-problem.products // STEP) / parts, tile, parts
+
+
+def _plan_of_relaid_implicit_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> tuple[float, tuple[int, int], int]:
+    return _relaying_us(problem), *_plan_of_implicit_gemm(relaid(problem), card, tiles, workspace_limit)[1:]
 
 
 def _tile(problem: Problem, card: Card, tiles: Tiles) -> tuple[int, int]:
@@ -120,6 +169,9 @@ def _tile(problem: Problem, card: Card, tiles: Tiles) -> tuple[int, int]:
     padded = {tile: -(-problem.filters // tile[1]) * tile[1] for tile in enough}
     least = min(padded.values())
     return max((tile for tile in enough if padded[tile] <= 1.25 * least), key=lambda tile: (tile[0] * tile[1], tile))
+
+
+# ---- tiles and parts of warpgroups ---------------------------------------------------------------------------------------------------
 
 
 class _TileCost(NamedTuple):
@@ -136,12 +188,16 @@ _WARPGROUP_COSTS = {
     (128, 128): _TileCost(0.34, 0.34, 3.5, 1),
     (128, 64): _TileCost(0.44, 0.275, 3.0, 2),
 }
+_GATHERED_STEP, _GATHERED_PATCH_STEP, _GATHERED_REST = 1.5, 0.53, 3.0  # of x that waves gather, in either tile, one block a unit
 _ADDING = 6.5  # microseconds of adding up parts, but for their bytes
 _PART_BYTES = 1.5e6  # that are written, and read again, in a microsecond
 
 
-def _tile_of_warpgroups(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> tuple[tuple[int, int], int]:
+def _plan_of_warpgroups(
+    problem: Problem, card: Card, tiles: Tiles, workspace_limit: int, gathers: bool | None = None
+) -> tuple[float, tuple[int, int], int]:
     """The tile and the parts of each sum that take least by the costs above: whole tiles a compute unit count, and long sums."""
+    gathers = problem.layout == "nchw" if gathers is None else gathers
     turns, taps = -(-problem.in_channels // problem.groups // STEP), math.prod(problem.kernel)
     has_patches = problem.kernel == (3, 3) and problem.stride == (1, 1) and problem.dilation == (1, 1)
     steps_a_filling = taps if has_patches else 1  # a sum is split between fillings of the kernel's ring, the taps of a patch stay together
@@ -150,6 +206,9 @@ def _tile_of_warpgroups(problem: Problem, card: Card, tiles: Tiles, workspace_li
     def cost(plan: tuple[tuple[int, int], int]) -> float:
         tile, parts = plan
         costs, blocks = _WARPGROUP_COSTS[tile], _blocks(problem, tile) * parts
+        if gathers:
+            step = _GATHERED_PATCH_STEP if has_patches else _GATHERED_STEP
+            costs = _TileCost(step, step, _GATHERED_REST, 1)
         step = costs.step_alone if has_patches and blocks <= card.compute_units else costs.step
         rounds = -(-blocks // (card.compute_units * costs.blocks_a_unit))
         us = rounds * (-(-fillings // parts) * steps_a_filling * step + costs.rest)
@@ -161,7 +220,21 @@ def _tile_of_warpgroups(problem: Problem, card: Card, tiles: Tiles, workspace_li
         for parts in range(1, min(MOST_PARTS, fillings) + 1)
         if parts == 1 or workspace_bytes(problem, parts) <= workspace_limit
     ]
-    return min(plans, key=cost)
+    best = min(plans, key=cost)
+    return cost(best), *best
+
+
+def _plan_of_relaid_warpgroups(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> tuple[float, tuple[int, int], int]:
+    us, tile, parts = _plan_of_warpgroups(relaid(problem), card, tiles, workspace_limit, gathers=False)
+    return us + _relaying_us(problem), tile, parts
+
+
+_PLANS = {
+    "relaid_warpgroup_gemm": _plan_of_relaid_warpgroups,
+    "warpgroup_gemm": _plan_of_warpgroups,
+    "relaid_implicit_gemm": _plan_of_relaid_implicit_gemm,
+    "implicit_gemm": _plan_of_implicit_gemm,
+}
 
 
 def _blocks(problem: Problem, tile: tuple[int, int]) -> int:

@@ -59,9 +59,31 @@ __device__ inline T __shfl_xor(T value, int mask, int width = 32) {
 // A macro, because cuda_runtime.h declares a __ballot without a definition, and its result has 32 bits.
 #define __ballot(predicate) static_cast<unsigned long long>(__ballot_sync(0xffffffffu, predicate))
 
-// What dtype.h and activation.h need from the card.
 namespace hipconv {
 namespace compat {
+
+// What early_launch.h launches by.
+template <typename Params>
+void launch(bool early, void (*kernel)(Params), dim3 grid, dim3 block, int shared_bytes, hipStream_t stream, const Params& params) {
+#if CUDART_VERSION >= 12000
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = early ? 1 : 0;
+    (void)cudaLaunchKernelEx(&config, kernel, params);  // the caller asks for the last error
+#else
+    (void)early;
+    kernel<<<grid, block, shared_bytes, stream>>>(params);
+#endif
+}
+
+// What dtype.h and activation.h need from the card.
 
 __host__ __device__ inline float f16_bits_to_float(uint16_t bits) { return __half2float(__half(__half_raw{bits})); }
 __host__ __device__ inline uint16_t float_to_f16_bits(float v) { return static_cast<__half_raw>(__float2half_rn(v)).x; }

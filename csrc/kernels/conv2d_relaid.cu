@@ -1,0 +1,259 @@
+// x and filters that the GEMMs cannot read by 16 bytes are brought to memory where they can, once, and the GEMM runs on that: what
+// it would gather once for each tap and tile of filters is gathered once.
+//
+// x is padded there, and its pixels are dense, of a multiple of 8 channels. With 8 channels or less, the taps of a row of a filter
+// are one vector of that memory: they become the channels of a filter of one column, and the vectors of neighbouring outputs overlap.
+#include <hip/hip_runtime.h>
+
+#include "check.h"
+#include "conv2d_gemm_layout.h"
+#include "conv2d_launchers.h"
+#include "conv2d_pack.h"
+#include "conv2d_padding.h"
+#include "early_launch.h"
+
+namespace hipconv {
+
+constexpr int kRelayThreads = 256, kRelayPixels = 64, kRelayWords = 32;  // of a tile: pixels, and words of channels
+constexpr int kChunkChannels = 8;
+constexpr int kRelayPitch = kRelayWords + 1;  // neither writes along pixels nor reads along channels meet in a bank
+
+struct RelayParams {
+    Image x;
+    int32_t channels, height, width, pad_top, pad_left;
+    int32_t step_h, step_w;  // of x, from a relaid pixel to the next
+    PaddingMode padding_mode;
+    void* relaid;
+    int32_t image_pixels, row_pixels, pixels, chunks;
+    Divisor divide_by_image, divide_by_row, divide_by_across;
+    bool lanes_along_pixels;
+    int32_t across, tiles;  // of a pixel's channels; of x
+    PackParams filters;     // none, if they are read where they are
+};
+
+// The first channel of the pixel of x that becomes this one.
+struct RelaySource {
+    const uint16_t* first;
+    bool is_inside;
+};
+
+HIPCONV_INLINE RelaySource source_of(const RelayParams& p, uint32_t number) {
+    const uint32_t n = divide(number, p.divide_by_image), of_image = number - n * static_cast<uint32_t>(p.image_pixels);
+    const uint32_t row = divide(of_image, p.divide_by_row), column = of_image - row * static_cast<uint32_t>(p.row_pixels);
+    const int64_t h = padded_index(static_cast<int64_t>(row) * p.step_h - p.pad_top, p.height, p.padding_mode);
+    const int64_t w = padded_index(static_cast<int64_t>(column) * p.step_w - p.pad_left, p.width, p.padding_mode);
+    const bool is_inside = number < static_cast<uint32_t>(p.pixels) && h >= 0 && w >= 0;
+    return {global_pointer<const uint16_t>(reinterpret_cast<uint64_t>(p.x.data)) + (is_inside ? offset_in(p.x, n, 0, h, w) : 0),
+            is_inside};
+}
+
+// Channels `channel` and the next of a pixel.
+HIPCONV_INLINE uint32_t two_channels(const RelayParams& p, RelaySource source, int32_t channel) {
+    uint32_t low = 0, high = 0;
+    if (source.is_inside && channel < p.channels) low = source.first[channel * p.x.channel_stride];
+    if (source.is_inside && channel + 1 < p.channels) high = source.first[(channel + 1) * p.x.channel_stride];
+    return low | high << 16;
+}
+
+__global__ void HIPCONV_LAUNCH_BOUNDS(kRelayThreads, 4) conv2d_relay(RelayParams p) {
+    HIPCONV_SHARED(uint32_t, tile, kRelayPixels * kRelayPitch);
+    let_next_kernel_begin();
+    wait_for_kernel_before();
+    const int thread = threadIdx.x;
+    Words4* const relaid = global_pointer<Words4>(reinterpret_cast<uint64_t>(p.relaid));
+    for (uint32_t block = blockIdx.x; block < static_cast<uint32_t>(p.tiles); block += gridDim.x) {
+        if (p.chunks == 1) {  // a thread a pixel, in either layout
+            const uint32_t pixel = block * kRelayThreads + thread;
+            const RelaySource source = source_of(p, pixel);
+            Words4 words{};
+#pragma unroll
+            for (int n = 0; n < 4; ++n) set_word(words, n, two_channels(p, source, 2 * n));
+            if (pixel < static_cast<uint32_t>(p.pixels)) relaid[pixel] = words;
+            continue;
+        }
+        // By way of LDS: lanes lie along what is dense in x, then along channels.
+        const uint32_t down = divide(block, p.divide_by_across), first_pixel = down * kRelayPixels;
+        const int32_t first_chunk = static_cast<int32_t>(block - down * static_cast<uint32_t>(p.across)) * kTileChunks;
+        constexpr int kRounds = kRelayPixels * kRelayWords / kRelayThreads;
+        uint32_t words[kRounds];
+        if (p.lanes_along_pixels) {
+            const int pixel = thread % kRelayPixels, first = thread / kRelayPixels;
+            const RelaySource source = source_of(p, first_pixel + pixel);
+#pragma unroll
+            for (int i = 0; i < kRounds; ++i)
+                words[i] = two_channels(p, source, first_chunk * kChunkChannels + 2 * (first + i * (kRelayThreads / kRelayPixels)));
+#pragma unroll
+            for (int i = 0; i < kRounds; ++i) tile[pixel * kRelayPitch + first + i * (kRelayThreads / kRelayPixels)] = words[i];
+        } else {
+            const int word = thread % kRelayWords, first = thread / kRelayWords;
+#pragma unroll
+            for (int i = 0; i < kRounds; ++i)
+                words[i] = two_channels(p, source_of(p, first_pixel + first + i * (kRelayThreads / kRelayWords)),
+                                        first_chunk * kChunkChannels + 2 * word);
+#pragma unroll
+            for (int i = 0; i < kRounds; ++i) tile[(first + i * (kRelayThreads / kRelayWords)) * kRelayPitch + word] = words[i];
+        }
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < kRelayPixels * kTileChunks / kRelayThreads; ++i) {
+            const int unit = thread + i * kRelayThreads, pixel = unit / kTileChunks, chunk = unit % kTileChunks;
+            Words4 channels{};
+#pragma unroll
+            for (int n = 0; n < 4; ++n) set_word(channels, n, tile[pixel * kRelayPitch + chunk * 4 + n]);
+            const uint32_t number = first_pixel + pixel;
+            if (number < static_cast<uint32_t>(p.pixels) && first_chunk + chunk < p.chunks)
+                relaid[static_cast<int64_t>(number) * p.chunks + first_chunk + chunk] = channels;
+        }
+        __syncthreads();
+    }
+    if (!p.filters.packed) return;
+    // The blocks behind those of x, and all others when they are done.
+    const uint32_t first = (blockIdx.x + gridDim.x - static_cast<uint32_t>(p.tiles) % gridDim.x) % gridDim.x;
+    const int64_t count = pack_chunks(p.filters);
+    for (int64_t i = static_cast<int64_t>(first) * kRelayThreads + thread; i < count;
+         i += static_cast<int64_t>(gridDim.x) * kRelayThreads)
+        pack_chunk<f16>(p.filters, i);
+}
+
+namespace {
+
+// The call that the GEMM gets, and what comes before.
+struct Relaying {
+    Conv2dParams inner;
+    RelayParams relay;
+    int64_t pixels, x_bytes, filter_bytes;
+};
+
+// One axis of x as it is relaid: its size, and the steps from a relaid pixel to the next, and from an output's to the next one's.
+struct RelaidAxis {
+    int64_t size;
+    int32_t step, stride;
+};
+
+RelaidAxis relaid_axis(int32_t out, int32_t taps, int32_t stride, int32_t dilation) {
+    if (taps == 1) return {out, stride, 1};  // what no output sees stays away
+    return {int64_t{out - 1} * stride + int64_t{taps - 1} * dilation + 1, 1, stride};
+}
+
+bool has_windows(const Conv2dParams& p) {
+    return p.in_channels <= kChunkChannels && p.groups == 1 && p.kernel_width > 1 && p.dilation_w == 1;
+}
+
+Relaying relaying_of(const Conv2dParams& p, bool steps_across_taps, void* workspace) {
+    const RelaidAxis down = relaid_axis(p.out_height, p.kernel_height, p.stride_h, p.dilation_h);
+    const RelaidAxis across = relaid_axis(p.out_width, p.kernel_width, p.stride_w, p.dilation_w);
+    const int64_t chunks = ceil_of(p.in_channels, kChunkChannels), channels = chunks * kChunkChannels;
+    const bool windows = has_windows(p);
+    char* const memory = static_cast<char*>(workspace);
+    Relaying r{};
+    r.pixels = down.size * across.size * p.batch;
+    r.x_bytes = round_up(r.pixels * channels * 2, 256);
+
+    Conv2dParams& inner = r.inner;
+    inner = p;
+    inner.in_channels = static_cast<int32_t>(windows ? p.kernel_width * channels : channels);
+    inner.in_height = static_cast<int32_t>(down.size);
+    inner.in_width = static_cast<int32_t>(windows ? p.out_width : across.size);
+    inner.stride_h = down.stride;
+    inner.stride_w = windows ? 1 : across.stride;
+    inner.pad_top = inner.pad_left = 0;
+    inner.padding_mode = PaddingMode::zeros;
+    inner.x = {memory, down.size * across.size * channels, 1, across.size * channels, windows ? p.stride_w * channels : channels};
+    if (windows) inner.kernel_width = 1;
+
+    const bool same_channels = channels == p.in_channels && !windows;
+    if (!same_channels || GemmLayout(inner, steps_across_taps).packs) {
+        const int64_t group_channels = inner.in_channels / p.groups, row = p.kernel_width * channels / p.groups;
+        inner.weight = {memory + r.x_bytes, p.kernel_height * row, 1, row, group_channels};
+        r.filter_bytes = round_up(p.out_channels * p.kernel_height * row * 2, 256);
+        r.relay.filters = {p.weight, inner.weight.data, p.kernel_height * row, p.out_channels, p.in_channels / p.groups,
+                           static_cast<int32_t>(chunks / p.groups), p.kernel_height, p.kernel_width, 0, false};
+    }
+
+    RelayParams& relay = r.relay;
+    relay.x = p.x;
+    relay.channels = p.in_channels, relay.height = p.in_height, relay.width = p.in_width;
+    relay.pad_top = p.pad_top, relay.pad_left = p.pad_left;
+    relay.step_h = down.step, relay.step_w = across.step;
+    relay.padding_mode = p.padding_mode;
+    relay.relaid = memory;
+    relay.image_pixels = static_cast<int32_t>(down.size * across.size);
+    relay.row_pixels = static_cast<int32_t>(across.size);
+    relay.pixels = static_cast<int32_t>(r.pixels);
+    relay.chunks = static_cast<int32_t>(chunks);
+    relay.across = static_cast<int32_t>(ceil_of(chunks, kTileChunks));
+    relay.tiles = static_cast<int32_t>(chunks == 1 ? ceil_of(r.pixels, kRelayThreads) : ceil_of(r.pixels, kRelayPixels) * relay.across);
+    relay.lanes_along_pixels = p.x.channel_stride != 1;
+    if (r.pixels < kLimit31) {
+        relay.divide_by_image = divisor_of(static_cast<uint32_t>(relay.image_pixels));
+        relay.divide_by_row = divisor_of(static_cast<uint32_t>(relay.row_pixels));
+        relay.divide_by_across = divisor_of(static_cast<uint32_t>(relay.across));
+    }
+    return r;
+}
+
+// What both algorithms do not serve, whatever their GEMM does.
+const char* refusal_of_relaying(const Conv2dParams& p, const Relaying& r) {
+    if (p.dtype == DType::f32) return "x of 16-bit types";
+    if (GemmLayout(p, true).vectors && !has_windows(p))
+        return "x that is not channels_last with C a multiple of 8 and 16-byte alignment already, or has 8 channels or less";
+    if (p.groups > 1 && p.in_channels / p.groups % kChunkChannels != 0) return "groups of a multiple of 8 channels";
+    if ((r.pixels + kRelayThreads) * r.relay.chunks >= kLimit31) return "padded x of less than 2^34 elements";
+    return nullptr;
+}
+
+// The GEMM that runs on what was relaid.
+struct Gemm {
+    bool steps_across_taps, early;  // GemmLayout; early_launch.h
+    const char* (*refusal)(const Conv2dParams&, const Conv2dPlan&);
+    int64_t (*workspace)(const Conv2dParams&, const Conv2dPlan&);
+    void (*launch)(const Conv2dParams&, const Conv2dPlan&, void* workspace, void* stream);
+};
+
+constexpr Gemm kWarpgroups{false, true, conv2d_warpgroup_gemm_refusal, conv2d_warpgroup_gemm_workspace, conv2d_warpgroup_gemm};
+constexpr Gemm kImplicit{true, false, conv2d_implicit_gemm_refusal, conv2d_implicit_gemm_workspace, conv2d_implicit_gemm};
+
+const char* refusal(const Gemm& gemm, const Conv2dParams& p, const Conv2dPlan& plan) {
+    const Relaying r = relaying_of(p, gemm.steps_across_taps, nullptr);
+    const char* const refused = refusal_of_relaying(p, r);
+    return refused ? refused : gemm.refusal(r.inner, plan);
+}
+
+int64_t workspace_of(const Gemm& gemm, const Conv2dParams& p, const Conv2dPlan& plan) {
+    const Relaying r = relaying_of(p, gemm.steps_across_taps, nullptr);
+    return r.x_bytes + r.filter_bytes + gemm.workspace(r.inner, plan);
+}
+
+void launch(const Gemm& gemm, const Conv2dParams& p, const Conv2dPlan& plan, void* workspace, void* stream) {
+    const Relaying r = relaying_of(p, gemm.steps_across_taps, workspace);
+    const int64_t packing = r.relay.filters.packed ? ceil_of(pack_chunks(r.relay.filters), kRelayThreads) : 0;
+    const int64_t blocks = r.relay.tiles + packing;
+    const dim3 grid(static_cast<unsigned>(blocks < (1 << 22) ? blocks : 1 << 22), 1, 1);
+    HIPCONV_LAUNCH(gemm.early, conv2d_relay, grid, dim3(kRelayThreads, 1, 1), 0, static_cast<hipStream_t>(stream), r.relay);
+    check_launch("conv2d");
+    gemm.launch(r.inner, plan, static_cast<char*>(workspace) + r.x_bytes + r.filter_bytes, stream);
+}
+
+}  // namespace
+
+const char* conv2d_relaid_warpgroup_gemm_refusal(const Conv2dParams& p, const Conv2dPlan& plan) {
+    return refusal(kWarpgroups, p, plan);
+}
+int64_t conv2d_relaid_warpgroup_gemm_workspace(const Conv2dParams& p, const Conv2dPlan& plan) {
+    return workspace_of(kWarpgroups, p, plan);
+}
+void conv2d_relaid_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* workspace, void* stream) {
+    launch(kWarpgroups, p, plan, workspace, stream);
+}
+
+const char* conv2d_relaid_implicit_gemm_refusal(const Conv2dParams& p, const Conv2dPlan& plan) {
+    return refusal(kImplicit, p, plan);
+}
+int64_t conv2d_relaid_implicit_gemm_workspace(const Conv2dParams& p, const Conv2dPlan& plan) {
+    return workspace_of(kImplicit, p, plan);
+}
+void conv2d_relaid_implicit_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* workspace, void* stream) {
+    launch(kImplicit, p, plan, workspace, stream);
+}
+
+}  // namespace hipconv
