@@ -72,19 +72,21 @@ HIPCONV_INLINE void store_rounded(void* base, int64_t index, DType dtype, float 
     }
 }
 
-// One output from its finished sum, at its offsets from the first of out and of the residual. `Params` is Conv2dParams, or a kernel's
+// One output from its finished sum, at the offsets that out_at() and residual_at() give. `Params` is Conv2dParams, or a kernel's
 // own with the same members; the struct may be one that first_argument_again gave.
-template <typename Params>
-HIPCONV_INLINE void conv2d_store_at(const Params& p, int64_t k, int64_t out, int64_t residual, float sum) {
+template <typename Params, typename OutAt, typename ResidualAt>
+HIPCONV_INLINE void conv2d_store_at(const Params& p, int64_t k, OutAt out_at, ResidualAt residual_at, float sum) {
     const auto global = [](const void* data) { return global_pointer<void>(reinterpret_cast<uint64_t>(data)); };
     if (p.bias) sum += load_parameter(global(p.bias), k * p.bias_stride, p.bias_dtype);
-    if (p.residual.data) sum += load_parameter(global(p.residual.data), residual, p.residual_dtype);
-    store_rounded(global(p.out.data), out, p.out_dtype, activate(sum, p.activation));
+    if (p.residual.data) sum += load_parameter(global(p.residual.data), residual_at(), p.residual_dtype);
+    store_rounded(global(p.out.data), out_at(), p.out_dtype, activate(sum, p.activation));
 }
 
 template <typename Params>
-HIPCONV_INLINE void conv2d_store(const Params& p, int64_t n, int64_t k, int64_t row, int64_t column, float sum) {
-    conv2d_store_at(p, k, offset_in(p.out, n, k, row, column), p.residual.data ? offset_in(p.residual, n, k, row, column) : 0, sum);
+HIPCONV_INLINE void conv2d_store(const Params& p, int64_t n, int64_t k, int64_t row, int64_t column, float sum,
+                                 int64_t out_offset = 0) {
+    const auto out_at = [&] { return out_offset + offset_in(p.out, n, k, row, column); };
+    conv2d_store_at(p, k, out_at, [&] { return offset_in(p.residual, n, k, row, column); }, sum);
 }
 
 }  // namespace hipconv

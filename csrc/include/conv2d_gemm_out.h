@@ -134,9 +134,7 @@ HIPCONV_INLINE void store_slab_by_elements(const ConvGemmParams& p, const float*
             const int pixel = i / kFilters, filter = i % kFilters;
             if (filter >= filters || !run.has(p, pixel)) continue;
             const PixelOfOut at = run.at(p, pixel);
-            const int64_t k = k_first + filter;
-            const int64_t residual = c.residual.data ? offset_in(c.residual, at.n, k, at.p, at.q) : 0;
-            conv2d_store_at(c, k, part_offset + offset_in(c.out, at.n, k, at.p, at.q), residual, slab[slab_at<kFilters>(pixel, filter)]);
+            conv2d_store(c, at.n, k_first + filter, at.p, at.q, slab[slab_at<kFilters>(pixel, filter)], part_offset);
         }
         return;
     }
@@ -148,8 +146,9 @@ HIPCONV_INLINE void store_slab_by_elements(const ConvGemmParams& p, const float*
     const int64_t first_residual = c.residual.data ? offset_in(c.residual, at.n, k_first, at.p, at.q) : 0;
 #pragma unroll 1
     for (int filter = lane / kSlabPixels; filter < kFilters && filter < filters; filter += kWaveSize / kSlabPixels)
-        conv2d_store_at(c, k_first + filter, first + filter * c.out.channel_stride, first_residual + filter * c.residual.channel_stride,
-                        slab[slab_at<kFilters>(pixel, filter)]);
+        conv2d_store_at(
+            c, k_first + filter, [&] { return first + filter * c.out.channel_stride; },
+            [&] { return first_residual + filter * c.residual.channel_stride; }, slab[slab_at<kFilters>(pixel, filter)]);
 }
 
 // The same, eight elements a lane where they are aligned.

@@ -29,5 +29,8 @@ HIPCONV_INLINE void wait_for_kernel_before() {
     ::hipconv::compat::launch(early, kernel, grid, block, shared_bytes, stream, __VA_ARGS__)
 #else
 #define HIPCONV_LAUNCH(early, kernel, grid, block, shared_bytes, stream, ...) \
-    ((void)(early), hipLaunchKernelGGL(kernel, grid, block, shared_bytes, stream, __VA_ARGS__))
+    do {                                                                        \
+        (void)(early);                                                          \
+        hipLaunchKernelGGL(kernel, grid, block, shared_bytes, stream, __VA_ARGS__); \
+    } while (false)
 #endif

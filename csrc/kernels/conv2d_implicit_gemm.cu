@@ -72,7 +72,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kAddThreads, 8) conv2d_add_parts(AddPartsP
         const int64_t residual = c.residual.data ? offset_in(c.residual, n, k, row, column) : 0;
 #pragma unroll
         for (int e = 0; e < kEach; ++e)
-            conv2d_store_at(c, k + e, out + e * c.out.channel_stride, residual + e * c.residual.channel_stride, sums[e]);
+            conv2d_store_at(
+                c, k + e, [&] { return out + e * c.out.channel_stride; },
+                [&] { return residual + e * c.residual.channel_stride; }, sums[e]);
     }
 }
 

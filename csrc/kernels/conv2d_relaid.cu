@@ -1,8 +1,9 @@
-// x and filters that the GEMMs cannot read by 16 bytes are brought to memory where they can, once, and the GEMM runs on that: what
-// it would gather once for each tap and tile of filters is gathered once.
+// x and filters that the GEMMs cannot read by 16 bytes are brought to memory where they can, and the GEMM runs on that: what it
+// would gather for each tap and each tile of filters is gathered once.
 //
 // x is padded there, and its pixels are dense, of a multiple of 8 channels. With 8 channels or less, the taps of a row of a filter
-// are one vector of that memory: they become the channels of a filter of one column, and the vectors of neighbouring outputs overlap.
+// are one vector of that memory: they become the channels of a filter of one column, and the vectors of neighbouring outputs
+// overlap.
 #include <hip/hip_runtime.h>
 
 #include "check.h"
@@ -11,6 +12,7 @@
 #include "conv2d_pack.h"
 #include "conv2d_padding.h"
 #include "early_launch.h"
+#include "registers.h"
 
 namespace hipconv {
 
@@ -64,7 +66,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRelayThreads, 4) conv2d_relay(RelayParams
     for (uint32_t block = blockIdx.x; block < static_cast<uint32_t>(p.tiles); block += gridDim.x) {
         if (p.chunks == 1) {  // a thread a pixel, in either layout
             const uint32_t pixel = block * kRelayThreads + thread;
-            const RelaySource source = source_of(p, pixel);
+            const RelaySource source = source_of(first_argument_again(p), pixel);
             Words4 words{};
 #pragma unroll
             for (int n = 0; n < 4; ++n) set_word(words, n, two_channels(p, source, 2 * n));
@@ -74,24 +76,26 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRelayThreads, 4) conv2d_relay(RelayParams
         // By way of LDS: lanes lie along what is dense in x, then along channels.
         const uint32_t down = divide(block, p.divide_by_across), first_pixel = down * kRelayPixels;
         const int32_t first_chunk = static_cast<int32_t>(block - down * static_cast<uint32_t>(p.across)) * kTileChunks;
+        const int32_t first_channel = first_chunk * kChunkChannels;
         constexpr int kRounds = kRelayPixels * kRelayWords / kRelayThreads;
+        constexpr int kWordsApart = kRelayThreads / kRelayPixels, kRowsApart = kRelayThreads / kRelayWords;
         uint32_t words[kRounds];
         if (p.lanes_along_pixels) {
             const int pixel = thread % kRelayPixels, first = thread / kRelayPixels;
-            const RelaySource source = source_of(p, first_pixel + pixel);
+            const RelaySource source = source_of(first_argument_again(p), first_pixel + pixel);
 #pragma unroll
             for (int i = 0; i < kRounds; ++i)
-                words[i] = two_channels(p, source, first_chunk * kChunkChannels + 2 * (first + i * (kRelayThreads / kRelayPixels)));
+                words[i] = two_channels(p, source, first_channel + 2 * (first + i * kWordsApart));
 #pragma unroll
-            for (int i = 0; i < kRounds; ++i) tile[pixel * kRelayPitch + first + i * (kRelayThreads / kRelayPixels)] = words[i];
+            for (int i = 0; i < kRounds; ++i) tile[pixel * kRelayPitch + first + i * kWordsApart] = words[i];
         } else {
             const int word = thread % kRelayWords, first = thread / kRelayWords;
 #pragma unroll
             for (int i = 0; i < kRounds; ++i)
-                words[i] = two_channels(p, source_of(p, first_pixel + first + i * (kRelayThreads / kRelayWords)),
-                                        first_chunk * kChunkChannels + 2 * word);
+                words[i] = two_channels(p, source_of(first_argument_again(p), first_pixel + first + i * kRowsApart),
+                                        first_channel + 2 * word);
 #pragma unroll
-            for (int i = 0; i < kRounds; ++i) tile[(first + i * (kRelayThreads / kRelayWords)) * kRelayPitch + word] = words[i];
+            for (int i = 0; i < kRounds; ++i) tile[(first + i * kRowsApart) * kRelayPitch + word] = words[i];
         }
         __syncthreads();
 #pragma unroll
@@ -106,13 +110,14 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRelayThreads, 4) conv2d_relay(RelayParams
         }
         __syncthreads();
     }
-    if (!p.filters.packed) return;
+    const PackParams& filters = first_argument_again(p).filters;
+    if (!filters.packed) return;
     // The blocks behind those of x, and all others when they are done.
     const uint32_t first = (blockIdx.x + gridDim.x - static_cast<uint32_t>(p.tiles) % gridDim.x) % gridDim.x;
-    const int64_t count = pack_chunks(p.filters);
+    const int64_t count = pack_chunks(filters);
     for (int64_t i = static_cast<int64_t>(first) * kRelayThreads + thread; i < count;
          i += static_cast<int64_t>(gridDim.x) * kRelayThreads)
-        pack_chunk<f16>(p.filters, i);
+        pack_chunk<f16>(filters, i);
 }
 
 namespace {
@@ -182,7 +187,8 @@ Relaying relaying_of(const Conv2dParams& p, bool steps_across_taps, void* worksp
     relay.pixels = static_cast<int32_t>(r.pixels);
     relay.chunks = static_cast<int32_t>(chunks);
     relay.across = static_cast<int32_t>(ceil_of(chunks, kTileChunks));
-    relay.tiles = static_cast<int32_t>(chunks == 1 ? ceil_of(r.pixels, kRelayThreads) : ceil_of(r.pixels, kRelayPixels) * relay.across);
+    relay.tiles = static_cast<int32_t>(chunks == 1 ? ceil_of(r.pixels, kRelayThreads)
+                                                   : ceil_of(r.pixels, kRelayPixels) * relay.across);
     relay.lanes_along_pixels = p.x.channel_stride != 1;
     if (r.pixels < kLimit31) {
         relay.divide_by_image = divisor_of(static_cast<uint32_t>(relay.image_pixels));
