@@ -151,10 +151,30 @@ HIPCONV_INLINE void store_slab_by_elements(const ConvGemmParams& p, const float*
             [&] { return first_residual + filter * c.residual.channel_stride; }, slab[slab_at<kFilters>(pixel, filter)]);
 }
 
+// The bias of a slab's filters from `filter` on, of each sum or of all.
+struct BiasInMemory {
+    const Conv2dParams& conv;
+    int64_t first;  // filter of the slab
+
+    HIPCONV_INLINE void add_to(float (&v)[8], int filter, bool of_each) const {
+        if (!conv.bias) return;
+        const void* bias = global_pointer<const void>(reinterpret_cast<uint64_t>(conv.bias));
+        const auto of = [&](int i) { return load_parameter(bias, (first + filter + i) * conv.bias_stride, conv.bias_dtype); };
+        if (of_each) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) v[i] += of(i);
+        } else {
+            const float all = of(0);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) v[i] += all;
+        }
+    }
+};
+
 // The same, eight elements a lane where they are aligned.
-template <int kSlabPixels, int kFilters, typename Pixels>
+template <int kSlabPixels, int kFilters, typename Pixels, typename Bias>
 HIPCONV_INLINE void store_slab(const ConvGemmParams& p, const float* slab, int lane, Pixels run, int first_filter, int group,
-                               int part) {
+                               int part, Bias bias) {
     const Conv2dParams& c = p.conv;
     const int filters = p.group_filters - first_filter;
     const int64_t k_first = static_cast<int64_t>(group) * p.group_filters + first_filter;
@@ -172,17 +192,7 @@ HIPCONV_INLINE void store_slab(const ConvGemmParams& p, const float* slab, int l
 #pragma unroll
             for (int i = 0; i < 8; ++i)
                 v[i] = p.along_filters ? slab[slab_at<kFilters>(pixel, filter + i)] : slab[slab_at<kFilters>(pixel + i, filter)];
-            if (c.bias) {
-                const void* bias = global_pointer<const void>(reinterpret_cast<uint64_t>(c.bias));
-                if (p.along_filters) {
-#pragma unroll
-                    for (int i = 0; i < 8; ++i) v[i] += load_parameter(bias, (k + i) * c.bias_stride, c.bias_dtype);
-                } else {
-                    const float all = load_parameter(bias, k * c.bias_stride, c.bias_dtype);
-#pragma unroll
-                    for (int i = 0; i < 8; ++i) v[i] += all;
-                }
-            }
+            bias.add_to(v, filter, p.along_filters);
             if (c.residual.data) {
                 load_eight(more, c.residual.data, offset_in(c.residual, at.n, k, at.p, at.q), c.residual_dtype);
 #pragma unroll

@@ -13,7 +13,6 @@ namespace hipconv {
 
 struct WarpgroupGemmParams {
     ConvGemmParams gemm;
-    bool by_boxes;                       // the copy engine brings x
     bool patches;                        // a filling is for all taps
     int32_t patch_columns, patch_pitch;  // of a tile's pixels; of x in LDS
     int32_t taps_a_filling;

@@ -369,28 +369,32 @@ HIPCONV_INLINE void store_halves(const WarpgroupGemmParams& p, const WarpgroupTi
     }
 }
 
-// Writes slab `number` of a wave, from number kNumber on.
-template <int kNumber, int kTileN, int kBlocks>
-HIPCONV_INLINE void write_slab(const WarpgroupSums<kTileN> (&sums)[kBlocks], int number, int of_warpgroup, float* slab) {
-    constexpr int kFilters = WarpgroupShape::kSlabFilters, kSlabs = kTileN / kFilters, kFirst = kNumber % kSlabs * kFilters;
-    if constexpr (kNumber < kBlocks * kSlabs) {
-        if (number != kNumber) return write_slab<kNumber + 1>(sums, number, of_warpgroup, slab);
-        const WarpgroupSums<kTileN>& block = sums[kNumber / kSlabs];
+// A thread's share of slab `number` of a wave.
+template <int kTileN, int kBlocks>
+HIPCONV_INLINE void write_slab(const WarpgroupSums<kTileN> (&sums)[kBlocks], int number, int lane, float* slab) {
+    float v[16];
+    take_sums<0>(sums, number, v);
 #pragma unroll
-        for (int e = kFirst / 2; e < (kFirst + kFilters) / 2; e += 2) {
-            Words2 both{};
-            set_word(both, 0, bit_cast<uint32_t>(block.values[e]));
-            set_word(both, 1, bit_cast<uint32_t>(block.values[e + 1]));
-            const int pixel = block.pixel(of_warpgroup, e) % WarpgroupShape::kSlabPixels;
-            const int filter = block.filter(of_warpgroup, e) - kFirst;
-            *reinterpret_cast<Words2*>(&slab[slab_at<kFilters>(pixel, filter)]) = both;
-        }
-        keep_apart<kNumber>();
+    for (int e = 0; e < 16; e += 2) {
+        Words2 both{};
+        set_word(both, 0, bit_cast<uint32_t>(v[e]));
+        set_word(both, 1, bit_cast<uint32_t>(v[e + 1]));
+        *reinterpret_cast<Words2*>(&slab[slab_at<WarpgroupShape::kSlabFilters>(sums[0].pixel(lane, e), sums[0].filter(lane, e))]) = both;
     }
 }
 
-// Everything else goes through each wave's slab, 16 pixels by 32 filters, and from there by lanes along what is dense in out: eight
-// elements a lane, if they are aligned. One slab after the other, in a loop that is not unrolled: the way out is long.
+// The bias of a slab's filters, in LDS.
+struct BiasInLds {
+    const float* values;
+
+    HIPCONV_INLINE void add_to(float (&v)[8], int filter, bool of_each) const {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) v[i] += values[of_each ? filter + i : filter];
+    }
+};
+
+// Everything else goes through each wave's slab, 16 pixels by 32 filters, and from there by lanes along what is dense in out. One
+// slab after the other, in a loop that is not unrolled: the way out is long.
 template <typename T, int kTileN, int kBlocks>
 HIPCONV_INLINE void store_sums(const WarpgroupGemmParams& p, const WarpgroupTile& t, const WarpgroupSums<kTileN> (&sums)[kBlocks],
                                const float (&lane_bias)[kTileN / 32], float* slabs, int thread) {
@@ -408,63 +412,15 @@ HIPCONV_INLINE void store_sums(const WarpgroupGemmParams& p, const WarpgroupTile
     const bool is_of_halves = c.out_dtype == (kIsBf16<T> ? DType::bf16 : DType::f16) && !c.residual.data;
     if (is_of_halves && (g.vector_stores || !g.along_filters))
         return store_halves<T>(p, t, sums, bias, wave_pixel, lane);
-
-    // Two times eight elements a lane.
-    constexpr int kRounds = kPixels * kFilters / 8 / 32;
-    const auto pixel_of = [&](int round) {
-        return g.along_filters ? lane / (kFilters / 8) + round * (kPixels / kRounds) : lane % 2 * 8;
-    };
-    const auto filter_of = [&](int round) { return g.along_filters ? lane % (kFilters / 8) * 8 : lane / 2 + round * 16; };
-    int64_t out_offset[kRounds] = {};
-    bool is_inside[kRounds] = {};
 #pragma unroll 1
     for (int number = 0; number < kBlocks * kSlabs; ++number) {
         const WarpgroupPixels pixels{p.patch_columns, t, wave_pixel + number / kSlabs * kWarpgroupPixels};
         const int first_filter = number % kSlabs * kFilters;
-        if (g.vector_stores && first_filter == 0) {
-#pragma unroll
-            for (int round = 0; round < kRounds; ++round) {
-                is_inside[round] = pixels.has(g, pixel_of(round));
-                const PixelOfOut at = pixels.at(g, pixel_of(round));
-                const int64_t k = static_cast<int64_t>(t.group) * g.group_filters + t.first_filter + filter_of(round);
-                out_offset[round] = t.part * g.part_stride + offset_in(c.out, at.n, k, at.p, at.q);
-            }
-        }
         sync_wave();  // the slab before is read
-        write_slab<0>(sums, number, of_warpgroup, slab);
+        write_slab(sums, number, lane, slab);
         sync_wave();
-        if (!g.vector_stores) {
-            store_slab_by_elements<kPixels, kFilters>(g, slab, lane, pixels, t.first_filter + first_filter, t.group, t.part);
-            continue;
-        }
-#pragma unroll
-        for (int round = 0; round < kRounds; ++round) {
-            const int pixel = pixel_of(round), filter = filter_of(round);
-            if (!is_inside[round] || t.first_filter + first_filter + filter >= g.group_filters) continue;
-            float v[8];
-            if (g.along_filters) {
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    const Words4 sum = *reinterpret_cast<const Words4*>(&slab[slab_at<kFilters>(pixel, filter + 4 * half)]);
-                    const Words4 more = *reinterpret_cast<const Words4*>(&bias[first_filter + filter + 4 * half]);
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) v[4 * half + i] = bit_cast<float>(word(sum, i)) + bit_cast<float>(word(more, i));
-                }
-            } else {
-#pragma unroll
-                for (int i = 0; i < 8; ++i) v[i] = slab[slab_at<kFilters>(pixel + i, filter)] + bias[first_filter + filter];
-            }
-            if (c.residual.data) {
-                float more[8];
-                const PixelOfOut at = pixels.at(g, pixel);
-                const int64_t k = static_cast<int64_t>(t.group) * g.group_filters + t.first_filter + first_filter + filter;
-                load_eight(more, c.residual.data, offset_in(c.residual, at.n, k, at.p, at.q), c.residual_dtype);
-#pragma unroll
-                for (int i = 0; i < 8; ++i) v[i] += more[i];
-            }
-            activate_eight(v, c.activation);
-            store_eight(v, c.out.data, out_offset[round] + first_filter * c.out.channel_stride, c.out_dtype);
-        }
+        store_slab<kPixels, kFilters>(g, slab, lane, pixels, t.first_filter + first_filter, t.group, t.part,
+                                      BiasInLds{bias + first_filter});
     }
 }
 

@@ -153,7 +153,6 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* 
     if (l.packs) pack_filters(p, l, true, workspace, stream);
     WarpgroupGemmParams g{};
     const Bringing bringing = bringing_of(p, l, plan.tile_m);
-    g.by_boxes = bringing.by_boxes;
     g.patches = bringing.columns != 0;
     g.patch_columns = bringing.columns;
     g.patch_pitch = bringing.columns + kPatchTaps - 1;
@@ -167,9 +166,9 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* 
     const int parts = static_cast<int>(ceil_of(g.fillings, g.fillings_a_part));  // none is empty: a block would have no sums
     g.tiles = g.tiles_a_part * parts;
     g.tile_n = plan.tile_n;
-    if (g.by_boxes) g.x = map_of(x_of(p, g, plan.tile_m));
+    if (bringing.by_boxes) g.x = map_of(x_of(p, g, plan.tile_m));
     g.filters = map_of(filters_of(p, l, l.packs ? workspace : p.weight.data, plan.tile_n));
-    const auto launch = g.by_boxes ? launch_warpgroup_gemm<true> : launch_warpgroup_gemm_gathered;
+    const auto launch = bringing.by_boxes ? launch_warpgroup_gemm<true> : launch_warpgroup_gemm_gathered;
     launch(g, {plan.tile_m, plan.tile_n}, compute_units(), stream);
     if (plan.split_k > 1) add_parts(p, g.gemm, parts, true, stream);
 }
