@@ -124,7 +124,8 @@ inline ConvGemmParams common_params(const Conv2dParams& p, const GemmLayout& l, 
     g.group_channels = static_cast<int32_t>(l.group_channels);
     g.group_filters = static_cast<int32_t>(l.group_filters);
     g.taps = static_cast<int32_t>(l.taps);
-    g.along_filters = g.conv.out.channel_stride < g.conv.out.column_stride || l.image_pixels == 1;
+    // Of fewer filters than a vector has elements, most lanes along them would have none.
+    g.along_filters = (g.conv.out.channel_stride < g.conv.out.column_stride && l.group_filters >= 8) || l.image_pixels == 1;
     g.vector_stores = stores_by(8, g.conv, l, g);
     g.pair_stores = stores_by(2, g.conv, l, g);
     return g;
