@@ -72,6 +72,21 @@ HIPCONV_INLINE void store_rounded(void* base, int64_t index, DType dtype, float 
     }
 }
 
+// kCount elements of a type known only at run time, all under way at once.
+template <int kCount>
+HIPCONV_INLINE void load_each(float (&v)[kCount], const void* base, int64_t first, int64_t stride, DType dtype) {
+    const auto load = [&](auto type) {
+        const auto* from = global_pointer<const decltype(type)>(reinterpret_cast<uint64_t>(base)) + first;
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) v[i] = to_float(from[i * stride]);
+    };
+    switch (dtype) {
+        case DType::f16: return load(f16{});
+        case DType::bf16: return load(bf16{});
+        default: return load(float{});
+    }
+}
+
 // One output from its finished sum, at the offsets that out_at() and residual_at() give. `Params` is Conv2dParams, or a kernel's
 // own with the same members; the struct may be one that first_argument_again gave.
 template <typename Params, typename OutAt, typename ResidualAt>

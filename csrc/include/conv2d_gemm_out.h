@@ -158,16 +158,10 @@ struct BiasInMemory {
 
     HIPCONV_INLINE void add_to(float (&v)[8], int filter, bool of_each) const {
         if (!conv.bias) return;
-        const void* bias = global_pointer<const void>(reinterpret_cast<uint64_t>(conv.bias));
-        const auto of = [&](int i) { return load_parameter(bias, (first + filter + i) * conv.bias_stride, conv.bias_dtype); };
-        if (of_each) {
+        float more[8];
+        load_each(more, conv.bias, (first + filter) * conv.bias_stride, of_each ? conv.bias_stride : 0, conv.bias_dtype);
 #pragma unroll
-            for (int i = 0; i < 8; ++i) v[i] += of(i);
-        } else {
-            const float all = of(0);
-#pragma unroll
-            for (int i = 0; i < 8; ++i) v[i] += all;
-        }
+        for (int i = 0; i < 8; ++i) v[i] += more[i];
     }
 };
 

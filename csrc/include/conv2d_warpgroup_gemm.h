@@ -50,9 +50,10 @@ struct WarpgroupShape {
     HIPCONV_INLINE constexpr int patch_rows() const { return hipconv::patch_rows(tile_m, by_boxes ? kNarrow : kWide); }
     HIPCONV_INLINE constexpr int patch_bytes() const { return (patch_rows() * kTileRowBytes + 1023) / 1024 * 1024; }
     HIPCONV_INLINE constexpr int slabs_bytes() const { return kConsumers / 32 * slab_floats(tile_n) * 4; }
-    // Of 227 KB of LDS that a block can have, or half of 228 less what the system takes of each.
+    // Of 228 KB of LDS, less 1 KB that the system takes of each block.
+    static constexpr int kMostBytes = 228 * 1024;
     HIPCONV_INLINE constexpr int ring_bytes() const {
-        return (blocks_a_unit == 1 ? 227 : 113) * 1024 - slabs_bytes() - kBarrierBytes;
+        return kMostBytes / blocks_a_unit - 1024 - slabs_bytes() - kBarrierBytes;
     }
     HIPCONV_INLINE constexpr int stages(bool patches) const {  // of the filters, and of x but for patches
         const int stages = patches ? (ring_bytes() - 2 * patch_bytes()) / filter_bytes()

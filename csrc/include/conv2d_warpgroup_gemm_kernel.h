@@ -540,7 +540,9 @@ template <typename T, int kTileM, int kTileN, bool kByBoxes>
 void launch_warpgroup_instance(const WarpgroupGemmParams& p, int units, void* stream) {
     constexpr WarpgroupShape kShape = warpgroup_shape(kTileM, kTileN, kByBoxes);
     const auto kernel = conv2d_warpgroup_gemm_kernel<T, kTileM, kTileN, kByBoxes>;
-    const int shared = launch_shared_bytes(kShape.shared_bytes());
+    // A compute unit each, if there are enough: blocks that begin early would else share those that are free first.
+    const bool are_alone = kShape.blocks_a_unit > 1 && p.tiles <= units;
+    const int shared = launch_shared_bytes(are_alone ? WarpgroupShape::kMostBytes / 2 + 1024 : kShape.shared_bytes());
     (void)hipFuncSetAttribute(reinterpret_cast<const void*>(kernel), hipFuncAttributeMaxDynamicSharedMemorySize, shared);
     const int blocks = units * kShape.blocks_a_unit;
     const dim3 grid(p.tiles < blocks ? p.tiles : blocks, 1, 1), block(kShape.threads(), 1, 1);

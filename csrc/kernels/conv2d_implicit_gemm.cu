@@ -56,25 +56,26 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kAddThreads, 8) conv2d_add_parts(AddPartsP
             n = static_cast<int32_t>(divide(of_all, p.divide_by_across));
             k = (of_all - n * p.across) * kEach;
         }
-        const int64_t first = (static_cast<int64_t>(n) * image + pixel) * p.conv.out_channels + k;
+        const Conv2dParams& c = first_argument_again(p).conv;
+        const int32_t row = static_cast<int32_t>(divide(pixel, p.divide_by_row)), column = pixel - row * c.out_width;
+        float sums[kEach] = {}, bias[kEach] = {}, residual[kEach] = {};
+        if (c.bias) load_each(bias, c.bias, k * c.bias_stride, c.bias_stride, c.bias_dtype);
+        if (c.residual.data)
+            load_each(residual, c.residual.data, offset_in(c.residual, n, k, row, column), c.residual.channel_stride, c.residual_dtype);
+        const int64_t first = (static_cast<int64_t>(n) * image + pixel) * c.out_channels + k;
         const float* part = global_pointer<const float>(reinterpret_cast<uint64_t>(p.parts)) + first;
         using Floats = Words<float, kEach>;
-        float sums[kEach] = {};
 #pragma unroll 8
         for (int32_t m = 0; m < p.count; ++m) {
             const Floats more = *reinterpret_cast<const Floats*>(part + m * p.part_stride);
 #pragma unroll
             for (int e = 0; e < kEach; ++e) sums[e] += bit_cast<float>(word(more, e));
         }
-        const Conv2dParams& c = first_argument_again(p).conv;
-        const int32_t row = static_cast<int32_t>(divide(pixel, p.divide_by_row)), column = pixel - row * c.out_width;
-        const int64_t out = offset_in(c.out, n, k, row, column);
-        const int64_t residual = c.residual.data ? offset_in(c.residual, n, k, row, column) : 0;
+        void* const out = global_pointer<void>(reinterpret_cast<uint64_t>(c.out.data));
+        const int64_t first_out = offset_in(c.out, n, k, row, column);
 #pragma unroll
         for (int e = 0; e < kEach; ++e)
-            conv2d_store_at(
-                c, k + e, [&] { return out + e * c.out.channel_stride; },
-                [&] { return residual + e * c.residual.channel_stride; }, sums[e]);
+            store_rounded(out, first_out + e * c.out.channel_stride, c.out_dtype, activate(sums[e] + bias[e] + residual[e], c.activation));
     }
 }
 

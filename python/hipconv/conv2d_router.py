@@ -124,8 +124,8 @@ class _Plan(NamedTuple):
 
 # ---- x that is relaid, or gathered --------------------------------------------------------------------------------------------------
 
-_RELAYING = 2.0  # microseconds, but for the bytes
-_RELAID_BYTES = 3.6e6  # read and written in a microsecond
+_RELAYING = 3.0  # microseconds, but for the bytes
+_RELAID_BYTES = 3.0e6  # read and written in a microsecond
 _GATHERING = 1.2  # microseconds, of a step of implicit_gemm that reads x element by element, beyond one of vectors
 
 
@@ -137,12 +137,8 @@ def relaid(problem: Problem) -> Problem:
 
 
 def _relaying_us(problem: Problem) -> float:
-    taken = (
-        out if taps == 1 else (out - 1) * stride + (taps - 1) * dilation + 1
-        for out, taps, stride, dilation in zip(problem.out_size, problem.kernel, problem.stride, problem.dilation, strict=True)
-    )
-    written = 2 * problem.batch * math.prod(taken) * -(-problem.in_channels // 8) * 8
-    return _RELAYING + 2 * written / _RELAID_BYTES
+    pixels = max(problem.pixels, problem.batch * math.prod(problem.in_size)) if problem.kernel != (1, 1) else problem.pixels
+    return _RELAYING + 2 * 2 * pixels * -(-problem.in_channels // 8) * 8 / _RELAID_BYTES
 
 
 # ---- tiles and parts of the implicit GEMM --------------------------------------------------------------------------------------------
@@ -178,18 +174,19 @@ class _TileCost(NamedTuple):
     """Microseconds of a tile of warpgroups, as an H200 takes them: of a step, and of everything else."""
 
     step: float
-    step_alone: float  # where patches serve all taps, and no other block is on the compute unit
+    step_alone: float  # with no other block on the compute unit
+    patch_step_alone: float  # where patches serve all taps
     rest: float
     blocks_a_unit: int
 
 
 _WARPGROUP_COSTS = {
-    (256, 128): _TileCost(0.60, 0.60, 5.5, 1),
-    (128, 128): _TileCost(0.34, 0.34, 3.5, 1),
-    (128, 64): _TileCost(0.44, 0.275, 3.0, 2),
+    (256, 128): _TileCost(0.60, 0.60, 0.60, 5.5, 1),
+    (128, 128): _TileCost(0.34, 0.34, 0.34, 3.5, 1),
+    (128, 64): _TileCost(0.44, 0.335, 0.275, 3.0, 2),
 }
-_GATHERED_STEP, _GATHERED_PATCH_STEP, _GATHERED_REST = 1.5, 0.53, 3.0  # of x that waves gather, in either tile, one block a unit
-_ADDING = 6.5  # microseconds of adding up parts, but for their bytes
+_GATHERED_COSTS = {(128, 128): _TileCost(1.5, 1.5, 0.53, 2.8, 1), (128, 64): _TileCost(1.5, 1.5, 0.53, 2.3, 1)}  # of x that waves gather
+_ADDING = 4.0  # microseconds of adding up parts, but for their bytes
 _PART_BYTES = 1.5e6  # that are written, and read again, in a microsecond
 
 
@@ -199,29 +196,36 @@ def _plan_of_warpgroups(
     """The tile and the parts of each sum that take least by the costs above: whole tiles a compute unit count, and long sums."""
     gathers = problem.layout == "nchw" if gathers is None else gathers
     turns, taps = -(-problem.in_channels // problem.groups // STEP), math.prod(problem.kernel)
-    has_patches = problem.kernel == (3, 3) and problem.stride == (1, 1) and problem.dilation == (1, 1)
-    steps_a_filling = taps if has_patches else 1  # a sum is split between fillings of the kernel's ring, the taps of a patch stay together
-    fillings = turns * taps // steps_a_filling
+
+    def steps_a_filling(tile: tuple[int, int]) -> int:  # of the kernel's ring: a sum is split between fillings
+        return taps if _has_patches(problem, tile[0], 64 if gathers else 8) else 1
 
     def cost(plan: tuple[tuple[int, int], int]) -> float:
         tile, parts = plan
-        costs, blocks = _WARPGROUP_COSTS[tile], _blocks(problem, tile) * parts
-        if gathers:
-            step = _GATHERED_PATCH_STEP if has_patches else _GATHERED_STEP
-            costs = _TileCost(step, step, _GATHERED_REST, 1)
-        step = costs.step_alone if has_patches and blocks <= card.compute_units else costs.step
+        costs, blocks = (_GATHERED_COSTS if gathers else _WARPGROUP_COSTS)[tile], _blocks(problem, tile) * parts
+        steps = steps_a_filling(tile)
+        alone = costs.patch_step_alone if steps > 1 else costs.step_alone
+        step = alone if blocks <= card.compute_units or (gathers and steps > 1) else costs.step
         rounds = -(-blocks // (card.compute_units * costs.blocks_a_unit))
-        us = rounds * (-(-fillings // parts) * steps_a_filling * step + costs.rest)
+        us = rounds * (-(-turns * taps // steps // parts) * steps * step + costs.rest)
         return us if parts == 1 else us + _ADDING + 2 * workspace_bytes(problem, parts) / _PART_BYTES
 
     plans = [
         (tile, parts)
         for tile in tiles
-        for parts in range(1, min(MOST_PARTS, fillings) + 1)
+        for parts in range(1, min(MOST_PARTS, turns * taps // steps_a_filling(tile)) + 1)
         if parts == 1 or workspace_bytes(problem, parts) <= workspace_limit
     ]
     best = min(plans, key=cost)
     return cost(best), *best
+
+
+def _has_patches(problem: Problem, tile_m: int, columns: int) -> bool:
+    """Whether one filling serves all taps: as csrc/kernels/conv2d_warpgroup_gemm.cu has it."""
+    if (problem.kernel, problem.stride, problem.dilation) != ((3, 3), (1, 1), (1, 1)):
+        return False
+    covered = [-(-size // of) * of for size, of in zip(problem.out_size, (tile_m // columns, columns), strict=True)]
+    return math.prod(covered) * 4 <= math.prod(problem.out_size) * 5
 
 
 def _plan_of_relaid_warpgroups(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> tuple[float, tuple[int, int], int]:
