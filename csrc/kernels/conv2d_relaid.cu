@@ -31,14 +31,19 @@ struct RelayParams {
     PackParams filters;     // none, if they are read where they are
 };
 
-// The first channel of the pixel of x that becomes this one; null for zeros.
-HIPCONV_INLINE const uint16_t* source_of(const RelayParams& p, uint32_t number) {
+// The pixel of x that becomes this one, if it is not of the padding.
+struct PixelOfX {
+    int64_t offset;  // of its first channel
+    bool is_inside;
+};
+
+HIPCONV_INLINE PixelOfX source_of(const RelayParams& p, uint32_t number) {
     const uint32_t n = divide(number, p.divide_by_image), of_image = number - n * static_cast<uint32_t>(p.image_pixels);
     const uint32_t row = divide(of_image, p.divide_by_row), column = of_image - row * static_cast<uint32_t>(p.row_pixels);
     const int64_t h = padded_index(static_cast<int64_t>(row) * p.step_h - p.pad_top, p.height, p.padding_mode);
     const int64_t w = padded_index(static_cast<int64_t>(column) * p.step_w - p.pad_left, p.width, p.padding_mode);
-    if (h < 0 || w < 0) return nullptr;
-    return global_pointer<const uint16_t>(reinterpret_cast<uint64_t>(p.x.data)) + offset_in(p.x, n, 0, h, w);
+    const bool is_inside = h >= 0 && w >= 0;
+    return {is_inside ? offset_in(p.x, n, 0, h, w) : 0, is_inside};
 }
 
 // A thread takes 8 channels of kPixels pixels: of one, wherever it is; or of those after one another in images that are relaid as
@@ -54,21 +59,21 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRelayThreads, 6) conv2d_relay(RelayParams
         const uint32_t chunk = (block - down * static_cast<uint32_t>(p.across)) * lanes + threadIdx.x % lanes;
         const uint32_t pixel = (down * (kRelayThreads >> p.log2_lanes) + (threadIdx.x >> p.log2_lanes)) * kPixels;
         if (chunk >= static_cast<uint32_t>(p.chunks) || pixel >= static_cast<uint32_t>(p.pixels)) continue;
-        const uint16_t* from;
+        PixelOfX source;
         if constexpr (kPixels == 1) {
-            from = source_of(first_argument_again(p), pixel);
+            source = source_of(first_argument_again(p), pixel);
         } else {
             const uint32_t n = divide(pixel, p.divide_by_image);
-            from = global_pointer<const uint16_t>(reinterpret_cast<uint64_t>(p.x.data)) +
-                   (n * p.x.batch_stride + (pixel - n * static_cast<uint32_t>(p.image_pixels)));
+            source = {n * p.x.batch_stride + (pixel - n * static_cast<uint32_t>(p.image_pixels)), true};
         }
+        const uint16_t* const from = global_pointer<const uint16_t>(reinterpret_cast<uint64_t>(p.x.data)) + source.offset +
+                                     chunk * (kChunkChannels * p.x.channel_stride);
         const int32_t channels = p.channels - static_cast<int32_t>(chunk) * kChunkChannels;  // that there are
         Vector loaded[kChunkChannels];
 #pragma unroll
         for (int e = 0; e < kChunkChannels; ++e) {
             loaded[e] = Vector{};
-            if (from && e < channels)
-                loaded[e] = *reinterpret_cast<const Vector*>(from + (chunk * int64_t{kChunkChannels} + e) * p.x.channel_stride);
+            if (source.is_inside && e < channels) loaded[e] = *reinterpret_cast<const Vector*>(from + e * p.x.channel_stride);
         }
 #pragma unroll
         for (int i = 0; i < kPixels; ++i) {
