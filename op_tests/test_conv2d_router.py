@@ -97,7 +97,7 @@ CONTIGUOUS = (
     [
         (problem(512, 256, 512), "relaid_warpgroup_gemm"),  # a copy of 67 MB for 2048 tiles of 72 steps
         (problem(64, 56, 64, R=1), "warpgroup_gemm"),  # a step: less than a launch
-        (problem(512, 28, 256, R=1), "relaid_warpgroup_gemm"),
+        (problem(512, 28, 256, R=1, N=32), "relaid_warpgroup_gemm"),
     ],
     ids=str,
 )

@@ -67,6 +67,9 @@ def test_compiles_for_nvidia_without_spills(source: Path, nvidia_reports: dict[P
     report = nvidia_reports[source]
     frames = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", report)
     assert frames and all(frame == ("0", "0", "0") for frame in frames), report
+    assert not re.search(r"\(C75\d\d\)", report), (
+        f"the assembler puts waits between the products of warpgroups, or does them one by one: {report}"
+    )
 
 
 def test_kernel_files_keep_to_the_portable_dialect() -> None:

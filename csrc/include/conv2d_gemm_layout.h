@@ -131,8 +131,7 @@ inline ConvGemmParams common_params(const Conv2dParams& p, const GemmLayout& l, 
     return g;
 }
 
-// Before the GEMM, where filters cannot be read where they are; and after it, where sums were split. `early`: early_launch.h.
+// Before the GEMM, where filters cannot be read where they are. `early`: early_launch.h.
 void pack_filters(const Conv2dParams& p, const GemmLayout& l, bool early, void* workspace, void* stream);
-void add_parts(const Conv2dParams& p, const ConvGemmParams& g, int split_k, bool early, void* stream);
 
 }  // namespace hipconv

@@ -25,7 +25,9 @@ template <typename T>
 HIPCONV_INLINE void pack_chunk(const PackParams& p, int64_t i) {
     constexpr int kElements = 16 / static_cast<int>(sizeof(T));
     const int32_t taps = p.kernel_height * p.kernel_width;
-    const int64_t of_filter = static_cast<int64_t>(taps) * p.chunks + p.padding, filter = i / of_filter;
+    const int64_t of_filter = static_cast<int64_t>(taps) * p.chunks + p.padding;
+    const bool fits = (i | of_filter) >> 32 == 0;  // then the division is a short one
+    const int64_t filter = fits ? static_cast<uint32_t>(i) / static_cast<uint32_t>(of_filter) : i / of_filter;
     const int32_t number = static_cast<int32_t>(i - filter * of_filter), chunk = number / taps, tap = number - chunk * taps;
     T* const packed = global_pointer<T>(reinterpret_cast<uint64_t>(p.packed));
     Words4* const row = reinterpret_cast<Words4*>(packed + filter * p.filter_elements);

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "conv2d_implicit_gemm.h"
+#include "conv2d_split_sums.h"
 #include "tensor_copy.h"
 
 namespace hipconv {
@@ -21,6 +22,7 @@ struct WarpgroupGemmParams {
     int32_t fillings_a_part;      // of them, with split_k > 1
     int32_t tiles, tiles_a_part;  // in all; of each part
     int32_t tile_n;
+    SplitSums split;
     TensorMap x, filters;
 };
 

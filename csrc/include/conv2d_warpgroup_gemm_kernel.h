@@ -525,9 +525,12 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByBoxes)
             }
 #pragma unroll
             for (int block = 0; block < kBlocks; ++block) show(sums[block]);
-
             int again = number;
             from_here_on(again);
+            if (p.split.parts > 1) {
+                const int part = again / p.tiles_a_part, tile = again - part * p.tiles_a_part;
+                if (!add_other_parts(p.split, tile, part, kShape.kConsumers / 32, thread_again(), sums)) continue;
+            }
             float* const slabs = reinterpret_cast<float*>(lds + kShape.slabs_at() / 16);
             store_sums<T>(p, warpgroup_tile<kTileM>(p, again), sums, bias, slabs, thread_again());
         }

@@ -40,8 +40,6 @@ struct AddPartsParams {
 // A thread adds the parts of kEach channels of an output pixel in their order, the same on every run.
 template <int kEach>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kAddThreads, 8) conv2d_add_parts(AddPartsParams p) {
-    let_next_kernel_begin();
-    wait_for_kernel_before();
     const int32_t image = p.conv.out_height * p.conv.out_width;
     for (uint32_t i = blockIdx.x * kAddThreads + threadIdx.x; i < static_cast<uint32_t>(p.units); i += gridDim.x * kAddThreads) {
         int32_t n, k, pixel;  // of the image
@@ -198,6 +196,30 @@ ConvGemmParams gemm_params(const Conv2dParams& p, const GemmLayout& l, const Con
     return g;
 }
 
+void add_parts(const Conv2dParams& p, const ConvGemmParams& g, int split_k, void* stream) {
+    const bool by_fours = p.out_channels % 4 == 0;
+    const int32_t across = by_fours ? p.out_channels / 4 : p.out_channels;
+    const int32_t image = p.out_height * p.out_width, units = image * p.batch * across;
+    const AddPartsParams add{p,
+                             static_cast<const float*>(g.conv.out.data),
+                             split_k,
+                             units,
+                             across,
+                             g.part_stride,
+                             p.out.channel_stride < p.out.column_stride,
+                             divisor_of(static_cast<uint32_t>(across)),
+                             divisor_of(static_cast<uint32_t>(image)),
+                             divisor_of(static_cast<uint32_t>(p.out_width))};
+    const int32_t blocks = (units - 1) / kAddThreads + 1;
+    const dim3 grid(static_cast<unsigned>(blocks < (1 << 22) ? blocks : 1 << 22), 1, 1), block(kAddThreads, 1, 1);
+    const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
+    if (by_fours)
+        hipLaunchKernelGGL(conv2d_add_parts<4>, grid, block, 0, hip_stream, add);
+    else
+        hipLaunchKernelGGL(conv2d_add_parts<1>, grid, block, 0, hip_stream, add);
+    check_launch("conv2d");
+}
+
 }  // namespace
 
 void pack_filters(const Conv2dParams& p, const GemmLayout& l, bool early, void* workspace, void* stream) {
@@ -217,30 +239,6 @@ void pack_filters(const Conv2dParams& p, const GemmLayout& l, bool early, void* 
         HIPCONV_LAUNCH(early, conv2d_pack_filters<float>, grid, block, 0, hip_stream, pack);
     else
         HIPCONV_LAUNCH(early, conv2d_pack_filters<f16>, grid, block, 0, hip_stream, pack);
-    check_launch("conv2d");
-}
-
-void add_parts(const Conv2dParams& p, const ConvGemmParams& g, int split_k, bool early, void* stream) {
-    const bool by_fours = p.out_channels % 4 == 0;
-    const int32_t across = by_fours ? p.out_channels / 4 : p.out_channels;
-    const int32_t image = p.out_height * p.out_width, units = image * p.batch * across;
-    const AddPartsParams add{p,
-                             static_cast<const float*>(g.conv.out.data),
-                             split_k,
-                             units,
-                             across,
-                             g.part_stride,
-                             p.out.channel_stride < p.out.column_stride,
-                             divisor_of(static_cast<uint32_t>(across)),
-                             divisor_of(static_cast<uint32_t>(image)),
-                             divisor_of(static_cast<uint32_t>(p.out_width))};
-    const int32_t blocks = (units - 1) / kAddThreads + 1;
-    const dim3 grid(static_cast<unsigned>(blocks < (1 << 22) ? blocks : 1 << 22), 1, 1), block(kAddThreads, 1, 1);
-    const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
-    if (by_fours)
-        HIPCONV_LAUNCH(early, conv2d_add_parts<4>, grid, block, 0, hip_stream, add);
-    else
-        HIPCONV_LAUNCH(early, conv2d_add_parts<1>, grid, block, 0, hip_stream, add);
     check_launch("conv2d");
 }
 
@@ -285,7 +283,7 @@ void conv2d_implicit_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* w
                         : g.form == XForm::patches ? launch_gemm_patches
                                                    : launch_gemm_elements;
     launch(g, {plan.tile_m, plan.tile_n}, plan.split_k, stream);
-    if (plan.split_k > 1) add_parts(p, g, plan.split_k, false, stream);
+    if (plan.split_k > 1) add_parts(p, g, plan.split_k, stream);
 }
 
 }  // namespace hipconv

@@ -2,6 +2,8 @@
 // instances whose x the copy engine brings.
 #include <hip/hip_runtime.h>
 
+#include <chrono>
+
 #include "conv2d_gemm_layout.h"
 #include "conv2d_launchers.h"
 #include "conv2d_warpgroup_gemm_kernel.h"
@@ -105,6 +107,38 @@ int64_t fillings_of(const GemmLayout& l, const Bringing& bringing) {
     return ceil_of(l.group_channels, 64) * (bringing.columns ? 1 : l.taps);
 }
 
+// A split sum: its parts, of which none is empty (a block would have no sums), and what they take of the workspace.
+struct Split {
+    int64_t fillings, fillings_a_part, tiles;
+    int parts;
+    int64_t sums_bytes, marks_bytes;
+};
+
+Split split_of(const Conv2dParams& p, const GemmLayout& l, const Conv2dPlan& plan) {
+    const Bringing bringing = bringing_of(p, l, plan.tile_m);
+    Split s{};
+    s.fillings = fillings_of(l, bringing);
+    s.fillings_a_part = ceil_of(s.fillings, plan.split_k);
+    s.parts = static_cast<int>(ceil_of(s.fillings, s.fillings_a_part));
+    const int64_t tiles_m = bringing.columns ? ceil_of(p.out_width, bringing.columns) *
+                                                   ceil_of(p.out_height, plan.tile_m / bringing.columns) * p.batch
+                                             : ceil_of(l.image_pixels * p.batch, plan.tile_m);
+    s.tiles = tiles_m * p.groups * ceil_of(l.group_filters, plan.tile_n);
+    s.sums_bytes = split_sums_bytes(s.tiles, s.parts, plan.tile_m, plan.tile_n);
+    s.marks_bytes = split_marks_bytes(s.tiles, s.parts, WarpgroupShape::kConsumers / 32);
+    return s;
+}
+
+// Differs from process to process, and is neither of what memory is filled with.
+uint64_t mark_of_process() {
+    static const uint64_t mark = [] {
+        const auto now = static_cast<uint64_t>(std::chrono::system_clock::now().time_since_epoch().count());
+        const uint64_t mixed = (now ^ reinterpret_cast<uintptr_t>(&now)) * 0x9e3779b97f4a7c15u;
+        return (mixed ^ mixed >> 32) | 1;
+    }();
+    return mark;
+}
+
 const char* refusal_of_tile(const Conv2dParams& p, const GemmLayout& l, const Conv2dPlan& plan) {
     const Bringing bringing = bringing_of(p, l, plan.tile_m);
     if (!bringing.serves)
@@ -145,7 +179,9 @@ const char* conv2d_warpgroup_gemm_refusal(const Conv2dParams& p, const Conv2dPla
 
 int64_t conv2d_warpgroup_gemm_workspace(const Conv2dParams& p, const Conv2dPlan& plan) {
     const GemmLayout l(p, false);
-    return l.workspace_bytes(plan.split_k);
+    if (plan.split_k == 1) return l.packed_bytes;
+    const Split split = split_of(p, l, plan);
+    return l.packed_bytes + split.sums_bytes + split.marks_bytes;
 }
 
 void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* workspace, void* stream) {
@@ -159,18 +195,19 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* 
     g.taps_a_filling = g.patches ? static_cast<int32_t>(l.taps) : 1;
     g.rows_of_64 = g.patches ? 64 / bringing.columns * g.patch_pitch : 64;
     g.group_bytes = (bringing.columns == kNarrow ? g.patch_pitch : 8) * kTileRowBytes;
-    g.gemm = common_params(p, l, plan, {g.patches, bringing.columns}, workspace);
-    g.fillings = static_cast<int32_t>(fillings_of(l, bringing));
-    g.fillings_a_part = static_cast<int32_t>(ceil_of(g.fillings, plan.split_k));
-    g.tiles_a_part = g.gemm.tiles_m * (g.patches ? p.batch : 1) * p.groups * g.gemm.tiles_n;
-    const int parts = static_cast<int>(ceil_of(g.fillings, g.fillings_a_part));  // none is empty: a block would have no sums
-    g.tiles = g.tiles_a_part * parts;
+    g.gemm = common_params(p, l, {plan.algorithm, plan.tile_m, plan.tile_n, 1}, {g.patches, bringing.columns}, workspace);
+    const Split split = split_of(p, l, plan);
+    g.fillings = static_cast<int32_t>(split.fillings);
+    g.fillings_a_part = static_cast<int32_t>(split.fillings_a_part);
+    g.tiles_a_part = static_cast<int32_t>(split.tiles);
+    g.tiles = g.tiles_a_part * split.parts;
+    char* const memory = static_cast<char*>(workspace) + l.packed_bytes;
+    g.split = {split.parts, reinterpret_cast<float*>(memory), reinterpret_cast<uint64_t*>(memory + split.sums_bytes), mark_of_process()};
     g.tile_n = plan.tile_n;
     if (bringing.by_boxes) g.x = map_of(x_of(p, g, plan.tile_m));
     g.filters = map_of(filters_of(p, l, l.packs ? workspace : p.weight.data, plan.tile_n));
     const auto launch = bringing.by_boxes ? launch_warpgroup_gemm<true> : launch_warpgroup_gemm_gathered;
     launch(g, {plan.tile_m, plan.tile_n}, compute_units(), stream);
-    if (plan.split_k > 1) add_parts(p, g.gemm, parts, true, stream);
 }
 
 }  // namespace hipconv

@@ -124,8 +124,8 @@ class _Plan(NamedTuple):
 
 # ---- x that is relaid, or gathered --------------------------------------------------------------------------------------------------
 
-_RELAYING = 3.0  # microseconds, but for the bytes
-_RELAID_BYTES = 3.0e6  # read and written in a microsecond
+_RELAYING = 2.0  # microseconds, but for the bytes
+_RELAID_BYTES = 3.4e6  # read and written in a microsecond
 _GATHERING = 1.2  # microseconds, of a step of implicit_gemm that reads x element by element, beyond one of vectors
 
 
@@ -183,18 +183,27 @@ class _TileCost(NamedTuple):
 _WARPGROUP_COSTS = {
     (256, 128): _TileCost(0.60, 0.60, 0.60, 5.5, 1),
     (128, 128): _TileCost(0.34, 0.34, 0.34, 3.5, 1),
-    (128, 64): _TileCost(0.44, 0.335, 0.275, 3.0, 2),
+    (128, 64): _TileCost(0.44, 0.36, 0.275, 3.0, 2),
 }
-_GATHERED_COSTS = {(128, 128): _TileCost(1.5, 1.5, 0.53, 2.8, 1), (128, 64): _TileCost(1.5, 1.5, 0.53, 2.3, 1)}  # of x that waves gather
-_ADDING = 4.0  # microseconds of adding up parts, but for their bytes
-_PART_BYTES = 1.5e6  # that are written, and read again, in a microsecond
+_WINDOW_COSTS = {  # of pixels that overlap in memory: a filter's row of few channels, relaid
+    (256, 128): _TileCost(1.0, 1.0, 1.0, 5.5, 1),
+    (128, 128): _TileCost(0.8, 0.8, 0.8, 3.5, 1),
+    (128, 64): _TileCost(1.45, 0.5, 0.5, 3.0, 2),
+}
+_GATHERED_COSTS = {  # of x that waves gather
+    (128, 128): _TileCost(1.5, 1.5, 0.62, 2.8, 1),
+    (128, 64): _TileCost(1.5, 1.5, 0.62, 2.3, 1),
+}
+_ADDING = 1.7  # microseconds of adding up parts, but for their bytes
+_PART_BYTES = 1.1e5  # of a tile's parts, that a compute unit reads in a microsecond
 
 
 def _plan_of_warpgroups(
-    problem: Problem, card: Card, tiles: Tiles, workspace_limit: int, gathers: bool | None = None
+    problem: Problem, card: Card, tiles: Tiles, workspace_limit: int, costs_of: dict[tuple[int, int], _TileCost] | None = None
 ) -> tuple[float, tuple[int, int], int]:
     """The tile and the parts of each sum that take least by the costs above: whole tiles a compute unit count, and long sums."""
-    gathers = problem.layout == "nchw" if gathers is None else gathers
+    costs_of = costs_of or (_GATHERED_COSTS if problem.layout == "nchw" else _WARPGROUP_COSTS)
+    gathers = costs_of is _GATHERED_COSTS
     turns, taps = -(-problem.in_channels // problem.groups // STEP), math.prod(problem.kernel)
 
     def steps_a_filling(tile: tuple[int, int]) -> int:  # of the kernel's ring: a sum is split between fillings
@@ -202,13 +211,13 @@ def _plan_of_warpgroups(
 
     def cost(plan: tuple[tuple[int, int], int]) -> float:
         tile, parts = plan
-        costs, blocks = (_GATHERED_COSTS if gathers else _WARPGROUP_COSTS)[tile], _blocks(problem, tile) * parts
+        costs, blocks = costs_of[tile], _blocks(problem, tile) * parts
         steps = steps_a_filling(tile)
         alone = costs.patch_step_alone if steps > 1 else costs.step_alone
         step = alone if blocks <= card.compute_units or (gathers and steps > 1) else costs.step
         rounds = -(-blocks // (card.compute_units * costs.blocks_a_unit))
         us = rounds * (-(-turns * taps // steps // parts) * steps * step + costs.rest)
-        return us if parts == 1 else us + _ADDING + 2 * workspace_bytes(problem, parts) / _PART_BYTES
+        return us if parts == 1 else us + _ADDING + parts * 4 * math.prod(tile) / _PART_BYTES
 
     plans = [
         (tile, parts)
@@ -229,7 +238,9 @@ def _has_patches(problem: Problem, tile_m: int, columns: int) -> bool:
 
 
 def _plan_of_relaid_warpgroups(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> tuple[float, tuple[int, int], int]:
-    us, tile, parts = _plan_of_warpgroups(relaid(problem), card, tiles, workspace_limit, gathers=False)
+    inner = relaid(problem)
+    costs_of = _WARPGROUP_COSTS if inner is problem else _WINDOW_COSTS
+    us, tile, parts = _plan_of_warpgroups(inner, card, tiles, workspace_limit, costs_of)
     return us + _relaying_us(problem), tile, parts
 
 
