@@ -1,7 +1,7 @@
 // The parts of a split sum, added in their order by the wave that comes last of those that make them: no kernel behind the GEMM.
 //
-// Each wave leaves its sums in the workspace, and then a mark. The one that finds the marks of all parts adds them up, and takes the
-// marks away. The workspace is not cleared before: a mark is 64 bits that a process draws anew, which nothing in memory has by
+// Each wave leaves its sums in the workspace, and then a mark. The one that finds the marks of all parts adds them up, and takes
+// the marks away. The workspace is not cleared before: a mark is 64 bits that a process draws anew, which nothing in memory has by
 // chance. Where several waves find all marks, they add up the same and write the same.
 #pragma once
 
@@ -11,18 +11,20 @@
 namespace hipconv {
 
 struct SplitSums {
-    int32_t parts;   // 1: nothing is split
-    float* sums;     // (tiles, waves, parts, words of a thread, lanes), in words of 16 bytes
+    int32_t parts;    // 1: nothing is split
+    float* sums;      // (tiles, waves, parts, words of a thread, lanes), in words of 16 bytes
     uint64_t* marks;  // (tiles, waves, parts)
     uint64_t mark;
 };
 
 // Bytes, of tiles whose waves are a warpgroup's or several's.
-constexpr int64_t split_sums_bytes(int64_t tiles, int parts, int tile_m, int tile_n) { return tiles * parts * tile_m * tile_n * 4; }
+constexpr int64_t split_sums_bytes(int64_t tiles, int parts, int tile_m, int tile_n) {
+    return tiles * parts * tile_m * tile_n * 4;
+}
 constexpr int64_t split_marks_bytes(int64_t tiles, int parts, int waves) { return tiles * parts * waves * 8; }
 
-// What NVIDIA's compiler is to keep as a float: as the integer that it becomes behind this, it would be moved between each product
-// and the next.
+// What NVIDIA's compiler is to keep as a float: as the integer that it becomes behind this, it would be moved between each
+// product and the next.
 HIPCONV_INLINE float as_float(float v) {
 #if defined(HIPCONV_HAS_WARPGROUPS)
     asm volatile("" : "+f"(v));
@@ -44,7 +46,8 @@ HIPCONV_INLINE bool add_other_parts(const SplitSums& p, int tile, int part, int 
     for (int i = 0; i < kBlocks * kOfBlock; ++i) {
         Words4 four{};
 #pragma unroll
-        for (int e = 0; e < 4; ++e) set_word(four, e, bit_cast<uint32_t>(as_float(sums[i / kOfBlock].values[i % kOfBlock * 4 + e])));
+        for (int e = 0; e < 4; ++e)
+            set_word(four, e, bit_cast<uint32_t>(as_float(sums[i / kOfBlock].values[i % kOfBlock * 4 + e])));
         mine[i * 32] = four;
     }
     // All lanes' sums are seen before the mark; and of two waves, one at least sees the other's mark.
@@ -72,7 +75,8 @@ HIPCONV_INLINE bool add_other_parts(const SplitSums& p, int tile, int part, int 
             for (int n = 0; n < kAtATime; ++n)
 #pragma unroll
                 for (int e = 0; e < 4; ++e)
-                    set_word(total[n], e, bit_cast<uint32_t>(bit_cast<float>(word(total[n], e)) + bit_cast<float>(word(next[n], e))));
+                    set_word(total[n], e,
+                             bit_cast<uint32_t>(bit_cast<float>(word(total[n], e)) + bit_cast<float>(word(next[n], e))));
         }
 #pragma unroll
         for (int n = 0; n < kAtATime; ++n)

@@ -280,9 +280,9 @@ HIPCONV_INLINE void take_sums(const WarpgroupSums<kTileN> (&sums)[kBlocks], int 
     }
 }
 
-// To out of 16 bits: rounded where they are, then turned between lanes. Where eight elements are aligned, until each lane has eight
-// after one another; else until lanes lie along pixels, each with two. In a loop that is not unrolled, because the activations are
-// long.
+// To out of 16 bits: rounded where they are, then turned between lanes. Where eight elements are aligned, until each lane has
+// eight after one another; else until lanes lie along pixels, each with two. In a loop that is not unrolled, because the
+// activations are long.
 template <typename T, int kTileN, int kBlocks>
 HIPCONV_INLINE void store_halves(const WarpgroupGemmParams& p, const WarpgroupTile& t,
                                  const WarpgroupSums<kTileN> (&sums)[kBlocks], const float* bias, int wave_pixel, int lane) {
@@ -379,7 +379,8 @@ HIPCONV_INLINE void write_slab(const WarpgroupSums<kTileN> (&sums)[kBlocks], int
         Words2 both{};
         set_word(both, 0, bit_cast<uint32_t>(v[e]));
         set_word(both, 1, bit_cast<uint32_t>(v[e + 1]));
-        *reinterpret_cast<Words2*>(&slab[slab_at<WarpgroupShape::kSlabFilters>(sums[0].pixel(lane, e), sums[0].filter(lane, e))]) = both;
+        const int at = slab_at<WarpgroupShape::kSlabFilters>(sums[0].pixel(lane, e), sums[0].filter(lane, e));
+        *reinterpret_cast<Words2*>(&slab[at]) = both;
     }
 }
 

@@ -1,8 +1,8 @@
-// Kernels that begin while the one before them in the stream ends (sm_90): their blocks take what is free of the card, get ready, and
-// wait. Elsewhere they follow each other as always.
+// Kernels that begin while the one before them in the stream ends (sm_90): their blocks take what is free of the card, get ready,
+// and wait. Elsewhere they follow each other as always.
 //
-// A kernel that is launched early waits in all threads before it touches memory, even if it needs nothing of the one before: the one
-// behind it counts on both being done.
+// A kernel that is launched early waits in all threads before it touches memory, even if it needs nothing of the one before: the
+// one behind it counts on both being done.
 #pragma once
 
 #include "arch.h"

@@ -59,7 +59,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kAddThreads, 8) conv2d_add_parts(AddPartsP
         float sums[kEach] = {}, bias[kEach] = {}, residual[kEach] = {};
         if (c.bias) load_each(bias, c.bias, k * c.bias_stride, c.bias_stride, c.bias_dtype);
         if (c.residual.data)
-            load_each(residual, c.residual.data, offset_in(c.residual, n, k, row, column), c.residual.channel_stride, c.residual_dtype);
+            load_each(residual, c.residual.data, offset_in(c.residual, n, k, row, column), c.residual.channel_stride,
+                      c.residual_dtype);
         const int64_t first = (static_cast<int64_t>(n) * image + pixel) * c.out_channels + k;
         const float* part = global_pointer<const float>(reinterpret_cast<uint64_t>(p.parts)) + first;
         using Floats = Words<float, kEach>;
@@ -73,7 +74,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kAddThreads, 8) conv2d_add_parts(AddPartsP
         const int64_t first_out = offset_in(c.out, n, k, row, column);
 #pragma unroll
         for (int e = 0; e < kEach; ++e)
-            store_rounded(out, first_out + e * c.out.channel_stride, c.out_dtype, activate(sums[e] + bias[e] + residual[e], c.activation));
+            store_rounded(out, first_out + e * c.out.channel_stride, c.out_dtype,
+                          activate(sums[e] + bias[e] + residual[e], c.activation));
     }
 }
 

@@ -1,9 +1,9 @@
 // x and filters that the GEMMs cannot read by 16 bytes are brought to memory where they can, and the GEMM runs on that: what it
 // would gather for each tap and each tile of filters is gathered once.
 //
-// x is padded there, and its pixels are dense, of a multiple of 8 channels. With 8 channels or less, the taps of a row of a filter
-// are one vector of that memory: they become the channels of a filter of one column, and the vectors of neighbouring outputs
-// overlap.
+// Its pixels are dense there, of a multiple of 8 channels. With 8 channels or less, the taps of a row of a filter are one vector of
+// that memory: they become the channels of a filter of one column, and the vectors of neighbouring outputs overlap. Then, and where
+// it is not by zeros, padding is laid out too.
 #include <hip/hip_runtime.h>
 
 #include "check.h"
@@ -106,8 +106,8 @@ struct Relaying {
     int64_t pixels, x_bytes, filter_bytes;
 };
 
-// One axis of x as it is relaid: its size, the step in x from a pixel to the next, and the padding that is laid out with it; and the
-// stride and padding that the GEMM gets.
+// One axis of x as it is relaid: its size, the step in x from a pixel to the next, and the padding that is laid out with it; and
+// the stride and padding that the GEMM gets.
 struct RelaidAxis {
     int64_t size;
     int32_t step, pad, inner_stride, inner_pad;

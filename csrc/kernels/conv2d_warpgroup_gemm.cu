@@ -202,7 +202,8 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* 
     g.tiles_a_part = static_cast<int32_t>(split.tiles);
     g.tiles = g.tiles_a_part * split.parts;
     char* const memory = static_cast<char*>(workspace) + l.packed_bytes;
-    g.split = {split.parts, reinterpret_cast<float*>(memory), reinterpret_cast<uint64_t*>(memory + split.sums_bytes), mark_of_process()};
+    g.split = {split.parts, reinterpret_cast<float*>(memory), reinterpret_cast<uint64_t*>(memory + split.sums_bytes),
+               mark_of_process()};
     g.tile_n = plan.tile_n;
     if (bringing.by_boxes) g.x = map_of(x_of(p, g, plan.tile_m));
     g.filters = map_of(filters_of(p, l, l.packs ? workspace : p.weight.data, plan.tile_n));

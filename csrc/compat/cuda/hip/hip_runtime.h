@@ -64,7 +64,8 @@ namespace compat {
 
 // What early_launch.h launches by.
 template <typename Params>
-void launch(bool early, void (*kernel)(Params), dim3 grid, dim3 block, int shared_bytes, hipStream_t stream, const Params& params) {
+void launch(bool early, void (*kernel)(Params), dim3 grid, dim3 block, int shared_bytes, hipStream_t stream,
+            const Params& params) {
 #if CUDART_VERSION >= 12030  // graphs take them since
     cudaLaunchAttribute attribute{};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
