@@ -37,7 +37,7 @@ template <int kTileN, int kBlocks>
 HIPCONV_INLINE bool add_other_parts(const SplitSums& p, int tile, int part, int waves, int thread,
                                     WarpgroupSums<kTileN> (&sums)[kBlocks]) {
 #if defined(HIPCONV_HAS_WARPGROUPS) || defined(HIPCONV_HOST)
-    constexpr int kOfBlock = kTileN / 8, kAtATime = 8;  // words of a thread
+    constexpr int kOfBlock = kTileN / 8, kAtATime = kBlocks * kOfBlock > 16 ? 4 : 8;  // words of a thread
     const int wave = thread / 32, lane = thread % 32;
     const int64_t of_wave = (static_cast<int64_t>(tile) * waves + wave) * p.parts;
     Words4* const first = reinterpret_cast<Words4*>(p.sums) + of_wave * (kBlocks * kOfBlock * 32) + lane;
@@ -64,19 +64,31 @@ HIPCONV_INLINE bool add_other_parts(const SplitSums& p, int tile, int part, int 
     for (int m = lane; m < p.parts; m += 32) marks[m] = 0;
 #pragma unroll
     for (int i = 0; i < kBlocks * kOfBlock; i += kAtATime) {
-        Words4 total[kAtATime], next[kAtATime];
+        Words4 total[kAtATime], next[2][kAtATime];
+        const auto load = [&](Words4 (&words)[kAtATime], int m) {
 #pragma unroll
-        for (int n = 0; n < kAtATime; ++n) total[n] = first[(i + n) * 32];
-#pragma unroll 1
-        for (int m = 1; m < p.parts; ++m) {
-#pragma unroll
-            for (int n = 0; n < kAtATime; ++n) next[n] = first[(m * (kBlocks * kOfBlock) + i + n) * 32];
+            for (int n = 0; n < kAtATime; ++n) words[n] = first[(m * (kBlocks * kOfBlock) + i + n) * 32];
+        };
+        const auto add = [&](const Words4 (&words)[kAtATime]) {
 #pragma unroll
             for (int n = 0; n < kAtATime; ++n)
 #pragma unroll
                 for (int e = 0; e < 4; ++e)
                     set_word(total[n], e,
-                             bit_cast<uint32_t>(bit_cast<float>(word(total[n], e)) + bit_cast<float>(word(next[n], e))));
+                             bit_cast<uint32_t>(bit_cast<float>(word(total[n], e)) + bit_cast<float>(word(words[n], e))));
+        };
+        load(total, 0);
+        int m = 1;
+#pragma unroll 1
+        for (; m + 1 < p.parts; m += 2) {  // two under way at once
+            load(next[0], m);
+            load(next[1], m + 1);
+            add(next[0]);
+            add(next[1]);
+        }
+        if (m < p.parts) {
+            load(next[0], m);
+            add(next[0]);
         }
 #pragma unroll
         for (int n = 0; n < kAtATime; ++n)

@@ -195,7 +195,7 @@ _GATHERED_COSTS = {  # of x that waves gather
     (128, 64): _TileCost(1.5, 1.5, 0.62, 2.3, 1),
 }
 _ADDING = 1.7  # microseconds of adding up parts, but for their bytes
-_PART_BYTES = 1.1e5  # of a tile's parts, that a compute unit reads in a microsecond
+_PART_BYTES, _PARTS_BYTES = 0.9e5, 5e6  # of parts, in a microsecond: that a compute unit reads; that all write and read
 
 
 def _plan_of_warpgroups(
@@ -217,7 +217,10 @@ def _plan_of_warpgroups(
         step = alone if blocks <= card.compute_units or (gathers and steps > 1) else costs.step
         rounds = -(-blocks // (card.compute_units * costs.blocks_a_unit))
         us = rounds * (-(-turns * taps // steps // parts) * steps * step + costs.rest)
-        return us if parts == 1 else us + _ADDING + parts * 4 * math.prod(tile) / _PART_BYTES
+        if parts == 1:
+            return us
+        part_bytes = 4 * math.prod(tile)
+        return us + _ADDING + parts * part_bytes / _PART_BYTES + 2 * blocks * part_bytes / _PARTS_BYTES
 
     plans = [
         (tile, parts)
