@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 METHODS = {
-    "relaid_warpgroup_gemm": "x brought to dense, padded channels-last memory first, then warpgroup_gemm; 16-bit types",
+    "relaid_warpgroup_gemm": "x brought to dense channels-last memory first, then warpgroup_gemm; 16-bit types",
     "warpgroup_gemm": "the matrix cores of sm_90 by warpgroups, operands brought to them by the copy engine; 16-bit types",
-    "relaid_implicit_gemm": "x brought to dense, padded channels-last memory first, then implicit_gemm; 16-bit types",
+    "relaid_implicit_gemm": "x brought to dense channels-last memory first, then implicit_gemm; 16-bit types",
     "implicit_gemm": "matrix cores, output pixels by filters in tiles; split-K where tiles are few",
     "naive": "a thread per output: any shape, strides, groups, dilation and padding mode",
 }
