@@ -26,6 +26,7 @@ template <int kWidth>
 struct BlockBuffers {
     alignas(64) float parameters[kWidth + 1][kBlock];  // element `width` is the bias
     alignas(64) float past[kWidth][kBlock];            // the width - 1 inputs before a sequence
+    alignas(64) char state[kWidth * kBlock * sizeof(float)];  // the same, of the pool's type
 };
 
 template <int kWidth>
@@ -88,22 +89,6 @@ int pieces_of(const CausalConv1dVarlenParams& p, int64_t begin, int64_t end, Pie
     return count;
 }
 
-// Elements in memory with a step between neighbours.
-struct Row {
-    void* data;
-    int64_t first, step;  // in elements
-    DType dtype;
-};
-
-Row state_row(const CausalConv1dVarlenParams& p, int32_t slot, int64_t channel, int64_t column) {
-    return {p.states, slot * p.slot_stride + channel * p.state_dim_stride + (p.first_column + column) * p.column_stride,
-            p.state_dim_stride, p.state_dtype};
-}
-
-Row input_row(const CausalConv1dVarlenParams& p, int64_t token, int64_t channel) {
-    return {const_cast<void*>(p.x), token * p.x_token_stride + channel, 1, p.dtype};
-}
-
 template <typename F>
 void with_element_type(DType dtype, F f) {
     switch (dtype) {
@@ -116,50 +101,98 @@ void with_element_type(DType dtype, F f) {
     }
 }
 
-void convert_row(const Row& to, const Row& from, int64_t count) {
-    with_element_type(to.dtype, [&](auto to_type) {
-        with_element_type(from.dtype, [&](auto from_type) {
-            using To = decltype(to_type);
-            using From = decltype(from_type);
-            To* target = static_cast<To*>(to.data) + to.first;
-            const From* source = static_cast<const From*>(from.data) + from.first;
-            if (std::is_same_v<To, From> && to.step == 1 && from.step == 1) {
-                std::memmove(target, source, count * sizeof(To));
-                return;
-            }
-            for (int64_t c = 0; c < count; ++c) {
-                const float v = to_float(source[c * from.step]);
-                target[c * to.step] = from_float<To>(sizeof(From) > sizeof(To) ? canonical_nan(v) : v);
-            }
-        });
-    });
+// ---- states: rows of channels here, in the pool any strides -----------------------------------------------------------------
+
+constexpr int kCommonPast = 3;  // columns of the window of width 4, which models have
+
+// What an element is moved as: its bits, of a type that compilers make vectors of.
+template <typename S>
+using Moved = std::conditional_t<sizeof(S) == 4, float, uint16_t>;
+
+template <typename S>
+S* slot_begin(const CausalConv1dVarlenParams& p, int32_t slot, int64_t first) {
+    return static_cast<S*>(p.states) + slot * p.slot_stride + first * p.state_dim_stride + p.first_column * p.column_stride;
 }
 
-void zero_row(const Row& to, int64_t count) {
-    with_element_type(to.dtype, [&](auto type) {
-        using To = decltype(type);
-        for (int64_t c = 0; c < count; ++c) static_cast<To*>(to.data)[to.first + c * to.step] = from_float<To>(0.0f);
-    });
+// Whether a slot's channels are neighbours, and each one's kCommonPast columns are.
+bool in_threes(const CausalConv1dVarlenParams& p) {
+    return p.width - 1 == kCommonPast && p.column_stride == 1 && p.state_dim_stride == kCommonPast;
 }
 
-void write_states(const CausalConv1dVarlenParams& p, const PackedSequence& s, int64_t first, int64_t channels) {
+template <typename S>
+void read_state(const CausalConv1dVarlenParams& p, int32_t slot, int64_t first, int64_t channels, S (*rows)[kBlock]) {
+    const S* from = slot_begin<S>(p, slot, first);
+    if (in_threes(p)) {  // strides that the compiler knows
+        for (int64_t c = 0; c < channels; ++c)
+            for (int i = 0; i < kCommonPast; ++i) rows[i][c] = from[c * kCommonPast + i];
+        return;
+    }
+    for (int i = 0; i < p.width - 1; ++i, from += p.column_stride) {
+        if (p.state_dim_stride == 1)
+            std::memcpy(rows[i], from, channels * sizeof(S));
+        else
+            for (int64_t c = 0; c < channels; ++c) rows[i][c] = from[c * p.state_dim_stride];
+    }
+}
+
+template <typename S>
+void write_state(const CausalConv1dVarlenParams& p, int32_t slot, int64_t first, int64_t channels, const S* const* rows) {
+    S* to = slot_begin<S>(p, slot, first);
+    if (in_threes(p)) {
+        const S *const oldest = rows[0], *const middle = rows[1], *const newest = rows[2];
+        for (int64_t c = 0; c < channels; ++c) {
+            to[c * kCommonPast] = oldest[c];
+            to[c * kCommonPast + 1] = middle[c];
+            to[c * kCommonPast + 2] = newest[c];
+        }
+        return;
+    }
+    for (int i = 0; i < p.width - 1; ++i, to += p.column_stride) {
+        if (p.state_dim_stride == 1)
+            std::memcpy(to, rows[i], channels * sizeof(S));
+        else
+            for (int64_t c = 0; c < channels; ++c) to[c * p.state_dim_stride] = rows[i][c];
+    }
+}
+
+// An input as a state keeps it.
+template <typename S, typename T>
+S history_of(T x) {
+    if constexpr (std::is_same_v<S, T>) {
+        return x;
+    } else {
+        const float v = to_float(x);
+        return from_float<S>(sizeof(T) > sizeof(S) ? canonical_nan(v) : v);
+    }
+}
+
+// All states that a sequence leaves: windows over its initial state, in `initial`, and its inputs.
+template <typename T, typename S>
+void write_states(const CausalConv1dVarlenParams& p, const PackedSequence& s, int64_t first, int64_t channels,
+                  const Moved<S> (*initial)[kBlock]) {
     const int past = p.width - 1;
+    static constexpr Moved<S> kZeros[kBlock]{};
+    S converted[kMaxWidth - 1][std::is_same_v<S, T> ? 1 : kBlock];
+    const Moved<S>* rows[kMaxWidth - 1];
     const Boundaries boundaries = boundaries_of(p, s);
-    for (int pass = 0; pass < 2; ++pass) {  // the slot that is read is overwritten last
-        for (int32_t n = 0; n <= boundaries.count; ++n) {
-            const StateToWrite to = state_to_write(p, s, boundaries, n);
-            if (to.slot == kNoSlot || (to.slot == s.read_slot) != (pass == 1)) continue;
-            for (int i = 0; i < past; ++i) {  // in this order a state may move within one slot
-                const int32_t position = to.position - past + i;
-                const Row row = state_row(p, to.slot, first, i);
-                if (position >= 0)
-                    convert_row(row, input_row(p, int64_t{s.begin} + position, first), channels);
-                else if (s.read_slot != kNoSlot)
-                    convert_row(row, state_row(p, s.read_slot, first, past + position), channels);
-                else
-                    zero_row(row, channels);
+    for (int32_t n = 0; n <= boundaries.count; ++n) {
+        const StateToWrite to = state_to_write(p, s, boundaries, n);
+        if (to.slot == kNoSlot) continue;
+        for (int i = 0; i < past; ++i) {
+            const int32_t position = to.position - past + i;
+            if (position < 0) {
+                rows[i] = s.read_slot == kNoSlot ? kZeros : initial[past + position];
+                continue;
+            }
+            const T* x = static_cast<const T*>(p.x) + (int64_t{s.begin} + position) * p.x_token_stride + first;
+            if constexpr (std::is_same_v<S, T>) {
+                rows[i] = reinterpret_cast<const Moved<S>*>(x);
+            } else {
+                for (int64_t c = 0; c < channels; ++c) converted[i][c] = history_of<S>(x[c]);
+                rows[i] = reinterpret_cast<const Moved<S>*>(converted[i]);
             }
         }
+        write_state(p, to.slot, first, channels, rows);
     }
 }
 
@@ -185,8 +218,10 @@ void convolve_run(const CausalConv1dVarlenParams& p, int32_t run_begin, int64_t 
     Piece pieces[3];
     const int count = pieces_of(p, first, first + channels, pieces);
 
+    int32_t last = last_begun(start_of, p.sequences, run_begin);
     for (int32_t t = run_begin; t < run_end;) {
-        const PackedSequence s = sequence_or_none(p, last_begun(start_of, p.sequences, t));
+        while (last < p.sequences && start_of(last + 1) <= t) ++last;
+        const PackedSequence s = sequence_or_none(p, last);
         int32_t end = std::min(s.end, run_end);
         if (s.number < 0) {
             for (int i = 0; i < count; ++i) dead_tokens<T>(p, pieces[i], t, end);
@@ -200,12 +235,16 @@ void convolve_run(const CausalConv1dVarlenParams& p, int32_t run_begin, int64_t 
         }
         if (begins) {
             if (s.begin + kPast > end) end = std::min(s.end, s.begin + kPast);
-            for (int i = 0; i < kPast; ++i) {
-                if (s.read_slot == kNoSlot)
-                    std::fill_n(buffers.past[i], channels, 0.0f);
-                else
-                    convert_row({buffers.past[i], 0, 1, DType::f32}, state_row(p, s.read_slot, first, i), channels);
-            }
+            if (s.read_slot != kNoSlot)
+                with_element_type(p.state_dtype, [&](auto type) {
+                    using S = decltype(type);
+                    const auto rows = reinterpret_cast<Moved<S>(*)[kBlock]>(buffers.state);
+                    read_state(p, s.read_slot, first, channels, rows);
+                    for (int i = 0; i < kPast; ++i) {
+                        const S* row = reinterpret_cast<const S*>(rows[i]);
+                        for (int64_t c = 0; c < channels; c += kLanes) simd::store(buffers.past[i] + c, simd::load(row + c));
+                    }
+                });
         }
         const int absent = begins && s.read_slot == kNoSlot ? kPast : 0;
         for (int i = 0; i < count; ++i) {
@@ -223,7 +262,11 @@ void convolve_run(const CausalConv1dVarlenParams& p, int32_t run_begin, int64_t 
                 convolve_tokens<T, kWidth, 1, true>(x + c, p.x_token_stride, out + c, piece.token_stride, parameters + c,
                                                     past ? past + c : past, absent, end - t, size - c, p.use_silu);
         }
-        if (begins) write_states(p, s, first, channels);
+        if (begins)
+            with_element_type(p.state_dtype, [&](auto type) {
+                using S = decltype(type);
+                write_states<T, S>(p, s, first, channels, reinterpret_cast<const Moved<S>(*)[kBlock]>(buffers.state));
+            });
         t = end;
     }
 }
