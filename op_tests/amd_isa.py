@@ -176,12 +176,11 @@ FAST_KERNELS = {
     "bwd_tile": _conv1d("bwd_tile", "bwd_tile_kernel<bf16, 4, 4, false>", (21.0, 27.0), 2, width=8, multiplications=17),
     "bwd_vector": _conv1d("bwd_vector", "bwd_whole<bf16, 4>", (27.0, 30.5), 5, multiplications=16),
     "varlen": _conv1d("varlen_tile", "varlen_tile<bf16, 8, 4>", (11.5, 13.0), 4),
-    # Decode stores an output and three or four columns of the state; three columns of packed slots go through LDS. The count fetches
-    # weights twice, as x's type and as another one: as many loads as there could be.
-    "step": _conv1d("update_step", "update_step<bf16, bf16, 0, 0>", (12.5, 10.5), 8, width=8, outputs=1 / 4, whole=True),
-    "step_packed": _conv1d("update_step", "update_step<bf16, bf16, 3, 0>", (12.5, 11.0), 8, width=8, outputs=1 / 4, whole=True),
+    # Decode stores an output and three or four columns of the state; three columns of packed slots go through LDS.
+    "step": _conv1d("update_step", "update_step<bf16, bf16, 0, 0>", (10.0, 8.5), 8, width=8, outputs=1 / 4, whole=True),
+    "step_packed": _conv1d("update_step", "update_step<bf16, bf16, 3, 0>", (11.5, 10.5), 8, width=8, outputs=1 / 4, whole=True),
     "step_whole": _conv1d(
-        "update_step", "update_step<bf16, bf16, 4, 0>", (13.5, 11.0), 8, width=4, multiplications=5, outputs=1 / 5, whole=True
+        "update_step", "update_step<bf16, bf16, 4, 0>", (9.0, 8.5), 8, width=4, multiplications=5, outputs=1 / 5, whole=True
     ),
     # The loop over tokens; where channels are neighbours it also stores to the state the columns of speculative decoding.
     "update_vector": _conv1d("update_vector", "update_vectors<bf16, bf16, 4, 0>", (6.0, 6.5), 5, width=8, outputs=1 / 3, whole=False),

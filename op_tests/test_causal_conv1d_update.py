@@ -295,6 +295,19 @@ def test_four_columns_are_vectors_only_where_slots_begin_like_them(device: torch
     assert room.isnan().sum() == room.numel() - state.numel(), "a gap was written"
 
 
+@pytest.mark.parametrize("wide", ["weight", "bias"])
+def test_step_takes_parameters_as_wide_as_x(device: torch.device, wide: str) -> None:
+    """Others fall to the next kernel."""
+    dim, dtype, indices = 136, torch.bfloat16, torch.tensor([2, 0], device=device, dtype=torch.int32)
+    x, state = torch.randn(2, dim).to(device, dtype), make_state("N,S,D", 3, dim, 3, dtype, device)
+    weight, bias = make_weights(dim, 4, dtype, device)
+    weight, bias = (weight.float(), bias.to(dtype)) if wide == "weight" else (weight, bias.float())
+    check(x, state, weight, bias, conv_state_indices=indices)
+    if targets.of(device).backend != "cpu":
+        with pytest.raises(ValueError, match=r"got .step., .* weight and bias as wide as x"):
+            causal_conv1d_update(x, state, weight, bias, True, indices, kernel="step")
+
+
 def test_views_that_only_look_aligned(device: torch.device) -> None:
     """One tensor at a time begins or steps where no vector of channels, tokens or columns does; the pool's gaps stay NaN."""
 
@@ -756,7 +769,8 @@ def test_a_state_moves_as_bits(device: torch.device) -> None:
     for dtype, kernel in itertools.product((torch.float16, torch.bfloat16), kernels(device)):
         every = torch.arange(-(2**15), 2**15, 97, dtype=torch.int32).to(torch.int16)[:672].view(dtype).view(1, -1).to(device)
         state = every[:, :, None].expand(1, 672, 3).contiguous()
-        causal_conv1d_update(every, state, torch.ones(672, 4, device=device), kernel=kernel)
+        weight = torch.ones(672, 4, device=device, dtype=dtype if kernel == "step" else torch.float32)  # step takes no wider ones
+        causal_conv1d_update(every, state, weight, kernel=kernel)
         assert same_bits(state[:, :, :2], every[:, :, None].expand(1, 672, 2)), kernel
 
 

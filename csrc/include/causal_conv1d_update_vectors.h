@@ -51,8 +51,8 @@ HIPCONV_INLINE Words<S, kChannels> as_history(Words<T, kChannels> x) {
 }
 
 // kCount consecutive parameters of a type known only at run time. Those as wide as T, x's type, are asked for early and looked at
-// later; others, which few models have, are fetched where they are used, and take no registers until then.
-template <typename T, int kCount>
+// later; others, which few models have, are fetched where they are used, and take no registers until then. kSameWidth: there are none.
+template <typename T, int kCount, bool kSameWidth>
 struct Parameters {
     static constexpr int kBytes = kCount * static_cast<int>(sizeof(T));
     static constexpr int kEach = kBytes % 16 == 0 ? 16 : kBytes % 8 == 0 ? 8 : 4, kVectors = kBytes / kEach;
@@ -60,7 +60,7 @@ struct Parameters {
     Vector loaded[kVectors];
 
     HIPCONV_INLINE void load(const void* base, int32_t first, DType dtype) {
-        if ((dtype == DType::f32) != (sizeof(T) == 4)) return;
+        if (!kSameWidth && (dtype == DType::f32) != (sizeof(T) == 4)) return;
         const Vector* from = reinterpret_cast<const Vector*>(static_cast<const T*>(base) + first);
 #pragma unroll
         for (int k = 0; k < kVectors; ++k) loaded[k] = from[k];
@@ -69,7 +69,7 @@ struct Parameters {
     // Calls use with value(i), parameter i as a float.
     template <typename Use>
     HIPCONV_INLINE void with(const void* base, int32_t first, DType dtype, Use use) const {
-        with_dtype(dtype, [&](auto type) {
+        const auto with_type = [&](auto type) {
             using P = decltype(type);
             if constexpr (sizeof(P) == sizeof(T)) {
                 use([&](int i) {
@@ -81,16 +81,22 @@ struct Parameters {
                 load_packed(static_cast<const P*>(base) + first, values);
                 use([&](int i) { return values[i]; });
             }
-        });
+        };
+        if constexpr (!kSameWidth)
+            with_dtype(dtype, with_type);
+        else if constexpr (sizeof(T) == 4)
+            with_type(float{});
+        else
+            dtype == DType::f16 ? with_type(f16{}) : with_type(bf16{});
     }
 };
 
 // Weight and bias of a lane's channels, of which there are kOwn.
-template <typename T, int kWidth, int kOwn = kChannels>
+template <typename T, int kWidth, int kOwn = kChannels, bool kSameWidth = false>
 struct ChannelParameters {
     static constexpr int kPairs = kOwn / 2;
-    Parameters<T, kOwn * kWidth> weight_words;
-    Parameters<T, kOwn> bias_words;
+    Parameters<T, kOwn * kWidth, kSameWidth> weight_words;
+    Parameters<T, kOwn, kSameWidth> bias_words;
     Pair weight[kWidth][kPairs], bias[kPairs];
 
     template <typename P>
@@ -119,8 +125,9 @@ struct ChannelParameters {
         }
     }
 
-    // The output of a token; window(i, j) is column i of the window before it, oldest first, of pair j of the channels.
-    template <typename Window>
+    // The output of a token; window(i, j) is column i of the window before it, oldest first, of pair j of the channels. kSelect: the
+    // activation is chosen without a branch.
+    template <bool kSelect = false, typename Window>
     HIPCONV_INLINE Words<T, kOwn> convolve(Window window, Words<T, kOwn> token, bool use_silu) const {
         Words<T, kOwn> result{};
 #pragma unroll
@@ -129,7 +136,12 @@ struct ChannelParameters {
 #pragma unroll
             for (int i = 0; i < kWidth - 1; ++i) sum = multiply_add(weight[i][j], window(i, j), sum);
             sum = multiply_add(weight[kWidth - 1][j], pair_of<T>(token, j), sum);
-            set_pair<T>(result, j, use_silu ? silu(sum) : sum);
+            if constexpr (kSelect) {
+                const Pair activated = silu(sum);
+                set_pair<T>(result, j, make_pair(use_silu ? low(activated) : low(sum), use_silu ? high(activated) : high(sum)));
+            } else {
+                set_pair<T>(result, j, use_silu ? silu(sum) : sum);
+            }
         }
         return result;
     }

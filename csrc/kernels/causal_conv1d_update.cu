@@ -94,7 +94,8 @@ void causal_conv1d_update(const CausalConv1dUpdateParams& p, const std::string& 
     const bool channel = causal_conv1d_update_channel_serves(p);
     if (kernel == "step" && !step)
         throw std::invalid_argument(
-            "kernel: got 'step', which serves one token a row of width 4 with aligned channels in fours, and none of: "
+            "kernel: got 'step', which serves one token a row of width 4 with aligned channels in fours, weight and bias as wide as "
+            "x, and none of: "
             "query_start_loc, num_accepted_tokens, cache_seqlens, intermediate_conv_window, retrieve_next_token; of (slots, dim, "
             "state_len) without gaps, state_len 3, or 4 at a multiple of 16 bytes");
     if (kernel == "vector" && !vector)

@@ -51,13 +51,19 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((Strip<S, kColumns>::kLanes), (Strip<S, kC
 
     IndexWords::Value slot{b, 0};
     if (p.slot_of_row.data) slot = p.slot_of_row.load(b);
-    ChannelParameters<T, kCommonWidth, kOwn> parameters;
+    ChannelParameters<T, kCommonWidth, kOwn, true> parameters;
     const Vector token = *reinterpret_cast<const Vector*>(p.x.as<const T>() + b * p.x_row_stride + d);
     parameters.load(p, d);
     // Addresses are made where they are used: they would be in registers until then.
     const auto store_out = [&](Vector result) {
         T* out = p.out.as<T>() + b * p.out_row_stride + d;
-        if (__builtin_expect(p.split, 0)) out = split_out_at<T>(p, b, d, 0);
+        if (__builtin_expect(p.split, 0)) {
+            // Lanes choose among the row's addresses: what these are made of would be fetched by each lane.
+            T* const q = token_at<T>(p.outs[0], b, 0, 0) + d;
+            T* const k = token_at<T>(p.outs[1], b, 0, 0) + (d - p.out_end[0]);
+            T* const v = token_at<T>(p.outs[2], b, 0, 0) + (d - p.out_end[1]);
+            out = d < p.out_end[0] ? q : d < p.out_end[1] ? k : v;
+        }
         if (active) *reinterpret_cast<Vector*>(out) = result;
     };
 
@@ -69,7 +75,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((Strip<S, kColumns>::kLanes), (Strip<S, kC
 
     const auto state_of = [&](uint32_t slot) { return p.state.as<S>() + slot * p.slot_stride; };
     const auto store_result = [&](auto window) {  // window(i, j): column i of it, oldest first, of pair j of the channels
-        store_out(parameters.convolve(window, token, p.use_silu));
+        store_out(parameters.template convolve<true>(window, token, p.use_silu));
     };
     if constexpr (kColumns == kOwnVectors) {
         History columns[kPast];
@@ -89,17 +95,14 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((Strip<S, kColumns>::kLanes), (Strip<S, kC
         const Packed* strip_from = reinterpret_cast<const Packed*>(state_of(slots.read) + int64_t{strip_d} * kColumns);
         Packed own[kVectors];  // in the end the lane's channels: (channel, column)
 #pragma unroll
-        for (int k = 0; k < kVectors; ++k)
-            if (place(k) < strip * kVectors) own[k] = strip_from[place(k)];
-        if constexpr (Shape::kThroughLds) {
+        for (int k = 0; k < kVectors; ++k)  // past the strip's last vector, that one again
+            own[k] = strip_from[place(k) < strip * kVectors ? place(k) : strip * kVectors - 1];
+        if constexpr (Shape::kThroughLds) {  // which has room for all lanes
 #pragma unroll
-            for (int k = 0; k < kVectors; ++k)
-                if (place(k) < strip * kVectors) stage[staged<Packed, kVectors>(place(k))] = own[k];
+            for (int k = 0; k < kVectors; ++k) stage[staged<Packed, kVectors>(place(k))] = own[k];
             __syncthreads();
-            if (active) {
 #pragma unroll
-                for (int k = 0; k < kVectors; ++k) own[k] = stage[staged<Packed, kVectors>(lane * kVectors + k)];
-            }
+            for (int k = 0; k < kVectors; ++k) own[k] = stage[staged<Packed, kVectors>(lane * kVectors + k)];
         }
         parameters.convert(p, d);
         const auto value = [&](int c, int i) {
@@ -124,14 +127,16 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((Strip<S, kColumns>::kLanes), (Strip<S, kC
             }
             if constexpr (Shape::kWhole)
                 strip_to[place(k)] = vector;
-            else if (active)
+            else
                 stage[staged<Packed, kVectors>(lane * kVectors + k)] = vector;
         }
         if constexpr (Shape::kThroughLds) {
             __syncthreads();
 #pragma unroll
-            for (int k = 0; k < kVectors; ++k)
-                if (place(k) < strip * kVectors) strip_to[place(k)] = stage[staged<Packed, kVectors>(place(k))];
+            for (int k = 0; k < kVectors; ++k) {
+                const Packed vector = stage[staged<Packed, kVectors>(place(k))];
+                if (place(k) < strip * kVectors) strip_to[place(k)] = vector;
+            }
         }
     }
 }
@@ -161,6 +166,8 @@ void with_columns(const CausalConv1dUpdateParams& p, hipStream_t stream) {
 bool causal_conv1d_update_step_serves(const CausalConv1dUpdateParams& p) {
     if (p.seqlen != 1 || p.query_start_loc.data || p.num_accepted_tokens.data || p.width != kCommonWidth) return false;
     if (!channels_in_vectors(p) || !in_vectors(p, p.x) || !outputs_in_vectors(p)) return false;
+    const auto as_wide_as_x = [&](DType dtype) { return element_bytes(dtype) == element_bytes(p.dtype); };
+    if (!as_wide_as_x(p.weight_dtype) || (p.bias && !as_wide_as_x(p.bias_dtype))) return false;
     if (p.state_dim_stride == 1) return true;
     const bool whole = is_aligned(p.state, 16) && p.slot_stride * element_bytes(p.state_dtype) % 16 == 0;
     return columns_in_registers(p) && (p.state_len < kCommonWidth || whole);
