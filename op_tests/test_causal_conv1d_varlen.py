@@ -253,6 +253,45 @@ def test_in_place(device: torch.device, layout: str) -> None:
         assert same_bits(arguments["conv_states"], wanted_pool)
 
 
+def check_in_place(arguments: dict[str, Any]) -> None:
+    """Where `out` is x, outputs and pool are those that a new tensor gets, and dead tokens are left alone."""
+    wanted, wanted_pool = run_on_copy(arguments)
+    live = expected(arguments)[2]
+    for tile in ({}, {"block_m": 8}, {"block_m": 64, "block_n": 16}, {"block_m": 256}):  # a forced one takes one launch
+        x, pool = arguments["x"].clone(), arguments["conv_states"].clone()
+        serving.causal_conv1d_fn(**(arguments | tile | {"x": x, "conv_states": pool}), out=x)
+        assert same_bits(x[:, live], wanted[:, live]) and same_bits(x[:, ~live], arguments["x"][:, ~live])
+        assert same_bits(pool, wanted_pool)
+
+
+@pytest.mark.parametrize("state_layout", STATE_LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+def test_in_place_gives_the_same_bits(device: torch.device, dtype: torch.dtype, state_layout: str) -> None:
+    """A block has a strip of channels of its own, and walks them through sequences of any length, tile after tile."""
+    short = [*range(30), *[1] * 40, 300, 0, *range(9, 0, -1)]
+    for lengths, dim in ((short, 72), ([2100], 8), ([3, 1030, 2, 1100, 5], 16), ([1] * 300, 8), ([1, 2], 264), ([0, 0, 7, 0], 8)):
+        for state_dtype in (dtype, torch.float32):
+            case = Case(lengths, dim, 4, dtype, state_dtype, state_layout=state_layout, dead_tokens=len(lengths) % 3)
+            arguments = case.inputs(device)
+            arguments["cache_indices"][len(lengths) // 2] = -1
+            check_in_place(arguments)
+
+
+def test_in_place_keeps_the_states_at_boundaries(device: torch.device) -> None:
+    for block in (1, 16, 64):
+        check_in_place(_cached(device, [0, 3, 16, 31, 15, 0], [33, 70, 1, 2, 16, 600], block, dim=8))
+
+
+def test_in_place_takes_no_memory(device: torch.device) -> None:
+    """Beside the result: one launch, without a temporary of the size of x."""
+    arguments = Case([50, 7], 64, 4, torch.bfloat16, torch.bfloat16).inputs(device) | {"block_m": 16}
+    serving.causal_conv1d_fn(**arguments, out=arguments["x"])
+    with torch.profiler.profile(profile_memory=True) as profile:
+        serving.causal_conv1d_fn(**arguments, out=arguments["x"])
+    allocated = sum(event.self_cpu_memory_usage + event.self_device_memory_usage for event in profile.key_averages())
+    assert allocated == 0 or targets.of(device).backend == "cpu", profile.key_averages().table()
+
+
 def test_a_slot_number_marks_padding_not_a_sequence_number(device: torch.device) -> None:
     """Peers compare the number of the sequence with pad_slot_id."""
     arguments = Case([5, 6, 7, 8], 8, dead_tokens=1).inputs(device)

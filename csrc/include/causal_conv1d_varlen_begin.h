@@ -69,9 +69,9 @@ HIPCONV_INLINE void store_state(S* to, const CausalConv1dVarlenParams& p, StateF
     }
 }
 
-// S is the states' type.
-template <typename T, typename S, int kChannels, int kWidth>
-HIPCONV_INLINE void begin_sequence(const CausalConv1dVarlenParams& p, StateForm form, const PackedSequence& s, int32_t d) {
+// S is the states' type. Calls store(t, result) with the outputs, t counted from the sequence's first token.
+template <typename T, typename S, int kChannels, int kWidth, typename Store>
+HIPCONV_INLINE void begin_sequence(const CausalConv1dVarlenParams& p, StateForm form, const PackedSequence& s, int32_t d, Store store) {
     constexpr int kPast = kWidth - 1, kPairs = (kChannels + 1) / 2;
     using Vector = Words<T, kChannels>;
     using StateVector = Words<S, kChannels>;
@@ -131,10 +131,9 @@ HIPCONV_INLINE void begin_sequence(const CausalConv1dVarlenParams& p, StateForm 
             set_pair<T>(results[t], j, use_silu ? silu(sum) : sum);
         }
     }
-    const OutputColumn out = output_column<T>(p, d);
 #pragma unroll
     for (int t = 0; t < kPast; ++t)
-        if (t < length) *reinterpret_cast<Vector*>(out.first + static_cast<int64_t>(s.begin) * out.step + t * out.step) = results[t];
+        if (t < length) store(t, results[t]);
 
     // A new state: the inputs before a position; close to the begin, the initial state with the first inputs shifted in.
     const auto converted = [](Vector from) {

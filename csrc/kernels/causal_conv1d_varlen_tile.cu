@@ -18,6 +18,7 @@
 #include "causal_conv1d_launchers.h"
 #include "causal_conv1d_varlen_begin.h"
 #include "causal_conv1d_varlen_launchers.h"
+#include "causal_conv1d_varlen_vectors.h"
 #include "check.h"
 
 namespace hipconv {
@@ -26,11 +27,6 @@ namespace hipconv {
 constexpr int kUsualThreads = 64, kMostThreads = 128;
 constexpr int kUsualRun = 16, kMostRun = 32;  // a mask has a bit for each token
 constexpr int kMostLanes = 32;                // vectors of channels that a block is wide
-
-// Of a thread that begins a sequence.
-HIPCONV_INLINE constexpr int channels_of_begin(int channels, int size, int state_size) {
-    return state_size > size && channels > 1 ? channels / 2 : channels;
-}
 
 // Which of the run's tokens this row stores, bit by bit.
 struct RunMasks {
@@ -202,52 +198,17 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, 8)
         plan.plain_indices ? packed_sequence(PlainIndices{again}, number) : packed_sequence(AnyIndices{again}, number);
     if (s.number < 0 || s.end <= s.begin) return;  // an empty sequence keeps its state
     const int32_t first = static_cast<int32_t>(d);
+    const auto store = [&](int t, auto result) {
+        const OutputColumn column = output_column<T>(p, first);
+        *reinterpret_cast<decltype(result)*>(column.first + static_cast<int64_t>(s.begin) * column.step + t * column.step) = result;
+    };
     if (sizeof(T) == sizeof(float) || again.state_dtype == kDTypeOf<T>)
-        return begin_sequence<T, T, kChannels, kWidth>(p, plan.state_form, s, first);
+        return begin_sequence<T, T, kChannels, kWidth>(p, plan.state_form, s, first, store);
     constexpr int kFew = channels_of_begin(kChannels, sizeof(T), sizeof(float));
-    begin_sequence<T, float, kFew, kWidth>(p, plan.state_form, s, first);
+    begin_sequence<T, float, kFew, kWidth>(p, plan.state_form, s, first, store);
 }
 
 namespace {
-
-// A forced size of the tile; 0 for none. Sizes that a block cannot have stand for the nearest one that it can.
-int power_of_two(const char* name, int value) {
-    if (value < 0 || (value & (value - 1)) != 0)
-        throw std::invalid_argument(std::string(name) + ": got " + std::to_string(value) + ", expected a power of two, or 0");
-    return value;
-}
-
-bool aligned(const void* data, int64_t bytes) { return reinterpret_cast<uintptr_t>(data) % bytes == 0; }
-
-// Channels of one vector: as many as a lane's bytes hold, if every vector of x and of the outputs is aligned and the parameters are
-// packed; else one.
-int channels_a_vector(const CausalConv1dVarlenParams& p) {
-    constexpr int bytes = kLaneBytes;
-    const int wanted = bytes / element_bytes(p.dtype);
-    const auto vectors = [&](const void* data, int64_t dim_stride, int64_t token_stride) {
-        return dim_stride == 1 && aligned(data, bytes) && token_stride % wanted == 0;
-    };
-    bool all = p.dim % wanted == 0 && vectors(p.x, p.x_dim_stride, p.x_token_stride) && parameters_are_packed(p);
-    if (p.k_dim < 0)
-        all = all && vectors(p.out, p.out_dim_stride, p.out_token_stride);
-    else
-        all = all && p.k_dim % wanted == 0 && aligned(p.out, bytes) && aligned(p.k, bytes) && aligned(p.v, bytes);
-    return all ? wanted : 1;
-}
-
-StateForm state_form(const CausalConv1dVarlenParams& p, int channels) {
-    const int bytes = element_bytes(p.state_dtype);
-    // Vectors of up to 16 bytes, as load_packed takes them, divide `each` elements.
-    const auto packed = [&](int64_t each, int64_t stride) {
-        const int64_t size = each * bytes, vector = size % 16 == 0 ? 16 : size % 8 == 0 ? 8 : 4;
-        return aligned(p.states, vector) && p.slot_stride * bytes % vector == 0 && stride * bytes % vector == 0 && size % vector == 0;
-    };
-    if (channels == 1 || p.first_column != 0) return StateForm::elements;
-    if (p.state_dim_stride == 1 && packed(channels, p.column_stride)) return StateForm::columns;
-    const int past = p.width - 1;
-    if (p.column_stride == 1 && p.state_dim_stride == past && packed(int64_t{channels} * past, 0)) return StateForm::rows;
-    return StateForm::elements;
-}
 
 template <typename T, int kChannels, int kWidth>
 void launch(const CausalConv1dVarlenParams& p, const VarlenTile& tile, hipStream_t stream) {

@@ -94,7 +94,13 @@ std::string from_environment(const char* variable) {
     return value ? value : "";
 }
 
-void varlen(const std::vector<at::Tensor>& tensors, const at::Tensor& x, const at::Tensor& weight,
+// Whether a is b, as another view perhaps.
+bool same_memory(const at::Tensor& a, const at::Tensor& b) {
+    return a.data_ptr() == b.data_ptr() && a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.strides() == b.strides();
+}
+
+// False, and nothing is done, if `out` is x and no kernel serves that.
+bool varlen(const std::vector<at::Tensor>& tensors, const at::Tensor& x, const at::Tensor& weight,
             const OptionalTensor& optional_bias, const at::Tensor& conv_states, const at::Tensor& query_start_loc,
             const OptionalTensor& cache_indices, const OptionalTensor& cache_indices_in, const OptionalTensor& has_initial_state,
             const OptionalTensor& block_idx_first, const OptionalTensor& block_idx_last, const OptionalTensor& initial_state_idx,
@@ -176,8 +182,9 @@ void varlen(const std::vector<at::Tensor>& tensors, const at::Tensor& x, const a
     if (tile[1]) forced_tile.channels = static_cast<int32_t>(tile[1]);
     if (tile[2]) forced_tile.warps = static_cast<int32_t>(tile[2]);
 
+    const bool in_place = outputs.size() == 1 && x.numel() > 0 && same_memory(tensors[0], x);
     for (size_t i = 0; i < outputs.size(); ++i) {
-        check_no_overlap(outputs[i], {"x", x});
+        if (!in_place) check_no_overlap(outputs[i], {"x", x});
         check_no_overlap(outputs[i], {"weight", weight});
         check_no_overlap(outputs[i], {"conv_states", conv_states});
         if (bias) check_no_overlap(outputs[i], {"bias", *bias});
@@ -185,7 +192,7 @@ void varlen(const std::vector<at::Tensor>& tensors, const at::Tensor& x, const a
     }
     check_no_overlap({"conv_states", conv_states}, {"x", x});
     check_no_overlap({"conv_states", conv_states}, {"weight", weight});
-    if (x.numel() == 0) return;
+    if (x.numel() == 0) return true;
 
     p.dim = static_cast<int32_t>(x.size(0));
     p.tokens = static_cast<int32_t>(x.size(1));
@@ -205,11 +212,12 @@ void varlen(const std::vector<at::Tensor>& tensors, const at::Tensor& x, const a
 
     const c10::DeviceGuard guard(x.device());
     py::gil_scoped_release no_gil;
+    if (in_place) return kernel == "auto" && causal_conv1d_varlen_in_place(p, forced_tile, reinterpret_cast<void*>(stream));
     causal_conv1d_varlen(p, kernel, forced_tile, reinterpret_cast<void*>(stream));
+    return true;
 }
 
-// The same past the dispatcher; or false, with nothing done, if there is something to do on the way: by the dispatcher, to refuse
-// gradients, or for the in-place form.
+// The same past the dispatcher; false also if there is something to do on the way: by the dispatcher, or to refuse gradients.
 bool varlen_directly(const std::vector<at::Tensor>& tensors, const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
                      const at::Tensor& conv_states, const at::Tensor& query_start_loc, const OptionalTensor& cache_indices,
                      const OptionalTensor& cache_indices_in, const OptionalTensor& has_initial_state,
@@ -222,12 +230,12 @@ bool varlen_directly(const std::vector<at::Tensor>& tensors, const at::Tensor& x
     if (!nothing_to_record({&tensors.front(), &conv_states, &x, &weight, given(bias)}) ||
         !dispatcher_adds_nothing({&tensors.front(), &tensors[tensors.size() / 2], &last, &x, &weight, given(bias), &conv_states,
                                   &query_start_loc, given(cache_indices), given(cache_indices_in), given(has_initial_state),
-                                  given(block_idx_first), given(block_idx_last), given(initial_state_idx), given(num_computed_tokens)}) ||
-        tensors.front().data_ptr() == x.data_ptr())
+                                  given(block_idx_first), given(block_idx_last), given(initial_state_idx), given(num_computed_tokens)}))
         return false;
-    varlen(tensors, x, weight, bias, conv_states, query_start_loc, cache_indices, cache_indices_in, has_initial_state, block_idx_first,
+    if (!varlen(tensors, x, weight, bias, conv_states, query_start_loc, cache_indices, cache_indices_in, has_initial_state, block_idx_first,
            block_idx_last, initial_state_idx, num_computed_tokens, block_size, use_silu, pad_slot_id, null_block_id, dead_tokens, kernel,
-           tile, stream);
+           tile, stream))
+        return false;
     for (const at::Tensor& out : tensors) note_written(out);
     note_written(conv_states);
     return true;

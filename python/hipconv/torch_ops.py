@@ -219,11 +219,11 @@ def _varlen(
     block_m: int = 0,
     block_n: int = 0,
     num_warps: int = 0,
-) -> None:
+) -> bool:
     if torch.is_grad_enabled():
         _refuse_gradients({"out": outputs[0], "conv_states": conv_states, "x": x, "weight": weight, "bias": bias})
     module = jit.module("causal_conv1d_varlen", targets.of(x.device))
-    module.causal_conv1d_varlen(
+    return module.causal_conv1d_varlen(
         outputs,
         x,
         weight,
@@ -250,14 +250,12 @@ def _varlen(
 
 @torch.library.impl(_library, "causal_conv1d_varlen", "CompositeExplicitAutograd")
 def _causal_conv1d_varlen(out: Tensor, conv_states: Tensor, x: Tensor, *rest, zero_padding: bool = False, **choices):
-    if _same_memory(out, x):
-        # In place: a run of tokens needs the inputs before it, which another block may have overwritten by then. So the outputs
-        # wait elsewhere until all inputs are read; dead tokens go there and back.
+    if not _varlen([out], conv_states, x, *rest, dead_tokens="zero" if zero_padding else "leave", **choices):
+        # In place, of a call that no kernel serves so: the outputs wait elsewhere until all inputs are read; dead tokens go there and
+        # back.
         waiting = torch.empty_like(x)
         _varlen([waiting], conv_states, x, *rest, dead_tokens="zero" if zero_padding else "copy", **choices)
         out.copy_(waiting)
-        return
-    _varlen([out], conv_states, x, *rest, dead_tokens="zero" if zero_padding else "leave", **choices)
 
 
 @torch.library.impl(_library, "causal_conv1d_varlen_split", "CompositeExplicitAutograd")
@@ -282,12 +280,6 @@ def varlen_directly(
     return kernels is not None and kernels.causal_conv1d_varlen_directly(
         outputs, *inputs, conv_states, query_start_loc, *options, "zero" if zero_padding else "leave", kernel, tile, stream(inputs[0])
     )
-
-
-def _same_memory(a: Tensor, b: Tensor) -> bool:
-    if not a.layout == b.layout == torch.strided:
-        return False
-    return a.data_ptr() == b.data_ptr() and a.numel() > 0 and a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride()
 
 
 def _varlen_fake(*tensors, **choices):
