@@ -19,9 +19,18 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 AMD_ARCHS = {"gfx90a": 9010, "gfx942": 9402, "gfx1100": 11000, "gfx1151": 11501, "gfx1201": 12001}
+# What a run of all tests compiles; HIPCONV_TEST_ARCHS=all asks for every file on every architecture, for ten minutes more on 2 cores.
+ALL_ARCHS = os.environ.get("HIPCONV_TEST_ARCHS") == "all"
+ONE_OF_EACH_FAMILY = ("gfx942", "gfx1100")
+ON_ALL_ARCHS = ("causal_conv1d_fwd_tile", "causal_conv1d_fwd_vector", "conv2d", "copy")  # files whose names begin so
 BITCODE = Path("/usr/lib/x86_64-linux-gnu/amdgcn/bitcode")  # of Debian's rocm-device-libs
 PACKAGES = "clang-19 lld-19 llvm-19 libamdhip64-dev rocm-device-libs hipcc"
 TOOLS = ("clang++-19", "llvm-readelf-19", "llvm-objdump-19", "llvm-cxxfilt-19", str(BITCODE))
+
+
+def archs_of(source: Path) -> tuple[str, ...]:
+    """The architectures that the tests compile a file for."""
+    return tuple(AMD_ARCHS) if ALL_ARCHS or source.name.startswith(ON_ALL_ARCHS) else ONE_OF_EACH_FAMILY
 
 
 def missing(*tools: str) -> list[str]:
