@@ -81,10 +81,13 @@ def nvidia_reports(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, str]:
 
 
 @pytest.mark.parametrize("source", KERNELS, ids=lambda path: path.name)
-def test_compiles_for_nvidia_without_spills(source: Path, nvidia_reports: dict[Path, str]) -> None:
+def test_compiles_for_nvidia(source: Path, nvidia_reports: dict[Path, str]) -> None:
+    assert source in nvidia_reports  # nvcc's errors are raised when they are made
+
+
+@pytest.mark.parametrize("source", [source for source in KERNELS if compiled_whole(source)], ids=lambda path: path.name)
+def test_spills_nothing_on_nvidia(source: Path, nvidia_reports: dict[Path, str]) -> None:
     report = nvidia_reports[source]
-    if not compiled_whole(source):
-        return
     frames = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", report)
     assert frames and all(frame == ("0", "0", "0") for frame in frames), report
     assert not re.search(r"\(C75\d\d\)", report), (

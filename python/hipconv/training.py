@@ -62,15 +62,7 @@ def _forward(
         module.causal_conv1d_states_fwd(out, final_states, x, weight, bias, seq_idx, initial_states, use_silu, fast, stream(x))
 
 
-def _forward_new(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    seq_idx: Tensor | None,
-    initial_states: Tensor | None,
-    return_final_states: bool,
-    use_silu: bool,
-) -> tuple[Tensor, Tensor | None]:
+def _forward_new(x, weight, bias, seq_idx, initial_states, return_final_states, use_silu):
     """`_forward` into new tensors, where autograd has no part."""
     if seq_idx is None and initial_states is None and not return_final_states and x.dtype != torch.float64:
         kernels = kernels_for("causal_conv1d", x)
