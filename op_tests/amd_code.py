@@ -22,7 +22,8 @@ AMD_ARCHS = {"gfx90a": 9010, "gfx942": 9402, "gfx1100": 11000, "gfx1151": 11501,
 # What a run of all tests compiles; HIPCONV_TEST_ARCHS=all asks for every file on every architecture, for ten minutes more on 2 cores.
 ALL_ARCHS = os.environ.get("HIPCONV_TEST_ARCHS") == "all"
 ONE_OF_EACH_FAMILY = ("gfx942", "gfx1100")
-ON_ALL_ARCHS = ("causal_conv1d_fwd_tile", "causal_conv1d_fwd_vector", "conv2d", "copy")  # files whose names begin so
+WITH_MATRIX_UNITS_OF_THEIR_OWN = ("gfx90a", "gfx942", "gfx1100", "gfx1201")  # gfx1151 has those of gfx1100
+ON_ALL_OF_THESE = ("causal_conv1d_fwd_tile", "causal_conv1d_fwd_vector", "conv2d", "copy")  # files whose names begin so
 BITCODE = Path("/usr/lib/x86_64-linux-gnu/amdgcn/bitcode")  # of Debian's rocm-device-libs
 PACKAGES = "clang-19 lld-19 llvm-19 libamdhip64-dev rocm-device-libs hipcc"
 TOOLS = ("clang++-19", "llvm-readelf-19", "llvm-objdump-19", "llvm-cxxfilt-19", str(BITCODE))
@@ -30,7 +31,9 @@ TOOLS = ("clang++-19", "llvm-readelf-19", "llvm-objdump-19", "llvm-cxxfilt-19", 
 
 def archs_of(source: Path) -> tuple[str, ...]:
     """The architectures that the tests compile a file for."""
-    return tuple(AMD_ARCHS) if ALL_ARCHS or source.name.startswith(ON_ALL_ARCHS) else ONE_OF_EACH_FAMILY
+    if ALL_ARCHS:
+        return tuple(AMD_ARCHS)
+    return WITH_MATRIX_UNITS_OF_THEIR_OWN if source.name.startswith(ON_ALL_OF_THESE) else ONE_OF_EACH_FAMILY
 
 
 def missing(*tools: str) -> list[str]:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 from test_gpu_compilers import require_amd_compiler
 
-from amd_code import AMD_ARCHS, PACKAGES, ROOT, TOOLS, Instruction, Kernel, build, missing
+from amd_code import AMD_ARCHS, PACKAGES, ROOT, TOOLS, Instruction, Kernel, archs_of, build, missing
 from amd_isa import Counts, hot_loops, matrix
 from common import Table, list_of
 
@@ -56,7 +56,7 @@ def multiplications(instruction: Instruction) -> int:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", TILES)
-@pytest.mark.parametrize("arch", AMD_ARCHS)
+@pytest.mark.parametrize("arch", archs_of(KERNELS / "conv2d.cu"))
 def test_steps_are_matrix_instructions_and_wide_accesses(arch: str, dtype: str, form: str) -> None:
     require_amd_compiler()
     for tile, kernel, counts in steps(arch, dtype, form):

@@ -32,16 +32,16 @@ CXX = os.environ.get("CXX", "g++")
 ORDERS = ("ascending", "descending", "shuffled:1", "shuffled:2")
 
 _HAS_F16C = Path("/proc/cpuinfo").exists() and " f16c " in Path("/proc/cpuinfo").read_text()
-# f16 conversions in hardware on wave 32 and by hand on the others
+# As modules are built for simt; f16 conversions in hardware on wave 32 and by hand on the others.
 BUILDS = {
-    "wave64": ["-O2", "-DHIPCONV_SIMT_WAVE=64"],
-    "wave32": ["-O2", "-DHIPCONV_SIMT_WAVE=32", *(["-mf16c"] if _HAS_F16C else [])],
-    "sanitized": ["-O1", "-g", "-DHIPCONV_SIMT_WAVE=64", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+    "wave64": ["-Og", "-DHIPCONV_SIMT_WAVE=64"],
+    "wave32": ["-Og", "-DHIPCONV_SIMT_WAVE=32", *(["-mf16c"] if _HAS_F16C else [])],
+    "sanitized": ["-Og", "-g1", "-DHIPCONV_SIMT_WAVE=64", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
 }
 RELEASE_BUILDS = ("wave64", "wave32")
 MATRIX_SOURCE = "op_tests/simt_matrix_probes.cu"
 MATRIX_BUILDS = {  # a build for each unit that multiplies matrices
-    unit: ["-O1", f"-DHIPCONV_SIMT_WAVE={wave}", f"-DHIPCONV_SIMT_MMA={unit}"]
+    unit: ["-Og", f"-DHIPCONV_SIMT_WAVE={wave}", f"-DHIPCONV_SIMT_MMA={unit}"]
     for unit, wave in {"mfma": 64, "mma_sync": 32, "wmma11": 32, "wmma12": 32, "fma": 32}.items()
 }
 MATRIX_PROBES = ["products_f16", "products_bf16", "products_f32", "copies"]
