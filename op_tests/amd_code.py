@@ -22,8 +22,11 @@ AMD_ARCHS = {"gfx90a": 9010, "gfx942": 9402, "gfx1100": 11000, "gfx1151": 11501,
 # What a run of all tests compiles; HIPCONV_TEST_ARCHS=all asks for every file on every architecture, for ten minutes more on 2 cores.
 ALL_ARCHS = os.environ.get("HIPCONV_TEST_ARCHS") == "all"
 ONE_OF_EACH_FAMILY = ("gfx942", "gfx1100")
-WITH_MATRIX_UNITS_OF_THEIR_OWN = ("gfx90a", "gfx942", "gfx1100", "gfx1201")  # gfx1151 has those of gfx1100
-ON_ALL_OF_THESE = ("causal_conv1d_fwd_tile", "causal_conv1d_fwd_vector", "conv2d", "copy")  # files whose names begin so
+FOR_FILES_THAT_BEGIN_SO = {  # others are compiled for ONE_OF_EACH_FAMILY
+    "causal_conv1d_fwd_tile": ("gfx90a", "gfx942", "gfx1100", "gfx1201"),
+    "causal_conv1d_fwd_vector": ("gfx90a", "gfx942", "gfx1100", "gfx1201"),
+    "conv2d": tuple(AMD_ARCHS),
+}
 BITCODE = Path("/usr/lib/x86_64-linux-gnu/amdgcn/bitcode")  # of Debian's rocm-device-libs
 PACKAGES = "clang-19 lld-19 llvm-19 libamdhip64-dev rocm-device-libs hipcc"
 TOOLS = ("clang++-19", "llvm-readelf-19", "llvm-objdump-19", "llvm-cxxfilt-19", str(BITCODE))
@@ -33,7 +36,7 @@ def archs_of(source: Path) -> tuple[str, ...]:
     """The architectures that the tests compile a file for."""
     if ALL_ARCHS:
         return tuple(AMD_ARCHS)
-    return WITH_MATRIX_UNITS_OF_THEIR_OWN if source.name.startswith(ON_ALL_OF_THESE) else ONE_OF_EACH_FAMILY
+    return next((archs for begin, archs in FOR_FILES_THAT_BEGIN_SO.items() if source.name.startswith(begin)), ONE_OF_EACH_FAMILY)
 
 
 def missing(*tools: str) -> list[str]:
