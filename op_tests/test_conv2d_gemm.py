@@ -252,7 +252,7 @@ def test_patches_that_serve_all_taps(module: Any, layouts: tuple[str, str, str],
 
 # ---- warpgroups ------------------------------------------------------------------------------------------------------------------------
 
-WARPGROUP_TILES = [(256, 128), (128, 128), (128, 64)]
+WARPGROUP_TILES = [(256, 128), (128, 128), (128, 64), (64, 64)]
 WARPGROUPED = {
     "narrow patches": Case((2, 72, 16, 15), (72, 3, 3), padding=(1, 1, 1, 1), bias=True),
     "narrow patches, f32 out": Case((1, 64, 32, 8), (40, 3, 3), padding=(0, 2, 2, 0), out_dtype=torch.float32, bias=True),

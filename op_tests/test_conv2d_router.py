@@ -83,10 +83,10 @@ def test_parts_fit_into_the_workspace() -> None:
         assert choose(asked, H200, SERVING, limit).split_k == parts
 
 
-WARPGROUP_TILES = ((256, 128), (128, 128), (128, 64))
+WARPGROUP_TILES = ((256, 128), (128, 128), (128, 64), (64, 64))
 CONTIGUOUS = (
     ("relaid_warpgroup_gemm", WARPGROUP_TILES),
-    ("warpgroup_gemm", WARPGROUP_TILES[1:]),
+    ("warpgroup_gemm", WARPGROUP_TILES[1:3]),
     ("relaid_implicit_gemm", TILES),
     *SERVING,
 )
@@ -122,6 +122,16 @@ def test_steps_are_those_of_the_kernels_on_relaid_x() -> None:
                 call = module.Call(*options, "relaid_warpgroup_gemm", [128, 64, parts])
                 refusal = module.conv2d_refusal(meta(1, 16, size, size), x, weight, None, None, call)
                 assert (refusal is None) == (parts == fillings), (C, R, stride, parts, refusal)
+
+
+def test_few_pixels_take_small_tiles_of_warpgroups() -> None:
+    """What an H200 measured: a compute unit alone waits for its operands, so half of them are half of the wait."""
+    serving = (("warpgroup_gemm", WARPGROUP_TILES),)
+    assert choose(problem(64, 56, 64, R=1), H200, serving)[1:3] == ((64, 64), 1)
+    assert choose(problem(512, 28, 256, R=1), H200, serving)[1:3] == ((64, 64), 1)
+    assert choose(problem(256, 14, 256), H200, serving)[1:3] == ((64, 64), 6)
+    assert choose(problem(512, 256, 512), H200, serving)[1:3] == ((256, 128), 1)
+    assert (64, 64) not in {choose(problem(C, size, K, N=32), H200, serving).tile for C, size, K in ((64, 56, 64), (512, 7, 512))}
 
 
 def test_an_algorithm_without_tiles_or_one_asked_for_by_name() -> None:

@@ -1,9 +1,10 @@
 // conv2d as a product of matrices by warpgroups (warpgroup_mma.h): the same product as conv2d_implicit_gemm.h, in larger tiles and
 // with other roles of the waves. What the launcher hands to the kernels, and which tiles there are.
 //
-// Two warpgroups multiply. The operands come to two rings in LDS by the copy engine; x whose channels are not dense comes by other
-// waves, in vectors of eight pixels of a channel, which they turn into vectors of channels on the way. A filling of x's ring holds
-// a turn, 64 channels, of a tile's pixels: for one tap, or for all nine of 3x3 taps of stride 1, of the rectangle that they see.
+// Two warpgroups multiply, or one where a tile has 64 pixels. The operands come to two rings in LDS by the copy engine; x whose
+// channels are not dense comes by other waves, in vectors of eight pixels of a channel, which they turn into vectors of channels on
+// the way. A filling of x's ring holds a turn, 64 channels, of a tile's pixels: for one tap, or for all nine of 3x3 taps of stride
+// 1, of the rectangle that they see.
 #pragma once
 
 #include "conv2d_implicit_gemm.h"
@@ -41,17 +42,18 @@ struct WarpgroupShape {
     bool by_boxes;
     int blocks_a_unit, producers;
     int producer_registers, consumer_registers;  // of a thread: what the ones do not need, the others get; or 0
-    static constexpr int kConsumers = 256, kSlabFilters = 32, kSlabPixels = 16;
+    static constexpr int kSlabFilters = 32, kSlabPixels = 16;
     // Of a wave, with the bias.
     static HIPCONV_INLINE constexpr int slab_floats(int tile_n) { return kSlabPixels * kSlabFilters + tile_n; }
     static constexpr int kBarrierBytes = 4 * kMostStages * 8;
 
-    HIPCONV_INLINE constexpr int threads() const { return kConsumers + producers; }
+    HIPCONV_INLINE constexpr int consumers() const { return tile_m == 64 ? 128 : 256; }
+    HIPCONV_INLINE constexpr int threads() const { return consumers() + producers; }
     HIPCONV_INLINE constexpr int filter_bytes() const { return tile_n * kTileRowBytes; }
     HIPCONV_INLINE constexpr int run_bytes() const { return tile_m * kTileRowBytes; }
     HIPCONV_INLINE constexpr int patch_rows() const { return hipconv::patch_rows(tile_m, by_boxes ? kNarrow : kWide); }
     HIPCONV_INLINE constexpr int patch_bytes() const { return (patch_rows() * kTileRowBytes + 1023) / 1024 * 1024; }
-    HIPCONV_INLINE constexpr int slabs_bytes() const { return kConsumers / 32 * slab_floats(tile_n) * 4; }
+    HIPCONV_INLINE constexpr int slabs_bytes() const { return consumers() / 32 * slab_floats(tile_n) * 4; }
     // Of 228 KB of LDS, less 1 KB that the system takes of each block.
     static constexpr int kMostBytes = 228 * 1024;
     HIPCONV_INLINE constexpr int ring_bytes() const {
@@ -72,6 +74,7 @@ struct WarpgroupShape {
 };
 
 HIPCONV_INLINE constexpr WarpgroupShape warpgroup_shape(int tile_m, int tile_n, bool by_boxes) {
+    if (tile_m == 64) return {tile_m, tile_n, by_boxes, 2, 128, 0, 0};
     if (by_boxes && tile_m * tile_n <= 128 * 64) return {tile_m, tile_n, by_boxes, 2, 128, 32, 104};
     if (by_boxes) return {tile_m, tile_n, by_boxes, 1, 128, 40, 232};
     return {tile_m, tile_n, by_boxes, 1, 256, 88, 168};

@@ -434,7 +434,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByBoxes)
     constexpr WarpgroupShape kShape = warpgroup_shape(kTileM, kTileN, kByBoxes);
     HIPCONV_LARGE_SHARED(Words4, lds, kHasWarpgroups ? kShape.shared_bytes() / 16 : 1);
     if constexpr (kHasWarpgroups) {
-        constexpr int kWarpgroups = kShape.kConsumers / kWarpgroupThreads, kBlocks = kTileM / kWarpgroupPixels / kWarpgroups;
+        constexpr int kWarpgroups = kShape.consumers() / kWarpgroupThreads, kBlocks = kTileM / kWarpgroupPixels / kWarpgroups;
         constexpr int kLoaders = kByBoxes ? 1 : kShape.producers - 32;  // threads that bring x
         const int thread = threadIdx.x, wave = thread / 32, lane = thread % 32;
 
@@ -450,8 +450,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByBoxes)
             for (int i = 0; i < kMostStages; ++i) {
                 begin_barrier(&x.full[i], kLoaders);
                 begin_barrier(&filters.full[i], 1);
-                begin_barrier(&x.free[i], kShape.kConsumers / 32);
-                begin_barrier(&filters.free[i], kShape.kConsumers / 32);
+                begin_barrier(&x.free[i], kShape.consumers() / 32);
+                begin_barrier(&filters.free[i], kShape.consumers() / 32);
             }
             show_barriers_to_copy_engine();
         }
@@ -459,7 +459,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByBoxes)
         let_next_kernel_begin();
         wait_for_kernel_before();
 
-        constexpr int kFirstProducer = kShape.kConsumers / 32, kFirstLoader = kShape.kConsumers + 32;
+        constexpr int kFirstProducer = kShape.consumers() / 32, kFirstLoader = kShape.consumers() + 32;
         if (wave >= kFirstProducer) {
             if constexpr (kShape.producer_registers != 0) give_back_registers<kShape.producer_registers>();
             if (wave == kFirstProducer) {
@@ -530,7 +530,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByBoxes)
             from_here_on(again);
             if (p.split.parts > 1) {
                 const int part = again / p.tiles_a_part, tile = again - part * p.tiles_a_part;
-                if (!add_other_parts(p.split, tile, part, kShape.kConsumers / 32, thread_again(), sums)) continue;
+                if (!add_other_parts(p.split, tile, part, kShape.consumers() / 32, thread_again(), sums)) continue;
             }
             float* const slabs = reinterpret_cast<float*>(lds + kShape.slabs_at() / 16);
             store_sums<T>(p, warpgroup_tile<kTileM>(p, again), sums, bias, slabs, thread_again());
@@ -563,6 +563,8 @@ void launch_warpgroup_gemm(const WarpgroupGemmParams& p, Conv2dTile tile, int un
     if constexpr (kByBoxes) {
         if (tile.tile_m == 256)
             return by_type(launch_warpgroup_instance<bf16, 256, 128, true>, launch_warpgroup_instance<f16, 256, 128, true>);
+        if (tile.tile_m == 64)
+            return by_type(launch_warpgroup_instance<bf16, 64, 64, true>, launch_warpgroup_instance<f16, 64, 64, true>);
     }
     if (tile.tile_n == 128)
         return by_type(launch_warpgroup_instance<bf16, 128, 128, kByBoxes>, launch_warpgroup_instance<f16, 128, 128, kByBoxes>);

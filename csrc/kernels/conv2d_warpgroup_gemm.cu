@@ -125,7 +125,7 @@ Split split_of(const Conv2dParams& p, const GemmLayout& l, const Conv2dPlan& pla
                                              : ceil_of(l.image_pixels * p.batch, plan.tile_m);
     s.tiles = tiles_m * p.groups * ceil_of(l.group_filters, plan.tile_n);
     s.sums_bytes = split_sums_bytes(s.tiles, s.parts, plan.tile_m, plan.tile_n);
-    s.marks_bytes = split_marks_bytes(s.tiles, s.parts, WarpgroupShape::kConsumers / 32);
+    s.marks_bytes = split_marks_bytes(s.tiles, s.parts, warpgroup_shape(plan.tile_m, plan.tile_n, true).consumers() / 32);
     return s;
 }
 
@@ -144,7 +144,8 @@ const char* refusal_of_tile(const Conv2dParams& p, const GemmLayout& l, const Co
     if (!bringing.serves)
         return "channels_last x with C / groups a multiple of 8 and 16-byte alignment, or contiguous x of 3x3 taps of stride 1 "
                "or of 1x1 taps, with aligned rows or images of a multiple of 8 pixels";
-    if (plan.tile_m == 256 && !bringing.by_boxes) return "by tiles of 256 pixels channels_last x only";  // registers would spill
+    if (plan.tile_m != 128 && !bringing.by_boxes)  // with 256 registers would spill; 64 are not enough work to gather for
+        return "by tiles of 64 or 256 pixels channels_last x only";
     const int64_t tiles = ceil_of(l.image_pixels * p.batch, plan.tile_m) * ceil_of(l.group_filters, plan.tile_n) * p.groups;
     if (tiles * 2 * plan.split_k >= kLimit31) return "up to 2^30 tiles";  // of patches there are up to 5/4
     return refusal_of_split(plan, l, fillings_of(l, bringing));
@@ -162,7 +163,7 @@ int compute_units() {
 std::vector<Conv2dTile> conv2d_warpgroup_gemm_tiles(const std::string& arch, DType dtype) {
     const bool emulated = arch == "wave32" && kHasWarpgroups;
     if (dtype == DType::f32 || !kEncodesTensors || !(arch == "sm_90" || emulated)) return {};
-    return {{256, 128}, {128, 128}, {128, 64}};
+    return {{256, 128}, {128, 128}, {128, 64}, {64, 64}};
 }
 
 const char* conv2d_warpgroup_gemm_refusal(const Conv2dParams& p, const Conv2dPlan& plan) {

@@ -184,6 +184,7 @@ _WARPGROUP_COSTS = {
     (256, 128): _TileCost(0.60, 0.60, 0.60, 5.5, 1),
     (128, 128): _TileCost(0.34, 0.34, 0.34, 3.5, 1),
     (128, 64): _TileCost(0.44, 0.36, 0.275, 3.0, 2),
+    (64, 64): _TileCost(0.36, 0.29, 0.23, 3.0, 2),
 }
 _WINDOW_COSTS = {  # of pixels that overlap in memory: a filter's row of few channels, relaid
     (256, 128): _TileCost(1.0, 1.0, 1.0, 5.5, 1),
@@ -225,6 +226,7 @@ def _plan_of_warpgroups(
     plans = [
         (tile, parts)
         for tile in tiles
+        if tile in costs_of
         for parts in range(1, min(MOST_PARTS, turns * taps // steps_a_filling(tile)) + 1)
         if parts == 1 or workspace_bytes(problem, parts) <= workspace_limit
     ]
