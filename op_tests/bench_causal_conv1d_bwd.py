@@ -2,6 +2,7 @@
 
     python op_tests/bench_causal_conv1d_bwd.py
     python op_tests/bench_causal_conv1d_bwd.py --shapes 4x4096x4096 --dtype bfloat16 --layout channel_last
+    python op_tests/bench_causal_conv1d_bwd.py --packed 512    # rows of sequences of 512 tokens, told apart by seq_idx
 
 Measured as bench_causal_conv1d.py does. The time is that of all the backward launches, with dweight and dbias of the layer. On the CPU
 it stands beside the backward of F.silu alone. Host time is what a differentiable call keeps Python busy, forward only.
@@ -21,7 +22,7 @@ import hipconv
 from hipconv import jit, reference_training, targets
 
 
-def bench(shape: tuple[int, int, int], dtype: torch.dtype, layout: str, kernel: str, device: torch.device) -> dict:
+def bench(shape: tuple[int, int, int], dtype: torch.dtype, layout: str, kernel: str, packed: int, device: torch.device) -> dict:
     """Times in microseconds by name; `wrong` if dx is not the reference's."""
     batch, dim, seqlen = shape
     size = batch * dim * seqlen * dtype.itemsize
@@ -29,13 +30,18 @@ def bench(shape: tuple[int, int, int], dtype: torch.dtype, layout: str, kernel: 
     sets = [[empty_as(layout, shape, dtype, device).normal_() for _ in range(3)] for _ in range(copies)]
     weight, bias = torch.randn(dim, WIDTH, device=device, dtype=dtype) / 2, torch.randn(dim, device=device, dtype=dtype)
 
+    seq_idx = None
+    if packed:
+        seq_idx = (torch.arange(seqlen, device=device) // packed).to(torch.int32).expand(batch, seqlen).contiguous()
+
     def backward(x, dout, dx):
-        return torch.ops.hipconv.causal_conv1d_bwd_out(dx, x, weight, bias, dout, use_silu=True, kernel_name=kernel)
+        return torch.ops.hipconv.causal_conv1d_bwd_out(dx, x, weight, bias, dout, seq_idx, use_silu=True, kernel_name=kernel)
 
     x, dout, dx = sets[0]
     backward(x, dout, dx)
     first = x[:1, :, : min(seqlen, 64)].double().requires_grad_()
-    reference_training.causal_conv1d(first, weight, bias, use_silu=True)[0].backward(dout[:1, :, : first.shape[2]].double())
+    ids = None if seq_idx is None else seq_idx[:1, : first.shape[2]]
+    reference_training.causal_conv1d(first, weight, bias, ids, use_silu=True)[0].backward(dout[:1, :, : first.shape[2]].double())
     kept = max(0, first.shape[2] - WIDTH + 1) if first.shape[2] < seqlen else seqlen  # later tokens' gradients reach the last ones
     assert first.grad is not None
     eps = torch.finfo(dtype).eps
@@ -71,10 +77,12 @@ def main() -> int:
     parser.add_argument("--dtype", type=list_of(choice_of(*DTYPES)), nargs="+", default=[list(DTYPES)])
     parser.add_argument("--layout", type=list_of(choice_of(*LAYOUTS)), nargs="+", default=[list(LAYOUTS)])
     parser.add_argument("--kernel", default="auto")
+    parser.add_argument("--packed", type=int, default=0, help="tokens of the sequences that a row holds; default: it is one")
     options = parser.parse_args()
     device = device_of(options.backend)
     card = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads, {targets.host_isa()}"
-    print(f"{card}, torch {torch.__version__}; backward, width {WIDTH}, bias, SiLU; times in us")
+    sequences = f", sequences of {options.packed} tokens" if options.packed else ""
+    print(f"{card}, torch {torch.__version__}; backward, width {WIDTH}, bias, SiLU{sequences}; times in us")
     columns = [("BxDxL", 14), ("dtype", 8), ("layout", 13), ("us", 9), ("copy us", 9), ("of copy", 7), ("vs silu's", 9), ("result", 6)]
     table = Table(columns)
     failed = False
@@ -82,7 +90,7 @@ def main() -> int:
         batch, dim, seqlen = (int(part) for part in shape.split("x"))
         for dtype in flattened(options.dtype):
             for layout in flattened(options.layout):
-                result = bench((batch, dim, seqlen), DTYPES[dtype], layout, options.kernel, device)
+                result = bench((batch, dim, seqlen), DTYPES[dtype], layout, options.kernel, options.packed, device)
                 ours, copied = result["ours"], result["copy"]
                 beside = f"{ours / result['silu']:.2f}x" if "silu" in result else ""
                 verdict = "WRONG" if result["wrong"] else "ok"

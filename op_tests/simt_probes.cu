@@ -881,7 +881,8 @@ __global__ void write_pieces(hipconv::Taper taper, hipconv::Piece* pieces, uint3
     if (block < count) pieces[block] = hipconv::piece_of_block(taper, block);
 }
 
-// Every item of every row belongs to one piece; pieces are as long as asked at first, and never longer later on.
+// Every item of every row belongs to one piece; pieces are as long as asked at first, and never longer later on. Those of a row are
+// numbered, and as many as its zone says.
 void taper() {
     struct Work {
         uint32_t items, rows, log2_longest;
@@ -895,11 +896,16 @@ void taper() {
         hipLaunchKernelGGL(write_pieces, dim3((count + 255) / 256), dim3(256), 0, nullptr, taper, device.data(), count);
         const std::vector<hipconv::Piece> pieces = device.values();
         std::vector<int> times(static_cast<size_t>(w.items) * w.rows);
-        uint32_t longest = 1u << w.log2_longest;
+        uint32_t longest = 1u << w.log2_longest, number = 0;
+        int zone = 0;
         for (uint32_t block = 0; block < taper.blocks; ++block) {
             const hipconv::Piece piece = pieces[block];
             expect(piece.row < w.rows && piece.count > 0 && piece.first + piece.count <= w.items, what + ": outside");
             expect(static_cast<uint32_t>(piece.count) <= longest, what + ": longer than those before");
+            while (zone + 1 < hipconv::kTaperZones && block >= taper.first_block[zone + 1]) ++zone;
+            expect(piece.number == number && number < pieces_of_row(taper, zone), what + ": wrongly numbered");
+            number = number + 1 == pieces_of_row(taper, zone) ? 0 : number + 1;
+            expect((number == 0) == (piece.first + piece.count == w.items), what + ": a row ends elsewhere");
             if (piece.first == 0 && static_cast<uint32_t>(piece.count) < w.items) longest = piece.count;
             for (int k = 0; k < piece.count; ++k) ++times[static_cast<size_t>(piece.row) * w.items + piece.first + k];
         }

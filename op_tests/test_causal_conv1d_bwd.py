@@ -160,7 +160,8 @@ def test_every_kernel_matches_autograd_through_the_reference(device: torch.devic
 @pytest.mark.parametrize("width", range(2, 9))
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_fast_kernels_at_every_length_and_alignment(device: torch.device, layout: str, width: int) -> None:
-    """Vectors cut by row ends and starts; x, dout and dx aligned alike and not; poison around inputs, canaries around dx."""
+    """Vectors cut by row ends and starts; x, dout and dx aligned alike and not; poison around inputs, canaries around dx; some of the
+    rows of each kind hold packed sequences."""
     names = [name for name in kernels_of(device) if name not in ("naive", "openmp")]
     dtypes = itertools.cycle(DTYPES.values())
     served = set()
@@ -170,8 +171,9 @@ def test_fast_kernels_at_every_length_and_alignment(device: torch.device, layout
         sizes = (2, outer, inner) if layout == "channel_first" else (2, inner, outer)
         strides = (outer * pitch, pitch, 1) if layout == "channel_first" else (outer * pitch, 1, pitch)
         case = Case(
-            *sizes, width, next(dtypes), layout=layout, use_silu=inner % 4 > 0, has_initial=inner % 5 == 0, has_final=inner % 7 == 0
-        )
+            *sizes, width, next(dtypes), layout=layout, use_silu=inner % 4 > 0, has_initial=inner % 5 == 0, has_final=inner % 7 == 0,
+            has_ids=inner % 16 == 8 or inner % 5 == 2,
+        )  # fmt: skip
         good = case.inputs(device, seed=inner)
         x, _ = _strided(good.x, strides, offset, torch.nan)
         dout, _ = _strided(good.dout, strides, offset, torch.nan)
@@ -227,6 +229,20 @@ def test_gradients_are_the_same_bits_every_time(device: torch.device) -> None:
             torch.set_num_threads(threads)
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="so many tokens need a GPU")
+@pytest.mark.parametrize("dtype", DTYPES.values())
+def test_walks_of_every_length(dtype: torch.dtype) -> None:
+    """Where there is enough work, the last walks are shorter than the first; the plain kernel has none."""
+    inputs = Case(4, 4096, 4096, 4, dtype).inputs(torch.device("cuda"))
+    ids = (torch.arange(4096, device="cuda") // 100).to(torch.int32).expand(4, -1)
+    for case in (inputs, inputs._replace(seq_idx=ids)):
+        found, plain = case.gradients("vector"), case.gradients("naive")
+        assert (wrong := mismatch(found[0], plain[0].double(), may_differ=0.005)) is None, wrong
+        for ours, theirs in zip(found[1:3], plain[1:3], strict=True):
+            assert torch.allclose(ours, theirs, rtol=1e-3, atol=1e-2)
+        assert all(map(torch.equal, found, case.gradients("vector")))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

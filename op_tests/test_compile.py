@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 import torch
 from torch import Tensor
 from torch._inductor.utils import run_and_get_code
@@ -55,23 +56,41 @@ def test_inductor_compiles_every_form() -> None:
     assert torch.allclose(ours, plain, atol=1e-5)
 
 
+def decode(x: Tensor, weight: Tensor, pool: Tensor, indices: Tensor) -> Tensor:
+    return serving.causal_conv1d_update(x * 2, pool, weight, None, "silu", indices) + 1
+
+
+def prefill(x: Tensor, weight: Tensor, pool: Tensor, indices: Tensor) -> Tensor:
+    starts = torch.arange(3, dtype=torch.int32, device=x.device)
+    return serving.causal_conv1d_fn((x * 2).T, weight, None, pool, starts, indices) + 1
+
+
 def test_inductor_writes_states_in_place() -> None:
     """The pool is the largest tensor of an inference server: a copy of it a call would show in its memory, and in its time."""
-    weight = torch.randn(6, 4)
-
-    def decode(x: Tensor, pool: Tensor, indices: Tensor) -> Tensor:
-        return serving.causal_conv1d_update(x * 2, pool, weight, None, "silu", indices) + 1
-
-    def prefill(x: Tensor, pool: Tensor, indices: Tensor) -> Tensor:
-        starts = torch.arange(3, dtype=torch.int32)
-        return serving.causal_conv1d_fn((x * 2).T, weight, None, pool, starts, indices) + 1
-
-    x, indices = torch.randn(2, 6), torch.tensor([4000, 3], dtype=torch.int32)
+    weight, x, indices = torch.randn(6, 4), torch.randn(2, 6), torch.tensor([4000, 3], dtype=torch.int32)
     for step in (decode, prefill):
         pool = torch.randn(SLOTS, 6, 3)
         other, address = pool.clone(), pool.data_ptr()
-        result, (code, *_) = run_and_get_code(torch.compile(step, fullgraph=True), x, pool, indices)
-        assert torch.allclose(result, step(x, other, indices), atol=1e-6)
+        result, (code, *_) = run_and_get_code(torch.compile(step, fullgraph=True), x, weight, pool, indices)
+        assert torch.allclose(result, step(x, weight, other, indices), atol=1e-6)
         assert torch.equal(pool, other) and pool.data_ptr() == address
         allocated = re.findall(r"= empty_strided\w*\(\(([^)]*)\)", code)
         assert allocated and not any(str(SLOTS) in sizes for sizes in allocated), code
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="memory is measured on a GPU")
+def test_compiled_steps_need_no_memory_for_the_pool_on_a_gpu() -> None:
+    with torch.device("cuda"):
+        weight, x, indices = torch.randn(512, 4), torch.randn(2, 512), torch.tensor([4000, 3], dtype=torch.int32)
+        pool = torch.randn(SLOTS, 512, 3)
+    for step in (decode, prefill):
+        other = pool.clone()
+        expected = step(x, weight, other, indices)
+        compiled = torch.compile(step, fullgraph=True)
+        compiled(x, weight, pool.clone(), indices)  # compiles
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        result = compiled(x, weight, pool, indices)
+        assert torch.cuda.max_memory_allocated() - before < pool.nbytes / 100
+        assert torch.allclose(result, expected, atol=1e-5) and torch.equal(pool, other)

@@ -69,6 +69,16 @@ constexpr int kLaneBytes = HIPCONV_SIMT_WAVE == 32 ? 8 : 16;  // so that tests s
 constexpr int kLaneBytes = 16;
 #endif
 
+// Whether lanes may leave out an instruction at no cost, by a predicate, and values in pairs are no better than single ones. Where
+// that is not so, conditions cost a selection each, and one instruction computes with both values of a pair (on some cards).
+#if defined(HIPCONV_NVIDIA)
+constexpr bool kHasPredicates = true;
+#elif defined(HIPCONV_SIMT_WAVE)
+constexpr bool kHasPredicates = HIPCONV_SIMT_WAVE == 32;  // so that tests see both
+#else
+constexpr bool kHasPredicates = false;
+#endif
+
 // The instructions that multiply matrices (mma.h). One macro at most is defined, in the device pass; none means plain FMAs.
 #if defined(HIPCONV_AMD_DEVICE)
 #if defined(__gfx90a__) || defined(__gfx940__) || defined(__gfx941__) || defined(__gfx942__) || defined(__gfx950__)

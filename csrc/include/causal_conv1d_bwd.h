@@ -21,6 +21,7 @@ struct CausalConv1dBwdParams {
     void* dweight;  // (dim, width), one after another, of dtype weight_dtype
     void* dbias;    // (dim,), one after another, of dtype bias_dtype; null where there is no bias
     void* partials;  // the workspace: floats
+    const uint8_t* taps;  // in it, set by causal_conv1d_bwd where kernels look at it (causal_conv1d_bwd_parts.h)
 };
 
 constexpr const char* kCausalConv1dBwdGpuKernels[] = {"tile", "vector", "naive"};

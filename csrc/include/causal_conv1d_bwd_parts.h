@@ -4,6 +4,7 @@
 #include "causal_conv1d_bwd.h"
 #include "causal_conv1d_launchers.h"
 #include "causal_conv1d_parts.h"
+#include "taper.h"
 
 namespace hipconv {
 
@@ -26,6 +27,32 @@ HIPCONV_INLINE void prefetch(const void* address) {
 #endif
 }
 
+// What sees what in rows with sequence ids, worked out once for all channels (causal_conv1d_bwd.cu): a byte for each token, with bit i
+// set if its tap i sees an input; none for padding and for tokens outside the row, of which there are some on either side.
+constexpr int kTapsBefore = 16, kTapsAfter = 16;
+
+HIPCONV_INLINE int64_t bwd_taps_pitch(int32_t seqlen) { return (int64_t{seqlen} + kTapsBefore + kTapsAfter + 3) / 4 * 4; }
+
+HIPCONV_INLINE const uint8_t* bwd_taps_of(const CausalConv1dBwdParams& p, int64_t b, int64_t t) {
+    return p.taps + b * bwd_taps_pitch(p.in.seqlen) + kTapsBefore + t;
+}
+
+inline bool bwd_has_states(const CausalConv1dBwdParams& p) {
+    return p.in.initial_states.data || p.dinitial_states.data || p.dfinal_states.data;
+}
+
+// How many rows of partial sums there are. Kernels may leave more of some channels than of others: of those from first_channel[zone]
+// on, rows[zone].
+struct BwdPartials {
+    int64_t first_channel[kTaperZones], rows[kTaperZones];
+};
+
+inline BwdPartials equal_partials(int64_t rows) {
+    BwdPartials partials{};
+    for (int64_t& each : partials.rows) each = rows;
+    return partials;
+}
+
 // causal_conv1d_bwd_tile.cu
 bool causal_conv1d_bwd_tile_serves(const CausalConv1dBwdParams& params);  // channel-last
 int64_t causal_conv1d_bwd_tile_partials(const CausalConv1dBwdParams& params);
@@ -33,7 +60,7 @@ void causal_conv1d_bwd_tile(const CausalConv1dBwdParams& params, void* stream);
 
 // causal_conv1d_bwd_vector.cu
 bool causal_conv1d_bwd_vector_serves(const CausalConv1dBwdParams& params);  // channel-first
-int64_t causal_conv1d_bwd_vector_partials(const CausalConv1dBwdParams& params);
+BwdPartials causal_conv1d_bwd_vector_partials(const CausalConv1dBwdParams& params);
 void causal_conv1d_bwd_vector(const CausalConv1dBwdParams& params, void* stream);
 
 constexpr int kMaxFastBwdWidth = 4;  // they are compiled for widths 2 to this: what models have; each width costs seconds of a build

@@ -30,6 +30,24 @@ HIPCONV_INLINE void from_here_on(int& value) {
 #endif
 }
 
+// The value is kept in a register from here on, on NVIDIA, and not worked out again wherever it is used.
+HIPCONV_INLINE void in_a_register(int& value) { from_here_on(value); }
+HIPCONV_INLINE void in_a_register(float& value) {
+#if defined(HIPCONV_NVIDIA_DEVICE)
+    asm volatile("" : "+f"(value));
+#else
+    (void)value;
+#endif
+}
+
+// At the begin of a loop that starts with a condition: AMD's compiler would copy the condition to the end of the loop, which then has
+// two entries.
+HIPCONV_INLINE void enter_loop_here() {
+#if defined(HIPCONV_AMD_DEVICE)
+    asm volatile("; loop\n; loop\n; loop\n; loop\n; loop\n; loop\n; loop\n; loop");
+#endif
+}
+
 #if defined(HIPCONV_AMD_DEVICE)
 template <typename T>
 using GlobalPointer = __attribute__((address_space(1))) T*;

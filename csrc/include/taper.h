@@ -23,6 +23,7 @@ struct Taper {
 struct Piece {
     uint32_t row, first;  // first item
     int count;            // items; none for blocks that only complete the grid
+    uint32_t number;      // of those of the row
 };
 
 HIPCONV_INLINE Piece piece_of_block(const Taper& taper, uint32_t block) {
@@ -39,9 +40,17 @@ HIPCONV_INLINE Piece piece_of_block(const Taper& taper, uint32_t block) {
     const uint32_t each = 1u << log2_each;
     const uint32_t pieces = (taper.items + each - 1) >> log2_each;
     const uint32_t row = (block - first_block) / pieces;
-    const uint32_t first = (block - first_block - row * pieces) << log2_each;
+    const uint32_t number = block - first_block - row * pieces, first = number << log2_each;
     const uint32_t left = taper.items - first;
-    return {first_row + row, first, static_cast<int>(left < each ? left : each)};
+    return {first_row + row, first, static_cast<int>(left < each ? left : each), number};
+}
+
+// Into how many pieces the rows of a zone are cut; none if the zone has no rows.
+inline uint32_t pieces_of_row(const Taper& taper, int zone) {
+    const uint32_t end = zone + 1 < kTaperZones ? taper.first_block[zone + 1] : taper.blocks;
+    if (taper.first_block[zone] == end) return 0;
+    const uint32_t each = 1u << (taper.log2_longest - static_cast<uint32_t>(zone));
+    return (taper.items + each - 1) / each;
 }
 
 // For rows of equally many items in pieces of at most 2^log2_longest; pieces of less than two items are no use, nor is a taper where

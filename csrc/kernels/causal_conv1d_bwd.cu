@@ -4,8 +4,11 @@
 // Any width, any strides, any sizes; every loop is grid-stride.
 //
 // Partial sums lie in the workspace as rows of (width + 1, dim), as many as a kernel has groups of tokens. `finish` adds them up.
+// Behind them lies what `taps` makes of sequence ids for the other kernels. These begin while the one before them ends, where the
+// card can do that.
 #include <hip/hip_runtime.h>
 
+#include <algorithm>
 #include <iterator>
 
 #include "arch.h"
@@ -13,6 +16,7 @@
 #include "causal_conv1d_formula.h"
 #include "causal_conv1d_states_formula.h"
 #include "check.h"
+#include "early_launch.h"
 #include "registers.h"
 
 namespace hipconv {
@@ -58,14 +62,40 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kNaiveThreads, 4) causal_conv1d_bwd_naive_
     }
 }
 
+// The taps of four tokens of each row a thread.
+__global__ void HIPCONV_LAUNCH_BOUNDS(kNaiveThreads, 4) causal_conv1d_bwd_taps(CausalConv1dBwdParams p, uint32_t* taps) {
+    let_next_kernel_begin();
+    const int64_t words = bwd_taps_pitch(p.in.seqlen) / 4;
+    for (int64_t b = blockIdx.y; b < p.in.batch; b += gridDim.y) {
+        for (int64_t w = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; w < words;
+             w += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+            uint32_t word = 0;
+            for (int e = 0; e < 4; ++e) {
+                const int64_t t = w * 4 + e - kTapsBefore;
+                if (t < 0 || t >= p.in.seqlen || is_padding(p.in, b, t)) continue;
+                for (int i = 0; i < p.in.width; ++i)
+                    if (sees(p.in, b, t, t - p.in.width + 1 + i)) word |= 1u << (e * 8 + i);
+            }
+            taps[b * words + w] = word;
+        }
+    }
+}
+
 // A block adds up kFinishLanes columns of the workspace; kFinishRows threads share a column.
 __global__ void HIPCONV_LAUNCH_BOUNDS(kFinishLanes * kFinishRows, 4)
-    causal_conv1d_bwd_finish(CausalConv1dBwdParams p, int64_t rows) {
+    causal_conv1d_bwd_finish(CausalConv1dBwdParams p, BwdPartials partials) {
     HIPCONV_SHARED(float, sums, kFinishLanes * kFinishRows);
+    let_next_kernel_begin();
+    wait_for_kernel_before();
     const int64_t columns = (int64_t{p.in.width} + 1) * p.in.dim;
     for (int64_t first = static_cast<int64_t>(blockIdx.x) * kFinishLanes; first < columns;
          first += static_cast<int64_t>(gridDim.x) * kFinishLanes) {
         const int64_t c = first + threadIdx.x;
+        const int i = static_cast<int>(c / p.in.dim);
+        const int64_t d = c - int64_t{i} * p.in.dim;
+        int64_t rows = partials.rows[0];
+        for (int zone = 1; zone < kTaperZones; ++zone)
+            if (d >= partials.first_channel[zone]) rows = partials.rows[zone];
         float sum = 0.0f;
         if (c < columns) {
             const float* column = static_cast<const float*>(p.partials) + c;
@@ -76,8 +106,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kFinishLanes * kFinishRows, 4)
         __syncthreads();
         if (threadIdx.y == 0 && c < columns) {
             for (int row = 1; row < kFinishRows; ++row) sum += sums[row * kFinishLanes + threadIdx.x];
-            const int i = static_cast<int>(c / p.in.dim);
-            bwd_store_sum<float>(p, c - int64_t{i} * p.in.dim, i, sum);
+            bwd_store_sum<float>(p, d, i, sum);
         }
         __syncthreads();
     }
@@ -87,10 +116,23 @@ namespace {
 
 int64_t naive_pieces(const CausalConv1dBwdParams& p) { return (int64_t{p.in.seqlen} + kNaiveTokens - 1) / kNaiveTokens; }
 
-int64_t rows_of_partials(const CausalConv1dBwdParams& p, const std::string& kernel) {
-    if (kernel == "tile") return causal_conv1d_bwd_tile_partials(p);
+BwdPartials partials_of(const CausalConv1dBwdParams& p, const std::string& kernel) {
     if (kernel == "vector") return causal_conv1d_bwd_vector_partials(p);
-    return p.in.batch * naive_pieces(p);
+    return equal_partials(kernel == "tile" ? causal_conv1d_bwd_tile_partials(p) : p.in.batch * naive_pieces(p));
+}
+
+int64_t numbers_of(const CausalConv1dBwdParams& p, const BwdPartials& partials) {
+    return *std::max_element(std::begin(partials.rows), std::end(partials.rows)) * (int64_t{p.in.width} + 1) * p.in.dim;
+}
+
+bool looks_at_taps(const CausalConv1dBwdParams& p, const std::string& kernel) { return kernel != "naive" && p.in.seq_idx.data; }
+
+void launch_taps(CausalConv1dBwdParams& p, const BwdPartials& partials, hipStream_t stream) {
+    uint32_t* taps = reinterpret_cast<uint32_t*>(static_cast<float*>(p.partials) + numbers_of(p, partials));
+    p.taps = reinterpret_cast<const uint8_t*>(taps);
+    const dim3 grid(blocks_up_to(bwd_taps_pitch(p.in.seqlen) / 4, kNaiveThreads, 65535), blocks_up_to(p.in.batch, 1, 65535), 1);
+    hipLaunchKernelGGL(causal_conv1d_bwd_taps, grid, dim3(kNaiveThreads, 1, 1), 0, stream, p, taps);
+    check_launch("causal_conv1d_bwd");
 }
 
 template <typename T>
@@ -133,16 +175,20 @@ const char* causal_conv1d_bwd_refusal(const CausalConv1dBwdParams& p, const std:
     if (kernel == "tile" && !causal_conv1d_bwd_tile_serves(p))
         return "channel-last x, dout and dx (stride 1 along dim), widths 2 to 4; with seq_idx or states, of aligned vectors";
     if (kernel == "vector" && !causal_conv1d_bwd_vector_serves(p))
-        return "channel-first x, dout and dx (stride 1 along seqlen) of at least one token, without seq_idx, widths 2 to 4";
+        return "channel-first x, dout and dx (stride 1 along seqlen) of at least one token, widths 2 to 4";
     return nullptr;
 }
 
 int64_t causal_conv1d_bwd_workspace(const CausalConv1dBwdParams& p, const std::string& kernel) {
-    return rows_of_partials(p, kernel) * (int64_t{p.in.width} + 1) * p.in.dim;
+    return numbers_of(p, partials_of(p, kernel)) +
+           (looks_at_taps(p, kernel) ? p.in.batch * bwd_taps_pitch(p.in.seqlen) / 4 : 0);
 }
 
-void causal_conv1d_bwd(const CausalConv1dBwdParams& p, const std::string& kernel, void* stream) {
+void causal_conv1d_bwd(const CausalConv1dBwdParams& params, const std::string& kernel, void* stream) {
     const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
+    CausalConv1dBwdParams p = params;
+    const BwdPartials partials = partials_of(p, kernel);
+    if (looks_at_taps(p, kernel)) launch_taps(p, partials, hip_stream);
     if (kernel == "tile") {
         causal_conv1d_bwd_tile(p, stream);
     } else if (kernel == "vector") {
@@ -161,7 +207,7 @@ void causal_conv1d_bwd(const CausalConv1dBwdParams& p, const std::string& kernel
     }
     const int64_t columns = (int64_t{p.in.width} + 1) * p.in.dim;
     const dim3 grid(blocks_up_to(columns, kFinishLanes, 1 << 20), 1, 1), block(kFinishLanes, kFinishRows, 1);
-    hipLaunchKernelGGL(causal_conv1d_bwd_finish, grid, block, 0, hip_stream, p, rows_of_partials(p, kernel));
+    HIPCONV_LAUNCH(true, causal_conv1d_bwd_finish, grid, block, 0, hip_stream, p, partials);
     check_launch("causal_conv1d_bwd");
 }
 

@@ -17,6 +17,7 @@
 #include "causal_conv1d_bwd_parts.h"
 #include "causal_conv1d_states_formula.h"
 #include "check.h"
+#include "early_launch.h"
 #include "registers.h"
 
 namespace hipconv {
@@ -58,6 +59,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kStates))
     using Vector = Words<T, kChannels>;
     HIPCONV_SHARED(float, sums, kBwdTileThreads * (kWidth + 1) * kChannels);
 
+    let_next_kernel_begin();
+    wait_for_kernel_before();
     const uint32_t block = blockIdx.z * gridDim.y + blockIdx.y;
     if (block >= plan.blocks) return;
     const uint32_t sequences = block / plan.blocks_a_sequence;
@@ -180,17 +183,17 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kStates))
     // kWidth.
     using Taps = std::conditional_t<kWidth <= 5, uint32_t, uint64_t>;
     Taps taps = 0;
+    constexpr uint32_t kAllTaps = (1u << kWidth) - 1;
     const auto taps_of = [&](int t) -> uint32_t {
         const int32_t position = static_cast<int32_t>(begin) + t;
-        if (position >= p.in.seqlen || (kStates && is_padding(p.in, b, position))) return 0;
-        uint32_t bits = 0;
-        for (int i = 0; i < kWidth; ++i)
-            if (kStates ? sees(p.in, b, position, position - kPast + i) : position + i >= kPast) bits |= 1u << i;
-        return bits;
+        if (position >= p.in.seqlen) return 0;
+        if (kStates && p.taps) return *bwd_taps_of(p, b, position);
+        const bool sees_all = position >= kPast || (kStates && p.in.initial_states.data);
+        return sees_all ? kAllTaps : kAllTaps << (kPast - position) & kAllTaps;
     };
 
-    // Token t, the j-th of its block.
-    const auto step = [&](auto path, int t, int j) {
+    // Token t, the j-th of its block. Of its taps, those in own_taps count, where that is checked.
+    const auto step = [&](auto path, int t, int j, uint32_t own_taps) {
         constexpr bool kSteady = decltype(path)::value == Path::steady, kChecked = decltype(path)::value == Path::checked;
         const int slot = j % kWidth;
         keep(slot, x_ahead[j]);
@@ -205,11 +208,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kStates))
         }
         x += plan.x_step;
         dout += plan.dout_step;
-        uint32_t own_taps = 0;
-        if (kChecked) {
-            own_taps = taps_of(t);
-            taps = taps << kWidth | own_taps;
-        }
+        if (kChecked) taps = taps << kWidth | own_taps;
         const auto counts = [&](int i) { return !kChecked || (own_taps >> i & 1); };
 
 #pragma unroll
@@ -253,20 +252,34 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kStates))
         }
         dx += plan.dx_step;
     };
-    const bool asks_all = kStates && p.in.seq_idx.data, asks_first = begin < static_cast<uint32_t>(kPast);
+    const bool asks_first = begin < static_cast<uint32_t>(kPast);
+    const bool has_ids = kStates && p.taps;
+    bool had_all = false;  // whether all taps of the block before count
     for (int t = 0; t < stop(); t += kBlock) {
-        if (asks_all || (asks_first && t == 0) || t + kBlock > left) {
+        bool asks = (asks_first && t == 0) || t + kBlock > left;
+        uint32_t own_taps[kBlock];
+        if (asks || has_ids) {
+            bool has_all = true;
+#pragma unroll
+            for (int j = 0; j < kBlock; ++j) {
+                own_taps[j] = taps_of(t + j);
+                has_all = has_all && own_taps[j] == kAllTaps;
+            }
+            if (has_ids) asks = asks || !has_all || !had_all;
+            had_all = has_all;
+        }
+        if (asks) {
 #pragma unroll
             for (int j = 0; j < kBlock; ++j)
-                if (t + j < stop()) step(std::integral_constant<Path, Path::checked>{}, t + j, j);
+                if (t + j < stop()) step(std::integral_constant<Path, Path::checked>{}, t + j, j, own_taps[j]);
             continue;
         }
         if (p.in.use_silu && t > 0 && t + 2 * kBlock <= tokens && t + 2 * kBlock + kFurther <= left) {
 #pragma unroll
-            for (int j = 0; j < kBlock; ++j) step(std::integral_constant<Path, Path::steady>{}, t + j, j);
+            for (int j = 0; j < kBlock; ++j) step(std::integral_constant<Path, Path::steady>{}, t + j, j, 0);
         } else {
 #pragma unroll
-            for (int j = 0; j < kBlock; ++j) step(std::integral_constant<Path, Path::inside>{}, t + j, j);
+            for (int j = 0; j < kBlock; ++j) step(std::integral_constant<Path, Path::inside>{}, t + j, j, 0);
         }
         taps = static_cast<Taps>(-1);  // all taps of these tokens count
     }
@@ -308,9 +321,7 @@ int bwd_channels_a_vector(const CausalConv1dBwdParams& p) {
     return p.in.dim % wanted == 0 && aligned(p.in.x) && aligned(p.dout) && aligned(p.dx) ? wanted : 1;
 }
 
-bool bwd_tile_has_states(const CausalConv1dBwdParams& p) {
-    return p.in.seq_idx.data || p.in.initial_states.data || p.dfinal_states.data || p.dinitial_states.data;
-}
+bool bwd_tile_has_states(const CausalConv1dBwdParams& p) { return p.in.seq_idx.data || bwd_has_states(p); }
 
 struct BwdTileShape {
     int64_t vectors;  // of channels
@@ -359,7 +370,8 @@ void launch(const CausalConv1dBwdParams& p, hipStream_t stream) {
     plan.packed = kChannels > 1 && p.in.weight_width_stride == 1 && p.in.weight_dim_stride == kWidth && aligned(p.in.weight) &&
                   (!p.in.bias || (p.in.bias_stride == 1 && aligned(p.in.bias)));
     const dim3 grid = grid_of(shape.groups, shape.blocks), block(shape.lanes, shape.rows, 1);
-    hipLaunchKernelGGL((causal_conv1d_bwd_tile_kernel<T, kChannels, kWidth, kStates>), grid, block, 0, stream, p, plan);
+    const bool early = p.taps != nullptr;
+    HIPCONV_LAUNCH(early, (causal_conv1d_bwd_tile_kernel<T, kChannels, kWidth, kStates>), grid, block, 0, stream, p, plan);
     check_launch("causal_conv1d_bwd");
 }
 

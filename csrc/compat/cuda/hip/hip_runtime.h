@@ -63,9 +63,9 @@ namespace hipconv {
 namespace compat {
 
 // What early_launch.h launches by.
-template <typename Params>
-void launch(bool early, void (*kernel)(Params), dim3 grid, dim3 block, int shared_bytes, hipStream_t stream,
-            const Params& params) {
+template <typename... Params>
+void launch(bool early, void (*kernel)(Params...), dim3 grid, dim3 block, int shared_bytes, hipStream_t stream,
+            const Params&... params) {
 #if CUDART_VERSION >= 12030  // graphs take them since
     cudaLaunchAttribute attribute{};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -77,10 +77,10 @@ void launch(bool early, void (*kernel)(Params), dim3 grid, dim3 block, int share
     config.stream = stream;
     config.attrs = &attribute;
     config.numAttrs = early ? 1 : 0;
-    (void)cudaLaunchKernelEx(&config, kernel, params);  // the caller asks for the last error
+    (void)cudaLaunchKernelEx(&config, kernel, params...);  // the caller asks for the last error
 #else
     (void)early;
-    kernel<<<grid, block, shared_bytes, stream>>>(params);
+    kernel<<<grid, block, shared_bytes, stream>>>(params...);
 #endif
 }
 
