@@ -69,8 +69,8 @@ constexpr int kLaneBytes = HIPCONV_SIMT_WAVE == 32 ? 8 : 16;  // so that tests s
 constexpr int kLaneBytes = 16;
 #endif
 
-// Whether lanes may leave out an instruction at no cost, by a predicate, and values in pairs are no better than single ones. Where
-// that is not so, conditions cost a selection each, and one instruction computes with both values of a pair (on some cards).
+// Whether lanes may leave out an instruction at no cost, by a predicate, and pairs of values are no better than single ones.
+// Where that is not so, conditions cost a selection each, and one instruction computes with both of a pair (on some cards).
 #if defined(HIPCONV_NVIDIA)
 constexpr bool kHasPredicates = true;
 #elif defined(HIPCONV_SIMT_WAVE)

@@ -27,8 +27,8 @@ HIPCONV_INLINE void prefetch(const void* address) {
 #endif
 }
 
-// What sees what in rows with sequence ids, worked out once for all channels (causal_conv1d_bwd.cu): a byte for each token, with bit i
-// set if its tap i sees an input; none for padding and for tokens outside the row, of which there are some on either side.
+// What sees what in rows with sequence ids, worked out once for all channels (causal_conv1d_bwd.cu): a byte for each token, with
+// bit i set if its tap i sees an input; none for padding, nor for tokens outside the row, of which there are some on either side.
 constexpr int kTapsBefore = 16, kTapsAfter = 16;
 
 HIPCONV_INLINE int64_t bwd_taps_pitch(int32_t seqlen) { return (int64_t{seqlen} + kTapsBefore + kTapsAfter + 3) / 4 * 4; }
@@ -41,8 +41,8 @@ inline bool bwd_has_states(const CausalConv1dBwdParams& p) {
     return p.in.initial_states.data || p.dinitial_states.data || p.dfinal_states.data;
 }
 
-// How many rows of partial sums there are. Kernels may leave more of some channels than of others: of those from first_channel[zone]
-// on, rows[zone].
+// How many rows of partial sums there are. Kernels may leave more of some channels than of others: of those from
+// first_channel[zone] on, rows[zone].
 struct BwdPartials {
     int64_t first_channel[kTaperZones], rows[kTaperZones];
 };

@@ -40,11 +40,11 @@ HIPCONV_INLINE void in_a_register(float& value) {
 #endif
 }
 
-// At the begin of a loop that starts with a condition: AMD's compiler would copy the condition to the end of the loop, which then has
-// two entries.
+// At the begin of a loop that starts with a condition. AMD's compiler would copy the condition to the end of the loop, which then
+// would have two entries.
 HIPCONV_INLINE void enter_loop_here() {
 #if defined(HIPCONV_AMD_DEVICE)
-    asm volatile("; loop\n; loop\n; loop\n; loop\n; loop\n; loop\n; loop\n; loop");
+    asm volatile("; the loop begins");
 #endif
 }
 

@@ -8,8 +8,8 @@
 //
 // A walk goes on through several sequences of its channel, if rows are short, and leaves its dweight and dbias in the workspace.
 //
-// `whole`: rows that begin and end on 16-byte boundaries. `ragged`: any, with states and packed sequences too; vectors lie on the
-// boundaries of x, and what is not aligned or not in the row is read and written element by element.
+// `whole`: rows that begin and end on 16-byte boundaries, each one sequence or, at width 4, several packed ones. `ragged`: any,
+// with states too; vectors lie on the boundaries of x, and what is not aligned or not in the row is moved element by element.
 //
 // Bytes: x and dout read once from memory (and up to half of x once more from cache), dx written once.
 #include <hip/hip_runtime.h>
@@ -24,8 +24,8 @@
 namespace hipconv {
 
 constexpr int kBwdVectorThreads = 128;
-constexpr int kBwdVectorLanes = 32;         // the most lanes of a row: a shuffle reaches no further on any card
-constexpr int kBwdRaggedLanes = 8;          // the same of ragged rows, the ends of which cost most: more steps without an end
+constexpr int kBwdVectorLanes = 32;          // the most lanes of a row: a shuffle reaches no further on any card
+constexpr int kBwdRaggedLanes = 8;           // the same of ragged rows, whose ends cost most: more steps have none
 constexpr uint32_t kBwdVectorLog2Steps = 5;  // of the longest walk
 constexpr int kPackedWidth = 4;              // whole rows of packed sequences have a kernel of their own at this width only
 
@@ -87,8 +87,8 @@ HIPCONV_INLINE void unpack_elements(Vector words, float (&values)[kCount], int t
 }
 
 // Which taps of a thread's tokens there are. Those that reach before the row or after it, or into another sequence, are left out,
-// not multiplied by zeros: 0 * inf is NaN. `sees`: whether tap i of token e, one of the thread's, sees an input. `has`: whether token
-// e is in the row and no padding. `feeds`: whether token e + k sees token e.
+// not multiplied by zeros: 0 * inf is NaN. `sees`: whether tap i of token e, one of the thread's, sees an input. `has`: whether
+// token e is in the row and no padding. `feeds`: whether token e + k sees token e.
 struct AllTaps {
     HIPCONV_INLINE bool sees(int, int) const { return true; }
     HIPCONV_INLINE bool has(int) const { return true; }
@@ -144,7 +144,9 @@ HIPCONV_INLINE uint32_t bytes_of_two(uint32_t low, uint32_t high, uint32_t first
 template <int kTokens, int kWidth>
 HIPCONV_INLINE TapsOfBits<kTokens, kWidth> taps_of_row(int32_t t, int32_t seqlen, bool has_state) {
     using Taps = TapsOfBits<kTokens, kWidth>;
-    const auto word_at = [&](int32_t place) { return place < 0 ? 0 : place == 0 && !has_state ? taps_of_first<kWidth>() : Taps::kAll; };
+    const auto word_at = [&](int32_t place) {
+        return place < 0 ? 0 : place == 0 && !has_state ? taps_of_first<kWidth>() : Taps::kAll;
+    };
     Taps taps;
 #pragma unroll
     for (int k = 0; k < Taps::kWords; ++k) {
@@ -283,8 +285,8 @@ HIPCONV_INLINE void bwd_vector_inputs(const Taps& taps, const float (&gradients)
         sums[j] = multiply(twice(weight[kWidth - 1]), make_pair(gradients[j], gradients[j + kHalf]));
 #pragma unroll
         for (int k = 1; k < kWidth; ++k) {
-            const Pair more = make_pair(gradients[j + k], gradients[j + kHalf + k]);
-            sums[j] = multiply_add_where(taps.feeds(j, k), taps.feeds(j + kHalf, k), twice(weight[kWidth - 1 - k]), more, sums[j]);
+            const Pair tap = twice(weight[kWidth - 1 - k]), more = make_pair(gradients[j + k], gradients[j + kHalf + k]);
+            sums[j] = multiply_add_where(taps.feeds(j, k), taps.feeds(j + kHalf, k), tap, more, sums[j]);
         }
     }
 }
@@ -463,7 +465,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_whole_blocks<T>(kPa
         }
         if (to_load > 0) {
             fetch();
-            if (--to_load > 0) {
+            if (--to_load > 0 && lane_token < p.in.seqlen - token) {
                 prefetch(x);
                 prefetch(dout);
             }
@@ -557,7 +559,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, 4)
         float window[Past::kTokens + kTokens], gradients[kTokens + kPast];
         const auto load = [&](const T* row) {
             if (!has_tokens) return Vector{};
-            return whole && in_vectors(row + t) ? *reinterpret_cast<const Vector*>(row + t) : load_part<T, kTokens>(row, t, seqlen);
+            if (whole && in_vectors(row + t)) return *reinterpret_cast<const Vector*>(row + t);
+            return load_part<T, kTokens>(row, t, seqlen);
         };
         unpack_elements<T, kTokens>(load(x), window, Past::kTokens);
         unpack_elements<T, kTokens>(load(dout), gradients, 0);
