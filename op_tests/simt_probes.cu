@@ -881,8 +881,8 @@ __global__ void write_pieces(hipconv::Taper taper, hipconv::Piece* pieces, uint3
     if (block < count) pieces[block] = hipconv::piece_of_block(taper, block);
 }
 
-// Every item of every row belongs to one piece; pieces are as long as asked at first, and never longer later on. Those of a row are
-// numbered, and as many as its zone says.
+// Every item of every row belongs to one piece; pieces are as long as asked at first, and never longer later on. Those of a row
+// are numbered, and as many as its zone says.
 void taper() {
     struct Work {
         uint32_t items, rows, log2_longest;
