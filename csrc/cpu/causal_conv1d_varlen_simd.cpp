@@ -38,22 +38,33 @@ void load_parameters(const CausalConv1dVarlenParams& p, int64_t first, int64_t c
     }
 }
 
-// `tokens` outputs for kVectors * kLanes neighbouring channels; kEdge: for `channels` of them. `past` holds the inputs before the first
-// token, and of those the first `absent` do not exist; null: they are in x.
+// The width - 1 inputs before the first token: of x's type, or converted.
+template <typename T>
+struct Past {
+    const T* elements;
+    int64_t step;
+    const float* floats;  // kBlock apart; null: `elements` hold them
+
+    Past from(int64_t channel) const { return {elements + channel, step, floats ? floats + channel : floats}; }
+};
+
+// `tokens` outputs for kVectors * kLanes neighbouring channels; kEdge: for `channels` of them. Of the inputs before the first token
+// the first `absent` do not exist.
 template <typename T, int kWidth, int kVectors, bool kEdge>
-HIPCONV_SIMD void convolve_tokens(const T* x, int64_t x_step, T* out, int64_t out_step, const float* parameters, const float* past,
+HIPCONV_SIMD void convolve_tokens(const T* x, int64_t x_step, T* out, int64_t out_step, const float* parameters, Past<T> past,
                                   int absent, int tokens, int64_t channels, bool use_silu) {
     constexpr int kPast = kWidth - 1;
-    const auto load = [&](int64_t t, int v) {
-        const T* from = x + t * x_step + v * kLanes;
-        return kEdge ? simd::load_some(from, channels) : simd::load(from);
+    const auto load = [&](const T* from, int v) {
+        return kEdge ? simd::load_some(from, channels) : simd::load(from + v * kLanes);
     };
     Floats window[kVectors][kWidth];
     for (int i = 0; i < kPast; ++i)
-        for (int v = 0; v < kVectors; ++v) window[v][i] = past ? simd::load(past + i * kBlock + v * kLanes) : load(i - kPast, v);
+        for (int v = 0; v < kVectors; ++v)
+            window[v][i] =
+                past.floats ? simd::load(past.floats + i * kBlock + v * kLanes) : load(past.elements + i * past.step, v);
     for (int t = 0; t < tokens; ++t) {
         for (int v = 0; v < kVectors; ++v) {
-            window[v][kPast] = load(t, v);
+            window[v][kPast] = load(x + t * x_step, v);
             Floats sum = simd::load(parameters + kWidth * kBlock + v * kLanes);
             for (int i = 0; i < kWidth; ++i)
                 if (t + i >= absent) sum = sum + simd::load(parameters + i * kBlock + v * kLanes) * window[v][i];
@@ -155,6 +166,30 @@ void write_state(const CausalConv1dVarlenParams& p, int32_t slot, int64_t first,
     }
 }
 
+// The window that a sequence will read, to be asked for a few lines at a time: slots lie anywhere, and the hardware's prefetchers do
+// not see the next one coming.
+struct NextState {
+    const char* begin = nullptr;  // of the block's first channel
+    int64_t channel_step, row_step;  // bytes
+
+    NextState(const CausalConv1dVarlenParams& p, int32_t sequence, int64_t first) {
+        const int64_t bytes = p.state_dtype == DType::f32 ? 4 : 2;
+        const bool threes = in_threes(p);
+        channel_step = threes ? kCommonPast * bytes : bytes;
+        row_step = threes ? kLine : p.column_stride * bytes;
+        if (sequence >= p.sequences || (!threes && p.state_dim_stride != 1)) return;
+        const PackedSequence s = packed_sequence(p, sequence);
+        if (s.number >= 0 && s.read_slot != kNoSlot)
+            begin = static_cast<const char*>(p.states) +
+                    (s.read_slot * p.slot_stride + first * p.state_dim_stride + p.first_column * p.column_stride) * bytes;
+    }
+    HIPCONV_SIMD void ask(int64_t channel, int past) const {  // for the window of a line's channels
+        for (int i = 0; begin && i < past; ++i) __builtin_prefetch(begin + channel * channel_step + i * row_step, 1);
+    }
+
+    static constexpr int64_t kLine = 64;
+};
+
 // An input as a state keeps it.
 template <typename S, typename T>
 S history_of(T x) {
@@ -215,6 +250,7 @@ void convolve_run(const CausalConv1dVarlenParams& p, int32_t run_begin, int64_t 
     constexpr int kVectors = std::max<int>(1, 64 / (kLanes * sizeof(T)));  // a cache line
     const auto start_of = [&](int32_t b) { return load_index(p.query_start_loc, b); };
     const int32_t run_end = std::min<int64_t>(int64_t{run_begin} + kRun, p.tokens);
+    const bool same_type = p.state_dtype == p.dtype;
     Piece pieces[3];
     const int count = pieces_of(p, first, first + channels, pieces);
 
@@ -240,27 +276,34 @@ void convolve_run(const CausalConv1dVarlenParams& p, int32_t run_begin, int64_t 
                     using S = decltype(type);
                     const auto rows = reinterpret_cast<Moved<S>(*)[kBlock]>(buffers.state);
                     read_state(p, s.read_slot, first, channels, rows);
-                    for (int i = 0; i < kPast; ++i) {
+                    for (int i = 0; i < kPast && !std::is_same_v<S, T>; ++i) {
                         const S* row = reinterpret_cast<const S*>(rows[i]);
                         for (int64_t c = 0; c < channels; c += kLanes) simd::store(buffers.past[i] + c, simd::load(row + c));
                     }
                 });
         }
+        const NextState next(p, begins ? last + 1 : p.sequences, first);
         const int absent = begins && s.read_slot == kNoSlot ? kPast : 0;
         for (int i = 0; i < count; ++i) {
             const Piece& piece = pieces[i];
             const T* x = static_cast<const T*>(p.x) + t * p.x_token_stride + piece.begin;
             T* out = static_cast<T*>(piece.data) + t * piece.token_stride;
             const float* parameters = &buffers.parameters[0][piece.begin - first];
-            const float* past = begins ? &buffers.past[0][piece.begin - first] : nullptr;
+            Past<T> past{x - kPast * p.x_token_stride, p.x_token_stride, nullptr};
+            if (begins && same_type)
+                past = {reinterpret_cast<const T*>(buffers.state) + (piece.begin - first), kBlock, nullptr};
+            else if (begins)
+                past.floats = &buffers.past[0][piece.begin - first];
             const int64_t size = piece.end - piece.begin;
             int64_t c = 0;
-            for (; c + kVectors * kLanes <= size; c += kVectors * kLanes)
+            for (; c + kVectors * kLanes <= size; c += kVectors * kLanes) {
+                next.ask(piece.begin - first + c, kPast);
                 convolve_tokens<T, kWidth, kVectors, false>(x + c, p.x_token_stride, out + c, piece.token_stride, parameters + c,
-                                                            past ? past + c : past, absent, end - t, size, p.use_silu);
+                                                            past.from(c), absent, end - t, size, p.use_silu);
+            }
             for (; c < size; c += kLanes)
                 convolve_tokens<T, kWidth, 1, true>(x + c, p.x_token_stride, out + c, piece.token_stride, parameters + c,
-                                                    past ? past + c : past, absent, end - t, size - c, p.use_silu);
+                                                    past.from(c), absent, end - t, size - c, p.use_silu);
         }
         if (begins)
             with_element_type(p.state_dtype, [&](auto type) {
