@@ -138,6 +138,24 @@ def test_infinities_and_nans_reach_what_they_reach_in_the_reference(device: torc
             assert same_bits(state.cpu(), expected.conv_state), kernel
 
 
+@pytest.mark.parametrize("columns", [3, 4, 6])
+def test_rows_of_none_few_and_many_tokens(device: torch.device, columns: int) -> None:
+    """Of 16-bit channels in whole vectors of 16 bytes, the last strip not full: some cards copy these past the registers."""
+    for dtype, dim in ((torch.bfloat16, 136), (torch.float16, 520)):
+        weight, bias = make_weights(dim, 4, dtype, device)
+        slots = torch.tensor([5, 0, 9, 3, -1, 12, 7, 1, 11, 2, 10, 4], device=device)
+        accepted = torch.tensor([1, 4, 2, 3, 1, 2, 4, 3, 1, 9, 2, 4], device=device)
+        drafts: dict[str, Any] = {"num_accepted_tokens": accepted} if columns == 6 else {}
+        long: tuple[list[int], dict[str, Any]] = ([9, 1, 0, 4, 2, 13, 3, 0, 1, 2, 0, 1], {})
+        for lengths, options in (long, ([4, 1, 0, 4, 2, 3, 3, 0, 1, 2, 4, 1], drafts)):
+            starts = torch.tensor([0, *itertools.accumulate(lengths)], device=device)
+            x = torch.randn(sum(lengths) + 5, dim).to(device, dtype)
+            state = make_state("N,D,S", 13, dim, columns, dtype, device)
+            check(x, state, weight, bias, query_start_loc=starts, conv_state_indices=slots, pad_slot_id=-1, **options)
+            x = torch.randn(12, dim, 4).to(device, dtype)  # four tokens of each channel are neighbours
+            check(x, state, weight, bias, conv_state_indices=slots, pad_slot_id=-1, **options)
+
+
 # ---- random calls --------------------------------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,10 @@ void causal_conv1d_update_step(const CausalConv1dUpdateParams& params, void* str
 bool causal_conv1d_update_vector_serves(const CausalConv1dUpdateParams& params);
 void causal_conv1d_update_vector(const CausalConv1dUpdateParams& params, void* stream);
 
+// `vector` on NVIDIA, where it serves: copies go past the registers there.
+bool causal_conv1d_update_copied_serves(const CausalConv1dUpdateParams& params);
+void causal_conv1d_update_copied(const CausalConv1dUpdateParams& params, void* stream);
+
 bool causal_conv1d_update_channel_serves(const CausalConv1dUpdateParams& params);
 void causal_conv1d_update_channel(const CausalConv1dUpdateParams& params, void* stream);
 

@@ -5,17 +5,9 @@
 #include "conv2d_epilogue.h"
 #include "conv2d_implicit_gemm.h"
 #include "registers.h"
+#include "wave.h"
 
 namespace hipconv {
-
-// What the lanes of a wave have written to LDS is there for all of them, and what they read is read.
-HIPCONV_INLINE void sync_wave() {
-#if defined(HIPCONV_NVIDIA_DEVICE)
-    __syncwarp();
-#elif defined(HIPCONV_HOST)
-    (void)__ballot(1);
-#endif
-}
 
 // Where an output pixel is.
 struct PixelOfOut {

@@ -318,6 +318,7 @@ bool causal_conv1d_update_vector_serves(const CausalConv1dUpdateParams& p) {
 }
 
 void causal_conv1d_update_vector(const CausalConv1dUpdateParams& p, void* stream) {
+    if (causal_conv1d_update_copied_serves(p)) return causal_conv1d_update_copied(p, stream);
     const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
     switch (p.dtype) {
         case DType::f32:
