@@ -181,8 +181,39 @@ def test_fast_gpu_kernels_at_every_length_and_alignment(device: torch.device, la
             pairs.setdefault((kernel, dtype), []).append((out[~infinite], expected[~infinite]))
             out.fill_(42.0)
             assert (buffer == 42.0).all(), "wrote outside out"
-    assert names - served <= ({"tile"} if layout == "channel_first" else {"vector", "shared", "rows"})
+    assert names - served <= ({"tile"} if layout == "channel_first" else {"vector", "shared"})
     for ours_and_expected in pairs.values():  # together: short outputs one by one could miss 99.9 % by bad luck
+        wrong = mismatch(*map(torch.cat, zip(*ours_and_expected, strict=True)))
+        assert wrong is None, wrong
+
+
+def test_packed_rows_of_every_length(device: torch.device) -> None:
+    """Kernel "shared": tiles of 8 to 128 rows, the last cut or moved back; rows that begin and end within a word; a row by one thread
+    and by sixteen; several sequences a tile, and sequences that begin anywhere; weights as above."""
+    names = jit.module("causal_conv1d", targets.of(device)).causal_conv1d_fwd_kernels()
+    generator = torch.Generator().manual_seed(1)
+    draw = itertools.cycle(itertools.product(DTYPES.values(), range(2, 9)))
+    pairs: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
+    for seqlen in [*range(2, 71), 85, 100, 129, 171, 255, 300, 509, 511, 512]:
+        dtype, width = next(draw)
+        batch, dim = 9 if seqlen < 20 else 2, (8, 24, 136, 200, 7, 133)[seqlen % 6 if seqlen < 100 else seqlen % 2 * 4]
+        apart = dim % 8 == 0  # sequences with other memory between them
+        sizes, strides = (batch, dim, seqlen), (dim * seqlen * (1 + apart), seqlen, 1)
+        x, _ = _strided(sizes, strides, 0, dtype, device, torch.nan)
+        x.copy_(torch.randn(sizes, generator=generator))
+        weight = (torch.randn(dim, width, generator=generator) / width**0.5).to(device)
+        if seqlen % 4 == 3:
+            weight[dim // 2, seqlen % (width - 1)] = torch.inf
+        bias = torch.randn(dim, generator=generator).to(device) if seqlen % 5 else None
+        out, buffer = _strided(sizes, strides, 0, dtype, device, 42.0)
+        hipconv.causal_conv1d_fwd(out.fill_(torch.nan), x, weight, bias, seqlen % 2 == 0, kernel="shared" if "shared" in names else "auto")
+        expected = reference.causal_conv1d(x, weight, bias, seqlen % 2 == 0)
+        infinite = ~expected.isfinite()
+        assert torch.allclose(out[infinite].double(), expected[infinite], equal_nan=True)
+        pairs.setdefault(dtype, []).append((out[~infinite], expected[~infinite]))
+        out.fill_(42.0)
+        assert (buffer == 42.0).all(), "wrote outside out"
+    for ours_and_expected in pairs.values():
         wrong = mismatch(*map(torch.cat, zip(*ours_and_expected, strict=True)))
         assert wrong is None, wrong
 

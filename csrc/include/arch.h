@@ -59,6 +59,13 @@ constexpr int kWaveSize = 64;  // simt with no flag: the home platform's
 constexpr int kWaveSize = 32;
 #endif
 
+// LDS of a compute unit in bytes, at least: what its blocks share.
+#if defined(HIPCONV_NVIDIA)
+constexpr int kLdsBytes = 208 << 10;  // and some for the first cache
+#else
+constexpr int kLdsBytes = 64 << 10;
+#endif
+
 // Bytes that a lane moves at a time in kernels that keep many values of each element in registers. On NVIDIA 8: half the
 // registers a thread, twice the threads, measured faster; AMD has the registers, and takes 16.
 #if defined(HIPCONV_NVIDIA)

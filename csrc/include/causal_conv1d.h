@@ -35,7 +35,7 @@ struct CausalConv1dFwdParams {
 };
 
 // The kernels' names, the fastest first. Each backend knows the other's: HIPCONV_CONV1D_KERNEL may hold either.
-constexpr const char* kCausalConv1dFwdGpuKernels[] = {"tile", "vector", "shared", "rows", "naive"};
+constexpr const char* kCausalConv1dFwdGpuKernels[] = {"tile", "vector", "shared", "naive"};
 constexpr const char* kCausalConv1dFwdCpuKernels[] = {"simd", "openmp"};
 
 // Defined twice with one signature: in csrc/kernels for GPUs and simt, in csrc/cpu for host memory (which ignores `stream`).

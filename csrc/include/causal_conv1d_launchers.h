@@ -14,11 +14,8 @@ void causal_conv1d_tile(const CausalConv1dFwdParams& params, void* stream);
 bool causal_conv1d_vector_serves(const CausalConv1dFwdParams& params);  // channel-first
 void causal_conv1d_vector(const CausalConv1dFwdParams& params, void* stream);
 
-bool causal_conv1d_shared_serves(const CausalConv1dFwdParams& params);  // channel-first, rows one after another in memory
+bool causal_conv1d_shared_serves(const CausalConv1dFwdParams& params);  // channel-first, short rows one after another in memory
 void causal_conv1d_shared(const CausalConv1dFwdParams& params, void* stream);
-
-bool causal_conv1d_rows_serves(const CausalConv1dFwdParams& params);  // channel-first, rows of at most 16 bytes
-void causal_conv1d_rows(const CausalConv1dFwdParams& params, void* stream);
 
 constexpr int kMaxFastWidth = 8;  // they are compiled for widths 2 to this
 

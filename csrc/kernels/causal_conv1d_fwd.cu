@@ -56,11 +56,9 @@ std::vector<std::string> causal_conv1d_fwd_kernels() {
 
 const char* causal_conv1d_fwd_choice(const CausalConv1dFwdParams& p) {
     if (causal_conv1d_tile_serves(p)) return "tile";
-    if (p.seqlen * element_bytes(p.dtype) <= 12 && causal_conv1d_rows_serves(p)) return "rows";
-    // 16-bit rows that no 16-byte vector divides, but for the shortest and the longest: packed ones are faster in "shared".
+    // Rows that no 16-byte vector divides.
     const int vector = 16 / element_bytes(p.dtype);
-    const bool prefers_shared = vector == 8 && p.seqlen % vector != 0 && p.seqlen > vector && p.seqlen < 1024;
-    if (prefers_shared && causal_conv1d_shared_serves(p)) return "shared";
+    if (p.seqlen % vector != 0 && causal_conv1d_shared_serves(p)) return "shared";
     if (causal_conv1d_vector_serves(p)) return "vector";
     return "naive";
 }
@@ -71,9 +69,7 @@ const char* causal_conv1d_fwd_refusal(const CausalConv1dFwdParams& p, const std:
     if (kernel == "vector" && !causal_conv1d_vector_serves(p))
         return "channel-first x and out (stride 1 along seqlen), widths 2 to 8";
     if (kernel == "shared" && !causal_conv1d_shared_serves(p))
-        return "channel-first x and out whose rows, of 4 or more tokens, follow one another in memory, widths 2 to 8";
-    if (kernel == "rows" && !causal_conv1d_rows_serves(p))
-        return "channel-first x and out (stride 1 along seqlen) of at most 16 bytes a row, widths 2 to 8";
+        return "channel-first x and out whose rows, of at most 512 tokens, follow one another in memory, widths 2 to 8";
     return nullptr;
 }
 
@@ -86,7 +82,6 @@ void causal_conv1d_fwd(const CausalConv1dFwdParams& p, const std::string& kernel
     if (kernel == "tile") return causal_conv1d_tile(p, stream);
     if (kernel == "vector") return causal_conv1d_vector(p, stream);
     if (kernel == "shared") return causal_conv1d_shared(p, stream);
-    if (kernel == "rows") return causal_conv1d_rows(p, stream);
     const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
     switch (p.dtype) {
         case DType::f32:

@@ -1,235 +1,267 @@
 // Causal conv1d forward, channel-first rows packed one after another ("shared"): for lengths that are no multiple of 16 bytes,
 // where rows begin anywhere in a 16-byte vector.
 //
-// The rows are one flat array, cut into 16-byte vectors whatever rows they belong to, so that every access is full and aligned. A
-// block takes a span of it, brings the weights and biases of the span's rows into LDS, and each thread makes its vectors of the
-// span, in each of several sequences: the outputs of the row its vector begins in and, where that row ends within the vector,
-// those of the next. Taps that would reach into the row before are masked.
+// A tile is some neighbouring rows of one or several sequences. In memory it is one flat stretch a sequence, so a block brings it to
+// LDS in whole 16-byte vectors, and takes the results back the same way. In between a thread makes a run of a row out of LDS, or the
+// whole row if it is short, word by word: the words of a row are those of the flat stretch, so that two tokens are read and written
+// together wherever the row begins. Rows of an odd number of 16-bit tokens begin or end within a word; that token is made by itself.
+// Neighbouring lanes are neighbouring rows: each keeps its channel's weights in registers over all sequences of the block, and they
+// meet two at most in a bank of LDS.
 //
-// Bytes: each input read once from memory (and up to half of it once more from cache), each output written once.
+// Bytes: each input read once from memory, each output written once.
 #include <hip/hip_runtime.h>
 
 #include "causal_conv1d_launchers.h"
 #include "causal_conv1d_parts.h"
 #include "check.h"
+#include "taper.h"
 
 namespace hipconv {
 
 constexpr int kSharedThreads = 128;
-constexpr int kSharedItems = 8;      // vectors of a thread
-constexpr int kMaxSharedRows = 258;  // whose parameters LDS holds: 1024 elements of rows of four, cut anywhere
+constexpr int kTileVectors = 4;  // of a thread
+constexpr int kTileBytes = kSharedThreads * kTileVectors * 16;
+constexpr int kSharedBlocks = kLdsBytes / (2 * kTileBytes) < 8 ? kLdsBytes / (2 * kTileBytes) : 8;
 
-// How a launch divides the work: block (x, y) makes span x of sequences y * sequences_a_block and following.
+// How a launch divides the work. The taper's rows are groups of rows, its items are tiles of a group, one along the batch after another.
 struct SharedPlan {
-    uint32_t size;   // elements of a sequence, all rows
-    int32_t rounds;  // vectors of a thread in a span
-    int32_t sequences, sequences_a_block;
-    int64_t x_sequence, out_sequence;  // elements from sequence to sequence
-    uint32_t length_reciprocal;        // 2^32 / seqlen, rounded up; 0 for rows longer than a span
+    Taper taper;
+    int32_t rows;                // in all, of a sequence
+    int32_t sequences;           // in all
+    int32_t log2_group;          // rows of a tile, or more than there are
+    int32_t tile_sequences;
+    uint32_t vector_reciprocal;  // 2^20 / vectors of a sequence in a tile, rounded up
+    int32_t log2_runs;           // of a row
+    int32_t run_words;
+    int64_t x_sequence, out_sequence;  // bytes from sequence to sequence
+    int64_t x_tile, out_tile;          // and from tile to tile
 };
 
-constexpr int shared_blocks(int width) { return width <= 5 ? 7 : 6; }
-
 template <typename T, int kWidth>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, shared_blocks(kWidth))
+__global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, kSharedBlocks)
     causal_conv1d_fwd_shared(CausalConv1dFwdParams p, SharedPlan plan) {
-    constexpr int kTokens = 16 / static_cast<int>(sizeof(T));
-    constexpr int kAhead = sizeof(T) == 2 ? 2 : 1;
-    constexpr int kHalf = kTokens / 2, kPairs = kTokens / 2;
-    constexpr int kParameters = kWidth + 1;
-    using Vector = Words<T, kTokens>;
-    using Past = TokensBefore<T, kWidth>;
+    constexpr int kSize = static_cast<int>(sizeof(T)), kTokens = 16 / kSize;
+    constexpr int kEach = 4 / kSize;  // tokens of a word
+    constexpr int kPast = kWidth - 1;
+    constexpr int kBefore = (kPast + kEach - 1) / kEach;  // words
+    constexpr int kStep = 2;  // words that a thread makes together
 
-    HIPCONV_SHARED(float, parameters, kMaxSharedRows * kParameters);
-    HIPCONV_SHARED(int, not_finite, 1);
+    HIPCONV_SHARED(Words4, tile, 2 * kTileBytes / 16);  // of x, then of out
     const int thread = static_cast<int>(threadIdx.x);
-    const int32_t length = p.seqlen;
-    const uint32_t span = blockIdx.x * static_cast<uint32_t>(plan.rounds) * kSharedThreads * kTokens;  // its first element
-    const uint32_t first_row = span / static_cast<uint32_t>(length);
-    const uint32_t into_row = span - first_row * length;
+    const Piece piece = piece_of_block(plan.taper, blockIdx.y * gridDim.x + blockIdx.x);
+    if (piece.count == 0) return;
 
-    if (thread == 0) not_finite[0] = 0;
-    __syncthreads();
-    const uint32_t span_size = static_cast<uint32_t>(plan.rounds) * kSharedThreads * kTokens;
-    const uint32_t rows = (into_row + span_size - 1) / length + 1;
-    for (uint32_t row = thread; row < rows; row += kSharedThreads) {
-        const int64_t d = (first_row + row) % static_cast<uint32_t>(p.dim);  // rows beyond the last sequence are not used
-        float* to = parameters + row * kParameters;
-        float probe = 0.0f;
-        for (int i = 0; i < kWidth; ++i) {
-            to[i] = load_parameter(p.weight, d * p.weight_dim_stride + i * p.weight_width_stride, p.weight_dtype);
-            probe += to[i] * 0.0f;
-        }
-        to[kWidth] = p.bias ? load_parameter(p.bias, d * p.bias_stride, p.bias_dtype) : 0.0f;
-        if (probe != 0.0f) not_finite[0] = 1;  // all write the same
-    }
-    __syncthreads();
-    // Element by element, where a vector may touch many rows, or a masked tap's zero would meet an infinite weight.
-    const bool by_element = length < kTokens || not_finite[0];
+    // The last group of a sequence begins earlier, if that is where a vector begins; else it has fewer rows.
+    const int group = 1 << plan.log2_group;
+    int first_row = static_cast<int>(piece.row) << plan.log2_group;
+    if (plan.sequences > 1 && first_row + group > plan.rows) first_row = plan.rows > group ? plan.rows - group : 0;
+    const int rows = plan.rows - first_row < group ? plan.rows - first_row : group;
+    const int size = rows * p.seqlen;  // elements of a sequence in the tile
+    const int vectors = size / kTokens, tail = size % kTokens;  // a tail only at the end of all sequences
 
-    const int first_sequence = static_cast<int>(blockIdx.y) * plan.sequences_a_block;
-    const int left = plan.sequences - first_sequence;
-    const int items = (left < plan.sequences_a_block ? left : plan.sequences_a_block) * plan.rounds;
-    const uint32_t lane = static_cast<uint32_t>(thread) * kTokens, from_span = plan.size - span;
-    constexpr uint32_t kRound = kSharedThreads * kTokens;
-
-    const T* x = static_cast<const T*>(p.x.data) + first_sequence * plan.x_sequence + span;
-    T* out = static_cast<T*>(p.out.data) + first_sequence * plan.out_sequence + span;
-    Vector current[kAhead];
-    typename Past::Part before[kAhead][Past::kParts];
-    int loaded = 0, in_round = 0, to_round = 0;
-    const auto fetch = [&](int u) {
-        const uint32_t at = lane + in_round * kRound;
-        if (loaded < items && at < from_span) {
-            if (at + kTokens <= from_span)
-                current[u] = *reinterpret_cast<const Vector*>(x + at);
-            else
-                current[u] = load_part<T, kTokens>(x + at, 0, static_cast<int32_t>(from_span - at));
+    // Vector v of the tile, as bytes from the tile's first sequence on.
+    const auto sequence_of = [&](int v) { return static_cast<int>(static_cast<uint32_t>(v) * plan.vector_reciprocal >> 20); };
+    uint32_t x_offset[kTileVectors], out_offset[kTileVectors];
 #pragma unroll
-            for (int k = 0; k < Past::kParts; ++k) {
-                const uint32_t back = Past::kTokens - k * Past::kPartTokens;
-                if (span + at >= back) before[u][k] = *reinterpret_cast<const typename Past::Part*>(x + at - back);
-            }
-        }
-        ++loaded;
-        if (++in_round == plan.rounds) {
-            in_round = 0;
-            x += plan.x_sequence;
+    for (int k = 0; k < kTileVectors; ++k) {
+        const int v = thread + k * kSharedThreads;
+        const int sequence = plan.tile_sequences > 1 ? sequence_of(v) : 0;
+        x_offset[k] = static_cast<uint32_t>(sequence) * static_cast<uint32_t>(plan.x_sequence) + (v - sequence * vectors) * 16;
+        out_offset[k] = static_cast<uint32_t>(sequence) * static_cast<uint32_t>(plan.out_sequence) + (v - sequence * vectors) * 16;
+    }
+    int sequence = static_cast<int>(piece.first) * plan.tile_sequences;
+    const char* x = static_cast<const char*>(p.x.data) + static_cast<int64_t>(first_row) * p.seqlen * kSize + sequence * plan.x_sequence;
+    char* out = static_cast<char*>(p.out.data) + static_cast<int64_t>(first_row) * p.seqlen * kSize + sequence * plan.out_sequence;
+    if (thread < tail) reinterpret_cast<T*>(tile)[size - tail + thread] = reinterpret_cast<const T*>(x)[size - tail + thread];
+    T* const first_out = reinterpret_cast<T*>(out);
+
+    Words4 ahead[kTileVectors];
+    const auto fetch = [&](int count) {  // of sequences
+#pragma unroll
+        for (int k = 0; k < kTileVectors; ++k) {
+            if (thread + k * kSharedThreads < count * vectors) ahead[k] = *reinterpret_cast<const Words4*>(x + x_offset[k]);
         }
     };
-#pragma unroll
-    for (int u = 0; u < kAhead; ++u) {
-        current[u] = Vector{};
-#pragma unroll
-        for (int k = 0; k < Past::kParts; ++k) before[u][k] = typename Past::Part{};
-        fetch(u);
-    }
+    const auto sequences_from = [&](int first) {
+        return plan.sequences - first < plan.tile_sequences ? plan.sequences - first : plan.tile_sequences;
+    };
+    fetch(sequences_from(sequence));
 
-    for (int item = 0; item < items; item += kAhead) {
-#pragma unroll
-        for (int u = 0; u < kAhead; ++u) {
-            float window[Past::kTokens + kTokens];
-            Past::unpack(before[u], current[u], window);
-            fetch(u);
+    // This thread's row, and its run of the row's words. (Those that are the row's alone; an odd row has half a word more.)
+    const int group_row = thread & (group - 1), slot = thread >> plan.log2_group;
+    const bool has_row = group_row < rows;
+    const int row = has_row ? group_row : 0;
+    const int run = slot & ((1 << plan.log2_runs) - 1), last_run = (1 << plan.log2_runs) - 1;
+    const int begin = row * p.seqlen, words = p.seqlen / kEach;
+    const int run_begin = run * plan.run_words < words ? run * plan.run_words : words;
+    const int run_words = words - run_begin < plan.run_words ? words - run_begin : plan.run_words;
+    const bool odd_begin = begin % kEach != 0;
+    const bool makes_odd_token = p.seqlen % kEach != 0 && run == (odd_begin ? 0 : last_run);
+    const int odd_token = odd_begin ? 0 : p.seqlen - 1;
 
-            // The row of the vector's first element, counted from the span's first row, and the element's token.
-            const uint32_t from_row = into_row + lane + to_round * kRound;
-            uint32_t row = from_row >= static_cast<uint32_t>(length);
-            if (plan.length_reciprocal)
-                row = static_cast<uint32_t>(static_cast<uint64_t>(from_row) * plan.length_reciprocal >> 32);
-            const int32_t t = static_cast<int32_t>(from_row - row * length);
-            constexpr int kOldest = Past::kTokens - (kWidth - 1);
-            const float* mine = parameters + row * kParameters;
-            Pair sums[kPairs];
-            if (by_element) {
-                float results[kTokens];
-                int32_t token = t;
+    const int d = (first_row + row) % p.dim;
+    float weight[kWidth];
+    float probe = 0.0f;  // becomes NaN if a weight is not finite
+    with_dtype(p.weight_dtype, [&](auto type) {
+        using P = decltype(type);
 #pragma unroll
-                for (int e = 0; e < kTokens; ++e) {
-                    float sum = mine[kWidth];
-#pragma unroll
-                    for (int i = 0; i < kWidth; ++i)
-                        if (token + i >= kWidth - 1) sum += mine[i] * window[kOldest + e + i];
-                    results[e] = sum;
-                    // Past the end of the last row there is none to go on with.
-                    if (++token == length && (e + 1 < kTokens && row + 1 < rows)) {
-                        token = 0;
-                        ++row;
-                        mine += kParameters;
-                    }
-                }
-#pragma unroll
-                for (int j = 0; j < kPairs; ++j) sums[j] = make_pair(results[j], results[j + kHalf]);
-            } else {
-                const auto convolve = [&](const float* row_parameters) {
-                    Pair weight[kWidth];
-#pragma unroll
-                    for (int i = 0; i < kWidth; ++i) weight[i] = twice(row_parameters[i]);
-                    const Pair bias = twice(row_parameters[kWidth]);
-#pragma unroll
-                    for (int j = 0; j < kPairs; ++j) {
-                        sums[j] = bias;
-#pragma unroll
-                        for (int i = 0; i < kWidth; ++i) {
-                            const int at = kOldest + j + i;
-                            sums[j] = multiply_add(weight[i], make_pair(window[at], window[at + kHalf]), sums[j]);
-                        }
-                    }
-                };
-                // Zeros for the tokens before the vector's first row.
-#pragma unroll
-                for (int k = Past::kTokens - (kWidth - 1); k < Past::kTokens; ++k)
-                    if (k < Past::kTokens - t) window[k] = 0.0f;
-                convolve(mine);
-                const int32_t ends = length - t;  // the element that begins the next row
-                if (ends < kTokens && row + 1 < rows) {
-                    Pair kept[kPairs];
-#pragma unroll
-                    for (int j = 0; j < kPairs; ++j) kept[j] = sums[j];
-#pragma unroll
-                    for (int k = 0; k < Past::kTokens + kTokens - 1; ++k)
-                        if (k < Past::kTokens || k < Past::kTokens + ends) window[k] = 0.0f;
-                    convolve(mine + kParameters);
-#pragma unroll
-                    for (int j = 0; j < kPairs; ++j)
-                        sums[j] = make_pair(j < ends ? low(kept[j]) : low(sums[j]),
-                                            j + kHalf < ends ? high(kept[j]) : high(sums[j]));
-                }
-            }
-            if (p.use_silu) {
-#pragma unroll
-                for (int j = 0; j < kPairs; ++j) sums[j] = silu(sums[j]);
-            }
-            Vector result = vector_of_halves<T, kTokens>(sums);
+        for (int i = 0; i < kWidth; ++i) {
+            weight[i] = parameter<P>(p.weight, d * p.weight_dim_stride + i * p.weight_width_stride);
+            probe += weight[i] * 0.0f;
+        }
+    });
+    const float bias = p.bias ? load_parameter(p.bias, d * p.bias_stride, p.bias_dtype) : 0.0f;
+    const bool repairs = probe != 0.0f && run == 0;
 
-            const uint32_t at = lane + to_round * kRound;
-            if (item + u < items && at < from_span) {
-                if (at + kTokens <= from_span)
-                    *reinterpret_cast<Vector*>(out + at) = result;
-                else
-                    store_part<T, kTokens>(out + at, 0, static_cast<int32_t>(from_span - at), result);
-            }
-            if (++to_round == plan.rounds) {
-                to_round = 0;
-                out += plan.out_sequence;
+    const auto activated = [&](float sum) { return p.use_silu ? low(silu(twice(sum))) : sum; };
+    float window[kBefore * kEach + kStep * kEach];  // the tokens before, and those of a step
+    const auto unpack_word = [&](int k, uint32_t both) {
+        if constexpr (kEach == 2) {
+            window[2 * k] = low(unpack<T>(both));
+            window[2 * k + 1] = high(unpack<T>(both));
+        } else {
+            window[k] = bit_cast<float>(both);
+        }
+    };
+    // The outputs of the next `count` words: a constant.
+    const auto step = [&](const uint32_t* from, auto count) {
+        constexpr int kWords = decltype(count)::value, kPairs = kWords * kEach / 2 + kWords * kEach % 2;
+#pragma unroll
+        for (int j = 0; j < kWords; ++j) unpack_word(kBefore + j, from[j]);
+        const auto sum_of = [&](int e) {
+            float sum = bias;
+#pragma unroll
+            for (int i = 0; i < kWidth; ++i) sum += weight[i] * window[kBefore * kEach - kPast + e + i];
+            return sum;
+        };
+        Pair sums[kPairs];
+#pragma unroll
+        for (int j = 0; j < kPairs; ++j) sums[j] = make_pair(sum_of(2 * j), 2 * j + 1 < kWords * kEach ? sum_of(2 * j + 1) : 0.0f);
+        if (p.use_silu) {
+#pragma unroll
+            for (int j = 0; j < kPairs; ++j) sums[j] = silu(sums[j]);
+        }
+        uint32_t* to = const_cast<uint32_t*>(from) + kTileBytes / 4;
+#pragma unroll
+        for (int j = 0; j < kWords; ++j) {
+            if constexpr (kEach == 2)
+                to[j] = pack<T>(sums[j]);
+            else
+                to[j] = bit_cast<uint32_t>(j % 2 ? high(sums[j / 2]) : low(sums[j / 2]));
+        }
+#pragma unroll
+        for (int k = 0; k < kBefore * kEach; ++k) window[k] = window[k + kWords * kEach];
+    };
+    const auto make_run = [&](uint32_t* run_in, T* row_in) {
+        T* const row_out = row_in + kTileBytes / kSize;
+#pragma unroll
+        for (int k = 0; k < kBefore; ++k) {
+            uint32_t both = 0;
+            if (run > 0 || (k == kBefore - 1 && odd_begin)) both = run_in[k - kBefore];
+            if (k == kBefore - 1 && run == 0) both &= 0xffff0000u;  // the other half is the row's before
+            unpack_word(k, both);
+        }
+        int left = run_words;
+        for (; left >= kStep; left -= kStep, run_in += kStep) step(run_in, std::integral_constant<int, kStep>{});
+        if (kStep == 2 && left > 0) step(run_in, std::integral_constant<int, 1>{});
+        if (makes_odd_token) {
+            float sum = bias;
+#pragma unroll
+            for (int i = 0; i < kPast; ++i) sum += weight[i] * (odd_begin ? 0.0f : window[kBefore * kEach - kPast + i]);
+            sum += weight[kPast] * to_float(row_in[odd_token]);
+            row_out[odd_token] = from_float<T>(activated(sum));
+        }
+        if (repairs) {
+            // Zeros stood in for the tokens before the row, and some weight is infinite or NaN: skip those taps instead.
+            for (int t = 0; t < kPast && t < p.seqlen; ++t) {
+                float sum = bias;
+#pragma unroll
+                for (int i = 0; i < kWidth; ++i)
+                    if (t + i >= kPast) sum += weight[i] * to_float(row_in[t + i - kPast]);
+                row_out[t] = from_float<T>(activated(sum));
             }
         }
+    };
+    // The first sequence of a tile that this thread makes a run of, and how many it goes on by.
+    const int first_sequence = slot >> plan.log2_runs, sequences_on = kSharedThreads >> (plan.log2_group + plan.log2_runs);
+    T* const first_in = reinterpret_cast<T*>(tile) + first_sequence * size + begin;
+    const int words_in = (begin + kEach - 1) / kEach - begin / kEach + run_begin;
+
+    for (int item = 0; item < piece.count; ++item) {
+        const int count = sequences_from(sequence);
+#pragma unroll
+        for (int k = 0; k < kTileVectors; ++k) {
+            const int v = thread + k * kSharedThreads;
+            if (v < count * vectors) tile[v] = ahead[k];
+        }
+        __syncthreads();
+        sequence += count;
+        x += plan.x_tile;
+        if (item + 1 < piece.count) fetch(sequences_from(sequence));
+        if (has_row) {
+            T* row_in = first_in;
+            for (int s = first_sequence; s < count; s += sequences_on, row_in += sequences_on * size) {
+                uint32_t* row_words = reinterpret_cast<uint32_t*>(row_in - (odd_begin ? 1 : 0));
+                make_run(row_words + words_in, row_in);
+            }
+        }
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < kTileVectors; ++k) {
+            const int v = thread + k * kSharedThreads;
+            if (v < count * vectors) *reinterpret_cast<Words4*>(out + out_offset[k]) = tile[kTileBytes / 16 + v];
+        }
+        out += plan.out_tile;
     }
+    if (thread < tail) first_out[size - tail + thread] = reinterpret_cast<const T*>(tile)[kTileBytes / kSize + size - tail + thread];
 }
 
 namespace {
 
-// Rows that a span of the flat array can touch.
-int64_t rows_of(int64_t span, int32_t length) { return span / length + 2; }
-
 template <typename T, int kWidth>
 void launch(const CausalConv1dFwdParams& p, hipStream_t stream) {
-    constexpr int kTokens = 16 / static_cast<int>(sizeof(T));
+    constexpr int kTokens = 16 / static_cast<int>(sizeof(T)), kTileTokens = kTileBytes / static_cast<int>(sizeof(T));
     SharedPlan plan{};
-    int64_t size = static_cast<int64_t>(p.dim) * p.seqlen;
+    plan.rows = p.dim;
     plan.sequences = p.batch;
-    plan.x_sequence = p.x.batch_stride;
-    plan.out_sequence = p.out.batch_stride;
-    if (size % kTokens != 0 && p.batch > 1) {  // sequences begin off boundaries, but follow one another: take them as one
-        size *= p.batch;
+    plan.x_sequence = p.x.batch_stride * static_cast<int64_t>(sizeof(T));
+    plan.out_sequence = p.out.batch_stride * static_cast<int64_t>(sizeof(T));
+    if (static_cast<int64_t>(p.dim) * p.seqlen % kTokens != 0) {  // sequences begin off boundaries, but follow one another
+        plan.rows *= p.batch;
         plan.sequences = 1;
     }
-    plan.size = static_cast<uint32_t>(size);
-    // Several rounds where there are few sequences, as far as LDS holds the rows and the card is full.
-    constexpr int64_t round = kSharedThreads * kTokens;
-    plan.rounds = 1;
-    while (plan.rounds * 2 * plan.sequences <= kSharedItems && rows_of(plan.rounds * 2 * round, p.seqlen) <= kMaxSharedRows &&
-           size / (plan.rounds * 2 * kTokens) * plan.sequences >= kEnoughThreads)
-        plan.rounds *= 2;
-    plan.sequences_a_block = kSharedItems / plan.rounds;
-    while (plan.sequences_a_block > 1 &&
-           size / (plan.rounds * kTokens) * plan.sequences / plan.sequences_a_block < kEnoughThreads)
-        plan.sequences_a_block /= 2;
-    plan.length_reciprocal =
-        p.seqlen > plan.rounds * round ? 0 : static_cast<uint32_t>(((int64_t{1} << 32) + p.seqlen - 1) / p.seqlen);
+    int group = kSharedThreads;
+    while (group > kTokens && (group / 2 >= plan.rows || group * p.seqlen > kTileTokens)) group /= 2;
+    const int64_t groups = (static_cast<int64_t>(plan.rows) + group - 1) / group;
+    while (1 << plan.log2_group < group) ++plan.log2_group;
+    const int size = (group < plan.rows ? group : plan.rows) * p.seqlen;
 
-    const dim3 grid(blocks_up_to(size, plan.rounds * round, 1 << 24),
-                    blocks_up_to(plan.sequences, plan.sequences_a_block, 65535), 1);
+    // As many sequences as a tile holds, as long as there are tiles for a large card.
+    const auto tiles = [&] { return (plan.sequences + plan.tile_sequences - 1) / plan.tile_sequences; };
+    plan.tile_sequences = kTileTokens / size < plan.sequences ? kTileTokens / size : plan.sequences;
+    // (Whose last is reached by 32 bits.)
+    const int64_t farthest = plan.x_sequence > plan.out_sequence ? plan.x_sequence : plan.out_sequence;
+    if (plan.tile_sequences * farthest >= kOffsetLimit || plan.x_sequence < 0) plan.tile_sequences = 1;
+    while (plan.tile_sequences > 1 && groups * tiles() * kSharedThreads < kEnoughThreads) --plan.tile_sequences;
+    plan.tile_sequences = (plan.sequences + tiles() - 1) / tiles();
+    plan.x_tile = plan.tile_sequences * plan.x_sequence;
+    plan.out_tile = plan.tile_sequences * plan.out_sequence;
+    const int vectors = (size + kTokens - 1) / kTokens;
+    plan.vector_reciprocal = static_cast<uint32_t>(((1 << 20) + vectors - 1) / vectors);
+
+    // Runs are no shorter than the taps that reach before a row.
+    constexpr int kEach = 4 / static_cast<int>(sizeof(T));
+    const int words = p.seqlen / kEach;
+    const auto run_words = [&] { return (words + (1 << plan.log2_runs) - 1) >> plan.log2_runs; };
+    while (1 << plan.log2_runs < kSharedThreads / group) ++plan.log2_runs;
+    while (plan.log2_runs > 0 && run_words() * kEach < kMaxFastWidth) --plan.log2_runs;
+    plan.run_words = run_words();
+
+    uint32_t log2_each = 3;
+    while (log2_each > 0 && groups * tiles() * kSharedThreads >> log2_each < 4 * kEnoughThreads) --log2_each;
+    plan.taper = tapered(static_cast<uint32_t>(tiles()), groups, log2_each);
+    const unsigned blocks = plan.taper.blocks;
+    const dim3 grid = blocks <= kGridLimit ? dim3(blocks, 1, 1) : grid_of(kGridLimit, (blocks + kGridLimit - 1) / kGridLimit);
     hipLaunchKernelGGL((causal_conv1d_fwd_shared<T, kWidth>), grid, dim3(kSharedThreads, 1, 1), 0, stream, p, plan);
     check_launch("causal_conv1d_fwd");
 }
@@ -237,7 +269,7 @@ void launch(const CausalConv1dFwdParams& p, hipStream_t stream) {
 }  // namespace
 
 bool causal_conv1d_shared_serves(const CausalConv1dFwdParams& p) {
-    if (p.width < 2 || p.width > kMaxFastWidth ) return false;
+    if (p.width < 2 || p.width > kMaxFastWidth) return false;
     const int tokens = 16 / element_bytes(p.dtype);
     const int64_t size = static_cast<int64_t>(p.dim) * p.seqlen;
     const auto packed = [&](const Sequences& s) {
@@ -245,9 +277,7 @@ bool causal_conv1d_shared_serves(const CausalConv1dFwdParams& p) {
         return rows_follow && reinterpret_cast<uintptr_t>(s.data) % 16 == 0 &&
                (p.batch == 1 || (size % tokens == 0 ? s.batch_stride % tokens == 0 : s.batch_stride == size));
     };
-    const int64_t elements = size * (size % tokens == 0 ? 1 : p.batch);  // counted in 32 bits, to the end of the last span
-    return packed(p.x) && packed(p.out) && rows_of(kSharedThreads * tokens, p.seqlen) <= kMaxSharedRows &&
-           elements < (int64_t{1} << 32) - (1 << 20) && p.batch <= 65535 && p.seqlen < INT32_MAX - 8192;
+    return packed(p.x) && packed(p.out) && p.seqlen * 16 <= kTileBytes && static_cast<int64_t>(p.batch) * p.dim < kOffsetLimit;
 }
 
 void causal_conv1d_shared(const CausalConv1dFwdParams& p, void* stream) {
