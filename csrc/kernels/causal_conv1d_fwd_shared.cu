@@ -14,7 +14,6 @@
 #include "causal_conv1d_launchers.h"
 #include "causal_conv1d_parts.h"
 #include "check.h"
-#include "taper.h"
 
 namespace hipconv {
 
@@ -23,19 +22,28 @@ constexpr int kTileVectors = 4;  // of a thread
 constexpr int kTileBytes = kSharedThreads * kTileVectors * 16;
 constexpr int kSharedBlocks = kLdsBytes / (2 * kTileBytes) < 8 ? kLdsBytes / (2 * kTileBytes) : 8;
 
-// How a launch divides the work. The taper's rows are groups of rows, its items are tiles of a group, one along the batch after another.
+// How a launch divides the work. A block (x, y) makes tiles of group x of the rows, one along the batch after another.
 struct SharedPlan {
-    Taper taper;
     int32_t rows;                // in all, of a sequence
     int32_t sequences;           // in all
     int32_t log2_group;          // rows of a tile, or more than there are
     int32_t tile_sequences;
+    int32_t block_sequences;
     uint32_t vector_reciprocal;  // 2^20 / vectors of a sequence in a tile, rounded up
     int32_t log2_runs;           // of a row
     int32_t run_words;
     int64_t x_sequence, out_sequence;  // bytes from sequence to sequence
     int64_t x_tile, out_tile;          // and from tile to tile
 };
+
+// A weight or bias as it lies in memory, and its value.
+HIPCONV_INLINE uint32_t parameter_bits(const void* base, int64_t index, DType dtype) {
+    return dtype == DType::f32 ? static_cast<const uint32_t*>(base)[index] : static_cast<const uint16_t*>(base)[index];
+}
+HIPCONV_INLINE float parameter_of(uint32_t bits, DType dtype) {
+    const uint16_t half = static_cast<uint16_t>(bits);
+    return dtype == DType::f32 ? canonical_nan(bit_cast<float>(bits)) : dtype == DType::f16 ? to_float(f16{half}) : to_float(bf16{half});
+}
 
 template <typename T, int kWidth>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, kSharedBlocks)
@@ -48,12 +56,14 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, kSharedBlocks)
 
     HIPCONV_SHARED(Words4, tile, 2 * kTileBytes / 16);  // of x, then of out
     const int thread = static_cast<int>(threadIdx.x);
-    const Piece piece = piece_of_block(plan.taper, blockIdx.y * gridDim.x + blockIdx.x);
-    if (piece.count == 0) return;
+    int sequence = static_cast<int>(blockIdx.z * gridDim.y + blockIdx.y) * plan.block_sequences;
+    if (sequence >= plan.sequences) return;
+    const int left = plan.sequences - sequence;
+    const int last_sequence = sequence + (left < plan.block_sequences ? left : plan.block_sequences);
 
     // The last group of a sequence begins earlier, if that is where a vector begins; else it has fewer rows.
     const int group = 1 << plan.log2_group;
-    int first_row = static_cast<int>(piece.row) << plan.log2_group;
+    int first_row = static_cast<int>(blockIdx.x) << plan.log2_group;
     if (plan.sequences > 1 && first_row + group > plan.rows) first_row = plan.rows > group ? plan.rows - group : 0;
     const int rows = plan.rows - first_row < group ? plan.rows - first_row : group;
     const int size = rows * p.seqlen;  // elements of a sequence in the tile
@@ -69,12 +79,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, kSharedBlocks)
         x_offset[k] = static_cast<uint32_t>(sequence) * static_cast<uint32_t>(plan.x_sequence) + (v - sequence * vectors) * 16;
         out_offset[k] = static_cast<uint32_t>(sequence) * static_cast<uint32_t>(plan.out_sequence) + (v - sequence * vectors) * 16;
     }
-    int sequence = static_cast<int>(piece.first) * plan.tile_sequences;
     const char* x = static_cast<const char*>(p.x.data) + static_cast<int64_t>(first_row) * p.seqlen * kSize + sequence * plan.x_sequence;
     char* out = static_cast<char*>(p.out.data) + static_cast<int64_t>(first_row) * p.seqlen * kSize + sequence * plan.out_sequence;
-    if (thread < tail) reinterpret_cast<T*>(tile)[size - tail + thread] = reinterpret_cast<const T*>(x)[size - tail + thread];
-    T* const first_out = reinterpret_cast<T*>(out);
-
     Words4 ahead[kTileVectors];
     const auto fetch = [&](int count) {  // of sequences
 #pragma unroll
@@ -83,7 +89,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, kSharedBlocks)
         }
     };
     const auto sequences_from = [&](int first) {
-        return plan.sequences - first < plan.tile_sequences ? plan.sequences - first : plan.tile_sequences;
+        return last_sequence - first < plan.tile_sequences ? last_sequence - first : plan.tile_sequences;
     };
     fetch(sequences_from(sequence));
 
@@ -99,18 +105,22 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, kSharedBlocks)
     const bool makes_odd_token = p.seqlen % kEach != 0 && run == (odd_begin ? 0 : last_run);
     const int odd_token = odd_begin ? 0 : p.seqlen - 1;
 
-    const int d = (first_row + row) % p.dim;
+    int d = first_row + row;
+    if (d >= p.dim) d %= p.dim;
+    // Fetched together, x among them, and only then converted: each conversion would wait.
+    uint32_t weight_bits[kWidth];
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i)
+        weight_bits[i] = parameter_bits(p.weight, d * p.weight_dim_stride + i * p.weight_width_stride, p.weight_dtype);
+    const uint32_t bias_bits = p.bias ? parameter_bits(p.bias, d * p.bias_stride, p.bias_dtype) : 0;
     float weight[kWidth];
     float probe = 0.0f;  // becomes NaN if a weight is not finite
-    with_dtype(p.weight_dtype, [&](auto type) {
-        using P = decltype(type);
 #pragma unroll
-        for (int i = 0; i < kWidth; ++i) {
-            weight[i] = parameter<P>(p.weight, d * p.weight_dim_stride + i * p.weight_width_stride);
-            probe += weight[i] * 0.0f;
-        }
-    });
-    const float bias = p.bias ? load_parameter(p.bias, d * p.bias_stride, p.bias_dtype) : 0.0f;
+    for (int i = 0; i < kWidth; ++i) {
+        weight[i] = parameter_of(weight_bits[i], p.weight_dtype);
+        probe += weight[i] * 0.0f;
+    }
+    const float bias = parameter_of(bias_bits, p.bias_dtype);
     const bool repairs = probe != 0.0f && run == 0;
 
     const auto activated = [&](float sum) { return p.use_silu ? low(silu(twice(sum))) : sum; };
@@ -187,7 +197,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, kSharedBlocks)
     T* const first_in = reinterpret_cast<T*>(tile) + first_sequence * size + begin;
     const int words_in = (begin + kEach - 1) / kEach - begin / kEach + run_begin;
 
-    for (int item = 0; item < piece.count; ++item) {
+    if (thread < tail) reinterpret_cast<T*>(tile)[size - tail + thread] = reinterpret_cast<const T*>(x)[size - tail + thread];
+    T* const first_out = reinterpret_cast<T*>(out);
+
+    while (sequence < last_sequence) {
         const int count = sequences_from(sequence);
 #pragma unroll
         for (int k = 0; k < kTileVectors; ++k) {
@@ -197,7 +210,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, kSharedBlocks)
         __syncthreads();
         sequence += count;
         x += plan.x_tile;
-        if (item + 1 < piece.count) fetch(sequences_from(sequence));
+        if (sequence < last_sequence) fetch(sequences_from(sequence));
         if (has_row) {
             T* row_in = first_in;
             for (int s = first_sequence; s < count; s += sequences_on, row_in += sequences_on * size) {
@@ -257,11 +270,10 @@ void launch(const CausalConv1dFwdParams& p, hipStream_t stream) {
     while (plan.log2_runs > 0 && run_words() * kEach < kMaxFastWidth) --plan.log2_runs;
     plan.run_words = run_words();
 
-    uint32_t log2_each = 3;
-    while (log2_each > 0 && groups * tiles() * kSharedThreads >> log2_each < 4 * kEnoughThreads) --log2_each;
-    plan.taper = tapered(static_cast<uint32_t>(tiles()), groups, log2_each);
-    const unsigned blocks = plan.taper.blocks;
-    const dim3 grid = blocks <= kGridLimit ? dim3(blocks, 1, 1) : grid_of(kGridLimit, (blocks + kGridLimit - 1) / kGridLimit);
+    int64_t each = 8;  // tiles of a block
+    while (each > 1 && groups * tiles() * kSharedThreads / each < kEnoughThreads) each /= 2;
+    plan.block_sequences = static_cast<int32_t>(each) * plan.tile_sequences;
+    const dim3 grid = grid_of(groups, (plan.sequences + plan.block_sequences - 1) / plan.block_sequences);
     hipLaunchKernelGGL((causal_conv1d_fwd_shared<T, kWidth>), grid, dim3(kSharedThreads, 1, 1), 0, stream, p, plan);
     check_launch("causal_conv1d_fwd");
 }
@@ -277,7 +289,7 @@ bool causal_conv1d_shared_serves(const CausalConv1dFwdParams& p) {
         return rows_follow && reinterpret_cast<uintptr_t>(s.data) % 16 == 0 &&
                (p.batch == 1 || (size % tokens == 0 ? s.batch_stride % tokens == 0 : s.batch_stride == size));
     };
-    return packed(p.x) && packed(p.out) && p.seqlen * 16 <= kTileBytes && static_cast<int64_t>(p.batch) * p.dim < kOffsetLimit;
+    return packed(p.x) && packed(p.out) && p.seqlen * 16 <= kTileBytes && static_cast<int64_t>(p.batch) * p.dim < kOffsetLimit / 2;
 }
 
 void causal_conv1d_shared(const CausalConv1dFwdParams& p, void* stream) {
