@@ -1,12 +1,12 @@
-// Causal conv1d forward, channel-first rows packed one after another ("shared"): for lengths that are no multiple of 16 bytes,
-// where rows begin anywhere in a 16-byte vector.
+// Causal conv1d forward, channel-first rows packed one after another ("shared"): for short rows, and for lengths that are no
+// multiple of 16 bytes, where rows begin anywhere in a 16-byte vector.
 //
-// A tile is some neighbouring rows of one or several sequences. In memory it is one flat stretch a sequence, so a block brings it to
-// LDS in whole 16-byte vectors, and takes the results back the same way. In between a thread makes a run of a row out of LDS, or the
-// whole row if it is short, word by word: the words of a row are those of the flat stretch, so that two tokens are read and written
-// together wherever the row begins. Rows of an odd number of 16-bit tokens begin or end within a word; that token is made by itself.
-// Neighbouring lanes are neighbouring rows: each keeps its channel's weights in registers over all sequences of the block, and they
-// meet two at most in a bank of LDS.
+// A tile is some neighbouring rows of one or several sequences: in memory a flat stretch of each sequence, which a block brings
+// to LDS in whole 16-byte vectors, as it takes the results back. In between a thread makes a run of a row, the whole row if it is
+// short, in the words of the flat stretch, so that two tokens are read and written together wherever the row begins. A row of an
+// odd number of 16-bit tokens begins or ends within a word; that token is made by itself. Neighbouring lanes are neighbouring
+// rows: each keeps its channel's weights in registers over all sequences of the block, and mostly two at most meet in a bank of
+// LDS. The next tile is under way while one is made.
 //
 // Bytes: each input read once from memory, each output written once.
 #include <hip/hip_runtime.h>
@@ -19,10 +19,11 @@ namespace hipconv {
 
 constexpr int kSharedThreads = 128;
 constexpr int kTileVectors = 4;  // of a thread
+constexpr int kEnoughBlocks = kEnoughThreads / kSharedThreads;
 constexpr int kTileBytes = kSharedThreads * kTileVectors * 16;
 constexpr int kSharedBlocks = kLdsBytes / (2 * kTileBytes) < 8 ? kLdsBytes / (2 * kTileBytes) : 8;
 
-// How a launch divides the work. A block (x, y) makes tiles of group x of the rows, one along the batch after another.
+// How a launch divides the work. A block makes tiles of group blockIdx.x of the rows, one after another along the batch.
 struct SharedPlan {
     int32_t rows;                // in all, of a sequence
     int32_t sequences;           // in all
@@ -42,7 +43,8 @@ HIPCONV_INLINE uint32_t parameter_bits(const void* base, int64_t index, DType dt
 }
 HIPCONV_INLINE float parameter_of(uint32_t bits, DType dtype) {
     const uint16_t half = static_cast<uint16_t>(bits);
-    return dtype == DType::f32 ? canonical_nan(bit_cast<float>(bits)) : dtype == DType::f16 ? to_float(f16{half}) : to_float(bf16{half});
+    if (dtype == DType::f32) return canonical_nan(bit_cast<float>(bits));
+    return dtype == DType::f16 ? to_float(f16{half}) : to_float(bf16{half});
 }
 
 template <typename T, int kWidth>
@@ -52,7 +54,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, kSharedBlocks)
     constexpr int kEach = 4 / kSize;  // tokens of a word
     constexpr int kPast = kWidth - 1;
     constexpr int kBefore = (kPast + kEach - 1) / kEach;  // words
-    constexpr int kStep = 2;  // words that a thread makes together
+    constexpr int kStep = 2;                              // words that a thread makes together
 
     HIPCONV_SHARED(Words4, tile, 2 * kTileBytes / 16);  // of x, then of out
     const int thread = static_cast<int>(threadIdx.x);
@@ -70,17 +72,18 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, kSharedBlocks)
     const int vectors = size / kTokens, tail = size % kTokens;  // a tail only at the end of all sequences
 
     // Vector v of the tile, as bytes from the tile's first sequence on.
-    const auto sequence_of = [&](int v) { return static_cast<int>(static_cast<uint32_t>(v) * plan.vector_reciprocal >> 20); };
+    const auto sequence_of = [&](int v) { return static_cast<uint32_t>(v) * plan.vector_reciprocal >> 20; };
     uint32_t x_offset[kTileVectors], out_offset[kTileVectors];
 #pragma unroll
     for (int k = 0; k < kTileVectors; ++k) {
         const int v = thread + k * kSharedThreads;
-        const int sequence = plan.tile_sequences > 1 ? sequence_of(v) : 0;
-        x_offset[k] = static_cast<uint32_t>(sequence) * static_cast<uint32_t>(plan.x_sequence) + (v - sequence * vectors) * 16;
-        out_offset[k] = static_cast<uint32_t>(sequence) * static_cast<uint32_t>(plan.out_sequence) + (v - sequence * vectors) * 16;
+        const uint32_t of_tile = plan.tile_sequences > 1 ? sequence_of(v) : 0, in_sequence = (v - of_tile * vectors) * 16;
+        x_offset[k] = of_tile * static_cast<uint32_t>(plan.x_sequence) + in_sequence;
+        out_offset[k] = of_tile * static_cast<uint32_t>(plan.out_sequence) + in_sequence;
     }
-    const char* x = static_cast<const char*>(p.x.data) + static_cast<int64_t>(first_row) * p.seqlen * kSize + sequence * plan.x_sequence;
-    char* out = static_cast<char*>(p.out.data) + static_cast<int64_t>(first_row) * p.seqlen * kSize + sequence * plan.out_sequence;
+    const int64_t before = static_cast<int64_t>(first_row) * p.seqlen * kSize;
+    const char* x = static_cast<const char*>(p.x.data) + before + sequence * plan.x_sequence;
+    char* out = static_cast<char*>(p.out.data) + before + sequence * plan.out_sequence;
     Words4 ahead[kTileVectors];
     const auto fetch = [&](int count) {  // of sequences
 #pragma unroll
@@ -134,7 +137,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, kSharedBlocks)
         }
     };
     // The outputs of the next `count` words: a constant.
-    const auto step = [&](const uint32_t* from, auto count) {
+    const auto step = [&](uint32_t* from, auto count) {
         constexpr int kWords = decltype(count)::value, kPairs = kWords * kEach / 2 + kWords * kEach % 2;
 #pragma unroll
         for (int j = 0; j < kWords; ++j) unpack_word(kBefore + j, from[j]);
@@ -146,12 +149,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, kSharedBlocks)
         };
         Pair sums[kPairs];
 #pragma unroll
-        for (int j = 0; j < kPairs; ++j) sums[j] = make_pair(sum_of(2 * j), 2 * j + 1 < kWords * kEach ? sum_of(2 * j + 1) : 0.0f);
+        for (int j = 0; j < kPairs; ++j)
+            sums[j] = make_pair(sum_of(2 * j), 2 * j + 1 < kWords * kEach ? sum_of(2 * j + 1) : 0.0f);
         if (p.use_silu) {
 #pragma unroll
             for (int j = 0; j < kPairs; ++j) sums[j] = silu(sums[j]);
         }
-        uint32_t* to = const_cast<uint32_t*>(from) + kTileBytes / 4;
+        uint32_t* to = from + kTileBytes / 4;
 #pragma unroll
         for (int j = 0; j < kWords; ++j) {
             if constexpr (kEach == 2)
@@ -173,7 +177,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, kSharedBlocks)
         }
         int left = run_words;
         for (; left >= kStep; left -= kStep, run_in += kStep) step(run_in, std::integral_constant<int, kStep>{});
-        if (kStep == 2 && left > 0) step(run_in, std::integral_constant<int, 1>{});
+        if (left > 0) step(run_in, std::integral_constant<int, 1>{});
         if (makes_odd_token) {
             float sum = bias;
 #pragma unroll
@@ -194,11 +198,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, kSharedBlocks)
     };
     // The first sequence of a tile that this thread makes a run of, and how many it goes on by.
     const int first_sequence = slot >> plan.log2_runs, sequences_on = kSharedThreads >> (plan.log2_group + plan.log2_runs);
-    T* const first_in = reinterpret_cast<T*>(tile) + first_sequence * size + begin;
+    T* const tile_in = reinterpret_cast<T*>(tile);
+    T* const first_in = tile_in + first_sequence * size + begin;
     const int words_in = (begin + kEach - 1) / kEach - begin / kEach + run_begin;
 
-    if (thread < tail) reinterpret_cast<T*>(tile)[size - tail + thread] = reinterpret_cast<const T*>(x)[size - tail + thread];
     T* const first_out = reinterpret_cast<T*>(out);
+    const int tail_token = size - tail + thread;
+    if (thread < tail) tile_in[tail_token] = reinterpret_cast<const T*>(x)[tail_token];
 
     while (sequence < last_sequence) {
         const int count = sequences_from(sequence);
@@ -226,7 +232,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, kSharedBlocks)
         }
         out += plan.out_tile;
     }
-    if (thread < tail) first_out[size - tail + thread] = reinterpret_cast<const T*>(tile)[kTileBytes / kSize + size - tail + thread];
+    if (thread < tail) first_out[tail_token] = tile_in[kTileBytes / kSize + tail_token];
 }
 
 namespace {
@@ -249,13 +255,15 @@ void launch(const CausalConv1dFwdParams& p, hipStream_t stream) {
     while (1 << plan.log2_group < group) ++plan.log2_group;
     const int size = (group < plan.rows ? group : plan.rows) * p.seqlen;
 
-    // As many sequences as a tile holds, as long as there are tiles for a large card.
+    // As many sequences as a tile holds, but two tiles for each block of a large card, if they give its threads a vector. (A
+    // tile's last sequence is reached by 32 bits.)
     const auto tiles = [&] { return (plan.sequences + plan.tile_sequences - 1) / plan.tile_sequences; };
-    plan.tile_sequences = kTileTokens / size < plan.sequences ? kTileTokens / size : plan.sequences;
-    // (Whose last is reached by 32 bits.)
-    const int64_t farthest = plan.x_sequence > plan.out_sequence ? plan.x_sequence : plan.out_sequence;
-    if (plan.tile_sequences * farthest >= kOffsetLimit || plan.x_sequence < 0) plan.tile_sequences = 1;
-    while (plan.tile_sequences > 1 && groups * tiles() * kSharedThreads < kEnoughThreads) --plan.tile_sequences;
+    const int64_t most = plan.x_sequence > plan.out_sequence ? plan.x_sequence : plan.out_sequence;
+    const bool near = plan.x_sequence >= 0 && kTileTokens / size * most < kOffsetLimit;
+    plan.tile_sequences = !near ? 1 : kTileTokens / size < plan.sequences ? kTileTokens / size : plan.sequences;
+    while (plan.tile_sequences > 1 && groups * tiles() < 2 * kEnoughBlocks &&
+           (plan.tile_sequences - 1) * size >= kSharedThreads * kTokens)
+        --plan.tile_sequences;
     plan.tile_sequences = (plan.sequences + tiles() - 1) / tiles();
     plan.x_tile = plan.tile_sequences * plan.x_sequence;
     plan.out_tile = plan.tile_sequences * plan.out_sequence;
@@ -270,9 +278,12 @@ void launch(const CausalConv1dFwdParams& p, hipStream_t stream) {
     while (plan.log2_runs > 0 && run_words() * kEach < kMaxFastWidth) --plan.log2_runs;
     plan.run_words = run_words();
 
-    int64_t each = 8;  // tiles of a block
-    while (each > 1 && groups * tiles() * kSharedThreads / each < kEnoughThreads) each /= 2;
-    plan.block_sequences = static_cast<int32_t>(each) * plan.tile_sequences;
+    // Tiles of a block: fewer cost more starts, more leave small problems unevenly spread. (Measured on an H200.)
+    int each = 8;
+    const int64_t tile_bytes = static_cast<int64_t>(plan.tile_sequences) * size * static_cast<int64_t>(sizeof(T));
+    const auto blocks = [&] { return groups * tiles() / each; };
+    while (each > 1 && (blocks() < kEnoughBlocks || (blocks() < 4 * kEnoughBlocks && each * tile_bytes > (19 << 10)))) each /= 2;
+    plan.block_sequences = each * plan.tile_sequences;
     const dim3 grid = grid_of(groups, (plan.sequences + plan.block_sequences - 1) / plan.block_sequences);
     hipLaunchKernelGGL((causal_conv1d_fwd_shared<T, kWidth>), grid, dim3(kSharedThreads, 1, 1), 0, stream, p, plan);
     check_launch("causal_conv1d_fwd");
@@ -289,7 +300,8 @@ bool causal_conv1d_shared_serves(const CausalConv1dFwdParams& p) {
         return rows_follow && reinterpret_cast<uintptr_t>(s.data) % 16 == 0 &&
                (p.batch == 1 || (size % tokens == 0 ? s.batch_stride % tokens == 0 : s.batch_stride == size));
     };
-    return packed(p.x) && packed(p.out) && p.seqlen * 16 <= kTileBytes && static_cast<int64_t>(p.batch) * p.dim < kOffsetLimit / 2;
+    const int64_t rows = static_cast<int64_t>(p.dim) * (size % tokens == 0 ? 1 : p.batch);  // of which a group has 4 at least
+    return packed(p.x) && packed(p.out) && p.seqlen * 16 <= kTileBytes && rows <= 4 * kGridLimit && p.batch < kOffsetLimit / 2;
 }
 
 void causal_conv1d_shared(const CausalConv1dFwdParams& p, void* stream) {
