@@ -113,6 +113,7 @@ def test_plans_for_gpus_and_sizes_that_are_not_here() -> None:
         (torch.bfloat16, 7, "shared"),
         (torch.bfloat16, 8, "vector"),
         (torch.bfloat16, 9, "shared"),
+        (torch.bfloat16, 24, "vector"),
         (torch.bfloat16, 64, "vector"),
         (torch.bfloat16, 509, "shared"),
         (torch.bfloat16, 4095, "vector"),
@@ -125,6 +126,11 @@ def test_plans_for_gpus_and_sizes_that_are_not_here() -> None:
 def test_channel_first_rows_of_any_length_go_where_they_are_fastest(dtype: torch.dtype, seqlen: int, kernel: str) -> None:
     x, weight = meta(4, 1024, seqlen, dtype=dtype), meta(1024, 4, dtype=dtype)
     assert all(hipconv.causal_conv1d_plan(x, weight, target=target).kernel == kernel for target in ("gfx942", "gfx1100", "sm_90"))
+
+
+@pytest.mark.parametrize(("seqlen", "kernel"), [(8, "vector"), (16, "vector"), (24, "shared"), (504, "shared"), (520, "vector")])
+def test_many_rows_of_an_odd_number_of_vectors_are_made_out_of_lds(seqlen: int, kernel: str) -> None:
+    assert hipconv.causal_conv1d_plan(meta(64, 8192, seqlen), meta(8192, 4), target="gfx942").kernel == kernel
 
 
 def test_a_result_is_planned_with_the_layout_it_will_have() -> None:
@@ -152,9 +158,7 @@ def test_an_empty_call_launches_nothing() -> None:
 
 def test_a_plan_reads_like_a_sentence_and_cannot_be_changed() -> None:
     plan = hipconv.causal_conv1d_plan(meta(4, 4096, 4096), meta(4096, 4), target="gfx942")
-    assert str(plan).startswith(
-        "vector on rocm gfx942, chosen by auto; kernels that serve: vector, naive; 536.9 MFLOP, 2.0 a byte; "
-    )
+    assert str(plan).startswith("vector on rocm gfx942, chosen by auto; kernels that serve: vector, naive; 536.9 MFLOP, 2.0 a byte; ")
     assert str(plan).endswith("floor: a copy kernel's time for 268.5 MB, read and written together")
     with pytest.raises(dataclasses.FrozenInstanceError):
         plan.kernel = "naive"  # type: ignore[misc]

@@ -56,9 +56,12 @@ std::vector<std::string> causal_conv1d_fwd_kernels() {
 
 const char* causal_conv1d_fwd_choice(const CausalConv1dFwdParams& p) {
     if (causal_conv1d_tile_serves(p)) return "tile";
-    // Rows that no 16-byte vector divides.
+    // Short packed rows, but for those of whole vectors; of these, many rows of an odd number of vectors: they divide badly among
+    // the lanes of "vector".
     const int vector = 16 / element_bytes(p.dtype);
-    if (p.seqlen % vector != 0 && causal_conv1d_shared_serves(p)) return "shared";
+    const bool many_rows = static_cast<int64_t>(p.batch) * p.dim >= kEnoughThreads;
+    const bool divides = p.seqlen % (many_rows ? 2 * vector : vector) == 0 || p.seqlen == vector;
+    if (!divides && causal_conv1d_shared_serves(p)) return "shared";
     if (causal_conv1d_vector_serves(p)) return "vector";
     return "naive";
 }

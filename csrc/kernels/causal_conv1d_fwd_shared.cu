@@ -255,15 +255,19 @@ void launch(const CausalConv1dFwdParams& p, hipStream_t stream) {
     while (1 << plan.log2_group < group) ++plan.log2_group;
     const int size = (group < plan.rows ? group : plan.rows) * p.seqlen;
 
-    // As many sequences as a tile holds, but two tiles for each block of a large card, if they give its threads a vector. (A
-    // tile's last sequence is reached by 32 bits.)
+    // As many sequences as a tile holds and leave a tile for each block of a large card, or two if they still give its threads a
+    // vector each. (A tile's last sequence is reached by 32 bits.)
     const auto tiles = [&] { return (plan.sequences + plan.tile_sequences - 1) / plan.tile_sequences; };
     const int64_t most = plan.x_sequence > plan.out_sequence ? plan.x_sequence : plan.out_sequence;
     const bool near = plan.x_sequence >= 0 && kTileTokens / size * most < kOffsetLimit;
     plan.tile_sequences = !near ? 1 : kTileTokens / size < plan.sequences ? kTileTokens / size : plan.sequences;
-    while (plan.tile_sequences > 1 && groups * tiles() < 2 * kEnoughBlocks &&
-           (plan.tile_sequences - 1) * size >= kSharedThreads * kTokens)
-        --plan.tile_sequences;
+    const auto leave_tiles_for = [&](int64_t blocks) {
+        while (plan.tile_sequences > 1 && groups * tiles() < blocks) --plan.tile_sequences;
+    };
+    leave_tiles_for(kEnoughBlocks);
+    const int32_t most_sequences = plan.tile_sequences;
+    leave_tiles_for(2 * kEnoughBlocks);
+    if (plan.tile_sequences * size < kSharedThreads * kTokens) plan.tile_sequences = most_sequences;
     plan.tile_sequences = (plan.sequences + tiles() - 1) / tiles();
     plan.x_tile = plan.tile_sequences * plan.x_sequence;
     plan.out_tile = plan.tile_sequences * plan.out_sequence;
