@@ -194,8 +194,10 @@ def test_packed_rows_of_every_length(device: torch.device) -> None:
     generator = torch.Generator().manual_seed(1)
     draw = itertools.cycle(itertools.product(DTYPES.values(), range(2, 9)))
     pairs: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
-    for seqlen in [*range(2, 71), 85, 100, 129, 171, 255, 300, 509, 511, 512]:
+    for seqlen in [*range(2, 71), 85, 100, 129, 171, 255, 300, 509, 511, 512, 513, 778, 1021, 1024]:
         dtype, width = next(draw)
+        if seqlen > 512:  # larger tiles
+            dtype, width = (torch.bfloat16, torch.float16)[seqlen % 2], 2 + seqlen % 3
         batch, dim = 9 if seqlen < 20 else 2, (8, 24, 136, 200, 7, 133)[seqlen % 6 if seqlen < 100 else seqlen % 2 * 4]
         apart = dim % 8 == 0  # sequences with other memory between them
         sizes, strides = (batch, dim, seqlen), (dim * seqlen * (1 + apart), seqlen, 1)

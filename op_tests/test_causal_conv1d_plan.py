@@ -128,9 +128,18 @@ def test_channel_first_rows_of_any_length_go_where_they_are_fastest(dtype: torch
     assert all(hipconv.causal_conv1d_plan(x, weight, target=target).kernel == kernel for target in ("gfx942", "gfx1100", "sm_90"))
 
 
-@pytest.mark.parametrize(("seqlen", "kernel"), [(8, "vector"), (16, "vector"), (24, "shared"), (504, "shared"), (520, "vector")])
+@pytest.mark.parametrize(("seqlen", "kernel"), [(8, "vector"), (16, "vector"), (24, "shared"), (520, "shared"), (1032, "vector")])
 def test_many_rows_of_an_odd_number_of_vectors_are_made_out_of_lds(seqlen: int, kernel: str) -> None:
     assert hipconv.causal_conv1d_plan(meta(64, 8192, seqlen), meta(8192, 4), target="gfx942").kernel == kernel
+
+
+def test_rows_of_more_than_512_tokens_are_made_out_of_lds_where_they_are_many() -> None:
+    def kernel(batch: int, seqlen: int, dtype: torch.dtype = torch.bfloat16, width: int = 4) -> str:
+        x, weight = meta(batch, 8192, seqlen, dtype=dtype), meta(8192, width, dtype=dtype)
+        return hipconv.causal_conv1d_plan(x, weight, target="sm_90").kernel
+
+    assert [kernel(1, 512 - 3), kernel(1, 512 + 1), kernel(2, 512 + 1), kernel(2, 1023)] == ["shared", "vector", "shared", "shared"]
+    assert kernel(2, 1025) == kernel(2, 513, torch.float32) == kernel(2, 513, width=5) == "vector"
 
 
 def test_a_result_is_planned_with_the_layout_it_will_have() -> None:

@@ -59,9 +59,10 @@ const char* causal_conv1d_fwd_choice(const CausalConv1dFwdParams& p) {
     // Short packed rows, but for those of whole vectors; of these, many rows of an odd number of vectors: they divide badly among
     // the lanes of "vector".
     const int vector = 16 / element_bytes(p.dtype);
-    const bool many_rows = static_cast<int64_t>(p.batch) * p.dim >= kEnoughThreads;
-    const bool divides = p.seqlen % (many_rows ? 2 * vector : vector) == 0 || p.seqlen == vector;
-    if (!divides && causal_conv1d_shared_serves(p)) return "shared";
+    const int64_t rows = static_cast<int64_t>(p.batch) * p.dim;
+    const bool divides = p.seqlen % (rows >= kEnoughThreads ? 2 * vector : vector) == 0 || p.seqlen == vector;
+    const bool fills_the_card = p.seqlen <= 512 || rows >= kEnoughThreads / 8;  // by tiles, of which longer rows make fewer
+    if (!divides && fills_the_card && causal_conv1d_shared_serves(p)) return "shared";
     if (causal_conv1d_vector_serves(p)) return "vector";
     return "naive";
 }
@@ -72,7 +73,8 @@ const char* causal_conv1d_fwd_refusal(const CausalConv1dFwdParams& p, const std:
     if (kernel == "vector" && !causal_conv1d_vector_serves(p))
         return "channel-first x and out (stride 1 along seqlen), widths 2 to 8";
     if (kernel == "shared" && !causal_conv1d_shared_serves(p))
-        return "channel-first x and out whose rows, of at most 512 tokens, follow one another in memory, widths 2 to 8";
+        return "channel-first x and out whose rows, of at most 512 tokens (1024 in 16 bits with widths 2 to 4), follow one "
+               "another in memory, widths 2 to 8";
     return nullptr;
 }
 

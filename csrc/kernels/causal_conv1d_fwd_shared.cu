@@ -18,10 +18,14 @@
 namespace hipconv {
 
 constexpr int kSharedThreads = 128;
-constexpr int kTileVectors = 4;  // of a thread
+constexpr int kFewVectors = 4, kManyVectors = 8;  // of a thread in a tile: many where a vector's worth of rows is longer
+constexpr int kMostWidthOfMany = 4;               // the widths of models; 16-bit types alone
 constexpr int kEnoughBlocks = kEnoughThreads / kSharedThreads;
-constexpr int kTileBytes = kSharedThreads * kTileVectors * 16;
-constexpr int kSharedBlocks = kLdsBytes / (2 * kTileBytes) < 8 ? kLdsBytes / (2 * kTileBytes) : 8;
+HIPCONV_INLINE constexpr int tile_bytes(int tile_vectors) { return kSharedThreads * tile_vectors * 16; }
+HIPCONV_INLINE constexpr int shared_blocks(int tile_vectors) {  // of a compute unit: what fits, and leaves enough registers
+    const int fit = kLdsBytes / (2 * tile_bytes(tile_vectors)), most = tile_vectors == kFewVectors ? 8 : 5;
+    return fit < most ? fit : most;
+}
 
 // How a launch divides the work. A block makes tiles of group blockIdx.x of the rows, one after another along the batch.
 struct SharedPlan {
@@ -47,9 +51,10 @@ HIPCONV_INLINE float parameter_of(uint32_t bits, DType dtype) {
     return dtype == DType::f16 ? to_float(f16{half}) : to_float(bf16{half});
 }
 
-template <typename T, int kWidth>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, kSharedBlocks)
+template <typename T, int kWidth, int kTileVectors>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, (shared_blocks(kTileVectors)))
     causal_conv1d_fwd_shared(CausalConv1dFwdParams p, SharedPlan plan) {
+    constexpr int kTileBytes = tile_bytes(kTileVectors);
     constexpr int kSize = static_cast<int>(sizeof(T)), kTokens = 16 / kSize;
     constexpr int kEach = 4 / kSize;  // tokens of a word
     constexpr int kPast = kWidth - 1;
@@ -237,9 +242,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, kSharedBlocks)
 
 namespace {
 
-template <typename T, int kWidth>
+template <typename T, int kWidth, int kTileVectors>
 void launch(const CausalConv1dFwdParams& p, hipStream_t stream) {
-    constexpr int kTokens = 16 / static_cast<int>(sizeof(T)), kTileTokens = kTileBytes / static_cast<int>(sizeof(T));
+    constexpr int kTokens = 16 / static_cast<int>(sizeof(T));
+    constexpr int kTileTokens = tile_bytes(kTileVectors) / static_cast<int>(sizeof(T));
     SharedPlan plan{};
     plan.rows = p.dim;
     plan.sequences = p.batch;
@@ -284,12 +290,12 @@ void launch(const CausalConv1dFwdParams& p, hipStream_t stream) {
 
     // Tiles of a block: fewer cost more starts, more leave small problems unevenly spread. (Measured on an H200.)
     int each = 8;
-    const int64_t tile_bytes = static_cast<int64_t>(plan.tile_sequences) * size * static_cast<int64_t>(sizeof(T));
+    const int64_t bytes = static_cast<int64_t>(plan.tile_sequences) * size * static_cast<int64_t>(sizeof(T));  // of a tile
     const auto blocks = [&] { return groups * tiles() / each; };
-    while (each > 1 && (blocks() < kEnoughBlocks || (blocks() < 4 * kEnoughBlocks && each * tile_bytes > (19 << 10)))) each /= 2;
+    while (each > 1 && (blocks() < kEnoughBlocks || (blocks() < 4 * kEnoughBlocks && each * bytes > (19 << 10)))) each /= 2;
     plan.block_sequences = each * plan.tile_sequences;
     const dim3 grid = grid_of(groups, (plan.sequences + plan.block_sequences - 1) / plan.block_sequences);
-    hipLaunchKernelGGL((causal_conv1d_fwd_shared<T, kWidth>), grid, dim3(kSharedThreads, 1, 1), 0, stream, p, plan);
+    hipLaunchKernelGGL((causal_conv1d_fwd_shared<T, kWidth, kTileVectors>), grid, dim3(kSharedThreads, 1, 1), 0, stream, p, plan);
     check_launch("causal_conv1d_fwd");
 }
 
@@ -305,12 +311,20 @@ bool causal_conv1d_shared_serves(const CausalConv1dFwdParams& p) {
                (p.batch == 1 || (size % tokens == 0 ? s.batch_stride % tokens == 0 : s.batch_stride == size));
     };
     const int64_t rows = static_cast<int64_t>(p.dim) * (size % tokens == 0 ? 1 : p.batch);  // of which a group has 4 at least
-    return packed(p.x) && packed(p.out) && p.seqlen * 16 <= kTileBytes && rows <= 4 * kGridLimit && p.batch < kOffsetLimit / 2;
+    const bool takes_many = tokens == 8 && p.width <= kMostWidthOfMany;
+    return packed(p.x) && packed(p.out) && p.seqlen * 16 <= tile_bytes(takes_many ? kManyVectors : kFewVectors) &&
+           rows <= 4 * kGridLimit && p.batch < kOffsetLimit / 2;
 }
 
 void causal_conv1d_shared(const CausalConv1dFwdParams& p, void* stream) {
     with_instance<kMaxFastWidth>(p.dtype, p.width, [&](auto type, auto width) {
-        launch<decltype(type), decltype(width)::value>(p, static_cast<hipStream_t>(stream));
+        using T = decltype(type);
+        constexpr int kWidth = decltype(width)::value;
+        const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
+        if constexpr (sizeof(T) == 2 && kWidth <= kMostWidthOfMany) {
+            if (p.seqlen * 16 > tile_bytes(kFewVectors)) return launch<T, kWidth, kManyVectors>(p, hip_stream);
+        }
+        launch<T, kWidth, kFewVectors>(p, hip_stream);
     });
 }
 
