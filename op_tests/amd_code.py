@@ -22,9 +22,10 @@ AMD_ARCHS = {"gfx90a": 9010, "gfx942": 9402, "gfx1100": 11000, "gfx1151": 11501,
 # What a run of all tests compiles; HIPCONV_TEST_ARCHS=all asks for every file on every architecture, for ten minutes more on 2 cores.
 ALL_ARCHS = os.environ.get("HIPCONV_TEST_ARCHS") == "all"
 ONE_OF_EACH_FAMILY = ("gfx942", "gfx1100")
-FOR_FILES_THAT_BEGIN_SO = {  # others are compiled for ONE_OF_EACH_FAMILY
+FOR_FILES_THAT_BEGIN_SO = {  # the first that fits; others are compiled for ONE_OF_EACH_FAMILY
     "causal_conv1d_fwd_tile": ("gfx90a", "gfx942", "gfx1100", "gfx1201"),
     "causal_conv1d_fwd_vector": ("gfx90a", "gfx942", "gfx1100", "gfx1201"),
+    "conv2d_warpgroup": ONE_OF_EACH_FAMILY,  # without a body there
     "conv2d": tuple(AMD_ARCHS),
 }
 BITCODE = Path("/usr/lib/x86_64-linux-gnu/amdgcn/bitcode")  # of Debian's rocm-device-libs
