@@ -179,9 +179,10 @@ struct NextState {
         row_step = threes ? kLine : p.column_stride * bytes;
         if (sequence >= p.sequences || (!threes && p.state_dim_stride != 1)) return;
         const PackedSequence s = packed_sequence(p, sequence);
-        if (s.number >= 0 && s.read_slot != kNoSlot)
-            begin = static_cast<const char*>(p.states) +
-                    (s.read_slot * p.slot_stride + first * p.state_dim_stride + p.first_column * p.column_stride) * bytes;
+        if (s.number < 0 || s.read_slot == kNoSlot) return;
+        with_element_type(p.state_dtype, [&](auto type) {
+            begin = reinterpret_cast<const char*>(slot_begin<decltype(type)>(p, s.read_slot, first));
+        });
     }
     HIPCONV_SIMD void ask(int64_t channel, int past) const {  // for the window of a line's channels
         for (int i = 0; begin && i < past; ++i) __builtin_prefetch(begin + channel * channel_step + i * row_step, 1);
