@@ -9,6 +9,9 @@ namespace hipconv {
 HIPCONV_INLINE void sync_wave() {
 #if defined(HIPCONV_NVIDIA_DEVICE)
     __syncwarp();
+#elif defined(HIPCONV_AMD_DEVICE)
+    __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");
+    __builtin_amdgcn_wave_barrier();
 #elif defined(HIPCONV_HOST)
     (void)__ballot(1);
 #endif

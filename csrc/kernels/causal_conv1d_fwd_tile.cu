@@ -13,6 +13,7 @@
 #include "causal_conv1d_launchers.h"
 #include "causal_conv1d_parts.h"
 #include "check.h"
+#include "early_launch.h"
 
 namespace hipconv {
 
@@ -52,6 +53,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreads, tile_blocks(kWidth, kAlwaysS
     const int64_t begin = (static_cast<int64_t>(first_run) + (threadIdx.y & ((1u << plan.log2_runs_a_block) - 1))) * plan.run;
     const int64_t d = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kChannels;
     if (d >= p.dim || b >= p.batch || begin >= p.seqlen) return;
+    let_next_kernel_begin();
     const int tokens = static_cast<int>(p.seqlen - begin < plan.run ? p.seqlen - begin : plan.run);
     const T* x_channels = static_cast<const T*>(p.x.data) + b * p.x.batch_stride + d;
     T* out_channels = static_cast<T*>(p.out.data) + b * p.out.batch_stride + d;
@@ -59,6 +61,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreads, tile_blocks(kWidth, kAlwaysS
     char* out = reinterpret_cast<char*>(out_channels) + begin * plan.out_step;
     const auto load = [](const char* from) { return *reinterpret_cast<const Vector*>(from); };
 
+    wait_for_kernel_before();
     Vector before[kWidth - 1], ahead[kAhead];
 #pragma unroll
     for (int i = 0; i < kWidth - 1; ++i) {
@@ -226,7 +229,7 @@ void launch(const CausalConv1dFwdParams& p, hipStream_t stream) {
     plan.out_step = p.out.seqlen_stride * static_cast<int64_t>(sizeof(T));
 
     const dim3 grid = grid_of(shape.groups, shape.blocks_a_sequence * shape.sequence_groups), block(shape.lanes, shape.rows, 1);
-    hipLaunchKernelGGL((causal_conv1d_fwd_tile<T, kChannels, kWidth, kAlwaysSilu>), grid, block, 0, stream, p, plan);
+    HIPCONV_LAUNCH(true, (causal_conv1d_fwd_tile<T, kChannels, kWidth, kAlwaysSilu>), grid, block, 0, stream, p, plan);
     check_launch("causal_conv1d_fwd");
 }
 

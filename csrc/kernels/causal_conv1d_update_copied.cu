@@ -13,6 +13,7 @@
 #include "async_copy.h"
 #include "causal_conv1d_update_vectors.h"
 #include "check.h"
+#include "early_launch.h"
 #include "wave.h"
 
 namespace hipconv {
@@ -58,6 +59,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kCopyLanes * kCopyWaves, kCopyBlocks) caus
     const bool active = lane * kChannels < strip;
     const int d = strip_d + (active ? lane : 0) * kChannels;
 
+    let_next_kernel_begin();
+    wait_for_kernel_before();
     // What the indices say of the row, asked for at once and looked at later.
     const bool by_starts(p.query_start_loc.data), speculative = kDrafts && p.num_accepted_tokens.data;
     IndexWords::Value slot{b, 0}, begin{}, end{}, accepted{};
@@ -244,9 +247,9 @@ void launch(const CausalConv1dUpdateParams& p, hipStream_t stream) {
     const dim3 block(kCopyLanes * kCopyWaves, 1, 1);
     const VectorParams params = vector_params(p);
     if (params.x_in_fours)
-        hipLaunchKernelGGL((causal_conv1d_update_copied<T, kColumns, true>), grid, block, 0, stream, params);
+        HIPCONV_LAUNCH(true, (causal_conv1d_update_copied<T, kColumns, true>), grid, block, 0, stream, params);
     else
-        hipLaunchKernelGGL((causal_conv1d_update_copied<T, kColumns, false>), grid, block, 0, stream, params);
+        HIPCONV_LAUNCH(true, (causal_conv1d_update_copied<T, kColumns, false>), grid, block, 0, stream, params);
     check_launch("causal_conv1d_update");
 }
 

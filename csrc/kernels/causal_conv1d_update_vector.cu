@@ -15,6 +15,7 @@
 
 #include "causal_conv1d_update_vectors.h"
 #include "check.h"
+#include "early_launch.h"
 
 namespace hipconv {
 
@@ -46,6 +47,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, (kBlocks<S, kColumns>))
     const int own = active ? lane : 0;  // the other lanes move strips and repeat the first lane's work
     const int d = strip_d + own * kChannels;
 
+    let_next_kernel_begin();
+    wait_for_kernel_before();
     // All that is known of the row without a wait.
     const bool by_starts(p.query_start_loc.data);
     const bool speculative = (kColumns <= 0 || kColumns == kDraftColumns) && p.num_accepted_tokens.data;
@@ -273,8 +276,7 @@ void launch(const CausalConv1dUpdateParams& p, hipStream_t stream) {
     while (kColumns == kAnyColumns && lanes * p.state_len * sizeof(Words<S, kChannels>) > kStagedBytes) lanes /= 2;
     lanes = power_of_two_up_to(p.dim / kChannels, lanes);
     const dim3 grid(static_cast<unsigned>(p.batch), blocks_up_to(p.dim / kChannels, lanes, kMostStrips), 1);
-    hipLaunchKernelGGL((causal_conv1d_update_vectors<T, S, kWidth, kColumns>), grid, dim3(lanes, 1, 1), 0, stream,
-                       vector_params(p));
+    HIPCONV_LAUNCH(true, (causal_conv1d_update_vectors<T, S, kWidth, kColumns>), grid, dim3(lanes, 1, 1), 0, stream, vector_params(p));
     check_launch("causal_conv1d_update");
 }
 
