@@ -253,43 +253,75 @@ def test_in_place(device: torch.device, layout: str) -> None:
         assert same_bits(arguments["conv_states"], wanted_pool)
 
 
-def check_in_place(arguments: dict[str, Any]) -> None:
+def check_in_place(arguments: dict[str, Any], kernels: list[str]) -> None:
     """Where `out` is x, outputs and pool are those that a new tensor gets, and dead tokens are left alone."""
     wanted, wanted_pool = run_on_copy(arguments)
     live = expected(arguments)[2]
-    for tile in ({}, {"block_m": 8}, {"block_m": 64, "block_n": 16}, {"block_m": 256}):  # a forced one takes one launch
+    tiles = ({"block_m": 8}, {"block_m": 64, "block_n": 16}, {"block_m": 256})
+    for kernel, tile in (("auto", {}), *itertools.product(kernels, tiles)):
         x, pool = arguments["x"].clone(), arguments["conv_states"].clone()
-        serving.causal_conv1d_fn(**(arguments | tile | {"x": x, "conv_states": pool}), out=x)
-        assert same_bits(x[:, live], wanted[:, live]) and same_bits(x[:, ~live], arguments["x"][:, ~live])
-        assert same_bits(pool, wanted_pool)
+        serving.causal_conv1d_fn(**(arguments | tile | {"x": x, "conv_states": pool}), out=x, kernel=kernel)
+        assert same_bits(x[:, live], wanted[:, live]) and same_bits(x[:, ~live], arguments["x"][:, ~live]), (kernel, tile)
+        assert same_bits(pool, wanted_pool), (kernel, tile)
+
+
+def in_place_kernels(device: torch.device) -> list[str]:
+    return jit.module("causal_conv1d_varlen", targets.of(device)).causal_conv1d_varlen_in_place_kernels()
 
 
 @pytest.mark.parametrize("state_layout", STATE_LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 def test_in_place_gives_the_same_bits(device: torch.device, dtype: torch.dtype, state_layout: str) -> None:
-    """A block has a strip of channels of its own, and walks them through sequences of any length, tile after tile."""
+    """A block has a strip of channels of its own, and walks through sequences of any length, tile after tile."""
     short = [*range(30), *[1] * 40, 300, 0, *range(9, 0, -1)]
-    for lengths, dim in ((short, 72), ([2100], 8), ([3, 1030, 2, 1100, 5], 16), ([1] * 300, 8), ([1, 2], 264), ([0, 0, 7, 0], 8)):
-        for state_dtype in (dtype, torch.float32):
-            case = Case(lengths, dim, 4, dtype, state_dtype, state_layout=state_layout, dead_tokens=len(lengths) % 3)
+    cases = ((short, 72), ([2100], 8), ([3, 1030, 2, 1100, 5], 16), ([1] * 300, 8), ([1, 2], 264), ([0, 0, 7, 0], 8))
+    for number, (lengths, dim) in enumerate(cases):
+        state_dtype = (dtype, torch.float32)[(number + (state_layout == "dim_last")) % 2]
+        case = Case(lengths, dim, 4, dtype, state_dtype, state_layout=state_layout, dead_tokens=len(lengths) % 3)
+        arguments = case.inputs(device)
+        arguments["cache_indices"][len(lengths) // 2] = -1
+        check_in_place(arguments, in_place_kernels(device))
+
+
+@pytest.mark.parametrize("width", [2, 3, 4, 5, 6])
+def test_in_place_at_any_width_and_stride(device: torch.device, width: int) -> None:
+    """Sequences that begin and end anywhere in a tile, whose first tokens never lie in two of them."""
+    for dtype, dim, layout, state_layout in (
+        (torch.bfloat16, 24, "channel_last", "dim_first"),
+        (torch.float32, 8, "channel_last", "dim_last"),
+        (torch.float16, 7, "channel_last", "dim_last"),
+        (torch.bfloat16, 11, "channel_first", "dim_first"),
+    ):
+        for lengths in ([*range(12), 130, 0, 0, 61, 1, 1], [1] * 150, [255, 2, 254, 3, 253, 1]):
+            case = Case(lengths, dim, width, dtype, torch.float32, layout=layout, state_layout=state_layout, dead_tokens=2)
             arguments = case.inputs(device)
-            arguments["cache_indices"][len(lengths) // 2] = -1
-            check_in_place(arguments)
+            arguments["cache_indices"][3] = arguments["cache_indices"][-1] = -1
+            check_in_place(arguments, [name for name in in_place_kernels(device) if name != "walk"])
 
 
 def test_in_place_keeps_the_states_at_boundaries(device: torch.device) -> None:
     for block in (1, 16, 64):
-        check_in_place(_cached(device, [0, 3, 16, 31, 15, 0], [33, 70, 1, 2, 16, 600], block, dim=8))
+        check_in_place(_cached(device, [0, 3, 16, 31, 15, 0], [33, 70, 1, 2, 16, 600], block, dim=8), in_place_kernels(device))
 
 
 def test_in_place_takes_no_memory(device: torch.device) -> None:
     """Beside the result: one launch, without a temporary of the size of x."""
-    arguments = Case([50, 7], 64, 4, torch.bfloat16, torch.bfloat16).inputs(device) | {"block_m": 16}
-    serving.causal_conv1d_fn(**arguments, out=arguments["x"])
-    with torch.profiler.profile(profile_memory=True) as profile:
+    for width, lengths in ((4, [50, 7]), (4, [200, 7]), (3, [1, 1, 5]), (6, [9])):
+        arguments = Case(lengths, 64, width, torch.bfloat16, torch.bfloat16).inputs(device)
         serving.causal_conv1d_fn(**arguments, out=arguments["x"])
-    allocated = sum(event.self_cpu_memory_usage + event.self_device_memory_usage for event in profile.key_averages())
-    assert allocated == 0 or targets.of(device).backend == "cpu", profile.key_averages().table()
+        with torch.profiler.profile(profile_memory=True) as profile:
+            serving.causal_conv1d_fn(**arguments, out=arguments["x"])
+        allocated = sum(event.self_cpu_memory_usage + event.self_device_memory_usage for event in profile.key_averages())
+        assert allocated == 0 or targets.of(device).backend == "cpu", profile.key_averages().table()
+
+
+def test_kernels_in_place_say_what_they_serve(device: torch.device) -> None:
+    for kernel, width in (("walk", 3), ("strip", 7)) if in_place_kernels(device) else ():
+        arguments = Case([5, 6], 16, width).inputs(device)
+        with pytest.raises(ValueError, match=f"kernel: got '{kernel}', which serves width"):
+            serving.causal_conv1d_fn(**arguments, out=arguments["x"], kernel=kernel)
+        with pytest.raises(ValueError, match=f"kernel: got '{kernel}', expected one of 'auto'"):
+            serving.causal_conv1d_fn(**arguments, kernel=kernel)
 
 
 def test_a_slot_number_marks_padding_not_a_sequence_number(device: torch.device) -> None:
@@ -934,7 +966,7 @@ def test_metadata_is_accepted_and_not_needed(device: torch.device) -> None:
 
 
 @needs_gpu
-@pytest.mark.parametrize("kernel", ["tile", "naive"])
+@pytest.mark.parametrize("kernel", ["auto", "tile", "naive"])
 def test_no_host_synchronisation(kernel: str) -> None:
     """Peers read query_start_loc back at every call."""
     arguments = Case([5, 2, 900, 1], 64, 4, torch.bfloat16, torch.bfloat16, dead_tokens=2).inputs(torch.device("cuda"))
@@ -953,7 +985,7 @@ def test_no_host_synchronisation(kernel: str) -> None:
 
 
 @needs_gpu
-@pytest.mark.parametrize("kernel", ["tile", "naive"])
+@pytest.mark.parametrize("kernel", ["auto", "tile", "naive"])
 @pytest.mark.parametrize("in_place", [False, True])
 def test_a_captured_graph_serves_other_lengths_slots_and_flags(kernel: str, in_place: bool) -> None:
     device = torch.device("cuda")

@@ -27,6 +27,11 @@ void causal_conv1d_varlen(const CausalConv1dVarlenParams& p, const std::string& 
     for (int64_t row = 0; row < rows; ++row) convolve_sequence(p, static_cast<int32_t>(row / p.dim), row % p.dim);
 }
 
-bool causal_conv1d_varlen_in_place(const CausalConv1dVarlenParams& /*p*/, const VarlenTile& /*tile*/, void* /*stream*/) { return false; }
+std::vector<std::string> causal_conv1d_varlen_in_place_kernels() { return {}; }
+
+bool causal_conv1d_varlen_in_place(const CausalConv1dVarlenParams& /*p*/, const std::string& /*kernel*/, const VarlenTile& /*tile*/,
+                                   void* /*stream*/) {
+    return false;
+}
 
 }  // namespace hipconv

@@ -187,12 +187,18 @@ HIPCONV_INLINE void beside_access(uint32_t& lane_offset) {
 #endif
 }
 
-// Asks for the memory at an address to be brought to the second cache. Nothing waits for it; it does nothing but on NVIDIA.
-HIPCONV_INLINE void bring_closer(const void* from) {
-#if defined(HIPCONV_NVIDIA_DEVICE)
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+// Asks for the memory at an address to be brought to the second cache if it is wanted, where that is possible. Nothing waits for it,
+// and there is no branch.
+#if defined(HIPCONV_NVIDIA)
+constexpr bool kBringsCloser = true;
 #else
-    (void)from;
+constexpr bool kBringsCloser = false;
+#endif
+HIPCONV_INLINE void bring_closer(const void* from, bool wanted) {
+#if defined(HIPCONV_NVIDIA_DEVICE)
+    asm volatile("{ .reg .pred wanted; setp.ne.s32 wanted, %1, 0; @wanted prefetch.global.L2 [%0]; }" ::"l"(from), "r"(int{wanted}));
+#else
+    (void)from, (void)wanted;
 #endif
 }
 

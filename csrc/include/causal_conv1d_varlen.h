@@ -71,7 +71,9 @@ struct VarlenTile {
 std::vector<std::string> causal_conv1d_varlen_kernels();
 void causal_conv1d_varlen(const CausalConv1dVarlenParams& params, const std::string& kernel, const VarlenTile& tile, void* stream);
 
-// The same where `out` is x, in its memory and with its strides; or false, and nothing is done, for calls that no kernel serves so.
-bool causal_conv1d_varlen_in_place(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* stream);
+// The same where `out` is x, in its memory and with its strides, by kernels of its own; or false, and nothing is done, for calls that
+// none of them serves, and for kernels of the list above.
+std::vector<std::string> causal_conv1d_varlen_in_place_kernels();
+bool causal_conv1d_varlen_in_place(const CausalConv1dVarlenParams& params, const std::string& kernel, const VarlenTile& tile, void* stream);
 
 }  // namespace hipconv

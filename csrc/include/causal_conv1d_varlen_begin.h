@@ -1,4 +1,4 @@
-// The begin of a sequence, for the varlen kernel `tile`: the outputs that depend on the initial state, and all states that the sequence
+// The begin of a sequence, for the fast varlen kernels: the outputs that depend on the initial state, and all states that the sequence
 // leaves.
 //
 // One thread does all of this for its channels, and reads the initial state before it writes any. So a slot may be both read and written
@@ -24,14 +24,15 @@ HIPCONV_INLINE Words<S, kCount> vector_of(Value value) {
     }
 }
 
-// A slot's window from the thread's first channel on: a vector of channels for each column.
+// A slot's window from the thread's first channel on: a vector of channels for each column, after `missing` ones that the slot lacks.
 template <typename S, int kChannels, int kPast>
-HIPCONV_INLINE void load_state(const S* from, const CausalConv1dVarlenParams& p, StateForm form,
+HIPCONV_INLINE void load_state(const S* from, const CausalConv1dVarlenParams& p, StateForm form, int missing,
                                Words<S, kChannels> (&window)[kPast]) {
     using Vector = Words<S, kChannels>;
     if (kChannels > 1 && form == StateForm::columns) {
 #pragma unroll
-        for (int i = 0; i < kPast; ++i) window[i] = *reinterpret_cast<const Vector*>(from + i * p.column_stride);
+        for (int i = 0; i < kPast; ++i)
+            if (i >= missing) window[i] = *reinterpret_cast<const Vector*>(from + (i - missing) * p.column_stride);
     } else if (kChannels > 1 && form == StateForm::rows) {
         Vector rows[kPast];
 #pragma unroll
@@ -42,19 +43,22 @@ HIPCONV_INLINE void load_state(const S* from, const CausalConv1dVarlenParams& p,
                 vector_of<S, kChannels>([&](int channel) { return from_bits<S>(element<S, kChannels>(rows, channel * kPast + i)); });
     } else {
 #pragma unroll
-        for (int i = 0; i < kPast; ++i)
-            window[i] = vector_of<S, kChannels>([&](int channel) { return from[channel * p.state_dim_stride + i * p.column_stride]; });
+        for (int i = 0; i < kPast; ++i) {
+            const S* column = from + (i - missing) * p.column_stride;
+            if (i >= missing) window[i] = vector_of<S, kChannels>([&](int channel) { return column[channel * p.state_dim_stride]; });
+        }
     }
 }
 
 template <typename S, int kChannels, int kPast>
-HIPCONV_INLINE void store_state(S* to, const CausalConv1dVarlenParams& p, StateForm form,
+HIPCONV_INLINE void store_state(S* to, const CausalConv1dVarlenParams& p, StateForm form, int missing,
                                 const Words<S, kChannels> (&window)[kPast]) {
     using Vector = Words<S, kChannels>;
     const auto value = [&](int channel, int i) { return from_bits<S>(element<S, kChannels>(&window[i], channel)); };
     if (kChannels > 1 && form == StateForm::columns) {
 #pragma unroll
-        for (int i = 0; i < kPast; ++i) *reinterpret_cast<Vector*>(to + i * p.column_stride) = window[i];
+        for (int i = 0; i < kPast; ++i)
+            if (i >= missing) *reinterpret_cast<Vector*>(to + (i - missing) * p.column_stride) = window[i];
     } else if (kChannels > 1 && form == StateForm::rows) {
 #pragma unroll
         for (int v = 0; v < kPast; ++v)
@@ -65,17 +69,20 @@ HIPCONV_INLINE void store_state(S* to, const CausalConv1dVarlenParams& p, StateF
         for (int i = 0; i < kPast; ++i)
 #pragma unroll
             for (int channel = 0; channel < kChannels; ++channel)
-                to[channel * p.state_dim_stride + i * p.column_stride] = value(channel, i);
+                if (i >= missing) to[channel * p.state_dim_stride + (i - missing) * p.column_stride] = value(channel, i);
     }
 }
 
-// S is the states' type. Calls store(t, result) with the outputs, t counted from the sequence's first token.
-template <typename T, typename S, int kChannels, int kWidth, typename Store>
-HIPCONV_INLINE void begin_sequence(const CausalConv1dVarlenParams& p, StateForm form, const PackedSequence& s, int32_t d, Store store) {
+// S is the states' type. Calls store(t, result) with the first kWidth - 1 outputs, t counted from the sequence's first token. `taps`
+// are the channels' parameters: taps.fetch() comes early, taps.unpack(j, weight, bias) is when pair j of the channels needs them.
+template <typename T, typename S, int kChannels, int kWidth, bool kAnyWidth, typename Taps, typename Store>
+HIPCONV_INLINE void begin_sequence(const CausalConv1dVarlenParams& p, StateForm form, const PackedSequence& s, int32_t d, Taps taps,
+                                   Store store) {
     constexpr int kPast = kWidth - 1, kPairs = (kChannels + 1) / 2;
     using Vector = Words<T, kChannels>;
     using StateVector = Words<S, kChannels>;
     const int32_t length = s.end - s.begin;
+    const int missing = missing_taps<kWidth, kAnyWidth>(p);
 
     const CausalConv1dVarlenParams& inputs_of = first_argument_again(p);
     const int64_t x_step = inputs_of.x_token_stride * static_cast<int64_t>(sizeof(T));
@@ -96,9 +103,7 @@ HIPCONV_INLINE void begin_sequence(const CausalConv1dVarlenParams& p, StateForm 
     }
     constexpr bool kLastEarly = kChannels * sizeof(T) <= 8;  // wider vectors have no registers to wait in
     if (kLastEarly) load_inputs(length, last);
-    typename Fetched<T, kChannels, kWidth>::Weights fetched_weights{};
-    typename Fetched<T, kChannels, kWidth>::Biases fetched_biases{};
-    fetch_parameters<T, kChannels, kWidth>(p, d, fetched_weights, fetched_biases);
+    taps.fetch();
 
     const auto slot_begin = [&](int32_t slot) {
         const CausalConv1dVarlenParams& pool = first_argument_again(p);
@@ -106,14 +111,14 @@ HIPCONV_INLINE void begin_sequence(const CausalConv1dVarlenParams& p, StateForm 
     };
     StateVector state[kPast]{};
     if (s.read_slot != kNoSlot)
-        load_state<S, kChannels, kPast>(slot_begin(s.read_slot), first_argument_again(p), form, state);
+        load_state<S, kChannels, kPast>(slot_begin(s.read_slot), first_argument_again(p), form, missing, state);
 
     const bool use_silu = first_argument_again(p).use_silu;
     Vector results[kPast];
 #pragma unroll
     for (int j = 0; j < kPairs; ++j) {
         Pair weight[kWidth], bias, window[kPast + kPast];
-        unpack_parameters<T, kChannels, kWidth>(p, d, fetched_weights, fetched_biases, j, weight, bias);
+        taps.unpack(j, weight, bias);
 #pragma unroll
         for (int i = 0; i < kPast; ++i) {
             window[i] = pair_of<S>(state[i], j);
@@ -126,7 +131,8 @@ HIPCONV_INLINE void begin_sequence(const CausalConv1dVarlenParams& p, StateForm 
             for (int i = 0; i < kWidth; ++i) {
                 const Pair longer = multiply_add(weight[i], window[t + i], sum);
                 // Without a state, taps before the sequence are left out, not multiplied by zero: the weight may be infinite.
-                sum = t + i >= kPast || s.read_slot != kNoSlot ? longer : sum;
+                const bool has_tap = i >= missing && (t + i >= kPast || s.read_slot != kNoSlot);
+                sum = has_tap ? longer : sum;
             }
             set_pair<T>(results[t], j, use_silu ? silu(sum) : sum);
         }
@@ -157,7 +163,7 @@ HIPCONV_INLINE void begin_sequence(const CausalConv1dVarlenParams& p, StateForm 
             for (int i = 0; i < kPast - 1; ++i) window[i] = window[i + 1];
             window[kPast - 1] = converted(first[step]);
         }
-        store_state<S, kChannels, kPast>(slot_begin(slot), first_argument_again(p), form, window);
+        store_state<S, kChannels, kPast>(slot_begin(slot), first_argument_again(p), form, missing, window);
     };
     if (!kLastEarly) load_inputs(length, last);
     if (s.write_slot != kNoSlot) store_new(s.write_slot, length, last);

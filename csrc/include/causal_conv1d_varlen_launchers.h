@@ -1,4 +1,4 @@
-// The fast kernel of the varlen family: whether it can serve a call, and its launch (only if it can).
+// The fast kernels of the varlen family: whether they can serve a call, and their launches (only if they can).
 #pragma once
 
 #include "causal_conv1d_varlen.h"
@@ -7,5 +7,11 @@ namespace hipconv {
 
 bool causal_conv1d_varlen_tile_serves(const CausalConv1dVarlenParams& params);  // widths 2 to 6, states of x's dtype or f32
 void causal_conv1d_varlen_tile(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* stream);
+
+// In place, what `tile` serves: `strip` all of it, `walk` (width 4, channels in vectors) long sequences faster.
+bool causal_conv1d_varlen_walk_serves(const CausalConv1dVarlenParams& params);
+bool causal_conv1d_varlen_walk_is_faster(const CausalConv1dVarlenParams& params);
+void causal_conv1d_varlen_walk(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* stream);
+void causal_conv1d_varlen_strip(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* stream);
 
 }  // namespace hipconv

@@ -70,7 +70,8 @@ struct PlainIndices {
             return array.data && array.bytes == bytes && array.row_stride == 1 && (bytes == 1 || array.is_signed);
         };
         return packed(p.query_start_loc, 4) && packed(p.cache_indices, 4) &&
-               (!p.has_initial_state.data || packed(p.has_initial_state, 1)) && !p.cache_indices_in.data && !p.initial_state_idx.data && !p.block_idx_last.data && !p.block_idx_first.data;
+               (!p.has_initial_state.data || packed(p.has_initial_state, 1)) && !p.cache_indices_in.data &&
+               !p.initial_state_idx.data && !p.block_idx_last.data && !p.block_idx_first.data;
     }
     HIPCONV_INLINE int32_t start(int32_t b) const {
         const int32_t token = ((GlobalPointer<const int32_t>)p.query_start_loc.data)[b];
@@ -101,6 +102,18 @@ HIPCONV_INLINE PackedSequence packed_sequence(const Indices& indices, int32_t nu
 HIPCONV_INLINE PackedSequence packed_sequence(const CausalConv1dVarlenParams& p, int32_t number) {
     return packed_sequence(AnyIndices{p}, number);
 }
+
+// Those that a launch found, told apart at run time.
+struct EitherIndices {
+    const CausalConv1dVarlenParams& p;
+    bool plain;
+
+    HIPCONV_INLINE int32_t start(int32_t b) const { return plain ? PlainIndices{p}.start(b) : AnyIndices{p}.start(b); }
+    HIPCONV_INLINE bool is_live(int32_t b) const { return (plain ? PlainIndices{p}.slots(b) : AnyIndices{p}.slots(b)).live; }
+    HIPCONV_INLINE PackedSequence sequence(int32_t b) const {
+        return plain ? packed_sequence(PlainIndices{p}, b) : packed_sequence(AnyIndices{p}, b);
+    }
+};
 
 // The last sequence that begins at a token or before, of those whose starts (and the last one's end) `start_of` gives; -1 if none does.
 template <typename StartOf>

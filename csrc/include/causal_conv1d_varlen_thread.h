@@ -1,4 +1,7 @@
-// What a thread of the varlen kernel `tile` holds of its channels: parameters, and where its outputs go.
+// What a thread of the fast varlen kernels holds of its channels: parameters, and where its outputs go.
+//
+// Kernels are compiled for a width. With kAnyWidth, they serve smaller ones, too: the first taps are missing then, and so are the
+// first columns of the window.
 #pragma once
 
 #include "causal_conv1d_parts.h"
@@ -32,74 +35,83 @@ constexpr DType kDTypeOf<f16> = DType::f16;
 template <>
 constexpr DType kDTypeOf<bf16> = DType::bf16;
 
-// Weights and biases of a thread's channels as memory holds them, if they are of x's type: fetched early, waited for only where they are
-// unpacked.
-template <typename T, int kChannels, int kWidth>
-struct Fetched {
-    static constexpr int kWeights = kChannels * kWidth;
+template <int kWidth, bool kAnyWidth>
+HIPCONV_INLINE int missing_taps(const CausalConv1dVarlenParams& p) {
+    return kAnyWidth ? kWidth - first_argument_again(p).width : 0;
+}
+
+// Weights and biases of a thread's channels. Those of x's type are fetched early as memory holds them, and waited for only where they
+// are unpacked.
+template <typename T, int kChannels, int kWidth, bool kAnyWidth>
+struct TapsInMemory {
+    static constexpr int kWeights = kChannels * kWidth, kBoth = kChannels > 1 ? 2 : 1;
     static constexpr int kEach = kChannels == 1 ? 1 : kWeights * sizeof(T) % 16 == 0 ? 16 / static_cast<int>(sizeof(T)) : kChannels;
-    using Weights = Words<T, kEach>[kWeights / kEach];
-    using Biases = Words<T, kChannels>;
-};
 
-template <typename T, int kChannels, int kWidth>
-HIPCONV_INLINE void fetch_parameters(const CausalConv1dVarlenParams& p, int64_t d, typename Fetched<T, kChannels, kWidth>::Weights& weights,
-                                     typename Fetched<T, kChannels, kWidth>::Biases& biases) {
-    using F = Fetched<T, kChannels, kWidth>;
-    const CausalConv1dVarlenParams& again = first_argument_again(p);
-    if (again.weight_dtype == kDTypeOf<T>) {
-        const T* from = static_cast<const T*>(p.weight) + d * again.weight_dim_stride;
-#pragma unroll
-        for (int v = 0; v < F::kWeights / F::kEach; ++v)
-            weights[v] = *reinterpret_cast<const Words<T, F::kEach>*>(from + v * (kChannels == 1 ? again.weight_width_stride : F::kEach));
-    }
-    if (p.bias && again.bias_dtype == kDTypeOf<T>)
-        biases = *reinterpret_cast<const typename F::Biases*>(static_cast<const T*>(p.bias) + d * again.bias_stride);
-}
+    const CausalConv1dVarlenParams& p;
+    const int64_t d;
+    Words<T, kEach> fetched_weights[kWeights / kEach]{};
+    Words<T, kChannels> fetched_biases{};
 
-// The parameters of pair j of the channels as floats: those fetched, or from memory.
-template <typename T, int kChannels, int kWidth>
-HIPCONV_INLINE void unpack_parameters(const CausalConv1dVarlenParams& p, int64_t d,
-                                      const typename Fetched<T, kChannels, kWidth>::Weights& fetched_weights,
-                                      const typename Fetched<T, kChannels, kWidth>::Biases& fetched_biases, int j, Pair (&weight)[kWidth],
-                                      Pair& bias) {
-    constexpr int kEach = Fetched<T, kChannels, kWidth>::kEach, kBoth = kChannels > 1 ? 2 : 1;
-    const auto exact = [](float v) { return sizeof(T) == 4 ? canonical_nan(v) : v; };
-    const CausalConv1dVarlenParams& again = first_argument_again(p);
-    float weights[kBoth * kWidth], biases[kBoth] = {};
-    if (again.weight_dtype == kDTypeOf<T>) {
+    HIPCONV_INLINE TapsInMemory(const CausalConv1dVarlenParams& params, int64_t first_channel) : p(params), d(first_channel) {}
+
+    HIPCONV_INLINE void fetch() {
+        const CausalConv1dVarlenParams& again = first_argument_again(p);
+        if (!kAnyWidth && again.weight_dtype == kDTypeOf<T>) {
+            const T* from = static_cast<const T*>(p.weight) + d * again.weight_dim_stride;
 #pragma unroll
-        for (int i = 0; i < kBoth * kWidth; ++i) {
-            const int at = 2 * j * kWidth + i;
-            const Pair both = pair_of<T>(fetched_weights[at / kEach], at % kEach / 2);
-            weights[i] = exact(at % kEach % 2 ? high(both) : low(both));
+            for (int v = 0; v < kWeights / kEach; ++v)
+                fetched_weights[v] =
+                    *reinterpret_cast<const Words<T, kEach>*>(from + v * (kChannels == 1 ? again.weight_width_stride : kEach));
         }
-    } else {
-        with_dtype(again.weight_dtype, [&](auto type) {
-            using P = decltype(type);
-            if constexpr (kChannels > 1) {
-                load_packed(static_cast<const P*>(p.weight) + (d + 2 * j) * kWidth, weights);
-            } else {
-                for (int i = 0; i < kWidth; ++i)
-                    weights[i] = parameter<P>(p.weight, d * again.weight_dim_stride + i * again.weight_width_stride);
+        if (p.bias && again.bias_dtype == kDTypeOf<T>)
+            fetched_biases = *reinterpret_cast<const Words<T, kChannels>*>(static_cast<const T*>(p.bias) + d * again.bias_stride);
+    }
+
+    // Those of pair j of the channels as floats: those fetched, or from memory.
+    HIPCONV_INLINE void unpack(int j, Pair (&weight)[kWidth], Pair& bias) const {
+        const auto exact = [](float v) { return sizeof(T) == 4 ? canonical_nan(v) : v; };
+        const CausalConv1dVarlenParams& again = first_argument_again(p);
+        float weights[kBoth * kWidth] = {}, biases[kBoth] = {};
+        if (!kAnyWidth && again.weight_dtype == kDTypeOf<T>) {
+#pragma unroll
+            for (int i = 0; i < kBoth * kWidth; ++i) {
+                const int at = 2 * j * kWidth + i;
+                const Pair both = pair_of<T>(fetched_weights[at / kEach], at % kEach / 2);
+                weights[i] = exact(at % kEach % 2 ? high(both) : low(both));
             }
-        });
-    }
-    if (p.bias && again.bias_dtype == kDTypeOf<T>) {
-        const Pair both = pair_of<T>(fetched_biases, j);
-        biases[0] = exact(low(both));
-        if (kBoth == 2) biases[kBoth - 1] = exact(high(both));
-    } else if (p.bias) {
-        with_dtype(again.bias_dtype, [&](auto type) {
-            using P = decltype(type);
+        } else {
+            const int missing = missing_taps<kWidth, kAnyWidth>(p);
+            with_dtype(again.weight_dtype, [&](auto type) {
+                using P = decltype(type);
+                if constexpr (kChannels > 1 && !kAnyWidth) {
+                    load_packed(static_cast<const P*>(p.weight) + (d + 2 * j) * kWidth, weights);
+                } else {
 #pragma unroll
-            for (int i = 0; i < kBoth; ++i) biases[i] = parameter<P>(p.bias, (d + 2 * j + i) * again.bias_stride);
-        });
-    }
-    bias = make_pair(biases[0], biases[kBoth - 1]);
+                    for (int c = 0; c < kBoth; ++c)
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) weight[i] = make_pair(weights[i], weights[(kBoth - 1) * kWidth + i]);
-}
+                        for (int i = 0; i < kWidth; ++i)
+                            if (i >= missing)
+                                weights[c * kWidth + i] = parameter<P>(p.weight, (d + 2 * j + c) * again.weight_dim_stride +
+                                                                                     (i - missing) * again.weight_width_stride);
+                }
+            });
+        }
+        if (p.bias && again.bias_dtype == kDTypeOf<T>) {
+            const Pair both = pair_of<T>(fetched_biases, j);
+            biases[0] = exact(low(both));
+            if (kBoth == 2) biases[kBoth - 1] = exact(high(both));
+        } else if (p.bias) {
+            with_dtype(again.bias_dtype, [&](auto type) {
+                using P = decltype(type);
+#pragma unroll
+                for (int i = 0; i < kBoth; ++i) biases[i] = parameter<P>(p.bias, (d + 2 * j + i) * again.bias_stride);
+            });
+        }
+        bias = make_pair(biases[0], biases[kBoth - 1]);
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) weight[i] = make_pair(weights[i], weights[(kBoth - 1) * kWidth + i]);
+    }
+};
 
 // The channels' outputs: of token t at `first + t * step`.
 struct OutputColumn {

@@ -37,7 +37,8 @@ inline int power_of_two(const char* name, int value) {
     return value;
 }
 
-inline StateForm state_form(const CausalConv1dVarlenParams& p, int channels) {
+// In a kernel compiled for `width`.
+inline StateForm state_form(const CausalConv1dVarlenParams& p, int channels, int width) {
     const int bytes = element_bytes(p.state_dtype);
     // Vectors of up to 16 bytes, as load_packed takes them, divide `each` elements.
     const auto packed = [&](int64_t each, int64_t stride) {
@@ -46,8 +47,9 @@ inline StateForm state_form(const CausalConv1dVarlenParams& p, int channels) {
     };
     if (channels == 1 || p.first_column != 0) return StateForm::elements;
     if (p.state_dim_stride == 1 && packed(channels, p.column_stride)) return StateForm::columns;
-    const int past = p.width - 1;
-    if (p.column_stride == 1 && p.state_dim_stride == past && packed(int64_t{channels} * past, 0)) return StateForm::rows;
+    const int past = width - 1;
+    if (p.width == width && p.column_stride == 1 && p.state_dim_stride == past && packed(int64_t{channels} * past, 0))
+        return StateForm::rows;
     return StateForm::elements;
 }
 

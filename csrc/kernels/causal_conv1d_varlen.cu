@@ -42,4 +42,23 @@ void causal_conv1d_varlen(const CausalConv1dVarlenParams& p, const std::string& 
     check_launch("causal_conv1d_varlen");
 }
 
+std::vector<std::string> causal_conv1d_varlen_in_place_kernels() { return {"walk", "strip"}; }
+
+bool causal_conv1d_varlen_in_place(const CausalConv1dVarlenParams& p, const std::string& kernel, const VarlenTile& tile, void* stream) {
+    const bool walk = causal_conv1d_varlen_walk_serves(p), strip = causal_conv1d_varlen_tile_serves(p);
+    if (kernel == "walk" && !walk)
+        throw std::invalid_argument(
+            "kernel: got 'walk', which serves width 4, states of x's dtype or float32, and channels that are aligned neighbours");
+    if (kernel == "strip" && !strip)
+        throw std::invalid_argument("kernel: got 'strip', which serves widths 2 to 6 and states of x's dtype or float32");
+    const bool automatic = kernel == "auto";
+    if (p.dead_tokens != DeadTokens::leave || !strip || !(automatic || kernel == "walk" || kernel == "strip")) return false;
+    if (p.sequences == 0) return true;
+    if (kernel == "walk" || (automatic && walk && causal_conv1d_varlen_walk_is_faster(p)))
+        causal_conv1d_varlen_walk(p, tile, stream);
+    else
+        causal_conv1d_varlen_strip(p, tile, stream);
+    return true;
+}
+
 }  // namespace hipconv

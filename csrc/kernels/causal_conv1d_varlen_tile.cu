@@ -20,6 +20,7 @@
 #include "causal_conv1d_varlen_launchers.h"
 #include "causal_conv1d_varlen_vectors.h"
 #include "check.h"
+#include "early_launch.h"
 
 namespace hipconv {
 
@@ -39,7 +40,7 @@ HIPCONV_INLINE uint32_t lowest_bits(int32_t count) { return count <= 0 ? 0 : cou
 // The lanes of a row look at one sequence each, from the one on that the run begins in: that is found in one step for each factor
 // `lanes + 1` of their number.
 template <typename Indices>
-__device__ __forceinline__ RunMasks masks_of_run(const Indices& indices, int64_t begin, int32_t run) {
+__device__ __forceinline__ RunMasks masks_of_run(const Indices& indices, int64_t begin, int32_t run, int past) {
     const CausalConv1dVarlenParams& p = indices.p;
     const int32_t lanes = static_cast<int32_t>(blockDim.x), lane = static_cast<int32_t>(threadIdx.x);
     const int row_in_wave = static_cast<int>((threadIdx.y * blockDim.x) % kWaveSize);
@@ -62,7 +63,7 @@ __device__ __forceinline__ RunMasks masks_of_run(const Indices& indices, int64_t
         if (b < p.sequences) {
             const int32_t start = indices.start(b) - first, end = indices.start(b + 1) - first;
             if (indices.slots(b).live) {
-                outputs |= inside & lowest_bits(end) & ~lowest_bits(start + p.width - 1);
+                outputs |= inside & lowest_bits(end) & ~lowest_bits(start + past);
                 live |= inside & lowest_bits(end) & ~lowest_bits(start);
             }
             more = lane == lanes - 1 && end < run;
@@ -80,7 +81,7 @@ __device__ __forceinline__ RunMasks masks_of_run(const Indices& indices, int64_t
     return one_sequence ? RunMasks{inside, 0} : RunMasks{outputs, inside & ~live};
 }
 
-template <typename T, int kChannels, int kWidth>
+template <typename T, int kChannels, int kWidth, bool kAnyWidth>
 __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, const VarlenPlan& plan, uint32_t block) {
     const int32_t run = plan.run;
     constexpr int kPairs = (kChannels + 1) / 2;
@@ -108,11 +109,11 @@ __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, 
         if (j < tokens) ahead[j] = load(x);
         x += x_step;
     }
-    typename Fetched<T, kChannels, kWidth>::Weights fetched_weights{};
-    typename Fetched<T, kChannels, kWidth>::Biases fetched_biases{};
-    fetch_parameters<T, kChannels, kWidth>(p, d, fetched_weights, fetched_biases);
+    TapsInMemory<T, kChannels, kWidth, kAnyWidth> taps(p, d);
+    taps.fetch();
     const CausalConv1dVarlenParams& again = first_argument_again(p);
-    RunMasks masks = plan.plain_indices ? masks_of_run(PlainIndices{again}, begin, run) : masks_of_run(AnyIndices{again}, begin, run);
+    RunMasks masks = plan.plain_indices ? masks_of_run(PlainIndices{again}, begin, run, kWidth - 1)
+                                        : masks_of_run(AnyIndices{again}, begin, run, kWidth - 1);
     if (!works) return;
 
     const OutputColumn column = output_column<T>(p, d);
@@ -127,8 +128,8 @@ __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, 
 
     Pair weight[kPairs][kWidth], bias[kPairs];
 #pragma unroll
-    for (int j = 0; j < kPairs; ++j)
-        unpack_parameters<T, kChannels, kWidth>(p, d, fetched_weights, fetched_biases, j, weight[j], bias[j]);
+    for (int j = 0; j < kPairs; ++j) taps.unpack(j, weight[j], bias[j]);
+    const int missing = missing_taps<kWidth, kAnyWidth>(p);
     Pair ring[kWidth][kPairs];
     const auto keep = [&](int slot, Vector v) {
 #pragma unroll
@@ -144,7 +145,8 @@ __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, 
         for (int j = 0; j < kPairs; ++j) {
             Pair sum = bias[j];
 #pragma unroll
-            for (int i = 0; i < kWidth; ++i) sum = multiply_add(weight[j][i], ring[(slot + 1 + i) % kWidth][j], sum);
+            for (int i = 0; i < kWidth; ++i)
+                if (i >= missing) sum = multiply_add(weight[j][i], ring[(slot + 1 + i) % kWidth][j], sum);
             // Chosen without a branch, and without an instance for each: the time is that of the memory.
             const Pair activated = silu(sum);
             set_pair<T>(result, j, make_pair(use_silu ? low(activated) : low(sum), use_silu ? high(activated) : high(sum)));
@@ -176,15 +178,17 @@ __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, 
     }
 }
 
-template <typename T, int kChannels, int kWidth>
+template <typename T, int kChannels, int kWidth, bool kAnyWidth>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, 8)
     causal_conv1d_varlen_tile(CausalConv1dVarlenParams p, VarlenPlan plan) {
     const uint32_t block = blockIdx.z * gridDim.y + blockIdx.y;
     if (block >= plan.blocks) return;
+    let_next_kernel_begin();
+    wait_for_kernel_before();
     // Blocks of the second kind among the first `count` ones; rounded up, so that a sequence's begin comes before its other tokens.
     const auto begins_among = [&](uint64_t count) { return static_cast<uint32_t>((count * plan.begins_of + 0xffffffffu) >> 32); };
     const uint32_t begins = begins_among(block);
-    if (begins_among(uint64_t{block} + 1) == begins) return convolve_run<T, kChannels, kWidth>(p, plan, block - begins);
+    if (begins_among(uint64_t{block} + 1) == begins) return convolve_run<T, kChannels, kWidth, kAnyWidth>(p, plan, block - begins);
 
     // Fewer channels a thread where states are wider than x: twice as many lanes, half as many rows.
     const CausalConv1dVarlenParams& again = first_argument_again(p);
@@ -202,15 +206,18 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, 8)
         const OutputColumn column = output_column<T>(p, first);
         *reinterpret_cast<decltype(result)*>(column.first + static_cast<int64_t>(s.begin) * column.step + t * column.step) = result;
     };
-    if (sizeof(T) == sizeof(float) || again.state_dtype == kDTypeOf<T>)
-        return begin_sequence<T, T, kChannels, kWidth>(p, plan.state_form, s, first, store);
+    if (sizeof(T) == sizeof(float) || again.state_dtype == kDTypeOf<T>) {
+        const TapsInMemory<T, kChannels, kWidth, kAnyWidth> taps(p, first);
+        return begin_sequence<T, T, kChannels, kWidth, kAnyWidth>(p, plan.state_form, s, first, taps, store);
+    }
     constexpr int kFew = channels_of_begin(kChannels, sizeof(T), sizeof(float));
-    begin_sequence<T, float, kFew, kWidth>(p, plan.state_form, s, first, store);
+    const TapsInMemory<T, kFew, kWidth, kAnyWidth> taps(p, first);
+    begin_sequence<T, float, kFew, kWidth, kAnyWidth>(p, plan.state_form, s, first, taps, store);
 }
 
 namespace {
 
-template <typename T, int kChannels, int kWidth>
+template <typename T, int kChannels, int kWidth, bool kAnyWidth>
 void launch(const CausalConv1dVarlenParams& p, const VarlenTile& tile, hipStream_t stream) {
     const int64_t vectors = p.dim / kChannels;
     const int warps = power_of_two("num_warps", tile.warps);
@@ -231,34 +238,21 @@ void launch(const CausalConv1dVarlenParams& p, const VarlenTile& tile, hipStream
     const int64_t begins = (p.sequences + begin_rows - 1) / begin_rows;
     plan.blocks = static_cast<uint32_t>(runs + begins);
     plan.begins_of = (static_cast<uint64_t>(begins) << 32) / plan.blocks;
-    plan.state_form = state_form(p, few);
+    plan.state_form = state_form(p, few, kWidth);
     plan.plain_indices = PlainIndices::fit(p);
 
     const dim3 grid = grid_of((vectors + lanes - 1) / lanes, plan.blocks), block(lanes, rows, 1);
-    hipLaunchKernelGGL((causal_conv1d_varlen_tile<T, kChannels, kWidth>), grid, block, 0, stream, p, plan);
+    HIPCONV_LAUNCH(true, (causal_conv1d_varlen_tile<T, kChannels, kWidth, kAnyWidth>), grid, block, 0, stream, p, plan);
     check_launch("causal_conv1d_varlen");
 }
 
-template <typename T, int kWidth>
-void with_channels(const CausalConv1dVarlenParams& p, const VarlenTile& tile, hipStream_t stream) {
-    constexpr int kWide = kLaneBytes / static_cast<int>(sizeof(T));
-    channels_a_vector(p) == 1 ? launch<T, 1, kWidth>(p, tile, stream) : launch<T, kWide, kWidth>(p, tile, stream);
-}
-
+// Models have width 4. The others share instances, of a channel a thread where no card has the registers for a vector's wide windows.
 template <typename T>
 void with_width(const CausalConv1dVarlenParams& p, const VarlenTile& tile, hipStream_t stream) {
-    switch (p.width) {
-        case 2:
-            return with_channels<T, 2>(p, tile, stream);
-        case 3:
-            return with_channels<T, 3>(p, tile, stream);
-        case 4:
-            return with_channels<T, 4>(p, tile, stream);
-        case 5:  // no card has the registers for a vector's wide windows
-            return launch<T, 1, 5>(p, tile, stream);
-        case 6:
-            return launch<T, 1, 6>(p, tile, stream);
-    }
+    constexpr int kWide = kLaneBytes / static_cast<int>(sizeof(T));
+    const bool wide = channels_a_vector(p) > 1;
+    if (p.width == 4) return wide ? launch<T, kWide, 4, false>(p, tile, stream) : launch<T, 1, 4, false>(p, tile, stream);
+    wide && p.width < 4 ? launch<T, kWide, 3, true>(p, tile, stream) : launch<T, 1, 6, true>(p, tile, stream);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Causal conv1d over packed sequences in place ("walk"): the outputs overwrite x, in one launch and without a temporary.
+// Causal conv1d over packed sequences in place, where they are long ("walk"): the outputs overwrite x, in one launch and without a
+// temporary.
 //
 // An output may be stored only when no other token needs the input under it any more, and blocks cannot wait for each other. So a
 // block shares no input with another one: it has a strip of channels of one whole sequence, and walks through it tile by tile.
@@ -15,6 +16,7 @@
 #include "causal_conv1d_varlen_launchers.h"
 #include "causal_conv1d_varlen_vectors.h"
 #include "check.h"
+#include "early_launch.h"
 
 namespace hipconv {
 
@@ -32,6 +34,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kWalkThreads, 1)
     using Vector = Words<T, kChannels>;
     HIPCONV_SHARED(Vector, edges, 2 * kWalkThreads * kPast);  // the inputs just before each row's run, of two tiles in turn
 
+    let_next_kernel_begin();
+    wait_for_kernel_before();
     const CausalConv1dVarlenParams& again = first_argument_again(p);
     const uint32_t block = blockIdx.z * gridDim.y + blockIdx.y;
     if (block >= plan.blocks) return;
@@ -62,7 +66,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kWalkThreads, 1)
         const int64_t token = first + tiles_on * tile_tokens;
 #pragma unroll
         for (int j = 0; j < kRun; ++j)
-            if (token + j < end) bring_closer(x + (tiles_on * tile_tokens + j) * x_step);
+            bring_closer(x + (tiles_on * tile_tokens + j) * x_step, token + j < end);
     };
     for (int tile = 1; tile <= kTilesCloser; ++tile) bring_tile_closer(tile);
 
@@ -71,16 +75,21 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kWalkThreads, 1)
     for (int t = 0; t < kPast; ++t) begun[t] = Vector{};
     if (row == 0 && works) {
         if (sizeof(T) == sizeof(float) || again.state_dtype == kDTypeOf<T>) {
-            begin_sequence<T, T, kChannels, kWidth>(p, plan.state_form, s, d, [&](int t, Vector result) { begun[t] = result; });
+            const TapsInMemory<T, kChannels, kWidth, false> taps(p, d);
+            begin_sequence<T, T, kChannels, kWidth, false>(p, plan.state_form, s, d, taps,
+                                                           [&](int t, Vector result) { begun[t] = result; });
         } else {
             constexpr int kFew = channels_of_begin(kChannels, sizeof(T), sizeof(float));
             constexpr int kWords = kFew * static_cast<int>(sizeof(T)) / 4;
 #pragma unroll
-            for (int part = 0; part < kChannels / kFew; ++part)
-                begin_sequence<T, float, kFew, kWidth>(p, plan.state_form, s, d + part * kFew, [&](int t, Words<T, kFew> result) {
+            for (int part = 0; part < kChannels / kFew; ++part) {
+                const TapsInMemory<T, kFew, kWidth, false> taps(p, d + part * kFew);
+                const auto keep = [&](int t, Words<T, kFew> result) {
 #pragma unroll
                     for (int w = 0; w < kWords; ++w) set_word(begun[t], part * kWords + w, word(result, w));
-                });
+                };
+                begin_sequence<T, float, kFew, kWidth, false>(p, plan.state_form, s, d + part * kFew, taps, keep);
+            }
         }
     }
     if (!walks) {
@@ -89,13 +98,11 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kWalkThreads, 1)
             if (row == 0 && first + t < end) *reinterpret_cast<Vector*>(x + t * x_step) = begun[t];
         return;
     }
-    typename Fetched<T, kChannels, kWidth>::Weights fetched_weights{};
-    typename Fetched<T, kChannels, kWidth>::Biases fetched_biases{};
-    fetch_parameters<T, kChannels, kWidth>(p, d, fetched_weights, fetched_biases);
     Pair weight[kPairs][kWidth], bias[kPairs];
+    TapsInMemory<T, kChannels, kWidth, false> taps(p, d);
+    taps.fetch();
 #pragma unroll
-    for (int j = 0; j < kPairs; ++j)
-        unpack_parameters<T, kChannels, kWidth>(p, d, fetched_weights, fetched_biases, j, weight[j], bias[j]);
+    for (int j = 0; j < kPairs; ++j) taps.unpack(j, weight[j], bias[j]);
     const bool use_silu = again.use_silu;
 
     Vector last[kPast]{};  // inputs at the end of the row's run in the tile before
@@ -151,8 +158,8 @@ constexpr int64_t kFewestVectors = 512, kFewestTokens = 64;
 
 int64_t vectors_of(const CausalConv1dVarlenParams& p) { return p.dim / (kLaneBytes / element_bytes(p.dtype)); }
 
-// Rows of a block: enough to fill the card, and enough that one sequence with all of the tokens takes no longer than two passes with
-// a temporary would: lengths are not known here.
+// Rows of a block: enough to fill the card, and enough that one sequence with all of the tokens does not take long: lengths are not
+// known here.
 unsigned rows_of(const CausalConv1dVarlenParams& p) {
     const int64_t vectors = vectors_of(p), bytes = vectors * kLaneBytes;
     const int64_t to_fill = kFullCard / (vectors * p.sequences), to_keep_up = (1 << 17) / bytes;
@@ -172,34 +179,35 @@ void launch(const CausalConv1dVarlenParams& p, const VarlenTile& tile, hipStream
     VarlenPlan plan{};
     plan.run = kWalkRun;
     plan.blocks = static_cast<uint32_t>(p.sequences);
-    plan.state_form = state_form(p, channels_of_begin(kChannels, sizeof(T), element_bytes(p.state_dtype)));
+    plan.state_form = state_form(p, channels_of_begin(kChannels, sizeof(T), element_bytes(p.state_dtype)), kWalkWidth);
     plan.plain_indices = PlainIndices::fit(p);
     const dim3 grid = grid_of((vectors + lanes - 1) / lanes, plan.blocks), block(lanes, rows, 1);
-    hipLaunchKernelGGL((causal_conv1d_varlen_walk<T, kChannels, kWalkWidth>), grid, block, 0, stream, p, plan);
+    HIPCONV_LAUNCH(true, (causal_conv1d_varlen_walk<T, kChannels, kWalkWidth>), grid, block, 0, stream, p, plan);
     check_launch("causal_conv1d_varlen");
 }
 
 }  // namespace
 
-bool causal_conv1d_varlen_in_place(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* stream) {
-    if (p.width != kWalkWidth || p.sequences == 0 || p.dead_tokens != DeadTokens::leave) return false;
-    if (!causal_conv1d_varlen_tile_serves(p) || channels_a_vector(p) == 1) return false;
-    // Short sequences would leave most rows of a block without work, few channels most of the card.
-    const bool fast = p.tokens >= kFewestTokens * p.sequences && vectors_of(p) * p.sequences >= kFewestVectors;
-    if (!fast && !tile.tokens) return false;
+bool causal_conv1d_varlen_walk_serves(const CausalConv1dVarlenParams& p) {
+    return causal_conv1d_varlen_tile_serves(p) && p.width == kWalkWidth && channels_a_vector(p) > 1;
+}
+
+// Sequences shorter than a tile leave rows of a block without work, few channels most of the card.
+bool causal_conv1d_varlen_walk_is_faster(const CausalConv1dVarlenParams& p) {
+    const int64_t tile = int64_t{rows_of(p)} * kWalkRun;
+    return p.tokens >= p.sequences * (tile > kFewestTokens ? tile : kFewestTokens) && vectors_of(p) * p.sequences >= kFewestVectors;
+}
+
+void causal_conv1d_varlen_walk(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* stream) {
     const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
     switch (p.dtype) {
         case DType::f32:
-            launch<float>(p, tile, hip_stream);
-            break;
+            return launch<float>(p, tile, hip_stream);
         case DType::f16:
-            launch<f16>(p, tile, hip_stream);
-            break;
+            return launch<f16>(p, tile, hip_stream);
         case DType::bf16:
-            launch<bf16>(p, tile, hip_stream);
-            break;
+            return launch<bf16>(p, tile, hip_stream);
     }
-    return true;
 }
 
 }  // namespace hipconv

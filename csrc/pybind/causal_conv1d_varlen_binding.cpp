@@ -175,14 +175,17 @@ bool varlen(const std::vector<at::Tensor>& tensors, const at::Tensor& x, const a
         const std::string forced = from_environment(kKernelVariable);
         if (!forced.empty()) kernel = forced;
     }
-    check_kernel_name(kernel, causal_conv1d_varlen_kernels());
+    const bool in_place = outputs.size() == 1 && x.numel() > 0 && same_memory(tensors[0], x);
+    std::vector<std::string> kernels = causal_conv1d_varlen_kernels();
+    if (in_place)
+        for (const std::string& name : causal_conv1d_varlen_in_place_kernels()) kernels.push_back(name);
+    check_kernel_name(kernel, kernels);
     VarlenTile forced_tile{};
     if (const std::string text = from_environment(kTileVariable); !text.empty()) forced_tile = parse_tile(text);
     if (tile[0]) forced_tile.tokens = static_cast<int32_t>(tile[0]);
     if (tile[1]) forced_tile.channels = static_cast<int32_t>(tile[1]);
     if (tile[2]) forced_tile.warps = static_cast<int32_t>(tile[2]);
 
-    const bool in_place = outputs.size() == 1 && x.numel() > 0 && same_memory(tensors[0], x);
     for (size_t i = 0; i < outputs.size(); ++i) {
         if (!in_place) check_no_overlap(outputs[i], {"x", x});
         check_no_overlap(outputs[i], {"weight", weight});
@@ -212,7 +215,7 @@ bool varlen(const std::vector<at::Tensor>& tensors, const at::Tensor& x, const a
 
     const c10::DeviceGuard guard(x.device());
     py::gil_scoped_release no_gil;
-    if (in_place) return kernel == "auto" && causal_conv1d_varlen_in_place(p, forced_tile, reinterpret_cast<void*>(stream));
+    if (in_place) return causal_conv1d_varlen_in_place(p, kernel, forced_tile, reinterpret_cast<void*>(stream));
     causal_conv1d_varlen(p, kernel, forced_tile, reinterpret_cast<void*>(stream));
     return true;
 }
@@ -247,4 +250,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     m.def("causal_conv1d_varlen", &varlen);
     m.def("causal_conv1d_varlen_directly", &varlen_directly);
     m.def("causal_conv1d_varlen_kernels", &causal_conv1d_varlen_kernels);
+    m.def("causal_conv1d_varlen_in_place_kernels", &causal_conv1d_varlen_in_place_kernels);
 }

@@ -165,6 +165,7 @@ inline unsigned long long __ballot(int predicate, HIPCONV_SIMT_SITE) {
 }
 
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+inline int __popcll(unsigned long long bits) { return __builtin_popcountll(bits); }
 
 // Fibers never interrupt each other, so the plain operation is atomic. The address alone decides the type, as on a GPU.
 namespace simt {
