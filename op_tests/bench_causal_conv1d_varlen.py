@@ -1,12 +1,16 @@
 """Speed of causal_conv1d_fn and causal_conv1d_split_qkv beside a copy kernel that moves the same bytes, states included.
 
     python op_tests/bench_causal_conv1d_varlen.py
-    python op_tests/bench_causal_conv1d_varlen.py --lengths 1x8192 192x1,4000 --split yes --block_m 16,32,64 --json results.json
+    python op_tests/bench_causal_conv1d_varlen.py --lengths 1x8192 192x1,4000 --form split --block_m 16,32,64 --json results.json
 
 Lengths are COUNTxTOKENS or TOKENS, comma-separated. On a GPU a time is that of a kernel: calls are captured into a graph, each on
 buffers of its own, together larger than any cache. "wall" is the time of an eager call by the clock, the device kept busy, so that it
 is the larger of the host's time and the kernel's. On the CPU a time is the fastest of several calls. Width 4, bias, SiLU, all sequences
 with an initial state; slots of a pool twice the size, in random order.
+
+    new        into a new tensor
+    split      into q, k and v (dim / 4, dim / 4, dim / 2)
+    in_place   over x
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ WIDTH = 4
 MIXES = ["1x8192", "8x1024", "64x128", "192x1,4000,2000,1500,500", "256x32"]
 CPU_MIXES = ["1x2048", "8x256", "100x1,1500,448", "2048x1"]
 STATE_LAYOUTS = ("dim_last", "dim_first")
+FORMS = ("new", "split", "in_place")
 
 
 def parse_lengths(text: str) -> list[int]:
@@ -60,7 +65,7 @@ def wall_us(calls: list[Callable[[], object]], device: torch.device) -> float:
     return (time.perf_counter() - started) * 1e6 / (rounds * len(calls))
 
 
-def bench(lengths: list[int], dim: int, dtype: torch.dtype, state_layout: str, split: bool, choices: dict, device: torch.device) -> dict:
+def bench(lengths: list[int], dim: int, dtype: torch.dtype, state_layout: str, form: str, choices: dict, device: torch.device) -> dict:
     """Times in microseconds of one case; `bytes` moved; `wrong` says what is, if anything."""
     tokens, count = sum(lengths), len(lengths)
     moved = 2 * tokens * dim * dtype.itemsize + 2 * count * dim * (WIDTH - 1) * dtype.itemsize
@@ -80,9 +85,10 @@ def bench(lengths: list[int], dim: int, dtype: torch.dtype, state_layout: str, s
     sets = [(torch.randn(tokens, dim, device=device, dtype=dtype).T, pool()) for _ in range(copies)]
 
     def run(x: Tensor, states: Tensor) -> object:
-        if split:
+        if form == "split":
             return serving.causal_conv1d_split_qkv(x, weight, bias, states, starts, k_dim, dim - 2 * k_dim, indices, flags, **choices)
-        return serving.causal_conv1d_fn(x, weight, bias, states, starts, indices, flags, **choices)
+        out = x if form == "in_place" else None
+        return serving.causal_conv1d_fn(x, weight, bias, states, starts, indices, flags, out=out, **choices)
 
     x, states = sets[0]
     some = torch.randperm(dim, device=device)[:256]
@@ -117,7 +123,7 @@ def main() -> int:
     parser.add_argument("--dim", type=list_of(int), nargs="+", help="default 8192, on the CPU 2048")
     parser.add_argument("--dtype", type=list_of(choice_of(*DTYPES)), nargs="+", default=[["bfloat16"]])
     parser.add_argument("--state_layout", type=list_of(choice_of(*STATE_LAYOUTS)), nargs="+", default=[list(STATE_LAYOUTS)])
-    parser.add_argument("--split", type=list_of(choice_of("no", "yes")), nargs="+", default=[["no", "yes"]])
+    parser.add_argument("--form", type=list_of(choice_of(*FORMS)), nargs="+", default=[["new", "split"]])
     parser.add_argument("--kernel", default="auto")
     for option in ("block_m", "block_n", "num_warps"):
         parser.add_argument(f"--{option}", type=list_of(int), nargs="+", default=[[0]], help="0: the kernel's own choice")
@@ -128,25 +134,25 @@ def main() -> int:
     card = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads, {targets.host_isa()}"
     date = datetime.date.today().isoformat()
     print(f"{card}, torch {torch.__version__}, {date}; width {WIDTH}, bias, SiLU; times in us; TB/s counts tokens and states, in and out")
-    columns = [("lengths", 26), ("dim", 5), ("dtype", 8), ("states", 9), ("split", 5), ("tile", 10), ("us", 9), ("TB/s", 6)]
+    columns = [("lengths", 26), ("dim", 5), ("dtype", 8), ("states", 9), ("form", 8), ("tile", 10), ("us", 9), ("TB/s", 6)]
     table = Table([*columns, ("copy us", 9), ("of copy", 7), ("wall us", 9), ("vs silu", 7), ("result", 6)])
     rows = []
-    listed = (options.dtype, options.state_layout, options.split, options.block_m, options.block_n, options.num_warps)
+    listed = (options.dtype, options.state_layout, options.form, options.block_m, options.block_n, options.num_warps)
     axes = (
         options.lengths or (MIXES if options.backend == "gpu" else CPU_MIXES),
         flattened(options.dim) if options.dim else [8192 if options.backend == "gpu" else 2048],
         *(flattened(axis) for axis in listed),
     )
-    for lengths, dim, dtype, state_layout, split, block_m, block_n, num_warps in itertools.product(*axes):
+    for lengths, dim, dtype, state_layout, form, block_m, block_n, num_warps in itertools.product(*axes):
         choices = {"kernel": options.kernel, "block_m": block_m, "block_n": block_n, "num_warps": num_warps}
-        result = bench(parse_lengths(lengths), dim, DTYPES[dtype], state_layout, split == "yes", choices, device)
-        rows.append({"lengths": lengths, "dim": dim, "dtype": dtype, "state_layout": state_layout, "split": split, **choices, **result})
+        result = bench(parse_lengths(lengths), dim, DTYPES[dtype], state_layout, form, choices, device)
+        rows.append({"lengths": lengths, "dim": dim, "dtype": dtype, "state_layout": state_layout, "form": form, **choices, **result})
         table.row(
             lengths,
             dim,
             dtype,
             state_layout,
-            split,
+            form,
             f"{block_m}x{block_n}x{num_warps}",
             f"{result['us']:.1f}",
             f"{result['bytes'] / result['us'] / 1e6:.2f}",

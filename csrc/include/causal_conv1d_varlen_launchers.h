@@ -8,7 +8,8 @@ namespace hipconv {
 bool causal_conv1d_varlen_tile_serves(const CausalConv1dVarlenParams& params);  // widths 2 to 6, states of x's dtype or f32
 void causal_conv1d_varlen_tile(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* stream);
 
-// In place, what `tile` serves: `strip` all of it, `walk` (width 4, channels in vectors) long sequences faster.
+// In place: `strip` serves what `tile` does, up to 2^30 tokens; `walk`, of width 4 and with channels in vectors, is for long sequences.
+bool causal_conv1d_varlen_strip_serves(const CausalConv1dVarlenParams& params);
 bool causal_conv1d_varlen_walk_serves(const CausalConv1dVarlenParams& params);
 bool causal_conv1d_varlen_walk_is_faster(const CausalConv1dVarlenParams& params);
 void causal_conv1d_varlen_walk(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* stream);

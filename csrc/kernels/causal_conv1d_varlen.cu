@@ -45,16 +45,16 @@ void causal_conv1d_varlen(const CausalConv1dVarlenParams& p, const std::string& 
 std::vector<std::string> causal_conv1d_varlen_in_place_kernels() { return {"walk", "strip"}; }
 
 bool causal_conv1d_varlen_in_place(const CausalConv1dVarlenParams& p, const std::string& kernel, const VarlenTile& tile, void* stream) {
-    const bool walk = causal_conv1d_varlen_walk_serves(p), strip = causal_conv1d_varlen_tile_serves(p);
+    const bool walk = causal_conv1d_varlen_walk_serves(p), strip = causal_conv1d_varlen_strip_serves(p);
     if (kernel == "walk" && !walk)
         throw std::invalid_argument(
             "kernel: got 'walk', which serves width 4, states of x's dtype or float32, and channels that are aligned neighbours");
     if (kernel == "strip" && !strip)
-        throw std::invalid_argument("kernel: got 'strip', which serves widths 2 to 6 and states of x's dtype or float32");
+        throw std::invalid_argument("kernel: got 'strip', which serves widths 2 to 6, states of x's dtype or float32, and 2^30 tokens");
     const bool automatic = kernel == "auto";
-    if (p.dead_tokens != DeadTokens::leave || !strip || !(automatic || kernel == "walk" || kernel == "strip")) return false;
+    if (p.dead_tokens != DeadTokens::leave || !(automatic ? walk || strip : kernel == "walk" || kernel == "strip")) return false;
     if (p.sequences == 0) return true;
-    if (kernel == "walk" || (automatic && walk && causal_conv1d_varlen_walk_is_faster(p)))
+    if (kernel == "walk" || (automatic && walk && (!strip || causal_conv1d_varlen_walk_is_faster(p))))
         causal_conv1d_varlen_walk(p, tile, stream);
     else
         causal_conv1d_varlen_strip(p, tile, stream);

@@ -22,9 +22,10 @@
 namespace hipconv {
 
 constexpr int kStripThreads = 256, kStripBlocks = 2;  // of a block; on a compute unit, at least: one computes while another one waits
-constexpr int kFewestLanes = 4, kMostLanes = 64;    // of a row
-constexpr int kFewestBytes = 32, kUsualBytes = 64;  // of a row of a strip
+constexpr int kFewestLanes = 4, kMostLanes = 64;      // of a row
+constexpr int kFewestBytes = 32, kUsualBytes = 64;    // of a row of a strip
 constexpr int kUsualBlocks = 256;
+constexpr int32_t kMostStripTokens = 1 << 30;         // so that sums of two are integers, too
 
 // Tokens of a row, as many as LDS has room for.
 template <int kChannels>
@@ -63,8 +64,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStripThreads, kStripBlocks)
     causal_conv1d_varlen_strip(CausalConv1dVarlenParams p, StripPlan plan) {
     constexpr int kPast = kWidth - 1, kPairs = (kChannels + 1) / 2, kRun = kStripRun<kChannels>;
     using Vector = Words<T, kChannels>;
-    HIPCONV_SHARED(Vector, edges, kStripThreads * kPast);              // the inputs just before each row's run
-    HIPCONV_SHARED(Vector, begun, kStripThreads * kRun);               // outputs at the begin of sequences, by token and lane
+    HIPCONV_SHARED(Vector, edges, kStripThreads * kPast);                  // the inputs just before each row's run
+    HIPCONV_SHARED(Vector, begun, kStripThreads * kRun);                   // outputs at the begin of sequences, by token and lane
     HIPCONV_SHARED(uint32_t, marks, kStripThreads / kFewestLanes * kRun);  // of a tile's tokens
 
     const CausalConv1dVarlenParams& again = first_argument_again(p);
@@ -256,6 +257,10 @@ void with_width(const CausalConv1dVarlenParams& p, const VarlenTile& tile, hipSt
 }
 
 }  // namespace
+
+bool causal_conv1d_varlen_strip_serves(const CausalConv1dVarlenParams& p) {
+    return causal_conv1d_varlen_tile_serves(p) && p.tokens <= kMostStripTokens;
+}
 
 void causal_conv1d_varlen_strip(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* stream) {
     const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
