@@ -22,15 +22,17 @@ stores as widely as the steady one, in the same loop and in addition to it, coun
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+import functools
 import itertools
 import re
 from typing import NamedTuple
 
 from amd_code import Instruction
-from amd_masks import Masks, State
+from amd_masks import Masks, Register, State
 
 Work = Callable[[Instruction], int]
 Score = tuple[int, int, int, int]  # work, what else, guards (counted down), vector instructions (counted up or down)
+Known = tuple[tuple[Register, bool], ...]  # a state that can be a key
 
 
 # ---- blocks and loops ------------------------------------------------------------------------------------------------------------
@@ -158,6 +160,8 @@ class _Iteration:
         self.blocks = {address: blocks[address] for address in loop.blocks - busy}
         self.inside = _union(other.blocks for other in inner)
         self.repeats = {(block, other.header) for other in [*inner, loop] if other.is_loop for block in other.blocks}
+        self.stretches = {address: list(self._stretches(block)) for address, block in self.blocks.items()}
+        self.through = functools.cache(self._through)  # both bests ask for the same
 
     def onward(self, address: int) -> list[int]:
         """The blocks that may follow in the same iteration, of this loop and of those inside."""
@@ -186,13 +190,14 @@ class _Iteration:
         """
         if self.loop.header not in self.blocks:
             return None
-        reached: dict[int, dict[tuple, tuple]] = {address: {} for address in self.blocks}
+        reached: dict[int, dict[Known, tuple]] = {address: {} for address in self.blocks}
         reached[self.loop.header][((self.masks.exec, True),)] = ((0, 0, 0, 0), ())  # the score, and the blocks so far as a linked list
         finished: list[tuple] = []
         for address in self.in_order():
             onward = self.onward(address)
-            for masks, (score, trail) in reached[address].items():
-                for state, total in self._through(address, dict(masks), score, valu):
+            for known, ((work, also, guards, vector), trail) in reached[address].items():
+                for state, (more_work, more_also, fewer, more_vector) in self.through(address, known):
+                    total = (work + more_work, also + more_also, guards + fewer, vector + valu * more_vector)
                     way = (total, (address, trail))
                     for successor, after in self._leave(address, state):
                         if successor in onward:
@@ -212,19 +217,28 @@ class _Iteration:
         instructions = tuple(i for address in addresses for i in self.blocks[address].instructions)
         return Way(score[0], instructions, not self.inside.isdisjoint(addresses))
 
-    def _through(self, address: int, state: State, score: Score, valu: int) -> list[tuple[State, Score]]:
-        """What may be known after a block, and the score by then."""
-        states = [(state, score)]
-        for i in self.blocks[address].instructions:
+    def _stretches(self, block: Block) -> Iterator[tuple[int, int, int, Instruction | None]]:
+        """Work, what else and vector instructions up to each instruction that masks may change in, itself included, and of the rest."""
+        work = also = vector = 0
+        for i in block.instructions:
+            work, also, vector = work + self.work(i), also + self.also(i), vector + (i.kind == "valu")
+            if self.masks.reads_and_writes(i)[1]:
+                yield work, also, vector, i
+                work = also = vector = 0
+        yield work, also, vector, None
+
+    def _through(self, address: int, known: Known) -> list[tuple[State, Score]]:
+        """What may be known after a block, and the score of the block."""
+        states: list[tuple[State, Score]] = [(dict(known), (0, 0, 0, 0))]
+        for more_work, more_also, more_vector, steering in self.stretches[address]:
             following: list[tuple[State, Score]] = []
             for before, (work, also, guards, vector) in states:
-                if before[self.masks.exec]:
-                    work += self.work(i)
-                    also += self.also(i)
-                guards -= before[self.masks.exec] and i.mnemonic.startswith("s_cbranch_exec")
-                total = (work, also, guards, vector + valu * (i.kind == "valu"))
-                following.extend((after, total) for after in self.masks.step(i, before))
+                on = before[self.masks.exec]
+                total = (work + on * more_work, also + on * more_also, guards, vector + more_vector)
+                following.extend((after, total) for after in (self.masks.step(steering, before) if steering else (before,)))
             states = following
+        if self.blocks[address].instructions[-1].mnemonic.startswith("s_cbranch_exec"):  # a guard
+            return [(state, (work, also, -state[self.masks.exec], vector)) for state, (work, also, _, vector) in states]
         return states
 
     def _leave(self, address: int, state: State) -> Iterator[tuple[int | None, State]]:
