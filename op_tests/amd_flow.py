@@ -196,17 +196,14 @@ class _Iteration:
         for address in self.in_order():
             onward = self.onward(address)
             for known, ((work, also, guards, vector), trail) in reached[address].items():
-                for state, (more_work, more_also, fewer, more_vector) in self.through(address, known):
+                for successor, kept, (more_work, more_also, fewer, more_vector) in self.through(address, known):
                     total = (work + more_work, also + more_also, guards + fewer, vector + valu * more_vector)
                     way = (total, (address, trail))
-                    for successor, after in self._leave(address, state):
-                        if successor in onward:
-                            live = self.live[successor]
-                            kept = tuple(sorted((r, v) for r, v in after.items() if not live.isdisjoint(range(r[0], r[1] + 1))))
-                            if kept not in reached[successor] or total > reached[successor][kept][0]:
-                                reached[successor][kept] = way
-                        elif successor == (self.loop.header if self.loop.is_loop else None):
-                            finished.append(way)
+                    if successor in onward:
+                        if kept not in reached[successor] or total > reached[successor][kept][0]:
+                            reached[successor][kept] = way
+                    elif successor == (self.loop.header if self.loop.is_loop else None):
+                        finished.append(way)
         score, trail = max(finished, key=lambda way: way[0], default=((0,), ()))
         if score[0] == 0:
             return None
@@ -227,19 +224,24 @@ class _Iteration:
                 work = also = vector = 0
         yield work, also, vector, None
 
-    def _through(self, address: int, known: Known) -> list[tuple[State, Score]]:
-        """What may be known after a block, and the score of the block."""
-        states: list[tuple[State, Score]] = [(dict(known), (0, 0, 0, 0))]
+    def _through(self, address: int, known: Known) -> list[tuple[int | None, Known, Score]]:
+        """Where a block may lead, None being the end of the kernel, with what is known and matters there; and the score of the block."""
+        states: list[tuple[State, tuple[int, int, int]]] = [(dict(known), (0, 0, 0))]
         for more_work, more_also, more_vector, steering in self.stretches[address]:
-            following: list[tuple[State, Score]] = []
-            for before, (work, also, guards, vector) in states:
+            following: list[tuple[State, tuple[int, int, int]]] = []
+            for before, (work, also, vector) in states:
                 on = before[self.masks.exec]
-                total = (work + on * more_work, also + on * more_also, guards, vector + more_vector)
+                total = (work + on * more_work, also + on * more_also, vector + more_vector)
                 following.extend((after, total) for after in (self.masks.step(steering, before) if steering else (before,)))
             states = following
-        if self.blocks[address].instructions[-1].mnemonic.startswith("s_cbranch_exec"):  # a guard
-            return [(state, (work, also, -state[self.masks.exec], vector)) for state, (work, also, _, vector) in states]
-        return states
+        ways: dict[tuple[int | None, Known, Score], None] = {}  # without repeats, in order
+        for state, (work, also, vector) in states:
+            guards = -int(state[self.masks.exec] and self.blocks[address].instructions[-1].mnemonic.startswith("s_cbranch_exec"))
+            for successor, after in self._leave(address, state):
+                live = self.live[successor] if successor in self.blocks else set()
+                kept = tuple(sorted((r, v) for r, v in after.items() if not live.isdisjoint(range(r[0], r[1] + 1))))
+                ways[successor, kept, (work, also, guards, vector)] = None
+        return list(ways)
 
     def _leave(self, address: int, state: State) -> Iterator[tuple[int | None, State]]:
         """Where a block leads, None being the end of the kernel."""
@@ -257,17 +259,21 @@ def _union(sets: Iterable[frozenset[int]]) -> frozenset[int]:
 
 def live_at_entry(blocks: dict[int, Block], masks: Masks) -> Live:
     """All that a state must keep."""
+    read: Live = {}  # before it is written, by block
+    written: Live = {}
+    always = set(range(masks.exec[0], masks.exec[1] + 1))
+    for address, block in blocks.items():
+        read[address], written[address] = set(), set()
+        for instruction in block.instructions:
+            reads, writes = masks.reads_and_writes(instruction)
+            read[address] |= {i for first, last in reads for i in range(first, last + 1)} - written[address]
+            written[address] |= {i for first, last in writes for i in range(first, last + 1)}
     live: Live = {address: set() for address in blocks}
     changed = True
     while changed:
         changed = False
         for address in reversed(blocks):
-            needed = set().union(*(live[s] for s in blocks[address].successors))
-            for instruction in reversed(blocks[address].instructions):
-                reads, writes = masks.reads_and_writes(instruction)
-                needed -= {i for first, last in writes for i in range(first, last + 1)}
-                needed |= {i for first, last in reads for i in range(first, last + 1)}
-            needed.update(range(masks.exec[0], masks.exec[1] + 1))
+            needed = read[address] | set().union(*(live[s] for s in blocks[address].successors)) - written[address] | always
             if needed != live[address]:
                 live[address], changed = needed, True
     return live

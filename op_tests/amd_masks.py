@@ -51,6 +51,29 @@ def _register(operand: str) -> Register | None:
     return (int(found[1]), int(found[1])) if found[1] else (int(found[2]), int(found[3]))
 
 
+@functools.cache
+def _logic_of(name: str) -> tuple[Callable[..., bool], str | None] | None:
+    """What an instruction of that name does to masks, and `_saveexec` or `_wrexec` if it does it to the execution mask too."""
+    logic = _LOGIC_NAME.match(name)
+    operation = logic and _LOGIC.get(_OLD_NAMES.get(logic["operation"], logic["operation"]))
+    return (operation, logic["exec"]) if logic and operation else None
+
+
+@functools.cache
+def _outcomes(operation: Callable[..., bool], values: tuple[bool | None, ...]) -> list[tuple[tuple[bool, ...], bool]]:
+    """The results for all that the unknown values may be."""
+    outcomes = []
+    for guess in itertools.product((True, False), repeat=values.count(None)):
+        guesses = iter(guess)
+        outcomes.append((guess, operation(*(next(guesses) if value is None else value for value in values))))
+    return outcomes
+
+
+@functools.cache
+def _touches(register: Register, writes: frozenset[Register]) -> bool:
+    return any(register[0] <= last and first <= register[1] for first, last in writes)
+
+
 class Masks:
     """The masks of a wave of 64 or 32 lanes."""
 
@@ -83,11 +106,9 @@ class Masks:
         if not writes:
             yield state
             return
-        after = {r: v for r, v in state.items() if not any(r[0] <= w[1] and w[0] <= r[1] for w in writes)}
-        logic = _LOGIC_NAME.match(name)
-        operation = logic and _LOGIC.get(_OLD_NAMES.get(logic["operation"], logic["operation"]))
-        if logic and operation:
-            yield from self._logic(instruction, operation, logic["exec"], state, after)
+        after = {r: v for r, v in state.items() if not _touches(r, writes)}
+        if logic := _logic_of(name):
+            yield from self._logic(instruction, *logic, state, after)
         elif name.startswith("v_cmpx"):
             yield from (after | {self.exec: passed} for passed in {state[self.exec], False})
         elif name.startswith("v_cmp") and not state[self.exec]:
@@ -114,15 +135,11 @@ class Masks:
         sources = [*instruction.operands[1:], *(["exec" if self.exec == _NAMED["exec"] else "exec_lo"] if on_exec else [])]
         values = [self._value(source, state) for source in sources]
         unknown = [_register(source) for source, value in zip(sources, values, strict=True) if value is None]
-        outcomes = []
-        for guess in itertools.product((True, False), repeat=len(unknown)):
-            guesses = iter(guess)
-            result = operation(*(next(guesses) if value is None else value for value in values))
-            outcomes.append((dict(zip(unknown, guess, strict=True)), result))
+        outcomes = _outcomes(operation, tuple(values))
         sets_scc = SCC in self.reads_and_writes(instruction)[1]
         if on_exec or destination in (self.exec, self.vcc):  # it steers: each way on assumes what the unknown ones are, for good
             for assumed, result in outcomes:
-                done = after | {r: v for r, v in assumed.items() if r and r != destination}
+                done = after | {r: v for r, v in zip(unknown, assumed, strict=True) if r and r != destination}
                 if destination:
                     done[destination] = state[self.exec] if on_exec == "_saveexec" else result
                 if on_exec:
