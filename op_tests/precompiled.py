@@ -32,8 +32,10 @@ def torch_headers(directory: Path) -> bool:
     searched = [include, include / "torch/csrc/api/include", sysconfig.get_path("include")]
 
     def precompile(arch: str) -> bool:
-        flags = [*LOADER_FLAGS, *(f"-isystem{place}" for place in searched), *targets.flags(targets.named(arch), ["-O3"]).host]
-        command = [*compiler, *flags, "-x", "c++-header", str(include / HEADER), "-o", str(compiled / arch)]
+        flags = targets.flags(targets.named(arch), ["-O3"]).host
+        ours = [flag for flag in flags if not flag.startswith("-DHIPCONV_")]  # torch reads none, and g++ would insist on them
+        theirs = [*LOADER_FLAGS, *(f"-isystem{place}" for place in searched)]
+        command = [*compiler, *theirs, *ours, "-x", "c++-header", str(include / HEADER), "-o", str(compiled / arch)]
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
     try:
