@@ -22,7 +22,10 @@ from common import WAYS, environment
 from hipconv import jit, registry, targets
 
 ROOT = Path(__file__).resolve().parent.parent
-FLAGS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g1", "-O0"]  # compiling takes the time, and more at -O1
+# Compiling takes the time, and more at -O1: so accesses are checked by calls, null, which stops the process by itself, by nobody, and
+# other undefined behaviour ends in an illegal instruction without a report (`gdb` has the line, or a build without that flag).
+FLAGS = ["-g1", "-O0", "-fsanitize=address,undefined", "-fno-sanitize=null", "-fsanitize-undefined-trap-on-error"]
+FLAGS += ["--param", "asan-instrumentation-with-call-threshold=0"]
 CXX = os.environ.get("CXX", "g++")
 
 # Tensors whose storage was shrunk behind their backs: the kernel is led past the end of the memory.
