@@ -29,7 +29,7 @@ import re
 import sys
 from typing import NamedTuple
 
-from amd_code import AMD_ARCHS, PACKAGES, ROOT, TOOLS, Instruction, Kernel, build_all, instructions_of, missing
+from amd_code import AMD_ARCHS, PACKAGES, ROOT, TOOLS, Instruction, Kernel, build_all, build_kernel, instructions_of, missing
 from amd_flow import Work, blocks_of, live_at_entry, loops_of, steady_ways
 from amd_masks import Masks
 from common import Table, choice_of, flattened, list_of
@@ -230,9 +230,10 @@ class Figures(NamedTuple):
         return [miss for kept, miss in checks if not kept]
 
 
-def figures(asked: FastKernel, archs: Iterable[str]) -> Iterator[Figures]:
+def figures(asked: FastKernel, archs: Iterable[str], alone: Iterable[str] = ()) -> Iterator[Figures]:
     """Compiles the kernel for each architecture and counts its best hot loop: the cheapest of those with the activation, if it has one.
 
+    alone: architectures for which the rest of its file is not compiled.
     Others that store as widely (copies, states) take fewer instructions, and are cold.
     """
     wide = loads(asked.width)
@@ -240,7 +241,7 @@ def figures(asked: FastKernel, archs: Iterable[str]) -> Iterator[Figures]:
     def also(i: Instruction) -> int:
         return wide(i) + (i.transcendental if asked.transcendental else 0)
 
-    for code in build_all(asked.source, archs):
+    for code in (*build_all(asked.source, archs), *(build_kernel(asked.source, arch, asked.instance) for arch in alone)):
         kernel = code.kernel(asked.instance)
         found = [Figures(asked, kernel, loop) for loop in hot_loops(kernel, asked.width, also=also, whole=asked.whole)]
         yield next((figures for figures in found if figures.has_activation), found[0])
