@@ -23,6 +23,15 @@ assert torch.allclose(out.double(), hipconv.reference.causal_conv1d(x, weight), 
 print(hipconv.__file__)
 """
 
+BUILD = """
+import torch, hipconv
+from hipconv import jit, targets
+x, out = torch.randn(2, 4, 8), torch.empty(2, 4, 8)
+jit.module("copy", targets.of(x.device)).copy(out, x, 0)
+assert torch.equal(out, x)
+print(hipconv.__file__)
+"""  # the smallest module
+
 
 def python(*arguments: str, cwd: Path, path: Path | None = None, **variables: str) -> str:
     """Run this Python somewhere else, `path` before everything that is installed; its output."""
@@ -66,8 +75,9 @@ def test_the_wheel_carries_every_source_and_nothing_else(wheel: Path) -> None:
 
 
 def test_a_wheel_builds_and_runs_from_another_directory(installed: Path, tmp_path: Path) -> None:
-    output = python("-c", CALL, cwd=tmp_path, path=installed, HIPCONV_CACHE_DIR=str(tmp_path / "cache"))
+    output = python("-c", BUILD, cwd=tmp_path, path=installed, HIPCONV_CACHE_DIR=str(tmp_path / "cache"))
     assert Path(output).is_relative_to(installed)
+    assert len(list((tmp_path / "cache").rglob("*.so"))) == 1
     assert not list(installed.rglob("*.so")), "built into the installation"
 
 

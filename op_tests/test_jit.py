@@ -814,19 +814,30 @@ def test_file_stems_are_unique_among_the_sources_of_a_build() -> None:
 # ---- the real thing ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_real_module_builds_and_leaves_its_sources_alone(tmp_path: Path, compiler: Path) -> None:
+def real(directory: Path, compiler: Path) -> Probe:
+    """A checkout of all of hipconv, for this machine's compiler."""
+    checkout = Probe(directory, compiler)
+    shutil.copytree(ROOT / "python/hipconv", checkout.root / "python/hipconv", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "csrc", checkout.root / "csrc")
+    shutil.copy(ROOT / "jit_config.json", checkout.root)
+    return checkout
+
+
+def test_a_real_module_builds_and_leaves_its_sources_alone(tmp_path: Path, compiler: Path) -> None:
     """Both paths hold a space and the word that makes hipify write elsewhere: into a sibling tree where it says hip."""
     directory = tmp_path / "my cuda env"
-    real = Probe(directory, compiler)
-    real.cache = directory / "cuda cache"
-    shutil.copytree(ROOT / "python/hipconv", real.root / "python/hipconv", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "csrc", real.root / "csrc")
-    shutil.copy(ROOT / "jit_config.json", real.root)
-    before, siblings = tree_hash(real.root), sorted(directory.iterdir())
-    done = real.cli("demo", HIPCONV_CACHE_DIR=str(real.cache), CXX=None)
+    checkout, cache_of_its_own = real(directory, compiler), directory / "cuda cache"
+    before, siblings = tree_hash(checkout.root), sorted(directory.iterdir())
+    done = checkout.cli("build", "copy", HIPCONV_CACHE_DIR=str(cache_of_its_own), CXX=None)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert tree_hash(checkout.root) == before
+    assert sorted(directory.iterdir()) == sorted([*siblings, cache_of_its_own]) and list(tmp_path.iterdir()) == [directory]
+    listed = checkout.cli("list", HIPCONV_CACHE_DIR=str(cache_of_its_own), CXX=None).stdout
+    assert re.search(r"copy \(\d+ source files\)\n  cpu \w+ .* current", listed)
+
+
+def test_the_demo_compares_with_the_reference(tmp_path: Path, compiler: Path) -> None:
+    """With what other tests build, too."""
+    done = real(tmp_path, compiler).cli("demo", HIPCONV_CACHE_DIR=str(next(cache.roots())), CXX=os.environ.get("CXX"))
     assert done.returncode == 0, done.stderr + done.stdout
     assert re.fullmatch(r"causal_conv1d_fwd on cpu \(cpu \w+\): ok, max error \S+, first call \S+ s\n", done.stdout)
-    assert tree_hash(real.root) == before
-    assert sorted(directory.iterdir()) == sorted([*siblings, real.cache]) and list(tmp_path.iterdir()) == [directory]
-    listed = real.cli("list", HIPCONV_CACHE_DIR=str(real.cache), CXX=None).stdout
-    assert re.search(r"causal_conv1d \(\d+ source files\)\n  cpu \w+ .* current", listed)
