@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+import itertools
 import os
 from pathlib import Path
 import platform
@@ -129,9 +130,13 @@ def test_every_probe_is_run_below(binaries: dict[str, Path]) -> None:
     assert set(run(binaries["wave64"], "--list-broken").stdout.split()) == tested
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("build", BUILDS)
-@pytest.mark.parametrize("probe", [*EVERYWHERE, *HOST_ONLY])
+def _runs() -> list[tuple[str, str, str]]:
+    """Every probe in every build and order; but what one thread converts, all values of it, is checked for its accesses once."""
+    runs = itertools.product([*EVERYWHERE, *HOST_ONLY], BUILDS, ORDERS)
+    return [run for run in runs if run[1] != "sanitized" or not run[0].endswith("_conversions") or run[2] == ORDERS[0]]
+
+
+@pytest.mark.parametrize(("probe", "build", "order"), _runs())
 def test_probe(binaries: dict[str, Path], probe: str, build: str, order: str) -> None:
     done = run(binaries[build], probe, order)
     assert done.returncode == 0, done.stdout + done.stderr
