@@ -239,7 +239,8 @@ void launch(const CausalConv1dVarlenParams& p, const VarlenTile& tile, hipStream
 
     const unsigned strips = static_cast<unsigned>((vectors + lanes - 1) / lanes);
     StripPlan plan{};
-    plan.groups = strips < kUsualBlocks ? kUsualBlocks / strips : 1;
+    const bool forced = tile.tokens || tile.channels;  // a forced tile meets all sequences, as groups of one or two would not
+    plan.groups = strips < kUsualBlocks && !forced ? kUsualBlocks / strips : 1;
     if (plan.groups > static_cast<unsigned>(p.sequences)) plan.groups = static_cast<unsigned>(p.sequences);
     plan.state_form = state_form(p, channels_of_begin(kChannels, sizeof(T), element_bytes(p.state_dtype)), kWidth);
     plan.plain_indices = PlainIndices::fit(p);
