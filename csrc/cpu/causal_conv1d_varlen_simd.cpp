@@ -12,6 +12,10 @@
 #include "causal_conv1d_varlen_schedule.h"
 #include "simd.h"
 
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
 namespace hipconv {
 namespace {
 
@@ -19,11 +23,12 @@ using simd::Floats;
 using simd::kLanes;
 
 constexpr int kMaxWidth = 8;
-constexpr int kBlock = 512;  // channels: their parameters and initial state stay in the first-level cache
-constexpr int kRun = 8;      // tokens, at least kMaxWidth - 1: rows read at once, for the prefetchers to follow
+constexpr int kBlock = 2048;  // channels, at most: whole rows, as each visit to a page costs a walk through the page tables
+constexpr int kLeastBlock = 512;
+constexpr int kRun = 8;  // tokens, at least kMaxWidth - 1: rows read at once, for the prefetchers to follow
 
 template <int kWidth>
-struct BlockBuffers {
+struct Buffers {
     alignas(64) float parameters[kWidth + 1][kBlock];  // element `width` is the bias
     alignas(64) float past[kWidth][kBlock];            // the width - 1 inputs before a sequence
     alignas(64) char state[kWidth * kBlock * sizeof(float)];  // the same, of the pool's type
@@ -46,32 +51,38 @@ struct Past {
     const float* floats;  // kBlock apart; null: `elements` hold them
 
     Past from(int64_t channel) const { return {elements + channel, step, floats ? floats + channel : floats}; }
+    template <bool kEdge>
+    HIPCONV_SIMD Floats load(int i, int v, int64_t channels) const {
+        if (floats) return simd::load(floats + i * kBlock + v * kLanes);
+        const T* row = elements + i * step + v * kLanes;
+        return kEdge ? simd::load_some(row, channels) : simd::load(row);
+    }
 };
 
-// `tokens` outputs for kVectors * kLanes neighbouring channels; kEdge: for `channels` of them. Of the inputs before the first token
-// the first `absent` do not exist.
-template <typename T, int kWidth, int kVectors, bool kEdge>
-HIPCONV_SIMD void convolve_tokens(const T* x, int64_t x_step, T* out, int64_t out_step, const float* parameters, Past<T> past,
+// `tokens` outputs for kVectors * kLanes neighbouring channels; kEdge: for `channels` of them. past(i, v) are the inputs before the first
+// token, of which the first `absent` do not exist.
+template <typename T, int kWidth, int kVectors, bool kEdge, typename Inputs>
+HIPCONV_SIMD void convolve_tokens(const T* x, int64_t x_step, T* out, int64_t out_step, const float* parameters, const Inputs& past,
                                   int absent, int tokens, int64_t channels, bool use_silu) {
     constexpr int kPast = kWidth - 1;
-    const auto load = [&](const T* from, int v) {
-        return kEdge ? simd::load_some(from, channels) : simd::load(from + v * kLanes);
-    };
     Floats window[kVectors][kWidth];
     for (int i = 0; i < kPast; ++i)
-        for (int v = 0; v < kVectors; ++v)
-            window[v][i] =
-                past.floats ? simd::load(past.floats + i * kBlock + v * kLanes) : load(past.elements + i * past.step, v);
+        for (int v = 0; v < kVectors; ++v) window[v][i] = past(i, v);
     for (int t = 0; t < tokens; ++t) {
+        Floats sums[kVectors];
         for (int v = 0; v < kVectors; ++v) {
-            window[v][kPast] = load(x + t * x_step, v);
-            Floats sum = simd::load(parameters + kWidth * kBlock + v * kLanes);
+            const T* from = x + t * x_step + v * kLanes;
+            window[v][kPast] = kEdge ? simd::load_some(from, channels) : simd::load(from);
+            sums[v] = simd::load(parameters + kWidth * kBlock + v * kLanes);
             for (int i = 0; i < kWidth; ++i)
-                if (t + i >= absent) sum = sum + simd::load(parameters + i * kBlock + v * kLanes) * window[v][i];
+                if (t + i >= absent) sums[v] = sums[v] + simd::load(parameters + i * kBlock + v * kLanes) * window[v][i];
             for (int i = 0; i < kPast; ++i) window[v][i] = window[v][i + 1];
-            if (use_silu) sum = simd::silu(sum);
+        }
+        if (use_silu)
+            for (Floats& sum : sums) sum = simd::silu(sum);
+        for (int v = 0; v < kVectors; ++v) {
             T* to = out + t * out_step + v * kLanes;
-            kEdge ? simd::store_some(to, sum, channels) : simd::store(to, sum);
+            kEdge ? simd::store_some(to, sums[v], channels) : simd::store(to, sums[v]);
         }
     }
 }
@@ -169,10 +180,10 @@ void write_state(const CausalConv1dVarlenParams& p, int32_t slot, int64_t first,
 // The window that a sequence will read, to be asked for a few lines at a time: slots lie anywhere, and the hardware's prefetchers do
 // not see the next one coming.
 struct NextState {
-    const char* begin = nullptr;  // of the block's first channel
+    const char* begin = nullptr;  // of the first channel
     int64_t channel_step, row_step;  // bytes
 
-    NextState(const CausalConv1dVarlenParams& p, int32_t sequence, int64_t first) {
+    NextState(const CausalConv1dVarlenParams& p, int32_t sequence) {
         const int64_t bytes = p.state_dtype == DType::f32 ? 4 : 2;
         const bool threes = in_threes(p);
         channel_step = threes ? kCommonPast * bytes : bytes;
@@ -181,7 +192,7 @@ struct NextState {
         const PackedSequence s = packed_sequence(p, sequence);
         if (s.number < 0 || s.read_slot == kNoSlot) return;
         with_element_type(p.state_dtype, [&](auto type) {
-            begin = reinterpret_cast<const char*>(slot_begin<decltype(type)>(p, s.read_slot, first));
+            begin = reinterpret_cast<const char*>(slot_begin<decltype(type)>(p, s.read_slot, 0));
         });
     }
     HIPCONV_SIMD void ask(int64_t channel, int past) const {  // for the window of a line's channels
@@ -204,13 +215,12 @@ S history_of(T x) {
 
 // All states that a sequence leaves: windows over its initial state, in `initial`, and its inputs.
 template <typename T, typename S>
-void write_states(const CausalConv1dVarlenParams& p, const PackedSequence& s, int64_t first, int64_t channels,
-                  const Moved<S> (*initial)[kBlock]) {
+void write_states(const CausalConv1dVarlenParams& p, const PackedSequence& s, const Boundaries& boundaries, int64_t first,
+                  int64_t channels, const Moved<S> (*initial)[kBlock]) {
     const int past = p.width - 1;
     static constexpr Moved<S> kZeros[kBlock]{};
     S converted[kMaxWidth - 1][std::is_same_v<S, T> ? 1 : kBlock];
     const Moved<S>* rows[kMaxWidth - 1];
-    const Boundaries boundaries = boundaries_of(p, s);
     for (int32_t n = 0; n <= boundaries.count; ++n) {
         const StateToWrite to = state_to_write(p, s, boundaries, n);
         if (to.slot == kNoSlot) continue;
@@ -245,15 +255,128 @@ void dead_tokens(const CausalConv1dVarlenParams& p, const Piece& piece, int32_t 
     }
 }
 
+// Outputs from token `begin` to `end`, for channels from `first` on; `parameters` and `past` begin with these.
 template <typename T, int kWidth>
-void convolve_run(const CausalConv1dVarlenParams& p, int32_t run_begin, int64_t first, int64_t channels, BlockBuffers<kWidth>& buffers) {
-    constexpr int kPast = kWidth - 1;
-    constexpr int kVectors = std::max<int>(1, 64 / (kLanes * sizeof(T)));  // a cache line
-    const auto start_of = [&](int32_t b) { return load_index(p.query_start_loc, b); };
-    const int32_t run_end = std::min<int64_t>(int64_t{run_begin} + kRun, p.tokens);
-    const bool same_type = p.state_dtype == p.dtype;
+void convolve_channels(const CausalConv1dVarlenParams& p, int32_t begin, int32_t end, int64_t first, int64_t channels,
+                       const float* parameters, Past<T> past, int absent, const NextState& next) {
+    constexpr int kVectors = std::max<int>(1, NextState::kLine / (kLanes * sizeof(T)));
+    const int64_t step = p.x_token_stride;
+    const T* x = static_cast<const T*>(p.x) + begin * step;
     Piece pieces[3];
     const int count = pieces_of(p, first, first + channels, pieces);
+    for (int i = 0; i < count; ++i) {
+        const Piece& piece = pieces[i];
+        T* out = static_cast<T*>(piece.data) + begin * piece.token_stride - piece.begin;
+        int64_t c = piece.begin;
+        for (; c + kVectors * kLanes <= piece.end; c += kVectors * kLanes) {
+            next.ask(c, kWidth - 1);
+            const auto from = [&](int i, int v) { return past.from(c - first).template load<false>(i, v, kLanes); };
+            convolve_tokens<T, kWidth, kVectors, false>(x + c, step, out + c, piece.token_stride, parameters + (c - first), from,
+                                                        absent, end - begin, kLanes, p.use_silu);
+        }
+        for (; c < piece.end; c += kLanes) {
+            const auto from = [&](int i, int v) { return past.from(c - first).template load<true>(i, v, piece.end - c); };
+            convolve_tokens<T, kWidth, 1, true>(x + c, step, out + c, piece.token_stride, parameters + (c - first), from, absent,
+                                                end - begin, piece.end - c, p.use_silu);
+        }
+    }
+}
+
+// ---- a sequence's begin: tokens that depend on its initial state, and then the states that it leaves ------------------------------
+
+template <typename T, typename S, int kWidth>
+void begin_channels(const CausalConv1dVarlenParams& p, const PackedSequence& s, int32_t end, const Boundaries& boundaries,
+                    int64_t first, int64_t channels, const float* parameters, Buffers<kWidth>& buffers, const NextState& next) {
+    const auto initial = reinterpret_cast<Moved<S>(*)[kBlock]>(buffers.state);
+    if (s.read_slot != kNoSlot) read_state(p, s.read_slot, first, channels, initial);
+    Past<T> past{reinterpret_cast<const T*>(initial), kBlock, nullptr};
+    if constexpr (!std::is_same_v<S, T>) {
+        for (int i = 0; i < kWidth - 1; ++i)
+            for (int64_t c = 0; c < channels; c += kLanes)
+                simd::store(buffers.past[i] + c, simd::load(reinterpret_cast<const S*>(initial[i]) + c));
+        past.floats = buffers.past[0];
+    }
+    const int absent = s.read_slot == kNoSlot ? kWidth - 1 : 0;
+    convolve_channels<T, kWidth>(p, s.begin, end, first, channels, parameters, past, absent, next);
+    write_states<T, S>(p, s, boundaries, first, channels, initial);
+}
+
+// The common case, in one pass: a state of x's type, and no other state to leave than the final one. `kLength`: of the sequence, or
+// kCommonPast for at least so many tokens. Leaves a rest of less than a line's channels, and says where it begins.
+template <typename T, int kLength, bool kThrees>
+int64_t begin_lines(const CausalConv1dVarlenParams& p, const PackedSequence& s, int32_t end, const Piece& piece, const float* parameters,
+                    const NextState& next) {
+    using E = Moved<T>;
+    using Row = simd::Row<E>;
+    constexpr int kLine = NextState::kLine / sizeof(T);
+    const int64_t step = p.x_token_stride, column = p.column_stride;
+    const T* x = static_cast<const T*>(p.x) + s.begin * step;
+    const E* newest = reinterpret_cast<const E*>(static_cast<const T*>(p.x) + (s.end - 1) * step);
+    T* out = static_cast<T*>(piece.data) + s.begin * piece.token_stride - piece.begin;
+    const E* from = slot_begin<E>(p, s.read_slot, 0);
+    E* to = slot_begin<E>(p, s.write_slot, 0);
+    const int tokens = kLength < kCommonPast ? kLength : end - s.begin;
+    int64_t c = piece.begin;
+    for (; c + kLine <= piece.end; c += kLine) {
+        next.ask(c, kCommonPast);
+        for (int64_t d = c; d < c + kLine; d += kLanes) {
+            Row rows[kCommonPast + kLength];  // the initial window, and the last inputs
+            if constexpr (kThrees)
+                simd::unzip3(from + d * kCommonPast, rows[0], rows[1], rows[2]);
+            else
+                for (int i = 0; i < kCommonPast; ++i) rows[i] = simd::read<Row>(from + i * column + d);
+            for (int i = 0; i < kLength; ++i) rows[kCommonPast + i] = simd::read<Row>(newest - (kLength - 1 - i) * step + d);
+            const auto past = [&](int i, int) { return simd::load(reinterpret_cast<const T*>(&rows[i])); };
+            convolve_tokens<T, kCommonPast + 1, 1, false>(x + d, step, out + d, piece.token_stride, parameters + (d - piece.begin), past,
+                                                          0, tokens, kLanes, p.use_silu);
+            if constexpr (kThrees)
+                simd::zip3(to + d * kCommonPast, rows[kLength], rows[kLength + 1], rows[kLength + 2]);
+            else
+                for (int i = 0; i < kCommonPast; ++i) simd::write(to + i * column + d, rows[kLength + i]);
+        }
+    }
+    return c;
+}
+
+template <typename T>
+int64_t begin_lines(const CausalConv1dVarlenParams& p, const PackedSequence& s, int32_t end, const Piece& piece, const float* parameters,
+                    const NextState& next) {
+    const bool threes = in_threes(p);
+    switch (s.end - s.begin) {
+        case 1:
+            return threes ? begin_lines<T, 1, true>(p, s, end, piece, parameters, next)
+                          : begin_lines<T, 1, false>(p, s, end, piece, parameters, next);
+        case 2:
+            return threes ? begin_lines<T, 2, true>(p, s, end, piece, parameters, next)
+                          : begin_lines<T, 2, false>(p, s, end, piece, parameters, next);
+        default:
+            return threes ? begin_lines<T, 3, true>(p, s, end, piece, parameters, next)
+                          : begin_lines<T, 3, false>(p, s, end, piece, parameters, next);
+    }
+}
+
+template <typename T, typename S, int kWidth>
+void begin_sequence(const CausalConv1dVarlenParams& p, const PackedSequence& s, int32_t end, int64_t first, int64_t channels,
+                    Buffers<kWidth>& buffers) {
+    const Boundaries boundaries = boundaries_of(p, s);
+    const NextState next(p, s.number + 1);
+    Piece pieces[3];
+    const int count = pieces_of(p, first, first + channels, pieces);
+    for (int i = 0; i < count; ++i) {
+        int64_t c = pieces[i].begin;
+        if constexpr (std::is_same_v<S, T> && kWidth == kCommonPast + 1)
+            if (boundaries.count == 0 && s.read_slot != kNoSlot && s.write_slot != kNoSlot && (in_threes(p) || p.state_dim_stride == 1))
+                c = begin_lines<T>(p, s, end, pieces[i], &buffers.parameters[0][c - first], next);
+        if (c < pieces[i].end)
+            begin_channels<T, S, kWidth>(p, s, end, boundaries, c, pieces[i].end - c, &buffers.parameters[0][c - first], buffers, next);
+    }
+}
+
+template <typename T, int kWidth>
+void convolve_run(const CausalConv1dVarlenParams& p, int32_t run_begin, int64_t first, int64_t channels, Buffers<kWidth>& buffers) {
+    constexpr int kPast = kWidth - 1;
+    const auto start_of = [&](int32_t b) { return load_index(p.query_start_loc, b); };
+    const int32_t run_end = std::min<int64_t>(int64_t{run_begin} + kRun, p.tokens);
 
     int32_t last = last_begun(start_of, p.sequences, run_begin);
     for (int32_t t = run_begin; t < run_end;) {
@@ -261,74 +384,54 @@ void convolve_run(const CausalConv1dVarlenParams& p, int32_t run_begin, int64_t 
         const PackedSequence s = sequence_or_none(p, last);
         int32_t end = std::min(s.end, run_end);
         if (s.number < 0) {
-            for (int i = 0; i < count; ++i) dead_tokens<T>(p, pieces[i], t, end);
-            t = end;
-            continue;
-        }
-        const bool begins = t == s.begin;
-        if (!begins && t - s.begin < kPast) {  // these belong to the run before
-            t = std::min(s.end, s.begin + kPast);
-            continue;
-        }
-        if (begins) {
-            if (s.begin + kPast > end) end = std::min(s.end, s.begin + kPast);
-            if (s.read_slot != kNoSlot)
-                with_element_type(p.state_dtype, [&](auto type) {
-                    using S = decltype(type);
-                    const auto rows = reinterpret_cast<Moved<S>(*)[kBlock]>(buffers.state);
-                    read_state(p, s.read_slot, first, channels, rows);
-                    for (int i = 0; i < kPast && !std::is_same_v<S, T>; ++i) {
-                        const S* row = reinterpret_cast<const S*>(rows[i]);
-                        for (int64_t c = 0; c < channels; c += kLanes) simd::store(buffers.past[i] + c, simd::load(row + c));
-                    }
-                });
-        }
-        const NextState next(p, begins ? last + 1 : p.sequences, first);
-        const int absent = begins && s.read_slot == kNoSlot ? kPast : 0;
-        for (int i = 0; i < count; ++i) {
-            const Piece& piece = pieces[i];
-            const T* x = static_cast<const T*>(p.x) + t * p.x_token_stride + piece.begin;
-            T* out = static_cast<T*>(piece.data) + t * piece.token_stride;
-            const float* parameters = &buffers.parameters[0][piece.begin - first];
-            Past<T> past{x - kPast * p.x_token_stride, p.x_token_stride, nullptr};
-            if (begins && same_type)
-                past = {reinterpret_cast<const T*>(buffers.state) + (piece.begin - first), kBlock, nullptr};
-            else if (begins)
-                past.floats = &buffers.past[0][piece.begin - first];
-            const int64_t size = piece.end - piece.begin;
-            int64_t c = 0;
-            for (; c + kVectors * kLanes <= size; c += kVectors * kLanes) {
-                next.ask(piece.begin - first + c, kPast);
-                convolve_tokens<T, kWidth, kVectors, false>(x + c, p.x_token_stride, out + c, piece.token_stride, parameters + c,
-                                                            past.from(c), absent, end - t, size, p.use_silu);
-            }
-            for (; c < size; c += kLanes)
-                convolve_tokens<T, kWidth, 1, true>(x + c, p.x_token_stride, out + c, piece.token_stride, parameters + c,
-                                                    past.from(c), absent, end - t, size - c, p.use_silu);
-        }
-        if (begins)
+            Piece pieces[3];
+            for (int i = 0, count = pieces_of(p, first, first + channels, pieces); i < count; ++i) dead_tokens<T>(p, pieces[i], t, end);
+        } else if (t == s.begin) {
+            end = std::max(end, std::min(s.end, s.begin + kPast));
             with_element_type(p.state_dtype, [&](auto type) {
-                using S = decltype(type);
-                write_states<T, S>(p, s, first, channels, reinterpret_cast<const Moved<S>(*)[kBlock]>(buffers.state));
+                begin_sequence<T, decltype(type), kWidth>(p, s, end, first, channels, buffers);
             });
+        } else if (t - s.begin < kPast) {  // these belong to the run before
+            end = std::min(s.end, s.begin + kPast);
+        } else {
+            const T* past = static_cast<const T*>(p.x) + (t - kPast) * p.x_token_stride + first;
+            convolve_channels<T, kWidth>(p, t, end, first, channels, &buffers.parameters[0][0], {past, p.x_token_stride, nullptr}, 0,
+                                         NextState(p, p.sequences));
+        }
         t = end;
     }
+}
+
+int threads() {
+#ifdef _OPENMP
+    return omp_get_max_threads();
+#else
+    return 1;
+#endif
+}
+
+// Channels of an item: fewer than kBlock if there would not be items for all threads.
+int64_t block_for(int64_t dim, int64_t runs) {
+    int64_t block = kBlock;
+    while (block > kLeastBlock && (dim + block - 1) / block * runs < 4 * threads()) block /= 2;
+    return block;
 }
 
 template <typename T, int kWidth>
 void convolve(const CausalConv1dVarlenParams& p) {
     const int64_t runs = (int64_t{p.tokens} + kRun - 1) / kRun;
-    const int64_t items = (int64_t{p.dim} + kBlock - 1) / kBlock * runs;
+    const int64_t block = block_for(p.dim, runs);
+    const int64_t items = (int64_t{p.dim} + block - 1) / block * runs;
     const bool parallel = static_cast<double>(p.dim) * p.tokens >= kSerialBelow;
 
 #pragma omp parallel if (parallel)
     {
-        BlockBuffers<kWidth> buffers;
+        Buffers<kWidth> buffers;
         int64_t loaded = -1;
 #pragma omp for schedule(static)
         for (int64_t item = 0; item < items; ++item) {
-            const int64_t first = item / runs * kBlock;
-            const int64_t channels = std::min<int64_t>(kBlock, p.dim - first);
+            const int64_t first = item / runs * block;
+            const int64_t channels = std::min<int64_t>(block, p.dim - first);
             if (loaded != first) load_parameters<kWidth>(p, first, channels, buffers.parameters);
             loaded = first;
             convolve_run<T, kWidth>(p, static_cast<int32_t>(item % runs * kRun), first, channels, buffers);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstring>
+#include <type_traits>
 
 #include "arch.h"
 #include "dtype.h"
@@ -41,6 +42,11 @@ HIPCONV_SIMD To read(const From* from) {
     To to;
     memcpy(&to, from, sizeof(to));
     return to;
+}
+
+template <typename To, typename From>
+HIPCONV_SIMD void write(To* to, From from) {
+    memcpy(to, &from, sizeof(from));
 }
 
 HIPCONV_SIMD Floats load(const float* from) { return read<Floats>(from); }
@@ -115,6 +121,77 @@ HIPCONV_SIMD void store_some(T* to, Floats v, int64_t count) {
     T lanes[kLanes];
     store(lanes, v);
     memcpy(to, lanes, count * sizeof(T));
+}
+
+// ---- three rows whose elements take turns in memory ----------------------------------------------------------------------
+//
+// Of eight elements of each row, element k of row i lies at 3 * k + i, that is in vector (3 * k + i) / 8, in lane (3 * k + i) % 8: the
+// three vectors hold a row in lanes that do not meet.
+
+template <typename E>  // kLanes of them, as bits
+using Row = std::conditional_t<sizeof(E) == 4, Floats, Halves>;
+
+#if HIPCONV_VECTOR_BYTES >= 32
+// Lane k of the result is lane (3 * k + kShift) % 8.
+template <int kShift>
+HIPCONV_SIMD __m256 every_third(__m256 v) {
+    constexpr int s = kShift;
+    return _mm256_permutevar8x32_ps(v, _mm256_setr_epi32(s & 7, (s + 3) & 7, (s + 6) & 7, (s + 9) & 7, (s + 12) & 7, (s + 15) & 7,
+                                                         (s + 18) & 7, (s + 21) & 7));
+}
+
+template <int kShift>
+HIPCONV_SIMD __m128i every_third(__m128i v) {
+    const auto bytes = [](int lane) { return static_cast<short>((lane & 7) * 0x0202 + 0x0100); };
+    constexpr int s = kShift;
+    return _mm_shuffle_epi8(v, _mm_setr_epi16(bytes(s), bytes(s + 3), bytes(s + 6), bytes(s + 9), bytes(s + 12), bytes(s + 15),
+                                              bytes(s + 18), bytes(s + 21)));
+}
+
+// Lanes 1, 4 and 7 of b, 2 and 5 of c, the others of a.
+HIPCONV_SIMD __m256 mixed(__m256 a, __m256 b, __m256 c) { return _mm256_blend_ps(_mm256_blend_ps(a, b, 0x92), c, 0x24); }
+HIPCONV_SIMD __m128i mixed(__m128i a, __m128i b, __m128i c) { return _mm_blend_epi16(_mm_blend_epi16(a, b, 0x92), c, 0x24); }
+
+HIPCONV_SIMD __m256 eight(const float* from) { return read<__m256>(from); }
+HIPCONV_SIMD __m128i eight(const uint16_t* from) { return read<__m128i>(from); }
+#endif
+
+template <typename E>
+HIPCONV_SIMD void unzip3(const E* from, Row<E>& row0, Row<E>& row1, Row<E>& row2) {
+#if HIPCONV_VECTOR_BYTES >= 32
+    for (int k = 0; k < kLanes; k += 8) {
+        const auto a = eight(from + 3 * k), b = eight(from + 3 * k + 8), c = eight(from + 3 * k + 16);
+        write(reinterpret_cast<E*>(&row0) + k, every_third<0>(mixed(a, b, c)));
+        write(reinterpret_cast<E*>(&row1) + k, every_third<1>(mixed(c, a, b)));
+        write(reinterpret_cast<E*>(&row2) + k, every_third<2>(mixed(b, c, a)));
+    }
+#else
+    for (int k = 0; k < kLanes; ++k) {
+        row0[k] = from[3 * k];
+        row1[k] = from[3 * k + 1];
+        row2[k] = from[3 * k + 2];
+    }
+#endif
+}
+
+template <typename E>
+HIPCONV_SIMD void zip3(E* to, const Row<E>& row0, const Row<E>& row1, const Row<E>& row2) {
+#if HIPCONV_VECTOR_BYTES >= 32
+    for (int k = 0; k < kLanes; k += 8) {  // 3 is its own inverse modulo 8: lane l is to have element 3 * (l - i) of row i
+        const auto a = every_third<0>(eight(reinterpret_cast<const E*>(&row0) + k)),
+                   b = every_third<5>(eight(reinterpret_cast<const E*>(&row1) + k)),
+                   c = every_third<2>(eight(reinterpret_cast<const E*>(&row2) + k));
+        write(to + 3 * k, mixed(a, b, c));
+        write(to + 3 * k + 8, mixed(c, a, b));
+        write(to + 3 * k + 16, mixed(b, c, a));
+    }
+#else
+    for (int k = 0; k < kLanes; ++k) {
+        to[3 * k] = row0[k];
+        to[3 * k + 1] = row1[k];
+        to[3 * k + 2] = row2[k];
+    }
+#endif
 }
 
 // ---- SiLU --------------------------------------------------------------------------------------------------------------
