@@ -211,6 +211,22 @@ def test_every_tile_gives_the_same_bits(device: torch.device, block_m: int, leng
         assert torch.equal(check(arguments)[0], out)
 
 
+@pytest.mark.parametrize("state_layout", STATE_LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+def test_rows_of_several_blocks_on_the_host(dtype: torch.dtype, state_layout: str) -> None:
+    """Blocks of channels end within rows, lines of channels within blocks and within q, k and v; some sequences have no initial state."""
+    for flags, k_dim in ((True, 700), (None, 33)):
+        arguments = Case([1, 2, 3, 1, 9, 1, 20, 2], 2121, 4, dtype, dtype, dtype, state_layout=state_layout).inputs(CPU)
+        if flags:
+            arguments["conv_states"].nan_to_num_(0.5)
+            arguments["has_initial_state"][:] = True
+        out, pool = check(arguments)
+        states = arguments["conv_states"].clone()
+        parts = serving.causal_conv1d_split_qkv(**(arguments | {"conv_states": states}), k_dim=k_dim, v_dim=2121 - 2 * k_dim)
+        assert torch.equal(torch.cat(parts, dim=1).T, out)
+        assert same_bits(states, pool)
+
+
 # ---- padding, dead tokens, the caller's out --------------------------------------------------------------------------------------
 
 

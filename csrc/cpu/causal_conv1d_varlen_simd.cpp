@@ -59,11 +59,12 @@ struct Past {
     }
 };
 
-// `tokens` outputs for kVectors * kLanes neighbouring channels; kEdge: for `channels` of them. past(i, v) are the inputs before the first
-// token, of which the first `absent` do not exist.
+// `tokens` outputs for kVectors * kLanes neighbouring channels; kEdge: for `channels` of them. past(i, v) are the inputs before the
+// first token, of which the first `absent` do not exist. All vectors go through SiLU together: what it takes to choose and its
+// constants are paid once, and their long chains of operations overlap.
 template <typename T, int kWidth, int kVectors, bool kEdge, typename Inputs>
-HIPCONV_SIMD void convolve_tokens(const T* x, int64_t x_step, T* out, int64_t out_step, const float* parameters, const Inputs& past,
-                                  int absent, int tokens, int64_t channels, bool use_silu) {
+HIPCONV_SIMD void convolve_tokens(const T* x, int64_t x_step, T* out, int64_t out_step, const float* parameters,
+                                  const Inputs& past, int absent, int tokens, int64_t channels, bool use_silu) {
     constexpr int kPast = kWidth - 1;
     Floats window[kVectors][kWidth];
     for (int i = 0; i < kPast; ++i)
@@ -282,7 +283,7 @@ void convolve_channels(const CausalConv1dVarlenParams& p, int32_t begin, int32_t
     }
 }
 
-// ---- a sequence's begin: tokens that depend on its initial state, and then the states that it leaves ------------------------------
+// ---- a sequence's begin: tokens that depend on its initial state, and then the states that it leaves ----------------------
 
 template <typename T, typename S, int kWidth>
 void begin_channels(const CausalConv1dVarlenParams& p, const PackedSequence& s, int32_t end, const Boundaries& boundaries,
@@ -301,14 +302,15 @@ void begin_channels(const CausalConv1dVarlenParams& p, const PackedSequence& s, 
     write_states<T, S>(p, s, boundaries, first, channels, initial);
 }
 
-// The common case, in one pass: a state of x's type, and no other state to leave than the final one. `kLength`: of the sequence, or
-// kCommonPast for at least so many tokens. Leaves a rest of less than a line's channels, and says where it begins.
+// The common case in one pass: a state of x's type, and the final one alone to leave. `kLength`: of the sequence, or kCommonPast
+// for as many tokens or more. Leaves less than a line's channels at the end, and returns where they begin.
 template <typename T, int kLength, bool kThrees>
-int64_t begin_lines(const CausalConv1dVarlenParams& p, const PackedSequence& s, int32_t end, const Piece& piece, const float* parameters,
-                    const NextState& next) {
+int64_t begin_lines(const CausalConv1dVarlenParams& p, const PackedSequence& s, int32_t end, const Piece& piece,
+                    const float* parameters, const NextState& next) {
     using E = Moved<T>;
     using Row = simd::Row<E>;
     constexpr int kLine = NextState::kLine / sizeof(T);
+    constexpr int kVectors = std::min(2, kLine / kLanes);  // as many as have room in AVX2's registers
     const int64_t step = p.x_token_stride, column = p.column_stride;
     const T* x = static_cast<const T*>(p.x) + s.begin * step;
     const E* newest = reinterpret_cast<const E*>(static_cast<const T*>(p.x) + (s.end - 1) * step);
@@ -316,31 +318,39 @@ int64_t begin_lines(const CausalConv1dVarlenParams& p, const PackedSequence& s, 
     const E* from = slot_begin<E>(p, s.read_slot, 0);
     E* to = slot_begin<E>(p, s.write_slot, 0);
     const int tokens = kLength < kCommonPast ? kLength : end - s.begin;
-    int64_t c = piece.begin;
-    for (; c + kLine <= piece.end; c += kLine) {
-        next.ask(c, kCommonPast);
-        for (int64_t d = c; d < c + kLine; d += kLanes) {
-            Row rows[kCommonPast + kLength];  // the initial window, and the last inputs
-            if constexpr (kThrees)
-                simd::unzip3(from + d * kCommonPast, rows[0], rows[1], rows[2]);
-            else
-                for (int i = 0; i < kCommonPast; ++i) rows[i] = simd::read<Row>(from + i * column + d);
-            for (int i = 0; i < kLength; ++i) rows[kCommonPast + i] = simd::read<Row>(newest - (kLength - 1 - i) * step + d);
-            const auto past = [&](int i, int) { return simd::load(reinterpret_cast<const T*>(&rows[i])); };
-            convolve_tokens<T, kCommonPast + 1, 1, false>(x + d, step, out + d, piece.token_stride, parameters + (d - piece.begin), past,
-                                                          0, tokens, kLanes, p.use_silu);
-            if constexpr (kThrees)
-                simd::zip3(to + d * kCommonPast, rows[kLength], rows[kLength + 1], rows[kLength + 2]);
-            else
-                for (int i = 0; i < kCommonPast; ++i) simd::write(to + i * column + d, rows[kLength + i]);
+    int64_t line = piece.begin;
+    for (; line + kLine <= piece.end; line += kLine) {
+        next.ask(line, kCommonPast);
+        for (int64_t c = line; c < line + kLine; c += kVectors * kLanes) {
+            Row rows[kVectors][kCommonPast + kLength];  // the initial window, then the last inputs
+            for (int v = 0; v < kVectors; ++v) {
+                const int64_t d = c + v * kLanes;
+                if constexpr (kThrees)
+                    simd::unzip3(from + d * kCommonPast, rows[v][0], rows[v][1], rows[v][2]);
+                else
+                    for (int i = 0; i < kCommonPast; ++i) rows[v][i] = simd::read<Row>(from + i * column + d);
+                for (int i = 0; i < kLength; ++i)
+                    rows[v][kCommonPast + i] = simd::read<Row>(newest - (kLength - 1 - i) * step + d);
+            }
+            const auto past = [&](int i, int v) { return simd::load(reinterpret_cast<const T*>(&rows[v][i])); };
+            convolve_tokens<T, kCommonPast + 1, kVectors, false>(x + c, step, out + c, piece.token_stride,
+                                                                 parameters + (c - piece.begin), past, 0, tokens, kLanes,
+                                                                 p.use_silu);
+            for (int v = 0; v < kVectors; ++v) {
+                const int64_t d = c + v * kLanes;
+                if constexpr (kThrees)
+                    simd::zip3(to + d * kCommonPast, rows[v][kLength], rows[v][kLength + 1], rows[v][kLength + 2]);
+                else
+                    for (int i = 0; i < kCommonPast; ++i) simd::write(to + i * column + d, rows[v][kLength + i]);
+            }
         }
     }
-    return c;
+    return line;
 }
 
 template <typename T>
-int64_t begin_lines(const CausalConv1dVarlenParams& p, const PackedSequence& s, int32_t end, const Piece& piece, const float* parameters,
-                    const NextState& next) {
+int64_t begin_lines(const CausalConv1dVarlenParams& p, const PackedSequence& s, int32_t end, const Piece& piece,
+                    const float* parameters, const NextState& next) {
     const bool threes = in_threes(p);
     switch (s.end - s.begin) {
         case 1:
@@ -360,20 +370,23 @@ void begin_sequence(const CausalConv1dVarlenParams& p, const PackedSequence& s, 
                     Buffers<kWidth>& buffers) {
     const Boundaries boundaries = boundaries_of(p, s);
     const NextState next(p, s.number + 1);
+    const bool plain = boundaries.count == 0 && s.read_slot != kNoSlot && s.write_slot != kNoSlot;
     Piece pieces[3];
     const int count = pieces_of(p, first, first + channels, pieces);
     for (int i = 0; i < count; ++i) {
         int64_t c = pieces[i].begin;
+        const int64_t last = pieces[i].end;
         if constexpr (std::is_same_v<S, T> && kWidth == kCommonPast + 1)
-            if (boundaries.count == 0 && s.read_slot != kNoSlot && s.write_slot != kNoSlot && (in_threes(p) || p.state_dim_stride == 1))
+            if (plain && (in_threes(p) || p.state_dim_stride == 1))
                 c = begin_lines<T>(p, s, end, pieces[i], &buffers.parameters[0][c - first], next);
-        if (c < pieces[i].end)
-            begin_channels<T, S, kWidth>(p, s, end, boundaries, c, pieces[i].end - c, &buffers.parameters[0][c - first], buffers, next);
+        if (c < last)
+            begin_channels<T, S, kWidth>(p, s, end, boundaries, c, last - c, &buffers.parameters[0][c - first], buffers, next);
     }
 }
 
 template <typename T, int kWidth>
-void convolve_run(const CausalConv1dVarlenParams& p, int32_t run_begin, int64_t first, int64_t channels, Buffers<kWidth>& buffers) {
+void convolve_run(const CausalConv1dVarlenParams& p, int32_t run_begin, int64_t first, int64_t channels,
+                  Buffers<kWidth>& buffers) {
     constexpr int kPast = kWidth - 1;
     const auto start_of = [&](int32_t b) { return load_index(p.query_start_loc, b); };
     const int32_t run_end = std::min<int64_t>(int64_t{run_begin} + kRun, p.tokens);
@@ -385,7 +398,8 @@ void convolve_run(const CausalConv1dVarlenParams& p, int32_t run_begin, int64_t 
         int32_t end = std::min(s.end, run_end);
         if (s.number < 0) {
             Piece pieces[3];
-            for (int i = 0, count = pieces_of(p, first, first + channels, pieces); i < count; ++i) dead_tokens<T>(p, pieces[i], t, end);
+            const int count = pieces_of(p, first, first + channels, pieces);
+            for (int i = 0; i < count; ++i) dead_tokens<T>(p, pieces[i], t, end);
         } else if (t == s.begin) {
             end = std::max(end, std::min(s.end, s.begin + kPast));
             with_element_type(p.state_dtype, [&](auto type) {
@@ -395,8 +409,8 @@ void convolve_run(const CausalConv1dVarlenParams& p, int32_t run_begin, int64_t 
             end = std::min(s.end, s.begin + kPast);
         } else {
             const T* past = static_cast<const T*>(p.x) + (t - kPast) * p.x_token_stride + first;
-            convolve_channels<T, kWidth>(p, t, end, first, channels, &buffers.parameters[0][0], {past, p.x_token_stride, nullptr}, 0,
-                                         NextState(p, p.sequences));
+            convolve_channels<T, kWidth>(p, t, end, first, channels, &buffers.parameters[0][0],
+                                         {past, p.x_token_stride, nullptr}, 0, NextState(p, p.sequences));
         }
         t = end;
     }

@@ -125,8 +125,8 @@ HIPCONV_SIMD void store_some(T* to, Floats v, int64_t count) {
 
 // ---- three rows whose elements take turns in memory ----------------------------------------------------------------------
 //
-// Of eight elements of each row, element k of row i lies at 3 * k + i, that is in vector (3 * k + i) / 8, in lane (3 * k + i) % 8: the
-// three vectors hold a row in lanes that do not meet.
+// Of eight elements of each row, element k of row i lies at 3 * k + i, that is in vector (3 * k + i) / 8, in lane (3 * k + i) % 8:
+// the three vectors hold a row in lanes that do not meet.
 
 template <typename E>  // kLanes of them, as bits
 using Row = std::conditional_t<sizeof(E) == 4, Floats, Halves>;
