@@ -214,7 +214,7 @@ def test_every_tile_gives_the_same_bits(device: torch.device, block_m: int, leng
 @pytest.mark.parametrize("state_layout", STATE_LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 def test_rows_of_several_blocks_on_the_host(dtype: torch.dtype, state_layout: str) -> None:
-    """Blocks of channels end within rows, lines of channels within blocks and within q, k and v; some sequences have no initial state."""
+    """Blocks of channels end within rows, lines within q, k and v; some sequences have no initial state. Every path gives the same bits."""
     for flags, k_dim in ((True, 700), (None, 33)):
         arguments = Case([1, 2, 3, 1, 9, 1, 20, 2], 2121, 4, dtype, dtype, dtype, state_layout=state_layout).inputs(CPU)
         if flags:
@@ -225,6 +225,9 @@ def test_rows_of_several_blocks_on_the_host(dtype: torch.dtype, state_layout: st
         parts = serving.causal_conv1d_split_qkv(**(arguments | {"conv_states": states}), k_dim=k_dim, v_dim=2121 - 2 * k_dim)
         assert torch.equal(torch.cat(parts, dim=1).T, out)
         assert same_bits(states, pool)
+        spare = torch.cat([arguments["conv_states"], states[:, :, :1]], dim=2)  # which makes the states ones of uncommon strides
+        assert torch.equal(serving.causal_conv1d_fn(**(arguments | {"conv_states": spare})), out)
+        assert same_bits(spare[:, :, :3], pool)
 
 
 # ---- padding, dead tokens, the caller's out --------------------------------------------------------------------------------------

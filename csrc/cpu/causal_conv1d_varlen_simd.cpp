@@ -178,8 +178,8 @@ void write_state(const CausalConv1dVarlenParams& p, int32_t slot, int64_t first,
     }
 }
 
-// The window that a sequence will read, to be asked for a few lines at a time: slots lie anywhere, and the hardware's prefetchers do
-// not see the next one coming.
+// The window that a sequence will read, or else write, to be asked for a few lines at a time: slots lie anywhere, and the hardware's
+// prefetchers do not see the next one coming.
 struct NextState {
     const char* begin = nullptr;  // of the first channel
     int64_t channel_step, row_step;  // bytes
@@ -191,9 +191,10 @@ struct NextState {
         row_step = threes ? kLine : p.column_stride * bytes;
         if (sequence >= p.sequences || (!threes && p.state_dim_stride != 1)) return;
         const PackedSequence s = packed_sequence(p, sequence);
-        if (s.number < 0 || s.read_slot == kNoSlot) return;
+        const int32_t slot = s.read_slot == kNoSlot ? s.write_slot : s.read_slot;
+        if (s.number < 0 || slot == kNoSlot) return;
         with_element_type(p.state_dtype, [&](auto type) {
-            begin = reinterpret_cast<const char*>(slot_begin<decltype(type)>(p, s.read_slot, 0));
+            begin = reinterpret_cast<const char*>(slot_begin<decltype(type)>(p, slot, 0));
         });
     }
     HIPCONV_SIMD void ask(int64_t channel, int past) const {  // for the window of a line's channels
