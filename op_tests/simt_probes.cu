@@ -115,8 +115,8 @@ void two_shared_arrays() {
 }
 
 // Every round a thread takes over twice its right neighbour's value plus its own. The second barrier keeps a round from writing
-// what a slower neighbour has not read yet.
-template <bool second_barrier>
+// what a slower neighbour has not read yet. Waves may meet instead, which is not enough for the neighbours of two waves.
+template <bool second_barrier, bool waves_meet>
 __global__ void neighbour_rounds(unsigned* values, int rounds) {
     HIPCONV_SHARED(unsigned, tile, 200);
     const int t = threadIdx.x, count = blockDim.x;
@@ -126,11 +126,12 @@ __global__ void neighbour_rounds(unsigned* values, int rounds) {
         __syncthreads();
         value += 2u * tile[(t + 1) % count];
         if (second_barrier) __syncthreads();
+        if (waves_meet && __ballot(value != 0) == 0) value += 1;
     }
     values[t] = value;
 }
 
-template <bool second_barrier>
+template <bool second_barrier, bool waves_meet = false>
 void run_neighbour_rounds() {
     const int threads = 200, rounds = 10;
     std::vector<unsigned> values(threads);
@@ -140,7 +141,7 @@ void run_neighbour_rounds() {
         const std::vector<unsigned> before = values;
         for (int t = 0; t < threads; ++t) values[t] += 2u * before[(t + 1) % threads];
     }
-    hipLaunchKernelGGL(neighbour_rounds<second_barrier>, dim3(1), dim3(threads), 0, nullptr, device.data(), rounds);
+    hipLaunchKernelGGL((neighbour_rounds<second_barrier, waves_meet>), dim3(1), dim3(threads), 0, nullptr, device.data(), rounds);
     expect_equal("after the rounds", device.values(), values);
 }
 
@@ -954,6 +955,7 @@ const std::vector<Probe>& probes() {
         {"--list-broken", "halo_below_no_barrier", run_halo<false, -3, 0>},
         {"--list-broken", "halo_above_no_barrier", run_halo<false, 0, 3>},
         {"--list-broken", "rounds_one_barrier", run_neighbour_rounds<false>},
+        {"--list-broken", "rounds_one_barrier_waves_meet", run_neighbour_rounds<false, true>},
         {"--list-broken", "barrier_missed", BROKEN(miss_barrier, dim3(2), dim3(64))},
         {"--list-broken", "last_barrier_missed", BROKEN(miss_last_barrier, dim3(1), dim3(8, 4))},
         {"--list-broken", "barrier_split", BROKEN(split_barrier, dim3(1), dim3(128))},

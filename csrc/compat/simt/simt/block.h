@@ -282,11 +282,21 @@ class Block {
         return std::all_of(threads_.begin(), threads_.end(), [&](const Thread& thread) { return thread.state == state; });
     }
 
-    // Every runnable thread runs to its next stop. False if none could.
+    // Every runnable thread runs to its next stop, or further in a wave that runs ahead. False if none could.
     bool take_turns() {
+        bool progressed = false;
+        const int ahead = order_.wave_ahead((count_ + hipconv::kWaveSize - 1) / hipconv::kWaveSize) * hipconv::kWaveSize;
+        if (ahead >= 0)
+            while (take_turns(ahead, std::min(ahead + hipconv::kWaveSize, count_))) progressed = true;
+        return take_turns(0, count_) || progressed;
+    }
+
+    // The same for some waves.
+    bool take_turns(int first, int last) {
         bool progressed = false;
         for (const int t : order_.turns(count_)) {
             Thread& thread = threads_[t];
+            if (t < first || t >= last) continue;
             if (thread.state == State::watching && thread.condition(thread.watched, thread.watched_number))
                 thread.state = State::runnable;
             if (thread.state != State::runnable) continue;
@@ -294,7 +304,7 @@ class Block {
             switch_context(scheduler_, threads_[t].context);
             progressed = true;
         }
-        for (int begin = 0; begin < count_; begin += hipconv::kWaveSize)
+        for (int begin = first; begin < last; begin += hipconv::kWaveSize)
             finish_wave_op(begin, std::min(begin + hipconv::kWaveSize, count_));
         return progressed;
     }
