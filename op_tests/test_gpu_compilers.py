@@ -1,10 +1,10 @@
 """Every kernel file through the GPU compilers, with no GPU: AMD machine code by clang, NVIDIA's by nvcc.
 
-Each file compiles alone, with `-Icsrc/include -std=c++17 -O3` and nothing else of ours. What the compiler reports must hold for
-every kernel on every architecture that it is compiled for (`amd_code.archs_of`): no scratch memory, no spilled register, no flat memory
-access. nvcc compiles what is tuned for its cards so, and instantiates the rest without optimizing. HIPCONV_TEST_ARCHS=all compiles
-everything for everything, the host's part for NVIDIA included. Compilers that are missing fail the test where CI=true and skip it
-elsewhere.
+Each file compiles alone, with `-Icsrc/include -std=c++17 -O3` and nothing else of ours (for NVIDIA, FOR_NVIDIA). What the compiler
+reports must hold for every kernel on every architecture that it is compiled for (`amd_code.archs_of`): no scratch memory, no spilled
+register, no flat memory access. nvcc compiles what is tuned for its cards so, and instantiates the rest without optimizing.
+HIPCONV_TEST_ARCHS=all compiles everything for everything, the host's part for NVIDIA included. Compilers that are missing fail the test
+where CI=true and skip it elsewhere.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ TUNED_FOR_NVIDIA = (
     "conv2d_warpgroup_gemm",
 )
 
+FOR_NVIDIA = ("-arch=sm_90a", "-DHIPCONV_EARLY_LAUNCHES", "-std=c++17")
+
 # Of these also the host's part, as g++ reads it, in half of the time of each: what launches them is not what simt has.
 WITH_HOST_PART = ("conv2d_relaid.cu", "conv2d_warpgroup_gemm.cu")
 
@@ -81,7 +83,7 @@ def nvidia_reports(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, str]:
             how = ["-O3", "-Xptxas", "-v", "-Xcompiler", "-fsyntax-only", "-c"]
         else:
             how = ["-O3", "-Xptxas", "-v", "-cubin"]
-        return run("nvcc", "-arch=sm_90a", "-std=c++17", *how, *includes, source, "-o", objects / f"{source.stem}.o")
+        return run("nvcc", *FOR_NVIDIA, *how, *includes, source, "-o", objects / f"{source.stem}.o")
 
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         return dict(zip(KERNELS, threads.map(compiled, KERNELS), strict=True))

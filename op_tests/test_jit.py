@@ -811,6 +811,12 @@ def test_file_stems_are_unique_among_the_sources_of_a_build() -> None:
             assert max(stems.values()) == 1, (module.name, backend, stems)
 
 
+@pytest.mark.parametrize(("arch", "has_them"), [("sm_80", False), ("sm_89", False), ("sm_90", True), ("sm_100", True), ("sm_120a", True)])
+def test_only_cards_that_have_early_launches_are_asked_for_them(arch: str, has_them: bool) -> None:
+    """Where a kernel does not wait by itself, its launch has to."""
+    assert ("-DHIPCONV_EARLY_LAUNCHES" in targets.flags(targets.Target("cuda", arch), []).device) == has_them
+
+
 # ---- the real thing ------------------------------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,5 @@
-// Kernels that begin while the one before them in the stream ends (sm_90): their blocks take what is free of the card, get ready,
-// and wait. Elsewhere they follow each other as always.
+// Kernels that begin while the one before them in the stream ends (sm_90 and later): their blocks take what is free of the card, get
+// ready, and wait. Elsewhere they follow each other as always.
 //
 // A kernel that is launched early waits in all threads before it touches memory, even if it needs nothing of the one before: the
 // one behind it counts on both being done.
@@ -23,7 +23,7 @@ HIPCONV_INLINE void wait_for_kernel_before() {
 
 }  // namespace hipconv
 
-// hipLaunchKernelGGL, and with `early` set, as above: for cards that have it only.
+// hipLaunchKernelGGL; with `early` set, as above.
 #if defined(HIPCONV_NVIDIA)
 #define HIPCONV_LAUNCH(early, kernel, grid, block, shared_bytes, stream, ...) \
     ::hipconv::compat::launch(early, kernel, grid, block, shared_bytes, stream, __VA_ARGS__)

@@ -252,6 +252,8 @@ def flags(target: Target, module_flags: list[str]) -> Flags:
     if target.on_gpu:
         if target.backend == "cuda":
             common.append("-Icsrc/compat/cuda")
+            if _compute_capability(target) >= 90:
+                common.append("-DHIPCONV_EARLY_LAUNCHES")  # the host's part does not know what card it is for
         return Flags(common, [*common, *extra], [])
     if target.backend == "simt":
         # -Og: tests wait for the compiler more than for the kernels.
@@ -263,6 +265,11 @@ def flags(target: Target, module_flags: list[str]) -> Flags:
         if torch.backends.openmp.is_available():
             common.append("-fopenmp")  # not at link time: the symbols are to come from the OpenMP runtime torch has loaded
     return Flags([*common, *extra], [], extra)
+
+
+def _compute_capability(target: Target) -> int:
+    """90 of sm_90a."""
+    return int(target.arch.removeprefix("sm_").rstrip("abcdefghijklmnopqrstuvwxyz"))
 
 
 def loader_environment(target: Target, tools: Path) -> dict[str, str]:
@@ -279,6 +286,6 @@ def loader_environment(target: Target, tools: Path) -> dict[str, str]:
         digits = target.arch.removeprefix("sm_")
         if digits == "90" and int((torch.version.cuda or "12").split(".")[0]) >= 12:
             digits = "90a"  # with the instructions that only it has
-        number = digits.rstrip("abcdefghijklmnopqrstuvwxyz")
+        number = str(_compute_capability(target))
         variables["TORCH_CUDA_ARCH_LIST"] = f"{number[:-1]}.{number[-1]}{digits[len(number) :]}"
     return variables

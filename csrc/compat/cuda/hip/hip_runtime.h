@@ -66,7 +66,7 @@ namespace compat {
 template <typename... Params>
 void launch(bool early, void (*kernel)(Params...), dim3 grid, dim3 block, int shared_bytes, hipStream_t stream,
             const Params&... params) {
-#if CUDART_VERSION >= 12030  // graphs take them since
+#if defined(HIPCONV_EARLY_LAUNCHES) && CUDART_VERSION >= 12030  // graphs take them since; the cards that have them: targets.py
     cudaLaunchAttribute attribute{};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
