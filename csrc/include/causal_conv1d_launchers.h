@@ -19,22 +19,26 @@ void causal_conv1d_shared(const CausalConv1dFwdParams& params, void* stream);
 
 constexpr int kMaxFastWidth = 8;  // they are compiled for widths 2 to this
 
-// Calls f with a value of the element type and the width, of 2 to kMostWidth, as an integral_constant: what kernels are compiled
-// for.
+// Calls f with a value of the element type: what kernels are compiled for.
+template <typename F>
+void with_instance(DType dtype, F f) {
+    switch (dtype) {
+        case DType::f32:
+            return f(float{});
+        case DType::f16:
+            return f(f16{});
+        case DType::bf16:
+            return f(bf16{});
+    }
+}
+
+// The same and the width, of 2 to kMostWidth, as an integral_constant.
 template <int kMostWidth, typename F>
 void with_instance(DType dtype, int width, F f) {
     if constexpr (kMostWidth > 2) {
         if (width < kMostWidth) return with_instance<kMostWidth - 1>(dtype, width, f);
     }
-    constexpr std::integral_constant<int, kMostWidth> most{};
-    switch (dtype) {
-        case DType::f16:
-            return f(f16{}, most);
-        case DType::bf16:
-            return f(bf16{}, most);
-        default:
-            return f(float{}, most);
-    }
+    with_instance(dtype, [&](auto type) { f(type, std::integral_constant<int, kMostWidth>{}); });
 }
 
 constexpr int64_t kOffsetLimit = int64_t{1} << 31;  // what a lane's 32-bit byte offset is allowed to reach

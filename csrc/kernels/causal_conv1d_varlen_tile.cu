@@ -263,15 +263,7 @@ bool causal_conv1d_varlen_tile_serves(const CausalConv1dVarlenParams& p) {
 }
 
 void causal_conv1d_varlen_tile(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* stream) {
-    const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
-    switch (p.dtype) {
-        case DType::f32:
-            return with_width<float>(p, tile, hip_stream);
-        case DType::f16:
-            return with_width<f16>(p, tile, hip_stream);
-        case DType::bf16:
-            return with_width<bf16>(p, tile, hip_stream);
-    }
+    with_instance(p.dtype, [&](auto type) { with_width<decltype(type)>(p, tile, static_cast<hipStream_t>(stream)); });
 }
 
 }  // namespace hipconv

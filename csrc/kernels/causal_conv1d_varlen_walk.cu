@@ -199,15 +199,7 @@ bool causal_conv1d_varlen_walk_is_faster(const CausalConv1dVarlenParams& p) {
 }
 
 void causal_conv1d_varlen_walk(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* stream) {
-    const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
-    switch (p.dtype) {
-        case DType::f32:
-            return launch<float>(p, tile, hip_stream);
-        case DType::f16:
-            return launch<f16>(p, tile, hip_stream);
-        case DType::bf16:
-            return launch<bf16>(p, tile, hip_stream);
-    }
+    with_instance(p.dtype, [&](auto type) { launch<decltype(type)>(p, tile, static_cast<hipStream_t>(stream)); });
 }
 
 }  // namespace hipconv

@@ -125,12 +125,13 @@ inline void check_no_grad(const NamedTensor& t, const char* remedy) {
 
 // `source` is where the name came from: the keyword, or an environment variable.
 inline void check_kernel_name(const std::string& kernel, const std::vector<std::string>& known, const char* source = "kernel") {
+    if (kernel == "auto") return;
     std::string list = "'auto'";
     for (const std::string& name : known) {
         if (kernel == name) return;
         list += ", '" + name + "'";
     }
-    if (kernel != "auto") throw pybind11::value_error(concat(source, ": got '", kernel, "', expected one of ", list));
+    throw pybind11::value_error(concat(source, ": got '", kernel, "', expected one of ", list));
 }
 
 }  // namespace hipconv
