@@ -27,6 +27,8 @@ struct VarlenPlan {
     bool plain_indices;
 };
 
+HIPCONV_INLINE uint32_t lowest_bits(int32_t count) { return count <= 0 ? 0 : count < 32 ? (1u << count) - 1 : 0xffffffffu; }
+
 // The DType of an element type.
 template <typename T>
 constexpr DType kDTypeOf = DType::f32;

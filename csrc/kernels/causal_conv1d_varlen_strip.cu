@@ -136,15 +136,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStripThreads, kStripBlocks)
     __syncthreads();
     for (uint32_t mark = 2; tile.begin < end; mark += 2) {  // `mark`: the begin of a sequence; `mark` + 1: padding
         const StripTile next = tile_from(tile.end, tile.first + tile.sequences);
-        const int32_t first_begin = tile.first < end_sequence ? indices().start(tile.first) : end;
-        const int32_t first_live = goes_on_live ? 0 : first_begin;  // token
+        const int32_t first_live = goes_on_live ? 0 : tile.first < end_sequence ? indices().start(tile.first) : end;  // token
         if (tile.sequences > 0) goes_on_live = indices().is_live(tile.first + tile.sequences - 1);
 
+        const int32_t closer = run_of(next) + tile_tokens;
+        const char* asked = x + closer * x_step;
 #pragma unroll
-        for (int t = 0; t < kRun; ++t) {
-            const int32_t token = run_of(next) + tile_tokens + t;
-            bring_closer(x + token * x_step, works && token < end);
-        }
+        for (int t = 0; t < kRun; ++t, asked += x_step) bring_closer(asked, works && closer + t < end);
         for (int32_t i = row; i < next.sequences && kBringsCloser; i += rows) {
             const CausalConv1dVarlenParams& pool = first_argument_again(p);
             const PackedSequence s = indices().sequence(next.first + i);
@@ -197,13 +195,24 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStripThreads, kStripBlocks)
         for (int i = 0; i < kPast; ++i) keep(i, edges[(row * kPast + i) * lanes + lane]);
         const int missing = missing_taps<kWidth, kAnyWidth>(p);
         const bool use_silu = first_argument_again(p).use_silu;
-        const int32_t token = run_of(tile), next_token = run_of(next);
-        char* to = x + token * x_step;
-        const char* from = x + next_token * x_step;
+        // Of the run's tokens, bit by bit: so that no access is behind a branch.
+        int at_hand = static_cast<int>(lowest_bits(end_of(next) - run_of(next)));
+        int stored = static_cast<int>(lowest_bits(end_of(tile) - run_of(tile)) & ~lowest_bits(first_live - run_of(tile))), begins = 0;
+#pragma unroll
+        for (int t = 0; t < kRun; ++t) {
+            const uint32_t found = marks[row * kRun + t];
+            if (found == mark) begins |= 1 << t;
+            if (found == mark + 1) stored &= ~(1 << t);
+        }
+        in_a_register(at_hand), in_a_register(stored), in_a_register(begins);
+        char* to = x + run_of(tile) * x_step;
+        const char* from = x + run_of(next) * x_step;
+        const Vector* const begun_here = begun + row * kRun * lanes + lane;
 #pragma unroll
         for (int t = 0; t < kRun; ++t) {
             keep((kPast + t) % kWidth, ahead[t]);
-            if (next_token + t < end_of(next)) ahead[t] = *reinterpret_cast<const Vector*>(from + t * x_step);
+            if (at_hand >> t & 1) ahead[t] = *reinterpret_cast<const Vector*>(from);
+            from += x_step;
             Vector result{};
 #pragma unroll
             for (int j = 0; j < kPairs; ++j) {
@@ -214,10 +223,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStripThreads, kStripBlocks)
                 const Pair activated = silu(sum);
                 set_pair<T>(result, j, make_pair(use_silu ? low(activated) : low(sum), use_silu ? high(activated) : high(sum)));
             }
-            const uint32_t found = marks[row * kRun + t];
-            if (found == mark) result = begun[(row * kRun + t) * lanes + lane];
-            if (token + t >= first_live && token + t < end_of(tile) && found != mark + 1)
-                *reinterpret_cast<Vector*>(to + t * x_step) = result;
+            if (begins >> t & 1) result = begun_here[t * lanes];
+            if (stored >> t & 1) *reinterpret_cast<Vector*>(to) = result;
+            to += x_step;
         }
         tile = next;
         __syncthreads();  // LDS is for the next tile now

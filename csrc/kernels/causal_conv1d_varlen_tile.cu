@@ -35,8 +35,6 @@ struct RunMasks {
     uint32_t dead;     // tokens of no sequence or of padding
 };
 
-HIPCONV_INLINE uint32_t lowest_bits(int32_t count) { return count <= 0 ? 0 : count < 32 ? (1u << count) - 1 : 0xffffffffu; }
-
 // The lanes of a row look at one sequence each, from the one on that the run begins in: that is found in one step for each factor
 // `lanes + 1` of their number.
 template <typename Indices>

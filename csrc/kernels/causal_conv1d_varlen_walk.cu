@@ -25,7 +25,7 @@ constexpr int kWalkRun = 8;                      // tokens
 constexpr int kWalkWidth = 4;                    // what models have
 constexpr int kTilesCloser = 1;                  // that are asked for beyond the one in registers
 constexpr int kStripLanes = 128 / kLaneBytes;    // a cache line
-constexpr int kMostRows = kWalkThreads / 8;
+constexpr int kMostRows = kWalkThreads / 4;
 
 template <typename T, int kChannels, int kWidth>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kWalkThreads, 1)
@@ -154,7 +154,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kWalkThreads, 1)
 namespace {
 
 constexpr int64_t kFullCard = 1 << 16;  // threads
-constexpr int64_t kFewestVectors = 512, kFewestTokens = 64;
+constexpr int64_t kFewVectors = 512;    // of all sequences: then narrow strips, and twice the rows, are faster
+constexpr int64_t kFewestTokens = 64;
 
 int64_t vectors_of(const CausalConv1dVarlenParams& p) { return p.dim / (kLaneBytes / element_bytes(p.dtype)); }
 
@@ -163,7 +164,8 @@ int64_t vectors_of(const CausalConv1dVarlenParams& p) { return p.dim / (kLaneByt
 unsigned rows_of(const CausalConv1dVarlenParams& p) {
     const int64_t vectors = vectors_of(p), bytes = vectors * kLaneBytes;
     const int64_t to_fill = kFullCard / (vectors * p.sequences), to_keep_up = (1 << 17) / bytes;
-    return power_of_two_up_to(to_fill > to_keep_up ? to_fill : to_keep_up, kMostRows);
+    const int most = vectors * p.sequences < kFewVectors ? kMostRows : kMostRows / 2;
+    return power_of_two_up_to(to_fill > to_keep_up ? to_fill : to_keep_up, most);
 }
 
 template <typename T>
@@ -192,10 +194,10 @@ bool causal_conv1d_varlen_walk_serves(const CausalConv1dVarlenParams& p) {
     return causal_conv1d_varlen_tile_serves(p) && p.width == kWalkWidth && channels_a_vector(p) > 1;
 }
 
-// Sequences shorter than a tile leave rows of a block without work, few channels most of the card.
+// Sequences shorter than a tile leave rows of a block without work.
 bool causal_conv1d_varlen_walk_is_faster(const CausalConv1dVarlenParams& p) {
     const int64_t tile = int64_t{rows_of(p)} * kWalkRun;
-    return p.tokens >= p.sequences * (tile > kFewestTokens ? tile : kFewestTokens) && vectors_of(p) * p.sequences >= kFewestVectors;
+    return p.tokens >= p.sequences * (tile > kFewestTokens ? tile : kFewestTokens);
 }
 
 void causal_conv1d_varlen_walk(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* stream) {
