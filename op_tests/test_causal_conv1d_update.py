@@ -295,6 +295,33 @@ def test_each_state_layout_over_several_strips(device: torch.device, dtype: torc
             check(x, state, weight, bias, kernel=kernel, conv_state_indices=indices)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "state_dtype", "width", "state_len"),
+    [(torch.bfloat16, torch.float32, 4, state_len) for state_len in (3, 4, 6)]
+    + [(torch.float16, torch.float32, 4, 3), *((dtype, dtype, 3, 2) for dtype in DTYPES.values())],
+    ids=str,
+)
+def test_packed_states_of_float32_and_of_width_3_move_in_vectors(
+    device: torch.device, dtype: torch.dtype, state_dtype: torch.dtype, width: int, state_len: int
+) -> None:
+    dim = 4 * 128 + 4 * 37
+    kernel = "auto" if targets.of(device).backend == "cpu" else "vector"
+    table = torch.tensor([[4, 5], [-1, 1], [0, 2]], device=device)
+    starts = torch.tensor([0, 1, 6, 8], device=device)
+    for tokens, addressing in itertools.product((1, 4, 5, None), ("slots", "fork", "speculative")):
+        if addressing == "speculative" and (state_len < 6 or tokens not in (1, 4)):
+            continue
+        x = torch.randn(3, tokens, dim).mT if tokens else torch.randn(9, dim)
+        options: dict[str, Any] = {"conv_state_indices": table[:, 0]} | ({} if tokens else {"query_start_loc": starts})
+        if addressing == "fork":
+            options["conv_state_indices_in"] = table[:, 1]
+        if addressing == "speculative":
+            options["num_accepted_tokens"] = torch.tensor([1, 2, 3], device=device)
+        state = make_state("N,D,S", 6, dim, state_len, state_dtype, device)
+        x, (weight, bias) = x.to(device, dtype), make_weights(dim, width, dtype, device)
+        check(x, state, weight, bias, kernel=kernel, **options)
+
+
 @pytest.mark.parametrize(("offset", "gap", "kernel"), [(0, 0, "step"), (8, 8, "step"), (4, 0, "vector"), (0, 4, "vector")])
 def test_four_columns_are_vectors_only_where_slots_begin_like_them(device: torch.device, offset: int, gap: int, kernel: str) -> None:
     dim, dtype = 136, torch.bfloat16
@@ -476,8 +503,8 @@ def test_empty_tensors(device: torch.device, shape: tuple[int, int, int]) -> Non
 
 @pytest.mark.parametrize("form", ["rows", "tokens", "packed"])
 def test_padded_rows_are_zero_in_a_new_tensor_and_untouched_in_a_given_one(device: torch.device, form: str) -> None:
-    """Peers leave them uninitialised in a new tensor; tokens past query_start_loc[-1] too."""
-    for dim, kernel in itertools.product((8, 33), kernels(device)):
+    """Peers leave them uninitialised in a new tensor; tokens before query_start_loc[0] and past query_start_loc[-1] too."""
+    for dim, layout, kernel in itertools.product((8, 33), LAYOUTS[:2], kernels(device)):
         weight, bias = make_weights(dim, 4, torch.bfloat16, device)
         indices = torch.tensor([2, -1, 0, -1], device=device)
         options: dict[str, Any] = {"conv_state_indices": indices}
@@ -486,18 +513,21 @@ def test_padded_rows_are_zero_in_a_new_tensor_and_untouched_in_a_given_one(devic
         live[[0, 2]] = True
         if form == "packed":
             x, live = (
-                torch.full((11, dim), torch.nan, dtype=torch.bfloat16, device=device),
-                torch.zeros(11, dim, dtype=torch.bool, device=device),
+                torch.full((13, dim), torch.nan, dtype=torch.bfloat16, device=device),
+                torch.zeros(13, dim, dtype=torch.bool, device=device),
             )
-            options["query_start_loc"] = torch.tensor([0, 1, 3, 6, 7], device=device)
-            live[[0, 3, 4, 5]] = True
+            options["query_start_loc"] = torch.tensor([2, 3, 5, 8, 9], device=device)
+            live[[2, 5, 6, 7]] = True
         x[live] = torch.randn_like(x[live])
-        state = make_state("N,S,D", 3, dim, 3, torch.bfloat16, device)
+        state = make_state(layout, 3, dim, 3, torch.bfloat16, device)
+        torch.use_deterministic_algorithms(True)  # new memory is NaN then
         try:
             check(x, state.clone(), weight, bias, kernel=kernel, **options)
         except ValueError as refusal:
             assert "which serves" in str(refusal)
             continue
+        finally:
+            torch.use_deterministic_algorithms(False)
         out = torch.full_like(x, 42.0)
         causal_conv1d_update(x, state, weight, bias, True, out=out, kernel=kernel, **options)
         assert (out[~live] == 42.0).all() and not (out[live] == 42.0).any() and not out.isnan().any()

@@ -161,11 +161,12 @@ HIPCONV_INLINE S history_of(T x) {
         return from_float<S>(to_float(x));
 }
 
-// Calls zero(t) for the tokens of a packed batch that come after its last row: the rows share them out.
+// Calls zero(t) for the tokens of a packed batch that come after its last row, which the rows share out, or before its first one.
 template <typename Zero>
 HIPCONV_INLINE void zero_rest(const CausalConv1dUpdateParams& p, const RowIndices& indices, int64_t b, Zero zero) {
     if (!p.zero_padding || !p.query_start_loc.data) return;
     for (int64_t t = token_within(p, indices.rest) + b; t < p.total_tokens; t += p.batch) zero(t);
+    for (int64_t t = 0; b == 0 && t < token_within(p, indices.first_token); ++t) zero(t);
 }
 
 // The same for one channel.

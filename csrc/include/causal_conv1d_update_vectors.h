@@ -13,6 +13,9 @@
 namespace hipconv {
 
 constexpr int kVectorLanes = 64;  // small blocks: few wait for each other, and few rows fill a card
+// The same where a row has one token. Kernels that begin early start their blocks one after the other (an H200 every 1.3 ns), which
+// smaller ones than these would wait for.
+constexpr int kTokenLanes = kCopiesPastRegisters ? 2 * kVectorLanes : kVectorLanes;
 constexpr int kChannels = 4;     // of a lane: 8 bytes of 16-bit elements, 16 of f32
 constexpr int kOwnVectors = 0;   // columns of the state whose channels are neighbours: a lane moves its own vectors
 constexpr int kCommonWidth = 4;  // what models have
@@ -255,7 +258,7 @@ inline bool channels_in_vectors(const CausalConv1dUpdateParams& p) {
     if (p.bias && (p.bias_stride != 1 || !is_aligned(p.bias, kChannels * element_bytes(p.bias_dtype)))) return false;
     if (!is_aligned(p.state, kChannels * element_bytes(p.state_dtype)) || p.slot_stride % kChannels != 0) return false;
     if (p.state_dim_stride == 1) return p.history == p.width - 1 && p.column_stride % kChannels == 0;
-    return p.column_stride == 1 && p.state_dim_stride == p.state_len && p.state_dtype == p.dtype;
+    return p.column_stride == 1 && p.state_dim_stride == p.state_len;
 }
 
 // Whether a packed slot has as many columns as the window, or one more: then each lane has all that moves in registers. The slot

@@ -101,7 +101,8 @@ void causal_conv1d_update(const CausalConv1dUpdateParams& p, const std::string& 
     if (kernel == "vector" && !vector)
         throw std::invalid_argument(
             "kernel: got 'vector', which serves widths 2 to 4 with aligned channels or tokens in fours, and none of: "
-            "cache_seqlens, intermediate_conv_window, retrieve_next_token; (slots, dim, state_len) without gaps at width 4 only");
+            "cache_seqlens, intermediate_conv_window, retrieve_next_token; (slots, dim, state_len) without gaps at width 4, or at width "
+            "3 with state_len 2 and conv_state of x's dtype");
     if (kernel == "channel" && !channel)
         throw std::invalid_argument(
             "kernel: got 'channel', which serves widths 1 to 6 with conv_state of the dtype of x or float32, state_len <= 32, "

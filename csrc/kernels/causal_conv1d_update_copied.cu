@@ -95,6 +95,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kCopyLanes * kCopyWaves, kCopyBlocks) caus
 #pragma unroll 1
             for (int64_t t = (rest < 0 ? 0 : rest) + b; t < p.total_tokens; t += p.batch) zero(t);
 #pragma unroll 1
+        for (int64_t t = 0; b == 0 && t < first_token; ++t) zero(t);
+#pragma unroll 1
         for (int32_t t = 0; !slots.live && !kInFours && t < count; ++t) zero(first_token + int64_t{t});
         for (int k = 0; !slots.live && kInFours && active && k < 2; ++k) reinterpret_cast<Words4*>(out)[k] = Words4{};
     }

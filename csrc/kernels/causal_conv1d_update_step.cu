@@ -16,17 +16,13 @@
 
 namespace hipconv {
 
-// Small blocks, as few wait for each other; but kernels that begin early start their blocks one after the other (an H200 every 1.3
-// ns), which smaller ones than these would wait for.
-constexpr int kStepLanes = kCopiesPastRegisters ? 2 * kVectorLanes : kVectorLanes;
-
 // How lanes share a strip: kColumns of a packed slot, or kOwnVectors.
 template <typename S, int kColumns>
 struct Strip {
     static constexpr bool kWhole = kColumns == kCommonWidth;            // the columns of a lane's channels are whole vectors
     static constexpr bool kThroughLds = kColumns > 0 && !kWhole;
     static constexpr int kOwn = kWhole ? 2 : kChannels;                 // channels of a lane
-    static constexpr int kLanes = kWhole ? 2 * kStepLanes : kStepLanes;
+    static constexpr int kLanes = kWhole ? 2 * kTokenLanes : kTokenLanes;
     static constexpr int kBlocks = (sizeof(S) == 4 ? 14 : 24) * kVectorLanes / kLanes;  // on a compute unit
     using Packed = std::conditional_t<kWhole, Words4, Words<S, kChannels>>;
     static constexpr int kInPacked = static_cast<int>(sizeof(Packed) / sizeof(S)), kVectors = kOwn * kColumns / kInPacked;
@@ -176,7 +172,7 @@ bool causal_conv1d_update_step_serves(const CausalConv1dUpdateParams& p) {
     if (!as_wide_as_x(p.weight_dtype) || (p.bias && !as_wide_as_x(p.bias_dtype))) return false;
     if (p.state_dim_stride == 1) return true;
     const bool whole = is_aligned(p.state, 16) && p.slot_stride * element_bytes(p.state_dtype) % 16 == 0;
-    return columns_in_registers(p) && (p.state_len < kCommonWidth || whole);
+    return p.state_dtype == p.dtype && columns_in_registers(p) && (p.state_len < kCommonWidth || whole);
 }
 
 void causal_conv1d_update_step(const CausalConv1dUpdateParams& p, void* stream) {

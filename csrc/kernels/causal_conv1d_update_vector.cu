@@ -24,11 +24,14 @@ constexpr int kTokensAhead = 4;     // that a lane asks for at once
 constexpr int kAnyColumns = -1;     // of a packed slot; known numbers stand for themselves
 constexpr int kDraftColumns = kCommonWidth - 2 + kTokensAhead;  // of speculative decoding of as many tokens as are loaded at once
 
+template <int kColumns>  // of a block; those that share strips have LDS for no more
+constexpr int kMostLanes = kColumns == kOwnVectors ? kTokenLanes : kVectorLanes;
 template <typename S, int kColumns>  // on a compute unit
-constexpr int kBlocks = sizeof(S) == 4 ? 8 : kColumns > kCommonWidth || kColumns < 0 ? 10 : kColumns ? 12 : 14;
+constexpr int kBlocks = (sizeof(S) == 4 ? 8 : kColumns > kCommonWidth || kColumns < 0 ? 10 : kColumns ? 12 : 14) * kVectorLanes /
+                        kMostLanes<kColumns>;
 
 template <typename T, typename S, int kWidth, int kColumns>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, (kBlocks<S, kColumns>))
+__global__ void HIPCONV_LAUNCH_BOUNDS((kMostLanes<kColumns>), (kBlocks<S, kColumns>))
     causal_conv1d_update_vectors(VectorParams params) {
     const VectorParams& p = first_parameter(params);
     constexpr int kPast = kWidth - 1, kAhead = kTokensAhead;
@@ -103,10 +106,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorLanes, (kBlocks<S, kColumns>))
     const auto store = [&](T* to, Vector value) {
         if (active) *reinterpret_cast<Vector*>(to) = value;
     };
-    if (p.zero_padding && by_starts) {  // the rows share out the tokens after the last of them
+    if (p.zero_padding && by_starts) {  // the rows share out the tokens after the last of them; those before the first are its own
         const int64_t rest = p.query_start_loc.integer(last_end);
-        for (int64_t t = (rest < 0 ? 0 : rest) + b; t < p.total_tokens; t += p.batch)
+        const auto zero = [&](int64_t t) {
             store(p.split ? split_out_at<T>(p, 0, d, t) : p.out.as<T>() + t * p.out_token_stride + d, Vector{});
+        };
+        for (int64_t t = (rest < 0 ? 0 : rest) + b; t < p.total_tokens; t += p.batch) zero(t);
+        for (int64_t t = 0; b == 0 && t < first_token; ++t) zero(t);
     }
     if (!slots.live || count <= 0) {
         for (int t = 0; t < count && p.zero_padding; t += p.out_in_fours ? kAhead : 1) {
@@ -272,7 +278,8 @@ bool columns_of_drafts(const CausalConv1dUpdateParams& p) {
 
 template <typename T, typename S, int kWidth, int kColumns>
 void launch(const CausalConv1dUpdateParams& p, hipStream_t stream) {
-    unsigned lanes = kVectorLanes;
+    const bool one_token = p.seqlen == 1 && !p.query_start_loc.data;
+    unsigned lanes = one_token ? kMostLanes<kColumns> : kVectorLanes;
     while (kColumns == kAnyColumns && lanes * p.state_len * sizeof(Words<S, kChannels>) > kStagedBytes) lanes /= 2;
     lanes = power_of_two_up_to(p.dim / kChannels, lanes);
     const dim3 grid(static_cast<unsigned>(p.batch), blocks_up_to(p.dim / kChannels, lanes, kMostStrips), 1);
@@ -283,11 +290,15 @@ void launch(const CausalConv1dUpdateParams& p, hipStream_t stream) {
 template <typename T, typename S, int kWidth>
 void with_columns(const CausalConv1dUpdateParams& p, hipStream_t stream) {
     if (p.state_dim_stride == 1) return launch<T, S, kWidth, kOwnVectors>(p, stream);
-    if constexpr (std::is_same_v<T, S> && kWidth == kCommonWidth)
-        columns_of_drafts(p)       ? launch<T, S, kWidth, kDraftColumns>(p, stream)
-        : !columns_in_registers(p) ? launch<T, S, kWidth, kAnyColumns>(p, stream)
-        : p.state_len == kWidth  ? launch<T, S, kWidth, kWidth>(p, stream)
-                                 : launch<T, S, kWidth, kWidth - 1>(p, stream);
+    if constexpr (kWidth == 3 && std::is_same_v<T, S>) return launch<T, S, kWidth, kWidth - 1>(p, stream);
+    if constexpr (kWidth == kCommonWidth) {
+        if (columns_in_registers(p) && p.state_len == kWidth - 1) return launch<T, S, kWidth, kWidth - 1>(p, stream);
+        if constexpr (std::is_same_v<T, S>) {
+            if (columns_in_registers(p)) return launch<T, S, kWidth, kWidth>(p, stream);
+            if (columns_of_drafts(p)) return launch<T, S, kWidth, kDraftColumns>(p, stream);
+        }
+        launch<T, S, kWidth, kAnyColumns>(p, stream);
+    }
 }
 
 template <typename T, typename S>
@@ -314,9 +325,11 @@ bool causal_conv1d_update_vector_serves(const CausalConv1dUpdateParams& p) {
     if (!in_vectors(p, p.x) && !in_fours(p, p.x)) return false;
     if (!outputs_in_vectors(p) && (p.out_end[0] != p.dim || !in_fours(p, p.out[0]))) return false;
     if (p.history != p.width - 1) return false;
-    if (p.state_dim_stride == 1 || (p.width == kCommonWidth && columns_in_registers(p))) return true;
+    if (p.state_dim_stride == 1) return true;
+    if (p.width == 3) return p.state_dtype == p.dtype && p.state_len == 2 && columns_in_registers(p);
+    if (p.width != kCommonWidth) return false;
     const int64_t fewest_bytes = int64_t{kFewestLanes} * kChannels * p.state_len * element_bytes(p.state_dtype);
-    return p.width == kCommonWidth && fewest_bytes <= kStagedBytes;
+    return (p.state_dtype == p.dtype && columns_in_registers(p)) || fewest_bytes <= kStagedBytes;
 }
 
 void causal_conv1d_update_vector(const CausalConv1dUpdateParams& p, void* stream) {
