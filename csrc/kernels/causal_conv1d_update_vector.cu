@@ -47,8 +47,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((kMostLanes<kColumns>), (kBlocks<S, kColum
     const int strip = left < lanes * kChannels ? left / kChannels : lanes;  // vectors
     const bool active = lane < strip;
     if (!kColumns && !active) return;
-    const int own = active ? lane : 0;  // the other lanes move strips and repeat the first lane's work
-    const int d = strip_d + own * kChannels;
+    const int d = strip_d + (active ? lane : 0) * kChannels;  // the other lanes move strips, and compute what nobody sees
 
     let_next_kernel_begin();
     wait_for_kernel_before();
@@ -155,7 +154,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((kMostLanes<kColumns>), (kBlocks<S, kColum
     // The window, oldest first. Packed columns may be more, and are at rest unless drafts are kept there.
     History packed[kColumns > 0 ? kColumns : 1];
     const auto element_of = [&](int c, int column) {  // of the strip, where it has any number of columns
-        const int at = (own * kChannels + c) * p.state_len + column;
+        const int at = (lane * kChannels + c) * p.state_len + column;
         return reinterpret_cast<S*>(stage) + (staged<History, kColumns>(at / kChannels) * kChannels + at % kChannels);
     };
     const auto put = [&](int column, History value) {
@@ -182,7 +181,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((kMostLanes<kColumns>), (kBlocks<S, kColum
             if (k * lanes + lane < strip * kColumns) stage[staged<History, kColumns>(k * lanes + lane)] = loaded[k];
         __syncthreads();
 #pragma unroll
-        for (int k = 0; k < kColumns; ++k) loaded[k] = stage[staged<History, kColumns>(own * kColumns + k)];
+        for (int k = 0; k < kColumns; ++k) loaded[k] = stage[staged<History, kColumns>(lane * kColumns + k)];
         transpose<S, kColumns, false>(packed, loaded);
 #pragma unroll
         for (int i = 0; i < kPast; ++i) ring[i] = packed[i];
