@@ -113,6 +113,8 @@ constexpr uint32_t taps_of_first() {
             if (e + i >= kWidth - 1) word |= 1u << (e * 8 + i);
     return word;
 }
+template <int kWidth>
+constexpr uint32_t kTapsOfFirst = taps_of_first<kWidth>();
 
 // A byte for each of a thread's tokens and of those after them, with a bit for each tap.
 template <int kTokens, int kWidth>
@@ -128,7 +130,7 @@ struct TapsOfBits {
 
     // Whether they are what a row has that is one sequence without a state.
     HIPCONV_INLINE bool are_plain(bool begins_row, bool ends_row) const {
-        bool plain = words[0] == (begins_row ? taps_of_first<kWidth>() : kAll);
+        bool plain = words[0] == (begins_row ? kTapsOfFirst<kWidth> : kAll);
 #pragma unroll
         for (int k = 1; k < kWords - 1; ++k) plain = plain && words[k] == kAll;
         return plain && (words[kWords - 1] & kAfter) == (ends_row ? 0u : kAll & kAfter);
@@ -145,7 +147,7 @@ template <int kTokens, int kWidth>
 HIPCONV_INLINE TapsOfBits<kTokens, kWidth> taps_of_row(int32_t t, int32_t seqlen, bool has_state) {
     using Taps = TapsOfBits<kTokens, kWidth>;
     const auto word_at = [&](int32_t place) {
-        return place < 0 ? 0 : place == 0 && !has_state ? taps_of_first<kWidth>() : Taps::kAll;
+        return place < 0 ? 0 : place == 0 && !has_state ? kTapsOfFirst<kWidth> : Taps::kAll;
     };
     Taps taps;
 #pragma unroll
