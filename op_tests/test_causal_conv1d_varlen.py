@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
+import functools
 import itertools
 import random
 import sys
@@ -179,10 +180,31 @@ def test_every_kernel_can_be_forced_by_name(device: torch.device) -> None:
     arguments = Case([9, 1, 30], 16, 4, torch.bfloat16, torch.bfloat16).inputs(device)
     for name in kernel_names(device):
         check(arguments | {"kernel": name})
-        with environment(HIPCONV_VARLEN_KERNEL=name):
-            check(arguments)
     with pytest.raises(ValueError, match="kernel: got 'triton', expected one of 'auto'"):
         check(arguments | {"kernel": "triton"})
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_the_variable_forces_a_kernel_where_there_is_one(device: torch.device, in_place: bool) -> None:
+    """Nowhere else, because it holds for all backends and forms. Where it forces one, width 9 tells."""
+    here = kernel_names(device) + (in_place_kernels(device) if in_place else [])
+    for width, name in itertools.product((4, 9), ("tile", "naive", "walk", "strip", "simd", "openmp")):
+        arguments = Case([9, 1, 30], 16, width).inputs(device)
+        wanted, _, live = expected(arguments)
+        with environment(HIPCONV_VARLEN_KERNEL=name):
+            call = functools.partial(serving.causal_conv1d_fn, **arguments, out=arguments["x"] if in_place else None)
+            if width == 9 and name in here and name not in ("naive", "openmp"):
+                with pytest.raises(ValueError, match=f"^HIPCONV_VARLEN_KERNEL: got '{name}', which serves width"):
+                    call()
+            else:
+                assert mismatch(call()[:, live], wanted[:, live]) is None, (width, name)
+
+
+def test_a_variable_that_names_no_kernel(device: torch.device) -> None:
+    with environment(HIPCONV_VARLEN_KERNEL="triton"):
+        with pytest.raises(ValueError, match=r"^HIPCONV_VARLEN_KERNEL: got 'triton', expected one of 'auto', .*'strip', .*'openmp'$"):
+            serving.causal_conv1d_fn(**_good(device))
+        check(Case([9, 1], 16).inputs(device) | {"kernel": kernel_names(device)[0]})  # the call's own keyword goes first
 
 
 def test_every_pair_of_dtypes_is_served(device: torch.device) -> None:
@@ -341,6 +363,9 @@ def test_kernels_in_place_say_what_they_serve(device: torch.device) -> None:
             serving.causal_conv1d_fn(**arguments, out=arguments["x"], kernel=kernel)
         with pytest.raises(ValueError, match=f"kernel: got '{kernel}', expected one of 'auto'"):
             serving.causal_conv1d_fn(**arguments, kernel=kernel)
+        nothing = Case([0, 0], 16).inputs(device)
+        for out in (nothing["x"], nothing["x"][:]):
+            assert serving.causal_conv1d_fn(**nothing, out=out, kernel=kernel) is out, "no tokens, in place"
 
 
 def test_a_slot_number_marks_padding_not_a_sequence_number(device: torch.device) -> None:

@@ -6,6 +6,7 @@
 // Both share their work out over torch's own OpenMP threads, so torch.set_num_threads holds.
 #include "causal_conv1d_varlen_cpu.h"
 
+#include <iterator>
 #include <stdexcept>
 
 #include "causal_conv1d_cpu.h"
@@ -13,7 +14,9 @@
 
 namespace hipconv {
 
-std::vector<std::string> causal_conv1d_varlen_kernels() { return {"simd", "openmp"}; }
+std::vector<std::string> causal_conv1d_varlen_kernels() {
+    return {std::begin(kCausalConv1dVarlenCpuKernels), std::end(kCausalConv1dVarlenCpuKernels)};
+}
 
 void causal_conv1d_varlen(const CausalConv1dVarlenParams& p, const std::string& kernel, const VarlenTile& /*tile*/, void* /*stream*/) {
     const bool simd_serves = causal_conv1d_varlen_simd_serves(p);

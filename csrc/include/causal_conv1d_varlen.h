@@ -66,6 +66,11 @@ struct VarlenTile {
     int32_t tokens, channels, warps;
 };
 
+// The kernels' names, the fastest first. Each backend knows the other's: HIPCONV_VARLEN_KERNEL may hold either.
+constexpr const char* kCausalConv1dVarlenGpuKernels[] = {"tile", "naive"};
+constexpr const char* kCausalConv1dVarlenGpuInPlaceKernels[] = {"walk", "strip"};  // where `out` is x; the others serve that, too
+constexpr const char* kCausalConv1dVarlenCpuKernels[] = {"simd", "openmp"};
+
 // Defined twice with one signature: in csrc/kernels for GPUs and simt, in csrc/cpu for host memory (which ignores `tile` and
 // `stream`). dim and tokens are not zero; every tensor lies on the current device. `kernel` is "auto" or a name from the list.
 std::vector<std::string> causal_conv1d_varlen_kernels();

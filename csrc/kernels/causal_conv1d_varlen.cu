@@ -5,6 +5,7 @@
 // has a limit (65,535 blocks on NVIDIA, 2^32 work-items on AMD).
 #include <hip/hip_runtime.h>
 
+#include <iterator>
 #include <stdexcept>
 
 #include "arch.h"
@@ -26,7 +27,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kNaiveThreads, 4) causal_conv1d_varlen_nai
             convolve_sequence(first_argument_again(p), static_cast<int32_t>(b), d);
 }
 
-std::vector<std::string> causal_conv1d_varlen_kernels() { return {"tile", "naive"}; }
+std::vector<std::string> causal_conv1d_varlen_kernels() {
+    return {std::begin(kCausalConv1dVarlenGpuKernels), std::end(kCausalConv1dVarlenGpuKernels)};
+}
 
 void causal_conv1d_varlen(const CausalConv1dVarlenParams& p, const std::string& kernel, const VarlenTile& tile, void* stream) {
     const bool tile_serves = causal_conv1d_varlen_tile_serves(p);
@@ -42,7 +45,9 @@ void causal_conv1d_varlen(const CausalConv1dVarlenParams& p, const std::string& 
     check_launch("causal_conv1d_varlen");
 }
 
-std::vector<std::string> causal_conv1d_varlen_in_place_kernels() { return {"walk", "strip"}; }
+std::vector<std::string> causal_conv1d_varlen_in_place_kernels() {
+    return {std::begin(kCausalConv1dVarlenGpuInPlaceKernels), std::end(kCausalConv1dVarlenGpuInPlaceKernels)};
+}
 
 bool causal_conv1d_varlen_in_place(const CausalConv1dVarlenParams& p, const std::string& kernel, const VarlenTile& tile, void* stream) {
     const bool walk = causal_conv1d_varlen_walk_serves(p), strip = causal_conv1d_varlen_strip_serves(p);

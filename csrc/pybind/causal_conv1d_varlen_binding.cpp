@@ -6,11 +6,14 @@
 
 #include <array>
 #include <cstdlib>
+#include <iterator>
 #include <optional>
+#include <stdexcept>
 
 #include "causal_conv1d_varlen.h"
 #include "direct_call.h"
 #include "index_checks.h"
+#include "kernel_request.h"
 #include "tensor_checks.h"
 
 namespace py = pybind11;
@@ -89,14 +92,27 @@ VarlenTile parse_tile(const std::string& text) {
     return tile;
 }
 
-std::string from_environment(const char* variable) {
-    const char* value = std::getenv(variable);
-    return value ? value : "";
+// Whether a is b, as another view perhaps. Empty tensors have no address: they are the same where they share a storage.
+bool same_memory(const at::Tensor& a, const at::Tensor& b) {
+    return a.data_ptr() == b.data_ptr() && (a.numel() > 0 || a.is_alias_of(b)) && a.scalar_type() == b.scalar_type() &&
+           a.sizes() == b.sizes() && a.strides() == b.strides();
 }
 
-// Whether a is b, as another view perhaps.
-bool same_memory(const at::Tensor& a, const at::Tensor& b) {
-    return a.data_ptr() == b.data_ptr() && a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.strides() == b.strides();
+// What the variable names is run where this backend has it for the form of the call; the library chooses for other calls.
+KernelRequest request(const std::string& keyword, bool in_place) {
+    static const std::vector<std::string> new_kernels = causal_conv1d_varlen_kernels();
+    static const std::vector<std::string> in_place_kernels = [] {
+        std::vector<std::string> names = causal_conv1d_varlen_kernels();
+        for (const std::string& name : causal_conv1d_varlen_in_place_kernels()) names.push_back(name);
+        return names;
+    }();
+    static const std::vector<std::string> anywhere = [] {
+        std::vector<std::string> names(std::begin(kCausalConv1dVarlenGpuKernels), std::end(kCausalConv1dVarlenGpuKernels));
+        names.insert(names.end(), std::begin(kCausalConv1dVarlenGpuInPlaceKernels), std::end(kCausalConv1dVarlenGpuInPlaceKernels));
+        names.insert(names.end(), std::begin(kCausalConv1dVarlenCpuKernels), std::end(kCausalConv1dVarlenCpuKernels));
+        return names;
+    }();
+    return requested_kernel(keyword, kKernelVariable, in_place ? in_place_kernels : new_kernels, anywhere);
 }
 
 // False, and nothing is done, if `out` is x and no kernel serves that.
@@ -105,7 +121,7 @@ bool varlen(const std::vector<at::Tensor>& tensors, const at::Tensor& x, const a
             const OptionalTensor& cache_indices, const OptionalTensor& cache_indices_in, const OptionalTensor& has_initial_state,
             const OptionalTensor& block_idx_first, const OptionalTensor& block_idx_last, const OptionalTensor& initial_state_idx,
             const OptionalTensor& num_computed_tokens, int64_t block_size, bool use_silu, std::optional<int64_t> pad_slot_id,
-            std::optional<int64_t> null_block_id, const std::string& dead_tokens, std::string kernel,
+            std::optional<int64_t> null_block_id, const std::string& dead_tokens, const std::string& keyword,
             const std::array<int64_t, 3>& tile, int64_t stream) {
     const at::Tensor* bias = optional_bias.has_value() && optional_bias->numel() > 0 ? &*optional_bias : nullptr;
     check_strided({"x", x});
@@ -171,17 +187,10 @@ bool varlen(const std::vector<at::Tensor>& tensors, const at::Tensor& x, const a
                                          "beside block_idx_first_scheduled_token"));
     }
 
-    if (kernel == "auto") {
-        const std::string forced = from_environment(kKernelVariable);
-        if (!forced.empty()) kernel = forced;
-    }
-    const bool in_place = outputs.size() == 1 && x.numel() > 0 && same_memory(tensors[0], x);
-    std::vector<std::string> kernels = causal_conv1d_varlen_kernels();
-    if (in_place)
-        for (const std::string& name : causal_conv1d_varlen_in_place_kernels()) kernels.push_back(name);
-    check_kernel_name(kernel, kernels);
+    const bool in_place = outputs.size() == 1 && same_memory(tensors[0], x);
+    const KernelRequest wanted = request(keyword, in_place);
     VarlenTile forced_tile{};
-    if (const std::string text = from_environment(kTileVariable); !text.empty()) forced_tile = parse_tile(text);
+    if (const char* text = std::getenv(kTileVariable); text != nullptr && *text != '\0') forced_tile = parse_tile(text);
     if (tile[0]) forced_tile.tokens = static_cast<int32_t>(tile[0]);
     if (tile[1]) forced_tile.channels = static_cast<int32_t>(tile[1]);
     if (tile[2]) forced_tile.warps = static_cast<int32_t>(tile[2]);
@@ -215,8 +224,13 @@ bool varlen(const std::vector<at::Tensor>& tensors, const at::Tensor& x, const a
 
     const c10::DeviceGuard guard(x.device());
     py::gil_scoped_release no_gil;
-    if (in_place) return causal_conv1d_varlen_in_place(p, kernel, forced_tile, reinterpret_cast<void*>(stream));
-    causal_conv1d_varlen(p, kernel, forced_tile, reinterpret_cast<void*>(stream));
+    try {
+        if (in_place) return causal_conv1d_varlen_in_place(p, wanted.kernel, forced_tile, reinterpret_cast<void*>(stream));
+        causal_conv1d_varlen(p, wanted.kernel, forced_tile, reinterpret_cast<void*>(stream));
+    } catch (const std::invalid_argument& refusal) {  // the kernels do not know where their name came from
+        const std::string text = refusal.what();
+        throw std::invalid_argument(text.rfind("kernel:", 0) == 0 ? wanted.source + text.substr(text.find(':')) : text);
+    }
     return true;
 }
 

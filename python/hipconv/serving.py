@@ -97,7 +97,8 @@ def causal_conv1d_fn(
             "walk" (width 4, aligned channels that are neighbours); on the CPU "simd" (width 2 to 8, stride 1 along dim) or "openmp".
         block_m, block_n, num_warps: the tile of a block of the kernel "tile": tokens, channels and waves of 32 threads, powers of two, of
             which it takes the nearest that it has; 0 for its own choice, which depends on sizes only. HIPCONV_VARLEN_KERNEL and
-            HIPCONV_VARLEN_TILE=TOKENSxCHANNELSxWARPS do the same where these are not given.
+            HIPCONV_VARLEN_TILE=TOKENSxCHANNELSxWARPS do the same where these are not given; the former leaves the choice to the
+            library where the device, or the form of the call, has no kernel of that name.
 
     Returns:
         `out`, (dim, tokens).
