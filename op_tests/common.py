@@ -175,9 +175,29 @@ def list_of(kind: Callable[[str], object]) -> Callable[[str], list]:
     """An argparse type for one value or several, comma-separated: `--width 2,4`."""
 
     def parse(text: str) -> list:
-        return [kind(item) for item in text.split(",") if item]
+        items = [kind(item) for item in text.split(",") if item]
+        if not items:
+            raise argparse.ArgumentTypeError(f"got '{text}', expected one value or several, comma-separated")
+        return items
 
     return parse
+
+
+def at_least(low: int) -> Callable[[str], int]:
+    """An argparse type that accepts integers from `low` on."""
+
+    def parse(text: str) -> int:
+        if not text.isdigit() or int(text) < low:
+            raise argparse.ArgumentTypeError(f"got '{text}', expected an integer of at least {low}")
+        return int(text)
+
+    return parse
+
+
+def check_state_len(parser: argparse.ArgumentParser, state_len: int, width: int) -> None:
+    """Leave with an error of `parser` if a state of so many columns cannot hold the window."""
+    if state_len < width - 1:
+        parser.error(f"argument --state_len: got {state_len}, expected at least width - 1 = {width - 1} at --width {width}")
 
 
 def choice_of(*allowed: str) -> Callable[[str], str]:

@@ -25,7 +25,9 @@ from common import (
     DTYPES,
     LAYOUTS,
     Table,
+    at_least,
     backends,
+    check_state_len,
     choice_of,
     device_of,
     empty_as,
@@ -1109,13 +1111,35 @@ def test_the_command_prints_a_row_a_case_and_fails_on_a_mismatch(monkeypatch, ca
     assert "WRONG: invented" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("words", "last"),
+    [
+        ("--width 1,9 --seqlens 0 --seqlens 3,0", "4 passed, 0 failed"),
+        ("--width 2,3 --state_len 2,5 --batch 2 --seqlens 4", "4 passed, 0 failed"),
+        ("--state_len 2", "error: argument --state_len: got 2, expected at least width - 1 = 3 at --width 4"),
+        ("--seqlens 3,x", "error: argument --seqlens: got 'x', expected an integer of at least 0"),
+    ],
+)
+def test_the_command_runs_any_sizes_or_says_what_cannot_be(monkeypatch, capsys, words: str, last: str) -> None:
+    one = "--dim 8 --dtype float32 --layout channel_last --backend cpu"
+    monkeypatch.setattr(sys, "argv", ["test_causal_conv1d_varlen.py", *words.split(), *one.split()])
+    if last.startswith("error"):
+        with pytest.raises(SystemExit, match="2"):
+            main()
+        assert capsys.readouterr().err.splitlines()[-1].endswith(last)
+    else:
+        assert main() == 0
+        assert capsys.readouterr().out.splitlines()[-1] == last
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=list_of(int), nargs="+", default=[[1]], help="repeat the sequences so often; default 1")
-    parser.add_argument("--dim", type=list_of(int), nargs="+", default=[[64, 333]], help="one or several; default 64,333")
-    parser.add_argument("--seqlens", type=list_of(int), action="append", help="lengths of one call's sequences; may be repeated")
-    parser.add_argument("--width", type=list_of(int), nargs="+", default=[[4]], help="one or several; default 4")
-    parser.add_argument("--state_len", type=int, help="columns of a slot; default width - 1")
+    several = list_of(at_least(1))
+    parser.add_argument("--batch", type=several, nargs="+", default=[[1]], help="repeat the sequences so often; default 1")
+    parser.add_argument("--dim", type=several, nargs="+", default=[[64, 333]], help="one or several; default 64,333")
+    parser.add_argument("--seqlens", type=list_of(at_least(0)), action="append", help="lengths of one call's sequences; may be repeated")
+    parser.add_argument("--width", type=several, nargs="+", default=[[4]], help="one or several; default 4")
+    parser.add_argument("--state_len", type=list_of(at_least(0)), nargs="+", help="columns of a slot, one or several; default width - 1")
     for option, words, default in (("dtype", DTYPES, DTYPES), ("layout", LAYOUTS, LAYOUTS), ("backend", BACKENDS, backends())):
         described = f"of {', '.join(words)}; default {', '.join(default)}"
         parser.add_argument(f"--{option}", type=list_of(choice_of(*words)), nargs="+", default=[list(default)], help=described)
@@ -1128,16 +1152,18 @@ def main() -> int:
     options = parser.parse_args()
 
     columns = [("lengths x dim width", 34), ("dtype", 8), ("layout", 13), ("backend/kernel", 16), ("us", 9), ("GB/s", 8)]
+    states = [(width, state_len) for width in flattened(options.width) for state_len in flattened(options.state_len or [[width - 1]])]
+    for width, state_len in states:
+        check_state_len(parser, state_len, width)
     table = Table([*columns, ("of copy", 7), ("max error", 9), ("result", 6)])
-    sizes = (options.backend, options.kernel, options.batch, options.dim, options.width, options.dtype, options.layout)
+    axes = (options.backend, options.kernel, options.batch, options.dim, [states], options.dtype, options.layout)
     failures = total = 0
     for lengths in options.seqlens or [[1, 1, 40], [0, 129], [1000, 24]]:
-        for backend, kernel, batch, dim, width, dtype, layout in itertools.product(*(flattened(axis) for axis in sizes)):
+        for backend, kernel, batch, dim, (width, state_len), dtype, layout in itertools.product(*(flattened(axis) for axis in axes)):
             state_dtype = DTYPES[options.state_dtype or dtype]
-            spare = 0 if options.state_len is None else options.state_len - (width - 1)
             case = Case(
                 lengths * batch, dim, width, DTYPES[dtype], state_dtype, DTYPES[dtype], options.activation == "silu",
-                not options.no_bias, layout, options.state_layout, spare,
+                not options.no_bias, layout, options.state_layout, state_len - (width - 1),
             )  # fmt: skip
             try:
                 failures += not measure(case, options.split, backend, kernel, table)
