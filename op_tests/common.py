@@ -126,6 +126,19 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def cost_of(call: Callable[[], object]) -> tuple[int, list[str]]:
+    """Bytes that a second `call` allocates, whether it keeps them or not, and what it starts on a GPU: kernels, copies, fills."""
+    call()
+    with torch.profiler.profile(profile_memory=True) as profile:
+        result = call()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    del result
+    events = profile.events() or []
+    allocated = sum(max(0, event.self_cpu_memory_usage + event.self_device_memory_usage) for event in events)
+    return allocated, [event.name for event in events if event.device_type == torch.autograd.DeviceType.CUDA]
+
+
 # ---- timing and the table ------------------------------------------------------------------------------------------------------
 
 

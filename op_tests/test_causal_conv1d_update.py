@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
+import functools
 import itertools
 import random
 import sys
@@ -28,6 +29,7 @@ from common import (
     backends,
     check_state_len,
     choice_of,
+    cost_of,
     device_of,
     environment,
     flattened,
@@ -823,6 +825,32 @@ def test_a_state_moves_as_bits(device: torch.device) -> None:
         weight = torch.ones(672, 4, device=device, dtype=dtype if kernel == "step" else torch.float32)  # step takes no wider ones
         causal_conv1d_update(every, state, weight, kernel=kernel)
         assert same_bits(state[:, :, :2], every[:, :, None].expand(1, 672, 2)), kernel
+
+
+@pytest.mark.parametrize("form", ["new", "split", "in_place"])
+@pytest.mark.parametrize("mode", ["one token", "four tokens", "packed", "speculative"])
+def test_one_launch_and_no_memory_beside_the_result(device: torch.device, mode: str, form: str) -> None:
+    dim = 1024  # GPUs allocate multiples of 512 bytes
+    x = torch.randn(8, dim, 4) if mode == "four tokens" else torch.randn(8, dim)
+    options: dict[str, Any] = {"conv_state_indices": torch.tensor([5, 0, -1, 3], dtype=torch.int32, device=device)}
+    if mode == "packed" or mode == "speculative":
+        options["query_start_loc"] = torch.tensor([0, 2, 3, 3, 7], device=device)
+    else:
+        x = x[:4]
+    if mode == "speculative":
+        options["num_accepted_tokens"] = torch.tensor([1, 2, 1, 4], dtype=torch.int32, device=device)
+    for layout, width in itertools.product(("N,D,S", "N,S,D"), (4, 3, 7)):  # of which every kernel of a GPU serves some
+        state = make_state(layout, 6, dim, width + 2 if mode == "speculative" else width - 1, torch.bfloat16, device)
+        weight, bias = make_weights(dim, width, torch.bfloat16, device)
+        x = x.to(device, torch.bfloat16)
+        call: Callable[[], object]
+        if form == "split":
+            call = functools.partial(causal_conv1d_update_split_qkv, x, state, weight, 256, 512, bias, True, **options)
+        else:
+            call = functools.partial(causal_conv1d_update, x, state, weight, bias, True, out=x if form == "in_place" else None, **options)
+        allocated, launches = cost_of(call)
+        assert allocated == (0 if form == "in_place" else x.nbytes)
+        assert len(launches) == (1 if device.type == "cuda" else 0), launches
 
 
 # ---- q, k, v -------------------------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from common import (
     backends,
     check_state_len,
     choice_of,
+    cost_of,
     device_of,
     empty_as,
     environment,
@@ -347,15 +348,20 @@ def test_in_place_keeps_the_states_at_boundaries(device: torch.device) -> None:
         check_in_place(_cached(device, [0, 3, 16, 31, 15, 0], [33, 70, 1, 2, 16, 600], block, dim=8), in_place_kernels(device))
 
 
-def test_in_place_takes_no_memory(device: torch.device) -> None:
-    """Beside the result: one launch, without a temporary of the size of x."""
+@pytest.mark.parametrize("form", ["new", "split", "in_place"])
+def test_one_launch_and_no_memory_beside_the_result(device: torch.device, form: str) -> None:
     for width, lengths in ((4, [50, 7]), (4, [200, 7]), (3, [1, 1, 5]), (6, [9])):
-        arguments = Case(lengths, 64, width, torch.bfloat16, torch.bfloat16).inputs(device)
-        serving.causal_conv1d_fn(**arguments, out=arguments["x"])
-        with torch.profiler.profile(profile_memory=True) as profile:
-            serving.causal_conv1d_fn(**arguments, out=arguments["x"])
-        allocated = sum(event.self_cpu_memory_usage + event.self_device_memory_usage for event in profile.key_averages())
-        assert allocated == 0 or targets.of(device).backend == "cpu", profile.key_averages().table()
+        arguments = Case(lengths, 1024, width, torch.bfloat16, torch.bfloat16).inputs(device)  # GPUs allocate multiples of 512 bytes
+        x = arguments["x"]
+        call: Callable[[], object]
+        if form == "split":
+            call = functools.partial(serving.causal_conv1d_split_qkv, **arguments, k_dim=256, v_dim=512)
+        else:
+            call = functools.partial(serving.causal_conv1d_fn, **arguments, out=x if form == "in_place" else None)
+        allocated, launches = cost_of(call)
+        temporary = form == "in_place" and targets.of(device).backend == "cpu"
+        assert allocated == (0 if form == "in_place" and not temporary else x.nbytes)
+        assert len(launches) == (1 if device.type == "cuda" else 0), launches
 
 
 def test_kernels_in_place_say_what_they_serve(device: torch.device) -> None:
