@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 import sys
 
+import pytest
+
 import bench_causal_conv1d_update
 import bench_causal_conv1d_varlen
-import pytest
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # threads wait for each other longer than such small calls take
 
