@@ -1,4 +1,4 @@
-"""The examples run as a person runs them, only shorter."""
+"""The examples run as a person runs them, only shorter; and those of the README as they stand."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from pathlib import Path
 import re
 import subprocess
 import sys
+from typing import Any
+
+import torch
+
+from common import mismatch
+from hipconv import reference
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
@@ -25,3 +31,22 @@ def test_a_char_mamba_learns_and_writes() -> None:
     assert "decode and prefill: equal" in output
     assert "\r" not in output
     assert len(output.split("\n\nimport ")[1]) == 30 + len("\n"), output
+
+
+def test_the_examples_of_the_readme(capsys) -> None:
+    """One after the other, as they build on each other; but for those that need transformers or, where there is none, a GPU."""
+    names: dict[str, Any] = {}
+    blocks = re.findall(r"^```python\n(.*?)^```$", (EXAMPLES.parent / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    for block in blocks:
+        if "transformers" not in block and ("cuda" not in block or torch.cuda.is_available()):
+            exec(block, names)
+            for expected in re.findall(r"# (.* on \w+ gfx.*?) …$", block, re.MULTILINE):
+                assert expected in capsys.readouterr().out
+    assert len(blocks) >= 5
+
+    prompts, token, weight, bias = (names[name] for name in ("prompts", "token", "weight", "bias"))
+    for request, (begin, end) in enumerate(((0, 5), (5, 305))):
+        whole = torch.cat([prompts[:, begin:end], token[request][:, None]], 1)
+        computed = torch.cat([names["y"][:, begin:end], names["out"][request][:, None]], 1)
+        assert mismatch(computed, reference.causal_conv1d(whole[None], weight, bias, True)[0]) is None
+        assert torch.equal(names["pool"][names["slots"][request]], whole[:, -3:])
