@@ -42,7 +42,7 @@ from common import (
 from hipconv import jit, reference, targets
 from hipconv.reference_update import Update
 from hipconv.reference_update import causal_conv1d_update as expected_update
-from hipconv.serving import causal_conv1d_update, causal_conv1d_update_split_qkv
+from hipconv.serving import causal_conv1d_fn, causal_conv1d_update, causal_conv1d_update_split_qkv
 
 # ---- everything below runs on every backend, the GPU kernels on the host in both wave sizes and three orders of threads --------
 
@@ -696,6 +696,34 @@ def _decoding_in_chunks(device: torch.device, seed: int, chunks: list[int], dtyp
 
 def test_decoding_in_chunks_is_the_whole(device: torch.device) -> None:
     _decoding_in_chunks(device)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("width", [1, 2, 4, 7])
+@pytest.mark.parametrize(
+    "dtypes", [(torch.float32, torch.float32), (torch.float16, torch.float16), (torch.bfloat16, torch.float32)], ids=str
+)
+def test_decode_continues_in_the_pool_that_prefill_leaves(device: torch.device, dtypes: tuple, width: int, layout: str) -> None:
+    """Sequences of any length; the same states, bit for bit, as when prefill does all of it."""
+    lengths, decoded, dim = [5, 1, 30, 0], 3, 24
+    sequences = torch.randn(4, dim, max(lengths) + decoded).to(device, dtypes[0])
+    weight, bias = make_weights(dim, width, dtypes[0], device)
+    slots = torch.tensor([3, 0, 5, 2], device=device)
+    pool = make_state(layout, 6, dim, width - 1, dtypes[1], device)
+    pool[2] = 0  # of the sequence that has no tokens yet: prefill leaves it alone
+    whole_pool = pool.clone()
+
+    def prefill(states: Tensor, more: int) -> tuple[Tensor, ...]:
+        ends = [length + more for length in lengths]
+        packed = torch.cat([row[:, :end] for row, end in zip(sequences, ends, strict=True)], 1).T.contiguous().T
+        starts = torch.tensor([0, *itertools.accumulate(ends)], device=device)
+        return causal_conv1d_fn(packed, weight, bias, states, starts, slots).split(ends, 1)
+
+    prefill(pool, 0)
+    tokens = [torch.stack([row[:, length + t] for row, length in zip(sequences, lengths, strict=True)]) for t in range(decoded)]
+    outs = torch.stack([causal_conv1d_update(token, pool, weight, bias, "silu", slots) for token in tokens], 2)
+    wanted = torch.stack([out[:, -decoded:] for out in prefill(whole_pool, decoded)])
+    assert mismatch(outs, wanted.double(), may_differ=0.02) is None and same_bits(pool, whole_pool)
 
 
 @given(st.integers(0, 10**6), st.integers(1, 4), st.integers(2, 6), st.sampled_from(list(DTYPES.values())), st.booleans(), st.data())

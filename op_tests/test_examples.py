@@ -36,17 +36,20 @@ def test_a_char_mamba_learns_and_writes() -> None:
 def test_the_examples_of_the_readme(capsys) -> None:
     """One after the other, as they build on each other; but for those that need transformers or, where there is none, a GPU."""
     names: dict[str, Any] = {}
+    served: dict[str, Any] = {}
     blocks = re.findall(r"^```python\n(.*?)^```$", (EXAMPLES.parent / "README.md").read_text(), re.DOTALL | re.MULTILINE)
     for block in blocks:
         if "transformers" not in block and ("cuda" not in block or torch.cuda.is_available()):
             exec(block, names)
             for expected in re.findall(r"# (.* on \w+ gfx.*?) …$", block, re.MULTILINE):
                 assert expected in capsys.readouterr().out
+            if "serving" in block:
+                served = dict(names)
     assert len(blocks) >= 5
 
-    prompts, token, weight, bias = (names[name] for name in ("prompts", "token", "weight", "bias"))
+    prompts, token, weight, bias = (served[name] for name in ("prompts", "token", "weight", "bias"))
     for request, (begin, end) in enumerate(((0, 5), (5, 305))):
         whole = torch.cat([prompts[:, begin:end], token[request][:, None]], 1)
-        computed = torch.cat([names["y"][:, begin:end], names["out"][request][:, None]], 1)
+        computed = torch.cat([served["y"][:, begin:end], served["out"][request][:, None]], 1)
         assert mismatch(computed, reference.causal_conv1d(whole[None], weight, bias, True)[0]) is None
-        assert torch.equal(names["pool"][names["slots"][request]], whole[:, -3:])
+        assert torch.equal(served["pool"][served["slots"][request]], whole[:, -3:])
