@@ -21,7 +21,7 @@ using Optional = std::optional<at::Tensor>;
 at::Tensor as_indices(const NamedTensor& t) {
     const auto type = t.tensor.scalar_type();
     if (type == at::kInt || type == at::kLong) return t.tensor;
-    if (!at::isIntegralType(type, /*includeBool=*/false) && type != at::kUInt16 && type != at::kUInt32)
+    if (!at::isIntegralType(type, /*includeBool=*/false))
         throw py::type_error(concat(t.name, ": got dtype ", python_text(type), ", expected integers, such as torch.int32"));
     return t.tensor.to(at::kLong);
 }
@@ -90,7 +90,7 @@ void require(bool given, const char* name, const char* other) {
     if (!given) throw py::value_error(concat(name, ": got a tensor, expected ", other, " with it"));
 }
 
-// `outs` holds one tensor of the shape of x (which may be x itself), or q, k and v.
+// `outs` holds one tensor of the shape of x (which may be x itself), or q, k and v. Without a stream it only checks.
 void update(const std::vector<at::Tensor>& outs, const at::Tensor& x, const at::Tensor& conv_state, const at::Tensor& weight,
             const Optional& optional_bias, bool use_silu, const Optional& conv_state_indices,
             const Optional& conv_state_indices_in, const Optional& num_accepted_tokens, const Optional& query_start_loc,
@@ -98,7 +98,7 @@ void update(const std::vector<at::Tensor>& outs, const at::Tensor& x, const at::
             const Optional& initial_state_idx,
             const Optional& cache_seqlens, const Optional& intermediate_conv_window, const Optional& intermediate_state_indices,
             const Optional& retrieve_next_token, const Optional& retrieve_next_sibling, const Optional& retrieve_parent_token,
-            bool state_at_end, bool zero_padding, const std::string& kernel, int64_t stream) {
+            bool state_at_end, bool zero_padding, const std::string& kernel, std::optional<int64_t> stream) {
     const at::Tensor* bias = optional_bias.has_value() && optional_bias->numel() > 0 ? &*optional_bias : nullptr;
     const bool packed = query_start_loc.has_value();
     const bool split = outs.size() == 3;
@@ -235,20 +235,26 @@ void update(const std::vector<at::Tensor>& outs, const at::Tensor& x, const at::
     check_kernel_name(kernel, causal_conv1d_update_kernels());
 
     // ---- memory: what is written has its own, except that out may be x
-    std::vector<NamedTensor> written;
-    for (size_t part = 0; part < outs.size(); ++part) written.push_back({names[part], outs[part]});
-    written.push_back({"conv_state", conv_state});
-    if (intermediate_conv_window) written.push_back({"intermediate_conv_window", *intermediate_conv_window});
-    if (retrieve_parent_token) written.push_back({"retrieve_parent_token", *retrieve_parent_token});
+    WrittenMemory written;
+    for (size_t part = 0; part < outs.size(); ++part) written.add({names[part], outs[part]});
+    written.add({"conv_state", conv_state});
+    if (intermediate_conv_window) written.add({"intermediate_conv_window", *intermediate_conv_window});
+    if (retrieve_parent_token) written.add({"retrieve_parent_token", *retrieve_parent_token});
     const bool in_place = !split && outs[0].data_ptr() == x.data_ptr() && outs[0].strides() == x.strides();
-    for (size_t k = 0; k < written.size(); ++k) {
-        check_no_internal_overlap(written[k]);
-        for (size_t j = k + 1; j < written.size(); ++j) check_no_overlap(written[k], written[j]);
-        if (k > 0 || !in_place) check_no_overlap(written[k], {"x", x});
-        check_no_overlap(written[k], {"weight", weight});
-        if (bias) check_no_overlap(written[k], {"bias", *bias});
-    }
-    if (x.numel() == 0) return;
+    written.check_apart({"x", x}, in_place ? 1 : 0);
+    written.check_apart({"weight", weight});
+    written.check_apart("bias", optional_bias);
+    written.check_apart("conv_state_indices", conv_state_indices);
+    written.check_apart("conv_state_indices_in", conv_state_indices_in);
+    written.check_apart("num_accepted_tokens", num_accepted_tokens);
+    written.check_apart("query_start_loc", query_start_loc);
+    written.check_apart("block_idx_last_scheduled_token", block_idx_last_scheduled_token);
+    written.check_apart("initial_state_idx", initial_state_idx);
+    written.check_apart("cache_seqlens", cache_seqlens);
+    written.check_apart("intermediate_state_indices", intermediate_state_indices);
+    written.check_apart("retrieve_next_token", retrieve_next_token);
+    written.check_apart("retrieve_next_sibling", retrieve_next_sibling);
+    if (!stream || x.numel() == 0) return;
     if (batch == 0) {  // tokens of no row
         if (zero_padding)
             for (const at::Tensor& out : outs) out.zero_();
@@ -294,7 +300,7 @@ void update(const std::vector<at::Tensor>& outs, const at::Tensor& x, const at::
 
     const c10::DeviceGuard guard(x.device());
     py::gil_scoped_release no_gil;
-    causal_conv1d_update(p, kernel, reinterpret_cast<void*>(stream));
+    causal_conv1d_update(p, kernel, reinterpret_cast<void*>(*stream));
 }
 
 // The same past the dispatcher; or false, with nothing done, if there is something to do on the way: by the dispatcher, or to refuse

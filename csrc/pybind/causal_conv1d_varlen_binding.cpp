@@ -44,7 +44,6 @@ void set_outputs(CausalConv1dVarlenParams& p, const std::vector<NamedTensor>& ou
         if (split && !out.tensor.is_contiguous())
             throw py::value_error(concat(out.name, ": got strides ", shape_text(out.tensor.strides()), ", expected it contiguous"));
         channels += out.tensor.size(split ? 1 : 0);
-        check_no_internal_overlap(out);
     }
     if (channels != x.size(0) || (split && outputs[0].tensor.size(1) != outputs[1].tensor.size(1)))
         throw py::value_error(concat("q, k, v: got ", outputs[0].tensor.size(1), ", ", outputs[1].tensor.size(1), " and ",
@@ -70,7 +69,6 @@ void set_states(CausalConv1dVarlenParams& p, const at::Tensor& states, const at:
                                      "(slots, ", x.size(0), ", at least width - 1 = ", weight.size(1) - 1, ")"));
     check_same_device(named, {"x", x});
     check_sizes_fit(named);
-    check_no_internal_overlap(named);
     p.states = states.data_ptr();
     p.slot_stride = states.stride(0);
     p.state_dim_stride = states.stride(1);
@@ -115,14 +113,14 @@ KernelRequest request(const std::string& keyword, bool in_place) {
     return requested_kernel(keyword, kKernelVariable, in_place ? in_place_kernels : new_kernels, anywhere);
 }
 
-// False, and nothing is done, if `out` is x and no kernel serves that.
+// False, and nothing is done, if `out` is x and no kernel serves that. Without a stream it only checks.
 bool varlen(const std::vector<at::Tensor>& tensors, const at::Tensor& x, const at::Tensor& weight,
             const OptionalTensor& optional_bias, const at::Tensor& conv_states, const at::Tensor& query_start_loc,
             const OptionalTensor& cache_indices, const OptionalTensor& cache_indices_in, const OptionalTensor& has_initial_state,
             const OptionalTensor& block_idx_first, const OptionalTensor& block_idx_last, const OptionalTensor& initial_state_idx,
             const OptionalTensor& num_computed_tokens, int64_t block_size, bool use_silu, std::optional<int64_t> pad_slot_id,
             std::optional<int64_t> null_block_id, const std::string& dead_tokens, const std::string& keyword,
-            const std::array<int64_t, 3>& tile, int64_t stream) {
+            const std::array<int64_t, 3>& tile, std::optional<int64_t> stream) {
     const at::Tensor* bias = optional_bias.has_value() && optional_bias->numel() > 0 ? &*optional_bias : nullptr;
     check_strided({"x", x});
     check_strided({"weight", weight});
@@ -157,10 +155,10 @@ bool varlen(const std::vector<at::Tensor>& tensors, const at::Tensor& x, const a
         throw py::value_error("query_start_loc: got shape (0,), expected (sequences + 1,): at least the one start of no sequences");
     p.query_start_loc = index_array({"query_start_loc", query_start_loc}, {"x", x}, query_start_loc.size(0));
     const int64_t sequences = query_start_loc.size(0) - 1;
-    const auto per_sequence = [&](const char* name, const OptionalTensor& tensor) {
+    const auto per_sequence = [&](const char* name, const OptionalTensor& tensor, bool may_be_bool = false) {
         if (!tensor.has_value()) return IndexArray{};
         check_rank({name, *tensor}, 1, "(sequences,)");
-        return index_array({name, *tensor}, {"x", x}, sequences);
+        return index_array({name, *tensor}, {"x", x}, sequences, may_be_bool);
     };
     const auto table = [&](const char* name, const OptionalTensor& tensor) {
         if (!tensor.has_value()) return IndexArray{};
@@ -169,7 +167,7 @@ bool varlen(const std::vector<at::Tensor>& tensors, const at::Tensor& x, const a
     };
     p.cache_indices = table("cache_indices", cache_indices);
     p.cache_indices_in = table("cache_indices_in", cache_indices_in);
-    p.has_initial_state = per_sequence("has_initial_state", has_initial_state);
+    p.has_initial_state = per_sequence("has_initial_state", has_initial_state, /*may_be_bool=*/true);
     p.block_idx_first = per_sequence("block_idx_first_scheduled_token", block_idx_first);
     p.block_idx_last = per_sequence("block_idx_last_scheduled_token", block_idx_last);
     p.initial_state_idx = per_sequence("initial_state_idx", initial_state_idx);
@@ -191,20 +189,29 @@ bool varlen(const std::vector<at::Tensor>& tensors, const at::Tensor& x, const a
     const KernelRequest wanted = request(keyword, in_place);
     VarlenTile forced_tile{};
     if (const char* text = std::getenv(kTileVariable); text != nullptr && *text != '\0') forced_tile = parse_tile(text);
+    const char* const sides[] = {"block_m", "block_n", "num_warps"};
+    for (size_t i = 0; i < tile.size(); ++i)
+        if (tile[i] < 0 || tile[i] > std::numeric_limits<int32_t>::max())
+            throw py::value_error(concat(sides[i], ": got ", tile[i], ", expected a power of two, or 0 for no choice"));
     if (tile[0]) forced_tile.tokens = static_cast<int32_t>(tile[0]);
     if (tile[1]) forced_tile.channels = static_cast<int32_t>(tile[1]);
     if (tile[2]) forced_tile.warps = static_cast<int32_t>(tile[2]);
 
-    for (size_t i = 0; i < outputs.size(); ++i) {
-        if (!in_place) check_no_overlap(outputs[i], {"x", x});
-        check_no_overlap(outputs[i], {"weight", weight});
-        check_no_overlap(outputs[i], {"conv_states", conv_states});
-        if (bias) check_no_overlap(outputs[i], {"bias", *bias});
-        for (size_t other = 0; other < i; ++other) check_no_overlap(outputs[i], outputs[other]);
-    }
-    check_no_overlap({"conv_states", conv_states}, {"x", x});
-    check_no_overlap({"conv_states", conv_states}, {"weight", weight});
-    if (x.numel() == 0) return true;
+    WrittenMemory written;
+    for (const NamedTensor& out : outputs) written.add(out);
+    written.add({"conv_states", conv_states});
+    written.check_apart({"x", x}, in_place ? 1 : 0);
+    written.check_apart({"weight", weight});
+    written.check_apart("bias", optional_bias);
+    written.check_apart({"query_start_loc", query_start_loc});
+    written.check_apart("cache_indices", cache_indices);
+    written.check_apart("cache_indices_in", cache_indices_in);
+    written.check_apart("has_initial_state", has_initial_state);
+    written.check_apart("block_idx_first_scheduled_token", block_idx_first);
+    written.check_apart("block_idx_last_scheduled_token", block_idx_last);
+    written.check_apart("initial_state_idx", initial_state_idx);
+    written.check_apart("num_computed_tokens", num_computed_tokens);
+    if (!stream || x.numel() == 0) return true;
 
     p.dim = static_cast<int32_t>(x.size(0));
     p.tokens = static_cast<int32_t>(x.size(1));
@@ -225,8 +232,8 @@ bool varlen(const std::vector<at::Tensor>& tensors, const at::Tensor& x, const a
     const c10::DeviceGuard guard(x.device());
     py::gil_scoped_release no_gil;
     try {
-        if (in_place) return causal_conv1d_varlen_in_place(p, wanted.kernel, forced_tile, reinterpret_cast<void*>(stream));
-        causal_conv1d_varlen(p, wanted.kernel, forced_tile, reinterpret_cast<void*>(stream));
+        if (in_place) return causal_conv1d_varlen_in_place(p, wanted.kernel, forced_tile, reinterpret_cast<void*>(*stream));
+        causal_conv1d_varlen(p, wanted.kernel, forced_tile, reinterpret_cast<void*>(*stream));
     } catch (const std::invalid_argument& refusal) {  // the kernels do not know where their name came from
         const std::string text = refusal.what();
         throw std::invalid_argument(text.rfind("kernel:", 0) == 0 ? wanted.source + text.substr(text.find(':')) : text);

@@ -6,13 +6,13 @@
 
 namespace hipconv {
 
-// A (rows,) or (rows, columns) tensor on the device of `other`.
-inline IndexArray index_array(const NamedTensor& t, const NamedTensor& other, int64_t rows) {
+// A (rows,) or (rows, columns) tensor on the device of `other`. A number past 2^63 is negative to kernels, and so leads nowhere.
+inline IndexArray index_array(const NamedTensor& t, const NamedTensor& other, int64_t rows, bool may_be_bool = false) {
     check_strided(t);
     const at::ScalarType type = t.tensor.scalar_type();
-    if (!at::isIntegralType(type, /*includeBool=*/true) || type == at::kUInt64)
-        throw pybind11::type_error(
-            concat(t.name, ": got dtype ", python_text(type), ", expected an integer dtype of at most 63 bits"));
+    if (!at::isIntegralType(type, may_be_bool))
+        throw pybind11::type_error(concat(t.name, ": got dtype ", python_text(type), ", expected integers, such as torch.int32",
+                                          may_be_bool ? ", or torch.bool" : ""));
     if (t.tensor.size(0) != rows)
         throw pybind11::value_error(concat(t.name, ": got shape ", shape_text(t.tensor.sizes()), ", expected ", rows,
                                            rows == 1 ? " row" : " rows", ", one a sequence"));

@@ -7,6 +7,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <limits>
+#include <optional>
 #include <string>
 
 #include "dtype.h"
@@ -115,6 +116,38 @@ inline void check_no_internal_overlap(const NamedTensor& out) {
                                            shape_text(out.tensor.sizes()),
                                            ", expected each element to have memory of its own (not an expanded tensor)"));
 }
+
+// The memory that a call writes: each element has its own, and no other tensor of the call shares a byte with it. For tensors of
+// one device.
+class WrittenMemory {
+  public:
+    // One more tensor that is written.
+    void add(const NamedTensor& t) {
+        check_no_internal_overlap(t);
+        check_apart(t);
+        names_[count_] = t.name;
+        views_[count_++] = strided_bytes(t);
+    }
+
+    // One that is read. It may be one of the first `except` that are written.
+    void check_apart(const NamedTensor& t, int except = 0) const {
+        const StridedBytes view = strided_bytes(t);
+        for (int k = except; k < count_; ++k)
+            if (overlaps(views_[k], view))
+                throw pybind11::value_error(concat(names_[k], ": shares memory with ", t.name,
+                                                   ", expected memory of its own (interleaved views of one buffer are fine)"));
+    }
+
+    void check_apart(const char* name, const std::optional<at::Tensor>& tensor) const {
+        if (tensor.has_value()) check_apart({name, *tensor});
+    }
+
+  private:
+    static constexpr int kMost = 6;  // three outputs, the pool, intermediate windows, parents
+    const char* names_[kMost];
+    StridedBytes views_[kMost];
+    int count_ = 0;
+};
 
 // An op that records no gradient takes a tensor that requires one only where none would be recorded anyway.
 inline void check_no_grad(const NamedTensor& t, const char* remedy) {

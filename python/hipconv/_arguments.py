@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from torch import Tensor
 
 
@@ -34,28 +36,44 @@ def require_int_or_none(**arguments: object) -> None:
             raise TypeError(f"{name}: got {value!r}, expected an int or None")
 
 
-# ---- values, read back from the device: for validate_data=True -------------------------------------------------------------------
+# What the annotation of a public function's parameter promises: a test, and the words of an error.
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "Tensor": (lambda value: isinstance(value, Tensor), "a torch.Tensor"),
+    "Tensor | None": (lambda value: value is None or isinstance(value, Tensor), "a torch.Tensor or None"),
+    "tuple[Tensor, Tensor, Tensor] | None": (
+        lambda value: (
+            value is None or (isinstance(value, (tuple, list)) and len(value) == 3 and all(isinstance(part, Tensor) for part in value))
+        ),
+        "a tuple of three torch.Tensor, for q, k and v, or None",
+    ),
+    "int": (lambda value: _is_int64(value), "an int of 64 bits"),
+    "int | None": (lambda value: value is None or _is_int64(value), "an int of 64 bits or None"),
+    "str": (lambda value: isinstance(value, str), "a str"),
+}
 
 
-def check_starts(query_start_loc: Tensor, tokens: int) -> None:
-    """Raise ValueError unless the starts do not decrease and lie within the tokens."""
-    starts = query_start_loc.tolist()
-    for i, start in enumerate(starts):
-        before = starts[i - 1] if i else 0
-        if start < before:
-            raise ValueError(f"query_start_loc[{i}]: got {start}, expected at least {before}: starts do not decrease")
-        if start > tokens:
-            raise ValueError(f"query_start_loc[{i}]: got {start}, expected at most {tokens}, the tokens of x")
+def _is_int64(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
 
 
-def check_between(name: str, values: Tensor, low: int, high: int, meaning: str, *, allowed: tuple[int | None, ...] = ()) -> None:
-    """Raise ValueError for the first value that is not in [low, high) nor among the allowed."""
-    wrong = (values < low) | (values >= high)
-    for value in allowed:
-        if value is not None:
-            wrong &= values != value
-    offenders = torch.nonzero(wrong)
-    if len(offenders):
-        index = tuple(offenders[0].tolist())
-        place = ", ".join(str(i) for i in index)
-        raise ValueError(f"{name}[{place}]: got {int(values[index])}, expected {low} to {high - 1}, {meaning}")
+def wrong_kind(function: Callable, arguments: Mapping[str, object]) -> TypeError | None:
+    """The error that names the first argument of `function` that is not of the annotated kind, if one is; else None.
+
+    For calls that fail anyway: one that succeeds pays nothing to have its arguments checked.
+    """
+    for name, annotation in function.__annotations__.items():
+        if name == "return" or annotation not in _KINDS:
+            continue
+        value = arguments[name]
+        is_right, expected = _KINDS[annotation]
+        if not is_right(value):
+            got = repr(value) if isinstance(value, (int, float)) else type(value).__name__
+            return TypeError(f"{name}: got {got}, expected {expected}")
+    return None
+
+
+def wrong_parts(x: Tensor, is_shaped: bool, axes: str, k_dim: int, v_dim: int) -> ValueError:
+    """Why the channels of x, if it has any, cannot be split into q and k of `k_dim` and v of `v_dim` channels."""
+    if not is_shaped:
+        return ValueError(f"x: got shape {tuple(x.shape)}, expected {axes}")
+    return ValueError(f"k_dim, v_dim: got {k_dim} and {v_dim}, expected 2 * k_dim + v_dim = dim of x, whose shape is {tuple(x.shape)}")

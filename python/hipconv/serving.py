@@ -12,14 +12,8 @@ import torch
 from torch import Tensor
 
 from . import torch_ops
-from ._arguments import (
-    check_between,
-    check_starts,
-    require_int_or_none,
-    require_optional_tensors,
-    require_tensors,
-    wants_silu,
-)
+from ._arguments import require_int_or_none, wants_silu, wrong_kind, wrong_parts
+from ._serving_checks import check_varlen_values, refuse_capture
 from ._update import causal_conv1d_update, causal_conv1d_update_split_qkv
 
 __all__ = [
@@ -45,7 +39,7 @@ def causal_conv1d_fn(
     block_idx_last_scheduled_token: Tensor | None = None,
     initial_state_idx: Tensor | None = None,
     num_computed_tokens: Tensor | None = None,
-    block_size_to_align: int = 0,
+    block_size_to_align: int | None = 0,
     metadata: object = None,
     validate_data: bool = False,
     *,
@@ -54,9 +48,9 @@ def causal_conv1d_fn(
     null_block_id: int | None = None,
     out: Tensor | None = None,
     kernel: str = "auto",
-    block_m: int = 0,
-    block_n: int = 0,
-    num_warps: int = 0,
+    block_m: int | None = None,
+    block_n: int | None = None,
+    num_warps: int | None = None,
 ) -> Tensor:
     """Causal depthwise conv1d of packed sequences, continuing from and updating their states in a pool.
 
@@ -71,7 +65,8 @@ def causal_conv1d_fn(
         bias: (dim,), any of the three dtypes. None or an empty tensor means none.
         conv_states: (slots, dim, state_len), state_len >= width - 1, any of the three dtypes, any strides, both (slots, dim, state_len)
             and (slots, state_len, dim) in memory. Columns 0 to width - 2 of the slots written are replaced, nothing else.
-        query_start_loc: (sequences + 1,), not decreasing. Here and below: any integer dtype, any strides, on the device of `x`.
+        query_start_loc: (sequences + 1,), not decreasing. Here and below: any integer dtype (bool is none), any strides, on the device
+            of `x`.
         cache_indices: (sequences,), the slot of each sequence, or a block table (sequences, blocks), of which column 0 counts unless the
             arguments on prefix caching say otherwise. None: slot b for sequence b.
         has_initial_state: (sequences,), bool or integer: whether to continue from the slot's state. None: no sequence does.
@@ -83,9 +78,13 @@ def causal_conv1d_fn(
             sequence crosses before its end (counting the `num_computed_tokens` before this call) goes to the columns from
             `block_idx_first_scheduled_token` on. A boundary closer than width - 1 tokens to the begin takes what is missing from the
             initial state.
-        block_size_to_align: tokens of a cache block; any positive number.
+        block_size_to_align: tokens of a cache block; any positive number. None or 0 where there are no such arguments.
         metadata, seq_lens_cpu: accepted and not needed.
-        validate_data: check the values of the index tensors too. This waits for the device and cannot be captured in a graph.
+        validate_data: check the values of the index tensors too, after all shapes, dtypes and devices, and name the first that is
+            wrong: starts that decrease or leave `x`; slots, and columns of a block table, outside of it; a number of computed tokens
+            that is none; a slot that is written twice, or that one sequence continues from and another one writes. Entries that the
+            call does not use, those of empty sequences and of padding too, are not looked at, and numbers of padding may repeat. This
+            waits for the device: ValueError while a graph is captured. Tensors of the meta device have no values to check.
         cache_indices_in: (sequences,) or (sequences, blocks): the slots to read initial states from, where they are others than those
             to write. No sequence may read a slot that another one writes.
         null_block_id: a slot number that stands for no slot (vLLM passes 0). A sequence that reads it is padding; a state that would go
@@ -96,7 +95,7 @@ def causal_conv1d_fn(
         kernel: "auto", or the name of a kernel: on a GPU "tile" (width 2 to 6) or "naive", and in place also "strip" (width 2 to 6) or
             "walk" (width 4, aligned channels that are neighbours); on the CPU "simd" (width 2 to 8, stride 1 along dim) or "openmp".
         block_m, block_n, num_warps: the tile of a block of the kernel "tile": tokens, channels and waves of 32 threads, powers of two, of
-            which it takes the nearest that it has; 0 for its own choice, which depends on sizes only. HIPCONV_VARLEN_KERNEL and
+            which it takes the nearest that it has; None or 0 for its own choice, which depends on sizes only. HIPCONV_VARLEN_KERNEL and
             HIPCONV_VARLEN_TILE=TOKENSxCHANNELSxWARPS do the same where these are not given; the former leaves the choice to the
             library where the device, or the form of the call, has no kernel of that name.
 
@@ -109,8 +108,9 @@ def causal_conv1d_fn(
 
     Raises:
         TypeError: an argument of the wrong kind or dtype.
-        ValueError: a shape, device, overlap or name that does not fit; a tensor that requires grad while grad mode is on; with
-            `validate_data` a value out of range. Nothing is written in any of these cases.
+        ValueError: a shape, device or name that does not fit; `out` or `conv_states` in the memory of another argument; a tensor that
+            requires grad while grad mode is on; with `validate_data` a wrong value, or a capture. Nothing is written in any of these
+            cases.
         hipconv.errors.JitError: the kernels had to be built and could not be.
         RuntimeError: the kernel could not be launched.
 
@@ -121,21 +121,22 @@ def causal_conv1d_fn(
         cache_indices, cache_indices_in, has_initial_state, block_idx_first_scheduled_token, block_idx_last_scheduled_token,
         initial_state_idx, num_computed_tokens,
     )  # fmt: skip
-    _check_kinds((x, weight, conv_states, query_start_loc), (bias, out, *indices), pad_slot_id, null_block_id)
-    if validate_data:
-        _check_values(
-            x, conv_states, query_start_loc, cache_indices, cache_indices_in, initial_state_idx, block_idx_last_scheduled_token,
-            block_idx_first_scheduled_token, num_computed_tokens, pad_slot_id, null_block_id,
-        )  # fmt: skip
-    result = torch.empty_like(x) if out is None else out
-    inputs = (x, weight, bias)
-    options = (*indices, block_size_to_align or 0, use_silu, pad_slot_id, null_block_id)
-    tile = (block_m, block_n, num_warps)
-    if not torch_ops.varlen_directly([result], inputs, conv_states, query_start_loc, options, out is None, kernel, tile):
-        torch.ops.hipconv.causal_conv1d_varlen.default(
-            result, conv_states, *inputs, query_start_loc, *options, zero_padding=out is None, kernel_name=kernel, block_m=block_m,
-            block_n=block_n, num_warps=num_warps,
-        )  # fmt: skip
+    if type(pad_slot_id) is not int or null_block_id is not None:
+        require_int_or_none(pad_slot_id=pad_slot_id, null_block_id=null_block_id)
+    try:
+        result = torch.empty_like(x) if out is None else out
+        inputs = (x, weight, bias)
+        options = (*indices, block_size_to_align or 0, use_silu, pad_slot_id, null_block_id)
+        tile = (block_m or 0, block_n or 0, num_warps or 0)
+        if validate_data:
+            _validate([result], inputs, conv_states, query_start_loc, options, kernel, tile)
+        if not torch_ops.varlen_directly([result], inputs, conv_states, query_start_loc, options, out is None, kernel, tile):
+            torch.ops.hipconv.causal_conv1d_varlen.default(
+                result, conv_states, *inputs, query_start_loc, *options, zero_padding=out is None, kernel_name=kernel, block_m=tile[0],
+                block_n=tile[1], num_warps=tile[2],
+            )  # fmt: skip
+    except Exception as error:
+        raise wrong_kind(causal_conv1d_fn, locals()) or error from None
     return result
 
 
@@ -156,50 +157,62 @@ def causal_conv1d_split_qkv(
     block_idx_last_scheduled_token: Tensor | None = None,
     initial_state_idx: Tensor | None = None,
     num_computed_tokens: Tensor | None = None,
-    block_size_to_align: int = 0,
+    block_size_to_align: int | None = 0,
     metadata: object = None,
     validate_data: bool = False,
     seq_lens_cpu: object = None,
     cache_indices_in: Tensor | None = None,
     null_block_id: int | None = None,
+    out: tuple[Tensor, Tensor, Tensor] | None = None,
     kernel: str = "auto",
-    block_m: int = 0,
-    block_n: int = 0,
-    num_warps: int = 0,
+    block_m: int | None = None,
+    block_n: int | None = None,
+    num_warps: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`causal_conv1d_fn`, its output split into q, k and v by the kernel itself: the form of AITER and ATOM.
 
     Args:
         k_dim, v_dim: the channels of q and k each, and of v; any sizes with ``2 * k_dim + v_dim == dim``.
 
+        out: None: new tensors. Else q, k and v, contiguous, of the shapes below and the dtype of `x`, which share no memory with each
+            other nor with another argument. Tokens of padding and of no sequence are left alone in them.
+
     The other arguments are those of `causal_conv1d_fn`.
 
     Returns:
-        q (tokens, k_dim), k (tokens, k_dim) and v (tokens, v_dim), contiguous, of the dtype of `x`. Rows of padding are zero.
+        q (tokens, k_dim), k (tokens, k_dim) and v (tokens, v_dim), contiguous, of the dtype of `x`. In new ones, tokens of padding and
+        of no sequence are zero.
+
+    Raises:
+        As `causal_conv1d_fn`; ValueError also for parts that do not make up the channels of x.
     """
     use_silu = wants_silu(activation)
     indices = (
         cache_indices, cache_indices_in, has_initial_state, block_idx_first_scheduled_token, block_idx_last_scheduled_token,
         initial_state_idx, num_computed_tokens,
     )  # fmt: skip
-    _check_kinds((x, weight, conv_states, query_start_loc), (bias, None, *indices), pad_slot_id, null_block_id)
-    if x.dim() != 2 or k_dim < 0 or v_dim < 0 or 2 * k_dim + v_dim != x.shape[0]:
-        raise ValueError(f"k_dim, v_dim: got {k_dim} and {v_dim}, expected 2 * k_dim + v_dim = dim of x, whose shape is {tuple(x.shape)}")
-    if validate_data:
-        _check_values(
-            x, conv_states, query_start_loc, cache_indices, cache_indices_in, initial_state_idx, block_idx_last_scheduled_token,
-            block_idx_first_scheduled_token, num_computed_tokens, pad_slot_id, null_block_id,
-        )  # fmt: skip
-    tokens = x.shape[1]
-    q, k, v = x.new_empty((tokens, k_dim)), x.new_empty((tokens, k_dim)), x.new_empty((tokens, v_dim))
-    inputs = (x, weight, bias)
-    options = (*indices, block_size_to_align or 0, use_silu, pad_slot_id, null_block_id)
-    tile = (block_m, block_n, num_warps)
-    if not torch_ops.varlen_directly([q, k, v], inputs, conv_states, query_start_loc, options, True, kernel, tile):
-        torch.ops.hipconv.causal_conv1d_varlen_split.default(
-            q, k, v, conv_states, *inputs, query_start_loc, *options, zero_padding=True, kernel_name=kernel, block_m=block_m,
-            block_n=block_n, num_warps=num_warps,
-        )  # fmt: skip
+    if type(pad_slot_id) is not int or null_block_id is not None:
+        require_int_or_none(pad_slot_id=pad_slot_id, null_block_id=null_block_id)
+    try:
+        if x.dim() != 2 or k_dim < 0 or v_dim < 0 or 2 * k_dim + v_dim != x.shape[0]:
+            raise wrong_parts(x, x.dim() == 2, "2 dimensions (dim, tokens)", k_dim, v_dim)
+        if out is None:
+            tokens = x.shape[1]
+            q, k, v = x.new_empty((tokens, k_dim)), x.new_empty((tokens, k_dim)), x.new_empty((tokens, v_dim))
+        else:
+            q, k, v = out
+        inputs = (x, weight, bias)
+        options = (*indices, block_size_to_align or 0, use_silu, pad_slot_id, null_block_id)
+        tile = (block_m or 0, block_n or 0, num_warps or 0)
+        if validate_data:
+            _validate([q, k, v], inputs, conv_states, query_start_loc, options, kernel, tile)
+        if not torch_ops.varlen_directly([q, k, v], inputs, conv_states, query_start_loc, options, out is None, kernel, tile):
+            torch.ops.hipconv.causal_conv1d_varlen_split.default(
+                q, k, v, conv_states, *inputs, query_start_loc, *options, zero_padding=out is None, kernel_name=kernel, block_m=tile[0],
+                block_n=tile[1], num_warps=tile[2],
+            )  # fmt: skip
+    except Exception as error:
+        raise wrong_kind(causal_conv1d_split_qkv, locals()) or error from None
     return q, k, v
 
 
@@ -212,54 +225,22 @@ def compute_causal_conv1d_metadata(query_start_loc: Tensor, *, device: torch.dev
     return None, None, None
 
 
-_TENSORS = ("x", "weight", "conv_states", "query_start_loc")
-_OPTIONAL_TENSORS = (
-    "bias", "out", "cache_indices", "cache_indices_in", "has_initial_state", "block_idx_first_scheduled_token",
-    "block_idx_last_scheduled_token", "initial_state_idx", "num_computed_tokens",
-)  # fmt: skip
-
-
-def _check_kinds(tensors: tuple, optional_tensors: tuple, pad_slot_id: int | None, null_block_id: int | None) -> None:
-    """Raise TypeError for the first argument of a wrong kind. Names are looked up only then: this is in every call."""
-    for tensor in tensors:
-        if not isinstance(tensor, Tensor):
-            require_tensors(**dict(zip(_TENSORS, tensors, strict=True)))
-    for tensor in optional_tensors:
-        if tensor is not None and not isinstance(tensor, Tensor):
-            require_optional_tensors(**dict(zip(_OPTIONAL_TENSORS, optional_tensors, strict=True)))
-    if type(pad_slot_id) is not int or null_block_id is not None:
-        require_int_or_none(pad_slot_id=pad_slot_id, null_block_id=null_block_id)
-
-
-def _check_values(
-    x: Tensor,
+def _validate(
+    outputs: list[Tensor],
+    inputs: tuple[Tensor, Tensor, Tensor | None],
     conv_states: Tensor,
     query_start_loc: Tensor,
-    cache_indices: Tensor | None,
-    cache_indices_in: Tensor | None,
-    initial_state_idx: Tensor | None,
-    block_idx_last_scheduled_token: Tensor | None,
-    block_idx_first_scheduled_token: Tensor | None,
-    num_computed_tokens: Tensor | None,
-    pad_slot_id: int | None,
-    null_block_id: int | None,
+    options: tuple,
+    kernel: str,
+    tile: tuple[int, int, int],
 ) -> None:
-    if x.dim() != 2 or conv_states.dim() != 3:
-        return  # the shapes are refused later
-    check_starts(query_start_loc, x.shape[1])
-    for name, indices in (("cache_indices", cache_indices), ("cache_indices_in", cache_indices_in)):
-        if indices is not None:
-            check_between(name, indices, 0, conv_states.shape[0], "a slot of conv_states", allowed=(pad_slot_id, null_block_id))
-    if cache_indices is None and query_start_loc.numel() - 1 > conv_states.shape[0]:
-        raise ValueError(f"cache_indices: got None for {query_start_loc.numel() - 1} sequences, expected indices: conv_states has "
-                         f"{conv_states.shape[0]} slots")  # fmt: skip
-    if cache_indices is not None and cache_indices.dim() == 2:
-        for name, columns in (
-            ("block_idx_first_scheduled_token", block_idx_first_scheduled_token),
-            ("block_idx_last_scheduled_token", block_idx_last_scheduled_token),
-            ("initial_state_idx", initial_state_idx),
-        ):
-            if columns is not None:
-                check_between(name, columns, 0, cache_indices.shape[1], "a column of cache_indices")
-    if num_computed_tokens is not None:
-        check_between("num_computed_tokens", num_computed_tokens, 0, 1 << 31, "a number of tokens")
+    """Shapes, dtypes and devices first, as if there were no values to check."""
+    x, weight, _ = inputs
+    if x.is_meta:
+        return  # without values
+    refuse_capture(x)
+    torch_ops.check_varlen(outputs, inputs, conv_states, query_start_loc, options, kernel, tile)
+    *indices, block_size, _, pad_slot_id, null_block_id = options
+    check_varlen_values(
+        x, weight, conv_states, query_start_loc, *indices, block_size=block_size, pad_slot_id=pad_slot_id, null_block_id=null_block_id
+    )

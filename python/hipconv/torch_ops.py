@@ -9,6 +9,7 @@ a call. Whoever does look on finds the operator: torch.compile and export, modes
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 
 import torch
@@ -118,15 +119,22 @@ def _update(
     query_start_loc=None, max_query_len=-1, pad_slot_id=None, block_idx_last_scheduled_token=None, initial_state_idx=None,
     cache_seqlens=None, intermediate_conv_window=None, intermediate_state_indices=None, retrieve_next_token=None,
     retrieve_next_sibling=None, retrieve_parent_token=None, state_at_end=False, zero_padding=True, kernel_name="auto",
+    only_check=False,
 ):  # fmt: skip
+    """`only_check`: raise what is wrong with the call, and do nothing."""
     if torch.is_grad_enabled():
         _refuse_gradients({"out": outs[0], "x": x, "conv_state": conv_state, "weight": weight, "bias": bias})
     jit.module("causal_conv1d_update", targets.of(x.device)).causal_conv1d_update(
         outs, x, conv_state, weight, bias, use_silu, conv_state_indices, conv_state_indices_in, num_accepted_tokens, query_start_loc,
         max_query_len, pad_slot_id, block_idx_last_scheduled_token, initial_state_idx, cache_seqlens, intermediate_conv_window,
         intermediate_state_indices, retrieve_next_token, retrieve_next_sibling, retrieve_parent_token, state_at_end, zero_padding,
-        kernel_name, stream(x),
+        kernel_name, None if only_check else stream(x),
     )  # fmt: skip
+
+
+def check_update(outs, inputs, tensors, max_query_len, kernel):
+    """Raise what `update_directly` would before it launches a kernel."""
+    _update(outs, *inputs, False, *tensors[:4], max_query_len, None, *tensors[4:], kernel_name=kernel, only_check=True)
 
 
 def update_directly(
@@ -141,14 +149,9 @@ def update_directly(
     zero_padding: bool,
     kernel: str,
 ) -> bool:
-    """`_update` without the operator in front, or False if that has something to do, refuse what is no tensor for one. `inputs` are x,
-    conv_state, weight and bias, and `tensors` the options that are tensors, in the order of `_update`.
+    """`_update` without the operator in front, or False if that has something to do. `inputs` are x, conv_state, weight and bias, and
+    `tensors` the options that are tensors, in the order of `_update`.
     """
-    if not (type(max_query_len) is int and (pad_slot_id is None or type(pad_slot_id) is int) and type(kernel) is str):
-        return False
-    for tensor in (*inputs, *tensors, *outs):
-        if tensor is not None and not isinstance(tensor, Tensor):
-            return False
     kernels = kernels_for("causal_conv1d_update", *inputs, *outs, *tensors)
     return kernels is not None and kernels.causal_conv1d_update_directly(
         outs, *inputs, use_silu, *tensors[:4], max_query_len, pad_slot_id, *tensors[4:], state_at_end, zero_padding, kernel,
@@ -156,24 +159,22 @@ def update_directly(
     )  # fmt: skip
 
 
-@torch.library.register_fake("hipconv::causal_conv1d_update", lib=_library)
-@torch.library.register_fake("hipconv::causal_conv1d_update_split_qkv", lib=_library)
-def _causal_conv1d_update_fake(*arguments, **options):
-    """Writes only into what it is given. torch also comes here when one of several real tensors is on the meta device."""
-    tensors = [value for value in (*arguments, *options.values()) if isinstance(value, Tensor)]
-    if any(tensor.device != tensors[0].device for tensor in tensors):
-        _refuse_two_devices(*arguments, **options)
+def _fake_of(operator: str) -> Callable[..., None]:
+    """Of an operator that writes only into what it is given. torch also comes to it when one of several real tensors is on the meta
+    device.
+    """
+
+    def fake(*arguments, **options):
+        names = (argument.name for argument in getattr(torch.ops.hipconv, operator).default._schema.arguments)
+        tensors = {name: value for name, value in (*zip(names, arguments, strict=False), *options.items()) if isinstance(value, Tensor)}
+        x = tensors.pop("x") if "x" in tensors else tensors.pop("out")
+        _refuse_mixed_devices(x, **tensors)
+
+    return fake
 
 
-def _refuse_two_devices(*arguments, **options):
-    names = [argument.name for argument in torch.ops.hipconv.causal_conv1d_update.default._schema.arguments]
-    if len(arguments) > 6:  # q, k, v in the place of out
-        names[:1] = ["q", "k", "v"]
-    named = dict(zip(names, arguments, strict=False)) | options
-    x = named["x"] if named["x"] is not None else named["out"]
-    for name, tensor in named.items():
-        if isinstance(tensor, Tensor) and tensor.device != x.device:
-            raise ValueError(f"{name}: got a tensor on {tensor.device}, expected it on {x.device}, where x is")
+for _operator in ("causal_conv1d_update", "causal_conv1d_update_split_qkv"):
+    torch.library.register_fake(f"hipconv::{_operator}", _fake_of(_operator), lib=_library)
 
 
 # ---- serving: packed sequences with a pool of conv states ------------------------------------------------------------------------
@@ -219,7 +220,9 @@ def _varlen(
     block_m: int = 0,
     block_n: int = 0,
     num_warps: int = 0,
+    only_check: bool = False,
 ) -> bool:
+    """False, and nothing is done, if the output is x and no kernel serves that. `only_check`: raise what is wrong with the call."""
     if torch.is_grad_enabled():
         _refuse_gradients({"out": outputs[0], "conv_states": conv_states, "x": x, "weight": weight, "bias": bias})
     module = jit.module("causal_conv1d_varlen", targets.of(x.device))
@@ -244,8 +247,17 @@ def _varlen(
         dead_tokens,
         kernel_name,
         (block_m, block_n, num_warps),
-        stream(x),
+        None if only_check else stream(x),
     )
+
+
+def check_varlen(outputs, inputs, conv_states, query_start_loc, options, kernel, tile):
+    """Raise what `varlen_directly` would before it launches a kernel."""
+    block_m, block_n, num_warps = tile
+    _varlen(
+        outputs, conv_states, *inputs, query_start_loc, *options, dead_tokens="leave", kernel_name=kernel, block_m=block_m,
+        block_n=block_n, num_warps=num_warps, only_check=True,
+    )  # fmt: skip
 
 
 @torch.library.impl(_library, "causal_conv1d_varlen", "CompositeExplicitAutograd")
@@ -282,12 +294,5 @@ def varlen_directly(
     )
 
 
-def _varlen_fake(*tensors, **choices):
-    x = next(tensor for tensor in tensors if tensor is not None)
-    for tensor in tensors:
-        if isinstance(tensor, Tensor) and tensor.device != x.device:
-            raise ValueError(f"got tensors on {x.device} and on {tensor.device}, expected all of them on one device")
-
-
-torch.library.register_fake("hipconv::causal_conv1d_varlen", _varlen_fake, lib=_library)
-torch.library.register_fake("hipconv::causal_conv1d_varlen_split", _varlen_fake, lib=_library)
+for _operator in ("causal_conv1d_varlen", "causal_conv1d_varlen_split"):
+    torch.library.register_fake(f"hipconv::{_operator}", _fake_of(_operator), lib=_library)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import torch_ops, training  # noqa: F401  define torch.ops.hipconv
+from .._arguments import wrong_kind
 from ._errors import as_the_peers
 
 
@@ -90,5 +91,5 @@ def causal_conv1d_update_function(
                     out, *inputs, silu_activation, conv_state_indices=conv_state_indices, cache_seqlens=cache_seqlens, state_at_end=True
                 )
     except (TypeError, ValueError) as error:
-        raise as_the_peers(error) from None
+        raise as_the_peers(wrong_kind(causal_conv1d_update_function, locals()) or error) from None
     return out
