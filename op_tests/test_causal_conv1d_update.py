@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
+import contextlib
 import functools
 import itertools
 import random
 import sys
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,7 +41,7 @@ from common import (
     mismatch_beside_infinities,
     use_backend,
 )
-from hipconv import jit, reference, targets
+from hipconv import _serving_checks, jit, reference, targets
 from hipconv.reference_update import Update
 from hipconv.reference_update import causal_conv1d_update as expected_update
 from hipconv.serving import causal_conv1d_fn, causal_conv1d_update, causal_conv1d_update_split_qkv
@@ -65,6 +67,8 @@ def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
 def kernels(device: torch.device) -> list[str]:
     return jit.module("causal_conv1d_update", targets.of(device)).causal_conv1d_update_kernels()
 
+
+INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64, torch.uint64)
 
 # ---- tensors -------------------------------------------------------------------------------------------------------------------
 
@@ -458,7 +462,7 @@ def test_the_window_in_the_first_or_in_the_last_columns(device: torch.device, st
 
 def test_every_integer_type_and_stride_of_indices(device: torch.device) -> None:
     """Peers load `block_table[:, 0]` as if its stride were 1, and corrupt other requests' states."""
-    for dtype in (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64):
+    for dtype in INTEGERS:
         table = torch.tensor([[3, 9, 1], [5, 9, 1], [0, 9, 1]]).to(device, dtype)
         for indices in (table[:, 0], table, table.T.contiguous().T[:, 0]):
             x, state = torch.randn(3, 8, device=device), make_state("N,D,S", 7, 8, 3, torch.float32, device)
@@ -561,6 +565,25 @@ def test_more_rows_than_slots(device: torch.device) -> None:
     state = make_state("N,S,D", 2, 8, 3, torch.bfloat16, device)
     indices = torch.tensor([1] + 8 * [-1], dtype=torch.int32, device=device)
     check(torch.randn(9, 8).to(device, torch.bfloat16), state, *make_weights(8, 4, torch.bfloat16, device), conv_state_indices=indices)
+
+
+def test_the_null_block_is_padding_like_the_pad_slot(device: torch.device) -> None:
+    """vLLM's keyword: slot 0 stands for none, and it may stand in many rows, checked values or not."""
+    x, (weight, bias) = torch.randn(5, 8, device=device), make_weights(8, 4, torch.float32, device)
+    state = make_state("N,D,S", 4, 8, 3, torch.float32, device)
+    indices = torch.tensor([2, 0, 3, 0, -1], device=device, dtype=torch.int32)
+    expected = expected_update(x.cpu(), state.cpu(), weight.cpu(), bias.cpu(), True, conv_state_indices=indices.cpu(), pad_slot_id=0)
+    assert expected.live.any(1).tolist() == [True, False, True, False, False]
+    forms: list[dict[str, Any]] = [{}, {"pad_slot_id": None}, {"null_block_id": -1, "pad_slot_id": 0}]
+    for numbers in ({"null_block_id": 0} | form for form in forms):
+        pool = state.clone()
+        checked: dict[str, Any] = {"validate_data": None not in numbers.values()}  # -1 is neither number otherwise
+        out = causal_conv1d_update(x, pool, weight, bias, True, indices, metadata=object(), **numbers, **checked)
+        assert mismatch(out.cpu(), expected.out) is None and same_bits(pool.cpu(), expected.conv_state)
+        q, k, v = causal_conv1d_update_split_qkv(x, state.clone(), weight, 2, 4, bias, True, indices, metadata=object(), **numbers)
+        assert torch.equal(torch.cat([q, k, v], 1), out)
+    with pytest.raises(ValueError, match="null_block_id: got 0 beside pad_slot_id 3, expected only one of them to be a slot"):
+        causal_conv1d_update(x, state, weight, bias, True, indices, pad_slot_id=3, null_block_id=0)
 
 
 @pytest.mark.parametrize("bad", [-1, 3, 2**31 - 1, -(2**31), 2**32 + 1, 2**62])
@@ -724,6 +747,20 @@ def test_decode_continues_in_the_pool_that_prefill_leaves(device: torch.device, 
     outs = torch.stack([causal_conv1d_update(token, pool, weight, bias, "silu", slots) for token in tokens], 2)
     wanted = torch.stack([out[:, -decoded:] for out in prefill(whole_pool, decoded)])
     assert mismatch(outs, wanted.double(), may_differ=0.02) is None and same_bits(pool, whole_pool)
+
+
+@pytest.mark.parametrize("activation", [True, "silu", "swish", False, None])
+def test_each_name_of_an_activation_and_each_form_of_no_bias(device: torch.device, activation: bool | str | None) -> None:
+    x, weight, bias = torch.randn(2, _DIM, device=device), *make_weights(_DIM, 4, torch.float32, device)
+    outs = []
+    for own in (bias, None, bias[:0]):
+        state = torch.ones(2, _DIM, 3, device=device)
+        outs.append(causal_conv1d_update(x, state, weight, own, activation))
+        expected = expected_update(x.cpu(), torch.ones(2, _DIM, 3), weight.cpu(), None if own is not bias else bias.cpu(), bool(activation))
+        assert mismatch(outs[-1].cpu(), expected.out) is None
+        split = causal_conv1d_update_split_qkv(x, torch.ones_like(state), weight, 4, _DIM - 8, own, activation)
+        assert torch.equal(torch.cat(split, 1), outs[-1])
+    assert torch.equal(outs[1], outs[2])
 
 
 @given(st.integers(0, 10**6), st.integers(1, 4), st.integers(2, 6), st.sampled_from(list(DTYPES.values())), st.booleans(), st.data())
@@ -965,21 +1002,77 @@ BAD_CALLS: dict[str, tuple[Callable[[], dict], type[Exception], list[str]]] = {
     "kernel is unknown": (lambda: {"kernel": "fastest"}, ValueError, ["kernel:", "'fastest'", "'auto'"]),
     "x requires grad": (lambda: {"x": zeros(2, 6, 2).requires_grad_()}, ValueError, ["x:", "requires grad"]),
     "weight on another device": (lambda: {"weight": zeros(6, 4).to("meta")}, ValueError, ["weight:", "meta", "where x is"]),
+    "indices on another device": (
+        lambda: {"conv_state_indices": ints(0, 1).to("meta")}, ValueError, ["conv_state_indices:", "meta", "where x is"],
+    ),
+    "an index": (lambda: {"conv_state_indices": torch.tensor(1)}, ValueError, ["conv_state_indices:", "()", "(2,)"]),
+    "no blocks": (lambda: {"conv_state_indices": zeros(2, 0).int()}, ValueError, ["conv_state_indices:", "(2, 0)", "at least one block"]),
+    "too many accepted tokens": (
+        lambda: {"num_accepted_tokens": ints(1, 1, 1), "conv_state": zeros(3, 6, 5)}, ValueError, ["num_accepted_tokens:", "(3,)", "(2,)"],
+    ),
+    "starts of two dimensions": (
+        lambda: {"x": zeros(2, 6), "query_start_loc": ints(0, 1, 2)[None]}, ValueError, ["query_start_loc:", "(1, 3)"],
+    ),
+    "x is None": (lambda: {"x": None}, TypeError, ["x:", "NoneType", "torch.Tensor"]),
+    "x is a list": (lambda: {"x": [1.0]}, TypeError, ["x:", "list", "torch.Tensor"]),
+    "conv_state is None": (lambda: {"conv_state": None}, TypeError, ["conv_state:", "NoneType", "torch.Tensor"]),
+    "weight is a list": (lambda: {"weight": [1.0]}, TypeError, ["weight:", "list", "torch.Tensor"]),
+    "bias is a number": (lambda: {"bias": 1.0}, TypeError, ["bias:", "1.0", "torch.Tensor or None"]),
+    "indices are a list": (lambda: {"conv_state_indices": [0, 1]}, TypeError, ["conv_state_indices:", "list", "torch.Tensor or None"]),
+    "windows are a string": (lambda: {"intermediate_conv_window": "w"}, TypeError, ["intermediate_conv_window:", "str", "torch.Tensor"]),
+    "out is a tuple": (lambda: {"out": (1, 2, 3)}, TypeError, ["out:", "tuple", "torch.Tensor or None"]),
+    "pad_slot_id is a float": (lambda: {"pad_slot_id": 1.5}, TypeError, ["pad_slot_id:", "1.5", "int or None"]),
+    "pad_slot_id is a bool": (lambda: {"pad_slot_id": True}, TypeError, ["pad_slot_id:", "True", "int or None"]),
+    "pad_slot_id is huge": (lambda: {"pad_slot_id": 1 << 70}, TypeError, ["pad_slot_id:", str(1 << 70), "64 bits"]),
+    "null_block_id is a bool": (lambda: {"null_block_id": False}, TypeError, ["null_block_id:", "False", "int or None"]),
+    "max_query_len is a float": (lambda: {"max_query_len": 1.5}, TypeError, ["max_query_len:", "1.5", "an int"]),
+    "kernel is None": (lambda: {"kernel": None}, TypeError, ["kernel:", "NoneType", "a str"]),
 }  # fmt: skip
+
+
+class _LookOn(torch.utils._python_dispatch.TorchDispatchMode):
+    """Sends calls through the operator, as torch.compile and a process's first call do."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("name", BAD_CALLS)
 def test_bad_input_is_refused_by_name_and_writes_nothing(device: torch.device, name: str) -> None:
     make_changes, error, words = BAD_CALLS[name]
     with device:
-        arguments = _good() | make_changes()
-    state = arguments["conv_state"]
-    before = state.clone()
-    with pytest.raises(error) as caught:
-        causal_conv1d_update(**arguments)
-    for word in words:
-        assert word in str(caught.value), f"{word!r} is not in: {caught.value}"
-    assert torch.equal(state, before)
+        good = _good()
+        arguments = good | make_changes()
+    # Shapes and kinds come before values; an operator in between makes no difference.
+    for checked, through in ((False, contextlib.nullcontext()), (True, contextlib.nullcontext()), (False, _LookOn())):
+        with pytest.raises(error) as caught, through:
+            causal_conv1d_update(**arguments, validate_data=checked)
+        assert type(caught.value) is error
+        for word in words:
+            assert word in str(caught.value), f"{word!r} is not in: {caught.value}"
+    assert (good["conv_state"] == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"x": None}, TypeError, "x: got NoneType, expected a torch.Tensor"),
+        ({"x": zeros(6)}, ValueError, r"x: got shape \(6,\), expected 2 or 3 dimensions"),
+        ({"k_dim": 2.0}, TypeError, "k_dim: got 2.0, expected an int"),
+        ({"v_dim": None}, TypeError, "v_dim: got NoneType, expected an int"),
+        ({"k_dim": 3}, ValueError, r"k_dim, v_dim: got 3 and 2, expected 2 \* k_dim \+ v_dim"),
+        ({"out": zeros(2, 6)}, TypeError, "out: got Tensor, expected a tuple of three torch.Tensor"),
+        ({"out": (zeros(2, 2), zeros(2, 2))}, TypeError, "out: got tuple, expected a tuple of three torch.Tensor"),
+        ({"out": (zeros(2, 2), zeros(2, 2), None)}, TypeError, "out: got tuple, expected a tuple of three torch.Tensor"),
+        ({"out": (zeros(2, 2), zeros(3, 2), zeros(2, 2))}, ValueError, r"k: got shape \(3, 2\), expected \(tokens, channels\)"),
+    ],
+)
+def test_bad_input_of_the_split(changes: dict[str, Any], error: type[Exception], words: str) -> None:
+    good: dict[str, Any] = {"x": zeros(2, 6), "conv_state": torch.ones(3, 6, 3), "weight": zeros(6, 4), "k_dim": 2, "v_dim": 2}
+    for through in (contextlib.nullcontext(), _LookOn()):
+        with pytest.raises(error, match=words), through:
+            causal_conv1d_update_split_qkv(**(good | changes))
+    assert (good["conv_state"] == 1).all()
 
 
 def test_memory_that_is_written_twice_is_refused(device: torch.device) -> None:
@@ -996,29 +1089,79 @@ def test_memory_that_is_written_twice_is_refused(device: torch.device) -> None:
         parts = (torch.zeros(2, n, device=device) for n in (2, 2, 3))
         state = torch.zeros(2, 6, 3, device=device)
         torch.ops.hipconv.causal_conv1d_update_split_qkv(*parts, buffer[:2, :, 0], state, weight, None, False)
+    links, parent = torch.full((2, 3, 2), -1, dtype=torch.int32, device=device), torch.zeros(2, 3, dtype=torch.int32, device=device)
+    tree: dict[str, Any] = {"retrieve_next_token": links[:, :2, 0], "retrieve_next_sibling": links[:, :2, 1]}
+    for name, value in (("retrieve_next_token", parent[:, 1:]), ("retrieve_next_sibling", parent[:, :2])):
+        with pytest.raises(ValueError, match=f"retrieve_parent_token: shares memory with {name}"):
+            causal_conv1d_update(
+                buffer[:2, :, :2],
+                torch.zeros(2, 6, 3, device=device),
+                weight,
+                retrieve_parent_token=parent[:, :2],
+                **(tree | {name: value}),
+            )
+    assert (links == -1).all() and not parent.any()
+    state = torch.zeros(2, 6, 3, device=device)
+    with pytest.raises(ValueError, match="conv_state: shares memory with conv_state_indices"):
+        causal_conv1d_update(buffer[:2, :, 0], state, weight, conv_state_indices=state.view(torch.int32)[0, :2, 0])
     with pytest.raises(ValueError, match="k_dim, v_dim: got 2 and 3"):
         causal_conv1d_update_split_qkv(buffer[:2, :, 0], torch.zeros(2, 6, 3, device=device), weight, 2, 3)
     assert torch.equal(buffer, before)
 
 
 BAD_VALUES: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "a slot outside": ({"conv_state_indices": ints(0, 5)}, ["conv_state_indices: got 5 at row 1", "0 to 4"]),
-    "a slot twice": ({"conv_state_indices": ints(2, 2)}, ["conv_state_indices: got 2 at row 1", "row 0 writes it too"]),
+    "a slot outside": ({"conv_state_indices": ints(0, 5)}, ["conv_state_indices[1]: got 5", "0 to 4"]),
+    "a slot outside in few bits": ({"conv_state_indices": ints(0, -2).to(torch.int8)}, ["conv_state_indices[1]: got -2", "0 to 4"]),
+    "a slot outside in many bits": (
+        {"conv_state_indices": torch.tensor([0, 2**64 - 1], dtype=torch.uint64)}, [f"conv_state_indices[1]: got {2**64 - 1}", "0 to 4"],
+    ),
+    "a slot twice": ({"conv_state_indices": ints(2, 2)}, ["conv_state_indices[1]: got 2", "conv_state_indices[0] is the same"]),
     "a slot to read outside": (
-        {"conv_state_indices": ints(0, 1), "conv_state_indices_in": ints(-2, 1)}, ["conv_state_indices_in: got -2 at row 0"],
+        {"conv_state_indices": ints(0, 1), "conv_state_indices_in": ints(-2, 1)}, ["conv_state_indices_in[0]: got -2"],
+    ),
+    "a slot that another row writes": (
+        {"conv_state_indices": ints(0, 1), "conv_state_indices_in": ints(4, 0)},
+        ["conv_state_indices_in[1]: got 0", "conv_state_indices[0] is the same"],
     ),
     "a block outside": (
-        {"conv_state_indices": ints(0, 1)[:, None], "initial_state_idx": ints(0, 1)}, ["initial_state_idx: got 1 at row 1"],
+        {"conv_state_indices": ints(0, 1)[:, None], "initial_state_idx": ints(0, 1)},
+        ["initial_state_idx[1]: got 1", "0 to 0, a column of conv_state_indices"],
     ),
-    "no token accepted": ({"num_accepted_tokens": ints(1, 0)}, ["num_accepted_tokens: got 0 at row 1", "1 to 2"]),
-    "too many accepted": ({"num_accepted_tokens": ints(3, 1)}, ["num_accepted_tokens: got 3 at row 0"]),
-    "starts later": ({"query_start_loc": ints(1, 2, 2)}, ["query_start_loc: got 1 at row 0", "expected 0"]),
-    "runs backwards": ({"query_start_loc": ints(0, 2, 1)}, ["query_start_loc: got 1 at row 1", "no less"]),
-    "ends late": ({"query_start_loc": ints(0, 2, 3)}, ["query_start_loc: got 3 at row 1", "at most the 2 tokens"]),
-    "is longer than it says": ({"query_start_loc": ints(0, 2, 2), "max_query_len": 1}, ["max_query_len: got 1 at row 0"]),
+    "a block outside of the other table": (
+        {"conv_state_indices": ints(0, 1), "conv_state_indices_in": ints(2, 3)[:, None], "initial_state_idx": ints(0, 1)},
+        ["initial_state_idx[1]: got 1", "a column of conv_state_indices_in"],
+    ),
+    "no token accepted": ({"num_accepted_tokens": ints(1, 0)}, ["num_accepted_tokens[1]: got 0", "1 to 2"]),
+    "a row whose number is the pad slot's": (
+        {"num_accepted_tokens": ints(1, 0), "pad_slot_id": 1}, ["num_accepted_tokens[1]: got 0"],
+    ),
+    "too many accepted": ({"num_accepted_tokens": ints(3, 1)}, ["num_accepted_tokens[0]: got 3"]),
+    "more drafts than a state holds": (
+        {"num_accepted_tokens": ints(1, 1), "query_start_loc": ints(0, 3, 4), "x": zeros(4, 6)}, ["query_start_loc: got 3 tokens of row 0"],
+    ),
+    "starts before": ({"query_start_loc": ints(-1, 2, 2)}, ["query_start_loc[0]: got -1", "at least 0"]),
+    "runs backwards": ({"query_start_loc": ints(0, 2, 1)}, ["query_start_loc[2]: got 1", "at least 2"]),
+    "ends late": ({"query_start_loc": ints(0, 2, 3)}, ["query_start_loc[2]: got 3", "at most 2, the tokens"]),
+    "is longer than it says": ({"query_start_loc": ints(0, 2, 2), "max_query_len": 1}, ["max_query_len: got 1", "2, the tokens of row 0"]),
+    "is longer than its windows": (
+        {"query_start_loc": ints(0, 1, 4), "x": zeros(4, 6), "intermediate_conv_window": zeros(2, 2, 6, 3)},
+        ["intermediate_conv_window: got shape (2, 2, 6, 3)", "at least 3 tokens", "row 1"],
+    ),
     "a window outside": (
         {"intermediate_conv_window": zeros(2, 2, 6, 3), "intermediate_state_indices": ints(0, 2)},
-        ["intermediate_state_indices: got 2 at row 1"],
+        ["intermediate_state_indices[1]: got 2"],
+    ),
+    "a window twice": (
+        {"intermediate_conv_window": zeros(2, 2, 6, 3), "intermediate_state_indices": ints(1, 1)},
+        ["intermediate_state_indices[1]: got 1", "a slot of its own"],
+    ),
+    "a link back": (
+        {"x": zeros(2, 6, 3), "retrieve_next_token": ints(1, 2, -1, 1, 1, -1).view(2, 3), "retrieve_next_sibling": ints(-1).expand(2, 3)},
+        ["retrieve_next_token[1, 1]: got 1", "a token after 1 of the row's 3"],
+    ),
+    "a link to no token": (
+        {"x": zeros(2, 6, 3), "retrieve_next_token": ints(-1).expand(2, 3), "retrieve_next_sibling": ints(-1, 3).repeat(3).view(2, 3)},
+        ["retrieve_next_sibling[0, 1]: got 3"],
     ),
 }  # fmt: skip
 
@@ -1027,23 +1170,79 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], list[str]]] = {
 def test_validate_data_names_the_first_offender(name: str) -> None:
     options, words = BAD_VALUES[name]
     state = torch.ones(5, 6, 4)
-    with pytest.raises(ValueError) as caught:
-        causal_conv1d_update(torch.zeros(2, 6), state, torch.zeros(6, 4), validate_data=True, **options)
-    for word in words:
-        assert word in str(caught.value), f"{word!r} is not in: {caught.value}"
+    arguments: dict[str, Any] = {"x": zeros(2, 6), "conv_state": state, "weight": zeros(6, 4)} | options
+    for call in (causal_conv1d_update, functools.partial(causal_conv1d_update_split_qkv, k_dim=2, v_dim=2)):
+        with pytest.raises(ValueError) as caught:
+            call(**arguments, validate_data=True)
+        for word in words:
+            assert word in str(caught.value), f"{word!r} is not in: {caught.value}"
     assert (state == 1).all()
 
 
-def test_validate_data_accepts_what_is_right(device: torch.device) -> None:
-    for seed in range(30):
+# Values that say nothing wrong: of entries that the call does not use, of padding, and of rows that write nothing.
+UNUSED_VALUES: dict[str, dict[str, Any]] = {
+    "entries of other blocks": {"conv_state_indices": ints(2, 99, 0, -7).view(2, 2)},
+    "padding twice": {"conv_state_indices": ints(-1, -1), "num_accepted_tokens": ints(0, 99)},
+    "the null block twice": {"conv_state_indices": ints(0, 0), "null_block_id": 0},
+    "what padding would write": {"conv_state_indices": ints(99, 1), "conv_state_indices_in": ints(-1, 2)},
+    "what padding would read": {"conv_state_indices": ints(-1, -1), "conv_state_indices_in": ints(99, 2)},
+    "a row without tokens": {"conv_state_indices": ints(1, 1), "query_start_loc": ints(0, 2, 2), "num_accepted_tokens": ints(1, 0)},
+    "starts after some tokens": {"query_start_loc": ints(1, 1, 2)},
+    "one slot read by all": {"conv_state_indices": ints(0, 1), "conv_state_indices_in": ints(4, 4)},
+    "rows that read what they write": {"conv_state_indices": ints(0, 1), "conv_state_indices_in": ints(0, 1)},
+    "a tree, which writes no state": {
+        "x": zeros(2, 6, 1), "conv_state_indices": ints(3, 3),
+        "retrieve_next_token": ints(-1, -1).view(2, 1), "retrieve_next_sibling": ints(-1, -1).view(2, 1),
+    },
+    "no rows of a tree": {
+        "x": zeros(0, 6, 3), "retrieve_next_token": zeros(0, 3).int(), "retrieve_next_sibling": zeros(0, 3).int(),
+    },
+    "no windows of a width of one": {"weight": zeros(6, 1), "conv_state_indices": ints(2, 2), "num_accepted_tokens": ints(0, 9)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNUSED_VALUES)
+def test_validate_data_does_not_look_at_what_is_not_used(name: str) -> None:
+    causal_conv1d_update(
+        **({"x": zeros(2, 6), "conv_state": torch.ones(5, 6, 4), "weight": zeros(6, 4)} | UNUSED_VALUES[name]), validate_data=True
+    )
+
+
+def in_random_types(draw: random.Random, options: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """The options, these tensors of them in any integer type that holds their values."""
+    changed = dict(options)
+    for name in names:
+        values = options.get(name)
+        if values is not None:
+            low, high = (int(values.min()), int(values.max())) if values.numel() else (0, 0)
+            fitting = [dtype for dtype in INTEGERS if torch.iinfo(dtype).min <= low and high <= torch.iinfo(dtype).max]
+            changed[name] = values.to(draw.choice(fitting))
+    return changed
+
+
+def test_validate_data_accepts_what_is_right_in_every_type(device: torch.device) -> None:
+    for seed in range(80):
         arguments, options = random_call(random.Random(seed), device)
+        slots = arguments[1].shape[0]
         for name in ("conv_state_indices", "conv_state_indices_in"):
             if name in options:
-                options[name] = options[name].clone().clamp_(max=arguments[1].shape[0] - 1)
-        slots = options.get("conv_state_indices")
-        if slots is None or (slots.dim() == 1 and slots[slots >= 0].unique().numel() == (slots >= 0).sum()):
-            options.pop("intermediate_state_indices", None)
-            check(*arguments, validate_data=True, **options)
+                options[name] = options[name].long().where(options[name] < slots, -1)
+        windows = options.get("intermediate_state_indices")
+        if windows is not None and (windows < 0).any():
+            del options["intermediate_state_indices"]
+        options = in_random_types(
+            random.Random(seed), options,
+            ("conv_state_indices", "conv_state_indices_in", "num_accepted_tokens", "query_start_loc", "block_idx_last_scheduled_token",
+             "initial_state_idx", "cache_seqlens", "intermediate_state_indices", "retrieve_next_token", "retrieve_next_sibling"),
+        )  # fmt: skip
+        check(*arguments, validate_data=True, **options)
+
+
+def test_validate_data_says_so_in_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(ValueError, match="validate_data: got True while the current stream captures a graph, expected False"):
+        _serving_checks.refuse_capture(cast(Tensor, SimpleNamespace(is_cuda=True)))
+    causal_conv1d_update(zeros(2, 6), zeros(2, 6, 3), zeros(6, 4), validate_data=True)  # host memory is no part of a graph
 
 
 # ---- torch ---------------------------------------------------------------------------------------------------------------------
@@ -1116,6 +1315,8 @@ def test_a_captured_graph_serves_other_rows_lengths_and_slots() -> None:
         causal_conv1d_update(x, state, weight, bias, True, out=out, **options)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
+            with pytest.raises(ValueError, match="validate_data: got True while the current stream captures a graph"):
+                causal_conv1d_update(x, state, weight, bias, True, out=out, validate_data=True, **options)
             causal_conv1d_update(x, state, weight, bias, True, out=out, **options)
         for seed in range(4):
             torch.manual_seed(seed)
