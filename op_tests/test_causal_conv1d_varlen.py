@@ -321,7 +321,7 @@ def test_in_place_gives_the_same_bits(device: torch.device, dtype: torch.dtype, 
     """A block has a strip of channels of its own, and walks through sequences of any length, tile after tile."""
     short = [*range(30), *[1] * 40, 300, 0, *range(9, 0, -1)]
     cases = ((short, 72), ([2100], 8), ([3, 1030, 2, 1100, 5], 16), ([1] * 300, 8), ([1, 2], 264), ([0, 0, 7, 0], 8))
-    for (lengths, dim), state_dtype in itertools.product(cases, (dtype, torch.float32)):
+    for (lengths, dim), state_dtype in itertools.product(cases, {dtype, torch.float32}):
         case = Case(lengths, dim, 4, dtype, state_dtype, state_layout=state_layout, dead_tokens=len(lengths) % 3)
         arguments = case.inputs(device)
         arguments["cache_indices"][len(lengths) // 2] = -1

@@ -56,9 +56,12 @@ struct TapsInMemory {
 
     HIPCONV_INLINE TapsInMemory(const CausalConv1dVarlenParams& params, int64_t first_channel) : p(params), d(first_channel) {}
 
+    // Whether a channel's weights are as many as the kernel is compiled for, so that they come in vectors.
+    HIPCONV_INLINE bool are_whole() const { return !kAnyWidth || (kChannels > 1 && first_argument_again(p).width == kWidth); }
+
     HIPCONV_INLINE void fetch() {
         const CausalConv1dVarlenParams& again = first_argument_again(p);
-        if (!kAnyWidth && again.weight_dtype == kDTypeOf<T>) {
+        if (are_whole() && again.weight_dtype == kDTypeOf<T>) {
             const T* from = static_cast<const T*>(p.weight) + d * again.weight_dim_stride;
 #pragma unroll
             for (int v = 0; v < kWeights / kEach; ++v)
@@ -74,7 +77,7 @@ struct TapsInMemory {
         const auto exact = [](float v) { return sizeof(T) == 4 ? canonical_nan(v) : v; };
         const CausalConv1dVarlenParams& again = first_argument_again(p);
         float weights[kBoth * kWidth] = {}, biases[kBoth] = {};
-        if (!kAnyWidth && again.weight_dtype == kDTypeOf<T>) {
+        if (are_whole() && again.weight_dtype == kDTypeOf<T>) {
 #pragma unroll
             for (int i = 0; i < kBoth * kWidth; ++i) {
                 const int at = 2 * j * kWidth + i;
