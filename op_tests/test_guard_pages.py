@@ -85,12 +85,12 @@ def prefill_forms(draw: random.Random, guard: Callable[[Any], Any]) -> Iterator[
     what = f"x {tuple(x.shape)}, {x.stride()}, width {weight.shape[1]}, starts {arguments['query_start_loc'].tolist()}"
     out = guard(torch.zeros_like(x))
     k_dim = draw.randint(0, x.shape[0] // 2)
-    qkv = [guard(torch.zeros(x.shape[1], size, dtype=x.dtype)) for size in (k_dim, k_dim, x.shape[0] - 2 * k_dim)]
-    named = {name: value for name, value in arguments.items() if name != "activation"}  # which operators call use_silu
-    split = functools.partial(torch.ops.hipconv.causal_conv1d_varlen_split.default, *qkv, **named, use_silu=True)
+    v_dim = x.shape[0] - 2 * k_dim
+    q, k, v = (guard(torch.zeros(x.shape[1], size, dtype=x.dtype)) for size in (k_dim, k_dim, v_dim))
+    split = functools.partial(serving.causal_conv1d_split_qkv, **arguments, k_dim=k_dim, v_dim=v_dim, out=(q, k, v))
     for kernel in kernel_names(CPU):
         yield kernel, f"new, {what}", functools.partial(serving.causal_conv1d_fn, **arguments, out=out, kernel=kernel)
-        yield kernel, f"split {k_dim}, {what}", functools.partial(split, kernel_name=kernel)
+        yield kernel, f"split {k_dim}, {what}", functools.partial(split, kernel=kernel)
     for kernel in [*kernel_names(CPU), *in_place_kernels(CPU)]:
         yield kernel, f"in place, {what}", functools.partial(serving.causal_conv1d_fn, **arguments, out=x, kernel=kernel)
 

@@ -112,18 +112,6 @@ int pieces_of(const CausalConv1dVarlenParams& p, int64_t begin, int64_t end, Pie
     return count;
 }
 
-template <typename F>
-void with_element_type(DType dtype, F f) {
-    switch (dtype) {
-        case DType::f32:
-            return f(float{});
-        case DType::f16:
-            return f(f16{});
-        case DType::bf16:
-            return f(bf16{});
-    }
-}
-
 // ---- states: rows of channels here, in the pool any strides -----------------------------------------------------------------
 
 constexpr int kCommonPast = 3;  // columns of the window of width 4, which models have

@@ -19,26 +19,14 @@ void causal_conv1d_shared(const CausalConv1dFwdParams& params, void* stream);
 
 constexpr int kMaxFastWidth = 8;  // they are compiled for widths 2 to this
 
-// Calls f with a value of the element type: what kernels are compiled for.
-template <typename F>
-void with_instance(DType dtype, F f) {
-    switch (dtype) {
-        case DType::f32:
-            return f(float{});
-        case DType::f16:
-            return f(f16{});
-        case DType::bf16:
-            return f(bf16{});
-    }
-}
-
-// The same and the width, of 2 to kMostWidth, as an integral_constant.
+// Calls f with a value of the element type and the width, of 2 to kMostWidth, as an integral_constant: what kernels are compiled
+// for.
 template <int kMostWidth, typename F>
 void with_instance(DType dtype, int width, F f) {
     if constexpr (kMostWidth > 2) {
         if (width < kMostWidth) return with_instance<kMostWidth - 1>(dtype, width, f);
     }
-    with_instance(dtype, [&](auto type) { f(type, std::integral_constant<int, kMostWidth>{}); });
+    with_element_type(dtype, [&](auto type) { f(type, std::integral_constant<int, kMostWidth>{}); });
 }
 
 constexpr int64_t kOffsetLimit = int64_t{1} << 31;  // what a lane's 32-bit byte offset is allowed to reach

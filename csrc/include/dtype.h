@@ -116,4 +116,17 @@ HIPCONV_INLINE f16 from_float<f16>(float v) {
 #endif
 }
 
+// Calls f, on the host, with a value of the type that dtype names.
+template <typename F>
+void with_element_type(DType dtype, F f) {
+    switch (dtype) {
+        case DType::f32:
+            return f(float{});
+        case DType::f16:
+            return f(f16{});
+        case DType::bf16:
+            return f(bf16{});
+    }
+}
+
 }  // namespace hipconv

@@ -261,7 +261,7 @@ bool causal_conv1d_varlen_tile_serves(const CausalConv1dVarlenParams& p) {
 }
 
 void causal_conv1d_varlen_tile(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* stream) {
-    with_instance(p.dtype, [&](auto type) { with_width<decltype(type)>(p, tile, static_cast<hipStream_t>(stream)); });
+    with_element_type(p.dtype, [&](auto type) { with_width<decltype(type)>(p, tile, static_cast<hipStream_t>(stream)); });
 }
 
 }  // namespace hipconv

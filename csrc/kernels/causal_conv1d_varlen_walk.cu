@@ -201,7 +201,7 @@ bool causal_conv1d_varlen_walk_is_faster(const CausalConv1dVarlenParams& p) {
 }
 
 void causal_conv1d_varlen_walk(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* stream) {
-    with_instance(p.dtype, [&](auto type) { launch<decltype(type)>(p, tile, static_cast<hipStream_t>(stream)); });
+    with_element_type(p.dtype, [&](auto type) { launch<decltype(type)>(p, tile, static_cast<hipStream_t>(stream)); });
 }
 
 }  // namespace hipconv

@@ -103,11 +103,15 @@ inline StridedBytes strided_bytes(const NamedTensor& t) {
     return view;
 }
 
+inline void check_apart(const char* out, const StridedBytes& out_view, const char* input, const StridedBytes& input_view) {
+    if (overlaps(out_view, input_view))
+        throw pybind11::value_error(
+            concat(out, ": shares memory with ", input, ", expected memory of its own (interleaved views of one buffer are fine)"));
+}
+
 // An output may share a buffer with an input, but no byte.
 inline void check_no_overlap(const NamedTensor& out, const NamedTensor& input) {
-    if (out.tensor.device() == input.tensor.device() && overlaps(strided_bytes(out), strided_bytes(input)))
-        throw pybind11::value_error(concat(out.name, ": shares memory with ", input.name,
-                                           ", expected memory of its own (interleaved views of one buffer are fine)"));
+    if (out.tensor.device() == input.tensor.device()) check_apart(out.name, strided_bytes(out), input.name, strided_bytes(input));
 }
 
 inline void check_no_internal_overlap(const NamedTensor& out) {
@@ -132,10 +136,7 @@ class WrittenMemory {
     // One that is read. It may be one of the first `except` that are written.
     void check_apart(const NamedTensor& t, int except = 0) const {
         const StridedBytes view = strided_bytes(t);
-        for (int k = except; k < count_; ++k)
-            if (overlaps(views_[k], view))
-                throw pybind11::value_error(concat(names_[k], ": shares memory with ", t.name,
-                                                   ", expected memory of its own (interleaved views of one buffer are fine)"));
+        for (int k = except; k < count_; ++k) hipconv::check_apart(names_[k], views_[k], t.name, view);
     }
 
     void check_apart(const char* name, const std::optional<at::Tensor>& tensor) const {
