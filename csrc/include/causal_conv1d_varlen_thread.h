@@ -31,11 +31,11 @@ HIPCONV_INLINE uint32_t lowest_bits(int32_t count) { return count <= 0 ? 0 : cou
 
 // The DType of an element type.
 template <typename T>
-constexpr DType kDTypeOf = DType::f32;
+inline constexpr DType kDTypeOf = DType::f32;
 template <>
-constexpr DType kDTypeOf<f16> = DType::f16;
+inline constexpr DType kDTypeOf<f16> = DType::f16;
 template <>
-constexpr DType kDTypeOf<bf16> = DType::bf16;
+inline constexpr DType kDTypeOf<bf16> = DType::bf16;
 
 template <int kWidth, bool kAnyWidth>
 HIPCONV_INLINE int missing_taps(const CausalConv1dVarlenParams& p) {

@@ -27,6 +27,9 @@ struct bf16 {
 template <typename To, typename From>
 HIPCONV_INLINE To bit_cast(From from) {
     static_assert(sizeof(To) == sizeof(From), "bit_cast keeps the size");
+#if defined(HIPCONV_AMD) && __has_builtin(__builtin_bit_cast)
+    return __builtin_bit_cast(To, from);
+#endif
     To to;
     memcpy(&to, &from, sizeof(to));
     return to;

@@ -49,9 +49,9 @@ struct Floats {
 #endif
 
 template <typename T>
-constexpr bool kIsBf16 = false;
+inline constexpr bool kIsBf16 = false;
 template <>
-constexpr bool kIsBf16<bf16> = true;
+inline constexpr bool kIsBf16<bf16> = true;
 
 // ---- instructions -----------------------------------------------------------------------------------------------------
 

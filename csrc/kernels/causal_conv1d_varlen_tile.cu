@@ -145,9 +145,8 @@ __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, 
 #pragma unroll
             for (int i = 0; i < kWidth; ++i)
                 if (i >= missing) sum = multiply_add(weight[j][i], ring[(slot + 1 + i) % kWidth][j], sum);
-            // Chosen without a branch, and without an instance for each: the time is that of the memory.
-            const Pair activated = silu(sum);
-            set_pair<T>(result, j, make_pair(use_silu ? low(activated) : low(sum), use_silu ? high(activated) : high(sum)));
+            if (use_silu) sum = silu(sum);  // of all lanes, without an instance for each: the time is that of the memory
+            set_pair<T>(result, j, sum);
         }
         if (stored) *reinterpret_cast<Vector*>(out) = result;
         out += column.step;

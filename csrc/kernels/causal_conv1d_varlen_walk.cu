@@ -25,10 +25,12 @@ constexpr int kWalkRun = 8;                      // tokens
 constexpr int kWalkWidth = 4;                    // what models have
 constexpr int kTilesCloser = 1;                  // that are asked for beyond the one in registers
 constexpr int kStripLanes = 128 / kLaneBytes;    // a cache line
+// Of a compute unit. RDNA with clang 22 keeps all of a tile in flight, and spills, unless it is told that there are two.
+constexpr int kWalkBlocks = kLaneBytes == 16 && kWaveSize == 32 ? 2 : 1;
 constexpr int kMostRows = kWalkThreads / 4;
 
 template <typename T, int kChannels, int kWidth>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kWalkThreads, 1)
+__global__ void HIPCONV_LAUNCH_BOUNDS(kWalkThreads, kWalkBlocks)
     causal_conv1d_varlen_walk(CausalConv1dVarlenParams p, VarlenPlan plan) {
     constexpr int kPast = kWidth - 1, kPairs = kChannels / 2, kRun = kWalkRun;
     using Vector = Words<T, kChannels>;
@@ -47,11 +49,11 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kWalkThreads, 1)
     const int lane = static_cast<int>(threadIdx.x), lanes = static_cast<int>(blockDim.x);
     const int row = static_cast<int>(threadIdx.y), rows = static_cast<int>(blockDim.y);
     const int64_t channel = (static_cast<int64_t>(blockIdx.x) * lanes + lane) * kChannels;
-    const bool works = channel < p.dim;
+    const bool works = channel < again.dim;
     const int32_t d = works ? static_cast<int32_t>(channel) : 0;
     const int32_t end = works ? s.end : 0;  // beyond all tokens of a lane without channels, which only keeps barriers
 
-    const int64_t x_step = p.x_token_stride * static_cast<int64_t>(sizeof(T));
+    const int64_t x_step = again.x_token_stride * static_cast<int64_t>(sizeof(T));
     int64_t first = static_cast<int64_t>(s.begin) + row * kRun;
     char* x = static_cast<char*>(p.out) + first * x_step + d * static_cast<int64_t>(sizeof(T));  // which is p.x
     const bool walks = s.end - s.begin > kPast;
@@ -128,10 +130,12 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kWalkThreads, 1)
         for (int i = 0; i < kPast; ++i) keep(i, buffer[(row * kPast + i) * lanes + lane]);
         bring_tile_closer(kTilesCloser + 1);
         const char* next = x + tile_tokens * x_step;
+        char* to = x;
+        const int32_t left = static_cast<int32_t>(end - first);
 #pragma unroll
         for (int t = 0; t < kRun; ++t) {
             keep((kPast + t) % kWidth, ahead[t]);
-            if (first + tile_tokens + t < end) ahead[t] = *reinterpret_cast<const Vector*>(next);
+            if (t < left - static_cast<int>(tile_tokens)) ahead[t] = *reinterpret_cast<const Vector*>(next);
             next += x_step;
             Vector result{};
 #pragma unroll
@@ -139,11 +143,12 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kWalkThreads, 1)
                 Pair sum = bias[j];
 #pragma unroll
                 for (int i = 0; i < kWidth; ++i) sum = multiply_add(weight[j][i], ring[(t + i) % kWidth][j], sum);
-                const Pair activated = silu(sum);
-                set_pair<T>(result, j, make_pair(use_silu ? low(activated) : low(sum), use_silu ? high(activated) : high(sum)));
+                if (use_silu) sum = silu(sum);
+                set_pair<T>(result, j, sum);
             }
             if (t < kPast && begins) result = begun[t < kPast ? t : 0];
-            if (first + t < end) *reinterpret_cast<Vector*>(x + t * x_step) = result;
+            if (t < left) *reinterpret_cast<Vector*>(to) = result;
+            to += x_step;
         }
         x += tile_tokens * x_step;
         first += tile_tokens;
