@@ -1,7 +1,7 @@
-"""HIP kernel files as AMD machine code, on a machine with no AMD GPU: compiled by clang, read back instruction by instruction.
+"""HIP kernels as AMD machine code, on a machine with no AMD GPU: compiled by clang, read back instruction by instruction.
 
-`build(source, arch)` compiles a file once per process and gives its kernels with their resources and instructions, `build_kernel` one
-of them, in a fifth of the time. They need TOOLS (Debian: PACKAGES), not a ROCm installation.
+`build(source, arch)` compiles a file and gives its kernels with their resources and instructions; `code_objects(library)` gives those of a
+built module (rocm_build.py). They need TOOLS (Debian: PACKAGES), not a ROCm installation.
 """
 
 from __future__ import annotations
@@ -18,24 +18,46 @@ import tempfile
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-AMD_ARCHS = {"gfx90a": 9010, "gfx942": 9402, "gfx1100": 11000, "gfx1151": 11501, "gfx1201": 12001}
-# What a run of all tests compiles; HIPCONV_TEST_ARCHS=all asks for every file on every architecture, for ten minutes more on 2 cores.
-ALL_ARCHS = os.environ.get("HIPCONV_TEST_ARCHS") == "all"
-ONE_OF_EACH_FAMILY = ("gfx942", "gfx1100")
-FOR_FILES_THAT_BEGIN_SO = {  # the first that fits; others are compiled for ONE_OF_EACH_FAMILY
-    "conv2d_warpgroup": ONE_OF_EACH_FAMILY,  # without a body there
-    "conv2d": tuple(AMD_ARCHS),
+
+
+class Card(NamedTuple):
+    """What a compute unit of an architecture has, as LLVM's AMDGPUBaseInfo.cpp and AMD's manuals give it."""
+
+    isa_version: int
+    wave: int
+    vgprs: int  # of a SIMD, for each lane
+    vgprs_at_a_time: int  # that a wave is given
+    waves: int  # of a SIMD, at most
+    simds: int  # that a block's waves are spread over
+    lds: int  # bytes that these share
+
+
+_CDNA = {"wave": 64, "vgprs": 512, "vgprs_at_a_time": 8, "waves": 8, "simds": 4}
+_RDNA = {"wave": 32, "vgprs": 1536, "vgprs_at_a_time": 24, "waves": 16, "simds": 4, "lds": 128 << 10}  # a work-group processor
+AMD_ARCHS = {
+    "gfx90a": Card(isa_version=9010, lds=64 << 10, **_CDNA),
+    "gfx942": Card(isa_version=9402, lds=64 << 10, **_CDNA),
+    "gfx950": Card(isa_version=9500, lds=160 << 10, **_CDNA),
+    "gfx1100": Card(isa_version=11000, **_RDNA),
+    "gfx1151": Card(isa_version=11501, **_RDNA),
+    "gfx1201": Card(isa_version=12001, **_RDNA),
 }
+LDS_OF_A_BLOCK = {arch: 160 << 10 if arch == "gfx950" else 64 << 10 for arch in AMD_ARCHS}  # at most, in bytes
+CLANG = 19  # what compiles where nothing else is asked for
 BITCODE = Path("/usr/lib/x86_64-linux-gnu/amdgcn/bitcode")  # of Debian's rocm-device-libs
-PACKAGES = "clang-19 lld-19 llvm-19 libamdhip64-dev rocm-device-libs hipcc"
-TOOLS = ("clang++-19", *(f"llvm-{tool}-19" for tool in ("readelf", "objdump", "cxxfilt", "nm", "extract")), str(BITCODE))
+PACKAGES = "clang-19 lld-19 llvm-19 clang-22 lld-22 llvm-22 libamdhip64-dev rocm-device-libs hipcc"
+TOOLS = (
+    "clang++-19",
+    "clang++-22",
+    "llvm-objdump-22",
+    *(f"llvm-{tool}-19" for tool in ("readelf", "objdump", "cxxfilt", "nm")),
+    str(BITCODE),
+)
 
 
-def archs_of(source: Path) -> tuple[str, ...]:
-    """The architectures that the tests compile a file for."""
-    if ALL_ARCHS:
-        return tuple(AMD_ARCHS)
-    return next((archs for begin, archs in FOR_FILES_THAT_BEGIN_SO.items() if source.name.startswith(begin)), ONE_OF_EACH_FAMILY)
+def knows(clang: int, arch: str) -> bool:
+    """Whether this version of clang compiles for an architecture."""
+    return arch != "gfx950" or clang >= 20
 
 
 def missing(*tools: str) -> list[str]:
@@ -156,12 +178,24 @@ class Kernel(NamedTuple):
     name: str  # as written: causal_conv1d_fwd_tile<bf16, 8, 4, true>
     arch: str
     numbers: dict[str, int]  # of its metadata: vgpr_count (agpr_count included), sgpr_count, group_segment_fixed_size, …
-    waves: int  # that a SIMD can hold
     function: str  # its disassembly
 
     @property
     def wave_size(self) -> int:
         return self.numbers["wavefront_size"]
+
+    @property
+    def waves(self) -> int:
+        """That a SIMD holds, by registers and by the LDS of its largest blocks: the compiler's own figure."""
+        card, numbers = AMD_ARCHS[self.arch], self.numbers
+        unit = card.vgprs_at_a_time
+        waves = min(card.waves, card.vgprs // max(unit, -(-numbers["vgpr_count"] // unit) * unit))
+        if card.wave == 64:  # gfx9 has 800 scalar registers, given 16 at a time; 6 are the compiler's own
+            waves = min(waves, 800 // (-(-numbers["sgpr_count"] // 16) * 16))
+        if lds := numbers["group_segment_fixed_size"]:
+            of_block = -(-numbers["max_flat_workgroup_size"] // card.wave)
+            waves = min(waves, max(1, -(-(card.lds // lds) * of_block // card.simds)))
+        return waves
 
 
 class CodeObject(NamedTuple):
@@ -180,99 +214,132 @@ class CodeObject(NamedTuple):
         return found[0]
 
 
+# ---- compiling -------------------------------------------------------------------------------------------------------------------
+
+
 @functools.cache
 def _directory() -> tempfile.TemporaryDirectory:
     return tempfile.TemporaryDirectory(prefix="hipconv-amd-")  # removed when the process ends
 
 
+# What hip.bc defines of it, which clang links in up to version 19 only.
+_FENCE = """
+void __atomic_work_item_fence(unsigned flags, int order, int scope) {
+    (void)flags, (void)scope; /* a block is the widest that <hip/hip_runtime.h> of ROCm 5.2 asks for */
+    if (order == __ATOMIC_ACQUIRE) __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+    if (order == __ATOMIC_RELEASE) __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+    if (order == __ATOMIC_ACQ_REL) __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "workgroup");
+    if (order == __ATOMIC_SEQ_CST) __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "workgroup");
+}
+"""
+
+
 @functools.cache
 def device_library() -> Path:
-    """Debian's device bitcode, which stops at gfx940 and gfx1036, with the version files of newer architectures added."""
+    """Debian's device bitcode, with what newer architectures and compilers look for added."""
     library = Path(_directory().name) / "bitcode"
     library.mkdir()
     for bitcode in BITCODE.glob("*.bc"):
         (library / bitcode.name).symlink_to(bitcode)
-    for arch, version in AMD_ARCHS.items():
-        place = library / f"oclc_isa_version_{arch.removeprefix('gfx')}.bc"
-        if not place.exists():
-            text = f'__attribute__((weak, visibility("protected"), address_space(4))) const unsigned __oclc_ISA_version = {version};'
-            target = ["-target", "amdgcn-amd-amdhsa", "-nogpulib", "-O1", "-c", "-emit-llvm"]
-            run("clang-19", "-x", "c", *target, "-o", place, "-", input=text)
+
+    def add(name: str, constant: str, value: int, more: str = "") -> None:
+        text = f'__attribute__((weak, visibility("protected"), address_space(4))) const unsigned {constant} = {value};{more}'
+        target = ("-target", "amdgcn-amd-amdhsa", "-nogpulib", "-Xclang", "-mcode-object-version=none", "-O1", "-c", "-emit-llvm")
+        run("clang-19", "-x", "c", *target, "-o", library / f"{name}.bc", "-", input=text)
+
+    for arch, card in AMD_ARCHS.items():
+        name = f"oclc_isa_version_{arch.removeprefix('gfx')}"
+        if not (library / f"{name}.bc").exists():
+            add(name, "__oclc_ISA_version", card.isa_version)
+    add("oclc_abi_version_600", "__oclc_ABI_version", 600, _FENCE)  # what clang 22 makes
     return library
 
 
-def compile_for(arch: str, *arguments: str | Path) -> str:
+def clang_flags(clang: int, archs: Iterable[str]) -> list[str]:
+    """What this version of clang needs beside Debian's headers and device bitcode, which are older than it."""
+    flags = [f"--rocm-device-lib-path={device_library()}"]
+    if clang >= 20:  # the headers ask for a macro that is gone since
+        waves = {"host": 64} | {arch: AMD_ARCHS[arch].wave for arch in archs}
+        flags += [word for name, wave in waves.items() for word in (f"-Xarch_{name}", f"-D__AMDGCN_WAVEFRONT_SIZE={wave}")]
+    return flags
+
+
+def compile_for(arch: str, *arguments: str | Path, clang: int = CLANG) -> str:
     """clang, with `-Icsrc/include -std=c++17 -O3` and nothing else of ours; a warning is an error."""
     return run(
-        "clang++-19", "-x", "hip", "--offload-device-only", "--no-gpu-bundle-output", f"--offload-arch={arch}",
-        "--hip-path=/usr", f"--rocm-device-lib-path={device_library()}", "-D__HIP_PLATFORM_AMD__",
+        f"clang++-{clang}", "-x", "hip", "--offload-device-only", "--no-gpu-bundle-output", f"--offload-arch={arch}",
+        "--hip-path=/usr", *clang_flags(clang, [arch]), "-D__HIP_PLATFORM_AMD__",
         "-std=c++17", "-O3", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'csrc' / 'include'}", *arguments,
     )  # fmt: skip
 
 
 @functools.cache
-def hip_runtime(arch: str) -> Path:
-    """<hip/hip_runtime.h>, precompiled: a second for each file that includes it."""
-    header, compiled = Path(_directory().name) / f"runtime.{arch}.h", Path(_directory().name) / f"runtime.{arch}.pch"
-    header.write_text("#include <hip/hip_runtime.h>\n")
-    compile_for(arch, "-fsyntax-only", *(word for part in ("-emit-pch", "-o", compiled) for word in ("-Xclang", part)), header)
-    return compiled
+def build(source: Path, arch: str, clang: int = CLANG) -> CodeObject:
+    """Compile a file alone, once per process."""
+    code = Path(_directory().name) / f"{source.stem}.{arch}.{clang}.hsaco"
+    compile_for(arch, "-c", source, "-o", code, clang=clang)
+    return _read(arch, code)
 
 
-REMARKS = "-Rpass-analysis=kernel-resource-usage"
+def build_all(source: Path, archs: Iterable[str], clang: int = CLANG) -> list[CodeObject]:
+    """`build` for several architectures, side by side."""
+    device_library()  # once, before the threads, of which each has an architecture of its own
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        return list(threads.map(lambda arch: build(source, arch, clang), archs))
 
 
-@functools.cache
-def build(source: Path, arch: str) -> CodeObject:
-    """Compile a file alone."""
-    code = Path(_directory().name) / f"{source.stem}.{arch}.hsaco"
-    return _read(arch, compile_for(arch, *_with_runtime(arch), REMARKS, "-c", source, "-o", code), code)
+# ---- reading ---------------------------------------------------------------------------------------------------------------------
+
+_BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
 
 
-@functools.cache
-def build_kernel(source: Path, arch: str, name: str) -> CodeObject:
-    """Compile one kernel of a file, with an instruction in a hundred more or less than `build`; LookupError as from CodeObject.kernel."""
-    whole, part, code = (Path(_directory().name) / f"{source.stem}.{arch}.{ending}" for ending in ("bc", "part.bc", "hsaco"))
-    unoptimized = ("-emit-llvm", "-Xclang", "-disable-llvm-passes")
-    compile_for(arch, *_with_runtime(arch), *unoptimized, "-c", source, "-o", whole)
-    symbols = run("llvm-nm-19", "--defined-only", "--format=just-symbols", whole).split()
-    symbols = [symbol for symbol in symbols if not symbol.startswith("_ZZ")]  # what is declared inside of functions
-    names = map(_as_written, run("llvm-cxxfilt-19", input="\n".join(symbols)).splitlines())
-    listed = CodeObject([Kernel(name, arch, {}, 0, symbol) for name, symbol in zip(names, symbols, strict=True)], "")
-    run("llvm-extract-19", "--recursive", "--rglob=.*", f"--func={listed.kernel(name).function}", whole, "-o", part)
-    options = ("internalize-symbols", "early-inline-all=true", "function-calls=false")  # as for HIP
-    inlined = (word for option in options for word in ("-mllvm", f"-amdgpu-{option}"))
-    target = ("-target", "amdgcn-amd-amdhsa", f"-mcpu={arch}", "-nogpulib", "-ffp-contract=fast")  # as for HIP; the library is in it
-    remarks = run("clang++-19", *target, "-O3", *inlined, REMARKS, "-x", "ir", part, "-o", code)
-    return _read(arch, remarks, code)
+def bundled(content: bytes) -> Iterator[tuple[str, bytes]]:
+    """Architecture and machine code of everything in a host's library or object: clang packs what it makes of a file into a bundle.
+
+    A bundle is its name, the number of entries, then of each its offset, its size and the length of its target's name, and that name.
+    """
+    start = content.find(_BUNDLE)
+    while start >= 0:
+        at = start + len(_BUNDLE)
+
+        def number() -> int:
+            nonlocal at
+            at += 8
+            return int.from_bytes(content[at - 8 : at], "little")
+
+        for _ in range(number()):
+            offset, size, length = number(), number(), number()
+            target = content[at : at + length].decode()
+            at += length
+            if size:
+                yield target.rpartition("-")[2], content[start + offset : start + offset + size]
+        start = content.find(_BUNDLE, at)
 
 
-def _with_runtime(arch: str) -> tuple[str | Path, ...]:
-    return ("-Xclang", "-include-pch", "-Xclang", hip_runtime(arch))
+def code_objects(library: Path) -> dict[str, CodeObject]:
+    """All machine code of a library, by architecture."""
+    found: dict[str, list[CodeObject]] = {}
+    for number, (arch, content) in enumerate(bundled(library.read_bytes())):
+        code = Path(_directory().name) / f"{library.stem}.{number}.hsaco"
+        code.write_bytes(content)
+        found.setdefault(arch, []).append(_read(arch, code))
+    return {
+        arch: CodeObject([kernel for part in parts for kernel in part.kernels], "".join(part.disassembly for part in parts))
+        for arch, parts in found.items()
+    }
 
 
-def _read(arch: str, remarks: str, code: Path) -> CodeObject:
-    """What the compiler said and wrote."""
-    # The compiler's own figure: VGPRs (with AGPRs, rounded up to what is allocated together), SGPRs and LDS. Of LDS it counts 64 KB
-    # for the four SIMDs of a work-group processor of gfx11 and gfx12, which has 128: at worst half of what fits.
-    waves = dict(re.findall(r"Function Name: (\S+) (?:.*\n)*?.*Occupancy \[waves/SIMD\]: (\d+)", remarks))
-    disassembly = run("llvm-objdump-19", "-d", code)
+def _read(arch: str, code: Path) -> CodeObject:
+    """What the compiler wrote, which is then deleted."""
+    disassembly = run("llvm-objdump-22" if arch == "gfx950" else "llvm-objdump-19", "-d", code)
     functions = functions_of(disassembly)
     metadata = dict(_metadata(run("llvm-readelf-19", "--notes", code)))
     code.unlink()
     names = run("llvm-cxxfilt-19", input="\n".join(metadata)).splitlines()
     kernels = [
-        Kernel(_as_written(name), arch, numbers, int(waves[symbol]), functions[symbol])
-        for name, (symbol, numbers) in zip(names, metadata.items(), strict=True)
+        Kernel(_as_written(name), arch, numbers, functions[symbol]) for name, (symbol, numbers) in zip(names, metadata.items(), strict=True)
     ]
     return CodeObject(kernels, disassembly)
-
-
-def build_all(source: Path, archs: Iterable[str]) -> list[CodeObject]:
-    """`build` for several architectures, side by side."""
-    device_library()  # once, before the threads, of which each has an architecture of its own
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        return list(threads.map(functools.partial(build, source), archs))
 
 
 def _as_written(demangled: str) -> str:

@@ -29,7 +29,7 @@ import re
 import sys
 from typing import NamedTuple
 
-from amd_code import AMD_ARCHS, PACKAGES, ROOT, TOOLS, Instruction, Kernel, build_all, build_kernel, instructions_of, missing
+from amd_code import AMD_ARCHS, CLANG, PACKAGES, ROOT, TOOLS, CodeObject, Instruction, Kernel, build_all, instructions_of, knows, missing
 from amd_flow import Work, blocks_of, live_at_entry, loops_of, steady_ways
 from amd_masks import Masks
 from common import Table, choice_of, flattened, list_of
@@ -161,8 +161,8 @@ def _conv1d(
 ) -> FastKernel:
     """A kernel for bf16, width 4, SiLU: its exp2, its reciprocal, 2 of the multiplications.
 
-    valu: the limits of gfx9 and of later cards. outputs: the share of what it stores that is outputs; the rest are states, or outputs
-    in the other of two layouts, a choice at run time that the count takes for both. whole: see FastKernel.
+    valu: the limits of gfx9 and of later cards, whatever the compiler. outputs: the share of what it stores that is outputs; the rest are
+    states, or outputs in the other of two layouts, a choice at run time that the count takes for both. whole: see FastKernel.
     """
     limits = {arch: valu[0] if arch.startswith("gfx9") else valu[1] for arch in AMD_ARCHS}
     source = _KERNELS / f"causal_conv1d_{family}.cu"
@@ -174,7 +174,7 @@ FAST_KERNELS = {
     "tile": _conv1d("fwd_tile", "fwd_tile<bf16, 8, 4, true>", (11.0, 14.0), 4),
     "vector": _conv1d("fwd_vector", "fwd_vector<bf16, 4, false>", (11.0, 14.0), 4),
     "bwd_tile": _conv1d("bwd_tile", "bwd_tile_kernel<bf16, 4, 4, false>", (21.0, 27.0), 2, width=8, multiplications=17),
-    "bwd_vector": _conv1d("bwd_vector", "bwd_whole<bf16, 4, false>", (21.5, 24.5), 5, multiplications=16),
+    "bwd_vector": _conv1d("bwd_vector", "bwd_whole<bf16, 4, false>", (21.5, 25.5), 5, multiplications=16),
     "varlen": _conv1d("varlen_tile", "varlen_tile<bf16, 8, 4, false>", (11.5, 13.0), 4),
     # Decode stores an output and three or four columns of the state; three columns of packed slots go through LDS.
     "step": _conv1d("update_step", "update_step<bf16, bf16, 0, 0>", (10.0, 8.5), 8, width=8, outputs=1 / 4, whole=True),
@@ -230,10 +230,9 @@ class Figures(NamedTuple):
         return [miss for kept, miss in checks if not kept]
 
 
-def figures(asked: FastKernel, archs: Iterable[str], alone: Iterable[str] = ()) -> Iterator[Figures]:
-    """Compiles the kernel for each architecture and counts its best hot loop: the cheapest of those with the activation, if it has one.
+def figures(asked: FastKernel, codes: Iterable[CodeObject]) -> Iterator[Figures]:
+    """Counts the kernel's best hot loop in each of these: the cheapest of those with the activation, if it has one.
 
-    alone: architectures for which the rest of its file is not compiled.
     Others that store as widely (copies, states) take fewer instructions, and are cold.
     """
     wide = loads(asked.width)
@@ -241,7 +240,7 @@ def figures(asked: FastKernel, archs: Iterable[str], alone: Iterable[str] = ()) 
     def also(i: Instruction) -> int:
         return wide(i) + (i.transcendental if asked.transcendental else 0)
 
-    for code in (*build_all(asked.source, archs), *(build_kernel(asked.source, arch, asked.instance) for arch in alone)):
+    for code in codes:
         kernel = code.kernel(asked.instance)
         found = [Figures(asked, kernel, loop) for loop in hot_loops(kernel, asked.width, also=also, whole=asked.whole)]
         yield next((figures for figures in found if figures.has_activation), found[0])
@@ -300,9 +299,10 @@ def print_listing(found: Figures) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names, archs = list_of(choice_of(*FAST_KERNELS)), list_of(choice_of(*AMD_ARCHS))
+    names, known = list_of(choice_of(*FAST_KERNELS)), list_of(choice_of(*AMD_ARCHS))
     parser.add_argument("--kernel", type=names, nargs="+", default=[list(FAST_KERNELS)], help=f"of {', '.join(FAST_KERNELS)}; default all")
-    parser.add_argument("--arch", type=archs, nargs="+", default=[list(AMD_ARCHS)], help=f"of {', '.join(AMD_ARCHS)}; default all")
+    parser.add_argument("--arch", type=known, nargs="+", default=[list(AMD_ARCHS)], help=f"of {', '.join(AMD_ARCHS)}; default all")
+    parser.add_argument("--clang", type=int, choices=(19, 22), default=CLANG, help=f"version; default {CLANG}, which does not know gfx950")
     parser.add_argument("--source", type=Path, help="another kernel file; with --instance, --element_bytes and possibly --width")
     parser.add_argument("--instance", help="the kernel of --source: its name, or enough of it")
     parser.add_argument("--element_bytes", type=int, default=2, help="of what --instance stores; default 2")
@@ -324,7 +324,8 @@ def main() -> int:
     missed = False
     try:
         for name, asked in kernels.items():
-            for found in figures(asked, flattened(options.arch)):
+            archs = [arch for arch in flattened(options.arch) if knows(options.clang, arch)]
+            for found in figures(asked, build_all(asked.source, archs, options.clang)):
                 add_row(table, name, found)
                 missed |= bool(found.misses())
                 if options.mnemonics:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import importlib.util
+import mmap
 import os
 from pathlib import Path
 import statistics
@@ -20,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 if importlib.util.find_spec("hipconv") is None:  # run from a checkout that is not installed
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
 
+EVERYTHING = os.environ.get("HIPCONV_TEST_ARCHS") == "all"  # what takes too long for every run, too
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 LAYOUTS = ("channel_first", "channel_last")
 BACKENDS = ("cpu", "simt", "gpu")  # simt: the GPU kernels, thread by thread, on the host
@@ -73,6 +75,16 @@ def empty_as(layout: str, shape: tuple[int, int, int], dtype: torch.dtype, devic
     if layout == "channel_first":
         return torch.empty(batch, dim, seqlen, dtype=dtype, device=device)
     return torch.empty(batch, seqlen, dim, dtype=dtype, device=device).transpose(1, 2)
+
+
+_NO_RESERVE = 0x4000  # MAP_NORESERVE, which Python's mmap does not name on all versions
+
+
+def untouched(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A view over memory of its own that is all zeros and takes a page only where it is touched."""
+    elements = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    memory = mmap.mmap(-1, elements * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+    return torch.frombuffer(memory, dtype=dtype).as_strided(shape, strides)
 
 
 # ---- comparison ----------------------------------------------------------------------------------------------------------------

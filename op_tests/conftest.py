@@ -29,7 +29,12 @@ LONGEST = [
     "test_conv2d",
     "test_real_layers",
 ]
-MACHINE_CODE = {"test_amd_isa", "test_conv2d_isa", "test_gpu_compilers"}  # what one of them compiles, the others find in its process
+MACHINE_CODE = {
+    "test_amd_isa",
+    "test_conv2d_isa",
+    "test_gpu_compilers",
+    "test_rocm_loader",
+}  # what one of them compiles, the others find in its process
 
 
 def pytest_configure(config: pytest.Config) -> None:

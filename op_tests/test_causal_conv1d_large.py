@@ -7,25 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import itertools
-import mmap
 
 import pytest
 import torch
 from torch import Tensor
 
-from common import LAYOUTS, WAYS, empty_as, environment, mismatch
+from common import LAYOUTS, WAYS, empty_as, environment, mismatch, untouched
 import hipconv
 from hipconv import jit, reference, targets
 from test_causal_conv1d import assert_matches, needs_gpu
-
-_NO_RESERVE = 0x4000  # MAP_NORESERVE, which Python's mmap does not name on all versions
-
-
-def untouched(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A view over memory of its own that is all zeros and takes a page only where it is touched."""
-    elements = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    memory = mmap.mmap(-1, elements * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
-    return torch.frombuffer(memory, dtype=dtype).as_strided(shape, strides)
 
 
 @pytest.fixture(params=[way for way in WAYS if "descending" not in way])

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+import functools
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from test_gpu_compilers import require_amd_compiler
 
-from amd_code import AMD_ARCHS, PACKAGES, ROOT, TOOLS, Instruction, Kernel, archs_of, build, missing
+from amd_code import AMD_ARCHS, CLANG, PACKAGES, ROOT, TOOLS, CodeObject, Instruction, Kernel, build, knows, missing
 from amd_isa import Counts, hot_loops, matrix
 from common import Table, list_of
+from rocm_build import CLANGS, code_of
+from test_gpu_compilers import require_amd_compiler
 
 KERNELS = ROOT / "csrc" / "kernels"
-CDNA = ("gfx90a", "gfx942")
+CDNA = ("gfx90a", "gfx942", "gfx950")
 TILES = {"bf16": [(128, 128), (128, 64), (64, 64)], "f16": [(128, 128), (128, 64), (64, 64)], "float": [(128, 64), (64, 64)]}
 FORMS = {"vectors": 0, "elements": 1}
 THREADS = 256
@@ -40,9 +42,8 @@ def source_of(dtype: str, form: str) -> Path:
     return KERNELS / f"conv2d_implicit_gemm_{'f32' if dtype == 'float' else form}.cu"
 
 
-def steps(arch: str, dtype: str, form: str) -> Iterator[Step]:
+def steps(code: CodeObject, arch: str, dtype: str, form: str) -> Iterator[Step]:
     """The hot loop of each tile's kernel."""
-    code = build(source_of(dtype, form), arch)
     for tile in TILES[dtype]:
         kernel = code.kernel(f"conv2d_implicit_gemm_kernel<{dtype}, {tile[0]}, {tile[1]}, {FORMS[form]}>")
         work = None if dtype == "float" and arch not in CDNA else matrix
@@ -56,11 +57,11 @@ def multiplications(instruction: Instruction) -> int:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", TILES)
-@pytest.mark.parametrize("arch", archs_of(KERNELS / "conv2d.cu"))
-def test_steps_are_matrix_instructions_and_wide_accesses(arch: str, dtype: str, form: str) -> None:
+@pytest.mark.parametrize(("clang", "arch"), [(clang, arch) for clang, archs in CLANGS.items() for arch in archs])
+def test_steps_are_matrix_instructions_and_wide_accesses(clang: int, arch: str, dtype: str, form: str) -> None:
     require_amd_compiler()
-    for tile, kernel, counts in steps(arch, dtype, form):
-        what = f"{kernel.name} on {arch}"
+    for tile, kernel, counts in steps(code_of(source_of(dtype, form), arch, clang), arch, dtype, form):
+        what = f"{kernel.name} on {arch} by clang {clang}"
         assert counts.of("lds") == counts.of("lds", 16) > 0, f"{what}: LDS accesses of less than 16 bytes"
         assert counts.of("store") == counts.of("atomic") == 0, what
         waves = WAVES[tile] if arch in CDNA else 4 * WAVES[tile] // (2 if tile == (64, 64) else 1)
@@ -68,7 +69,8 @@ def test_steps_are_matrix_instructions_and_wide_accesses(arch: str, dtype: str, 
         if dtype == "float" and arch not in CDNA:  # the loop is one within the step
             continue
         products = tile[0] * tile[1] * (32 if dtype == "float" else 64)  # of a step
-        each = 32 * 32 * (2 if dtype == "float" else 8) if arch in CDNA else 16 * 16 * 16
+        depth = 2 if dtype == "float" else 16 if arch == "gfx950" else 8
+        each = 32 * 32 * depth if arch in CDNA else 16 * 16 * 16
         assert counts.of("matrix") == products // each // (THREADS // kernel.wave_size), what
         assert counts.valu <= VALU[tile][FORMS[form]], f"{what}: {counts.valu} vector instructions"
         chunks = (tile[0] + tile[1]) * 8 // THREADS  # of 16 bytes, that a thread stages
@@ -81,15 +83,16 @@ def test_steps_are_matrix_instructions_and_wide_accesses(arch: str, dtype: str, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", type=list_of(str), default=list(AMD_ARCHS), help=f"of {', '.join(AMD_ARCHS)}; all by default")
+    parser.add_argument("--clang", type=int, choices=(19, 22), default=CLANG, help=f"version; default {CLANG}, which does not know gfx950")
     arguments = parser.parse_args()
     if lacking := missing(*TOOLS):
         parser.error(f"{', '.join(lacking)} not found; Debian: apt-get install {PACKAGES}")
     titles = ("kernel", "matrix", "VALU", "LDS", "loads", "SALU", "waits", "all", "VGPR", "LDS_B", "waves")
     table = Table([("arch", 8), *((title, 32 if title == "kernel" else 6) for title in titles)])
-    for arch in arguments.arch:
+    for arch in filter(functools.partial(knows, arguments.clang), arguments.arch):
         for dtype in TILES:
             for form in FORMS:
-                for tile, kernel, counts in steps(arch, dtype, form):
+                for tile, kernel, counts in steps(build(source_of(dtype, form), arch, arguments.clang), arch, dtype, form):
                     kinds = [counts.of(kind) for kind in ("matrix", "valu", "lds", "load", "salu", "wait")]
                     numbers = [kernel.numbers[name] for name in ("vgpr_count", "group_segment_fixed_size")]
                     name = f"{dtype} {tile[0]}x{tile[1]} {form}"

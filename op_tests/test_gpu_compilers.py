@@ -1,10 +1,9 @@
-"""Every kernel file through the GPU compilers, with no GPU: AMD machine code by clang, NVIDIA's by nvcc.
+"""Every kernel through the GPU compilers, with no GPU: AMD machine code by clang, NVIDIA's by nvcc.
 
-Each file compiles alone, with `-Icsrc/include -std=c++17 -O3` and nothing else of ours (for NVIDIA, FOR_NVIDIA). What the compiler
-reports must hold for every kernel on every architecture that it is compiled for (`amd_code.archs_of`): no scratch memory, no spilled
-register, no flat memory access. nvcc compiles what is tuned for its cards so, and instantiates the rest without optimizing.
-HIPCONV_TEST_ARCHS=all compiles everything for everything, the host's part for NVIDIA included. Compilers that are missing fail the test
-where CI=true and skip it elsewhere.
+For AMD, what stands in the built modules (rocm_build.py) must hold for every kernel on every architecture, by every clang: no scratch
+memory, no spilled register, no flat memory access, and no shift that leaks (amd_shifts.py). nvcc compiles the files that are tuned for its
+cards, each alone, to machine code. HIPCONV_TEST_ARCHS=all compiles everything for everything, the host's part for NVIDIA included. Compilers
+that are missing fail the test where CI=true and skip it elsewhere.
 """
 
 from __future__ import annotations
@@ -16,7 +15,11 @@ import re
 
 import pytest
 
-from amd_code import ALL_ARCHS, PACKAGES, ROOT, TOOLS, archs_of, build_all, missing, run
+from amd_code import LDS_OF_A_BLOCK, PACKAGES, ROOT, TOOLS, instructions_of, missing, run
+from amd_shifts import leaking_shifts
+from common import EVERYTHING
+from hipconv import registry
+import rocm_build
 
 KERNELS = sorted((ROOT / "csrc" / "kernels").glob("*.cu"))
 
@@ -34,22 +37,30 @@ def require_amd_compiler() -> None:
     require(*TOOLS, remedy=f"Debian: apt-get install {PACKAGES}")
 
 
-@pytest.mark.parametrize("source", KERNELS, ids=lambda path: path.name)
-def test_compiles_for_amd_without_scratch_spills_or_flat_accesses(source: Path) -> None:
+@pytest.mark.parametrize("module", registry.modules())
+@pytest.mark.parametrize(("clang", "arch"), [(clang, arch) for clang, archs in rocm_build.CLANGS.items() for arch in archs])
+def test_amd_code_has_no_scratch_spills_flat_accesses_or_leaking_shifts(clang: int, arch: str, module: str) -> None:
     require_amd_compiler()
-    archs = archs_of(source)
-    for arch, code in zip(archs, build_all(source, archs), strict=True):
-        assert code.kernels, f"no kernel in {source.name}"
-        for kernel in code.kernels:
-            name, numbers = kernel.name, kernel.numbers
-            assert numbers["private_segment_fixed_size"] == 0, f"{name} uses scratch memory on {arch}"
-            assert numbers["vgpr_spill_count"] == 0 and numbers["sgpr_spill_count"] == 0, f"{name} spills registers on {arch}"
-            assert numbers["group_segment_fixed_size"] <= 64 * 1024, f"{name} uses more LDS than {arch} has"
-        flat = [line.strip() for line in code.disassembly.splitlines() if re.search(r"\bflat_", line)]
-        assert not flat, f"flat memory access on {arch}: {flat[:3]}"
+    code = rocm_build.modules(clang)[module].code(arch)
+    assert code.kernels
+    for kernel in code.kernels:
+        name, numbers = kernel.name, kernel.numbers
+        assert numbers["private_segment_fixed_size"] == 0, f"{name} uses scratch memory on {arch}"
+        assert numbers["vgpr_spill_count"] == 0 and numbers["sgpr_spill_count"] == 0, f"{name} spills registers on {arch}"
+        assert numbers["group_segment_fixed_size"] <= LDS_OF_A_BLOCK[arch], f"{name} uses more LDS than {arch} has"
+        assert numbers["max_flat_workgroup_size"] <= 1024, f"{name} may have larger blocks than {arch} has"
+        if "v_pk_" in kernel.function and (leaks := leaking_shifts(instructions_of(kernel.function))):
+            pytest.fail(f"{name} on {arch}: '{leaks[0][1].text}' uses both halves of '{leaks[0][0].text}'")
+    flat = [line.strip() for line in code.disassembly.splitlines() if re.search(r"\bflat_", line)]
+    assert not flat, f"flat memory access on {arch}: {flat[:3]}"
 
 
-# What nvcc compiles whole in every run: files whose names begin so.
+def test_all_kernel_files_belong_to_a_module() -> None:
+    built = {source for module in registry.modules().values() for source in registry.sources(module, "rocm")}
+    assert {file.relative_to(ROOT) for file in KERNELS} <= built
+
+
+# What nvcc compiles in every run: files whose names begin so. With HIPCONV_TEST_ARCHS=all it compiles all.
 TUNED_FOR_NVIDIA = (
     "causal_conv1d_fwd_tile",
     "causal_conv1d_fwd_vector",
@@ -65,8 +76,7 @@ FOR_NVIDIA = ("-arch=sm_90a", "-DHIPCONV_EARLY_LAUNCHES", "-std=c++17")
 WITH_HOST_PART = ("conv2d_relaid.cu", "conv2d_warpgroup_gemm.cu")
 
 
-def compiled_whole(source: Path) -> bool:
-    return ALL_ARCHS or source.name.startswith(TUNED_FOR_NVIDIA)
+FOR_NVCC = [source for source in KERNELS if EVERYTHING or source.name.startswith(TUNED_FOR_NVIDIA)]
 
 
 @pytest.fixture(scope="module")
@@ -77,25 +87,18 @@ def nvidia_reports(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, str]:
     includes = [f"-I{ROOT / 'csrc' / place}" for place in ("include", "compat/cuda")]
 
     def compiled(source: Path) -> str:
-        if not compiled_whole(source):
-            how = ["-Xcicc", "-O0", "-ptx"]  # without the assembler, and unoptimized
-        elif ALL_ARCHS or source.name in WITH_HOST_PART:
+        if EVERYTHING or source.name in WITH_HOST_PART:
             how = ["-O3", "-Xptxas", "-v", "-Xcompiler", "-fsyntax-only", "-c"]
         else:
             how = ["-O3", "-Xptxas", "-v", "-cubin"]
         return run("nvcc", *FOR_NVIDIA, *how, *includes, source, "-o", objects / f"{source.stem}.o")
 
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        return dict(zip(KERNELS, threads.map(compiled, KERNELS), strict=True))
+        return dict(zip(FOR_NVCC, threads.map(compiled, FOR_NVCC), strict=True))
 
 
-@pytest.mark.parametrize("source", KERNELS, ids=lambda path: path.name)
-def test_compiles_for_nvidia(source: Path, nvidia_reports: dict[Path, str]) -> None:
-    assert source in nvidia_reports  # nvcc's errors are raised when they are made
-
-
-@pytest.mark.parametrize("source", [source for source in KERNELS if compiled_whole(source)], ids=lambda path: path.name)
-def test_spills_nothing_on_nvidia(source: Path, nvidia_reports: dict[Path, str]) -> None:
+@pytest.mark.parametrize("source", FOR_NVCC, ids=lambda path: path.name)
+def test_compiles_for_nvidia_and_spills_nothing(source: Path, nvidia_reports: dict[Path, str]) -> None:
     report = nvidia_reports[source]
     frames = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", report)
     assert frames and all(frame == ("0", "0", "0") for frame in frames), report

@@ -312,7 +312,7 @@ bool causal_conv1d_shared_serves(const CausalConv1dFwdParams& p) {
     };
     const int64_t rows = static_cast<int64_t>(p.dim) * (size % tokens == 0 ? 1 : p.batch);  // of which a group has 4 at least
     const bool takes_many = tokens == 8 && p.width <= kMostWidthOfMany;
-    return packed(p.x) && packed(p.out) && p.seqlen * 16 <= tile_bytes(takes_many ? kManyVectors : kFewVectors) &&
+    return packed(p.x) && packed(p.out) && p.seqlen <= tile_bytes(takes_many ? kManyVectors : kFewVectors) / 16 &&
            rows <= 4 * kGridLimit && p.batch < kOffsetLimit / 2;
 }
 
@@ -322,7 +322,7 @@ void causal_conv1d_shared(const CausalConv1dFwdParams& p, void* stream) {
         constexpr int kWidth = decltype(width)::value;
         const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
         if constexpr (sizeof(T) == 2 && kWidth <= kMostWidthOfMany) {
-            if (p.seqlen * 16 > tile_bytes(kFewVectors)) return launch<T, kWidth, kManyVectors>(p, hip_stream);
+            if (p.seqlen > tile_bytes(kFewVectors) / 16) return launch<T, kWidth, kManyVectors>(p, hip_stream);
         }
         launch<T, kWidth, kFewVectors>(p, hip_stream);
     });

@@ -145,8 +145,7 @@ __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, 
 #pragma unroll
             for (int i = 0; i < kWidth; ++i)
                 if (i >= missing) sum = multiply_add(weight[j][i], ring[(slot + 1 + i) % kWidth][j], sum);
-            if (use_silu) sum = silu(sum);  // of all lanes, without an instance for each: the time is that of the memory
-            set_pair<T>(result, j, sum);
+            set_pair<T>(result, j, silu_where(use_silu, sum));  // without an instance for each: the time is that of the memory
         }
         if (stored) *reinterpret_cast<Vector*>(out) = result;
         out += column.step;
@@ -167,6 +166,7 @@ __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, 
 #pragma unroll
         for (int j = 0; j < kAhead; ++j) {
             keep((kWidth - 1 + j) % kWidth, ahead[j]);
+            if (!kHasPredicates) ahead[j] = Vector{};  // so that what is past the end need not be kept
             if (t + kAhead + j < tokens) ahead[j] = load(x);
             x += x_step;
             produce((kWidth - 1 + j) % kWidth, masks.outputs >> j & 1);  // there are no bits past the end

@@ -130,12 +130,11 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kWalkThreads, kWalkBlocks)
         for (int i = 0; i < kPast; ++i) keep(i, buffer[(row * kPast + i) * lanes + lane]);
         bring_tile_closer(kTilesCloser + 1);
         const char* next = x + tile_tokens * x_step;
-        char* to = x;
-        const int32_t left = static_cast<int32_t>(end - first);
+        char* to = x;  // step by step: AMD has no scalar registers for all multiples
 #pragma unroll
         for (int t = 0; t < kRun; ++t) {
             keep((kPast + t) % kWidth, ahead[t]);
-            if (t < left - static_cast<int>(tile_tokens)) ahead[t] = *reinterpret_cast<const Vector*>(next);
+            if (first + tile_tokens + t < end) ahead[t] = *reinterpret_cast<const Vector*>(next);
             next += x_step;
             Vector result{};
 #pragma unroll
@@ -143,11 +142,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kWalkThreads, kWalkBlocks)
                 Pair sum = bias[j];
 #pragma unroll
                 for (int i = 0; i < kWidth; ++i) sum = multiply_add(weight[j][i], ring[(t + i) % kWidth][j], sum);
-                if (use_silu) sum = silu(sum);
-                set_pair<T>(result, j, sum);
+                set_pair<T>(result, j, silu_where(use_silu, sum));
             }
             if (t < kPast && begins) result = begun[t < kPast ? t : 0];
-            if (t < left) *reinterpret_cast<Vector*>(to) = result;
+            if (first + t < end) *reinterpret_cast<Vector*>(kHasPredicates ? x + t * x_step : to) = result;
             to += x_step;
         }
         x += tile_tokens * x_step;

@@ -53,6 +53,7 @@ inline void launch(const char* kernel, dim3 grid, dim3 block, size_t shared_byte
         return;
     }
     Order order = Order::from_environment();
+    if (!order.runs()) return;
     Block runner(kernel, block, shared_bytes, order);
     grid_size() = grid;
     const uint64_t count = static_cast<uint64_t>(grid.x) * grid.y * grid.z;

@@ -22,12 +22,16 @@ class Order {
         if (text == "ascending" || text.empty()) return Order(Kind::ascending, 0);
         if (text == "descending") return Order(Kind::descending, 0);
         if (text == "shuffled") return Order(Kind::shuffled, 1);
+        if (text == "none") return Order(Kind::none, 0);
         const std::string seed = text.rfind("shuffled:", 0) == 0 ? text.substr(9) : "";
         if (!seed.empty() && seed.size() < 20 && seed.find_first_not_of("0123456789") == std::string::npos)
             return Order(Kind::shuffled, std::strtoull(seed.c_str(), nullptr, 10));
         throw std::invalid_argument("HIPCONV_SIMT_ORDER: got '" + text +
-                                    "', expected ascending, descending, shuffled or shuffled:SEED");
+                                    "', expected ascending, descending, shuffled, shuffled:SEED or none");
     }
+
+    // Whether threads run at all: if not, launches are only checked, whatever their size.
+    bool runs() const { return kind_ != Kind::none; }
 
     // The turns of `count` threads from one barrier to the next; a shuffled order is another one each time.
     const std::vector<int>& turns(int count) {
@@ -54,7 +58,7 @@ class Order {
     }
 
   private:
-    enum class Kind { ascending, descending, shuffled };
+    enum class Kind { ascending, descending, shuffled, none };
     Order(Kind kind, uint64_t seed) : kind_(kind), seed_(seed), state_(seed) {}
 
     uint64_t random() {  // splitmix64
