@@ -1,9 +1,9 @@
 """Every kernel through the GPU compilers, with no GPU: AMD machine code by clang, NVIDIA's by nvcc.
 
 For AMD, what stands in the built modules (rocm_build.py) must hold for every kernel on every architecture, by every clang: no scratch
-memory, no spilled register, no flat memory access, and no shift that leaks (amd_shifts.py). nvcc compiles the files that are tuned for its
-cards, each alone, to machine code. HIPCONV_TEST_ARCHS=all compiles everything for everything, the host's part for NVIDIA included. Compilers
-that are missing fail the test where CI=true and skip it elsewhere.
+memory, no spilled register, no flat memory access, and no shift that leaks (amd_shifts.py). nvcc compiles the files that are tuned for
+its cards, each alone, to machine code. HIPCONV_TEST_ARCHS=all compiles everything for everything, the host's part for NVIDIA included.
+Compilers that are missing fail the test where CI=true and skip it elsewhere.
 """
 
 from __future__ import annotations
