@@ -173,7 +173,7 @@ def test_orders_are_what_they_say(binaries: dict[str, Path]) -> None:
 def test_unknown_order_is_refused(binaries: dict[str, Path], order: str) -> None:
     done = run(binaries["wave64"], "halo", order)
     assert done.returncode == 2
-    expected = "expected ascending, descending, shuffled or shuffled:SEED"
+    expected = "expected ascending, descending, shuffled, shuffled:SEED or none"
     assert done.stdout == f"invalid argument: HIPCONV_SIMT_ORDER: got '{order}', {expected}\n"
 
 
@@ -389,7 +389,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Build the simt probes and run one of them; without a name, list them.")
     parser.add_argument("probe", nargs="?")
     parser.add_argument("--build", choices=BUILDS, default="wave64")
-    parser.add_argument("--order", default="ascending", help="ascending, descending, shuffled or shuffled:SEED")
+    parser.add_argument("--order", default="ascending", help="ascending, descending, shuffled, shuffled:SEED or none")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         binary = compile_probes(arguments.build, Path(directory))
