@@ -136,7 +136,13 @@ def launched(name, module):
         raised = f"{type(error).__name__}: {error}"
     else:
         raised = None
-    return {"raised": raised, "out_was_written": not all((tensor == 42).all() for tensor in (out, state, images))}
+    refused = None
+    if name == "copy":
+        try:
+            module.copy(out, torch.ones(2, 4, 9), 0)
+        except ValueError as error:
+            refused = str(error)
+    return {"raised": raised, "refused": refused, "out_was_written": not all((tensor == 42).all() for tensor in (out, state, images))}
 """
 
 
@@ -150,6 +156,7 @@ class Module(NamedTuple):
     commands: str  # ninja's
     loaded_again: bool  # from memory, when asked for once more
     raised: str | None  # by a launch, on a machine with no GPU
+    refused: str | None  # by copy, of tensors that do not fit
     out_was_written: bool
 
     def code(self, arch: str) -> CodeObject:
