@@ -56,6 +56,21 @@ def test_inductor_compiles_every_form() -> None:
     assert torch.allclose(ours, plain, atol=1e-5)
 
 
+def test_inductor_compiles_conv2d_of_any_size_with_weights_of_the_module_around_it() -> None:
+    weights = [torch.randn(4, 4, 3, 3, requires_grad=True) for _ in range(2)]
+
+    def layers(x: Tensor) -> Tensor:
+        y = hipconv.conv2d(x, weights[0], padding=1, padding_mode="circular", activation="silu")
+        return hipconv.conv2d(y, weights[1], padding=(1, 0, 2, 1))
+
+    compiled = torch.compile(layers, fullgraph=True, dynamic=True)
+    for size in (6, 9):
+        x = torch.randn(2, 4, size, size + 1, requires_grad=True)
+        leaves = [x, *weights]
+        ours, plain = (torch.autograd.grad(function(x).square().sum(), leaves) for function in (compiled, layers))
+        assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-3) for a, b in zip(ours, plain, strict=True))
+
+
 def decode(x: Tensor, weight: Tensor, pool: Tensor, indices: Tensor) -> Tensor:
     return serving.causal_conv1d_update(x * 2, pool, weight, None, "silu", indices) + 1
 

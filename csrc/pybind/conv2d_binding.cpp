@@ -196,14 +196,6 @@ void run(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, c
     launch(p, out, x, call, stream);
 }
 
-// The same past the dispatcher, or false or nothing if the dispatcher has something to do.
-bool run_directly(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
-                  const OptionalTensor& residual, const Call& call, int64_t stream) {
-    if (!dispatcher_adds_nothing({&out, &x, &weight, address_of(bias), address_of(residual)})) return false;
-    run(out, x, weight, bias, residual, call, stream);
-    return true;
-}
-
 // Into a new tensor; the caller knows that no gradient is wanted.
 at::Tensor run_new(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& optional_bias,
                    const OptionalTensor& optional_residual, const Call& call, int64_t stream) {
@@ -219,12 +211,6 @@ at::Tensor run_new(const at::Tensor& x, const at::Tensor& weight, const Optional
     if (residual) check_same_device({"residual", *residual}, {"x", x});
     launch(p, out, x, call, stream);
     return out;
-}
-
-std::optional<at::Tensor> run_new_directly(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
-                                           const OptionalTensor& residual, const Call& call, int64_t stream) {
-    if (!dispatcher_adds_nothing({&x, &weight, address_of(bias), address_of(residual)})) return std::nullopt;
-    return run_new(x, weight, bias, residual, call, stream);
 }
 
 // All that a call's preparation depends on but its plain arguments: equal for calls that are alike. Nothing if the tensors are
@@ -277,10 +263,9 @@ std::optional<std::vector<Ints>> tiles(const std::string& algorithm, const std::
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     py::class_<Call>(m, "Call").def(py::init(&make_call));
+    add_nothing_looks_on<true>(m);
     m.def("conv2d", &run_new);
-    m.def("conv2d_directly", &run_new_directly);
     m.def("conv2d_out", &run);
-    m.def("conv2d_out_directly", &run_directly);
     m.def("conv2d_key", &key);
     m.def("conv2d_refusal", &refusal);
     m.def("conv2d_workspace", &workspace_bytes);

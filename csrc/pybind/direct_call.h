@@ -10,6 +10,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <initializer_list>
@@ -22,22 +23,21 @@ TORCH_API bool hasCallbacks();  // of <ATen/record_function.h>, which takes 3 s 
 
 namespace hipconv {
 
-// Whether the dispatcher would go straight to the kernel of the tensors' device: no mode, functional transform, tracer, lazy
-// conjugate or wrapper of a tensor is on the way, and no profiler listens. Autograd and autocast do not count: for operators
-// that register nothing with them they do nothing. Overrides in Python (__torch_function__) are the caller's to ask for.
-inline bool dispatcher_adds_nothing(std::initializer_list<const at::Tensor*> tensors) {
-    c10::DispatchKeySet keys;
-    for (const at::Tensor* tensor : tensors)
-        if (tensor) keys = keys | tensor->key_set();
+// Whether the dispatcher would go straight to the kernel of the tensors' device, `keys` being the union of theirs: no mode,
+// functional transform, tracer, lazy negation or conjugate, tensor of zeros without memory, or wrapper of a tensor is on the way,
+// no forward-mode derivative is under way, and no profiler listens. Reverse-mode gradients do not count: who records them asks
+// for himself. Autocast counts for operators that have a kernel for it.
+inline bool dispatcher_adds_nothing(c10::DispatchKeySet keys, bool autocasts) {
     const auto thread = c10::impl::tls_local_dispatch_key_set();
     keys = (keys | thread.included_) - thread.excluded_;
-    keys = keys - c10::autograd_dispatch_keyset_with_ADInplaceOrView - c10::autocast_dispatch_keyset -
-           c10::DispatchKeySet(c10::DispatchKey::BackendSelect);
+    keys = keys - c10::autograd_dispatch_keyset_with_ADInplaceOrView - c10::DispatchKeySet(c10::DispatchKey::BackendSelect);
+    if (!autocasts) keys = keys - c10::autocast_dispatch_keyset;
     const c10::DispatchKey next = keys.highestPriorityTypeId();
-    return (next == c10::DispatchKey::CPU || next == c10::DispatchKey::CUDA) && !at::hasCallbacks();
+    return (next == c10::DispatchKey::CPU || next == c10::DispatchKey::CUDA) && !at::hasCallbacks() &&
+           !torch::autograd::ForwardADLevel::try_get_by_idx(0);
 }
 
-// Whether autograd has no part in a call: for operators that write into their arguments.
+// Whether reverse-mode autograd has no part in a call.
 inline bool nothing_to_record(std::initializer_list<const at::Tensor*> tensors) {
     if (!c10::GradMode::is_enabled()) return true;
     for (const at::Tensor* tensor : tensors)
@@ -72,8 +72,11 @@ inline int64_t current_stream(const at::Tensor& tensor) {
 }
 
 // Whether neither Python nor the dispatcher would do more than run the kernel.
-inline bool nothing_looks_on(std::initializer_list<const at::Tensor*> tensors) {
-    return !at::impl::torch_function_mode_enabled() && dispatcher_adds_nothing(tensors);
+inline bool nothing_looks_on(std::initializer_list<const at::Tensor*> tensors, bool autocasts = false) {
+    c10::DispatchKeySet keys;
+    for (const at::Tensor* tensor : tensors)
+        if (tensor) keys = keys | tensor->key_set();
+    return !at::impl::torch_function_mode_enabled() && dispatcher_adds_nothing(keys, autocasts);
 }
 
 // Python's objects as what they are; false if an object is something that only the way through the operator handles.
@@ -115,6 +118,21 @@ PyObject* with_python_errors(const Function& function) {
     return nullptr;
 }
 
+// The same of any number of Python's objects, tensors and None.
+template <bool autocasts>
+PyObject* nothing_looks_on(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+    return with_python_errors([&] {
+        c10::DispatchKeySet keys;
+        for (Py_ssize_t k = 0; k < count; ++k) {
+            at::Tensor tensor;
+            if (arguments[k] == Py_None) continue;
+            if (!read(arguments[k], tensor)) return Py_NewRef(Py_False);
+            keys = keys | tensor.key_set();
+        }
+        return Py_NewRef(!at::impl::torch_function_mode_enabled() && dispatcher_adds_nothing(keys, autocasts) ? Py_True : Py_False);
+    });
+}
+
 // Makes `function` of its arguments, an array of `count` objects, a function of the module. `name` must outlive the module.
 using DirectCall = PyObject* (*)(PyObject* module, PyObject* const* arguments, Py_ssize_t count);
 inline void add_direct_call(pybind11::module_& module, const char* name, DirectCall function) {
@@ -128,6 +146,12 @@ inline void add_direct_call(pybind11::module_& module, const char* name, DirectC
     const auto untyped = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
     auto* definitions = new PyMethodDef[2]{{name, untyped, METH_FASTCALL, nullptr}, {}};  // Python keeps the pointer
     if (PyModule_AddFunctions(module.ptr(), definitions) != 0) throw pybind11::error_already_set();
+}
+
+// Gives the module the question that `torch_ops.kernels_for` asks. `autocasts`: its operators have kernels for autocast.
+template <bool autocasts = false>
+void add_nothing_looks_on(pybind11::module_& module) {
+    add_direct_call(module, "nothing_looks_on", nothing_looks_on<autocasts>);
 }
 
 }  // namespace hipconv

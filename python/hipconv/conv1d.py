@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import torch_ops, training
+from . import torch_ops, training, transforms
 from ._arguments import require_optional_tensors, require_tensors
 
 
@@ -47,12 +47,13 @@ def causal_conv1d_fwd(
 
     Runs on the current stream of `x`'s device and does not wait for it. CPU tensors are computed before the call returns.
     """
-    kernels = torch_ops.kernels_for("causal_conv1d", x)
+    kernels = torch_ops.loaded_kernels("causal_conv1d", x)
     if kernels is not None and kernels.causal_conv1d_fwd_directly(out, x, weight, bias, use_silu, kernel):
         return
     if not isinstance(use_silu, bool):
         raise TypeError(f"use_silu: got {use_silu!r}, expected a bool")
     _require_tensors_and_kernel(kernel, bias, out=out, x=x, weight=weight)
+    torch_ops.refuse_derivatives(out=out, x=x, weight=weight, bias=bias)
     torch.ops.hipconv.causal_conv1d_fwd.default(out, x, weight, bias, use_silu, kernel_name=kernel)
 
 
@@ -79,18 +80,22 @@ def causal_conv1d(
 
     Raises:
         What `causal_conv1d_fwd` raises, but tensors that require grad are welcome here; only a named `kernel` is refused with them.
-        Gradients are deterministic, and cannot be differentiated again.
+
+    Gradients are deterministic and may be differentiated again; forward-mode derivatives, `torch.func` and `torch.vmap` are served.
+    Autocast leaves dtypes alone.
     """
     use_silu = uses_silu(activation)
-    kernels = torch_ops.kernels_for("causal_conv1d", x)
+    kernels = torch_ops.loaded_kernels("causal_conv1d", x)
     if kernels is not None:
         out = kernels.causal_conv1d_directly(x, weight, bias, use_silu, kernel)
         if out is not None:
             return out
     _require_tensors_and_kernel(kernel, bias, x=x, weight=weight)
-    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)):
+    derivative, transform = transforms.wants_derivative(x, weight, bias), transforms.in_torch_func()
+    if derivative or transform:
         if kernel != "auto":
-            raise ValueError(f"kernel: got '{kernel}' with tensors that require grad, expected 'auto', or torch.no_grad()")
+            where = "with tensors that require grad" if derivative else "within a transform of torch.func"
+            raise ValueError(f"kernel: got '{kernel}' {where}, expected 'auto'")
         return training.causal_conv1d_with_states(x, weight, bias, None, None, False, use_silu)[0]
     return torch.ops.hipconv.causal_conv1d.default(x, weight, bias, use_silu, kernel_name=kernel)
 

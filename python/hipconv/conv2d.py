@@ -55,7 +55,8 @@ def conv2d(
 
     Returns:
         (batch, out_channels, out height, out width), without batch if x has none, dense, in the layout of `x`. A gradient is recorded
-        where an input requires one: torch's own convolution backward, which may be differentiated again.
+        where an input requires one: torch's own convolution backward, which may be differentiated again. Forward-mode derivatives,
+        `torch.func` and `torch.vmap` are served. Autocast casts x, weight, bias and residual to its dtype, as for torch's own.
 
     Raises:
         TypeError: an argument of the wrong kind or dtype.

@@ -19,7 +19,19 @@ from . import conv2d_calls, conv2d_geometry, conv2d_router, targets
 from .conv2d_activations import ACTIVATIONS, ROUNDED_FIRST, gradient
 from .conv2d_calls import Request
 from .conv2d_geometry import Options
-from .torch_ops import _library, _refuse_gradients, kernels_for, stream
+from .torch_ops import _library, kernels_for, refuse_derivatives, stream
+from .transforms import (
+    SingleLevelFunction,
+    apply,
+    cast_by_autocast,
+    fold,
+    on_autograd_key,
+    on_vmap,
+    primals,
+    wants_derivative,
+    without_autocast,
+    write_through_negation,
+)
 
 _ARGUMENTS = (
     "Tensor x, Tensor weight, Tensor? bias, Tensor? residual, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, *, "
@@ -66,15 +78,14 @@ def run(
                 _calls.clear()
             call = _calls[alike] = conv2d_calls.prepared(*inputs, out, o, request)[1].call
         if out is None:
-            result = kernels.conv2d_directly(*inputs, call, stream(x))
-            if result is not None:
-                return result
-        elif kernels.conv2d_out_directly(out, *inputs, call, stream(x)):
-            return out
+            return kernels.conv2d(*inputs, call, stream(x))
+        kernels.conv2d_out(out, *inputs, call, stream(x))
+        return out
     geometry = (o.stride, o.padding, o.dilation, o.groups)
     choices = {"out_dtype": out_dtype, "algorithm": algorithm, "workspace_limit": workspace_limit}
     if out is None:
         return torch.ops.hipconv.conv2d.default(*inputs, *geometry, padding_mode=o.padding_mode, activation=o.activation, **choices)
+    refuse_derivatives(out=out, x=x, weight=weight, bias=bias, residual=residual)
     torch.ops.hipconv.conv2d_out.default(out, *inputs, *geometry, padding_mode=o.padding_mode, activation=o.activation, **choices)
     return out
 
@@ -97,8 +108,7 @@ def _conv2d_out(
     out, x, weight, bias, residual, stride, padding, dilation, groups, *, padding_mode="zeros", activation="none", out_dtype=None,
     algorithm="auto", workspace_limit=conv2d_router.WORKSPACE_LIMIT,
 ):  # fmt: skip
-    if torch.is_grad_enabled():
-        _refuse_gradients({"out": out, "x": x, "weight": weight, "bias": bias, "residual": residual})
+    refuse_derivatives(out=out, x=x, weight=weight, bias=bias, residual=residual)
     o = _options(stride, padding, dilation, groups, padding_mode, activation)
     into(out, x, weight, bias, residual, o, out_dtype, algorithm, workspace_limit)
 
@@ -149,6 +159,8 @@ def _fake(
 ):  # fmt: skip
     o = _options(stride, padding, dilation, groups, padding_mode, activation)
     conv2d_geometry.check_places(x, weight=weight, bias=bias, residual=residual, out=out)
+    for size in weight.shape[2:]:
+        int(size)  # where it is a symbol, this fixes it: inductor fails over results whose size has two of them
     shape = conv2d_geometry.check(x, weight, bias, residual, out, out_dtype, o)
     return conv2d_geometry.new_result(x, weight, shape, out_dtype)
 
@@ -193,36 +205,89 @@ def _by_torch(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor |
     return ACTIVATIONS[o.activation](result).to(dtype)
 
 
-# ---- autograd ----------------------------------------------------------------------------------------------------------------------
+# ---- derivatives -------------------------------------------------------------------------------------------------------------------
 
 
-def _keep(ctx: Any, inputs: Sequence[Any], keyword_only_inputs: dict[str, Any], output: Tensor) -> None:
-    x, weight, bias, residual, *geometry = inputs
-    stride, padding, dilation, groups = geometry
-    ctx.options = _options(stride, padding, dilation, groups, keyword_only_inputs["padding_mode"], keyword_only_inputs["activation"])
-    ctx.choices = {name: keyword_only_inputs[name] for name in ("algorithm", "workspace_limit")}
-    ctx.save_for_backward(x, weight, bias, residual, output)
+class _Conv2d(SingleLevelFunction):
+    @staticmethod
+    def forward(ctx, below, x, weight, bias, residual, geometry, choices):
+        ctx.options = _options(*geometry, choices["padding_mode"], choices["activation"])
+        ctx.choices = {name: choices[name] for name in ("algorithm", "workspace_limit")}
+        output = below(x, weight, bias, residual, *geometry, **choices)
+        ctx.save_for_backward(x, weight, bias, residual, output)
+        ctx.save_for_forward(x, weight, bias, residual, output)
+        return output
+
+    @staticmethod
+    def backward(ctx, dout):
+        return None, *_gradients(ctx, dout, ctx.needs_input_grad[1:5]), None, None
+
+    @staticmethod
+    def jvp(ctx, _below, tx, tweight, tbias, tresidual, *_):
+        """A convolution is linear in x, bias and residual, and in weight, bias and residual."""
+        with primals(*ctx.saved_tensors) as (x, weight, bias, residual, out):
+            tsum = tresidual
+            for convolved, filters in ((tx, weight), (x, tweight)):
+                if convolved is not None and filters is not None:
+                    tsum = _sums(ctx, convolved, filters, tbias, tsum)
+                    tbias = None
+            if tbias is not None:
+                tsum = tbias[:, None, None].float() + (0 if tsum is None else tsum)
+            before = functools.partial(_sums, ctx, x, weight, bias, residual)
+            return gradient(ctx.options.activation, tsum.expand(out.shape).to(torch.float32), out, before).to(out.dtype)
 
 
-def _gradients(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+def _sums(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, dtype: torch.dtype = torch.float32) -> Tensor:
+    """What the call sums up, of tensors in the place of its own; no autocast touches them."""
+    o: Options = ctx.options
+    with without_autocast():
+        return torch.ops.hipconv.conv2d.default(
+            x, weight, bias, residual, *o[:4], padding_mode=o.padding_mode, out_dtype=dtype, **ctx.choices
+        )
+
+
+def _gradients(ctx: Any, dout: Tensor, wanted: Sequence[bool]) -> tuple[Tensor | None, ...]:
     x, weight, bias, residual, out = ctx.saved_tensors
     o: Options = ctx.options
-    wants_x, wants_weight, wants_bias, wants_residual = ctx.needs_input_grad[:4]
-
-    def preactivation() -> Tensor:
-        return torch.ops.hipconv.conv2d(x, weight, bias, residual, *o[:4], padding_mode=o.padding_mode, out_dtype=dout.dtype, **ctx.choices)
-
-    dsum = gradient(o.activation, dout, out, preactivation)
+    wants_x, wants_weight, wants_bias, wants_residual = wanted
+    dsum = gradient(o.activation, dout, out, functools.partial(_sums, ctx, x, weight, bias, residual, dout.dtype))
     dx = dweight = None
     if wants_x or wants_weight:
-        padded, padding = _padded(x, o)
-        dx, dweight, _ = torch.ops.aten.convolution_backward(
-            dsum.to(x.dtype), padded, weight, None, o.stride, padding, o.dilation, False, (0, 0), o.groups, (wants_x, wants_weight, False)
-        )
-        if dx is not None and padded is not x:
-            dx = _unpadded(dx, x, o)
+        traced = type(dout) is not Tensor or torch._C._len_torch_dispatch_stack() > 0
+        by = torch.ops.hipconv.conv2d_bwd.default if traced and not torch.is_grad_enabled() else _convolution_backward
+        dx, dweight = by(dsum, x, weight, *o[:4], o.padding_mode, wants_x, wants_weight)
     dbias = dsum.sum((0, 2, 3), dtype=bias.dtype) if wants_bias else None
-    return dx, dweight, dbias, dsum.to(residual.dtype) if wants_residual else None, None, None, None, None
+    return dx if wants_x else None, dweight if wants_weight else None, dbias, dsum.to(residual.dtype) if wants_residual else None
+
+
+def _convolution_backward(dsum, x, weight, stride, padding, dilation, groups, padding_mode, wants_x, wants_weight):
+    """The gradients of x and weight, each None if it is not wanted: torch's own, differentiable."""
+    o = _options(stride, padding, dilation, groups, padding_mode, "none")
+    padded, both_sides = _padded(x, o)
+    dx, dweight, _ = torch.ops.aten.convolution_backward(
+        dsum.to(x.dtype), padded, weight, None, o.stride, both_sides, o.dilation, False, (0, 0), o.groups, (wants_x, wants_weight, False)
+    )
+    return dx if dx is None or padded is x else _unpadded(dx, x, o), dweight
+
+
+# For graphs: inductor cannot work out the strides of padded images whose sizes are symbols.
+_library.define(
+    "conv2d_bwd(Tensor dsum, Tensor x, Tensor weight, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, "
+    "str padding_mode, bool wants_x, bool wants_weight) -> (Tensor dx, Tensor dweight)"
+)
+
+
+@torch.library.impl(_library, "conv2d_bwd", "CompositeExplicitAutograd")
+def _conv2d_bwd(dsum, x, weight, *options):
+    with torch.no_grad():
+        gradients = _convolution_backward(dsum, x, weight, *options)
+        empty = _conv2d_bwd_fake(dsum, x, weight, *options)
+        return tuple(e if g is None else g if g.stride() == e.stride() else e.copy_(g) for g, e in zip(gradients, empty, strict=True))
+
+
+@torch.library.register_fake("hipconv::conv2d_bwd", lib=_library)
+def _conv2d_bwd_fake(dsum, x, weight, stride, padding, dilation, groups, padding_mode, wants_x, wants_weight):
+    return torch.empty_like(x) if wants_x else x.new_empty(0), torch.empty_like(weight) if wants_weight else x.new_empty(0)
 
 
 def _unpadded(dpadded: Tensor, x: Tensor, o: Options) -> Tensor:
@@ -243,4 +308,33 @@ def _unpadded(dpadded: Tensor, x: Tensor, o: Options) -> Tensor:
     return dpadded
 
 
-torch.library.register_autograd("hipconv::conv2d", _gradients, setup_context=_keep, lib=_library)
+def _on_autograd(below, x, weight, bias, residual, *geometry, **choices):
+    if not wants_derivative(x, weight, bias, residual):
+        return below(x, weight, bias, residual, *geometry, **choices)
+    # The dispatcher leaves out what equals its default.
+    return apply(_Conv2d, below, x, weight, bias, residual, geometry, {**_DEFAULTS, **choices})
+
+
+_DEFAULTS = {a.name: a.default_value for a in torch.ops.hipconv.conv2d.default._schema.arguments if a.kwarg_only}
+on_autograd_key(_library, "conv2d", _on_autograd)
+
+
+# ---- vmap, autocast, lazy negation -------------------------------------------------------------------------------------------------
+
+
+def _on_vmap(size, in_dims, x, weight, bias, residual, stride, padding, dilation, groups, **choices):
+    same_filters = in_dims[1] is None and in_dims[2] is None
+    if same_filters:
+        folded = fold(x, in_dims[0], size, 0), weight, bias, fold(residual, in_dims[3], size, 0)
+    else:  # one group, or set of groups, for each
+        folded = tuple(fold(t, dim, size, into) for t, dim, into in zip((x, weight, bias, residual), in_dims, (1, 0, 0, 1), strict=False))
+        groups = groups * size
+    result = torch.ops.hipconv.conv2d.default(*folded, stride, padding, dilation, groups, **choices)
+    into = 0 if same_filters else 1
+    return result.unflatten(into, (size, result.shape[into] // size)), into
+
+
+on_vmap(_library, "conv2d", _on_vmap)
+cast_by_autocast(_library, "conv2d", ("x", "weight", "bias", "residual"))
+cast_by_autocast(_library, "conv2d_out", ("x", "weight", "bias", "residual"))
+write_through_negation(_library, "conv2d_out")

@@ -15,9 +15,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
-from torch.overrides import has_torch_function_variadic
 
-from . import jit, targets
+from . import jit, targets, transforms
 
 _library = torch.library.Library("hipconv", "DEF")
 
@@ -32,6 +31,7 @@ _library.define("causal_conv1d(Tensor x, Tensor weight, Tensor? bias=None, bool 
 def _causal_conv1d_fwd(
     out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, use_silu: bool = False, *, kernel_name: str = "auto"
 ):
+    refuse_derivatives(out=out, x=x, weight=weight, bias=bias)
     module = jit.module("causal_conv1d", targets.of(x.device))
     module.causal_conv1d_fwd(out, x, weight, bias, use_silu, kernel_name, stream(x))
 
@@ -66,22 +66,34 @@ def stream(tensor: Tensor) -> int:
 
 
 def kernels_for(name: str, x: Tensor, *others: Tensor | None) -> ModuleType | None:
-    """The module `name` for x's device, if it is loaded and nothing in Python looks on; else None.
+    """The module `name` for x's device, if it is loaded and nobody looks on, neither in Python nor on the dispatcher's way; else None."""
+    kernels = loaded_kernels(name, x)
+    return kernels if kernels is not None and kernels.nothing_looks_on(x, *others) else None
 
-    Its functions named ``*_directly`` ask the rest of the question, of torch's dispatcher, and do nothing if it has something to do.
-    (Those of the module causal_conv1d ask for Python too.)
+
+def loaded_kernels(name: str, x: Tensor) -> ModuleType | None:
+    """The module `name` for x's device, if it is loaded. Its functions named ``*_directly`` ask for themselves who looks on, and do
+    nothing then.
     """
-    if type(x) is not Tensor or is_dynamo_compiling() or (others and has_torch_function_variadic(x, *others)):
-        return None
-    return jit.loaded(name, x)
+    return None if type(x) is not Tensor or is_dynamo_compiling() else jit.loaded(name, x)
 
 
-def _refuse_gradients(tensors: dict[str, Tensor | None]) -> None:
+def refuse_derivatives(**tensors: Tensor | None) -> None:
+    """For a form that writes: no derivative that a caller waits for gets lost. (An operator of such a form asks this for those who call
+    it directly; torch.func's tensors it does not get to see.)
+    """
     for name, tensor in tensors.items():
-        if tensor is not None and tensor.requires_grad:
+        if not isinstance(tensor, Tensor):
+            continue
+        if torch.is_grad_enabled() and tensor.requires_grad:
             raise ValueError(
                 f"{name}: got a tensor that requires grad, expected none while grad mode is on: this form writes into `out` and "
                 "records no gradient. Call it under torch.no_grad(), or pass detached tensors."
+            )
+        if transforms.tangent_of(tensor) is not None:
+            raise ValueError(
+                f"{name}: got a dual tensor, expected none: this form writes into `out` and has no forward-mode derivative. "
+                "Pass the primal, `torch.autograd.forward_ad.unpack_dual(tensor).primal`."
             )
 
 
@@ -122,8 +134,7 @@ def _update(
     only_check=False,
 ):  # fmt: skip
     """`only_check`: raise what is wrong with the call, and do nothing."""
-    if torch.is_grad_enabled():
-        _refuse_gradients({"out": outs[0], "x": x, "conv_state": conv_state, "weight": weight, "bias": bias})
+    refuse_derivatives(out=outs[0], x=x, conv_state=conv_state, weight=weight, bias=bias)
     jit.module("causal_conv1d_update", targets.of(x.device)).causal_conv1d_update(
         outs, x, conv_state, weight, bias, use_silu, conv_state_indices, conv_state_indices_in, num_accepted_tokens, query_start_loc,
         max_query_len, pad_slot_id, block_idx_last_scheduled_token, initial_state_idx, cache_seqlens, intermediate_conv_window,
@@ -153,7 +164,10 @@ def update_directly(
     `tensors` the options that are tensors, in the order of `_update`.
     """
     kernels = kernels_for("causal_conv1d_update", *inputs, *outs, *tensors)
-    return kernels is not None and kernels.causal_conv1d_update_directly(
+    if kernels is None:
+        refuse_derivatives(out=outs[0], **dict(zip(("x", "conv_state", "weight", "bias"), inputs, strict=True)))
+        return False
+    return kernels.causal_conv1d_update_directly(
         outs, *inputs, use_silu, *tensors[:4], max_query_len, pad_slot_id, *tensors[4:], state_at_end, zero_padding, kernel,
         stream(inputs[0]),
     )  # fmt: skip
@@ -223,8 +237,7 @@ def _varlen(
     only_check: bool = False,
 ) -> bool:
     """False, and nothing is done, if the output is x and no kernel serves that. `only_check`: raise what is wrong with the call."""
-    if torch.is_grad_enabled():
-        _refuse_gradients({"out": outputs[0], "conv_states": conv_states, "x": x, "weight": weight, "bias": bias})
+    refuse_derivatives(out=outputs[0], conv_states=conv_states, x=x, weight=weight, bias=bias)
     module = jit.module("causal_conv1d_varlen", targets.of(x.device))
     return module.causal_conv1d_varlen(
         outputs,
@@ -289,10 +302,22 @@ def varlen_directly(
 ) -> bool:
     """`_varlen` without the operator in front, or False if that has something to do. `options` are from `cache_indices` on."""
     kernels = kernels_for("causal_conv1d_varlen", *inputs, conv_states, query_start_loc, *outputs, *options[:7])
-    return kernels is not None and kernels.causal_conv1d_varlen_directly(
+    if kernels is None:
+        x, weight, bias = inputs
+        refuse_derivatives(out=outputs[0], conv_states=conv_states, x=x, weight=weight, bias=bias)
+        return False
+    return kernels.causal_conv1d_varlen_directly(
         outputs, *inputs, conv_states, query_start_loc, *options, "zero" if zero_padding else "leave", kernel, tile, stream(inputs[0])
     )
 
 
 for _operator in ("causal_conv1d_varlen", "causal_conv1d_varlen_split"):
     torch.library.register_fake(f"hipconv::{_operator}", _fake_of(_operator), lib=_library)
+
+for _operator in (
+    "causal_conv1d_fwd", "causal_conv1d", "causal_conv1d_update", "causal_conv1d_update_split_qkv", "causal_conv1d_varlen",
+    "causal_conv1d_varlen_split",
+):  # fmt: skip
+    transforms.untouched_by_autocast(_library, _operator)
+    if _operator != "causal_conv1d":
+        transforms.write_through_negation(_library, _operator)

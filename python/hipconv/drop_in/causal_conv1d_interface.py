@@ -62,8 +62,10 @@ def causal_conv1d_fn(
         RuntimeError (a ValueError or a TypeError too): an argument that does not fit. Nothing is written then.
         hipconv.errors.JitError: the kernels had to be built and could not be.
 
-    Gradients of x, weight, bias and initial_states, and through the final states, are deterministic. They cannot be differentiated
-    again. Runs on the current stream of `x`'s device and does not wait for it.
+    Gradients of x, weight, bias and initial_states, and through the final states, are deterministic and may be differentiated again;
+    forward-mode derivatives, `torch.func` and `torch.vmap` are served. Autocast leaves dtypes alone.
+
+    Runs on the current stream of `x`'s device and does not wait for it.
     """
     use_silu = silu_of(activation)
     try:
