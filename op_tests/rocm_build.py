@@ -28,7 +28,7 @@ CLANGS = {  # version: what it compiles for; one card of CDNA and one of RDNA in
     19: tuple(arch for arch in AMD_ARCHS if knows(19, arch)) if EVERYTHING else ("gfx942", "gfx1100"),
     22: tuple(AMD_ARCHS) if EVERYTHING else ("gfx950", "gfx1201"),
 }
-LINKED_ONLY = 15  # hipcc's own clang checks the kernels and compiles the host's part alone: modules that link, import and refuse
+LINKED_ONLY = 15  # hipcc's own clang compiles the host's part alone: modules that link, import and refuse
 NAMED = "gfx90a"  # what torch is told; the compiler's script puts the clang's architectures in its place
 DIALECT = "-std=c++17"  # torch's up to 2.9; with later torch's, C++20, clang 19 does not get along with precompiled headers of HIP
 
@@ -60,8 +60,6 @@ if "-c" in words:
     words += [word for name in passes for word in (name, f"-include{{headers}}/{{name}}.h")]
     words[:0] = ["-x", "hip"]
     if nothing := os.environ.get("REHEARSED_NOTHING"):
-        device = [word for word in words if word not in ("-c", "-o", words[words.index("-o") + 1])]
-        subprocess.run([*compiler, *device, "--cuda-device-only", "-fsyntax-only"], check=True)
         words += ["--cuda-host-only", "-Xclang", "-fcuda-include-gpubinary", "-Xclang", nothing]
 os.execvp(compiler[0], [*compiler, *words])
 """

@@ -61,12 +61,12 @@ def test_all_kernel_files_belong_to_a_module() -> None:
 
 
 # What nvcc compiles in every run: files whose names begin so. HIPCONV_TEST_ARCHS=all compiles all.
-ONLY_FOR_NVIDIA = ("causal_conv1d_varlen_walk", "conv2d_relaid", "conv2d_warpgroup_gemm")
+ONLY_FOR_NVIDIA = ("conv2d_warpgroup_gemm",)
 
 FOR_NVIDIA = ("-arch=sm_90a", "-DHIPCONV_EARLY_LAUNCHES", "-std=c++17")
 
 # Of these also the host's part, as g++ reads it, in half of the time of each: what launches them is not what simt has.
-WITH_HOST_PART = ("conv2d_relaid.cu", "conv2d_warpgroup_gemm.cu")
+WITH_HOST_PART = ("conv2d_warpgroup_gemm.cu",)
 
 
 FOR_NVCC = [source for source in KERNELS if EVERYTHING or source.name.startswith(ONLY_FOR_NVIDIA)]

@@ -65,25 +65,16 @@ def sanitized(library: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *command], env=variables, capture_output=True, text=True, check=False, cwd=ROOT)
 
 
-# On the CPU, test_guard_pages.py finds most of what these do, in every run.
-NIGHTLY = (
-    [
-        ("causal_conv1d_varlen", "cpu", "reference or strides or boundary or nowhere or outside or in_place or split"),
-        ("causal_conv1d_update", "cpu", "random or outside or look_aligned or columns or drafts or short_rows or grid_dimension"),
-    ]
-    if EVERYTHING
-    else []
-)
+NIGHTLY = [  # in every run, test_guard_pages.py finds most of what these do on the CPU, and the probes of test_simt.py run sanitized
+    ("causal_conv1d", "simt-wave64", "not descending and not opcheck and not compiles"),
+    ("causal_conv1d_varlen", "cpu", "reference or strides or boundary or nowhere or outside or in_place or split"),
+    ("causal_conv1d_update", "cpu", "random or outside or look_aligned or columns or drafts or short_rows or grid_dimension"),
+]
 
 
+@pytest.mark.skipif(not EVERYTHING, reason="runs with HIPCONV_TEST_ARCHS=all")
 @pytest.mark.skipif(shutil.which(CXX) is None, reason=f"no {CXX}")
-@pytest.mark.parametrize(
-    ("module", "way", "selected"),
-    [
-        ("causal_conv1d", "simt-wave64", "not descending and not opcheck and not compiles"),
-        *NIGHTLY,
-    ],
-)
+@pytest.mark.parametrize(("module", "way", "selected"), NIGHTLY)
 def test_the_op_tests_pass_under_the_sanitizers(tmp_path: Path, module: str, way: str, selected: str) -> None:
     library = tmp_path / "kernels.so"
     with environment(**WAYS[way]):
