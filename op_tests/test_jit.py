@@ -241,23 +241,59 @@ def test_the_key_holds_all_that_the_library_depends_on(warm: Probe) -> None:
     assert warm.python(script) == "7 7\n"
 
 
-@pytest.mark.parametrize("damage", ["truncated", "overwritten", "gone", "meta.json cut", "meta.json not an object"])
-def test_a_damaged_artefact_is_built_again(warm: Probe, damage: str) -> None:
-    (artefact,) = warm.artefacts()
+def damage(artefact: Path, how: str) -> None:
     (library,), meta = artefact.glob("*.so"), artefact / "meta.json"
-    if damage == "truncated":
-        os.truncate(library, library.stat().st_size // 2)  # mapping it would end the process
-    elif damage == "overwritten":
-        library.write_bytes(bytes(library.stat().st_size))
-    elif damage == "gone":
+    content = library.read_bytes()
+    if how == "truncated":
+        os.truncate(library, len(content) // 2)  # mapping it would end the process
+    elif how == "zeros in the middle":
+        with library.open("r+b") as file:  # and so would this
+            file.seek(len(content) // 4)
+            file.write(bytes(len(content) // 2))
+    elif how == "one bit":  # of the name of the module's function: it imports, and lacks that function
+        assert content.count(b"\0answer\0") == 1
+        library.write_bytes(content.replace(b"\0answer\0", b"\0answes\0"))
+    elif how == "library gone":
         library.unlink()
-    elif damage == "meta.json cut":
+    elif how == "meta.json cut":
         os.truncate(meta, 20)
+    elif how == "meta.json of an earlier version":
+        meta.write_text(json.dumps({key: value for key, value in json.loads(meta.read_text()).items() if key != "sha256"}))
     else:
         meta.write_text("[]")
+
+
+@pytest.mark.parametrize(
+    "how", ["truncated", "zeros in the middle", "one bit", "library gone", "meta.json cut", "meta.json of an earlier version", "no record"]
+)
+def test_a_damaged_artefact_is_not_found(warm: Probe, how: str) -> None:
+    (artefact,) = warm.artefacts()
+    assert cache.read(artefact)
+    damage(artefact, how)
+    assert cache.read(artefact) is None
+
+
+def test_a_damaged_artefact_is_built_again(warm: Probe) -> None:
+    damage(*warm.artefacts(), "one bit")
     assert warm.python(ANSWER) == "42\n"
     assert warm.builds() == 1
     assert warm.python(ANSWER, HIPCONV_JIT="0") == "42\n"
+
+
+def test_an_artefact_that_is_replaced_while_it_is_read_is_read_again(warm: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
+    (artefact,) = warm.artefacts()
+    shutil.copytree(artefact, artefact.with_name("next"))
+    damage(artefact, "one bit")
+    read = cache._sha256
+
+    def replaced_by_another_process(file):
+        if artefact.with_name("next").exists():
+            artefact.rename(artefact.with_name("previous"))
+            artefact.with_name("next").rename(artefact)
+        return read(file)
+
+    monkeypatch.setattr(cache, "_sha256", replaced_by_another_process)
+    assert cache.read(artefact)
 
 
 # ---- the warm path -------------------------------------------------------------------------------------------------------------

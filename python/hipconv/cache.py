@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 import contextlib
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -16,11 +17,12 @@ import re
 import shutil
 import stat
 import tempfile
-from typing import NamedTuple
+from typing import IO, NamedTuple
 import warnings
 
 from .errors import CacheUnwritable
 
+_RECORDED = {"module", "target", "name", "library", "library_bytes", "sha256", "seconds"}
 _ARTEFACT_NAME = re.compile(r"(?P<module>\w+)-(rocm|cuda|cpu|simt)-\w+-[0-9a-f]{16}-[0-9a-f]{8}")
 
 
@@ -124,14 +126,48 @@ def find(name: str, compiler: str | None) -> Artefact | None:
 
 
 def read(directory: Path) -> Artefact | None:
-    """The artefact in `directory`, if it is whole: a library shorter than its record would crash the process that maps it."""
+    """The artefact in `directory`, if it is whole to the last byte: a damaged library crashes the process, or computes nonsense.
+
+    It is not written to once it is published, only replaced as a whole: what is read here is what an import finds next.
+    """
+    while True:
+        try:
+            place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            meta = _meta_of_whole_artefact(place)
+            if os.path.samestat(os.fstat(place), os.stat(directory)):
+                return meta and Artefact(directory, meta)
+        except OSError:
+            return None
+        finally:
+            os.close(place)
+        # Another process has replaced it meanwhile: read that one.
+
+
+def _meta_of_whole_artefact(place: int) -> dict | None:
+    """meta.json in the directory that is open as `place`, if the library beside it is what that records."""
+
+    def content_of(name: str) -> IO[bytes]:
+        return open(name, "rb", opener=lambda name, flags: os.open(name, flags, dir_fd=place))
+
     try:
-        meta = json.loads((directory / "meta.json").read_text())
-        if (directory / meta["library"]).stat().st_size == meta["library_bytes"]:
-            return Artefact(directory, meta)
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    return None
+        with content_of("meta.json") as file:
+            meta = json.load(file)
+        if not isinstance(meta, dict) or not meta.keys() >= _RECORDED:  # a hash is missing from those of earlier versions
+            return None
+        with content_of(meta["library"]) as file:
+            return meta if _sha256(file) == meta["sha256"] else None
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _sha256(file: IO[bytes]) -> str:
+    total = hashlib.sha256()  # the fastest in hashlib on processors with instructions for it: 0.7 ms a megabyte
+    while block := file.read(1 << 20):
+        total.update(block)
+    return total.hexdigest()
 
 
 def _listing(root: Path, pattern: str) -> list[Path]:
@@ -209,7 +245,7 @@ def publish(staged: Path, name: str, meta: dict) -> Artefact:
     library = staged / meta["library"]
     with library.open("rb") as file:
         os.fsync(file.fileno())  # after a power cut, either no artefact or a whole one
-    meta = {**meta, "library_bytes": library.stat().st_size}
+        meta = {**meta, "library_bytes": os.fstat(file.fileno()).st_size, "sha256": _sha256(file)}
     (staged / "meta.json").write_text(json.dumps(meta, indent=1) + "\n")
     mask = os.umask(0)
     os.umask(mask)
