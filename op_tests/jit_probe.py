@@ -74,6 +74,15 @@ import ctypes
 assert ctypes.CDLL(None).capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()) == 0
 """
 
+# Makes somebody else the owner of a file or directory: root gives it away, anybody else goes by another name from here on.
+GIVE_AWAY = """
+def give_away(place):
+    if os.geteuid() == 0:
+        os.chown(place, 12345, 12345)
+    else:
+        os.geteuid = lambda: 12345
+"""
+
 
 def code(*parts: str) -> str:
     return "\n".join(textwrap.dedent(part) for part in parts)

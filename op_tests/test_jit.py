@@ -16,7 +16,7 @@ import shutil
 import signal
 import time
 
-from jit_probe import ANSWER, FILES, IMPORTS, ROOT, UNPRIVILEGED, Probe, code, tree_hash, wait_until, write_compiler
+from jit_probe import ANSWER, FILES, GIVE_AWAY, IMPORTS, ROOT, UNPRIVILEGED, Probe, code, tree_hash, wait_until, write_compiler
 import pytest
 
 import common  # noqa: F401  makes an uninstalled hipconv importable
@@ -274,7 +274,8 @@ def test_a_damaged_artefact_is_not_found(warm: Probe, how: str) -> None:
 
 
 def test_a_damaged_artefact_is_built_again(warm: Probe) -> None:
-    damage(*warm.artefacts(), "one bit")
+    (artefact,) = warm.artefacts()
+    damage(artefact, "one bit")
     assert warm.python(ANSWER) == "42\n"
     assert warm.builds() == 1
     assert warm.python(ANSWER, HIPCONV_JIT="0") == "42\n"
@@ -569,16 +570,92 @@ def test_a_temporary_directory_that_others_can_write_is_never_used(warm: Probe) 
             except (errors.BuildDisabled, errors.CacheUnwritable) as error:
                 reached.append(type(error).__name__)
         print(*reached)
-    for mode in (0o777, 0o770, 0o700):
+    for mode in (0o777, 0o1777, 0o700):
         root.chmod(mode)
         attempt()
-    owner, os.getuid = os.getuid(), lambda: 12345  # somebody else's now
-    root.rename(root.with_name("hipconv-12345"))
+    give_away(root)
+    root.rename(root.with_name(f"hipconv-{os.geteuid()}"))
     attempt()
     """
-    done = warm.script(script, FOREIGN=str(warm.cache))
+    done = warm.script(GIVE_AWAY, script, FOREIGN=str(warm.cache))
     refused = "BuildDisabled CacheUnwritable\n"
     assert done.stdout == refused + refused + "used\n" + refused, done.stderr
+
+
+def test_a_named_cache_that_others_can_write_is_an_error_unless_vouched_for(warm: Probe) -> None:
+    script = """
+    root = next(cache.roots())
+    (artefact,) = root.glob("probe-*")
+    (library,) = artefact.glob("*.so")
+    def attempt(what, trust=None):
+        jit._loaded.clear()
+        os.environ.pop("HIPCONV_TRUST_CACHE", None) if trust is None else os.environ.update(HIPCONV_TRUST_CACHE=trust)
+        try:
+            print(what, jit.module("probe", CPU).answer())
+        except (errors.CacheUntrusted, ValueError) as error:
+            print(what, type(error).__name__, error)
+    for place in (root, library, artefact, artefact / "meta.json", root.parent):
+        mode = place.stat().st_mode
+        place.chmod(mode | 0o002)
+        attempt(place)
+        attempt(place, "0")
+        attempt(place, "1")
+        place.chmod(mode)
+        attempt(place)
+    attempt("typo", "yes")
+    give_away(artefact)
+    attempt(artefact)
+    """
+    *said, mistyped, others = warm.python(GIVE_AWAY, script).splitlines()
+    assert len(said) == 4 * 5
+    for refused, refused_too, trusted, mended in zip(*[iter(said)] * 4, strict=True):
+        place = trusted.removesuffix(" 42")
+        assert trusted == mended == f"{place} 42" and refused == refused_too
+        assert refused.startswith(f"{place} CacheUntrusted HIPCONV_CACHE_DIR: got {warm.cache}, from which no code is loaded")
+        assert f"everybody may write to {place}" in refused and "HIPCONV_TRUST_CACHE=1" in refused
+    assert mistyped == "typo ValueError HIPCONV_TRUST_CACHE: got 'yes', expected 0 or 1"
+    assert "CacheUntrusted" in others and "belongs to" in others
+    assert warm.builds() == 0
+
+
+def test_a_home_cache_that_others_can_write_is_passed_over_with_a_line(warm: Probe) -> None:
+    """Root may have the home of another user, and a container one that everybody writes to."""
+    script = """
+    import shutil, warnings
+    home = Path(os.environ["HOME"], ".cache/hipconv")
+    shutil.move(os.environ.pop("HIPCONV_CACHE_DIR"), home)
+    def attempt():
+        with warnings.catch_warnings(record=True) as said:
+            try:
+                jit.module("probe", CPU)
+            except errors.BuildDisabled as error:
+                print(type(error).__name__, cache.writable_root(), *(warning.message for warning in said))
+    home.parent.chmod(0o777)
+    attempt()
+    home.parent.chmod(0o755)
+    give_away(home)
+    attempt()
+    """
+    for line in warm.python(GIVE_AWAY, script, HIPCONV_JIT="0").splitlines():
+        refusal, instead, said = line.split(" ", 2)
+        assert refusal == "BuildDisabled" and instead.startswith(f"{warm.temporary}/hipconv-")
+        assert said.count("hipconv passes over") == 1 and said.count("HIPCONV_CACHE_DIR") == 1
+
+
+def test_what_hipconv_makes_is_for_nobody_else_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mask = os.umask(0)
+    try:
+        root = tmp_path / "new" / "cache"
+        assert cache.why_unusable(root) is None
+        assert [place.stat().st_mode & 0o777 for place in (root, root.parent)] == [0o700, 0o700]
+        with cache.staging(root, "probe") as staged:
+            (staged / "a.so").touch(0o777)
+            meta = {"library": "a.so", "name": "a", "module": "probe", "target": [], "seconds": 1}
+            artefact = cache.publish(staged, "probe", meta)
+        assert [place.stat().st_mode & 0o777 for place in (artefact.directory, artefact.library)] == [0o755, 0o755]
+        assert cache.read(artefact.directory) == artefact
+    finally:
+        os.umask(mask)
 
 
 def test_a_temporary_directory_made_by_others_at_the_last_moment_is_not_used(probe: Probe) -> None:

@@ -14,9 +14,9 @@ from . import __version__, cache, conv1d, jit, reference, registry, targets
 from .errors import JitError
 
 _VARIABLES = (
-    "HIPCONV_CACHE_DIR", "HIPCONV_JIT", "HIPCONV_VERBOSE", "HIPCONV_EXTRA_FLAGS", "HIPCONV_BACKEND", "HIPCONV_SIMT_WAVE",
-    "HIPCONV_SIMT_ORDER", "HIPCONV_SIMT_MMA", "HIPCONV_CONV1D_KERNEL", "HIPCONV_CONV1D_BWD_KERNEL", "HIPCONV_CONV2D_ALGORITHM",
-    "HIPCONV_VARLEN_KERNEL", "HIPCONV_VARLEN_TILE", "CXX", "CUDA_HOME", "ROCM_HOME", "MAX_JOBS",
+    "HIPCONV_CACHE_DIR", "HIPCONV_TRUST_CACHE", "HIPCONV_JIT", "HIPCONV_VERBOSE", "HIPCONV_EXTRA_FLAGS", "HIPCONV_BACKEND",
+    "HIPCONV_SIMT_WAVE", "HIPCONV_SIMT_ORDER", "HIPCONV_SIMT_MMA", "HIPCONV_CONV1D_KERNEL", "HIPCONV_CONV1D_BWD_KERNEL",
+    "HIPCONV_CONV2D_ALGORITHM", "HIPCONV_VARLEN_KERNEL", "HIPCONV_VARLEN_TILE", "CXX", "CUDA_HOME", "ROCM_HOME", "MAX_JOBS",
 )  # fmt: skip
 
 
@@ -34,7 +34,7 @@ def env() -> None:
         for name, place in targets.compilers(backend).items():
             print(f"compiler  {name} for {backend}: {_version(str(place)) if place else 'not found'}")
     for root in cache.roots():
-        print(f"cache     {root}: {cache.why_unwritable(root) or 'writable'}")
+        print(f"cache     {root}: {cache.why_unusable(root) or 'writable'}")
     for name in _VARIABLES:
         if name in os.environ:
             print(f"variable  {name}={os.environ[name]}")

@@ -15,15 +15,16 @@ import os
 from pathlib import Path
 import re
 import shutil
-import stat
 import tempfile
 from typing import IO, NamedTuple
 import warnings
 
-from .errors import CacheUnwritable
+from . import _trust
+from ._variables import switch
+from .errors import CacheUntrusted, CacheUnwritable
 
 _RECORDED = {"module", "target", "name", "library", "library_bytes", "sha256", "seconds"}
-_ARTEFACT_NAME = re.compile(r"(?P<module>\w+)-(rocm|cuda|cpu|simt)-\w+-[0-9a-f]{16}-[0-9a-f]{8}")
+_ARTEFACT_NAME = re.compile(r"(?P<module>\w+)-(rocm|cuda|cpu|simt)-[\w-]+-[0-9a-f]{16}-[0-9a-f]{8}")
 
 
 class Artefact(NamedTuple):
@@ -49,8 +50,8 @@ def roots() -> Iterator[Path]:
 
 
 def _lasting_root() -> Path | None:
-    if chosen := os.environ.get("HIPCONV_CACHE_DIR"):
-        return Path(chosen).absolute()
+    if named := _named_root():
+        return named
     if (xdg := os.environ.get("XDG_CACHE_HOME", "")).startswith("/"):
         return Path(xdg, "hipconv")
     if (home := os.path.expanduser("~")).startswith("/"):
@@ -58,46 +59,90 @@ def _lasting_root() -> Path | None:
     return None  # a user without a home
 
 
+def _named_root() -> Path | None:
+    chosen = os.environ.get("HIPCONV_CACHE_DIR")
+    return Path(chosen).absolute() if chosen else None
+
+
 def _temporary_root() -> Path | None:
     try:
-        return Path(tempfile.gettempdir(), f"hipconv-{os.getuid()}")
+        return Path(tempfile.gettempdir(), f"hipconv-{os.geteuid()}")
     except OSError:  # no temporary directory at all
         return None
 
 
-def _trusted(root: Path) -> bool:
-    """Whether to use what is in `root`: the temporary one must be ours alone, as any user may have made it and put code there.
+# ---- trust ---------------------------------------------------------------------------------------------------------------------
 
-    To be asked of a directory that exists: one that is ours cannot be exchanged, one that does not exist can be made by others.
+
+def objection(root: Path, place: Path) -> str | None:
+    """Why what is at `place`, which is `root` or below it, is not to be loaded: others than this user and root could have put it there.
+
+    HIPCONV_TRUST_CACHE=1 vouches for HIPCONV_CACHE_DIR. To be asked again of a directory that was made meanwhile, perhaps by others.
     """
-    if root != _temporary_root():
+    if root == _named_root() and switch("TRUST_CACHE", False):
+        return None
+    return _trust.objection(place)
+
+
+def _refuse_if_named(root: Path, reason: str) -> None:
+    """An error where the user has asked for `root` by name, and would look there in vain for what is built elsewhere."""
+    if root == _named_root():
+        raise CacheUntrusted(
+            f"HIPCONV_CACHE_DIR: got {root}, from which no code is loaded because others could have put it there: {reason}. Expected a "
+            "directory that this user or root owns, in directories that they own, and which nobody else may write to (`chmod go-w`, "
+            "`chown`). Set HIPCONV_TRUST_CACHE=1 to use it nevertheless, if you trust all who can write there."
+        )
+
+
+def _trusted(root: Path) -> bool:
+    """Whether to use what is in `root`; says so where a user would expect it."""
+    reason = objection(root, root)
+    if reason is None:
         return True
-    try:
-        info = root.lstat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not info.st_mode & 0o022
+    _refuse_if_named(root, reason)
+    if root == _lasting_root():
+        warnings.warn(
+            f"hipconv passes over its cache {root}, where others could have put code: {reason}. Mend that with `chmod` or `chown`, or set "
+            "HIPCONV_CACHE_DIR to a directory of this user's own that lasts.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return False
 
 
-def why_unwritable(root: Path) -> str | None:
-    """None if files can be made under `root` (which is created), else the reason."""
+# ---- a place to write to -------------------------------------------------------------------------------------------------------
+
+
+def why_unusable(root: Path) -> str | None:
+    """None if files can be made under `root` (which is created, for this user alone) and can be trusted there, else the reason."""
     try:
-        root.mkdir(parents=True, exist_ok=True, mode=0o700 if root == _temporary_root() else 0o777)
-        if not _trusted(root):
-            return "another user may write to it"
+        if reason := objection(root, root):
+            return reason
+        _make_private(root)
+        if reason := objection(root, root):
+            return reason
         with tempfile.TemporaryFile(dir=root):
             return None
     except OSError as error:
         return error.strerror or str(error)
 
 
+def _make_private(directory: Path) -> None:
+    """Make `directory` and those that lead to it, as far as they are missing."""
+    if not directory.is_dir():
+        _make_private(directory.parent)
+        with contextlib.suppress(FileExistsError):  # by another process, or it is a file, as its next use shows
+            directory.mkdir(mode=0o700)
+
+
 def writable_root() -> Path:
     """The first root that can be written to; says so when that is not the first one."""
     refusals = [] if _lasting_root() else ["~/.cache/hipconv (this user has no home directory)"]
+    unwritable = bool(refusals)
     for root in roots():
-        reason = why_unwritable(root)
+        reason = why_unusable(root)
         if reason is None:
-            if refusals:
+            if unwritable:
                 warnings.warn(
                     f"hipconv cannot write to its cache {'; '.join(refusals)}. Using {root} instead; "
                     "set HIPCONV_CACHE_DIR to a directory that lasts, or every restart may build again.",
@@ -105,6 +150,10 @@ def writable_root() -> Path:
                     stacklevel=2,
                 )
             return root
+        if untrusted := objection(root, root):
+            _refuse_if_named(root, untrusted)
+        else:
+            unwritable = True  # the others have been passed over by _trusted, which says so
         refusals.append(f"{root} ({reason})")
     raise CacheUnwritable(f"no writable cache directory: tried {'; '.join(refusals)}. Set HIPCONV_CACHE_DIR to one.")
 
@@ -126,7 +175,7 @@ def find(name: str, compiler: str | None) -> Artefact | None:
 
 
 def read(directory: Path) -> Artefact | None:
-    """The artefact in `directory`, if it is whole to the last byte: a damaged library crashes the process, or computes nonsense.
+    """The artefact in `directory`, if it is to be trusted and whole to the last byte: a damaged library crashes, or computes nonsense.
 
     It is not written to once it is published, only replaced as a whole: what is read here is what an import finds next.
     """
@@ -138,7 +187,7 @@ def read(directory: Path) -> Artefact | None:
         try:
             meta = _meta_of_whole_artefact(place)
             if os.path.samestat(os.fstat(place), os.stat(directory)):
-                return meta and Artefact(directory, meta)
+                return Artefact(directory, meta) if meta and _is_trusted(directory, meta) else None
         except OSError:
             return None
         finally:
@@ -161,6 +210,14 @@ def _meta_of_whole_artefact(place: int) -> dict | None:
             return meta if _sha256(file) == meta["sha256"] else None
     except (OSError, ValueError, TypeError):
         return None
+
+
+def _is_trusted(directory: Path, meta: dict) -> bool:
+    for name in ("meta.json", meta["library"]):
+        if reason := objection(directory.parent, directory / name):
+            _refuse_if_named(directory.parent, reason)
+            return False
+    return True
 
 
 def _sha256(file: IO[bytes]) -> str:
@@ -193,8 +250,8 @@ def _locked(root: Path, name: str, *, wait: bool, on_wait: Callable[[], None] = 
 
     lock = None
     try:
-        (root / ".locks").mkdir(exist_ok=True)
-        candidate = filelock.FileLock(str(root / ".locks" / f"{name}.lock"), mode=0o666)
+        (root / ".locks").mkdir(exist_ok=True, mode=0o775)
+        candidate = filelock.FileLock(str(root / ".locks" / f"{name}.lock"), mode=0o664)
         try:
             candidate.acquire(timeout=0)
             lock = candidate
@@ -247,6 +304,8 @@ def publish(staged: Path, name: str, meta: dict) -> Artefact:
         os.fsync(file.fileno())  # after a power cut, either no artefact or a whole one
         meta = {**meta, "library_bytes": os.fstat(file.fileno()).st_size, "sha256": _sha256(file)}
     (staged / "meta.json").write_text(json.dumps(meta, indent=1) + "\n")
+    for file in (library, staged / "meta.json"):
+        file.chmod(file.stat().st_mode & 0o755)  # what others may write to is not loaded
     mask = os.umask(0)
     os.umask(mask)
     staged.chmod(0o755 & ~mask)

@@ -34,3 +34,7 @@ class CaptureError(JitError):
 
 class CacheUnwritable(JitError):
     """A build is needed and there is no directory to keep it in."""
+
+
+class CacheUntrusted(JitError):
+    """HIPCONV_CACHE_DIR names a directory into which other users could have put code."""
