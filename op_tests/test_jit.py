@@ -6,6 +6,7 @@ Each test runs real processes on a small checkout of its own (jit_probe.py); the
 from __future__ import annotations
 
 from collections import Counter
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -295,6 +296,62 @@ def test_an_artefact_that_is_replaced_while_it_is_read_is_read_again(warm: Probe
 
     monkeypatch.setattr(cache, "_sha256", replaced_by_another_process)
     assert cache.read(artefact)
+
+
+def make_unimportable(artefact: Path) -> None:
+    """Whole, as far as its record says, and for another machine, say."""
+    (library,), meta = artefact.glob("*.so"), artefact / "meta.json"
+    library.write_bytes(b"no library, but all of it")
+    meta.write_text(json.dumps(json.loads(meta.read_text()) | {"sha256": hashlib.sha256(library.read_bytes()).hexdigest()}))
+
+
+def test_an_artefact_that_cannot_be_imported_is_built_again(warm: Probe) -> None:
+    (artefact,) = warm.artefacts()
+    make_unimportable(artefact)
+    assert warm.python(ANSWER) == "42\n"
+    assert warm.builds() == 1 and warm.artefacts() == [artefact] and cache.read(artefact) and not warm.leftovers()
+
+
+def test_hipconv_jit_0_deletes_nothing_and_says_what_is_wrong(warm: Probe) -> None:
+    script = """
+    try:
+        jit.module("probe", CPU)
+    except errors.BuildDisabled as error:
+        print(error)
+    try:
+        cache.clear()
+    except ValueError as error:
+        print(error)
+    """
+    (artefact,) = warm.artefacts()
+    for damaging, expected in (
+        (make_unimportable, "cannot be imported: .*file too short"),
+        (lambda it: damage(it, "truncated"), "is damaged"),
+    ):
+        damaging(artefact)
+        before = tree_hash(warm.cache)
+        refused, not_cleared = warm.python(script, HIPCONV_JIT="0").splitlines()
+        assert re.search(f"none that the caches hold can be used: {re.escape(str(artefact))} {expected}", refused)
+        assert not_cleared == "HIPCONV_JIT: got '0', expected 1 to delete builds: with 0 none could be made in their place"
+        assert tree_hash(warm.cache) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give its files to another user")
+def test_nothing_of_another_user_is_deleted(warm: Probe) -> None:
+    script = """
+    (artefact,) = next(cache.roots()).glob("probe-*")
+    leftover = artefact.with_name(f".building-{artefact.name}-x")
+    leftover.mkdir()
+    for place in (artefact, leftover):
+        give_away(place)
+    os.environ["HIPCONV_TRUST_CACHE"] = "1"
+    cache.reap(artefact.parent)
+    print(leftover.exists(), cache.clear() == ([], [artefact]), artefact.exists())
+    print(cache.writable_root(artefact.name))
+    """
+    done = warm.script(GIVE_AWAY, script)
+    assert done.stdout.startswith(f"True True True\n{warm.temporary}/hipconv-"), done.stderr
+    assert "holds a build that cannot be used and belongs to" in done.stderr
 
 
 # ---- the warm path -------------------------------------------------------------------------------------------------------------
@@ -629,7 +686,7 @@ def test_a_home_cache_that_others_can_write_is_passed_over_with_a_line(warm: Pro
             try:
                 jit.module("probe", CPU)
             except errors.BuildDisabled as error:
-                print(type(error).__name__, cache.writable_root(), *(warning.message for warning in said))
+                print(type(error).__name__, cache.writable_root("probe"), *(warning.message for warning in said))
     home.parent.chmod(0o777)
     attempt()
     home.parent.chmod(0o755)
@@ -668,7 +725,7 @@ def test_a_temporary_directory_made_by_others_at_the_last_moment_is_not_used(pro
     temporary.mkdir()
     temporary.chmod(0o777)
     try:
-        print(cache.writable_root())
+        print(cache.writable_root("probe"))
     except errors.CacheUnwritable as error:
         print(str(temporary) in str(error))
     """

@@ -78,10 +78,16 @@ def build(names: list[str], archs: list[str]) -> None:
 
 def clear(names: list[str]) -> None:
     """Delete cached builds."""
-    removed = [place for name in names for place in cache.clear(name)] if names else cache.clear()
-    for place in removed:
-        print(f"removed {place}")
-    print(f"{len(removed)} builds removed")
+    removed = 0
+    wanted: list[str | None] = [*names] or [None]
+    for name in wanted:
+        deleted, left = cache.clear(name)
+        for place in deleted:
+            print(f"removed {place}")
+        for place in left:
+            print(f"left {place}, which belongs to another user")
+        removed += len(deleted)
+    print(f"{removed} builds removed")
 
 
 def demo() -> int:

@@ -43,8 +43,11 @@ def objection(path: Path) -> str | None:
 
 
 def ours(path: Path) -> bool:
-    """Whether `path` is this user's own, not counting what a link there leads to."""
-    return path.lstat().st_uid == os.geteuid()
+    """Whether `path` is there and this user's own, not counting what a link there leads to."""
+    try:
+        return path.lstat().st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 def _wrong_owner(place: Path, info: os.stat_result) -> str | None:

@@ -127,6 +127,15 @@ def why_unusable(root: Path) -> str | None:
         return error.strerror or str(error)
 
 
+def _why_taken(place: Path) -> str | None:
+    """None if nothing is at `place`, or something that this user may replace."""
+    try:
+        owner = place.lstat().st_uid
+    except OSError:
+        return None
+    return None if owner == os.geteuid() else f"holds a build that cannot be used and belongs to {_trust.name_of(owner)}"
+
+
 def _make_private(directory: Path) -> None:
     """Make `directory` and those that lead to it, as far as they are missing."""
     if not directory.is_dir():
@@ -135,12 +144,12 @@ def _make_private(directory: Path) -> None:
             directory.mkdir(mode=0o700)
 
 
-def writable_root() -> Path:
-    """The first root that can be written to; says so when that is not the first one."""
+def writable_root(name: str) -> Path:
+    """The first root in which `name` can be published; says so when that is not the first one."""
     refusals = [] if _lasting_root() else ["~/.cache/hipconv (this user has no home directory)"]
     unwritable = bool(refusals)
     for root in roots():
-        reason = why_unusable(root)
+        reason = why_unusable(root) or _why_taken(root / name)
         if reason is None:
             if unwritable:
                 warnings.warn(
@@ -161,38 +170,45 @@ def writable_root() -> Path:
 # ---- finding -------------------------------------------------------------------------------------------------------------------
 
 
-def find(name: str, compiler: str | None) -> Artefact | None:
-    """The artefact called `name` built by `compiler`; by any, newest first, where `compiler` is None. Starts no process."""
+def candidates(name: str, compiler: str | None, problems: list[str]) -> Iterator[Artefact]:
+    """Artefacts called `name` that `compiler` built; by any, newest first, where that is None. Starts no process, and deletes nothing.
+
+    What is wrong with those that are left out is added to `problems`.
+    """
     for root in filter(_trusted, roots()):
-        if compiler is not None:
-            candidates = [root / f"{name}-{compiler}"]
-        else:
-            candidates = sorted(_listing(root, f"{name}-*"), key=lambda place: place.stat().st_mtime, reverse=True)
-        for directory in candidates:
-            if artefact := read(directory):
-                return artefact
-    return None
+        by_any = compiler is None
+        for directory in sorted(_listing(root, f"{name}-*"), key=_time_of, reverse=True) if by_any else [root / f"{name}-{compiler}"]:
+            if artefact := read(directory, problems):
+                yield artefact
 
 
-def read(directory: Path) -> Artefact | None:
+def read(directory: Path, problems: list[str] | None = None) -> Artefact | None:
     """The artefact in `directory`, if it is to be trusted and whole to the last byte: a damaged library crashes, or computes nonsense.
 
     It is not written to once it is published, only replaced as a whole: what is read here is what an import finds next.
     """
-    while True:
-        try:
+    reason = "is damaged"
+    try:
+        while True:
             place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError:
+            try:
+                meta = _meta_of_whole_artefact(place)
+                is_still_there = os.path.samestat(os.fstat(place), os.stat(directory))
+            finally:
+                os.close(place)
+            if is_still_there:  # and was not replaced meanwhile by another process
+                break
+        untrusted = meta and _distrust(directory, meta)
+        if meta and not untrusted:
+            return Artefact(directory, meta)
+        reason = untrusted or reason
+    except OSError as error:
+        if not os.path.lexists(directory):
             return None
-        try:
-            meta = _meta_of_whole_artefact(place)
-            if os.path.samestat(os.fstat(place), os.stat(directory)):
-                return Artefact(directory, meta) if meta and _is_trusted(directory, meta) else None
-        except OSError:
-            return None
-        finally:
-            os.close(place)
-        # Another process has replaced it meanwhile: read that one.
+        reason = f"cannot be read: {error.strerror}"
+    if problems is not None:
+        problems.append(f"{directory} {reason}")
+    return None
 
 
 def _meta_of_whole_artefact(place: int) -> dict | None:
@@ -212,12 +228,12 @@ def _meta_of_whole_artefact(place: int) -> dict | None:
         return None
 
 
-def _is_trusted(directory: Path, meta: dict) -> bool:
+def _distrust(directory: Path, meta: dict) -> str | None:
     for name in ("meta.json", meta["library"]):
         if reason := objection(directory.parent, directory / name):
             _refuse_if_named(directory.parent, reason)
-            return False
-    return True
+            return f"is not to be trusted: {reason}"
+    return None
 
 
 def _sha256(file: IO[bytes]) -> str:
@@ -225,6 +241,13 @@ def _sha256(file: IO[bytes]) -> str:
     while block := file.read(1 << 20):
         total.update(block)
     return total.hexdigest()
+
+
+def _time_of(place: Path) -> float:
+    try:
+        return place.lstat().st_mtime
+    except OSError:  # gone meanwhile
+        return 0
 
 
 def _listing(root: Path, pattern: str) -> list[Path]:
@@ -279,8 +302,8 @@ def building(root: Path, name: str, on_wait: Callable[[], None]) -> contextlib.A
 
 
 def reap(root: Path) -> None:
-    """Delete what killed builds left: the directories whose lock nobody holds."""
-    for leftover in _listing(root, ".building-*"):
+    """Delete what this user's killed builds left: the directories whose lock nobody holds."""
+    for leftover in filter(_trust.ours, _listing(root, ".building-*")):
         name = leftover.name.removeprefix(".building-").rpartition("-")[0]
         with _locked(root, name, wait=False) as nobody_builds_it:
             if nobody_builds_it:
@@ -297,8 +320,8 @@ def staging(root: Path, name: str) -> Iterator[Path]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def publish(staged: Path, name: str, meta: dict) -> Artefact:
-    """Make a finished build visible under `name`, with one rename."""
+def publish(staged: Path, name: str, meta: dict, *, replace: bool = False) -> Artefact:
+    """Make a finished build visible under `name`, with one rename; also where there is one that is whole, if told to `replace` it."""
     library = staged / meta["library"]
     with library.open("rb") as file:
         os.fsync(file.fileno())  # after a power cut, either no artefact or a whole one
@@ -313,21 +336,31 @@ def publish(staged: Path, name: str, meta: dict) -> Artefact:
     try:
         staged.rename(final)
     except OSError:
-        if artefact := read(final):  # another process was faster, on a file system without locks
+        if not replace and (artefact := read(final)):  # another process was faster, on a file system without locks
             return artefact
-        shutil.rmtree(final)  # a damaged one
-        staged.rename(final)
+        if not _trust.ours(final):
+            raise
+        with staging(staged.parent, name) as aside:  # and what is there, of whatever kind, goes with it
+            final.rename(aside / "replaced")
+            staged.rename(final)
     return Artefact(final, meta)
 
 
-def clear(module: str | None = None) -> list[Path]:
-    """Delete the artefacts of one module, or all, and what killed builds left; returns what was deleted. Touches nothing else."""
-    removed = []
+def clear(module: str | None = None) -> tuple[list[Path], list[Path]]:
+    """Delete the artefacts of one module, or all, and what killed builds left. Touches nothing else, nor what others own.
+
+    Returns what was deleted, and the artefacts that belong to others.
+    """
+    if not switch("JIT", True):
+        raise ValueError("HIPCONV_JIT: got '0', expected 1 to delete builds: with 0 none could be made in their place")
+    found = []
     for root in filter(_trusted, roots()):
         reap(root)
         for directory in _listing(root, "*"):
             match = _ARTEFACT_NAME.fullmatch(directory.name)
-            if match and module in (None, match["module"]) and directory.is_dir():
-                shutil.rmtree(directory)
-                removed.append(directory)
-    return removed
+            if match and module in (None, match["module"]) and directory.is_dir() and not directory.is_symlink():
+                found.append(directory)
+    own = [directory for directory in found if _trust.ours(directory)]
+    for directory in own:
+        shutil.rmtree(directory)
+    return own, [directory for directory in found if directory not in own]

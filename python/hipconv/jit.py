@@ -26,6 +26,7 @@ from types import ModuleType
 import torch
 
 from . import cache, registry, targets
+from ._variables import switch
 from .errors import BadRegistry, BuildDisabled, BuildError, CaptureError
 from .targets import Target
 
@@ -100,20 +101,30 @@ def warmup(modules: Sequence[str] | None = None) -> None:
 
 def build(name: str, target: Target) -> cache.Artefact:
     """Make sure that an artefact exists, for this machine or another one; what `python -m hipconv build` does."""
+    _check_switches()
     with _lock:
         wanted = artefact_name(name, target)
-        return cache.find(wanted, _compiler_hash(target)) or _build(name, target, wanted)[0]
+        problems: list[str] = []
+        found = next(cache.candidates(wanted, _compiler_hash(target), problems), None)
+        return found or _build(name, target, wanted, problems)[0]
 
 
 def _find_or_build(name: str, target: Target) -> ModuleType:
+    _check_switches()
     wanted = artefact_name(name, target)
-    if found := cache.find(wanted, _compiler_hash(target)):
+    problems: list[str] = []
+    for found in cache.candidates(wanted, _compiler_hash(target), problems):
         try:
             return _import(found)
         except ImportError as error:
-            _say(f"rebuilding {found.directory}, which cannot be imported: {error}")
-            shutil.rmtree(found.directory, ignore_errors=True)
-    return _build(name, target, wanted)[1]
+            problems.append(f"{found.directory} cannot be imported: {error}")
+    return _build(name, target, wanted, problems)[1]
+
+
+def _check_switches() -> None:
+    """Raise ValueError for one that is neither on nor off, before anybody relies on it."""
+    for name in ("JIT", "VERBOSE", "TRUST_CACHE"):
+        switch(name, False)
 
 
 def _import(artefact: cache.Artefact) -> ModuleType:
@@ -154,22 +165,31 @@ def _compiler_hash(target: Target) -> str | None:
 # ---- building ------------------------------------------------------------------------------------------------------------------
 
 
-def _build(name: str, target: Target, wanted: str) -> tuple[cache.Artefact, ModuleType]:
-    """Build and publish, or wait for the process that does; returns the artefact and the loaded module."""
-    if os.environ.get("HIPCONV_JIT", "1") == "0":
+def _build(name: str, target: Target, wanted: str, problems: list[str]) -> tuple[cache.Artefact, ModuleType]:
+    """Build and publish, or wait for the process that does; returns the artefact and the loaded module.
+
+    `problems` are those of earlier builds.
+    """
+    if not switch("JIT", True):
+        unusable = "none that the caches hold can be used: " + "; ".join(problems)
+        missing = f"no cache holds it (looked for {wanted}-* in {', '.join(map(str, cache.roots()))})"
         raise BuildDisabled(
-            f"HIPCONV_JIT=0 forbids building '{name}' for {target}, and no cache holds it (looked for {wanted}-* in "
-            f"{', '.join(map(str, cache.roots()))}). Run `python -m hipconv build {name} --arch {target.arch}` without HIPCONV_JIT=0 "
-            "where this torch and a compiler are installed, or point HIPCONV_CACHE_DIR to where that was done."
+            f"HIPCONV_JIT=0 forbids building '{name}' for {target}, and {unusable if problems else missing}. Run `python -m hipconv build "
+            f"{name} --arch {target.arch}` without HIPCONV_JIT=0 where this torch and a compiler are installed, or point HIPCONV_CACHE_DIR "
+            "to where that was done."
         )
+    for problem in problems:
+        _say(f"building {name} for {target} again: {problem}")
     targets.require_toolchain(target)
     full_name = f"{wanted}-{_compiler_hash(target)}"
     if full_name in _failed:
         raise BuildError(_failed[full_name])
-    root = cache.writable_root()
+    root = cache.writable_root(full_name)
     with cache.building(root, full_name, on_wait=lambda: _say(f"waiting for another process to build {name} for {target}")):
-        if found := cache.read(root / full_name):  # that process was faster
-            return found, _import(found)
+        found = cache.read(root / full_name)
+        if found:
+            with contextlib.suppress(ImportError):  # that one could not be imported before, either
+                return found, _import(found)  # that process was faster
         with cache.staging(root, full_name) as staged:
             started = time.monotonic()
             try:
@@ -187,7 +207,7 @@ def _build(name: str, target: Target, wanted: str) -> tuple[cache.Artefact, Modu
                 for leaving in (*staged.glob("*.o"), *staged.glob(".ninja_*"), *staged.glob("lock")):
                     leaving.unlink()
                 shutil.rmtree(staged / "tools")
-                return cache.publish(staged, full_name, meta), loaded
+                return cache.publish(staged, full_name, meta, replace=found is not None), loaded
             except Exception as error:
                 _failed[full_name] = _why_it_failed(name, target, root, staged, error)
                 raise BuildError(_failed[full_name]) from None
@@ -279,7 +299,7 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 
 
 def _verbose() -> bool:
-    return os.environ.get("HIPCONV_VERBOSE", "0") not in ("", "0")
+    return switch("VERBOSE", False)
 
 
 def _say(text: str) -> None:
