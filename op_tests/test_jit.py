@@ -569,6 +569,48 @@ def test_an_impossible_cache_falls_back_and_says_so(probe: Probe) -> None:
     assert probe.builds() == 1
 
 
+def test_a_path_may_have_any_characters(warm: Probe) -> None:
+    """Those that ninja, a shell, PATH, a compiler or the dynamic loader reads in its own way."""
+    script = """
+    odd = b"a b:c\\nd$LIB#e\\"f'g\\\\h;i*\\xe9"
+    home = os.environ["HOME"] = os.path.join(os.environ["HOME"], os.fsdecode(odd))
+    assert str(next(cache.roots())) == home + "/cache"
+    print(jit.module("probe", SIMT).answer())
+    jit._loaded.clear()
+    os.environ["HIPCONV_JIT"] = "0"
+    print(jit.module("probe", SIMT).answer(), len(os.listdir(home + "/cache")))  # and .locks
+    """
+    assert warm.python(script, HIPCONV_CACHE_DIR="~/cache") == "4264\n4264 2\n"
+
+
+def test_a_home_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HIPCONV_CACHE_DIR", "~no_such_user/cache")
+    with pytest.raises(ValueError, match="HIPCONV_CACHE_DIR: got '~no_such_user/cache', expected a directory"):
+        next(cache.roots())
+
+
+@pytest.mark.parametrize("kind", ["file", "dangling link"])
+def test_what_is_in_the_place_of_an_artefact_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    place = tmp_path / "probe-x"
+    if kind == "file":
+        place.write_text("a file")
+    else:
+        place.symlink_to("nowhere")
+    monkeypatch.setenv("HIPCONV_CACHE_DIR", str(tmp_path))
+    for compiler in ("x", None):
+        problems: list[str] = []
+        assert list(cache.candidates("probe", compiler, problems)) == []
+        assert len(problems) == 1 and problems[0].startswith(f"{place} cannot be read: ")
+    with cache.staging(tmp_path, "probe-x") as staged:
+        artefact = publish(staged)
+    assert cache.read(place) == artefact and list(tmp_path.iterdir()) == [place]
+
+
+def publish(staged: Path) -> cache.Artefact:
+    (staged / "a.so").touch(0o777)
+    return cache.publish(staged, "probe-x", {"library": "a.so", "name": "a", "module": "probe", "target": [], "seconds": 1})
+
+
 def test_a_user_who_may_not_write_home_falls_back_and_is_told(probe: Probe) -> None:
     probe.home.chmod(0o555)
     done = probe.script(UNPRIVILEGED, ANSWER, HIPCONV_CACHE_DIR=None)
@@ -706,9 +748,7 @@ def test_what_hipconv_makes_is_for_nobody_else_to_write(tmp_path: Path, monkeypa
         assert cache.why_unusable(root) is None
         assert [place.stat().st_mode & 0o777 for place in (root, root.parent)] == [0o700, 0o700]
         with cache.staging(root, "probe") as staged:
-            (staged / "a.so").touch(0o777)
-            meta = {"library": "a.so", "name": "a", "module": "probe", "target": [], "seconds": 1}
-            artefact = cache.publish(staged, "probe", meta)
+            artefact = publish(staged)
         assert [place.stat().st_mode & 0o777 for place in (artefact.directory, artefact.library)] == [0o755, 0o755]
         assert cache.read(artefact.directory) == artefact
     finally:

@@ -24,6 +24,7 @@ from ._variables import switch
 from .errors import CacheUntrusted, CacheUnwritable
 
 _RECORDED = {"module", "target", "name", "library", "library_bytes", "sha256", "seconds"}
+_LITERAL = re.compile(r"[\w ./+=@%,~-]+", re.ASCII)
 _ARTEFACT_NAME = re.compile(r"(?P<module>\w+)-(rocm|cuda|cpu|simt)-[\w-]+-[0-9a-f]{16}-[0-9a-f]{8}")
 
 
@@ -61,7 +62,11 @@ def _lasting_root() -> Path | None:
 
 def _named_root() -> Path | None:
     chosen = os.environ.get("HIPCONV_CACHE_DIR")
-    return Path(chosen).absolute() if chosen else None
+    if not chosen:
+        return None
+    if (expanded := os.path.expanduser(chosen)).startswith("~"):
+        raise ValueError(f"HIPCONV_CACHE_DIR: got '{chosen}', expected a directory: there is no home that '~' could stand for")
+    return Path(expanded).absolute()
 
 
 def _temporary_root() -> Path | None:
@@ -318,6 +323,28 @@ def staging(root: Path, name: str) -> Iterator[Path]:
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def literal(directory: Path) -> Iterator[Path]:
+    """A path to `directory` that means the same to ninja, shells, compilers and the dynamic loader: if need be, through /proc.
+
+    There, a process finds what it has open by number, and so do the processes that it starts.
+    """
+    if _LITERAL.fullmatch(str(directory)):
+        yield directory
+        return
+    place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        through = Path(f"/proc/{os.getpid()}/fd/{place}")
+        if not through.exists():
+            raise CacheUnwritable(
+                f"HIPCONV_CACHE_DIR: got {str(directory.parent)!r}, expected a path of letters, digits, spaces and . _ - + , = @ % ~: "
+                "compilers take other characters for something else, and there is no /proc here by which to go round them"
+            )
+        yield through
+    finally:
+        os.close(place)
 
 
 def publish(staged: Path, name: str, meta: dict, *, replace: bool = False) -> Artefact:

@@ -128,10 +128,12 @@ def _check_switches() -> None:
 
 
 def _import(artefact: cache.Artefact) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(artefact.meta["name"], artefact.library)
-    assert spec and spec.loader
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
+    dynamic = "$" in str(artefact.directory)  # to the dynamic loader, $LIB and the like are variables
+    with cache.literal(artefact.directory) if dynamic else contextlib.nullcontext(artefact.directory) as directory:
+        spec = importlib.util.spec_from_file_location(artefact.meta["name"], directory / artefact.meta["library"])
+        assert spec and spec.loader
+        loaded = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(loaded)
     return loaded
 
 
@@ -190,11 +192,11 @@ def _build(name: str, target: Target, wanted: str, problems: list[str]) -> tuple
         if found:
             with contextlib.suppress(ImportError):  # that one could not be imported before, either
                 return found, _import(found)  # that process was faster
-        with cache.staging(root, full_name) as staged:
+        with cache.staging(root, full_name) as staged, cache.literal(staged) as literal:
             started = time.monotonic()
             try:
-                with _progress(f"{name} for {target}"), _environment(targets.loader_environment(target, staged / "tools")):
-                    loaded = _load(name, target, staged, full_name)
+                with _progress(f"{name} for {target}"), _environment(targets.loader_environment(target, literal / "tools")):
+                    loaded = _load(name, target, literal, full_name)
                 meta = {
                     "module": name,
                     "target": list(target),
@@ -209,7 +211,7 @@ def _build(name: str, target: Target, wanted: str, problems: list[str]) -> tuple
                 shutil.rmtree(staged / "tools")
                 return cache.publish(staged, full_name, meta, replace=found is not None), loaded
             except Exception as error:
-                _failed[full_name] = _why_it_failed(name, target, root, staged, error)
+                _failed[full_name] = _why_it_failed(name, target, root, literal, error)
                 raise BuildError(_failed[full_name]) from None
 
 
