@@ -531,6 +531,97 @@ def test_a_remembered_failure_keeps_no_caller_alive(probe: Probe) -> None:
     assert probe.python(ATTEMPT, script) == "[None, None]\n"
 
 
+INTERRUPT = """
+import signal
+class Alarm(Exception):
+    pass
+def interrupted(kind, when):
+    def handler(*_):
+        raise kind("time is up")
+    def alarm():
+        while not when():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGALRM)
+    signal.signal(signal.SIGALRM, handler)
+    threading.Thread(target=alarm).start()
+    try:
+        return jit.module("probe", CPU)
+    except BaseException as error:
+        return type(error).__name__, str(error), jit._failed
+"""
+
+
+def test_an_exception_of_the_callers_ends_a_build_and_is_not_remembered(probe: Probe) -> None:
+    """torch's loader catches OSError, which TimeoutError is, and raises an error of its own."""
+    probe.hold.touch()
+    script = """
+    log = Path(os.environ["PROBE_LOG"])
+    for kind in (Alarm, TimeoutError, RuntimeError, KeyboardInterrupt):
+        print(*interrupted(kind, log.exists))
+        log.unlink()
+    os.remove(os.environ["PROBE_HOLD"])
+    print(jit.module("probe", CPU).answer())
+    """
+    said = probe.python(INTERRUPT, script).splitlines()
+    assert said == [f"{kind} time is up {{}}" for kind in ("Alarm", "TimeoutError", "RuntimeError", "KeyboardInterrupt")] + ["42"]
+    assert not probe.leftovers()
+
+
+def test_an_exception_of_the_callers_ends_the_wait_for_another_process(warm: Probe) -> None:
+    script = """
+    import fcntl
+    (artefact,) = next(cache.roots()).glob("probe-*")
+    lock = artefact.parent / ".locks" / f"{artefact.name}.lock"
+    artefact.rename(artefact.with_name("elsewhere"))
+    with open(lock, "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        waiting = threading.Event()
+        jit._say = lambda text: waiting.set()
+        print(*interrupted(TimeoutError, waiting.is_set))
+    """
+    assert warm.python(INTERRUPT, script) == "TimeoutError time is up {}\n"
+    assert warm.compilations() == 0
+
+
+def test_an_exception_of_the_callers_is_no_damage(warm: Probe) -> None:
+    script = """
+    reading = threading.Event()
+    def slow(file):
+        reading.set()
+        time.sleep(20)
+    cache._sha256 = slow
+    print(*interrupted(ValueError, reading.is_set))
+    """
+    assert warm.python(INTERRUPT, script) == "ValueError time is up {}\n"
+
+
+def test_a_full_disk_is_not_remembered(probe: Probe) -> None:
+    script = """
+    exec("def _copy(*_): raise OSError(28, 'No space left on device')", vars(jit))
+    try:
+        jit.module("probe", CPU)
+    except errors.BuildError as error:
+        print("No space left on device" in str(error), jit._failed)
+    """
+    assert probe.python(script) == "True {}\n"
+
+
+@pytest.mark.parametrize("name", ["broken", "broken-g++"])
+def test_what_a_broken_compiler_says_is_shown(probe: Probe, tmp_path: Path, name: str) -> None:
+    """torch asks one whose name it does not know who it is, and tells only that it failed."""
+    broken = tmp_path / name
+    broken.write_text("#!/bin/sh\necho no licence for this compiler >&2\nexit 1\n")
+    broken.chmod(0o755)
+    script = """
+    try:
+        jit.module("probe", CPU)
+    except errors.BuildError as error:
+        print(error)
+    """
+    shown = probe.script(script, CXX=str(broken)).stdout
+    assert "no licence for this compiler" in shown and str(broken) in shown
+
+
 # ---- where the cache is --------------------------------------------------------------------------------------------------------
 
 

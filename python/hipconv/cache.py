@@ -20,6 +20,7 @@ from typing import IO, NamedTuple
 import warnings
 
 from . import _trust
+from ._interruptions import pass_on
 from ._variables import switch
 from .errors import CacheUntrusted, CacheUnwritable
 
@@ -129,6 +130,7 @@ def why_unusable(root: Path) -> str | None:
         with tempfile.TemporaryFile(dir=root):
             return None
     except OSError as error:
+        pass_on(error)
         return error.strerror or str(error)
 
 
@@ -208,6 +210,7 @@ def read(directory: Path, problems: list[str] | None = None) -> Artefact | None:
             return Artefact(directory, meta)
         reason = untrusted or reason
     except OSError as error:
+        pass_on(error)
         if not os.path.lexists(directory):
             return None
         reason = f"cannot be read: {error.strerror}"
@@ -229,7 +232,8 @@ def _meta_of_whole_artefact(place: int) -> dict | None:
             return None
         with content_of(meta["library"]) as file:
             return meta if _sha256(file) == meta["sha256"] else None
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError) as error:
+        pass_on(error)
         return None
 
 
@@ -288,8 +292,8 @@ def _locked(root: Path, name: str, *, wait: bool, on_wait: Callable[[], None] = 
                 on_wait()
                 candidate.acquire()
                 lock = candidate
-    except (OSError, NotImplementedError):
-        pass
+    except (OSError, NotImplementedError) as error:
+        pass_on(error)
     try:
         yield lock is not None
     finally:

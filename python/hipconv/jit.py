@@ -17,6 +17,7 @@ import os
 from pathlib import Path
 import re
 import shutil
+import subprocess
 import sys
 import sysconfig
 import threading
@@ -26,6 +27,7 @@ from types import ModuleType
 import torch
 
 from . import cache, registry, targets
+from ._interruptions import causes, pass_on
 from ._variables import switch
 from .errors import BadRegistry, BuildDisabled, BuildError, CaptureError
 from .targets import Target
@@ -211,8 +213,11 @@ def _build(name: str, target: Target, wanted: str, problems: list[str]) -> tuple
                 shutil.rmtree(staged / "tools")
                 return cache.publish(staged, full_name, meta, replace=found is not None), loaded
             except Exception as error:
-                _failed[full_name] = _why_it_failed(name, target, root, literal, error)
-                raise BuildError(_failed[full_name]) from None
+                pass_on(error)
+                why = _why_it_failed(name, target, root, literal, error)
+                if not any(isinstance(cause, OSError) for cause in causes(error)):  # such as a full disk, which may be mended
+                    _failed[full_name] = why
+                raise BuildError(why) from None
 
 
 def _load(name: str, target: Target, staged: Path, full_name: str) -> ModuleType:
@@ -262,8 +267,12 @@ def _copy(source: Path, destination: Path) -> None:
 
 
 def _why_it_failed(name: str, target: Target, root: Path, staged: Path, error: Exception) -> str:
+    text = str(error)
+    for cause in causes(error):  # torch asks compilers who they are, and keeps for itself what those said that failed to answer
+        if isinstance(cause, subprocess.CalledProcessError) and (said := (cause.output or b"").decode(errors="replace")) not in text:
+            text += f"\n{said}"
     # Sources are compiled by their staged paths, headers found by relative ones; the user's own are wanted for both.
-    text = str(error).replace(f"{staged}{os.sep}", "")
+    text = text.replace(f"{staged}{os.sep}", "")
     text = re.sub(r"(?<![\w./-])csrc/", lambda _: f"{registry.source_root()}/csrc/", text)
     for file in registry.sources(registry.module(name), target.backend):  # kernels staged under another ending
         if file.suffix == ".cu":
@@ -325,13 +334,13 @@ def _progress(what: str) -> Iterator[None]:
     _say(f"building {what} (once; later processes load it from the cache)")
     if live:
         counter.start()
-    outcome = "failed to build"
+    outcome = "stopped building {what} after"
     try:
         yield
-        outcome = "built"
+        outcome = "built {what} in"
     finally:
         done.set()
         if live:
             counter.join()
             print("\r\x1b[K", end="", file=sys.stderr)
-        _say(f"{outcome} {what} in {time.monotonic() - started:.1f} s")
+        _say(f"{outcome.format(what=what)} {time.monotonic() - started:.1f} s")
