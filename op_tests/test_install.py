@@ -105,8 +105,16 @@ def test_the_sdist_makes_the_same_wheel(checkout: Path, wheel: Path, tmp_path: P
     assert contents[0] == contents[1]
 
 
-def test_torch_is_required_from_2_4_on_and_never_pinned(wheel: Path) -> None:
+def required(wheel: Path, name: str) -> list[str]:
     with zipfile.ZipFile(wheel) as archive:
-        metadata = next(archive.read(name).decode() for name in archive.namelist() if name.endswith("METADATA"))
-    required = [line.removeprefix("Requires-Dist: ") for line in metadata.splitlines() if line.startswith("Requires-Dist: torch")]
-    assert required == ["torch>=2.4"]
+        metadata = next(archive.read(entry).decode() for entry in archive.namelist() if entry.endswith("METADATA"))
+    return [line.removeprefix("Requires-Dist: ") for line in metadata.splitlines() if line.startswith(f"Requires-Dist: {name}")]
+
+
+def test_torch_is_required_from_2_4_on_and_never_pinned(wheel: Path) -> None:
+    assert required(wheel, "torch") == ["torch>=2.4"]
+
+
+def test_what_keeps_torch_from_warning_when_it_is_imported_is_required(wheel: Path) -> None:
+    """torch itself does not ask for numpy, and says in a newcomer's first lines that it is not there."""
+    assert required(wheel, "numpy") == ["numpy"]
