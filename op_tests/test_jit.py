@@ -533,8 +533,6 @@ def test_a_remembered_failure_keeps_no_caller_alive(probe: Probe) -> None:
 
 INTERRUPT = """
 import signal
-class Alarm(Exception):
-    pass
 def interrupted(kind, when):
     def handler(*_):
         raise kind("time is up")
@@ -543,7 +541,7 @@ def interrupted(kind, when):
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGALRM)
     signal.signal(signal.SIGALRM, handler)
-    threading.Thread(target=alarm).start()
+    threading.Thread(target=alarm, daemon=True).start()
     try:
         return jit.module("probe", CPU)
     except BaseException as error:
@@ -556,14 +554,17 @@ def test_an_exception_of_the_callers_ends_a_build_and_is_not_remembered(probe: P
     probe.hold.touch()
     script = """
     log = Path(os.environ["PROBE_LOG"])
-    for kind in (Alarm, TimeoutError, RuntimeError, KeyboardInterrupt):
+    for kind in (TimeoutError, RuntimeError, KeyboardInterrupt):
         print(*interrupted(kind, log.exists))
         log.unlink()
+    Path(os.environ["PROBE_BREAK"]).touch()  # for the compilers, which ninja leaves behind
     os.remove(os.environ["PROBE_HOLD"])
+    time.sleep(0.3)
+    os.remove(os.environ["PROBE_BREAK"])
     print(jit.module("probe", CPU).answer())
     """
     said = probe.python(INTERRUPT, script).splitlines()
-    assert said == [f"{kind} time is up {{}}" for kind in ("Alarm", "TimeoutError", "RuntimeError", "KeyboardInterrupt")] + ["42"]
+    assert said == [f"{kind} time is up {{}}" for kind in ("TimeoutError", "RuntimeError", "KeyboardInterrupt")] + ["42"]
     assert not probe.leftovers()
 
 
@@ -576,7 +577,7 @@ def test_an_exception_of_the_callers_ends_the_wait_for_another_process(warm: Pro
     with open(lock, "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         waiting = threading.Event()
-        jit._say = lambda text: waiting.set()
+        jit._say = lambda *_, **__: waiting.set()
         print(*interrupted(TimeoutError, waiting.is_set))
     """
     assert warm.python(INTERRUPT, script) == "TimeoutError time is up {}\n"
@@ -967,6 +968,43 @@ def test_a_terminal_shows_what_is_built_and_for_how_long(probe: Probe) -> None:
     assert process.communicate(timeout=40)[0] == "42\n"
     assert not probe.hold.exists(), shown
     assert re.search(r"built probe for cpu generic in \d+\.\d s", shown)
+
+
+def test_a_long_build_says_so_in_a_log(probe: Probe) -> None:
+    probe.hold.touch()
+    script = """
+    class Log:  # ends the wait when it is told
+        def isatty(self):
+            return False
+        def write(self, text):
+            said.append(text)
+            Path(os.environ["PROBE_HOLD"]).unlink(missing_ok=True)
+        def flush(self):
+            pass
+    said, stderr, sys.stderr, jit._PATIENCE = [], sys.stderr, Log(), 0.2
+    jit.module("probe", CPU)
+    sys.stderr = stderr
+    print("".join(said))
+    """
+    assert re.fullmatch(r"hipconv: building probe for cpu generic … \d s, 0 of 2 files compiled\n\n", probe.python(script))
+
+
+def test_a_plan_that_builds_says_what_for(probe: Probe) -> None:
+    script = """
+    from hipconv import _plans
+    print(_plans.module_for("probe", Target("rocm", "gfx942")).answer())
+    os.environ["HIPCONV_JIT"] = "0"
+    try:
+        _plans.module_for("probe", Target("cuda", "sm_90"))
+    except errors.BuildDisabled as error:
+        print(error)
+    """
+    done = probe.script(script)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("\n") == 2
+    assert done.stderr.startswith("hipconv: building probe for simt wave64, whose host code makes the plan for rocm gfx942 (once; ")
+    answer, refusal = done.stdout.splitlines()
+    assert answer == "4264" and "building 'probe' for simt wave32, whose host code makes the plan for cuda sm_90" in refusal
 
 
 # ---- python -m hipconv ---------------------------------------------------------------------------------------------------------

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from types import ModuleType
 
 from torch import Tensor
 
-from . import targets
+from . import jit, targets
 from .targets import Target
 
 
@@ -15,6 +16,12 @@ def target_of(x: Tensor, name: str | None) -> Target:
     if name is not None:
         return targets.named(name, argument="target")
     return targets.of_machine()[0] if x.device.type == "meta" else targets.of(x.device)
+
+
+def module_for(name: str, target: Target) -> ModuleType:
+    """The module that makes the choices of `target`, which need not be in this machine: then that of one that runs here."""
+    here = that_runs_here(target)
+    return jit.module(name, here, "" if here == target else f"whose host code makes the plan for {target}")
 
 
 def that_runs_here(target: Target) -> Target:

@@ -7,9 +7,8 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from . import jit
 from ._arguments import require_tensors
-from ._plans import distinct_bytes, si, target_of, that_runs_here
+from ._plans import distinct_bytes, module_for, si, target_of
 from .conv1d import uses_silu
 
 
@@ -67,7 +66,7 @@ def causal_conv1d_plan(
         kernel: as for a call. "auto" leaves it to HIPCONV_CONV1D_KERNEL, if set, and then to the library.
         target: an architecture: "gfx942", "sm_90" …, or "cpu". By default that of x's device and, for a meta tensor, that of the
             first GPU, or the CPU where there is none. It need not be in this machine: plans for other GPUs come from the same
-            kernels' host code, built for this host.
+            kernels' host code, which the first of them builds for this host, once, with a C++ compiler, and says so on stderr.
 
     Raises:
         TypeError, ValueError: what the call would raise about kinds, shapes, dtypes and kernel names. Devices and overlaps are not
@@ -77,7 +76,7 @@ def causal_conv1d_plan(
     optional = {name: tensor for name, tensor in (("bias", bias), ("out", out)) if tensor is not None}
     require_tensors(x=x, weight=weight, **optional)
     planned_for = target_of(x, target)
-    module = jit.module("causal_conv1d", that_runs_here(planned_for))
+    module = module_for("causal_conv1d", planned_for)
     into = torch.empty_like(x, device="meta") if out is None else out
     choice, form, chosen_by, serves = module.causal_conv1d_plan(into, x, weight, bias, uses_silu(activation), kernel)
     inputs = [tensor for tensor in (x, weight, bias) if tensor is not None]

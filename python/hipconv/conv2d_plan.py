@@ -11,7 +11,7 @@ from torch import Tensor
 
 from . import conv2d_calls, conv2d_geometry, conv2d_router
 from ._arguments import require_optional_tensors, require_tensors
-from ._plans import distinct_bytes, si, target_of, that_runs_here
+from ._plans import distinct_bytes, module_for, si, target_of, that_runs_here
 from .conv2d_calls import Request
 from .conv2d_geometry import Ints, Padding, kind_of
 
@@ -81,7 +81,7 @@ def conv2d_plan(
             their storage counts as aligned to 16 bytes.
         target: an architecture: "gfx942", "sm_90" …, or "cpu". By default that of x's device and, for a meta tensor, that of the
             first GPU, or the CPU where there is none. It need not be in this machine: plans for other GPUs come from the same
-            kernels' host code, built for this host.
+            kernels' host code, which the first of them builds for this host, once, with a C++ compiler, and says so on stderr.
 
     Raises:
         TypeError, ValueError: what the call would raise about kinds, shapes, dtypes and names. Devices and overlaps are not looked at.
@@ -104,6 +104,7 @@ def conv2d_plan(
     else:
         kinds = [None if tensor is None else kind_of(tensor) for tensor in (bias, residual, out)]
         card = conv2d_calls.card_of(x.device) if target is None and x.is_cuda else conv2d_calls.card_named(planned_for.arch)
+        module_for("conv2d", planned_for)  # here, where it is known what for
         prepared = conv2d_calls.prepare(that_runs_here(planned_for), card, kind_of(x), kind_of(weight), *kinds, o, request)
         choice = prepared.choice
         form = choice.algorithm + (f"_{choice.tile[0]}x{choice.tile[1]}" if any(choice.tile) else "")

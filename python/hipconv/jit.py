@@ -32,6 +32,8 @@ from ._variables import switch
 from .errors import BadRegistry, BuildDisabled, BuildError, CaptureError
 from .targets import Target
 
+_PATIENCE = 10.0  # seconds, after which a log is told of a build
+
 _loaded: dict[tuple[str, Target], ModuleType] = {}
 _loaded_for_gpu: dict[tuple[str, int], ModuleType] = {}  # by device index, for calls of a few microseconds
 # Texts by artefact name: an edit makes another name, so the failure is not remembered against it. An exception would hold on to its
@@ -52,8 +54,8 @@ os.register_at_fork(after_in_child=_forget_lock)
 # ---- the way in ----------------------------------------------------------------------------------------------------------------
 
 
-def module(name: str, target: Target) -> ModuleType:
-    """The loaded extension module `name` for `target`, built first if it must be.
+def module(name: str, target: Target, purpose: str = "") -> ModuleType:
+    """The loaded extension module `name` for `target`, built first if it must be; then `purpose` says why, where that is not plain.
 
     Raises a subclass of `hipconv.errors.JitError`.
     """
@@ -68,7 +70,7 @@ def module(name: str, target: Target) -> ModuleType:
         )
     with _lock:
         if (name, target) not in _loaded:
-            _loaded[name, target] = _find_or_build(name, target)
+            _loaded[name, target] = _find_or_build(name, target, purpose)
         return _loaded[name, target]
 
 
@@ -111,7 +113,7 @@ def build(name: str, target: Target) -> cache.Artefact:
         return found or _build(name, target, wanted, problems)[0]
 
 
-def _find_or_build(name: str, target: Target) -> ModuleType:
+def _find_or_build(name: str, target: Target, purpose: str) -> ModuleType:
     _check_switches()
     wanted = artefact_name(name, target)
     problems: list[str] = []
@@ -120,7 +122,7 @@ def _find_or_build(name: str, target: Target) -> ModuleType:
             return _import(found)
         except ImportError as error:
             problems.append(f"{found.directory} cannot be imported: {error}")
-    return _build(name, target, wanted, problems)[1]
+    return _build(name, target, wanted, problems, purpose)[1]
 
 
 def _check_switches() -> None:
@@ -169,27 +171,28 @@ def _compiler_hash(target: Target) -> str | None:
 # ---- building ------------------------------------------------------------------------------------------------------------------
 
 
-def _build(name: str, target: Target, wanted: str, problems: list[str]) -> tuple[cache.Artefact, ModuleType]:
+def _build(name: str, target: Target, wanted: str, problems: list[str], purpose: str = "") -> tuple[cache.Artefact, ModuleType]:
     """Build and publish, or wait for the process that does; returns the artefact and the loaded module.
 
     `problems` are those of earlier builds.
     """
+    use = f"for {target}{purpose and f', {purpose}'}"
     if not switch("JIT", True):
         unusable = "none that the caches hold can be used: " + "; ".join(problems)
         missing = f"no cache holds it (looked for {wanted}-* in {', '.join(map(str, cache.roots()))})"
         raise BuildDisabled(
-            f"HIPCONV_JIT=0 forbids building '{name}' for {target}, and {unusable if problems else missing}. Run `python -m hipconv build "
+            f"HIPCONV_JIT=0 forbids building '{name}' {use}, and {unusable if problems else missing}. Run `python -m hipconv build "
             f"{name} --arch {target.arch}` without HIPCONV_JIT=0 where this torch and a compiler are installed, or point HIPCONV_CACHE_DIR "
             "to where that was done."
         )
     for problem in problems:
         _say(f"building {name} for {target} again: {problem}")
-    targets.require_toolchain(target)
+    targets.require_toolchain(target, use)
     full_name = f"{wanted}-{_compiler_hash(target)}"
     if full_name in _failed:
         raise BuildError(_failed[full_name])
     root = cache.writable_root(full_name)
-    with cache.building(root, full_name, on_wait=lambda: _say(f"waiting for another process to build {name} for {target}")):
+    with cache.building(root, full_name, on_wait=lambda: _say(f"waiting for another process to build {name} {use}", always=bool(purpose))):
         found = cache.read(root / full_name)
         if found:
             with contextlib.suppress(ImportError):  # that one could not be imported before, either
@@ -197,7 +200,9 @@ def _build(name: str, target: Target, wanted: str, problems: list[str]) -> tuple
         with cache.staging(root, full_name) as staged, cache.literal(staged) as literal:
             started = time.monotonic()
             try:
-                with _progress(f"{name} for {target}"), _environment(targets.loader_environment(target, literal / "tools")):
+                files = len(registry.sources(registry.module(name), target.backend))
+                progress = _progress(f"{name} {use}", literal, files, announced=bool(purpose))
+                with progress, _environment(targets.loader_environment(target, literal / "tools")):
                     loaded = _load(name, target, literal, full_name)
                 meta = {
                     "module": name,
@@ -214,7 +219,7 @@ def _build(name: str, target: Target, wanted: str, problems: list[str]) -> tuple
                 return cache.publish(staged, full_name, meta, replace=found is not None), loaded
             except Exception as error:
                 pass_on(error)
-                why = _why_it_failed(name, target, root, literal, error)
+                why = _why_it_failed(name, target, use, root, literal, error)
                 if not any(isinstance(cause, OSError) for cause in causes(error)):  # such as a full disk, which may be mended
                     _failed[full_name] = why
                 raise BuildError(why) from None
@@ -266,7 +271,7 @@ def _copy(source: Path, destination: Path) -> None:
     shutil.copyfile(source, destination)
 
 
-def _why_it_failed(name: str, target: Target, root: Path, staged: Path, error: Exception) -> str:
+def _why_it_failed(name: str, target: Target, use: str, root: Path, staged: Path, error: Exception) -> str:
     text = str(error)
     for cause in causes(error):  # torch asks compilers who they are, and keeps for itself what those said that failed to answer
         if isinstance(cause, subprocess.CalledProcessError) and (said := (cause.output or b"").decode(errors="replace")) not in text:
@@ -279,7 +284,7 @@ def _why_it_failed(name: str, target: Target, root: Path, staged: Path, error: E
             text = text.replace(str(file.with_suffix(".cpp")), str(file))
     tools = ", ".join(f"{tool} = {place}" for tool, place in targets.compilers(target.backend).items())
     return (
-        f"building '{name}' for {target} failed ({type(error).__name__}).\n{text}\n"
+        f"building '{name}' {use} failed ({type(error).__name__}).\n{text}\n"
         f"Compilers: {tools}. Cache: {root}. torch {torch.__version__}.\n"
         "CXX chooses the host compiler; CUDA_HOME or ROCM_HOME the device compiler; HIPCONV_EXTRA_FLAGS adds flags; "
         "HIPCONV_VERBOSE=1 shows the commands. This process tries again when a source changes or hipconv.warmup() is called."
@@ -313,34 +318,46 @@ def _verbose() -> bool:
     return switch("VERBOSE", False)
 
 
-def _say(text: str) -> None:
-    """A line on a terminal, or wherever HIPCONV_VERBOSE asks for it; silence in pipes and logs."""
-    if sys.stderr and (sys.stderr.isatty() or _verbose()):
+def _say(text: str, *, always: bool = False) -> None:
+    """A line on a terminal, or wherever HIPCONV_VERBOSE asks for it; silence in pipes and logs, but for what they are `always` told."""
+    if sys.stderr and (always or sys.stderr.isatty() or _verbose()):
         print(f"hipconv: {text}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
-def _progress(what: str) -> Iterator[None]:
-    """Say what is being built and for how long: a line that counts the seconds on a terminal."""
+def _progress(what: str, staged: Path, files: int, *, announced: bool) -> Iterator[None]:
+    """Say what is being built and for how long.
+
+    A terminal shows a line that counts the seconds; pipes and logs get one when the build has taken _PATIENCE seconds, as somebody may
+    think that the process hangs, and one each minute from then on. What the user did not ask for is announced there, too.
+    """
     started = time.monotonic()
     done = threading.Event()
+    on_terminal = sys.stderr is not None and sys.stderr.isatty()
 
-    def count() -> None:
-        while not done.wait(1.0):
-            print(f"\rhipconv: building {what} … {time.monotonic() - started:.0f} s ", end="", file=sys.stderr, flush=True)
+    def report() -> None:
+        wait = 1.0 if on_terminal else _PATIENCE
+        with contextlib.suppress(OSError, ValueError):  # whoever listened has left
+            while not done.wait(wait):
+                so_far = f"{time.monotonic() - started:.0f} s, {sum(1 for _ in staged.glob('*.o'))} of {files} files"
+                if on_terminal:  # what it is for has been said, and the line is to fit
+                    print(f"\rhipconv: building {what.partition(',')[0]} … {so_far} ", end="", file=sys.stderr, flush=True)
+                else:
+                    _say(f"building {what} … {so_far} compiled", always=True)
+                    wait = 60.0
 
-    live = sys.stderr is not None and sys.stderr.isatty() and not _verbose()
-    counter = threading.Thread(target=count, daemon=True)
-    _say(f"building {what} (once; later processes load it from the cache)")
-    if live:
-        counter.start()
+    reporter = threading.Thread(target=report, daemon=True)
+    _say(f"building {what} (once; later processes load it from the cache)", always=announced)
+    if not _verbose():
+        reporter.start()
     outcome = "stopped building {what} after"
     try:
         yield
         outcome = "built {what} in"
     finally:
         done.set()
-        if live:
-            counter.join()
-            print("\r\x1b[K", end="", file=sys.stderr)
-        _say(f"{outcome.format(what=what)} {time.monotonic() - started:.1f} s")
+        if not _verbose():
+            reporter.join()
+            if on_terminal:
+                print("\r\x1b[K", end="", file=sys.stderr)
+        _say(f"{outcome.format(what=what)} {time.monotonic() - started:.1f} s", always=announced)

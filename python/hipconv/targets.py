@@ -208,8 +208,8 @@ def _ninja() -> str | None:
     return shutil.which("ninja", path=os.pathsep.join([*places, os.environ.get("PATH", os.defpath)]))
 
 
-def require_toolchain(target: Target) -> None:
-    """Raise MissingToolchain, naming each thing a build for `target` needs and lacks."""
+def require_toolchain(target: Target, use: str) -> None:
+    """Raise MissingToolchain, naming each thing that a build for `target` needs and lacks; `use` says what that is for."""
     missing = []
     hints = {
         "nvcc": "install the CUDA toolkit that matches your torch and set CUDA_HOME to it",
@@ -227,7 +227,7 @@ def require_toolchain(target: Target) -> None:
         missing.append(f"Python's headers (looked for {header}): Debian: apt-get install {package}")
     if missing:
         raise MissingToolchain(
-            f"to build for {target}, hipconv needs what this machine lacks:\n  - "
+            f"to build {use}, hipconv needs what this machine lacks:\n  - "
             + "\n  - ".join(missing)
             + "\nOr build on another machine with the same torch and Python (`python -m hipconv build --all --arch "
             + f"{target.arch}`), and set HIPCONV_CACHE_DIR here to a copy of its cache."
