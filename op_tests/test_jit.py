@@ -319,7 +319,7 @@ def test_hipconv_jit_0_deletes_nothing_and_says_what_is_wrong(warm: Probe) -> No
     except errors.BuildDisabled as error:
         print(error)
     try:
-        cache.clear()
+        cache.clear([])
     except ValueError as error:
         print(error)
     """
@@ -345,8 +345,7 @@ def test_nothing_of_another_user_is_deleted(warm: Probe) -> None:
     for place in (artefact, leftover):
         give_away(place)
     os.environ["HIPCONV_TRUST_CACHE"] = "1"
-    cache.reap(artefact.parent)
-    print(leftover.exists(), cache.clear() == ([], [artefact]), artefact.exists())
+    print(cache.clear([]) == ([], [artefact]), leftover.exists(), artefact.exists())
     print(cache.writable_root(artefact.name))
     """
     done = warm.script(GIVE_AWAY, script)
@@ -882,6 +881,19 @@ def test_hipconv_jit_0_forbids_a_build_and_says_what_to_do(warm: Probe) -> None:
     assert warm.compilations() == 0
 
 
+def test_a_switch_is_on_or_off(warm: Probe) -> None:
+    script = """
+    for name in ("JIT", "VERBOSE"):
+        os.environ[f"HIPCONV_{name}"] = "maybe"
+        try:
+            jit.module("probe", CPU)
+        except ValueError as error:
+            print(error)
+        os.environ[f"HIPCONV_{name}"] = ""
+    """
+    assert warm.python(script) == "".join(f"HIPCONV_{name}: got 'maybe', expected 0 or 1\n" for name in ("JIT", "VERBOSE"))
+
+
 def test_a_missing_toolchain_is_named_with_its_remedy(probe: Probe) -> None:
     hide = """
     import sysconfig
@@ -1018,7 +1030,7 @@ def test_cli_env_names_what_a_bug_report_needs(warm: Probe) -> None:
 
 
 def test_cli_builds_lists_and_clears_only_what_is_its_own(warm: Probe) -> None:
-    done = warm.cli("build", "probe", "--arch", "generic,wave64", "wave32", "--arch", "wave64")
+    done = warm.cli("build", "--arch", "generic,wave64", "wave32", "--arch", "wave64", "probe")
     assert done.returncode == 0, done.stderr
     assert warm.builds() == 2  # generic was there
     assert {line.partition(": ")[0] for line in done.stdout.splitlines()} == {
@@ -1040,7 +1052,8 @@ def test_cli_builds_lists_and_clears_only_what_is_its_own(warm: Probe) -> None:
         (warm.cache / name).write_text("mine")
     leftover = warm.cache / f".building-{warm.artefacts()[0].name}-x"
     leftover.mkdir()
-    assert warm.cli("clear", "another").stdout == "0 builds removed\n"
+    done = warm.cli("clear", "probe", "another")
+    assert done.returncode == 1 and "unknown module 'another'" in done.stderr and len(warm.artefacts()) > 3
     done = warm.cli("clear")
     assert done.returncode == 0, done.stderr
     assert "3 builds removed" in done.stdout
@@ -1075,16 +1088,33 @@ def test_cli_refuses_with_a_reason(probe: Probe) -> None:
         "module": refusal("build", "prob"),
         "nothing": refusal("build"),
         "command": refusal("bild"),
+        "swallowed": refusal("build", "--arch", "wave64", "probe", "prob"),
+        "to clear": refusal("clear", "prob"),
     }))
     """
     said = json.loads(probe.python(script))
-    assert {case: code for case, (code, _) in said.items()} == {"foreign": 1, "arch": 1, "module": 1, "nothing": 2, "command": 2}
+    assert {case for case, (code, _) in said.items() if code == 2} == {"nothing", "command"}
+    assert all(code in (1, 2) for code, _ in said.values())
     assert "build of torch" in said["foreign"][1]
     assert all(name in said["arch"][1] for name in ("z80", "gfx", "sm_", "wave64", "generic"))
-    assert "unknown module 'prob'" in said["module"][1] and "defines: probe" in said["module"][1]
+    for case in ("module", "to clear"):
+        assert "unknown module 'prob'" in said[case][1] and "defines: probe" in said[case][1]
+    assert "arch: got 'prob', expected gfx" in said["swallowed"][1]
     assert "--all" in said["nothing"][1]
     assert probe.compilations() == 0
     assert probe.cli("build", "prob").returncode == 1
+
+
+def test_cli_ends_quietly_when_nobody_reads_on(probe: Probe) -> None:
+    script = """
+    from hipconv.__main__ import main
+    reader, writer = os.pipe()
+    os.dup2(writer, 1), os.close(writer), os.close(reader)
+    sys.argv = ["hipconv", "list"]
+    sys.exit(main())
+    """
+    done = probe.script(script)
+    assert done.returncode == 128 + signal.SIGPIPE and done.stderr == ""
 
 
 # ---- the registry --------------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -67,6 +68,8 @@ def build(names: list[str], archs: list[str]) -> None:
     """Build modules ahead of time, for this machine or for named architectures."""
     wanted = [targets.parse(arch) for arch in archs] if archs else targets.of_machine()
     for name in names:
+        registry.module(name)  # none is built if one is unknown
+    for name in names:
         for target in wanted:
             if not registry.serves(registry.module(name), target.backend):
                 print(f"{name} for {target}: nothing to build, torch's own kernels serve it", flush=True)
@@ -78,16 +81,12 @@ def build(names: list[str], archs: list[str]) -> None:
 
 def clear(names: list[str]) -> None:
     """Delete cached builds."""
-    removed = 0
-    wanted: list[str | None] = [*names] or [None]
-    for name in wanted:
-        deleted, left = cache.clear(name)
-        for place in deleted:
-            print(f"removed {place}")
-        for place in left:
-            print(f"left {place}, which belongs to another user")
-        removed += len(deleted)
-    print(f"{removed} builds removed")
+    removed, left = cache.clear(names)
+    for place in removed:
+        print(f"removed {place}")
+    for place in left:
+        print(f"left {place}, which belongs to another user")
+    print(f"{len(removed)} builds removed")
 
 
 def demo() -> int:
@@ -123,23 +122,30 @@ def main() -> int:
     clear_parser.add_argument("modules", nargs="*", metavar="MODULE", help="names from `list`; all by default")
     arguments = parser.parse_args()
     try:
+        status = 0
         if arguments.command == "env":
             env()
         elif arguments.command == "list":
             list_modules()
         elif arguments.command == "demo":
-            return demo()
+            status = demo()
         elif arguments.command == "clear":
             clear(arguments.modules)
         else:
-            if not arguments.modules and not arguments.all:
+            words = [word for group in arguments.arch for word in group.split(",") if word]
+            names = arguments.modules + [word for word in words if word in registry.modules()]  # `--arch sm_90 copy`
+            if not names and not arguments.all:
                 build_parser.error("name modules, or --all")
-            archs = [arch for group in arguments.arch for arch in group.split(",") if arch]
-            build(list(registry.modules()) if arguments.all else arguments.modules, archs)
+            named = dict.fromkeys([*registry.modules(), *names] if arguments.all else names)
+            build(list(named), [word for word in words if word not in registry.modules()])
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `| head` has seen enough; Python still flushes when it ends
+        return 128 + signal.SIGPIPE
     except (JitError, OSError, ValueError) as error:
         print(f"hipconv: {error}", file=sys.stderr)
         return 1
-    return 0
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import hashlib
 import json
@@ -19,7 +19,7 @@ import tempfile
 from typing import IO, NamedTuple
 import warnings
 
-from . import _trust
+from . import _trust, registry
 from ._interruptions import pass_on
 from ._variables import switch
 from .errors import CacheUntrusted, CacheUnwritable
@@ -268,8 +268,13 @@ def _listing(root: Path, pattern: str) -> list[Path]:
 
 def listing() -> list[Artefact]:
     """Every artefact in every root."""
-    named = (place for root in filter(_trusted, roots()) for place in sorted(_listing(root, "*")) if _ARTEFACT_NAME.fullmatch(place.name))
-    return [artefact for place in named if (artefact := read(place))]
+    return [artefact for place, _ in _places() if (artefact := read(place))]
+
+
+def _places() -> list[tuple[Path, str]]:
+    """Every directory that is named as an artefact, and its module."""
+    named = ((place, _ARTEFACT_NAME.fullmatch(place.name)) for root in filter(_trusted, roots()) for place in sorted(_listing(root, "*")))
+    return [(place, match["module"]) for place, match in named if match and place.is_dir() and not place.is_symlink()]
 
 
 # ---- publishing ----------------------------------------------------------------------------------------------------------------
@@ -377,21 +382,22 @@ def publish(staged: Path, name: str, meta: dict, *, replace: bool = False) -> Ar
     return Artefact(final, meta)
 
 
-def clear(module: str | None = None) -> tuple[list[Path], list[Path]]:
-    """Delete the artefacts of one module, or all, and what killed builds left. Touches nothing else, nor what others own.
+def clear(modules: Sequence[str]) -> tuple[list[Path], list[Path]]:
+    """Delete the artefacts of some modules, or of all if none is named, and what killed builds left. Touches nothing else.
 
-    Returns what was deleted, and the artefacts that belong to others.
+    Returns what was deleted, and the artefacts that were not because they belong to other users.
     """
     if not switch("JIT", True):
         raise ValueError("HIPCONV_JIT: got '0', expected 1 to delete builds: with 0 none could be made in their place")
-    found = []
+    places = _places()
+    held = {module for _, module in places}  # some perhaps of earlier versions
+    for module in modules:
+        if module not in held:
+            registry.module(module)
     for root in filter(_trusted, roots()):
         reap(root)
-        for directory in _listing(root, "*"):
-            match = _ARTEFACT_NAME.fullmatch(directory.name)
-            if match and module in (None, match["module"]) and directory.is_dir() and not directory.is_symlink():
-                found.append(directory)
-    own = [directory for directory in found if _trust.ours(directory)]
-    for directory in own:
-        shutil.rmtree(directory)
-    return own, [directory for directory in found if directory not in own]
+    found = [place for place, module in places if module in (modules or held)]
+    own = [place for place in found if _trust.ours(place)]
+    for place in own:
+        shutil.rmtree(place)
+    return own, [place for place in found if place not in own]
