@@ -741,6 +741,20 @@ def test_a_read_only_cache_is_used_without_a_word(warm: Probe) -> None:
     assert warm.compilations() == 0
 
 
+@pytest.mark.parametrize("without_compiler", [{}, {"PATH": "/nonexistent", "CXX": None}], ids=["compiler", "no compiler"])
+def test_a_cache_that_cannot_be_read_is_named(warm: Probe, without_compiler: dict[str, str | None]) -> None:
+    script = """
+    next(cache.roots()).chmod(0)
+    try:
+        jit.module("probe", CPU)
+    except errors.BuildDisabled as error:
+        print(error)
+    """
+    refused = warm.python(UNPRIVILEGED, script, HIPCONV_JIT="0", **without_compiler)
+    warm.cache.chmod(0o755)
+    assert re.search(rf"none that the caches hold can be used: {warm.cache}\S* cannot be read", refused)
+
+
 def test_a_temporary_directory_that_others_can_write_is_never_used(warm: Probe) -> None:
     """There another user could leave a library for this one to run."""
     script = """

@@ -184,6 +184,8 @@ def candidates(name: str, compiler: str | None, problems: list[str]) -> Iterator
     """
     for root in filter(_trusted, roots()):
         by_any = compiler is None
+        if by_any and os.path.exists(root) and not os.access(root, os.R_OK | os.X_OK):
+            problems.append(f"{root} cannot be read")
         for directory in sorted(_listing(root, f"{name}-*"), key=_time_of, reverse=True) if by_any else [root / f"{name}-{compiler}"]:
             if artefact := read(directory, problems):
                 yield artefact
@@ -211,7 +213,7 @@ def read(directory: Path, problems: list[str] | None = None) -> Artefact | None:
         reason = untrusted or reason
     except OSError as error:
         pass_on(error)
-        if not os.path.lexists(directory):
+        if isinstance(error, FileNotFoundError) and not os.path.lexists(directory):
             return None
         reason = f"cannot be read: {error.strerror}"
     if problems is not None:
