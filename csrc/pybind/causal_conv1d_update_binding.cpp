@@ -303,8 +303,8 @@ void update(const std::vector<at::Tensor>& outs, const at::Tensor& x, const at::
     causal_conv1d_update(p, kernel, reinterpret_cast<void*>(*stream));
 }
 
-// The same past the dispatcher, which the caller knows to have nothing to do; or false, with nothing done, if there are gradients to
-// refuse.
+// The same past the dispatcher; or false, with nothing done, if there is something to do on the way: by the dispatcher, or to refuse
+// gradients.
 bool update_directly(const std::vector<at::Tensor>& outs, const at::Tensor& x, const at::Tensor& conv_state, const at::Tensor& weight,
                      const Optional& bias, bool use_silu, const Optional& conv_state_indices, const Optional& conv_state_indices_in,
                      const Optional& num_accepted_tokens, const Optional& query_start_loc, int64_t max_query_len,
@@ -314,7 +314,13 @@ bool update_directly(const std::vector<at::Tensor>& outs, const at::Tensor& x, c
                      const Optional& retrieve_next_sibling, const Optional& retrieve_parent_token, bool state_at_end,
                      bool zero_padding, const std::string& kernel, int64_t stream) {
     const auto given = [](const Optional& tensor) { return tensor ? &*tensor : nullptr; };
-    if (!nothing_to_record({&outs.front(), &conv_state, &x, &weight, given(bias)})) return false;
+    if (!nothing_to_record({&outs.front(), &conv_state, &x, &weight, given(bias)}) ||
+        !dispatcher_adds_nothing({&outs.front(), &outs[outs.size() / 2], &outs.back(), &x, &conv_state, &weight, given(bias),
+                                  given(conv_state_indices), given(conv_state_indices_in), given(num_accepted_tokens),
+                                  given(query_start_loc), given(block_idx_last_scheduled_token), given(initial_state_idx),
+                                  given(cache_seqlens), given(intermediate_conv_window), given(intermediate_state_indices),
+                                  given(retrieve_next_token), given(retrieve_next_sibling), given(retrieve_parent_token)}))
+        return false;
     update(outs, x, conv_state, weight, bias, use_silu, conv_state_indices, conv_state_indices_in, num_accepted_tokens, query_start_loc,
            max_query_len, pad_slot_id, block_idx_last_scheduled_token, initial_state_idx, cache_seqlens, intermediate_conv_window,
            intermediate_state_indices, retrieve_next_token, retrieve_next_sibling, retrieve_parent_token, state_at_end, zero_padding,
@@ -329,7 +335,6 @@ bool update_directly(const std::vector<at::Tensor>& outs, const at::Tensor& x, c
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
-    add_nothing_looks_on(m);
     m.def("causal_conv1d_update", &update);
     m.def("causal_conv1d_update_directly", &update_directly);
     m.def("causal_conv1d_update_kernels", &causal_conv1d_update_kernels);

@@ -241,7 +241,7 @@ bool varlen(const std::vector<at::Tensor>& tensors, const at::Tensor& x, const a
     return true;
 }
 
-// The same past the dispatcher, which the caller knows to have nothing to do; false also if there are gradients to refuse.
+// The same past the dispatcher; false also if there is something to do on the way: by the dispatcher, or to refuse gradients.
 bool varlen_directly(const std::vector<at::Tensor>& tensors, const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
                      const at::Tensor& conv_states, const at::Tensor& query_start_loc, const OptionalTensor& cache_indices,
                      const OptionalTensor& cache_indices_in, const OptionalTensor& has_initial_state,
@@ -250,7 +250,12 @@ bool varlen_directly(const std::vector<at::Tensor>& tensors, const at::Tensor& x
                      bool use_silu, std::optional<int64_t> pad_slot_id, std::optional<int64_t> null_block_id,
                      const std::string& dead_tokens, const std::string& kernel, const std::array<int64_t, 3>& tile, int64_t stream) {
     const auto given = [](const OptionalTensor& tensor) { return tensor ? &*tensor : nullptr; };
-    if (!nothing_to_record({&tensors.front(), &conv_states, &x, &weight, given(bias)})) return false;
+    const at::Tensor& last = tensors.back();
+    if (!nothing_to_record({&tensors.front(), &conv_states, &x, &weight, given(bias)}) ||
+        !dispatcher_adds_nothing({&tensors.front(), &tensors[tensors.size() / 2], &last, &x, &weight, given(bias), &conv_states,
+                                  &query_start_loc, given(cache_indices), given(cache_indices_in), given(has_initial_state),
+                                  given(block_idx_first), given(block_idx_last), given(initial_state_idx), given(num_computed_tokens)}))
+        return false;
     if (!varlen(tensors, x, weight, bias, conv_states, query_start_loc, cache_indices, cache_indices_in, has_initial_state, block_idx_first,
            block_idx_last, initial_state_idx, num_computed_tokens, block_size, use_silu, pad_slot_id, null_block_id, dead_tokens, kernel,
            tile, stream))
@@ -263,7 +268,6 @@ bool varlen_directly(const std::vector<at::Tensor>& tensors, const at::Tensor& x
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
-    add_nothing_looks_on(m);
     m.def("causal_conv1d_varlen", &varlen);
     m.def("causal_conv1d_varlen_directly", &varlen_directly);
     m.def("causal_conv1d_varlen_kernels", &causal_conv1d_varlen_kernels);

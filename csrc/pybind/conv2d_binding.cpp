@@ -214,9 +214,11 @@ at::Tensor run_new(const at::Tensor& x, const at::Tensor& weight, const Optional
 }
 
 // All that a call's preparation depends on but its plain arguments: equal for calls that are alike. Nothing if the tensors are
-// not all dense, of at most four axes and in one place: then the operator is to say what is wrong with them.
+// not all dense, of at most four axes and in one place: then the operator is to say what is wrong with them; nor if torch's
+// dispatcher would do more than come here.
 std::optional<py::bytes> key(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
                              const OptionalTensor& residual, const OptionalTensor& out) {
+    if (!dispatcher_adds_nothing({&x, &weight, address_of(bias), address_of(residual), address_of(out)}, true)) return std::nullopt;
     int64_t numbers[5 * 10 + 1];
     int count = 0;
     numbers[count++] = x.device().index();
@@ -263,7 +265,6 @@ std::optional<std::vector<Ints>> tiles(const std::string& algorithm, const std::
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     py::class_<Call>(m, "Call").def(py::init(&make_call));
-    add_nothing_looks_on<true>(m);
     m.def("conv2d", &run_new);
     m.def("conv2d_out", &run);
     m.def("conv2d_key", &key);

@@ -37,6 +37,14 @@ inline bool dispatcher_adds_nothing(c10::DispatchKeySet keys, bool autocasts) {
            !torch::autograd::ForwardADLevel::try_get_by_idx(0);
 }
 
+// The same of tensors that may be missing. Overrides in Python (__torch_function__) are the caller's to ask for.
+inline bool dispatcher_adds_nothing(std::initializer_list<const at::Tensor*> tensors, bool autocasts = false) {
+    c10::DispatchKeySet keys;
+    for (const at::Tensor* tensor : tensors)
+        if (tensor) keys = keys | tensor->key_set();
+    return dispatcher_adds_nothing(keys, autocasts);
+}
+
 // Whether reverse-mode autograd has no part in a call.
 inline bool nothing_to_record(std::initializer_list<const at::Tensor*> tensors) {
     if (!c10::GradMode::is_enabled()) return true;
@@ -72,11 +80,8 @@ inline int64_t current_stream(const at::Tensor& tensor) {
 }
 
 // Whether neither Python nor the dispatcher would do more than run the kernel.
-inline bool nothing_looks_on(std::initializer_list<const at::Tensor*> tensors, bool autocasts = false) {
-    c10::DispatchKeySet keys;
-    for (const at::Tensor* tensor : tensors)
-        if (tensor) keys = keys | tensor->key_set();
-    return !at::impl::torch_function_mode_enabled() && dispatcher_adds_nothing(keys, autocasts);
+inline bool nothing_looks_on(std::initializer_list<const at::Tensor*> tensors) {
+    return !at::impl::torch_function_mode_enabled() && dispatcher_adds_nothing(tensors);
 }
 
 // Python's objects as what they are; false if an object is something that only the way through the operator handles.
@@ -119,8 +124,7 @@ PyObject* with_python_errors(const Function& function) {
 }
 
 // The same of any number of Python's objects, tensors and None.
-template <bool autocasts>
-PyObject* nothing_looks_on(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+inline PyObject* nothing_looks_on(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     return with_python_errors([&] {
         c10::DispatchKeySet keys;
         for (Py_ssize_t k = 0; k < count; ++k) {
@@ -129,7 +133,8 @@ PyObject* nothing_looks_on(PyObject*, PyObject* const* arguments, Py_ssize_t cou
             if (!read(arguments[k], tensor)) return Py_NewRef(Py_False);
             keys = keys | tensor.key_set();
         }
-        return Py_NewRef(!at::impl::torch_function_mode_enabled() && dispatcher_adds_nothing(keys, autocasts) ? Py_True : Py_False);
+        const bool nothing = !at::impl::torch_function_mode_enabled() && dispatcher_adds_nothing(keys, false);
+        return Py_NewRef(nothing ? Py_True : Py_False);
     });
 }
 
@@ -146,12 +151,6 @@ inline void add_direct_call(pybind11::module_& module, const char* name, DirectC
     const auto untyped = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
     auto* definitions = new PyMethodDef[2]{{name, untyped, METH_FASTCALL, nullptr}, {}};  // Python keeps the pointer
     if (PyModule_AddFunctions(module.ptr(), definitions) != 0) throw pybind11::error_already_set();
-}
-
-// Gives the module the question that `torch_ops.kernels_for` asks. `autocasts`: its operators have kernels for autocast.
-template <bool autocasts = false>
-void add_nothing_looks_on(pybind11::module_& module) {
-    add_direct_call(module, "nothing_looks_on", nothing_looks_on<autocasts>);
 }
 
 }  // namespace hipconv

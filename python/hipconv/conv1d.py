@@ -47,7 +47,7 @@ def causal_conv1d_fwd(
 
     Runs on the current stream of `x`'s device and does not wait for it. CPU tensors are computed before the call returns.
     """
-    kernels = torch_ops.loaded_kernels("causal_conv1d", x)
+    kernels = torch_ops.kernels_for("causal_conv1d", x)
     if kernels is not None and kernels.causal_conv1d_fwd_directly(out, x, weight, bias, use_silu, kernel):
         return
     if not isinstance(use_silu, bool):
@@ -85,7 +85,7 @@ def causal_conv1d(
     Autocast leaves dtypes alone.
     """
     use_silu = uses_silu(activation)
-    kernels = torch_ops.loaded_kernels("causal_conv1d", x)
+    kernels = torch_ops.kernels_for("causal_conv1d", x)
     if kernels is not None:
         out = kernels.causal_conv1d_directly(x, weight, bias, use_silu, kernel)
         if out is not None:

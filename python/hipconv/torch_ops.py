@@ -15,6 +15,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
+from torch.overrides import has_torch_function_variadic
 
 from . import jit, targets, transforms
 
@@ -66,16 +67,14 @@ def stream(tensor: Tensor) -> int:
 
 
 def kernels_for(name: str, x: Tensor, *others: Tensor | None) -> ModuleType | None:
-    """The module `name` for x's device, if it is loaded and nobody looks on, neither in Python nor on the dispatcher's way; else None."""
-    kernels = loaded_kernels(name, x)
-    return kernels if kernels is not None and kernels.nothing_looks_on(x, *others) else None
+    """The module `name` for x's device, if it is loaded and nothing in Python looks on; else None.
 
-
-def loaded_kernels(name: str, x: Tensor) -> ModuleType | None:
-    """The module `name` for x's device, if it is loaded. Its functions named ``*_directly`` ask for themselves who looks on, and do
-    nothing then.
+    Its functions that come before or go past the operators ask torch's dispatcher the rest of the question, in C++, and do nothing if it
+    has something to do. (Those of the module causal_conv1d ask for Python too.)
     """
-    return None if type(x) is not Tensor or is_dynamo_compiling() else jit.loaded(name, x)
+    if type(x) is not Tensor or is_dynamo_compiling() or (others and has_torch_function_variadic(x, *others)):
+        return None
+    return jit.loaded(name, x)
 
 
 def refuse_derivatives(**tensors: Tensor | None) -> None:
@@ -164,13 +163,13 @@ def update_directly(
     `tensors` the options that are tensors, in the order of `_update`.
     """
     kernels = kernels_for("causal_conv1d_update", *inputs, *outs, *tensors)
-    if kernels is None:
-        refuse_derivatives(out=outs[0], **dict(zip(("x", "conv_state", "weight", "bias"), inputs, strict=True)))
-        return False
-    return kernels.causal_conv1d_update_directly(
+    if kernels is not None and kernels.causal_conv1d_update_directly(
         outs, *inputs, use_silu, *tensors[:4], max_query_len, pad_slot_id, *tensors[4:], state_at_end, zero_padding, kernel,
         stream(inputs[0]),
-    )  # fmt: skip
+    ):  # fmt: skip
+        return True
+    refuse_derivatives(out=outs[0], **dict(zip(("x", "conv_state", "weight", "bias"), inputs, strict=True)))
+    return False
 
 
 def _fake_of(operator: str) -> Callable[..., None]:
@@ -302,13 +301,13 @@ def varlen_directly(
 ) -> bool:
     """`_varlen` without the operator in front, or False if that has something to do. `options` are from `cache_indices` on."""
     kernels = kernels_for("causal_conv1d_varlen", *inputs, conv_states, query_start_loc, *outputs, *options[:7])
-    if kernels is None:
-        x, weight, bias = inputs
-        refuse_derivatives(out=outputs[0], conv_states=conv_states, x=x, weight=weight, bias=bias)
-        return False
-    return kernels.causal_conv1d_varlen_directly(
+    if kernels is not None and kernels.causal_conv1d_varlen_directly(
         outputs, *inputs, conv_states, query_start_loc, *options, "zero" if zero_padding else "leave", kernel, tile, stream(inputs[0])
-    )
+    ):
+        return True
+    x, weight, bias = inputs
+    refuse_derivatives(out=outputs[0], conv_states=conv_states, x=x, weight=weight, bias=bias)
+    return False
 
 
 for _operator in ("causal_conv1d_varlen", "causal_conv1d_varlen_split"):

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from . import jit, targets
-from .torch_ops import _library, _refuse_mixed_devices, loaded_kernels, stream
+from .torch_ops import _library, _refuse_mixed_devices, kernels_for, stream
 from .transforms import (
     SingleLevelFunction,
     apply,
@@ -93,7 +93,7 @@ def _forward_new(x, weight, bias, seq_idx, initial_states, return_final_states, 
 
 def _past_everything(x: Tensor, weight: Tensor, bias: Tensor | None, use_silu: bool) -> Tensor | None:
     """Rows without states, straight from the kernel; None if somebody looks on, or it does not serve them."""
-    kernels = None if x.dtype == torch.float64 else loaded_kernels("causal_conv1d", x)
+    kernels = None if x.dtype == torch.float64 else kernels_for("causal_conv1d", x)
     return None if kernels is None else kernels.causal_conv1d_directly(x, weight, bias, use_silu, "auto")
 
 
@@ -106,7 +106,7 @@ def _nobody_looks_on(*tensors: Tensor | None) -> bool:
     if is_dynamo_compiling():
         return False
     if _question is None:  # of the first call of a process
-        kernels = None if tensors[0] is None else loaded_kernels("causal_conv1d", tensors[0])
+        kernels = None if tensors[0] is None else kernels_for("causal_conv1d", tensors[0])
         if kernels is None:
             return False
         _question = kernels.nothing_looks_on
