@@ -160,6 +160,20 @@ def test_errors_are_the_originals_kinds_too(device: torch.device) -> None:
         update(x, state[..., :1], weight)
 
 
+def test_ids_on_another_device_are_refused() -> None:
+    """torch comes to the operators' fakes when any tensor is on the meta device."""
+    x, weight, _, _ = inputs(torch.device("cpu"))
+    ids = torch.zeros(2, 20, dtype=torch.int32, device="meta")
+    calls = (
+        lambda: plain.causal_conv1d_fwd_function(x, weight, None, ids, None, None, True),
+        lambda: plain.causal_conv1d_bwd_function(x, weight, None, x, ids, None, None, None, False, True),
+        lambda: plain.causal_conv1d_bwd_function(x, weight, None, x, ids, None, None, x.clone(), False, True),
+    )
+    for call in calls:
+        with pytest.raises(ValueError, match="seq_idx: got a tensor on meta, expected it on cpu"):
+            call()
+
+
 # ---- in a process of its own -----------------------------------------------------------------------------------------------------------
 
 INSTALL = """

@@ -139,7 +139,8 @@ def _causal_conv1d_states_fwd(out, final_states_out, x, weight, bias=None, seq_i
 
 @torch.library.register_fake("hipconv::causal_conv1d_states_fwd", lib=_library)
 def _causal_conv1d_states_fwd_fake(out, final_states_out, x, weight, bias=None, seq_idx=None, initial_states=None, use_silu=False):
-    _refuse_mixed_devices(x, out=out, weight=weight, bias=bias, final_states_out=final_states_out, initial_states=initial_states)
+    states = {"final_states_out": final_states_out, "initial_states": initial_states}
+    _refuse_mixed_devices(x, out=out, weight=weight, bias=bias, seq_idx=seq_idx, **states)
 
 
 # ---- backward ----------------------------------------------------------------------------------------------------------------------
@@ -171,8 +172,9 @@ def _causal_conv1d_bwd_out(
     return _backward(dx, x, weight, bias, dout, seq_idx, initial_states, dfinal_states, return_dinitial_states, use_silu, kernel_name)[1:]
 
 
-def _gradients_of_parameters(x, weight, bias, dout, initial_states, dfinal_states, return_dinitial_states):
-    _refuse_mixed_devices(x, weight=weight, bias=bias, dout=dout, initial_states=initial_states, dfinal_states=dfinal_states)
+def _gradients_of_parameters(x, weight, bias, dout, seq_idx, initial_states, dfinal_states, return_dinitial_states):
+    states = {"initial_states": initial_states, "dfinal_states": dfinal_states}
+    _refuse_mixed_devices(x, weight=weight, bias=bias, dout=dout, seq_idx=seq_idx, **states)
     nothing = x.new_empty(0)
     return (
         weight.new_empty(weight.shape),
@@ -186,7 +188,7 @@ def _causal_conv1d_bwd_fake(
     x, weight, bias, dout, seq_idx=None, initial_states=None, dfinal_states=None, return_dinitial_states=False, use_silu=False, *,
     kernel_name="auto",
 ):  # fmt: skip
-    rest = _gradients_of_parameters(x, weight, bias, dout, initial_states, dfinal_states, return_dinitial_states)
+    rest = _gradients_of_parameters(x, weight, bias, dout, seq_idx, initial_states, dfinal_states, return_dinitial_states)
     return torch.empty_like(x), *rest
 
 
@@ -196,7 +198,7 @@ def _causal_conv1d_bwd_out_fake(
     kernel_name="auto",
 ):  # fmt: skip
     _refuse_mixed_devices(x, dx=dx)
-    return _gradients_of_parameters(x, weight, bias, dout, initial_states, dfinal_states, return_dinitial_states)
+    return _gradients_of_parameters(x, weight, bias, dout, seq_idx, initial_states, dfinal_states, return_dinitial_states)
 
 
 # ---- derivatives -------------------------------------------------------------------------------------------------------------------
