@@ -543,10 +543,10 @@ _X = (2, 6, 10)
 
 BAD_CALLS: dict[str, tuple[Callable[[], dict], type[Exception], list[str]]] = {
     # what is changed from a good call; the error; words of its text: the argument, what it was, what was expected
-    "x is a list": (lambda: {"x": [1.0]}, TypeError, ["x:", "list", "torch.Tensor"]),
-    "out is None": (lambda: {"out": None}, TypeError, ["out:", "NoneType", "torch.Tensor"]),
-    "bias is a float": (lambda: {"bias": 1.0}, TypeError, ["bias:", "float", "torch.Tensor"]),
-    "weight is a string": (lambda: {"weight": "w"}, TypeError, ["weight:", "str", "torch.Tensor"]),
+    "x is a list": (lambda: {"x": [1.0]}, TypeError, ["x:", "[1.0]", "torch.Tensor"]),
+    "out is None": (lambda: {"out": None}, TypeError, ["out:", "None,", "torch.Tensor"]),
+    "bias is a float": (lambda: {"bias": 1.0}, TypeError, ["bias:", "1.0", "torch.Tensor or None"]),
+    "weight is a string": (lambda: {"weight": "w"}, TypeError, ["weight:", "'w'", "torch.Tensor"]),
     "use_silu is a string": (lambda: {"use_silu": "silu"}, TypeError, ["use_silu:", "'silu'", "bool"]),
     "kernel is a number": (lambda: {"kernel": 3}, TypeError, ["kernel:", "3", "string"]),
     "kernel is unknown": (lambda: {"kernel": "fastest"}, ValueError, ["kernel:", "'fastest'", "'auto'"]),

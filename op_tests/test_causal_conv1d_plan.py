@@ -193,5 +193,5 @@ def test_bad_input_is_refused_by_name(name: str) -> None:
 @pytest.mark.parametrize("name", ["x", "weight", "bias", "out"])
 def test_what_is_no_tensor_is_refused_by_name(name: str) -> None:
     arguments: dict[str, Any] = {"x": meta(2, 6, 10), "weight": meta(6, 4)}
-    with pytest.raises(TypeError, match=f"^{name}: got list, expected a torch.Tensor"):
+    with pytest.raises(TypeError, match=rf"^{name}: got \[1.0\], expected a torch.Tensor"):
         hipconv.causal_conv1d_plan(**(arguments | {name: [1.0]}))

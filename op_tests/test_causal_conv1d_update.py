@@ -1013,20 +1013,20 @@ BAD_CALLS: dict[str, tuple[Callable[[], dict], type[Exception], list[str]]] = {
     "starts of two dimensions": (
         lambda: {"x": zeros(2, 6), "query_start_loc": ints(0, 1, 2)[None]}, ValueError, ["query_start_loc:", "(1, 3)"],
     ),
-    "x is None": (lambda: {"x": None}, TypeError, ["x:", "NoneType", "torch.Tensor"]),
-    "x is a list": (lambda: {"x": [1.0]}, TypeError, ["x:", "list", "torch.Tensor"]),
-    "conv_state is None": (lambda: {"conv_state": None}, TypeError, ["conv_state:", "NoneType", "torch.Tensor"]),
-    "weight is a list": (lambda: {"weight": [1.0]}, TypeError, ["weight:", "list", "torch.Tensor"]),
+    "x is None": (lambda: {"x": None}, TypeError, ["x:", "None,", "torch.Tensor"]),
+    "x is a list": (lambda: {"x": [1.0]}, TypeError, ["x:", "[1.0]", "torch.Tensor"]),
+    "conv_state is None": (lambda: {"conv_state": None}, TypeError, ["conv_state:", "None,", "torch.Tensor"]),
+    "weight is a list": (lambda: {"weight": [1.0]}, TypeError, ["weight:", "[1.0]", "torch.Tensor"]),
     "bias is a number": (lambda: {"bias": 1.0}, TypeError, ["bias:", "1.0", "torch.Tensor or None"]),
-    "indices are a list": (lambda: {"conv_state_indices": [0, 1]}, TypeError, ["conv_state_indices:", "list", "torch.Tensor or None"]),
-    "windows are a string": (lambda: {"intermediate_conv_window": "w"}, TypeError, ["intermediate_conv_window:", "str", "torch.Tensor"]),
-    "out is a tuple": (lambda: {"out": (1, 2, 3)}, TypeError, ["out:", "tuple", "torch.Tensor or None"]),
+    "indices are a list": (lambda: {"conv_state_indices": [0, 1]}, TypeError, ["conv_state_indices:", "[0, 1]", "torch.Tensor or None"]),
+    "windows are a string": (lambda: {"intermediate_conv_window": "w"}, TypeError, ["intermediate_conv_window:", "'w'", "torch.Tensor"]),
+    "out is a tuple": (lambda: {"out": (1, 2, 3)}, TypeError, ["out:", "(1, 2, 3)", "torch.Tensor or None"]),
     "pad_slot_id is a float": (lambda: {"pad_slot_id": 1.5}, TypeError, ["pad_slot_id:", "1.5", "int or None"]),
     "pad_slot_id is a bool": (lambda: {"pad_slot_id": True}, TypeError, ["pad_slot_id:", "True", "int or None"]),
     "pad_slot_id is huge": (lambda: {"pad_slot_id": 1 << 70}, TypeError, ["pad_slot_id:", str(1 << 70), "64 bits"]),
     "null_block_id is a bool": (lambda: {"null_block_id": False}, TypeError, ["null_block_id:", "False", "int or None"]),
     "max_query_len is a float": (lambda: {"max_query_len": 1.5}, TypeError, ["max_query_len:", "1.5", "an int"]),
-    "kernel is None": (lambda: {"kernel": None}, TypeError, ["kernel:", "NoneType", "a str"]),
+    "kernel is None": (lambda: {"kernel": None}, TypeError, ["kernel:", "None,", "a string"]),
 }  # fmt: skip
 
 
@@ -1056,14 +1056,22 @@ def test_bad_input_is_refused_by_name_and_writes_nothing(device: torch.device, n
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        ({"x": None}, TypeError, "x: got NoneType, expected a torch.Tensor"),
+        ({"x": None}, TypeError, "x: got None, expected a torch.Tensor"),
         ({"x": zeros(6)}, ValueError, r"x: got shape \(6,\), expected 2 or 3 dimensions"),
         ({"k_dim": 2.0}, TypeError, "k_dim: got 2.0, expected an int"),
-        ({"v_dim": None}, TypeError, "v_dim: got NoneType, expected an int"),
+        ({"v_dim": None}, TypeError, "v_dim: got None, expected an int"),
         ({"k_dim": 3}, ValueError, r"k_dim, v_dim: got 3 and 2, expected 2 \* k_dim \+ v_dim"),
-        ({"out": zeros(2, 6)}, TypeError, "out: got Tensor, expected a tuple of three torch.Tensor"),
-        ({"out": (zeros(2, 2), zeros(2, 2))}, TypeError, "out: got tuple, expected a tuple of three torch.Tensor"),
-        ({"out": (zeros(2, 2), zeros(2, 2), None)}, TypeError, "out: got tuple, expected a tuple of three torch.Tensor"),
+        ({"out": zeros(2, 6)}, TypeError, r"out: got a torch.float32 tensor of shape \(2, 6\), expected a tuple of three torch.Tensor"),
+        (
+            {"out": (zeros(2, 2), zeros(2, 2))},
+            TypeError,
+            r"out: got \(a torch.float32 tensor of shape \(2, 2\), a .*\), expected a tuple of three torch.Tensor",
+        ),
+        (
+            {"out": (zeros(2, 2), zeros(2, 2), None)},
+            TypeError,
+            r"out: got \(a .*, a .* of shape \(2, 2\), None\), expected a tuple of three torch.Tensor",
+        ),
         ({"out": (zeros(2, 2), zeros(3, 2), zeros(2, 2))}, ValueError, r"k: got shape \(3, 2\), expected \(tokens, channels\)"),
     ],
 )

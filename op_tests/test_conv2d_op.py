@@ -218,8 +218,8 @@ def test_runs_on_the_current_stream_and_device() -> None:
 _X, _WEIGHT = (2, 6, 8, 9), (4, 3, 3, 3)
 
 BAD: dict[str, tuple[dict[str, Any], type[Exception] | tuple[type[Exception], ...], str]] = {
-    "x is no tensor": ({"x": [1.0]}, TypeError, r"^x: got list, expected a torch.Tensor"),
-    "bias is no tensor": ({"bias": 0.0}, TypeError, r"^bias: got float, expected a torch.Tensor"),
+    "x is no tensor": ({"x": [1.0]}, TypeError, r"^x: got \[1.0\], expected a torch.Tensor"),
+    "bias is no tensor": ({"bias": 0.0}, TypeError, r"^bias: got 0.0, expected a torch.Tensor or None"),
     "x of five axes": ({"x": zeros(1, *_X)}, ValueError, r"^x: got shape \(1, 2, 6, 8, 9\), expected \(batch, channels, height, width\)"),
     "x of two axes": ({"x": zeros(8, 9)}, ValueError, r"^x: got shape \(8, 9\)"),
     "weight of three axes": ({"weight": zeros(4, 3, 3)}, ValueError, r"^weight: got shape \(4, 3, 3\), expected \(out_channels"),

@@ -1,74 +1,157 @@
-"""Checks of arguments that the public functions share. Each error names the argument, what it was and what was expected."""
+"""Checks of arguments that the public functions share. Each error names the argument, what it was and what was expected.
+
+Where a call may be a few microseconds in all, they come when it has failed: ``raise wrong_kind(function, locals()) or error``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Set
+from numbers import Integral, Number
+import reprlib
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
-def require_tensors(**arguments: object) -> None:
-    """Raise TypeError for the first that is not a tensor."""
-    for name, value in arguments.items():
-        if not isinstance(value, Tensor):
-            raise TypeError(f"{name}: got {type(value).__name__}, expected a torch.Tensor")
+class _Brief(reprlib.Repr):
+    """`repr`, but short: of tensors only the dtype and shape, and of objects that are not Python's own or torch's only the type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = self.maxdict = 2
+        self.maxlist = self.maxtuple = 4
+        self.maxstring = self.maxother = 50
+
+    def repr(self, x: Any) -> str:
+        text = super().repr(x)
+        return text if len(text) <= 150 else f"{text[:150]}..."
+
+    def repr1(self, x: Any, level: int) -> str:
+        if isinstance(x, Tensor):
+            return f"a {x.dtype} tensor of shape {tuple(x.shape)}"
+        if isinstance(x, int) and x.bit_length() > 256:  # of which Python may refuse to print all digits
+            return f"an int of {x.bit_length()} bits"
+        if type(x).__module__ not in ("builtins", "torch") and not isinstance(x, Number):
+            return f"an object of type {type(x).__name__}"
+        return super().repr1(x, level)
 
 
-def require_optional_tensors(**arguments: object) -> None:
-    """Raise TypeError for the first that is neither None nor a tensor."""
-    require_tensors(**{name: value for name, value in arguments.items() if value is not None})
+describe = _Brief().repr  # what an object is, for a message
 
 
-def wants_silu(activation: str | bool | None) -> bool:
-    """Whether an `activation` argument, as the inference servers pass it, means SiLU."""
-    if activation is None or activation is False:
-        return False
-    if activation is True or activation in ("silu", "swish"):
-        return True
-    raise ValueError(f"activation: got {activation!r}, expected None, a bool, 'silu' or 'swish'")
+# ---- kinds -------------------------------------------------------------------------------------------------------------------------
 
 
-def require_int_or_none(**arguments: object) -> None:
-    """Raise TypeError for the first that is neither None nor an int."""
-    for name, value in arguments.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise TypeError(f"{name}: got {value!r}, expected an int or None")
+def _is_int(value: object) -> bool:
+    """numpy's integers are numbers too."""
+    return isinstance(value, (Integral, torch.SymInt)) and not isinstance(value, bool)
 
 
-# What the annotation of a public function's parameter promises: a test, and the words of an error.
+def _is_flag(value: object) -> bool:
+    """None is no, as 0 is; numpy's bools are meant too."""
+    return value is None or type(value).__name__ in ("bool", "bool_") or (isinstance(value, int) and value in (0, 1))
+
+
+def _is_one_or_more_ints(value: object) -> bool:
+    return _is_int(value) or (isinstance(value, Sequence) and not isinstance(value, str) and all(map(_is_int, value)))
+
+
+# What the annotation of a public function's parameter promises, part by part: a test, and the words of an error.
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "None": (lambda value: value is None, "None"),
     "Tensor": (lambda value: isinstance(value, Tensor), "a torch.Tensor"),
-    "Tensor | None": (lambda value: value is None or isinstance(value, Tensor), "a torch.Tensor or None"),
-    "tuple[Tensor, Tensor, Tensor] | None": (
-        lambda value: (
-            value is None or (isinstance(value, (tuple, list)) and len(value) == 3 and all(isinstance(part, Tensor) for part in value))
-        ),
-        "a tuple of three torch.Tensor, for q, k and v, or None",
+    "tuple[Tensor, Tensor, Tensor]": (
+        lambda value: isinstance(value, (tuple, list)) and len(value) == 3 and all(isinstance(part, Tensor) for part in value),
+        "a tuple of three torch.Tensor, for q, k and v",
     ),
-    "int": (lambda value: _is_int64(value), "an int of 64 bits"),
-    "int | None": (lambda value: value is None or _is_int64(value), "an int of 64 bits or None"),
-    "str": (lambda value: isinstance(value, str), "a str"),
+    "bool": (_is_flag, "a bool"),
+    "int": (lambda value: _is_int(value) and (isinstance(value, torch.SymInt) or -(2**63) <= value < 2**63), "an int of 64 bits"),
+    "Ints": (_is_one_or_more_ints, "an int or a pair of integers"),
+    "Padding": (lambda value: isinstance(value, str) or _is_one_or_more_ints(value), "a string, an int or a tuple of integers"),
+    "str": (lambda value: isinstance(value, str), "a string"),
+    "Sequence[str]": (
+        lambda value: isinstance(value, (Sequence, Set, Mapping)) and not isinstance(value, str) and all(isinstance(v, str) for v in value),
+        "a list of strings",
+    ),
+    "torch.device": (lambda value: isinstance(value, torch.device), "a torch.device"),
+    "torch.dtype": (lambda value: isinstance(value, torch.dtype), "a torch.dtype"),
 }
 
 
-def _is_int64(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
-
-
-def wrong_kind(function: Callable, arguments: Mapping[str, object]) -> TypeError | None:
+def wrong_kind(function: Callable, arguments: Mapping[str, object]) -> TypeError | ValueError | None:
     """The error that names the first argument of `function` that is not of the annotated kind, if one is; else None.
 
-    For calls that fail anyway: one that succeeds pays nothing to have its arguments checked.
+    Also that a string is no name, which C++ might be unable to print.
     """
     for name, annotation in function.__annotations__.items():
-        if name == "return" or annotation not in _KINDS:
+        kinds = [_KINDS.get(kind) for kind in annotation.split(" | ")]
+        if name == "return" or None in kinds:
             continue
         value = arguments[name]
-        is_right, expected = _KINDS[annotation]
-        if not is_right(value):
-            got = repr(value) if isinstance(value, (int, float)) else type(value).__name__
-            return TypeError(f"{name}: got {got}, expected {expected}")
+        if not any(kind[0](value) for kind in kinds if kind):
+            return TypeError(f"{name}: got {describe(value)}, expected {' or '.join(kind[1] for kind in kinds if kind)}")
+        if isinstance(value, str) and not (value.isascii() and len(value) <= 50):
+            return ValueError(f"{name}: got {describe(value)}, expected one of the names that the documentation of {function.__name__} has")
+    return None
+
+
+def require_kinds(function: Callable, arguments: Mapping[str, object]) -> None:
+    """Raise what `wrong_kind` finds: before the work, where a call takes long anyway."""
+    error = wrong_kind(function, arguments)
+    if error:
+        raise error
+
+
+def require_int_or_none(**arguments: object) -> None:
+    """Raise TypeError for the first that is neither None nor an int: C++ would take a bool for one."""
+    for name, value in arguments.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise TypeError(f"{name}: got {describe(value)}, expected an int or None")
+
+
+def flag(name: str, value: object) -> bool:
+    """An argument that says yes or no."""
+    if not _is_flag(value):
+        raise TypeError(f"{name}: got {describe(value)}, expected a bool")
+    return bool(value)
+
+
+# ---- activations -------------------------------------------------------------------------------------------------------------------
+
+SILU = {None: False, "silu": True, "swish": True}
+
+
+def uses_silu(activation: str | None) -> bool:
+    """What an `activation` argument means; ValueError if nothing."""
+    try:
+        return SILU[activation]
+    except (KeyError, TypeError):  # what cannot be hashed is no key either
+        raise ValueError(f"activation: got {describe(activation)}, expected None, 'silu' or 'swish'") from None
+
+
+def wants_silu(activation: str | bool | None) -> bool:
+    """The same of an `activation` as the inference servers pass it."""
+    if activation is None or activation is False:
+        return False
+    try:
+        return activation is True or SILU[activation]
+    except (KeyError, TypeError):
+        raise ValueError(f"activation: got {describe(activation)}, expected None, a bool, 'silu' or 'swish'") from None
+
+
+# ---- shapes ------------------------------------------------------------------------------------------------------------------------
+
+
+def wrong_rows(x: Tensor, weight: Tensor) -> ValueError | None:
+    """Why x is not (batch, dim, seqlen), or weight not (dim, width), if so; in the words of C++."""
+    if x.dim() != 3:
+        return ValueError(f"x: got shape {tuple(x.shape)}, expected 3 dimensions (batch, dim, seqlen)")
+    if weight.dim() != 2:
+        return ValueError(f"weight: got shape {tuple(weight.shape)}, expected 2 dimensions (dim, width)")
+    dim = x.shape[1]
+    if weight.shape[0] != dim or weight.shape[1] < 1:
+        return ValueError(f"weight: got shape {tuple(weight.shape)}, expected (dim, width) = ({dim}, width >= 1), dim being x.size(1)")
     return None
 
 
@@ -76,4 +159,57 @@ def wrong_parts(x: Tensor, is_shaped: bool, axes: str, k_dim: int, v_dim: int) -
     """Why the channels of x, if it has any, cannot be split into q and k of `k_dim` and v of `v_dim` channels."""
     if not is_shaped:
         return ValueError(f"x: got shape {tuple(x.shape)}, expected {axes}")
-    return ValueError(f"k_dim, v_dim: got {k_dim} and {v_dim}, expected 2 * k_dim + v_dim = dim of x, whose shape is {tuple(x.shape)}")
+    return ValueError(
+        f"k_dim, v_dim: got {describe(k_dim)} and {describe(v_dim)}, expected 2 * k_dim + v_dim = dim of x, whose shape is {tuple(x.shape)}"
+    )
+
+
+def require_floats(**tensors: Tensor | None) -> None:
+    """Raise TypeError for the first that does not hold floating-point numbers."""
+    for name, tensor in tensors.items():
+        if tensor is not None and not tensor.is_floating_point():
+            raise TypeError(f"{name}: got dtype {tensor.dtype}, expected a floating-point one, such as torch.float32")
+
+
+def require_integers(**tensors: Tensor | None) -> None:
+    """Raise TypeError for the first that does not hold integers; bools are none."""
+    for name, tensor in tensors.items():
+        if tensor is not None and (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool):
+            raise TypeError(f"{name}: got dtype {tensor.dtype}, expected integers, such as torch.int32")
+
+
+def wrong_layout(name: str, tensor: Tensor) -> TypeError:
+    """The error for a tensor that is not dense."""
+    return TypeError(f"{name}: got a tensor of layout {tensor.layout}, expected a dense one (torch.strided)")
+
+
+def require_dense(**tensors: Tensor | None) -> None:
+    """Raise TypeError for the first that is not."""
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.layout is not torch.strided:
+            raise wrong_layout(name, tensor)
+
+
+def require_shape(name: str, tensor: Tensor, shape: tuple[int, ...], axes: str, like: Tensor) -> None:
+    """Raise ValueError or TypeError for a tensor that is not dense, of this shape and on the device of `like`."""
+    require_dense(**{name: tensor})
+    if tuple(tensor.shape) != shape:
+        raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected {axes} = {shape}")
+    if tensor.device != like.device:
+        raise ValueError(f"{name}: got a tensor on {tensor.device}, expected it on {like.device}")
+
+
+def wrong_output(name: str, out: Tensor | None) -> TypeError | ValueError | None:
+    """Why torch will not write into a tensor, if so; or, where it was asked to, has not."""
+    if out is None:
+        return None
+    if out.layout is not torch.strided:
+        return wrong_layout(name, out)
+    if any(size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride(), strict=True)):
+        return ValueError(
+            f"{name}: got strides {out.stride()} for shape {tuple(out.shape)}, expected each element to have memory of its own (not an "
+            "expanded tensor)"
+        )
+    if out.requires_grad and out.is_leaf and torch.is_grad_enabled():
+        return ValueError(f"{name}: got a leaf that requires grad, expected a tensor to write into, or torch.no_grad()")
+    return None

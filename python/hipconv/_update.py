@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import torch_ops
-from ._arguments import require_int_or_none, wants_silu, wrong_kind, wrong_parts
+from ._arguments import flag, require_int_or_none, wants_silu, wrong_kind, wrong_parts
 from ._serving_checks import check_update_values, refuse_capture
 
 
@@ -126,11 +126,13 @@ def causal_conv1d_update(
         longest = -1 if max_query_len is None else max_query_len
         result = torch.empty_like(x) if out is None else out
         inputs = (x, conv_state, weight, bias)
-        if validate_data:
+        if validate_data is not False and flag("validate_data", validate_data):
             _validate([result], inputs, tensors, longest, (pad_slot_id, null_block_id), kernel)
         if not torch_ops.update_directly(
             [result], inputs, use_silu, tensors, longest, pad, state_at_end=False, zero_padding=out is None, kernel=kernel
         ):
+            if x is None:  # to the operator: that `out` holds x
+                raise TypeError("x: got None, expected a torch.Tensor")
             torch.ops.hipconv.causal_conv1d_update.default(
                 result, None if out is x else x, *inputs[1:], use_silu, zero_padding=out is None, kernel_name=kernel,
                 **_options(tensors, longest, pad),
@@ -207,7 +209,7 @@ def causal_conv1d_update_split_qkv(
         else:
             q, k, v = out
         inputs = (x, conv_state, weight, bias)
-        if validate_data:
+        if validate_data is not False and flag("validate_data", validate_data):
             _validate([q, k, v], inputs, tensors, longest, (pad_slot_id, null_block_id), kernel)
         if not torch_ops.update_directly(
             [q, k, v], inputs, use_silu, tensors, longest, pad, state_at_end=False, zero_padding=out is None, kernel=kernel

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from . import torch_ops, training, transforms
-from ._arguments import require_optional_tensors, require_tensors
+from ._arguments import describe, flag, uses_silu, wrong_kind
 
 
 def causal_conv1d_fwd(
@@ -47,14 +47,14 @@ def causal_conv1d_fwd(
 
     Runs on the current stream of `x`'s device and does not wait for it. CPU tensors are computed before the call returns.
     """
-    kernels = torch_ops.kernels_for("causal_conv1d", x)
-    if kernels is not None and kernels.causal_conv1d_fwd_directly(out, x, weight, bias, use_silu, kernel):
-        return
-    if not isinstance(use_silu, bool):
-        raise TypeError(f"use_silu: got {use_silu!r}, expected a bool")
-    _require_tensors_and_kernel(kernel, bias, out=out, x=x, weight=weight)
-    torch_ops.refuse_derivatives(out=out, x=x, weight=weight, bias=bias)
-    torch.ops.hipconv.causal_conv1d_fwd.default(out, x, weight, bias, use_silu, kernel_name=kernel)
+    try:
+        kernels = torch_ops.kernels_for("causal_conv1d", x)
+        if kernels is not None and kernels.causal_conv1d_fwd_directly(out, x, weight, bias, use_silu, kernel):
+            return
+        torch_ops.refuse_derivatives(out=out, x=x, weight=weight, bias=bias)
+        torch.ops.hipconv.causal_conv1d_fwd.default(out, x, weight, bias, flag("use_silu", use_silu), kernel_name=kernel)
+    except Exception as error:
+        raise wrong_kind(causal_conv1d_fwd, locals()) or error from None
 
 
 def causal_conv1d(
@@ -85,32 +85,18 @@ def causal_conv1d(
     Autocast leaves dtypes alone.
     """
     use_silu = uses_silu(activation)
-    kernels = torch_ops.kernels_for("causal_conv1d", x)
-    if kernels is not None:
-        out = kernels.causal_conv1d_directly(x, weight, bias, use_silu, kernel)
-        if out is not None:
-            return out
-    _require_tensors_and_kernel(kernel, bias, x=x, weight=weight)
-    derivative, transform = transforms.wants_derivative(x, weight, bias), transforms.in_torch_func()
-    if derivative or transform:
-        if kernel != "auto":
-            where = "with tensors that require grad" if derivative else "within a transform of torch.func"
-            raise ValueError(f"kernel: got '{kernel}' {where}, expected 'auto'")
-        return training.causal_conv1d_with_states(x, weight, bias, None, None, False, use_silu)[0]
-    return torch.ops.hipconv.causal_conv1d.default(x, weight, bias, use_silu, kernel_name=kernel)
-
-
-def _require_tensors_and_kernel(kernel: object, bias: object, **tensors: object) -> None:
-    require_tensors(**tensors)
-    require_optional_tensors(bias=bias)
-    if not isinstance(kernel, str):
-        raise TypeError(f"kernel: got {kernel!r}, expected a string")
-
-
-def uses_silu(activation: str | None) -> bool:
-    """What an `activation` argument means; ValueError if nothing."""
-    if activation is None:
-        return False
-    if activation == "silu" or activation == "swish":
-        return True
-    raise ValueError(f"activation: got {activation!r}, expected None, 'silu' or 'swish'")
+    try:
+        kernels = torch_ops.kernels_for("causal_conv1d", x)
+        if kernels is not None:
+            out = kernels.causal_conv1d_directly(x, weight, bias, use_silu, kernel)
+            if out is not None:
+                return out
+        derivative, transform = transforms.wants_derivative(x, weight, bias), transforms.in_torch_func()
+        if derivative or transform:
+            if kernel != "auto":
+                where = "with tensors that require grad" if derivative else "within a transform of torch.func"
+                raise ValueError(f"kernel: got {describe(kernel)} {where}, expected 'auto'")
+            return training.causal_conv1d_with_states(x, weight, bias, None, None, False, use_silu)[0]
+        return torch.ops.hipconv.causal_conv1d.default(x, weight, bias, use_silu, kernel_name=kernel)
+    except Exception as error:
+        raise wrong_kind(causal_conv1d, locals()) or error from None

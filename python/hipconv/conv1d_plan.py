@@ -7,9 +7,8 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from ._arguments import require_tensors
+from ._arguments import uses_silu, wrong_kind
 from ._plans import distinct_bytes, module_for, si, target_of
-from .conv1d import uses_silu
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,12 +72,14 @@ def causal_conv1d_plan(
             looked at.
         hipconv.errors.JitError: the module had to be built and could not be.
     """
-    optional = {name: tensor for name, tensor in (("bias", bias), ("out", out)) if tensor is not None}
-    require_tensors(x=x, weight=weight, **optional)
-    planned_for = target_of(x, target)
-    module = module_for("causal_conv1d", planned_for)
-    into = torch.empty_like(x, device="meta") if out is None else out
-    choice, form, chosen_by, serves = module.causal_conv1d_plan(into, x, weight, bias, uses_silu(activation), kernel)
+    use_silu = uses_silu(activation)
+    try:
+        planned_for = target_of(x, target)
+        module = module_for("causal_conv1d", planned_for)
+        into = torch.empty_like(x, device="meta") if out is None else out
+        choice, form, chosen_by, serves = module.causal_conv1d_plan(into, x, weight, bias, use_silu, kernel)
+    except Exception as error:
+        raise wrong_kind(causal_conv1d_plan, locals()) or error from None
     inputs = [tensor for tensor in (x, weight, bias) if tensor is not None]
     return Conv1dPlan(
         target=str(planned_for),

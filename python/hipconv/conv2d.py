@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from . import conv2d_geometry, conv2d_ops, conv2d_router
-from ._arguments import require_optional_tensors, require_tensors
+from ._arguments import wrong_kind, wrong_output
 from .conv2d_geometry import Ints, Padding
 
 
@@ -67,23 +67,31 @@ def conv2d(
 
     Runs on the current stream of `x`'s device and does not wait for it. CPU tensors are computed before the call returns.
     """
-    if not (isinstance(x, Tensor) and isinstance(weight, Tensor)):
-        require_tensors(x=x, weight=weight)
-    for optional in (bias, residual, out):
-        if optional is not None and not isinstance(optional, Tensor):
-            require_optional_tensors(bias=bias, residual=residual, out=out)
-    kernel = conv2d_geometry.kernel_size(weight.shape)
+    try:
+        kernel = conv2d_geometry.kernel_size(weight.shape)
+    except (AttributeError, ValueError) as error:
+        raise wrong_kind(conv2d, locals()) or error from None
     if torch.compiler.is_compiling():
         o = conv2d_geometry.options(kernel, stride, padding, dilation, groups, padding_mode, activation)
     else:
-        hashable = [tuple(value) if isinstance(value, list) else value for value in (stride, padding, dilation)]
-        o = conv2d_geometry.cached_options(kernel, *hashable, groups, padding_mode, activation)
-    if not isinstance(algorithm, str):
-        raise TypeError(f"algorithm: got {algorithm!r}, expected a string")
-    if not isinstance(workspace_limit, int) or workspace_limit < 0:
-        raise ValueError(f"workspace_limit: got {workspace_limit!r}, expected a number of bytes")
-    if x.dim() == 3:
-        batched = [None if tensor is None else tensor.unsqueeze(0) for tensor in (residual, out)]
-        result = conv2d_ops.run(x.unsqueeze(0), weight, bias, batched[0], batched[1], o, out_dtype, algorithm, workspace_limit)
-        return result.squeeze(0) if out is None else out
-    return conv2d_ops.run(x, weight, bias, residual, out, o, out_dtype, algorithm, workspace_limit)
+        try:
+            hashable = [tuple(value) if isinstance(value, list) else value for value in (stride, padding, dilation)]
+            o = conv2d_geometry.cached_options(kernel, *hashable, groups, padding_mode, activation)
+        except TypeError:  # perhaps because of what cannot be hashed
+            try:
+                o = conv2d_geometry.options(kernel, stride, padding, dilation, groups, padding_mode, activation)
+            except (TypeError, ValueError) as error:
+                raise error from None
+    if not (isinstance(algorithm, str) and isinstance(workspace_limit, int) and 0 <= workspace_limit < 2**63):
+        conv2d_geometry.check_choices(algorithm, workspace_limit)
+    try:
+        if x.dim() == 3:
+            batched = [None if tensor is None else tensor.unsqueeze(0) for tensor in (residual, out)]
+            result = conv2d_ops.run(x.unsqueeze(0), weight, bias, batched[0], batched[1], o, out_dtype, algorithm, workspace_limit)
+            return result.squeeze(0) if out is None else out
+        return conv2d_ops.run(x, weight, bias, residual, out, o, out_dtype, algorithm, workspace_limit)
+    except Exception as error:
+        wrong = wrong_kind(conv2d, locals())
+        if wrong is None and not isinstance(error, (TypeError, ValueError)):  # on the CPU, where torch computes and writes
+            wrong = wrong_output("out", out)
+        raise wrong or error from None

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ._arguments import describe, wrong_layout
 from .conv2d_activations import ACTIVATIONS
 
 PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
@@ -36,20 +37,31 @@ def options(
     kernel: tuple[int, int], stride: Ints, padding: Padding, dilation: Ints, groups: int, padding_mode: str, activation: str
 ) -> Options:
     """Arguments as the public function takes them, for filters of `kernel` = (height, width)."""
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation: got {activation!r}, expected one of {_listed(ACTIVATIONS)}")
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
+        raise ValueError(f"activation: got {describe(activation)}, expected one of {_listed(ACTIVATIONS)}")
+    if not isinstance(padding_mode, str):
+        raise TypeError(f"padding_mode: got {describe(padding_mode)}, expected one of {_listed(PADDING_MODES)}")
     if padding_mode not in PADDING_MODES:
-        raise ValueError(f"padding_mode: got {padding_mode!r}, expected one of {_listed(PADDING_MODES)}")
+        raise ValueError(f"padding_mode: got {describe(padding_mode)}, expected one of {_listed(PADDING_MODES)}")
     pair = _pair("stride", stride, 1)
     dilations = _pair("dilation", dilation, 1)
     if not _is_int(groups):
-        raise TypeError(f"groups: got {groups!r}, expected an int")
-    if groups < 1:
-        raise ValueError(f"groups: got {groups}, expected at least 1")
+        raise TypeError(f"groups: got {describe(groups)}, expected an int")
+    _check_range("groups", groups, 1)
     return Options(pair, _padding(padding, kernel, pair, dilations), dilations, groups, padding_mode, activation)
 
 
-cached_options = functools.lru_cache(1024)(options)
+cached_options = functools.lru_cache(1024, typed=True)(options)  # (a float or a bool is not the int that it equals)
+
+
+def check_choices(algorithm: str, workspace_limit: int) -> None:
+    """That a name and a number of bytes are what they should be."""
+    if not isinstance(algorithm, str):
+        raise TypeError(f"algorithm: got {describe(algorithm)}, expected a string")
+    if not isinstance(workspace_limit, int):
+        raise TypeError(f"workspace_limit: got {describe(workspace_limit)}, expected a number of bytes")
+    if not 0 <= workspace_limit < 2**63:
+        raise ValueError(f"workspace_limit: got {describe(workspace_limit)}, expected a number of bytes of at least 0, in 64 bits")
 
 
 def _padding(padding: Padding, kernel: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int]) -> tuple[int, int, int, int]:
@@ -57,7 +69,7 @@ def _padding(padding: Padding, kernel: tuple[int, int], stride: tuple[int, int],
         if padding == "valid":
             return 0, 0, 0, 0
         if padding != "same":
-            raise ValueError(f"padding: got {padding!r}, expected 'same', 'valid', an int, a pair or (top, bottom, left, right)")
+            raise ValueError(f"padding: got {describe(padding)}, expected 'same', 'valid', an int, a pair or (top, bottom, left, right)")
         if stride != (1, 1):
             raise ValueError(f"padding: got 'same' with stride {stride}, expected stride 1: the result has the size of x only then")
         height, width = (d * (k - 1) for d, k in zip(dilation, kernel, strict=True))
@@ -71,22 +83,26 @@ def _padding(padding: Padding, kernel: tuple[int, int], stride: tuple[int, int],
 
 def _pair(name: str, value: Padding, at_least: int) -> tuple[int, int]:
     """(height, width)"""
-    values = _ints(name, (value,) if isinstance(value, int) or not isinstance(value, Sequence) else value, at_least)
+    values = _ints(name, value if isinstance(value, Sequence) and not isinstance(value, str) else (value,), at_least)
     if len(values) not in (1, 2):
         more = ", or (top, bottom, left, right)" if name == "padding" else ""
-        raise ValueError(f"{name}: got {value!r}, expected an int or a pair{more}")
+        raise ValueError(f"{name}: got {describe(value)}, expected an int or a pair{more}")
     return values[0], values[-1]
 
 
 def _ints(name: str, values: Sequence[Any], at_least: int) -> tuple[int, ...]:
     for value in values:
         if not _is_int(value):
-            raise TypeError(f"{name}: got {value!r}, expected integers")
-        if value < at_least:
-            raise ValueError(f"{name}: got {value}, expected at least {at_least}")
-        if value > 2**31 - 1:
-            raise ValueError(f"{name}: got {value}, expected at most 2147483647")
+            raise TypeError(f"{name}: got {describe(value)}, expected integers")
+        _check_range(name, value, at_least)
     return tuple(values)
+
+
+def _check_range(name: str, value: int, at_least: int) -> None:
+    if value < at_least:
+        raise ValueError(f"{name}: got {describe(value)}, expected at least {at_least}")
+    if value > 2**31 - 1:
+        raise ValueError(f"{name}: got {describe(value)}, expected at most 2147483647")
 
 
 def _is_int(value: object) -> bool:
@@ -190,8 +206,8 @@ def check(
     for name, tensor in (("residual", residual), ("out", out)):
         if tensor is not None and tuple(tensor.shape) != shape:
             raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected that of the result, {shape}")
-    if out_dtype is not None and out_dtype not in DTYPES:
-        raise TypeError(f"out_dtype: got {out_dtype}, expected None, torch.float32, torch.float16 or torch.bfloat16")
+    if out_dtype is not None and not (isinstance(out_dtype, torch.dtype) and out_dtype in DTYPES):
+        raise TypeError(f"out_dtype: got {describe(out_dtype)}, expected None, torch.float32, torch.float16 or torch.bfloat16")
     if out is not None and out_dtype is not None and out.dtype != out_dtype:
         raise TypeError(f"out: got dtype {out.dtype}, expected out_dtype, {out_dtype}")
     return shape
@@ -203,7 +219,7 @@ def check_places(x: Tensor, **others: Tensor | None) -> None:
         if tensor is None:
             continue
         if tensor.layout is not torch.strided:
-            raise TypeError(f"{name}: got a tensor of layout {tensor.layout}, expected a dense one (torch.strided)")
+            raise wrong_layout(name, tensor)
         if tensor.device != x.device:
             raise ValueError(f"{name}: got a tensor on {tensor.device}, expected it on {x.device}, where x is")
     if x.device.type not in ("cpu", "cuda", "meta"):

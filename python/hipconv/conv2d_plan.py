@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from . import conv2d_calls, conv2d_geometry, conv2d_router
-from ._arguments import require_optional_tensors, require_tensors
+from ._arguments import require_dense, wrong_kind
 from ._plans import distinct_bytes, module_for, si, target_of, that_runs_here
 from .conv2d_calls import Request
 from .conv2d_geometry import Ints, Padding, kind_of
@@ -87,30 +87,36 @@ def conv2d_plan(
         TypeError, ValueError: what the call would raise about kinds, shapes, dtypes and names. Devices and overlaps are not looked at.
         hipconv.errors.JitError: the module had to be built and could not be.
     """
-    require_tensors(x=x, weight=weight)
-    require_optional_tensors(bias=bias, residual=residual, out=out)
-    if x.dim() == 3:
-        x, residual, out = x.unsqueeze(0), *(None if tensor is None else tensor.unsqueeze(0) for tensor in (residual, out))
-    kernel = conv2d_geometry.kernel_size(weight.shape)
+    try:
+        kernel = conv2d_geometry.kernel_size(weight.shape)
+    except (AttributeError, ValueError) as error:
+        raise wrong_kind(conv2d_plan, locals()) or error from None
     o = conv2d_geometry.options(kernel, stride, padding, dilation, groups, padding_mode, activation)
-    planned_for = target_of(x, target)
-    request = Request(out_dtype, algorithm, os.environ.get(conv2d_router.VARIABLE), workspace_limit)
-    shape = conv2d_geometry.check(x, weight, bias, residual, out, out_dtype, o)
+    conv2d_geometry.check_choices(algorithm, workspace_limit)
     serves: tuple[str, ...]
-    if planned_for.backend == "cpu":
-        chosen_by = conv2d_router.requested(algorithm, request.variable, [conv2d_router.CPU_METHOD])[1]
-        name = form = conv2d_router.CPU_METHOD
-        why, serves, workspace = "CPU tensors are torch's", (name,), 0
-    else:
-        kinds = [None if tensor is None else kind_of(tensor) for tensor in (bias, residual, out)]
-        card = conv2d_calls.card_of(x.device) if target is None and x.is_cuda else conv2d_calls.card_named(planned_for.arch)
-        module_for("conv2d", planned_for)  # here, where it is known what for
-        prepared = conv2d_calls.prepare(that_runs_here(planned_for), card, kind_of(x), kind_of(weight), *kinds, o, request)
-        choice = prepared.choice
-        form = choice.algorithm + (f"_{choice.tile[0]}x{choice.tile[1]}" if any(choice.tile) else "")
-        form += f"_split{choice.split_k}" if choice.split_k > 1 else ""
-        name, why, chosen_by = choice.algorithm, choice.why, prepared.chosen_by
-        serves, workspace = prepared.serving, prepared.workspace
+    try:
+        require_dense(x=x, weight=weight, bias=bias, residual=residual, out=out)
+        if x.dim() == 3:
+            x, residual, out = x.unsqueeze(0), *(None if tensor is None else tensor.unsqueeze(0) for tensor in (residual, out))
+        planned_for = target_of(x, target)
+        request = Request(out_dtype, algorithm, os.environ.get(conv2d_router.VARIABLE), workspace_limit)
+        shape = conv2d_geometry.check(x, weight, bias, residual, out, out_dtype, o)
+        if planned_for.backend == "cpu":
+            chosen_by = conv2d_router.requested(algorithm, request.variable, [conv2d_router.CPU_METHOD])[1]
+            name = form = conv2d_router.CPU_METHOD
+            why, serves, workspace = "CPU tensors are torch's", (name,), 0
+        else:
+            kinds = [None if tensor is None else kind_of(tensor) for tensor in (bias, residual, out)]
+            card = conv2d_calls.card_of(x.device) if target is None and x.is_cuda else conv2d_calls.card_named(planned_for.arch)
+            module_for("conv2d", planned_for)  # here, where it is known what for
+            prepared = conv2d_calls.prepare(that_runs_here(planned_for), card, kind_of(x), kind_of(weight), *kinds, o, request)
+            choice = prepared.choice
+            form = choice.algorithm + (f"_{choice.tile[0]}x{choice.tile[1]}" if any(choice.tile) else "")
+            form += f"_split{choice.split_k}" if choice.split_k > 1 else ""
+            name, why, chosen_by = choice.algorithm, choice.why, prepared.chosen_by
+            serves, workspace = prepared.serving, prepared.workspace
+    except Exception as error:
+        raise wrong_kind(conv2d_plan, locals()) or error from None
     result_dtype = (out_dtype or x.dtype) if out is None else out.dtype
     inputs = [tensor for tensor in (x, weight, bias, residual) if tensor is not None]
     return Conv2dPlan(

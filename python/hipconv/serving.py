@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import torch_ops
-from ._arguments import require_int_or_none, wants_silu, wrong_kind, wrong_parts
+from ._arguments import flag, require_int_or_none, wants_silu, wrong_kind, wrong_parts
 from ._serving_checks import check_varlen_values, refuse_capture
 from ._update import causal_conv1d_update, causal_conv1d_update_split_qkv
 
@@ -126,9 +126,9 @@ def causal_conv1d_fn(
     try:
         result = torch.empty_like(x) if out is None else out
         inputs = (x, weight, bias)
-        options = (*indices, block_size_to_align or 0, use_silu, pad_slot_id, null_block_id)
-        tile = (block_m or 0, block_n or 0, num_warps or 0)
-        if validate_data:
+        options = (*indices, 0 if block_size_to_align is None else block_size_to_align, use_silu, pad_slot_id, null_block_id)
+        tile = (0 if block_m is None else block_m, 0 if block_n is None else block_n, 0 if num_warps is None else num_warps)
+        if validate_data is not False and flag("validate_data", validate_data):
             _validate([result], inputs, conv_states, query_start_loc, options, kernel, tile)
         if not torch_ops.varlen_directly([result], inputs, conv_states, query_start_loc, options, out is None, kernel, tile):
             torch.ops.hipconv.causal_conv1d_varlen.default(
@@ -202,9 +202,9 @@ def causal_conv1d_split_qkv(
         else:
             q, k, v = out
         inputs = (x, weight, bias)
-        options = (*indices, block_size_to_align or 0, use_silu, pad_slot_id, null_block_id)
-        tile = (block_m or 0, block_n or 0, num_warps or 0)
-        if validate_data:
+        options = (*indices, 0 if block_size_to_align is None else block_size_to_align, use_silu, pad_slot_id, null_block_id)
+        tile = (0 if block_m is None else block_m, 0 if block_n is None else block_n, 0 if num_warps is None else num_warps)
+        if validate_data is not False and flag("validate_data", validate_data):
             _validate([q, k, v], inputs, conv_states, query_start_loc, options, kernel, tile)
         if not torch_ops.varlen_directly([q, k, v], inputs, conv_states, query_start_loc, options, out is None, kernel, tile):
             torch.ops.hipconv.causal_conv1d_varlen_split.default(
@@ -216,8 +216,9 @@ def causal_conv1d_split_qkv(
     return q, k, v
 
 
-def compute_causal_conv1d_metadata(query_start_loc: Tensor, *, device: torch.device | None = None) -> tuple[None, None, None]:
-    """What vLLM's and ATOM's function of this name prepares on the host: nothing, because nothing is needed. It costs nothing.
+def compute_causal_conv1d_metadata(query_start_loc: object, *, device: object = None) -> tuple[None, None, None]:
+    """What vLLM's and ATOM's function of this name prepares on the host: nothing, because nothing is needed. It costs nothing, and does
+    not look at its arguments.
 
     Returns:
         (None, None, None), in the places of ``nums_dict, batch_ptr, token_chunk_offset_ptr``.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from .._arguments import SILU, describe
+
 
 class InvalidValue(ValueError, RuntimeError):
     """A wrong shape, stride or device: RuntimeError there, ValueError everywhere else in hipconv."""
@@ -11,15 +13,16 @@ class InvalidType(TypeError, RuntimeError):
     """A wrong dtype: RuntimeError there, TypeError everywhere else in hipconv."""
 
 
-def as_the_peers(error: TypeError | ValueError) -> RuntimeError:
+def as_the_peers(error: Exception) -> Exception:
     """The error to raise instead."""
-    return InvalidType(*error.args) if isinstance(error, TypeError) else InvalidValue(*error.args)
+    if isinstance(error, TypeError):
+        return InvalidType(*error.args)
+    return InvalidValue(*error.args) if isinstance(error, ValueError) else error
 
 
 def silu_of(activation: str | None) -> bool:
     """What `activation` means; NotImplementedError, as there, if nothing."""
-    if activation is None:
-        return False
-    if activation in ("silu", "swish"):
-        return True
-    raise NotImplementedError(f"activation: got {activation!r}, expected None, 'silu' or 'swish'")
+    try:
+        return SILU[activation]
+    except (KeyError, TypeError):  # what cannot be hashed is no key either
+        raise NotImplementedError(f"activation: got {describe(activation)}, expected None, 'silu' or 'swish'") from None

@@ -6,7 +6,16 @@ import torch
 from torch import Tensor
 
 from .. import reference_training
-from .._arguments import require_optional_tensors, require_tensors
+from .._arguments import (
+    flag,
+    require_floats,
+    require_integers,
+    require_kinds,
+    require_shape,
+    wrong_kind,
+    wrong_output,
+    wrong_rows,
+)
 from ..training import causal_conv1d_with_states
 from ._errors import as_the_peers, silu_of
 from .cpp_functions import causal_conv1d_bwd_function, causal_conv1d_fwd_function, causal_conv1d_update_function
@@ -69,17 +78,17 @@ def causal_conv1d_fn(
     """
     use_silu = silu_of(activation)
     try:
-        if not (isinstance(x, Tensor) and isinstance(weight, Tensor)):
-            require_tensors(x=x, weight=weight)
-        if return_final_states and final_states_out is not None:
-            _check_final_states_out(final_states_out, x, weight)
-        out, final_states = causal_conv1d_with_states(x, weight, bias, seq_idx, initial_states, bool(return_final_states), use_silu)
-    except (TypeError, ValueError) as error:
-        require_optional_tensors(bias=bias, seq_idx=seq_idx, initial_states=initial_states, final_states_out=final_states_out)
-        raise as_the_peers(error) from None
-    if final_states is None:
-        return out
-    return out, final_states if final_states_out is None else final_states_out.copy_(final_states)
+        if type(return_final_states) is not bool:
+            return_final_states = flag("return_final_states", return_final_states)
+        if final_states_out is not None:
+            _check_final_states_out(final_states_out, return_final_states, x, weight)
+        out, final_states = causal_conv1d_with_states(x, weight, bias, seq_idx, initial_states, return_final_states, use_silu)
+        if final_states is None:
+            return out
+        return out, final_states if final_states_out is None else final_states_out.copy_(final_states)
+    except Exception as error:
+        wrong = wrong_kind(causal_conv1d_fn, locals()) or wrong_rows(x, weight) or wrong_output("final_states_out", final_states_out)
+        raise as_the_peers(wrong or error) from None
 
 
 class CausalConv1dFn:
@@ -88,11 +97,13 @@ class CausalConv1dFn:
     apply = staticmethod(causal_conv1d_fn)
 
 
-def _check_final_states_out(final_states_out: Tensor, x: Tensor, weight: Tensor) -> None:
-    if x.dim() != 3 or weight.dim() != 2:
-        return  # refused later
+def _check_final_states_out(final_states_out: Tensor, is_used: bool, x: Tensor, weight: Tensor) -> None:
+    if not isinstance(final_states_out, Tensor) or x.dim() != 3 or weight.dim() != 2:
+        raise TypeError  # which the caller has words for
+    if not is_used:
+        return
     expected = (x.shape[0], x.shape[1], weight.shape[1] - 1)
-    if tuple(final_states_out.shape) != expected:
+    if final_states_out.shape != expected:
         raise ValueError(f"final_states_out: got shape {tuple(final_states_out.shape)}, expected (batch, dim, width - 1) = {expected}")
     if final_states_out.dtype != x.dtype or final_states_out.device != x.device:
         raise TypeError(
@@ -140,10 +151,37 @@ def causal_conv1d_ref(
     seq_idx: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`causal_conv1d_fn` in plain torch, in float64, rounded to the dtype of `x`. (The order of arguments is the original's.)"""
-    out, final_states = reference_training.causal_conv1d(x, weight, bias, seq_idx, initial_states, silu_of(activation))
+    use_silu = silu_of(activation)
+    try:
+        require_kinds(causal_conv1d_ref, locals())
+        _check_inputs(x, weight, bias, seq_idx, initial_states)
+        if final_states_out is not None:
+            _check_final_states_out(final_states_out, bool(return_final_states), x, weight)
+            if return_final_states and (wrong := wrong_output("final_states_out", final_states_out)):
+                raise wrong
+    except (TypeError, ValueError) as error:
+        raise as_the_peers(error) from None
+    out, final_states = reference_training.causal_conv1d(x, weight, bias, seq_idx, initial_states, use_silu)
     if not return_final_states:
         return out.to(x.dtype)
     return out.to(x.dtype), final_states if final_states_out is None else final_states_out.copy_(final_states)
+
+
+def _check_inputs(x: Tensor, weight: Tensor, bias: Tensor | None, seq_idx: Tensor | None, initial_states: Tensor | None) -> None:
+    """What kernels check of their inputs, for what torch computes."""
+    if wrong := wrong_rows(x, weight):
+        raise wrong
+    require_floats(x=x, weight=weight, bias=bias, initial_states=initial_states)
+    require_integers(seq_idx=seq_idx)
+    (batch, dim, seqlen), (_, width) = x.shape, weight.shape
+    require_shape("x", x, (batch, dim, seqlen), "(batch, dim, seqlen)", x)
+    require_shape("weight", weight, (dim, width), "(dim, width)", x)
+    if bias is not None and bias.numel():
+        require_shape("bias", bias, (dim,), "(dim,)", x)
+    if seq_idx is not None:
+        require_shape("seq_idx", seq_idx, (batch, seqlen), "(batch, seqlen)", x)
+    if initial_states is not None:
+        require_shape("initial_states", initial_states, (batch, dim, width - 1), "(batch, dim, width - 1)", x)
 
 
 def causal_conv1d_update_ref(
@@ -155,17 +193,33 @@ def causal_conv1d_update_ref(
     cache_seqlens: Tensor | None = None,
 ) -> Tensor:
     """`causal_conv1d_update` of all slots in plain torch, in float64, rounded to the dtype of `x`."""
-    tokens = x[..., None] if x.dim() == 2 else x
-    past, state_len = weight.shape[1] - 1, conv_state.shape[2]
+    use_silu = silu_of(activation)
+    try:
+        require_kinds(causal_conv1d_update_ref, locals())
+        tokens = x[..., None] if x.dim() == 2 else x
+        _check_inputs(tokens, weight, bias, None, None)
+        past, state_len = weight.shape[1] - 1, conv_state.shape[2] if conv_state.dim() == 3 else 0
+        require_floats(conv_state=conv_state)
+        axes = f"(batch, dim, state_len >= width - 1 = {past})"
+        require_shape("conv_state", conv_state, (*tokens.shape[:2], max(past, state_len)), axes, x)
+        if wrong := wrong_output("conv_state", conv_state):
+            raise wrong
+        if cache_seqlens is not None:
+            require_integers(cache_seqlens=cache_seqlens)
+            require_shape("cache_seqlens", cache_seqlens, (len(x),), "(batch,)", x)
+    except (TypeError, ValueError) as error:
+        raise as_the_peers(error) from None
     if cache_seqlens is None:
         history = torch.cat([conv_state, tokens.to(conv_state.dtype)], dim=2)
         window = history[..., state_len - past : state_len]
-        conv_state.copy_(history[..., history.shape[2] - state_len :])
     else:
         end = cache_seqlens.long()[:, None]
         columns = torch.arange(-past, tokens.shape[2], device=x.device) + end
         columns = torch.remainder(columns, state_len)[:, None, :].expand(-1, x.shape[1], -1)
         window = conv_state.gather(2, columns[..., :past])
+    out, _ = reference_training.causal_conv1d(tokens, weight, bias, None, window.to(tokens.dtype), use_silu)
+    if cache_seqlens is None:
+        conv_state.copy_(history[..., history.shape[2] - state_len :])
+    else:
         conv_state.scatter_(2, columns[..., past:], tokens.to(conv_state.dtype))
-    out, _ = reference_training.causal_conv1d(tokens, weight, bias, None, window.to(tokens.dtype), silu_of(activation))
     return out.to(x.dtype).reshape(x.shape)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor
+
+from .._arguments import describe, require_dense, require_integers, require_kinds
+from ._errors import InvalidValue, as_the_peers
 
 
 def causal_conv1d_varlen_states(x: Tensor, cu_seqlens: Tensor, state_len: int) -> Tensor:
@@ -16,7 +21,11 @@ def causal_conv1d_varlen_states(x: Tensor, cu_seqlens: Tensor, state_len: int) -
 
     Returns:
         (batch, dim, state_len), channels inside. No gradient is recorded.
+
+    Raises:
+        RuntimeError (a ValueError or a TypeError too): an argument that does not fit.
     """
+    _check(x, cu_seqlens, state_len)
     with torch.no_grad():
         starts, ends = cu_seqlens[:-1, None].long(), cu_seqlens[1:, None].long()
         tokens = ends + torch.arange(-state_len, 0, device=x.device)
@@ -29,8 +38,30 @@ def causal_conv1d_varlen_states(x: Tensor, cu_seqlens: Tensor, state_len: int) -
 
 def causal_conv1d_varlen_states_ref(x: Tensor, cu_seqlens: Tensor, state_len: int) -> Tensor:
     """The same, a sequence at a time."""
-    states = x.new_zeros(len(cu_seqlens) - 1, state_len, x.shape[1])
-    for state, begin, end in zip(states, cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True):
-        kept = min(state_len, end - begin)
-        state[state_len - kept :] = x[end - kept : end]
-    return states.transpose(1, 2)
+    _check(x, cu_seqlens, state_len)
+    starts = cu_seqlens.tolist()
+    with torch.no_grad():
+        states = x.new_zeros(len(starts) - 1, state_len, x.shape[1])
+        for i, (begin, end) in enumerate(itertools.pairwise(starts)):
+            if not 0 <= begin <= end <= len(x):
+                raise InvalidValue(f"cu_seqlens: got a sequence from {begin} to {end}, expected it within the {len(x)} tokens of x")
+            kept = min(state_len, end - begin)
+            states[i, state_len - kept :] = x[end - kept : end]
+        return states.transpose(1, 2)
+
+
+def _check(x: Tensor, cu_seqlens: Tensor, state_len: int) -> None:
+    try:
+        require_kinds(_check, locals())
+        if x.dim() != 2:
+            raise ValueError(f"x: got shape {tuple(x.shape)}, expected 2 dimensions (tokens, dim)")
+        if cu_seqlens.dim() != 1 or not len(cu_seqlens):
+            raise ValueError(f"cu_seqlens: got shape {tuple(cu_seqlens.shape)}, expected (batch + 1,), of at least one element")
+        require_integers(cu_seqlens=cu_seqlens)
+        require_dense(x=x, cu_seqlens=cu_seqlens)
+        if cu_seqlens.device != x.device:
+            raise ValueError(f"cu_seqlens: got a tensor on {cu_seqlens.device}, expected it on {x.device}, where x is")
+        if not 0 <= state_len < 2**31:
+            raise ValueError(f"state_len: got {describe(state_len)}, expected 0 to {2**31 - 1}")
+    except (TypeError, ValueError) as error:
+        raise as_the_peers(error) from None

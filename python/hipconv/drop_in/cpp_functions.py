@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import torch_ops, training  # noqa: F401  define torch.ops.hipconv
-from .._arguments import wrong_kind
+from .._arguments import flag, wrong_kind
 from ._errors import as_the_peers
 
 
@@ -23,11 +23,13 @@ def causal_conv1d_fwd_function(
     silu_activation: bool,
 ) -> Tensor:
     """The output of `causal_conv1d_fn`, a new tensor; the final states are written into `final_states_out`, if there is one."""
-    out = torch.empty_like(x)
     try:
+        if type(silu_activation) is not bool:
+            silu_activation = flag("silu_activation", silu_activation)
+        out = torch.empty_like(x)
         torch.ops.hipconv.causal_conv1d_states_fwd.default(out, final_states_out, x, weight, bias, seq_idx, initial_states, silu_activation)
-    except (TypeError, ValueError) as error:
-        raise as_the_peers(error) from None
+    except Exception as error:
+        raise as_the_peers(wrong_kind(causal_conv1d_fwd_function, locals()) or error) from None
     return out
 
 
@@ -53,14 +55,17 @@ def causal_conv1d_bwd_function(
     Returns:
         dx, dweight (dim, width) in the dtype of `weight`, dbias (dim,) or None, and dinitial_states (batch, dim, width - 1) or None.
     """
-    inputs = (x, weight, bias, dout, seq_idx, initial_states, dfinal_states, bool(return_dinitial_states), silu_activation)
     try:
+        if type(return_dinitial_states) is not bool or type(silu_activation) is not bool:
+            return_dinitial_states = flag("return_dinitial_states", return_dinitial_states)
+            silu_activation = flag("silu_activation", silu_activation)
+        inputs = (x, weight, bias, dout, seq_idx, initial_states, dfinal_states, return_dinitial_states, silu_activation)
         if dx is None:
             dx, dweight, dbias, dinitial_states = torch.ops.hipconv.causal_conv1d_bwd.default(*inputs)
         else:
             dweight, dbias, dinitial_states = torch.ops.hipconv.causal_conv1d_bwd_out.default(dx, *inputs)
-    except (TypeError, ValueError) as error:
-        raise as_the_peers(error) from None
+    except Exception as error:
+        raise as_the_peers(wrong_kind(causal_conv1d_bwd_function, locals()) or error) from None
     return (
         dx,
         dweight,
@@ -79,10 +84,12 @@ def causal_conv1d_update_function(
     conv_state_indices: Tensor | None,
 ) -> Tensor:
     """`causal_conv1d_interface.causal_conv1d_update`."""
-    out = torch.empty_like(x)
-    inputs = (x, conv_state, weight, bias)
     tensors = (conv_state_indices, None, None, None, None, None, cache_seqlens, None, None, None, None, None)
     try:
+        if type(silu_activation) is not bool:
+            silu_activation = flag("silu_activation", silu_activation)
+        out = torch.empty_like(x)
+        inputs = (x, conv_state, weight, bias)
         with torch.no_grad():
             if not torch_ops.update_directly(
                 [out], inputs, silu_activation, tensors, -1, None, state_at_end=True, zero_padding=True, kernel="auto"
@@ -90,6 +97,6 @@ def causal_conv1d_update_function(
                 torch.ops.hipconv.causal_conv1d_update.default(
                     out, *inputs, silu_activation, conv_state_indices=conv_state_indices, cache_seqlens=cache_seqlens, state_at_end=True
                 )
-    except (TypeError, ValueError) as error:
+    except Exception as error:
         raise as_the_peers(wrong_kind(causal_conv1d_update_function, locals()) or error) from None
     return out
