@@ -164,6 +164,7 @@ FORMS: dict[str, Form] = {
     "conv2d of an image, by kernels": Form(hip.conv2d, image, backend="simt"),
     "conv2d_plan": Form(hip.conv2d_plan, images | {"target": lambda: "cpu"}),
     "conv2d_plan for simt": Form(hip.conv2d_plan, images | {"target": lambda: "wave64"}),
+    "warmup": Form(hip.warmup, {"modules": lambda: ["causal_conv1d"]}),
 }
 
 
@@ -234,6 +235,8 @@ def complaint(form: Form, name: str, arguments: Arguments) -> str | None:
         beginning = text.partition(":")[0].replace(",", " ").partition("[")[0].split()
         if len(text) > 600 or "tensor(" in text or "array(" in text:
             return f"a message of {len(text)} characters: {text[:200]}"
+        if isinstance(error, hipconv.errors.UnknownModule):
+            return None
         if not isinstance(error, (TypeError, ValueError, NotImplementedError)):
             return f"{type(error).__name__}: {text}"
         if not (isinstance(error, TypeError) or fits or name in ("activation", "stride", "padding", "dilation")):
@@ -266,6 +269,8 @@ def test_what_an_argument_cannot_be_is_refused_by_name(name: str, monkeypatch: p
         for text, value in candidates:
             if text == "elsewhere" and "plan" in name:
                 continue  # plans do not look at devices
+            if (argument, text) == ("modules", "None"):
+                continue  # all of them
             if wrong := complaint(form, argument, form.arguments() | {argument: value}):
                 found.append(f"{argument} = {text}: {wrong}")
     assert not found, "\n".join(found)
@@ -326,6 +331,7 @@ CALLS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         "^workspace_limit: got 0.5, expected",
     ),
+    "one module's name": (lambda: hip.warmup("causal_conv1d"), TypeError, "^modules: got 'causal_conv1d', expected a list of strings"),
     "a long name": (
         lambda: hip.causal_conv1d(X, W, kernel="k" * 999),
         ValueError,
@@ -344,6 +350,12 @@ def test_a_mistake_is_called_by_its_name(name: str) -> None:
     call, kind, message = CALLS[name]
     with pytest.raises(kind, match=message):
         call()
+
+
+def test_an_unknown_module_is_found_before_one_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hipconv.jit, "module", lambda name, target: pytest.fail(f"{name} was built"))
+    with pytest.raises(hipconv.errors.UnknownModule, match="unknown module 'typo'"):
+        hip.warmup(["causal_conv1d", "typo"])
 
 
 def test_the_values_of_a_call_are_checked_if_it_says_so_and_only_then() -> None:

@@ -27,6 +27,7 @@ from types import ModuleType
 import torch
 
 from . import cache, registry, targets
+from ._arguments import require_kinds
 from ._interruptions import causes, pass_on
 from ._variables import switch
 from .errors import BadRegistry, BuildDisabled, BuildError, CaptureError
@@ -94,13 +95,19 @@ def warmup(modules: Sequence[str] | None = None) -> None:
         modules: names from ``python -m hipconv list``; all by default.
 
     Serves every visible GPU, or the CPU where there is none. A module whose build failed earlier is tried again.
+
+    Raises:
+        TypeError: `modules` is no list of strings.
+        hipconv.errors.UnknownModule: one of them names no module; nothing is built then. Other errors of `hipconv.errors`: a build.
     """
+    require_kinds(warmup, locals())
+    entries = [registry.module(name) for name in (registry.modules() if modules is None else modules)]
     machine = targets.of_machine()
     _failed.clear()
-    for name in registry.modules() if modules is None else modules:
+    for entry in entries:
         for target in machine[:-1] or machine:
-            if registry.serves(registry.module(name), target.backend):
-                module(name, target)
+            if registry.serves(entry, target.backend):
+                module(entry.name, target)
 
 
 def build(name: str, target: Target) -> cache.Artefact:
