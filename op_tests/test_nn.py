@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -118,7 +119,8 @@ def test_a_window_of_one_token_keeps_its_cache_too() -> None:
 
 
 def test_bad_arguments_are_named() -> None:
-    layer, x = ShortConvolution(8, 4), torch.zeros(2, 5, 8)
+    layer: Any = ShortConvolution(8, 4)
+    x = torch.zeros(2, 5, 8)
     starts = torch.tensor([0, 5])
     with pytest.raises(ValueError, match="activation: got 'gelu'"):
         ShortConvolution(8, 4, activation="gelu")
@@ -130,4 +132,73 @@ def test_bad_arguments_are_named() -> None:
         layer(x, cu_seqlens=starts)
     with pytest.raises(ValueError, match=r"cache: got shape \(2, 8, 3\), expected \(sequences, dim, width\) = \(2, 8, 4\)"):
         layer(x, cache=torch.zeros(2, 8, 3))
+    for options, words in {
+        "a residual to broadcast": ({"residual": torch.zeros(3, 2, 5, 8)}, r"residual: got shape \(3, 2, 5, 8\), expected the shape of x"),
+        "a residual of integers": ({"residual": torch.zeros(2, 5, 8).int()}, "residual: got dtype torch.int32, expected a floating-point"),
+        "a mask of no rows": ({"mask": torch.ones(0, 5)}, r"mask: got shape \(0, 5\), expected \(batch, seqlen\) = \(2, 5\)"),
+        "a mask to broadcast": ({"mask": torch.ones(1, 5)}, r"mask: got shape \(1, 5\)"),
+        "a cache of integers": ({"cache": torch.zeros(2, 8, 4).int()}, "cache: got dtype torch.int32"),
+        "a flag": ({"output_final_state": x}, r"output_final_state: got a torch.float32 tensor of shape \(2, 5, 8\), expected a bool"),
+        "floats as starts": ({"x": x[:1], "cu_seqlens": starts.float()}, "cu_seqlens: got dtype torch.float32, expected integers"),
+        "many sequences": ({"x": x[:1], "cu_seqlens": starts[:1].expand(2**33)}, "cu_seqlens: got 8589934591 sequences in 5 tokens"),
+        "starts behind the end": ({"x": x[:1], "cu_seqlens": starts + 7, "cache": torch.zeros(1, 8, 4)}, "cu_seqlens: got other values"),
+    }.values():
+        with pytest.raises((TypeError, ValueError), match=f"^{words}"):
+            layer(**{"x": x} | options)
+    with pytest.raises(ValueError, match=r"^x: got shape \(2, 7, 5\), expected \(batch, dim, seqlen\) with dim = 8"):
+        CausalConv1d(8)(torch.zeros(2, 7, 5))
     assert "width=4" in repr(CausalConv1d(8)) and "kernel_size=4" in repr(layer) and layer.state_size == 32
+
+
+BAD_STEPS: dict[str, dict[str, Any]] = {
+    "residual's shape": {"residual": torch.zeros(2, 1, 7)},
+    "residual to broadcast": {"residual": torch.zeros(3, 2, 1, 8)},
+    "residual's kind": {"residual": "x"},
+    "residual's device": {"residual": torch.zeros(2, 1, 8, device="meta")},
+    "mask": {"mask": torch.ones(2, 2)},
+    "x": {"x": torch.zeros(2, 1, 8, 1)},
+    "cache": {"cache": torch.zeros(2, 8, 4, dtype=torch.float64)},
+    "cache expanded": {"cache": torch.zeros(2, 8, 1).expand(2, 8, 4)},
+}
+
+
+@pytest.mark.parametrize("name", BAD_STEPS)
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_bad_argument_leaves_the_cache_alone(name: str, packed: bool) -> None:
+    layer, cache = ShortConvolution(8, 4), torch.ones(2, 8, 4)
+    arguments: dict[str, Any] = {"x": torch.zeros(2, 1, 8), "cache": cache} | BAD_STEPS[name]
+    if packed:
+        arguments |= {"x": arguments["x"].transpose(0, 1), "cu_seqlens": torch.arange(3)}
+        if isinstance(arguments.get("residual"), torch.Tensor):
+            arguments["residual"] = arguments["residual"].transpose(0, 1)
+        if name == "cache":
+            return  # any floats: torch copies into them
+    with torch.no_grad(), pytest.raises((TypeError, ValueError), match=f"^{name.split()[0].partition(chr(39))[0]}: got"):
+        layer(**arguments)
+    assert (cache == 1).all()
+
+
+def test_sizes_are_refused_before_they_take_memory() -> None:
+    layers: dict[Any, tuple[str, str]] = {CausalConv1d: ("dim", "width"), ShortConvolution: ("hidden_size", "kernel_size")}
+    for layer, (channels, taps) in layers.items():
+        for name, other in ((channels, taps), (taps, channels)):
+            for size in (0, -1, 2**31, 2**40):
+                with pytest.raises(ValueError, match=f"^{name}: got {size}, expected 1 to 2147483647"):
+                    layer(**{name: size, other: 1})
+            for wrong in (2.0, "8", None, True, 2**70, torch.ones(2), [8]):
+                with pytest.raises(TypeError, match=f"^{name}: got .*, expected an int of 64 bits"):
+                    layer(**{name: wrong, other: 1})
+        with pytest.raises(ValueError, match=f"^{channels}, {taps}: got 1048576 and 1048576, expected a product, .* of at most 2147483647"):
+            layer(1 << 20, 1 << 20)
+        with pytest.raises(TypeError, match=r"^dtype: got torch\.int32"):
+            layer(8, 4, dtype=torch.int32)
+        with pytest.raises(ValueError, match="device: got 'gpu'"):
+            layer(8, 4, device="gpu")
+
+
+def test_a_mask_keeps_the_dtype_of_x() -> None:
+    layer, x = ShortConvolution(8, 4).bfloat16(), torch.randn(2, 5, 8).bfloat16()
+    with torch.no_grad():
+        for dtype in (torch.bool, torch.int64, torch.float32, torch.float64):
+            y, state = layer(x, mask=torch.ones(2, 5, dtype=dtype), output_final_state=True)
+            assert y.dtype == state.dtype == x.dtype and torch.equal(y, layer(x)[0])

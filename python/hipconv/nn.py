@@ -6,9 +6,23 @@ load into them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+import math
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from ._arguments import (
+    describe,
+    flag,
+    require_floats,
+    require_integers,
+    require_kinds,
+    require_shape,
+    uses_silu,
+    wrong_output,
+)
 from .drop_in import causal_conv1d_fn, causal_conv1d_update
 from .training import causal_conv1d_with_states
 
@@ -21,6 +35,9 @@ class CausalConv1d(torch.nn.Conv1d):
     Args:
         dim: channels. width: taps, >= 1. bias: whether there is one. activation: "silu", "swish" (the same) or None.
         device, dtype: of the parameters.
+
+    Raises:
+        TypeError, ValueError: an argument of the wrong kind, sizes below 1, or above 2147483647 in all. No memory is taken then.
     """
 
     def __init__(
@@ -29,11 +46,14 @@ class CausalConv1d(torch.nn.Conv1d):
         width: int = 4,
         bias: bool = True,
         activation: str | None = None,
-        device: torch.device | str | None = None,
+        device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        uses_silu(activation)
+        require_kinds(CausalConv1d.__init__, locals())
+        _check_parameters(device, dtype, dim=dim, width=width)
         super().__init__(dim, dim, width, groups=dim, padding=width - 1, bias=bias, device=device, dtype=dtype)
-        self.activation = _known(activation)
+        self.activation = activation
 
     def forward(  # type: ignore[override]
         self, x: Tensor, seq_idx: Tensor | None = None, initial_states: Tensor | None = None, return_final_states: bool = False
@@ -46,7 +66,12 @@ class CausalConv1d(torch.nn.Conv1d):
         Returns:
             (batch, dim, seqlen), in the memory layout of `x`; with return_final_states also the states, (batch, dim, width - 1).
         """
-        return causal_conv1d_fn(x, self.weight[:, 0], self.bias, seq_idx, initial_states, return_final_states, activation=self.activation)
+        try:
+            return causal_conv1d_fn(
+                x, self.weight[:, 0], self.bias, seq_idx, initial_states, return_final_states, activation=self.activation
+            )
+        except (TypeError, ValueError) as error:
+            raise self._why(error, x, 3, "(batch, dim, seqlen)") from None
 
     def step(self, x: Tensor, conv_state: Tensor, cache_seqlens: Tensor | None = None, conv_state_indices: Tensor | None = None) -> Tensor:
         """The outputs of new tokens, `conv_state` advanced past them in place. No gradient is recorded.
@@ -56,7 +81,19 @@ class CausalConv1d(torch.nn.Conv1d):
             conv_state: (batch, dim, state_len), state_len >= width - 1, the latest token in the last column. Not used at width 1.
             cache_seqlens, conv_state_indices: as for `hipconv.causal_conv1d_update`.
         """
-        return causal_conv1d_update(x, conv_state, self.weight[:, 0], self.bias, self.activation, cache_seqlens, conv_state_indices)
+        try:
+            return causal_conv1d_update(x, conv_state, self.weight[:, 0], self.bias, self.activation, cache_seqlens, conv_state_indices)
+        except (TypeError, ValueError) as error:
+            raise self._why(error, x, 2, "(batch, dim) or (batch, dim, seqlen)") from None
+
+    def _why(self, error: Exception, x: Tensor, least_rank: int, axes: str) -> Exception:
+        """What to raise where a function has raised `error`: weight is the layer's own, so that it is x that does not fit."""
+        dim = self.in_channels
+        if isinstance(x, Tensor) and (not least_rank <= x.dim() <= 3 or x.shape[1] != dim):
+            return type(error)(f"x: got shape {tuple(x.shape)}, expected {axes} with dim = {dim}")
+        if isinstance(x, Tensor) and x.device != self.weight.device:
+            return type(error)(f"x: got a tensor on {x.device}, expected it on {self.weight.device}, where the layer is")
+        return error
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, width={self.kernel_size[0]}, bias={self.bias is not None}, activation={self.activation!r}"
@@ -69,6 +106,9 @@ class ShortConvolution(torch.nn.Conv1d):
     Args:
         hidden_size: channels. kernel_size: taps, >= 1. bias: whether there is one. activation: "silu", "swish" (the same) or None.
         backend: accepted and not needed. device, dtype: of the parameters.
+
+    Raises:
+        TypeError, ValueError: an argument of the wrong kind, sizes below 1, or above 2147483647 in all. No memory is taken then.
     """
 
     def __init__(
@@ -77,15 +117,18 @@ class ShortConvolution(torch.nn.Conv1d):
         kernel_size: int,
         bias: bool = False,
         activation: str | None = "silu",
-        backend: str | None = None,
-        device: torch.device | str | None = None,
+        backend: object = None,
+        device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        uses_silu(activation)
+        require_kinds(ShortConvolution.__init__, locals())
+        _check_parameters(device, dtype, hidden_size=hidden_size, kernel_size=kernel_size)
         super().__init__(
             hidden_size, hidden_size, kernel_size, groups=hidden_size, padding=kernel_size - 1, bias=bias, device=device, dtype=dtype
         )
         self.hidden_size = hidden_size
-        self.activation = _known(activation)
+        self.activation = activation
 
     def forward(  # type: ignore[override]
         self,
@@ -95,14 +138,14 @@ class ShortConvolution(torch.nn.Conv1d):
         cache: Tensor | None = None,
         output_final_state: bool = False,
         cu_seqlens: Tensor | None = None,
-        chunk_indices: Tensor | None = None,
+        chunk_indices: object = None,
         **kwargs: object,
     ) -> tuple[Tensor, Tensor | None]:
         """``activation(conv(x)) + residual`` and, if asked for, the state to go on from.
 
         Args:
             x: (batch, seqlen, dim), any strides. With `cu_seqlens`, batch is 1.
-            residual: like `x`, added after the activation.
+            residual: of the shape of `x`, floating-point, added after the activation.
             mask: (batch, seqlen); `x` counts multiplied by it (and is not written). Not with `cu_seqlens`.
             cache: (sequences, dim, width): the last tokens before x of each sequence, the latest in the last column. Without
                 gradients, a call of one token a sequence overwrites it with the new state, and returns it as that.
@@ -114,25 +157,92 @@ class ShortConvolution(torch.nn.Conv1d):
             (batch, seqlen, dim), and the state or None.
 
         Raises:
-            ValueError: `mask` with `cu_seqlens`, a packed x whose batch is not 1, or a cache of the wrong shape.
+            TypeError, ValueError: an argument of the wrong kind, shape, dtype or device, `mask` with `cu_seqlens`, or a packed x whose
+                batch is not 1. `cache` is not written then.
         """
-        if cu_seqlens is not None and mask is not None:
-            raise ValueError("mask: got one beside cu_seqlens, expected only one of the two; pack without the padded tokens instead")
-        if cu_seqlens is not None and x.shape[0] != 1:
-            raise ValueError(f"x: got shape {tuple(x.shape)}, expected a batch of 1 with cu_seqlens: (1, total tokens, dim)")
-        width = self.kernel_size[0]
-        sequences = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        if cache is not None and tuple(cache.shape) != (sequences, self.hidden_size, width):
-            raise ValueError(
-                f"cache: got shape {tuple(cache.shape)}, expected (sequences, dim, width) = {(sequences, self.hidden_size, width)}"
-            )
+        try:
+            batch, seqlen, _ = x.shape
+            sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+            if (
+                type(output_final_state) is not bool
+                or (residual is not None and (residual.shape != x.shape or residual.device != x.device or not _is_plain(residual)))
+                or (mask is not None and (mask.shape != (batch, seqlen) or mask.is_complex()))
+                or (
+                    cache is not None
+                    and (cache.shape != (sequences, self.hidden_size, self.kernel_size[0]) or not cache.is_floating_point())
+                )
+                or (
+                    cu_seqlens is not None
+                    and (
+                        batch != 1
+                        or mask is not None
+                        or cu_seqlens.dim() != 1
+                        or cu_seqlens.dtype not in (torch.int32, torch.int64)
+                        or seqlen + sequences * self.kernel_size[0] > _LARGEST
+                    )
+                )
+            ):
+                output_final_state = flag("output_final_state", output_final_state)
+                self._check(x, residual, mask, cache, cu_seqlens)
+            if mask is not None:
+                masked = x * mask.unsqueeze(-1)
+                x = masked if masked.dtype == x.dtype else masked.to(x.dtype)
+            if cu_seqlens is None:
+                y, state = self._rows(x, cache, output_final_state)
+            else:
+                y, state = self._packed(x, cache, output_final_state, cu_seqlens)
+            return y if residual is None else y + residual, state if output_final_state else None
+        except Exception as error:
+            raise self._why(error, locals()) from None
+
+    def _why(self, error: Exception, arguments: Mapping[str, Any]) -> Exception:
+        """What to raise where `forward` with these arguments has raised `error`."""
+        try:
+            require_kinds(ShortConvolution.forward, arguments)
+            self._check(*(arguments[name] for name in ("x", "residual", "mask", "cache", "cu_seqlens")))
+        except (TypeError, ValueError) as wrong:
+            return wrong
+        if isinstance(error, IndexError) and arguments["cu_seqlens"] is not None:  # which torch finds on the CPU
+            return ValueError(f"cu_seqlens: got other values than ones that rise from 0 to {arguments['x'].shape[1]}, the tokens of x")
+        if isinstance(error, (TypeError, ValueError)) and str(error).startswith("conv_state:"):
+            return type(error)(str(error).replace("conv_state", "cache", 1))
+        return error
+
+    def _check(self, x: Tensor, residual: Tensor | None, mask: Tensor | None, cache: Tensor | None, cu_seqlens: Tensor | None) -> None:
+        """Raise what is wrong with the shapes, dtypes and devices of tensors."""
+        dim, width = self.hidden_size, self.kernel_size[0]
+        if x.dim() != 3 or x.shape[2] != dim:
+            raise ValueError(f"x: got shape {tuple(x.shape)}, expected (batch, seqlen, dim) = (batch, seqlen, {dim})")
+        batch, seqlen = x.shape[:2]
+        sequences = batch
+        require_shape("x", x, (batch, seqlen, dim), "(batch, seqlen, dim)", x)
+        if cu_seqlens is not None:
+            if mask is not None:
+                raise ValueError("mask: got one beside cu_seqlens, expected only one of the two; pack without the padded tokens instead")
+            if batch != 1:
+                raise ValueError(f"x: got shape {tuple(x.shape)}, expected a batch of 1 with cu_seqlens: (1, total tokens, dim)")
+            if cu_seqlens.dim() != 1 or not len(cu_seqlens):
+                raise ValueError(f"cu_seqlens: got shape {tuple(cu_seqlens.shape)}, expected (sequences + 1,), of at least one element")
+            require_integers(cu_seqlens=cu_seqlens)
+            require_shape("cu_seqlens", cu_seqlens, tuple(cu_seqlens.shape), "(sequences + 1,)", x)
+            sequences = len(cu_seqlens) - 1
+            if seqlen + sequences * width > _LARGEST:
+                raise ValueError(
+                    f"cu_seqlens: got {sequences} sequences in {seqlen} tokens, expected at most {_LARGEST} tokens, {width} more for each"
+                )
+        if residual is not None:
+            require_floats(residual=residual)
+            require_shape("residual", residual, (batch, seqlen, dim), "the shape of x", x)
         if mask is not None:
-            x = x * mask.unsqueeze(-1)
-        if cu_seqlens is None:
-            y, state = self._rows(x, cache, output_final_state)
-        else:
-            y, state = self._packed(x, cache, output_final_state, cu_seqlens)
-        return y if residual is None else y + residual, state if output_final_state else None
+            if mask.is_complex():
+                raise TypeError(f"mask: got dtype {mask.dtype}, expected bools or real numbers")
+            require_shape("mask", mask, (batch, seqlen), "(batch, seqlen)", x)
+        if cache is not None:
+            require_floats(cache=cache)
+            require_shape("cache", cache, (sequences, dim, width), "(sequences, dim, width)", x)
+            in_place = seqlen * batch == sequences and not torch.is_grad_enabled()
+            if in_place and (wrong := wrong_output("cache", cache)):
+                raise wrong
 
     def step(
         self,
@@ -170,6 +280,7 @@ class ShortConvolution(torch.nn.Conv1d):
     def _packed(self, x: Tensor, cache: Tensor | None, output_final_state: bool, starts: Tensor) -> tuple[Tensor, Tensor | None]:
         """Each sequence with its cache in front, as one packed row."""
         weight, width = self.weight[:, 0], self.kernel_size[0]
+        starts = starts if starts.dtype == torch.int32 else starts.long()
         tokens = x[0]
         count, sequences = tokens.shape[0], starts.shape[0] - 1
         past = 0 if cache is None else width - 1
@@ -205,7 +316,26 @@ class ShortConvolution(torch.nn.Conv1d):
         return y[None], cache.copy_(state) if cache is not None and in_place else state
 
 
-def _known(activation: str | None) -> str | None:
-    if activation not in (None, "silu", "swish"):
-        raise ValueError(f"activation: got {activation!r}, expected None, 'silu' or 'swish'")
-    return activation
+_LARGEST = 2**31 - 1  # sizes in 32 bits are what kernels take
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Dense, and of floating-point numbers."""
+    return tensor.is_floating_point() and tensor.layout is torch.strided
+
+
+def _check_parameters(device: torch.device | str | int | None, dtype: torch.dtype | None, **sizes: int) -> None:
+    """Raise what a layer's parameters cannot be, before they take memory."""
+    for name, size in sizes.items():
+        if not 1 <= size <= _LARGEST:
+            raise ValueError(f"{name}: got {size}, expected 1 to {_LARGEST}")
+    if math.prod(sizes.values()) > _LARGEST:
+        got = " and ".join(map(str, sizes.values()))
+        raise ValueError(f"{', '.join(sizes)}: got {got}, expected a product, the elements of weight, of at most {_LARGEST}")
+    if dtype not in (None, *_DTYPES):
+        raise TypeError(f"dtype: got {dtype}, expected None, {', '.join(map(str, _DTYPES))}")
+    try:
+        torch.device("cpu" if device is None else device)
+    except RuntimeError:
+        raise ValueError(f"device: got {describe(device)}, expected a device that torch knows, such as 'cuda'") from None
