@@ -172,6 +172,47 @@ def test_torch_func(device: torch.device, name: str, transform: str) -> None:
     check_equal(found, TRANSFORMS[transform](function.theirs, inputs))
 
 
+def test_vmap_of_packed_rows_with_filters_of_their_own(device: torch.device) -> None:
+    """The ids of a row are those of all its channels: nothing to fold, each is computed by itself."""
+    x, weight, bias, states = inputs_of(FUNCTIONS["causal_conv1d_fn packed"], device)
+    weights, ids = torch.stack([weight, 2 * weight]), torch.stack([_ids(x), _ids(x).flip(0)])
+
+    def loss(call: Callable[..., Any]) -> Callable[..., Tensor]:
+        return lambda x, w, i: total(call(x, w, i))
+
+    def ours(x: Tensor, weight: Tensor, ids: Tensor) -> Any:
+        return hipconv.causal_conv1d_fn(x, weight, bias, ids, states, True, activation="silu")
+
+    def theirs(x: Tensor, weight: Tensor, ids: Tensor) -> Any:
+        return _reference(x, weight, bias, ids, states, use_silu=True, final=True)
+
+    for mapped in (lambda call: vmap(call, (None, 0, 0)), lambda call: vmap(grad(loss(call), (0, 1)), (None, 0, 0))):
+        check_equal(mapped(ours)(x, weights, ids), mapped(theirs)(x, weights, ids))
+
+
+def test_transforms_are_compiled() -> None:
+    with environment(**WAYS["cpu"]):
+        for name in ("causal_conv1d silu", "causal_conv1d_fn states", "conv2d silu"):
+            function = FUNCTIONS[name]
+            inputs = inputs_of(function, torch.device("cpu"))
+            for transform in ("grad", "vmap of x", "jvp"):
+                compiled = torch.compile(TRANSFORMS[transform], backend="aot_eager")
+                check_equal(compiled(function.ours, inputs), TRANSFORMS[transform](function.theirs, inputs))
+            torch._dynamo.reset()
+
+
+def test_autocast_is_compiled() -> None:
+    with environment(**WAYS["cpu"]):
+        x, weight, bias, residual = inputs_of(FUNCTIONS["conv2d silu"], torch.device("cpu"))
+
+        def layer(x: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return hipconv.conv2d(x, weight, bias, 1, 1, groups=2, residual=residual, activation="silu")
+
+        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+        assert torch.equal(compiled(x), layer(x)) and compiled(x).dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in SOME])
 def test_activations_have_derivatives_in_both_directions_and_of_second_order(name: str) -> None:
     function = FUNCTIONS[name]

@@ -22,9 +22,19 @@ SingleLevelFunction = _SingleLevelFunction
 # ---- derivatives -------------------------------------------------------------------------------------------------------------------
 
 
+def _forward_mode_is_under_way() -> bool:
+    """Whether tensors may carry tangents of the innermost level. Where that is torch.func's, a compiled graph opens it without Python's
+    knowledge.
+    """
+    if in_torch_func():
+        innermost = torch._C._functorch.peek_interpreter_stack()
+        return innermost is not None and innermost.key() == torch._C._functorch.TransformType.Jvp
+    return forward_ad._current_level >= 0
+
+
 def tangent_of(tensor: Tensor) -> Tensor | None:
     """The forward-mode derivative that the tensor carries at the innermost level, if any."""
-    return forward_ad.unpack_dual(tensor).tangent if forward_ad._current_level >= 0 else None
+    return torch._VF._unpack_dual(tensor, level=0)[1] if _forward_mode_is_under_way() else None
 
 
 def wants_derivative(*tensors: Tensor | None) -> bool:
@@ -32,14 +42,14 @@ def wants_derivative(*tensors: Tensor | None) -> bool:
     given = [tensor for tensor in tensors if tensor is not None]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
         return True
-    if forward_ad._current_level < 0 or not torch._C._is_fwd_grad_enabled():
+    if not _forward_mode_is_under_way() or not torch._C._is_fwd_grad_enabled():
         return False
     return any(tangent_of(tensor) is not None for tensor in given)
 
 
 def in_torch_func() -> bool:
-    """Whether a transform of torch.func is under way, outside of a graph that is being compiled."""
-    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+    """Whether a transform of torch.func is under way, which dynamo does not show."""
+    return not torch.compiler.is_dynamo_compiling() and torch._C._are_functorch_transforms_active()
 
 
 def on_autograd_key(library: torch.library.Library, name: str, kernel: Callable[..., Any]) -> None:
@@ -75,7 +85,7 @@ def apply(function: type[_SingleLevelFunction], *arguments: Any) -> Any:
 def primals(*tensors: Tensor | None) -> Iterator[list[Any]]:
     """What a `jvp` saved, without the tangents of the innermost level, whose derivative it is; outer levels go on."""
     with forward_ad._set_fwd_grad_enabled(True):
-        yield [None if tensor is None else forward_ad.unpack_dual(tensor).primal for tensor in tensors]
+        yield [None if tensor is None else torch._VF._unpack_dual(tensor, level=0)[0] for tensor in tensors]
 
 
 # ---- vmap --------------------------------------------------------------------------------------------------------------------------
