@@ -51,7 +51,7 @@ def causal_conv1d_fwd(
         kernels = torch_ops.kernels_for("causal_conv1d", x)
         if kernels is not None and kernels.causal_conv1d_fwd_directly(out, x, weight, bias, use_silu, kernel):
             return
-        torch_ops.refuse_derivatives(out=out, x=x, weight=weight, bias=bias)
+        torch_ops.refuse_derivatives_of_torch_func(out=out, x=x, weight=weight, bias=bias)
         torch.ops.hipconv.causal_conv1d_fwd.default(out, x, weight, bias, flag("use_silu", use_silu), kernel_name=kernel)
     except Exception as error:
         raise wrong_kind(causal_conv1d_fwd, locals()) or error from None

@@ -19,7 +19,7 @@ from . import conv2d_calls, conv2d_geometry, conv2d_router, targets
 from .conv2d_activations import ACTIVATIONS, ROUNDED_FIRST, gradient
 from .conv2d_calls import Request
 from .conv2d_geometry import Options
-from .torch_ops import _library, kernels_for, refuse_derivatives, stream
+from .torch_ops import _library, kernels_for, refuse_derivatives, refuse_derivatives_of_torch_func, stream
 from .transforms import (
     SingleLevelFunction,
     apply,
@@ -85,7 +85,7 @@ def run(
     choices = {"out_dtype": out_dtype, "algorithm": algorithm, "workspace_limit": workspace_limit}
     if out is None:
         return torch.ops.hipconv.conv2d.default(*inputs, *geometry, padding_mode=o.padding_mode, activation=o.activation, **choices)
-    refuse_derivatives(out=out, x=x, weight=weight, bias=bias, residual=residual)
+    refuse_derivatives_of_torch_func(out=out, x=x, weight=weight, bias=bias, residual=residual)
     torch.ops.hipconv.conv2d_out.default(out, *inputs, *geometry, padding_mode=o.padding_mode, activation=o.activation, **choices)
     return out
 

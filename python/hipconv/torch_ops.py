@@ -78,9 +78,7 @@ def kernels_for(name: str, x: Tensor, *others: Tensor | None) -> ModuleType | No
 
 
 def refuse_derivatives(**tensors: Tensor | None) -> None:
-    """For a form that writes: no derivative that a caller waits for gets lost. (An operator of such a form asks this for those who call
-    it directly; torch.func's tensors it does not get to see.)
-    """
+    """For a form that writes: no derivative that a caller waits for gets lost. Its operator asks this."""
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             continue
@@ -94,6 +92,12 @@ def refuse_derivatives(**tensors: Tensor | None) -> None:
                 f"{name}: got a dual tensor, expected none: this form writes into `out` and has no forward-mode derivative. "
                 "Pass the primal, `torch.autograd.forward_ad.unpack_dual(tensor).primal`."
             )
+
+
+def refuse_derivatives_of_torch_func(**tensors: Tensor | None) -> None:
+    """The same before the operator, which does not get to see torch.func's own tensors."""
+    if transforms.in_torch_func():
+        refuse_derivatives(**tensors)
 
 
 # ---- decode ------------------------------------------------------------------------------------------------------------------------
@@ -168,7 +172,7 @@ def update_directly(
         stream(inputs[0]),
     ):  # fmt: skip
         return True
-    refuse_derivatives(out=outs[0], **dict(zip(("x", "conv_state", "weight", "bias"), inputs, strict=True)))
+    refuse_derivatives_of_torch_func(out=outs[0], **dict(zip(("x", "conv_state", "weight", "bias"), inputs, strict=True)))
     return False
 
 
@@ -306,7 +310,7 @@ def varlen_directly(
     ):
         return True
     x, weight, bias = inputs
-    refuse_derivatives(out=outputs[0], conv_states=conv_states, x=x, weight=weight, bias=bias)
+    refuse_derivatives_of_torch_func(out=outputs[0], conv_states=conv_states, x=x, weight=weight, bias=bias)
     return False
 
 
@@ -318,5 +322,4 @@ for _operator in (
     "causal_conv1d_varlen_split",
 ):  # fmt: skip
     transforms.untouched_by_autocast(_library, _operator)
-    if _operator != "causal_conv1d":
-        transforms.write_through_negation(_library, _operator)
+    transforms.write_through_negation(_library, _operator)

@@ -48,7 +48,6 @@ _library.define(
 
 for _operator in ("causal_conv1d_fn", "causal_conv1d_bwd", "causal_conv1d_bwd_out", "causal_conv1d_states_fwd"):
     untouched_by_autocast(_library, _operator)
-for _operator in ("causal_conv1d_bwd_out", "causal_conv1d_states_fwd"):
     write_through_negation(_library, _operator)
 
 
@@ -282,24 +281,22 @@ class _Backward(SingleLevelFunction):
 
     @staticmethod
     def forward(ctx, below, x, weight, bias, dout, seq_idx, initial_states, dfinal_states, return_dinitial_states):
-        ctx.return_dinitial_states, ctx.has_dfinal = return_dinitial_states, dfinal_states is not None
+        ctx.has_bias, ctx.has_dfinal = bias is not None and bias.numel() > 0, dfinal_states is not None
         ctx.gives_dinitial_states = return_dinitial_states and initial_states is not None
         ctx.save_for_backward(x, weight, bias, dout, seq_idx, initial_states)
         ctx.save_for_forward(x, weight, bias, dout, seq_idx, initial_states)
         dx, dweight, dbias, dinitial_states = below(
             x, weight, bias, dout, seq_idx, initial_states, dfinal_states, return_dinitial_states, False
         )
-        has_bias = bias is not None and bias.numel() > 0
-        nothing = [*([] if has_bias else [dbias]), *([] if ctx.gives_dinitial_states else [dinitial_states])]
+        nothing = [*([] if ctx.has_bias else [dbias]), *([] if ctx.gives_dinitial_states else [dinitial_states])]
         ctx.mark_non_differentiable(*nothing)
         return dx, dweight, dbias, dinitial_states
 
     @staticmethod
     def backward(ctx, gdx, gdweight, gdbias, gdinitial):
-        x, weight, bias, dout, seq_idx, initial_states = ctx.saved_tensors
+        x, weight, _, dout, seq_idx, initial_states = ctx.saved_tensors
         gdinitial = None if initial_states is None else gdinitial if ctx.gives_dinitial_states else torch.zeros_like(initial_states)
-        gdbias = None if bias is None or bias.numel() == 0 else gdbias
-        of_inputs, gdfinal = _convolve(gdx, weight, gdbias, seq_idx, gdinitial, ctx.has_dfinal)
+        of_inputs, gdfinal = _convolve(gdx, weight, gdbias if ctx.has_bias else None, seq_idx, gdinitial, ctx.has_dfinal)
         of_weight = _convolve(x, gdweight, None, seq_idx, initial_states)[0]
         gx, gweight, _, ginitial = _convolve_bwd(gdx, gdweight, None, dout, seq_idx, gdinitial, None, initial_states is not None)
         return (
@@ -314,12 +311,11 @@ class _Backward(SingleLevelFunction):
             if tx is not None or tweight is not None or tinitial is not None:
                 tinitial = None if initial_states is None else _or_zeros(tinitial, initial_states)
                 inputs = _or_zeros(tx, x), _or_zeros(tweight, weight), None
-                terms.append(_convolve_bwd(*inputs, dout, seq_idx, tinitial, None, ctx.return_dinitial_states))
+                terms.append(_convolve_bwd(*inputs, dout, seq_idx, tinitial, None, ctx.gives_dinitial_states))
             if tdout is not None or tdfinal is not None:
                 grads = _or_zeros(tdout, dout), seq_idx, initial_states, tdfinal
-                terms.append(_convolve_bwd(x, weight, bias, *grads, ctx.return_dinitial_states))
-            has_bias = bias is not None and bias.numel() > 0
-            dtypes = x.dtype, weight.dtype, bias.dtype if has_bias else None, x.dtype if ctx.gives_dinitial_states else None
+                terms.append(_convolve_bwd(x, weight, bias, *grads, ctx.gives_dinitial_states))
+            dtypes = x.dtype, weight.dtype, bias.dtype if ctx.has_bias else None, x.dtype if ctx.gives_dinitial_states else None
             tangents: list[Tensor | None] = []
             for dtype, *parts in zip(dtypes, *terms, strict=True):
                 parts = [part for part in parts if part.dim() > 1 or part.numel()]  # an empty one stands for nothing
