@@ -94,13 +94,14 @@ for name in registry.modules():
     artefact = jit.build(name, target)
     root, entry = registry.source_root(), registry.module(name)
     staged = {{str(file.relative_to(artefact.directory)) for file in (artefact.directory / "csrc").rglob("*") if file.is_file()}}
-    expected = {{str(file) for file in (*registry.sources(entry, "rocm"), *registry.headers("rocm"))}}
-    rewritten = [file for file in staged & expected if (artefact.directory / file).read_bytes() != (root / file).read_bytes()]
+    places = registry.staged_names(entry, "rocm") | {{header: header for header in registry.headers(entry, "rocm")}}
+    expected = {{str(place): root / file for file, place in places.items()}}
+    rewritten = [place for place in staged & set(expected) if (artefact.directory / place).read_bytes() != expected[place].read_bytes()]
     module = jit.module(name, target)
     print(json.dumps({{
         "name": name,
         "library": str(artefact.library),
-        "by_hipify": sorted(staged ^ expected) + rewritten,
+        "by_hipify": sorted(staged ^ set(expected)) + rewritten,
         "commands": (artefact.directory / "build.ninja").read_text(),
         "loaded_again": jit.module(name, target) is module,
         **launched(name, module),

@@ -187,8 +187,8 @@ def test_an_edit_rebuilds_and_shows(warm: Probe, what: str) -> None:
     assert warm.builds() == 1
 
 
-def test_any_header_and_any_flag_rebuild(warm: Probe) -> None:
-    warm.edit("csrc/include/detail/unused.h", "once", "once // and more")
+def test_any_header_that_is_included_and_any_flag_rebuild(warm: Probe) -> None:
+    warm.edit("csrc/include/detail/deep.h", "once", "once // and more")
     assert warm.python(ANSWER) == "42\n"
     assert warm.builds() == 1
     warm.edit("jit_config.json", "-O0", "-O1")
@@ -208,7 +208,8 @@ def test_nothing_else_rebuilds(warm: Probe) -> None:
         (warm.root / name).write_text("Other words.\n")
     (warm.root / "csrc/include/notes.txt").write_text("New.\n")
     warm.edit("csrc/kernels/probe_kernel.cu", "100", "1000")  # not among the sources of the cpu backend
-    warm.edit("csrc/compat/simt/unused_simt.h", "once", "once // and more")
+    for header in ("csrc/include/detail/unused.h", "csrc/compat/simt/unused_simt.h"):
+        warm.edit(header, "once", "once // and more")
     for name in FILES:
         os.utime(warm.root / name)
     assert warm.python(ANSWER) == "42\n"
@@ -1184,14 +1185,30 @@ def test_an_unknown_module_is_answered_with_the_known_ones() -> None:
         registry.module("causal_conv")
 
 
-def test_file_stems_are_unique_among_the_sources_of_a_build() -> None:
-    """torch's loader names objects by basename, and simt turns .cu into .cpp."""
+def test_objects_have_names_of_their_own() -> None:
+    """torch's loader names them by their file's name alone, and simt turns .cu into .cpp."""
     for module in registry.modules().values():
         for backend in ("rocm", "cuda", "cpu", "simt"):
             if not registry.serves(module, backend):
                 continue
-            stems = Counter(source.stem for source in registry.sources(module, backend))
-            assert max(stems.values()) == 1, (module.name, backend, stems)
+            names = Counter((place.stem, place.suffix == ".cu") for place in registry.staged_names(module, backend).values())
+            assert max(names.values()) == 1, (module.name, backend, names)
+
+
+def test_files_of_one_name_build_into_one_module(probe: Probe) -> None:
+    """Beside each other, each with a header of its own; an error in one names that one."""
+    config = probe.root / "jit_config.json"
+    config.write_text(config.read_text().replace("cpu/probe_*.cpp", "cpu/**/probe*.cpp"))
+    for number, directory in enumerate(("one", "two")):
+        place = probe.root / "csrc/cpu" / directory
+        place.mkdir()
+        (place / "own.h").write_text(f"#define PART {number + 1}\n")
+        (place / "probe.cpp").write_text(f'#include "own.h"\nint {directory}() {{ return PART; }}\n')
+    probe.edit("csrc/cpu/probe_cpu.cpp", "int answer() {", "int one(); int two(); int answer() { if (one() != 1 || two() != 2) return 0;")
+    assert probe.python(ANSWER) == "42\n"
+    probe.edit("csrc/cpu/two/own.h", "2", "")
+    script = "print(attempt(CPU))"
+    assert f"{probe.root}/csrc/cpu/two/probe.cpp:2:" in probe.python(ATTEMPT, script)
 
 
 @pytest.mark.parametrize(("arch", "has_them"), [("sm_80", False), ("sm_89", False), ("sm_90", True), ("sm_100", True), ("sm_120a", True)])

@@ -157,7 +157,7 @@ def artefact_name(name: str, target: Target) -> str:
     if not registry.serves(entry, target.backend):
         raise BadRegistry(f"module '{name}' has no kernels for {target}: expected a target of another backend")
     root = registry.source_root()
-    files = [*registry.sources(entry, target.backend), *registry.headers(target.backend)]
+    files = [*registry.sources(entry, target.backend), *registry.headers(entry, target.backend)]
     ingredients = {
         "files": {str(file): hashlib.sha256((root / file).read_bytes()).hexdigest() for file in files},
         "flags": targets.flags(target, entry.flags),
@@ -242,19 +242,16 @@ def _load(name: str, target: Target, staged: Path, full_name: str) -> ModuleType
 
     entry = registry.module(name)
     root = registry.source_root()
-    staged_sources = []
-    for file in registry.headers(target.backend):
-        _copy(root / file, staged / file)
-    for file in registry.sources(entry, target.backend):
-        # The loader decides by the ending; without a GPU compiler, kernels are C++.
-        place = staged / (file.with_suffix(".cpp") if file.suffix == ".cu" and not target.on_gpu else file)
-        _copy(root / file, place)
-        staged_sources.append(str(place))
+    for header in registry.headers(entry, target.backend):
+        _copy(root / header, staged / header)
+    places = registry.staged_names(entry, target.backend)
+    for source, place in places.items():
+        _copy(root / source, staged / place)
     flags = targets.flags(target, entry.flags)
     with _quiet_hipify() if target.backend == "rocm" and not _verbose() else contextlib.nullcontext():
         return cpp_extension.load(
             name=re.sub(r"\W", "_", f"hipconv_{full_name}"),  # pybind11 takes two modules of one name for one
-            sources=staged_sources,
+            sources=[str(staged / place) for place in places.values()],
             extra_cflags=flags.host,
             extra_cuda_cflags=flags.device,
             extra_ldflags=flags.link,
@@ -286,9 +283,8 @@ def _why_it_failed(name: str, target: Target, use: str, root: Path, staged: Path
     # Sources are compiled by their staged paths, headers found by relative ones; the user's own are wanted for both.
     text = text.replace(f"{staged}{os.sep}", "")
     text = re.sub(r"(?<![\w./-])csrc/", lambda _: f"{registry.source_root()}/csrc/", text)
-    for file in registry.sources(registry.module(name), target.backend):  # kernels staged under another ending
-        if file.suffix == ".cu":
-            text = text.replace(str(file.with_suffix(".cpp")), str(file))
+    for source, place in registry.staged_names(registry.module(name), target.backend).items():
+        text = text.replace(str(place), str(source))
     tools = ", ".join(f"{tool} = {place}" for tool, place in targets.compilers(target.backend).items())
     return (
         f"building '{name}' {use} failed ({type(error).__name__}).\n{text}\n"

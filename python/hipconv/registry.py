@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from pathlib import Path
+import re
 from typing import NamedTuple
 
 from .errors import BadRegistry, UnknownModule
 
 _KEYS = ("kernels", "cpu", "pybind", "flags")
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">]+)[">]', re.MULTILINE)
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -92,9 +95,42 @@ def sources(module: Module, backend: str) -> list[Path]:
     return found
 
 
-def headers(backend: str) -> list[Path]:
-    """The headers that `backend` may include, relative to the source root. csrc/compat/ never reaches ROCm, nor hipify."""
+def include_directories(backend: str) -> list[str]:
+    """Where `backend` looks for headers, relative to the source root. csrc/compat/ never reaches ROCm, nor hipify."""
+    return ["csrc/include", *{"cuda": ["csrc/compat/cuda"], "simt": ["csrc/compat/simt"]}.get(backend, [])]
+
+
+def headers(module: Module, backend: str) -> list[Path]:
+    """The headers that `backend` reads for `module`, relative to the source root: what its sources include, and what those include."""
     root = source_root()
-    directories = ["include", "pybind", *{"cpu": ["cpu"], "cuda": ["compat/cuda"], "simt": ["compat/simt"]}.get(backend, [])]
-    found = [header for directory in directories for header in (root / "csrc" / directory).rglob("*.h")]
+    searched = [root / directory for directory in include_directories(backend)]
+    found: dict[Path, None] = {}
+    unread = [root / source for source in sources(module, backend)]
+    while unread:
+        file = unread.pop()
+        for name in _INCLUDE.findall(file.read_text(encoding="utf-8", errors="replace")):
+            header = next((place / name for place in (file.parent, *searched) if (place / name).is_file()), None)
+            if header is None:
+                continue  # the system's, torch's, or one for another backend
+            header = Path(os.path.normpath(header))
+            if header not in found:
+                found[header] = None
+                unread.append(header)
     return sorted(header.relative_to(root) for header in found)
+
+
+def staged_names(module: Module, backend: str) -> dict[Path, Path]:
+    """Where each source is compiled, relative to a copy of the source root: kernels are C++ where no GPU compiler takes them, and as
+    torch's loader names an object by its file's name alone, a name that another object has begins with its directories'.
+    """
+    on_gpu = backend in ("rocm", "cuda")
+    places: dict[Path, Path] = {}
+    objects: set[tuple[str, bool]] = set()
+    for source in sources(module, backend):
+        place = source if on_gpu or source.suffix != ".cu" else source.with_suffix(".cpp")
+        parents = [parent.name for parent in source.parents if parent.name]
+        while (place.stem, place.suffix == ".cu") in objects:
+            place = place.with_name(f"{parents.pop(0)}_{place.name}")
+        objects.add((place.stem, place.suffix == ".cu"))
+        places[source] = place
+    return places

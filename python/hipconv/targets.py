@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from . import registry
 from .errors import MissingToolchain
 
 BACKENDS = ("rocm", "cuda", "cpu", "simt")
@@ -247,18 +248,16 @@ class Flags(NamedTuple):
 
 def flags(target: Target, module_flags: list[str]) -> Flags:
     """Everything a build for `target` adds to the loader's own flags, HIPCONV_EXTRA_FLAGS last."""
-    common = [*module_flags, "-Icsrc/include"]
+    common = [*module_flags, *(f"-I{directory}" for directory in registry.include_directories(target.backend))]
     extra = shlex.split(os.environ.get("HIPCONV_EXTRA_FLAGS", ""))
     if target.on_gpu:
-        if target.backend == "cuda":
-            common.append("-Icsrc/compat/cuda")
-            if _compute_capability(target) >= 90:
-                common.append("-DHIPCONV_EARLY_LAUNCHES")  # the host's part does not know what card it is for
+        if target.backend == "cuda" and _compute_capability(target) >= 90:
+            common.append("-DHIPCONV_EARLY_LAUNCHES")  # the host's part does not know what card it is for
         return Flags(common, [*common, *extra], [])
     if target.backend == "simt":
         # -Og: tests wait for the compiler more than for the kernels.
         wave, _, unit = target.arch.removeprefix("wave").partition("-")
-        common += ["-Icsrc/compat/simt", f"-DHIPCONV_SIMT_WAVE={wave}", *([f"-DHIPCONV_SIMT_MMA={unit}"] if unit else []), "-Og"]
+        common += [f"-DHIPCONV_SIMT_WAVE={wave}", *([f"-DHIPCONV_SIMT_MMA={unit}"] if unit else []), "-Og"]
     else:
         isa = _ISA[target.arch]
         common += [*isa.flags, f"-DCPU_CAPABILITY={isa.capability}", f"-DCPU_CAPABILITY_{isa.capability}"]
