@@ -276,7 +276,7 @@ def compile_for(arch: str, *arguments: str | Path, clang: int = CLANG) -> str:
 @functools.cache
 def build(source: Path, arch: str, clang: int = CLANG) -> CodeObject:
     """Compile a file alone, once per process."""
-    code = Path(_directory().name) / f"{source.stem}.{arch}.{clang}.hsaco"
+    code = Path(_directory().name) / f"{source.parent.name}-{source.stem}.{arch}.{clang}.hsaco"
     compile_for(arch, "-c", source, "-o", code, clang=clang)
     return _read(arch, code)
 

@@ -146,11 +146,11 @@ class FastKernel(NamedTuple):
     whole: bool | None = None  # True: it has no hot loop, all of it counts; False: a loop does
 
 
-_KERNELS = ROOT / "csrc" / "kernels"
+_KERNELS = ROOT / "csrc" / "kernels" / "causal_conv1d"
 
 
 def _conv1d(
-    family: str,
+    file: str,
     instance: str,
     valu: tuple[float, float],
     waves: int,
@@ -165,26 +165,26 @@ def _conv1d(
     states, or outputs in the other of two layouts, a choice at run time that the count takes for both. whole: see FastKernel.
     """
     limits = {arch: valu[0] if arch.startswith("gfx9") else valu[1] for arch in AMD_ARCHS}
-    source = _KERNELS / f"causal_conv1d_{family}.cu"
+    source = _KERNELS / f"{file}.cu"
     name = f"causal_conv1d_{instance}"
     return FastKernel(source, name, 2, width, 2 * outputs, multiplications * outputs, limits, waves, whole)
 
 
 FAST_KERNELS = {
-    "tile": _conv1d("fwd_tile", "fwd_tile<bf16, 8, 4, true>", (11.0, 14.0), 4),
-    "vector": _conv1d("fwd_vector", "fwd_vector<bf16, 4, false>", (11.0, 14.0), 4),
-    "bwd_tile": _conv1d("bwd_tile", "bwd_tile_kernel<bf16, 4, 4, false>", (21.0, 27.0), 2, width=8, multiplications=17),
-    "bwd_vector": _conv1d("bwd_vector", "bwd_whole<bf16, 4, false>", (21.5, 25.5), 5, multiplications=16),
-    "varlen": _conv1d("varlen_tile", "varlen_tile<bf16, 8, 4, false>", (11.5, 13.0), 4),
+    "tile": _conv1d("forward/tile", "fwd_tile<bf16, 8, 4, true>", (11.0, 14.0), 4),
+    "vector": _conv1d("forward/vector", "fwd_vector<bf16, 4, false>", (11.0, 14.0), 4),
+    "bwd_tile": _conv1d("backward/tile", "bwd_tile_kernel<bf16, 4, 4, false>", (21.0, 27.0), 2, width=8, multiplications=17),
+    "bwd_vector": _conv1d("backward/vector", "bwd_whole<bf16, 4, false>", (21.5, 25.5), 5, multiplications=16),
+    "varlen": _conv1d("prefill/tile", "varlen_tile<bf16, 8, 4, false>", (11.5, 13.0), 4),
     # Decode stores an output and three or four columns of the state; three columns of packed slots go through LDS.
-    "step": _conv1d("update_step", "update_step<bf16, bf16, 0, 0>", (10.0, 8.5), 8, width=8, outputs=1 / 4, whole=True),
-    "step_packed": _conv1d("update_step", "update_step<bf16, bf16, 3, 0>", (11.5, 10.5), 8, width=8, outputs=1 / 4, whole=True),
+    "step": _conv1d("decode/step", "update_step<bf16, bf16, 0, 0>", (10.0, 8.5), 8, width=8, outputs=1 / 4, whole=True),
+    "step_packed": _conv1d("decode/step", "update_step<bf16, bf16, 3, 0>", (11.5, 10.5), 8, width=8, outputs=1 / 4, whole=True),
     "step_whole": _conv1d(
-        "update_step", "update_step<bf16, bf16, 4, 0>", (9.0, 8.5), 8, width=4, multiplications=5, outputs=1 / 5, whole=True
+        "decode/step", "update_step<bf16, bf16, 4, 0>", (9.0, 8.5), 8, width=4, multiplications=5, outputs=1 / 5, whole=True
     ),
     # The loop over tokens; where channels are neighbours it also stores to the state the columns of speculative decoding.
-    "update_vector": _conv1d("update_vector", "update_vectors<bf16, bf16, 4, 0>", (6.0, 6.5), 5, width=8, outputs=1 / 3, whole=False),
-    "update_packed": _conv1d("update_vector", "update_vectors<bf16, bf16, 4, 3>", (8.5, 9.0), 5, width=8, outputs=1 / 2, whole=False),
+    "update_vector": _conv1d("decode/vector", "update_vectors<bf16, bf16, 4, 0>", (6.0, 6.5), 5, width=8, outputs=1 / 3, whole=False),
+    "update_packed": _conv1d("decode/vector", "update_vectors<bf16, bf16, 4, 3>", (8.5, 9.0), 5, width=8, outputs=1 / 2, whole=False),
 }
 
 

@@ -2,8 +2,8 @@
 // loops. Run as simt_probes.cu is, on a GPU too; `--list-broken` are wrong kernels that simt must not let pass.
 #include <hip/hip_runtime.h>
 
-#include "async_copy.h"
-#include "mma.h"
+#include "device/async_copy.h"
+#include "matrix/mma.h"
 #include "probes.h"
 
 namespace {

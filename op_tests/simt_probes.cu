@@ -15,11 +15,11 @@
 #include <string>
 #include <vector>
 
-#include "activation.h"
-#include "arch.h"
-#include "dtype.h"
+#include "device/activation.h"
+#include "device/arch.h"
+#include "device/dtype.h"
 #include "probes.h"
-#include "taper.h"
+#include "launch/taper.h"
 
 #if defined(HIPCONV_HOST)
 #include <thread>

@@ -22,7 +22,7 @@ from common import Table, list_of
 from rocm_build import CLANGS, code_of
 from test_gpu_compilers import require_amd_compiler
 
-KERNELS = ROOT / "csrc" / "kernels"
+KERNELS = ROOT / "csrc" / "kernels" / "conv2d" / "implicit_gemm"
 CDNA = ("gfx90a", "gfx942", "gfx950")
 TILES = {"bf16": [(128, 128), (128, 64), (64, 64)], "f16": [(128, 128), (128, 64), (64, 64)], "float": [(128, 64), (64, 64)]}
 FORMS = {"vectors": 0, "elements": 1}
@@ -39,7 +39,7 @@ class Step(NamedTuple):
 
 
 def source_of(dtype: str, form: str) -> Path:
-    return KERNELS / f"conv2d_implicit_gemm_{'f32' if dtype == 'float' else form}.cu"
+    return KERNELS / f"{'f32' if dtype == 'float' else form}.cu"
 
 
 def steps(code: CodeObject, arch: str, dtype: str, form: str) -> Iterator[Step]:

@@ -21,7 +21,7 @@ from common import EVERYTHING
 from hipconv import registry
 import rocm_build
 
-KERNELS = sorted((ROOT / "csrc" / "kernels").glob("*.cu"))
+KERNELS = sorted((ROOT / "csrc" / "kernels").rglob("*.cu"))
 
 
 def require(*tools: str, remedy: str) -> None:
@@ -60,16 +60,16 @@ def test_all_kernel_files_belong_to_a_module() -> None:
     assert {file.relative_to(ROOT) for file in KERNELS} <= built
 
 
-# What nvcc compiles in every run: files whose names begin so. HIPCONV_TEST_ARCHS=all compiles all.
-ONLY_FOR_NVIDIA = ("conv2d_warpgroup_gemm",)
+# What nvcc compiles in every run: files in this folder. HIPCONV_TEST_ARCHS=all compiles all.
+ONLY_FOR_NVIDIA = "warpgroup_gemm"
 
 FOR_NVIDIA = ("-arch=sm_90a", "-DHIPCONV_EARLY_LAUNCHES", "-std=c++17")
 
 # Of these also the host's part, as g++ reads it, in half of the time of each: what launches them is not what simt has.
-WITH_HOST_PART = ("conv2d_warpgroup_gemm.cu",)
+WITH_HOST_PART = ("warpgroup_gemm.cu",)
 
 
-FOR_NVCC = [source for source in KERNELS if EVERYTHING or source.name.startswith(ONLY_FOR_NVIDIA)]
+FOR_NVCC = [source for source in KERNELS if EVERYTHING or source.parent.name == ONLY_FOR_NVIDIA]
 
 
 @pytest.fixture(scope="module")
@@ -84,13 +84,13 @@ def nvidia_reports(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, str]:
             how = ["-O3", "-Xptxas", "-v", "-Xcompiler", "-fsyntax-only", "-c"]
         else:
             how = ["-O3", "-Xptxas", "-v", "-cubin"]
-        return run("nvcc", *FOR_NVIDIA, *how, *includes, source, "-o", objects / f"{source.stem}.o")
+        return run("nvcc", *FOR_NVIDIA, *how, *includes, source, "-o", objects / f"{source.parent.name}-{source.stem}.o")
 
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         return dict(zip(FOR_NVCC, threads.map(compiled, FOR_NVCC), strict=True))
 
 
-@pytest.mark.parametrize("source", FOR_NVCC, ids=lambda path: path.name)
+@pytest.mark.parametrize("source", FOR_NVCC, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_compiles_for_nvidia_and_spills_nothing(source: Path, nvidia_reports: dict[Path, str]) -> None:
     report = nvidia_reports[source]
     frames = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", report)

@@ -333,7 +333,7 @@ INSTRUCTIONS = {
 @pytest.mark.parametrize("build", INSTRUCTIONS)
 def test_a_wave_multiplies_together(matrix_binaries: dict[str, Path], build: str) -> None:
     for probe, message in {
-        "product_missed": rf"waits at {INSTRUCTIONS[build]} \(csrc/include/mma.h:\d+\), but thread \(3, 0, 0\) has exited",
+        "product_missed": rf"waits at {INSTRUCTIONS[build]} \(csrc/include/matrix/mma.h:\d+\), but thread \(3, 0, 0\) has exited",
         "wave_not_full": rf"is in a wave of 3 threads: {INSTRUCTIONS[build]} takes all (64|32) lanes",
     }.items():
         done = run(matrix_binaries[build], probe)

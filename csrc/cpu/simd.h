@@ -5,8 +5,8 @@
 #include <cstring>
 #include <type_traits>
 
-#include "arch.h"
-#include "dtype.h"
+#include "device/arch.h"
+#include "device/dtype.h"
 
 #if HIPCONV_VECTOR_BYTES >= 32
 #include <immintrin.h>

@@ -1,10 +1,10 @@
 // A plain copy: one 16-byte vector a thread, 256 threads a block; more vectors a thread are slower.
 #include <hip/hip_runtime.h>
 
-#include "arch.h"
-#include "check.h"
-#include "copy.h"
-#include "vec.h"
+#include "copy/copy.h"
+#include "device/arch.h"
+#include "device/vec.h"
+#include "launch/check.h"
 
 namespace hipconv {
 

@@ -11,10 +11,10 @@
 #include <optional>
 #include <tuple>
 
-#include "causal_conv1d.h"
-#include "direct_call.h"
-#include "kernel_request.h"
-#include "tensor_checks.h"
+#include "causal_conv1d/forward.h"
+#include "common/direct_call.h"
+#include "common/kernel_request.h"
+#include "common/tensor_checks.h"
 
 namespace py = pybind11;
 

@@ -130,7 +130,7 @@ _GATHERING = 1.2  # microseconds, of a step of implicit_gemm that reads x elemen
 
 
 def relaid(problem: Problem) -> Problem:
-    """What the GEMM gets of x as csrc/kernels/conv2d_relaid.cu lays it out: a filter's row of few channels as one vector of channels."""
+    """What the GEMM gets of x as conv2d/repacked/repacked.cu lays it out: a filter's row of few channels as one vector of channels."""
     if problem.in_channels > 8 or problem.kernel[1] == 1 or problem.groups > 1 or problem.dilation[1] > 1:
         return problem
     return problem._replace(in_channels=8 * problem.kernel[1], kernel=(problem.kernel[0], 1), stride=(problem.stride[0], 1))
@@ -235,7 +235,7 @@ def _plan_of_warpgroups(
 
 
 def _has_patches(problem: Problem, tile_m: int, columns: int) -> bool:
-    """Whether one filling serves all taps: as csrc/kernels/conv2d_warpgroup_gemm.cu has it."""
+    """Whether one filling serves all taps: as conv2d/warpgroup_gemm/warpgroup_gemm.cu has it."""
     if (problem.kernel, problem.stride, problem.dilation) != ((3, 3), (1, 1), (1, 1)):
         return False
     covered = [-(-size // of) * of for size, of in zip(problem.out_size, (tile_m // columns, columns), strict=True)]

@@ -23,7 +23,7 @@
 #include <sanitizer/asan_interface.h>
 #endif
 
-#include "arch.h"
+#include "device/arch.h"
 #include "simt/fiber.h"
 #include "simt/order.h"
 

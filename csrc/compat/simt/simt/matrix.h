@@ -2,7 +2,7 @@
 // the vendors' manuals put them. So a kernel that has a lane's row or channel wrong is wrong here too.
 #pragma once
 
-#include "dtype.h"
+#include "device/dtype.h"
 #include "simt/block.h"
 
 namespace simt {

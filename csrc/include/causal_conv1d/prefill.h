@@ -1,0 +1,84 @@
+// Causal conv1d over packed sequences with a pool of conv states: what the bindings hand to the kernels. Knows neither torch nor HIP.
+//
+//   out[d, begin + i] = act(bias[d] + sum_j weight[d, j] * window(d, i - width + 1 + j)),   begin the sequence's first token
+//   window(d, i >= 0) = x[d, begin + i],   window(d, i < 0) = the initial state's column width - 1 + i, or nothing
+//
+// and afterwards the width - 1 last inputs of each sequence are its new state.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "device/dtype.h"
+#include "device/index_array.h"
+
+namespace hipconv {
+
+constexpr int32_t kNoNumber = INT32_MIN;  // of a slot
+
+// What becomes of the tokens that belong to no sequence, or to a padding one.
+enum class DeadTokens : int32_t { zero, leave, copy };
+
+struct CausalConv1dVarlenParams {
+    int32_t dim, tokens, sequences, width;
+    DType dtype;  // of x and the outputs
+
+    const void* x;  // (dim, tokens)
+    int64_t x_dim_stride, x_token_stride;
+
+    // One output (dim, tokens); or, if k_dim >= 0, q, k and v as contiguous rows of tokens, of k_dim, k_dim and the other channels.
+    void *out, *k, *v;
+    int64_t out_dim_stride, out_token_stride;
+    int32_t k_dim;
+
+    const void* weight;  // (dim, width)
+    int64_t weight_dim_stride, weight_width_stride;
+    DType weight_dtype;
+
+    const void* bias;  // (dim,), or null for none
+    int64_t bias_stride;
+    DType bias_dtype;
+
+    void* states;  // (slots, dim, columns); the window begins in column `first_column`
+    int64_t slot_stride, state_dim_stride, column_stride;
+    int32_t slots, first_column;
+    DType state_dtype;
+
+    IndexArray query_start_loc;    // (sequences + 1,)
+    IndexArray cache_indices;      // (sequences,) or a block table (sequences, columns); none: slot b for sequence b
+    IndexArray cache_indices_in;   // the slots to read, where they are others
+    IndexArray has_initial_state;  // (sequences,); none: no sequence has one
+    // Prefix caching; (sequences,) each, or none. Columns of the block table:
+    IndexArray initial_state_idx;   // which to read from,
+    IndexArray block_idx_last;      // where the final state goes,
+    IndexArray block_idx_first;     // and where the first of the states at the block boundaries before the end goes.
+    IndexArray num_computed_tokens;
+    int32_t block_size;  // in tokens
+
+    int32_t pad_slot, null_block;  // kNoNumber: none
+    DeadTokens dead_tokens;
+    bool use_silu;
+};
+
+// A forced tile of a block, powers of two: zero means the kernel's own choice, and a size that it does not have the nearest one.
+struct VarlenTile {
+    int32_t tokens, channels, warps;
+};
+
+// The kernels' names, the fastest first. Each backend knows the other's: HIPCONV_VARLEN_KERNEL may hold either.
+constexpr const char* kCausalConv1dVarlenGpuKernels[] = {"tile", "naive"};
+constexpr const char* kCausalConv1dVarlenGpuInPlaceKernels[] = {"walk", "strip"};  // where `out` is x; the others serve that, too
+constexpr const char* kCausalConv1dVarlenCpuKernels[] = {"simd", "openmp"};
+
+// Defined twice with one signature: in csrc/kernels for GPUs and simt, in csrc/cpu for host memory (which ignores `tile` and
+// `stream`). dim and tokens are not zero; every tensor lies on the current device. `kernel` is "auto" or a name from the list.
+std::vector<std::string> causal_conv1d_varlen_kernels();
+void causal_conv1d_varlen(const CausalConv1dVarlenParams& params, const std::string& kernel, const VarlenTile& tile, void* stream);
+
+// The same where `out` is x, in its memory and with its strides, by kernels of its own; or false, and nothing is done, for calls that
+// none of them serves, and for kernels of the list above.
+std::vector<std::string> causal_conv1d_varlen_in_place_kernels();
+bool causal_conv1d_varlen_in_place(const CausalConv1dVarlenParams& params, const std::string& kernel, const VarlenTile& tile, void* stream);
+
+}  // namespace hipconv

@@ -1,0 +1,75 @@
+// conv2d: what the bindings hand to the kernels. Knows neither torch nor HIP.
+//
+//   out[n, k, p, q] = act(bias[k] + sum_{c, r, s} weight[k, c, r, s] * x[n, g C/G + c, y, z] + residual[n, k, p, q])
+//   y = p stride_h - pad_top + r dilation_h,   z = q stride_w - pad_left + s dilation_w
+//
+// where g is the group of filter k, and x outside the image is what the padding mode says.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "device/dtype.h"
+
+namespace hipconv {
+
+enum class PaddingMode : int32_t { zeros, reflect, replicate, circular };
+enum class Conv2dActivation : int32_t { none, relu, relu6, gelu, gelu_tanh, silu, sigmoid, tanh, leaky_relu, hardswish };
+
+// A (batch, channels, height, width) tensor, or a filter's (out_channels, in_channels / groups, height, width). Strides count
+// elements, and may be zero or negative for an input.
+struct Image {
+    void* data;
+    int64_t batch_stride, channel_stride, row_stride, column_stride;
+};
+
+struct Conv2dParams {
+    int32_t batch, in_channels, in_height, in_width;
+    int32_t out_channels, out_height, out_width;
+    int32_t kernel_height, kernel_width;
+    int32_t stride_h, stride_w, pad_top, pad_left, dilation_h, dilation_w, groups;
+    PaddingMode padding_mode;
+    Conv2dActivation activation;
+
+    DType dtype;  // of x and weight
+    Image x, weight;
+
+    DType out_dtype;
+    Image out;
+
+    const void* bias;  // (out_channels,), or null for none
+    int64_t bias_stride;
+    DType bias_dtype;
+
+    Image residual;  // of out's shape; data null for none
+    DType residual_dtype;
+};
+
+// What runs a call: an algorithm of the registry, and of a tiled one its tile.
+struct Conv2dPlan {
+    std::string algorithm;           // "warpgroup_gemm", "relaid_implicit_gemm", "naive" …
+    int32_t tile_m = 0, tile_n = 0;  // output pixels and filters of a block; zero where an algorithm has no tiles
+    int32_t split_k = 1;             // blocks that share an output tile, each with its part of the sum
+};
+
+struct Conv2dTile {
+    int32_t tile_m, tile_n;
+};
+
+// Of the GPU's kernels and simt's; host memory is torch's own convolution's. No size of `out` is zero. Only the launch touches
+// memory; the others depend on sizes, strides, types and the alignment of addresses. The stride of an axis of one element is that
+// of a dense tensor in the layout of the others.
+std::vector<std::string> conv2d_algorithms();  // the fastest first
+// The tiles that an algorithm may have on an architecture ("gfx942", "sm_90", "wave64") for x of a dtype; nothing, if it goes
+// without on all of them.
+std::optional<std::vector<Conv2dTile>> conv2d_tiles(const std::string& algorithm, const std::string& arch, DType dtype);
+// Whether the plan serves the call: then null, else what its algorithm does serve. A plan without a tile asks about the algorithm
+// alone: whether there is a tile.
+const char* conv2d_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
+int64_t conv2d_workspace(const Conv2dParams& params, const Conv2dPlan& plan);  // bytes, uninitialised, aligned to 256
+// Every tensor lies on the current device, and the plan, with its tile, serves the call. `workspace` is null where it needs none.
+void conv2d(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
+
+}  // namespace hipconv

@@ -1,0 +1,35 @@
+// Integers that a kernel reads from memory it did not choose: slots, starts, flags. Any integer type, any strides, one axis or two.
+#pragma once
+
+#include <cstdint>
+
+#include "device/arch.h"
+#include "device/registers.h"
+
+namespace hipconv {
+
+// A (rows,) or (rows, columns) tensor; `data` is null if the caller gave none. Strides count elements. Small, because a kernel holds
+// several of them in scalar registers.
+struct IndexArray {
+    const void* data;
+    int32_t row_stride, column_stride;
+    int32_t columns;  // 1 for one axis
+    int8_t bytes;     // of an element
+    bool is_signed;
+};
+
+HIPCONV_INLINE int64_t load_index(const IndexArray& array, int64_t row, int64_t column = 0) {
+    const int64_t at = row * array.row_stride + column * array.column_stride;
+    const uint64_t place = reinterpret_cast<uint64_t>(array.data) + at * array.bytes;
+    uint64_t bits;
+    if (array.bytes >= 4) {  // what servers pass, first; the upper half of eight bytes by an access of its own, which is less code
+        bits = *(GlobalPointer<const uint32_t>)place;
+        if (array.bytes == 8) bits |= static_cast<uint64_t>(((GlobalPointer<const uint32_t>)place)[1]) << 32;
+    } else {
+        bits = array.bytes == 2 ? *(GlobalPointer<const uint16_t>)place : *(GlobalPointer<const uint8_t>)place;
+    }
+    const int unused = 64 - 8 * array.bytes;
+    return array.is_signed ? static_cast<int64_t>(bits << unused) >> unused : static_cast<int64_t>(bits);
+}
+
+}  // namespace hipconv

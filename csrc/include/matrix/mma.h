@@ -1,0 +1,382 @@
+// A wave's product of two operand tiles in LDS, whatever instructions the target multiplies matrices with.
+//
+//   Mma<T, kPixels, kFilters>::step(sums, pixels, filters, lane, row_of)   sums += a step of the inner product
+//   Mma<...>::for_each<kFirst, kCount>(sums, lane, f)                      f(pixel, filter, kRun sums of consecutive filters)
+//
+// An operand tile holds a row of 128 bytes a pixel or filter, of which element k is channel k of the step: 64 elements of 16
+// bits, or 32 of f32. A row is 8 chunks of 16 bytes, and chunk c of row r lies at place c ^ (r % 8): then neither the reads below
+// nor writes along rows or along columns meet in a bank, and it is the 128-byte swizzle of NVIDIA's copy engine.
+//
+// Lanes and elements of each instruction's operands are in the comments of the atoms, and in simt/matrix.h, which executes them.
+#pragma once
+
+#include "device/vec.h"
+
+#if defined(HIPCONV_HOST)
+#include "simt/matrix.h"
+#endif
+
+namespace hipconv {
+
+constexpr int kTileChunks = 8;  // of a row
+constexpr int kTileRowBytes = 128;
+
+HIPCONV_INLINE int chunk_at(int row, int chunk) { return row * kTileChunks + (chunk ^ (row % kTileChunks)); }
+
+// kCount floats of a lane, as matrix instructions take them.
+#if defined(HIPCONV_AMD)
+template <int kCount>
+struct FloatsOf {
+    using type = float __attribute__((ext_vector_type(kCount)));
+};
+template <>
+struct FloatsOf<1> {
+    struct type {  // a vector of one has no brackets
+        float only;
+        HIPCONV_INLINE float& operator[](int) { return only; }
+        HIPCONV_INLINE const float& operator[](int) const { return only; }
+    };
+};
+template <int kCount>
+using Floats = typename FloatsOf<kCount>::type;
+#else
+template <int kCount>
+struct Floats {
+    float elements[kCount];
+    HIPCONV_INLINE float& operator[](int i) { return elements[i]; }
+    HIPCONV_INLINE const float& operator[](int i) const { return elements[i]; }
+};
+#endif
+
+template <typename T>
+inline constexpr bool kIsBf16 = false;
+template <>
+inline constexpr bool kIsBf16<bf16> = true;
+
+// ---- instructions -----------------------------------------------------------------------------------------------------
+
+#if defined(HIPCONV_AMD_DEVICE)
+using Half4 = _Float16 __attribute__((ext_vector_type(4)));
+using Half8 = _Float16 __attribute__((ext_vector_type(8)));
+using Half16 = _Float16 __attribute__((ext_vector_type(16)));
+using Short4 = short __attribute__((ext_vector_type(4)));
+using Short8 = short __attribute__((ext_vector_type(8)));
+using Short16 = short __attribute__((ext_vector_type(16)));
+#endif
+#if defined(HIPCONV_HAS_MFMA_8_WIDE)
+using Bfloat8 = __bf16 __attribute__((ext_vector_type(8)));
+#endif
+
+// An atom: what one block of sums of a wave is, and how a phase of a step is multiplied into it. `kPhases` phases make a step. A
+// lane loads from the row of its pixel_row(lane) and filter_row(lane); pixel(lane, e) and filter(lane, e) are those of element e
+// of its sums, where kRun elements after one another are filters after one another.
+template <MatrixUnit kUnit, typename T>
+struct Atom;
+
+// CDNA, 32x32: the instruction takes 4 elements of 16 bits or 1 of f32 a lane, k = (lane / 32) * 4 + i or lane / 32. A chunk of
+// 16 bytes feeds two or four of them: in which order the channels are summed does not matter as long as both operands agree.
+// Filters are the rows of the instruction, so that a lane's sums are of consecutive filters.
+template <typename T>
+struct Atom<MatrixUnit::mfma, T> {
+    static constexpr int kPixels = 32, kFilters = 32, kPhases = 4, kAtATime = 4, kRun = 4;
+    using Operand = Words4;
+    using Sums = Floats<16>;
+
+    static HIPCONV_INLINE int pixel_row(int lane) { return lane % 32; }
+    static HIPCONV_INLINE int filter_row(int lane) { return lane % 32; }
+    static HIPCONV_INLINE Operand load_pixels(const Words4* tile, int row, int phase, int lane) {
+        return tile[chunk_at(row, 2 * phase + lane / 32)];
+    }
+    static HIPCONV_INLINE Operand load_filters(const Words4* tile, int row, int phase, int lane) {
+        return load_pixels(tile, row, phase, lane);
+    }
+    static HIPCONV_INLINE int pixel(int lane, int) { return lane % 32; }
+    static HIPCONV_INLINE int filter(int lane, int e) { return e / 4 * 8 + lane / 32 * 4 + e % 4; }
+
+    static HIPCONV_INLINE void multiply(Sums& sums, Operand pixels, Operand filters) {
+#if defined(HIPCONV_HAS_MFMA_8_WIDE)
+        if constexpr (sizeof(T) == 2) {
+            if constexpr (kIsBf16<T>)
+                sums = __builtin_amdgcn_mfma_f32_32x32x16_bf16(bit_cast<Bfloat8>(filters), bit_cast<Bfloat8>(pixels), sums, 0, 0,
+                                                               0);
+            else
+                sums = __builtin_amdgcn_mfma_f32_32x32x16_f16(bit_cast<Half8>(filters), bit_cast<Half8>(pixels), sums, 0, 0, 0);
+            return;
+        }
+#endif
+#if defined(HIPCONV_HAS_MFMA)
+        if constexpr (sizeof(T) == 4) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                sums = __builtin_amdgcn_mfma_f32_32x32x2f32(bit_cast<float>(word(filters, i)), bit_cast<float>(word(pixels, i)),
+                                                            sums, 0, 0, 0);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const Words2 f{word(filters, 2 * i), word(filters, 2 * i + 1)}, p{word(pixels, 2 * i), word(pixels, 2 * i + 1)};
+                if constexpr (kIsBf16<T>)
+                    sums = __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(bit_cast<Short4>(f), bit_cast<Short4>(p), sums, 0, 0, 0);
+                else
+                    sums = __builtin_amdgcn_mfma_f32_32x32x8f16(bit_cast<Half4>(f), bit_cast<Half4>(p), sums, 0, 0, 0);
+            }
+        }
+#elif defined(HIPCONV_HOST)
+        for (int i = 0; i < (sizeof(T) == 4 ? 4 : 2); ++i) {
+            if constexpr (sizeof(T) == 4) {
+                const float f = bit_cast<float>(word(filters, i)), p = bit_cast<float>(word(pixels, i));
+                simt::multiply<simt::Mfma32x32x2>(&f, &p, &sums[0]);
+            } else {
+                const uint32_t f[] = {word(filters, 2 * i), word(filters, 2 * i + 1)};
+                const uint32_t p[] = {word(pixels, 2 * i), word(pixels, 2 * i + 1)};
+                simt::multiply<simt::Mfma32x32x8>(reinterpret_cast<const T*>(f), reinterpret_cast<const T*>(p), &sums[0]);
+            }
+        }
+#else
+        (void)sums, (void)pixels, (void)filters;
+#endif
+    }
+};
+
+// RDNA 3, 16x16x16: a lane takes all 16 elements of row lane % 16, and both halves of the wave take the same. A lane's sums are
+// every other row's, so the pixels are the rows here.
+template <typename T>
+struct Atom<MatrixUnit::wmma11, T> {
+    static constexpr int kPixels = 16, kFilters = 16, kPhases = 4, kAtATime = 4, kRun = 1;
+    struct Operand {
+        Words4 low, high;
+    };
+    using Sums = Floats<8>;
+
+    static HIPCONV_INLINE int pixel_row(int lane) { return lane % 16; }
+    static HIPCONV_INLINE int filter_row(int lane) { return lane % 16; }
+    static HIPCONV_INLINE Operand load_pixels(const Words4* tile, int row, int phase, int) {
+        return {tile[chunk_at(row, 2 * phase)], tile[chunk_at(row, 2 * phase + 1)]};
+    }
+    static HIPCONV_INLINE Operand load_filters(const Words4* tile, int row, int phase, int lane) {
+        return load_pixels(tile, row, phase, lane);
+    }
+    static HIPCONV_INLINE int pixel(int lane, int e) { return 2 * e + lane / 16; }
+    static HIPCONV_INLINE int filter(int lane, int) { return lane % 16; }
+
+    static HIPCONV_INLINE void multiply(Sums& sums, const Operand& pixels, const Operand& filters) {
+#if defined(HIPCONV_HAS_WMMA11)
+        if constexpr (kIsBf16<T>)
+            sums = __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32(joined<Short16>(pixels), joined<Short16>(filters), sums);
+        else
+            sums = __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(joined<Half16>(pixels), joined<Half16>(filters), sums);
+#elif defined(HIPCONV_HOST)
+        simt::multiply<simt::Wmma11>(reinterpret_cast<const T*>(&pixels), reinterpret_cast<const T*>(&filters), &sums[0]);
+#else
+        (void)sums, (void)pixels, (void)filters;
+#endif
+    }
+
+#if defined(HIPCONV_HAS_WMMA11)
+    template <typename Vector>
+    static HIPCONV_INLINE Vector joined(const Operand& o) {
+        using Words8 = uint32_t __attribute__((ext_vector_type(8)));
+        return bit_cast<Vector>(Words8{o.low.x, o.low.y, o.low.z, o.low.w, o.high.x, o.high.y, o.high.z, o.high.w});
+    }
+#endif
+};
+
+// RDNA 4, 16x16x16: a lane takes 8 elements, row lane % 16, k = (lane / 16) * 8 + i, and sums 8 consecutive rows.
+template <typename T>
+struct Atom<MatrixUnit::wmma12, T> {
+    static constexpr int kPixels = 16, kFilters = 16, kPhases = 4, kAtATime = 4, kRun = 4;
+    using Operand = Words4;
+    using Sums = Floats<8>;
+
+    static HIPCONV_INLINE int pixel_row(int lane) { return lane % 16; }
+    static HIPCONV_INLINE int filter_row(int lane) { return lane % 16; }
+    static HIPCONV_INLINE Operand load_pixels(const Words4* tile, int row, int phase, int lane) {
+        return tile[chunk_at(row, 2 * phase + lane / 16)];
+    }
+    static HIPCONV_INLINE Operand load_filters(const Words4* tile, int row, int phase, int lane) {
+        return load_pixels(tile, row, phase, lane);
+    }
+    static HIPCONV_INLINE int pixel(int lane, int) { return lane % 16; }
+    static HIPCONV_INLINE int filter(int lane, int e) { return lane / 16 * 8 + e; }
+
+    static HIPCONV_INLINE void multiply(Sums& sums, Operand pixels, Operand filters) {
+#if defined(HIPCONV_HAS_WMMA12)
+        if constexpr (kIsBf16<T>)
+            sums = __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32_gfx12(bit_cast<Short8>(filters), bit_cast<Short8>(pixels), sums);
+        else
+            sums = __builtin_amdgcn_wmma_f32_16x16x16_f16_w32_gfx12(bit_cast<Half8>(filters), bit_cast<Half8>(pixels), sums);
+#elif defined(HIPCONV_HOST)
+        simt::multiply<simt::Wmma12>(reinterpret_cast<const T*>(&filters), reinterpret_cast<const T*>(&pixels), &sums[0]);
+#else
+        (void)sums, (void)pixels, (void)filters;
+#endif
+    }
+};
+
+// NVIDIA, two of m16n8k16: pixels are its rows. Operands come by ldmatrix, four 8x8 matrices a time, of which lane l names row l
+// % 8 of matrix l / 8 and gets two elements of row l / 4 of each.
+template <typename T>
+struct Atom<MatrixUnit::mma_sync, T> {
+    static constexpr int kPixels = 16, kFilters = 16, kPhases = 4, kAtATime = 4, kRun = 2;
+    using Operand = Words4;
+    using Sums = Floats<8>;
+
+    // Matrices: upper and lower pixels of the first 8 channels, then of the other 8; and the first 8 filters' two halves of the
+    // channels, then the other filters'.
+    static HIPCONV_INLINE int pixel_row(int lane) { return lane % 16; }
+    static HIPCONV_INLINE int filter_row(int lane) { return lane / 16 * 8 + lane % 8; }
+    static HIPCONV_INLINE Operand load_pixels(const Words4* tile, int row, int phase, int lane) {
+        return load_matrices(&tile[chunk_at(row, 2 * phase + lane / 16)]);
+    }
+    static HIPCONV_INLINE Operand load_filters(const Words4* tile, int row, int phase, int lane) {
+        return load_matrices(&tile[chunk_at(row, 2 * phase + lane / 8 % 2)]);
+    }
+    static HIPCONV_INLINE int pixel(int lane, int e) { return lane / 4 + e / 2 % 2 * 8; }
+    static HIPCONV_INLINE int filter(int lane, int e) { return e / 4 * 8 + lane % 4 * 2 + e % 2; }
+
+    static HIPCONV_INLINE Words4 load_matrices(const Words4* row) {
+#if defined(HIPCONV_HAS_MMA_SYNC)
+        Words4 v;
+        const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                     : "r"(address));
+        return v;
+#elif defined(HIPCONV_HOST)
+        Words4 v;
+        simt::load_matrices(row, &v);
+        return v;
+#else
+        return *row;
+#endif
+    }
+
+    static HIPCONV_INLINE void multiply(Sums& sums, Operand pixels, Operand filters) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const uint32_t b[] = {word(filters, 2 * half), word(filters, 2 * half + 1)};
+#if defined(HIPCONV_HAS_MMA_SYNC)
+            float* c = &sums[4 * half];
+            if constexpr (kIsBf16<T>)
+                asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                    "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                    : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                    : "r"(pixels.x), "r"(pixels.y), "r"(pixels.z), "r"(pixels.w), "r"(b[0]), "r"(b[1]));
+            else
+                asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                    "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                    : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                    : "r"(pixels.x), "r"(pixels.y), "r"(pixels.z), "r"(pixels.w), "r"(b[0]), "r"(b[1]));
+#elif defined(HIPCONV_HOST)
+            simt::multiply<simt::MmaM16n8k16>(reinterpret_cast<const T*>(&pixels), reinterpret_cast<const T*>(b),
+                                              &sums[4 * half]);
+#else
+            (void)pixels, (void)b, (void)sums;
+#endif
+        }
+    }
+};
+
+// No matrix instruction: a lane makes one pixel of 8 times one filter of the others. The only way for f32 but on CDNA.
+template <typename T>
+struct Atom<MatrixUnit::fma, T> {
+    static constexpr int kPixels = 8, kFilters = kWaveSize / 8, kPhases = 8, kRun = 1;
+    static constexpr int kAtATime = 2;  // phases; more take registers and gain nothing
+    using Operand = Words4;
+    using Sums = Floats<1>;
+
+    static HIPCONV_INLINE int pixel_row(int lane) { return pixel(lane, 0); }
+    static HIPCONV_INLINE int filter_row(int lane) { return filter(lane, 0); }
+    static HIPCONV_INLINE Operand load_pixels(const Words4* tile, int row, int phase, int) { return tile[chunk_at(row, phase)]; }
+    static HIPCONV_INLINE Operand load_filters(const Words4* tile, int row, int phase, int) { return tile[chunk_at(row, phase)]; }
+    static HIPCONV_INLINE int pixel(int lane, int) { return lane / kFilters; }
+    static HIPCONV_INLINE int filter(int lane, int) { return lane % kFilters; }
+
+    static HIPCONV_INLINE void multiply(Sums& sums, Operand pixels, Operand filters) {
+#pragma unroll
+        for (int i = 0; i < 16 / static_cast<int>(sizeof(T)) / 2; ++i) {
+            const Pair p = pair_of<T>(pixels, i), f = pair_of<T>(filters, i);
+            sums[0] = fmaf(low(p), low(f), sums[0]);
+            sums[0] = fmaf(high(p), high(f), sums[0]);
+        }
+    }
+};
+
+// ---- a wave's tile ----------------------------------------------------------------------------------------------------
+
+// f32 has matrix instructions on CDNA only.
+template <typename T>
+HIPCONV_INLINE constexpr MatrixUnit matrix_unit_of() {
+    return sizeof(T) == 2 || kMatrixUnit == MatrixUnit::mfma ? kMatrixUnit : MatrixUnit::fma;
+}
+
+template <typename T, int kPixels, int kFilters>
+struct Mma {
+    using A = Atom<matrix_unit_of<T>(), T>;
+    static constexpr int kRows = kPixels / A::kPixels, kColumns = kFilters / A::kFilters;
+    static_assert(kRows * A::kPixels == kPixels && kColumns * A::kFilters == kFilters, "a wave's tile is made of whole atoms");
+    using Sums = typename A::Sums[kRows][kColumns];
+
+    static HIPCONV_INLINE void clear(Sums& sums) {
+#pragma unroll
+        for (int i = 0; i < kRows; ++i)
+#pragma unroll
+            for (int j = 0; j < kColumns; ++j)
+#pragma unroll
+                for (int e = 0; e < kElements; ++e) sums[i][j][e] = 0.0f;
+    }
+
+    // One step over the 128 bytes of each row: of the wave's first filter and those behind it, of which the first is a multiple
+    // of 8, and of the pixels' rows, row_of(0) to row_of(kPixels - 1).
+    template <typename RowOf>
+    static HIPCONV_INLINE void step(Sums& sums, const Words4* pixels, const Words4* filters, int lane, RowOf row_of) {
+        if constexpr (A::kAtATime == A::kPhases) {
+#pragma unroll
+            for (int phase = 0; phase < A::kPhases; ++phase) add_phase(sums, pixels, filters, lane, row_of, phase);
+        } else {
+#pragma unroll 1
+            for (int first = 0; first < A::kPhases; first += A::kAtATime) {
+#pragma unroll
+                for (int phase = 0; phase < A::kAtATime; ++phase) add_phase(sums, pixels, filters, lane, row_of, first + phase);
+            }
+        }
+    }
+
+    static constexpr int kRun = A::kRun;
+
+    // The sums of pixels kFirst to kFirst + kCount - 1: f(pixel - kFirst, filter, Words<float, kRun>).
+    template <int kFirst, int kCount, typename F>
+    static HIPCONV_INLINE void for_each(const Sums& sums, int lane, F f) {
+        static_assert(kFirst % A::kPixels == 0 && kCount % A::kPixels == 0, "whole atoms");
+#pragma unroll
+        for (int i = 0; i < kCount / A::kPixels; ++i)
+#pragma unroll
+            for (int j = 0; j < kColumns; ++j)
+#pragma unroll
+                for (int e = 0; e < kElements; e += kRun) {
+                    Words<float, kRun> run{};
+#pragma unroll
+                    for (int n = 0; n < kRun; ++n)
+                        set_word(run, n, bit_cast<uint32_t>(static_cast<float>(sums[kFirst / A::kPixels + i][j][e + n])));
+                    f(i * A::kPixels + A::pixel(lane, e), j * A::kFilters + A::filter(lane, e), run);
+                }
+    }
+
+  private:
+    static constexpr int kElements = sizeof(typename A::Sums) / sizeof(float);
+
+    template <typename RowOf>
+    static HIPCONV_INLINE void add_phase(Sums& sums, const Words4* pixels, const Words4* filters, int lane, RowOf row_of,
+                                         int phase) {
+        typename A::Operand b[kColumns];
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) b[j] = A::load_filters(filters, j * A::kFilters + A::filter_row(lane), phase, lane);
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) {
+            const typename A::Operand a = A::load_pixels(pixels, row_of(i * A::kPixels + A::pixel_row(lane)), phase, lane);
+#pragma unroll
+            for (int j = 0; j < kColumns; ++j) A::multiply(sums[i][j], a, b[j]);
+        }
+    }
+};
+
+}  // namespace hipconv

@@ -1,0 +1,193 @@
+// Products of tiles in LDS by four waves together, on the matrix cores of sm_90: sums stay in the waves' registers, operands are
+// read from LDS as they are, and the products go on while the waves do not wait for them.
+//
+//   begin_products(); multiply<T, kFilters>(…), …; end_products(); wait_for_products<kEndedLeft>();
+//
+// An operand is rows of 128 bytes in the order of chunk_at, counted from a multiple of 1024 bytes: since the order follows from
+// the address, an operand may begin at any row. Its rows are groups of eight, each `group_bytes` behind the one before.
+#pragma once
+
+#include "matrix/mma.h"
+#include "matrix/tensor_copy.h"
+
+namespace hipconv {
+
+constexpr int kWarpgroupThreads = 128, kWarpgroupPixels = 64, kProductDepth = 16;
+
+// Registers of each thread of a warpgroup from here on; all of its threads must come. Those given back by some, others get.
+template <int kRegisters>
+HIPCONV_INLINE void give_back_registers() {
+#if defined(HIPCONV_HAS_WARPGROUPS)
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+#endif
+}
+template <int kRegisters>
+HIPCONV_INLINE void take_registers() {
+#if defined(HIPCONV_HAS_WARPGROUPS)
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+#endif
+}
+
+// threadIdx.x, asked for here, and not kept in a register from before a loop.
+HIPCONV_INLINE int thread_again() {
+#if defined(HIPCONV_NVIDIA_DEVICE)
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+#elif defined(HIPCONV_HOST) || defined(HIPCONV_AMD_DEVICE)
+    return static_cast<int>(threadIdx.x);
+#else
+    return 0;
+#endif
+}
+
+// Sums of 64 pixels by kFilters filters. Sum e of a thread is of pixel(thread, e) and filter(thread, e).
+template <int kFilters>
+struct WarpgroupSums {
+    float values[kFilters / 2];
+
+    static HIPCONV_INLINE int pixel(int thread, int e) { return thread / 32 * 16 + thread % 32 / 4 + e / 2 % 2 * 8; }
+    static HIPCONV_INLINE int filter(int thread, int e) { return e / 4 * 8 + thread % 4 * 2 + e % 2; }
+};
+
+HIPCONV_INLINE void begin_products() {
+#if defined(HIPCONV_HAS_WARPGROUPS)
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+
+HIPCONV_INLINE void end_products() {
+#if defined(HIPCONV_HAS_WARPGROUPS)
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+
+// The products ended but for the last kEndedLeft times are done: their operands may be written again, and with none left, the sums
+// read.
+template <int kEndedLeft>
+HIPCONV_INLINE void wait_for_products() {
+#if defined(HIPCONV_HAS_WARPGROUPS)
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kEndedLeft) : "memory");
+#elif defined(HIPCONV_HOST)
+    (void)__ballot(1);  // all lanes of the wave have come
+#endif
+}
+
+// Between the last wait and the first use, for the compiler.
+template <int kFilters>
+HIPCONV_INLINE void show(WarpgroupSums<kFilters>& sums) {
+#if defined(HIPCONV_HAS_WARPGROUPS)
+#pragma unroll
+    for (int e = 0; e < kFilters / 2; ++e) asm volatile("" : "+f"(sums.values[e])::"memory");
+#else
+    (void)sums;
+#endif
+}
+
+// ---- turning what lanes hold ------------------------------------------------------------------------------------------
+
+// Word i of the lane that is number c of its four becomes word c of number i.
+HIPCONV_INLINE void turn_in_fours(uint32_t (&words)[4], int lane) {
+#if defined(HIPCONV_HAS_WARPGROUPS) || defined(HIPCONV_HOST)
+#pragma unroll
+    for (int apart = 1; apart < 4; apart *= 2) {
+        const bool is_upper = (lane & apart) != 0;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            if (i & apart) continue;
+            const uint32_t got = __shfl_xor(is_upper ? words[i] : words[i + apart], apart, 32);
+            (is_upper ? words[i] : words[i + apart]) = got;
+        }
+    }
+#else
+    (void)words, (void)lane;
+#endif
+}
+
+// A matrix of 8 by 8 halves, of which a lane holds elements 2 (lane % 4) and the next of row lane / 4, turned about its diagonal.
+HIPCONV_INLINE uint32_t turn_8x8(uint32_t halves, int lane) {
+#if defined(HIPCONV_HAS_WARPGROUPS)
+    (void)lane;
+    uint32_t turned;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(halves));
+    return turned;
+#elif defined(HIPCONV_HOST)
+    const int row = lane / 4, column = lane % 4 * 2;  // of the result
+    const uint32_t first = __shfl(halves, column * 4 + row / 2, 32), second = __shfl(halves, (column + 1) * 4 + row / 2, 32);
+    return row % 2 ? first >> 16 | (second & 0xffff0000u) : (first & 0xffffu) | second << 16;
+#else
+    return halves + lane;
+#endif
+}
+
+// ---- products ---------------------------------------------------------------------------------------------------------
+
+#if defined(HIPCONV_HAS_WARPGROUPS)
+// An operand as the instruction wants it described: address and distance in 16 bytes, and the order of chunks.
+HIPCONV_INLINE uint64_t operand_of(uint32_t address, uint32_t group_bytes) {
+    return static_cast<uint64_t>((address & 0x3ffff) >> 4) | uint64_t{1} << 16 | static_cast<uint64_t>(group_bytes >> 4) << 32 |
+           uint64_t{1} << 62;
+}
+
+// The registers of 64 pixels by 64 or 128 filters.
+#define HIPCONV_SUMS_8(at) \
+    "+f"(d[at]), "+f"(d[at + 1]), "+f"(d[at + 2]), "+f"(d[at + 3]), "+f"(d[at + 4]), "+f"(d[at + 5]), "+f"(d[at + 6]), "+f"(d[at + 7])
+#define HIPCONV_SUMS_32(at) HIPCONV_SUMS_8(at), HIPCONV_SUMS_8(at + 8), HIPCONV_SUMS_8(at + 16), HIPCONV_SUMS_8(at + 24)
+#define HIPCONV_SUMS_64 HIPCONV_SUMS_32(0)
+#define HIPCONV_SUMS_128 HIPCONV_SUMS_32(0), HIPCONV_SUMS_32(32)
+#define HIPCONV_NAMES_64                                                                                       \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22," \
+    "%23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define HIPCONV_NAMES_128                                                                                          \
+    HIPCONV_NAMES_64                                                                                               \
+    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, "  \
+    "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define HIPCONV_WGMMA(count, type, pixels_at, filters_at, keeps_at)                                          \
+    asm volatile("{\n"                                                                                          \
+                 ".reg .pred keeps;\n"                                                                          \
+                 "setp.ne.b32 keeps, %" keeps_at ", 0;\n"                                                       \
+                 "wgmma.mma_async.sync.aligned.m64n" #count "k16.f32." type "." type " {" HIPCONV_NAMES_##count \
+                 "}, %" pixels_at ", %" filters_at ", keeps, 1, 1, 0, 0;\n"                                     \
+                 "}"                                                                                            \
+                 : HIPCONV_SUMS_##count                                                                         \
+                 : "l"(pixels), "l"(filters), "r"(static_cast<int>(keeps_sums)))
+#endif
+
+// sums = [sums +] 64 pixels by kFilters filters, over kProductDepth channels from byte `channel_bytes` of the rows on.
+template <typename T, int kFilters>
+HIPCONV_INLINE void multiply(WarpgroupSums<kFilters>& sums, const Words4* pixel_rows, int first_row, int group_bytes,
+                             const Words4* filter_rows, int channel_bytes, bool keeps_sums) {
+    static_assert(kFilters == 64 || kFilters == 128, "or write down another instruction");
+#if defined(HIPCONV_HAS_WARPGROUPS)
+    const uint64_t pixels = operand_of(lds_address(pixel_rows) + first_row * kTileRowBytes + channel_bytes, group_bytes);
+    const uint64_t filters = operand_of(lds_address(filter_rows) + channel_bytes, 8 * kTileRowBytes);
+    float(&d)[kFilters / 2] = sums.values;
+    if constexpr (kFilters == 128 && kIsBf16<T>)
+        HIPCONV_WGMMA(128, "bf16", "64", "65", "66");
+    else if constexpr (kFilters == 128)
+        HIPCONV_WGMMA(128, "f16", "64", "65", "66");
+    else if constexpr (kIsBf16<T>)
+        HIPCONV_WGMMA(64, "bf16", "32", "33", "34");
+    else
+        HIPCONV_WGMMA(64, "f16", "32", "33", "34");
+#elif defined(HIPCONV_HOST)
+    const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
+    const auto element = [&](const Words4* rows, int row, int k) {
+        T value;
+        std::memcpy(&value, reinterpret_cast<const char*>(&rows[chunk_at(row, (channel_bytes + 2 * k) / 16)]) +
+                                (channel_bytes + 2 * k) % 16, 2);
+        return to_float(value);
+    };
+    for (int e = 0; e < kFilters / 2; ++e) {
+        const int pixel = sums.pixel(thread, e), filter = sums.filter(thread, e);
+        const int row = first_row + pixel / 8 * (group_bytes / kTileRowBytes) + pixel % 8;
+        float sum = keeps_sums ? sums.values[e] : 0.0f;
+        for (int k = 0; k < kProductDepth; ++k) sum += element(pixel_rows, row, k) * element(filter_rows, filter, k);
+        sums.values[e] = sum;
+    }
+#else
+    (void)sums, (void)pixel_rows, (void)first_row, (void)group_bytes, (void)filter_rows, (void)channel_bytes, (void)keeps_sums;
+#endif
+}
+
+}  // namespace hipconv

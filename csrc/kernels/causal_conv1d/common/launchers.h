@@ -1,0 +1,57 @@
+// The fast forward kernels, one pair of functions each: whether it can serve a call, and its launch (only if it can). Then what
+// launches have in common.
+#pragma once
+
+#include <type_traits>
+
+#include "causal_conv1d/forward.h"
+
+namespace hipconv {
+
+bool causal_conv1d_tile_serves(const CausalConv1dFwdParams& params);  // channel-last
+void causal_conv1d_tile(const CausalConv1dFwdParams& params, void* stream);
+
+bool causal_conv1d_vector_serves(const CausalConv1dFwdParams& params);  // channel-first
+void causal_conv1d_vector(const CausalConv1dFwdParams& params, void* stream);
+
+bool causal_conv1d_shared_serves(const CausalConv1dFwdParams& params);  // channel-first, short rows one after another in memory
+void causal_conv1d_shared(const CausalConv1dFwdParams& params, void* stream);
+
+constexpr int kMaxFastWidth = 8;  // they are compiled for widths 2 to this
+
+// Calls f with a value of the element type and the width, of 2 to kMostWidth, as an integral_constant: what kernels are compiled
+// for.
+template <int kMostWidth, typename F>
+void with_instance(DType dtype, int width, F f) {
+    if constexpr (kMostWidth > 2) {
+        if (width < kMostWidth) return with_instance<kMostWidth - 1>(dtype, width, f);
+    }
+    with_element_type(dtype, [&](auto type) { f(type, std::integral_constant<int, kMostWidth>{}); });
+}
+
+constexpr int64_t kOffsetLimit = int64_t{1} << 31;  // what a lane's 32-bit byte offset is allowed to reach
+constexpr int kEnoughThreads = 1 << 17;             // fill a large card; with fewer, a thread does less
+
+// How many threads side by side serve `size` elements: short rows share a block.
+inline unsigned power_of_two_up_to(int64_t size, unsigned limit) {
+    unsigned threads = 1;
+    while (threads < limit && threads < size) threads *= 2;
+    return threads;
+}
+
+// How many blocks of `each` elements cover `size`, within the grid's limit; kernels loop over what is left.
+inline unsigned blocks_up_to(int64_t size, int64_t each, int64_t limit) {
+    const int64_t blocks = (size + each - 1) / each;
+    return static_cast<unsigned>(blocks < limit ? blocks : limit);
+}
+
+// A grid of x by at least `rest` blocks, numbered blockIdx.z * gridDim.y + blockIdx.y: y and z end at 65,535 on NVIDIA, and AMD
+// counts the threads along a dimension in 32 bits.
+constexpr int64_t kGridLimit = 1 << 24;
+
+inline dim3 grid_of(int64_t x, int64_t rest) {
+    const unsigned y = blocks_up_to(rest, 1, 65535);
+    return dim3(static_cast<unsigned>(x), y, blocks_up_to(rest, y, 65535));
+}
+
+}  // namespace hipconv

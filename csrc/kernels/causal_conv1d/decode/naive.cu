@@ -1,0 +1,124 @@
+// Causal conv1d decode on GPUs: which kernel serves a call, and the kernels that serve any.
+//
+// `naive`: a thread takes one channel of one row, token after token, the history staying in the pool. Any width, any strides.
+// `tree`: the same for a tree of draft tokens, whose parents the block first finds from the links.
+// `step`, `vector` and `channel` are in files of their own.
+#include <hip/hip_runtime.h>
+
+#include "../common/launchers.h"
+#include "causal_conv1d/decode_row.h"
+#include "launch/check.h"
+#include "launchers.h"
+
+namespace hipconv {
+
+constexpr int kUpdateThreads = 128;
+
+template <typename T, typename S>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kUpdateThreads, 8) causal_conv1d_update_naive(CausalConv1dUpdateParams params) {
+    const CausalConv1dUpdateParams& p = first_parameter(params);
+    const int64_t b = row_of_block(blockIdx.y, blockIdx.z);
+    const int64_t d = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (b >= p.batch || d >= p.dim) return;
+    const RowIndices indices = indices_of_row(p, b);
+    zero_rest<T>(p, indices, b, d);
+    const RowTokens tokens = tokens_of_row(p, indices);
+    if (tokens.count == 0) return;
+    const RowState row = state_of_row(p, indices, tokens.count);
+    if (row.live)
+        update_one_channel<T, S>(p, b, d, tokens, row);
+    else if (p.zero_padding)
+        zero_one_channel<T>(p, b, d, tokens);
+}
+
+template <typename T, typename S>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kUpdateThreads, 8) causal_conv1d_update_tree(CausalConv1dUpdateParams params) {
+    const CausalConv1dUpdateParams& p = first_parameter(params);
+    HIPCONV_SHARED(int16_t, child, kMaxTreeTokens);
+    HIPCONV_SHARED(int16_t, sibling, kMaxTreeTokens);
+    HIPCONV_SHARED(int16_t, parent, kMaxTreeTokens);
+    const int64_t b = row_of_block(blockIdx.y, blockIdx.z);
+    const int64_t d = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+    const int thread = static_cast<int>(threadIdx.x);
+    if (b >= p.batch) return;
+    for (int t = thread; t < p.seqlen; t += static_cast<int>(blockDim.x)) {
+        const auto within = [&](int64_t link) { return static_cast<int16_t>(link > 0 && link < p.seqlen ? link : -1); };
+        child[t] = within(load_index(p.tree_child, b, t));
+        sibling[t] = within(load_index(p.tree_sibling, b, t));
+    }
+    __syncthreads();
+    if (thread == 0) find_parents(parent, p.seqlen, [&](int t) { return child[t]; }, [&](int t) { return sibling[t]; });
+    __syncthreads();
+
+    const RowState row = state_of_row(p, indices_of_row(p, b), p.seqlen);
+    if (blockIdx.x == 0 && row.live && p.tree_parent.data)
+        for (int t = thread; t < p.seqlen; t += static_cast<int>(blockDim.x)) store_parent(p.tree_parent, b, t, parent[t]);
+    if (d >= p.dim) return;
+    if (row.live)
+        for (int32_t t = p.seqlen - 1; t >= 0; --t) update_one_tree_token<T, S>(p, b, d, row, t, parent);
+    else if (p.zero_padding)
+        zero_one_channel<T>(p, b, d, {0, p.seqlen});
+}
+
+namespace {
+
+template <typename T, typename S>
+void launch(const CausalConv1dUpdateParams& p, hipStream_t stream) {
+    const dim3 block(power_of_two_up_to(p.dim, kUpdateThreads), 1, 1);
+    const dim3 grid = strips_of_rows(p, blocks_up_to(p.dim, block.x, 1 << 30));
+    if (p.tree_child.data)
+        hipLaunchKernelGGL((causal_conv1d_update_tree<T, S>), grid, block, 0, stream, p);
+    else
+        hipLaunchKernelGGL((causal_conv1d_update_naive<T, S>), grid, block, 0, stream, p);
+    check_launch("causal_conv1d_update");
+}
+
+template <typename T>
+void with_state_dtype(const CausalConv1dUpdateParams& p, hipStream_t stream) {
+    switch (p.state_dtype) {
+        case DType::f32:
+            return launch<T, float>(p, stream);
+        case DType::f16:
+            return launch<T, f16>(p, stream);
+        case DType::bf16:
+            return launch<T, bf16>(p, stream);
+    }
+}
+
+}  // namespace
+
+std::vector<std::string> causal_conv1d_update_kernels() { return {"step", "vector", "channel", "naive"}; }
+
+void causal_conv1d_update(const CausalConv1dUpdateParams& p, const std::string& kernel, void* stream) {
+    const bool step = causal_conv1d_update_step_serves(p), vector = causal_conv1d_update_vector_serves(p);
+    const bool channel = causal_conv1d_update_channel_serves(p);
+    if (kernel == "step" && !step)
+        throw std::invalid_argument(
+            "kernel: got 'step', which serves one token a row of width 4 with aligned channels in fours, weight and bias as wide as "
+            "x, and none of: "
+            "query_start_loc, num_accepted_tokens, cache_seqlens, intermediate_conv_window, retrieve_next_token; of (slots, dim, "
+            "state_len) without gaps, state_len 3, or 4 at a multiple of 16 bytes");
+    if (kernel == "vector" && !vector)
+        throw std::invalid_argument(
+            "kernel: got 'vector', which serves widths 2 to 4 with aligned channels or tokens in fours, and none of: "
+            "cache_seqlens, intermediate_conv_window, retrieve_next_token; (slots, dim, state_len) without gaps at width 4, or at width "
+            "3 with state_len 2 and conv_state of x's dtype");
+    if (kernel == "channel" && !channel)
+        throw std::invalid_argument(
+            "kernel: got 'channel', which serves widths 1 to 6 with conv_state of the dtype of x or float32, state_len <= 32, "
+            "and no retrieve_next_token");
+    if (step && (kernel == "auto" || kernel == "step")) return causal_conv1d_update_step(p, stream);
+    if (vector && (kernel == "auto" || kernel == "vector")) return causal_conv1d_update_vector(p, stream);
+    if (channel && kernel != "naive") return causal_conv1d_update_channel(p, stream);
+    const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
+    switch (p.dtype) {
+        case DType::f32:
+            return with_state_dtype<float>(p, hip_stream);
+        case DType::f16:
+            return with_state_dtype<f16>(p, hip_stream);
+        case DType::bf16:
+            return with_state_dtype<bf16>(p, hip_stream);
+    }
+}
+
+}  // namespace hipconv

@@ -1,0 +1,190 @@
+// Causal conv1d decode of one token a row, width 4 ("step"): what decoding mostly is, in vectors of channels.
+//
+// Its time is two waits for memory, first for the row's slot and then for its state, and the bytes. So a lane asks at once for
+// all that it can, the kernel is short, and its parameters are few: where rows are few, fetching more instructions and parameters
+// takes longer than the rest.
+//
+// Where channels are neighbours in memory (conv_state as (slots, columns, dim)), a lane moves its own vectors. So it does where
+// a slot is packed channel by channel ((slots, dim, columns)) in four columns: two channels are a vector. Three columns are no
+// vectors, but the strip is contiguous: it moves through LDS in whole vectors, of which a lane picks its elements in registers.
+// The window and x are read before anything is written.
+#include <hip/hip_runtime.h>
+
+#include "launch/check.h"
+#include "launch/early_launch.h"
+#include "vectors.h"
+
+namespace hipconv {
+
+// How lanes share a strip: kColumns of a packed slot, or kOwnVectors.
+template <typename S, int kColumns>
+struct Strip {
+    static constexpr bool kWhole = kColumns == kCommonWidth;            // the columns of a lane's channels are whole vectors
+    static constexpr bool kThroughLds = kColumns > 0 && !kWhole;
+    static constexpr int kOwn = kWhole ? 2 : kChannels;                 // channels of a lane
+    static constexpr int kLanes = kWhole ? 2 * kTokenLanes : kTokenLanes;
+    static constexpr int kBlocks = (sizeof(S) == 4 ? 14 : 24) * kVectorLanes / kLanes;  // on a compute unit
+    using Packed = std::conditional_t<kWhole, Words4, Words<S, kChannels>>;
+    static constexpr int kInPacked = static_cast<int>(sizeof(Packed) / sizeof(S)), kVectors = kOwn * kColumns / kInPacked;
+};
+
+// kBefore of the columns of a packed slot come before the window and move with it.
+template <typename T, typename S, int kColumns, int kBefore>
+__global__ void HIPCONV_LAUNCH_BOUNDS((Strip<S, kColumns>::kLanes), (Strip<S, kColumns>::kBlocks))
+    causal_conv1d_update_step(VectorParams params) {
+    const VectorParams& p = first_parameter(params);
+    using Shape = Strip<S, kColumns>;
+    constexpr int kPast = kCommonWidth - 1, kOwn = Shape::kOwn, kVectors = Shape::kVectors;
+    using Vector = Words<T, kOwn>;
+    using History = Words<S, kOwn>;
+    using Packed = typename Shape::Packed;
+    constexpr int kStage = Shape::kLanes * kVectors;
+    HIPCONV_SHARED(Packed, stage, Shape::kThroughLds ? kStage + kStage * static_cast<int>(sizeof(Packed)) / 128 : 1);
+
+    const unsigned b = blockIdx.x;
+    const int lane = static_cast<int>(threadIdx.x), lanes = static_cast<int>(blockDim.x);
+    const int strip_d = static_cast<int>(blockIdx.y) * lanes * kOwn;
+    const int left = p.dim - strip_d;
+    const int strip = left < lanes * kOwn ? left / kOwn : lanes;  // lanes that have channels
+    const bool active = lane < strip;
+    if (!Shape::kThroughLds && !active) return;
+    const int d = strip_d + (active ? lane : 0) * kOwn;  // the other lanes only move strips
+
+    let_next_kernel_begin();
+    wait_for_kernel_before();
+    IndexWords::Value slot{b, 0};
+    if (p.slot_of_row.data) slot = p.slot_of_row.load(b);
+    ChannelParameters<T, kCommonWidth, kOwn, true> parameters;
+    const Vector token = *reinterpret_cast<const Vector*>(p.x.as<const T>() + b * p.x_row_stride + d);
+    parameters.load(p, d);
+    // Addresses are made where they are used: they would be in registers until then.
+    const auto store_out = [&](Vector result) {
+        T* out = p.out.as<T>() + b * p.out_row_stride + d;
+        if (__builtin_expect(p.split, 0)) {
+            // Lanes choose among the row's addresses: what these are made of would be fetched by each lane.
+            T* const q = token_at<T>(p.outs[0], b, 0, 0) + d;
+            T* const k = token_at<T>(p.outs[1], b, 0, 0) + (d - p.out_end[0]);
+            T* const v = token_at<T>(p.outs[2], b, 0, 0) + (d - p.out_end[1]);
+            out = d < p.out_end[0] ? q : d < p.out_end[1] ? k : v;
+        }
+        if (active) *reinterpret_cast<Vector*>(out) = result;
+    };
+
+    const Slots slots = slots_of_row(p, b, slot);
+    if (!slots.live) {
+        if (p.zero_padding) store_out(Vector{});
+        return;
+    }
+
+    const auto state_of = [&](uint32_t slot) { return p.state.as<S>() + slot * p.slot_stride; };
+    const auto store_result = [&](auto window) {  // window(i, j): column i of it, oldest first, of pair j of the channels
+        store_out(parameters.template convolve<true>(window, token, p.use_silu));
+    };
+    if constexpr (kColumns == kOwnVectors) {
+        History columns[kPast];
+        const S* from = state_of(slots.read) + d;
+#pragma unroll
+        for (int i = 0; i < kPast; ++i) columns[i] = *reinterpret_cast<const History*>(from + i * p.column_stride);
+        parameters.convert(p, d);
+        store_result([&](int i, int j) { return pair_of<S>(columns[i], j); });
+        S* to = state_of(slots.write) + d;
+#pragma unroll
+        for (int i = 0; i < kPast; ++i)
+            *reinterpret_cast<History*>(to + i * p.column_stride) = i + 1 < kPast ? columns[i + 1] : as_history<S, T>(token);
+    } else {
+        static_assert(std::is_same_v<T, S>, "packed columns move as bits");
+        // Of the strip's vectors: the lane's own, or through LDS every lanes-th.
+        const auto place = [&](int k) { return Shape::kWhole ? lane * kVectors + k : k * lanes + lane; };
+        const Packed* strip_from = reinterpret_cast<const Packed*>(state_of(slots.read) + int64_t{strip_d} * kColumns);
+        Packed own[kVectors];  // in the end the lane's channels: (channel, column)
+#pragma unroll
+        for (int k = 0; k < kVectors; ++k)  // past the strip's last vector, that one again
+            own[k] = strip_from[place(k) < strip * kVectors ? place(k) : strip * kVectors - 1];
+        if constexpr (Shape::kThroughLds) {  // which has room for all lanes
+#pragma unroll
+            for (int k = 0; k < kVectors; ++k) stage[staged<Packed, kVectors>(place(k))] = own[k];
+            __syncthreads();
+#pragma unroll
+            for (int k = 0; k < kVectors; ++k) own[k] = stage[staged<Packed, kVectors>(lane * kVectors + k)];
+        }
+        parameters.convert(p, d);
+        const auto value = [&](int c, int i) {
+            return to_float(from_bits<S>(element<S, Shape::kInPacked>(own, c * kColumns + kBefore + i)));
+        };
+        store_result([&](int i, int j) { return make_pair(value(2 * j, i), value(2 * j + 1, i)); });
+
+        const auto moved = [&](int at) {  // element `at` after the step
+            const int i = at % kColumns - kBefore;
+            if (i == kPast - 1) return element<T, kOwn>(&token, at / kColumns);
+            return element<S, Shape::kInPacked>(own, i < kPast ? at + 1 : at);
+        };
+        constexpr int kInWord = 4 / static_cast<int>(sizeof(S));
+        Packed* strip_to = reinterpret_cast<Packed*>(state_of(slots.write) + int64_t{strip_d} * kColumns);
+#pragma unroll
+        for (int k = 0; k < kVectors; ++k) {
+            Packed vector{};
+#pragma unroll
+            for (int w = 0; w < Shape::kInPacked / kInWord; ++w) {
+                const int at = k * Shape::kInPacked + w * kInWord;
+                set_word(vector, w, kInWord == 2 ? moved(at) | moved(at + 1) << 16 : moved(at));
+            }
+            if constexpr (Shape::kWhole)
+                strip_to[place(k)] = vector;
+            else
+                stage[staged<Packed, kVectors>(lane * kVectors + k)] = vector;
+        }
+        if constexpr (Shape::kThroughLds) {
+            __syncthreads();
+#pragma unroll
+            for (int k = 0; k < kVectors; ++k) {
+                const Packed vector = stage[staged<Packed, kVectors>(place(k))];
+                if (place(k) < strip * kVectors) strip_to[place(k)] = vector;
+            }
+        }
+    }
+}
+
+namespace {
+
+template <typename T, typename S, int kColumns, int kBefore>
+void launch(const CausalConv1dUpdateParams& p, hipStream_t stream) {
+    using Shape = Strip<S, kColumns>;
+    const unsigned lanes = power_of_two_up_to(p.dim / Shape::kOwn, Shape::kLanes);
+    const dim3 grid(static_cast<unsigned>(p.batch), blocks_up_to(p.dim / Shape::kOwn, lanes, kMostStrips), 1);
+    HIPCONV_LAUNCH(true, (causal_conv1d_update_step<T, S, kColumns, kBefore>), grid, dim3(lanes, 1, 1), 0, stream, vector_params(p));
+    check_launch("causal_conv1d_update");
+}
+
+template <typename T>
+void with_columns(const CausalConv1dUpdateParams& p, hipStream_t stream) {
+    if (p.state_dtype != p.dtype) return launch<T, float, kOwnVectors, 0>(p, stream);
+    if (p.state_dim_stride == 1) return launch<T, T, kOwnVectors, 0>(p, stream);
+    if (p.state_len == kCommonWidth - 1) return launch<T, T, kCommonWidth - 1, 0>(p, stream);
+    p.history == p.state_len ? launch<T, T, kCommonWidth, 1>(p, stream) : launch<T, T, kCommonWidth, 0>(p, stream);
+}
+
+}  // namespace
+
+bool causal_conv1d_update_step_serves(const CausalConv1dUpdateParams& p) {
+    if (p.seqlen != 1 || p.query_start_loc.data || p.num_accepted_tokens.data || p.width != kCommonWidth) return false;
+    if (!channels_in_vectors(p) || !in_vectors(p, p.x) || !outputs_in_vectors(p)) return false;
+    const auto as_wide_as_x = [&](DType dtype) { return element_bytes(dtype) == element_bytes(p.dtype); };
+    if (!as_wide_as_x(p.weight_dtype) || (p.bias && !as_wide_as_x(p.bias_dtype))) return false;
+    if (p.state_dim_stride == 1) return true;
+    const bool whole = is_aligned(p.state, 16) && p.slot_stride * element_bytes(p.state_dtype) % 16 == 0;
+    return p.state_dtype == p.dtype && columns_in_registers(p) && (p.state_len < kCommonWidth || whole);
+}
+
+void causal_conv1d_update_step(const CausalConv1dUpdateParams& p, void* stream) {
+    const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
+    switch (p.dtype) {
+        case DType::f32:
+            return with_columns<float>(p, hip_stream);
+        case DType::f16:
+            return with_columns<f16>(p, hip_stream);
+        case DType::bf16:
+            return with_columns<bf16>(p, hip_stream);
+    }
+}
+
+}  // namespace hipconv

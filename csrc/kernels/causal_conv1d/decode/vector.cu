@@ -1,0 +1,347 @@
+// Causal conv1d decode of several tokens a row, of any number a row where query_start_loc says so, speculative decoding included,
+// in vectors of channels ("vector"). It serves one token too, of the widths that `step` does not.
+//
+// Its time is two waits for memory, first for the row's indices and then for tokens and state, and the bytes. So a lane asks at
+// once for all that it can: the indices and its parameters, then kTokensAhead tokens and its part of the state.
+//
+// Where channels are neighbours in memory (conv_state as (slots, columns, dim)), a lane moves its own vectors. Where a slot is
+// packed channel by channel ((slots, dim, columns)), a lane's columns are no vectors, but the strip is contiguous: it moves
+// through LDS in whole vectors. Of as many columns as the window has, or one more, or as speculative decoding of four tokens has,
+// a lane transposes its part in registers; of any other number it picks elements in LDS. Tokens that are neighbours in memory
+// (contiguous (batch, dim, seqlen)) come in vectors of four, which a lane transposes too.
+//
+// A lane reads its window before it writes, and each token before its output, so x and out may be one tensor.
+#include <hip/hip_runtime.h>
+
+#include "launch/check.h"
+#include "launch/early_launch.h"
+#include "vectors.h"
+
+namespace hipconv {
+
+constexpr int kStagedBytes = 4096;  // in LDS, of any number of columns: with many, lanes are fewer
+constexpr int kTokensAhead = 4;     // that a lane asks for at once
+constexpr int kAnyColumns = -1;     // of a packed slot; known numbers stand for themselves
+constexpr int kDraftColumns = kCommonWidth - 2 + kTokensAhead;  // of speculative decoding of as many tokens as are loaded at once
+
+template <int kColumns>  // of a block; those that share strips have LDS for no more
+constexpr int kMostLanes = kColumns == kOwnVectors ? kTokenLanes : kVectorLanes;
+template <typename S, int kColumns>  // on a compute unit
+constexpr int kBlocks = (sizeof(S) == 4 ? 8 : kColumns > kCommonWidth || kColumns < 0 ? 10 : kColumns ? 12 : 14) * kVectorLanes /
+                        kMostLanes<kColumns>;
+
+template <typename T, typename S, int kWidth, int kColumns>
+__global__ void HIPCONV_LAUNCH_BOUNDS((kMostLanes<kColumns>), (kBlocks<S, kColumns>))
+    causal_conv1d_update_vectors(VectorParams params) {
+    const VectorParams& p = first_parameter(params);
+    constexpr int kPast = kWidth - 1, kAhead = kTokensAhead;
+    using Vector = Words<T, kChannels>;
+    using History = Words<S, kChannels>;
+    constexpr int kStage = kColumns == kAnyColumns ? kStagedBytes / static_cast<int>(sizeof(History)) : kVectorLanes * kColumns;
+    HIPCONV_SHARED(History, stage, kColumns ? kStage + kStage * static_cast<int>(sizeof(History)) / 128 : 1);
+
+    const unsigned b = blockIdx.x;
+    const int lane = static_cast<int>(threadIdx.x), lanes = static_cast<int>(blockDim.x);
+    const int strip_d = static_cast<int>(blockIdx.y) * lanes * kChannels;
+    const int left = p.dim - strip_d;
+    const int strip = left < lanes * kChannels ? left / kChannels : lanes;  // vectors
+    const bool active = lane < strip;
+    if (!kColumns && !active) return;
+    const int d = strip_d + (active ? lane : 0) * kChannels;  // the other lanes move strips, and compute what nobody sees
+
+    let_next_kernel_begin();
+    wait_for_kernel_before();
+    // All that is known of the row without a wait.
+    const bool by_starts(p.query_start_loc.data);
+    const bool speculative = (kColumns <= 0 || kColumns == kDraftColumns) && p.num_accepted_tokens.data;
+    IndexWords::Value slot{b, 0}, begin{}, end{}, last_end{}, accepted{};
+    if (by_starts) {
+        begin = p.query_start_loc.load(b);
+        end = p.query_start_loc.load(int64_t{b} + 1);
+        last_end = p.query_start_loc.load(p.batch);
+    }
+    if (p.slot_of_row.data) slot = p.slot_of_row.load(b);
+    if (speculative) accepted = p.num_accepted_tokens.load(b);
+    ChannelParameters<T, kWidth> parameters;
+    parameters.load(p, d);
+
+    int32_t first_token = 0, count = p.seqlen;
+    if (by_starts) {
+        const auto within = [&](IndexWords::Value value) {
+            const int64_t token = p.query_start_loc.integer(value);
+            return static_cast<int32_t>(token < 0 ? 0 : token > p.total_tokens ? p.total_tokens : token);
+        };
+        first_token = within(begin);
+        count = within(end) - first_token;
+    }
+    const T* x = p.x.as<const T>() + b * p.x_row_stride + first_token * p.x_token_stride + d * p.x_dim_stride;
+    Vector ahead[kAhead];
+    const auto load_ahead = [&](int first) {
+        const T* from = x + first * p.x_token_stride;
+        const int64_t step = p.x_in_fours ? p.x_dim_stride : p.x_token_stride;
+#pragma unroll
+        for (int j = 0; j < kAhead; ++j) {
+            if (first + j < count) ahead[j] = *reinterpret_cast<const Vector*>(from);
+            from += step;
+        }
+    };
+    load_ahead(0);
+
+    Slots slots = slots_of_row(p, b, slot);
+    int32_t first_column = 0;
+    if (speculative) {
+        const int64_t number = p.num_accepted_tokens.integer(accepted);
+        const int32_t kept = p.state_len - (kWidth - 2);  // tokens that a state holds after the width - 2 before them
+        slots.live = slots.live && number >= 1 && number <= kept && count <= kept;
+        first_column = static_cast<int32_t>(number - 1);
+    }
+    T* out = p.out.as<T>() + b * p.out_row_stride + first_token * p.out_token_stride + d * p.out_dim_stride;
+    int64_t out_step = p.out_in_fours ? p.out_dim_stride : p.out_token_stride;
+    if (__builtin_expect(p.split, 0)) {
+        const int part = output_of_channel(p, d);
+        out = split_out_at<T>(p, b, d, first_token);
+        out_step = part == 0 ? p.outs[0].token_stride : part == 1 ? p.outs[1].token_stride : p.outs[2].token_stride;
+    }
+    const auto store = [&](T* to, Vector value) {
+        if (active) *reinterpret_cast<Vector*>(to) = value;
+    };
+    if (p.zero_padding && by_starts) {  // the rows share out the tokens after the last of them; those before the first are its own
+        const int64_t rest = p.query_start_loc.integer(last_end);
+        const auto zero = [&](int64_t t) {
+            store(p.split ? split_out_at<T>(p, 0, d, t) : p.out.as<T>() + t * p.out_token_stride + d, Vector{});
+        };
+        for (int64_t t = (rest < 0 ? 0 : rest) + b; t < p.total_tokens; t += p.batch) zero(t);
+        for (int64_t t = 0; b == 0 && t < first_token; ++t) zero(t);
+    }
+    if (!slots.live || count <= 0) {
+        for (int t = 0; t < count && p.zero_padding; t += p.out_in_fours ? kAhead : 1) {
+            if (p.out_in_fours) {
+                for (int c = 0; c < kAhead; ++c) store(out + c * out_step + t, Vector{});
+            } else {
+                store(out + t * out_step, Vector{});
+            }
+        }
+        return;
+    }
+
+    const S* from = p.state.as<const S>() + slots.read * p.slot_stride;
+    S* const to = p.state.as<S>() + slots.write * p.slot_stride;
+    History ring[kPast], loaded[kColumns > 0 ? kColumns : 1];
+    if constexpr (kColumns == kOwnVectors) {
+        const S* oldest = from + d + first_column * p.column_stride;
+#pragma unroll
+        for (int i = 0; i < kPast; ++i)
+            ring[i] = *reinterpret_cast<const History*>(oldest + i * p.column_stride);
+    } else if constexpr (kColumns == kAnyColumns) {
+        const History* strip_from = reinterpret_cast<const History*>(from + int64_t{strip_d} * p.state_len);
+        for (int at = lane; at < strip * p.state_len; at += 4 * lanes) {
+            History some[4];
+#pragma unroll
+            for (int k = 0; k < 4; ++k)
+                if (at + k * lanes < strip * p.state_len) some[k] = strip_from[at + k * lanes];
+#pragma unroll
+            for (int k = 0; k < 4; ++k)
+                if (at + k * lanes < strip * p.state_len) stage[staged<History, kColumns>(at + k * lanes)] = some[k];
+        }
+    } else {
+        const History* strip_from = reinterpret_cast<const History*>(from + int64_t{strip_d} * kColumns);
+#pragma unroll
+        for (int k = 0; k < kColumns; ++k)
+            if (k * lanes + lane < strip * kColumns) loaded[k] = strip_from[k * lanes + lane];
+    }
+    parameters.convert(p, d);
+
+    // The window, oldest first. Packed columns may be more, and are at rest unless drafts are kept there.
+    History packed[kColumns > 0 ? kColumns : 1];
+    const auto element_of = [&](int c, int column) {  // of the strip, where it has any number of columns
+        const int at = (lane * kChannels + c) * p.state_len + column;
+        return reinterpret_cast<S*>(stage) + (staged<History, kColumns>(at / kChannels) * kChannels + at % kChannels);
+    };
+    const auto put = [&](int column, History value) {
+        if (!active) return;
+        if constexpr (kColumns == kAnyColumns) {
+#pragma unroll
+            for (int c = 0; c < kChannels; ++c) *element_of(c, column) = from_bits<S>(element<S, kChannels>(&value, c));
+        } else if constexpr (kColumns == kOwnVectors) {
+            *reinterpret_cast<History*>(to + d + column * p.column_stride) = value;
+        }
+    };
+    if constexpr (kColumns == kAnyColumns) {
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < kPast; ++i) {
+            S column[kChannels];
+#pragma unroll
+            for (int c = 0; c < kChannels; ++c) column[c] = *element_of(c, first_column + i);
+            ring[i] = join<S>(column);
+        }
+    } else if constexpr (kColumns != kOwnVectors) {
+#pragma unroll
+        for (int k = 0; k < kColumns; ++k)
+            if (k * lanes + lane < strip * kColumns) stage[staged<History, kColumns>(k * lanes + lane)] = loaded[k];
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < kColumns; ++k) loaded[k] = stage[staged<History, kColumns>(lane * kColumns + k)];
+        transpose<S, kColumns, false>(packed, loaded);
+#pragma unroll
+        for (int i = 0; i < kPast; ++i) ring[i] = packed[i];
+    }
+    if constexpr (kColumns == kDraftColumns) {
+#pragma unroll
+        for (int column = 1; column <= kColumns - kPast; ++column) {
+#pragma unroll
+            for (int i = 0; i < kPast; ++i) ring[i] = first_column == column ? packed[i + column] : ring[i];
+        }
+    }
+
+    if (speculative) {
+#pragma unroll
+        for (int i = 0; i < kPast - 1; ++i) {
+            if constexpr (kColumns == kDraftColumns)
+                packed[i] = ring[i + 1];
+            else
+                put(i, ring[i + 1]);
+        }
+    }
+    const auto window = [&](int i, int j) { return pair_of<S>(ring[i], j); };
+    for (int first = 0; first < count; first += kAhead) {
+        if (first > 0) load_ahead(first);
+        Vector results[kAhead];
+        if (p.x_in_fours) {
+            transpose<T, kAhead, false>(results, ahead);
+#pragma unroll
+            for (int t = 0; t < kAhead; ++t) ahead[t] = results[t];
+        }
+#pragma unroll
+        for (int t = 0; t < kAhead; ++t) {
+            if (first + t >= count) break;
+            results[t] = parameters.convolve(window, ahead[t], p.use_silu);
+            if (!p.out_in_fours) store(out + (first + t) * out_step, results[t]);
+#pragma unroll
+            for (int i = 0; i < kPast - 1; ++i) ring[i] = ring[i + 1];
+            ring[kPast - 1] = as_history<S, T>(ahead[t]);
+            if (speculative) {
+                if constexpr (kColumns == kDraftColumns)
+                    packed[kPast - 1 + t] = ring[kPast - 1];  // first is 0: there are no more tokens than such a state keeps
+                else
+                    put(kPast - 1 + first + t, ring[kPast - 1]);
+            }
+        }
+        if (p.out_in_fours) {
+            transpose<T, kAhead, true>(ahead, results);
+#pragma unroll
+            for (int c = 0; c < kAhead; ++c) store(out + c * out_step + first, ahead[c]);
+        }
+    }
+
+    if constexpr (kColumns <= 0) {
+        if (!speculative) {
+#pragma unroll
+            for (int i = 0; i < kPast; ++i) put(i, ring[i]);
+        }
+    }
+    if constexpr (kColumns == kAnyColumns) {
+        __syncthreads();
+        const int columns = speculative ? kPast - 1 + count : kPast;
+        if (slots.read == slots.write || columns == p.state_len) {
+            History* strip_to = reinterpret_cast<History*>(to + int64_t{strip_d} * p.state_len);
+            for (int at = lane; at < strip * p.state_len; at += lanes) strip_to[at] = stage[staged<History, kColumns>(at)];
+        } else if (active) {  // a fork: the other columns of the slot written are not the row's
+            for (int c = 0; c < kChannels; ++c)
+                for (int i = 0; i < columns; ++i) to[int64_t{d + c} * p.state_len + i] = *element_of(c, i);
+        }
+    } else if constexpr (kColumns > 0) {
+        if (!speculative) {
+#pragma unroll
+            for (int i = 0; i < kPast; ++i) packed[i] = ring[i];
+        }
+        transpose<S, kColumns, true>(loaded, packed);
+#pragma unroll
+        for (int k = 0; k < kColumns; ++k)
+            if (active) stage[staged<History, kColumns>(lane * kColumns + k)] = loaded[k];
+        __syncthreads();
+        History* strip_to = reinterpret_cast<History*>(to + int64_t{strip_d} * kColumns);
+#pragma unroll
+        for (int k = 0; k < kColumns; ++k)
+            if (k * lanes + lane < strip * kColumns)
+                strip_to[k * lanes + lane] = stage[staged<History, kColumns>(k * lanes + lane)];
+    }
+}
+
+namespace {
+
+// As `columns_in_registers`, of more columns.
+bool columns_of_drafts(const CausalConv1dUpdateParams& p) {
+    return p.state_len == kDraftColumns && p.history == p.width - 1 && !p.fork;
+}
+
+template <typename T, typename S, int kWidth, int kColumns>
+void launch(const CausalConv1dUpdateParams& p, hipStream_t stream) {
+    const bool one_token = p.seqlen == 1 && !p.query_start_loc.data;
+    unsigned lanes = one_token ? kMostLanes<kColumns> : kVectorLanes;
+    while (kColumns == kAnyColumns && lanes * p.state_len * sizeof(Words<S, kChannels>) > kStagedBytes) lanes /= 2;
+    lanes = power_of_two_up_to(p.dim / kChannels, lanes);
+    const dim3 grid(static_cast<unsigned>(p.batch), blocks_up_to(p.dim / kChannels, lanes, kMostStrips), 1);
+    HIPCONV_LAUNCH(true, (causal_conv1d_update_vectors<T, S, kWidth, kColumns>), grid, dim3(lanes, 1, 1), 0, stream, vector_params(p));
+    check_launch("causal_conv1d_update");
+}
+
+template <typename T, typename S, int kWidth>
+void with_columns(const CausalConv1dUpdateParams& p, hipStream_t stream) {
+    if (p.state_dim_stride == 1) return launch<T, S, kWidth, kOwnVectors>(p, stream);
+    if constexpr (kWidth == 3 && std::is_same_v<T, S>) return launch<T, S, kWidth, kWidth - 1>(p, stream);
+    if constexpr (kWidth == kCommonWidth) {
+        if (columns_in_registers(p) && p.state_len == kWidth - 1) return launch<T, S, kWidth, kWidth - 1>(p, stream);
+        if constexpr (std::is_same_v<T, S>) {
+            if (columns_in_registers(p)) return launch<T, S, kWidth, kWidth>(p, stream);
+            if (columns_of_drafts(p)) return launch<T, S, kWidth, kDraftColumns>(p, stream);
+        }
+        launch<T, S, kWidth, kAnyColumns>(p, stream);
+    }
+}
+
+template <typename T, typename S>
+void with_width(const CausalConv1dUpdateParams& p, hipStream_t stream) {
+    switch (p.width) {
+        case 2:
+            return with_columns<T, S, 2>(p, stream);
+        case 3:
+            return with_columns<T, S, 3>(p, stream);
+        case kCommonWidth:
+            return with_columns<T, S, kCommonWidth>(p, stream);
+    }
+}
+
+template <typename T>
+void with_state_dtype(const CausalConv1dUpdateParams& p, hipStream_t stream) {
+    p.state_dtype == p.dtype ? with_width<T, T>(p, stream) : with_width<T, float>(p, stream);
+}
+
+}  // namespace
+
+bool causal_conv1d_update_vector_serves(const CausalConv1dUpdateParams& p) {
+    if (p.width < 2 || p.width > kCommonWidth || !channels_in_vectors(p)) return false;
+    if (!in_vectors(p, p.x) && !in_fours(p, p.x)) return false;
+    if (!outputs_in_vectors(p) && (p.out_end[0] != p.dim || !in_fours(p, p.out[0]))) return false;
+    if (p.history != p.width - 1) return false;
+    if (p.state_dim_stride == 1) return true;
+    if (p.width == 3) return p.state_dtype == p.dtype && p.state_len == 2 && columns_in_registers(p);
+    if (p.width != kCommonWidth) return false;
+    const int64_t fewest_bytes = int64_t{kFewestLanes} * kChannels * p.state_len * element_bytes(p.state_dtype);
+    return (p.state_dtype == p.dtype && columns_in_registers(p)) || fewest_bytes <= kStagedBytes;
+}
+
+void causal_conv1d_update_vector(const CausalConv1dUpdateParams& p, void* stream) {
+    if (causal_conv1d_update_copied_serves(p)) return causal_conv1d_update_copied(p, stream);
+    const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
+    switch (p.dtype) {
+        case DType::f32:
+            return with_state_dtype<float>(p, hip_stream);
+        case DType::f16:
+            return with_state_dtype<f16>(p, hip_stream);
+        case DType::bf16:
+            return with_state_dtype<bf16>(p, hip_stream);
+    }
+}
+
+}  // namespace hipconv

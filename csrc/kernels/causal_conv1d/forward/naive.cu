@@ -1,0 +1,101 @@
+// Causal conv1d forward on GPUs.
+//
+// `naive`: a thread makes one output element at a time, by the formula. Any width, any strides, any sizes. Lanes lie along the
+// denser of x's two inner axes, so that neighbours read neighbouring addresses in both layouts; every loop is grid-stride,
+// because a grid dimension has a limit (65,535 blocks on NVIDIA, 2^32 work-items on AMD).
+#include <hip/hip_runtime.h>
+
+#include <iterator>
+
+#include "../common/launchers.h"
+#include "causal_conv1d/forward.h"
+#include "causal_conv1d/forward_formula.h"
+#include "device/arch.h"
+#include "launch/check.h"
+
+namespace hipconv {
+
+constexpr int kThreads = 256;
+
+template <typename T>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kThreads, 4) causal_conv1d_fwd_naive(CausalConv1dFwdParams p, bool lanes_along_dim) {
+    const int64_t inner_size = lanes_along_dim ? p.dim : p.seqlen;
+    const int64_t outer_size = lanes_along_dim ? p.seqlen : p.dim;
+    const int64_t first_inner = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+    const int64_t first_outer = static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y;
+
+    for (int64_t b = blockIdx.z; b < p.batch; b += gridDim.z) {
+        for (int64_t outer = first_outer; outer < outer_size; outer += static_cast<int64_t>(gridDim.y) * blockDim.y) {
+            for (int64_t inner = first_inner; inner < inner_size; inner += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+                causal_conv1d_one_output<T>(p, b, lanes_along_dim ? inner : outer, lanes_along_dim ? outer : inner);
+            }
+        }
+    }
+}
+
+namespace {
+
+template <typename T>
+void launch_naive(const CausalConv1dFwdParams& p, hipStream_t stream) {
+    const bool lanes_along_dim = dim_is_inner(p.x);
+    const int32_t inner = lanes_along_dim ? p.dim : p.seqlen;
+    const int32_t outer = lanes_along_dim ? p.seqlen : p.dim;
+
+    const unsigned lanes = power_of_two_up_to(inner, kThreads);
+    const dim3 block(lanes, kThreads / lanes, 1);
+    const dim3 grid(blocks_up_to(inner, block.x, 65535), blocks_up_to(outer, block.y, 65535), blocks_up_to(p.batch, 1, 65535));
+    hipLaunchKernelGGL(causal_conv1d_fwd_naive<T>, grid, block, 0, stream, p, lanes_along_dim);
+    check_launch("causal_conv1d_fwd");
+}
+
+}  // namespace
+
+std::vector<std::string> causal_conv1d_fwd_kernels() {
+    return {std::begin(kCausalConv1dFwdGpuKernels), std::end(kCausalConv1dFwdGpuKernels)};
+}
+
+const char* causal_conv1d_fwd_choice(const CausalConv1dFwdParams& p) {
+    if (causal_conv1d_tile_serves(p)) return "tile";
+    // Short packed rows, but for those of whole vectors; of these, many rows of an odd number of vectors: they divide badly among
+    // the lanes of "vector".
+    const int vector = 16 / element_bytes(p.dtype);
+    const int64_t rows = static_cast<int64_t>(p.batch) * p.dim;
+    const bool divides = p.seqlen % (rows >= kEnoughThreads ? 2 * vector : vector) == 0 || p.seqlen == vector;
+    const bool fills_the_card = p.seqlen <= 512 || rows >= kEnoughThreads / 8;  // by tiles, of which longer rows make fewer
+    if (!divides && fills_the_card && causal_conv1d_shared_serves(p)) return "shared";
+    if (causal_conv1d_vector_serves(p)) return "vector";
+    return "naive";
+}
+
+const char* causal_conv1d_fwd_refusal(const CausalConv1dFwdParams& p, const std::string& kernel) {
+    if (kernel == "tile" && !causal_conv1d_tile_serves(p))
+        return "channel-last x and out (stride 1 along dim), widths 2 to 8";
+    if (kernel == "vector" && !causal_conv1d_vector_serves(p))
+        return "channel-first x and out (stride 1 along seqlen), widths 2 to 8";
+    if (kernel == "shared" && !causal_conv1d_shared_serves(p))
+        return "channel-first x and out whose rows, of at most 512 tokens (1024 in 16 bits with widths 2 to 4), follow one "
+               "another in memory, widths 2 to 8";
+    return nullptr;
+}
+
+const char* causal_conv1d_fwd_form(const CausalConv1dFwdParams& p, const std::string& kernel) {
+    if (kernel != "naive") return kernel.c_str();
+    return dim_is_inner(p.x) ? "naive_lanes_along_dim" : "naive_lanes_along_seqlen";
+}
+
+void causal_conv1d_fwd(const CausalConv1dFwdParams& p, const std::string& kernel, void* stream) {
+    if (kernel == "tile") return causal_conv1d_tile(p, stream);
+    if (kernel == "vector") return causal_conv1d_vector(p, stream);
+    if (kernel == "shared") return causal_conv1d_shared(p, stream);
+    const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
+    switch (p.dtype) {
+        case DType::f32:
+            return launch_naive<float>(p, hip_stream);
+        case DType::f16:
+            return launch_naive<f16>(p, hip_stream);
+        case DType::bf16:
+            return launch_naive<bf16>(p, hip_stream);
+    }
+}
+
+}  // namespace hipconv

@@ -1,0 +1,179 @@
+// The begin of a sequence, for the fast varlen kernels: the outputs that depend on the initial state, and all states that the sequence
+// leaves.
+//
+// One thread does all of this for its channels, and reads the initial state before it writes any. So a slot may be both read and written
+// by a sequence, and no other thread needs to wait for it. Its first loads leave together: inputs, parameters, state.
+#pragma once
+
+#include "causal_conv1d/prefill_schedule.h"
+#include "device/elements.h"
+#include "thread.h"
+
+namespace hipconv {
+
+// One vector of elements: value(0), value(1) and so on.
+template <typename S, int kCount, typename Value>
+HIPCONV_INLINE Words<S, kCount> vector_of(Value value) {
+    if constexpr (kCount == 1) {
+        return bit_cast<Words<S, 1>>(value(0));
+    } else {
+        S elements[kCount];
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) elements[i] = value(i);
+        return join<S>(elements);
+    }
+}
+
+// A slot's window from the thread's first channel on: a vector of channels for each column, after `missing` ones that the slot lacks.
+template <typename S, int kChannels, int kPast>
+HIPCONV_INLINE void load_state(const S* from, const CausalConv1dVarlenParams& p, StateForm form, int missing,
+                               Words<S, kChannels> (&window)[kPast]) {
+    using Vector = Words<S, kChannels>;
+    if (kChannels > 1 && form == StateForm::columns) {
+#pragma unroll
+        for (int i = 0; i < kPast; ++i)
+            if (i >= missing) window[i] = *reinterpret_cast<const Vector*>(from + (i - missing) * p.column_stride);
+    } else if (kChannels > 1 && form == StateForm::rows) {
+        Vector rows[kPast];
+#pragma unroll
+        for (int i = 0; i < kPast; ++i) rows[i] = reinterpret_cast<const Vector*>(from)[i];
+#pragma unroll
+        for (int i = 0; i < kPast; ++i)
+            window[i] =
+                vector_of<S, kChannels>([&](int channel) { return from_bits<S>(element<S, kChannels>(rows, channel * kPast + i)); });
+    } else {
+#pragma unroll
+        for (int i = 0; i < kPast; ++i) {
+            const S* column = from + (i - missing) * p.column_stride;
+            if (i >= missing) window[i] = vector_of<S, kChannels>([&](int channel) { return column[channel * p.state_dim_stride]; });
+        }
+    }
+}
+
+template <typename S, int kChannels, int kPast>
+HIPCONV_INLINE void store_state(S* to, const CausalConv1dVarlenParams& p, StateForm form, int missing,
+                                const Words<S, kChannels> (&window)[kPast]) {
+    using Vector = Words<S, kChannels>;
+    const auto value = [&](int channel, int i) { return from_bits<S>(element<S, kChannels>(&window[i], channel)); };
+    if (kChannels > 1 && form == StateForm::columns) {
+#pragma unroll
+        for (int i = 0; i < kPast; ++i)
+            if (i >= missing) *reinterpret_cast<Vector*>(to + (i - missing) * p.column_stride) = window[i];
+    } else if (kChannels > 1 && form == StateForm::rows) {
+#pragma unroll
+        for (int v = 0; v < kPast; ++v)
+            reinterpret_cast<Vector*>(to)[v] =
+                vector_of<S, kChannels>([&](int i) { return value((v * kChannels + i) / kPast, (v * kChannels + i) % kPast); });
+    } else {
+#pragma unroll
+        for (int i = 0; i < kPast; ++i)
+#pragma unroll
+            for (int channel = 0; channel < kChannels; ++channel)
+                if (i >= missing) to[channel * p.state_dim_stride + (i - missing) * p.column_stride] = value(channel, i);
+    }
+}
+
+// S is the states' type. Calls store(t, result) with the first kWidth - 1 outputs, t counted from the sequence's first token. `taps`
+// are the channels' parameters: taps.fetch() comes early, taps.unpack(j, weight, bias) is when pair j of the channels needs them.
+template <typename T, typename S, int kChannels, int kWidth, bool kAnyWidth, typename Taps, typename Store>
+HIPCONV_INLINE void begin_sequence(const CausalConv1dVarlenParams& p, StateForm form, const PackedSequence& s, int32_t d, Taps taps,
+                                   Store store) {
+    constexpr int kPast = kWidth - 1, kPairs = (kChannels + 1) / 2;
+    using Vector = Words<T, kChannels>;
+    using StateVector = Words<S, kChannels>;
+    const int32_t length = s.end - s.begin;
+    const int missing = missing_taps<kWidth, kAnyWidth>(p);
+
+    const CausalConv1dVarlenParams& inputs_of = first_argument_again(p);
+    const int64_t x_step = inputs_of.x_token_stride * static_cast<int64_t>(sizeof(T));
+    const char* x = static_cast<const char*>(p.x) + s.begin * x_step + d * inputs_of.x_dim_stride * static_cast<int64_t>(sizeof(T));
+    // The inputs just before `position`, counted from the sequence's first token, if all of them are the sequence's own.
+    const auto load_inputs = [&](int32_t position, Vector(&inputs)[kPast]) {
+#pragma unroll
+        for (int i = 0; i < kPast; ++i) {
+            inputs[i] = Vector{};
+            if (position >= kPast) inputs[i] = *reinterpret_cast<const Vector*>(x + (position - kPast + i) * x_step);
+        }
+    };
+    Vector first[kPast], last[kPast];
+#pragma unroll
+    for (int i = 0; i < kPast; ++i) {
+        first[i] = Vector{};
+        if (i < length) first[i] = *reinterpret_cast<const Vector*>(x + i * x_step);
+    }
+    constexpr bool kLastEarly = kChannels * sizeof(T) <= 8;  // wider vectors have no registers to wait in
+    if (kLastEarly) load_inputs(length, last);
+    taps.fetch();
+
+    const auto slot_begin = [&](int32_t slot) {
+        const CausalConv1dVarlenParams& pool = first_argument_again(p);
+        return static_cast<S*>(p.states) + slot * pool.slot_stride + d * pool.state_dim_stride + pool.first_column * pool.column_stride;
+    };
+    StateVector state[kPast]{};
+    if (s.read_slot != kNoSlot)
+        load_state<S, kChannels, kPast>(slot_begin(s.read_slot), first_argument_again(p), form, missing, state);
+
+    const bool use_silu = first_argument_again(p).use_silu;
+    Vector results[kPast];
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) {
+        Pair weight[kWidth], bias, window[kPast + kPast];
+        taps.unpack(j, weight, bias);
+#pragma unroll
+        for (int i = 0; i < kPast; ++i) {
+            window[i] = pair_of<S>(state[i], j);
+            window[kPast + i] = pair_of<T>(first[i], j);
+        }
+#pragma unroll
+        for (int t = 0; t < kPast; ++t) {
+            Pair sum = bias;
+#pragma unroll
+            for (int i = 0; i < kWidth; ++i) {
+                const Pair longer = multiply_add(weight[i], window[t + i], sum);
+                // Without a state, taps before the sequence are left out, not multiplied by zero: the weight may be infinite.
+                const bool has_tap = i >= missing && (t + i >= kPast || s.read_slot != kNoSlot);
+                sum = has_tap ? longer : sum;
+            }
+            set_pair<T>(results[t], j, use_silu ? silu(sum) : sum);
+        }
+    }
+#pragma unroll
+    for (int t = 0; t < kPast; ++t)
+        if (t < length) store(t, results[t]);
+
+    // A new state: the inputs before a position; close to the begin, the initial state with the first inputs shifted in.
+    const auto converted = [](Vector from) {
+        StateVector to{};
+#pragma unroll
+        for (int j = 0; j < kPairs; ++j) {
+            Pair v = pair_of<T>(from, j);
+            if (sizeof(S) < sizeof(T)) v = make_pair(canonical_nan(low(v)), canonical_nan(high(v)));
+            set_pair<S>(to, j, v);
+        }
+        return to;
+    };
+    const auto store_new = [&](int32_t slot, int32_t position, const Vector(&inputs)[kPast]) {
+        StateVector window[kPast];
+#pragma unroll
+        for (int i = 0; i < kPast; ++i) window[i] = position < kPast ? state[i] : converted(inputs[i]);
+#pragma unroll
+        for (int step = 0; step < kPast - 1; ++step) {
+            if (position >= kPast || step >= position) continue;
+#pragma unroll
+            for (int i = 0; i < kPast - 1; ++i) window[i] = window[i + 1];
+            window[kPast - 1] = converted(first[step]);
+        }
+        store_state<S, kChannels, kPast>(slot_begin(slot), first_argument_again(p), form, missing, window);
+    };
+    if (!kLastEarly) load_inputs(length, last);
+    if (s.write_slot != kNoSlot) store_new(s.write_slot, length, last);
+    const Boundaries boundaries = boundaries_of(first_argument_again(p), s);
+    for (int32_t n = 1; n <= boundaries.count; ++n) {
+        const StateToWrite to = boundary_state(first_argument_again(p), s, boundaries, n);
+        if (to.slot == kNoSlot) continue;
+        load_inputs(to.position, last);
+        store_new(to.slot, to.position, last);
+    }
+}
+
+}  // namespace hipconv

@@ -1,0 +1,56 @@
+// How wide the vectors of a varlen call may be, and its tile.
+#pragma once
+
+#include <stdexcept>
+
+#include "thread.h"
+
+namespace hipconv {
+
+// Of a thread that begins a sequence.
+HIPCONV_INLINE constexpr int channels_of_begin(int channels, int size, int state_size) {
+    return state_size > size && channels > 1 ? channels / 2 : channels;
+}
+
+inline bool aligned(const void* data, int64_t bytes) { return reinterpret_cast<uintptr_t>(data) % bytes == 0; }
+
+// Channels of one vector: as many as a lane's bytes hold, if every vector of x and of the outputs is aligned and the parameters are
+// packed; else one.
+inline int channels_a_vector(const CausalConv1dVarlenParams& p) {
+    constexpr int bytes = kLaneBytes;
+    const int wanted = bytes / element_bytes(p.dtype);
+    const auto vectors = [&](const void* data, int64_t dim_stride, int64_t token_stride) {
+        return dim_stride == 1 && aligned(data, bytes) && token_stride % wanted == 0;
+    };
+    bool all = p.dim % wanted == 0 && vectors(p.x, p.x_dim_stride, p.x_token_stride) && parameters_are_packed(p);
+    if (p.k_dim < 0)
+        all = all && vectors(p.out, p.out_dim_stride, p.out_token_stride);
+    else
+        all = all && p.k_dim % wanted == 0 && aligned(p.out, bytes) && aligned(p.k, bytes) && aligned(p.v, bytes);
+    return all ? wanted : 1;
+}
+
+// A forced size of the tile; 0 for none. Sizes that a block cannot have stand for the nearest one that it can.
+inline int power_of_two(const char* name, int value) {
+    if (value < 0 || (value & (value - 1)) != 0)
+        throw std::invalid_argument(std::string(name) + ": got " + std::to_string(value) + ", expected a power of two, or 0");
+    return value;
+}
+
+// In a kernel compiled for `width`.
+inline StateForm state_form(const CausalConv1dVarlenParams& p, int channels, int width) {
+    const int bytes = element_bytes(p.state_dtype);
+    // Vectors of up to 16 bytes, as load_packed takes them, divide `each` elements.
+    const auto packed = [&](int64_t each, int64_t stride) {
+        const int64_t size = each * bytes, vector = size % 16 == 0 ? 16 : size % 8 == 0 ? 8 : 4;
+        return aligned(p.states, vector) && p.slot_stride * bytes % vector == 0 && stride * bytes % vector == 0 && size % vector == 0;
+    };
+    if (channels == 1 || p.first_column != 0) return StateForm::elements;
+    if (p.state_dim_stride == 1 && packed(channels, p.column_stride)) return StateForm::columns;
+    const int past = width - 1;
+    if (p.width == width && p.column_stride == 1 && p.state_dim_stride == past && packed(int64_t{channels} * past, 0))
+        return StateForm::rows;
+    return StateForm::elements;
+}
+
+}  // namespace hipconv

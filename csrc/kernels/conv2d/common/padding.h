@@ -1,0 +1,24 @@
+// Where an image's row or column outside it is found.
+#pragma once
+
+#include "conv2d/conv2d.h"
+
+namespace hipconv {
+
+// The index that `at`, of a row or column of a padded image, stands for; -1 for a zero. The padding is at most what torch allows:
+// size - 1 to reflect, size for circular.
+HIPCONV_INLINE int64_t padded_index(int64_t at, int32_t size, PaddingMode mode) {
+    if (at >= 0 && at < size) return at;
+    switch (mode) {
+        case PaddingMode::reflect:
+            return at < 0 ? -at : 2 * (static_cast<int64_t>(size) - 1) - at;
+        case PaddingMode::replicate:
+            return at < 0 ? 0 : size - 1;
+        case PaddingMode::circular:
+            return at < 0 ? at + size : at - size;
+        default:
+            return -1;
+    }
+}
+
+}  // namespace hipconv

@@ -1,0 +1,137 @@
+// What both GEMMs of conv2d find out about a call on the host: how filters lie, which sizes are aligned, and the tiles of out.
+#pragma once
+
+#include "../common/epilogue.h"
+#include "gemm.h"
+
+namespace hipconv {
+
+constexpr int64_t kLimit32 = int64_t{1} << 32, kLimit31 = int64_t{1} << 31;
+
+inline int64_t ceil_of(int64_t value, int64_t by) { return (value + by - 1) / by; }
+inline int64_t round_up(int64_t value, int64_t to) { return ceil_of(value, to) * to; }
+
+// The stride of an axis of one element means nothing.
+inline bool multiple_of(int64_t stride, int64_t size, int64_t of) { return size == 1 || stride % of == 0; }
+inline bool is_aligned(const void* address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; }
+
+// What follows from a call alone, before a tile is chosen.
+struct GemmLayout {
+    int64_t element, elements;  // bytes of one; of a chunk
+    int64_t group_channels, group_filters, chunks, taps, steps;
+    bool taps_inside, packs;
+    bool bits;     // a tap's row and column have a bit each, and where they are none of x, it is zero
+    bool vectors;  // of channels are aligned
+    int64_t filter_stride, filter_step, filter_turn, filter_tap;  // bytes; filter_tap: to the next tap of the same channels
+    int64_t packed_bytes, image_pixels, out_elements;
+
+    // `steps_across_taps`: where taps do not have whole steps, a step may hold chunks of several.
+    explicit GemmLayout(const Conv2dParams& p, bool steps_across_taps) {
+        element = element_bytes(p.dtype);
+        elements = 16 / element;
+        group_channels = p.in_channels / p.groups;
+        group_filters = p.out_channels / p.groups;
+        chunks = ceil_of(group_channels, elements);
+        taps = static_cast<int64_t>(p.kernel_height) * p.kernel_width;
+        taps_inside = steps_across_taps && chunks % kTileChunks == 0;
+        steps = ceil_of(taps * chunks, kTileChunks);
+        bits = p.padding_mode == PaddingMode::zeros && p.kernel_height <= kMostTapsAcross && p.kernel_width <= kMostTapsAcross;
+        const bool whole = group_channels % elements == 0;
+        vectors = whole && bits && (p.x.channel_stride == 1 || p.in_channels == 1) && is_aligned(p.x.data) &&
+                  multiple_of(p.x.column_stride, p.in_width, elements) && multiple_of(p.x.row_stride, p.in_height, elements) &&
+                  multiple_of(p.x.batch_stride, p.batch, elements);
+        image_pixels = static_cast<int64_t>(p.out_height) * p.out_width;
+        out_elements = image_pixels * p.batch * p.out_channels;
+
+        const int64_t tap_stride = p.kernel_width > 1    ? p.weight.column_stride
+                                   : p.kernel_height > 1 ? p.weight.row_stride
+                                                         : group_channels;
+        const bool even_taps =
+            p.kernel_width == 1 || p.kernel_height == 1 || p.weight.row_stride == p.kernel_width * tap_stride;
+        const bool whole_steps = taps_inside || (tap_stride == group_channels && taps * chunks % kTileChunks == 0);
+        const bool steps_fit = steps_across_taps ? whole_steps : p.weight.batch_stride > 0 || p.out_channels == 1;
+        const bool in_place = whole && (p.weight.channel_stride == 1 || group_channels == 1) && is_aligned(p.weight.data) &&
+                              multiple_of(p.weight.batch_stride, p.out_channels, elements) && tap_stride % elements == 0 &&
+                              tap_stride >= group_channels && p.weight.batch_stride >= 0 && even_taps && steps_fit;
+        packs = !in_place;
+        filter_stride = packs ? steps * kTileRowBytes : p.weight.batch_stride * element;
+        filter_step = packs || !taps_inside ? kTileRowBytes : tap_stride * element;
+        filter_turn = packs || !taps_inside ? 0 : kTileRowBytes - taps * filter_step;
+        filter_tap = packs ? chunks * 16 : tap_stride * element;
+        packed_bytes = packs ? round_up(filter_stride * p.out_channels, 256) : 0;
+    }
+
+    int64_t workspace_bytes(int split_k) const { return packed_bytes + (split_k > 1 ? out_elements * 4 * split_k : 0); }
+};
+
+// Of a split that has more parts than there is to add.
+inline const char* refusal_of_split(const Conv2dPlan& plan, const GemmLayout& l, int64_t steps) {
+    if (plan.split_k > 1 && l.out_elements >= kLimit31) return "outputs of less than 2^31 elements with split_k";
+    if (plan.split_k >= 1 && plan.split_k <= 64 && plan.split_k <= steps) return nullptr;
+    return "split_k from 1 to 64, up to the steps of its product";
+}
+
+// Whether so many elements after one another, of out and of the residual, are aligned as a vector, wherever a tile begins: of a
+// group's filters, or of an image's pixels.
+inline bool stores_by(int elements, const Conv2dParams& p, const GemmLayout& l, const ConvGemmParams& g) {
+    const auto fits = [&](const Image& image, DType dtype) {
+        const int64_t each = dtype == DType::f32 && elements > 4 ? 4 : elements;  // of 16 bytes at most
+        if (reinterpret_cast<uintptr_t>(image.data) % (each * element_bytes(dtype)) != 0) return false;
+        if (!multiple_of(image.batch_stride, p.batch, each)) return false;
+        if (g.along_filters)
+            return (image.channel_stride == 1 || p.out_channels == 1) && multiple_of(image.row_stride, p.out_height, each) &&
+                   multiple_of(image.column_stride, p.out_width, each);
+        return image.column_stride == 1 && (image.row_stride == p.out_width || p.out_height == 1) &&
+               multiple_of(image.channel_stride, p.out_channels, each);
+    };
+    if ((g.along_filters ? l.group_filters : g.patches_across ? p.out_width : l.image_pixels) % elements != 0) return false;
+    return fits(p.out, p.out_dtype) && (!p.residual.data || fits(p.residual, p.residual_dtype));
+}
+
+// A tile's pixels: numbered through, those of all images or of each for itself, or in rectangles of this many columns.
+struct GemmTiling {
+    bool by_image;
+    int patch_columns;  // or 0
+};
+
+// What the kernels of both have in common.
+inline ConvGemmParams common_params(const Conv2dParams& p, const GemmLayout& l, const Conv2dPlan& plan, GemmTiling tiling,
+                                    void* workspace) {
+    ConvGemmParams g{};
+    g.conv = p;
+    if (plan.split_k > 1) {
+        g.conv.out = {static_cast<char*>(workspace) + l.packed_bytes, l.image_pixels * p.out_channels, 1,
+                      static_cast<int64_t>(p.out_width) * p.out_channels, p.out_channels};
+        g.conv.out_dtype = DType::f32;
+        g.conv.bias = nullptr;
+        g.conv.residual.data = nullptr;
+        g.conv.activation = Conv2dActivation::none;
+        g.part_stride = l.out_elements;
+    }
+    g.by_image = tiling.by_image;
+    g.pixels = static_cast<int32_t>(g.by_image ? l.image_pixels : l.image_pixels * p.batch);
+    g.tiles_m = static_cast<int32_t>(ceil_of(g.pixels, plan.tile_m));
+    if (tiling.patch_columns) {
+        g.patches_across = static_cast<int32_t>(ceil_of(p.out_width, tiling.patch_columns));
+        g.divide_by_patches = divisor_of(static_cast<uint32_t>(g.patches_across));
+        g.tiles_m = static_cast<int32_t>(g.patches_across * ceil_of(p.out_height, plan.tile_m / tiling.patch_columns));
+    }
+    g.tiles_n = static_cast<int32_t>(ceil_of(l.group_filters, plan.tile_n));
+    g.divide_by_image = divisor_of(static_cast<uint32_t>(l.image_pixels));
+    g.divide_by_row = divisor_of(static_cast<uint32_t>(p.out_width));
+    g.divide_by_tiles_m = divisor_of(static_cast<uint32_t>(g.tiles_m));
+    g.divide_by_tiles_n = divisor_of(static_cast<uint32_t>(g.tiles_n));
+    g.group_channels = static_cast<int32_t>(l.group_channels);
+    g.group_filters = static_cast<int32_t>(l.group_filters);
+    g.taps = static_cast<int32_t>(l.taps);
+    // Of fewer filters than a vector has elements, most lanes along them would have none.
+    g.along_filters = (g.conv.out.channel_stride < g.conv.out.column_stride && l.group_filters >= 8) || l.image_pixels == 1;
+    g.vector_stores = stores_by(8, g.conv, l, g);
+    g.pair_stores = stores_by(2, g.conv, l, g);
+    return g;
+}
+
+// Before the GEMM, where filters cannot be read where they are. `early`: early_launch.h.
+void pack_filters(const Conv2dParams& p, const GemmLayout& l, bool early, void* workspace, void* stream);
+
+}  // namespace hipconv

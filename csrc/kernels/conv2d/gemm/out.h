@@ -1,0 +1,195 @@
+// The way out of the GEMMs' sums: through LDS, so that lanes lie along what is dense in the result, then bias, residual and
+// activation, and one rounding.
+#pragma once
+
+#include "../common/epilogue.h"
+#include "device/registers.h"
+#include "device/wave.h"
+#include "gemm.h"
+
+namespace hipconv {
+
+// Where an output pixel is.
+struct PixelOfOut {
+    int n, p, q;
+};
+
+// Pixels of a tile, or of a part of it from number `first` on: numbered through, or in a rectangle of an image.
+struct PixelRun {
+    int image, first;
+
+    HIPCONV_INLINE PixelRun from(int number) const { return {image, first + number}; }
+    HIPCONV_INLINE bool has(const ConvGemmParams& p, int i) const { return first + i < p.pixels; }
+    HIPCONV_INLINE PixelOfOut at(const ConvGemmParams& p, int i) const {
+        int n = image, pixel = first + i;
+        if (!p.by_image) {
+            n = static_cast<int>(divide(pixel, p.divide_by_image));
+            pixel -= n * p.conv.out_height * p.conv.out_width;
+        }
+        const int row = static_cast<int>(divide(pixel, p.divide_by_row));
+        return {n, row, pixel - row * p.conv.out_width};
+    }
+};
+
+template <int kColumns>
+struct PixelPatch {
+    int image, row, column, first;
+
+    HIPCONV_INLINE PixelPatch from(int number) const { return {image, row, column, first + number}; }
+    HIPCONV_INLINE PixelOfOut at(const ConvGemmParams&, int i) const {
+        return {image, row + (first + i) / kColumns, column + (first + i) % kColumns};
+    }
+    HIPCONV_INLINE bool has(const ConvGemmParams& p, int i) const {
+        const PixelOfOut pixel = at(p, i);
+        return pixel.p < p.conv.out_height && pixel.q < p.conv.out_width;
+    }
+};
+
+HIPCONV_INLINE void load_eight(float (&v)[8], const void* base, int64_t index, DType dtype) {
+    const uint64_t address = reinterpret_cast<uint64_t>(base);
+    if (dtype == DType::f32) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const Words4 words = *global_pointer<const Words4>(address + (index + 4 * half) * 4);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) v[4 * half + i] = bit_cast<float>(word(words, i));
+        }
+        return;
+    }
+    const Words4 words = *global_pointer<const Words4>(address + index * 2);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const Pair pair = dtype == DType::bf16 ? pair_of<bf16>(words, i) : pair_of<f16>(words, i);
+        v[2 * i] = low(pair);
+        v[2 * i + 1] = high(pair);
+    }
+}
+
+HIPCONV_INLINE void store_eight(const float (&v)[8], void* base, int64_t index, DType dtype) {
+    const uint64_t address = reinterpret_cast<uint64_t>(base);
+    if (dtype == DType::f32) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            Words4 words{};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) set_word(words, i, bit_cast<uint32_t>(v[4 * half + i]));
+            *global_pointer<Words4>(address + (index + 4 * half) * 4) = words;
+        }
+        return;
+    }
+    Words4 words{};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const Pair pair = make_pair(canonical_nan(v[2 * i]), canonical_nan(v[2 * i + 1]));
+        set_word(words, i, dtype == DType::bf16 ? pack<bf16>(pair) : pack<f16>(pair));
+    }
+    *global_pointer<Words4>(address + index * 2) = words;
+}
+
+// One switch for all eight.
+HIPCONV_INLINE void activate_eight(float (&v)[8], Conv2dActivation activation) {
+    const auto all = [&](Conv2dActivation kind) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) v[i] = activate(v[i], kind);
+    };
+    switch (activation) {
+        case Conv2dActivation::none: return;
+        case Conv2dActivation::relu: return all(Conv2dActivation::relu);
+        case Conv2dActivation::relu6: return all(Conv2dActivation::relu6);
+        case Conv2dActivation::gelu: return all(Conv2dActivation::gelu);
+        case Conv2dActivation::gelu_tanh: return all(Conv2dActivation::gelu_tanh);
+        case Conv2dActivation::silu: return all(Conv2dActivation::silu);
+        case Conv2dActivation::sigmoid: return all(Conv2dActivation::sigmoid);
+        case Conv2dActivation::tanh: return all(Conv2dActivation::tanh);
+        case Conv2dActivation::leaky_relu: return all(Conv2dActivation::leaky_relu);
+        case Conv2dActivation::hardswish: return all(Conv2dActivation::hardswish);
+    }
+}
+
+// Finished sums of pixels by kFilters filters of a wave, in LDS, with the four-float units of a row in another order
+// in each row, so that neither writes nor reads along rows or columns meet in a bank.
+template <int kFilters>
+HIPCONV_INLINE int slab_at(int pixel, int filter) {
+    return pixel * kFilters + ((filter / 4 ^ pixel % (kFilters / 4)) * 4 + filter % 4);
+}
+
+// Bias, residual and activation of a wave's slab, and its way to memory, lanes along the denser of out's filters and pixels.
+template <int kSlabPixels, int kFilters, typename Pixels>
+HIPCONV_INLINE void store_slab_by_elements(const ConvGemmParams& p, const float* slab, int lane, Pixels run, int first_filter,
+                                           int group, int part) {
+    const Conv2dParams& c = p.conv;
+    const int filters = p.group_filters - first_filter;
+    const int64_t k_first = static_cast<int64_t>(group) * p.group_filters + first_filter, part_offset = part * p.part_stride;
+    if (p.along_filters) {
+#pragma unroll 1
+        for (int i = lane; i < kSlabPixels * kFilters; i += kWaveSize) {
+            const int pixel = i / kFilters, filter = i % kFilters;
+            if (filter >= filters || !run.has(p, pixel)) continue;
+            const PixelOfOut at = run.at(p, pixel);
+            conv2d_store(c, at.n, k_first + filter, at.p, at.q, slab[slab_at<kFilters>(pixel, filter)], part_offset);
+        }
+        return;
+    }
+    static_assert(kWaveSize % kSlabPixels == 0, "a lane has one pixel");
+    const int pixel = lane % kSlabPixels;
+    if (!run.has(p, pixel)) return;
+    const PixelOfOut at = run.at(p, pixel);
+    const int64_t first = part_offset + offset_in(c.out, at.n, k_first, at.p, at.q);
+    const int64_t first_residual = c.residual.data ? offset_in(c.residual, at.n, k_first, at.p, at.q) : 0;
+#pragma unroll 1
+    for (int filter = lane / kSlabPixels; filter < kFilters && filter < filters; filter += kWaveSize / kSlabPixels)
+        conv2d_store_at(
+            c, k_first + filter, [&] { return first + filter * c.out.channel_stride; },
+            [&] { return first_residual + filter * c.residual.channel_stride; }, slab[slab_at<kFilters>(pixel, filter)]);
+}
+
+// The bias of a slab's filters from `filter` on, of each sum or of all.
+struct BiasInMemory {
+    const Conv2dParams& conv;
+    int64_t first;  // filter of the slab
+
+    HIPCONV_INLINE void add_to(float (&v)[8], int filter, bool of_each) const {
+        if (!conv.bias) return;
+        float more[8];
+        load_each(more, conv.bias, (first + filter) * conv.bias_stride, of_each ? conv.bias_stride : 0, conv.bias_dtype);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) v[i] += more[i];
+    }
+};
+
+// The same, eight elements a lane where they are aligned.
+template <int kSlabPixels, int kFilters, typename Pixels, typename Bias>
+HIPCONV_INLINE void store_slab(const ConvGemmParams& p, const float* slab, int lane, Pixels run, int first_filter, int group,
+                               int part, Bias bias) {
+    const Conv2dParams& c = p.conv;
+    const int filters = p.group_filters - first_filter;
+    const int64_t k_first = static_cast<int64_t>(group) * p.group_filters + first_filter;
+    const int64_t part_offset = part * p.part_stride;
+    if (p.vector_stores) {
+        constexpr int kAcross = kFilters / 8;
+#pragma unroll 1
+        for (int unit = lane; unit < kSlabPixels * kAcross; unit += kWaveSize) {
+            const int pixel = p.along_filters ? unit / kAcross : unit % (kSlabPixels / 8) * 8;
+            const int filter = p.along_filters ? unit % kAcross * 8 : unit / (kSlabPixels / 8);
+            if (filter >= filters || !run.has(p, pixel)) continue;
+            const PixelOfOut at = run.at(p, pixel);
+            const int64_t k = k_first + filter;
+            float v[8], more[8];
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                v[i] = p.along_filters ? slab[slab_at<kFilters>(pixel, filter + i)] : slab[slab_at<kFilters>(pixel + i, filter)];
+            bias.add_to(v, filter, p.along_filters);
+            if (c.residual.data) {
+                load_eight(more, c.residual.data, offset_in(c.residual, at.n, k, at.p, at.q), c.residual_dtype);
+#pragma unroll
+                for (int i = 0; i < 8; ++i) v[i] += more[i];
+            }
+            activate_eight(v, c.activation);
+            store_eight(v, c.out.data, part_offset + offset_in(c.out, at.n, k, at.p, at.q), c.out_dtype);
+        }
+        return;
+    }
+    store_slab_by_elements<kSlabPixels, kFilters>(p, slab, lane, run, first_filter, group, part);
+}
+
+}  // namespace hipconv

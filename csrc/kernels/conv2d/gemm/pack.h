@@ -1,0 +1,53 @@
+// Filters in the order in which the GEMMs read them: of each filter its taps, of 16-byte chunks of channels.
+#pragma once
+
+#include "../common/epilogue.h"
+#include "matrix/mma.h"
+
+namespace hipconv {
+
+struct PackParams {
+    Image weight;
+    void* packed;
+    int64_t filter_elements;  // of a packed filter
+    int32_t filters, channels, chunks, kernel_height, kernel_width;
+    int32_t padding;   // chunks of zeros behind each filter
+    bool taps_inside;  // all taps of the same kTileChunks chunks follow each other, else all chunks of a tap
+};
+
+HIPCONV_INLINE int64_t pack_chunks(const PackParams& p) {
+    return (static_cast<int64_t>(p.kernel_height) * p.kernel_width * p.chunks + p.padding) * p.filters;
+}
+
+// A thread packs 16 bytes of channels of a tap, lanes along taps: then what they read is together in KCRS. Zeros fill the last
+// chunk; and, by threads of their own, the padding.
+template <typename T>
+HIPCONV_INLINE void pack_chunk(const PackParams& p, int64_t i) {
+    constexpr int kElements = 16 / static_cast<int>(sizeof(T));
+    const int32_t taps = p.kernel_height * p.kernel_width;
+    const int64_t of_filter = static_cast<int64_t>(taps) * p.chunks + p.padding;
+    const bool fits = (i | of_filter) >> 32 == 0;  // then the division is a short one
+    const int64_t filter = fits ? static_cast<uint32_t>(i) / static_cast<uint32_t>(of_filter) : i / of_filter;
+    const int32_t number = static_cast<int32_t>(i - filter * of_filter), chunk = number / taps, tap = number - chunk * taps;
+    T* const packed = global_pointer<T>(reinterpret_cast<uint64_t>(p.packed));
+    Words4* const row = reinterpret_cast<Words4*>(packed + filter * p.filter_elements);
+    if (chunk >= p.chunks) {
+        row[number] = Words4{};
+        return;
+    }
+    const int32_t r = tap / p.kernel_width;
+    const T* const first = global_pointer<const T>(reinterpret_cast<uint64_t>(p.weight.data)) +
+                           offset_in(p.weight, filter, static_cast<int64_t>(chunk) * kElements, r, tap - r * p.kernel_width);
+    Words4 words{};
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) {
+        if (chunk * kElements + e >= p.channels) continue;
+        const uint32_t bits = bit_cast<typename WordsOf<sizeof(T)>::type>(first[e * p.weight.channel_stride]);
+        constexpr int kInWord = 4 / static_cast<int>(sizeof(T));
+        set_word(words, e / kInWord, word(words, e / kInWord) | bits << (e % kInWord * 16));
+    }
+    const int32_t step_chunk = chunk % kTileChunks, turn = chunk / kTileChunks;
+    row[p.taps_inside ? (turn * taps + tap) * kTileChunks + step_chunk : tap * p.chunks + chunk] = words;
+}
+
+}  // namespace hipconv

@@ -1,0 +1,235 @@
+// The implicit GEMM: a block makes a tile of output pixels by filters, wave by wave on matrix cores, from tiles of x and of the
+// filters that it stages in LDS step by step. x is gathered while it is staged: no unfolded copy of it exists anywhere.
+//
+// Staging. Through registers, where LDS can only be written from there: the next step's loads are issued before the products of
+// this one, and written after them. Past the registers, where there are such copies: a ring of tiles, filled two steps ahead.
+#pragma once
+
+#include "../gemm/out.h"
+#include "launch/check.h"
+#include "operands.h"
+#include "patch.h"
+
+namespace hipconv {
+
+// ---- the kernel -------------------------------------------------------------------------------------------------------
+
+// A block's tile, such that the tiles of a die follow each other; the last few blocks, of which not every die has one, keep their
+// own.
+HIPCONV_INLINE uint32_t number_on_die(uint32_t block, uint32_t blocks) {
+    const uint32_t of_die = blocks / kDies;
+    return block < of_die * kDies ? block % kDies * of_die + block / kDies : block;
+}
+
+// A step of a kernel for T, or where kHalvesShareKernels for either type of 16 bits.
+template <typename T, int kPixels, int kFilters, typename RowOf>
+HIPCONV_INLINE void multiply(DType dtype, typename Mma<T, kPixels, kFilters>::Sums& sums, const Words4* pixels,
+                             const Words4* filters, int lane, RowOf row_of) {
+    if constexpr (sizeof(T) == 2 && kHalvesShareKernels) {
+        if (dtype == DType::bf16) return Mma<bf16, kPixels, kFilters>::step(sums, pixels, filters, lane, row_of);
+    }
+    Mma<T, kPixels, kFilters>::step(sums, pixels, filters, lane, row_of);
+}
+
+// T is float or a type of 16 bits; where kHalvesShareKernels, f16 for either.
+template <typename T, int kTileM, int kTileN, XForm kForm>
+__global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().threads),
+                                      (gemm_shape<T, kTileM, kTileN, kForm>().blocks_a_unit))
+    conv2d_implicit_gemm_kernel(ConvGemmParams p) {
+    constexpr GemmShape kShape = gemm_shape<T, kTileM, kTileN, kForm>();
+    constexpr bool kIsLegal = gemm_tile_is_legal<T>(kMatrixUnit, kTileM, kTileN, kForm);
+    HIPCONV_LARGE_SHARED(Words4, lds, kIsLegal ? gemm_shared_bytes(kShape, kWaveSize) / 16 : 1);
+    if constexpr (kIsLegal) {
+        constexpr int kWaves = kShape.threads / kWaveSize, kWavesM = waves_along_pixels(kTileM, kTileN, kWaves);
+        constexpr int kPixels = kTileM / kWavesM, kFilters = kTileN / (kWaves / kWavesM);  // of a wave
+        constexpr int kStageChunks = (kTileM + kTileN) * kTileChunks;
+        using Wave = Mma<T, kPixels, kFilters>;
+        using Pixels = PixelChunks<T, kTileM, kShape.threads, kForm>;
+        using Filters = FilterChunks<kTileN, kShape.threads>;
+
+        const int thread = threadIdx.x, wave = thread / kWaveSize, lane = thread % kWaveSize;
+        const int wave_pixel = wave % kWavesM * kPixels, wave_filter = wave / kWavesM * kFilters;
+        const int group = blockIdx.y, part = blockIdx.z;
+
+        // Tiles of the same pixels follow each other, so that they find x in the cache; those of a die do, too.
+        const uint32_t number = number_on_die(blockIdx.x, gridDim.x);
+        const int tile_m = static_cast<int>(divide(number, p.divide_by_tiles_n));
+        const int first_filter = (static_cast<int>(number) - tile_m * p.tiles_n) * kTileN;
+        int image = 0, of_image = tile_m;
+        if (p.by_image) {
+            image = static_cast<int>(divide(tile_m, p.divide_by_tiles_m));
+            of_image = tile_m - image * p.tiles_m;
+        }
+        const int first_step = part * p.steps_a_part;
+        const int end = first_step + p.steps_a_part < p.steps ? first_step + p.steps_a_part : p.steps;
+        Filters filters(p, thread, group, first_filter, first_step);
+        typename Wave::Sums sums;
+        Wave::clear(sums);
+
+        const auto store_out = [&](auto run) {
+            float* const slab = reinterpret_cast<float*>(lds) + wave * kSlabPixels * kFilters;
+            static_assert(kPixels <= 2 * kSlabPixels, "two slabs at most");
+#pragma unroll 1
+            for (int number = 0; number < kPixels / kSlabPixels; ++number) {
+                __syncthreads();  // the operands, or the slab before, are read
+                const auto write = [&](int pixel, int filter, auto sum) {
+                    *reinterpret_cast<decltype(sum)*>(&slab[slab_at<kFilters>(pixel, filter)]) = sum;
+                };
+                if (number == 0) {
+                    Wave::template for_each<0, kSlabPixels>(sums, lane, write);
+                    keep_apart<0>();
+                } else {
+                    Wave::template for_each<kPixels - kSlabPixels, kSlabPixels>(sums, lane, write);
+                    keep_apart<1>();
+                }
+                __syncthreads();
+                const ConvGemmParams& again = first_argument_again(p);
+                const int64_t first = static_cast<int64_t>(group) * again.group_filters + first_filter + wave_filter;
+                store_slab<kSlabPixels, kFilters>(again, slab, lane, run.from(wave_pixel + number * kSlabPixels),
+                                                  first_filter + wave_filter, group, part, BiasInMemory{again.conv, first});
+            }
+        };
+
+        if constexpr (kForm == XForm::patches) {
+            using Patch = PatchChunks<T, kTileM, kShape.threads>;
+            const int down = static_cast<int>(divide(of_image, p.divide_by_patches));
+            const PixelPatch<kPatchColumns> out{image, down * (kTileM / kPatchColumns), (of_image - down * p.patches_across) * kPatchColumns, 0};
+            const Patch patch(p, thread, group, image, out.row, out.column);
+            Words4* const ring = lds + 2 * Patch::kCount;
+            const auto fill = [&](int stage, int step) {
+                if (step < end) {
+                    filters.copy(ring + stage * kTileN * kTileChunks);
+                    filters.advance(p);
+                }
+                close_copies();
+            };
+            typename Patch::Loaded loaded;
+#pragma unroll 1
+            for (int piece = 0; piece < Patch::kParts; ++piece) {
+                if (p.by_vectors) {
+                    patch.copy(p, piece, 0, lds);
+                } else {
+                    patch.load(p, piece, 0, loaded);
+                    patch.store(lds, loaded);
+                }
+            }
+#pragma unroll
+            for (int stage = 0; stage < kShape.stages - 1; ++stage) fill(stage, stage);
+            int stage = 0, next = kShape.stages - 1, turn = 0, tap = 0, row = 0, column = 0;
+#pragma unroll 1
+            for (int step = 0; step < end; ++step) {
+                wait_for_copies<kShape.stages - 2>();
+                __syncthreads();  // this step's copies are everyone's, the stage before is read, and at its last tap the patch
+                Words4* const next_patch = lds + (turn + 1) % 2 * Patch::kCount;
+                const bool loads = tap < Patch::kParts && step + kPatchTaps * kPatchTaps - tap < end;
+                if (loads && p.by_vectors) patch.copy(p, tap, turn + 1, next_patch);
+                fill(next, step + kShape.stages - 1);
+                if (loads && !p.by_vectors) patch.load(p, tap, turn + 1, loaded);
+                const int first_row = (wave_pixel / kPatchColumns + row) * kPatchPitch + column;
+                const auto row_of = [&](int pixel) {
+                    return first_row + pixel / kPatchColumns * kPatchPitch + pixel % kPatchColumns;
+                };
+                multiply<T, kPixels, kFilters>(p.conv.dtype, sums, lds + turn % 2 * Patch::kCount,
+                                               ring + (stage * kTileN + wave_filter) * kTileChunks, lane, row_of);
+                if (loads && !p.by_vectors) patch.store(next_patch, loaded);
+                stage = stage + 1 == kShape.stages ? 0 : stage + 1;
+                next = next + 1 == kShape.stages ? 0 : next + 1;
+                ++tap;
+                if (++column == kPatchTaps) {
+                    column = 0;
+                    if (++row == kPatchTaps) {
+                        row = tap = 0;
+                        ++turn;
+                    }
+                }
+            }
+            wait_for_copies<0>();
+            store_out(out);
+            return;
+        }
+
+        const int first_pixel = of_image * kTileM;
+        if (!p.by_image) image = static_cast<int>(divide(first_pixel, p.divide_by_image));
+        Pixels pixels(p, thread, group, image, first_pixel, first_step);
+        const auto same_row = [](int row) { return row; };
+
+        if constexpr (kShape.stages > 1) {
+            const auto fill = [&](int stage, int step) {
+                if (step < end) {
+                    pixels.copy(p, lds + stage * kStageChunks);
+                    filters.copy(lds + stage * kStageChunks + kTileM * kTileChunks);
+                    pixels.advance(p);
+                    filters.advance(p);
+                }
+                close_copies();
+            };
+#pragma unroll
+            for (int stage = 0; stage < kShape.stages - 1; ++stage) fill(stage, first_step + stage);
+            int stage = 0, next = kShape.stages - 1;
+#pragma unroll 1
+            for (int step = first_step; step < end; ++step) {
+                wait_for_copies<kShape.stages - 2>();
+                __syncthreads();  // this step's copies are everyone's, and the stage before is read
+                fill(next, step + kShape.stages - 1);
+                const Words4* tile = lds + stage * kStageChunks;
+                multiply<T, kPixels, kFilters>(p.conv.dtype, sums, tile + wave_pixel * kTileChunks,
+                                               tile + (kTileM + wave_filter) * kTileChunks, lane, same_row);
+                stage = stage + 1 == kShape.stages ? 0 : stage + 1;
+                next = next + 1 == kShape.stages ? 0 : next + 1;
+            }
+            wait_for_copies<0>();
+        } else {
+            Words4 filter_chunks[Filters::kCount];
+            typename Pixels::Loaded pixel_chunks;
+            if (first_step < end) {
+                pixels.load(p, pixel_chunks);
+                filters.load(filter_chunks);
+            }
+#pragma unroll 1
+            for (int step = first_step; step < end; ++step) {
+                pixels.store(lds, pixel_chunks);
+                filters.store(lds + kTileM * kTileChunks, filter_chunks);
+                __syncthreads();
+                if (step + 1 < end) {
+                    pixels.advance(p);
+                    filters.advance(p);
+                    pixels.load(p, pixel_chunks);
+                    filters.load(filter_chunks);
+                }
+                keep_order();
+                multiply<T, kPixels, kFilters>(p.conv.dtype, sums, lds + wave_pixel * kTileChunks,
+                                               lds + (kTileM + wave_filter) * kTileChunks, lane, same_row);
+                keep_order();
+                __syncthreads();
+            }
+        }
+
+        store_out(PixelRun{image, first_pixel});
+    }
+}
+
+// ---- launches ---------------------------------------------------------------------------------------------------------
+
+template <typename T, int kTileM, int kTileN, XForm kForm>
+void launch_gemm_instance(const ConvGemmParams& p, int split_k, void* stream) {
+    constexpr GemmShape kShape = gemm_shape<T, kTileM, kTileN, kForm>();
+    const auto kernel = conv2d_implicit_gemm_kernel<T, kTileM, kTileN, kForm>;
+    const int shared = launch_shared_bytes(gemm_shared_bytes(kShape, kWaveSize));
+    if (shared > 48 * 1024)
+        (void)hipFuncSetAttribute(reinterpret_cast<const void*>(kernel), hipFuncAttributeMaxDynamicSharedMemorySize, shared);
+    const int64_t tiles = static_cast<int64_t>(p.by_image ? p.conv.batch : 1) * p.tiles_m * p.tiles_n;
+    const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(p.conv.groups), static_cast<unsigned>(split_k));
+    hipLaunchKernelGGL((conv2d_implicit_gemm_kernel<T, kTileM, kTileN, kForm>), grid, dim3(kShape.threads, 1, 1), shared,
+                       static_cast<hipStream_t>(stream), p);
+    check_launch("conv2d");
+}
+
+template <int kTileM, int kTileN, XForm kForm>
+void launch_gemm_halves(const ConvGemmParams& p, int split_k, void* stream) {
+    if constexpr (!kHalvesShareKernels) {
+        if (p.conv.dtype == DType::bf16) return launch_gemm_instance<bf16, kTileM, kTileN, kForm>(p, split_k, stream);
+    }
+    launch_gemm_instance<f16, kTileM, kTileN, kForm>(p, split_k, stream);
+}
+
+}  // namespace hipconv

@@ -1,0 +1,88 @@
+// 3x3 taps of stride 1: the pixels of a tile are a rectangle of an image, and the patch of x that their taps see lies in LDS once
+// for all nine, for a step's channels at a time. x is then read 1.3 to 1.4 times and not nine, in either layout: what is gathered
+// across channels on the way costs little.
+#pragma once
+
+#include "operands.h"
+
+namespace hipconv {
+
+template <typename T, int kTileM, int kThreads>
+struct PatchChunks {
+    static constexpr int kElements = 16 / static_cast<int>(sizeof(T));
+    static constexpr int kCount = patch_rows(kTileM) * kTileChunks;
+    // The next patch is loaded in parts, one during each tap but the last, after which it must be there.
+    static constexpr int kParts = kPatchTaps * kPatchTaps - 1;
+    static constexpr int kOfPart = (kCount + kParts - 1) / kParts, kRounds = (kOfPart + kThreads - 1) / kThreads;
+
+    const char* base;  // of the group's channels of the image
+    int h, w;          // the patch's first row and column of x
+    int thread;
+
+    HIPCONV_INLINE PatchChunks(const ConvGemmParams& p, int thread, int group, int image, int first_row, int first_column)
+        : h(first_row - p.conv.pad_top), w(first_column - p.conv.pad_left), thread(thread) {
+        const Image& x = p.conv.x;
+        base = global_pointer<const char>(reinterpret_cast<uint64_t>(x.data)) +
+               offset_in(x, image, static_cast<int64_t>(group) * p.group_channels, 0, 0) * static_cast<int64_t>(sizeof(T));
+    }
+
+    // What a thread loads in a round: its place in LDS, negative for nothing, and where it comes from.
+    struct Chunk {
+        int place;
+        uint32_t offset;
+        bool inside;
+    };
+
+    HIPCONV_INLINE Chunk chunk(const ConvGemmParams& p, int part, int round, int turn) const {
+        const int of_part = round * kThreads + thread, number = part * kOfPart + of_part;
+        if (of_part >= kOfPart || number >= kCount) return {-1, 0, false};
+        constexpr int kRows = patch_rows(kTileM);
+        const int row = p.lanes_along_pixels ? number % kRows : number / kTileChunks;
+        const int chunk = p.lanes_along_pixels ? number / kRows : number % kTileChunks;
+        const int y = h + row / kPatchPitch, x = w + row % kPatchPitch;
+        const bool inside = y >= 0 && y < p.conv.in_height && x >= 0 && x < p.conv.in_width;
+        const uint32_t offset = static_cast<uint32_t>(y) * p.x_row + static_cast<uint32_t>(x) * p.x_column +
+                                static_cast<uint32_t>(turn * kTileChunks + chunk) * p.x_chunk;
+        return {chunk_at(row, chunk), inside ? offset : 0, inside};
+    }
+
+    HIPCONV_INLINE void copy(const ConvGemmParams& p, int part, int turn, Words4* patch) const {
+#pragma unroll
+        for (int round = 0; round < kRounds; ++round) {
+            const Chunk c = chunk(p, part, round, turn);
+            if (c.place >= 0) copy_later(&patch[c.place], base + c.offset, !c.inside);
+        }
+    }
+
+    struct Loaded {
+        uint32_t bits[kRounds][kElements];
+        int place[kRounds];
+        bool inside[kRounds];
+    };
+
+    HIPCONV_INLINE void load(const ConvGemmParams& p, int part, int turn, Loaded& v) const {
+        using Bits = typename WordsOf<sizeof(T)>::type;
+#pragma unroll
+        for (int round = 0; round < kRounds; ++round) {
+            const Chunk c = chunk(p, part, round, turn);
+            v.place[round] = c.place;
+            v.inside[round] = c.inside;
+#pragma unroll
+            for (int e = 0; e < kElements; ++e)
+                v.bits[round][e] = *reinterpret_cast<const Bits*>(base + (c.offset + e * p.x_channel));
+        }
+    }
+
+    HIPCONV_INLINE void store(Words4* patch, const Loaded& v) const {
+#pragma unroll
+        for (int round = 0; round < kRounds; ++round) {
+            Words4 words{};
+#pragma unroll
+            for (int n = 0; n < 4; ++n)
+                set_word(words, n, v.inside[round] ? v.bits[round][2 * n] | v.bits[round][2 * n + 1] << 16 : 0);
+            if (v.place[round] >= 0) patch[v.place[round]] = words;
+        }
+    }
+};
+
+}  // namespace hipconv

@@ -1,0 +1,14 @@
+// The implicit GEMM of 16-bit types, of x by patches: its instances.
+#include <hip/hip_runtime.h>
+
+#include "kernel.h"
+
+namespace hipconv {
+
+void launch_gemm_patches(const ConvGemmParams& p, Conv2dTile tile, int split_k, void* stream) {
+    const auto launch =
+        tile.tile_m == 256 ? launch_gemm_halves<256, 128, XForm::patches> : launch_gemm_halves<128, 128, XForm::patches>;
+    launch(p, split_k, stream);
+}
+
+}  // namespace hipconv

@@ -1,0 +1,133 @@
+// conv2d on GPUs: the algorithms, and the one that serves every call.
+//
+// `naive`: a thread makes one output at a time, by the formula, with f32 sums. Any groups, dilation, strides, padding mode. Lanes
+// lie along the denser of out's channels and columns, so that neighbours write neighbouring addresses in both layouts.
+#include <hip/hip_runtime.h>
+
+#include "../common/epilogue.h"
+#include "../common/launchers.h"
+#include "../common/padding.h"
+#include "conv2d/conv2d.h"
+#include "device/registers.h"
+#include "launch/check.h"
+
+namespace hipconv {
+
+constexpr int kThreads = 256;
+
+template <typename T>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kThreads, 4) conv2d_naive(Conv2dParams p, bool lanes_along_channels) {
+    const int64_t count = static_cast<int64_t>(p.batch) * p.out_channels * p.out_height * p.out_width;
+    const int32_t group_channels = p.in_channels / p.groups, group_filters = p.out_channels / p.groups;
+
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
+         i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+        int64_t rest = i;
+        const auto next_axis = [&](int32_t size) {
+            const int64_t index = rest % size;
+            rest /= size;
+            return index;
+        };
+        int64_t k = lanes_along_channels ? next_axis(p.out_channels) : 0;
+        const int64_t column = next_axis(p.out_width), row = next_axis(p.out_height);
+        if (!lanes_along_channels) k = next_axis(p.out_channels);
+        const int64_t n = rest;
+
+        const int64_t first_channel = k / group_filters * group_channels;
+        float sum = 0.0f;
+        for (int32_t r = 0; r < p.kernel_height; ++r) {
+            const int64_t y = padded_index(row * p.stride_h - p.pad_top + static_cast<int64_t>(r) * p.dilation_h, p.in_height,
+                                           p.padding_mode);
+            if (y < 0) continue;
+            for (int32_t s = 0; s < p.kernel_width; ++s) {
+                const int64_t x = padded_index(column * p.stride_w - p.pad_left + static_cast<int64_t>(s) * p.dilation_w,
+                                               p.in_width, p.padding_mode);
+                if (x < 0) continue;
+                const T* pixel = static_cast<const T*>(p.x.data) + offset_in(p.x, n, first_channel, y, x);
+                const T* tap = static_cast<const T*>(p.weight.data) + offset_in(p.weight, k, 0, r, s);
+                for (int32_t c = 0; c < group_channels; ++c)
+                    sum += to_float(pixel[c * p.x.channel_stride]) * to_float(tap[c * p.weight.channel_stride]);
+            }
+        }
+        conv2d_store(first_argument_again(p), n, k, row, column, sum);
+    }
+}
+
+namespace {
+
+template <typename T>
+void launch_naive(const Conv2dParams& p, hipStream_t stream) {
+    const int64_t count = static_cast<int64_t>(p.batch) * p.out_channels * p.out_height * p.out_width;
+    const int64_t blocks = (count + kThreads - 1) / kThreads;
+    const dim3 grid(static_cast<unsigned>(blocks < (1 << 22) ? blocks : 1 << 22), 1, 1);
+    const bool lanes_along_channels = p.out.channel_stride < p.out.column_stride;
+    hipLaunchKernelGGL(conv2d_naive<T>, grid, dim3(kThreads, 1, 1), 0, stream, p, lanes_along_channels);
+    check_launch("conv2d");
+}
+
+void naive(const Conv2dParams& p, const Conv2dPlan&, void*, void* stream) {
+    const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
+    switch (p.dtype) {
+        case DType::f32:
+            return launch_naive<float>(p, hip_stream);
+        case DType::f16:
+            return launch_naive<f16>(p, hip_stream);
+        case DType::bf16:
+            return launch_naive<bf16>(p, hip_stream);
+    }
+}
+
+// ---- the registry -----------------------------------------------------------------------------------------------------
+
+struct Algorithm {
+    const char* name;
+    std::vector<Conv2dTile> (*tiles)(const std::string& arch, DType dtype);  // null: it has none anywhere
+    const char* (*refusal)(const Conv2dParams&, const Conv2dPlan&);
+    int64_t (*workspace)(const Conv2dParams&, const Conv2dPlan&);
+    void (*launch)(const Conv2dParams&, const Conv2dPlan&, void* workspace, void* stream);
+};
+
+constexpr Algorithm kAlgorithms[] = {  // the fastest first
+    {"relaid_warpgroup_gemm", conv2d_warpgroup_gemm_tiles, conv2d_relaid_warpgroup_gemm_refusal,
+     conv2d_relaid_warpgroup_gemm_workspace, conv2d_relaid_warpgroup_gemm},
+    {"warpgroup_gemm", conv2d_warpgroup_gemm_tiles, conv2d_warpgroup_gemm_refusal, conv2d_warpgroup_gemm_workspace,
+     conv2d_warpgroup_gemm},
+    {"relaid_implicit_gemm", conv2d_implicit_gemm_tiles, conv2d_relaid_implicit_gemm_refusal,
+     conv2d_relaid_implicit_gemm_workspace, conv2d_relaid_implicit_gemm},
+    {"implicit_gemm", conv2d_implicit_gemm_tiles, conv2d_implicit_gemm_refusal, conv2d_implicit_gemm_workspace, conv2d_implicit_gemm},
+    {"naive", nullptr, [](const Conv2dParams&, const Conv2dPlan&) -> const char* { return nullptr; },
+     [](const Conv2dParams&, const Conv2dPlan&) -> int64_t { return 0; }, naive},
+};
+
+const Algorithm& algorithm(const std::string& name) {
+    for (const Algorithm& entry : kAlgorithms)
+        if (name == entry.name) return entry;
+    throw std::invalid_argument("hipconv: conv2d: there is no algorithm '" + name + "'");
+}
+
+}  // namespace
+
+std::vector<std::string> conv2d_algorithms() {
+    std::vector<std::string> names;
+    for (const Algorithm& entry : kAlgorithms) names.push_back(entry.name);
+    return names;
+}
+
+std::optional<std::vector<Conv2dTile>> conv2d_tiles(const std::string& name, const std::string& arch, DType dtype) {
+    const auto tiles = algorithm(name).tiles;
+    return tiles ? std::optional(tiles(arch, dtype)) : std::nullopt;
+}
+
+const char* conv2d_refusal(const Conv2dParams& params, const Conv2dPlan& plan) {
+    return algorithm(plan.algorithm).refusal(params, plan);
+}
+
+int64_t conv2d_workspace(const Conv2dParams& params, const Conv2dPlan& plan) {
+    return algorithm(plan.algorithm).workspace(params, plan);
+}
+
+void conv2d(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream) {
+    algorithm(plan.algorithm).launch(params, plan, workspace, stream);
+}
+
+}  // namespace hipconv

@@ -1,0 +1,12 @@
+// Instances of the GEMM of warpgroups whose x waves bring.
+#include <hip/hip_runtime.h>
+
+#include "kernel.h"
+
+namespace hipconv {
+
+void launch_warpgroup_gemm_gathered(const WarpgroupGemmParams& params, Conv2dTile tile, int units, void* stream) {
+    launch_warpgroup_gemm<false>(params, tile, units, stream);
+}
+
+}  // namespace hipconv

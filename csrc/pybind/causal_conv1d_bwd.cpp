@@ -1,0 +1,119 @@
+// The causal_conv1d_bwd module: checked tensors -> params struct -> launcher.
+#include <torch/csrc/utils/pybind.h>  // first, as it may be there precompiled
+
+#include <ATen/core/Tensor.h>
+
+#include <ATen/ops/empty_like_ops.h>  // after it; <ATen/ops/empty_like.h> would take seconds to compile
+#include <ATen/ops/empty_ops.h>
+#include <c10/core/DeviceGuard.h>
+#include <pybind11/stl.h>
+
+#include <iterator>
+#include <tuple>
+
+#include "causal_conv1d/backward.h"
+#include "common/kernel_request.h"
+#include "common/states_checks.h"
+
+namespace py = pybind11;
+
+namespace {
+
+using namespace hipconv;
+using Gradients = std::tuple<at::Tensor, at::Tensor, OptionalTensor, OptionalTensor>;
+
+constexpr const char* kVariable = "HIPCONV_CONV1D_BWD_KERNEL";
+
+KernelRequest request(const std::string& keyword) {
+    static const std::vector<std::string> here = causal_conv1d_bwd_kernels();
+    static const std::vector<std::string> anywhere = [] {
+        std::vector<std::string> names(std::begin(kCausalConv1dBwdGpuKernels), std::end(kCausalConv1dBwdGpuKernels));
+        names.insert(names.end(), std::begin(kCausalConv1dBwdCpuKernels), std::end(kCausalConv1dBwdCpuKernels));
+        return names;
+    }();
+    return requested_kernel(keyword, kVariable, here, anywhere);
+}
+
+at::Tensor new_tensor(at::IntArrayRef sizes, at::ScalarType dtype, const at::Tensor& like) {
+    return at::_ops::empty_memory_format::call(c10::fromIntArrayRefSlow(sizes), dtype, c10::kStrided, like.device(), false, {});
+}
+
+// The stride of an axis of one element means nothing, and torch leaves anything there. Kernels get one that fits: as if the
+// tensor were dense in the layout that its longer axes have, and aligned.
+void settle_strides(CausalConv1dBwdParams& p) {
+    Sequences* const all[] = {&p.in.x, &p.dout, &p.dx};
+    const auto each_has = [&](int64_t Sequences::*stride) {
+        for (const Sequences* s : all)
+            if (s->*stride != 1) return false;
+        return true;
+    };
+    const auto round_up = [](int64_t size) { return (size + 15) / 16 * 16; };
+    const bool channel_last = p.in.dim > 1 && each_has(&Sequences::dim_stride);
+    for (Sequences* s : all) {
+        if (p.in.batch == 1) s->batch_stride = 0;
+        if (p.in.seqlen == 1) s->seqlen_stride = channel_last ? round_up(p.in.dim) : 1;
+    }
+    const bool channel_first = each_has(&Sequences::seqlen_stride);
+    for (Sequences* s : all)
+        if (p.in.dim == 1) s->dim_stride = channel_first ? round_up(p.in.seqlen) : 1;
+}
+
+Gradients bwd(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& optional_bias, const at::Tensor& dout,
+              const OptionalTensor& seq_idx, const OptionalTensor& initial_states, const OptionalTensor& dfinal_states,
+              const OptionalTensor& given_dx, bool return_dinitial_states, bool use_silu, const std::string& keyword,
+              int64_t stream) {
+    const at::Tensor* bias = given_bias(optional_bias);
+    CausalConv1dBwdParams p{};
+    p.in = checked_inputs(x, weight, bias, given(seq_idx), given(initial_states), use_silu, causal_conv1d_bwd_serves_f64());
+    p.dout = checked_sequences({"dout", dout}, x, x.sizes(), "the shape of x");
+    if (dfinal_states) p.dfinal_states = checked_state({"dfinal_states", *dfinal_states}, x, weight);
+    const KernelRequest wanted = request(keyword);
+    if (given_dx) {
+        checked_sequences({"dx", *given_dx}, x, x.sizes(), "the shape of x");
+        check_output({"dx", *given_dx}, {{"x", x}, {"weight", weight}, {"dout", dout}});
+        if (bias) check_no_overlap({"dx", *given_dx}, {"bias", *bias});
+        if (seq_idx) check_no_overlap({"dx", *given_dx}, {"seq_idx", *seq_idx});
+        if (initial_states) check_no_overlap({"dx", *given_dx}, {"initial_states", *initial_states});
+        if (dfinal_states) check_no_overlap({"dx", *given_dx}, {"dfinal_states", *dfinal_states});
+        mark_written(*given_dx);
+    }
+    const at::Tensor dx = given_dx ? *given_dx : at::_ops::empty_like::call(x, {}, {}, {}, {}, {});
+    p.dx = sequences_of(dx);
+    settle_strides(p);
+
+    const at::Tensor dweight = new_tensor({x.size(1), weight.size(1)}, weight.scalar_type(), x);
+    p.dweight = dweight.data_ptr();
+    OptionalTensor dbias, dinitial_states;
+    if (bias) {
+        dbias = new_tensor({x.size(1)}, bias->scalar_type(), x);
+        p.dbias = dbias->data_ptr();
+    }
+    if (return_dinitial_states && initial_states) {
+        dinitial_states = new_tensor({x.size(0), weight.size(1) - 1, x.size(1)}, x.scalar_type(), x).transpose(1, 2);
+        p.dinitial_states = sequences_of(*dinitial_states);
+    }
+    if (x.size(1) == 0) return {dx, dweight, dbias, dinitial_states};
+    if (x.size(0) == 0) {  // sums over nothing
+        dweight.zero_();
+        if (dbias) dbias->zero_();
+        return {dx, dweight, dbias, dinitial_states};
+    }
+    if (wanted.kernel != "auto") {
+        if (const char* served = causal_conv1d_bwd_refusal(p, wanted.kernel))
+            throw py::value_error(concat(wanted.source, ": got '", wanted.kernel, "', which serves ", served));
+    }
+    const std::string kernel = wanted.kernel == "auto" ? causal_conv1d_bwd_choice(p) : wanted.kernel;
+    const at::Tensor workspace = new_tensor({causal_conv1d_bwd_workspace(p, kernel)}, at::kFloat, x);
+    p.partials = workspace.data_ptr();
+    const c10::DeviceGuard guard(x.device());
+    py::gil_scoped_release no_gil;
+    causal_conv1d_bwd(p, kernel, reinterpret_cast<void*>(stream));
+    return {dx, dweight, dbias, dinitial_states};
+}
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+    m.def("causal_conv1d_bwd", &bwd);
+    m.def("causal_conv1d_bwd_kernels", &causal_conv1d_bwd_kernels);
+}

@@ -1,0 +1,275 @@
+// The causal_conv1d_varlen module: checked tensors -> params struct -> launcher.
+#include <torch/csrc/utils/pybind.h>  // first, as it may be there precompiled
+
+#include <c10/core/DeviceGuard.h>
+#include <pybind11/stl.h>
+
+#include <array>
+#include <cstdlib>
+#include <iterator>
+#include <optional>
+#include <stdexcept>
+
+#include "causal_conv1d/prefill.h"
+#include "common/direct_call.h"
+#include "common/index_checks.h"
+#include "common/kernel_request.h"
+#include "common/tensor_checks.h"
+
+namespace py = pybind11;
+
+namespace {
+
+using namespace hipconv;
+using OptionalTensor = std::optional<at::Tensor>;
+
+constexpr const char* kKernelVariable = "HIPCONV_VARLEN_KERNEL";
+constexpr const char* kTileVariable = "HIPCONV_VARLEN_TILE";
+
+// One output like x, or q, k and v as rows of tokens.
+void set_outputs(CausalConv1dVarlenParams& p, const std::vector<NamedTensor>& outputs, const at::Tensor& x) {
+    const bool split = outputs.size() == 3;
+    int64_t channels = 0;
+    for (const NamedTensor& out : outputs) {
+        check_strided(out);
+        if (out.tensor.scalar_type() != x.scalar_type())
+            throw py::type_error(concat(out.name, ": got dtype ", python_text(out.tensor.scalar_type()), ", expected that of x, ",
+                                        python_text(x.scalar_type())));
+        check_same_device(out, {"x", x});
+        check_rank(out, 2, split ? "(tokens, channels)" : "(dim, tokens)");
+        if (split)
+            check_shape(out, {x.size(1), out.tensor.size(1)}, "(tokens of x, channels)");
+        else
+            check_shape(out, x.sizes(), "the shape of x");
+        if (split && !out.tensor.is_contiguous())
+            throw py::value_error(concat(out.name, ": got strides ", shape_text(out.tensor.strides()), ", expected it contiguous"));
+        channels += out.tensor.size(split ? 1 : 0);
+    }
+    if (channels != x.size(0) || (split && outputs[0].tensor.size(1) != outputs[1].tensor.size(1)))
+        throw py::value_error(concat("q, k, v: got ", outputs[0].tensor.size(1), ", ", outputs[1].tensor.size(1), " and ",
+                                     outputs[2].tensor.size(1), " channels, expected k_dim, k_dim and v_dim, together x.size(0) = ",
+                                     x.size(0)));
+    p.out = outputs[0].tensor.data_ptr();
+    p.out_dim_stride = outputs[0].tensor.stride(0);
+    p.out_token_stride = outputs[0].tensor.stride(1);
+    p.k_dim = split ? static_cast<int32_t>(outputs[0].tensor.size(1)) : -1;
+    if (split) {
+        p.k = outputs[1].tensor.data_ptr();
+        p.v = outputs[2].tensor.data_ptr();
+    }
+}
+
+void set_states(CausalConv1dVarlenParams& p, const at::Tensor& states, const at::Tensor& x, const at::Tensor& weight) {
+    const NamedTensor named{"conv_states", states};
+    check_strided(named);
+    p.state_dtype = float_dtype(named);
+    check_rank(named, 3, "(slots, dim, state_len)");
+    if (states.size(1) != x.size(0) || states.size(2) < weight.size(1) - 1)
+        throw py::value_error(concat("conv_states: got shape ", shape_text(states.sizes()), ", expected (slots, dim, state_len) = ",
+                                     "(slots, ", x.size(0), ", at least width - 1 = ", weight.size(1) - 1, ")"));
+    check_same_device(named, {"x", x});
+    check_sizes_fit(named);
+    p.states = states.data_ptr();
+    p.slot_stride = states.stride(0);
+    p.state_dim_stride = states.stride(1);
+    p.column_stride = states.stride(2);
+    p.slots = static_cast<int32_t>(states.size(0));
+}
+
+// Numbers that no slot can have need no comparing.
+int32_t slot_number(std::optional<int64_t> number) {
+    const bool fits = number.has_value() && *number > kNoNumber && *number <= std::numeric_limits<int32_t>::max();
+    return fits ? static_cast<int32_t>(*number) : kNoNumber;
+}
+
+VarlenTile parse_tile(const std::string& text) {
+    VarlenTile tile{};
+    char rest = 0;
+    if (std::sscanf(text.c_str(), "%dx%dx%d%c", &tile.tokens, &tile.channels, &tile.warps, &rest) != 3)
+        throw py::value_error(concat(kTileVariable, ": got '", text, "', expected TOKENSxCHANNELSxWARPS, like 32x256x4"));
+    return tile;
+}
+
+// Whether a is b, as another view perhaps. Empty tensors have no address: they are the same where they share a storage.
+bool same_memory(const at::Tensor& a, const at::Tensor& b) {
+    return a.data_ptr() == b.data_ptr() && (a.numel() > 0 || a.is_alias_of(b)) && a.scalar_type() == b.scalar_type() &&
+           a.sizes() == b.sizes() && a.strides() == b.strides();
+}
+
+// What the variable names is run where this backend has it for the form of the call; the library chooses for other calls.
+KernelRequest request(const std::string& keyword, bool in_place) {
+    static const std::vector<std::string> new_kernels = causal_conv1d_varlen_kernels();
+    static const std::vector<std::string> in_place_kernels = [] {
+        std::vector<std::string> names = causal_conv1d_varlen_kernels();
+        for (const std::string& name : causal_conv1d_varlen_in_place_kernels()) names.push_back(name);
+        return names;
+    }();
+    static const std::vector<std::string> anywhere = [] {
+        std::vector<std::string> names(std::begin(kCausalConv1dVarlenGpuKernels), std::end(kCausalConv1dVarlenGpuKernels));
+        names.insert(names.end(), std::begin(kCausalConv1dVarlenGpuInPlaceKernels), std::end(kCausalConv1dVarlenGpuInPlaceKernels));
+        names.insert(names.end(), std::begin(kCausalConv1dVarlenCpuKernels), std::end(kCausalConv1dVarlenCpuKernels));
+        return names;
+    }();
+    return requested_kernel(keyword, kKernelVariable, in_place ? in_place_kernels : new_kernels, anywhere);
+}
+
+// False, and nothing is done, if `out` is x and no kernel serves that. Without a stream it only checks.
+bool varlen(const std::vector<at::Tensor>& tensors, const at::Tensor& x, const at::Tensor& weight,
+            const OptionalTensor& optional_bias, const at::Tensor& conv_states, const at::Tensor& query_start_loc,
+            const OptionalTensor& cache_indices, const OptionalTensor& cache_indices_in, const OptionalTensor& has_initial_state,
+            const OptionalTensor& block_idx_first, const OptionalTensor& block_idx_last, const OptionalTensor& initial_state_idx,
+            const OptionalTensor& num_computed_tokens, int64_t block_size, bool use_silu, std::optional<int64_t> pad_slot_id,
+            std::optional<int64_t> null_block_id, const std::string& dead_tokens, const std::string& keyword,
+            const std::array<int64_t, 3>& tile, std::optional<int64_t> stream) {
+    const at::Tensor* bias = optional_bias.has_value() && optional_bias->numel() > 0 ? &*optional_bias : nullptr;
+    check_strided({"x", x});
+    check_strided({"weight", weight});
+    check_rank({"x", x}, 2, "(dim, tokens)");
+    check_rank({"weight", weight}, 2, "(dim, width)");
+
+    CausalConv1dVarlenParams p{};
+    p.dtype = float_dtype({"x", x});
+    p.weight_dtype = float_dtype({"weight", weight});
+    if (weight.size(0) != x.size(0) || weight.size(1) < 1)
+        throw py::value_error(concat("weight: got shape ", shape_text(weight.sizes()), ", expected (dim, width) = (", x.size(0),
+                                     ", width >= 1), dim being x.size(0)"));
+    check_same_device({"weight", weight}, {"x", x});
+    check_sizes_fit({"x", x});
+    check_sizes_fit({"weight", weight});
+    if (bias) {
+        check_strided({"bias", *bias});
+        p.bias_dtype = float_dtype({"bias", *bias});
+        check_shape({"bias", *bias}, {x.size(0)}, "(dim,)");
+        check_same_device({"bias", *bias}, {"x", x});
+        p.bias = bias->data_ptr();
+        p.bias_stride = bias->stride(0);
+    }
+    const std::array<const char*, 3> names = {tensors.size() == 3 ? "q" : "out", "k", "v"};
+    std::vector<NamedTensor> outputs;
+    for (size_t i = 0; i < tensors.size(); ++i) outputs.push_back({names[i], tensors[i]});
+    set_outputs(p, outputs, x);
+    set_states(p, conv_states, x, weight);
+
+    check_rank({"query_start_loc", query_start_loc}, 1, "(sequences + 1,)");
+    if (query_start_loc.size(0) < 1)
+        throw py::value_error("query_start_loc: got shape (0,), expected (sequences + 1,): at least the one start of no sequences");
+    p.query_start_loc = index_array({"query_start_loc", query_start_loc}, {"x", x}, query_start_loc.size(0));
+    const int64_t sequences = query_start_loc.size(0) - 1;
+    const auto per_sequence = [&](const char* name, const OptionalTensor& tensor, bool may_be_bool = false) {
+        if (!tensor.has_value()) return IndexArray{};
+        check_rank({name, *tensor}, 1, "(sequences,)");
+        return index_array({name, *tensor}, {"x", x}, sequences, may_be_bool);
+    };
+    const auto table = [&](const char* name, const OptionalTensor& tensor) {
+        if (!tensor.has_value()) return IndexArray{};
+        if (tensor->dim() != 2) check_rank({name, *tensor}, 1, "(sequences,), or two (sequences, blocks)");
+        return index_array({name, *tensor}, {"x", x}, sequences);
+    };
+    p.cache_indices = table("cache_indices", cache_indices);
+    p.cache_indices_in = table("cache_indices_in", cache_indices_in);
+    p.has_initial_state = per_sequence("has_initial_state", has_initial_state, /*may_be_bool=*/true);
+    p.block_idx_first = per_sequence("block_idx_first_scheduled_token", block_idx_first);
+    p.block_idx_last = per_sequence("block_idx_last_scheduled_token", block_idx_last);
+    p.initial_state_idx = per_sequence("initial_state_idx", initial_state_idx);
+    p.num_computed_tokens = per_sequence("num_computed_tokens", num_computed_tokens);
+    if ((block_idx_last.has_value() || initial_state_idx.has_value()) && !(cache_indices.has_value() && cache_indices->dim() == 2))
+        throw py::value_error(concat("cache_indices: got ", cache_indices.has_value() ? "one dimension" : "None",
+                                     ", expected a block table (sequences, blocks) beside block_idx_last_scheduled_token or ",
+                                     "initial_state_idx"));
+    if (block_idx_first.has_value()) {
+        if (!block_idx_last.has_value() || !num_computed_tokens.has_value())
+            throw py::value_error("block_idx_first_scheduled_token: got it alone, expected block_idx_last_scheduled_token and "
+                                  "num_computed_tokens beside it");
+        if (block_size < 1 || block_size > std::numeric_limits<int32_t>::max())
+            throw py::value_error(concat("block_size_to_align: got ", block_size, ", expected the tokens of a cache block, at least 1, ",
+                                         "beside block_idx_first_scheduled_token"));
+    }
+
+    const bool in_place = outputs.size() == 1 && same_memory(tensors[0], x);
+    const KernelRequest wanted = request(keyword, in_place);
+    VarlenTile forced_tile{};
+    if (const char* text = std::getenv(kTileVariable); text != nullptr && *text != '\0') forced_tile = parse_tile(text);
+    const char* const sides[] = {"block_m", "block_n", "num_warps"};
+    for (size_t i = 0; i < tile.size(); ++i)
+        if (tile[i] < 0 || tile[i] > std::numeric_limits<int32_t>::max())
+            throw py::value_error(concat(sides[i], ": got ", tile[i], ", expected a power of two, or 0 for no choice"));
+    if (tile[0]) forced_tile.tokens = static_cast<int32_t>(tile[0]);
+    if (tile[1]) forced_tile.channels = static_cast<int32_t>(tile[1]);
+    if (tile[2]) forced_tile.warps = static_cast<int32_t>(tile[2]);
+
+    WrittenMemory written;
+    for (const NamedTensor& out : outputs) written.add(out);
+    written.add({"conv_states", conv_states});
+    written.check_apart({"x", x}, in_place ? 1 : 0);
+    written.check_apart({"weight", weight});
+    written.check_apart("bias", optional_bias);
+    written.check_apart({"query_start_loc", query_start_loc});
+    written.check_apart("cache_indices", cache_indices);
+    written.check_apart("cache_indices_in", cache_indices_in);
+    written.check_apart("has_initial_state", has_initial_state);
+    written.check_apart("block_idx_first_scheduled_token", block_idx_first);
+    written.check_apart("block_idx_last_scheduled_token", block_idx_last);
+    written.check_apart("initial_state_idx", initial_state_idx);
+    written.check_apart("num_computed_tokens", num_computed_tokens);
+    if (!stream || x.numel() == 0) return true;
+
+    p.dim = static_cast<int32_t>(x.size(0));
+    p.tokens = static_cast<int32_t>(x.size(1));
+    p.sequences = static_cast<int32_t>(sequences);
+    p.width = static_cast<int32_t>(weight.size(1));
+    p.x = x.data_ptr();
+    p.x_dim_stride = x.stride(0);
+    p.x_token_stride = x.stride(1);
+    p.weight = weight.data_ptr();
+    p.weight_dim_stride = weight.stride(0);
+    p.weight_width_stride = weight.stride(1);
+    p.block_size = static_cast<int32_t>(block_size);
+    p.pad_slot = slot_number(pad_slot_id);
+    p.null_block = slot_number(null_block_id);
+    p.dead_tokens = dead_tokens == "zero" ? DeadTokens::zero : dead_tokens == "copy" ? DeadTokens::copy : DeadTokens::leave;
+    p.use_silu = use_silu;
+
+    const c10::DeviceGuard guard(x.device());
+    py::gil_scoped_release no_gil;
+    try {
+        if (in_place) return causal_conv1d_varlen_in_place(p, wanted.kernel, forced_tile, reinterpret_cast<void*>(*stream));
+        causal_conv1d_varlen(p, wanted.kernel, forced_tile, reinterpret_cast<void*>(*stream));
+    } catch (const std::invalid_argument& refusal) {  // the kernels do not know where their name came from
+        const std::string text = refusal.what();
+        throw std::invalid_argument(text.rfind("kernel:", 0) == 0 ? wanted.source + text.substr(text.find(':')) : text);
+    }
+    return true;
+}
+
+// The same past the dispatcher; false also if there is something to do on the way: by the dispatcher, or to refuse gradients.
+bool varlen_directly(const std::vector<at::Tensor>& tensors, const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
+                     const at::Tensor& conv_states, const at::Tensor& query_start_loc, const OptionalTensor& cache_indices,
+                     const OptionalTensor& cache_indices_in, const OptionalTensor& has_initial_state,
+                     const OptionalTensor& block_idx_first, const OptionalTensor& block_idx_last,
+                     const OptionalTensor& initial_state_idx, const OptionalTensor& num_computed_tokens, int64_t block_size,
+                     bool use_silu, std::optional<int64_t> pad_slot_id, std::optional<int64_t> null_block_id,
+                     const std::string& dead_tokens, const std::string& kernel, const std::array<int64_t, 3>& tile, int64_t stream) {
+    const auto given = [](const OptionalTensor& tensor) { return tensor ? &*tensor : nullptr; };
+    const at::Tensor& last = tensors.back();
+    if (!nothing_to_record({&tensors.front(), &conv_states, &x, &weight, given(bias)}) ||
+        !dispatcher_adds_nothing({&tensors.front(), &tensors[tensors.size() / 2], &last, &x, &weight, given(bias), &conv_states,
+                                  &query_start_loc, given(cache_indices), given(cache_indices_in), given(has_initial_state),
+                                  given(block_idx_first), given(block_idx_last), given(initial_state_idx), given(num_computed_tokens)}))
+        return false;
+    if (!varlen(tensors, x, weight, bias, conv_states, query_start_loc, cache_indices, cache_indices_in, has_initial_state, block_idx_first,
+           block_idx_last, initial_state_idx, num_computed_tokens, block_size, use_silu, pad_slot_id, null_block_id, dead_tokens, kernel,
+           tile, stream))
+        return false;
+    for (const at::Tensor& out : tensors) note_written(out);
+    note_written(conv_states);
+    return true;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+    m.def("causal_conv1d_varlen", &varlen);
+    m.def("causal_conv1d_varlen_directly", &varlen_directly);
+    m.def("causal_conv1d_varlen_kernels", &causal_conv1d_varlen_kernels);
+    m.def("causal_conv1d_varlen_in_place_kernels", &causal_conv1d_varlen_in_place_kernels);
+}
