@@ -30,7 +30,8 @@ import torch.nn.functional as F
 
 from bench_causal_conv1d import ROTATED_BYTES, time_us
 from common import DTYPES, Table, choice_of, device_of, flattened, list_of, mismatch
-from hipconv import _update, jit, reference_update, targets
+from hipconv import jit, reference_update, targets
+from hipconv.ops.serving import decode as _update
 
 WIDTH, TOKENS = 4, 4
 CASES = ("decode", "tokens", "packed", "speculative", "split")

@@ -34,7 +34,7 @@ from common import DTYPES, Table, choice_of, device_of, flattened, list_of, use_
 from conv2d_cases import ACTIVATIONS, LAYOUTS, MODELS, Case, mismatch_conv2d, model_cases
 import hipconv
 from hipconv import jit, targets
-from hipconv.conv2d_activations import ACTIVATIONS as TORCH_ACTIVATIONS
+from hipconv.ops.conv2d.activations import ACTIVATIONS as TORCH_ACTIVATIONS
 
 MOST_CALLS = 200  # of a graph
 

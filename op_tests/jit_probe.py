@@ -64,7 +64,7 @@ IMPORTS = """
 import json, os, sys, threading, time
 from pathlib import Path
 from hipconv import cache, errors, jit, registry, targets
-from hipconv.targets import Target
+from hipconv.jit.targets import Target
 CPU, SIMT = Target("cpu", "generic"), Target("simt", "wave64")
 jit._PATIENCE = 600.0  # builds of the probe are to be quiet however busy the machine is
 """

@@ -21,7 +21,7 @@ from torch import Tensor
 from common import use_backend
 import hipconv
 from hipconv import nn, serving
-from hipconv._arguments import describe
+from hipconv.arguments import describe
 from hipconv.drop_in import causal_conv1d_cuda, causal_conv1d_interface, causal_conv1d_varlen, cpp_functions
 
 randn, zeros = torch.randn, torch.zeros

@@ -70,7 +70,7 @@ def test_meta_tensors_have_the_plan_of_real_ones(device: torch.device, layout: s
 @pytest.mark.parametrize("shape", [(3, 1, 40), (1, 1, 40), (3, 24, 1), (1, 24, 1), (1, 24, 40), (3, 1, 1), (1, 1, 1)], ids=str)
 def test_strides_of_axes_of_one_element_do_not_matter(device: torch.device, shape: tuple[int, int, int]) -> None:
     weight = torch.randn(shape[1], 4, device=device)
-    plans: dict[str, set[hipconv.conv1d_plan.Conv1dPlan]] = {layout: set() for layout in LAYOUTS}
+    plans: dict[str, set[hipconv.ops.conv1d.plan.Conv1dPlan]] = {layout: set() for layout in LAYOUTS}
     for layout, odd in itertools.product(LAYOUTS, (None, 0, 1, 7, 1000)):
         x, out = (empty_as(layout, shape, torch.float32, device) for _ in range(2))
         strides = [odd if size == 1 and odd is not None else stride for size, stride in zip(shape, x.stride(), strict=True)]

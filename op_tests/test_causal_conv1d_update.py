@@ -41,7 +41,8 @@ from common import (
     mismatch_beside_infinities,
     use_backend,
 )
-from hipconv import _serving_checks, jit, reference, targets
+from hipconv import jit, reference, targets
+from hipconv.ops.serving import values as _serving_checks
 from hipconv.reference_update import Update
 from hipconv.reference_update import causal_conv1d_update as expected_update
 from hipconv.serving import causal_conv1d_fn, causal_conv1d_update, causal_conv1d_update_split_qkv

@@ -23,7 +23,7 @@ from common import DTYPES, WAYS, Table, backends, choice_of, device_of, environm
 from conv2d_cases import ACTIVATIONS, LAYOUTS, MODELS, Case, edge_cases, mismatch_conv2d, model_cases, random_cases, reference_of
 import hipconv
 from hipconv import conv2d_router, reference
-from hipconv.conv2d_activations import ACTIVATIONS as TORCH_ACTIVATIONS
+from hipconv.ops.conv2d.activations import ACTIVATIONS as TORCH_ACTIVATIONS
 
 MODES = ("edge", "random", "stability", "activations", "models")
 SIMT_MACS = 400_000  # of a case: what emulated matrix cores do in a fraction of a second
@@ -317,7 +317,7 @@ def test_offsets_past_2_32_elements(device: torch.device, far: str, axis: int) -
     """Few elements far apart, in memory that is reserved and hardly touched."""
     from test_causal_conv1d_large import untouched
 
-    if device.type == "cuda" or hipconv.conv2d_ops.on_cpu(torch.empty(0)):
+    if device.type == "cuda" or hipconv.ops.conv2d.operators.on_cpu(torch.empty(0)):
         return  # on a GPU the memory would be real; on the CPU it is torch that computes
     arguments = Case(3, 16, 3, 3, 3, 3, 3, padding=1, has_residual=True, dtype=torch.float16).inputs(device)
     shape = arguments[far].shape if far != "out" else (3, 3, 3, 3)

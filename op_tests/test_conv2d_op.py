@@ -15,7 +15,7 @@ from common import WAYS, device_of, environment
 from conv2d_cases import ACTIVATIONS, LAYOUTS, Case, mismatch_conv2d
 import hipconv
 from hipconv import conv2d_router, jit, targets
-from hipconv.conv2d_activations import ACTIVATIONS as TORCH_ACTIVATIONS
+from hipconv.ops.conv2d.activations import ACTIVATIONS as TORCH_ACTIVATIONS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
@@ -294,7 +294,7 @@ def test_bad_input_is_refused_by_name_and_nothing_is_written(device: torch.devic
 
 
 def test_out_may_not_share_memory_with_an_input(device: torch.device) -> None:
-    if hipconv.conv2d_ops.on_cpu(torch.empty(0, device=device)):
+    if hipconv.ops.conv2d.operators.on_cpu(torch.empty(0, device=device)):
         x = torch.randn(1, 4, 6, 6)  # computed elsewhere first: fine
         expected = hipconv.conv2d(x, torch.eye(4)[..., None, None])
         assert torch.equal(hipconv.conv2d(x, torch.eye(4)[..., None, None], out=x), expected)

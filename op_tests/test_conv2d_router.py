@@ -14,8 +14,9 @@ from torch import Tensor
 from common import DTYPES, WAYS, environment
 from conv2d_cases import LAYOUTS, MODELS, Case, edge_cases, model_cases
 import hipconv
-from hipconv import conv2d_calls, conv2d_router, jit, targets
-from hipconv.conv2d_router import Card, Choice, Problem, choose
+from hipconv import conv2d_router, jit, targets
+from hipconv.ops.conv2d import calls as conv2d_calls
+from hipconv.ops.conv2d.router import Card, Choice, Problem, choose
 
 TILES = ((256, 128), (128, 128), (128, 64), (64, 64))
 SERVING = (("implicit_gemm", TILES), ("naive", ()))

@@ -1018,7 +1018,7 @@ def test_a_long_build_says_so_in_a_log(probe: Probe) -> None:
 
 def test_a_plan_that_builds_says_what_for(probe: Probe) -> None:
     script = """
-    from hipconv import _plans
+    from hipconv.ops import plans as _plans
     print(_plans.module_for("probe", Target("rocm", "gfx942")).answer())
     os.environ["HIPCONV_JIT"] = "0"
     try:

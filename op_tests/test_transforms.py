@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from common import WAYS, device_of, environment
 import hipconv
 from hipconv import reference_training, serving
-from hipconv.conv2d_activations import ACTIVATIONS
+from hipconv.ops.conv2d.activations import ACTIVATIONS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import common  # noqa: F401  makes an uninstalled hipconv importable
-from hipconv import _trust
+from hipconv.jit import trust as _trust
 
 
 @pytest.fixture

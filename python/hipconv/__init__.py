@@ -2,13 +2,17 @@
 
 __version__ = "0.1.0"
 
-from . import errors, nn, reference, reference_training, serving
-from .conv1d import causal_conv1d, causal_conv1d_fwd
-from .conv1d_plan import causal_conv1d_plan
-from .conv2d import conv2d
-from .conv2d_plan import conv2d_plan
+from . import errors, nn, reference, reference_training, reference_update, serving
 from .drop_in import causal_conv1d_fn, causal_conv1d_update, install_as_causal_conv1d
+from .jit import cache as cache
+from .jit import registry as registry
+from .jit import targets as targets
 from .jit import warmup
+from .ops.conv1d.forward import causal_conv1d, causal_conv1d_fwd
+from .ops.conv1d.plan import causal_conv1d_plan
+from .ops.conv2d import router as conv2d_router
+from .ops.conv2d.forward import conv2d
+from .ops.conv2d.plan import conv2d_plan
 
 __all__ = [
     "causal_conv1d",
@@ -18,11 +22,13 @@ __all__ = [
     "causal_conv1d_update",
     "conv2d",
     "conv2d_plan",
+    "conv2d_router",
     "errors",
     "install_as_causal_conv1d",
     "nn",
     "reference",
     "reference_training",
+    "reference_update",
     "serving",
     "warmup",
 ]

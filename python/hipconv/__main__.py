@@ -11,8 +11,10 @@ import time
 
 import torch
 
-from . import __version__, cache, conv1d, jit, reference, registry, targets
+from . import __version__, jit, reference
 from .errors import JitError
+from .jit import cache, registry, targets
+from .ops.conv1d import forward as conv1d
 
 _VARIABLES = (
     "HIPCONV_CACHE_DIR", "HIPCONV_TRUST_CACHE", "HIPCONV_JIT", "HIPCONV_VERBOSE", "HIPCONV_EXTRA_FLAGS", "HIPCONV_BACKEND",

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._arguments import (
+from .arguments import (
     describe,
     flag,
     require_floats,
@@ -24,7 +24,7 @@ from ._arguments import (
     wrong_output,
 )
 from .drop_in import causal_conv1d_fn, causal_conv1d_update
-from .training import causal_conv1d_with_states
+from .ops.conv1d.training import causal_conv1d_with_states
 
 __all__ = ["CausalConv1d", "ShortConvolution"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .._arguments import SILU, describe
+from ..arguments import SILU, describe
 
 
 class InvalidValue(ValueError, RuntimeError):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._arguments import flag, require_floats, require_kinds, require_shape, wrong_kind, wrong_output
+from ..arguments import flag, require_floats, require_kinds, require_shape, wrong_kind, wrong_output
 from . import cpp_functions
 from ._errors import InvalidType, as_the_peers
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import reference_training
-from .._arguments import (
+from ..arguments import (
     flag,
     require_floats,
     require_integers,
@@ -16,7 +15,8 @@ from .._arguments import (
     wrong_output,
     wrong_rows,
 )
-from ..training import causal_conv1d_with_states
+from ..ops.conv1d.training import causal_conv1d_with_states
+from ..reference import training as reference_training
 from ._errors import as_the_peers, silu_of
 from .cpp_functions import causal_conv1d_bwd_function, causal_conv1d_fwd_function, causal_conv1d_update_function
 

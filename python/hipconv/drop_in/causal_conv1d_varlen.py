@@ -7,7 +7,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from .._arguments import describe, require_dense, require_integers, require_kinds
+from ..arguments import describe, require_dense, require_integers, require_kinds
 from ._errors import InvalidValue, as_the_peers
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import torch_ops, training  # noqa: F401  define torch.ops.hipconv
-from .._arguments import flag, wrong_kind
+from ..arguments import flag, wrong_kind
+from ..ops import dispatch
+from ..ops.conv1d import training  # noqa: F401  define torch.ops.hipconv
 from ._errors import as_the_peers
 
 
@@ -91,7 +92,7 @@ def causal_conv1d_update_function(
         out = torch.empty_like(x)
         inputs = (x, conv_state, weight, bias)
         with torch.no_grad():
-            if not torch_ops.update_directly(
+            if not dispatch.update_directly(
                 [out], inputs, silu_activation, tensors, -1, None, state_at_end=True, zero_padding=True, kernel="auto"
             ):
                 torch.ops.hipconv.causal_conv1d_update.default(

@@ -15,12 +15,9 @@ import torch
 from torch import Tensor
 import torch.nn.functional as F
 
-from . import conv2d_calls, conv2d_geometry, conv2d_router, targets
-from .conv2d_activations import ACTIVATIONS, ROUNDED_FIRST, gradient
-from .conv2d_calls import Request
-from .conv2d_geometry import Options
-from .torch_ops import _library, kernels_for, refuse_derivatives, refuse_derivatives_of_torch_func, stream
-from .transforms import (
+from ...jit import targets
+from ..dispatch import _library, kernels_for, refuse_derivatives, refuse_derivatives_of_torch_func, stream
+from ..transforms import (
     SingleLevelFunction,
     apply,
     cast_by_autocast,
@@ -32,21 +29,25 @@ from .transforms import (
     without_autocast,
     write_through_negation,
 )
+from . import calls, geometry, router
+from .activations import ACTIVATIONS, ROUNDED_FIRST, gradient
+from .calls import Request
+from .geometry import Options
 
 _ARGUMENTS = (
     "Tensor x, Tensor weight, Tensor? bias, Tensor? residual, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, *, "
     "str padding_mode='zeros', str activation='none', ScalarType? out_dtype=None, str algorithm='auto', "
-    f"SymInt workspace_limit={conv2d_router.WORKSPACE_LIMIT}"
+    f"SymInt workspace_limit={router.WORKSPACE_LIMIT}"
 )
 _library.define(f"conv2d({_ARGUMENTS}) -> Tensor")
 _library.define(f"conv2d_out(Tensor(a!) out, {_ARGUMENTS}) -> ()")
 
 
 def _options(stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int, padding_mode: str, activation: str):
-    """Of an operator's arguments: what `conv2d_geometry.options` makes of the public function's, checked there again."""
+    """Of an operator's arguments: what `geometry.options` makes of the public function's, checked there again."""
     if len(stride) != 2 or len(padding) != 4 or len(dilation) != 2:
         raise ValueError(f"stride, padding, dilation: got {stride}, {padding}, {dilation}, expected 2, 4 and 2 integers")
-    return conv2d_geometry.options((1, 1), tuple(stride), tuple(padding), tuple(dilation), groups, padding_mode, activation)
+    return geometry.options((1, 1), tuple(stride), tuple(padding), tuple(dilation), groups, padding_mode, activation)
 
 
 # ---- the way in -------------------------------------------------------------------------------------------------------------------
@@ -73,10 +74,10 @@ def run(
         alike = (kernels, key, o, out_dtype, algorithm, workspace_limit)
         call = _calls.get(alike)
         if call is None:
-            request = Request(out_dtype, algorithm, os.environ.get(conv2d_router.VARIABLE), workspace_limit)
+            request = Request(out_dtype, algorithm, os.environ.get(router.VARIABLE), workspace_limit)
             if len(_calls) >= 4096:
                 _calls.clear()
-            call = _calls[alike] = conv2d_calls.prepared(*inputs, out, o, request)[1].call
+            call = _calls[alike] = calls.prepared(*inputs, out, o, request)[1].call
         if out is None:
             return kernels.conv2d(*inputs, call, stream(x))
         kernels.conv2d_out(out, *inputs, call, stream(x))
@@ -96,7 +97,7 @@ def run(
 @torch.library.impl(_library, "conv2d", "CompositeExplicitAutograd")
 def _conv2d(
     x, weight, bias, residual, stride, padding, dilation, groups, *, padding_mode="zeros", activation="none", out_dtype=None,
-    algorithm="auto", workspace_limit=conv2d_router.WORKSPACE_LIMIT,
+    algorithm="auto", workspace_limit=router.WORKSPACE_LIMIT,
 ):  # fmt: skip
     o = _options(stride, padding, dilation, groups, padding_mode, activation)
     with torch.no_grad():
@@ -106,7 +107,7 @@ def _conv2d(
 @torch.library.impl(_library, "conv2d_out", "CompositeExplicitAutograd")
 def _conv2d_out(
     out, x, weight, bias, residual, stride, padding, dilation, groups, *, padding_mode="zeros", activation="none", out_dtype=None,
-    algorithm="auto", workspace_limit=conv2d_router.WORKSPACE_LIMIT,
+    algorithm="auto", workspace_limit=router.WORKSPACE_LIMIT,
 ):  # fmt: skip
     refuse_derivatives(out=out, x=x, weight=weight, bias=bias, residual=residual)
     o = _options(stride, padding, dilation, groups, padding_mode, activation)
@@ -118,14 +119,14 @@ def new_tensor(
     workspace_limit: int,
 ) -> Tensor:  # fmt: skip
     """The result; no gradient is recorded."""
-    conv2d_geometry.check_places(x, weight=weight, bias=bias, residual=residual)
-    request = Request(out_dtype, algorithm, os.environ.get(conv2d_router.VARIABLE), workspace_limit)
+    geometry.check_places(x, weight=weight, bias=bias, residual=residual)
+    request = Request(out_dtype, algorithm, os.environ.get(router.VARIABLE), workspace_limit)
     if not on_cpu(x):
-        module, prepared = conv2d_calls.prepared(x, weight, bias, residual, None, o, request)
+        module, prepared = calls.prepared(x, weight, bias, residual, None, o, request)
         return module.conv2d(x, weight, bias, residual, prepared.call, stream(x))
-    shape = conv2d_geometry.check(x, weight, bias, residual, None, out_dtype, o)
-    conv2d_router.requested(algorithm, request.variable, [conv2d_router.CPU_METHOD])
-    empty = conv2d_geometry.new_result(x, weight, shape, out_dtype)
+    shape = geometry.check(x, weight, bias, residual, None, out_dtype, o)
+    router.requested(algorithm, request.variable, [router.CPU_METHOD])
+    empty = geometry.new_result(x, weight, shape, out_dtype)
     if 0 in shape:
         return empty
     result = _by_torch(x, weight, bias, residual, o, empty.dtype)
@@ -137,14 +138,14 @@ def into(
     algorithm: str, workspace_limit: int,
 ) -> None:  # fmt: skip
     """The result into `out`."""
-    conv2d_geometry.check_places(x, weight=weight, bias=bias, residual=residual, out=out)
-    request = Request(out_dtype, algorithm, os.environ.get(conv2d_router.VARIABLE), workspace_limit)
+    geometry.check_places(x, weight=weight, bias=bias, residual=residual, out=out)
+    request = Request(out_dtype, algorithm, os.environ.get(router.VARIABLE), workspace_limit)
     if not on_cpu(x):
-        module, prepared = conv2d_calls.prepared(x, weight, bias, residual, out, o, request)
+        module, prepared = calls.prepared(x, weight, bias, residual, out, o, request)
         module.conv2d_out(out, x, weight, bias, residual, prepared.call, stream(x))
         return
-    shape = conv2d_geometry.check(x, weight, bias, residual, out, out_dtype, o)
-    conv2d_router.requested(algorithm, request.variable, [conv2d_router.CPU_METHOD])
+    shape = geometry.check(x, weight, bias, residual, out, out_dtype, o)
+    router.requested(algorithm, request.variable, [router.CPU_METHOD])
     if 0 not in shape:
         out.copy_(_by_torch(x, weight, bias, residual, o, out.dtype))
 
@@ -158,11 +159,11 @@ def _fake(
     x, weight, bias, residual, stride, padding, dilation, groups, *, padding_mode="zeros", activation="none", out_dtype=None, out=None, **_
 ):  # fmt: skip
     o = _options(stride, padding, dilation, groups, padding_mode, activation)
-    conv2d_geometry.check_places(x, weight=weight, bias=bias, residual=residual, out=out)
+    geometry.check_places(x, weight=weight, bias=bias, residual=residual, out=out)
     for size in weight.shape[2:]:
         int(size)  # where it is a symbol, this fixes it: inductor fails over results whose size has two of them
-    shape = conv2d_geometry.check(x, weight, bias, residual, out, out_dtype, o)
-    return conv2d_geometry.new_result(x, weight, shape, out_dtype)
+    shape = geometry.check(x, weight, bias, residual, out, out_dtype, o)
+    return geometry.new_result(x, weight, shape, out_dtype)
 
 
 def _fake_out(out, *arguments, **options):

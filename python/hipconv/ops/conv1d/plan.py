@@ -7,8 +7,8 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from ._arguments import uses_silu, wrong_kind
-from ._plans import distinct_bytes, module_for, si, target_of
+from ...arguments import uses_silu, wrong_kind
+from ..plans import distinct_bytes, module_for, si, target_of
 
 
 @dataclasses.dataclass(frozen=True)

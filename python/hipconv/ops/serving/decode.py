@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import torch_ops
-from ._arguments import flag, require_int_or_none, wants_silu, wrong_kind, wrong_parts
-from ._serving_checks import check_update_values, refuse_capture
+from ...arguments import flag, require_int_or_none, wants_silu, wrong_kind, wrong_parts
+from .. import dispatch
+from .values import check_update_values, refuse_capture
 
 
 def causal_conv1d_update(
@@ -128,7 +128,7 @@ def causal_conv1d_update(
         inputs = (x, conv_state, weight, bias)
         if validate_data is not False and flag("validate_data", validate_data):
             _validate([result], inputs, tensors, longest, (pad_slot_id, null_block_id), kernel)
-        if not torch_ops.update_directly(
+        if not dispatch.update_directly(
             [result], inputs, use_silu, tensors, longest, pad, state_at_end=False, zero_padding=out is None, kernel=kernel
         ):
             if x is None:  # to the operator: that `out` holds x
@@ -211,7 +211,7 @@ def causal_conv1d_update_split_qkv(
         inputs = (x, conv_state, weight, bias)
         if validate_data is not False and flag("validate_data", validate_data):
             _validate([q, k, v], inputs, tensors, longest, (pad_slot_id, null_block_id), kernel)
-        if not torch_ops.update_directly(
+        if not dispatch.update_directly(
             [q, k, v], inputs, use_silu, tensors, longest, pad, state_at_end=False, zero_padding=out is None, kernel=kernel
         ):
             torch.ops.hipconv.causal_conv1d_update_split_qkv.default(
@@ -248,7 +248,7 @@ def _validate(
     if x.is_meta:
         return  # without values
     refuse_capture(x)
-    torch_ops.check_update(outs, inputs, tensors, max_query_len, kernel)
+    dispatch.check_update(outs, inputs, tensors, max_query_len, kernel)
     check_update_values(x, weight, conv_state, *tensors, max_query_len=max_query_len, padding=padding)
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import re
 from typing import NamedTuple
 
-from .errors import BadRegistry, UnknownModule
+from ..errors import BadRegistry, UnknownModule
 
 _KEYS = ("kernels", "cpu", "pybind", "flags")
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">]+)[">]', re.MULTILINE)
-_PACKAGE = Path(__file__).resolve().parent
+_PACKAGE = Path(__file__).resolve().parent.parent
 
 
 class Module(NamedTuple):

@@ -26,12 +26,12 @@ from types import ModuleType
 
 import torch
 
+from ..arguments import require_kinds
+from ..errors import BadRegistry, BuildDisabled, BuildError, CaptureError
 from . import cache, registry, targets
-from ._arguments import require_kinds
-from ._interruptions import causes, pass_on
-from ._variables import switch
-from .errors import BadRegistry, BuildDisabled, BuildError, CaptureError
+from .interruptions import causes, pass_on
 from .targets import Target
+from .variables import switch
 
 _PATIENCE = 10.0  # seconds, after which a log is told of a build
 

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from . import jit, targets
-from .torch_ops import _library, _refuse_mixed_devices, kernels_for, stream
-from .transforms import (
+from ... import jit
+from ...jit import targets
+from ..dispatch import _library, _refuse_mixed_devices, kernels_for, stream
+from ..transforms import (
     SingleLevelFunction,
     apply,
     fold,

@@ -17,7 +17,9 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import has_torch_function_variadic
 
-from . import jit, targets, transforms
+from .. import jit
+from ..jit import targets
+from . import transforms
 
 _library = torch.library.Library("hipconv", "DEF")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import conv2d_geometry, conv2d_ops, conv2d_router
-from ._arguments import wrong_kind, wrong_output
-from .conv2d_geometry import Ints, Padding
+from ...arguments import wrong_kind, wrong_output
+from . import geometry, operators, router
+from .geometry import Ints, Padding
 
 
 def conv2d(
@@ -25,7 +25,7 @@ def conv2d(
     padding_mode: str = "zeros",
     algorithm: str = "auto",
     out: Tensor | None = None,
-    workspace_limit: int = conv2d_router.WORKSPACE_LIMIT,
+    workspace_limit: int = router.WORKSPACE_LIMIT,
 ) -> Tensor:
     """2-D convolution, with bias, residual and activation in the same kernel: ``torch.nn.functional.conv2d`` and what follows it.
 
@@ -47,7 +47,7 @@ def conv2d(
         out_dtype: the dtype of the result; that of `x` by default.
         padding_mode: "zeros", "reflect" (padding less than the size of x), "replicate" or "circular" (at most the size of x).
         algorithm: the name of what computes it, or "auto" for the one that the environment variable HIPCONV_CONV2D_ALGORITHM names or,
-            failing that, the library's choice (`conv2d_plan` shows it). On a GPU those of `hipconv.conv2d_router.METHODS`; on the CPU
+            failing that, the library's choice (`conv2d_plan` shows it). On a GPU those of `hipconv.router.METHODS`; on the CPU
             "torch", torch's own convolution.
         out: written and returned, instead of a new tensor: of the result's shape, any of the three dtypes, any strides that give each
             element memory of its own; on a GPU, none of it shared with an input. Records no gradient.
@@ -68,28 +68,28 @@ def conv2d(
     Runs on the current stream of `x`'s device and does not wait for it. CPU tensors are computed before the call returns.
     """
     try:
-        kernel = conv2d_geometry.kernel_size(weight.shape)
+        kernel = geometry.kernel_size(weight.shape)
     except (AttributeError, ValueError) as error:
         raise wrong_kind(conv2d, locals()) or error from None
     if torch.compiler.is_compiling():
-        o = conv2d_geometry.options(kernel, stride, padding, dilation, groups, padding_mode, activation)
+        o = geometry.options(kernel, stride, padding, dilation, groups, padding_mode, activation)
     else:
         try:
             hashable = [tuple(value) if isinstance(value, list) else value for value in (stride, padding, dilation)]
-            o = conv2d_geometry.cached_options(kernel, *hashable, groups, padding_mode, activation)
+            o = geometry.cached_options(kernel, *hashable, groups, padding_mode, activation)
         except TypeError:  # perhaps because of what cannot be hashed
             try:
-                o = conv2d_geometry.options(kernel, stride, padding, dilation, groups, padding_mode, activation)
+                o = geometry.options(kernel, stride, padding, dilation, groups, padding_mode, activation)
             except (TypeError, ValueError) as error:
                 raise error from None
     if not (isinstance(algorithm, str) and isinstance(workspace_limit, int) and 0 <= workspace_limit < 2**63):
-        conv2d_geometry.check_choices(algorithm, workspace_limit)
+        geometry.check_choices(algorithm, workspace_limit)
     try:
         if x.dim() == 3:
             batched = [None if tensor is None else tensor.unsqueeze(0) for tensor in (residual, out)]
-            result = conv2d_ops.run(x.unsqueeze(0), weight, bias, batched[0], batched[1], o, out_dtype, algorithm, workspace_limit)
+            result = operators.run(x.unsqueeze(0), weight, bias, batched[0], batched[1], o, out_dtype, algorithm, workspace_limit)
             return result.squeeze(0) if out is None else out
-        return conv2d_ops.run(x, weight, bias, residual, out, o, out_dtype, algorithm, workspace_limit)
+        return operators.run(x, weight, bias, residual, out, o, out_dtype, algorithm, workspace_limit)
     except Exception as error:
         wrong = wrong_kind(conv2d, locals())
         if wrong is None and not isinstance(error, (TypeError, ValueError)):  # on the CPU, where torch computes and writes

@@ -9,11 +9,11 @@ import os
 import torch
 from torch import Tensor
 
-from . import conv2d_calls, conv2d_geometry, conv2d_router
-from ._arguments import require_dense, wrong_kind
-from ._plans import distinct_bytes, module_for, si, target_of, that_runs_here
-from .conv2d_calls import Request
-from .conv2d_geometry import Ints, Padding, kind_of
+from ...arguments import require_dense, wrong_kind
+from ..plans import distinct_bytes, module_for, si, target_of, that_runs_here
+from . import calls, geometry, router
+from .calls import Request
+from .geometry import Ints, Padding, kind_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Conv2dPlan:
     target: str
     """The backend and architecture, e.g. "rocm gfx942"."""
     algorithm: str
-    """Its name in `conv2d_router.METHODS`, "torch" on the CPU, or "none" where the result has no elements."""
+    """Its name in `router.METHODS`, "torch" on the CPU, or "none" where the result has no elements."""
     form: str
     """The algorithm with its tile, output pixels x filters, and the parts of each sum: "implicit_gemm_128x128_split4"."""
     layout: str
@@ -69,7 +69,7 @@ def conv2d_plan(
     padding_mode: str = "zeros",
     algorithm: str = "auto",
     out: Tensor | None = None,
-    workspace_limit: int = conv2d_router.WORKSPACE_LIMIT,
+    workspace_limit: int = router.WORKSPACE_LIMIT,
     target: str | None = None,
 ) -> Conv2dPlan:
     """The plan of ``conv2d`` with the same arguments. No memory of a tensor is read or written.
@@ -88,28 +88,28 @@ def conv2d_plan(
         hipconv.errors.JitError: the module had to be built and could not be.
     """
     try:
-        kernel = conv2d_geometry.kernel_size(weight.shape)
+        kernel = geometry.kernel_size(weight.shape)
     except (AttributeError, ValueError) as error:
         raise wrong_kind(conv2d_plan, locals()) or error from None
-    o = conv2d_geometry.options(kernel, stride, padding, dilation, groups, padding_mode, activation)
-    conv2d_geometry.check_choices(algorithm, workspace_limit)
+    o = geometry.options(kernel, stride, padding, dilation, groups, padding_mode, activation)
+    geometry.check_choices(algorithm, workspace_limit)
     serves: tuple[str, ...]
     try:
         require_dense(x=x, weight=weight, bias=bias, residual=residual, out=out)
         if x.dim() == 3:
             x, residual, out = x.unsqueeze(0), *(None if tensor is None else tensor.unsqueeze(0) for tensor in (residual, out))
         planned_for = target_of(x, target)
-        request = Request(out_dtype, algorithm, os.environ.get(conv2d_router.VARIABLE), workspace_limit)
-        shape = conv2d_geometry.check(x, weight, bias, residual, out, out_dtype, o)
+        request = Request(out_dtype, algorithm, os.environ.get(router.VARIABLE), workspace_limit)
+        shape = geometry.check(x, weight, bias, residual, out, out_dtype, o)
         if planned_for.backend == "cpu":
-            chosen_by = conv2d_router.requested(algorithm, request.variable, [conv2d_router.CPU_METHOD])[1]
-            name = form = conv2d_router.CPU_METHOD
+            chosen_by = router.requested(algorithm, request.variable, [router.CPU_METHOD])[1]
+            name = form = router.CPU_METHOD
             why, serves, workspace = "CPU tensors are torch's", (name,), 0
         else:
             kinds = [None if tensor is None else kind_of(tensor) for tensor in (bias, residual, out)]
-            card = conv2d_calls.card_of(x.device) if target is None and x.is_cuda else conv2d_calls.card_named(planned_for.arch)
+            card = calls.card_of(x.device) if target is None and x.is_cuda else calls.card_named(planned_for.arch)
             module_for("conv2d", planned_for)  # here, where it is known what for
-            prepared = conv2d_calls.prepare(that_runs_here(planned_for), card, kind_of(x), kind_of(weight), *kinds, o, request)
+            prepared = calls.prepare(that_runs_here(planned_for), card, kind_of(x), kind_of(weight), *kinds, o, request)
             choice = prepared.choice
             form = choice.algorithm + (f"_{choice.tile[0]}x{choice.tile[1]}" if any(choice.tile) else "")
             form += f"_split{choice.split_k}" if choice.split_k > 1 else ""
@@ -123,7 +123,7 @@ def conv2d_plan(
         target=str(planned_for),
         algorithm=name,
         form=form,
-        layout="nhwc" if conv2d_geometry.is_channels_last(x, weight) else "nchw",
+        layout="nhwc" if geometry.is_channels_last(x, weight) else "nchw",
         chosen_by=chosen_by,
         why=why,
         serves=serves,

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._arguments import describe, wrong_layout
-from .conv2d_activations import ACTIVATIONS
+from ...arguments import describe, wrong_layout
+from .activations import ACTIVATIONS
 
 PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

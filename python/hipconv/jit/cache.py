@@ -19,10 +19,10 @@ import tempfile
 from typing import IO, NamedTuple
 import warnings
 
-from . import _trust, registry
-from ._interruptions import pass_on
-from ._variables import switch
-from .errors import CacheUntrusted, CacheUnwritable
+from ..errors import CacheUntrusted, CacheUnwritable
+from . import registry, trust
+from .interruptions import pass_on
+from .variables import switch
 
 _RECORDED = {"module", "target", "name", "library", "library_bytes", "sha256", "seconds"}
 _LITERAL = re.compile(r"[\w ./+=@%,~-]+", re.ASCII)
@@ -87,7 +87,7 @@ def objection(root: Path, place: Path) -> str | None:
     """
     if root == _named_root() and switch("TRUST_CACHE", False):
         return None
-    return _trust.objection(place)
+    return trust.objection(place)
 
 
 def _refuse_if_named(root: Path, reason: str) -> None:
@@ -140,7 +140,7 @@ def _why_taken(place: Path) -> str | None:
         owner = place.lstat().st_uid
     except OSError:
         return None
-    return None if owner == os.geteuid() else f"holds a build that cannot be used and belongs to {_trust.name_of(owner)}"
+    return None if owner == os.geteuid() else f"holds a build that cannot be used and belongs to {trust.name_of(owner)}"
 
 
 def _make_private(directory: Path) -> None:
@@ -319,7 +319,7 @@ def building(root: Path, name: str, on_wait: Callable[[], None]) -> contextlib.A
 
 def reap(root: Path) -> None:
     """Delete what this user's killed builds left: the directories whose lock nobody holds."""
-    for leftover in filter(_trust.ours, _listing(root, ".building-*")):
+    for leftover in filter(trust.ours, _listing(root, ".building-*")):
         name = leftover.name.removeprefix(".building-").rpartition("-")[0]
         with _locked(root, name, wait=False) as nobody_builds_it:
             if nobody_builds_it:
@@ -376,7 +376,7 @@ def publish(staged: Path, name: str, meta: dict, *, replace: bool = False) -> Ar
     except OSError:
         if not replace and (artefact := read(final)):  # another process was faster, on a file system without locks
             return artefact
-        if not _trust.ours(final):
+        if not trust.ours(final):
             raise
         with staging(staged.parent, name) as aside:  # and what is there, of whatever kind, goes with it
             final.rename(aside / "replaced")
@@ -399,7 +399,7 @@ def clear(modules: Sequence[str]) -> tuple[list[Path], list[Path]]:
     for root in filter(_trusted, roots()):
         reap(root)
     found = [place for place, module in places if module in (modules or held)]
-    own = [place for place in found if _trust.ours(place)]
+    own = [place for place in found if trust.ours(place)]
     for place in own:
         shutil.rmtree(place)
     return own, [place for place in found if place not in own]

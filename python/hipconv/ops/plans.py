@@ -7,8 +7,9 @@ from types import ModuleType
 
 from torch import Tensor
 
-from . import jit, targets
-from .targets import Target
+from .. import jit
+from ..jit import targets
+from ..jit.targets import Target
 
 
 def target_of(x: Tensor, name: str | None) -> Target:

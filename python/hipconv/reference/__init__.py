@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 import torch.nn.functional as F
 
-from .conv2d_activations import ACTIVATIONS
+from ..ops.conv2d.activations import ACTIVATIONS
 
 
 def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, use_silu: bool = False) -> Tensor:

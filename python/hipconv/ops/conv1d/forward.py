@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import torch_ops, training, transforms
-from ._arguments import describe, flag, uses_silu, wrong_kind
+from ...arguments import describe, flag, uses_silu, wrong_kind
+from .. import dispatch, transforms
+from . import training
 
 
 def causal_conv1d_fwd(
@@ -48,10 +49,10 @@ def causal_conv1d_fwd(
     Runs on the current stream of `x`'s device and does not wait for it. CPU tensors are computed before the call returns.
     """
     try:
-        kernels = torch_ops.kernels_for("causal_conv1d", x)
+        kernels = dispatch.kernels_for("causal_conv1d", x)
         if kernels is not None and kernels.causal_conv1d_fwd_directly(out, x, weight, bias, use_silu, kernel):
             return
-        torch_ops.refuse_derivatives_of_torch_func(out=out, x=x, weight=weight, bias=bias)
+        dispatch.refuse_derivatives_of_torch_func(out=out, x=x, weight=weight, bias=bias)
         torch.ops.hipconv.causal_conv1d_fwd.default(out, x, weight, bias, flag("use_silu", use_silu), kernel_name=kernel)
     except Exception as error:
         raise wrong_kind(causal_conv1d_fwd, locals()) or error from None
@@ -86,7 +87,7 @@ def causal_conv1d(
     """
     use_silu = uses_silu(activation)
     try:
-        kernels = torch_ops.kernels_for("causal_conv1d", x)
+        kernels = dispatch.kernels_for("causal_conv1d", x)
         if kernels is not None:
             out = kernels.causal_conv1d_directly(x, weight, bias, use_silu, kernel)
             if out is not None:

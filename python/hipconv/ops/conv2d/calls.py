@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import conv2d_geometry, conv2d_router, jit, targets
-from .conv2d_geometry import Kind, Options, kind_of
-from .conv2d_router import Card, Choice, Problem, Tiles
-from .targets import Target
+from ... import jit
+from ...jit import targets
+from ...jit.targets import Target
+from . import geometry, router
+from .geometry import Kind, Options, kind_of
+from .router import Card, Choice, Problem, Tiles
 
 
 class Request(NamedTuple):
@@ -41,12 +43,12 @@ def prepare(
 
     Raises TypeError or ValueError for what does not fit, an algorithm that is unknown, or one that cannot serve the call.
     """
-    shape = conv2d_geometry.check(x, weight, bias, residual, out, r.out_dtype, o)
+    shape = geometry.check(x, weight, bias, residual, out, r.out_dtype, o)
     module = jit.module("conv2d", target)
     on_meta = [None if kind is None else kind.on_meta() for kind in (x, weight, bias, residual)]
     assert on_meta[0] is not None and on_meta[1] is not None
-    result = conv2d_geometry.new_result(on_meta[0], on_meta[1], shape, r.out_dtype) if out is None else out.on_meta()
-    channels_last = conv2d_geometry.is_channels_last(on_meta[0], on_meta[1])
+    result = geometry.new_result(on_meta[0], on_meta[1], shape, r.out_dtype) if out is None else out.on_meta()
+    channels_last = geometry.is_channels_last(on_meta[0], on_meta[1])
     problem = problem_of(x, weight, shape, o, channels_last)
 
     def call(algorithm: str, tile: tuple[int, int] = (0, 0), split_k: int = 1) -> Any:
@@ -57,7 +59,7 @@ def prepare(
     variable = r.variable
     if variable in names and module.conv2d_tiles(variable, card.arch, torch.bfloat16) == []:
         variable = None  # only other cards have it
-    wanted, chosen_by = conv2d_router.requested(r.algorithm, variable, names)
+    wanted, chosen_by = router.requested(r.algorithm, variable, names)
     if 0 in shape:
         return Prepared(call(names[-1]), Choice("none", (0, 0), 1, "nothing to compute"), "the empty result", (), problem, 0)
     serving: dict[str, Tiles] = {}
@@ -81,7 +83,7 @@ def prepare(
     allowed = {wanted: serving[wanted]} if wanted != "auto" else serving
     limit = r.workspace_limit
     while True:
-        choice = conv2d_router.choose(problem, card, tuple(allowed.items()), limit)
+        choice = router.choose(problem, card, tuple(allowed.items()), limit)
         chosen = call(choice.algorithm, choice.tile, choice.split_k)
         workspace = module.conv2d_workspace(result, *on_meta, chosen)
         if workspace <= r.workspace_limit or limit == 0:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import torch
 
+from ..errors import MissingToolchain
 from . import registry
-from .errors import MissingToolchain
 
 BACKENDS = ("rocm", "cuda", "cpu", "simt")
 

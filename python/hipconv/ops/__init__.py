@@ -1,0 +1,1 @@
+"""The operators: a folder a family, and what the families share."""

@@ -1,0 +1,1 @@
+"""The causal depthwise conv1d of whole rows, forward and backward."""

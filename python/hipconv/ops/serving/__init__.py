@@ -1,0 +1,1 @@
+"""The causal conv1d of inference servers: prefill and decode, with states in a pool."""
