@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import flag, wrong_kind
-from ..ops import dispatch
-from ..ops.conv1d import training  # noqa: F401  define torch.ops.hipconv
+from ..ops.serving import operators
 from ._errors import as_the_peers
 
 
@@ -92,7 +91,7 @@ def causal_conv1d_update_function(
         out = torch.empty_like(x)
         inputs = (x, conv_state, weight, bias)
         with torch.no_grad():
-            if not dispatch.update_directly(
+            if not operators.update_directly(
                 [out], inputs, silu_activation, tensors, -1, None, state_at_end=True, zero_padding=True, kernel="auto"
             ):
                 torch.ops.hipconv.causal_conv1d_update.default(

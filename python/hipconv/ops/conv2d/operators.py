@@ -16,7 +16,7 @@ from torch import Tensor
 import torch.nn.functional as F
 
 from ...jit import targets
-from ..dispatch import _library, kernels_for, refuse_derivatives, refuse_derivatives_of_torch_func, stream
+from ..dispatch import kernels_for, library, refuse_derivatives, refuse_derivatives_of_torch_func, stream
 from ..transforms import (
     SingleLevelFunction,
     apply,
@@ -39,8 +39,8 @@ _ARGUMENTS = (
     "str padding_mode='zeros', str activation='none', ScalarType? out_dtype=None, str algorithm='auto', "
     f"SymInt workspace_limit={router.WORKSPACE_LIMIT}"
 )
-_library.define(f"conv2d({_ARGUMENTS}) -> Tensor")
-_library.define(f"conv2d_out(Tensor(a!) out, {_ARGUMENTS}) -> ()")
+library.define(f"conv2d({_ARGUMENTS}) -> Tensor")
+library.define(f"conv2d_out(Tensor(a!) out, {_ARGUMENTS}) -> ()")
 
 
 def _options(stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int, padding_mode: str, activation: str):
@@ -94,7 +94,7 @@ def run(
 # ---- forward -----------------------------------------------------------------------------------------------------------------------
 
 
-@torch.library.impl(_library, "conv2d", "CompositeExplicitAutograd")
+@torch.library.impl(library, "conv2d", "CompositeExplicitAutograd")
 def _conv2d(
     x, weight, bias, residual, stride, padding, dilation, groups, *, padding_mode="zeros", activation="none", out_dtype=None,
     algorithm="auto", workspace_limit=router.WORKSPACE_LIMIT,
@@ -104,7 +104,7 @@ def _conv2d(
         return new_tensor(x, weight, bias, residual, o, out_dtype, algorithm, workspace_limit)
 
 
-@torch.library.impl(_library, "conv2d_out", "CompositeExplicitAutograd")
+@torch.library.impl(library, "conv2d_out", "CompositeExplicitAutograd")
 def _conv2d_out(
     out, x, weight, bias, residual, stride, padding, dilation, groups, *, padding_mode="zeros", activation="none", out_dtype=None,
     algorithm="auto", workspace_limit=router.WORKSPACE_LIMIT,
@@ -170,8 +170,8 @@ def _fake_out(out, *arguments, **options):
     _fake(*arguments, out=out, **options)
 
 
-torch.library.register_fake("hipconv::conv2d", _fake, lib=_library)
-torch.library.register_fake("hipconv::conv2d_out", _fake_out, lib=_library)
+torch.library.register_fake("hipconv::conv2d", _fake, lib=library)
+torch.library.register_fake("hipconv::conv2d_out", _fake_out, lib=library)
 
 
 # ---- by torch ----------------------------------------------------------------------------------------------------------------------
@@ -272,13 +272,13 @@ def _convolution_backward(dsum, x, weight, stride, padding, dilation, groups, pa
 
 
 # For graphs: inductor cannot work out the strides of padded images whose sizes are symbols.
-_library.define(
+library.define(
     "conv2d_bwd(Tensor dsum, Tensor x, Tensor weight, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, "
     "str padding_mode, bool wants_x, bool wants_weight) -> (Tensor dx, Tensor dweight)"
 )
 
 
-@torch.library.impl(_library, "conv2d_bwd", "CompositeExplicitAutograd")
+@torch.library.impl(library, "conv2d_bwd", "CompositeExplicitAutograd")
 def _conv2d_bwd(dsum, x, weight, *options):
     with torch.no_grad():
         gradients = _convolution_backward(dsum, x, weight, *options)
@@ -286,7 +286,7 @@ def _conv2d_bwd(dsum, x, weight, *options):
         return tuple(e if g is None else g if g.stride() == e.stride() else e.copy_(g) for g, e in zip(gradients, empty, strict=True))
 
 
-@torch.library.register_fake("hipconv::conv2d_bwd", lib=_library)
+@torch.library.register_fake("hipconv::conv2d_bwd", lib=library)
 def _conv2d_bwd_fake(dsum, x, weight, stride, padding, dilation, groups, padding_mode, wants_x, wants_weight):
     return torch.empty_like(x) if wants_x else x.new_empty(0), torch.empty_like(weight) if wants_weight else x.new_empty(0)
 
@@ -317,7 +317,7 @@ def _on_autograd(below, x, weight, bias, residual, *geometry, **choices):
 
 
 _DEFAULTS = {a.name: a.default_value for a in torch.ops.hipconv.conv2d.default._schema.arguments if a.kwarg_only}
-on_autograd_key(_library, "conv2d", _on_autograd)
+on_autograd_key(library, "conv2d", _on_autograd)
 
 
 # ---- vmap, autocast, lazy negation -------------------------------------------------------------------------------------------------
@@ -335,7 +335,7 @@ def _on_vmap(size, in_dims, x, weight, bias, residual, stride, padding, dilation
     return result.unflatten(into, (size, result.shape[into] // size)), into
 
 
-on_vmap(_library, "conv2d", _on_vmap)
-cast_by_autocast(_library, "conv2d", ("x", "weight", "bias", "residual"))
-cast_by_autocast(_library, "conv2d_out", ("x", "weight", "bias", "residual"))
-write_through_negation(_library, "conv2d_out")
+on_vmap(library, "conv2d", _on_vmap)
+cast_by_autocast(library, "conv2d", ("x", "weight", "bias", "residual"))
+cast_by_autocast(library, "conv2d_out", ("x", "weight", "bias", "residual"))
+write_through_negation(library, "conv2d_out")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...arguments import flag, require_int_or_none, wants_silu, wrong_kind, wrong_parts
-from .. import dispatch
+from . import operators
 from .values import check_update_values, refuse_capture
 
 
@@ -128,7 +128,7 @@ def causal_conv1d_update(
         inputs = (x, conv_state, weight, bias)
         if validate_data is not False and flag("validate_data", validate_data):
             _validate([result], inputs, tensors, longest, (pad_slot_id, null_block_id), kernel)
-        if not dispatch.update_directly(
+        if not operators.update_directly(
             [result], inputs, use_silu, tensors, longest, pad, state_at_end=False, zero_padding=out is None, kernel=kernel
         ):
             if x is None:  # to the operator: that `out` holds x
@@ -211,7 +211,7 @@ def causal_conv1d_update_split_qkv(
         inputs = (x, conv_state, weight, bias)
         if validate_data is not False and flag("validate_data", validate_data):
             _validate([q, k, v], inputs, tensors, longest, (pad_slot_id, null_block_id), kernel)
-        if not dispatch.update_directly(
+        if not operators.update_directly(
             [q, k, v], inputs, use_silu, tensors, longest, pad, state_at_end=False, zero_padding=out is None, kernel=kernel
         ):
             torch.ops.hipconv.causal_conv1d_update_split_qkv.default(
@@ -248,7 +248,7 @@ def _validate(
     if x.is_meta:
         return  # without values
     refuse_capture(x)
-    dispatch.check_update(outs, inputs, tensors, max_query_len, kernel)
+    operators.check_update(outs, inputs, tensors, max_query_len, kernel)
     check_update_values(x, weight, conv_state, *tensors, max_query_len=max_query_len, padding=padding)
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...arguments import flag, require_int_or_none, wants_silu, wrong_kind, wrong_parts
-from .. import dispatch
+from . import operators
 from .values import check_varlen_values, refuse_capture
 
 
@@ -115,7 +115,7 @@ def causal_conv1d_fn(
         tile = (0 if block_m is None else block_m, 0 if block_n is None else block_n, 0 if num_warps is None else num_warps)
         if validate_data is not False and flag("validate_data", validate_data):
             _validate([result], inputs, conv_states, query_start_loc, options, kernel, tile)
-        if not dispatch.varlen_directly([result], inputs, conv_states, query_start_loc, options, out is None, kernel, tile):
+        if not operators.varlen_directly([result], inputs, conv_states, query_start_loc, options, out is None, kernel, tile):
             torch.ops.hipconv.causal_conv1d_varlen.default(
                 result, conv_states, *inputs, query_start_loc, *options, zero_padding=out is None, kernel_name=kernel, block_m=tile[0],
                 block_n=tile[1], num_warps=tile[2],
@@ -191,7 +191,7 @@ def causal_conv1d_split_qkv(
         tile = (0 if block_m is None else block_m, 0 if block_n is None else block_n, 0 if num_warps is None else num_warps)
         if validate_data is not False and flag("validate_data", validate_data):
             _validate([q, k, v], inputs, conv_states, query_start_loc, options, kernel, tile)
-        if not dispatch.varlen_directly([q, k, v], inputs, conv_states, query_start_loc, options, out is None, kernel, tile):
+        if not operators.varlen_directly([q, k, v], inputs, conv_states, query_start_loc, options, out is None, kernel, tile):
             torch.ops.hipconv.causal_conv1d_varlen_split.default(
                 q, k, v, conv_states, *inputs, query_start_loc, *options, zero_padding=out is None, kernel_name=kernel, block_m=tile[0],
                 block_n=tile[1], num_warps=tile[2],
@@ -225,7 +225,7 @@ def _validate(
     if x.is_meta:
         return  # without values
     refuse_capture(x)
-    dispatch.check_varlen(outputs, inputs, conv_states, query_start_loc, options, kernel, tile)
+    operators.check_varlen(outputs, inputs, conv_states, query_start_loc, options, kernel, tile)
     *indices, block_size, _, pad_slot_id, null_block_id = options
     check_varlen_values(
         x, weight, conv_states, query_start_loc, *indices, block_size=block_size, pad_slot_id=pad_slot_id, null_block_id=null_block_id
