@@ -122,22 +122,22 @@ def flag(name: str, value: object) -> bool:
 SILU = {None: False, "silu": True, "swish": True}
 
 
-def uses_silu(activation: str | None) -> bool:
-    """What an `activation` argument means; ValueError if nothing."""
+class UnknownActivation(ValueError, NotImplementedError):
+    """An activation that a function does not have: ValueError everywhere in hipconv, and NotImplementedError in Dao-AILab's package."""
+
+
+def parse_activation(activation: Any, known: Mapping[Any, Any], bools: bool = False) -> Any:
+    """What an `activation` argument means by the table `known`; with `bools`, as the inference servers pass them, those mean themselves."""
+    if bools and (activation is True or activation is False):
+        return activation
     try:
-        return SILU[activation]
+        return known[activation]
     except (KeyError, TypeError):  # what cannot be hashed is no key either
-        raise ValueError(f"activation: got {describe(activation)}, expected None, 'silu' or 'swish'") from None
-
-
-def wants_silu(activation: str | bool | None) -> bool:
-    """The same of an `activation` as the inference servers pass it."""
-    if activation is None or activation is False:
-        return False
-    try:
-        return activation is True or SILU[activation]
-    except (KeyError, TypeError):
-        raise ValueError(f"activation: got {describe(activation)}, expected None, a bool, 'silu' or 'swish'") from None
+        names = [describe(name) for name in known]
+        if bools:
+            names.insert(1, "a bool")
+        listed = f"one of {', '.join(names)}" if len(names) > 4 else f"{', '.join(names[:-1])} or {names[-1]}"
+        raise UnknownActivation(f"activation: got {describe(activation)}, expected {listed}") from None
 
 
 # ---- shapes ------------------------------------------------------------------------------------------------------------------------

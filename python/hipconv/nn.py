@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from .arguments import (
+    SILU,
     describe,
     flag,
+    parse_activation,
     require_floats,
     require_integers,
     require_kinds,
     require_shape,
-    uses_silu,
     wrong_output,
 )
 from .drop_in import causal_conv1d_fn, causal_conv1d_update
@@ -49,7 +50,7 @@ class CausalConv1d(torch.nn.Conv1d):
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        uses_silu(activation)
+        parse_activation(activation, SILU)
         require_kinds(CausalConv1d.__init__, locals())
         _check_parameters(device, dtype, dim=dim, width=width)
         super().__init__(dim, dim, width, groups=dim, padding=width - 1, bias=bias, device=device, dtype=dtype)
@@ -121,7 +122,7 @@ class ShortConvolution(torch.nn.Conv1d):
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        uses_silu(activation)
+        parse_activation(activation, SILU)
         require_kinds(ShortConvolution.__init__, locals())
         _check_parameters(device, dtype, hidden_size=hidden_size, kernel_size=kernel_size)
         super().__init__(

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from ..arguments import (
+    SILU,
     flag,
+    parse_activation,
     require_floats,
     require_integers,
     require_kinds,
@@ -17,7 +19,7 @@ from ..arguments import (
 )
 from ..ops.conv1d.training import causal_conv1d_with_states
 from ..reference import training as reference_training
-from ._errors import as_the_peers, silu_of
+from ._errors import as_the_peers
 from .cpp_functions import causal_conv1d_bwd_function, causal_conv1d_fwd_function, causal_conv1d_update_function
 
 __all__ = [
@@ -76,7 +78,7 @@ def causal_conv1d_fn(
 
     Runs on the current stream of `x`'s device and does not wait for it.
     """
-    use_silu = silu_of(activation)
+    use_silu = parse_activation(activation, SILU)
     try:
         if type(return_final_states) is not bool:
             return_final_states = flag("return_final_states", return_final_states)
@@ -137,7 +139,7 @@ def causal_conv1d_update(
     Raises:
         What `causal_conv1d_fn` raises. No gradient is recorded.
     """
-    return causal_conv1d_update_function(x, conv_state, weight, bias, silu_of(activation), cache_seqlens, conv_state_indices)
+    return causal_conv1d_update_function(x, conv_state, weight, bias, parse_activation(activation, SILU), cache_seqlens, conv_state_indices)
 
 
 def causal_conv1d_ref(
@@ -151,7 +153,7 @@ def causal_conv1d_ref(
     seq_idx: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`causal_conv1d_fn` in plain torch, in float64, rounded to the dtype of `x`. (The order of arguments is the original's.)"""
-    use_silu = silu_of(activation)
+    use_silu = parse_activation(activation, SILU)
     try:
         require_kinds(causal_conv1d_ref, locals())
         _check_inputs(x, weight, bias, seq_idx, initial_states)
@@ -193,7 +195,7 @@ def causal_conv1d_update_ref(
     cache_seqlens: Tensor | None = None,
 ) -> Tensor:
     """`causal_conv1d_update` of all slots in plain torch, in float64, rounded to the dtype of `x`."""
-    use_silu = silu_of(activation)
+    use_silu = parse_activation(activation, SILU)
     try:
         require_kinds(causal_conv1d_update_ref, locals())
         tokens = x[..., None] if x.dim() == 2 else x

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...arguments import describe, flag, uses_silu, wrong_kind
+from ...arguments import SILU, describe, flag, parse_activation, wrong_kind
 from .. import dispatch, transforms
 from . import training
 
@@ -85,7 +85,7 @@ def causal_conv1d(
     Gradients are deterministic and may be differentiated again; forward-mode derivatives, `torch.func` and `torch.vmap` are served.
     Autocast leaves dtypes alone.
     """
-    use_silu = uses_silu(activation)
+    use_silu = parse_activation(activation, SILU)
     try:
         kernels = dispatch.kernels_for("causal_conv1d", x)
         if kernels is not None:

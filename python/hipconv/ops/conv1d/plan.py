@@ -7,7 +7,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from ...arguments import uses_silu, wrong_kind
+from ...arguments import SILU, parse_activation, wrong_kind
 from ..plans import distinct_bytes, module_for, si, target_of
 
 
@@ -72,7 +72,7 @@ def causal_conv1d_plan(
             looked at.
         hipconv.errors.JitError: the module had to be built and could not be.
     """
-    use_silu = uses_silu(activation)
+    use_silu = parse_activation(activation, SILU)
     try:
         planned_for = target_of(x, target)
         module = module_for("causal_conv1d", planned_for)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...arguments import describe, wrong_layout
+from ...arguments import describe, parse_activation, wrong_layout
 from .activations import ACTIVATIONS
 
 PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
@@ -37,8 +37,7 @@ def options(
     kernel: tuple[int, int], stride: Ints, padding: Padding, dilation: Ints, groups: int, padding_mode: str, activation: str
 ) -> Options:
     """Arguments as the public function takes them, for filters of `kernel` = (height, width)."""
-    if not isinstance(activation, str) or activation not in ACTIVATIONS:
-        raise ValueError(f"activation: got {describe(activation)}, expected one of {_listed(ACTIVATIONS)}")
+    parse_activation(activation, ACTIVATIONS)
     if not isinstance(padding_mode, str):
         raise TypeError(f"padding_mode: got {describe(padding_mode)}, expected one of {_listed(PADDING_MODES)}")
     if padding_mode not in PADDING_MODES:
@@ -109,7 +108,7 @@ def _is_int(value: object) -> bool:
     return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
 
 
-def _listed(names: Sequence[str] | dict) -> str:
+def _listed(names: Sequence[str]) -> str:
     return ", ".join(f"'{name}'" for name in names)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...arguments import flag, require_int_or_none, wants_silu, wrong_kind, wrong_parts
+from ...arguments import SILU, flag, parse_activation, require_int_or_none, wrong_kind, wrong_parts
 from . import operators
 from .values import check_update_values, refuse_capture
 
@@ -113,7 +113,7 @@ def causal_conv1d_update(
     Two rows that write one slot race: either's state may remain, or a mixture by channels; so does a row that reads a slot which
     another one writes. Records no gradient. Runs on the current stream of `x`'s device and does not wait for it.
     """
-    use_silu = wants_silu(activation)
+    use_silu = parse_activation(activation, SILU, True)
     tensors = (
         conv_state_indices, conv_state_indices_in, num_accepted_tokens, query_start_loc, block_idx_last_scheduled_token, initial_state_idx,
         cache_seqlens, intermediate_conv_window, intermediate_state_indices, retrieve_next_token, retrieve_next_sibling,
@@ -189,7 +189,7 @@ def causal_conv1d_update_split_qkv(
     Raises:
         As `causal_conv1d_update`; ValueError also for parts that do not make up the channels of x.
     """
-    use_silu = wants_silu(activation)
+    use_silu = parse_activation(activation, SILU, True)
     tensors = (
         conv_state_indices, conv_state_indices_in, num_accepted_tokens, query_start_loc, block_idx_last_scheduled_token, initial_state_idx,
         cache_seqlens, intermediate_conv_window, intermediate_state_indices, retrieve_next_token, retrieve_next_sibling,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...arguments import flag, require_int_or_none, wants_silu, wrong_kind, wrong_parts
+from ...arguments import SILU, flag, parse_activation, require_int_or_none, wrong_kind, wrong_parts
 from . import operators
 from .values import check_varlen_values, refuse_capture
 
@@ -101,7 +101,7 @@ def causal_conv1d_fn(
 
     Runs on the current stream of `x`'s device and does not wait for it.
     """
-    use_silu = wants_silu(activation)
+    use_silu = parse_activation(activation, SILU, True)
     indices = (
         cache_indices, cache_indices_in, has_initial_state, block_idx_first_scheduled_token, block_idx_last_scheduled_token,
         initial_state_idx, num_computed_tokens,
@@ -171,7 +171,7 @@ def causal_conv1d_split_qkv(
     Raises:
         As `causal_conv1d_fn`; ValueError also for parts that do not make up the channels of x.
     """
-    use_silu = wants_silu(activation)
+    use_silu = parse_activation(activation, SILU, True)
     indices = (
         cache_indices, cache_indices_in, has_initial_state, block_idx_first_scheduled_token, block_idx_last_scheduled_token,
         initial_state_idx, num_computed_tokens,
