@@ -3,13 +3,15 @@
 __version__ = "0.1.0"
 
 from . import errors, nn, reference, reference_training, reference_update, serving
-from .drop_in import causal_conv1d_fn, causal_conv1d_update, install_as_causal_conv1d
+from .drop_in import install_as_causal_conv1d
 from .jit import cache as cache
 from .jit import registry as registry
 from .jit import targets as targets
 from .jit import warmup
 from .ops.conv1d.forward import causal_conv1d, causal_conv1d_fwd
 from .ops.conv1d.plan import causal_conv1d_plan
+from .ops.conv1d.step import causal_conv1d_update
+from .ops.conv1d.training import causal_conv1d_fn
 from .ops.conv2d import router as conv2d_router
 from .ops.conv2d.forward import conv2d
 from .ops.conv2d.plan import conv2d_plan

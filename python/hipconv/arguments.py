@@ -140,6 +140,24 @@ def parse_activation(activation: Any, known: Mapping[Any, Any], bools: bool = Fa
         raise UnknownActivation(f"activation: got {describe(activation)}, expected {listed}") from None
 
 
+# ---- the peers' errors -----------------------------------------------------------------------------------------------------------
+
+
+class InvalidValue(ValueError, RuntimeError):
+    """A wrong shape, stride or device: RuntimeError there, ValueError everywhere else in hipconv."""
+
+
+class InvalidType(TypeError, RuntimeError):
+    """A wrong dtype: RuntimeError there, TypeError everywhere else in hipconv."""
+
+
+def as_the_peers(error: Exception) -> Exception:
+    """What to raise in a function that Dao-AILab's package has too: code that catches its errors still does; the text is hipconv's own."""
+    if isinstance(error, TypeError):
+        return InvalidType(*error.args)
+    return InvalidValue(*error.args) if isinstance(error, ValueError) else error
+
+
 # ---- shapes ------------------------------------------------------------------------------------------------------------------------
 
 

@@ -24,8 +24,8 @@ from .arguments import (
     require_shape,
     wrong_output,
 )
-from .drop_in import causal_conv1d_fn, causal_conv1d_update
-from .ops.conv1d.training import causal_conv1d_with_states
+from .ops.conv1d.step import causal_conv1d_update
+from .ops.conv1d.training import causal_conv1d_fn, causal_conv1d_with_states
 
 __all__ = ["CausalConv1d", "ShortConvolution"]
 

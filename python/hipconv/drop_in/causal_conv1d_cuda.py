@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import flag, require_floats, require_kinds, require_shape, wrong_kind, wrong_output
+from ..arguments import InvalidType, as_the_peers, flag, require_floats, require_kinds, require_shape, wrong_kind, wrong_output
 from . import cpp_functions
-from ._errors import InvalidType, as_the_peers
 
 
 def causal_conv1d_fwd(*arguments: Any) -> Tensor | None:

@@ -7,8 +7,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from ..arguments import describe, require_dense, require_integers, require_kinds
-from ._errors import InvalidValue, as_the_peers
+from ..arguments import InvalidValue, as_the_peers, describe, require_dense, require_integers, require_kinds
 
 
 def causal_conv1d_varlen_states(x: Tensor, cu_seqlens: Tensor, state_len: int) -> Tensor:

@@ -8,9 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..arguments import flag, wrong_kind
-from ..ops.serving import operators
-from ._errors import as_the_peers
+from ..arguments import as_the_peers, flag, wrong_kind
+from ..ops.conv1d.step import causal_conv1d_update
 
 
 def causal_conv1d_fwd_function(
@@ -84,19 +83,9 @@ def causal_conv1d_update_function(
     conv_state_indices: Tensor | None,
 ) -> Tensor:
     """`causal_conv1d_interface.causal_conv1d_update`."""
-    tensors = (conv_state_indices, None, None, None, None, None, cache_seqlens, None, None, None, None, None)
     try:
         if type(silu_activation) is not bool:
             silu_activation = flag("silu_activation", silu_activation)
-        out = torch.empty_like(x)
-        inputs = (x, conv_state, weight, bias)
-        with torch.no_grad():
-            if not operators.update_directly(
-                [out], inputs, silu_activation, tensors, -1, None, state_at_end=True, zero_padding=True, kernel="auto"
-            ):
-                torch.ops.hipconv.causal_conv1d_update.default(
-                    out, *inputs, silu_activation, conv_state_indices=conv_state_indices, cache_seqlens=cache_seqlens, state_at_end=True
-                )
-    except Exception as error:
-        raise as_the_peers(wrong_kind(causal_conv1d_update_function, locals()) or error) from None
-    return out
+    except TypeError as error:
+        raise as_the_peers(error) from None
+    return causal_conv1d_update(x, conv_state, weight, bias, "silu" if silu_activation else None, cache_seqlens, conv_state_indices)
