@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...arguments import SILU, flag, parse_activation, require_int_or_none, wrong_kind, wrong_parts
 from . import operators
+from .options import DecodeTensors
 from .values import check_update_values, refuse_capture
 
 
@@ -222,16 +223,9 @@ def causal_conv1d_update_split_qkv(
     return q, k, v
 
 
-_TENSORS = (
-    "conv_state_indices", "conv_state_indices_in", "num_accepted_tokens", "query_start_loc", "block_idx_last_scheduled_token",
-    "initial_state_idx", "cache_seqlens", "intermediate_conv_window", "intermediate_state_indices", "retrieve_next_token",
-    "retrieve_next_sibling", "retrieve_parent_token",
-)  # fmt: skip
-
-
 def _options(tensors: tuple[Tensor | None, ...], max_query_len: int, pad_slot_id: int | None) -> dict[str, Any]:
     """By name, those that are not None: each one that the operator is passed costs a little."""
-    options = dict(zip(_TENSORS, tensors, strict=True)) | {"max_query_len": max_query_len, "pad_slot_id": pad_slot_id}
+    options = DecodeTensors(*tensors)._asdict() | {"max_query_len": max_query_len, "pad_slot_id": pad_slot_id}
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -248,8 +242,9 @@ def _validate(
     if x.is_meta:
         return  # without values
     refuse_capture(x)
-    operators.check_update(outs, inputs, tensors, max_query_len, kernel)
-    check_update_values(x, weight, conv_state, *tensors, max_query_len=max_query_len, padding=padding)
+    named = DecodeTensors(*tensors)
+    operators.check_update(outs, inputs, named, max_query_len, kernel)
+    check_update_values(x, weight, conv_state, named, max_query_len, padding)
 
 
 def _number_of_padding(pad_slot_id: int | None, null_block_id: int | None, conv_state: Tensor) -> int | None:

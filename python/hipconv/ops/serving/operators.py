@@ -4,6 +4,8 @@ split into q, k and v; and the ways past them.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -11,56 +13,56 @@ from ... import jit
 from ...jit import targets
 from ..dispatch import fake_of, kernels_for, library, refuse_derivatives, refuse_derivatives_of_torch_func, stream
 from ..transforms import untouched_by_autocast, write_through_negation
+from .options import DECODE_WRITES, PREFILL_TENSORS, DecodeTensors, PrefillOptions, schema_of
 
 # ---- decode ------------------------------------------------------------------------------------------------------------------------
 
-# What both forms of the update take after their outputs and x. `state_at_end`: the window is in the last columns of a slot.
-_UPDATE_ARGUMENTS = (
-    "Tensor({0}!) conv_state, Tensor weight, Tensor? bias, bool use_silu, *, Tensor? conv_state_indices=None, "
-    "Tensor? conv_state_indices_in=None, Tensor? num_accepted_tokens=None, Tensor? query_start_loc=None, int max_query_len=-1, "
-    "int? pad_slot_id=None, Tensor? block_idx_last_scheduled_token=None, Tensor? initial_state_idx=None, Tensor? cache_seqlens=None, "
-    "Tensor({1}!)? intermediate_conv_window=None, Tensor? intermediate_state_indices=None, Tensor? retrieve_next_token=None, "
-    "Tensor? retrieve_next_sibling=None, Tensor({2}!)? retrieve_parent_token=None, bool state_at_end=False, bool zero_padding=True, "
-    "str kernel_name='auto'"
-)
 
-library.define(f"causal_conv1d_update(Tensor(a!) out, Tensor? x, {_UPDATE_ARGUMENTS.format('b', 'c', 'd')}) -> ()")
+def _decode_arguments(pool: str, window: str, parent: str) -> str:
+    """What both forms take after their outputs and x; the letters mark what is written. `state_at_end`: the window is in the last columns
+    of a slot.
+    """
+    written = dict(zip(DECODE_WRITES, (window, parent), strict=True))
+    return (
+        f"Tensor({pool}!) conv_state, Tensor weight, Tensor? bias, bool use_silu, *, {schema_of(DecodeTensors, written)}, "
+        "int max_query_len=-1, int? pad_slot_id=None, bool state_at_end=False, bool zero_padding=True, str kernel_name='auto'"
+    )
+
+
+library.define(f"causal_conv1d_update(Tensor(a!) out, Tensor? x, {_decode_arguments('b', 'c', 'd')}) -> ()")
 library.define(
-    f"causal_conv1d_update_split_qkv(Tensor(a!) q, Tensor(b!) k, Tensor(c!) v, Tensor x, {_UPDATE_ARGUMENTS.format('d', 'e', 'f')}) -> ()"
+    f"causal_conv1d_update_split_qkv(Tensor(a!) q, Tensor(b!) k, Tensor(c!) v, Tensor x, {_decode_arguments('d', 'e', 'f')}) -> ()"
 )
 
 
 @torch.library.impl(library, "causal_conv1d_update", "CompositeExplicitAutograd")
-def _causal_conv1d_update(out, x, *arguments, **options):
+def _causal_conv1d_update(out, x, conv_state, weight, bias, use_silu, **options):
     """`x` None: `out` holds x, which is overwritten."""
-    _update([out], out if x is None else x, *arguments, **options)
+    _update([out], (out if x is None else x, conv_state, weight, bias), use_silu, **options)
 
 
 @torch.library.impl(library, "causal_conv1d_update_split_qkv", "CompositeExplicitAutograd")
-def _causal_conv1d_update_split_qkv(q, k, v, x, *arguments, **options):
-    _update([q, k, v], x, *arguments, **options)
+def _causal_conv1d_update_split_qkv(q, k, v, x, conv_state, weight, bias, use_silu, **options):
+    _update([q, k, v], (x, conv_state, weight, bias), use_silu, **options)
 
 
 def _update(
-    outs, x, conv_state, weight, bias, use_silu, conv_state_indices=None, conv_state_indices_in=None, num_accepted_tokens=None,
-    query_start_loc=None, max_query_len=-1, pad_slot_id=None, block_idx_last_scheduled_token=None, initial_state_idx=None,
-    cache_seqlens=None, intermediate_conv_window=None, intermediate_state_indices=None, retrieve_next_token=None,
-    retrieve_next_sibling=None, retrieve_parent_token=None, state_at_end=False, zero_padding=True, kernel_name="auto",
-    only_check=False,
+    outs, inputs, use_silu, *, max_query_len=-1, pad_slot_id=None, state_at_end=False, zero_padding=True, kernel_name="auto",
+    only_check=False, **tensors,
 ):  # fmt: skip
-    """`only_check`: raise what is wrong with the call, and do nothing."""
+    """`inputs` are x, conv_state, weight and bias. `only_check`: raise what is wrong with the call, and do nothing."""
+    x, conv_state, weight, bias = inputs
     refuse_derivatives(out=outs[0], x=x, conv_state=conv_state, weight=weight, bias=bias)
+    given = DecodeTensors(**tensors)
     jit.module("causal_conv1d_update", targets.of(x.device)).causal_conv1d_update(
-        outs, x, conv_state, weight, bias, use_silu, conv_state_indices, conv_state_indices_in, num_accepted_tokens, query_start_loc,
-        max_query_len, pad_slot_id, block_idx_last_scheduled_token, initial_state_idx, cache_seqlens, intermediate_conv_window,
-        intermediate_state_indices, retrieve_next_token, retrieve_next_sibling, retrieve_parent_token, state_at_end, zero_padding,
-        kernel_name, None if only_check else stream(x),
+        outs, *inputs, use_silu, *given[:4], max_query_len, pad_slot_id, *given[4:], state_at_end, zero_padding, kernel_name,
+        None if only_check else stream(x),
     )  # fmt: skip
 
 
 def check_update(outs, inputs, tensors, max_query_len, kernel):
     """Raise what `update_directly` would before it launches a kernel."""
-    _update(outs, *inputs, False, *tensors[:4], max_query_len, None, *tensors[4:], kernel_name=kernel, only_check=True)
+    _update(outs, inputs, False, max_query_len=max_query_len, kernel_name=kernel, only_check=True, **tensors._asdict())
 
 
 def update_directly(
@@ -76,7 +78,7 @@ def update_directly(
     kernel: str,
 ) -> bool:
     """`_update` without the operator in front, or False if that has something to do. `inputs` are x, conv_state, weight and bias, and
-    `tensors` the options that are tensors, in the order of `_update`.
+    `tensors` are in the order of `DecodeTensors`.
     """
     kernels = kernels_for("causal_conv1d_update", *inputs, *outs, *tensors)
     if kernels is not None and kernels.causal_conv1d_update_directly(
@@ -92,14 +94,9 @@ for _operator in ("causal_conv1d_update", "causal_conv1d_update_split_qkv"):
     torch.library.register_fake(f"hipconv::{_operator}", fake_of(_operator), lib=library)
 
 
-# ---- serving: packed sequences with a pool of conv states ------------------------------------------------------------------------
+# ---- prefill -----------------------------------------------------------------------------------------------------------------------
 
-_VARLEN_INPUTS = (
-    "Tensor x, Tensor weight, Tensor? bias, Tensor query_start_loc, Tensor? cache_indices=None, Tensor? cache_indices_in=None, "
-    "Tensor? has_initial_state=None, Tensor? block_idx_first_scheduled_token=None, Tensor? block_idx_last_scheduled_token=None, "
-    "Tensor? initial_state_idx=None, Tensor? num_computed_tokens=None, int block_size_to_align=0, bool use_silu=False, "
-    "int? pad_slot_id=-1, int? null_block_id=None"
-)
+_VARLEN_INPUTS = f"Tensor x, Tensor weight, Tensor? bias, Tensor query_start_loc, {schema_of(PrefillOptions)}"
 _VARLEN_CHOICES = "str kernel_name='auto', int block_m=0, int block_n=0, int num_warps=0"
 
 library.define(
@@ -118,18 +115,7 @@ def _varlen(
     weight: Tensor,
     bias: Tensor | None,
     query_start_loc: Tensor,
-    cache_indices: Tensor | None = None,
-    cache_indices_in: Tensor | None = None,
-    has_initial_state: Tensor | None = None,
-    block_idx_first_scheduled_token: Tensor | None = None,
-    block_idx_last_scheduled_token: Tensor | None = None,
-    initial_state_idx: Tensor | None = None,
-    num_computed_tokens: Tensor | None = None,
-    block_size_to_align: int = 0,
-    use_silu: bool = False,
-    pad_slot_id: int | None = -1,
-    null_block_id: int | None = None,
-    *,
+    *options: Any,
     dead_tokens: str,
     kernel_name: str = "auto",
     block_m: int = 0,
@@ -141,28 +127,9 @@ def _varlen(
     refuse_derivatives(out=outputs[0], conv_states=conv_states, x=x, weight=weight, bias=bias)
     module = jit.module("causal_conv1d_varlen", targets.of(x.device))
     return module.causal_conv1d_varlen(
-        outputs,
-        x,
-        weight,
-        bias,
-        conv_states,
-        query_start_loc,
-        cache_indices,
-        cache_indices_in,
-        has_initial_state,
-        block_idx_first_scheduled_token,
-        block_idx_last_scheduled_token,
-        initial_state_idx,
-        num_computed_tokens,
-        block_size_to_align,
-        use_silu,
-        pad_slot_id,
-        null_block_id,
-        dead_tokens,
-        kernel_name,
-        (block_m, block_n, num_warps),
-        None if only_check else stream(x),
-    )
+        outputs, x, weight, bias, conv_states, query_start_loc, *PrefillOptions(*options), dead_tokens, kernel_name,
+        (block_m, block_n, num_warps), None if only_check else stream(x),
+    )  # fmt: skip
 
 
 def check_varlen(outputs, inputs, conv_states, query_start_loc, options, kernel, tile):
@@ -201,8 +168,10 @@ def varlen_directly(
     kernel: str,
     tile: tuple[int, int, int],
 ) -> bool:
-    """`_varlen` without the operator in front, or False if that has something to do. `options` are from `cache_indices` on."""
-    kernels = kernels_for("causal_conv1d_varlen", *inputs, conv_states, query_start_loc, *outputs, *options[:7])
+    """`_varlen` without the operator in front, or False if that has something to do. `options` are in the order of
+    `PrefillOptions`.
+    """
+    kernels = kernels_for("causal_conv1d_varlen", *inputs, conv_states, query_start_loc, *outputs, *options[:PREFILL_TENSORS])
     if kernels is not None and kernels.causal_conv1d_varlen_directly(
         outputs, *inputs, conv_states, query_start_loc, *options, "zero" if zero_padding else "leave", kernel, tile, stream(inputs[0])
     ):

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from ...arguments import SILU, flag, parse_activation, require_int_or_none, wrong_kind, wrong_parts
 from . import operators
-from .values import check_varlen_values, refuse_capture
+from .options import PrefillOptions
+from .values import check_prefill_values, refuse_capture
 
 
 def causal_conv1d_fn(
@@ -226,7 +227,4 @@ def _validate(
         return  # without values
     refuse_capture(x)
     operators.check_varlen(outputs, inputs, conv_states, query_start_loc, options, kernel, tile)
-    *indices, block_size, _, pad_slot_id, null_block_id = options
-    check_varlen_values(
-        x, weight, conv_states, query_start_loc, *indices, block_size=block_size, pad_slot_id=pad_slot_id, null_block_id=null_block_id
-    )
+    check_prefill_values(x, weight, conv_states, query_start_loc, PrefillOptions(*options))

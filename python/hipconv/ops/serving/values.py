@@ -13,6 +13,8 @@ from typing import NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
+from .options import DecodeTensors, PrefillOptions
+
 _MOST_TOKENS = 2**31 - 1
 
 
@@ -105,31 +107,15 @@ def _or_padding(numbers: tuple[int | None, ...]) -> str:
     return "".join(f", or {number} for padding" for number in dict.fromkeys(numbers) if number is not None)
 
 
-def check_varlen_values(
-    x: Tensor,
-    weight: Tensor,
-    conv_states: Tensor,
-    query_start_loc: Tensor,
-    cache_indices: Tensor | None,
-    cache_indices_in: Tensor | None,
-    has_initial_state: Tensor | None,
-    block_idx_first_scheduled_token: Tensor | None,
-    block_idx_last_scheduled_token: Tensor | None,
-    initial_state_idx: Tensor | None,
-    num_computed_tokens: Tensor | None,
-    *,
-    block_size: int,
-    pad_slot_id: int | None,
-    null_block_id: int | None,
-) -> None:
+def check_prefill_values(x: Tensor, weight: Tensor, conv_states: Tensor, query_start_loc: Tensor, o: PrefillOptions) -> None:
     """Raise ValueError naming the first value that a call of `causal_conv1d_fn` cannot mean. Waits for the device."""
     starts = _starts(query_start_loc, x.shape[1])
     pool = _Pool("conv_states", conv_states.shape[0])
-    to_write = _Table("cache_indices", cache_indices)
-    to_read = to_write if cache_indices_in is None else _Table("cache_indices_in", cache_indices_in)
-    first_columns, last_columns = _listed(block_idx_first_scheduled_token), _listed(block_idx_last_scheduled_token)
-    read_columns, computed, flags = _listed(initial_state_idx), _listed(num_computed_tokens), _listed(has_initial_state)
-    or_padding = _or_padding((pad_slot_id, null_block_id))
+    to_write = _Table("cache_indices", o.cache_indices)
+    to_read = to_write if o.cache_indices_in is None else _Table("cache_indices_in", o.cache_indices_in)
+    first_columns, last_columns = _listed(o.block_idx_first_scheduled_token), _listed(o.block_idx_last_scheduled_token)
+    read_columns, computed, flags = _listed(o.initial_state_idx), _listed(o.num_computed_tokens), _listed(o.has_initial_state)
+    or_padding = _or_padding((o.pad_slot_id, o.null_block_id))
 
     def require(slot: int, table: _Table, b: int, column: int) -> None:
         if table.rows is None and slot >= pool.slots:
@@ -142,11 +128,11 @@ def check_varlen_values(
             continue
         column = to_read.column("initial_state_idx", read_columns, b)
         read = to_read.slot(b, column)
-        if read in (pad_slot_id, null_block_id):
+        if read in (o.pad_slot_id, o.null_block_id):
             continue
         last = to_write.column("block_idx_last_scheduled_token", last_columns, b)
         final = to_write.slot(b, last)
-        if final == pad_slot_id and final != null_block_id:
+        if final == o.pad_slot_id and final != o.null_block_id:
             continue
         require(read, to_read, b, column)
         states = [(final, last)]
@@ -154,10 +140,11 @@ def check_varlen_values(
             first = to_write.column("block_idx_first_scheduled_token", first_columns, b)
             if not 0 <= computed[b] <= _MOST_TOKENS:
                 _refuse(f"num_computed_tokens[{b}]", computed[b], f"0 to {_MOST_TOKENS}, a number of tokens")
-            crossed = (computed[b] + end - begin - 1) // block_size - computed[b] // block_size  # boundaries before the end
+            block = o.block_size_to_align
+            crossed = (computed[b] + end - begin - 1) // block - computed[b] // block  # boundaries before the end
             states += [(to_write.slot(b, c), c) for c in range(last - 1, max(first, last - crossed) - 1, -1)]
         for slot, column_of_state in states:
-            if slot not in (pad_slot_id, null_block_id):
+            if slot not in (o.pad_slot_id, o.null_block_id):
                 require(slot, to_write, b, column_of_state)
                 if weight.shape[1] > 1:
                     pool.write(slot, b, to_write.place(b, column_of_state))
@@ -167,41 +154,24 @@ def check_varlen_values(
 
 
 def check_update_values(
-    x: Tensor,
-    weight: Tensor,
-    conv_state: Tensor,
-    conv_state_indices: Tensor | None,
-    conv_state_indices_in: Tensor | None,
-    num_accepted_tokens: Tensor | None,
-    query_start_loc: Tensor | None,
-    block_idx_last_scheduled_token: Tensor | None,
-    initial_state_idx: Tensor | None,
-    cache_seqlens: Tensor | None,  # of which any value has a meaning
-    intermediate_conv_window: Tensor | None,
-    intermediate_state_indices: Tensor | None,
-    retrieve_next_token: Tensor | None,
-    retrieve_next_sibling: Tensor | None,
-    retrieve_parent_token: Tensor | None,
-    *,
-    max_query_len: int,
-    padding: tuple[int | None, ...],
+    x: Tensor, weight: Tensor, conv_state: Tensor, given: DecodeTensors, max_query_len: int, padding: tuple[int | None, ...]
 ) -> None:
     """Raise ValueError naming the first value that a call of `causal_conv1d_update` cannot mean. Waits for the device."""
-    if query_start_loc is None:
+    if given.query_start_loc is None:
         counts = [x.shape[2] if x.dim() == 3 else 1] * x.shape[0]
     else:
-        counts = [end - begin for begin, end in itertools.pairwise(_starts(query_start_loc, x.shape[0]))]
+        counts = [end - begin for begin, end in itertools.pairwise(_starts(given.query_start_loc, x.shape[0]))]
     past, state_len = weight.shape[1] - 1, conv_state.shape[2]
     pool = _Pool("conv_state", conv_state.shape[0])
     windows = None
-    if intermediate_conv_window is not None and past:
-        windows = _Pool("intermediate_conv_window", intermediate_conv_window.shape[0])
-    to_write = _Table("conv_state_indices", conv_state_indices)
-    to_read = to_write if conv_state_indices_in is None else _Table("conv_state_indices_in", conv_state_indices_in)
-    read_columns, write_columns = _listed(initial_state_idx), _listed(block_idx_last_scheduled_token)
-    accepted, window_slots = _listed(num_accepted_tokens), _Table("intermediate_state_indices", intermediate_state_indices)
-    links = {"retrieve_next_token": _listed(retrieve_next_token), "retrieve_next_sibling": _listed(retrieve_next_sibling)}
-    numbers: tuple[int | None, ...] = () if conv_state_indices is None else padding
+    if given.intermediate_conv_window is not None and past:
+        windows = _Pool("intermediate_conv_window", given.intermediate_conv_window.shape[0])
+    to_write = _Table("conv_state_indices", given.conv_state_indices)
+    to_read = to_write if given.conv_state_indices_in is None else _Table("conv_state_indices_in", given.conv_state_indices_in)
+    read_columns, write_columns = _listed(given.initial_state_idx), _listed(given.block_idx_last_scheduled_token)
+    accepted, window_slots = _listed(given.num_accepted_tokens), _Table("intermediate_state_indices", given.intermediate_state_indices)
+    links = {"retrieve_next_token": _listed(given.retrieve_next_token), "retrieve_next_sibling": _listed(given.retrieve_next_sibling)}
+    numbers: tuple[int | None, ...] = () if given.conv_state_indices is None else padding
 
     for b, count in enumerate(counts):
         if 0 < max_query_len < count:
@@ -218,7 +188,7 @@ def check_update_values(
             continue
         pool.require(read, to_read.place(b, read_column), _or_padding(numbers))
         pool.require(write, to_write.place(b, write_column), _or_padding(numbers))
-        if past and retrieve_next_token is None:  # or else no state is written
+        if past and given.retrieve_next_token is None:  # or else no state is written
             pool.write(write, b, to_write.place(b, write_column))
             pool.read_by(read, b, to_read.place(b, read_column))
 
@@ -228,13 +198,13 @@ def check_update_values(
                 _refuse(f"num_accepted_tokens[{b}]", accepted[b], f"1 to {kept}, what the {state_len} columns of a state can hold")
             if count > kept:
                 raise ValueError(f"query_start_loc: got {count} tokens of row {b}, expected at most {kept}, what a state can hold")
-        if windows and intermediate_conv_window is not None:
+        if windows and given.intermediate_conv_window is not None:
             slot, place = window_slots.slot(b, 0), window_slots.place(b, 0)
             windows.require(slot, place)
             windows.write(slot, b, place)
-            if count > intermediate_conv_window.shape[1]:
+            if count > given.intermediate_conv_window.shape[1]:
                 raise ValueError(
-                    f"intermediate_conv_window: got shape {tuple(intermediate_conv_window.shape)}, expected (slots, at least {count} "
+                    f"intermediate_conv_window: got shape {tuple(given.intermediate_conv_window.shape)}, expected (slots, at least {count} "
                     f"tokens, …), the tokens of row {b}"
                 )
         for name, values in links.items():
