@@ -122,11 +122,7 @@ def flag(name: str, value: object) -> bool:
 SILU = {None: False, "silu": True, "swish": True}
 
 
-class UnknownActivation(ValueError, NotImplementedError):
-    """An activation that a function does not have: ValueError everywhere in hipconv, and NotImplementedError in Dao-AILab's package."""
-
-
-def parse_activation(activation: Any, known: Mapping[Any, Any], bools: bool = False) -> Any:
+def parse_activation(activation: Any, known: Mapping[Any, Any], bools: bool = False, error: type[ValueError] = ValueError) -> Any:
     """What an `activation` argument means by the table `known`; with `bools`, as the inference servers pass them, those mean themselves."""
     if bools and (activation is True or activation is False):
         return activation
@@ -137,7 +133,7 @@ def parse_activation(activation: Any, known: Mapping[Any, Any], bools: bool = Fa
         if bools:
             names.insert(1, "a bool")
         listed = f"one of {', '.join(names)}" if len(names) > 4 else f"{', '.join(names[:-1])} or {names[-1]}"
-        raise UnknownActivation(f"activation: got {describe(activation)}, expected {listed}") from None
+        raise error(f"activation: got {describe(activation)}, expected {listed}") from None
 
 
 # ---- the peers' errors -----------------------------------------------------------------------------------------------------------
@@ -145,6 +141,10 @@ def parse_activation(activation: Any, known: Mapping[Any, Any], bools: bool = Fa
 
 class InvalidValue(ValueError, RuntimeError):
     """A wrong shape, stride or device: RuntimeError there, ValueError everywhere else in hipconv."""
+
+
+class UnknownActivation(ValueError, NotImplementedError):
+    """An activation's name that means nothing: NotImplementedError there, ValueError everywhere else in hipconv."""
 
 
 class InvalidType(TypeError, RuntimeError):

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..arguments import (
     SILU,
+    UnknownActivation,
     as_the_peers,
     parse_activation,
     require_floats,
@@ -50,7 +51,7 @@ def causal_conv1d_ref(
     seq_idx: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`causal_conv1d_fn` in plain torch, in float64, rounded to the dtype of `x`. (The order of arguments is the original's.)"""
-    use_silu = parse_activation(activation, SILU)
+    use_silu = parse_activation(activation, SILU, False, UnknownActivation)
     try:
         require_kinds(causal_conv1d_ref, locals())
         _check_inputs(x, weight, bias, seq_idx, initial_states)
@@ -92,7 +93,7 @@ def causal_conv1d_update_ref(
     cache_seqlens: Tensor | None = None,
 ) -> Tensor:
     """`causal_conv1d_update` of all slots in plain torch, in float64, rounded to the dtype of `x`."""
-    use_silu = parse_activation(activation, SILU)
+    use_silu = parse_activation(activation, SILU, False, UnknownActivation)
     try:
         require_kinds(causal_conv1d_update_ref, locals())
         tokens = x[..., None] if x.dim() == 2 else x

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...arguments import SILU, as_the_peers, parse_activation, wrong_kind
+from ...arguments import SILU, UnknownActivation, as_the_peers, parse_activation, wrong_kind
 from ..serving import operators
 
 
@@ -35,7 +35,7 @@ def causal_conv1d_update(
     Raises:
         What `causal_conv1d_fn` raises. No gradient is recorded.
     """
-    use_silu = parse_activation(activation, SILU)
+    use_silu = parse_activation(activation, SILU, False, UnknownActivation)
     tensors = (conv_state_indices, None, None, None, None, None, cache_seqlens, None, None, None, None, None)
     try:
         out = torch.empty_like(x)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from ... import jit
-from ...arguments import SILU, as_the_peers, flag, parse_activation, wrong_kind, wrong_output, wrong_rows
+from ...arguments import SILU, UnknownActivation, as_the_peers, flag, parse_activation, wrong_kind, wrong_output, wrong_rows
 from ...jit import targets
 from ..dispatch import kernels_for, stream
 from .derivatives import gradients
@@ -60,7 +60,7 @@ def causal_conv1d_fn(
 
     Runs on the current stream of `x`'s device and does not wait for it.
     """
-    use_silu = parse_activation(activation, SILU)
+    use_silu = parse_activation(activation, SILU, False, UnknownActivation)
     try:
         if type(return_final_states) is not bool:
             return_final_states = flag("return_final_states", return_final_states)
