@@ -66,7 +66,7 @@ from pathlib import Path
 from hipconv import cache, errors, jit, registry, targets
 from hipconv.jit.targets import Target
 CPU, SIMT = Target("cpu", "generic"), Target("simt", "wave64")
-jit._PATIENCE = 600.0  # builds of the probe are to be quiet however busy the machine is
+jit.progress.PATIENCE = 600.0  # builds of the probe are to be quiet however busy the machine is
 """
 ANSWER = 'print(jit.module("probe", CPU).answer())'
 

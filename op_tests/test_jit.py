@@ -440,7 +440,7 @@ def test_an_artefact_for_another_architecture_is_never_loaded(warm: Probe) -> No
     own = targets.of(torch.device("cuda", 0))
     (library,) = cache.roots().__next__().glob("probe-cpu-*")
     for target in (Target("cuda", "sm_80"), Target("cuda", "sm_90")):
-        name = f"{jit.artefact_name('probe', target)}-{jit._compiler_hash(target) or '0' * 8}"
+        name = f"{jit.artefact_name('probe', target)}-{jit.builds.Build.of('probe', target).compiler or '0' * 8}"
         shutil.copytree(library, library.parent / name)
         try:
             print(target, own, jit.module("probe", own).answer())
@@ -545,7 +545,7 @@ def interrupted(kind, when):
     try:
         return jit.module("probe", CPU)
     except BaseException as error:
-        return type(error).__name__, str(error), jit._failed
+        return type(error).__name__, str(error), jit.builder._failed
 """
 
 
@@ -577,7 +577,7 @@ def test_an_exception_of_the_callers_ends_the_wait_for_another_process(warm: Pro
     with open(lock, "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         waiting = threading.Event()
-        jit._say = lambda *_, **__: waiting.set()
+        jit.builder.say = lambda *_, **__: waiting.set()
         print(*interrupted(TimeoutError, waiting.is_set))
     """
     assert warm.python(INTERRUPT, script) == "TimeoutError time is up {}\n"
@@ -598,11 +598,11 @@ def test_an_exception_of_the_callers_is_no_damage(warm: Probe) -> None:
 
 def test_a_full_disk_is_not_remembered(probe: Probe) -> None:
     script = """
-    exec("def _copy(*_): raise OSError(28, 'No space left on device')", vars(jit))
+    exec("def _copy(*_): raise OSError(28, 'No space left on device')", vars(jit.builder))
     try:
         jit.module("probe", CPU)
     except errors.BuildError as error:
-        print("No space left on device" in str(error), jit._failed)
+        print("No space left on device" in str(error), jit.builder._failed)
     """
     assert probe.python(script) == "True {}\n"
 
@@ -1008,7 +1008,7 @@ def test_a_long_build_says_so_in_a_log(probe: Probe) -> None:
             Path(os.environ["PROBE_HOLD"]).unlink(missing_ok=True)
         def flush(self):
             pass
-    said, stderr, sys.stderr, jit._PATIENCE = [], sys.stderr, Log(), 0.2
+    said, stderr, sys.stderr, jit.progress.PATIENCE = [], sys.stderr, Log(), 0.2
     jit.module("probe", CPU)
     sys.stderr = stderr
     print("".join(said))
