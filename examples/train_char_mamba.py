@@ -132,7 +132,7 @@ class CharMamba(nn.Module):
 
 def repository_text() -> str:
     """The Python sources and the README: half a million characters that are always there."""
-    files = [*sorted((ROOT / "python").rglob("*.py")), *sorted((ROOT / "op_tests").glob("*.py")), ROOT / "README.md"]
+    files = [*sorted((ROOT / "python").rglob("*.py")), *sorted((ROOT / "op_tests").rglob("*.py")), ROOT / "README.md"]
     return "\n\n".join(file.read_text() for file in files)
 
 

@@ -12,29 +12,23 @@ from typing import Any
 import pytest
 import torch
 
-from common import WAYS, device_of, environment
-import precompiled
+from support import precompiled
+from support.common import WAYS, device_of, environment
 
 # The longest first, so that no process is left with one of them at the end; CPU seconds from 800 down to 80.
 LONGEST = [
     "machine_code",
-    "test_sanitizers",
-    "test_jit",
-    "test_causal_conv1d",
-    "test_causal_conv1d_bwd",
-    "test_conv2d_gemm",
-    "test_causal_conv1d_update",
-    "test_simt",
-    "test_causal_conv1d_varlen",
-    "test_conv2d",
-    "test_real_layers",
+    "simt/test_sanitizers",
+    "jit/test_jit",
+    "conv1d/test_forward",
+    "conv1d/test_backward",
+    "conv2d/test_gemm",
+    "serving/test_decode",
+    "simt/test_simt",
+    "serving/test_prefill",
+    "conv2d/test_algorithms",
+    "integration/test_real_layers",
 ]
-MACHINE_CODE = {
-    "test_amd_isa",
-    "test_conv2d_isa",
-    "test_gpu_compilers",
-    "test_rocm_loader",
-}  # what one of them compiles, the others find in its process
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -61,9 +55,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def share_of(nodeid: str) -> str:
-    """What one process takes: the tests of a file, or of those that share more."""
-    file = Path(nodeid.partition("::")[0]).stem
-    return "machine_code" if file in MACHINE_CODE else file
+    """What one process takes: the tests of a file, or the machine code's, where what one compiles the others find in its process."""
+    *_, folder, file = Path(nodeid.partition("::")[0]).with_suffix("").parts
+    return folder if folder == "machine_code" else f"{folder}/{file}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

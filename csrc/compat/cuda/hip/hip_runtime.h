@@ -1,5 +1,5 @@
 // The HIP spelling on NVIDIA: found as <hip/hip_runtime.h> when nvcc compiles csrc/kernels. Aliases for what the kernels and
-// op_tests/simt_probes.cu use, and nothing else. Never staged on ROCm, so this is the one place where CUDA names may appear.
+// op_tests/simt/probes.cu use, and nothing else. Never staged on ROCm, so this is the one place where CUDA names may appear.
 #pragma once
 
 #include <cuda_bf16.h>

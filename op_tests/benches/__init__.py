@@ -1,0 +1,1 @@
+"""Speed: each file times one family, and its test runs it as the command that it is."""

@@ -1,0 +1,228 @@
+"""Speed of conv2d on the layers of image models, beside torch's own convolution and what the card could do at best.
+
+    python op_tests/bench_conv2d.py --model flux2_vae --dtype bfloat16 --layout nhwc
+    python op_tests/bench_conv2d.py --model resnet50 --batch 1,32 --num-layers 5 --activation relu --json results.json --plot layers.png
+    python op_tests/bench_conv2d.py --model sd35_vae --miopen-solvers
+
+On a GPU a time is that of the kernels: calls are captured into a graph, each on an input and output of its own, together larger than
+any cache, and the median of the replays is divided by the calls. On the CPU it is the fastest of several calls by the clock. Bias, and
+the activation that --activation names. torch's time is that of F.conv2d, by cuDNN's or MIOpen's fastest algorithm
+(torch.backends.cudnn.benchmark), and the same activation. The floor is the longer of the products at the card's dense peak and a copy
+of the bytes, as a copy kernel does it in the same run. --miopen-solvers (ROCm) names what MIOpen runs, from its log.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+import datetime
+import functools
+import json
+import os
+from pathlib import Path
+import re
+import subprocess
+import sys
+
+import torch
+from torch import Tensor
+import torch.nn.functional as F
+
+from benches.forward import ROTATED_BYTES, time_us
+import benches.plot
+from conv2d.cases import ACTIVATIONS, LAYOUTS, MODELS, Case, mismatch_conv2d, model_cases
+from support.common import DTYPES, Table, choice_of, device_of, flattened, list_of, use_backend
+import hipconv
+from hipconv import jit, targets
+from hipconv.ops.conv2d.activations import ACTIVATIONS as TORCH_ACTIVATIONS
+
+MOST_CALLS = 200  # of a graph
+
+# Dense peaks by the vendors' data sheets, TFLOP/s: of 16-bit matrix products, of f32 ones.
+PEAKS = {
+    "gfx90a": (191.5, 47.9),  # one of the two chips of a card
+    "gfx942": (1307.4, 163.4),
+    "gfx950": (2516.6, 157.3),
+    "gfx1100": (122.8, 61.4),
+    "gfx1151": (59.4, 29.7),
+    "gfx1201": (194.6, 48.7),
+    "sm_80": (312.0, 19.5),
+    "sm_90": (989.4, 66.9),
+}
+
+
+def bench(case: Case, algorithm: str, device: torch.device, copy_rate: float) -> dict:
+    """Times of one layer in microseconds; `wrong` says what is wrong with the result, or None."""
+    arguments = case.inputs(device)
+    plan = hipconv.conv2d_plan(**arguments, algorithm=algorithm)
+    result = hipconv.conv2d(**arguments, algorithm=algorithm)
+    plain = functools.partial(_by_torch, activation=case.activation, **{name: arguments[name] for name in _PLAIN})
+    exact = {name: value.float() if isinstance(value, Tensor) else value for name, value in arguments.items()}
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=False, allow_tf32=False):
+        expected = _by_torch(exact["x"], activation=case.activation, **{name: exact[name] for name in _PLAIN})
+    wrong = mismatch_conv2d(result, arguments, expected.double())
+    size = sum(t.numel() * t.element_size() for t in (arguments["x"], result))
+    copies = min(MOST_CALLS, max(4, -(-ROTATED_BYTES // size))) if device.type == "cuda" else 2
+    inputs = [arguments["x"], *(torch.empty_like(arguments["x"]).normal_() for _ in range(copies - 1))]
+    del exact, expected, result
+
+    def timed(convolve: Callable[[Tensor], Tensor]) -> float:
+        kept: list[Tensor] = []  # the results, or the next call would write where this one did
+
+        def call(x: Tensor) -> None:
+            kept.append(convolve(x))
+
+        return time_us([functools.partial(call, x) for x in inputs], device)
+
+    rest = {name: value for name, value in arguments.items() if name != "x"}
+    ours = timed(lambda x: hipconv.conv2d(x, **rest, algorithm=algorithm))
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=False):
+        theirs = timed(plain)
+    peak = PEAKS.get(targets.of(device).arch, (float("inf"),) * 2)[case.dtype == torch.float32]
+    return {
+        "case": str(case),
+        "plan": plan.form,
+        "us": ours,
+        "torch": theirs,
+        "floor": max(plan.flops / peak / 1e6, plan.bytes_moved / copy_rate),
+        "flops": plan.flops,
+        "bytes": plan.bytes_moved,
+        "wrong": wrong,
+    }
+
+
+_PLAIN = ("weight", "bias", "stride", "padding", "dilation", "groups")
+
+
+def _by_torch(x: Tensor, *, activation: str, **rest) -> Tensor:
+    return TORCH_ACTIVATIONS[activation](F.conv2d(x, **{"input" if name == "x" else name: value for name, value in rest.items()}))
+
+
+def copy_rate(device: torch.device) -> float:
+    """Bytes, read and written together, that a copy kernel moves in a microsecond."""
+    size = (256 if device.type == "cuda" else 64) << 20
+    pairs = [(torch.empty(size, dtype=torch.uint8, device=device), torch.ones(size, dtype=torch.uint8, device=device)) for _ in range(2)]
+    copy = jit.module("copy", targets.of(device)).copy
+
+    def once(out: Tensor, x: Tensor) -> None:
+        copy(out, x, torch.cuda.current_stream().cuda_stream if device.type == "cuda" else 0)
+
+    return 2 * size / time_us([functools.partial(once, out, x) for out, x in pairs], device)
+
+
+# ---- what MIOpen runs ----------------------------------------------------------------------------------------------------------------
+
+_LAYER = "hipconv layer "
+_SOLVER = re.compile(r"(?:Chosen Algorithm: |solver_id = (?:\d+/)?|Solver: |solution: )(\w+)")
+
+
+def solvers_in(log: str) -> dict[int, str]:
+    """The solver that MIOpen names last for each layer, in a log with a line "hipconv layer <number>" before each."""
+    found = {}
+    for part in log.split(_LAYER)[1:]:
+        number, _, lines = part.partition("\n")
+        if names := _SOLVER.findall(lines):
+            found[int(number)] = names[-1]
+    return found
+
+
+def miopen_solvers(cases: list[Case]) -> dict[int, str]:
+    """By the number of the case: from a process of its own whose MIOpen says what it does."""
+    program = (
+        "import json, sys, torch, torch.nn.functional as F\n"
+        "torch.backends.cudnn.benchmark = True\n"
+        "for number, (x, weight, stride, padding, dilation, dtype, last) in enumerate(json.load(sys.stdin)):\n"
+        "    dtype, layout = getattr(torch, dtype), torch.channels_last if last else torch.contiguous_format\n"
+        "    x, weight = (torch.randn(s, device='cuda').to(dtype).contiguous(memory_format=layout) for s in (x, weight))\n"
+        f"    print('{_LAYER}' + str(number), file=sys.stderr, flush=True)\n"
+        "    F.conv2d(x, weight, None, stride, padding, dilation)\n"
+        "    torch.cuda.synchronize()\n"
+    )
+    layers = [
+        ((c.N, c.C, c.H, c.W), (c.K, c.C, c.R, c.S), c.stride, c.padding, c.dilation, str(c.dtype)[len("torch.") :], c.layout == "nhwc")
+        for c in cases
+    ]
+    variables = {"MIOPEN_ENABLE_LOGGING": "1", "MIOPEN_LOG_LEVEL": "6"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=json.dumps(layers), capture_output=True, text=True, env=os.environ | variables, check=False
+    )
+    if done.returncode != 0:
+        sys.exit(f"--miopen-solvers: {done.stderr[-2000:]}")
+    return solvers_in(done.stderr)
+
+
+# ---- the command ---------------------------------------------------------------------------------------------------------------------
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    backend = "gpu" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--backend", type=choice_of("gpu", "cpu", "simt"), default=backend, help=f"default {backend}")
+    parser.add_argument("--model", type=list_of(choice_of(*MODELS)), nargs="+", default=[["resnet50"]])
+    parser.add_argument("--num-layers", type=int, help="only the first of each model")
+    parser.add_argument("--batch", type=list_of(int), nargs="+", default=[[1]])
+    parser.add_argument("--dtype", type=list_of(choice_of(*DTYPES)), nargs="+", default=[["bfloat16"]])
+    parser.add_argument("--layout", type=choice_of(*LAYOUTS, "both"), default="both")
+    parser.add_argument("--activation", type=choice_of(*ACTIVATIONS), default="none")
+    parser.add_argument("--algorithm", default="auto", help="default: the library's choice")
+    parser.add_argument("--json", type=Path, help="write the results here")
+    parser.add_argument("--plot", type=Path, help="draw TFLOP/s of each layer here; needs matplotlib")
+    parser.add_argument("--read", type=Path, help="measure nothing: take the results that --json wrote here")
+    parser.add_argument("--miopen-solvers", action="store_true", help="on ROCm: name the solver that MIOpen picks for each layer")
+    options = parser.parse_args()
+
+    if options.plot:
+        benches.plot.require_matplotlib()  # before minutes of measuring
+    if options.miopen_solvers and not torch.version.hip:
+        parser.error(f"--miopen-solvers needs a ROCm build of torch; this one is {torch.__version__}")
+    results = json.loads(options.read.read_text()) if options.read else measure(options)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    if options.plot:
+        benches.plot.draw_layers(results, options.plot)
+    return 1 if any(row["wrong"] for row in results["rows"]) else 0
+
+
+def measure(options: argparse.Namespace) -> dict:
+    """Every layer of the command line, printed as it comes, then the sums."""
+    device = device_of(options.backend)
+    with use_backend(options.backend):
+        card = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads, {targets.of(device)}"
+        date = datetime.date.today().isoformat()
+        rate = copy_rate(device)
+        print(f"{card}, torch {torch.__version__}, {date}; a copy moves {rate / 1e6:.2f} TB/s; bias, activation {options.activation}")
+        cases = [
+            (model, case._replace(N=batch, dtype=DTYPES[dtype], layout=layout, activation=options.activation))
+            for model in flattened(options.model)
+            for batch in flattened(options.batch)
+            for dtype in flattened(options.dtype)
+            for layout in (LAYOUTS if options.layout == "both" else (options.layout,))
+            for case in model_cases(model)[: options.num_layers]
+        ]
+        solvers = miopen_solvers([case for _, case in cases]) if options.miopen_solvers else {}
+        times = [("us", 9), ("TFLOP/s", 7), ("torch us", 9), ("vs torch", 8), ("floor us", 8), ("of floor", 8)]
+        columns = [("layer", 62), ("plan", 30), *times]
+        table = Table([*columns, ("result", 6), *([("MIOpen", 30)] if solvers else [])])
+        rows = []
+        for number, (model, case) in enumerate(cases):
+            row = {"model": model, **bench(case, options.algorithm, device, rate)} | ({"miopen": solvers.get(number)} if solvers else {})
+            rows.append(row)
+            table.row(case, row["plan"], *_numbers([row]), row["wrong"] or "ok", *([row["miopen"] or "?"] if solvers else []))
+        for title, sum_of in _groups(rows).items():
+            table.row(f"sum of {title}", "", *_numbers(sum_of), "", *([""] if solvers else []))
+    return {"card": card, "torch": torch.__version__, "date": date, "bytes_per_us": rate, "rows": rows}
+
+
+def _groups(rows: list[dict]) -> dict[str, list[dict]]:
+    """The rows that differ in their sizes only: of a model, batch, dtype and layout."""
+    groups: dict[str, list[dict]] = {}
+    for row in rows:
+        image, _, dtype, layout = row["case"].split(" ")[:4]
+        groups.setdefault(f"{row['model']}, batch {image.split('x')[0]}, {dtype}, {layout}", []).append(row)
+    return groups
+
+
+def _numbers(rows: list[dict]) -> tuple[str, ...]:
+    ours, theirs, floor, flops = (sum(row[name] for row in rows) for name in ("us", "torch", "floor", "flops"))
+    ratio, share = theirs / ours, 100 * floor / ours
+    return f"{ours:.1f}", f"{flops / ours / 1e6:.3g}", f"{theirs:.1f}", f"{ratio:.2f}x", f"{floor:.1f}", f"{share:.0f} %"

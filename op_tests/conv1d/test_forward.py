@@ -1,0 +1,824 @@
+"""causal_conv1d_fwd: a pytest suite, and a command that checks and times any case.
+
+python op_tests/test_causal_conv1d.py
+python op_tests/test_causal_conv1d.py --batch 4 --dim 512 --seqlen 2048 --width 4 --dtype float16 bfloat16 --use_silu --layout channel_last
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+import contextlib
+import itertools
+from pathlib import Path
+import random
+import subprocess
+import sys
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, zeros
+import torch.nn.functional as F
+
+from support.common import (
+    BACKENDS,
+    DTYPES,
+    EVERYTHING,
+    LAYOUTS,
+    WAYS,
+    Table,
+    backends,
+    choice_of,
+    device_of,
+    empty_as,
+    environment,
+    flattened,
+    list_of,
+    microseconds,
+    mismatch,
+    mismatch_beside_infinities,
+    use_backend,
+)
+import hipconv
+from hipconv import jit, reference, targets
+
+
+class Case(NamedTuple):
+    """One call: sizes, types, layout."""
+
+    batch: int
+    dim: int
+    seqlen: int
+    width: int
+    dtype: torch.dtype
+    weight_dtype: torch.dtype
+    use_silu: bool = True
+    has_bias: bool = True
+    layout: str = "channel_first"
+
+    def inputs(self, device: torch.device, seed: int = 0) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """x, weight, bias, and an `out` full of NaN, in the case's layout."""
+        generator = torch.Generator().manual_seed(seed)
+        shape = (self.batch, self.dim, self.seqlen)
+        x, out = (empty_as(self.layout, shape, self.dtype, device) for _ in range(2))
+        x.copy_(torch.randn(shape, generator=generator))
+        weight = (torch.randn(self.dim, self.width, generator=generator) / self.width**0.5).to(device, self.weight_dtype)
+        bias = torch.randn(self.dim, generator=generator).to(device, self.weight_dtype) if self.has_bias else None
+        return x, weight, bias, out.fill_(torch.nan)
+
+
+def run(x: Tensor, weight: Tensor, bias: Tensor | None = None, use_silu: bool = False, kernel: str = "auto") -> Tensor:
+    """The op into a fresh tensor full of NaN."""
+    out = torch.empty_like(x).fill_(torch.nan)
+    hipconv.causal_conv1d_fwd(out, x, weight, bias, use_silu, kernel=kernel)
+    return out
+
+
+def assert_matches(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, use_silu: bool) -> None:
+    wrong = mismatch(out, reference.causal_conv1d(x, weight, bias, use_silu))
+    assert wrong is None, wrong
+
+
+# ---- everything below with a `device` runs on every backend (conftest.py) ------------------------------------------------------
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+
+SHAPES = [
+    (1, 1, 1),
+    (2, 7, 1),
+    (3, 64, 2),
+    (1, 100, 3),
+    (2, 33, 4),
+    (4, 17, 8),
+    (3, 65, 129),
+    (2, 64, 130),
+    (1, 333, 151),
+    (2, 16, 1134),
+    (1, 8, 4096),
+    (2, 1023, 5),
+    (300, 3, 7),
+    (2, 520, 19),  # several blocks of 16-byte vectors of channels, several runs of tokens
+    (3, 24, 2056),  # two blocks of 16-byte vectors of tokens, the second almost empty
+]
+WIDTHS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33, 64]
+
+
+def _grid() -> list[Case]:
+    """Every pair of dtypes with every layout, activation and bias; shapes and widths drawn so that each occurs."""
+    draw = random.Random(0)
+    combinations = itertools.product(DTYPES.values(), DTYPES.values(), (True, False), (True, False), LAYOUTS)
+    cases = []
+    for number, (dtype, weight_dtype, use_silu, has_bias, layout) in enumerate(combinations):
+        shape = SHAPES[number % len(SHAPES)]
+        cases.append(Case(*shape, draw.choice(WIDTHS), dtype, weight_dtype, use_silu, has_bias, layout))
+    for number, (shape, width) in enumerate(itertools.product(SHAPES, (2, 3, 4))):
+        dtype = list(DTYPES.values())[number % 3]
+        cases.append(Case(*shape, width, dtype, dtype, number % 2 == 0, number % 3 == 0, LAYOUTS[number % 2]))
+    return cases
+
+
+@pytest.mark.parametrize("case", _grid(), ids=lambda case: "-".join(str(field).replace("torch.", "") for field in case))
+def test_matches_the_reference(device: torch.device, case: Case) -> None:
+    x, weight, bias, out = case.inputs(device)
+    hipconv.causal_conv1d_fwd(out, x, weight, bias, case.use_silu)
+    assert_matches(out, x, weight, bias, case.use_silu)
+
+
+def test_every_kernel_can_be_forced_by_name(device: torch.device) -> None:
+    names = jit.module("causal_conv1d", targets.of(device)).causal_conv1d_fwd_kernels()
+    served = set()
+    for name, layout, seqlen in itertools.product(names, LAYOUTS, (130, 5)):
+        x, weight, bias, out = Case(2, 33, seqlen, 4, torch.bfloat16, torch.float32, layout=layout).inputs(device)
+        try:
+            hipconv.causal_conv1d_fwd(out, x, weight, bias, True, kernel=name)
+        except ValueError as refusal:
+            assert f"kernel: got '{name}', which serves" in str(refusal)
+            assert out.isnan().all()
+        else:
+            served.add(name)
+            assert_matches(out, x, weight, bias, True)
+    assert names and served == set(names)
+
+
+# ---- the GPU's kernels ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", range(2, 9))
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_fast_gpu_kernels_at_every_length_and_alignment(device: torch.device, layout: str, width: int) -> None:
+    """Vectors cut by row ends and row starts, rows shorter than a vector, x aligned as out is and not; packed rows and rows apart;
+    weights that no vector fetches; infinite weights, whose taps before the row must not be taken."""
+    names = set(jit.module("causal_conv1d", targets.of(device)).causal_conv1d_fwd_kernels()) - {"naive", "simd", "openmp"}
+    combinations = itertools.cycle(itertools.product(DTYPES.values(), DTYPES.values(), (True, False)))
+    served: set[str] = set()
+    pairs: dict[tuple[str, torch.dtype], list[tuple[Tensor, Tensor]]] = {}
+    for inner in [*range(1, 20), 24, 31, 32, 33, 40, 63, 64, 65, 130, 257, 520, 1100]:  # along vectors: tokens, or channels
+        outer = 1 + inner % 7 if inner % 2 else 8 if inner < 70 else 3
+        packed = inner % 3 > 0
+        pitch, offset, out_shift = (inner, 0, 0) if packed else (inner + inner % 5, inner % 4, inner % 2)
+        (dtype, weight_dtype, use_silu), has_bias = next(combinations), inner % 4 > 0
+        sizes = (2, outer, inner) if layout == "channel_first" else (2, inner, outer)
+        strides = (outer * pitch, pitch, 1) if layout == "channel_first" else (outer * pitch, 1, pitch)
+        x, _ = _strided(sizes, strides, offset, dtype, device, torch.nan)
+        x.copy_(torch.randn(sizes))
+        weight = (torch.randn(sizes[1], width) / width**0.5).to(device, weight_dtype)
+        if inner % 6 == 5:
+            weight[inner % sizes[1], width - 2] = torch.inf
+        if inner % 8 == 7:
+            weight = weight.t().contiguous().t()
+        bias = torch.randn(sizes[1]).to(device, weight_dtype) if has_bias else None
+        expected = reference.causal_conv1d(x, weight, bias, use_silu)
+        for kernel in names:
+            out, buffer = _strided(sizes, strides, offset + out_shift, dtype, device, 42.0)
+            try:
+                hipconv.causal_conv1d_fwd(out.fill_(torch.nan), x, weight, bias, use_silu, kernel=kernel)
+            except ValueError as refusal:
+                assert f"kernel: got '{kernel}', which serves" in str(refusal)
+                continue
+            served.add(kernel)
+            infinite = ~expected.isfinite()
+            assert torch.allclose(out[infinite].double(), expected[infinite], equal_nan=True)
+            pairs.setdefault((kernel, dtype), []).append((out[~infinite], expected[~infinite]))
+            out.fill_(42.0)
+            assert (buffer == 42.0).all(), "wrote outside out"
+    assert names - served <= ({"tile"} if layout == "channel_first" else {"vector", "shared"})
+    for ours_and_expected in pairs.values():  # together: short outputs one by one could miss 99.9 % by bad luck
+        wrong = mismatch(*map(torch.cat, zip(*ours_and_expected, strict=True)))
+        assert wrong is None, wrong
+
+
+def test_packed_rows_of_every_length(device: torch.device) -> None:
+    """Kernel "shared": tiles of 8 to 128 rows, the last cut or moved back; rows that begin and end within a word; a row by one thread
+    and by sixteen; several sequences a tile, and sequences that begin anywhere; weights as above."""
+    names = jit.module("causal_conv1d", targets.of(device)).causal_conv1d_fwd_kernels()
+    generator = torch.Generator().manual_seed(1)
+    draw = itertools.cycle(itertools.product(DTYPES.values(), range(2, 9)))
+    pairs: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
+    for seqlen in [*range(2, 71), 85, 100, 129, 171, 255, 300, 509, 511, 512, 513, 778, 1021, 1024]:
+        dtype, width = next(draw)
+        if seqlen > 512:  # larger tiles
+            dtype, width = (torch.bfloat16, torch.float16)[seqlen % 2], 2 + seqlen % 3
+        batch, dim = 9 if seqlen < 20 else 2, (8, 24, 136, 200, 7, 133)[seqlen % 6 if seqlen < 100 else seqlen % 2 * 4]
+        apart = dim % 8 == 0  # sequences with other memory between them
+        sizes, strides = (batch, dim, seqlen), (dim * seqlen * (1 + apart), seqlen, 1)
+        x, _ = _strided(sizes, strides, 0, dtype, device, torch.nan)
+        x.copy_(torch.randn(sizes, generator=generator))
+        weight = (torch.randn(dim, width, generator=generator) / width**0.5).to(device)
+        if seqlen % 4 == 3:
+            weight[dim // 2, seqlen % (width - 1)] = torch.inf
+        bias = torch.randn(dim, generator=generator).to(device) if seqlen % 5 else None
+        out, buffer = _strided(sizes, strides, 0, dtype, device, 42.0)
+        hipconv.causal_conv1d_fwd(out.fill_(torch.nan), x, weight, bias, seqlen % 2 == 0, kernel="shared" if "shared" in names else "auto")
+        expected = reference.causal_conv1d(x, weight, bias, seqlen % 2 == 0)
+        infinite = ~expected.isfinite()
+        assert torch.allclose(out[infinite].double(), expected[infinite], equal_nan=True)
+        pairs.setdefault(dtype, []).append((out[~infinite], expected[~infinite]))
+        out.fill_(42.0)
+        assert (buffer == 42.0).all(), "wrote outside out"
+    for ours_and_expected in pairs.values():
+        wrong = mismatch(*map(torch.cat, zip(*ours_and_expected, strict=True)))
+        assert wrong is None, wrong
+
+
+# ---- the CPU's kernels ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cpu() -> Iterator[torch.device]:
+    with environment(**WAYS["cpu"]):
+        yield torch.device("cpu")
+
+
+@pytest.mark.parametrize("width", range(1, 10))
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_cpu_kernels_at_every_length_and_alignment(cpu: torch.device, layout: str, width: int) -> None:
+    """Vector tails, short rows, both edges of a piece and of a block; each case a view at an odd offset amid poison."""
+    combinations = itertools.cycle(itertools.product(DTYPES.values(), DTYPES.values(), (True, False)))
+    kernels = ("simd", "openmp") if width <= 8 else ("auto", "openmp")
+    pairs: dict[tuple[str, torch.dtype], list[tuple[Tensor, Tensor]]] = {}
+    for inner in [*range(1, 71), 511, 512, 513, 1025, 1300]:  # along vectors: tokens, or channels
+        outer, offset, pitch = 1 + inner % 11, inner % 5, inner + inner % 3
+        (dtype, weight_dtype, use_silu), has_bias = next(combinations), inner % 4 > 0
+        sizes = (2, outer, inner) if layout == "channel_first" else (2, inner, outer)
+        strides = (outer * pitch, pitch, 1) if layout == "channel_first" else (outer * pitch, 1, pitch)
+        x, _ = _strided(sizes, strides, offset, dtype, cpu, torch.nan)
+        x.copy_(torch.randn(sizes))
+        weight = (torch.randn(sizes[1], width) / width**0.5).to(weight_dtype)
+        bias = torch.randn(sizes[1]).to(weight_dtype) if has_bias else None
+        for kernel in kernels:
+            out, buffer = _strided(sizes, strides, offset + 1, dtype, cpu, 42.0)
+            hipconv.causal_conv1d_fwd(out.fill_(torch.nan), x, weight, bias, use_silu, kernel=kernel)
+            expected = reference.causal_conv1d(x, weight, bias, use_silu)
+            pairs.setdefault((kernel, dtype), []).append((out.clone().flatten(), expected.flatten()))
+            out.fill_(42.0)
+            assert (buffer == 42.0).all(), "wrote outside out"
+    for ours_and_expected in pairs.values():  # together: short outputs one by one could miss 99.9 % by bad luck
+        wrong = mismatch(*map(torch.cat, zip(*ours_and_expected, strict=True)))
+        assert wrong is None, wrong
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(1, 1, 40000), (1, 3, 20001), (1, 2000, 33), (2, 5000, 4), (1, 16385, 3)])
+def test_few_rows_are_split_among_threads(cpu: torch.device, shape: tuple[int, int, int], layout: str) -> None:
+    x, weight, bias, _ = Case(*shape, 4, torch.float32, torch.float16, layout=layout).inputs(cpu)
+    split = run(x, weight, bias, True, kernel="simd")
+    assert_matches(split, x, weight, bias, True)
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            assert torch.equal(run(x, weight, bias, True, kernel="simd"), split)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_simd_serves_standard_layouts_and_refuses_others(cpu: torch.device) -> None:
+    """What "auto" ran is told by its bits: in float32 the kernels round differently somewhere in so many outputs."""
+    for dtype, layout, width in itertools.product(DTYPES.values(), LAYOUTS, (1, 2, 4, 8)):
+        x, weight, bias, _ = Case(2, 64, 3000, width, dtype, dtype, layout=layout).inputs(cpu)
+        auto, simd, openmp = (run(x, weight, bias, True, kernel=kernel) for kernel in ("auto", "simd", "openmp"))
+        assert torch.equal(auto, simd)
+        assert dtype != torch.float32 or not torch.equal(auto, openmp)
+        assert_matches(openmp, x, weight, bias, True)
+    whole = torch.randn(2, 64, 30)
+    for x, out, width in (
+        (whole, torch.empty_like(whole), 9),
+        (whole[:, :, ::2], torch.empty(2, 64, 15), 4),
+        (whole, empty_as("channel_last", (2, 64, 30), torch.float32, cpu), 4),
+    ):
+        weight = torch.randn(64, width) / 2
+        with pytest.raises(ValueError, match="kernel: got 'simd', which serves width <= 8"):
+            hipconv.causal_conv1d_fwd(out, x, weight, kernel="simd")
+        hipconv.causal_conv1d_fwd(out, x, weight)
+        assert_matches(out, x, weight, None, False)
+
+
+def check_isa(isa: str) -> None:
+    """In a process of its own: the module built for another instruction set than the host's best."""
+    module = jit.module("causal_conv1d", targets.parse(isa))
+    for dtype, layout, width in itertools.product(DTYPES.values(), LAYOUTS, (1, 3, 4, 8)):
+        x, weight, bias, out = Case(2, 45, 77, width, dtype, dtype, layout=layout).inputs(torch.device("cpu"))
+        for kernel in ("simd", "openmp"):
+            module.causal_conv1d_fwd(out.fill_(torch.nan), x, weight, bias, True, kernel, 0)
+            assert_matches(out, x, weight, bias, True)
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+    for dtype in (torch.float16, torch.bfloat16):
+        x = bits.view(dtype)[None, None]
+        out = torch.empty_like(x)
+        module.causal_conv1d_fwd(out, x, torch.ones(1, 1), None, False, "simd", 0)
+        assert torch.equal(out.isnan(), x.isnan())
+        assert torch.equal(out[~x.isnan()], x[~x.isnan()])
+    ends = torch.tensor([-torch.inf, -1e30, -100.0, -87.0, 87.0, 100.0, 1e30, torch.inf, torch.nan])[None, None]
+    out = torch.empty_like(ends)
+    module.causal_conv1d_fwd(out, ends, torch.ones(1, 1), None, True, "simd", 0)
+    assert torch.allclose(out.double(), F.silu(ends.double()), rtol=1e-6, atol=1e-30, equal_nan=True)
+
+
+@pytest.mark.parametrize("isa", [isa for isa in targets._usable_isas() if isa != "generic" or EVERYTHING])
+def test_every_instruction_set_of_the_host(isa: str) -> None:
+    program = f"from conv1d.test_forward import check_isa; check_isa({isa!r})"
+    done = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parent.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+# ---- strides, poison, canaries -------------------------------------------------------------------------------------------------
+
+
+def _strided(shape: tuple[int, ...], strides: tuple[int, ...], offset: int, dtype: torch.dtype, device: torch.device, fill: float):
+    """A view with these strides into a buffer full of `fill`, and the buffer."""
+    span = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    buffer = torch.full((offset + span + 37,), fill, dtype=dtype, device=device)
+    return buffer.as_strided(shape, strides, offset), buffer
+
+
+STRIDES = {
+    "contiguous": (5 * 41, 41, 1),
+    "channel-last": (5 * 41, 1, 5),
+    "odd offset and row pitch": (5 * 47, 47, 1),
+    "every third token": (5 * 41 * 3, 41 * 3, 3),
+    "batch innermost": (1, 3, 3 * 5),
+    "channel-last, wide pitch": (50 * 41, 1, 50),
+    "channel-last, every second channel": (50 * 41, 2, 50),
+    "rows interleaved": (1, 3 * 41, 3),
+}
+
+
+@pytest.mark.parametrize("out_strides", STRIDES.values(), ids=STRIDES)
+@pytest.mark.parametrize("x_strides", STRIDES.values(), ids=STRIDES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_any_strides_with_poison_around_inputs_and_canaries_around_out(device, dtype, x_strides, out_strides) -> None:
+    shape = (3, 5, 41)
+    x, _ = _strided(shape, x_strides, 3, dtype, device, torch.nan)
+    x.copy_(torch.randn(shape))
+    weight, _ = _strided((5, 4), (1, 7), 1, dtype, device, torch.nan)
+    weight.copy_(torch.randn(5, 4) / 2)
+    bias, _ = _strided((5,), (3,), 1, dtype, device, torch.nan)
+    bias.copy_(torch.randn(5))
+    out, buffer = _strided(shape, out_strides, 5, dtype, device, 42.0)
+    out.fill_(torch.nan)
+
+    hipconv.causal_conv1d_fwd(out, x, weight, bias, True)
+    assert_matches(out, x, weight, bias, True)
+    out.fill_(42.0)
+    assert (buffer == 42.0).all(), "wrote outside out"
+
+
+def test_expanded_inputs(device: torch.device) -> None:
+    x = torch.randn(1, 1, 50, device=device).expand(3, 6, 50)
+    weight = torch.randn(1, 4, device=device).expand(6, 4)
+    bias = torch.randn(1, device=device).expand(6)
+    out = torch.empty(3, 6, 50, device=device)
+    hipconv.causal_conv1d_fwd(out, x, weight, bias)
+    assert_matches(out, x, weight, bias, False)
+
+
+def test_halves_of_one_buffer_in_and_out(device: torch.device) -> None:
+    """The layout of Mamba's `xz.chunk(2, dim=1)`: out interleaves with x, and shares no byte with it."""
+    xz = torch.randn(3, 16, 65, device=device)
+    x, z = xz.chunk(2, dim=1)
+    kept = x.clone()
+    weight = torch.randn(8, 4, device=device) / 2
+    hipconv.causal_conv1d_fwd(z, x, weight)
+    assert torch.equal(x, kept)
+    assert_matches(z, x, weight, None, False)
+
+
+# ---- exact properties ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_small_integers_are_exact(device: torch.device, dtype: torch.dtype, layout: str) -> None:
+    x, weight, bias, out = Case(2, 19, 133, 4, dtype, dtype, layout=layout).inputs(device)
+    x.copy_(torch.randint(-4, 5, x.shape))
+    weight.copy_(torch.randint(-4, 5, weight.shape))
+    assert bias is not None
+    bias.copy_(torch.randint(-4, 5, bias.shape))
+    hipconv.causal_conv1d_fwd(out, x, weight, bias)
+    assert torch.equal(out.double(), reference.causal_conv1d(x, weight, bias))
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 7, 40])
+def test_impulses_give_back_the_weights(device: torch.device, width: int) -> None:
+    """A dropped, doubled or swapped tap has nowhere to hide; the first and last positions see the edges."""
+    seqlen = 30
+    weight = torch.arange(1, width + 1, dtype=torch.float32, device=device).repeat(seqlen, 1)
+    x = torch.eye(seqlen, device=device)[None]  # channel d has its impulse at time d
+    expected = torch.zeros(1, seqlen, seqlen, device=device)
+    for d in range(seqlen):
+        for i in range(width):
+            if d + width - 1 - i < seqlen:
+                expected[0, d, d + width - 1 - i] = i + 1
+    assert torch.equal(run(x, weight), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+def test_the_future_does_not_matter_and_the_past_does_for_width_tokens(device: torch.device, dtype: torch.dtype) -> None:
+    width, at = 4, 23
+    x, weight, bias, _ = Case(2, 9, 60, width, dtype, dtype).inputs(device)
+    clean = run(x, weight, bias, True)
+    x[:, :, at] = torch.nan
+    poisoned = run(x, weight, bias, True)
+    reached = torch.zeros(60, dtype=torch.bool, device=device)
+    reached[at : at + width] = True
+    assert poisoned[:, :, reached].isnan().all()
+    assert torch.equal(poisoned[:, :, ~reached], clean[:, :, ~reached])
+
+
+def test_padding_is_absence_not_zero(device: torch.device) -> None:
+    """An infinite weight that reaches before the sequence must not turn the implied zeros into NaN."""
+    weight = torch.tensor([[torch.inf, 1.0]], device=device)
+    assert torch.equal(run(torch.tensor([[[2.0]]], device=device), weight), torch.tensor([[[2.0]]], device=device))
+
+
+@pytest.mark.parametrize("shape", [(2, 16, 40), (2, 5, 41)])
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_infinite_weights_reach_no_further_than_the_sequence(device, layout: str, dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
+    width = 4
+    x, weight, bias, out = Case(*shape, width, dtype, torch.float32, layout=layout).inputs(device)
+    weight[1, 0], weight[2, 1] = torch.inf, torch.nan
+    hipconv.causal_conv1d_fwd(out, x, weight, bias, True)
+    expected = reference.causal_conv1d(x, weight, bias, True)
+    assert torch.equal(out.isfinite(), expected.isfinite()) and not expected[:, 1, width - 1 :].isfinite().any()
+    finite = expected.isfinite()
+    assert finite[:, 1, : width - 1].all() and finite[:, 2, : width - 2].all()
+    assert mismatch(out[finite], expected[finite]) is None
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_infinities_and_nans_reach_what_they_reach_in_the_reference(device: torch.device, layout: str) -> None:
+    """With every kernel, in rows of whole vectors and others; a channel for each place."""
+    values = itertools.cycle((torch.inf, -torch.inf, torch.nan))
+    for seqlen, use_silu in itertools.product((2, 5, 8, 24, 61, 520), (False, True)):
+        x, weight, bias, out = Case(2, 16, seqlen, 4, torch.float32, torch.float32, layout=layout).inputs(device)
+        value = next(values)
+        for channel, token in enumerate((0, 1, -2, -1)):
+            weight[channel, channel], x[0, 4 + channel, token] = value, value
+        assert bias is not None
+        bias[8] = value
+        expected = reference.causal_conv1d(x, weight, bias, use_silu)
+        for kernel in jit.module("causal_conv1d", targets.of(device)).causal_conv1d_fwd_kernels():
+            try:
+                hipconv.causal_conv1d_fwd(out.fill_(42.0), x, weight, bias, use_silu, kernel=kernel)
+            except ValueError:
+                continue  # it does not serve these
+            assert (wrong := mismatch_beside_infinities(out, expected)) is None, f"{kernel}, seqlen {seqlen}, {value}: {wrong}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+def test_layouts_chunks_and_batches_agree_bit_for_bit(device: torch.device, dtype: torch.dtype) -> None:
+    width = 4
+    x, weight, bias, _ = Case(3, 21, 90, width, dtype, torch.float32).inputs(device)
+    whole = run(x, weight, bias, True)
+    channel_last = empty_as("channel_last", (3, 21, 90), dtype, device).copy_(x)
+    assert torch.equal(run(channel_last, weight, bias, True), whole)
+    assert torch.equal(run(x[[2, 0, 1]], weight, bias, True), whole[[2, 0, 1]])
+    assert torch.equal(run(x, weight, bias, True), whole)
+    for begin in (width - 1, 17, 64):  # a chunk that is given its history
+        chunk = run(x[:, :, begin - (width - 1) :], weight, bias, True)[:, :, width - 1 :]
+        assert torch.equal(chunk, whole[:, :, begin:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_every_16_bit_value_passes_through_unchanged(device: torch.device, dtype: torch.dtype) -> None:
+    x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype).to(device)[None, None]
+    out = run(x, torch.ones(1, 1, device=device))
+    assert torch.equal(out.isnan(), x.isnan())
+    same = ~x.isnan() & (x != 0)  # the sum starts from +0, so -0 becomes +0
+    assert torch.equal(out[same].view(torch.int16), x[same].view(torch.int16))
+    assert (out[x == 0] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_rounding_is_to_nearest_even_over_the_whole_range(device: torch.device, dtype: torch.dtype) -> None:
+    """The bias alone reaches the store: ties, denormals, overflow, infinities, and NaNs with any payload."""
+    generator = torch.Generator().manual_seed(1)
+    bits = torch.randint(-(2**31), 2**31, (30000,), generator=generator, dtype=torch.int64).to(torch.int32)
+    ties = torch.arange(-(2**15), 2**15, 7, dtype=torch.int32) << 16 | 0x8000
+    near = torch.cat([torch.linspace(-70000, 70000, 5001), torch.linspace(-1e-4, 1e-4, 5001), torch.arange(1, 2000) * 2.0**-25])
+    payloads = torch.tensor([0x7F800001, 0x7FFFFFFF, 0x7F80FFFF, -1, 0x7FC00000], dtype=torch.int32)  # -1 is a NaN with all bits
+    bias = torch.cat([bits.view(torch.float32), ties.view(torch.float32), near, payloads.view(torch.float32)]).to(device)
+    dim = bias.numel()
+    out = run(torch.zeros(1, dim, 1, dtype=dtype, device=device), torch.ones(dim, 1, device=device), bias)[0, :, 0]
+    expected = bias.cpu().to(dtype).to(device)  # torch rounds to nearest even
+    assert torch.equal(out.isnan(), expected.isnan())
+    assert torch.equal(out[~out.isnan()], expected[~out.isnan()])
+
+
+def test_silu_at_its_ends(device: torch.device) -> None:
+    x = torch.tensor([-1e30, -1e4, -200.0, -88.0, -1.0, 0.0, 1.0, 88.0, 1e4, 1e30], device=device)[None, None]
+    out = run(x, torch.ones(1, 1, device=device), None, True)
+    assert torch.allclose(out.double(), F.silu(x.double()), rtol=1e-6, atol=1e-30)
+
+
+# ---- sizes ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 8), (2, 0, 8), (2, 4, 0), (0, 0, 0)])
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+def test_empty_tensors(device: torch.device, dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
+    x = torch.empty(shape, dtype=dtype, device=device)
+    assert run(x, torch.empty(shape[1], 4, device=device), torch.empty(shape[1], device=device), True).shape == shape
+
+
+@pytest.mark.parametrize("seqlen", [1, 2, 3])
+@pytest.mark.parametrize("width", [4, 100])
+def test_sequences_shorter_than_the_window(device: torch.device, seqlen: int, width: int) -> None:
+    x, weight, bias, out = Case(2, 5, seqlen, width, torch.float32, torch.float32).inputs(device)
+    hipconv.causal_conv1d_fwd(out, x, weight, bias, True)
+    assert_matches(out, x, weight, bias, True)
+
+
+def test_an_empty_bias_means_none(device: torch.device) -> None:
+    x, weight, _, _ = Case(2, 5, 9, 4, torch.float32, torch.float32).inputs(device)
+    assert torch.equal(run(x, weight, torch.empty(0, device=device)), run(x, weight, None))
+
+
+# ---- bad input -----------------------------------------------------------------------------------------------------------------
+
+_X = (2, 6, 10)
+
+
+BAD_CALLS: dict[str, tuple[Callable[[], dict], type[Exception], list[str]]] = {
+    # what is changed from a good call; the error; words of its text: the argument, what it was, what was expected
+    "x is a list": (lambda: {"x": [1.0]}, TypeError, ["x:", "[1.0]", "torch.Tensor"]),
+    "out is None": (lambda: {"out": None}, TypeError, ["out:", "None,", "torch.Tensor"]),
+    "bias is a float": (lambda: {"bias": 1.0}, TypeError, ["bias:", "1.0", "torch.Tensor or None"]),
+    "weight is a string": (lambda: {"weight": "w"}, TypeError, ["weight:", "'w'", "torch.Tensor"]),
+    "use_silu is a string": (lambda: {"use_silu": "silu"}, TypeError, ["use_silu:", "'silu'", "bool"]),
+    "kernel is a number": (lambda: {"kernel": 3}, TypeError, ["kernel:", "3", "string"]),
+    "kernel is unknown": (lambda: {"kernel": "fastest"}, ValueError, ["kernel:", "'fastest'", "'auto'"]),
+    "x has two dimensions": (lambda: {"x": zeros(6, 10)}, ValueError, ["x:", "(6, 10)", "3 dimensions (batch, dim, seqlen)"]),
+    "weight has three": (lambda: {"weight": zeros(6, 1, 4)}, ValueError, ["weight:", "(6, 1, 4)", "2 dimensions (dim, width)"]),
+    "weight of another dim": (lambda: {"weight": zeros(5, 4)}, ValueError, ["weight:", "(5, 4)", "(6, width >= 1)"]),
+    "weight without taps": (lambda: {"weight": zeros(6, 0)}, ValueError, ["weight:", "(6, 0)", "width >= 1"]),
+    "bias of another dim": (lambda: {"bias": zeros(7)}, ValueError, ["bias:", "(7,)", "(6,)"]),
+    "bias with two dimensions": (lambda: {"bias": zeros(6, 1)}, ValueError, ["bias:", "(6, 1)", "(6,)"]),
+    "out of another shape": (lambda: {"out": zeros(2, 6, 9)}, ValueError, ["out:", "(2, 6, 9)", "(2, 6, 10)"]),
+    "out of another dtype": (lambda: {"out": zeros(*_X).half()}, TypeError, ["out:", "torch.float16", "torch.float32"]),
+    "x of float64": (lambda: {"x": zeros(*_X).double()}, TypeError, ["x:", "torch.float64", "torch.bfloat16"]),
+    "x of int32": (lambda: {"x": zeros(*_X).int()}, TypeError, ["x:", "torch.int32", "torch.float32"]),
+    "x complex": (lambda: {"x": zeros(*_X).to(torch.complex64)}, TypeError, ["x:", "torch.complex64", "torch.float32"]),
+    "weight of int8": (lambda: {"weight": zeros(6, 4).to(torch.int8)}, TypeError, ["weight:", "torch.int8", "torch.float16"]),
+    "bias of float64": (lambda: {"bias": zeros(6).double()}, TypeError, ["bias:", "torch.float64", "torch.float16"]),
+    "x sparse": (lambda: {"x": zeros(*_X).to_sparse()}, TypeError, ["x:", "layout", "dense"]),
+    "weight sparse": (lambda: {"weight": zeros(6, 4).to_sparse()}, TypeError, ["weight:", "layout", "dense"]),
+    "x requires grad": (lambda: {"x": zeros(*_X).requires_grad_()}, ValueError, ["x:", "requires grad", "torch.no_grad()"]),
+    "weight requires grad": (lambda: {"weight": zeros(6, 4).requires_grad_()}, ValueError, ["weight:", "requires grad"]),
+    "bias requires grad": (lambda: {"bias": zeros(6).requires_grad_()}, ValueError, ["bias:", "requires grad"]),
+    "weight on another device": (lambda: {"weight": zeros(6, 4).to("meta")}, ValueError, ["weight:", "meta", "where x is"]),
+    "out on another device": (lambda: {"out": zeros(*_X).to("meta")}, ValueError, ["out:", "meta", "where x is"]),
+    "out expanded": (lambda: {"out": zeros(2, 6, 1).expand(_X)}, ValueError, ["out:", "strides (6, 1, 0)", "memory of its own"]),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CALLS)
+def test_bad_input_is_refused_by_name_and_writes_nothing(device: torch.device, name: str) -> None:
+    make_changes, error, words = BAD_CALLS[name]
+    with device:
+        good = {"out": zeros(*_X) + 42, "x": zeros(*_X), "weight": zeros(6, 4), "bias": zeros(6), "use_silu": False}
+        arguments = good | make_changes()
+    out = arguments["out"]
+    before = out.clone() if isinstance(out, Tensor) else None
+    with pytest.raises(error) as caught:
+        hipconv.causal_conv1d_fwd(**arguments)
+    for word in words:
+        assert word in str(caught.value), f"{word!r} is not in: {caught.value}"
+    if before is not None and before.device.type != "meta":
+        assert torch.equal(out, before)
+
+
+@needs_gpu
+def test_tensors_on_two_devices_are_refused() -> None:
+    x = torch.zeros(_X, device="cuda")
+    for name in ("out", "weight", "bias"):
+        arguments: dict[str, Any] = {"out": torch.empty_like(x), "weight": zeros(6, 4).cuda(), "bias": zeros(6).cuda()}
+        arguments[name] = arguments[name].cpu()
+        with pytest.raises(ValueError, match=f"{name}: got a tensor on cpu, expected it on cuda:0, where x is"):
+            hipconv.causal_conv1d_fwd(x=x, **arguments)
+
+
+def test_the_raw_op_refuses_too(device: torch.device) -> None:
+    x = torch.zeros(_X, device=device)
+    with pytest.raises(ValueError, match=r"weight: got shape \(5, 4\)"):
+        torch.ops.hipconv.causal_conv1d_fwd(torch.empty_like(x), x, torch.zeros(5, 4, device=device))
+
+
+def test_parameters_are_welcome_without_grad_mode(device: torch.device) -> None:
+    x = torch.randn(_X, device=device)
+    weight = torch.nn.Parameter(torch.randn(6, 4, device=device))
+    with torch.no_grad():
+        out = run(x, weight)
+    assert not out.requires_grad
+    assert_matches(out, x, weight.detach(), None, False)
+
+
+@pytest.mark.parametrize("input_name", ["x", "weight", "bias"])
+def test_out_may_not_share_memory_with_an_input(device: torch.device, input_name: str) -> None:
+    buffer = torch.randn(2, 6, 16, device=device)
+    out = buffer[:, :, :10]
+    views = {"x": buffer[:, :, 5:15], "weight": buffer[0, :, 8:12], "bias": buffer[1, :, 9]}
+    with device:
+        arguments: dict[str, Any] = {"x": zeros(*_X), "weight": zeros(6, 4), "bias": zeros(6)}
+    before = buffer.clone()
+    with pytest.raises(ValueError, match=f"out: shares memory with {input_name}"):
+        hipconv.causal_conv1d_fwd(out, **(arguments | {input_name: views[input_name]}))
+    assert torch.equal(buffer, before)
+
+
+def test_overlap_is_decided_exactly() -> None:
+    """Random views of one buffer, against the addresses themselves: refused if and only if a byte is shared."""
+    draw = random.Random(2)
+    buffer = torch.zeros(4096)
+    counts = {True: 0, False: 0}
+
+    def view(shape: tuple[int, int, int]) -> tuple[Tensor, set[int], bool]:
+        strides = tuple(draw.choice([1, 2, 3, 4, 5, 6, 7, 12, 24, 30, 36, 48, 60, 72]) for _ in shape)
+        offset = draw.randrange(40)
+        grid = itertools.product(*(range(size) for size in shape))
+        addresses = [offset + sum(i * stride for i, stride in zip(index, strides, strict=True)) for index in grid]
+        return buffer.as_strided(shape, strides, offset), set(addresses), len(set(addresses)) < len(addresses)
+
+    for _ in range(3000):
+        shape = (draw.randint(1, 3), draw.randint(1, 4), draw.randint(1, 5))
+        x, x_addresses, _ = view(shape)
+        out, out_addresses, out_folds = view(shape)
+        shares = bool(x_addresses & out_addresses)
+        counts[shares] += 1
+        expected = pytest.raises(ValueError, match="memory") if out_folds or shares else contextlib.nullcontext()
+        with expected:
+            hipconv.causal_conv1d_fwd(out, x, torch.ones(shape[1], 2))
+    assert min(counts.values()) > 300  # both outcomes were tried
+
+
+# ---- torch ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_opcheck(device: torch.device, bias: bool) -> None:
+    x, weight, b, out = Case(2, 6, 20, 4, torch.float32, torch.float32, has_bias=bias).inputs(device)
+    torch.library.opcheck(torch.ops.hipconv.causal_conv1d_fwd.default, (out.zero_(), x, weight, b, True), {"kernel_name": "auto"})
+
+
+def test_compiles_into_one_graph(device: torch.device) -> None:
+    x, weight, bias, _ = Case(2, 6, 20, 4, torch.float32, torch.float32).inputs(device)
+
+    def twice(x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        hipconv.causal_conv1d_fwd(out, x * 2, weight, bias, True)
+        return out + 1
+
+    compiled = torch.compile(twice, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x), twice(x))
+
+
+def test_fake_tensors_need_no_kernel() -> None:
+    x = torch.empty(2, 6, 20, device="meta")
+    hipconv.causal_conv1d_fwd(torch.empty_like(x), x, torch.empty(6, 4, device="meta"))
+
+
+def test_the_cpu_kernel_uses_the_openmp_runtime_that_torch_has_loaded() -> None:
+    """A second one would start threads of its own and ignore torch.set_num_threads."""
+    x = torch.randn(4, 64, 2048)
+    run(x, torch.randn(64, 4))
+    with open("/proc/self/maps") as maps:
+        runtimes = {line.split()[-1] for line in maps if "libgomp" in line or "libomp" in line or "libiomp" in line}
+    assert len(runtimes) == 1, runtimes
+
+
+def test_two_architectures_in_one_process_are_two_modules() -> None:
+    """pybind11 takes modules of one name for one, and would serve the second architecture with the first one's kernels."""
+    wide, narrow = (jit.module("causal_conv1d", targets.Target("simt", wave)) for wave in ("wave64", "wave32"))
+    assert wide is not narrow and wide.__file__ != narrow.__file__
+
+
+# ---- GPU only ------------------------------------------------------------------------------------------------------------------
+
+
+@needs_gpu
+def test_runs_on_the_current_stream() -> None:
+    x, weight, bias, out = Case(4, 512, 4096, 4, torch.float32, torch.float32).inputs(torch.device("cuda"))
+    run(x, weight)
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)  # a launch on another stream would overtake this and read the old x
+        x.mul_(2)
+        hipconv.causal_conv1d_fwd(out, x, weight, bias, True)
+    stream.synchronize()
+    assert_matches(out, x, weight, bias, True)
+
+
+@needs_gpu
+def test_runs_on_the_device_of_its_tensors() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU here")
+    x, weight, bias, out = Case(2, 64, 100, 4, torch.float32, torch.float32).inputs(torch.device("cuda:1"))
+    with torch.cuda.device(0):
+        hipconv.causal_conv1d_fwd(out, x, weight, bias, True)
+        assert torch.cuda.current_device() == 0
+    assert_matches(out, x, weight, bias, True)
+
+
+@needs_gpu
+def test_a_graph_is_captured_after_warmup_and_refused_before() -> None:
+    x, weight, bias, out = Case(2, 64, 100, 4, torch.bfloat16, torch.bfloat16).inputs(torch.device("cuda"))
+    graph = torch.cuda.CUDAGraph()
+    loaded = dict(jit._loaded)
+    jit._loaded.clear()
+    jit._loaded_for_gpu.clear()
+    try:
+        with pytest.raises(hipconv.errors.CaptureError, match="warmup"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+            hipconv.causal_conv1d_fwd(out, x, weight, bias, True)
+        hipconv.warmup()
+    finally:
+        jit._loaded.update(loaded)
+    with torch.cuda.graph(graph):
+        hipconv.causal_conv1d_fwd(out, x, weight, bias, True)
+    for seed in (1, 2):
+        x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)))
+        out.fill_(torch.nan)
+        graph.replay()
+        assert_matches(out, x, weight, bias, True)
+
+
+# ---- the command ---------------------------------------------------------------------------------------------------------------
+
+
+def measure(case: Case, backend: str, kernel: str, table: Table) -> bool:
+    """Check one case against the reference, time it beside a copy and torch's own convolution, print its row; True if right."""
+    device = device_of(backend)
+    x, weight, bias, out = case.inputs(device)
+    with use_backend(backend):
+        hipconv.causal_conv1d_fwd(out, x, weight, bias, case.use_silu, kernel=kernel)
+        expected = reference.causal_conv1d(x, weight, bias, case.use_silu)
+        wrong = mismatch(out, expected)
+        error = (out.double() - expected).abs().max().item() if out.numel() else 0.0
+        ours = microseconds(lambda: hipconv.causal_conv1d_fwd(out, x, weight, bias, case.use_silu, kernel=kernel), device)
+    copy = microseconds(lambda: out.copy_(x), device)
+    torch_weight = weight.to(x.dtype)[:, None]
+    torch_bias = None if bias is None else bias.to(x.dtype)
+
+    def torch_conv() -> Tensor:
+        y = F.conv1d(x, torch_weight, torch_bias, padding=case.width - 1, groups=case.dim)[..., : case.seqlen]
+        return F.silu(y) if case.use_silu else y
+
+    theirs = microseconds(torch_conv, device)
+    moved = 2 * x.numel() * x.element_size() + sum(t.numel() * t.element_size() for t in (weight, bias) if t is not None)
+    table.row(
+        f"{case.batch}x{case.dim}x{case.seqlen} w{case.width}",
+        str(case.dtype).removeprefix("torch."),
+        case.layout,
+        f"{backend}/{kernel}",
+        f"{'silu' if case.use_silu else '-'}{' bias' if case.has_bias else ''}",
+        f"{ours:.1f}",
+        f"{moved / ours / 1e3:.2f}",
+        f"{100 * copy / ours:.0f} %",
+        f"{error:.1e}",
+        f"{theirs / ours:.1f}x",
+        "ok" if wrong is None else f"WRONG: {wrong}",
+    )
+    return wrong is None
+
+
+def test_the_command_prints_a_row_a_case_and_fails_on_a_mismatch(monkeypatch, capsys) -> None:
+    sizes = "--batch 1 --dim 3,8 --seqlen 5 --width 2 --dtype float16 --backend cpu --use_silu --no_bias"
+    monkeypatch.setattr(sys, "argv", ["test_causal_conv1d.py", *sizes.split()])
+    assert main() == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert len(rows) == 1 + 2 * len(LAYOUTS) + 1 and rows[-1] == "4 passed, 0 failed"
+    assert len({len(row) for row in rows[:-1]}) == 1, "the rows are not aligned"
+    monkeypatch.setattr(sys.modules[__name__], "mismatch", lambda out, expected: "invented")
+    assert main() == 1
+    assert "WRONG: invented" in capsys.readouterr().out
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for option, sizes in (("batch", [2]), ("dim", [64, 333]), ("seqlen", [1, 129, 1024]), ("width", [2, 4])):
+        parser.add_argument(f"--{option}", type=list_of(int), nargs="+", default=[sizes], help=f"one or several; default {sizes}")
+    for option, words, default in (("dtype", DTYPES, DTYPES), ("layout", LAYOUTS, LAYOUTS), ("backend", BACKENDS, backends())):
+        described = f"of {', '.join(words)}; default {', '.join(default)}"
+        parser.add_argument(f"--{option}", type=list_of(choice_of(*words)), nargs="+", default=[list(default)], help=described)
+    parser.add_argument("--weight_dtype", type=choice_of(*DTYPES), help="default: the dtype of x")
+    parser.add_argument("--kernel", type=list_of(str), nargs="+", default=[["auto"]], help="kernel names, or auto (default)")
+    parser.add_argument("--use_silu", action="store_true", help="SiLU after the convolution")
+    parser.add_argument("--no_bias", action="store_true", help="no bias")
+    options = parser.parse_args()
+
+    columns = [("BxDxL width", 18), ("dtype", 8), ("layout", 13), ("backend/kernel", 14), ("epilogue", 9), ("us", 9), ("GB/s", 8)]
+    table = Table([*columns, ("of copy", 7), ("max error", 9), ("vs torch", 8), ("result", 6)])
+    axes = (options.backend, options.kernel, options.batch, options.dim, options.seqlen, options.width, options.dtype, options.layout)
+    failures = total = 0
+    for backend, kernel, batch, dim, seqlen, width, dtype, layout in itertools.product(*(flattened(axis) for axis in axes)):
+        weight_dtype = DTYPES[options.weight_dtype or dtype]
+        case = Case(batch, dim, seqlen, width, DTYPES[dtype], weight_dtype, options.use_silu, not options.no_bias, layout)
+        try:
+            failures += not measure(case, backend, kernel, table)
+        except ValueError as error:  # a kernel that this backend does not have
+            sys.exit(f"{backend}: {error}")
+        total += 1
+    print(f"{total - failures} passed, {failures} failed")
+    return 1 if failures or not total else 0

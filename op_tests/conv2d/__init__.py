@@ -1,0 +1,1 @@
+"""conv2d: its algorithms, its router, its operator."""

@@ -1,0 +1,259 @@
+"""Convolutions to test and time, and how far a result may be from the reference: shared by the tests beside it and benches/conv2d.py."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+import random
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from support.common import DTYPES
+from hipconv import reference
+
+LAYOUTS = ("nchw", "nhwc")
+MODELS = ("resnet50", "sd35_vae", "flux2_vae")
+ACTIVATIONS = ("none", "relu", "relu6", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "leaky_relu", "hardswish")
+
+
+class Case(NamedTuple):
+    """One convolution, and what else its call says."""
+
+    N: int
+    C: int
+    H: int
+    W: int
+    K: int
+    R: int
+    S: int
+    stride: tuple[int, int] = (1, 1)
+    padding: Any = 0  # whatever hipconv.conv2d takes
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    dtype: torch.dtype = torch.bfloat16
+    layout: str = "nchw"
+    has_bias: bool = True
+    activation: str = "none"
+    has_residual: bool = False
+    padding_mode: str = "zeros"
+
+    @property
+    def out_size(self) -> tuple[int, int]:
+        return tuple(
+            (size + sum(sides) - dilation * (taps - 1) - 1) // step + 1
+            for size, taps, step, dilation, sides in zip(
+                (self.H, self.W), (self.R, self.S), self.stride, self.dilation, self.sides, strict=True
+            )
+        )  # type: ignore[return-value]
+
+    @property
+    def sides(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Padding (top, bottom), (left, right)."""
+        if self.padding == "same":
+            totals = [dilation * (taps - 1) for taps, dilation in zip((self.R, self.S), self.dilation, strict=True)]
+            return tuple((total // 2, total - total // 2) for total in totals)  # type: ignore[return-value]
+        if isinstance(self.padding, str):
+            return (0, 0), (0, 0)
+        if isinstance(self.padding, int):
+            return (self.padding, self.padding), (self.padding, self.padding)
+        if len(self.padding) == 2:
+            return (self.padding[0],) * 2, (self.padding[1],) * 2
+        return self.padding[:2], self.padding[2:]
+
+    @property
+    def products(self) -> int:
+        """Of one output."""
+        return self.C // self.groups * self.R * self.S
+
+    @property
+    def macs(self) -> int:
+        return self.N * self.K * math.prod(self.out_size) * self.products
+
+    def reduced(self, macs: int) -> Case:
+        """The same kind of convolution, with about `macs` products at most: fewer images, then a smaller one, fewer channels and groups."""
+        case = self
+        while case.macs > macs and case.N > 1:
+            case = case._replace(N=max(1, case.N // 2))
+        least = [
+            max(dilation * (taps - 1) + 1 + 3 * step - sum(sides), max(sides) + 1, 1)
+            for taps, step, dilation, sides in zip((self.R, self.S), self.stride, self.dilation, self.sides, strict=True)
+        ]
+        while case.macs > macs and any(size > smallest for size, smallest in zip((case.H, case.W), least, strict=True)):
+            case = case._replace(H=max(least[0], case.H * 3 // 4), W=max(least[1], case.W * 3 // 4))
+        while case.macs > macs and max(case.C, case.K) > 16 * case.groups and min(case.C, case.K) % 2 == 0:
+            case = case._replace(C=case.C // 2) if case.C > case.K else case._replace(K=case.K // 2)
+        # A tile has room for 64 filters, and a group of few takes one all the same.
+        while case.groups * 64 * 64 * case.products > 8 * macs and case.groups % 2 == case.C % 2 == case.K % 2 == 0:
+            case = case._replace(C=case.C // 2, K=case.K // 2, groups=case.groups // 2)
+        return case
+
+    def inputs(self, device: torch.device, seed: int = 0) -> dict[str, Any]:
+        """The arguments of a call, x in the case's layout."""
+        generator = torch.Generator().manual_seed(seed)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator)
+
+        x = normal(self.N, self.C, self.H, self.W)
+        weight = normal(self.K, self.C // self.groups, self.R, self.S) / max(1, self.products) ** 0.5
+        laid_out = torch.channels_last if self.layout == "nhwc" else torch.contiguous_format
+        arguments: dict[str, Any] = {
+            "x": x.to(device, self.dtype).contiguous(memory_format=laid_out),
+            "weight": weight.to(device, self.dtype).contiguous(memory_format=laid_out),
+            "bias": normal(self.K).to(device, self.dtype) if self.has_bias else None,
+            "stride": self.stride,
+            "padding": self.padding,
+            "dilation": self.dilation,
+            "groups": self.groups,
+            "activation": self.activation,
+            "padding_mode": self.padding_mode,
+        }
+        if self.has_residual:
+            shape = (self.N, self.K, *self.out_size)
+            arguments["residual"] = normal(*shape).to(device, self.dtype).contiguous(memory_format=laid_out)
+        return arguments
+
+    def __str__(self) -> str:
+        text = f"{self.N}x{self.C}x{self.H}x{self.W} {self.K}x{self.R}x{self.S} {str(self.dtype).removeprefix('torch.')} {self.layout}"
+        for name, plain in Case._field_defaults.items():
+            if name not in ("dtype", "layout") and getattr(self, name) != plain:
+                text += f" {name} {getattr(self, name)}".replace(", ", ",")
+        return text
+
+
+# ---- which -------------------------------------------------------------------------------------------------------------------------
+
+
+def model_cases(model: str) -> list[Case]:
+    """The distinct convolutions of a model, batch 1, bias."""
+    shapes = json.loads((Path(__file__).parent / "shapes.json").read_text())[model]
+    return [Case(*s[:7])._replace(stride=(s[7], s[8]), padding=(s[9], s[10]), dilation=(s[11], s[12])) for s in shapes]
+
+
+def _square(N: int, C: int, H: int, W: int, K: int, R: int, S: int, stride: int, pad: int, dilation: int, has_bias: bool = True) -> Case:
+    return Case(N, C, H, W, K, R, S, (stride, stride), pad, (dilation, dilation), has_bias=has_bias)
+
+
+EDGE = [
+    _square(1, 3, 7, 7, 8, 3, 3, 1, 1, 1),
+    _square(1, 3, 8, 8, 16, 1, 1, 1, 0, 1),
+    _square(2, 16, 32, 32, 32, 3, 3, 2, 1, 1),
+    _square(2, 32, 17, 23, 64, 5, 5, 2, 2, 1),
+    _square(4, 64, 28, 28, 128, 3, 3, 1, 0, 2),
+    _square(2, 512, 7, 7, 1024, 1, 1, 1, 0, 1),
+    _square(1, 3, 112, 112, 64, 7, 7, 2, 3, 1),
+    _square(1, 1, 16, 16, 16, 3, 3, 1, 1, 1),
+    _square(2, 64, 8, 8, 64, 3, 3, 1, 1, 1),
+    _square(1, 128, 4, 4, 256, 1, 1, 1, 0, 1),
+    _square(2, 32, 32, 32, 32, 3, 3, 1, 0, 1),
+    _square(2, 64, 28, 28, 128, 3, 3, 2, 1, 1),
+    _square(4096, 3, 14, 14, 1024, 14, 14, 14, 0, 1, has_bias=False),  # the patches of a vision transformer
+    # groups: depthwise, ResNeXt's, one filter more than channels, few of each
+    Case(1, 32, 14, 14, 32, 3, 3, padding=1, groups=32),
+    Case(2, 96, 12, 12, 96, 7, 7, padding=3, groups=96),
+    Case(1, 128, 10, 10, 256, 3, 3, padding=1, groups=32),
+    Case(2, 6, 9, 9, 9, 3, 3, padding=1, groups=3),
+    Case(1, 8, 5, 5, 24, 3, 3, padding=1, groups=8),
+    # filters and images that are not square, one row, one column, one pixel, one channel, one filter
+    Case(2, 17, 9, 13, 19, 1, 7, padding=(0, 3)),
+    Case(2, 17, 9, 13, 19, 7, 1, padding=(3, 0), stride=(2, 1)),
+    Case(3, 40, 1, 37, 24, 1, 3, padding=(0, 1)),
+    Case(3, 40, 37, 1, 24, 3, 1, padding=(1, 0)),
+    Case(5, 33, 1, 1, 65, 1, 1),
+    Case(1, 1, 5, 5, 1, 5, 5),
+    Case(1, 1, 1, 1, 1, 1, 1),
+    Case(1, 130, 6, 6, 3, 3, 3, padding=1),
+    # steps longer than filters; a filter larger than its image; every side padded otherwise; the padding wider than the filter
+    Case(1, 16, 20, 20, 16, 2, 2, stride=(3, 5)),
+    Case(1, 16, 3, 2, 16, 5, 5, padding=2),
+    Case(2, 16, 8, 9, 16, 3, 3, padding=(0, 1, 2, 3)),
+    Case(1, 16, 4, 4, 8, 2, 2, padding=6),
+    Case(1, 24, 11, 11, 24, 4, 4, padding="same"),
+    Case(1, 24, 20, 20, 24, 4, 2, padding="same", dilation=(3, 2)),
+    Case(1, 24, 11, 11, 24, 4, 4, padding="valid"),
+    Case(1, 64, 9, 9, 32, 3, 3, padding=12, dilation=(12, 12)),
+    *(
+        Case(2, 9, 7, 8, 12, 3, 4, padding=padding, padding_mode=mode, dilation=(2, 1))
+        for mode, padding in (("reflect", (6, 3, 7, 0)), ("replicate", (9, 2, 0, 11)), ("circular", (7, 1, 2, 8)), ("reflect", "same"))
+    ),
+    Case(2, 64, 10, 10, 48, 3, 3, padding=1, has_residual=True, activation="relu"),
+]
+
+
+def edge_cases() -> list[Case]:
+    """EDGE with every dtype and layout in turn."""
+    dtypes = list(DTYPES.values())
+    return [case._replace(dtype=dtypes[i % 3], layout=LAYOUTS[i // 3 % 2]) for i, case in enumerate(EDGE)]
+
+
+def random_cases(count: int, seed: int = 42) -> list[Case]:
+    """Seeded, over everything a call can say."""
+    draw = random.Random(seed)
+    cases: list[Case] = []
+    while len(cases) < count:
+        C, K = draw.choice([1, 3, 8, 16, 24, 32, 64, 128, 256]), draw.choice([1, 8, 16, 20, 32, 64, 128, 256])
+        H, W = draw.randint(4, 64), draw.randint(4, 64)
+        groups = draw.choice([1, 1, 1, math.gcd(C, K), draw.choice([g for g in range(1, 65) if C % g == K % g == 0])])
+        mode = draw.choice(["zeros"] * 5 + ["reflect", "replicate", "circular"])
+        padding: Any = draw.choice([0, draw.randint(0, 3), (draw.randint(0, 3), 1), tuple(draw.randint(0, 3) for _ in range(4))])
+        case = Case(draw.randint(1, 8), C, H, W, K, draw.randint(1, 7), draw.randint(1, 7), padding=padding, groups=groups)
+        case = case._replace(
+            stride=(draw.randint(1, 3), draw.randint(1, 3)),
+            dilation=(draw.randint(1, 2), draw.randint(1, 2)),
+            dtype=draw.choice(list(DTYPES.values())),
+            layout=draw.choice(LAYOUTS),
+            has_bias=draw.random() < 0.7,
+            has_residual=draw.random() < 0.3,
+            activation=draw.choice(("none", *ACTIVATIONS)),
+            padding_mode=mode,
+        )
+        if case.stride == (1, 1) and draw.random() < 0.3:
+            case = case._replace(padding="same")
+        if min(case.out_size) >= 1 and (mode == "zeros" or max(map(max, case.sides)) < min(H, W)):
+            cases.append(case)
+    return cases
+
+
+# ---- right or wrong ----------------------------------------------------------------------------------------------------------------
+
+# Of out's dtype: rmse and largest error over the rms of the reference, and the share of elements that may differ from the reference
+# rounded once (f32 sums in another order move a few across a boundary).
+_GATES = {torch.float16: (3e-4, 2.5e-3, 0.03), torch.bfloat16: (2.5e-3, 2e-2, 0.01)}
+
+
+def reference_of(arguments: dict[str, Any]) -> Tensor:
+    return reference.conv2d(**{name: value for name, value in arguments.items() if name not in ("out_dtype", "algorithm", "out")})
+
+
+def mismatch_conv2d(out: Tensor, arguments: dict[str, Any], expected: Tensor | None = None) -> str | None:
+    """None if `out` is what `hipconv.conv2d(**arguments)` should be, else what is wrong."""
+    expected = reference_of(arguments) if expected is None else expected
+    if out.shape != expected.shape:
+        return f"shape {tuple(out.shape)}, expected {tuple(expected.shape)}"
+    if out.numel() == 0:
+        return None
+    if not out.isfinite().all():
+        return f"{int((~out.isfinite()).sum())} of {out.numel()} elements are not finite"
+    products = arguments["weight"][0].numel()
+    scale = max(1, products**0.5 / 32)
+    rmse_gate, max_gate, may_differ = _GATES.get(out.dtype, (1e-6 * scale, 1e-5 * scale, 1.0))
+    # Errors arise before the activation, which may send most of what is large to zero.
+    before = expected if arguments["activation"] == "none" else reference_of(arguments | {"activation": "none"})
+    rms = before.square().mean().sqrt().item()
+    error = (out.double() - expected).abs()
+    eps = torch.finfo(out.dtype).eps
+    max_gate = max(max_gate, 0.51 * eps * expected.abs().max().item() / rms)  # half a unit in the last place of the largest
+    rmse, worst = error.square().mean().sqrt().item() / rms, error.max().item() / rms
+    if not (rmse <= rmse_gate and worst <= max_gate):
+        return f"rmse {rmse:.2e} of rms, expected {rmse_gate:.1e}; largest error {worst:.2e}, expected {max_gate:.1e}"
+    bound = max(8 * eps, 10 * eps * products**0.5) + (6e-3 if products < 1024 else 8e-3 if products < 4096 else 1.2e-2) * expected.abs()
+    if (error > bound).any():
+        return f"{int((error > bound).sum())} elements are off by more than {bound.min().item():.1e} and their share"
+    differing = int((out != expected.to(out.dtype)).sum())
+    cancels = arguments["activation"] not in ("none", "relu", "relu6", "leaky_relu")  # f32 loses the last bits of its small results
+    if differing > max(4, out.numel() * may_differ) and not cancels:
+        return f"{differing} of {out.numel()} elements are not the reference rounded once to {out.dtype}"
+    return None

@@ -1,0 +1,487 @@
+"""conv2d's implicit GEMM on simt: every tile, form of x and matrix unit, with small integers, whose sums are exact in any order.
+
+    python op_tests/test_conv2d_gemm.py --unit mfma,wmma11 --cases 300
+
+Tiles and splits are forced through the binding. What lies around x and the filters is NaN, as is the workspace before a call, and what
+lies around the output must not change.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+import contextlib
+import itertools
+import random
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+import torch.nn.functional as F
+
+from support.common import environment, list_of
+from hipconv import jit, targets
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+# Every matrix unit, each in another order of threads. (f32 goes without one on all but the first.)
+UNITS = {
+    "mfma": {"HIPCONV_SIMT_WAVE": "64", "HIPCONV_SIMT_ORDER": "ascending"},
+    "mma_sync": {"HIPCONV_SIMT_WAVE": "32", "HIPCONV_SIMT_ORDER": "shuffled:3"},
+    "wmma11": {"HIPCONV_SIMT_WAVE": "32", "HIPCONV_SIMT_ORDER": "descending"},
+    "wmma12": {"HIPCONV_SIMT_WAVE": "32", "HIPCONV_SIMT_ORDER": "shuffled:1"},
+}
+HALVES = (torch.bfloat16, torch.float16)
+DTYPES = (*HALVES, torch.float32)
+MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "replicate", "circular": "circular"}
+
+
+@contextlib.contextmanager
+def running_on(unit: str) -> Iterator[Any]:
+    """The conv2d module for a unit, while CPU tensors are sent to it and new memory is NaN."""
+    with environment(HIPCONV_BACKEND="simt", HIPCONV_SIMT_MMA=unit, **UNITS[unit]):
+        torch.use_deterministic_algorithms(True)  # fills what torch.empty gives: a workspace of bytes with 0xff, NaN in any float
+        try:
+            yield jit.module("conv2d", targets.of(torch.device("cpu")))
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="module", params=UNITS)
+def module(request: pytest.FixtureRequest) -> Iterator[Any]:
+    with running_on(request.param) as found:
+        yield found
+
+
+class Case(NamedTuple):
+    shape: tuple[int, int, int, int]  # N C H W
+    filters: tuple[int, int, int]  # K R S
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0)  # top, bottom, left, right
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    mode: str = "zeros"
+    dtype: torch.dtype = torch.bfloat16
+    x_layout: str = "nhwc"  # nhwc, nchw, nchw0: without gaps, or nhwc1: of odd strides, so that nothing is aligned
+    weight_layout: str = "krsc"  # krsc, kcrs, or krsc1
+    out_layout: str = "nhwc"
+    out_dtype: torch.dtype | None = None
+    bias: bool = False
+    residual: bool = False
+    activation: str = "none"
+    tile: tuple[int, int] = (64, 64)
+    split_k: int = 1
+    algorithm: str = "implicit_gemm"
+
+    @property
+    def out_size(self) -> tuple[int, int]:
+        top, bottom, left, right = self.padding
+        sizes = zip(self.shape[2:], (top + bottom, left + right), self.filters[1:], self.stride, self.dilation, strict=True)
+        height, width = ((size + pad - dilation * (taps - 1) - 1) // stride + 1 for size, pad, taps, stride, dilation in sizes)
+        return height, width
+
+
+def surrounded(shape: tuple[int, ...], layout: str, dtype: torch.dtype, fill: float) -> tuple[Tensor, Tensor]:
+    """A view inside a larger tensor of `fill`, and that tensor; 16-byte aligned where the shape allows, or by odd strides nowhere."""
+    a, b, c, d = shape
+    if layout == "nchw0":  # images without gaps
+        memory = torch.full((a * b * c * d + 16,), fill, dtype=dtype)
+        return memory[8:-8].view(shape), memory
+    if layout in ("nchw", "kcrs"):
+        whole = torch.full((a + 2, b + 2, c + 1, d + 8), fill, dtype=dtype)
+        return whole[1:-1, 1:-1, :-1, 8:], whole
+    margin = 7 if layout.endswith("1") else 8
+    whole = torch.full((a + 2, c + 1, d + 1, b + margin), fill, dtype=dtype)
+    return whole[1:-1, :-1, :-1, margin:].permute(0, 3, 1, 2), whole
+
+
+def integers(shape: tuple[int, ...], layout: str, dtype: torch.dtype, seed: int) -> Tensor:
+    view, _ = surrounded(shape, layout, dtype, float("nan"))
+    view.copy_(torch.randint(-1, 2, shape, generator=torch.Generator().manual_seed(seed)))
+    return view
+
+
+def filters_of(case: Case) -> Tensor:
+    """krsc without a margin between the taps, as torch makes channels_last filters: they can be read in place."""
+    k, r, s = case.filters
+    shape = (k, case.shape[1] // case.groups, r, s)
+    values = integers(shape, "kcrs", case.dtype, 2)
+    if case.weight_layout == "kcrs":
+        return values
+    offset = 8 if case.weight_layout == "krsc" else 7
+    memory = torch.full((values.numel() + 16,), float("nan"), dtype=case.dtype)
+    view = memory[offset : offset + values.numel()].view(k, r, s, shape[1]).permute(0, 3, 1, 2)
+    return view.copy_(values)
+
+
+def call_of(module: Any, case: Case) -> Any:
+    return module.Call(
+        list(case.stride), list(case.padding), list(case.dilation), case.groups, case.mode, case.activation, list(case.out_size),
+        case.out_dtype or case.dtype, False, case.algorithm, [*case.tile, case.split_k],
+    )  # fmt: skip
+
+
+def run(module: Any, case: Case, seed: int = 1) -> tuple[Tensor, Tensor]:
+    """What the kernel makes of a case, and the exact result."""
+    k = case.filters[0]
+    x, weight = integers(case.shape, case.x_layout, case.dtype, seed), filters_of(case)
+    bias = torch.randint(-3, 4, (k,), generator=torch.Generator().manual_seed(3)).to(case.dtype) if case.bias else None
+    top, bottom, left, right = case.padding
+    padded = F.pad(x.double(), (left, right, top, bottom), mode=MODES[case.mode])
+    bias64 = None if bias is None else bias.double()
+    expected = F.conv2d(padded, weight.double(), bias64, case.stride, 0, case.dilation, case.groups)
+    assert tuple(expected.shape[2:]) == case.out_size
+    residual = integers(tuple(expected.shape), case.out_layout, case.dtype, 4) if case.residual else None
+    if residual is not None:
+        expected = expected + residual.double()
+    if case.activation == "relu":
+        expected = expected.relu()
+
+    out_dtype = case.out_dtype or case.dtype
+    out, whole = surrounded(tuple(expected.shape), case.out_layout, out_dtype, 123.0)
+    module.conv2d_out(out, x, weight, bias, residual, call_of(module, case), 0)
+    values = out.clone()
+    out.fill_(123.0)
+    assert bool((whole == 123.0).all()), f"{case} wrote around its output"
+    return values, expected.to(out_dtype)
+
+
+def check(module: Any, case: Case, seed: int = 1) -> None:
+    out, expected = run(module, case, seed)
+    if not torch.equal(out, expected):
+        wrong = (out != expected).nonzero()
+        first = tuple(wrong[0].tolist())
+        pytest.fail(f"{case}: {len(wrong)} of {out.numel()} are wrong, first at {first}: {out[first]}, expected {expected[first]}")
+
+
+def tiles_of(module: Any, dtype: torch.dtype) -> list[tuple[int, int]]:
+    arch = targets.of(torch.device("cpu")).arch
+    return [(m, n) for m, n in module.conv2d_tiles("implicit_gemm", arch, dtype)]
+
+
+def serves(tile: tuple[int, int], case: Case) -> bool:
+    """Whether the tile has the form in which x comes."""
+    aligned = case.x_layout == "nhwc" and case.shape[1] // case.groups % (4 if case.dtype == torch.float32 else 8) == 0
+    if case.mode != "zeros" or max(case.filters[1:]) > 15:
+        return tile == (64, 64)
+    return tile[0] != 256 or aligned
+
+
+# ---- every tile ------------------------------------------------------------------------------------------------------------------------
+
+LAYOUTS = [("nhwc", "krsc", "nhwc"), ("nchw", "kcrs", "nchw"), ("nhwc1", "krsc1", "nhwc1")]
+
+
+@pytest.mark.parametrize("layouts", LAYOUTS, ids=lambda layouts: layouts[0])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_tile(module: Any, dtype: torch.dtype, layouts: tuple[str, str, str]) -> None:
+    """More pixels and filters than a tile has, and no whole number of tiles; taps inside the channels' steps, and outside."""
+    x_layout, weight_layout, out_layout = layouts
+    for tile, channels in itertools.product(tiles_of(module, dtype), (64, 24)):
+        case = Case(
+            (2, channels, 11, tile[0] // 16), (tile[1] + 24, 3, 3), padding=(1, 1, 1, 1), dtype=dtype, x_layout=x_layout,
+            weight_layout=weight_layout, out_layout=out_layout, bias=True, tile=tile,
+        )  # fmt: skip
+        if serves(tile, case):
+            check(module, case)
+
+
+# ---- tails and everything else ---------------------------------------------------------------------------------------------------------
+
+SPECIAL = {
+    "one pixel, one channel, one filter": Case((1, 1, 1, 1), (1, 1, 1)),
+    "1x1": Case((2, 128, 6, 5), (40, 1, 1)),
+    "1x1, stride 2": Case((2, 64, 7, 9), (72, 1, 1), (2, 2)),
+    "stem": Case((1, 3, 21, 19), (64, 7, 7), (2, 2), (3, 3, 3, 3), x_layout="nchw", weight_layout="kcrs", out_layout="nchw"),
+    "stem, channels last": Case((1, 3, 21, 19), (64, 7, 7), (2, 2), (3, 3, 3, 3), x_layout="nhwc1"),
+    "head": Case((1, 64, 12, 10), (3, 3, 3), padding=(1, 1, 1, 1)),
+    "patches": Case((3, 3, 28, 28), (32, 14, 14), (14, 14), x_layout="nchw", weight_layout="kcrs"),
+    "asymmetric padding": Case((2, 16, 9, 8), (24, 3, 3), (2, 2), (0, 1, 0, 1)),
+    "more padding than image": Case((1, 8, 2, 3), (8, 3, 3), padding=(5, 4, 3, 6)),
+    "dilation": Case((1, 64, 17, 15), (16, 3, 3), (1, 1), (12, 12, 6, 6), (12, 6)),
+    "uneven taps": Case((1, 40, 9, 12), (16, 2, 5), (3, 2), (1, 0, 2, 1), (2, 1)),
+    "15 x 1": Case((1, 16, 17, 5), (8, 15, 1), padding=(7, 7, 0, 0)),
+    "17 x 1": Case((1, 16, 17, 5), (8, 17, 1), padding=(8, 8, 0, 0)),
+    "grouped": Case((2, 96, 7, 6), (60, 3, 3), (1, 1), (1, 1, 1, 1), groups=3),
+    "grouped, channels first": Case((2, 12, 7, 8), (8, 3, 3), (1, 1), (1, 1, 1, 1), groups=4, x_layout="nchw", out_layout="nchw"),
+    "depthwise": Case((1, 10, 7, 8), (20, 3, 3), (1, 1), (1, 1, 1, 1), groups=10),
+    "two steps of channels": Case((1, 128, 5, 6), (16, 3, 3), padding=(1, 1, 1, 1)),
+    "nine chunks": Case((1, 72, 5, 6), (16, 3, 3), padding=(1, 1, 1, 1)),
+    "many small images": Case((70, 8, 3, 2), (16, 2, 2), padding=(0, 1, 0, 0)),
+    "epilogue": Case((2, 32, 8, 8), (64, 3, 3), padding=(1, 1, 1, 1), bias=True, residual=True, activation="relu"),
+    "epilogue, channels first": Case(
+        (2, 32, 8, 8), (64, 3, 3), padding=(1, 1, 1, 1), out_layout="nchw", bias=True, residual=True, activation="relu"
+    ),
+    "f32 out": Case((2, 32, 8, 8), (64, 3, 3), padding=(1, 1, 1, 1), out_dtype=torch.float32, bias=True, residual=True),
+    "f32 out, channels first": Case((2, 32, 8, 8), (64, 1, 1), out_layout="nchw", out_dtype=torch.float32),
+    "reflect": Case((2, 16, 6, 7), (16, 3, 3), padding=(2, 1, 3, 2), mode="reflect"),
+    "replicate": Case((2, 3, 6, 7), (16, 3, 3), padding=(2, 1, 3, 2), mode="replicate", x_layout="nchw"),
+    "circular": Case((1, 16, 6, 7), (16, 5, 3), (2, 1), (3, 4, 7, 2), mode="circular", bias=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_special_shapes(module: Any, name: str) -> None:
+    case = SPECIAL[name]
+    check(module, case)
+    check(module, case._replace(dtype=torch.float32, out_dtype=None))
+    for tile in tiles_of(module, torch.float16)[:1]:
+        if serves(tile, case):
+            check(module, case._replace(dtype=torch.float16, tile=tile))
+
+
+PATCHED = {
+    "one patch": Case((1, 64, 16, 16), (128, 3, 3), padding=(1, 1, 1, 1)),
+    "ragged": Case((1, 128, 31, 30), (40, 3, 3), padding=(1, 0, 2, 1), bias=True, residual=True, activation="relu"),
+    "grouped, unpadded": Case((1, 128, 18, 34), (24, 3, 3), groups=2, out_dtype=torch.float32),
+    "three images": Case((3, 64, 8, 32), (130, 3, 3), padding=(1, 1, 1, 1), bias=True),
+}
+
+
+@pytest.mark.parametrize("name", PATCHED)
+@pytest.mark.parametrize("layouts", [*LAYOUTS, ("nhwc", "kcrs", "nchw")], ids=lambda layouts: f"{layouts[0]}-{layouts[2]}")
+def test_patches_that_serve_all_taps(module: Any, layouts: tuple[str, str, str], name: str) -> None:
+    """3x3 taps of images that 16 columns by 8 or 16 rows fill well."""
+    x_layout, weight_layout, out_layout = layouts
+    case = PATCHED[name]._replace(x_layout=x_layout, weight_layout=weight_layout, out_layout=out_layout)
+    for tile in tiles_of(module, case.dtype):
+        if tile[1] == 128 and (tile[0] == 128 or case.shape[2] != 8):
+            check(module, case._replace(tile=tile, dtype=torch.float16 if x_layout == "nhwc" else torch.bfloat16))
+
+
+# ---- warpgroups ------------------------------------------------------------------------------------------------------------------------
+
+WARPGROUP_TILES = [(256, 128), (128, 128), (128, 64), (64, 64)]
+WARPGROUPED = {
+    "narrow patches": Case((2, 72, 16, 15), (72, 3, 3), padding=(1, 1, 1, 1), bias=True),
+    "narrow patches, f32 out": Case((1, 64, 32, 8), (40, 3, 3), padding=(0, 2, 2, 0), out_dtype=torch.float32, bias=True),
+    "narrow patches of groups": Case((2, 128, 16, 9), (24, 3, 3), padding=(1, 1, 1, 1), groups=2, weight_layout="kcrs"),
+    "runs across images": Case((7, 64, 7, 7), (136, 3, 3), (2, 2), (1, 1, 1, 1), residual=True, activation="relu"),
+    "runs, uneven": Case((2, 40, 13, 11), (33, 2, 5), (3, 2), (1, 0, 2, 1), (2, 1), weight_layout="krsc1"),
+    "runs, more padding than image": Case((1, 8, 2, 3), (8, 3, 3), padding=(5, 4, 3, 6), out_layout="nhwc1"),
+    "runs to odd images": Case((3, 64, 7, 7), (72, 3, 3), padding=(1, 1, 1, 1), out_layout="nchw", bias=True, activation="relu"),
+    "runs to even images": Case((5, 64, 6, 7), (40, 1, 1), out_layout="nchw0", bias=True),
+    "a pixel": Case((1, 64, 1, 1), (64, 1, 1), bias=True),
+    "wide patches": Case((2, 72, 4, 64), (40, 3, 3), padding=(1, 1, 1, 1), x_layout="nchw", out_layout="nchw", bias=True, residual=True),
+    "wide patches, uneven": Case((1, 64, 2, 128), (72, 3, 3), padding=(2, 0, 2, 0), x_layout="nchw", weight_layout="kcrs"),
+    "wide patches, unpadded": Case((1, 60, 6, 128), (8, 3, 3), padding=(0, 0, 0, 0), x_layout="nchw", out_layout="nchw"),
+    "whole images": Case((3, 72, 8, 13), (40, 1, 1), x_layout="nchw0", out_layout="nchw", bias=True, activation="relu"),
+    "whole images of groups": Case((2, 48, 16, 9), (64, 1, 1), groups=2, x_layout="nchw0", out_layout="nhwc"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def warpgroup_module() -> Iterator[Any]:
+    with running_on("mma_sync") as found:
+        yield found
+
+
+@pytest.mark.parametrize("name", WARPGROUPED)
+def test_warpgroups(warpgroup_module: Any, name: str) -> None:
+    """What the copy engine brings and what waves gather, in each tile that serves it, more than one tile a block; and split sums."""
+    case = WARPGROUPED[name]._replace(algorithm="warpgroup_gemm")
+    served = [tile for tile in WARPGROUP_TILES if is_served(warpgroup_module, case, tile)]
+    assert served, "no tile serves it"
+    for tile, dtype in zip(served, itertools.cycle(HALVES)):
+        check(warpgroup_module, case._replace(tile=tile, dtype=dtype))
+    if case.shape[1] // case.groups > 64:
+        check(warpgroup_module, case._replace(tile=served[-1], split_k=2))
+
+
+@pytest.mark.parametrize("split_k", [2, 4, 6, 7, 9])
+def test_warpgroups_of_split_sums(warpgroup_module: Any, split_k: int) -> None:
+    """Nine fillings of which parts of two are five, of three are three: no part may be left without any."""
+    case = Case((2, 64, 9, 9), (40, 3, 3), (2, 2), (1, 1, 1, 1), bias=True, residual=True, activation="relu", split_k=split_k)
+    check(warpgroup_module, case._replace(algorithm="warpgroup_gemm", tile=(128, 64)))
+
+
+def is_served(module: Any, case: Case, tile: tuple[int, int]) -> bool:
+    x, weight = integers(case.shape, case.x_layout, case.dtype, 1), filters_of(case)
+    out, _ = surrounded((case.shape[0], case.filters[0], *case.out_size), case.out_layout, case.out_dtype or case.dtype, 0.0)
+    return module.conv2d_refusal(out, x, weight, None, None, call_of(module, case._replace(tile=tile))) is None
+
+
+def test_warpgroups_on_random_shapes(warpgroup_module: Any) -> None:
+    rng, done = random.Random(7), 0
+    tiles = {dtype: [(64, 64)] for dtype in DTYPES}
+    while done < 30:
+        case = random_case(rng, tiles)._replace(algorithm="warpgroup_gemm", tile=rng.choice(WARPGROUP_TILES), split_k=rng.randint(1, 2))
+        if case.mode == "zeros" and case.dtype != torch.float32 and is_served(warpgroup_module, case, case.tile):
+            check(warpgroup_module, case, done)
+            done += 1
+
+
+# ---- x that is relaid ------------------------------------------------------------------------------------------------------------------
+
+RELAID = {
+    "stem": Case((2, 3, 21, 19), (72, 7, 7), (2, 2), (3, 3, 3, 3), x_layout="nchw", weight_layout="kcrs", out_layout="nchw", bias=True),
+    "few channels, channels last": Case((2, 5, 9, 14), (40, 3, 4), (1, 3), (0, 2, 2, 0), x_layout="nhwc1", residual=True),
+    "few channels, dilated rows": Case((1, 8, 13, 9), (24, 3, 3), (2, 1), (2, 1, 1, 1), (2, 1), x_layout="nchw"),
+    "patches of a transformer": Case((1, 3, 28, 28), (32, 14, 14), (14, 14), x_layout="nchw0", weight_layout="kcrs"),
+    "few channels, one column": Case((2, 4, 11, 9), (16, 3, 1), (2, 2), (1, 1, 0, 0), x_layout="nchw"),
+    "odd images": Case((3, 72, 7, 7), (136, 3, 3), padding=(1, 1, 1, 1), x_layout="nchw0", weight_layout="kcrs", out_layout="nchw"),
+    "even images": Case((3, 65, 6, 7), (40, 1, 1), x_layout="nchw0", weight_layout="kcrs", out_layout="nchw", bias=True, activation="relu"),
+    "steps that pass over pixels": Case((2, 70, 9, 11), (24, 1, 1), (2, 3), (1, 0, 2, 1), x_layout="nchw"),
+    "channels that end within a chunk": Case((2, 83, 5, 6), (24, 2, 2), x_layout="nhwc1", weight_layout="krsc1", out_layout="nhwc1"),
+    "groups": Case((2, 128, 6, 5), (32, 3, 3), padding=(1, 1, 1, 1), groups=2, x_layout="nchw", weight_layout="kcrs"),
+    "reflect": Case((2, 20, 6, 7), (16, 3, 3), (1, 2), (2, 1, 3, 2), mode="reflect", x_layout="nchw", out_layout="nchw"),
+    "circular, channels last": Case((1, 16, 6, 7), (16, 5, 3), (2, 1), (3, 4, 7, 2), mode="circular", bias=True),
+    "replicate, few channels": Case((2, 3, 6, 7), (16, 3, 3), padding=(2, 1, 3, 2), mode="replicate", x_layout="nchw"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RELAID)
+def test_relaid(module: Any, name: str) -> None:
+    """By each GEMM that the unit has, in its smallest tile."""
+    served = 0
+    for algorithm, dtype in (("relaid_implicit_gemm", torch.bfloat16), ("relaid_warpgroup_gemm", torch.float16)):
+        arch = targets.of(torch.device("cpu")).arch
+        for tile in [(m, n) for m, n in module.conv2d_tiles(algorithm, arch, dtype)][-1:]:
+            case = RELAID[name]._replace(algorithm=algorithm, dtype=dtype, tile=tile)
+            if is_served(module, case, tile):
+                check(module, case)
+                served += 1
+                if is_served(module, case._replace(split_k=2), tile):
+                    check(module, case._replace(split_k=2))
+    assert served
+
+
+def test_x_that_the_gemms_read_in_place_is_not_relaid(module: Any) -> None:
+    for algorithm in ("relaid_implicit_gemm", "relaid_warpgroup_gemm"):
+        assert not is_served(module, Case((1, 64, 5, 5), (16, 3, 3), algorithm=algorithm), (128, 64))
+        assert not is_served(module, Case((1, 64, 5, 5), (16, 3, 3), algorithm=algorithm, dtype=torch.float32, x_layout="nchw"), (128, 64))
+
+
+@pytest.mark.parametrize("split_k", [2, 3, 5, 16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_split_sums(module: Any, dtype: torch.dtype, split_k: int) -> None:
+    """Parts of several lengths, empty ones too; the residual, bias and activation once, after the sum."""
+    case = Case((2, 64, 5, 5), (40, 3, 3), padding=(1, 1, 1, 1), dtype=dtype, bias=True, residual=True, activation="relu", split_k=split_k)
+    if split_k <= 9 or dtype == torch.float32:
+        check(module, case)
+    check(module, case._replace(shape=(2, 120, 5, 5), x_layout="nchw", weight_layout="kcrs", out_layout="nchw"))
+
+
+def random_case(rng: random.Random, tiles: dict[torch.dtype, list[tuple[int, int]]]) -> Case:
+    groups, dtype = rng.choice([1, 1, 1, 2, 3]), rng.choice(DTYPES)
+    kernel = rng.choice([(1, 1), (3, 3), (3, 3), (2, 3), (5, 1), (4, 4)])
+    stride, dilation = (rng.randint(1, 3), rng.randint(1, 3)), (rng.randint(1, 2), rng.randint(1, 2))
+    height, width = (dilation[i] * (kernel[i] - 1) + 1 + rng.randint(0, 8) for i in (0, 1))
+    case = Case(
+        (rng.randint(1, 3), groups * rng.choice([1, 3, 4, 8, 12, 16, 40, 64]), height, width),
+        (groups * rng.choice([1, 3, 8, 20, 33, 64]), *kernel),
+        stride,
+        (rng.randint(0, 3), rng.randint(0, 3), rng.randint(0, 3), rng.randint(0, 3)),
+        dilation,
+        groups,
+        "zeros" if rng.random() < 0.8 else "replicate",
+        dtype,
+        rng.choice(["nhwc", "nhwc", "nchw", "nhwc1"]),
+        rng.choice(["krsc", "kcrs", "krsc1"]),
+        rng.choice(["nhwc", "nchw", "nhwc1"]),
+        rng.choice([None, None, torch.float32]),
+        bias=rng.random() < 0.5,
+        residual=rng.random() < 0.3,
+        activation=rng.choice(["none", "relu"]),
+    )
+    case = case._replace(tile=rng.choice([tile for tile in tiles[dtype] if serves(tile, case)]))
+    products = case.shape[1] // groups * kernel[0] * kernel[1]
+    return case._replace(split_k=rng.randint(1, max(1, min(4, products // (32 if dtype == torch.float32 else 64)))))
+
+
+def check_random_cases(module: Any, count: int, seed: int) -> None:
+    rng = random.Random(seed)
+    tiles = {dtype: tiles_of(module, dtype) for dtype in DTYPES}
+    for number in range(count):
+        check(module, random_case(rng, tiles), number)
+
+
+def test_random_shapes(module: Any) -> None:
+    check_random_cases(module, 60, 42)
+
+
+# ---- numbers that are not integers -----------------------------------------------------------------------------------------------------
+
+
+def test_f32_is_not_rounded_to_less(module: Any) -> None:
+    """True f32 products: with 432 of them a sum, factors of 11 bits would be 50 times as far off."""
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(1, 48, 9, 8, generator=generator).contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(64, 48, 3, 3, generator=generator)
+    call = module.Call([1, 1], [1] * 4, [1, 1], 1, "zeros", "none", [9, 8], torch.float32, True, "implicit_gemm", [64, 64, 1])
+    error = module.conv2d(x, weight, None, None, call, 0).double() - F.conv2d(x.double(), weight.double(), padding=1)
+    assert error.abs().max() < 2e-4
+
+
+def test_not_finite_values_stay_where_they_are(module: Any) -> None:
+    """A NaN or an infinity reaches the outputs whose taps see it, and zero padding of x or of the channels reaches none."""
+    x = torch.ones(1, 20, 9, 9, dtype=torch.float16)
+    x[0, 3, 4, 4], x[0, 19, 0, 8] = float("nan"), float("inf")
+    for x_layout, dtype in itertools.product((torch.channels_last, torch.contiguous_format), DTYPES):
+        call = module.Call([1, 1], [1] * 4, [1, 1], 1, "zeros", "none", [9, 9], dtype, True, "implicit_gemm", [64, 64, 1])
+        weight = torch.full((5, 20, 3, 3), 0.5, dtype=dtype)
+        out = module.conv2d(x.to(dtype).contiguous(memory_format=x_layout), weight, None, None, call, 0).float()
+        expected = F.conv2d(x.float(), weight.float(), padding=1)
+        torch.testing.assert_close(out, expected, rtol=2e-2, atol=0, equal_nan=True)
+
+
+# ---- far apart -------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("axis", ["batch", "channel", "row", "column"])
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
+def test_elements_over_4_gb_apart(layout: str, axis: str) -> None:
+    """Untouched memory costs nothing, so two images, channels, rows or columns may lie far apart."""
+    shape, far = [2, 16, 4, 5], 2**31 + 24
+    strides = {"nhwc": [4096, 1, 160, 32], "nchw": [4096, 64, 8, 1]}[layout]
+    place = ["batch", "channel", "row", "column"].index(axis)
+    shape[place], strides[place] = 2, far
+    try:
+        memory = torch.UntypedStorage(2 * (far + 2 * 4096))  # torch.empty might fill it
+    except RuntimeError as error:
+        pytest.skip(f"no 4 GB of address space: {error}")
+    x = torch.empty(0, dtype=torch.float16).set_(memory, 0, shape, strides)
+    values = torch.randint(-2, 3, shape, generator=torch.Generator().manual_seed(7)).half()
+    x.copy_(values)
+    weight = torch.randint(-1, 2, (24, shape[1], 2, 2), generator=torch.Generator().manual_seed(8)).half()
+    size = [shape[2] + 1, shape[3] + 1]
+    with environment(HIPCONV_BACKEND="simt", HIPCONV_SIMT_MMA="mfma", HIPCONV_SIMT_WAVE="64"):
+        module = jit.module("conv2d", targets.of(torch.device("cpu")))
+        call = module.Call([1, 1], [1] * 4, [1, 1], 1, "zeros", "none", size, torch.float16, True, "implicit_gemm", [64, 64, 1])
+        out = module.conv2d(x, weight, None, None, call, 0)
+    assert torch.equal(out, F.conv2d(values.double(), weight.double(), padding=1).half())
+
+
+# ---- what is legal ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_tiles_of_architectures() -> None:
+    with running_on("mfma") as module:
+        common = [[128, 128], [128, 64], [64, 64]]
+        expected = {
+            "gfx90a": common, "gfx942": common, "gfx950": common, "gfx1100": common, "gfx1151": common, "gfx1201": common,
+            "gfx1030": [[64, 64]], "gfx906": [[64, 64]], "gfx1250": [[64, 64]], "sm_75": [],
+            "sm_80": [[256, 128], *common], "sm_86": common, "sm_89": common, "sm_90": [[256, 128], *common], "sm_120": common,
+        }  # fmt: skip
+        for dtype in HALVES:
+            assert {arch: module.conv2d_tiles("implicit_gemm", arch, dtype) for arch in expected} == expected
+        for arch in expected:
+            tiles = [] if arch == "sm_75" else [[128, 64], [64, 64]]
+            assert module.conv2d_tiles("implicit_gemm", arch, torch.float32) == tiles
+            tiles = [list(tile) for tile in WARPGROUP_TILES] if arch == "sm_90" else []
+            assert module.conv2d_tiles("warpgroup_gemm", arch, torch.float16) == tiles
+            assert module.conv2d_tiles("warpgroup_gemm", arch, torch.float32) == []
+            assert module.conv2d_tiles("naive", arch, torch.float16) is None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--unit", type=list_of(str), default=list(UNITS), help=f"of {', '.join(UNITS)}; all by default")
+    parser.add_argument("--cases", type=int, default=300, help="random cases a unit")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    for unit in arguments.unit:
+        with running_on(unit) as module:
+            check_random_cases(module, arguments.cases, arguments.seed)
+            print(f"{unit}: {arguments.cases} random cases are exact", flush=True)

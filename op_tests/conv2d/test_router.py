@@ -1,0 +1,270 @@
+"""How conv2d's algorithm, tile and split are chosen, and what a plan says of it. Most of it needs no kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from conv2d.cases import LAYOUTS, MODELS, Case, edge_cases, model_cases
+from support.common import DTYPES, WAYS, environment
+import hipconv
+from hipconv import conv2d_router, jit, targets
+from hipconv.ops.conv2d import calls as conv2d_calls
+from hipconv.ops.conv2d.router import Card, Choice, Problem, choose
+
+TILES = ((256, 128), (128, 128), (128, 64), (64, 64))
+SERVING = (("implicit_gemm", TILES), ("naive", ()))
+H200, MI300X = Card("sm_90", 132), Card("gfx942", 304)
+
+
+def problem(C: int, H: int, K: int, R: int = 3, N: int = 1, groups: int = 1) -> Problem:
+    return Problem(N, C, (H, H), K, (R, R), (H, H), (1, 1), (R // 2,) * 4, (1, 1), groups, "bfloat16", "nhwc")
+
+
+@pytest.fixture(params=["simt-wave64", "simt-wave32-shuffled", *(["gpu"] if torch.cuda.is_available() else [])])
+def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    with environment(**WAYS.get(request.param, {})):
+        yield torch.device("cuda" if request.param == "gpu" else "cpu")
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+# ---- the choice ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "card", "tile", "parts"),
+    [
+        (problem(512, 256, 512), H200, (256, 128), 1),
+        (problem(512, 256, 512), MI300X, (256, 128), 1),
+        (problem(512, 64, 512), H200, (128, 128), 1),  # 128 tiles: nearly one each
+        (problem(512, 64, 512), MI300X, (64, 64), 1),
+        (problem(128, 256, 64), H200, (128, 64), 1),  # half of a 128 filters wide tile would be padding
+        (problem(128, 512, 160), H200, (128, 64), 1),  # 192 columns of it rather than 256
+        (problem(512, 7, 512), H200, (64, 64), 16),  # one row of 8 tiles: as many parts as are allowed
+        (problem(512, 7, 2048, R=1), H200, (64, 64), 2),  # 8 steps: two parts of four
+        (problem(64, 56, 64, R=1), H200, (64, 64), 1),  # one step cannot be split
+        (problem(256, 14, 256), H200, (64, 64), 9),
+        (problem(256, 14, 256, N=32), H200, (128, 64), 1),
+        (problem(256, 14, 256, groups=4), H200, (64, 64), 2),  # a group's sums are short
+    ],
+    ids=str,
+)
+def test_tiles_for_every_unit_first_then_the_largest_then_parts(asked: Problem, card: Card, tile: tuple[int, int], parts: int) -> None:
+    chosen = choose(asked, card, SERVING)
+    assert (chosen.algorithm, chosen.tile, chosen.split_k) == ("implicit_gemm", tile, parts)
+
+
+def test_every_layer_of_the_models_has_enough_blocks_or_cannot_have_more() -> None:
+    for card in (H200, MI300X, Card("gfx1201", 64)):
+        for case in (case for model in MODELS for case in model_cases(model)):
+            asked = problem(case.C, case.H, case.K, case.R)._replace(out_size=case.out_size, stride=case.stride)
+            chosen = choose(asked, card, SERVING)
+            blocks = -(-asked.pixels // chosen.tile[0]) * -(-asked.filters // chosen.tile[1]) * chosen.split_k
+            steps = -(-asked.products // conv2d_router.STEP)
+            assert 1 <= chosen.split_k <= conv2d_router.MOST_PARTS
+            assert chosen.split_k == 1 or steps // chosen.split_k >= conv2d_router.LEAST_STEPS
+            enough = conv2d_router.ENOUGH * card.compute_units
+            assert blocks >= enough or (chosen.tile == (64, 64) and chosen.split_k in (16, max(1, steps // 4)))
+            assert conv2d_router.workspace_bytes(asked, chosen.split_k) <= conv2d_router.WORKSPACE_LIMIT
+
+
+def test_parts_fit_into_the_workspace() -> None:
+    asked = problem(512, 7, 512)
+    part = 4 * 49 * 512
+    for limit, parts in ((part * 16, 16), (part * 5, 5), (part * 2, 2), (part, 1), (0, 1)):
+        assert choose(asked, H200, SERVING, limit).split_k == parts
+
+
+WARPGROUP_TILES = ((256, 128), (128, 128), (128, 64), (64, 64))
+CONTIGUOUS = (
+    ("relaid_warpgroup_gemm", WARPGROUP_TILES),
+    ("warpgroup_gemm", WARPGROUP_TILES[1:3]),
+    ("relaid_implicit_gemm", TILES),
+    *SERVING,
+)
+
+
+@pytest.mark.parametrize(
+    ("asked", "algorithm"),
+    [
+        (problem(512, 256, 512), "relaid_warpgroup_gemm"),  # a copy of 67 MB for 2048 tiles of 72 steps
+        (problem(64, 56, 64, R=1), "warpgroup_gemm"),  # a step: less than a launch
+        (problem(512, 28, 256, R=1, N=32), "relaid_warpgroup_gemm"),
+    ],
+    ids=str,
+)
+def test_x_is_relaid_where_gathering_takes_longer(asked: Problem, algorithm: str) -> None:
+    asked = asked._replace(layout="nchw")
+    assert choose(asked, H200, CONTIGUOUS).algorithm == algorithm
+    assert choose(asked, H200, CONTIGUOUS[1:]).algorithm == "warpgroup_gemm"  # say, for want of workspace
+    assert choose(asked, H200, CONTIGUOUS[2:]).algorithm in ("implicit_gemm", "relaid_implicit_gemm")
+
+
+def test_steps_are_those_of_the_kernels_on_relaid_x() -> None:
+    """Few channels: a sum can be split into as many parts as the rows of a filter have steps."""
+    with environment(HIPCONV_BACKEND="simt", HIPCONV_SIMT_WAVE="32", HIPCONV_SIMT_MMA="mma_sync"):
+        module = jit.module("conv2d", targets.of(torch.device("cpu")))
+        for C, R, stride in ((3, 7, 2), (8, 3, 1), (5, 11, 4), (4, 1, 1), (100, 2, 1)):
+            x, weight, size = meta(1, C, 40, 40), meta(16, C, R, R), (40 - R) // stride + 1
+            asked = Problem(1, C, (40, 40), 16, (R, R), (size, size), (stride, stride), (0,) * 4, (1, 1), 1, "bfloat16", "nchw")
+            inner = conv2d_router.relaid(asked)
+            fillings = -(-inner.in_channels // 64) * inner.kernel[0] * inner.kernel[1]
+            for parts in (fillings, fillings + 1):
+                options = ([stride] * 2, [0] * 4, [1, 1], 1, "zeros", "none", [size] * 2, torch.bfloat16, False)
+                call = module.Call(*options, "relaid_warpgroup_gemm", [128, 64, parts])
+                refusal = module.conv2d_refusal(meta(1, 16, size, size), x, weight, None, None, call)
+                assert (refusal is None) == (parts == fillings), (C, R, stride, parts, refusal)
+
+
+def test_few_pixels_take_small_tiles_of_warpgroups() -> None:
+    """What an H200 measured: a compute unit alone waits for its operands, so two thirds of them are two thirds of the wait."""
+    serving = (("warpgroup_gemm", WARPGROUP_TILES),)
+    assert choose(problem(64, 56, 64, R=1), H200, serving)[1:3] == ((64, 64), 1)
+    assert choose(problem(512, 28, 256, R=1), H200, serving)[1:3] == ((64, 64), 1)
+    assert choose(problem(256, 14, 256), H200, serving)[1:3] == ((64, 64), 6)
+    assert choose(problem(512, 256, 512), H200, serving)[1:3] == ((256, 128), 1)
+    assert (64, 64) not in {choose(problem(C, size, K, N=32), H200, serving).tile for C, size, K in ((64, 56, 64), (512, 7, 512))}
+
+
+def test_an_algorithm_without_tiles_or_one_asked_for_by_name() -> None:
+    assert choose(problem(64, 8, 64), H200, SERVING[1:]) == Choice("naive", (0, 0), 1, "it alone serves the call")
+    assert choose(problem(64, 8, 64), H200, (("naive", ()), SERVING[0])).algorithm == "naive"
+
+
+def test_equal_calls_are_chosen_for_once() -> None:
+    before = choose.cache_info().hits
+    assert choose(problem(96, 31, 96), H200, SERVING) is choose(problem(96, 31, 96), H200, SERVING)
+    assert choose.cache_info().hits == before + 1
+
+
+# ---- measured cards ------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_measured_card_has_its_own_plans(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(conv2d_router, "CONFIGS", tmp_path)
+    known = {"exact": problem(512, 64, 512), "no such tile": problem(512, 32, 512), "too large": problem(512, 16, 512)}
+    plans = {"exact": [128, 64, 2], "no such tile": [512, 64, 1], "too large": [64, 64, 9]}
+    conv2d = {known[name].key: ["implicit_gemm", *plan] for name, plan in plans.items()}
+    config = {"card": "invented", "measured": "never", "conv2d": conv2d}
+    (tmp_path / "gfx_invented.json").write_text(json.dumps(config))
+    card = Card("gfx_invented", 304)
+    chosen = choose(known["exact"], card, SERVING)
+    assert (chosen.tile, chosen.split_k, chosen.why) == ((128, 64), 2, "measured on gfx_invented")
+    assert choose(known["exact"], card, SERVING[1:]).algorithm == "naive"  # what does not serve is not taken from a file
+    for asked in (known["no such tile"], problem(512, 8, 512)):
+        assert choose(asked, card, SERVING)[:3] == choose(asked, MI300X, SERVING)[:3]
+    assert choose(known["too large"], card, SERVING, 1000).split_k == 1
+
+
+def test_shipped_configs_are_sound_and_bad_ones_are_named() -> None:
+    for path in conv2d_router.CONFIGS.glob("*.json"):
+        conv2d_router.parse_config(path.read_text(), str(path))
+    with pytest.raises(ValueError, match=r"here.json: a key: got \['fastest', 1, 1, 1\], expected \[algorithm"):
+        conv2d_router.parse_config(json.dumps({"conv2d": {"a key": ["fastest", 1, 1, 1]}}), "here.json")
+
+
+def test_keys_tell_problems_apart() -> None:
+    one = problem(64, 14, 64)
+    changed = [one._replace(**{name: value}) for name, value in (  # type: ignore[arg-type]
+        ("batch", 2), ("in_channels", 65), ("in_size", (14, 15)), ("out_channels", 63), ("kernel", (3, 4)), ("stride", (1, 2)),
+        ("padding", (1, 1, 1, 2)), ("dilation", (2, 1)), ("groups", 2), ("dtype", "float16"), ("layout", "nchw"),
+    )]  # fmt: skip
+    assert len({each.key for each in (one, *changed)}) == 1 + len(changed)
+
+
+# ---- the registry and the kernels ----------------------------------------------------------------------------------------------------
+
+
+def test_the_registry_names_what_the_kernels_have(device: torch.device) -> None:
+    module = jit.module("conv2d", targets.of(device))
+    assert set(module.conv2d_algorithms()) <= set(conv2d_router.METHODS)
+    order = [name for name in conv2d_router.METHODS if name in module.conv2d_algorithms()]
+    assert module.conv2d_algorithms() == order and order[-1] == "naive"
+
+
+def test_exactly_what_a_plan_says_serves_does(device: torch.device) -> None:
+    names = jit.module("conv2d", targets.of(device)).conv2d_algorithms()
+    for case in edge_cases()[13:]:
+        arguments = case.reduced(20_000).inputs(device)
+        plan = hipconv.conv2d_plan(**arguments)
+        assert plan.algorithm in plan.serves and plan.serves[-1] == "naive"
+        for name in names:
+            if name in plan.serves:
+                hipconv.conv2d(**arguments, algorithm=name)
+            else:
+                with pytest.raises(ValueError, match=f"algorithm: got '{name}', which serves .*; this call can have .*'naive'"):
+                    hipconv.conv2d(**arguments, algorithm=name)
+
+
+def test_no_plan_takes_more_workspace_than_allowed(device: torch.device) -> None:
+    arguments = Case(1, 256, 7, 7, 64, 3, 3, padding=1, layout="nhwc").inputs(device)
+    for limit in (0, 10_000, 100_000, 1 << 20, 1 << 28):
+        plan = hipconv.conv2d_plan(**arguments, workspace_limit=limit)
+        assert plan.workspace <= limit
+        hipconv.conv2d(**arguments, workspace_limit=limit)
+
+
+# ---- plans ---------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_meta_tensors_have_the_plan_of_real_ones(device: torch.device, layout: str) -> None:
+    target = targets.of(device).arch
+    for C, K, dtype in ((64, 64, "bfloat16"), (3, 8, "float32"), (17, 5, "float16")):
+        arguments = Case(1, C, 9, 9, K, 3, 3, padding=1, dtype=DTYPES[dtype], layout=layout, has_residual=True).inputs(device)
+        on_meta: dict[str, Any] = {name: value.to("meta") if isinstance(value, Tensor) else value for name, value in arguments.items()}
+        if device.type == "cpu":
+            assert hipconv.conv2d_plan(**on_meta, target=target) == hipconv.conv2d_plan(**arguments)
+        assert hipconv.conv2d_plan(**on_meta, target=target).serves == hipconv.conv2d_plan(**arguments).serves
+
+
+def test_plans_for_cards_and_sizes_that_are_not_here() -> None:
+    x, weight = meta(64, 512, 1024, 1024).to(memory_format=torch.channels_last), meta(512, 512, 3, 3)
+    for target in ("gfx942", "gfx1201", "sm_90"):
+        plan = hipconv.conv2d_plan(x, weight, padding=1, target=target)
+        assert plan.target.endswith(target) and plan.layout == "nhwc" and plan.algorithm in conv2d_router.METHODS
+        assert plan.workspace <= conv2d_router.WORKSPACE_LIMIT
+    assert conv2d_calls.card_named("gfx942") == MI300X and conv2d_calls.card_named("sm_90") == H200
+    on_cpu = hipconv.conv2d_plan(x, weight, padding=1, target="cpu")
+    assert (on_cpu.algorithm, on_cpu.serves, on_cpu.workspace) == ("torch", ("torch",), 0)
+
+
+def test_bytes_and_operations_are_those_of_the_formula() -> None:
+    bias, residual = meta(16, dtype=torch.float32), meta(2, 16, 4, 5, dtype=torch.float32)
+    plan = hipconv.conv2d_plan(meta(2, 8, 9, 11), meta(16, 4, 3, 3), bias, stride=2, groups=2, residual=residual, target="cpu")
+    outputs = 2 * 16 * 4 * 5
+    assert plan.flops == 2 * outputs * 4 * 9
+    assert plan.bytes_moved == 2 * 2 * 8 * 9 * 11 + 2 * 16 * 4 * 9 + 4 * 16 + 4 * outputs + 2 * outputs
+    expanded = hipconv.conv2d_plan(meta(1, 8, 9, 11).expand(4, -1, -1, -1), meta(16, 8, 1, 1), target="cpu", out_dtype=torch.float32)
+    assert expanded.bytes_moved == 2 * 8 * 9 * 11 + 2 * 16 * 8 + 4 * (4 * 16 * 9 * 11)
+
+
+def test_a_plan_reads_like_a_sentence_and_cannot_be_changed() -> None:
+    plan = hipconv.conv2d_plan(meta(1, 512, 64, 64), meta(512, 512, 3, 3), padding=1, target="cpu")
+    assert str(plan) == (
+        f"torch on cpu {targets.host_isa()} in nchw, chosen by auto (CPU tensors are torch's); algorithms that serve: torch; workspace "
+        "0 B; 1474.6 FLOP a byte; floor: the longer of 19.3 GFLOP at the card's rate and a copy kernel's time for 13.1 MB"
+    )
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        plan.algorithm = "naive"  # type: ignore[misc]
+
+
+def test_bad_plans_are_refused_by_name() -> None:
+    x, weight = meta(1, 8, 6, 6), meta(8, 8, 3, 3)
+    with pytest.raises(ValueError, match=r"^weight: got shape \(8, 8, 9, 9\)|^x: got shape"):
+        hipconv.conv2d_plan(x, meta(8, 8, 9, 9), target="cpu")
+    with pytest.raises(ValueError, match=r"^algorithm: got 'naive', expected one of 'auto', 'torch'"):
+        hipconv.conv2d_plan(x, weight, algorithm="naive", target="cpu")
+    with pytest.raises(ValueError, match=r"^target: got 'gpu'"):
+        hipconv.conv2d_plan(x, weight, target="gpu")
+    with pytest.raises(TypeError, match=r"^weight: got \[1.0\], expected a torch.Tensor"):
+        hipconv.conv2d_plan(x, [1.0])  # type: ignore[arg-type]

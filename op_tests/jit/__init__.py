@@ -1,0 +1,1 @@
+"""The JIT engine and the ways to install."""

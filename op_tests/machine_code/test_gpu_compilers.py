@@ -1,0 +1,128 @@
+"""Every kernel through the GPU compilers, with no GPU: AMD machine code by clang, NVIDIA's by nvcc.
+
+For AMD, what stands in the built modules (rocm_build.py) must hold for every kernel on every architecture, by every clang: no scratch
+memory, no spilled register, no flat memory access, and no shift that leaks (amd_shifts.py). nvcc compiles the files that are above all
+for its cards, each alone, to machine code. HIPCONV_TEST_ARCHS=all compiles everything for everything, the host's part for NVIDIA
+included. Compilers that are missing fail the test where CI=true and skip it elsewhere.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+import os
+from pathlib import Path
+import re
+
+import pytest
+
+from machine_code import rocm_build
+from machine_code.amd_code import LDS_OF_A_BLOCK, PACKAGES, ROOT, TOOLS, instructions_of, missing, run
+from machine_code.amd_shifts import leaking_shifts
+from support.common import EVERYTHING
+from hipconv import registry
+
+KERNELS = sorted((ROOT / "csrc" / "kernels").rglob("*.cu"))
+
+
+def require(*tools: str, remedy: str) -> None:
+    """Fail in CI, skip elsewhere, if one of these commands or files is missing."""
+    if lacking := missing(*tools):
+        reason = f"{', '.join(lacking)} not found; {remedy}"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+
+
+def require_amd_compiler() -> None:
+    require(*TOOLS, remedy=f"Debian: apt-get install {PACKAGES}")
+
+
+@pytest.mark.parametrize("module", registry.modules())
+@pytest.mark.parametrize(("clang", "arch"), [(clang, arch) for clang, archs in rocm_build.CLANGS.items() for arch in archs])
+def test_amd_code_has_no_scratch_spills_flat_accesses_or_leaking_shifts(clang: int, arch: str, module: str) -> None:
+    require_amd_compiler()
+    code = rocm_build.modules(clang)[module].code(arch)
+    assert code.kernels
+    for kernel in code.kernels:
+        name, numbers = kernel.name, kernel.numbers
+        assert numbers["private_segment_fixed_size"] == 0, f"{name} uses scratch memory on {arch}"
+        assert numbers["vgpr_spill_count"] == 0 and numbers["sgpr_spill_count"] == 0, f"{name} spills registers on {arch}"
+        assert numbers["group_segment_fixed_size"] <= LDS_OF_A_BLOCK[arch], f"{name} uses more LDS than {arch} has"
+        assert numbers["max_flat_workgroup_size"] <= 1024, f"{name} may have larger blocks than {arch} has"
+        if "v_pk_" in kernel.function and (leaks := leaking_shifts(instructions_of(kernel.function))):
+            pytest.fail(f"{name} on {arch}: '{leaks[0][1].text}' uses both halves of '{leaks[0][0].text}'")
+    flat = [line.strip() for line in code.disassembly.splitlines() if re.search(r"\bflat_", line)]
+    assert not flat, f"flat memory access on {arch}: {flat[:3]}"
+
+
+def test_all_kernel_files_belong_to_a_module() -> None:
+    built = {source for module in registry.modules().values() for source in registry.sources(module, "rocm")}
+    assert {file.relative_to(ROOT) for file in KERNELS} <= built
+
+
+# What nvcc compiles in every run: files in this folder. HIPCONV_TEST_ARCHS=all compiles all.
+ONLY_FOR_NVIDIA = "warpgroup_gemm"
+
+FOR_NVIDIA = ("-arch=sm_90a", "-DHIPCONV_EARLY_LAUNCHES", "-std=c++17")
+
+# Of these also the host's part, as g++ reads it, in half of the time of each: what launches them is not what simt has.
+WITH_HOST_PART = ("warpgroup_gemm.cu",)
+
+
+FOR_NVCC = [source for source in KERNELS if EVERYTHING or source.parent.name == ONLY_FOR_NVIDIA]
+
+
+@pytest.fixture(scope="module")
+def nvidia_reports(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, str]:
+    """What nvcc says of each kernel file, compiled side by side."""
+    require("nvcc", remedy="install the CUDA toolkit's compiler")
+    objects = tmp_path_factory.mktemp("sm_90")
+    includes = [f"-I{ROOT / 'csrc' / place}" for place in ("include", "compat/cuda")]
+
+    def compiled(source: Path) -> str:
+        if EVERYTHING or source.name in WITH_HOST_PART:
+            how = ["-O3", "-Xptxas", "-v", "-Xcompiler", "-fsyntax-only", "-c"]
+        else:
+            how = ["-O3", "-Xptxas", "-v", "-cubin"]
+        return run("nvcc", *FOR_NVIDIA, *how, *includes, source, "-o", objects / f"{source.parent.name}-{source.stem}.o")
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        return dict(zip(FOR_NVCC, threads.map(compiled, FOR_NVCC), strict=True))
+
+
+@pytest.mark.parametrize("source", FOR_NVCC, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_compiles_for_nvidia_and_spills_nothing(source: Path, nvidia_reports: dict[Path, str]) -> None:
+    report = nvidia_reports[source]
+    frames = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", report)
+    assert frames and all(frame == ("0", "0", "0") for frame in frames), report
+    assert not re.search(r"\(C75\d\d\)", report), (
+        f"the assembler puts waits between the products of warpgroups, or does them one by one: {report}"
+    )
+
+
+def test_kernel_files_keep_to_the_portable_dialect() -> None:
+    """What hipify would rewrite, what only one vendor understands, and what simt cannot run."""
+    forbidden = {
+        r"<<<|>>>": "launch with hipLaunchKernelGGL",
+        r"\bcuda\w*|__CUDACC__": "no CUDA names, comments included: hipify would rewrite the file",
+        r"\bstd::(min|max|pow|ceil|floor|exp|log|sqrt|abs)\b": "no std:: math: hipify would rewrite it",
+        r"\b__shared__\b": "declare LDS through HIPCONV_SHARED",
+        r"__launch_bounds__": "use HIPCONV_LAUNCH_BOUNDS",
+        r"__gfx|__GFX|__AMDGCN|__CUDA_ARCH__|__HIP_|__NVCC__": "only arch.h reads a compiler's architecture macros",
+        r"\bwarpSize\b|__syncwarp": "use kWaveSize",
+    }
+    for source in KERNELS:
+        text = source.read_text()
+        assert "#include <hip/hip_runtime.h>" in text, f"{source.name}: hipify would add the include"
+        for pattern, advice in forbidden.items():
+            found = re.search(pattern, text)
+            assert not found, f"{source.name}: '{found[0]}': {advice}"
+        for kernel in re.finditer(r"__global__[^;{(]*", text):
+            assert "HIPCONV_LAUNCH_BOUNDS" in kernel[0], f"{source.name}: a kernel without HIPCONV_LAUNCH_BOUNDS: {kernel[0]}"
+
+
+def test_no_iostreams() -> None:
+    """Their numeric facets can come from the C++ library inside torch's wheels: printing a number then crashes (seen with CUDA's)."""
+    for source in (ROOT / "csrc").rglob("*.*"):
+        found = re.search(r"#include <(iostream|sstream|fstream|iomanip)>", source.read_text())
+        assert not found, f"{source.name}: {found[0]}"

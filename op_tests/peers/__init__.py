@@ -1,0 +1,1 @@
+"""Other packages' tests and layers, run on hipconv."""

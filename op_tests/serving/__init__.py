@@ -1,0 +1,1 @@
+"""Prefill and decode, with states in a cache."""

@@ -1,0 +1,1 @@
+"""The simt backend on its own, and what only it can show of the kernels."""

@@ -1,0 +1,88 @@
+"""Op tests once more with the kernels built under AddressSanitizer and UndefinedBehaviorSanitizer.
+
+torch allocates CPU tensors with malloc, so a kernel that reads or writes a byte outside its tensors, where no value it computes would
+show it, stops here.
+
+Only the kernels are instrumented: bindings would take most of the time. They are linked into a library that is loaded before the module
+as others use it, which then calls the launchers of the library: those that come first in the process.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from support.common import EVERYTHING, WAYS, environment
+from hipconv import jit, registry, targets
+
+ROOT = Path(__file__).resolve().parents[2]
+# Compiling takes the time, and more at -O1: so accesses are checked by calls, null, which stops the process by itself, by nobody, and
+# other undefined behaviour ends in an illegal instruction without a report (`gdb` has the line, or a build without that flag).
+FLAGS = ["-g1", "-O0", "-fsanitize=address,undefined", "-fno-sanitize=null", "-fsanitize-undefined-trap-on-error"]
+FLAGS += ["--param", "asan-instrumentation-with-call-threshold=0"]
+CXX = os.environ.get("CXX", "g++")
+
+# Tensors whose storage was shrunk behind their backs: the kernel is led past the end of the memory.
+LIES = {
+    "causal_conv1d": "hipconv.causal_conv1d_fwd(torch.zeros(1, 4, 8), short(1, 4, 8), torch.zeros(4, 1))",
+    "causal_conv1d_varlen": "serving.causal_conv1d_fn(short(4, 8), torch.zeros(4, 4), None, torch.zeros(1, 4, 3), torch.tensor([0, 8]))",
+    "causal_conv1d_update": "serving.causal_conv1d_update(short(2, 4), torch.zeros(2, 4, 3), torch.zeros(4, 4))",
+}
+LIAR = """
+import torch, hipconv, hipconv.serving as serving
+
+def short(*shape):
+    x = torch.zeros(shape)
+    x.untyped_storage().resize_(16)
+    return x
+
+"""
+
+
+def sanitized_kernels(module: str, library: Path) -> None:
+    """Build the kernels of a module, without its binding, for the target that CPU tensors have now."""
+    target = targets.of(torch.device("cpu"))
+    found = registry.module(module)
+    sources = [source for source in registry.sources(found, target.backend) if "pybind" not in source.parts]
+    flags = [*targets.flags(target, found.flags).host, *FLAGS]
+    subprocess.run([CXX, "-std=c++17", "-shared", "-fPIC", *flags, "-o", library, "-x", "c++", *sources], cwd=ROOT, check=True)
+
+
+def sanitized(library: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with the sanitizers' runtimes and the kernels loaded first."""
+    runtimes = [subprocess.check_output([CXX, f"-print-file-name={name}.so"], text=True).strip() for name in ("libasan", "libubsan")]
+    variables = os.environ | {
+        "LD_PRELOAD": " ".join([*runtimes, str(library)]),
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python and torch keep what they allocate
+        "PYTHONPATH": str(ROOT / "python"),
+    }
+    return subprocess.run([sys.executable, *command], env=variables, capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+NIGHTLY = [  # in every run, test_guard_pages.py finds most of what these do on the CPU, and the probes of test_simt.py run sanitized
+    ("causal_conv1d", "simt-wave64", "not descending and not opcheck and not compiles"),
+    ("causal_conv1d_varlen", "cpu", "reference or strides or boundary or nowhere or outside or in_place or split"),
+    ("causal_conv1d_update", "cpu", "random or outside or look_aligned or columns or drafts or short_rows or grid_dimension"),
+]
+
+
+@pytest.mark.skipif(not EVERYTHING, reason="runs with HIPCONV_TEST_ARCHS=all")
+@pytest.mark.skipif(shutil.which(CXX) is None, reason=f"no {CXX}")
+@pytest.mark.parametrize(("module", "way", "selected"), NIGHTLY)
+def test_the_op_tests_pass_under_the_sanitizers(tmp_path: Path, module: str, way: str, selected: str) -> None:
+    library = tmp_path / "kernels.so"
+    with environment(**WAYS[way]):
+        jit.module(module, targets.of(torch.device("cpu")))  # built outside of the sanitizers
+        sanitized_kernels(module, library)
+        tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"op_tests/test_{module}.py", "-k", f"{way} and ({selected})"]
+        done = sanitized(library, *tests)
+        assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+
+        done = sanitized(library, "-c", LIAR + LIES[module])  # and these kernels do catch what they are there to catch
+        assert done.returncode != 0 and "heap-buffer-overflow" in done.stderr and module in done.stderr, done.stderr[-3000:]
