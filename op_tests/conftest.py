@@ -15,6 +15,9 @@ import torch
 from support import precompiled
 from support.common import WAYS, device_of, environment
 
+# The commands at the top run the tests of a folder where a command line names them; a run of everything finds them in the folder.
+collect_ignore = [file.name for file in Path(__file__).parent.glob("test_*.py")]
+
 # The longest first, so that no process is left with one of them at the end; CPU seconds from 800 down to 80.
 LONGEST = [
     "machine_code",

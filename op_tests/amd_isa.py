@@ -1,0 +1,6 @@
+"""What the hot loops of the GPU kernels cost on AMD cards, counted in their machine code; test_amd_isa.py holds them to limits."""
+
+from machine_code.amd_isa import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())

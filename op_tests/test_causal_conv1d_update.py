@@ -1,0 +1,7 @@
+"""causal_conv1d_update and its q/k/v form: a pytest suite, and a command that checks and times any case."""
+
+from serving.test_decode import *  # noqa: F403
+from serving.test_decode import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())
