@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from support import precompiled
-from support.common import WAYS, device_of, environment
+from support.backends import WAYS, device_of, environment
 
 # The commands at the top run the tests of a folder where a command line names them; a run of everything finds them in the folder.
 collect_ignore = [file.name for file in Path(__file__).parent.glob("test_*.py")]

@@ -16,7 +16,9 @@ import functools
 import torch
 
 from benches.forward import CPU_SHAPES, GPU_SHAPES, ROTATED_BYTES, WIDTH, _host_us, _stream, time_us
-from support.common import DTYPES, LAYOUTS, Table, choice_of, device_of, empty_as, flattened, list_of
+from support.backends import device_of
+from support.cli import Table, choice_of, flattened, list_of
+from support.tensors import DTYPES, LAYOUTS, empty_as
 import hipconv
 from hipconv import jit, reference_training, targets
 

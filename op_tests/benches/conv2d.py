@@ -31,7 +31,9 @@ import torch.nn.functional as F
 from benches.forward import ROTATED_BYTES, time_us
 import benches.plot
 from conv2d.cases import ACTIVATIONS, LAYOUTS, MODELS, Case, mismatch_conv2d, model_cases
-from support.common import DTYPES, Table, choice_of, device_of, flattened, list_of, use_backend
+from support.backends import device_of, use_backend
+from support.cli import Table, choice_of, flattened, list_of
+from support.tensors import DTYPES
 import hipconv
 from hipconv import jit, targets
 from hipconv.ops.conv2d.activations import ACTIVATIONS as TORCH_ACTIVATIONS

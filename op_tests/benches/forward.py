@@ -26,7 +26,9 @@ from torch import Tensor
 import torch.nn.functional as F
 
 import benches.plot
-from support.common import DTYPES, LAYOUTS, Table, choice_of, device_of, empty_as, flattened, list_of, mismatch
+from support.backends import device_of
+from support.cli import Table, choice_of, flattened, list_of
+from support.tensors import DTYPES, LAYOUTS, empty_as, mismatch
 import hipconv
 from hipconv import jit, reference, targets
 

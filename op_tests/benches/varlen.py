@@ -29,7 +29,9 @@ from torch import Tensor
 import torch.nn.functional as F
 
 from benches.forward import ROTATED_BYTES, time_us
-from support.common import DTYPES, Table, choice_of, device_of, flattened, list_of, mismatch
+from support.backends import device_of
+from support.cli import Table, choice_of, flattened, list_of
+from support.tensors import DTYPES, mismatch
 from hipconv import jit, reference, serving, targets
 
 WIDTH = 4

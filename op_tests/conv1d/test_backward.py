@@ -15,7 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from support.common import DTYPES, LAYOUTS, WAYS, choice_of, device_of, empty_as, environment, list_of, mismatch, use_backend
+from support.backends import WAYS, device_of, environment, use_backend
+from support.cli import choice_of, list_of
+from support.tensors import DTYPES, LAYOUTS, empty_as, mismatch
 import hipconv
 from hipconv import jit, reference_training, targets
 

@@ -17,7 +17,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from conv1d.test_forward import BAD_CALLS, STRIDES, Case, assert_matches, run
-from support.common import DTYPES, LAYOUTS, WAYS, empty_as, environment
+from support.backends import WAYS, environment
+from support.tensors import DTYPES, LAYOUTS, empty_as
 import hipconv
 from hipconv import jit, targets
 

@@ -21,25 +21,11 @@ import torch
 from torch import Tensor, zeros
 import torch.nn.functional as F
 
-from support.common import (
-    BACKENDS,
-    DTYPES,
-    EVERYTHING,
-    LAYOUTS,
-    WAYS,
-    Table,
-    backends,
-    choice_of,
-    device_of,
-    empty_as,
-    environment,
-    flattened,
-    list_of,
-    microseconds,
-    mismatch,
-    mismatch_beside_infinities,
-    use_backend,
-)
+from support.backends import BACKENDS, EVERYTHING, WAYS, backends, device_of, environment, use_backend
+from support.cli import Table, choice_of, flattened, list_of
+from support.marks import needs_gpu
+from support.tensors import DTYPES, LAYOUTS, empty_as, mismatch, mismatch_beside_infinities
+from support.timing import microseconds
 import hipconv
 from hipconv import jit, reference, targets
 
@@ -81,8 +67,6 @@ def assert_matches(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, 
 
 
 # ---- everything below with a `device` runs on every backend (conftest.py) ------------------------------------------------------
-
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
 SHAPES = [
     (1, 1, 1),

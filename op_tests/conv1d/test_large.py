@@ -12,8 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from conv1d.test_forward import assert_matches, needs_gpu
-from support.common import LAYOUTS, WAYS, empty_as, environment, mismatch, untouched
+from conv1d.test_forward import assert_matches
+from support.backends import WAYS, environment
+from support.marks import needs_gpu
+from support.tensors import LAYOUTS, empty_as, mismatch, untouched
 import hipconv
 from hipconv import jit, reference, targets
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from conv1d.test_forward import STRIDES, Case, assert_matches
-from support.common import LAYOUTS, WAYS, empty_as, environment
+from support.backends import WAYS, environment
+from support.tensors import LAYOUTS, empty_as
 import hipconv
 from hipconv import jit, targets
 

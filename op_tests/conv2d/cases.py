@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from support.common import DTYPES
+from support.tensors import DTYPES
 from hipconv import reference
 
 LAYOUTS = ("nchw", "nhwc")

@@ -19,7 +19,10 @@ from torch import Tensor
 import torch.nn.functional as F
 
 from conv2d.cases import ACTIVATIONS, LAYOUTS, MODELS, Case, edge_cases, mismatch_conv2d, model_cases, random_cases, reference_of
-from support.common import DTYPES, WAYS, Table, backends, choice_of, device_of, environment, flattened, list_of, microseconds, use_backend
+from support.backends import WAYS, backends, device_of, environment, use_backend
+from support.cli import Table, choice_of, flattened, list_of
+from support.tensors import DTYPES
+from support.timing import microseconds
 import hipconv
 from hipconv import conv2d_router, reference
 from hipconv.ops.conv2d.activations import ACTIVATIONS as TORCH_ACTIVATIONS

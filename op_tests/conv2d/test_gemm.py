@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 import torch.nn.functional as F
 
-from support.common import environment, list_of
+from support.backends import environment
+from support.cli import list_of
 from hipconv import jit, targets
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -12,13 +12,13 @@ from torch import Tensor, zeros
 import torch.nn.functional as F
 
 from conv2d.cases import ACTIVATIONS, LAYOUTS, Case, mismatch_conv2d
-from support.common import WAYS, device_of, environment
+from support.backends import WAYS, device_of, environment
+from support.marks import needs_gpu
 import hipconv
 from hipconv import conv2d_router, jit, targets
 from hipconv.ops.conv2d.activations import ACTIVATIONS as TORCH_ACTIVATIONS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
 
 @pytest.fixture(params=["cpu", "simt-wave64", *(["gpu"] if torch.cuda.is_available() else [])])

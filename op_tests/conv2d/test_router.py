@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from conv2d.cases import LAYOUTS, MODELS, Case, edge_cases, model_cases
-from support.common import DTYPES, WAYS, environment
+from support.backends import WAYS, environment
+from support.tensors import DTYPES
 import hipconv
 from hipconv import conv2d_router, jit, targets
 from hipconv.ops.conv2d import calls as conv2d_calls

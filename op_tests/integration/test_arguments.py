@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from support.common import use_backend
+from support.backends import use_backend
 import hipconv
 from hipconv import nn, serving
 from hipconv.arguments import describe

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from support.common import LAYOUTS, empty_as, mismatch
+from support import ROOT
+from support.tensors import LAYOUTS, empty_as, mismatch
 import hipconv
 from hipconv import drop_in, reference_training
 from hipconv.drop_in import causal_conv1d_cuda, causal_conv1d_interface, causal_conv1d_varlen, cpp_functions
@@ -223,7 +224,7 @@ assert causal_conv1d.causal_conv1d_update is hipconv.causal_conv1d_update
 assert cpp_functions.causal_conv1d_fwd_function.__module__ == "hipconv.drop_in.cpp_functions"
 assert causal_conv1d_cuda.causal_conv1d_fwd and causal_conv1d_varlen.causal_conv1d_varlen_states
 """
-    compat = Path(__file__).parents[2] / "compat" / "causal_conv1d"
+    compat = ROOT / "compat" / "causal_conv1d"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=_environment(str(compat)))
     assert done.returncode == 0, done.stderr
 

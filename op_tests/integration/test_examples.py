@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 import re
 import subprocess
 import sys
@@ -11,10 +10,11 @@ from typing import Any
 
 import torch
 
-from support.common import mismatch
+from support import ROOT
+from support.tensors import mismatch
 from hipconv import reference
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
 
 
 def run(*arguments: str) -> str:

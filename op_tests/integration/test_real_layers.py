@@ -23,12 +23,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from support.common import Calls, environment
+from support import ROOT
+from support.backends import environment
+from support.observe import Calls
 import hipconv
 
 transformers: Any = pytest.importorskip("transformers", reason="transformers is not installed (pip install -r requirements-dev.txt)")
 
-ROOT = Path(__file__).resolve().parents[2]
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 NAMES = ("causal_conv1d_fn", "causal_conv1d_update")
 LAYERS = ["linear_attention", "full_attention"]

@@ -15,7 +15,7 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp,
 import torch.nn.functional as F
 from torch.utils._pytree import tree_leaves
 
-from support.common import WAYS, device_of, environment
+from support.backends import WAYS, device_of, environment
 import hipconv
 from hipconv import reference_training, serving
 from hipconv.ops.conv2d.activations import ACTIVATIONS

@@ -20,9 +20,8 @@ import sys
 import textwrap
 import time
 
+from support import ROOT
 from support.zygote import Forked
-
-ROOT = Path(__file__).resolve().parents[2]
 
 FILES = {
     "jit_config.json": json.dumps(

@@ -19,8 +19,9 @@ import time
 
 import pytest
 
-from jit.probe import ANSWER, FILES, GIVE_AWAY, IMPORTS, ROOT, UNPRIVILEGED, Probe, code, tree_hash, wait_until, write_compiler
-import support.common  # noqa: F401  makes an uninstalled hipconv importable
+from jit.probe import ANSWER, FILES, GIVE_AWAY, IMPORTS, UNPRIVILEGED, Probe, code, tree_hash, wait_until, write_compiler
+import support  # noqa: F401  makes an uninstalled hipconv importable
+from support import ROOT
 from hipconv import cache, registry, targets
 from hipconv.errors import BadRegistry, UnknownModule
 

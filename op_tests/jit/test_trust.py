@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-import support.common  # noqa: F401  makes an uninstalled hipconv importable
+import support  # noqa: F401  makes an uninstalled hipconv importable
 from hipconv.jit import trust as _trust
 
 

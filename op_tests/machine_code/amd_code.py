@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parents[2]
+from support import ROOT
 
 
 class Card(NamedTuple):

@@ -45,7 +45,7 @@ from machine_code.amd_code import (
 )
 from machine_code.amd_flow import Work, blocks_of, live_at_entry, loops_of, steady_ways
 from machine_code.amd_masks import Masks
-from support.common import Table, choice_of, flattened, list_of
+from support.cli import Table, choice_of, flattened, list_of
 
 # ---- counts ----------------------------------------------------------------------------------------------------------------------
 

@@ -19,8 +19,9 @@ import sys
 import tempfile
 from typing import NamedTuple
 
-from machine_code.amd_code import AMD_ARCHS, ROOT, CodeObject, clang_flags, code_objects, knows, run
-from support.common import EVERYTHING
+from machine_code.amd_code import AMD_ARCHS, CodeObject, clang_flags, code_objects, knows, run
+from support import ROOT
+from support.backends import EVERYTHING
 from hipconv import registry
 
 RUNTIME = Path("/usr/lib/x86_64-linux-gnu/libamdhip64.so")

@@ -16,11 +16,12 @@ from typing import NamedTuple
 
 import pytest
 
-from machine_code.amd_code import AMD_ARCHS, CLANG, PACKAGES, ROOT, TOOLS, CodeObject, Instruction, Kernel, build, knows, missing
+from machine_code.amd_code import AMD_ARCHS, CLANG, PACKAGES, TOOLS, CodeObject, Instruction, Kernel, build, knows, missing
 from machine_code.amd_isa import Counts, hot_loops, matrix
 from machine_code.rocm_build import CLANGS, code_of
 from machine_code.test_gpu_compilers import require_amd_compiler
-from support.common import Table, list_of
+from support import ROOT
+from support.cli import Table, list_of
 
 KERNELS = ROOT / "csrc" / "kernels" / "conv2d" / "implicit_gemm"
 CDNA = ("gfx90a", "gfx942", "gfx950")

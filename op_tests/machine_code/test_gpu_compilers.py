@@ -16,9 +16,10 @@ import re
 import pytest
 
 from machine_code import rocm_build
-from machine_code.amd_code import LDS_OF_A_BLOCK, PACKAGES, ROOT, TOOLS, instructions_of, missing, run
+from machine_code.amd_code import LDS_OF_A_BLOCK, PACKAGES, TOOLS, instructions_of, missing, run
 from machine_code.amd_shifts import leaking_shifts
-from support.common import EVERYTHING
+from support import ROOT
+from support.backends import EVERYTHING
 from hipconv import registry
 
 KERNELS = sorted((ROOT / "csrc" / "kernels").rglob("*.cu"))

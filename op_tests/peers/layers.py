@@ -39,7 +39,9 @@ from torch import Tensor
 import torch.nn.functional as F
 
 from peers.packages import provide, sdist
-from support.common import DTYPES, Calls, Table, choice_of, flattened, list_of
+from support.cli import Table, choice_of, flattened, list_of
+from support.observe import Calls
+from support.tensors import DTYPES
 import hipconv
 
 MAMBA, FLA, TRITON = "mamba-ssm==2.3.2.post1", "fla-core==0.6.0", "triton==3.9.0"

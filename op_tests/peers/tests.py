@@ -23,8 +23,8 @@ import pytest
 import torch
 
 from peers.packages import provide, sdist
+from support import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 SDIST = "causal-conv1d==1.7.0"
 TESTS = "tests/test_causal_conv1d.py"
 TOO_LONG_FOR_A_CPU = "test_causal_conv1d_race_condition"  # 10,000 calls of 2 x 4128 x 2048

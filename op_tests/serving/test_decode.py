@@ -23,24 +23,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from support.common import (
-    BACKENDS,
-    DTYPES,
-    Table,
-    at_least,
-    backends,
-    check_state_len,
-    choice_of,
-    cost_of,
-    device_of,
-    environment,
-    flattened,
-    list_of,
-    microseconds,
-    mismatch,
-    mismatch_beside_infinities,
-    use_backend,
-)
+from support.backends import BACKENDS, backends, device_of, environment, use_backend
+from support.cli import Table, at_least, check_state_len, choice_of, flattened, list_of
+from support.marks import needs_gpu
+from support.observe import cost_of
+from support.tensors import DTYPES, mismatch, mismatch_beside_infinities
+from support.timing import microseconds
 from hipconv import jit, reference, targets
 from hipconv.ops.serving import values as _serving_checks
 from hipconv.reference_update import Update
@@ -55,8 +43,6 @@ _WAYS = {
     "simt-wave64-descending": {"HIPCONV_BACKEND": "simt", "HIPCONV_SIMT_WAVE": "64", "HIPCONV_SIMT_ORDER": "descending"},
     "simt-wave32-shuffled": {"HIPCONV_BACKEND": "simt", "HIPCONV_SIMT_WAVE": "32", "HIPCONV_SIMT_ORDER": "shuffled:3"},
 }
-
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
 
 @pytest.fixture(params=[*_WAYS, *(["gpu"] if torch.cuda.is_available() else [])])

@@ -26,7 +26,8 @@ import torch.nn.functional as F
 from serving.test_decode import kernels as update_kernels
 from serving.test_decode import make_state, make_weights, random_call
 from serving.test_prefill import CPU, STATE_LAYOUTS, Case, _cached, in_place_kernels, kernel_names
-from support.common import DTYPES, LAYOUTS, WAYS, environment
+from support.backends import WAYS, environment
+from support.tensors import DTYPES, LAYOUTS
 from hipconv import serving
 
 PAGE = mmap.PAGESIZE

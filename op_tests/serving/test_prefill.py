@@ -22,27 +22,13 @@ import pytest
 import torch
 from torch import Tensor, zeros
 
-from conv1d.test_forward import WAYS, needs_gpu
-from support.common import (
-    BACKENDS,
-    DTYPES,
-    LAYOUTS,
-    Table,
-    at_least,
-    backends,
-    check_state_len,
-    choice_of,
-    cost_of,
-    device_of,
-    empty_as,
-    environment,
-    flattened,
-    list_of,
-    microseconds,
-    mismatch,
-    mismatch_beside_infinities,
-    use_backend,
-)
+from conv1d.test_forward import WAYS
+from support.backends import BACKENDS, backends, device_of, environment, use_backend
+from support.cli import Table, at_least, check_state_len, choice_of, flattened, list_of
+from support.marks import needs_gpu
+from support.observe import cost_of
+from support.tensors import DTYPES, LAYOUTS, empty_as, mismatch, mismatch_beside_infinities
+from support.timing import microseconds
 from hipconv import jit, reference, serving, targets
 
 STATE_LAYOUTS = ("dim_first", "dim_last")  # (slots, dim, state_len) in memory, or (slots, state_len, dim)

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from support.common import LAYOUTS, environment, untouched
+from support.backends import environment
+from support.tensors import LAYOUTS, untouched
 import hipconv
 from hipconv import jit, serving, targets
 

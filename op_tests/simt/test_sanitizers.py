@@ -18,10 +18,10 @@ import sys
 import pytest
 import torch
 
-from support.common import EVERYTHING, WAYS, environment
+from support import ROOT
+from support.backends import EVERYTHING, WAYS, environment
 from hipconv import jit, registry, targets
 
-ROOT = Path(__file__).resolve().parents[2]
 # Compiling takes the time, and more at -O1: so accesses are checked by calls, null, which stops the process by itself, by nobody, and
 # other undefined behaviour ends in an illegal instruction without a report (`gdb` has the line, or a build without that flag).
 FLAGS = ["-g1", "-O0", "-fsanitize=address,undefined", "-fno-sanitize=null", "-fsanitize-undefined-trap-on-error"]

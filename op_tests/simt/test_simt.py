@@ -27,7 +27,8 @@ import tempfile
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from support import ROOT
+
 SOURCE = "op_tests/simt/probes.cu"  # relative, as messages are to show it
 CXX = os.environ.get("CXX", "g++")
 ORDERS = ("ascending", "descending", "shuffled:1", "shuffled:2")

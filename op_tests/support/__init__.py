@@ -1,1 +1,10 @@
-"""What the tests of several folders share."""
+"""What the tests of several folders share. Importing it makes hipconv importable from a checkout that is not installed."""
+
+import importlib.util
+from pathlib import Path
+import sys
+
+ROOT = Path(__file__).resolve().parents[2]
+
+if importlib.util.find_spec("hipconv") is None:
+    sys.path.insert(0, str(ROOT / "python"))

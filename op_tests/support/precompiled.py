@@ -15,7 +15,7 @@ import sysconfig
 
 import torch
 
-import support.common  # noqa: F401  makes an uninstalled hipconv importable
+import support  # noqa: F401  makes an uninstalled hipconv importable
 from hipconv import targets
 
 HEADER = "torch/csrc/utils/pybind.h"

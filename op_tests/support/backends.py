@@ -1,0 +1,48 @@
+"""Where to run: the backends, the ways that simt runs a kernel, and the environment variables that choose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import contextlib
+import os
+
+import torch
+
+EVERYTHING = os.environ.get("HIPCONV_TEST_ARCHS") == "all"  # what takes too long for every run, too
+BACKENDS = ("cpu", "simt", "gpu")  # simt: the GPU kernels, thread by thread, on the host
+WAYS = {  # to run CPU tensors, by environment: the GPU kernels in both wave sizes and three orders of threads
+    "cpu": {"HIPCONV_BACKEND": "cpu"},
+    "simt-wave64": {"HIPCONV_BACKEND": "simt", "HIPCONV_SIMT_WAVE": "64", "HIPCONV_SIMT_ORDER": "ascending"},
+    "simt-wave64-descending": {"HIPCONV_BACKEND": "simt", "HIPCONV_SIMT_WAVE": "64", "HIPCONV_SIMT_ORDER": "descending"},
+    "simt-wave32-shuffled": {"HIPCONV_BACKEND": "simt", "HIPCONV_SIMT_WAVE": "32", "HIPCONV_SIMT_ORDER": "shuffled:3"},
+}
+
+
+def backends() -> list[str]:
+    """The backends that this machine has."""
+    return [backend for backend in BACKENDS if backend != "gpu" or torch.cuda.is_available()]
+
+
+def device_of(backend: str) -> torch.device:
+    """The device whose tensors `backend` serves."""
+    return torch.device("cuda" if backend == "gpu" else "cpu")
+
+
+@contextlib.contextmanager
+def environment(**variables: str) -> Iterator[None]:
+    """Set environment variables for as long as it lasts."""
+    saved = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in saved.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def use_backend(backend: str) -> contextlib.AbstractContextManager[None]:
+    """Send CPU tensors to `backend`."""
+    return environment(HIPCONV_BACKEND="simt" if backend == "simt" else "cpu")

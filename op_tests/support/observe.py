@@ -1,0 +1,34 @@
+"""What a call runs: its operators, the memory that it allocates, what it starts on a GPU."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Calls(TorchDispatchMode):
+    """Counts the operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count[func._schema.name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def cost_of(call: Callable[[], object]) -> tuple[int, list[str]]:
+    """Bytes that a second `call` allocates, whether it keeps them or not, and what it starts on a GPU: kernels, copies, fills."""
+    call()
+    with torch.profiler.profile(profile_memory=True) as profile:
+        result = call()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    del result
+    events = profile.events() or []
+    allocated = sum(max(0, event.self_cpu_memory_usage + event.self_device_memory_usage) for event in events)
+    return allocated, [event.name for event in events if event.device_type == torch.autograd.DeviceType.CUDA]
