@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from conv1d.test_forward import BAD_CALLS, STRIDES, Case, assert_matches, run
+from conv1d.cases import BAD_CALLS, STRIDES, Case, assert_matches, run
 from support.backends import WAYS, environment
 from support.tensors import DTYPES, LAYOUTS, empty_as
 import hipconv

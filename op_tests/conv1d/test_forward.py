@@ -7,64 +7,28 @@ python op_tests/test_causal_conv1d.py --batch 4 --dim 512 --seqlen 2048 --width 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 import contextlib
 import itertools
 from pathlib import Path
 import random
 import subprocess
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, zeros
 import torch.nn.functional as F
 
+from conv1d.cases import BAD_CALLS, STRIDES, X_SHAPE, Case, assert_matches, run
 from support.backends import BACKENDS, EVERYTHING, WAYS, backends, device_of, environment, use_backend
 from support.cli import Table, choice_of, flattened, list_of
 from support.marks import needs_gpu
-from support.tensors import DTYPES, LAYOUTS, empty_as, mismatch, mismatch_beside_infinities
+from support.tensors import DTYPES, LAYOUTS, empty_as, mismatch, mismatch_beside_infinities, strided
 from support.timing import microseconds
 import hipconv
 from hipconv import jit, reference, targets
-
-
-class Case(NamedTuple):
-    """One call: sizes, types, layout."""
-
-    batch: int
-    dim: int
-    seqlen: int
-    width: int
-    dtype: torch.dtype
-    weight_dtype: torch.dtype
-    use_silu: bool = True
-    has_bias: bool = True
-    layout: str = "channel_first"
-
-    def inputs(self, device: torch.device, seed: int = 0) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """x, weight, bias, and an `out` full of NaN, in the case's layout."""
-        generator = torch.Generator().manual_seed(seed)
-        shape = (self.batch, self.dim, self.seqlen)
-        x, out = (empty_as(self.layout, shape, self.dtype, device) for _ in range(2))
-        x.copy_(torch.randn(shape, generator=generator))
-        weight = (torch.randn(self.dim, self.width, generator=generator) / self.width**0.5).to(device, self.weight_dtype)
-        bias = torch.randn(self.dim, generator=generator).to(device, self.weight_dtype) if self.has_bias else None
-        return x, weight, bias, out.fill_(torch.nan)
-
-
-def run(x: Tensor, weight: Tensor, bias: Tensor | None = None, use_silu: bool = False, kernel: str = "auto") -> Tensor:
-    """The op into a fresh tensor full of NaN."""
-    out = torch.empty_like(x).fill_(torch.nan)
-    hipconv.causal_conv1d_fwd(out, x, weight, bias, use_silu, kernel=kernel)
-    return out
-
-
-def assert_matches(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, use_silu: bool) -> None:
-    wrong = mismatch(out, reference.causal_conv1d(x, weight, bias, use_silu))
-    assert wrong is None, wrong
-
 
 # ---- everything below with a `device` runs on every backend (conftest.py) ------------------------------------------------------
 
@@ -144,7 +108,7 @@ def test_fast_gpu_kernels_at_every_length_and_alignment(device: torch.device, la
         (dtype, weight_dtype, use_silu), has_bias = next(combinations), inner % 4 > 0
         sizes = (2, outer, inner) if layout == "channel_first" else (2, inner, outer)
         strides = (outer * pitch, pitch, 1) if layout == "channel_first" else (outer * pitch, 1, pitch)
-        x, _ = _strided(sizes, strides, offset, dtype, device, torch.nan)
+        x, _ = strided(sizes, strides, offset, dtype, device, torch.nan)
         x.copy_(torch.randn(sizes))
         weight = (torch.randn(sizes[1], width) / width**0.5).to(device, weight_dtype)
         if inner % 6 == 5:
@@ -154,7 +118,7 @@ def test_fast_gpu_kernels_at_every_length_and_alignment(device: torch.device, la
         bias = torch.randn(sizes[1]).to(device, weight_dtype) if has_bias else None
         expected = reference.causal_conv1d(x, weight, bias, use_silu)
         for kernel in names:
-            out, buffer = _strided(sizes, strides, offset + out_shift, dtype, device, 42.0)
+            out, buffer = strided(sizes, strides, offset + out_shift, dtype, device, 42.0)
             try:
                 hipconv.causal_conv1d_fwd(out.fill_(torch.nan), x, weight, bias, use_silu, kernel=kernel)
             except ValueError as refusal:
@@ -186,13 +150,13 @@ def test_packed_rows_of_every_length(device: torch.device) -> None:
         batch, dim = 9 if seqlen < 20 else 2, (8, 24, 136, 200, 7, 133)[seqlen % 6 if seqlen < 100 else seqlen % 2 * 4]
         apart = dim % 8 == 0  # sequences with other memory between them
         sizes, strides = (batch, dim, seqlen), (dim * seqlen * (1 + apart), seqlen, 1)
-        x, _ = _strided(sizes, strides, 0, dtype, device, torch.nan)
+        x, _ = strided(sizes, strides, 0, dtype, device, torch.nan)
         x.copy_(torch.randn(sizes, generator=generator))
         weight = (torch.randn(dim, width, generator=generator) / width**0.5).to(device)
         if seqlen % 4 == 3:
             weight[dim // 2, seqlen % (width - 1)] = torch.inf
         bias = torch.randn(dim, generator=generator).to(device) if seqlen % 5 else None
-        out, buffer = _strided(sizes, strides, 0, dtype, device, 42.0)
+        out, buffer = strided(sizes, strides, 0, dtype, device, 42.0)
         hipconv.causal_conv1d_fwd(out.fill_(torch.nan), x, weight, bias, seqlen % 2 == 0, kernel="shared" if "shared" in names else "auto")
         expected = reference.causal_conv1d(x, weight, bias, seqlen % 2 == 0)
         infinite = ~expected.isfinite()
@@ -226,12 +190,12 @@ def test_cpu_kernels_at_every_length_and_alignment(cpu: torch.device, layout: st
         (dtype, weight_dtype, use_silu), has_bias = next(combinations), inner % 4 > 0
         sizes = (2, outer, inner) if layout == "channel_first" else (2, inner, outer)
         strides = (outer * pitch, pitch, 1) if layout == "channel_first" else (outer * pitch, 1, pitch)
-        x, _ = _strided(sizes, strides, offset, dtype, cpu, torch.nan)
+        x, _ = strided(sizes, strides, offset, dtype, cpu, torch.nan)
         x.copy_(torch.randn(sizes))
         weight = (torch.randn(sizes[1], width) / width**0.5).to(weight_dtype)
         bias = torch.randn(sizes[1]).to(weight_dtype) if has_bias else None
         for kernel in kernels:
-            out, buffer = _strided(sizes, strides, offset + 1, dtype, cpu, 42.0)
+            out, buffer = strided(sizes, strides, offset + 1, dtype, cpu, 42.0)
             hipconv.causal_conv1d_fwd(out.fill_(torch.nan), x, weight, bias, use_silu, kernel=kernel)
             expected = reference.causal_conv1d(x, weight, bias, use_silu)
             pairs.setdefault((kernel, dtype), []).append((out.clone().flatten(), expected.flatten()))
@@ -309,37 +273,18 @@ def test_every_instruction_set_of_the_host(isa: str) -> None:
 # ---- strides, poison, canaries -------------------------------------------------------------------------------------------------
 
 
-def _strided(shape: tuple[int, ...], strides: tuple[int, ...], offset: int, dtype: torch.dtype, device: torch.device, fill: float):
-    """A view with these strides into a buffer full of `fill`, and the buffer."""
-    span = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    buffer = torch.full((offset + span + 37,), fill, dtype=dtype, device=device)
-    return buffer.as_strided(shape, strides, offset), buffer
-
-
-STRIDES = {
-    "contiguous": (5 * 41, 41, 1),
-    "channel-last": (5 * 41, 1, 5),
-    "odd offset and row pitch": (5 * 47, 47, 1),
-    "every third token": (5 * 41 * 3, 41 * 3, 3),
-    "batch innermost": (1, 3, 3 * 5),
-    "channel-last, wide pitch": (50 * 41, 1, 50),
-    "channel-last, every second channel": (50 * 41, 2, 50),
-    "rows interleaved": (1, 3 * 41, 3),
-}
-
-
 @pytest.mark.parametrize("out_strides", STRIDES.values(), ids=STRIDES)
 @pytest.mark.parametrize("x_strides", STRIDES.values(), ids=STRIDES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_any_strides_with_poison_around_inputs_and_canaries_around_out(device, dtype, x_strides, out_strides) -> None:
     shape = (3, 5, 41)
-    x, _ = _strided(shape, x_strides, 3, dtype, device, torch.nan)
+    x, _ = strided(shape, x_strides, 3, dtype, device, torch.nan)
     x.copy_(torch.randn(shape))
-    weight, _ = _strided((5, 4), (1, 7), 1, dtype, device, torch.nan)
+    weight, _ = strided((5, 4), (1, 7), 1, dtype, device, torch.nan)
     weight.copy_(torch.randn(5, 4) / 2)
-    bias, _ = _strided((5,), (3,), 1, dtype, device, torch.nan)
+    bias, _ = strided((5,), (3,), 1, dtype, device, torch.nan)
     bias.copy_(torch.randn(5))
-    out, buffer = _strided(shape, out_strides, 5, dtype, device, 42.0)
+    out, buffer = strided(shape, out_strides, 5, dtype, device, 42.0)
     out.fill_(torch.nan)
 
     hipconv.causal_conv1d_fwd(out, x, weight, bias, True)
@@ -522,47 +467,12 @@ def test_an_empty_bias_means_none(device: torch.device) -> None:
 
 # ---- bad input -----------------------------------------------------------------------------------------------------------------
 
-_X = (2, 6, 10)
-
-
-BAD_CALLS: dict[str, tuple[Callable[[], dict], type[Exception], list[str]]] = {
-    # what is changed from a good call; the error; words of its text: the argument, what it was, what was expected
-    "x is a list": (lambda: {"x": [1.0]}, TypeError, ["x:", "[1.0]", "torch.Tensor"]),
-    "out is None": (lambda: {"out": None}, TypeError, ["out:", "None,", "torch.Tensor"]),
-    "bias is a float": (lambda: {"bias": 1.0}, TypeError, ["bias:", "1.0", "torch.Tensor or None"]),
-    "weight is a string": (lambda: {"weight": "w"}, TypeError, ["weight:", "'w'", "torch.Tensor"]),
-    "use_silu is a string": (lambda: {"use_silu": "silu"}, TypeError, ["use_silu:", "'silu'", "bool"]),
-    "kernel is a number": (lambda: {"kernel": 3}, TypeError, ["kernel:", "3", "string"]),
-    "kernel is unknown": (lambda: {"kernel": "fastest"}, ValueError, ["kernel:", "'fastest'", "'auto'"]),
-    "x has two dimensions": (lambda: {"x": zeros(6, 10)}, ValueError, ["x:", "(6, 10)", "3 dimensions (batch, dim, seqlen)"]),
-    "weight has three": (lambda: {"weight": zeros(6, 1, 4)}, ValueError, ["weight:", "(6, 1, 4)", "2 dimensions (dim, width)"]),
-    "weight of another dim": (lambda: {"weight": zeros(5, 4)}, ValueError, ["weight:", "(5, 4)", "(6, width >= 1)"]),
-    "weight without taps": (lambda: {"weight": zeros(6, 0)}, ValueError, ["weight:", "(6, 0)", "width >= 1"]),
-    "bias of another dim": (lambda: {"bias": zeros(7)}, ValueError, ["bias:", "(7,)", "(6,)"]),
-    "bias with two dimensions": (lambda: {"bias": zeros(6, 1)}, ValueError, ["bias:", "(6, 1)", "(6,)"]),
-    "out of another shape": (lambda: {"out": zeros(2, 6, 9)}, ValueError, ["out:", "(2, 6, 9)", "(2, 6, 10)"]),
-    "out of another dtype": (lambda: {"out": zeros(*_X).half()}, TypeError, ["out:", "torch.float16", "torch.float32"]),
-    "x of float64": (lambda: {"x": zeros(*_X).double()}, TypeError, ["x:", "torch.float64", "torch.bfloat16"]),
-    "x of int32": (lambda: {"x": zeros(*_X).int()}, TypeError, ["x:", "torch.int32", "torch.float32"]),
-    "x complex": (lambda: {"x": zeros(*_X).to(torch.complex64)}, TypeError, ["x:", "torch.complex64", "torch.float32"]),
-    "weight of int8": (lambda: {"weight": zeros(6, 4).to(torch.int8)}, TypeError, ["weight:", "torch.int8", "torch.float16"]),
-    "bias of float64": (lambda: {"bias": zeros(6).double()}, TypeError, ["bias:", "torch.float64", "torch.float16"]),
-    "x sparse": (lambda: {"x": zeros(*_X).to_sparse()}, TypeError, ["x:", "layout", "dense"]),
-    "weight sparse": (lambda: {"weight": zeros(6, 4).to_sparse()}, TypeError, ["weight:", "layout", "dense"]),
-    "x requires grad": (lambda: {"x": zeros(*_X).requires_grad_()}, ValueError, ["x:", "requires grad", "torch.no_grad()"]),
-    "weight requires grad": (lambda: {"weight": zeros(6, 4).requires_grad_()}, ValueError, ["weight:", "requires grad"]),
-    "bias requires grad": (lambda: {"bias": zeros(6).requires_grad_()}, ValueError, ["bias:", "requires grad"]),
-    "weight on another device": (lambda: {"weight": zeros(6, 4).to("meta")}, ValueError, ["weight:", "meta", "where x is"]),
-    "out on another device": (lambda: {"out": zeros(*_X).to("meta")}, ValueError, ["out:", "meta", "where x is"]),
-    "out expanded": (lambda: {"out": zeros(2, 6, 1).expand(_X)}, ValueError, ["out:", "strides (6, 1, 0)", "memory of its own"]),
-}
-
 
 @pytest.mark.parametrize("name", BAD_CALLS)
 def test_bad_input_is_refused_by_name_and_writes_nothing(device: torch.device, name: str) -> None:
     make_changes, error, words = BAD_CALLS[name]
     with device:
-        good = {"out": zeros(*_X) + 42, "x": zeros(*_X), "weight": zeros(6, 4), "bias": zeros(6), "use_silu": False}
+        good = {"out": zeros(*X_SHAPE) + 42, "x": zeros(*X_SHAPE), "weight": zeros(6, 4), "bias": zeros(6), "use_silu": False}
         arguments = good | make_changes()
     out = arguments["out"]
     before = out.clone() if isinstance(out, Tensor) else None
@@ -576,7 +486,7 @@ def test_bad_input_is_refused_by_name_and_writes_nothing(device: torch.device, n
 
 @needs_gpu
 def test_tensors_on_two_devices_are_refused() -> None:
-    x = torch.zeros(_X, device="cuda")
+    x = torch.zeros(X_SHAPE, device="cuda")
     for name in ("out", "weight", "bias"):
         arguments: dict[str, Any] = {"out": torch.empty_like(x), "weight": zeros(6, 4).cuda(), "bias": zeros(6).cuda()}
         arguments[name] = arguments[name].cpu()
@@ -585,13 +495,13 @@ def test_tensors_on_two_devices_are_refused() -> None:
 
 
 def test_the_raw_op_refuses_too(device: torch.device) -> None:
-    x = torch.zeros(_X, device=device)
+    x = torch.zeros(X_SHAPE, device=device)
     with pytest.raises(ValueError, match=r"weight: got shape \(5, 4\)"):
         torch.ops.hipconv.causal_conv1d_fwd(torch.empty_like(x), x, torch.zeros(5, 4, device=device))
 
 
 def test_parameters_are_welcome_without_grad_mode(device: torch.device) -> None:
-    x = torch.randn(_X, device=device)
+    x = torch.randn(X_SHAPE, device=device)
     weight = torch.nn.Parameter(torch.randn(6, 4, device=device))
     with torch.no_grad():
         out = run(x, weight)
@@ -605,7 +515,7 @@ def test_out_may_not_share_memory_with_an_input(device: torch.device, input_name
     out = buffer[:, :, :10]
     views = {"x": buffer[:, :, 5:15], "weight": buffer[0, :, 8:12], "bias": buffer[1, :, 9]}
     with device:
-        arguments: dict[str, Any] = {"x": zeros(*_X), "weight": zeros(6, 4), "bias": zeros(6)}
+        arguments: dict[str, Any] = {"x": zeros(*X_SHAPE), "weight": zeros(6, 4), "bias": zeros(6)}
     before = buffer.clone()
     with pytest.raises(ValueError, match=f"out: shares memory with {input_name}"):
         hipconv.causal_conv1d_fwd(out, **(arguments | {input_name: views[input_name]}))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conv1d.test_forward import assert_matches
+from conv1d.cases import assert_matches
 from support.backends import WAYS, environment
 from support.marks import needs_gpu
 from support.tensors import LAYOUTS, empty_as, mismatch, untouched

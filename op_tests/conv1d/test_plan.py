@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conv1d.test_forward import STRIDES, Case, assert_matches
+from conv1d.cases import STRIDES, Case, assert_matches
 from support.backends import WAYS, environment
 from support.tensors import LAYOUTS, empty_as
 import hipconv

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from conv2d.cases import ACTIVATIONS, LAYOUTS, MODELS, Case, edge_cases, mismatch_conv2d, model_cases, random_cases, reference_of
 from support.backends import WAYS, backends, device_of, environment, use_backend
 from support.cli import Table, choice_of, flattened, list_of
-from support.tensors import DTYPES
+from support.tensors import DTYPES, untouched
 from support.timing import microseconds
 import hipconv
 from hipconv import conv2d_router, reference
@@ -317,8 +317,6 @@ FAR = (1 << 31) + 8  # elements: the second of three along an axis lies past 2^3
 @pytest.mark.parametrize("far", ["x", "weight", "residual", "out"])
 def test_offsets_past_2_32_elements(device: torch.device, far: str, axis: int) -> None:
     """Few elements far apart, in memory that is reserved and hardly touched."""
-    from conv1d.test_large import untouched
-
     if device.type == "cuda" or hipconv.ops.conv2d.operators.on_cpu(torch.empty(0)):
         return  # on a GPU the memory would be real; on the CPU it is torch that computes
     arguments = Case(3, 16, 3, 3, 3, 3, 3, padding=1, has_residual=True, dtype=torch.float16).inputs(device)

@@ -22,8 +22,7 @@ import pytest
 import torch
 from torch import Tensor, zeros
 
-from conv1d.test_forward import WAYS
-from support.backends import BACKENDS, backends, device_of, environment, use_backend
+from support.backends import BACKENDS, WAYS, backends, device_of, environment, use_backend
 from support.cli import Table, at_least, check_state_len, choice_of, flattened, list_of
 from support.marks import needs_gpu
 from support.observe import cost_of

@@ -29,6 +29,13 @@ def untouched(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dty
     return torch.frombuffer(memory, dtype=dtype).as_strided(shape, strides)
 
 
+def strided(shape: tuple[int, ...], strides: tuple[int, ...], offset: int, dtype: torch.dtype, device: torch.device, fill: float):
+    """A view with these strides into a buffer full of `fill`, and the buffer."""
+    span = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    buffer = torch.full((offset + span + 37,), fill, dtype=dtype, device=device)
+    return buffer.as_strided(shape, strides, offset), buffer
+
+
 # ---- comparison ----------------------------------------------------------------------------------------------------------------
 
 

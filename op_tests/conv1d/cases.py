@@ -1,0 +1,94 @@
+"""Calls of the forward that several tests make: random inputs, strides, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, zeros
+
+from support.tensors import empty_as, mismatch
+import hipconv
+from hipconv import reference
+
+
+class Case(NamedTuple):
+    """One call: sizes, types, layout."""
+
+    batch: int
+    dim: int
+    seqlen: int
+    width: int
+    dtype: torch.dtype
+    weight_dtype: torch.dtype
+    use_silu: bool = True
+    has_bias: bool = True
+    layout: str = "channel_first"
+
+    def inputs(self, device: torch.device, seed: int = 0) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """x, weight, bias, and an `out` full of NaN, in the case's layout."""
+        generator = torch.Generator().manual_seed(seed)
+        shape = (self.batch, self.dim, self.seqlen)
+        x, out = (empty_as(self.layout, shape, self.dtype, device) for _ in range(2))
+        x.copy_(torch.randn(shape, generator=generator))
+        weight = (torch.randn(self.dim, self.width, generator=generator) / self.width**0.5).to(device, self.weight_dtype)
+        bias = torch.randn(self.dim, generator=generator).to(device, self.weight_dtype) if self.has_bias else None
+        return x, weight, bias, out.fill_(torch.nan)
+
+
+def run(x: Tensor, weight: Tensor, bias: Tensor | None = None, use_silu: bool = False, kernel: str = "auto") -> Tensor:
+    """The op into a fresh tensor full of NaN."""
+    out = torch.empty_like(x).fill_(torch.nan)
+    hipconv.causal_conv1d_fwd(out, x, weight, bias, use_silu, kernel=kernel)
+    return out
+
+
+def assert_matches(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, use_silu: bool) -> None:
+    wrong = mismatch(out, reference.causal_conv1d(x, weight, bias, use_silu))
+    assert wrong is None, wrong
+
+
+STRIDES = {
+    "contiguous": (5 * 41, 41, 1),
+    "channel-last": (5 * 41, 1, 5),
+    "odd offset and row pitch": (5 * 47, 47, 1),
+    "every third token": (5 * 41 * 3, 41 * 3, 3),
+    "batch innermost": (1, 3, 3 * 5),
+    "channel-last, wide pitch": (50 * 41, 1, 50),
+    "channel-last, every second channel": (50 * 41, 2, 50),
+    "rows interleaved": (1, 3 * 41, 3),
+}
+
+X_SHAPE = (2, 6, 10)
+BAD_CALLS: dict[str, tuple[Callable[[], dict], type[Exception], list[str]]] = {
+    # what is changed from a good call; the error; words of its text: the argument, what it was, what was expected
+    "x is a list": (lambda: {"x": [1.0]}, TypeError, ["x:", "[1.0]", "torch.Tensor"]),
+    "out is None": (lambda: {"out": None}, TypeError, ["out:", "None,", "torch.Tensor"]),
+    "bias is a float": (lambda: {"bias": 1.0}, TypeError, ["bias:", "1.0", "torch.Tensor or None"]),
+    "weight is a string": (lambda: {"weight": "w"}, TypeError, ["weight:", "'w'", "torch.Tensor"]),
+    "use_silu is a string": (lambda: {"use_silu": "silu"}, TypeError, ["use_silu:", "'silu'", "bool"]),
+    "kernel is a number": (lambda: {"kernel": 3}, TypeError, ["kernel:", "3", "string"]),
+    "kernel is unknown": (lambda: {"kernel": "fastest"}, ValueError, ["kernel:", "'fastest'", "'auto'"]),
+    "x has two dimensions": (lambda: {"x": zeros(6, 10)}, ValueError, ["x:", "(6, 10)", "3 dimensions (batch, dim, seqlen)"]),
+    "weight has three": (lambda: {"weight": zeros(6, 1, 4)}, ValueError, ["weight:", "(6, 1, 4)", "2 dimensions (dim, width)"]),
+    "weight of another dim": (lambda: {"weight": zeros(5, 4)}, ValueError, ["weight:", "(5, 4)", "(6, width >= 1)"]),
+    "weight without taps": (lambda: {"weight": zeros(6, 0)}, ValueError, ["weight:", "(6, 0)", "width >= 1"]),
+    "bias of another dim": (lambda: {"bias": zeros(7)}, ValueError, ["bias:", "(7,)", "(6,)"]),
+    "bias with two dimensions": (lambda: {"bias": zeros(6, 1)}, ValueError, ["bias:", "(6, 1)", "(6,)"]),
+    "out of another shape": (lambda: {"out": zeros(2, 6, 9)}, ValueError, ["out:", "(2, 6, 9)", "(2, 6, 10)"]),
+    "out of another dtype": (lambda: {"out": zeros(*X_SHAPE).half()}, TypeError, ["out:", "torch.float16", "torch.float32"]),
+    "x of float64": (lambda: {"x": zeros(*X_SHAPE).double()}, TypeError, ["x:", "torch.float64", "torch.bfloat16"]),
+    "x of int32": (lambda: {"x": zeros(*X_SHAPE).int()}, TypeError, ["x:", "torch.int32", "torch.float32"]),
+    "x complex": (lambda: {"x": zeros(*X_SHAPE).to(torch.complex64)}, TypeError, ["x:", "torch.complex64", "torch.float32"]),
+    "weight of int8": (lambda: {"weight": zeros(6, 4).to(torch.int8)}, TypeError, ["weight:", "torch.int8", "torch.float16"]),
+    "bias of float64": (lambda: {"bias": zeros(6).double()}, TypeError, ["bias:", "torch.float64", "torch.float16"]),
+    "x sparse": (lambda: {"x": zeros(*X_SHAPE).to_sparse()}, TypeError, ["x:", "layout", "dense"]),
+    "weight sparse": (lambda: {"weight": zeros(6, 4).to_sparse()}, TypeError, ["weight:", "layout", "dense"]),
+    "x requires grad": (lambda: {"x": zeros(*X_SHAPE).requires_grad_()}, ValueError, ["x:", "requires grad", "torch.no_grad()"]),
+    "weight requires grad": (lambda: {"weight": zeros(6, 4).requires_grad_()}, ValueError, ["weight:", "requires grad"]),
+    "bias requires grad": (lambda: {"bias": zeros(6).requires_grad_()}, ValueError, ["bias:", "requires grad"]),
+    "weight on another device": (lambda: {"weight": zeros(6, 4).to("meta")}, ValueError, ["weight:", "meta", "where x is"]),
+    "out on another device": (lambda: {"out": zeros(*X_SHAPE).to("meta")}, ValueError, ["out:", "meta", "where x is"]),
+    "out expanded": (lambda: {"out": zeros(2, 6, 1).expand(X_SHAPE)}, ValueError, ["out:", "strides (6, 1, 0)", "memory of its own"]),
+}
