@@ -15,6 +15,9 @@ import torch
 from support import precompiled
 from support.backends import WAYS, device_of, environment
 
+# Modules that assert for the tests, and say what was compared as the tests do.
+pytest.register_assert_rewrite("conv1d.cases", "serving.decode_cases", "serving.prefill_cases")
+
 # The commands at the top run the tests of a folder where a command line names them; a run of everything finds them in the folder.
 collect_ignore = [file.name for file in Path(__file__).parent.glob("test_*.py")]
 
@@ -28,8 +31,10 @@ LONGEST = [
     "conv2d/test_gemm",
     "serving/test_decode",
     "simt/test_simt",
+    "serving/test_decode_properties",
     "serving/test_prefill",
     "conv2d/test_algorithms",
+    "serving/test_prefill_padding",
     "integration/test_real_layers",
 ]
 

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 import torch.nn.functional as F
 
-from serving.test_decode import kernels as update_kernels
-from serving.test_decode import make_state, make_weights, random_call
-from serving.test_prefill import CPU, STATE_LAYOUTS, Case, _cached, in_place_kernels, kernel_names
+from serving.decode_cases import kernels as update_kernels
+from serving.decode_cases import make_state, make_weights, random_call
+from serving.prefill_cases import CPU, STATE_LAYOUTS, Case, cached_call, in_place_kernels, kernel_names
 from support.backends import WAYS, environment
 from support.tensors import DTYPES, LAYOUTS
 from hipconv import serving
@@ -66,7 +66,7 @@ def prefill_call(draw: random.Random) -> dict[str, Any]:
         sizes["layout"] = draw.choice(LAYOUTS)
     if draw.random() < 0.3:
         computed = [draw.choice([0, 3, 16, 31]) for _ in lengths]
-        arguments = _cached(CPU, computed, lengths, draw.choice([1, 7, 16]), dtype=dtype, **sizes)
+        arguments = cached_call(CPU, computed, lengths, draw.choice([1, 7, 16]), dtype=dtype, **sizes)
     else:
         sizes |= {"state_layout": draw.choice(STATE_LAYOUTS), "spare_columns": draw.choice([0, 0, 1]), "dead_tokens": draw.choice([0, 3])}
         arguments = Case(lengths, dtype=dtype, **sizes).inputs(CPU, draw.randrange(100))

@@ -21,6 +21,13 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class LookOn(TorchDispatchMode):
+    """Sends calls through the operator, as torch.compile and a process's first call do."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
 def cost_of(call: Callable[[], object]) -> tuple[int, list[str]]:
     """Bytes that a second `call` allocates, whether it keeps them or not, and what it starts on a GPU: kernels, copies, fills."""
     call()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 LAYOUTS = ("channel_first", "channel_last")
+INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64, torch.uint64)
 
 
 def empty_as(layout: str, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -70,3 +71,9 @@ def mismatch_beside_infinities(out: Tensor, reference: Tensor) -> str | None:
     if out.shape != reference.shape or not same[~finite].all():
         return f"{int((~finite & ~same).sum())} of {int((~finite).sum())} infinities and NaNs are not there"
     return mismatch(out[finite], reference[finite], may_differ=0.01)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """NaN is the same as itself."""
+    bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    return a.shape == b.shape and torch.equal(a.contiguous().view(bits), b.contiguous().view(bits))
