@@ -25,7 +25,10 @@ collect_ignore = [file.name for file in Path(__file__).parent.glob("test_*.py")]
 LONGEST = [
     "machine_code",
     "simt/test_sanitizers",
-    "jit/test_jit",
+    "jit/test_rebuilds",
+    "jit/test_failures",
+    "jit/test_cache",
+    "jit/test_messages",
     "conv1d/test_forward",
     "conv1d/test_backward",
     "conv2d/test_gemm",

@@ -69,6 +69,17 @@ jit.progress.PATIENCE = 600.0  # builds of the probe are to be quiet however bus
 """
 ANSWER = 'print(jit.module("probe", CPU).answer())'
 
+# The answer, or the text of the error, and how many files were compiled until now.
+ATTEMPT = """
+def attempt(target=CPU):
+    try:
+        return jit.module("probe", target).answer()
+    except errors.BuildError as error:
+        return str(error)
+def compilations():
+    return len(Path(os.environ["PROBE_LOG"]).read_text().splitlines())
+"""
+
 # From here on file permissions bind this process, also where the tests run as root: a process without capabilities.
 UNPRIVILEGED = """
 import ctypes
