@@ -10,17 +10,17 @@ it stands beside the backward of F.silu alone. Host time is what a differentiabl
 
 from __future__ import annotations
 
-import argparse
 import functools
 
 import torch
 
-from benches.forward import CPU_SHAPES, GPU_SHAPES, ROTATED_BYTES, WIDTH, _host_us, _stream, time_us
+from benches.measure import CPU_SHAPES, GPU_SHAPES, ROTATED_BYTES, WIDTH, copier, heading, origin, parser_for
 from support.backends import device_of
 from support.cli import Table, choice_of, flattened, list_of
 from support.tensors import DTYPES, LAYOUTS, empty_as
+from support.timing import host_us, time_us
 import hipconv
-from hipconv import jit, reference_training, targets
+from hipconv import reference_training
 
 
 def bench(shape: tuple[int, int, int], dtype: torch.dtype, layout: str, kernel: str, packed: int, device: torch.device) -> dict:
@@ -48,11 +48,7 @@ def bench(shape: tuple[int, int, int], dtype: torch.dtype, layout: str, kernel: 
     eps = torch.finfo(dtype).eps
     wrong = not torch.allclose(dx[:1, :, :kept].double(), first.grad[..., :kept], rtol=2.5 * eps, atol=2.5 * eps + 4e-6)
 
-    module = jit.module("copy", targets.of(device))
-
-    def copy(to, source):
-        module.copy(to, source, _stream(device))  # the stream that is current when it is called
-
+    copy = copier(device)
     pieces = [torch.empty(3 * size // 2 // 16 * 16, dtype=torch.uint8, device=device) for _ in range(2 * copies)]
     result = {
         "wrong": wrong,
@@ -64,16 +60,14 @@ def bench(shape: tuple[int, int, int], dtype: torch.dtype, layout: str, kernel: 
     return result
 
 
-def host_us(device: torch.device) -> float:
+def host_time(device: torch.device) -> float:
     """Of a differentiable call on eight tokens of eight channels."""
     x, weight, bias = (torch.randn(shape, device=device, requires_grad=True) for shape in ((1, 8, 8), (8, 4), (8,)))
-    return _host_us(lambda: hipconv.causal_conv1d_fn(x, weight, bias, activation="silu"), device)
+    return host_us(lambda: hipconv.causal_conv1d_fn(x, weight, bias, activation="silu"), device)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    backend = "gpu" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--backend", type=choice_of("gpu", "cpu"), default=backend, help=f"default {backend}")
+    parser, _ = parser_for(__doc__)
     parser.add_argument("--shapes", type=list_of(str), nargs="+", help="BATCHxDIMxSEQLEN, one or several")
     parser.add_argument("--dtype", type=list_of(choice_of(*DTYPES)), nargs="+", default=[list(DTYPES)])
     parser.add_argument("--layout", type=list_of(choice_of(*LAYOUTS)), nargs="+", default=[list(LAYOUTS)])
@@ -81,9 +75,8 @@ def main() -> int:
     parser.add_argument("--packed", type=int, default=0, help="tokens of the sequences that a row holds; default: it is one")
     options = parser.parse_args()
     device = device_of(options.backend)
-    card = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads, {targets.host_isa()}"
     sequences = f", sequences of {options.packed} tokens" if options.packed else ""
-    print(f"{card}, torch {torch.__version__}; backward, width {WIDTH}, bias, SiLU{sequences}; times in us")
+    print(f"{heading(origin(device))}; backward, width {WIDTH}, bias, SiLU{sequences}; times in us")
     columns = [("BxDxL", 14), ("dtype", 8), ("layout", 13), ("us", 9), ("copy us", 9), ("of copy", 7), ("vs silu's", 9), ("result", 6)]
     table = Table(columns)
     failed = False
@@ -97,5 +90,5 @@ def main() -> int:
                 verdict = "WRONG" if result["wrong"] else "ok"
                 table.row(shape, dtype, layout, f"{ours:.1f}", f"{copied:.1f}", f"{100 * copied / ours:.1f} %", beside, verdict)
                 failed |= result["wrong"]
-    print(f"host time of a differentiable call, us: {host_us(device):.1f}")
+    print(f"host time of a differentiable call, us: {host_time(device):.1f}")
     return 1 if failed else 0

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-import datetime
 import functools
 import json
 import os
@@ -28,14 +27,15 @@ import torch
 from torch import Tensor
 import torch.nn.functional as F
 
-from benches.forward import ROTATED_BYTES, time_us
+from benches.measure import ROTATED_BYTES, copier, heading, origin, parser_for, write_json
 import benches.plot
 from conv2d.cases import ACTIVATIONS, LAYOUTS, MODELS, Case, mismatch_conv2d, model_cases
 from support.backends import device_of, use_backend
 from support.cli import Table, choice_of, flattened, list_of
 from support.tensors import DTYPES
+from support.timing import time_us
 import hipconv
-from hipconv import jit, targets
+from hipconv import targets
 from hipconv.ops.conv2d.activations import ACTIVATIONS as TORCH_ACTIVATIONS
 
 MOST_CALLS = 200  # of a graph
@@ -104,12 +104,8 @@ def copy_rate(device: torch.device) -> float:
     """Bytes, read and written together, that a copy kernel moves in a microsecond."""
     size = (256 if device.type == "cuda" else 64) << 20
     pairs = [(torch.empty(size, dtype=torch.uint8, device=device), torch.ones(size, dtype=torch.uint8, device=device)) for _ in range(2)]
-    copy = jit.module("copy", targets.of(device)).copy
-
-    def once(out: Tensor, x: Tensor) -> None:
-        copy(out, x, torch.cuda.current_stream().cuda_stream if device.type == "cuda" else 0)
-
-    return 2 * size / time_us([functools.partial(once, out, x) for out, x in pairs], device)
+    copy = copier(device)
+    return 2 * size / time_us([functools.partial(copy, out, x) for out, x in pairs], device)
 
 
 # ---- what MIOpen runs ----------------------------------------------------------------------------------------------------------------
@@ -157,9 +153,7 @@ def miopen_solvers(cases: list[Case]) -> dict[int, str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    backend = "gpu" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--backend", type=choice_of("gpu", "cpu", "simt"), default=backend, help=f"default {backend}")
+    parser, _ = parser_for(__doc__, "simt")
     parser.add_argument("--model", type=list_of(choice_of(*MODELS)), nargs="+", default=[["resnet50"]])
     parser.add_argument("--num-layers", type=int, help="only the first of each model")
     parser.add_argument("--batch", type=list_of(int), nargs="+", default=[[1]])
@@ -178,8 +172,7 @@ def main() -> int:
     if options.miopen_solvers and not torch.version.hip:
         parser.error(f"--miopen-solvers needs a ROCm build of torch; this one is {torch.__version__}")
     results = json.loads(options.read.read_text()) if options.read else measure(options)
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    write_json(options.json, results)
     if options.plot:
         benches.plot.draw_layers(results, options.plot)
     return 1 if any(row["wrong"] for row in results["rows"]) else 0
@@ -189,10 +182,9 @@ def measure(options: argparse.Namespace) -> dict:
     """Every layer of the command line, printed as it comes, then the sums."""
     device = device_of(options.backend)
     with use_backend(options.backend):
-        card = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads, {targets.of(device)}"
-        date = datetime.date.today().isoformat()
+        where = origin(device)
         rate = copy_rate(device)
-        print(f"{card}, torch {torch.__version__}, {date}; a copy moves {rate / 1e6:.2f} TB/s; bias, activation {options.activation}")
+        print(f"{heading(where)}; a copy moves {rate / 1e6:.2f} TB/s; bias, activation {options.activation}")
         cases = [
             (model, case._replace(N=batch, dtype=DTYPES[dtype], layout=layout, activation=options.activation))
             for model in flattened(options.model)
@@ -212,7 +204,7 @@ def measure(options: argparse.Namespace) -> dict:
             table.row(case, row["plan"], *_numbers([row]), row["wrong"] or "ok", *([row["miopen"] or "?"] if solvers else []))
         for title, sum_of in _groups(rows).items():
             table.row(f"sum of {title}", "", *_numbers(sum_of), "", *([""] if solvers else []))
-    return {"card": card, "torch": torch.__version__, "date": date, "bytes_per_us": rate, "rows": rows}
+    return {**where, "bytes_per_us": rate, "rows": rows}
 
 
 def _groups(rows: list[dict]) -> dict[str, list[dict]]:

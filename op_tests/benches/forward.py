@@ -13,56 +13,23 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-import datetime
 import functools
 import importlib.util
 import json
 from pathlib import Path
-import statistics
-import time
 
 import torch
 from torch import Tensor
 import torch.nn.functional as F
 
+from benches.measure import CPU_SHAPES, GPU_SHAPES, ROTATED_BYTES, WIDTH, copier, heading, origin, parser_for, write_json
 import benches.plot
 from support.backends import device_of
 from support.cli import Table, choice_of, flattened, list_of
 from support.tensors import DTYPES, LAYOUTS, empty_as, mismatch
+from support.timing import host_us, time_us
 import hipconv
-from hipconv import jit, reference, targets
-
-ROTATED_BYTES = 400 << 20  # several times the largest cache
-GPU_SHAPES = ["4x4096x4096", "1x8192x65536", "64x8192x512", "4x512x2048", "8x2048x2048", "2x256x1024"]
-CPU_SHAPES = ["4x512x2048"]
-WIDTH = 4
-
-
-def time_us(calls: list[Callable[[], object]], device: torch.device) -> float:
-    """Time of one of these calls, which do the same on different buffers."""
-    for call in calls[:3]:
-        call()
-    if device.type == "cpu":
-        times = []
-        for call in calls * 5:
-            started = time.perf_counter()
-            call()
-            times.append(time.perf_counter() - started)
-        return min(times) * 1e6
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    times = []
-    for _ in range(15):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / len(calls))
-    return statistics.median(times[3:])
+from hipconv import reference
 
 
 def bench(shape: tuple[int, int, int], dtype: torch.dtype, layout: str, kernels: list[str], device: torch.device) -> dict:
@@ -80,9 +47,9 @@ def bench(shape: tuple[int, int, int], dtype: torch.dtype, layout: str, kernels:
     def timed(call: Callable[..., object], pairs: list[tuple[Tensor, Tensor]]) -> float:
         return time_us([functools.partial(call, out, x) for x, out in pairs], device)
 
-    copy = jit.module("copy", targets.of(device)).copy
+    copy = copier(device)
     flat = [(x.mT, out.mT) if layout == "channel_last" else (x, out) for x, out in sets]
-    result: dict = {"bytes": 2 * size, "wrong": [], "copy": timed(lambda out, x: copy(out, x, _stream(device)), flat)}
+    result: dict = {"bytes": 2 * size, "wrong": [], "copy": timed(copy, flat)}
     for kernel in kernels:
         ours = functools.partial(hipconv.causal_conv1d_fwd, weight=weight, bias=bias, use_silu=True, kernel=kernel)
         sets[0][1].fill_(torch.nan)
@@ -103,7 +70,7 @@ def bench(shape: tuple[int, int, int], dtype: torch.dtype, layout: str, kernels:
     return result
 
 
-def host_us(device: torch.device) -> dict[str, float]:
+def host_times(device: torch.device) -> dict[str, float]:
     """Microseconds that a call on eight tokens of eight channels takes before it returns, by the name of what is called."""
     x, weight, bias = (torch.randn(shape, device=device) for shape in ((1, 8, 8), (8, 4), (8,)))
     out = torch.empty_like(x)
@@ -112,25 +79,7 @@ def host_us(device: torch.device) -> dict[str, float]:
         "causal_conv1d": lambda: hipconv.causal_conv1d(x, weight, bias, "silu"),
         "F.silu": lambda: F.silu(x),
     }
-    return {name: _host_us(call, device) for name, call in calls.items()}
-
-
-def _host_us(call: Callable[[], object], device: torch.device, calls: int = 200, rounds: int = 50) -> float:
-    """The fastest of many short rounds: fewer launches than a queue holds, on a core that others may want too."""
-    call()
-    times = []
-    for _ in range(rounds):
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        started = time.perf_counter()
-        for _ in range(calls):
-            call()
-        times.append((time.perf_counter() - started) / calls)
-    return min(times) * 1e6
-
-
-def _stream(device: torch.device) -> int:
-    return torch.cuda.current_stream().cuda_stream if device.type == "cuda" else 0
+    return {name: host_us(call, device) for name, call in calls.items()}
 
 
 def _torch(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -138,9 +87,7 @@ def _torch(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    backend = "gpu" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--backend", type=choice_of("gpu", "cpu"), default=backend, help=f"default {backend}")
+    parser, _ = parser_for(__doc__)
     parser.add_argument("--shapes", type=list_of(str), nargs="+", help="BATCHxDIMxSEQLEN, one or several")
     parser.add_argument("--dtype", type=list_of(choice_of(*DTYPES)), nargs="+", default=[list(DTYPES)])
     parser.add_argument("--layout", type=list_of(choice_of(*LAYOUTS)), nargs="+", default=[list(LAYOUTS)])
@@ -153,8 +100,7 @@ def main() -> int:
     if options.plot:
         benches.plot.require_matplotlib()  # before minutes of measuring
     results = json.loads(options.read.read_text()) if options.read else measure(options)
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    write_json(options.json, results)
     if options.plot:
         benches.plot.draw(results, options.plot)
     return 1 if any(row["wrong"] for row in results["rows"]) else 0
@@ -163,9 +109,8 @@ def main() -> int:
 def measure(options: argparse.Namespace) -> dict:
     """Every case of the command line, printed as it comes; and the host time of a call."""
     device = device_of(options.backend)
-    card = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads, {targets.host_isa()}"
-    date = datetime.date.today().isoformat()
-    print(f"{card}, torch {torch.__version__}, {date}; width {WIDTH}, bias, SiLU; times in us; TB/s counts one read and one write")
+    where = origin(device)
+    print(f"{heading(where)}; width {WIDTH}, bias, SiLU; times in us; TB/s counts one read and one write")
     columns = [("BxDxL", 14), ("dtype", 8), ("layout", 13), ("kernel", 8), ("us", 9), ("TB/s", 6), ("copy us", 9), ("of copy", 7)]
     table = Table([*columns, ("vs torch", 8), ("vs causal_conv1d", 8), ("vs silu", 7), ("result", 6)])
     rows = []
@@ -189,6 +134,6 @@ def measure(options: argparse.Namespace) -> dict:
                         f"{100 * result['copy'] / ours:.1f} %",
                     )
                     table.row(shape_text, dtype, layout, kernel, *numbers, *ratios, verdict)
-    host = host_us(device)
+    host = host_times(device)
     print("host time of a call, us: " + ", ".join(f"{name} {us:.1f}" for name, us in host.items()))
-    return {"card": card, "torch": torch.__version__, "date": date, "host_us": host, "rows": rows}
+    return {**where, "host_us": host, "rows": rows}

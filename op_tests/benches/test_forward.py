@@ -70,5 +70,5 @@ def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(monkey
 
 
 def test_host_time_is_that_of_a_call() -> None:
-    times = benches.forward.host_us(torch.device("cpu"))
+    times = benches.forward.host_times(torch.device("cpu"))
     assert all(0.1 < us < 10_000 for us in times.values())

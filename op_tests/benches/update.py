@@ -16,22 +16,20 @@ bias, SiLU, random slots of a pool twice the batch.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
-import datetime
 import functools
-import json
 from pathlib import Path
 
 import torch
 from torch import Tensor
 import torch.nn.functional as F
 
-from benches.forward import ROTATED_BYTES, time_us
+from benches.measure import ROTATED_BYTES, copier, heading, origin, parser_for, write_json
 from support.backends import device_of
 from support.cli import Table, choice_of, flattened, list_of
 from support.tensors import DTYPES, mismatch
-from hipconv import jit, reference_update, targets
+from support.timing import time_us
+from hipconv import reference_update
 from hipconv.ops.serving import decode as _update
 
 WIDTH, TOKENS = 4, 4
@@ -89,12 +87,12 @@ def bench(case: str, batch: int, dim: int, state: str, dtype: torch.dtype, kerne
     sets = [first, *(Buffers(case, batch, dim, state, dtype, device) for _ in range(copies - 1))]
     weight, bias = torch.randn(dim, WIDTH, device=device, dtype=dtype) / 2, torch.randn(dim, device=device, dtype=dtype)
 
-    copy = jit.module("copy", targets.of(device)).copy
+    copy = copier(device)
     half = max(16, first.bytes // 2 // 16 * 16)
     raw = [[torch.empty(half, dtype=torch.uint8, device=device).random_() for _ in range(2)] for _ in range(copies)]
 
     def copied(pair: list[Tensor]) -> None:
-        copy(pair[1], pair[0], torch.cuda.current_stream().cuda_stream if gpu else 0)
+        copy(pair[1], pair[0])
 
     result: dict = {"bytes": first.bytes, "wrong": []}
     result["copy"] = time_us([functools.partial(copied, pair) for pair in raw], device)
@@ -114,9 +112,7 @@ def bench(case: str, batch: int, dim: int, state: str, dtype: torch.dtype, kerne
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    backend = "gpu" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--backend", type=choice_of("gpu", "cpu"), default=backend, help=f"default {backend}")
+    parser, backend = parser_for(__doc__)
     parser.add_argument("--case", type=list_of(choice_of(*CASES)), nargs="+", default=[list(CASES)])
     parser.add_argument("--batch", type=list_of(int), nargs="+", default=[[1, 256, 1024] if backend == "gpu" else [1, 8, 64]])
     parser.add_argument("--dim", type=list_of(int), nargs="+", default=[[8192]])
@@ -127,9 +123,8 @@ def main() -> int:
     options = parser.parse_args()
 
     device = device_of(options.backend)
-    card = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads, {targets.host_isa()}"
-    date = datetime.date.today().isoformat()
-    print(f"{card}, torch {torch.__version__}, {date}; width {WIDTH}, bias, SiLU; times in us; GB/s counts x, out and both ways of state")
+    where = origin(device)
+    print(f"{heading(where)}; width {WIDTH}, bias, SiLU; times in us; GB/s counts x, out and both ways of state")
     columns = [("case", 11), ("BxD", 9), ("state", 6), ("dtype", 8), ("kernel", 8), ("us", 7), ("GB/s", 5), ("copy", 7), ("x copy", 6)]
     table = Table([*columns, ("warm us", 7), ("warm copy", 9), ("vs torch", 8), ("result", 6)])
     rows = []
@@ -149,6 +144,5 @@ def main() -> int:
                                 f"{result['copy warm']:.2f}", f"{result['torch'] / ours:.1f}x" if "torch" in result else "",
                                 "WRONG" if kernel in result["wrong"] else "ok",
                             )  # fmt: skip
-    if options.json:
-        options.json.write_text(json.dumps({"card": card, "torch": torch.__version__, "date": date, "rows": rows}, indent=1) + "\n")
+    write_json(options.json, {**where, "rows": rows})
     return 1 if any(row["wrong"] for row in rows) else 0

@@ -15,12 +15,9 @@ with an initial state; slots of a pool twice the size, in random order.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
-import datetime
 import functools
 import itertools
-import json
 from pathlib import Path
 import time
 
@@ -28,13 +25,13 @@ import torch
 from torch import Tensor
 import torch.nn.functional as F
 
-from benches.forward import ROTATED_BYTES, time_us
+from benches.measure import ROTATED_BYTES, WIDTH, copier, heading, origin, parser_for, write_json
 from support.backends import device_of
 from support.cli import Table, choice_of, flattened, list_of
 from support.tensors import DTYPES, mismatch
-from hipconv import jit, reference, serving, targets
+from support.timing import time_us
+from hipconv import reference, serving
 
-WIDTH = 4
 MIXES = ["1x8192", "8x1024", "64x128", "192x1,4000,2000,1500,500", "256x32"]
 CPU_MIXES = ["1x2048", "8x256", "100x1,1500,448", "2048x1"]
 STATE_LAYOUTS = ("dim_last", "dim_first")
@@ -104,22 +101,17 @@ def bench(lengths: list[int], dim: int, dtype: torch.dtype, state_layout: str, f
 
     calls: list[Callable[[], object]] = [functools.partial(run, *pair) for pair in sets]
     result: dict = {"bytes": moved, "wrong": wrong, "us": time_us(calls, device), "wall_us": wall_us(calls, device)}
-    module = jit.module("copy", targets.of(device))
+    copy = copier(device)
     half = moved // 2 // 16 * 16
     pairs = [torch.empty(2, half, dtype=torch.uint8, device=device) for _ in range(copies)]
 
-    def copy(pair: Tensor) -> None:
-        module.copy(pair[0], pair[1], torch.cuda.current_stream().cuda_stream if on_gpu else 0)
-
-    result["copy_us"] = time_us([functools.partial(copy, pair) for pair in pairs], device)
+    result["copy_us"] = time_us([functools.partial(copy, *pair) for pair in pairs], device)
     result["silu_us"] = time_us([functools.partial(F.silu, x.T) for x, _ in sets], device)
     return result
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    backend = "gpu" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--backend", type=choice_of("gpu", "cpu"), default=backend, help=f"default {backend}")
+    parser, _ = parser_for(__doc__)
     parser.add_argument("--lengths", nargs="+", help="mixes of sequences, like 192x1,4000")
     parser.add_argument("--dim", type=list_of(int), nargs="+", help="default 8192, on the CPU 2048")
     parser.add_argument("--dtype", type=list_of(choice_of(*DTYPES)), nargs="+", default=[["bfloat16"]])
@@ -132,9 +124,8 @@ def main() -> int:
     options = parser.parse_args()
 
     device = device_of(options.backend)
-    card = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads, {targets.host_isa()}"
-    date = datetime.date.today().isoformat()
-    print(f"{card}, torch {torch.__version__}, {date}; width {WIDTH}, bias, SiLU; times in us; TB/s counts tokens and states, in and out")
+    where = origin(device)
+    print(f"{heading(where)}; width {WIDTH}, bias, SiLU; times in us; TB/s counts tokens and states, in and out")
     columns = [("lengths", 26), ("dim", 5), ("dtype", 8), ("states", 9), ("form", 8), ("tile", 10), ("us", 9), ("TB/s", 6)]
     table = Table([*columns, ("copy us", 9), ("of copy", 7), ("wall us", 9), ("vs silu", 7), ("result", 6)])
     rows = []
@@ -163,6 +154,5 @@ def main() -> int:
             f"{result['us'] / result['silu_us']:.2f}x",
             result["wrong"] or "ok",
         )
-    if options.json:
-        options.json.write_text(json.dumps({"card": card, "torch": torch.__version__, "date": date, "rows": rows}, indent=1) + "\n")
+    write_json(options.json, {**where, "rows": rows})
     return 1 if any(row["wrong"] for row in rows) else 0

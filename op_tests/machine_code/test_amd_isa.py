@@ -27,8 +27,8 @@ from machine_code.amd_code import (
 from machine_code.amd_isa import FAST_KERNELS, FastKernel, HotLoop, add_row, figures, hot_loops, main, matrix, new_table
 from machine_code.amd_masks import SCC, Masks, State
 from machine_code.amd_shifts import leaking_shifts
+from machine_code.compilers import require_amd_compiler
 from machine_code.rocm_build import CLANGS, code_of
-from machine_code.test_gpu_compilers import require_amd_compiler
 
 pytestmark = pytest.mark.usefixtures("amd_compiler")
 

@@ -18,8 +18,8 @@ import pytest
 
 from machine_code.amd_code import AMD_ARCHS, CLANG, PACKAGES, TOOLS, CodeObject, Instruction, Kernel, build, knows, missing
 from machine_code.amd_isa import Counts, hot_loops, matrix
+from machine_code.compilers import require_amd_compiler
 from machine_code.rocm_build import CLANGS, code_of
-from machine_code.test_gpu_compilers import require_amd_compiler
 from support import ROOT
 from support.cli import Table, list_of
 

@@ -16,26 +16,14 @@ import re
 import pytest
 
 from machine_code import rocm_build
-from machine_code.amd_code import LDS_OF_A_BLOCK, PACKAGES, TOOLS, instructions_of, missing, run
+from machine_code.amd_code import LDS_OF_A_BLOCK, instructions_of, run
 from machine_code.amd_shifts import leaking_shifts
+from machine_code.compilers import require, require_amd_compiler
 from support import ROOT
 from support.backends import EVERYTHING
 from hipconv import registry
 
 KERNELS = sorted((ROOT / "csrc" / "kernels").rglob("*.cu"))
-
-
-def require(*tools: str, remedy: str) -> None:
-    """Fail in CI, skip elsewhere, if one of these commands or files is missing."""
-    if lacking := missing(*tools):
-        reason = f"{', '.join(lacking)} not found; {remedy}"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
-
-
-def require_amd_compiler() -> None:
-    require(*TOOLS, remedy=f"Debian: apt-get install {PACKAGES}")
 
 
 @pytest.mark.parametrize("module", registry.modules())

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from machine_code.amd_code import PACKAGES, run
+from machine_code.compilers import require, require_amd_compiler
 from machine_code.rocm_build import CLANGS, LINKED_ONLY, NAMED, RUNTIME, home, modules
-from machine_code.test_gpu_compilers import require, require_amd_compiler
 from hipconv import registry
 
 pytestmark = pytest.mark.skipif(

@@ -1,8 +1,8 @@
-"""How long a call takes."""
+"""How long a call takes: on a GPU by graph replay, because launches cost more than small kernels, and on the CPU by the clock."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import statistics
 import time
 
@@ -10,30 +10,58 @@ import torch
 
 
 def microseconds(call: Callable[[], object], device: torch.device, budget_s: float = 0.3) -> float:
-    """Median time of a call: by graph replay on a GPU, where launches cost more than small kernels; by the clock on the CPU."""
+    """Median time of a call."""
     call()
     if device.type == "cuda":
-        return _graph_microseconds(call)
+        return statistics.median(_replays([call] * 20, 10))
     times: list[float] = []
     while not times or (sum(times) < budget_s and len(times) < 100):
-        started = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - started)
+        times.append(_seconds(call))
     return statistics.median(times) * 1e6
 
 
-def _graph_microseconds(call: Callable[[], object], calls: int = 20, replays: int = 10) -> float:
+def time_us(calls: list[Callable[[], object]], device: torch.device) -> float:
+    """Time of one of these calls, which do the same on different buffers: of the fastest on the CPU, the median of replays on a GPU."""
+    for call in calls[:3]:
+        call()
+    if device.type == "cpu":
+        return min(_seconds(call) for call in calls * 5) * 1e6
+    return statistics.median(_replays(calls, 15)[3:])
+
+
+def host_us(call: Callable[[], object], device: torch.device, calls: int = 200, rounds: int = 50) -> float:
+    """Time until a call returns: the fastest of many short rounds, of fewer launches than a queue holds, on a core that others may want."""
+    call()
+    times = []
+    for _ in range(rounds):
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        started = time.perf_counter()
+        for _ in range(calls):
+            call()
+        times.append((time.perf_counter() - started) / calls)
+    return min(times) * 1e6
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def _replays(calls: Sequence[Callable[[], object]], count: int) -> list[float]:
+    """Microseconds of a call in each of `count` replays of a graph of all the calls."""
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for _ in range(calls):
+        for call in calls:
             call()
     times = []
-    for _ in range(replays):
+    for _ in range(count):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         graph.replay()
         end.record()
         end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / calls)
-    return statistics.median(times)
+        times.append(begin.elapsed_time(end) * 1e3 / len(calls))
+    return times

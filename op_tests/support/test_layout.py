@@ -1,0 +1,42 @@
+"""How the tests themselves are laid out."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from support import ROOT
+
+TESTS = ROOT / "op_tests"
+IN_FOLDERS = sorted(TESTS.glob("*/**/*.py"))
+COMMANDS = sorted(set(TESTS.glob("*.py")) - {TESTS / "conftest.py"})
+
+
+def imported_by(file: Path) -> set[str]:
+    """The modules that a file imports, anywhere in it, by their full names."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def test_no_test_imports_another() -> None:
+    """What two need stands in a module of the folder, or in support."""
+    tests = {".".join(file.relative_to(TESTS).with_suffix("").parts) for file in IN_FOLDERS if file.name.startswith("test_")}
+    assert len(tests) > 30
+    offenders = {str(file.relative_to(ROOT)): sorted(shared) for file in IN_FOLDERS if (shared := imported_by(file) & tests)}
+    assert not offenders
+
+
+def test_what_stands_beside_the_folders_is_a_command_and_no_more() -> None:
+    """It imports `main` from the module that does the work, and of a test all that pytest is to find where the command is named."""
+    assert len(COMMANDS) > 15
+    for command in COMMANDS:
+        text = command.read_text()
+        tree = ast.parse(text)
+        assert {type(node) for node in tree.body} <= {ast.Expr, ast.ImportFrom, ast.If} and len(tree.body) < 12, command
+        assert any(name.endswith(".main") for name in imported_by(command)) and 'if __name__ == "__main__":' in text, command
+        assert not command.name.startswith("test_") or "import *" in text, command
