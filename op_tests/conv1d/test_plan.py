@@ -12,7 +12,7 @@ from torch import Tensor
 
 from conv1d.cases import STRIDES, Case, assert_matches
 from support.backends import WAYS, environment
-from support.tensors import LAYOUTS, empty_as
+from support.tensors import LAYOUTS, empty_as, strided
 import hipconv
 from hipconv import jit, targets
 
@@ -21,17 +21,12 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.empty(*shape, dtype=dtype, device="meta")
 
 
-def _strided(shape: tuple[int, ...], strides: tuple[int, ...], device: torch.device) -> Tensor:
-    span = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    return torch.randn(span, device=device).as_strided(shape, strides)
-
-
 @pytest.mark.parametrize("width", [1, 2, 4, 8, 9])
 def test_exactly_the_kernels_said_to_serve_do_and_the_one_chosen_is_among_them(device: torch.device, width: int) -> None:
     names = jit.module("causal_conv1d", targets.of(device)).causal_conv1d_fwd_kernels()
     weight = torch.randn(5, width, device=device)
     for x_strides, out_strides in itertools.product(STRIDES.values(), STRIDES.values()):
-        x, out = (_strided((3, 5, 41), strides, device) for strides in (x_strides, out_strides))
+        x, out = (strided((3, 5, 41), strides, 0, torch.float32, device, 0.0)[0].normal_() for strides in (x_strides, out_strides))
         plan = hipconv.causal_conv1d_plan(x, weight, out=out)
         assert plan.kernel in plan.serves and plan.chosen_by == "auto" and plan.form.startswith(plan.kernel)
         assert list(plan.serves) == [name for name in names if name in plan.serves]
