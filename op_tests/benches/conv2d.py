@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 import torch.nn.functional as F
 
-from benches.measure import ROTATED_BYTES, copier, heading, origin, parser_for, write_json
+from benches.measure import ROTATED_BYTES, copier, heading, origin, parser_for, report
 import benches.plot
 from conv2d.cases import ACTIVATIONS, LAYOUTS, MODELS, Case, mismatch_conv2d, model_cases
 from support.backends import device_of, use_backend
@@ -167,15 +167,9 @@ def main() -> int:
     parser.add_argument("--miopen-solvers", action="store_true", help="on ROCm: name the solver that MIOpen picks for each layer")
     options = parser.parse_args()
 
-    if options.plot:
-        benches.plot.require_matplotlib()  # before minutes of measuring
     if options.miopen_solvers and not torch.version.hip:
         parser.error(f"--miopen-solvers needs a ROCm build of torch; this one is {torch.__version__}")
-    results = json.loads(options.read.read_text()) if options.read else measure(options)
-    write_json(options.json, results)
-    if options.plot:
-        benches.plot.draw_layers(results, options.plot)
-    return 1 if any(row["wrong"] for row in results["rows"]) else 0
+    return report(options, measure, benches.plot.draw_layers)
 
 
 def measure(options: argparse.Namespace) -> dict:

@@ -15,14 +15,13 @@ import argparse
 from collections.abc import Callable
 import functools
 import importlib.util
-import json
 from pathlib import Path
 
 import torch
 from torch import Tensor
 import torch.nn.functional as F
 
-from benches.measure import CPU_SHAPES, GPU_SHAPES, ROTATED_BYTES, WIDTH, copier, heading, origin, parser_for, write_json
+from benches.measure import CPU_SHAPES, GPU_SHAPES, ROTATED_BYTES, WIDTH, copier, heading, origin, parser_for, report
 import benches.plot
 from support.backends import device_of
 from support.cli import Table, choice_of, flattened, list_of
@@ -97,13 +96,7 @@ def main() -> int:
     parser.add_argument("--read", type=Path, help="measure nothing: take the results that --json wrote here")
     options = parser.parse_args()
 
-    if options.plot:
-        benches.plot.require_matplotlib()  # before minutes of measuring
-    results = json.loads(options.read.read_text()) if options.read else measure(options)
-    write_json(options.json, results)
-    if options.plot:
-        benches.plot.draw(results, options.plot)
-    return 1 if any(row["wrong"] for row in results["rows"]) else 0
+    return report(options, measure, benches.plot.draw)
 
 
 def measure(options: argparse.Namespace) -> dict:

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+import benches.plot
 from support.cli import choice_of
 from hipconv import jit, targets
 
@@ -41,6 +42,17 @@ def heading(origin: dict[str, str]) -> str:
 def write_json(path: Path | None, results: dict) -> None:
     if path:
         path.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def report(options: argparse.Namespace, measure: Callable[[argparse.Namespace], dict], draw: Callable[[dict, Path], None]) -> int:
+    """Measure, or take what --read names, then write what --json and --plot name; the exit status: 1 if a result was wrong."""
+    if options.plot:
+        benches.plot.require_matplotlib()  # before minutes of measuring
+    results = json.loads(options.read.read_text()) if options.read else measure(options)
+    write_json(options.json, results)
+    if options.plot:
+        draw(results, options.plot)
+    return 1 if any(row["wrong"] for row in results["rows"]) else 0
 
 
 def copier(device: torch.device) -> Callable[[Tensor, Tensor], None]:
