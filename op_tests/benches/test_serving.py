@@ -19,7 +19,7 @@ BENCHES = {  # a tiny run of each: its words, its rows
 }
 
 
-@pytest.mark.parametrize("bench", BENCHES, ids=lambda bench: bench.__name__)
+@pytest.mark.parametrize("bench", BENCHES, ids=lambda bench: bench.__name__.replace("benches.", "bench_causal_conv1d_"))
 def test_a_run_prints_a_table_and_writes_its_results(monkeypatch, capsys, tmp_path: Path, bench) -> None:
     words, rows = BENCHES[bench]
     monkeypatch.setattr(sys, "argv", [bench.__name__, *words.split(), "--json", str(tmp_path / "results.json")])
