@@ -67,8 +67,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def share_of(nodeid: str) -> str:
     """What one process takes: the tests of a file, or the machine code's, where what one compiles the others find in its process."""
-    *_, folder, file = Path(nodeid.partition("::")[0]).with_suffix("").parts
-    return folder if folder == "machine_code" else f"{folder}/{file}"
+    file = "/".join(Path(nodeid.partition("::")[0]).with_suffix("").parts[-2:])
+    return "machine_code" if file.startswith("machine_code/") else file
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -17,7 +17,7 @@ from hipconv import targets
 from hipconv.reference_update import causal_conv1d_update as expected_update
 from hipconv.serving import causal_conv1d_update
 
-# ---- tensors -------------------------------------------------------------------------------------------------------------------
+# ---- values, and lengths of rows -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tokens", [1, 4])

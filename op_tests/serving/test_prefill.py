@@ -28,7 +28,7 @@ from support.backends import environment, use_backend
 from support.tensors import DTYPES, INTEGERS, LAYOUTS, mismatch, strided
 from hipconv import serving, targets
 
-# ---- everything below runs on every backend, the GPU kernels on the host in both wave sizes and three orders of threads --------
+# ---- kernels, tiles and dtypes, on every backend (conftest.py) -------------------------------------------------------------------
 
 LENGTHS = [
     [1],
