@@ -20,7 +20,7 @@ import hipconv
 from hipconv import jit, reference, targets
 
 
-@pytest.fixture(params=[way for way in WAYS if "descending" not in way])
+@pytest.fixture(params=[way for way in WAYS if "scending" not in way])
 def way(request: pytest.FixtureRequest) -> Iterator[str]:
     with environment(**WAYS[request.param]):
         yield request.param

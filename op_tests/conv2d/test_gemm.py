@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 import torch.nn.functional as F
 
-from support.backends import environment
+from support.backends import EVERYTHING, environment
 from support.cli import list_of
 from hipconv import jit, targets
 
@@ -49,7 +49,7 @@ def running_on(unit: str) -> Iterator[Any]:
             torch.use_deterministic_algorithms(False)
 
 
-@pytest.fixture(scope="module", params=UNITS)
+@pytest.fixture(scope="module", params=[unit for unit in UNITS if unit != "wmma11" or EVERYTHING])
 def module(request: pytest.FixtureRequest) -> Iterator[Any]:
     with running_on(request.param) as found:
         yield found
