@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import dataclasses
-import json
 from typing import Any
 
 import pytest
@@ -17,7 +16,10 @@ from support.tensors import DTYPES
 import hipconv
 from hipconv import conv2d_router, jit, targets
 from hipconv.ops.conv2d import calls as conv2d_calls
-from hipconv.ops.conv2d.router import Card, Choice, Problem, choose
+from hipconv.ops.conv2d import costs
+from hipconv.ops.conv2d.costs import Estimate
+from hipconv.ops.conv2d.problem import Card, Problem
+from hipconv.ops.conv2d.router import ALGORITHMS, Algorithm, Choice, choose
 
 TILES = ((256, 128), (128, 128), (128, 64), (64, 64))
 SERVING = (("implicit_gemm", TILES), ("naive", ()))
@@ -70,12 +72,12 @@ def test_every_layer_of_the_models_has_enough_blocks_or_cannot_have_more() -> No
             asked = problem(case.C, case.H, case.K, case.R)._replace(out_size=case.out_size, stride=case.stride)
             chosen = choose(asked, card, SERVING)
             blocks = -(-asked.pixels // chosen.tile[0]) * -(-asked.filters // chosen.tile[1]) * chosen.split_k
-            steps = -(-asked.products // conv2d_router.STEP)
-            assert 1 <= chosen.split_k <= conv2d_router.MOST_PARTS
-            assert chosen.split_k == 1 or steps // chosen.split_k >= conv2d_router.LEAST_STEPS
-            enough = conv2d_router.ENOUGH * card.compute_units
+            steps = -(-asked.products // costs.STEP)
+            assert 1 <= chosen.split_k <= costs.MOST_PARTS
+            assert chosen.split_k == 1 or steps // chosen.split_k >= costs.LEAST_STEPS
+            enough = costs.ENOUGH * card.compute_units
             assert blocks >= enough or (chosen.tile == (64, 64) and chosen.split_k in (16, max(1, steps // 4)))
-            assert conv2d_router.workspace_bytes(asked, chosen.split_k) <= conv2d_router.WORKSPACE_LIMIT
+            assert costs.workspace_bytes(asked, chosen.split_k) <= conv2d_router.WORKSPACE_LIMIT
 
 
 def test_parts_fit_into_the_workspace() -> None:
@@ -117,7 +119,7 @@ def test_steps_are_those_of_the_kernels_on_relaid_x() -> None:
         for C, R, stride in ((3, 7, 2), (8, 3, 1), (5, 11, 4), (4, 1, 1), (100, 2, 1)):
             x, weight, size = meta(1, C, 40, 40), meta(16, C, R, R), (40 - R) // stride + 1
             asked = Problem(1, C, (40, 40), 16, (R, R), (size, size), (stride, stride), (0,) * 4, (1, 1), 1, "bfloat16", "nchw")
-            inner = conv2d_router.relaid(asked)
+            inner = costs.relaid(asked)
             fillings = -(-inner.in_channels // 64) * inner.kernel[0] * inner.kernel[1]
             for parts in (fillings, fillings + 1):
                 options = ([stride] * 2, [0] * 4, [1, 1], 1, "zeros", "none", [size] * 2, torch.bfloat16, False)
@@ -138,48 +140,26 @@ def test_few_pixels_take_small_tiles_of_warpgroups() -> None:
 
 def test_an_algorithm_without_tiles_or_one_asked_for_by_name() -> None:
     assert choose(problem(64, 8, 64), H200, SERVING[1:]) == Choice("naive", (0, 0), 1, "it alone serves the call")
-    assert choose(problem(64, 8, 64), H200, (("naive", ()), SERVING[0])).algorithm == "naive"
+    assert choose(problem(64, 8, 64), H200, (("naive", ()), SERVING[0])).algorithm == "implicit_gemm"  # in whatever order they come
+
+
+def test_the_algorithm_that_takes_least_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new one needs no more than its row: with an estimate or, to be taken where nothing else serves, without."""
+    asked = problem(64, 8, 96)
+    monkeypatch.setitem(ALGORITHMS, "without", Algorithm("one that nobody has measured"))
+    for us, expected in ((0.5, "new"), (1e6, "implicit_gemm")):
+        monkeypatch.setitem(ALGORITHMS, "new", Algorithm("one without tiles", lambda *_, us=us: Estimate(us)))
+        choose.cache_clear()
+        chosen = choose(asked, H200, (("without", ()), *SERVING, ("new", ())))
+        assert chosen.algorithm == expected
+    assert choose(asked, H200, (("without", ((64, 64),)),))[:3] == ("without", (64, 64), 1)
+    choose.cache_clear()
 
 
 def test_equal_calls_are_chosen_for_once() -> None:
     before = choose.cache_info().hits
     assert choose(problem(96, 31, 96), H200, SERVING) is choose(problem(96, 31, 96), H200, SERVING)
     assert choose.cache_info().hits == before + 1
-
-
-# ---- measured cards ------------------------------------------------------------------------------------------------------------------
-
-
-def test_a_measured_card_has_its_own_plans(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(conv2d_router, "CONFIGS", tmp_path)
-    known = {"exact": problem(512, 64, 512), "no such tile": problem(512, 32, 512), "too large": problem(512, 16, 512)}
-    plans = {"exact": [128, 64, 2], "no such tile": [512, 64, 1], "too large": [64, 64, 9]}
-    conv2d = {known[name].key: ["implicit_gemm", *plan] for name, plan in plans.items()}
-    config = {"card": "invented", "measured": "never", "conv2d": conv2d}
-    (tmp_path / "gfx_invented.json").write_text(json.dumps(config))
-    card = Card("gfx_invented", 304)
-    chosen = choose(known["exact"], card, SERVING)
-    assert (chosen.tile, chosen.split_k, chosen.why) == ((128, 64), 2, "measured on gfx_invented")
-    assert choose(known["exact"], card, SERVING[1:]).algorithm == "naive"  # what does not serve is not taken from a file
-    for asked in (known["no such tile"], problem(512, 8, 512)):
-        assert choose(asked, card, SERVING)[:3] == choose(asked, MI300X, SERVING)[:3]
-    assert choose(known["too large"], card, SERVING, 1000).split_k == 1
-
-
-def test_shipped_configs_are_sound_and_bad_ones_are_named() -> None:
-    for path in conv2d_router.CONFIGS.glob("*.json"):
-        conv2d_router.parse_config(path.read_text(), str(path))
-    with pytest.raises(ValueError, match=r"here.json: a key: got \['fastest', 1, 1, 1\], expected \[algorithm"):
-        conv2d_router.parse_config(json.dumps({"conv2d": {"a key": ["fastest", 1, 1, 1]}}), "here.json")
-
-
-def test_keys_tell_problems_apart() -> None:
-    one = problem(64, 14, 64)
-    changed = [one._replace(**{name: value}) for name, value in (  # type: ignore[arg-type]
-        ("batch", 2), ("in_channels", 65), ("in_size", (14, 15)), ("out_channels", 63), ("kernel", (3, 4)), ("stride", (1, 2)),
-        ("padding", (1, 1, 1, 2)), ("dilation", (2, 1)), ("groups", 2), ("dtype", "float16"), ("layout", "nchw"),
-    )]  # fmt: skip
-    assert len({each.key for each in (one, *changed)}) == 1 + len(changed)
 
 
 # ---- the registry and the kernels ----------------------------------------------------------------------------------------------------

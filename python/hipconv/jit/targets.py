@@ -15,15 +15,9 @@ import torch
 
 from ..errors import MissingToolchain
 from . import registry
+from .architectures import ARCHITECTURES, SIMT
 
 BACKENDS = ("rocm", "cuda", "cpu", "simt")
-
-
-# What multiplies matrices in simt, and of those with one wave size only, which: the GPUs' instructions, or none ("fma").
-_SIMT_UNITS = ("mfma", "wmma11", "wmma12", "mma_sync", "fma")
-_SIMT_WAVES = {"mfma": "64", "wmma11": "32", "wmma12": "32", "mma_sync": "32"}
-_DEFAULT_UNIT = {"64": "mfma", "32": "mma_sync"}
-_SIMT_ARCHS = ("wave64", "wave64-fma", "wave32", "wave32-wmma11", "wave32-wmma12", "wave32-fma")
 
 
 class Target(NamedTuple):
@@ -70,11 +64,12 @@ def _host(backend: str, wave: str, unit: str) -> Target:
         raise ValueError(f"HIPCONV_BACKEND: got '{backend}', expected 'cpu' or 'simt' (it chooses what CPU tensors run on)")
     if wave not in ("", "32", "64"):
         raise ValueError(f"HIPCONV_SIMT_WAVE: got '{wave}', expected 32 or 64")
-    wave = wave or _SIMT_WAVES.get(unit, "64")
-    if unit and (unit not in _SIMT_UNITS or _SIMT_WAVES.get(unit, wave) != wave):
-        known = [name for name in _SIMT_UNITS if _SIMT_WAVES.get(name, wave) == wave]
-        raise ValueError(f"HIPCONV_SIMT_MMA: got '{unit}' with waves of {wave} lanes, expected one of {', '.join(known)}")
-    return Target("simt", f"wave{wave}" if unit in ("", _DEFAULT_UNIT[wave]) else f"wave{wave}-{unit}")
+    simt = {name: ARCHITECTURES[name] for name in SIMT}
+    wave = wave or str(next((known.wave for known in simt.values() if known.matrix_unit == unit), 64))
+    units = {known.matrix_unit: name for name, known in simt.items() if str(known.wave) == wave}
+    if unit and unit not in units:
+        raise ValueError(f"HIPCONV_SIMT_MMA: got '{unit}' with waves of {wave} lanes, expected one of {', '.join(units)}")
+    return Target("simt", units[unit] if unit else f"wave{wave}")
 
 
 def of_machine() -> list[Target]:
@@ -89,13 +84,13 @@ def named(arch: str, argument: str = "arch") -> Target:
         return Target("rocm", arch)
     if arch.startswith("sm_") and arch[3:4].isdigit():
         return Target("cuda", arch)
-    if arch in _SIMT_ARCHS:
+    if arch in SIMT:
         return Target("simt", arch)
     if arch == "cpu":
         return Target("cpu", host_isa())
     if arch in _ISA:
         return Target("cpu", arch)
-    known = f"gfx<digits>, sm_<digits>, {', '.join(_SIMT_ARCHS)}, cpu, or one of {', '.join(_usable_isas())}"
+    known = f"gfx<digits>, sm_<digits>, {', '.join(SIMT)}, cpu, or one of {', '.join(_usable_isas())}"
     raise ValueError(f"{argument}: got '{arch}', expected {known}")
 
 

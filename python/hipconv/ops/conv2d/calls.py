@@ -11,10 +11,12 @@ from torch import Tensor
 
 from ... import jit
 from ...jit import targets
+from ...jit.architectures import compute_units
 from ...jit.targets import Target
 from . import geometry, router
 from .geometry import Kind, Options, kind_of
-from .router import Card, Choice, Problem, Tiles
+from .problem import Card, Problem, Tiles
+from .router import Choice
 
 
 class Request(NamedTuple):
@@ -111,23 +113,6 @@ def problem_of(x: Kind, weight: Kind, shape: tuple[int, int, int, int], o: Optio
 
 # ---- cards -------------------------------------------------------------------------------------------------------------------------
 
-# Compute units of the card that an architecture stands for where none is in the machine.
-_COMPUTE_UNITS = {
-    "gfx90a": 104,
-    "gfx942": 304,
-    "gfx950": 256,
-    "gfx1100": 96,
-    "gfx1151": 40,
-    "gfx1201": 64,
-    "sm_80": 108,
-    "sm_86": 82,
-    "sm_89": 128,
-    "sm_90": 132,
-    "sm_100": 148,
-    "sm_120": 170,
-}
-_FEWEST = 8  # of an architecture not listed, and of simt, whose split sums are to be tested too
-
 
 @functools.lru_cache(64)
 def card_of(device: torch.device) -> Card:
@@ -137,7 +122,7 @@ def card_of(device: torch.device) -> Card:
 
 
 def card_named(arch: str) -> Card:
-    return Card(arch, _COMPUTE_UNITS.get(arch, _FEWEST))
+    return Card(arch, compute_units(arch))
 
 
 def prepared(

@@ -1,0 +1,201 @@
+"""How long each algorithm of conv2d takes, estimated, with its best tile and number of parts.
+
+An algorithm's estimate is a function of the problem, the card, the tiles that the algorithm has for the call, and the bytes that the parts
+of split sums may take.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from .problem import Card, Problem, Tile, Tiles
+
+STEP = 64  # products of an output that a block adds up at a time
+LEAST_STEPS = 4  # of a part of a split sum: fewer do not pay for writing the part and reading it again
+MOST_PARTS = 16
+ENOUGH = 7 / 8  # of the compute units with a block: the idle rest costs less than smaller tiles do
+
+
+class Estimate(NamedTuple):
+    """An algorithm's best tile and parts."""
+
+    us: float  # microseconds
+    tile: Tile = (0, 0)  # zeros of an algorithm without tiles
+    parts: int = 1  # of each sum
+
+
+def last_resort(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
+    """Of an algorithm that is taken only where no other one serves: it takes longer than any."""
+    return Estimate(math.inf, _tile(problem, card, tiles) if tiles else (0, 0))
+
+
+# ---- x that is relaid, or gathered --------------------------------------------------------------------------------------------------
+
+_RELAYING = 2.0  # microseconds, but for the bytes
+_RELAID_BYTES = 3.4e6  # read and written in a microsecond
+
+
+def relaid(problem: Problem) -> Problem:
+    """What the GEMM gets of x as conv2d/repacked/repacked.cu lays it out: a filter's row of few channels as one vector of channels."""
+    if problem.in_channels > 8 or problem.kernel[1] == 1 or problem.groups > 1 or problem.dilation[1] > 1:
+        return problem
+    return problem._replace(in_channels=8 * problem.kernel[1], kernel=(problem.kernel[0], 1), stride=(problem.stride[0], 1))
+
+
+def _relaying_us(problem: Problem) -> float:
+    pixels = max(problem.pixels, problem.batch * math.prod(problem.in_size)) if problem.kernel != (1, 1) else problem.pixels
+    return _RELAYING + 2 * 2 * pixels * -(-problem.in_channels // 8) * 8 / _RELAID_BYTES
+
+
+# ---- the implicit GEMM ---------------------------------------------------------------------------------------------------------------
+
+# Microseconds of a tile: of a step that reads x by vectors, of everything else, and of the kernel that adds parts up, but for their bytes.
+# These are no measurements but several times what warpgroups take, which are quicker wherever they serve.
+_GEMM_TILE, _GEMM_STEP, _GEMM_REST, _GEMM_ADDING = (128, 64), 3.0, 16.0, 8.0
+_GATHERING = 1.2  # measured: of a step that reads x element by element, beyond one of vectors
+
+
+def implicit_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
+    """As if it read x element by element: where it reads it by vectors, nothing else that serves comes close."""
+    tile, parts = _tile_and_parts(problem, card, tiles, workspace_limit)
+    steps = _rounds(problem, card, tile, parts) * -(-problem.products // STEP) / parts
+    return Estimate(_gemm_us(problem, card, workspace_limit) + _GATHERING * steps, tile, parts)
+
+
+def relaid_implicit_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
+    us = _gemm_us(problem, card, workspace_limit) + _relaying_us(problem)
+    return Estimate(us, *_tile_and_parts(relaid(problem), card, tiles, workspace_limit))
+
+
+def _gemm_us(problem: Problem, card: Card, workspace_limit: int) -> float:
+    """Of the GEMM on x that it reads by vectors: the same whether x was relaid or not."""
+    parts = _parts(problem, card, blocks_of(problem, _GEMM_TILE), workspace_limit)
+    steps = -(-problem.products // STEP) / parts
+    us = _rounds(problem, card, _GEMM_TILE, parts) * (steps * _GEMM_STEP + _GEMM_REST)
+    return us if parts == 1 else us + _GEMM_ADDING + 2 * workspace_bytes(problem, parts) / _PARTS_BYTES
+
+
+def _rounds(problem: Problem, card: Card, tile: Tile, parts: int) -> float:
+    """Tiles that a compute unit makes one after another."""
+    return max(1.0, blocks_of(problem, tile) * parts / card.compute_units)
+
+
+def _tile_and_parts(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> tuple[Tile, int]:
+    tile = _tile(problem, card, tiles)
+    return tile, _parts(problem, card, blocks_of(problem, tile), workspace_limit)
+
+
+def _tile(problem: Problem, card: Card, tiles: Tiles) -> Tile:
+    """Tiles for (nearly) every compute unit first; then little padding behind the last filter; then the largest."""
+    enough = [tile for tile in tiles if blocks_of(problem, tile) >= ENOUGH * card.compute_units]
+    if not enough:
+        return max(tiles, key=lambda tile: (blocks_of(problem, tile), -tile[0] * tile[1], tile))
+    padded = {tile: -(-problem.filters // tile[1]) * tile[1] for tile in enough}
+    least = min(padded.values())
+    return max((tile for tile in enough if padded[tile] <= 1.25 * least), key=lambda tile: (tile[0] * tile[1], tile))
+
+
+# ---- warpgroups ----------------------------------------------------------------------------------------------------------------------
+
+
+class _TileCost(NamedTuple):
+    """Microseconds of a tile of warpgroups, as an H200 takes them: of a step, and of everything else."""
+
+    step: float
+    step_alone: float  # with no other block on the compute unit
+    patch_step_alone: float  # where patches serve all taps
+    rest: float
+    blocks_a_unit: int
+
+
+_WARPGROUP_COSTS = {
+    (256, 128): _TileCost(0.60, 0.60, 0.60, 5.5, 1),
+    (128, 128): _TileCost(0.34, 0.34, 0.34, 3.5, 1),
+    (128, 64): _TileCost(0.44, 0.36, 0.275, 3.0, 2),
+    (64, 64): _TileCost(0.36, 0.29, 0.23, 3.0, 2),
+}
+_WINDOW_COSTS = {  # of pixels that overlap in memory: a filter's row of few channels, relaid
+    (256, 128): _TileCost(1.0, 1.0, 1.0, 5.5, 1),
+    (128, 128): _TileCost(0.8, 0.8, 0.8, 3.5, 1),
+    (128, 64): _TileCost(1.45, 0.5, 0.5, 3.0, 2),
+}
+_GATHERED_COSTS = {  # of x that waves gather
+    (128, 128): _TileCost(1.5, 1.5, 0.62, 2.8, 1),
+    (128, 64): _TileCost(1.5, 1.5, 0.62, 2.3, 1),
+}
+_ADDING = 1.7  # microseconds of adding up parts, but for their bytes
+_PART_BYTES, _PARTS_BYTES = 0.9e5, 5e6  # of parts, in a microsecond: that a compute unit reads; that all write and read
+
+
+def warpgroup_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
+    return _warpgroups(problem, card, tiles, workspace_limit, _GATHERED_COSTS if problem.layout == "nchw" else _WARPGROUP_COSTS)
+
+
+def relaid_warpgroup_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
+    inner = relaid(problem)
+    estimate = _warpgroups(inner, card, tiles, workspace_limit, _WARPGROUP_COSTS if inner is problem else _WINDOW_COSTS)
+    return estimate._replace(us=estimate.us + _relaying_us(problem))
+
+
+def _warpgroups(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int, costs_of: dict[Tile, _TileCost]) -> Estimate:
+    """The tile and the parts of each sum that take least by the costs above: whole tiles a compute unit count, and long sums."""
+    gathers = costs_of is _GATHERED_COSTS
+    turns, taps = -(-problem.in_channels // problem.groups // STEP), math.prod(problem.kernel)
+
+    def steps_a_filling(tile: Tile) -> int:  # of the kernel's ring: a sum is split between fillings
+        return taps if _has_patches(problem, tile[0], 64 if gathers else 8) else 1
+
+    def cost(plan: tuple[Tile, int]) -> float:
+        tile, parts = plan
+        costs, blocks = costs_of[tile], blocks_of(problem, tile) * parts
+        steps = steps_a_filling(tile)
+        alone = costs.patch_step_alone if steps > 1 else costs.step_alone
+        step = alone if blocks <= card.compute_units or (gathers and steps > 1) else costs.step
+        rounds = -(-blocks // (card.compute_units * costs.blocks_a_unit))
+        us = rounds * (-(-turns * taps // steps // parts) * steps * step + costs.rest)
+        if parts == 1:
+            return us
+        part_bytes = 4 * math.prod(tile)
+        return us + _ADDING + parts * part_bytes / _PART_BYTES + 2 * blocks * part_bytes / _PARTS_BYTES
+
+    plans = [
+        (tile, parts)
+        for tile in tiles
+        if tile in costs_of
+        for parts in range(1, min(MOST_PARTS, turns * taps // steps_a_filling(tile)) + 1)
+        if parts == 1 or workspace_bytes(problem, parts) <= workspace_limit
+    ]
+    if not plans:  # for tiles without costs
+        return last_resort(problem, card, tiles, workspace_limit)
+    best = min(plans, key=cost)
+    return Estimate(cost(best), *best)
+
+
+def _has_patches(problem: Problem, tile_m: int, columns: int) -> bool:
+    """Whether one filling serves all taps: as conv2d/warpgroup_gemm/warpgroup_gemm.cu has it."""
+    if (problem.kernel, problem.stride, problem.dilation) != ((3, 3), (1, 1), (1, 1)):
+        return False
+    covered = [-(-size // of) * of for size, of in zip(problem.out_size, (tile_m // columns, columns), strict=True)]
+    return math.prod(covered) * 4 <= math.prod(problem.out_size) * 5
+
+
+# ---- blocks, parts and their memory --------------------------------------------------------------------------------------------------
+
+
+def blocks_of(problem: Problem, tile: Tile) -> int:
+    return -(-problem.pixels // tile[0]) * -(-problem.filters // tile[1]) * problem.groups
+
+
+def _parts(problem: Problem, card: Card, blocks: int, workspace_limit: int) -> int:
+    """Into how many parts to split each sum: as many as give every compute unit a block, if they are long enough and fit."""
+    if blocks >= ENOUGH * card.compute_units:
+        return 1
+    steps = -(-problem.products // STEP)
+    fit = workspace_limit // max(1, workspace_bytes(problem, 2) // 2)
+    return max(1, min(-(-card.compute_units // blocks), steps // LEAST_STEPS, MOST_PARTS, fit))
+
+
+def workspace_bytes(problem: Problem, parts: int) -> int:
+    """Of f32 partial sums; the kernel may round it up."""
+    return 0 if parts == 1 else 4 * parts * problem.pixels * problem.out_channels
