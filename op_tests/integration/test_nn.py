@@ -202,3 +202,33 @@ def test_a_mask_keeps_the_dtype_of_x() -> None:
         for dtype in (torch.bool, torch.int64, torch.float32, torch.float64):
             y, state = layer(x, mask=torch.ones(2, 5, dtype=dtype), output_final_state=True)
             assert y.dtype == state.dtype == x.dtype and torch.equal(y, layer(x)[0])
+
+
+def test_what_a_short_convolution_looks_at_first_lets_nothing_bad_through() -> None:
+    """The forward has a short form of `_check`'s conditions: every call that `_check` refuses is refused, and no other."""
+    layer: Any = ShortConvolution(8, 4)
+    variants: dict[str, list[Any]] = {
+        "x": [torch.zeros(2, 5, 8), torch.zeros(1, 5, 8), torch.zeros(3, 1, 8), torch.zeros(2, 5, 7), torch.zeros(5, 8)],
+        "residual": [None, torch.zeros(2, 5, 8), torch.zeros(1, 5, 8), torch.zeros(2, 5, 8).int(), torch.zeros(1, 5, 8, device="meta")],
+        "mask": [None, torch.ones(2, 5), torch.ones(1, 5).bool(), torch.ones(1, 5) * 1j, torch.ones(5)],
+        "cache": [None, torch.zeros(2, 8, 4), torch.zeros(1, 8, 4).double(), torch.zeros(2, 8, 3), torch.zeros(1, 8, 4).int()],
+        "cu_seqlens": [None, torch.tensor([0, 5]), torch.tensor([0, 2, 5]).int(), torch.tensor([0, 5]).short(), torch.tensor([0.0, 5.0]),
+                       torch.tensor([[0, 5]]), torch.empty(0, dtype=torch.int)],
+    }  # fmt: skip
+    calls = refused = 0
+    for values in itertools.product(*variants.values()):
+        arguments = dict(zip(variants, values, strict=True))
+        try:
+            layer._check(**arguments)
+            wrong = None
+        except (TypeError, ValueError) as error:
+            wrong = error
+        if wrong is None:
+            layer(**arguments)
+        else:
+            with pytest.raises(type(wrong)) as caught:
+                layer(**arguments)
+            assert str(caught.value) == str(wrong), arguments
+            refused += 1
+        calls += 1
+    assert 20 < calls - refused < refused

@@ -178,6 +178,7 @@ class ShortConvolution(torch.nn.Conv1d):
                         batch != 1
                         or mask is not None
                         or cu_seqlens.dim() != 1
+                        or sequences < 0
                         or cu_seqlens.dtype not in (torch.int32, torch.int64)
                         or seqlen + sequences * self.kernel_size[0] > _LARGEST
                     )
