@@ -1,10 +1,11 @@
-"""The torch operators ``torch.ops.hipconv.*``: schemas with exact mutation marks, implementations, fakes.
+"""What the operators ``torch.ops.hipconv.*`` share: the library that they are defined in, and the ways past torch's dispatcher.
 
-Defined through ``torch.library.Library``, whose call costs a fifth of ``torch.library.custom_op``'s. One implementation per op
-serves every device; the module for the tensor's device is found, and if need be built, at the call.
+Operators are defined through ``torch.library.Library``, whose call costs a fifth of ``torch.library.custom_op``'s, with exact mutation
+marks. One implementation per operator serves every device; the module for the tensor's device is found, and if need be built, at the call.
 
-The public functions go past the operators when nothing would notice (`kernels_for`): reaching an operator costs more than the rest of
-a call. Whoever does look on finds the operator: torch.compile and export, modes, subclasses, functorch, tracers, profilers.
+The public functions go past the operators when nothing would notice (`kernels_for`, `nobody_looks_on`): reaching an operator costs more
+than the rest of a call. Whoever does look on finds the operator: torch.compile and export, modes, subclasses, functorch, tracers,
+profilers.
 """
 
 from __future__ import annotations
@@ -44,6 +45,22 @@ def kernels_for(name: str, x: Tensor, *others: Tensor | None) -> ModuleType | No
     if type(x) is not Tensor or is_dynamo_compiling() or (others and has_torch_function_variadic(x, *others)):
         return None
     return jit.loaded(name, x)
+
+
+_question: Callable[..., bool] | None = None
+
+
+def nobody_looks_on(*tensors: Tensor | None) -> bool:
+    """Whether torch's dispatcher has nothing to do for these, as any loaded module knows. Autograd is not asked."""
+    global _question
+    if is_dynamo_compiling():
+        return False
+    if _question is None:  # of the first call of a process
+        kernels = None if tensors[0] is None else kernels_for("causal_conv1d", tensors[0])
+        if kernels is None:
+            return False
+        _question = kernels.nothing_looks_on
+    return _question(*tensors)
 
 
 def refuse_derivatives(**tensors: Tensor | None) -> None:
