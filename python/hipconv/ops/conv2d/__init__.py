@@ -1,1 +1,5 @@
-"""The two-dimensional convolution."""
+"""The two-dimensional convolution. To import this defines its operators."""
+
+from . import derivatives, operators
+
+__all__ = ["derivatives", "operators"]
