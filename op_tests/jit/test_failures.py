@@ -13,7 +13,7 @@ import shutil
 import pytest
 
 from jit.probe import ANSWER, ATTEMPT, Probe
-from hipconv import targets
+from hipconv.jit import toolchain
 
 # ---- failed builds -------------------------------------------------------------------------------------------------------------
 
@@ -241,7 +241,7 @@ def test_only_ninja_is_taken_from_beside_python(probe: Probe, tools: Path, tmp_p
     for broken in (beside / "c++", beside / "g++", tools / "ninja"):
         broken.write_text("#!/bin/sh\nexit 1\n")
         broken.chmod(0o755)
-    (beside / "ninja").symlink_to(targets._ninja() or "")
+    (beside / "ninja").symlink_to(toolchain._ninja() or "")
     script = f"""
     import sysconfig
     sys.executable = {str(beside / "python")!r}

@@ -18,6 +18,7 @@ from jit.probe import ANSWER, ATTEMPT, Probe, tree_hash
 from support import ROOT
 from hipconv import cache, registry, targets
 from hipconv.errors import BadRegistry, UnknownModule
+from hipconv.jit import toolchain
 
 # ---- the registry --------------------------------------------------------------------------------------------------------------
 
@@ -101,7 +102,7 @@ def test_files_of_one_name_build_into_one_module(probe: Probe) -> None:
 @pytest.mark.parametrize(("arch", "has_them"), [("sm_80", False), ("sm_89", False), ("sm_90", True), ("sm_100", True), ("sm_120a", True)])
 def test_only_cards_that_have_early_launches_are_asked_for_them(arch: str, has_them: bool) -> None:
     """Where a kernel does not wait by itself, its launch has to."""
-    assert ("-DHIPCONV_EARLY_LAUNCHES" in targets.flags(targets.Target("cuda", arch), []).device) == has_them
+    assert ("-DHIPCONV_EARLY_LAUNCHES" in toolchain.flags(targets.Target("cuda", arch), []).device) == has_them
 
 
 # ---- the real thing ------------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ import torch
 from support import ROOT
 from support.backends import EVERYTHING, WAYS, environment
 from hipconv import jit, registry, targets
+from hipconv.jit import toolchain
 
 # Compiling takes the time, and more at -O1: so accesses are checked by calls, null, which stops the process by itself, by nobody, and
 # other undefined behaviour ends in an illegal instruction without a report (`gdb` has the line, or a build without that flag).
@@ -50,7 +51,7 @@ def sanitized_kernels(module: str, library: Path) -> None:
     target = targets.of(torch.device("cpu"))
     found = registry.module(module)
     sources = [source for source in registry.sources(found, target.backend) if "pybind" not in source.parts]
-    flags = [*targets.flags(target, found.flags).host, *FLAGS]
+    flags = [*toolchain.flags(target, found.flags).host, *FLAGS]
     subprocess.run([CXX, "-std=c++17", "-shared", "-fPIC", *flags, "-o", library, "-x", "c++", *sources], cwd=ROOT, check=True)
 
 

@@ -17,6 +17,7 @@ import torch
 
 import support  # noqa: F401  makes an uninstalled hipconv importable
 from hipconv import targets
+from hipconv.jit import toolchain
 
 HEADER = "torch/csrc/utils/pybind.h"
 LOADER_FLAGS = ["-DTORCH_API_INCLUDE_EXTENSION_H", "-fPIC", "-std=c++20"]  # torch's; with others there the text is read
@@ -32,7 +33,7 @@ def torch_headers(directory: Path) -> bool:
     searched = [include, include / "torch/csrc/api/include", sysconfig.get_path("include")]
 
     def precompile(arch: str) -> bool:
-        flags = targets.flags(targets.named(arch), ["-O3"]).host
+        flags = toolchain.flags(targets.named(arch), ["-O3"]).host
         ours = [flag for flag in flags if not flag.startswith("-DHIPCONV_")]  # torch reads none, and g++ would insist on them
         theirs = [*LOADER_FLAGS, *(f"-isystem{place}" for place in searched)]
         command = [*compiler, *theirs, *ours, "-x", "c++-header", str(include / HEADER), "-o", str(compiled / arch)]

@@ -13,7 +13,7 @@ import torch
 
 from . import __version__, jit, reference
 from .errors import JitError
-from .jit import cache, registry, targets
+from .jit import cache, registry, targets, toolchain
 from .ops.conv1d import forward as conv1d
 
 _VARIABLES = (
@@ -34,7 +34,7 @@ def env() -> None:
     print(f"device    cpu: {targets.of(torch.device('cpu'))}")
     backends = {target.backend for target in targets.of_machine()}
     for backend in sorted(backends):
-        for name, place in targets.compilers(backend).items():
+        for name, place in toolchain.compilers(backend).items():
             print(f"compiler  {name} for {backend}: {_version(str(place)) if place else 'not found'}")
     for root in cache.roots():
         print(f"cache     {root}: {cache.why_unusable(root) or 'writable'}")

@@ -17,7 +17,7 @@ from types import ModuleType
 import torch
 
 from ..errors import BuildDisabled, BuildError
-from . import cache, targets
+from . import cache, toolchain
 from .builds import Build
 from .interruptions import causes, pass_on
 from .progress import say, showing, verbose
@@ -59,7 +59,7 @@ def make(build: Build, problems: list[str]) -> tuple[cache.Artefact, ModuleType]
         )
     for problem in problems:
         say(f"building {build.module} for {build.target} again: {problem}")
-    targets.require_toolchain(build.target, build.use)
+    toolchain.require_toolchain(build.target, build.use)
     full_name, announced = build.full_name, bool(build.purpose)
     if full_name in _failed:
         raise BuildError(_failed[full_name])
@@ -74,7 +74,7 @@ def make(build: Build, problems: list[str]) -> tuple[cache.Artefact, ModuleType]
             started = time.monotonic()
             try:
                 shown = showing(f"{build.module} {build.use}", literal, len(build.sources), announced=announced)
-                with shown, _environment(targets.loader_environment(build.target, literal / "tools")):
+                with shown, _environment(toolchain.loader_environment(build.target, literal / "tools")):
                     loaded = _compile(build, literal)
                 meta = {
                     "module": build.module,
@@ -146,7 +146,7 @@ def _why_it_failed(build: Build, cache_root: Path, staged: Path, error: Exceptio
     text = re.sub(r"(?<![\w./-])csrc/", lambda _: f"{build.root}/csrc/", text)
     for source, place in build.sources.items():
         text = text.replace(str(place), str(source))
-    tools = ", ".join(f"{tool} = {place}" for tool, place in targets.compilers(build.target.backend).items())
+    tools = ", ".join(f"{tool} = {place}" for tool, place in toolchain.compilers(build.target.backend).items())
     return (
         f"building '{build.module}' {build.use} failed ({type(error).__name__}).\n{text}\n"
         f"Compilers: {tools}. Cache: {cache_root}. torch {torch.__version__}.\n"

@@ -13,8 +13,9 @@ import sysconfig
 import torch
 
 from ..errors import BadRegistry
-from . import registry, targets
-from .targets import Flags, Target
+from . import registry, toolchain
+from .targets import Target
+from .toolchain import Flags
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Build:
         root = registry.source_root()
         sources = registry.staged_names(module, target.backend)
         headers = registry.headers(module, target.backend)
-        flags = targets.flags(target, module.flags)
+        flags = toolchain.flags(target, module.flags)
         ingredients = {
             "files": {str(file): hashlib.sha256((root / file).read_bytes()).hexdigest() for file in (*sources, *headers)},
             "flags": flags,
@@ -63,7 +64,7 @@ class Build:
             headers=headers,
             flags=flags,
             name=f"{name}-{target.backend}-{target.arch}-{digest[:16]}",
-            compilers=targets.compiler_record(target.backend),
+            compilers=toolchain.compiler_record(target.backend),
         )
 
     @property
