@@ -17,7 +17,8 @@ import subprocess
 import tempfile
 from typing import NamedTuple
 
-from support import ROOT
+from support import ROOT  # before hipconv, which it makes importable
+from hipconv.jit.architectures import ARCHITECTURES
 
 
 class Card(NamedTuple):
@@ -25,24 +26,28 @@ class Card(NamedTuple):
 
     isa_version: int
     wave: int
+    lds: int  # bytes that the waves of a block share
     vgprs: int  # of a SIMD, for each lane
     vgprs_at_a_time: int  # that a wave is given
     waves: int  # of a SIMD, at most
     simds: int  # that a block's waves are spread over
-    lds: int  # bytes that these share
 
 
-_CDNA = {"wave": 64, "vgprs": 512, "vgprs_at_a_time": 8, "waves": 8, "simds": 4}
-_RDNA = {"wave": 32, "vgprs": 1536, "vgprs_at_a_time": 24, "waves": 16, "simds": 4, "lds": 128 << 10}  # a work-group processor
+_CDNA = {"vgprs": 512, "vgprs_at_a_time": 8, "waves": 8, "simds": 4}
+_RDNA = {"vgprs": 1536, "vgprs_at_a_time": 24, "waves": 16, "simds": 4}  # of a work-group processor
+
+
+def _isa_version(arch: str) -> int:
+    """9010 of gfx90a: major, minor, and a digit of the stepping in hexadecimal."""
+    return int(arch[3:-2]) * 1000 + int(arch[-2]) * 100 + int(arch[-1], 16)
+
+
 AMD_ARCHS = {
-    "gfx90a": Card(isa_version=9010, lds=64 << 10, **_CDNA),
-    "gfx942": Card(isa_version=9402, lds=64 << 10, **_CDNA),
-    "gfx950": Card(isa_version=9500, lds=160 << 10, **_CDNA),
-    "gfx1100": Card(isa_version=11000, **_RDNA),
-    "gfx1151": Card(isa_version=11501, **_RDNA),
-    "gfx1201": Card(isa_version=12001, **_RDNA),
+    arch: Card(_isa_version(arch), known.wave, known.lds, **(_CDNA if known.matrix_unit == "mfma" else _RDNA))
+    for arch, known in ARCHITECTURES.items()
+    if arch.startswith("gfx")
 }
-LDS_OF_A_BLOCK = {arch: 160 << 10 if arch == "gfx950" else 64 << 10 for arch in AMD_ARCHS}  # at most, in bytes
+LDS_OF_A_BLOCK = {arch: card.lds if card.wave == 64 else 64 << 10 for arch, card in AMD_ARCHS.items()}  # at most, in bytes
 CLANG = 19  # what compiles where nothing else is asked for
 BITCODE = Path("/usr/lib/x86_64-linux-gnu/amdgcn/bitcode")  # of Debian's rocm-device-libs
 PACKAGES = "clang-19 lld-19 llvm-19 clang-22 lld-22 llvm-22 libamdhip64-dev rocm-device-libs hipcc"
