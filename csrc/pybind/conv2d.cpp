@@ -1,4 +1,4 @@
-// The conv2d module: checked tensors -> params struct -> launcher. python/hipconv/conv2d_router.py says which algorithm runs.
+// The conv2d module: checked tensors -> params struct -> launcher. python/hipconv/ops/conv2d/router.py says which algorithm runs.
 #include <torch/csrc/utils/pybind.h>  // first, as it may be there precompiled
 
 #include <ATen/core/Tensor.h>

@@ -30,7 +30,7 @@ from support.cli import Table, choice_of, flattened, list_of
 from support.tensors import DTYPES, mismatch
 from support.timing import time_us
 from hipconv import reference_update
-from hipconv.ops.serving import decode as _update
+from hipconv.ops.serving import decode
 
 WIDTH, TOKENS = 4, 4
 CASES = ("decode", "tokens", "packed", "speculative", "split")
@@ -62,11 +62,11 @@ class Buffers:
     def call(self, weight: Tensor, bias: Tensor, kernel: str) -> None:
         if self.qkv:
             k, v = self.dim // 4, self.dim // 2
-            _update.causal_conv1d_update_split_qkv(
+            decode.causal_conv1d_update_split_qkv(
                 self.x, self.state, weight, k, v, bias, "silu", out=self.qkv, kernel=kernel, **self.options
             )  # fmt: skip
         else:
-            _update.causal_conv1d_update(self.x, self.state, weight, bias, "silu", out=self.out, kernel=kernel, **self.options)
+            decode.causal_conv1d_update(self.x, self.state, weight, bias, "silu", out=self.out, kernel=kernel, **self.options)
 
     def result(self) -> Tensor:
         return torch.cat(self.qkv, 1) if self.qkv else self.out

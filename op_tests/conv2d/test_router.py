@@ -15,8 +15,7 @@ from support.backends import WAYS, environment
 from support.tensors import DTYPES
 import hipconv
 from hipconv import conv2d_router, jit, targets
-from hipconv.ops.conv2d import calls as conv2d_calls
-from hipconv.ops.conv2d import costs
+from hipconv.ops.conv2d import calls, costs
 from hipconv.ops.conv2d.costs import Estimate
 from hipconv.ops.conv2d.problem import Card, Problem
 from hipconv.ops.conv2d.router import ALGORITHMS, Algorithm, Choice, choose
@@ -214,7 +213,7 @@ def test_plans_for_cards_and_sizes_that_are_not_here() -> None:
         plan = hipconv.conv2d_plan(x, weight, padding=1, target=target)
         assert plan.target.endswith(target) and plan.layout == "nhwc" and plan.algorithm in conv2d_router.METHODS
         assert plan.workspace <= conv2d_router.WORKSPACE_LIMIT
-    assert conv2d_calls.card_named("gfx942") == MI300X and conv2d_calls.card_named("sm_90") == H200
+    assert calls.card_named("gfx942") == MI300X and calls.card_named("sm_90") == H200
     on_cpu = hipconv.conv2d_plan(x, weight, padding=1, target="cpu")
     assert (on_cpu.algorithm, on_cpu.serves, on_cpu.workspace) == ("torch", ("torch",), 0)
 

@@ -69,11 +69,11 @@ def test_a_long_build_says_so_in_a_log(probe: Probe) -> None:
 
 def test_a_plan_that_builds_says_what_for(probe: Probe) -> None:
     script = """
-    from hipconv.ops import plans as _plans
-    print(_plans.module_for("probe", Target("rocm", "gfx942")).answer())
+    from hipconv.ops import plans
+    print(plans.module_for("probe", Target("rocm", "gfx942")).answer())
     os.environ["HIPCONV_JIT"] = "0"
     try:
-        _plans.module_for("probe", Target("cuda", "sm_90"))
+        plans.module_for("probe", Target("cuda", "sm_90"))
     except errors.BuildDisabled as error:
         print(error)
     """

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import support  # noqa: F401  makes an uninstalled hipconv importable
-from hipconv.jit import trust as _trust
+from hipconv.jit import trust
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def library(tmp_path: Path) -> Path:
     library.touch(0o755)
     for place in (library, *library.parents[:3]):
         place.chmod(0o755)
-    assert _trust.objection(library) is None
+    assert trust.objection(library) is None
     return library
 
 
@@ -29,8 +29,8 @@ def nobody_elses_group(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """What the files' group is called and whom it holds, for the test to change."""
     group = SimpleNamespace(gr_name="alice", gr_mem=[])
     user = SimpleNamespace(pw_name="alice", pw_gid=os.getegid())
-    monkeypatch.setattr(_trust.grp, "getgrgid", lambda gid: group)
-    monkeypatch.setattr(_trust.pwd, "getpwuid", lambda uid: user)
+    monkeypatch.setattr(trust.grp, "getgrgid", lambda gid: group)
+    monkeypatch.setattr(trust.pwd, "getpwuid", lambda uid: user)
     group.owner = user
     return group
 
@@ -40,28 +40,28 @@ def test_whoever_may_write_on_the_way_decides_what_is_there(library: Path, nobod
     for place in (library, *library.parents[:3]):
         for mode, reason in ((0o757, f"everybody may write to {place}"), (0o775, f"group staff may write to {place}")):
             place.chmod(mode)
-            assert _trust.objection(library) == reason
+            assert trust.objection(library) == reason
         place.chmod(0o755)
 
 
 def test_a_directory_like_tmp_may_be_on_the_way_but_is_no_cache(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_trust, "_is_roots", lambda uid: True)
+    monkeypatch.setattr(trust, "_is_roots", lambda uid: True)
     library.parent.chmod(0o1777)
-    assert _trust.objection(library) is None
-    assert _trust.objection(library.parent / "not there yet") is None
-    assert _trust.objection(library.parent) == f"everybody may write to {library.parent}"
+    assert trust.objection(library) is None
+    assert trust.objection(library.parent / "not there yet") is None
+    assert trust.objection(library.parent) == f"everybody may write to {library.parent}"
 
 
 def test_a_group_of_one_user_may_write(library: Path, nobody_elses_group: SimpleNamespace) -> None:
     library.parent.chmod(0o775)
-    assert _trust.objection(library) is None
+    assert trust.objection(library) is None
     nobody_elses_group.gr_mem = ["alice"]
-    assert _trust.objection(library) is None
+    assert trust.objection(library) is None
     nobody_elses_group.gr_mem = ["alice", "bob"]
-    assert _trust.objection(library)
+    assert trust.objection(library)
     nobody_elses_group.gr_mem = []
     nobody_elses_group.owner.pw_gid += 1  # not her primary group: whose it is, nobody knows
-    assert _trust.objection(library)
+    assert trust.objection(library)
 
 
 def test_a_group_that_an_access_control_list_extends_may_not(
@@ -69,7 +69,7 @@ def test_a_group_that_an_access_control_list_extends_may_not(
 ) -> None:
     library.parent.chmod(0o775)
     monkeypatch.setattr(os, "getxattr", lambda path, name: b"user:bob:rwx")
-    assert _trust.objection(library) == f"group alice may write to {library.parent}"
+    assert trust.objection(library) == f"group alice may write to {library.parent}"
 
 
 def test_what_belongs_to_another_user_is_not_trusted(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,9 +81,9 @@ def test_what_belongs_to_another_user_is_not_trusted(library: Path, monkeypatch:
             return SimpleNamespace(st_mode=info.st_mode, st_uid=12345, st_gid=info.st_gid) if place == others else info
 
         monkeypatch.setattr(Path, "lstat", owned_by_another)
-        assert _trust.objection(library) == f"{others} belongs to uid 12345"
-        monkeypatch.setattr(_trust, "_overflow_uid", lambda: 12345)  # in a user namespace root's files look so
-        assert _trust.objection(library) is None
+        assert trust.objection(library) == f"{others} belongs to uid 12345"
+        monkeypatch.setattr(trust, "_overflow_uid", lambda: 12345)  # in a user namespace root's files look so
+        assert trust.objection(library) is None
         monkeypatch.undo()
 
 
@@ -91,13 +91,13 @@ def test_links_are_followed_and_all_that_they_lead_through_is_looked_at(library:
     link = tmp_path / "link"
     for target in (library.parent, "home/cache/artefact", "home/../home/cache/./artefact"):
         link.symlink_to(target)
-        assert _trust.objection(link / "library.so") is None
+        assert trust.objection(link / "library.so") is None
         library.parent.parent.chmod(0o757)
-        assert _trust.objection(link / "library.so") == f"everybody may write to {library.parent.parent}"
+        assert trust.objection(link / "library.so") == f"everybody may write to {library.parent.parent}"
         library.parent.parent.chmod(0o755)
         link.unlink()
     link.symlink_to("link")
-    assert _trust.objection(link / "library.so") is None  # nothing can be loaded from there
+    assert trust.objection(link / "library.so") is None  # nothing can be loaded from there
 
 
 def test_a_link_that_another_user_made_is_not_trusted(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,4 +106,4 @@ def test_a_link_that_another_user_made_is_not_trusted(library: Path, tmp_path: P
     link = tmp_path / "link"
     link.symlink_to(library)
     os.chown(link, 12345, 12345, follow_symlinks=False)
-    assert _trust.objection(link) == f"{link} belongs to uid 12345"
+    assert trust.objection(link) == f"{link} belongs to uid 12345"

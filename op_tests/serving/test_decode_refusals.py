@@ -16,7 +16,7 @@ from torch import Tensor
 from serving.decode_cases import check, random_call
 from support.observe import LookOn
 from support.tensors import INTEGERS
-from hipconv.ops.serving import values as _serving_checks
+from hipconv.ops.serving.values import refuse_capture
 from hipconv.serving import causal_conv1d_update, causal_conv1d_update_split_qkv
 
 
@@ -309,5 +309,5 @@ def test_validate_data_accepts_what_is_right_in_every_type(device: torch.device)
 def test_validate_data_says_so_in_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(ValueError, match="validate_data: got True while the current stream captures a graph, expected False"):
-        _serving_checks.refuse_capture(cast(Tensor, SimpleNamespace(is_cuda=True)))
+        refuse_capture(cast(Tensor, SimpleNamespace(is_cuda=True)))
     causal_conv1d_update(zeros(2, 6), zeros(2, 6, 3), zeros(6, 4), validate_data=True)  # host memory is no part of a graph
