@@ -104,27 +104,27 @@ CONTIGUOUS = (
     ],
     ids=str,
 )
-def test_x_is_relaid_where_gathering_takes_longer(asked: Problem, algorithm: str) -> None:
+def test_x_is_repacked_where_gathering_takes_longer(asked: Problem, algorithm: str) -> None:
     asked = asked._replace(layout="nchw")
     assert choose(asked, H200, CONTIGUOUS).algorithm == algorithm
     assert choose(asked, H200, CONTIGUOUS[1:]).algorithm == "warpgroup_gemm"  # say, for want of workspace
     assert choose(asked, H200, CONTIGUOUS[2:]).algorithm in ("implicit_gemm", "relaid_implicit_gemm")
 
 
-def test_steps_are_those_of_the_kernels_on_relaid_x() -> None:
+def test_steps_are_those_of_the_kernels_on_repacked_x() -> None:
     """Few channels: a sum can be split into as many parts as the rows of a filter have steps."""
     with environment(HIPCONV_BACKEND="simt", HIPCONV_SIMT_WAVE="32", HIPCONV_SIMT_MMA="mma_sync"):
         module = jit.module("conv2d", targets.of(torch.device("cpu")))
         for C, R, stride in ((3, 7, 2), (8, 3, 1), (5, 11, 4), (4, 1, 1), (100, 2, 1)):
             x, weight, size = meta(1, C, 40, 40), meta(16, C, R, R), (40 - R) // stride + 1
             asked = Problem(1, C, (40, 40), 16, (R, R), (size, size), (stride, stride), (0,) * 4, (1, 1), 1, "bfloat16", "nchw")
-            inner = costs.relaid(asked)
-            fillings = -(-inner.in_channels // 64) * inner.kernel[0] * inner.kernel[1]
-            for parts in (fillings, fillings + 1):
+            inner = costs.repacked(asked)
+            stages = -(-inner.in_channels // 64) * inner.kernel[0] * inner.kernel[1]
+            for parts in (stages, stages + 1):
                 options = ([stride] * 2, [0] * 4, [1, 1], 1, "zeros", "none", [size] * 2, torch.bfloat16, False)
                 call = module.Call(*options, "relaid_warpgroup_gemm", [128, 64, parts])
                 refusal = module.conv2d_refusal(meta(1, 16, size, size), x, weight, None, None, call)
-                assert (refusal is None) == (parts == fillings), (C, R, stride, parts, refusal)
+                assert (refusal is None) == (parts == stages), (C, R, stride, parts, refusal)
 
 
 def test_few_pixels_take_small_tiles_of_warpgroups() -> None:

@@ -30,22 +30,22 @@ def last_resort(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int
     return Estimate(math.inf, _tile(problem, card, tiles) if tiles else (0, 0))
 
 
-# ---- x that is relaid, or gathered --------------------------------------------------------------------------------------------------
+# ---- x that is repacked, or gathered ------------------------------------------------------------------------------------------------
 
-_RELAYING = 2.0  # microseconds, but for the bytes
-_RELAID_BYTES = 3.4e6  # read and written in a microsecond
+_REPACKING = 2.0  # microseconds, but for the bytes
+_REPACKED_BYTES = 3.4e6  # read and written in a microsecond
 
 
-def relaid(problem: Problem) -> Problem:
+def repacked(problem: Problem) -> Problem:
     """What the GEMM gets of x as conv2d/repacked/repacked.cu lays it out: a filter's row of few channels as one vector of channels."""
     if problem.in_channels > 8 or problem.kernel[1] == 1 or problem.groups > 1 or problem.dilation[1] > 1:
         return problem
     return problem._replace(in_channels=8 * problem.kernel[1], kernel=(problem.kernel[0], 1), stride=(problem.stride[0], 1))
 
 
-def _relaying_us(problem: Problem) -> float:
+def _repacking_us(problem: Problem) -> float:
     pixels = max(problem.pixels, problem.batch * math.prod(problem.in_size)) if problem.kernel != (1, 1) else problem.pixels
-    return _RELAYING + 2 * 2 * pixels * -(-problem.in_channels // 8) * 8 / _RELAID_BYTES
+    return _REPACKING + 2 * 2 * pixels * -(-problem.in_channels // 8) * 8 / _REPACKED_BYTES
 
 
 # ---- the implicit GEMM ---------------------------------------------------------------------------------------------------------------
@@ -64,12 +64,12 @@ def implicit_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: i
 
 
 def relaid_implicit_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
-    us = _gemm_us(problem, card, workspace_limit) + _relaying_us(problem)
-    return Estimate(us, *_tile_and_parts(relaid(problem), card, tiles, workspace_limit))
+    us = _gemm_us(problem, card, workspace_limit) + _repacking_us(problem)
+    return Estimate(us, *_tile_and_parts(repacked(problem), card, tiles, workspace_limit))
 
 
 def _gemm_us(problem: Problem, card: Card, workspace_limit: int) -> float:
-    """Of the GEMM on x that it reads by vectors: the same whether x was relaid or not."""
+    """Of the GEMM on x that it reads by vectors: the same whether x was repacked or not."""
     parts = _parts(problem, card, blocks_of(problem, _GEMM_TILE), workspace_limit)
     steps = -(-problem.products // STEP) / parts
     us = _rounds(problem, card, _GEMM_TILE, parts) * (steps * _GEMM_STEP + _GEMM_REST)
@@ -115,7 +115,7 @@ _WARPGROUP_COSTS = {
     (128, 64): _TileCost(0.44, 0.36, 0.275, 3.0, 2),
     (64, 64): _TileCost(0.36, 0.29, 0.23, 3.0, 2),
 }
-_WINDOW_COSTS = {  # of pixels that overlap in memory: a filter's row of few channels, relaid
+_WINDOW_COSTS = {  # of pixels that overlap in memory: a filter's row of few channels, repacked
     (256, 128): _TileCost(1.0, 1.0, 1.0, 5.5, 1),
     (128, 128): _TileCost(0.8, 0.8, 0.8, 3.5, 1),
     (128, 64): _TileCost(1.45, 0.5, 0.5, 3.0, 2),
@@ -133,27 +133,27 @@ def warpgroup_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: 
 
 
 def relaid_warpgroup_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
-    inner = relaid(problem)
+    inner = repacked(problem)
     estimate = _warpgroups(inner, card, tiles, workspace_limit, _WARPGROUP_COSTS if inner is problem else _WINDOW_COSTS)
-    return estimate._replace(us=estimate.us + _relaying_us(problem))
+    return estimate._replace(us=estimate.us + _repacking_us(problem))
 
 
 def _warpgroups(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int, costs_of: dict[Tile, _TileCost]) -> Estimate:
     """The tile and the parts of each sum that take least by the costs above: whole tiles a compute unit count, and long sums."""
     gathers = costs_of is _GATHERED_COSTS
-    turns, taps = -(-problem.in_channels // problem.groups // STEP), math.prod(problem.kernel)
+    channel_steps, taps = -(-problem.in_channels // problem.groups // STEP), math.prod(problem.kernel)
 
-    def steps_a_filling(tile: Tile) -> int:  # of the kernel's ring: a sum is split between fillings
+    def steps_a_stage(tile: Tile) -> int:  # of the mainloop: a sum is split between stages
         return taps if _has_patches(problem, tile[0], 64 if gathers else 8) else 1
 
     def cost(plan: tuple[Tile, int]) -> float:
         tile, parts = plan
         costs, blocks = costs_of[tile], blocks_of(problem, tile) * parts
-        steps = steps_a_filling(tile)
+        steps = steps_a_stage(tile)
         alone = costs.patch_step_alone if steps > 1 else costs.step_alone
         step = alone if blocks <= card.compute_units or (gathers and steps > 1) else costs.step
         rounds = -(-blocks // (card.compute_units * costs.blocks_a_unit))
-        us = rounds * (-(-turns * taps // steps // parts) * steps * step + costs.rest)
+        us = rounds * (-(-channel_steps * taps // steps // parts) * steps * step + costs.rest)
         if parts == 1:
             return us
         part_bytes = 4 * math.prod(tile)
@@ -163,7 +163,7 @@ def _warpgroups(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int
         (tile, parts)
         for tile in tiles
         if tile in costs_of
-        for parts in range(1, min(MOST_PARTS, turns * taps // steps_a_filling(tile)) + 1)
+        for parts in range(1, min(MOST_PARTS, channel_steps * taps // steps_a_stage(tile)) + 1)
         if parts == 1 or workspace_bytes(problem, parts) <= workspace_limit
     ]
     if not plans:  # for tiles without costs
@@ -173,7 +173,7 @@ def _warpgroups(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int
 
 
 def _has_patches(problem: Problem, tile_m: int, columns: int) -> bool:
-    """Whether one filling serves all taps: as conv2d/warpgroup_gemm/warpgroup_gemm.cu has it."""
+    """Whether one stage serves all taps: as conv2d/warpgroup_gemm/warpgroup_gemm.cu has it."""
     if (problem.kernel, problem.stride, problem.dilation) != ((3, 3), (1, 1), (1, 1)):
         return False
     covered = [-(-size // of) * of for size, of in zip(problem.out_size, (tile_m // columns, columns), strict=True)]

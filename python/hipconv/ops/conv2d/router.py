@@ -24,13 +24,13 @@ class Algorithm(NamedTuple):
 
 ALGORITHMS = {
     "relaid_warpgroup_gemm": Algorithm(
-        "x brought to dense channels-last memory first, then warpgroup_gemm; 16-bit types", costs.relaid_warpgroup_gemm
+        "x repacked to dense channels-last memory first, then warpgroup_gemm; 16-bit types", costs.relaid_warpgroup_gemm
     ),
     "warpgroup_gemm": Algorithm(
-        "the matrix cores of sm_90 by warpgroups, operands brought to them by the copy engine; 16-bit types", costs.warpgroup_gemm
+        "the matrix cores of sm_90 by warpgroups, operands brought to them by TMA; 16-bit types", costs.warpgroup_gemm
     ),
     "relaid_implicit_gemm": Algorithm(
-        "x brought to dense channels-last memory first, then implicit_gemm; 16-bit types", costs.relaid_implicit_gemm
+        "x repacked to dense channels-last memory first, then implicit_gemm; 16-bit types", costs.relaid_implicit_gemm
     ),
     "implicit_gemm": Algorithm("matrix cores, output pixels by filters in tiles; split-K where tiles are few", costs.implicit_gemm),
     "naive": Algorithm("a thread per output: any shape, strides, groups, dilation and padding mode"),
