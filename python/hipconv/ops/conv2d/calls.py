@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 import functools
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from ...jit.architectures import compute_units
 from ...jit.targets import Target
 from . import geometry, router
 from .geometry import Kind, Options, kind_of
-from .problem import Card, Problem, Tiles
+from .problem import Card, Problem, Tile, Tiles
 from .router import Choice
 
 
@@ -53,9 +54,9 @@ def prepare(
     channels_last = geometry.is_channels_last(on_meta[0], on_meta[1])
     problem = problem_of(x, weight, shape, o, channels_last)
 
-    def call(algorithm: str, tile: tuple[int, int] = (0, 0), split_k: int = 1) -> Any:
-        geometry = (o.stride, o.padding, o.dilation, o.groups, o.padding_mode, o.activation, shape[2:])
-        return module.Call(*geometry, result.dtype, channels_last, algorithm, (*tile, split_k))
+    def call(algorithm: str, tile: Tile = (0, 0), split_k: int = 1) -> Any:
+        numbers = (o.stride, o.padding, o.dilation, o.groups, o.padding_mode, o.activation, shape[2:])
+        return module.Call(*numbers, result.dtype, channels_last, algorithm, (*tile, split_k))
 
     names = module.conv2d_algorithms()
     variable = r.variable
@@ -64,21 +65,7 @@ def prepare(
     wanted, chosen_by = router.requested(r.algorithm, variable, names)
     if 0 in shape:
         return Prepared(call(names[-1]), Choice("none", (0, 0), 1, "nothing to compute"), "the empty result", (), problem, 0)
-    serving: dict[str, Tiles] = {}
-    refusals: dict[str, str] = {}
-    for name in names:
-        known = module.conv2d_tiles(name, card.arch, x.dtype)  # None: it has none on any card
-        if known is not None and not known:
-            refusals[name] = f"serves no {str(x.dtype).removeprefix('torch.')} on {card.arch}"
-            continue
-        tiles = tuple((m, n) for m, n in known or () if module.conv2d_refusal(result, *on_meta, call(name, (m, n))) is None)
-        served = module.conv2d_refusal(result, *on_meta, call(name))
-        if served is not None:
-            refusals[name] = f"serves {served}"
-        elif (needs := module.conv2d_workspace(result, *on_meta, call(name, tiles[0] if tiles else (0, 0)))) > r.workspace_limit:
-            refusals[name] = f"needs a workspace of {needs} bytes, workspace_limit being {r.workspace_limit}"
-        else:
-            serving[name] = tiles
+    serving, refusals = _who_serves(module, card, (result, *on_meta), x.dtype, call, r.workspace_limit)
     if wanted in refusals:
         others = ", ".join(f"'{name}'" for name in serving)
         raise ValueError(f"{chosen_by}: got '{wanted}', which {refusals[wanted]}; this call can have {others}")
@@ -91,6 +78,28 @@ def prepare(
         if workspace <= r.workspace_limit or limit == 0:
             return Prepared(chosen, choice, chosen_by, tuple(serving), problem, workspace)
         limit = max(0, limit - (workspace - r.workspace_limit))  # the kernel takes more than the partial sums
+
+
+def _who_serves(
+    module: ModuleType, card: Card, tensors: tuple, dtype: torch.dtype, call: Callable[..., Any], workspace_limit: int
+) -> tuple[dict[str, Tiles], dict[str, str]]:
+    """The algorithms that can run a call, with the tiles in which they do; and why each of the others cannot."""
+    serving: dict[str, Tiles] = {}
+    refusals: dict[str, str] = {}
+    for name in module.conv2d_algorithms():
+        known = module.conv2d_tiles(name, card.arch, dtype)  # None: it has none on any card
+        if known is not None and not known:
+            refusals[name] = f"serves no {str(dtype).removeprefix('torch.')} on {card.arch}"
+            continue
+        tiles = tuple((m, n) for m, n in known or () if module.conv2d_refusal(*tensors, call(name, (m, n))) is None)
+        served = module.conv2d_refusal(*tensors, call(name))
+        if served is not None:
+            refusals[name] = f"serves {served}"
+        elif (needs := module.conv2d_workspace(*tensors, call(name, tiles[0] if tiles else (0, 0)))) > workspace_limit:
+            refusals[name] = f"needs a workspace of {needs} bytes, workspace_limit being {workspace_limit}"
+        else:
+            serving[name] = tiles
+    return serving, refusals
 
 
 def problem_of(x: Kind, weight: Kind, shape: tuple[int, int, int, int], o: Options, channels_last: bool) -> Problem:
