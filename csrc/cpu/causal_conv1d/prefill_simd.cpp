@@ -181,7 +181,7 @@ struct NextState {
         const PackedSequence s = packed_sequence(p, sequence);
         const int32_t slot = s.read_slot == kNoSlot ? s.write_slot : s.read_slot;
         if (s.number < 0 || slot == kNoSlot) return;
-        with_element_type(p.state_dtype, [&](auto type) {
+        with_dtype(p.state_dtype, [&](auto type) {
             begin = reinterpret_cast<const char*>(slot_begin<decltype(type)>(p, slot, 0));
         });
     }
@@ -391,7 +391,7 @@ void convolve_run(const CausalConv1dVarlenParams& p, int32_t run_begin, int64_t 
             for (int i = 0; i < count; ++i) dead_tokens<T>(p, pieces[i], t, end);
         } else if (t == s.begin) {
             end = std::max(end, std::min(s.end, s.begin + kPast));
-            with_element_type(p.state_dtype, [&](auto type) {
+            with_dtype(p.state_dtype, [&](auto type) {
                 begin_sequence<T, decltype(type), kWidth>(p, s, end, first, channels, buffers);
             });
         } else if (t - s.begin < kPast) {  // these belong to the run before
@@ -454,7 +454,7 @@ bool causal_conv1d_varlen_simd_serves(const CausalConv1dVarlenParams& p) {
 }
 
 void causal_conv1d_varlen_simd(const CausalConv1dVarlenParams& p) {
-    with_element_type(p.dtype, [&](auto type) { with_width<decltype(type), kMaxWidth>(p); });
+    with_dtype(p.dtype, [&](auto type) { with_width<decltype(type), kMaxWidth>(p); });
 }
 
 }  // namespace hipconv

@@ -8,16 +8,16 @@ namespace hipconv {
 
 // Elements of a type known only at run time.
 HIPCONV_INLINE float load_element(const void* base, int64_t index, DType dtype) {
-    if (dtype == DType::f32) return canonical_nan(((GlobalPointer<const float>)base)[index]);
-    const uint16_t bits = ((GlobalPointer<const uint16_t>)base)[index];
+    if (dtype == DType::f32) return canonical_nan(global_pointer<const float>(base)[index]);
+    const uint16_t bits = global_pointer<const uint16_t>(base)[index];
     return dtype == DType::f16 ? to_float(f16{bits}) : to_float(bf16{bits});
 }
 
 HIPCONV_INLINE void store_element(void* base, int64_t index, DType dtype, float v) {
     if (dtype == DType::f32)
-        ((GlobalPointer<float>)base)[index] = v;
+        global_pointer<float>(base)[index] = v;
     else
-        ((GlobalPointer<uint16_t>)base)[index] = dtype == DType::f16 ? from_float<f16>(v).bits : from_float<bf16>(v).bits;
+        global_pointer<uint16_t>(base)[index] = dtype == DType::f16 ? from_float<f16>(v).bits : from_float<bf16>(v).bits;
 }
 
 HIPCONV_INLINE int64_t state_index(const CausalConv1dVarlenParams& p, int32_t slot, int64_t d, int64_t column) {
@@ -61,7 +61,7 @@ HIPCONV_INLINE void convolve_sequence(const CausalConv1dVarlenParams& p, const P
         store_output(p, d, s.begin + t, p.use_silu ? silu(sum) : sum);
     }
     if (s.end <= s.begin) return;  // an empty sequence keeps its state
-    const CausalConv1dVarlenParams& again = first_argument_again(p);  // on a GPU, p is its kernel's
+    const CausalConv1dVarlenParams& again = first_parameter_again(p);  // on a GPU, p is its kernel's
     const Boundaries boundaries = boundaries_of(again, s);
     for (int pass = 0; pass < 2; ++pass) {  // the slot that is read is overwritten last
         for (int32_t n = 0; n <= boundaries.count; ++n) {

@@ -74,15 +74,15 @@ struct PlainIndices {
                !p.initial_state_idx.data && !p.block_idx_last.data && !p.block_idx_first.data;
     }
     HIPCONV_INLINE int32_t start(int32_t b) const {
-        const int32_t token = ((GlobalPointer<const int32_t>)p.query_start_loc.data)[b];
+        const int32_t token = global_pointer<const int32_t>(p.query_start_loc.data)[b];
         return token < 0 ? 0 : token < p.tokens ? token : p.tokens;
     }
     HIPCONV_INLINE SequenceSlots slots(int32_t b) const {
-        const int32_t slot = ((GlobalPointer<const int32_t>)p.cache_indices.data)[b];
+        const int32_t slot = global_pointer<const int32_t>(p.cache_indices.data)[b];
         return {slot, slot, slot >= 0 && slot < p.slots && slot != p.pad_slot && slot != p.null_block};
     }
     HIPCONV_INLINE bool continues(int32_t b) const {
-        return p.has_initial_state.data && ((GlobalPointer<const uint8_t>)p.has_initial_state.data)[b] != 0;
+        return p.has_initial_state.data && global_pointer<const uint8_t>(p.has_initial_state.data)[b] != 0;
     }
 };
 

@@ -24,28 +24,22 @@ HIPCONV_INLINE T rounded(A v) {
 
 inline double sigmoid(double v) { return 1.0 / (1.0 + exp(-v)); }
 
-// Params may have been read again (first_argument_again), after which pointers in them are no longer known to be global.
-template <typename T>
-HIPCONV_INLINE T* global(const void* pointer) {
-    return global_pointer<T>(reinterpret_cast<uint64_t>(pointer));
-}
-
 template <typename A>
 HIPCONV_INLINE A parameter_at(const void* base, int64_t index, DType dtype) {
     if constexpr (sizeof(A) == 8) {
         if (dtype == kF64) return static_cast<const double*>(base)[index];
     }
-    return load_parameter(global<const char>(base), index, dtype);
+    return load_parameter(global_pointer<const char>(base), index, dtype);
 }
 
 template <typename T>
 HIPCONV_INLINE T& at(const Sequences& s, int64_t b, int64_t d, int64_t t) {
-    return global<T>(s.data)[b * s.batch_stride + d * s.dim_stride + t * s.seqlen_stride];
+    return global_pointer<T>(s.data)[b * s.batch_stride + d * s.dim_stride + t * s.seqlen_stride];
 }
 
 // The sequence that a token belongs to; tokens before the row belong to that of its first one.
 HIPCONV_INLINE int32_t sequence_of(const CausalConv1dInputs& p, int64_t b, int64_t t) {
-    return global<const int32_t>(p.seq_idx.data)[b * p.seq_idx.batch_stride + (t < 0 ? 0 : t) * p.seq_idx.seqlen_stride];
+    return global_pointer<const int32_t>(p.seq_idx.data)[b * p.seq_idx.batch_stride + (t < 0 ? 0 : t) * p.seq_idx.seqlen_stride];
 }
 
 HIPCONV_INLINE bool is_padding(const CausalConv1dInputs& p, int64_t b, int64_t t) {

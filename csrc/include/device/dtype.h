@@ -2,14 +2,7 @@
 // everywhere, so a kernel needs two conversions and no operators. Both stores round to nearest, ties to even.
 #pragma once
 
-#include <cstdint>
-#include <cstring>
-
 #include "device/arch.h"
-
-#if defined(HIPCONV_HAS_F16C)
-#include <immintrin.h>
-#endif
 
 namespace hipconv {
 
@@ -24,39 +17,13 @@ struct bf16 {
     uint16_t bits;
 };
 
-template <typename To, typename From>
-HIPCONV_INLINE To bit_cast(From from) {
-    static_assert(sizeof(To) == sizeof(From), "bit_cast keeps the size");
-#if defined(HIPCONV_AMD) && __has_builtin(__builtin_bit_cast)
-    return __builtin_bit_cast(To, from);
-#endif
-    To to;
-    memcpy(&to, &from, sizeof(to));
-    return to;
-}
-
 // ---- to float ---------------------------------------------------------------------------------------------------------
 
 HIPCONV_INLINE float to_float(float v) { return v; }
 
 HIPCONV_INLINE float to_float(bf16 v) { return bit_cast<float>(static_cast<uint32_t>(v.bits) << 16); }
 
-HIPCONV_INLINE float to_float(f16 v) {
-#if defined(HIPCONV_AMD)
-    return static_cast<float>(bit_cast<_Float16>(v.bits));
-#elif defined(HIPCONV_NVIDIA)
-    return compat::f16_bits_to_float(v.bits);
-#elif defined(HIPCONV_HAS_F16C)
-    return _cvtsh_ss(v.bits);
-#else
-    // g++ before 13 has no _Float16 of its own, so by hand: shift the exponent into place and rescale by 2^112, which is exact
-    // for denormals too; an all-ones exponent stays one.
-    const uint32_t magnitude = v.bits & 0x7fffu;
-    const uint32_t sign = static_cast<uint32_t>(v.bits & 0x8000u) << 16;
-    if (magnitude >= 0x7c00u) return bit_cast<float>(sign | 0x7f800000u | (magnitude << 13));
-    return bit_cast<float>(sign | bit_cast<uint32_t>(bit_cast<float>(magnitude << 13) * bit_cast<float>(0x77800000u)));
-#endif
-}
+HIPCONV_INLINE float to_float(f16 v) { return f16_bits_to_float(v.bits); }
 
 // A NaN whose payload sits in the low bits only would round up into an infinity or wrap into -0 in `from_float` below. 16-bit
 // types cannot hold such a NaN; f32 weights and biases can, and come through here once.
@@ -86,49 +53,27 @@ HIPCONV_INLINE float from_float<float>(float v) {
 
 template <>
 HIPCONV_INLINE bf16 from_float<bf16>(float v) {
-#if defined(HIPCONV_NVIDIA)
-    return bf16{compat::float_to_bf16_bits(v)};  // NVIDIA's own NaN is 0x7fffffff, which the sum below would wrap
-#else
-    const uint32_t bits = bit_cast<uint32_t>(v);
-    return bf16{static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
-#endif
+    return bf16{float_to_bf16_bits(v)};
 }
 
 template <>
 HIPCONV_INLINE f16 from_float<f16>(float v) {
-#if defined(HIPCONV_AMD)
-    return f16{bit_cast<uint16_t>(static_cast<_Float16>(v))};
-#elif defined(HIPCONV_NVIDIA)
-    return f16{compat::float_to_f16_bits(v)};
-#elif defined(HIPCONV_HAS_F16C)
-    return f16{static_cast<uint16_t>(_cvtss_sh(v, _MM_FROUND_TO_NEAREST_INT))};
-#else
-    const uint32_t bits = bit_cast<uint32_t>(v);
-    const uint32_t magnitude = bits & 0x7fffffffu;
-    uint32_t half;
-    if (magnitude > 0x7f800000u) {
-        half = 0x7e00u;
-    } else if (magnitude >= 0x477ff000u) {  // 65520 and up round to infinity
-        half = 0x7c00u;
-    } else if (magnitude < 0x38800000u) {  // below 2^-14: adding 0.5 rounds to the denormals' unit, 2^-24
-        half = bit_cast<uint32_t>(bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
-    } else {
-        half = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-    }
-    return f16{static_cast<uint16_t>(half | ((bits >> 16) & 0x8000u))};
-#endif
+    return f16{float_to_f16_bits(v)};
 }
 
-// Calls f, on the host, with a value of the type that dtype names.
+// Calls f with a value of the type that dtype names; in a kernel, all lanes take the same branch.
+#if defined(HIPCONV_NVIDIA)
+#pragma nv_exec_check_disable  // on the host, f is a function of the host
+#endif
 template <typename F>
-void with_element_type(DType dtype, F f) {
+HIPCONV_INLINE void with_dtype(DType dtype, F f) {
     switch (dtype) {
-        case DType::f32:
-            return f(float{});
         case DType::f16:
             return f(f16{});
         case DType::bf16:
             return f(bf16{});
+        default:
+            return f(float{});
     }
 }
 

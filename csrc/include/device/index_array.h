@@ -4,7 +4,6 @@
 #include <cstdint>
 
 #include "device/arch.h"
-#include "device/registers.h"
 
 namespace hipconv {
 
@@ -23,10 +22,10 @@ HIPCONV_INLINE int64_t load_index(const IndexArray& array, int64_t row, int64_t 
     const uint64_t place = reinterpret_cast<uint64_t>(array.data) + at * array.bytes;
     uint64_t bits;
     if (array.bytes >= 4) {  // what servers pass, first; the upper half of eight bytes by an access of its own, which is less code
-        bits = *(GlobalPointer<const uint32_t>)place;
-        if (array.bytes == 8) bits |= static_cast<uint64_t>(((GlobalPointer<const uint32_t>)place)[1]) << 32;
+        bits = *global_pointer<const uint32_t>(place);
+        if (array.bytes == 8) bits |= static_cast<uint64_t>(global_pointer<const uint32_t>(place)[1]) << 32;
     } else {
-        bits = array.bytes == 2 ? *(GlobalPointer<const uint16_t>)place : *(GlobalPointer<const uint8_t>)place;
+        bits = array.bytes == 2 ? *global_pointer<const uint16_t>(place) : *global_pointer<const uint8_t>(place);
     }
     const int unused = 64 - 8 * array.bytes;
     return array.is_signed ? static_cast<int64_t>(bits << unused) >> unused : static_cast<int64_t>(bits);

@@ -62,7 +62,7 @@ __device__ inline T __shfl_xor(T value, int mask, int width = 32) {
 namespace hipconv {
 namespace compat {
 
-// What early_launch.h launches by.
+// What HIPCONV_LAUNCH (device/nvidia.h) launches by.
 template <typename... Params>
 void launch(bool early, void (*kernel)(Params...), dim3 grid, dim3 block, int shared_bytes, hipStream_t stream,
             const Params&... params) {
@@ -84,7 +84,7 @@ void launch(bool early, void (*kernel)(Params...), dim3 grid, dim3 block, int sh
 #endif
 }
 
-// What dtype.h and activation.h need from the card.
+// What device/nvidia.h needs of CUDA's own types.
 
 __host__ __device__ inline float f16_bits_to_float(uint16_t bits) { return __half2float(__half(__half_raw{bits})); }
 __host__ __device__ inline uint16_t float_to_f16_bits(float v) { return static_cast<__half_raw>(__float2half_rn(v)).x; }
@@ -99,34 +99,6 @@ __host__ __device__ inline uint32_t floats_to_bf16x2(float low, float high) {
 __host__ __device__ inline uint32_t floats_to_f16x2(float low, float high) {
     const __half2 both = __floats2half2_rn(low, high);
     return *reinterpret_cast<const uint32_t*>(&both);
-}
-
-__host__ __device__ inline float approx_exp2(float v) {
-#if defined(__CUDA_ARCH__)
-    float r;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
-    return r;
-#else
-    return ::exp2f(v);
-#endif
-}
-
-__host__ __device__ inline float approx_rcp(float v) {
-#if defined(__CUDA_ARCH__)
-    float r;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
-    return r;
-#else
-    return 1.0f / v;
-#endif
-}
-
-__host__ __device__ inline void prefetch(const void* address) {
-#if defined(__CUDA_ARCH__)
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
-#else
-    (void)address;
-#endif
 }
 
 }  // namespace compat

@@ -192,3 +192,5 @@ template <typename T>
 T atomicCAS(T* address, typename simt::ValueOf<T>::type expected, typename simt::ValueOf<T>::type value) {
     return *address == expected ? std::exchange(*address, value) : *address;
 }
+
+#include "simt/device.h"

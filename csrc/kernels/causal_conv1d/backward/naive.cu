@@ -14,9 +14,7 @@
 #include "causal_conv1d/forward_formula.h"
 #include "causal_conv1d/states_formula.h"
 #include "device/arch.h"
-#include "device/registers.h"
 #include "launch/check.h"
-#include "launch/early_launch.h"
 #include "parts.h"
 
 namespace hipconv {
@@ -38,7 +36,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kNaiveThreads, 4)
     for (int64_t b = blockIdx.z; b < p.in.batch; b += gridDim.z) {
         for (int64_t outer = first_outer; outer < outer_size; outer += static_cast<int64_t>(gridDim.y) * blockDim.y) {
             for (int64_t inner = first_inner; inner < inner_size; inner += static_cast<int64_t>(gridDim.x) * blockDim.x)
-                bwd_one_input<T, float>(first_argument_again(p), b, lanes_along_dim ? inner : outer,
+                bwd_one_input<T, float>(first_parameter_again(p), b, lanes_along_dim ? inner : outer,
                                         (lanes_along_dim ? outer : inner) - before);
         }
     }
@@ -56,7 +54,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kNaiveThreads, 4) causal_conv1d_bwd_naive_
             const int i = static_cast<int>(c / p.in.dim);
             float sum = 0.0f;
             for (int64_t t = begin; t < end; ++t)
-                sum += bwd_one_term<T, float>(first_argument_again(p), b, c - int64_t{i} * p.in.dim, t, i);
+                sum += bwd_one_term<T, float>(first_parameter_again(p), b, c - int64_t{i} * p.in.dim, t, i);
             static_cast<float*>(p.partials)[row * columns + c] = sum;
         }
     }

@@ -17,16 +17,6 @@ HIPCONV_INLINE Pair silu_derivative(Pair v) {
     return multiply(sigma, multiply_add(v, multiply_add(sigma, twice(-1.0f), twice(1.0f)), twice(1.0f)));
 }
 
-// Asks for what will be loaded from an address later. NVIDIA's second-level cache then has it, for which registers would have to
-// wait; AMD has more registers for loads under way.
-HIPCONV_INLINE void prefetch(const void* address) {
-#if defined(HIPCONV_NVIDIA)
-    compat::prefetch(address);
-#else
-    (void)address;
-#endif
-}
-
 // What sees what in rows with sequence ids, worked out once for all channels (naive.cu): a byte for each token, with
 // bit i set if its tap i sees an input; none for padding, nor for tokens outside the row, of which there are some on either side.
 constexpr int kTapsBefore = 16, kTapsAfter = 16;

@@ -15,9 +15,7 @@
 #include <hip/hip_runtime.h>
 
 #include "causal_conv1d/states_formula.h"
-#include "device/registers.h"
 #include "launch/check.h"
-#include "launch/early_launch.h"
 #include "parts.h"
 
 namespace hipconv {

@@ -15,9 +15,7 @@
 #include <hip/hip_runtime.h>
 
 #include "causal_conv1d/states_formula.h"
-#include "device/registers.h"
 #include "launch/check.h"
-#include "launch/early_launch.h"
 #include "launch/taper.h"
 #include "parts.h"
 
@@ -535,7 +533,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, 4)
     const int64_t d = walk.d;
     const int32_t seqlen = p.in.seqlen;
     const auto row_of = [&](const Sequences& s, int32_t b) {
-        return global<T>(s.data) + d * s.dim_stride + b * s.batch_stride;
+        return global_pointer<T>(s.data) + d * s.dim_stride + b * s.batch_stride;
     };
     const auto in_vectors = [](const T* from) { return reinterpret_cast<uintptr_t>(from) % 16 == 0; };
 
@@ -552,7 +550,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, 4)
     if (!walk.ends_row) ++step;  // for the gradients of its first tokens only
     for (int left = walk.ends_row ? piece.count : piece.count + 1; left > 0; --left) {
         const bool is_before_walk = left > piece.count;
-        const CausalConv1dBwdParams& rows = first_argument_again(p);
+        const CausalConv1dBwdParams& rows = first_parameter_again(p);
         const T* x = row_of(rows.in.x, b);
         const T* dout = row_of(rows.dout, b);
         T* dx = row_of(rows.dx, b);
@@ -584,7 +582,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, 4)
             prefetch(x + t - plan.stretch);
             prefetch(dout + t - plan.stretch);
         }
-        const CausalConv1dBwdParams& states = first_argument_again(p);
+        const CausalConv1dBwdParams& states = first_parameter_again(p);
         // With states, vectors count from the row's start.
         if (states.in.initial_states.data && t == 0) {
 #pragma unroll
@@ -593,7 +591,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, 4)
         TapsOfBits<kTokens, kWidth> bits{};
         bool has_all = t >= kPast && t + kTokens + kPast <= seqlen;
         if (states.taps) {
-            if (has_tokens) bits = taps_from_bytes<kTokens, kWidth>(global<const uint8_t>(bwd_taps_of(states, b, t)));
+            if (has_tokens) bits = taps_from_bytes<kTokens, kWidth>(global_pointer<const uint8_t>(bwd_taps_of(states, b, t)));
             has_all = bits.are_plain(false, false);
         }
         const bool all_have_all = __ballot(!has_all) == 0;  // both ways at once would take the time of both

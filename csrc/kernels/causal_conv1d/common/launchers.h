@@ -26,7 +26,7 @@ void with_instance(DType dtype, int width, F f) {
     if constexpr (kMostWidth > 2) {
         if (width < kMostWidth) return with_instance<kMostWidth - 1>(dtype, width, f);
     }
-    with_element_type(dtype, [&](auto type) { f(type, std::integral_constant<int, kMostWidth>{}); });
+    with_dtype(dtype, [&](auto type) { f(type, std::integral_constant<int, kMostWidth>{}); });
 }
 
 constexpr int64_t kOffsetLimit = int64_t{1} << 31;  // what a lane's 32-bit byte offset is allowed to reach

@@ -31,19 +31,6 @@ HIPCONV_INLINE float parameter(const void* base, int64_t index) {
     return sizeof(P) == 4 ? canonical_nan(v) : v;
 }
 
-// Calls f with a value of the type that dtype names; all lanes take the same branch.
-template <typename F>
-HIPCONV_INLINE void with_dtype(DType dtype, F f) {
-    switch (dtype) {
-        case DType::f16:
-            return f(f16{});
-        case DType::bf16:
-            return f(bf16{});
-        default:
-            return f(float{});
-    }
-}
-
 // kCount parameters that lie one after another, fetched in the widest vectors that divide them. Their address must be a multiple
 // of those vectors' size.
 template <typename P, int kCount>

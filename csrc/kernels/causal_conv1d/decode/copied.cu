@@ -10,10 +10,8 @@
 // A wave reads its window before it writes, and each token before its output, so x and out may be one tensor.
 #include <hip/hip_runtime.h>
 
-#include "device/async_copy.h"
-#include "device/wave.h"
+#include "device/vec.h"
 #include "launch/check.h"
-#include "launch/early_launch.h"
 #include "vectors.h"
 
 namespace hipconv {

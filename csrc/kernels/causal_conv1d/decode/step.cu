@@ -11,7 +11,6 @@
 #include <hip/hip_runtime.h>
 
 #include "launch/check.h"
-#include "launch/early_launch.h"
 #include "vectors.h"
 
 namespace hipconv {

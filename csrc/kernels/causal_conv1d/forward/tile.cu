@@ -13,7 +13,6 @@
 #include "../common/launchers.h"
 #include "../common/parts.h"
 #include "launch/check.h"
-#include "launch/early_launch.h"
 
 namespace hipconv {
 

@@ -14,7 +14,6 @@
 #include "../common/launchers.h"
 #include "../common/parts.h"
 #include "launch/check.h"
-#include "launch/early_launch.h"
 #include "launch/taper.h"
 
 namespace hipconv {

@@ -84,7 +84,7 @@ HIPCONV_INLINE void begin_sequence(const CausalConv1dVarlenParams& p, StateForm 
     const int32_t length = s.end - s.begin;
     const int missing = missing_taps<kWidth, kAnyWidth>(p);
 
-    const CausalConv1dVarlenParams& inputs_of = first_argument_again(p);
+    const CausalConv1dVarlenParams& inputs_of = first_parameter_again(p);
     const int64_t x_step = inputs_of.x_token_stride * static_cast<int64_t>(sizeof(T));
     const char* x = static_cast<const char*>(p.x) + s.begin * x_step + d * inputs_of.x_dim_stride * static_cast<int64_t>(sizeof(T));
     // The inputs just before `position`, counted from the sequence's first token, if all of them are the sequence's own.
@@ -106,14 +106,14 @@ HIPCONV_INLINE void begin_sequence(const CausalConv1dVarlenParams& p, StateForm 
     taps.fetch();
 
     const auto slot_begin = [&](int32_t slot) {
-        const CausalConv1dVarlenParams& pool = first_argument_again(p);
+        const CausalConv1dVarlenParams& pool = first_parameter_again(p);
         return static_cast<S*>(p.states) + slot * pool.slot_stride + d * pool.state_dim_stride + pool.first_column * pool.column_stride;
     };
     StateVector state[kPast]{};
     if (s.read_slot != kNoSlot)
-        load_state<S, kChannels, kPast>(slot_begin(s.read_slot), first_argument_again(p), form, missing, state);
+        load_state<S, kChannels, kPast>(slot_begin(s.read_slot), first_parameter_again(p), form, missing, state);
 
-    const bool use_silu = first_argument_again(p).use_silu;
+    const bool use_silu = first_parameter_again(p).use_silu;
     Vector results[kPast];
 #pragma unroll
     for (int j = 0; j < kPairs; ++j) {
@@ -163,13 +163,13 @@ HIPCONV_INLINE void begin_sequence(const CausalConv1dVarlenParams& p, StateForm 
             for (int i = 0; i < kPast - 1; ++i) window[i] = window[i + 1];
             window[kPast - 1] = converted(first[step]);
         }
-        store_state<S, kChannels, kPast>(slot_begin(slot), first_argument_again(p), form, missing, window);
+        store_state<S, kChannels, kPast>(slot_begin(slot), first_parameter_again(p), form, missing, window);
     };
     if (!kLastEarly) load_inputs(length, last);
     if (s.write_slot != kNoSlot) store_new(s.write_slot, length, last);
-    const Boundaries boundaries = boundaries_of(first_argument_again(p), s);
+    const Boundaries boundaries = boundaries_of(first_parameter_again(p), s);
     for (int32_t n = 1; n <= boundaries.count; ++n) {
-        const StateToWrite to = boundary_state(first_argument_again(p), s, boundaries, n);
+        const StateToWrite to = boundary_state(first_parameter_again(p), s, boundaries, n);
         if (to.slot == kNoSlot) continue;
         load_inputs(to.position, last);
         store_new(to.slot, to.position, last);

@@ -24,7 +24,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kNaiveThreads, 4) causal_conv1d_varlen_nai
     const int64_t first_sequence = static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y;
     for (int64_t b = first_sequence; b <= p.sequences; b += static_cast<int64_t>(gridDim.y) * blockDim.y)
         for (int64_t d = first_channel; d < p.dim; d += static_cast<int64_t>(gridDim.x) * blockDim.x)
-            convolve_sequence(first_argument_again(p), static_cast<int32_t>(b), d);
+            convolve_sequence(first_parameter_again(p), static_cast<int32_t>(b), d);
 }
 
 std::vector<std::string> causal_conv1d_varlen_kernels() {

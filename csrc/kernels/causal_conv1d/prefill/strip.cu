@@ -15,7 +15,6 @@
 #include "../common/launchers.h"
 #include "begin.h"
 #include "launch/check.h"
-#include "launch/early_launch.h"
 #include "launchers.h"
 #include "vectors.h"
 
@@ -68,7 +67,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStripThreads, kStripBlocks)
     HIPCONV_SHARED(Vector, begun, kStripThreads * kRun);                   // outputs at the begin of sequences, by token and lane
     HIPCONV_SHARED(uint32_t, marks, kStripThreads / kFewestLanes * kRun);  // of a tile's tokens
 
-    const CausalConv1dVarlenParams& again = first_argument_again(p);
+    const CausalConv1dVarlenParams& again = first_parameter_again(p);
     const int lane = static_cast<int>(threadIdx.x), lanes = static_cast<int>(blockDim.x);
     const int row = static_cast<int>(threadIdx.y), rows = static_cast<int>(blockDim.y);
     const int wave_lane = (row * lanes + lane) % kWaveSize;
@@ -80,7 +79,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStripThreads, kStripBlocks)
 
     let_next_kernel_begin();
     wait_for_kernel_before();
-    const auto indices = [&] { return EitherIndices{first_argument_again(p), plan.plain_indices}; };
+    const auto indices = [&] { return EitherIndices{first_parameter_again(p), plan.plain_indices}; };
     const auto start_of = [&](int32_t b) { return indices().start(b); };
     const auto first_of_group = [&](uint32_t group) {
         if (group == 0) return 0;
@@ -142,14 +141,14 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStripThreads, kStripBlocks)
         const int32_t closer = run_of(next) + tile_tokens;
         const char* asked = x + closer * x_step;
 #pragma unroll
-        for (int t = 0; t < kRun; ++t, asked += x_step) bring_closer(asked, works && closer + t < end);
-        for (int32_t i = row; i < next.sequences && kBringsCloser; i += rows) {
-            const CausalConv1dVarlenParams& pool = first_argument_again(p);
+        for (int t = 0; t < kRun; ++t, asked += x_step) prefetch_if(asked, works && closer + t < end);
+        for (int32_t i = row; i < next.sequences && kPrefetches; i += rows) {
+            const CausalConv1dVarlenParams& pool = first_parameter_again(p);
             const PackedSequence s = indices().sequence(next.first + i);
             const int64_t first = s.read_slot * pool.slot_stride + d * pool.state_dim_stride;
 #pragma unroll
             for (int column = 0; column < kPast; ++column)
-                bring_closer(static_cast<const char*>(p.states) + (first + column * pool.column_stride) * element_bytes(pool.state_dtype),
+                prefetch_if(static_cast<const char*>(p.states) + (first + column * pool.column_stride) * element_bytes(pool.state_dtype),
                              s.number >= 0 && s.read_slot != kNoSlot);
         }
         for (int32_t i = row; i < tile.sequences; i += rows) {
@@ -194,7 +193,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStripThreads, kStripBlocks)
 #pragma unroll
         for (int i = 0; i < kPast; ++i) keep(i, edges[(row * kPast + i) * lanes + lane]);
         const int missing = missing_taps<kWidth, kAnyWidth>(p);
-        const bool use_silu = first_argument_again(p).use_silu;
+        const bool use_silu = first_parameter_again(p).use_silu;
         // Of the run's tokens, bit by bit: so that no access is behind a branch.
         int at_hand = static_cast<int>(lowest_bits(end_of(next) - run_of(next)));
         int stored = static_cast<int>(lowest_bits(end_of(tile) - run_of(tile)) & ~lowest_bits(first_live - run_of(tile))), begins = 0;
@@ -272,7 +271,7 @@ bool causal_conv1d_varlen_strip_serves(const CausalConv1dVarlenParams& p) {
 }
 
 void causal_conv1d_varlen_strip(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* stream) {
-    with_element_type(p.dtype, [&](auto type) { with_width<decltype(type)>(p, tile, static_cast<hipStream_t>(stream)); });
+    with_dtype(p.dtype, [&](auto type) { with_width<decltype(type)>(p, tile, static_cast<hipStream_t>(stream)); });
 }
 
 }  // namespace hipconv

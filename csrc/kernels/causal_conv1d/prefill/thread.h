@@ -6,7 +6,6 @@
 
 #include "../common/parts.h"
 #include "causal_conv1d/prefill.h"
-#include "device/registers.h"
 
 namespace hipconv {
 
@@ -39,7 +38,7 @@ inline constexpr DType kDTypeOf<bf16> = DType::bf16;
 
 template <int kWidth, bool kAnyWidth>
 HIPCONV_INLINE int missing_taps(const CausalConv1dVarlenParams& p) {
-    return kAnyWidth ? kWidth - first_argument_again(p).width : 0;
+    return kAnyWidth ? kWidth - first_parameter_again(p).width : 0;
 }
 
 // Weights and biases of a thread's channels. Those of x's type are fetched early as memory holds them, and waited for only where they
@@ -57,10 +56,10 @@ struct TapsInMemory {
     HIPCONV_INLINE TapsInMemory(const CausalConv1dVarlenParams& params, int64_t first_channel) : p(params), d(first_channel) {}
 
     // Whether a channel's weights are as many as the kernel is compiled for, so that they come in vectors.
-    HIPCONV_INLINE bool are_whole() const { return !kAnyWidth || (kChannels > 1 && first_argument_again(p).width == kWidth); }
+    HIPCONV_INLINE bool are_whole() const { return !kAnyWidth || (kChannels > 1 && first_parameter_again(p).width == kWidth); }
 
     HIPCONV_INLINE void fetch() {
-        const CausalConv1dVarlenParams& again = first_argument_again(p);
+        const CausalConv1dVarlenParams& again = first_parameter_again(p);
         if (are_whole() && again.weight_dtype == kDTypeOf<T>) {
             const T* from = static_cast<const T*>(p.weight) + d * again.weight_dim_stride;
 #pragma unroll
@@ -75,7 +74,7 @@ struct TapsInMemory {
     // Those of pair j of the channels as floats: those fetched, or from memory.
     HIPCONV_INLINE void unpack(int j, Pair (&weight)[kWidth], Pair& bias) const {
         const auto exact = [](float v) { return sizeof(T) == 4 ? canonical_nan(v) : v; };
-        const CausalConv1dVarlenParams& again = first_argument_again(p);
+        const CausalConv1dVarlenParams& again = first_parameter_again(p);
         float weights[kBoth * kWidth] = {}, biases[kBoth] = {};
         if (are_whole() && again.weight_dtype == kDTypeOf<T>) {
 #pragma unroll
@@ -127,7 +126,7 @@ struct OutputColumn {
 // q, k or v is chosen by the vector's first channel: their boundaries lie between vectors.
 template <typename T>
 HIPCONV_INLINE OutputColumn output_column(const CausalConv1dVarlenParams& p, int64_t d) {
-    const CausalConv1dVarlenParams& again = first_argument_again(p);
+    const CausalConv1dVarlenParams& again = first_parameter_again(p);
     constexpr int64_t kSize = sizeof(T);
     const auto column = [](void* out, int64_t channel, int64_t dim_stride, int64_t token_stride) {
         return OutputColumn{static_cast<char*>(out) + channel * dim_stride * kSize, static_cast<uint32_t>(token_stride * kSize)};

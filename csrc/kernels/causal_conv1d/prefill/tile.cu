@@ -18,7 +18,6 @@
 #include "../common/launchers.h"
 #include "begin.h"
 #include "launch/check.h"
-#include "launch/early_launch.h"
 #include "launchers.h"
 #include "vectors.h"
 
@@ -109,7 +108,7 @@ __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, 
     }
     TapsInMemory<T, kChannels, kWidth, kAnyWidth> taps(p, d);
     taps.fetch();
-    const CausalConv1dVarlenParams& again = first_argument_again(p);
+    const CausalConv1dVarlenParams& again = first_parameter_again(p);
     RunMasks masks = plan.plain_indices ? masks_of_run(PlainIndices{again}, begin, run, kWidth - 1)
                                         : masks_of_run(AnyIndices{again}, begin, run, kWidth - 1);
     if (!works) return;
@@ -188,7 +187,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, 8)
     if (begins_among(uint64_t{block} + 1) == begins) return convolve_run<T, kChannels, kWidth, kAnyWidth>(p, plan, block - begins);
 
     // Fewer channels a thread where states are wider than x: twice as many lanes, half as many rows.
-    const CausalConv1dVarlenParams& again = first_argument_again(p);
+    const CausalConv1dVarlenParams& again = first_parameter_again(p);
     const uint32_t few = channels_of_begin(kChannels, sizeof(T), element_bytes(again.state_dtype));
     const uint32_t lanes = blockDim.x * (kChannels / few), thread = threadIdx.y * blockDim.x + threadIdx.x;
     const int64_t d = static_cast<int64_t>(blockIdx.x) * blockDim.x * kChannels + thread % lanes * few;
@@ -260,7 +259,7 @@ bool causal_conv1d_varlen_tile_serves(const CausalConv1dVarlenParams& p) {
 }
 
 void causal_conv1d_varlen_tile(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* stream) {
-    with_element_type(p.dtype, [&](auto type) { with_width<decltype(type)>(p, tile, static_cast<hipStream_t>(stream)); });
+    with_dtype(p.dtype, [&](auto type) { with_width<decltype(type)>(p, tile, static_cast<hipStream_t>(stream)); });
 }
 
 }  // namespace hipconv

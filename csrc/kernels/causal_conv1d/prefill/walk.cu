@@ -14,7 +14,6 @@
 #include "../common/launchers.h"
 #include "begin.h"
 #include "launch/check.h"
-#include "launch/early_launch.h"
 #include "launchers.h"
 #include "vectors.h"
 
@@ -38,7 +37,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kWalkThreads, kWalkBlocks)
 
     let_next_kernel_begin();
     wait_for_kernel_before();
-    const CausalConv1dVarlenParams& again = first_argument_again(p);
+    const CausalConv1dVarlenParams& again = first_parameter_again(p);
     const uint32_t block = blockIdx.z * gridDim.y + blockIdx.y;
     if (block >= plan.blocks) return;
     const int32_t number = static_cast<int32_t>(plan.blocks - 1 - block);  // servers put long sequences, which take longest, last
@@ -68,7 +67,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kWalkThreads, kWalkBlocks)
         const int64_t token = first + tiles_on * tile_tokens;
 #pragma unroll
         for (int j = 0; j < kRun; ++j)
-            bring_closer(x + (tiles_on * tile_tokens + j) * x_step, token + j < end);
+            prefetch_if(x + (tiles_on * tile_tokens + j) * x_step, token + j < end);
     };
     for (int tile = 1; tile <= kTilesCloser; ++tile) bring_tile_closer(tile);
 
@@ -204,7 +203,7 @@ bool causal_conv1d_varlen_walk_is_faster(const CausalConv1dVarlenParams& p) {
 }
 
 void causal_conv1d_varlen_walk(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* stream) {
-    with_element_type(p.dtype, [&](auto type) { launch<decltype(type)>(p, tile, static_cast<hipStream_t>(stream)); });
+    with_dtype(p.dtype, [&](auto type) { launch<decltype(type)>(p, tile, static_cast<hipStream_t>(stream)); });
 }
 
 }  // namespace hipconv

@@ -9,7 +9,6 @@
 #include "../common/launchers.h"
 #include "causal_conv1d/states_formula.h"
 #include "device/arch.h"
-#include "device/registers.h"
 #include "launch/check.h"
 
 namespace hipconv {
@@ -25,7 +24,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStatesThreads, 4) causal_conv1d_states_me
         for (int64_t first = static_cast<int64_t>(blockIdx.x) * kStatesThreads; first < tokens;
              first += static_cast<int64_t>(gridDim.x) * kStatesThreads) {
             const int64_t own = first + thread;
-            const uint64_t bits = __ballot(own < tokens && differs_from_plain_row(first_argument_again(p).in, b, own));
+            const uint64_t bits = __ballot(own < tokens && differs_from_plain_row(first_parameter_again(p).in, b, own));
             __syncthreads();  // those of the round before are done with
             if (thread % kWaveSize == 0) differing[thread / kWaveSize] = bits;
             __syncthreads();
@@ -35,7 +34,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStatesThreads, 4) causal_conv1d_states_me
                     if ((left & 1) == 0) continue;
                     for (int64_t d = static_cast<int64_t>(blockIdx.y) * kStatesThreads + thread; d < p.in.dim;
                          d += static_cast<int64_t>(gridDim.y) * kStatesThreads)
-                        states_one_output<T, float>(first_argument_again(p), b, d, t);
+                        states_one_output<T, float>(first_parameter_again(p), b, d, t);
                 }
             }
         }

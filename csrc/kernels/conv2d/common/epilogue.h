@@ -76,7 +76,7 @@ HIPCONV_INLINE void store_rounded(void* base, int64_t index, DType dtype, float 
 template <int kCount>
 HIPCONV_INLINE void load_each(float (&v)[kCount], const void* base, int64_t first, int64_t stride, DType dtype) {
     const auto load = [&](auto type) {
-        const auto* from = global_pointer<const decltype(type)>(reinterpret_cast<uint64_t>(base)) + first;
+        const auto* from = global_pointer<const decltype(type)>(base) + first;
 #pragma unroll
         for (int i = 0; i < kCount; ++i) v[i] = to_float(from[i * stride]);
     };
@@ -88,10 +88,10 @@ HIPCONV_INLINE void load_each(float (&v)[kCount], const void* base, int64_t firs
 }
 
 // One output from its finished sum, at the offsets that out_at() and residual_at() give. `Params` is Conv2dParams, or a kernel's
-// own with the same members; the struct may be one that first_argument_again gave.
+// own with the same members; the struct may be one that first_parameter_again gave.
 template <typename Params, typename OutAt, typename ResidualAt>
 HIPCONV_INLINE void conv2d_store_at(const Params& p, int64_t k, OutAt out_at, ResidualAt residual_at, float sum) {
-    const auto global = [](const void* data) { return global_pointer<void>(reinterpret_cast<uint64_t>(data)); };
+    const auto global = [](const void* data) { return global_pointer<void>(data); };
     if (p.bias) sum += load_parameter(global(p.bias), k * p.bias_stride, p.bias_dtype);
     if (p.residual.data) sum += load_parameter(global(p.residual.data), residual_at(), p.residual_dtype);
     store_rounded(global(p.out.data), out_at(), p.out_dtype, activate(sum, p.activation));

@@ -131,7 +131,7 @@ inline ConvGemmParams common_params(const Conv2dParams& p, const GemmLayout& l, 
     return g;
 }
 
-// Before the GEMM, where filters cannot be read where they are. `early`: early_launch.h.
+// Before the GEMM, where filters cannot be read where they are. `early`: see HIPCONV_LAUNCH.
 void pack_filters(const Conv2dParams& p, const GemmLayout& l, bool early, void* workspace, void* stream);
 
 }  // namespace hipconv

@@ -3,8 +3,6 @@
 #pragma once
 
 #include "../common/epilogue.h"
-#include "device/registers.h"
-#include "device/wave.h"
 #include "gemm.h"
 
 namespace hipconv {

@@ -29,14 +29,14 @@ HIPCONV_INLINE void pack_chunk(const PackParams& p, int64_t i) {
     const bool fits = (i | of_filter) >> 32 == 0;  // then the division is a short one
     const int64_t filter = fits ? static_cast<uint32_t>(i) / static_cast<uint32_t>(of_filter) : i / of_filter;
     const int32_t number = static_cast<int32_t>(i - filter * of_filter), chunk = number / taps, tap = number - chunk * taps;
-    T* const packed = global_pointer<T>(reinterpret_cast<uint64_t>(p.packed));
+    T* const packed = global_pointer<T>(p.packed);
     Words4* const row = reinterpret_cast<Words4*>(packed + filter * p.filter_elements);
     if (chunk >= p.chunks) {
         row[number] = Words4{};
         return;
     }
     const int32_t r = tap / p.kernel_width;
-    const T* const first = global_pointer<const T>(reinterpret_cast<uint64_t>(p.weight.data)) +
+    const T* const first = global_pointer<const T>(p.weight.data) +
                            offset_in(p.weight, filter, static_cast<int64_t>(chunk) * kElements, r, tap - r * p.kernel_width);
     Words4 words{};
 #pragma unroll

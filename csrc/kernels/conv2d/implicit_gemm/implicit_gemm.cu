@@ -6,9 +6,7 @@
 #include "../common/launchers.h"
 #include "../gemm/layout.h"
 #include "../gemm/pack.h"
-#include "device/registers.h"
 #include "launch/check.h"
-#include "launch/early_launch.h"
 
 namespace hipconv {
 
@@ -54,7 +52,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kAddThreads, 8) conv2d_add_parts(AddPartsP
             n = static_cast<int32_t>(divide(of_all, p.divide_by_across));
             k = (of_all - n * p.across) * kEach;
         }
-        const Conv2dParams& c = first_argument_again(p).conv;
+        const Conv2dParams& c = first_parameter_again(p).conv;
         const int32_t row = static_cast<int32_t>(divide(pixel, p.divide_by_row)), column = pixel - row * c.out_width;
         float sums[kEach] = {}, bias[kEach] = {}, residual[kEach] = {};
         if (c.bias) load_each(bias, c.bias, k * c.bias_stride, c.bias_stride, c.bias_dtype);
@@ -62,7 +60,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kAddThreads, 8) conv2d_add_parts(AddPartsP
             load_each(residual, c.residual.data, offset_in(c.residual, n, k, row, column), c.residual.channel_stride,
                       c.residual_dtype);
         const int64_t first = (static_cast<int64_t>(n) * image + pixel) * c.out_channels + k;
-        const float* part = global_pointer<const float>(reinterpret_cast<uint64_t>(p.parts)) + first;
+        const float* part = global_pointer<const float>(p.parts) + first;
         using Floats = Words<float, kEach>;
 #pragma unroll 8
         for (int32_t m = 0; m < p.count; ++m) {
@@ -70,7 +68,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kAddThreads, 8) conv2d_add_parts(AddPartsP
 #pragma unroll
             for (int e = 0; e < kEach; ++e) sums[e] += bit_cast<float>(word(more, e));
         }
-        void* const out = global_pointer<void>(reinterpret_cast<uint64_t>(c.out.data));
+        void* const out = global_pointer<void>(c.out.data);
         const int64_t first_out = offset_in(c.out, n, k, row, column);
 #pragma unroll
         for (int e = 0; e < kEach; ++e)

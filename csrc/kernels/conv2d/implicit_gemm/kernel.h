@@ -83,7 +83,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
                     keep_apart<1>();
                 }
                 __syncthreads();
-                const ConvGemmParams& again = first_argument_again(p);
+                const ConvGemmParams& again = first_parameter_again(p);
                 const int64_t first = static_cast<int64_t>(group) * again.group_filters + first_filter + wave_filter;
                 store_slab<kSlabPixels, kFilters>(again, slab, lane, run.from(wave_pixel + number * kSlabPixels),
                                                   first_filter + wave_filter, group, part, BiasInMemory{again.conv, first});

@@ -6,7 +6,7 @@
 #include "../common/epilogue.h"
 #include "../common/padding.h"
 #include "../gemm/gemm.h"
-#include "device/async_copy.h"
+#include "device/vec.h"
 
 namespace hipconv {
 
@@ -43,7 +43,7 @@ struct FilterChunks {
         const int row = mine.first_row < filters ? mine.first_row : filters - 1;  // beyond the last, sums are not stored
         rows_left = filters - row;
         rows_apart = static_cast<uint32_t>(p.filter_stride) * kRowsApart;
-        base = global_pointer<const char>(reinterpret_cast<uint64_t>(p.filters)) +
+        base = global_pointer<const char>(p.filters) +
                (static_cast<int64_t>(group) * p.group_filters + first_filter) * p.filter_stride;
         const int turns = first_step / p.taps;
         offset = static_cast<uint32_t>(row) * static_cast<uint32_t>(p.filter_stride) + mine.chunk * 16 +
@@ -109,7 +109,7 @@ struct PixelChunks {
             first_row = first_row < 0 ? 0 : first_row < c.in_height ? first_row : c.in_height - 1;
         }
         const int64_t first_channel = static_cast<int64_t>(group) * p.group_channels;
-        base = global_pointer<const char>(reinterpret_cast<uint64_t>(c.x.data)) +
+        base = global_pointer<const char>(c.x.data) +
                offset_in(c.x, image, first_channel, first_row, 0) * static_cast<int64_t>(sizeof(T));
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {

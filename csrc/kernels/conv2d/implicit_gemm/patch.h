@@ -22,7 +22,7 @@ struct PatchChunks {
     HIPCONV_INLINE PatchChunks(const ConvGemmParams& p, int thread, int group, int image, int first_row, int first_column)
         : h(first_row - p.conv.pad_top), w(first_column - p.conv.pad_left), thread(thread) {
         const Image& x = p.conv.x;
-        base = global_pointer<const char>(reinterpret_cast<uint64_t>(x.data)) +
+        base = global_pointer<const char>(x.data) +
                offset_in(x, image, static_cast<int64_t>(group) * p.group_channels, 0, 0) * static_cast<int64_t>(sizeof(T));
     }
 

@@ -8,7 +8,6 @@
 #include "../common/launchers.h"
 #include "../common/padding.h"
 #include "conv2d/conv2d.h"
-#include "device/registers.h"
 #include "launch/check.h"
 
 namespace hipconv {
@@ -49,7 +48,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kThreads, 4) conv2d_naive(Conv2dParams p, 
                     sum += to_float(pixel[c * p.x.channel_stride]) * to_float(tap[c * p.weight.channel_stride]);
             }
         }
-        conv2d_store(first_argument_again(p), n, k, row, column, sum);
+        conv2d_store(first_parameter_again(p), n, k, row, column, sum);
     }
 }
 

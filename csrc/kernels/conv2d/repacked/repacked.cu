@@ -10,9 +10,7 @@
 #include "../common/padding.h"
 #include "../gemm/layout.h"
 #include "../gemm/pack.h"
-#include "device/registers.h"
 #include "launch/check.h"
-#include "launch/early_launch.h"
 
 namespace hipconv {
 
@@ -53,7 +51,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRelayThreads, 6) conv2d_relay(RelayParams
     let_next_kernel_begin();
     wait_for_kernel_before();
     using Vector = Words<f16, kPixels>;
-    Words4* const relaid = global_pointer<Words4>(reinterpret_cast<uint64_t>(p.relaid));
+    Words4* const relaid = global_pointer<Words4>(p.relaid);
     for (uint32_t block = blockIdx.x; block < static_cast<uint32_t>(p.tiles); block += gridDim.x) {
         const uint32_t down = divide(block, p.divide_by_across), lanes = 1u << p.log2_lanes;
         const uint32_t chunk = (block - down * static_cast<uint32_t>(p.across)) * lanes + threadIdx.x % lanes;
@@ -61,12 +59,12 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRelayThreads, 6) conv2d_relay(RelayParams
         if (chunk >= static_cast<uint32_t>(p.chunks) || pixel >= static_cast<uint32_t>(p.pixels)) continue;
         PixelOfX source;
         if constexpr (kPixels == 1) {
-            source = source_of(first_argument_again(p), pixel);
+            source = source_of(first_parameter_again(p), pixel);
         } else {
             const uint32_t n = divide(pixel, p.divide_by_image);
             source = {n * p.x.batch_stride + (pixel - n * static_cast<uint32_t>(p.image_pixels)), true};
         }
-        const uint16_t* const from = global_pointer<const uint16_t>(reinterpret_cast<uint64_t>(p.x.data)) + source.offset +
+        const uint16_t* const from = global_pointer<const uint16_t>(p.x.data) + source.offset +
                                      chunk * (kChunkChannels * p.x.channel_stride);
         const int32_t channels = p.channels - static_cast<int32_t>(chunk) * kChunkChannels;  // that there are
         Vector loaded[kChunkChannels];
@@ -86,7 +84,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRelayThreads, 6) conv2d_relay(RelayParams
             relaid[static_cast<int64_t>(pixel + i) * p.chunks + chunk] = words;
         }
     }
-    const PackParams& filters = first_argument_again(p).filters;
+    const PackParams& filters = first_parameter_again(p).filters;
     if (!filters.packed) return;
     // The blocks behind those of x, and all others when they are done.
     const uint32_t first = (blockIdx.x + gridDim.x - static_cast<uint32_t>(p.tiles) % gridDim.x) % gridDim.x;
@@ -204,7 +202,7 @@ const char* refusal_of_relaying(const Conv2dParams& p, const Relaying& r) {
 
 // The GEMM that runs on what was relaid.
 struct Gemm {
-    bool steps_across_taps, early;  // GemmLayout; early_launch.h
+    bool steps_across_taps, early;  // GemmLayout; HIPCONV_LAUNCH
     const char* (*refusal)(const Conv2dParams&, const Conv2dPlan&);
     int64_t (*workspace)(const Conv2dParams&, const Conv2dPlan&);
     void (*launch)(const Conv2dParams&, const Conv2dPlan&, void* workspace, void* stream);

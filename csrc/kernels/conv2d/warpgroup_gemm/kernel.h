@@ -4,7 +4,6 @@
 
 #include "../gemm/out.h"
 #include "launch/check.h"
-#include "launch/early_launch.h"
 #include "matrix/warpgroup_mma.h"
 #include "warpgroup_gemm.h"
 
@@ -132,7 +131,7 @@ HIPCONV_INLINE void gather_filling(const WarpgroupGemmParams& p, const Warpgroup
     const int chunk = thread % kTileChunks, channels = p.gemm.group_channels - turn * 64 - chunk * 8;  // that there are
     const int y = t.row - c.pad_top, x = t.column - c.pad_left, begins_at = x & 7;
     const int64_t first_channel = static_cast<int64_t>(t.group) * p.gemm.group_channels + turn * 64 + chunk * 8;
-    const char* const base = global_pointer<const char>(reinterpret_cast<uint64_t>(c.x.data)) +
+    const char* const base = global_pointer<const char>(c.x.data) +
                              (first_channel * c.x.channel_stride + (p.patches ? t.image * c.x.batch_stride : 0)) * 2;
     const int blocks = p.patches ? kRowsOfX * kAcross : kTileM / 8;
 #pragma unroll 1
@@ -258,7 +257,7 @@ HIPCONV_INLINE void load_bias(const void* bias, int64_t first, int64_t stride, i
 template <int kEach>
 HIPCONV_INLINE void load_bias(const WarpgroupGemmParams& p, const WarpgroupTile& t, int lane, float (&to)[kEach]) {
     const Conv2dParams& c = p.gemm.conv;
-    const void* bias = global_pointer<const void>(reinterpret_cast<uint64_t>(c.bias));
+    const void* bias = global_pointer<const void>(c.bias);
     const int64_t first = static_cast<int64_t>(t.group) * p.gemm.group_filters + t.first_filter;
     const int filters = c.bias ? p.gemm.group_filters - t.first_filter : 0;
     switch (c.bias_dtype) {
@@ -306,7 +305,7 @@ HIPCONV_INLINE void store_halves(const WarpgroupGemmParams& p, const WarpgroupTi
                 const int pixel = first_pixel + i % 2 * 8 + i / 2;
                 is_inside[i] = pixels.has(g, pixel);
                 const PixelOfOut at = pixels.at(g, pixel);
-                place[i] = global_pointer<T>(reinterpret_cast<uint64_t>(c.out.data)) +
+                place[i] = global_pointer<T>(c.out.data) +
                            offset_in(c.out, at.n, first_filter + filter, at.p, at.q);
                 if (i == 1 && (g.along_filters || g.vector_stores)) break;
             }

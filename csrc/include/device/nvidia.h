@@ -1,0 +1,201 @@
+// NVIDIA: the same text, compiled by nvcc through csrc/compat/cuda. arch.h says what each of these is for. No name of CUDA's
+// libraries may stand here, as hipify would rewrite it: what needs one is in csrc/compat/cuda.
+#pragma once
+
+#define HIPCONV_INLINE __host__ __device__ inline __attribute__((always_inline))
+
+#if defined(HIPCONV_NVIDIA_DEVICE)
+#if __CUDA_ARCH__ >= 800
+#define HIPCONV_HAS_MMA_SYNC 1
+#endif
+#if __CUDA_ARCH__ >= 900
+#define HIPCONV_HAS_EARLY_LAUNCHES 1
+#endif
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define HIPCONV_HAS_WARPGROUPS 1  // sm_90: four waves multiply tiles in LDS (matrix/warpgroup_mma.h), TMA brings them there
+#endif
+#endif
+
+namespace hipconv {
+
+// ---- facts ------------------------------------------------------------------------------------------------------------
+
+constexpr int kWaveSize = 32;
+constexpr int kSimdsPerComputeUnit = 4;
+constexpr int kLdsBytes = 208 << 10;  // and some for the first cache
+constexpr int kLaneBytes = 8;         // half the registers a thread, twice the threads, measured faster than 16
+constexpr bool kHasPredicates = true;
+#if defined(HIPCONV_HAS_MMA_SYNC)
+constexpr MatrixUnit kMatrixUnit = MatrixUnit::mma_sync;
+#else
+constexpr MatrixUnit kMatrixUnit = MatrixUnit::fma;
+#endif
+constexpr bool kCopiesPastRegisters = true;
+#if defined(HIPCONV_HAS_WARPGROUPS)
+constexpr bool kHasWarpgroups = true;
+#else
+constexpr bool kHasWarpgroups = false;
+#endif
+constexpr int kDies = 1;
+constexpr bool kPrefetches = true;
+
+// ---- kernels ----------------------------------------------------------------------------------------------------------
+
+#define HIPCONV_LAUNCH_BOUNDS(threads, blocks_per_compute_unit) __launch_bounds__(threads, blocks_per_compute_unit)
+#define HIPCONV_SHARED(type, name, count) __shared__ type name[count]
+#define HIPCONV_LARGE_SHARED(type, name, count) extern __shared__ __align__(1024) type name[]
+#define HIPCONV_IN_PLACE __grid_constant__
+
+HIPCONV_INLINE void keep_order() {}
+
+template <int kSide>
+HIPCONV_INLINE void keep_apart() {
+#if defined(HIPCONV_NVIDIA_DEVICE)
+    asm volatile("// side %0" ::"n"(kSide));
+#endif
+}
+
+HIPCONV_INLINE void beside_access(uint32_t&) {}
+
+HIPCONV_INLINE void from_here_on(int& value) {
+#if defined(HIPCONV_NVIDIA_DEVICE)
+    asm volatile("" : "+r"(value));
+#else
+    (void)value;
+#endif
+}
+HIPCONV_INLINE void in_a_register(int& value) { from_here_on(value); }
+HIPCONV_INLINE void in_a_register(float& value) {
+#if defined(HIPCONV_NVIDIA_DEVICE)
+    asm volatile("" : "+f"(value));
+#else
+    (void)value;
+#endif
+}
+
+HIPCONV_INLINE void enter_loop_here() {}
+
+template <typename T>
+HIPCONV_INLINE T* global_pointer(uint64_t address) {
+    return reinterpret_cast<T*>(address);
+}
+
+template <typename P>
+HIPCONV_INLINE const P& first_parameter(const P& parameter) {
+    return parameter;
+}
+template <typename P>
+HIPCONV_INLINE const P& first_parameter_again(const P& parameter) {
+    return parameter;
+}
+
+HIPCONV_INLINE void prefetch(const void* address) {
+#if defined(HIPCONV_NVIDIA_DEVICE)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+#else
+    (void)address;
+#endif
+}
+HIPCONV_INLINE void prefetch_if(const void* address, bool wanted) {
+#if defined(HIPCONV_NVIDIA_DEVICE)
+    asm volatile("{ .reg .pred wanted; setp.ne.s32 wanted, %1, 0; @wanted prefetch.global.L2 [%0]; }" ::"l"(address),
+                 "r"(int{wanted}));
+#else
+    (void)address, (void)wanted;
+#endif
+}
+
+HIPCONV_INLINE void sync_wave() {
+#if defined(HIPCONV_NVIDIA_DEVICE)
+    __syncwarp();
+#endif
+}
+
+HIPCONV_INLINE void copy_later(uint4* to, const void* from, bool zeros) {
+#if defined(HIPCONV_HAS_MMA_SYNC)
+    const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(zeros ? 0 : 16) : "memory");
+#else
+    (void)to, (void)from, (void)zeros;
+#endif
+}
+HIPCONV_INLINE void close_copies() {
+#if defined(HIPCONV_HAS_MMA_SYNC)
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+template <int kGroupsLeft>
+HIPCONV_INLINE void wait_for_copies() {
+#if defined(HIPCONV_HAS_MMA_SYNC)
+    asm volatile("cp.async.wait_group %0;" ::"n"(kGroupsLeft) : "memory");
+#endif
+}
+
+#define HIPCONV_LAUNCH(early, kernel, grid, block, shared_bytes, stream, ...) \
+    ::hipconv::compat::launch(early, kernel, grid, block, shared_bytes, stream, __VA_ARGS__)
+
+HIPCONV_INLINE void let_next_kernel_begin() {
+#if defined(HIPCONV_HAS_EARLY_LAUNCHES)
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+HIPCONV_INLINE void wait_for_kernel_before() {
+#if defined(HIPCONV_HAS_EARLY_LAUNCHES)
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// ---- numbers ----------------------------------------------------------------------------------------------------------
+
+template <typename To, typename From>
+HIPCONV_INLINE To bit_cast(From from) {
+    static_assert(sizeof(To) == sizeof(From), "bit_cast keeps the size");
+    To to;
+    memcpy(&to, &from, sizeof(to));
+    return to;
+}
+
+// The card's NaN of bf16 is 0x7fffffff's half: its bits cannot be rounded by a sum.
+HIPCONV_INLINE float f16_bits_to_float(uint16_t bits) { return compat::f16_bits_to_float(bits); }
+HIPCONV_INLINE uint16_t float_to_f16_bits(float v) { return compat::float_to_f16_bits(v); }
+HIPCONV_INLINE uint16_t float_to_bf16_bits(float v) { return compat::float_to_bf16_bits(v); }
+
+HIPCONV_INLINE float approx_exp2(float v) {
+#if defined(HIPCONV_NVIDIA_DEVICE)
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+    return r;
+#else
+    return ::exp2f(v);
+#endif
+}
+
+HIPCONV_INLINE float approx_rcp(float v) {
+#if defined(HIPCONV_NVIDIA_DEVICE)
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+    return r;
+#else
+    return 1.0f / v;
+#endif
+}
+
+using Words4 = uint4;
+using Words2 = uint2;
+using Pair = float2;
+
+HIPCONV_INLINE uint32_t word(Words2 v, int i) { return i == 0 ? v.x : v.y; }
+HIPCONV_INLINE uint32_t word(Words4 v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+HIPCONV_INLINE void set_word(Words2& v, int i, uint32_t w) { (i == 0 ? v.x : v.y) = w; }
+HIPCONV_INLINE void set_word(Words4& v, int i, uint32_t w) { (i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w) = w; }
+HIPCONV_INLINE Pair make_pair(float low, float high) { return make_float2(low, high); }
+HIPCONV_INLINE float low(Pair v) { return v.x; }
+HIPCONV_INLINE float high(Pair v) { return v.y; }
+HIPCONV_INLINE Pair multiply_add(Pair a, Pair b, Pair c) { return make_float2(fmaf(a.x, b.x, c.x), fmaf(a.y, b.y, c.y)); }
+HIPCONV_INLINE Pair multiply(Pair a, Pair b) { return make_float2(a.x * b.x, a.y * b.y); }
+HIPCONV_INLINE Pair add(Pair a, Pair b) { return make_float2(a.x + b.x, a.y + b.y); }
+
+HIPCONV_INLINE uint32_t floats_to_f16x2(float low, float high) { return compat::floats_to_f16x2(low, high); }
+HIPCONV_INLINE uint32_t floats_to_bf16x2(float low, float high) { return compat::floats_to_bf16x2(low, high); }
+
+}  // namespace hipconv
