@@ -7,7 +7,6 @@ import re
 import pytest
 import torch
 from torch import Tensor
-from torch._inductor.utils import run_and_get_code
 
 import hipconv
 from hipconv import serving
@@ -82,6 +81,8 @@ def prefill(x: Tensor, weight: Tensor, pool: Tensor, indices: Tensor) -> Tensor:
 
 def test_inductor_writes_states_in_place() -> None:
     """The pool is the largest tensor of an inference server: a copy of it a call would show in its memory, and in its time."""
+    from torch._inductor.utils import run_and_get_code  # seconds, which every process that collects tests would wait for
+
     weight, x, indices = torch.randn(6, 4), torch.randn(2, 6), torch.tensor([4000, 3], dtype=torch.int32)
     for step in (decode, prefill):
         pool = torch.randn(SLOTS, 6, 3)

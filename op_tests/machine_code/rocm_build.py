@@ -65,14 +65,15 @@ if "-c" in words:
 os.execvp(compiler[0], [*compiler, *words])
 """
 
-# The host compiler: compiles a binding, which no GPU compiler reads, once for all clangs, and keeps what it links.
+# The host compiler: compiles a binding, which no GPU compiler reads, once for all clangs, unoptimised, as nobody waits for its calls
+# here, and keeps what it links.
 HOST_COMPILER = """#!/bin/sh
 for word; do case $word in *.o) object=$word ;; *.so) library=$word ;; -DTORCH_EXTENSION_NAME=*) name=${word#*=} ;; esac; done
 case " $* " in
 *" -c "*)
     kept=$REHEARSED_BINDINGS/$name.o
     if [ -e "$kept" ]; then cp "$kept" "$object" && cp "$kept.d" "$object.d"; exit; fi
-    g++ "$@" && cp "$object.d" "$kept.d" && cp "$object" "$kept"
+    g++ "$@" -O0 && cp "$object.d" "$kept.d" && cp "$object" "$kept"
     exit ;;
 *" -shared "*)
     mkdir "$REHEARSED_OBJECTS/$library" && cp *.o "$REHEARSED_OBJECTS/$library" ;;
