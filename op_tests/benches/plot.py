@@ -1,10 +1,20 @@
-"""Pictures of benchmarks' results: how near each kernel comes to a copy of the bytes it moves, and how fast each layer of a model is."""
+"""Pictures of benchmarks' results: how near each kernel comes to a copy of the bytes it moves, and how fast each layer of a model is.
+
+    python op_tests/bench_plot.py    # draws the pictures of the documentation again, docs/plots/*.svg, from docs/data/*.json
+
+What the benches write with --json may take the place of a file of docs/data. A picture names the data that it was drawn from.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+import hashlib
+import json
 from pathlib import Path
 import sys
 from typing import Any
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 _DESCRIPTION = ("shape", "dtype", "layout", "bytes", "wrong", "copy")  # the other keys of a row are times by name
 _LINES = {"channel_first": "-", "channel_last": "--"}
@@ -64,14 +74,179 @@ def draw_layers(results: dict, path: Path) -> None:
     figure.savefig(path)
 
 
-def _figure(results: dict) -> tuple[Any, Any]:
+# ---- the documentation's ---------------------------------------------------------------------------------------------------------------
+
+
+def draw_roofline(results: dict, path: Path, **saving: Any) -> None:
+    """Write the picture of bench_causal_conv1d.py's results as bandwidth over bytes, beside the copy's and torch's."""
+    figure, axes = _figure(results, (8, 4.5))
+    looks = {
+        "copy": ("black", "_", "a copy of the same bytes"),
+        "auto": ("C0", "o", "hipconv"),
+        "torch": ("C1", "s", "F.conv1d and F.silu"),
+    }
+    for name, (color, marker, label) in looks.items():
+        points = sorted((row["bytes"] / 1e6, row["bytes"] / row[name] / 1e6) for row in results["rows"] if name in row)
+        axes.scatter(*zip(*points, strict=True), color=color, marker=marker, label=label, s=60 if name == "copy" else 18)
+    _plain_log(axes.set_xscale, axes.xaxis, 10)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("MB moved, read and written")
+    axes.set_ylabel("TB/s")
+    figure.legend(loc="outside lower center", ncols=3)
+    figure.savefig(path, **saving)
+
+
+def draw_lengths(results: dict, path: Path, **saving: Any) -> None:
+    """Write the picture of bench_causal_conv1d.py's results as shares of copy over the length of a row."""
+    figure, axes = _figure(results, (8, 4.5))
+    for layout in _LINES:
+        points = sorted((row["shape"][2], 100 * row["copy"] / row["auto"]) for row in results["rows"] if row["layout"] == layout)
+        if points:
+            axes.plot(*zip(*points, strict=True), _LINES[layout], marker="o", linewidth=0.7, label=layout.replace("_", "-"))
+    axes.axhline(100, color="black", linewidth=1, label="a copy of the same bytes")
+    _plain_log(axes.set_xscale, axes.xaxis, 2)
+    axes.set_ylim(0, 105)
+    axes.set_xlabel("tokens of a row (batch 64, dim 8192, bfloat16)")
+    axes.set_ylabel("% of copy bandwidth")
+    figure.legend(loc="outside lower center", ncols=3)
+    figure.savefig(path, **saving)
+
+
+def draw_decode(results: dict, path: Path, **saving: Any) -> None:
+    """Write the picture of bench_causal_conv1d_update.py's results: the time of one token a row over the number of rows."""
+    figure, axes = _figure(results, (8, 4.5))
+    for number, state in enumerate(dict.fromkeys(row["state"] for row in results["rows"])):
+        rows = [row for row in results["rows"] if row["state"] == state and row["case"] == "decode"]
+        for name, line in (("auto", "o-"), ("copy", "_")):
+            points = sorted((row["batch"], row[name]) for row in rows if name in row)
+            label = f"({state.replace(',', ', ')})" + (", a copy of its bytes" if name == "copy" else "")
+            size = 14 if name == "copy" else 5
+            axes.plot(*zip(*points, strict=True), line, color=f"C{number}", label=label, linewidth=0.7, markersize=size)
+    _plain_log(axes.set_xscale, axes.xaxis, 2)
+    _plain_log(axes.set_yscale, axes.yaxis, 2)
+    axes.set_xlabel("rows, a token each (dim 8192, bfloat16)")
+    axes.set_ylabel("us a call")
+    figure.legend(loc="outside lower center", ncols=3, fontsize="small", title="memory layout of the state")
+    figure.savefig(path, **saving)
+
+
+def draw_beside_torch(results: dict, path: Path, **saving: Any) -> None:
+    """Write the picture of bench_conv2d.py's results: how many times as fast as F.conv2d models and their longest layers are."""
+    layers, sums = _beside_torch(results)
+    longest = sorted(layers, key=lambda name: -max(torch for _, torch in layers[name].values()))[:20]
+    drawn = sums | {name: layers[name] for name in longest}
+    figure, axes = _figure(results, (8, 1.6 + 0.3 * len(drawn)))
+    _bars_beside_torch(axes, drawn)
+    figure.legend(loc="outside lower center", ncols=3, fontsize="small")
+    figure.savefig(path, **saving)
+
+
+def draw_overview(conv1d: dict, conv2d: dict, path: Path, **saving: Any) -> None:
+    """Write the README's picture: the forward's share of copy bandwidth beside torch's, and conv2d beside F.conv2d."""
+    figure, (left, right) = _figure(conv1d, (11, 3.9), columns=2)
+    rows = [row for row in conv1d["rows"] if row["dtype"] == "bfloat16" and row["layout"] == "channel_first" and "torch" in row]
+    for number, (name, label) in enumerate((("auto", "hipconv"), ("torch", "F.conv1d and F.silu"))):
+        places = [i + 0.4 * (number - 0.5) for i in range(len(rows))]
+        left.barh(places, [100 * row["copy"] / row[name] for row in rows], height=0.38, label=label, color=f"C{number}")
+    left.axvline(100, color="black", linewidth=1, label="a copy of the same bytes")
+    left.set_yticks(range(len(rows)), [" x ".join(map(str, row["shape"])) for row in rows])
+    left.invert_yaxis()
+    left.set_xlabel("% of copy bandwidth")
+    left.set_title("causal conv1d, bfloat16, channel-first, width 4, bias, SiLU", fontsize="small")
+    _bars_beside_torch(right, _beside_torch(conv2d)[1])
+    right.set_title("conv2d, bfloat16, bias", fontsize="small")
+    for axes in (left, right):
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=3, fontsize="x-small", frameon=False)
+    figure.suptitle(_title(conv1d), fontsize="medium")
+    figure.savefig(path, **saving)
+
+
+Times = dict[str, dict[str, tuple[float, float]]]  # ours and F.conv2d's by layout, of layers or of all layers of a model
+
+
+def _beside_torch(results: dict) -> tuple[Times, Times]:
+    layers: Times = {}
+    sums: Times = {}
+    for row in results["rows"]:
+        image, *words = row["case"].split(" ")
+        layout = "nhwc" if "nhwc" in words else "nchw"
+        layer = " ".join([image, *(word for word in words if word not in ("nhwc", "nchw", "bfloat16"))])
+        if not row["case"].startswith("all of "):
+            layers.setdefault(layer, {})[layout] = (row["us"], row["torch"])
+        if "model" in row:
+            whole = sums.setdefault(f"all of {row['model']}, batch {image.split('x')[0]}", {})
+            whole[layout] = tuple(a + b for a, b in zip(whole.get(layout, (0.0, 0.0)), (row["us"], row["torch"]), strict=True))  # type: ignore[assignment]
+        elif row["case"].startswith("all of "):
+            sums.setdefault(layer, {})[layout] = (row["us"], row["torch"])
+    return layers, sums
+
+
+def _bars_beside_torch(axes: Any, times: Times) -> None:
+    for number, (layout, label) in enumerate((("nhwc", "channels_last"), ("nchw", "contiguous"))):
+        drawn = [(i + 0.4 * (number - 0.5), by[layout][1] / by[layout][0]) for i, by in enumerate(times.values()) if layout in by]
+        bars = axes.barh(*zip(*drawn, strict=True), height=0.38, label=f"hipconv, {label}", color=("C0", "C9")[number])
+        axes.bar_label(bars, fmt="%.2f", fontsize="x-small", padding=2)
+    axes.axvline(1, color="black", linewidth=1, label="F.conv2d, cudnn.benchmark")
+    axes.margins(x=0.1)
+    axes.set_yticks(range(len(times)), times, fontsize="small")
+    axes.invert_yaxis()
+    axes.set_xlabel("times as fast as F.conv2d")
+
+
+def _plain_log(set_scale: Callable[..., None], axis: Any, base: int) -> None:
+    from matplotlib.ticker import FuncFormatter
+
+    set_scale("log", base=base)
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+# Pictures of docs/plots, by what draws them and the files of docs/data that it takes.
+PICTURES: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
+    "overview.svg": (draw_overview, ("conv1d_forward.json", "conv2d_layers.json")),
+    "conv1d_roofline.svg": (draw_roofline, ("conv1d_forward.json",)),
+    "conv1d_lengths.svg": (draw_lengths, ("conv1d_lengths.json",)),
+    "conv2d_layers.svg": (draw_beside_torch, ("conv2d_layers.json",)),
+    "decode.svg": (draw_decode, ("decode.json",)),
+}
+
+
+def draw_picture(name: str, directory: Path) -> None:
+    """Write one of PICTURES, the same bytes from the same data, with a note of what that is."""
+    from matplotlib import rc_context
+
+    function, files = PICTURES[name]
+    metadata = {"Date": None, "Description": data_of(name)}
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        function(*(json.loads((DOCS / "data" / file).read_text()) for file in files), directory / name, metadata=metadata)
+
+
+def data_of(name: str) -> str:
+    """The data files of a picture with their SHA-256."""
+    files = PICTURES[name][1]
+    return ", ".join(f"{file} {hashlib.sha256((DOCS / 'data' / file).read_bytes()).hexdigest()}" for file in files)
+
+
+def _figure(results: dict, size: tuple[float, float] = (10, 6), columns: int = 1) -> tuple[Any, Any]:
     """A figure that needs no screen, and its axes, titled with where and when the results come from."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 6), layout="constrained")
+    figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.set_title(f"{results['card']}, torch {results['torch']}, {results['date']}")
-    axes.grid(alpha=0.3)
-    return figure, axes
+    axes = figure.subplots(1, columns, squeeze=False)[0]
+    for one in axes:
+        one.grid(alpha=0.3)
+    if columns > 1:
+        return figure, axes
+    axes[0].set_title(_title(results))
+    return figure, axes[0]
+
+
+def _title(results: dict) -> str:
+    return f"{results['card']}, torch {results['torch']}, {results['date']}"
+
+
+if __name__ == "__main__":
+    require_matplotlib()
+    for picture in PICTURES:
+        draw_picture(picture, DOCS / "plots")

@@ -1,4 +1,4 @@
-"""The examples run as a person runs them, only shorter; and those of the README as they stand."""
+"""The examples run as a person runs them, only shorter; and those of the pages as they stand; links lead somewhere."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
 import torch
 
 from support import ROOT
@@ -33,23 +34,51 @@ def test_a_char_mamba_learns_and_writes() -> None:
     assert len(output.split("\n\nimport ")[1]) == 30 + len("\n"), output
 
 
-def test_the_examples_of_the_readme(capsys) -> None:
+PAGES = {page.relative_to(ROOT).as_posix(): page.read_text() for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))}
+WALKS = ("docs/adding_a_kernel.md", "docs/adding_an_op.md")  # which test_walk_through.py follows
+
+
+def examples_of(text: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", [page for page, text in PAGES.items() if examples_of(text) and page not in WALKS])
+def test_the_examples_of_a_page(page: str, capsys) -> None:
     """One after the other, as they build on each other; but for those that need transformers or, where there is none, a GPU."""
     names: dict[str, Any] = {}
-    served: dict[str, Any] = {}
-    blocks = re.findall(r"^```python\n(.*?)^```$", (EXAMPLES.parent / "README.md").read_text(), re.DOTALL | re.MULTILINE)
-    for block in blocks:
+    for block in examples_of(PAGES[page]):
         if "transformers" not in block and ("cuda" not in block or torch.cuda.is_available()):
             exec(block, names)
             for expected in re.findall(r"# (.* on \w+ gfx.*?) …$", block, re.MULTILINE):
                 assert expected in capsys.readouterr().out
-            if "serving" in block:
-                served = dict(names)
-    assert len(blocks) >= 5
-
-    prompts, token, weight, bias = (served[name] for name in ("prompts", "token", "weight", "bias"))
+    if page != "docs/serving.md":
+        return
+    prompts, token, weight, bias = (names[name] for name in ("prompts", "token", "weight", "bias"))
     for request, (begin, end) in enumerate(((0, 5), (5, 305))):
         whole = torch.cat([prompts[:, begin:end], token[request][:, None]], 1)
-        computed = torch.cat([served["y"][:, begin:end], served["out"][request][:, None]], 1)
+        computed = torch.cat([names["y"][:, begin:end], names["out"][request][:, None]], 1)
         assert mismatch(computed, reference.causal_conv1d(whole[None], weight, bias, True)[0]) is None
-        assert torch.equal(served["pool"][served["slots"][request]], whole[:, -3:])
+        assert torch.equal(names["pool"][names["slots"][request]], whole[:, -3:])
+
+
+def test_the_pages_have_examples_and_links_that_lead_somewhere() -> None:
+    assert len(PAGES["README.md"].splitlines()) <= 150
+    assert {"README.md", "docs/conv1d.md", "docs/conv2d.md", "docs/serving.md", "docs/training.md"} <= {
+        page for page, text in PAGES.items() if examples_of(text)
+    }
+    for page, text in PAGES.items():
+        for link in re.findall(r"\]\(([^)\s]+)\)", text):
+            if "://" in link:
+                continue
+            file, _, anchor = link.partition("#")
+            target = ((ROOT / page).parent / file).resolve() if file else ROOT / page
+            assert target.exists(), f"{page}: {link}"
+            if anchor:
+                headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
+                assert anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}, f"{page}: {link}"
+
+
+def test_the_table_of_variables_is_whole() -> None:
+    listed = set(re.findall(r"^\| `(HIPCONV_\w+)`", PAGES["docs/environment.md"], re.MULTILINE))
+    source = "".join(file.read_text() for file in (ROOT / "python").rglob("*.py"))
+    assert listed == set(re.findall(r"(?<!-D)HIPCONV_[A-Z0-9_]*[A-Z0-9]\b", source))
