@@ -1,0 +1,86 @@
+"""docs/adding_*.md, followed to the letter: what they add to a copy of the repository builds and runs.
+
+A block of code after `<!-- file: PATH -->` is a new file, one after `<!-- edit: PATH: after `TEXT` -->` follows the only line that is that
+text, or has it, and one after `<!-- run: BACKENDS -->` is run as a script on each of these. What stands under one `##` heading of
+adding_a_kernel.md, and all of adding_an_op.md, is a walk.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+import re
+import shutil
+import subprocess
+import sys
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Step(NamedTuple):
+    """One block of a page."""
+
+    kind: str
+    what: str  # the path of a file, or the backends of a run
+    after: str  # of an edit
+    text: str
+
+
+STEP = re.compile(r"^<!-- (file|edit|run): (.*?)(?:: after `(.*)`)? -->\n```\w*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def steps_of(text: str) -> list[Step]:
+    steps = [Step(kind, what, after, block) for kind, what, after, block in STEP.findall(text)]
+    assert len(steps) == text.count("\n<!-- "), "a block that is marked in another way"
+    return steps
+
+
+def walks() -> dict[str, list[Step]]:
+    sections = (ROOT / "docs" / "adding_a_kernel.md").read_text().split("\n## ")[1:]
+    found = {section.partition("\n")[0]: steps_of(section) for section in sections}
+    found["A family"] = steps_of((ROOT / "docs" / "adding_an_op.md").read_text())
+    return {title: steps for title, steps in found.items() if steps}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name in ("csrc", "python"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    shutil.copy(ROOT / "jit_config.json", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("title", walks())
+def test_a_walk_leads_where_its_page_says(title: str, tree: Path) -> None:
+    steps = walks()[title]
+    own = {step.what for step in steps if step.kind == "file"}
+    touched = {step.what for step in steps if step.kind == "edit"}
+    assert len(own | touched) <= 6 if title == "A family" else len(touched) <= 2
+    for step in steps:
+        path = tree / step.what
+        if step.kind == "file":
+            assert not path.exists(), path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(step.text)
+        elif step.kind == "edit":
+            lines = path.read_text().splitlines(keepends=True)
+            whole = [number for number, line in enumerate(lines) if step.after == line.strip()]
+            places = whole or [number for number, line in enumerate(lines) if step.after in line]
+            assert len(places) == 1, f"{step.what}: '{step.after}' is in lines {places}"
+            path.write_text("".join([*lines[: places[0] + 1], step.text, *lines[places[0] + 1 :]]))
+    script = "import os\n"
+    for step in steps:
+        for backend in step.what.split() if step.kind == "run" else ():
+            script += f"os.environ['HIPCONV_BACKEND'] = {backend!r}\nexec({step.text!r}, {{}})\n"
+    run(tree, script)
+
+
+def run(tree: Path, script: str) -> None:
+    """Run a script in a process of its own that finds the copy's hipconv, and builds what it needs into a cache beside it."""
+    variables = {"PYTHONPATH": str(tree / "python"), "HIPCONV_CACHE_DIR": str(tree / "cache")}
+    variables |= {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, "-c", script], cwd=tree, env=os.environ | variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
