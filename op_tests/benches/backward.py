@@ -11,10 +11,11 @@ it stands beside the backward of F.silu alone. Host time is what a differentiabl
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import torch
 
-from benches.measure import CPU_SHAPES, GPU_SHAPES, ROTATED_BYTES, WIDTH, copier, heading, origin, parser_for
+from benches.measure import CPU_SHAPES, GPU_SHAPES, ROTATED_BYTES, WIDTH, copier, heading, origin, parser_for, write_json
 from support.backends import device_of
 from support.cli import Table, choice_of, flattened, list_of
 from support.tensors import DTYPES, LAYOUTS, empty_as
@@ -51,6 +52,7 @@ def bench(shape: tuple[int, int, int], dtype: torch.dtype, layout: str, kernel: 
     copy = copier(device)
     pieces = [torch.empty(3 * size // 2 // 16 * 16, dtype=torch.uint8, device=device) for _ in range(2 * copies)]
     result = {
+        "bytes": 3 * size,
         "wrong": wrong,
         "ours": time_us([functools.partial(backward, *one) for one in sets], device),
         "copy": time_us([functools.partial(copy, *pieces[2 * i : 2 * i + 2]) for i in range(copies)], device),
@@ -73,22 +75,26 @@ def main() -> int:
     parser.add_argument("--layout", type=list_of(choice_of(*LAYOUTS)), nargs="+", default=[list(LAYOUTS)])
     parser.add_argument("--kernel", default="auto")
     parser.add_argument("--packed", type=int, default=0, help="tokens of the sequences that a row holds; default: it is one")
+    parser.add_argument("--json", type=Path, help="write the results here")
     options = parser.parse_args()
     device = device_of(options.backend)
     sequences = f", sequences of {options.packed} tokens" if options.packed else ""
-    print(f"{heading(origin(device))}; backward, width {WIDTH}, bias, SiLU{sequences}; times in us")
+    where = origin(device)
+    print(f"{heading(where)}; backward, width {WIDTH}, bias, SiLU{sequences}; times in us")
     columns = [("BxDxL", 14), ("dtype", 8), ("layout", 13), ("us", 9), ("copy us", 9), ("of copy", 7), ("vs silu's", 9), ("result", 6)]
     table = Table(columns)
-    failed = False
+    rows = []
     for shape in flattened(options.shapes) if options.shapes else GPU_SHAPES if options.backend == "gpu" else CPU_SHAPES:
         batch, dim, seqlen = (int(part) for part in shape.split("x"))
         for dtype in flattened(options.dtype):
             for layout in flattened(options.layout):
                 result = bench((batch, dim, seqlen), DTYPES[dtype], layout, options.kernel, options.packed, device)
+                rows.append({"shape": [batch, dim, seqlen], "dtype": dtype, "layout": layout, "packed": options.packed, **result})
                 ours, copied = result["ours"], result["copy"]
                 beside = f"{ours / result['silu']:.2f}x" if "silu" in result else ""
                 verdict = "WRONG" if result["wrong"] else "ok"
                 table.row(shape, dtype, layout, f"{ours:.1f}", f"{copied:.1f}", f"{100 * copied / ours:.1f} %", beside, verdict)
-                failed |= result["wrong"]
-    print(f"host time of a differentiable call, us: {host_time(device):.1f}")
-    return 1 if failed else 0
+    host = host_time(device)
+    print(f"host time of a differentiable call, us: {host:.1f}")
+    write_json(options.json, {**where, "host_us": {"causal_conv1d_fn": host}, "rows": rows})
+    return 1 if any(row["wrong"] for row in rows) else 0

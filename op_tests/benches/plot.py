@@ -14,7 +14,9 @@ from pathlib import Path
 import sys
 from typing import Any
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+from support import ROOT
+
+DOCS = ROOT / "docs"
 
 _DESCRIPTION = ("shape", "dtype", "layout", "bytes", "wrong", "copy")  # the other keys of a row are times by name
 _LINES = {"channel_first": "-", "channel_last": "--"}
@@ -246,7 +248,8 @@ def _title(results: dict) -> str:
     return f"{results['card']}, torch {results['torch']}, {results['date']}"
 
 
-if __name__ == "__main__":
+def main() -> int:
     require_matplotlib()
     for picture in PICTURES:
         draw_picture(picture, DOCS / "plots")
+    return 0

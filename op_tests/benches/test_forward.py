@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 
+import benches.backward
 import benches.forward
 import benches.plot
 
@@ -72,3 +73,12 @@ def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(monkey
 def test_host_time_is_that_of_a_call() -> None:
     times = benches.forward.host_times(torch.device("cpu"))
     assert all(0.1 < us < 10_000 for us in times.values())
+
+
+def test_the_backwards_bench_writes_its_results(monkeypatch, tmp_path: Path) -> None:
+    words = ["--backend", "cpu", "--shapes", "1x8x16", "--dtype", "float32", "--packed", "7", "--json", str(tmp_path / "results.json")]
+    monkeypatch.setattr(sys, "argv", ["bench_causal_conv1d_bwd.py", *words])
+    assert benches.backward.main() == 0
+    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert [row["layout"] for row in rows] == ["channel_first", "channel_last"]
+    assert all(row["ours"] > 0 and row["copy"] > 0 and row["bytes"] == 3 * 8 * 16 * 4 for row in rows)
