@@ -1,7 +1,7 @@
 """docs/adding_*.md, followed to the letter: what they add to a copy of the repository builds and runs.
 
 A block of code after `<!-- file: PATH -->` is a new file, one after `<!-- edit: PATH: after `TEXT` -->` follows the only line that is that
-text, or has it, and one after `<!-- run: BACKENDS -->` is run as a script on each of these. What stands under one `##` heading of
+text, or has it (`instead of` takes the line's place), and one after `<!-- run: BACKENDS -->` is run as a script on each of these. What stands under one `##` heading of
 adding_a_kernel.md, and all of adding_an_op.md, is a walk.
 """
 
@@ -25,15 +25,16 @@ class Step(NamedTuple):
 
     kind: str
     what: str  # the path of a file, or the backends of a run
-    after: str  # of an edit
+    where: str  # of an edit: "after", "instead of"
+    line: str
     text: str
 
 
-STEP = re.compile(r"^<!-- (file|edit|run): (.*?)(?:: after `(.*)`)? -->\n```\w*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+STEP = re.compile(r"^<!-- (file|edit|run): ([^\n]*?)(?:: (after|instead of) `([^\n]*)`)? -->\n```\w*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def steps_of(text: str) -> list[Step]:
-    steps = [Step(kind, what, after, block) for kind, what, after, block in STEP.findall(text)]
+    steps = [Step(*groups) for groups in STEP.findall(text)]
     assert len(steps) == text.count("\n<!-- "), "a block that is marked in another way"
     return steps
 
@@ -67,10 +68,11 @@ def test_a_walk_leads_where_its_page_says(title: str, tree: Path) -> None:
             path.write_text(step.text)
         elif step.kind == "edit":
             lines = path.read_text().splitlines(keepends=True)
-            whole = [number for number, line in enumerate(lines) if step.after == line.strip()]
-            places = whole or [number for number, line in enumerate(lines) if step.after in line]
-            assert len(places) == 1, f"{step.what}: '{step.after}' is in lines {places}"
-            path.write_text("".join([*lines[: places[0] + 1], step.text, *lines[places[0] + 1 :]]))
+            whole = [number for number, line in enumerate(lines) if step.line == line.strip()]
+            places = whole or [number for number, line in enumerate(lines) if step.line in line]
+            assert len(places) == 1, f"{step.what}: '{step.line}' is in lines {places}"
+            kept = places[0] + (step.where == "after")
+            path.write_text("".join([*lines[:kept], step.text, *lines[places[0] + 1 :]]))
     script = "import os\n"
     for step in steps:
         for backend in step.what.split() if step.kind == "run" else ():
