@@ -1,8 +1,8 @@
 """docs/adding_*.md, followed to the letter: what they add to a copy of the repository builds and runs.
 
-A block of code after `<!-- file: PATH -->` is a new file, one after `<!-- edit: PATH: after `TEXT` -->` follows the only line that is that
-text, or has it (`instead of` takes the line's place), and one after `<!-- run: BACKENDS -->` is run as a script on each of these. What stands under one `##` heading of
-adding_a_kernel.md, and all of adding_an_op.md, is a walk.
+A block of code after `<!-- file: PATH -->` is a new file. One after `<!-- edit: PATH: after `TEXT` -->` follows the only line that is that
+text, or has it; `instead of` takes the line's place. One after `<!-- run: BACKENDS -->` is run as a script on each of these. What stands
+under one `##` heading of adding_a_kernel.md, and all of adding_an_op.md, is a walk.
 """
 
 from __future__ import annotations
