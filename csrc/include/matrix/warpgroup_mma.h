@@ -8,7 +8,7 @@
 #pragma once
 
 #include "matrix/mma.h"
-#include "matrix/tensor_copy.h"
+#include "matrix/tma.h"
 
 namespace hipconv {
 

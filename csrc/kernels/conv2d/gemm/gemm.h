@@ -27,7 +27,7 @@ inline Divisor divisor_of(uint32_t by) {
 }
 
 // How x is read: by 16-byte vectors of channels; element by element, within 4 GB of a tile's first; element by element wherever
-// they are, with any padding, in small tiles; or in patches that serve all taps (conv2d/implicit_gemm/patch.h), in either way.
+// they are, with any padding, in small tiles; or in patches that serve all taps (conv2d/implicit_gemm/patch_loader.h), in either way.
 enum class XForm { vectors, elements, anything, patches };
 
 constexpr int kMostTapsAcross = 15;  // rows or columns of taps: each has a bit in a word, but in the last form

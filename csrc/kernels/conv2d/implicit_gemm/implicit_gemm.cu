@@ -5,7 +5,7 @@
 #include "../common/epilogue.h"
 #include "../common/launchers.h"
 #include "../gemm/layout.h"
-#include "../gemm/pack.h"
+#include "../gemm/pack_filters.h"
 #include "launch/check.h"
 
 namespace hipconv {

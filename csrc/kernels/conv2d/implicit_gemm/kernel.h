@@ -5,10 +5,10 @@
 // this one, and written after them. Past the registers, where there are such copies: a ring of tiles, filled two steps ahead.
 #pragma once
 
-#include "../gemm/out.h"
+#include "../gemm/epilogue.h"
 #include "launch/check.h"
-#include "operands.h"
-#include "patch.h"
+#include "pixel_loader.h"
+#include "patch_loader.h"
 
 namespace hipconv {
 

@@ -9,7 +9,7 @@
 #include "../common/launchers.h"
 #include "../common/padding.h"
 #include "../gemm/layout.h"
-#include "../gemm/pack.h"
+#include "../gemm/pack_filters.h"
 #include "launch/check.h"
 
 namespace hipconv {

@@ -1,11 +1,11 @@
-// The kernel of warpgroup_gemm.h. A block takes tile after tile; its producers are ahead of its consumers by what the
+// The kernel of params.h. A block takes tile after tile; its producers are ahead of its consumers by what the
 // rings hold, across tiles too, so that the products stop only while sums leave the registers.
 #pragma once
 
-#include "../gemm/out.h"
+#include "../gemm/epilogue.h"
 #include "launch/check.h"
 #include "matrix/warpgroup_mma.h"
-#include "warpgroup_gemm.h"
+#include "params.h"
 
 namespace hipconv {
 

@@ -5,7 +5,7 @@
 // chance. Where several waves find all marks, they add up the same and write the same.
 #pragma once
 
-#include "../gemm/out.h"
+#include "../gemm/epilogue.h"
 #include "matrix/warpgroup_mma.h"
 
 namespace hipconv {

@@ -8,8 +8,8 @@
 #pragma once
 
 #include "../gemm/gemm.h"
-#include "matrix/tensor_copy.h"
-#include "split_sums.h"
+#include "matrix/tma.h"
+#include "split_k.h"
 
 namespace hipconv {
 

@@ -3,7 +3,7 @@
 // across channels on the way costs little.
 #pragma once
 
-#include "operands.h"
+#include "pixel_loader.h"
 
 namespace hipconv {
 
