@@ -1,0 +1,20 @@
+// From vectors of pixels, one a channel, to vectors of channels, one a pixel.
+#pragma once
+
+#include "device/vec.h"
+
+namespace hipconv {
+
+// The eight channels of one pixel, of which each vector holds a channel of several pixels after one another, by 16 bits.
+template <typename Vector>
+HIPCONV_INLINE Words4 channels_of_pixel(const Vector (&channels)[8], int pixel) {
+    Words4 words{};
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+        const uint32_t low = word(channels[2 * n], pixel / 2), high = word(channels[2 * n + 1], pixel / 2);
+        set_word(words, n, pixel % 2 ? low >> 16 | (high & 0xffff0000u) : (low & 0xffffu) | high << 16);
+    }
+    return words;
+}
+
+}  // namespace hipconv

@@ -1,0 +1,91 @@
+// The consumers: warpgroups that multiply what the rings hold, and so make the sums of a tile.
+#pragma once
+
+#include "matrix/warpgroup_mma.h"
+#include "ring.h"
+#include "tile_scheduler.h"
+
+namespace hipconv {
+
+// A lane's share of a tile's bias, zeros if there is none: it comes while the products are made.
+template <typename B, int kEach>
+HIPCONV_INLINE void load_bias(const void* bias, int64_t first, int64_t stride, int filters, int lane, float (&to)[kEach]) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+        const int filter = lane + i * 32;
+        to[i] = filter < filters ? to_float(static_cast<const B*>(bias)[(first + filter) * stride]) : 0.0f;
+    }
+}
+
+template <int kEach>
+HIPCONV_INLINE void load_bias(const WarpgroupGemmParams& p, const WarpgroupTile& t, int lane, float (&to)[kEach]) {
+    const Conv2dParams& c = p.gemm.conv;
+    const void* bias = global_pointer<const void>(c.bias);
+    const int64_t first = static_cast<int64_t>(t.group) * p.gemm.group_filters + t.first_filter;
+    const int filters = c.bias ? p.gemm.group_filters - t.first_filter : 0;
+    switch (c.bias_dtype) {
+        case DType::f32: return load_bias<float>(bias, first, c.bias_stride, filters, lane, to);
+        case DType::f16: return load_bias<f16>(bias, first, c.bias_stride, filters, lane, to);
+        case DType::bf16: return load_bias<bf16>(bias, first, c.bias_stride, filters, lane, to);
+    }
+}
+
+// The products of one stage of the filters with one tap of x: 64 channels, kProductDepth at a time.
+template <typename T, int kTileN, int kBlocks>
+HIPCONV_INLINE void multiply_stage(const WarpgroupGemmParams& p, const Words4* x, int first_row, const Words4* filters,
+                                   bool keeps_sums, WarpgroupSums<kTileN> (&sums)[kBlocks]) {
+#pragma unroll
+    for (int k = 0; k < 64; k += kProductDepth) {
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block) {
+            const int row = first_row + block * p.rows_of_64;
+            multiply<T>(sums[block], x, row, p.group_bytes, filters, k * 2, keeps_sums || k > 0);
+        }
+    }
+}
+
+// A tile's sums over all its fillings. The products of a step are under way while the next one's operands are waited for.
+template <typename T, int kTileN, int kBlocks>
+HIPCONV_INLINE void mainloop(const WarpgroupGemmParams& p, const WarpgroupTile& t, const Ring& x, RingPlace& x_place,
+                             const Ring& filters, RingPlace& filter_place, int first_block_row, int lane,
+                             WarpgroupSums<kTileN> (&sums)[kBlocks]) {
+    int read_filters = -1, read_x = -1;  // stages that the step before read last
+    bool keeps_sums = false;
+#pragma unroll 1
+    for (int filling = t.first_filling; filling < t.end_filling; ++filling) {
+        wait_for(&x.full[x_place.stage], x_place.parity);
+        int tap_row = 0, column = 0;  // of LDS, behind that of the first tap; of the tap
+#pragma unroll 1
+        for (int tap = 0; tap < p.taps_a_filling; ++tap) {
+            wait_for(&filters.full[filter_place.stage], filter_place.parity);
+            begin_products();
+            multiply_stage<T>(p, x.at(x_place), first_block_row + tap_row, filters.at(filter_place), keeps_sums, sums);
+            end_products();
+            wait_for_products<1>();  // the step before is done
+            if (lane == 0) {
+                if (read_filters >= 0) arrive(&filters.free[read_filters]);
+                if (read_x >= 0) arrive(&x.free[read_x]);
+            }
+            keeps_sums = true;
+            read_filters = filter_place.stage;
+            read_x = -1;
+            filter_place.advance(filters.stages);
+            ++tap_row;
+            if (++column == kPatchTaps) {
+                column = 0;
+                tap_row += p.patch_pitch - kPatchTaps;
+            }
+        }
+        read_x = x_place.stage;
+        x_place.advance(x.stages);
+    }
+    wait_for_products<0>();
+    if (lane == 0) {
+        arrive(&filters.free[read_filters]);
+        arrive(&x.free[read_x]);
+    }
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) show(sums[block]);
+}
+
+}  // namespace hipconv

@@ -1,0 +1,74 @@
+// x, brought by waves.
+#pragma once
+
+#include "../gemm/transpose.h"
+#include "ring.h"
+#include "tile_scheduler.h"
+
+namespace hipconv {
+
+// Threads take blocks of eight pixels by eight channels in turns, lanes along channels, so that in LDS they lie along a row. The
+// pixels are eight after one another of a row of x, from a multiple of eight on, or of an image where taps are 1x1.
+template <int kTileM, int kThreads>
+HIPCONV_INLINE void gather_filling(const WarpgroupGemmParams& p, const WarpgroupTile& t, int turn, int thread, Words4* to) {
+    constexpr int kRowsOfX = kTileM / kWide + kPatchTaps - 1, kPitch = kWide + kPatchTaps - 1;
+    constexpr int kAcross = (kPitch + 7 + 7) / 8;  // blocks that a row of a patch touches, wherever it begins
+    const Conv2dParams& c = p.gemm.conv;
+    const int chunk = thread % kTileChunks, channels = p.gemm.group_channels - turn * 64 - chunk * 8;  // that there are
+    const int y = t.row - c.pad_top, x = t.column - c.pad_left, begins_at = x & 7;
+    const int64_t first_channel = static_cast<int64_t>(t.group) * p.gemm.group_channels + turn * 64 + chunk * 8;
+    const char* const base = global_pointer<const char>(c.x.data) +
+                             (first_channel * c.x.channel_stride + (p.patches ? t.image * c.x.batch_stride : 0)) * 2;
+    const int blocks = p.patches ? kRowsOfX * kAcross : kTileM / 8;
+#pragma unroll 1
+    for (int block = thread / kTileChunks; block < blocks; block += kThreads / kTileChunks) {
+        int64_t offset;
+        bool is_inside;
+        int row, column = 0;  // of LDS, of the block's first pixel; of the patch: those of its pixels that are in it are wanted
+        if (p.patches) {
+            const int down = block / kAcross;
+            column = (block - down * kAcross) * 8 - begins_at;
+            is_inside = y + down >= 0 && y + down < c.in_height && x + column >= 0 && x + column < c.in_width;
+            offset = static_cast<int64_t>(y + down) * c.x.row_stride + x + column;
+            row = down * kPitch + column;
+        } else {
+            const int pixel = t.first_pixel + block * 8, n = static_cast<int>(divide(pixel, p.gemm.divide_by_image));
+            is_inside = pixel < p.gemm.pixels;
+            offset = n * c.x.batch_stride + (pixel - n * c.out_height * c.out_width);
+            row = block * 8;
+        }
+        const char* from = base + offset * 2;
+        Words4 loaded[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            loaded[i] = Words4{};
+            if (is_inside && i < channels) loaded[i] = *reinterpret_cast<const Words4*>(from);
+            from += c.x.channel_stride * 2;
+        }
+#pragma unroll
+        for (int pixel = 0; pixel < 8; ++pixel) {
+            const Words4 words = channels_of_pixel(loaded, pixel);
+            if (static_cast<uint32_t>(column + pixel) < kPitch) to[chunk_at(row + pixel, chunk)] = words;
+        }
+    }
+}
+
+template <int kTileM, int kThreads>
+HIPCONV_INLINE void gather_x(const WarpgroupGemmParams& p, int thread, const Ring& ring) {
+    RingPlace place;
+    for (int number = blockIdx.x; number < p.tiles; number += gridDim.x) {
+        const WarpgroupTile t = warpgroup_tile<kTileM>(p, number);
+#pragma unroll 1
+        for (int filling = t.first_filling; filling < t.end_filling; ++filling) {  // which is a turn
+            wait_for(&ring.free[place.stage], place.parity ^ 1);
+            int again = number;  // cheaper than to keep what follows from it
+            from_here_on(again);
+            gather_filling<kTileM, kThreads>(p, warpgroup_tile<kTileM>(p, again), filling, thread, ring.at(place));
+            show_lds_to_matrix_cores();
+            arrive(&ring.full[place.stage]);
+            place.advance(ring.stages);
+        }
+    }
+}
+
+}  // namespace hipconv

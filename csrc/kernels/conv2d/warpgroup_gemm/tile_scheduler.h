@@ -1,0 +1,97 @@
+// Which output tile a block makes next, and which fillings of x's ring its sums take.
+#pragma once
+
+#include "../gemm/epilogue.h"
+#include "params.h"
+
+namespace hipconv {
+
+struct WarpgroupTile {
+    int part, group, first_filter;
+    int image, row, column;  // of the first pixel, or of the patch's
+    int first_pixel;         // numbered through; not of patches
+    int first_filling, end_filling;
+};
+
+template <int kTileM>
+HIPCONV_INLINE WarpgroupTile warpgroup_tile(const WarpgroupGemmParams& p, int number) {
+    const ConvGemmParams& g = p.gemm;
+    WarpgroupTile t{};
+    t.part = number / p.tiles_a_part;
+    number -= t.part * p.tiles_a_part;
+    // Tiles of the same pixels follow each other, so that they find x in the cache.
+    int tile_m = static_cast<int>(divide(number, g.divide_by_tiles_n));
+    t.first_filter = (number - tile_m * g.tiles_n) * p.tile_n;
+    const int of_image = static_cast<int>(divide(tile_m, g.divide_by_tiles_m));
+    tile_m -= of_image * g.tiles_m;
+    if (p.patches) {  // images of a group follow each other, then groups
+        t.group = of_image / g.conv.batch;
+        t.image = of_image - t.group * g.conv.batch;
+        const int down = static_cast<int>(divide(tile_m, g.divide_by_patches));
+        t.row = down * (kTileM / p.patch_columns);
+        t.column = (tile_m - down * g.patches_across) * p.patch_columns;
+    } else {
+        t.group = of_image;
+        t.first_pixel = tile_m * kTileM;
+        t.image = static_cast<int>(divide(t.first_pixel, g.divide_by_image));
+        const int pixel = t.first_pixel - t.image * g.conv.out_height * g.conv.out_width;
+        t.row = static_cast<int>(divide(pixel, g.divide_by_row));
+        t.column = pixel - t.row * g.conv.out_width;
+    }
+    t.first_filling = t.part * p.fillings_a_part;
+    t.end_filling = t.first_filling + p.fillings_a_part < p.fillings ? t.first_filling + p.fillings_a_part : p.fillings;
+    return t;
+}
+
+// Its pixels, as the way out asks for them.
+struct WarpgroupPixels {
+    int patch_columns;
+    const WarpgroupTile& tile;
+    int first;
+
+    HIPCONV_INLINE PixelOfOut at(const ConvGemmParams& p, int i) const {
+        switch (patch_columns) {
+            case kNarrow: return patch<kNarrow>().at(p, i);
+            case kWide: return patch<kWide>().at(p, i);
+            default: return run().at(p, i);
+        }
+    }
+    HIPCONV_INLINE bool has(const ConvGemmParams& p, int i) const {
+        switch (patch_columns) {
+            case kNarrow: return patch<kNarrow>().has(p, i);
+            case kWide: return patch<kWide>().has(p, i);
+            default: return run().has(p, i);
+        }
+    }
+
+  private:
+    template <int kColumns>
+    HIPCONV_INLINE PixelPatch<kColumns> patch() const {
+        return {tile.image, tile.row, tile.column, first};
+    }
+    HIPCONV_INLINE PixelRun run() const { return {tile.image, tile.first_pixel + first}; }
+};
+
+// A filling's channels and tap, from its number: taps follow each other for the same channels.
+struct Filling {
+    int turn, tap, row, column;
+
+    HIPCONV_INLINE Filling(const WarpgroupGemmParams& p, int number) : turn(number), tap(0), row(0), column(0) {
+        if (p.patches) return;
+        turn = number / p.gemm.taps;
+        tap = number - turn * p.gemm.taps;
+        row = tap / p.gemm.conv.kernel_width;
+        column = tap - row * p.gemm.conv.kernel_width;
+    }
+    HIPCONV_INLINE void advance(const WarpgroupGemmParams& p) {
+        if (p.patches || ++tap == p.gemm.taps) {
+            tap = row = column = 0;
+            ++turn;
+        } else if (++column == p.gemm.conv.kernel_width) {
+            column = 0;
+            ++row;
+        }
+    }
+};
+
+}  // namespace hipconv
