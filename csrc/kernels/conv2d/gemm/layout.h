@@ -64,6 +64,15 @@ struct GemmLayout {
     int64_t workspace_bytes(int split_k) const { return packed_bytes + (split_k > 1 ? out_elements * 4 * split_k : 0); }
 };
 
+// Whether patches of so many columns serve as tiles of tile_m pixels: of 3x3 taps of stride 1, and few of their pixels lie beyond the
+// image. python/hipconv/ops/conv2d/router.py counts steps by the same rule, and test_conv2d_router.py holds the two together.
+inline bool patches_serve(const Conv2dParams& p, const GemmLayout& l, int tile_m, int columns) {
+    if (p.kernel_height != kPatchTaps || p.kernel_width != kPatchTaps) return false;
+    if (p.stride_h != 1 || p.stride_w != 1 || p.dilation_h != 1 || p.dilation_w != 1) return false;
+    const int64_t covered = round_up(p.out_height, tile_m / columns) * round_up(p.out_width, columns);
+    return covered * 4 <= l.image_pixels * 5;
+}
+
 // Of a split that has more parts than there is to add.
 inline const char* refusal_of_split(const Conv2dPlan& plan, const GemmLayout& l, int64_t steps) {
     if (plan.split_k > 1 && l.out_elements >= kLimit31) return "outputs of less than 2^31 elements with split_k";

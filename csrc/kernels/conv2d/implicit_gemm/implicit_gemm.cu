@@ -126,14 +126,11 @@ struct Reading {
     bool by_image;
 };
 
-// Whether patches serve a tile, and few of their pixels lie beyond the image.
+// Whether a tile reads x by patches.
 bool takes_patches(const Conv2dParams& p, const GemmLayout& l, const Conv2dPlan& plan) {
     if (!kCopiesPastRegisters || p.dtype == DType::f32) return false;
     if (plan.tile_m < 128 || plan.tile_n != 128 || plan.split_k != 1) return false;
-    if (!l.bits || !l.taps_inside || p.kernel_height != kPatchTaps || p.kernel_width != kPatchTaps) return false;
-    if (p.stride_h != 1 || p.stride_w != 1 || p.dilation_h != 1 || p.dilation_w != 1) return false;
-    const int64_t covered = round_up(p.out_height, plan.tile_m / kPatchColumns) * round_up(p.out_width, kPatchColumns);
-    if (covered * 4 > l.image_pixels * 5) return false;
+    if (!l.bits || !l.taps_inside || !patches_serve(p, l, plan.tile_m, kPatchColumns)) return false;
     const int64_t last = offset_in(p.x, 0, l.group_channels, p.in_height - 1, p.in_width - 1);
     return last * l.element < kLimit32;
 }

@@ -1,0 +1,57 @@
+// How x comes to LDS in a call: by boxes of the copy engine, or gathered by waves; and whether a tile's pixels are patches.
+#pragma once
+
+#include "../gemm/layout.h"
+#include "params.h"
+
+namespace hipconv {
+
+// What the copy engine's description of consecutive output pixels has bits for.
+inline bool describes_pixels(const Conv2dParams& p) {
+    const auto fits = [](int64_t first, int64_t last, int64_t taps, int64_t dilation, int64_t step) {
+        return first >= -128 && last >= -128 && last <= 127 && (taps - 1) * dilation <= 255 && step <= 8;
+    };
+    const int64_t bottom = int64_t{p.out_height - 1} * p.stride_h - p.pad_top - (p.in_height - 1);
+    const int64_t right = int64_t{p.out_width - 1} * p.stride_w - p.pad_left - (p.in_width - 1);
+    return fits(-int64_t{p.pad_top}, bottom, p.kernel_height, p.dilation_h, p.stride_h) &&
+           fits(-int64_t{p.pad_left}, right, p.kernel_width, p.dilation_w, p.stride_w);
+}
+
+// The stride of an axis in bytes; of an axis of one element, any that is aligned.
+inline int64_t bytes_of_stride(int64_t stride, int64_t size) { return size == 1 ? 16 : stride * 2; }
+
+inline bool takes_boxes(const Conv2dParams& p, const GemmLayout& l, int tile_m) {
+    if (!l.vectors || (p.groups > 1 && l.group_channels % 64 != 0)) return false;
+    for (const auto& [stride, size] : {std::pair{p.x.column_stride, p.in_width}, {p.x.row_stride, p.in_height},
+                                       {p.x.batch_stride, p.batch}})
+        if (bytes_of_stride(stride, size) <= 0 || bytes_of_stride(stride, size) >= int64_t{1} << 40) return false;
+    return patches_serve(p, l, tile_m, kNarrow) || describes_pixels(p);
+}
+
+// Whether eight pixels after one another are aligned in memory, in all channels: of rows of x, and of whole images.
+inline bool has_vectors_of_pixels(const Conv2dParams& p) {
+    return (p.x.column_stride == 1 || p.in_width == 1) && p.in_width % 8 == 0 && is_aligned(p.x.data) &&
+           multiple_of(p.x.channel_stride, p.in_channels, 8) && multiple_of(p.x.row_stride, p.in_height, 8) &&
+           multiple_of(p.x.batch_stride, p.batch, 8);
+}
+inline bool has_whole_images(const Conv2dParams& p, const GemmLayout& l) {
+    const bool is_1x1 = l.taps == 1 && p.stride_h == 1 && p.stride_w == 1 && p.pad_top == 0 && p.pad_left == 0 &&
+                        p.out_height == p.in_height && p.out_width == p.in_width;
+    return is_1x1 && (p.x.column_stride == 1 || p.in_width == 1) && (p.x.row_stride == p.in_width || p.in_height == 1) &&
+           l.image_pixels % 8 == 0 && is_aligned(p.x.data) && multiple_of(p.x.channel_stride, p.in_channels, 8) &&
+           multiple_of(p.x.batch_stride, p.batch, 8);
+}
+
+// How x comes to LDS, if it can, and the columns of a tile's patch or 0.
+struct Bringing {
+    bool serves, by_boxes;
+    int columns;
+};
+
+inline Bringing bringing_of(const Conv2dParams& p, const GemmLayout& l, int tile_m) {
+    if (takes_boxes(p, l, tile_m)) return {true, true, patches_serve(p, l, tile_m, kNarrow) ? kNarrow : 0};
+    if (patches_serve(p, l, tile_m, kWide) && has_vectors_of_pixels(p)) return {true, false, kWide};
+    return {has_whole_images(p, l), false, 0};
+}
+
+}  // namespace hipconv
