@@ -127,6 +127,28 @@ def test_steps_are_those_of_the_kernels_on_repacked_x() -> None:
                 assert (refusal is None) == (parts == stages), (C, R, stride, parts, refusal)
 
 
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
+def test_patches_are_those_of_the_kernels(layout: str) -> None:
+    """The router and the kernels' host code apply one rule: channels_last x in patches can be split between channels alone, and
+    contiguous x of 3x3 taps needs patches."""
+    with environment(HIPCONV_BACKEND="simt", HIPCONV_SIMT_WAVE="32", HIPCONV_SIMT_MMA="mma_sync"):
+        module = jit.module("conv2d", targets.of(torch.device("cpu")))
+    format = torch.channels_last if layout == "nhwc" else torch.contiguous_format
+    seen = set()
+    for height, width in ((h, w) for h in (4, 7, 8, 16, 30, 33, 100) for w in (8, 16, 24, 56, 64, 72, 104, 112, 128)):
+        x, weight = (meta(*shape).to(memory_format=format) for shape in ((1, 64, height, width), (64, 64, 3, 3)))
+        out = meta(1, 64, height, width).to(memory_format=format)
+        asked = problem(64, height, 64)._replace(in_size=(height, width), out_size=(height, width), layout=layout)
+        for tile_m in (64, 128, 256) if layout == "nhwc" else (128,):
+            has_patches = costs._has_patches(asked, tile_m, 8 if layout == "nhwc" else 64)
+            options = ([1, 1], [1] * 4, [1, 1], 1, "zeros", "none", [height, width], torch.bfloat16, layout == "nhwc")
+            call = module.Call(*options, "warpgroup_gemm", [tile_m, 128 if tile_m == 256 else 64, 2 if layout == "nhwc" else 1])
+            refusal = module.conv2d_refusal(out, x, weight, None, None, call)
+            assert (refusal is None) == (has_patches != (layout == "nhwc")), (height, width, tile_m, refusal)
+            seen.add(has_patches)
+    assert seen == {True, False}
+
+
 def test_few_pixels_take_small_tiles_of_warpgroups() -> None:
     """What an H200 measured: a compute unit alone waits for its operands, so two thirds of them are two thirds of the wait."""
     serving = (("warpgroup_gemm", WARPGROUP_TILES),)

@@ -65,7 +65,7 @@ struct GemmLayout {
 };
 
 // Whether patches of so many columns serve as tiles of tile_m pixels: of 3x3 taps of stride 1, and few of their pixels lie beyond the
-// image. python/hipconv/ops/conv2d/router.py counts steps by the same rule, and test_conv2d_router.py holds the two together.
+// image. python/hipconv/ops/conv2d/costs.py counts steps by the same rule, and op_tests/conv2d/test_router.py holds the two together.
 inline bool patches_serve(const Conv2dParams& p, const GemmLayout& l, int tile_m, int columns) {
     if (p.kernel_height != kPatchTaps || p.kernel_width != kPatchTaps) return false;
     if (p.stride_h != 1 || p.stride_w != 1 || p.dilation_h != 1 || p.dilation_w != 1) return false;

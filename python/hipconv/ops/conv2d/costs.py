@@ -173,7 +173,7 @@ def _warpgroups(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int
 
 
 def _has_patches(problem: Problem, tile_m: int, columns: int) -> bool:
-    """Whether one stage serves all taps: as conv2d/warpgroup_gemm/warpgroup_gemm.cu has it."""
+    """Whether one stage serves all taps: as patches_serve in csrc/kernels/conv2d/gemm/layout.h has it."""
     if (problem.kernel, problem.stride, problem.dilation) != ((3, 3), (1, 1), (1, 1)):
         return False
     covered = [-(-size // of) * of for size, of in zip(problem.out_size, (tile_m // columns, columns), strict=True)]
