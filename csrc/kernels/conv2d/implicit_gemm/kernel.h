@@ -6,9 +6,10 @@
 #pragma once
 
 #include "../gemm/epilogue.h"
+#include "filter_loader.h"
 #include "launch/check.h"
-#include "pixel_loader.h"
 #include "patch_loader.h"
+#include "pixel_loader.h"
 
 namespace hipconv {
 

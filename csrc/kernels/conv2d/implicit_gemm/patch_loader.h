@@ -3,7 +3,9 @@
 // across channels on the way costs little.
 #pragma once
 
-#include "pixel_loader.h"
+#include "../common/epilogue.h"
+#include "../gemm/gemm.h"
+#include "device/vec.h"
 
 namespace hipconv {
 

@@ -1,0 +1,65 @@
+// How a block reads the filters, step by step: where each of a thread's chunks comes from.
+#pragma once
+
+#include "../gemm/gemm.h"
+#include "device/vec.h"
+#include "thread_chunks.h"
+
+namespace hipconv {
+
+template <int kTileN, int kThreads>
+struct FilterChunks {
+    static constexpr int kRowsApart = kThreads / kTileChunks, kCount = kTileN / kRowsApart;
+
+    const char* base;  // all lanes'
+    uint32_t offset;
+    uint32_t rows_apart;  // bytes
+    int rows_left;        // filters from this thread's first on
+    int place;            // in LDS, of the first
+    int turn;             // steps until `filter_turn`
+
+    HIPCONV_INLINE FilterChunks(const ConvGemmParams& p, int thread, int group, int first_filter, int first_step) {
+        const ChunkOfThread mine = chunk_of_thread<kThreads>(thread, false);
+        place = chunk_at(mine.first_row, mine.chunk);
+        const int filters = p.group_filters - first_filter;
+        const int row = mine.first_row < filters ? mine.first_row : filters - 1;  // beyond the last, sums are not stored
+        rows_left = filters - row;
+        rows_apart = static_cast<uint32_t>(p.filter_stride) * kRowsApart;
+        base = global_pointer<const char>(p.filters) +
+               (static_cast<int64_t>(group) * p.group_filters + first_filter) * p.filter_stride;
+        const int turns = first_step / p.taps;
+        offset = static_cast<uint32_t>(row) * static_cast<uint32_t>(p.filter_stride) + mine.chunk * 16 +
+                 static_cast<uint32_t>(first_step) * p.filter_step + static_cast<uint32_t>(turns) * p.filter_turn;
+        turn = p.taps - (first_step - turns * p.taps);
+    }
+
+    HIPCONV_INLINE const char* address(int i) const {
+        const uint32_t at = i * kRowsApart < rows_left ? offset + i * rows_apart : offset;
+        return base + at;
+    }
+
+    HIPCONV_INLINE void advance(const ConvGemmParams& p) {
+        offset += p.filter_step;
+        if (--turn == 0) {
+            turn = p.taps;
+            offset += p.filter_turn;
+        }
+    }
+
+    HIPCONV_INLINE void copy(Words4* tile) const {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) copy_later(&tile[place + i * kRowsApart * kTileChunks], address(i), false);
+    }
+
+    HIPCONV_INLINE void load(Words4 (&chunks)[kCount]) const {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) chunks[i] = *reinterpret_cast<const Words4*>(address(i));
+    }
+
+    HIPCONV_INLINE void store(Words4* tile, const Words4 (&chunks)[kCount]) const {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) tile[place + i * kRowsApart * kTileChunks] = chunks[i];
+    }
+};
+
+}  // namespace hipconv

@@ -1,0 +1,21 @@
+// Which chunks of an operand's tile each thread of a block loads.
+#pragma once
+
+#include "matrix/mma.h"
+
+namespace hipconv {
+
+// Which of a tile's chunks a thread loads: chunk `chunk` of rows first_row, first_row + kThreads / 8, … Lanes lie along a row's
+// chunks, or along rows where neighbours in memory are pixels.
+struct ChunkOfThread {
+    int first_row, chunk;
+};
+
+template <int kThreads>
+HIPCONV_INLINE ChunkOfThread chunk_of_thread(int thread, bool lanes_along_rows) {
+    constexpr int kRows = kThreads / kTileChunks;
+    if (lanes_along_rows) return {thread % kRows, thread / kRows};
+    return {thread / kTileChunks, thread % kTileChunks};
+}
+
+}  // namespace hipconv
