@@ -1,0 +1,85 @@
+// Brings x, and filters where they cannot be read in place, to memory where the GEMMs can read them by 16 bytes.
+#pragma once
+
+#include "../common/padding.h"
+#include "../gemm/gemm.h"
+#include "../gemm/pack_filters.h"
+#include "../gemm/transpose.h"
+
+namespace hipconv {
+
+constexpr int kRelayThreads = 128, kChunkChannels = 8;
+
+struct RelayParams {
+    Image x;
+    int32_t channels, height, width, pad_top, pad_left;
+    int32_t step_h, step_w;  // of x, from a relaid pixel to the next
+    PaddingMode padding_mode;
+    void* relaid;
+    int32_t image_pixels, row_pixels, pixels, chunks;  // relaid
+    Divisor divide_by_image, divide_by_row, divide_by_across;
+    int32_t log2_lanes;     // that lie along chunks; the others along pixels
+    int32_t across, tiles;  // blocks along chunks, and in all
+    PackParams filters;     // none, if they are read where they are
+};
+
+// The pixel of x that becomes this one, if it is not of the padding.
+struct PixelOfX {
+    int64_t offset;  // of its first channel
+    bool is_inside;
+};
+
+HIPCONV_INLINE PixelOfX source_of(const RelayParams& p, uint32_t number) {
+    const uint32_t n = divide(number, p.divide_by_image), of_image = number - n * static_cast<uint32_t>(p.image_pixels);
+    const uint32_t row = divide(of_image, p.divide_by_row), column = of_image - row * static_cast<uint32_t>(p.row_pixels);
+    const int64_t h = padded_index(static_cast<int64_t>(row) * p.step_h - p.pad_top, p.height, p.padding_mode);
+    const int64_t w = padded_index(static_cast<int64_t>(column) * p.step_w - p.pad_left, p.width, p.padding_mode);
+    const bool is_inside = h >= 0 && w >= 0;
+    return {is_inside ? offset_in(p.x, n, 0, h, w) : 0, is_inside};
+}
+
+// A thread takes 8 channels of kPixels pixels: of one, wherever it is; or of those after one another in images that are relaid as
+// they are, in vectors of each channel, which it turns.
+template <int kPixels>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kRelayThreads, 6) conv2d_relay(RelayParams p) {
+    let_next_kernel_begin();
+    wait_for_kernel_before();
+    using Vector = Words<f16, kPixels>;
+    Words4* const relaid = global_pointer<Words4>(p.relaid);
+    for (uint32_t block = blockIdx.x; block < static_cast<uint32_t>(p.tiles); block += gridDim.x) {
+        const uint32_t down = divide(block, p.divide_by_across), lanes = 1u << p.log2_lanes;
+        const uint32_t chunk = (block - down * static_cast<uint32_t>(p.across)) * lanes + threadIdx.x % lanes;
+        const uint32_t pixel = (down * (kRelayThreads >> p.log2_lanes) + (threadIdx.x >> p.log2_lanes)) * kPixels;
+        if (chunk >= static_cast<uint32_t>(p.chunks) || pixel >= static_cast<uint32_t>(p.pixels)) continue;
+        PixelOfX source;
+        if constexpr (kPixels == 1) {
+            source = source_of(first_parameter_again(p), pixel);
+        } else {
+            const uint32_t n = divide(pixel, p.divide_by_image);
+            source = {n * p.x.batch_stride + (pixel - n * static_cast<uint32_t>(p.image_pixels)), true};
+        }
+        const uint16_t* const from = global_pointer<const uint16_t>(p.x.data) + source.offset +
+                                     chunk * (kChunkChannels * p.x.channel_stride);
+        const int32_t channels = p.channels - static_cast<int32_t>(chunk) * kChunkChannels;  // that there are
+        Vector loaded[kChunkChannels];
+#pragma unroll
+        for (int e = 0; e < kChunkChannels; ++e) {
+            loaded[e] = Vector{};
+            if (source.is_inside && e < channels) loaded[e] = *reinterpret_cast<const Vector*>(from + e * p.x.channel_stride);
+        }
+#pragma unroll
+        for (int i = 0; i < kPixels; ++i) {
+            relaid[static_cast<int64_t>(pixel + i) * p.chunks + chunk] = channels_of_pixel(loaded, i);
+        }
+    }
+    const PackParams& filters = first_parameter_again(p).filters;
+    if (!filters.packed) return;
+    // The blocks behind those of x, and all others when they are done.
+    const uint32_t first = (blockIdx.x + gridDim.x - static_cast<uint32_t>(p.tiles) % gridDim.x) % gridDim.x;
+    const int64_t count = pack_chunks(filters);
+    for (int64_t i = static_cast<int64_t>(first) * kRelayThreads + threadIdx.x; i < count;
+         i += static_cast<int64_t>(gridDim.x) * kRelayThreads)
+        pack_chunk<f16>(filters, i);
+}
+
+}  // namespace hipconv
