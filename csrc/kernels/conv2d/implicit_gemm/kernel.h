@@ -6,10 +6,8 @@
 #pragma once
 
 #include "../gemm/epilogue.h"
-#include "filter_loader.h"
 #include "launch/check.h"
-#include "patch_loader.h"
-#include "pixel_loader.h"
+#include "mainloop.h"
 
 namespace hipconv {
 
@@ -20,16 +18,6 @@ namespace hipconv {
 HIPCONV_INLINE uint32_t number_on_die(uint32_t block, uint32_t blocks) {
     const uint32_t of_die = blocks / kDies;
     return block < of_die * kDies ? block % kDies * of_die + block / kDies : block;
-}
-
-// A step of a kernel for T, or where kHalvesShareKernels for either type of 16 bits.
-template <typename T, int kPixels, int kFilters, typename RowOf>
-HIPCONV_INLINE void multiply(DType dtype, typename Mma<T, kPixels, kFilters>::Sums& sums, const Words4* pixels,
-                             const Words4* filters, int lane, RowOf row_of) {
-    if constexpr (sizeof(T) == 2 && kHalvesShareKernels) {
-        if (dtype == DType::bf16) return Mma<bf16, kPixels, kFilters>::step(sums, pixels, filters, lane, row_of);
-    }
-    Mma<T, kPixels, kFilters>::step(sums, pixels, filters, lane, row_of);
 }
 
 // T is float or a type of 16 bits; where kHalvesShareKernels, f16 for either.
@@ -43,7 +31,6 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
     if constexpr (kIsLegal) {
         constexpr int kWaves = kShape.threads / kWaveSize, kWavesM = waves_along_pixels(kTileM, kTileN, kWaves);
         constexpr int kPixels = kTileM / kWavesM, kFilters = kTileN / (kWaves / kWavesM);  // of a wave
-        constexpr int kStageChunks = (kTileM + kTileN) * kTileChunks;
         using Wave = Mma<T, kPixels, kFilters>;
         using Pixels = PixelChunks<T, kTileM, kShape.threads, kForm>;
         using Filters = FilterChunks<kTileN, kShape.threads>;
@@ -105,15 +92,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
                 close_copies();
             };
             typename Patch::Loaded loaded;
-#pragma unroll 1
-            for (int piece = 0; piece < Patch::kParts; ++piece) {
-                if (p.by_vectors) {
-                    patch.copy(p, piece, 0, lds);
-                } else {
-                    patch.load(p, piece, 0, loaded);
-                    patch.store(lds, loaded);
-                }
-            }
+            patch.fill(p, lds, loaded);
 #pragma unroll
             for (int stage = 0; stage < kShape.stages - 1; ++stage) fill(stage, stage);
             int stage = 0, next = kShape.stages - 1, turn = 0, tap = 0, row = 0, column = 0;
@@ -155,30 +134,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
         const auto same_row = [](int row) { return row; };
 
         if constexpr (kShape.stages > 1) {
-            const auto fill = [&](int stage, int step) {
-                if (step < end) {
-                    pixels.copy(p, lds + stage * kStageChunks);
-                    filters.copy(lds + stage * kStageChunks + kTileM * kTileChunks);
-                    pixels.advance(p);
-                    filters.advance(p);
-                }
-                close_copies();
-            };
-#pragma unroll
-            for (int stage = 0; stage < kShape.stages - 1; ++stage) fill(stage, first_step + stage);
-            int stage = 0, next = kShape.stages - 1;
-#pragma unroll 1
-            for (int step = first_step; step < end; ++step) {
-                wait_for_copies<kShape.stages - 2>();
-                __syncthreads();  // this step's copies are everyone's, and the stage before is read
-                fill(next, step + kShape.stages - 1);
-                const Words4* tile = lds + stage * kStageChunks;
-                multiply<T, kPixels, kFilters>(p.conv.dtype, sums, tile + wave_pixel * kTileChunks,
-                                               tile + (kTileM + wave_filter) * kTileChunks, lane, same_row);
-                stage = stage + 1 == kShape.stages ? 0 : stage + 1;
-                next = next + 1 == kShape.stages ? 0 : next + 1;
-            }
-            wait_for_copies<0>();
+            mainloop_of_copies<T, kTileM, kTileN, kShape.stages, kPixels, kFilters>(p, pixels, filters, first_step, end, wave_pixel,
+                                                                                    wave_filter, lane, lds, sums);
         } else {
             Words4 filter_chunks[Filters::kCount];
             typename Pixels::Loaded pixel_chunks;

@@ -85,6 +85,19 @@ struct PatchChunks {
             if (v.place[round] >= 0) patch[v.place[round]] = words;
         }
     }
+
+    // The whole first patch.
+    HIPCONV_INLINE void fill(const ConvGemmParams& p, Words4* patch, Loaded& v) const {
+#pragma unroll 1
+        for (int part = 0; part < kParts; ++part) {
+            if (p.by_vectors) {
+                copy(p, part, 0, patch);
+            } else {
+                load(p, part, 0, v);
+                store(patch, v);
+            }
+        }
+    }
 };
 
 }  // namespace hipconv
