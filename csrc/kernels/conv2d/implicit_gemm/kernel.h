@@ -20,6 +20,35 @@ HIPCONV_INLINE uint32_t number_on_die(uint32_t block, uint32_t blocks) {
     return block < of_die * kDies ? block % kDies * of_die + block / kDies : block;
 }
 
+// A wave's sums through LDS to out, kSlabPixels of its pixels at a time. Its place comes by reference: by value, the compilers would
+// make other code.
+template <typename T, int kPixels, int kFilters, typename Pixels>
+HIPCONV_INLINE void store_sums(const ConvGemmParams& p, const typename Mma<T, kPixels, kFilters>::Sums& sums, Words4* const& lds,
+                               const int& wave, const int& lane, const int& wave_pixel, const int& wave_filter,
+                               const int& first_filter, const int& group, const int& part, Pixels run) {
+    float* const slab = reinterpret_cast<float*>(lds) + wave * kSlabPixels * kFilters;
+    static_assert(kPixels <= 2 * kSlabPixels, "two slabs at most");
+#pragma unroll 1
+    for (int number = 0; number < kPixels / kSlabPixels; ++number) {
+        __syncthreads();  // the operands, or the slab before, are read
+        const auto write = [&](int pixel, int filter, auto sum) {
+            *reinterpret_cast<decltype(sum)*>(&slab[slab_at<kFilters>(pixel, filter)]) = sum;
+        };
+        if (number == 0) {
+            Mma<T, kPixels, kFilters>::template for_each<0, kSlabPixels>(sums, lane, write);
+            keep_apart<0>();
+        } else {
+            Mma<T, kPixels, kFilters>::template for_each<kPixels - kSlabPixels, kSlabPixels>(sums, lane, write);
+            keep_apart<1>();
+        }
+        __syncthreads();
+        const ConvGemmParams& again = first_parameter_again(p);
+        const int64_t first = static_cast<int64_t>(group) * again.group_filters + first_filter + wave_filter;
+        store_slab<kSlabPixels, kFilters>(again, slab, lane, run.from(wave_pixel + number * kSlabPixels),
+                                          first_filter + wave_filter, group, part, BiasInMemory{again.conv, first});
+    }
+}
+
 // T is float or a type of 16 bits; where kHalvesShareKernels, f16 for either.
 template <typename T, int kTileM, int kTileN, XForm kForm>
 __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().threads),
@@ -55,27 +84,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
         Wave::clear(sums);
 
         const auto store_out = [&](auto run) {
-            float* const slab = reinterpret_cast<float*>(lds) + wave * kSlabPixels * kFilters;
-            static_assert(kPixels <= 2 * kSlabPixels, "two slabs at most");
-#pragma unroll 1
-            for (int number = 0; number < kPixels / kSlabPixels; ++number) {
-                __syncthreads();  // the operands, or the slab before, are read
-                const auto write = [&](int pixel, int filter, auto sum) {
-                    *reinterpret_cast<decltype(sum)*>(&slab[slab_at<kFilters>(pixel, filter)]) = sum;
-                };
-                if (number == 0) {
-                    Wave::template for_each<0, kSlabPixels>(sums, lane, write);
-                    keep_apart<0>();
-                } else {
-                    Wave::template for_each<kPixels - kSlabPixels, kSlabPixels>(sums, lane, write);
-                    keep_apart<1>();
-                }
-                __syncthreads();
-                const ConvGemmParams& again = first_parameter_again(p);
-                const int64_t first = static_cast<int64_t>(group) * again.group_filters + first_filter + wave_filter;
-                store_slab<kSlabPixels, kFilters>(again, slab, lane, run.from(wave_pixel + number * kSlabPixels),
-                                                  first_filter + wave_filter, group, part, BiasInMemory{again.conv, first});
-            }
+            store_sums<T, kPixels, kFilters>(p, sums, lds, wave, lane, wave_pixel, wave_filter, first_filter, group, part, run);
         };
 
         if constexpr (kForm == XForm::patches) {
