@@ -2,7 +2,7 @@
 // loops. Run as probes.cu is, on a GPU too; `--list-broken` are wrong kernels that simt must not let pass.
 #include <hip/hip_runtime.h>
 
-#include "device/vec.h"
+#include "device/async_copy.h"
 #include "matrix/mma.h"
 #include "probes.h"
 
@@ -23,7 +23,7 @@ __global__ void multiply_tiles(const T* pixels, const T* filters, float* out) {
     for (int i = lane; i < (kPixels + kFilters) * kTileChunks; i += kWaveSize) {
         const int row = i / kTileChunks, chunk = i % kTileChunks;
         const T* from = row < kPixels ? pixels + row * kElements : filters + (row - kPixels) * kElements;
-        tile[chunk_at(row, chunk)] = *reinterpret_cast<const Words4*>(from + chunk * 16 / static_cast<int>(sizeof(T)));
+        tile[swizzled_chunk(row, chunk)] = *reinterpret_cast<const Words4*>(from + chunk * 16 / static_cast<int>(sizeof(T)));
     }
     __syncthreads();
     using Wave = Mma<T, kPixels, kFilters>;

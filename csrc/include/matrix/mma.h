@@ -1,13 +1,14 @@
-// A wave's product of two operand tiles in LDS, whatever instructions the target multiplies matrices with.
+// Multiplies two operand tiles in LDS, by a wave, whatever matrix instructions the target has.
 //
 //   Mma<T, kPixels, kFilters>::step(sums, pixels, filters, lane, row_of)   sums += a step of the inner product
 //   Mma<...>::for_each<kFirst, kCount>(sums, lane, f)                      f(pixel, filter, kRun sums of consecutive filters)
 //
-// An operand tile holds a row of 128 bytes a pixel or filter, of which element k is channel k of the step: 64 elements of 16
-// bits, or 32 of f32. A row is 8 chunks of 16 bytes, and chunk c of row r lies at place c ^ (r % 8): then neither the reads below
-// nor writes along rows or along columns meet in a bank, and it is the 128-byte swizzle of NVIDIA's copy engine.
+// An operand tile holds a row of 128 bytes for each pixel or filter; element k of the row is channel k of the step: 64 elements
+// of 16 bits, or 32 of f32. A row is 8 chunks of 16 bytes, swizzled: chunk c of row r lies at place c ^ (r % 8). Then neither
+// the reads below nor writes along rows or columns have bank conflicts, and the order is the 128-byte swizzle of NVIDIA's TMA.
 //
-// Lanes and elements of each instruction's operands are in the comments of the atoms, and in simt/matrix.h, which executes them.
+// The comments of the atoms, and simt/matrix.h, which executes them, say which lane holds which elements of an instruction's
+// operands.
 #pragma once
 
 #include "device/vec.h"
@@ -18,12 +19,12 @@
 
 namespace hipconv {
 
-constexpr int kTileChunks = 8;  // of a row
+constexpr int kTileChunks = 8;  // chunks of a row
 constexpr int kTileRowBytes = 128;
 
-HIPCONV_INLINE int chunk_at(int row, int chunk) { return row * kTileChunks + (chunk ^ (row % kTileChunks)); }
+HIPCONV_INLINE int swizzled_chunk(int row, int chunk) { return row * kTileChunks + (chunk ^ (row % kTileChunks)); }
 
-// kCount floats of a lane, as matrix instructions take them.
+// The kCount floats that a lane hands to a matrix instruction.
 #if defined(HIPCONV_AMD)
 template <int kCount>
 struct FloatsOf {
@@ -67,15 +68,15 @@ using Short16 = short __attribute__((ext_vector_type(16)));
 using Bfloat8 = __bf16 __attribute__((ext_vector_type(8)));
 #endif
 
-// An atom: what one block of sums of a wave is, and how a phase of a step is multiplied into it. `kPhases` phases make a step. A
-// lane loads from the row of its pixel_row(lane) and filter_row(lane); pixel(lane, e) and filter(lane, e) are those of element e
-// of its sums, where kRun elements after one another are filters after one another.
+// An atom is one block of a wave's sums and the way in which a phase of a step is multiplied into it. `kPhases` phases make a
+// step. A lane loads from the rows pixel_row(lane) and filter_row(lane). Element e of its sums is of pixel(lane, e) and
+// filter(lane, e), and kRun elements after one another are of consecutive filters.
 template <MatrixUnit kUnit, typename T>
 struct Atom;
 
-// CDNA, 32x32: the instruction takes 4 elements of 16 bits or 1 of f32 a lane, k = (lane / 32) * 4 + i or lane / 32. A chunk of
-// 16 bytes feeds two or four of them: in which order the channels are summed does not matter as long as both operands agree.
-// Filters are the rows of the instruction, so that a lane's sums are of consecutive filters.
+// CDNA, 32x32: the instruction takes 4 elements of 16 bits or 1 of f32 from each lane, k = (lane / 32) * 4 + i or lane / 32. A
+// chunk of 16 bytes feeds two or four instructions: the order in which the channels are summed does not matter as long as both
+// operands agree. Filters are the rows of the instruction, so that a lane's sums are of consecutive filters.
 template <typename T>
 struct Atom<MatrixUnit::mfma, T> {
     static constexpr int kPixels = 32, kFilters = 32, kPhases = 4, kAtATime = 4, kRun = 4;
@@ -85,7 +86,7 @@ struct Atom<MatrixUnit::mfma, T> {
     static HIPCONV_INLINE int pixel_row(int lane) { return lane % 32; }
     static HIPCONV_INLINE int filter_row(int lane) { return lane % 32; }
     static HIPCONV_INLINE Operand load_pixels(const Words4* tile, int row, int phase, int lane) {
-        return tile[chunk_at(row, 2 * phase + lane / 32)];
+        return tile[swizzled_chunk(row, 2 * phase + lane / 32)];
     }
     static HIPCONV_INLINE Operand load_filters(const Words4* tile, int row, int phase, int lane) {
         return load_pixels(tile, row, phase, lane);
@@ -97,8 +98,8 @@ struct Atom<MatrixUnit::mfma, T> {
 #if defined(HIPCONV_HAS_MFMA_8_WIDE)
         if constexpr (sizeof(T) == 2) {
             if constexpr (kIsBf16<T>)
-                sums = __builtin_amdgcn_mfma_f32_32x32x16_bf16(bit_cast<Bfloat8>(filters), bit_cast<Bfloat8>(pixels), sums, 0, 0,
-                                                               0);
+                sums = __builtin_amdgcn_mfma_f32_32x32x16_bf16(bit_cast<Bfloat8>(filters), bit_cast<Bfloat8>(pixels), sums, 0,
+                                                               0, 0);
             else
                 sums = __builtin_amdgcn_mfma_f32_32x32x16_f16(bit_cast<Half8>(filters), bit_cast<Half8>(pixels), sums, 0, 0, 0);
             return;
@@ -137,8 +138,8 @@ struct Atom<MatrixUnit::mfma, T> {
     }
 };
 
-// RDNA 3, 16x16x16: a lane takes all 16 elements of row lane % 16, and both halves of the wave take the same. A lane's sums are
-// every other row's, so the pixels are the rows here.
+// RDNA 3, 16x16x16: a lane takes all 16 elements of row lane % 16, and both halves of the wave take the same. A lane's sums
+// belong to every other row, so the pixels are the rows here.
 template <typename T>
 struct Atom<MatrixUnit::wmma11, T> {
     static constexpr int kPixels = 16, kFilters = 16, kPhases = 4, kAtATime = 4, kRun = 1;
@@ -150,7 +151,7 @@ struct Atom<MatrixUnit::wmma11, T> {
     static HIPCONV_INLINE int pixel_row(int lane) { return lane % 16; }
     static HIPCONV_INLINE int filter_row(int lane) { return lane % 16; }
     static HIPCONV_INLINE Operand load_pixels(const Words4* tile, int row, int phase, int) {
-        return {tile[chunk_at(row, 2 * phase)], tile[chunk_at(row, 2 * phase + 1)]};
+        return {tile[swizzled_chunk(row, 2 * phase)], tile[swizzled_chunk(row, 2 * phase + 1)]};
     }
     static HIPCONV_INLINE Operand load_filters(const Words4* tile, int row, int phase, int lane) {
         return load_pixels(tile, row, phase, lane);
@@ -180,7 +181,7 @@ struct Atom<MatrixUnit::wmma11, T> {
 #endif
 };
 
-// RDNA 4, 16x16x16: a lane takes 8 elements, row lane % 16, k = (lane / 16) * 8 + i, and sums 8 consecutive rows.
+// RDNA 4, 16x16x16: a lane takes 8 elements of row lane % 16, k = (lane / 16) * 8 + i, and its sums are of 8 consecutive rows.
 template <typename T>
 struct Atom<MatrixUnit::wmma12, T> {
     static constexpr int kPixels = 16, kFilters = 16, kPhases = 4, kAtATime = 4, kRun = 4;
@@ -190,7 +191,7 @@ struct Atom<MatrixUnit::wmma12, T> {
     static HIPCONV_INLINE int pixel_row(int lane) { return lane % 16; }
     static HIPCONV_INLINE int filter_row(int lane) { return lane % 16; }
     static HIPCONV_INLINE Operand load_pixels(const Words4* tile, int row, int phase, int lane) {
-        return tile[chunk_at(row, 2 * phase + lane / 16)];
+        return tile[swizzled_chunk(row, 2 * phase + lane / 16)];
     }
     static HIPCONV_INLINE Operand load_filters(const Words4* tile, int row, int phase, int lane) {
         return load_pixels(tile, row, phase, lane);
@@ -212,23 +213,23 @@ struct Atom<MatrixUnit::wmma12, T> {
     }
 };
 
-// NVIDIA, two of m16n8k16: pixels are its rows. Operands come by ldmatrix, four 8x8 matrices a time, of which lane l names row l
-// % 8 of matrix l / 8 and gets two elements of row l / 4 of each.
+// NVIDIA, two of m16n8k16: pixels are the rows. ldmatrix loads the operands, four 8x8 matrices at a time: lane l names row l %
+// 8 of matrix l / 8 and gets two elements of row l / 4 of each.
 template <typename T>
 struct Atom<MatrixUnit::mma_sync, T> {
     static constexpr int kPixels = 16, kFilters = 16, kPhases = 4, kAtATime = 4, kRun = 2;
     using Operand = Words4;
     using Sums = Floats<8>;
 
-    // Matrices: upper and lower pixels of the first 8 channels, then of the other 8; and the first 8 filters' two halves of the
-    // channels, then the other filters'.
+    // The four matrices of pixels are the upper and lower pixels' first 8 channels, then their other 8. Those of filters are
+    // the first 8 filters' two halves of the channels, then the other filters'.
     static HIPCONV_INLINE int pixel_row(int lane) { return lane % 16; }
     static HIPCONV_INLINE int filter_row(int lane) { return lane / 16 * 8 + lane % 8; }
     static HIPCONV_INLINE Operand load_pixels(const Words4* tile, int row, int phase, int lane) {
-        return load_matrices(&tile[chunk_at(row, 2 * phase + lane / 16)]);
+        return load_matrices(&tile[swizzled_chunk(row, 2 * phase + lane / 16)]);
     }
     static HIPCONV_INLINE Operand load_filters(const Words4* tile, int row, int phase, int lane) {
-        return load_matrices(&tile[chunk_at(row, 2 * phase + lane / 8 % 2)]);
+        return load_matrices(&tile[swizzled_chunk(row, 2 * phase + lane / 8 % 2)]);
     }
     static HIPCONV_INLINE int pixel(int lane, int e) { return lane / 4 + e / 2 % 2 * 8; }
     static HIPCONV_INLINE int filter(int lane, int e) { return e / 4 * 8 + lane % 4 * 2 + e % 2; }
@@ -276,18 +277,22 @@ struct Atom<MatrixUnit::mma_sync, T> {
     }
 };
 
-// No matrix instruction: a lane makes one pixel of 8 times one filter of the others. The only way for f32 but on CDNA.
+// No matrix instruction: a lane multiplies one of 8 pixels by one filter. f32 has no other way except on CDNA.
 template <typename T>
 struct Atom<MatrixUnit::fma, T> {
     static constexpr int kPixels = 8, kFilters = kWaveSize / 8, kPhases = 8, kRun = 1;
-    static constexpr int kAtATime = 2;  // phases; more take registers and gain nothing
+    static constexpr int kAtATime = 2;  // phases; more of them take registers and gain nothing
     using Operand = Words4;
     using Sums = Floats<1>;
 
     static HIPCONV_INLINE int pixel_row(int lane) { return pixel(lane, 0); }
     static HIPCONV_INLINE int filter_row(int lane) { return filter(lane, 0); }
-    static HIPCONV_INLINE Operand load_pixels(const Words4* tile, int row, int phase, int) { return tile[chunk_at(row, phase)]; }
-    static HIPCONV_INLINE Operand load_filters(const Words4* tile, int row, int phase, int) { return tile[chunk_at(row, phase)]; }
+    static HIPCONV_INLINE Operand load_pixels(const Words4* tile, int row, int phase, int) {
+        return tile[swizzled_chunk(row, phase)];
+    }
+    static HIPCONV_INLINE Operand load_filters(const Words4* tile, int row, int phase, int) {
+        return tile[swizzled_chunk(row, phase)];
+    }
     static HIPCONV_INLINE int pixel(int lane, int) { return lane / kFilters; }
     static HIPCONV_INLINE int filter(int lane, int) { return lane % kFilters; }
 
@@ -325,8 +330,8 @@ struct Mma {
                 for (int e = 0; e < kElements; ++e) sums[i][j][e] = 0.0f;
     }
 
-    // One step over the 128 bytes of each row: of the wave's first filter and those behind it, of which the first is a multiple
-    // of 8, and of the pixels' rows, row_of(0) to row_of(kPixels - 1).
+    // Takes one step, over the 128 bytes of each row. `filters` is the row of the wave's first filter, a multiple of 8, and the
+    // others follow it; the pixels' rows are row_of(0) to row_of(kPixels - 1).
     template <typename RowOf>
     static HIPCONV_INLINE void step(Sums& sums, const Words4* pixels, const Words4* filters, int lane, RowOf row_of) {
         if constexpr (A::kAtATime == A::kPhases) {
@@ -343,7 +348,7 @@ struct Mma {
 
     static constexpr int kRun = A::kRun;
 
-    // The sums of pixels kFirst to kFirst + kCount - 1: f(pixel - kFirst, filter, Words<float, kRun>).
+    // Calls f(pixel - kFirst, filter, Words<float, kRun>) for the sums of pixels kFirst to kFirst + kCount - 1.
     template <int kFirst, int kCount, typename F>
     static HIPCONV_INLINE void for_each(const Sums& sums, int lane, F f) {
         static_assert(kFirst % A::kPixels == 0 && kCount % A::kPixels == 0, "whole atoms");

@@ -1,10 +1,10 @@
-// Products of tiles in LDS by four waves together, on the matrix cores of sm_90: sums stay in the waves' registers, operands are
-// read from LDS as they are, and the products go on while the waves do not wait for them.
+// wgmma: four waves together (a warpgroup) multiply tiles in LDS on the matrix cores of sm_90. The sums stay in the waves'
+// registers, the operands are read from LDS as they are, and the products run asynchronously until the waves wait for them.
 //
-//   begin_products(); multiply<T, kFilters>(…), …; end_products(); wait_for_products<kEndedLeft>();
+//   wgmma_fence(); wgmma<T, kFilters>(…), …; wgmma_commit(); wgmma_wait<kGroupsLeft>();
 //
-// An operand is rows of 128 bytes in the order of chunk_at, counted from a multiple of 1024 bytes: since the order follows from
-// the address, an operand may begin at any row. Its rows are groups of eight, each `group_bytes` behind the one before.
+// An operand is rows of 128 bytes, swizzled as swizzled_chunk says, from a multiple of 1024 bytes on: since the swizzle follows
+// from the address, an operand may begin at any row. Its rows form groups of eight, each `group_bytes` behind the one before.
 #pragma once
 
 #include "matrix/mma.h"
@@ -12,23 +12,24 @@
 
 namespace hipconv {
 
-constexpr int kWarpgroupThreads = 128, kWarpgroupPixels = 64, kProductDepth = 16;
+constexpr int kWarpgroupThreads = 128, kWarpgroupPixels = 64, kWgmmaDepth = 16;
 
-// Registers of each thread of a warpgroup from here on; all of its threads must come. Those given back by some, others get.
+// Set how many registers each thread of a warpgroup has from here on; all of its threads must come. Producers free registers
+// that consumers then allocate.
 template <int kRegisters>
-HIPCONV_INLINE void give_back_registers() {
+HIPCONV_INLINE void dealloc_registers() {
 #if defined(HIPCONV_HAS_WARPGROUPS)
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 #endif
 }
 template <int kRegisters>
-HIPCONV_INLINE void take_registers() {
+HIPCONV_INLINE void alloc_registers() {
 #if defined(HIPCONV_HAS_WARPGROUPS)
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 #endif
 }
 
-// threadIdx.x, asked for here, and not kept in a register from before a loop.
+// Reads threadIdx.x here, so that it is not kept in a register from before a loop.
 HIPCONV_INLINE int thread_again() {
 #if defined(HIPCONV_NVIDIA_DEVICE)
     int thread;
@@ -50,32 +51,32 @@ struct WarpgroupSums {
     static HIPCONV_INLINE int filter(int thread, int e) { return e / 4 * 8 + thread % 4 * 2 + e % 2; }
 };
 
-HIPCONV_INLINE void begin_products() {
+HIPCONV_INLINE void wgmma_fence() {
 #if defined(HIPCONV_HAS_WARPGROUPS)
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #endif
 }
 
-HIPCONV_INLINE void end_products() {
+HIPCONV_INLINE void wgmma_commit() {
 #if defined(HIPCONV_HAS_WARPGROUPS)
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 #endif
 }
 
-// The products ended but for the last kEndedLeft times are done: their operands may be written again, and with none left, the sums
-// read.
-template <int kEndedLeft>
-HIPCONV_INLINE void wait_for_products() {
+// Waits until all committed groups of products but the last kGroupsLeft are done. Their operands may then be written again;
+// with no group left, the sums may be read.
+template <int kGroupsLeft>
+HIPCONV_INLINE void wgmma_wait() {
 #if defined(HIPCONV_HAS_WARPGROUPS)
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kEndedLeft) : "memory");
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroupsLeft) : "memory");
 #elif defined(HIPCONV_HOST)
     (void)__ballot(1);  // all lanes of the wave have come
 #endif
 }
 
-// Between the last wait and the first use, for the compiler.
+// Keeps the compiler from moving a use of the sums before the last wait.
 template <int kFilters>
-HIPCONV_INLINE void show(WarpgroupSums<kFilters>& sums) {
+HIPCONV_INLINE void fence_sums(WarpgroupSums<kFilters>& sums) {
 #if defined(HIPCONV_HAS_WARPGROUPS)
 #pragma unroll
     for (int e = 0; e < kFilters / 2; ++e) asm volatile("" : "+f"(sums.values[e])::"memory");
@@ -84,10 +85,10 @@ HIPCONV_INLINE void show(WarpgroupSums<kFilters>& sums) {
 #endif
 }
 
-// ---- turning what lanes hold ------------------------------------------------------------------------------------------
+// ---- transposes between lanes -----------------------------------------------------------------------------------------
 
-// Word i of the lane that is number c of its four becomes word c of number i.
-HIPCONV_INLINE void turn_in_fours(uint32_t (&words)[4], int lane) {
+// Transposes the four words of four lanes: word i of lane c of the four becomes word c of lane i.
+HIPCONV_INLINE void transpose_4x4(uint32_t (&words)[4], int lane) {
 #if defined(HIPCONV_HAS_WARPGROUPS) || defined(HIPCONV_HOST)
 #pragma unroll
     for (int apart = 1; apart < 4; apart *= 2) {
@@ -104,27 +105,29 @@ HIPCONV_INLINE void turn_in_fours(uint32_t (&words)[4], int lane) {
 #endif
 }
 
-// A matrix of 8 by 8 halves, of which a lane holds elements 2 (lane % 4) and the next of row lane / 4, turned about its diagonal.
-HIPCONV_INLINE uint32_t turn_8x8(uint32_t halves, int lane) {
+// Transposes a matrix of 8 by 8 elements of 16 bits. A lane holds elements 2 (lane % 4) and the next of row lane / 4.
+HIPCONV_INLINE uint32_t transpose_8x8(uint32_t elements, int lane) {
 #if defined(HIPCONV_HAS_WARPGROUPS)
     (void)lane;
-    uint32_t turned;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(halves));
-    return turned;
+    uint32_t transposed;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(elements));
+    return transposed;
 #elif defined(HIPCONV_HOST)
     const int row = lane / 4, column = lane % 4 * 2;  // of the result
-    const uint32_t first = __shfl(halves, column * 4 + row / 2, 32), second = __shfl(halves, (column + 1) * 4 + row / 2, 32);
+    const uint32_t first = __shfl(elements, column * 4 + row / 2, 32),
+                   second = __shfl(elements, (column + 1) * 4 + row / 2, 32);
     return row % 2 ? first >> 16 | (second & 0xffff0000u) : (first & 0xffffu) | second << 16;
 #else
-    return halves + lane;
+    return elements + lane;
 #endif
 }
 
 // ---- products ---------------------------------------------------------------------------------------------------------
 
 #if defined(HIPCONV_HAS_WARPGROUPS)
-// An operand as the instruction wants it described: address and distance in 16 bytes, and the order of chunks.
-HIPCONV_INLINE uint64_t operand_of(uint32_t address, uint32_t group_bytes) {
+// The descriptor of an operand ("matrix descriptor" in the PTX manual): address and distance in units of 16 bytes, and the
+// swizzle.
+HIPCONV_INLINE uint64_t matrix_descriptor(uint32_t address, uint32_t group_bytes) {
     return static_cast<uint64_t>((address & 0x3ffff) >> 4) | uint64_t{1} << 16 | static_cast<uint64_t>(group_bytes >> 4) << 32 |
            uint64_t{1} << 62;
 }
@@ -153,14 +156,14 @@ HIPCONV_INLINE uint64_t operand_of(uint32_t address, uint32_t group_bytes) {
                  : "l"(pixels), "l"(filters), "r"(static_cast<int>(keeps_sums)))
 #endif
 
-// sums = [sums +] 64 pixels by kFilters filters, over kProductDepth channels from byte `channel_bytes` of the rows on.
+// sums = [sums +] 64 pixels by kFilters filters, over kWgmmaDepth channels that begin at byte `channel_bytes` of the rows.
 template <typename T, int kFilters>
-HIPCONV_INLINE void multiply(WarpgroupSums<kFilters>& sums, const Words4* pixel_rows, int first_row, int group_bytes,
+HIPCONV_INLINE void wgmma(WarpgroupSums<kFilters>& sums, const Words4* pixel_rows, int first_row, int group_bytes,
                              const Words4* filter_rows, int channel_bytes, bool keeps_sums) {
-    static_assert(kFilters == 64 || kFilters == 128, "or write down another instruction");
+    static_assert(kFilters == 64 || kFilters == 128, "other sizes are other instructions");
 #if defined(HIPCONV_HAS_WARPGROUPS)
-    const uint64_t pixels = operand_of(lds_address(pixel_rows) + first_row * kTileRowBytes + channel_bytes, group_bytes);
-    const uint64_t filters = operand_of(lds_address(filter_rows) + channel_bytes, 8 * kTileRowBytes);
+    const uint64_t pixels = matrix_descriptor(lds_address(pixel_rows) + first_row * kTileRowBytes + channel_bytes, group_bytes);
+    const uint64_t filters = matrix_descriptor(lds_address(filter_rows) + channel_bytes, 8 * kTileRowBytes);
     float(&d)[kFilters / 2] = sums.values;
     if constexpr (kFilters == 128 && kIsBf16<T>)
         HIPCONV_WGMMA(128, "bf16", "64", "65", "66");
@@ -174,7 +177,7 @@ HIPCONV_INLINE void multiply(WarpgroupSums<kFilters>& sums, const Words4* pixel_
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
     const auto element = [&](const Words4* rows, int row, int k) {
         T value;
-        std::memcpy(&value, reinterpret_cast<const char*>(&rows[chunk_at(row, (channel_bytes + 2 * k) / 16)]) +
+        std::memcpy(&value, reinterpret_cast<const char*>(&rows[swizzled_chunk(row, (channel_bytes + 2 * k) / 16)]) +
                                 (channel_bytes + 2 * k) % 16, 2);
         return to_float(value);
     };
@@ -182,7 +185,7 @@ HIPCONV_INLINE void multiply(WarpgroupSums<kFilters>& sums, const Words4* pixel_
         const int pixel = sums.pixel(thread, e), filter = sums.filter(thread, e);
         const int row = first_row + pixel / 8 * (group_bytes / kTileRowBytes) + pixel % 8;
         float sum = keeps_sums ? sums.values[e] : 0.0f;
-        for (int k = 0; k < kProductDepth; ++k) sum += element(pixel_rows, row, k) * element(filter_rows, filter, k);
+        for (int k = 0; k < kWgmmaDepth; ++k) sum += element(pixel_rows, row, k) * element(filter_rows, filter, k);
         sums.values[e] = sum;
     }
 #else

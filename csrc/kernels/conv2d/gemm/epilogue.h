@@ -8,7 +8,7 @@
 namespace hipconv {
 
 // Where an output pixel is.
-struct PixelOfOut {
+struct OutPixel {
     int n, p, q;
 };
 
@@ -18,7 +18,7 @@ struct PixelRun {
 
     HIPCONV_INLINE PixelRun from(int number) const { return {image, first + number}; }
     HIPCONV_INLINE bool has(const ConvGemmParams& p, int i) const { return first + i < p.pixels; }
-    HIPCONV_INLINE PixelOfOut at(const ConvGemmParams& p, int i) const {
+    HIPCONV_INLINE OutPixel at(const ConvGemmParams& p, int i) const {
         int n = image, pixel = first + i;
         if (!p.by_image) {
             n = static_cast<int>(divide(pixel, p.divide_by_image));
@@ -34,11 +34,11 @@ struct PixelPatch {
     int image, row, column, first;
 
     HIPCONV_INLINE PixelPatch from(int number) const { return {image, row, column, first + number}; }
-    HIPCONV_INLINE PixelOfOut at(const ConvGemmParams&, int i) const {
+    HIPCONV_INLINE OutPixel at(const ConvGemmParams&, int i) const {
         return {image, row + (first + i) / kColumns, column + (first + i) % kColumns};
     }
     HIPCONV_INLINE bool has(const ConvGemmParams& p, int i) const {
-        const PixelOfOut pixel = at(p, i);
+        const OutPixel pixel = at(p, i);
         return pixel.p < p.conv.out_height && pixel.q < p.conv.out_width;
     }
 };
@@ -107,44 +107,44 @@ HIPCONV_INLINE void activate_eight(float (&v)[8], Conv2dActivation activation) {
 // Finished sums of pixels by kFilters filters of a wave, in LDS, with the four-float units of a row in another order
 // in each row, so that neither writes nor reads along rows or columns meet in a bank.
 template <int kFilters>
-HIPCONV_INLINE int slab_at(int pixel, int filter) {
+HIPCONV_INLINE int epilogue_index(int pixel, int filter) {
     return pixel * kFilters + ((filter / 4 ^ pixel % (kFilters / 4)) * 4 + filter % 4);
 }
 
-// Bias, residual and activation of a wave's slab, and its way to memory, lanes along the denser of out's filters and pixels.
-template <int kSlabPixels, int kFilters, typename Pixels>
-HIPCONV_INLINE void store_slab_by_elements(const ConvGemmParams& p, const float* slab, int lane, Pixels run, int first_filter,
+// Bias, residual and activation of a wave's epilogue_tile, and its way to memory, lanes along the denser of out's filters and pixels.
+template <int kEpiloguePixels, int kFilters, typename Pixels>
+HIPCONV_INLINE void store_epilogue_tile_by_elements(const ConvGemmParams& p, const float* epilogue_tile, int lane, Pixels run, int first_filter,
                                            int group, int part) {
     const Conv2dParams& c = p.conv;
     const int filters = p.group_filters - first_filter;
     const int64_t k_first = static_cast<int64_t>(group) * p.group_filters + first_filter, part_offset = part * p.part_stride;
     if (p.along_filters) {
 #pragma unroll 1
-        for (int i = lane; i < kSlabPixels * kFilters; i += kWaveSize) {
+        for (int i = lane; i < kEpiloguePixels * kFilters; i += kWaveSize) {
             const int pixel = i / kFilters, filter = i % kFilters;
             if (filter >= filters || !run.has(p, pixel)) continue;
-            const PixelOfOut at = run.at(p, pixel);
-            conv2d_store(c, at.n, k_first + filter, at.p, at.q, slab[slab_at<kFilters>(pixel, filter)], part_offset);
+            const OutPixel at = run.at(p, pixel);
+            conv2d_store(c, at.n, k_first + filter, at.p, at.q, epilogue_tile[epilogue_index<kFilters>(pixel, filter)], part_offset);
         }
         return;
     }
-    static_assert(kWaveSize % kSlabPixels == 0, "a lane has one pixel");
-    const int pixel = lane % kSlabPixels;
+    static_assert(kWaveSize % kEpiloguePixels == 0, "a lane has one pixel");
+    const int pixel = lane % kEpiloguePixels;
     if (!run.has(p, pixel)) return;
-    const PixelOfOut at = run.at(p, pixel);
+    const OutPixel at = run.at(p, pixel);
     const int64_t first = part_offset + offset_in(c.out, at.n, k_first, at.p, at.q);
     const int64_t first_residual = c.residual.data ? offset_in(c.residual, at.n, k_first, at.p, at.q) : 0;
 #pragma unroll 1
-    for (int filter = lane / kSlabPixels; filter < kFilters && filter < filters; filter += kWaveSize / kSlabPixels)
+    for (int filter = lane / kEpiloguePixels; filter < kFilters && filter < filters; filter += kWaveSize / kEpiloguePixels)
         conv2d_store_at(
             c, k_first + filter, [&] { return first + filter * c.out.channel_stride; },
-            [&] { return first_residual + filter * c.residual.channel_stride; }, slab[slab_at<kFilters>(pixel, filter)]);
+            [&] { return first_residual + filter * c.residual.channel_stride; }, epilogue_tile[epilogue_index<kFilters>(pixel, filter)]);
 }
 
-// The bias of a slab's filters from `filter` on, of each sum or of all.
+// The bias of a epilogue_tile's filters from `filter` on, of each sum or of all.
 struct BiasInMemory {
     const Conv2dParams& conv;
-    int64_t first;  // filter of the slab
+    int64_t first;  // filter of the epilogue_tile
 
     HIPCONV_INLINE void add_to(float (&v)[8], int filter, bool of_each) const {
         if (!conv.bias) return;
@@ -156,8 +156,8 @@ struct BiasInMemory {
 };
 
 // The same, eight elements a lane where they are aligned.
-template <int kSlabPixels, int kFilters, typename Pixels, typename Bias>
-HIPCONV_INLINE void store_slab(const ConvGemmParams& p, const float* slab, int lane, Pixels run, int first_filter, int group,
+template <int kEpiloguePixels, int kFilters, typename Pixels, typename Bias>
+HIPCONV_INLINE void store_epilogue_tile(const ConvGemmParams& p, const float* epilogue_tile, int lane, Pixels run, int first_filter, int group,
                                int part, Bias bias) {
     const Conv2dParams& c = p.conv;
     const int filters = p.group_filters - first_filter;
@@ -166,16 +166,16 @@ HIPCONV_INLINE void store_slab(const ConvGemmParams& p, const float* slab, int l
     if (p.vector_stores) {
         constexpr int kAcross = kFilters / 8;
 #pragma unroll 1
-        for (int unit = lane; unit < kSlabPixels * kAcross; unit += kWaveSize) {
-            const int pixel = p.along_filters ? unit / kAcross : unit % (kSlabPixels / 8) * 8;
-            const int filter = p.along_filters ? unit % kAcross * 8 : unit / (kSlabPixels / 8);
+        for (int unit = lane; unit < kEpiloguePixels * kAcross; unit += kWaveSize) {
+            const int pixel = p.along_filters ? unit / kAcross : unit % (kEpiloguePixels / 8) * 8;
+            const int filter = p.along_filters ? unit % kAcross * 8 : unit / (kEpiloguePixels / 8);
             if (filter >= filters || !run.has(p, pixel)) continue;
-            const PixelOfOut at = run.at(p, pixel);
+            const OutPixel at = run.at(p, pixel);
             const int64_t k = k_first + filter;
             float v[8], more[8];
 #pragma unroll
             for (int i = 0; i < 8; ++i)
-                v[i] = p.along_filters ? slab[slab_at<kFilters>(pixel, filter + i)] : slab[slab_at<kFilters>(pixel + i, filter)];
+                v[i] = p.along_filters ? epilogue_tile[epilogue_index<kFilters>(pixel, filter + i)] : epilogue_tile[epilogue_index<kFilters>(pixel + i, filter)];
             bias.add_to(v, filter, p.along_filters);
             if (c.residual.data) {
                 load_eight(more, c.residual.data, offset_in(c.residual, at.n, k, at.p, at.q), c.residual_dtype);
@@ -187,7 +187,7 @@ HIPCONV_INLINE void store_slab(const ConvGemmParams& p, const float* slab, int l
         }
         return;
     }
-    store_slab_by_elements<kSlabPixels, kFilters>(p, slab, lane, run, first_filter, group, part);
+    store_epilogue_tile_by_elements<kEpiloguePixels, kFilters>(p, epilogue_tile, lane, run, first_filter, group, part);
 }
 
 }  // namespace hipconv

@@ -30,7 +30,7 @@ inline Divisor divisor_of(uint32_t by) {
 // they are, with any padding, in small tiles; or in patches that serve all taps (conv2d/implicit_gemm/patch_loader.h), in either way.
 enum class XForm { vectors, elements, anything, patches };
 
-constexpr int kMostTapsAcross = 15;  // rows or columns of taps: each has a bit in a word, but in the last form
+constexpr int kMaxTapsAcross = 15;  // rows or columns of taps: each has a bit in a word, but in the last form
 
 struct ConvGemmParams {
     Conv2dParams conv;  // with split_k > 1, `out` is the first part's sums
@@ -57,14 +57,14 @@ struct ConvGemmParams {
     int32_t chunks;          // of a pixel's channels of a group
     bool taps_inside;        // each tap has whole steps
     int32_t taps, steps;     // steps of the whole product
-    int32_t steps_a_part;    // of a block, with split_k > 1
+    int32_t steps_per_part;    // of a block, with split_k > 1
     int32_t next_chunk, next_column, next_row;  // taps outside: from a step to the next, as chunks and taps
     uint32_t next_tap;                          // the same in bytes of x
 
     // The filters as the steps read them, in bytes.
     const void* filters;
     int64_t filter_stride;
-    uint32_t filter_step, filter_turn;  // from a step to the next; and added after every `taps` steps
+    uint32_t filter_step, filter_wrap;  // from a step to the next; and added after every `taps` steps
 
     // out
     bool along_filters;   // lanes lie along filters, else along pixels
@@ -78,7 +78,7 @@ HIPCONV_INLINE constexpr int patch_rows(int tile_m) { return (tile_m / kPatchCol
 
 // A block of threads and its tile. The same in the host and the device pass.
 struct GemmShape {
-    int tile_m, tile_n, threads, blocks_a_unit, stages;
+    int tile_m, tile_n, threads, blocks_per_unit, stages;
     bool patches;
 };
 
@@ -100,15 +100,15 @@ HIPCONV_INLINE constexpr int waves_along_pixels(int tile_m, int tile_n, int wave
     return along;
 }
 
-constexpr int kSlabPixels = 32;  // of a wave, that pass through LDS together on their way out
+constexpr int kEpiloguePixels = 32;  // of a wave, that pass through LDS together on their way out
 
 // Bytes of LDS: the operands' tiles, later the finished sums.
 HIPCONV_INLINE constexpr int gemm_shared_bytes(GemmShape shape, int wave_size) {
     const int waves = shape.threads / wave_size, along = waves_along_pixels(shape.tile_m, shape.tile_n, waves);
     const int pixel_rows = shape.patches ? 2 * patch_rows(shape.tile_m) : shape.stages * shape.tile_m;
     const int operands = (pixel_rows + shape.stages * shape.tile_n) * kTileRowBytes;
-    const int slabs = along * kSlabPixels * shape.tile_n * 4;
-    return operands > slabs ? operands : slabs;
+    const int epilogue_tiles = along * kEpiloguePixels * shape.tile_n * 4;
+    return operands > epilogue_tiles ? operands : epilogue_tiles;
 }
 
 // Whether a unit has a tile. A tile that it does not have compiles to a kernel that does nothing and is never launched.

@@ -22,7 +22,7 @@ struct GemmLayout {
     bool taps_inside, packs;
     bool bits;     // a tap's row and column have a bit each, and where they are none of x, it is zero
     bool vectors;  // of channels are aligned
-    int64_t filter_stride, filter_step, filter_turn, filter_tap;  // bytes; filter_tap: to the next tap of the same channels
+    int64_t filter_stride, filter_step, filter_wrap, filter_tap;  // bytes; filter_tap: to the next tap of the same channels
     int64_t packed_bytes, image_pixels, out_elements;
 
     // `steps_across_taps`: where taps do not have whole steps, a step may hold chunks of several.
@@ -35,7 +35,7 @@ struct GemmLayout {
         taps = static_cast<int64_t>(p.kernel_height) * p.kernel_width;
         taps_inside = steps_across_taps && chunks % kTileChunks == 0;
         steps = ceil_of(taps * chunks, kTileChunks);
-        bits = p.padding_mode == PaddingMode::zeros && p.kernel_height <= kMostTapsAcross && p.kernel_width <= kMostTapsAcross;
+        bits = p.padding_mode == PaddingMode::zeros && p.kernel_height <= kMaxTapsAcross && p.kernel_width <= kMaxTapsAcross;
         const bool whole = group_channels % elements == 0;
         vectors = whole && bits && (p.x.channel_stride == 1 || p.in_channels == 1) && is_aligned(p.x.data) &&
                   multiple_of(p.x.column_stride, p.in_width, elements) && multiple_of(p.x.row_stride, p.in_height, elements) &&
@@ -56,7 +56,7 @@ struct GemmLayout {
         packs = !in_place;
         filter_stride = packs ? steps * kTileRowBytes : p.weight.batch_stride * element;
         filter_step = packs || !taps_inside ? kTileRowBytes : tap_stride * element;
-        filter_turn = packs || !taps_inside ? 0 : kTileRowBytes - taps * filter_step;
+        filter_wrap = packs || !taps_inside ? 0 : kTileRowBytes - taps * filter_step;
         filter_tap = packs ? chunks * 16 : tap_stride * element;
         packed_bytes = packs ? round_up(filter_stride * p.out_channels, 256) : 0;
     }

@@ -46,8 +46,8 @@ HIPCONV_INLINE void pack_chunk(const PackParams& p, int64_t i) {
         constexpr int kInWord = 4 / static_cast<int>(sizeof(T));
         set_word(words, e / kInWord, word(words, e / kInWord) | bits << (e % kInWord * 16));
     }
-    const int32_t step_chunk = chunk % kTileChunks, turn = chunk / kTileChunks;
-    row[p.taps_inside ? (turn * taps + tap) * kTileChunks + step_chunk : tap * p.chunks + chunk] = words;
+    const int32_t step_chunk = chunk % kTileChunks, channel_block = chunk / kTileChunks;
+    row[p.taps_inside ? (channel_block * taps + tap) * kTileChunks + step_chunk : tap * p.chunks + chunk] = words;
 }
 
 }  // namespace hipconv

@@ -7,9 +7,9 @@
 
 namespace hipconv {
 
-constexpr int kAddThreads = 64;  // few units are to be on many compute units
+constexpr int kReduceThreads = 64;  // few units are to be on many compute units
 
-struct AddPartsParams {
+struct ReduceParams {
     Conv2dParams conv;
     const float* parts;  // (parts, batch, out_height, out_width, out_channels)
     int32_t count, units, across;  // threads' work, in all and across channels
@@ -20,9 +20,9 @@ struct AddPartsParams {
 
 // A thread adds the parts of kEach channels of an output pixel in their order, the same on every run.
 template <int kEach>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kAddThreads, 8) conv2d_add_parts(AddPartsParams p) {
+__global__ void HIPCONV_LAUNCH_BOUNDS(kReduceThreads, 8) conv2d_add_parts(ReduceParams p) {
     const int32_t image = p.conv.out_height * p.conv.out_width;
-    for (uint32_t i = blockIdx.x * kAddThreads + threadIdx.x; i < static_cast<uint32_t>(p.units); i += gridDim.x * kAddThreads) {
+    for (uint32_t i = blockIdx.x * kReduceThreads + threadIdx.x; i < static_cast<uint32_t>(p.units); i += gridDim.x * kReduceThreads) {
         int32_t n, k, pixel;  // of the image
         if (p.lanes_along_channels) {
             const int32_t of_all = static_cast<int32_t>(divide(i, p.divide_by_across));
@@ -64,7 +64,7 @@ inline void add_parts(const Conv2dParams& p, const ConvGemmParams& g, int split_
     const bool by_fours = p.out_channels % 4 == 0;
     const int32_t across = by_fours ? p.out_channels / 4 : p.out_channels;
     const int32_t image = p.out_height * p.out_width, units = image * p.batch * across;
-    const AddPartsParams add{p,
+    const ReduceParams add{p,
                              static_cast<const float*>(g.conv.out.data),
                              split_k,
                              units,
@@ -74,8 +74,8 @@ inline void add_parts(const Conv2dParams& p, const ConvGemmParams& g, int split_
                              divisor_of(static_cast<uint32_t>(across)),
                              divisor_of(static_cast<uint32_t>(image)),
                              divisor_of(static_cast<uint32_t>(p.out_width))};
-    const int32_t blocks = (units - 1) / kAddThreads + 1;
-    const dim3 grid(static_cast<unsigned>(blocks < (1 << 22) ? blocks : 1 << 22), 1, 1), block(kAddThreads, 1, 1);
+    const int32_t blocks = (units - 1) / kReduceThreads + 1;
+    const dim3 grid(static_cast<unsigned>(blocks < (1 << 22) ? blocks : 1 << 22), 1, 1), block(kReduceThreads, 1, 1);
     const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
     if (by_fours)
         hipLaunchKernelGGL(conv2d_add_parts<4>, grid, block, 0, hip_stream, add);

@@ -6,10 +6,10 @@
 namespace hipconv {
 
 void launch_gemm_elements(const ConvGemmParams& p, Conv2dTile tile, int split_k, void* stream) {
-    const auto launch = p.form == XForm::anything ? launch_gemm_halves<64, 64, XForm::anything>
-                        : tile.tile_n == 128      ? launch_gemm_halves<128, 128, XForm::elements>
-                        : tile.tile_m == 128      ? launch_gemm_halves<128, 64, XForm::elements>
-                                                  : launch_gemm_halves<64, 64, XForm::elements>;
+    const auto launch = p.form == XForm::anything ? launch_gemm_16bit<64, 64, XForm::anything>
+                        : tile.tile_n == 128      ? launch_gemm_16bit<128, 128, XForm::elements>
+                        : tile.tile_m == 128      ? launch_gemm_16bit<128, 64, XForm::elements>
+                                                  : launch_gemm_16bit<64, 64, XForm::elements>;
     launch(p, split_k, stream);
 }
 

@@ -8,7 +8,7 @@
 namespace hipconv {
 
 template <int kTileN, int kThreads>
-struct FilterChunks {
+struct FilterLoader {
     static constexpr int kRowsApart = kThreads / kTileChunks, kCount = kTileN / kRowsApart;
 
     const char* base;  // all lanes'
@@ -16,21 +16,21 @@ struct FilterChunks {
     uint32_t rows_apart;  // bytes
     int rows_left;        // filters from this thread's first on
     int place;            // in LDS, of the first
-    int turn;             // steps until `filter_turn`
+    int steps_left;             // steps until `filter_wrap`
 
-    HIPCONV_INLINE FilterChunks(const ConvGemmParams& p, int thread, int group, int first_filter, int first_step) {
+    HIPCONV_INLINE FilterLoader(const ConvGemmParams& p, int thread, int group, int first_filter, int first_step) {
         const ChunkOfThread mine = chunk_of_thread<kThreads>(thread, false);
-        place = chunk_at(mine.first_row, mine.chunk);
+        place = swizzled_chunk(mine.first_row, mine.chunk);
         const int filters = p.group_filters - first_filter;
         const int row = mine.first_row < filters ? mine.first_row : filters - 1;  // beyond the last, sums are not stored
         rows_left = filters - row;
         rows_apart = static_cast<uint32_t>(p.filter_stride) * kRowsApart;
         base = global_pointer<const char>(p.filters) +
                (static_cast<int64_t>(group) * p.group_filters + first_filter) * p.filter_stride;
-        const int turns = first_step / p.taps;
+        const int channel_blocks = first_step / p.taps;
         offset = static_cast<uint32_t>(row) * static_cast<uint32_t>(p.filter_stride) + mine.chunk * 16 +
-                 static_cast<uint32_t>(first_step) * p.filter_step + static_cast<uint32_t>(turns) * p.filter_turn;
-        turn = p.taps - (first_step - turns * p.taps);
+                 static_cast<uint32_t>(first_step) * p.filter_step + static_cast<uint32_t>(channel_blocks) * p.filter_wrap;
+        steps_left = p.taps - (first_step - channel_blocks * p.taps);
     }
 
     HIPCONV_INLINE const char* address(int i) const {
@@ -40,9 +40,9 @@ struct FilterChunks {
 
     HIPCONV_INLINE void advance(const ConvGemmParams& p) {
         offset += p.filter_step;
-        if (--turn == 0) {
-            turn = p.taps;
-            offset += p.filter_turn;
+        if (--steps_left == 0) {
+            steps_left = p.taps;
+            offset += p.filter_wrap;
         }
     }
 

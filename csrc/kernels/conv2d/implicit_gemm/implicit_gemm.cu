@@ -63,7 +63,7 @@ ConvGemmParams gemm_params(const Conv2dParams& p, const GemmLayout& l, const Con
     g.chunks = static_cast<int32_t>(l.chunks);
     g.taps_inside = l.taps_inside;
     g.steps = static_cast<int32_t>(l.steps);
-    g.steps_a_part = static_cast<int32_t>(ceil_of(l.steps, plan.split_k));
+    g.steps_per_part = static_cast<int32_t>(ceil_of(l.steps, plan.split_k));
     const int32_t next_taps = static_cast<int32_t>(kTileChunks / l.chunks);
     g.next_chunk = static_cast<int32_t>(kTileChunks % l.chunks);
     g.next_column = next_taps % p.kernel_width;
@@ -73,7 +73,7 @@ ConvGemmParams gemm_params(const Conv2dParams& p, const GemmLayout& l, const Con
     g.filters = l.packs ? workspace : p.weight.data;
     g.filter_stride = l.filter_stride;
     g.filter_step = static_cast<uint32_t>(l.filter_step);
-    g.filter_turn = static_cast<uint32_t>(l.filter_turn);
+    g.filter_wrap = static_cast<uint32_t>(l.filter_wrap);
     return g;
 }
 

@@ -20,31 +20,31 @@ HIPCONV_INLINE uint32_t number_on_die(uint32_t block, uint32_t blocks) {
     return block < of_die * kDies ? block % kDies * of_die + block / kDies : block;
 }
 
-// A wave's sums through LDS to out, kSlabPixels of its pixels at a time. Its place comes by reference: by value, the compilers would
+// A wave's sums through LDS to out, kEpiloguePixels of its pixels at a time. Its place comes by reference: by value, the compilers would
 // make other code.
 template <typename T, int kPixels, int kFilters, typename Pixels>
 HIPCONV_INLINE void store_sums(const ConvGemmParams& p, const typename Mma<T, kPixels, kFilters>::Sums& sums, Words4* const& lds,
                                const int& wave, const int& lane, const int& wave_pixel, const int& wave_filter,
                                const int& first_filter, const int& group, const int& part, Pixels run) {
-    float* const slab = reinterpret_cast<float*>(lds) + wave * kSlabPixels * kFilters;
-    static_assert(kPixels <= 2 * kSlabPixels, "two slabs at most");
+    float* const epilogue_tile = reinterpret_cast<float*>(lds) + wave * kEpiloguePixels * kFilters;
+    static_assert(kPixels <= 2 * kEpiloguePixels, "two epilogue_tiles at most");
 #pragma unroll 1
-    for (int number = 0; number < kPixels / kSlabPixels; ++number) {
-        __syncthreads();  // the operands, or the slab before, are read
+    for (int number = 0; number < kPixels / kEpiloguePixels; ++number) {
+        __syncthreads();  // the operands, or the epilogue_tile before, are read
         const auto write = [&](int pixel, int filter, auto sum) {
-            *reinterpret_cast<decltype(sum)*>(&slab[slab_at<kFilters>(pixel, filter)]) = sum;
+            *reinterpret_cast<decltype(sum)*>(&epilogue_tile[epilogue_index<kFilters>(pixel, filter)]) = sum;
         };
         if (number == 0) {
-            Mma<T, kPixels, kFilters>::template for_each<0, kSlabPixels>(sums, lane, write);
+            Mma<T, kPixels, kFilters>::template for_each<0, kEpiloguePixels>(sums, lane, write);
             keep_apart<0>();
         } else {
-            Mma<T, kPixels, kFilters>::template for_each<kPixels - kSlabPixels, kSlabPixels>(sums, lane, write);
+            Mma<T, kPixels, kFilters>::template for_each<kPixels - kEpiloguePixels, kEpiloguePixels>(sums, lane, write);
             keep_apart<1>();
         }
         __syncthreads();
         const ConvGemmParams& again = first_parameter_again(p);
         const int64_t first = static_cast<int64_t>(group) * again.group_filters + first_filter + wave_filter;
-        store_slab<kSlabPixels, kFilters>(again, slab, lane, run.from(wave_pixel + number * kSlabPixels),
+        store_epilogue_tile<kEpiloguePixels, kFilters>(again, epilogue_tile, lane, run.from(wave_pixel + number * kEpiloguePixels),
                                           first_filter + wave_filter, group, part, BiasInMemory{again.conv, first});
     }
 }
@@ -52,7 +52,7 @@ HIPCONV_INLINE void store_sums(const ConvGemmParams& p, const typename Mma<T, kP
 // T is float or a type of 16 bits; where kHalvesShareKernels, f16 for either.
 template <typename T, int kTileM, int kTileN, XForm kForm>
 __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().threads),
-                                      (gemm_shape<T, kTileM, kTileN, kForm>().blocks_a_unit))
+                                      (gemm_shape<T, kTileM, kTileN, kForm>().blocks_per_unit))
     conv2d_implicit_gemm_kernel(ConvGemmParams p) {
     constexpr GemmShape kShape = gemm_shape<T, kTileM, kTileN, kForm>();
     constexpr bool kIsLegal = gemm_tile_is_legal<T>(kMatrixUnit, kTileM, kTileN, kForm);
@@ -61,8 +61,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
         constexpr int kWaves = kShape.threads / kWaveSize, kWavesM = waves_along_pixels(kTileM, kTileN, kWaves);
         constexpr int kPixels = kTileM / kWavesM, kFilters = kTileN / (kWaves / kWavesM);  // of a wave
         using Wave = Mma<T, kPixels, kFilters>;
-        using Pixels = PixelChunks<T, kTileM, kShape.threads, kForm>;
-        using Filters = FilterChunks<kTileN, kShape.threads>;
+        using Pixels = PixelLoader<T, kTileM, kShape.threads, kForm>;
+        using Filters = FilterLoader<kTileN, kShape.threads>;
 
         const int thread = threadIdx.x, wave = thread / kWaveSize, lane = thread % kWaveSize;
         const int wave_pixel = wave % kWavesM * kPixels, wave_filter = wave / kWavesM * kFilters;
@@ -77,8 +77,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
             image = static_cast<int>(divide(tile_m, p.divide_by_tiles_m));
             of_image = tile_m - image * p.tiles_m;
         }
-        const int first_step = part * p.steps_a_part;
-        const int end = first_step + p.steps_a_part < p.steps ? first_step + p.steps_a_part : p.steps;
+        const int first_step = part * p.steps_per_part;
+        const int end = first_step + p.steps_per_part < p.steps ? first_step + p.steps_per_part : p.steps;
         Filters filters(p, thread, group, first_filter, first_step);
         typename Wave::Sums sums;
         Wave::clear(sums);
@@ -88,7 +88,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
         };
 
         if constexpr (kForm == XForm::patches) {
-            using Patch = PatchChunks<T, kTileM, kShape.threads>;
+            using Patch = PatchLoader<T, kTileM, kShape.threads>;
             const int down = static_cast<int>(divide(of_image, p.divide_by_patches));
             const PixelPatch<kPatchColumns> out{image, down * (kTileM / kPatchColumns), (of_image - down * p.patches_across) * kPatchColumns, 0};
             const Patch patch(p, thread, group, image, out.row, out.column);
@@ -104,21 +104,21 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
             patch.fill(p, lds, loaded);
 #pragma unroll
             for (int stage = 0; stage < kShape.stages - 1; ++stage) fill(stage, stage);
-            int stage = 0, next = kShape.stages - 1, turn = 0, tap = 0, row = 0, column = 0;
+            int stage = 0, next = kShape.stages - 1, channel_block = 0, tap = 0, row = 0, column = 0;
 #pragma unroll 1
             for (int step = 0; step < end; ++step) {
                 wait_for_copies<kShape.stages - 2>();
                 __syncthreads();  // this step's copies are everyone's, the stage before is read, and at its last tap the patch
-                Words4* const next_patch = lds + (turn + 1) % 2 * Patch::kCount;
+                Words4* const next_patch = lds + (channel_block + 1) % 2 * Patch::kCount;
                 const bool loads = tap < Patch::kParts && step + kPatchTaps * kPatchTaps - tap < end;
-                if (loads && p.by_vectors) patch.copy(p, tap, turn + 1, next_patch);
+                if (loads && p.by_vectors) patch.copy(p, tap, channel_block + 1, next_patch);
                 fill(next, step + kShape.stages - 1);
-                if (loads && !p.by_vectors) patch.load(p, tap, turn + 1, loaded);
+                if (loads && !p.by_vectors) patch.load(p, tap, channel_block + 1, loaded);
                 const int first_row = (wave_pixel / kPatchColumns + row) * kPatchPitch + column;
                 const auto row_of = [&](int pixel) {
                     return first_row + pixel / kPatchColumns * kPatchPitch + pixel % kPatchColumns;
                 };
-                multiply<T, kPixels, kFilters>(p.conv.dtype, sums, lds + turn % 2 * Patch::kCount,
+                multiply<T, kPixels, kFilters>(p.conv.dtype, sums, lds + channel_block % 2 * Patch::kCount,
                                                ring + (stage * kTileN + wave_filter) * kTileChunks, lane, row_of);
                 if (loads && !p.by_vectors) patch.store(next_patch, loaded);
                 stage = stage + 1 == kShape.stages ? 0 : stage + 1;
@@ -128,7 +128,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
                     column = 0;
                     if (++row == kPatchTaps) {
                         row = tap = 0;
-                        ++turn;
+                        ++channel_block;
                     }
                 }
             }
@@ -143,7 +143,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
         const auto same_row = [](int row) { return row; };
 
         if constexpr (kShape.stages > 1) {
-            mainloop_of_copies<T, kTileM, kTileN, kShape.stages, kPixels, kFilters>(p, pixels, filters, first_step, end, wave_pixel,
+            mainloop_async_copies<T, kTileM, kTileN, kShape.stages, kPixels, kFilters>(p, pixels, filters, first_step, end, wave_pixel,
                                                                                     wave_filter, lane, lds, sums);
         } else {
             Words4 filter_chunks[Filters::kCount];
@@ -192,7 +192,7 @@ void launch_gemm_instance(const ConvGemmParams& p, int split_k, void* stream) {
 }
 
 template <int kTileM, int kTileN, XForm kForm>
-void launch_gemm_halves(const ConvGemmParams& p, int split_k, void* stream) {
+void launch_gemm_16bit(const ConvGemmParams& p, int split_k, void* stream) {
     if constexpr (!kHalvesShareKernels) {
         if (p.conv.dtype == DType::bf16) return launch_gemm_instance<bf16, kTileM, kTileN, kForm>(p, split_k, stream);
     }

@@ -10,7 +10,7 @@
 namespace hipconv {
 
 template <typename T, int kTileM, int kThreads>
-struct PatchChunks {
+struct PatchLoader {
     static constexpr int kElements = 16 / static_cast<int>(sizeof(T));
     static constexpr int kCount = patch_rows(kTileM) * kTileChunks;
     // The next patch is loaded in parts, one during each tap but the last, after which it must be there.
@@ -21,7 +21,7 @@ struct PatchChunks {
     int h, w;          // the patch's first row and column of x
     int thread;
 
-    HIPCONV_INLINE PatchChunks(const ConvGemmParams& p, int thread, int group, int image, int first_row, int first_column)
+    HIPCONV_INLINE PatchLoader(const ConvGemmParams& p, int thread, int group, int image, int first_row, int first_column)
         : h(first_row - p.conv.pad_top), w(first_column - p.conv.pad_left), thread(thread) {
         const Image& x = p.conv.x;
         base = global_pointer<const char>(x.data) +
@@ -35,7 +35,7 @@ struct PatchChunks {
         bool inside;
     };
 
-    HIPCONV_INLINE Chunk chunk(const ConvGemmParams& p, int part, int round, int turn) const {
+    HIPCONV_INLINE Chunk chunk(const ConvGemmParams& p, int part, int round, int channel_block) const {
         const int of_part = round * kThreads + thread, number = part * kOfPart + of_part;
         if (of_part >= kOfPart || number >= kCount) return {-1, 0, false};
         constexpr int kRows = patch_rows(kTileM);
@@ -44,14 +44,14 @@ struct PatchChunks {
         const int y = h + row / kPatchPitch, x = w + row % kPatchPitch;
         const bool inside = y >= 0 && y < p.conv.in_height && x >= 0 && x < p.conv.in_width;
         const uint32_t offset = static_cast<uint32_t>(y) * p.x_row + static_cast<uint32_t>(x) * p.x_column +
-                                static_cast<uint32_t>(turn * kTileChunks + chunk) * p.x_chunk;
-        return {chunk_at(row, chunk), inside ? offset : 0, inside};
+                                static_cast<uint32_t>(channel_block * kTileChunks + chunk) * p.x_chunk;
+        return {swizzled_chunk(row, chunk), inside ? offset : 0, inside};
     }
 
-    HIPCONV_INLINE void copy(const ConvGemmParams& p, int part, int turn, Words4* patch) const {
+    HIPCONV_INLINE void copy(const ConvGemmParams& p, int part, int channel_block, Words4* patch) const {
 #pragma unroll
         for (int round = 0; round < kRounds; ++round) {
-            const Chunk c = chunk(p, part, round, turn);
+            const Chunk c = chunk(p, part, round, channel_block);
             if (c.place >= 0) copy_later(&patch[c.place], base + c.offset, !c.inside);
         }
     }
@@ -62,11 +62,11 @@ struct PatchChunks {
         bool inside[kRounds];
     };
 
-    HIPCONV_INLINE void load(const ConvGemmParams& p, int part, int turn, Loaded& v) const {
+    HIPCONV_INLINE void load(const ConvGemmParams& p, int part, int channel_block, Loaded& v) const {
         using Bits = typename WordsOf<sizeof(T)>::type;
 #pragma unroll
         for (int round = 0; round < kRounds; ++round) {
-            const Chunk c = chunk(p, part, round, turn);
+            const Chunk c = chunk(p, part, round, channel_block);
             v.place[round] = c.place;
             v.inside[round] = c.inside;
 #pragma unroll

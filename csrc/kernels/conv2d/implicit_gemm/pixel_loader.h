@@ -12,7 +12,7 @@
 namespace hipconv {
 
 template <typename T, int kTileM, int kThreads, XForm kForm>
-struct PixelChunks {
+struct PixelLoader {
     static constexpr bool kMapped = kForm == XForm::anything;
     static constexpr int kRowsApart = kThreads / kTileChunks, kCount = kTileM / kRowsApart;
     static constexpr int kElements = 16 / static_cast<int>(sizeof(T));  // of a chunk
@@ -26,10 +26,10 @@ struct PixelChunks {
     uint32_t tap;            // its offset from the first
 
     // `image`: of the tile's first pixel, which is number first_pixel.
-    HIPCONV_INLINE PixelChunks(const ConvGemmParams& p, int thread, int group, int image, int first_pixel, int first_step) {
+    HIPCONV_INLINE PixelLoader(const ConvGemmParams& p, int thread, int group, int image, int first_pixel, int first_step) {
         const Conv2dParams& c = p.conv;
         const ChunkOfThread mine = chunk_of_thread<kThreads>(thread, p.lanes_along_pixels);
-        place = chunk_at(mine.first_row, mine.chunk);
+        place = swizzled_chunk(mine.first_row, mine.chunk);
 
         // Offsets count from the first image; from the first row of x that the tile needs where only one image is concerned.
         int first_row = 0;
@@ -74,9 +74,9 @@ struct PixelChunks {
 
         int number;  // of the tap
         if (p.taps_inside) {
-            const int turns = first_step / p.taps;
-            number = first_step - turns * p.taps;
-            chunk = turns * kTileChunks + mine.chunk;
+            const int channel_blocks = first_step / p.taps;
+            number = first_step - channel_blocks * p.taps;
+            chunk = channel_blocks * kTileChunks + mine.chunk;
         } else {
             const int of_all = first_step * kTileChunks + mine.chunk;
             number = of_all / p.chunks;

@@ -8,15 +8,15 @@
 
 namespace hipconv {
 
-constexpr int kRelayThreads = 128, kChunkChannels = 8;
+constexpr int kRepackThreads = 128, kChunkChannels = 8;
 
-struct RelayParams {
+struct RepackParams {
     Image x;
     int32_t channels, height, width, pad_top, pad_left;
-    int32_t step_h, step_w;  // of x, from a relaid pixel to the next
+    int32_t step_h, step_w;  // of x, from a repacked pixel to the next
     PaddingMode padding_mode;
-    void* relaid;
-    int32_t image_pixels, row_pixels, pixels, chunks;  // relaid
+    void* repacked;
+    int32_t image_pixels, row_pixels, pixels, chunks;  // repacked
     Divisor divide_by_image, divide_by_row, divide_by_across;
     int32_t log2_lanes;     // that lie along chunks; the others along pixels
     int32_t across, tiles;  // blocks along chunks, and in all
@@ -29,7 +29,7 @@ struct PixelOfX {
     bool is_inside;
 };
 
-HIPCONV_INLINE PixelOfX source_of(const RelayParams& p, uint32_t number) {
+HIPCONV_INLINE PixelOfX source_of(const RepackParams& p, uint32_t number) {
     const uint32_t n = divide(number, p.divide_by_image), of_image = number - n * static_cast<uint32_t>(p.image_pixels);
     const uint32_t row = divide(of_image, p.divide_by_row), column = of_image - row * static_cast<uint32_t>(p.row_pixels);
     const int64_t h = padded_index(static_cast<int64_t>(row) * p.step_h - p.pad_top, p.height, p.padding_mode);
@@ -38,18 +38,18 @@ HIPCONV_INLINE PixelOfX source_of(const RelayParams& p, uint32_t number) {
     return {is_inside ? offset_in(p.x, n, 0, h, w) : 0, is_inside};
 }
 
-// A thread takes 8 channels of kPixels pixels: of one, wherever it is; or of those after one another in images that are relaid as
+// A thread takes 8 channels of kPixels pixels: of one, wherever it is; or of those after one another in images that are repacked as
 // they are, in vectors of each channel, which it turns.
 template <int kPixels>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kRelayThreads, 6) conv2d_relay(RelayParams p) {
+__global__ void HIPCONV_LAUNCH_BOUNDS(kRepackThreads, 6) conv2d_repack(RepackParams p) {
     let_next_kernel_begin();
     wait_for_kernel_before();
     using Vector = Words<f16, kPixels>;
-    Words4* const relaid = global_pointer<Words4>(p.relaid);
+    Words4* const repacked = global_pointer<Words4>(p.repacked);
     for (uint32_t block = blockIdx.x; block < static_cast<uint32_t>(p.tiles); block += gridDim.x) {
         const uint32_t down = divide(block, p.divide_by_across), lanes = 1u << p.log2_lanes;
         const uint32_t chunk = (block - down * static_cast<uint32_t>(p.across)) * lanes + threadIdx.x % lanes;
-        const uint32_t pixel = (down * (kRelayThreads >> p.log2_lanes) + (threadIdx.x >> p.log2_lanes)) * kPixels;
+        const uint32_t pixel = (down * (kRepackThreads >> p.log2_lanes) + (threadIdx.x >> p.log2_lanes)) * kPixels;
         if (chunk >= static_cast<uint32_t>(p.chunks) || pixel >= static_cast<uint32_t>(p.pixels)) continue;
         PixelOfX source;
         if constexpr (kPixels == 1) {
@@ -69,7 +69,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRelayThreads, 6) conv2d_relay(RelayParams
         }
 #pragma unroll
         for (int i = 0; i < kPixels; ++i) {
-            relaid[static_cast<int64_t>(pixel + i) * p.chunks + chunk] = channels_of_pixel(loaded, i);
+            repacked[static_cast<int64_t>(pixel + i) * p.chunks + chunk] = channels_of_pixel(loaded, i);
         }
     }
     const PackParams& filters = first_parameter_again(p).filters;
@@ -77,8 +77,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRelayThreads, 6) conv2d_relay(RelayParams
     // The blocks behind those of x, and all others when they are done.
     const uint32_t first = (blockIdx.x + gridDim.x - static_cast<uint32_t>(p.tiles) % gridDim.x) % gridDim.x;
     const int64_t count = pack_chunks(filters);
-    for (int64_t i = static_cast<int64_t>(first) * kRelayThreads + threadIdx.x; i < count;
-         i += static_cast<int64_t>(gridDim.x) * kRelayThreads)
+    for (int64_t i = static_cast<int64_t>(first) * kRepackThreads + threadIdx.x; i < count;
+         i += static_cast<int64_t>(gridDim.x) * kRepackThreads)
         pack_chunk<f16>(filters, i);
 }
 

@@ -1,4 +1,4 @@
-// How x and the filters of a call are relaid, and the call that the GEMM gets then.
+// How x and the filters of a call are repacked, and the call that the GEMM gets then.
 #pragma once
 
 #include "../gemm/layout.h"
@@ -7,21 +7,21 @@
 namespace hipconv {
 
 // The call that the GEMM gets, and what comes before.
-struct Relaying {
+struct Repacking {
     Conv2dParams inner;
-    RelayParams relay;
+    RepackParams repack;
     int vector;  // pixels that a thread takes
     int64_t pixels, x_bytes, filter_bytes;
 };
 
-// One axis of x as it is relaid: its size, the step in x from a pixel to the next, and the padding that is laid out with it; and
+// One axis of x as it is repacked: its size, the step in x from a pixel to the next, and the padding that is laid out with it; and
 // the stride and padding that the GEMM gets.
-struct RelaidAxis {
+struct RepackedAxis {
     int64_t size;
     int32_t step, pad, inner_stride, inner_pad;
 };
 
-inline RelaidAxis relaid_axis(int32_t in, int32_t out, int32_t taps, int32_t stride, int32_t pad, int32_t dilation, bool pads) {
+inline RepackedAxis repacked_axis(int32_t in, int32_t out, int32_t taps, int32_t stride, int32_t pad, int32_t dilation, bool pads) {
     if (taps == 1) return {out, stride, pad, 1, 0};  // what no output sees stays away
     if (!pads) return {in, 1, 0, stride, pad};
     return {int64_t{out - 1} * stride + int64_t{taps - 1} * dilation + 1, 1, pad, stride, 0};
@@ -31,8 +31,8 @@ inline bool has_windows(const Conv2dParams& p) {
     return p.in_channels <= kChunkChannels && p.groups == 1 && p.kernel_width > 1 && p.dilation_w == 1;
 }
 
-// Pixels of a channel that can be read as a vector, of images that are relaid as they are.
-inline int pixels_of_vector(const Conv2dParams& p, const RelaidAxis& down, const RelaidAxis& across) {
+// Pixels of a channel that can be read as a vector, of images that are repacked as they are.
+inline int pixels_of_vector(const Conv2dParams& p, const RepackedAxis& down, const RepackedAxis& across) {
     const bool as_they_are = down.step == 1 && across.step == 1 && down.pad == 0 && across.pad == 0 && down.size == p.in_height &&
                              across.size == p.in_width;
     const bool dense = (p.x.column_stride == 1 || p.in_width == 1) && (p.x.row_stride == p.in_width || p.in_height == 1);
@@ -44,13 +44,13 @@ inline int pixels_of_vector(const Conv2dParams& p, const RelaidAxis& down, const
     return 1;
 }
 
-inline Relaying relaying_of(const Conv2dParams& p, bool steps_across_taps, void* workspace) {
+inline Repacking repacking_of(const Conv2dParams& p, bool steps_across_taps, void* workspace) {
     const bool windows = has_windows(p), pads = windows || p.padding_mode != PaddingMode::zeros;
-    const RelaidAxis down = relaid_axis(p.in_height, p.out_height, p.kernel_height, p.stride_h, p.pad_top, p.dilation_h, pads);
-    const RelaidAxis across = relaid_axis(p.in_width, p.out_width, p.kernel_width, p.stride_w, p.pad_left, p.dilation_w, pads);
+    const RepackedAxis down = repacked_axis(p.in_height, p.out_height, p.kernel_height, p.stride_h, p.pad_top, p.dilation_h, pads);
+    const RepackedAxis across = repacked_axis(p.in_width, p.out_width, p.kernel_width, p.stride_w, p.pad_left, p.dilation_w, pads);
     const int64_t chunks = ceil_of(p.in_channels, kChunkChannels), channels = chunks * kChunkChannels;
     char* const memory = static_cast<char*>(workspace);
-    Relaying r{};
+    Repacking r{};
     r.pixels = down.size * across.size * p.batch;
     r.x_bytes = round_up(r.pixels * channels * 2, 256);
 
@@ -71,31 +71,31 @@ inline Relaying relaying_of(const Conv2dParams& p, bool steps_across_taps, void*
         const int64_t group_channels = inner.in_channels / p.groups, row = p.kernel_width * channels / p.groups;
         inner.weight = {memory + r.x_bytes, p.kernel_height * row, 1, row, group_channels};
         r.filter_bytes = round_up(p.out_channels * p.kernel_height * row * 2, 256);
-        r.relay.filters = {p.weight, inner.weight.data, p.kernel_height * row, p.out_channels, p.in_channels / p.groups,
+        r.repack.filters = {p.weight, inner.weight.data, p.kernel_height * row, p.out_channels, p.in_channels / p.groups,
                            static_cast<int32_t>(chunks / p.groups), p.kernel_height, p.kernel_width, 0, false};
     }
 
     // Lanes take 32 bytes of a channel together, and the others channels; where those are dense, channels.
     r.vector = pixels_of_vector(p, down, across);
-    RelayParams& relay = r.relay;
-    relay.log2_lanes = r.vector > 1 || p.x.channel_stride == 1 ? 3 : 1;
-    while ((1 << relay.log2_lanes) > chunks) --relay.log2_lanes;
-    relay.x = p.x;
-    relay.channels = p.in_channels, relay.height = p.in_height, relay.width = p.in_width;
-    relay.pad_top = down.pad, relay.pad_left = across.pad;
-    relay.step_h = down.step, relay.step_w = across.step;
-    relay.padding_mode = p.padding_mode;
-    relay.relaid = memory;
-    relay.image_pixels = static_cast<int32_t>(down.size * across.size);
-    relay.row_pixels = static_cast<int32_t>(across.size);
-    relay.pixels = static_cast<int32_t>(r.pixels);
-    relay.chunks = static_cast<int32_t>(chunks);
-    relay.across = static_cast<int32_t>(ceil_of(chunks, int64_t{1} << relay.log2_lanes));
-    relay.tiles = static_cast<int32_t>(ceil_of(r.pixels, r.vector * (kRelayThreads >> relay.log2_lanes)) * relay.across);
+    RepackParams& repack = r.repack;
+    repack.log2_lanes = r.vector > 1 || p.x.channel_stride == 1 ? 3 : 1;
+    while ((1 << repack.log2_lanes) > chunks) --repack.log2_lanes;
+    repack.x = p.x;
+    repack.channels = p.in_channels, repack.height = p.in_height, repack.width = p.in_width;
+    repack.pad_top = down.pad, repack.pad_left = across.pad;
+    repack.step_h = down.step, repack.step_w = across.step;
+    repack.padding_mode = p.padding_mode;
+    repack.repacked = memory;
+    repack.image_pixels = static_cast<int32_t>(down.size * across.size);
+    repack.row_pixels = static_cast<int32_t>(across.size);
+    repack.pixels = static_cast<int32_t>(r.pixels);
+    repack.chunks = static_cast<int32_t>(chunks);
+    repack.across = static_cast<int32_t>(ceil_of(chunks, int64_t{1} << repack.log2_lanes));
+    repack.tiles = static_cast<int32_t>(ceil_of(r.pixels, r.vector * (kRepackThreads >> repack.log2_lanes)) * repack.across);
     if (r.pixels < kLimit31) {
-        relay.divide_by_image = divisor_of(static_cast<uint32_t>(relay.image_pixels));
-        relay.divide_by_row = divisor_of(static_cast<uint32_t>(relay.row_pixels));
-        relay.divide_by_across = divisor_of(static_cast<uint32_t>(relay.across));
+        repack.divide_by_image = divisor_of(static_cast<uint32_t>(repack.image_pixels));
+        repack.divide_by_row = divisor_of(static_cast<uint32_t>(repack.row_pixels));
+        repack.divide_by_across = divisor_of(static_cast<uint32_t>(repack.across));
     }
     return r;
 }

@@ -15,16 +15,16 @@ namespace hipconv {
 namespace {
 
 // What both algorithms do not serve, whatever their GEMM does.
-const char* refusal_of_relaying(const Conv2dParams& p, const Relaying& r) {
+const char* refusal_of_repacking(const Conv2dParams& p, const Repacking& r) {
     if (p.dtype == DType::f32) return "x of 16-bit types";
     if (GemmLayout(p, true).vectors && !has_windows(p))
         return "x that is not channels_last with C a multiple of 8 and 16-byte alignment already, or has 8 channels or less";
     if (p.groups > 1 && p.in_channels / p.groups % kChunkChannels != 0) return "groups of a multiple of 8 channels";
-    if ((r.pixels + 8 * kRelayThreads) * r.relay.chunks >= kLimit31) return "padded x of less than 2^34 elements";
+    if ((r.pixels + 8 * kRepackThreads) * r.repack.chunks >= kLimit31) return "padded x of less than 2^34 elements";
     return nullptr;
 }
 
-// The GEMM that runs on what was relaid.
+// The GEMM that runs on what was repacked.
 struct Gemm {
     bool steps_across_taps, early;  // GemmLayout; HIPCONV_LAUNCH
     const char* (*refusal)(const Conv2dParams&, const Conv2dPlan&);
@@ -36,23 +36,23 @@ constexpr Gemm kWarpgroups{false, true, conv2d_warpgroup_gemm_refusal, conv2d_wa
 constexpr Gemm kImplicit{true, false, conv2d_implicit_gemm_refusal, conv2d_implicit_gemm_workspace, conv2d_implicit_gemm};
 
 const char* refusal(const Gemm& gemm, const Conv2dParams& p, const Conv2dPlan& plan) {
-    const Relaying r = relaying_of(p, gemm.steps_across_taps, nullptr);
-    const char* const refused = refusal_of_relaying(p, r);
+    const Repacking r = repacking_of(p, gemm.steps_across_taps, nullptr);
+    const char* const refused = refusal_of_repacking(p, r);
     return refused ? refused : gemm.refusal(r.inner, plan);
 }
 
 int64_t workspace_of(const Gemm& gemm, const Conv2dParams& p, const Conv2dPlan& plan) {
-    const Relaying r = relaying_of(p, gemm.steps_across_taps, nullptr);
+    const Repacking r = repacking_of(p, gemm.steps_across_taps, nullptr);
     return r.x_bytes + r.filter_bytes + gemm.workspace(r.inner, plan);
 }
 
 void launch(const Gemm& gemm, const Conv2dParams& p, const Conv2dPlan& plan, void* workspace, void* stream) {
-    const Relaying r = relaying_of(p, gemm.steps_across_taps, workspace);
-    const int64_t packing = r.relay.filters.packed ? ceil_of(pack_chunks(r.relay.filters), kRelayThreads) : 0;
-    const int64_t blocks = r.relay.tiles + packing;
+    const Repacking r = repacking_of(p, gemm.steps_across_taps, workspace);
+    const int64_t packing = r.repack.filters.packed ? ceil_of(pack_chunks(r.repack.filters), kRepackThreads) : 0;
+    const int64_t blocks = r.repack.tiles + packing;
     const dim3 grid(static_cast<unsigned>(blocks < (1 << 22) ? blocks : 1 << 22), 1, 1);
-    const auto relay = r.vector == 8 ? conv2d_relay<8> : r.vector == 4 ? conv2d_relay<4> : conv2d_relay<1>;
-    HIPCONV_LAUNCH(gemm.early, relay, grid, dim3(kRelayThreads, 1, 1), 0, static_cast<hipStream_t>(stream), r.relay);
+    const auto repack = r.vector == 8 ? conv2d_repack<8> : r.vector == 4 ? conv2d_repack<4> : conv2d_repack<1>;
+    HIPCONV_LAUNCH(gemm.early, repack, grid, dim3(kRepackThreads, 1, 1), 0, static_cast<hipStream_t>(stream), r.repack);
     check_launch("conv2d");
     gemm.launch(r.inner, plan, static_cast<char*>(workspace) + r.x_bytes + r.filter_bytes, stream);
 }

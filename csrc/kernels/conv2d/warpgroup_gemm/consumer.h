@@ -30,62 +30,62 @@ HIPCONV_INLINE void load_bias(const WarpgroupGemmParams& p, const WarpgroupTile&
     }
 }
 
-// The products of one stage of the filters with one tap of x: 64 channels, kProductDepth at a time.
+// The products of one stage of the filters with one tap of x: 64 channels, kWgmmaDepth at a time.
 template <typename T, int kTileN, int kBlocks>
 HIPCONV_INLINE void multiply_stage(const WarpgroupGemmParams& p, const Words4* x, int first_row, const Words4* filters,
                                    bool keeps_sums, WarpgroupSums<kTileN> (&sums)[kBlocks]) {
 #pragma unroll
-    for (int k = 0; k < 64; k += kProductDepth) {
+    for (int k = 0; k < 64; k += kWgmmaDepth) {
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) {
             const int row = first_row + block * p.rows_of_64;
-            multiply<T>(sums[block], x, row, p.group_bytes, filters, k * 2, keeps_sums || k > 0);
+            wgmma<T>(sums[block], x, row, p.group_bytes, filters, k * 2, keeps_sums || k > 0);
         }
     }
 }
 
-// A tile's sums over all its fillings. The products of a step are under way while the next one's operands are waited for.
+// A tile's sums over all its k_blocks. The products of a step are under way while the next one's operands are waited for.
 template <typename T, int kTileN, int kBlocks>
-HIPCONV_INLINE void mainloop(const WarpgroupGemmParams& p, const WarpgroupTile& t, const Ring& x, RingPlace& x_place,
-                             const Ring& filters, RingPlace& filter_place, int first_block_row, int lane,
+HIPCONV_INLINE void mainloop(const WarpgroupGemmParams& p, const WarpgroupTile& t, const Ring& x, RingState& x_state,
+                             const Ring& filters, RingState& filter_state, int first_block_row, int lane,
                              WarpgroupSums<kTileN> (&sums)[kBlocks]) {
     int read_filters = -1, read_x = -1;  // stages that the step before read last
     bool keeps_sums = false;
 #pragma unroll 1
-    for (int filling = t.first_filling; filling < t.end_filling; ++filling) {
-        wait_for(&x.full[x_place.stage], x_place.parity);
+    for (int k_block = t.first_k_block; k_block < t.end_k_block; ++k_block) {
+        wait_for_phase(&x.full[x_state.stage], x_state.phase);
         int tap_row = 0, column = 0;  // of LDS, behind that of the first tap; of the tap
 #pragma unroll 1
-        for (int tap = 0; tap < p.taps_a_filling; ++tap) {
-            wait_for(&filters.full[filter_place.stage], filter_place.parity);
-            begin_products();
-            multiply_stage<T>(p, x.at(x_place), first_block_row + tap_row, filters.at(filter_place), keeps_sums, sums);
-            end_products();
-            wait_for_products<1>();  // the step before is done
+        for (int tap = 0; tap < p.taps_per_k_block; ++tap) {
+            wait_for_phase(&filters.full[filter_state.stage], filter_state.phase);
+            wgmma_fence();
+            multiply_stage<T>(p, x.at(x_state), first_block_row + tap_row, filters.at(filter_state), keeps_sums, sums);
+            wgmma_commit();
+            wgmma_wait<1>();  // the step before is done
             if (lane == 0) {
-                if (read_filters >= 0) arrive(&filters.free[read_filters]);
-                if (read_x >= 0) arrive(&x.free[read_x]);
+                if (read_filters >= 0) arrive(&filters.empty[read_filters]);
+                if (read_x >= 0) arrive(&x.empty[read_x]);
             }
             keeps_sums = true;
-            read_filters = filter_place.stage;
+            read_filters = filter_state.stage;
             read_x = -1;
-            filter_place.advance(filters.stages);
+            filter_state.advance(filters.stages);
             ++tap_row;
             if (++column == kPatchTaps) {
                 column = 0;
                 tap_row += p.patch_pitch - kPatchTaps;
             }
         }
-        read_x = x_place.stage;
-        x_place.advance(x.stages);
+        read_x = x_state.stage;
+        x_state.advance(x.stages);
     }
-    wait_for_products<0>();
+    wgmma_wait<0>();
     if (lane == 0) {
-        arrive(&filters.free[read_filters]);
-        arrive(&x.free[read_x]);
+        arrive(&filters.empty[read_filters]);
+        arrive(&x.empty[read_x]);
     }
 #pragma unroll
-    for (int block = 0; block < kBlocks; ++block) show(sums[block]);
+    for (int block = 0; block < kBlocks; ++block) fence_sums(sums[block]);
 }
 
 }  // namespace hipconv

@@ -10,9 +10,9 @@ namespace hipconv {
 // A thread's sums of 32 filters, number `number` of all, from number kNumber on: of each 8 filters, two of one pixel and two of
 // another.
 template <int kNumber, int kTileN, int kBlocks>
-HIPCONV_INLINE void take_sums(const WarpgroupSums<kTileN> (&sums)[kBlocks], int number, float (&v)[16]) {
+HIPCONV_INLINE void select_sums(const WarpgroupSums<kTileN> (&sums)[kBlocks], int number, float (&v)[16]) {
     if constexpr (kNumber < kBlocks * kTileN / 32) {
-        if (number != kNumber) return take_sums<kNumber + 1>(sums, number, v);
+        if (number != kNumber) return select_sums<kNumber + 1>(sums, number, v);
 #pragma unroll
         for (int i = 0; i < 16; ++i) v[i] = sums[kNumber / (kTileN / 32)].values[kNumber % (kTileN / 32) * 16 + i];
         keep_apart<kNumber>();
@@ -41,8 +41,8 @@ HIPCONV_INLINE void finish_sums(const Conv2dParams& c, float (&v)[16], const flo
     }
 }
 
-HIPCONV_INLINE Words4 turned_in_fours(uint32_t (&words)[4], int lane) {
-    turn_in_fours(words, lane);
+HIPCONV_INLINE Words4 transposed_4x4(uint32_t (&words)[4], int lane) {
+    transpose_4x4(words, lane);
     Words4 turned{};
 #pragma unroll
     for (int n = 0; n < 4; ++n) set_word(turned, n, words[n]);
@@ -55,7 +55,7 @@ HIPCONV_INLINE void store_eight_filters(uint32_t (&words)[2][4], int lane, T* co
                                         int filter, int filters) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        const Words4 eight = turned_in_fours(words[i], lane);
+        const Words4 eight = transposed_4x4(words[i], lane);
         if (is_inside[i] && first + filter < filters) *reinterpret_cast<Words4*>(place[i] + first) = eight;
     }
 }
@@ -67,7 +67,7 @@ HIPCONV_INLINE void store_two_pixels(const ConvGemmParams& g, const uint32_t (&w
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
         const int eight = i / 2 * 8;  // filters
-        const uint32_t two = turn_8x8(words[i % 2][i / 2], lane);
+        const uint32_t two = transpose_8x8(words[i % 2][i / 2], lane);
         if (first + eight + filter >= filters) continue;
         const int64_t offset = (first + eight) * g.conv.out.channel_stride;
         if (g.pair_stores) {  // then both are inside or none is
@@ -83,7 +83,7 @@ HIPCONV_INLINE void store_two_pixels(const ConvGemmParams& g, const uint32_t (&w
 // eight after one another; else until lanes lie along pixels, each with two. In a loop that is not unrolled, because the
 // activations are long.
 template <typename T, int kTileN, int kBlocks>
-HIPCONV_INLINE void store_halves(const WarpgroupGemmParams& p, const WarpgroupTile& t,
+HIPCONV_INLINE void store_16bit(const WarpgroupGemmParams& p, const WarpgroupTile& t,
                                  const WarpgroupSums<kTileN> (&sums)[kBlocks], const float* bias, int wave_pixel, int lane) {
     const ConvGemmParams& g = p.gemm;
     const Conv2dParams& c = g.conv;
@@ -104,14 +104,14 @@ HIPCONV_INLINE void store_halves(const WarpgroupGemmParams& p, const WarpgroupTi
             for (int i = 0; i < 4; ++i) {
                 const int pixel = first_pixel + i % 2 * 8 + i / 2;
                 is_inside[i] = pixels.has(g, pixel);
-                const PixelOfOut at = pixels.at(g, pixel);
+                const OutPixel at = pixels.at(g, pixel);
                 place[i] = global_pointer<T>(c.out.data) +
                            offset_in(c.out, at.n, first_filter + filter, at.p, at.q);
                 if (i == 1 && (g.along_filters || g.vector_stores)) break;
             }
         }
         float v[16];
-        take_sums<0>(sums, number, v);
+        select_sums<0>(sums, number, v);
         uint32_t words[2][4];
         finish_sums<T>(c, v, bias, first, of_four, words);
         if (g.along_filters) {
@@ -121,8 +121,8 @@ HIPCONV_INLINE void store_halves(const WarpgroupGemmParams& p, const WarpgroupTi
             for (int half = 0; half < 2; ++half) {  // 16 filters each
                 uint32_t turned[4];
 #pragma unroll
-                for (int i = 0; i < 4; ++i) turned[i] = turn_8x8(words[i % 2][half * 2 + i / 2], lane);
-                const Words4 eight = turned_in_fours(turned, lane);
+                for (int i = 0; i < 4; ++i) turned[i] = transpose_8x8(words[i % 2][half * 2 + i / 2], lane);
+                const Words4 eight = transposed_4x4(turned, lane);
                 if (is_inside[0] && first + half * 16 + filter < filters)
                     *reinterpret_cast<Words4*>(place[0] + (first + half * 16) * c.out.channel_stride) = eight;
             }

@@ -10,13 +10,13 @@ namespace hipconv {
 // Threads take blocks of eight pixels by eight channels in turns, lanes along channels, so that in LDS they lie along a row. The
 // pixels are eight after one another of a row of x, from a multiple of eight on, or of an image where taps are 1x1.
 template <int kTileM, int kThreads>
-HIPCONV_INLINE void gather_filling(const WarpgroupGemmParams& p, const WarpgroupTile& t, int turn, int thread, Words4* to) {
+HIPCONV_INLINE void gather_k_block(const WarpgroupGemmParams& p, const WarpgroupTile& t, int channel_block, int thread, Words4* to) {
     constexpr int kRowsOfX = kTileM / kWide + kPatchTaps - 1, kPitch = kWide + kPatchTaps - 1;
     constexpr int kAcross = (kPitch + 7 + 7) / 8;  // blocks that a row of a patch touches, wherever it begins
     const Conv2dParams& c = p.gemm.conv;
-    const int chunk = thread % kTileChunks, channels = p.gemm.group_channels - turn * 64 - chunk * 8;  // that there are
+    const int chunk = thread % kTileChunks, channels = p.gemm.group_channels - channel_block * 64 - chunk * 8;  // that there are
     const int y = t.row - c.pad_top, x = t.column - c.pad_left, begins_at = x & 7;
-    const int64_t first_channel = static_cast<int64_t>(t.group) * p.gemm.group_channels + turn * 64 + chunk * 8;
+    const int64_t first_channel = static_cast<int64_t>(t.group) * p.gemm.group_channels + channel_block * 64 + chunk * 8;
     const char* const base = global_pointer<const char>(c.x.data) +
                              (first_channel * c.x.channel_stride + (p.patches ? t.image * c.x.batch_stride : 0)) * 2;
     const int blocks = p.patches ? kRowsOfX * kAcross : kTileM / 8;
@@ -48,23 +48,23 @@ HIPCONV_INLINE void gather_filling(const WarpgroupGemmParams& p, const Warpgroup
 #pragma unroll
         for (int pixel = 0; pixel < 8; ++pixel) {
             const Words4 words = channels_of_pixel(loaded, pixel);
-            if (static_cast<uint32_t>(column + pixel) < kPitch) to[chunk_at(row + pixel, chunk)] = words;
+            if (static_cast<uint32_t>(column + pixel) < kPitch) to[swizzled_chunk(row + pixel, chunk)] = words;
         }
     }
 }
 
 template <int kTileM, int kThreads>
 HIPCONV_INLINE void gather_x(const WarpgroupGemmParams& p, int thread, const Ring& ring) {
-    RingPlace place;
+    RingState place;
     for (int number = blockIdx.x; number < p.tiles; number += gridDim.x) {
         const WarpgroupTile t = warpgroup_tile<kTileM>(p, number);
 #pragma unroll 1
-        for (int filling = t.first_filling; filling < t.end_filling; ++filling) {  // which is a turn
-            wait_for(&ring.free[place.stage], place.parity ^ 1);
+        for (int k_block = t.first_k_block; k_block < t.end_k_block; ++k_block) {  // which is a channel_block
+            wait_for_phase(&ring.empty[place.stage], place.phase ^ 1);
             int again = number;  // cheaper than to keep what follows from it
             from_here_on(again);
-            gather_filling<kTileM, kThreads>(p, warpgroup_tile<kTileM>(p, again), filling, thread, ring.at(place));
-            show_lds_to_matrix_cores();
+            gather_k_block<kTileM, kThreads>(p, warpgroup_tile<kTileM>(p, again), k_block, thread, ring.at(place));
+            fence_async_proxy();
             arrive(&ring.full[place.stage]);
             place.advance(ring.stages);
         }

@@ -10,118 +10,118 @@
 
 namespace hipconv {
 
-template <int kTileM, int kTileN, bool kByBoxes>
+template <int kTileM, int kTileN, bool kByTma>
 struct WarpgroupRoles {
-    static constexpr WarpgroupShape kShape = warpgroup_shape(kTileM, kTileN, kByBoxes);
+    static constexpr WarpgroupShape kShape = warpgroup_shape(kTileM, kTileN, kByTma);
     static constexpr int kConsumerWaves = kShape.consumers() / 32, kWarpgroups = kShape.consumers() / kWarpgroupThreads;
     static constexpr int kBlocks = kTileM / kWarpgroupPixels / kWarpgroups;  // of 64 pixels, that a warpgroup multiplies
-    static constexpr int kLoaders = kByBoxes ? 1 : kShape.producers - 32;    // threads that bring x
-    static constexpr int kFirstLoader = kShape.consumers() + 32, kSharedBytes = kShape.shared_bytes(), kSlabsAt = kShape.slabs_at();
+    static constexpr int kLoaders = kByTma ? 1 : kShape.producers - 32;    // threads that bring x
+    static constexpr int kFirstLoader = kShape.consumers() + 32, kSharedBytes = kShape.shared_bytes(), kEpilogueOffset = kShape.epilogue_offset();
     static constexpr int kProducerRegisters = kShape.producer_registers, kConsumerRegisters = kShape.consumer_registers;
 };
 
 // One thread, before the others use them.
-template <typename Roles, bool kByBoxes>
+template <typename Roles, bool kByTma>
 HIPCONV_INLINE void prologue(const WarpgroupGemmParams& p, const Ring& x, const Ring& filters) {
-    if constexpr (kByBoxes) fetch_map(p.x);
-    fetch_map(p.filters);
-    for (int i = 0; i < kMostStages; ++i) {
-        begin_barrier(&x.full[i], Roles::kLoaders);
-        begin_barrier(&filters.full[i], 1);
-        begin_barrier(&x.free[i], Roles::kConsumerWaves);
-        begin_barrier(&filters.free[i], Roles::kConsumerWaves);
+    if constexpr (kByTma) prefetch_tensor_map(p.x);
+    prefetch_tensor_map(p.filters);
+    for (int i = 0; i < kMaxStages; ++i) {
+        init_barrier(&x.full[i], Roles::kLoaders);
+        init_barrier(&filters.full[i], 1);
+        init_barrier(&x.empty[i], Roles::kConsumerWaves);
+        init_barrier(&filters.empty[i], Roles::kConsumerWaves);
     }
-    show_barriers_to_copy_engine();
+    fence_barrier_init();
 }
 
 // The waves behind the consumers: one thread brings filters; the others, or one of them, bring x.
-template <typename Roles, int kTileM, int kTileN, bool kByBoxes>
+template <typename Roles, int kTileM, int kTileN, bool kByTma>
 HIPCONV_INLINE void produce(const WarpgroupGemmParams& p, const Ring& x, const Ring& filters, int wave, int lane, int thread) {
-    if constexpr (Roles::kProducerRegisters != 0) give_back_registers<Roles::kProducerRegisters>();
+    if constexpr (Roles::kProducerRegisters != 0) dealloc_registers<Roles::kProducerRegisters>();
     if (wave == Roles::kConsumerWaves) {
-        if (lane == 0) bring_filters<kTileM, kTileN>(p, filters);
-    } else if constexpr (kByBoxes) {
-        if (thread == Roles::kFirstLoader) bring_x<kTileM>(p, x);
+        if (lane == 0) produce_filters<kTileM, kTileN>(p, filters);
+    } else if constexpr (kByTma) {
+        if (thread == Roles::kFirstLoader) produce_x<kTileM>(p, x);
     } else {
         gather_x<kTileM, Roles::kLoaders>(p, thread - Roles::kFirstLoader, x);
     }
 }
 
-template <typename T, int kTileM, int kTileN, bool kByBoxes>
-__global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByBoxes).threads()),
-                                      (warpgroup_shape(kTileM, kTileN, kByBoxes).blocks_a_unit))
+template <typename T, int kTileM, int kTileN, bool kByTma>
+__global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma).threads()),
+                                      (warpgroup_shape(kTileM, kTileN, kByTma).blocks_per_unit))
     conv2d_warpgroup_gemm_kernel(HIPCONV_IN_PLACE const WarpgroupGemmParams p) {
-    using Roles = WarpgroupRoles<kTileM, kTileN, kByBoxes>;
+    using Roles = WarpgroupRoles<kTileM, kTileN, kByTma>;
     HIPCONV_LARGE_SHARED(Words4, lds, kHasWarpgroups ? Roles::kSharedBytes / 16 : 1);
     if constexpr (kHasWarpgroups) {
         const int thread = threadIdx.x, wave = thread / 32, lane = thread % 32;
-        constexpr WarpgroupShape kShape = warpgroup_shape(kTileM, kTileN, kByBoxes);
+        constexpr WarpgroupShape kShape = warpgroup_shape(kTileM, kTileN, kByTma);
         Barrier* const barriers = reinterpret_cast<Barrier*>(lds + kShape.barriers_at() / 16);
         const int stages = kShape.stages(p.patches);
         const Ring x{lds, (p.patches ? kShape.patch_bytes() : kShape.run_bytes()) / 16, p.patches ? 2 : stages, barriers,
-                     barriers + kMostStages};
-        const Ring filters{lds + kShape.x_bytes(p.patches) / 16, kShape.filter_bytes() / 16, stages, barriers + 2 * kMostStages,
-                           barriers + 3 * kMostStages};
-        if (thread == 0) prologue<Roles, kByBoxes>(p, x, filters);
+                     barriers + kMaxStages};
+        const Ring filters{lds + kShape.x_bytes(p.patches) / 16, kShape.filter_bytes() / 16, stages, barriers + 2 * kMaxStages,
+                           barriers + 3 * kMaxStages};
+        if (thread == 0) prologue<Roles, kByTma>(p, x, filters);
         __syncthreads();
         let_next_kernel_begin();
         wait_for_kernel_before();
-        if (wave >= Roles::kConsumerWaves) return produce<Roles, kTileM, kTileN, kByBoxes>(p, x, filters, wave, lane, thread);
-        if constexpr (Roles::kConsumerRegisters != 0) take_registers<Roles::kConsumerRegisters>();
+        if (wave >= Roles::kConsumerWaves) return produce<Roles, kTileM, kTileN, kByTma>(p, x, filters, wave, lane, thread);
+        if constexpr (Roles::kConsumerRegisters != 0) alloc_registers<Roles::kConsumerRegisters>();
 
         constexpr int kBlocks = Roles::kBlocks;
         const int first_row = wave / 4 * kBlocks * kWarpgroupPixels;  // of the warpgroup's pixels
         const int first_block_row = first_row / kWarpgroupPixels * p.rows_of_64;
-        RingPlace x_place, filter_place;
+        RingState x_state, filter_state;
         for (int number = blockIdx.x; number < p.tiles; number += gridDim.x) {
             const WarpgroupTile t = warpgroup_tile<kTileM>(p, number);
             WarpgroupSums<kTileN> sums[kBlocks];
             float bias[kTileN / 32];
             load_bias(p, t, lane, bias);
-            mainloop<T>(p, t, x, x_place, filters, filter_place, first_block_row, lane, sums);
+            mainloop<T>(p, t, x, x_state, filters, filter_state, first_block_row, lane, sums);
             int again = number;
             from_here_on(again);  // what follows from it is not kept in registers beside the sums
             if (p.split.parts > 1) {
-                const int part = again / p.tiles_a_part, tile = again - part * p.tiles_a_part;
-                if (!add_other_parts(p.split, tile, part, Roles::kConsumerWaves, thread_again(), sums)) continue;
+                const int part = again / p.tiles_per_part, tile = again - part * p.tiles_per_part;
+                if (!reduce_split_k(p.split, tile, part, Roles::kConsumerWaves, thread_again(), sums)) continue;
             }
-            float* const slabs = reinterpret_cast<float*>(lds + Roles::kSlabsAt / 16);
-            store_sums<T>(p, warpgroup_tile<kTileM>(p, again), sums, bias, slabs, thread_again());
+            float* const epilogue_tiles = reinterpret_cast<float*>(lds + Roles::kEpilogueOffset / 16);
+            store_sums<T>(p, warpgroup_tile<kTileM>(p, again), sums, bias, epilogue_tiles, thread_again());
         }
     }
 }
 
 // ---- launches ---------------------------------------------------------------------------------------------------------
 
-template <typename T, int kTileM, int kTileN, bool kByBoxes>
+template <typename T, int kTileM, int kTileN, bool kByTma>
 void launch_warpgroup_instance(const WarpgroupGemmParams& p, int units, void* stream) {
-    constexpr WarpgroupShape kShape = warpgroup_shape(kTileM, kTileN, kByBoxes);
-    const auto kernel = conv2d_warpgroup_gemm_kernel<T, kTileM, kTileN, kByBoxes>;
+    constexpr WarpgroupShape kShape = warpgroup_shape(kTileM, kTileN, kByTma);
+    const auto kernel = conv2d_warpgroup_gemm_kernel<T, kTileM, kTileN, kByTma>;
     // A compute unit each, if there are enough: blocks that begin early would else share those that are free first.
-    const bool are_alone = kShape.blocks_a_unit > 1 && p.tiles <= units;
-    const int shared = launch_shared_bytes(are_alone ? WarpgroupShape::kMostBytes / 2 + 1024 : kShape.shared_bytes());
+    const bool are_alone = kShape.blocks_per_unit > 1 && p.tiles <= units;
+    const int shared = launch_shared_bytes(are_alone ? WarpgroupShape::kMaxSharedBytes / 2 + 1024 : kShape.shared_bytes());
     (void)hipFuncSetAttribute(reinterpret_cast<const void*>(kernel), hipFuncAttributeMaxDynamicSharedMemorySize, shared);
-    const int blocks = units * kShape.blocks_a_unit;
+    const int blocks = units * kShape.blocks_per_unit;
     const dim3 grid(p.tiles < blocks ? p.tiles : blocks, 1, 1), block(kShape.threads(), 1, 1);
-    HIPCONV_LAUNCH(true, (conv2d_warpgroup_gemm_kernel<T, kTileM, kTileN, kByBoxes>), grid, block, shared,
+    HIPCONV_LAUNCH(true, (conv2d_warpgroup_gemm_kernel<T, kTileM, kTileN, kByTma>), grid, block, shared,
                    static_cast<hipStream_t>(stream), p);
     check_launch("conv2d");
 }
 
-template <bool kByBoxes>
+template <bool kByTma>
 void launch_warpgroup_gemm(const WarpgroupGemmParams& p, Conv2dTile tile, int units, void* stream) {
     const auto by_type = [&](auto launch_bf16, auto launch_f16) {
         (p.gemm.conv.dtype == DType::bf16 ? launch_bf16 : launch_f16)(p, units, stream);
     };
-    if constexpr (kByBoxes) {
+    if constexpr (kByTma) {
         if (tile.tile_m == 256)
             return by_type(launch_warpgroup_instance<bf16, 256, 128, true>, launch_warpgroup_instance<f16, 256, 128, true>);
         if (tile.tile_m == 64)
             return by_type(launch_warpgroup_instance<bf16, 64, 64, true>, launch_warpgroup_instance<f16, 64, 64, true>);
     }
     if (tile.tile_n == 128)
-        return by_type(launch_warpgroup_instance<bf16, 128, 128, kByBoxes>, launch_warpgroup_instance<f16, 128, 128, kByBoxes>);
-    by_type(launch_warpgroup_instance<bf16, 128, 64, kByBoxes>, launch_warpgroup_instance<f16, 128, 64, kByBoxes>);
+        return by_type(launch_warpgroup_instance<bf16, 128, 128, kByTma>, launch_warpgroup_instance<f16, 128, 128, kByTma>);
+    by_type(launch_warpgroup_instance<bf16, 128, 64, kByTma>, launch_warpgroup_instance<f16, 128, 64, kByTma>);
 }
 
 }  // namespace hipconv

@@ -5,14 +5,14 @@
 
 namespace hipconv {
 
-// Where in a ring: producers wait for parity ^ 1 of its "free" barriers, consumers for parity of its "full" ones.
-struct RingPlace {
-    int stage = 0, parity = 0;
+// Where in a ring: producers wait for phase ^ 1 of its "free" barriers, consumers for phase of its "full" ones.
+struct RingState {
+    int stage = 0, phase = 0;
 
     HIPCONV_INLINE void advance(int stages) {
         if (++stage == stages) {
             stage = 0;
-            parity ^= 1;
+            phase ^= 1;
         }
     }
 };
@@ -20,9 +20,9 @@ struct RingPlace {
 struct Ring {
     Words4* tiles;
     int chunks, stages;  // of a tile
-    Barrier *full, *free;
+    Barrier *full, *empty;
 
-    HIPCONV_INLINE Words4* at(RingPlace place) const { return tiles + place.stage * chunks; }
+    HIPCONV_INLINE Words4* at(RingState place) const { return tiles + place.stage * chunks; }
 };
 
 }  // namespace hipconv

@@ -1,8 +1,8 @@
 // The parts of a split sum, added in their order by the wave that comes last of those that make them: no kernel behind the GEMM.
 //
-// Each wave leaves its sums in the workspace, and then a mark. The one that finds the marks of all parts adds them up, and takes
-// the marks away. The workspace is not cleared before: a mark is 64 bits that a process draws anew, which nothing in memory has by
-// chance. Where several waves find all marks, they add up the same and write the same.
+// Each wave leaves its sums in the workspace, and then a flag. The one that finds the flags of all parts adds them up, and takes
+// the flags away. The workspace is not cleared before: a flag is 64 bits that a process draws anew, which nothing in memory has by
+// chance. Where several waves find all flags, they add up the same and write the same.
 #pragma once
 
 #include "../gemm/epilogue.h"
@@ -10,18 +10,18 @@
 
 namespace hipconv {
 
-struct SplitSums {
+struct SplitK {
     int32_t parts;    // 1: nothing is split
     float* sums;      // (tiles, waves, parts, words of a thread, lanes), in words of 16 bytes
-    uint64_t* marks;  // (tiles, waves, parts)
-    uint64_t mark;
+    uint64_t* flags;  // (tiles, waves, parts)
+    uint64_t flag;
 };
 
 // Bytes, of tiles whose waves are a warpgroup's or several's.
-constexpr int64_t split_sums_bytes(int64_t tiles, int parts, int tile_m, int tile_n) {
+constexpr int64_t split_k_sums_bytes(int64_t tiles, int parts, int tile_m, int tile_n) {
     return tiles * parts * tile_m * tile_n * 4;
 }
-constexpr int64_t split_marks_bytes(int64_t tiles, int parts, int waves) { return tiles * parts * waves * 8; }
+constexpr int64_t split_k_flags_bytes(int64_t tiles, int parts, int waves) { return tiles * parts * waves * 8; }
 
 // What NVIDIA's compiler is to keep as a float: as the integer that it becomes behind this, it would be moved between each
 // product and the next.
@@ -34,7 +34,7 @@ HIPCONV_INLINE float as_float(float v) {
 
 // Whether this wave's sums are now those of all parts, and it is to store them.
 template <int kTileN, int kBlocks>
-HIPCONV_INLINE bool add_other_parts(const SplitSums& p, int tile, int part, int waves, int thread,
+HIPCONV_INLINE bool reduce_split_k(const SplitK& p, int tile, int part, int waves, int thread,
                                     WarpgroupSums<kTileN> (&sums)[kBlocks]) {
 #if defined(HIPCONV_HAS_WARPGROUPS) || defined(HIPCONV_HOST)
     constexpr int kOfBlock = kTileN / 8, kAtATime = kBlocks * kOfBlock > 16 ? 4 : 8;  // words of a thread
@@ -50,18 +50,18 @@ HIPCONV_INLINE bool add_other_parts(const SplitSums& p, int tile, int part, int 
             set_word(four, e, bit_cast<uint32_t>(as_float(sums[i / kOfBlock].values[i % kOfBlock * 4 + e])));
         mine[i * 32] = four;
     }
-    // All lanes' sums are seen before the mark; and of two waves, one at least sees the other's mark.
-    volatile uint64_t* const marks = p.marks + of_wave;
+    // All lanes' sums are seen before the flag; and of two waves, one at least sees the other's flag.
+    volatile uint64_t* const flags = p.flags + of_wave;
     __threadfence();
     sync_wave();
-    if (lane == 0) marks[part] = p.mark;
+    if (lane == 0) flags[part] = p.flag;
     sync_wave();
     __threadfence();
-    bool is_marked = true;
-    for (int m = lane; m < p.parts; m += 32) is_marked = is_marked && marks[m] == p.mark;
-    if (__ballot(!is_marked) != 0) return false;
+    bool is_complete = true;
+    for (int m = lane; m < p.parts; m += 32) is_complete = is_complete && flags[m] == p.flag;
+    if (__ballot(!is_complete) != 0) return false;
     __threadfence();
-    for (int m = lane; m < p.parts; m += 32) marks[m] = 0;
+    for (int m = lane; m < p.parts; m += 32) flags[m] = 0;
 #pragma unroll
     for (int i = 0; i < kBlocks * kOfBlock; i += kAtATime) {
         Words4 total[kAtATime], next[2][kAtATime];

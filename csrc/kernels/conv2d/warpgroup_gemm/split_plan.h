@@ -8,40 +8,40 @@
 namespace hipconv {
 
 // Fillings of x's ring that a tile's sums take.
-inline int64_t fillings_of(const GemmLayout& l, const Bringing& bringing) {
-    return ceil_of(l.group_channels, 64) * (bringing.columns ? 1 : l.taps);
+inline int64_t k_blocks_of(const GemmLayout& l, const XSource& source) {
+    return ceil_of(l.group_channels, 64) * (source.columns ? 1 : l.taps);
 }
 
 // A split sum: its parts, of which none is empty (a block would have no sums), and what they take of the workspace.
 struct Split {
-    int64_t fillings, fillings_a_part, tiles;
+    int64_t k_blocks, k_blocks_per_part, tiles;
     int parts;
-    int64_t sums_bytes, marks_bytes;
+    int64_t sums_bytes, flags_bytes;
 };
 
 inline Split split_of(const Conv2dParams& p, const GemmLayout& l, const Conv2dPlan& plan) {
-    const Bringing bringing = bringing_of(p, l, plan.tile_m);
+    const XSource source = x_source_of(p, l, plan.tile_m);
     Split s{};
-    s.fillings = fillings_of(l, bringing);
-    s.fillings_a_part = ceil_of(s.fillings, plan.split_k);
-    s.parts = static_cast<int>(ceil_of(s.fillings, s.fillings_a_part));
-    const int64_t tiles_m = bringing.columns ? ceil_of(p.out_width, bringing.columns) *
-                                                   ceil_of(p.out_height, plan.tile_m / bringing.columns) * p.batch
+    s.k_blocks = k_blocks_of(l, source);
+    s.k_blocks_per_part = ceil_of(s.k_blocks, plan.split_k);
+    s.parts = static_cast<int>(ceil_of(s.k_blocks, s.k_blocks_per_part));
+    const int64_t tiles_m = source.columns ? ceil_of(p.out_width, source.columns) *
+                                                   ceil_of(p.out_height, plan.tile_m / source.columns) * p.batch
                                              : ceil_of(l.image_pixels * p.batch, plan.tile_m);
     s.tiles = tiles_m * p.groups * ceil_of(l.group_filters, plan.tile_n);
-    s.sums_bytes = split_sums_bytes(s.tiles, s.parts, plan.tile_m, plan.tile_n);
-    s.marks_bytes = split_marks_bytes(s.tiles, s.parts, warpgroup_shape(plan.tile_m, plan.tile_n, true).consumers() / 32);
+    s.sums_bytes = split_k_sums_bytes(s.tiles, s.parts, plan.tile_m, plan.tile_n);
+    s.flags_bytes = split_k_flags_bytes(s.tiles, s.parts, warpgroup_shape(plan.tile_m, plan.tile_n, true).consumers() / 32);
     return s;
 }
 
 // Differs from process to process, and is neither of what memory is filled with.
-inline uint64_t mark_of_process() {
-    static const uint64_t mark = [] {
+inline uint64_t flag_of_process() {
+    static const uint64_t flag = [] {
         const auto now = static_cast<uint64_t>(std::chrono::system_clock::now().time_since_epoch().count());
         const uint64_t mixed = (now ^ reinterpret_cast<uintptr_t>(&now)) * 0x9e3779b97f4a7c15u;
         return (mixed ^ mixed >> 32) | 1;
     }();
-    return mark;
+    return flag;
 }
 
 }  // namespace hipconv

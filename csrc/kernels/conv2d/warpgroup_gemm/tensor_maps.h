@@ -5,11 +5,11 @@
 
 namespace hipconv {
 
-inline BoxedTensor x_of(const Conv2dParams& p, const WarpgroupGemmParams& g, int tile_m) {
-    BoxedTensor t{};
+inline TensorMapSpec spec_of_x(const Conv2dParams& p, const WarpgroupGemmParams& g, int tile_m) {
+    TensorMapSpec t{};
     t.dtype = p.dtype;
     t.data = p.x.data;
-    t.axes = 4;
+    t.rank = 4;
     const int64_t sizes[] = {p.in_channels, p.in_width, p.in_height, p.batch};
     const int64_t strides[] = {1, p.x.column_stride, p.x.row_stride, p.x.batch_stride};
     const int box[] = {64, kNarrow + kPatchTaps - 1, tile_m / kNarrow + kPatchTaps - 1, 1};
@@ -19,20 +19,20 @@ inline BoxedTensor x_of(const Conv2dParams& p, const WarpgroupGemmParams& g, int
         t.box[axis] = box[axis];
     }
     if (g.patches) return t;
-    t.by_pixels = true;
-    t.pixels = tile_m;
-    t.first[0] = -p.pad_left, t.first[1] = -p.pad_top;
-    t.last[0] = (p.out_width - 1) * p.stride_w - p.pad_left - (p.in_width - 1);
-    t.last[1] = (p.out_height - 1) * p.stride_h - p.pad_top - (p.in_height - 1);
-    t.step[0] = p.stride_w, t.step[1] = p.stride_h;
+    t.im2col = true;
+    t.pixels_per_column = tile_m;
+    t.lower_corner[0] = -p.pad_left, t.lower_corner[1] = -p.pad_top;
+    t.upper_corner[0] = (p.out_width - 1) * p.stride_w - p.pad_left - (p.in_width - 1);
+    t.upper_corner[1] = (p.out_height - 1) * p.stride_h - p.pad_top - (p.in_height - 1);
+    t.traversal_stride[0] = p.stride_w, t.traversal_stride[1] = p.stride_h;
     return t;
 }
 
-inline BoxedTensor filters_of(const Conv2dParams& p, const GemmLayout& l, const void* data, int tile_n) {
-    BoxedTensor t{};
+inline TensorMapSpec spec_of_filters(const Conv2dParams& p, const GemmLayout& l, const void* data, int tile_n) {
+    TensorMapSpec t{};
     t.dtype = p.dtype;
     t.data = data;
-    t.axes = 3;
+    t.rank = 3;
     t.sizes[0] = l.packs ? l.chunks * 8 : l.group_channels, t.sizes[1] = l.taps, t.sizes[2] = p.out_channels;
     t.strides[0] = 2, t.strides[1] = l.taps == 1 ? 16 : l.filter_tap, t.strides[2] = p.out_channels == 1 ? 16 : l.filter_stride;
     t.box[0] = 64, t.box[1] = 1, t.box[2] = tile_n;

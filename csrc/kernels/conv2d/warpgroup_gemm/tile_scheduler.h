@@ -1,4 +1,4 @@
-// Which output tile a block makes next, and which fillings of x's ring its sums take.
+// Which output tile a block makes next, and which k_blocks of x's ring its sums take.
 #pragma once
 
 #include "../gemm/epilogue.h"
@@ -10,15 +10,15 @@ struct WarpgroupTile {
     int part, group, first_filter;
     int image, row, column;  // of the first pixel, or of the patch's
     int first_pixel;         // numbered through; not of patches
-    int first_filling, end_filling;
+    int first_k_block, end_k_block;
 };
 
 template <int kTileM>
 HIPCONV_INLINE WarpgroupTile warpgroup_tile(const WarpgroupGemmParams& p, int number) {
     const ConvGemmParams& g = p.gemm;
     WarpgroupTile t{};
-    t.part = number / p.tiles_a_part;
-    number -= t.part * p.tiles_a_part;
+    t.part = number / p.tiles_per_part;
+    number -= t.part * p.tiles_per_part;
     // Tiles of the same pixels follow each other, so that they find x in the cache.
     int tile_m = static_cast<int>(divide(number, g.divide_by_tiles_n));
     t.first_filter = (number - tile_m * g.tiles_n) * p.tile_n;
@@ -38,8 +38,8 @@ HIPCONV_INLINE WarpgroupTile warpgroup_tile(const WarpgroupGemmParams& p, int nu
         t.row = static_cast<int>(divide(pixel, g.divide_by_row));
         t.column = pixel - t.row * g.conv.out_width;
     }
-    t.first_filling = t.part * p.fillings_a_part;
-    t.end_filling = t.first_filling + p.fillings_a_part < p.fillings ? t.first_filling + p.fillings_a_part : p.fillings;
+    t.first_k_block = t.part * p.k_blocks_per_part;
+    t.end_k_block = t.first_k_block + p.k_blocks_per_part < p.k_blocks ? t.first_k_block + p.k_blocks_per_part : p.k_blocks;
     return t;
 }
 
@@ -49,7 +49,7 @@ struct WarpgroupPixels {
     const WarpgroupTile& tile;
     int first;
 
-    HIPCONV_INLINE PixelOfOut at(const ConvGemmParams& p, int i) const {
+    HIPCONV_INLINE OutPixel at(const ConvGemmParams& p, int i) const {
         switch (patch_columns) {
             case kNarrow: return patch<kNarrow>().at(p, i);
             case kWide: return patch<kWide>().at(p, i);
@@ -72,21 +72,21 @@ struct WarpgroupPixels {
     HIPCONV_INLINE PixelRun run() const { return {tile.image, tile.first_pixel + first}; }
 };
 
-// A filling's channels and tap, from its number: taps follow each other for the same channels.
-struct Filling {
-    int turn, tap, row, column;
+// A k_block's channels and tap, from its number: taps follow each other for the same channels.
+struct KBlock {
+    int channel_block, tap, row, column;
 
-    HIPCONV_INLINE Filling(const WarpgroupGemmParams& p, int number) : turn(number), tap(0), row(0), column(0) {
+    HIPCONV_INLINE KBlock(const WarpgroupGemmParams& p, int number) : channel_block(number), tap(0), row(0), column(0) {
         if (p.patches) return;
-        turn = number / p.gemm.taps;
-        tap = number - turn * p.gemm.taps;
+        channel_block = number / p.gemm.taps;
+        tap = number - channel_block * p.gemm.taps;
         row = tap / p.gemm.conv.kernel_width;
         column = tap - row * p.gemm.conv.kernel_width;
     }
     HIPCONV_INLINE void advance(const WarpgroupGemmParams& p) {
         if (p.patches || ++tap == p.gemm.taps) {
             tap = row = column = 0;
-            ++turn;
+            ++channel_block;
         } else if (++column == p.gemm.conv.kernel_width) {
             column = 0;
             ++row;

@@ -12,15 +12,15 @@ namespace hipconv {
 namespace {
 
 const char* refusal_of_tile(const Conv2dParams& p, const GemmLayout& l, const Conv2dPlan& plan) {
-    const Bringing bringing = bringing_of(p, l, plan.tile_m);
-    if (!bringing.serves)
+    const XSource source = x_source_of(p, l, plan.tile_m);
+    if (!source.serves)
         return "channels_last x with C / groups a multiple of 8 and 16-byte alignment, or contiguous x of 3x3 taps of stride 1 "
                "or of 1x1 taps, with aligned rows or images of a multiple of 8 pixels";
-    if (plan.tile_m != 128 && !bringing.by_boxes)  // with 256 registers would spill; 64 are not enough work to gather for
+    if (plan.tile_m != 128 && !source.by_tma)  // with 256 registers would spill; 64 are not enough work to gather for
         return "by tiles of 64 or 256 pixels channels_last x only";
     const int64_t tiles = ceil_of(l.image_pixels * p.batch, plan.tile_m) * ceil_of(l.group_filters, plan.tile_n) * p.groups;
     if (tiles * 2 * plan.split_k >= kLimit31) return "up to 2^30 tiles";  // of patches there are up to 5/4
-    return refusal_of_split(plan, l, fillings_of(l, bringing));
+    return refusal_of_split(plan, l, k_blocks_of(l, source));
 }
 
 int compute_units() {
@@ -34,7 +34,7 @@ int compute_units() {
 
 std::vector<Conv2dTile> conv2d_warpgroup_gemm_tiles(const std::string& arch, DType dtype) {
     const bool emulated = arch == "wave32" && kHasWarpgroups;
-    if (dtype == DType::f32 || !kEncodesTensors || !(arch == "sm_90" || emulated)) return {};
+    if (dtype == DType::f32 || !kHasTensorMaps || !(arch == "sm_90" || emulated)) return {};
     return {{256, 128}, {128, 128}, {128, 64}, {64, 64}};
 }
 
@@ -54,33 +54,33 @@ int64_t conv2d_warpgroup_gemm_workspace(const Conv2dParams& p, const Conv2dPlan&
     const GemmLayout l(p, false);
     if (plan.split_k == 1) return l.packed_bytes;
     const Split split = split_of(p, l, plan);
-    return l.packed_bytes + split.sums_bytes + split.marks_bytes;
+    return l.packed_bytes + split.sums_bytes + split.flags_bytes;
 }
 
 void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* workspace, void* stream) {
     const GemmLayout l(p, false);
     if (l.packs) pack_filters(p, l, true, workspace, stream);
     WarpgroupGemmParams g{};
-    const Bringing bringing = bringing_of(p, l, plan.tile_m);
-    g.patches = bringing.columns != 0;
-    g.patch_columns = bringing.columns;
-    g.patch_pitch = bringing.columns + kPatchTaps - 1;
-    g.taps_a_filling = g.patches ? static_cast<int32_t>(l.taps) : 1;
-    g.rows_of_64 = g.patches ? 64 / bringing.columns * g.patch_pitch : 64;
-    g.group_bytes = (bringing.columns == kNarrow ? g.patch_pitch : 8) * kTileRowBytes;
-    g.gemm = common_params(p, l, {plan.algorithm, plan.tile_m, plan.tile_n, 1}, {g.patches, bringing.columns}, workspace);
+    const XSource source = x_source_of(p, l, plan.tile_m);
+    g.patches = source.columns != 0;
+    g.patch_columns = source.columns;
+    g.patch_pitch = source.columns + kPatchTaps - 1;
+    g.taps_per_k_block = g.patches ? static_cast<int32_t>(l.taps) : 1;
+    g.rows_of_64 = g.patches ? 64 / source.columns * g.patch_pitch : 64;
+    g.group_bytes = (source.columns == kNarrow ? g.patch_pitch : 8) * kTileRowBytes;
+    g.gemm = common_params(p, l, {plan.algorithm, plan.tile_m, plan.tile_n, 1}, {g.patches, source.columns}, workspace);
     const Split split = split_of(p, l, plan);
-    g.fillings = static_cast<int32_t>(split.fillings);
-    g.fillings_a_part = static_cast<int32_t>(split.fillings_a_part);
-    g.tiles_a_part = static_cast<int32_t>(split.tiles);
-    g.tiles = g.tiles_a_part * split.parts;
+    g.k_blocks = static_cast<int32_t>(split.k_blocks);
+    g.k_blocks_per_part = static_cast<int32_t>(split.k_blocks_per_part);
+    g.tiles_per_part = static_cast<int32_t>(split.tiles);
+    g.tiles = g.tiles_per_part * split.parts;
     char* const memory = static_cast<char*>(workspace) + l.packed_bytes;
     g.split = {split.parts, reinterpret_cast<float*>(memory), reinterpret_cast<uint64_t*>(memory + split.sums_bytes),
-               mark_of_process()};
+               flag_of_process()};
     g.tile_n = plan.tile_n;
-    if (bringing.by_boxes) g.x = map_of(x_of(p, g, plan.tile_m));
-    g.filters = map_of(filters_of(p, l, l.packs ? workspace : p.weight.data, plan.tile_n));
-    const auto launch = bringing.by_boxes ? launch_warpgroup_gemm<true> : launch_warpgroup_gemm_gathered;
+    if (source.by_tma) g.x = make_tensor_map(spec_of_x(p, g, plan.tile_m));
+    g.filters = make_tensor_map(spec_of_filters(p, l, l.packs ? workspace : p.weight.data, plan.tile_n));
+    const auto launch = source.by_tma ? launch_warpgroup_gemm<true> : launch_warpgroup_gemm_gathered;
     launch(g, {plan.tile_m, plan.tile_n}, compute_units(), stream);
 }
 

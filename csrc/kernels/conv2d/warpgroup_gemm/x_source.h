@@ -7,7 +7,7 @@
 namespace hipconv {
 
 // What the copy engine's description of consecutive output pixels has bits for.
-inline bool describes_pixels(const Conv2dParams& p) {
+inline bool fits_im2col(const Conv2dParams& p) {
     const auto fits = [](int64_t first, int64_t last, int64_t taps, int64_t dilation, int64_t step) {
         return first >= -128 && last >= -128 && last <= 127 && (taps - 1) * dilation <= 255 && step <= 8;
     };
@@ -20,12 +20,12 @@ inline bool describes_pixels(const Conv2dParams& p) {
 // The stride of an axis in bytes; of an axis of one element, any that is aligned.
 inline int64_t bytes_of_stride(int64_t stride, int64_t size) { return size == 1 ? 16 : stride * 2; }
 
-inline bool takes_boxes(const Conv2dParams& p, const GemmLayout& l, int tile_m) {
+inline bool fits_tma(const Conv2dParams& p, const GemmLayout& l, int tile_m) {
     if (!l.vectors || (p.groups > 1 && l.group_channels % 64 != 0)) return false;
     for (const auto& [stride, size] : {std::pair{p.x.column_stride, p.in_width}, {p.x.row_stride, p.in_height},
                                        {p.x.batch_stride, p.batch}})
         if (bytes_of_stride(stride, size) <= 0 || bytes_of_stride(stride, size) >= int64_t{1} << 40) return false;
-    return patches_serve(p, l, tile_m, kNarrow) || describes_pixels(p);
+    return patches_serve(p, l, tile_m, kNarrow) || fits_im2col(p);
 }
 
 // Whether eight pixels after one another are aligned in memory, in all channels: of rows of x, and of whole images.
@@ -43,13 +43,13 @@ inline bool has_whole_images(const Conv2dParams& p, const GemmLayout& l) {
 }
 
 // How x comes to LDS, if it can, and the columns of a tile's patch or 0.
-struct Bringing {
-    bool serves, by_boxes;
+struct XSource {
+    bool serves, by_tma;
     int columns;
 };
 
-inline Bringing bringing_of(const Conv2dParams& p, const GemmLayout& l, int tile_m) {
-    if (takes_boxes(p, l, tile_m)) return {true, true, patches_serve(p, l, tile_m, kNarrow) ? kNarrow : 0};
+inline XSource x_source_of(const Conv2dParams& p, const GemmLayout& l, int tile_m) {
+    if (fits_tma(p, l, tile_m)) return {true, true, patches_serve(p, l, tile_m, kNarrow) ? kNarrow : 0};
     if (patches_serve(p, l, tile_m, kWide) && has_vectors_of_pixels(p)) return {true, false, kWide};
     return {has_whole_images(p, l), false, 0};
 }
