@@ -1,0 +1,6 @@
+"""Whether two trees compile to the same machine code: what a change of text alone must not change."""
+
+from machine_code.same_code import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())
