@@ -1,7 +1,7 @@
 // What the fast backward kernels share.
 #pragma once
 
-#include "../common/launchers.h"
+#include "../common/launch.h"
 #include "../common/parts.h"
 #include "causal_conv1d/backward.h"
 #include "launch/taper.h"

@@ -11,8 +11,8 @@
 #include "../common/parts.h"
 #include "causal_conv1d/decode_row.h"
 #include "device/elements.h"
+#include "kernels.h"
 #include "launch/check.h"
-#include "launchers.h"
 
 namespace hipconv {
 

@@ -5,10 +5,10 @@
 // `step`, `vector` and `channel` are in files of their own.
 #include <hip/hip_runtime.h>
 
-#include "../common/launchers.h"
+#include "../common/launch.h"
 #include "causal_conv1d/decode_row.h"
+#include "kernels.h"
 #include "launch/check.h"
-#include "launchers.h"
 
 namespace hipconv {
 

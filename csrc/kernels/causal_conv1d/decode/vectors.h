@@ -8,7 +8,7 @@
 #include "../common/parts.h"
 #include "causal_conv1d/decode_row.h"
 #include "device/elements.h"
-#include "launchers.h"
+#include "kernels.h"
 
 namespace hipconv {
 

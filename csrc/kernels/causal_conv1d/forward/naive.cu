@@ -7,7 +7,7 @@
 
 #include <iterator>
 
-#include "../common/launchers.h"
+#include "../common/launch.h"
 #include "causal_conv1d/forward.h"
 #include "causal_conv1d/forward_formula.h"
 #include "device/arch.h"

@@ -11,7 +11,7 @@
 // Bytes: each input read once from memory, each output written once.
 #include <hip/hip_runtime.h>
 
-#include "../common/launchers.h"
+#include "../common/launch.h"
 #include "../common/parts.h"
 #include "launch/check.h"
 

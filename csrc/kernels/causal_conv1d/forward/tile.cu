@@ -10,7 +10,7 @@
 // Bytes: each input read once from memory (and kWidth - 1 tokens a run once more from cache), each output written once.
 #include <hip/hip_runtime.h>
 
-#include "../common/launchers.h"
+#include "../common/launch.h"
 #include "../common/parts.h"
 #include "launch/check.h"
 

@@ -11,7 +11,7 @@
 // Bytes: each input read once from memory (and up to half of it once more from cache), each output written once.
 #include <hip/hip_runtime.h>
 
-#include "../common/launchers.h"
+#include "../common/launch.h"
 #include "../common/parts.h"
 #include "launch/check.h"
 #include "launch/taper.h"

@@ -8,12 +8,12 @@
 #include <iterator>
 #include <stdexcept>
 
-#include "../common/launchers.h"
+#include "../common/launch.h"
 #include "causal_conv1d/prefill.h"
 #include "causal_conv1d/prefill_formula.h"
 #include "device/arch.h"
+#include "kernels.h"
 #include "launch/check.h"
-#include "launchers.h"
 
 namespace hipconv {
 

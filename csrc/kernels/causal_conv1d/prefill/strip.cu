@@ -12,10 +12,10 @@
 // Bytes: as `tile`. The begins of a tile's sequences are waited for: so a tile is long, and blocks are two or more a compute unit.
 #include <hip/hip_runtime.h>
 
-#include "../common/launchers.h"
+#include "../common/launch.h"
 #include "begin.h"
+#include "kernels.h"
 #include "launch/check.h"
-#include "launchers.h"
 #include "vectors.h"
 
 namespace hipconv {

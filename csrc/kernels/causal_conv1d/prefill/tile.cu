@@ -15,10 +15,10 @@
 
 #include <stdexcept>
 
-#include "../common/launchers.h"
+#include "../common/launch.h"
 #include "begin.h"
+#include "kernels.h"
 #include "launch/check.h"
-#include "launchers.h"
 #include "vectors.h"
 
 namespace hipconv {

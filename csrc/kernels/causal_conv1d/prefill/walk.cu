@@ -11,10 +11,10 @@
 // Bytes: as `tile`. One sequence's tiles come one after the other: so there are more rows where sequences or channels are few.
 #include <hip/hip_runtime.h>
 
-#include "../common/launchers.h"
+#include "../common/launch.h"
 #include "begin.h"
+#include "kernels.h"
 #include "launch/check.h"
-#include "launchers.h"
 #include "vectors.h"
 
 namespace hipconv {

@@ -6,7 +6,7 @@
 // The final state may lie in the memory of the initial state, so it is written by a kernel of its own, when all outputs are there.
 #include <hip/hip_runtime.h>
 
-#include "../common/launchers.h"
+#include "../common/launch.h"
 #include "causal_conv1d/states_formula.h"
 #include "device/arch.h"
 #include "launch/check.h"

@@ -2,7 +2,7 @@
 // launches have in common. For files that include <hip/hip_runtime.h>.
 #pragma once
 
-#include "../common/launchers.h"
+#include "../common/launch.h"
 #include "causal_conv1d/decode.h"
 
 namespace hipconv {
