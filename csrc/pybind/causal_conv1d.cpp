@@ -7,7 +7,6 @@
 #include <c10/core/DeviceGuard.h>
 #include <pybind11/stl.h>
 
-#include <iterator>
 #include <optional>
 #include <tuple>
 
@@ -23,17 +22,10 @@ namespace {
 using namespace hipconv;
 using OptionalTensor = std::optional<at::Tensor>;
 
-constexpr const char* kVariable = "HIPCONV_CONV1D_KERNEL";
+using Kernel = KernelRow<CausalConv1dFwdParams>;
+using Request = KernelRequest<CausalConv1dFwdParams>;
 
-KernelRequest request(const std::string& keyword) {
-    static const std::vector<std::string> here = causal_conv1d_fwd_kernels();
-    static const std::vector<std::string> anywhere = [] {
-        std::vector<std::string> names(std::begin(kCausalConv1dFwdGpuKernels), std::end(kCausalConv1dFwdGpuKernels));
-        names.insert(names.end(), std::begin(kCausalConv1dFwdCpuKernels), std::end(kCausalConv1dFwdCpuKernels));
-        return names;
-    }();
-    return requested_kernel(keyword, kVariable, here, anywhere);
-}
+Request request(const std::string& keyword) { return requested_kernel(keyword, kCausalConv1dFwdNames, causal_conv1d_fwd_kernels()); }
 
 // ---- tensors to params ----------------------------------------------------------------------------------------------------
 
@@ -110,34 +102,14 @@ CausalConv1dFwdParams checked_params(const at::Tensor& out, const at::Tensor& x,
     return p;
 }
 
-// ---- which kernel ---------------------------------------------------------------------------------------------------------
-
-std::vector<std::string> serving(const CausalConv1dFwdParams& p) {
-    std::vector<std::string> names;
-    for (const std::string& name : causal_conv1d_fwd_kernels())
-        if (causal_conv1d_fwd_refusal(p, name) == nullptr) names.push_back(name);
-    return names;
-}
-
-std::string kernel_for(const CausalConv1dFwdParams& p, const KernelRequest& wanted) {
-    if (wanted.kernel == "auto") return causal_conv1d_fwd_choice(p);
-    if (const char* served = causal_conv1d_fwd_refusal(p, wanted.kernel)) {
-        std::string others;
-        for (const std::string& name : serving(p)) others += (others.empty() ? "'" : ", '") + name + "'";
-        throw py::value_error(concat(wanted.source, ": got '", wanted.kernel, "', which serves ", served, "; this call can have ",
-                                     others));
-    }
-    return wanted.kernel;
-}
-
 // ---- calls ----------------------------------------------------------------------------------------------------------------
 
-void launch(const CausalConv1dFwdParams& p, const at::Tensor& x, const KernelRequest& wanted, int64_t stream) {
+void launch(const CausalConv1dFwdParams& p, const at::Tensor& x, const Request& wanted, int64_t stream) {
     if (x.numel() == 0) return;
-    const std::string kernel = kernel_for(p, wanted);
+    const Kernel* kernel = kernel_of(causal_conv1d_fwd_kernels(), wanted, p);
     const c10::DeviceGuard guard(x.device());
     py::gil_scoped_release no_gil;
-    causal_conv1d_fwd(p, kernel, reinterpret_cast<void*>(stream));
+    kernel->launch(p, nullptr, reinterpret_cast<void*>(stream));
 }
 
 void fwd(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, const at::Tensor* bias_or_empty, bool use_silu,
@@ -153,7 +125,7 @@ void fwd(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, c
     check_same_device({"weight", weight}, {"x", x});
     check_same_device({"out", out}, {"x", x});
     if (bias) check_same_device({"bias", *bias}, {"x", x});
-    const KernelRequest wanted = request(kernel);
+    const Request wanted = request(kernel);
     check_no_internal_overlap({"out", out});
     check_no_overlap({"out", out}, {"x", x});
     check_no_overlap({"out", out}, {"weight", weight});
@@ -216,10 +188,10 @@ std::tuple<std::string, std::string, std::string, std::vector<std::string>> plan
                                                                                 const OptionalTensor& bias, bool use_silu,
                                                                                 const std::string& keyword) {
     const CausalConv1dFwdParams p = checked_params(out, x, weight, bias_of(pointer(bias)), use_silu);
-    const KernelRequest wanted = request(keyword);
+    const Request wanted = request(keyword);
     if (x.numel() == 0) return {"none", "none", "the empty x", {}};
-    const std::string kernel = kernel_for(p, wanted);
-    return {kernel, causal_conv1d_fwd_form(p, kernel), wanted.kernel == "auto" ? "auto" : wanted.source, serving(p)};
+    const Kernel* kernel = kernel_of(causal_conv1d_fwd_kernels(), wanted, p);
+    return {kernel->name, kernel->form_of(p), wanted.kernel ? wanted.source : "auto", causal_conv1d_fwd_kernels().serving(p)};
 }
 
 }  // namespace
@@ -233,7 +205,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         return new_tensor(x, weight, pointer(bias), use_silu, kernel, stream);
     });
     m.def("causal_conv1d_plan", &plan);
-    m.def("causal_conv1d_fwd_kernels", &causal_conv1d_fwd_kernels);
+    m.def("causal_conv1d_fwd_kernels", [] { return causal_conv1d_fwd_kernels().names(); });
     add_direct_call(m, "nothing_looks_on", nothing_looks_on);
     add_direct_call(m, "causal_conv1d_fwd_directly", fwd_directly);
     add_direct_call(m, "causal_conv1d_directly", new_tensor_directly);

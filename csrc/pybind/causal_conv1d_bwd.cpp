@@ -8,7 +8,6 @@
 #include <c10/core/DeviceGuard.h>
 #include <pybind11/stl.h>
 
-#include <iterator>
 #include <tuple>
 
 #include "causal_conv1d/backward.h"
@@ -21,18 +20,6 @@ namespace {
 
 using namespace hipconv;
 using Gradients = std::tuple<at::Tensor, at::Tensor, OptionalTensor, OptionalTensor>;
-
-constexpr const char* kVariable = "HIPCONV_CONV1D_BWD_KERNEL";
-
-KernelRequest request(const std::string& keyword) {
-    static const std::vector<std::string> here = causal_conv1d_bwd_kernels();
-    static const std::vector<std::string> anywhere = [] {
-        std::vector<std::string> names(std::begin(kCausalConv1dBwdGpuKernels), std::end(kCausalConv1dBwdGpuKernels));
-        names.insert(names.end(), std::begin(kCausalConv1dBwdCpuKernels), std::end(kCausalConv1dBwdCpuKernels));
-        return names;
-    }();
-    return requested_kernel(keyword, kVariable, here, anywhere);
-}
 
 at::Tensor new_tensor(at::IntArrayRef sizes, at::ScalarType dtype, const at::Tensor& like) {
     return at::_ops::empty_memory_format::call(c10::fromIntArrayRefSlow(sizes), dtype, c10::kStrided, like.device(), false, {});
@@ -67,7 +54,8 @@ Gradients bwd(const at::Tensor& x, const at::Tensor& weight, const OptionalTenso
     p.in = checked_inputs(x, weight, bias, given(seq_idx), given(initial_states), use_silu, causal_conv1d_bwd_serves_f64());
     p.dout = checked_sequences({"dout", dout}, x, x.sizes(), "the shape of x");
     if (dfinal_states) p.dfinal_states = checked_state({"dfinal_states", *dfinal_states}, x, weight);
-    const KernelRequest wanted = request(keyword);
+    const KernelTable<CausalConv1dBwdParams> kernels = causal_conv1d_bwd_kernels();
+    const auto wanted = requested_kernel(keyword, kCausalConv1dBwdNames, kernels);
     if (given_dx) {
         checked_sequences({"dx", *given_dx}, x, x.sizes(), "the shape of x");
         check_output({"dx", *given_dx}, {{"x", x}, {"weight", weight}, {"dout", dout}});
@@ -98,16 +86,11 @@ Gradients bwd(const at::Tensor& x, const at::Tensor& weight, const OptionalTenso
         if (dbias) dbias->zero_();
         return {dx, dweight, dbias, dinitial_states};
     }
-    if (wanted.kernel != "auto") {
-        if (const char* served = causal_conv1d_bwd_refusal(p, wanted.kernel))
-            throw py::value_error(concat(wanted.source, ": got '", wanted.kernel, "', which serves ", served));
-    }
-    const std::string kernel = wanted.kernel == "auto" ? causal_conv1d_bwd_choice(p) : wanted.kernel;
-    const at::Tensor workspace = new_tensor({causal_conv1d_bwd_workspace(p, kernel)}, at::kFloat, x);
-    p.partials = workspace.data_ptr();
+    const auto* kernel = kernel_of(kernels, wanted, p);
+    const at::Tensor workspace = new_tensor({kernel->workspace_of(p)}, at::kByte, x);
     const c10::DeviceGuard guard(x.device());
     py::gil_scoped_release no_gil;
-    causal_conv1d_bwd(p, kernel, reinterpret_cast<void*>(stream));
+    kernel->launch(p, workspace.data_ptr(), reinterpret_cast<void*>(stream));
     return {dx, dweight, dbias, dinitial_states};
 }
 
@@ -115,5 +98,5 @@ Gradients bwd(const at::Tensor& x, const at::Tensor& weight, const OptionalTenso
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     m.def("causal_conv1d_bwd", &bwd);
-    m.def("causal_conv1d_bwd_kernels", &causal_conv1d_bwd_kernels);
+    m.def("causal_conv1d_bwd_kernels", [] { return causal_conv1d_bwd_kernels().names(); });
 }

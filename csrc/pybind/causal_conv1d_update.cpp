@@ -8,6 +8,7 @@
 
 #include "causal_conv1d/decode.h"
 #include "common/direct_call.h"
+#include "common/kernel_request.h"
 #include "common/tensor_checks.h"
 
 namespace py = pybind11;
@@ -98,7 +99,7 @@ void update(const std::vector<at::Tensor>& outs, const at::Tensor& x, const at::
             const Optional& initial_state_idx,
             const Optional& cache_seqlens, const Optional& intermediate_conv_window, const Optional& intermediate_state_indices,
             const Optional& retrieve_next_token, const Optional& retrieve_next_sibling, const Optional& retrieve_parent_token,
-            bool state_at_end, bool zero_padding, const std::string& kernel, std::optional<int64_t> stream) {
+            bool state_at_end, bool zero_padding, const std::string& kernel_name, std::optional<int64_t> stream) {
     const at::Tensor* bias = optional_bias.has_value() && optional_bias->numel() > 0 ? &*optional_bias : nullptr;
     const bool packed = query_start_loc.has_value();
     const bool split = outs.size() == 3;
@@ -232,7 +233,8 @@ void update(const std::vector<at::Tensor>& outs, const at::Tensor& x, const at::
             throw py::type_error(concat("retrieve_parent_token: got dtype ", python_text(retrieve_parent_token->scalar_type()),
                                         ", expected torch.int32 or torch.int64"));
     }
-    check_kernel_name(kernel, causal_conv1d_update_kernels());
+    const auto kernels = causal_conv1d_update_kernels();
+    const auto wanted = requested_kernel(kernel_name, kCausalConv1dUpdateNames, kernels);
 
     // ---- memory: what is written has its own, except that out may be x
     WrittenMemory written;
@@ -298,9 +300,10 @@ void update(const std::vector<at::Tensor>& outs, const at::Tensor& x, const at::
         p.intermediate_tokens = static_cast<int32_t>(t.size(1));
     }
 
+    const auto* kernel = kernel_of(kernels, wanted, p);
     const c10::DeviceGuard guard(x.device());
     py::gil_scoped_release no_gil;
-    causal_conv1d_update(p, kernel, reinterpret_cast<void*>(*stream));
+    kernel->launch(p, nullptr, reinterpret_cast<void*>(*stream));
 }
 
 // The same past the dispatcher; or false, with nothing done, if there is something to do on the way: by the dispatcher, or to refuse
@@ -337,5 +340,5 @@ bool update_directly(const std::vector<at::Tensor>& outs, const at::Tensor& x, c
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     m.def("causal_conv1d_update", &update);
     m.def("causal_conv1d_update_directly", &update_directly);
-    m.def("causal_conv1d_update_kernels", &causal_conv1d_update_kernels);
+    m.def("causal_conv1d_update_kernels", [] { return causal_conv1d_update_kernels().names(); });
 }

@@ -6,9 +6,7 @@
 
 #include <array>
 #include <cstdlib>
-#include <iterator>
 #include <optional>
-#include <stdexcept>
 
 #include "causal_conv1d/prefill.h"
 #include "common/direct_call.h"
@@ -23,7 +21,6 @@ namespace {
 using namespace hipconv;
 using OptionalTensor = std::optional<at::Tensor>;
 
-constexpr const char* kKernelVariable = "HIPCONV_VARLEN_KERNEL";
 constexpr const char* kTileVariable = "HIPCONV_VARLEN_TILE";
 
 // One output like x, or q, k and v as rows of tokens.
@@ -94,23 +91,6 @@ VarlenTile parse_tile(const std::string& text) {
 bool same_memory(const at::Tensor& a, const at::Tensor& b) {
     return a.data_ptr() == b.data_ptr() && (a.numel() > 0 || a.is_alias_of(b)) && a.scalar_type() == b.scalar_type() &&
            a.sizes() == b.sizes() && a.strides() == b.strides();
-}
-
-// What the variable names is run where this backend has it for the form of the call; the library chooses for other calls.
-KernelRequest request(const std::string& keyword, bool in_place) {
-    static const std::vector<std::string> new_kernels = causal_conv1d_varlen_kernels();
-    static const std::vector<std::string> in_place_kernels = [] {
-        std::vector<std::string> names = causal_conv1d_varlen_kernels();
-        for (const std::string& name : causal_conv1d_varlen_in_place_kernels()) names.push_back(name);
-        return names;
-    }();
-    static const std::vector<std::string> anywhere = [] {
-        std::vector<std::string> names(std::begin(kCausalConv1dVarlenGpuKernels), std::end(kCausalConv1dVarlenGpuKernels));
-        names.insert(names.end(), std::begin(kCausalConv1dVarlenGpuInPlaceKernels), std::end(kCausalConv1dVarlenGpuInPlaceKernels));
-        names.insert(names.end(), std::begin(kCausalConv1dVarlenCpuKernels), std::end(kCausalConv1dVarlenCpuKernels));
-        return names;
-    }();
-    return requested_kernel(keyword, kKernelVariable, in_place ? in_place_kernels : new_kernels, anywhere);
 }
 
 // False, and nothing is done, if `out` is x and no kernel serves that. Without a stream it only checks.
@@ -186,7 +166,8 @@ bool varlen(const std::vector<at::Tensor>& tensors, const at::Tensor& x, const a
     }
 
     const bool in_place = outputs.size() == 1 && same_memory(tensors[0], x);
-    const KernelRequest wanted = request(keyword, in_place);
+    const auto kernels = in_place ? causal_conv1d_varlen_in_place_kernels() : causal_conv1d_varlen_kernels();
+    const auto wanted = requested_kernel(keyword, kCausalConv1dVarlenNames, kernels);
     VarlenTile forced_tile{};
     if (const char* text = std::getenv(kTileVariable); text != nullptr && *text != '\0') forced_tile = parse_tile(text);
     const char* const sides[] = {"block_m", "block_n", "num_warps"};
@@ -229,15 +210,13 @@ bool varlen(const std::vector<at::Tensor>& tensors, const at::Tensor& x, const a
     p.dead_tokens = dead_tokens == "zero" ? DeadTokens::zero : dead_tokens == "copy" ? DeadTokens::copy : DeadTokens::leave;
     p.use_silu = use_silu;
 
+    if (in_place && wanted.kernel && !kernels.has(wanted.kernel)) return false;
+    const auto* kernel = kernel_of(kernels, wanted, p, forced_tile);
+    if (in_place && (!kernel || p.dead_tokens != DeadTokens::leave)) return false;
+    if (in_place && sequences == 0) return true;
     const c10::DeviceGuard guard(x.device());
     py::gil_scoped_release no_gil;
-    try {
-        if (in_place) return causal_conv1d_varlen_in_place(p, wanted.kernel, forced_tile, reinterpret_cast<void*>(*stream));
-        causal_conv1d_varlen(p, wanted.kernel, forced_tile, reinterpret_cast<void*>(*stream));
-    } catch (const std::invalid_argument& refusal) {  // the kernels do not know where their name came from
-        const std::string text = refusal.what();
-        throw std::invalid_argument(text.rfind("kernel:", 0) == 0 ? wanted.source + text.substr(text.find(':')) : text);
-    }
+    kernel->launch(p, forced_tile, nullptr, reinterpret_cast<void*>(*stream));
     return true;
 }
 
@@ -270,6 +249,6 @@ bool varlen_directly(const std::vector<at::Tensor>& tensors, const at::Tensor& x
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     m.def("causal_conv1d_varlen", &varlen);
     m.def("causal_conv1d_varlen_directly", &varlen_directly);
-    m.def("causal_conv1d_varlen_kernels", &causal_conv1d_varlen_kernels);
-    m.def("causal_conv1d_varlen_in_place_kernels", &causal_conv1d_varlen_in_place_kernels);
+    m.def("causal_conv1d_varlen_kernels", [] { return causal_conv1d_varlen_kernels().names(); });
+    m.def("causal_conv1d_varlen_in_place_kernels", [] { return causal_conv1d_varlen_in_place_kernels().names(); });
 }

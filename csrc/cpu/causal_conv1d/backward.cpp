@@ -1,17 +1,11 @@
-// Causal conv1d backward for host memory: which kernel serves a call, and the kernel that serves any.
-//
-// `simd` (backward_simd.cpp): vectors along tokens or channels, whichever x, dout and dx all have as neighbours in
-// memory.
-// `openmp`: plain loops, a channel at a time, whose sums are then complete. Any width, any strides, states, packed sequences,
-// f64.
-//
-// Both share their work out over torch's own OpenMP threads, and their results do not depend on how many there are.
+// Causal conv1d backward for host memory: the kernel that serves any call.
 #include "backward.h"
 
 #include <iterator>
+#include <vector>
 
+#include "../serial.h"
 #include "causal_conv1d/states_formula.h"
-#include "forward.h"
 
 namespace hipconv {
 namespace {
@@ -59,7 +53,9 @@ void openmp(const CausalConv1dBwdParams& p) {
     }
 }
 
-void openmp(const CausalConv1dBwdParams& p) {
+}  // namespace
+
+void causal_conv1d_bwd_openmp(const CausalConv1dBwdParams& p, void* /*workspace*/, void* /*stream*/) {
     if (p.in.dtype == kF64) return openmp<double, double>(p);
     switch (p.in.dtype) {
         case DType::f16:
@@ -71,44 +67,8 @@ void openmp(const CausalConv1dBwdParams& p) {
     }
 }
 
-enum class Plan { openmp, simd_along_tokens, simd_along_channels };
-
-// Depends on nothing but sizes, strides and types. The stride of an axis of size one does not matter.
-Plan plan(const CausalConv1dBwdParams& p) {
-    const auto along = [&](auto stride) { return stride(p.in.x) == 1 && stride(p.dout) == 1 && stride(p.dx) == 1; };
-    const bool tokens = p.in.seqlen == 1 || along([](const Sequences& s) { return s.seqlen_stride; });
-    const bool channels = p.in.dim == 1 || along([](const Sequences& s) { return s.dim_stride; });
-    const bool plain = p.in.seqlen > 0 && !p.in.seq_idx.data && !p.in.initial_states.data && !p.dfinal_states.data;
-    if (!plain || p.in.dtype == kF64 || p.in.width > kBwdSimdMaxWidth || !(tokens || channels)) return Plan::openmp;
-    if (tokens && channels) return p.in.dim > p.in.seqlen ? Plan::simd_along_channels : Plan::simd_along_tokens;
-    return tokens ? Plan::simd_along_tokens : Plan::simd_along_channels;
-}
-
-}  // namespace
-
-std::vector<std::string> causal_conv1d_bwd_kernels() {
-    return {std::begin(kCausalConv1dBwdCpuKernels), std::end(kCausalConv1dBwdCpuKernels)};
-}
+KernelTable<CausalConv1dBwdParams> causal_conv1d_bwd_kernels() { return {kBwdKernels, std::size(kBwdKernels)}; }
 
 bool causal_conv1d_bwd_serves_f64() { return true; }
-
-const char* causal_conv1d_bwd_choice(const CausalConv1dBwdParams& p) { return plan(p) == Plan::openmp ? "openmp" : "simd"; }
-
-const char* causal_conv1d_bwd_refusal(const CausalConv1dBwdParams& p, const std::string& kernel) {
-    static_assert(kBwdSimdMaxWidth == 8, "the text below says so");
-    if (kernel == "simd" && plan(p) == Plan::openmp)
-        return "width <= 8 where x, dout and dx all have stride 1 along seqlen, or all along dim, without seq_idx and states, "
-               "of 16 or 32 bits";
-    return nullptr;
-}
-
-int64_t causal_conv1d_bwd_workspace(const CausalConv1dBwdParams& p, const std::string& kernel) {
-    if (kernel == "openmp") return 0;
-    return causal_conv1d_bwd_simd_partials(p, plan(p) == Plan::simd_along_channels) * (p.in.width + 1) * p.in.dim;
-}
-
-void causal_conv1d_bwd(const CausalConv1dBwdParams& p, const std::string& kernel, void* /*stream*/) {
-    kernel == "openmp" ? openmp(p) : causal_conv1d_bwd_simd(p, plan(p) == Plan::simd_along_channels);
-}
 
 }  // namespace hipconv

@@ -1,13 +1,26 @@
-// What the CPU kernels of the causal conv1d's backward show each other.
+// The backward kernels for host memory: the functions that each has in a file of its own, and their table.
+//
+// All share their work out over torch's own OpenMP threads, and their results do not depend on how many there are.
 #pragma once
 
 #include "causal_conv1d/backward.h"
 
 namespace hipconv {
 
-// backward_simd.cpp. Partial sums lie in the workspace as rows of (width + 1, dim), as on GPUs.
-constexpr int kBwdSimdMaxWidth = 8;
-int64_t causal_conv1d_bwd_simd_partials(const CausalConv1dBwdParams& p, bool channels_inside);
-void causal_conv1d_bwd_simd(const CausalConv1dBwdParams& p, bool channels_inside);
+// backward_simd.cpp: vectors along tokens or channels, whichever x, dout and dx all have as neighbours in memory. Partial sums lie in
+// the workspace as rows of (width + 1, dim), as on GPUs.
+const char* causal_conv1d_bwd_simd_refusal(const CausalConv1dBwdParams& params);
+int64_t causal_conv1d_bwd_simd_workspace(const CausalConv1dBwdParams& params);
+void causal_conv1d_bwd_simd(const CausalConv1dBwdParams& params, void* workspace, void* stream);
+
+// backward.cpp: plain loops, a channel at a time, whose sums are then complete. Any width, any strides, states, packed sequences, f64.
+void causal_conv1d_bwd_openmp(const CausalConv1dBwdParams& params, void* workspace, void* stream);
+
+// name, refusal, launch, workspace
+inline constexpr KernelRow<CausalConv1dBwdParams> kBwdKernels[] = {
+    {"simd", causal_conv1d_bwd_simd_refusal, causal_conv1d_bwd_simd, causal_conv1d_bwd_simd_workspace},
+    {"openmp", nullptr, causal_conv1d_bwd_openmp},
+};
+static_assert(are_named(kBwdKernels, kCausalConv1dBwdNames.cpu), "names stand in causal_conv1d/backward.h too");
 
 }  // namespace hipconv

@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "../serial.h"
 #include "../simd.h"
 #include "backward.h"
 #include "causal_conv1d/states_formula.h"
-#include "forward.h"
 
 namespace hipconv {
 namespace {
@@ -297,25 +297,58 @@ void finish(const CausalConv1dBwdParams& p, int64_t rows) {
     }
 }
 
-}  // namespace
+// ---- what the table asks ------------------------------------------------------------------------------------------------------
 
-int64_t causal_conv1d_bwd_simd_partials(const CausalConv1dBwdParams& p, bool channels_inside) {
+constexpr int kMaxWidth = 8;
+
+enum class Along { neither, tokens, channels };
+
+// Depends on nothing but sizes, strides and types. The stride of an axis of size one does not matter.
+Along vectors_along(const CausalConv1dBwdParams& p) {
+    const auto along = [&](auto stride) { return stride(p.in.x) == 1 && stride(p.dout) == 1 && stride(p.dx) == 1; };
+    const bool tokens = p.in.seqlen == 1 || along([](const Sequences& s) { return s.seqlen_stride; });
+    const bool channels = p.in.dim == 1 || along([](const Sequences& s) { return s.dim_stride; });
+    const bool plain = p.in.seqlen > 0 && !p.in.seq_idx.data && !p.in.initial_states.data && !p.dfinal_states.data;
+    if (!plain || p.in.dtype == kF64 || p.in.width > kMaxWidth || !(tokens || channels)) return Along::neither;
+    if (tokens && channels) return p.in.dim > p.in.seqlen ? Along::channels : Along::tokens;
+    return tokens ? Along::tokens : Along::channels;
+}
+
+// How many rows of partial sums there are.
+int64_t rows_of(const CausalConv1dBwdParams& p, bool channels_inside) {
     const int64_t each = channels_inside ? kWalk : piece_of(p.in.seqlen, kTokens);
     return p.in.batch * ceil_div(p.in.seqlen, each);
 }
 
-void causal_conv1d_bwd_simd(const CausalConv1dBwdParams& p, bool channels_inside) {
+}  // namespace
+
+const char* causal_conv1d_bwd_simd_refusal(const CausalConv1dBwdParams& p) {
+    static_assert(kMaxWidth == 8, "the text below says so");
+    if (vectors_along(p) != Along::neither) return nullptr;
+    return "width <= 8 where x, dout and dx all have stride 1 along seqlen, or all along dim, without seq_idx and states, of 16 or 32 "
+           "bits";
+}
+
+int64_t causal_conv1d_bwd_simd_workspace(const CausalConv1dBwdParams& p) {
+    const int64_t rows = rows_of(p, vectors_along(p) == Along::channels);
+    return rows * (p.in.width + 1) * p.in.dim * static_cast<int64_t>(sizeof(float));
+}
+
+void causal_conv1d_bwd_simd(const CausalConv1dBwdParams& params, void* workspace, void* /*stream*/) {
+    CausalConv1dBwdParams p = params;
+    p.partials = workspace;
+    const bool channels_inside = vectors_along(p) == Along::channels;
     switch (p.in.dtype) {
         case DType::f16:
-            with_width<f16, kBwdSimdMaxWidth>(p, channels_inside);
+            with_width<f16, kMaxWidth>(p, channels_inside);
             break;
         case DType::bf16:
-            with_width<bf16, kBwdSimdMaxWidth>(p, channels_inside);
+            with_width<bf16, kMaxWidth>(p, channels_inside);
             break;
         default:
-            with_width<float, kBwdSimdMaxWidth>(p, channels_inside);
+            with_width<float, kMaxWidth>(p, channels_inside);
     }
-    finish(p, causal_conv1d_bwd_simd_partials(p, channels_inside));
+    finish(p, rows_of(p, channels_inside));
 }
 
 }  // namespace hipconv

@@ -7,7 +7,7 @@
 #include "causal_conv1d/decode.h"
 
 #include <algorithm>
-#include <stdexcept>
+#include <iterator>
 
 #include "../simd.h"
 #include "causal_conv1d/decode_row.h"
@@ -260,41 +260,34 @@ void openmp_kernel(const CausalConv1dUpdateParams& p) {
 
 // ---- choice of the instance ------------------------------------------------------------------------------------------------
 
-template <typename T, typename S>
-void with_types(const CausalConv1dUpdateParams& p, bool simd) {
-    simd ? simd_kernel<T, S>(p) : openmp_kernel<T, S>(p);
-}
-
 template <typename T>
 void with_state_dtype(const CausalConv1dUpdateParams& p, bool simd) {
-    switch (p.state_dtype) {
-        case DType::f32:
-            return with_types<T, float>(p, simd);
-        case DType::f16:
-            return with_types<T, f16>(p, simd);
-        case DType::bf16:
-            return with_types<T, bf16>(p, simd);
-    }
+    with_dtype(p.state_dtype, [&](auto state) {
+        using S = decltype(state);
+        simd ? simd_kernel<T, S>(p) : openmp_kernel<T, S>(p);
+    });
 }
+
+void launch(const CausalConv1dUpdateParams& p, bool simd) {
+    with_dtype(p.dtype, [&](auto type) { with_state_dtype<decltype(type)>(p, simd); });
+}
+
+// ---- the table -------------------------------------------------------------------------------------------------------------
+
+const char* simd_refusal(const CausalConv1dUpdateParams& p) {
+    static_assert(kMaxWidth == 8, "the text below says so");
+    return p.width <= kMaxWidth && !p.tree_child.data ? nullptr : "width <= 8 and no retrieve_next_token";
+}
+
+// name, refusal, launch
+constexpr KernelRow<CausalConv1dUpdateParams> kUpdateKernels[] = {
+    {"simd", simd_refusal, [](const CausalConv1dUpdateParams& p, void*, void*) { launch(p, /*simd=*/true); }},
+    {"openmp", nullptr, [](const CausalConv1dUpdateParams& p, void*, void*) { launch(p, /*simd=*/false); }},
+};
+static_assert(are_named(kUpdateKernels, kCausalConv1dUpdateNames.cpu), "names stand in causal_conv1d/decode.h too");
 
 }  // namespace
 
-std::vector<std::string> causal_conv1d_update_kernels() { return {"simd", "openmp"}; }
-
-void causal_conv1d_update(const CausalConv1dUpdateParams& p, const std::string& kernel, void* /*stream*/) {
-    const bool serves = p.width <= kMaxWidth && !p.tree_child.data;
-    if (kernel == "simd" && !serves)
-        throw std::invalid_argument("kernel: got 'simd', which serves width <= " + std::to_string(kMaxWidth) +
-                                    " and no retrieve_next_token");
-    const bool simd = serves && kernel != "openmp";
-    switch (p.dtype) {
-        case DType::f32:
-            return with_state_dtype<float>(p, simd);
-        case DType::f16:
-            return with_state_dtype<f16>(p, simd);
-        case DType::bf16:
-            return with_state_dtype<bf16>(p, simd);
-    }
-}
+KernelTable<CausalConv1dUpdateParams> causal_conv1d_update_kernels() { return {kUpdateKernels, std::size(kUpdateKernels)}; }
 
 }  // namespace hipconv

@@ -1,14 +1,26 @@
-// What the CPU kernels of the causal conv1d show each other.
+// The forward kernels for host memory: the functions that each has in a file of its own, and their table.
+//
+// All share rows out over torch's own OpenMP threads, so torch.set_num_threads holds.
 #pragma once
 
 #include "causal_conv1d/forward.h"
 
 namespace hipconv {
 
-constexpr int64_t kSerialBelow = 1 << 14;  // outputs that are not worth waking a second thread for: about 5 us of work
+// forward_simd.cpp: vectors along tokens or channels, whichever x and out both have as neighbours in memory.
+const char* causal_conv1d_simd_refusal(const CausalConv1dFwdParams& params);
+const char* causal_conv1d_simd_form(const CausalConv1dFwdParams& params);
+void causal_conv1d_simd(const CausalConv1dFwdParams& params, void* workspace, void* stream);
 
-// forward_simd.cpp
-constexpr int kSimdMaxWidth = 8;
-void causal_conv1d_simd(const CausalConv1dFwdParams& p, bool channels_inside);
+// forward.cpp: plain loops around the formula, the denser axis innermost. Any width, any strides.
+const char* causal_conv1d_openmp_form(const CausalConv1dFwdParams& params);
+void causal_conv1d_openmp(const CausalConv1dFwdParams& params, void* workspace, void* stream);
+
+// name, refusal, launch, workspace, auto_takes, form
+inline constexpr KernelRow<CausalConv1dFwdParams> kFwdKernels[] = {
+    {"simd", causal_conv1d_simd_refusal, causal_conv1d_simd, nullptr, nullptr, causal_conv1d_simd_form},
+    {"openmp", nullptr, causal_conv1d_openmp, nullptr, nullptr, causal_conv1d_openmp_form},
+};
+static_assert(are_named(kFwdKernels, kCausalConv1dFwdNames.cpu), "names stand in causal_conv1d/forward.h too");
 
 }  // namespace hipconv

@@ -3,6 +3,7 @@
 // layouts, chunks and batches agree bit for bit.
 #include <algorithm>
 
+#include "../serial.h"
 #include "../simd.h"
 #include "forward.h"
 
@@ -172,16 +173,40 @@ void with_width(const CausalConv1dFwdParams& p, bool channels_inside) {
     }
 }
 
+constexpr int kMaxWidth = 8;
+
+enum class Along { neither, tokens, channels };
+
+// Depends on nothing but sizes, strides and types. The stride of an axis of size one does not matter.
+Along vectors_along(const CausalConv1dFwdParams& p) {
+    const bool tokens = p.seqlen == 1 || (p.x.seqlen_stride == 1 && p.out.seqlen_stride == 1);
+    const bool channels = p.dim == 1 || (p.x.dim_stride == 1 && p.out.dim_stride == 1);
+    if (p.width > kMaxWidth || !(tokens || channels)) return Along::neither;
+    if (tokens && channels) return p.dim > p.seqlen ? Along::channels : Along::tokens;
+    return tokens ? Along::tokens : Along::channels;
+}
+
 }  // namespace
 
-void causal_conv1d_simd(const CausalConv1dFwdParams& p, bool channels_inside) {
+const char* causal_conv1d_simd_refusal(const CausalConv1dFwdParams& p) {
+    static_assert(kMaxWidth == 8, "the text below says so");
+    if (vectors_along(p) != Along::neither) return nullptr;
+    return "width <= 8 where x and out both have stride 1 along seqlen, or both along dim";
+}
+
+const char* causal_conv1d_simd_form(const CausalConv1dFwdParams& p) {
+    return vectors_along(p) == Along::channels ? "simd_along_channels" : "simd_along_tokens";
+}
+
+void causal_conv1d_simd(const CausalConv1dFwdParams& p, void* /*workspace*/, void* /*stream*/) {
+    const bool channels_inside = vectors_along(p) == Along::channels;
     switch (p.dtype) {
         case DType::f32:
-            return with_width<float, kSimdMaxWidth>(p, channels_inside);
+            return with_width<float, kMaxWidth>(p, channels_inside);
         case DType::f16:
-            return with_width<f16, kSimdMaxWidth>(p, channels_inside);
+            return with_width<f16, kMaxWidth>(p, channels_inside);
         case DType::bf16:
-            return with_width<bf16, kSimdMaxWidth>(p, channels_inside);
+            return with_width<bf16, kMaxWidth>(p, channels_inside);
     }
 }
 

@@ -1,12 +1,24 @@
-// What the CPU kernels of the packed-sequence conv1d show each other.
+// The prefill kernels for host memory: the functions that each has in a file of its own, and their table.
+//
+// All share their work out over torch's own OpenMP threads, so torch.set_num_threads holds.
 #pragma once
 
 #include "causal_conv1d/prefill.h"
 
 namespace hipconv {
 
-// prefill_simd.cpp: neighbouring channels are neighbours in memory, in x and the outputs.
-bool causal_conv1d_varlen_simd_serves(const CausalConv1dVarlenParams& params);
-void causal_conv1d_varlen_simd(const CausalConv1dVarlenParams& params);
+// prefill_simd.cpp: vectors along channels, where they are neighbours in memory, in x and the outputs.
+const char* causal_conv1d_varlen_simd_refusal(const CausalConv1dVarlenParams& params, const VarlenTile& tile);
+void causal_conv1d_varlen_simd(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace, void* stream);
+
+// prefill.cpp: plain loops around the formula, a row for each channel of each sequence. Any width, any strides.
+void causal_conv1d_varlen_openmp(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace, void* stream);
+
+// name, refusal, launch
+inline constexpr KernelRow<CausalConv1dVarlenParams, VarlenTile> kVarlenKernels[] = {
+    {"simd", causal_conv1d_varlen_simd_refusal, causal_conv1d_varlen_simd},
+    {"openmp", nullptr, causal_conv1d_varlen_openmp},
+};
+static_assert(are_named(kVarlenKernels, kCausalConv1dVarlenNames.cpu), "names stand in causal_conv1d/prefill.h too");
 
 }  // namespace hipconv

@@ -7,9 +7,9 @@
 #include <cstring>
 #include <type_traits>
 
+#include "../serial.h"
 #include "../simd.h"
 #include "causal_conv1d/prefill_schedule.h"
-#include "forward.h"
 #include "prefill.h"
 
 #ifdef _OPENMP
@@ -449,11 +449,13 @@ void with_width(const CausalConv1dVarlenParams& p) {
 
 }  // namespace
 
-bool causal_conv1d_varlen_simd_serves(const CausalConv1dVarlenParams& p) {
-    return p.width >= 2 && p.width <= kMaxWidth && (p.dim == 1 || (p.x_dim_stride == 1 && (p.k_dim >= 0 || p.out_dim_stride == 1)));
+const char* causal_conv1d_varlen_simd_refusal(const CausalConv1dVarlenParams& p, const VarlenTile& /*tile*/) {
+    static_assert(kMaxWidth == 8, "the text below says so");
+    const bool neighbours = p.dim == 1 || (p.x_dim_stride == 1 && (p.k_dim >= 0 || p.out_dim_stride == 1));
+    return p.width >= 2 && p.width <= kMaxWidth && neighbours ? nullptr : "widths 2 to 8 where x and out have stride 1 along dim";
 }
 
-void causal_conv1d_varlen_simd(const CausalConv1dVarlenParams& p) {
+void causal_conv1d_varlen_simd(const CausalConv1dVarlenParams& p, const VarlenTile& /*tile*/, void* /*workspace*/, void* /*stream*/) {
     with_dtype(p.dtype, [&](auto type) { with_width<decltype(type), kMaxWidth>(p); });
 }
 

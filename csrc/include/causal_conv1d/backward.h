@@ -20,20 +20,15 @@ struct CausalConv1dBwdParams {
 
     void* dweight;  // (dim, width), one after another, of dtype weight_dtype
     void* dbias;    // (dim,), one after another, of dtype bias_dtype; null where there is no bias
-    void* partials;  // the workspace: floats
-    const uint8_t* taps;  // in it, set by causal_conv1d_bwd where kernels look at it (causal_conv1d/backward/parts.h)
+    // In the workspace, where launches set them:
+    void* partials;       // the sums of parts of the tokens, floats
+    const uint8_t* taps;  // see kernels/causal_conv1d/backward/parts.h; null where no kernel looks at it
 };
 
-constexpr const char* kCausalConv1dBwdGpuKernels[] = {"tile", "vector", "naive"};
-constexpr const char* kCausalConv1dBwdCpuKernels[] = {"simd", "openmp"};
+constexpr KernelNames kCausalConv1dBwdNames = {"HIPCONV_CONV1D_BWD_KERNEL", {"tile", "vector", "naive"}, {"simd", "openmp"}};
 
-// As in forward.h: defined twice, in csrc/kernels and in csrc/cpu. No size but the seqlen is zero.
-std::vector<std::string> causal_conv1d_bwd_kernels();
+// As in forward.h: defined twice, in csrc/kernels and in csrc/cpu. In calls, no size but the seqlen is zero.
+KernelTable<CausalConv1dBwdParams> causal_conv1d_bwd_kernels();
 bool causal_conv1d_bwd_serves_f64();
-const char* causal_conv1d_bwd_choice(const CausalConv1dBwdParams& params);
-const char* causal_conv1d_bwd_refusal(const CausalConv1dBwdParams& params, const std::string& kernel);
-// How many numbers the workspace of `kernel` holds; `params.partials` need not be set yet.
-int64_t causal_conv1d_bwd_workspace(const CausalConv1dBwdParams& params, const std::string& kernel);
-void causal_conv1d_bwd(const CausalConv1dBwdParams& params, const std::string& kernel, void* stream);
 
 }  // namespace hipconv

@@ -7,11 +7,10 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
-#include <vector>
 
 #include "device/arch.h"
 #include "device/dtype.h"
+#include "launch/kernel_table.h"
 
 namespace hipconv {
 
@@ -91,9 +90,11 @@ struct CausalConv1dUpdateParams {
     Indices tree_child, tree_sibling, tree_parent;
 };
 
-// Defined twice with one signature: in csrc/kernels for GPUs and simt, in csrc/cpu for host memory (which ignores `stream`).
-// No size is zero; every tensor lies on the current device. `kernel` is "auto" or a name from the list.
-std::vector<std::string> causal_conv1d_update_kernels();
-void causal_conv1d_update(const CausalConv1dUpdateParams& params, const std::string& kernel, void* stream);
+constexpr KernelNames kCausalConv1dUpdateNames = {
+    "HIPCONV_UPDATE_KERNEL", {"step", "vector", "channel", "naive"}, {"simd", "openmp"}};
+
+// Defined twice: in csrc/kernels for GPUs and simt, in csrc/cpu for host memory (whose launches ignore the stream). In calls, no size
+// is zero; for launches, every tensor lies on the current device.
+KernelTable<CausalConv1dUpdateParams> causal_conv1d_update_kernels();
 
 }  // namespace hipconv

@@ -4,10 +4,9 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
-#include <vector>
 
 #include "device/dtype.h"
+#include "launch/kernel_table.h"
 
 namespace hipconv {
 
@@ -34,19 +33,10 @@ struct CausalConv1dFwdParams {
     bool use_silu;
 };
 
-// The kernels' names, the fastest first. Each backend knows the other's: HIPCONV_CONV1D_KERNEL may hold either.
-constexpr const char* kCausalConv1dFwdGpuKernels[] = {"tile", "vector", "shared", "naive"};
-constexpr const char* kCausalConv1dFwdCpuKernels[] = {"simd", "openmp"};
+constexpr KernelNames kCausalConv1dFwdNames = {"HIPCONV_CONV1D_KERNEL", {"tile", "vector", "shared", "naive"}, {"simd", "openmp"}};
 
-// Defined twice with one signature: in csrc/kernels for GPUs and simt, in csrc/cpu for host memory (which ignores `stream`).
-// No size is zero. Only the launch touches memory; the others depend on sizes, strides, types and the alignment of addresses.
-std::vector<std::string> causal_conv1d_fwd_kernels();
-const char* causal_conv1d_fwd_choice(const CausalConv1dFwdParams& params);  // the kernel that "auto" means
-// Whether `kernel` serves the call: then null, else what it does serve.
-const char* causal_conv1d_fwd_refusal(const CausalConv1dFwdParams& params, const std::string& kernel);
-// Which of its forms `kernel` takes for the call.
-const char* causal_conv1d_fwd_form(const CausalConv1dFwdParams& params, const std::string& kernel);
-// Every tensor lies on the current device, and the kernel serves the call.
-void causal_conv1d_fwd(const CausalConv1dFwdParams& params, const std::string& kernel, void* stream);
+// Defined twice: in csrc/kernels for GPUs and simt, in csrc/cpu for host memory (whose launches ignore the stream). In calls, no size
+// is zero; for launches, every tensor lies on the current device.
+KernelTable<CausalConv1dFwdParams> causal_conv1d_fwd_kernels();
 
 }  // namespace hipconv

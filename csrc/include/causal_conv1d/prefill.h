@@ -7,11 +7,10 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
-#include <vector>
 
 #include "device/dtype.h"
 #include "device/index_array.h"
+#include "launch/kernel_table.h"
 
 namespace hipconv {
 
@@ -66,19 +65,14 @@ struct VarlenTile {
     int32_t tokens, channels, warps;
 };
 
-// The kernels' names, the fastest first. Each backend knows the other's: HIPCONV_VARLEN_KERNEL may hold either.
-constexpr const char* kCausalConv1dVarlenGpuKernels[] = {"tile", "naive"};
-constexpr const char* kCausalConv1dVarlenGpuInPlaceKernels[] = {"walk", "strip"};  // where `out` is x; the others serve that, too
-constexpr const char* kCausalConv1dVarlenCpuKernels[] = {"simd", "openmp"};
+constexpr KernelNames kCausalConv1dVarlenNames = {"HIPCONV_VARLEN_KERNEL", {"tile", "naive", "walk", "strip"}, {"simd", "openmp"}};
 
-// Defined twice with one signature: in csrc/kernels for GPUs and simt, in csrc/cpu for host memory (which ignores `tile` and
-// `stream`). dim and tokens are not zero; every tensor lies on the current device. `kernel` is "auto" or a name from the list.
-std::vector<std::string> causal_conv1d_varlen_kernels();
-void causal_conv1d_varlen(const CausalConv1dVarlenParams& params, const std::string& kernel, const VarlenTile& tile, void* stream);
+// Defined twice: in csrc/kernels for GPUs and simt, in csrc/cpu for host memory (whose launches ignore the tile and the stream). In
+// calls, dim and tokens are not zero; for launches, every tensor lies on the current device.
+KernelTable<CausalConv1dVarlenParams, VarlenTile> causal_conv1d_varlen_kernels();
 
-// The same where `out` is x, in its memory and with its strides, by kernels of its own; or false, and nothing is done, for calls that
-// none of them serves, and for kernels of the list above.
-std::vector<std::string> causal_conv1d_varlen_in_place_kernels();
-bool causal_conv1d_varlen_in_place(const CausalConv1dVarlenParams& params, const std::string& kernel, const VarlenTile& tile, void* stream);
+// Of calls whose `out` is x, in its memory and with its strides, which leave dead tokens alone and have sequences. The other kernels
+// (`also`) serve these by way of a new tensor.
+KernelTable<CausalConv1dVarlenParams, VarlenTile> causal_conv1d_varlen_in_place_kernels();
 
 }  // namespace hipconv

@@ -1,32 +1,48 @@
-// Which kernel a call asks for by name: by its keyword `kernel`, else by an environment variable, else none.
+// Which kernel of an op's table a call has: the one that its keyword `kernel` names, else the one that the op's environment variable
+// names, else the table's choice.
 #pragma once
 
 #include <cstdlib>
 #include <string>
-#include <vector>
 
+#include "launch/kernel_table.h"
 #include "tensor_checks.h"
 
 namespace hipconv {
 
+template <typename... Call>
 struct KernelRequest {
-    std::string kernel;  // "auto" for none, or one of this backend's
-    const char* source;  // "kernel" or the variable, for messages
+    const KernelRow<Call...>* kernel;  // null for "auto"
+    const char* source;                // for messages: "kernel" or the variable
 };
 
-// The variable holds for every backend, so it may name a kernel that only another one has, and then means nothing here.
-inline KernelRequest requested_kernel(const std::string& keyword, const char* variable, const std::vector<std::string>& here,
-                                      const std::vector<std::string>& anywhere) {
+// Raises ValueError for a name that the backend does not have or, from the variable, that no backend has.
+template <typename... Call>
+KernelRequest<Call...> requested_kernel(const std::string& keyword, const KernelNames& names, const KernelTable<Call...>& table) {
     if (keyword != "auto") {
-        check_kernel_name(keyword, here);
-        return {keyword, "kernel"};
+        const KernelRow<Call...>* kernel = table.find(keyword);
+        if (!kernel) check_kernel_name(keyword, table.known());
+        return {kernel, "kernel"};
     }
-    const char* value = std::getenv(variable);  // os.environ writes through to it
-    if (value == nullptr || *value == '\0') return {"auto", "kernel"};
-    check_kernel_name(value, anywhere, variable);
-    for (const std::string& name : here)
-        if (name == value) return {name, variable};
-    return {"auto", "kernel"};
+    const char* value = std::getenv(names.variable);  // os.environ writes through to it
+    if (value == nullptr || *value == '\0') return {nullptr, "kernel"};
+    if (const KernelRow<Call...>* kernel = table.find(value)) return {kernel, names.variable};
+    check_kernel_name(value, names.all(), names.variable);
+    return {nullptr, "kernel"};
+}
+
+// The kernel that runs the call; null if none was asked for and the table has none that serves it. Raises ValueError if the one that
+// was asked for does not serve the call.
+template <typename... Call>
+const KernelRow<Call...>* kernel_of(const KernelTable<Call...>& table, const KernelRequest<Call...>& wanted, const Call&... call) {
+    if (!wanted.kernel) return table.choice(call...);
+    if (const char* served = wanted.kernel->refusal_of(call...)) {
+        std::string others;
+        for (const std::string& name : table.serving(call...)) others += (others.empty() ? "'" : ", '") + name + "'";
+        throw pybind11::value_error(concat(wanted.source, ": got '", wanted.kernel->name, "', which serves ", served,
+                                           "; this call can have ", others));
+    }
+    return wanted.kernel;
 }
 
 }  // namespace hipconv

@@ -4,7 +4,6 @@
 #include "../common/launch.h"
 #include "../common/parts.h"
 #include "causal_conv1d/backward.h"
-#include "launch/taper.h"
 
 namespace hipconv {
 
@@ -17,7 +16,7 @@ HIPCONV_INLINE Pair silu_derivative(Pair v) {
     return multiply(sigma, multiply_add(v, multiply_add(sigma, twice(-1.0f), twice(1.0f)), twice(1.0f)));
 }
 
-// What sees what in rows with sequence ids, worked out once for all channels (naive.cu): a byte for each token, with
+// What sees what in rows with sequence ids, worked out once for all channels (sums.cu): a byte for each token, with
 // bit i set if its tap i sees an input; none for padding, nor for tokens outside the row, of which there are some on either side.
 constexpr int kTapsBefore = 16, kTapsAfter = 16;
 
@@ -30,28 +29,6 @@ HIPCONV_INLINE const uint8_t* bwd_taps_of(const CausalConv1dBwdParams& p, int64_
 inline bool bwd_has_states(const CausalConv1dBwdParams& p) {
     return p.in.initial_states.data || p.dinitial_states.data || p.dfinal_states.data;
 }
-
-// How many rows of partial sums there are. Kernels may leave more of some channels than of others: of those from
-// first_channel[zone] on, rows[zone].
-struct BwdPartials {
-    int64_t first_channel[kTaperZones], rows[kTaperZones];
-};
-
-inline BwdPartials equal_partials(int64_t rows) {
-    BwdPartials partials{};
-    for (int64_t& each : partials.rows) each = rows;
-    return partials;
-}
-
-// tile.cu
-bool causal_conv1d_bwd_tile_serves(const CausalConv1dBwdParams& params);  // channel-last
-int64_t causal_conv1d_bwd_tile_partials(const CausalConv1dBwdParams& params);
-void causal_conv1d_bwd_tile(const CausalConv1dBwdParams& params, void* stream);
-
-// vector.cu
-bool causal_conv1d_bwd_vector_serves(const CausalConv1dBwdParams& params);  // channel-first
-BwdPartials causal_conv1d_bwd_vector_partials(const CausalConv1dBwdParams& params);
-void causal_conv1d_bwd_vector(const CausalConv1dBwdParams& params, void* stream);
 
 constexpr int kMaxFastBwdWidth = 4;  // they are compiled for widths 2 to this: what models have; each width costs seconds of a build
 

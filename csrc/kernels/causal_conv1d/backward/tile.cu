@@ -15,8 +15,10 @@
 #include <hip/hip_runtime.h>
 
 #include "causal_conv1d/states_formula.h"
+#include "kernels.h"
 #include "launch/check.h"
 #include "parts.h"
+#include "sums.h"
 
 namespace hipconv {
 
@@ -373,26 +375,33 @@ void launch(const CausalConv1dBwdParams& p, hipStream_t stream) {
     check_launch("causal_conv1d_bwd");
 }
 
+BwdPartials partials_of(const CausalConv1dBwdParams& p) {
+    return equal_partials(bwd_tile_shape(p, bwd_channels_a_vector(p)).blocks);
+}
+
 }  // namespace
 
-bool causal_conv1d_bwd_tile_serves(const CausalConv1dBwdParams& p) {
-    if (p.in.width < 2 || p.in.width > kMaxFastBwdWidth || p.in.seqlen > INT32_MAX - 4096) return false;
-    if (p.in.x.dim_stride != 1 || p.dout.dim_stride != 1 || p.dx.dim_stride != 1) return false;
-    if (bwd_tile_has_states(p) && bwd_channels_a_vector(p) == 1) return false;
+const char* causal_conv1d_bwd_tile_refusal(const CausalConv1dBwdParams& p) {
+    const char* served = "channel-last x, dout and dx (stride 1 along dim), widths 2 to 4; with seq_idx or states, of aligned vectors";
+    if (p.in.width < 2 || p.in.width > kMaxFastBwdWidth || p.in.seqlen > INT32_MAX - 4096) return served;
+    if (p.in.x.dim_stride != 1 || p.dout.dim_stride != 1 || p.dx.dim_stride != 1) return served;
+    if (bwd_tile_has_states(p) && bwd_channels_a_vector(p) == 1) return served;
     const BwdTileShape shape = bwd_tile_shape(p, bwd_channels_a_vector(p));
-    return shape.groups <= kGridLimit && shape.blocks < int64_t{1} << 31;
+    return shape.groups <= kGridLimit && shape.blocks < int64_t{1} << 31 ? nullptr : served;
 }
 
-int64_t causal_conv1d_bwd_tile_partials(const CausalConv1dBwdParams& p) {
-    return bwd_tile_shape(p, bwd_channels_a_vector(p)).blocks;
+int64_t causal_conv1d_bwd_tile_workspace(const CausalConv1dBwdParams& p) {
+    return bwd_sums_workspace(p, partials_of(p), /*looks_at_taps=*/true);
 }
 
-void causal_conv1d_bwd_tile(const CausalConv1dBwdParams& p, void* stream) {
+void causal_conv1d_bwd_tile(const CausalConv1dBwdParams& params, void* workspace, void* stream) {
+    const hipStream_t s = static_cast<hipStream_t>(stream);
+    const BwdPartials partials = partials_of(params);
+    const CausalConv1dBwdParams p = bwd_sums_begin(params, partials, /*looks_at_taps=*/true, workspace, s);
     with_instance<kMaxFastBwdWidth>(p.in.dtype, p.in.width, [&](auto type, auto width) {
         using T = decltype(type);
         constexpr int kWidth = decltype(width)::value;
         constexpr int kWide = kBwdLaneBytes / static_cast<int>(sizeof(T));
-        const hipStream_t s = static_cast<hipStream_t>(stream);
         if (bwd_tile_has_states(p)) {
             launch<T, kWide, kWidth, true>(p, s);
         } else if (bwd_channels_a_vector(p) == 1) {
@@ -401,6 +410,7 @@ void causal_conv1d_bwd_tile(const CausalConv1dBwdParams& p, void* stream) {
             launch<T, kWide, kWidth, false>(p, s);
         }
     });
+    bwd_sums_add_up(p, partials, s);
 }
 
 }  // namespace hipconv

@@ -15,9 +15,11 @@
 #include <hip/hip_runtime.h>
 
 #include "causal_conv1d/states_formula.h"
+#include "kernels.h"
 #include "launch/check.h"
 #include "launch/taper.h"
 #include "parts.h"
+#include "sums.h"
 
 namespace hipconv {
 
@@ -719,16 +721,7 @@ void launch(const CausalConv1dBwdParams& p, hipStream_t stream) {
     check_launch("causal_conv1d_bwd");
 }
 
-}  // namespace
-
-bool causal_conv1d_bwd_vector_serves(const CausalConv1dBwdParams& p) {
-    if (p.in.width < 2 || p.in.width > kMaxFastBwdWidth || p.in.seqlen < 1 || p.in.seqlen > INT32_MAX - 4096) return false;
-    if (p.in.x.seqlen_stride != 1 || p.dout.seqlen_stride != 1 || p.dx.seqlen_stride != 1) return false;
-    const BwdVectorShape shape = bwd_vector_shape(p);
-    return static_cast<double>(shape.items) * shape.channel_groups < kOffsetLimit;  // counted in 32 bits
-}
-
-BwdPartials causal_conv1d_bwd_vector_partials(const CausalConv1dBwdParams& p) {
+BwdPartials partials_of(const CausalConv1dBwdParams& p) {
     const BwdVectorShape shape = bwd_vector_shape(p);
     const Taper taper = bwd_vector_taper(shape);
     BwdPartials partials{};
@@ -739,11 +732,28 @@ BwdPartials causal_conv1d_bwd_vector_partials(const CausalConv1dBwdParams& p) {
     return partials;
 }
 
-void causal_conv1d_bwd_vector(const CausalConv1dBwdParams& p, void* stream) {
+}  // namespace
+
+const char* causal_conv1d_bwd_vector_refusal(const CausalConv1dBwdParams& p) {
+    const char* served = "channel-first x, dout and dx (stride 1 along seqlen) of at least one token, widths 2 to 4";
+    if (p.in.width < 2 || p.in.width > kMaxFastBwdWidth || p.in.seqlen < 1 || p.in.seqlen > INT32_MAX - 4096) return served;
+    if (p.in.x.seqlen_stride != 1 || p.dout.seqlen_stride != 1 || p.dx.seqlen_stride != 1) return served;
+    const BwdVectorShape shape = bwd_vector_shape(p);
+    return static_cast<double>(shape.items) * shape.channel_groups < kOffsetLimit ? nullptr : served;  // counted in 32 bits
+}
+
+int64_t causal_conv1d_bwd_vector_workspace(const CausalConv1dBwdParams& p) {
+    return bwd_sums_workspace(p, partials_of(p), /*looks_at_taps=*/true);
+}
+
+void causal_conv1d_bwd_vector(const CausalConv1dBwdParams& params, void* workspace, void* stream) {
+    const hipStream_t s = static_cast<hipStream_t>(stream);
+    const BwdPartials partials = partials_of(params);
+    const CausalConv1dBwdParams p = bwd_sums_begin(params, partials, /*looks_at_taps=*/true, workspace, s);
     with_instance<kMaxFastBwdWidth>(p.in.dtype, p.in.width, [&](auto type, auto width) {
-        using T = decltype(type);
-        launch<T, decltype(width)::value>(p, static_cast<hipStream_t>(stream));
+        launch<decltype(type), decltype(width)::value>(p, s);
     });
+    bwd_sums_add_up(p, partials, s);
 }
 
 }  // namespace hipconv

@@ -1,23 +1,11 @@
-// The fast forward kernels, one pair of functions each: whether it can serve a call, and its launch (only if it can). Then what
-// launches have in common.
+// What the launches of the causal conv1d's kernels have in common. For files that include <hip/hip_runtime.h>.
 #pragma once
 
 #include <type_traits>
 
-#include "causal_conv1d/forward.h"
+#include "device/dtype.h"
 
 namespace hipconv {
-
-bool causal_conv1d_tile_serves(const CausalConv1dFwdParams& params);  // channel-last
-void causal_conv1d_tile(const CausalConv1dFwdParams& params, void* stream);
-
-bool causal_conv1d_vector_serves(const CausalConv1dFwdParams& params);  // channel-first
-void causal_conv1d_vector(const CausalConv1dFwdParams& params, void* stream);
-
-bool causal_conv1d_shared_serves(const CausalConv1dFwdParams& params);  // channel-first, short rows one after another in memory
-void causal_conv1d_shared(const CausalConv1dFwdParams& params, void* stream);
-
-constexpr int kMaxFastWidth = 8;  // they are compiled for widths 2 to this
 
 // Calls f with a value of the element type and the width, of 2 to kMostWidth, as an integral_constant: what kernels are compiled
 // for.

@@ -11,6 +11,7 @@
 #include "../common/parts.h"
 #include "causal_conv1d/decode_row.h"
 #include "device/elements.h"
+#include "grid.h"
 #include "kernels.h"
 #include "launch/check.h"
 
@@ -191,12 +192,13 @@ void with_state_dtype(const CausalConv1dUpdateParams& p, hipStream_t stream) {
 
 }  // namespace
 
-bool causal_conv1d_update_channel_serves(const CausalConv1dUpdateParams& p) {
-    return p.width <= kMaxWidth && (p.width == 1 || p.state_len <= kStaged / 32) && !p.tree_child.data &&
-           (p.state_dtype == p.dtype || p.state_dtype == DType::f32);
+const char* causal_conv1d_update_channel_refusal(const CausalConv1dUpdateParams& p) {
+    const bool fits = p.width <= kMaxWidth && (p.width == 1 || p.state_len <= kStaged / 32);
+    if (fits && !p.tree_child.data && (p.state_dtype == p.dtype || p.state_dtype == DType::f32)) return nullptr;
+    return "widths 1 to 6 with conv_state of the dtype of x or float32, state_len <= 32, and no retrieve_next_token";
 }
 
-void causal_conv1d_update_channel(const CausalConv1dUpdateParams& p, void* stream) {
+void causal_conv1d_update_channel(const CausalConv1dUpdateParams& p, void* /*workspace*/, void* stream) {
     const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
     switch (p.dtype) {
         case DType::f32:

@@ -1,31 +1,32 @@
-// The fast decode kernels, one pair of functions each: whether it can serve a call, and its launch (only if it can). Then what
-// launches have in common. For files that include <hip/hip_runtime.h>.
+// The decode kernels on GPUs: the functions that each has in a file of its own, and their table.
 #pragma once
 
-#include "../common/launch.h"
 #include "causal_conv1d/decode.h"
 
 namespace hipconv {
 
-bool causal_conv1d_update_step_serves(const CausalConv1dUpdateParams& params);
-void causal_conv1d_update_step(const CausalConv1dUpdateParams& params, void* stream);
+const char* causal_conv1d_update_step_refusal(const CausalConv1dUpdateParams& params);
+void causal_conv1d_update_step(const CausalConv1dUpdateParams& params, void* workspace, void* stream);
 
-bool causal_conv1d_update_vector_serves(const CausalConv1dUpdateParams& params);
-void causal_conv1d_update_vector(const CausalConv1dUpdateParams& params, void* stream);
+const char* causal_conv1d_update_vector_refusal(const CausalConv1dUpdateParams& params);
+void causal_conv1d_update_vector(const CausalConv1dUpdateParams& params, void* workspace, void* stream);
 
 // `vector` on NVIDIA, where it serves: copies go past the registers there.
 bool causal_conv1d_update_copied_serves(const CausalConv1dUpdateParams& params);
 void causal_conv1d_update_copied(const CausalConv1dUpdateParams& params, void* stream);
 
-bool causal_conv1d_update_channel_serves(const CausalConv1dUpdateParams& params);
-void causal_conv1d_update_channel(const CausalConv1dUpdateParams& params, void* stream);
+const char* causal_conv1d_update_channel_refusal(const CausalConv1dUpdateParams& params);
+void causal_conv1d_update_channel(const CausalConv1dUpdateParams& params, void* workspace, void* stream);
 
-// A block works on one row: along z and y rows, along x its strips of channels. No loop over rows, which would keep all of the
-// parameters in registers.
-constexpr int64_t kRowsAlongY = 65535;  // what a grid can have there
-HIPCONV_INLINE int64_t row_of_block(unsigned y, unsigned z) { return z * kRowsAlongY + y; }
-inline dim3 strips_of_rows(const CausalConv1dUpdateParams& p, unsigned strips) {
-    return dim3(strips, blocks_up_to(p.batch, 1, kRowsAlongY), blocks_up_to(p.batch, kRowsAlongY, kRowsAlongY));
-}
+void causal_conv1d_update_naive(const CausalConv1dUpdateParams& params, void* workspace, void* stream);
+
+// name, refusal, launch
+inline constexpr KernelRow<CausalConv1dUpdateParams> kUpdateKernels[] = {
+    {"step", causal_conv1d_update_step_refusal, causal_conv1d_update_step},
+    {"vector", causal_conv1d_update_vector_refusal, causal_conv1d_update_vector},
+    {"channel", causal_conv1d_update_channel_refusal, causal_conv1d_update_channel},
+    {"naive", nullptr, causal_conv1d_update_naive},
+};
+static_assert(are_named(kUpdateKernels, kCausalConv1dUpdateNames.gpu), "names stand in causal_conv1d/decode.h too");
 
 }  // namespace hipconv

@@ -1,12 +1,11 @@
-// Causal conv1d decode on GPUs: which kernel serves a call, and the kernels that serve any.
-//
-// `naive`: a thread takes one channel of one row, token after token, the history staying in the pool. Any width, any strides.
-// `tree`: the same for a tree of draft tokens, whose parents the block first finds from the links.
-// `step`, `vector` and `channel` are in files of their own.
+// Causal conv1d decode on GPUs ("naive"): a thread takes one channel of one row, token after token, the history staying in the pool. Any
+// width, any strides. A kernel of its own does the same for a tree of draft tokens, whose parents the block first finds from the links.
 #include <hip/hip_runtime.h>
 
-#include "../common/launch.h"
+#include <iterator>
+
 #include "causal_conv1d/decode_row.h"
+#include "grid.h"
 #include "kernels.h"
 #include "launch/check.h"
 
@@ -87,29 +86,7 @@ void with_state_dtype(const CausalConv1dUpdateParams& p, hipStream_t stream) {
 
 }  // namespace
 
-std::vector<std::string> causal_conv1d_update_kernels() { return {"step", "vector", "channel", "naive"}; }
-
-void causal_conv1d_update(const CausalConv1dUpdateParams& p, const std::string& kernel, void* stream) {
-    const bool step = causal_conv1d_update_step_serves(p), vector = causal_conv1d_update_vector_serves(p);
-    const bool channel = causal_conv1d_update_channel_serves(p);
-    if (kernel == "step" && !step)
-        throw std::invalid_argument(
-            "kernel: got 'step', which serves one token a row of width 4 with aligned channels in fours, weight and bias as wide as "
-            "x, and none of: "
-            "query_start_loc, num_accepted_tokens, cache_seqlens, intermediate_conv_window, retrieve_next_token; of (slots, dim, "
-            "state_len) without gaps, state_len 3, or 4 at a multiple of 16 bytes");
-    if (kernel == "vector" && !vector)
-        throw std::invalid_argument(
-            "kernel: got 'vector', which serves widths 2 to 4 with aligned channels or tokens in fours, and none of: "
-            "cache_seqlens, intermediate_conv_window, retrieve_next_token; (slots, dim, state_len) without gaps at width 4, or at width "
-            "3 with state_len 2 and conv_state of x's dtype");
-    if (kernel == "channel" && !channel)
-        throw std::invalid_argument(
-            "kernel: got 'channel', which serves widths 1 to 6 with conv_state of the dtype of x or float32, state_len <= 32, "
-            "and no retrieve_next_token");
-    if (step && (kernel == "auto" || kernel == "step")) return causal_conv1d_update_step(p, stream);
-    if (vector && (kernel == "auto" || kernel == "vector")) return causal_conv1d_update_vector(p, stream);
-    if (channel && kernel != "naive") return causal_conv1d_update_channel(p, stream);
+void causal_conv1d_update_naive(const CausalConv1dUpdateParams& p, void* /*workspace*/, void* stream) {
     const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
     switch (p.dtype) {
         case DType::f32:
@@ -120,5 +97,7 @@ void causal_conv1d_update(const CausalConv1dUpdateParams& p, const std::string& 
             return with_state_dtype<bf16>(p, hip_stream);
     }
 }
+
+KernelTable<CausalConv1dUpdateParams> causal_conv1d_update_kernels() { return {kUpdateKernels, std::size(kUpdateKernels)}; }
 
 }  // namespace hipconv

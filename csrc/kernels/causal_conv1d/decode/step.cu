@@ -162,9 +162,7 @@ void with_columns(const CausalConv1dUpdateParams& p, hipStream_t stream) {
     p.history == p.state_len ? launch<T, T, kCommonWidth, 1>(p, stream) : launch<T, T, kCommonWidth, 0>(p, stream);
 }
 
-}  // namespace
-
-bool causal_conv1d_update_step_serves(const CausalConv1dUpdateParams& p) {
+bool serves(const CausalConv1dUpdateParams& p) {
     if (p.seqlen != 1 || p.query_start_loc.data || p.num_accepted_tokens.data || p.width != kCommonWidth) return false;
     if (!channels_in_vectors(p) || !in_vectors(p, p.x) || !outputs_in_vectors(p)) return false;
     const auto as_wide_as_x = [&](DType dtype) { return element_bytes(dtype) == element_bytes(p.dtype); };
@@ -174,7 +172,16 @@ bool causal_conv1d_update_step_serves(const CausalConv1dUpdateParams& p) {
     return p.state_dtype == p.dtype && columns_in_registers(p) && (p.state_len < kCommonWidth || whole);
 }
 
-void causal_conv1d_update_step(const CausalConv1dUpdateParams& p, void* stream) {
+}  // namespace
+
+const char* causal_conv1d_update_step_refusal(const CausalConv1dUpdateParams& p) {
+    if (serves(p)) return nullptr;
+    return "one token a row of width 4 with aligned channels in fours, weight and bias as wide as x, and none of: query_start_loc, "
+           "num_accepted_tokens, cache_seqlens, intermediate_conv_window, retrieve_next_token; of (slots, dim, state_len) without "
+           "gaps, state_len 3, or 4 at a multiple of 16 bytes";
+}
+
+void causal_conv1d_update_step(const CausalConv1dUpdateParams& p, void* /*workspace*/, void* stream) {
     const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
     switch (p.dtype) {
         case DType::f32:

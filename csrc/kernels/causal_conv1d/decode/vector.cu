@@ -316,9 +316,7 @@ void with_state_dtype(const CausalConv1dUpdateParams& p, hipStream_t stream) {
     p.state_dtype == p.dtype ? with_width<T, T>(p, stream) : with_width<T, float>(p, stream);
 }
 
-}  // namespace
-
-bool causal_conv1d_update_vector_serves(const CausalConv1dUpdateParams& p) {
+bool serves(const CausalConv1dUpdateParams& p) {
     if (p.width < 2 || p.width > kCommonWidth || !channels_in_vectors(p)) return false;
     if (!in_vectors(p, p.x) && !in_fours(p, p.x)) return false;
     if (!outputs_in_vectors(p) && (p.out_end[0] != p.dim || !in_fours(p, p.out[0]))) return false;
@@ -330,7 +328,16 @@ bool causal_conv1d_update_vector_serves(const CausalConv1dUpdateParams& p) {
     return (p.state_dtype == p.dtype && columns_in_registers(p)) || fewest_bytes <= kStagedBytes;
 }
 
-void causal_conv1d_update_vector(const CausalConv1dUpdateParams& p, void* stream) {
+}  // namespace
+
+const char* causal_conv1d_update_vector_refusal(const CausalConv1dUpdateParams& p) {
+    if (serves(p)) return nullptr;
+    return "widths 2 to 4 with aligned channels or tokens in fours, and none of: cache_seqlens, intermediate_conv_window, "
+           "retrieve_next_token; (slots, dim, state_len) without gaps at width 4, or at width 3 with state_len 2 and conv_state of x's "
+           "dtype";
+}
+
+void causal_conv1d_update_vector(const CausalConv1dUpdateParams& p, void* /*workspace*/, void* stream) {
     if (causal_conv1d_update_copied_serves(p)) return causal_conv1d_update_copied(p, stream);
     const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
     switch (p.dtype) {

@@ -8,6 +8,7 @@
 #include "../common/parts.h"
 #include "causal_conv1d/decode_row.h"
 #include "device/elements.h"
+#include "grid.h"
 #include "kernels.h"
 
 namespace hipconv {

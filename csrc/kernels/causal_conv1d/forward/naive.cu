@@ -1,16 +1,14 @@
-// Causal conv1d forward on GPUs.
-//
-// `naive`: a thread makes one output element at a time, by the formula. Any width, any strides, any sizes. Lanes lie along the
-// denser of x's two inner axes, so that neighbours read neighbouring addresses in both layouts; every loop is grid-stride,
-// because a grid dimension has a limit (65,535 blocks on NVIDIA, 2^32 work-items on AMD).
+// Causal conv1d forward on GPUs ("naive"): a thread makes one output element at a time, by the formula. Any width, any strides, any
+// sizes. Lanes lie along the denser of x's two inner axes, so that neighbours read neighbouring addresses in both layouts; every
+// loop is grid-stride, because a grid dimension has a limit (65,535 blocks on NVIDIA, 2^32 work-items on AMD).
 #include <hip/hip_runtime.h>
 
 #include <iterator>
 
 #include "../common/launch.h"
-#include "causal_conv1d/forward.h"
 #include "causal_conv1d/forward_formula.h"
 #include "device/arch.h"
+#include "kernels.h"
 #include "launch/check.h"
 
 namespace hipconv {
@@ -50,43 +48,11 @@ void launch_naive(const CausalConv1dFwdParams& p, hipStream_t stream) {
 
 }  // namespace
 
-std::vector<std::string> causal_conv1d_fwd_kernels() {
-    return {std::begin(kCausalConv1dFwdGpuKernels), std::end(kCausalConv1dFwdGpuKernels)};
-}
-
-const char* causal_conv1d_fwd_choice(const CausalConv1dFwdParams& p) {
-    if (causal_conv1d_tile_serves(p)) return "tile";
-    // Short packed rows, but for those of whole vectors; of these, many rows of an odd number of vectors: they divide badly among
-    // the lanes of "vector".
-    const int vector = 16 / element_bytes(p.dtype);
-    const int64_t rows = static_cast<int64_t>(p.batch) * p.dim;
-    const bool divides = p.seqlen % (rows >= kEnoughThreads ? 2 * vector : vector) == 0 || p.seqlen == vector;
-    const bool fills_the_card = p.seqlen <= 512 || rows >= kEnoughThreads / 8;  // by tiles, of which longer rows make fewer
-    if (!divides && fills_the_card && causal_conv1d_shared_serves(p)) return "shared";
-    if (causal_conv1d_vector_serves(p)) return "vector";
-    return "naive";
-}
-
-const char* causal_conv1d_fwd_refusal(const CausalConv1dFwdParams& p, const std::string& kernel) {
-    if (kernel == "tile" && !causal_conv1d_tile_serves(p))
-        return "channel-last x and out (stride 1 along dim), widths 2 to 8";
-    if (kernel == "vector" && !causal_conv1d_vector_serves(p))
-        return "channel-first x and out (stride 1 along seqlen), widths 2 to 8";
-    if (kernel == "shared" && !causal_conv1d_shared_serves(p))
-        return "channel-first x and out whose rows, of at most 512 tokens (1024 in 16 bits with widths 2 to 4), follow one "
-               "another in memory, widths 2 to 8";
-    return nullptr;
-}
-
-const char* causal_conv1d_fwd_form(const CausalConv1dFwdParams& p, const std::string& kernel) {
-    if (kernel != "naive") return kernel.c_str();
+const char* causal_conv1d_naive_form(const CausalConv1dFwdParams& p) {
     return dim_is_inner(p.x) ? "naive_lanes_along_dim" : "naive_lanes_along_seqlen";
 }
 
-void causal_conv1d_fwd(const CausalConv1dFwdParams& p, const std::string& kernel, void* stream) {
-    if (kernel == "tile") return causal_conv1d_tile(p, stream);
-    if (kernel == "vector") return causal_conv1d_vector(p, stream);
-    if (kernel == "shared") return causal_conv1d_shared(p, stream);
+void causal_conv1d_naive(const CausalConv1dFwdParams& p, void* /*workspace*/, void* stream) {
     const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
     switch (p.dtype) {
         case DType::f32:
@@ -97,5 +63,7 @@ void causal_conv1d_fwd(const CausalConv1dFwdParams& p, const std::string& kernel
             return launch_naive<bf16>(p, hip_stream);
     }
 }
+
+KernelTable<CausalConv1dFwdParams> causal_conv1d_fwd_kernels() { return {kFwdKernels, std::size(kFwdKernels)}; }
 
 }  // namespace hipconv

@@ -13,6 +13,7 @@
 
 #include "../common/launch.h"
 #include "../common/parts.h"
+#include "kernels.h"
 #include "launch/check.h"
 
 namespace hipconv {
@@ -301,8 +302,10 @@ void launch(const CausalConv1dFwdParams& p, hipStream_t stream) {
 
 }  // namespace
 
-bool causal_conv1d_shared_serves(const CausalConv1dFwdParams& p) {
-    if (p.width < 2 || p.width > kMaxFastWidth) return false;
+const char* causal_conv1d_shared_refusal(const CausalConv1dFwdParams& p) {
+    const char* served = "channel-first x and out whose rows, of at most 512 tokens (1024 in 16 bits with widths 2 to 4), follow one "
+                         "another in memory, widths 2 to 8";
+    if (p.width < 2 || p.width > kMaxFastWidth) return served;
     const int tokens = 16 / element_bytes(p.dtype);
     const int64_t size = static_cast<int64_t>(p.dim) * p.seqlen;
     const auto packed = [&](const Sequences& s) {
@@ -312,11 +315,11 @@ bool causal_conv1d_shared_serves(const CausalConv1dFwdParams& p) {
     };
     const int64_t rows = static_cast<int64_t>(p.dim) * (size % tokens == 0 ? 1 : p.batch);  // of which a group has 4 at least
     const bool takes_many = tokens == 8 && p.width <= kMostWidthOfMany;
-    return packed(p.x) && packed(p.out) && p.seqlen <= tile_bytes(takes_many ? kManyVectors : kFewVectors) / 16 &&
-           rows <= 4 * kGridLimit && p.batch < kOffsetLimit / 2;
+    const bool fits = p.seqlen <= tile_bytes(takes_many ? kManyVectors : kFewVectors) / 16;
+    return packed(p.x) && packed(p.out) && fits && rows <= 4 * kGridLimit && p.batch < kOffsetLimit / 2 ? nullptr : served;
 }
 
-void causal_conv1d_shared(const CausalConv1dFwdParams& p, void* stream) {
+void causal_conv1d_shared(const CausalConv1dFwdParams& p, void* /*workspace*/, void* stream) {
     with_instance<kMaxFastWidth>(p.dtype, p.width, [&](auto type, auto width) {
         using T = decltype(type);
         constexpr int kWidth = decltype(width)::value;

@@ -12,6 +12,7 @@
 
 #include "../common/launch.h"
 #include "../common/parts.h"
+#include "kernels.h"
 #include "launch/check.h"
 
 namespace hipconv {
@@ -234,13 +235,15 @@ void launch(const CausalConv1dFwdParams& p, hipStream_t stream) {
 
 }  // namespace
 
-bool causal_conv1d_tile_serves(const CausalConv1dFwdParams& p) {
-    if (p.width < 2 || p.width > kMaxFastWidth || p.x.dim_stride != 1 || p.out.dim_stride != 1) return false;
+const char* causal_conv1d_tile_refusal(const CausalConv1dFwdParams& p) {
+    const char* served = "channel-last x and out (stride 1 along dim), widths 2 to 8";
+    if (p.width < 2 || p.width > kMaxFastWidth || p.x.dim_stride != 1 || p.out.dim_stride != 1) return served;
     const TileShape shape = shape_of(p, channels_a_vector(p));
-    return shape.groups <= kGridLimit && shape.blocks_a_sequence * shape.sequence_groups < int64_t{1} << 31;
+    const bool fits = shape.groups <= kGridLimit && shape.blocks_a_sequence * shape.sequence_groups < int64_t{1} << 31;
+    return fits ? nullptr : served;
 }
 
-void causal_conv1d_tile(const CausalConv1dFwdParams& p, void* stream) {
+void causal_conv1d_tile(const CausalConv1dFwdParams& p, void* /*workspace*/, void* stream) {
     with_instance<kMaxFastWidth>(p.dtype, p.width, [&](auto type, auto width) {
         using T = decltype(type);
         constexpr int kWidth = decltype(width)::value;

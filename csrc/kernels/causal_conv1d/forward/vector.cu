@@ -13,6 +13,7 @@
 
 #include "../common/launch.h"
 #include "../common/parts.h"
+#include "kernels.h"
 #include "launch/check.h"
 #include "launch/taper.h"
 
@@ -299,18 +300,19 @@ void launch(const CausalConv1dFwdParams& p, hipStream_t stream) {
 
 }  // namespace
 
-bool causal_conv1d_vector_serves(const CausalConv1dFwdParams& p) {
-    if (p.width < 2 || p.width > kMaxFastWidth || p.x.seqlen_stride != 1 || p.out.seqlen_stride != 1) return false;
+const char* causal_conv1d_vector_refusal(const CausalConv1dFwdParams& p) {
+    const char* served = "channel-first x and out (stride 1 along seqlen), widths 2 to 8";
+    if (p.width < 2 || p.width > kMaxFastWidth || p.x.seqlen_stride != 1 || p.out.seqlen_stride != 1) return served;
     const VectorShape shape = shape_of(p);
     const auto near = [&](const Sequences& s) {  // whether 32 bits reach from a block's first row to its last
         return s.dim_stride >= 0 && (s.dim_stride * (shape.rows - 1)) * element_bytes(p.dtype) < kOffsetLimit;
     };
     // Items are counted in 32 bits, tokens in 31, those that only complete a stretch included.
     const double items = static_cast<double>(shape.stretches) * p.batch * ((p.dim + shape.rows - 1) / shape.rows);
-    return near(p.x) && near(p.out) && items < kOffsetLimit && p.seqlen < INT32_MAX - 4096;
+    return near(p.x) && near(p.out) && items < kOffsetLimit && p.seqlen < INT32_MAX - 4096 ? nullptr : served;
 }
 
-void causal_conv1d_vector(const CausalConv1dFwdParams& p, void* stream) {
+void causal_conv1d_vector(const CausalConv1dFwdParams& p, void* /*workspace*/, void* stream) {
     with_instance<kMaxFastWidth>(p.dtype, p.width, [&](auto type, auto width) {
         using T = decltype(type);
         constexpr int kWidth = decltype(width)::value;

@@ -1,15 +1,11 @@
-// Causal conv1d over packed sequences, on GPUs.
-//
-// `naive`: a thread walks one channel of one sequence by the formula, then writes that sequence's states. Any width, any strides.
-// One thread has all of a slot's channel, so nothing is read after it was overwritten. Loops are grid-stride, because a grid dimension
-// has a limit (65,535 blocks on NVIDIA, 2^32 work-items on AMD).
+// Causal conv1d over packed sequences, on GPUs ("naive"): a thread walks one channel of one sequence by the formula, then writes that
+// sequence's states. Any width, any strides. One thread has all of a slot's channel, so nothing is read after it was overwritten.
+// Loops are grid-stride, because a grid dimension has a limit (65,535 blocks on NVIDIA, 2^32 work-items on AMD).
 #include <hip/hip_runtime.h>
 
 #include <iterator>
-#include <stdexcept>
 
 #include "../common/launch.h"
-#include "causal_conv1d/prefill.h"
 #include "causal_conv1d/prefill_formula.h"
 #include "device/arch.h"
 #include "kernels.h"
@@ -27,17 +23,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kNaiveThreads, 4) causal_conv1d_varlen_nai
             convolve_sequence(first_parameter_again(p), static_cast<int32_t>(b), d);
 }
 
-std::vector<std::string> causal_conv1d_varlen_kernels() {
-    return {std::begin(kCausalConv1dVarlenGpuKernels), std::end(kCausalConv1dVarlenGpuKernels)};
-}
-
-void causal_conv1d_varlen(const CausalConv1dVarlenParams& p, const std::string& kernel, const VarlenTile& tile, void* stream) {
-    const bool tile_serves = causal_conv1d_varlen_tile_serves(p);
-    if (kernel == "tile" && !tile_serves)
-        throw std::invalid_argument(
-            "kernel: got 'tile', which serves widths 2 to 6, states of x's dtype or float32, and outputs whose tokens lie less than 2 "
-            "GiB apart");
-    if (kernel != "naive" && tile_serves) return causal_conv1d_varlen_tile(p, tile, stream);
+void launch_causal_conv1d_varlen_naive(const CausalConv1dVarlenParams& p, const VarlenTile& /*tile*/, void* /*workspace*/,
+                                       void* stream) {
     const unsigned lanes = power_of_two_up_to(p.dim, kNaiveThreads);
     const dim3 block(lanes, kNaiveThreads / lanes, 1);
     const dim3 grid(blocks_up_to(p.dim, block.x, 65535), blocks_up_to(int64_t{p.sequences} + 1, block.y, 65535), 1);
@@ -45,25 +32,12 @@ void causal_conv1d_varlen(const CausalConv1dVarlenParams& p, const std::string& 
     check_launch("causal_conv1d_varlen");
 }
 
-std::vector<std::string> causal_conv1d_varlen_in_place_kernels() {
-    return {std::begin(kCausalConv1dVarlenGpuInPlaceKernels), std::end(kCausalConv1dVarlenGpuInPlaceKernels)};
-}
+static constexpr KernelTable<CausalConv1dVarlenParams, VarlenTile> kTable = {kVarlenKernels, std::size(kVarlenKernels)};
 
-bool causal_conv1d_varlen_in_place(const CausalConv1dVarlenParams& p, const std::string& kernel, const VarlenTile& tile, void* stream) {
-    const bool walk = causal_conv1d_varlen_walk_serves(p), strip = causal_conv1d_varlen_strip_serves(p);
-    if (kernel == "walk" && !walk)
-        throw std::invalid_argument(
-            "kernel: got 'walk', which serves width 4, states of x's dtype or float32, and channels that are aligned neighbours");
-    if (kernel == "strip" && !strip)
-        throw std::invalid_argument("kernel: got 'strip', which serves widths 2 to 6, states of x's dtype or float32, and 2^30 tokens");
-    const bool automatic = kernel == "auto";
-    if (p.dead_tokens != DeadTokens::leave || !(automatic ? walk || strip : kernel == "walk" || kernel == "strip")) return false;
-    if (p.sequences == 0) return true;
-    if (kernel == "walk" || (automatic && walk && (!strip || causal_conv1d_varlen_walk_is_faster(p))))
-        causal_conv1d_varlen_walk(p, tile, stream);
-    else
-        causal_conv1d_varlen_strip(p, tile, stream);
-    return true;
+KernelTable<CausalConv1dVarlenParams, VarlenTile> causal_conv1d_varlen_kernels() { return kTable; }
+
+KernelTable<CausalConv1dVarlenParams, VarlenTile> causal_conv1d_varlen_in_place_kernels() {
+    return {kVarlenInPlaceKernels, std::size(kVarlenInPlaceKernels), &kTable};
 }
 
 }  // namespace hipconv

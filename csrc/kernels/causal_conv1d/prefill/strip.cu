@@ -266,11 +266,12 @@ void with_width(const CausalConv1dVarlenParams& p, const VarlenTile& tile, hipSt
 
 }  // namespace
 
-bool causal_conv1d_varlen_strip_serves(const CausalConv1dVarlenParams& p) {
-    return causal_conv1d_varlen_tile_serves(p) && p.tokens <= kMostStripTokens;
+const char* causal_conv1d_varlen_strip_refusal(const CausalConv1dVarlenParams& p, const VarlenTile& tile) {
+    if (!causal_conv1d_varlen_tile_refusal(p, tile) && p.tokens <= kMostStripTokens) return nullptr;
+    return "widths 2 to 6, states of x's dtype or float32, and 2^30 tokens";
 }
 
-void causal_conv1d_varlen_strip(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* stream) {
+void causal_conv1d_varlen_strip(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* /*workspace*/, void* stream) {
     with_dtype(p.dtype, [&](auto type) { with_width<decltype(type)>(p, tile, static_cast<hipStream_t>(stream)); });
 }
 

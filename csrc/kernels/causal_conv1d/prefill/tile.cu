@@ -253,12 +253,13 @@ void with_width(const CausalConv1dVarlenParams& p, const VarlenTile& tile, hipSt
 
 }  // namespace
 
-bool causal_conv1d_varlen_tile_serves(const CausalConv1dVarlenParams& p) {
-    return p.width >= 2 && p.width <= 6 && (p.state_dtype == p.dtype || p.state_dtype == DType::f32) && p.out_token_stride >= 0 &&
-           p.out_token_stride * element_bytes(p.dtype) < kOffsetLimit;
+const char* causal_conv1d_varlen_tile_refusal(const CausalConv1dVarlenParams& p, const VarlenTile& /*tile*/) {
+    const bool near = p.out_token_stride >= 0 && p.out_token_stride * element_bytes(p.dtype) < kOffsetLimit;
+    if (p.width >= 2 && p.width <= 6 && (p.state_dtype == p.dtype || p.state_dtype == DType::f32) && near) return nullptr;
+    return "widths 2 to 6, states of x's dtype or float32, and outputs whose tokens lie less than 2 GiB apart";
 }
 
-void causal_conv1d_varlen_tile(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* stream) {
+void causal_conv1d_varlen_tile(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* /*workspace*/, void* stream) {
     with_dtype(p.dtype, [&](auto type) { with_width<decltype(type)>(p, tile, static_cast<hipStream_t>(stream)); });
 }
 

@@ -192,17 +192,19 @@ void launch(const CausalConv1dVarlenParams& p, const VarlenTile& tile, hipStream
 
 }  // namespace
 
-bool causal_conv1d_varlen_walk_serves(const CausalConv1dVarlenParams& p) {
-    return causal_conv1d_varlen_tile_serves(p) && p.width == kWalkWidth && channels_a_vector(p) > 1;
+const char* causal_conv1d_varlen_walk_refusal(const CausalConv1dVarlenParams& p, const VarlenTile& tile) {
+    if (!causal_conv1d_varlen_tile_refusal(p, tile) && p.width == kWalkWidth && channels_a_vector(p) > 1) return nullptr;
+    return "width 4, states of x's dtype or float32, and channels that are aligned neighbours";
 }
 
 // Sequences shorter than a tile leave rows of a block without work.
-bool causal_conv1d_varlen_walk_is_faster(const CausalConv1dVarlenParams& p) {
+bool causal_conv1d_varlen_walk_is_faster(const CausalConv1dVarlenParams& p, const VarlenTile& forced) {
+    if (causal_conv1d_varlen_strip_refusal(p, forced)) return true;
     const int64_t tile = int64_t{rows_of(p)} * kWalkRun;
     return p.tokens >= p.sequences * (tile > kFewestTokens ? tile : kFewestTokens);
 }
 
-void causal_conv1d_varlen_walk(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* stream) {
+void causal_conv1d_varlen_walk(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* /*workspace*/, void* stream) {
     with_dtype(p.dtype, [&](auto type) { launch<decltype(type)>(p, tile, static_cast<hipStream_t>(stream)); });
 }
 

@@ -1,0 +1,108 @@
+// The kernels of an op as a table with a row each. A call has the kernel that its keyword `kernel` names, else the one that the op's
+// environment variable names, else the first row of the table that "auto" takes for it. Knows neither torch nor HIP.
+//
+// A new kernel is a file of its own, its row in the table, and its name in the op's KernelNames.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace hipconv {
+
+// The values of type `Call` describe a call: the params of an op, and what its launches need besides. Only launches touch the memory
+// of tensors; all else depends on sizes, strides, types and the alignment of addresses.
+template <typename... Call>
+struct KernelRow {
+    const char* name;
+    const char* (*refusal)(const Call&...);  // null if the kernel serves the call, else what it does serve; no function: it serves all
+    void (*launch)(const Call&..., void* workspace, void* stream);  // of a call that the kernel serves
+    int64_t (*workspace)(const Call&...) = nullptr;    // its bytes; no function: it needs none
+    bool (*auto_takes)(const Call&...) = nullptr;      // whether it is the fastest of a call that it serves; no function: always
+    const char* (*form)(const Call&...) = nullptr;     // which of its forms it takes for the call; no function: it has one
+
+    const char* refusal_of(const Call&... call) const { return refusal ? refusal(call...) : nullptr; }
+    int64_t workspace_of(const Call&... call) const { return workspace ? workspace(call...) : 0; }
+    const char* form_of(const Call&... call) const { return form ? form(call...) : name; }
+    bool is_choice_of(const Call&... call) const { return (!auto_takes || auto_takes(call...)) && !refusal_of(call...); }
+};
+
+// `also` has more kernels that a call may ask for by name. "auto" does not mean them.
+template <typename... Call>
+struct KernelTable {
+    const KernelRow<Call...>* rows;  // the fastest first
+    size_t count;
+    const KernelTable* also = nullptr;
+
+    const KernelRow<Call...>* begin() const { return rows; }
+    const KernelRow<Call...>* end() const { return rows + count; }
+    bool has(const KernelRow<Call...>* row) const { return begin() <= row && row < end(); }
+
+    const KernelRow<Call...>* find(const std::string& name) const {
+        for (const auto& row : *this)
+            if (name == row.name) return &row;
+        return also ? also->find(name) : nullptr;
+    }
+
+    // The kernel that "auto" means, or null if none serves the call.
+    const KernelRow<Call...>* choice(const Call&... call) const {
+        for (const auto& row : *this)
+            if (row.is_choice_of(call...)) return &row;
+        return nullptr;
+    }
+
+    std::vector<std::string> names() const {
+        std::vector<std::string> found;
+        for (const auto& row : *this) found.emplace_back(row.name);
+        return found;
+    }
+
+    // With those of `also`.
+    std::vector<std::string> known() const {
+        std::vector<std::string> found = names();
+        if (also)
+            for (const std::string& name : also->known()) found.push_back(name);
+        return found;
+    }
+    std::vector<std::string> serving(const Call&... call) const {
+        std::vector<std::string> found;
+        for (const std::string& name : known())
+            if (!find(name)->refusal_of(call...)) found.push_back(name);
+        return found;
+    }
+};
+
+// What an op's kernels are called on GPUs and on the CPU, the fastest first. One environment variable holds for all backends, so it
+// may name a kernel that only another one has, and then means nothing here.
+struct KernelNames {
+    const char* variable;
+    const char* gpu[8];  // with nulls behind them
+    const char* cpu[4];
+
+    std::vector<std::string> all() const {
+        std::vector<std::string> names;
+        for (const char* name : gpu)
+            if (name) names.emplace_back(name);
+        for (const char* name : cpu)
+            if (name) names.emplace_back(name);
+        return names;
+    }
+};
+
+// Whether all rows have a name of the list.
+template <size_t kRows, size_t kNames, typename... Call>
+constexpr bool are_named(const KernelRow<Call...> (&rows)[kRows], const char* const (&names)[kNames]) {
+    const auto same = [](const char* a, const char* b) {
+        while (*a != '\0' && *a == *b) ++a, ++b;
+        return *a == *b;
+    };
+    for (const auto& row : rows) {
+        bool named = false;
+        for (const char* name : names) named = named || (name != nullptr && same(name, row.name));
+        if (!named) return false;
+    }
+    return true;
+}
+
+}  // namespace hipconv

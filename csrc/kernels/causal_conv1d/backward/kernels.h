@@ -1,0 +1,27 @@
+// The backward kernels on GPUs: the functions that each has in a file of its own, and their table.
+#pragma once
+
+#include "causal_conv1d/backward.h"
+
+namespace hipconv {
+
+const char* causal_conv1d_bwd_tile_refusal(const CausalConv1dBwdParams& params);
+int64_t causal_conv1d_bwd_tile_workspace(const CausalConv1dBwdParams& params);
+void causal_conv1d_bwd_tile(const CausalConv1dBwdParams& params, void* workspace, void* stream);
+
+const char* causal_conv1d_bwd_vector_refusal(const CausalConv1dBwdParams& params);
+int64_t causal_conv1d_bwd_vector_workspace(const CausalConv1dBwdParams& params);
+void causal_conv1d_bwd_vector(const CausalConv1dBwdParams& params, void* workspace, void* stream);
+
+int64_t causal_conv1d_bwd_naive_workspace(const CausalConv1dBwdParams& params);
+void causal_conv1d_bwd_naive(const CausalConv1dBwdParams& params, void* workspace, void* stream);
+
+// name, refusal, launch, workspace
+inline constexpr KernelRow<CausalConv1dBwdParams> kBwdKernels[] = {
+    {"tile", causal_conv1d_bwd_tile_refusal, causal_conv1d_bwd_tile, causal_conv1d_bwd_tile_workspace},
+    {"vector", causal_conv1d_bwd_vector_refusal, causal_conv1d_bwd_vector, causal_conv1d_bwd_vector_workspace},
+    {"naive", nullptr, causal_conv1d_bwd_naive, causal_conv1d_bwd_naive_workspace},
+};
+static_assert(are_named(kBwdKernels, kCausalConv1dBwdNames.gpu), "names stand in causal_conv1d/backward.h too");
+
+}  // namespace hipconv

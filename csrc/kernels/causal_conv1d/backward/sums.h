@@ -1,0 +1,33 @@
+// The gradients of weight and bias, which are sums over all tokens. A kernel leaves rows of partial sums in the workspace, each of
+// (width + 1, dim) floats, as many as it has groups of tokens; `add_up` makes the gradients of them, in a fixed order. Behind the rows
+// lies what `begin` makes of sequence ids for kernels that look at `taps` (parts.h).
+#pragma once
+
+#include "causal_conv1d/backward.h"
+#include "launch/taper.h"
+
+namespace hipconv {
+
+// How many rows of partial sums there are. Kernels may leave more of some channels than of others: of those from
+// first_channel[zone] on, rows[zone].
+struct BwdPartials {
+    int64_t first_channel[kTaperZones], rows[kTaperZones];
+};
+
+inline BwdPartials equal_partials(int64_t rows) {
+    BwdPartials partials{};
+    for (int64_t& each : partials.rows) each = rows;
+    return partials;
+}
+
+// The bytes of a kernel's workspace.
+int64_t bwd_sums_workspace(const CausalConv1dBwdParams& params, const BwdPartials& partials, bool looks_at_taps);
+
+// Before the kernel: its params with the addresses in the workspace; taps are made where it looks at them.
+CausalConv1dBwdParams bwd_sums_begin(const CausalConv1dBwdParams& params, const BwdPartials& partials, bool looks_at_taps,
+                                     void* workspace, hipStream_t stream);
+
+// Behind it.
+void bwd_sums_add_up(const CausalConv1dBwdParams& params, const BwdPartials& partials, hipStream_t stream);
+
+}  // namespace hipconv

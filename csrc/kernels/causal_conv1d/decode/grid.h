@@ -1,0 +1,17 @@
+// How the decode kernels' grids cover rows and channels. For files that include <hip/hip_runtime.h>.
+#pragma once
+
+#include "../common/launch.h"
+#include "causal_conv1d/decode.h"
+
+namespace hipconv {
+
+// A block works on one row: along z and y rows, along x its strips of channels. No loop over rows, which would keep all of the
+// parameters in registers.
+constexpr int64_t kRowsAlongY = 65535;  // what a grid can have there
+HIPCONV_INLINE int64_t row_of_block(unsigned y, unsigned z) { return z * kRowsAlongY + y; }
+inline dim3 strips_of_rows(const CausalConv1dUpdateParams& p, unsigned strips) {
+    return dim3(strips, blocks_up_to(p.batch, 1, kRowsAlongY), blocks_up_to(p.batch, kRowsAlongY, kRowsAlongY));
+}
+
+}  // namespace hipconv

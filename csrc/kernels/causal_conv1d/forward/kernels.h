@@ -1,0 +1,43 @@
+// The forward kernels on GPUs: the functions that each has in a file of its own, and their table.
+#pragma once
+
+#include "../common/launch.h"
+#include "causal_conv1d/forward.h"
+
+namespace hipconv {
+
+constexpr int kMaxFastWidth = 8;  // of all kernels but naive, which are compiled for widths 2 to this
+
+const char* causal_conv1d_tile_refusal(const CausalConv1dFwdParams& params);
+void causal_conv1d_tile(const CausalConv1dFwdParams& params, void* workspace, void* stream);
+
+const char* causal_conv1d_vector_refusal(const CausalConv1dFwdParams& params);
+void causal_conv1d_vector(const CausalConv1dFwdParams& params, void* workspace, void* stream);
+
+const char* causal_conv1d_shared_refusal(const CausalConv1dFwdParams& params);
+void causal_conv1d_shared(const CausalConv1dFwdParams& params, void* workspace, void* stream);
+
+const char* causal_conv1d_naive_form(const CausalConv1dFwdParams& params);
+void causal_conv1d_naive(const CausalConv1dFwdParams& params, void* workspace, void* stream);
+
+// Of the two channel-first kernels, "shared" has the short packed rows, but for those of whole vectors; of these, many rows of an odd
+// number of vectors: they divide badly among the lanes of "vector".
+inline bool shared_is_faster(const CausalConv1dFwdParams& p) {
+    const int vector = 16 / element_bytes(p.dtype);
+    const int64_t rows = static_cast<int64_t>(p.batch) * p.dim;
+    const bool divides = p.seqlen % (rows >= kEnoughThreads ? 2 * vector : vector) == 0 || p.seqlen == vector;
+    const bool fills_the_card = p.seqlen <= 512 || rows >= kEnoughThreads / 8;  // by tiles, of which longer rows make fewer
+    return !divides && fills_the_card && !causal_conv1d_shared_refusal(p);
+}
+inline bool vector_is_faster(const CausalConv1dFwdParams& p) { return !shared_is_faster(p); }
+
+// name, refusal, launch, workspace, auto_takes, form
+inline constexpr KernelRow<CausalConv1dFwdParams> kFwdKernels[] = {
+    {"tile", causal_conv1d_tile_refusal, causal_conv1d_tile},
+    {"vector", causal_conv1d_vector_refusal, causal_conv1d_vector, nullptr, vector_is_faster},
+    {"shared", causal_conv1d_shared_refusal, causal_conv1d_shared, nullptr, shared_is_faster},
+    {"naive", nullptr, causal_conv1d_naive, nullptr, nullptr, causal_conv1d_naive_form},
+};
+static_assert(are_named(kFwdKernels, kCausalConv1dFwdNames.gpu), "names stand in causal_conv1d/forward.h too");
+
+}  // namespace hipconv
