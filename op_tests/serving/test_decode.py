@@ -60,6 +60,34 @@ def test_rows_of_none_few_and_many_tokens(device: torch.device, columns: int) ->
             check(x, state, weight, bias, conv_state_indices=slots, pad_slot_id=-1, **options)
 
 
+# ---- which kernel --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_variable_forces_a_kernel_where_there_is_one(device: torch.device) -> None:
+    """Nowhere else, because it holds for all backends. Where it forces one, width 9 tells."""
+    for width, name in itertools.product((4, 9), ("auto", "step", "vector", "channel", "naive", "simd", "openmp")):
+        x, state = torch.randn(2, 16, device=device), make_state("N,S,D", 2, 16, width - 1, torch.float32, device)
+        weight, bias = make_weights(16, width, torch.float32, device)
+        with environment(HIPCONV_UPDATE_KERNEL=name):
+            if width == 9 and name in kernels(device) and name not in ("naive", "openmp"):
+                others = "; this call can have '(naive|openmp)'$"
+                with pytest.raises(ValueError, match=f"^HIPCONV_UPDATE_KERNEL: got '{name}', which serves .*{others}"):
+                    causal_conv1d_update(x, state, weight, bias)
+            else:
+                check(x, state, weight, bias)
+
+
+def test_a_variable_that_names_no_kernel(device: torch.device) -> None:
+    x, state = torch.randn(2, 16, device=device), make_state("N,D,S", 2, 16, 3, torch.float32, device)
+    weight, bias = make_weights(16, 4, torch.float32, device)
+    before = state.clone()
+    with environment(HIPCONV_UPDATE_KERNEL="triton"):
+        with pytest.raises(ValueError, match=r"^HIPCONV_UPDATE_KERNEL: got 'triton', expected one of 'auto', 'step', .*'openmp'$"):
+            causal_conv1d_update(x, state, weight, bias)
+        assert same_bits(state, before)
+        check(x, state, weight, bias, kernel=kernels(device)[-1])  # the call's own keyword goes first
+
+
 # ---- random calls --------------------------------------------------------------------------------------------------------------
 
 

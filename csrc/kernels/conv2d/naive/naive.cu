@@ -9,6 +9,7 @@
 #include "../common/padding.h"
 #include "conv2d/conv2d.h"
 #include "launch/check.h"
+#include "launch/kernel_table.h"
 
 namespace hipconv {
 
@@ -79,28 +80,27 @@ void naive(const Conv2dParams& p, const Conv2dPlan&, void*, void* stream) {
 // ---- the registry -----------------------------------------------------------------------------------------------------
 
 struct Algorithm {
-    const char* name;
+    KernelRow<Conv2dParams, Conv2dPlan> kernel;
     std::vector<Conv2dTile> (*tiles)(const std::string& arch, DType dtype);  // null: it has none anywhere
-    const char* (*refusal)(const Conv2dParams&, const Conv2dPlan&);
-    int64_t (*workspace)(const Conv2dParams&, const Conv2dPlan&);
-    void (*launch)(const Conv2dParams&, const Conv2dPlan&, void* workspace, void* stream);
 };
 
-constexpr Algorithm kAlgorithms[] = {  // the fastest first
-    {"relaid_warpgroup_gemm", conv2d_warpgroup_gemm_tiles, conv2d_relaid_warpgroup_gemm_refusal,
-     conv2d_relaid_warpgroup_gemm_workspace, conv2d_relaid_warpgroup_gemm},
-    {"warpgroup_gemm", conv2d_warpgroup_gemm_tiles, conv2d_warpgroup_gemm_refusal, conv2d_warpgroup_gemm_workspace,
-     conv2d_warpgroup_gemm},
-    {"relaid_implicit_gemm", conv2d_implicit_gemm_tiles, conv2d_relaid_implicit_gemm_refusal,
-     conv2d_relaid_implicit_gemm_workspace, conv2d_relaid_implicit_gemm},
-    {"implicit_gemm", conv2d_implicit_gemm_tiles, conv2d_implicit_gemm_refusal, conv2d_implicit_gemm_workspace, conv2d_implicit_gemm},
-    {"naive", nullptr, [](const Conv2dParams&, const Conv2dPlan&) -> const char* { return nullptr; },
-     [](const Conv2dParams&, const Conv2dPlan&) -> int64_t { return 0; }, naive},
+constexpr Algorithm kAlgorithms[] = {  // {name, refusal, launch, workspace}, tiles; the fastest first
+    {{"relaid_warpgroup_gemm", conv2d_relaid_warpgroup_gemm_refusal, conv2d_relaid_warpgroup_gemm,
+      conv2d_relaid_warpgroup_gemm_workspace},
+     conv2d_warpgroup_gemm_tiles},
+    {{"warpgroup_gemm", conv2d_warpgroup_gemm_refusal, conv2d_warpgroup_gemm, conv2d_warpgroup_gemm_workspace},
+     conv2d_warpgroup_gemm_tiles},
+    {{"relaid_implicit_gemm", conv2d_relaid_implicit_gemm_refusal, conv2d_relaid_implicit_gemm,
+      conv2d_relaid_implicit_gemm_workspace},
+     conv2d_implicit_gemm_tiles},
+    {{"implicit_gemm", conv2d_implicit_gemm_refusal, conv2d_implicit_gemm, conv2d_implicit_gemm_workspace},
+     conv2d_implicit_gemm_tiles},
+    {{"naive", nullptr, naive}, nullptr},
 };
 
 const Algorithm& algorithm(const std::string& name) {
     for (const Algorithm& entry : kAlgorithms)
-        if (name == entry.name) return entry;
+        if (name == entry.kernel.name) return entry;
     throw std::invalid_argument("hipconv: conv2d: there is no algorithm '" + name + "'");
 }
 
@@ -108,7 +108,7 @@ const Algorithm& algorithm(const std::string& name) {
 
 std::vector<std::string> conv2d_algorithms() {
     std::vector<std::string> names;
-    for (const Algorithm& entry : kAlgorithms) names.push_back(entry.name);
+    for (const Algorithm& entry : kAlgorithms) names.emplace_back(entry.kernel.name);
     return names;
 }
 
@@ -118,15 +118,15 @@ std::optional<std::vector<Conv2dTile>> conv2d_tiles(const std::string& name, con
 }
 
 const char* conv2d_refusal(const Conv2dParams& params, const Conv2dPlan& plan) {
-    return algorithm(plan.algorithm).refusal(params, plan);
+    return algorithm(plan.algorithm).kernel.refusal_of(params, plan);
 }
 
 int64_t conv2d_workspace(const Conv2dParams& params, const Conv2dPlan& plan) {
-    return algorithm(plan.algorithm).workspace(params, plan);
+    return algorithm(plan.algorithm).kernel.workspace_of(params, plan);
 }
 
 void conv2d(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream) {
-    algorithm(plan.algorithm).launch(params, plan, workspace, stream);
+    algorithm(plan.algorithm).kernel.launch(params, plan, workspace, stream);
 }
 
 }  // namespace hipconv
