@@ -11,7 +11,7 @@
 #include "causal_conv1d/states_formula.h"
 #include "device/arch.h"
 #include "launch/check.h"
-#include "parts.h"
+#include "taps.h"
 
 namespace hipconv {
 

@@ -19,6 +19,7 @@
 #include "launch/check.h"
 #include "parts.h"
 #include "sums.h"
+#include "taps.h"
 
 namespace hipconv {
 
