@@ -15,7 +15,17 @@ constexpr int bwd_whole_blocks(bool packed) {
     return packed ? 7 : 8;
 }
 
-// kPacked: rows of packed sequences.
+// A vector of tokens and those before it as floats, oldest first.
+template <typename T, int kWidth, typename Past = TokensBefore<T, kWidth>, typename Vector = Words<T, kBwdTokens<T>>>
+HIPCONV_INLINE void bwd_whole_unpack(const typename Past::Part (&before)[Past::kParts], Vector current,
+                                     float (&window)[Past::kTokens + kBwdTokens<T>]) {
+#pragma unroll
+    for (int k = 0; k < Past::kParts; ++k) unpack_elements<T, Past::kPartTokens>(before[k], window, k * Past::kPartTokens);
+    unpack_elements<T, kBwdTokens<T>>(current, window, Past::kTokens);
+}
+
+// kPacked: rows of packed sequences. (The steps stand in one function: as functions of their own, on the same values, they cost
+// compilers other registers.)
 template <typename T, int kWidth, bool kPacked>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_whole_blocks(kPacked))
     causal_conv1d_bwd_whole(CausalConv1dBwdParams p, BwdVectorPlan plan) {
@@ -75,11 +85,6 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_whole_blocks(kPacke
             dout += plan.dout_batch_back;
         }
     };
-    const auto unpack = [&](const Part (&before)[Past::kParts], Vector current, float (&window)[Past::kTokens + kTokens]) {
-#pragma unroll
-        for (int k = 0; k < Past::kParts; ++k) unpack_elements<T, Past::kPartTokens>(before[k], window, k * Past::kPartTokens);
-        unpack_elements<T, kTokens>(current, window, Past::kTokens);
-    };
 
     // The first tokens after the walk, for all lanes alike: their gradients are those of a lane after the last.
     Vector x_after{}, dout_after{};
@@ -109,7 +114,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_whole_blocks(kPacke
     for (int k = 0; k < kPast; ++k) carried[k] = 0.0f;
     if (!walk.ends_row) {
         float window[Past::kTokens + kTokens], gradients[kTokens];
-        unpack(before_after, x_after, window);
+        bwd_whole_unpack<T, kWidth>(before_after, x_after, window);
         unpack_elements<T, kTokens>(dout_after, gradients, 0);
 #pragma unroll
         for (int k = 0; k < kPast; ++k) {
@@ -129,11 +134,12 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_whole_blocks(kPacke
     int left = piece.count;
     do {
         enter_loop_here();
+        // Load: this step's words become floats, the next step's are fetched.
         const bool in_row = lane_token < p.in.seqlen - to_token;
         Bits bits{};
         if (kPacked && in_row) bits = taps_from_words<kTokens, kWidth>(bits_of_lane);
         float window[Past::kTokens + kTokens], gradients[kTokens + kPast];
-        unpack(before_next, x_next, window);
+        bwd_whole_unpack<T, kWidth>(before_next, x_next, window);
         unpack_elements<T, kTokens>(dout_next, gradients, 0);
         // No tap sees the other half of the oldest input's word, and NVIDIA's compiler moves this half elsewhere right behind the
         // load, for which it waits there: 10 % of a copy. So let the other one be used, where nothing ever is.
@@ -153,6 +159,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_whole_blocks(kPacke
                 prefetch(dout);
             }
         }
+        // Compute: the gradients of the sums, those of the next lane, and what the parameters and x get of them.
         const TapsOfWhole<kTokens, kWidth> ends{to_token + lane_token == 0, to_token + lane_token + kTokens >= p.in.seqlen};
         Pair sums[kTokens / 2];
         const bool is_cut = kPacked && __ballot(in_row && !bits.are_plain(ends.begins_row, ends.ends_row));
@@ -178,6 +185,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_whole_blocks(kPacke
             use(ends);
         else
             use(AllTaps{});
+        // Store, and go on to the step before.
         if (lane_token < to_end - to_token) *reinterpret_cast<Vector*>(dx) = vector_of_halves<T, kTokens>(sums);
         dx -= plan.back;
         if (kPacked) bits_of_lane -= plan.stretch / 4;
