@@ -11,8 +11,8 @@
 #include <tuple>
 
 #include "causal_conv1d/backward.h"
+#include "common/conv1d_arguments.h"
 #include "common/kernel_request.h"
-#include "common/states_checks.h"
 
 namespace py = pybind11;
 

@@ -5,7 +5,7 @@
 #include <c10/core/DeviceGuard.h>
 
 #include "causal_conv1d/states.h"
-#include "common/states_checks.h"
+#include "common/conv1d_arguments.h"
 
 namespace py = pybind11;
 
