@@ -11,16 +11,15 @@
 #include <tuple>
 
 #include "causal_conv1d/forward.h"
+#include "common/conv1d_arguments.h"
 #include "common/direct_call.h"
 #include "common/kernel_request.h"
-#include "common/tensor_checks.h"
 
 namespace py = pybind11;
 
 namespace {
 
 using namespace hipconv;
-using OptionalTensor = std::optional<at::Tensor>;
 
 using Kernel = KernelRow<CausalConv1dFwdParams>;
 using Request = KernelRequest<CausalConv1dFwdParams>;
@@ -29,76 +28,16 @@ Request request(const std::string& keyword) { return requested_kernel(keyword, k
 
 // ---- tensors to params ----------------------------------------------------------------------------------------------------
 
-const at::Tensor* pointer(const OptionalTensor& tensor) { return tensor ? &*tensor : nullptr; }
-
-// No bias, or an empty one, is none.
-const at::Tensor* bias_of(const at::Tensor* bias) { return bias && bias->numel() > 0 ? bias : nullptr; }
-
-// A meta tensor, which has no memory, counts as one whose storage begins on a 16-byte boundary.
-void* address(const at::Tensor& t) {
-    if (!t.is_meta()) return t.data_ptr();
-    return reinterpret_cast<void*>(t.storage_offset() * static_cast<int64_t>(t.element_size()));
-}
-
-Sequences sequences(const at::Tensor& t) { return {address(t), t.stride(0), t.stride(1), t.stride(2)}; }
-
-// The stride of an axis of one element means nothing, and torch leaves anything there. Kernels get one that fits: as if the
-// tensor were dense in the layout that its longer axes have, and aligned.
-void settle_strides(CausalConv1dFwdParams& p) {
-    const auto round_up = [](int64_t size) { return (size + 15) / 16 * 16; };
-    if (p.batch == 1) p.x.batch_stride = p.out.batch_stride = 0;
-    if (p.seqlen == 1) {
-        const bool channel_last = p.dim > 1 && p.x.dim_stride == 1 && p.out.dim_stride == 1;
-        p.x.seqlen_stride = p.out.seqlen_stride = channel_last ? round_up(p.dim) : 1;
-    }
-    if (p.dim == 1) {
-        const bool channel_first = p.x.seqlen_stride == 1 && p.out.seqlen_stride == 1;
-        p.x.dim_stride = p.out.dim_stride = channel_first ? round_up(p.seqlen) : 1;
-    }
-}
-
 // Kinds, types and shapes; where the tensors lie is the launch's to check.
 CausalConv1dFwdParams checked_params(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, const at::Tensor* bias,
                                      bool use_silu) {
-    check_strided({"x", x});
-    check_strided({"weight", weight});
-    check_strided({"out", out});
-    check_rank({"x", x}, 3, "(batch, dim, seqlen)");
-    check_rank({"weight", weight}, 2, "(dim, width)");
-
     CausalConv1dFwdParams p{};
-    p.dtype = float_dtype({"x", x});
-    p.weight_dtype = float_dtype({"weight", weight});
-    if (out.scalar_type() != x.scalar_type())
-        throw py::type_error(concat("out: got dtype ", python_text(out.scalar_type()), ", expected that of x, ",
-                                    python_text(x.scalar_type())));
-    if (weight.size(0) != x.size(1) || weight.size(1) < 1)
-        throw py::value_error(concat("weight: got shape ", shape_text(weight.sizes()), ", expected (dim, width) = (", x.size(1),
-                                     ", width >= 1), dim being x.size(1)"));
-    if (bias) {
-        check_strided({"bias", *bias});
-        p.bias_dtype = float_dtype({"bias", *bias});
-        check_shape({"bias", *bias}, {x.size(1)}, "(dim,)");
-    }
+    set_rows(p, x, weight, bias, use_silu);
+    check_strided({"out", out});
+    check_same_dtype({"out", out}, {"x", x});
     check_shape({"out", out}, x.sizes(), "the shape of x");
-    check_sizes_fit({"x", x});
-    check_sizes_fit({"weight", weight});
-
-    p.batch = static_cast<int32_t>(x.size(0));
-    p.dim = static_cast<int32_t>(x.size(1));
-    p.seqlen = static_cast<int32_t>(x.size(2));
-    p.width = static_cast<int32_t>(weight.size(1));
-    p.x = sequences(x);
-    p.out = sequences(out);
-    settle_strides(p);
-    p.weight = address(weight);
-    p.weight_dim_stride = weight.stride(0);
-    p.weight_width_stride = weight.stride(1);
-    if (bias) {
-        p.bias = address(*bias);
-        p.bias_stride = bias->stride(0);
-    }
-    p.use_silu = use_silu;
+    p.out = sequences_of(out);
+    settle_strides(p.batch, p.dim, p.seqlen, {&p.x, &p.out});
     return p;
 }
 
@@ -112,19 +51,17 @@ void launch(const CausalConv1dFwdParams& p, const at::Tensor& x, const Request& 
     kernel->launch(p, nullptr, reinterpret_cast<void*>(stream));
 }
 
-void fwd(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, const at::Tensor* bias_or_empty, bool use_silu,
+void fwd(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, const at::Tensor* bias, bool use_silu,
          const std::string& kernel, int64_t stream) {
     const char* remedy =
         "this form writes into `out` and records no gradient. Call it under torch.no_grad(), or pass detached tensors.";
-    const at::Tensor* bias = bias_of(bias_or_empty);
     check_no_grad({"out", out}, remedy);
     check_no_grad({"x", x}, remedy);
     check_no_grad({"weight", weight}, remedy);
     if (bias) check_no_grad({"bias", *bias}, remedy);
     const CausalConv1dFwdParams p = checked_params(out, x, weight, bias, use_silu);
-    check_same_device({"weight", weight}, {"x", x});
+    check_parameters_device(x, weight, bias);
     check_same_device({"out", out}, {"x", x});
-    if (bias) check_same_device({"bias", *bias}, {"x", x});
     const Request wanted = request(kernel);
     check_no_internal_overlap({"out", out});
     check_no_overlap({"out", out}, {"x", x});
@@ -134,18 +71,16 @@ void fwd(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, c
     launch(p, x, wanted, stream);
 }
 
-at::Tensor new_tensor(const at::Tensor& x, const at::Tensor& weight, const at::Tensor* bias_or_empty, bool use_silu,
+at::Tensor new_tensor(const at::Tensor& x, const at::Tensor& weight, const at::Tensor* bias, bool use_silu,
                       const std::string& kernel, int64_t stream) {
     const char* remedy = "torch.ops.hipconv.causal_conv1d records no gradient. Call hipconv.causal_conv1d, which does, or pass detached tensors.";
-    const at::Tensor* bias = bias_of(bias_or_empty);
     check_no_grad({"x", x}, remedy);
     check_no_grad({"weight", weight}, remedy);
     if (bias) check_no_grad({"bias", *bias}, remedy);
     check_strided({"x", x});
     at::Tensor out = at::_ops::empty_like::call(x, {}, {}, {}, {}, {});
     const CausalConv1dFwdParams p = checked_params(out, x, weight, bias, use_silu);
-    check_same_device({"weight", weight}, {"x", x});
-    if (bias) check_same_device({"bias", *bias}, {"x", x});
+    check_parameters_device(x, weight, bias);
     launch(p, x, request(kernel), stream);
     return out;
 }
@@ -160,9 +95,9 @@ PyObject* fwd_directly(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
         std::string kernel;
         if (count != 6 || !read(arguments[0], out) || !read(arguments[1], x) || !read(arguments[2], weight) ||
             !read(arguments[3], bias) || !read(arguments[4], use_silu) || !read(arguments[5], kernel) ||
-            !nothing_looks_on({&out, &x, &weight, pointer(bias)}))
+            !nothing_looks_on({&out, &x, &weight, given(bias)}))
             return Py_NewRef(Py_False);
-        fwd(out, x, weight, pointer(bias), use_silu, kernel, current_stream(x));
+        fwd(out, x, weight, given_bias(bias), use_silu, kernel, current_stream(x));
         return Py_NewRef(Py_True);
     });
 }
@@ -175,10 +110,10 @@ PyObject* new_tensor_directly(PyObject*, PyObject* const* arguments, Py_ssize_t 
         bool use_silu = false;
         std::string kernel;
         if (count != 5 || !read(arguments[0], x) || !read(arguments[1], weight) || !read(arguments[2], bias) ||
-            !read(arguments[3], use_silu) || !read(arguments[4], kernel) || !nothing_looks_on({&x, &weight, pointer(bias)}) ||
-            !nothing_to_record({&x, &weight, pointer(bias)}))
+            !read(arguments[3], use_silu) || !read(arguments[4], kernel) || !nothing_looks_on({&x, &weight, given(bias)}) ||
+            !nothing_to_record({&x, &weight, given(bias)}))
             return Py_NewRef(Py_None);
-        return py::cast(new_tensor(x, weight, pointer(bias), use_silu, kernel, current_stream(x))).release().ptr();
+        return py::cast(new_tensor(x, weight, given_bias(bias), use_silu, kernel, current_stream(x))).release().ptr();
     });
 }
 
@@ -187,7 +122,7 @@ std::tuple<std::string, std::string, std::string, std::vector<std::string>> plan
                                                                                 const at::Tensor& weight,
                                                                                 const OptionalTensor& bias, bool use_silu,
                                                                                 const std::string& keyword) {
-    const CausalConv1dFwdParams p = checked_params(out, x, weight, bias_of(pointer(bias)), use_silu);
+    const CausalConv1dFwdParams p = checked_params(out, x, weight, given_bias(bias), use_silu);
     const Request wanted = request(keyword);
     if (x.numel() == 0) return {"none", "none", "the empty x", {}};
     const Kernel* kernel = kernel_of(causal_conv1d_fwd_kernels(), wanted, p);
@@ -199,10 +134,10 @@ std::tuple<std::string, std::string, std::string, std::vector<std::string>> plan
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     m.def("causal_conv1d_fwd",
           [](const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias, bool use_silu,
-             const std::string& kernel, int64_t stream) { fwd(out, x, weight, pointer(bias), use_silu, kernel, stream); });
+             const std::string& kernel, int64_t stream) { fwd(out, x, weight, given_bias(bias), use_silu, kernel, stream); });
     m.def("causal_conv1d", [](const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias, bool use_silu,
                               const std::string& kernel, int64_t stream) {
-        return new_tensor(x, weight, pointer(bias), use_silu, kernel, stream);
+        return new_tensor(x, weight, given_bias(bias), use_silu, kernel, stream);
     });
     m.def("causal_conv1d_plan", &plan);
     m.def("causal_conv1d_fwd_kernels", [] { return causal_conv1d_fwd_kernels().names(); });

@@ -25,26 +25,6 @@ at::Tensor new_tensor(at::IntArrayRef sizes, at::ScalarType dtype, const at::Ten
     return at::_ops::empty_memory_format::call(c10::fromIntArrayRefSlow(sizes), dtype, c10::kStrided, like.device(), false, {});
 }
 
-// The stride of an axis of one element means nothing, and torch leaves anything there. Kernels get one that fits: as if the
-// tensor were dense in the layout that its longer axes have, and aligned.
-void settle_strides(CausalConv1dBwdParams& p) {
-    Sequences* const all[] = {&p.in.x, &p.dout, &p.dx};
-    const auto each_has = [&](int64_t Sequences::*stride) {
-        for (const Sequences* s : all)
-            if (s->*stride != 1) return false;
-        return true;
-    };
-    const auto round_up = [](int64_t size) { return (size + 15) / 16 * 16; };
-    const bool channel_last = p.in.dim > 1 && each_has(&Sequences::dim_stride);
-    for (Sequences* s : all) {
-        if (p.in.batch == 1) s->batch_stride = 0;
-        if (p.in.seqlen == 1) s->seqlen_stride = channel_last ? round_up(p.in.dim) : 1;
-    }
-    const bool channel_first = each_has(&Sequences::seqlen_stride);
-    for (Sequences* s : all)
-        if (p.in.dim == 1) s->dim_stride = channel_first ? round_up(p.in.seqlen) : 1;
-}
-
 Gradients bwd(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& optional_bias, const at::Tensor& dout,
               const OptionalTensor& seq_idx, const OptionalTensor& initial_states, const OptionalTensor& dfinal_states,
               const OptionalTensor& given_dx, bool return_dinitial_states, bool use_silu, const std::string& keyword,
@@ -67,7 +47,7 @@ Gradients bwd(const at::Tensor& x, const at::Tensor& weight, const OptionalTenso
     }
     const at::Tensor dx = given_dx ? *given_dx : at::_ops::empty_like::call(x, {}, {}, {}, {}, {});
     p.dx = sequences_of(dx);
-    settle_strides(p);
+    settle_strides(p.in.batch, p.in.dim, p.in.seqlen, {&p.in.x, &p.dout, &p.dx});
 
     const at::Tensor dweight = new_tensor({x.size(1), weight.size(1)}, weight.scalar_type(), x);
     p.dweight = dweight.data_ptr();

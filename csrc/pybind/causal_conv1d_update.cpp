@@ -7,16 +7,19 @@
 #include <optional>
 
 #include "causal_conv1d/decode.h"
+#include "common/conv1d_arguments.h"
 #include "common/direct_call.h"
 #include "common/kernel_request.h"
-#include "common/tensor_checks.h"
 
 namespace py = pybind11;
+
+namespace hipconv {
+inline void assign(Address& to, const void* from) { to = address(from); }  // for set_parameters
+}  // namespace hipconv
 
 namespace {
 
 using namespace hipconv;
-using Optional = std::optional<at::Tensor>;
 
 // Integers as kernels read them: of 32 or 64 bits; other types are copied, on their device.
 at::Tensor as_indices(const NamedTensor& t) {
@@ -43,7 +46,7 @@ struct Call {
                 found.scalar_type() == at::kLong};
     }
 
-    Indices indices(const char* name, const Optional& optional, int64_t size, const char* axes, bool table = false) const {
+    Indices indices(const char* name, const OptionalTensor& optional, int64_t size, const char* axes, bool table = false) const {
         if (!optional.has_value()) return {};
         const NamedTensor t{name, *optional};
         check_strided(t);
@@ -57,7 +60,7 @@ struct Call {
         return strided(t.tensor, found, two ? found.stride(1) : 0, two ? found.size(1) : 1);
     }
 
-    Indices links(const char* name, const Optional& optional, int64_t seqlen) const {
+    Indices links(const char* name, const OptionalTensor& optional, int64_t seqlen) const {
         if (!optional.has_value()) return {};
         const NamedTensor t{name, *optional};
         check_strided(t);
@@ -93,66 +96,52 @@ void require(bool given, const char* name, const char* other) {
 
 // `outs` holds one tensor of the shape of x (which may be x itself), or q, k and v. Without a stream it only checks.
 void update(const std::vector<at::Tensor>& outs, const at::Tensor& x, const at::Tensor& conv_state, const at::Tensor& weight,
-            const Optional& optional_bias, bool use_silu, const Optional& conv_state_indices,
-            const Optional& conv_state_indices_in, const Optional& num_accepted_tokens, const Optional& query_start_loc,
-            int64_t max_query_len, std::optional<int64_t> pad_slot_id, const Optional& block_idx_last_scheduled_token,
-            const Optional& initial_state_idx,
-            const Optional& cache_seqlens, const Optional& intermediate_conv_window, const Optional& intermediate_state_indices,
-            const Optional& retrieve_next_token, const Optional& retrieve_next_sibling, const Optional& retrieve_parent_token,
+            const OptionalTensor& optional_bias, bool use_silu, const OptionalTensor& conv_state_indices,
+            const OptionalTensor& conv_state_indices_in, const OptionalTensor& num_accepted_tokens, const OptionalTensor& query_start_loc,
+            int64_t max_query_len, std::optional<int64_t> pad_slot_id, const OptionalTensor& block_idx_last_scheduled_token,
+            const OptionalTensor& initial_state_idx,
+            const OptionalTensor& cache_seqlens, const OptionalTensor& intermediate_conv_window, const OptionalTensor& intermediate_state_indices,
+            const OptionalTensor& retrieve_next_token, const OptionalTensor& retrieve_next_sibling, const OptionalTensor& retrieve_parent_token,
             bool state_at_end, bool zero_padding, const std::string& kernel_name, std::optional<int64_t> stream) {
-    const at::Tensor* bias = optional_bias.has_value() && optional_bias->numel() > 0 ? &*optional_bias : nullptr;
+    const at::Tensor* bias = given_bias(optional_bias);
     const bool packed = query_start_loc.has_value();
     const bool split = outs.size() == 3;
     const char* const names[] = {split ? "q" : "out", "k", "v"};
 
     // ---- x, weight, bias, conv_state
-    for (const NamedTensor& t : {NamedTensor{"x", x}, NamedTensor{"conv_state", conv_state}, NamedTensor{"weight", weight}})
-        check_strided(t);
+    check_strided({"x", x});
+    check_strided({"conv_state", conv_state});
     if (packed)
         check_rank({"x", x}, 2, "(tokens, dim), as there is a query_start_loc");
     else if (x.dim() != 2 && x.dim() != 3)
         throw py::value_error(
             concat("x: got shape ", shape_text(x.sizes()), ", expected 2 or 3 dimensions (batch, dim) or (batch, dim, seqlen)"));
     check_rank({"conv_state", conv_state}, 3, "(slots, dim, state_len)");
-    check_rank({"weight", weight}, 2, "(dim, width)");
     if (packed) check_rank({"query_start_loc", *query_start_loc}, 1, "(batch + 1,)");
     if (packed && query_start_loc->size(0) < 1)
         throw py::value_error("query_start_loc: got shape (0,), expected (batch + 1,), of at least one element");
-    const int64_t dim = x.size(1), width = weight.size(1), state_len = conv_state.size(2);
+    CausalConv1dUpdateParams p{};
+    p.dtype = float_dtype({"x", x});
+    p.state_dtype = float_dtype({"conv_state", conv_state});
+    set_parameters(p, x, 1, weight, bias);
+    const int64_t dim = p.dim, width = p.width, state_len = conv_state.size(2);
     const int64_t batch = packed ? query_start_loc->size(0) - 1 : x.size(0);
     const int64_t seqlen = packed ? 0 : x.dim() == 3 ? x.size(2) : 1;
     std::vector<at::Tensor> kept;
     const Call call{kept, x, conv_state, batch, dim, width};
-
-    CausalConv1dUpdateParams p{};
-    p.dtype = float_dtype({"x", x});
-    p.weight_dtype = float_dtype({"weight", weight});
-    p.state_dtype = float_dtype({"conv_state", conv_state});
-    if (weight.size(0) != dim || width < 1)
-        throw py::value_error(concat("weight: got shape ", shape_text(weight.sizes()), ", expected (dim, width) = (", dim,
-                                     ", width >= 1), dim being x.size(1)"));
     if (conv_state.size(1) != dim || state_len < width - 1)
         throw py::value_error(concat("conv_state: got shape ", shape_text(conv_state.sizes()), ", expected (slots, ", dim,
                                      ", state_len >= width - 1 = ", width - 1, ")"));
-    if (bias) {
-        check_strided({"bias", *bias});
-        p.bias_dtype = float_dtype({"bias", *bias});
-        check_shape({"bias", *bias}, {dim}, "(dim,)");
-        call.same_device({"bias", *bias});
-    }
     call.same_device({"conv_state", conv_state});
-    call.same_device({"weight", weight});
-    for (const NamedTensor& t : {NamedTensor{"x", x}, NamedTensor{"conv_state", conv_state}, NamedTensor{"weight", weight}})
-        check_sizes_fit(t);
+    check_parameters_device(x, weight, bias);
+    check_sizes_fit({"conv_state", conv_state});
 
     // ---- outputs
     int64_t channels = 0;
     for (size_t part = 0; part < outs.size(); ++part) {
         const NamedTensor out{names[part], outs[part]};
         check_strided(out);
-        if (out.tensor.scalar_type() != x.scalar_type())
-            throw py::type_error(concat(out.name, ": got dtype ", python_text(out.tensor.scalar_type()), ", expected that of x, ",
-                                        python_text(x.scalar_type())));
+        check_same_dtype(out, {"x", x});
         if (!split) check_shape(out, x.sizes(), "the shape of x");
         if (split) {
             check_rank(out, 2, "(tokens, channels)");
@@ -204,9 +193,7 @@ void update(const std::vector<at::Tensor>& outs, const at::Tensor& x, const at::
         if (t.tensor.size(2) != dim || t.tensor.size(3) != width - 1 || t.tensor.size(1) < seqlen)
             throw py::value_error(concat(t.name, ": got shape ", shape_text(t.tensor.sizes()), ", expected (slots, at least ",
                                          seqlen, " tokens, ", dim, ", ", width - 1, ")"));
-        if (t.tensor.scalar_type() != conv_state.scalar_type())
-            throw py::type_error(concat(t.name, ": got dtype ", python_text(t.tensor.scalar_type()),
-                                        ", expected that of conv_state, ", python_text(conv_state.scalar_type())));
+        check_same_dtype(t, {"conv_state", conv_state});
         if (!intermediate_state_indices && t.tensor.size(0) < batch)
             throw py::value_error(concat(t.name, ": got shape ", shape_text(t.tensor.sizes()),
                                          ", expected a slot for each of the ", batch,
@@ -264,8 +251,6 @@ void update(const std::vector<at::Tensor>& outs, const at::Tensor& x, const at::
     }
 
     p.batch = static_cast<int32_t>(batch);
-    p.dim = static_cast<int32_t>(dim);
-    p.width = static_cast<int32_t>(width);
     p.seqlen = static_cast<int32_t>(seqlen);
     p.total_tokens = packed ? static_cast<int32_t>(x.size(0)) : 0;
     p.use_silu = use_silu;
@@ -273,13 +258,6 @@ void update(const std::vector<at::Tensor>& outs, const at::Tensor& x, const at::
     p.x = as_tokens(x, packed);
     for (size_t part = 0; part < outs.size(); ++part)
         p.out[part] = split ? as_split_tokens(outs[part], packed, seqlen) : as_tokens(outs[part], packed);
-    p.weight = address(weight.data_ptr());
-    p.weight_dim_stride = weight.stride(0);
-    p.weight_width_stride = weight.stride(1);
-    if (bias) {
-        p.bias = address(bias->data_ptr());
-        p.bias_stride = bias->stride(0);
-    }
     p.state = address(conv_state.data_ptr());
     p.slot_stride = stride_of(conv_state, 0);
     p.state_dim_stride = conv_state.stride(1);
@@ -309,14 +287,13 @@ void update(const std::vector<at::Tensor>& outs, const at::Tensor& x, const at::
 // The same past the dispatcher; or false, with nothing done, if there is something to do on the way: by the dispatcher, or to refuse
 // gradients.
 bool update_directly(const std::vector<at::Tensor>& outs, const at::Tensor& x, const at::Tensor& conv_state, const at::Tensor& weight,
-                     const Optional& bias, bool use_silu, const Optional& conv_state_indices, const Optional& conv_state_indices_in,
-                     const Optional& num_accepted_tokens, const Optional& query_start_loc, int64_t max_query_len,
-                     std::optional<int64_t> pad_slot_id, const Optional& block_idx_last_scheduled_token,
-                     const Optional& initial_state_idx, const Optional& cache_seqlens, const Optional& intermediate_conv_window,
-                     const Optional& intermediate_state_indices, const Optional& retrieve_next_token,
-                     const Optional& retrieve_next_sibling, const Optional& retrieve_parent_token, bool state_at_end,
+                     const OptionalTensor& bias, bool use_silu, const OptionalTensor& conv_state_indices, const OptionalTensor& conv_state_indices_in,
+                     const OptionalTensor& num_accepted_tokens, const OptionalTensor& query_start_loc, int64_t max_query_len,
+                     std::optional<int64_t> pad_slot_id, const OptionalTensor& block_idx_last_scheduled_token,
+                     const OptionalTensor& initial_state_idx, const OptionalTensor& cache_seqlens, const OptionalTensor& intermediate_conv_window,
+                     const OptionalTensor& intermediate_state_indices, const OptionalTensor& retrieve_next_token,
+                     const OptionalTensor& retrieve_next_sibling, const OptionalTensor& retrieve_parent_token, bool state_at_end,
                      bool zero_padding, const std::string& kernel, int64_t stream) {
-    const auto given = [](const Optional& tensor) { return tensor ? &*tensor : nullptr; };
     if (!nothing_to_record({&outs.front(), &conv_state, &x, &weight, given(bias)}) ||
         !dispatcher_adds_nothing({&outs.front(), &outs[outs.size() / 2], &outs.back(), &x, &conv_state, &weight, given(bias),
                                   given(conv_state_indices), given(conv_state_indices_in), given(num_accepted_tokens),
@@ -330,7 +307,7 @@ bool update_directly(const std::vector<at::Tensor>& outs, const at::Tensor& x, c
            kernel, stream);
     for (const at::Tensor& out : outs) note_written(out);
     note_written(conv_state);
-    for (const Optional& written : {intermediate_conv_window, retrieve_parent_token})
+    for (const OptionalTensor& written : {intermediate_conv_window, retrieve_parent_token})
         if (written) note_written(*written);
     return true;
 }

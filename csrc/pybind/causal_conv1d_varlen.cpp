@@ -9,17 +9,16 @@
 #include <optional>
 
 #include "causal_conv1d/prefill.h"
+#include "common/conv1d_arguments.h"
 #include "common/direct_call.h"
 #include "common/index_checks.h"
 #include "common/kernel_request.h"
-#include "common/tensor_checks.h"
 
 namespace py = pybind11;
 
 namespace {
 
 using namespace hipconv;
-using OptionalTensor = std::optional<at::Tensor>;
 
 constexpr const char* kTileVariable = "HIPCONV_VARLEN_TILE";
 
@@ -29,9 +28,7 @@ void set_outputs(CausalConv1dVarlenParams& p, const std::vector<NamedTensor>& ou
     int64_t channels = 0;
     for (const NamedTensor& out : outputs) {
         check_strided(out);
-        if (out.tensor.scalar_type() != x.scalar_type())
-            throw py::type_error(concat(out.name, ": got dtype ", python_text(out.tensor.scalar_type()), ", expected that of x, ",
-                                        python_text(x.scalar_type())));
+        check_same_dtype(out, {"x", x});
         check_same_device(out, {"x", x});
         check_rank(out, 2, split ? "(tokens, channels)" : "(dim, tokens)");
         if (split)
@@ -101,29 +98,13 @@ bool varlen(const std::vector<at::Tensor>& tensors, const at::Tensor& x, const a
             const OptionalTensor& num_computed_tokens, int64_t block_size, bool use_silu, std::optional<int64_t> pad_slot_id,
             std::optional<int64_t> null_block_id, const std::string& dead_tokens, const std::string& keyword,
             const std::array<int64_t, 3>& tile, std::optional<int64_t> stream) {
-    const at::Tensor* bias = optional_bias.has_value() && optional_bias->numel() > 0 ? &*optional_bias : nullptr;
+    const at::Tensor* bias = given_bias(optional_bias);
     check_strided({"x", x});
-    check_strided({"weight", weight});
     check_rank({"x", x}, 2, "(dim, tokens)");
-    check_rank({"weight", weight}, 2, "(dim, width)");
-
     CausalConv1dVarlenParams p{};
     p.dtype = float_dtype({"x", x});
-    p.weight_dtype = float_dtype({"weight", weight});
-    if (weight.size(0) != x.size(0) || weight.size(1) < 1)
-        throw py::value_error(concat("weight: got shape ", shape_text(weight.sizes()), ", expected (dim, width) = (", x.size(0),
-                                     ", width >= 1), dim being x.size(0)"));
-    check_same_device({"weight", weight}, {"x", x});
-    check_sizes_fit({"x", x});
-    check_sizes_fit({"weight", weight});
-    if (bias) {
-        check_strided({"bias", *bias});
-        p.bias_dtype = float_dtype({"bias", *bias});
-        check_shape({"bias", *bias}, {x.size(0)}, "(dim,)");
-        check_same_device({"bias", *bias}, {"x", x});
-        p.bias = bias->data_ptr();
-        p.bias_stride = bias->stride(0);
-    }
+    set_parameters(p, x, 0, weight, bias);
+    check_parameters_device(x, weight, bias);
     const std::array<const char*, 3> names = {tensors.size() == 3 ? "q" : "out", "k", "v"};
     std::vector<NamedTensor> outputs;
     for (size_t i = 0; i < tensors.size(); ++i) outputs.push_back({names[i], tensors[i]});
@@ -194,16 +175,11 @@ bool varlen(const std::vector<at::Tensor>& tensors, const at::Tensor& x, const a
     written.check_apart("num_computed_tokens", num_computed_tokens);
     if (!stream || x.numel() == 0) return true;
 
-    p.dim = static_cast<int32_t>(x.size(0));
     p.tokens = static_cast<int32_t>(x.size(1));
     p.sequences = static_cast<int32_t>(sequences);
-    p.width = static_cast<int32_t>(weight.size(1));
     p.x = x.data_ptr();
     p.x_dim_stride = x.stride(0);
     p.x_token_stride = x.stride(1);
-    p.weight = weight.data_ptr();
-    p.weight_dim_stride = weight.stride(0);
-    p.weight_width_stride = weight.stride(1);
     p.block_size = static_cast<int32_t>(block_size);
     p.pad_slot = slot_number(pad_slot_id);
     p.null_block = slot_number(null_block_id);
@@ -228,7 +204,6 @@ bool varlen_directly(const std::vector<at::Tensor>& tensors, const at::Tensor& x
                      const OptionalTensor& initial_state_idx, const OptionalTensor& num_computed_tokens, int64_t block_size,
                      bool use_silu, std::optional<int64_t> pad_slot_id, std::optional<int64_t> null_block_id,
                      const std::string& dead_tokens, const std::string& kernel, const std::array<int64_t, 3>& tile, int64_t stream) {
-    const auto given = [](const OptionalTensor& tensor) { return tensor ? &*tensor : nullptr; };
     const at::Tensor& last = tensors.back();
     if (!nothing_to_record({&tensors.front(), &conv_states, &x, &weight, given(bias)}) ||
         !dispatcher_adds_nothing({&tensors.front(), &tensors[tensors.size() / 2], &last, &x, &weight, given(bias), &conv_states,

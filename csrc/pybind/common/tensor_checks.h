@@ -81,6 +81,12 @@ inline void check_same_device(const NamedTensor& t, const NamedTensor& other) {
                                            other.tensor.device().str(), ", where ", other.name, " is"));
 }
 
+inline void check_same_dtype(const NamedTensor& t, const NamedTensor& other) {
+    if (t.tensor.scalar_type() != other.tensor.scalar_type())
+        throw pybind11::type_error(concat(t.name, ": got dtype ", python_text(t.tensor.scalar_type()), ", expected that of ", other.name,
+                                          ", ", python_text(other.tensor.scalar_type())));
+}
+
 // Kernels hold sizes in 32 bits (and strides in 64).
 inline void check_sizes_fit(const NamedTensor& t) {
     for (const int64_t size : t.tensor.sizes())
