@@ -30,47 +30,6 @@ at::Tensor as_indices(const NamedTensor& t) {
     return t.tensor.to(at::kLong);
 }
 
-// Everything that a check compares with, in the terms of the Python API.
-struct Call {
-    std::vector<at::Tensor>& kept;  // indices that were converted, for as long as the launch needs them
-    const at::Tensor& x;
-    const at::Tensor& conv_state;
-    int64_t batch, dim, width;
-
-    void same_device(const NamedTensor& t) const { check_same_device(t, {"x", x}); }
-
-    // Indices of shape (size,), or (size, columns) where that is allowed.
-    Indices strided(const at::Tensor& given, const at::Tensor& found, int64_t column_stride, int64_t columns) const {
-        if (!found.is_same(given)) kept.push_back(found);
-        return {address(found.data_ptr()), found.stride(0), column_stride, static_cast<int32_t>(columns),
-                found.scalar_type() == at::kLong};
-    }
-
-    Indices indices(const char* name, const OptionalTensor& optional, int64_t size, const char* axes, bool table = false) const {
-        if (!optional.has_value()) return {};
-        const NamedTensor t{name, *optional};
-        check_strided(t);
-        const at::Tensor found = as_indices(t);
-        const bool two = table && t.tensor.dim() == 2;
-        if ((t.tensor.dim() != 1 && !two) || t.tensor.size(0) != size || (two && t.tensor.size(1) < 1))
-            throw py::value_error(concat(name, ": got shape ", shape_text(t.tensor.sizes()), ", expected ", axes, " = ",
-                                         shape_text({size}), table ? " or (batch, blocks) with at least one block" : ""));
-        check_sizes_fit(t);
-        same_device(t);
-        return strided(t.tensor, found, two ? found.stride(1) : 0, two ? found.size(1) : 1);
-    }
-
-    Indices links(const char* name, const OptionalTensor& optional, int64_t seqlen) const {
-        if (!optional.has_value()) return {};
-        const NamedTensor t{name, *optional};
-        check_strided(t);
-        const at::Tensor found = as_indices(t);
-        check_shape(t, {batch, seqlen}, "(batch, seqlen)");
-        same_device(t);
-        return strided(t.tensor, found, found.stride(1), seqlen);
-    }
-};
-
 // What a kernel chooses its vectors by: the stride of an axis of size one can be anything, and means nothing.
 int64_t stride_of(const at::Tensor& t, int64_t axis) { return t.size(axis) == 1 ? 0 : t.stride(axis); }
 
@@ -94,228 +53,310 @@ void require(bool given, const char* name, const char* other) {
     if (!given) throw py::value_error(concat(name, ": got a tensor, expected ", other, " with it"));
 }
 
-// `outs` holds one tensor of the shape of x (which may be x itself), or q, k and v. Without a stream it only checks.
-void update(const std::vector<at::Tensor>& outs, const at::Tensor& x, const at::Tensor& conv_state, const at::Tensor& weight,
-            const OptionalTensor& optional_bias, bool use_silu, const OptionalTensor& conv_state_indices,
-            const OptionalTensor& conv_state_indices_in, const OptionalTensor& num_accepted_tokens, const OptionalTensor& query_start_loc,
-            int64_t max_query_len, std::optional<int64_t> pad_slot_id, const OptionalTensor& block_idx_last_scheduled_token,
-            const OptionalTensor& initial_state_idx,
-            const OptionalTensor& cache_seqlens, const OptionalTensor& intermediate_conv_window, const OptionalTensor& intermediate_state_indices,
-            const OptionalTensor& retrieve_next_token, const OptionalTensor& retrieve_next_sibling, const OptionalTensor& retrieve_parent_token,
-            bool state_at_end, bool zero_padding, const std::string& kernel_name, std::optional<int64_t> stream) {
-    const at::Tensor* bias = given_bias(optional_bias);
-    const bool packed = query_start_loc.has_value();
-    const bool split = outs.size() == 3;
-    const char* const names[] = {split ? "q" : "out", "k", "v"};
+// What Python passes, in this order. `outs` holds one tensor of the shape of x (which may be x itself), or q, k and v. Without a stream
+// the call is only checked.
+struct Arguments {
+    const std::vector<at::Tensor>& outs;
+    const at::Tensor &x, &conv_state, &weight;
+    const OptionalTensor& optional_bias;
+    bool use_silu;
+    const OptionalTensor &conv_state_indices, &conv_state_indices_in, &num_accepted_tokens, &query_start_loc;
+    int64_t max_query_len;
+    std::optional<int64_t> pad_slot_id;
+    const OptionalTensor &block_idx_last_scheduled_token, &initial_state_idx, &cache_seqlens;
+    const OptionalTensor &intermediate_conv_window, &intermediate_state_indices;
+    const OptionalTensor &retrieve_next_token, &retrieve_next_sibling, &retrieve_parent_token;
+    bool state_at_end, zero_padding;
+    const std::string& kernel_name;
+    std::optional<int64_t> stream;
+};
 
-    // ---- x, weight, bias, conv_state
-    check_strided({"x", x});
-    check_strided({"conv_state", conv_state});
-    if (packed)
-        check_rank({"x", x}, 2, "(tokens, dim), as there is a query_start_loc");
-    else if (x.dim() != 2 && x.dim() != 3)
-        throw py::value_error(
-            concat("x: got shape ", shape_text(x.sizes()), ", expected 2 or 3 dimensions (batch, dim) or (batch, dim, seqlen)"));
-    check_rank({"conv_state", conv_state}, 3, "(slots, dim, state_len)");
-    if (packed) check_rank({"query_start_loc", *query_start_loc}, 1, "(batch + 1,)");
-    if (packed && query_start_loc->size(0) < 1)
-        throw py::value_error("query_start_loc: got shape (0,), expected (batch + 1,), of at least one element");
-    CausalConv1dUpdateParams p{};
-    p.dtype = float_dtype({"x", x});
-    p.state_dtype = float_dtype({"conv_state", conv_state});
-    set_parameters(p, x, 1, weight, bias);
-    const int64_t dim = p.dim, width = p.width, state_len = conv_state.size(2);
-    const int64_t batch = packed ? query_start_loc->size(0) - 1 : x.size(0);
-    const int64_t seqlen = packed ? 0 : x.dim() == 3 ? x.size(2) : 1;
-    std::vector<at::Tensor> kept;
-    const Call call{kept, x, conv_state, batch, dim, width};
-    if (conv_state.size(1) != dim || state_len < width - 1)
-        throw py::value_error(concat("conv_state: got shape ", shape_text(conv_state.sizes()), ", expected (slots, ", dim,
-                                     ", state_len >= width - 1 = ", width - 1, ")"));
-    call.same_device({"conv_state", conv_state});
-    check_parameters_device(x, weight, bias);
-    check_sizes_fit({"conv_state", conv_state});
+// A call: its arguments, checked step by step, and the params that come of them.
+class Update : Arguments {
+  public:
+    explicit Update(const Arguments& arguments) : Arguments(arguments) {}
 
-    // ---- outputs
-    int64_t channels = 0;
-    for (size_t part = 0; part < outs.size(); ++part) {
-        const NamedTensor out{names[part], outs[part]};
-        check_strided(out);
-        check_same_dtype(out, {"x", x});
-        if (!split) check_shape(out, x.sizes(), "the shape of x");
-        if (split) {
-            check_rank(out, 2, "(tokens, channels)");
-            const int64_t tokens = packed ? x.size(0) : batch * seqlen;
-            check_shape(out, {tokens, out.tensor.size(1)}, "(tokens, channels)");
+    void run() {
+        check_inputs();
+        check_outputs();
+        check_rows();
+        check_windows();
+        check_trees();
+        const auto kernels = causal_conv1d_update_kernels();
+        const auto wanted = requested_kernel(kernel_name, kCausalConv1dUpdateNames, kernels);
+        check_memory();
+        if (!stream || x.numel() == 0) return;
+        if (batch == 0) {  // tokens of no row
+            if (zero_padding)
+                for (const at::Tensor& out : outs) out.zero_();
+            return;
         }
-        channels += out.tensor.size(1);
-        p.out_end[part] = static_cast<int32_t>(channels);
-        call.same_device(out);
+        set_params();
+        const auto* kernel = kernel_of(kernels, wanted, p);
+        const c10::DeviceGuard guard(x.device());
+        py::gil_scoped_release no_gil;
+        kernel->launch(p, nullptr, reinterpret_cast<void*>(*stream));
     }
-    for (size_t part = outs.size(); part < kMaxOutputs; ++part) p.out_end[part] = static_cast<int32_t>(channels);
-    if (channels != dim)
-        throw py::value_error(concat("q, k, v: got ", channels, " channels together, expected those of x, ", dim));
 
-    // ---- rows: slots, lengths, positions
-    p.write_slots = call.indices("conv_state_indices", conv_state_indices, batch, "(batch,)", true);
-    p.read_slots = call.indices("conv_state_indices_in", conv_state_indices_in, batch, "(batch,)", true);
-    p.write_columns = call.indices("block_idx_last_scheduled_token", block_idx_last_scheduled_token, batch, "(batch,)");
-    p.read_columns = call.indices("initial_state_idx", initial_state_idx, batch, "(batch,)");
-    p.query_start_loc = call.indices("query_start_loc", query_start_loc, batch + 1, "(batch + 1,)");
-    p.num_accepted_tokens = call.indices("num_accepted_tokens", num_accepted_tokens, batch, "(batch,)");
-    p.cache_seqlens = call.indices("cache_seqlens", cache_seqlens, batch, "(batch,)");
-    if (conv_state_indices_in) require(conv_state_indices.has_value(), "conv_state_indices_in", "conv_state_indices");
-    if (block_idx_last_scheduled_token)
-        require(conv_state_indices.has_value(), "block_idx_last_scheduled_token", "conv_state_indices");
-    if (initial_state_idx) require(conv_state_indices.has_value(), "initial_state_idx", "conv_state_indices");
-    if (!conv_state_indices && conv_state.size(0) < batch)
-        throw py::value_error(concat("conv_state: got shape ", shape_text(conv_state.sizes()),
-                                     ", expected a slot for each of the ", batch, " rows, as there are no conv_state_indices"));
-    p.fork = conv_state_indices_in || block_idx_last_scheduled_token || initial_state_idx;
-    if (!conv_state_indices_in) p.read_slots = p.write_slots;
-    if (cache_seqlens && num_accepted_tokens) refuse("num_accepted_tokens", "cache_seqlens");
-    if (cache_seqlens && p.fork)
-        throw py::value_error("cache_seqlens: got a tensor together with slots to read other than those to write, expected at "
-                              "most one of the two: a circular state is advanced in its place");
-    if (state_at_end && num_accepted_tokens)
-        throw py::value_error("num_accepted_tokens: got a tensor, expected none where the window is in the last columns");
-    const int64_t most = packed ? max_query_len : seqlen;
-    if (num_accepted_tokens && width > 1 && state_len < width - 2 + most)
-        throw py::value_error(concat("conv_state: got shape ", shape_text(conv_state.sizes()), ", expected state_len >= ",
-                                     width - 2 + most, ": with num_accepted_tokens it keeps width - 2 columns and ", most,
-                                     " new tokens"));
+  private:
+    const at::Tensor* const bias = given_bias(optional_bias);
+    const bool packed = query_start_loc.has_value(), split = outs.size() == 3;
+    const char* const names[kMaxOutputs] = {split ? "q" : "out", "k", "v"};
+    int64_t batch = 0, seqlen = 0, dim = 0, width = 0, state_len = 0;
+    std::vector<at::Tensor> kept;  // indices that were converted, for as long as the launch needs them
+    CausalConv1dUpdateParams p{};
 
-    // ---- intermediate windows and trees
-    if (intermediate_conv_window) {
-        const NamedTensor t{"intermediate_conv_window", *intermediate_conv_window};
+    void same_device(const NamedTensor& t) { check_same_device(t, {"x", x}); }
+
+    // Indices of shape (size,), or (size, columns) where that is allowed.
+    Indices strided(const at::Tensor& given, const at::Tensor& found, int64_t column_stride, int64_t columns) {
+        if (!found.is_same(given)) kept.push_back(found);
+        return {address(found.data_ptr()), found.stride(0), column_stride, static_cast<int32_t>(columns),
+                found.scalar_type() == at::kLong};
+    }
+
+    Indices indices(const char* name, const OptionalTensor& optional, int64_t size, const char* axes, bool table = false) {
+        if (!optional.has_value()) return {};
+        const NamedTensor t{name, *optional};
         check_strided(t);
-        check_rank(t, 4, "(slots, tokens, dim, width - 1)");
-        if (t.tensor.size(2) != dim || t.tensor.size(3) != width - 1 || t.tensor.size(1) < seqlen)
-            throw py::value_error(concat(t.name, ": got shape ", shape_text(t.tensor.sizes()), ", expected (slots, at least ",
-                                         seqlen, " tokens, ", dim, ", ", width - 1, ")"));
-        check_same_dtype(t, {"conv_state", conv_state});
-        if (!intermediate_state_indices && t.tensor.size(0) < batch)
-            throw py::value_error(concat(t.name, ": got shape ", shape_text(t.tensor.sizes()),
-                                         ", expected a slot for each of the ", batch,
-                                         " rows, as there are no intermediate_state_indices"));
-        call.same_device(t);
+        const at::Tensor found = as_indices(t);
+        const bool two = table && t.tensor.dim() == 2;
+        if ((t.tensor.dim() != 1 && !two) || t.tensor.size(0) != size || (two && t.tensor.size(1) < 1))
+            throw py::value_error(concat(name, ": got shape ", shape_text(t.tensor.sizes()), ", expected ", axes, " = ",
+                                         shape_text({size}), table ? " or (batch, blocks) with at least one block" : ""));
         check_sizes_fit(t);
-    }
-    p.intermediate_slot = call.indices("intermediate_state_indices", intermediate_state_indices, batch, "(batch,)");
-    if (intermediate_state_indices)
-        require(intermediate_conv_window.has_value(), "intermediate_state_indices", "intermediate_conv_window");
-    if (retrieve_next_token.has_value() != retrieve_next_sibling.has_value())
-        require(false, retrieve_next_token ? "retrieve_next_token" : "retrieve_next_sibling",
-                retrieve_next_token ? "retrieve_next_sibling" : "retrieve_next_token");
-    if (retrieve_parent_token) require(retrieve_next_token.has_value(), "retrieve_parent_token", "retrieve_next_token");
-    if (retrieve_next_token) {
-        if (packed) refuse("retrieve_next_token", "query_start_loc");
-        if (seqlen > kMaxTreeTokens)
-            throw py::value_error(concat("x: got shape ", shape_text(x.sizes()), ", expected a tree of at most ",
-                                         int64_t{kMaxTreeTokens}, " tokens"));
-        p.tree_child = call.links("retrieve_next_token", retrieve_next_token, seqlen);
-        p.tree_sibling = call.links("retrieve_next_sibling", retrieve_next_sibling, seqlen);
-        p.tree_parent = call.links("retrieve_parent_token", retrieve_parent_token, seqlen);
-        if (retrieve_parent_token && p.tree_parent.data.bits != address(retrieve_parent_token->data_ptr()).bits)  // converted
-            throw py::type_error(concat("retrieve_parent_token: got dtype ", python_text(retrieve_parent_token->scalar_type()),
-                                        ", expected torch.int32 or torch.int64"));
-    }
-    const auto kernels = causal_conv1d_update_kernels();
-    const auto wanted = requested_kernel(kernel_name, kCausalConv1dUpdateNames, kernels);
-
-    // ---- memory: what is written has its own, except that out may be x
-    WrittenMemory written;
-    for (size_t part = 0; part < outs.size(); ++part) written.add({names[part], outs[part]});
-    written.add({"conv_state", conv_state});
-    if (intermediate_conv_window) written.add({"intermediate_conv_window", *intermediate_conv_window});
-    if (retrieve_parent_token) written.add({"retrieve_parent_token", *retrieve_parent_token});
-    const bool in_place = !split && outs[0].data_ptr() == x.data_ptr() && outs[0].strides() == x.strides();
-    written.check_apart({"x", x}, in_place ? 1 : 0);
-    written.check_apart({"weight", weight});
-    written.check_apart("bias", optional_bias);
-    written.check_apart("conv_state_indices", conv_state_indices);
-    written.check_apart("conv_state_indices_in", conv_state_indices_in);
-    written.check_apart("num_accepted_tokens", num_accepted_tokens);
-    written.check_apart("query_start_loc", query_start_loc);
-    written.check_apart("block_idx_last_scheduled_token", block_idx_last_scheduled_token);
-    written.check_apart("initial_state_idx", initial_state_idx);
-    written.check_apart("cache_seqlens", cache_seqlens);
-    written.check_apart("intermediate_state_indices", intermediate_state_indices);
-    written.check_apart("retrieve_next_token", retrieve_next_token);
-    written.check_apart("retrieve_next_sibling", retrieve_next_sibling);
-    if (!stream || x.numel() == 0) return;
-    if (batch == 0) {  // tokens of no row
-        if (zero_padding)
-            for (const at::Tensor& out : outs) out.zero_();
-        return;
+        same_device(t);
+        return strided(t.tensor, found, two ? found.stride(1) : 0, two ? found.size(1) : 1);
     }
 
-    p.batch = static_cast<int32_t>(batch);
-    p.seqlen = static_cast<int32_t>(seqlen);
-    p.total_tokens = packed ? static_cast<int32_t>(x.size(0)) : 0;
-    p.use_silu = use_silu;
-    p.zero_padding = zero_padding;
-    p.x = as_tokens(x, packed);
-    for (size_t part = 0; part < outs.size(); ++part)
-        p.out[part] = split ? as_split_tokens(outs[part], packed, seqlen) : as_tokens(outs[part], packed);
-    p.state = address(conv_state.data_ptr());
-    p.slot_stride = stride_of(conv_state, 0);
-    p.state_dim_stride = conv_state.stride(1);
-    p.column_stride = stride_of(conv_state, 2);
-    p.slots = static_cast<int32_t>(conv_state.size(0));
-    p.state_len = static_cast<int32_t>(state_len);
-    p.history = static_cast<int32_t>(state_at_end ? state_len : width - 1);
-    p.has_pad_slot = pad_slot_id.has_value();
-    p.pad_slot = pad_slot_id.value_or(0);
-    if (intermediate_conv_window) {
-        const at::Tensor& t = *intermediate_conv_window;
-        p.intermediate = address(t.data_ptr());
-        p.intermediate_slot_stride = t.stride(0);
-        p.intermediate_token_stride = t.stride(1);
-        p.intermediate_dim_stride = t.stride(2);
-        p.intermediate_column_stride = t.stride(3);
-        p.intermediate_slots = static_cast<int32_t>(t.size(0));
-        p.intermediate_tokens = static_cast<int32_t>(t.size(1));
+    Indices links(const char* name, const OptionalTensor& optional, int64_t seqlen) {
+        if (!optional.has_value()) return {};
+        const NamedTensor t{name, *optional};
+        check_strided(t);
+        const at::Tensor found = as_indices(t);
+        check_shape(t, {batch, seqlen}, "(batch, seqlen)");
+        same_device(t);
+        return strided(t.tensor, found, found.stride(1), seqlen);
     }
 
-    const auto* kernel = kernel_of(kernels, wanted, p);
-    const c10::DeviceGuard guard(x.device());
-    py::gil_scoped_release no_gil;
-    kernel->launch(p, nullptr, reinterpret_cast<void*>(*stream));
-}
+    // x, weight, bias and conv_state
+    void check_inputs() {
+        check_strided({"x", x});
+        check_strided({"conv_state", conv_state});
+        if (packed)
+            check_rank({"x", x}, 2, "(tokens, dim), as there is a query_start_loc");
+        else if (x.dim() != 2 && x.dim() != 3)
+            throw py::value_error(
+                concat("x: got shape ", shape_text(x.sizes()), ", expected 2 or 3 dimensions (batch, dim) or (batch, dim, seqlen)"));
+        check_rank({"conv_state", conv_state}, 3, "(slots, dim, state_len)");
+        if (packed) check_rank({"query_start_loc", *query_start_loc}, 1, "(batch + 1,)");
+        if (packed && query_start_loc->size(0) < 1)
+            throw py::value_error("query_start_loc: got shape (0,), expected (batch + 1,), of at least one element");
+        p.dtype = float_dtype({"x", x});
+        p.state_dtype = float_dtype({"conv_state", conv_state});
+        set_parameters(p, x, 1, weight, bias);
+        dim = p.dim, width = p.width, state_len = conv_state.size(2);
+        batch = packed ? query_start_loc->size(0) - 1 : x.size(0);
+        seqlen = packed ? 0 : x.dim() == 3 ? x.size(2) : 1;
+        if (conv_state.size(1) != dim || state_len < width - 1)
+            throw py::value_error(concat("conv_state: got shape ", shape_text(conv_state.sizes()), ", expected (slots, ", dim,
+                                         ", state_len >= width - 1 = ", width - 1, ")"));
+        same_device({"conv_state", conv_state});
+        check_parameters_device(x, weight, bias);
+        check_sizes_fit({"conv_state", conv_state});
+    }
+
+    void check_outputs() {
+        int64_t channels = 0;
+        for (size_t part = 0; part < outs.size(); ++part) {
+            const NamedTensor out{names[part], outs[part]};
+            check_strided(out);
+            check_same_dtype(out, {"x", x});
+            if (!split) check_shape(out, x.sizes(), "the shape of x");
+            if (split) {
+                check_rank(out, 2, "(tokens, channels)");
+                const int64_t tokens = packed ? x.size(0) : batch * seqlen;
+                check_shape(out, {tokens, out.tensor.size(1)}, "(tokens, channels)");
+            }
+            channels += out.tensor.size(1);
+            p.out_end[part] = static_cast<int32_t>(channels);
+            same_device(out);
+        }
+        for (size_t part = outs.size(); part < kMaxOutputs; ++part) p.out_end[part] = static_cast<int32_t>(channels);
+        if (channels != dim)
+            throw py::value_error(concat("q, k, v: got ", channels, " channels together, expected those of x, ", dim));
+    }
+
+    // Slots, lengths and positions.
+    void check_rows() {
+        p.write_slots = indices("conv_state_indices", conv_state_indices, batch, "(batch,)", true);
+        p.read_slots = indices("conv_state_indices_in", conv_state_indices_in, batch, "(batch,)", true);
+        p.write_columns = indices("block_idx_last_scheduled_token", block_idx_last_scheduled_token, batch, "(batch,)");
+        p.read_columns = indices("initial_state_idx", initial_state_idx, batch, "(batch,)");
+        p.query_start_loc = indices("query_start_loc", query_start_loc, batch + 1, "(batch + 1,)");
+        p.num_accepted_tokens = indices("num_accepted_tokens", num_accepted_tokens, batch, "(batch,)");
+        p.cache_seqlens = indices("cache_seqlens", cache_seqlens, batch, "(batch,)");
+        if (conv_state_indices_in) require(conv_state_indices.has_value(), "conv_state_indices_in", "conv_state_indices");
+        if (block_idx_last_scheduled_token)
+            require(conv_state_indices.has_value(), "block_idx_last_scheduled_token", "conv_state_indices");
+        if (initial_state_idx) require(conv_state_indices.has_value(), "initial_state_idx", "conv_state_indices");
+        if (!conv_state_indices && conv_state.size(0) < batch)
+            throw py::value_error(concat("conv_state: got shape ", shape_text(conv_state.sizes()),
+                                         ", expected a slot for each of the ", batch, " rows, as there are no conv_state_indices"));
+        p.fork = conv_state_indices_in || block_idx_last_scheduled_token || initial_state_idx;
+        if (!conv_state_indices_in) p.read_slots = p.write_slots;
+        if (cache_seqlens && num_accepted_tokens) refuse("num_accepted_tokens", "cache_seqlens");
+        if (cache_seqlens && p.fork)
+            throw py::value_error("cache_seqlens: got a tensor together with slots to read other than those to write, expected at "
+                                  "most one of the two: a circular state is advanced in its place");
+        if (state_at_end && num_accepted_tokens)
+            throw py::value_error("num_accepted_tokens: got a tensor, expected none where the window is in the last columns");
+        const int64_t most = packed ? max_query_len : seqlen;
+        if (num_accepted_tokens && width > 1 && state_len < width - 2 + most)
+            throw py::value_error(concat("conv_state: got shape ", shape_text(conv_state.sizes()), ", expected state_len >= ",
+                                         width - 2 + most, ": with num_accepted_tokens it keeps width - 2 columns and ", most,
+                                         " new tokens"));
+    }
+
+    // After each token.
+    void check_windows() {
+        if (intermediate_conv_window) {
+            const NamedTensor t{"intermediate_conv_window", *intermediate_conv_window};
+            check_strided(t);
+            check_rank(t, 4, "(slots, tokens, dim, width - 1)");
+            if (t.tensor.size(2) != dim || t.tensor.size(3) != width - 1 || t.tensor.size(1) < seqlen)
+                throw py::value_error(concat(t.name, ": got shape ", shape_text(t.tensor.sizes()), ", expected (slots, at least ",
+                                             seqlen, " tokens, ", dim, ", ", width - 1, ")"));
+            check_same_dtype(t, {"conv_state", conv_state});
+            if (!intermediate_state_indices && t.tensor.size(0) < batch)
+                throw py::value_error(concat(t.name, ": got shape ", shape_text(t.tensor.sizes()),
+                                             ", expected a slot for each of the ", batch,
+                                             " rows, as there are no intermediate_state_indices"));
+            same_device(t);
+            check_sizes_fit(t);
+        }
+        p.intermediate_slot = indices("intermediate_state_indices", intermediate_state_indices, batch, "(batch,)");
+        if (intermediate_state_indices)
+            require(intermediate_conv_window.has_value(), "intermediate_state_indices", "intermediate_conv_window");
+    }
+
+    void check_trees() {
+        if (retrieve_next_token.has_value() != retrieve_next_sibling.has_value())
+            require(false, retrieve_next_token ? "retrieve_next_token" : "retrieve_next_sibling",
+                    retrieve_next_token ? "retrieve_next_sibling" : "retrieve_next_token");
+        if (retrieve_parent_token) require(retrieve_next_token.has_value(), "retrieve_parent_token", "retrieve_next_token");
+        if (retrieve_next_token) {
+            if (packed) refuse("retrieve_next_token", "query_start_loc");
+            if (seqlen > kMaxTreeTokens)
+                throw py::value_error(concat("x: got shape ", shape_text(x.sizes()), ", expected a tree of at most ",
+                                             int64_t{kMaxTreeTokens}, " tokens"));
+            p.tree_child = links("retrieve_next_token", retrieve_next_token, seqlen);
+            p.tree_sibling = links("retrieve_next_sibling", retrieve_next_sibling, seqlen);
+            p.tree_parent = links("retrieve_parent_token", retrieve_parent_token, seqlen);
+            if (retrieve_parent_token && p.tree_parent.data.bits != address(retrieve_parent_token->data_ptr()).bits)  // converted
+                throw py::type_error(concat("retrieve_parent_token: got dtype ", python_text(retrieve_parent_token->scalar_type()),
+                                            ", expected torch.int32 or torch.int64"));
+        }
+    }
+
+    // What is written has memory of its own, except that out may be x.
+    void check_memory() const {
+        WrittenMemory written;
+        for (size_t part = 0; part < outs.size(); ++part) written.add({names[part], outs[part]});
+        written.add({"conv_state", conv_state});
+        if (intermediate_conv_window) written.add({"intermediate_conv_window", *intermediate_conv_window});
+        if (retrieve_parent_token) written.add({"retrieve_parent_token", *retrieve_parent_token});
+        const bool in_place = !split && outs[0].data_ptr() == x.data_ptr() && outs[0].strides() == x.strides();
+        written.check_apart({"x", x}, in_place ? 1 : 0);
+        written.check_apart({"weight", weight});
+        written.check_apart("bias", optional_bias);
+        written.check_apart("conv_state_indices", conv_state_indices);
+        written.check_apart("conv_state_indices_in", conv_state_indices_in);
+        written.check_apart("num_accepted_tokens", num_accepted_tokens);
+        written.check_apart("query_start_loc", query_start_loc);
+        written.check_apart("block_idx_last_scheduled_token", block_idx_last_scheduled_token);
+        written.check_apart("initial_state_idx", initial_state_idx);
+        written.check_apart("cache_seqlens", cache_seqlens);
+        written.check_apart("intermediate_state_indices", intermediate_state_indices);
+        written.check_apart("retrieve_next_token", retrieve_next_token);
+        written.check_apart("retrieve_next_sibling", retrieve_next_sibling);
+    }
+
+    void set_params() {
+        p.batch = static_cast<int32_t>(batch);
+        p.seqlen = static_cast<int32_t>(seqlen);
+        p.total_tokens = packed ? static_cast<int32_t>(x.size(0)) : 0;
+        p.use_silu = use_silu;
+        p.zero_padding = zero_padding;
+        p.x = as_tokens(x, packed);
+        for (size_t part = 0; part < outs.size(); ++part)
+            p.out[part] = split ? as_split_tokens(outs[part], packed, seqlen) : as_tokens(outs[part], packed);
+        p.state = address(conv_state.data_ptr());
+        p.slot_stride = stride_of(conv_state, 0);
+        p.state_dim_stride = conv_state.stride(1);
+        p.column_stride = stride_of(conv_state, 2);
+        p.slots = static_cast<int32_t>(conv_state.size(0));
+        p.state_len = static_cast<int32_t>(state_len);
+        p.history = static_cast<int32_t>(state_at_end ? state_len : width - 1);
+        p.has_pad_slot = pad_slot_id.has_value();
+        p.pad_slot = pad_slot_id.value_or(0);
+        if (intermediate_conv_window) {
+            const at::Tensor& t = *intermediate_conv_window;
+            p.intermediate = address(t.data_ptr());
+            p.intermediate_slot_stride = t.stride(0);
+            p.intermediate_token_stride = t.stride(1);
+            p.intermediate_dim_stride = t.stride(2);
+            p.intermediate_column_stride = t.stride(3);
+            p.intermediate_slots = static_cast<int32_t>(t.size(0));
+            p.intermediate_tokens = static_cast<int32_t>(t.size(1));
+        }
+    }
+};
+
+void update(const Arguments& arguments) { Update(arguments).run(); }
 
 // The same past the dispatcher; or false, with nothing done, if there is something to do on the way: by the dispatcher, or to refuse
 // gradients.
-bool update_directly(const std::vector<at::Tensor>& outs, const at::Tensor& x, const at::Tensor& conv_state, const at::Tensor& weight,
-                     const OptionalTensor& bias, bool use_silu, const OptionalTensor& conv_state_indices, const OptionalTensor& conv_state_indices_in,
-                     const OptionalTensor& num_accepted_tokens, const OptionalTensor& query_start_loc, int64_t max_query_len,
-                     std::optional<int64_t> pad_slot_id, const OptionalTensor& block_idx_last_scheduled_token,
-                     const OptionalTensor& initial_state_idx, const OptionalTensor& cache_seqlens, const OptionalTensor& intermediate_conv_window,
-                     const OptionalTensor& intermediate_state_indices, const OptionalTensor& retrieve_next_token,
-                     const OptionalTensor& retrieve_next_sibling, const OptionalTensor& retrieve_parent_token, bool state_at_end,
-                     bool zero_padding, const std::string& kernel, int64_t stream) {
-    if (!nothing_to_record({&outs.front(), &conv_state, &x, &weight, given(bias)}) ||
-        !dispatcher_adds_nothing({&outs.front(), &outs[outs.size() / 2], &outs.back(), &x, &conv_state, &weight, given(bias),
-                                  given(conv_state_indices), given(conv_state_indices_in), given(num_accepted_tokens),
-                                  given(query_start_loc), given(block_idx_last_scheduled_token), given(initial_state_idx),
-                                  given(cache_seqlens), given(intermediate_conv_window), given(intermediate_state_indices),
-                                  given(retrieve_next_token), given(retrieve_next_sibling), given(retrieve_parent_token)}))
+bool update_directly(const Arguments& a) {
+    const at::Tensor* bias = given(a.optional_bias);
+    if (!nothing_to_record({&a.outs.front(), &a.conv_state, &a.x, &a.weight, bias}) ||
+        !dispatcher_adds_nothing(
+            {&a.outs.front(), &a.outs[a.outs.size() / 2], &a.outs.back(), &a.x, &a.conv_state, &a.weight, bias,
+             given(a.conv_state_indices), given(a.conv_state_indices_in), given(a.num_accepted_tokens), given(a.query_start_loc),
+             given(a.block_idx_last_scheduled_token), given(a.initial_state_idx), given(a.cache_seqlens),
+             given(a.intermediate_conv_window), given(a.intermediate_state_indices), given(a.retrieve_next_token),
+             given(a.retrieve_next_sibling), given(a.retrieve_parent_token)}))
         return false;
-    update(outs, x, conv_state, weight, bias, use_silu, conv_state_indices, conv_state_indices_in, num_accepted_tokens, query_start_loc,
-           max_query_len, pad_slot_id, block_idx_last_scheduled_token, initial_state_idx, cache_seqlens, intermediate_conv_window,
-           intermediate_state_indices, retrieve_next_token, retrieve_next_sibling, retrieve_parent_token, state_at_end, zero_padding,
-           kernel, stream);
-    for (const at::Tensor& out : outs) note_written(out);
-    note_written(conv_state);
-    for (const OptionalTensor& written : {intermediate_conv_window, retrieve_parent_token})
-        if (written) note_written(*written);
+    update(a);
+    for (const at::Tensor& out : a.outs) note_written(out);
+    note_written(a.conv_state);
+    for (const OptionalTensor* written : {&a.intermediate_conv_window, &a.retrieve_parent_token})
+        if (*written) note_written(**written);
     return true;
+}
+
+// Makes a function of `Arguments` one of the module.
+template <typename Function>
+void define(py::module_& m, const char* name, Function function) {
+    using T = const at::Tensor&;
+    using O = const OptionalTensor&;
+    m.def(name, [function](const std::vector<at::Tensor>& outs, T x, T conv_state, T weight, O bias, bool use_silu,
+                           O conv_state_indices, O conv_state_indices_in, O num_accepted_tokens, O query_start_loc,
+                           int64_t max_query_len, std::optional<int64_t> pad_slot_id, O block_idx_last_scheduled_token,
+                           O initial_state_idx, O cache_seqlens, O intermediate_conv_window, O intermediate_state_indices,
+                           O retrieve_next_token, O retrieve_next_sibling, O retrieve_parent_token, bool state_at_end,
+                           bool zero_padding, const std::string& kernel, std::optional<int64_t> stream) {
+        return function({outs, x, conv_state, weight, bias, use_silu, conv_state_indices, conv_state_indices_in, num_accepted_tokens,
+                         query_start_loc, max_query_len, pad_slot_id, block_idx_last_scheduled_token, initial_state_idx,
+                         cache_seqlens, intermediate_conv_window, intermediate_state_indices, retrieve_next_token,
+                         retrieve_next_sibling, retrieve_parent_token, state_at_end, zero_padding, kernel, stream});
+    });
 }
 
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
-    m.def("causal_conv1d_update", &update);
-    m.def("causal_conv1d_update_directly", &update_directly);
+    define(m, "causal_conv1d_update", &update);
+    define(m, "causal_conv1d_update_directly", &update_directly);
     m.def("causal_conv1d_update_kernels", [] { return causal_conv1d_update_kernels().names(); });
 }
