@@ -4,8 +4,8 @@
 #include <iterator>
 #include <vector>
 
-#include "../serial.h"
 #include "causal_conv1d/states_formula.h"
+#include "serial.h"
 
 namespace hipconv {
 namespace {

@@ -17,7 +17,7 @@ void causal_conv1d_bwd_simd(const CausalConv1dBwdParams& params, void* workspace
 void causal_conv1d_bwd_openmp(const CausalConv1dBwdParams& params, void* workspace, void* stream);
 
 // name, refusal, launch, workspace
-inline constexpr KernelRow<CausalConv1dBwdParams> kBwdKernels[] = {
+constexpr KernelRow<CausalConv1dBwdParams> kBwdKernels[] = {
     {"simd", causal_conv1d_bwd_simd_refusal, causal_conv1d_bwd_simd, causal_conv1d_bwd_simd_workspace},
     {"openmp", nullptr, causal_conv1d_bwd_openmp},
 };

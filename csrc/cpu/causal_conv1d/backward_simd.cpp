@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "../serial.h"
 #include "../simd.h"
 #include "backward.h"
 #include "causal_conv1d/states_formula.h"
+#include "serial.h"
 
 namespace hipconv {
 namespace {

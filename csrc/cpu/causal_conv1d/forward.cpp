@@ -3,8 +3,8 @@
 
 #include <iterator>
 
-#include "../serial.h"
 #include "causal_conv1d/forward_formula.h"
+#include "serial.h"
 
 namespace hipconv {
 namespace {

@@ -17,7 +17,7 @@ const char* causal_conv1d_openmp_form(const CausalConv1dFwdParams& params);
 void causal_conv1d_openmp(const CausalConv1dFwdParams& params, void* workspace, void* stream);
 
 // name, refusal, launch, workspace, auto_takes, form
-inline constexpr KernelRow<CausalConv1dFwdParams> kFwdKernels[] = {
+constexpr KernelRow<CausalConv1dFwdParams> kFwdKernels[] = {
     {"simd", causal_conv1d_simd_refusal, causal_conv1d_simd, nullptr, nullptr, causal_conv1d_simd_form},
     {"openmp", nullptr, causal_conv1d_openmp, nullptr, nullptr, causal_conv1d_openmp_form},
 };

@@ -3,9 +3,9 @@
 // layouts, chunks and batches agree bit for bit.
 #include <algorithm>
 
-#include "../serial.h"
 #include "../simd.h"
 #include "forward.h"
+#include "serial.h"
 
 namespace hipconv {
 namespace {

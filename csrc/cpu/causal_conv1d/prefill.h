@@ -15,7 +15,7 @@ void causal_conv1d_varlen_simd(const CausalConv1dVarlenParams& params, const Var
 void causal_conv1d_varlen_openmp(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace, void* stream);
 
 // name, refusal, launch
-inline constexpr KernelRow<CausalConv1dVarlenParams, VarlenTile> kVarlenKernels[] = {
+constexpr KernelRow<CausalConv1dVarlenParams, VarlenTile> kVarlenKernels[] = {
     {"simd", causal_conv1d_varlen_simd_refusal, causal_conv1d_varlen_simd},
     {"openmp", nullptr, causal_conv1d_varlen_openmp},
 };

@@ -7,10 +7,10 @@
 #include <cstring>
 #include <type_traits>
 
-#include "../serial.h"
 #include "../simd.h"
 #include "causal_conv1d/prefill_schedule.h"
 #include "prefill.h"
+#include "serial.h"
 
 #ifdef _OPENMP
 #include <omp.h>

@@ -1,9 +1,9 @@
 // Causal conv1d forward of rows that continue from a state, end in one, or hold packed sequences, for host memory: plain loops
 // around the formula, the denser axis innermost, or only the outputs that the fast kernels' rows do not have. Any width, any
 // strides, f64 too.
-#include "../serial.h"
 #include "causal_conv1d/forward_formula.h"
 #include "causal_conv1d/states_formula.h"
+#include "serial.h"
 
 namespace hipconv {
 namespace {

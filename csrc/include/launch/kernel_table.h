@@ -2,6 +2,9 @@
 // environment variable names, else the first row of the table that "auto" takes for it. Knows neither torch nor HIP.
 //
 // A new kernel is a file of its own, its row in the table, and its name in the op's KernelNames.
+//
+// Tables are `constexpr`, and never `inline`: the loader makes an inline variable one for all modules of a process, and each backend's
+// module has a table of its own.
 #pragma once
 
 #include <cstddef>

@@ -17,7 +17,7 @@ int64_t causal_conv1d_bwd_naive_workspace(const CausalConv1dBwdParams& params);
 void causal_conv1d_bwd_naive(const CausalConv1dBwdParams& params, void* workspace, void* stream);
 
 // name, refusal, launch, workspace
-inline constexpr KernelRow<CausalConv1dBwdParams> kBwdKernels[] = {
+constexpr KernelRow<CausalConv1dBwdParams> kBwdKernels[] = {
     {"tile", causal_conv1d_bwd_tile_refusal, causal_conv1d_bwd_tile, causal_conv1d_bwd_tile_workspace},
     {"vector", causal_conv1d_bwd_vector_refusal, causal_conv1d_bwd_vector, causal_conv1d_bwd_vector_workspace},
     {"naive", nullptr, causal_conv1d_bwd_naive, causal_conv1d_bwd_naive_workspace},

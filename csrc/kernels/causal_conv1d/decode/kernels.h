@@ -21,7 +21,7 @@ void causal_conv1d_update_channel(const CausalConv1dUpdateParams& params, void* 
 void causal_conv1d_update_naive(const CausalConv1dUpdateParams& params, void* workspace, void* stream);
 
 // name, refusal, launch
-inline constexpr KernelRow<CausalConv1dUpdateParams> kUpdateKernels[] = {
+constexpr KernelRow<CausalConv1dUpdateParams> kUpdateKernels[] = {
     {"step", causal_conv1d_update_step_refusal, causal_conv1d_update_step},
     {"vector", causal_conv1d_update_vector_refusal, causal_conv1d_update_vector},
     {"channel", causal_conv1d_update_channel_refusal, causal_conv1d_update_channel},

@@ -32,7 +32,7 @@ inline bool shared_is_faster(const CausalConv1dFwdParams& p) {
 inline bool vector_is_faster(const CausalConv1dFwdParams& p) { return !shared_is_faster(p); }
 
 // name, refusal, launch, workspace, auto_takes, form
-inline constexpr KernelRow<CausalConv1dFwdParams> kFwdKernels[] = {
+constexpr KernelRow<CausalConv1dFwdParams> kFwdKernels[] = {
     {"tile", causal_conv1d_tile_refusal, causal_conv1d_tile},
     {"vector", causal_conv1d_vector_refusal, causal_conv1d_vector, nullptr, vector_is_faster},
     {"shared", causal_conv1d_shared_refusal, causal_conv1d_shared, nullptr, shared_is_faster},

@@ -19,11 +19,11 @@ const char* causal_conv1d_varlen_strip_refusal(const CausalConv1dVarlenParams& p
 void causal_conv1d_varlen_strip(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace, void* stream);
 
 // name, refusal, launch, workspace, auto_takes
-inline constexpr KernelRow<CausalConv1dVarlenParams, VarlenTile> kVarlenKernels[] = {
+constexpr KernelRow<CausalConv1dVarlenParams, VarlenTile> kVarlenKernels[] = {
     {"tile", causal_conv1d_varlen_tile_refusal, causal_conv1d_varlen_tile},
     {"naive", nullptr, launch_causal_conv1d_varlen_naive},
 };
-inline constexpr KernelRow<CausalConv1dVarlenParams, VarlenTile> kVarlenInPlaceKernels[] = {
+constexpr KernelRow<CausalConv1dVarlenParams, VarlenTile> kVarlenInPlaceKernels[] = {
     {"walk", causal_conv1d_varlen_walk_refusal, causal_conv1d_varlen_walk, nullptr, causal_conv1d_varlen_walk_is_faster},
     {"strip", causal_conv1d_varlen_strip_refusal, causal_conv1d_varlen_strip},
 };
