@@ -1,4 +1,4 @@
-// The consumers: warpgroups that multiply what the rings hold, and so make the sums of a tile.
+// The consumers: warpgroups that multiply the stages of the rings, and so make the sums of a tile.
 #pragma once
 
 #include "matrix/warpgroup_mma.h"
@@ -7,7 +7,7 @@
 
 namespace hipconv {
 
-// A lane's share of a tile's bias, zeros if there is none: it comes while the products are made.
+// Loads a lane's share of a tile's bias, or zeros if there is none. The load is under way while the products are made.
 template <typename B, int kEach>
 HIPCONV_INLINE void load_bias(const void* bias, int64_t first, int64_t stride, int filters, int lane, float (&to)[kEach]) {
 #pragma unroll
@@ -30,7 +30,7 @@ HIPCONV_INLINE void load_bias(const WarpgroupGemmParams& p, const WarpgroupTile&
     }
 }
 
-// The products of one stage of the filters with one tap of x: 64 channels, kWgmmaDepth at a time.
+// Multiplies one tap of x by a stage of the filters: 64 channels, kWgmmaDepth of them at a time.
 template <typename T, int kTileN, int kBlocks>
 HIPCONV_INLINE void multiply_stage(const WarpgroupGemmParams& p, const Words4* x, int first_row, const Words4* filters,
                                    bool keeps_sums, WarpgroupSums<kTileN> (&sums)[kBlocks]) {
@@ -44,17 +44,18 @@ HIPCONV_INLINE void multiply_stage(const WarpgroupGemmParams& p, const Words4* x
     }
 }
 
-// A tile's sums over all its k_blocks. The products of a step are under way while the next one's operands are waited for.
+// Makes a tile's sums over its k-blocks. The products of a step are under way while the warpgroup waits for the operands of the
+// next; a step's stages go back to the producers one step later, when its products are done.
 template <typename T, int kTileN, int kBlocks>
 HIPCONV_INLINE void mainloop(const WarpgroupGemmParams& p, const WarpgroupTile& t, const Ring& x, RingState& x_state,
                              const Ring& filters, RingState& filter_state, int first_block_row, int lane,
                              WarpgroupSums<kTileN> (&sums)[kBlocks]) {
-    int read_filters = -1, read_x = -1;  // stages that the step before read last
+    int read_filters = -1, read_x = -1;  // the stages that the step before was the last to read
     bool keeps_sums = false;
 #pragma unroll 1
     for (int k_block = t.first_k_block; k_block < t.end_k_block; ++k_block) {
         wait_for_phase(&x.full[x_state.stage], x_state.phase);
-        int tap_row = 0, column = 0;  // of LDS, behind that of the first tap; of the tap
+        int tap_row = 0, column = 0;  // the tap's first row of LDS, counted from the first tap's; its column
 #pragma unroll 1
         for (int tap = 0; tap < p.taps_per_k_block; ++tap) {
             wait_for_phase(&filters.full[filter_state.stage], filter_state.phase);

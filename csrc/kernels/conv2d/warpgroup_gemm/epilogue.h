@@ -1,13 +1,14 @@
-// The way out of a warpgroup's sums.
+// The epilogue of a warpgroup: from its sums to out, with bias, residual and activation.
 #pragma once
 
 #include "epilogue_16bit.h"
 
 namespace hipconv {
 
-// A thread's share of epilogue_tile `number` of a wave.
+// Writes a thread's sums to epilogue tile `number` of its wave.
 template <int kTileN, int kBlocks>
-HIPCONV_INLINE void write_epilogue_tile(const WarpgroupSums<kTileN> (&sums)[kBlocks], int number, int lane, float* epilogue_tile) {
+HIPCONV_INLINE void write_epilogue_tile(const WarpgroupSums<kTileN> (&sums)[kBlocks], int number, int lane,
+                                        float* epilogue_tile) {
     float v[16];
     select_sums<0>(sums, number, v);
 #pragma unroll
@@ -20,7 +21,7 @@ HIPCONV_INLINE void write_epilogue_tile(const WarpgroupSums<kTileN> (&sums)[kBlo
     }
 }
 
-// The bias of a epilogue_tile's filters, in LDS.
+// The bias of an epilogue tile's filters, in LDS.
 struct BiasInLds {
     const float* values;
 
@@ -30,22 +31,25 @@ struct BiasInLds {
     }
 };
 
-// Everything else goes through each wave's epilogue_tile, 16 pixels by 32 filters, and from there by lanes along what is dense in out. One
-// epilogue_tile after the other, in a loop that is not unrolled: the way out is long.
+// Stores a tile: through registers alone where epilogue_16bit.h can, else through each wave's epilogue tile in LDS, 16 pixels
+// by 32 filters, from which lanes store along what is dense in out. The loop over epilogue tiles is not unrolled, because its
+// body is long.
 template <typename T, int kTileN, int kBlocks>
-HIPCONV_INLINE void store_sums(const WarpgroupGemmParams& p, const WarpgroupTile& t, const WarpgroupSums<kTileN> (&sums)[kBlocks],
-                               const float (&lane_bias)[kTileN / 32], float* epilogue_tiles, int thread) {
-    constexpr int kPixels = WarpgroupShape::kEpiloguePixels, kFilters = WarpgroupShape::kEpilogueFilters, kEpilogueTiles = kTileN / kFilters;
+HIPCONV_INLINE void store_sums(const WarpgroupGemmParams& p, const WarpgroupTile& t,
+                               const WarpgroupSums<kTileN> (&sums)[kBlocks], const float (&lane_bias)[kTileN / 32],
+                               float* epilogue_tiles, int thread) {
+    constexpr int kPixels = WarpgroupShape::kEpiloguePixels, kFilters = WarpgroupShape::kEpilogueFilters,
+                  kEpilogueTiles = kTileN / kFilters;
     const ConvGemmParams& g = p.gemm;
     const Conv2dParams& c = g.conv;
     const int of_warpgroup = thread % kWarpgroupThreads, lane = thread % 32;
     const int wave_pixel = thread / kWarpgroupThreads * kBlocks * kWarpgroupPixels + of_warpgroup / 32 * kPixels;
     float* const epilogue_tile = epilogue_tiles + thread / 32 * WarpgroupShape::epilogue_floats(kTileN);
     float* const bias = epilogue_tile + kPixels * kFilters;
-    sync_wave();  // the tile before has left
+    sync_wave();  // the tile before is stored
 #pragma unroll
     for (int i = 0; i < kTileN / 32; ++i) bias[lane + i * 32] = lane_bias[i];
-    sync_wave();  // the bias is there
+    sync_wave();  // the bias is written
     const bool is_16bit = c.out_dtype == (kIsBf16<T> ? DType::bf16 : DType::f16) && !c.residual.data;
     if (is_16bit && (g.vector_stores || !g.along_filters))
         return store_16bit<T>(p, t, sums, bias, wave_pixel, lane);
@@ -53,11 +57,11 @@ HIPCONV_INLINE void store_sums(const WarpgroupGemmParams& p, const WarpgroupTile
     for (int number = 0; number < kBlocks * kEpilogueTiles; ++number) {
         const WarpgroupPixels pixels{p.patch_columns, t, wave_pixel + number / kEpilogueTiles * kWarpgroupPixels};
         const int first_filter = number % kEpilogueTiles * kFilters;
-        sync_wave();  // the epilogue_tile before is read
+        sync_wave();  // the epilogue tile before is read
         write_epilogue_tile(sums, number, lane, epilogue_tile);
         sync_wave();
         store_epilogue_tile<kPixels, kFilters>(g, epilogue_tile, lane, pixels, t.first_filter + first_filter, t.group, t.part,
-                                      BiasInLds{bias + first_filter});
+                                               BiasInLds{bias + first_filter});
     }
 }
 

@@ -1,4 +1,4 @@
-// The way out of a warpgroup's sums to out of 16 bits: through registers alone.
+// The epilogue for a 16-bit out without a residual: sums are rounded where they are and transposed between lanes, without LDS.
 #pragma once
 
 #include "../gemm/epilogue.h"
@@ -7,8 +7,8 @@
 
 namespace hipconv {
 
-// A thread's sums of 32 filters, number `number` of all, from number kNumber on: of each 8 filters, two of one pixel and two of
-// another.
+// Selects a thread's sums of block `number` of 32 filters; the search begins at kNumber. Of each 8 filters a thread has two for
+// one pixel and two for another.
 template <int kNumber, int kTileN, int kBlocks>
 HIPCONV_INLINE void select_sums(const WarpgroupSums<kTileN> (&sums)[kBlocks], int number, float (&v)[16]) {
     if constexpr (kNumber < kBlocks * kTileN / 32) {
@@ -19,8 +19,8 @@ HIPCONV_INLINE void select_sums(const WarpgroupSums<kTileN> (&sums)[kBlocks], in
     }
 }
 
-// Bias, activation and rounding of a thread's sums of 32 filters. words: of the first and the second pixel of the sums, two filters
-// of eight each.
+// Adds the bias to a thread's sums of 32 filters, activates and rounds them. `words` gets, for the first and the second pixel,
+// a word of two filters of each eight.
 template <typename T>
 HIPCONV_INLINE void finish_sums(const Conv2dParams& c, float (&v)[16], const float* bias, int first, int of_four,
                                 uint32_t (&words)[2][4]) {
@@ -49,10 +49,10 @@ HIPCONV_INLINE Words4 transposed_4x4(uint32_t (&words)[4], int lane) {
     return turned;
 }
 
-// Lanes along filters: eight of each of two pixels.
+// Lanes lie along filters: each stores eight filters of two pixels.
 template <typename T>
-HIPCONV_INLINE void store_eight_filters(uint32_t (&words)[2][4], int lane, T* const (&place)[4], const bool (&is_inside)[4], int first,
-                                        int filter, int filters) {
+HIPCONV_INLINE void store_eight_filters(uint32_t (&words)[2][4], int lane, T* const (&place)[4], const bool (&is_inside)[4],
+                                        int first, int filter, int filters) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const Words4 eight = transposed_4x4(words[i], lane);
@@ -60,17 +60,17 @@ HIPCONV_INLINE void store_eight_filters(uint32_t (&words)[2][4], int lane, T* co
     }
 }
 
-// Lanes along pixels: two, or one and one, of each of eight filters.
+// Lanes lie along pixels: each stores two of them, together or one by one, for eight filters.
 template <typename T>
-HIPCONV_INLINE void store_two_pixels(const ConvGemmParams& g, const uint32_t (&words)[2][4], int lane, T* const (&place)[4], const bool (&is_inside)[4],
-                                     int first, int filter, int filters) {
+HIPCONV_INLINE void store_two_pixels(const ConvGemmParams& g, const uint32_t (&words)[2][4], int lane, T* const (&place)[4],
+                                     const bool (&is_inside)[4], int first, int filter, int filters) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
         const int eight = i / 2 * 8;  // filters
         const uint32_t two = transpose_8x8(words[i % 2][i / 2], lane);
         if (first + eight + filter >= filters) continue;
         const int64_t offset = (first + eight) * g.conv.out.channel_stride;
-        if (g.pair_stores) {  // then both are inside or none is
+        if (g.pair_stores) {  // both are inside, or neither is
             if (is_inside[i % 2]) *reinterpret_cast<uint32_t*>(place[i % 2] + offset) = two;
             continue;
         }
@@ -79,9 +79,9 @@ HIPCONV_INLINE void store_two_pixels(const ConvGemmParams& g, const uint32_t (&w
     }
 }
 
-// To out of 16 bits: rounded where they are, then turned between lanes. Where eight elements are aligned, until each lane has
-// eight after one another; else until lanes lie along pixels, each with two. In a loop that is not unrolled, because the
-// activations are long.
+// Rounds a tile's sums, transposes them between lanes and stores them. Where eight elements are aligned, each lane ends up with
+// eight consecutive ones; else lanes lie along pixels, with two pixels each. The loop is not unrolled, because the activations
+// are long.
 template <typename T, int kTileN, int kBlocks>
 HIPCONV_INLINE void store_16bit(const WarpgroupGemmParams& p, const WarpgroupTile& t,
                                  const WarpgroupSums<kTileN> (&sums)[kBlocks], const float* bias, int wave_pixel, int lane) {
@@ -90,10 +90,10 @@ HIPCONV_INLINE void store_16bit(const WarpgroupGemmParams& p, const WarpgroupTil
     const int of_four = lane % 4, row = lane / 4;
     const int64_t first_filter = static_cast<int64_t>(t.group) * g.group_filters + t.first_filter;
     const int filters = g.group_filters - t.first_filter;
-    // The pixels that this lane stores: two and eight filters of each; eight after one another; or two and two.
+    // This lane stores two pixels with eight filters each; eight consecutive pixels; or two pairs of pixels.
     const int first_pixel = g.along_filters ? row : g.vector_stores ? of_four % 2 * 8 : of_four * 2;
-    const int filter = g.along_filters ? of_four * 8 : g.vector_stores ? of_four / 2 * 8 + row : row;  // of 32
-    T* place[4] = {};  // of first_pixel, that + 8, and of the pixels behind these
+    const int filter = g.along_filters ? of_four * 8 : g.vector_stores ? of_four / 2 * 8 + row : row;  // among the 32
+    T* place[4] = {};  // addresses of first_pixel, first_pixel + 8, and the pixel behind each
     bool is_inside[4] = {};
 #pragma unroll 1
     for (int number = 0; number < kBlocks * kTileN / 32; ++number) {

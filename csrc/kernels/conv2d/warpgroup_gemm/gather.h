@@ -1,4 +1,4 @@
-// x, brought by waves.
+// The gathering producers: waves that read x whose channels are not dense, and transpose it on its way to LDS.
 #pragma once
 
 #include "../gemm/transpose.h"
@@ -7,14 +7,16 @@
 
 namespace hipconv {
 
-// Threads take blocks of eight pixels by eight channels in turns, lanes along channels, so that in LDS they lie along a row. The
-// pixels are eight after one another of a row of x, from a multiple of eight on, or of an image where taps are 1x1.
+// Fills a stage with a k-block. Each thread in turn takes a block of eight pixels by eight channels; neighbouring lanes take
+// neighbouring channels, so that in LDS they write along a row. The eight pixels are consecutive: in a row of x, from a
+// multiple of eight on; or in an image, where taps are 1x1.
 template <int kTileM, int kThreads>
-HIPCONV_INLINE void gather_k_block(const WarpgroupGemmParams& p, const WarpgroupTile& t, int channel_block, int thread, Words4* to) {
+HIPCONV_INLINE void gather_k_block(const WarpgroupGemmParams& p, const WarpgroupTile& t, int channel_block, int thread,
+                                   Words4* to) {
     constexpr int kRowsOfX = kTileM / kWide + kPatchTaps - 1, kPitch = kWide + kPatchTaps - 1;
-    constexpr int kAcross = (kPitch + 7 + 7) / 8;  // blocks that a row of a patch touches, wherever it begins
+    constexpr int kAcross = (kPitch + 7 + 7) / 8;  // blocks that a row of a patch can touch, wherever it begins
     const Conv2dParams& c = p.gemm.conv;
-    const int chunk = thread % kTileChunks, channels = p.gemm.group_channels - channel_block * 64 - chunk * 8;  // that there are
+    const int chunk = thread % kTileChunks, channels = p.gemm.group_channels - channel_block * 64 - chunk * 8;  // left
     const int y = t.row - c.pad_top, x = t.column - c.pad_left, begins_at = x & 7;
     const int64_t first_channel = static_cast<int64_t>(t.group) * p.gemm.group_channels + channel_block * 64 + chunk * 8;
     const char* const base = global_pointer<const char>(c.x.data) +
@@ -24,7 +26,7 @@ HIPCONV_INLINE void gather_k_block(const WarpgroupGemmParams& p, const Warpgroup
     for (int block = thread / kTileChunks; block < blocks; block += kThreads / kTileChunks) {
         int64_t offset;
         bool is_inside;
-        int row, column = 0;  // of LDS, of the block's first pixel; of the patch: those of its pixels that are in it are wanted
+        int row, column = 0;  // the first pixel's row of LDS; its column of the patch, negative if the patch begins later
         if (p.patches) {
             const int down = block / kAcross;
             column = (block - down * kAcross) * 8 - begins_at;
@@ -59,9 +61,9 @@ HIPCONV_INLINE void gather_x(const WarpgroupGemmParams& p, int thread, const Rin
     for (int number = blockIdx.x; number < p.tiles; number += gridDim.x) {
         const WarpgroupTile t = warpgroup_tile<kTileM>(p, number);
 #pragma unroll 1
-        for (int k_block = t.first_k_block; k_block < t.end_k_block; ++k_block) {  // which is a channel_block
+        for (int k_block = t.first_k_block; k_block < t.end_k_block; ++k_block) {  // 64 channels each
             wait_for_phase(&ring.empty[place.stage], place.phase ^ 1);
-            int again = number;  // cheaper than to keep what follows from it
+            int again = number;  // working the tile out again is cheaper than keeping it in registers
             from_here_on(again);
             gather_k_block<kTileM, kThreads>(p, warpgroup_tile<kTileM>(p, again), k_block, thread, ring.at(place));
             fence_async_proxy();

@@ -1,4 +1,4 @@
-// Instances of the GEMM of warpgroups whose x waves bring.
+// The instances of the warpgroup GEMM whose producer waves gather x.
 #include <hip/hip_runtime.h>
 
 #include "kernel.h"

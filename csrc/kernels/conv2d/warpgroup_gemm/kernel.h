@@ -1,5 +1,5 @@
-// The kernel of params.h. A block takes tile after tile; its producers are ahead of its consumers by what the
-// rings hold, across tiles too, so that the products stop only while sums leave the registers.
+// The kernel of the warpgroup GEMM (params.h). A block is persistent: it makes tile after tile. Its producers are ahead of its
+// consumers by as much as the rings hold, across tiles too, so that the products pause only while sums leave the registers.
 #pragma once
 
 #include "consumer.h"
@@ -10,17 +10,19 @@
 
 namespace hipconv {
 
+// What each wave of a block does: first the waves of the consumers, then one that loads filters, then those that load x.
 template <int kTileM, int kTileN, bool kByTma>
 struct WarpgroupRoles {
     static constexpr WarpgroupShape kShape = warpgroup_shape(kTileM, kTileN, kByTma);
     static constexpr int kConsumerWaves = kShape.consumers() / 32, kWarpgroups = kShape.consumers() / kWarpgroupThreads;
-    static constexpr int kBlocks = kTileM / kWarpgroupPixels / kWarpgroups;  // of 64 pixels, that a warpgroup multiplies
-    static constexpr int kLoaders = kByTma ? 1 : kShape.producers - 32;    // threads that bring x
-    static constexpr int kFirstLoader = kShape.consumers() + 32, kSharedBytes = kShape.shared_bytes(), kEpilogueOffset = kShape.epilogue_offset();
+    static constexpr int kBlocks = kTileM / kWarpgroupPixels / kWarpgroups;  // blocks of 64 pixels of a warpgroup
+    static constexpr int kLoaders = kByTma ? 1 : kShape.producers - 32;      // threads that fill x's ring
+    static constexpr int kFirstLoader = kShape.consumers() + 32;
     static constexpr int kProducerRegisters = kShape.producer_registers, kConsumerRegisters = kShape.consumer_registers;
+    static constexpr int kEpilogueOffset = kShape.epilogue_offset(), kSharedBytes = kShape.shared_bytes();
 };
 
-// One thread, before the others use them.
+// One thread fetches the tensor maps and initialises the barriers, before the others use them.
 template <typename Roles, bool kByTma>
 HIPCONV_INLINE void prologue(const WarpgroupGemmParams& p, const Ring& x, const Ring& filters) {
     if constexpr (kByTma) prefetch_tensor_map(p.x);
@@ -34,7 +36,7 @@ HIPCONV_INLINE void prologue(const WarpgroupGemmParams& p, const Ring& x, const 
     fence_barrier_init();
 }
 
-// The waves behind the consumers: one thread brings filters; the others, or one of them, bring x.
+// The producer waves: one thread loads filters; another one, or all threads of the other waves, load x.
 template <typename Roles, int kTileM, int kTileN, bool kByTma>
 HIPCONV_INLINE void produce(const WarpgroupGemmParams& p, const Ring& x, const Ring& filters, int wave, int lane, int thread) {
     if constexpr (Roles::kProducerRegisters != 0) dealloc_registers<Roles::kProducerRegisters>();
@@ -56,7 +58,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma).t
     if constexpr (kHasWarpgroups) {
         const int thread = threadIdx.x, wave = thread / 32, lane = thread % 32;
         constexpr WarpgroupShape kShape = warpgroup_shape(kTileM, kTileN, kByTma);
-        Barrier* const barriers = reinterpret_cast<Barrier*>(lds + kShape.barriers_at() / 16);
+        Barrier* const barriers = reinterpret_cast<Barrier*>(lds + kShape.barriers_offset() / 16);
         const int stages = kShape.stages(p.patches);
         const Ring x{lds, (p.patches ? kShape.patch_bytes() : kShape.run_bytes()) / 16, p.patches ? 2 : stages, barriers,
                      barriers + kMaxStages};
@@ -67,10 +69,11 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma).t
         let_next_kernel_begin();
         wait_for_kernel_before();
         if (wave >= Roles::kConsumerWaves) return produce<Roles, kTileM, kTileN, kByTma>(p, x, filters, wave, lane, thread);
-        if constexpr (Roles::kConsumerRegisters != 0) alloc_registers<Roles::kConsumerRegisters>();
 
+        // The consumers: for each tile the mainloop, then the epilogue.
+        if constexpr (Roles::kConsumerRegisters != 0) alloc_registers<Roles::kConsumerRegisters>();
         constexpr int kBlocks = Roles::kBlocks;
-        const int first_row = wave / 4 * kBlocks * kWarpgroupPixels;  // of the warpgroup's pixels
+        const int first_row = wave / 4 * kBlocks * kWarpgroupPixels;  // first pixel of this warpgroup
         const int first_block_row = first_row / kWarpgroupPixels * p.rows_of_64;
         RingState x_state, filter_state;
         for (int number = blockIdx.x; number < p.tiles; number += gridDim.x) {
@@ -80,7 +83,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma).t
             load_bias(p, t, lane, bias);
             mainloop<T>(p, t, x, x_state, filters, filter_state, first_block_row, lane, sums);
             int again = number;
-            from_here_on(again);  // what follows from it is not kept in registers beside the sums
+            from_here_on(again);  // the tile is worked out again, and not kept in registers beside the sums
             if (p.split.parts > 1) {
                 const int part = again / p.tiles_per_part, tile = again - part * p.tiles_per_part;
                 if (!reduce_split_k(p.split, tile, part, Roles::kConsumerWaves, thread_again(), sums)) continue;
@@ -97,7 +100,8 @@ template <typename T, int kTileM, int kTileN, bool kByTma>
 void launch_warpgroup_instance(const WarpgroupGemmParams& p, int units, void* stream) {
     constexpr WarpgroupShape kShape = warpgroup_shape(kTileM, kTileN, kByTma);
     const auto kernel = conv2d_warpgroup_gemm_kernel<T, kTileM, kTileN, kByTma>;
-    // A compute unit each, if there are enough: blocks that begin early would else share those that are free first.
+    // Few blocks get an SM each, by asking for more than half of its LDS. Blocks that begin early would else share the first
+    // free SMs.
     const bool are_alone = kShape.blocks_per_unit > 1 && p.tiles <= units;
     const int shared = launch_shared_bytes(are_alone ? WarpgroupShape::kMaxSharedBytes / 2 + 1024 : kShape.shared_bytes());
     (void)hipFuncSetAttribute(reinterpret_cast<const void*>(kernel), hipFuncAttributeMaxDynamicSharedMemorySize, shared);

@@ -1,4 +1,5 @@
-// The producers: a thread each that asks the copy engine for boxes of filters and of x.
+// The TMA producers: one thread loads boxes of filters, another one boxes of x, each as far ahead of the consumers as its ring
+// is long, across tiles too.
 #pragma once
 
 #include "ring.h"
@@ -6,7 +7,7 @@
 
 namespace hipconv {
 
-// One thread: a box of filters a step.
+// One thread loads a box of filters for each step: 64 channels of a tap.
 template <int kTileM, int kTileN>
 HIPCONV_INLINE void produce_filters(const WarpgroupGemmParams& p, const Ring& ring) {
     RingState place;
@@ -30,7 +31,7 @@ HIPCONV_INLINE void produce_filters(const WarpgroupGemmParams& p, const Ring& ri
     }
 }
 
-// One thread: a box of x a k_block.
+// One thread loads a box of x for each k-block: a patch, or the same tap of consecutive pixels (im2col).
 template <int kTileM>
 HIPCONV_INLINE void produce_x(const WarpgroupGemmParams& p, const Ring& ring) {
     const Conv2dParams& c = p.gemm.conv;

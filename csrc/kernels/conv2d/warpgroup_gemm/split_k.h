@@ -1,8 +1,9 @@
-// The parts of a split sum, added in their order by the wave that comes last of those that make them: no kernel behind the GEMM.
+// Split-K without a second kernel: the wave that finishes last of those that share an output tile adds up their parts, in
+// order.
 //
-// Each wave leaves its sums in the workspace, and then a flag. The one that finds the flags of all parts adds them up, and takes
-// the flags away. The workspace is not cleared before: a flag is 64 bits that a process draws anew, which nothing in memory has by
-// chance. Where several waves find all flags, they add up the same and write the same.
+// Each wave writes its partial sums to the workspace, and then sets a flag. The wave that finds the flags of all parts set adds
+// the parts up and clears the flags. The workspace is not cleared beforehand: the flag is 64 bits that each process draws anew,
+// so that nothing in memory equals it by chance. Where several waves find all flags set, they add up and write the same.
 #pragma once
 
 #include "../gemm/epilogue.h"
@@ -11,20 +12,20 @@
 namespace hipconv {
 
 struct SplitK {
-    int32_t parts;    // 1: nothing is split
-    float* sums;      // (tiles, waves, parts, words of a thread, lanes), in words of 16 bytes
+    int32_t parts;    // 1: not split
+    float* sums;      // (tiles, waves, parts, words of a thread, lanes) of words of 16 bytes
     uint64_t* flags;  // (tiles, waves, parts)
     uint64_t flag;
 };
 
-// Bytes, of tiles whose waves are a warpgroup's or several's.
+// The bytes of all partial sums, and of all flags.
 constexpr int64_t split_k_sums_bytes(int64_t tiles, int parts, int tile_m, int tile_n) {
     return tiles * parts * tile_m * tile_n * 4;
 }
 constexpr int64_t split_k_flags_bytes(int64_t tiles, int parts, int waves) { return tiles * parts * waves * 8; }
 
-// What NVIDIA's compiler is to keep as a float: as the integer that it becomes behind this, it would be moved between each
-// product and the next.
+// Has NVIDIA's compiler keep a value as a float. Kept as the integer that it becomes behind this, it would be moved between
+// each product and the next.
 HIPCONV_INLINE float as_float(float v) {
 #if defined(HIPCONV_HAS_WARPGROUPS)
     asm volatile("" : "+f"(v));
@@ -32,7 +33,7 @@ HIPCONV_INLINE float as_float(float v) {
     return v;
 }
 
-// Whether this wave's sums are now those of all parts, and it is to store them.
+// Adds up the parts of this wave's sums if all of them are there. Returns whether they are: then this wave stores the tile.
 template <int kTileN, int kBlocks>
 HIPCONV_INLINE bool reduce_split_k(const SplitK& p, int tile, int part, int waves, int thread,
                                     WarpgroupSums<kTileN> (&sums)[kBlocks]) {
@@ -50,7 +51,7 @@ HIPCONV_INLINE bool reduce_split_k(const SplitK& p, int tile, int part, int wave
             set_word(four, e, bit_cast<uint32_t>(as_float(sums[i / kOfBlock].values[i % kOfBlock * 4 + e])));
         mine[i * 32] = four;
     }
-    // All lanes' sums are seen before the flag; and of two waves, one at least sees the other's flag.
+    // Other waves see all lanes' sums before they see the flag; and of two waves, at least one sees the other's flag.
     volatile uint64_t* const flags = p.flags + of_wave;
     __threadfence();
     sync_wave();
@@ -80,7 +81,7 @@ HIPCONV_INLINE bool reduce_split_k(const SplitK& p, int tile, int part, int wave
         load(total, 0);
         int m = 1;
 #pragma unroll 1
-        for (; m + 1 < p.parts; m += 2) {  // two under way at once
+        for (; m + 1 < p.parts; m += 2) {  // two loads are under way at once
             load(next[0], m);
             load(next[1], m + 1);
             add(next[0]);

@@ -1,4 +1,4 @@
-// How a call's sums are split, and what that takes of the workspace.
+// How a call's sums are split (split-K), and the workspace that this takes.
 #pragma once
 
 #include <chrono>
@@ -7,12 +7,12 @@
 
 namespace hipconv {
 
-// Fillings of x's ring that a tile's sums take.
+// The k-blocks of a tile.
 inline int64_t k_blocks_of(const GemmLayout& l, const XSource& source) {
     return ceil_of(l.group_channels, 64) * (source.columns ? 1 : l.taps);
 }
 
-// A split sum: its parts, of which none is empty (a block would have no sums), and what they take of the workspace.
+// The parts of a split sum, none of which is empty (a block would have no sums), and the workspace that they take.
 struct Split {
     int64_t k_blocks, k_blocks_per_part, tiles;
     int parts;
@@ -34,7 +34,7 @@ inline Split split_of(const Conv2dParams& p, const GemmLayout& l, const Conv2dPl
     return s;
 }
 
-// Differs from process to process, and is neither of what memory is filled with.
+// The flag of this process. It is odd and random, so that it equals no value that memory is commonly filled with.
 inline uint64_t flag_of_process() {
     static const uint64_t flag = [] {
         const auto now = static_cast<uint64_t>(std::chrono::system_clock::now().time_since_epoch().count());

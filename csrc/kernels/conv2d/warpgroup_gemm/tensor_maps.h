@@ -1,4 +1,4 @@
-// What the copy engine is told of x and of the filters.
+// The tensor maps of x and of the filters.
 #pragma once
 
 #include "x_source.h"

@@ -1,4 +1,5 @@
-// Which output tile a block makes next, and which k_blocks of x's ring its sums take.
+// The persistent tile scheduler: which output tile a block makes next, and which k-blocks its sums take. Block b makes tiles b,
+// b + gridDim.x, …
 #pragma once
 
 #include "../gemm/epilogue.h"
@@ -8,8 +9,8 @@ namespace hipconv {
 
 struct WarpgroupTile {
     int part, group, first_filter;
-    int image, row, column;  // of the first pixel, or of the patch's
-    int first_pixel;         // numbered through; not of patches
+    int image, row, column;  // of the first pixel
+    int first_pixel;         // its number among all pixels; unused in patches
     int first_k_block, end_k_block;
 };
 
@@ -19,12 +20,12 @@ HIPCONV_INLINE WarpgroupTile warpgroup_tile(const WarpgroupGemmParams& p, int nu
     WarpgroupTile t{};
     t.part = number / p.tiles_per_part;
     number -= t.part * p.tiles_per_part;
-    // Tiles of the same pixels follow each other, so that they find x in the cache.
+    // Tiles of the same pixels follow each other, so that they find x in the L2 cache.
     int tile_m = static_cast<int>(divide(number, g.divide_by_tiles_n));
     t.first_filter = (number - tile_m * g.tiles_n) * p.tile_n;
     const int of_image = static_cast<int>(divide(tile_m, g.divide_by_tiles_m));
     tile_m -= of_image * g.tiles_m;
-    if (p.patches) {  // images of a group follow each other, then groups
+    if (p.patches) {  // the images of a group follow each other, then the next group
         t.group = of_image / g.conv.batch;
         t.image = of_image - t.group * g.conv.batch;
         const int down = static_cast<int>(divide(tile_m, g.divide_by_patches));
@@ -43,7 +44,7 @@ HIPCONV_INLINE WarpgroupTile warpgroup_tile(const WarpgroupGemmParams& p, int nu
     return t;
 }
 
-// Its pixels, as the way out asks for them.
+// A tile's pixels from number `first` on, as the epilogue asks for them.
 struct WarpgroupPixels {
     int patch_columns;
     const WarpgroupTile& tile;
@@ -72,7 +73,7 @@ struct WarpgroupPixels {
     HIPCONV_INLINE PixelRun run() const { return {tile.image, tile.first_pixel + first}; }
 };
 
-// A k_block's channels and tap, from its number: taps follow each other for the same channels.
+// The channels and the tap of a k-block, from its number. The taps of the same 64 channels follow each other.
 struct KBlock {
     int channel_block, tap, row, column;
 

@@ -1,5 +1,4 @@
-// The host side of the GEMM of warpgroups: what it serves, and what the copy engine is told of x and of the filters. And the
-// instances whose x the copy engine brings.
+// The host side of the warpgroup GEMM: what it serves, its workspace and its launch; and the instances whose x TMA loads.
 #include <hip/hip_runtime.h>
 
 #include "../common/launchers.h"
