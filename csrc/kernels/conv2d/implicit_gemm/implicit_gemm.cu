@@ -3,7 +3,7 @@
 
 #include "../common/launchers.h"
 #include "../gemm/layout.h"
-#include "add_parts.h"
+#include "split_k.h"
 #include "x_form.h"
 
 namespace hipconv {
