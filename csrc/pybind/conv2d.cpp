@@ -1,4 +1,5 @@
-// The conv2d module: checked tensors -> params struct -> launcher. python/hipconv/ops/conv2d/router.py says which algorithm runs.
+// The conv2d module: checked tensors -> params struct -> launcher. python/hipconv/ops/conv2d/router.py says which algorithm
+// runs.
 #include <torch/csrc/utils/pybind.h>  // first, as it may be there precompiled
 
 #include <ATen/core/Tensor.h>
@@ -25,14 +26,14 @@ const at::Tensor* address_of(const OptionalTensor& tensor) { return tensor.has_v
 
 using Ints = std::vector<int32_t>;
 
-// All of a call but its tensors. Made once for calls that are alike: they then take no time to convert.
+// All of a call except its tensors. It is made once for calls that are alike, which then take no time to convert.
 struct Call {
     Ints stride, padding, dilation, out_size;  // padding: top, bottom, left, right
     int32_t groups;
     PaddingMode padding_mode;
     Conv2dActivation activation;
     at::ScalarType out_dtype;
-    bool channels_last;  // a new tensor
+    bool channels_last;  // of a new tensor
     Conv2dPlan plan;
 };
 
@@ -46,7 +47,7 @@ Enum named(const char* argument, const std::string& name, const char* const (&na
     throw py::value_error(concat(argument, ": got '", name, "', expected one of ", list));
 }
 
-// `tile`: output pixels and filters of a block, and the parts that its sum is split into.
+// `tile` has the output pixels and filters of a block, and the number of parts of its sum (split-K).
 Call make_call(const Ints& stride, const Ints& padding, const Ints& dilation, int32_t groups, const std::string& padding_mode,
                const std::string& activation, const Ints& out_size, at::ScalarType out_dtype, bool channels_last,
                const std::string& algorithm, const Ints& tile) {
@@ -76,8 +77,8 @@ void* address(const at::Tensor& t) {
     return reinterpret_cast<void*>(t.storage_offset() * static_cast<int64_t>(t.element_size()));
 }
 
-// The stride of an axis of one element means nothing, and torch leaves anything there. Kernels get that of a dense tensor in the
-// layout that the other axes have, or, if they leave it open, in the one that the call has.
+// torch leaves any stride for an axis of one element, because it does not matter. Kernels get the stride of a dense tensor in
+// the layout of the other axes, or, if these fit both layouts, in the call's.
 Image image(const at::Tensor& t, bool channels_last) {
     const int64_t channels = t.size(1), height = t.size(2), width = t.size(3);
     const int64_t pixel_stride = width > 1 ? t.stride(3) : t.stride(2);
@@ -89,7 +90,7 @@ Image image(const at::Tensor& t, bool channels_last) {
     return {address(t), strides[0], strides[1], strides[2], strides[3]};
 }
 
-// No index of a padded image may lie further outside than its padding mode can say what is there.
+// Checks that no index of a padded image lies farther outside than its padding mode reaches.
 void check_reach(const Conv2dParams& p) {
     const auto check = [&](const char* axis, int64_t first, int64_t last, int64_t size) {
         const int64_t limit = p.padding_mode == PaddingMode::reflect    ? size - 1
@@ -109,7 +110,7 @@ void check_reach(const Conv2dParams& p) {
     check("the width of x", -int64_t{p.pad_left}, right, p.in_width);
 }
 
-// Kinds, types and shapes; where the tensors lie is the launch's to check.
+// Checks kinds, types and shapes; the launch checks where the tensors lie.
 Conv2dParams checked_params(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, const at::Tensor* bias,
                             const at::Tensor* residual, const Call& call) {
     for (const NamedTensor& t : {NamedTensor{"x", x}, NamedTensor{"weight", weight}, NamedTensor{"out", out}}) {
@@ -128,8 +129,8 @@ Conv2dParams checked_params(const at::Tensor& out, const at::Tensor& x, const at
     for (const int32_t factor : {call.stride[0], call.stride[1], call.dilation[0], call.dilation[1], call.groups})
         if (factor < 1) throw py::value_error(concat("stride, dilation, groups: got ", factor, ", expected at least 1"));
     if (x.size(1) % call.groups != 0 || weight.size(1) != x.size(1) / call.groups || weight.size(0) % call.groups != 0)
-        throw py::value_error(concat("weight: got shape ", shape_text(weight.sizes()), " for x of shape ", shape_text(x.sizes()),
-                                     " and ", call.groups,
+        throw py::value_error(concat("weight: got shape ", shape_text(weight.sizes()), " for x of shape ",
+                                     shape_text(x.sizes()), " and ", call.groups,
                                      " groups, expected (a multiple of groups, in_channels / groups, height, width)"));
     check_shape({"out", out}, {x.size(0), weight.size(0), call.out_size[0], call.out_size[1]},
                 "(batch, out_channels, height, width)");
@@ -196,15 +197,15 @@ void run(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, c
     launch(p, out, x, call, stream);
 }
 
-// Into a new tensor; the caller knows that no gradient is wanted.
+// Runs a call into a new tensor; the caller knows that no gradient is wanted.
 at::Tensor run_new(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& optional_bias,
                    const OptionalTensor& optional_residual, const Call& call, int64_t stream) {
     const at::Tensor *bias = address_of(optional_bias), *residual = address_of(optional_residual);
     check_rank({"x", x}, 4, "(batch, in_channels, height, width)");
     check_rank({"weight", weight}, 4, "(out_channels, in_channels / groups, height, width)");
     const at::Tensor out = at::_ops::empty_memory_format::call(
-        c10::fromIntArrayRefSlow({x.size(0), weight.size(0), call.out_size[0], call.out_size[1]}), call.out_dtype, {}, x.device(),
-        {}, call.channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous);
+        c10::fromIntArrayRefSlow({x.size(0), weight.size(0), call.out_size[0], call.out_size[1]}), call.out_dtype, {},
+        x.device(), {}, call.channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous);
     const Conv2dParams p = checked_params(out, x, weight, bias, residual, call);
     check_same_device({"weight", weight}, {"x", x});
     if (bias) check_same_device({"bias", *bias}, {"x", x});
@@ -213,12 +214,13 @@ at::Tensor run_new(const at::Tensor& x, const at::Tensor& weight, const Optional
     return out;
 }
 
-// All that a call's preparation depends on but its plain arguments: equal for calls that are alike. Nothing if the tensors are
-// not all dense, of at most four axes and in one place: then the operator is to say what is wrong with them; nor if torch's
-// dispatcher would do more than come here.
+// A key of all that a call's preparation depends on, except its plain arguments: calls that are alike have equal keys. Returns
+// nullopt if a tensor is not dense, has more than four axes or lies elsewhere, so that the operator says what is wrong; and if
+// torch's dispatcher would do more than come here.
 std::optional<py::bytes> key(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
                              const OptionalTensor& residual, const OptionalTensor& out) {
-    if (!dispatcher_adds_nothing({&x, &weight, address_of(bias), address_of(residual), address_of(out)}, true)) return std::nullopt;
+    if (!dispatcher_adds_nothing({&x, &weight, address_of(bias), address_of(residual), address_of(out)}, true))
+        return std::nullopt;
     int64_t numbers[5 * 10 + 1];
     int count = 0;
     numbers[count++] = x.device().index();
@@ -240,10 +242,11 @@ std::optional<py::bytes> key(const at::Tensor& x, const at::Tensor& weight, cons
 
 // ---- what the router asks -------------------------------------------------------------------------------------------------
 
-// What the algorithm of a call's plan does serve, if not these tensors; and the bytes of workspace that the plan takes.
+// None if the call's plan serves these tensors, else what its algorithm does serve.
 std::optional<std::string> refusal(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight,
                                    const OptionalTensor& bias, const OptionalTensor& residual, const Call& call) {
-    const char* served = conv2d_refusal(checked_params(out, x, weight, address_of(bias), address_of(residual), call), call.plan);
+    const char* served =
+        conv2d_refusal(checked_params(out, x, weight, address_of(bias), address_of(residual), call), call.plan);
     return served ? std::optional<std::string>(served) : std::nullopt;
 }
 

@@ -1,9 +1,9 @@
-// conv2d: what the bindings hand to the kernels. Knows neither torch nor HIP.
+// conv2d's contract between bindings and kernels. It knows neither torch nor HIP.
 //
 //   out[n, k, p, q] = act(bias[k] + sum_{c, r, s} weight[k, c, r, s] * x[n, g C/G + c, y, z] + residual[n, k, p, q])
 //   y = p stride_h - pad_top + r dilation_h,   z = q stride_w - pad_left + s dilation_w
 //
-// where g is the group of filter k, and x outside the image is what the padding mode says.
+// where g is the group of filter k, and the padding mode says what x is outside the image.
 #pragma once
 
 #include <cstdint>
@@ -47,7 +47,7 @@ struct Conv2dParams {
     DType residual_dtype;
 };
 
-// What runs a call: an algorithm of the registry, and of a tiled one its tile.
+// How a call is run: the algorithm, and the tile of one that has tiles.
 struct Conv2dPlan {
     std::string algorithm;           // "warpgroup_gemm", "relaid_implicit_gemm", "naive" …
     int32_t tile_m = 0, tile_n = 0;  // output pixels and filters of a block; zero where an algorithm has no tiles
@@ -58,18 +58,19 @@ struct Conv2dTile {
     int32_t tile_m, tile_n;
 };
 
-// Of the GPU's kernels and simt's; host memory is torch's own convolution's. No size of `out` is zero. Only the launch touches
-// memory; the others depend on sizes, strides, types and the alignment of addresses. The stride of an axis of one element is that
-// of a dense tensor in the layout of the others.
+// These serve GPUs and simt; torch's own convolution serves CPUs. No size of `out` is zero. Only the launch touches memory; the
+// other functions depend on sizes, strides, types and the alignment of addresses. The stride of an axis of one element is the
+// one that a dense tensor in the layout of the other axes has.
 std::vector<std::string> conv2d_algorithms();  // the fastest first
-// The tiles that an algorithm may have on an architecture ("gfx942", "sm_90", "wave64") for x of a dtype; nothing, if it goes
-// without on all of them.
+// The tiles that an algorithm may have on an architecture ("gfx942", "sm_90", "wave64") for x of a dtype; nullopt for an
+// algorithm without tiles.
 std::optional<std::vector<Conv2dTile>> conv2d_tiles(const std::string& algorithm, const std::string& arch, DType dtype);
-// Whether the plan serves the call: then null, else what its algorithm does serve. A plan without a tile asks about the algorithm
-// alone: whether there is a tile.
+// Null if the plan serves the call, else what its algorithm does serve. A plan without a tile asks whether the algorithm serves
+// it with some tile.
 const char* conv2d_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
 int64_t conv2d_workspace(const Conv2dParams& params, const Conv2dPlan& plan);  // bytes, uninitialised, aligned to 256
-// Every tensor lies on the current device, and the plan, with its tile, serves the call. `workspace` is null where it needs none.
+// Every tensor lies on the current device, and the plan, with its tile, serves the call. `workspace` is null where it needs
+// none.
 void conv2d(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
 
 }  // namespace hipconv

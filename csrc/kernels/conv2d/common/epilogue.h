@@ -1,4 +1,4 @@
-// What conv2d does with a finished sum, in f32: bias, residual, activation, one rounding.
+// The epilogue of one output of conv2d, in f32: bias, residual, activation, one rounding.
 #pragma once
 
 #include "conv2d/conv2d.h"
@@ -7,14 +7,14 @@
 namespace hipconv {
 
 HIPCONV_INLINE float tanh_of(float v) {
-    if (v > -0.25f && v < 0.25f) {  // the formula below would cancel; here the first neglected term is 1e-8 of v
+    if (v > -0.25f && v < 0.25f) {  // the formula below would cancel; the first neglected term is 1e-8 of v
         const float s = v * v;
         return v * (1.0f + s * (-1.0f / 3 + s * (2.0f / 15 + s * (-17.0f / 315 + s * (62.0f / 2835)))));
     }
     return 1.0f - 2.0f * approx_rcp(1.0f + approx_exp2(2.0f * kLog2e * v));
 }
 
-// v times the normal distribution up to v. The tail beyond |v| is Abramowitz and Stegun 7.1.26, within 8e-8.
+// v times the normal distribution up to v. The tail beyond |v| follows Abramowitz and Stegun 7.1.26, within 8e-8.
 HIPCONV_INLINE float gelu(float v) {
     const float size = v < 0 ? -v : v;
     const float t = approx_rcp(1.0f + 0.3275911f * 0.70710678118654752f * size);
@@ -23,7 +23,7 @@ HIPCONV_INLINE float gelu(float v) {
     return v < 0 ? v * tail : v * (1.0f - tail);
 }
 
-// Its tanh is a sigmoid of twice the argument.
+// The tanh of GELU's formula is written as a sigmoid of twice the argument.
 HIPCONV_INLINE float gelu_tanh(float v) { return v * sigmoid(1.59576912160573071f * v * (1.0f + 0.044715f * v * v)); }
 
 HIPCONV_INLINE float clamp_to_six(float v) { return v < 0 ? 0.0f : v > 6 ? 6.0f : v; }  // keeps NaN, as torch does
@@ -57,7 +57,7 @@ HIPCONV_INLINE int64_t offset_in(const Image& image, int64_t n, int64_t k, int64
     return n * image.batch_stride + k * image.channel_stride + p * image.row_stride + q * image.column_stride;
 }
 
-// An element of a type known only at run time; all lanes take the same branch.
+// Stores an element of a type known only at run time; all lanes take the same branch.
 HIPCONV_INLINE void store_rounded(void* base, int64_t index, DType dtype, float v) {
     const float safe = canonical_nan(v);
     switch (dtype) {
@@ -72,7 +72,7 @@ HIPCONV_INLINE void store_rounded(void* base, int64_t index, DType dtype, float 
     }
 }
 
-// kCount elements of a type known only at run time, all under way at once.
+// Loads kCount elements of a type known only at run time, all under way at once.
 template <int kCount>
 HIPCONV_INLINE void load_each(float (&v)[kCount], const void* base, int64_t first, int64_t stride, DType dtype) {
     const auto load = [&](auto type) {
@@ -87,8 +87,8 @@ HIPCONV_INLINE void load_each(float (&v)[kCount], const void* base, int64_t firs
     }
 }
 
-// One output from its finished sum, at the offsets that out_at() and residual_at() give. `Params` is Conv2dParams, or a kernel's
-// own with the same members; the struct may be one that first_parameter_again gave.
+// Makes and stores one output from its finished sum, at the offsets that out_at() and residual_at() give. `Params` is
+// Conv2dParams, or a kernel's own with the same members; the struct may be one that first_parameter_again gave.
 template <typename Params, typename OutAt, typename ResidualAt>
 HIPCONV_INLINE void conv2d_store_at(const Params& p, int64_t k, OutAt out_at, ResidualAt residual_at, float sum) {
     const auto global = [](const void* data) { return global_pointer<void>(data); };

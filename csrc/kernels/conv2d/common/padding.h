@@ -1,12 +1,12 @@
-// Where an image's row or column outside it is found.
+// Where a padded image finds a row or column that lies outside it.
 #pragma once
 
 #include "conv2d/conv2d.h"
 
 namespace hipconv {
 
-// The index that `at`, of a row or column of a padded image, stands for; -1 for a zero. The padding is at most what torch allows:
-// size - 1 to reflect, size for circular.
+// The row or column of the image that index `at` of the padded image stands for, or -1 for a zero. The padding is at most what
+// torch allows: size - 1 for reflect, size for circular.
 HIPCONV_INLINE int64_t padded_index(int64_t at, int32_t size, PaddingMode mode) {
     if (at >= 0 && at < size) return at;
     switch (mode) {

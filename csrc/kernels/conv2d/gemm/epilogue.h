@@ -1,5 +1,5 @@
-// The way out of the GEMMs' sums: through LDS, so that lanes lie along what is dense in the result, then bias, residual and
-// activation, and one rounding.
+// The epilogue of the GEMMs: a wave's sums pass through LDS, so that lanes lie along what is dense in the result; then come
+// bias, residual, activation and one rounding.
 #pragma once
 
 #include "../common/epilogue.h"
@@ -7,12 +7,12 @@
 
 namespace hipconv {
 
-// Where an output pixel is.
+// The image, row and column of an output pixel.
 struct OutPixel {
     int n, p, q;
 };
 
-// Pixels of a tile, or of a part of it from number `first` on: numbered through, or in a rectangle of an image.
+// The pixels of a tile from number `first` on: consecutive ones, or those of a rectangle of an image.
 struct PixelRun {
     int image, first;
 
@@ -84,7 +84,7 @@ HIPCONV_INLINE void store_eight(const float (&v)[8], void* base, int64_t index, 
     *global_pointer<Words4>(address + index * 2) = words;
 }
 
-// One switch for all eight.
+// Activates eight values with one switch.
 HIPCONV_INLINE void activate_eight(float (&v)[8], Conv2dActivation activation) {
     const auto all = [&](Conv2dActivation kind) {
 #pragma unroll
@@ -104,17 +104,18 @@ HIPCONV_INLINE void activate_eight(float (&v)[8], Conv2dActivation activation) {
     }
 }
 
-// Finished sums of pixels by kFilters filters of a wave, in LDS, with the four-float units of a row in another order
-// in each row, so that neither writes nor reads along rows or columns meet in a bank.
+// The index of a sum in a wave's epilogue tile, of pixels by kFilters filters, in LDS. The units of four floats are swizzled
+// within a row, so that neither writes nor reads along rows or columns have bank conflicts.
 template <int kFilters>
 HIPCONV_INLINE int epilogue_index(int pixel, int filter) {
     return pixel * kFilters + ((filter / 4 ^ pixel % (kFilters / 4)) * 4 + filter % 4);
 }
 
-// Bias, residual and activation of a wave's epilogue_tile, and its way to memory, lanes along the denser of out's filters and pixels.
+// Adds bias and residual to a wave's epilogue tile, activates and stores it, element by element. Lanes lie along the denser of
+// out's filters and pixels.
 template <int kEpiloguePixels, int kFilters, typename Pixels>
-HIPCONV_INLINE void store_epilogue_tile_by_elements(const ConvGemmParams& p, const float* epilogue_tile, int lane, Pixels run, int first_filter,
-                                           int group, int part) {
+HIPCONV_INLINE void store_epilogue_tile_by_elements(const ConvGemmParams& p, const float* epilogue_tile, int lane, Pixels run,
+                                                    int first_filter, int group, int part) {
     const Conv2dParams& c = p.conv;
     const int filters = p.group_filters - first_filter;
     const int64_t k_first = static_cast<int64_t>(group) * p.group_filters + first_filter, part_offset = part * p.part_stride;
@@ -124,7 +125,8 @@ HIPCONV_INLINE void store_epilogue_tile_by_elements(const ConvGemmParams& p, con
             const int pixel = i / kFilters, filter = i % kFilters;
             if (filter >= filters || !run.has(p, pixel)) continue;
             const OutPixel at = run.at(p, pixel);
-            conv2d_store(c, at.n, k_first + filter, at.p, at.q, epilogue_tile[epilogue_index<kFilters>(pixel, filter)], part_offset);
+            conv2d_store(c, at.n, k_first + filter, at.p, at.q, epilogue_tile[epilogue_index<kFilters>(pixel, filter)],
+                         part_offset);
         }
         return;
     }
@@ -138,13 +140,14 @@ HIPCONV_INLINE void store_epilogue_tile_by_elements(const ConvGemmParams& p, con
     for (int filter = lane / kEpiloguePixels; filter < kFilters && filter < filters; filter += kWaveSize / kEpiloguePixels)
         conv2d_store_at(
             c, k_first + filter, [&] { return first + filter * c.out.channel_stride; },
-            [&] { return first_residual + filter * c.residual.channel_stride; }, epilogue_tile[epilogue_index<kFilters>(pixel, filter)]);
+            [&] { return first_residual + filter * c.residual.channel_stride; },
+            epilogue_tile[epilogue_index<kFilters>(pixel, filter)]);
 }
 
-// The bias of a epilogue_tile's filters from `filter` on, of each sum or of all.
+// The bias of an epilogue tile's filters from `filter` on: one for each of eight sums, or one for all.
 struct BiasInMemory {
     const Conv2dParams& conv;
-    int64_t first;  // filter of the epilogue_tile
+    int64_t first;  // the epilogue tile's first filter
 
     HIPCONV_INLINE void add_to(float (&v)[8], int filter, bool of_each) const {
         if (!conv.bias) return;
@@ -155,10 +158,10 @@ struct BiasInMemory {
     }
 };
 
-// The same, eight elements a lane where they are aligned.
+// The same; a lane stores eight elements at once where they are aligned.
 template <int kEpiloguePixels, int kFilters, typename Pixels, typename Bias>
-HIPCONV_INLINE void store_epilogue_tile(const ConvGemmParams& p, const float* epilogue_tile, int lane, Pixels run, int first_filter, int group,
-                               int part, Bias bias) {
+HIPCONV_INLINE void store_epilogue_tile(const ConvGemmParams& p, const float* epilogue_tile, int lane, Pixels run,
+                                        int first_filter, int group, int part, Bias bias) {
     const Conv2dParams& c = p.conv;
     const int filters = p.group_filters - first_filter;
     const int64_t k_first = static_cast<int64_t>(group) * p.group_filters + first_filter;
@@ -175,7 +178,8 @@ HIPCONV_INLINE void store_epilogue_tile(const ConvGemmParams& p, const float* ep
             float v[8], more[8];
 #pragma unroll
             for (int i = 0; i < 8; ++i)
-                v[i] = p.along_filters ? epilogue_tile[epilogue_index<kFilters>(pixel, filter + i)] : epilogue_tile[epilogue_index<kFilters>(pixel + i, filter)];
+                v[i] = p.along_filters ? epilogue_tile[epilogue_index<kFilters>(pixel, filter + i)]
+                                       : epilogue_tile[epilogue_index<kFilters>(pixel + i, filter)];
             bias.add_to(v, filter, p.along_filters);
             if (c.residual.data) {
                 load_eight(more, c.residual.data, offset_in(c.residual, at.n, k, at.p, at.q), c.residual_dtype);

@@ -1,4 +1,4 @@
-// What both GEMMs of conv2d find out about a call on the host: how filters lie, which sizes are aligned, and the tiles of out.
+// What both GEMMs of conv2d derive from a call on the host: how filters lie, which sizes are aligned, and the tiles of out.
 #pragma once
 
 #include "../common/epilogue.h"
@@ -11,21 +11,21 @@ constexpr int64_t kLimit32 = int64_t{1} << 32, kLimit31 = int64_t{1} << 31;
 inline int64_t ceil_of(int64_t value, int64_t by) { return (value + by - 1) / by; }
 inline int64_t round_up(int64_t value, int64_t to) { return ceil_of(value, to) * to; }
 
-// The stride of an axis of one element means nothing.
+// The stride of an axis of one element does not matter.
 inline bool multiple_of(int64_t stride, int64_t size, int64_t of) { return size == 1 || stride % of == 0; }
 inline bool is_aligned(const void* address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; }
 
-// What follows from a call alone, before a tile is chosen.
+// The properties of a call, before a tile is chosen.
 struct GemmLayout {
-    int64_t element, elements;  // bytes of one; of a chunk
+    int64_t element, elements;  // bytes of an element; elements of a chunk
     int64_t group_channels, group_filters, chunks, taps, steps;
     bool taps_inside, packs;
-    bool bits;     // a tap's row and column have a bit each, and where they are none of x, it is zero
-    bool vectors;  // of channels are aligned
-    int64_t filter_stride, filter_step, filter_wrap, filter_tap;  // bytes; filter_tap: to the next tap of the same channels
+    bool bits;     // each row and column of taps has a bit, which is zero where the tap is outside x
+    bool vectors;  // 16-byte vectors of channels are aligned
+    int64_t filter_stride, filter_step, filter_wrap, filter_tap;  // bytes; filter_tap: to the same channels' next tap
     int64_t packed_bytes, image_pixels, out_elements;
 
-    // `steps_across_taps`: where taps do not have whole steps, a step may hold chunks of several.
+    // With `steps_across_taps`, a step may hold chunks of several taps where taps do not have whole steps.
     explicit GemmLayout(const Conv2dParams& p, bool steps_across_taps) {
         element = element_bytes(p.dtype);
         elements = 16 / element;
@@ -64,8 +64,9 @@ struct GemmLayout {
     int64_t workspace_bytes(int split_k) const { return packed_bytes + (split_k > 1 ? out_elements * 4 * split_k : 0); }
 };
 
-// Whether patches of so many columns serve as tiles of tile_m pixels: of 3x3 taps of stride 1, and few of their pixels lie beyond the
-// image. python/hipconv/ops/conv2d/costs.py counts steps by the same rule, and op_tests/conv2d/test_router.py holds the two together.
+// Whether tiles of tile_m pixels are patches of so many columns: taps are 3x3 of stride 1, and few pixels of the patches lie
+// beyond the image. python/hipconv/ops/conv2d/costs.py has the same rule, and op_tests/conv2d/test_router.py checks that both
+// agree.
 inline bool patches_serve(const Conv2dParams& p, const GemmLayout& l, int tile_m, int columns) {
     if (p.kernel_height != kPatchTaps || p.kernel_width != kPatchTaps) return false;
     if (p.stride_h != 1 || p.stride_w != 1 || p.dilation_h != 1 || p.dilation_w != 1) return false;
@@ -73,18 +74,18 @@ inline bool patches_serve(const Conv2dParams& p, const GemmLayout& l, int tile_m
     return covered * 4 <= l.image_pixels * 5;
 }
 
-// Of a split that has more parts than there is to add.
+// The refusal of a split into more parts than the inner product has steps.
 inline const char* refusal_of_split(const Conv2dPlan& plan, const GemmLayout& l, int64_t steps) {
     if (plan.split_k > 1 && l.out_elements >= kLimit31) return "outputs of less than 2^31 elements with split_k";
     if (plan.split_k >= 1 && plan.split_k <= 64 && plan.split_k <= steps) return nullptr;
     return "split_k from 1 to 64, up to the steps of its product";
 }
 
-// Whether so many elements after one another, of out and of the residual, are aligned as a vector, wherever a tile begins: of a
-// group's filters, or of an image's pixels.
+// Whether so many consecutive elements of out and of the residual are an aligned vector, wherever a tile begins: along a
+// group's filters, or along an image's pixels.
 inline bool stores_by(int elements, const Conv2dParams& p, const GemmLayout& l, const ConvGemmParams& g) {
     const auto fits = [&](const Image& image, DType dtype) {
-        const int64_t each = dtype == DType::f32 && elements > 4 ? 4 : elements;  // of 16 bytes at most
+        const int64_t each = dtype == DType::f32 && elements > 4 ? 4 : elements;  // 16 bytes at most
         if (reinterpret_cast<uintptr_t>(image.data) % (each * element_bytes(dtype)) != 0) return false;
         if (!multiple_of(image.batch_stride, p.batch, each)) return false;
         if (g.along_filters)
@@ -97,13 +98,13 @@ inline bool stores_by(int elements, const Conv2dParams& p, const GemmLayout& l, 
     return fits(p.out, p.out_dtype) && (!p.residual.data || fits(p.residual, p.residual_dtype));
 }
 
-// A tile's pixels: numbered through, those of all images or of each for itself, or in rectangles of this many columns.
+// The pixels of a tile: consecutive ones of all images or of one image, or a rectangle of this many columns.
 struct GemmTiling {
     bool by_image;
     int patch_columns;  // or 0
 };
 
-// What the kernels of both have in common.
+// The parameters that the kernels of both GEMMs have in common.
 inline ConvGemmParams common_params(const Conv2dParams& p, const GemmLayout& l, const Conv2dPlan& plan, GemmTiling tiling,
                                     void* workspace) {
     ConvGemmParams g{};
@@ -133,14 +134,14 @@ inline ConvGemmParams common_params(const Conv2dParams& p, const GemmLayout& l, 
     g.group_channels = static_cast<int32_t>(l.group_channels);
     g.group_filters = static_cast<int32_t>(l.group_filters);
     g.taps = static_cast<int32_t>(l.taps);
-    // Of fewer filters than a vector has elements, most lanes along them would have none.
+    // With fewer filters than a vector has elements, most lanes along filters would be idle.
     g.along_filters = (g.conv.out.channel_stride < g.conv.out.column_stride && l.group_filters >= 8) || l.image_pixels == 1;
     g.vector_stores = stores_by(8, g.conv, l, g);
     g.pair_stores = stores_by(2, g.conv, l, g);
     return g;
 }
 
-// Before the GEMM, where filters cannot be read where they are. `early`: see HIPCONV_LAUNCH.
+// Launches the packing of filters that the GEMM cannot read in place. `early`: see HIPCONV_LAUNCH.
 void pack_filters(const Conv2dParams& p, const GemmLayout& l, bool early, void* workspace, void* stream);
 
 }  // namespace hipconv

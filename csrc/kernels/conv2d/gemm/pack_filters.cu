@@ -1,4 +1,4 @@
-// Packs filters that the GEMMs cannot read where they are.
+// The kernel that packs filters which the GEMMs cannot read in place, and its launch.
 #include <hip/hip_runtime.h>
 
 #include "layout.h"

@@ -1,4 +1,4 @@
-// Filters in the order in which the GEMMs read them: of each filter its taps, of 16-byte chunks of channels.
+// Packs filters into the order in which the GEMMs read them: for each filter its taps, each of 16-byte chunks of channels.
 #pragma once
 
 #include "../common/epilogue.h"
@@ -12,21 +12,21 @@ struct PackParams {
     int64_t filter_elements;  // of a packed filter
     int32_t filters, channels, chunks, kernel_height, kernel_width;
     int32_t padding;   // chunks of zeros behind each filter
-    bool taps_inside;  // all taps of the same kTileChunks chunks follow each other, else all chunks of a tap
+    bool taps_inside;  // all taps of the same kTileChunks chunks follow each other; else all chunks of a tap do
 };
 
 HIPCONV_INLINE int64_t pack_chunks(const PackParams& p) {
     return (static_cast<int64_t>(p.kernel_height) * p.kernel_width * p.chunks + p.padding) * p.filters;
 }
 
-// A thread packs 16 bytes of channels of a tap, lanes along taps: then what they read is together in KCRS. Zeros fill the last
-// chunk; and, by threads of their own, the padding.
+// A thread packs 16 bytes of channels of a tap. Lanes lie along taps, so that they read neighbouring addresses of KCRS. Zeros
+// fill up the last chunk, and threads of their own fill the padding.
 template <typename T>
 HIPCONV_INLINE void pack_chunk(const PackParams& p, int64_t i) {
     constexpr int kElements = 16 / static_cast<int>(sizeof(T));
     const int32_t taps = p.kernel_height * p.kernel_width;
     const int64_t of_filter = static_cast<int64_t>(taps) * p.chunks + p.padding;
-    const bool fits = (i | of_filter) >> 32 == 0;  // then the division is a short one
+    const bool fits = (i | of_filter) >> 32 == 0;  // then 32-bit division will do
     const int64_t filter = fits ? static_cast<uint32_t>(i) / static_cast<uint32_t>(of_filter) : i / of_filter;
     const int32_t number = static_cast<int32_t>(i - filter * of_filter), chunk = number / taps, tap = number - chunk * taps;
     T* const packed = global_pointer<T>(p.packed);

@@ -1,11 +1,11 @@
-// From vectors of pixels, one a channel, to vectors of channels, one a pixel.
+// Transposes vectors of pixels, one for each channel, into vectors of channels, one for each pixel.
 #pragma once
 
 #include "device/vec.h"
 
 namespace hipconv {
 
-// The eight channels of one pixel, of which each vector holds a channel of several pixels after one another, by 16 bits.
+// The eight 16-bit channels of one pixel; each vector holds a channel of several consecutive pixels.
 template <typename Vector>
 HIPCONV_INLINE Words4 channels_of_pixel(const Vector (&channels)[8], int pixel) {
     Words4 words{};

@@ -1,4 +1,4 @@
-// The implicit GEMM of f32: its instances.
+// The instances of the implicit GEMM for f32.
 #include <hip/hip_runtime.h>
 
 #include "kernel.h"

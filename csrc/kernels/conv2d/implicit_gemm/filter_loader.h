@@ -1,4 +1,4 @@
-// How a block reads the filters, step by step: where each of a thread's chunks comes from.
+// How a block loads the filters, step by step: where each of a thread's chunks comes from.
 #pragma once
 
 #include "../gemm/gemm.h"
@@ -11,18 +11,18 @@ template <int kTileN, int kThreads>
 struct FilterLoader {
     static constexpr int kRowsApart = kThreads / kTileChunks, kCount = kTileN / kRowsApart;
 
-    const char* base;  // all lanes'
+    const char* base;  // the same for all lanes
     uint32_t offset;
     uint32_t rows_apart;  // bytes
-    int rows_left;        // filters from this thread's first on
-    int place;            // in LDS, of the first
-    int steps_left;             // steps until `filter_wrap`
+    int rows_left;        // filters from this thread's first one on
+    int place;            // of the first chunk, in LDS
+    int steps_left;       // until `filter_wrap`
 
     HIPCONV_INLINE FilterLoader(const ConvGemmParams& p, int thread, int group, int first_filter, int first_step) {
         const ChunkOfThread mine = chunk_of_thread<kThreads>(thread, false);
         place = swizzled_chunk(mine.first_row, mine.chunk);
         const int filters = p.group_filters - first_filter;
-        const int row = mine.first_row < filters ? mine.first_row : filters - 1;  // beyond the last, sums are not stored
+        const int row = mine.first_row < filters ? mine.first_row : filters - 1;  // sums beyond the last filter are not stored
         rows_left = filters - row;
         rows_apart = static_cast<uint32_t>(p.filter_stride) * kRowsApart;
         base = global_pointer<const char>(p.filters) +

@@ -1,4 +1,4 @@
-// The implicit GEMM's host side: the tiles of an architecture, what it serves, and what its kernels are told.
+// The host side of the implicit GEMM: the tiles of an architecture, what it serves, its parameters and its launch.
 #include <hip/hip_runtime.h>
 
 #include "../common/launchers.h"
@@ -14,7 +14,7 @@ namespace {
 
 bool starts_with(const std::string& text, const char* start) { return text.rfind(start, 0) == 0; }
 
-// By name, because the host's pass of the compiler does not know the device.
+// The matrix unit follows from the name, because the compiler's host pass does not know the device.
 MatrixUnit unit_of(const std::string& arch) {
     if (starts_with(arch, "wave")) return kMatrixUnit;  // simt: the unit that it was built for
     if (starts_with(arch, "sm_")) return MatrixUnit::mma_sync;
@@ -25,7 +25,8 @@ MatrixUnit unit_of(const std::string& arch) {
     return MatrixUnit::fma;
 }
 
-// Copies to LDS past the registers begin with sm_80; some cards of one generation have 100 KB of LDS, others at least 164.
+// Asynchronous copies to LDS exist from sm_80 on. sm_86, sm_89, sm_120 and later have 100 KB of LDS, the others at
+// least 164.
 int nvidia_number(const std::string& arch) { return starts_with(arch, "sm_") ? std::atoi(arch.c_str() + 3) : 0; }
 bool has_small_lds(int number) { return number == 86 || number == 89 || number >= 120; }
 
@@ -120,7 +121,7 @@ void conv2d_implicit_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* w
                         : g.form == XForm::patches ? launch_gemm_patches
                                                    : launch_gemm_elements;
     launch(g, {plan.tile_m, plan.tile_n}, plan.split_k, stream);
-    if (plan.split_k > 1) add_parts(p, g, plan.split_k, stream);
+    if (plan.split_k > 1) reduce_split_k(p, g, plan.split_k, stream);
 }
 
 }  // namespace hipconv

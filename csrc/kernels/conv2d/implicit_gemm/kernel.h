@@ -1,8 +1,10 @@
 // The implicit GEMM: a block makes a tile of output pixels by filters, wave by wave on matrix cores, from tiles of x and of the
-// filters that it stages in LDS step by step. x is gathered while it is staged: no unfolded copy of it exists anywhere.
+// filters that it stages in LDS step by step. x is gathered while it is staged: no unfolded (im2col) copy of it exists
+// anywhere.
 //
-// Staging. Through registers, where LDS can only be written from there: the next step's loads are issued before the products of
-// this one, and written after them. Past the registers, where there are such copies: a ring of tiles, filled two steps ahead.
+// Operands are staged in one of two ways. Where LDS can only be written from registers, the next step's loads are issued before
+// the products of this step, and written to LDS after them. Where there are asynchronous copies (cp.async), they fill a ring of
+// stages, two steps ahead.
 #pragma once
 
 #include "../gemm/epilogue.h"
@@ -13,24 +15,24 @@ namespace hipconv {
 
 // ---- the kernel -------------------------------------------------------------------------------------------------------
 
-// A block's tile, such that the tiles of a die follow each other; the last few blocks, of which not every die has one, keep their
-// own.
+// The number of a block's tile, such that the tiles of a die follow each other. The last few blocks, of which not every die has
+// one, keep their own number.
 HIPCONV_INLINE uint32_t number_on_die(uint32_t block, uint32_t blocks) {
     const uint32_t of_die = blocks / kDies;
     return block < of_die * kDies ? block % kDies * of_die + block / kDies : block;
 }
 
-// A wave's sums through LDS to out, kEpiloguePixels of its pixels at a time. Its place comes by reference: by value, the compilers would
-// make other code.
+// The epilogue: stores a wave's sums through LDS, kEpiloguePixels of its pixels at a time. The integers come by reference,
+// because by value the compilers make other code.
 template <typename T, int kPixels, int kFilters, typename Pixels>
-HIPCONV_INLINE void store_sums(const ConvGemmParams& p, const typename Mma<T, kPixels, kFilters>::Sums& sums, Words4* const& lds,
-                               const int& wave, const int& lane, const int& wave_pixel, const int& wave_filter,
-                               const int& first_filter, const int& group, const int& part, Pixels run) {
+HIPCONV_INLINE void store_sums(const ConvGemmParams& p, const typename Mma<T, kPixels, kFilters>::Sums& sums,
+                               Words4* const& lds, const int& wave, const int& lane, const int& wave_pixel,
+                               const int& wave_filter, const int& first_filter, const int& group, const int& part, Pixels run) {
     float* const epilogue_tile = reinterpret_cast<float*>(lds) + wave * kEpiloguePixels * kFilters;
-    static_assert(kPixels <= 2 * kEpiloguePixels, "two epilogue_tiles at most");
+    static_assert(kPixels <= 2 * kEpiloguePixels, "two epilogue tiles at most");
 #pragma unroll 1
     for (int number = 0; number < kPixels / kEpiloguePixels; ++number) {
-        __syncthreads();  // the operands, or the epilogue_tile before, are read
+        __syncthreads();  // the operands, or the epilogue tile before, are read
         const auto write = [&](int pixel, int filter, auto sum) {
             *reinterpret_cast<decltype(sum)*>(&epilogue_tile[epilogue_index<kFilters>(pixel, filter)]) = sum;
         };
@@ -44,12 +46,13 @@ HIPCONV_INLINE void store_sums(const ConvGemmParams& p, const typename Mma<T, kP
         __syncthreads();
         const ConvGemmParams& again = first_parameter_again(p);
         const int64_t first = static_cast<int64_t>(group) * again.group_filters + first_filter + wave_filter;
-        store_epilogue_tile<kEpiloguePixels, kFilters>(again, epilogue_tile, lane, run.from(wave_pixel + number * kEpiloguePixels),
-                                          first_filter + wave_filter, group, part, BiasInMemory{again.conv, first});
+        store_epilogue_tile<kEpiloguePixels, kFilters>(
+            again, epilogue_tile, lane, run.from(wave_pixel + number * kEpiloguePixels), first_filter + wave_filter, group,
+            part, BiasInMemory{again.conv, first});
     }
 }
 
-// T is float or a type of 16 bits; where kHalvesShareKernels, f16 for either.
+// T is float or a 16-bit type; where kHalvesShareKernels, f16 stands for both 16-bit types.
 template <typename T, int kTileM, int kTileN, XForm kForm>
 __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().threads),
                                       (gemm_shape<T, kTileM, kTileN, kForm>().blocks_per_unit))
@@ -68,7 +71,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
         const int wave_pixel = wave % kWavesM * kPixels, wave_filter = wave / kWavesM * kFilters;
         const int group = blockIdx.y, part = blockIdx.z;
 
-        // Tiles of the same pixels follow each other, so that they find x in the cache; those of a die do, too.
+        // Tiles of the same pixels follow each other, so that they find x in the cache; so do the tiles of a die.
         const uint32_t number = number_on_die(blockIdx.x, gridDim.x);
         const int tile_m = static_cast<int>(divide(number, p.divide_by_tiles_n));
         const int first_filter = (static_cast<int>(number) - tile_m * p.tiles_n) * kTileN;
@@ -90,7 +93,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
         if constexpr (kForm == XForm::patches) {
             using Patch = PatchLoader<T, kTileM, kShape.threads>;
             const int down = static_cast<int>(divide(of_image, p.divide_by_patches));
-            const PixelPatch<kPatchColumns> out{image, down * (kTileM / kPatchColumns), (of_image - down * p.patches_across) * kPatchColumns, 0};
+            const PixelPatch<kPatchColumns> out{image, down * (kTileM / kPatchColumns),
+                                                (of_image - down * p.patches_across) * kPatchColumns, 0};
             const Patch patch(p, thread, group, image, out.row, out.column);
             Words4* const ring = lds + 2 * Patch::kCount;
             const auto fill = [&](int stage, int step) {
@@ -108,7 +112,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
 #pragma unroll 1
             for (int step = 0; step < end; ++step) {
                 wait_for_copies<kShape.stages - 2>();
-                __syncthreads();  // this step's copies are everyone's, the stage before is read, and at its last tap the patch
+                __syncthreads();  // this step's copies are there; the stage before is read, and the patch at its last tap
                 Words4* const next_patch = lds + (channel_block + 1) % 2 * Patch::kCount;
                 const bool loads = tap < Patch::kParts && step + kPatchTaps * kPatchTaps - tap < end;
                 if (loads && p.by_vectors) patch.copy(p, tap, channel_block + 1, next_patch);
@@ -143,8 +147,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
         const auto same_row = [](int row) { return row; };
 
         if constexpr (kShape.stages > 1) {
-            mainloop_async_copies<T, kTileM, kTileN, kShape.stages, kPixels, kFilters>(p, pixels, filters, first_step, end, wave_pixel,
-                                                                                    wave_filter, lane, lds, sums);
+            mainloop_async_copies<T, kTileM, kTileN, kShape.stages, kPixels, kFilters>(
+                p, pixels, filters, first_step, end, wave_pixel, wave_filter, lane, lds, sums);
         } else {
             Words4 filter_chunks[Filters::kCount];
             typename Pixels::Loaded pixel_chunks;

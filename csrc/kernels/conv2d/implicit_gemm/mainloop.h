@@ -1,4 +1,4 @@
-// The mainloops of the implicit GEMM: a wave's sums over the steps of a block, by how operands come to LDS.
+// The mainloop of the implicit GEMM where operands come to LDS by asynchronous copies; the two others are in kernel.h.
 #pragma once
 
 #include "filter_loader.h"
@@ -7,7 +7,7 @@
 
 namespace hipconv {
 
-// A step of a kernel for T, or where kHalvesShareKernels for either type of 16 bits.
+// Takes a step of the inner product, for T or, where kHalvesShareKernels, for the 16-bit type that the call has.
 template <typename T, int kPixels, int kFilters, typename RowOf>
 HIPCONV_INLINE void multiply(DType dtype, typename Mma<T, kPixels, kFilters>::Sums& sums, const Words4* pixels,
                              const Words4* filters, int lane, RowOf row_of) {
@@ -17,7 +17,7 @@ HIPCONV_INLINE void multiply(DType dtype, typename Mma<T, kPixels, kFilters>::Su
     Mma<T, kPixels, kFilters>::step(sums, pixels, filters, lane, row_of);
 }
 
-// Operands in a ring of stages, which copies past the registers fill two steps ahead.
+// Makes a wave's sums. Asynchronous copies fill the ring of stages two steps ahead.
 template <typename T, int kTileM, int kTileN, int kStages, int kPixels, int kFilters, typename Pixels, typename Filters>
 HIPCONV_INLINE void mainloop_async_copies(const ConvGemmParams& p, Pixels& pixels, Filters& filters, int first_step, int end,
                                        int wave_pixel, int wave_filter, int lane, Words4* lds,
@@ -39,7 +39,7 @@ HIPCONV_INLINE void mainloop_async_copies(const ConvGemmParams& p, Pixels& pixel
 #pragma unroll 1
     for (int step = first_step; step < end; ++step) {
         wait_for_copies<kStages - 2>();
-        __syncthreads();  // this step's copies are everyone's, and the stage before is read
+        __syncthreads();  // all threads' copies of this step are there, and the stage before is read
         fill(next, step + kStages - 1);
         const Words4* tile = lds + stage * kStageChunks;
         multiply<T, kPixels, kFilters>(p.conv.dtype, sums, tile + wave_pixel * kTileChunks,

@@ -1,6 +1,6 @@
-// 3x3 taps of stride 1: the pixels of a tile are a rectangle of an image, and the patch of x that their taps see lies in LDS once
-// for all nine, for a step's channels at a time. x is then read 1.3 to 1.4 times and not nine, in either layout: what is gathered
-// across channels on the way costs little.
+// How a block loads x for 3x3 taps of stride 1: a tile's pixels are a rectangle of an image, and LDS holds the patch of x that
+// they see, the rectangle with its halo, once for all nine taps, for a step's channels at a time. x is then read 1.3 to 1.4
+// times instead of nine times, in either layout, and gathering it across channels on the way costs little.
 #pragma once
 
 #include "../common/epilogue.h"
@@ -13,11 +13,11 @@ template <typename T, int kTileM, int kThreads>
 struct PatchLoader {
     static constexpr int kElements = 16 / static_cast<int>(sizeof(T));
     static constexpr int kCount = patch_rows(kTileM) * kTileChunks;
-    // The next patch is loaded in parts, one during each tap but the last, after which it must be there.
+    // The next patch is loaded in parts, one during each tap but the last: the patch must be complete after that.
     static constexpr int kParts = kPatchTaps * kPatchTaps - 1;
     static constexpr int kOfPart = (kCount + kParts - 1) / kParts, kRounds = (kOfPart + kThreads - 1) / kThreads;
 
-    const char* base;  // of the group's channels of the image
+    const char* base;  // of the group's channels in the image
     int h, w;          // the patch's first row and column of x
     int thread;
 
@@ -28,7 +28,7 @@ struct PatchLoader {
                offset_in(x, image, static_cast<int64_t>(group) * p.group_channels, 0, 0) * static_cast<int64_t>(sizeof(T));
     }
 
-    // What a thread loads in a round: its place in LDS, negative for nothing, and where it comes from.
+    // A chunk that a thread loads in a round: its place in LDS, or a negative one for no chunk, and its source.
     struct Chunk {
         int place;
         uint32_t offset;
@@ -86,7 +86,7 @@ struct PatchLoader {
         }
     }
 
-    // The whole first patch.
+    // Loads the whole first patch.
     HIPCONV_INLINE void fill(const ConvGemmParams& p, Words4* patch, Loaded& v) const {
 #pragma unroll 1
         for (int part = 0; part < kParts; ++part) {

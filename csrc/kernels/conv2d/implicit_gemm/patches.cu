@@ -1,4 +1,4 @@
-// The implicit GEMM of 16-bit types, of x by patches: its instances.
+// The instances of the implicit GEMM for 16-bit types that read x in patches.
 #include <hip/hip_runtime.h>
 
 #include "kernel.h"

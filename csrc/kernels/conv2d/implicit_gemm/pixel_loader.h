@@ -1,4 +1,4 @@
-// How a block reads x, step by step: where each of a thread's chunks comes from.
+// How a block loads x, step by step: where each of a thread's chunks comes from.
 #pragma once
 
 #include <type_traits>
@@ -17,21 +17,21 @@ struct PixelLoader {
     static constexpr int kRowsApart = kThreads / kTileChunks, kCount = kTileM / kRowsApart;
     static constexpr int kElements = 16 / static_cast<int>(sizeof(T));  // of a chunk
 
-    const char* base;  // all lanes'
-    // Of each pixel: the offset of its first tap, and a bit for each row and, from 16 on, column of taps inside the image; of x
-    // in any form, row and column of its first tap.
+    const char* base;  // the same for all lanes
+    // For each pixel the offset of its first tap, and a bit for each row of taps inside the image and, from bit 16 on, for each
+    // column. In form `anything`: the row and the column of its first tap.
     uint32_t first[kCount], second[kCount];
-    int place;            // in LDS, of the first
-    int chunk, row, column;  // of channels; of the tap
-    uint32_t tap;            // its offset from the first
+    int place;            // of the first chunk, in LDS
+    int chunk, row, column;  // chunk of channels; row and column of the tap
+    uint32_t tap;            // the tap's offset from the first tap
 
-    // `image`: of the tile's first pixel, which is number first_pixel.
+    // `image` is that of the tile's first pixel, whose number is first_pixel.
     HIPCONV_INLINE PixelLoader(const ConvGemmParams& p, int thread, int group, int image, int first_pixel, int first_step) {
         const Conv2dParams& c = p.conv;
         const ChunkOfThread mine = chunk_of_thread<kThreads>(thread, p.lanes_along_pixels);
         place = swizzled_chunk(mine.first_row, mine.chunk);
 
-        // Offsets count from the first image; from the first row of x that the tile needs where only one image is concerned.
+        // Offsets count from the first image, or, where a tile lies in one image, from the first row of x that it needs.
         int first_row = 0;
         if (p.by_image && !kMapped) {
             first_row = static_cast<int>(divide(first_pixel, p.divide_by_row)) * c.stride_h - c.pad_top;
@@ -43,7 +43,7 @@ struct PixelLoader {
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
             int pixel = first_pixel + mine.first_row + i * kRowsApart;
-            if (pixel >= p.pixels) pixel = p.pixels - 1;  // its sums are not stored
+            if (pixel >= p.pixels) pixel = p.pixels - 1;  // sums beyond the last pixel are not stored
             int of_image = pixel, images = 0;
             if (!p.by_image) {
                 const int number = static_cast<int>(divide(pixel, p.divide_by_image));
@@ -114,30 +114,31 @@ struct PixelLoader {
         }
     }
 
-    // The bits of the tap; beyond the last one, a bit that no pixel has.
+    // The bits of the tap, or, beyond the last tap, a bit that no pixel has.
     HIPCONV_INLINE uint32_t bits(const ConvGemmParams& p) const {
         return row < p.conv.kernel_height ? 1u << row | 0x10000u << column : 0x80000000u;
     }
 
-    // Offset of the first channel of chunk i; one that may be read, where the tap is outside.
+    // The offset of chunk i's first channel, or some offset that may be read where the tap is outside the image.
     HIPCONV_INLINE uint32_t offset(int i, uint32_t bits, uint32_t chunk_bytes) const {
         return (second[i] & bits) == bits ? first[i] + tap + static_cast<uint32_t>(chunk) * chunk_bytes : 0;
     }
 
-    // What a thread has loaded and not yet stored: vectors of x, or single elements.
+    // The vectors or single elements of x that a thread has loaded and not yet stored to LDS.
     static constexpr int kLoads = kForm == XForm::vectors ? 1 : kElements;
     using Load = typename std::conditional<kForm == XForm::vectors, Words4, uint32_t>::type;
     struct Loaded {
         Load values[kCount][kLoads];
-        uint32_t inside;  // the bits of the tap; of x in any form, one for each pixel
-        int channels;     // of the chunk that there are
+        uint32_t inside;  // the bits of the tap; in form `anything`, one for each pixel
+        int channels;     // that are left from the chunk's first on
     };
 
     HIPCONV_INLINE void copy(const ConvGemmParams& p, Words4* tile) const {
         const uint32_t needed = bits(p);
 #pragma unroll
         for (int i = 0; i < kCount; ++i)
-            copy_later(&tile[place + i * kRowsApart * kTileChunks], base + offset(i, needed, 16), (second[i] & needed) != needed);
+            copy_later(&tile[place + i * kRowsApart * kTileChunks], base + offset(i, needed, 16),
+                       (second[i] & needed) != needed);
     }
 
     HIPCONV_INLINE void load(const ConvGemmParams& p, Loaded& v) const {
@@ -155,9 +156,11 @@ struct PixelLoader {
             for (int i = 0; i < kCount; ++i) offsets[i] = offset(i, needed, p.x_chunk);
 #pragma unroll
             for (int e = 0; e < kElements; ++e) {
-                // Of no chunk. AMD's compiler would make a select for each load of a branch around them.
+                // No chunk has element e, and NVIDIA skips its loads. AMD's compiler would make a select for each load of this
+                // branch.
                 const bool is_of_none = kCopiesPastRegisters && e >= p.group_channels;
-                const uint32_t next = e + 1 < v.channels ? p.x_channel : 0;  // beyond the last channel, that one again
+                const uint32_t next =
+                    e + 1 < v.channels ? p.x_channel : 0;  // beyond the last channel, the last one is read again
 #pragma unroll
                 for (int i = 0; i < kCount; ++i) {
                     v.values[i][e] = is_of_none ? 0 : *reinterpret_cast<const Bits*>(base + offsets[i]);
@@ -167,7 +170,7 @@ struct PixelLoader {
         }
     }
 
-    // The taps of x padded in any way, with 64-bit offsets.
+    // Loads the taps of x padded in any way, with 64-bit offsets.
     HIPCONV_INLINE void load_anything(const ConvGemmParams& p, Loaded& v) const {
         using Bits = typename WordsOf<sizeof(T)>::type;
         const Conv2dParams& c = p.conv;
@@ -189,11 +192,11 @@ struct PixelLoader {
         }
     }
 
-    // What is outside the image, and channels that there are not, become zeros here and no sooner: right after the load, that
-    // would wait for it.
+    // Taps outside the image, and channels beyond the last, become zeros here. Doing this right after the load would wait for
+    // the load.
     HIPCONV_INLINE void store(Words4* tile, const Loaded& v) const {
         constexpr int kInWord = 4 / static_cast<int>(sizeof(T));
-        uint32_t there[4];  // the channels
+        uint32_t there[4];  // masks of the channels that exist
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
             const int channels = v.channels - n * kInWord;

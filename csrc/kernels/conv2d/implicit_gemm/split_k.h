@@ -1,4 +1,4 @@
-// Adds up the parts of sums that were split.
+// The reduction of split-K: adds up the parts of each sum in a second kernel, and applies the epilogue.
 #pragma once
 
 #include "../common/epilogue.h"
@@ -7,23 +7,24 @@
 
 namespace hipconv {
 
-constexpr int kReduceThreads = 64;  // few units are to be on many compute units
+constexpr int kReduceThreads = 64;  // small blocks, so that little work is spread over many compute units
 
 struct ReduceParams {
     Conv2dParams conv;
     const float* parts;  // (parts, batch, out_height, out_width, out_channels)
-    int32_t count, units, across;  // threads' work, in all and across channels
+    int32_t count, units, across;  // parts; units of a thread's work, in all and across channels
     int64_t part_stride;
     bool lanes_along_channels;
     Divisor divide_by_across, divide_by_image, divide_by_row;
 };
 
-// A thread adds the parts of kEach channels of an output pixel in their order, the same on every run.
+// A thread adds the parts of kEach channels of an output pixel, in the same order on every run.
 template <int kEach>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kReduceThreads, 8) conv2d_add_parts(ReduceParams p) {
+__global__ void HIPCONV_LAUNCH_BOUNDS(kReduceThreads, 8) conv2d_reduce_split_k(ReduceParams p) {
     const int32_t image = p.conv.out_height * p.conv.out_width;
-    for (uint32_t i = blockIdx.x * kReduceThreads + threadIdx.x; i < static_cast<uint32_t>(p.units); i += gridDim.x * kReduceThreads) {
-        int32_t n, k, pixel;  // of the image
+    for (uint32_t i = blockIdx.x * kReduceThreads + threadIdx.x; i < static_cast<uint32_t>(p.units);
+         i += gridDim.x * kReduceThreads) {
+        int32_t n, k, pixel;  // pixel: within the image
         if (p.lanes_along_channels) {
             const int32_t of_all = static_cast<int32_t>(divide(i, p.divide_by_across));
             k = (static_cast<int32_t>(i) - of_all * p.across) * kEach;
@@ -60,11 +61,11 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kReduceThreads, 8) conv2d_add_parts(Reduce
     }
 }
 
-inline void add_parts(const Conv2dParams& p, const ConvGemmParams& g, int split_k, void* stream) {
+inline void reduce_split_k(const Conv2dParams& p, const ConvGemmParams& g, int split_k, void* stream) {
     const bool by_fours = p.out_channels % 4 == 0;
     const int32_t across = by_fours ? p.out_channels / 4 : p.out_channels;
     const int32_t image = p.out_height * p.out_width, units = image * p.batch * across;
-    const ReduceParams add{p,
+    const ReduceParams reduce{p,
                              static_cast<const float*>(g.conv.out.data),
                              split_k,
                              units,
@@ -78,9 +79,9 @@ inline void add_parts(const Conv2dParams& p, const ConvGemmParams& g, int split_
     const dim3 grid(static_cast<unsigned>(blocks < (1 << 22) ? blocks : 1 << 22), 1, 1), block(kReduceThreads, 1, 1);
     const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
     if (by_fours)
-        hipLaunchKernelGGL(conv2d_add_parts<4>, grid, block, 0, hip_stream, add);
+        hipLaunchKernelGGL(conv2d_reduce_split_k<4>, grid, block, 0, hip_stream, reduce);
     else
-        hipLaunchKernelGGL(conv2d_add_parts<1>, grid, block, 0, hip_stream, add);
+        hipLaunchKernelGGL(conv2d_reduce_split_k<1>, grid, block, 0, hip_stream, reduce);
     check_launch("conv2d");
 }
 

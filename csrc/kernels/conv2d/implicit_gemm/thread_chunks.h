@@ -5,8 +5,8 @@
 
 namespace hipconv {
 
-// Which of a tile's chunks a thread loads: chunk `chunk` of rows first_row, first_row + kThreads / 8, … Lanes lie along a row's
-// chunks, or along rows where neighbours in memory are pixels.
+// A thread loads chunk `chunk` of rows first_row, first_row + kThreads / 8, … of a tile. Lanes lie along a row's chunks, or,
+// where neighbouring pixels are neighbours in memory, along rows.
 struct ChunkOfThread {
     int first_row, chunk;
 };

@@ -1,11 +1,12 @@
-// How the tiles of a call read x, by what x is.
+// The form in which the tiles of a call read x.
 #pragma once
 
 #include "../gemm/layout.h"
 
 namespace hipconv {
 
-// The farthest that an element of x can lie behind the first one of a tile, in bytes, if `by_image` and if not.
+// The largest distance in bytes from a tile's first element of x to its last, for tiles within an image (`by_image`) or across
+// images.
 inline int64_t reach(const Conv2dParams& p, const GemmLayout& l, int tile_m, bool by_image) {
     int64_t rows = p.in_height - 1, images = 0;
     if (by_image) {
@@ -21,14 +22,14 @@ inline int64_t reach(const Conv2dParams& p, const GemmLayout& l, int tile_m, boo
            l.element;
 }
 
-// How a tile reads x, and whether the pixels of each image are numbered for themselves. Tiles across images waste nothing where
-// images are small; tiles of one image reach less far.
+// How a tile reads x, and whether it lies within an image. Tiles across images waste nothing where images are small; tiles
+// within an image reach less far.
 struct Reading {
     XForm form;
     bool by_image;
 };
 
-// Whether a tile reads x by patches.
+// Whether a tile reads x in patches.
 inline bool takes_patches(const Conv2dParams& p, const GemmLayout& l, const Conv2dPlan& plan) {
     if (!kCopiesPastRegisters || p.dtype == DType::f32) return false;
     if (plan.tile_m < 128 || plan.tile_n != 128 || plan.split_k != 1) return false;

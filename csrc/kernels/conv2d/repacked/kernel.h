@@ -1,4 +1,4 @@
-// Brings x, and filters where they cannot be read in place, to memory where the GEMMs can read them by 16 bytes.
+// The kernel that repacks x, and filters that cannot be read in place, so that the GEMMs can read them by 16 bytes.
 #pragma once
 
 #include "../common/padding.h"
@@ -13,17 +13,17 @@ constexpr int kRepackThreads = 128, kChunkChannels = 8;
 struct RepackParams {
     Image x;
     int32_t channels, height, width, pad_top, pad_left;
-    int32_t step_h, step_w;  // of x, from a repacked pixel to the next
+    int32_t step_h, step_w;  // in x, from the source of a repacked pixel to that of the next
     PaddingMode padding_mode;
     void* repacked;
-    int32_t image_pixels, row_pixels, pixels, chunks;  // repacked
+    int32_t image_pixels, row_pixels, pixels, chunks;  // of the repacked x
     Divisor divide_by_image, divide_by_row, divide_by_across;
-    int32_t log2_lanes;     // that lie along chunks; the others along pixels
-    int32_t across, tiles;  // blocks along chunks, and in all
-    PackParams filters;     // none, if they are read where they are
+    int32_t log2_lanes;     // of the lanes along chunks; the others lie along pixels
+    int32_t across, tiles;  // blocks of work along chunks, and in all
+    PackParams filters;     // packed is null if they are read in place
 };
 
-// The pixel of x that becomes this one, if it is not of the padding.
+// The pixel of x that becomes a repacked pixel, unless that is padding.
 struct PixelOfX {
     int64_t offset;  // of its first channel
     bool is_inside;
@@ -38,8 +38,8 @@ HIPCONV_INLINE PixelOfX source_of(const RepackParams& p, uint32_t number) {
     return {is_inside ? offset_in(p.x, n, 0, h, w) : 0, is_inside};
 }
 
-// A thread takes 8 channels of kPixels pixels: of one, wherever it is; or of those after one another in images that are repacked as
-// they are, in vectors of each channel, which it turns.
+// A thread repacks 8 channels of kPixels pixels: of one pixel, wherever it is; or, in images that keep their size, of
+// consecutive pixels, which it loads as a vector of each channel and transposes.
 template <int kPixels>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kRepackThreads, 6) conv2d_repack(RepackParams p) {
     let_next_kernel_begin();
@@ -60,7 +60,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRepackThreads, 6) conv2d_repack(RepackPar
         }
         const uint16_t* const from = global_pointer<const uint16_t>(p.x.data) + source.offset +
                                      chunk * (kChunkChannels * p.x.channel_stride);
-        const int32_t channels = p.channels - static_cast<int32_t>(chunk) * kChunkChannels;  // that there are
+        const int32_t channels = p.channels - static_cast<int32_t>(chunk) * kChunkChannels;  // left
         Vector loaded[kChunkChannels];
 #pragma unroll
         for (int e = 0; e < kChunkChannels; ++e) {
@@ -74,7 +74,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRepackThreads, 6) conv2d_repack(RepackPar
     }
     const PackParams& filters = first_parameter_again(p).filters;
     if (!filters.packed) return;
-    // The blocks behind those of x, and all others when they are done.
+    // The blocks that have no part of x begin with the filters, and all others join them when they are done.
     const uint32_t first = (blockIdx.x + gridDim.x - static_cast<uint32_t>(p.tiles) % gridDim.x) % gridDim.x;
     const int64_t count = pack_chunks(filters);
     for (int64_t i = static_cast<int64_t>(first) * kRepackThreads + threadIdx.x; i < count;

@@ -1,4 +1,4 @@
-// How x and the filters of a call are repacked, and the call that the GEMM gets then.
+// The layout into which a call's x and filters are repacked, and the call that the GEMM then gets.
 #pragma once
 
 #include "../gemm/layout.h"
@@ -6,23 +6,24 @@
 
 namespace hipconv {
 
-// The call that the GEMM gets, and what comes before.
+// The call that the GEMM gets, and the repacking before it.
 struct Repacking {
     Conv2dParams inner;
     RepackParams repack;
-    int vector;  // pixels that a thread takes
+    int vector;  // pixels that a thread repacks at once
     int64_t pixels, x_bytes, filter_bytes;
 };
 
-// One axis of x as it is repacked: its size, the step in x from a pixel to the next, and the padding that is laid out with it; and
-// the stride and padding that the GEMM gets.
+// One axis of the repacked x: its size, the step in x from a pixel to the next, and the padding that is laid out with it; and
+// the stride and padding that remain for the GEMM.
 struct RepackedAxis {
     int64_t size;
     int32_t step, pad, inner_stride, inner_pad;
 };
 
-inline RepackedAxis repacked_axis(int32_t in, int32_t out, int32_t taps, int32_t stride, int32_t pad, int32_t dilation, bool pads) {
-    if (taps == 1) return {out, stride, pad, 1, 0};  // what no output sees stays away
+inline RepackedAxis repacked_axis(int32_t in, int32_t out, int32_t taps, int32_t stride, int32_t pad, int32_t dilation,
+                                  bool pads) {
+    if (taps == 1) return {out, stride, pad, 1, 0};  // pixels that no output sees are left out
     if (!pads) return {in, 1, 0, stride, pad};
     return {int64_t{out - 1} * stride + int64_t{taps - 1} * dilation + 1, 1, pad, stride, 0};
 }
@@ -31,23 +32,25 @@ inline bool has_windows(const Conv2dParams& p) {
     return p.in_channels <= kChunkChannels && p.groups == 1 && p.kernel_width > 1 && p.dilation_w == 1;
 }
 
-// Pixels of a channel that can be read as a vector, of images that are repacked as they are.
+// How many pixels of a channel can be read as one vector; 1 unless images keep their size.
 inline int pixels_of_vector(const Conv2dParams& p, const RepackedAxis& down, const RepackedAxis& across) {
-    const bool as_they_are = down.step == 1 && across.step == 1 && down.pad == 0 && across.pad == 0 && down.size == p.in_height &&
-                             across.size == p.in_width;
+    const bool as_they_are = down.step == 1 && across.step == 1 && down.pad == 0 && across.pad == 0 &&
+                             down.size == p.in_height && across.size == p.in_width;
     const bool dense = (p.x.column_stride == 1 || p.in_width == 1) && (p.x.row_stride == p.in_width || p.in_height == 1);
     for (const int pixels : {8, 4})
         if (as_they_are && dense && down.size * across.size % pixels == 0 &&
-            reinterpret_cast<uintptr_t>(p.x.data) % (pixels * 2) == 0 && multiple_of(p.x.channel_stride, p.in_channels, pixels) &&
-            multiple_of(p.x.batch_stride, p.batch, pixels))
+            reinterpret_cast<uintptr_t>(p.x.data) % (pixels * 2) == 0 &&
+            multiple_of(p.x.channel_stride, p.in_channels, pixels) && multiple_of(p.x.batch_stride, p.batch, pixels))
             return pixels;
     return 1;
 }
 
 inline Repacking repacking_of(const Conv2dParams& p, bool steps_across_taps, void* workspace) {
     const bool windows = has_windows(p), pads = windows || p.padding_mode != PaddingMode::zeros;
-    const RepackedAxis down = repacked_axis(p.in_height, p.out_height, p.kernel_height, p.stride_h, p.pad_top, p.dilation_h, pads);
-    const RepackedAxis across = repacked_axis(p.in_width, p.out_width, p.kernel_width, p.stride_w, p.pad_left, p.dilation_w, pads);
+    const RepackedAxis down =
+        repacked_axis(p.in_height, p.out_height, p.kernel_height, p.stride_h, p.pad_top, p.dilation_h, pads);
+    const RepackedAxis across =
+        repacked_axis(p.in_width, p.out_width, p.kernel_width, p.stride_w, p.pad_left, p.dilation_w, pads);
     const int64_t chunks = ceil_of(p.in_channels, kChunkChannels), channels = chunks * kChunkChannels;
     char* const memory = static_cast<char*>(workspace);
     Repacking r{};
@@ -63,7 +66,8 @@ inline Repacking repacking_of(const Conv2dParams& p, bool steps_across_taps, voi
     inner.stride_w = windows ? 1 : across.inner_stride;
     inner.pad_top = down.inner_pad, inner.pad_left = across.inner_pad;
     inner.padding_mode = PaddingMode::zeros;
-    inner.x = {memory, down.size * across.size * channels, 1, across.size * channels, windows ? p.stride_w * channels : channels};
+    inner.x = {memory, down.size * across.size * channels, 1, across.size * channels,
+               windows ? p.stride_w * channels : channels};
     if (windows) inner.kernel_width = 1;
 
     const bool same_channels = channels == p.in_channels && !windows;
@@ -75,7 +79,8 @@ inline Repacking repacking_of(const Conv2dParams& p, bool steps_across_taps, voi
                            static_cast<int32_t>(chunks / p.groups), p.kernel_height, p.kernel_width, 0, false};
     }
 
-    // Lanes take 32 bytes of a channel together, and the others channels; where those are dense, channels.
+    // Single pixels: two lanes lie along chunks, so that the others read 32 bytes of a channel together. Vectors of pixels, and
+    // dense channels: eight lanes lie along chunks.
     r.vector = pixels_of_vector(p, down, across);
     RepackParams& repack = r.repack;
     repack.log2_lanes = r.vector > 1 || p.x.channel_stride == 1 ? 3 : 1;

@@ -1,9 +1,9 @@
-// x and filters that the GEMMs cannot read by 16 bytes are brought to memory where they can, and the GEMM runs on that: what it
-// would gather for each tap and each tile of filters is gathered once.
+// The GEMMs on repacked x: x and filters that they cannot read by 16 bytes are first copied to memory where they can. What the
+// GEMM would gather for each tap and each tile of filters is then gathered once.
 //
-// Its pixels are dense there, of a multiple of 8 channels. With 8 channels or less, the taps of a row of a filter are one vector of
-// that memory: they become the channels of a filter of one column, and the vectors of neighbouring outputs overlap. Then, and where
-// it is not by zeros, padding is laid out too.
+// Repacked pixels are dense, with a multiple of 8 channels. With 8 channels or less, the taps of a row of a filter are one
+// vector of that memory: they become the channels of a filter of one column, and the vectors of neighbouring outputs overlap.
+// In this case, and where padding is not by zeros, padding is laid out too.
 #include <hip/hip_runtime.h>
 
 #include "../common/launchers.h"
@@ -14,7 +14,7 @@ namespace hipconv {
 
 namespace {
 
-// What both algorithms do not serve, whatever their GEMM does.
+// The refusal of calls that neither algorithm serves, whatever its GEMM does.
 const char* refusal_of_repacking(const Conv2dParams& p, const Repacking& r) {
     if (p.dtype == DType::f32) return "x of 16-bit types";
     if (GemmLayout(p, true).vectors && !has_windows(p))
@@ -24,9 +24,9 @@ const char* refusal_of_repacking(const Conv2dParams& p, const Repacking& r) {
     return nullptr;
 }
 
-// The GEMM that runs on what was repacked.
+// The GEMM that runs on the repacked x.
 struct Gemm {
-    bool steps_across_taps, early;  // GemmLayout; HIPCONV_LAUNCH
+    bool steps_across_taps, early;  // see GemmLayout; see HIPCONV_LAUNCH
     const char* (*refusal)(const Conv2dParams&, const Conv2dPlan&);
     int64_t (*workspace)(const Conv2dParams&, const Conv2dPlan&);
     void (*launch)(const Conv2dParams&, const Conv2dPlan&, void* workspace, void* stream);
