@@ -96,7 +96,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
             const PixelPatch<kPatchColumns> out{image, down * (kTileM / kPatchColumns),
                                                 (of_image - down * p.patches_across) * kPatchColumns, 0};
             const Patch patch(p, thread, group, image, out.row, out.column);
-            Words4* const ring = lds + 2 * Patch::kCount;
+            Words4* const ring = lds + 2 * Patch::kCount;  // the filters' stages behind two patches, used in turn
             const auto fill = [&](int stage, int step) {
                 if (step < end) {
                     filters.copy(ring + stage * kTileN * kTileChunks);
@@ -104,10 +104,12 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
                 }
                 close_copies();
             };
+            // Prologue: the first patch and the first stages of filters.
             typename Patch::Loaded loaded;
             patch.fill(p, lds, loaded);
 #pragma unroll
             for (int stage = 0; stage < kShape.stages - 1; ++stage) fill(stage, stage);
+            // Mainloop: a tap each step; during the taps of a block of channels, the next patch is loaded part by part.
             int stage = 0, next = kShape.stages - 1, channel_block = 0, tap = 0, row = 0, column = 0;
 #pragma unroll 1
             for (int step = 0; step < end; ++step) {
@@ -150,12 +152,14 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
             mainloop_async_copies<T, kTileM, kTileN, kShape.stages, kPixels, kFilters>(
                 p, pixels, filters, first_step, end, wave_pixel, wave_filter, lane, lds, sums);
         } else {
+            // Prologue: the first step's loads.
             Words4 filter_chunks[Filters::kCount];
             typename Pixels::Loaded pixel_chunks;
             if (first_step < end) {
                 pixels.load(p, pixel_chunks);
                 filters.load(filter_chunks);
             }
+            // Mainloop: store what was loaded, load the next step's operands, multiply.
 #pragma unroll 1
             for (int step = first_step; step < end; ++step) {
                 pixels.store(lds, pixel_chunks);

@@ -1,4 +1,5 @@
-// The mainloop of the implicit GEMM where operands come to LDS by asynchronous copies; the two others are in kernel.h.
+// The mainloop of the implicit GEMM where operands come to LDS by asynchronous copies; the two others stand in
+// kernel.h, because compilers make other code of them here.
 #pragma once
 
 #include "filter_loader.h"
@@ -33,6 +34,7 @@ HIPCONV_INLINE void mainloop_async_copies(const ConvGemmParams& p, Pixels& pixel
         close_copies();
     };
     const auto same_row = [](int row) { return row; };
+    // Prologue: all stages but one.
 #pragma unroll
     for (int stage = 0; stage < kStages - 1; ++stage) fill(stage, first_step + stage);
     int stage = 0, next = kStages - 1;
