@@ -280,7 +280,7 @@ def warpgroup_module() -> Iterator[Any]:
 
 @pytest.mark.parametrize("name", WARPGROUPED)
 def test_warpgroups(warpgroup_module: Any, name: str) -> None:
-    """What the copy engine brings and what waves gather, in each tile that serves it, more than one tile a block; and split sums."""
+    """x that TMA loads and x that waves gather, in each tile that serves it, with more than one tile for a block; and split-K."""
     case = WARPGROUPED[name]._replace(algorithm="warpgroup_gemm")
     served = [tile for tile in WARPGROUP_TILES if is_served(warpgroup_module, case, tile)]
     assert served, "no tile serves it"
@@ -292,7 +292,7 @@ def test_warpgroups(warpgroup_module: Any, name: str) -> None:
 
 @pytest.mark.parametrize("split_k", [2, 4, 6, 7, 9])
 def test_warpgroups_of_split_sums(warpgroup_module: Any, split_k: int) -> None:
-    """Nine fillings of which parts of two are five, of three are three: no part may be left without any."""
+    """Nine k-blocks are five parts of two, or three of three: no part may be left without a k-block."""
     case = Case((2, 64, 9, 9), (40, 3, 3), (2, 2), (1, 1, 1, 1), bias=True, residual=True, activation="relu", split_k=split_k)
     check(warpgroup_module, case._replace(algorithm="warpgroup_gemm", tile=(128, 64)))
 
@@ -313,7 +313,7 @@ def test_warpgroups_on_random_shapes(warpgroup_module: Any) -> None:
             done += 1
 
 
-# ---- x that is relaid ------------------------------------------------------------------------------------------------------------------
+# ---- x that is repacked ----------------------------------------------------------------------------------------------------------------
 
 RELAID = {
     "stem": Case((2, 3, 21, 19), (72, 7, 7), (2, 2), (3, 3, 3, 3), x_layout="nchw", weight_layout="kcrs", out_layout="nchw", bias=True),

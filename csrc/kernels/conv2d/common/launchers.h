@@ -1,23 +1,23 @@
-// The kernels behind conv2d.h, each by the functions that the table of algorithms in conv2d/naive/naive.cu has.
+// The algorithms behind conv2d.h: the functions that the table in conv2d/naive/naive.cu names.
 #pragma once
 
 #include "conv2d/conv2d.h"
 
 namespace hipconv {
 
-// Matrix cores: output pixels by filters in tiles, the sum over channels and taps split among blocks where tiles are few.
+// The implicit GEMM on matrix cores: tiles of output pixels by filters, with split-K where tiles are few.
 std::vector<Conv2dTile> conv2d_implicit_gemm_tiles(const std::string& arch, DType dtype);
 const char* conv2d_implicit_gemm_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
 int64_t conv2d_implicit_gemm_workspace(const Conv2dParams& params, const Conv2dPlan& plan);
 void conv2d_implicit_gemm(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
 
-// The same product by warpgroups (sm_90), operands brought to LDS by other waves and the copy engine.
+// The same product by warpgroups (sm_90); producer waves bring the operands to LDS, by TMA where x is channels_last.
 std::vector<Conv2dTile> conv2d_warpgroup_gemm_tiles(const std::string& arch, DType dtype);
 const char* conv2d_warpgroup_gemm_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
 int64_t conv2d_warpgroup_gemm_workspace(const Conv2dParams& params, const Conv2dPlan& plan);
 void conv2d_warpgroup_gemm(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
 
-// Either of them on x that was brought to memory where it can be read by 16 bytes. Their tiles are the GEMM's own.
+// Either GEMM on repacked x, which can be read by 16 bytes. The tiles are the GEMM's own.
 const char* conv2d_relaid_warpgroup_gemm_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
 int64_t conv2d_relaid_warpgroup_gemm_workspace(const Conv2dParams& params, const Conv2dPlan& plan);
 void conv2d_relaid_warpgroup_gemm(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);

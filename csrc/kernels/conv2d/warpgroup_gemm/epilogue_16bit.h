@@ -43,10 +43,10 @@ HIPCONV_INLINE void finish_sums(const Conv2dParams& c, float (&v)[16], const flo
 
 HIPCONV_INLINE Words4 transposed_4x4(uint32_t (&words)[4], int lane) {
     transpose_4x4(words, lane);
-    Words4 turned{};
+    Words4 transposed{};
 #pragma unroll
-    for (int n = 0; n < 4; ++n) set_word(turned, n, words[n]);
-    return turned;
+    for (int n = 0; n < 4; ++n) set_word(transposed, n, words[n]);
+    return transposed;
 }
 
 // Lanes lie along filters: each stores eight filters of two pixels.
@@ -119,10 +119,10 @@ HIPCONV_INLINE void store_16bit(const WarpgroupGemmParams& p, const WarpgroupTil
         } else if (g.vector_stores) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {  // 16 filters each
-                uint32_t turned[4];
+                uint32_t transposed[4];
 #pragma unroll
-                for (int i = 0; i < 4; ++i) turned[i] = transpose_8x8(words[i % 2][half * 2 + i / 2], lane);
-                const Words4 eight = transposed_4x4(turned, lane);
+                for (int i = 0; i < 4; ++i) transposed[i] = transpose_8x8(words[i % 2][half * 2 + i / 2], lane);
+                const Words4 eight = transposed_4x4(transposed, lane);
                 if (is_inside[0] && first + half * 16 + filter < filters)
                     *reinterpret_cast<Words4*>(place[0] + (first + half * 16) * c.out.channel_stride) = eight;
             }
