@@ -78,6 +78,12 @@ def test_the_pages_have_examples_and_links_that_lead_somewhere() -> None:
                 assert anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}, f"{page}: {link}"
 
 
+def test_the_files_that_pages_name_exist() -> None:
+    for page, text in PAGES.items():
+        for name in re.findall(r"`((?:csrc|python|op_tests|docs|examples|compat)/[\w/.]+)`", text) if page not in WALKS else ():
+            assert (ROOT / name).exists(), f"{page}: {name}"
+
+
 def test_the_table_of_variables_is_whole() -> None:
     listed = set(re.findall(r"^\| `(HIPCONV_\w+)`", PAGES["docs/environment.md"], re.MULTILINE))
     source = "".join(file.read_text() for file in (ROOT / "python").rglob("*.py"))
