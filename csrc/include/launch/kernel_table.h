@@ -28,7 +28,7 @@ struct KernelRow {
     const char* refusal_of(const Call&... call) const { return refusal ? refusal(call...) : nullptr; }
     int64_t workspace_of(const Call&... call) const { return workspace ? workspace(call...) : 0; }
     const char* form_of(const Call&... call) const { return form ? form(call...) : name; }
-    bool is_choice_of(const Call&... call) const { return (!auto_takes || auto_takes(call...)) && !refusal_of(call...); }
+    bool is_choice_of(const Call&... call) const { return !refusal_of(call...) && (!auto_takes || auto_takes(call...)); }
 };
 
 // `also` has more kernels that a call may ask for by name. "auto" does not mean them.
