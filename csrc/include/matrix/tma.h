@@ -19,8 +19,8 @@ namespace hipconv {
 
 constexpr int kMaxTensorRank = 4;
 
-// What a tensor map describes: a tensor of 16-bit elements. Its axes begin with the densest; strides are in bytes, and that of
-// the first axis is 2.
+// The tensor that a tensor map describes: its elements have 16 bits, and its axes begin with the densest. Strides are in bytes,
+// and that of the first axis is 2.
 struct TensorMapSpec {
     DType dtype;
     const void* data;

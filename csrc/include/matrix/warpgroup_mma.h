@@ -133,8 +133,9 @@ HIPCONV_INLINE uint64_t matrix_descriptor(uint32_t address, uint32_t group_bytes
 }
 
 // The registers of 64 pixels by 64 or 128 filters.
-#define HIPCONV_SUMS_8(at) \
-    "+f"(d[at]), "+f"(d[at + 1]), "+f"(d[at + 2]), "+f"(d[at + 3]), "+f"(d[at + 4]), "+f"(d[at + 5]), "+f"(d[at + 6]), "+f"(d[at + 7])
+#define HIPCONV_SUMS_8(at)                                                                              \
+    "+f"(d[at]), "+f"(d[at + 1]), "+f"(d[at + 2]), "+f"(d[at + 3]), "+f"(d[at + 4]), "+f"(d[at + 5]),   \
+        "+f"(d[at + 6]), "+f"(d[at + 7])
 #define HIPCONV_SUMS_32(at) HIPCONV_SUMS_8(at), HIPCONV_SUMS_8(at + 8), HIPCONV_SUMS_8(at + 16), HIPCONV_SUMS_8(at + 24)
 #define HIPCONV_SUMS_64 HIPCONV_SUMS_32(0)
 #define HIPCONV_SUMS_128 HIPCONV_SUMS_32(0), HIPCONV_SUMS_32(32)

@@ -40,16 +40,16 @@ struct ConvGemmParams {
 
     // Pixels are numbered through all images, or within each image; then a tile lies in one image.
     bool by_image;
-    int32_t pixels;  // of all images, or of one
-    int32_t tiles_m, tiles_n;  // tiles_m: along these pixels
-    Divisor divide_by_image, divide_by_row;      // output pixels of an image, of a row
+    int32_t pixels;                          // of all images, or of one
+    int32_t tiles_m, tiles_n;                // tiles_m: along these pixels
+    Divisor divide_by_image, divide_by_row;  // output pixels of an image, of a row
     Divisor divide_by_tiles_m, divide_by_tiles_n;
 
     XForm form;
     // Distances in x, in bytes.
     uint32_t x_image, x_row, x_column;  // to the next image, row, column; modulo 2^32, as all offsets in a tile
     uint32_t x_channel, x_chunk;        // to the next channel, to the next chunk of channels
-    uint32_t tap_row, tap_column;  // to the tap below, to the tap on the right
+    uint32_t tap_row, tap_column;       // to the tap below, to the tap on the right
     int32_t group_channels, group_filters;
     bool lanes_along_pixels;  // when single elements are loaded
     bool by_vectors;          // patches are read by vectors
@@ -57,10 +57,10 @@ struct ConvGemmParams {
     Divisor divide_by_patches;
 
     // The inner product.
-    int32_t chunks;          // of a pixel's channels in a group
-    bool taps_inside;        // each tap has whole steps
-    int32_t taps, steps;     // steps of the whole product
-    int32_t steps_per_part;    // of a block, with split_k > 1
+    int32_t chunks;                             // of a pixel's channels in a group
+    bool taps_inside;                           // each tap has whole steps
+    int32_t taps, steps;                        // steps of the whole product
+    int32_t steps_per_part;                     // of a block, with split_k > 1
     int32_t next_chunk, next_column, next_row;  // without taps_inside: to the next step, as chunks and taps
     uint32_t next_tap;                          // the same in bytes of x
 
@@ -70,9 +70,9 @@ struct ConvGemmParams {
     uint32_t filter_step, filter_wrap;  // to the next step; added to that after every `taps` steps
 
     // How out is stored.
-    bool along_filters;   // lanes lie along filters, else along pixels
+    bool along_filters;               // lanes lie along filters, else along pixels
     bool vector_stores, pair_stores;  // 8 or 2 elements along there are aligned, in out and the residual
-    int64_t part_stride;  // elements, from a part's sums to the next
+    int64_t part_stride;              // elements, from a part's sums to the next
 };
 
 // A tile in patches has 16 columns of pixels, and its patch a halo of one pixel on each side.

@@ -1,4 +1,5 @@
-// What both GEMMs of conv2d derive from a call on the host: how filters lie, which sizes are aligned, and the tiles of out.
+// The facts that both GEMMs of conv2d derive from a call on the host: how filters lie, which sizes are aligned, the tiles of
+// out.
 #pragma once
 
 #include "../common/epilogue.h"

@@ -1,4 +1,4 @@
-// Which chunks of an operand's tile each thread of a block loads.
+// The chunks of an operand's tile that each thread of a block loads.
 #pragma once
 
 #include "matrix/mma.h"

@@ -7,8 +7,8 @@
 
 namespace hipconv {
 
-// Fills a stage with a k-block. Each thread in turn takes a block of eight pixels by eight channels; neighbouring lanes take
-// neighbouring channels, so that in LDS they write along a row. The eight pixels are consecutive: in a row of x, from a
+// Fills a stage with a k-block. A thread takes one block of eight pixels by eight channels after another; neighbouring lanes
+// take neighbouring channels, so that in LDS they write along a row. The eight pixels are consecutive: in a row of x, from a
 // multiple of eight on; or in an image, where taps are 1x1.
 template <int kTileM, int kThreads>
 HIPCONV_INLINE void gather_k_block(const WarpgroupGemmParams& p, const WarpgroupTile& t, int channel_block, int thread,

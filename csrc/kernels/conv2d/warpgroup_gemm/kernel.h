@@ -10,7 +10,7 @@
 
 namespace hipconv {
 
-// What each wave of a block does: first the waves of the consumers, then one that loads filters, then those that load x.
+// The roles of a block's waves: the first ones are the consumers, the next one loads filters, and those behind it load x.
 template <int kTileM, int kTileN, bool kByTma>
 struct WarpgroupRoles {
     static constexpr WarpgroupShape kShape = warpgroup_shape(kTileM, kTileN, kByTma);

@@ -22,9 +22,9 @@ struct WarpgroupGemmParams {
     int32_t patch_columns, patch_pitch;  // columns of a tile's pixels; of x in LDS, with the halo
     int32_t taps_per_k_block;
     int32_t rows_of_64, group_bytes;  // rows of LDS from 64 pixels to the next 64; bytes from eight of them to the next
-    int32_t k_blocks;               // of a tile
-    int32_t k_blocks_per_part;      // fewer with split_k > 1
-    int32_t tiles, tiles_per_part;  // of all parts; of each part
+    int32_t k_blocks;                 // of a tile
+    int32_t k_blocks_per_part;        // fewer with split_k > 1
+    int32_t tiles, tiles_per_part;    // of all parts; of each part
     int32_t tile_n;
     SplitK split;
     TensorMap x, filters;

@@ -6,7 +6,7 @@
 
 namespace hipconv {
 
-// Which stage of a ring a thread is at, and the parity of the barriers' phase: producers wait for `phase ^ 1` of "empty",
+// A thread's position in a ring: the stage, and the parity of its barriers' phase. Producers wait for `phase ^ 1` of "empty",
 // consumers for `phase` of "full".
 struct RingState {
     int stage = 0, phase = 0;

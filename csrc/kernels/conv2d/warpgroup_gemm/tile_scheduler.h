@@ -1,5 +1,4 @@
-// The persistent tile scheduler: which output tile a block makes next, and which k-blocks its sums take. Block b makes tiles b,
-// b + gridDim.x, …
+// The persistent tile scheduler gives block b the output tiles b, b + gridDim.x, …, each with the k-blocks that its sums take.
 #pragma once
 
 #include "../gemm/epilogue.h"
