@@ -35,7 +35,7 @@ inline Split split_of(const Conv2dParams& p, const GemmLayout& l, const Conv2dPl
 }
 
 // The flag of this process. It is odd and random, so that it equals no value that memory is commonly filled with.
-inline uint64_t flag_of_process() {
+static uint64_t flag_of_process() {
     static const uint64_t flag = [] {
         const auto now = static_cast<uint64_t>(std::chrono::system_clock::now().time_since_epoch().count());
         const uint64_t mixed = (now ^ reinterpret_cast<uintptr_t>(&now)) * 0x9e3779b97f4a7c15u;
