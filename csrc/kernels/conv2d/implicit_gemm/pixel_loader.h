@@ -72,18 +72,23 @@ struct PixelLoader {
             }
         }
 
+        go_to_step(p, first_step, mine.chunk);
+    }
+
+    // Sets chunk and tap to those of a step, for a thread that loads chunk `thread_chunk` of each step.
+    HIPCONV_INLINE void go_to_step(const ConvGemmParams& p, int step, int thread_chunk) {
         int number;  // of the tap
         if (p.taps_inside) {
-            const int channel_blocks = first_step / p.taps;
-            number = first_step - channel_blocks * p.taps;
-            chunk = channel_blocks * kTileChunks + mine.chunk;
+            const int channel_blocks = step / p.taps;
+            number = step - channel_blocks * p.taps;
+            chunk = channel_blocks * kTileChunks + thread_chunk;
         } else {
-            const int of_all = first_step * kTileChunks + mine.chunk;
+            const int of_all = step * kTileChunks + thread_chunk;
             number = of_all / p.chunks;
             chunk = of_all - number * p.chunks;
         }
-        row = number / c.kernel_width;
-        column = number - row * c.kernel_width;
+        row = number / p.conv.kernel_width;
+        column = number - row * p.conv.kernel_width;
         tap = static_cast<uint32_t>(row) * p.tap_row + static_cast<uint32_t>(column) * p.tap_column;
     }
 
