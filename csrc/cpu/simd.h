@@ -125,8 +125,8 @@ HIPCONV_SIMD void store_some(T* to, Floats v, int64_t count) {
 
 // ---- three rows whose elements take turns in memory ----------------------------------------------------------------------
 //
-// Of eight elements of each row, element k of row i lies at 3 * k + i, that is in vector (3 * k + i) / 8, in lane (3 * k + i) % 8:
-// the three vectors hold a row in lanes that do not meet.
+// Of eight elements of each row, element k of row i lies at 3 * k + i, that is in vector (3 * k + i) / 8, in lane (3 * k + i) %
+// 8: the three vectors hold a row in lanes that do not meet.
 
 template <typename E>  // kLanes of them, as bits
 using Row = std::conditional_t<sizeof(E) == 4, Floats, Halves>;
@@ -136,8 +136,8 @@ using Row = std::conditional_t<sizeof(E) == 4, Floats, Halves>;
 template <int kShift>
 HIPCONV_SIMD __m256 every_third(__m256 v) {
     constexpr int s = kShift;
-    return _mm256_permutevar8x32_ps(v, _mm256_setr_epi32(s & 7, (s + 3) & 7, (s + 6) & 7, (s + 9) & 7, (s + 12) & 7, (s + 15) & 7,
-                                                         (s + 18) & 7, (s + 21) & 7));
+    return _mm256_permutevar8x32_ps(v, _mm256_setr_epi32(s & 7, (s + 3) & 7, (s + 6) & 7, (s + 9) & 7, (s + 12) & 7,
+                                                         (s + 15) & 7, (s + 18) & 7, (s + 21) & 7));
 }
 
 template <int kShift>
@@ -217,8 +217,8 @@ HIPCONV_SIMD Floats reciprocal(Floats v) {
 #endif
 }
 
-// 1 / (1 + exp(-v)) for v > -kSigmoidEnd, below which it means nothing. exp(-v) = 2^(n + f) with n whole and |f| <= 1/2: n goes into
-// the exponent, 2^f is a polynomial.
+// 1 / (1 + exp(-v)) for v > -kSigmoidEnd, below which it means nothing. exp(-v) = 2^(n + f) with n whole and |f| <= 1/2: n goes
+// into the exponent, 2^f is a polynomial.
 constexpr float kSigmoidEnd = 87.0f;  // keeps n within a float's exponent
 
 HIPCONV_SIMD Floats sigmoid_within(Floats v) {

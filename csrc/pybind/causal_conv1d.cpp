@@ -24,13 +24,15 @@ using namespace hipconv;
 using Kernel = KernelRow<CausalConv1dFwdParams>;
 using Request = KernelRequest<CausalConv1dFwdParams>;
 
-Request request(const std::string& keyword) { return requested_kernel(keyword, kCausalConv1dFwdNames, causal_conv1d_fwd_kernels()); }
+Request request(const std::string& keyword) {
+    return requested_kernel(keyword, kCausalConv1dFwdNames, causal_conv1d_fwd_kernels());
+}
 
 // ---- tensors to params ----------------------------------------------------------------------------------------------------
 
 // Kinds, types and shapes; where the tensors lie is the launch's to check.
-CausalConv1dFwdParams checked_params(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, const at::Tensor* bias,
-                                     bool use_silu) {
+CausalConv1dFwdParams checked_params(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight,
+                                     const at::Tensor* bias, bool use_silu) {
     CausalConv1dFwdParams p{};
     set_rows(p, x, weight, bias, use_silu);
     check_strided({"out", out});
@@ -73,7 +75,9 @@ void fwd(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, c
 
 at::Tensor new_tensor(const at::Tensor& x, const at::Tensor& weight, const at::Tensor* bias, bool use_silu,
                       const std::string& kernel, int64_t stream) {
-    const char* remedy = "torch.ops.hipconv.causal_conv1d records no gradient. Call hipconv.causal_conv1d, which does, or pass detached tensors.";
+    const char* remedy =
+        "torch.ops.hipconv.causal_conv1d records no gradient. Call hipconv.causal_conv1d, which does, or pass detached "
+        "tensors.";
     check_no_grad({"x", x}, remedy);
     check_no_grad({"weight", weight}, remedy);
     if (bias) check_no_grad({"bias", *bias}, remedy);

@@ -16,8 +16,8 @@ using namespace hipconv;
 // `make_rows` is called when all has been checked: it makes `out` as if every row were one sequence without a state. None with
 // float64.
 void fwd(const at::Tensor& out, const OptionalTensor& final_states, const at::Tensor& x, const at::Tensor& weight,
-         const OptionalTensor& optional_bias, const OptionalTensor& seq_idx, const OptionalTensor& initial_states, bool use_silu,
-         const std::optional<py::function>& make_rows, int64_t stream) {
+         const OptionalTensor& optional_bias, const OptionalTensor& seq_idx, const OptionalTensor& initial_states,
+         bool use_silu, const std::optional<py::function>& make_rows, int64_t stream) {
     const at::Tensor* bias = given_bias(optional_bias);
     CausalConv1dStatesParams p{};
     p.in = checked_inputs(x, weight, bias, given(seq_idx), given(initial_states), use_silu, causal_conv1d_states_serve_f64());

@@ -53,8 +53,8 @@ void require(bool given, const char* name, const char* other) {
     if (!given) throw py::value_error(concat(name, ": got a tensor, expected ", other, " with it"));
 }
 
-// What Python passes, in this order. `outs` holds one tensor of the shape of x (which may be x itself), or q, k and v. Without a stream
-// the call is only checked.
+// What Python passes, in this order. `outs` holds one tensor of the shape of x (which may be x itself), or q, k and v. Without
+// a stream the call is only checked.
 struct Arguments {
     const std::vector<at::Tensor>& outs;
     const at::Tensor &x, &conv_state, &weight;
@@ -146,8 +146,8 @@ class Update : Arguments {
         if (packed)
             check_rank({"x", x}, 2, "(tokens, dim), as there is a query_start_loc");
         else if (x.dim() != 2 && x.dim() != 3)
-            throw py::value_error(
-                concat("x: got shape ", shape_text(x.sizes()), ", expected 2 or 3 dimensions (batch, dim) or (batch, dim, seqlen)"));
+            throw py::value_error(concat("x: got shape ", shape_text(x.sizes()),
+                                         ", expected 2 or 3 dimensions (batch, dim) or (batch, dim, seqlen)"));
         check_rank({"conv_state", conv_state}, 3, "(slots, dim, state_len)");
         if (packed) check_rank({"query_start_loc", *query_start_loc}, 1, "(batch + 1,)");
         if (packed && query_start_loc->size(0) < 1)
@@ -202,13 +202,15 @@ class Update : Arguments {
         if (initial_state_idx) require(conv_state_indices.has_value(), "initial_state_idx", "conv_state_indices");
         if (!conv_state_indices && conv_state.size(0) < batch)
             throw py::value_error(concat("conv_state: got shape ", shape_text(conv_state.sizes()),
-                                         ", expected a slot for each of the ", batch, " rows, as there are no conv_state_indices"));
+                                         ", expected a slot for each of the ", batch,
+                                         " rows, as there are no conv_state_indices"));
         p.fork = conv_state_indices_in || block_idx_last_scheduled_token || initial_state_idx;
         if (!conv_state_indices_in) p.read_slots = p.write_slots;
         if (cache_seqlens && num_accepted_tokens) refuse("num_accepted_tokens", "cache_seqlens");
         if (cache_seqlens && p.fork)
-            throw py::value_error("cache_seqlens: got a tensor together with slots to read other than those to write, expected at "
-                                  "most one of the two: a circular state is advanced in its place");
+            throw py::value_error(
+                "cache_seqlens: got a tensor together with slots to read other than those to write, expected at "
+                "most one of the two: a circular state is advanced in its place");
         if (state_at_end && num_accepted_tokens)
             throw py::value_error("num_accepted_tokens: got a tensor, expected none where the window is in the last columns");
         const int64_t most = packed ? max_query_len : seqlen;
@@ -225,8 +227,8 @@ class Update : Arguments {
             check_strided(t);
             check_rank(t, 4, "(slots, tokens, dim, width - 1)");
             if (t.tensor.size(2) != dim || t.tensor.size(3) != width - 1 || t.tensor.size(1) < seqlen)
-                throw py::value_error(concat(t.name, ": got shape ", shape_text(t.tensor.sizes()), ", expected (slots, at least ",
-                                             seqlen, " tokens, ", dim, ", ", width - 1, ")"));
+                throw py::value_error(concat(t.name, ": got shape ", shape_text(t.tensor.sizes()),
+                                             ", expected (slots, at least ", seqlen, " tokens, ", dim, ", ", width - 1, ")"));
             check_same_dtype(t, {"conv_state", conv_state});
             if (!intermediate_state_indices && t.tensor.size(0) < batch)
                 throw py::value_error(concat(t.name, ": got shape ", shape_text(t.tensor.sizes()),
@@ -253,8 +255,10 @@ class Update : Arguments {
             p.tree_child = links("retrieve_next_token", retrieve_next_token, seqlen);
             p.tree_sibling = links("retrieve_next_sibling", retrieve_next_sibling, seqlen);
             p.tree_parent = links("retrieve_parent_token", retrieve_parent_token, seqlen);
-            if (retrieve_parent_token && p.tree_parent.data.bits != address(retrieve_parent_token->data_ptr()).bits)  // converted
-                throw py::type_error(concat("retrieve_parent_token: got dtype ", python_text(retrieve_parent_token->scalar_type()),
+            if (retrieve_parent_token &&
+                p.tree_parent.data.bits != address(retrieve_parent_token->data_ptr()).bits)  // converted
+                throw py::type_error(concat("retrieve_parent_token: got dtype ",
+                                            python_text(retrieve_parent_token->scalar_type()),
                                             ", expected torch.int32 or torch.int64"));
         }
     }
@@ -315,17 +319,17 @@ class Update : Arguments {
 
 void update(const Arguments& arguments) { Update(arguments).run(); }
 
-// The same past the dispatcher; or false, with nothing done, if there is something to do on the way: by the dispatcher, or to refuse
-// gradients.
+// The same past the dispatcher; or false, with nothing done, if there is something to do on the way: by the dispatcher, or to
+// refuse gradients.
 bool update_directly(const Arguments& a) {
     const at::Tensor* bias = given(a.optional_bias);
     if (!nothing_to_record({&a.outs.front(), &a.conv_state, &a.x, &a.weight, bias}) ||
         !dispatcher_adds_nothing(
             {&a.outs.front(), &a.outs[a.outs.size() / 2], &a.outs.back(), &a.x, &a.conv_state, &a.weight, bias,
-             given(a.conv_state_indices), given(a.conv_state_indices_in), given(a.num_accepted_tokens), given(a.query_start_loc),
-             given(a.block_idx_last_scheduled_token), given(a.initial_state_idx), given(a.cache_seqlens),
-             given(a.intermediate_conv_window), given(a.intermediate_state_indices), given(a.retrieve_next_token),
-             given(a.retrieve_next_sibling), given(a.retrieve_parent_token)}))
+             given(a.conv_state_indices), given(a.conv_state_indices_in), given(a.num_accepted_tokens),
+             given(a.query_start_loc), given(a.block_idx_last_scheduled_token), given(a.initial_state_idx),
+             given(a.cache_seqlens), given(a.intermediate_conv_window), given(a.intermediate_state_indices),
+             given(a.retrieve_next_token), given(a.retrieve_next_sibling), given(a.retrieve_parent_token)}))
         return false;
     update(a);
     for (const at::Tensor& out : a.outs) note_written(out);
@@ -346,10 +350,11 @@ void define(py::module_& m, const char* name, Function function) {
                            O initial_state_idx, O cache_seqlens, O intermediate_conv_window, O intermediate_state_indices,
                            O retrieve_next_token, O retrieve_next_sibling, O retrieve_parent_token, bool state_at_end,
                            bool zero_padding, const std::string& kernel, std::optional<int64_t> stream) {
-        return function({outs, x, conv_state, weight, bias, use_silu, conv_state_indices, conv_state_indices_in, num_accepted_tokens,
-                         query_start_loc, max_query_len, pad_slot_id, block_idx_last_scheduled_token, initial_state_idx,
-                         cache_seqlens, intermediate_conv_window, intermediate_state_indices, retrieve_next_token,
-                         retrieve_next_sibling, retrieve_parent_token, state_at_end, zero_padding, kernel, stream});
+        return function({outs, x, conv_state, weight, bias, use_silu, conv_state_indices, conv_state_indices_in,
+                         num_accepted_tokens, query_start_loc, max_query_len, pad_slot_id, block_idx_last_scheduled_token,
+                         initial_state_idx, cache_seqlens, intermediate_conv_window, intermediate_state_indices,
+                         retrieve_next_token, retrieve_next_sibling, retrieve_parent_token, state_at_end, zero_padding, kernel,
+                         stream});
     });
 }
 

@@ -36,13 +36,14 @@ void set_outputs(CausalConv1dVarlenParams& p, const std::vector<NamedTensor>& ou
         else
             check_shape(out, x.sizes(), "the shape of x");
         if (split && !out.tensor.is_contiguous())
-            throw py::value_error(concat(out.name, ": got strides ", shape_text(out.tensor.strides()), ", expected it contiguous"));
+            throw py::value_error(
+                concat(out.name, ": got strides ", shape_text(out.tensor.strides()), ", expected it contiguous"));
         channels += out.tensor.size(split ? 1 : 0);
     }
     if (channels != x.size(0) || (split && outputs[0].tensor.size(1) != outputs[1].tensor.size(1)))
         throw py::value_error(concat("q, k, v: got ", outputs[0].tensor.size(1), ", ", outputs[1].tensor.size(1), " and ",
-                                     outputs[2].tensor.size(1), " channels, expected k_dim, k_dim and v_dim, together x.size(0) = ",
-                                     x.size(0)));
+                                     outputs[2].tensor.size(1),
+                                     " channels, expected k_dim, k_dim and v_dim, together x.size(0) = ", x.size(0)));
     p.out = outputs[0].tensor.data_ptr();
     p.out_dim_stride = outputs[0].tensor.stride(0);
     p.out_token_stride = outputs[0].tensor.stride(1);
@@ -59,8 +60,9 @@ void set_states(CausalConv1dVarlenParams& p, const at::Tensor& states, const at:
     p.state_dtype = float_dtype(named);
     check_rank(named, 3, "(slots, dim, state_len)");
     if (states.size(1) != x.size(0) || states.size(2) < weight.size(1) - 1)
-        throw py::value_error(concat("conv_states: got shape ", shape_text(states.sizes()), ", expected (slots, dim, state_len) = ",
-                                     "(slots, ", x.size(0), ", at least width - 1 = ", weight.size(1) - 1, ")"));
+        throw py::value_error(concat("conv_states: got shape ", shape_text(states.sizes()),
+                                     ", expected (slots, dim, state_len) = ", "(slots, ", x.size(0),
+                                     ", at least width - 1 = ", weight.size(1) - 1, ")"));
     check_same_device(named, {"x", x});
     check_sizes_fit(named);
     p.states = states.data_ptr();
@@ -93,8 +95,9 @@ bool same_memory(const at::Tensor& a, const at::Tensor& b) {
 // False, and nothing is done, if `out` is x and no kernel serves that. Without a stream it only checks.
 bool varlen(const std::vector<at::Tensor>& tensors, const at::Tensor& x, const at::Tensor& weight,
             const OptionalTensor& optional_bias, const at::Tensor& conv_states, const at::Tensor& query_start_loc,
-            const OptionalTensor& cache_indices, const OptionalTensor& cache_indices_in, const OptionalTensor& has_initial_state,
-            const OptionalTensor& block_idx_first, const OptionalTensor& block_idx_last, const OptionalTensor& initial_state_idx,
+            const OptionalTensor& cache_indices, const OptionalTensor& cache_indices_in,
+            const OptionalTensor& has_initial_state, const OptionalTensor& block_idx_first,
+            const OptionalTensor& block_idx_last, const OptionalTensor& initial_state_idx,
             const OptionalTensor& num_computed_tokens, int64_t block_size, bool use_silu, std::optional<int64_t> pad_slot_id,
             std::optional<int64_t> null_block_id, const std::string& dead_tokens, const std::string& keyword,
             const std::array<int64_t, 3>& tile, std::optional<int64_t> stream) {
@@ -113,7 +116,8 @@ bool varlen(const std::vector<at::Tensor>& tensors, const at::Tensor& x, const a
 
     check_rank({"query_start_loc", query_start_loc}, 1, "(sequences + 1,)");
     if (query_start_loc.size(0) < 1)
-        throw py::value_error("query_start_loc: got shape (0,), expected (sequences + 1,): at least the one start of no sequences");
+        throw py::value_error(
+            "query_start_loc: got shape (0,), expected (sequences + 1,): at least the one start of no sequences");
     p.query_start_loc = index_array({"query_start_loc", query_start_loc}, {"x", x}, query_start_loc.size(0));
     const int64_t sequences = query_start_loc.size(0) - 1;
     const auto per_sequence = [&](const char* name, const OptionalTensor& tensor, bool may_be_bool = false) {
@@ -133,7 +137,8 @@ bool varlen(const std::vector<at::Tensor>& tensors, const at::Tensor& x, const a
     p.block_idx_last = per_sequence("block_idx_last_scheduled_token", block_idx_last);
     p.initial_state_idx = per_sequence("initial_state_idx", initial_state_idx);
     p.num_computed_tokens = per_sequence("num_computed_tokens", num_computed_tokens);
-    if ((block_idx_last.has_value() || initial_state_idx.has_value()) && !(cache_indices.has_value() && cache_indices->dim() == 2))
+    if ((block_idx_last.has_value() || initial_state_idx.has_value()) &&
+        !(cache_indices.has_value() && cache_indices->dim() == 2))
         throw py::value_error(concat("cache_indices: got ", cache_indices.has_value() ? "one dimension" : "None",
                                      ", expected a block table (sequences, blocks) beside block_idx_last_scheduled_token or ",
                                      "initial_state_idx"));
@@ -142,7 +147,8 @@ bool varlen(const std::vector<at::Tensor>& tensors, const at::Tensor& x, const a
             throw py::value_error("block_idx_first_scheduled_token: got it alone, expected block_idx_last_scheduled_token and "
                                   "num_computed_tokens beside it");
         if (block_size < 1 || block_size > std::numeric_limits<int32_t>::max())
-            throw py::value_error(concat("block_size_to_align: got ", block_size, ", expected the tokens of a cache block, at least 1, ",
+            throw py::value_error(concat("block_size_to_align: got ", block_size,
+                                         ", expected the tokens of a cache block, at least 1, ",
                                          "beside block_idx_first_scheduled_token"));
     }
 
@@ -197,22 +203,24 @@ bool varlen(const std::vector<at::Tensor>& tensors, const at::Tensor& x, const a
 }
 
 // The same past the dispatcher; false also if there is something to do on the way: by the dispatcher, or to refuse gradients.
-bool varlen_directly(const std::vector<at::Tensor>& tensors, const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
-                     const at::Tensor& conv_states, const at::Tensor& query_start_loc, const OptionalTensor& cache_indices,
-                     const OptionalTensor& cache_indices_in, const OptionalTensor& has_initial_state,
-                     const OptionalTensor& block_idx_first, const OptionalTensor& block_idx_last,
-                     const OptionalTensor& initial_state_idx, const OptionalTensor& num_computed_tokens, int64_t block_size,
-                     bool use_silu, std::optional<int64_t> pad_slot_id, std::optional<int64_t> null_block_id,
-                     const std::string& dead_tokens, const std::string& kernel, const std::array<int64_t, 3>& tile, int64_t stream) {
+bool varlen_directly(const std::vector<at::Tensor>& tensors, const at::Tensor& x, const at::Tensor& weight,
+                     const OptionalTensor& bias, const at::Tensor& conv_states, const at::Tensor& query_start_loc,
+                     const OptionalTensor& cache_indices, const OptionalTensor& cache_indices_in,
+                     const OptionalTensor& has_initial_state, const OptionalTensor& block_idx_first,
+                     const OptionalTensor& block_idx_last, const OptionalTensor& initial_state_idx,
+                     const OptionalTensor& num_computed_tokens, int64_t block_size, bool use_silu,
+                     std::optional<int64_t> pad_slot_id, std::optional<int64_t> null_block_id, const std::string& dead_tokens,
+                     const std::string& kernel, const std::array<int64_t, 3>& tile, int64_t stream) {
     const at::Tensor& last = tensors.back();
     if (!nothing_to_record({&tensors.front(), &conv_states, &x, &weight, given(bias)}) ||
         !dispatcher_adds_nothing({&tensors.front(), &tensors[tensors.size() / 2], &last, &x, &weight, given(bias), &conv_states,
                                   &query_start_loc, given(cache_indices), given(cache_indices_in), given(has_initial_state),
-                                  given(block_idx_first), given(block_idx_last), given(initial_state_idx), given(num_computed_tokens)}))
+                                  given(block_idx_first), given(block_idx_last), given(initial_state_idx),
+                                  given(num_computed_tokens)}))
         return false;
-    if (!varlen(tensors, x, weight, bias, conv_states, query_start_loc, cache_indices, cache_indices_in, has_initial_state, block_idx_first,
-           block_idx_last, initial_state_idx, num_computed_tokens, block_size, use_silu, pad_slot_id, null_block_id, dead_tokens, kernel,
-           tile, stream))
+    if (!varlen(tensors, x, weight, bias, conv_states, query_start_loc, cache_indices, cache_indices_in, has_initial_state,
+                block_idx_first, block_idx_last, initial_state_idx, num_computed_tokens, block_size, use_silu, pad_slot_id,
+                null_block_id, dead_tokens, kernel, tile, stream))
         return false;
     for (const at::Tensor& out : tensors) note_written(out);
     note_written(conv_states);

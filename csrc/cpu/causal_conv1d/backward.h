@@ -7,13 +7,14 @@
 
 namespace hipconv {
 
-// backward_simd.cpp: vectors along tokens or channels, whichever x, dout and dx all have as neighbours in memory. Partial sums lie in
-// the workspace as rows of (width + 1, dim), as on GPUs.
+// backward_simd.cpp: vectors along tokens or channels, whichever x, dout and dx all have as neighbours in memory. Partial sums
+// lie in the workspace as rows of (width + 1, dim), as on GPUs.
 const char* causal_conv1d_bwd_simd_refusal(const CausalConv1dBwdParams& params);
 int64_t causal_conv1d_bwd_simd_workspace(const CausalConv1dBwdParams& params);
 void causal_conv1d_bwd_simd(const CausalConv1dBwdParams& params, void* workspace, void* stream);
 
-// backward.cpp: plain loops, a channel at a time, whose sums are then complete. Any width, any strides, states, packed sequences, f64.
+// backward.cpp: plain loops, a channel at a time, whose sums are then complete. Any width, any strides, states, packed
+// sequences, f64.
 void causal_conv1d_bwd_openmp(const CausalConv1dBwdParams& params, void* workspace, void* stream);
 
 // name, refusal, launch, workspace

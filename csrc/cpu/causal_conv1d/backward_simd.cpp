@@ -41,7 +41,7 @@ bool is_parallel(const CausalConv1dBwdParams& p) {
     return static_cast<double>(p.in.batch) * p.in.dim * p.in.seqlen >= kSerialBelow;
 }
 
-// ---- channel-first: a walk is converted into a buffer and its gradients into another; each tap is an unaligned load -----------
+// ---- channel-first: a walk is converted into a buffer and its gradients into another; each tap is an unaligned load ---------
 
 constexpr int kTokens = 512;  // of a walk
 constexpr int kMargin = 16;   // floats before and after them, for width - 1 tokens; keeps the tokens aligned
@@ -140,10 +140,10 @@ void along_tokens(const CausalConv1dBwdParams& p) {
     }
 }
 
-// ---- channel-last: a walk of a block of channels, a few tokens at a time ------------------------------------------------------
+// ---- channel-last: a walk of a block of channels, a few tokens at a time ----------------------------------------------------
 
 constexpr int kChannels = 256;   // of a block: what a walk carries for them stays in the first-level cache
-constexpr int kRun = 8;          // tokens in a row for each vector of channels: rows read at once, for the prefetchers to follow
+constexpr int kRun = 8;  // tokens in a row for each vector of channels: rows read at once, for the prefetchers to follow
 constexpr int kWalk = 256;       // tokens
 
 // For each channel of a block: the parameters; the last inputs and gradients, oldest first; dweight and dbias.
@@ -264,7 +264,8 @@ void along_channels(const CausalConv1dBwdParams& p) {
             const int64_t begin = item % walks * kWalk;
             const int64_t channels = std::min(block, p.in.dim - d);
             if (loaded != d)
-                for (int64_t c = 0; c < channels; ++c) load_parameters<kWidth>(p.in, d + c, &buffers.parameters[0][c], kChannels);
+                for (int64_t c = 0; c < channels; ++c)
+                    load_parameters<kWidth>(p.in, d + c, &buffers.parameters[0][c], kChannels);
             loaded = d;
             const int count = static_cast<int>(std::min<int64_t>(kWalk, p.in.seqlen - begin));
             walk_channels<T, kWidth>(p, b, d, channels, begin, count, buffers, partials_of(p, b * walks + item % walks, d));
@@ -272,7 +273,7 @@ void along_channels(const CausalConv1dBwdParams& p) {
     }
 }
 
-// ---- choice of the instance ---------------------------------------------------------------------------------------------------
+// ---- choice of the instance -------------------------------------------------------------------------------------------------
 
 template <typename T, int kWidth>
 void with_width(const CausalConv1dBwdParams& p, bool channels_inside) {
@@ -297,7 +298,7 @@ void finish(const CausalConv1dBwdParams& p, int64_t rows) {
     }
 }
 
-// ---- what the table asks ------------------------------------------------------------------------------------------------------
+// ---- what the table asks ----------------------------------------------------------------------------------------------------
 
 constexpr int kMaxWidth = 8;
 
@@ -325,7 +326,8 @@ int64_t rows_of(const CausalConv1dBwdParams& p, bool channels_inside) {
 const char* causal_conv1d_bwd_simd_refusal(const CausalConv1dBwdParams& p) {
     static_assert(kMaxWidth == 8, "the text below says so");
     if (vectors_along(p) != Along::neither) return nullptr;
-    return "width <= 8 where x, dout and dx all have stride 1 along seqlen, or all along dim, without seq_idx and states, of 16 or 32 "
+    return "width <= 8 where x, dout and dx all have stride 1 along seqlen, or all along dim, without seq_idx and states, of "
+           "16 or 32 "
            "bits";
 }
 

@@ -1,9 +1,9 @@
 // Causal conv1d decode for host memory.
 //
 // `simd`: rows and blocks of channels shared out over torch's threads; a block's window, and its parameters, are rows of floats
-// along the channels, whatever the strides, and vectors of them are computed at once. The state itself moves as bits, before the
-// outputs are written: x and out may be one tensor. Widths up to kMaxWidth.
-// `openmp`: channel by channel, by the formula. Any width.
+// along the channels, whatever the strides, and vectors of them are computed at once. The state itself moves as bits, before
+// the outputs are written: x and out may be one tensor. Widths up to kMaxWidth. `openmp`: channel by channel, by the formula.
+// Any width.
 #include "causal_conv1d/decode.h"
 
 #include <algorithm>
@@ -175,7 +175,8 @@ void update_row(const CausalConv1dUpdateParams& p, int64_t b, int64_t d, int cou
     if (past > 0) {
         if (p.cache_seqlens.data) {
             for (int i = 0; i < past; ++i)
-                load_floats(block.ring[i], state_at<S>(p, row.read_slot, d, window_column(p, row, i)), p.state_dim_stride, count);
+                load_floats(block.ring[i], state_at<S>(p, row.read_slot, d, window_column(p, row, i)), p.state_dim_stride,
+                            count);
         } else {
             load_rows(block.ring, state_at<S>(p, row.read_slot, d, 0), p.state_dim_stride, p.column_stride, p.state_len,
                       window_column(p, row, 0), past, count);

@@ -1,8 +1,8 @@
 // Causal conv1d over packed sequences for host memory, vectorised along channels.
 //
-// As on GPUs (csrc/kernels/causal_conv1d/prefill/tile.cu), the packed tokens are cut into runs, whatever sequences they hold; the
-// run with a sequence's first token makes all outputs that depend on the initial state, and then writes the states. Every output
-// is the same chain of operations on one lane of a vector: chunks and splits agree bit for bit.
+// As on GPUs (csrc/kernels/causal_conv1d/prefill/tile.cu), the packed tokens are cut into runs, whatever sequences they hold;
+// the run with a sequence's first token makes all outputs that depend on the initial state, and then writes the states. Every
+// output is the same chain of operations on one lane of a vector: chunks and splits agree bit for bit.
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
@@ -59,9 +59,9 @@ struct Past {
     }
 };
 
-// `tokens` outputs for kVectors * kLanes neighbouring channels; kEdge: for `channels` of them. past(i, v) are the inputs before the
-// first token, of which the first `absent` do not exist. All vectors go through SiLU together: what it takes to choose and its
-// constants are paid once, and their long chains of operations overlap.
+// `tokens` outputs for kVectors * kLanes neighbouring channels; kEdge: for `channels` of them. past(i, v) are the inputs before
+// the first token, of which the first `absent` do not exist. All vectors go through SiLU together: what it takes to choose and
+// its constants are paid once, and their long chains of operations overlap.
 template <typename T, int kWidth, int kVectors, bool kEdge, typename Inputs>
 HIPCONV_SIMD void convolve_tokens(const T* x, int64_t x_step, T* out, int64_t out_step, const float* parameters,
                                   const Inputs& past, int absent, int tokens, int64_t channels, bool use_silu) {
@@ -166,8 +166,8 @@ void write_state(const CausalConv1dVarlenParams& p, int32_t slot, int64_t first,
     }
 }
 
-// The window that a sequence will read, or else write, to be asked for a few lines at a time: slots lie anywhere, and the hardware's
-// prefetchers do not see the next one coming.
+// The window that a sequence will read, or else write, to be asked for a few lines at a time: slots lie anywhere, and the
+// hardware's prefetchers do not see the next one coming.
 struct NextState {
     const char* begin = nullptr;  // of the first channel
     int64_t channel_step, row_step;  // bytes
@@ -261,13 +261,13 @@ void convolve_channels(const CausalConv1dVarlenParams& p, int32_t begin, int32_t
         for (; c + kVectors * kLanes <= piece.end; c += kVectors * kLanes) {
             next.ask(c, kWidth - 1);
             const auto from = [&](int i, int v) { return past.from(c - first).template load<false>(i, v, kLanes); };
-            convolve_tokens<T, kWidth, kVectors, false>(x + c, step, out + c, piece.token_stride, parameters + (c - first), from,
-                                                        absent, end - begin, kLanes, p.use_silu);
+            convolve_tokens<T, kWidth, kVectors, false>(x + c, step, out + c, piece.token_stride, parameters + (c - first),
+                                                        from, absent, end - begin, kLanes, p.use_silu);
         }
         for (; c < piece.end; c += kLanes) {
             const auto from = [&](int i, int v) { return past.from(c - first).template load<true>(i, v, piece.end - c); };
-            convolve_tokens<T, kWidth, 1, true>(x + c, step, out + c, piece.token_stride, parameters + (c - first), from, absent,
-                                                end - begin, piece.end - c, p.use_silu);
+            convolve_tokens<T, kWidth, 1, true>(x + c, step, out + c, piece.token_stride, parameters + (c - first), from,
+                                                absent, end - begin, piece.end - c, p.use_silu);
         }
     }
 }
@@ -291,8 +291,8 @@ void begin_channels(const CausalConv1dVarlenParams& p, const PackedSequence& s, 
     write_states<T, S>(p, s, boundaries, first, channels, initial);
 }
 
-// The common case in one pass: a state of x's type, and the final one alone to leave. `kLength`: of the sequence, or kCommonPast
-// for as many tokens or more. Leaves less than a line's channels at the end, and returns where they begin.
+// The common case in one pass: a state of x's type, and the final one alone to leave. `kLength`: of the sequence, or
+// kCommonPast for as many tokens or more. Leaves less than a line's channels at the end, and returns where they begin.
 template <typename T, int kLength, bool kThrees>
 int64_t begin_lines(const CausalConv1dVarlenParams& p, const PackedSequence& s, int32_t end, const Piece& piece,
                     const float* parameters, const NextState& next) {
@@ -452,10 +452,12 @@ void with_width(const CausalConv1dVarlenParams& p) {
 const char* causal_conv1d_varlen_simd_refusal(const CausalConv1dVarlenParams& p, const VarlenTile& /*tile*/) {
     static_assert(kMaxWidth == 8, "the text below says so");
     const bool neighbours = p.dim == 1 || (p.x_dim_stride == 1 && (p.k_dim >= 0 || p.out_dim_stride == 1));
-    return p.width >= 2 && p.width <= kMaxWidth && neighbours ? nullptr : "widths 2 to 8 where x and out have stride 1 along dim";
+    return p.width >= 2 && p.width <= kMaxWidth && neighbours ? nullptr
+                                                              : "widths 2 to 8 where x and out have stride 1 along dim";
 }
 
-void causal_conv1d_varlen_simd(const CausalConv1dVarlenParams& p, const VarlenTile& /*tile*/, void* /*workspace*/, void* /*stream*/) {
+void causal_conv1d_varlen_simd(const CausalConv1dVarlenParams& p, const VarlenTile& /*tile*/, void* /*workspace*/,
+                               void* /*stream*/) {
     with_dtype(p.dtype, [&](auto type) { with_width<decltype(type), kMaxWidth>(p); });
 }
 

@@ -3,9 +3,9 @@
 //   g[t] = dout[t] * act'(s[t]),   dx[t] = sum_k weight[width - 1 - k] * g[t + k],
 //   dweight[i] = sum_t g[t] * x[t - width + 1 + i],
 //
-// dbias = sum_t g[t], and dinitial_states the dx of the tokens before the row. s is computed again from x, which is cheaper than
-// to keep it. Gradients of parameters are summed in an order that depends on nothing but sizes and strides: blocks leave partial
-// sums in a workspace, which a second kernel adds up.
+// dbias = sum_t g[t], and dinitial_states the dx of the tokens before the row. s is computed again from x, which is cheaper
+// than to keep it. Gradients of parameters are summed in an order that depends on nothing but sizes and strides: blocks leave
+// partial sums in a workspace, which a second kernel adds up.
 #pragma once
 
 #include "causal_conv1d/states.h"

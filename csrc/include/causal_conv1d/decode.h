@@ -1,5 +1,5 @@
-// Causal conv1d of a few new tokens a row, with the tokens before them in a pool of states ("decode"): what the bindings hand to
-// the kernels. Knows neither torch nor HIP.
+// Causal conv1d of a few new tokens a row, with the tokens before them in a pool of states ("decode"): what the bindings hand
+// to the kernels. Knows neither torch nor HIP.
 //
 //   out[t] = act(bias + sum_i weight[i] * h[t + i]),   h = the width - 1 values of the row's window, then its new tokens
 //
@@ -76,7 +76,8 @@ struct CausalConv1dUpdateParams {
     bool has_pad_slot;
 
     Indices query_start_loc;      // (batch + 1,): where a packed batch's rows begin and end
-    Indices num_accepted_tokens;  // speculative: the history starts at this column less one, and all new tokens are kept after it
+    // Speculative: the history starts at this column less one, and all new tokens are kept after it.
+    Indices num_accepted_tokens;
     Indices cache_seqlens;        // circular: token n of a row is in column n mod state_len
 
     // Windows after each token, (slot, token, channel, column), or null.
@@ -85,16 +86,16 @@ struct CausalConv1dUpdateParams {
     int32_t intermediate_slots, intermediate_tokens;
     Indices intermediate_slot;  // of each row; none: row b has slot b
 
-    // A tree of draft tokens: links to a token's first child and next sibling, (batch, seqlen), -1 for none. Then the pool is not
-    // advanced, and each token's parent is written to tree_parent if that is not null.
+    // A tree of draft tokens: links to a token's first child and next sibling, (batch, seqlen), -1 for none. Then the pool is
+    // not advanced, and each token's parent is written to tree_parent if that is not null.
     Indices tree_child, tree_sibling, tree_parent;
 };
 
 constexpr KernelNames kCausalConv1dUpdateNames = {
     "HIPCONV_UPDATE_KERNEL", {"step", "vector", "channel", "naive"}, {"simd", "openmp"}};
 
-// Defined twice: in csrc/kernels for GPUs and simt, in csrc/cpu for host memory (whose launches ignore the stream). In calls, no size
-// is zero; for launches, every tensor lies on the current device.
+// Defined twice: in csrc/kernels for GPUs and simt, in csrc/cpu for host memory (whose launches ignore the stream). In calls,
+// no size is zero; for launches, every tensor lies on the current device.
 KernelTable<CausalConv1dUpdateParams> causal_conv1d_update_kernels();
 
 }  // namespace hipconv

@@ -1,5 +1,5 @@
-// What a row of a decode call is, read from the indices on the device, and the plainest way to compute one channel of it. Indices
-// are never trusted: a row whose slot, column or accepted count is out of range is padding.
+// What a row of a decode call is, read from the indices on the device, and the plainest way to compute one channel of it.
+// Indices are never trusted: a row whose slot, column or accepted count is out of range is padding.
 #pragma once
 
 #include <type_traits>
@@ -109,7 +109,7 @@ HIPCONV_INLINE int64_t intermediate_slot_of_row(const CausalConv1dUpdateParams& 
     return slot >= 0 && slot < p.intermediate_slots ? slot : -1;
 }
 
-// ---- one channel, the formula read aloud: the history stays in the pool, and each token is a step of its own ------------------
+// ---- one channel, the formula read aloud: the history stays in the pool, and each token is a step of its own ----------------
 
 template <typename S>
 HIPCONV_INLINE S* state_at(const CausalConv1dUpdateParams& p, int64_t slot, int64_t d, int64_t column) {
@@ -161,7 +161,8 @@ HIPCONV_INLINE S history_of(T x) {
         return from_float<S>(to_float(x));
 }
 
-// Calls zero(t) for the tokens of a packed batch that come after its last row, which the rows share out, or before its first one.
+// Calls zero(t) for the tokens of a packed batch that come after its last row, which the rows share out, or before its first
+// one.
 template <typename Zero>
 HIPCONV_INLINE void zero_rest(const CausalConv1dUpdateParams& p, const RowIndices& indices, int64_t b, Zero zero) {
     if (!p.zero_padding || !p.query_start_loc.data) return;
@@ -177,7 +178,8 @@ HIPCONV_INLINE void zero_rest(const CausalConv1dUpdateParams& p, const RowIndice
 
 // `T` of x and out, `S` of the state.
 template <typename T, typename S>
-HIPCONV_INLINE void update_one_channel(const CausalConv1dUpdateParams& p, int64_t b, int64_t d, RowTokens tokens, RowState row) {
+HIPCONV_INLINE void update_one_channel(const CausalConv1dUpdateParams& p, int64_t b, int64_t d, RowTokens tokens,
+                                       RowState row) {
     const int32_t past = p.width - 1;
     const int64_t snapshots = intermediate_slot_of_row(p, b);
     for (int32_t t = 0; t < tokens.count; ++t) {

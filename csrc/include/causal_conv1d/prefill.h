@@ -1,4 +1,5 @@
-// Causal conv1d over packed sequences with a pool of conv states: what the bindings hand to the kernels. Knows neither torch nor HIP.
+// Causal conv1d over packed sequences with a pool of conv states: what the bindings hand to the kernels. Knows neither torch
+// nor HIP.
 //
 //   out[d, begin + i] = act(bias[d] + sum_j weight[d, j] * window(d, i - width + 1 + j)),   begin the sequence's first token
 //   window(d, i >= 0) = x[d, begin + i],   window(d, i < 0) = the initial state's column width - 1 + i, or nothing
@@ -26,7 +27,8 @@ struct CausalConv1dVarlenParams {
     const void* x;  // (dim, tokens)
     int64_t x_dim_stride, x_token_stride;
 
-    // One output (dim, tokens); or, if k_dim >= 0, q, k and v as contiguous rows of tokens, of k_dim, k_dim and the other channels.
+    // One output (dim, tokens); or, if k_dim >= 0, q, k and v as contiguous rows of tokens, of k_dim, k_dim and the other
+    // channels.
     void *out, *k, *v;
     int64_t out_dim_stride, out_token_stride;
     int32_t k_dim;
@@ -60,19 +62,21 @@ struct CausalConv1dVarlenParams {
     bool use_silu;
 };
 
-// A forced tile of a block, powers of two: zero means the kernel's own choice, and a size that it does not have the nearest one.
+// A forced tile of a block, powers of two: zero means the kernel's own choice, and a size that it does not have the nearest
+// one.
 struct VarlenTile {
     int32_t tokens, channels, warps;
 };
 
-constexpr KernelNames kCausalConv1dVarlenNames = {"HIPCONV_VARLEN_KERNEL", {"tile", "naive", "walk", "strip"}, {"simd", "openmp"}};
+constexpr KernelNames kCausalConv1dVarlenNames = {
+    "HIPCONV_VARLEN_KERNEL", {"tile", "naive", "walk", "strip"}, {"simd", "openmp"}};
 
-// Defined twice: in csrc/kernels for GPUs and simt, in csrc/cpu for host memory (whose launches ignore the tile and the stream). In
-// calls, dim and tokens are not zero; for launches, every tensor lies on the current device.
+// Defined twice: in csrc/kernels for GPUs and simt, in csrc/cpu for host memory (whose launches ignore the tile and the
+// stream). In calls, dim and tokens are not zero; for launches, every tensor lies on the current device.
 KernelTable<CausalConv1dVarlenParams, VarlenTile> causal_conv1d_varlen_kernels();
 
-// Of calls whose `out` is x, in its memory and with its strides, which leave dead tokens alone and have sequences. The other kernels
-// (`also`) serve these by way of a new tensor.
+// Of calls whose `out` is x, in its memory and with its strides, which leave dead tokens alone and have sequences. The other
+// kernels (`also`) serve these by way of a new tensor.
 KernelTable<CausalConv1dVarlenParams, VarlenTile> causal_conv1d_varlen_in_place_kernels();
 
 }  // namespace hipconv

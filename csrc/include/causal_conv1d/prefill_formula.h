@@ -31,8 +31,9 @@ HIPCONV_INLINE float input(const CausalConv1dVarlenParams& p, int64_t d, int64_t
 // An input of the sequence, or of its initial state: positions count from its first token.
 HIPCONV_INLINE float window_element(const CausalConv1dVarlenParams& p, const PackedSequence& s, int64_t d, int64_t position) {
     if (position >= 0) return input(p, d, s.begin + position);
-    return s.read_slot == kNoSlot ? 0.0f
-                                  : load_element(p.states, state_index(p, s.read_slot, d, p.width - 1 + position), p.state_dtype);
+    return s.read_slot == kNoSlot
+               ? 0.0f
+               : load_element(p.states, state_index(p, s.read_slot, d, p.width - 1 + position), p.state_dtype);
 }
 
 HIPCONV_INLINE void store_output(const CausalConv1dVarlenParams& p, int64_t d, int64_t token, float v) {

@@ -1,5 +1,5 @@
-// Who is who among packed tokens: which sequence a token belongs to, where that begins and ends, which slots of the pool it reads and
-// writes. Read on the device, at every launch: lengths may change between two replays of a graph.
+// Who is who among packed tokens: which sequence a token belongs to, where that begins and ends, which slots of the pool it
+// reads and writes. Read on the device, at every launch: lengths may change between two replays of a graph.
 //
 // Whatever the indices hold, nothing here leads outside the tensors: starts are clamped to the tokens, slots are checked.
 #pragma once
@@ -45,8 +45,8 @@ HIPCONV_INLINE SequenceSlots sequence_slots(const CausalConv1dVarlenParams& p, i
     s.read = p.cache_indices_in.data ? table_entry(p.cache_indices_in, number, first)
              : first == last         ? s.write
                                      : table_entry(p.cache_indices, number, first);
-    // Padding is told by the slot that is read (as in vLLM), and by one to write that does not exist. The null block may stand for
-    // a final state that nobody wants.
+    // Padding is told by the slot that is read (as in vLLM), and by one to write that does not exist. The null block may stand
+    // for a final state that nobody wants.
     s.live = is_slot(p, s.read) && (is_slot(p, s.write) || (s.write == p.null_block && s.write != kNoNumber));
     return s;
 }
@@ -57,11 +57,13 @@ struct AnyIndices {
 
     HIPCONV_INLINE int32_t start(int32_t b) const { return clamp_token(p, load_index(p.query_start_loc, b)); }
     HIPCONV_INLINE SequenceSlots slots(int32_t b) const { return sequence_slots(p, b); }
-    HIPCONV_INLINE bool continues(int32_t b) const { return p.has_initial_state.data && load_index(p.has_initial_state, b) != 0; }
+    HIPCONV_INLINE bool continues(int32_t b) const {
+        return p.has_initial_state.data && load_index(p.has_initial_state, b) != 0;
+    }
 };
 
-// From those that servers mostly pass: int32 starts and slots and bool flags, packed, no block table. A kernel that waits for nothing
-// else gains by knowing this.
+// From those that servers mostly pass: int32 starts and slots and bool flags, packed, no block table. A kernel that waits for
+// nothing else gains by knowing this.
 struct PlainIndices {
     const CausalConv1dVarlenParams& p;
 
@@ -115,7 +117,8 @@ struct EitherIndices {
     }
 };
 
-// The last sequence that begins at a token or before, of those whose starts (and the last one's end) `start_of` gives; -1 if none does.
+// The last sequence that begins at a token or before, of those whose starts (and the last one's end) `start_of` gives; -1 if
+// none does.
 template <typename StartOf>
 HIPCONV_INLINE int32_t last_begun(const StartOf& start_of, int32_t sequences, int32_t token) {
     int32_t last = -1, after = sequences + 1;  // start_of(last) <= token < start_of(after)
@@ -159,7 +162,8 @@ struct StateToWrite {
 };
 
 // Of the n-th boundary before the end, n from 1 to `count`.
-HIPCONV_INLINE StateToWrite boundary_state(const CausalConv1dVarlenParams& p, const PackedSequence& s, const Boundaries& b, int32_t n) {
+HIPCONV_INLINE StateToWrite boundary_state(const CausalConv1dVarlenParams& p, const PackedSequence& s, const Boundaries& b,
+                                           int32_t n) {
     const int64_t position = b.last - int64_t{n - 1} * p.block_size;
     const int64_t index = table_entry(p.cache_indices, s.number, b.last_column - n);
     if (position <= 0 || !is_slot(p, index)) return {kNoSlot, 0};
@@ -167,7 +171,8 @@ HIPCONV_INLINE StateToWrite boundary_state(const CausalConv1dVarlenParams& p, co
 }
 
 // Number 0 is the final state; number n, at most `count`, the n-th boundary before the end.
-HIPCONV_INLINE StateToWrite state_to_write(const CausalConv1dVarlenParams& p, const PackedSequence& s, const Boundaries& b, int32_t n) {
+HIPCONV_INLINE StateToWrite state_to_write(const CausalConv1dVarlenParams& p, const PackedSequence& s, const Boundaries& b,
+                                           int32_t n) {
     return n == 0 ? StateToWrite{s.write_slot, s.end - s.begin} : boundary_state(p, s, b, n);
 }
 

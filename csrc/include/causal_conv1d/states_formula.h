@@ -39,7 +39,8 @@ HIPCONV_INLINE T& at(const Sequences& s, int64_t b, int64_t d, int64_t t) {
 
 // The sequence that a token belongs to; tokens before the row belong to that of its first one.
 HIPCONV_INLINE int32_t sequence_of(const CausalConv1dInputs& p, int64_t b, int64_t t) {
-    return global_pointer<const int32_t>(p.seq_idx.data)[b * p.seq_idx.batch_stride + (t < 0 ? 0 : t) * p.seq_idx.seqlen_stride];
+    return global_pointer<const int32_t>(
+        p.seq_idx.data)[b * p.seq_idx.batch_stride + (t < 0 ? 0 : t) * p.seq_idx.seqlen_stride];
 }
 
 HIPCONV_INLINE bool is_padding(const CausalConv1dInputs& p, int64_t b, int64_t t) {

@@ -1,10 +1,10 @@
-// The kernels of an op as a table with a row each. A call has the kernel that its keyword `kernel` names, else the one that the op's
-// environment variable names, else the first row of the table that "auto" takes for it. Knows neither torch nor HIP.
+// The kernels of an op as a table with a row each. A call has the kernel that its keyword `kernel` names, else the one that the
+// op's environment variable names, else the first row of the table that "auto" takes for it. Knows neither torch nor HIP.
 //
 // A new kernel is a file of its own, its row in the table, and its name in the op's KernelNames.
 //
-// Tables are `constexpr`, and never `inline`: the loader makes an inline variable one for all modules of a process, and each backend's
-// module has a table of its own.
+// Tables are `constexpr`, and never `inline`: the loader makes an inline variable one for all modules of a process, and each
+// backend's module has a table of its own.
 #pragma once
 
 #include <cstddef>
@@ -14,16 +14,21 @@
 
 namespace hipconv {
 
-// The values of type `Call` describe a call: the params of an op, and what its launches need besides. Only launches touch the memory
-// of tensors; all else depends on sizes, strides, types and the alignment of addresses.
+// The values of type `Call` describe a call: the params of an op, and what its launches need besides. Only launches touch the
+// memory of tensors; all else depends on sizes, strides, types and the alignment of addresses.
 template <typename... Call>
 struct KernelRow {
     const char* name;
-    const char* (*refusal)(const Call&...);  // null if the kernel serves the call, else what it does serve; no function: it serves all
-    void (*launch)(const Call&..., void* workspace, void* stream);  // of a call that the kernel serves
-    int64_t (*workspace)(const Call&...) = nullptr;    // its bytes; no function: it needs none
-    bool (*auto_takes)(const Call&...) = nullptr;      // whether it is the fastest of a call that it serves; no function: always
-    const char* (*form)(const Call&...) = nullptr;     // which of its forms it takes for the call; no function: it has one
+    // Null if the kernel serves the call, else what it does serve. No function: it serves all.
+    const char* (*refusal)(const Call&...);
+    // Of a call that the kernel serves.
+    void (*launch)(const Call&..., void* workspace, void* stream);
+    // Its bytes. No function: it needs none.
+    int64_t (*workspace)(const Call&...) = nullptr;
+    // Whether it is the fastest for a call that it serves. No function: always.
+    bool (*auto_takes)(const Call&...) = nullptr;
+    // Which of its forms it takes for the call. No function: it has one.
+    const char* (*form)(const Call&...) = nullptr;
 
     const char* refusal_of(const Call&... call) const { return refusal ? refusal(call...) : nullptr; }
     int64_t workspace_of(const Call&... call) const { return workspace ? workspace(call...) : 0; }
@@ -76,8 +81,8 @@ struct KernelTable {
     }
 };
 
-// What an op's kernels are called on GPUs and on the CPU, the fastest first. One environment variable holds for all backends, so it
-// may name a kernel that only another one has, and then means nothing here.
+// What an op's kernels are called on GPUs and on the CPU, the fastest first. One environment variable holds for all backends,
+// so it may name a kernel that only another one has, and then means nothing here.
 struct KernelNames {
     const char* variable;
     const char* gpu[8];  // with nulls behind them

@@ -1,5 +1,5 @@
-// The arguments that forms of the causal conv1d share: their checks, and what params get of them. First those of all forms, then those
-// of rows with sequence ids and states.
+// The arguments that forms of the causal conv1d share: their checks, and what params get of them. First those of all forms,
+// then those of rows with sequence ids and states.
 #pragma once
 
 #include <initializer_list>
@@ -30,8 +30,8 @@ inline void* memory_of(const at::Tensor& t) {
 }
 inline void assign(const void*& to, const void* from) { to = from; }
 
-// Weight (dim, width) and bias (dim,) in params of any form; dim is x.size(channels). Kinds, types and shapes; where the tensors lie is
-// for `check_parameters_device`.
+// Weight (dim, width) and bias (dim,) in params of any form; dim is x.size(channels). Kinds, types and shapes; where the
+// tensors lie is for `check_parameters_device`.
 template <typename Params>
 void set_parameters(Params& p, const at::Tensor& x, int channels, const at::Tensor& weight, const at::Tensor* bias,
                     bool serves_f64 = false) {
@@ -67,8 +67,8 @@ inline void check_parameters_device(const at::Tensor& x, const at::Tensor& weigh
 
 inline Sequences sequences_of(const at::Tensor& t) { return {memory_of(t), t.stride(0), t.stride(1), t.stride(2)}; }
 
-// The stride of an axis of one element means nothing, and torch leaves anything there. Kernels get one that fits: as if the tensors
-// were dense in the layout that their longer axes have, and aligned.
+// The stride of an axis of one element means nothing, and torch leaves anything there. Kernels get one that fits: as if the
+// tensors were dense in the layout that their longer axes have, and aligned.
 inline void settle_strides(int64_t batch, int64_t dim, int64_t seqlen, std::initializer_list<Sequences*> all) {
     const auto each_has = [&](int64_t Sequences::*stride) {
         for (const Sequences* s : all)
@@ -88,7 +88,8 @@ inline void settle_strides(int64_t batch, int64_t dim, int64_t seqlen, std::init
 
 // x (batch, dim, seqlen), with weight and bias.
 template <typename Params>
-void set_rows(Params& p, const at::Tensor& x, const at::Tensor& weight, const at::Tensor* bias, bool use_silu, bool serves_f64 = false) {
+void set_rows(Params& p, const at::Tensor& x, const at::Tensor& weight, const at::Tensor* bias, bool use_silu,
+              bool serves_f64 = false) {
     check_strided({"x", x});
     check_rank({"x", x}, 3, "(batch, dim, seqlen)");
     p.dtype = conv1d_dtype({"x", x}, serves_f64);

@@ -1,6 +1,6 @@
 // May a call skip torch's dispatcher? An operator written in Python costs 3 us to reach (measured on a 2-core cloud host), more
-// than all the rest of a call, and mostly the dispatcher has nothing to do but run it. And where a call is a few microseconds in
-// all, may it skip pybind11's conversions of arguments too?
+// than all the rest of a call, and mostly the dispatcher has nothing to do but run it. And where a call is a few microseconds
+// in all, may it skip pybind11's conversions of arguments too?
 #pragma once
 
 #include <ATen/PythonTorchFunctionTLS.h>
@@ -24,9 +24,9 @@ TORCH_API bool hasCallbacks();  // of <ATen/record_function.h>, which takes 3 s 
 namespace hipconv {
 
 // Whether the dispatcher would go straight to the kernel of the tensors' device, `keys` being the union of theirs: no mode,
-// functional transform, tracer, lazy negation or conjugate, tensor of zeros without memory, or wrapper of a tensor is on the way,
-// no forward-mode derivative is under way, and no profiler listens. Reverse-mode gradients do not count: who records them asks
-// for himself. Autocast counts for operators that have a kernel for it.
+// functional transform, tracer, lazy negation or conjugate, tensor of zeros without memory, or wrapper of a tensor is on the
+// way, no forward-mode derivative is under way, and no profiler listens. Reverse-mode gradients do not count: who records them
+// asks for himself. Autocast counts for operators that have a kernel for it.
 inline bool dispatcher_adds_nothing(c10::DispatchKeySet keys, bool autocasts) {
     const auto thread = c10::impl::tls_local_dispatch_key_set();
     keys = (keys | thread.included_) - thread.excluded_;

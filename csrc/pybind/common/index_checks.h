@@ -6,7 +6,8 @@
 
 namespace hipconv {
 
-// A (rows,) or (rows, columns) tensor on the device of `other`. A number past 2^63 is negative to kernels, and so leads nowhere.
+// A (rows,) or (rows, columns) tensor on the device of `other`. A number past 2^63 is negative to kernels, and so leads
+// nowhere.
 inline IndexArray index_array(const NamedTensor& t, const NamedTensor& other, int64_t rows, bool may_be_bool = false) {
     check_strided(t);
     const at::ScalarType type = t.tensor.scalar_type();

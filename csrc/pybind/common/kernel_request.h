@@ -1,5 +1,5 @@
-// Which kernel of an op's table a call has: the one that its keyword `kernel` names, else the one that the op's environment variable
-// names, else the table's choice.
+// Which kernel of an op's table a call has: the one that its keyword `kernel` names, else the one that the op's environment
+// variable names, else the table's choice.
 #pragma once
 
 #include <cstdlib>
@@ -18,7 +18,8 @@ struct KernelRequest {
 
 // Raises ValueError for a name that the backend does not have or, from the variable, that no backend has.
 template <typename... Call>
-KernelRequest<Call...> requested_kernel(const std::string& keyword, const KernelNames& names, const KernelTable<Call...>& table) {
+KernelRequest<Call...> requested_kernel(const std::string& keyword, const KernelNames& names,
+                                        const KernelTable<Call...>& table) {
     if (keyword != "auto") {
         const KernelRow<Call...>* kernel = table.find(keyword);
         if (!kernel) check_kernel_name(keyword, table.known());
@@ -31,10 +32,11 @@ KernelRequest<Call...> requested_kernel(const std::string& keyword, const Kernel
     return {nullptr, "kernel"};
 }
 
-// The kernel that runs the call; null if none was asked for and the table has none that serves it. Raises ValueError if the one that
-// was asked for does not serve the call.
+// The kernel that runs the call; null if none was asked for and the table has none that serves it. Raises ValueError if the one
+// that was asked for does not serve the call.
 template <typename... Call>
-const KernelRow<Call...>* kernel_of(const KernelTable<Call...>& table, const KernelRequest<Call...>& wanted, const Call&... call) {
+const KernelRow<Call...>* kernel_of(const KernelTable<Call...>& table, const KernelRequest<Call...>& wanted,
+                                    const Call&... call) {
     if (!wanted.kernel) return table.choice(call...);
     if (const char* served = wanted.kernel->refusal_of(call...)) {
         std::string others;

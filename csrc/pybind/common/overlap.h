@@ -11,8 +11,8 @@ namespace hipconv {
 
 constexpr int kMaxRank = 8;
 
-// A view as bytes: element addresses are begin + sum_k i_k * stride_k with 0 <= i_k < size_k. Nothing here allocates: every call
-// of an op asks.
+// A view as bytes: element addresses are begin + sum_k i_k * stride_k with 0 <= i_k < size_k. Nothing here allocates: every
+// call of an op asks.
 struct StridedBytes {
     int64_t begin;
     int64_t element_bytes;
@@ -59,8 +59,8 @@ class Equation {
     }
 
   private:
-    // The widest stride first: the rest then leave few values for it. What cannot be settled in this many steps counts as solved,
-    // so that the caller refuses; no layout a tensor library makes comes near.
+    // The widest stride first: the rest then leave few values for it. What cannot be settled in this many steps counts as
+    // solved, so that the caller refuses; no layout a tensor library makes comes near.
     static constexpr int kMaxSteps = 1 << 20;
 
     bool search(int next, int64_t low, int64_t high) {

@@ -1,5 +1,5 @@
-// Checks of tensor arguments: each failure names the argument, says what it was and what was expected, and raises TypeError (the
-// kind of thing is wrong) or ValueError (the thing has a wrong value) before anything is written.
+// Checks of tensor arguments: each failure names the argument, says what it was and what was expected, and raises TypeError
+// (the kind of thing is wrong) or ValueError (the thing has a wrong value) before anything is written.
 #pragma once
 
 #include <c10/core/GradMode.h>
@@ -15,8 +15,8 @@
 
 namespace hipconv {
 
-// Text from strings and integers. Without <iostream>: its numeric facets can come from a second copy of the C++ library, the one
-// inside torch's wheels, and then printing a number crashes the process.
+// Text from strings and integers. Without <iostream>: its numeric facets can come from a second copy of the C++ library, the
+// one inside torch's wheels, and then printing a number crashes the process.
 inline std::string text_of(const std::string& part) { return part; }
 inline std::string text_of(int64_t part) { return std::to_string(part); }
 
@@ -83,8 +83,8 @@ inline void check_same_device(const NamedTensor& t, const NamedTensor& other) {
 
 inline void check_same_dtype(const NamedTensor& t, const NamedTensor& other) {
     if (t.tensor.scalar_type() != other.tensor.scalar_type())
-        throw pybind11::type_error(concat(t.name, ": got dtype ", python_text(t.tensor.scalar_type()), ", expected that of ", other.name,
-                                          ", ", python_text(other.tensor.scalar_type())));
+        throw pybind11::type_error(concat(t.name, ": got dtype ", python_text(t.tensor.scalar_type()), ", expected that of ",
+                                          other.name, ", ", python_text(other.tensor.scalar_type())));
 }
 
 // Kernels hold sizes in 32 bits (and strides in 64).
@@ -111,13 +111,14 @@ inline StridedBytes strided_bytes(const NamedTensor& t) {
 
 inline void check_apart(const char* out, const StridedBytes& out_view, const char* input, const StridedBytes& input_view) {
     if (overlaps(out_view, input_view))
-        throw pybind11::value_error(
-            concat(out, ": shares memory with ", input, ", expected memory of its own (interleaved views of one buffer are fine)"));
+        throw pybind11::value_error(concat(out, ": shares memory with ", input,
+                                           ", expected memory of its own (interleaved views of one buffer are fine)"));
 }
 
 // An output may share a buffer with an input, but no byte.
 inline void check_no_overlap(const NamedTensor& out, const NamedTensor& input) {
-    if (out.tensor.device() == input.tensor.device()) check_apart(out.name, strided_bytes(out), input.name, strided_bytes(input));
+    if (out.tensor.device() == input.tensor.device())
+        check_apart(out.name, strided_bytes(out), input.name, strided_bytes(input));
 }
 
 inline void check_no_internal_overlap(const NamedTensor& out) {
@@ -127,8 +128,8 @@ inline void check_no_internal_overlap(const NamedTensor& out) {
                                            ", expected each element to have memory of its own (not an expanded tensor)"));
 }
 
-// The memory that a call writes: each element has its own, and no other tensor of the call shares a byte with it. For tensors of
-// one device.
+// The memory that a call writes: each element has its own, and no other tensor of the call shares a byte with it. For tensors
+// of one device.
 class WrittenMemory {
   public:
     // One more tensor that is written.

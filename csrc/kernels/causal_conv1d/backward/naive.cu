@@ -1,5 +1,5 @@
-// Causal conv1d backward on GPUs ("naive"): a thread makes one element of dx at a time, by the formula, and another kernel one partial
-// sum of dweight or dbias. Any width, any strides, any sizes; every loop is grid-stride.
+// Causal conv1d backward on GPUs ("naive"): a thread makes one element of dx at a time, by the formula, and another kernel one
+// partial sum of dweight or dbias. Any width, any strides, any sizes; every loop is grid-stride.
 #include <hip/hip_runtime.h>
 
 #include <iterator>

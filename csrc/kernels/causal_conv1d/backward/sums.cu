@@ -1,5 +1,5 @@
-// Causal conv1d backward on GPUs: the kernels before and behind each of the others, which make taps of sequence ids and add up partial
-// sums. They, and the kernel between them, begin while the one before them ends, where the card can do that.
+// Causal conv1d backward on GPUs: the kernels before and behind each of the others, which make taps of sequence ids and add up
+// partial sums. They, and the kernel between them, begin while the one before them ends, where the card can do that.
 #include <hip/hip_runtime.h>
 
 #include "sums.h"
@@ -85,7 +85,8 @@ void make_taps(const CausalConv1dBwdParams& p, uint32_t* taps, hipStream_t strea
 
 int64_t bwd_sums_workspace(const CausalConv1dBwdParams& p, const BwdPartials& partials, bool looks_at_taps) {
     const bool has_taps = looks_at_taps && p.in.seq_idx.data;
-    return numbers_of(p, partials) * static_cast<int64_t>(sizeof(float)) + (has_taps ? p.in.batch * bwd_taps_pitch(p.in.seqlen) : 0);
+    return numbers_of(p, partials) * static_cast<int64_t>(sizeof(float)) +
+           (has_taps ? p.in.batch * bwd_taps_pitch(p.in.seqlen) : 0);
 }
 
 CausalConv1dBwdParams bwd_sums_begin(const CausalConv1dBwdParams& params, const BwdPartials& partials, bool looks_at_taps,

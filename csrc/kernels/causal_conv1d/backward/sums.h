@@ -1,6 +1,6 @@
-// The gradients of weight and bias, which are sums over all tokens. A kernel leaves rows of partial sums in the workspace, each of
-// (width + 1, dim) floats, as many as it has groups of tokens; `add_up` makes the gradients of them, in a fixed order. Behind the rows
-// lies what `begin` makes of sequence ids for kernels that look at `taps` (parts.h).
+// The gradients of weight and bias, which are sums over all tokens. A kernel leaves rows of partial sums in the workspace, each
+// of (width + 1, dim) floats, as many as it has groups of tokens; `add_up` makes the gradients of them, in a fixed order.
+// Behind the rows lies what `begin` makes of sequence ids for kernels that look at `taps` (parts.h).
 #pragma once
 
 #include "causal_conv1d/backward.h"

@@ -1,5 +1,5 @@
-// Which taps of a token see an input in the backward. Those that reach before the row or after it, or into another sequence, are left
-// out, not multiplied by zeros: 0 * inf is NaN.
+// Which taps of a token see an input in the backward. Those that reach before the row or after it, or into another sequence,
+// are left out, not multiplied by zeros: 0 * inf is NaN.
 #pragma once
 
 #include "causal_conv1d/backward.h"
@@ -7,10 +7,11 @@
 
 namespace hipconv {
 
-// ---- in memory ------------------------------------------------------------------------------------------------------------------
+// ---- in memory --------------------------------------------------------------------------------------------------------------
 
-// What sees what in rows with sequence ids, worked out once for all channels (sums.cu) at widths up to 8: a byte for each token, with
-// bit i set if its tap i sees an input; none for padding, nor for tokens outside the row, of which there are some on either side.
+// What sees what in rows with sequence ids, worked out once for all channels (sums.cu) at widths up to 8: a byte for each
+// token, with bit i set if its tap i sees an input; none for padding, nor for tokens outside the row, of which there are some
+// on either side.
 constexpr int kTapsBefore = 16, kTapsAfter = 16;
 
 HIPCONV_INLINE int64_t bwd_taps_pitch(int32_t seqlen) { return (int64_t{seqlen} + kTapsBefore + kTapsAfter + 3) / 4 * 4; }
@@ -19,10 +20,10 @@ HIPCONV_INLINE const uint8_t* bwd_taps_of(const CausalConv1dBwdParams& p, int64_
     return p.taps + b * bwd_taps_pitch(p.in.seqlen) + kTapsBefore + t;
 }
 
-// ---- of a thread that has kTokens neighbouring tokens ---------------------------------------------------------------------------
+// ---- of a thread that has kTokens neighbouring tokens -----------------------------------------------------------------------
 //
-// `sees`: whether tap i of token e, one of the thread's, sees an input. `has`: whether token e is in the row and no padding. `feeds`:
-// whether token e + k sees token e.
+// `sees`: whether tap i of token e, one of the thread's, sees an input. `has`: whether token e is in the row and no padding.
+// `feeds`: whether token e + k sees token e.
 
 struct AllTaps {
     HIPCONV_INLINE bool sees(int, int) const { return true; }

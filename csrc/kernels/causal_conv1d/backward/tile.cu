@@ -1,12 +1,12 @@
 // Causal conv1d backward, channel-last ("tile"): neighbouring channels are neighbours in memory.
 //
-// A thread owns the kChannels channels of one vector and walks a run of tokens, as the forward's kernel of this name does, with a
-// second ring beside the ring of inputs: the last kWidth gradients g of the sums. Token t brings in x[t] and dout[t], from which
-// g[t] follows, which completes dx[t - kWidth + 1]. So a run reads kWidth - 1 inputs before it and kWidth - 1 tokens of both
-// after it; those belong to its neighbours, who sum dweight over them.
+// A thread owns the kChannels channels of one vector and walks a run of tokens, as the forward's kernel of this name does, with
+// a second ring beside the ring of inputs: the last kWidth gradients g of the sums. Token t brings in x[t] and dout[t], from
+// which g[t] follows, which completes dx[t - kWidth + 1]. So a run reads kWidth - 1 inputs before it and kWidth - 1 tokens of
+// both after it; those belong to its neighbours, who sum dweight over them.
 //
-// Tokens are done kBlock at a time. Blocks inside a run take a path without conditions (steady, with SiLU); blocks at the ends of
-// a run ask what to load, sum and store (inside); and where a row ends, or tokens have sequence ids, it is asked of each tap
+// Tokens are done kBlock at a time. Blocks inside a run take a path without conditions (steady, with SiLU); blocks at the ends
+// of a run ask what to load, sum and store (inside); and where a row ends, or tokens have sequence ids, it is asked of each tap
 // whether it counts (checked).
 //
 // A block adds up its threads' dweight and dbias in LDS and leaves them in its row of the workspace.
@@ -28,8 +28,8 @@ constexpr int kBwdTileLanes = 32;    // the most vectors of channels that a bloc
 constexpr int kBwdTileMaxRun = 128;  // tokens
 constexpr int kBwdTileMinRun = 8;
 
-// How a launch divides the work. A block is blockDim.x vectors of channels by blockDim.y rows; a row is one run of tokens. Where
-// a sequence has fewer runs than the block has rows, the block takes several sequences.
+// How a launch divides the work. A block is blockDim.x vectors of channels by blockDim.y rows; a row is one run of tokens.
+// Where a sequence has fewer runs than the block has rows, the block takes several sequences.
 struct BwdTilePlan {
     int run;                     // tokens
     uint32_t log2_runs_a_block;  // of one sequence
@@ -285,7 +285,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kStates))
         taps = static_cast<Taps>(-1);  // all taps of these tokens count
     }
 
-    // ---- dweight and dbias of the block ---------------------------------------------------------------------------------------
+    // ---- dweight and dbias of the block -------------------------------------------------------------------------------------
     const int threads = static_cast<int>(blockDim.x * blockDim.y);
     const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
 #pragma unroll
@@ -317,7 +317,8 @@ int bwd_channels_a_vector(const CausalConv1dBwdParams& p) {
     constexpr int bytes = kBwdLaneBytes;
     const int wanted = bytes / element_bytes(p.in.dtype);
     const auto aligned = [&](const Sequences& s) {
-        return reinterpret_cast<uintptr_t>(s.data) % bytes == 0 && s.seqlen_stride % wanted == 0 && s.batch_stride % wanted == 0;
+        return reinterpret_cast<uintptr_t>(s.data) % bytes == 0 && s.seqlen_stride % wanted == 0 &&
+               s.batch_stride % wanted == 0;
     };
     return p.in.dim % wanted == 0 && aligned(p.in.x) && aligned(p.dout) && aligned(p.dx) ? wanted : 1;
 }
@@ -383,7 +384,8 @@ BwdPartials partials_of(const CausalConv1dBwdParams& p) {
 }  // namespace
 
 const char* causal_conv1d_bwd_tile_refusal(const CausalConv1dBwdParams& p) {
-    const char* served = "channel-last x, dout and dx (stride 1 along dim), widths 2 to 4; with seq_idx or states, of aligned vectors";
+    const char* served =
+        "channel-last x, dout and dx (stride 1 along dim), widths 2 to 4; with seq_idx or states, of aligned vectors";
     if (p.in.width < 2 || p.in.width > kMaxFastBwdWidth || p.in.seqlen > INT32_MAX - 4096) return served;
     if (p.in.x.dim_stride != 1 || p.dout.dim_stride != 1 || p.dx.dim_stride != 1) return served;
     if (bwd_tile_has_states(p) && bwd_channels_a_vector(p) == 1) return served;

@@ -1,15 +1,16 @@
 // Causal conv1d backward, channel-first ("vector"): neighbouring tokens are neighbours in memory.
 //
-// A thread makes the dx of a vector of tokens of one channel: from their x and dout and the inputs before them it computes their
-// gradients g, and it needs the kWidth - 1 gradients after them, which the next lane has. Lanes of a row stand side by side and
-// walk from the end of the row to its begin, so that the last lane gets what the first one had a step before: one shuffle a
-// gradient, no LDS, no barrier. Where a walk does not start at the end of its row, the gradients that its first step needs are
-// computed before it.
+// A thread makes the dx of a vector of tokens of one channel: from their x and dout and the inputs before them it computes
+// their gradients g, and it needs the kWidth - 1 gradients after them, which the next lane has. Lanes of a row stand side by
+// side and walk from the end of the row to its begin, so that the last lane gets what the first one had a step before: one
+// shuffle a gradient, no LDS, no barrier. Where a walk does not start at the end of its row, the gradients that its first step
+// needs are computed before it.
 //
-// A walk goes on through several sequences of its channel, if rows are short, and leaves its dweight and dbias in the workspace.
+// A walk goes on through several sequences of its channel, if rows are short, and leaves its dweight and dbias in the
+// workspace.
 //
-// One kernel serves rows that begin and end on 16-byte boundaries (vector_whole.cu), another one any rows (vector_ragged.cu). Here is how
-// their work is divided.
+// One kernel serves rows that begin and end on 16-byte boundaries (vector_whole.cu), another one any rows (vector_ragged.cu).
+// Here is how their work is divided.
 //
 // Bytes: x and dout read once from memory (and up to half of x once more from cache), dx written once.
 #include <hip/hip_runtime.h>

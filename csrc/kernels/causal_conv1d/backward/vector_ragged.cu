@@ -1,5 +1,5 @@
-// Causal conv1d backward, channel-first (vector.cu), of any rows, with states too: vectors lie on the boundaries of x, and what is not
-// aligned or not in the row is moved element by element.
+// Causal conv1d backward, channel-first (vector.cu), of any rows, with states too: vectors lie on the boundaries of x, and what
+// is not aligned or not in the row is moved element by element.
 #include <hip/hip_runtime.h>
 
 #include "../common/launch.h"
@@ -145,7 +145,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, 4)
 void launch_bwd_ragged(const CausalConv1dBwdParams& p, const BwdVectorPlan& plan, dim3 grid, dim3 block, hipStream_t stream) {
     with_instance<kMaxFastBwdWidth>(p.in.dtype, p.in.width, [&](auto type, auto width) {
         const bool early = p.taps != nullptr;
-        HIPCONV_LAUNCH(early, (causal_conv1d_bwd_ragged<decltype(type), decltype(width)::value>), grid, block, 0, stream, p, plan);
+        HIPCONV_LAUNCH(early, (causal_conv1d_bwd_ragged<decltype(type), decltype(width)::value>), grid, block, 0, stream, p,
+                       plan);
         check_launch("causal_conv1d_bwd");
     });
 }

@@ -1,4 +1,5 @@
-// How the channel-first backward kernels divide their work: a thread walks through the steps of one channel, from the last to the first.
+// How the channel-first backward kernels divide their work: a thread walks through the steps of one channel, from the last to
+// the first.
 #pragma once
 
 #include "causal_conv1d/backward.h"
@@ -15,8 +16,8 @@ constexpr int kPackedWidth = 4;              // whole rows of packed sequences h
 template <typename T>
 constexpr int kBwdTokens = 16 / static_cast<int>(sizeof(T));  // of a thread, at a time
 
-// How a launch divides the work. A block is blockDim.x lanes by blockDim.y channels. The items of a channel are the steps of its
-// sequences, one sequence after another; a thread does a piece of them, from the last to the first.
+// How a launch divides the work. A block is blockDim.x lanes by blockDim.y channels. The items of a channel are the steps of
+// its sequences, one sequence after another; a thread does a piece of them, from the last to the first.
 struct BwdVectorPlan {
     Taper taper;  // rows are groups of blockDim.y channels
     uint32_t steps_of_row;
@@ -59,7 +60,9 @@ HIPCONV_INLINE float* bwd_vector_partials(const CausalConv1dBwdParams& p, const 
 }
 
 // The launches of the two kernels, each in a file of its own.
-void launch_bwd_whole(const CausalConv1dBwdParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block, hipStream_t stream);
-void launch_bwd_ragged(const CausalConv1dBwdParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block, hipStream_t stream);
+void launch_bwd_whole(const CausalConv1dBwdParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block,
+                      hipStream_t stream);
+void launch_bwd_ragged(const CausalConv1dBwdParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block,
+                       hipStream_t stream);
 
 }  // namespace hipconv

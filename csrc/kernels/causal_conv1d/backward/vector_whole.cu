@@ -1,5 +1,5 @@
-// Causal conv1d backward, channel-first (vector.cu), of rows that begin and end on 16-byte boundaries: each one sequence or, at width 4,
-// several packed ones.
+// Causal conv1d backward, channel-first (vector.cu), of rows that begin and end on 16-byte boundaries: each one sequence or, at
+// width 4, several packed ones.
 #include <hip/hip_runtime.h>
 
 #include "../common/launch.h"
@@ -141,8 +141,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_whole_blocks(kPacke
         float window[Past::kTokens + kTokens], gradients[kTokens + kPast];
         bwd_whole_unpack<T, kWidth>(before_next, x_next, window);
         unpack_elements<T, kTokens>(dout_next, gradients, 0);
-        // No tap sees the other half of the oldest input's word, and NVIDIA's compiler moves this half elsewhere right behind the
-        // load, for which it waits there: 10 % of a copy. So let the other one be used, where nothing ever is.
+        // No tap sees the other half of the oldest input's word, and NVIDIA's compiler moves this half elsewhere right behind
+        // the load, for which it waits there: 10 % of a copy. So let the other one be used, where nothing ever is.
         if constexpr (kHasPredicates && std::is_same_v<T, f16> && kOldest % 2 == 1) {
             if (plan.steps_of_row == 0) dbias = twice(window[kOldest - 1]);
         }

@@ -7,8 +7,8 @@
 
 namespace hipconv {
 
-// Calls f with a value of the element type and the width, of 2 to kMostWidth, as an integral_constant: what kernels are compiled
-// for.
+// Calls f with a value of the element type and the width, of 2 to kMostWidth, as an integral_constant: what kernels are
+// compiled for.
 template <int kMostWidth, typename F>
 void with_instance(DType dtype, int width, F f) {
     if constexpr (kMostWidth > 2) {

@@ -14,8 +14,8 @@ HIPCONV_INLINE Pair silu(Pair v) {
     return multiply(v, make_pair(approx_rcp(low(denominator)), approx_rcp(high(denominator))));
 }
 
-// The same where `wanted`, which is one for all lanes: chosen value by value where that costs nothing, by a branch elsewhere, which keeps
-// fewer values at a time.
+// The same where `wanted`, which is one for all lanes: chosen value by value where that costs nothing, by a branch elsewhere,
+// which keeps fewer values at a time.
 HIPCONV_INLINE Pair silu_where(bool wanted, Pair v) {
     if constexpr (kHasPredicates) {
         const Pair activated = silu(v);
@@ -31,12 +31,16 @@ HIPCONV_INLINE float parameter(const void* base, int64_t index) {
     return sizeof(P) == 4 ? canonical_nan(v) : v;
 }
 
-// kCount parameters that lie one after another, fetched in the widest vectors that divide them. Their address must be a multiple
-// of those vectors' size.
+// kCount parameters that lie one after another, fetched in the widest vectors that divide them. Their address must be a
+// multiple of those vectors' size.
 template <typename P, int kCount>
 HIPCONV_INLINE void load_packed(const P* from, float (&to)[kCount]) {
     constexpr int kBytes = kCount * static_cast<int>(sizeof(P));
-    constexpr int kVector = (kBytes % 16 == 0 ? 16 : kBytes % 8 == 0 ? 8 : kBytes % 4 == 0 ? 4 : 2) / static_cast<int>(sizeof(P));
+    constexpr int kVector = (kBytes % 16 == 0  ? 16
+                             : kBytes % 8 == 0 ? 8
+                             : kBytes % 4 == 0 ? 4
+                                               : 2) /
+                            static_cast<int>(sizeof(P));
     using Vector = Words<P, kVector>;
 #pragma unroll
     for (int v = 0; v < kCount / kVector; ++v) {

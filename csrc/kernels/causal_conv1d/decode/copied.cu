@@ -1,11 +1,13 @@
-// Causal conv1d decode of several tokens a row, width 4, for cards that copy from memory to LDS past the registers: what `vector`
-// runs there for 16-bit elements whose slots are packed ((slots, dim, columns)).
+// Causal conv1d decode of several tokens a row, width 4, for cards that copy from memory to LDS past the registers: what
+// `vector` runs there for 16-bit elements whose slots are packed ((slots, dim, columns)).
 //
 // Its time is the bytes, as long as enough of them are under way: registers that wait for memory would hold too few. So a wave
-// asks for the first tokens of its strip and for the strip's part of the slot in copies of 16 bytes, which need no registers, and
-// waits for nobody but itself: no block barriers. The new state takes the old one's place in LDS and leaves in 16 bytes, too.
+// asks for the first tokens of its strip and for the strip's part of the slot in copies of 16 bytes, which need no registers,
+// and waits for nobody but itself: no block barriers. The new state takes the old one's place in LDS and leaves in 16 bytes,
+// too.
 //
-// Close behind come the instructions, a wave's every 128 channels of a row: what all rows need is a straight line for four tokens.
+// Close behind come the instructions, a wave's every 128 channels of a row: what all rows need is a straight line for four
+// tokens.
 //
 // A wave reads its window before it writes, and each token before its output, so x and out may be one tensor.
 #include <hip/hip_runtime.h>
@@ -83,11 +85,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kCopyLanes * kCopyWaves, kCopyBlocks) caus
         slots.live = slots.live && number >= 1 && number <= kFour && count <= kFour;
         first_column = static_cast<int32_t>(number - 1);
     }
-    T* const out = p.out.as<T>() + b * p.out_row_stride + (kInFours ? int64_t{d} * kFour : first_token * p.out_token_stride + d);
+    T* const out =
+        p.out.as<T>() + b * p.out_row_stride + (kInFours ? int64_t{d} * kFour : first_token * p.out_token_stride + d);
     if (__builtin_expect(p.zero_padding, 0)) {
         const int64_t rest = by_starts ? p.query_start_loc.integer(p.query_start_loc.load(p.batch)) : p.total_tokens;
         const auto zero = [&](int64_t token) {
-            if (active) *reinterpret_cast<Vector*>(p.out.as<T>() + b * p.out_row_stride + token * p.out_token_stride + d) = Vector{};
+            if (active)
+                *reinterpret_cast<Vector*>(p.out.as<T>() + b * p.out_row_stride + token * p.out_token_stride + d) = Vector{};
         };
         if (by_starts)  // the rows share out the tokens after the last of them
 #pragma unroll 1
@@ -273,7 +277,8 @@ bool causal_conv1d_update_copied_serves(const CausalConv1dUpdateParams& p) {
     const auto as_wide_as_x = [&](DType dtype) { return element_bytes(dtype) == element_bytes(p.dtype); };
     if (!kCopiesPastRegisters || p.dtype == DType::f32 || p.state_dtype != p.dtype || p.width != kCommonWidth) return false;
     if (!as_wide_as_x(p.weight_dtype) || (p.bias && !as_wide_as_x(p.bias_dtype))) return false;
-    if (p.out_end[0] != p.dim || p.dim % kPieceElements != 0 || !channels_in_vectors(p) || p.state_dim_stride == 1) return false;
+    if (p.out_end[0] != p.dim || p.dim % kPieceElements != 0 || !channels_in_vectors(p) || p.state_dim_stride == 1)
+        return false;
     // Tokens of a row after the fourth come one by one: where they are few.
     if (p.query_start_loc.data ? p.total_tokens > int64_t{kFour} * p.batch : p.seqlen > kFour) return false;
     const bool drafts = p.state_len == kDraftSlot && !p.fork;

@@ -1,8 +1,8 @@
 // Causal conv1d decode of one token a row, width 4 ("step"): what decoding mostly is, in vectors of channels.
 //
 // Its time is two waits for memory, first for the row's slot and then for its state, and the bytes. So a lane asks at once for
-// all that it can, the kernel is short, and its parameters are few: where rows are few, fetching more instructions and parameters
-// takes longer than the rest.
+// all that it can, the kernel is short, and its parameters are few: where rows are few, fetching more instructions and
+// parameters takes longer than the rest.
 //
 // Where channels are neighbours in memory (conv_state as (slots, columns, dim)), a lane moves its own vectors. So it does where
 // a slot is packed channel by channel ((slots, dim, columns)) in four columns: two channels are a vector. Three columns are no
@@ -150,7 +150,8 @@ void launch(const CausalConv1dUpdateParams& p, hipStream_t stream) {
     using Shape = Strip<S, kColumns>;
     const unsigned lanes = power_of_two_up_to(p.dim / Shape::kOwn, Shape::kLanes);
     const dim3 grid(static_cast<unsigned>(p.batch), blocks_up_to(p.dim / Shape::kOwn, lanes, kMostStrips), 1);
-    HIPCONV_LAUNCH(true, (causal_conv1d_update_step<T, S, kColumns, kBefore>), grid, dim3(lanes, 1, 1), 0, stream, vector_params(p));
+    HIPCONV_LAUNCH(true, (causal_conv1d_update_step<T, S, kColumns, kBefore>), grid, dim3(lanes, 1, 1), 0, stream,
+                   vector_params(p));
     check_launch("causal_conv1d_update");
 }
 
@@ -176,9 +177,9 @@ bool serves(const CausalConv1dUpdateParams& p) {
 
 const char* causal_conv1d_update_step_refusal(const CausalConv1dUpdateParams& p) {
     if (serves(p)) return nullptr;
-    return "one token a row of width 4 with aligned channels in fours, weight and bias as wide as x, and none of: query_start_loc, "
-           "num_accepted_tokens, cache_seqlens, intermediate_conv_window, retrieve_next_token; of (slots, dim, state_len) without "
-           "gaps, state_len 3, or 4 at a multiple of 16 bytes";
+    return "one token a row of width 4 with aligned channels in fours, weight and bias as wide as x, and none of: "
+           "query_start_loc, num_accepted_tokens, cache_seqlens, intermediate_conv_window, retrieve_next_token; of (slots, dim, "
+           "state_len) without gaps, state_len 3, or 4 at a multiple of 16 bytes";
 }
 
 void causal_conv1d_update_step(const CausalConv1dUpdateParams& p, void* /*workspace*/, void* stream) {

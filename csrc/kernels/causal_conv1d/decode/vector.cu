@@ -1,14 +1,14 @@
-// Causal conv1d decode of several tokens a row, of any number a row where query_start_loc says so, speculative decoding included,
-// in vectors of channels ("vector"). It serves one token too, of the widths that `step` does not.
+// Causal conv1d decode of several tokens a row, of any number a row where query_start_loc says so, speculative decoding
+// included, in vectors of channels ("vector"). It serves one token too, of the widths that `step` does not.
 //
 // Its time is two waits for memory, first for the row's indices and then for tokens and state, and the bytes. So a lane asks at
 // once for all that it can: the indices and its parameters, then kTokensAhead tokens and its part of the state.
 //
 // Where channels are neighbours in memory (conv_state as (slots, columns, dim)), a lane moves its own vectors. Where a slot is
 // packed channel by channel ((slots, dim, columns)), a lane's columns are no vectors, but the strip is contiguous: it moves
-// through LDS in whole vectors. Of as many columns as the window has, or one more, or as speculative decoding of four tokens has,
-// a lane transposes its part in registers; of any other number it picks elements in LDS. Tokens that are neighbours in memory
-// (contiguous (batch, dim, seqlen)) come in vectors of four, which a lane transposes too.
+// through LDS in whole vectors. Of as many columns as the window has, or one more, or as speculative decoding of four tokens
+// has, a lane transposes its part in registers; of any other number it picks elements in LDS. Tokens that are neighbours in
+// memory (contiguous (batch, dim, seqlen)) come in vectors of four, which a lane transposes too.
 //
 // A lane reads its window before it writes, and each token before its output, so x and out may be one tensor.
 #include <hip/hip_runtime.h>
@@ -21,13 +21,16 @@ namespace hipconv {
 constexpr int kStagedBytes = 4096;  // in LDS, of any number of columns: with many, lanes are fewer
 constexpr int kTokensAhead = 4;     // that a lane asks for at once
 constexpr int kAnyColumns = -1;     // of a packed slot; known numbers stand for themselves
-constexpr int kDraftColumns = kCommonWidth - 2 + kTokensAhead;  // of speculative decoding of as many tokens as are loaded at once
+constexpr int kDraftColumns = kCommonWidth - 2 + kTokensAhead;  // of speculative decoding of the tokens that are loaded at once
 
 template <int kColumns>  // of a block; those that share strips have LDS for no more
 constexpr int kMostLanes = kColumns == kOwnVectors ? kTokenLanes : kVectorLanes;
 template <typename S, int kColumns>  // on a compute unit
-constexpr int kBlocks = (sizeof(S) == 4 ? 8 : kColumns > kCommonWidth || kColumns < 0 ? 10 : kColumns ? 12 : 14) * kVectorLanes /
-                        kMostLanes<kColumns>;
+constexpr int kBlocks = (sizeof(S) == 4                            ? 8
+                         : kColumns > kCommonWidth || kColumns < 0 ? 10
+                         : kColumns                                ? 12
+                                                                   : 14) *
+                        kVectorLanes / kMostLanes<kColumns>;
 
 template <typename T, typename S, int kWidth, int kColumns>
 __global__ void HIPCONV_LAUNCH_BOUNDS((kMostLanes<kColumns>), (kBlocks<S, kColumns>))
@@ -104,7 +107,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((kMostLanes<kColumns>), (kBlocks<S, kColum
     const auto store = [&](T* to, Vector value) {
         if (active) *reinterpret_cast<Vector*>(to) = value;
     };
-    if (p.zero_padding && by_starts) {  // the rows share out the tokens after the last of them; those before the first are its own
+    // The rows share out the tokens after the last of them; those before the first are its own.
+    if (p.zero_padding && by_starts) {
         const int64_t rest = p.query_start_loc.integer(last_end);
         const auto zero = [&](int64_t t) {
             store(p.split ? split_out_at<T>(p, 0, d, t) : p.out.as<T>() + t * p.out_token_stride + d, Vector{});
@@ -281,7 +285,8 @@ void launch(const CausalConv1dUpdateParams& p, hipStream_t stream) {
     while (kColumns == kAnyColumns && lanes * p.state_len * sizeof(Words<S, kChannels>) > kStagedBytes) lanes /= 2;
     lanes = power_of_two_up_to(p.dim / kChannels, lanes);
     const dim3 grid(static_cast<unsigned>(p.batch), blocks_up_to(p.dim / kChannels, lanes, kMostStrips), 1);
-    HIPCONV_LAUNCH(true, (causal_conv1d_update_vectors<T, S, kWidth, kColumns>), grid, dim3(lanes, 1, 1), 0, stream, vector_params(p));
+    HIPCONV_LAUNCH(true, (causal_conv1d_update_vectors<T, S, kWidth, kColumns>), grid, dim3(lanes, 1, 1), 0, stream,
+                   vector_params(p));
     check_launch("causal_conv1d_update");
 }
 
@@ -333,8 +338,8 @@ bool serves(const CausalConv1dUpdateParams& p) {
 const char* causal_conv1d_update_vector_refusal(const CausalConv1dUpdateParams& p) {
     if (serves(p)) return nullptr;
     return "widths 2 to 4 with aligned channels or tokens in fours, and none of: cache_seqlens, intermediate_conv_window, "
-           "retrieve_next_token; (slots, dim, state_len) without gaps at width 4, or at width 3 with state_len 2 and conv_state of x's "
-           "dtype";
+           "retrieve_next_token; (slots, dim, state_len) without gaps at width 4, or at width 3 with state_len 2 and "
+           "conv_state of x's dtype";
 }
 
 void causal_conv1d_update_vector(const CausalConv1dUpdateParams& p, void* /*workspace*/, void* stream) {

@@ -1,6 +1,6 @@
-// What the decode kernels that take vectors of channels share. A lane owns kChannels neighbouring channels of one row, a block a
-// strip of them; the blocks that run side by side take the same strip of many rows, whose parameters they then find in the first
-// cache. For files that include <hip/hip_runtime.h>.
+// What the decode kernels that take vectors of channels share. A lane owns kChannels neighbouring channels of one row, a block
+// a strip of them; the blocks that run side by side take the same strip of many rows, whose parameters they then find in the
+// first cache. For files that include <hip/hip_runtime.h>.
 #pragma once
 
 #include <type_traits>
@@ -14,8 +14,8 @@
 namespace hipconv {
 
 constexpr int kVectorLanes = 64;  // small blocks: few wait for each other, and few rows fill a card
-// The same where a row has one token. Kernels that begin early start their blocks one after the other (an H200 every 1.3 ns), which
-// smaller ones than these would wait for.
+// The same where a row has one token. Kernels that begin early start their blocks one after the other (an H200 every 1.3 ns),
+// which smaller ones than these would wait for.
 constexpr int kTokenLanes = kCopiesPastRegisters ? 2 * kVectorLanes : kVectorLanes;
 constexpr int kChannels = 4;     // of a lane: 8 bytes of 16-bit elements, 16 of f32
 constexpr int kOwnVectors = 0;   // columns of the state whose channels are neighbours: a lane moves its own vectors
@@ -54,8 +54,9 @@ HIPCONV_INLINE Words<S, kChannels> as_history(Words<T, kChannels> x) {
     }
 }
 
-// kCount consecutive parameters of a type known only at run time. Those as wide as T, x's type, are asked for early and looked at
-// later; others, which few models have, are fetched where they are used, and take no registers until then. kSameWidth: there are none.
+// kCount consecutive parameters of a type known only at run time. Those as wide as T, x's type, are asked for early and looked
+// at later; others, which few models have, are fetched where they are used, and take no registers until then. kSameWidth: there
+// are none.
 template <typename T, int kCount, bool kSameWidth>
 struct Parameters {
     static constexpr int kBytes = kCount * static_cast<int>(sizeof(T));
@@ -129,8 +130,8 @@ struct ChannelParameters {
         }
     }
 
-    // The output of a token; window(i, j) is column i of the window before it, oldest first, of pair j of the channels. kSelect: the
-    // activation is chosen without a branch.
+    // The output of a token; window(i, j) is column i of the window before it, oldest first, of pair j of the channels.
+    // kSelect: the activation is chosen without a branch.
     template <bool kSelect = false, typename Window>
     HIPCONV_INLINE Words<T, kOwn> convolve(Window window, Words<T, kOwn> token, bool use_silu) const {
         Words<T, kOwn> result{};
@@ -151,14 +152,14 @@ struct ChannelParameters {
     }
 };
 
-// Where a strip's vector is in LDS, of lanes that are kColumns vectors apart: an even number needs a gap every 128 bytes, so that
-// neighbouring lanes use different banks.
+// Where a strip's vector is in LDS, of lanes that are kColumns vectors apart: an even number needs a gap every 128 bytes, so
+// that neighbouring lanes use different banks.
 template <typename Vector, int kColumns>
 HIPCONV_INLINE int staged(int vector) {
     return kColumns > 0 && kColumns % 2 == 1 ? vector : vector + vector / (128 / static_cast<int>(sizeof(Vector)));
 }
 
-// ---- a kernel's parameters: few, because those of a small call take as long to fetch as its tensors --------------------------
+// ---- a kernel's parameters: few, because those of a small call take as long to fetch as its tensors -------------------------
 
 // Integers as 32-bit words: one, or (wide) two, a row; null for none.
 struct IndexWords {
@@ -247,7 +248,8 @@ inline bool outputs_in_vectors(const CausalConv1dUpdateParams& p) {
     return true;
 }
 
-// Whether channels, parameters and state come in vectors, and the feature is one that vectors know: x and out are to be seen to.
+// Whether channels, parameters and state come in vectors, and the feature is one that vectors know: x and out are to be seen
+// to.
 inline bool channels_in_vectors(const CausalConv1dUpdateParams& p) {
     if (p.batch > kMostRows || p.dim > kMostStrips * kFewestLanes * kChannels || p.dim % kChannels != 0) return false;
     if (p.state_dtype != p.dtype && p.state_dtype != DType::f32) return false;
@@ -262,8 +264,8 @@ inline bool channels_in_vectors(const CausalConv1dUpdateParams& p) {
     return p.column_stride == 1 && p.state_dim_stride == p.state_len;
 }
 
-// Whether a packed slot has as many columns as the window, or one more: then each lane has all that moves in registers. The slot
-// is written whole: a fork would overwrite a column at rest.
+// Whether a packed slot has as many columns as the window, or one more: then each lane has all that moves in registers. The
+// slot is written whole: a fork would overwrite a column at rest.
 inline bool columns_in_registers(const CausalConv1dUpdateParams& p) {
     return !p.num_accepted_tokens.data && p.state_len <= p.width && (p.history == p.state_len || !p.fork);
 }

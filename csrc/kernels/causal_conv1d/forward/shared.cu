@@ -2,11 +2,11 @@
 // multiple of 16 bytes, where rows begin anywhere in a 16-byte vector.
 //
 // A tile is some neighbouring rows of one or several sequences: in memory a flat stretch of each sequence, which a block brings
-// to LDS in whole 16-byte vectors, as it takes the results back. In between a thread makes a run of a row, the whole row if it is
-// short, in the words of the flat stretch, so that two tokens are read and written together wherever the row begins. A row of an
-// odd number of 16-bit tokens begins or ends within a word; that token is made by itself. Neighbouring lanes are neighbouring
-// rows: each keeps its channel's weights in registers over all sequences of the block, and mostly two at most meet in a bank of
-// LDS. The next tile is under way while one is made.
+// to LDS in whole 16-byte vectors, as it takes the results back. In between a thread makes a run of a row, the whole row if it
+// is short, in the words of the flat stretch, so that two tokens are read and written together wherever the row begins. A row
+// of an odd number of 16-bit tokens begins or ends within a word; that token is made by itself. Neighbouring lanes are
+// neighbouring rows: each keeps its channel's weights in registers over all sequences of the block, and mostly two at most meet
+// in a bank of LDS. The next tile is under way while one is made.
 //
 // Bytes: each input read once from memory, each output written once.
 #include <hip/hip_runtime.h>
@@ -262,8 +262,8 @@ void launch(const CausalConv1dFwdParams& p, hipStream_t stream) {
     while (1 << plan.log2_group < group) ++plan.log2_group;
     const int size = (group < plan.rows ? group : plan.rows) * p.seqlen;
 
-    // As many sequences as a tile holds and leave a tile for each block of a large card, or two if they still give its threads a
-    // vector each. (A tile's last sequence is reached by 32 bits.)
+    // As many sequences as a tile holds and leave a tile for each block of a large card, or two if they still give its threads
+    // a vector each. (A tile's last sequence is reached by 32 bits.)
     const auto tiles = [&] { return (plan.sequences + plan.tile_sequences - 1) / plan.tile_sequences; };
     const int64_t most = plan.x_sequence > plan.out_sequence ? plan.x_sequence : plan.out_sequence;
     const bool near = plan.x_sequence >= 0 && kTileTokens / size * most < kOffsetLimit;
@@ -296,15 +296,17 @@ void launch(const CausalConv1dFwdParams& p, hipStream_t stream) {
     while (each > 1 && (blocks() < kEnoughBlocks || (blocks() < 4 * kEnoughBlocks && each * bytes > (19 << 10)))) each /= 2;
     plan.block_sequences = each * plan.tile_sequences;
     const dim3 grid = grid_of(groups, (plan.sequences + plan.block_sequences - 1) / plan.block_sequences);
-    hipLaunchKernelGGL((causal_conv1d_fwd_shared<T, kWidth, kTileVectors>), grid, dim3(kSharedThreads, 1, 1), 0, stream, p, plan);
+    hipLaunchKernelGGL((causal_conv1d_fwd_shared<T, kWidth, kTileVectors>), grid, dim3(kSharedThreads, 1, 1), 0, stream, p,
+                       plan);
     check_launch("causal_conv1d_fwd");
 }
 
 }  // namespace
 
 const char* causal_conv1d_shared_refusal(const CausalConv1dFwdParams& p) {
-    const char* served = "channel-first x and out whose rows, of at most 512 tokens (1024 in 16 bits with widths 2 to 4), follow one "
-                         "another in memory, widths 2 to 8";
+    const char* served =
+        "channel-first x and out whose rows, of at most 512 tokens (1024 in 16 bits with widths 2 to 4), follow one "
+        "another in memory, widths 2 to 8";
     if (p.width < 2 || p.width > kMaxFastWidth) return served;
     const int tokens = 16 / element_bytes(p.dtype);
     const int64_t size = static_cast<int64_t>(p.dim) * p.seqlen;

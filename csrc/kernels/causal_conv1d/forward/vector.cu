@@ -4,9 +4,9 @@
 // which lie in the same cache line or in the one the neighbouring lane reads. No LDS, no barrier. It walks several vectors,
 // loading kAhead of them before they are needed, so that memory always has work while registers stay few and threads many.
 //
-// Rows need not begin or end on a 16-byte boundary (kRagged): vectors lie on the boundaries of out. Those that a row fills only in
-// part are read whole where memory before and after the row is x's as well, and written element by element. If x is not aligned as
-// out is, all of x is read element by element. Rows of less than a vector are one vector each, wherever they begin.
+// Rows need not begin or end on a 16-byte boundary (kRagged): vectors lie on the boundaries of out. Those that a row fills only
+// in part are read whole where memory before and after the row is x's as well, and written element by element. If x is not
+// aligned as out is, all of x is read element by element. Rows of less than a vector are one vector each, wherever they begin.
 //
 // Bytes: each input read once from memory (and up to half of it once more from cache), each output written once.
 #include <hip/hip_runtime.h>
@@ -24,7 +24,8 @@ constexpr unsigned kFewestEarly = 1024;  // blocks of a launch that begins early
 constexpr int kMinLanes = 8;  // of a row, side by side: a cache line of 128 bytes
 
 // How a launch divides the work. A block is blockDim.x vectors of tokens by blockDim.y channels. The items of a channel are the
-// stretches of blockDim.x vectors of each of its sequences, one sequence after another; a thread makes its vector of some of them.
+// stretches of blockDim.x vectors of each of its sequences, one sequence after another; a thread makes its vector of some of
+// them.
 struct VectorPlan {
     Taper taper;                 // rows are groups of blockDim.y channels
     uint32_t stretches;          // of a sequence
@@ -32,7 +33,7 @@ struct VectorPlan {
     int32_t sequence_tokens;     // of all stretches of a sequence: its length rounded up
     int64_t x_batch, out_batch;  // bytes from sequence to sequence
     uint32_t x_row, out_row;     // bytes from channel to channel
-    bool on_boundaries;          // ragged rows: vectors lie on out's 16-byte boundaries; if not, they count from the row's start
+    bool on_boundaries;  // ragged rows: vectors lie on out's 16-byte boundaries; if not, they count from the row's start
     uint64_t x_begin, x_end;     // ragged rows: the addresses between which x may be read in whole vectors, if any
 };
 
@@ -102,7 +103,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
                     current[u] = load_part<T, kTokens>(row, t, p.seqlen);
 #pragma unroll
                     for (int k = 0; k < Past::kParts; ++k)
-                        before[u][k] = load_part<T, Past::kPartTokens>(row, t - Past::kTokens + k * Past::kPartTokens, p.seqlen);
+                        before[u][k] =
+                            load_part<T, Past::kPartTokens>(row, t - Past::kTokens + k * Past::kPartTokens, p.seqlen);
                 }
             }
         } else {

@@ -1,8 +1,9 @@
-// The begin of a sequence, for the fast varlen kernels: the outputs that depend on the initial state, and all states that the sequence
-// leaves.
+// The begin of a sequence, for the fast varlen kernels: the outputs that depend on the initial state, and all states that the
+// sequence leaves.
 //
-// One thread does all of this for its channels, and reads the initial state before it writes any. So a slot may be both read and written
-// by a sequence, and no other thread needs to wait for it. Its first loads leave together: inputs, parameters, state.
+// One thread does all of this for its channels, and reads the initial state before it writes any. So a slot may be both read
+// and written by a sequence, and no other thread needs to wait for it. Its first loads leave together: inputs, parameters,
+// state.
 #pragma once
 
 #include "causal_conv1d/prefill_schedule.h"
@@ -24,7 +25,8 @@ HIPCONV_INLINE Words<S, kCount> vector_of(Value value) {
     }
 }
 
-// A slot's window from the thread's first channel on: a vector of channels for each column, after `missing` ones that the slot lacks.
+// A slot's window from the thread's first channel on: a vector of channels for each column, after `missing` ones that the slot
+// lacks.
 template <typename S, int kChannels, int kPast>
 HIPCONV_INLINE void load_state(const S* from, const CausalConv1dVarlenParams& p, StateForm form, int missing,
                                Words<S, kChannels> (&window)[kPast]) {
@@ -39,13 +41,14 @@ HIPCONV_INLINE void load_state(const S* from, const CausalConv1dVarlenParams& p,
         for (int i = 0; i < kPast; ++i) rows[i] = reinterpret_cast<const Vector*>(from)[i];
 #pragma unroll
         for (int i = 0; i < kPast; ++i)
-            window[i] =
-                vector_of<S, kChannels>([&](int channel) { return from_bits<S>(element<S, kChannels>(rows, channel * kPast + i)); });
+            window[i] = vector_of<S, kChannels>(
+                [&](int channel) { return from_bits<S>(element<S, kChannels>(rows, channel * kPast + i)); });
     } else {
 #pragma unroll
         for (int i = 0; i < kPast; ++i) {
             const S* column = from + (i - missing) * p.column_stride;
-            if (i >= missing) window[i] = vector_of<S, kChannels>([&](int channel) { return column[channel * p.state_dim_stride]; });
+            if (i >= missing)
+                window[i] = vector_of<S, kChannels>([&](int channel) { return column[channel * p.state_dim_stride]; });
         }
     }
 }
@@ -73,11 +76,12 @@ HIPCONV_INLINE void store_state(S* to, const CausalConv1dVarlenParams& p, StateF
     }
 }
 
-// S is the states' type. Calls store(t, result) with the first kWidth - 1 outputs, t counted from the sequence's first token. `taps`
-// are the channels' parameters: taps.fetch() comes early, taps.unpack(j, weight, bias) is when pair j of the channels needs them.
+// S is the states' type. Calls store(t, result) with the first kWidth - 1 outputs, t counted from the sequence's first token.
+// `taps` are the channels' parameters: taps.fetch() comes early, taps.unpack(j, weight, bias) is when pair j of the channels
+// needs them.
 template <typename T, typename S, int kChannels, int kWidth, bool kAnyWidth, typename Taps, typename Store>
-HIPCONV_INLINE void begin_sequence(const CausalConv1dVarlenParams& p, StateForm form, const PackedSequence& s, int32_t d, Taps taps,
-                                   Store store) {
+HIPCONV_INLINE void begin_sequence(const CausalConv1dVarlenParams& p, StateForm form, const PackedSequence& s, int32_t d,
+                                   Taps taps, Store store) {
     constexpr int kPast = kWidth - 1, kPairs = (kChannels + 1) / 2;
     using Vector = Words<T, kChannels>;
     using StateVector = Words<S, kChannels>;
@@ -86,7 +90,8 @@ HIPCONV_INLINE void begin_sequence(const CausalConv1dVarlenParams& p, StateForm 
 
     const CausalConv1dVarlenParams& inputs_of = first_parameter_again(p);
     const int64_t x_step = inputs_of.x_token_stride * static_cast<int64_t>(sizeof(T));
-    const char* x = static_cast<const char*>(p.x) + s.begin * x_step + d * inputs_of.x_dim_stride * static_cast<int64_t>(sizeof(T));
+    const char* x =
+        static_cast<const char*>(p.x) + s.begin * x_step + d * inputs_of.x_dim_stride * static_cast<int64_t>(sizeof(T));
     // The inputs just before `position`, counted from the sequence's first token, if all of them are the sequence's own.
     const auto load_inputs = [&](int32_t position, Vector(&inputs)[kPast]) {
 #pragma unroll
@@ -107,7 +112,8 @@ HIPCONV_INLINE void begin_sequence(const CausalConv1dVarlenParams& p, StateForm 
 
     const auto slot_begin = [&](int32_t slot) {
         const CausalConv1dVarlenParams& pool = first_parameter_again(p);
-        return static_cast<S*>(p.states) + slot * pool.slot_stride + d * pool.state_dim_stride + pool.first_column * pool.column_stride;
+        return static_cast<S*>(p.states) + slot * pool.slot_stride + d * pool.state_dim_stride +
+               pool.first_column * pool.column_stride;
     };
     StateVector state[kPast]{};
     if (s.read_slot != kNoSlot)

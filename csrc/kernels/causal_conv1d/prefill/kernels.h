@@ -8,9 +8,11 @@ namespace hipconv {
 const char* causal_conv1d_varlen_tile_refusal(const CausalConv1dVarlenParams& params, const VarlenTile& tile);
 void causal_conv1d_varlen_tile(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace, void* stream);
 
-void launch_causal_conv1d_varlen_naive(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace, void* stream);
+void launch_causal_conv1d_varlen_naive(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace,
+                                       void* stream);
 
-// In place: `strip` serves what `tile` does, up to 2^30 tokens; `walk`, of width 4 and with channels in vectors, is for long sequences.
+// In place: `strip` serves what `tile` does, up to 2^30 tokens; `walk`, of width 4 and with channels in vectors, is for long
+// sequences.
 const char* causal_conv1d_varlen_walk_refusal(const CausalConv1dVarlenParams& params, const VarlenTile& tile);
 bool causal_conv1d_varlen_walk_is_faster(const CausalConv1dVarlenParams& params, const VarlenTile& tile);  // than strip
 void causal_conv1d_varlen_walk(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace, void* stream);

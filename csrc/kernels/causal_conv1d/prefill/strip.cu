@@ -1,15 +1,16 @@
 // Causal conv1d over packed sequences of any lengths in place ("strip"): the outputs overwrite x, in one launch and without a
 // temporary.
 //
-// As in `walk`, a block shares no input with another one. Here it has a strip of channels of all tokens, whatever sequences they belong
-// to, and walks through it tile by tile. Where strips are too few to fill a card, they are cut into groups of whole sequences, too: each
-// block finds its own on the device.
+// As in `walk`, a block shares no input with another one. Here it has a strip of channels of all tokens, whatever sequences
+// they belong to, and walks through it tile by tile. Where strips are too few to fill a card, they are cut into groups of whole
+// sequences, too: each block finds its own on the device.
 //
-// A tile is a run of tokens a row of threads. Before anything of it is stored, runs are in registers, and in LDS is what else a run
-// needs: the inputs just before it, and the first outputs of the sequences that begin in the tile (begin.h), which
-// the rows share among themselves, with their states. Meanwhile the next tile is on its way.
+// A tile is a run of tokens a row of threads. Before anything of it is stored, runs are in registers, and in LDS is what else a
+// run needs: the inputs just before it, and the first outputs of the sequences that begin in the tile (begin.h), which the rows
+// share among themselves, with their states. Meanwhile the next tile is on its way.
 //
-// Bytes: as `tile`. The begins of a tile's sequences are waited for: so a tile is long, and blocks are two or more a compute unit.
+// Bytes: as `tile`. The begins of a tile's sequences are waited for: so a tile is long, and blocks are two or more a compute
+// unit.
 #include <hip/hip_runtime.h>
 
 #include "../common/launch.h"
@@ -20,7 +21,8 @@
 
 namespace hipconv {
 
-constexpr int kStripThreads = 256, kStripBlocks = 2;  // of a block; on a compute unit, at least: one computes while another one waits
+constexpr int kStripThreads = 256;  // of a block
+constexpr int kStripBlocks = 2;     // on a compute unit, at least: one computes while another one waits
 constexpr int kFewestLanes = 4, kMostLanes = 64;      // of a row
 constexpr int kFewestBytes = 32, kUsualBytes = 64;    // of a row of a strip
 constexpr int kUsualBlocks = 256;
@@ -36,8 +38,8 @@ struct StripPlan {
     bool plain_indices;
 };
 
-// Of consecutive tokens, with the sequences that begin in it. It ends early where otherwise the first tokens of a sequence would lie
-// in two tiles.
+// Of consecutive tokens, with the sequences that begin in it. It ends early where otherwise the first tokens of a sequence
+// would lie in two tiles.
 struct StripTile {
     int32_t begin, end;        // tokens
     int32_t first, sequences;  // that begin in it
@@ -64,7 +66,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStripThreads, kStripBlocks)
     constexpr int kPast = kWidth - 1, kPairs = (kChannels + 1) / 2, kRun = kStripRun<kChannels>;
     using Vector = Words<T, kChannels>;
     HIPCONV_SHARED(Vector, edges, kStripThreads * kPast);                  // the inputs just before each row's run
-    HIPCONV_SHARED(Vector, begun, kStripThreads * kRun);                   // outputs at the begin of sequences, by token and lane
+    HIPCONV_SHARED(Vector, begun, kStripThreads * kRun);  // outputs at the begin of sequences, by token and lane
     HIPCONV_SHARED(uint32_t, marks, kStripThreads / kFewestLanes * kRun);  // of a tile's tokens
 
     const CausalConv1dVarlenParams& again = first_parameter_again(p);
@@ -111,7 +113,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStripThreads, kStripBlocks)
     const int64_t x_step = p.x_token_stride * static_cast<int64_t>(sizeof(T));
     char* const x = static_cast<char*>(p.out) + d * p.x_dim_stride * static_cast<int64_t>(sizeof(T));  // which is p.x
     const auto run_of = [&](const StripTile& tile) { return tile.begin + row * kRun; };
-    const auto end_of = [&](const StripTile& tile) { return works ? tile.end : 0; };  // a lane without channels only keeps barriers
+    // A lane without channels only keeps barriers.
+    const auto end_of = [&](const StripTile& tile) { return works ? tile.end : 0; };
 
     StripTile tile = tile_from(indices().start(first_sequence), first_sequence);
     Vector ahead[kRun];
@@ -148,8 +151,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStripThreads, kStripBlocks)
             const int64_t first = s.read_slot * pool.slot_stride + d * pool.state_dim_stride;
 #pragma unroll
             for (int column = 0; column < kPast; ++column)
-                prefetch_if(static_cast<const char*>(p.states) + (first + column * pool.column_stride) * element_bytes(pool.state_dtype),
-                             s.number >= 0 && s.read_slot != kNoSlot);
+                prefetch_if(static_cast<const char*>(p.states) +
+                                (first + column * pool.column_stride) * element_bytes(pool.state_dtype),
+                            s.number >= 0 && s.read_slot != kNoSlot);
         }
         for (int32_t i = row; i < tile.sequences; i += rows) {
             const PackedSequence s = indices().sequence(tile.first + i);
@@ -196,7 +200,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStripThreads, kStripBlocks)
         const bool use_silu = first_parameter_again(p).use_silu;
         // Of the run's tokens, bit by bit: so that no access is behind a branch.
         int at_hand = static_cast<int>(lowest_bits(end_of(next) - run_of(next)));
-        int stored = static_cast<int>(lowest_bits(end_of(tile) - run_of(tile)) & ~lowest_bits(first_live - run_of(tile))), begins = 0;
+        int stored = static_cast<int>(lowest_bits(end_of(tile) - run_of(tile)) & ~lowest_bits(first_live - run_of(tile))),
+            begins = 0;
 #pragma unroll
         for (int t = 0; t < kRun; ++t) {
             const uint32_t found = marks[row * kRun + t];
@@ -236,12 +241,15 @@ namespace {
 template <typename T, int kChannels, int kWidth, bool kAnyWidth>
 void launch(const CausalConv1dVarlenParams& p, const VarlenTile& tile, hipStream_t stream) {
     const int64_t vectors = p.dim / kChannels;
-    const auto lanes_of = [&](int bytes) { return power_of_two_up_to(bytes / kChannels / static_cast<int>(sizeof(T)), kMostLanes); };
+    const auto lanes_of = [&](int bytes) {
+        return power_of_two_up_to(bytes / kChannels / static_cast<int>(sizeof(T)), kMostLanes);
+    };
     unsigned lanes = lanes_of(kUsualBytes);
     while (lanes > lanes_of(kFewestBytes) && vectors / lanes * p.sequences < kUsualBlocks) lanes /= 2;
     if (const int tokens = power_of_two("block_m", tile.tokens))
         lanes = kStripThreads / power_of_two_up_to(tokens / kStripRun<kChannels>, kStripThreads / kFewestLanes);
-    if (const int channels = power_of_two("block_n", tile.channels)) lanes = power_of_two_up_to(channels / kChannels, kMostLanes);
+    if (const int channels = power_of_two("block_n", tile.channels))
+        lanes = power_of_two_up_to(channels / kChannels, kMostLanes);
     lanes = lanes < kFewestLanes ? kFewestLanes : lanes > kMostLanes ? kMostLanes : lanes;
 
     const unsigned strips = static_cast<unsigned>((vectors + lanes - 1) / lanes);

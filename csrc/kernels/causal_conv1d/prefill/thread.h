@@ -1,7 +1,7 @@
 // What a thread of the fast varlen kernels holds of its channels: parameters, and where its outputs go.
 //
-// Kernels are compiled for a width. With kAnyWidth, they serve smaller ones, too: the first taps are missing then, and so are the
-// first columns of the window.
+// Kernels are compiled for a width. With kAnyWidth, they serve smaller ones, too: the first taps are missing then, and so are
+// the first columns of the window.
 #pragma once
 
 #include "../common/parts.h"
@@ -16,8 +16,8 @@ enum class StateForm : int32_t {
     elements,  // anything
 };
 
-// How a launch divides the work. A block is blockDim.x vectors of channels by blockDim.y rows. Most blocks take a run of tokens a row,
-// some the begin of a sequence a row; these are spread evenly among the others.
+// How a launch divides the work. A block is blockDim.x vectors of channels by blockDim.y rows. Most blocks take a run of tokens
+// a row, some the begin of a sequence a row; these are spread evenly among the others.
 struct VarlenPlan {
     int32_t run;          // tokens
     uint32_t blocks;      // of both kinds, along the tokens
@@ -41,12 +41,14 @@ HIPCONV_INLINE int missing_taps(const CausalConv1dVarlenParams& p) {
     return kAnyWidth ? kWidth - first_parameter_again(p).width : 0;
 }
 
-// Weights and biases of a thread's channels. Those of x's type are fetched early as memory holds them, and waited for only where they
-// are unpacked.
+// Weights and biases of a thread's channels. Those of x's type are fetched early as memory holds them, and waited for only
+// where they are unpacked.
 template <typename T, int kChannels, int kWidth, bool kAnyWidth>
 struct TapsInMemory {
     static constexpr int kWeights = kChannels * kWidth, kBoth = kChannels > 1 ? 2 : 1;
-    static constexpr int kEach = kChannels == 1 ? 1 : kWeights * sizeof(T) % 16 == 0 ? 16 / static_cast<int>(sizeof(T)) : kChannels;
+    static constexpr int kEach = kChannels == 1                   ? 1
+                                 : kWeights * sizeof(T) % 16 == 0 ? 16 / static_cast<int>(sizeof(T))
+                                                                  : kChannels;
 
     const CausalConv1dVarlenParams& p;
     const int64_t d;
@@ -68,7 +70,8 @@ struct TapsInMemory {
                     *reinterpret_cast<const Words<T, kEach>*>(from + v * (kChannels == 1 ? again.weight_width_stride : kEach));
         }
         if (p.bias && again.bias_dtype == kDTypeOf<T>)
-            fetched_biases = *reinterpret_cast<const Words<T, kChannels>*>(static_cast<const T*>(p.bias) + d * again.bias_stride);
+            fetched_biases =
+                *reinterpret_cast<const Words<T, kChannels>*>(static_cast<const T*>(p.bias) + d * again.bias_stride);
     }
 
     // Those of pair j of the channels as floats: those fetched, or from memory.
@@ -129,7 +132,8 @@ HIPCONV_INLINE OutputColumn output_column(const CausalConv1dVarlenParams& p, int
     const CausalConv1dVarlenParams& again = first_parameter_again(p);
     constexpr int64_t kSize = sizeof(T);
     const auto column = [](void* out, int64_t channel, int64_t dim_stride, int64_t token_stride) {
-        return OutputColumn{static_cast<char*>(out) + channel * dim_stride * kSize, static_cast<uint32_t>(token_stride * kSize)};
+        return OutputColumn{static_cast<char*>(out) + channel * dim_stride * kSize,
+                            static_cast<uint32_t>(token_stride * kSize)};
     };
     if (again.k_dim < 0) return column(p.out, d, again.out_dim_stride, again.out_token_stride);
     const int64_t v_begin = int64_t{2} * again.k_dim;

@@ -1,16 +1,16 @@
 // Causal conv1d over packed sequences ("tile"): one launch for any mix of lengths.
 //
-// A block is one of two kinds. Most take runs of tokens: the packed tokens are cut into runs of equal length, whatever sequences they
-// hold, and a thread walks the run of its row for the channels of one vector, as the kernel `tile` of causal_conv1d_fwd does. Such a
-// thread makes the outputs of the tokens that have all of their window within x. The others, the first width - 1 tokens of each
-// sequence, belong to blocks of the second kind, which take the begin of a sequence a row (begin.h): so only
-// these touch states, and all sequences' states are under way at once, however many sequences a run holds.
+// A block is one of two kinds. Most take runs of tokens: the packed tokens are cut into runs of equal length, whatever
+// sequences they hold, and a thread walks the run of its row for the channels of one vector, as the kernel `tile` of
+// causal_conv1d_fwd does. Such a thread makes the outputs of the tokens that have all of their window within x. The others, the
+// first width - 1 tokens of each sequence, belong to blocks of the second kind, which take the begin of a sequence a row
+// (begin.h): so only these touch states, and all sequences' states are under way at once, however many sequences a run holds.
 //
-// A run's loads do not wait for its sequences to be known: the lanes of a row look up one token each, in query_start_loc on the device,
-// and what they find becomes masks of the tokens to store.
+// A run's loads do not wait for its sequences to be known: the lanes of a row look up one token each, in query_start_loc on the
+// device, and what they find becomes masks of the tokens to store.
 //
-// Bytes: each input read once from memory (and a few tokens a run and a sequence once more from cache), each output written once, each
-// state read once and written once.
+// Bytes: each input read once from memory (and a few tokens a run and a sequence once more from cache), each output written
+// once, each state read once and written once.
 #include <hip/hip_runtime.h>
 
 #include <stdexcept>
@@ -34,8 +34,8 @@ struct RunMasks {
     uint32_t dead;     // tokens of no sequence or of padding
 };
 
-// The lanes of a row look at one sequence each, from the one on that the run begins in: that is found in one step for each factor
-// `lanes + 1` of their number.
+// The lanes of a row look at one sequence each, from the one on that the run begins in: that is found in one step for each
+// factor `lanes + 1` of their number.
 template <typename Indices>
 __device__ __forceinline__ RunMasks masks_of_run(const Indices& indices, int64_t begin, int32_t run, int past) {
     const CausalConv1dVarlenParams& p = indices.p;
@@ -181,10 +181,14 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, 8)
     if (block >= plan.blocks) return;
     let_next_kernel_begin();
     wait_for_kernel_before();
-    // Blocks of the second kind among the first `count` ones; rounded up, so that a sequence's begin comes before its other tokens.
-    const auto begins_among = [&](uint64_t count) { return static_cast<uint32_t>((count * plan.begins_of + 0xffffffffu) >> 32); };
+    // Blocks of the second kind among the first `count` ones; rounded up, so that a sequence's begin comes before its other
+    // tokens.
+    const auto begins_among = [&](uint64_t count) {
+        return static_cast<uint32_t>((count * plan.begins_of + 0xffffffffu) >> 32);
+    };
     const uint32_t begins = begins_among(block);
-    if (begins_among(uint64_t{block} + 1) == begins) return convolve_run<T, kChannels, kWidth, kAnyWidth>(p, plan, block - begins);
+    if (begins_among(uint64_t{block} + 1) == begins)
+        return convolve_run<T, kChannels, kWidth, kAnyWidth>(p, plan, block - begins);
 
     // Fewer channels a thread where states are wider than x: twice as many lanes, half as many rows.
     const CausalConv1dVarlenParams& again = first_parameter_again(p);
@@ -200,7 +204,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, 8)
     const int32_t first = static_cast<int32_t>(d);
     const auto store = [&](int t, auto result) {
         const OutputColumn column = output_column<T>(p, first);
-        *reinterpret_cast<decltype(result)*>(column.first + static_cast<int64_t>(s.begin) * column.step + t * column.step) = result;
+        *reinterpret_cast<decltype(result)*>(column.first + static_cast<int64_t>(s.begin) * column.step + t * column.step) =
+            result;
     };
     if (sizeof(T) == sizeof(float) || again.state_dtype == kDTypeOf<T>) {
         const TapsInMemory<T, kChannels, kWidth, kAnyWidth> taps(p, first);
@@ -220,11 +225,13 @@ void launch(const CausalConv1dVarlenParams& p, const VarlenTile& tile, hipStream
     const unsigned threads = warps == 0 ? kUsualThreads : power_of_two_up_to(warps, kMostThreads / 32) * 32;
     const unsigned most_lanes = kMostLanes < threads / 2 ? kMostLanes : threads / 2;  // there are two rows or more
     unsigned lanes = power_of_two_up_to(vectors, most_lanes);
-    if (const int channels = power_of_two("block_n", tile.channels)) lanes = power_of_two_up_to(channels / kChannels, most_lanes);
+    if (const int channels = power_of_two("block_n", tile.channels))
+        lanes = power_of_two_up_to(channels / kChannels, most_lanes);
     const unsigned rows = threads / lanes;
     VarlenPlan plan{};
     plan.run = kUsualRun;
-    while (plan.run > 4 && vectors * (p.tokens / plan.run) < kEnoughThreads) plan.run /= 2;  // short enough that a large card is full
+    while (plan.run > 4 && vectors * (p.tokens / plan.run) < kEnoughThreads)
+        plan.run /= 2;  // short enough that a large card is full
     if (const int tokens = power_of_two("block_m", tile.tokens))
         plan.run = static_cast<int32_t>(power_of_two_up_to(tokens / static_cast<int>(rows), kMostRun));
     const int64_t block_tokens = static_cast<int64_t>(rows) * plan.run;
@@ -242,7 +249,8 @@ void launch(const CausalConv1dVarlenParams& p, const VarlenTile& tile, hipStream
     check_launch("causal_conv1d_varlen");
 }
 
-// Models have width 4. The others share instances, of a channel a thread where no card has the registers for a vector's wide windows.
+// Models have width 4. The others share instances, of a channel a thread where no card has the registers for a vector's wide
+// windows.
 template <typename T>
 void with_width(const CausalConv1dVarlenParams& p, const VarlenTile& tile, hipStream_t stream) {
     constexpr int kWide = kLaneBytes / static_cast<int>(sizeof(T));

@@ -14,8 +14,8 @@ HIPCONV_INLINE constexpr int channels_of_begin(int channels, int size, int state
 
 inline bool aligned(const void* data, int64_t bytes) { return reinterpret_cast<uintptr_t>(data) % bytes == 0; }
 
-// Channels of one vector: as many as a lane's bytes hold, if every vector of x and of the outputs is aligned and the parameters are
-// packed; else one.
+// Channels of one vector: as many as a lane's bytes hold, if every vector of x and of the outputs is aligned and the parameters
+// are packed; else one.
 inline int channels_a_vector(const CausalConv1dVarlenParams& p) {
     constexpr int bytes = kLaneBytes;
     const int wanted = bytes / element_bytes(p.dtype);
@@ -43,7 +43,8 @@ inline StateForm state_form(const CausalConv1dVarlenParams& p, int channels, int
     // Vectors of up to 16 bytes, as load_packed takes them, divide `each` elements.
     const auto packed = [&](int64_t each, int64_t stride) {
         const int64_t size = each * bytes, vector = size % 16 == 0 ? 16 : size % 8 == 0 ? 8 : 4;
-        return aligned(p.states, vector) && p.slot_stride * bytes % vector == 0 && stride * bytes % vector == 0 && size % vector == 0;
+        return aligned(p.states, vector) && p.slot_stride * bytes % vector == 0 && stride * bytes % vector == 0 &&
+               size % vector == 0;
     };
     if (channels == 1 || p.first_column != 0) return StateForm::elements;
     if (p.state_dim_stride == 1 && packed(channels, p.column_stride)) return StateForm::columns;

@@ -1,12 +1,13 @@
-// Causal conv1d over packed sequences in place, where they are long ("walk"): the outputs overwrite x, in one launch and without a
-// temporary.
+// Causal conv1d over packed sequences in place, where they are long ("walk"): the outputs overwrite x, in one launch and
+// without a temporary.
 //
-// An output may be stored only when no other token needs the input under it any more, and blocks cannot wait for each other. So a
-// block shares no input with another one: it has a strip of channels of one whole sequence, and walks through it tile by tile.
+// An output may be stored only when no other token needs the input under it any more, and blocks cannot wait for each other. So
+// a block shares no input with another one: it has a strip of channels of one whole sequence, and walks through it tile by
+// tile.
 //
-// A tile is a run of tokens a row of threads. Runs are in registers before anything is stored, and what a row needs of the run before
-// its own goes through LDS, of the tile before, too. While a tile is computed, the next one is on its way. The first row also begins
-// the sequence (begin.h), from x as it was, before any row stores.
+// A tile is a run of tokens a row of threads. Runs are in registers before anything is stored, and what a row needs of the run
+// before its own goes through LDS, of the tile before, too. While a tile is computed, the next one is on its way. The first row
+// also begins the sequence (begin.h), from x as it was, before any row stores.
 //
 // Bytes: as `tile`. One sequence's tiles come one after the other: so there are more rows where sequences or channels are few.
 #include <hip/hip_runtime.h>
@@ -40,7 +41,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kWalkThreads, kWalkBlocks)
     const CausalConv1dVarlenParams& again = first_parameter_again(p);
     const uint32_t block = blockIdx.z * gridDim.y + blockIdx.y;
     if (block >= plan.blocks) return;
-    const int32_t number = static_cast<int32_t>(plan.blocks - 1 - block);  // servers put long sequences, which take longest, last
+    // Servers put long sequences, which take longest, last.
+    const int32_t number = static_cast<int32_t>(plan.blocks - 1 - block);
     const PackedSequence s =
         plan.plain_indices ? packed_sequence(PlainIndices{again}, number) : packed_sequence(AnyIndices{again}, number);
     if (s.number < 0 || s.end <= s.begin) return;
@@ -161,8 +163,8 @@ constexpr int64_t kFewestTokens = 64;
 
 int64_t vectors_of(const CausalConv1dVarlenParams& p) { return p.dim / (kLaneBytes / element_bytes(p.dtype)); }
 
-// Rows of a block: enough to fill the card, and enough that one sequence with all of the tokens does not take long: lengths are not
-// known here.
+// Rows of a block: enough to fill the card, and enough that one sequence with all of the tokens does not take long: lengths are
+// not known here.
 unsigned rows_of(const CausalConv1dVarlenParams& p) {
     const int64_t vectors = vectors_of(p), bytes = vectors * kLaneBytes;
     const int64_t to_fill = kFullCard / (vectors * p.sequences), to_keep_up = (1 << 17) / bytes;
@@ -178,7 +180,8 @@ void launch(const CausalConv1dVarlenParams& p, const VarlenTile& tile, hipStream
     if (const int tokens = power_of_two("block_m", tile.tokens)) rows = power_of_two_up_to(tokens / kWalkRun, kMostRows);
     const unsigned most_lanes = kWalkThreads / rows;
     unsigned lanes = power_of_two_up_to(vectors, kStripLanes < most_lanes ? kStripLanes : most_lanes);
-    if (const int channels = power_of_two("block_n", tile.channels)) lanes = power_of_two_up_to(channels / kChannels, most_lanes);
+    if (const int channels = power_of_two("block_n", tile.channels))
+        lanes = power_of_two_up_to(channels / kChannels, most_lanes);
 
     VarlenPlan plan{};
     plan.run = kWalkRun;

@@ -1,9 +1,10 @@
-// Causal conv1d forward of rows that continue from a state, end in one, or hold packed sequences, when a fast kernel has made them
-// as if they were plain rows: the outputs that differ. The threads of a block look at a token each; together they make all
+// Causal conv1d forward of rows that continue from a state, end in one, or hold packed sequences, when a fast kernel has made
+// them as if they were plain rows: the outputs that differ. The threads of a block look at a token each; together they make all
 // channels of those that see something else, a few behind the begin of each sequence, by the formula. Then one thread a channel
 // writes the row's final state. Any width, any strides; every loop is grid-stride.
 //
-// The final state may lie in the memory of the initial state, so it is written by a kernel of its own, when all outputs are there.
+// The final state may lie in the memory of the initial state, so it is written by a kernel of its own, when all outputs are
+// there.
 #include <hip/hip_runtime.h>
 
 #include "../common/launch.h"
