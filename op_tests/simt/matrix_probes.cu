@@ -2,7 +2,6 @@
 // loops. Run as probes.cu is, on a GPU too; `--list-broken` are wrong kernels that simt must not let pass.
 #include <hip/hip_runtime.h>
 
-#include "device/async_copy.h"
 #include "matrix/mma.h"
 #include "probes.h"
 

@@ -25,7 +25,7 @@ HIPCONV_INLINE uint32_t number_on_die(uint32_t block, uint32_t blocks) {
 // The epilogue: stores a wave's sums through LDS, kEpiloguePixels of its pixels at a time. The integers come by reference,
 // because by value the compilers make other code.
 template <typename T, int kPixels, int kFilters, typename Pixels>
-HIPCONV_INLINE void store_sums(const ConvGemmParams& p, const typename Mma<T, kPixels, kFilters>::Sums& sums,
+__device__ __forceinline__ void store_sums(const ConvGemmParams& p, const typename Mma<T, kPixels, kFilters>::Sums& sums,
                                Words4* const& lds, const int& wave, const int& lane, const int& wave_pixel,
                                const int& wave_filter, const int& first_filter, const int& group, const int& part, Pixels run) {
     float* const epilogue_tile = reinterpret_cast<float*>(lds) + wave * kEpiloguePixels * kFilters;
