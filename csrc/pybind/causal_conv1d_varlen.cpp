@@ -92,146 +92,193 @@ bool same_memory(const at::Tensor& a, const at::Tensor& b) {
            a.sizes() == b.sizes() && a.strides() == b.strides();
 }
 
-// False, and nothing is done, if `out` is x and no kernel serves that. Without a stream it only checks.
-bool varlen(const std::vector<at::Tensor>& tensors, const at::Tensor& x, const at::Tensor& weight,
-            const OptionalTensor& optional_bias, const at::Tensor& conv_states, const at::Tensor& query_start_loc,
-            const OptionalTensor& cache_indices, const OptionalTensor& cache_indices_in,
-            const OptionalTensor& has_initial_state, const OptionalTensor& block_idx_first,
-            const OptionalTensor& block_idx_last, const OptionalTensor& initial_state_idx,
-            const OptionalTensor& num_computed_tokens, int64_t block_size, bool use_silu, std::optional<int64_t> pad_slot_id,
-            std::optional<int64_t> null_block_id, const std::string& dead_tokens, const std::string& keyword,
-            const std::array<int64_t, 3>& tile, std::optional<int64_t> stream) {
-    const at::Tensor* bias = given_bias(optional_bias);
-    check_strided({"x", x});
-    check_rank({"x", x}, 2, "(dim, tokens)");
-    CausalConv1dVarlenParams p{};
-    p.dtype = float_dtype({"x", x});
-    set_parameters(p, x, 0, weight, bias);
-    check_parameters_device(x, weight, bias);
-    const std::array<const char*, 3> names = {tensors.size() == 3 ? "q" : "out", "k", "v"};
-    std::vector<NamedTensor> outputs;
-    for (size_t i = 0; i < tensors.size(); ++i) outputs.push_back({names[i], tensors[i]});
-    set_outputs(p, outputs, x);
-    set_states(p, conv_states, x, weight);
+// What Python passes, in this order. `tensors` holds out, or q, k and v. Without a stream the call is only checked.
+struct Arguments {
+    const std::vector<at::Tensor>& tensors;
+    const at::Tensor &x, &weight;
+    const OptionalTensor& optional_bias;
+    const at::Tensor &conv_states, &query_start_loc;
+    const OptionalTensor &cache_indices, &cache_indices_in, &has_initial_state;
+    const OptionalTensor &block_idx_first, &block_idx_last, &initial_state_idx, &num_computed_tokens;
+    int64_t block_size;
+    bool use_silu;
+    std::optional<int64_t> pad_slot_id, null_block_id;
+    const std::string &dead_tokens, &kernel_name;
+    const std::array<int64_t, 3>& tile;
+    std::optional<int64_t> stream;
+};
 
-    check_rank({"query_start_loc", query_start_loc}, 1, "(sequences + 1,)");
-    if (query_start_loc.size(0) < 1)
-        throw py::value_error(
-            "query_start_loc: got shape (0,), expected (sequences + 1,): at least the one start of no sequences");
-    p.query_start_loc = index_array({"query_start_loc", query_start_loc}, {"x", x}, query_start_loc.size(0));
-    const int64_t sequences = query_start_loc.size(0) - 1;
-    const auto per_sequence = [&](const char* name, const OptionalTensor& tensor, bool may_be_bool = false) {
-        if (!tensor.has_value()) return IndexArray{};
-        check_rank({name, *tensor}, 1, "(sequences,)");
-        return index_array({name, *tensor}, {"x", x}, sequences, may_be_bool);
-    };
-    const auto table = [&](const char* name, const OptionalTensor& tensor) {
-        if (!tensor.has_value()) return IndexArray{};
-        if (tensor->dim() != 2) check_rank({name, *tensor}, 1, "(sequences,), or two (sequences, blocks)");
-        return index_array({name, *tensor}, {"x", x}, sequences);
-    };
-    p.cache_indices = table("cache_indices", cache_indices);
-    p.cache_indices_in = table("cache_indices_in", cache_indices_in);
-    p.has_initial_state = per_sequence("has_initial_state", has_initial_state, /*may_be_bool=*/true);
-    p.block_idx_first = per_sequence("block_idx_first_scheduled_token", block_idx_first);
-    p.block_idx_last = per_sequence("block_idx_last_scheduled_token", block_idx_last);
-    p.initial_state_idx = per_sequence("initial_state_idx", initial_state_idx);
-    p.num_computed_tokens = per_sequence("num_computed_tokens", num_computed_tokens);
-    if ((block_idx_last.has_value() || initial_state_idx.has_value()) &&
-        !(cache_indices.has_value() && cache_indices->dim() == 2))
-        throw py::value_error(concat("cache_indices: got ", cache_indices.has_value() ? "one dimension" : "None",
-                                     ", expected a block table (sequences, blocks) beside block_idx_last_scheduled_token or ",
-                                     "initial_state_idx"));
-    if (block_idx_first.has_value()) {
-        if (!block_idx_last.has_value() || !num_computed_tokens.has_value())
-            throw py::value_error("block_idx_first_scheduled_token: got it alone, expected block_idx_last_scheduled_token and "
-                                  "num_computed_tokens beside it");
-        if (block_size < 1 || block_size > std::numeric_limits<int32_t>::max())
-            throw py::value_error(concat("block_size_to_align: got ", block_size,
-                                         ", expected the tokens of a cache block, at least 1, ",
-                                         "beside block_idx_first_scheduled_token"));
+// A call: its arguments, checked step by step, and the params that come of them.
+class Prefill : Arguments {
+  public:
+    explicit Prefill(const Arguments& arguments) : Arguments(arguments) {}
+
+    // False, and nothing is done, if `out` is x and no kernel serves that.
+    bool run() {
+        check_inputs();
+        check_indices();
+        const auto kernels = in_place ? causal_conv1d_varlen_in_place_kernels() : causal_conv1d_varlen_kernels();
+        const auto wanted = requested_kernel(kernel_name, kCausalConv1dVarlenNames, kernels);
+        check_tile();
+        check_memory();
+        if (!stream || x.numel() == 0) return true;
+
+        set_params();
+        if (in_place && wanted.kernel && !kernels.has(wanted.kernel)) return false;
+        const auto* kernel = kernel_of(kernels, wanted, p, forced_tile);
+        if (in_place && (!kernel || p.dead_tokens != DeadTokens::leave)) return false;
+        if (in_place && sequences == 0) return true;
+        const c10::DeviceGuard guard(x.device());
+        py::gil_scoped_release no_gil;
+        kernel->launch(p, forced_tile, nullptr, reinterpret_cast<void*>(*stream));
+        return true;
     }
 
-    const bool in_place = outputs.size() == 1 && same_memory(tensors[0], x);
-    const auto kernels = in_place ? causal_conv1d_varlen_in_place_kernels() : causal_conv1d_varlen_kernels();
-    const auto wanted = requested_kernel(keyword, kCausalConv1dVarlenNames, kernels);
+  private:
+    bool in_place = false;
+    std::vector<NamedTensor> outputs;
+    int64_t sequences = 0;
     VarlenTile forced_tile{};
-    if (const char* text = std::getenv(kTileVariable); text != nullptr && *text != '\0') forced_tile = parse_tile(text);
-    const char* const sides[] = {"block_m", "block_n", "num_warps"};
-    for (size_t i = 0; i < tile.size(); ++i)
-        if (tile[i] < 0 || tile[i] > std::numeric_limits<int32_t>::max())
-            throw py::value_error(concat(sides[i], ": got ", tile[i], ", expected a power of two, or 0 for no choice"));
-    if (tile[0]) forced_tile.tokens = static_cast<int32_t>(tile[0]);
-    if (tile[1]) forced_tile.channels = static_cast<int32_t>(tile[1]);
-    if (tile[2]) forced_tile.warps = static_cast<int32_t>(tile[2]);
+    CausalConv1dVarlenParams p{};
 
-    WrittenMemory written;
-    for (const NamedTensor& out : outputs) written.add(out);
-    written.add({"conv_states", conv_states});
-    written.check_apart({"x", x}, in_place ? 1 : 0);
-    written.check_apart({"weight", weight});
-    written.check_apart("bias", optional_bias);
-    written.check_apart({"query_start_loc", query_start_loc});
-    written.check_apart("cache_indices", cache_indices);
-    written.check_apart("cache_indices_in", cache_indices_in);
-    written.check_apart("has_initial_state", has_initial_state);
-    written.check_apart("block_idx_first_scheduled_token", block_idx_first);
-    written.check_apart("block_idx_last_scheduled_token", block_idx_last);
-    written.check_apart("initial_state_idx", initial_state_idx);
-    written.check_apart("num_computed_tokens", num_computed_tokens);
-    if (!stream || x.numel() == 0) return true;
+    void check_inputs() {
+        const at::Tensor* bias = given_bias(optional_bias);
+        check_strided({"x", x});
+        check_rank({"x", x}, 2, "(dim, tokens)");
+        p.dtype = float_dtype({"x", x});
+        set_parameters(p, x, 0, weight, bias);
+        check_parameters_device(x, weight, bias);
+        const std::array<const char*, 3> names = {tensors.size() == 3 ? "q" : "out", "k", "v"};
+        for (size_t i = 0; i < tensors.size(); ++i) outputs.push_back({names[i], tensors[i]});
+        set_outputs(p, outputs, x);
+        in_place = tensors.size() == 1 && same_memory(tensors[0], x);
+        set_states(p, conv_states, x, weight);
+        check_rank({"query_start_loc", query_start_loc}, 1, "(sequences + 1,)");
+        if (query_start_loc.size(0) < 1)
+            throw py::value_error(
+                "query_start_loc: got shape (0,), expected (sequences + 1,): at least the one start of no sequences");
+        p.query_start_loc = index_array({"query_start_loc", query_start_loc}, {"x", x}, query_start_loc.size(0));
+        sequences = query_start_loc.size(0) - 1;
+    }
 
-    p.tokens = static_cast<int32_t>(x.size(1));
-    p.sequences = static_cast<int32_t>(sequences);
-    p.x = x.data_ptr();
-    p.x_dim_stride = x.stride(0);
-    p.x_token_stride = x.stride(1);
-    p.block_size = static_cast<int32_t>(block_size);
-    p.pad_slot = slot_number(pad_slot_id);
-    p.null_block = slot_number(null_block_id);
-    p.dead_tokens = dead_tokens == "zero" ? DeadTokens::zero : dead_tokens == "copy" ? DeadTokens::copy : DeadTokens::leave;
-    p.use_silu = use_silu;
+    // What says where sequences have their states.
+    void check_indices() {
+        const auto per_sequence = [&](const char* name, const OptionalTensor& tensor, bool may_be_bool = false) {
+            if (!tensor.has_value()) return IndexArray{};
+            check_rank({name, *tensor}, 1, "(sequences,)");
+            return index_array({name, *tensor}, {"x", x}, sequences, may_be_bool);
+        };
+        const auto table = [&](const char* name, const OptionalTensor& tensor) {
+            if (!tensor.has_value()) return IndexArray{};
+            if (tensor->dim() != 2) check_rank({name, *tensor}, 1, "(sequences,), or two (sequences, blocks)");
+            return index_array({name, *tensor}, {"x", x}, sequences);
+        };
+        p.cache_indices = table("cache_indices", cache_indices);
+        p.cache_indices_in = table("cache_indices_in", cache_indices_in);
+        p.has_initial_state = per_sequence("has_initial_state", has_initial_state, /*may_be_bool=*/true);
+        p.block_idx_first = per_sequence("block_idx_first_scheduled_token", block_idx_first);
+        p.block_idx_last = per_sequence("block_idx_last_scheduled_token", block_idx_last);
+        p.initial_state_idx = per_sequence("initial_state_idx", initial_state_idx);
+        p.num_computed_tokens = per_sequence("num_computed_tokens", num_computed_tokens);
+        if ((block_idx_last.has_value() || initial_state_idx.has_value()) &&
+            !(cache_indices.has_value() && cache_indices->dim() == 2))
+            throw py::value_error(concat("cache_indices: got ", cache_indices.has_value() ? "one dimension" : "None",
+                                         ", expected a block table (sequences, blocks) beside "
+                                         "block_idx_last_scheduled_token or initial_state_idx"));
+        if (block_idx_first.has_value()) {
+            if (!block_idx_last.has_value() || !num_computed_tokens.has_value())
+                throw py::value_error("block_idx_first_scheduled_token: got it alone, expected "
+                                      "block_idx_last_scheduled_token and num_computed_tokens beside it");
+            if (block_size < 1 || block_size > std::numeric_limits<int32_t>::max())
+                throw py::value_error(concat("block_size_to_align: got ", block_size,
+                                             ", expected the tokens of a cache block, at least 1, ",
+                                             "beside block_idx_first_scheduled_token"));
+        }
+    }
 
-    if (in_place && wanted.kernel && !kernels.has(wanted.kernel)) return false;
-    const auto* kernel = kernel_of(kernels, wanted, p, forced_tile);
-    if (in_place && (!kernel || p.dead_tokens != DeadTokens::leave)) return false;
-    if (in_place && sequences == 0) return true;
-    const c10::DeviceGuard guard(x.device());
-    py::gil_scoped_release no_gil;
-    kernel->launch(p, forced_tile, nullptr, reinterpret_cast<void*>(*stream));
+    void check_tile() {
+        if (const char* text = std::getenv(kTileVariable); text != nullptr && *text != '\0') forced_tile = parse_tile(text);
+        const char* const sides[] = {"block_m", "block_n", "num_warps"};
+        for (size_t i = 0; i < tile.size(); ++i)
+            if (tile[i] < 0 || tile[i] > std::numeric_limits<int32_t>::max())
+                throw py::value_error(concat(sides[i], ": got ", tile[i], ", expected a power of two, or 0 for no choice"));
+        if (tile[0]) forced_tile.tokens = static_cast<int32_t>(tile[0]);
+        if (tile[1]) forced_tile.channels = static_cast<int32_t>(tile[1]);
+        if (tile[2]) forced_tile.warps = static_cast<int32_t>(tile[2]);
+    }
+
+    // What is written has memory of its own, except that out may be x.
+    void check_memory() const {
+        WrittenMemory written;
+        for (const NamedTensor& out : outputs) written.add(out);
+        written.add({"conv_states", conv_states});
+        written.check_apart({"x", x}, in_place ? 1 : 0);
+        written.check_apart({"weight", weight});
+        written.check_apart("bias", optional_bias);
+        written.check_apart({"query_start_loc", query_start_loc});
+        written.check_apart("cache_indices", cache_indices);
+        written.check_apart("cache_indices_in", cache_indices_in);
+        written.check_apart("has_initial_state", has_initial_state);
+        written.check_apart("block_idx_first_scheduled_token", block_idx_first);
+        written.check_apart("block_idx_last_scheduled_token", block_idx_last);
+        written.check_apart("initial_state_idx", initial_state_idx);
+        written.check_apart("num_computed_tokens", num_computed_tokens);
+    }
+
+    void set_params() {
+        p.tokens = static_cast<int32_t>(x.size(1));
+        p.sequences = static_cast<int32_t>(sequences);
+        p.x = x.data_ptr();
+        p.x_dim_stride = x.stride(0);
+        p.x_token_stride = x.stride(1);
+        p.block_size = static_cast<int32_t>(block_size);
+        p.pad_slot = slot_number(pad_slot_id);
+        p.null_block = slot_number(null_block_id);
+        p.dead_tokens = dead_tokens == "zero" ? DeadTokens::zero : dead_tokens == "copy" ? DeadTokens::copy : DeadTokens::leave;
+        p.use_silu = use_silu;
+    }
+};
+
+bool varlen(const Arguments& arguments) { return Prefill(arguments).run(); }
+
+// The same past the dispatcher; false also if there is something to do on the way: by the dispatcher, or to refuse gradients.
+bool varlen_directly(const Arguments& a) {
+    const at::Tensor* bias = given(a.optional_bias);
+    const std::vector<at::Tensor>& outs = a.tensors;
+    if (!nothing_to_record({&outs.front(), &a.conv_states, &a.x, &a.weight, bias}) ||
+        !dispatcher_adds_nothing({&outs.front(), &outs[outs.size() / 2], &outs.back(), &a.x, &a.weight, bias, &a.conv_states,
+                                  &a.query_start_loc, given(a.cache_indices), given(a.cache_indices_in),
+                                  given(a.has_initial_state), given(a.block_idx_first), given(a.block_idx_last),
+                                  given(a.initial_state_idx), given(a.num_computed_tokens)}))
+        return false;
+    if (!varlen(a)) return false;
+    for (const at::Tensor& out : outs) note_written(out);
+    note_written(a.conv_states);
     return true;
 }
 
-// The same past the dispatcher; false also if there is something to do on the way: by the dispatcher, or to refuse gradients.
-bool varlen_directly(const std::vector<at::Tensor>& tensors, const at::Tensor& x, const at::Tensor& weight,
-                     const OptionalTensor& bias, const at::Tensor& conv_states, const at::Tensor& query_start_loc,
-                     const OptionalTensor& cache_indices, const OptionalTensor& cache_indices_in,
-                     const OptionalTensor& has_initial_state, const OptionalTensor& block_idx_first,
-                     const OptionalTensor& block_idx_last, const OptionalTensor& initial_state_idx,
-                     const OptionalTensor& num_computed_tokens, int64_t block_size, bool use_silu,
-                     std::optional<int64_t> pad_slot_id, std::optional<int64_t> null_block_id, const std::string& dead_tokens,
-                     const std::string& kernel, const std::array<int64_t, 3>& tile, int64_t stream) {
-    const at::Tensor& last = tensors.back();
-    if (!nothing_to_record({&tensors.front(), &conv_states, &x, &weight, given(bias)}) ||
-        !dispatcher_adds_nothing({&tensors.front(), &tensors[tensors.size() / 2], &last, &x, &weight, given(bias), &conv_states,
-                                  &query_start_loc, given(cache_indices), given(cache_indices_in), given(has_initial_state),
-                                  given(block_idx_first), given(block_idx_last), given(initial_state_idx),
-                                  given(num_computed_tokens)}))
-        return false;
-    if (!varlen(tensors, x, weight, bias, conv_states, query_start_loc, cache_indices, cache_indices_in, has_initial_state,
-                block_idx_first, block_idx_last, initial_state_idx, num_computed_tokens, block_size, use_silu, pad_slot_id,
-                null_block_id, dead_tokens, kernel, tile, stream))
-        return false;
-    for (const at::Tensor& out : tensors) note_written(out);
-    note_written(conv_states);
-    return true;
+// Makes a function of `Arguments` one of the module.
+template <typename Function>
+void define(py::module_& m, const char* name, Function function) {
+    using T = const at::Tensor&;
+    using O = const OptionalTensor&;
+    m.def(name, [function](const std::vector<at::Tensor>& tensors, T x, T weight, O bias, T conv_states, T query_start_loc,
+                           O cache_indices, O cache_indices_in, O has_initial_state, O block_idx_first, O block_idx_last,
+                           O initial_state_idx, O num_computed_tokens, int64_t block_size, bool use_silu,
+                           std::optional<int64_t> pad_slot_id, std::optional<int64_t> null_block_id,
+                           const std::string& dead_tokens, const std::string& kernel, const std::array<int64_t, 3>& tile,
+                           std::optional<int64_t> stream) {
+        return function({tensors, x, weight, bias, conv_states, query_start_loc, cache_indices, cache_indices_in,
+                         has_initial_state, block_idx_first, block_idx_last, initial_state_idx, num_computed_tokens, block_size,
+                         use_silu, pad_slot_id, null_block_id, dead_tokens, kernel, tile, stream});
+    });
 }
 
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
-    m.def("causal_conv1d_varlen", &varlen);
-    m.def("causal_conv1d_varlen_directly", &varlen_directly);
+    define(m, "causal_conv1d_varlen", &varlen);
+    define(m, "causal_conv1d_varlen_directly", &varlen_directly);
     m.def("causal_conv1d_varlen_kernels", [] { return causal_conv1d_varlen_kernels().names(); });
     m.def("causal_conv1d_varlen_in_place_kernels", [] { return causal_conv1d_varlen_in_place_kernels().names(); });
 }
