@@ -123,9 +123,9 @@ PyObject* new_tensor_directly(PyObject*, PyObject* const* arguments, Py_ssize_t 
 
 // What a call with these tensors would run: the kernel, its form, what asked for it, and all kernels that serve the call.
 std::tuple<std::string, std::string, std::string, std::vector<std::string>> plan(const at::Tensor& out, const at::Tensor& x,
-                                                                                const at::Tensor& weight,
-                                                                                const OptionalTensor& bias, bool use_silu,
-                                                                                const std::string& keyword) {
+                                                                                 const at::Tensor& weight,
+                                                                                 const OptionalTensor& bias, bool use_silu,
+                                                                                 const std::string& keyword) {
     const CausalConv1dFwdParams p = checked_params(out, x, weight, given_bias(bias), use_silu);
     const Request wanted = request(keyword);
     if (x.numel() == 0) return {"none", "none", "the empty x", {}};
@@ -140,9 +140,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
           [](const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias, bool use_silu,
              const std::string& kernel, int64_t stream) { fwd(out, x, weight, given_bias(bias), use_silu, kernel, stream); });
     m.def("causal_conv1d", [](const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias, bool use_silu,
-                              const std::string& kernel, int64_t stream) {
-        return new_tensor(x, weight, given_bias(bias), use_silu, kernel, stream);
-    });
+                              const std::string& kernel,
+                              int64_t stream) { return new_tensor(x, weight, given_bias(bias), use_silu, kernel, stream); });
     m.def("causal_conv1d_plan", &plan);
     m.def("causal_conv1d_fwd_kernels", [] { return causal_conv1d_fwd_kernels().names(); });
     add_direct_call(m, "nothing_looks_on", nothing_looks_on);

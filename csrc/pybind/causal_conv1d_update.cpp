@@ -215,9 +215,9 @@ class Update : Arguments {
             throw py::value_error("num_accepted_tokens: got a tensor, expected none where the window is in the last columns");
         const int64_t most = packed ? max_query_len : seqlen;
         if (num_accepted_tokens && width > 1 && state_len < width - 2 + most)
-            throw py::value_error(concat("conv_state: got shape ", shape_text(conv_state.sizes()), ", expected state_len >= ",
-                                         width - 2 + most, ": with num_accepted_tokens it keeps width - 2 columns and ", most,
-                                         " new tokens"));
+            throw py::value_error(concat("conv_state: got shape ", shape_text(conv_state.sizes()),
+                                         ", expected state_len >= ", width - 2 + most,
+                                         ": with num_accepted_tokens it keeps width - 2 columns and ", most, " new tokens"));
     }
 
     // After each token.
@@ -350,10 +350,29 @@ void define(py::module_& m, const char* name, Function function) {
                            O initial_state_idx, O cache_seqlens, O intermediate_conv_window, O intermediate_state_indices,
                            O retrieve_next_token, O retrieve_next_sibling, O retrieve_parent_token, bool state_at_end,
                            bool zero_padding, const std::string& kernel, std::optional<int64_t> stream) {
-        return function({outs, x, conv_state, weight, bias, use_silu, conv_state_indices, conv_state_indices_in,
-                         num_accepted_tokens, query_start_loc, max_query_len, pad_slot_id, block_idx_last_scheduled_token,
-                         initial_state_idx, cache_seqlens, intermediate_conv_window, intermediate_state_indices,
-                         retrieve_next_token, retrieve_next_sibling, retrieve_parent_token, state_at_end, zero_padding, kernel,
+        return function({outs,
+                         x,
+                         conv_state,
+                         weight,
+                         bias,
+                         use_silu,
+                         conv_state_indices,
+                         conv_state_indices_in,
+                         num_accepted_tokens,
+                         query_start_loc,
+                         max_query_len,
+                         pad_slot_id,
+                         block_idx_last_scheduled_token,
+                         initial_state_idx,
+                         cache_seqlens,
+                         intermediate_conv_window,
+                         intermediate_state_indices,
+                         retrieve_next_token,
+                         retrieve_next_sibling,
+                         retrieve_parent_token,
+                         state_at_end,
+                         zero_padding,
+                         kernel,
                          stream});
     });
 }

@@ -187,8 +187,9 @@ class Prefill : Arguments {
                                          "block_idx_last_scheduled_token or initial_state_idx"));
         if (block_idx_first.has_value()) {
             if (!block_idx_last.has_value() || !num_computed_tokens.has_value())
-                throw py::value_error("block_idx_first_scheduled_token: got it alone, expected "
-                                      "block_idx_last_scheduled_token and num_computed_tokens beside it");
+                throw py::value_error(
+                    "block_idx_first_scheduled_token: got it alone, expected "
+                    "block_idx_last_scheduled_token and num_computed_tokens beside it");
             if (block_size < 1 || block_size > std::numeric_limits<int32_t>::max())
                 throw py::value_error(concat("block_size_to_align: got ", block_size,
                                              ", expected the tokens of a cache block, at least 1, ",
@@ -262,16 +263,34 @@ template <typename Function>
 void define(py::module_& m, const char* name, Function function) {
     using T = const at::Tensor&;
     using O = const OptionalTensor&;
-    m.def(name, [function](const std::vector<at::Tensor>& tensors, T x, T weight, O bias, T conv_states, T query_start_loc,
-                           O cache_indices, O cache_indices_in, O has_initial_state, O block_idx_first, O block_idx_last,
-                           O initial_state_idx, O num_computed_tokens, int64_t block_size, bool use_silu,
-                           std::optional<int64_t> pad_slot_id, std::optional<int64_t> null_block_id,
-                           const std::string& dead_tokens, const std::string& kernel, const std::array<int64_t, 3>& tile,
-                           std::optional<int64_t> stream) {
-        return function({tensors, x, weight, bias, conv_states, query_start_loc, cache_indices, cache_indices_in,
-                         has_initial_state, block_idx_first, block_idx_last, initial_state_idx, num_computed_tokens, block_size,
-                         use_silu, pad_slot_id, null_block_id, dead_tokens, kernel, tile, stream});
-    });
+    m.def(name,
+          [function](const std::vector<at::Tensor>& tensors, T x, T weight, O bias, T conv_states, T query_start_loc,
+                     O cache_indices, O cache_indices_in, O has_initial_state, O block_idx_first, O block_idx_last,
+                     O initial_state_idx, O num_computed_tokens, int64_t block_size, bool use_silu,
+                     std::optional<int64_t> pad_slot_id, std::optional<int64_t> null_block_id, const std::string& dead_tokens,
+                     const std::string& kernel, const std::array<int64_t, 3>& tile, std::optional<int64_t> stream) {
+              return function({tensors,
+                               x,
+                               weight,
+                               bias,
+                               conv_states,
+                               query_start_loc,
+                               cache_indices,
+                               cache_indices_in,
+                               has_initial_state,
+                               block_idx_first,
+                               block_idx_last,
+                               initial_state_idx,
+                               num_computed_tokens,
+                               block_size,
+                               use_silu,
+                               pad_slot_id,
+                               null_block_id,
+                               dead_tokens,
+                               kernel,
+                               tile,
+                               stream});
+          });
 }
 
 }  // namespace

@@ -28,6 +28,4 @@ void copy_tensor(const at::Tensor& out, const at::Tensor& x, int64_t stream) {
 
 }  // namespace
 
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
-    m.def("copy", &copy_tensor, py::arg("out"), py::arg("x"), py::arg("stream"));
-}
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("copy", &copy_tensor, py::arg("out"), py::arg("x"), py::arg("stream")); }

@@ -1,5 +1,5 @@
-// mma.h by itself: a wave multiplies two tiles in LDS, on whatever unit the file is compiled for, and the result is that of plain
-// loops. Run as probes.cu is, on a GPU too; `--list-broken` are wrong kernels that simt must not let pass.
+// mma.h by itself: a wave multiplies two tiles in LDS, on whatever unit the file is compiled for, and the result is that of
+// plain loops. Run as probes.cu is, on a GPU too; `--list-broken` are wrong kernels that simt must not let pass.
 #include <hip/hip_runtime.h>
 
 #include "matrix/mma.h"
@@ -28,7 +28,8 @@ __global__ void multiply_tiles(const T* pixels, const T* filters, float* out) {
     using Wave = Mma<T, kPixels, kFilters>;
     typename Wave::Sums sums;
     Wave::clear(sums);
-    for (int step = 0; step < 2; ++step) Wave::step(sums, tile, tile + kPixels * kTileChunks, lane, [](int row) { return row; });
+    for (int step = 0; step < 2; ++step)
+        Wave::step(sums, tile, tile + kPixels * kTileChunks, lane, [](int row) { return row; });
     Wave::template for_each<0, kPixels>(sums, lane, [&](int pixel, int filter, auto run) {
         for (int n = 0; n < Wave::kRun; ++n) out[pixel * kFilters + filter + n] = bit_cast<float>(word(run, n));
     });
@@ -50,8 +51,8 @@ void products() {
     DeviceArray<float> out(expected.size());
     DeviceArray<int> wave(1);
     hipLaunchKernelGGL(write_wave_size, dim3(1), dim3(1), 0, nullptr, wave.data());
-    hipLaunchKernelGGL((multiply_tiles<T, kPixels, kFilters>), dim3(1), dim3(wave.values()[0]), 0, nullptr, device_pixels.data(),
-                       device_filters.data(), out.data());
+    hipLaunchKernelGGL((multiply_tiles<T, kPixels, kFilters>), dim3(1), dim3(wave.values()[0]), 0, nullptr,
+                       device_pixels.data(), device_filters.data(), out.data());
     expect_equal("sum", out.values(), expected);
 }
 

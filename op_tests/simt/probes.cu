@@ -1,8 +1,9 @@
 // Small kernels whose results follow from the semantics of HIP, to hold the simt backend against. Plain HIP: the same file runs
-// on a GPU and has to agree there. `simt_probes --list` names the probes, `simt_probes NAME` runs one: exit status 0 as expected,
-// 1 with a message if a result differs, 2 if the probe could not run.
+// on a GPU and has to agree there. `simt_probes --list` names the probes, `simt_probes NAME` runs one: exit status 0 as
+// expected, 1 with a message if a result differs, 2 if the probe could not run.
 //
-// `--list-host` names what only simt can promise (poison, canaries, orders), `--list-broken` wrong kernels that must not get by.
+// `--list-host` names what only simt can promise (poison, canaries, orders), `--list-broken` wrong kernels that must not get
+// by.
 #include <hip/hip_runtime.h>
 
 #include <cmath>
@@ -18,8 +19,8 @@
 #include "device/activation.h"
 #include "device/arch.h"
 #include "device/dtype.h"
-#include "probes.h"
 #include "launch/taper.h"
+#include "probes.h"
 
 #if defined(HIPCONV_HOST)
 #include <thread>
@@ -68,8 +69,8 @@ void block_reduction() {
 
 constexpr int kHaloThreads = 128;
 
-// out[i] = sum over r in [first, last] of (r + 9) * in[i + r] within the block, through shared memory. `barrier` can be left out,
-// which no GPU forgives and no order of threads must hide in all cases.
+// out[i] = sum over r in [first, last] of (r + 9) * in[i + r] within the block, through shared memory. `barrier` can be left
+// out, which no GPU forgives and no order of threads must hide in all cases.
 template <bool barrier, int first, int last>
 __global__ void halo(const float* in, float* out) {
     HIPCONV_SHARED(float, tile, kHaloThreads);
@@ -91,7 +92,8 @@ void run_halo() {
         for (int r = first; r <= last; ++r)
             if (i + r >= 0 && (i + r) / kHaloThreads == i / kHaloThreads) expected[i] += static_cast<float>(r + 9) * in[i + r];
     DeviceArray<float> device_in(in), out(size);
-    hipLaunchKernelGGL((halo<barrier, first, last>), dim3(blocks), dim3(kHaloThreads), 0, nullptr, device_in.data(), out.data());
+    hipLaunchKernelGGL((halo<barrier, first, last>), dim3(blocks), dim3(kHaloThreads), 0, nullptr, device_in.data(),
+                       out.data());
     expect_equal("halo", out.values(), expected);
 }
 
@@ -141,7 +143,8 @@ void run_neighbour_rounds() {
         const std::vector<unsigned> before = values;
         for (int t = 0; t < threads; ++t) values[t] += 2u * before[(t + 1) % threads];
     }
-    hipLaunchKernelGGL((neighbour_rounds<second_barrier, waves_meet>), dim3(1), dim3(threads), 0, nullptr, device.data(), rounds);
+    hipLaunchKernelGGL((neighbour_rounds<second_barrier, waves_meet>), dim3(1), dim3(threads), 0, nullptr, device.data(),
+                       rounds);
     expect_equal("after the rounds", device.values(), values);
 }
 
@@ -419,7 +422,8 @@ __global__ void ballot_all(unsigned long long* out) {
 }
 
 void ballots() {
-    const unsigned wave = static_cast<unsigned>(wave_size()), threads = 144;  // of the last wave, lanes are missing: they vote 0
+    const unsigned wave = static_cast<unsigned>(wave_size()),
+                   threads = 144;  // of the last wave, lanes are missing: they vote 0
     std::vector<unsigned long long> expected(4 * threads);
     for (unsigned t = 0; t < threads; ++t)
         for (unsigned other = t / wave * wave; other < (t / wave + 1) * wave && other < threads; ++other) {
@@ -614,7 +618,8 @@ void conversions(const Format& format) {
     const int size = static_cast<int>(in.size());
     DeviceArray<float> device_in(in);
     DeviceArray<uint16_t> device_out(in.size());
-    hipLaunchKernelGGL(round_all<T>, dim3((size + 255) / 256), dim3(256), 0, nullptr, device_in.data(), device_out.data(), size);
+    hipLaunchKernelGGL(round_all<T>, dim3((size + 255) / 256), dim3(256), 0, nullptr, device_in.data(), device_out.data(),
+                       size);
     const std::vector<uint16_t> out = device_out.values();
     for (int i = 0; i < size; ++i) {
         const std::string what = hex(hipconv::bit_cast<uint32_t>(in[i])) + " becomes " + hex(out[i]);
@@ -670,7 +675,8 @@ void poison() {
     hipLaunchKernelGGL(read_before_write, dim3(3), dim3(96), 0, nullptr, out.data());
     const std::vector<float> values = out.values();
     for (size_t i = 0; i < values.size(); ++i)
-        expect(i % 4 == 3 ? values[i] == 7.0f : std::isnan(values[i]), "read " + std::to_string(values[i]) + " before the write");
+        expect(i % 4 == 3 ? values[i] == 7.0f : std::isnan(values[i]),
+               "read " + std::to_string(values[i]) + " before the write");
 }
 
 __global__ void read_last_lane(float* out) { out[threadIdx.x] = __shfl(static_cast<float>(threadIdx.x), kWaveSize - 1); }
@@ -681,7 +687,8 @@ void missing_lane() {  // the second of two waves is half there: its last lane r
     hipLaunchKernelGGL(read_last_lane, dim3(1), dim3(threads), 0, nullptr, out.data());
     const std::vector<float> values = out.values();
     for (int t = 0; t < threads; ++t)
-        expect(t < wave ? values[t] == static_cast<float>(wave - 1) : std::isnan(values[t]), "read " + std::to_string(values[t]));
+        expect(t < wave ? values[t] == static_cast<float>(wave - 1) : std::isnan(values[t]),
+               "read " + std::to_string(values[t]));
 }
 
 __global__ void use_large_stack(int* out) {
@@ -866,11 +873,11 @@ void among_other_stacks(Run run) {
 __global__ void write_out_of_bounds(float* out) { out[blockIdx.x * blockDim.x + threadIdx.x] = 1.0f; }
 
 // A macro, because messages give a kernel the name that it is launched by.
-#define BROKEN(kernel, grid, block)                                              \
-    [] {                                                                         \
-        DeviceArray<float> out(1024);                                            \
-        hipLaunchKernelGGL(kernel, grid, block, 0, nullptr, out.data());         \
-        finish();                                                                \
+#define BROKEN(kernel, grid, block)                                      \
+    [] {                                                                 \
+        DeviceArray<float> out(1024);                                    \
+        hipLaunchKernelGGL(kernel, grid, block, 0, nullptr, out.data()); \
+        finish();                                                        \
     }
 
 #endif
@@ -888,8 +895,8 @@ void taper() {
     struct Work {
         uint32_t items, rows, log2_longest;
     };
-    for (const Work w : {Work{16, 4096, 4}, Work{64, 900, 4}, Work{5, 9000, 3}, Work{1, 70, 0}, Work{7, 3, 2}, Work{1000, 40, 4},
-                         Work{9, 1, 4}, Work{33, 512, 1}, Work{4, 30000, 2}}) {
+    for (const Work w : {Work{16, 4096, 4}, Work{64, 900, 4}, Work{5, 9000, 3}, Work{1, 70, 0}, Work{7, 3, 2},
+                         Work{1000, 40, 4}, Work{9, 1, 4}, Work{33, 512, 1}, Work{4, 30000, 2}}) {
         const std::string what = std::to_string(w.items) + " items of " + std::to_string(w.rows) + " rows";
         const hipconv::Taper taper = hipconv::tapered(w.items, w.rows, w.log2_longest);
         const uint32_t count = taper.blocks + 3;

@@ -1,5 +1,5 @@
-// What a file of probe kernels needs on the host: device memory, comparisons, and a command that runs a probe by its name. Plain
-// HIP.
+// What a file of probe kernels needs on the host: device memory, comparisons, and a command that runs a probe by its name.
+// Plain HIP.
 #pragma once
 
 #include <hip/hip_runtime.h>
@@ -67,8 +67,8 @@ struct Probe {
     std::function<void()> run;
 };
 
-// The probes of a list, by its name, or one of them: the exit status is 0 as expected, 1 with a message if a result differs, 2 if
-// the probe could not run.
+// The probes of a list, by its name, or one of them: the exit status is 0 as expected, 1 with a message if a result differs, 2
+// if the probe could not run.
 inline int run_probe(const std::vector<Probe>& probes, const std::string& argument) {
     try {
         bool known = argument.rfind("--list", 0) == 0;

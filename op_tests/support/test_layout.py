@@ -40,3 +40,11 @@ def test_what_stands_beside_the_folders_is_a_command_and_no_more() -> None:
         assert {type(node) for node in tree.body} <= {ast.Expr, ast.ImportFrom, ast.If} and len(tree.body) < 12, command
         assert any(name.endswith(".main") for name in imported_by(command)) and 'if __name__ == "__main__":' in text, command
         assert not command.name.startswith("test_") or "import *" in text, command
+
+
+def test_no_line_of_the_kernels_is_past_128_columns() -> None:
+    """clang-format leaves comments alone."""
+    files = [file for place in ("csrc", "op_tests") for ending in ("h", "cu", "cpp") for file in (ROOT / place).rglob(f"*.{ending}")]
+    assert len(files) > 100
+    long = [f"{file.relative_to(ROOT)}:{n}" for file in files for n, line in enumerate(file.read_text().splitlines(), 1) if len(line) > 128]
+    assert not long

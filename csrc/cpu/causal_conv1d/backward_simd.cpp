@@ -114,8 +114,7 @@ void walk_tokens(const CausalConv1dBwdParams& p, int64_t b, int64_t d, int64_t b
     }
     for (; t < count; t += kLanes) {
         Floats sum = weight[kPast] * simd::load(buffers.g + t);
-        for (int k = 1; k < kWidth; ++k)
-            sum = in_row(t + k) ? sum + weight[kPast - k] * simd::load(buffers.g + t + k) : sum;
+        for (int k = 1; k < kWidth; ++k) sum = in_row(t + k) ? sum + weight[kPast - k] * simd::load(buffers.g + t + k) : sum;
         simd::store_some(dx + t, sum, count - t);
     }
     for (int i = 0; i < kWidth; ++i) partials[i * int64_t{p.in.dim}] = sum_of(dweight[i]);
@@ -142,9 +141,9 @@ void along_tokens(const CausalConv1dBwdParams& p) {
 
 // ---- channel-last: a walk of a block of channels, a few tokens at a time ----------------------------------------------------
 
-constexpr int kChannels = 256;   // of a block: what a walk carries for them stays in the first-level cache
-constexpr int kRun = 8;  // tokens in a row for each vector of channels: rows read at once, for the prefetchers to follow
-constexpr int kWalk = 256;       // tokens
+constexpr int kChannels = 256;  // of a block: what a walk carries for them stays in the first-level cache
+constexpr int kRun = 8;         // tokens in a row for each vector of channels: rows read at once, for the prefetchers to follow
+constexpr int kWalk = 256;      // tokens
 
 // For each channel of a block: the parameters; the last inputs and gradients, oldest first; dweight and dbias.
 template <int kWidth>

@@ -112,8 +112,7 @@ template <typename P>
 void load_parameters(const CausalConv1dUpdateParams& p, int64_t d, int count, Block& block) {
     const P* weight = p.weight.as<const P>() + d * p.weight_dim_stride;
     load_rows(block.weight, weight, p.weight_dim_stride, p.weight_width_stride, p.width, 0, p.width, count);
-    for (int c = 0; c < count; ++c)
-        block.weight[p.width][c] = bias_at(p, d + c);
+    for (int c = 0; c < count; ++c) block.weight[p.width][c] = bias_at(p, d + c);
 }
 
 void load_parameters(const CausalConv1dUpdateParams& p, int64_t d, int count, Block& block) {

@@ -29,8 +29,8 @@ constexpr int kRun = 8;  // tokens, at least kMaxWidth - 1: rows read at once, f
 
 template <int kWidth>
 struct Buffers {
-    alignas(64) float parameters[kWidth + 1][kBlock];  // element `width` is the bias
-    alignas(64) float past[kWidth][kBlock];            // the width - 1 inputs before a sequence
+    alignas(64) float parameters[kWidth + 1][kBlock];         // element `width` is the bias
+    alignas(64) float past[kWidth][kBlock];                   // the width - 1 inputs before a sequence
     alignas(64) char state[kWidth * kBlock * sizeof(float)];  // the same, of the pool's type
 };
 
@@ -169,7 +169,7 @@ void write_state(const CausalConv1dVarlenParams& p, int32_t slot, int64_t first,
 // The window that a sequence will read, or else write, to be asked for a few lines at a time: slots lie anywhere, and the
 // hardware's prefetchers do not see the next one coming.
 struct NextState {
-    const char* begin = nullptr;  // of the first channel
+    const char* begin = nullptr;     // of the first channel
     int64_t channel_step, row_step;  // bytes
 
     NextState(const CausalConv1dVarlenParams& p, int32_t sequence) {
@@ -181,9 +181,8 @@ struct NextState {
         const PackedSequence s = packed_sequence(p, sequence);
         const int32_t slot = s.read_slot == kNoSlot ? s.write_slot : s.read_slot;
         if (s.number < 0 || slot == kNoSlot) return;
-        with_dtype(p.state_dtype, [&](auto type) {
-            begin = reinterpret_cast<const char*>(slot_begin<decltype(type)>(p, slot, 0));
-        });
+        with_dtype(p.state_dtype,
+                   [&](auto type) { begin = reinterpret_cast<const char*>(slot_begin<decltype(type)>(p, slot, 0)); });
     }
     HIPCONV_SIMD void ask(int64_t channel, int past) const {  // for the window of a line's channels
         for (int i = 0; begin && i < past; ++i) __builtin_prefetch(begin + channel * channel_step + i * row_step, 1);
@@ -322,9 +321,8 @@ int64_t begin_lines(const CausalConv1dVarlenParams& p, const PackedSequence& s, 
                     rows[v][kCommonPast + i] = simd::read<Row>(newest - (kLength - 1 - i) * step + d);
             }
             const auto past = [&](int i, int v) { return simd::load(reinterpret_cast<const T*>(&rows[v][i])); };
-            convolve_tokens<T, kCommonPast + 1, kVectors, false>(x + c, step, out + c, piece.token_stride,
-                                                                 parameters + (c - piece.begin), past, 0, tokens, kLanes,
-                                                                 p.use_silu);
+            convolve_tokens<T, kCommonPast + 1, kVectors, false>(
+                x + c, step, out + c, piece.token_stride, parameters + (c - piece.begin), past, 0, tokens, kLanes, p.use_silu);
             for (int v = 0; v < kVectors; ++v) {
                 const int64_t d = c + v * kLanes;
                 if constexpr (kThrees)
@@ -391,9 +389,8 @@ void convolve_run(const CausalConv1dVarlenParams& p, int32_t run_begin, int64_t 
             for (int i = 0; i < count; ++i) dead_tokens<T>(p, pieces[i], t, end);
         } else if (t == s.begin) {
             end = std::max(end, std::min(s.end, s.begin + kPast));
-            with_dtype(p.state_dtype, [&](auto type) {
-                begin_sequence<T, decltype(type), kWidth>(p, s, end, first, channels, buffers);
-            });
+            with_dtype(p.state_dtype,
+                       [&](auto type) { begin_sequence<T, decltype(type), kWidth>(p, s, end, first, channels, buffers); });
         } else if (t - s.begin < kPast) {  // these belong to the run before
             end = std::min(s.end, s.begin + kPast);
         } else {

@@ -53,7 +53,7 @@ struct CausalConv1dUpdateParams {
     bool zero_padding;  // whether the outputs of padded rows, and of tokens past the last row, are set to zero or left alone
 
     Tokens x;
-    Tokens out[kMaxOutputs];  // side by side along the channels; may be x itself
+    Tokens out[kMaxOutputs];       // side by side along the channels; may be x itself
     int32_t out_end[kMaxOutputs];  // the channel after the last of each; the ones not in use end at dim
 
     Address weight;  // (dim, width)
@@ -75,10 +75,10 @@ struct CausalConv1dUpdateParams {
     int64_t pad_slot;                     // rows with this slot are padding, as are those with a slot outside the pool
     bool has_pad_slot;
 
-    Indices query_start_loc;      // (batch + 1,): where a packed batch's rows begin and end
+    Indices query_start_loc;  // (batch + 1,): where a packed batch's rows begin and end
     // Speculative: the history starts at this column less one, and all new tokens are kept after it.
     Indices num_accepted_tokens;
-    Indices cache_seqlens;        // circular: token n of a row is in column n mod state_len
+    Indices cache_seqlens;  // circular: token n of a row is in column n mod state_len
 
     // Windows after each token, (slot, token, channel, column), or null.
     Address intermediate;
@@ -91,8 +91,9 @@ struct CausalConv1dUpdateParams {
     Indices tree_child, tree_sibling, tree_parent;
 };
 
-constexpr KernelNames kCausalConv1dUpdateNames = {
-    "HIPCONV_UPDATE_KERNEL", {"step", "vector", "channel", "naive"}, {"simd", "openmp"}};
+constexpr KernelNames kCausalConv1dUpdateNames = {"HIPCONV_UPDATE_KERNEL",
+                                                  {"step", "vector", "channel", "naive"},
+                                                  {"simd", "openmp"}};
 
 // Defined twice: in csrc/kernels for GPUs and simt, in csrc/cpu for host memory (whose launches ignore the stream). In calls,
 // no size is zero; for launches, every tensor lies on the current device.

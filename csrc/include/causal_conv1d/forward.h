@@ -33,8 +33,9 @@ struct CausalConv1dFwdParams {
     bool use_silu;
 };
 
-constexpr KernelNames kCausalConv1dFwdNames = {
-    "HIPCONV_CONV1D_KERNEL", {"tile", "vector", "shared", "naive"}, {"simd", "openmp"}};
+constexpr KernelNames kCausalConv1dFwdNames = {"HIPCONV_CONV1D_KERNEL",
+                                               {"tile", "vector", "shared", "naive"},
+                                               {"simd", "openmp"}};
 
 // Defined twice: in csrc/kernels for GPUs and simt, in csrc/cpu for host memory (whose launches ignore the stream). In calls,
 // no size is zero; for launches, every tensor lies on the current device.

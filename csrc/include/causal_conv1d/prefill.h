@@ -51,9 +51,9 @@ struct CausalConv1dVarlenParams {
     IndexArray cache_indices_in;   // the slots to read, where they are others
     IndexArray has_initial_state;  // (sequences,); none: no sequence has one
     // Prefix caching; (sequences,) each, or none. Columns of the block table:
-    IndexArray initial_state_idx;   // which to read from,
-    IndexArray block_idx_last;      // where the final state goes,
-    IndexArray block_idx_first;     // and where the first of the states at the block boundaries before the end goes.
+    IndexArray initial_state_idx;  // which to read from,
+    IndexArray block_idx_last;     // where the final state goes,
+    IndexArray block_idx_first;    // and where the first of the states at the block boundaries before the end goes.
     IndexArray num_computed_tokens;
     int32_t block_size;  // in tokens
 
@@ -68,8 +68,9 @@ struct VarlenTile {
     int32_t tokens, channels, warps;
 };
 
-constexpr KernelNames kCausalConv1dVarlenNames = {
-    "HIPCONV_VARLEN_KERNEL", {"tile", "naive", "walk", "strip"}, {"simd", "openmp"}};
+constexpr KernelNames kCausalConv1dVarlenNames = {"HIPCONV_VARLEN_KERNEL",
+                                                  {"tile", "naive", "walk", "strip"},
+                                                  {"simd", "openmp"}};
 
 // Defined twice: in csrc/kernels for GPUs and simt, in csrc/cpu for host memory (whose launches ignore the tile and the
 // stream). In calls, dim and tokens are not zero; for launches, every tensor lies on the current device.

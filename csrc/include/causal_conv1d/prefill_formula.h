@@ -61,7 +61,7 @@ HIPCONV_INLINE void convolve_sequence(const CausalConv1dVarlenParams& p, const P
         }
         store_output(p, d, s.begin + t, p.use_silu ? silu(sum) : sum);
     }
-    if (s.end <= s.begin) return;  // an empty sequence keeps its state
+    if (s.end <= s.begin) return;                                      // an empty sequence keeps its state
     const CausalConv1dVarlenParams& again = first_parameter_again(p);  // on a GPU, p is its kernel's
     const Boundaries boundaries = boundaries_of(again, s);
     for (int pass = 0; pass < 2; ++pass) {  // the slot that is read is overwritten last

@@ -152,7 +152,10 @@ HIPCONV_INLINE Boundaries boundaries_of(const CausalConv1dVarlenParams& p, const
     int64_t beyond = (load_index(p.num_computed_tokens, s.number) + length) % p.block_size;
     if (beyond <= 0) beyond += p.block_size;  // the end itself is the final state's
     const int64_t crossed = last_column - load_index(p.block_idx_first, s.number), most = length / p.block_size + 1;
-    return {static_cast<int32_t>(crossed < 0 ? 0 : crossed < most ? crossed : most), static_cast<int32_t>(length - beyond),
+    return {static_cast<int32_t>(crossed < 0      ? 0
+                                 : crossed < most ? crossed
+                                                  : most),
+            static_cast<int32_t>(length - beyond),
             static_cast<int32_t>(last_column < p.cache_indices.columns ? last_column : -1)};
 }
 

@@ -57,13 +57,12 @@ constexpr int waves_per_simd(int threads, int blocks_per_compute_unit, int wave,
 
 // ---- kernels ----------------------------------------------------------------------------------------------------------
 
-// The second argument of __launch_bounds__ means waves per SIMD in some HIP headers and blocks per multiprocessor elsewhere, so the
-// compiler gets the attributes themselves.
-#define HIPCONV_LAUNCH_BOUNDS(threads, blocks_per_compute_unit)                 \
-    __attribute__((amdgpu_flat_work_group_size(1, threads),                     \
-                   amdgpu_waves_per_eu(::hipconv::waves_per_simd(               \
-                       threads, blocks_per_compute_unit, ::hipconv::kWaveSize,  \
-                       ::hipconv::kSimdsPerComputeUnit))))
+// The second argument of __launch_bounds__ means waves per SIMD in some HIP headers and blocks per multiprocessor elsewhere, so
+// the compiler gets the attributes themselves.
+#define HIPCONV_LAUNCH_BOUNDS(threads, blocks_per_compute_unit)                                                          \
+    __attribute__((amdgpu_flat_work_group_size(1, threads),                                                              \
+                   amdgpu_waves_per_eu(::hipconv::waves_per_simd(threads, blocks_per_compute_unit, ::hipconv::kWaveSize, \
+                                                                 ::hipconv::kSimdsPerComputeUnit))))
 #define HIPCONV_SHARED(type, name, count) __shared__ type name[count]
 #define HIPCONV_LARGE_SHARED(type, name, count) __shared__ type name[count]
 #define HIPCONV_IN_PLACE
@@ -155,7 +154,8 @@ HIPCONV_INLINE void wait_for_kernel_before() {}
 
 // ---- numbers ----------------------------------------------------------------------------------------------------------
 
-// clang 19 splits the bytes of a memcpy of two bytes and shifts them as packed halves, wrongly: so no memcpy where it can be avoided.
+// clang 19 splits the bytes of a memcpy of two bytes and shifts them as packed halves, wrongly: so no memcpy where it can be
+// avoided.
 template <typename To, typename From>
 HIPCONV_INLINE To bit_cast(From from) {
     static_assert(sizeof(To) == sizeof(From), "bit_cast keeps the size");

@@ -1,5 +1,5 @@
-// The host: plain C++ for csrc/cpu and the bindings, and kernels thread by thread through csrc/compat/simt. arch.h says what each of
-// these is for. Where cards differ, simt does as one of them for each size of wave, so that tests see both.
+// The host: plain C++ for csrc/cpu and the bindings, and kernels thread by thread through csrc/compat/simt. arch.h says what
+// each of these is for. Where cards differ, simt does as one of them for each size of wave, so that tests see both.
 #pragma once
 
 #define HIPCONV_INLINE inline

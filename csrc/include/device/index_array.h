@@ -1,4 +1,5 @@
-// Integers that a kernel reads from memory it did not choose: slots, starts, flags. Any integer type, any strides, one axis or two.
+// Integers that a kernel reads from memory it did not choose: slots, starts, flags. Any integer type, any strides, one axis or
+// two.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +8,8 @@
 
 namespace hipconv {
 
-// A (rows,) or (rows, columns) tensor; `data` is null if the caller gave none. Strides count elements. Small, because a kernel holds
-// several of them in scalar registers.
+// A (rows,) or (rows, columns) tensor; `data` is null if the caller gave none. Strides count elements. Small, because a kernel
+// holds several of them in scalar registers.
 struct IndexArray {
     const void* data;
     int32_t row_stride, column_stride;
@@ -21,7 +22,8 @@ HIPCONV_INLINE int64_t load_index(const IndexArray& array, int64_t row, int64_t 
     const int64_t at = row * array.row_stride + column * array.column_stride;
     const uint64_t place = reinterpret_cast<uint64_t>(array.data) + at * array.bytes;
     uint64_t bits;
-    if (array.bytes >= 4) {  // what servers pass, first; the upper half of eight bytes by an access of its own, which is less code
+    if (array.bytes >=
+        4) {  // what servers pass, first; the upper half of eight bytes by an access of its own, which is less code
         bits = *global_pointer<const uint32_t>(place);
         if (array.bytes == 8) bits |= static_cast<uint64_t>(global_pointer<const uint32_t>(place)[1]) << 32;
     } else {

@@ -1,5 +1,5 @@
-// Vectors in registers: what one access of 2 to 16 bytes moves, and f32 values in pairs, which AMD's packed instructions take two
-// at a time. Only this file and the vendors' headers touch vectors.
+// Vectors in registers: what one access of 2 to 16 bytes moves, and f32 values in pairs, which AMD's packed instructions take
+// two at a time. Only this file and the vendors' headers touch vectors.
 #pragma once
 
 #include "device/arch.h"
@@ -30,7 +30,7 @@ struct WordsOf<2> {
 
 // kCount elements of T as one register vector; a single element is as good as a vector of one.
 template <typename T, int kCount>
-using Words = typename WordsOf<kCount * static_cast<int>(sizeof(T))>::type;
+using Words = typename WordsOf<kCount* static_cast<int>(sizeof(T))>::type;
 
 // Word i of a vector; i is a compile-time constant after unrolling.
 HIPCONV_INLINE uint32_t word(uint32_t v, int) { return v; }

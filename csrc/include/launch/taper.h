@@ -1,6 +1,6 @@
-// How a grid divides rows of items among its blocks so that the card runs dry everywhere at once: long pieces first, because every
-// block costs a start and an end with little memory traffic, shorter and shorter ones last. (On an H200, pieces of 8 everywhere
-// left 2 points more of the copy's bandwidth unused in 270 MB than pieces of 16 that end in 8, 4 and 2.)
+// How a grid divides rows of items among its blocks so that the card runs dry everywhere at once: long pieces first, because
+// every block costs a start and an end with little memory traffic, shorter and shorter ones last. (On an H200, pieces of 8
+// everywhere left 2 points more of the copy's bandwidth unused in 270 MB than pieces of 16 that end in 8, 4 and 2.)
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct Taper {
     uint32_t log2_longest;              // items of a piece in the first zone
     uint32_t first_block[kTaperZones];  // of a zone
     uint32_t first_row[kTaperZones];
-    uint32_t blocks;                    // in all
+    uint32_t blocks;  // in all
 };
 
 // A block's part of a row.
@@ -53,8 +53,8 @@ inline uint32_t pieces_of_row(const Taper& taper, int zone) {
     return (taper.items + each - 1) / each;
 }
 
-// For rows of equally many items in pieces of at most 2^log2_longest; pieces of less than two items are no use, nor is a taper where
-// a large card holds most blocks at once.
+// For rows of equally many items in pieces of at most 2^log2_longest; pieces of less than two items are no use, nor is a taper
+// where a large card holds most blocks at once.
 inline Taper tapered(uint32_t items, int64_t rows, uint32_t log2_longest) {
     // Of the last items in all, how many lie in pieces of half the longest, of a quarter and of an eighth: a few rounds of the
     // blocks that a large card holds at once, but no great part of a small problem. A row lies in one zone.

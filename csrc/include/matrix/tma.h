@@ -65,8 +65,9 @@ inline TensorMap make_tensor_map(const TensorMapSpec& tensor) {
     TensorMap map{};
 #if defined(HIPCONV_NVIDIA)
     if (!compat::encode_tensor_map(map.words, tensor))
-        throw std::runtime_error("hipconv: conv2d: the driver could not encode a tensor map for TMA. "
-                                 "algorithm='implicit_gemm' goes without it; please report the shapes and strides.");
+        throw std::runtime_error(
+            "hipconv: conv2d: the driver could not encode a tensor map for TMA. "
+            "algorithm='implicit_gemm' goes without it; please report the shapes and strides.");
 #else
     map.tensor = tensor;
 #endif

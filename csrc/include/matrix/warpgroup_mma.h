@@ -133,34 +133,37 @@ HIPCONV_INLINE uint64_t matrix_descriptor(uint32_t address, uint32_t group_bytes
 }
 
 // The registers of 64 pixels by 64 or 128 filters.
-#define HIPCONV_SUMS_8(at)                                                                              \
-    "+f"(d[at]), "+f"(d[at + 1]), "+f"(d[at + 2]), "+f"(d[at + 3]), "+f"(d[at + 4]), "+f"(d[at + 5]),   \
-        "+f"(d[at + 6]), "+f"(d[at + 7])
+#define HIPCONV_SUMS_8(at)                                                                                             \
+    "+f"(d[at]), "+f"(d[at + 1]), "+f"(d[at + 2]), "+f"(d[at + 3]), "+f"(d[at + 4]), "+f"(d[at + 5]), "+f"(d[at + 6]), \
+        "+f"(d[at + 7])
 #define HIPCONV_SUMS_32(at) HIPCONV_SUMS_8(at), HIPCONV_SUMS_8(at + 8), HIPCONV_SUMS_8(at + 16), HIPCONV_SUMS_8(at + 24)
 #define HIPCONV_SUMS_64 HIPCONV_SUMS_32(0)
 #define HIPCONV_SUMS_128 HIPCONV_SUMS_32(0), HIPCONV_SUMS_32(32)
 #define HIPCONV_NAMES_64                                                                                       \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22," \
     "%23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define HIPCONV_NAMES_128                                                                                          \
-    HIPCONV_NAMES_64                                                                                               \
-    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, "  \
+#define HIPCONV_NAMES_128                                                                                         \
+    HIPCONV_NAMES_64                                                                                              \
+    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, " \
     "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define HIPCONV_WGMMA(count, type, pixels_at, filters_at, keeps_at)                                          \
-    asm volatile("{\n"                                                                                          \
-                 ".reg .pred keeps;\n"                                                                          \
-                 "setp.ne.b32 keeps, %" keeps_at ", 0;\n"                                                       \
-                 "wgmma.mma_async.sync.aligned.m64n" #count "k16.f32." type "." type " {" HIPCONV_NAMES_##count \
-                 "}, %" pixels_at ", %" filters_at ", keeps, 1, 1, 0, 0;\n"                                     \
-                 "}"                                                                                            \
-                 : HIPCONV_SUMS_##count                                                                         \
-                 : "l"(pixels), "l"(filters), "r"(static_cast<int>(keeps_sums)))
+#define HIPCONV_WGMMA(count, type, pixels_at, filters_at, keeps_at)                                    \
+    asm volatile(                                                                                      \
+        "{\n"                                                                                          \
+        ".reg .pred keeps;\n"                                                                          \
+        "setp.ne.b32 keeps, %" keeps_at                                                                \
+        ", 0;\n"                                                                                       \
+        "wgmma.mma_async.sync.aligned.m64n" #count "k16.f32." type "." type " {" HIPCONV_NAMES_##count \
+        "}, %" pixels_at ", %" filters_at                                                              \
+        ", keeps, 1, 1, 0, 0;\n"                                                                       \
+        "}"                                                                                            \
+        : HIPCONV_SUMS_##count                                                                         \
+        : "l"(pixels), "l"(filters), "r"(static_cast<int>(keeps_sums)))
 #endif
 
 // sums = [sums +] 64 pixels by kFilters filters, over kWgmmaDepth channels that begin at byte `channel_bytes` of the rows.
 template <typename T, int kFilters>
 HIPCONV_INLINE void wgmma(WarpgroupSums<kFilters>& sums, const Words4* pixel_rows, int first_row, int group_bytes,
-                             const Words4* filter_rows, int channel_bytes, bool keeps_sums) {
+                          const Words4* filter_rows, int channel_bytes, bool keeps_sums) {
     static_assert(kFilters == 64 || kFilters == 128, "other sizes are other instructions");
 #if defined(HIPCONV_HAS_WARPGROUPS)
     const uint64_t pixels = matrix_descriptor(lds_address(pixel_rows) + first_row * kTileRowBytes + channel_bytes, group_bytes);
@@ -178,8 +181,10 @@ HIPCONV_INLINE void wgmma(WarpgroupSums<kFilters>& sums, const Words4* pixel_row
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
     const auto element = [&](const Words4* rows, int row, int k) {
         T value;
-        std::memcpy(&value, reinterpret_cast<const char*>(&rows[swizzled_chunk(row, (channel_bytes + 2 * k) / 16)]) +
-                                (channel_bytes + 2 * k) % 16, 2);
+        std::memcpy(&value,
+                    reinterpret_cast<const char*>(&rows[swizzled_chunk(row, (channel_bytes + 2 * k) / 16)]) +
+                        (channel_bytes + 2 * k) % 16,
+                    2);
         return to_float(value);
     };
     for (int e = 0; e < kFilters / 2; ++e) {

@@ -70,7 +70,7 @@ inline Sequences sequences_of(const at::Tensor& t) { return {memory_of(t), t.str
 // The stride of an axis of one element means nothing, and torch leaves anything there. Kernels get one that fits: as if the
 // tensors were dense in the layout that their longer axes have, and aligned.
 inline void settle_strides(int64_t batch, int64_t dim, int64_t seqlen, std::initializer_list<Sequences*> all) {
-    const auto each_has = [&](int64_t Sequences::*stride) {
+    const auto each_has = [&](int64_t Sequences::* stride) {
         for (const Sequences* s : all)
             if (s->*stride != 1) return false;
         return true;
@@ -123,8 +123,8 @@ inline CausalConv1dInputs checked_inputs(const at::Tensor& x, const at::Tensor& 
         const NamedTensor t{"seq_idx", *seq_idx};
         check_strided(t);
         if (seq_idx->scalar_type() != at::kInt)
-            throw pybind11::type_error(concat("seq_idx: got dtype ", python_text(seq_idx->scalar_type()),
-                ", expected torch.int32"));
+            throw pybind11::type_error(
+                concat("seq_idx: got dtype ", python_text(seq_idx->scalar_type()), ", expected torch.int32"));
         check_shape(t, {x.size(0), x.size(2)}, "(batch, seqlen)");
         check_same_device(t, {"x", x});
         in.seq_idx = {static_cast<const int32_t*>(seq_idx->data_ptr()), seq_idx->stride(0), seq_idx->stride(1)};

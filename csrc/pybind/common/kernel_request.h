@@ -41,8 +41,8 @@ const KernelRow<Call...>* kernel_of(const KernelTable<Call...>& table, const Ker
     if (const char* served = wanted.kernel->refusal_of(call...)) {
         std::string others;
         for (const std::string& name : table.serving(call...)) others += (others.empty() ? "'" : ", '") + name + "'";
-        throw pybind11::value_error(concat(wanted.source, ": got '", wanted.kernel->name, "', which serves ", served,
-                                           "; this call can have ", others));
+        throw pybind11::value_error(
+            concat(wanted.source, ": got '", wanted.kernel->name, "', which serves ", served, "; this call can have ", others));
     }
     return wanted.kernel;
 }

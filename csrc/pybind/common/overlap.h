@@ -72,7 +72,7 @@ class Equation {
             divisor = std::gcd(divisor, terms_[k].stride);
         }
         if (high < 0 || low > rest) return false;
-        if (low <= 0) return true;  // all remaining variables at zero
+        if (low <= 0) return true;                                // all remaining variables at zero
         if (high / divisor == (low - 1) / divisor) return false;  // no multiple of the divisor in [low, high]
         const Term term = terms_[next];
         rest -= term.stride * term.last;

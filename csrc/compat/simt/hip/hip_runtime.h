@@ -102,8 +102,8 @@ inline hipError_t hipMemcpy(void* to, const void* from, size_t bytes, hipMemcpyK
 enum hipFuncAttribute { hipFuncAttributeMaxDynamicSharedMemorySize = 8 };
 inline hipError_t hipFuncSetAttribute(const void*, hipFuncAttribute, int) { return hipSuccess; }  // the block checks the size
 inline hipError_t hipGetDevice(int* device) { return *device = 0, hipSuccess; }
-enum hipDeviceAttribute { hipDeviceAttributeMultiprocessorCount = 16 };
-inline hipError_t hipDeviceGetAttribute(int* value, hipDeviceAttribute, int) { return *value = 2, hipSuccess; }  // compute units
+enum hipDeviceAttribute { hipDeviceAttributeMultiprocessorCount = 16 };  // compute units
+inline hipError_t hipDeviceGetAttribute(int* value, hipDeviceAttribute, int) { return *value = 2, hipSuccess; }
 inline hipError_t hipDeviceSynchronize() { return hipSuccess; }  // a launch returns when the kernel is done
 
 #define hipLaunchKernelGGL(kernel, grid, block, shared_bytes, stream, ...) \

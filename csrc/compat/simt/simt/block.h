@@ -1,10 +1,10 @@
 // Runs one block of a kernel: each thread a fiber, all on one OS thread, switching only where they must wait for each other.
 //
-// A thread runs until it exits, reaches a barrier or a wave operation, or watches memory that another is to change. The scheduler
-// lets the threads take turns,
-// finishes a wave operation once every lane of the wave has arrived, and opens a barrier once every thread of the block has.
-// What a GPU leaves undefined ends the process with a message: a barrier or wave operation that some threads miss, or that
-// threads reach at different places of the source; a shuffle wider than the wave; shared memory written outside its arrays.
+// A thread runs until it exits, reaches a barrier or a wave operation, or watches memory that another is to change. The
+// scheduler lets the threads take turns, finishes a wave operation once every lane of the wave has arrived, and opens a barrier
+// once every thread of the block has. What a GPU leaves undefined ends the process with a message: a barrier or wave operation
+// that some threads miss, or that threads reach at different places of the source; a shuffle wider than the wave; shared memory
+// written outside its arrays.
 #pragma once
 
 #include <algorithm>
@@ -50,9 +50,7 @@ struct Site {
     const char* what;
     const char* file;
     int line;
-    bool operator==(const Site& other) const {
-        return line == other.line && same(what, other.what) && same(file, other.file);
-    }
+    bool operator==(const Site& other) const { return line == other.line && same(what, other.what) && same(file, other.file); }
 
   private:
     static bool same(const char* a, const char* b) {  // equal literals mostly have one address
@@ -227,7 +225,8 @@ class Block {
     static constexpr size_t kArenaBytes = kMostSharedBytes + (kSharedArrays + 1) * kCanaryBytes;
     static size_t padded(size_t bytes) { return (bytes + 15) / 16 * 16; }
 
-    // AddressSanitizer stops at a forbidden byte, reads included; without it the canaries tell of writes when the block is done.
+    // AddressSanitizer stops at a forbidden byte, reads included; without it the canaries tell of writes when the block is
+    // done.
     static void forbid_access(size_t begin, size_t end) {
 #if defined(__SANITIZE_ADDRESS__)
         ASAN_POISON_MEMORY_REGION(arena() + begin, end - begin);
@@ -250,7 +249,8 @@ class Block {
         const size_t used = next - (shared_.size() + 2) * kCanaryBytes;
         if (used > limit)
             die("needs %zu bytes of shared memory, and a block has %zu (%s:%d)", used, limit, site.file, site.line);
-        if (shared_.size() == kSharedArrays) die("declares over %zu shared arrays (%s:%d)", kSharedArrays, site.file, site.line);
+        if (shared_.size() == kSharedArrays)
+            die("declares over %zu shared arrays (%s:%d)", kSharedArrays, site.file, site.line);
         allow_access(last_end, next);
         for (size_t i = last_end; i < begin; ++i) arena()[i] = static_cast<char>(canary(i));
         std::memset(arena() + begin, kPoison, bytes);
@@ -320,7 +320,9 @@ class Block {
         for (int t = begin; t < end; ++t) {
             Thread& thread = threads_[t];
             const int source = begin + thread.source;
-            thread.result = thread.op == WaveOp::ballot ? ballot : source < end ? threads_[source].value : ~0ull;  // no such lane
+            thread.result = thread.op == WaveOp::ballot ? ballot
+                            : source < end              ? threads_[source].value
+                                                        : ~0ull;  // no such lane
             thread.state = State::runnable;
         }
     }
@@ -368,7 +370,8 @@ class Block {
     std::string describe(int t) const {
         const Thread& thread = threads_[t];
         if (thread.state == State::exited) return name(t) + " has exited";
-        return name(t) + " waits at " + thread.site.what + " (" + thread.site.file + ":" + std::to_string(thread.site.line) + ")";
+        return name(t) + " waits at " + thread.site.what + " (" + thread.site.file + ":" + std::to_string(thread.site.line) +
+               ")";
     }
 
     [[noreturn]] void die_of_divergence(int begin, int end) const {
@@ -377,7 +380,8 @@ class Block {
         int other = begin;
         const auto alike = [](const Thread& a, const Thread& b) { return a.state == b.state && a.site == b.site; };
         while (other < end - 1 && alike(threads_[other], threads_[waiting])) ++other;
-        die("%s, but %s: a barrier or wave operation must be reached by all", describe(waiting).c_str(), describe(other).c_str());
+        die("%s, but %s: a barrier or wave operation must be reached by all", describe(waiting).c_str(),
+            describe(other).c_str());
     }
 
     [[noreturn]] __attribute__((format(printf, 2, 3))) void die(const char* format, ...) const {

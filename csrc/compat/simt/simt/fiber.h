@@ -16,8 +16,8 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-// void hipconv_simt_switch(void** save, void* load): push the callee-saved registers, store the stack pointer in *save, continue
-// from `load`. In a COMDAT section, because several translation units of a module include this header.
+// void hipconv_simt_switch(void** save, void* load): push the callee-saved registers, store the stack pointer in *save,
+// continue from `load`. In a COMDAT section, because several translation units of a module include this header.
 asm(R"(
 .pushsection .text.hipconv_simt_switch,"axG",@progbits,hipconv_simt_switch,comdat
 .weak hipconv_simt_switch
@@ -73,7 +73,7 @@ class Stack {
     // The stack pointer of a fiber that, when switched to, enters `entry` with a correctly aligned, otherwise empty stack.
     void* fresh(void (*entry)()) const {
         void** slot = reinterpret_cast<void**>(bottom() + kBytes) - 2;
-        *slot = reinterpret_cast<void*>(entry);       // popped by `ret`
+        *slot = reinterpret_cast<void*>(entry);         // popped by `ret`
         for (int i = 0; i < 6; ++i) *--slot = nullptr;  // the six registers
         return slot;
     }

@@ -1,6 +1,6 @@
-// In which order the threads of a block, and the blocks of a grid, take their turns. A missing barrier between a lane and a lower
-// one is invisible in ascending order, so tests run a kernel in several. One between waves that meet within themselves before it may be
-// missed is invisible as long as waves keep pace: where the order is shuffled, one of them runs ahead.
+// In which order the threads of a block, and the blocks of a grid, take their turns. A missing barrier between a lane and a
+// lower one is invisible in ascending order, so tests run a kernel in several. One between waves that meet within themselves
+// before it may be missed is invisible as long as waves keep pace: where the order is shuffled, one of them runs ahead.
 #pragma once
 
 #include <algorithm>
@@ -48,7 +48,8 @@ class Order {
     // The wave that runs as far as it gets alone, before the others take a turn; -1 for none.
     int wave_ahead(int waves) { return kind_ == Kind::shuffled && waves > 1 ? static_cast<int>(random() % waves) : -1; }
 
-    // The block that runs as number `turn` of `count`. Shuffled: a walk with a stride coprime to the count, which needs no list.
+    // The block that runs as number `turn` of `count`. Shuffled: a walk with a stride coprime to the count, which needs no
+    // list.
     uint64_t block(uint64_t turn, uint64_t count) const {
         if (kind_ == Kind::ascending) return turn;
         if (kind_ == Kind::descending) return count - 1 - turn;

@@ -39,9 +39,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kTapsThreads, 4) causal_conv1d_bwd_taps(Ca
 }
 
 // A block adds up kFinishLanes columns of the workspace; kFinishRows threads share a column.
-__global__ void HIPCONV_LAUNCH_BOUNDS(kFinishLanes * kFinishRows, 4)
+__global__ void HIPCONV_LAUNCH_BOUNDS(kFinishLanes* kFinishRows, 4)
     causal_conv1d_bwd_finish(CausalConv1dBwdParams p, BwdPartials partials) {
-    HIPCONV_SHARED(float, sums, kFinishLanes * kFinishRows);
+    HIPCONV_SHARED(float, sums, kFinishLanes* kFinishRows);
     let_next_kernel_begin();
     wait_for_kernel_before();
     const int64_t columns = (int64_t{p.in.width} + 1) * p.in.dim;

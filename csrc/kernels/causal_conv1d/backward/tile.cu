@@ -34,13 +34,12 @@ struct BwdTilePlan {
     int run;                     // tokens
     uint32_t log2_runs_a_block;  // of one sequence
     uint32_t sequences_a_block, blocks_a_sequence;
-    uint32_t blocks;                      // of all sequences: the rows of the workspace
-    int64_t x_step, dout_step, dx_step;   // bytes from token to token
-    int64_t x_further, dout_further;      // bytes from a token that is loaded to one that the cache is asked for
-    bool packed;                          // load_packed serves weight and bias
-    uint32_t log2_channels;               // of a block
+    uint32_t blocks;                     // of all sequences: the rows of the workspace
+    int64_t x_step, dout_step, dx_step;  // bytes from token to token
+    int64_t x_further, dout_further;     // bytes from a token that is loaded to one that the cache is asked for
+    bool packed;                         // load_packed serves weight and bias
+    uint32_t log2_channels;              // of a block
 };
-
 
 enum class Path { steady, inside, checked };
 
@@ -58,7 +57,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kStates))
     constexpr int kPairs = (kChannels + 1) / 2, kHigh = kChannels > 1;
     constexpr int kBlock = kBwdBlock<kWidth>, kFurther = kBwdFurther<kWidth>;
     using Vector = Words<T, kChannels>;
-    HIPCONV_SHARED(float, sums, kBwdTileThreads * (kWidth + 1) * kChannels);
+    HIPCONV_SHARED(float, sums, kBwdTileThreads*(kWidth + 1) * kChannels);
 
     let_next_kernel_begin();
     wait_for_kernel_before();
@@ -79,7 +78,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kStates))
 
     const auto base = [&](const Sequences& s, int64_t step) {
         return static_cast<char*>(s.data) + (int64_t{b} * s.batch_stride + d) * static_cast<int64_t>(sizeof(T)) +
-            int64_t{begin} * step;
+               int64_t{begin} * step;
     };
     const auto load = [](const char* from) { return *reinterpret_cast<const Vector*>(from); };
     const char* x = base(p.in.x, plan.x_step);
@@ -88,8 +87,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kStates))
 
     // Channel c at a column of a state, of any strides.
     const auto state = [&](const Sequences& s, int column, int c) -> T& {
-        return static_cast<T*>(s.data)[int64_t{b} * s.batch_stride + int64_t{d + c} * s.dim_stride +
-            int64_t{column} * s.seqlen_stride];
+        return static_cast<T*>(
+            s.data)[int64_t{b} * s.batch_stride + int64_t{d + c} * s.dim_stride + int64_t{column} * s.seqlen_stride];
     };
     const auto pair_of_state = [&](const Sequences& s, int column, int v) {
         return make_pair(to_float(state(s, column, 2 * v)), to_float(state(s, column, 2 * v + kHigh)));

@@ -15,8 +15,11 @@ constexpr int bwd_whole_blocks(bool packed) {
     return packed ? 7 : 8;
 }
 
+template <typename T>
+using BwdVector = Words<T, kBwdTokens<T>>;
+
 // A vector of tokens and those before it as floats, oldest first.
-template <typename T, int kWidth, typename Past = TokensBefore<T, kWidth>, typename Vector = Words<T, kBwdTokens<T>> >
+template <typename T, int kWidth, typename Past = TokensBefore<T, kWidth>, typename Vector = BwdVector<T>>
 HIPCONV_INLINE void bwd_whole_unpack(const typename Past::Part (&before)[Past::kParts], Vector current,
                                      float (&window)[Past::kTokens + kBwdTokens<T>]) {
 #pragma unroll

@@ -61,7 +61,6 @@ bool parameters_are_packed(const Params& p) {
            (!p.bias || (p.bias_stride == 1 && aligned(p.bias)));
 }
 
-
 // The tokens before a 16-byte vector of tokens, as many as kWidth needs, in one or two vectors of the next larger size.
 template <typename T, int kWidth>
 struct TokensBefore {

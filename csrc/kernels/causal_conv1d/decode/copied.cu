@@ -19,10 +19,10 @@
 namespace hipconv {
 
 constexpr int kCopyLanes = 32, kCopyWaves = 4, kCopyBlocks = 6;
-constexpr int kFour = 4;                                // tokens that are asked for at once
-constexpr int kDraftSlot = kCommonWidth - 2 + kFour;    // columns of a slot for speculative decoding of as many
+constexpr int kFour = 4;                              // tokens that are asked for at once
+constexpr int kDraftSlot = kCommonWidth - 2 + kFour;  // columns of a slot for speculative decoding of as many
 constexpr int kStripChannels = kCopyLanes * kChannels;
-constexpr int kPieceElements = 8;                       // 16 bytes
+constexpr int kPieceElements = 8;  // 16 bytes
 
 HIPCONV_INLINE void split(Words2& first, Words2& second, Words4 both) {
 #pragma unroll
@@ -41,7 +41,7 @@ HIPCONV_INLINE Words4 joined(Words2 first, Words2 second) {
 
 // kInFours: x and out are (batch, dim, 4) without gaps, else neighbouring channels are neighbours in memory.
 template <typename T, int kColumns, bool kInFours>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kCopyLanes * kCopyWaves, kCopyBlocks) causal_conv1d_update_copied(VectorParams params) {
+__global__ void HIPCONV_LAUNCH_BOUNDS(kCopyLanes* kCopyWaves, kCopyBlocks) causal_conv1d_update_copied(VectorParams params) {
     if constexpr (!kCopiesPastRegisters) return;
     const VectorParams& p = first_parameter(params);
     constexpr int kPast = kCommonWidth - 1, kPairs = kChannels / 2;
@@ -259,7 +259,7 @@ void launch(const CausalConv1dUpdateParams& p, hipStream_t stream) {
 
 template <typename T>
 void with_columns(const CausalConv1dUpdateParams& p, hipStream_t stream) {
-    p.state_len == kDraftSlot      ? launch<T, kDraftSlot>(p, stream)
+    p.state_len == kDraftSlot     ? launch<T, kDraftSlot>(p, stream)
     : p.state_len == kCommonWidth ? launch<T, kCommonWidth>(p, stream)
                                   : launch<T, kCommonWidth - 1>(p, stream);
 }

@@ -18,9 +18,9 @@ namespace hipconv {
 // How lanes share a strip: kColumns of a packed slot, or kOwnVectors.
 template <typename S, int kColumns>
 struct Strip {
-    static constexpr bool kWhole = kColumns == kCommonWidth;            // the columns of a lane's channels are whole vectors
+    static constexpr bool kWhole = kColumns == kCommonWidth;  // the columns of a lane's channels are whole vectors
     static constexpr bool kThroughLds = kColumns > 0 && !kWhole;
-    static constexpr int kOwn = kWhole ? 2 : kChannels;                 // channels of a lane
+    static constexpr int kOwn = kWhole ? 2 : kChannels;  // channels of a lane
     static constexpr int kLanes = kWhole ? 2 * kTokenLanes : kTokenLanes;
     static constexpr int kBlocks = (sizeof(S) == 4 ? 14 : 24) * kVectorLanes / kLanes;  // on a compute unit
     using Packed = std::conditional_t<kWhole, Words4, Words<S, kChannels>>;
@@ -178,7 +178,8 @@ bool serves(const CausalConv1dUpdateParams& p) {
 const char* causal_conv1d_update_step_refusal(const CausalConv1dUpdateParams& p) {
     if (serves(p)) return nullptr;
     return "one token a row of width 4 with aligned channels in fours, weight and bias as wide as x, and none of: "
-           "query_start_loc, num_accepted_tokens, cache_seqlens, intermediate_conv_window, retrieve_next_token; of (slots, dim, "
+           "query_start_loc, num_accepted_tokens, cache_seqlens, intermediate_conv_window, retrieve_next_token; of (slots, "
+           "dim, "
            "state_len) without gaps, state_len 3, or 4 at a multiple of 16 bytes";
 }
 

@@ -18,9 +18,9 @@
 
 namespace hipconv {
 
-constexpr int kStagedBytes = 4096;  // in LDS, of any number of columns: with many, lanes are fewer
-constexpr int kTokensAhead = 4;     // that a lane asks for at once
-constexpr int kAnyColumns = -1;     // of a packed slot; known numbers stand for themselves
+constexpr int kStagedBytes = 4096;                              // in LDS, of any number of columns: with many, lanes are fewer
+constexpr int kTokensAhead = 4;                                 // that a lane asks for at once
+constexpr int kAnyColumns = -1;                                 // of a packed slot; known numbers stand for themselves
 constexpr int kDraftColumns = kCommonWidth - 2 + kTokensAhead;  // of speculative decoding of the tokens that are loaded at once
 
 template <int kColumns>  // of a block; those that share strips have LDS for no more
@@ -133,8 +133,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((kMostLanes<kColumns>), (kBlocks<S, kColum
     if constexpr (kColumns == kOwnVectors) {
         const S* oldest = from + d + first_column * p.column_stride;
 #pragma unroll
-        for (int i = 0; i < kPast; ++i)
-            ring[i] = *reinterpret_cast<const History*>(oldest + i * p.column_stride);
+        for (int i = 0; i < kPast; ++i) ring[i] = *reinterpret_cast<const History*>(oldest + i * p.column_stride);
     } else if constexpr (kColumns == kAnyColumns) {
         const History* strip_from = reinterpret_cast<const History*>(from + int64_t{strip_d} * p.state_len);
         for (int at = lane; at < strip * p.state_len; at += 4 * lanes) {

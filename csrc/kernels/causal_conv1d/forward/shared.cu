@@ -30,9 +30,9 @@ HIPCONV_INLINE constexpr int shared_blocks(int tile_vectors) {  // of a compute 
 
 // How a launch divides the work. A block makes tiles of group blockIdx.x of the rows, one after another along the batch.
 struct SharedPlan {
-    int32_t rows;                // in all, of a sequence
-    int32_t sequences;           // in all
-    int32_t log2_group;          // rows of a tile, or more than there are
+    int32_t rows;        // in all, of a sequence
+    int32_t sequences;   // in all
+    int32_t log2_group;  // rows of a tile, or more than there are
     int32_t tile_sequences;
     int32_t block_sequences;
     uint32_t vector_reciprocal;  // 2^20 / vectors of a sequence in a tile, rounded up
@@ -74,7 +74,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, (shared_blocks(kTileVector
     int first_row = static_cast<int>(blockIdx.x) << plan.log2_group;
     if (plan.sequences > 1 && first_row + group > plan.rows) first_row = plan.rows > group ? plan.rows - group : 0;
     const int rows = plan.rows - first_row < group ? plan.rows - first_row : group;
-    const int size = rows * p.seqlen;  // elements of a sequence in the tile
+    const int size = rows * p.seqlen;                           // elements of a sequence in the tile
     const int vectors = size / kTokens, tail = size % kTokens;  // a tail only at the end of all sequences
 
     // Vector v of the tile, as bytes from the tile's first sequence on.

@@ -28,7 +28,7 @@ struct TilePlan {
     int run;                     // tokens
     uint32_t log2_runs_a_block;  // of one sequence
     uint32_t sequences_a_block, blocks_a_sequence;
-    int64_t x_step, out_step;    // bytes from token to token
+    int64_t x_step, out_step;  // bytes from token to token
 };
 
 // Blocks a compute unit, by the registers that a width needs. (Choosing at run time, AMD's compiler overlaps more tokens than

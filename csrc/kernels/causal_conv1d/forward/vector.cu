@@ -21,7 +21,7 @@ namespace hipconv {
 
 constexpr int kVectorThreads = 128;
 constexpr unsigned kFewestEarly = 1024;  // blocks of a launch that begins early: an H200 lost 0.3 us with 256, gained with 2048
-constexpr int kMinLanes = 8;  // of a row, side by side: a cache line of 128 bytes
+constexpr int kMinLanes = 8;             // of a row, side by side: a cache line of 128 bytes
 
 // How a launch divides the work. A block is blockDim.x vectors of tokens by blockDim.y channels. The items of a channel are the
 // stretches of blockDim.x vectors of each of its sequences, one sequence after another; a thread makes its vector of some of
@@ -33,13 +33,11 @@ struct VectorPlan {
     int32_t sequence_tokens;     // of all stretches of a sequence: its length rounded up
     int64_t x_batch, out_batch;  // bytes from sequence to sequence
     uint32_t x_row, out_row;     // bytes from channel to channel
-    bool on_boundaries;  // ragged rows: vectors lie on out's 16-byte boundaries; if not, they count from the row's start
-    uint64_t x_begin, x_end;     // ragged rows: the addresses between which x may be read in whole vectors, if any
+    bool on_boundaries;       // ragged rows: vectors lie on out's 16-byte boundaries; if not, they count from the row's start
+    uint64_t x_begin, x_end;  // ragged rows: the addresses between which x may be read in whole vectors, if any
 };
 
-constexpr int vector_blocks(int width, int bytes, bool ragged) {
-    return ragged ? 8 : width > 4 ? 8 : bytes == 2 ? 10 : 12;
-}
+constexpr int vector_blocks(int width, int bytes, bool ragged) { return ragged ? 8 : width > 4 ? 8 : bytes == 2 ? 10 : 12; }
 
 template <typename T, int kWidth, bool kRagged>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, sizeof(T), kRagged))

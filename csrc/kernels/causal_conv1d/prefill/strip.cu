@@ -21,12 +21,12 @@
 
 namespace hipconv {
 
-constexpr int kStripThreads = 256;  // of a block
-constexpr int kStripBlocks = 2;     // on a compute unit, at least: one computes while another one waits
-constexpr int kFewestLanes = 4, kMostLanes = 64;      // of a row
-constexpr int kFewestBytes = 32, kUsualBytes = 64;    // of a row of a strip
+constexpr int kStripThreads = 256;                  // of a block
+constexpr int kStripBlocks = 2;                     // on a compute unit, at least: one computes while another one waits
+constexpr int kFewestLanes = 4, kMostLanes = 64;    // of a row
+constexpr int kFewestBytes = 32, kUsualBytes = 64;  // of a row of a strip
 constexpr int kUsualBlocks = 256;
-constexpr int32_t kMostStripTokens = 1 << 30;         // so that sums of two are integers, too
+constexpr int32_t kMostStripTokens = 1 << 30;  // so that sums of two are integers, too
 
 // Tokens of a row, as many as LDS has room for.
 template <int kChannels>
@@ -65,8 +65,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStripThreads, kStripBlocks)
     causal_conv1d_varlen_strip(CausalConv1dVarlenParams p, StripPlan plan) {
     constexpr int kPast = kWidth - 1, kPairs = (kChannels + 1) / 2, kRun = kStripRun<kChannels>;
     using Vector = Words<T, kChannels>;
-    HIPCONV_SHARED(Vector, edges, kStripThreads * kPast);                  // the inputs just before each row's run
-    HIPCONV_SHARED(Vector, begun, kStripThreads * kRun);  // outputs at the begin of sequences, by token and lane
+    HIPCONV_SHARED(Vector, edges, kStripThreads * kPast);  // the inputs just before each row's run
+    HIPCONV_SHARED(Vector, begun, kStripThreads * kRun);   // outputs at the begin of sequences, by token and lane
     HIPCONV_SHARED(uint32_t, marks, kStripThreads / kFewestLanes * kRun);  // of a tile's tokens
 
     const CausalConv1dVarlenParams& again = first_parameter_again(p);
@@ -133,7 +133,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStripThreads, kStripBlocks)
         for (int j = 0; j < kPairs; ++j) taps.unpack(j, weight[j], bias[j]);
     }
 
-    Vector last[kPast]{};  // inputs at the end of the row's run in the tile before
+    Vector last[kPast]{};      // inputs at the end of the row's run in the tile before
     bool goes_on_live = true;  // the sequence that the tile before ended in
     __syncthreads();
     for (uint32_t mark = 2; tile.begin < end; mark += 2) {  // `mark`: the begin of a sequence; `mark` + 1: padding
@@ -269,7 +269,7 @@ void with_width(const CausalConv1dVarlenParams& p, const VarlenTile& tile, hipSt
     constexpr int kWide = kLaneBytes / static_cast<int>(sizeof(T));
     const bool wide = channels_a_vector(p) > 1;
     if (wide && p.width == 4) return launch<T, kWide, 4, false>(p, tile, stream);
-    wide && p.width < 4 ? launch<T, kWide, 3, true>(p, tile, stream) : launch<T, 1, 6, true>(p, tile, stream);
+    wide&& p.width < 4 ? launch<T, kWide, 3, true>(p, tile, stream) : launch<T, 1, 6, true>(p, tile, stream);
 }
 
 }  // namespace

@@ -19,9 +19,9 @@ enum class StateForm : int32_t {
 // How a launch divides the work. A block is blockDim.x vectors of channels by blockDim.y rows. Most blocks take a run of tokens
 // a row, some the begin of a sequence a row; these are spread evenly among the others.
 struct VarlenPlan {
-    int32_t run;          // tokens
-    uint32_t blocks;      // of both kinds, along the tokens
-    uint64_t begins_of;   // of 2^32 such blocks, how many are of the second kind
+    int32_t run;         // tokens
+    uint32_t blocks;     // of both kinds, along the tokens
+    uint64_t begins_of;  // of 2^32 such blocks, how many are of the second kind
     StateForm state_form;
     bool plain_indices;
 };

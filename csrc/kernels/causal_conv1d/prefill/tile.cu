@@ -175,8 +175,7 @@ __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, 
 }
 
 template <typename T, int kChannels, int kWidth, bool kAnyWidth>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, 8)
-    causal_conv1d_varlen_tile(CausalConv1dVarlenParams p, VarlenPlan plan) {
+__global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, 8) causal_conv1d_varlen_tile(CausalConv1dVarlenParams p, VarlenPlan plan) {
     const uint32_t block = blockIdx.z * gridDim.y + blockIdx.y;
     if (block >= plan.blocks) return;
     let_next_kernel_begin();
@@ -256,7 +255,7 @@ void with_width(const CausalConv1dVarlenParams& p, const VarlenTile& tile, hipSt
     constexpr int kWide = kLaneBytes / static_cast<int>(sizeof(T));
     const bool wide = channels_a_vector(p) > 1;
     if (p.width == 4) return wide ? launch<T, kWide, 4, false>(p, tile, stream) : launch<T, 1, 4, false>(p, tile, stream);
-    wide && p.width < 4 ? launch<T, kWide, 3, true>(p, tile, stream) : launch<T, 1, 6, true>(p, tile, stream);
+    wide&& p.width < 4 ? launch<T, kWide, 3, true>(p, tile, stream) : launch<T, 1, 6, true>(p, tile, stream);
 }
 
 }  // namespace

@@ -68,8 +68,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kWalkThreads, kWalkBlocks)
     const auto bring_tile_closer = [&](int64_t tiles_on) {
         const int64_t token = first + tiles_on * tile_tokens;
 #pragma unroll
-        for (int j = 0; j < kRun; ++j)
-            prefetch_if(x + (tiles_on * tile_tokens + j) * x_step, token + j < end);
+        for (int j = 0; j < kRun; ++j) prefetch_if(x + (tiles_on * tile_tokens + j) * x_step, token + j < end);
     };
     for (int tile = 1; tile <= kTilesCloser; ++tile) bring_tile_closer(tile);
 

@@ -81,9 +81,12 @@ HIPCONV_INLINE void load_each(float (&v)[kCount], const void* base, int64_t firs
         for (int i = 0; i < kCount; ++i) v[i] = to_float(from[i * stride]);
     };
     switch (dtype) {
-        case DType::f16: return load(f16{});
-        case DType::bf16: return load(bf16{});
-        default: return load(float{});
+        case DType::f16:
+            return load(f16{});
+        case DType::bf16:
+            return load(bf16{});
+        default:
+            return load(float{});
     }
 }
 

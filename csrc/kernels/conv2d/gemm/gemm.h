@@ -94,7 +94,11 @@ HIPCONV_INLINE constexpr GemmShape gemm_shape() {
     const bool past_registers = (kForm == XForm::vectors || kForm == XForm::patches) && kCopiesPastRegisters;
     const bool half_block = past_registers && sizeof(T) == 2 && kTileM <= 128;
     const int blocks = kTileM > 128 ? 1 : kTileM * kTileN > 128 * 64 ? 2 : kTileM > 64 ? 2 : 4;
-    return {kTileM, kTileN, half_block ? 128 : 256, kCopiesPastRegisters && !half_block ? 1 : blocks, past_registers ? 3 : 1,
+    return {kTileM,
+            kTileN,
+            half_block ? 128 : 256,
+            kCopiesPastRegisters && !half_block ? 1 : blocks,
+            past_registers ? 3 : 1,
             kForm == XForm::patches};
 }
 

@@ -1,8 +1,8 @@
 // The kernel that packs filters which the GEMMs cannot read in place, and its launch.
 #include <hip/hip_runtime.h>
 
-#include "layout.h"
 #include "launch/check.h"
+#include "layout.h"
 #include "pack_filters.h"
 
 namespace hipconv {

@@ -32,8 +32,8 @@ bool has_small_lds(int number) { return number == 86 || number == 89 || number >
 
 const char* refusal_of_tile(const Conv2dParams& p, const GemmLayout& l, const Conv2dPlan& plan) {
     const Reading reading = reading_of(p, l, plan);
-    const int64_t tiles_m = reading.by_image ? ceil_of(l.image_pixels, plan.tile_m) * p.batch
-                                             : ceil_of(l.image_pixels * p.batch, plan.tile_m);
+    const int64_t tiles_m =
+        reading.by_image ? ceil_of(l.image_pixels, plan.tile_m) * p.batch : ceil_of(l.image_pixels * p.batch, plan.tile_m);
     if (tiles_m * ceil_of(l.group_filters, plan.tile_n) * 256 >= kLimit32) return "up to 2^32 threads";
     if (reading.form == XForm::anything && (plan.tile_m != 64 || plan.tile_n != 64))
         return "other padding than zeros, filters of more than 15 rows or columns, and x over 4 GB apart by tiles of 64 x 64 "
@@ -87,7 +87,7 @@ std::vector<Conv2dTile> conv2d_implicit_gemm_tiles(const std::string& arch, DTyp
     if (nvidia > 0 && nvidia < 80) return tiles;
     for (const Conv2dTile tile : {Conv2dTile{256, 128}, Conv2dTile{128, 128}, Conv2dTile{128, 64}, Conv2dTile{64, 64}}) {
         const bool f32 = dtype == DType::f32, legal = f32 ? gemm_tile_is_legal<float>(unit, tile.tile_m, tile.tile_n)
-                                                         : gemm_tile_is_legal<f16>(unit, tile.tile_m, tile.tile_n);
+                                                          : gemm_tile_is_legal<f16>(unit, tile.tile_m, tile.tile_n);
         if (legal && !(f32 && tile.tile_n == 128) && !(tile.tile_m == 256 && has_small_lds(nvidia))) tiles.push_back(tile);
     }
     return tiles;
@@ -116,7 +116,7 @@ void conv2d_implicit_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* w
     const GemmLayout l(p, true);
     if (l.packs) pack_filters(p, l, false, workspace, stream);
     const ConvGemmParams g = gemm_params(p, l, plan, workspace);
-    const auto launch = p.dtype == DType::f32            ? launch_gemm_f32
+    const auto launch = p.dtype == DType::f32      ? launch_gemm_f32
                         : g.form == XForm::vectors ? launch_gemm_vectors
                         : g.form == XForm::patches ? launch_gemm_patches
                                                    : launch_gemm_elements;

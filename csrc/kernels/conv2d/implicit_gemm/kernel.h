@@ -26,8 +26,9 @@ HIPCONV_INLINE uint32_t number_on_die(uint32_t block, uint32_t blocks) {
 // because by value the compilers make other code.
 template <typename T, int kPixels, int kFilters, typename Pixels>
 __device__ __forceinline__ void store_sums(const ConvGemmParams& p, const typename Mma<T, kPixels, kFilters>::Sums& sums,
-                               Words4* const& lds, const int& wave, const int& lane, const int& wave_pixel,
-                               const int& wave_filter, const int& first_filter, const int& group, const int& part, Pixels run) {
+                                           Words4* const& lds, const int& wave, const int& lane, const int& wave_pixel,
+                                           const int& wave_filter, const int& first_filter, const int& group, const int& part,
+                                           Pixels run) {
     float* const epilogue_tile = reinterpret_cast<float*>(lds) + wave * kEpiloguePixels * kFilters;
     static_assert(kPixels <= 2 * kEpiloguePixels, "two epilogue tiles at most");
 #pragma unroll 1

@@ -20,9 +20,9 @@ HIPCONV_INLINE void multiply(DType dtype, typename Mma<T, kPixels, kFilters>::Su
 
 // Makes a wave's sums. Asynchronous copies fill the ring of stages two steps ahead.
 template <typename T, int kTileM, int kTileN, int kStages, int kPixels, int kFilters, typename Pixels, typename Filters>
-__device__ __forceinline__ void mainloop_async_copies(const ConvGemmParams& p, Pixels& pixels, Filters& filters, int first_step, int end,
-                                       int wave_pixel, int wave_filter, int lane, Words4* lds,
-                                       typename Mma<T, kPixels, kFilters>::Sums& sums) {
+__device__ __forceinline__ void mainloop_async_copies(const ConvGemmParams& p, Pixels& pixels, Filters& filters, int first_step,
+                                                      int end, int wave_pixel, int wave_filter, int lane, Words4* lds,
+                                                      typename Mma<T, kPixels, kFilters>::Sums& sums) {
     constexpr int kStageChunks = (kTileM + kTileN) * kTileChunks;
     const auto fill = [&](int stage, int step) {
         if (step < end) {

@@ -21,7 +21,7 @@ struct PixelLoader {
     // For each pixel the offset of its first tap, and a bit for each row of taps inside the image and, from bit 16 on, for each
     // column. In form `anything`: the row and the column of its first tap.
     uint32_t first[kCount], second[kCount];
-    int place;            // of the first chunk, in LDS
+    int place;               // of the first chunk, in LDS
     int chunk, row, column;  // chunk of channels; row and column of the tap
     uint32_t tap;            // the tap's offset from the first tap
 
@@ -56,8 +56,8 @@ struct PixelLoader {
                 first[i] = static_cast<uint32_t>(h);
                 second[i] = static_cast<uint32_t>(w);
             } else {
-                first[i] = images * p.x_image + static_cast<uint32_t>(h - first_row) * p.x_row +
-                           static_cast<uint32_t>(w) * p.x_column;
+                first[i] =
+                    images * p.x_image + static_cast<uint32_t>(h - first_row) * p.x_row + static_cast<uint32_t>(w) * p.x_column;
                 second[i] = 0;
 #pragma unroll 1
                 for (int r = 0; r < c.kernel_height; ++r) {

@@ -11,7 +11,7 @@ constexpr int kReduceThreads = 64;  // small blocks, so that little work is spre
 
 struct ReduceParams {
     Conv2dParams conv;
-    const float* parts;  // (parts, batch, out_height, out_width, out_channels)
+    const float* parts;            // (parts, batch, out_height, out_width, out_channels)
     int32_t count, units, across;  // parts; units of a thread's work, in all and across channels
     int64_t part_stride;
     bool lanes_along_channels;
@@ -66,15 +66,15 @@ inline void reduce_split_k(const Conv2dParams& p, const ConvGemmParams& g, int s
     const int32_t across = by_fours ? p.out_channels / 4 : p.out_channels;
     const int32_t image = p.out_height * p.out_width, units = image * p.batch * across;
     const ReduceParams reduce{p,
-                             static_cast<const float*>(g.conv.out.data),
-                             split_k,
-                             units,
-                             across,
-                             g.part_stride,
-                             p.out.channel_stride < p.out.column_stride,
-                             divisor_of(static_cast<uint32_t>(across)),
-                             divisor_of(static_cast<uint32_t>(image)),
-                             divisor_of(static_cast<uint32_t>(p.out_width))};
+                              static_cast<const float*>(g.conv.out.data),
+                              split_k,
+                              units,
+                              across,
+                              g.part_stride,
+                              p.out.channel_stride < p.out.column_stride,
+                              divisor_of(static_cast<uint32_t>(across)),
+                              divisor_of(static_cast<uint32_t>(image)),
+                              divisor_of(static_cast<uint32_t>(p.out_width))};
     const int32_t blocks = (units - 1) / kReduceThreads + 1;
     const dim3 grid(static_cast<unsigned>(blocks < (1 << 22) ? blocks : 1 << 22), 1, 1), block(kReduceThreads, 1, 1);
     const hipStream_t hip_stream = static_cast<hipStream_t>(stream);

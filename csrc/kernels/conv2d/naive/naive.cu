@@ -1,7 +1,7 @@
 // conv2d on GPUs: the algorithms, and the one that serves every call.
 //
-// `naive`: a thread makes one output at a time, by the formula, with f32 sums. Any groups, dilation, strides, padding mode. Lanes
-// lie along the denser of out's channels and columns, so that neighbours write neighbouring addresses in both layouts.
+// `naive`: a thread makes one output at a time, by the formula, with f32 sums. Any groups, dilation, strides, padding mode.
+// Lanes lie along the denser of out's channels and columns, so that neighbours write neighbouring addresses in both layouts.
 #include <hip/hip_runtime.h>
 
 #include "../common/epilogue.h"
@@ -84,7 +84,8 @@ struct Algorithm {
     std::vector<Conv2dTile> (*tiles)(const std::string& arch, DType dtype);  // null: it has none anywhere
 };
 
-constexpr Algorithm kAlgorithms[] = {  // {name, refusal, launch, workspace}, tiles; the fastest first
+constexpr Algorithm kAlgorithms[] = {
+    // {name, refusal, launch, workspace}, tiles; the fastest first
     {{"relaid_warpgroup_gemm", conv2d_relaid_warpgroup_gemm_refusal, conv2d_relaid_warpgroup_gemm,
       conv2d_relaid_warpgroup_gemm_workspace},
      conv2d_warpgroup_gemm_tiles},

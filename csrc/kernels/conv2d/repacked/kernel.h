@@ -58,8 +58,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRepackThreads, 6) conv2d_repack(RepackPar
             const uint32_t n = divide(pixel, p.divide_by_image);
             source = {n * p.x.batch_stride + (pixel - n * static_cast<uint32_t>(p.image_pixels)), true};
         }
-        const uint16_t* const from = global_pointer<const uint16_t>(p.x.data) + source.offset +
-                                     chunk * (kChunkChannels * p.x.channel_stride);
+        const uint16_t* const from =
+            global_pointer<const uint16_t>(p.x.data) + source.offset + chunk * (kChunkChannels * p.x.channel_stride);
         const int32_t channels = p.channels - static_cast<int32_t>(chunk) * kChunkChannels;  // left
         Vector loaded[kChunkChannels];
 #pragma unroll

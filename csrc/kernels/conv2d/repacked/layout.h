@@ -75,8 +75,16 @@ inline Repacking repacking_of(const Conv2dParams& p, bool steps_across_taps, voi
         const int64_t group_channels = inner.in_channels / p.groups, row = p.kernel_width * channels / p.groups;
         inner.weight = {memory + r.x_bytes, p.kernel_height * row, 1, row, group_channels};
         r.filter_bytes = round_up(p.out_channels * p.kernel_height * row * 2, 256);
-        r.repack.filters = {p.weight, inner.weight.data, p.kernel_height * row, p.out_channels, p.in_channels / p.groups,
-                           static_cast<int32_t>(chunks / p.groups), p.kernel_height, p.kernel_width, 0, false};
+        r.repack.filters = {p.weight,
+                            inner.weight.data,
+                            p.kernel_height * row,
+                            p.out_channels,
+                            p.in_channels / p.groups,
+                            static_cast<int32_t>(chunks / p.groups),
+                            p.kernel_height,
+                            p.kernel_width,
+                            0,
+                            false};
     }
 
     // Single pixels: two lanes lie along chunks, so that the others read 32 bytes of a channel together. Vectors of pixels, and

@@ -24,9 +24,12 @@ HIPCONV_INLINE void load_bias(const WarpgroupGemmParams& p, const WarpgroupTile&
     const int64_t first = static_cast<int64_t>(t.group) * p.gemm.group_filters + t.first_filter;
     const int filters = c.bias ? p.gemm.group_filters - t.first_filter : 0;
     switch (c.bias_dtype) {
-        case DType::f32: return load_bias<float>(bias, first, c.bias_stride, filters, lane, to);
-        case DType::f16: return load_bias<f16>(bias, first, c.bias_stride, filters, lane, to);
-        case DType::bf16: return load_bias<bf16>(bias, first, c.bias_stride, filters, lane, to);
+        case DType::f32:
+            return load_bias<float>(bias, first, c.bias_stride, filters, lane, to);
+        case DType::f16:
+            return load_bias<f16>(bias, first, c.bias_stride, filters, lane, to);
+        case DType::bf16:
+            return load_bias<bf16>(bias, first, c.bias_stride, filters, lane, to);
     }
 }
 

@@ -84,7 +84,7 @@ HIPCONV_INLINE void store_two_pixels(const ConvGemmParams& g, const uint32_t (&w
 // are long.
 template <typename T, int kTileN, int kBlocks>
 HIPCONV_INLINE void store_16bit(const WarpgroupGemmParams& p, const WarpgroupTile& t,
-                                 const WarpgroupSums<kTileN> (&sums)[kBlocks], const float* bias, int wave_pixel, int lane) {
+                                const WarpgroupSums<kTileN> (&sums)[kBlocks], const float* bias, int wave_pixel, int lane) {
     const ConvGemmParams& g = p.gemm;
     const Conv2dParams& c = g.conv;
     const int of_four = lane % 4, row = lane / 4;
@@ -105,8 +105,7 @@ HIPCONV_INLINE void store_16bit(const WarpgroupGemmParams& p, const WarpgroupTil
                 const int pixel = first_pixel + i % 2 * 8 + i / 2;
                 is_inside[i] = pixels.has(g, pixel);
                 const OutPixel at = pixels.at(g, pixel);
-                place[i] = global_pointer<T>(c.out.data) +
-                           offset_in(c.out, at.n, first_filter + filter, at.p, at.q);
+                place[i] = global_pointer<T>(c.out.data) + offset_in(c.out, at.n, first_filter + filter, at.p, at.q);
                 if (i == 1 && (g.along_filters || g.vector_stores)) break;
             }
         }

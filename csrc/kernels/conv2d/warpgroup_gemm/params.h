@@ -63,8 +63,8 @@ struct WarpgroupShape {
         return kMaxSharedBytes / blocks_per_unit - 1024 - epilogue_bytes() - kBarrierBytes;
     }
     HIPCONV_INLINE constexpr int stages(bool patches) const {  // of the filters; and of x, unless it is read in patches
-        const int stages = patches ? (ring_bytes() - 2 * patch_bytes()) / filter_bytes()
-                                   : ring_bytes() / (run_bytes() + filter_bytes());
+        const int stages =
+            patches ? (ring_bytes() - 2 * patch_bytes()) / filter_bytes() : ring_bytes() / (run_bytes() + filter_bytes());
         return stages < kMaxStages ? stages : kMaxStages;
     }
     HIPCONV_INLINE constexpr int x_bytes(bool patches) const {

@@ -21,7 +21,7 @@ HIPCONV_INLINE void produce_filters(const WarpgroupGemmParams& p, const Ring& ri
             wait_for_phase(&ring.empty[place.stage], place.phase ^ 1);
             arrive_expect_bytes(&ring.full[place.stage], kTileN * kTileRowBytes);
             tma_load_box(ring.at(place), p.filters, &ring.full[place.stage],
-                     {channel_block * 64, tap, t.group * p.gemm.group_filters + t.first_filter});
+                         {channel_block * 64, tap, t.group * p.gemm.group_filters + t.first_filter});
             place.advance(ring.stages);
             if (++tap == p.gemm.taps) {
                 tap = 0;
@@ -49,8 +49,8 @@ HIPCONV_INLINE void produce_x(const WarpgroupGemmParams& p, const Ring& ring) {
                 tma_load_box(ring.at(place), p.x, full, {channel, t.column - c.pad_left, t.row - c.pad_top, t.image});
             else
                 tma_load_im2col(ring.at(place), p.x, full,
-                            {channel, t.column * c.stride_w - c.pad_left, t.row * c.stride_h - c.pad_top, t.image},
-                            f.row * c.dilation_h, f.column * c.dilation_w);
+                                {channel, t.column * c.stride_w - c.pad_left, t.row * c.stride_h - c.pad_top, t.image},
+                                f.row * c.dilation_h, f.column * c.dilation_w);
             f.advance(p);
             place.advance(ring.stages);
         }

@@ -36,7 +36,7 @@ HIPCONV_INLINE float as_float(float v) {
 // Adds up the parts of this wave's sums if all of them are there. Returns whether they are: then this wave stores the tile.
 template <int kTileN, int kBlocks>
 HIPCONV_INLINE bool reduce_split_k(const SplitK& p, int tile, int part, int waves, int thread,
-                                    WarpgroupSums<kTileN> (&sums)[kBlocks]) {
+                                   WarpgroupSums<kTileN> (&sums)[kBlocks]) {
 #if defined(HIPCONV_HAS_WARPGROUPS) || defined(HIPCONV_HOST)
     constexpr int kOfBlock = kTileN / 8, kAtATime = kBlocks * kOfBlock > 16 ? 4 : 8;  // words of a thread
     const int wave = thread / 32, lane = thread % 32;
@@ -66,11 +66,11 @@ HIPCONV_INLINE bool reduce_split_k(const SplitK& p, int tile, int part, int wave
 #pragma unroll
     for (int i = 0; i < kBlocks * kOfBlock; i += kAtATime) {
         Words4 total[kAtATime], next[2][kAtATime];
-        const auto load = [&](Words4 (&words)[kAtATime], int m) {
+        const auto load = [&](Words4(&words)[kAtATime], int m) {
 #pragma unroll
             for (int n = 0; n < kAtATime; ++n) words[n] = first[(m * (kBlocks * kOfBlock) + i + n) * 32];
         };
-        const auto add = [&](const Words4 (&words)[kAtATime]) {
+        const auto add = [&](const Words4(&words)[kAtATime]) {
 #pragma unroll
             for (int n = 0; n < kAtATime; ++n)
 #pragma unroll

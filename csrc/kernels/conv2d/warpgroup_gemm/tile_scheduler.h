@@ -51,16 +51,22 @@ struct WarpgroupPixels {
 
     HIPCONV_INLINE OutPixel at(const ConvGemmParams& p, int i) const {
         switch (patch_columns) {
-            case kNarrow: return patch<kNarrow>().at(p, i);
-            case kWide: return patch<kWide>().at(p, i);
-            default: return run().at(p, i);
+            case kNarrow:
+                return patch<kNarrow>().at(p, i);
+            case kWide:
+                return patch<kWide>().at(p, i);
+            default:
+                return run().at(p, i);
         }
     }
     HIPCONV_INLINE bool has(const ConvGemmParams& p, int i) const {
         switch (patch_columns) {
-            case kNarrow: return patch<kNarrow>().has(p, i);
-            case kWide: return patch<kWide>().has(p, i);
-            default: return run().has(p, i);
+            case kNarrow:
+                return patch<kNarrow>().has(p, i);
+            case kWide:
+                return patch<kWide>().has(p, i);
+            default:
+                return run().has(p, i);
         }
     }
 

@@ -22,8 +22,8 @@ inline int64_t bytes_of_stride(int64_t stride, int64_t size) { return size == 1 
 
 inline bool fits_tma(const Conv2dParams& p, const GemmLayout& l, int tile_m) {
     if (!l.vectors || (p.groups > 1 && l.group_channels % 64 != 0)) return false;
-    for (const auto& [stride, size] : {std::pair{p.x.column_stride, p.in_width}, {p.x.row_stride, p.in_height},
-                                       {p.x.batch_stride, p.batch}})
+    for (const auto& [stride, size] :
+         {std::pair{p.x.column_stride, p.in_width}, {p.x.row_stride, p.in_height}, {p.x.batch_stride, p.batch}})
         if (bytes_of_stride(stride, size) <= 0 || bytes_of_stride(stride, size) >= int64_t{1} << 40) return false;
     return patches_serve(p, l, tile_m, kNarrow) || fits_im2col(p);
 }
