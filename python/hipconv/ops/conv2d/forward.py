@@ -52,7 +52,7 @@ def conv2d(
         out_dtype: the dtype of the result; that of `x` by default.
         padding_mode: "zeros", "reflect" (padding less than the size of x), "replicate" or "circular" (at most the size of x).
         algorithm: the name of what computes it, or "auto" for the one that the environment variable HIPCONV_CONV2D_ALGORITHM names or,
-            failing that, the library's choice (`conv2d_plan` shows it). On a GPU those of `hipconv.router.METHODS`; on the CPU
+            failing that, the library's choice (`conv2d_plan` shows it). On a GPU those of `hipconv.conv2d_router.METHODS`; on the CPU
             "torch", torch's own convolution.
         out: written and returned, instead of a new tensor: of the result's shape, any of the three dtypes, any strides that give each
             element memory of its own; on a GPU, none of it shared with an input. Records no gradient.
