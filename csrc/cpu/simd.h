@@ -1,5 +1,6 @@
-// Vectors of floats in the host's widest registers: loads and stores that convert, and SiLU. GNU vector extensions, so that g++
-// and clang compile one text for every instruction set; intrinsics where those have no word for what the hardware can do.
+// These are vectors of floats in the host's widest registers, with loads and stores that convert, and SiLU. They are GNU vector
+// extensions, so that g++ and clang compile one text for every instruction set; intrinsics stand where the extensions cannot
+// express an instruction of the hardware.
 #pragma once
 
 #include <cstring>
@@ -52,7 +53,7 @@ HIPCONV_SIMD void write(To* to, From from) {
 HIPCONV_SIMD Floats load(const float* from) { return read<Floats>(from); }
 
 HIPCONV_SIMD Floats load(const bf16* from) {
-#if HIPCONV_VECTOR_BYTES == 64  // what g++ makes of the conversion below takes two or three times the instructions
+#if HIPCONV_VECTOR_BYTES == 64  // g++ compiles the conversion below to two or three times the instructions
     return bit_cast<Floats>(_mm512_maskz_slli_epi32(kAll, _mm512_maskz_cvtepu16_epi32(kAll, read<__m256i>(from)), 16));
 #elif HIPCONV_VECTOR_BYTES == 32
     return bit_cast<Floats>(_mm256_slli_epi32(_mm256_cvtepu16_epi32(read<__m128i>(from)), 16));
@@ -73,7 +74,7 @@ HIPCONV_SIMD Floats load(const f16* from) {
 #endif
 }
 
-// The first `count` elements, then zeros.
+// This loads the first `count` elements, and zeros behind them.
 template <typename T>
 HIPCONV_SIMD Floats load_some(const T* from, int64_t count) {
     if (count >= kLanes) return load(from);
@@ -125,10 +126,10 @@ HIPCONV_SIMD void store_some(T* to, Floats v, int64_t count) {
 
 // ---- three rows whose elements take turns in memory ----------------------------------------------------------------------
 //
-// Of eight elements of each row, element k of row i lies at 3 * k + i, that is in vector (3 * k + i) / 8, in lane (3 * k + i) %
-// 8: the three vectors hold a row in lanes that do not meet.
+// Three vectors hold eight elements of each row: element k of row i lies at 3 * k + i, that is in vector (3 * k + i) / 8, in
+// lane (3 * k + i) % 8. So no lane holds two elements of one row.
 
-template <typename E>  // kLanes of them, as bits
+template <typename E>  // kLanes elements, as bits
 using Row = std::conditional_t<sizeof(E) == 4, Floats, Halves>;
 
 #if HIPCONV_VECTOR_BYTES >= 32
@@ -148,7 +149,7 @@ HIPCONV_SIMD __m128i every_third(__m128i v) {
                                               bytes(s + 18), bytes(s + 21)));
 }
 
-// Lanes 1, 4 and 7 of b, 2 and 5 of c, the others of a.
+// The result takes lanes 1, 4 and 7 from b, lanes 2 and 5 from c, and the others from a.
 HIPCONV_SIMD __m256 mixed(__m256 a, __m256 b, __m256 c) { return _mm256_blend_ps(_mm256_blend_ps(a, b, 0x92), c, 0x24); }
 HIPCONV_SIMD __m128i mixed(__m128i a, __m128i b, __m128i c) { return _mm_blend_epi16(_mm_blend_epi16(a, b, 0x92), c, 0x24); }
 
@@ -177,7 +178,7 @@ HIPCONV_SIMD void unzip3(const E* from, Row<E>& row0, Row<E>& row1, Row<E>& row2
 template <typename E>
 HIPCONV_SIMD void zip3(E* to, const Row<E>& row0, const Row<E>& row1, const Row<E>& row2) {
 #if HIPCONV_VECTOR_BYTES >= 32
-    for (int k = 0; k < kLanes; k += 8) {  // 3 is its own inverse modulo 8: lane l is to have element 3 * (l - i) of row i
+    for (int k = 0; k < kLanes; k += 8) {  // 3 is its own inverse modulo 8: lane l must have element 3 * (l - i) of row i
         const auto a = every_third<0>(eight(reinterpret_cast<const E*>(&row0) + k)),
                    b = every_third<5>(eight(reinterpret_cast<const E*>(&row1) + k)),
                    c = every_third<2>(eight(reinterpret_cast<const E*>(&row2) + k));
@@ -207,7 +208,7 @@ HIPCONV_SIMD Floats at_most(Floats v, float limit) {
 #endif
 }
 
-// 1 / v for 1 <= v < 2^127.
+// This is 1 / v for 1 <= v < 2^127.
 HIPCONV_SIMD Floats reciprocal(Floats v) {
 #if HIPCONV_VECTOR_BYTES == 64
     const Floats r = bit_cast<Floats>(_mm512_maskz_rcp14_ps(kAll, bit_cast<__m512>(v)));
@@ -217,9 +218,9 @@ HIPCONV_SIMD Floats reciprocal(Floats v) {
 #endif
 }
 
-// 1 / (1 + exp(-v)) for v > -kSigmoidEnd, below which it means nothing. exp(-v) = 2^(n + f) with n whole and |f| <= 1/2: n goes
-// into the exponent, 2^f is a polynomial.
-constexpr float kSigmoidEnd = 87.0f;  // keeps n within a float's exponent
+// This is 1 / (1 + exp(-v)) for v > -kSigmoidEnd; below that, the result means nothing. exp(-v) = 2^(n + f) with n whole and
+// |f| <= 1/2: n goes into the exponent, and 2^f is a polynomial.
+constexpr float kSigmoidEnd = 87.0f;  // this keeps n within a float's exponent
 
 HIPCONV_SIMD Floats sigmoid_within(Floats v) {
     constexpr float kLog2e = 1.44269504088896341f;
@@ -237,13 +238,14 @@ HIPCONV_SIMD Floats sigmoid_within(Floats v) {
     return reciprocal(1.0f + e);
 }
 
-// v / (1 + exp(-v)).
+// This is v / (1 + exp(-v)).
 HIPCONV_SIMD Floats silu(Floats v) {
     const Floats r = sigmoid_within(v);
     return v * (v > -kSigmoidEnd ? r : Floats{});  // beyond, the product is -0, or NaN of NaN and -inf
 }
 
-// Its derivative: with sigma the sigmoid, sigma * (1 + v * (1 - sigma)). NaN of NaN and of infinities, as torch has it.
+// This is SiLU's derivative, sigma * (1 + v * (1 - sigma)) where sigma is the sigmoid. It is NaN for NaN and infinities, as in
+// torch.
 HIPCONV_SIMD Floats silu_derivative(Floats v) {
     const Floats r = sigmoid_within(v);
     const Floats sigma = v > -kSigmoidEnd ? r : Floats{};

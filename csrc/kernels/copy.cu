@@ -1,4 +1,4 @@
-// A plain copy: one 16-byte vector a thread, 256 threads a block; more vectors a thread are slower.
+// This is a plain copy: each thread copies one 16-byte vector, and a block has 256 threads; more vectors a thread are slower.
 #include <hip/hip_runtime.h>
 
 #include "copy/copy.h"

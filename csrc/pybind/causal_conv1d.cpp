@@ -1,9 +1,9 @@
-// The causal_conv1d module: checked tensors -> params struct -> launcher.
-#include <torch/csrc/utils/pybind.h>  // first, as it may be there precompiled
+// The causal_conv1d module checks tensors, fills a params struct and calls the launcher.
+#include <torch/csrc/utils/pybind.h>  // must be first, as it may be there precompiled
 
 #include <ATen/core/Tensor.h>
 
-#include <ATen/ops/empty_like_ops.h>  // after it; <ATen/ops/empty_like.h> would take seconds to compile
+#include <ATen/ops/empty_like_ops.h>  // must be after it; <ATen/ops/empty_like.h> would take seconds to compile
 #include <c10/core/DeviceGuard.h>
 #include <pybind11/stl.h>
 
@@ -30,7 +30,7 @@ Request request(const std::string& keyword) {
 
 // ---- tensors to params ----------------------------------------------------------------------------------------------------
 
-// Kinds, types and shapes; where the tensors lie is the launch's to check.
+// This checks kinds, types and shapes; the launch checks where the tensors lie.
 CausalConv1dFwdParams checked_params(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight,
                                      const at::Tensor* bias, bool use_silu) {
     CausalConv1dFwdParams p{};
@@ -89,8 +89,8 @@ at::Tensor new_tensor(const at::Tensor& x, const at::Tensor& weight, const at::T
     return out;
 }
 
-// The same past the dispatcher, called with Python's objects: (out, x, weight, bias, use_silu, kernel), on the current stream.
-// False or None if the arguments are none of a call's, or the dispatcher or autograd has something to do.
+// This does the same past the dispatcher, called with Python's objects (out, x, weight, bias, use_silu, kernel), on the current
+// stream. It returns False if the arguments do not fit a call, or the dispatcher has something to do.
 PyObject* fwd_directly(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     return with_python_errors([&] {
         at::Tensor out, x, weight;
@@ -106,7 +106,8 @@ PyObject* fwd_directly(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
     });
 }
 
-// As above, of (x, weight, bias, use_silu, kernel).
+// This does the same for (x, weight, bias, use_silu, kernel), and makes the output. It returns None where the function above
+// returns False, or if autograd has something to do.
 PyObject* new_tensor_directly(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     return with_python_errors([&] {
         at::Tensor x, weight;
@@ -121,7 +122,8 @@ PyObject* new_tensor_directly(PyObject*, PyObject* const* arguments, Py_ssize_t 
     });
 }
 
-// What a call with these tensors would run: the kernel, its form, what asked for it, and all kernels that serve the call.
+// This says how a call with these tensors would run: the kernel, its form, what asked for it, and all kernels that serve the
+// call.
 std::tuple<std::string, std::string, std::string, std::vector<std::string>> plan(const at::Tensor& out, const at::Tensor& x,
                                                                                  const at::Tensor& weight,
                                                                                  const OptionalTensor& bias, bool use_silu,

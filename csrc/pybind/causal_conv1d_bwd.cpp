@@ -1,9 +1,9 @@
-// The causal_conv1d_bwd module: checked tensors -> params struct -> launcher.
-#include <torch/csrc/utils/pybind.h>  // first, as it may be there precompiled
+// The causal_conv1d_bwd module checks tensors, fills a params struct and calls the launcher.
+#include <torch/csrc/utils/pybind.h>  // must be first, as it may be there precompiled
 
 #include <ATen/core/Tensor.h>
 
-#include <ATen/ops/empty_like_ops.h>  // after it; <ATen/ops/empty_like.h> would take seconds to compile
+#include <ATen/ops/empty_like_ops.h>  // must be after it; <ATen/ops/empty_like.h> would take seconds to compile
 #include <ATen/ops/empty_ops.h>
 #include <c10/core/DeviceGuard.h>
 #include <pybind11/stl.h>
@@ -61,7 +61,7 @@ Gradients bwd(const at::Tensor& x, const at::Tensor& weight, const OptionalTenso
         p.dinitial_states = sequences_of(*dinitial_states);
     }
     if (x.size(1) == 0) return {dx, dweight, dbias, dinitial_states};
-    if (x.size(0) == 0) {  // sums over nothing
+    if (x.size(0) == 0) {  // the sums are over nothing
         dweight.zero_();
         if (dbias) dbias->zero_();
         return {dx, dweight, dbias, dinitial_states};

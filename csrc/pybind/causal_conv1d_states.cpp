@@ -1,5 +1,5 @@
-// The causal_conv1d_states module: checked tensors -> params struct -> launcher.
-#include <torch/csrc/utils/pybind.h>  // first, as it may be there precompiled
+// The causal_conv1d_states module checks tensors, fills a params struct and calls the launcher.
+#include <torch/csrc/utils/pybind.h>  // must be first, as it may be there precompiled
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceGuard.h>
@@ -13,8 +13,8 @@ namespace {
 
 using namespace hipconv;
 
-// `make_rows` is called when all has been checked: it makes `out` as if every row were one sequence without a state. None with
-// float64.
+// `make_rows` is called when all has been checked: it makes `out` as if every row were one sequence without a state. It is None
+// for float64.
 void fwd(const at::Tensor& out, const OptionalTensor& final_states, const at::Tensor& x, const at::Tensor& weight,
          const OptionalTensor& optional_bias, const OptionalTensor& seq_idx, const OptionalTensor& initial_states,
          bool use_silu, const std::optional<py::function>& make_rows, int64_t stream) {
@@ -30,7 +30,7 @@ void fwd(const at::Tensor& out, const OptionalTensor& final_states, const at::Te
         const NamedTensor state{"final_states_out", *final_states};
         p.final_states = checked_state(state, x, weight);
         check_output(state, {{"x", x}, {"weight", weight}, {"out", out}});
-        // The memory of the initial states themselves will do: final states are written when those have been read.
+        // Final states may lie in the memory of the initial states themselves: they are written after those have been read.
         const bool in_place = initial_states && final_states->data_ptr() == initial_states->data_ptr() &&
                               final_states->strides() == initial_states->strides();
         if (initial_states && !in_place) check_no_overlap(state, {"initial_states", *initial_states});

@@ -1,5 +1,5 @@
-// The causal_conv1d_update module: checked tensors -> params struct -> launcher.
-#include <torch/csrc/utils/pybind.h>  // first, as it may be there precompiled
+// The causal_conv1d_update module checks tensors, fills a params struct and calls the launcher.
+#include <torch/csrc/utils/pybind.h>  // must be first, as it may be there precompiled
 
 #include <c10/core/DeviceGuard.h>
 #include <pybind11/stl.h>
@@ -14,14 +14,14 @@
 namespace py = pybind11;
 
 namespace hipconv {
-inline void assign(Address& to, const void* from) { to = address(from); }  // for set_parameters
+inline void assign(Address& to, const void* from) { to = address(from); }  // set_parameters calls this
 }  // namespace hipconv
 
 namespace {
 
 using namespace hipconv;
 
-// Integers as kernels read them: of 32 or 64 bits; other types are copied, on their device.
+// This returns integers as kernels read them, of 32 or 64 bits; other types are copied, on their device.
 at::Tensor as_indices(const NamedTensor& t) {
     const auto type = t.tensor.scalar_type();
     if (type == at::kInt || type == at::kLong) return t.tensor;
@@ -30,16 +30,16 @@ at::Tensor as_indices(const NamedTensor& t) {
     return t.tensor.to(at::kLong);
 }
 
-// What a kernel chooses its vectors by: the stride of an axis of size one can be anything, and means nothing.
+// A kernel chooses its vectors by these strides. The stride of an axis of size one can be anything, and means nothing.
 int64_t stride_of(const at::Tensor& t, int64_t axis) { return t.size(axis) == 1 ? 0 : t.stride(axis); }
 
-// (batch, dim), (batch, dim, seqlen) or (tokens, dim) as rows, channels and tokens.
+// This views (batch, dim), (batch, dim, seqlen) or (tokens, dim) as rows, channels and tokens.
 Tokens as_tokens(const at::Tensor& t, bool packed) {
     if (packed) return {address(t.data_ptr()), 0, t.stride(1), stride_of(t, 0)};
     return {address(t.data_ptr()), stride_of(t, 0), t.stride(1), t.dim() == 3 ? stride_of(t, 2) : 0};
 }
 
-// q, k or v of a split: (tokens, channels), the tokens of a row one after another.
+// This views q, k or v of a split, (tokens, channels), in which the tokens of a row follow one another.
 Tokens as_split_tokens(const at::Tensor& t, bool packed, int64_t seqlen) {
     const int64_t token_stride = stride_of(t, 0);
     return {address(t.data_ptr()), packed ? 0 : token_stride * seqlen, t.stride(1), token_stride};
@@ -53,8 +53,8 @@ void require(bool given, const char* name, const char* other) {
     if (!given) throw py::value_error(concat(name, ": got a tensor, expected ", other, " with it"));
 }
 
-// What Python passes, in this order. `outs` holds one tensor of the shape of x (which may be x itself), or q, k and v. Without
-// a stream the call is only checked.
+// Python passes these arguments in this order. `outs` holds one tensor of the shape of x (which may be x itself), or q, k and
+// v. Without a stream the call is only checked.
 struct Arguments {
     const std::vector<at::Tensor>& outs;
     const at::Tensor &x, &conv_state, &weight;
@@ -71,7 +71,7 @@ struct Arguments {
     std::optional<int64_t> stream;
 };
 
-// A call: its arguments, checked step by step, and the params that come of them.
+// This holds a decode call: its arguments, which are checked step by step, and the params that they give.
 class Update : Arguments {
   public:
     explicit Update(const Arguments& arguments) : Arguments(arguments) {}
@@ -86,7 +86,7 @@ class Update : Arguments {
         const auto wanted = requested_kernel(kernel_name, kCausalConv1dUpdateNames, kernels);
         check_memory();
         if (!stream || x.numel() == 0) return;
-        if (batch == 0) {  // tokens of no row
+        if (batch == 0) {  // the tokens belong to no row
             if (zero_padding)
                 for (const at::Tensor& out : outs) out.zero_();
             return;
@@ -103,12 +103,12 @@ class Update : Arguments {
     const bool packed = query_start_loc.has_value(), split = outs.size() == 3;
     const char* const names[kMaxOutputs] = {split ? "q" : "out", "k", "v"};
     int64_t batch = 0, seqlen = 0, dim = 0, width = 0, state_len = 0;
-    std::vector<at::Tensor> kept;  // indices that were converted, for as long as the launch needs them
+    std::vector<at::Tensor> kept;  // converted indices stay here for as long as the launch needs them
     CausalConv1dUpdateParams p{};
 
     void same_device(const NamedTensor& t) { check_same_device(t, {"x", x}); }
 
-    // Indices of shape (size,), or (size, columns) where that is allowed.
+    // This takes indices of shape (size,), or (size, columns) where that is allowed.
     Indices strided(const at::Tensor& given, const at::Tensor& found, int64_t column_stride, int64_t columns) {
         if (!found.is_same(given)) kept.push_back(found);
         return {address(found.data_ptr()), found.stride(0), column_stride, static_cast<int32_t>(columns),
@@ -139,7 +139,7 @@ class Update : Arguments {
         return strided(t.tensor, found, found.stride(1), seqlen);
     }
 
-    // x, weight, bias and conv_state
+    // This checks x, weight, bias and conv_state.
     void check_inputs() {
         check_strided({"x", x});
         check_strided({"conv_state", conv_state});
@@ -187,7 +187,7 @@ class Update : Arguments {
             throw py::value_error(concat("q, k, v: got ", channels, " channels together, expected those of x, ", dim));
     }
 
-    // Slots, lengths and positions.
+    // This checks slots, lengths and positions.
     void check_rows() {
         p.write_slots = indices("conv_state_indices", conv_state_indices, batch, "(batch,)", true);
         p.read_slots = indices("conv_state_indices_in", conv_state_indices_in, batch, "(batch,)", true);
@@ -220,7 +220,7 @@ class Update : Arguments {
                                          ": with num_accepted_tokens it keeps width - 2 columns and ", most, " new tokens"));
     }
 
-    // After each token.
+    // This checks the windows after each token.
     void check_windows() {
         if (intermediate_conv_window) {
             const NamedTensor t{"intermediate_conv_window", *intermediate_conv_window};
@@ -256,14 +256,14 @@ class Update : Arguments {
             p.tree_sibling = links("retrieve_next_sibling", retrieve_next_sibling, seqlen);
             p.tree_parent = links("retrieve_parent_token", retrieve_parent_token, seqlen);
             if (retrieve_parent_token &&
-                p.tree_parent.data.bits != address(retrieve_parent_token->data_ptr()).bits)  // converted
+                p.tree_parent.data.bits != address(retrieve_parent_token->data_ptr()).bits)  // it was converted
                 throw py::type_error(concat("retrieve_parent_token: got dtype ",
                                             python_text(retrieve_parent_token->scalar_type()),
                                             ", expected torch.int32 or torch.int64"));
         }
     }
 
-    // What is written has memory of its own, except that out may be x.
+    // Every tensor that is written has memory of its own, except that out may be x.
     void check_memory() const {
         WrittenMemory written;
         for (size_t part = 0; part < outs.size(); ++part) written.add({names[part], outs[part]});
@@ -319,8 +319,8 @@ class Update : Arguments {
 
 void update(const Arguments& arguments) { Update(arguments).run(); }
 
-// The same past the dispatcher; or false, with nothing done, if there is something to do on the way: by the dispatcher, or to
-// refuse gradients.
+// This does the same past the dispatcher. It returns false, and does nothing, if the dispatcher has something to do on the way,
+// or gradients must be refused.
 bool update_directly(const Arguments& a) {
     const at::Tensor* bias = given(a.optional_bias);
     if (!nothing_to_record({&a.outs.front(), &a.conv_state, &a.x, &a.weight, bias}) ||
@@ -339,7 +339,7 @@ bool update_directly(const Arguments& a) {
     return true;
 }
 
-// Makes a function of `Arguments` one of the module.
+// This makes a function of `Arguments` one of the module.
 template <typename Function>
 void define(py::module_& m, const char* name, Function function) {
     using T = const at::Tensor&;

@@ -1,5 +1,5 @@
-// The causal_conv1d_varlen module: checked tensors -> params struct -> launcher.
-#include <torch/csrc/utils/pybind.h>  // first, as it may be there precompiled
+// The causal_conv1d_varlen module checks tensors, fills a params struct and calls the launcher.
+#include <torch/csrc/utils/pybind.h>  // must be first, as it may be there precompiled
 
 #include <c10/core/DeviceGuard.h>
 #include <pybind11/stl.h>
@@ -22,7 +22,7 @@ using namespace hipconv;
 
 constexpr const char* kTileVariable = "HIPCONV_VARLEN_TILE";
 
-// One output like x, or q, k and v as rows of tokens.
+// The outputs are one tensor like x, or q, k and v as rows of tokens.
 void set_outputs(CausalConv1dVarlenParams& p, const std::vector<NamedTensor>& outputs, const at::Tensor& x) {
     const bool split = outputs.size() == 3;
     int64_t channels = 0;
@@ -72,7 +72,7 @@ void set_states(CausalConv1dVarlenParams& p, const at::Tensor& states, const at:
     p.slots = static_cast<int32_t>(states.size(0));
 }
 
-// Numbers that no slot can have need no comparing.
+// A number that no slot can have needs no comparison.
 int32_t slot_number(std::optional<int64_t> number) {
     const bool fits = number.has_value() && *number > kNoNumber && *number <= std::numeric_limits<int32_t>::max();
     return fits ? static_cast<int32_t>(*number) : kNoNumber;
@@ -86,13 +86,14 @@ VarlenTile parse_tile(const std::string& text) {
     return tile;
 }
 
-// Whether a is b, as another view perhaps. Empty tensors have no address: they are the same where they share a storage.
+// This says whether a is b, perhaps as another view. Empty tensors have no address: they are the same where they share a
+// storage.
 bool same_memory(const at::Tensor& a, const at::Tensor& b) {
     return a.data_ptr() == b.data_ptr() && (a.numel() > 0 || a.is_alias_of(b)) && a.scalar_type() == b.scalar_type() &&
            a.sizes() == b.sizes() && a.strides() == b.strides();
 }
 
-// What Python passes, in this order. `tensors` holds out, or q, k and v. Without a stream the call is only checked.
+// Python passes these arguments in this order. `tensors` holds out, or q, k and v. Without a stream the call is only checked.
 struct Arguments {
     const std::vector<at::Tensor>& tensors;
     const at::Tensor &x, &weight;
@@ -108,12 +109,12 @@ struct Arguments {
     std::optional<int64_t> stream;
 };
 
-// A call: its arguments, checked step by step, and the params that come of them.
+// This holds a prefill call: its arguments, which are checked step by step, and the params that they give.
 class Prefill : Arguments {
   public:
     explicit Prefill(const Arguments& arguments) : Arguments(arguments) {}
 
-    // False, and nothing is done, if `out` is x and no kernel serves that.
+    // This returns false, and does nothing, if `out` is x and no kernel serves that.
     bool run() {
         check_inputs();
         check_indices();
@@ -161,7 +162,7 @@ class Prefill : Arguments {
         sequences = query_start_loc.size(0) - 1;
     }
 
-    // What says where sequences have their states.
+    // This checks the tensors that say where sequences have their states.
     void check_indices() {
         const auto per_sequence = [&](const char* name, const OptionalTensor& tensor, bool may_be_bool = false) {
             if (!tensor.has_value()) return IndexArray{};
@@ -208,7 +209,7 @@ class Prefill : Arguments {
         if (tile[2]) forced_tile.warps = static_cast<int32_t>(tile[2]);
     }
 
-    // What is written has memory of its own, except that out may be x.
+    // Every tensor that is written has memory of its own, except that out may be x.
     void check_memory() const {
         WrittenMemory written;
         for (const NamedTensor& out : outputs) written.add(out);
@@ -242,7 +243,8 @@ class Prefill : Arguments {
 
 bool varlen(const Arguments& arguments) { return Prefill(arguments).run(); }
 
-// The same past the dispatcher; false also if there is something to do on the way: by the dispatcher, or to refuse gradients.
+// This does the same past the dispatcher. It returns false too if the dispatcher has something to do on the way, or gradients
+// must be refused.
 bool varlen_directly(const Arguments& a) {
     const at::Tensor* bias = given(a.optional_bias);
     const std::vector<at::Tensor>& outs = a.tensors;
@@ -258,7 +260,7 @@ bool varlen_directly(const Arguments& a) {
     return true;
 }
 
-// Makes a function of `Arguments` one of the module.
+// This makes a function of `Arguments` one of the module.
 template <typename Function>
 void define(py::module_& m, const char* name, Function function) {
     using T = const at::Tensor&;

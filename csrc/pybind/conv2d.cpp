@@ -1,10 +1,10 @@
-// The conv2d module: checked tensors -> params struct -> launcher. python/hipconv/ops/conv2d/router.py says which algorithm
-// runs.
-#include <torch/csrc/utils/pybind.h>  // first, as it may be there precompiled
+// The conv2d module checks tensors, fills a params struct and calls the launcher. python/hipconv/ops/conv2d/router.py says
+// which algorithm runs.
+#include <torch/csrc/utils/pybind.h>  // must be first, as it may be there precompiled
 
 #include <ATen/core/Tensor.h>
 
-#include <ATen/ops/empty_ops.h>  // after it; <ATen/ops/empty.h> would take seconds to compile
+#include <ATen/ops/empty_ops.h>  // must be after it; <ATen/ops/empty.h> would take seconds to compile
 #include <c10/core/DeviceGuard.h>
 #include <pybind11/stl.h>
 
@@ -26,14 +26,14 @@ const at::Tensor* address_of(const OptionalTensor& tensor) { return tensor.has_v
 
 using Ints = std::vector<int32_t>;
 
-// All of a call except its tensors. It is made once for calls that are alike, which then take no time to convert.
+// This holds all of a call except its tensors. It is made once for calls that are alike, which then take no time to convert.
 struct Call {
     Ints stride, padding, dilation, out_size;  // padding: top, bottom, left, right
     int32_t groups;
     PaddingMode padding_mode;
     Conv2dActivation activation;
     at::ScalarType out_dtype;
-    bool channels_last;  // of a new tensor
+    bool channels_last;  // the layout of a new tensor
     Conv2dPlan plan;
 };
 
@@ -90,7 +90,7 @@ Image image(const at::Tensor& t, bool channels_last) {
     return {address(t), strides[0], strides[1], strides[2], strides[3]};
 }
 
-// Checks that no index of a padded image lies farther outside than its padding mode reaches.
+// This checks that no index of a padded image lies farther outside than its padding mode reaches.
 void check_reach(const Conv2dParams& p) {
     const auto check = [&](const char* axis, int64_t first, int64_t last, int64_t size) {
         const int64_t limit = p.padding_mode == PaddingMode::reflect    ? size - 1
@@ -110,7 +110,7 @@ void check_reach(const Conv2dParams& p) {
     check("the width of x", -int64_t{p.pad_left}, right, p.in_width);
 }
 
-// Checks kinds, types and shapes; the launch checks where the tensors lie.
+// This checks kinds, types and shapes; the launch checks where the tensors lie.
 Conv2dParams checked_params(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, const at::Tensor* bias,
                             const at::Tensor* residual, const Call& call) {
     for (const NamedTensor& t : {NamedTensor{"x", x}, NamedTensor{"weight", weight}, NamedTensor{"out", out}}) {
@@ -197,7 +197,7 @@ void run(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, c
     launch(p, out, x, call, stream);
 }
 
-// Runs a call into a new tensor; the caller knows that no gradient is wanted.
+// This runs a call into a new tensor; the caller knows that no gradient is wanted.
 at::Tensor run_new(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& optional_bias,
                    const OptionalTensor& optional_residual, const Call& call, int64_t stream) {
     const at::Tensor *bias = address_of(optional_bias), *residual = address_of(optional_residual);
@@ -214,9 +214,9 @@ at::Tensor run_new(const at::Tensor& x, const at::Tensor& weight, const Optional
     return out;
 }
 
-// A key of all that a call's preparation depends on, except its plain arguments: calls that are alike have equal keys. Returns
-// nullopt if a tensor is not dense, has more than four axes or lies elsewhere, so that the operator says what is wrong; and if
-// torch's dispatcher would do more than come here.
+// This returns a key of all that a call's preparation depends on, except its plain arguments: calls that are alike have equal
+// keys. It returns nullopt if a tensor is not dense, has more than four axes or lies elsewhere, so that the operator says what
+// is wrong; and also if torch's dispatcher would do more than come here.
 std::optional<py::bytes> key(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
                              const OptionalTensor& residual, const OptionalTensor& out) {
     if (!dispatcher_adds_nothing({&x, &weight, address_of(bias), address_of(residual), address_of(out)}, true))
@@ -242,7 +242,7 @@ std::optional<py::bytes> key(const at::Tensor& x, const at::Tensor& weight, cons
 
 // ---- what the router asks -------------------------------------------------------------------------------------------------
 
-// None if the call's plan serves these tensors, else what its algorithm does serve.
+// This returns None if the call's plan serves these tensors, else text that says which ones its algorithm serves.
 std::optional<std::string> refusal(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight,
                                    const OptionalTensor& bias, const OptionalTensor& residual, const Call& call) {
     const char* served =

@@ -1,5 +1,5 @@
-// The copy module: contiguous tensors of equal size -> launcher.
-#include <torch/csrc/utils/pybind.h>  // first, as it may be there precompiled
+// The copy module checks that tensors are contiguous and of equal size, and calls the launcher.
+#include <torch/csrc/utils/pybind.h>  // must be first, as it may be there precompiled
 
 #include <c10/core/DeviceGuard.h>
 

@@ -1,4 +1,4 @@
-// Has the driver encode the tensor maps that TMA reads.
+// The driver encodes the tensor maps that TMA reads; this header calls it.
 #pragma once
 
 #include <cuda.h>
@@ -15,7 +15,7 @@ inline bool encode_tensor_map(uint64_t (&)[16], const TensorMapSpec&) { return f
 #else
 constexpr bool kHasTensorMaps = true;
 
-// Finds the driver's function at run time, so that nothing needs to be linked to the driver.
+// This finds the driver's function at run time, so that nothing needs to be linked to the driver.
 template <typename Function>
 Function* driver_function(const char* name) {
     void* found = nullptr;

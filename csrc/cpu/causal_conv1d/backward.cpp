@@ -1,4 +1,4 @@
-// Causal conv1d backward for host memory: the kernel that serves any call.
+// This is the causal conv1d backward kernel for host memory that serves any call.
 #include "backward.h"
 
 #include <iterator>
@@ -10,7 +10,7 @@
 namespace hipconv {
 namespace {
 
-// One channel: its gradients g are kept for a row at a time, since width of them go into each dx.
+// This computes one channel. Its gradients g are kept for a row at a time, since each dx sums over `width` of them.
 template <typename T, typename A>
 void openmp_channel(const CausalConv1dBwdParams& p, int64_t d, std::vector<A>& g, std::vector<A>& sums) {
     const CausalConv1dInputs& in = p.in;

@@ -1,20 +1,20 @@
-// The backward kernels for host memory: the functions that each has in a file of its own, and their table.
+// These are the backward kernels for host memory: the functions of each, which has a file of its own, and their table.
 //
-// All share their work out over torch's own OpenMP threads, and their results do not depend on how many there are.
+// All share their work out over torch's own OpenMP threads, and their results do not depend on the number of threads.
 #pragma once
 
 #include "causal_conv1d/backward.h"
 
 namespace hipconv {
 
-// backward_simd.cpp: vectors along tokens or channels, whichever x, dout and dx all have as neighbours in memory. Partial sums
-// lie in the workspace as rows of (width + 1, dim), as on GPUs.
+// backward_simd.cpp computes vectors along tokens or channels, whichever x, dout and dx all have as neighbours in memory.
+// Partial sums lie in the workspace as rows of (width + 1, dim), as on GPUs.
 const char* causal_conv1d_bwd_simd_refusal(const CausalConv1dBwdParams& params);
 int64_t causal_conv1d_bwd_simd_workspace(const CausalConv1dBwdParams& params);
 void causal_conv1d_bwd_simd(const CausalConv1dBwdParams& params, void* workspace, void* stream);
 
-// backward.cpp: plain loops, a channel at a time, whose sums are then complete. Any width, any strides, states, packed
-// sequences, f64.
+// backward.cpp has plain loops that complete the sums of a channel at a time. It serves any width, any strides, states, packed
+// sequences and f64.
 void causal_conv1d_bwd_openmp(const CausalConv1dBwdParams& params, void* workspace, void* stream);
 
 // name, refusal, launch, workspace

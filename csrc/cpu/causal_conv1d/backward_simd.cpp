@@ -1,6 +1,6 @@
-// Causal conv1d backward for host memory, vectorised: x, dout and dx all channel-first (tokens are neighbours in memory) or all
-// channel-last. Rows are cut into walks; each leaves its dweight and dbias in the workspace, and they are added up in order at
-// the end.
+// This is the causal conv1d backward for host memory, vectorised: x, dout and dx are all channel-first (tokens are neighbours
+// in memory) or all channel-last. Rows are cut into walks; each walk leaves its dweight and dbias in the workspace, and these
+// are added up in order at the end.
 #include <algorithm>
 #include <type_traits>
 
@@ -17,10 +17,10 @@ using simd::kLanes;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// The length of equal pieces, each whole vectors and at most `limit` (whole vectors too), that `size` is cut into.
+// `size` is cut into equal pieces of this length, which is whole vectors and at most `limit` (whole vectors too).
 int64_t piece_of(int64_t size, int64_t limit) { return ceil_div(ceil_div(size, ceil_div(size, limit)), kLanes) * kLanes; }
 
-// The parameters of one channel: element `width` is the bias.
+// These are the parameters of one channel: element `width` is the bias.
 template <int kWidth>
 void load_parameters(const CausalConv1dInputs& in, int64_t d, float* to, int64_t step) {
     for (int i = 0; i < kWidth; ++i) to[i * step] = weight_at<float>(in, d, i);
@@ -43,7 +43,7 @@ bool is_parallel(const CausalConv1dBwdParams& p) {
 
 // ---- channel-first: a walk is converted into a buffer and its gradients into another; each tap is an unaligned load ---------
 
-constexpr int kTokens = 512;  // of a walk
+constexpr int kTokens = 512;  // in a walk
 constexpr int kMargin = 16;   // floats before and after them, for width - 1 tokens; keeps the tokens aligned
 
 struct TokenBuffers {
@@ -58,7 +58,7 @@ void walk_tokens(const CausalConv1dBwdParams& p, int64_t b, int64_t d, int64_t b
     const T* x = &at<const T>(p.in.x, b, d, 0) + begin;
     const T* dout = &at<const T>(p.dout, b, d, 0) + begin;
     T* dx = &at<T>(p.dx, b, d, 0) + begin;
-    const int64_t left = p.in.seqlen - begin;  // tokens of the row from here on
+    const int64_t left = p.in.seqlen - begin;  // the row has so many tokens from here on
     const int stop = count + kPast;
     float parameters[kWidth + 1];
     load_parameters<kWidth>(p.in, d, parameters, 1);
@@ -70,7 +70,7 @@ void walk_tokens(const CausalConv1dBwdParams& p, int64_t b, int64_t d, int64_t b
     for (int i = -kPast; i < 0; ++i) tokens[i] = begin + i < 0 ? 0.0f : to_float(x[i]);
     for (int t = 0; t < stop; t += kLanes) simd::store(tokens + t, simd::load_some(x + t, std::max<int64_t>(left - t, 0)));
 
-    // Where vectors are cut, by an end of the row or of the walk, the rest is left out, not multiplied by zero: 0 * inf is NaN.
+    // Where an end of the row or the walk cuts vectors, the rest is left out, not multiplied by zero, because 0 * inf is NaN.
     const int before = static_cast<int>(std::min<int64_t>(begin, kMargin));
     const auto size = static_cast<uint32_t>(before + std::min<int64_t>(left, kTokens + kMargin));
     const auto in_row = [&](int t) { return simd::lane_numbers() + static_cast<uint32_t>(before + t) < size; };
@@ -91,7 +91,7 @@ void walk_tokens(const CausalConv1dBwdParams& p, int64_t b, int64_t d, int64_t b
         }
         if (kCut) g = in_row(t) ? g : Floats{};
         simd::store(buffers.g + t, g);
-        const auto own = simd::lane_numbers() < static_cast<uint32_t>(std::max(count - t, 0));  // the rest: the next walk's
+        const auto own = simd::lane_numbers() < static_cast<uint32_t>(std::max(count - t, 0));  // the next walk has the rest
         dbias = !kCut ? dbias + g : own ? dbias + g : dbias;
         for (int i = 0; i < kWidth; ++i) {
             const Floats longer = dweight[i] + g * window[i];
@@ -99,7 +99,7 @@ void walk_tokens(const CausalConv1dBwdParams& p, int64_t b, int64_t d, int64_t b
         }
     };
     for (int t = 0; t < stop; t += kLanes) {
-        __builtin_prefetch(x + count + t);  // the next walk, while this one computes
+        __builtin_prefetch(x + count + t);  // fetch the next walk while this one computes
         __builtin_prefetch(dout + count + t);
         if (begin + t < kPast || t + kLanes > count)
             add_gradients(std::true_type{}, t);
@@ -141,11 +141,11 @@ void along_tokens(const CausalConv1dBwdParams& p) {
 
 // ---- channel-last: a walk of a block of channels, a few tokens at a time ----------------------------------------------------
 
-constexpr int kChannels = 256;  // of a block: what a walk carries for them stays in the first-level cache
-constexpr int kRun = 8;         // tokens in a row for each vector of channels: rows read at once, for the prefetchers to follow
+constexpr int kChannels = 256;  // in a block: the values that a walk carries for them stay in the first-level cache
+constexpr int kRun = 8;         // tokens in a row for each vector of channels: prefetchers follow rows that are read at once
 constexpr int kWalk = 256;      // tokens
 
-// For each channel of a block: the parameters; the last inputs and gradients, oldest first; dweight and dbias.
+// For each channel of a block, this holds the parameters; the last inputs and gradients, oldest first; dweight and dbias.
 template <int kWidth>
 struct ChannelBuffers {
     alignas(64) float parameters[kWidth + 1][kChannels];
@@ -154,9 +154,10 @@ struct ChannelBuffers {
     alignas(64) float sums[kWidth + 1][kChannels];
 };
 
-// Tokens t to t + tokens - 1 of a walk that begins at `begin` and has `count` tokens, for kVectors vectors of channels from
-// channel c of the block on; kEdges: for `channels` of them, and at the ends of a walk. There, taps that reach before the row
-// (the first `absent` of token 0) or after it (to token `left`) are left out, not multiplied by zero: 0 * inf is NaN.
+// This handles tokens t to t + tokens - 1 of a walk that begins at `begin` and has `count` tokens, for kVectors vectors of
+// channels from channel c of the block on. kEdges stands for `channels` of them, and for the ends of a walk. There, taps that
+// reach before the row (the first `absent` of token 0) or after it (to token `left`) are left out, not multiplied by zero,
+// because 0 * inf is NaN.
 template <typename T, int kWidth, int kVectors, bool kEdges>
 HIPCONV_SIMD void walk_run(const CausalConv1dBwdParams& p, const T* x, const T* dout, T* dx, ChannelBuffers<kWidth>& buffers,
                            int c, int absent, int64_t left, int count, int t, int tokens, int64_t channels) {
@@ -177,7 +178,7 @@ HIPCONV_SIMD void walk_run(const CausalConv1dBwdParams& p, const T* x, const T* 
             };
             input[v][kPast] = load(x, p.in.x.seqlen_stride);
             Floats g = load(dout, p.dout.seqlen_stride);
-            if (!kEdges && v == 0) {  // the next run
+            if (!kEdges && v == 0) {  // prefetch the next run
                 __builtin_prefetch(x + (t + kRun) * p.in.x.seqlen_stride);
                 __builtin_prefetch(dout + (t + kRun) * p.dout.seqlen_stride);
             }
@@ -283,7 +284,7 @@ void with_width(const CausalConv1dBwdParams& p, bool channels_inside) {
     }
 }
 
-// Adds up the rows of the workspace, in order, in double: there may be many.
+// This adds up the rows of the workspace, in order, in double, because there may be many.
 void finish(const CausalConv1dBwdParams& p, int64_t rows) {
     const int64_t columns = (int64_t{p.in.width} + 1) * p.in.dim;
     const auto* partials = static_cast<const float*>(p.partials);
@@ -303,7 +304,7 @@ constexpr int kMaxWidth = 8;
 
 enum class Along { neither, tokens, channels };
 
-// Depends on nothing but sizes, strides and types. The stride of an axis of size one does not matter.
+// The result depends on nothing but sizes, strides and types. The stride of an axis of size one does not matter.
 Along vectors_along(const CausalConv1dBwdParams& p) {
     const auto along = [&](auto stride) { return stride(p.in.x) == 1 && stride(p.dout) == 1 && stride(p.dx) == 1; };
     const bool tokens = p.in.seqlen == 1 || along([](const Sequences& s) { return s.seqlen_stride; });
@@ -314,7 +315,7 @@ Along vectors_along(const CausalConv1dBwdParams& p) {
     return tokens ? Along::tokens : Along::channels;
 }
 
-// How many rows of partial sums there are.
+// This counts the rows of partial sums.
 int64_t rows_of(const CausalConv1dBwdParams& p, bool channels_inside) {
     const int64_t each = channels_inside ? kWalk : piece_of(p.in.seqlen, kTokens);
     return p.in.batch * ceil_div(p.in.seqlen, each);

@@ -1,9 +1,9 @@
-// Causal conv1d decode for host memory.
+// These are the causal conv1d decode kernels for host memory.
 //
-// `simd`: rows and blocks of channels shared out over torch's threads; a block's window, and its parameters, are rows of floats
-// along the channels, whatever the strides, and vectors of them are computed at once. The state itself moves as bits, before
-// the outputs are written: x and out may be one tensor. Widths up to kMaxWidth. `openmp`: channel by channel, by the formula.
-// Any width.
+// `simd` shares rows and blocks of channels out over torch's threads. A block's window and its parameters are rows of floats
+// along the channels, whatever the strides, and the kernel computes vectors of them at once. The state itself moves as bits,
+// before the outputs are written, because x and out may be one tensor. It serves widths up to kMaxWidth. `openmp` computes
+// channel by channel, by the formula. It serves any width.
 #include "causal_conv1d/decode.h"
 
 #include <algorithm>
@@ -20,14 +20,14 @@ using simd::kLanes;
 
 constexpr int kBlock = 256;  // channels
 constexpr int kMaxWidth = 8;
-constexpr double kSerialBelow = 1 << 12;  // outputs that are not worth waking a second thread for
+constexpr double kSerialBelow = 1 << 12;  // fewer outputs are not worth waking a second thread for
 
 struct Work {
     int64_t blocks, items;
     bool parallel;
 };
 
-// Rows one after another for each block of channels, so that a thread keeps its block's parameters.
+// Rows follow one another for each block of channels, so that a thread keeps its block's parameters.
 Work work_of(const CausalConv1dUpdateParams& p) {
     const int64_t blocks = (p.dim + kBlock - 1) / kBlock;
     const double tokens = p.query_start_loc.data ? p.total_tokens : static_cast<double>(p.batch) * p.seqlen;
@@ -50,7 +50,7 @@ void load_floats(float* to, const T* from, int64_t stride, int count) {
     }
 }
 
-// Rows first, first + 1 … of (channel, kInside) elements without gaps.
+// This loads rows first, first + 1 … of (channel, kInside) elements without gaps.
 template <int kInside, typename T>
 void load_inside(float (*rows)[kBlock], const T* from, int first, int rows_wanted, int count) {
     alignas(64) float all[kBlock * kInside];
@@ -59,7 +59,8 @@ void load_inside(float (*rows)[kBlock], const T* from, int first, int rows_wante
         for (int c = 0; c < count; ++c) rows[i][c] = all[c * kInside + first + i];
 }
 
-// `rows_wanted` rows of (channel, row) elements, of which each channel has `inside` side by side if they are without gaps.
+// This loads `rows_wanted` rows of (channel, row) elements. If there are no gaps, each channel has `inside` of them side by
+// side.
 template <typename T>
 void load_rows(float (*rows)[kBlock], const T* from, int64_t dim_stride, int64_t row_stride, int64_t inside, int first,
                int rows_wanted, int count) {
@@ -126,7 +127,7 @@ void load_parameters(const CausalConv1dUpdateParams& p, int64_t d, int count, Bl
     }
 }
 
-// The state past the row's tokens, as bits; first the windows on the way there.
+// This writes the state after the row's tokens, as bits; before that, it writes the windows after the single tokens.
 template <typename T, typename S>
 void advance_state(const CausalConv1dUpdateParams& p, int64_t b, int64_t d, int count, RowTokens tokens, const RowState& row) {
     const int past = p.width - 1;
@@ -155,7 +156,8 @@ void advance_state(const CausalConv1dUpdateParams& p, int64_t b, int64_t d, int 
             put_token(column((row.first_column + t) % p.state_len), p.state_dim_stride, t);
         return;
     }
-    // Columns 0 to `columns` of the history from `dropped` on: of a speculative row, all but its first, and all tokens.
+    // Columns 0 to `columns` take the history from `dropped` on: a speculative row keeps all but its first column, and all
+    // tokens.
     const bool speculative(p.num_accepted_tokens.data);
     const int32_t dropped = speculative ? 1 : tokens.count, columns = p.history - dropped + tokens.count;
     for (int32_t i = 0; i < columns; ++i) {

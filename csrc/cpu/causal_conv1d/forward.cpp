@@ -1,4 +1,4 @@
-// Causal conv1d forward for host memory: the kernel that serves any call.
+// This is the causal conv1d forward kernel for host memory that serves any call.
 #include "forward.h"
 
 #include <iterator>

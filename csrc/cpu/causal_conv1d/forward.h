@@ -1,4 +1,4 @@
-// The forward kernels for host memory: the functions that each has in a file of its own, and their table.
+// These are the forward kernels for host memory: the functions of each, which has a file of its own, and their table.
 //
 // All share rows out over torch's own OpenMP threads, so torch.set_num_threads holds.
 #pragma once
@@ -7,12 +7,12 @@
 
 namespace hipconv {
 
-// forward_simd.cpp: vectors along tokens or channels, whichever x and out both have as neighbours in memory.
+// forward_simd.cpp computes vectors along tokens or channels, whichever x and out both have as neighbours in memory.
 const char* causal_conv1d_simd_refusal(const CausalConv1dFwdParams& params);
 const char* causal_conv1d_simd_form(const CausalConv1dFwdParams& params);
 void causal_conv1d_simd(const CausalConv1dFwdParams& params, void* workspace, void* stream);
 
-// forward.cpp: plain loops around the formula, the denser axis innermost. Any width, any strides.
+// forward.cpp has plain loops around the formula, the denser axis innermost. It serves any width and any strides.
 const char* causal_conv1d_openmp_form(const CausalConv1dFwdParams& params);
 void causal_conv1d_openmp(const CausalConv1dFwdParams& params, void* workspace, void* stream);
 

@@ -1,6 +1,6 @@
-// Causal conv1d forward for host memory, vectorised: x and out both channel-first (tokens are neighbours in memory) or both
-// channel-last. Every output is the same chain of operations on one lane of a vector, whatever the layout and its place in it:
-// layouts, chunks and batches agree bit for bit.
+// This is the causal conv1d forward for host memory, vectorised: x and out are both channel-first (tokens are neighbours in
+// memory) or both channel-last. Every output is the same chain of operations on one lane of a vector, whatever the layout and
+// its place in it, so layouts, chunks and batches agree bit for bit.
 #include <algorithm>
 
 #include "../simd.h"
@@ -16,10 +16,10 @@ using simd::kLanes;
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
-// The length of equal pieces, each whole vectors and at most `limit` (whole vectors too), that `size` is cut into.
+// `size` is cut into equal pieces of this length, which is whole vectors and at most `limit` (whole vectors too).
 int64_t piece_of(int64_t size, int64_t limit) { return round_up(ceil_div(size, ceil_div(size, limit)), kLanes); }
 
-// The parameters of one channel: element `width` is the bias.
+// These are the parameters of one channel: element `width` is the bias.
 template <int kWidth>
 void load_parameters(const CausalConv1dFwdParams& p, int64_t d, float* to, int64_t step) {
     for (int i = 0; i < kWidth; ++i)
@@ -29,7 +29,7 @@ void load_parameters(const CausalConv1dFwdParams& p, int64_t d, float* to, int64
 
 // ---- channel-first: a piece of a row is converted into a buffer, from which each tap is an unaligned load -----------------
 
-constexpr int kTokens = 512;  // of a piece; with 1024, loads from the buffer may wait for stores to out a page apart
+constexpr int kTokens = 512;  // in a piece; with 1024, loads from the buffer may wait for stores to out a page apart
 constexpr int kHistory = 16;  // floats before them, for width - 1 earlier tokens; keeps the tokens aligned
 
 template <typename T, int kWidth>
@@ -48,7 +48,7 @@ void convolve_tokens(const CausalConv1dFwdParams& p, int64_t b, int64_t d, int64
 
     int t = 0;
     if (begin == 0) {
-        // Taps that would reach before the row are left out, not multiplied by zero: 0 * inf is NaN.
+        // Taps that would reach before the row are left out, not multiplied by zero, because 0 * inf is NaN.
         for (; t < kPast && t < count; t += kLanes) {
             Floats sum = bias;
             for (int i = 0; i < kWidth; ++i) {
@@ -59,7 +59,7 @@ void convolve_tokens(const CausalConv1dFwdParams& p, int64_t b, int64_t d, int64
         }
     }
     for (; t < count; t += kLanes) {
-        __builtin_prefetch(x + count + t);  // the next piece, while this one computes
+        __builtin_prefetch(x + count + t);  // fetch the next piece while this one computes
         Floats sum = bias;
         for (int i = 0; i < kWidth; ++i) sum = sum + weight[i] * simd::load(tokens + t - kPast + i);
         simd::store_some(out + t, p.use_silu ? simd::silu(sum) : sum, count - t);
@@ -88,15 +88,16 @@ void along_tokens(const CausalConv1dFwdParams& p) {
 
 // ---- channel-last: a few tokens of a block of channels, the window in registers -------------------------------------------
 
-constexpr int kChannels = 512;  // of a block: its parameters stay in the first-level cache
-constexpr int kRun = 8;         // tokens in a row for each vector of channels: rows read at once, for the prefetchers to follow
+constexpr int kChannels = 512;  // in a block: its parameters stay in the first-level cache
+constexpr int kRun = 8;         // tokens in a row for each vector of channels: prefetchers follow rows that are read at once
 
 template <int kWidth>
 struct BlockParameters {
     alignas(64) float of[kWidth + 1][kChannels];
 };
 
-// Runs of `tokens` outputs for kVectors * kLanes neighbouring channels; kEdges: for `channels` of them, and at the row's begin.
+// This computes runs of `tokens` outputs for kVectors * kLanes neighbouring channels. kEdges stands for `channels` of them, and
+// for the start of the row.
 template <typename T, int kWidth, int kVectors, bool kEdges>
 HIPCONV_SIMD void convolve_run(const CausalConv1dFwdParams& p, const T* x, T* out, const float* parameters, int64_t begin,
                                int tokens, int64_t channels) {
@@ -111,7 +112,7 @@ HIPCONV_SIMD void convolve_run(const CausalConv1dFwdParams& p, const T* x, T* ou
     for (int t = 0; t < tokens; ++t) {
         for (int v = 0; v < kVectors; ++v) {
             window[v][kPast] = load(t, v);
-            if (!kEdges && v == 0) __builtin_prefetch(x + (t + kRun) * p.x.seqlen_stride);  // the next run
+            if (!kEdges && v == 0) __builtin_prefetch(x + (t + kRun) * p.x.seqlen_stride);  // fetch the next run
             Floats sum = simd::load(parameters + kWidth * kChannels + v * kLanes);
             for (int i = 0; i < kWidth; ++i)
                 if (!kEdges || begin + t + i >= kPast)
@@ -154,7 +155,7 @@ void along_channels(const CausalConv1dFwdParams& p) {
                     convolve_run<T, kWidth, 1, true>(p, x + c, out + c, &parameters.of[0][c], t, tokens, channels - c);
             } else {
                 for (int64_t next = 0; next < channels; next += kVectors * kLanes) {
-                    const int64_t c = std::min(next, channels - kVectors * kLanes);  // the last ones again rather than fewer
+                    const int64_t c = std::min(next, channels - kVectors * kLanes);  // redo the last ones, not fewer
                     convolve_run<T, kWidth, kVectors, false>(p, x + c, out + c, &parameters.of[0][c], t, tokens, channels);
                 }
             }
@@ -177,7 +178,7 @@ constexpr int kMaxWidth = 8;
 
 enum class Along { neither, tokens, channels };
 
-// Depends on nothing but sizes, strides and types. The stride of an axis of size one does not matter.
+// The result depends on nothing but sizes, strides and types. The stride of an axis of size one does not matter.
 Along vectors_along(const CausalConv1dFwdParams& p) {
     const bool tokens = p.seqlen == 1 || (p.x.seqlen_stride == 1 && p.out.seqlen_stride == 1);
     const bool channels = p.dim == 1 || (p.x.dim_stride == 1 && p.out.dim_stride == 1);

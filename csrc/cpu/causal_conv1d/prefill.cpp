@@ -1,4 +1,4 @@
-// Causal conv1d over packed sequences, for host memory: the kernel that serves any call.
+// This is the causal conv1d prefill kernel (packed sequences) for host memory that serves any call.
 #include "prefill.h"
 
 #include <iterator>

@@ -1,4 +1,4 @@
-// The prefill kernels for host memory: the functions that each has in a file of its own, and their table.
+// These are the prefill kernels for host memory: the functions of each, which has a file of its own, and their table.
 //
 // All share their work out over torch's own OpenMP threads, so torch.set_num_threads holds.
 #pragma once
@@ -7,11 +7,11 @@
 
 namespace hipconv {
 
-// prefill_simd.cpp: vectors along channels, where they are neighbours in memory, in x and the outputs.
+// prefill_simd.cpp computes vectors along channels, where they are neighbours in memory, in x and the outputs.
 const char* causal_conv1d_varlen_simd_refusal(const CausalConv1dVarlenParams& params, const VarlenTile& tile);
 void causal_conv1d_varlen_simd(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace, void* stream);
 
-// prefill.cpp: plain loops around the formula, a row for each channel of each sequence. Any width, any strides.
+// prefill.cpp has plain loops around the formula, a row for each channel of each sequence. It serves any width and any strides.
 void causal_conv1d_varlen_openmp(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace, void* stream);
 
 // name, refusal, launch

@@ -1,8 +1,8 @@
-// Causal conv1d over packed sequences for host memory, vectorised along channels.
+// This is the causal conv1d prefill (packed sequences) for host memory, vectorised along channels.
 //
-// As on GPUs (csrc/kernels/causal_conv1d/prefill/tile.cu), the packed tokens are cut into runs, whatever sequences they hold;
-// the run with a sequence's first token makes all outputs that depend on the initial state, and then writes the states. Every
-// output is the same chain of operations on one lane of a vector: chunks and splits agree bit for bit.
+// As on GPUs (csrc/kernels/causal_conv1d/prefill/tile.cu), the packed tokens are cut into runs, whatever sequences they hold.
+// The run with a sequence's first token computes all outputs that depend on the initial state, and then writes the states.
+// Every output is the same chain of operations on one lane of a vector, so chunks and splits agree bit for bit.
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
@@ -25,13 +25,13 @@ using simd::kLanes;
 constexpr int kMaxWidth = 8;
 constexpr int kBlock = 2048;  // channels, at most: whole rows, as each visit to a page costs a walk through the page tables
 constexpr int kLeastBlock = 512;
-constexpr int kRun = 8;  // tokens, at least kMaxWidth - 1: rows read at once, for the prefetchers to follow
+constexpr int kRun = 8;  // tokens, at least kMaxWidth - 1: rows are read at once, so that the prefetchers follow
 
 template <int kWidth>
 struct Buffers {
     alignas(64) float parameters[kWidth + 1][kBlock];         // element `width` is the bias
     alignas(64) float past[kWidth][kBlock];                   // the width - 1 inputs before a sequence
-    alignas(64) char state[kWidth * kBlock * sizeof(float)];  // the same, of the pool's type
+    alignas(64) char state[kWidth * kBlock * sizeof(float)];  // the same inputs in the pool's type
 };
 
 template <int kWidth>
@@ -43,12 +43,12 @@ void load_parameters(const CausalConv1dVarlenParams& p, int64_t first, int64_t c
     }
 }
 
-// The width - 1 inputs before the first token: of x's type, or converted.
+// This holds the width - 1 inputs before the first token, either of x's type or converted.
 template <typename T>
 struct Past {
     const T* elements;
     int64_t step;
-    const float* floats;  // kBlock apart; null: `elements` hold them
+    const float* floats;  // rows are kBlock apart; if null, `elements` hold the inputs
 
     Past from(int64_t channel) const { return {elements + channel, step, floats ? floats + channel : floats}; }
     template <bool kEdge>
@@ -59,9 +59,9 @@ struct Past {
     }
 };
 
-// `tokens` outputs for kVectors * kLanes neighbouring channels; kEdge: for `channels` of them. past(i, v) are the inputs before
-// the first token, of which the first `absent` do not exist. All vectors go through SiLU together: what it takes to choose and
-// its constants are paid once, and their long chains of operations overlap.
+// This computes `tokens` outputs for kVectors * kLanes neighbouring channels; kEdge stands for `channels` of them. past(i, v)
+// are the inputs before the first token, of which the first `absent` do not exist. All vectors go through SiLU together: the
+// choice of SiLU and its constants are paid for once, and the vectors' long chains of operations overlap.
 template <typename T, int kWidth, int kVectors, bool kEdge, typename Inputs>
 HIPCONV_SIMD void convolve_tokens(const T* x, int64_t x_step, T* out, int64_t out_step, const float* parameters,
                                   const Inputs& past, int absent, int tokens, int64_t channels, bool use_silu) {
@@ -88,10 +88,10 @@ HIPCONV_SIMD void convolve_tokens(const T* x, int64_t x_step, T* out, int64_t ou
     }
 }
 
-// Neighbouring channels that one output tensor holds.
+// A piece is neighbouring channels that one output tensor holds.
 struct Piece {
     int64_t begin, end;
-    void* data;  // of channel `begin`, token 0
+    void* data;  // where channel `begin` has token 0
     int64_t token_stride;
 };
 
@@ -114,9 +114,9 @@ int pieces_of(const CausalConv1dVarlenParams& p, int64_t begin, int64_t end, Pie
 
 // ---- states: rows of channels here, in the pool any strides -----------------------------------------------------------------
 
-constexpr int kCommonPast = 3;  // columns of the window of width 4, which models have
+constexpr int kCommonPast = 3;  // the window of width 4, which models have, has so many columns
 
-// What an element is moved as: its bits, of a type that compilers make vectors of.
+// Elements move as bits, in this type, which compilers make vectors of.
 template <typename S>
 using Moved = std::conditional_t<sizeof(S) == 4, float, uint16_t>;
 
@@ -125,7 +125,7 @@ S* slot_begin(const CausalConv1dVarlenParams& p, int32_t slot, int64_t first) {
     return static_cast<S*>(p.states) + slot * p.slot_stride + first * p.state_dim_stride + p.first_column * p.column_stride;
 }
 
-// Whether a slot's channels are neighbours, and each one's kCommonPast columns are.
+// This says whether a slot's channels are neighbours, and so are each channel's kCommonPast columns.
 bool in_threes(const CausalConv1dVarlenParams& p) {
     return p.width - 1 == kCommonPast && p.column_stride == 1 && p.state_dim_stride == kCommonPast;
 }
@@ -133,7 +133,7 @@ bool in_threes(const CausalConv1dVarlenParams& p) {
 template <typename S>
 void read_state(const CausalConv1dVarlenParams& p, int32_t slot, int64_t first, int64_t channels, S (*rows)[kBlock]) {
     const S* from = slot_begin<S>(p, slot, first);
-    if (in_threes(p)) {  // strides that the compiler knows
+    if (in_threes(p)) {  // the compiler knows these strides
         for (int64_t c = 0; c < channels; ++c)
             for (int i = 0; i < kCommonPast; ++i) rows[i][c] = from[c * kCommonPast + i];
         return;
@@ -166,10 +166,10 @@ void write_state(const CausalConv1dVarlenParams& p, int32_t slot, int64_t first,
     }
 }
 
-// The window that a sequence will read, or else write, to be asked for a few lines at a time: slots lie anywhere, and the
+// This prefetches the window that a sequence will read, or else write, a few lines at a time: slots lie anywhere, and the
 // hardware's prefetchers do not see the next one coming.
 struct NextState {
-    const char* begin = nullptr;     // of the first channel
+    const char* begin = nullptr;     // where the first channel is
     int64_t channel_step, row_step;  // bytes
 
     NextState(const CausalConv1dVarlenParams& p, int32_t sequence) {
@@ -184,14 +184,14 @@ struct NextState {
         with_dtype(p.state_dtype,
                    [&](auto type) { begin = reinterpret_cast<const char*>(slot_begin<decltype(type)>(p, slot, 0)); });
     }
-    HIPCONV_SIMD void ask(int64_t channel, int past) const {  // for the window of a line's channels
+    HIPCONV_SIMD void ask(int64_t channel, int past) const {  // prefetch the window of a line's channels
         for (int i = 0; begin && i < past; ++i) __builtin_prefetch(begin + channel * channel_step + i * row_step, 1);
     }
 
     static constexpr int64_t kLine = 64;
 };
 
-// An input as a state keeps it.
+// This converts an input to the type that a state keeps.
 template <typename S, typename T>
 S history_of(T x) {
     if constexpr (std::is_same_v<S, T>) {
@@ -202,7 +202,7 @@ S history_of(T x) {
     }
 }
 
-// All states that a sequence leaves: windows over its initial state, in `initial`, and its inputs.
+// This writes all states that a sequence leaves: windows over its initial state, in `initial`, and its inputs.
 template <typename T, typename S>
 void write_states(const CausalConv1dVarlenParams& p, const PackedSequence& s, const Boundaries& boundaries, int64_t first,
                   int64_t channels, const Moved<S> (*initial)[kBlock]) {
@@ -244,7 +244,7 @@ void dead_tokens(const CausalConv1dVarlenParams& p, const Piece& piece, int32_t 
     }
 }
 
-// Outputs from token `begin` to `end`, for channels from `first` on; `parameters` and `past` begin with these.
+// This computes outputs from token `begin` to `end`, for channels from `first` on, where `parameters` and `past` begin too.
 template <typename T, int kWidth>
 void convolve_channels(const CausalConv1dVarlenParams& p, int32_t begin, int32_t end, int64_t first, int64_t channels,
                        const float* parameters, Past<T> past, int absent, const NextState& next) {
@@ -271,7 +271,7 @@ void convolve_channels(const CausalConv1dVarlenParams& p, int32_t begin, int32_t
     }
 }
 
-// ---- a sequence's begin: tokens that depend on its initial state, and then the states that it leaves ----------------------
+// ---- a sequence's start: tokens that depend on its initial state, and then the states that it leaves ----------------------
 
 template <typename T, typename S, int kWidth>
 void begin_channels(const CausalConv1dVarlenParams& p, const PackedSequence& s, int32_t end, const Boundaries& boundaries,
@@ -290,15 +290,16 @@ void begin_channels(const CausalConv1dVarlenParams& p, const PackedSequence& s, 
     write_states<T, S>(p, s, boundaries, first, channels, initial);
 }
 
-// The common case in one pass: a state of x's type, and the final one alone to leave. `kLength`: of the sequence, or
-// kCommonPast for as many tokens or more. Leaves less than a line's channels at the end, and returns where they begin.
+// This handles the common case in one pass: the state has x's type, and the sequence leaves the final state alone. `kLength` is
+// the sequence's length, or kCommonPast for as many tokens or more. The pass leaves less than a line's channels at the end, and
+// returns where these begin.
 template <typename T, int kLength, bool kThrees>
 int64_t begin_lines(const CausalConv1dVarlenParams& p, const PackedSequence& s, int32_t end, const Piece& piece,
                     const float* parameters, const NextState& next) {
     using E = Moved<T>;
     using Row = simd::Row<E>;
     constexpr int kLine = NextState::kLine / sizeof(T);
-    constexpr int kVectors = std::min(2, kLine / kLanes);  // as many as have room in AVX2's registers
+    constexpr int kVectors = std::min(2, kLine / kLanes);  // AVX2's registers have room for so many
     const int64_t step = p.x_token_stride, column = p.column_stride;
     const T* x = static_cast<const T*>(p.x) + s.begin * step;
     const E* newest = reinterpret_cast<const E*>(static_cast<const T*>(p.x) + (s.end - 1) * step);
@@ -391,7 +392,7 @@ void convolve_run(const CausalConv1dVarlenParams& p, int32_t run_begin, int64_t 
             end = std::max(end, std::min(s.end, s.begin + kPast));
             with_dtype(p.state_dtype,
                        [&](auto type) { begin_sequence<T, decltype(type), kWidth>(p, s, end, first, channels, buffers); });
-        } else if (t - s.begin < kPast) {  // these belong to the run before
+        } else if (t - s.begin < kPast) {  // these tokens belong to the run before
             end = std::min(s.end, s.begin + kPast);
         } else {
             const T* past = static_cast<const T*>(p.x) + (t - kPast) * p.x_token_stride + first;
@@ -410,7 +411,7 @@ int threads() {
 #endif
 }
 
-// Channels of an item: fewer than kBlock if there would not be items for all threads.
+// This is the number of channels of an item: fewer than kBlock if there would otherwise not be items for all threads.
 int64_t block_for(int64_t dim, int64_t runs) {
     int64_t block = kBlock;
     while (block > kLeastBlock && (dim + block - 1) / block * runs < 4 * threads()) block /= 2;

@@ -1,10 +1,10 @@
-// When is a loop over outputs shared out over threads?
+// This says when a loop over outputs is shared out over threads.
 #pragma once
 
 #include <cstdint>
 
 namespace hipconv {
 
-constexpr int64_t kSerialBelow = 1 << 14;  // outputs that are not worth waking a second thread for: about 5 us of work
+constexpr int64_t kSerialBelow = 1 << 14;  // fewer outputs, about 5 us of work, are not worth waking a second thread for
 
 }  // namespace hipconv

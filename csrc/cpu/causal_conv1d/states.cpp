@@ -1,6 +1,6 @@
-// Causal conv1d forward of rows that continue from a state, end in one, or hold packed sequences, for host memory: plain loops
-// around the formula, the denser axis innermost, or only the outputs that the fast kernels' rows do not have. Any width, any
-// strides, f64 too.
+// This is the causal conv1d forward for host memory of rows that continue from a state, end in one, or hold packed sequences.
+// It has plain loops around the formula, the denser axis innermost, which compute all outputs, or only those that differ from
+// the outputs of the fast kernels for plain rows. It serves any width and any strides, f64 too.
 #include "causal_conv1d/forward_formula.h"
 #include "causal_conv1d/states_formula.h"
 #include "serial.h"
@@ -8,7 +8,7 @@
 namespace hipconv {
 namespace {
 
-// The outputs that plain rows do not have.
+// This computes only the outputs that differ from those of plain rows.
 template <typename T, typename A>
 void mend(const CausalConv1dStatesParams& p) {
     const int64_t tokens = int64_t{p.in.batch} * p.in.seqlen;
@@ -41,7 +41,7 @@ void forward(const CausalConv1dStatesParams& p) {
         outputs<T, A>(p);
     else
         mend<T, A>(p);
-    if (!p.final_states.data) return;  // written last: it may lie in the memory of the initial state
+    if (!p.final_states.data) return;  // final states are written last: they may lie in the memory of the initial state
     for (int64_t b = 0; b < p.in.batch; ++b)
         for (int64_t d = 0; d < p.in.dim; ++d) states_one_final_state<T>(p, b, d);
 }

@@ -1,4 +1,4 @@
-// AMD: HIP, compiled by clang. arch.h says what each of these is for.
+// This is the AMD target: HIP, compiled by clang. arch.h says what each name is for.
 #pragma once
 
 #define HIPCONV_INLINE __host__ __device__ inline __attribute__((always_inline))
@@ -48,7 +48,7 @@ constexpr int kDies = 1;
 #endif
 constexpr bool kPrefetches = false;
 
-// Blocks per compute unit -> waves per SIMD, which is what the compiler takes; 8 is what every SIMD can hold.
+// This converts blocks per compute unit to waves per SIMD, which the compiler takes; every SIMD can hold 8.
 constexpr int waves_per_simd(int threads, int blocks_per_compute_unit, int wave, int simds) {
     const int waves = (threads + wave - 1) / wave * blocks_per_compute_unit;
     const int per_simd = (waves + simds - 1) / simds;
@@ -136,7 +136,7 @@ HIPCONV_INLINE void sync_wave() {
 #endif
 }
 
-// kCopiesPastRegisters is false
+// There are no copies past the registers here: kCopiesPastRegisters is false.
 template <typename Vector>
 HIPCONV_INLINE void copy_later(Vector*, const void*, bool) {}
 HIPCONV_INLINE void close_copies() {}
@@ -154,8 +154,8 @@ HIPCONV_INLINE void wait_for_kernel_before() {}
 
 // ---- numbers ----------------------------------------------------------------------------------------------------------
 
-// clang 19 splits the bytes of a memcpy of two bytes and shifts them as packed halves, wrongly: so no memcpy where it can be
-// avoided.
+// clang 19 splits the bytes of a memcpy of two bytes and shifts them as packed halves, which is wrong; so a memcpy is avoided
+// where possible.
 template <typename To, typename From>
 HIPCONV_INLINE To bit_cast(From from) {
     static_assert(sizeof(To) == sizeof(From), "bit_cast keeps the size");
@@ -179,7 +179,7 @@ HIPCONV_INLINE float approx_exp2(float v) {
 #if __has_builtin(__builtin_amdgcn_exp2f)
     return __builtin_amdgcn_exp2f(v);
 #else
-    return __builtin_exp2f(v);  // host pass, and clang before 18
+    return __builtin_exp2f(v);  // for the host pass, and clang before 18
 #endif
 }
 
@@ -206,7 +206,7 @@ HIPCONV_INLINE Pair multiply_add(Pair a, Pair b, Pair c) { return a * b + c; }  
 HIPCONV_INLINE Pair multiply(Pair a, Pair b) { return a * b; }
 HIPCONV_INLINE Pair add(Pair a, Pair b) { return a + b; }
 
-// A pair rounded and packed into a word, low half first.
+// This rounds a pair and packs it into a word, low half first.
 HIPCONV_INLINE uint32_t floats_to_f16x2(float low, float high) {
     return float_to_f16_bits(low) | static_cast<uint32_t>(float_to_f16_bits(high)) << 16;
 }
@@ -214,7 +214,7 @@ HIPCONV_INLINE uint32_t floats_to_bf16x2(float low, float high) {
     const uint32_t a = bit_cast<uint32_t>(low), b = bit_cast<uint32_t>(high);
     const uint32_t rounded_a = a + 0x7fffu + ((a >> 16) & 1u), rounded_b = b + 0x7fffu + ((b >> 16) & 1u);
 #if __has_builtin(__builtin_amdgcn_perm)
-    return __builtin_amdgcn_perm(rounded_b, rounded_a, 0x07060302u);  // the rounded halves of both registers
+    return __builtin_amdgcn_perm(rounded_b, rounded_a, 0x07060302u);  // takes the rounded halves of both registers
 #else
     return (rounded_b & 0xffff0000u) | rounded_a >> 16;
 #endif

@@ -1,10 +1,10 @@
-// What the target is, said once. The only file that asks which compiler reads it: everything else uses the names of the
-// vendor's header below, of which amd.h, nvidia.h and host.h have one list in one order. It needs no -D flag: any of hipcc,
-// clang++ -x hip, nvcc or g++ may compile a kernel with `-Icsrc/include` alone.
+// This header says once what the target is. It is the only file that asks which compiler reads it: everything else uses the
+// names of the vendor's header below. amd.h, nvidia.h and host.h have one list of these in one order. It needs no -D flag:
+// hipcc, clang++ -x hip, nvcc and g++ can each compile a kernel with `-Icsrc/include` alone.
 #pragma once
 
 #if defined(__HIP__)
-#define HIPCONV_AMD 1  // HIP compiled by clang: host and device pass
+#define HIPCONV_AMD 1  // HIP compiled by clang, in the host and device pass
 #if defined(__AMDGCN__)
 #define HIPCONV_AMD_DEVICE 1  // the device pass
 #endif
@@ -22,7 +22,7 @@
 
 namespace hipconv {
 
-// The instructions that multiply matrices (matrix/mma.h); `fma` stands for none.
+// These are the instructions that multiply matrices (matrix/mma.h); `fma` stands for none.
 enum class MatrixUnit { fma, mfma, wmma11, wmma12, mma_sync };
 
 }  // namespace hipconv
@@ -31,15 +31,15 @@ enum class MatrixUnit { fma, mfma, wmma11, wmma12, mma_sync };
 //
 //   kWaveSize, kSimdsPerComputeUnit: lanes of a wave, and SIMD units that share the waves of a block's compute unit. Constants
 //       of the device pass: a host pass sees a value too, because it parses kernel bodies, and must not base a decision on it
-//   kLdsBytes: LDS of a compute unit, at least: what its blocks share
-//   kLaneBytes: that a lane moves at a time in kernels that keep many values of each element in registers
+//   kLdsBytes: a compute unit has at least this much LDS, which its blocks share
+//   kLaneBytes: a lane moves so many bytes at a time in kernels that keep many values of each element in registers
 //   kHasPredicates: lanes leave out an instruction at no cost, by a predicate, and pairs of values are no better than single
 //       ones. Elsewhere conditions cost a selection each, and one instruction computes with both of a pair (on some cards)
-//   kMatrixUnit: the instructions that multiply matrices; in the device pass
+//   kMatrixUnit: the instructions that multiply matrices; it holds in the device pass
 //   kCopiesPastRegisters: memory is copied to LDS past the registers, while the thread goes on (copy_later); LDS beyond 48 KB
-//       is then the launch's to ask for. The same in the host and the device pass
+//       is then there if the launch asks for it. It is the same in the host and the device pass
 //   kHasWarpgroups: kernels of warpgroups do something here. It means nothing in the host pass of a GPU compiler
-//   kDies: of a card, which take the blocks of a launch in turns and have an L2 cache each
+//   kDies: a card has so many dies, which take the blocks of a launch in turns and have an L2 cache each
 //   kPrefetches: prefetch() does something
 //
 //   HIPCONV_INLINE: a function that kernels call
@@ -51,46 +51,45 @@ enum class MatrixUnit { fma, mfma, wmma11, wmma12, mma_sync };
 //       1024
 //   HIPCONV_IN_PLACE: before a kernel's parameter: it stays where the launch put it, and is read from there
 //
-//   keep_order(): the compiler moves nothing across: what stands behind it waits for loads, what stands in front is to hide
-//       them
-//   keep_apart<side>(): at the ends of the sides of a branch, with a number each. Where they do the same with different
-//       registers, compilers would make one side of them, which finds its registers by an index: they would be in scratch
-//       memory
-//   beside_access(offset): before an access at an address that all lanes share plus this offset. AMD has an access that takes
+//   keep_order(): the compiler moves nothing across it: code behind it waits for loads, and code in front hides their latency
+//   keep_apart<side>(): it stands at the end of each side of a branch, with a number each. Where the sides do the same with
+//       different registers, compilers would make one side of them, which finds its registers by an index: the registers
+//       would be in scratch memory
+//   beside_access(offset): precedes an access at an address that all lanes share plus this offset. AMD has an access that takes
 //       exactly these two, and its compiler uses it only where it sees the 32 bits widened beside the access, not in front of a
 //       loop: this hides them
-//   from_here_on(value): what follows from the value is worked out behind this, and not kept in registers from before a loop
+//   from_here_on(value): results from the value are worked out behind this, and not kept in registers from before a loop
 //       (NVIDIA)
 //   in_a_register(value): the value is kept in a register, and not worked out again wherever it is used (NVIDIA)
-//   enter_loop_here(): at the start of a loop that begins with a condition. AMD's compiler would copy the condition to the end
+//   enter_loop_here(): it starts a loop that begins with a condition. AMD's compiler would copy the condition to the end
 //       of the loop, which then would have two entries
-//   global_pointer<T>(address): a pointer to device memory: AMD's compiler has to be told that it does not point to LDS,
-//       wherever it cannot see that; of an integer or of a pointer
+//   global_pointer<T>(address): it makes a pointer to device memory from an integer or a pointer: AMD's compiler has to be
+//       told that it does not point to LDS, wherever it cannot see that
 //   first_parameter(p): the first parameter of a kernel, read from where the launch put it (AMD), each member when it is
-//       needed: of a plain parameter, AMD's compiler reads all members at the start of the kernel. It must hold no pointers:
+//       needed: AMD's compiler reads all members of a plain parameter at the start of the kernel. It must hold no pointers:
 //       their address space would not be known
-//   first_parameter_again(p): the same, and what was read before is not kept in scalar registers, of which a large struct has
-//       too many. It may hold pointers: use global_pointer for what they point to
+//   first_parameter_again(p): the same, but values read before are not kept in scalar registers, of which a large struct has
+//       too many. It may hold pointers: apply global_pointer to them
 //   prefetch(address), prefetch_if(address, wanted): asks for memory to be brought to the second cache, where that is possible
 //       (NVIDIA; AMD has more registers for loads under way). Nothing waits for it, and there is no branch
-//   sync_wave(): what the lanes of a wave have written to LDS is there for all of them, and what they read is read
-//   copy_later(to, from, zeros): copies 16 bytes to LDS past the registers, where kCopiesPastRegisters: under way while the
-//       thread goes on. With `zeros`, zero bytes; `from` is not read then, but must be an address that could be
-//   close_copies(): the copies asked for since the last call are a group; it may be empty
+//   sync_wave(): all lanes of a wave see what each has written to LDS, and their reads before it are done
+//   copy_later(to, from, zeros): copies 16 bytes to LDS past the registers, where kCopiesPastRegisters, while the thread
+//       goes on. With `zeros`, it writes zero bytes; `from` is not read then, but must be an address that could be
+//   close_copies(): the copies asked for since the last call become a group, which may be empty
 //   wait_for_copies<groups>(): this thread's copies are done, but for those of the last groups
 //
 //   HIPCONV_LAUNCH(early, kernel, grid, block, shared_bytes, stream, ...): launches a kernel; if `early`, it may begin while
 //       the one before it in the stream ends (sm_90 and later): its blocks take what is free of the card, get ready, and wait.
-//       Such a kernel calls wait_for_kernel_before() in all threads before it touches memory, even if it needs nothing of the
-//       one before: the one behind it counts on both being done
-//   let_next_kernel_begin(): in the kernel before
+//       Such a kernel calls wait_for_kernel_before() in all threads before it touches memory, even if it needs nothing from
+//       the one before: the one behind it counts on both being done
+//   let_next_kernel_begin(): the kernel before calls it to allow this
 //
 //   bit_cast<To>(from): the same bits
 //   f16_bits_to_float, float_to_f16_bits, float_to_bf16_bits: conversions; both stores round to nearest, ties to even
-//   approx_exp2, approx_rcp: the hardware's own
+//   approx_exp2, approx_rcp: the hardware's own approximations
 //   Words4, Words2, Pair: vectors of 16 and 8 bytes and of two floats; native vector types where the compiler has them: a
 //       struct around an array of registers ends up in scratch memory on gfx90a and gfx942
-//   word(v, i), set_word(v, i, w), make_pair, low, high, multiply_add, multiply, add: what vectors can do
+//   word(v, i), set_word(v, i, w), make_pair, low, high, multiply_add, multiply, add: the operations of vectors
 #if defined(HIPCONV_AMD)
 #include "device/amd.h"
 #elif defined(HIPCONV_NVIDIA)
@@ -101,8 +100,9 @@ enum class MatrixUnit { fma, mfma, wmma11, wmma12, mma_sync };
 
 namespace hipconv {
 
-// Whether a kernel of matrix instructions serves both types of 16 bits, with a branch to the products of each; it halves the
-// time to compile. AMD's compiler would take what both sides load to the front of the branch, and run out of registers.
+// This says whether a kernel of matrix instructions serves both types of 16 bits, with a branch to the products of each, which
+// halves the time to compile. AMD's compiler would take the loads of both sides to the front of the branch, and run out of
+// registers.
 constexpr bool kHalvesShareKernels = kCopiesPastRegisters;
 
 template <typename T>

@@ -1,5 +1,5 @@
-// Element types of tensors and their way to float and back. f16 and bf16 are 16 bits of storage here: arithmetic is f32
-// everywhere, so a kernel needs two conversions and no operators. Both stores round to nearest, ties to even.
+// These are the element types of tensors and their conversions to float and back. f16 and bf16 are 16 bits of storage here:
+// arithmetic is f32 everywhere, so a kernel needs two conversions and no operators. Both stores round to nearest, ties to even.
 #pragma once
 
 #include "device/arch.h"
@@ -25,11 +25,11 @@ HIPCONV_INLINE float to_float(bf16 v) { return bit_cast<float>(static_cast<uint3
 
 HIPCONV_INLINE float to_float(f16 v) { return f16_bits_to_float(v.bits); }
 
-// A NaN whose payload sits in the low bits only would round up into an infinity or wrap into -0 in `from_float` below. 16-bit
+// A NaN whose payload is in the low bits only would round up into an infinity or wrap into -0 in `from_float` below. 16-bit
 // types cannot hold such a NaN; f32 weights and biases can, and come through here once.
 HIPCONV_INLINE float canonical_nan(float v) { return v == v ? v : bit_cast<float>(0x7fc00000u); }
 
-// A weight or bias element, of a type known only at run time; all lanes take the same branch.
+// This loads a weight or bias element, whose type is known only at run time; all lanes take the same branch.
 HIPCONV_INLINE float load_parameter(const void* base, int64_t index, DType dtype) {
     switch (dtype) {
         case DType::f16:
@@ -61,9 +61,9 @@ HIPCONV_INLINE f16 from_float<f16>(float v) {
     return f16{float_to_f16_bits(v)};
 }
 
-// Calls f with a value of the type that dtype names; in a kernel, all lanes take the same branch.
+// This calls f with a value of the type that dtype names; in a kernel, all lanes take the same branch.
 #if defined(HIPCONV_NVIDIA)
-#pragma nv_exec_check_disable  // on the host, f is a function of the host
+#pragma nv_exec_check_disable  // on the host, f is a host function
 #endif
 template <typename F>
 HIPCONV_INLINE void with_dtype(DType dtype, F f) {

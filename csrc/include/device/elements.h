@@ -1,11 +1,11 @@
-// Single elements of vectors in registers, by indices that are compile-time constants after unrolling.
+// These access single elements of vectors in registers, by indices that are compile-time constants after unrolling.
 #pragma once
 
 #include "device/vec.h"
 
 namespace hipconv {
 
-// The bits of element i of consecutive vectors of kEach elements.
+// This returns the bits of element i of consecutive vectors of kEach elements.
 template <typename T, int kEach, typename Vector>
 HIPCONV_INLINE uint32_t element(const Vector* vectors, int i) {
     const int at = i % kEach;
@@ -18,7 +18,7 @@ HIPCONV_INLINE T from_bits(uint32_t bits) {
     return bit_cast<T>(static_cast<typename WordsOf<sizeof(T)>::type>(bits));
 }
 
-// A vector of elements.
+// This makes a vector of elements.
 template <typename T, int kCount>
 HIPCONV_INLINE Words<T, kCount> join(const T (&elements)[kCount]) {
     constexpr int kInWord = 4 / static_cast<int>(sizeof(T));

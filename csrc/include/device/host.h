@@ -1,5 +1,6 @@
-// The host: plain C++ for csrc/cpu and the bindings, and kernels thread by thread through csrc/compat/simt. arch.h says what
-// each of these is for. Where cards differ, simt does as one of them for each size of wave, so that tests see both.
+// This is the host target: plain C++ for csrc/cpu and the bindings, and kernels thread by thread through csrc/compat/simt.
+// arch.h says what each name is for. Where cards differ, simt behaves like one of them for each wave size, so that tests see
+// both.
 #pragma once
 
 #define HIPCONV_INLINE inline
@@ -8,7 +9,7 @@
 #define HIPCONV_HAS_F16C 1  // x86 f16 conversions in hardware
 #endif
 
-// Bytes of a native vector; 64 is AVX-512 with the F, BW, DQ and VL parts, 32 is AVX2 with FMA.
+// A native vector has so many bytes; 64 is AVX-512 with the F, BW, DQ and VL parts, 32 is AVX2 with FMA.
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
 #define HIPCONV_VECTOR_BYTES 64
 #elif defined(__AVX2__) && defined(__FMA__)
@@ -32,7 +33,7 @@ constexpr int kWaveSize = HIPCONV_SIMT_WAVE;
 constexpr int kLaneBytes = HIPCONV_SIMT_WAVE == 32 ? 8 : 16;
 constexpr bool kHasPredicates = HIPCONV_SIMT_WAVE == 32;
 #else
-constexpr int kWaveSize = 64;  // the home platform's
+constexpr int kWaveSize = 64;  // as on the home platform
 constexpr int kLaneBytes = 16;
 constexpr bool kHasPredicates = false;
 #endif
@@ -81,7 +82,7 @@ inline const P& first_parameter_again(const P& parameter) {
 inline void prefetch(const void*) {}
 inline void prefetch_if(const void*, bool) {}
 
-// sync_wave, copy_later, close_copies and wait_for_copies: simt/device.h
+// simt/device.h defines sync_wave, copy_later, close_copies and wait_for_copies.
 #define HIPCONV_LAUNCH(early, kernel, grid, block, shared_bytes, stream, ...)       \
     do {                                                                            \
         (void)(early);                                                              \
@@ -105,8 +106,8 @@ inline float f16_bits_to_float(uint16_t bits) {
 #if defined(HIPCONV_HAS_F16C)
     return _cvtsh_ss(bits);
 #else
-    // g++ before 13 has no _Float16 of its own, so by hand: shift the exponent into place and rescale by 2^112, which is exact
-    // for denormals too; an all-ones exponent stays one.
+    // g++ before 13 has no _Float16 of its own, so this converts by hand: it shifts the exponent into place and rescales by
+    // 2^112, which is exact for denormals too; an all-ones exponent stays one.
     const uint32_t magnitude = bits & 0x7fffu;
     const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16;
     if (magnitude >= 0x7c00u) return bit_cast<float>(sign | 0x7f800000u | (magnitude << 13));

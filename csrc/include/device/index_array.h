@@ -1,5 +1,5 @@
-// Integers that a kernel reads from memory it did not choose: slots, starts, flags. Any integer type, any strides, one axis or
-// two.
+// Index arrays are integers that a kernel reads from memory it did not choose: slots, starts, flags. They have any integer
+// type, any strides, and one axis or two.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +8,13 @@
 
 namespace hipconv {
 
-// A (rows,) or (rows, columns) tensor; `data` is null if the caller gave none. Strides count elements. Small, because a kernel
-// holds several of them in scalar registers.
+// This is a (rows,) or (rows, columns) tensor; `data` is null if the caller gave none. Strides count elements. The struct is
+// small, because a kernel holds several of them in scalar registers.
 struct IndexArray {
     const void* data;
     int32_t row_stride, column_stride;
     int32_t columns;  // 1 for one axis
-    int8_t bytes;     // of an element
+    int8_t bytes;     // of one element
     bool is_signed;
 };
 
@@ -23,7 +23,7 @@ HIPCONV_INLINE int64_t load_index(const IndexArray& array, int64_t row, int64_t 
     const uint64_t place = reinterpret_cast<uint64_t>(array.data) + at * array.bytes;
     uint64_t bits;
     if (array.bytes >=
-        4) {  // what servers pass, first; the upper half of eight bytes by an access of its own, which is less code
+        4) {  // servers pass this, so it comes first; a separate access reads the upper half of eight bytes: less code
         bits = *global_pointer<const uint32_t>(place);
         if (array.bytes == 8) bits |= static_cast<uint64_t>(global_pointer<const uint32_t>(place)[1]) << 32;
     } else {

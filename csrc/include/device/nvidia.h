@@ -1,5 +1,5 @@
-// NVIDIA: the same text, compiled by nvcc through csrc/compat/cuda. arch.h says what each of these is for. No name of CUDA's
-// libraries may stand here, as hipify would rewrite it: what needs one is in csrc/compat/cuda.
+// This is the NVIDIA target: nvcc compiles the same text through csrc/compat/cuda. arch.h says what each name is for. No name
+// of CUDA's libraries may stand here, as hipify would rewrite it: code that needs one is in csrc/compat/cuda.
 #pragma once
 
 #define HIPCONV_INLINE __host__ __device__ inline __attribute__((always_inline))
@@ -22,8 +22,8 @@ namespace hipconv {
 
 constexpr int kWaveSize = 32;
 constexpr int kSimdsPerComputeUnit = 4;
-constexpr int kLdsBytes = 208 << 10;  // and some for the first cache
-constexpr int kLaneBytes = 8;         // half the registers a thread, twice the threads, measured faster than 16
+constexpr int kLdsBytes = 208 << 10;  // the rest is left to the first cache
+constexpr int kLaneBytes = 8;         // half the registers a thread and twice the threads measured faster than 16
 constexpr bool kHasPredicates = true;
 #if defined(HIPCONV_HAS_MMA_SYNC)
 constexpr MatrixUnit kMatrixUnit = MatrixUnit::mma_sync;
@@ -155,7 +155,7 @@ HIPCONV_INLINE To bit_cast(From from) {
     return to;
 }
 
-// The card's NaN of bf16 is 0x7fffffff's half: its bits cannot be rounded by a sum.
+// The card's NaN of bf16 is the upper half of 0x7fffffff: a sum cannot round its bits.
 HIPCONV_INLINE float f16_bits_to_float(uint16_t bits) { return compat::f16_bits_to_float(bits); }
 HIPCONV_INLINE uint16_t float_to_f16_bits(float v) { return compat::float_to_f16_bits(v); }
 HIPCONV_INLINE uint16_t float_to_bf16_bits(float v) { return compat::float_to_bf16_bits(v); }

@@ -1,5 +1,5 @@
-// Vectors in registers: what one access of 2 to 16 bytes moves, and f32 values in pairs, which AMD's packed instructions take
-// two at a time. Only this file and the vendors' headers touch vectors.
+// These are vectors in registers: one access moves a vector of 2 to 16 bytes, and f32 values come in pairs, which AMD's packed
+// instructions take two at a time. Only this file and the vendors' headers touch vectors.
 #pragma once
 
 #include "device/arch.h"
@@ -28,14 +28,14 @@ struct WordsOf<2> {
     using type = uint16_t;
 };
 
-// kCount elements of T as one register vector; a single element is as good as a vector of one.
+// This holds kCount elements of T as one register vector; a single element is as good as a vector of one.
 template <typename T, int kCount>
 using Words = typename WordsOf<kCount* static_cast<int>(sizeof(T))>::type;
 
-// Word i of a vector; i is a compile-time constant after unrolling.
+// This returns word i of a vector; i is a compile-time constant after unrolling.
 HIPCONV_INLINE uint32_t word(uint32_t v, int) { return v; }
 HIPCONV_INLINE uint32_t word(uint16_t v, int) { return v; }
-// Word i of a vector of any size, set.
+// This sets word i of a vector of any size.
 HIPCONV_INLINE void set_word(uint32_t& v, int, uint32_t w) { v = w; }
 HIPCONV_INLINE void set_word(uint16_t& v, int, uint32_t w) { v = static_cast<uint16_t>(w); }
 
@@ -53,7 +53,7 @@ HIPCONV_INLINE Pair unpack<bf16>(uint32_t both) {
     return make_pair(bit_cast<float>(both << 16), bit_cast<float>(both & 0xffff0000u));
 }
 
-// Pair i of a vector of T. The high half means nothing in a vector of one element.
+// This returns pair i of a vector of T. The high half means nothing in a vector of one element.
 template <typename T, typename W>
 HIPCONV_INLINE Pair pair_of(W words, int i) {
     if constexpr (sizeof(T) == 4)
@@ -73,7 +73,7 @@ HIPCONV_INLINE uint32_t pack<f16>(Pair v) {
     return floats_to_f16x2(low(v), high(v));
 }
 
-// Writes pair i of a vector of T, rounded; of a vector of one element, its low half.
+// This writes pair i of a vector of T, rounded; a vector of one element takes only the low half.
 template <typename T, typename W>
 HIPCONV_INLINE void set_pair(W& words, int i, Pair v) {
     if constexpr (sizeof(W) == sizeof(T)) {
@@ -88,7 +88,8 @@ HIPCONV_INLINE void set_pair(W& words, int i, Pair v) {
 
 // ---- vectors of which memory holds only a part ------------------------------------------------------------------------
 
-// Elements first to first + kCount - 1 of a row of `size` elements one after another, one access each; zeros outside the row.
+// This loads elements first to first + kCount - 1 of a dense row of `size` elements, one access each; zeros stand for those
+// outside the row.
 template <typename T, int kCount>
 HIPCONV_INLINE Words<T, kCount> load_part(const T* row, int32_t first, int32_t size) {
     Words<T, kCount> words{};

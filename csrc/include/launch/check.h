@@ -1,4 +1,5 @@
-// Launch errors become exceptions: never swallowed, never an abort. For files that include <hip/hip_runtime.h>.
+// Launch errors become exceptions: they are never swallowed and never abort. This is for files that include
+// <hip/hip_runtime.h>.
 #pragma once
 
 #include <stdexcept>

@@ -1,5 +1,6 @@
-// The kernels of an op as a table with a row each. A call has the kernel that its keyword `kernel` names, else the one that the
-// op's environment variable names, else the first row of the table that "auto" takes for it. Knows neither torch nor HIP.
+// The kernels of an op are a table with a row each. A call gets the kernel that its keyword `kernel` names, else the one that
+// the op's environment variable names, else the first row of the table that "auto" takes for it. This header knows neither
+// torch nor HIP.
 //
 // A new kernel is a file of its own, its row in the table, and its name in the op's KernelNames.
 //
@@ -14,20 +15,21 @@
 
 namespace hipconv {
 
-// The values of type `Call` describe a call: the params of an op, and what its launches need besides. Only launches touch the
-// memory of tensors; all else depends on sizes, strides, types and the alignment of addresses.
+// The values of type `Call` describe a call: they are the params of an op, and whatever else its launches need. Only launches
+// touch the memory of tensors; all else depends on sizes, strides, types and the alignment of addresses.
 template <typename... Call>
 struct KernelRow {
     const char* name;
-    // Null if the kernel serves the call, else what it does serve. No function: it serves all.
+    // This returns null if the kernel serves the call, else text that says which calls it serves. Without a function it serves
+    // all.
     const char* (*refusal)(const Call&...);
-    // Of a call that the kernel serves.
+    // This launches a call that the kernel serves.
     void (*launch)(const Call&..., void* workspace, void* stream);
-    // Its bytes. No function: it needs none.
+    // This returns the bytes of the workspace. Without a function the kernel needs none.
     int64_t (*workspace)(const Call&...) = nullptr;
-    // Whether it is the fastest for a call that it serves. No function: always.
+    // This says whether the kernel is the fastest for a call that it serves. Without a function it always is.
     bool (*auto_takes)(const Call&...) = nullptr;
-    // Which of its forms it takes for the call. No function: it has one.
+    // This says which of its forms the kernel takes for the call. Without a function it has one.
     const char* (*form)(const Call&...) = nullptr;
 
     const char* refusal_of(const Call&... call) const { return refusal ? refusal(call...) : nullptr; }
@@ -53,7 +55,7 @@ struct KernelTable {
         return also ? also->find(name) : nullptr;
     }
 
-    // The kernel that "auto" means, or null if none serves the call.
+    // This is the kernel that "auto" means, or null if none serves the call.
     const KernelRow<Call...>* choice(const Call&... call) const {
         for (const auto& row : *this)
             if (row.is_choice_of(call...)) return &row;
@@ -66,7 +68,7 @@ struct KernelTable {
         return found;
     }
 
-    // With those of `also`.
+    // These are the names of the table and of `also`.
     std::vector<std::string> known() const {
         std::vector<std::string> found = names();
         if (also)
@@ -81,11 +83,11 @@ struct KernelTable {
     }
 };
 
-// What an op's kernels are called on GPUs and on the CPU, the fastest first. One environment variable holds for all backends,
-// so it may name a kernel that only another one has, and then means nothing here.
+// These are the names of an op's kernels on GPUs and on the CPU, the fastest first. One environment variable holds for all
+// backends, so it may name a kernel that only another backend has, and then it means nothing here.
 struct KernelNames {
     const char* variable;
-    const char* gpu[8];  // with nulls behind them
+    const char* gpu[8];  // nulls follow the names
     const char* cpu[4];
 
     std::vector<std::string> all() const {
@@ -98,7 +100,7 @@ struct KernelNames {
     }
 };
 
-// Whether all rows have a name of the list.
+// This says whether all rows have a name of the list.
 template <size_t kRows, size_t kNames, typename... Call>
 constexpr bool are_named(const KernelRow<Call...> (&rows)[kRows], const char* const (&names)[kNames]) {
     const auto same = [](const char* a, const char* b) {

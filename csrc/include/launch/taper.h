@@ -1,6 +1,6 @@
-// How a grid divides rows of items among its blocks so that the card runs dry everywhere at once: long pieces first, because
-// every block costs a start and an end with little memory traffic, shorter and shorter ones last. (On an H200, pieces of 8
-// everywhere left 2 points more of the copy's bandwidth unused in 270 MB than pieces of 16 that end in 8, 4 and 2.)
+// A grid divides rows of items among its blocks so that the card runs dry everywhere at once: long pieces come first, because
+// every block costs a start and an end with little memory traffic, and shorter and shorter ones come last. (On an H200, pieces
+// of 8 everywhere left 2 points more of the copy's bandwidth unused in 270 MB than pieces of 16 that end in 8, 4 and 2.)
 #pragma once
 
 #include <cstdint>
@@ -9,21 +9,21 @@
 
 namespace hipconv {
 
-constexpr int kTaperZones = 4;  // each of pieces half as long as those of the one before
+constexpr int kTaperZones = 4;  // the pieces of each zone are half as long as those of the one before
 
 struct Taper {
-    uint32_t items;                     // of a row
-    uint32_t log2_longest;              // items of a piece in the first zone
-    uint32_t first_block[kTaperZones];  // of a zone
+    uint32_t items;                     // in a row
+    uint32_t log2_longest;              // a piece in the first zone has 2^log2_longest items
+    uint32_t first_block[kTaperZones];  // each zone's first block
     uint32_t first_row[kTaperZones];
-    uint32_t blocks;  // in all
+    uint32_t blocks;  // in the whole grid
 };
 
-// A block's part of a row.
+// A piece is a block's part of a row.
 struct Piece {
     uint32_t row, first;  // first item
-    int count;            // items; none for blocks that only complete the grid
-    uint32_t number;      // of those of the row
+    int count;            // items; blocks that only complete the grid have none
+    uint32_t number;      // counts the pieces of the row
 };
 
 HIPCONV_INLINE Piece piece_of_block(const Taper& taper, uint32_t block) {
@@ -45,7 +45,7 @@ HIPCONV_INLINE Piece piece_of_block(const Taper& taper, uint32_t block) {
     return {first_row + row, first, static_cast<int>(left < each ? left : each), number};
 }
 
-// Into how many pieces the rows of a zone are cut; none if the zone has no rows.
+// This is the number of pieces that each row of a zone is cut into; it is 0 if the zone has no rows.
 inline uint32_t pieces_of_row(const Taper& taper, int zone) {
     const uint32_t end = zone + 1 < kTaperZones ? taper.first_block[zone + 1] : taper.blocks;
     if (taper.first_block[zone] == end) return 0;
@@ -53,11 +53,11 @@ inline uint32_t pieces_of_row(const Taper& taper, int zone) {
     return (taper.items + each - 1) / each;
 }
 
-// For rows of equally many items in pieces of at most 2^log2_longest; pieces of less than two items are no use, nor is a taper
-// where a large card holds most blocks at once.
+// This makes a taper for rows of equally many items in pieces of at most 2^log2_longest. Pieces of less than two items are no
+// use, nor is a taper where a large card holds most blocks at once.
 inline Taper tapered(uint32_t items, int64_t rows, uint32_t log2_longest) {
-    // Of the last items in all, how many lie in pieces of half the longest, of a quarter and of an eighth: a few rounds of the
-    // blocks that a large card holds at once, but no great part of a small problem. A row lies in one zone.
+    // These are the numbers of last items, in all rows, that lie in pieces of half the longest, of a quarter and of an eighth:
+    // a few rounds of the blocks that a large card holds at once, but no great part of a small problem. A row lies in one zone.
     constexpr int64_t kItemsOfZone[kTaperZones] = {0, 16384, 3072, 1024};
     constexpr int64_t kFewPieces = 2048;
     Taper taper{items, log2_longest, {}, {}, 0};

@@ -1,4 +1,4 @@
-// The arguments that forms of the causal conv1d share: their checks, and what params get of them. First those of all forms,
+// Forms of the causal conv1d share these arguments: their checks, and the params that they give. Those of all forms come first,
 // then those of rows with sequence ids and states.
 #pragma once
 
@@ -17,7 +17,7 @@ inline const at::Tensor* given_bias(const OptionalTensor& bias) {
     return bias.has_value() && bias->numel() > 0 ? &*bias : nullptr;
 }
 
-// float64 only where it is served.
+// float64 passes only where a kernel serves it.
 inline DType conv1d_dtype(const NamedTensor& t, bool serves_f64) {
     if (serves_f64 && t.tensor.scalar_type() == at::kDouble) return kF64;
     return float_dtype(t);
@@ -30,8 +30,8 @@ inline void* memory_of(const at::Tensor& t) {
 }
 inline void assign(const void*& to, const void* from) { to = from; }
 
-// Weight (dim, width) and bias (dim,) in params of any form; dim is x.size(channels). Kinds, types and shapes; where the
-// tensors lie is for `check_parameters_device`.
+// This checks weight (dim, width) and bias (dim,) and sets them in the params of any form; dim is x.size(channels). It checks
+// kinds, types and shapes; `check_parameters_device` checks where the tensors lie.
 template <typename Params>
 void set_parameters(Params& p, const at::Tensor& x, int channels, const at::Tensor& weight, const at::Tensor* bias,
                     bool serves_f64 = false) {
@@ -67,8 +67,8 @@ inline void check_parameters_device(const at::Tensor& x, const at::Tensor& weigh
 
 inline Sequences sequences_of(const at::Tensor& t) { return {memory_of(t), t.stride(0), t.stride(1), t.stride(2)}; }
 
-// The stride of an axis of one element means nothing, and torch leaves anything there. Kernels get one that fits: as if the
-// tensors were dense in the layout that their longer axes have, and aligned.
+// The stride of an axis of one element means nothing, and torch leaves anything there. Kernels get one that fits, as if the
+// tensors were dense in the layout of their longer axes, and aligned.
 inline void settle_strides(int64_t batch, int64_t dim, int64_t seqlen, std::initializer_list<Sequences*> all) {
     const auto each_has = [&](int64_t Sequences::* stride) {
         for (const Sequences* s : all)
@@ -86,7 +86,7 @@ inline void settle_strides(int64_t batch, int64_t dim, int64_t seqlen, std::init
         if (dim == 1) s->dim_stride = channel_first ? round_up(seqlen) : 1;
 }
 
-// x (batch, dim, seqlen), with weight and bias.
+// This checks x (batch, dim, seqlen), with weight and bias.
 template <typename Params>
 void set_rows(Params& p, const at::Tensor& x, const at::Tensor& weight, const at::Tensor* bias, bool use_silu,
               bool serves_f64 = false) {
@@ -100,7 +100,7 @@ void set_rows(Params& p, const at::Tensor& x, const at::Tensor& weight, const at
     p.use_silu = use_silu;
 }
 
-// A tensor of x's dtype and device and of the given shape: out, dout, dx or a state.
+// This checks a tensor that must have x's dtype and device and the given shape: out, dout, dx or a state.
 inline Sequences checked_sequences(const NamedTensor& t, const at::Tensor& x, at::IntArrayRef shape, const char* axes) {
     check_strided(t);
     check_same_dtype(t, {"x", x});
@@ -139,7 +139,7 @@ inline void check_output(const NamedTensor& out, std::initializer_list<NamedTens
     for (const NamedTensor& input : inputs) check_no_overlap(out, input);
 }
 
-// A graph that saved what is written must notice.
+// A graph that saved a written tensor must notice.
 inline void mark_written(const at::Tensor& t) {
     if (!t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
 }

@@ -1,6 +1,6 @@
-// May a call skip torch's dispatcher? An operator written in Python costs 3 us to reach (measured on a 2-core cloud host), more
-// than all the rest of a call, and mostly the dispatcher has nothing to do but run it. And where a call is a few microseconds
-// in all, may it skip pybind11's conversions of arguments too?
+// This says whether a call may skip torch's dispatcher. An operator written in Python costs 3 us to reach (measured on a 2-core
+// cloud host), more than all the rest of a call, and mostly the dispatcher has nothing to do but run it. Where a call takes a
+// few microseconds in all, it may skip pybind11's conversions of arguments too.
 #pragma once
 
 #include <ATen/PythonTorchFunctionTLS.h>
@@ -18,15 +18,15 @@
 #include <string>
 
 namespace at {
-TORCH_API bool hasCallbacks();  // of <ATen/record_function.h>, which takes 3 s to compile
+TORCH_API bool hasCallbacks();  // <ATen/record_function.h> declares it, and takes 3 s to compile
 }
 
 namespace hipconv {
 
-// Whether the dispatcher would go straight to the kernel of the tensors' device, `keys` being the union of theirs: no mode,
-// functional transform, tracer, lazy negation or conjugate, tensor of zeros without memory, or wrapper of a tensor is on the
-// way, no forward-mode derivative is under way, and no profiler listens. Reverse-mode gradients do not count: who records them
-// asks for himself. Autocast counts for operators that have a kernel for it.
+// This says whether the dispatcher would go straight to the kernel of the tensors' device, `keys` being the union of theirs: no
+// mode, functional transform, tracer, lazy negation or conjugate, tensor of zeros without memory, or wrapper of a tensor is on
+// the way, no forward-mode derivative is under way, and no profiler listens. Reverse-mode gradients do not count: a caller that
+// records them checks that itself. Autocast counts for operators that have a kernel for it.
 inline bool dispatcher_adds_nothing(c10::DispatchKeySet keys, bool autocasts) {
     const auto thread = c10::impl::tls_local_dispatch_key_set();
     keys = (keys | thread.included_) - thread.excluded_;
@@ -37,7 +37,7 @@ inline bool dispatcher_adds_nothing(c10::DispatchKeySet keys, bool autocasts) {
            !torch::autograd::ForwardADLevel::try_get_by_idx(0);
 }
 
-// The same of tensors that may be missing. Overrides in Python (__torch_function__) are the caller's to ask for.
+// This overload takes tensors that may be missing. The caller checks for overrides in Python (__torch_function__).
 inline bool dispatcher_adds_nothing(std::initializer_list<const at::Tensor*> tensors, bool autocasts = false) {
     c10::DispatchKeySet keys;
     for (const at::Tensor* tensor : tensors)
@@ -45,7 +45,7 @@ inline bool dispatcher_adds_nothing(std::initializer_list<const at::Tensor*> ten
     return dispatcher_adds_nothing(keys, autocasts);
 }
 
-// Whether reverse-mode autograd has no part in a call.
+// This says whether reverse-mode autograd has no part in a call.
 inline bool nothing_to_record(std::initializer_list<const at::Tensor*> tensors) {
     if (!c10::GradMode::is_enabled()) return true;
     for (const at::Tensor* tensor : tensors)
@@ -53,22 +53,22 @@ inline bool nothing_to_record(std::initializer_list<const at::Tensor*> tensors) 
     return true;
 }
 
-// What the dispatcher does for an argument that an operator marks as written: a graph that saved it must notice.
+// The dispatcher does this for an argument that an operator marks as written: a graph that saved it must notice.
 inline void note_written(const at::Tensor& tensor) {
     if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
 // ---- functions that Python calls with its own objects ---------------------------------------------------------------------
 
-// What these functions need of torch's Python; found when a module is loaded, because an import may let go of the GIL, and a
-// thread that waits for another's initialization of a static variable must not hold it.
+// These functions need these objects of torch's Python. They are found when a module is loaded, because an import may let go of
+// the GIL, and a thread that waits for another's initialization of a static variable must not hold it.
 struct PythonOfTorch {
     PyObject *tensor_type, *parameter_type, *current_stream;
 };
 inline PythonOfTorch python_of_torch{};
 
-// The current stream of the tensor's device, as the pointer that kernels are launched on. (Asked through Python: ROCm and CUDA,
-// and torch's versions, have it under one name there, and no library more to link.)
+// This returns the current stream of the tensor's device, as the pointer that kernels are launched on. (It asks Python, where
+// ROCm, CUDA and torch's versions all have it under one name, so there is no further library to link.)
 inline int64_t current_stream(const at::Tensor& tensor) {
     if (!tensor.is_cuda()) return 0;
     const auto owned = [](PyObject* object) { return pybind11::reinterpret_steal<pybind11::object>(object); };
@@ -79,13 +79,13 @@ inline int64_t current_stream(const at::Tensor& tensor) {
     return pointer;
 }
 
-// Whether neither Python nor the dispatcher would do more than run the kernel.
+// This says whether neither Python nor the dispatcher would do more than run the kernel.
 inline bool nothing_looks_on(std::initializer_list<const at::Tensor*> tensors) {
     return !at::impl::torch_function_mode_enabled() && dispatcher_adds_nothing(tensors);
 }
 
-// Python's objects as what they are; false if an object is something that only the way through the operator handles.
-// Tensors and Parameters themselves, no subclass. (torch's python_variable.h has this too, and takes 8 s to compile.)
+// These convert Python's objects to C++ types; they return false if only the way through the operator handles an object. They
+// take tensors and Parameters themselves, no subclass. (torch's python_variable.h has this too, and takes 8 s to compile.)
 inline bool read(PyObject* object, at::Tensor& tensor) {
     PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(object));
     if (type != python_of_torch.tensor_type && type != python_of_torch.parameter_type) return false;
@@ -110,7 +110,7 @@ inline bool read(PyObject* object, std::string& value) {
     return true;
 }
 
-// What pybind11 does around a function: C++ exceptions become Python's.
+// pybind11 wraps functions in the same way: C++ exceptions become Python's.
 template <typename Function>
 PyObject* with_python_errors(const Function& function) {
     try {
@@ -123,7 +123,7 @@ PyObject* with_python_errors(const Function& function) {
     return nullptr;
 }
 
-// The same of any number of Python's objects, tensors and None.
+// This overload takes any number of Python's objects, tensors and None.
 inline PyObject* nothing_looks_on(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     return with_python_errors([&] {
         c10::DispatchKeySet keys;
@@ -138,7 +138,7 @@ inline PyObject* nothing_looks_on(PyObject*, PyObject* const* arguments, Py_ssiz
     });
 }
 
-// Makes `function` of its arguments, an array of `count` objects, a function of the module. `name` must outlive the module.
+// This makes `function`, which takes an array of `count` objects, a function of the module. `name` must outlive the module.
 using DirectCall = PyObject* (*)(PyObject* module, PyObject* const* arguments, Py_ssize_t count);
 inline void add_direct_call(pybind11::module_& module, const char* name, DirectCall function) {
     const auto of_torch = [](const char* module_name, const char* what) {

@@ -1,4 +1,4 @@
-// Checks of integer tensor arguments, and what kernels get of them.
+// These check integer tensor arguments, and make the arrays that kernels get.
 #pragma once
 
 #include "device/index_array.h"
@@ -6,8 +6,8 @@
 
 namespace hipconv {
 
-// A (rows,) or (rows, columns) tensor on the device of `other`. A number past 2^63 is negative to kernels, and so leads
-// nowhere.
+// This takes a (rows,) or (rows, columns) tensor on the device of `other`. Kernels read a number past 2^63 as negative, so it
+// leads nowhere.
 inline IndexArray index_array(const NamedTensor& t, const NamedTensor& other, int64_t rows, bool may_be_bool = false) {
     check_strided(t);
     const at::ScalarType type = t.tensor.scalar_type();

@@ -1,5 +1,5 @@
-// Which kernel of an op's table a call has: the one that its keyword `kernel` names, else the one that the op's environment
-// variable names, else the table's choice.
+// A call gets the kernel of its op's table that its keyword `kernel` names, else the one that the op's environment variable
+// names, else the table's choice.
 #pragma once
 
 #include <cstdlib>
@@ -12,11 +12,11 @@ namespace hipconv {
 
 template <typename... Call>
 struct KernelRequest {
-    const KernelRow<Call...>* kernel;  // null for "auto"
-    const char* source;                // for messages: "kernel" or the variable
+    const KernelRow<Call...>* kernel;  // null means "auto"
+    const char* source;                // messages say "kernel" or the variable
 };
 
-// Raises ValueError for a name that the backend does not have or, from the variable, that no backend has.
+// This raises ValueError for a name that the backend does not have or, from the variable, that no backend has.
 template <typename... Call>
 KernelRequest<Call...> requested_kernel(const std::string& keyword, const KernelNames& names,
                                         const KernelTable<Call...>& table) {
@@ -32,8 +32,8 @@ KernelRequest<Call...> requested_kernel(const std::string& keyword, const Kernel
     return {nullptr, "kernel"};
 }
 
-// The kernel that runs the call; null if none was asked for and the table has none that serves it. Raises ValueError if the one
-// that was asked for does not serve the call.
+// This returns the kernel that runs the call, or null if none was asked for and the table has none that serves it. It raises
+// ValueError if a kernel was asked for that does not serve the call.
 template <typename... Call>
 const KernelRow<Call...>* kernel_of(const KernelTable<Call...>& table, const KernelRequest<Call...>& wanted,
                                     const Call&... call) {

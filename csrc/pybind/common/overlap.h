@@ -1,5 +1,5 @@
-// Do two strided views share a byte? Exactly: interleaved views of one buffer, like the halves of `xz.chunk(2, dim=1)`, do not,
-// although the ranges they span do.
+// This says whether two strided views share a byte, exactly: interleaved views of one buffer, like the halves of `xz.chunk(2,
+// dim=1)`, do not, although the ranges they span do.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,8 @@ namespace hipconv {
 
 constexpr int kMaxRank = 8;
 
-// A view as bytes: element addresses are begin + sum_k i_k * stride_k with 0 <= i_k < size_k. Nothing here allocates: every
-// call of an op asks.
+// This describes a view as bytes: element addresses are begin + sum_k i_k * stride_k with 0 <= i_k < size_k. Nothing here
+// allocates, because every call of an op checks for overlap.
 struct StridedBytes {
     int64_t begin;
     int64_t element_bytes;
@@ -22,17 +22,17 @@ struct StridedBytes {
 
 namespace overlap_detail {
 
-// One integer variable v in [0, last], contributing stride * v, stride > 0.
+// A term is one integer variable v in [0, last], which contributes stride * v, where stride > 0.
 struct Term {
     int64_t stride, last;
 };
 
-// Terms with a target interval [low, high]: is there a choice of variables whose sum falls into it?
+// This has terms and a target interval [low, high], and asks whether a choice of variables has a sum in it.
 class Equation {
   public:
     Equation(int64_t low, int64_t high) : low_(low), high_(high) {}
 
-    // A variable in [first, last] with any stride, turned into a Term by moving the target.
+    // This adds a variable in [first, last] with any stride, and turns it into a Term by moving the target.
     void add(int64_t stride, int64_t first, int64_t last) {
         if (stride == 0) return;
         if (stride < 0) {
@@ -59,8 +59,8 @@ class Equation {
     }
 
   private:
-    // The widest stride first: the rest then leave few values for it. What cannot be settled in this many steps counts as
-    // solved, so that the caller refuses; no layout a tensor library makes comes near.
+    // The widest stride goes first, because the rest then leave few values for it. A problem that is not settled in this many
+    // steps counts as solved, so that the caller refuses; no layout a tensor library makes comes near.
     static constexpr int kMaxSteps = 1 << 20;
 
     bool search(int next, int64_t low, int64_t high) {
@@ -72,8 +72,8 @@ class Equation {
             divisor = std::gcd(divisor, terms_[k].stride);
         }
         if (high < 0 || low > rest) return false;
-        if (low <= 0) return true;                                // all remaining variables at zero
-        if (high / divisor == (low - 1) / divisor) return false;  // no multiple of the divisor in [low, high]
+        if (low <= 0) return true;                                // all remaining variables are zero
+        if (high / divisor == (low - 1) / divisor) return false;  // no multiple of the divisor is in [low, high]
         const Term term = terms_[next];
         rest -= term.stride * term.last;
         const int64_t first = std::max<int64_t>(0, (low - rest + term.stride - 1) / term.stride);
@@ -92,7 +92,7 @@ inline bool empty(const StridedBytes& view) {
     return std::any_of(view.sizes, view.sizes + view.rank, [](int64_t size) { return size == 0; });
 }
 
-// First and one past the last byte that a view touches.
+// These are the first byte that a view touches and one past the last.
 inline std::pair<int64_t, int64_t> span(const StridedBytes& view) {
     int64_t low = view.begin, high = view.begin + view.element_bytes;
     for (int k = 0; k < view.rank; ++k) {
@@ -102,7 +102,7 @@ inline std::pair<int64_t, int64_t> span(const StridedBytes& view) {
     return {low, high};
 }
 
-// Whether the axes nest, each stride reaching past all that the smaller ones cover: what nearly every tensor does.
+// This says whether the axes nest, each stride reaching past all that the smaller ones cover, as in nearly every tensor.
 inline bool nests(const StridedBytes& view) {
     int64_t covered = view.element_bytes, last = 0;
     for (int n = 0; n < view.rank; ++n) {
@@ -132,11 +132,11 @@ inline bool overlaps(const StridedBytes& a, const StridedBytes& b) {
     return equation.solvable();
 }
 
-// Whether two different elements of one view share a byte, as those of an expanded tensor do.
+// This says whether two different elements of one view share a byte, as those of an expanded tensor do.
 inline bool overlaps_itself(const StridedBytes& view) {
     using namespace overlap_detail;
     if (empty(view) || nests(view)) return false;
-    // Two index vectors whose first difference is in dimension k: positive there, anything in the later ones.
+    // Two index vectors first differ in dimension k: the difference is positive there, and anything in the later ones.
     for (int k = 0; k < view.rank; ++k) {
         if (view.sizes[k] == 1) continue;
         if (view.strides[k] == 0) return true;

@@ -1,4 +1,4 @@
-// Checks of tensor arguments: each failure names the argument, says what it was and what was expected, and raises TypeError
+// These check tensor arguments: each failure names the argument, says what it was and what was expected, and raises TypeError
 // (the kind of thing is wrong) or ValueError (the thing has a wrong value) before anything is written.
 #pragma once
 
@@ -15,8 +15,8 @@
 
 namespace hipconv {
 
-// Text from strings and integers. Without <iostream>: its numeric facets can come from a second copy of the C++ library, the
-// one inside torch's wheels, and then printing a number crashes the process.
+// This makes text from strings and integers. It does without <iostream>, whose numeric facets can come from a second copy of
+// the C++ library, the one inside torch's wheels; printing a number would then crash the process.
 inline std::string text_of(const std::string& part) { return part; }
 inline std::string text_of(int64_t part) { return std::to_string(part); }
 
@@ -25,14 +25,14 @@ std::string concat(const Parts&... parts) {
     return (std::string() + ... + text_of(parts));
 }
 
-// "(2, 64, 128)", as Python prints a shape.
+// This prints a shape as Python does: "(2, 64, 128)".
 inline std::string shape_text(at::IntArrayRef sizes) {
     std::string text = "(";
     for (size_t k = 0; k < sizes.size(); ++k) text += (k ? ", " : "") + std::to_string(sizes[k]);
     return text + (sizes.size() == 1 ? ",)" : ")");
 }
 
-// "torch.float16", "torch.sparse_coo": as Python prints them.
+// These print types and layouts as Python does: "torch.float16", "torch.sparse_coo".
 template <typename T>
 std::string python_text(const T& value) {
     return pybind11::str(pybind11::cast(value)).template cast<std::string>();
@@ -128,11 +128,11 @@ inline void check_no_internal_overlap(const NamedTensor& out) {
                                            ", expected each element to have memory of its own (not an expanded tensor)"));
 }
 
-// The memory that a call writes: each element has its own, and no other tensor of the call shares a byte with it. For tensors
-// of one device.
+// This tracks the memory that a call writes: each element has its own, and no other tensor of the call shares a byte with it.
+// All tensors are on one device.
 class WrittenMemory {
   public:
-    // One more tensor that is written.
+    // This adds a tensor that is written.
     void add(const NamedTensor& t) {
         check_no_internal_overlap(t);
         check_apart(t);
@@ -140,7 +140,7 @@ class WrittenMemory {
         views_[count_++] = strided_bytes(t);
     }
 
-    // One that is read. It may be one of the first `except` that are written.
+    // This checks a tensor that is read. It may be one of the first `except` that are written.
     void check_apart(const NamedTensor& t, int except = 0) const {
         const StridedBytes view = strided_bytes(t);
         for (int k = except; k < count_; ++k) hipconv::check_apart(names_[k], views_[k], t.name, view);
@@ -164,7 +164,7 @@ inline void check_no_grad(const NamedTensor& t, const char* remedy) {
             concat(t.name, ": got a tensor that requires grad, expected none while grad mode is on: ", remedy));
 }
 
-// `source` is where the name came from: the keyword, or an environment variable.
+// `source` says where the name came from: the keyword, or an environment variable.
 inline void check_kernel_name(const std::string& kernel, const std::vector<std::string>& known, const char* source = "kernel") {
     if (kernel == "auto") return;
     std::string list = "'auto'";

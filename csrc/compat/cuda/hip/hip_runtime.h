@@ -1,5 +1,6 @@
-// The HIP spelling on NVIDIA: found as <hip/hip_runtime.h> when nvcc compiles csrc/kernels. Aliases for what the kernels and
-// op_tests/simt/probes.cu use, and nothing else. Never staged on ROCm, so this is the one place where CUDA names may appear.
+// This is the HIP spelling on NVIDIA: nvcc finds it as <hip/hip_runtime.h> when it compiles csrc/kernels. It holds aliases for
+// what the kernels and op_tests/simt/probes.cu use, and nothing else. It is never staged on ROCm, so this is the one place
+// where CUDA names may appear.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -56,17 +57,17 @@ template <typename T>
 __device__ inline T __shfl_xor(T value, int mask, int width = 32) {
     return __shfl_xor_sync(0xffffffffu, value, mask, width);
 }
-// A macro, because cuda_runtime.h declares a __ballot without a definition, and its result has 32 bits.
+// This is a macro, because cuda_runtime.h declares a __ballot without a definition, and its result has 32 bits.
 #define __ballot(predicate) static_cast<unsigned long long>(__ballot_sync(0xffffffffu, predicate))
 
 namespace hipconv {
 namespace compat {
 
-// What HIPCONV_LAUNCH (device/nvidia.h) launches by.
+// HIPCONV_LAUNCH (device/nvidia.h) launches kernels through this.
 template <typename... Params>
 void launch(bool early, void (*kernel)(Params...), dim3 grid, dim3 block, int shared_bytes, hipStream_t stream,
             const Params&... params) {
-#if defined(HIPCONV_EARLY_LAUNCHES) && CUDART_VERSION >= 12030  // graphs take them since; the cards that have them: targets.py
+#if defined(HIPCONV_EARLY_LAUNCHES) && CUDART_VERSION >= 12030  // graphs take them since; targets.py lists the cards
     cudaLaunchAttribute attribute{};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -84,7 +85,7 @@ void launch(bool early, void (*kernel)(Params...), dim3 grid, dim3 block, int sh
 #endif
 }
 
-// What device/nvidia.h needs of CUDA's own types.
+// device/nvidia.h needs these of CUDA's own types.
 
 __host__ __device__ inline float f16_bits_to_float(uint16_t bits) { return __half2float(__half(__half_raw{bits})); }
 __host__ __device__ inline uint16_t float_to_f16_bits(float v) { return static_cast<__half_raw>(__float2half_rn(v)).x; }

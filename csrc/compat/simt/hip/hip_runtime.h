@@ -1,5 +1,5 @@
-// The HIP spelling on the host: found as <hip/hip_runtime.h> when g++ compiles csrc/kernels, staged as .cpp, for simt.
-// The kernel text runs unchanged, thread for thread; simt/block.h says how.
+// This is the HIP spelling on the host: g++ finds it as <hip/hip_runtime.h> when it compiles csrc/kernels, staged as .cpp, for
+// simt. The kernel text runs unchanged, thread for thread; simt/block.h says how.
 #pragma once
 
 #include <algorithm>
@@ -36,8 +36,8 @@ inline dim3& grid_size() {
     return size;
 }
 
-// The limits of the cards: 1024 threads a block; per dimension fewer than 2^32 work-items (AMD); on NVIDIA 64 threads in z, and
-// fewer than 2^31 blocks in x and 2^16 in y and z.
+// These are the limits of the cards: a block has at most 1024 threads; AMD takes fewer than 2^32 work-items per dimension;
+// NVIDIA takes at most 64 threads in z, and fewer than 2^31 blocks in x and 2^16 in y and z.
 inline bool launchable(dim3 grid, dim3 block) {
     const auto fits = [](uint64_t blocks, uint64_t threads) {
         return blocks > 0 && threads > 0 && blocks * threads < (1ull << 32);
@@ -63,7 +63,7 @@ inline void launch(const char* kernel, dim3 grid, dim3 block, size_t shared_byte
     }
 }
 
-// Takes a kernel's arguments, converts them to its parameters once, as a launch does, and runs it.
+// This takes a kernel's arguments, converts them to its parameters once, as a launch does, and runs it.
 template <typename... Parameters>
 auto launcher(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes) {
     return [=](Parameters... arguments) {
@@ -102,7 +102,7 @@ inline hipError_t hipMemcpy(void* to, const void* from, size_t bytes, hipMemcpyK
 enum hipFuncAttribute { hipFuncAttributeMaxDynamicSharedMemorySize = 8 };
 inline hipError_t hipFuncSetAttribute(const void*, hipFuncAttribute, int) { return hipSuccess; }  // the block checks the size
 inline hipError_t hipGetDevice(int* device) { return *device = 0, hipSuccess; }
-enum hipDeviceAttribute { hipDeviceAttributeMultiprocessorCount = 16 };  // compute units
+enum hipDeviceAttribute { hipDeviceAttributeMultiprocessorCount = 16 };  // counts compute units
 inline hipError_t hipDeviceGetAttribute(int* value, hipDeviceAttribute, int) { return *value = 2, hipSuccess; }
 inline hipError_t hipDeviceSynchronize() { return hipSuccess; }  // a launch returns when the kernel is done
 

@@ -1,10 +1,11 @@
-// Runs one block of a kernel: each thread a fiber, all on one OS thread, switching only where they must wait for each other.
+// This runs one block of a kernel: each thread is a fiber, all are on one OS thread, and they switch only where they must wait
+// for each other.
 //
-// A thread runs until it exits, reaches a barrier or a wave operation, or watches memory that another is to change. The
+// A thread runs until it exits, reaches a barrier or a wave operation, or watches memory that another thread is to change. The
 // scheduler lets the threads take turns, finishes a wave operation once every lane of the wave has arrived, and opens a barrier
-// once every thread of the block has. What a GPU leaves undefined ends the process with a message: a barrier or wave operation
-// that some threads miss, or that threads reach at different places of the source; a shuffle wider than the wave; shared memory
-// written outside its arrays.
+// once every thread of the block has. Where a GPU's behaviour is undefined, simt ends the process with a message: a barrier or
+// wave operation that some threads miss, or that threads reach at different places of the source; a shuffle wider than the
+// wave; shared memory written outside its arrays.
 #pragma once
 
 #include <algorithm>
@@ -36,16 +37,17 @@ namespace simt {
 
 constexpr int kMaxThreads = 1024;
 constexpr size_t kSharedBytes = 64 * 1024;
-constexpr size_t kMostSharedBytes = 227 * 1024;  // on any GPU; the arena's size, since modules of all kinds share it
+constexpr size_t kMostSharedBytes = 227 * 1024;  // the most on any GPU; the arena has this size, since all modules share it
 constexpr size_t kLargeSharedBytes = hipconv::kCopiesPastRegisters ? kMostSharedBytes : kSharedBytes;  // a launch may ask for
 constexpr size_t kSharedArrays = 64;
 constexpr size_t kCanaryBytes = 64;
 constexpr unsigned char kPoison = 0xff;  // NaN in f32, f16 and bf16
 
-// The canary at an offset of the arena: halves 0xffa5, a NaN too, so that reading past an end does not read a small number.
+// This is the canary at an offset of the arena. Its halves are 0xffa5, a NaN too, so that a read past an end does not yield a
+// small number.
 constexpr unsigned char canary(size_t offset) { return offset % 2 == 0 ? 0xa5 : 0xff; }
 
-// Where in the source a thread waits.
+// A site says where in the source a thread waits.
 struct Site {
     const char* what;
     const char* file;
@@ -61,13 +63,13 @@ struct Site {
 enum class State { runnable, at_barrier, at_wave_op, watching, exited };
 enum class WaveOp { shuffle, ballot, collective };
 
-// What all lanes of a wave do together, once each has come with an address.
+// A collective is an operation that all lanes of a wave do together, once each has come with an address.
 using Collective = void (*)(void* const* lanes);
 
-// Whether what a thread watches has come about.
+// A condition says whether the change that a thread watches for has happened.
 using Condition = bool (*)(const void* memory, int number);
 
-// A copy to shared memory that has been asked for and not been waited for: the data is not there yet.
+// A pending copy to shared memory has been asked for and not been waited for: the data is not there yet.
 struct PendingCopy {
     void* to;
     const void* from;
@@ -81,26 +83,26 @@ struct Thread {
     State state = State::runnable;
     Site site{};
     WaveOp op = WaveOp::shuffle;
-    uint64_t value = 0;   // what this lane brings to a wave operation
-    int source = 0;       // the lane whose value it takes, in a shuffle
-    uint64_t result = 0;  // what it takes away
+    uint64_t value = 0;   // this lane brings it to a wave operation
+    int source = 0;       // in a shuffle, the lane whose value it takes
+    uint64_t result = 0;  // this lane takes it away
     Collective collective = nullptr;
     Condition condition = nullptr;
     const void* watched = nullptr;
     int watched_number = 0;
     size_t next_shared = 0;
     std::vector<PendingCopy> copies;
-    int copy_groups = 0;  // closed so far
+    int copy_groups = 0;  // so many are closed
 };
 
 struct SharedArray {
-    size_t begin, bytes;  // in the arena
-    Site site;            // of the declaration
+    size_t begin, bytes;  // offset and size in the arena
+    Site site;            // where it is declared
 };
 
 class Block {
   public:
-    // The block that the calling OS thread is running; kernels reach it through the HIP spelling.
+    // This is the block that the calling OS thread is running; kernels reach it through the HIP spelling.
     static Block*& current() {
         static thread_local Block* block = nullptr;
         return block;
@@ -151,13 +153,13 @@ class Block {
         return self.result;
     }
 
-    // The whole wave must come: what a missing lane would bring is undefined.
+    // The whole wave must come, because the value of a missing lane would be undefined.
     void wave_collective(Collective collective, void* mine, Site site) {
         threads_[running_].collective = collective;
         wave_op(WaveOp::collective, reinterpret_cast<uint64_t>(mine), 0, site);
     }
 
-    // Where a GPU's thread would look at memory again and again.
+    // A thread waits here where a GPU's thread would look at memory again and again.
     void wait_until(Condition condition, const void* memory, int number, Site site) {
         Thread& self = threads_[running_];
         self.condition = condition;
@@ -166,7 +168,7 @@ class Block {
         wait(State::watching, site);
     }
 
-    // Copies past the registers, finished as late as the thread allows.
+    // Copies past the registers are finished as late as the thread allows.
     void copy_later(void* to, const void* from, size_t bytes, size_t zeros) {
         Thread& self = threads_[running_];
         self.copies.push_back({to, from, bytes, zeros, self.copy_groups});
@@ -183,7 +185,7 @@ class Block {
         self.copies.erase(self.copies.begin(), self.copies.begin() + static_cast<std::ptrdiff_t>(done));
     }
 
-    // Shared memory, by order of declaration: the first thread to come allocates and poisons it, the others find it.
+    // Shared arrays are found by order of declaration: the first thread to come allocates and poisons one, the others find it.
     void* shared(size_t bytes, Site site, size_t limit = kSharedBytes) {
         const size_t number = threads_[running_].next_shared++;
         if (number == shared_.size()) allocate_shared(bytes, site, limit);
@@ -194,14 +196,14 @@ class Block {
         return arena() + array.begin;
     }
 
-    // Shared memory that takes what the launch asked for, where that is how a block gets it.
+    // This shared array takes all the memory that the launch asked for, on targets where a launch asks.
     void* large_shared(size_t bytes, Site site) {
         const size_t asked = hipconv::kCopiesPastRegisters ? launch_shared_ : bytes;
         if (asked < bytes) die("declares %zu bytes of large shared memory, and its launch asks for %zu", bytes, asked);
         return shared(bytes, site, kLargeSharedBytes);
     }
 
-    // The first lane of the segment of `width` lanes that the calling lane is in.
+    // This returns the first lane of the segment of `width` lanes that the calling lane is in.
     int segment_begin(int width) const {
         if (width < 1 || width > hipconv::kWaveSize || (width & (width - 1)) != 0)
             die("%s shuffles with width %d, and a wave has %d lanes", name(running_).c_str(), width, hipconv::kWaveSize);
@@ -282,7 +284,7 @@ class Block {
         return std::all_of(threads_.begin(), threads_.end(), [&](const Thread& thread) { return thread.state == state; });
     }
 
-    // Every runnable thread runs to its next stop, or further in a wave that runs ahead. False if none could.
+    // Every runnable thread runs to its next stop, or further in a wave that runs ahead. The result is false if none could run.
     bool take_turns() {
         bool progressed = false;
         const int ahead = order_.wave_ahead((count_ + hipconv::kWaveSize - 1) / hipconv::kWaveSize) * hipconv::kWaveSize;
@@ -291,7 +293,7 @@ class Block {
         return take_turns(0, count_) || progressed;
     }
 
-    // The same for some waves.
+    // This overload does the same for some waves.
     bool take_turns(int first, int last) {
         bool progressed = false;
         for (const int t : order_.turns(count_)) {
@@ -309,7 +311,7 @@ class Block {
         return progressed;
     }
 
-    // Results are worked out for all lanes before any continues, so that no lane sees another's next operation.
+    // Results are worked out for all lanes before any lane continues, so that no lane sees another's next operation.
     void finish_wave_op(int begin, int end) {
         for (int t = begin; t < end; ++t)
             if (threads_[t].state != State::at_wave_op) return;
@@ -322,7 +324,7 @@ class Block {
             const int source = begin + thread.source;
             thread.result = thread.op == WaveOp::ballot ? ballot
                             : source < end              ? threads_[source].value
-                                                        : ~0ull;  // no such lane
+                                                        : ~0ull;  // there is no such lane
             thread.state = State::runnable;
         }
     }
@@ -375,7 +377,7 @@ class Block {
     }
 
     [[noreturn]] void die_of_divergence(int begin, int end) const {
-        int waiting = begin;  // somebody does: otherwise there would be progress
+        int waiting = begin;  // some thread waits: otherwise there would be progress
         while (threads_[waiting].state == State::exited) ++waiting;
         int other = begin;
         const auto alike = [](const Thread& a, const Thread& b) { return a.state == b.state && a.site == b.site; };
@@ -403,7 +405,7 @@ class Block {
     Context scheduler_;
     int running_ = 0;
     const std::function<void()>* body_ = nullptr;
-    std::vector<SharedArray> shared_;  // by order of declaration
+    std::vector<SharedArray> shared_;  // in order of declaration
 };
 
 template <typename T>

@@ -1,4 +1,4 @@
-// What device/host.h leaves to simt, as kernels alone call it: lanes that wait for each other, and copies to LDS under way.
+// device/host.h leaves this to simt, as kernels alone call it: lanes that wait for each other, and copies to LDS under way.
 #pragma once
 
 #include "device/arch.h"

@@ -1,5 +1,5 @@
-// A fiber: a stack of its own and a switch to it and back. 25 ns a switch, against 390 ns for ucontext, which saves the signal
-// mask with a system call each time. Below each stack lies a guard, so that an overflow faults instead of corrupting.
+// A fiber is a stack of its own and a switch to it and back. A switch takes 25 ns, against 390 ns for ucontext, which saves the
+// signal mask with a system call each time. Below each stack lies a guard, so that an overflow faults instead of corrupting.
 #pragma once
 
 #include <sys/mman.h>
@@ -16,8 +16,8 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-// void hipconv_simt_switch(void** save, void* load): push the callee-saved registers, store the stack pointer in *save,
-// continue from `load`. In a COMDAT section, because several translation units of a module include this header.
+// void hipconv_simt_switch(void** save, void* load) pushes the callee-saved registers, stores the stack pointer in *save, and
+// continues from `load`. It is in a COMDAT section, because several translation units of a module include this header.
 asm(R"(
 .pushsection .text.hipconv_simt_switch,"axG",@progbits,hipconv_simt_switch,comdat
 .weak hipconv_simt_switch
@@ -70,10 +70,11 @@ class Stack {
 
     char* bottom() const { return mapping_ + kGuardBytes; }
 
-    // The stack pointer of a fiber that, when switched to, enters `entry` with a correctly aligned, otherwise empty stack.
+    // This returns the stack pointer of a fiber that, when switched to, enters `entry` with a correctly aligned, otherwise
+    // empty stack.
     void* fresh(void (*entry)()) const {
         void** slot = reinterpret_cast<void**>(bottom() + kBytes) - 2;
-        *slot = reinterpret_cast<void*>(entry);         // popped by `ret`
+        *slot = reinterpret_cast<void*>(entry);         // `ret` pops it
         for (int i = 0; i < 6; ++i) *--slot = nullptr;  // the six registers
         return slot;
     }
@@ -82,7 +83,7 @@ class Stack {
     char* mapping_;
 };
 
-// One side of a switch. AddressSanitizer has to be told of every change of stack.
+// A context is one side of a switch. AddressSanitizer has to be told of every change of stack.
 struct Context {
     void* stack_pointer = nullptr;
     const void* stack_bottom = nullptr;
@@ -90,7 +91,8 @@ struct Context {
     void* fake_stack = nullptr;
 };
 
-// Leave `from`, continue `to`; returns when somebody switches back to `from`. A context that will never be continued says so.
+// This leaves `from` and continues `to`; it returns when a fiber switches back to `from`. A context that never continues says
+// so.
 inline void switch_context(Context& from, Context& to, bool from_is_done = false) {
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_start_switch_fiber(from_is_done ? nullptr : &from.fake_stack, to.stack_bottom, to.stack_bytes);

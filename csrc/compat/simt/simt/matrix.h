@@ -1,5 +1,5 @@
-// The matrix instructions of the GPUs, executed by a wave together: each lane brings its registers, and the elements are where
-// the vendors' manuals put them. So a kernel that has a lane's row or channel wrong is wrong here too.
+// These are the matrix instructions of the GPUs, which a wave executes together: each lane brings its registers, and the
+// elements are where the vendors' manuals put them. So a kernel that has a lane's row or channel wrong is wrong here too.
 #pragma once
 
 #include "device/dtype.h"
@@ -7,8 +7,8 @@
 
 namespace simt {
 
-// An instruction multiplies kRows x kDepth by kDepth x kColumns. Element i of a lane's first operand is at (a_row, a_depth), of
-// its second at (b_depth, b_column), and of its sums at (row, column).
+// An instruction multiplies kRows x kDepth by kDepth x kColumns. Element i of a lane's first operand is at (a_row, a_depth),
+// element i of its second at (b_depth, b_column), and element i of its sums at (row, column).
 
 struct Mfma32x32x8 {  // gfx90a, gfx942: 16-bit types
     static constexpr const char* kName = "mfma_f32_32x32x8";
@@ -28,7 +28,7 @@ struct Mfma32x32x2 : Mfma32x32x8 {  // gfx90a, gfx942: f32
     static int b_depth(int lane, int) { return lane / 32; }
 };
 
-struct Wmma11 {  // gfx11, wave 32: lanes 16 to 31 bring what lanes 0 to 15 do
+struct Wmma11 {  // gfx11, wave 32: lanes 16 to 31 bring the same as lanes 0 to 15
     static constexpr const char* kName = "wmma_f32_16x16x16_w32";
     static constexpr int kRows = 16, kColumns = 16, kDepth = 16, kA = 16, kB = 16, kSums = 8, kWave = 32;
     static int a_row(int lane, int) { return lane % 16; }
@@ -87,7 +87,7 @@ void multiply_lanes(void* const* lanes) {
     }
 }
 
-// sums += a b, by all lanes of the wave. Where lanes share elements, the last one's count, so that a stale copy shows.
+// All lanes of the wave compute sums += a b. Where lanes share elements, the last one's count, so that a stale copy shows.
 template <typename I, typename T>
 void multiply(const T* a, const T* b, float* sums, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
     static_assert(I::kWave == hipconv::kWaveSize, "the instruction is another wave size's");
@@ -95,8 +95,8 @@ void multiply(const T* a, const T* b, float* sums, const char* file = __builtin_
     Block::current()->wave_collective(&multiply_lanes<I, T>, &mine, {I::kName, file, line});
 }
 
-// ldmatrix.x4: lane l names row l % 8 of matrix l / 8, 16 bytes, and gets of each matrix the two elements of 16 bits at row l /
-// 4, columns l % 4 * 2 and one more.
+// This is ldmatrix.x4: lane l names row l % 8 of matrix l / 8, 16 bytes, and gets from each matrix the two elements of 16 bits
+// at row l / 4, columns l % 4 * 2 and l % 4 * 2 + 1.
 struct MatrixRow {
     const void* row;
     void* elements;

@@ -1,6 +1,6 @@
-// In which order the threads of a block, and the blocks of a grid, take their turns. A missing barrier between a lane and a
-// lower one is invisible in ascending order, so tests run a kernel in several. One between waves that meet within themselves
-// before it may be missed is invisible as long as waves keep pace: where the order is shuffled, one of them runs ahead.
+// The order says when the threads of a block, and the blocks of a grid, take their turns. If a barrier between a lane and a
+// lower one is missing, ascending order hides it, so tests run a kernel in several orders. If one is missing between waves that
+// have barriers of their own before it, it stays hidden as long as waves keep pace: so in shuffled order one wave runs ahead.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace simt {
 
 class Order {
   public:
-    // HIPCONV_SIMT_ORDER: ascending (also when unset), descending, shuffled or shuffled:SEED.
+    // HIPCONV_SIMT_ORDER is ascending (also when unset), descending, shuffled or shuffled:SEED.
     static Order from_environment() {
         const char* value = std::getenv("HIPCONV_SIMT_ORDER");
         const std::string text = value ? value : "ascending";
@@ -30,10 +30,10 @@ class Order {
                                     "', expected ascending, descending, shuffled, shuffled:SEED or none");
     }
 
-    // Whether threads run at all: if not, launches are only checked, whatever their size.
+    // This says whether threads run at all: if not, launches are only checked, whatever their size.
     bool runs() const { return kind_ != Kind::none; }
 
-    // The turns of `count` threads from one barrier to the next; a shuffled order is another one each time.
+    // These are the turns of `count` threads from one barrier to the next; a shuffled order differs each time.
     const std::vector<int>& turns(int count) {
         if (static_cast<int>(turns_.size()) != count) {
             turns_.resize(count);
@@ -45,11 +45,11 @@ class Order {
         return turns_;
     }
 
-    // The wave that runs as far as it gets alone, before the others take a turn; -1 for none.
+    // This is the wave that runs as far as it gets alone, before the others take a turn; -1 stands for none.
     int wave_ahead(int waves) { return kind_ == Kind::shuffled && waves > 1 ? static_cast<int>(random() % waves) : -1; }
 
-    // The block that runs as number `turn` of `count`. Shuffled: a walk with a stride coprime to the count, which needs no
-    // list.
+    // This is the block that runs as number `turn` of `count`. A shuffled order walks with a stride coprime to the count, which
+    // needs no list.
     uint64_t block(uint64_t turn, uint64_t count) const {
         if (kind_ == Kind::ascending) return turn;
         if (kind_ == Kind::descending) return count - 1 - turn;
@@ -62,7 +62,7 @@ class Order {
     enum class Kind { ascending, descending, shuffled, none };
     Order(Kind kind, uint64_t seed) : kind_(kind), seed_(seed), state_(seed) {}
 
-    uint64_t random() {  // splitmix64
+    uint64_t random() {  // this is splitmix64
         uint64_t z = (state_ += 0x9e3779b97f4a7c15ull);
         z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
         z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
