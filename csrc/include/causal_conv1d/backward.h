@@ -3,8 +3,8 @@
 //   g[t] = dout[t] * act'(s[t]),   dx[t] = sum_k weight[width - 1 - k] * g[t + k],
 //   dweight[i] = sum_t g[t] * x[t - width + 1 + i],
 //
-// dbias = sum_t g[t], and dinitial_states the dx of the tokens before the row. s is computed again from x, which is cheaper
-// than to keep it. Gradients of parameters are summed in an order that depends on nothing but sizes and strides: blocks leave
+// dbias = sum_t g[t], and dinitial_states is the dx of the tokens before the row. s is computed again from x, which is cheaper
+// than keeping it. The order in which gradients of parameters are summed depends on nothing but sizes and strides: blocks leave
 // partial sums in a workspace, which a second kernel adds up.
 #pragma once
 
@@ -27,7 +27,7 @@ struct CausalConv1dBwdParams {
 
 constexpr KernelNames kCausalConv1dBwdNames = {"HIPCONV_CONV1D_BWD_KERNEL", {"tile", "vector", "naive"}, {"simd", "openmp"}};
 
-// As in forward.h: defined twice, in csrc/kernels and in csrc/cpu. In calls, no size but the seqlen is zero.
+// These are defined twice, as in forward.h: in csrc/kernels and in csrc/cpu. In calls, no size but the seqlen is zero.
 KernelTable<CausalConv1dBwdParams> causal_conv1d_bwd_kernels();
 bool causal_conv1d_bwd_serves_f64();
 

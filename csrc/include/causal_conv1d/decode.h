@@ -1,5 +1,5 @@
-// Causal conv1d of a few new tokens a row, with the tokens before them in a pool of states ("decode"): what the bindings hand
-// to the kernels. Knows neither torch nor HIP.
+// This file declares the causal conv1d of a few new tokens a row, with the tokens before them in a pool of states ("decode"),
+// as the bindings hand it to the kernels. It depends on neither torch nor HIP.
 //
 //   out[t] = act(bias + sum_i weight[i] * h[t + i]),   h = the width - 1 values of the row's window, then its new tokens
 //
@@ -95,8 +95,8 @@ constexpr KernelNames kCausalConv1dUpdateNames = {"HIPCONV_UPDATE_KERNEL",
                                                   {"step", "vector", "channel", "naive"},
                                                   {"simd", "openmp"}};
 
-// Defined twice: in csrc/kernels for GPUs and simt, in csrc/cpu for host memory (whose launches ignore the stream). In calls,
-// no size is zero; for launches, every tensor lies on the current device.
+// These are defined twice: in csrc/kernels for GPUs and simt, in csrc/cpu for host memory (whose launches ignore the stream).
+// In calls, no size is zero; for launches, every tensor lies on the current device.
 KernelTable<CausalConv1dUpdateParams> causal_conv1d_update_kernels();
 
 }  // namespace hipconv

@@ -1,5 +1,6 @@
-// What a row of a decode call is, read from the indices on the device, and the plainest way to compute one channel of it.
-// Indices are never trusted: a row whose slot, column or accepted count is out of range is padding.
+// This file reads from the indices on the device which slot, columns and tokens a row of a decode call has, and computes one
+// channel of the row in the plainest way. Indices are never trusted: a row whose slot, column or accepted count is out of range
+// is padding.
 #pragma once
 
 #include <type_traits>
@@ -109,7 +110,7 @@ HIPCONV_INLINE int64_t intermediate_slot_of_row(const CausalConv1dUpdateParams& 
     return slot >= 0 && slot < p.intermediate_slots ? slot : -1;
 }
 
-// ---- one channel, the formula read aloud: the history stays in the pool, and each token is a step of its own ----------------
+// ---- one channel, by the formula: the history stays in the pool, and each token is a step of its own ------------------------
 
 template <typename S>
 HIPCONV_INLINE S* state_at(const CausalConv1dUpdateParams& p, int64_t slot, int64_t d, int64_t column) {
@@ -161,8 +162,8 @@ HIPCONV_INLINE S history_of(T x) {
         return from_float<S>(to_float(x));
 }
 
-// Calls zero(t) for the tokens of a packed batch that come after its last row, which the rows share out, or before its first
-// one.
+// Calls zero(t) for the tokens of a packed batch before its first row, and for those after its last one, which the rows divide
+// among themselves.
 template <typename Zero>
 HIPCONV_INLINE void zero_rest(const CausalConv1dUpdateParams& p, const RowIndices& indices, int64_t b, Zero zero) {
     if (!p.zero_padding || !p.query_start_loc.data) return;
@@ -245,7 +246,7 @@ HIPCONV_INLINE void find_parents(Parent* parent, int32_t tokens, Child child, Si
     }
 }
 
-// A tree's parent as the caller sees it: token 0 has none, and shows 0 as in SGLang.
+// The parent that the caller sees: token 0 of a tree has none, and shows 0 as in SGLang.
 HIPCONV_INLINE void store_parent(const Indices& to, int64_t b, int32_t t, int32_t parent) {
     const int64_t at = b * to.row_stride + t * to.column_stride;
     if (to.wide)

@@ -1,4 +1,4 @@
-// Causal depthwise conv1d: what the bindings hand to the kernels. Knows neither torch nor HIP.
+// This file declares the causal depthwise conv1d as the bindings hand it to the kernels. It depends on neither torch nor HIP.
 //
 //   out[b, d, t] = act(bias[d] + sum_i weight[d, i] * x[b, d, t - width + 1 + i]),  x[., ., t < 0] = 0,  act = SiLU or identity
 #pragma once
@@ -37,8 +37,8 @@ constexpr KernelNames kCausalConv1dFwdNames = {"HIPCONV_CONV1D_KERNEL",
                                                {"tile", "vector", "shared", "naive"},
                                                {"simd", "openmp"}};
 
-// Defined twice: in csrc/kernels for GPUs and simt, in csrc/cpu for host memory (whose launches ignore the stream). In calls,
-// no size is zero; for launches, every tensor lies on the current device.
+// These are defined twice: in csrc/kernels for GPUs and simt, in csrc/cpu for host memory (whose launches ignore the stream).
+// In calls, no size is zero; for launches, every tensor lies on the current device.
 KernelTable<CausalConv1dFwdParams> causal_conv1d_fwd_kernels();
 
 }  // namespace hipconv

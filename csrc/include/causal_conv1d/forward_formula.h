@@ -1,5 +1,5 @@
-// One output element of the causal conv1d, the formula read aloud. The naive GPU kernel and the plain CPU kernel are loops
-// around it.
+// This file computes one output element of the causal conv1d by the formula. The naive GPU kernel and the plain CPU kernel are
+// loops around it.
 #pragma once
 
 #include "causal_conv1d/forward.h"
@@ -21,7 +21,7 @@ HIPCONV_INLINE void causal_conv1d_one_output(const CausalConv1dFwdParams& p, int
     out[t * p.out.seqlen_stride] = from_float<T>(p.use_silu ? silu(sum) : sum);
 }
 
-// Whether neighbouring channels, rather than neighbouring tokens, are neighbours in memory: the axis to walk fastest.
+// Tells whether neighbouring channels, rather than neighbouring tokens, are neighbours in memory: loops walk that axis fastest.
 inline bool dim_is_inner(const Sequences& x) {
     const int64_t dim_step = x.dim_stride < 0 ? -x.dim_stride : x.dim_stride;
     const int64_t seqlen_step = x.seqlen_stride < 0 ? -x.seqlen_stride : x.seqlen_stride;

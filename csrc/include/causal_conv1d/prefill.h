@@ -1,5 +1,5 @@
-// Causal conv1d over packed sequences with a pool of conv states: what the bindings hand to the kernels. Knows neither torch
-// nor HIP.
+// This file declares the causal conv1d over packed sequences with a pool of conv states, as the bindings hand it to the
+// kernels. It depends on neither torch nor HIP.
 //
 //   out[d, begin + i] = act(bias[d] + sum_j weight[d, j] * window(d, i - width + 1 + j)),   begin the sequence's first token
 //   window(d, i >= 0) = x[d, begin + i],   window(d, i < 0) = the initial state's column width - 1 + i, or nothing
@@ -17,7 +17,7 @@ namespace hipconv {
 
 constexpr int32_t kNoNumber = INT32_MIN;  // of a slot
 
-// What becomes of the tokens that belong to no sequence, or to a padding one.
+// This says what becomes of dead tokens, which belong to no sequence or to a padding one.
 enum class DeadTokens : int32_t { zero, leave, copy };
 
 struct CausalConv1dVarlenParams {
@@ -62,8 +62,8 @@ struct CausalConv1dVarlenParams {
     bool use_silu;
 };
 
-// A forced tile of a block, powers of two: zero means the kernel's own choice, and a size that it does not have the nearest
-// one.
+// A tile that the caller forces on a block, in powers of two. Zero means the kernel's own choice, and a size that the kernel
+// does not have means the nearest one.
 struct VarlenTile {
     int32_t tokens, channels, warps;
 };
@@ -72,12 +72,12 @@ constexpr KernelNames kCausalConv1dVarlenNames = {"HIPCONV_VARLEN_KERNEL",
                                                   {"tile", "naive", "walk", "strip"},
                                                   {"simd", "openmp"}};
 
-// Defined twice: in csrc/kernels for GPUs and simt, in csrc/cpu for host memory (whose launches ignore the tile and the
-// stream). In calls, dim and tokens are not zero; for launches, every tensor lies on the current device.
+// These are defined twice: in csrc/kernels for GPUs and simt, in csrc/cpu for host memory (whose launches ignore the tile and
+// the stream). In calls, dim and tokens are not zero; for launches, every tensor lies on the current device.
 KernelTable<CausalConv1dVarlenParams, VarlenTile> causal_conv1d_varlen_kernels();
 
-// Of calls whose `out` is x, in its memory and with its strides, which leave dead tokens alone and have sequences. The other
-// kernels (`also`) serve these by way of a new tensor.
+// These kernels serve calls whose `out` is x, in its memory and with its strides, which leave dead tokens alone and have
+// sequences. The other kernels (`also`) serve such calls by way of a new tensor.
 KernelTable<CausalConv1dVarlenParams, VarlenTile> causal_conv1d_varlen_in_place_kernels();
 
 }  // namespace hipconv

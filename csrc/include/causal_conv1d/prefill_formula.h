@@ -1,4 +1,5 @@
-// One channel of one sequence, the formula read aloud. The naive GPU kernel and the plain CPU kernel are loops around it.
+// This file computes one channel of one sequence by the formula. The naive GPU kernel and the plain CPU kernel are loops around
+// it.
 #pragma once
 
 #include "causal_conv1d/prefill_schedule.h"

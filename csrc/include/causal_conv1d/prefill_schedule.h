@@ -1,5 +1,5 @@
-// Who is who among packed tokens: which sequence a token belongs to, where that begins and ends, which slots of the pool it
-// reads and writes. Read on the device, at every launch: lengths may change between two replays of a graph.
+// This file finds which sequence a packed token belongs to, where that sequence starts and ends, and which slots of the pool it
+// reads and writes. All of this is read on the device, at every launch: lengths may change between two replays of a graph.
 //
 // Whatever the indices hold, nothing here leads outside the tensors: starts are clamped to the tokens, slots are checked.
 #pragma once
@@ -25,7 +25,7 @@ HIPCONV_INLINE bool is_slot(const CausalConv1dVarlenParams& p, int64_t index) {
     return index >= 0 && index < p.slots && index != p.pad_slot && index != p.null_block;
 }
 
-// The entry of a block table, or the one entry; -1 beside the table.
+// The entry of a block table, or the one entry where there is no table; -1 for a column outside the table.
 HIPCONV_INLINE int64_t table_entry(const IndexArray& table, int32_t sequence, int64_t column) {
     if (!table.data) return sequence;
     return column >= 0 && column < table.columns ? load_index(table, sequence, column) : -1;
@@ -45,13 +45,13 @@ HIPCONV_INLINE SequenceSlots sequence_slots(const CausalConv1dVarlenParams& p, i
     s.read = p.cache_indices_in.data ? table_entry(p.cache_indices_in, number, first)
              : first == last         ? s.write
                                      : table_entry(p.cache_indices, number, first);
-    // Padding is told by the slot that is read (as in vLLM), and by one to write that does not exist. The null block may stand
-    // for a final state that nobody wants.
+    // A sequence is padding by the slot that it reads (as in vLLM), or by a slot to write that does not exist. The null block
+    // may stand for a final state that nobody wants.
     s.live = is_slot(p, s.read) && (is_slot(p, s.write) || (s.write == p.null_block && s.write != kNoNumber));
     return s;
 }
 
-// What a schedule is made of, from index tensors of any kind.
+// These indices read starts, slots and flags from index tensors of any kind.
 struct AnyIndices {
     const CausalConv1dVarlenParams& p;
 
@@ -62,8 +62,8 @@ struct AnyIndices {
     }
 };
 
-// From those that servers mostly pass: int32 starts and slots and bool flags, packed, no block table. A kernel that waits for
-// nothing else gains by knowing this.
+// These indices are those that servers mostly pass: int32 starts and slots and bool flags, packed, no block table. A kernel
+// that waits for nothing else gains by knowing this.
 struct PlainIndices {
     const CausalConv1dVarlenParams& p;
 
@@ -105,7 +105,7 @@ HIPCONV_INLINE PackedSequence packed_sequence(const CausalConv1dVarlenParams& p,
     return packed_sequence(AnyIndices{p}, number);
 }
 
-// Those that a launch found, told apart at run time.
+// These are the indices that a launch found, plain or not, told apart at run time.
 struct EitherIndices {
     const CausalConv1dVarlenParams& p;
     bool plain;
@@ -132,7 +132,7 @@ HIPCONV_INLINE int32_t last_begun(const StartOf& start_of, int32_t sequences, in
     return last;
 }
 
-// What `last_begun` found, in full: a sequence, or the dead tokens before the first one or after the last.
+// The sequence that `last_begun` found, in full, or the dead tokens before the first sequence or after the last.
 HIPCONV_INLINE PackedSequence sequence_or_none(const CausalConv1dVarlenParams& p, int32_t last) {
     if (last >= 0 && last < p.sequences) return packed_sequence(p, last);
     const int32_t boundary = clamp_token(p, load_index(p.query_start_loc, last < 0 ? 0 : p.sequences));
@@ -164,7 +164,7 @@ struct StateToWrite {
     int32_t slot, position;
 };
 
-// Of the n-th boundary before the end, n from 1 to `count`.
+// The state at the n-th boundary before the end, with n from 1 to `count`.
 HIPCONV_INLINE StateToWrite boundary_state(const CausalConv1dVarlenParams& p, const PackedSequence& s, const Boundaries& b,
                                            int32_t n) {
     const int64_t position = b.last - int64_t{n - 1} * p.block_size;
@@ -173,7 +173,7 @@ HIPCONV_INLINE StateToWrite boundary_state(const CausalConv1dVarlenParams& p, co
     return {static_cast<int32_t>(index), static_cast<int32_t>(position)};
 }
 
-// Number 0 is the final state; number n, at most `count`, the n-th boundary before the end.
+// State number 0 is the final state; number n, at most `count`, is the one at the n-th boundary before the end.
 HIPCONV_INLINE StateToWrite state_to_write(const CausalConv1dVarlenParams& p, const PackedSequence& s, const Boundaries& b,
                                            int32_t n) {
     return n == 0 ? StateToWrite{s.write_slot, s.end - s.begin} : boundary_state(p, s, b, n);

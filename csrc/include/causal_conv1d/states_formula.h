@@ -1,5 +1,5 @@
-// The formulas of states.h and backward.h read aloud, an element at a time: the plain kernels of the GPU
-// and of the CPU are loops around them. T is what tensors hold, A what sums are kept in: float, or double where T is.
+// This file has the formulas of states.h and backward.h, an element at a time: the plain kernels of the GPU and of the CPU are
+// loops around them. T is the type of the tensors, A the type of sums: float, or double where T is double.
 #pragma once
 
 #include "causal_conv1d/backward.h"
@@ -47,13 +47,13 @@ HIPCONV_INLINE bool is_padding(const CausalConv1dInputs& p, int64_t b, int64_t t
     return p.seq_idx.data && sequence_of(p, b, t) < 0;
 }
 
-// Whether the input at `from` is seen by token t, which is in the row and not padding.
+// Tells whether token t, which is in the row and not padding, sees the input at `from`.
 HIPCONV_INLINE bool sees(const CausalConv1dInputs& p, int64_t b, int64_t t, int64_t from) {
     if (from < 0 && !p.initial_states.data) return false;
     return !p.seq_idx.data || sequence_of(p, b, from) == sequence_of(p, b, t);
 }
 
-// Whether token t sees something else than it would if the row were one sequence without a state.
+// Tells whether token t sees something else than it would if the row were one sequence without a state.
 HIPCONV_INLINE bool differs_from_plain_row(const CausalConv1dInputs& p, int64_t b, int64_t t) {
     if (p.initial_states.data && t < p.width - 1) return true;
     if (!p.seq_idx.data) return false;
@@ -63,7 +63,7 @@ HIPCONV_INLINE bool differs_from_plain_row(const CausalConv1dInputs& p, int64_t 
     return differs;
 }
 
-// Whether the final state holds the input at t, one of the last width - 1 of [initial state | x].
+// Tells whether the final state holds the input at t, one of the last width - 1 of [initial state | x].
 HIPCONV_INLINE bool final_state_counts(const CausalConv1dInputs& p, int64_t b, int64_t t) {
     if (t < 0 && !p.initial_states.data) return false;
     if (!p.seq_idx.data || p.seqlen == 0) return true;
@@ -141,7 +141,7 @@ HIPCONV_INLINE void bwd_one_input(const CausalConv1dBwdParams& p, int64_t b, int
     (t < 0 ? at<T>(p.dinitial_states, b, d, t + past) : at<T>(p.dx, b, d, t)) = rounded<T>(sum);
 }
 
-// What token t adds to dweight[d, i] or, where i is the width, to dbias[d].
+// Token t adds this term to dweight[d, i] or, where i is the width, to dbias[d].
 template <typename T, typename A>
 HIPCONV_INLINE A bwd_one_term(const CausalConv1dBwdParams& p, int64_t b, int64_t d, int64_t t, int i) {
     if (i == p.in.width) return gradient_at<T, A>(p, b, d, t);

@@ -1,5 +1,6 @@
-// Causal conv1d backward on GPUs ("naive"): a thread makes one element of dx at a time, by the formula, and another kernel one
-// partial sum of dweight or dbias. Any width, any strides, any sizes; every loop is grid-stride.
+// These kernels are the causal conv1d backward on GPUs ("naive"): in one, a thread makes one element of dx at a time, by the
+// formula; in the other, one partial sum of dweight or dbias. They serve any width, any strides and any sizes; every loop is
+// grid-stride.
 #include <hip/hip_runtime.h>
 
 #include <iterator>
@@ -17,7 +18,7 @@ namespace hipconv {
 constexpr int kNaiveThreads = 256;
 constexpr int kNaiveTokens = 64;  // of a partial sum
 
-// dx, and dinitial_states as the dx of `before` tokens before each row.
+// This kernel makes dx, and dinitial_states as the dx of `before` tokens before each row.
 template <typename T>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kNaiveThreads, 4)
     causal_conv1d_bwd_naive(CausalConv1dBwdParams p, int32_t before, bool lanes_along_dim) {
@@ -35,7 +36,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kNaiveThreads, 4)
     }
 }
 
-// One partial sum a thread: of kNaiveTokens tokens of a sequence, for one of the width + 1 sums of a channel.
+// A thread makes one partial sum: over kNaiveTokens tokens of a sequence, for one of the width + 1 sums of a channel.
 template <typename T>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kNaiveThreads, 4) causal_conv1d_bwd_naive_sums(CausalConv1dBwdParams p, int64_t pieces) {
     const int64_t columns = (int64_t{p.in.width} + 1) * p.in.dim, rows = p.in.batch * pieces;

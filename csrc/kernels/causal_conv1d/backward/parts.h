@@ -1,4 +1,4 @@
-// What the fast backward kernels share.
+// The fast backward kernels share these parts.
 #pragma once
 
 #include "../common/launch.h"
@@ -20,7 +20,7 @@ inline bool bwd_has_states(const CausalConv1dBwdParams& p) {
     return p.in.initial_states.data || p.dinitial_states.data || p.dfinal_states.data;
 }
 
-// They are compiled for widths 2 to this: what models have. Each width costs seconds of a build.
+// The fast kernels are compiled for widths 2 to this, which models have. Each width costs seconds of a build.
 constexpr int kMaxFastBwdWidth = 4;
 
 }  // namespace hipconv

@@ -1,5 +1,5 @@
-// Causal conv1d backward on GPUs: the kernels before and behind each of the others, which make taps of sequence ids and add up
-// partial sums. They, and the kernel between them, begin while the one before them ends, where the card can do that.
+// These kernels of the causal conv1d backward on GPUs run before and after each of the others: they make taps of sequence ids
+// and add up partial sums. They, and the kernel between them, begin while the one before them ends, where the card can do that.
 #include <hip/hip_runtime.h>
 
 #include "sums.h"
@@ -19,7 +19,7 @@ constexpr int kTapsThreads = 256;
 constexpr int kFinishLanes = 32;  // columns of a block
 constexpr int kFinishRows = 8;    // threads that share a column
 
-// The taps of four tokens of each row a thread.
+// A thread makes the taps of four tokens of each row.
 __global__ void HIPCONV_LAUNCH_BOUNDS(kTapsThreads, 4) causal_conv1d_bwd_taps(CausalConv1dBwdParams p, uint32_t* taps) {
     let_next_kernel_begin();
     const int64_t words = bwd_taps_pitch(p.in.seqlen) / 4;

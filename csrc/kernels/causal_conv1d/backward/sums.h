@@ -1,6 +1,6 @@
-// The gradients of weight and bias, which are sums over all tokens. A kernel leaves rows of partial sums in the workspace, each
-// of (width + 1, dim) floats, as many as it has groups of tokens; `add_up` makes the gradients of them, in a fixed order.
-// Behind the rows lies what `begin` makes of sequence ids for kernels that look at `taps` (parts.h).
+// The gradients of weight and bias are sums over all tokens. A kernel leaves rows of partial sums in the workspace, each of
+// (width + 1, dim) floats, as many as it has groups of tokens; `add_up` makes the gradients of them, in a fixed order. After
+// the rows lie the taps that `begin` makes of sequence ids for kernels that look at `taps` (parts.h).
 #pragma once
 
 #include "causal_conv1d/backward.h"
@@ -8,8 +8,8 @@
 
 namespace hipconv {
 
-// How many rows of partial sums there are. Kernels may leave more of some channels than of others: of those from
-// first_channel[zone] on, rows[zone].
+// This says how many rows of partial sums there are. Kernels may leave more of some channels than of others: the channels from
+// first_channel[zone] on have rows[zone].
 struct BwdPartials {
     int64_t first_channel[kTaperZones], rows[kTaperZones];
 };
@@ -23,11 +23,12 @@ inline BwdPartials equal_partials(int64_t rows) {
 // The bytes of a kernel's workspace.
 int64_t bwd_sums_workspace(const CausalConv1dBwdParams& params, const BwdPartials& partials, bool looks_at_taps);
 
-// Before the kernel: its params with the addresses in the workspace; taps are made where it looks at them.
+// This runs before the kernel: it returns the kernel's params with the addresses in the workspace, and makes taps where the
+// kernel looks at them.
 CausalConv1dBwdParams bwd_sums_begin(const CausalConv1dBwdParams& params, const BwdPartials& partials, bool looks_at_taps,
                                      void* workspace, hipStream_t stream);
 
-// Behind it.
+// This runs after the kernel.
 void bwd_sums_add_up(const CausalConv1dBwdParams& params, const BwdPartials& partials, hipStream_t stream);
 
 }  // namespace hipconv

@@ -1,5 +1,5 @@
-// Which taps of a token see an input in the backward. Those that reach before the row or after it, or into another sequence,
-// are left out, not multiplied by zeros: 0 * inf is NaN.
+// These types tell which taps of a token see an input in the backward. Taps that reach before the row or after it, or into
+// another sequence, are left out, not multiplied by zeros: 0 * inf is NaN.
 #pragma once
 
 #include "causal_conv1d/backward.h"
@@ -9,9 +9,9 @@ namespace hipconv {
 
 // ---- in memory --------------------------------------------------------------------------------------------------------------
 
-// What sees what in rows with sequence ids, worked out once for all channels (sums.cu) at widths up to 8: a byte for each
-// token, with bit i set if its tap i sees an input; none for padding, nor for tokens outside the row, of which there are some
-// on either side.
+// The taps of rows with sequence ids are worked out once for all channels (sums.cu), at widths up to 8: a byte for each token,
+// with bit i set if its tap i sees an input. No bit is set for padding, nor for the tokens outside the row, of which there are
+// some on either side.
 constexpr int kTapsBefore = 16, kTapsAfter = 16;
 
 HIPCONV_INLINE int64_t bwd_taps_pitch(int32_t seqlen) { return (int64_t{seqlen} + kTapsBefore + kTapsAfter + 3) / 4 * 4; }
@@ -22,8 +22,8 @@ HIPCONV_INLINE const uint8_t* bwd_taps_of(const CausalConv1dBwdParams& p, int64_
 
 // ---- of a thread that has kTokens neighbouring tokens -----------------------------------------------------------------------
 //
-// `sees`: whether tap i of token e, one of the thread's, sees an input. `has`: whether token e is in the row and no padding.
-// `feeds`: whether token e + k sees token e.
+// `sees` tells whether tap i of token e, one of the thread's, sees an input, `has` whether token e is in the row and no
+// padding, `feeds` whether token e + k sees token e.
 
 struct AllTaps {
     HIPCONV_INLINE bool sees(int, int) const { return true; }
@@ -31,7 +31,7 @@ struct AllTaps {
     HIPCONV_INLINE bool feeds(int, int) const { return true; }
 };
 
-// Of rows made of whole threads' tokens. (Lanes behind the row have zeros for x and dout.)
+// These are the taps in rows made of whole threads' tokens. (Lanes past the row's end have zeros for x and dout.)
 template <int kTokens, int kWidth>
 struct TapsOfWhole {
     bool begins_row, ends_row;
@@ -40,7 +40,7 @@ struct TapsOfWhole {
     HIPCONV_INLINE bool feeds(int e, int k) const { return !ends_row || e + k < kTokens; }
 };
 
-// A byte for each token, with a bit for each of its taps: those of the first four tokens of a row without a state.
+// The taps of the first four tokens of a row without a state: a byte for each token, with a bit for each of its taps.
 template <int kWidth>
 constexpr uint32_t taps_of_first() {
     uint32_t word = 0;
@@ -52,7 +52,7 @@ constexpr uint32_t taps_of_first() {
 template <int kWidth>
 constexpr uint32_t kTapsOfFirst = taps_of_first<kWidth>();
 
-// A byte for each of a thread's tokens and of those after them, with a bit for each tap.
+// These are taps as a byte for each of a thread's tokens and of those after them, with a bit for each tap.
 template <int kTokens, int kWidth>
 struct TapsOfBits {
     static constexpr int kWords = kTokens / 4 + 1;
@@ -65,7 +65,7 @@ struct TapsOfBits {
     HIPCONV_INLINE bool has(int e) const { return sees(e, kWidth - 1); }
     HIPCONV_INLINE bool feeds(int e, int k) const { return sees(e + k, kWidth - 1 - k); }
 
-    // Whether they are what a row has that is one sequence without a state.
+    // Tells whether the taps are those in a row that is one sequence without a state.
     HIPCONV_INLINE bool are_plain(bool begins_row, bool ends_row) const {
         bool plain = words[0] == (begins_row ? kTapsOfFirst<kWidth> : kAll);
 #pragma unroll
@@ -74,12 +74,12 @@ struct TapsOfBits {
     }
 };
 
-// Four bytes of two words, from byte `first` on.
+// Returns four bytes of two words, from byte `first` on.
 HIPCONV_INLINE uint32_t bytes_of_two(uint32_t low, uint32_t high, uint32_t first) {
     return static_cast<uint32_t>((static_cast<uint64_t>(high) << 32 | low) >> (first * 8));
 }
 
-// Of tokens t, t + 1, ... of a row that is one sequence.
+// Returns the taps of tokens t, t + 1, ... of a row that is one sequence.
 template <int kTokens, int kWidth>
 HIPCONV_INLINE TapsOfBits<kTokens, kWidth> taps_of_row(int32_t t, int32_t seqlen, bool has_state) {
     using Taps = TapsOfBits<kTokens, kWidth>;
@@ -96,7 +96,7 @@ HIPCONV_INLINE TapsOfBits<kTokens, kWidth> taps_of_row(int32_t t, int32_t seqlen
     return taps;
 }
 
-// The same of a row with sequence ids, from memory: words, or the words around bytes that are not aligned.
+// These read the taps of a row with sequence ids from memory: from words, or from the words around bytes that are not aligned.
 template <int kTokens, int kWidth>
 HIPCONV_INLINE TapsOfBits<kTokens, kWidth> taps_from_words(const uint32_t* words) {
     TapsOfBits<kTokens, kWidth> taps;

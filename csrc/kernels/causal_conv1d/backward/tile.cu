@@ -1,17 +1,17 @@
-// Causal conv1d backward, channel-last ("tile"): neighbouring channels are neighbours in memory.
+// This kernel is the causal conv1d backward, channel-last ("tile"): neighbouring channels are neighbours in memory.
 //
 // A thread owns the kChannels channels of one vector and walks a run of tokens, as the forward's kernel of this name does, with
 // a second ring beside the ring of inputs: the last kWidth gradients g of the sums. Token t brings in x[t] and dout[t], from
-// which g[t] follows, which completes dx[t - kWidth + 1]. So a run reads kWidth - 1 inputs before it and kWidth - 1 tokens of
-// both after it; those belong to its neighbours, who sum dweight over them.
+// which g[t] follows, which completes dx[t - kWidth + 1]. So a run reads a halo of kWidth - 1 inputs before it and kWidth - 1
+// tokens of both after it; these tokens belong to its neighbours, who sum dweight over them.
 //
-// Tokens are done kBlock at a time. Blocks inside a run take a path without conditions (steady, with SiLU); blocks at the ends
-// of a run ask what to load, sum and store (inside); and where a row ends, or tokens have sequence ids, it is asked of each tap
-// whether it counts (checked).
+// The mainloop does kBlock tokens at a time. Blocks inside a run take a path without conditions (steady, with SiLU); blocks at
+// the ends of a run check which tokens to load, sum and store (inside); and where a row ends, or tokens have sequence ids,
+// blocks check of each tap whether it counts (checked).
 //
-// A block adds up its threads' dweight and dbias in LDS and leaves them in its row of the workspace.
+// A block of threads adds up its threads' dweight and dbias in LDS and leaves them in its row of the workspace.
 //
-// Bytes: x and dout read once from memory (and kWidth - 1 tokens a run again from cache), dx written once.
+// Bytes: x and dout are read once from memory (and kWidth - 1 tokens a run again from cache), dx is written once.
 #include <hip/hip_runtime.h>
 
 #include "causal_conv1d/states_formula.h"
@@ -28,8 +28,8 @@ constexpr int kBwdTileLanes = 32;    // the most vectors of channels that a bloc
 constexpr int kBwdTileMaxRun = 128;  // tokens
 constexpr int kBwdTileMinRun = 8;
 
-// How a launch divides the work. A block is blockDim.x vectors of channels by blockDim.y rows; a row is one run of tokens.
-// Where a sequence has fewer runs than the block has rows, the block takes several sequences.
+// This plan says how a launch divides the work. A block is blockDim.x vectors of channels by blockDim.y rows; a row is one run
+// of tokens. Where a sequence has fewer runs than the block has rows, the block takes several sequences.
 struct BwdTilePlan {
     int run;                     // tokens
     uint32_t log2_runs_a_block;  // of one sequence
@@ -68,7 +68,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kStates))
     const uint32_t b = sequences * plan.sequences_a_block + (threadIdx.y >> plan.log2_runs_a_block);
     const uint32_t begin = (first_run + (threadIdx.y & ((1u << plan.log2_runs_a_block) - 1))) * static_cast<uint32_t>(plan.run);
     const uint32_t d = (blockIdx.x * blockDim.x + threadIdx.x) * kChannels;
-    // Tokens of the row from here on, and of this run. Visited are kPast more than the run has.
+    // These count the tokens of the row from here on, and those of this run. The run visits kPast more tokens than it has.
     const auto below = [](uint32_t value, int32_t size) { return value < static_cast<uint32_t>(size); };
     const bool active = below(d, p.in.dim) && below(b, p.in.batch) && (below(begin, p.in.seqlen) || begin == 0);
     const int left = active ? p.in.seqlen - static_cast<int>(begin) : 0;
@@ -93,7 +93,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kStates))
     const auto pair_of_state = [&](const Sequences& s, int column, int v) {
         return make_pair(to_float(state(s, column, 2 * v)), to_float(state(s, column, 2 * v + kHigh)));
     };
-    // What the final state's gradient adds to that of the input at `t` of the run.
+    // The final state's gradient adds this to the gradient of the input at `t` of the run.
     const auto of_final_state = [&](int t, int v) {
         const int32_t position = static_cast<int32_t>(begin) + t, column = position - p.in.seqlen + kPast;
         if (!kStates || !p.dfinal_states.data || column < 0 || !final_state_counts(p.in, b, position)) return twice(0.0f);
@@ -179,8 +179,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kStates))
         for (int i = 0; i < kWidth; ++i) gradients[i][j] = dweight[i][j] = twice(0.0f);
     }
 
-    // Which taps of a token count, a bit each, and those of the kPast tokens before it: each shifts the earlier ones up by
-    // kWidth.
+    // These masks have a bit for each tap that counts, of a token and of the kPast tokens before it: each token shifts the
+    // earlier bits up by kWidth.
     using Taps = std::conditional_t<kWidth <= 5, uint32_t, uint64_t>;
     Taps taps = 0;
     constexpr uint32_t kAllTaps = (1u << kWidth) - 1;
@@ -192,7 +192,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kStates))
         return sees_all ? kAllTaps : kAllTaps << (kPast - position) & kAllTaps;
     };
 
-    // Token t, the j-th of its block. Of its taps, those in own_taps count, where that is checked.
+    // This does token t, the j-th of its block. Where taps are checked, those in own_taps count.
     const auto step = [&](auto path, int t, int j, uint32_t own_taps) {
         constexpr bool kSteady = decltype(path)::value == Path::steady, kChecked = decltype(path)::value == Path::checked;
         const int slot = j % kWidth;
@@ -311,7 +311,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kStates))
 
 namespace {
 
-// Channels of one vector: as many as a lane's bytes hold, if every vector is aligned; else one.
+// The number of channels of one vector: as many as a lane's bytes hold, if every vector is aligned; else one.
 int bwd_channels_a_vector(const CausalConv1dBwdParams& p) {
     constexpr int bytes = kBwdLaneBytes;
     const int wanted = bytes / element_bytes(p.in.dtype);

@@ -1,18 +1,18 @@
-// Causal conv1d backward, channel-first ("vector"): neighbouring tokens are neighbours in memory.
+// This kernel is the causal conv1d backward, channel-first ("vector"): neighbouring tokens are neighbours in memory.
 //
 // A thread makes the dx of a vector of tokens of one channel: from their x and dout and the inputs before them it computes
 // their gradients g, and it needs the kWidth - 1 gradients after them, which the next lane has. Lanes of a row stand side by
-// side and walk from the end of the row to its begin, so that the last lane gets what the first one had a step before: one
-// shuffle a gradient, no LDS, no barrier. Where a walk does not start at the end of its row, the gradients that its first step
-// needs are computed before it.
+// side and walk from the end of the row to its start, so that the last lane gets the gradients that the first lane had a step
+// before: this takes one shuffle a gradient, no LDS and no barrier. Where a walk does not start at the end of its row, the
+// gradients that its first step needs are computed in a prologue.
 //
 // A walk goes on through several sequences of its channel, if rows are short, and leaves its dweight and dbias in the
 // workspace.
 //
 // One kernel serves rows that begin and end on 16-byte boundaries (vector_whole.cu), another one any rows (vector_ragged.cu).
-// Here is how their work is divided.
+// This file divides their work.
 //
-// Bytes: x and dout read once from memory (and up to half of x once more from cache), dx written once.
+// Bytes: x and dout are read once from memory (and up to half of x once more from cache), dx is written once.
 #include <hip/hip_runtime.h>
 
 #include "../common/launch.h"
@@ -26,7 +26,7 @@ namespace hipconv {
 
 namespace {
 
-// Whether every row of x, dout and dx begins and ends on a 16-byte boundary, without states.
+// Tells whether every row of x, dout and dx begins and ends on a 16-byte boundary, without states.
 bool bwd_rows_are_whole(const CausalConv1dBwdParams& p) {
     const int tokens = 16 / element_bytes(p.in.dtype);
     const auto aligned = [&](const Sequences& s) {

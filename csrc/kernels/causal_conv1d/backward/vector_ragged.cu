@@ -1,5 +1,5 @@
-// Causal conv1d backward, channel-first (vector.cu), of any rows, with states too: vectors lie on the boundaries of x, and what
-// is not aligned or not in the row is moved element by element.
+// This kernel is the causal conv1d backward, channel-first (vector.cu), of any rows, with states too: vectors lie on the
+// boundaries of x, and elements of vectors that are not aligned or not in the row are moved one by one.
 #include <hip/hip_runtime.h>
 
 #include "../common/launch.h"
@@ -49,7 +49,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, 4)
         const T* x = row_of(rows.in.x, b);
         const T* dout = row_of(rows.dout, b);
         T* dx = row_of(rows.dx, b);
-        // The token that this lane's vectors begin with; negative where they begin before the row.
+        // This is the token that this lane's vectors begin with; it is negative where they begin before the row.
         int32_t t = (step * static_cast<int32_t>(blockDim.x) + static_cast<int32_t>(threadIdx.x)) * kTokens;
         if (plan.on_boundaries) t -= static_cast<int32_t>(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(T));
         const bool has_tokens = t < seqlen && (!is_before_walk || threadIdx.x == 0);
@@ -105,7 +105,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, 4)
                 bwd_vector_inputs(taps, gradients, weight, sums);
             });
 
-            const auto of_final = [&](int32_t token) {  // what the final state's gradient adds to that of an input
+            const auto of_final = [&](int32_t token) {  // the final state's part of an input's gradient
                 const int32_t column = token - seqlen + kPast;
                 if (column < 0 || column >= kPast || !final_state_counts(states.in, b, token)) return 0.0f;
                 return to_float(at<const T>(states.dfinal_states, b, d, column));

@@ -1,6 +1,7 @@
-// The arithmetic of a step of the channel-first backward kernels; pairs hold tokens half a vector apart.
+// This file has the arithmetic of a step of the channel-first backward kernels; pairs hold tokens half a vector apart.
 //
 // With SiLU, weights and bias are kept times -log2(e), and gradients times the inverse of that: the exponent that SiLU needs is
+// then the sum itself, dx needs no correction, and dweight and dbias are corrected once, in the epilogue.
 // then the sum itself, dx is what it would be without, and dweight and dbias are put right once, at the end.
 #pragma once
 
@@ -9,7 +10,7 @@
 
 namespace hipconv {
 
-// Elements of vectors as floats, from `to` on.
+// Converts elements of vectors to floats, from `to` on.
 template <typename T, int kEach, typename Vector, int kCount>
 HIPCONV_INLINE void unpack_elements(Vector words, float (&values)[kCount], int to) {
 #pragma unroll
@@ -20,19 +21,19 @@ HIPCONV_INLINE void unpack_elements(Vector words, float (&values)[kCount], int t
     }
 }
 
-// Gradients of what is in no row, or padding, are none.
+// Sets to zero the gradients of tokens that are in no row or are padding.
 template <int kTokens, int kCount, typename Taps>
 HIPCONV_INLINE void bwd_vector_leave_out(const Taps& taps, float (&gradients)[kCount]) {
 #pragma unroll
     for (int e = 0; e < kTokens; ++e) gradients[e] = taps.has(e) ? gradients[e] : 0.0f;
 }
 
-// The halves of `both` where there is something new, else those of `old`.
+// Returns the halves of `both` where there is something new, else those of `old`.
 HIPCONV_INLINE Pair choose(bool has_low, bool has_high, Pair both, Pair old) {
     return make_pair(has_low ? low(both) : low(old), has_high ? high(both) : high(old));
 }
 
-// a * b + c in those halves.
+// Returns a * b + c in those halves.
 HIPCONV_INLINE Pair multiply_add_where(bool has_low, bool has_high, Pair a, Pair b, Pair c) {
     if constexpr (!kHasPredicates) return choose(has_low, has_high, multiply_add(a, b, c), c);
     float first = low(c), second = high(c);
@@ -70,7 +71,8 @@ HIPCONV_INLINE Pair scaled_silu_derivative(Pair scaled) {
     return multiply(sigma, multiply_add(scaled, rest, twice(-kLn2)));
 }
 
-// The gradients of the sums: of dout, in place. `window` begins with `oldest`, what the first token's first tap sees.
+// Turns dout into the gradients of the sums, in place. `window` begins with `oldest`, the input that the first token's first
+// tap sees.
 template <int kTokens, int kWidth, int kOldest, int kWindow, int kCount, typename Taps>
 HIPCONV_INLINE void bwd_vector_gradients(const Taps& taps, const float (&window)[kWindow], float (&gradients)[kCount],
                                          const float (&weight)[kWidth], float bias) {
@@ -89,7 +91,8 @@ HIPCONV_INLINE void bwd_vector_gradients(const Taps& taps, const float (&window)
     }
 }
 
-// Behind them those of the next lane. `carried` are the first lane's of the step before, and become those of this step.
+// Fetches the next lane's gradients and puts them after this lane's. `carried` are the first lane's of the step before, and
+// become those of this step.
 template <int kTokens, int kPast>
 HIPCONV_INLINE void bwd_vector_share(float (&gradients)[kTokens + kPast], float (&carried)[kPast], int next_lane) {
 #pragma unroll
@@ -115,7 +118,7 @@ HIPCONV_INLINE void bwd_vector_add(const Taps& taps, const float (&window)[kWind
     }
 }
 
-// dx, two tokens at a time.
+// Makes dx, two tokens at a time.
 template <int kHalf, int kCount, int kWidth, typename Taps>
 HIPCONV_INLINE void bwd_vector_inputs(const Taps& taps, const float (&gradients)[kCount], const float (&weight)[kWidth],
                                       Pair (&sums)[kHalf]) {
@@ -144,7 +147,7 @@ HIPCONV_INLINE void bwd_vector_parameters(const CausalConv1dInputs& in, int64_t 
     bias = in.bias ? scale * load_parameter(in.bias, d * in.bias_stride, in.bias_dtype) : 0.0f;
 }
 
-// dweight and dbias of all lanes of a channel, into a row of the workspace.
+// Adds up dweight and dbias of all lanes of a channel, and stores them in a row of the workspace.
 template <int kWidth>
 HIPCONV_INLINE void bwd_vector_store_sums(const Pair (&dweight)[kWidth], Pair dbias, float scale, float* partials, int64_t dim,
                                           bool has_channel) {

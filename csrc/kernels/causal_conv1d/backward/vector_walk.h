@@ -1,5 +1,5 @@
-// How the channel-first backward kernels divide their work: a thread walks through the steps of one channel, from the last to
-// the first.
+// The channel-first backward kernels divide their work in this way: a thread walks through the steps of one channel, from the
+// last to the first.
 #pragma once
 
 #include "causal_conv1d/backward.h"
@@ -16,8 +16,8 @@ constexpr int kPackedWidth = 4;              // whole rows of packed sequences h
 template <typename T>
 constexpr int kBwdTokens = 16 / static_cast<int>(sizeof(T));  // of a thread, at a time
 
-// How a launch divides the work. A block is blockDim.x lanes by blockDim.y channels. The items of a channel are the steps of
-// its sequences, one sequence after another; a thread does a piece of them, from the last to the first.
+// This plan says how a launch divides the work. A block is blockDim.x lanes by blockDim.y channels. The items of a channel are
+// the steps of its sequences, one sequence after another; a thread does a piece of them, from the last to the first.
 struct BwdVectorPlan {
     Taper taper;  // rows are groups of blockDim.y channels
     uint32_t steps_of_row;
@@ -36,7 +36,7 @@ struct BwdVectorWalk {
     bool has_channel;  // lanes that have none do the last one's work again: shuffles are for whole waves
     int32_t b, step;
     bool ends_row;  // nothing comes after that step
-    int next_lane;  // of the wave: the row's next one, and its first behind the last
+    int next_lane;  // of the wave: the row's next one, and after the last its first
 };
 
 HIPCONV_INLINE BwdVectorWalk bwd_vector_walk(const CausalConv1dInputs& in, const BwdVectorPlan& plan, const Piece& piece) {
@@ -59,7 +59,7 @@ HIPCONV_INLINE float* bwd_vector_partials(const CausalConv1dBwdParams& p, const 
     return static_cast<float*>(p.partials) + static_cast<int64_t>(piece.number) * (width + 1) * p.in.dim + d;
 }
 
-// The launches of the two kernels, each in a file of its own.
+// These launch the two kernels, each of which has a file of its own.
 void launch_bwd_whole(const CausalConv1dBwdParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block,
                       hipStream_t stream);
 void launch_bwd_ragged(const CausalConv1dBwdParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block,

@@ -1,5 +1,5 @@
-// Causal conv1d backward, channel-first (vector.cu), of rows that begin and end on 16-byte boundaries: each one sequence or, at
-// width 4, several packed ones.
+// This kernel is the causal conv1d backward, channel-first (vector.cu), of rows that begin and end on 16-byte boundaries: each
+// row is one sequence or, at width 4, several packed ones.
 #include <hip/hip_runtime.h>
 
 #include "../common/launch.h"
@@ -9,7 +9,8 @@
 
 namespace hipconv {
 
-// Measured on an H200, where many threads are worth more than registers. AMD's compiler is asked for five waves a SIMD.
+// This was measured on an H200, where many threads are worth more than registers. AMD's compiler is asked for five waves a
+// SIMD.
 constexpr int bwd_whole_blocks(bool packed) {
     if (!kHasPredicates) return packed ? 8 : 10;
     return packed ? 7 : 8;
@@ -18,7 +19,7 @@ constexpr int bwd_whole_blocks(bool packed) {
 template <typename T>
 using BwdVector = Words<T, kBwdTokens<T>>;
 
-// A vector of tokens and those before it as floats, oldest first.
+// Returns a vector of tokens and those before it as floats, oldest first.
 template <typename T, int kWidth, typename Past = TokensBefore<T, kWidth>, typename Vector = BwdVector<T>>
 HIPCONV_INLINE void bwd_whole_unpack(const typename Past::Part (&before)[Past::kParts], Vector current,
                                      float (&window)[Past::kTokens + kBwdTokens<T>]) {
@@ -27,8 +28,8 @@ HIPCONV_INLINE void bwd_whole_unpack(const typename Past::Part (&before)[Past::k
     unpack_elements<T, kBwdTokens<T>>(current, window, Past::kTokens);
 }
 
-// kPacked: rows of packed sequences. (The steps stand in one function: as functions of their own, on the same values, they cost
-// compilers other registers.)
+// With kPacked, it serves rows of packed sequences. (The steps stand in one function: as functions of their own, on the same
+// values, they cost compilers other registers.)
 template <typename T, int kWidth, bool kPacked>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_whole_blocks(kPacked))
     causal_conv1d_bwd_whole(CausalConv1dBwdParams p, BwdVectorPlan plan) {
@@ -89,7 +90,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_whole_blocks(kPacke
         }
     };
 
-    // The first tokens after the walk, for all lanes alike: their gradients are those of a lane after the last.
+    // These are the first tokens after the walk, for all lanes alike: their gradients are those of a lane after the last.
     Vector x_after{}, dout_after{};
     Part before_after[Past::kParts];
     Bits bits_after{};
@@ -162,7 +163,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_whole_blocks(kPacke
                 prefetch(dout);
             }
         }
-        // Compute: the gradients of the sums, those of the next lane, and what the parameters and x get of them.
+        // Compute: the gradients of the sums, those of the next lane, and their part in the gradients of the parameters and of
+        // x.
         const TapsOfWhole<kTokens, kWidth> ends{to_token + lane_token == 0, to_token + lane_token + kTokens >= p.in.seqlen};
         Pair sums[kTokens / 2];
         const bool is_cut = kPacked && __ballot(in_row && !bits.are_plain(ends.begins_row, ends.ends_row));

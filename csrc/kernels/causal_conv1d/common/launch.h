@@ -1,4 +1,4 @@
-// What the launches of the causal conv1d's kernels have in common. For files that include <hip/hip_runtime.h>.
+// The launches of the causal conv1d's kernels share these helpers. The file is for files that include <hip/hip_runtime.h>.
 #pragma once
 
 #include <type_traits>
@@ -7,8 +7,8 @@
 
 namespace hipconv {
 
-// Calls f with a value of the element type and the width, of 2 to kMostWidth, as an integral_constant: what kernels are
-// compiled for.
+// Calls f with a value of the element type and with the width, from 2 to kMostWidth, as an integral_constant: kernels are
+// compiled for both.
 template <int kMostWidth, typename F>
 void with_instance(DType dtype, int width, F f) {
     if constexpr (kMostWidth > 2) {
@@ -17,7 +17,7 @@ void with_instance(DType dtype, int width, F f) {
     with_dtype(dtype, [&](auto type) { f(type, std::integral_constant<int, kMostWidth>{}); });
 }
 
-constexpr int64_t kOffsetLimit = int64_t{1} << 31;  // what a lane's 32-bit byte offset is allowed to reach
+constexpr int64_t kOffsetLimit = int64_t{1} << 31;  // the limit of a lane's 32-bit byte offset
 constexpr int kEnoughThreads = 1 << 17;             // fill a large card; with fewer, a thread does less
 
 // How many threads side by side serve `size` elements: short rows share a block.

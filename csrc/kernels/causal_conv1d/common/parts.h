@@ -1,4 +1,5 @@
-// What the fast causal conv1d kernels share: a few channels' parameters in registers, and the arithmetic of one output vector.
+// The fast causal conv1d kernels share these parts: a few channels' parameters in registers, and the arithmetic of one output
+// vector.
 #pragma once
 
 #include "causal_conv1d/forward.h"
@@ -14,8 +15,8 @@ HIPCONV_INLINE Pair silu(Pair v) {
     return multiply(v, make_pair(approx_rcp(low(denominator)), approx_rcp(high(denominator))));
 }
 
-// The same where `wanted`, which is one for all lanes: chosen value by value where that costs nothing, by a branch elsewhere,
-// which keeps fewer values at a time.
+// SiLU where it is `wanted`, a flag that is one for all lanes. It is chosen value by value where that costs nothing, and by a
+// branch elsewhere, which keeps fewer values at a time.
 HIPCONV_INLINE Pair silu_where(bool wanted, Pair v) {
     if constexpr (kHasPredicates) {
         const Pair activated = silu(v);
@@ -53,7 +54,7 @@ HIPCONV_INLINE void load_packed(const P* from, float (&to)[kCount]) {
     }
 }
 
-// Whether weight and bias can be fetched by load_packed for any group of channels.
+// Tells whether load_packed can fetch weight and bias for any group of channels.
 template <typename Params>
 bool parameters_are_packed(const Params& p) {
     const auto aligned = [](const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; };
@@ -91,8 +92,8 @@ struct TokensBefore {
     }
 };
 
-// A vector of tokens from its outputs in pairs, which hold elements half a vector apart: paired so, all taps of a convolution
-// along the vector see the same pairs of inputs.
+// Makes a vector of tokens from its outputs in pairs, which hold elements half a vector apart: paired so, all taps of a
+// convolution along the vector see the same pairs of inputs.
 template <typename T, int kCount>
 HIPCONV_INLINE Words<T, kCount> vector_of_halves(const Pair (&halves)[kCount / 2]) {
     constexpr int kHalf = kCount / 2;

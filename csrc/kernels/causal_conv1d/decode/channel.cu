@@ -1,11 +1,11 @@
-// Causal conv1d decode, one channel a lane ("channel"): any strides, and what `vector` does not know: speculative and circular
-// states, columns that move before the window, intermediate windows.
+// This kernel is the causal conv1d decode with one channel a lane ("channel"). It serves any strides, and the features that
+// `vector` does not: speculative and circular states, columns that move before the window, intermediate windows.
 //
 // A block is a strip of neighbouring channels of one row. The columns it needs of the row's slot go through LDS, whatever their
 // strides: where the strip is contiguous ((slots, dim, columns)), neighbouring lanes move neighbouring elements.
 //
-// x and out: four tokens at a time, as one vector where they are neighbours in memory ((batch, dim, tokens)). A lane reads its
-// window before it writes, and each token before its output, so x and out may be one tensor.
+// x and out move four tokens at a time, as one vector where they are neighbours in memory ((batch, dim, tokens)). A lane reads
+// its window before it writes, and each token before its output, so x and out may be one tensor.
 #include <hip/hip_runtime.h>
 
 #include "../common/parts.h"
@@ -43,7 +43,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kChannelLanes, 6)
     const int count = tokens.count;
     if (count == 0) return;
 
-    // The first tokens are on their way while the row's slot is looked at.
+    // The first tokens are prefetched while the row's slot is looked at.
     const T* x = token_at<T>(p.x, b, d, tokens.first);
     T ahead[kAhead];
     const auto load_ahead = [&](int first) {

@@ -1,13 +1,13 @@
-// Causal conv1d decode of several tokens a row, width 4, for cards that copy from memory to LDS past the registers: what
-// `vector` runs there for 16-bit elements whose slots are packed ((slots, dim, columns)).
+// This kernel is the causal conv1d decode of several tokens a row, width 4, for cards that copy from memory to LDS past the
+// registers: `vector` runs it there for 16-bit elements whose slots are packed ((slots, dim, columns)).
 //
 // Its time is the bytes, as long as enough of them are under way: registers that wait for memory would hold too few. So a wave
 // asks for the first tokens of its strip and for the strip's part of the slot in copies of 16 bytes, which need no registers,
-// and waits for nobody but itself: no block barriers. The new state takes the old one's place in LDS and leaves in 16 bytes,
-// too.
+// and waits for nobody but itself: there are no block barriers. The new state takes the old one's place in LDS and leaves in 16
+// bytes, too.
 //
-// Close behind come the instructions, a wave's every 128 channels of a row: what all rows need is a straight line for four
-// tokens.
+// The time of the instructions, a wave's for every 128 channels of a row, is close to that of the bytes: so the work that all
+// rows need is straight-line code for four tokens.
 //
 // A wave reads its window before it writes, and each token before its output, so x and out may be one tensor.
 #include <hip/hip_runtime.h>
@@ -39,7 +39,7 @@ HIPCONV_INLINE Words4 joined(Words2 first, Words2 second) {
     return both;
 }
 
-// kInFours: x and out are (batch, dim, 4) without gaps, else neighbouring channels are neighbours in memory.
+// With kInFours, x and out are (batch, dim, 4) without gaps, else neighbouring channels are neighbours in memory.
 template <typename T, int kColumns, bool kInFours>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kCopyLanes* kCopyWaves, kCopyBlocks) causal_conv1d_update_copied(VectorParams params) {
     if constexpr (!kCopiesPastRegisters) return;
@@ -61,7 +61,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kCopyLanes* kCopyWaves, kCopyBlocks) causa
 
     let_next_kernel_begin();
     wait_for_kernel_before();
-    // What the indices say of the row, asked for at once and looked at later.
+    // The row's indices are asked for at once and looked at later.
     const bool by_starts(p.query_start_loc.data), speculative = kDrafts && p.num_accepted_tokens.data;
     IndexWords::Value slot{b, 0}, begin{}, end{}, accepted{};
     if (p.slot_of_row.data) slot = p.slot_of_row.load(b);
@@ -130,7 +130,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kCopyLanes* kCopyWaves, kCopyBlocks) causa
     wait_for_copies<0>();
     sync_wave();
 
-    // Vectors of channels: the columns of the slot, oldest first, and the window with the tokens behind it.
+    // These vectors of channels are the columns of the slot, oldest first, and the window with the tokens after it.
     Vector packed[kColumns], columns[kColumns], history[kPast + kFour];
     if constexpr (kColumns % 2 == 0) {
 #pragma unroll
@@ -215,7 +215,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kCopyLanes* kCopyWaves, kCopyBlocks) causa
                 columns[i] = count == 1 ? history[1 + i] : count == 2 ? history[2 + i] : history[3 + i];
         }
 #pragma unroll 1
-        for (int t = kFour; !kInFours && t < count; ++t) {  // of the few rows that are longer, what was not asked for early
+        for (int t = kFour; !kInFours && t < count; ++t) {  // few rows are longer: their other tokens are loaded here
             const Vector token = *reinterpret_cast<const Vector*>(x + t * p.x_token_stride + d);
             const auto window = [&](int i, int j) { return pair_of<T>(columns[i], j); };
             const Vector result = parameters.template convolve<true>(window, token, p.use_silu);

@@ -1,4 +1,4 @@
-// How the decode kernels' grids cover rows and channels. For files that include <hip/hip_runtime.h>.
+// This file says how the decode kernels' grids cover rows and channels. It is for files that include <hip/hip_runtime.h>.
 #pragma once
 
 #include "../common/launch.h"
@@ -6,8 +6,8 @@
 
 namespace hipconv {
 
-// A block works on one row: along z and y rows, along x its strips of channels. No loop over rows, which would keep all of the
-// parameters in registers.
+// A block works on one row: rows lie along z and y of the grid, a row's strips of channels along x. There is no loop over rows,
+// which would keep all of the parameters in registers.
 constexpr int64_t kRowsAlongY = 65535;  // what a grid can have there
 HIPCONV_INLINE int64_t row_of_block(unsigned y, unsigned z) { return z * kRowsAlongY + y; }
 inline dim3 strips_of_rows(const CausalConv1dUpdateParams& p, unsigned strips) {

@@ -1,6 +1,6 @@
-// Causal conv1d decode on GPUs ("naive"): a thread takes one channel of one row, token after token, the history staying in the
-// pool. Any width, any strides. A kernel of its own does the same for a tree of draft tokens, whose parents the block first
-// finds from the links.
+// This kernel is the causal conv1d decode on GPUs ("naive"): a thread takes one channel of one row, token after token, and the
+// history stays in the pool. It serves any width and any strides. A kernel of its own does the same for a tree of draft tokens,
+// whose parents the block first finds from the links.
 #include <hip/hip_runtime.h>
 
 #include <iterator>

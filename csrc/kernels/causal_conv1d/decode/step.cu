@@ -1,13 +1,14 @@
-// Causal conv1d decode of one token a row, width 4 ("step"): what decoding mostly is, in vectors of channels.
+// This kernel is the causal conv1d decode of one token a row, width 4 ("step"), in vectors of channels: this is the most common
+// case of decoding.
 //
 // Its time is two waits for memory, first for the row's slot and then for its state, and the bytes. So a lane asks at once for
 // all that it can, the kernel is short, and its parameters are few: where rows are few, fetching more instructions and
 // parameters takes longer than the rest.
 //
-// Where channels are neighbours in memory (conv_state as (slots, columns, dim)), a lane moves its own vectors. So it does where
-// a slot is packed channel by channel ((slots, dim, columns)) in four columns: two channels are a vector. Three columns are no
-// vectors, but the strip is contiguous: it moves through LDS in whole vectors, of which a lane picks its elements in registers.
-// The window and x are read before anything is written.
+// Where channels are neighbours in memory (conv_state as (slots, columns, dim)), a lane moves its own vectors. It does so too
+// where a slot is packed channel by channel ((slots, dim, columns)) in four columns: two channels are a vector. Three columns
+// are no vectors, but the strip is contiguous: it moves through LDS in whole vectors, of which a lane picks its elements in
+// registers. The window and x are read before anything is written.
 #include <hip/hip_runtime.h>
 
 #include "launch/check.h"
@@ -15,7 +16,7 @@
 
 namespace hipconv {
 
-// How lanes share a strip: kColumns of a packed slot, or kOwnVectors.
+// This says how lanes share a strip: they have kColumns of a packed slot, or kOwnVectors.
 template <typename S, int kColumns>
 struct Strip {
     static constexpr bool kWhole = kColumns == kCommonWidth;  // the columns of a lane's channels are whole vectors
@@ -56,7 +57,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((Strip<S, kColumns>::kLanes), (Strip<S, kC
     ChannelParameters<T, kCommonWidth, kOwn, true> parameters;
     const Vector token = *reinterpret_cast<const Vector*>(p.x.as<const T>() + b * p.x_row_stride + d);
     parameters.load(p, d);
-    // Addresses are made where they are used: they would be in registers until then.
+    // Addresses are computed only where they are used: they would occupy registers until then.
     const auto store_out = [&](Vector result) {
         T* out = p.out.as<T>() + b * p.out_row_stride + d;
         if (__builtin_expect(p.split, 0)) {
@@ -92,7 +93,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((Strip<S, kColumns>::kLanes), (Strip<S, kC
             *reinterpret_cast<History*>(to + i * p.column_stride) = i + 1 < kPast ? columns[i + 1] : as_history<S, T>(token);
     } else {
         static_assert(std::is_same_v<T, S>, "packed columns move as bits");
-        // Of the strip's vectors: the lane's own, or through LDS every lanes-th.
+        // A lane moves these of the strip's vectors: its own, or through LDS every lanes-th.
         const auto place = [&](int k) { return Shape::kWhole ? lane * kVectors + k : k * lanes + lane; };
         const Packed* strip_from = reinterpret_cast<const Packed*>(state_of(slots.read) + int64_t{strip_d} * kColumns);
         Packed own[kVectors];  // in the end the lane's channels: (channel, column)

@@ -1,14 +1,14 @@
-// Causal conv1d decode of several tokens a row, of any number a row where query_start_loc says so, speculative decoding
-// included, in vectors of channels ("vector"). It serves one token too, of the widths that `step` does not.
+// This kernel is the causal conv1d decode of several tokens a row, or of any number a row where query_start_loc gives it, in
+// vectors of channels ("vector"). It serves speculative decoding, and also one token, of the widths that `step` does not serve.
 //
 // Its time is two waits for memory, first for the row's indices and then for tokens and state, and the bytes. So a lane asks at
 // once for all that it can: the indices and its parameters, then kTokensAhead tokens and its part of the state.
 //
 // Where channels are neighbours in memory (conv_state as (slots, columns, dim)), a lane moves its own vectors. Where a slot is
 // packed channel by channel ((slots, dim, columns)), a lane's columns are no vectors, but the strip is contiguous: it moves
-// through LDS in whole vectors. Of as many columns as the window has, or one more, or as speculative decoding of four tokens
-// has, a lane transposes its part in registers; of any other number it picks elements in LDS. Tokens that are neighbours in
-// memory (contiguous (batch, dim, seqlen)) come in vectors of four, which a lane transposes too.
+// through LDS in whole vectors. Where the slot has as many columns as the window, or one more, or as many as speculative
+// decoding of four tokens needs, a lane transposes its part in registers; with any other number it picks elements in LDS.
+// Tokens that are neighbours in memory (contiguous (batch, dim, seqlen)) come in vectors of four, which a lane transposes too.
 //
 // A lane reads its window before it writes, and each token before its output, so x and out may be one tensor.
 #include <hip/hip_runtime.h>
@@ -53,7 +53,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((kMostLanes<kColumns>), (kBlocks<S, kColum
 
     let_next_kernel_begin();
     wait_for_kernel_before();
-    // All that is known of the row without a wait.
+    // These values of the row are known without a wait.
     const bool by_starts(p.query_start_loc.data);
     const bool speculative = (kColumns <= 0 || kColumns == kDraftColumns) && p.num_accepted_tokens.data;
     IndexWords::Value slot{b, 0}, begin{}, end{}, last_end{}, accepted{};
@@ -107,7 +107,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((kMostLanes<kColumns>), (kBlocks<S, kColum
     const auto store = [&](T* to, Vector value) {
         if (active) *reinterpret_cast<Vector*>(to) = value;
     };
-    // The rows share out the tokens after the last of them; those before the first are its own.
+    // The rows divide the tokens after the last row among themselves; the tokens before the first row belong to it.
     if (p.zero_padding && by_starts) {
         const int64_t rest = p.query_start_loc.integer(last_end);
         const auto zero = [&](int64_t t) {
@@ -272,7 +272,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((kMostLanes<kColumns>), (kBlocks<S, kColum
 
 namespace {
 
-// As `columns_in_registers`, of more columns.
+// This is like `columns_in_registers`, for slots of more columns.
 bool columns_of_drafts(const CausalConv1dUpdateParams& p) {
     return p.state_len == kDraftColumns && p.history == p.width - 1 && !p.fork;
 }

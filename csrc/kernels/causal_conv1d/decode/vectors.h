@@ -1,6 +1,6 @@
-// What the decode kernels that take vectors of channels share. A lane owns kChannels neighbouring channels of one row, a block
-// a strip of them; the blocks that run side by side take the same strip of many rows, whose parameters they then find in the
-// first cache. For files that include <hip/hip_runtime.h>.
+// The decode kernels that take vectors of channels share these parts. A lane owns kChannels neighbouring channels of one row, a
+// block a strip of them; the blocks that run side by side take the same strip of many rows, whose parameters they then find in
+// the first cache. The file is for files that include <hip/hip_runtime.h>.
 #pragma once
 
 #include <type_traits>
@@ -54,9 +54,9 @@ HIPCONV_INLINE Words<S, kChannels> as_history(Words<T, kChannels> x) {
     }
 }
 
-// kCount consecutive parameters of a type known only at run time. Those as wide as T, x's type, are asked for early and looked
-// at later; others, which few models have, are fetched where they are used, and take no registers until then. kSameWidth: there
-// are none.
+// These are kCount consecutive parameters of a type known only at run time. Parameters as wide as T, x's type, are asked for
+// early and looked at later; others, which few models have, are fetched where they are used, and take no registers until then.
+// With kSameWidth, there are no others.
 template <typename T, int kCount, bool kSameWidth>
 struct Parameters {
     static constexpr int kBytes = kCount * static_cast<int>(sizeof(T));
@@ -152,8 +152,8 @@ struct ChannelParameters {
     }
 };
 
-// Where a strip's vector is in LDS, of lanes that are kColumns vectors apart: an even number needs a gap every 128 bytes, so
-// that neighbouring lanes use different banks.
+// Says where a strip's vector is in LDS, for lanes that are kColumns vectors apart: an even number needs a gap every 128 bytes,
+// so that neighbouring lanes use different banks.
 template <typename Vector, int kColumns>
 HIPCONV_INLINE int staged(int vector) {
     return kColumns > 0 && kColumns % 2 == 1 ? vector : vector + vector / (128 / static_cast<int>(sizeof(Vector)));
@@ -206,7 +206,7 @@ struct VectorParams {
     int32_t out_end[kMaxOutputs];
 };
 
-// Where a row's window is read and written.
+// These are the places where a row's window is read and written.
 struct Slots {
     bool live;  // or else padding
     uint32_t read, write;
@@ -248,8 +248,8 @@ inline bool outputs_in_vectors(const CausalConv1dUpdateParams& p) {
     return true;
 }
 
-// Whether channels, parameters and state come in vectors, and the feature is one that vectors know: x and out are to be seen
-// to.
+// Tells whether channels, parameters and state come in vectors, and the feature is one that vectors serve: the caller has yet
+// to check x and out.
 inline bool channels_in_vectors(const CausalConv1dUpdateParams& p) {
     if (p.batch > kMostRows || p.dim > kMostStrips * kFewestLanes * kChannels || p.dim % kChannels != 0) return false;
     if (p.state_dtype != p.dtype && p.state_dtype != DType::f32) return false;
@@ -264,8 +264,8 @@ inline bool channels_in_vectors(const CausalConv1dUpdateParams& p) {
     return p.column_stride == 1 && p.state_dim_stride == p.state_len;
 }
 
-// Whether a packed slot has as many columns as the window, or one more: then each lane has all that moves in registers. The
-// slot is written whole: a fork would overwrite a column at rest.
+// Tells whether a packed slot has as many columns as the window, or one more: then each lane has all columns that move in
+// registers. The slot is written whole: a fork would overwrite a column at rest.
 inline bool columns_in_registers(const CausalConv1dUpdateParams& p) {
     return !p.num_accepted_tokens.data && p.state_len <= p.width && (p.history == p.state_len || !p.fork);
 }

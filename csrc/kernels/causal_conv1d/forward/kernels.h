@@ -20,8 +20,9 @@ void causal_conv1d_shared(const CausalConv1dFwdParams& params, void* workspace, 
 const char* causal_conv1d_naive_form(const CausalConv1dFwdParams& params);
 void causal_conv1d_naive(const CausalConv1dFwdParams& params, void* workspace, void* stream);
 
-// Of the two channel-first kernels, "shared" has the short packed rows, but for those of whole vectors; of these, many rows of
-// an odd number of vectors: they divide badly among the lanes of "vector".
+// There are two channel-first kernels: "shared" serves the short packed rows that are not of whole vectors. It serves short
+// rows of whole vectors only where they are many and each has an odd number of vectors: they divide badly among the lanes of
+// "vector".
 inline bool shared_is_faster(const CausalConv1dFwdParams& p) {
     const int vector = 16 / element_bytes(p.dtype);
     const int64_t rows = static_cast<int64_t>(p.batch) * p.dim;

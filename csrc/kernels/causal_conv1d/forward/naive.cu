@@ -1,6 +1,7 @@
-// Causal conv1d forward on GPUs ("naive"): a thread makes one output element at a time, by the formula. Any width, any strides,
-// any sizes. Lanes lie along the denser of x's two inner axes, so that neighbours read neighbouring addresses in both layouts;
-// every loop is grid-stride, because a grid dimension has a limit (65,535 blocks on NVIDIA, 2^32 work-items on AMD).
+// This kernel is the causal conv1d forward on GPUs ("naive"): a thread makes one output element at a time, by the formula. It
+// serves any width, any strides and any sizes. Lanes lie along the denser of x's two inner axes, so that neighbours read
+// neighbouring addresses in both layouts; every loop is grid-stride, because a grid dimension has a limit (65,535 blocks on
+// NVIDIA, 2^32 work-items on AMD).
 #include <hip/hip_runtime.h>
 
 #include <iterator>

@@ -1,14 +1,14 @@
-// Causal conv1d forward, channel-first rows packed one after another ("shared"): for short rows, and for lengths that are no
-// multiple of 16 bytes, where rows begin anywhere in a 16-byte vector.
+// This kernel is the causal conv1d forward of channel-first rows packed one after another ("shared"). It is for short rows, and
+// for lengths that are no multiple of 16 bytes, where rows begin anywhere in a 16-byte vector.
 //
-// A tile is some neighbouring rows of one or several sequences: in memory a flat stretch of each sequence, which a block brings
-// to LDS in whole 16-byte vectors, as it takes the results back. In between a thread makes a run of a row, the whole row if it
-// is short, in the words of the flat stretch, so that two tokens are read and written together wherever the row begins. A row
-// of an odd number of 16-bit tokens begins or ends within a word; that token is made by itself. Neighbouring lanes are
-// neighbouring rows: each keeps its channel's weights in registers over all sequences of the block, and mostly two at most meet
-// in a bank of LDS. The next tile is under way while one is made.
+// A tile is some neighbouring rows of one or several sequences: in memory a flat stretch of each sequence. A block loads the
+// tile into LDS in whole 16-byte vectors, and stores the results in the same way. In between, a thread makes a run of a row,
+// the whole row if it is short, in the words of the flat stretch, so that two tokens are read and written together wherever the
+// row begins. A row of an odd number of 16-bit tokens begins or ends within a word; that token is made by itself. Neighbouring
+// lanes are neighbouring rows: each lane keeps its channel's weights in registers over all sequences of the block, and mostly
+// two lanes at most meet in a bank of LDS. The next tile is prefetched while one is made.
 //
-// Bytes: each input read once from memory, each output written once.
+// Bytes: each input is read once from memory, each output is written once.
 #include <hip/hip_runtime.h>
 
 #include "../common/launch.h"
@@ -28,7 +28,7 @@ HIPCONV_INLINE constexpr int shared_blocks(int tile_vectors) {  // of a compute 
     return fit < most ? fit : most;
 }
 
-// How a launch divides the work. A block makes tiles of group blockIdx.x of the rows, one after another along the batch.
+// This plan says how a launch divides the work. A block makes tiles of group blockIdx.x of the rows, in turn along the batch.
 struct SharedPlan {
     int32_t rows;        // in all, of a sequence
     int32_t sequences;   // in all
@@ -102,7 +102,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, (shared_blocks(kTileVector
     };
     fetch(sequences_from(sequence));
 
-    // This thread's row, and its run of the row's words. (Those that are the row's alone; an odd row has half a word more.)
+    // These are this thread's row, and its run of the words that are the row's alone. (An odd row has half a word more.)
     const int group_row = thread & (group - 1), slot = thread >> plan.log2_group;
     const bool has_row = group_row < rows;
     const int row = has_row ? group_row : 0;
@@ -116,7 +116,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, (shared_blocks(kTileVector
 
     int d = first_row + row;
     if (d >= p.dim) d %= p.dim;
-    // Fetched together, x among them, and only then converted: each conversion would wait.
+    // Parameters and x are fetched together, and parameters only then converted: each conversion would wait.
     uint32_t weight_bits[kWidth];
 #pragma unroll
     for (int i = 0; i < kWidth; ++i)
@@ -142,7 +142,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, (shared_blocks(kTileVector
             window[k] = bit_cast<float>(both);
         }
     };
-    // The outputs of the next `count` words: a constant.
+    // This makes the outputs of the next `count` words, a constant.
     const auto step = [&](uint32_t* from, auto count) {
         constexpr int kWords = decltype(count)::value, kPairs = kWords * kEach / 2 + kWords * kEach % 2;
 #pragma unroll
@@ -202,7 +202,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, (shared_blocks(kTileVector
             }
         }
     };
-    // The first sequence of a tile that this thread makes a run of, and how many it goes on by.
+    // These are the first sequence of a tile that this thread makes a run of, and the step to its next ones.
     const int first_sequence = slot >> plan.log2_runs, sequences_on = kSharedThreads >> (plan.log2_group + plan.log2_runs);
     T* const tile_in = reinterpret_cast<T*>(tile);
     T* const first_in = tile_in + first_sequence * size + begin;
@@ -262,8 +262,8 @@ void launch(const CausalConv1dFwdParams& p, hipStream_t stream) {
     while (1 << plan.log2_group < group) ++plan.log2_group;
     const int size = (group < plan.rows ? group : plan.rows) * p.seqlen;
 
-    // As many sequences as a tile holds and leave a tile for each block of a large card, or two if they still give its threads
-    // a vector each. (A tile's last sequence is reached by 32 bits.)
+    // A tile takes as many sequences as it can hold while it leaves a tile for each block of a large card, or two if they still
+    // give its threads a vector each. (32 bits reach a tile's last sequence.)
     const auto tiles = [&] { return (plan.sequences + plan.tile_sequences - 1) / plan.tile_sequences; };
     const int64_t most = plan.x_sequence > plan.out_sequence ? plan.x_sequence : plan.out_sequence;
     const bool near = plan.x_sequence >= 0 && kTileTokens / size * most < kOffsetLimit;
@@ -289,7 +289,8 @@ void launch(const CausalConv1dFwdParams& p, hipStream_t stream) {
     while (plan.log2_runs > 0 && run_words() * kEach < kMaxFastWidth) --plan.log2_runs;
     plan.run_words = run_words();
 
-    // Tiles of a block: fewer cost more starts, more leave small problems unevenly spread. (Measured on an H200.)
+    // This is the number of tiles of a block: fewer cost more starts, more leave small problems unevenly spread. (Measured on
+    // an H200.)
     int each = 8;
     const int64_t bytes = static_cast<int64_t>(plan.tile_sequences) * size * static_cast<int64_t>(sizeof(T));  // of a tile
     const auto blocks = [&] { return groups * tiles() / each; };

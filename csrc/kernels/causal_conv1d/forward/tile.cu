@@ -1,13 +1,13 @@
-// Causal conv1d forward, channel-last ("tile"): neighbouring channels are neighbours in memory.
+// This kernel is the causal conv1d forward, channel-last ("tile"): neighbouring channels are neighbours in memory.
 //
 // A thread owns the kChannels channels of one vector and walks a short run of tokens. Their weights stay in registers; the last
-// kWidth tokens are a ring in registers, whose positions the unrolled loop knows at compile time; kAhead tokens are loaded
-// before they are needed, so that memory always has work. A run starts by reading the kWidth - 1 tokens before it, which a
-// neighbour has just brought into the cache. Runs are independent: no LDS, no barrier, and a thread's first loads, weights
-// included, all leave together. Runs are short because many small blocks keep memory busier than few long ones, and blocks
-// follow each other along the channels because that is the order of memory (both measured on an H200).
+// kWidth tokens are a ring in registers, whose positions the unrolled loop knows at compile time; kAhead tokens are prefetched,
+// so that memory always has work. A run starts by reading its halo, the kWidth - 1 tokens before it, which a neighbour has just
+// brought into the cache. Runs are independent: there is no LDS and no barrier, and a thread's first loads, weights included,
+// all leave together. Runs are short because many small blocks keep memory busier than few long ones, and blocks follow each
+// other along the channels because that is the order of memory (both measured on an H200).
 //
-// Bytes: each input read once from memory (and kWidth - 1 tokens a run once more from cache), each output written once.
+// Bytes: each input is read once from memory (and kWidth - 1 tokens a run once more from cache), each output is written once.
 #include <hip/hip_runtime.h>
 
 #include "../common/launch.h"
@@ -22,8 +22,8 @@ constexpr int kTileLanes = 32;  // the most vectors of channels that a block is 
 constexpr int kMaxRun = 16;     // tokens
 constexpr int kMaxRunOfF32 = 10;
 
-// How a launch divides the work. A block is blockDim.x vectors of channels by blockDim.y rows; a row is one run of tokens.
-// Where a sequence has fewer runs than the block has rows, the block takes several sequences.
+// This plan says how a launch divides the work. A block is blockDim.x vectors of channels by blockDim.y rows; a row is one run
+// of tokens. Where a sequence has fewer runs than the block has rows, the block takes several sequences.
 struct TilePlan {
     int run;                     // tokens
     uint32_t log2_runs_a_block;  // of one sequence
@@ -31,14 +31,15 @@ struct TilePlan {
     int64_t x_step, out_step;  // bytes from token to token
 };
 
-// Blocks a compute unit, by the registers that a width needs. (Choosing at run time, AMD's compiler overlaps more tokens than
-// the registers of four waves a SIMD allow, at width 4.)
+// This is the number of blocks of a compute unit, by the registers that a width needs. (Where the activation is chosen at run
+// time, AMD's compiler overlaps more tokens than the registers of four waves a SIMD allow, at width 4.)
 constexpr int tile_blocks(int width, bool always_silu) {
     if (width == 4 && !always_silu && kLaneBytes == 16) return 6;
     return width <= 4 ? 8 : width == 5 ? 6 : width == 6 ? 5 : 4;
 }
 
-// kAlwaysSilu: what models mostly run has an instance of its own; the others choose at run time, for an instruction an element.
+// With kAlwaysSilu, the usual activation of models has an instance of its own; the others choose at run time, for an
+// instruction an element.
 template <typename T, int kChannels, int kWidth, bool kAlwaysSilu>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreads, tile_blocks(kWidth, kAlwaysSilu))
     causal_conv1d_fwd_tile(CausalConv1dFwdParams p, TilePlan plan) {
@@ -121,7 +122,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreads, tile_blocks(kWidth, kAlwaysS
     for (int i = 0; i < kWidth - 1; ++i) keep(i, before[i]);
 
     const bool use_silu = kAlwaysSilu || p.use_silu;
-    // The output of the token in this slot of the ring, from the taps that begin `skipped` tokens later than they might.
+    // This makes the output of the token in this slot of the ring, from taps that begin `skipped` tokens later than they might.
     const auto produce = [&](int slot, int skipped) {
         Vector result;
 #pragma unroll
@@ -175,8 +176,8 @@ namespace {
 
 constexpr int lane_bytes(int width) { return width <= 4 ? kLaneBytes : 8; }
 
-// Channels of one vector: as many as a lane's bytes hold, if every vector of x and out is aligned and the parameters are
-// packed; else one.
+// The number of channels of one vector: as many as a lane's bytes hold, if every vector of x and out is aligned and the
+// parameters are packed; else one.
 int channels_a_vector(const CausalConv1dFwdParams& p) {
     const int wanted = lane_bytes(p.width) / element_bytes(p.dtype);
     const auto aligned = [&](const Sequences& s) {
@@ -201,7 +202,8 @@ TileShape shape_of(const CausalConv1dFwdParams& p, int channels) {
     s.vectors = p.dim / channels;
     s.lanes = power_of_two_up_to(s.vectors, kTileLanes);
     s.rows = kTileThreads / s.lanes;
-    // Short enough that there are threads for a large card; then of equal length, so that a block's last rows are not idle.
+    // Runs are short enough that there are threads for a large card, and then of equal length, so that a block's last rows are
+    // not idle.
     const auto runs_of = [&](int run) { return (static_cast<int64_t>(p.seqlen) + run - 1) / run; };
     const auto threads = [&](int run) { return s.vectors * p.batch * runs_of(run); };
     s.run = kMaxRun;

@@ -1,14 +1,15 @@
-// Causal conv1d forward, channel-first ("vector"): neighbouring tokens are neighbours in memory.
+// This kernel is the causal conv1d forward, channel-first ("vector"): neighbouring tokens are neighbours in memory.
 //
-// A thread makes the outputs of 16-byte vectors of one channel, each from that vector of x and the kWidth - 1 tokens before it,
-// which lie in the same cache line or in the one the neighbouring lane reads. No LDS, no barrier. It walks several vectors,
-// loading kAhead of them before they are needed, so that memory always has work while registers stay few and threads many.
+// A thread makes the outputs of 16-byte vectors of one channel, each from that vector of x and a halo of the kWidth - 1 tokens
+// before it, which lie in the same cache line or in the one the neighbouring lane reads. There is no LDS and no barrier. It
+// walks several vectors and prefetches kAhead of them, so that memory always has work while registers stay few and threads
+// many.
 //
 // Rows need not begin or end on a 16-byte boundary (kRagged): vectors lie on the boundaries of out. Those that a row fills only
 // in part are read whole where memory before and after the row is x's as well, and written element by element. If x is not
-// aligned as out is, all of x is read element by element. Rows of less than a vector are one vector each, wherever they begin.
+// aligned as out is, all of x is read element by element. A row of less than a vector is one vector, wherever it begins.
 //
-// Bytes: each input read once from memory (and up to half of it once more from cache), each output written once.
+// Bytes: each input is read once from memory (and up to half of it once more from cache), each output is written once.
 #include <hip/hip_runtime.h>
 
 #include "../common/launch.h"
@@ -23,9 +24,9 @@ constexpr int kVectorThreads = 128;
 constexpr unsigned kFewestEarly = 1024;  // blocks of a launch that begins early: an H200 lost 0.3 us with 256, gained with 2048
 constexpr int kMinLanes = 8;             // of a row, side by side: a cache line of 128 bytes
 
-// How a launch divides the work. A block is blockDim.x vectors of tokens by blockDim.y channels. The items of a channel are the
-// stretches of blockDim.x vectors of each of its sequences, one sequence after another; a thread makes its vector of some of
-// them.
+// This plan says how a launch divides the work. A block is blockDim.x vectors of tokens by blockDim.y channels. The items of a
+// channel are the stretches of blockDim.x vectors of each of its sequences, one sequence after another; a thread makes its
+// vector of some of them.
 struct VectorPlan {
     Taper taper;                 // rows are groups of blockDim.y channels
     uint32_t stretches;          // of a sequence
@@ -58,8 +59,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
     const uint32_t first = piece.first;
     const int count = piece.count;
 
-    // Where the next vector to load and the next to write lie: the sequence's row of the block's first channel, and a token in
-    // it. Both are the same for all lanes (scalar registers on AMD). A lane adds 32 bits.
+    // These say where the next vector to load and the next to write lie: the sequence's row of the block's first channel, and a
+    // token in it. Both are the same for all lanes (scalar registers on AMD). A lane adds 32 bits.
     const uint32_t batch = plan.stretches == 1 ? first : first / plan.stretches;
     const char* x = static_cast<const char*>(p.x.data) + block_dim * p.x.dim_stride * kSize + batch * plan.x_batch;
     char* out = static_cast<char*>(p.out.data) + block_dim * p.out.dim_stride * kSize + batch * plan.out_batch;
@@ -69,12 +70,12 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
     const int32_t lane_token = static_cast<int32_t>(threadIdx.x) * kTokens;
     uint32_t x_offset = lane_x + lane_token * kSize, out_offset = lane_out + lane_token * kSize;
 
-    // Where a stretch begins: the last one ends with its row, and overlaps the one before if stretches do not divide the row.
-    // (Ragged rows have lanes to spare instead.)
+    // This is where a stretch begins: the last one ends with its row, and overlaps the one before if stretches do not divide
+    // the row. (Ragged rows have lanes to spare instead.)
     const auto token_of_stretch = [&](int32_t token) {
         return !kRagged && token > 0 && token + plan.stretch_tokens > p.seqlen ? p.seqlen - plan.stretch_tokens : token;
     };
-    // The token that this thread's vector begins with; negative where it begins before its row.
+    // This is the token that this thread's vector begins with; it is negative where it begins before its row.
     const auto token_of = [&](int32_t stretch_token, const char* out_row) {
         const int32_t token = token_of_stretch(stretch_token) + lane_token;
         if (!kRagged || !plan.on_boundaries) return token;
@@ -156,7 +157,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
             Past::unpack(before[u], current[u], window);
             fetch(u);
             const int32_t t = token_of(to_token, out);
-            if (kRagged && t < kWidth - 1) {  // what was read of the row before
+            if (kRagged && t < kWidth - 1) {  // tokens read of the row before
 #pragma unroll
                 for (int k = 0; k < Past::kTokens + kTokens - 1; ++k)
                     if (k < Past::kTokens - t) window[k] = 0.0f;
@@ -218,7 +219,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
 
 namespace {
 
-// Whether every row of x and out begins and ends on a 16-byte boundary.
+// Tells whether every row of x and out begins and ends on a 16-byte boundary.
 bool rows_are_aligned(const CausalConv1dFwdParams& p) {
     const int tokens = 16 / element_bytes(p.dtype);
     const auto aligned = [&](const Sequences& s) {
@@ -227,14 +228,14 @@ bool rows_are_aligned(const CausalConv1dFwdParams& p) {
     return p.seqlen % tokens == 0 && aligned(p.x) && aligned(p.out);
 }
 
-// Whether every row of x lies in its 16 bytes as the same row of out does.
+// Tells whether every row of x lies in its 16 bytes as the same row of out does.
 bool aligned_alike(const CausalConv1dFwdParams& p) {
     const int tokens = 16 / element_bytes(p.dtype);
     return reinterpret_cast<uintptr_t>(p.x.data) % 16 == reinterpret_cast<uintptr_t>(p.out.data) % 16 &&
            (p.x.dim_stride - p.out.dim_stride) % tokens == 0 && (p.x.batch_stride - p.out.batch_stride) % tokens == 0;
 }
 
-// How a block's threads lie over rows: `lanes` vectors of one row, `rows` rows, and as many stretches as cover a row.
+// This says how a block's threads lie over rows: `lanes` vectors of one row, `rows` rows, and as many stretches as cover a row.
 struct VectorShape {
     int lanes, rows;
     int64_t stretches;
@@ -251,7 +252,7 @@ VectorShape shape_of(const CausalConv1dFwdParams& p) {
         const int64_t vectors = p.seqlen / tokens;
         return shape(vectors, (vectors + kVectorThreads - 1) / kVectorThreads);
     }
-    // A ragged row is cut anywhere into vectors. Of the ways to divide them, the one that leaves the fewest threads idle.
+    // A ragged row is cut anywhere into vectors. It is divided in the way that leaves the fewest threads idle.
     if (p.seqlen <= tokens) return shape(1, 1);
     const int64_t vectors = (static_cast<int64_t>(p.seqlen) + 2 * (tokens - 1)) / tokens;
     const int64_t fewest = (vectors + kVectorThreads - 1) / kVectorThreads;
@@ -273,7 +274,8 @@ void launch(const CausalConv1dFwdParams& p, hipStream_t stream) {
     const int64_t items = shape.stretches * p.batch;
     const int64_t channel_groups = (static_cast<int64_t>(p.dim) + shape.rows - 1) / shape.rows;
     const double threads = static_cast<double>(items) * shape.lanes * p.dim;
-    // Vectors of a thread: fewer cost more starts, more leave small problems unevenly spread, and two are loaded together.
+    // This is the number of vectors of a thread: fewer cost more starts, more leave small problems unevenly spread, and two are
+    // loaded together.
     uint32_t log2_each = sizeof(T) == 2 && !kRagged ? 4 : 3;
     const auto enough = [&] { return kEnoughThreads * (sizeof(T) == 4 ? 2.0 : log2_each == 4 ? 4.0 : 1.0); };
     while (log2_each > 1 && (threads / (1 << log2_each) < enough() || items <= 1 << (log2_each - 1))) --log2_each;
@@ -307,7 +309,7 @@ const char* causal_conv1d_vector_refusal(const CausalConv1dFwdParams& p) {
     const auto near = [&](const Sequences& s) {  // whether 32 bits reach from a block's first row to its last
         return s.dim_stride >= 0 && (s.dim_stride * (shape.rows - 1)) * element_bytes(p.dtype) < kOffsetLimit;
     };
-    // Items are counted in 32 bits, tokens in 31, those that only complete a stretch included.
+    // Items are counted in 32 bits, tokens in 31, those included that only complete a stretch.
     const double items = static_cast<double>(shape.stretches) * p.batch * ((p.dim + shape.rows - 1) / shape.rows);
     return near(p.x) && near(p.out) && items < kOffsetLimit && p.seqlen < INT32_MAX - 4096 ? nullptr : served;
 }

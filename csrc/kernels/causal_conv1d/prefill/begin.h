@@ -1,8 +1,8 @@
-// The begin of a sequence, for the fast varlen kernels: the outputs that depend on the initial state, and all states that the
-// sequence leaves.
+// This file makes the start of a sequence for the fast varlen kernels: the outputs that depend on the initial state, and all
+// states that the sequence leaves.
 //
-// One thread does all of this for its channels, and reads the initial state before it writes any. So a slot may be both read
-// and written by a sequence, and no other thread needs to wait for it. Its first loads leave together: inputs, parameters,
+// One thread does all of this for its channels, and reads the initial state before it writes any state. So a slot may be both
+// read and written by a sequence, and no other thread needs to wait for it. Its first loads leave together: inputs, parameters,
 // state.
 #pragma once
 
@@ -147,7 +147,8 @@ HIPCONV_INLINE void begin_sequence(const CausalConv1dVarlenParams& p, StateForm 
     for (int t = 0; t < kPast; ++t)
         if (t < length) store(t, results[t]);
 
-    // A new state: the inputs before a position; close to the begin, the initial state with the first inputs shifted in.
+    // A new state has the inputs before a position; close to the start, it is the initial state with the first inputs shifted
+    // in.
     const auto converted = [](Vector from) {
         StateVector to{};
 #pragma unroll

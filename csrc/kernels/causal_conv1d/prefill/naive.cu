@@ -1,7 +1,7 @@
-// Causal conv1d over packed sequences, on GPUs ("naive"): a thread walks one channel of one sequence by the formula, then
-// writes that sequence's states. Any width, any strides. One thread has all of a slot's channel, so nothing is read after it
-// was overwritten. Loops are grid-stride, because a grid dimension has a limit (65,535 blocks on NVIDIA, 2^32 work-items on
-// AMD).
+// This kernel is the causal conv1d over packed sequences on GPUs ("naive"): a thread walks one channel of one sequence by the
+// formula, then writes that sequence's states. It serves any width and any strides. One thread has all of a slot's channel, so
+// nothing is read after it was overwritten. Loops are grid-stride, because a grid dimension has a limit (65,535 blocks on
+// NVIDIA, 2^32 work-items on AMD).
 #include <hip/hip_runtime.h>
 
 #include <iterator>

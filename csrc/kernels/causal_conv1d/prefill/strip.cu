@@ -1,16 +1,17 @@
-// Causal conv1d over packed sequences of any lengths in place ("strip"): the outputs overwrite x, in one launch and without a
-// temporary.
+// This kernel is the causal conv1d over packed sequences of any lengths in place ("strip"): the outputs overwrite x, in one
+// launch and without a temporary.
 //
 // As in `walk`, a block shares no input with another one. Here it has a strip of channels of all tokens, whatever sequences
-// they belong to, and walks through it tile by tile. Where strips are too few to fill a card, they are cut into groups of whole
-// sequences, too: each block finds its own on the device.
+// they belong to, and walks through it tile by tile. Where strips are too few to fill a card, the tokens are also cut into
+// groups of whole sequences: each block finds its own group on the device.
 //
-// A tile is a run of tokens a row of threads. Before anything of it is stored, runs are in registers, and in LDS is what else a
-// run needs: the inputs just before it, and the first outputs of the sequences that begin in the tile (begin.h), which the rows
-// share among themselves, with their states. Meanwhile the next tile is on its way.
+// In a tile, each row of threads has a run of tokens. Before anything of the tile is stored, the runs are in registers, and LDS
+// holds the other values that a run needs: its halo of inputs just before it, and the first outputs of the sequences that begin
+// in the tile (begin.h). The rows divide these sequences, and their states, among themselves. Meanwhile the next tile is being
+// prefetched.
 //
-// Bytes: as `tile`. The begins of a tile's sequences are waited for: so a tile is long, and blocks are two or more a compute
-// unit.
+// Bytes: they are those of `tile`. A tile waits for the first outputs of its sequences: so a tile is long, and a compute unit
+// has two or more blocks.
 #include <hip/hip_runtime.h>
 
 #include "../common/launch.h"
@@ -38,8 +39,8 @@ struct StripPlan {
     bool plain_indices;
 };
 
-// Of consecutive tokens, with the sequences that begin in it. It ends early where otherwise the first tokens of a sequence
-// would lie in two tiles.
+// A tile has consecutive tokens, and knows the sequences that begin in it. It ends early where otherwise the first tokens of a
+// sequence would lie in two tiles.
 struct StripTile {
     int32_t begin, end;        // tokens
     int32_t first, sequences;  // that begin in it
@@ -66,7 +67,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStripThreads, kStripBlocks)
     constexpr int kPast = kWidth - 1, kPairs = (kChannels + 1) / 2, kRun = kStripRun<kChannels>;
     using Vector = Words<T, kChannels>;
     HIPCONV_SHARED(Vector, edges, kStripThreads * kPast);  // the inputs just before each row's run
-    HIPCONV_SHARED(Vector, begun, kStripThreads * kRun);   // outputs at the begin of sequences, by token and lane
+    HIPCONV_SHARED(Vector, begun, kStripThreads * kRun);   // outputs at the start of sequences, by token and lane
     HIPCONV_SHARED(uint32_t, marks, kStripThreads / kFewestLanes * kRun);  // of a tile's tokens
 
     const CausalConv1dVarlenParams& again = first_parameter_again(p);
@@ -93,7 +94,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStripThreads, kStripBlocks)
     const int32_t first_sequence = first_of_group(blockIdx.y), end_sequence = first_of_group(blockIdx.y + 1);
     const int32_t end = indices().start(end_sequence);
 
-    // All waves find the same.
+    // All waves find the same tile.
     const auto tile_from = [&](int32_t begin, int32_t first) {
         StripTile tile{begin, end - begin > tile_tokens ? begin + tile_tokens : end, first, 0};
         const int32_t whole = tile.end == end ? end : tile.end - (kPast - 1);
@@ -136,7 +137,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStripThreads, kStripBlocks)
     Vector last[kPast]{};      // inputs at the end of the row's run in the tile before
     bool goes_on_live = true;  // the sequence that the tile before ended in
     __syncthreads();
-    for (uint32_t mark = 2; tile.begin < end; mark += 2) {  // `mark`: the begin of a sequence; `mark` + 1: padding
+    for (uint32_t mark = 2; tile.begin < end; mark += 2) {  // `mark`: the start of a sequence; `mark` + 1: padding
         const StripTile next = tile_from(tile.end, tile.first + tile.sequences);
         const int32_t first_live = goes_on_live ? 0 : tile.first < end_sequence ? indices().start(tile.first) : end;  // token
         if (tile.sequences > 0) goes_on_live = indices().is_live(tile.first + tile.sequences - 1);
@@ -198,7 +199,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStripThreads, kStripBlocks)
         for (int i = 0; i < kPast; ++i) keep(i, edges[(row * kPast + i) * lanes + lane]);
         const int missing = missing_taps<kWidth, kAnyWidth>(p);
         const bool use_silu = first_parameter_again(p).use_silu;
-        // Of the run's tokens, bit by bit: so that no access is behind a branch.
+        // These masks have a bit for each of the run's tokens, so that no access is behind a branch.
         int at_hand = static_cast<int>(lowest_bits(end_of(next) - run_of(next)));
         int stored = static_cast<int>(lowest_bits(end_of(tile) - run_of(tile)) & ~lowest_bits(first_live - run_of(tile))),
             begins = 0;

@@ -1,6 +1,6 @@
-// What a thread of the fast varlen kernels holds of its channels: parameters, and where its outputs go.
+// A thread of the fast varlen kernels holds this of its channels: their parameters, and the addresses of their outputs.
 //
-// Kernels are compiled for a width. With kAnyWidth, they serve smaller ones, too: the first taps are missing then, and so are
+// Kernels are compiled for a width. With kAnyWidth, they serve smaller widths, too: the first taps are missing then, and so are
 // the first columns of the window.
 #pragma once
 
@@ -9,19 +9,19 @@
 
 namespace hipconv {
 
-// A thread's channels of a column of states, in memory.
+// The places in memory of a thread's channels in a column of states.
 enum class StateForm : int32_t {
     columns,   // neighbours: one vector a column
     rows,      // each channel's columns, all of the window and no others, are neighbours, and so are the channels
     elements,  // anything
 };
 
-// How a launch divides the work. A block is blockDim.x vectors of channels by blockDim.y rows. Most blocks take a run of tokens
-// a row, some the begin of a sequence a row; these are spread evenly among the others.
+// This plan says how a launch divides the work. A block is blockDim.x vectors of channels by blockDim.y rows. Most blocks take
+// a run of tokens a row. Some take the start of a sequence a row; these are spread evenly among the others.
 struct VarlenPlan {
     int32_t run;         // tokens
     uint32_t blocks;     // of both kinds, along the tokens
-    uint64_t begins_of;  // of 2^32 such blocks, how many are of the second kind
+    uint64_t begins_of;  // how many of 2^32 such blocks take starts of sequences
     StateForm state_form;
     bool plain_indices;
 };
@@ -120,7 +120,7 @@ struct TapsInMemory {
     }
 };
 
-// The channels' outputs: of token t at `first + t * step`.
+// The addresses of the channels' outputs: token t is at `first + t * step`.
 struct OutputColumn {
     char* first;
     uint32_t step;  // bytes

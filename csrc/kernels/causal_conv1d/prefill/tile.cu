@@ -1,15 +1,16 @@
-// Causal conv1d over packed sequences ("tile"): one launch for any mix of lengths.
+// This kernel is the causal conv1d over packed sequences ("tile"): one launch for any mix of lengths.
 //
-// A block is one of two kinds. Most take runs of tokens: the packed tokens are cut into runs of equal length, whatever
+// A block is one of two kinds. Most blocks take runs of tokens: the packed tokens are cut into runs of equal length, whatever
 // sequences they hold, and a thread walks the run of its row for the channels of one vector, as the kernel `tile` of
-// causal_conv1d_fwd does. Such a thread makes the outputs of the tokens that have all of their window within x. The others, the
-// first width - 1 tokens of each sequence, belong to blocks of the second kind, which take the begin of a sequence a row
-// (begin.h): so only these touch states, and all sequences' states are under way at once, however many sequences a run holds.
+// causal_conv1d_fwd does. Such a thread makes the outputs of the tokens whose window lies within x. The first width - 1 tokens
+// of each sequence belong to blocks of the second kind, in which each row takes the start of one sequence (begin.h): so only
+// these blocks touch states, and all sequences' states are under way at once, however many sequences a run holds.
 //
 // A run's loads do not wait for its sequences to be known: the lanes of a row look up one token each, in query_start_loc on the
-// device, and what they find becomes masks of the tokens to store.
+// device, and turn what they find into masks of the tokens to store.
 //
-// Bytes: each input read once from memory (and a few tokens a run and a sequence once more from cache), each output written
+// Bytes: each input is read once from memory (and a few tokens a run and a sequence once more from cache), each output is
+// written once, each state is read once and written once.
 // once, each state read once and written once.
 #include <hip/hip_runtime.h>
 
@@ -28,14 +29,14 @@ constexpr int kUsualThreads = 64, kMostThreads = 128;
 constexpr int kUsualRun = 16, kMostRun = 32;  // a mask has a bit for each token
 constexpr int kMostLanes = 32;                // vectors of channels that a block is wide
 
-// Which of the run's tokens this row stores, bit by bit.
+// These masks tell, with a bit for each token, which tokens of the run this row stores.
 struct RunMasks {
     uint32_t outputs;  // whole windows of live sequences
     uint32_t dead;     // tokens of no sequence or of padding
 };
 
-// The lanes of a row look at one sequence each, from the one on that the run begins in: that is found in one step for each
-// factor `lanes + 1` of their number.
+// The lanes of a row look at one sequence each, starting with the sequence that the run begins in. That sequence is found in
+// one step for each factor `lanes + 1` of the number of sequences.
 template <typename Indices>
 __device__ __forceinline__ RunMasks masks_of_run(const Indices& indices, int64_t begin, int32_t run, int past) {
     const CausalConv1dVarlenParams& p = indices.p;
@@ -180,8 +181,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, 8) causal_conv1d_varlen_tile
     if (block >= plan.blocks) return;
     let_next_kernel_begin();
     wait_for_kernel_before();
-    // Blocks of the second kind among the first `count` ones; rounded up, so that a sequence's begin comes before its other
-    // tokens.
+    // This counts the blocks of the second kind among the first `count` ones. It is rounded up, so that a sequence's start
+    // comes before its other tokens.
     const auto begins_among = [&](uint64_t count) {
         return static_cast<uint32_t>((count * plan.begins_of + 0xffffffffu) >> 32);
     };
@@ -189,7 +190,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, 8) causal_conv1d_varlen_tile
     if (begins_among(uint64_t{block} + 1) == begins)
         return convolve_run<T, kChannels, kWidth, kAnyWidth>(p, plan, block - begins);
 
-    // Fewer channels a thread where states are wider than x: twice as many lanes, half as many rows.
+    // A thread has fewer channels where states are wider than x: a block then has twice as many lanes, half as many rows.
     const CausalConv1dVarlenParams& again = first_parameter_again(p);
     const uint32_t few = channels_of_begin(kChannels, sizeof(T), element_bytes(again.state_dtype));
     const uint32_t lanes = blockDim.x * (kChannels / few), thread = threadIdx.y * blockDim.x + threadIdx.x;
@@ -248,8 +249,8 @@ void launch(const CausalConv1dVarlenParams& p, const VarlenTile& tile, hipStream
     check_launch("causal_conv1d_varlen");
 }
 
-// Models have width 4. The others share instances, of a channel a thread where no card has the registers for a vector's wide
-// windows.
+// Models have width 4. The other widths share instances, which have a channel a thread where no card has the registers for a
+// vector's wide windows.
 template <typename T>
 void with_width(const CausalConv1dVarlenParams& p, const VarlenTile& tile, hipStream_t stream) {
     constexpr int kWide = kLaneBytes / static_cast<int>(sizeof(T));

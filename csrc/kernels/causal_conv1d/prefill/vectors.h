@@ -1,4 +1,4 @@
-// How wide the vectors of a varlen call may be, and its tile.
+// This file chooses the width of a varlen call's vectors, and its tile.
 #pragma once
 
 #include <stdexcept>
@@ -7,15 +7,15 @@
 
 namespace hipconv {
 
-// Of a thread that begins a sequence.
+// The number of channels of a thread that makes the start of a sequence.
 HIPCONV_INLINE constexpr int channels_of_begin(int channels, int size, int state_size) {
     return state_size > size && channels > 1 ? channels / 2 : channels;
 }
 
 inline bool aligned(const void* data, int64_t bytes) { return reinterpret_cast<uintptr_t>(data) % bytes == 0; }
 
-// Channels of one vector: as many as a lane's bytes hold, if every vector of x and of the outputs is aligned and the parameters
-// are packed; else one.
+// The number of channels of one vector: as many as a lane's bytes hold, if every vector of x and of the outputs is aligned and
+// the parameters are packed; else one.
 inline int channels_a_vector(const CausalConv1dVarlenParams& p) {
     constexpr int bytes = kLaneBytes;
     const int wanted = bytes / element_bytes(p.dtype);
@@ -30,14 +30,14 @@ inline int channels_a_vector(const CausalConv1dVarlenParams& p) {
     return all ? wanted : 1;
 }
 
-// A forced size of the tile; 0 for none. Sizes that a block cannot have stand for the nearest one that it can.
+// A forced size of the tile, or 0 for none. A size that a block cannot have stands for the nearest one that it can have.
 inline int power_of_two(const char* name, int value) {
     if (value < 0 || (value & (value - 1)) != 0)
         throw std::invalid_argument(std::string(name) + ": got " + std::to_string(value) + ", expected a power of two, or 0");
     return value;
 }
 
-// In a kernel compiled for `width`.
+// The form in which a kernel compiled for `width` sees the states.
 inline StateForm state_form(const CausalConv1dVarlenParams& p, int channels, int width) {
     const int bytes = element_bytes(p.state_dtype);
     // Vectors of up to 16 bytes, as load_packed takes them, divide `each` elements.

@@ -1,15 +1,17 @@
-// Causal conv1d over packed sequences in place, where they are long ("walk"): the outputs overwrite x, in one launch and
-// without a temporary.
+// This kernel is the causal conv1d over packed sequences in place, where they are long ("walk"): the outputs overwrite x, in
+// one launch and without a temporary.
 //
 // An output may be stored only when no other token needs the input under it any more, and blocks cannot wait for each other. So
 // a block shares no input with another one: it has a strip of channels of one whole sequence, and walks through it tile by
 // tile.
 //
-// A tile is a run of tokens a row of threads. Runs are in registers before anything is stored, and what a row needs of the run
-// before its own goes through LDS, of the tile before, too. While a tile is computed, the next one is on its way. The first row
-// also begins the sequence (begin.h), from x as it was, before any row stores.
+// In a tile, each row of threads has a run of tokens. Runs are in registers before anything is stored. A row gets its halo, the
+// last inputs of the run before its own, through LDS, also where that run is in the tile before. While a tile is computed, the
+// next one is being prefetched. The first row also makes the start of the sequence (begin.h), from x as it was, before any row
+// stores.
 //
-// Bytes: as `tile`. One sequence's tiles come one after the other: so there are more rows where sequences or channels are few.
+// Bytes: they are those of `tile`. One sequence's tiles come one after the other: so there are more rows where sequences or
+// channels are few.
 #include <hip/hip_runtime.h>
 
 #include "../common/launch.h"
@@ -25,7 +27,8 @@ constexpr int kWalkRun = 8;                      // tokens
 constexpr int kWalkWidth = 4;                    // what models have
 constexpr int kTilesCloser = 1;                  // that are asked for beyond the one in registers
 constexpr int kStripLanes = 128 / kLaneBytes;    // a cache line
-// Of a compute unit. RDNA with clang 22 keeps all of a tile in flight, and spills, unless it is told that there are two.
+// The number of blocks of a compute unit. RDNA with clang 22 keeps all of a tile in flight, and spills, unless it is told that
+// there are two.
 constexpr int kWalkBlocks = kLaneBytes == 16 && kWaveSize == 32 ? 2 : 1;
 constexpr int kMostRows = kWalkThreads / 4;
 
@@ -162,7 +165,7 @@ constexpr int64_t kFewestTokens = 64;
 
 int64_t vectors_of(const CausalConv1dVarlenParams& p) { return p.dim / (kLaneBytes / element_bytes(p.dtype)); }
 
-// Rows of a block: enough to fill the card, and enough that one sequence with all of the tokens does not take long: lengths are
+// A block has enough rows to fill the card, and enough that one sequence with all of the tokens does not take long: lengths are
 // not known here.
 unsigned rows_of(const CausalConv1dVarlenParams& p) {
     const int64_t vectors = vectors_of(p), bytes = vectors * kLaneBytes;

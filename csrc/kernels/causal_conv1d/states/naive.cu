@@ -1,10 +1,10 @@
-// Causal conv1d forward of rows that continue from a state, end in one, or hold packed sequences, when a fast kernel has made
-// them as if they were plain rows: the outputs that differ. The threads of a block look at a token each; together they make all
-// channels of those that see something else, a few behind the begin of each sequence, by the formula. Then one thread a channel
-// writes the row's final state. Any width, any strides; every loop is grid-stride.
+// This kernel is the causal conv1d forward of rows that continue from a state, end in one, or hold packed sequences. It runs
+// after a fast kernel has made them as if they were plain rows, and makes only the outputs that differ. The threads of a block
+// look at a token each. For the tokens that see something else, a few at the start of each sequence, they together make all
+// channels by the formula. Then one thread a channel writes the row's final state. Any width and any strides are served; every
+// loop is grid-stride.
 //
-// The final state may lie in the memory of the initial state, so it is written by a kernel of its own, when all outputs are
-// there.
+// The final state may lie in the memory of the initial state, so a kernel of its own writes it, when all outputs are there.
 #include <hip/hip_runtime.h>
 
 #include "../common/launch.h"
