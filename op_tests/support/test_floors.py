@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
-import os
 from pathlib import Path
 
 from support import ROOT
-from hipconv.jit.registry import _INCLUDE, include_directories
+from hipconv.jit.registry import include_directories, included_by
 
 CSRC, PACKAGE = ROOT / "csrc", ROOT / "python" / "hipconv"
 
@@ -42,18 +41,10 @@ def floor_of(name: str, floors: list[list[str]], separator: str) -> int:
     return max(found)[1]
 
 
-def included_by(file: Path) -> list[Path]:
-    """The files of csrc/ that a file includes, whichever backend compiles it."""
-    directories = {ROOT / place for backend in ("cuda", "simt") for place in include_directories(backend)}
-    found = []
-    for name in _INCLUDE.findall(file.read_text()):
-        here = [place / name for place in (file.parent, *sorted(directories)) if (place / name).is_file()]
-        found += [Path(os.path.normpath(header)) for header in here[:1]]
-    return found
-
-
+# Where headers lie, whichever backend compiles a file.
+DIRECTORIES = sorted({ROOT / place for backend in ("cuda", "simt") for place in include_directories(backend)})
 SOURCES = sorted(file for file in CSRC.rglob("*") if file.suffix in (".h", ".cu", ".cpp"))
-ARROWS = [(file.relative_to(CSRC), header.relative_to(CSRC)) for file in SOURCES for header in included_by(file)]
+ARROWS = [(file.relative_to(CSRC), header.relative_to(CSRC)) for file in SOURCES for header in included_by(file, DIRECTORIES)]
 
 
 def test_includes_go_down_the_floors() -> None:

@@ -6,6 +6,7 @@ Each module names globs below csrc/ and compiler flags: `kernels` (HIP, for rocm
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 import functools
 import json
 import os
@@ -100,6 +101,16 @@ def include_directories(backend: str) -> list[str]:
     return ["csrc/include", *{"cuda": ["csrc/compat/cuda"], "simt": ["csrc/compat/simt"]}.get(backend, [])]
 
 
+def included_by(file: Path, directories: Sequence[Path]) -> list[Path]:
+    """The headers that a file includes and that lie beside it or in one of the directories; no others, such as the system's."""
+    found = []
+    for name in _INCLUDE.findall(file.read_text(encoding="utf-8", errors="replace")):
+        here = next((place / name for place in (file.parent, *directories) if (place / name).is_file()), None)
+        if here is not None:
+            found.append(Path(os.path.normpath(here)))
+    return found
+
+
 def headers(module: Module, backend: str) -> list[Path]:
     """The headers that `backend` reads for `module`, relative to the source root: what its sources include, and what those include."""
     root = source_root()
@@ -107,12 +118,7 @@ def headers(module: Module, backend: str) -> list[Path]:
     found: dict[Path, None] = {}
     unread = [root / source for source in sources(module, backend)]
     while unread:
-        file = unread.pop()
-        for name in _INCLUDE.findall(file.read_text(encoding="utf-8", errors="replace")):
-            header = next((place / name for place in (file.parent, *searched) if (place / name).is_file()), None)
-            if header is None:
-                continue  # the system's, torch's, or one for another backend
-            header = Path(os.path.normpath(header))
+        for header in included_by(unread.pop(), searched):
             if header not in found:
                 found[header] = None
                 unread.append(header)
