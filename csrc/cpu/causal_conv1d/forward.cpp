@@ -33,14 +33,7 @@ const char* causal_conv1d_openmp_form(const CausalConv1dFwdParams& p) {
 }
 
 void causal_conv1d_openmp(const CausalConv1dFwdParams& p, void* /*workspace*/, void* /*stream*/) {
-    switch (p.dtype) {
-        case DType::f32:
-            return openmp<float>(p);
-        case DType::f16:
-            return openmp<f16>(p);
-        case DType::bf16:
-            return openmp<bf16>(p);
-    }
+    with_dtype(p.dtype, [&](auto type) { openmp<decltype(type)>(p); });
 }
 
 KernelTable<CausalConv1dFwdParams> causal_conv1d_fwd_kernels() { return {kFwdKernels, std::size(kFwdKernels)}; }
