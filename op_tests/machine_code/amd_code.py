@@ -195,8 +195,8 @@ class Kernel(NamedTuple):
         card, numbers = AMD_ARCHS[self.arch], self.numbers
         unit = card.vgprs_at_a_time
         waves = min(card.waves, card.vgprs // max(unit, -(-numbers["vgpr_count"] // unit) * unit))
-        if card.wave == 64:  # gfx9 has 800 scalar registers, given 16 at a time; 6 are the compiler's own
-            waves = min(waves, 800 // (-(-numbers["sgpr_count"] // 16) * 16))
+        if card.wave == 64 and numbers["sgpr_count"] > 100:  # of gfx9's 800
+            waves = min(waves, 7)
         if lds := numbers["group_segment_fixed_size"]:
             of_block = -(-numbers["max_flat_workgroup_size"] // card.wave)
             waves = min(waves, max(1, -(-(card.lds // lds) * of_block // card.simds)))
@@ -336,7 +336,8 @@ def code_objects(library: Path) -> dict[str, CodeObject]:
 
 def _read(arch: str, code: Path) -> CodeObject:
     """What the compiler wrote, which is then deleted."""
-    disassembly = run("llvm-objdump-22" if arch == "gfx950" else "llvm-objdump-19", "-d", code)
+    of_22 = b"clang version 22" in code.read_bytes()  # it writes instructions that the older tool does not know
+    disassembly = run("llvm-objdump-22" if of_22 else "llvm-objdump-19", "-d", code)
     functions = functions_of(disassembly)
     metadata = dict(_metadata(run("llvm-readelf-19", "--notes", code)))
     code.unlink()
