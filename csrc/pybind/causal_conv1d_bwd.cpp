@@ -3,7 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <ATen/ops/empty_like_ops.h>  // must be after it; <ATen/ops/empty_like.h> would take seconds to compile
+#include <ATen/ops/copy_ops.h>  // must be after it; <ATen/ops/copy.h> would take seconds to compile
+#include <ATen/ops/empty_like_ops.h>
 #include <ATen/ops/empty_ops.h>
 #include <c10/core/DeviceGuard.h>
 #include <pybind11/stl.h>
@@ -23,6 +24,15 @@ using Gradients = std::tuple<at::Tensor, at::Tensor, OptionalTensor, OptionalTen
 
 at::Tensor new_tensor(at::IntArrayRef sizes, at::ScalarType dtype, const at::Tensor& like) {
     return at::_ops::empty_memory_format::call(c10::fromIntArrayRefSlow(sizes), dtype, c10::kStrided, like.device(), false, {});
+}
+
+at::Tensor new_like(const at::Tensor& x) { return at::_ops::empty_like::call(x, {}, {}, {}, {}, {}); }
+
+// This says whether neighbours in memory are channels of one and tokens of the other.
+bool are_crossed(const Sequences& a, const Sequences& b) {
+    const auto channels_inside = [](const Sequences& s) { return s.dim_stride == 1 && s.seqlen_stride != 1; };
+    const auto tokens_inside = [](const Sequences& s) { return s.seqlen_stride == 1 && s.dim_stride != 1; };
+    return (channels_inside(a) && tokens_inside(b)) || (tokens_inside(a) && channels_inside(b));
 }
 
 Gradients bwd(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& optional_bias, const at::Tensor& dout,
@@ -45,7 +55,7 @@ Gradients bwd(const at::Tensor& x, const at::Tensor& weight, const OptionalTenso
         if (dfinal_states) check_no_overlap({"dx", *given_dx}, {"dfinal_states", *dfinal_states});
         mark_written(*given_dx);
     }
-    const at::Tensor dx = given_dx ? *given_dx : at::_ops::empty_like::call(x, {}, {}, {}, {}, {});
+    const at::Tensor dx = given_dx ? *given_dx : new_like(x);
     p.dx = sequences_of(dx);
     settle_strides(p.in.batch, p.in.dim, p.in.seqlen, {&p.in.x, &p.dout, &p.dx});
 
@@ -66,11 +76,30 @@ Gradients bwd(const at::Tensor& x, const at::Tensor& weight, const OptionalTenso
         if (dbias) dbias->zero_();
         return {dx, dweight, dbias, dinitial_states};
     }
-    const auto* kernel = kernel_of(kernels, wanted, p);
-    const at::Tensor workspace = new_tensor({kernel->workspace_of(p)}, at::kByte, x);
     const c10::DeviceGuard guard(x.device());
-    py::gil_scoped_release no_gil;
-    kernel->launch(p, workspace.data_ptr(), reinterpret_cast<void*>(stream));
+    const auto* kernel = kernel_of(kernels, wanted, p);
+    // The fast kernels take tensors of one order. Copies of those in another one cost less than the kernel that takes any.
+    at::Tensor dout_like_x, dx_like_x;
+    const bool is_slowest = !wanted.kernel && kernel == kernels.end() - 1;
+    if (is_slowest && are_crossed(p.dout, p.in.x)) {
+        dout_like_x = new_like(x);
+        at::_ops::copy_::call(dout_like_x, dout, false);
+        p.dout = sequences_of(dout_like_x);
+    }
+    if (is_slowest && are_crossed(p.dx, p.in.x)) {
+        dx_like_x = new_like(x);
+        p.dx = sequences_of(dx_like_x);
+    }
+    if (dout_like_x.defined() || dx_like_x.defined()) {
+        settle_strides(p.in.batch, p.in.dim, p.in.seqlen, {&p.in.x, &p.dout, &p.dx});
+        kernel = kernel_of(kernels, wanted, p);
+    }
+    const at::Tensor workspace = new_tensor({kernel->workspace_of(p)}, at::kByte, x);
+    {
+        py::gil_scoped_release no_gil;
+        kernel->launch(p, workspace.data_ptr(), reinterpret_cast<void*>(stream));
+    }
+    if (dx_like_x.defined()) at::_ops::copy_::call(const_cast<at::Tensor&>(dx), dx_like_x, false);
     return {dx, dweight, dbias, dinitial_states};
 }
 

@@ -220,6 +220,22 @@ def test_any_strides(device: torch.device) -> None:
     assert (wrong := wrong_gradients(expanded, expanded.gradients())) is None, wrong
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients_in_another_order_than_x_have_the_same_bits(device: torch.device, layout: str) -> None:
+    """dout, and the dx that is written, lie along the other dim: copies go to the kernel that takes all in x's order."""
+    case = Case(2, 16, 24, 4, torch.bfloat16, has_ids=True, layout=layout)
+    same = case.inputs(device)
+    other = LAYOUTS[layout == LAYOUTS[0]]
+    shape = (case.batch, case.dim, case.seqlen)
+    crossed = same._replace(dout=empty_as(other, shape, case.dtype, device).copy_(same.dout))
+    expected = torch.ops.hipconv.causal_conv1d_bwd(*same[:5], use_silu=True)
+    dx = empty_as(other, shape, case.dtype, device).fill_(torch.nan)
+    rest = torch.ops.hipconv.causal_conv1d_bwd_out(dx, *crossed[:5], use_silu=True)
+    for got, wanted in zip((dx, *rest), expected, strict=True):
+        assert torch.equal(got, wanted)
+    assert torch.equal(torch.ops.hipconv.causal_conv1d_bwd(*crossed[:5], use_silu=True)[0], expected[0])
+
+
 def test_gradients_are_the_same_bits_every_time(device: torch.device) -> None:
     threads = torch.get_num_threads()
     try:
