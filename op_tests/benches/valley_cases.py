@@ -238,8 +238,10 @@ def _lengths(mix: str, tokens: int) -> list[int]:
         long = tokens - ones
         return [1] * ones + [length for length in (long // 2, long // 4, long - long // 2 - long // 4) if length]
     lengths: list[int] = []
-    while sum(lengths) < tokens:
-        lengths.append(min(order.randint(1, 16) if mix == "1-16" else int(mix), tokens - sum(lengths)))
+    left = tokens
+    while left:
+        lengths.append(min(order.randint(1, 16) if mix == "1-16" else int(mix), left))
+        left -= lengths[-1]
     return lengths
 
 
@@ -276,10 +278,11 @@ def _prefill(case: Case, device: torch.device) -> Problem:
             serving.causal_conv1d_fn(x, weight, bias, pool, starts, indices, flags, "silu" if silu else None, out=out)
 
     def check() -> str | None:
-        some = torch.randperm(dim, device=device)[:4]
-        wanted, wanted_pool, _ = reference.causal_conv1d_varlen(
-            x[some].clone(), weight[some], None if bias is None else bias[some], pool[:, some].clone(), starts, indices, flags, silu
-        )
+        some = torch.randperm(dim)[:4].to(device)
+        # On the CPU, because the reference loops over sequences.
+        row, taps, states, added = x[some].cpu(), weight[some].cpu(), pool[:, some].cpu(), None if bias is None else bias[some].cpu()
+        found = reference.causal_conv1d_varlen(row, taps, added, states, starts.cpu(), indices.cpu(), flags.cpu(), silu)
+        wanted, wanted_pool = found[0].to(device), found[1].to(device)
         run()
         whole = torch.cat((q, k, v), 1).T if case["form"] == "split" else out
         return mismatch(whole[some], wanted, may_differ=0.01) or (
@@ -327,13 +330,13 @@ def _decode(case: Case, device: torch.device) -> Problem:
         decode.causal_conv1d_update(x, pool, weight, bias, "silu" if silu else None, out=out, **options)
 
     def check() -> str | None:
-        some = torch.randperm(dim, device=device)[:4]
-        wanted = reference_update.causal_conv1d_update(
-            x[:, some].clone(), pool[:, some].clone(), weight[some], None if bias is None else bias[some], silu, **options
-        )
+        some = torch.randperm(dim)[:4].to(device)
+        row, state, taps = (t.cpu() for t in (x[:, some], pool[:, some], weight[some]))  # the reference loops over rows
+        indexing = {name: t.cpu() for name, t in options.items()}
+        wanted = reference_update.causal_conv1d_update(row, state, taps, None if bias is None else bias[some].cpu(), silu, **indexing)
         run()
-        return mismatch(out[:, some], wanted.out, may_differ=0.01) or (
-            None if torch.equal(pool[:, some], wanted.conv_state) else "the states are wrong"
+        return mismatch(out[:, some], wanted.out.to(device), may_differ=0.01) or (
+            None if torch.equal(pool[:, some], wanted.conv_state.to(device)) else "the states are wrong"
         )
 
     def moved() -> int:
