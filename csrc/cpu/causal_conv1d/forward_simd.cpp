@@ -191,8 +191,8 @@ Along vectors_along(const CausalConv1dFwdParams& p) {
 
 const char* causal_conv1d_simd_refusal(const CausalConv1dFwdParams& p) {
     static_assert(kMaxWidth == 8, "the text below says so");
-    if (vectors_along(p) != Along::neither) return nullptr;
-    return "width <= 8 where x and out both have stride 1 along seqlen, or both along dim";
+    if (rows_are_plain(p) && p.dtype != kF64 && vectors_along(p) != Along::neither) return nullptr;
+    return "width <= 8 where x and out both have stride 1 along seqlen, or both along dim, plain rows";
 }
 
 const char* causal_conv1d_simd_form(const CausalConv1dFwdParams& p) {
