@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 import hashlib
 import json
+import math
 from pathlib import Path
+import statistics
 import sys
 from typing import Any
 
@@ -74,6 +76,29 @@ def draw_layers(results: dict, path: Path) -> None:
     axes.set_ylabel("TFLOP/s")
     figure.legend(loc="outside right upper", fontsize="small")
     figure.savefig(path)
+
+
+def draw_valleys(results: dict, path: Path, **saving: Any) -> None:
+    """Write the picture of bench_valleys.py's results: the median share of the floor for each form and each value of an axis."""
+    rows = [row for row in results["rows"] if row["bytes"] >= 16_000_000]
+    forms = list(dict.fromkeys((row["op"], row["form"]) for row in rows))
+    axes_of = ("width", "dtype", "weights", "layout", "states", "mix", "dim", "seqlen")
+    found = sorted(
+        {(axes_of.index(axis), row[axis]) for row in rows for axis in axes_of if axis in row},
+        key=lambda cell: (cell[0], str(cell[1]).zfill(6)),
+    )
+    shares: dict[tuple, list[float]] = {}
+    for row in rows:
+        for number, value in found:
+            if row.get(axes_of[number]) == value:
+                shares.setdefault((row["op"], row["form"], number, value), []).append(100 * row["floor_us"] / row["us"])
+    table = [[statistics.median(shares.get((*form, *cell), [math.nan])) for cell in found] for form in forms]
+    figure, axes = _figure(results, (2.5 + 0.22 * len(found), 2.5 + 0.25 * len(forms)))
+    image = axes.imshow(table, vmin=0, vmax=100, cmap="RdYlGn", aspect="auto")
+    axes.set_xticks(range(len(found)), [f"{axes_of[number]} {value}" for number, value in found], rotation=90, fontsize="xx-small")
+    axes.set_yticks(range(len(forms)), [f"{op}, {form}" for op, form in forms], fontsize="x-small")
+    figure.colorbar(image, label="% of the floor, median")
+    figure.savefig(path, **saving)
 
 
 # ---- the documentation's ---------------------------------------------------------------------------------------------------------------

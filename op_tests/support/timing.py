@@ -29,6 +29,21 @@ def time_us(calls: list[Callable[[], object]], device: torch.device) -> float:
     return statistics.median(_replays(calls, 15)[3:])
 
 
+def in_turn_us(groups: list[list[Callable[[], object]]], device: torch.device, rounds: int = 9) -> list[float]:
+    """As `time_us`, of several groups of calls that take turns, so that a machine's bursts slow all of them."""
+    for calls in groups:
+        for call in calls[:3]:
+            call()
+    if device.type == "cpu":
+        return [min(times) * 1e6 for times in zip(*[[min(map(_seconds, calls)) for calls in groups] for _ in range(rounds)], strict=True)]
+    graphs = [_graph(calls) for calls in groups]
+    times: list[list[float]] = [[] for _ in groups]
+    for _ in range(rounds):
+        for number, graph in enumerate(graphs):
+            times[number].append(_replay(graph) / len(groups[number]))
+    return [statistics.median(of_group[2:]) for of_group in times]
+
+
 def host_us(call: Callable[[], object], device: torch.device, calls: int = 200, rounds: int = 50) -> float:
     """Time until a call returns: the fastest of many short rounds, of fewer launches than a queue holds, on a core that others may want."""
     call()
@@ -51,17 +66,24 @@ def _seconds(call: Callable[[], object]) -> float:
 
 def _replays(calls: Sequence[Callable[[], object]], count: int) -> list[float]:
     """Microseconds of a call in each of `count` replays of a graph of all the calls."""
+    graph = _graph(calls)
+    return [_replay(graph) / len(calls) for _ in range(count)]
+
+
+def _graph(calls: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph:
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for call in calls:
             call()
-    times = []
-    for _ in range(count):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / len(calls))
-    return times
+    return graph
+
+
+def _replay(graph: torch.cuda.CUDAGraph) -> float:
+    """Microseconds."""
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) * 1e3

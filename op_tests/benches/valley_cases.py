@@ -1,0 +1,332 @@
+"""The lattice of bench_valleys.py: the axes of each op, seeded cases of them, and what a case calls, moves and computes.
+
+A value of an axis is met by about as many cases as each other value, and by every form: axes are shuffled by themselves, form by form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import dataclasses
+import functools
+import random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from support.tensors import DTYPES, mismatch
+from hipconv import reference, reference_training, reference_update, serving
+from hipconv.ops.serving import decode
+
+SECTOR = 32  # bytes; what a card moves at least
+COMMON = {
+    "width": [1, 2, 3, 4, 5, 6, 7, 8],
+    "dtype": ["bfloat16", "float16", "float32"],
+    "weights": ["same", "same", "float32"],
+    "bias": [True, True, False],
+    "silu": [True, True, False],
+    "megabytes": [0.5, 4, 24, 48, 96],
+}
+# How a (batch, dim, seqlen) tensor lies in memory. A slice is one of channels of a wider tensor, by pitches that 16 bytes divide, if the
+# length or dim is such; a shifted tensor begins one element later, in a tensor that is one element wider. `crossed`: the inputs are
+# channel_last, the outputs channel_first.
+ROW_LAYOUTS = ["channel_first", "channel_last", "first_slice", "last_slice", "first_shifted", "last_shifted", "crossed"]
+ROWS = {
+    **COMMON,
+    "layout": ROW_LAYOUTS,
+    "dim": [3, 8, 64, 130, 768, 1536, 2048, 4096, 4098, 8192],
+    "seqlen": [1, 7, 17, 64, 100, 128, 333, 512, 1021, 2048, 4096, 4098, 16384],
+}
+PREFILL = {
+    **COMMON,
+    "width": [2, 3, 4, 5, 6, 7, 8],
+    "layout": ["tokens_last", "slice", "shifted", "channel_first"],
+    "states": ["dim_last", "dim_first"],
+    "dim": [130, 1024, 2048, 4096, 8192, 8193],
+    "mix": ["1", "8", "1-16", "32", "128", "1024", "whole", "ones and long"],
+}
+DECODE = {
+    **COMMON,
+    "width": [2, 3, 4, 5, 6, 7, 8],
+    "states": ["dim_last", "dim_first", "dim_last wide", "dim_first wide"],
+    "dim": [130, 2048, 4096, 8192],
+}
+FORMS = {
+    "forward": ["plain", "plain", "states", "ids of 8", "ids of 64", "ids of 512"],
+    "backward": ["plain", "plain", "states", "ids of 8", "ids of 64", "ids of 512"],
+    "prefill": ["new", "in_place", "split"],
+    "decode": ["one token", "one token", "three tokens", "tokens by starts", "speculative"],
+}
+AXES: dict[str, dict[str, list]] = {"forward": ROWS, "backward": ROWS, "prefill": PREFILL, "decode": DECODE}
+
+Case = dict[str, Any]
+
+
+def sample(op: str, count: int, seed: int) -> list[Case]:
+    """`count` cases of an op, about as many of each of its forms, and of each form's as many with each value of an axis."""
+    order = random.Random(f"{op} {seed}")
+    forms = FORMS[op]
+    cases: list[Case] = []
+    for number, form in enumerate(forms):
+        size = (count * (number + 1)) // len(forms) - (count * number) // len(forms)
+        columns = {}
+        for axis, values in AXES[op].items():
+            repeated = (values * (size // len(values) + 1))[: size - size % len(values)] + order.sample(values, size % len(values))
+            columns[axis] = order.sample(repeated, size)
+        cases += [{"op": op, "form": form, **{axis: column[i] for axis, column in columns.items()}} for i in range(size)]
+    return cases
+
+
+@dataclasses.dataclass
+class Problem:
+    """A case on buffers of its own."""
+
+    call: Callable[[], object]
+    bytes: int  # of the sectors that the call must touch
+    operations: float  # of a processor's lanes that the formula needs, at least
+    check: Callable[[], str | None]
+    """Calls once, and says what is wrong with the result, if anything. Only some channels and rows are compared."""
+    text: str
+
+
+def build(case: Case, device: torch.device) -> Problem:
+    return {"forward": _rows, "backward": _rows, "prefill": _prefill, "decode": _decode}[case["op"]](case, device)
+
+
+def sectors(tensor: Tensor | None) -> int:
+    """The bytes of the sectors in which a tensor has elements."""
+    if tensor is None or tensor.numel() == 0:
+        return 0
+    size = tensor.element_size()
+    dims = sorted((d for d in range(tensor.dim()) if tensor.shape[d] > 1), key=tensor.stride)
+    run = 1  # elements that follow each other
+    while dims and tensor.stride(dims[0]) == run:
+        run *= tensor.shape[dims.pop(0)]
+    starts = torch.tensor([tensor.data_ptr()])
+    repeated = 1
+    for d in reversed(dims):
+        if len(starts) * tensor.shape[d] > 1 << 22:  # the outermost ones are much alike
+            repeated *= len(starts)
+            starts = starts[:1]
+        starts = (starts[:, None] + torch.arange(tensor.shape[d]) * tensor.stride(d) * size).flatten()
+    starts = starts.sort().values
+    first, last = starts // SECTOR, (starts + run * size - 1) // SECTOR
+    new = last[1:] - torch.maximum(first[1:], last[:-1] + 1) + 1
+    return SECTOR * repeated * int(last[0] - first[0] + 1 + new.clamp(min=0).sum())
+
+
+def _place(layout: str, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of ROW_LAYOUTS full of random numbers."""
+    batch, dim, seqlen = shape
+    make = functools.partial(torch.empty, dtype=dtype, device=device)
+    wide = {"slice": 64, "shifted": 1}.get(layout.rpartition("_")[2], 0)
+    if layout in ("channel_first", "first_slice"):
+        whole = make(batch, dim + wide, seqlen)[:, wide // 2 : wide // 2 + dim]
+    elif layout == "first_shifted":
+        whole = make(batch, dim, seqlen + 1)[:, :, 1:]
+    else:
+        begin = {64: 32, 1: 1, 0: 0}[wide]
+        whole = make(batch, seqlen, dim + wide)[:, :, begin : begin + dim].mT
+    return whole.normal_()
+
+
+def _parameters(case: Case, dim: int, device: torch.device) -> tuple[torch.dtype, Tensor, Tensor | None]:
+    dtype = DTYPES[case["dtype"]]
+    of_weights = torch.float32 if case["weights"] == "float32" else dtype
+    weight = torch.randn(dim, case["width"], device=device).div_(2).to(of_weights)
+    return dtype, weight, torch.randn(dim, device=device).to(of_weights) if case["bias"] else None
+
+
+def _forward_operations(width: int, silu: bool) -> float:
+    """An output's: its taps, two conversions, and of SiLU two products and a sum beside two results of a unit an eighth as wide."""
+    return max(width + 2 + 3 * silu, 16.0 * silu)
+
+
+def _backward_operations(width: int, silu: bool) -> float:
+    """A token's: three times its taps, three conversions, and the derivative of SiLU, the sum for dbias among them."""
+    return max(3 * width + 4 + 7 * silu, 16.0 * silu)
+
+
+# ---- forward, backward -------------------------------------------------------------------------------------------------------------
+
+
+def _rows(case: Case, device: torch.device) -> Problem:
+    dim, seqlen, width, silu = case["dim"], case["seqlen"], case["width"], case["silu"]
+    backward = case["op"] == "backward"
+    dtype, weight, bias = _parameters(case, dim, device)
+    batch = max(1, int(case["megabytes"] * 1e6 / (dim * seqlen * dtype.itemsize * (3 if backward else 2))))
+    batch = min(batch, (1 << 20) // 16)
+    shape = (batch, dim, seqlen)
+    written = {"crossed": "channel_first", "first_slice": "channel_first", "first_shifted": "channel_first"}
+    x = _place("channel_last" if case["layout"] == "crossed" else case["layout"], shape, dtype, device)
+    out = _place(
+        written.get(case["layout"], case["layout"] if case["layout"] in written.values() else "channel_last"), shape, dtype, device
+    )
+    form = case["form"]
+    ids = None
+    if form.startswith("ids"):
+        ids = (torch.arange(seqlen, device=device) // int(form.rpartition(" ")[2])).to(torch.int32).expand(batch, seqlen).contiguous()
+    initial = final = None
+    if form == "states" and width > 1:
+        initial, final = (torch.randn(batch, width - 1, dim, device=device, dtype=dtype).mT for _ in range(2))
+    tensors: list[Tensor | None] = [x, out, ids, initial, final, weight, bias]
+
+    some_rows, some = slice(0, 3), torch.randperm(dim, device=device)[:4]
+
+    def part(t: Tensor | None) -> Tensor | None:
+        return None if t is None else t[some_rows][:, some]
+
+    inputs = (part(x), weight[some], None if bias is None else bias[some], None if ids is None else ids[some_rows], part(initial), silu)
+    elements = batch * dim * seqlen
+    if not backward:
+
+        def forward() -> None:
+            if form == "plain":
+                torch.ops.hipconv.causal_conv1d_fwd(out, x, weight, bias, silu)
+            else:
+                torch.ops.hipconv.causal_conv1d_states_fwd(out, final, x, weight, bias, ids, initial, silu)
+
+        def check_forward() -> str | None:
+            out.fill_(torch.nan)
+            forward()
+            wanted, wanted_final = reference_training.causal_conv1d(*inputs)
+            got = part(final)
+            if got is not None and not torch.equal(got, wanted_final):
+                return "the final states are wrong"
+            return mismatch(part(out), wanted, may_differ=0.01)
+
+        moved = sum(sectors(t) for t in tensors)
+        return Problem(forward, moved, elements * _forward_operations(width, silu), check_forward, f"{batch}x{dim}x{seqlen}")
+
+    dout = _place(case["layout"] if case["layout"] != "crossed" else "channel_first", shape, dtype, device)
+    options = {"seq_idx": ids, "initial_states": initial, "dfinal_states": final, "return_dinitial_states": initial is not None}
+
+    def run() -> tuple[Tensor, ...]:
+        return torch.ops.hipconv.causal_conv1d_bwd_out(out, x, weight, bias, dout, use_silu=silu, **options)
+
+    def check_backward() -> str | None:
+        out.fill_(torch.nan)
+        run()
+        row, *others = inputs
+        assert isinstance(row, Tensor)
+        row = row.double().requires_grad_()
+        result, last = reference_training.causal_conv1d(row, *others)
+        gradients = [part(dout).double()] + ([] if final is None else [part(final).double()])  # type: ignore[union-attr]
+        wanted = torch.autograd.grad([result, last][: len(gradients)], row, gradients)[0]
+        got = part(out)
+        assert got is not None
+        eps = torch.finfo(dtype).eps
+        scale = 1 + wanted.abs().max().item() if wanted.numel() else 1.0
+        return None if torch.allclose(got.double(), wanted, rtol=2.5 * eps, atol=4e-6 * scale) else "dx is wrong"
+
+    moved = sum(sectors(t) for t in [*tensors, dout, initial])
+    return Problem(run, moved, elements * _backward_operations(width, silu), check_backward, f"{batch}x{dim}x{seqlen}")
+
+
+# ---- prefill -----------------------------------------------------------------------------------------------------------------------
+
+
+def _lengths(mix: str, tokens: int) -> list[int]:
+    order = random.Random(1)
+    if mix == "whole":
+        return [tokens]
+    if mix == "ones and long":
+        ones = min(192, tokens // 2)
+        long = tokens - ones
+        return [1] * ones + [length for length in (long // 2, long // 4, long - long // 2 - long // 4) if length]
+    lengths: list[int] = []
+    while sum(lengths) < tokens:
+        lengths.append(min(order.randint(1, 16) if mix == "1-16" else int(mix), tokens - sum(lengths)))
+    return lengths
+
+
+def _prefill(case: Case, device: torch.device) -> Problem:
+    dim, width, silu = case["dim"], case["width"], case["silu"]
+    dtype, weight, bias = _parameters(case, dim, device)
+    tokens = max(1, int(case["megabytes"] * 1e6 / (2 * dim * dtype.itemsize)))
+    lengths = _lengths(case["mix"], tokens)
+    count = len(lengths)
+    starts = torch.tensor([0, *lengths], device=device).cumsum(0).int()
+    indices = torch.randperm(2 * count, device=device)[:count].int()
+    flags = torch.ones(count, dtype=torch.bool, device=device)
+
+    def place(layout: str) -> Tensor:
+        if layout == "channel_first":
+            return torch.randn(dim, tokens, device=device, dtype=dtype)
+        begin, wide = {"tokens_last": (0, 0), "slice": (64, 128), "shifted": (1, 1)}[layout]
+        return torch.randn(tokens, dim + wide, device=device, dtype=dtype)[:, begin : begin + dim].T
+
+    x = place(case["layout"])
+    pool = torch.randn(2 * count, width - 1, dim, device=device, dtype=dtype).mT
+    if case["states"] == "dim_first":
+        pool = pool.contiguous()
+    k_dim = dim // 4
+    out = x if case["form"] == "in_place" else place("channel_first" if case["layout"] == "channel_first" else "tokens_last")
+    parts = tuple(torch.empty(tokens, size, device=device, dtype=dtype) for size in (k_dim, k_dim, dim - 2 * k_dim))
+
+    def run() -> None:
+        if case["form"] == "split":
+            serving.causal_conv1d_split_qkv(
+                x, weight, bias, pool, starts, k_dim, dim - 2 * k_dim, indices, flags, "silu" if silu else None, out=parts
+            )
+        else:
+            serving.causal_conv1d_fn(x, weight, bias, pool, starts, indices, flags, "silu" if silu else None, out=out)
+
+    def check() -> str | None:
+        some = torch.randperm(dim, device=device)[:4]
+        wanted, wanted_pool, _ = reference.causal_conv1d_varlen(
+            x[some].clone(), weight[some], None if bias is None else bias[some], pool[:, some].clone(), starts, indices, flags, silu
+        )
+        run()
+        whole = torch.cat(parts, 1).T if case["form"] == "split" else out
+        return mismatch(whole[some], wanted, may_differ=0.01) or (
+            None if torch.equal(pool[:, some], wanted_pool) else "the states are wrong"
+        )
+
+    written = [*parts] if case["form"] == "split" else [out]
+    moved = sum(sectors(t) for t in [x, *written, weight, bias]) + 2 * sectors(pool) * count // len(pool)
+    return Problem(run, moved, tokens * dim * _forward_operations(width, silu), check, f"{tokens} tokens, {count} sequences, dim {dim}")
+
+
+# ---- decode ------------------------------------------------------------------------------------------------------------------------
+
+
+def _decode(case: Case, device: torch.device) -> Problem:
+    dim, width, silu, form = case["dim"], case["width"], case["silu"], case["form"]
+    dtype, weight, bias = _parameters(case, dim, device)
+    tokens = 1 if form == "one token" else 3
+    columns = width - 2 + tokens if form == "speculative" else width - 1
+    columns += 3 * case["states"].endswith("wide")
+    kept = width - 2 + tokens if form == "speculative" else width - 1  # of the columns that a call reads and writes
+    batch = max(1, int(case["megabytes"] * 1e6 / (dim * dtype.itemsize * (2 * tokens + 2 * kept))))
+    by_starts = form in ("tokens by starts", "speculative")
+    x = torch.randn(batch * tokens, dim, device=device, dtype=dtype)
+    if not by_starts:
+        x = x.view(batch, tokens, dim).mT
+    pool = torch.randn(2 * batch, columns, dim, device=device, dtype=dtype).mT
+    if case["states"].startswith("dim_first"):
+        pool = pool.contiguous()
+    out = torch.empty_like(x)
+    indices = torch.randperm(2 * batch, device=device)[:batch].int()
+    options: dict[str, Any] = {"conv_state_indices": indices}
+    if by_starts:
+        options["query_start_loc"] = torch.arange(0, batch * tokens + 1, tokens, device=device, dtype=torch.int32)
+    if form == "speculative":
+        options["num_accepted_tokens"] = torch.randint(1, tokens + 1, (batch,), device=device, dtype=torch.int32)
+
+    def run() -> None:
+        decode.causal_conv1d_update(x, pool, weight, bias, "silu" if silu else None, out=out, **options)
+
+    def check() -> str | None:
+        some = torch.randperm(dim, device=device)[:4]
+        wanted = reference_update.causal_conv1d_update(
+            x[:, some].clone(), pool[:, some].clone(), weight[some], None if bias is None else bias[some], silu, **options
+        )
+        run()
+        return mismatch(out[:, some], wanted.out, may_differ=0.01) or (
+            None if torch.equal(pool[:, some], wanted.conv_state) else "the states are wrong"
+        )
+
+    states = 2 * sectors(pool[:, :, columns - kept :]) * batch // len(pool)
+    moved = sum(sectors(t) for t in (x, out, weight, bias)) + states
+    return Problem(run, moved, batch * tokens * dim * _forward_operations(width, silu), check, f"{batch} rows, dim {dim}")
