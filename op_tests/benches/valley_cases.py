@@ -82,10 +82,10 @@ class Problem:
     """A case on buffers of its own."""
 
     call: Callable[[], object]
-    bytes: int  # of the sectors that the call must touch
+    bytes_moved: Callable[[], int]  # of the sectors that the call must touch
     operations: float  # of a processor's lanes that the formula needs, at least
     check: Callable[[], str | None]
-    """Calls once, and says what is wrong with the result, if anything. Only some channels and rows are compared."""
+    """This calls once, compares some channels and rows of the result with the reference, and says what is wrong, if anything."""
     text: str
 
 
@@ -195,8 +195,13 @@ def _rows(case: Case, device: torch.device) -> Problem:
                 return "the final states are wrong"
             return mismatch(part(out), wanted, may_differ=0.01)
 
-        moved = sum(sectors(t) for t in tensors)
-        return Problem(forward, moved, elements * _forward_operations(width, silu), check_forward, f"{batch}x{dim}x{seqlen}")
+        return Problem(
+            forward,
+            lambda: sum(map(sectors, tensors)),
+            elements * _forward_operations(width, silu),
+            check_forward,
+            f"{batch}x{dim}x{seqlen}",
+        )
 
     dout = _place(case["layout"] if case["layout"] != "crossed" else "channel_first", shape, dtype, device)
     options = {"seq_idx": ids, "initial_states": initial, "dfinal_states": final, "return_dinitial_states": initial is not None}
@@ -219,8 +224,10 @@ def _rows(case: Case, device: torch.device) -> Problem:
         scale = 1 + wanted.abs().max().item() if wanted.numel() else 1.0
         return None if torch.allclose(got.double(), wanted, rtol=2.5 * eps, atol=4e-6 * scale) else "dx is wrong"
 
-    moved = sum(sectors(t) for t in [*tensors, dout, initial])
-    return Problem(run, moved, elements * _backward_operations(width, silu), check_backward, f"{batch}x{dim}x{seqlen}")
+    moved = [*tensors, dout, initial]
+    return Problem(
+        run, lambda: sum(map(sectors, moved)), elements * _backward_operations(width, silu), check_backward, f"{batch}x{dim}x{seqlen}"
+    )
 
 
 # ---- prefill -----------------------------------------------------------------------------------------------------------------------
@@ -284,8 +291,14 @@ def _prefill(case: Case, device: torch.device) -> Problem:
         )
 
     written = [*parts] if case["form"] == "split" else [out]
-    moved = sum(sectors(t) for t in [x, *written, weight, bias]) + 2 * sectors(pool) * count // len(pool)
-    return Problem(run, moved, tokens * dim * _forward_operations(width, silu), check, f"{tokens} tokens, {count} sequences, dim {dim}")
+    moved = [x, *written, weight, bias]
+    return Problem(
+        run,
+        lambda: sum(map(sectors, moved)) + 2 * sectors(pool) * count // len(pool),
+        tokens * dim * _forward_operations(width, silu),
+        check,
+        f"{tokens} tokens, {count} sequences, dim {dim}",
+    )
 
 
 # ---- decode ------------------------------------------------------------------------------------------------------------------------
@@ -327,6 +340,7 @@ def _decode(case: Case, device: torch.device) -> Problem:
             None if torch.equal(pool[:, some], wanted.conv_state) else "the states are wrong"
         )
 
-    states = 2 * sectors(pool[:, :, columns - kept :]) * batch // len(pool)
-    moved = sum(sectors(t) for t in (x, out, weight, bias)) + states
+    def moved() -> int:
+        return sum(map(sectors, (x, out, weight, bias))) + 2 * sectors(pool[:, :, columns - kept :]) * batch // len(pool)
+
     return Problem(run, moved, batch * tokens * dim * _forward_operations(width, silu), check, f"{batch} rows, dim {dim}")

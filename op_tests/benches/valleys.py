@@ -46,14 +46,15 @@ def bench(case: Case, device: torch.device) -> dict:
     """One case: its bytes, and the times of the call, of the copy and of the floor in microseconds."""
     first = build(case, device)
     wrong = first.check()
-    copies = min(256, max(3, -(-ROTATED_BYTES // first.bytes))) if device.type == "cuda" else 3
+    moved = first.bytes_moved()
+    copies = min(256, max(3, -(-ROTATED_BYTES // moved))) if device.type == "cuda" else 3
     problems = [first, *(build(case, device) for _ in range(copies - 1))]
-    half = max(16, first.bytes // 2 // 16 * 16)
+    half = max(16, moved // 2 // 16 * 16)
     pairs = [torch.empty(2, half, dtype=torch.uint8, device=device) for _ in range(copies)]
     copy = copier(device)
     ours, copied = in_turn_us([[one.call for one in problems], [functools.partial(copy, *pair) for pair in pairs]], device)
     floor = max(copied, first.operations / rate(device))
-    return {**case, "text": first.text, "bytes": first.bytes, "us": ours, "copy_us": copied, "floor_us": floor, "wrong": wrong}
+    return {**case, "text": first.text, "bytes": moved, "us": ours, "copy_us": copied, "floor_us": floor, "wrong": wrong}
 
 
 def measure(options: argparse.Namespace) -> dict:
