@@ -18,8 +18,10 @@ from support.tensors import DTYPES, mismatch
 from hipconv import reference, reference_training, reference_update, serving
 from hipconv.ops.serving import decode
 
+Axes = dict[str, list]
+Case = dict[str, Any]
 SECTOR = 32  # bytes; what a card moves at least
-COMMON = {
+COMMON: Axes = {
     "width": [1, 2, 3, 4, 5, 6, 7, 8],
     "dtype": ["bfloat16", "float16", "float32"],
     "weights": ["same", "same", "float32"],
@@ -31,13 +33,13 @@ COMMON = {
 # length or dim is such; a shifted tensor begins one element later, in a tensor that is one element wider. `crossed`: the inputs are
 # channel_last, the outputs channel_first.
 ROW_LAYOUTS = ["channel_first", "channel_last", "first_slice", "last_slice", "first_shifted", "last_shifted", "crossed"]
-ROWS = {
+ROWS: Axes = {
     **COMMON,
     "layout": ROW_LAYOUTS,
     "dim": [3, 8, 64, 130, 768, 1536, 2048, 4096, 4098, 8192],
     "seqlen": [1, 7, 17, 64, 100, 128, 333, 512, 1021, 2048, 4096, 4098, 16384],
 }
-PREFILL = {
+PREFILL: Axes = {
     **COMMON,
     "width": [2, 3, 4, 5, 6, 7, 8],
     "layout": ["tokens_last", "slice", "shifted", "channel_first"],
@@ -45,7 +47,7 @@ PREFILL = {
     "dim": [130, 1024, 2048, 4096, 8192, 8193],
     "mix": ["1", "8", "1-16", "32", "128", "1024", "whole", "ones and long"],
 }
-DECODE = {
+DECODE: Axes = {
     **COMMON,
     "width": [2, 3, 4, 5, 6, 7, 8],
     "states": ["dim_last", "dim_first", "dim_last wide", "dim_first wide"],
@@ -57,9 +59,7 @@ FORMS = {
     "prefill": ["new", "in_place", "split"],
     "decode": ["one token", "one token", "three tokens", "tokens by starts", "speculative"],
 }
-AXES: dict[str, dict[str, list]] = {"forward": ROWS, "backward": ROWS, "prefill": PREFILL, "decode": DECODE}
-
-Case = dict[str, Any]
+AXES: dict[str, Axes] = {"forward": ROWS, "backward": ROWS, "prefill": PREFILL, "decode": DECODE}
 
 
 def sample(op: str, count: int, seed: int) -> list[Case]:
@@ -157,11 +157,9 @@ def _rows(case: Case, device: torch.device) -> Problem:
     batch = max(1, int(case["megabytes"] * 1e6 / (dim * seqlen * dtype.itemsize * (3 if backward else 2))))
     batch = min(batch, (1 << 20) // 16)
     shape = (batch, dim, seqlen)
-    written = {"crossed": "channel_first", "first_slice": "channel_first", "first_shifted": "channel_first"}
-    x = _place("channel_last" if case["layout"] == "crossed" else case["layout"], shape, dtype, device)
-    out = _place(
-        written.get(case["layout"], case["layout"] if case["layout"] in written.values() else "channel_last"), shape, dtype, device
-    )
+    read = "channel_last" if case["layout"] == "crossed" else case["layout"]
+    written = "channel_first" if case["layout"] == "crossed" or "first" in case["layout"] else "channel_last"
+    x, out = _place(read, shape, dtype, device), _place(written, shape, dtype, device)
     form = case["form"]
     ids = None
     if form.startswith("ids"):
@@ -173,10 +171,11 @@ def _rows(case: Case, device: torch.device) -> Problem:
 
     some_rows, some = slice(0, 3), torch.randperm(dim, device=device)[:4]
 
-    def part(t: Tensor | None) -> Tensor | None:
-        return None if t is None else t[some_rows][:, some]
+    def part(t: Tensor) -> Tensor:
+        return t[some_rows][:, some]
 
-    inputs = (part(x), weight[some], None if bias is None else bias[some], None if ids is None else ids[some_rows], part(initial), silu)
+    parameters = (weight[some], None if bias is None else bias[some])
+    inputs = (*parameters, None if ids is None else ids[some_rows], None if initial is None else part(initial), silu)
     elements = batch * dim * seqlen
     if not backward:
 
@@ -189,9 +188,8 @@ def _rows(case: Case, device: torch.device) -> Problem:
         def check_forward() -> str | None:
             out.fill_(torch.nan)
             forward()
-            wanted, wanted_final = reference_training.causal_conv1d(*inputs)
-            got = part(final)
-            if got is not None and not torch.equal(got, wanted_final):
+            wanted, wanted_final = reference_training.causal_conv1d(part(x), *inputs)
+            if final is not None and not torch.equal(part(final), wanted_final):
                 return "the final states are wrong"
             return mismatch(part(out), wanted, may_differ=0.01)
 
@@ -203,7 +201,7 @@ def _rows(case: Case, device: torch.device) -> Problem:
             f"{batch}x{dim}x{seqlen}",
         )
 
-    dout = _place(case["layout"] if case["layout"] != "crossed" else "channel_first", shape, dtype, device)
+    dout = _place(written if case["layout"] == "crossed" else read, shape, dtype, device)
     options = {"seq_idx": ids, "initial_states": initial, "dfinal_states": final, "return_dinitial_states": initial is not None}
 
     def run() -> tuple[Tensor, ...]:
@@ -212,17 +210,15 @@ def _rows(case: Case, device: torch.device) -> Problem:
     def check_backward() -> str | None:
         out.fill_(torch.nan)
         run()
-        row, *others = inputs
-        assert isinstance(row, Tensor)
-        row = row.double().requires_grad_()
-        result, last = reference_training.causal_conv1d(row, *others)
-        gradients = [part(dout).double()] + ([] if final is None else [part(final).double()])  # type: ignore[union-attr]
-        wanted = torch.autograd.grad([result, last][: len(gradients)], row, gradients)[0]
-        got = part(out)
-        assert got is not None
+        row = part(x).double().requires_grad_()
+        result, last = reference_training.causal_conv1d(row, *inputs)
+        results, gradients = [result], [part(dout).double()]
+        if final is not None:
+            results, gradients = [result, last], [*gradients, part(final).double()]
+        wanted = torch.autograd.grad(results, row, gradients)[0]
         eps = torch.finfo(dtype).eps
         scale = 1 + wanted.abs().max().item() if wanted.numel() else 1.0
-        return None if torch.allclose(got.double(), wanted, rtol=2.5 * eps, atol=4e-6 * scale) else "dx is wrong"
+        return None if torch.allclose(part(out).double(), wanted, rtol=2.5 * eps, atol=4e-6 * scale) else "dx is wrong"
 
     moved = [*tensors, dout, initial]
     return Problem(
@@ -267,14 +263,14 @@ def _prefill(case: Case, device: torch.device) -> Problem:
     pool = torch.randn(2 * count, width - 1, dim, device=device, dtype=dtype).mT
     if case["states"] == "dim_first":
         pool = pool.contiguous()
-    k_dim = dim // 4
     out = x if case["form"] == "in_place" else place("channel_first" if case["layout"] == "channel_first" else "tokens_last")
-    parts = tuple(torch.empty(tokens, size, device=device, dtype=dtype) for size in (k_dim, k_dim, dim - 2 * k_dim))
+    sizes = (dim // 4, dim // 4, dim - 2 * (dim // 4))
+    q, k, v = (torch.empty(tokens, size, device=device, dtype=dtype) for size in sizes)
 
     def run() -> None:
         if case["form"] == "split":
             serving.causal_conv1d_split_qkv(
-                x, weight, bias, pool, starts, k_dim, dim - 2 * k_dim, indices, flags, "silu" if silu else None, out=parts
+                x, weight, bias, pool, starts, sizes[0], sizes[2], indices, flags, "silu" if silu else None, out=(q, k, v)
             )
         else:
             serving.causal_conv1d_fn(x, weight, bias, pool, starts, indices, flags, "silu" if silu else None, out=out)
@@ -285,12 +281,12 @@ def _prefill(case: Case, device: torch.device) -> Problem:
             x[some].clone(), weight[some], None if bias is None else bias[some], pool[:, some].clone(), starts, indices, flags, silu
         )
         run()
-        whole = torch.cat(parts, 1).T if case["form"] == "split" else out
+        whole = torch.cat((q, k, v), 1).T if case["form"] == "split" else out
         return mismatch(whole[some], wanted, may_differ=0.01) or (
             None if torch.equal(pool[:, some], wanted_pool) else "the states are wrong"
         )
 
-    written = [*parts] if case["form"] == "split" else [out]
+    written = [q, k, v] if case["form"] == "split" else [out]
     moved = [x, *written, weight, bias]
     return Problem(
         run,
