@@ -57,14 +57,7 @@ void openmp(const CausalConv1dBwdParams& p) {
 
 void causal_conv1d_bwd_openmp(const CausalConv1dBwdParams& p, void* /*workspace*/, void* /*stream*/) {
     if (p.in.dtype == kF64) return openmp<double, double>(p);
-    switch (p.in.dtype) {
-        case DType::f16:
-            return openmp<f16, float>(p);
-        case DType::bf16:
-            return openmp<bf16, float>(p);
-        case DType::f32:
-            return openmp<float, float>(p);
-    }
+    with_dtype(p.in.dtype, [&](auto type) { openmp<decltype(type), float>(p); });
 }
 
 KernelTable<CausalConv1dBwdParams> causal_conv1d_bwd_kernels() { return {kBwdKernels, std::size(kBwdKernels)}; }

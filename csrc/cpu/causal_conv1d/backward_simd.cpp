@@ -340,16 +340,7 @@ void causal_conv1d_bwd_simd(const CausalConv1dBwdParams& params, void* workspace
     CausalConv1dBwdParams p = params;
     p.partials = workspace;
     const bool channels_inside = vectors_along(p) == Along::channels;
-    switch (p.in.dtype) {
-        case DType::f16:
-            with_width<f16, kMaxWidth>(p, channels_inside);
-            break;
-        case DType::bf16:
-            with_width<bf16, kMaxWidth>(p, channels_inside);
-            break;
-        default:
-            with_width<float, kMaxWidth>(p, channels_inside);
-    }
+    with_dtype(p.in.dtype, [&](auto type) { with_width<decltype(type), kMaxWidth>(p, channels_inside); });
     finish(p, rows_of(p, channels_inside));
 }
 

@@ -201,14 +201,7 @@ const char* causal_conv1d_simd_form(const CausalConv1dFwdParams& p) {
 
 void causal_conv1d_simd(const CausalConv1dFwdParams& p, void* /*workspace*/, void* /*stream*/) {
     const bool channels_inside = vectors_along(p) == Along::channels;
-    switch (p.dtype) {
-        case DType::f32:
-            return with_width<float, kMaxWidth>(p, channels_inside);
-        case DType::f16:
-            return with_width<f16, kMaxWidth>(p, channels_inside);
-        case DType::bf16:
-            return with_width<bf16, kMaxWidth>(p, channels_inside);
-    }
+    with_dtype(p.dtype, [&](auto type) { with_width<decltype(type), kMaxWidth>(p, channels_inside); });
 }
 
 }  // namespace hipconv

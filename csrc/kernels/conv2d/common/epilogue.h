@@ -60,34 +60,20 @@ HIPCONV_INLINE int64_t offset_in(const Image& image, int64_t n, int64_t k, int64
 // Stores an element of a type known only at run time; all lanes take the same branch.
 HIPCONV_INLINE void store_rounded(void* base, int64_t index, DType dtype, float v) {
     const float safe = canonical_nan(v);
-    switch (dtype) {
-        case DType::f16:
-            static_cast<f16*>(base)[index] = from_float<f16>(safe);
-            return;
-        case DType::bf16:
-            static_cast<bf16*>(base)[index] = from_float<bf16>(safe);
-            return;
-        default:
-            static_cast<float*>(base)[index] = safe;
-    }
+    with_dtype(dtype, [&](auto type) {
+        using T = decltype(type);
+        static_cast<T*>(base)[index] = from_float<T>(safe);
+    });
 }
 
 // Loads kCount elements of a type known only at run time, all under way at once.
 template <int kCount>
 HIPCONV_INLINE void load_each(float (&v)[kCount], const void* base, int64_t first, int64_t stride, DType dtype) {
-    const auto load = [&](auto type) {
+    with_dtype(dtype, [&](auto type) {
         const auto* from = global_pointer<const decltype(type)>(base) + first;
 #pragma unroll
         for (int i = 0; i < kCount; ++i) v[i] = to_float(from[i * stride]);
-    };
-    switch (dtype) {
-        case DType::f16:
-            return load(f16{});
-        case DType::bf16:
-            return load(bf16{});
-        default:
-            return load(float{});
-    }
+    });
 }
 
 // Makes and stores one output from its finished sum, at the offsets that out_at() and residual_at() give. `Params` is

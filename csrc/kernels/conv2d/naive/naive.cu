@@ -66,15 +66,7 @@ void launch_naive(const Conv2dParams& p, hipStream_t stream) {
 }
 
 void naive(const Conv2dParams& p, const Conv2dPlan&, void*, void* stream) {
-    const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
-    switch (p.dtype) {
-        case DType::f32:
-            return launch_naive<float>(p, hip_stream);
-        case DType::f16:
-            return launch_naive<f16>(p, hip_stream);
-        case DType::bf16:
-            return launch_naive<bf16>(p, hip_stream);
-    }
+    with_dtype(p.dtype, [&](auto type) { launch_naive<decltype(type)>(p, static_cast<hipStream_t>(stream)); });
 }
 
 // ---- the registry -----------------------------------------------------------------------------------------------------

@@ -23,14 +23,7 @@ HIPCONV_INLINE void load_bias(const WarpgroupGemmParams& p, const WarpgroupTile&
     const void* bias = global_pointer<const void>(c.bias);
     const int64_t first = static_cast<int64_t>(t.group) * p.gemm.group_filters + t.first_filter;
     const int filters = c.bias ? p.gemm.group_filters - t.first_filter : 0;
-    switch (c.bias_dtype) {
-        case DType::f32:
-            return load_bias<float>(bias, first, c.bias_stride, filters, lane, to);
-        case DType::f16:
-            return load_bias<f16>(bias, first, c.bias_stride, filters, lane, to);
-        case DType::bf16:
-            return load_bias<bf16>(bias, first, c.bias_stride, filters, lane, to);
-    }
+    with_dtype(c.bias_dtype, [&](auto type) { load_bias<decltype(type)>(bias, first, c.bias_stride, filters, lane, to); });
 }
 
 // Multiplies one tap of x by a stage of the filters: 64 channels, kWgmmaDepth of them at a time.
