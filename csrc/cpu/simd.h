@@ -22,6 +22,7 @@ constexpr int kLanes = HIPCONV_VECTOR_BYTES / 4;
 
 typedef float Floats __attribute__((vector_size(HIPCONV_VECTOR_BYTES)));
 typedef uint32_t Words __attribute__((vector_size(HIPCONV_VECTOR_BYTES)));
+typedef int32_t Integers __attribute__((vector_size(HIPCONV_VECTOR_BYTES)));
 typedef uint16_t Halves __attribute__((vector_size(HIPCONV_VECTOR_BYTES / 2)));
 
 #if HIPCONV_VECTOR_BYTES == 64
@@ -78,7 +79,15 @@ HIPCONV_SIMD Floats load(const f16* from) {
 template <typename T>
 HIPCONV_SIMD Floats load_some(const T* from, int64_t count) {
     if (count >= kLanes) return load(from);
-    T lanes[kLanes] = {};
+    alignas(64) T lanes[kLanes] = {};
+#if HIPCONV_VECTOR_BYTES == 64
+    const auto some = static_cast<__mmask16>((1 << count) - 1);
+    if constexpr (sizeof(T) == 4)
+        return bit_cast<Floats>(_mm512_maskz_loadu_ps(some, from));
+    else
+        write(lanes, _mm256_maskz_loadu_epi16(some, from));
+    return load(lanes);
+#endif
     memcpy(lanes, from, count * sizeof(T));
     return load(lanes);
 }
@@ -119,8 +128,16 @@ HIPCONV_SIMD void store(f16* to, Floats v) {
 template <typename T>
 HIPCONV_SIMD void store_some(T* to, Floats v, int64_t count) {
     if (count >= kLanes) return store(to, v);
-    T lanes[kLanes];
+    alignas(64) T lanes[kLanes];
     store(lanes, v);
+#if HIPCONV_VECTOR_BYTES == 64
+    const auto some = static_cast<__mmask16>((1 << count) - 1);
+    if constexpr (sizeof(T) == 4)
+        _mm512_mask_storeu_ps(to, some, bit_cast<__m512>(v));
+    else
+        _mm256_mask_storeu_epi16(to, some, read<__m256i>(lanes));
+    return;
+#endif
     memcpy(to, lanes, count * sizeof(T));
 }
 

@@ -43,6 +43,31 @@ CausalConv1dFwdParams checked_params(const at::Tensor& out, const at::Tensor& x,
     return p;
 }
 
+// This checks a call whose rows may continue from a state, end in one, or hold packed sequences.
+CausalConv1dFwdParams checked_rows(const at::Tensor& out, const at::Tensor* final_states, const at::Tensor& x,
+                                   const at::Tensor& weight, const at::Tensor* bias, const at::Tensor* seq_idx,
+                                   const at::Tensor* initial_states, bool use_silu) {
+    CausalConv1dFwdParams p{};
+    static_cast<CausalConv1dInputs&>(p) =
+        checked_inputs(x, weight, bias, seq_idx, initial_states, use_silu, causal_conv1d_fwd_serves_f64());
+    p.out = checked_sequences({"out", out}, x, x.sizes(), "the shape of x");
+    settle_strides(p.batch, p.dim, p.seqlen, {&p.x, &p.out});
+    check_output({"out", out}, {{"x", x}, {"weight", weight}});
+    if (bias) check_no_overlap({"out", out}, {"bias", *bias});
+    if (seq_idx) check_no_overlap({"out", out}, {"seq_idx", *seq_idx});
+    if (initial_states) check_no_overlap({"out", out}, {"initial_states", *initial_states});
+    if (p.width == 1) p.initial_states = {};
+    if (!final_states) return p;
+    const NamedTensor state{"final_states_out", *final_states};
+    p.final_states = checked_state(state, x, weight);
+    check_output(state, {{"x", x}, {"weight", weight}, {"out", out}});
+    // Final states may lie in the memory of the initial states themselves: they are written after those have been read.
+    const bool in_place = initial_states && final_states->data_ptr() == initial_states->data_ptr() &&
+                          final_states->strides() == initial_states->strides();
+    if (initial_states && !in_place) check_no_overlap(state, {"initial_states", *initial_states});
+    return p;
+}
+
 // ---- calls ----------------------------------------------------------------------------------------------------------------
 
 void launch(const CausalConv1dFwdParams& p, const at::Tensor& x, const Request& wanted, int64_t stream) {
@@ -71,6 +96,43 @@ void fwd(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, c
     if (bias) check_no_overlap({"out", out}, {"bias", *bias});
     if (!out.is_inference()) out.unsafeGetTensorImpl()->bump_version();  // a graph that saved `out` must notice
     launch(p, x, wanted, stream);
+}
+
+// A kernel that serves no states or ids makes rows as if they were plain, and the outputs that differ are made after it.
+struct RowsKernel {
+    const Kernel* kernel;
+    bool mends;
+};
+
+RowsKernel kernel_of_rows(const CausalConv1dFwdParams& p, const CausalConv1dFwdParams& plain, const Request& wanted) {
+    const KernelTable<CausalConv1dFwdParams> kernels = causal_conv1d_fwd_kernels();
+    const Kernel* kernel = kernel_of(kernels, wanted, plain);
+    if (kernel->refusal_of(p) && !wanted.kernel) {
+        const Kernel* other = kernels.choice(p);
+        if (other + 1 != kernels.end()) kernel = other;
+    }
+    return {kernel, kernel->refusal_of(p) != nullptr};
+}
+
+void rows_fwd(const at::Tensor& out, const OptionalTensor& final_states, const at::Tensor& x, const at::Tensor& weight,
+              const OptionalTensor& bias, const OptionalTensor& seq_idx, const OptionalTensor& initial_states, bool use_silu,
+              int64_t stream) {
+    const CausalConv1dFwdParams p =
+        checked_rows(out, given(final_states), x, weight, given_bias(bias), given(seq_idx), given(initial_states), use_silu);
+    const Request wanted = p.dtype == kF64 ? Request{nullptr, "kernel"} : request("auto");
+    mark_written(out);
+    if (final_states) mark_written(*final_states);
+    if (p.batch == 0 || p.dim == 0) return;
+    CausalConv1dFwdParams plain = p;
+    plain.initial_states = {};
+    plain.seq_idx = {};
+    const RowsKernel rows = p.seqlen > 0 ? kernel_of_rows(p, plain, wanted) : RowsKernel{};
+    const c10::DeviceGuard guard(x.device());
+    py::gil_scoped_release no_gil;
+    void* const hip_stream = reinterpret_cast<void*>(stream);
+    if (rows.kernel) rows.kernel->launch(rows.mends ? plain : p, nullptr, hip_stream);
+    if (rows.mends) causal_conv1d_mend(p, hip_stream);
+    if (p.final_states.data && p.width > 1) causal_conv1d_final_states(p, hip_stream);
 }
 
 at::Tensor new_tensor(const at::Tensor& x, const at::Tensor& weight, const at::Tensor* bias, bool use_silu,
@@ -144,6 +206,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     m.def("causal_conv1d", [](const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias, bool use_silu,
                               const std::string& kernel,
                               int64_t stream) { return new_tensor(x, weight, given_bias(bias), use_silu, kernel, stream); });
+    m.def("causal_conv1d_rows_fwd", &rows_fwd);
     m.def("causal_conv1d_plan", &plan);
     m.def("causal_conv1d_fwd_kernels", [] { return causal_conv1d_fwd_kernels().names(); });
     add_direct_call(m, "nothing_looks_on", nothing_looks_on);

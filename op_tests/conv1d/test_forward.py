@@ -28,7 +28,7 @@ from support.marks import needs_gpu
 from support.tensors import DTYPES, LAYOUTS, empty_as, mismatch, mismatch_beside_infinities, strided
 from support.timing import microseconds
 import hipconv
-from hipconv import jit, reference, targets
+from hipconv import jit, reference, reference_training, targets
 
 # ---- everything below with a `device` runs on every backend (conftest.py) ------------------------------------------------------
 
@@ -178,12 +178,11 @@ def cpu() -> Iterator[torch.device]:
         yield torch.device("cpu")
 
 
-@pytest.mark.parametrize("width", range(1, 10))
+@pytest.mark.parametrize("width", [*range(1, 10), 20])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_cpu_kernels_at_every_length_and_alignment(cpu: torch.device, layout: str, width: int) -> None:
     """Vector tails, short rows, both edges of a piece and of a block; each case a view at an odd offset amid poison."""
     combinations = itertools.cycle(itertools.product(DTYPES.values(), DTYPES.values(), (True, False)))
-    kernels = ("simd", "openmp") if width <= 8 else ("auto", "openmp")
     pairs: dict[tuple[str, torch.dtype], list[tuple[Tensor, Tensor]]] = {}
     for inner in [*range(1, 71), 511, 512, 513, 1025, 1300]:  # along vectors: tokens, or channels
         outer, offset, pitch = 1 + inner % 11, inner % 5, inner + inner % 3
@@ -194,7 +193,7 @@ def test_cpu_kernels_at_every_length_and_alignment(cpu: torch.device, layout: st
         x.copy_(torch.randn(sizes))
         weight = (torch.randn(sizes[1], width) / width**0.5).to(weight_dtype)
         bias = torch.randn(sizes[1]).to(weight_dtype) if has_bias else None
-        for kernel in kernels:
+        for kernel in ("simd", "openmp"):
             out, buffer = strided(sizes, strides, offset + 1, dtype, cpu, 42.0)
             hipconv.causal_conv1d_fwd(out.fill_(torch.nan), x, weight, bias, use_silu, kernel=kernel)
             expected = reference.causal_conv1d(x, weight, bias, use_silu)
@@ -221,25 +220,54 @@ def test_few_rows_are_split_among_threads(cpu: torch.device, shape: tuple[int, i
         torch.set_num_threads(threads)
 
 
-def test_simd_serves_standard_layouts_and_refuses_others(cpu: torch.device) -> None:
-    """What "auto" ran is told by its bits: in float32 the kernels round differently somewhere in so many outputs."""
-    for dtype, layout, width in itertools.product(DTYPES.values(), LAYOUTS, (1, 2, 4, 8)):
-        x, weight, bias, _ = Case(2, 64, 3000, width, dtype, dtype, layout=layout).inputs(cpu)
-        auto, simd, openmp = (run(x, weight, bias, True, kernel=kernel) for kernel in ("auto", "simd", "openmp"))
-        assert torch.equal(auto, simd)
-        assert dtype != torch.float32 or not torch.equal(auto, openmp)
-        assert_matches(openmp, x, weight, bias, True)
-    whole = torch.randn(2, 64, 30)
-    for x, out, width in (
-        (whole, torch.empty_like(whole), 9),
-        (whole[:, :, ::2], torch.empty(2, 64, 15), 4),
-        (whole, empty_as("channel_last", (2, 64, 30), torch.float32, cpu), 4),
-    ):
-        weight = torch.randn(64, width) / 2
-        with pytest.raises(ValueError, match="kernel: got 'simd', which serves width <= 8"):
-            hipconv.causal_conv1d_fwd(out, x, weight, kernel="simd")
-        hipconv.causal_conv1d_fwd(out, x, weight)
-        assert_matches(out, x, weight, None, False)
+def _places(sizes: tuple[int, int, int], dtype: torch.dtype, fill: float) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """A view of these sizes in each of many orders and strides, and the buffer that it lies in."""
+    batch, dim, seqlen = sizes
+    for name, strides in {
+        "channel-first": (dim * seqlen, seqlen, 1),
+        "channel-last": (dim * seqlen, 1, dim),
+        "tokens in twos": (dim * 2 * seqlen, 2 * seqlen, 2),
+        "channels in threes": (3 * dim * seqlen, 3, 3 * dim),
+        "tokens apart, channels in threes": (3 * dim * (seqlen + 5), 3 * (seqlen + 5), 3),
+        "channels outermost": (seqlen, batch * seqlen + 1, 1),
+        "batch innermost": (1, batch, batch * dim),
+    }.items():
+        yield name, *strided(sizes, strides, 3, dtype, torch.device("cpu"), fill)
+
+
+@pytest.mark.parametrize("dim, seqlen", [(3, 1100), (40, 37), (100, 300), (530, 5)])
+@pytest.mark.parametrize("width", [1, 2, 4, 7, 9, 19, 40])
+def test_bits_are_the_same_whatever_the_strides(cpu: torch.device, width: int, dim: int, seqlen: int) -> None:
+    """Plain rows, and packed ones that continue from a state. The parameters are strided too."""
+    for number, dtype in enumerate(DTYPES.values()):
+        sizes, use_silu = (2, dim, seqlen), number > 0
+        values, weight, bias = torch.randn(sizes).to(dtype), torch.randn(dim, width) / width**0.5, torch.randn(dim)
+        state = torch.randn(2, dim, width - 1).to(dtype)
+        ids = (torch.rand(2, seqlen) < 0.1).cumsum(-1, dtype=torch.int32) - (torch.rand(2, seqlen) < 0.05).int() * 100
+        rows = {"activation": "silu" if use_silu else None, "seq_idx": ids, "initial_states": state if width > 1 else None}
+        plain, packed = run(values, weight, bias, use_silu), hipconv.causal_conv1d_fn(values, weight, bias, **rows)
+        wide = [t.double() for t in (values, weight, bias)]
+        for found, held in ((plain, (None, None)), (packed, (ids, state.double()))):  # sums of 40 taps round a little more
+            assert mismatch(found, reference_training.causal_conv1d(*wide, *held, use_silu)[0], may_differ=0.003) is None
+        apart = torch.randn(dim, 2 * width)[:, ::2].copy_(weight), torch.randn(3 * dim)[::3].copy_(bias)
+        for (name, x, _), (to, out, buffer) in itertools.product(_places(sizes, dtype, torch.nan), _places(sizes, dtype, 42.0)):
+            out.fill_(torch.nan)
+            hipconv.causal_conv1d_fwd(out, x.copy_(values), *apart, use_silu)
+            assert torch.equal(out, plain), (dtype, name, to)
+            out.fill_(42.0)
+            assert (buffer == 42.0).all(), "wrote outside out"
+        for name, x, _ in _places(sizes, dtype, torch.nan):
+            assert torch.equal(hipconv.causal_conv1d_fn(x.copy_(values), weight, bias, **rows), packed), (dtype, name)
+
+
+def test_infinite_weights_of_taps_that_see_nothing_are_left_out(cpu: torch.device) -> None:
+    for width, layout, dim in itertools.product((2, 4, 8, 20), LAYOUTS, (3, 64)):
+        weight = torch.full((dim, width), torch.inf)
+        weight[:, -1] = 1.0  # a token is alone in its sequence
+        x = empty_as(layout, (2, dim, 70), torch.float32, cpu).copy_(torch.randn(2, dim, 70))
+        ids = torch.arange(70, dtype=torch.int32).expand(2, 70)
+        assert torch.equal(hipconv.causal_conv1d_fn(x, weight, seq_idx=ids), x)
+        assert torch.equal(run(x, weight)[..., 0], x[..., 0])
 
 
 def check_isa(isa: str) -> None:
@@ -250,6 +278,10 @@ def check_isa(isa: str) -> None:
         for kernel in ("simd", "openmp"):
             module.causal_conv1d_fwd(out.fill_(torch.nan), x, weight, bias, True, kernel, 0)
             assert_matches(out, x, weight, bias, True)
+        module.causal_conv1d_fwd(out, x, weight, bias, True, "simd", 0)
+        for (_, there, _), (_, to, _) in itertools.product(*(_places(x.shape, dtype, torch.nan) for _ in range(2))):
+            module.causal_conv1d_fwd(to, there.copy_(x), weight, bias, True, "simd", 0)
+            assert torch.equal(to, out)
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
     for dtype in (torch.float16, torch.bfloat16):
         x = bits.view(dtype)[None, None]

@@ -124,7 +124,6 @@ def launched(name, module):
         "copy": lambda: module.copy(out, x, 0),
         "causal_conv1d": lambda: hipconv.causal_conv1d_fwd(out, x, weight),
         "causal_conv1d_bwd": lambda: module.causal_conv1d_bwd(x, weight, None, x, None, None, None, out, False, False, "auto", 0),
-        "causal_conv1d_states": lambda: module.causal_conv1d_states_fwd(out, None, x, weight, None, None, state.clone(), False, None, 0),
         "causal_conv1d_update": lambda: serving.causal_conv1d_update(x, state, weight, out=out),
         "causal_conv1d_varlen": lambda: serving.causal_conv1d_fn(
             x[0], weight, None, state, torch.tensor([0, 5, 8], dtype=torch.int32), out=out[0]

@@ -66,9 +66,9 @@ def test_rows(shape: tuple[int, int, int], dtype: torch.dtype, layout: str) -> N
     weight = untouched((dim, 4), (4, 1), dtype)
     state = [untouched((batch, dim, 3), (3 * dim, 1, dim), dtype) for _ in range(2)]
     seq_idx = untouched((batch, seqlen), (seqlen, 1), torch.int32)
-    forward, backward = module("causal_conv1d_states").causal_conv1d_states_fwd, module("causal_conv1d_bwd")
-    forward(out, state[0], x, weight, None, None, state[1], True, None, 0)
-    forward(out, None, x, weight, None, seq_idx, None, True, None, 0)
+    forward, backward = module("causal_conv1d").causal_conv1d_rows_fwd, module("causal_conv1d_bwd")
+    forward(out, state[0], x, weight, None, None, state[1], True, 0)
+    forward(out, None, x, weight, None, seq_idx, None, True, 0)
     ran = 0
     for kernel in backward.causal_conv1d_bwd_kernels():
         for given in ((None, None), (seq_idx, None), (None, state[0])):

@@ -9,7 +9,7 @@
 namespace hipconv {
 namespace {
 
-template <typename T>
+template <typename T, typename A>
 void openmp(const CausalConv1dFwdParams& p) {
     const bool channels_inside = dim_is_inner(p.x);
     const int64_t inner_size = channels_inside ? p.dim : p.seqlen;
@@ -22,7 +22,7 @@ void openmp(const CausalConv1dFwdParams& p) {
         const int64_t b = row / outer_size;
         const int64_t outer = row % outer_size;
         for (int64_t inner = 0; inner < inner_size; ++inner)
-            causal_conv1d_one_output<T>(p, b, channels_inside ? inner : outer, channels_inside ? outer : inner);
+            causal_conv1d_one_output<T, A>(p, b, channels_inside ? inner : outer, channels_inside ? outer : inner);
     }
 }
 
@@ -33,8 +33,11 @@ const char* causal_conv1d_openmp_form(const CausalConv1dFwdParams& p) {
 }
 
 void causal_conv1d_openmp(const CausalConv1dFwdParams& p, void* /*workspace*/, void* /*stream*/) {
-    with_dtype(p.dtype, [&](auto type) { openmp<decltype(type)>(p); });
+    if (p.dtype == kF64) return openmp<double, double>(p);
+    with_dtype(p.dtype, [&](auto type) { openmp<decltype(type), float>(p); });
 }
+
+bool causal_conv1d_fwd_serves_f64() { return true; }
 
 KernelTable<CausalConv1dFwdParams> causal_conv1d_fwd_kernels() { return {kFwdKernels, std::size(kFwdKernels)}; }
 

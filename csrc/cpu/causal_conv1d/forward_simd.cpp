@@ -1,207 +1,284 @@
-// This is the causal conv1d forward for host memory, vectorised: x and out are both channel-first (tokens are neighbours in
-// memory) or both channel-last. Every output is the same chain of operations on one lane of a vector, whatever the layout and
-// its place in it, so layouts, chunks and batches agree bit for bit.
-#include <algorithm>
-
-#include "../simd.h"
+// This is the causal conv1d forward for host memory, vectorised: for any strides, any width, states and packed sequences.
+//
+// Where tokens are neighbours in memory, and taps few, vectors lie along tokens; else they lie along channels. What does not lie
+// so goes through tiles of floats.
+#include "causal_conv1d/forward_formula.h"
 #include "forward.h"
 #include "serial.h"
+#include "taps.h"
 
 namespace hipconv {
 namespace {
 
-using simd::Floats;
-using simd::kLanes;
+bool is_parallel(const CausalConv1dFwdParams& p) { return static_cast<double>(p.batch) * p.dim * p.seqlen >= kSerialBelow; }
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
-
-// `size` is cut into equal pieces of this length, which is whole vectors and at most `limit` (whole vectors too).
-int64_t piece_of(int64_t size, int64_t limit) { return round_up(ceil_div(size, ceil_div(size, limit)), kLanes); }
-
-// These are the parameters of one channel: element `width` is the bias.
-template <int kWidth>
-void load_parameters(const CausalConv1dFwdParams& p, int64_t d, float* to, int64_t step) {
-    for (int i = 0; i < kWidth; ++i)
-        to[i * step] = load_parameter(p.weight, d * p.weight_dim_stride + i * p.weight_width_stride, p.weight_dtype);
-    to[kWidth * step] = p.bias ? load_parameter(p.bias, d * p.bias_stride, p.bias_dtype) : 0.0f;
-}
-
-// ---- channel-first: a piece of a row is converted into a buffer, from which each tap is an unaligned load -----------------
+// ---- along tokens: a piece of a row is converted into a buffer, from which each tap is an unaligned load --------------------
 
 constexpr int kTokens = 512;  // in a piece; with 1024, loads from the buffer may wait for stores to out a page apart
-constexpr int kHistory = 16;  // floats before them, for width - 1 earlier tokens; keeps the tokens aligned
 
-template <typename T, int kWidth>
-void convolve_tokens(const CausalConv1dFwdParams& p, int64_t b, int64_t d, int64_t begin, int count, float* tokens) {
-    constexpr int kPast = kWidth - 1;
-    const T* x = static_cast<const T*>(p.x.data) + b * p.x.batch_stride + d * p.x.dim_stride + begin;
-    T* out = static_cast<T*>(p.out.data) + b * p.out.batch_stride + d * p.out.dim_stride + begin;
-    float parameters[kWidth + 1];
-    load_parameters<kWidth>(p, d, parameters, 1);
-    Floats weight[kWidth];
-    for (int i = 0; i < kWidth; ++i) weight[i] = simd::broadcast(parameters[i]);
-    const Floats bias = simd::broadcast(parameters[kWidth]);
-
-    for (int i = -kPast; i < 0; ++i) tokens[i] = begin + i < 0 ? 0.0f : to_float(x[i]);
-    for (int t = 0; t < count; t += kLanes) simd::store(tokens + t, simd::load_some(x + t, count - t));
-
-    int t = 0;
-    if (begin == 0) {
-        // Taps that would reach before the row are left out, not multiplied by zero, because 0 * inf is NaN.
-        for (; t < kPast && t < count; t += kLanes) {
-            Floats sum = bias;
-            for (int i = 0; i < kWidth; ++i) {
-                const Floats longer = sum + weight[i] * simd::load(tokens + t - kPast + i);
-                sum = simd::lane_numbers() + t >= static_cast<uint32_t>(kPast - i) ? longer : sum;
-            }
-            simd::store_some(out + t, p.use_silu ? simd::silu(sum) : sum, count - t);
-        }
-    }
-    for (; t < count; t += kLanes) {
-        __builtin_prefetch(x + count + t);  // fetch the next piece while this one computes
-        Floats sum = bias;
-        for (int i = 0; i < kWidth; ++i) sum = sum + weight[i] * simd::load(tokens + t - kPast + i);
-        simd::store_some(out + t, p.use_silu ? simd::silu(sum) : sum, count - t);
-    }
-}
-
-template <typename T, int kWidth>
-void along_tokens(const CausalConv1dFwdParams& p) {
-    const int64_t piece = piece_of(p.seqlen, kTokens);
-    const int64_t pieces = ceil_div(p.seqlen, piece);
-    const int64_t items = static_cast<int64_t>(p.batch) * p.dim * pieces;
-    const bool parallel = static_cast<double>(p.batch) * p.dim * p.seqlen >= kSerialBelow;
-
-#pragma omp parallel if (parallel)
-    {
-        alignas(64) float buffer[kHistory + kTokens];
-#pragma omp for schedule(static)
-        for (int64_t item = 0; item < items; ++item) {
-            const int64_t row = item / pieces;
-            const int64_t begin = item % pieces * piece;
-            const int count = static_cast<int>(std::min<int64_t>(piece, p.seqlen - begin));
-            convolve_tokens<T, kWidth>(p, row / p.dim, row % p.dim, begin, count, buffer + kHistory);
-        }
-    }
-}
-
-// ---- channel-last: a few tokens of a block of channels, the window in registers -------------------------------------------
-
-constexpr int kChannels = 512;  // in a block: its parameters stay in the first-level cache
-constexpr int kRun = 8;         // tokens in a row for each vector of channels: prefetchers follow rows that are read at once
-
-template <int kWidth>
-struct BlockParameters {
-    alignas(64) float of[kWidth + 1][kChannels];
+// A piece of a row in floats, from its oldest tap on, and the outputs' place.
+template <typename O>
+struct Piece {
+    const float* x;
+    O* out;
+    const float* parameters;  // the taps, and the bias behind them
+    const TokenIds* ids;      // null where all tokens see all taps
+    int width, count;
+    bool use_silu;
 };
 
-// This computes runs of `tokens` outputs for kVectors * kLanes neighbouring channels. kEdges stands for `channels` of them, and
-// for the start of the row.
-template <typename T, int kWidth, int kVectors, bool kEdges>
-HIPCONV_SIMD void convolve_run(const CausalConv1dFwdParams& p, const T* x, T* out, const float* parameters, int64_t begin,
-                               int tokens, int64_t channels) {
-    constexpr int kPast = kWidth - 1;
-    const auto load = [&](int t, int v) {
-        const T* from = x + t * p.x.seqlen_stride + v * kLanes;
-        return kEdges ? simd::load_some(from, channels) : simd::load(from);
-    };
-    Floats window[kVectors][kWidth];
-    for (int i = 0; i < kPast; ++i)
-        for (int v = 0; v < kVectors; ++v) window[v][i] = kEdges && begin + i < kPast ? Floats{} : load(i - kPast, v);
-    for (int t = 0; t < tokens; ++t) {
+// This computes kVectors vectors of outputs from token t of the piece on. Taps that a token does not see (kMasked) are left out,
+// not multiplied by zero, because 0 * inf is NaN. Zero taps are as many as there are.
+template <int kTaps, int kVectors, bool kMasked, typename O>
+HIPCONV_SIMD void convolve_vectors(const Piece<O>& piece, int t) {
+    const int width = kTaps > 0 ? kTaps : piece.width;
+    const auto id_of = [&](int tap, int v) { return simd::read<simd::Integers>(piece.ids->from(t + tap + v * kLanes)); };
+    Floats sums[kVectors];
+    for (Floats& sum : sums) sum = simd::broadcast(piece.parameters[width]);
+    for (int i = 0; i < width; ++i) {
+        const Floats weight = simd::broadcast(piece.parameters[i]);
         for (int v = 0; v < kVectors; ++v) {
-            window[v][kPast] = load(t, v);
-            if (!kEdges && v == 0) __builtin_prefetch(x + (t + kRun) * p.x.seqlen_stride);  // fetch the next run
-            Floats sum = simd::load(parameters + kWidth * kChannels + v * kLanes);
-            for (int i = 0; i < kWidth; ++i)
-                if (!kEdges || begin + t + i >= kPast)
-                    sum = sum + simd::load(parameters + i * kChannels + v * kLanes) * window[v][i];
-            for (int i = 0; i < kPast; ++i) window[v][i] = window[v][i + 1];
-            if (p.use_silu) sum = simd::silu(sum);
-            T* to = out + t * p.out.seqlen_stride + v * kLanes;
-            kEdges ? simd::store_some(to, sum, channels) : simd::store(to, sum);
+            const Floats longer = sums[v] + weight * simd::load(piece.x + t + i + v * kLanes);
+            if constexpr (kMasked)
+                sums[v] = id_of(i, v) == id_of(width - 1, v) ? longer : sums[v];
+            else
+                sums[v] = longer;
+        }
+    }
+    if (piece.use_silu)
+        for (Floats& sum : sums) sum = simd::silu(sum);
+    for (int v = 0; v < kVectors; ++v) {
+        if constexpr (kMasked) sums[v] = id_of(width - 1, v) != kNobody ? sums[v] : Floats{};
+        O* to = piece.out + t + v * kLanes;
+        kVectors > 1 ? simd::store(to, sums[v]) : simd::store_some(to, sums[v], piece.count - t);
+    }
+}
+
+// This computes the piece, and asks for the one that begins at `next`.
+template <int kTaps, typename O, typename T>
+void convolve_piece(const Piece<O>& piece, const T* next) {
+    constexpr int kVectors = 4;
+    const auto vary = [&](int t, int end) { return piece.ids && !piece.ids->alike(t, end + piece.width - 1); };
+    int t = 0;
+    for (; t + kVectors * kLanes <= piece.count; t += kVectors * kLanes) {
+        for (int v = 0; v < kVectors; ++v) __builtin_prefetch(next + t + v * kLanes);
+        vary(t, t + kVectors * kLanes) ? convolve_vectors<kTaps, kVectors, true>(piece, t)
+                                       : convolve_vectors<kTaps, kVectors, false>(piece, t);
+    }
+    for (; t < piece.count; t += kLanes)
+        vary(t, std::min(t + kLanes, piece.count)) ? convolve_vectors<kTaps, 1, true>(piece, t)
+                                                   : convolve_vectors<kTaps, 1, false>(piece, t);
+}
+
+struct TokenBuffers {
+    Buffer<float> x, out, parameters;
+    TokenIds ids;
+
+    TokenBuffers(int width, int tokens) : x(width - 1 + tokens), out(tokens), parameters(width + 1), ids(width - 1 + tokens) {}
+};
+
+template <typename T>
+void convolve_row(const CausalConv1dFwdParams& p, int64_t b, int64_t d, int64_t begin, int count, const TokenIds* ids,
+                  const TokenBuffers& buffers, const T* next) {
+    const int past = p.width - 1;
+    const int64_t x_step = p.x.seqlen_stride, out_step = p.out.seqlen_stride;
+    const int64_t aligned = round_up(past, kLanes) - past;  // then the tokens are
+    float* oldest = buffers.x.begin() + aligned;
+    const T* x = &at<const T>(p.x, b, d, begin);
+    T* out = &at<T>(p.out, b, d, begin);
+    for (int64_t t = begin - past; t < begin; ++t) {
+        const bool exists = t >= 0 || p.initial_states.data;
+        oldest[t - begin + past] = exists ? input_at<T, float>(p, b, d, t) : 0.0f;
+    }
+    for (int t = 0; t < count; t += kLanes)
+        simd::store(oldest + past + t, simd::load_strided(x + t * x_step, x_step, count - t));
+    const auto convolve = [&](auto* to) {
+        const Piece<std::remove_pointer_t<decltype(to)>> piece{oldest, to,        buffers.parameters.begin(), ids, p.width,
+                                                               count,  p.use_silu};
+        p.width == 4 ? convolve_piece<4>(piece, next) : convolve_piece<0>(piece, next);
+    };
+    if (out_step == 1) return convolve(out);
+    float* outputs = buffers.out.begin();
+    convolve(outputs);
+    for (int t = 0; t < count; t += kLanes)
+        simd::store_strided(out + t * out_step, out_step, simd::load(outputs + t), count - t);
+}
+
+template <typename T>
+void along_tokens(const CausalConv1dFwdParams& p) {
+    const int past = p.width - 1;
+    const int64_t length = piece_of(p.seqlen, kTokens), pieces = ceil_div(p.seqlen, length);
+    const int64_t items = p.batch * p.dim * pieces;
+    const bool has_ids = p.seq_idx.data;  // then channels follow one another, and use a piece's ids in turn
+#pragma omp parallel if (is_parallel(p))
+    {
+        TokenBuffers buffers(p.width, kTokens + 2 * kLanes);
+        int64_t loaded = -1, loaded_ids = -1;
+#pragma omp for schedule(static)
+        for (int64_t item = 0; item < items; ++item) {
+            const int64_t b = item / (p.dim * pieces);
+            const int64_t d = has_ids ? item % p.dim : item / pieces % p.dim;
+            const int64_t begin = (has_ids ? item / p.dim % pieces : item % pieces) * length;
+            const int count = static_cast<int>(std::min(length, p.seqlen - begin));
+            if (loaded != d) {
+                float* to = buffers.parameters.begin();
+                for (int i = 0; i < p.width; ++i) to[i] = weight_at<float>(p, d, i);
+                to[p.width] = p.bias ? load_parameter(p.bias, d * p.bias_stride, p.bias_dtype) : 0.0f;
+            }
+            loaded = d;
+            const bool varies = has_ids || (begin < past && !p.initial_states.data);
+            const int64_t whose = has_ids ? b * pieces + begin / length : begin;
+            if (varies && loaded_ids != whose) {
+                buffers.ids.load(p, b, begin - past, past + count);
+                loaded_ids = whose;
+            }
+            const T* next = has_ids ? &at<const T>(p.x, b, d + 1, begin) : &at<const T>(p.x, b, d, begin + count);
+            convolve_row(p, b, d, begin, count, varies ? &buffers.ids : nullptr, buffers, next);
         }
     }
 }
 
-template <typename T, int kWidth>
-void along_channels(const CausalConv1dFwdParams& p) {
-    constexpr int kVectors = std::max<int>(1, 64 / (kLanes * sizeof(T)));  // a cache line
-    const int64_t block = piece_of(p.dim, kChannels);
-    const int64_t runs = ceil_div(p.seqlen, kRun);
-    const int64_t items = ceil_div(p.dim, block) * p.batch * runs;
-    const bool parallel = static_cast<double>(p.batch) * p.dim * p.seqlen >= kSerialBelow;
+// ---- along channels: some tokens of a block of channels ---------------------------------------------------------------------
 
-#pragma omp parallel if (parallel)
+// This computes the outputs of tokens 0 to tokens - 1, which are rows of `out`; `x` has the inputs from the first one's oldest
+// tap on, and so has `ids`.
+template <typename R, typename O>
+void convolve_rows(Rows<R> x, Rows<O> out, const Parameters& parameters, const TokenIds& ids, int tokens, int64_t channels,
+                   bool use_silu) {
+    const int past = parameters.width - 1;
+    const auto last = std::max<int64_t>(channels - kLanes, 0);
+    for (int next = 0; next < tokens; next += kBlockTokens) {
+        const int t = std::max(0, std::min(next, tokens - kBlockTokens));  // the last block makes some again, not fewer
+        const int end = std::min(t + kBlockTokens, tokens);
+        if (end - t == kBlockTokens && ids.alike(t, end + past)) {
+            for (int64_t after = 0; after < channels; after += kLanes) {
+                const int64_t c = std::min(after, last);
+                Floats sums[kBlockTokens];
+                for (Floats& sum : sums) sum = parameters.bias(c);
+                add_all_taps<1>(sums, x.from(t), parameters, c);
+                if (use_silu)
+                    for (Floats& sum : sums) sum = simd::silu(sum);
+                for (int j = 0; j < kBlockTokens; ++j) simd::store(out.at(t + j, c), sums[j]);
+            }
+            continue;
+        }
+        for (int token = next; token < end; ++token) {
+            const int32_t id = ids.of(token + past);
+            const auto make = [&](auto vectors, int64_t c) __attribute__((always_inline)) {
+                constexpr int kVectors = decltype(vectors)::value;
+                Floats sums[kVectors];
+                for (int v = 0; v < kVectors; ++v) sums[v] = parameters.bias(c + v * kLanes);
+                add_visible_taps<1>(sums, x.from(token), parameters, ids.from(token), id, c);
+                for (int v = 0; v < kVectors; ++v) {
+                    const Floats value = use_silu ? simd::silu(sums[v]) : sums[v];
+                    simd::store(out.at(token, c + v * kLanes), id == kNobody ? Floats{} : value);
+                }
+            };
+            constexpr int kVectors = 4;
+            int64_t c = 0;
+            for (; c + kVectors * kLanes <= channels; c += kVectors * kLanes) make(std::integral_constant<int, kVectors>{}, c);
+            for (; c < channels; c += kLanes) make(std::integral_constant<int, 1>{}, std::min(c, last));
+        }
+    }
+}
+
+// How the work is cut, and what of it goes through tiles of floats.
+struct Cut {
+    bool x_in_place, out_in_place;  // else in tiles
+    int64_t channels;
+    int tokens;
+};
+
+Cut cut_of(const CausalConv1dFwdParams& p) {
+    const bool wide = p.width > 8;
+    const int past = p.width - 1;
+    const bool out_in_place = p.out.dim_stride == 1 && p.dim >= kLanes;
+    const bool x_in_place = out_in_place && p.x.dim_stride == 1 && !(wide && element_bytes(p.dtype) == 2);
+    // Memory should be read and written in long stretches, whichever axis they lie along.
+    const bool across = dim_is_inner(p.x) && dim_is_inner(p.out);
+    const int64_t channels = piece_of(p.dim, wide ? 32 : across ? 512 : 128);
+    const int tokens = static_cast<int>(round_up(std::max(across ? 16 : 128, wide ? 2 * past : 0), kBlockTokens));
+    return {x_in_place, out_in_place, channels, tokens};
+}
+
+template <typename T>
+void along_channels(const CausalConv1dFwdParams& p) {
+    const Cut cut = cut_of(p);
+    const int past = p.width - 1;
+    const int64_t runs = ceil_div(p.seqlen, cut.tokens), block = cut.channels;
+    const int64_t items = ceil_div(p.dim, block) * p.batch * runs;
+#pragma omp parallel if (is_parallel(p))
     {
-        BlockParameters<kWidth> parameters;
+        const Buffer<float> parameter_rows(round_up(block, kLanes) * (p.width + 1));
+        const Buffer<float> x_tile(block * (past + cut.tokens)), out_tile(block * cut.tokens);
+        TokenIds ids(past + cut.tokens);
+        Parameters parameters{};
         int64_t loaded = -1;
 #pragma omp for schedule(static)
         for (int64_t item = 0; item < items; ++item) {
-            const int64_t d = item / (p.batch * runs) * block;
-            const int64_t b = item / runs % p.batch;
-            const int64_t t = item % runs * kRun;
+            const int64_t d = item / (p.batch * runs) * block, b = item / runs % p.batch;
+            const int64_t begin = item % runs * cut.tokens;
             const int64_t channels = std::min(block, p.dim - d);
-            const int tokens = static_cast<int>(std::min<int64_t>(kRun, p.seqlen - t));
-            if (loaded != d)
-                for (int64_t c = 0; c < channels; ++c) load_parameters<kWidth>(p, d + c, &parameters.of[0][c], kChannels);
+            const int tokens = static_cast<int>(std::min<int64_t>(cut.tokens, p.seqlen - begin));
+            if (loaded != d) parameters = load_parameters(parameter_rows.begin(), block, p, d, channels);
             loaded = d;
-
-            const T* x = static_cast<const T*>(p.x.data) + b * p.x.batch_stride + d + t * p.x.seqlen_stride;
-            T* out = static_cast<T*>(p.out.data) + b * p.out.batch_stride + d + t * p.out.seqlen_stride;
-            if (t < kWidth - 1 || channels < kVectors * kLanes) {
-                for (int64_t c = 0; c < channels; c += kLanes)
-                    convolve_run<T, kWidth, 1, true>(p, x + c, out + c, &parameters.of[0][c], t, tokens, channels - c);
+            ids.load(p, b, begin - past, past + tokens);
+            const bool continues = begin < past && p.initial_states.data;
+            const T* x = &at<const T>(p.x, b, d, begin);
+            T* out = &at<T>(p.out, b, d, begin);
+            const auto convolve = [&](auto from, auto to) {
+                convolve_rows(from, to, parameters, ids, tokens, channels, p.use_silu);
+            };
+            if (cut.x_in_place && !continues && channels >= kLanes) {
+                const int64_t step = p.x.seqlen_stride;
+                convolve(Rows<const T>{x - past * step, step}, Rows<T>{out, p.out.seqlen_stride});
+                continue;
+            }
+            const auto count = static_cast<int>(channels);
+            const int first = static_cast<int>(std::min<int64_t>(begin, past));  // tokens before the run
+            simd::load_tile(x_tile.begin() + (past - first) * block, block, x - first * p.x.seqlen_stride, p.x.dim_stride,
+                            p.x.seqlen_stride, count, first + tokens);
+            if (continues)
+                simd::load_tile(x_tile.begin(), block, &at<const T>(p.initial_states, b, d, begin), p.initial_states.dim_stride,
+                                p.initial_states.seqlen_stride, count, past - first);
+            const Rows<const float> rows{x_tile.begin(), block};
+            if (cut.out_in_place && channels >= kLanes) {
+                convolve(rows, Rows<T>{out, p.out.seqlen_stride});
             } else {
-                for (int64_t next = 0; next < channels; next += kVectors * kLanes) {
-                    const int64_t c = std::min(next, channels - kVectors * kLanes);  // redo the last ones, not fewer
-                    convolve_run<T, kWidth, kVectors, false>(p, x + c, out + c, &parameters.of[0][c], t, tokens, channels);
-                }
+                simd::ask_tile(out, p.out.dim_stride, p.out.seqlen_stride, count, tokens);
+                convolve(rows, Rows<float>{out_tile.begin(), block});
+                simd::store_tile(out, p.out.dim_stride, p.out.seqlen_stride, out_tile.begin(), block, count, tokens);
             }
         }
     }
 }
 
-// ---- choice of the instance ----------------------------------------------------------------------------------------------
+// ---- choice of the axis -----------------------------------------------------------------------------------------------------
 
-template <typename T, int kWidth>
-void with_width(const CausalConv1dFwdParams& p, bool channels_inside) {
-    if (p.width != kWidth) {
-        if constexpr (kWidth > 1) with_width<T, kWidth - 1>(p, channels_inside);
-    } else {
-        channels_inside ? along_channels<T, kWidth>(p) : along_tokens<T, kWidth>(p);
-    }
-}
-
-constexpr int kMaxWidth = 8;
-
-enum class Along { neither, tokens, channels };
-
-// The result depends on nothing but sizes, strides and types. The stride of an axis of size one does not matter.
-Along vectors_along(const CausalConv1dFwdParams& p) {
-    const bool tokens = p.seqlen == 1 || (p.x.seqlen_stride == 1 && p.out.seqlen_stride == 1);
-    const bool channels = p.dim == 1 || (p.x.dim_stride == 1 && p.out.dim_stride == 1);
-    if (p.width > kMaxWidth || !(tokens || channels)) return Along::neither;
-    if (tokens && channels) return p.dim > p.seqlen ? Along::channels : Along::tokens;
-    return tokens ? Along::tokens : Along::channels;
+// The result depends on nothing but sizes, strides and types. Shuffles to transpose rows cost less than loads that no vector
+// aligns, from some taps on.
+bool vectors_along_tokens(const CausalConv1dFwdParams& p) {
+    constexpr int kMostTaps = 16;
+    if (p.width > kMostTaps) return false;
+    return p.dim < kLanes || (p.seqlen >= 2 * kLanes && !dim_is_inner(p.x) && !dim_is_inner(p.out));
 }
 
 }  // namespace
 
 const char* causal_conv1d_simd_refusal(const CausalConv1dFwdParams& p) {
-    static_assert(kMaxWidth == 8, "the text below says so");
-    if (vectors_along(p) != Along::neither) return nullptr;
-    return "width <= 8 where x and out both have stride 1 along seqlen, or both along dim";
+    return p.dtype != kF64 ? nullptr : "x of 16 or 32 bits";
 }
 
 const char* causal_conv1d_simd_form(const CausalConv1dFwdParams& p) {
-    return vectors_along(p) == Along::channels ? "simd_along_channels" : "simd_along_tokens";
+    return vectors_along_tokens(p) ? "simd_along_tokens" : "simd_along_channels";
 }
 
 void causal_conv1d_simd(const CausalConv1dFwdParams& p, void* /*workspace*/, void* /*stream*/) {
-    const bool channels_inside = vectors_along(p) == Along::channels;
-    with_dtype(p.dtype, [&](auto type) { with_width<decltype(type), kMaxWidth>(p, channels_inside); });
+    const bool tokens = vectors_along_tokens(p);
+    with_dtype(p.dtype, [&](auto type) {
+        using T = decltype(type);
+        tokens ? along_tokens<T>(p) : along_channels<T>(p);
+    });
 }
 
 }  // namespace hipconv

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "causal_conv1d/states.h"
+#include "launch/kernel_table.h"
 
 namespace hipconv {
 

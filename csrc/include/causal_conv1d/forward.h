@@ -1,36 +1,15 @@
-// This file declares the causal depthwise conv1d as the bindings hand it to the kernels. It depends on neither torch nor HIP.
-//
-//   out[b, d, t] = act(bias[d] + sum_i weight[d, i] * x[b, d, t - width + 1 + i]),  x[., ., t < 0] = 0,  act = SiLU or identity
+// This file declares the forward of the causal depthwise conv1d (states.h says what it computes). It depends on neither torch nor
+// HIP.
 #pragma once
 
-#include <cstdint>
-
-#include "device/dtype.h"
+#include "causal_conv1d/states.h"
 #include "launch/kernel_table.h"
 
 namespace hipconv {
 
-// A (batch, dim, seqlen) tensor. Strides count elements, and may be zero or negative for an input.
-struct Sequences {
-    void* data;
-    int64_t batch_stride, dim_stride, seqlen_stride;
-};
-
-struct CausalConv1dFwdParams {
-    int32_t batch, dim, seqlen, width;
-    DType dtype;  // of x and out
-
-    Sequences x, out;
-
-    const void* weight;  // (dim, width)
-    int64_t weight_dim_stride, weight_width_stride;
-    DType weight_dtype;
-
-    const void* bias;  // (dim,), or null for none
-    int64_t bias_stride;
-    DType bias_dtype;
-
-    bool use_silu;
+struct CausalConv1dFwdParams : CausalConv1dInputs {
+    Sequences out;
+    Sequences final_states;  // (batch, dim, width - 1), or null; may be the initial states' memory
 };
 
 constexpr KernelNames kCausalConv1dFwdNames = {"HIPCONV_CONV1D_KERNEL",
@@ -38,7 +17,14 @@ constexpr KernelNames kCausalConv1dFwdNames = {"HIPCONV_CONV1D_KERNEL",
                                                {"simd", "openmp"}};
 
 // These are defined twice: in csrc/kernels for GPUs and simt, in csrc/cpu for host memory (whose launches ignore the stream).
-// In calls, no size is zero; for launches, every tensor lies on the current device.
+// In calls, no size is zero; for launches, every tensor lies on the current device. The kernels write `out`, and leave final
+// states alone. A kernel that refuses a call for its states or ids may serve it if its rows are taken for plain ones, and then
+// causal_conv1d_mend makes the outputs that differ. The last kernel of the table serves everything.
 KernelTable<CausalConv1dFwdParams> causal_conv1d_fwd_kernels();
+bool causal_conv1d_fwd_serves_f64();
+void causal_conv1d_mend(const CausalConv1dFwdParams& params, void* stream);
+
+// This writes the final states, and runs last: they may lie in the memory of the initial states. The seqlen may be zero.
+void causal_conv1d_final_states(const CausalConv1dFwdParams& params, void* stream);
 
 }  // namespace hipconv

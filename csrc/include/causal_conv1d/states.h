@@ -1,5 +1,7 @@
-// This file declares the causal conv1d of sequences that continue from a state, end in one, or are packed in a row: training
-// needs these beyond forward.h. It depends on neither torch nor HIP.
+// This file declares what an output of the causal conv1d depends on, as the bindings hand it to the kernels. It depends on neither
+// torch nor HIP.
+//
+//   out[b, d, t] = act(bias[d] + sum_i weight[d, i] * row[b, d, t - width + 1 + i]),  act = SiLU or identity
 //
 // A row is [initial state | x]; before it there is nothing. Tap i of token t sees the input at t - width + 1 + i if that has
 // the same sequence id as t. A state's id is that of the row's first token. Tokens with a negative id are padding: their output
@@ -7,25 +9,33 @@
 // sequence, and zeros in place of others.
 #pragma once
 
-#include "causal_conv1d/forward.h"
+#include <cstdint>
+
+#include "device/dtype.h"
 
 namespace hipconv {
 
-// The CPU serves float64 here. It is not among the enumerators, because no other kernel knows of it.
+// The CPU serves float64 in some forms. It is not among the enumerators, because no other kernel knows of it.
 constexpr DType kF64 = static_cast<DType>(3);
+
+// A (batch, dim, seqlen) tensor. Strides count elements, and may be zero or negative for an input.
+struct Sequences {
+    void* data;
+    int64_t batch_stride, dim_stride, seqlen_stride;
+};
 
 struct SequenceIds {
     const int32_t* data;  // (batch, seqlen), or null: each row is one sequence
     int64_t batch_stride, seqlen_stride;
 };
 
-// The output depends on these tensors. An absent tensor is null.
+// An absent tensor is null.
 struct CausalConv1dInputs {
     int32_t batch, dim, seqlen, width;
     DType dtype;  // of x, outputs and states
 
     Sequences x;
-    Sequences initial_states;  // (batch, dim, width - 1)
+    Sequences initial_states;  // (batch, dim, width - 1); null too where the width is 1
     SequenceIds seq_idx;
 
     const void* weight;  // (dim, width)
@@ -39,16 +49,7 @@ struct CausalConv1dInputs {
     bool use_silu;
 };
 
-struct CausalConv1dStatesParams {
-    CausalConv1dInputs in;
-    Sequences out;
-    Sequences final_states;  // (batch, dim, width - 1), or null; may be the initial states' memory
-};
-
-// These are defined in csrc/kernels and in csrc/cpu. No size but the seqlen is zero. The fast kernels of forward.h have made
-// `out` as if every row were one sequence without a state: here only the outputs for which that is wrong are made, near the
-// start of a row or of a sequence in it. (In float64, which those kernels do not serve, all outputs are made here.)
-bool causal_conv1d_states_serve_f64();
-void causal_conv1d_states_fwd(const CausalConv1dStatesParams& params, void* stream);
+// Rows are plain where each is one sequence without a state.
+inline bool rows_are_plain(const CausalConv1dInputs& in) { return !in.initial_states.data && !in.seq_idx.data; }
 
 }  // namespace hipconv

@@ -53,16 +53,6 @@ HIPCONV_INLINE bool sees(const CausalConv1dInputs& p, int64_t b, int64_t t, int6
     return !p.seq_idx.data || sequence_of(p, b, from) == sequence_of(p, b, t);
 }
 
-// Tells whether token t sees something else than it would if the row were one sequence without a state.
-HIPCONV_INLINE bool differs_from_plain_row(const CausalConv1dInputs& p, int64_t b, int64_t t) {
-    if (p.initial_states.data && t < p.width - 1) return true;
-    if (!p.seq_idx.data) return false;
-    const int32_t sequence = sequence_of(p, b, t);
-    bool differs = sequence < 0;
-    for (int k = 1; k < p.width && k <= t; ++k) differs |= sequence_of(p, b, t - k) != sequence;
-    return differs;
-}
-
 // Tells whether the final state holds the input at t, one of the last width - 1 of [initial state | x].
 HIPCONV_INLINE bool final_state_counts(const CausalConv1dInputs& p, int64_t b, int64_t t) {
     if (t < 0 && !p.initial_states.data) return false;
@@ -90,29 +80,6 @@ HIPCONV_INLINE A sum_at(const CausalConv1dInputs& p, int64_t b, int64_t d, int64
         if (sees(p, b, t, from)) sum += weight_at<A>(p, d, i) * input_at<T, A>(p, b, d, from);
     }
     return sum;
-}
-
-template <typename T, typename A>
-HIPCONV_INLINE void states_one_output(const CausalConv1dStatesParams& p, int64_t b, int64_t d, int64_t t) {
-    A value{0};
-    if (!is_padding(p.in, b, t)) {
-        value = sum_at<T, A>(p.in, b, d, t);
-        if (p.in.use_silu) value *= sigmoid(value);
-    }
-    at<T>(p.out, b, d, t) = rounded<T>(value);
-}
-
-// All columns of a row's final state, oldest first: each comes from a column that is not older, so it may lie where the initial
-// state does.
-template <typename T>
-HIPCONV_INLINE void states_one_final_state(const CausalConv1dStatesParams& p, int64_t b, int64_t d) {
-    const int past = p.in.width - 1;
-    for (int column = 0; column < past; ++column) {
-        const int64_t t = int64_t{p.in.seqlen} - past + column;
-        T value{};
-        if (final_state_counts(p.in, b, t)) value = t < 0 ? at<T>(p.in.initial_states, b, d, t + past) : at<T>(p.in.x, b, d, t);
-        at<T>(p.final_states, b, d, column) = value;
-    }
 }
 
 // g[t], the gradient of the sum of token t.

@@ -26,7 +26,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kThreads, 4) causal_conv1d_fwd_naive(Causa
     for (int64_t b = blockIdx.z; b < p.batch; b += gridDim.z) {
         for (int64_t outer = first_outer; outer < outer_size; outer += static_cast<int64_t>(gridDim.y) * blockDim.y) {
             for (int64_t inner = first_inner; inner < inner_size; inner += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-                causal_conv1d_one_output<T>(p, b, lanes_along_dim ? inner : outer, lanes_along_dim ? outer : inner);
+                causal_conv1d_one_output<T, float>(p, b, lanes_along_dim ? inner : outer, lanes_along_dim ? outer : inner);
             }
         }
     }
@@ -54,16 +54,10 @@ const char* causal_conv1d_naive_form(const CausalConv1dFwdParams& p) {
 }
 
 void causal_conv1d_naive(const CausalConv1dFwdParams& p, void* /*workspace*/, void* stream) {
-    const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
-    switch (p.dtype) {
-        case DType::f32:
-            return launch_naive<float>(p, hip_stream);
-        case DType::f16:
-            return launch_naive<f16>(p, hip_stream);
-        case DType::bf16:
-            return launch_naive<bf16>(p, hip_stream);
-    }
+    with_dtype(p.dtype, [&](auto type) { launch_naive<decltype(type)>(p, static_cast<hipStream_t>(stream)); });
 }
+
+bool causal_conv1d_fwd_serves_f64() { return false; }
 
 KernelTable<CausalConv1dFwdParams> causal_conv1d_fwd_kernels() { return {kFwdKernels, std::size(kFwdKernels)}; }
 

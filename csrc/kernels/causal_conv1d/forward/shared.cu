@@ -307,8 +307,8 @@ void launch(const CausalConv1dFwdParams& p, hipStream_t stream) {
 const char* causal_conv1d_shared_refusal(const CausalConv1dFwdParams& p) {
     const char* served =
         "channel-first x and out whose rows, of at most 512 tokens (1024 in 16 bits with widths 2 to 4), follow one "
-        "another in memory, widths 2 to 8";
-    if (p.width < 2 || p.width > kMaxFastWidth) return served;
+        "another in memory, widths 2 to 8, plain rows";
+    if (!rows_are_plain(p) || p.width < 2 || p.width > kMaxFastWidth) return served;
     const int tokens = 16 / element_bytes(p.dtype);
     const int64_t size = static_cast<int64_t>(p.dim) * p.seqlen;
     const auto packed = [&](const Sequences& s) {

@@ -238,8 +238,9 @@ void launch(const CausalConv1dFwdParams& p, hipStream_t stream) {
 }  // namespace
 
 const char* causal_conv1d_tile_refusal(const CausalConv1dFwdParams& p) {
-    const char* served = "channel-last x and out (stride 1 along dim), widths 2 to 8";
-    if (p.width < 2 || p.width > kMaxFastWidth || p.x.dim_stride != 1 || p.out.dim_stride != 1) return served;
+    const char* served = "channel-last x and out (stride 1 along dim), widths 2 to 8, plain rows";
+    if (!rows_are_plain(p) || p.width < 2 || p.width > kMaxFastWidth || p.x.dim_stride != 1 || p.out.dim_stride != 1)
+        return served;
     const TileShape shape = shape_of(p, channels_a_vector(p));
     const bool fits = shape.groups <= kGridLimit && shape.blocks_a_sequence * shape.sequence_groups < int64_t{1} << 31;
     return fits ? nullptr : served;

@@ -303,8 +303,9 @@ void launch(const CausalConv1dFwdParams& p, hipStream_t stream) {
 }  // namespace
 
 const char* causal_conv1d_vector_refusal(const CausalConv1dFwdParams& p) {
-    const char* served = "channel-first x and out (stride 1 along seqlen), widths 2 to 8";
-    if (p.width < 2 || p.width > kMaxFastWidth || p.x.seqlen_stride != 1 || p.out.seqlen_stride != 1) return served;
+    const char* served = "channel-first x and out (stride 1 along seqlen), widths 2 to 8, plain rows";
+    if (!rows_are_plain(p) || p.width < 2 || p.width > kMaxFastWidth || p.x.seqlen_stride != 1 || p.out.seqlen_stride != 1)
+        return served;
     const VectorShape shape = shape_of(p);
     const auto near = [&](const Sequences& s) {  // whether 32 bits reach from a block's first row to its last
         return s.dim_stride >= 0 && (s.dim_stride * (shape.rows - 1)) * element_bytes(p.dtype) < kOffsetLimit;

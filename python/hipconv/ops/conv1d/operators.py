@@ -79,18 +79,8 @@ def _forward(
     initial_states: Tensor | None,
     use_silu: bool,
 ) -> None:
-    target = targets.of(x.device)
-
-    def make_rows() -> None:
-        """As if each were one sequence without a state."""
-        jit.module("causal_conv1d", target).causal_conv1d_fwd(out, x, weight, bias, use_silu, "auto", stream(x))
-
-    fast = None if x.dtype == torch.float64 else make_rows
-    if seq_idx is None and initial_states is None and final_states is None and fast:
-        fast()
-    else:
-        module = jit.module("causal_conv1d_states", target)
-        module.causal_conv1d_states_fwd(out, final_states, x, weight, bias, seq_idx, initial_states, use_silu, fast, stream(x))
+    module = jit.module("causal_conv1d", targets.of(x.device))
+    module.causal_conv1d_rows_fwd(out, final_states, x, weight, bias, seq_idx, initial_states, use_silu, stream(x))
 
 
 def forward_new(x, weight, bias, seq_idx, initial_states, return_final_states, use_silu):
