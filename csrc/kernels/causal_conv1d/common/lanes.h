@@ -25,8 +25,9 @@ struct WholeLane {
 };
 
 // This is one element of f32, or two of 16 bits, with any address. The second is missing (`both` is false) at the end of an odd
-// dim and elsewhere, and its part stays as it is. Nothing outside the elements is read. Both are written as a word where that is aligned. (A part is a word
-// where memory has half of one: nvcc would pack two halves into a register, and wait for both right after the load.)
+// dim and elsewhere, and its part stays as it is. Nothing outside the elements is read. Both are written as a word where that is
+// aligned. (A part is a word where memory has half of one: nvcc would pack two halves into a register, and wait for both right
+// after the load.)
 template <typename T>
 struct SplitLane {
     static constexpr int kChannels = 4 / static_cast<int>(sizeof(T)), kParts = kChannels;
