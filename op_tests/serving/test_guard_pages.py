@@ -1,4 +1,4 @@
-"""Prefill and decode with every tensor between two pages that may not be touched: a byte too far ends the process.
+"""Rows with states, prefill and decode with every tensor between two pages that may not be touched: a byte too far ends the process.
 
 The calls run in a process of their own, which is main below as a command: a line before each call, so that the last one tells which it was.
 
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 import torch.nn.functional as F
 
+from conv1d.cases import random_rows
 from serving.decode_cases import kernels as update_kernels
 from serving.decode_cases import make_state, make_weights, random_call
 from serving.prefill_cases import CPU, STATE_LAYOUTS, Case, cached_call, in_place_kernels, kernel_names
@@ -52,6 +53,12 @@ def guarded(t: Any, at_end: bool) -> Any:
 
 
 # ---- calls -----------------------------------------------------------------------------------------------------------------------
+
+
+def rows_forms(draw: random.Random, guard: Callable[[Any], Any]) -> Iterator[tuple[str, str, Callable[[], object]]]:
+    arguments = {name: guard(value) for name, value in random_rows(draw, CPU)[0].items()}
+    what = ", ".join(f"{name} {tuple(t.shape)} {t.stride()}" for name, t in arguments.items() if isinstance(t, Tensor))
+    yield "forward", what, functools.partial(torch.ops.hipconv.causal_conv1d_states_fwd.default, **arguments)
 
 
 def prefill_call(draw: random.Random) -> dict[str, Any]:
@@ -139,11 +146,11 @@ def main() -> None:
     for way in ("cpu", "simt-wave64", "simt-wave32-shuffled"):
         with environment(**WAYS[way]):
             names = [f"prefill {name}" for name in kernel_names(CPU) + in_place_kernels(CPU)]
-            names += [f"decode {name}" for name in update_kernels(CPU)]
+            names += ["rows forward", *(f"decode {name}" for name in update_kernels(CPU))]
             for seed in range(2 * CALLS):
                 torch.manual_seed(seed)
                 guard = functools.partial(guarded, at_end=seed % 2 == 0)
-                for op, forms in (("prefill", prefill_forms), ("decode", decode_forms)):
+                for op, forms in (("rows", rows_forms), ("prefill", prefill_forms), ("decode", decode_forms)):
                     for kernel, what, call in forms(random.Random(seed), guard):
                         print(f"{way}, seed {seed}, {op} {kernel}, {what}", flush=True)
                         try:
