@@ -1,68 +1,74 @@
-// The channel-first backward kernels divide their work in this way: a thread walks through the steps of one channel, from the
-// last to the first.
+// The channel-first backward kernel divides its work in this way: the rows of a channel, one sequence after another, are one
+// stream of vectors, through which the lanes of the channel walk side by side, from the end to the start.
 #pragma once
 
 #include "causal_conv1d/backward.h"
 #include "launch/taper.h"
+#include "vector_load.h"
 
 namespace hipconv {
 
 constexpr int kBwdVectorThreads = 128;
-constexpr int kBwdVectorLanes = 32;          // the most lanes of a row: a shuffle reaches no further on any card
-constexpr int kBwdRaggedLanes = 8;           // the same of ragged rows, whose ends cost most: more steps have none
+constexpr int kBwdVectorLanes = 32;          // the most lanes of a channel: a shuffle reaches no further on any card
 constexpr uint32_t kBwdVectorLog2Steps = 5;  // of the longest walk
-constexpr int kPackedWidth = 4;              // whole rows of packed sequences have a kernel of their own at this width only
-
-template <typename T>
-constexpr int kBwdTokens = 16 / static_cast<int>(sizeof(T));  // of a thread, at a time
+constexpr int kMaxBwdVectorWidth = 8;        // a byte has bits for so many taps
 
 // This plan says how a launch divides the work. A block is blockDim.x lanes by blockDim.y channels. The items of a channel are
-// the steps of its sequences, one sequence after another; a thread does a piece of them, from the last to the first.
+// the steps of its lanes through the stream; a thread does a piece of them, from the last to the first. A row has no fewer
+// vectors than a channel has lanes.
 struct BwdVectorPlan {
-    Taper taper;  // rows are groups of blockDim.y channels
-    uint32_t steps_of_row;
-    int32_t stretch, last_stretch;          // tokens of a step, and those of a row before its last step
-    int64_t back;                           // bytes of a step
-    int64_t x_batch, dout_batch, dx_batch;  // bytes from sequence to sequence
-    // from a step before a row to the last one of the sequence before
-    int64_t x_batch_back, dout_batch_back, dx_batch_back, bits_batch_back;
-    // ragged rows: vectors lie on x's 16-byte boundaries; if not, they count from the row's start
-    bool on_boundaries;
+    Taper taper;       // rows are groups of blockDim.y channels
+    uint32_t vectors;  // of a row: a lane's tokens each
+    // 15 where vectors lie on the 16-byte boundaries of dx, so that the first of a row may begin before it; 0 where they count
+    // from the row's start
+    uint32_t boundary;
+    bool may_store_vectors;                             // dx has vectors on such boundaries
+    int64_t x_batch, dout_batch, dx_batch, taps_batch;  // bytes from sequence to sequence
 };
 
-// The walk of a thread: its channel, and the step that it begins with.
-struct BwdVectorWalk {
-    int64_t d;
-    bool has_channel;  // lanes that have none do the last one's work again: shuffles are for whole waves
-    int32_t b, step;
-    bool ends_row;  // nothing comes after that step
-    int next_lane;  // of the wave: the row's next one, and after the last its first
+// Where a lane is in the stream, which is where the next tokens are loaded from.
+struct BwdVectorPlace {
+    const char *x, *dout;  // its row
+    char* dx;
+    int32_t b, vector;  // of the row
 };
 
-HIPCONV_INLINE BwdVectorWalk bwd_vector_walk(const CausalConv1dInputs& in, const BwdVectorPlan& plan, const Piece& piece) {
-    BwdVectorWalk walk;
-    walk.d = static_cast<int64_t>(piece.row) * blockDim.y + threadIdx.y;
-    walk.has_channel = walk.d < in.dim;
-    if (!walk.has_channel) walk.d = in.dim - 1;
-    const uint32_t last = piece.first + static_cast<uint32_t>(piece.count) - 1;
-    const uint32_t b = last / plan.steps_of_row;
-    walk.b = static_cast<int32_t>(b);
-    walk.step = static_cast<int32_t>(last - b * plan.steps_of_row);
-    walk.ends_row = walk.step + 1 == static_cast<int32_t>(plan.steps_of_row);
-    const uint32_t lane = (threadIdx.y * blockDim.x + threadIdx.x) % kWaveSize;
-    walk.next_lane = static_cast<int>((lane & ~(blockDim.x - 1)) | ((lane + 1) & (blockDim.x - 1)));
-    return walk;
+HIPCONV_INLINE BwdVectorPlace bwd_vector_place(const CausalConv1dBwdParams& p, const BwdVectorPlan& plan, int64_t d,
+                                               int64_t element_bytes, uint32_t vector) {
+    const uint32_t last = static_cast<uint32_t>(p.in.batch) - 1;
+    const uint32_t row = vector / plan.vectors, b = row < last ? row : last;  // past the stream's end: past its last row
+    BwdVectorPlace place;
+    place.x = global_pointer<const char>(p.in.x.data) + d * p.in.x.dim_stride * element_bytes + b * plan.x_batch;
+    place.dout = global_pointer<const char>(p.dout.data) + d * p.dout.dim_stride * element_bytes + b * plan.dout_batch;
+    place.dx = global_pointer<char>(p.dx.data) + d * p.dx.dim_stride * element_bytes + b * plan.dx_batch;
+    place.b = static_cast<int32_t>(b);
+    place.vector = static_cast<int32_t>(vector - b * plan.vectors);
+    return place;
 }
 
-// The row of the workspace that a walk leaves its sums in, from its channel on.
-HIPCONV_INLINE float* bwd_vector_partials(const CausalConv1dBwdParams& p, const Piece& piece, int width, int64_t d) {
-    return static_cast<float*>(p.partials) + static_cast<int64_t>(piece.number) * (width + 1) * p.in.dim + d;
+// Moves towards the start of the stream, by no more vectors than a row has.
+HIPCONV_INLINE void bwd_vector_go_back(const BwdVectorPlan& plan, int32_t vectors, BwdVectorPlace& place) {
+    place.vector -= vectors;
+    if (place.vector < 0) {
+        place.vector += static_cast<int32_t>(plan.vectors);
+        place.x -= plan.x_batch;
+        place.dout -= plan.dout_batch;
+        place.dx -= plan.dx_batch;
+        --place.b;
+    }
 }
 
-// These launch the two kernels, each of which has a file of its own.
-void launch_bwd_whole(const CausalConv1dBwdParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block,
+// The token that a lane's vector begins with; it is negative where the vector begins before the row.
+template <typename T, int kTokens>
+HIPCONV_INLINE int32_t bwd_vector_token(const BwdVectorPlan& plan, const BwdVectorPlace& place) {
+    const uint32_t before = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(place.dx)) & plan.boundary;
+    return place.vector * kTokens - static_cast<int32_t>(before / sizeof(T));
+}
+
+// These launch the two forms of the kernel, each of which has a file of its own: `plain` for rows of one sequence each without
+// states, which lie at the same place of 16-byte vectors in x, dout and dx, and `any` for all others.
+void launch_bwd_plain(const CausalConv1dBwdParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block,
                       hipStream_t stream);
-void launch_bwd_ragged(const CausalConv1dBwdParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block,
-                       hipStream_t stream);
+void launch_bwd_any(const CausalConv1dBwdParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block, hipStream_t stream);
 
 }  // namespace hipconv

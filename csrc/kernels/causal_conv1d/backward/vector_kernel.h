@@ -1,0 +1,239 @@
+// This is the channel-first backward kernel (vector.cu), in two forms (vector_walk.h).
+#pragma once
+
+#include <hip/hip_runtime.h>
+
+#include "../common/launch.h"
+#include "causal_conv1d/states_formula.h"
+#include "launch/check.h"
+#include "vector_step.h"
+#include "vector_walk.h"
+
+namespace hipconv {
+
+// This was measured on an H200, where many threads are worth more than registers.
+constexpr int bwd_vector_blocks(int width, bool plain) {
+    if (!kHasPredicates) return width <= 4 ? (plain ? 10 : 8) : width <= 6 ? 8 : 6;
+    if (width <= 4) return plain ? 8 : 6;
+    return (width <= 6 ? 5 : 4) + (plain ? 1 : 0);
+}
+
+// The states' part of a step: tokens t + e before the row's start come from the initial state.
+template <typename T, int kWidth, int kWindow>
+HIPCONV_INLINE void bwd_vector_load_state(const CausalConv1dInputs& in, int64_t b, int64_t d, int32_t t,
+                                          float (&window)[kWindow]) {
+    constexpr int kPast = kWidth - 1, kOldest = BwdVectorLayout<T, kWidth>::kOldest;
+#pragma unroll
+    for (int m = kOldest; m < kWindow; ++m) {
+        const int32_t column = t + m - kOldest;
+        if (column >= 0 && column < kPast) window[m] = to_float(at<const T>(in.initial_states, b, d, column));
+    }
+}
+
+// The final state's part of the gradient of the input at t, which may be in the initial state.
+template <typename T, int kWidth>
+HIPCONV_INLINE float bwd_vector_of_final(const CausalConv1dBwdParams& p, int64_t b, int64_t d, int32_t t) {
+    const int32_t column = t - p.in.seqlen + kWidth - 1;
+    if (column < 0 || column >= kWidth - 1 || !final_state_counts(p.in, b, t)) return 0.0f;
+    return to_float(at<const T>(p.dfinal_states, b, d, column));
+}
+
+template <typename T, int kWidth, bool kPlain>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidth, kPlain))
+    causal_conv1d_bwd_vector(CausalConv1dBwdParams p, BwdVectorPlan plan) {
+    using Layout = BwdVectorLayout<T, kWidth>;
+    constexpr int kSize = Layout::kSize, kTokens = Layout::kTokens, kPast = Layout::kPast, kOldest = Layout::kOldest;
+    constexpr int kBefore = Layout::kBefore, kOwn = Layout::kOwn, kWindow = Layout::kWindow;
+    constexpr int kSpill = kPast > 0 ? kPast : 1, kMore = kPlain ? 0 : 1;
+    constexpr int kSums = kBwdVectorSums<kTokens, kWidth>;
+    using Sum = BwdVectorSum<kTokens, kWidth>;
+    using Bits = TapsOfBits<kTokens, kWidth>;
+
+    let_next_kernel_begin();
+    wait_for_kernel_before();
+    const Piece piece = piece_of_block(plan.taper, blockIdx.y * gridDim.x + blockIdx.x);
+    if (piece.count == 0) return;
+    const int32_t lanes = static_cast<int32_t>(blockDim.x), lane = static_cast<int32_t>(threadIdx.x);
+    int64_t d = static_cast<int64_t>(piece.row) * blockDim.y + threadIdx.y;
+    const bool has_channel = d < p.in.dim;  // lanes that have none do the last one's work again: shuffles are for whole waves
+    if (!has_channel) d = p.in.dim - 1;
+    const int32_t seqlen = p.in.seqlen;
+    const bool has_ids = !kPlain && p.taps, has_state = !kPlain && p.in.initial_states.data;
+
+    // What was loaded of a lane's tokens: for the step that comes next.
+    uint32_t x_words[kBefore + kOwn + kMore], dout_words[kOwn + kMore], taps_words[kTokens / 4 + 1];
+    uint32_t taps_shift = 0;
+    bool x_early = false, dout_early = false;
+    const auto load = [&](const BwdVectorPlace& place, int32_t t) {
+        const int64_t offset = int64_t{t} * kSize;
+        x_early = load_tokens<T, kBefore, kOwn, kPlain, kOldest / Layout::kEach>(place.x + offset, t, seqlen, x_words);
+        dout_early = load_tokens<T, 0, kOwn, kPlain, 0>(place.dout + offset, t, seqlen, dout_words);
+        if (has_ids) taps_shift = load_taps(p.taps + place.b * plan.taps_batch + kTapsBefore + t, taps_words);
+    };
+    const auto unpack = [&](float(&window)[kWindow], float(&gradients)[kTokens]) {
+        if constexpr (!kPlain) {
+            if (x_early) shift_tokens(x_words);
+            if (dout_early) shift_tokens(dout_words);
+        }
+        unpack_tokens<T>(x_words, window);
+        unpack_tokens<T>(dout_words, gradients);
+    };
+    const auto clear = [&]() {
+#pragma unroll
+        for (uint32_t& word : x_words) word = 0;
+#pragma unroll
+        for (uint32_t& word : dout_words) word = 0;
+#pragma unroll
+        for (uint32_t& word : taps_words) word = 0;
+    };
+    const auto taps_of = [&](int32_t t) {
+        if (has_ids) return taps_of_words<kTokens, kWidth>(taps_words, taps_shift);
+        return taps_of_row<kTokens, kWidth>(t, seqlen, has_state);
+    };
+    clear();
+
+    // Where a row goes on after this walk, the gradients of its next tokens have a part in the last lane's dx. All lanes make
+    // it alike.
+    float weight[kWidth], bias;
+    float carried[kSpill];
+#pragma unroll
+    for (float& each : carried) each = 0.0f;
+    const uint32_t end = (piece.first + static_cast<uint32_t>(piece.count)) * static_cast<uint32_t>(lanes);
+    BwdVectorPlace place = bwd_vector_place(p, plan, d, kSize, end);
+    bwd_vector_parameters(p.in, d, weight, bias);
+    if (kPast > 0 && place.vector > 0) {
+        const int32_t t = bwd_vector_token<T, kTokens>(plan, place);
+        if (t < seqlen) {
+            load(place, t);
+            float window[kWindow], gradients[kTokens];
+            unpack(window, gradients);
+            if (has_state && t < kPast) bwd_vector_load_state<T, kWidth>(p.in, place.b, d, t, window);
+            bwd_vector_spill<kTokens, kWidth, kOldest>(taps_of(t), p.in.use_silu, window, gradients, weight, bias, carried);
+        }
+    }
+
+    int32_t next_t = 0, next_b = 0;
+    char* next_to = nullptr;
+    const auto fetch = [&]() {
+        next_t = bwd_vector_token<T, kTokens>(plan, place);
+        next_to = place.dx + int64_t{next_t} * kSize;
+        next_b = place.b;
+        if (next_t < seqlen)
+            load(place, next_t);
+        else
+            clear();
+        bwd_vector_go_back(plan, lanes, place);
+    };
+    bwd_vector_go_back(plan, lanes - lane, place);
+    fetch();
+
+    const uint32_t wave_lane = (threadIdx.y * blockDim.x + threadIdx.x) % kWaveSize;
+    int next_lane = static_cast<int>((wave_lane & ~(blockDim.x - 1)) | ((wave_lane + 1) & (blockDim.x - 1)));
+    int to_end = has_channel ? seqlen : 0, left = piece.count;
+    in_a_register(next_lane);
+    in_a_register(to_end);
+    Pair dweight[kWidth], dbias = twice(0.0f);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) dweight[i] = twice(0.0f);
+
+    do {
+        enter_loop_here();
+        // Load: this step's words become floats, the next step's are fetched.
+        const int32_t t = next_t, b = next_b;
+        char* const to = next_to;
+        Bits bits{};
+        if (has_ids) bits = taps_of(t);
+        float window[kWindow], gradients[kTokens];
+        unpack(window, gradients);
+        // No tap sees the other half of the oldest input's word, and NVIDIA's compiler moves this half elsewhere right behind
+        // the load, for which it waits there: 10 % of a copy. So let the other one be used, where nothing ever is.
+        if constexpr (kHasPredicates && std::is_same_v<T, f16> && kOldest % 2 == 1) {
+            if (plan.vectors == 0) dbias = twice(window[kOldest - 1]);
+        }
+        if (std::is_same_v<T, bf16>) {  // else NVIDIA's compiler keeps the words, and unpacks them for each use
+#pragma unroll
+            for (int k = kOldest; k < kWindow; ++k) in_a_register(window[k]);
+#pragma unroll
+            for (int k = 0; k < kTokens; ++k) in_a_register(gradients[k]);
+        }
+        if (--left > 0) {
+            fetch();
+            const int32_t ahead = place.vector * kTokens;
+            if (left > 1 && ahead < seqlen) {
+                prefetch(place.x + int64_t{ahead} * kSize);
+                prefetch(place.dout + int64_t{ahead} * kSize);
+            }
+        }
+        if (has_state && t < kPast) bwd_vector_load_state<T, kWidth>(p.in, b, d, t, window);
+
+        // Compute: the gradients of the sums, and their part in the gradients of the parameters and of x.
+        const bool begins_row = t == 0 && !has_state;
+        const bool is_plain =
+            has_ids ? bits.are_plain(begins_row) : (begins_row || t >= (has_state ? 0 : kPast)) && t + kTokens <= seqlen;
+        Sum sums[kSums];
+#pragma unroll
+        for (Sum& each : sums) each = bwd_vector_zero(Sum{});
+        const auto step = [&](auto taps, auto one_by_one) {
+            bwd_vector_step<kTokens, kWidth, kOldest, decltype(one_by_one)::value>(taps, p.in.use_silu, window, gradients,
+                                                                                   weight, bias, dweight, dbias, sums);
+        };
+        if (__ballot(!is_plain)) {
+            if (!has_ids) bits = taps_of(t);
+            step(bits, std::integral_constant<bool, kHasPredicates>{});
+        } else if (kHasPredicates || __ballot(begins_row)) {
+            step(TapsOfWhole<kWidth>{begins_row}, std::false_type{});
+        } else {
+            step(AllTaps{}, std::false_type{});
+        }
+
+        // Share: the next lane's gradients have a part in the dx of this one's last tokens; after the last lane comes the first
+        // one of the step before.
+        float dx[kTokens], before[kSpill];
+#pragma unroll
+        for (int k = 0; k < kTokens; ++k) dx[k] = total<kTokens / 2>(sums, kPast + k);
+#pragma unroll
+        for (int m = 0; m < kPast; ++m) {
+            before[m] = total<kTokens / 2>(sums, m);
+            const float of_next = __shfl(lane == 0 ? carried[m] : before[m], next_lane);
+            carried[m] = before[m];
+            if (t + kTokens < seqlen) dx[kTokens - kPast + m] += of_next;
+        }
+
+        if constexpr (!kPlain) {
+            const CausalConv1dBwdParams& states = first_parameter_again(p);
+            if (states.dfinal_states.data && t + kTokens > seqlen - kPast && t < seqlen) {
+#pragma unroll
+                for (int k = 0; k < kTokens; ++k) dx[k] += bwd_vector_of_final<T, kWidth>(states, b, d, t + k);
+            }
+            if (states.dinitial_states.data && t <= 0 && has_channel) {
+#pragma unroll
+                for (int m = 0; m < kPast + kTokens; ++m) {
+                    const int32_t token = t - kPast + m;
+                    if (token >= 0 || token < -kPast) continue;
+                    float sum = m < kPast ? before[m < kPast ? m : 0] : dx[m < kPast ? 0 : m - kPast];
+                    if (m < kPast && states.dfinal_states.data) sum += bwd_vector_of_final<T, kWidth>(states, b, d, token);
+                    at<T>(states.dinitial_states, b, d, token + kPast) = from_float<T>(sum);
+                }
+            }
+        }
+        store_tokens<T>(to, t, to_end, plan.may_store_vectors, dx);
+    } while (left > 0);
+
+    float* const partials = static_cast<float*>(p.partials) + static_cast<int64_t>(piece.number) * (kWidth + 1) * p.in.dim + d;
+    bwd_vector_store_sums(dweight, dbias, partials, p.in.dim, has_channel);
+}
+
+// Launches the instance for the type and the width, from 1 to kWidth.
+template <bool kPlain, int kWidth = kMaxBwdVectorWidth>
+void launch_bwd_vector(const CausalConv1dBwdParams& p, const BwdVectorPlan& plan, dim3 grid, dim3 block, hipStream_t stream) {
+    if constexpr (kWidth > 1) {
+        if (p.in.width < kWidth) return launch_bwd_vector<kPlain, kWidth - 1>(p, plan, grid, block, stream);
+    }
+    with_dtype(p.in.dtype, [&](auto type) {
+        const bool early = p.taps != nullptr;
+        HIPCONV_LAUNCH(early, (causal_conv1d_bwd_vector<decltype(type), kWidth, kPlain>), grid, block, 0, stream, p, plan);
+        check_launch("causal_conv1d_bwd");
+    });
+}
+
+}  // namespace hipconv
