@@ -58,8 +58,7 @@ struct TapsOfBits {
     uint64_t bytes;
 
     HIPCONV_INLINE bool sees(int e, int i) const {
-        const uint32_t word = static_cast<uint32_t>(bytes >> (e / 4 * 32));
-        return (word & 1u << (e % 4 * 8 + i)) != 0;
+        return (static_cast<uint32_t>(bytes >> (e / 4 * 32)) & 1u << (e % 4 * 8 + i)) != 0;
     }
     HIPCONV_INLINE bool has(int e) const { return sees(e, kWidth - 1); }
 

@@ -75,7 +75,7 @@ BwdVectorPlan plan_of(const CausalConv1dBwdParams& p, const BwdVectorShape& shap
     BwdVectorPlan plan{};
     plan.taper = bwd_vector_taper(shape);
     plan.vectors = static_cast<uint32_t>(shape.vectors);
-    plan.boundary = shape.on_boundaries ? 15 : 0;
+    plan.most_before = shape.on_boundaries ? 16 / size - 1 : 0;
     plan.may_store_vectors = shape.may_store_vectors;
     plan.x_batch = p.in.x.batch_stride * size;
     plan.dout_batch = p.dout.batch_stride * size;

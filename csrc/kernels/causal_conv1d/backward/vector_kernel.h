@@ -14,8 +14,8 @@ namespace hipconv {
 // This was measured on an H200, where many threads are worth more than registers.
 constexpr int bwd_vector_blocks(int width, bool plain) {
     if (!kHasPredicates) return width <= 4 ? (plain ? 10 : 8) : width <= 6 ? 8 : 6;
-    if (width <= 4) return plain ? 8 : 6;
-    return (width <= 6 ? 5 : 4) + (plain ? 1 : 0);
+    if (plain) return width <= 4 ? 8 : width <= 6 ? 6 : 5;
+    return width <= 5 ? 5 : 4;
 }
 
 // The states' part of a step: tokens t + e before the row's start come from the initial state.
@@ -54,21 +54,42 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
     const Piece piece = piece_of_block(plan.taper, blockIdx.y * gridDim.x + blockIdx.x);
     if (piece.count == 0) return;
     const int32_t lanes = static_cast<int32_t>(blockDim.x), lane = static_cast<int32_t>(threadIdx.x);
-    int64_t d = static_cast<int64_t>(piece.row) * blockDim.y + threadIdx.y;
-    const bool has_channel = d < p.in.dim;  // lanes that have none do the last one's work again: shuffles are for whole waves
-    if (!has_channel) d = p.in.dim - 1;
+    uint32_t d = piece.row * blockDim.y + threadIdx.y;
+    const bool has_channel =
+        d < static_cast<uint32_t>(p.in.dim);  // lanes that have none do the last one's work again: shuffles are for whole waves
+    if (!has_channel) d = static_cast<uint32_t>(p.in.dim) - 1;
     const int32_t seqlen = p.in.seqlen;
     const bool has_ids = !kPlain && p.taps, has_state = !kPlain && p.in.initial_states.data;
 
-    // What was loaded of a lane's tokens: for the step that comes next.
-    uint32_t x_words[kBefore + kOwn + kMore], dout_words[kOwn + kMore], taps_words[kTokens / 4 + 1];
+    // What comes next of a lane's tokens: where it lies, and what was loaded of it.
+    const uint32_t end = (piece.first + static_cast<uint32_t>(piece.count)) * static_cast<uint32_t>(lanes);
+    BwdVectorPlace place = bwd_vector_place<T, kTokens>(p, plan, d, end);
+    int32_t t_next = place.t;
+    const auto address = [&](const Sequences& s, int64_t batch_bytes) {
+        return global_pointer<char>(s.data) + (int64_t{d} * s.dim_stride + t_next) * kSize + place.b * batch_bytes;
+    };
+    const char* x = address(p.in.x, plan.x_batch);
+    const char* dout = address(p.dout, plan.dout_batch);
+    char* dx = address(p.dx, plan.dx_batch);  // of what is stored next
+    const uint8_t* taps = has_ids ? bwd_taps_of(p, place.b, t_next) : nullptr;
+    uint32_t x_words[kBefore + kOwn + kMore]{}, dout_words[kOwn + kMore]{}, taps_words[kTokens / 4 + 1]{};
     uint32_t taps_shift = 0;
     bool x_early = false, dout_early = false;
-    const auto load = [&](const BwdVectorPlace& place, int32_t t) {
-        const int64_t offset = int64_t{t} * kSize;
-        x_early = load_tokens<T, kBefore, kOwn, kPlain, kOldest / Layout::kEach>(place.x + offset, t, seqlen, x_words);
-        dout_early = load_tokens<T, 0, kOwn, kPlain, 0>(place.dout + offset, t, seqlen, dout_words);
-        if (has_ids) taps_shift = load_taps(p.taps + place.b * plan.taps_batch + kTapsBefore + t, taps_words);
+    const auto load = [&]() {
+        if (t_next >= seqlen) return;
+        x_early = load_tokens<T, kBefore, kOwn, kPlain, kOldest / Layout::kEach>(x, t_next, seqlen, x_words);
+        dout_early = load_tokens<T, 0, kOwn, kPlain, 0>(dout, t_next, seqlen, dout_words);
+        if (has_ids) taps_shift = load_taps(taps, taps_words);
+    };
+    const auto go_back = [&](int32_t tokens) {
+        x -= tokens * kSize;
+        dout -= tokens * kSize;
+        if (has_ids) taps -= tokens;
+        if (const int32_t later = bwd_vector_go_back<T, kTokens>(plan, tokens, t_next); later > 0) {
+            x += int64_t{later} * kSize - plan.x_batch;
+            dout += int64_t{later} * kSize - plan.dout_batch;
+            if (has_ids) taps += later - plan.taps_batch;
+        }
     };
     const auto unpack = [&](float(&window)[kWindow], float(&gradients)[kTokens]) {
         if constexpr (!kPlain) {
@@ -78,54 +99,39 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
         unpack_tokens<T>(x_words, window);
         unpack_tokens<T>(dout_words, gradients);
     };
-    const auto clear = [&]() {
-#pragma unroll
-        for (uint32_t& word : x_words) word = 0;
-#pragma unroll
-        for (uint32_t& word : dout_words) word = 0;
-#pragma unroll
-        for (uint32_t& word : taps_words) word = 0;
-    };
     const auto taps_of = [&](int32_t t) {
-        if (has_ids) return taps_of_words<kTokens, kWidth>(taps_words, taps_shift);
+        if (has_ids && t < seqlen) return taps_of_words<kTokens, kWidth>(taps_words, taps_shift);
         return taps_of_row<kTokens, kWidth>(t, seqlen, has_state);
     };
-    clear();
 
     // Where a row goes on after this walk, the gradients of its next tokens have a part in the last lane's dx. All lanes make
     // it alike.
     float weight[kWidth], bias;
+    bwd_vector_parameters(p.in, d, weight, bias);
     float carried[kSpill];
 #pragma unroll
     for (float& each : carried) each = 0.0f;
-    const uint32_t end = (piece.first + static_cast<uint32_t>(piece.count)) * static_cast<uint32_t>(lanes);
-    BwdVectorPlace place = bwd_vector_place(p, plan, d, kSize, end);
-    bwd_vector_parameters(p.in, d, weight, bias);
-    if (kPast > 0 && place.vector > 0) {
-        const int32_t t = bwd_vector_token<T, kTokens>(plan, place);
-        if (t < seqlen) {
-            load(place, t);
-            float window[kWindow], gradients[kTokens];
-            unpack(window, gradients);
-            if (has_state && t < kPast) bwd_vector_load_state<T, kWidth>(p.in, place.b, d, t, window);
-            bwd_vector_spill<kTokens, kWidth, kOldest>(taps_of(t), p.in.use_silu, window, gradients, weight, bias, carried);
-        }
+    if (kPast > 0 && t_next > 0 && t_next < seqlen) {
+        load();
+        float window[kWindow], gradients[kTokens];
+        unpack(window, gradients);
+        if (has_state && t_next < kPast) bwd_vector_load_state<T, kWidth>(p.in, place.b, d, t_next, window);
+        bwd_vector_spill<kTokens, kWidth, kOldest>(taps_of(t_next), p.in.use_silu, window, gradients, weight, bias, carried);
     }
 
-    int32_t next_t = 0, next_b = 0;
-    char* next_to = nullptr;
-    const auto fetch = [&]() {
-        next_t = bwd_vector_token<T, kTokens>(plan, place);
-        next_to = place.dx + int64_t{next_t} * kSize;
-        next_b = place.b;
-        if (next_t < seqlen)
-            load(place, next_t);
-        else
-            clear();
-        bwd_vector_go_back(plan, lanes, place);
+    const int32_t back = lanes * kTokens;
+    int32_t t = t_next, b = place.b;  // of what is stored next
+    const auto go_back_to_store = [&](int32_t tokens) {
+        dx -= tokens * kSize;
+        if (const int32_t later = bwd_vector_go_back<T, kTokens>(plan, tokens, t); later > 0) {
+            dx += int64_t{later} * kSize - plan.dx_batch;
+            --b;
+        }
     };
-    bwd_vector_go_back(plan, lanes - lane, place);
-    fetch();
+    go_back((lanes - lane) * kTokens);
+    go_back_to_store((lanes - lane) * kTokens);
+    load();
+    go_back(back);
 
     const uint32_t wave_lane = (threadIdx.y * blockDim.x + threadIdx.x) % kWaveSize;
     int next_lane = static_cast<int>((wave_lane & ~(blockDim.x - 1)) | ((wave_lane + 1) & (blockDim.x - 1)));
@@ -139,8 +145,6 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
     do {
         enter_loop_here();
         // Load: this step's words become floats, the next step's are fetched.
-        const int32_t t = next_t, b = next_b;
-        char* const to = next_to;
         Bits bits{};
         if (has_ids) bits = taps_of(t);
         float window[kWindow], gradients[kTokens];
@@ -153,15 +157,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
         if (std::is_same_v<T, bf16>) {  // else NVIDIA's compiler keeps the words, and unpacks them for each use
 #pragma unroll
             for (int k = kOldest; k < kWindow; ++k) in_a_register(window[k]);
-#pragma unroll
-            for (int k = 0; k < kTokens; ++k) in_a_register(gradients[k]);
         }
         if (--left > 0) {
-            fetch();
-            const int32_t ahead = place.vector * kTokens;
-            if (left > 1 && ahead < seqlen) {
-                prefetch(place.x + int64_t{ahead} * kSize);
-                prefetch(place.dout + int64_t{ahead} * kSize);
+            load();
+            go_back(back);
+            if (left > 1 && t_next < seqlen) {
+                prefetch(x);
+                prefetch(dout);
             }
         }
         if (has_state && t < kPast) bwd_vector_load_state<T, kWidth>(p.in, b, d, t, window);
@@ -181,42 +183,43 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
             if (!has_ids) bits = taps_of(t);
             step(bits, std::integral_constant<bool, kHasPredicates>{});
         } else if (kHasPredicates || __ballot(begins_row)) {
-            step(TapsOfWhole<kWidth>{begins_row}, std::false_type{});
+            step(TapsOfWhole<kWidth>{begins_row}, std::integral_constant<bool, kHasPredicates>{});
         } else {
             step(AllTaps{}, std::false_type{});
         }
 
         // Share: the next lane's gradients have a part in the dx of this one's last tokens; after the last lane comes the first
         // one of the step before.
-        float dx[kTokens], before[kSpill];
+        float own[kTokens], before[kSpill];
 #pragma unroll
-        for (int k = 0; k < kTokens; ++k) dx[k] = total<kTokens / 2>(sums, kPast + k);
+        for (int k = 0; k < kTokens; ++k) own[k] = total<kTokens / 2>(sums, kPast + k);
 #pragma unroll
         for (int m = 0; m < kPast; ++m) {
             before[m] = total<kTokens / 2>(sums, m);
             const float of_next = __shfl(lane == 0 ? carried[m] : before[m], next_lane);
             carried[m] = before[m];
-            if (t + kTokens < seqlen) dx[kTokens - kPast + m] += of_next;
+            if (t + kTokens < seqlen) own[kTokens - kPast + m] += of_next;
         }
 
         if constexpr (!kPlain) {
             const CausalConv1dBwdParams& states = first_parameter_again(p);
             if (states.dfinal_states.data && t + kTokens > seqlen - kPast && t < seqlen) {
 #pragma unroll
-                for (int k = 0; k < kTokens; ++k) dx[k] += bwd_vector_of_final<T, kWidth>(states, b, d, t + k);
+                for (int k = 0; k < kTokens; ++k) own[k] += bwd_vector_of_final<T, kWidth>(states, b, d, t + k);
             }
             if (states.dinitial_states.data && t <= 0 && has_channel) {
 #pragma unroll
                 for (int m = 0; m < kPast + kTokens; ++m) {
                     const int32_t token = t - kPast + m;
                     if (token >= 0 || token < -kPast) continue;
-                    float sum = m < kPast ? before[m < kPast ? m : 0] : dx[m < kPast ? 0 : m - kPast];
+                    float sum = m < kPast ? before[m < kPast ? m : 0] : own[m < kPast ? 0 : m - kPast];
                     if (m < kPast && states.dfinal_states.data) sum += bwd_vector_of_final<T, kWidth>(states, b, d, token);
                     at<T>(states.dinitial_states, b, d, token + kPast) = from_float<T>(sum);
                 }
             }
         }
-        store_tokens<T>(to, t, to_end, plan.may_store_vectors, dx);
+        store_tokens<T>(dx, t, to_end, plan.may_store_vectors, own);
+        go_back_to_store(back);
     } while (left > 0);
 
     float* const partials = static_cast<float*>(p.partials) + static_cast<int64_t>(piece.number) * (kWidth + 1) * p.in.dim + d;

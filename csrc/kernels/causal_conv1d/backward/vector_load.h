@@ -37,14 +37,11 @@ HIPCONV_INLINE void load_words(const char* from, uint32_t (&words)[kSize], int t
 }
 
 // Loads the tokens of a row from t on, which lie at `from`, and kBefore words before them; `words` has one more word, unless
-// vectors are known to be aligned. At least one of the tokens is in the row. What is not in the row is zero or anything that
-// lies there. Returns whether the words begin a token early.
+// vectors are known to be aligned. At least one of the tokens is in the row. What is not in the row is anything. Returns whether the words begin a token early.
 template <typename T, int kBefore, int kOwn, bool kAligned, int kFirst, int kSize>
 HIPCONV_INLINE bool load_tokens(const char* from, int32_t t, int32_t seqlen, uint32_t (&words)[kSize]) {
     constexpr int kEach = 4 / static_cast<int>(sizeof(T)), kWords = kBefore + kOwn;
     if (kAligned || reinterpret_cast<uintptr_t>(from) % 16 == 0) {
-#pragma unroll
-        for (int k = 0; k < kSize; ++k) words[k] = 0;
 #pragma unroll
         for (int k = 0; k < kOwn; k += 4)
             if (k == 0 || t + k * kEach < seqlen) load_words<4>(from + k * 4, words, kBefore + k);
@@ -69,7 +66,6 @@ HIPCONV_INLINE bool load_tokens(const char* from, int32_t t, int32_t seqlen, uin
 #pragma unroll
             for (int k = kFirst; k <= kWords; ++k) {
                 const int32_t token = first + k * kEach;
-                words[k] = 0;
                 if (token > -kEach && token < seqlen && (k < kWords || early)) load_words<1>(from + k * 4, words, k);
             }
         }

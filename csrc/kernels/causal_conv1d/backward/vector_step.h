@@ -96,9 +96,8 @@ HIPCONV_INLINE void bwd_vector_step(const Taps& taps, bool use_silu, const float
         accumulate_where(taps.has(e), kTwo && taps.has(e + kHalf), g, twice(1.0f), dbias);
 #pragma unroll
         for (int i = 0; i < kWidth; ++i) {
-            const bool has_low = taps.sees(e, i), has_high = kTwo && taps.sees(e + kHalf, i);
-            accumulate_where(has_low, has_high, g, inputs_of(e, i), dweight[i]);
-            add_to_sums<kTokens / 2>(has_low, has_high, weight[i], g, e + i, sums);
+            accumulate_where(taps.sees(e, i), kTwo && taps.sees(e + kHalf, i), g, inputs_of(e, i), dweight[i]);
+            add_to_sums<kTokens / 2>(taps.sees(e, i), kTwo && taps.sees(e + kHalf, i), weight[i], g, e + i, sums);
         }
     };
     if constexpr (kOneByOne) {

@@ -19,50 +19,42 @@ constexpr int kMaxBwdVectorWidth = 8;        // a byte has bits for so many taps
 struct BwdVectorPlan {
     Taper taper;       // rows are groups of blockDim.y channels
     uint32_t vectors;  // of a row: a lane's tokens each
-    // 15 where vectors lie on the 16-byte boundaries of dx, so that the first of a row may begin before it; 0 where they count
-    // from the row's start
-    uint32_t boundary;
+    // The most tokens of a vector before the row that it begins: where vectors lie on the 16-byte boundaries of dx. It is 0 where
+    // they count from the row's start.
+    int32_t most_before;
     bool may_store_vectors;                             // dx has vectors on such boundaries
     int64_t x_batch, dout_batch, dx_batch, taps_batch;  // bytes from sequence to sequence
 };
 
-// Where a lane is in the stream, which is where the next tokens are loaded from.
+// Where a lane is in the stream: the token of its row that its vector begins with, negative where the vector begins before the
+// row. Loads run ahead of stores, so that each have a place of their own.
 struct BwdVectorPlace {
-    const char *x, *dout;  // its row
-    char* dx;
-    int32_t b, vector;  // of the row
+    int32_t b, t;
 };
 
+template <typename T, int kTokens>
 HIPCONV_INLINE BwdVectorPlace bwd_vector_place(const CausalConv1dBwdParams& p, const BwdVectorPlan& plan, int64_t d,
-                                               int64_t element_bytes, uint32_t vector) {
+                                               uint32_t vector) {
     const uint32_t last = static_cast<uint32_t>(p.in.batch) - 1;
     const uint32_t row = vector / plan.vectors, b = row < last ? row : last;  // past the stream's end: past its last row
-    BwdVectorPlace place;
-    place.x = global_pointer<const char>(p.in.x.data) + d * p.in.x.dim_stride * element_bytes + b * plan.x_batch;
-    place.dout = global_pointer<const char>(p.dout.data) + d * p.dout.dim_stride * element_bytes + b * plan.dout_batch;
-    place.dx = global_pointer<char>(p.dx.data) + d * p.dx.dim_stride * element_bytes + b * plan.dx_batch;
-    place.b = static_cast<int32_t>(b);
-    place.vector = static_cast<int32_t>(vector - b * plan.vectors);
-    return place;
+    const uint32_t of_row = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(p.dx.data) / sizeof(T)) +
+                            static_cast<uint32_t>(d * p.dx.dim_stride + b * p.dx.batch_stride);
+    const int32_t before = static_cast<int32_t>(of_row) & plan.most_before;
+    return {static_cast<int32_t>(b), static_cast<int32_t>(vector - b * plan.vectors) * kTokens - before};
 }
 
-// Moves towards the start of the stream, by no more vectors than a row has.
-HIPCONV_INLINE void bwd_vector_go_back(const BwdVectorPlan& plan, int32_t vectors, BwdVectorPlace& place) {
-    place.vector -= vectors;
-    if (place.vector < 0) {
-        place.vector += static_cast<int32_t>(plan.vectors);
-        place.x -= plan.x_batch;
-        place.dout -= plan.dout_batch;
-        place.dx -= plan.dx_batch;
-        --place.b;
-    }
-}
-
-// The token that a lane's vector begins with; it is negative where the vector begins before the row.
+// Moves a place by so many tokens, no more than those of a row's vectors, towards the start of the stream. If that is in the row
+// before, it returns how many tokens later it is in that row than it was moved to in its own, else zero.
 template <typename T, int kTokens>
-HIPCONV_INLINE int32_t bwd_vector_token(const BwdVectorPlan& plan, const BwdVectorPlace& place) {
-    const uint32_t before = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(place.dx)) & plan.boundary;
-    return place.vector * kTokens - static_cast<int32_t>(before / sizeof(T));
+HIPCONV_INLINE int32_t bwd_vector_go_back(const BwdVectorPlan& plan, int32_t tokens, int32_t& t) {
+    t -= tokens;
+    if (t > -kTokens) return 0;
+    const int32_t before = -t & (kTokens - 1);
+    const int32_t before_other =
+        (before - static_cast<int32_t>(plan.dx_batch / static_cast<int>(sizeof(T)))) & plan.most_before;
+    const int32_t later = static_cast<int32_t>(plan.vectors) * kTokens + before - before_other;
+    t += later;
+    return later;
 }
 
 // These launch the two forms of the kernel, each of which has a file of its own: `plain` for rows of one sequence each without
