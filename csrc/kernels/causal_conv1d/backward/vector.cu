@@ -53,7 +53,8 @@ BwdVectorShape bwd_vector_shape(const CausalConv1dBwdParams& p) {
     s.on_boundaries = before > 0 && 4 * vectors(p.in.seqlen + before) <= 5 * vectors(p.in.seqlen);
     s.may_store_vectors = before == 0 || s.on_boundaries;
     s.is_plain = s.may_store_vectors && !bwd_has_states(p) && !p.in.seq_idx.data && alignment_of_rows(p, p.in.x, &p.dx) == 16 &&
-                 alignment_of_rows(p, p.dout, &p.dx) == 16;
+                 alignment_of_rows(p, p.dout, &p.dx) == 16 &&
+                 (bwd_looks_at_taps(true) || (before == 0 && p.in.seqlen % tokens == 0));
     s.vectors = vectors(p.in.seqlen + (s.on_boundaries ? before : 0));
     s.lanes = power_of_two_up_to(s.vectors / 2 + 1, kBwdVectorLanes);  // no more than vectors
     s.rows = kBwdVectorThreads / s.lanes;

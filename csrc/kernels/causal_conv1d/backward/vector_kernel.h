@@ -13,29 +13,43 @@ namespace hipconv {
 
 // This was measured on an H200, where many threads are worth more than registers.
 constexpr int bwd_vector_blocks(int width, bool plain) {
-    if (!kHasPredicates) return width <= 4 ? (plain ? 10 : 8) : width <= 6 ? 8 : 6;
-    if (plain) return width <= 4 ? 8 : width <= 6 ? 6 : 5;
-    return width <= 5 ? 5 : 4;
+    if (!kHasPredicates) return width <= 4 ? (plain ? 10 : 6) : (plain ? 6 : 4);
+    if (plain) return width <= 3 ? 8 : width <= 4 ? 7 : width <= 5 ? 6 : width <= 7 ? 5 : 4;
+    return width <= 5 ? 5 : width <= 7 ? 4 : 3;
 }
 
-// The states' part of a step: tokens t + e before the row's start come from the initial state.
-template <typename T, int kWidth, int kWindow>
-HIPCONV_INLINE void bwd_vector_load_state(const CausalConv1dInputs& in, int64_t b, int64_t d, int32_t t,
+// A row of a tensor of states, of element columns.
+template <typename T>
+struct BwdVectorState {
+    T* row;
+    int64_t stride;
+    HIPCONV_INLINE BwdVectorState(const Sequences& s, int32_t b, uint32_t d)
+        : row(global_pointer<T>(s.data) + b * s.batch_stride + d * s.dim_stride), stride(s.seqlen_stride) {}
+    HIPCONV_INLINE T& operator[](int32_t column) const { return row[column * stride]; }
+};
+
+// Of the tokens from t on, those before the row's start come from the initial state.
+template <typename T, int kWidth, int kOldest, int kWindow>
+HIPCONV_INLINE void bwd_vector_load_state(const CausalConv1dInputs& in, int32_t b, uint32_t d, int32_t t,
                                           float (&window)[kWindow]) {
-    constexpr int kPast = kWidth - 1, kOldest = BwdVectorLayout<T, kWidth>::kOldest;
+    const BwdVectorState<const T> state(in.initial_states, b, d);
 #pragma unroll
     for (int m = kOldest; m < kWindow; ++m) {
         const int32_t column = t + m - kOldest;
-        if (column >= 0 && column < kPast) window[m] = to_float(at<const T>(in.initial_states, b, d, column));
+        if (column >= 0 && column < kWidth - 1) window[m] = to_float(state[column]);
     }
 }
 
-// The final state's part of the gradient of the input at t, which may be in the initial state.
-template <typename T, int kWidth>
-HIPCONV_INLINE float bwd_vector_of_final(const CausalConv1dBwdParams& p, int64_t b, int64_t d, int32_t t) {
-    const int32_t column = t - p.in.seqlen + kWidth - 1;
-    if (column < 0 || column >= kWidth - 1 || !final_state_counts(p.in, b, t)) return 0.0f;
-    return to_float(at<const T>(p.dfinal_states, b, d, column));
+// Adds the final state's part to the gradients of inputs from t on, some of which may be in the initial state.
+template <typename T, int kWidth, int kCount>
+HIPCONV_INLINE void bwd_vector_add_final(const CausalConv1dBwdParams& p, int32_t b, uint32_t d, int32_t t,
+                                         float (&gradients)[kCount]) {
+    const BwdVectorState<const T> state(p.dfinal_states, b, d);
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+        const int32_t column = t + k - p.in.seqlen + kWidth - 1;
+        if (column >= 0 && column < kWidth - 1 && final_state_counts(p.in, b, t + k)) gradients[k] += to_float(state[column]);
+    }
 }
 
 template <typename T, int kWidth, bool kPlain>
@@ -46,8 +60,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
     constexpr int kBefore = Layout::kBefore, kOwn = Layout::kOwn, kWindow = Layout::kWindow;
     constexpr int kSpill = kPast > 0 ? kPast : 1, kMore = kPlain ? 0 : 1;
     constexpr int kSums = kBwdVectorSums<kTokens, kWidth>;
-    using Sum = BwdVectorSum<kTokens, kWidth>;
+    using Sum = BwdVectorSum;
     using Bits = TapsOfBits<kTokens, kWidth>;
+    constexpr bool kLooksAtTaps = bwd_looks_at_taps(kPlain);
 
     let_next_kernel_begin();
     wait_for_kernel_before();
@@ -76,7 +91,15 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
     uint32_t taps_shift = 0;
     bool x_early = false, dout_early = false;
     const auto load = [&]() {
-        if (t_next >= seqlen) return;
+        if (t_next >= seqlen) {
+            if constexpr (!kLooksAtTaps) {
+#pragma unroll
+                for (uint32_t& word : x_words) word = 0;
+#pragma unroll
+                for (uint32_t& word : dout_words) word = 0;
+            }
+            return;
+        }
         x_early = load_tokens<T, kBefore, kOwn, kPlain, kOldest / Layout::kEach>(x, t_next, seqlen, x_words);
         dout_early = load_tokens<T, 0, kOwn, kPlain, 0>(dout, t_next, seqlen, dout_words);
         if (has_ids) taps_shift = load_taps(taps, taps_words);
@@ -115,7 +138,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
         load();
         float window[kWindow], gradients[kTokens];
         unpack(window, gradients);
-        if (has_state && t_next < kPast) bwd_vector_load_state<T, kWidth>(p.in, place.b, d, t_next, window);
+        if (has_state && t_next < kPast) bwd_vector_load_state<T, kWidth, kOldest>(p.in, place.b, d, t_next, window);
         bwd_vector_spill<kTokens, kWidth, kOldest>(taps_of(t_next), p.in.use_silu, window, gradients, weight, bias, carried);
     }
 
@@ -166,12 +189,14 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
                 prefetch(dout);
             }
         }
-        if (has_state && t < kPast) bwd_vector_load_state<T, kWidth>(p.in, b, d, t, window);
+        if (has_state && t < kPast) bwd_vector_load_state<T, kWidth, kOldest>(p.in, b, d, t, window);
 
         // Compute: the gradients of the sums, and their part in the gradients of the parameters and of x.
-        const bool begins_row = t == 0 && !has_state;
-        const bool is_plain =
-            has_ids ? bits.are_plain(begins_row) : (begins_row || t >= (has_state ? 0 : kPast)) && t + kTokens <= seqlen;
+        const bool begins_row = (t == 0 && !has_state) || (!kLooksAtTaps && t >= seqlen);
+        bool is_plain = true;
+        if constexpr (kLooksAtTaps)
+            is_plain =
+                has_ids ? bits.are_plain(begins_row) : (begins_row || t >= (has_state ? 0 : kPast)) && t + kTokens <= seqlen;
         Sum sums[kSums];
 #pragma unroll
         for (Sum& each : sums) each = bwd_vector_zero(Sum{});
@@ -179,13 +204,15 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
             bwd_vector_step<kTokens, kWidth, kOldest, decltype(one_by_one)::value>(taps, p.in.use_silu, window, gradients,
                                                                                    weight, bias, dweight, dbias, sums);
         };
-        if (__ballot(!is_plain)) {
+        if (kLooksAtTaps && __ballot(!is_plain)) {
             if (!has_ids) bits = taps_of(t);
             step(bits, std::integral_constant<bool, kHasPredicates>{});
-        } else if (kHasPredicates || __ballot(begins_row)) {
-            step(TapsOfWhole<kWidth>{begins_row}, std::integral_constant<bool, kHasPredicates>{});
-        } else {
+        } else if (kHasPredicates) {
+            step(TapsOfWhole<kWidth>{begins_row}, std::true_type{});
+        } else if (!__ballot(begins_row)) {
             step(AllTaps{}, std::false_type{});
+        } else {
+            step(TapsOfWhole<kWidth>{begins_row}, std::false_type{});
         }
 
         // Share: the next lane's gradients have a part in the dx of this one's last tokens; after the last lane comes the first
@@ -204,17 +231,15 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
         if constexpr (!kPlain) {
             const CausalConv1dBwdParams& states = first_parameter_again(p);
             if (states.dfinal_states.data && t + kTokens > seqlen - kPast && t < seqlen) {
-#pragma unroll
-                for (int k = 0; k < kTokens; ++k) own[k] += bwd_vector_of_final<T, kWidth>(states, b, d, t + k);
+                bwd_vector_add_final<T, kWidth>(states, b, d, t, own);
+                if (t <= 0) bwd_vector_add_final<T, kWidth>(states, b, d, t - kPast, before);
             }
             if (states.dinitial_states.data && t <= 0 && has_channel) {
+                const BwdVectorState<T> state(states.dinitial_states, b, d);
 #pragma unroll
-                for (int m = 0; m < kPast + kTokens; ++m) {
-                    const int32_t token = t - kPast + m;
-                    if (token >= 0 || token < -kPast) continue;
-                    float sum = m < kPast ? before[m < kPast ? m : 0] : own[m < kPast ? 0 : m - kPast];
-                    if (m < kPast && states.dfinal_states.data) sum += bwd_vector_of_final<T, kWidth>(states, b, d, token);
-                    at<T>(states.dinitial_states, b, d, token + kPast) = from_float<T>(sum);
+                for (int column = 0; column < kPast + kTokens; ++column) {
+                    if (t + column < 0 || t + column >= kPast) continue;
+                    state[t + column] = from_float<T>(column < kPast ? before[column % kSpill] : own[column - kPast]);
                 }
             }
         }

@@ -40,7 +40,6 @@ HIPCONV_INLINE void accumulate_where(bool has_low, bool has_high, Pair a, Pair b
 // A lane's gradients g have a part in the dx of its own tokens and of the kWidth - 1 before them. These parts are sums[m], of
 // token m - (kWidth - 1). Where pairs are better than single values, each of them is a pair of sums half a lane's tokens apart:
 // a token may then have two sums, which are added up at the end.
-template <int kTokens, int kWidth>
 using BwdVectorSum = std::conditional_t<kHasPredicates, float, Pair>;
 template <int kTokens, int kWidth>
 constexpr int kBwdVectorSums = (kHasPredicates ? kTokens : kTokens / 2) + kWidth - 1;
@@ -91,20 +90,24 @@ HIPCONV_INLINE void bwd_vector_step(const Taps& taps, bool use_silu, const float
             if (kTwo) gradients[e + kHalf] *= high(derivative);
         }
     };
-    const auto use = [&](int e) {
-        const Pair g = make_pair(gradients[e], gradients[e + kHalf]);
-        accumulate_where(taps.has(e), kTwo && taps.has(e + kHalf), g, twice(1.0f), dbias);
+    const auto gradients_of = [&](int e) { return make_pair(gradients[e], gradients[e + kHalf]); };
+    const auto add_to_parameters = [&](int e) {
+        accumulate_where(taps.has(e), kTwo && taps.has(e + kHalf), gradients_of(e), twice(1.0f), dbias);
 #pragma unroll
-        for (int i = 0; i < kWidth; ++i) {
-            accumulate_where(taps.sees(e, i), kTwo && taps.sees(e + kHalf, i), g, inputs_of(e, i), dweight[i]);
-            add_to_sums<kTokens / 2>(taps.sees(e, i), kTwo && taps.sees(e + kHalf, i), weight[i], g, e + i, sums);
-        }
+        for (int i = 0; i < kWidth; ++i)
+            accumulate_where(taps.sees(e, i), kTwo && taps.sees(e + kHalf, i), gradients_of(e), inputs_of(e, i), dweight[i]);
+    };
+    const auto add_to_inputs = [&](int e) {
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i)
+            add_to_sums<kTokens / 2>(taps.sees(e, i), kTwo && taps.sees(e + kHalf, i), weight[i], gradients_of(e), e + i, sums);
     };
     if constexpr (kOneByOne) {
 #pragma unroll
         for (int e = 0; e < kCount; ++e) {
             derive(e);
-            use(e);
+            add_to_parameters(e);
+            add_to_inputs(e);
         }
     } else {
         if (use_silu) {
@@ -112,7 +115,9 @@ HIPCONV_INLINE void bwd_vector_step(const Taps& taps, bool use_silu, const float
             for (int e = 0; e < kCount; ++e) derive(e);
         }
 #pragma unroll
-        for (int e = 0; e < kCount; ++e) use(e);
+        for (int e = 0; e < kCount; ++e) add_to_parameters(e);
+#pragma unroll
+        for (int e = 0; e < kCount; ++e) add_to_inputs(e);
     }
 }
 

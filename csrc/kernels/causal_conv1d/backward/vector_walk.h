@@ -58,7 +58,9 @@ HIPCONV_INLINE int32_t bwd_vector_go_back(const BwdVectorPlan& plan, int32_t tok
 }
 
 // These launch the two forms of the kernel, each of which has a file of its own: `plain` for rows of one sequence each without
-// states, which lie at the same place of 16-byte vectors in x, dout and dx, and `any` for all others.
+// states, which lie at the same place of 16-byte vectors in x, dout and dx, and `any` for all others. Where it costs much to
+// look at single taps, `plain` serves rows of whole vectors only, and does not.
+HIPCONV_INLINE constexpr bool bwd_looks_at_taps(bool plain) { return !plain || kHasPredicates; }
 void launch_bwd_plain(const CausalConv1dBwdParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block,
                       hipStream_t stream);
 void launch_bwd_any(const CausalConv1dBwdParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block, hipStream_t stream);
