@@ -61,13 +61,12 @@ struct TapsOfBits {
         return (static_cast<uint32_t>(bytes >> (e / 4 * 32)) & 1u << (e % 4 * 8 + i)) != 0;
     }
     HIPCONV_INLINE bool has(int e) const { return sees(e, kWidth - 1); }
-
-    // Tells whether the taps are those of TapsOfWhole.
-    HIPCONV_INLINE bool are_plain(bool begins_row) const {
-        constexpr uint64_t kOfLane = kTokens == 8 ? ~uint64_t{0} : ~uint64_t{0} >> 32;
-        return bytes == ((begins_row ? kTapsOfFirst<kWidth> : kTapsInside<kWidth>)&kOfLane);
-    }
 };
+
+template <int kTokens, int kWidth>
+HIPCONV_INLINE TapsOfBits<kTokens, kWidth> taps_inside() {
+    return {kTokens == 8 ? kTapsInside<kWidth> : kTapsInside<kWidth> & 0xffffffffu};
+}
 
 // Returns the taps of tokens t, t + 1, ..., for t > -8, of a row that is one sequence.
 template <int kTokens, int kWidth>
@@ -84,20 +83,20 @@ HIPCONV_INLINE TapsOfBits<kTokens, kWidth> taps_of_row(int32_t t, int32_t seqlen
     return {kTokens == 8 ? bytes : bytes & 0xffffffffu};
 }
 
-// Loads the words around the taps of some tokens of a row with sequence ids; `taps_of_words` makes bits of them.
+// Loads the words around the taps of the tokens of a row from t on, where `row` has those of token 0.
 template <int kCount>
-HIPCONV_INLINE uint32_t load_taps(const uint8_t* bytes, uint32_t (&words)[kCount]) {
-    const uint32_t before = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(bytes) % 4);
-    const uint32_t* from = global_pointer<const uint32_t>(bytes - before);
+HIPCONV_INLINE void load_taps(const uint8_t* row, int32_t t, uint32_t (&words)[kCount]) {
+    const uint32_t* from = global_pointer<const uint32_t>(row + (t & ~3));
 #pragma unroll
     for (int k = 0; k < kCount; ++k) words[k] = from[k];
-    return before * 8;
 }
 
+// Makes them of these words; tokens from the row's end on have none.
 template <int kTokens, int kWidth>
-HIPCONV_INLINE TapsOfBits<kTokens, kWidth> taps_of_words(const uint32_t (&words)[kTokens / 4 + 1], uint32_t shift) {
+HIPCONV_INLINE TapsOfBits<kTokens, kWidth> taps_of_words(int32_t t, int32_t seqlen, const uint32_t (&words)[kTokens / 4 + 1]) {
     const auto four = [&](int k) {
-        return static_cast<uint32_t>((static_cast<uint64_t>(words[k + 1]) << 32 | words[k]) >> shift);
+        const uint64_t both = static_cast<uint64_t>(words[k + 1]) << 32 | words[k];
+        return t < seqlen ? static_cast<uint32_t>(both >> (t * 8 & 24)) : 0;
     };
     if constexpr (kTokens == 4)
         return {four(0)};

@@ -40,7 +40,7 @@ struct BwdVectorShape {
     unsigned lanes, rows;
     int64_t vectors;  // of a row
     int64_t items, channel_groups;
-    bool on_boundaries, may_store_vectors, is_plain;
+    bool on_boundaries, may_store_vectors, x_is_aligned, dout_is_aligned, is_plain;
 };
 
 BwdVectorShape bwd_vector_shape(const CausalConv1dBwdParams& p) {
@@ -52,9 +52,13 @@ BwdVectorShape bwd_vector_shape(const CausalConv1dBwdParams& p) {
     // Boundaries make loads and stores wide, but a short row may take a vector more.
     s.on_boundaries = before > 0 && 4 * vectors(p.in.seqlen + before) <= 5 * vectors(p.in.seqlen);
     s.may_store_vectors = before == 0 || s.on_boundaries;
-    s.is_plain = s.may_store_vectors && !bwd_has_states(p) && !p.in.seq_idx.data && alignment_of_rows(p, p.in.x, &p.dx) == 16 &&
-                 alignment_of_rows(p, p.dout, &p.dx) == 16 &&
-                 (bwd_looks_at_taps(true) || (before == 0 && p.in.seqlen % tokens == 0));
+    const auto is_aligned = [&](const Sequences& other) {
+        return alignment_of_rows(p, other, s.on_boundaries ? &p.dx : nullptr) == 16;
+    };
+    s.x_is_aligned = is_aligned(p.in.x);
+    s.dout_is_aligned = is_aligned(p.dout);
+    s.is_plain = before == 0 && s.x_is_aligned && s.dout_is_aligned && p.in.seqlen % tokens == 0 && p.in.seqlen >= p.in.width &&
+                 !bwd_has_states(p) && !p.in.seq_idx.data;
     s.vectors = vectors(p.in.seqlen + (s.on_boundaries ? before : 0));
     s.lanes = power_of_two_up_to(s.vectors / 2 + 1, kBwdVectorLanes);  // no more than vectors
     s.rows = kBwdVectorThreads / s.lanes;
@@ -78,6 +82,9 @@ BwdVectorPlan plan_of(const CausalConv1dBwdParams& p, const BwdVectorShape& shap
     plan.vectors = static_cast<uint32_t>(shape.vectors);
     plan.most_before = shape.on_boundaries ? 16 / size - 1 : 0;
     plan.may_store_vectors = shape.may_store_vectors;
+    plan.x_is_aligned = shape.x_is_aligned;
+    plan.dout_is_aligned = shape.dout_is_aligned;
+    plan.has_states = bwd_has_states(p);
     plan.x_batch = p.in.x.batch_stride * size;
     plan.dout_batch = p.dout.batch_stride * size;
     plan.dx_batch = p.dx.batch_stride * size;
@@ -91,7 +98,12 @@ void launch(const CausalConv1dBwdParams& p, hipStream_t stream) {
     const dim3 block(shape.lanes, shape.rows, 1);
     const unsigned blocks = plan.taper.blocks;
     const dim3 grid = blocks <= kGridLimit ? dim3(blocks, 1, 1) : grid_of(kGridLimit, (blocks + kGridLimit - 1) / kGridLimit);
-    shape.is_plain ? launch_bwd_plain(p, plan, grid, block, stream) : launch_bwd_any(p, plan, grid, block, stream);
+    if (p.in.dtype == DType::f32 || plan.has_states)
+        launch_bwd_any_with_states(p, plan, grid, block, stream);
+    else if (shape.is_plain)
+        launch_bwd_plain(p, plan, grid, block, stream);
+    else
+        launch_bwd_any(p, plan, grid, block, stream);
 }
 
 BwdPartials partials_of(const CausalConv1dBwdParams& p) {

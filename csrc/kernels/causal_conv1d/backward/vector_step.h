@@ -68,56 +68,81 @@ HIPCONV_INLINE float total(const Pair (&sums)[kSums], int m) {
 }
 
 // ---- a step -----------------------------------------------------------------------------------------------------------------
+//
+// A step makes gradients of dout, in place, and adds their parts to the sums. `window` begins with the input that the first
+// token's first tap sees, at kOldest.
 
-// Makes gradients of dout, in place, and adds their parts to the sums. `window` begins with the input that the first token's
-// first tap sees, at kOldest. With kOneByOne, it goes token by token, so that conditions of taps serve all three products of a
-// tap (NVIDIA); else by pairs of tokens.
-template <int kTokens, int kWidth, int kOldest, bool kOneByOne, typename Taps, int kWindow, typename Sum, int kSums>
+// A step of tokens that are all in a row, by pairs of them. The inputs before a row are zeros: a sum that a weight which is not
+// finite makes NaN is one in a row with no finite dx anyway, as it has kWidth tokens at least. `may_begin` is false where no lane
+// of the wave begins a row.
+template <int kTokens, int kWidth, int kOldest, int kWindow, typename Sum, int kSums>
+HIPCONV_INLINE void bwd_vector_plain_step(bool may_begin, bool begins_row, bool use_silu, const float (&window)[kWindow],
+                                          float (&gradients)[kTokens], const float (&weight)[kWidth], float bias,
+                                          Pair (&dweight)[kWidth], Pair& dbias, Sum (&sums)[kSums]) {
+    constexpr int kHalf = kTokens / 2;
+    const auto inputs_of = [&](int e, int i) { return make_pair(window[kOldest + e + i], window[kOldest + e + i + kHalf]); };
+    const auto gradients_of = [&](int e) { return make_pair(gradients[e], gradients[e + kHalf]); };
+    if (use_silu) {
+#pragma unroll
+        for (int e = 0; e < kHalf; ++e) {
+            Pair sum = twice(bias);
+#pragma unroll
+            for (int i = 0; i < kWidth; ++i) sum = multiply_add(twice(weight[i]), inputs_of(e, i), sum);
+            const Pair g = multiply(gradients_of(e), silu_derivative(sum));
+            gradients[e] = low(g);
+            gradients[e + kHalf] = high(g);
+        }
+    }
+    const auto add_to_parameters = [&](auto taps) {
+#pragma unroll
+        for (int e = 0; e < kHalf; ++e) {
+            accumulate_where(true, true, gradients_of(e), twice(1.0f), dbias);
+#pragma unroll
+            for (int i = 0; i < kWidth; ++i)
+                accumulate_where(taps.sees(e, i), taps.sees(e + kHalf, i), gradients_of(e), inputs_of(e, i), dweight[i]);
+        }
+    };
+    if (may_begin)
+        add_to_parameters(TapsOfWhole<kWidth>{begins_row});
+    else
+        add_to_parameters(AllTaps{});
+#pragma unroll
+    for (int e = 0; e < kHalf; ++e) {
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) add_to_sums<kHalf>(true, true, weight[i], gradients_of(e), e + i, sums);
+    }
+}
+
+// A step of any tokens: by pairs of them or, where lanes have predicates, token by token, so that a condition serves all three
+// products of a tap.
+template <int kTokens, int kWidth, int kOldest, typename Taps, int kWindow, typename Sum, int kSums>
 HIPCONV_INLINE void bwd_vector_step(const Taps& taps, bool use_silu, const float (&window)[kWindow],
                                     float (&gradients)[kTokens], const float (&weight)[kWidth], float bias,
                                     Pair (&dweight)[kWidth], Pair& dbias, Sum (&sums)[kSums]) {
-    constexpr int kHalf = kOneByOne ? 0 : kTokens / 2, kCount = kTokens - kHalf;
-    constexpr bool kTwo = !kOneByOne;
-    const auto inputs_of = [&](int e, int i) { return make_pair(window[kOldest + e + i], window[kOldest + e + i + kHalf]); };
-    const auto derive = [&](int e) {
-        Pair sum = twice(bias);
+    constexpr bool kTwo = !kHasPredicates;
+    constexpr int kHalf = kTwo ? kTokens / 2 : 0, kCount = kTokens - kHalf;
 #pragma unroll
-        for (int i = 0; i < kWidth; ++i)
-            sum = multiply_add_where(taps.sees(e, i), kTwo && taps.sees(e + kHalf, i), twice(weight[i]), inputs_of(e, i), sum);
+    for (int e = 0; e < kCount; ++e) {
+        const auto has_low = [&](int i) { return taps.sees(e, i); };
+        const auto has_high = [&](int i) { return kTwo && taps.sees(e + kHalf, i); };
+        const auto inputs_of = [&](int i) { return make_pair(window[kOldest + e + i], window[kOldest + e + i + kHalf]); };
+        // A token that is not there has no part in anything: its own input needs no condition.
+        Pair sum = multiply_add(twice(weight[kWidth - 1]), inputs_of(kWidth - 1), twice(bias));
+#pragma unroll
+        for (int i = kWidth - 2; i >= 0; --i)
+            sum = multiply_add_where(has_low(i), has_high(i), twice(weight[i]), inputs_of(i), sum);
         const Pair derivative = silu_derivative(sum);
         if (use_silu) {
             gradients[e] *= low(derivative);
             if (kTwo) gradients[e + kHalf] *= high(derivative);
         }
-    };
-    const auto gradients_of = [&](int e) { return make_pair(gradients[e], gradients[e + kHalf]); };
-    const auto add_to_parameters = [&](int e) {
-        accumulate_where(taps.has(e), kTwo && taps.has(e + kHalf), gradients_of(e), twice(1.0f), dbias);
+        const Pair g = make_pair(gradients[e], gradients[e + kHalf]);
+        accumulate_where(taps.has(e), kTwo && taps.has(e + kHalf), g, twice(1.0f), dbias);
 #pragma unroll
-        for (int i = 0; i < kWidth; ++i)
-            accumulate_where(taps.sees(e, i), kTwo && taps.sees(e + kHalf, i), gradients_of(e), inputs_of(e, i), dweight[i]);
-    };
-    const auto add_to_inputs = [&](int e) {
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i)
-            add_to_sums<kTokens / 2>(taps.sees(e, i), kTwo && taps.sees(e + kHalf, i), weight[i], gradients_of(e), e + i, sums);
-    };
-    if constexpr (kOneByOne) {
-#pragma unroll
-        for (int e = 0; e < kCount; ++e) {
-            derive(e);
-            add_to_parameters(e);
-            add_to_inputs(e);
+        for (int i = 0; i < kWidth; ++i) {
+            accumulate_where(has_low(i), has_high(i), g, inputs_of(i), dweight[i]);
+            add_to_sums<kTokens / 2>(has_low(i), has_high(i), weight[i], g, e + i, sums);
         }
-    } else {
-        if (use_silu) {
-#pragma unroll
-            for (int e = 0; e < kCount; ++e) derive(e);
-        }
-#pragma unroll
-        for (int e = 0; e < kCount; ++e) add_to_parameters(e);
-#pragma unroll
-        for (int e = 0; e < kCount; ++e) add_to_inputs(e);
     }
 }
 

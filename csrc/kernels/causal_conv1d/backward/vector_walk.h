@@ -22,12 +22,14 @@ struct BwdVectorPlan {
     // The most tokens of a vector before the row that it begins: where vectors lie on the 16-byte boundaries of dx. It is 0 where
     // they count from the row's start.
     int32_t most_before;
-    bool may_store_vectors;                             // dx has vectors on such boundaries
+    bool may_store_vectors;              // dx has its vectors on 16-byte boundaries,
+    bool x_is_aligned, dout_is_aligned;  // and so have these
+    bool has_states;
     int64_t x_batch, dout_batch, dx_batch, taps_batch;  // bytes from sequence to sequence
 };
 
 // Where a lane is in the stream: the token of its row that its vector begins with, negative where the vector begins before the
-// row. Loads run ahead of stores, so that each have a place of their own.
+// row.
 struct BwdVectorPlace {
     int32_t b, t;
 };
@@ -43,26 +45,25 @@ HIPCONV_INLINE BwdVectorPlace bwd_vector_place(const CausalConv1dBwdParams& p, c
     return {static_cast<int32_t>(b), static_cast<int32_t>(vector - b * plan.vectors) * kTokens - before};
 }
 
-// Moves a place by so many tokens, no more than those of a row's vectors, towards the start of the stream. If that is in the row
-// before, it returns how many tokens later it is in that row than it was moved to in its own, else zero.
+// Where t is before the row's first vector, it returns how many tokens later the same place is in the row before.
 template <typename T, int kTokens>
-HIPCONV_INLINE int32_t bwd_vector_go_back(const BwdVectorPlan& plan, int32_t tokens, int32_t& t) {
-    t -= tokens;
-    if (t > -kTokens) return 0;
+HIPCONV_INLINE int32_t bwd_vector_row_before(const BwdVectorPlan& plan, int32_t t) {
     const int32_t before = -t & (kTokens - 1);
     const int32_t before_other =
         (before - static_cast<int32_t>(plan.dx_batch / static_cast<int>(sizeof(T)))) & plan.most_before;
-    const int32_t later = static_cast<int32_t>(plan.vectors) * kTokens + before - before_other;
-    t += later;
-    return later;
+    return static_cast<int32_t>(plan.vectors) * kTokens + before - before_other;
 }
 
-// These launch the two forms of the kernel, each of which has a file of its own: `plain` for rows of one sequence each without
-// states, which lie at the same place of 16-byte vectors in x, dout and dx, and `any` for all others. Where it costs much to
-// look at single taps, `plain` serves rows of whole vectors only, and does not.
-HIPCONV_INLINE constexpr bool bwd_looks_at_taps(bool plain) { return !plain || kHasPredicates; }
+// The kernel has three forms, each of which has a file of its own.
+enum class BwdForm {
+    plain,  // rows of whole vectors, which are one sequence each without states and lie on 16-byte boundaries in all tensors
+    any,    // rows without states
+    any_with_states,
+};
 void launch_bwd_plain(const CausalConv1dBwdParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block,
                       hipStream_t stream);
 void launch_bwd_any(const CausalConv1dBwdParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block, hipStream_t stream);
+void launch_bwd_any_with_states(const CausalConv1dBwdParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block,
+                                hipStream_t stream);
 
 }  // namespace hipconv
