@@ -81,6 +81,7 @@ BwdVectorPlan plan_of(const CausalConv1dBwdParams& p, const BwdVectorShape& shap
     plan.taper = bwd_vector_taper(shape);
     plan.vectors = static_cast<uint32_t>(shape.vectors);
     plan.most_before = shape.on_boundaries ? 16 / size - 1 : 0;
+    plan.before_step = static_cast<int32_t>(p.dx.batch_stride & 7);
     plan.may_store_vectors = shape.may_store_vectors;
     plan.x_is_aligned = shape.x_is_aligned;
     plan.dout_is_aligned = shape.dout_is_aligned;

@@ -87,7 +87,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
     };
     const char* x_row = row_of(p.in.x, plan.x_batch);
     const char* dout_row = row_of(p.dout, plan.dout_batch);
-    char* dx_next = row_of(p.dx, plan.dx_batch);
+    char* dx_row = row_of(p.dx, plan.dx_batch);
+    char* dx_next = nullptr;
     const uint8_t* taps_row = has_ids ? bwd_taps_of(p, place.b, 0) : nullptr;
     uint32_t x_words[kBefore + kOwn + kMore]{}, dout_words[kOwn + kMore]{}, taps_words[kTokens / 4 + 1]{};
     uint32_t x_shift = 0, dout_shift = 0;
@@ -117,13 +118,14 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
     const auto go_back = [&](int32_t tokens) {
         t_next -= tokens;
         if (t_next <= -kTokens) {
-            t_next += bwd_vector_row_before<T, kTokens>(plan, t_next);
+            t_next += bwd_vector_row_before<kTokens, kPlain>(plan, t_next);
             x_row -= plan.x_batch;
             dout_row -= plan.dout_batch;
-            dx_next -= plan.dx_batch;
+            dx_row -= plan.dx_batch;
             if (has_ids) taps_row -= plan.taps_batch;
             --b_next;
         }
+        dx_next = dx_row + int64_t{t_next} * kSize;
     };
     const auto taps_of = [&](int32_t t) {
         if (has_ids) return taps_of_words<kTokens, kWidth>(t, seqlen, taps_words);
@@ -176,7 +178,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
         enter_loop_here();
         // Load: this step's words become floats, the next step's are fetched.
         const int32_t t = t_next, b = b_next;
-        char* const dx_row = dx_next;
+        char* const dx = dx_next;
         Bits bits{};
         if constexpr (!kPlain) bits = taps_of(t);
         float window[kWindow], gradients[kTokens];
@@ -220,15 +222,19 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
 
         // Share: the next lane's gradients have a part in the dx of this one's last tokens; after the last lane comes the first
         // one of the step before.
-        float own[kTokens], before[kSpill];
+        float own[kTokens], before[kSpill], of_next[kSpill];
 #pragma unroll
         for (int k = 0; k < kTokens; ++k) own[k] = total<kTokens / 2>(sums, kPast + k);
 #pragma unroll
         for (int m = 0; m < kPast; ++m) {
             before[m] = total<kTokens / 2>(sums, m);
-            const float of_next = __shfl(lane == 0 ? carried[m] : before[m], next_lane);
+            of_next[m] = __shfl(lane == 0 ? carried[m] : before[m], next_lane);
             carried[m] = before[m];
-            if (t + kTokens < seqlen) own[kTokens - kPast + m] += of_next;
+        }
+        if (t + kTokens < seqlen) {
+            keep_apart<0>();
+#pragma unroll
+            for (int m = 0; m < kPast; ++m) own[kTokens - kPast + m] += of_next[m];
         }
 
         if (has_states && (t <= 0 || t + kTokens > seqlen - kPast)) {
@@ -246,7 +252,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
                 }
             }
         }
-        store_tokens<T, kPlain>(dx_row + int64_t{t} * kSize, t, to_end, plan.may_store_vectors, own);
+        store_tokens<T, kPlain>(dx, t, to_end, plan.may_store_vectors, own);
     } while (left > 0);
 
     float* const partials = static_cast<float*>(p.partials) + static_cast<int64_t>(piece.number) * (kWidth + 1) * p.in.dim + d;

@@ -57,6 +57,17 @@ HIPCONV_INLINE void add_to_sums(bool has_low, bool has_high, float weight, Pair 
     sums[m] = multiply_add_where(has_low, has_high, twice(weight), g, sums[m]);
 }
 
+// The same for the first addition to each sum, or pair of sums; single sums of a lane's later half are zeros before.
+template <int kHalf, int kSums>
+HIPCONV_INLINE void begin_sums(float weight, Pair g, int m, float (&sums)[kSums]) {
+    sums[m] = weight * low(g) + sums[m];
+    sums[m + kHalf] = weight * high(g) + sums[m + kHalf];
+}
+template <int kHalf, int kSums>
+HIPCONV_INLINE void begin_sums(float weight, Pair g, int m, Pair (&sums)[kSums]) {
+    sums[m] = multiply(twice(weight), g);
+}
+
 template <int kHalf, int kSums>
 HIPCONV_INLINE float total(const float (&sums)[kSums], int m) {
     return sums[m];
@@ -64,7 +75,12 @@ HIPCONV_INLINE float total(const float (&sums)[kSums], int m) {
 template <int kHalf, int kSums>
 HIPCONV_INLINE float total(const Pair (&sums)[kSums], int m) {
     if (m < kHalf) return low(sums[m]);
-    return m < kSums ? low(sums[m]) + high(sums[m - kHalf]) : high(sums[m - kHalf]);
+    float both = high(sums[m - kHalf]);
+    if (m < kSums) {
+        both += low(sums[m]);
+        in_a_register(both);  // else AMD's compiler moves two of these into a pair, to add them up
+    }
+    return both;
 }
 
 // ---- a step -----------------------------------------------------------------------------------------------------------------
@@ -79,8 +95,15 @@ template <int kTokens, int kWidth, int kOldest, int kWindow, typename Sum, int k
 HIPCONV_INLINE void bwd_vector_plain_step(bool may_begin, bool begins_row, bool use_silu, const float (&window)[kWindow],
                                           float (&gradients)[kTokens], const float (&weight)[kWidth], float bias,
                                           Pair (&dweight)[kWidth], Pair& dbias, Sum (&sums)[kSums]) {
-    constexpr int kHalf = kTokens / 2;
-    const auto inputs_of = [&](int e, int i) { return make_pair(window[kOldest + e + i], window[kOldest + e + i + kHalf]); };
+    constexpr int kHalf = kTokens / 2, kPairs = kHalf + kWidth - 1;
+    float later[kPairs];
+#pragma unroll
+    for (int k = 0; k < kPairs; ++k) {
+        later[k] = window[kOldest + k + kHalf];
+        // An input of two pairs has a register in each: AMD's compiler would make copies where each side of a branch begins.
+        if (!kHasPredicates && k + kHalf < kPairs) in_a_register(later[k]);
+    }
+    const auto inputs_of = [&](int e, int i) { return make_pair(window[kOldest + e + i], later[e + i]); };
     const auto gradients_of = [&](int e) { return make_pair(gradients[e], gradients[e + kHalf]); };
     if (use_silu) {
 #pragma unroll
@@ -109,7 +132,12 @@ HIPCONV_INLINE void bwd_vector_plain_step(bool may_begin, bool begins_row, bool 
 #pragma unroll
     for (int e = 0; e < kHalf; ++e) {
 #pragma unroll
-        for (int i = 0; i < kWidth; ++i) add_to_sums<kHalf>(true, true, weight[i], gradients_of(e), e + i, sums);
+        for (int i = 0; i < kWidth; ++i) {
+            if (e == 0 || i == kWidth - 1)
+                begin_sums<kHalf>(weight[i], gradients_of(e), e + i, sums);
+            else
+                add_to_sums<kHalf>(true, true, weight[i], gradients_of(e), e + i, sums);
+        }
     }
 }
 

@@ -21,8 +21,8 @@ struct BwdVectorPlan {
     uint32_t vectors;  // of a row: a lane's tokens each
     // The most tokens of a vector before the row that it begins: where vectors lie on the 16-byte boundaries of dx. It is 0 where
     // they count from the row's start.
-    int32_t most_before;
-    bool may_store_vectors;              // dx has its vectors on 16-byte boundaries,
+    int32_t most_before, before_step;  // from sequence to sequence, there are so many more (or so many less than a vector has)
+    bool may_store_vectors;            // dx has its vectors on 16-byte boundaries,
     bool x_is_aligned, dout_is_aligned;  // and so have these
     bool has_states;
     int64_t x_batch, dout_batch, dx_batch, taps_batch;  // bytes from sequence to sequence
@@ -46,12 +46,12 @@ HIPCONV_INLINE BwdVectorPlace bwd_vector_place(const CausalConv1dBwdParams& p, c
 }
 
 // Where t is before the row's first vector, it returns how many tokens later the same place is in the row before.
-template <typename T, int kTokens>
+template <int kTokens, bool kPlain>
 HIPCONV_INLINE int32_t bwd_vector_row_before(const BwdVectorPlan& plan, int32_t t) {
+    const int32_t of_row = static_cast<int32_t>(plan.vectors) * kTokens;
+    if (kPlain) return of_row;
     const int32_t before = -t & (kTokens - 1);
-    const int32_t before_other =
-        (before - static_cast<int32_t>(plan.dx_batch / static_cast<int>(sizeof(T)))) & plan.most_before;
-    return static_cast<int32_t>(plan.vectors) * kTokens + before - before_other;
+    return of_row + before - ((before - plan.before_step) & plan.most_before);
 }
 
 // The kernel has three forms, each of which has a file of its own.
