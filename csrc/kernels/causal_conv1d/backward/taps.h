@@ -20,104 +20,88 @@ HIPCONV_INLINE const uint8_t* bwd_taps_of(const CausalConv1dBwdParams& p, int64_
     return p.taps + b * bwd_taps_pitch(p.in.seqlen) + kTapsBefore + t;
 }
 
-// ---- of a thread that has kTokens neighbouring tokens -----------------------------------------------------------------------
+// ---- of a lane that has kTokens neighbouring tokens -------------------------------------------------------------------------
 //
-// `sees` tells whether tap i of token e, one of the thread's, sees an input, `has` whether token e is in the row and no
-// padding, `feeds` whether token e + k sees token e.
+// `sees` tells whether tap i of token e, one of the lane's, sees an input, `has` whether token e is in the row and no padding.
 
 struct AllTaps {
     HIPCONV_INLINE bool sees(int, int) const { return true; }
     HIPCONV_INLINE bool has(int) const { return true; }
-    HIPCONV_INLINE bool feeds(int, int) const { return true; }
 };
 
-// These are the taps in rows made of whole threads' tokens. (Lanes past the row's end have zeros for x and dout.)
-template <int kTokens, int kWidth>
+// These are the taps of a lane whose tokens are all in the row, and which may begin a row without a state.
+template <int kWidth>
 struct TapsOfWhole {
-    bool begins_row, ends_row;
+    bool begins_row;
     HIPCONV_INLINE bool sees(int e, int i) const { return !begins_row || e + i >= kWidth - 1; }
     HIPCONV_INLINE bool has(int) const { return true; }
-    HIPCONV_INLINE bool feeds(int e, int k) const { return !ends_row || e + k < kTokens; }
 };
 
-// The taps of the first four tokens of a row without a state: a byte for each token, with a bit for each of its taps.
+// The taps of eight tokens as a byte for each: in the middle of a row, and at the start of a row without a state.
 template <int kWidth>
-constexpr uint32_t taps_of_first() {
-    uint32_t word = 0;
-    for (int e = 0; e < 4; ++e)
+constexpr uint64_t kTapsInside = 0x0101010101010101u * ((1u << kWidth) - 1);
+
+template <int kWidth>
+constexpr uint64_t taps_of_first() {
+    uint64_t bytes = 0;
+    for (int e = 0; e < 8; ++e)
         for (int i = 0; i < kWidth; ++i)
-            if (e + i >= kWidth - 1) word |= 1u << (e * 8 + i);
-    return word;
+            if (e + i >= kWidth - 1) bytes |= uint64_t{1} << (e * 8 + i);
+    return bytes;
 }
 template <int kWidth>
-constexpr uint32_t kTapsOfFirst = taps_of_first<kWidth>();
+constexpr uint64_t kTapsOfFirst = taps_of_first<kWidth>();
 
-// These are taps as a byte for each of a thread's tokens and of those after them, with a bit for each tap.
+// These are taps as a byte for each of a lane's tokens, with a bit for each tap.
 template <int kTokens, int kWidth>
 struct TapsOfBits {
-    static constexpr int kWords = kTokens / 4 + 1;
-    static constexpr uint32_t kAll = 0x01010101u * ((1u << kWidth) - 1);
-    static constexpr uint32_t kAfter = (1u << 8 * (kWidth - 1)) - 1;  // of the last word
-    static_assert(kWidth <= 4, "the last word has the bytes of the kWidth - 1 tokens after the thread's");
-    uint32_t words[kWords];
+    uint64_t bytes;
 
-    HIPCONV_INLINE bool sees(int e, int i) const { return words[e / 4] >> (e % 4 * 8 + i) & 1; }
-    HIPCONV_INLINE bool has(int e) const { return sees(e, kWidth - 1); }
-    HIPCONV_INLINE bool feeds(int e, int k) const { return sees(e + k, kWidth - 1 - k); }
-
-    // Tells whether the taps are those in a row that is one sequence without a state.
-    HIPCONV_INLINE bool are_plain(bool begins_row, bool ends_row) const {
-        bool plain = words[0] == (begins_row ? kTapsOfFirst<kWidth> : kAll);
-#pragma unroll
-        for (int k = 1; k < kWords - 1; ++k) plain = plain && words[k] == kAll;
-        return plain && (words[kWords - 1] & kAfter) == (ends_row ? 0u : kAll & kAfter);
+    HIPCONV_INLINE bool sees(int e, int i) const {
+        return (static_cast<uint32_t>(bytes >> (e / 4 * 32)) & 1u << (e % 4 * 8 + i)) != 0;
     }
+    HIPCONV_INLINE bool has(int e) const { return sees(e, kWidth - 1); }
 };
 
-// Returns four bytes of two words, from byte `first` on.
-HIPCONV_INLINE uint32_t bytes_of_two(uint32_t low, uint32_t high, uint32_t first) {
-    return static_cast<uint32_t>((static_cast<uint64_t>(high) << 32 | low) >> (first * 8));
+template <int kTokens, int kWidth>
+HIPCONV_INLINE TapsOfBits<kTokens, kWidth> taps_inside() {
+    return {kTokens == 8 ? kTapsInside<kWidth> : kTapsInside<kWidth> & 0xffffffffu};
 }
 
-// Returns the taps of tokens t, t + 1, ... of a row that is one sequence.
+// Returns the taps of tokens t, t + 1, ..., for t > -8, of a row that is one sequence.
 template <int kTokens, int kWidth>
 HIPCONV_INLINE TapsOfBits<kTokens, kWidth> taps_of_row(int32_t t, int32_t seqlen, bool has_state) {
-    using Taps = TapsOfBits<kTokens, kWidth>;
-    const auto word_at = [&](int32_t place) {
-        return place < 0 ? 0 : place == 0 && !has_state ? kTapsOfFirst<kWidth> : Taps::kAll;
+    uint64_t bytes = has_state ? kTapsInside<kWidth> : kTapsOfFirst<kWidth>;
+    if (t < 0)
+        bytes <<= -t * 8;
+    else if (t >= kWidth - 1)
+        bytes = kTapsInside<kWidth>;
+    else if (t > 0)
+        bytes = bytes >> t * 8 | kTapsInside<kWidth> << (64 - t * 8);
+    const int32_t left = seqlen - t;
+    if (left < 8) bytes &= left > 0 ? (uint64_t{1} << left * 8) - 1 : 0;
+    return {kTokens == 8 ? bytes : bytes & 0xffffffffu};
+}
+
+// Loads the words around the taps of the tokens of a row from t on, where `row` has those of token 0.
+template <int kCount>
+HIPCONV_INLINE void load_taps(const uint8_t* row, int32_t t, uint32_t (&words)[kCount]) {
+    const uint32_t* from = global_pointer<const uint32_t>(row + (t & ~3));
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) words[k] = from[k];
+}
+
+// Makes them of these words; tokens from the row's end on have none.
+template <int kTokens, int kWidth>
+HIPCONV_INLINE TapsOfBits<kTokens, kWidth> taps_of_words(int32_t t, int32_t seqlen, const uint32_t (&words)[kTokens / 4 + 1]) {
+    const auto four = [&](int k) {
+        const uint64_t both = static_cast<uint64_t>(words[k + 1]) << 32 | words[k];
+        return t < seqlen ? static_cast<uint32_t>(both >> (t * 8 & 24)) : 0;
     };
-    Taps taps;
-#pragma unroll
-    for (int k = 0; k < Taps::kWords; ++k) {
-        const int32_t from = t + 4 * k, place = from >> 2, left = seqlen - from;
-        const uint32_t word = bytes_of_two(word_at(place), word_at(place + 1), static_cast<uint32_t>(from) & 3);
-        taps.words[k] = left >= 4 ? word : left <= 0 ? 0 : word & ((1u << left * 8) - 1);
-    }
-    return taps;
-}
-
-// These read the taps of a row with sequence ids from memory: from words, or from the words around bytes that are not aligned.
-template <int kTokens, int kWidth>
-HIPCONV_INLINE TapsOfBits<kTokens, kWidth> taps_from_words(const uint32_t* words) {
-    TapsOfBits<kTokens, kWidth> taps;
-#pragma unroll
-    for (int k = 0; k < taps.kWords; ++k) taps.words[k] = words[k];
-    return taps;
-}
-
-template <int kTokens, int kWidth>
-HIPCONV_INLINE TapsOfBits<kTokens, kWidth> taps_from_bytes(const uint8_t* bytes) {
-    const uint32_t before = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(bytes) % 4);
-    const uint32_t* words = reinterpret_cast<const uint32_t*>(bytes - before);
-    TapsOfBits<kTokens, kWidth> taps;
-    uint32_t word = words[0];
-#pragma unroll
-    for (int k = 0; k < taps.kWords; ++k) {
-        const uint32_t next = words[k + 1];
-        taps.words[k] = bytes_of_two(word, next, before);
-        word = next;
-    }
-    return taps;
+    if constexpr (kTokens == 4)
+        return {four(0)};
+    else
+        return {static_cast<uint64_t>(four(1)) << 32 | four(0)};
 }
 
 }  // namespace hipconv

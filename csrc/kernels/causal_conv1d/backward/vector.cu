@@ -1,16 +1,16 @@
 // This kernel is the causal conv1d backward, channel-first ("vector"): neighbouring tokens are neighbours in memory.
 //
-// A thread makes the dx of a vector of tokens of one channel: from their x and dout and the inputs before them it computes
-// their gradients g, and it needs the kWidth - 1 gradients after them, which the next lane has. Lanes of a row stand side by
-// side and walk from the end of the row to its start, so that the last lane gets the gradients that the first lane had a step
-// before: this takes one shuffle a gradient, no LDS and no barrier. Where a walk does not start at the end of its row, the
-// gradients that its first step needs are computed in a prologue.
+// A lane makes the dx of a vector of tokens of one channel. From their x and dout and the inputs before them it computes their
+// gradients g, which have a part in the dx of its own tokens and of the kWidth - 1 before them: the lane before gets that part,
+// one shuffle a token, with no LDS and no barrier. Lanes of a channel stand side by side and walk from the end to the start, so
+// that the last lane gets what the first one had a step before. Where a walk does not start at the end of a row, that is worked
+// out in a prologue.
 //
-// A walk goes on through several sequences of its channel, if rows are short, and leaves its dweight and dbias in the
-// workspace.
+// The rows of a channel, one sequence after another, are one stream of vectors. A walk goes through a piece of it, whatever the
+// length of the rows, and leaves its dweight and dbias in the workspace.
 //
-// One kernel serves rows that begin and end on 16-byte boundaries (vector_whole.cu), another one any rows (vector_ragged.cu).
-// This file divides their work.
+// Vectors lie on the 16-byte boundaries of dx; vector_load.h brings x and dout from wherever they lie. Where all tokens of a
+// wave see all that their taps may see, no tap is looked at; elsewhere a lane has a bit for each. This file divides the work.
 //
 // Bytes: x and dout are read once from memory (and up to half of x once more from cache), dx is written once.
 #include <hip/hip_runtime.h>
@@ -26,32 +26,43 @@ namespace hipconv {
 
 namespace {
 
-// Tells whether every row of x, dout and dx begins and ends on a 16-byte boundary, without states.
-bool bwd_rows_are_whole(const CausalConv1dBwdParams& p) {
-    const int tokens = 16 / element_bytes(p.in.dtype);
-    const auto aligned = [&](const Sequences& s) {
-        return reinterpret_cast<uintptr_t>(s.data) % 16 == 0 && s.dim_stride % tokens == 0 && s.batch_stride % tokens == 0;
-    };
-    if (bwd_has_states(p) || (p.in.seq_idx.data && p.in.width != kPackedWidth)) return false;
-    return p.in.seqlen % tokens == 0 && aligned(p.in.x) && aligned(p.dout) && aligned(p.dx);
+// The bytes by which addresses of rows may differ from multiples of 16: as a power of two that divides them all.
+int64_t alignment_of_rows(const CausalConv1dBwdParams& p, const Sequences& s, const Sequences* from) {
+    const auto less = [&](int64_t value, int64_t other) { return from ? value - other : value; };
+    const int64_t size = element_bytes(p.in.dtype);
+    int64_t bits = 16 | less(reinterpret_cast<int64_t>(s.data), from ? reinterpret_cast<int64_t>(from->data) : 0);
+    if (p.in.dim > 1) bits |= less(s.dim_stride, from ? from->dim_stride : 0) * size;
+    if (p.in.batch > 1) bits |= less(s.batch_stride, from ? from->batch_stride : 0) * size;
+    return bits & -bits;
 }
 
 struct BwdVectorShape {
     unsigned lanes, rows;
-    int64_t steps_of_row, items, channel_groups;
-    bool on_boundaries;
+    int64_t vectors;  // of a row
+    int64_t items, channel_groups;
+    bool on_boundaries, may_store_vectors, x_is_aligned, dout_is_aligned, is_plain;
 };
 
 BwdVectorShape bwd_vector_shape(const CausalConv1dBwdParams& p) {
-    const int each = 16 / element_bytes(p.in.dtype);
+    const int64_t size = element_bytes(p.in.dtype);
+    const int64_t tokens = bwd_vector_tokens(static_cast<int>(size), p.in.width);
+    const int64_t before = (16 - alignment_of_rows(p, p.dx, nullptr)) / size;  // the most tokens of a vector before its row
+    const auto vectors = [&](int64_t size_of_row) { return (size_of_row + tokens - 1) / tokens; };
     BwdVectorShape s{};
-    s.on_boundaries = p.in.seqlen > each && !bwd_rows_are_whole(p) && !bwd_has_states(p);
-    const int64_t tokens = static_cast<int64_t>(p.in.seqlen) + (s.on_boundaries ? each - 1 : 0);
-    const int64_t vectors = (tokens + each - 1) / each;
-    s.lanes = power_of_two_up_to(vectors, bwd_rows_are_whole(p) ? kBwdVectorLanes : kBwdRaggedLanes);
+    // Boundaries make loads and stores wide, but a short row may take a vector more.
+    s.on_boundaries = before > 0 && 4 * vectors(p.in.seqlen + before) <= 5 * vectors(p.in.seqlen);
+    s.may_store_vectors = before == 0 || s.on_boundaries;
+    const auto is_aligned = [&](const Sequences& other) {
+        return alignment_of_rows(p, other, s.on_boundaries ? &p.dx : nullptr) == 16;
+    };
+    s.x_is_aligned = is_aligned(p.in.x);
+    s.dout_is_aligned = is_aligned(p.dout);
+    s.is_plain = before == 0 && s.x_is_aligned && s.dout_is_aligned && p.in.seqlen % tokens == 0 && p.in.seqlen >= p.in.width &&
+                 !bwd_has_states(p) && !p.in.seq_idx.data;
+    s.vectors = vectors(p.in.seqlen + (s.on_boundaries ? before : 0));
+    s.lanes = power_of_two_up_to(s.vectors / 2 + 1, kBwdVectorLanes);  // no more than vectors
     s.rows = kBwdVectorThreads / s.lanes;
-    s.steps_of_row = (vectors + s.lanes - 1) / s.lanes;
-    s.items = s.steps_of_row * p.in.batch;
+    s.items = (s.vectors * p.in.batch + s.lanes - 1) / s.lanes;
     s.channel_groups = (static_cast<int64_t>(p.in.dim) + s.rows - 1) / s.rows;
     return s;
 }
@@ -68,19 +79,17 @@ BwdVectorPlan plan_of(const CausalConv1dBwdParams& p, const BwdVectorShape& shap
     const int size = element_bytes(p.in.dtype);
     BwdVectorPlan plan{};
     plan.taper = bwd_vector_taper(shape);
-    plan.steps_of_row = static_cast<uint32_t>(shape.steps_of_row);
-    plan.stretch = static_cast<int32_t>(shape.lanes) * (16 / size);
-    plan.last_stretch = (static_cast<int32_t>(shape.steps_of_row) - 1) * plan.stretch;
-    plan.back = int64_t{plan.stretch} * size;
-    const int64_t row = shape.steps_of_row * plan.back;
+    plan.vectors = static_cast<uint32_t>(shape.vectors);
+    plan.most_before = shape.on_boundaries ? 16 / size - 1 : 0;
+    plan.before_step = static_cast<int32_t>(p.dx.batch_stride & 7);
+    plan.may_store_vectors = shape.may_store_vectors;
+    plan.x_is_aligned = shape.x_is_aligned;
+    plan.dout_is_aligned = shape.dout_is_aligned;
+    plan.has_states = bwd_has_states(p);
     plan.x_batch = p.in.x.batch_stride * size;
     plan.dout_batch = p.dout.batch_stride * size;
     plan.dx_batch = p.dx.batch_stride * size;
-    plan.x_batch_back = row - plan.x_batch;
-    plan.dout_batch_back = row - plan.dout_batch;
-    plan.dx_batch_back = row - plan.dx_batch;
-    plan.bits_batch_back = shape.steps_of_row * plan.stretch - bwd_taps_pitch(p.in.seqlen);
-    plan.on_boundaries = shape.on_boundaries;
+    plan.taps_batch = bwd_taps_pitch(p.in.seqlen);
     return plan;
 }
 
@@ -90,7 +99,12 @@ void launch(const CausalConv1dBwdParams& p, hipStream_t stream) {
     const dim3 block(shape.lanes, shape.rows, 1);
     const unsigned blocks = plan.taper.blocks;
     const dim3 grid = blocks <= kGridLimit ? dim3(blocks, 1, 1) : grid_of(kGridLimit, (blocks + kGridLimit - 1) / kGridLimit);
-    bwd_rows_are_whole(p) ? launch_bwd_whole(p, plan, grid, block, stream) : launch_bwd_ragged(p, plan, grid, block, stream);
+    if (p.in.dtype == DType::f32 || plan.has_states)
+        launch_bwd_any_with_states(p, plan, grid, block, stream);
+    else if (shape.is_plain)
+        launch_bwd_plain(p, plan, grid, block, stream);
+    else
+        launch_bwd_any(p, plan, grid, block, stream);
 }
 
 BwdPartials partials_of(const CausalConv1dBwdParams& p) {
@@ -107,11 +121,12 @@ BwdPartials partials_of(const CausalConv1dBwdParams& p) {
 }  // namespace
 
 const char* causal_conv1d_bwd_vector_refusal(const CausalConv1dBwdParams& p) {
-    const char* served = "channel-first x, dout and dx (stride 1 along seqlen) of at least one token, widths 2 to 4";
-    if (p.in.width < 2 || p.in.width > kMaxFastBwdWidth || p.in.seqlen < 1 || p.in.seqlen > INT32_MAX - 4096) return served;
+    const char* served = "channel-first x, dout and dx (stride 1 along seqlen) of at least one token, widths 1 to 8";
+    if (p.in.width > kMaxBwdVectorWidth || p.in.seqlen < 1 || p.in.seqlen > INT32_MAX - 4096) return served;
     if (p.in.x.seqlen_stride != 1 || p.dout.seqlen_stride != 1 || p.dx.seqlen_stride != 1) return served;
     const BwdVectorShape shape = bwd_vector_shape(p);
-    return static_cast<double>(shape.items) * shape.channel_groups < kOffsetLimit ? nullptr : served;  // counted in 32 bits
+    const double blocks = static_cast<double>(shape.items) * shape.channel_groups, vectors = static_cast<double>(shape.vectors);
+    return blocks < kOffsetLimit && vectors * p.in.batch < kOffsetLimit ? nullptr : served;  // counted in 32 bits
 }
 
 int64_t causal_conv1d_bwd_vector_workspace(const CausalConv1dBwdParams& p) {

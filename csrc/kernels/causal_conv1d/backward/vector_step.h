@@ -1,32 +1,13 @@
-// This file has the arithmetic of a step of the channel-first backward kernels; pairs hold tokens half a vector apart.
-//
-// With SiLU, weights and bias are kept times -log2(e), and gradients times the inverse of that: the exponent that SiLU needs is
-// then the sum itself, dx needs no correction, and dweight and dbias are corrected once, in the epilogue.
-// then the sum itself, dx is what it would be without, and dweight and dbias are put right once, at the end.
+// This file has the arithmetic of a step of the channel-first backward kernel: from a lane's tokens, x and dout, to its part in
+// dweight, dbias and dx. Pairs hold tokens half a lane's apart.
 #pragma once
+
+#include <type_traits>
 
 #include "parts.h"
 #include "taps.h"
 
 namespace hipconv {
-
-// Converts elements of vectors to floats, from `to` on.
-template <typename T, int kEach, typename Vector, int kCount>
-HIPCONV_INLINE void unpack_elements(Vector words, float (&values)[kCount], int to) {
-#pragma unroll
-    for (int j = 0; j < kEach / 2; ++j) {
-        const Pair both = pair_of<T>(words, j);
-        values[to + 2 * j] = low(both);
-        values[to + 2 * j + 1] = high(both);
-    }
-}
-
-// Sets to zero the gradients of tokens that are in no row or are padding.
-template <int kTokens, int kCount, typename Taps>
-HIPCONV_INLINE void bwd_vector_leave_out(const Taps& taps, float (&gradients)[kCount]) {
-#pragma unroll
-    for (int e = 0; e < kTokens; ++e) gradients[e] = taps.has(e) ? gradients[e] : 0.0f;
-}
 
 // Returns the halves of `both` where there is something new, else those of `old`.
 HIPCONV_INLINE Pair choose(bool has_low, bool has_high, Pair both, Pair old) {
@@ -54,102 +35,177 @@ HIPCONV_INLINE void accumulate_where(bool has_low, bool has_high, Pair a, Pair b
     }
 }
 
-HIPCONV_INLINE void accumulate(Pair a, Pair& sum) {
-    if constexpr (!kHasPredicates)
-        sum = add(sum, a);
+// ---- the gradients of inputs ------------------------------------------------------------------------------------------------
+//
+// A lane's gradients g have a part in the dx of its own tokens and of the kWidth - 1 before them. These parts are sums[m], of
+// token m - (kWidth - 1). Where pairs are better than single values, each of them is a pair of sums half a lane's tokens apart:
+// a token may then have two sums, which are added up at the end.
+using BwdVectorSum = std::conditional_t<kHasPredicates, float, Pair>;
+template <int kTokens, int kWidth>
+constexpr int kBwdVectorSums = (kHasPredicates ? kTokens : kTokens / 2) + kWidth - 1;
+
+HIPCONV_INLINE float bwd_vector_zero(float) { return 0.0f; }
+HIPCONV_INLINE Pair bwd_vector_zero(Pair) { return twice(0.0f); }
+
+template <int kHalf, int kSums>
+HIPCONV_INLINE void add_to_sums(bool has_low, bool has_high, float weight, Pair g, int m, float (&sums)[kSums]) {
+    if (has_low) sums[m] = weight * low(g) + sums[m];
+    if (has_high) sums[m + kHalf] = weight * high(g) + sums[m + kHalf];
+}
+template <int kHalf, int kSums>
+HIPCONV_INLINE void add_to_sums(bool has_low, bool has_high, float weight, Pair g, int m, Pair (&sums)[kSums]) {
+    sums[m] = multiply_add_where(has_low, has_high, twice(weight), g, sums[m]);
+}
+
+// The same for the first addition to each sum, or pair of sums; single sums of a lane's later half are zeros before.
+template <int kHalf, int kSums>
+HIPCONV_INLINE void begin_sums(float weight, Pair g, int m, float (&sums)[kSums]) {
+    sums[m] = weight * low(g) + sums[m];
+    sums[m + kHalf] = weight * high(g) + sums[m + kHalf];
+}
+template <int kHalf, int kSums>
+HIPCONV_INLINE void begin_sums(float weight, Pair g, int m, Pair (&sums)[kSums]) {
+    sums[m] = multiply(twice(weight), g);
+}
+
+template <int kHalf, int kSums>
+HIPCONV_INLINE float total(const float (&sums)[kSums], int m) {
+    return sums[m];
+}
+template <int kHalf, int kSums>
+HIPCONV_INLINE float total(const Pair (&sums)[kSums], int m) {
+    if (m < kHalf) return low(sums[m]);
+    float both = high(sums[m - kHalf]);
+    if (m < kSums) {
+        both += low(sums[m]);
+        in_a_register(both);  // else AMD's compiler moves two of these into a pair, to add them up
+    }
+    return both;
+}
+
+// ---- a step -----------------------------------------------------------------------------------------------------------------
+//
+// A step makes gradients of dout, in place, and adds their parts to the sums. `window` begins with the input that the first
+// token's first tap sees, at kOldest.
+
+// A step of tokens that are all in a row, by pairs of them. The inputs before a row are zeros: a sum that a weight which is not
+// finite makes NaN is one in a row with no finite dx anyway, as it has kWidth tokens at least. `may_begin` is false where no lane
+// of the wave begins a row.
+template <int kTokens, int kWidth, int kOldest, int kWindow, typename Sum, int kSums>
+HIPCONV_INLINE void bwd_vector_plain_step(bool may_begin, bool begins_row, bool use_silu, const float (&window)[kWindow],
+                                          float (&gradients)[kTokens], const float (&weight)[kWidth], float bias,
+                                          Pair (&dweight)[kWidth], Pair& dbias, Sum (&sums)[kSums]) {
+    constexpr int kHalf = kTokens / 2, kPairs = kHalf + kWidth - 1;
+    float later[kPairs];
+#pragma unroll
+    for (int k = 0; k < kPairs; ++k) {
+        later[k] = window[kOldest + k + kHalf];
+        // An input of two pairs has a register in each: AMD's compiler would make copies where each side of a branch begins.
+        if (!kHasPredicates && k + kHalf < kPairs) in_a_register(later[k]);
+    }
+    const auto inputs_of = [&](int e, int i) { return make_pair(window[kOldest + e + i], later[e + i]); };
+    const auto gradients_of = [&](int e) { return make_pair(gradients[e], gradients[e + kHalf]); };
+    if (use_silu) {
+#pragma unroll
+        for (int e = 0; e < kHalf; ++e) {
+            Pair sum = twice(bias);
+#pragma unroll
+            for (int i = 0; i < kWidth; ++i) sum = multiply_add(twice(weight[i]), inputs_of(e, i), sum);
+            const Pair g = multiply(gradients_of(e), silu_derivative(sum));
+            gradients[e] = low(g);
+            gradients[e + kHalf] = high(g);
+        }
+    }
+    const auto add_to_parameters = [&](auto taps) {
+#pragma unroll
+        for (int e = 0; e < kHalf; ++e) {
+            accumulate_where(true, true, gradients_of(e), twice(1.0f), dbias);
+#pragma unroll
+            for (int i = 0; i < kWidth; ++i)
+                accumulate_where(taps.sees(e, i), taps.sees(e + kHalf, i), gradients_of(e), inputs_of(e, i), dweight[i]);
+        }
+    };
+    if (may_begin)
+        add_to_parameters(TapsOfWhole<kWidth>{begins_row});
     else
-        sum = make_pair(low(sum) + low(a) + high(a), 0.0f);
-}
-
-constexpr float kLn2 = 0.693147180559945309f;
-
-// The derivative of SiLU, sigma * (1 + v * (1 - sigma)), times -ln(2), where `scaled` is -log2(e) * v.
-HIPCONV_INLINE Pair scaled_silu_derivative(Pair scaled) {
-    const Pair denominator = add(twice(1.0f), make_pair(approx_exp2(low(scaled)), approx_exp2(high(scaled))));
-    const Pair sigma = make_pair(approx_rcp(low(denominator)), approx_rcp(high(denominator)));
-    const Pair rest = multiply_add(sigma, twice(-kLn2 * kLn2), twice(kLn2 * kLn2));
-    return multiply(sigma, multiply_add(scaled, rest, twice(-kLn2)));
-}
-
-// Turns dout into the gradients of the sums, in place. `window` begins with `oldest`, the input that the first token's first
-// tap sees.
-template <int kTokens, int kWidth, int kOldest, int kWindow, int kCount, typename Taps>
-HIPCONV_INLINE void bwd_vector_gradients(const Taps& taps, const float (&window)[kWindow], float (&gradients)[kCount],
-                                         const float (&weight)[kWidth], float bias) {
+        add_to_parameters(AllTaps{});
 #pragma unroll
-    for (int j = 0; j < kTokens / 2; ++j) {
-        Pair sum = twice(bias);
+    for (int e = 0; e < kHalf; ++e) {
 #pragma unroll
         for (int i = 0; i < kWidth; ++i) {
-            const int from = kOldest + j + i;
-            const Pair inputs = make_pair(window[from], window[from + kTokens / 2]);
-            sum = multiply_add_where(taps.sees(j, i), taps.sees(j + kTokens / 2, i), twice(weight[i]), inputs, sum);
+            if (e == 0 || i == kWidth - 1)
+                begin_sums<kHalf>(weight[i], gradients_of(e), e + i, sums);
+            else
+                add_to_sums<kHalf>(true, true, weight[i], gradients_of(e), e + i, sums);
         }
-        const Pair g = multiply(make_pair(gradients[j], gradients[j + kTokens / 2]), scaled_silu_derivative(sum));
-        gradients[j] = low(g);
-        gradients[j + kTokens / 2] = high(g);
     }
 }
 
-// Fetches the next lane's gradients and puts them after this lane's. `carried` are the first lane's of the step before, and
-// become those of this step.
-template <int kTokens, int kPast>
-HIPCONV_INLINE void bwd_vector_share(float (&gradients)[kTokens + kPast], float (&carried)[kPast], int next_lane) {
+// A step of any tokens: by pairs of them or, where lanes have predicates, token by token, so that a condition serves all three
+// products of a tap.
+template <int kTokens, int kWidth, int kOldest, typename Taps, int kWindow, typename Sum, int kSums>
+HIPCONV_INLINE void bwd_vector_step(const Taps& taps, bool use_silu, const float (&window)[kWindow],
+                                    float (&gradients)[kTokens], const float (&weight)[kWidth], float bias,
+                                    Pair (&dweight)[kWidth], Pair& dbias, Sum (&sums)[kSums]) {
+    constexpr bool kTwo = !kHasPredicates;
+    constexpr int kHalf = kTwo ? kTokens / 2 : 0, kCount = kTokens - kHalf;
 #pragma unroll
-    for (int k = 0; k < kPast; ++k) {
-        gradients[kTokens + k] = __shfl(threadIdx.x == 0 ? carried[k] : gradients[k], next_lane);
-        carried[k] = gradients[k];
-    }
-}
-
-template <int kTokens, int kOldest, int kWindow, int kCount, int kWidth, typename Taps>
-HIPCONV_INLINE void bwd_vector_add(const Taps& taps, const float (&window)[kWindow], const float (&gradients)[kCount],
-                                   Pair (&dweight)[kWidth], Pair& dbias) {
+    for (int e = 0; e < kCount; ++e) {
+        const auto has_low = [&](int i) { return taps.sees(e, i); };
+        const auto has_high = [&](int i) { return kTwo && taps.sees(e + kHalf, i); };
+        const auto inputs_of = [&](int i) { return make_pair(window[kOldest + e + i], window[kOldest + e + i + kHalf]); };
+        // A token that is not there has no part in anything: its own input needs no condition.
+        Pair sum = multiply_add(twice(weight[kWidth - 1]), inputs_of(kWidth - 1), twice(bias));
 #pragma unroll
-    for (int j = 0; j < kTokens / 2; ++j) {
-        const Pair g = make_pair(gradients[j], gradients[j + kTokens / 2]);
-        accumulate(g, dbias);
+        for (int i = kWidth - 2; i >= 0; --i)
+            sum = multiply_add_where(has_low(i), has_high(i), twice(weight[i]), inputs_of(i), sum);
+        const Pair derivative = silu_derivative(sum);
+        if (use_silu) {
+            gradients[e] *= low(derivative);
+            if (kTwo) gradients[e + kHalf] *= high(derivative);
+        }
+        const Pair g = make_pair(gradients[e], gradients[e + kHalf]);
+        accumulate_where(taps.has(e), kTwo && taps.has(e + kHalf), g, twice(1.0f), dbias);
 #pragma unroll
         for (int i = 0; i < kWidth; ++i) {
-            const int from = kOldest + j + i;
-            const Pair inputs = make_pair(window[from], window[from + kTokens / 2]);
-            accumulate_where(taps.sees(j, i), taps.sees(j + kTokens / 2, i), g, inputs, dweight[i]);
+            accumulate_where(has_low(i), has_high(i), g, inputs_of(i), dweight[i]);
+            add_to_sums<kTokens / 2>(has_low(i), has_high(i), weight[i], g, e + i, sums);
         }
     }
 }
 
-// Makes dx, two tokens at a time.
-template <int kHalf, int kCount, int kWidth, typename Taps>
-HIPCONV_INLINE void bwd_vector_inputs(const Taps& taps, const float (&gradients)[kCount], const float (&weight)[kWidth],
-                                      Pair (&sums)[kHalf]) {
+// Adds the part that a lane's gradients have in the dx of the tokens before its own: spill[m] is of token m - (kWidth - 1).
+template <int kTokens, int kWidth, int kOldest, typename Taps, int kWindow, int kSpill>
+HIPCONV_INLINE void bwd_vector_spill(const Taps& taps, bool use_silu, const float (&window)[kWindow],
+                                     const float (&gradients)[kTokens], const float (&weight)[kWidth], float bias,
+                                     float (&spill)[kSpill]) {
 #pragma unroll
-    for (int j = 0; j < kHalf; ++j) {
-        sums[j] = multiply(twice(weight[kWidth - 1]), make_pair(gradients[j], gradients[j + kHalf]));
+    for (int e = 0; e < kWidth - 1; ++e) {
+        float sum = bias;
 #pragma unroll
-        for (int k = 1; k < kWidth; ++k) {
-            const Pair tap = twice(weight[kWidth - 1 - k]), more = make_pair(gradients[j + k], gradients[j + kHalf + k]);
-            sums[j] = multiply_add_where(taps.feeds(j, k), taps.feeds(j + kHalf, k), tap, more, sums[j]);
-        }
+        for (int i = 0; i < kWidth; ++i)
+            if (taps.sees(e, i)) sum = weight[i] * window[kOldest + e + i] + sum;
+        const float g = use_silu ? gradients[e] * low(silu_derivative(twice(sum))) : gradients[e];
+#pragma unroll
+        for (int i = 0; i < kWidth - 1 - e; ++i)
+            if (taps.sees(e, i)) spill[e + i] = weight[i] * g + spill[e + i];
     }
 }
-
-HIPCONV_INLINE float bwd_vector_scale(const CausalConv1dInputs& in) { return in.use_silu ? -kLog2e : 1.0f; }
 
 template <int kWidth>
 HIPCONV_INLINE void bwd_vector_parameters(const CausalConv1dInputs& in, int64_t d, float (&weight)[kWidth], float& bias) {
-    const float scale = bwd_vector_scale(in);
     with_dtype(in.weight_dtype, [&](auto type) {
         using P = decltype(type);
 #pragma unroll
         for (int i = 0; i < kWidth; ++i)
-            weight[i] = scale * parameter<P>(in.weight, d * in.weight_dim_stride + i * in.weight_width_stride);
+            weight[i] = parameter<P>(in.weight, d * in.weight_dim_stride + i * in.weight_width_stride);
     });
-    bias = in.bias ? scale * load_parameter(in.bias, d * in.bias_stride, in.bias_dtype) : 0.0f;
+    bias = in.bias ? load_parameter(in.bias, d * in.bias_stride, in.bias_dtype) : 0.0f;
 }
 
 // Adds up dweight and dbias of all lanes of a channel, and stores them in a row of the workspace.
 template <int kWidth>
-HIPCONV_INLINE void bwd_vector_store_sums(const Pair (&dweight)[kWidth], Pair dbias, float scale, float* partials, int64_t dim,
+HIPCONV_INLINE void bwd_vector_store_sums(const Pair (&dweight)[kWidth], Pair dbias, float* partials, int64_t dim,
                                           bool has_channel) {
     float sums[kWidth + 1];
 #pragma unroll
@@ -162,7 +218,7 @@ HIPCONV_INLINE void bwd_vector_store_sums(const Pair (&dweight)[kWidth], Pair db
     }
     if (threadIdx.x == 0 && has_channel) {
 #pragma unroll
-        for (int i = 0; i <= kWidth; ++i) partials[i * dim] = scale * sums[i];
+        for (int i = 0; i <= kWidth; ++i) partials[i * dim] = sums[i];
     }
 }
 

@@ -1,68 +1,69 @@
-// The channel-first backward kernels divide their work in this way: a thread walks through the steps of one channel, from the
-// last to the first.
+// The channel-first backward kernel divides its work in this way: the rows of a channel, one sequence after another, are one
+// stream of vectors, through which the lanes of the channel walk side by side, from the end to the start.
 #pragma once
 
 #include "causal_conv1d/backward.h"
 #include "launch/taper.h"
+#include "vector_load.h"
 
 namespace hipconv {
 
 constexpr int kBwdVectorThreads = 128;
-constexpr int kBwdVectorLanes = 32;          // the most lanes of a row: a shuffle reaches no further on any card
-constexpr int kBwdRaggedLanes = 8;           // the same of ragged rows, whose ends cost most: more steps have none
+constexpr int kBwdVectorLanes = 32;          // the most lanes of a channel: a shuffle reaches no further on any card
 constexpr uint32_t kBwdVectorLog2Steps = 5;  // of the longest walk
-constexpr int kPackedWidth = 4;              // whole rows of packed sequences have a kernel of their own at this width only
-
-template <typename T>
-constexpr int kBwdTokens = 16 / static_cast<int>(sizeof(T));  // of a thread, at a time
+constexpr int kMaxBwdVectorWidth = 8;        // a byte has bits for so many taps
 
 // This plan says how a launch divides the work. A block is blockDim.x lanes by blockDim.y channels. The items of a channel are
-// the steps of its sequences, one sequence after another; a thread does a piece of them, from the last to the first.
+// the steps of its lanes through the stream; a thread does a piece of them, from the last to the first. A row has no fewer
+// vectors than a channel has lanes.
 struct BwdVectorPlan {
-    Taper taper;  // rows are groups of blockDim.y channels
-    uint32_t steps_of_row;
-    int32_t stretch, last_stretch;          // tokens of a step, and those of a row before its last step
-    int64_t back;                           // bytes of a step
-    int64_t x_batch, dout_batch, dx_batch;  // bytes from sequence to sequence
-    // from a step before a row to the last one of the sequence before
-    int64_t x_batch_back, dout_batch_back, dx_batch_back, bits_batch_back;
-    // ragged rows: vectors lie on x's 16-byte boundaries; if not, they count from the row's start
-    bool on_boundaries;
+    Taper taper;       // rows are groups of blockDim.y channels
+    uint32_t vectors;  // of a row: a lane's tokens each
+    // The most tokens of a vector before the row that it begins: where vectors lie on the 16-byte boundaries of dx. It is 0 where
+    // they count from the row's start.
+    int32_t most_before, before_step;  // from sequence to sequence, there are so many more (or so many less than a vector has)
+    bool may_store_vectors;            // dx has its vectors on 16-byte boundaries,
+    bool x_is_aligned, dout_is_aligned;  // and so have these
+    bool has_states;
+    int64_t x_batch, dout_batch, dx_batch, taps_batch;  // bytes from sequence to sequence
 };
 
-// The walk of a thread: its channel, and the step that it begins with.
-struct BwdVectorWalk {
-    int64_t d;
-    bool has_channel;  // lanes that have none do the last one's work again: shuffles are for whole waves
-    int32_t b, step;
-    bool ends_row;  // nothing comes after that step
-    int next_lane;  // of the wave: the row's next one, and after the last its first
+// Where a lane is in the stream: the token of its row that its vector begins with, negative where the vector begins before the
+// row.
+struct BwdVectorPlace {
+    int32_t b, t;
 };
 
-HIPCONV_INLINE BwdVectorWalk bwd_vector_walk(const CausalConv1dInputs& in, const BwdVectorPlan& plan, const Piece& piece) {
-    BwdVectorWalk walk;
-    walk.d = static_cast<int64_t>(piece.row) * blockDim.y + threadIdx.y;
-    walk.has_channel = walk.d < in.dim;
-    if (!walk.has_channel) walk.d = in.dim - 1;
-    const uint32_t last = piece.first + static_cast<uint32_t>(piece.count) - 1;
-    const uint32_t b = last / plan.steps_of_row;
-    walk.b = static_cast<int32_t>(b);
-    walk.step = static_cast<int32_t>(last - b * plan.steps_of_row);
-    walk.ends_row = walk.step + 1 == static_cast<int32_t>(plan.steps_of_row);
-    const uint32_t lane = (threadIdx.y * blockDim.x + threadIdx.x) % kWaveSize;
-    walk.next_lane = static_cast<int>((lane & ~(blockDim.x - 1)) | ((lane + 1) & (blockDim.x - 1)));
-    return walk;
+template <typename T, int kTokens>
+HIPCONV_INLINE BwdVectorPlace bwd_vector_place(const CausalConv1dBwdParams& p, const BwdVectorPlan& plan, int64_t d,
+                                               uint32_t vector) {
+    const uint32_t last = static_cast<uint32_t>(p.in.batch) - 1;
+    const uint32_t row = vector / plan.vectors, b = row < last ? row : last;  // past the stream's end: past its last row
+    const uint32_t of_row = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(p.dx.data) / sizeof(T)) +
+                            static_cast<uint32_t>(d * p.dx.dim_stride + b * p.dx.batch_stride);
+    const int32_t before = static_cast<int32_t>(of_row) & plan.most_before;
+    return {static_cast<int32_t>(b), static_cast<int32_t>(vector - b * plan.vectors) * kTokens - before};
 }
 
-// The row of the workspace that a walk leaves its sums in, from its channel on.
-HIPCONV_INLINE float* bwd_vector_partials(const CausalConv1dBwdParams& p, const Piece& piece, int width, int64_t d) {
-    return static_cast<float*>(p.partials) + static_cast<int64_t>(piece.number) * (width + 1) * p.in.dim + d;
+// Where t is before the row's first vector, it returns how many tokens later the same place is in the row before.
+template <int kTokens, bool kPlain>
+HIPCONV_INLINE int32_t bwd_vector_row_before(const BwdVectorPlan& plan, int32_t t) {
+    const int32_t of_row = static_cast<int32_t>(plan.vectors) * kTokens;
+    if (kPlain) return of_row;
+    const int32_t before = -t & (kTokens - 1);
+    return of_row + before - ((before - plan.before_step) & plan.most_before);
 }
 
-// These launch the two kernels, each of which has a file of its own.
-void launch_bwd_whole(const CausalConv1dBwdParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block,
+// The kernel has three forms, each of which has a file of its own.
+enum class BwdForm {
+    plain,  // rows of whole vectors, which are one sequence each without states and lie on 16-byte boundaries in all tensors
+    any,    // rows without states
+    any_with_states,
+};
+void launch_bwd_plain(const CausalConv1dBwdParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block,
                       hipStream_t stream);
-void launch_bwd_ragged(const CausalConv1dBwdParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block,
-                       hipStream_t stream);
+void launch_bwd_any(const CausalConv1dBwdParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block, hipStream_t stream);
+void launch_bwd_any_with_states(const CausalConv1dBwdParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block,
+                                hipStream_t stream);
 
 }  // namespace hipconv

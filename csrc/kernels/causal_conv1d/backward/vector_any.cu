@@ -1,0 +1,10 @@
+// The channel-first backward kernel (vector.cu) for any rows without states: they lie anywhere, or hold several sequences.
+#include "vector_kernel.h"
+
+namespace hipconv {
+
+void launch_bwd_any(const CausalConv1dBwdParams& p, const BwdVectorPlan& plan, dim3 grid, dim3 block, hipStream_t stream) {
+    launch_bwd_vector<BwdForm::any>(p, plan, grid, block, stream);
+}
+
+}  // namespace hipconv

@@ -1,0 +1,279 @@
+// This is the channel-first backward kernel (vector.cu), in two forms (vector_walk.h).
+#pragma once
+
+#include <hip/hip_runtime.h>
+
+#include "../common/launch.h"
+#include "causal_conv1d/states_formula.h"
+#include "launch/check.h"
+#include "vector_step.h"
+#include "vector_walk.h"
+
+namespace hipconv {
+
+// This was measured on an H200, where many threads are worth more than registers.
+constexpr int bwd_vector_blocks(int width, BwdForm form) {
+    const bool plain = form == BwdForm::plain;
+    if (!kHasPredicates) return width <= 4 ? (plain ? 10 : 6) : (plain ? 6 : 4);
+    if (plain) return width <= 3 ? 8 : width <= 4 ? 7 : width <= 5 ? 6 : width <= 7 ? 5 : 4;
+    return width <= 5 ? 5 : width <= 7 ? 4 : 3;
+}
+
+// A row of a tensor of states, of element columns.
+template <typename T>
+struct BwdVectorState {
+    T* row;
+    int64_t stride;
+    HIPCONV_INLINE BwdVectorState(const Sequences& s, int32_t b, uint32_t d)
+        : row(global_pointer<T>(s.data) + b * s.batch_stride + d * s.dim_stride), stride(s.seqlen_stride) {}
+    HIPCONV_INLINE T& operator[](int32_t column) const { return row[column * stride]; }
+};
+
+// Of the tokens from t on, those before the row's start come from the initial state.
+template <typename T, int kWidth, int kOldest, int kWindow>
+HIPCONV_INLINE void bwd_vector_load_state(const CausalConv1dInputs& in, int32_t b, uint32_t d, int32_t t,
+                                          float (&window)[kWindow]) {
+    const BwdVectorState<const T> state(in.initial_states, b, d);
+#pragma unroll
+    for (int m = kOldest; m < kWindow; ++m) {
+        const int32_t column = t + m - kOldest;
+        if (column >= 0 && column < kWidth - 1) window[m] = to_float(state[column]);
+    }
+}
+
+// Adds the final state's part to the gradients of inputs from t on, some of which may be in the initial state.
+template <typename T, int kWidth, int kCount>
+HIPCONV_INLINE void bwd_vector_add_final(const CausalConv1dBwdParams& p, int32_t b, uint32_t d, int32_t t,
+                                         float (&gradients)[kCount]) {
+    const BwdVectorState<const T> state(p.dfinal_states, b, d);
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+        const int32_t column = t + k - p.in.seqlen + kWidth - 1;
+        if (column >= 0 && column < kWidth - 1 && final_state_counts(p.in, b, t + k)) gradients[k] += to_float(state[column]);
+    }
+}
+
+template <typename T, int kWidth, BwdForm kForm>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidth, kForm))
+    causal_conv1d_bwd_vector(CausalConv1dBwdParams p, BwdVectorPlan plan) {
+    using Layout = BwdVectorLayout<T, kWidth>;
+    constexpr int kSize = Layout::kSize, kTokens = Layout::kTokens, kPast = Layout::kPast, kOldest = Layout::kOldest;
+    constexpr int kBefore = Layout::kBefore, kOwn = Layout::kOwn, kWindow = Layout::kWindow;
+    constexpr bool kPlain = kForm == BwdForm::plain, kHasStates = kForm == BwdForm::any_with_states && kPast > 0;
+    constexpr int kSpill = kPast > 0 ? kPast : 1, kMore = kPlain ? 0 : 1;
+    constexpr int kSums = kBwdVectorSums<kTokens, kWidth>;
+    using Sum = BwdVectorSum;
+    using Bits = TapsOfBits<kTokens, kWidth>;
+
+    let_next_kernel_begin();
+    wait_for_kernel_before();
+    const Piece piece = piece_of_block(plan.taper, blockIdx.y * gridDim.x + blockIdx.x);
+    if (piece.count == 0) return;
+    const int32_t lanes = static_cast<int32_t>(blockDim.x), lane = static_cast<int32_t>(threadIdx.x);
+    uint32_t d = piece.row * blockDim.y + threadIdx.y;
+    const bool has_channel =
+        d < static_cast<uint32_t>(p.in.dim);  // lanes that have none do the last one's work again: shuffles are for whole waves
+    if (!has_channel) d = static_cast<uint32_t>(p.in.dim) - 1;
+    const int32_t seqlen = p.in.seqlen;
+    const bool has_ids = !kPlain && p.taps, has_states = kHasStates && plan.has_states;
+    const bool has_initial = has_states && p.in.initial_states.data;
+
+    // What comes next of a lane's tokens: where it lies, and what was loaded of it.
+    const uint32_t end = (piece.first + static_cast<uint32_t>(piece.count)) * static_cast<uint32_t>(lanes);
+    const BwdVectorPlace place = bwd_vector_place<T, kTokens>(p, plan, d, end);
+    int32_t t_next = place.t, b_next = place.b;
+    const auto row_of = [&](const Sequences& s, int64_t batch_bytes) {
+        return global_pointer<char>(s.data) + int64_t{d} * s.dim_stride * kSize + place.b * batch_bytes;
+    };
+    const char* x_row = row_of(p.in.x, plan.x_batch);
+    const char* dout_row = row_of(p.dout, plan.dout_batch);
+    char* dx_row = row_of(p.dx, plan.dx_batch);
+    char* dx_next = nullptr;
+    const uint8_t* taps_row = has_ids ? bwd_taps_of(p, place.b, 0) : nullptr;
+    uint32_t x_words[kBefore + kOwn + kMore]{}, dout_words[kOwn + kMore]{}, taps_words[kTokens / 4 + 1]{};
+    uint32_t x_shift = 0, dout_shift = 0;
+    const auto load = [&]() {
+        const char* const x = x_row + int64_t{t_next} * kSize;
+        const char* const dout = dout_row + int64_t{t_next} * kSize;
+        if (kPlain || plan.x_is_aligned)
+            load_vectors<T, kBefore, kOwn, kPlain>(x, t_next, seqlen, x_words);
+        else if constexpr (!kPlain)
+            x_shift = load_single_words<T, kBefore, kOwn, kOldest / Layout::kEach>(x, t_next, seqlen, x_words);
+        if (kPlain || plan.dout_is_aligned)
+            load_vectors<T, 0, kOwn, kPlain>(dout, t_next, seqlen, dout_words);
+        else if constexpr (!kPlain)
+            dout_shift = load_single_words<T, 0, kOwn, 0>(dout, t_next, seqlen, dout_words);
+        if (has_ids) load_taps(taps_row, t_next, taps_words);
+    };
+    const auto unpack = [&](float(&window)[kWindow], float(&gradients)[kTokens]) {
+        if constexpr (!kPlain && kSize == 2) {
+            if (!(plan.x_is_aligned && plan.dout_is_aligned)) {
+                shift_tokens(x_shift, x_words);
+                shift_tokens(dout_shift, dout_words);
+            }
+        }
+        unpack_tokens<T>(x_words, window);
+        unpack_tokens<T>(dout_words, gradients);
+    };
+    const auto go_back = [&](int32_t tokens) {
+        t_next -= tokens;
+        if (t_next <= -kTokens) {
+            t_next += bwd_vector_row_before<kTokens, kPlain>(plan, t_next);
+            x_row -= plan.x_batch;
+            dout_row -= plan.dout_batch;
+            dx_row -= plan.dx_batch;
+            if (has_ids) taps_row -= plan.taps_batch;
+            --b_next;
+        }
+        dx_next = dx_row + int64_t{t_next} * kSize;
+    };
+    const auto taps_of = [&](int32_t t) {
+        if (has_ids) return taps_of_words<kTokens, kWidth>(t, seqlen, taps_words);
+        Bits bits = taps_inside<kTokens, kWidth>();
+        if (t < kPast || t + kTokens > seqlen) bits = taps_of_row<kTokens, kWidth>(t, seqlen, has_initial);
+        return bits;
+    };
+
+    // Where a row goes on after this walk, the gradients of its next tokens have a part in the last lane's dx. All lanes make
+    // it alike.
+    float weight[kWidth], bias, carried[kSpill];
+#pragma unroll
+    for (float& each : carried) each = 0.0f;
+    const bool goes_on = kPast > 0 && t_next > 0 && t_next < seqlen;
+    if (goes_on) load();
+    bwd_vector_parameters(p.in, d, weight, bias);
+    if (goes_on) {
+        float window[kWindow], gradients[kTokens];
+        unpack(window, gradients);
+        if (has_initial && t_next < kPast) bwd_vector_load_state<T, kWidth, kOldest>(p.in, b_next, d, t_next, window);
+        if constexpr (kPlain)
+            bwd_vector_spill<kTokens, kWidth, kOldest>(AllTaps{}, p.in.use_silu, window, gradients, weight, bias, carried);
+        else
+            bwd_vector_spill<kTokens, kWidth, kOldest>(taps_of(t_next), p.in.use_silu, window, gradients, weight, bias,
+                                                       carried);
+    }
+
+    go_back((lanes - lane) * kTokens);
+    if (t_next < seqlen) {
+        load();
+    } else if constexpr (kPlain) {  // behind the stream's end are zeros
+#pragma unroll
+        for (uint32_t& word : x_words) word = 0;
+#pragma unroll
+        for (uint32_t& word : dout_words) word = 0;
+    }
+
+    const uint32_t wave_lane = (threadIdx.y * blockDim.x + threadIdx.x) % kWaveSize;
+    int next_lane = static_cast<int>((wave_lane & ~(blockDim.x - 1)) | ((wave_lane + 1) & (blockDim.x - 1)));
+    int to_end = has_channel ? seqlen : 0, left = piece.count;
+    int back = lanes * kTokens;
+    in_a_register(next_lane);
+    in_a_register(to_end);
+    in_a_register(back);
+    Pair dweight[kWidth], dbias = twice(0.0f);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) dweight[i] = twice(0.0f);
+
+    do {
+        enter_loop_here();
+        // Load: this step's words become floats, the next step's are fetched.
+        const int32_t t = t_next, b = b_next;
+        char* const dx = dx_next;
+        Bits bits{};
+        if constexpr (!kPlain) bits = taps_of(t);
+        float window[kWindow], gradients[kTokens];
+        unpack(window, gradients);
+        // No tap sees the other half of the oldest input's word, and NVIDIA's compiler moves this half elsewhere right behind
+        // the load, for which it waits there: 10 % of a copy. So let the other one be used, where nothing ever is.
+        if constexpr (kHasPredicates && std::is_same_v<T, f16> && kOldest % 2 == 1) {
+            if (plan.vectors == 0) dbias = twice(window[kOldest - 1]);
+        }
+        if (std::is_same_v<T, bf16>) {  // else NVIDIA's compiler keeps the words, and unpacks them for each use
+#pragma unroll
+            for (int k = kOldest; k < kWindow; ++k) in_a_register(window[k]);
+#pragma unroll
+            for (int k = 0; k < kTokens; ++k) in_a_register(gradients[k]);
+        }
+        if (--left > 0) {
+            go_back(back);
+            load();
+        }
+        if (has_initial && t < kPast) bwd_vector_load_state<T, kWidth, kOldest>(p.in, b, d, t, window);
+
+        // Compute: the gradients of the sums, and their part in the gradients of the parameters and of x.
+        Sum sums[kSums];
+#pragma unroll
+        for (Sum& each : sums) each = bwd_vector_zero(Sum{});
+        if constexpr (kPlain) {
+            const bool begins_row = t == 0, may_begin = kHasPredicates || __ballot(begins_row);
+            bwd_vector_plain_step<kTokens, kWidth, kOldest>(may_begin, begins_row, p.in.use_silu, window, gradients, weight,
+                                                            bias, dweight, dbias, sums);
+        } else {
+            const auto step = [&](auto seen) {
+                bwd_vector_step<kTokens, kWidth, kOldest>(seen, p.in.use_silu, window, gradients, weight, bias, dweight, dbias,
+                                                          sums);
+            };
+            const bool is_inside = bits.bytes == taps_inside<kTokens, kWidth>().bytes;
+            if (kHasPredicates || __ballot(!is_inside))
+                step(bits);
+            else
+                step(AllTaps{});
+        }
+
+        // Share: the next lane's gradients have a part in the dx of this one's last tokens; after the last lane comes the first
+        // one of the step before.
+        float own[kTokens], before[kSpill], of_next[kSpill];
+#pragma unroll
+        for (int k = 0; k < kTokens; ++k) own[k] = total<kTokens / 2>(sums, kPast + k);
+#pragma unroll
+        for (int m = 0; m < kPast; ++m) {
+            before[m] = total<kTokens / 2>(sums, m);
+            of_next[m] = __shfl(lane == 0 ? carried[m] : before[m], next_lane);
+            carried[m] = before[m];
+        }
+        if (t + kTokens < seqlen) {
+            keep_apart<0>();
+#pragma unroll
+            for (int m = 0; m < kPast; ++m) own[kTokens - kPast + m] += of_next[m];
+        }
+
+        if (has_states && (t <= 0 || t + kTokens > seqlen - kPast)) {
+            const CausalConv1dBwdParams& states = first_parameter_again(p);
+            if (states.dfinal_states.data && t < seqlen) {
+                bwd_vector_add_final<T, kWidth>(states, b, d, t, own);
+                if (t <= 0) bwd_vector_add_final<T, kWidth>(states, b, d, t - kPast, before);
+            }
+            if (states.dinitial_states.data && t <= 0 && has_channel) {
+                const BwdVectorState<T> state(states.dinitial_states, b, d);
+#pragma unroll
+                for (int column = 0; column < kPast + kTokens; ++column) {
+                    if (t + column < 0 || t + column >= kPast) continue;
+                    state[t + column] = from_float<T>(column < kPast ? before[column % kSpill] : own[column - kPast]);
+                }
+            }
+        }
+        store_tokens<T, kPlain>(dx, t, to_end, plan.may_store_vectors, own);
+    } while (left > 0);
+
+    float* const partials = static_cast<float*>(p.partials) + static_cast<int64_t>(piece.number) * (kWidth + 1) * p.in.dim + d;
+    bwd_vector_store_sums(dweight, dbias, partials, p.in.dim, has_channel);
+}
+
+// Launches the instance for the type and the width, from 1 to kWidth. Calls of f32, for which bytes count more than
+// instructions, have one form for all.
+template <BwdForm kForm, int kWidth = kMaxBwdVectorWidth>
+void launch_bwd_vector(const CausalConv1dBwdParams& p, const BwdVectorPlan& plan, dim3 grid, dim3 block, hipStream_t stream) {
+    if constexpr (kWidth > 1) {
+        if (p.in.width < kWidth) return launch_bwd_vector<kForm, kWidth - 1>(p, plan, grid, block, stream);
+    }
+    with_dtype(p.in.dtype, [&](auto type) {
+        using T = decltype(type);
+        if constexpr (sizeof(T) == 2 || kForm == BwdForm::any_with_states) {
+            const bool early = p.taps != nullptr;
+            HIPCONV_LAUNCH(early, (causal_conv1d_bwd_vector<T, kWidth, kForm>), grid, block, 0, stream, p, plan);
+            check_launch("causal_conv1d_bwd");
+        }
+    });
+}
+
+}  // namespace hipconv

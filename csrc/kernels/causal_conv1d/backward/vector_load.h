@@ -1,0 +1,147 @@
+// The layout adapter of the channel-first backward kernel: it brings a lane's tokens, and those before them, into registers,
+// from rows that lie at any address.
+//
+// A lane's own tokens are whole 16-byte vectors of dx. Where a row of an input lies at the same place of its 16-byte vectors,
+// its tokens are loaded in such vectors; no load leaves the vectors that hold a part of the row. Elsewhere they are loaded in
+// words of four bytes that hold a part of the row, and shifted where a word begins at an odd token.
+#pragma once
+
+#include "device/vec.h"
+
+namespace hipconv {
+
+// The tokens of a lane: at least the width - 1 that its gradients reach back, and whole 16-byte vectors.
+HIPCONV_INLINE constexpr int bwd_vector_tokens(int element_bytes, int width) {
+    return element_bytes == 4 && width <= 5 ? 4 : 8;
+}
+
+// How the tokens of a lane lie in registers, in words: those before its own, then its own.
+template <typename T, int kWidth>
+struct BwdVectorLayout {
+    static constexpr int kSize = static_cast<int>(sizeof(T));
+    static constexpr int kEach = 4 / kSize;  // tokens of a word
+    static constexpr int kPast = kWidth - 1;
+    static constexpr int kTokens = bwd_vector_tokens(kSize, kWidth);
+    static constexpr int kOwn = kTokens / kEach;  // words
+    static constexpr int kBefore = (kPast + kEach - 1) / kEach + ((kPast + kEach - 1) / kEach % 4 == 3 ? 1 : 0);
+    static constexpr int kOldest = kBefore * kEach - kPast;  // the first token that a tap sees
+    static constexpr int kWindow = kBefore * kEach + kTokens;
+};
+
+template <int kCount, int kSize>
+HIPCONV_INLINE void load_words(const char* from, uint32_t (&words)[kSize], int to) {
+    using Vector = typename WordsOf<kCount * 4>::type;
+    const Vector vector = *global_pointer<const Vector>(from);
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) words[to + k] = word(vector, k);
+}
+
+// Loads the tokens of a row from t on, which lie at `from`, a multiple of 16, and kBefore words before them. Vectors that have no
+// token of the row are not loaded: those before it are zeros, of those behind it nothing is known. With kWhole, all tokens from
+// t on are in the row; otherwise at least one of them is.
+template <typename T, int kBefore, int kOwn, bool kWhole, int kSize>
+HIPCONV_INLINE void load_vectors(const char* from, int32_t t, int32_t seqlen, uint32_t (&words)[kSize]) {
+    constexpr int kEach = 4 / static_cast<int>(sizeof(T));
+    constexpr int kNear = kBefore < 4 ? kBefore : 4, kFar = kBefore - kNear;
+#pragma unroll
+    for (int k = 0; k < kBefore; ++k) words[k] = 0;
+    load_words<4>(from, words, kBefore);
+    if constexpr (kOwn > 4) {
+        if (kWhole || t + 4 * kEach < seqlen) load_words<4>(from + 16, words, kBefore + 4);
+    }
+    if constexpr (kNear > 0) {
+        if (t > 0) load_words<kNear>(from - kNear * 4, words, kFar);
+    }
+    if constexpr (kFar > 0) {
+        if (t > 4 * kEach) load_words<kFar>(from - kBefore * 4, words, 0);
+    }
+}
+
+// The same from any address, in words, from word kFirst on. Returns by how many bits the tokens lie higher in these than in words
+// of their own: `words` has one more.
+template <typename T, int kBefore, int kOwn, int kFirst, int kSize>
+HIPCONV_INLINE uint32_t load_single_words(const char* from, int32_t t, int32_t seqlen, uint32_t (&words)[kSize]) {
+    constexpr int kEach = 4 / static_cast<int>(sizeof(T)), kWords = kBefore + kOwn;
+    const uint32_t early = sizeof(T) == 2 ? static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from)) & 2 : 0;
+    const int32_t first = t - kBefore * kEach - static_cast<int32_t>(early / 2);
+    from -= kBefore * 4 + early;
+    if (first + kFirst * kEach >= 0 && t + (kOwn + 1) * kEach <= seqlen) {
+#pragma unroll
+        for (int k = kFirst; k < kWords; ++k) load_words<1>(from + k * 4, words, k);
+        if constexpr (sizeof(T) == 2) load_words<1>(from + kWords * 4, words, kWords);
+    } else {
+#pragma unroll
+        for (int k = kFirst; k <= kWords; ++k) {
+            const int32_t token = first + k * kEach;
+            if (token > -kEach && token < seqlen && (k < kWords || early)) load_words<1>(from + k * 4, words, k);
+        }
+    }
+    return early * 8;
+}
+
+// Moves tokens to words of their own.
+template <int kSize>
+HIPCONV_INLINE void shift_tokens(uint32_t shift, uint32_t (&words)[kSize]) {
+#pragma unroll
+    for (int k = 0; k + 1 < kSize; ++k) words[k] = static_cast<uint32_t>((uint64_t{words[k + 1]} << 32 | words[k]) >> shift);
+}
+
+// Converts the first tokens of words to floats.
+template <typename T, int kSize, int kCount>
+HIPCONV_INLINE void unpack_tokens(const uint32_t (&words)[kSize], float (&values)[kCount]) {
+    if constexpr (sizeof(T) == 4) {
+#pragma unroll
+        for (int k = 0; k < kCount; ++k) values[k] = bit_cast<float>(words[k]);
+    } else {
+#pragma unroll
+        for (int k = 0; k < kCount / 2; ++k) {
+            const Pair both = unpack<T>(words[k]);
+            values[2 * k] = low(both);
+            values[2 * k + 1] = high(both);
+        }
+    }
+}
+
+// Stores the tokens of a row from t on, at `to`, as far as they are in the row: 16-byte vectors where these are aligned and
+// whole, else words or elements. With kWhole, they are, if any of them is in the row.
+template <typename T, bool kWhole, int kTokens>
+HIPCONV_INLINE void store_tokens(char* to, int32_t t, int32_t seqlen, bool aligned, const float (&values)[kTokens]) {
+    constexpr int kEach = 4 / static_cast<int>(sizeof(T)), kWords = kTokens / kEach;
+    uint32_t words[kWords];
+#pragma unroll
+    for (int k = 0; k < kWords; ++k) {
+        if constexpr (sizeof(T) == 4)
+            words[k] = bit_cast<uint32_t>(values[k]);
+        else
+            words[k] = pack<T>(make_pair(values[2 * k], values[2 * k + 1]));
+    }
+    const bool whole = t >= 0 && t + kTokens <= seqlen;
+    if (kWhole ? t < seqlen : aligned && whole) {
+#pragma unroll
+        for (int k = 0; k < kWords; k += 4) {
+            Words4 vector{};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) set_word(vector, i, words[k + i]);
+            *global_pointer<Words4>(to + k * 4) = vector;
+        }
+    } else if constexpr (!kWhole) {
+        if (whole && reinterpret_cast<uintptr_t>(to) % 4 == 0) {
+#pragma unroll
+            for (int k = 0; k < kWords; ++k) *global_pointer<uint32_t>(to + k * 4) = words[k];
+            return;
+        }
+#pragma unroll
+        for (int k = 0; k < kWords; ++k) {
+            const int32_t token = t + k * kEach;
+            if constexpr (sizeof(T) == 4) {
+                if (token >= 0 && token < seqlen) *global_pointer<uint32_t>(to + k * 4) = words[k];
+            } else {
+                if (token >= 0 && token < seqlen) *global_pointer<uint16_t>(to + k * 4) = static_cast<uint16_t>(words[k]);
+                if (token + 1 >= 0 && token + 1 < seqlen)
+                    *global_pointer<uint16_t>(to + k * 4 + 2) = static_cast<uint16_t>(words[k] >> 16);
+            }
+        }
+    }
+}
+
+}  // namespace hipconv

@@ -1,0 +1,11 @@
+// The channel-first backward kernel (vector.cu) for rows with states, and for all rows of f32.
+#include "vector_kernel.h"
+
+namespace hipconv {
+
+void launch_bwd_any_with_states(const CausalConv1dBwdParams& p, const BwdVectorPlan& plan, dim3 grid, dim3 block,
+                                hipStream_t stream) {
+    launch_bwd_vector<BwdForm::any_with_states>(p, plan, grid, block, stream);
+}
+
+}  // namespace hipconv
