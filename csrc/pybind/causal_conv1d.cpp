@@ -3,7 +3,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <ATen/ops/empty_like_ops.h>  // must be after it; <ATen/ops/empty_like.h> would take seconds to compile
 #include <c10/core/DeviceGuard.h>
 #include <pybind11/stl.h>
 
@@ -12,6 +11,7 @@
 
 #include "causal_conv1d/forward.h"
 #include "common/conv1d_arguments.h"
+#include "common/conv1d_order.h"
 #include "common/direct_call.h"
 #include "common/kernel_request.h"
 
@@ -68,6 +68,12 @@ CausalConv1dFwdParams checked_rows(const at::Tensor& out, const at::Tensor* fina
     return p;
 }
 
+bool needs_one_order(const CausalConv1dFwdParams& p, const Request& wanted) {
+    if (wanted.kernel || !are_crossed(p.x, p.out)) return false;
+    const KernelTable<CausalConv1dFwdParams> kernels = causal_conv1d_fwd_kernels();
+    return kernels.choice(p) == kernels.end() - 1;
+}
+
 // ---- calls ----------------------------------------------------------------------------------------------------------------
 
 void launch(const CausalConv1dFwdParams& p, const at::Tensor& x, const Request& wanted, int64_t stream) {
@@ -95,6 +101,11 @@ void fwd(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, c
     check_no_overlap({"out", out}, {"weight", weight});
     if (bias) check_no_overlap({"out", out}, {"bias", *bias});
     if (!out.is_inference()) out.unsafeGetTensorImpl()->bump_version();  // a graph that saved `out` must notice
+    if (needs_one_order(p, wanted)) {
+        const c10::DeviceGuard guard(x.device());
+        const at::Tensor like_out = copy_like(x, out);
+        return launch(checked_params(out, like_out, weight, bias, use_silu), like_out, wanted, stream);
+    }
     launch(p, x, wanted, stream);
 }
 
@@ -117,17 +128,23 @@ RowsKernel kernel_of_rows(const CausalConv1dFwdParams& p, const CausalConv1dFwdP
 void rows_fwd(const at::Tensor& out, const OptionalTensor& final_states, const at::Tensor& x, const at::Tensor& weight,
               const OptionalTensor& bias, const OptionalTensor& seq_idx, const OptionalTensor& initial_states, bool use_silu,
               int64_t stream) {
-    const CausalConv1dFwdParams p =
+    CausalConv1dFwdParams p =
         checked_rows(out, given(final_states), x, weight, given_bias(bias), given(seq_idx), given(initial_states), use_silu);
     const Request wanted = p.dtype == kF64 ? Request{nullptr, "kernel"} : request("auto");
     mark_written(out);
     if (final_states) mark_written(*final_states);
     if (p.batch == 0 || p.dim == 0) return;
+    const c10::DeviceGuard guard(x.device());
+    at::Tensor like_out;
+    if (p.seqlen > 0 && needs_one_order(p, wanted)) {
+        like_out = copy_like(x, out);
+        p.x = sequences_of(like_out);
+        settle_strides(p.batch, p.dim, p.seqlen, {&p.x, &p.out});
+    }
     CausalConv1dFwdParams plain = p;
     plain.initial_states = {};
     plain.seq_idx = {};
     const RowsKernel rows = p.seqlen > 0 ? kernel_of_rows(p, plain, wanted) : RowsKernel{};
-    const c10::DeviceGuard guard(x.device());
     py::gil_scoped_release no_gil;
     void* const hip_stream = reinterpret_cast<void*>(stream);
     if (rows.kernel) rows.kernel->launch(rows.mends ? plain : p, nullptr, hip_stream);
@@ -144,7 +161,7 @@ at::Tensor new_tensor(const at::Tensor& x, const at::Tensor& weight, const at::T
     check_no_grad({"weight", weight}, remedy);
     if (bias) check_no_grad({"bias", *bias}, remedy);
     check_strided({"x", x});
-    at::Tensor out = at::_ops::empty_like::call(x, {}, {}, {}, {}, {});
+    at::Tensor out = new_like(x);
     const CausalConv1dFwdParams p = checked_params(out, x, weight, bias, use_silu);
     check_parameters_device(x, weight, bias);
     launch(p, x, request(kernel), stream);
@@ -190,8 +207,12 @@ std::tuple<std::string, std::string, std::string, std::vector<std::string>> plan
                                                                                  const at::Tensor& weight,
                                                                                  const OptionalTensor& bias, bool use_silu,
                                                                                  const std::string& keyword) {
-    const CausalConv1dFwdParams p = checked_params(out, x, weight, given_bias(bias), use_silu);
+    CausalConv1dFwdParams p = checked_params(out, x, weight, given_bias(bias), use_silu);
     const Request wanted = request(keyword);
+    if (x.numel() > 0 && needs_one_order(p, wanted)) {
+        p.x = p.out;
+        p.x.data = nullptr;  // as aligned as new memory
+    }
     if (x.numel() == 0) return {"none", "none", "the empty x", {}};
     const Kernel* kernel = kernel_of(causal_conv1d_fwd_kernels(), wanted, p);
     return {kernel->name, kernel->form_of(p), wanted.kernel ? wanted.source : "auto", causal_conv1d_fwd_kernels().serving(p)};
