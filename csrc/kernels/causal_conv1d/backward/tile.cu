@@ -1,13 +1,16 @@
 // This kernel is the causal conv1d backward, channel-last ("tile"): neighbouring channels are neighbours in memory.
 //
-// A thread owns the kChannels channels of one vector and walks a run of tokens, as the forward's kernel of this name does, with
-// a second ring beside the ring of inputs: the last kWidth gradients g of the sums. Token t brings in x[t] and dout[t], from
-// which g[t] follows, which completes dx[t - kWidth + 1]. So a run reads a halo of kWidth - 1 inputs before it and kWidth - 1
-// tokens of both after it; these tokens belong to its neighbours, who sum dweight over them.
+// A lane owns four bytes of a token, two channels or one (tile_lane.h), and walks a run of tokens, as the forward's kernel of
+// this name does, with a second ring beside the ring of inputs: the last kWidth gradients g of the sums. Token t brings in x[t]
+// and dout[t], from which g[t] follows, which completes dx[t - kWidth + 1]. So a run reads a halo of kWidth - 1 inputs before it
+// and kWidth - 1 tokens of both after it; these tokens belong to its neighbours, who sum dweight over them.
 //
-// The mainloop does kBlock tokens at a time. Blocks inside a run take a path without conditions (steady, with SiLU); blocks at
-// the ends of a run check which tokens to load, sum and store (inside); and where a row ends, or tokens have sequence ids,
-// blocks check of each tap whether it counts (checked).
+// Lanes are narrow because rings, weights and sums take four floats a channel and tap: with four bytes a lane there are
+// registers for width 8, and twice the threads at width 4; and four bytes can lie anywhere.
+//
+// The mainloop does kBlock tokens at a time. Blocks inside a run take a path without conditions (steady, with SiLU); others
+// check of each token whether to load, sum and store, and of each tap whether it counts (checked). A byte a token has the taps
+// that count: where rows have sequence ids, the lanes of a run make these bytes in LDS before they walk it.
 //
 // A block of threads adds up its threads' dweight and dbias in LDS and leaves them in its row of the workspace.
 //
@@ -19,45 +22,51 @@
 #include "launch/check.h"
 #include "parts.h"
 #include "sums.h"
-#include "taps.h"
+#include "tile_lane.h"
 
 namespace hipconv {
 
+constexpr int kBwdTileMaxWidth = 8;
 constexpr int kBwdTileThreads = 128;
-constexpr int kBwdTileLanes = 32;    // the most vectors of channels that a block is wide
+constexpr int kBwdTileLanes = 32;    // the most lanes that a block is wide
 constexpr int kBwdTileMaxRun = 128;  // tokens
 constexpr int kBwdTileMinRun = 8;
 
-// This plan says how a launch divides the work. A block is blockDim.x vectors of channels by blockDim.y rows; a row is one run
-// of tokens. Where a sequence has fewer runs than the block has rows, the block takes several sequences.
+// This plan says how a launch divides the work. A block is blockDim.x lanes by blockDim.y rows; a row is one run of tokens.
+// Where a sequence has fewer runs than the block has rows, the block takes several sequences.
 struct BwdTilePlan {
     int run;                     // tokens
     uint32_t log2_runs_a_block;  // of one sequence
     uint32_t sequences_a_block, blocks_a_sequence;
     uint32_t blocks;                     // of all sequences: the rows of the workspace
     int64_t x_step, dout_step, dx_step;  // bytes from token to token
-    int64_t x_further, dout_further;     // bytes from a token that is loaded to one that the cache is asked for
-    bool packed;                         // load_packed serves weight and bias
     uint32_t log2_channels;              // of a block
 };
 
-enum class Path { steady, inside, checked };
-
 template <int kWidth>
-constexpr int kBwdBlock = kWidth == 2 ? 4 : kWidth;  // tokens loaded ahead; whole turns of a ring of the width
-template <int kWidth>
-constexpr int kBwdFurther = kBwdBlock<kWidth>;  // tokens after those, to have in the cache
-constexpr int kBwdLaneBytes = 8;
-constexpr int bwd_tile_blocks(bool states) { return states ? 3 : 4; }
+constexpr int kBwdBlock = kWidth <= 2 ? 4 : kWidth;  // tokens of a block: whole turns of a ring of the width
+template <int kWidth, bool kWhole>
+constexpr int kBwdAhead = kWidth == 8 && !kWhole ? 4 : kBwdBlock<kWidth>;  // tokens loaded ahead: whole turns of these, too
 
-template <typename T, int kChannels, int kWidth, bool kStates>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kStates))
+// Blocks of a compute unit, by the registers that a width needs. (AMD's compiler overlaps more tokens of wide filters.)
+HIPCONV_INLINE constexpr int bwd_tile_blocks(int width, bool whole) {
+    if (width <= 3) return 7;
+    if (width >= 6) return kHasPredicates ? 4 : 3;
+    return width == 4 ? 5 + whole : 4 + whole;
+}
+
+// Bytes for the sums of a block, or for the taps of the tokens of its runs, of which even the shortest runs have fewer.
+HIPCONV_INLINE constexpr int bwd_tile_lds(int width, int channels) { return kBwdTileThreads * (width + 1) * channels * 4; }
+
+template <typename T, int kWidth, bool kWhole>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, kWhole))
     causal_conv1d_bwd_tile_kernel(CausalConv1dBwdParams p, BwdTilePlan plan) {
-    constexpr int kPast = kWidth - 1;
-    constexpr int kPairs = (kChannels + 1) / 2, kHigh = kChannels > 1;
-    constexpr int kBlock = kBwdBlock<kWidth>, kFurther = kBwdFurther<kWidth>;
-    using Vector = Words<T, kChannels>;
-    HIPCONV_SHARED(float, sums, kBwdTileThreads*(kWidth + 1) * kChannels);
+    using Lane = BwdLane<T, kWhole>;
+    using Value = typename Lane::Value;
+    constexpr int kChannels = Lane::kChannels, kPast = kWidth - 1, kBlock = kBwdBlock<kWidth>,
+                  kAhead = kBwdAhead<kWidth, kWhole>;
+    constexpr int kSums = bwd_tile_lds(kWidth, kChannels) / 4;
+    HIPCONV_SHARED(float, sums, kSums);
 
     let_next_kernel_begin();
     wait_for_kernel_before();
@@ -67,233 +76,197 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kStates))
     const uint32_t first_run = (block - sequences * plan.blocks_a_sequence) << plan.log2_runs_a_block;
     const uint32_t b = sequences * plan.sequences_a_block + (threadIdx.y >> plan.log2_runs_a_block);
     const uint32_t begin = (first_run + (threadIdx.y & ((1u << plan.log2_runs_a_block) - 1))) * static_cast<uint32_t>(plan.run);
-    const uint32_t d = (blockIdx.x * blockDim.x + threadIdx.x) * kChannels;
-    // These count the tokens of the row from here on, and those of this run. The run visits kPast more tokens than it has.
+    uint32_t d = (blockIdx.x * blockDim.x + threadIdx.x) * kChannels;
     const auto below = [](uint32_t value, int32_t size) { return value < static_cast<uint32_t>(size); };
     const bool active = below(d, p.in.dim) && below(b, p.in.batch) && (below(begin, p.in.seqlen) || begin == 0);
+    // The last lane of an odd dim makes its first channel a second time, as its neighbour does.
+    if (!kWhole && d + kChannels > static_cast<uint32_t>(p.in.dim)) d = p.in.dim - kChannels;
+    // These count the tokens of the row from here on, and those of this run. The run visits kPast more tokens than it has.
     const int left = active ? p.in.seqlen - static_cast<int>(begin) : 0;
     const int tokens = !active ? -kPast : left < plan.run ? left : plan.run;
-    const auto stop = [&]() { return tokens + kPast; };
-    const auto is_loaded = [&](int t) { return t < stop() && t < left; };
+    const int stop = tokens + kPast, loaded = stop < left ? stop : left;
 
     const auto base = [&](const Sequences& s, int64_t step) {
         return static_cast<char*>(s.data) + (int64_t{b} * s.batch_stride + d) * static_cast<int64_t>(sizeof(T)) +
                int64_t{begin} * step;
     };
-    const auto load = [](const char* from) { return *reinterpret_cast<const Vector*>(from); };
     const char* x = base(p.in.x, plan.x_step);
     const char* dout = base(p.dout, plan.dout_step);
     char* dx = base(p.dx, plan.dx_step) - kPast * plan.dx_step;
 
-    // Channel c at a column of a state, of any strides.
+    // Channel c at a column of a state, of any strides. (Few tokens need it: its address is not kept in registers.)
     const auto state = [&](const Sequences& s, int column, int c) -> T& {
+        int row = static_cast<int>(b), channel = static_cast<int>(d) + c;
+        from_here_on(row);
+        from_here_on(channel);
         return static_cast<T*>(
-            s.data)[int64_t{b} * s.batch_stride + int64_t{d + c} * s.dim_stride + int64_t{column} * s.seqlen_stride];
+            s.data)[int64_t{row} * s.batch_stride + int64_t{channel} * s.dim_stride + int64_t{column} * s.seqlen_stride];
     };
-    const auto pair_of_state = [&](const Sequences& s, int column, int v) {
-        return make_pair(to_float(state(s, column, 2 * v)), to_float(state(s, column, 2 * v + kHigh)));
-    };
-    // The final state's gradient adds this to the gradient of the input at `t` of the run.
-    const auto of_final_state = [&](int t, int v) {
-        const int32_t position = static_cast<int32_t>(begin) + t, column = position - p.in.seqlen + kPast;
-        if (!kStates || !p.dfinal_states.data || column < 0 || !final_state_counts(p.in, b, position)) return twice(0.0f);
-        return pair_of_state(p.dfinal_states, column, v);
-    };
-    Vector x_ahead[kBlock], dout_ahead[kBlock], before[kPast];
+    Lane x_ahead[kAhead], dout_ahead[kAhead], before[kPast + 1];
 #pragma unroll
-    for (int i = 0; i < kPast; ++i) {
-        before[i] = Vector{};
-        if (active && begin + i >= static_cast<uint32_t>(kPast)) {
-            before[i] = load(x - (kPast - i) * plan.x_step);
-        } else if (kStates && active && p.in.initial_states.data) {
-#pragma unroll
-            for (int j = 0; j < kPairs; ++j)
-                set_pair<T>(before[i], j, pair_of_state(p.in.initial_states, static_cast<int>(begin) + i, j));
-        }
+    for (int i = 0; i + 1 < kWidth; ++i) {
+        before[i] = Lane{};
+        if (active && static_cast<int64_t>(begin) + i >= kPast)
+            Lane::load(x - (kPast - i) * plan.x_step, before[i]);
+        else if (active && p.in.initial_states.data)
+            before[i] = Lane::of(state(p.in.initial_states, static_cast<int>(begin) + i, 0),
+                                 state(p.in.initial_states, static_cast<int>(begin) + i, kChannels - 1));
     }
 #pragma unroll
-    for (int j = 0; j < kBlock; ++j) {
-        x_ahead[j] = dout_ahead[j] = Vector{};
-        if (is_loaded(j)) {
-            x_ahead[j] = load(x);
-            dout_ahead[j] = load(dout);
+    for (int j = 0; j < kAhead; ++j) {
+        x_ahead[j] = dout_ahead[j] = Lane{};
+        if (j < loaded) {
+            Lane::load(x, x_ahead[j]);
+            Lane::load(dout, dout_ahead[j]);
         }
         x += plan.x_step;
         dout += plan.dout_step;
     }
 
-    Pair weight[kWidth][kPairs], bias[kPairs];
+    Value weight[kWidth], bias = all_of<Value>(0.0f);
 #pragma unroll
-    for (int j = 0; j < kPairs; ++j) {
-        bias[j] = twice(0.0f);
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) weight[i][j] = twice(0.0f);
-    }
+    for (int i = 0; i < kWidth; ++i) weight[i] = all_of<Value>(0.0f);
     if (active) {
-        float weights[kChannels * kWidth], biases[kChannels] = {};
+        const int64_t next = kChannels - 1;
         with_dtype(p.in.weight_dtype, [&](auto type) {
             using P = decltype(type);
-            if (plan.packed) {
-                load_packed(static_cast<const P*>(p.in.weight) + int64_t{d} * kWidth, weights);
-                return;
-            }
 #pragma unroll
-            for (int c = 0; c < kChannels; ++c) {
-#pragma unroll
-                for (int i = 0; i < kWidth; ++i)
-                    weights[c * kWidth + i] =
-                        parameter<P>(p.in.weight, int64_t{d + c} * p.in.weight_dim_stride + i * p.in.weight_width_stride);
+            for (int i = 0; i < kWidth; ++i) {
+                const int64_t at = int64_t{d} * p.in.weight_dim_stride + i * p.in.weight_width_stride;
+                weight[i] = value_of<Value>(parameter<P>(p.in.weight, at),
+                                            parameter<P>(p.in.weight, at + next * p.in.weight_dim_stride));
             }
         });
         if (p.in.bias) {
-            with_dtype(p.in.bias_dtype, [&](auto type) {
-                using P = decltype(type);
-                if (plan.packed) {
-                    load_packed(static_cast<const P*>(p.in.bias) + d, biases);
-                    return;
-                }
-#pragma unroll
-                for (int c = 0; c < kChannels; ++c) biases[c] = parameter<P>(p.in.bias, int64_t{d + c} * p.in.bias_stride);
-            });
-        }
-#pragma unroll
-        for (int j = 0; j < kPairs; ++j) {
-            bias[j] = make_pair(biases[2 * j], biases[2 * j + kHigh]);
-#pragma unroll
-            for (int i = 0; i < kWidth; ++i)
-                weight[i][j] = make_pair(weights[2 * j * kWidth + i], weights[(2 * j + kHigh) * kWidth + i]);
+            bias = value_of<Value>(load_parameter(p.in.bias, d * p.in.bias_stride, p.in.bias_dtype),
+                                   load_parameter(p.in.bias, (d + next) * p.in.bias_stride, p.in.bias_dtype));
         }
     }
 
-    Pair inputs[kWidth][kPairs], gradients[kWidth][kPairs], dweight[kWidth][kPairs], dbias[kPairs];
-    const auto keep = [&](int slot, Vector v) {
+    // The bytes of the tokens that this run visits: bit i is set if the token's tap i sees an input; none is, if it is padding.
+    const bool has_ids = p.in.seq_idx.data != nullptr;
+    uint8_t* const bytes = reinterpret_cast<uint8_t*>(sums) + threadIdx.y * (plan.run + kPast);
+    if (has_ids) {
+        for (int t = static_cast<int>(threadIdx.x); t < plan.run + kPast; t += static_cast<int>(blockDim.x)) {
+            const int64_t position = int64_t{begin} + t;
+            uint32_t byte = 0;
+            if (below(b, p.in.batch) && position < p.in.seqlen && !is_padding(p.in, b, position)) {
 #pragma unroll
-        for (int j = 0; j < kPairs; ++j) inputs[slot][j] = pair_of<T>(v, j);
-    };
-#pragma unroll
-    for (int i = 0; i < kPast; ++i) keep(i + 1, before[i]);
-#pragma unroll
-    for (int j = 0; j < kPairs; ++j) {
-        dbias[j] = twice(0.0f);
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) gradients[i][j] = dweight[i][j] = twice(0.0f);
+                for (int i = 0; i < kWidth; ++i)
+                    if (sees(p.in, b, position, position - kPast + i)) byte |= 1u << i;
+            }
+            bytes[t] = static_cast<uint8_t>(byte);
+        }
+        __syncthreads();
     }
+    constexpr uint32_t kAllTaps = (1u << kWidth) - 1;
+    const auto taps_of = [&](int t) -> uint32_t {
+        if (has_ids) return bytes[t];
+        const int64_t position = int64_t{begin} + t;
+        if (position >= p.in.seqlen) return 0;
+        const bool sees_all = position >= kPast || p.in.initial_states.data;
+        return sees_all ? kAllTaps : kAllTaps << (kPast - position) & kAllTaps;
+    };
+
+    Value inputs[kWidth], gradients[kWidth], dweight[kWidth], dbias = all_of<Value>(0.0f);
+#pragma unroll
+    for (int i = 0; i < kPast; ++i) inputs[i + 1] = before[i].value();
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) gradients[i] = dweight[i] = all_of<Value>(0.0f);
 
     // These masks have a bit for each tap that counts, of a token and of the kPast tokens before it: each token shifts the
     // earlier bits up by kWidth.
     using Taps = std::conditional_t<kWidth <= 5, uint32_t, uint64_t>;
     Taps taps = 0;
-    constexpr uint32_t kAllTaps = (1u << kWidth) - 1;
-    const auto taps_of = [&](int t) -> uint32_t {
-        const int32_t position = static_cast<int32_t>(begin) + t;
-        if (position >= p.in.seqlen) return 0;
-        if (kStates && p.taps) return *bwd_taps_of(p, b, position);
-        const bool sees_all = position >= kPast || (kStates && p.in.initial_states.data);
-        return sees_all ? kAllTaps : kAllTaps << (kPast - position) & kAllTaps;
-    };
 
-    // This does token t, the j-th of its block. Where taps are checked, those in own_taps count.
-    const auto step = [&](auto path, int t, int j, uint32_t own_taps) {
-        constexpr bool kSteady = decltype(path)::value == Path::steady, kChecked = decltype(path)::value == Path::checked;
-        const int slot = j % kWidth;
-        keep(slot, x_ahead[j]);
-        const Vector dout_now = dout_ahead[j];
-        if (kSteady || is_loaded(t + kBlock)) {
-            x_ahead[j] = load(x);
-            dout_ahead[j] = load(dout);
-        }
-        if (kSteady) {
-            prefetch(x + plan.x_further);
-            prefetch(dout + plan.dout_further);
+    // This does token t, the j-th of its block.
+    const auto step = [&](auto checked, int t, int j) {
+        constexpr bool kChecked = decltype(checked)::value;
+        const int slot = j % kWidth, next = j % kAhead;
+        inputs[slot] = x_ahead[next].value();
+        Value g = dout_ahead[next].value();
+        if (!kChecked || t + kAhead < loaded) {
+            Lane::load(x, x_ahead[next]);
+            Lane::load(dout, dout_ahead[next]);
         }
         x += plan.x_step;
         dout += plan.dout_step;
+        const uint32_t own_taps = kChecked ? taps_of(t) : kAllTaps;
         if (kChecked) taps = taps << kWidth | own_taps;
         const auto counts = [&](int i) { return !kChecked || (own_taps >> i & 1); };
 
+        if (!kChecked || p.in.use_silu) {
+            Value sum = bias;
 #pragma unroll
-        for (int v = 0; v < kPairs; ++v) {
-            Pair g = pair_of<T>(dout_now, v);
-            if (kSteady || p.in.use_silu) {
-                Pair sum = bias[v];
+            for (int i = 0; i < kWidth; ++i)
+                if (counts(i)) sum = multiply_add(weight[i], inputs[(slot + 1 + i) % kWidth], sum);
+            g = multiply(g, silu_derivative(sum));
+        }
+        if (!counts(kPast)) g = all_of<Value>(0.0f);  // after the row, or padding
+        gradients[slot] = g;
+        if (!kChecked || t < tokens) {
+            dbias = add(dbias, g);
 #pragma unroll
-                for (int i = 0; i < kWidth; ++i)
-                    if (counts(i)) sum = multiply_add(weight[i][v], inputs[(slot + 1 + i) % kWidth][v], sum);
-                g = multiply(g, silu_derivative(sum));
-            }
-            if (!counts(kPast)) g = twice(0.0f);  // after the row, or padding
-            gradients[slot][v] = g;
-            if (kSteady || t < tokens) {
-                dbias[v] = add(dbias[v], g);
-#pragma unroll
-                for (int i = 0; i < kWidth; ++i)
-                    if (counts(i)) dweight[i][v] = multiply_add(g, inputs[(slot + 1 + i) % kWidth][v], dweight[i][v]);
-            }
+            for (int i = 0; i < kWidth; ++i)
+                if (counts(i)) dweight[i] = multiply_add(g, inputs[(slot + 1 + i) % kWidth], dweight[i]);
         }
 
-        Vector result{};
+        Value result = all_of<Value>(0.0f);
 #pragma unroll
-        for (int v = 0; v < kPairs; ++v) {
-            Pair sum = twice(0.0f);
-#pragma unroll
-            for (int k = 0; k < kWidth; ++k)
-                if (!kChecked || (taps >> (kPast - k) * (kWidth + 1) & 1))
-                    sum = multiply_add(weight[kPast - k][v], gradients[(slot + 1 + k) % kWidth][v], sum);
-            if (kStates && kChecked) sum = add(sum, of_final_state(t - kPast, v));
-            set_pair<T>(result, v, sum);
+        for (int k = 0; k < kWidth; ++k)
+            if (!kChecked || (taps >> (kPast - k) * (kWidth + 1) & 1))
+                result = multiply_add(weight[kPast - k], gradients[(slot + 1 + k) % kWidth], result);
+        if (kChecked && p.dfinal_states.data) {
+            // The final state's gradient is added to those of the inputs that it holds.
+            const int32_t position = static_cast<int32_t>(begin) + t - kPast, column = position - p.in.seqlen + kPast;
+            if (column >= 0 && column < kPast && final_state_counts(p.in, b, position))
+                result = add(result, value_of<Value>(to_float(state(p.dfinal_states, column, 0)),
+                                                     to_float(state(p.dfinal_states, column, kChannels - 1))));
         }
-        if (kSteady || (t >= kPast && t < stop())) {
-            *reinterpret_cast<Vector*>(dx) = result;
-        } else if (kStates && kChecked && begin == 0 && t < kPast && p.dinitial_states.data) {
+        if (!kChecked || t >= kPast) {
+            Lane::store(dx, result);
+        } else if (begin == 0 && p.dinitial_states.data) {
 #pragma unroll
-            for (int c = 0; c < kChannels; ++c)
-                state(p.dinitial_states, t, c) =
-                    from_float<T>(c % 2 ? high(pair_of<T>(result, c / 2)) : low(pair_of<T>(result, c / 2)));
+            for (int c = 0; c < kChannels; ++c) state(p.dinitial_states, t, c) = from_float<T>(channel_of(result, c));
         }
         dx += plan.dx_step;
     };
-    const bool asks_first = begin < static_cast<uint32_t>(kPast);
-    const bool has_ids = kStates && p.taps;
+    // Blocks from kBlock to last_steady have all their tokens, and so have those that are loaded meanwhile.
+    const int last_of_tokens = tokens - kBlock, last_of_loads = loaded - kBlock - kAhead;
+    const int last_steady = !p.in.use_silu ? 0 : last_of_tokens < last_of_loads ? last_of_tokens : last_of_loads;
+    const auto has_all_taps = [&](int t) {
+        if (!has_ids) return true;  // but in a block that is not steady
+        uint32_t all = kAllTaps;
+#pragma unroll
+        for (int j = 0; j < kBlock; ++j) all &= bytes[t + j];
+        return all == kAllTaps;
+    };
     bool had_all = false;  // whether all taps of the block before count
-    for (int t = 0; t < stop(); t += kBlock) {
-        bool asks = (asks_first && t == 0) || t + kBlock > left;
-        uint32_t own_taps[kBlock];
-        if (asks || has_ids) {
-            bool has_all = true;
+    for (int t = 0; t < stop;) {
+        int steady_end = t;
+        if (had_all)
+            while (steady_end <= last_steady && has_all_taps(steady_end)) steady_end += kBlock;
+        for (; t < steady_end; t += kBlock) {
 #pragma unroll
-            for (int j = 0; j < kBlock; ++j) {
-                own_taps[j] = taps_of(t + j);
-                has_all = has_all && own_taps[j] == kAllTaps;
-            }
-            if (has_ids) asks = asks || !has_all || !had_all;
-            had_all = has_all;
+            for (int j = 0; j < kBlock; ++j) step(std::false_type{}, t + j, j);
+            taps = static_cast<Taps>(-1);  // all taps of these tokens count
         }
-        if (asks) {
+        had_all = t + kBlock <= stop && has_all_taps(t);
 #pragma unroll
-            for (int j = 0; j < kBlock; ++j)
-                if (t + j < stop()) step(std::integral_constant<Path, Path::checked>{}, t + j, j, own_taps[j]);
-            continue;
-        }
-        if (p.in.use_silu && t > 0 && t + 2 * kBlock <= tokens && t + 2 * kBlock + kFurther <= left) {
-#pragma unroll
-            for (int j = 0; j < kBlock; ++j) step(std::integral_constant<Path, Path::steady>{}, t + j, j, 0);
-        } else {
-#pragma unroll
-            for (int j = 0; j < kBlock; ++j) step(std::integral_constant<Path, Path::inside>{}, t + j, j, 0);
-        }
-        taps = static_cast<Taps>(-1);  // all taps of these tokens count
+        for (int j = 0; j < kBlock; ++j)
+            if (t + j < stop) step(std::true_type{}, t + j, j);
+        t += kBlock;
     }
 
     // ---- dweight and dbias of the block -------------------------------------------------------------------------------------
+    if (has_ids) __syncthreads();  // the bytes of taps lie there
     const int threads = static_cast<int>(blockDim.x * blockDim.y);
     const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
 #pragma unroll
     for (int i = 0; i <= kWidth; ++i) {
 #pragma unroll
-        for (int c = 0; c < kChannels; ++c) {
-            const Pair both = i < kWidth ? dweight[i < kWidth ? i : 0][c / 2] : dbias[c / 2];
-            sums[(i * kChannels + c) * threads + thread] = c % 2 ? high(both) : low(both);
-        }
+        for (int c = 0; c < kChannels; ++c)
+            sums[(i * kChannels + c) * threads + thread] = channel_of(i < kWidth ? dweight[i < kWidth ? i : 0] : dbias, c);
     }
     __syncthreads();
     const int channels = 1 << plan.log2_channels;
@@ -302,7 +275,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kStates))
     for (int e = thread; e < (kWidth + 1) * channels; e += threads) {
         const int i = e >> plan.log2_channels, c = e & (channels - 1);
         if (first_channel + c >= p.in.dim) continue;
-        const float* column = sums + (i * kChannels + c % kChannels) * threads + c / kChannels;
+        const bool is_last = !kWhole && first_channel + c + 1 == p.in.dim;
+        const float* column = sums + (i * kChannels + (is_last ? kChannels - 1 : c % kChannels)) * threads + c / kChannels;
         float sum = 0.0f;
         for (unsigned row = 0; row < blockDim.y; ++row) sum += column[row * blockDim.x];
         partials[static_cast<int64_t>(i) * p.in.dim + c] = sum;
@@ -311,21 +285,19 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kStates))
 
 namespace {
 
-// The number of channels of one vector: as many as a lane's bytes hold, if every vector is aligned; else one.
-int bwd_channels_a_vector(const CausalConv1dBwdParams& p) {
-    constexpr int bytes = kBwdLaneBytes;
-    const int wanted = bytes / element_bytes(p.in.dtype);
+int bwd_channels_a_lane(const CausalConv1dBwdParams& p) { return 4 / element_bytes(p.in.dtype); }
+
+// Tells whether every lane's channels of every token are a word of memory.
+bool bwd_lanes_are_whole(const CausalConv1dBwdParams& p) {
+    const int channels = bwd_channels_a_lane(p);
     const auto aligned = [&](const Sequences& s) {
-        return reinterpret_cast<uintptr_t>(s.data) % bytes == 0 && s.seqlen_stride % wanted == 0 &&
-               s.batch_stride % wanted == 0;
+        return reinterpret_cast<uintptr_t>(s.data) % 4 == 0 && s.seqlen_stride % channels == 0 &&
+               s.batch_stride % channels == 0;
     };
-    return p.in.dim % wanted == 0 && aligned(p.in.x) && aligned(p.dout) && aligned(p.dx) ? wanted : 1;
+    return p.in.dim % channels == 0 && aligned(p.in.x) && aligned(p.dout) && aligned(p.dx);
 }
 
-bool bwd_tile_has_states(const CausalConv1dBwdParams& p) { return p.in.seq_idx.data || bwd_has_states(p); }
-
 struct BwdTileShape {
-    int64_t vectors;  // of channels
     unsigned lanes, rows;
     int run;  // tokens
     unsigned runs_a_block, sequences_a_block;
@@ -333,28 +305,50 @@ struct BwdTileShape {
     int64_t blocks_a_sequence, blocks;
 };
 
-BwdTileShape bwd_tile_shape(const CausalConv1dBwdParams& p, int channels) {
+BwdTileShape bwd_tile_shape_of_run(const CausalConv1dBwdParams& p, int run) {
     BwdTileShape s{};
-    s.vectors = p.in.dim / channels;
-    s.lanes = power_of_two_up_to(s.vectors, kBwdTileLanes);
+    const int channels = bwd_channels_a_lane(p);
+    const int64_t lanes = (int64_t{p.in.dim} + channels - 1) / channels, seqlen = p.in.seqlen > 0 ? p.in.seqlen : 1;
+    s.lanes = power_of_two_up_to(lanes, kBwdTileLanes);
     s.rows = kBwdTileThreads / s.lanes;
-    const int64_t seqlen = p.in.seqlen > 0 ? p.in.seqlen : 1;
-    const auto runs_of = [&](int run) { return (seqlen + run - 1) / run; };
-    s.run = kBwdTileMaxRun;
-    while (s.run > kBwdTileMinRun && s.vectors * p.in.batch * runs_of(s.run) < kEnoughThreads) s.run /= 2;
-    s.runs_a_block = power_of_two_up_to(runs_of(s.run), s.rows);
-    const int64_t wanted = (runs_of(s.run) + s.runs_a_block - 1) / s.runs_a_block * s.runs_a_block;
+    const auto runs_of = [&](int tokens) { return (seqlen + tokens - 1) / tokens; };
+    s.runs_a_block = power_of_two_up_to(runs_of(run), s.rows);
+    const int64_t wanted = (runs_of(run) + s.runs_a_block - 1) / s.runs_a_block * s.runs_a_block;
     s.run = static_cast<int>((seqlen + wanted - 1) / wanted);
     s.sequences_a_block = s.rows / s.runs_a_block;
-    s.groups = (s.vectors + s.lanes - 1) / s.lanes;
+    s.groups = (lanes + s.lanes - 1) / s.lanes;
     s.blocks_a_sequence = (runs_of(s.run) + s.runs_a_block - 1) / s.runs_a_block;
     s.blocks = s.blocks_a_sequence * ((static_cast<int64_t>(p.in.batch) + s.sequences_a_block - 1) / s.sequences_a_block);
     return s;
 }
 
-template <typename T, int kChannels, int kWidth, bool kStates>
+// Takes the length of run that costs a large card least: rounds of the blocks that it holds at once, times the tokens that a
+// run takes, with its halo and its start and end, which take as long as some tokens. (The card is one and the same everywhere,
+// so that the order of sums is.)
+BwdTileShape bwd_tile_shape(const CausalConv1dBwdParams& p) {
+    constexpr int64_t kComputeUnits = 132, kOfStartAndEnd = 8;
+    const int channels = bwd_channels_a_lane(p);
+    const int64_t room = kComputeUnits * bwd_tile_blocks(p.in.width, bwd_lanes_are_whole(p));
+    BwdTileShape best{};
+    double least = 0;
+    for (int run = kBwdTileMaxRun; run >= kBwdTileMinRun; run = run % 3 ? run / 4 * 3 : run / 3 * 2) {
+        const BwdTileShape s = bwd_tile_shape_of_run(p, run);
+        if (p.in.seq_idx.data && static_cast<int>(s.rows) * (s.run + p.in.width - 1) > bwd_tile_lds(p.in.width, channels))
+            continue;
+        const int64_t blocks = s.groups * s.blocks, rest = blocks % room;
+        // A round of less than half the card is no faster than half a round.
+        const double rounds = blocks / room + (rest == 0 ? 0.0 : 2 * rest < room ? 0.5 : static_cast<double>(rest) / room);
+        const double cost = rounds * static_cast<double>(s.run + p.in.width - 1 + kOfStartAndEnd);
+        if (best.run && cost >= least) continue;
+        best = s;
+        least = cost;
+    }
+    return best;
+}
+
+template <typename T, int kWidth, bool kWhole>
 void launch(const CausalConv1dBwdParams& p, hipStream_t stream) {
-    const BwdTileShape shape = bwd_tile_shape(p, kChannels);
+    const BwdTileShape shape = bwd_tile_shape(p);
     BwdTilePlan plan{};
     plan.run = shape.run;
     while (1u << plan.log2_runs_a_block < shape.runs_a_block) ++plan.log2_runs_a_block;
@@ -363,54 +357,40 @@ void launch(const CausalConv1dBwdParams& p, hipStream_t stream) {
     plan.blocks = static_cast<uint32_t>(shape.blocks);
     plan.x_step = p.in.x.seqlen_stride * static_cast<int64_t>(sizeof(T));
     plan.dout_step = p.dout.seqlen_stride * static_cast<int64_t>(sizeof(T));
-    plan.x_further = kBwdFurther<kWidth> * plan.x_step;
-    plan.dout_further = kBwdFurther<kWidth> * plan.dout_step;
     plan.dx_step = p.dx.seqlen_stride * static_cast<int64_t>(sizeof(T));
-    while (1u << plan.log2_channels < shape.lanes * kChannels) ++plan.log2_channels;
-    const auto aligned = [](const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; };
-    plan.packed = kChannels > 1 && p.in.weight_width_stride == 1 && p.in.weight_dim_stride == kWidth && aligned(p.in.weight) &&
-                  (!p.in.bias || (p.in.bias_stride == 1 && aligned(p.in.bias)));
+    while (1u << plan.log2_channels < shape.lanes * BwdLane<T, kWhole>::kChannels) ++plan.log2_channels;
     const dim3 grid = grid_of(shape.groups, shape.blocks), block(shape.lanes, shape.rows, 1);
-    const bool early = p.taps != nullptr;
-    HIPCONV_LAUNCH(early, (causal_conv1d_bwd_tile_kernel<T, kChannels, kWidth, kStates>), grid, block, 0, stream, p, plan);
+    HIPCONV_LAUNCH(true, (causal_conv1d_bwd_tile_kernel<T, kWidth, kWhole>), grid, block, 0, stream, p, plan);
     check_launch("causal_conv1d_bwd");
 }
 
-BwdPartials partials_of(const CausalConv1dBwdParams& p) {
-    return equal_partials(bwd_tile_shape(p, bwd_channels_a_vector(p)).blocks);
-}
+BwdPartials partials_of(const CausalConv1dBwdParams& p) { return equal_partials(bwd_tile_shape(p).blocks); }
 
 }  // namespace
 
 const char* causal_conv1d_bwd_tile_refusal(const CausalConv1dBwdParams& p) {
-    const char* served =
-        "channel-last x, dout and dx (stride 1 along dim), widths 2 to 4; with seq_idx or states, of aligned vectors";
-    if (p.in.width < 2 || p.in.width > kMaxFastBwdWidth || p.in.seqlen > INT32_MAX - 4096) return served;
+    const char* served = "channel-last x, dout and dx (stride 1 along dim), widths 1 to 8; two channels or more of 16 bits";
+    if (p.in.width > kBwdTileMaxWidth || p.in.seqlen > INT32_MAX - 4096 || p.in.dim < bwd_channels_a_lane(p)) return served;
     if (p.in.x.dim_stride != 1 || p.dout.dim_stride != 1 || p.dx.dim_stride != 1) return served;
-    if (bwd_tile_has_states(p) && bwd_channels_a_vector(p) == 1) return served;
-    const BwdTileShape shape = bwd_tile_shape(p, bwd_channels_a_vector(p));
+    const BwdTileShape shape = bwd_tile_shape(p);
     return shape.groups <= kGridLimit && shape.blocks < int64_t{1} << 31 ? nullptr : served;
 }
 
 int64_t causal_conv1d_bwd_tile_workspace(const CausalConv1dBwdParams& p) {
-    return bwd_sums_workspace(p, partials_of(p), /*looks_at_taps=*/true);
+    return bwd_sums_workspace(p, partials_of(p), /*looks_at_taps=*/false);
 }
 
 void causal_conv1d_bwd_tile(const CausalConv1dBwdParams& params, void* workspace, void* stream) {
     const hipStream_t s = static_cast<hipStream_t>(stream);
     const BwdPartials partials = partials_of(params);
-    const CausalConv1dBwdParams p = bwd_sums_begin(params, partials, /*looks_at_taps=*/true, workspace, s);
-    with_instance<kMaxFastBwdWidth>(p.in.dtype, p.in.width, [&](auto type, auto width) {
+    const CausalConv1dBwdParams p = bwd_sums_begin(params, partials, /*looks_at_taps=*/false, workspace, s);
+    with_instance<kBwdTileMaxWidth, 1>(p.in.dtype, p.in.width, [&](auto type, auto width) {
         using T = decltype(type);
         constexpr int kWidth = decltype(width)::value;
-        constexpr int kWide = kBwdLaneBytes / static_cast<int>(sizeof(T));
-        if (bwd_tile_has_states(p)) {
-            launch<T, kWide, kWidth, true>(p, s);
-        } else if (bwd_channels_a_vector(p) == 1) {
-            launch<T, 1, kWidth, false>(p, s);
-        } else {
-            launch<T, kWide, kWidth, false>(p, s);
+        if constexpr (sizeof(T) == 2) {
+            if (!bwd_lanes_are_whole(p)) return launch<T, kWidth, false>(p, s);
         }
+        launch<T, kWidth, true>(p, s);
     });
     bwd_sums_add_up(p, partials, s);
 }
