@@ -41,6 +41,15 @@ struct BwdTilePlan {
     uint32_t blocks;                     // of all sequences: the rows of the workspace
     int64_t x_step, dout_step, dx_step;  // bytes from token to token
     uint32_t log2_channels;              // of a block
+    uint32_t flags;                      // of BwdTileFlags
+};
+
+// What a call has.
+enum BwdTileFlags : uint32_t { kBwdSilu = 1, kBwdIds = 2, kBwdInitial = 4, kBwdGivesInitial = 8, kBwdFinal = 16 };
+
+struct BwdTileCall {  // the kernel's parameter, which it reads again (device/arch.h) rather than keep it in registers
+    CausalConv1dBwdParams p;
+    BwdTilePlan plan;
 };
 
 template <int kWidth>
@@ -48,11 +57,10 @@ constexpr int kBwdBlock = kWidth <= 2 ? 4 : kWidth;  // tokens of a block: whole
 template <int kWidth, bool kWhole>
 constexpr int kBwdAhead = kWidth == 8 && !kWhole ? 4 : kBwdBlock<kWidth>;  // tokens loaded ahead: whole turns of these, too
 
-// Blocks of a compute unit, by the registers that a width needs. (AMD's compiler overlaps more tokens of wide filters.)
+// Blocks of a compute unit, by the registers that a width needs. (AMD's compiler overlaps more tokens.)
 HIPCONV_INLINE constexpr int bwd_tile_blocks(int width, bool whole) {
-    if (width <= 3) return 7;
-    if (width >= 6) return kHasPredicates ? 4 : 3;
-    return width == 4 ? 5 + whole : 4 + whole;
+    if (!kHasPredicates) return width <= 4 ? 5 : 2;
+    return width <= 3 ? 6 + whole : width == 4 ? 5 + whole : width == 5 ? 4 + whole : 4;
 }
 
 // Bytes for the sums of a block, or for the taps of the tokens of its runs, of which even the shortest runs have fewer.
@@ -60,7 +68,9 @@ HIPCONV_INLINE constexpr int bwd_tile_lds(int width, int channels) { return kBwd
 
 template <typename T, int kWidth, bool kWhole>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, kWhole))
-    causal_conv1d_bwd_tile_kernel(CausalConv1dBwdParams p, BwdTilePlan plan) {
+    causal_conv1d_bwd_tile_kernel(BwdTileCall call) {
+    const CausalConv1dBwdParams& p = call.p;
+    const BwdTilePlan& plan = call.plan;
     using Lane = BwdLane<T, kWhole>;
     using Value = typename Lane::Value;
     constexpr int kChannels = Lane::kChannels, kPast = kWidth - 1, kBlock = kBwdBlock<kWidth>,
@@ -94,12 +104,16 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
     const char* dout = base(p.dout, plan.dout_step);
     char* dx = base(p.dx, plan.dx_step) - kPast * plan.dx_step;
 
-    // Channel c at a column of a state, of any strides. (Few tokens need it: its address is not kept in registers.)
+    // Few tokens need what follows: neither the params nor an address is kept in registers for them.
+    const auto again = [&]() -> const CausalConv1dBwdParams& { return first_parameter_again(call).p; };
+    uint32_t flags = plan.flags;
+    const auto has = [&](BwdTileFlags flag) { return (flags & flag) != 0; };
+    // Channel c at a column of a state, of any strides.
     const auto state = [&](const Sequences& s, int column, int c) -> T& {
         int row = static_cast<int>(b), channel = static_cast<int>(d) + c;
         from_here_on(row);
         from_here_on(channel);
-        return static_cast<T*>(
+        return global_pointer<T>(
             s.data)[int64_t{row} * s.batch_stride + int64_t{channel} * s.dim_stride + int64_t{column} * s.seqlen_stride];
     };
     Lane x_ahead[kAhead], dout_ahead[kAhead], before[kPast + 1];
@@ -108,9 +122,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
         before[i] = Lane{};
         if (active && static_cast<int64_t>(begin) + i >= kPast)
             Lane::load(x - (kPast - i) * plan.x_step, before[i]);
-        else if (active && p.in.initial_states.data)
-            before[i] = Lane::of(state(p.in.initial_states, static_cast<int>(begin) + i, 0),
-                                 state(p.in.initial_states, static_cast<int>(begin) + i, kChannels - 1));
+        else if (active && has(kBwdInitial))
+            before[i] = Lane::of(state(again().in.initial_states, static_cast<int>(begin) + i, 0),
+                                 state(again().in.initial_states, static_cast<int>(begin) + i, kChannels - 1));
     }
 #pragma unroll
     for (int j = 0; j < kAhead; ++j) {
@@ -127,33 +141,34 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) weight[i] = all_of<Value>(0.0f);
     if (active) {
-        const int64_t next = kChannels - 1;
-        with_dtype(p.in.weight_dtype, [&](auto type) {
+        const CausalConv1dInputs& in = again().in;
+        const void *weights = global_pointer<const void>(in.weight), *biases = global_pointer<const void>(in.bias);
+        const int64_t of_channel = in.weight_dim_stride, of_tap = in.weight_width_stride, next = kChannels - 1;
+        with_dtype(in.weight_dtype, [&](auto type) {
             using P = decltype(type);
 #pragma unroll
             for (int i = 0; i < kWidth; ++i) {
-                const int64_t at = int64_t{d} * p.in.weight_dim_stride + i * p.in.weight_width_stride;
-                weight[i] = value_of<Value>(parameter<P>(p.in.weight, at),
-                                            parameter<P>(p.in.weight, at + next * p.in.weight_dim_stride));
+                const int64_t at = int64_t{d} * of_channel + i * of_tap;
+                weight[i] = value_of<Value>(parameter<P>(weights, at), parameter<P>(weights, at + next * of_channel));
             }
         });
-        if (p.in.bias) {
-            bias = value_of<Value>(load_parameter(p.in.bias, d * p.in.bias_stride, p.in.bias_dtype),
-                                   load_parameter(p.in.bias, (d + next) * p.in.bias_stride, p.in.bias_dtype));
+        if (biases) {
+            bias = value_of<Value>(load_parameter(biases, d * in.bias_stride, in.bias_dtype),
+                                   load_parameter(biases, (d + next) * in.bias_stride, in.bias_dtype));
         }
     }
 
     // The bytes of the tokens that this run visits: bit i is set if the token's tap i sees an input; none is, if it is padding.
-    const bool has_ids = p.in.seq_idx.data != nullptr;
     uint8_t* const bytes = reinterpret_cast<uint8_t*>(sums) + threadIdx.y * (plan.run + kPast);
-    if (has_ids) {
+    if (has(kBwdIds)) {
         for (int t = static_cast<int>(threadIdx.x); t < plan.run + kPast; t += static_cast<int>(blockDim.x)) {
+            const CausalConv1dInputs& in = again().in;
             const int64_t position = int64_t{begin} + t;
             uint32_t byte = 0;
-            if (below(b, p.in.batch) && position < p.in.seqlen && !is_padding(p.in, b, position)) {
+            if (below(b, in.batch) && position < in.seqlen && !is_padding(in, b, position)) {
 #pragma unroll
                 for (int i = 0; i < kWidth; ++i)
-                    if (sees(p.in, b, position, position - kPast + i)) byte |= 1u << i;
+                    if (sees(in, b, position, position - kPast + i)) byte |= 1u << i;
             }
             bytes[t] = static_cast<uint8_t>(byte);
         }
@@ -161,10 +176,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
     }
     constexpr uint32_t kAllTaps = (1u << kWidth) - 1;
     const auto taps_of = [&](int t) -> uint32_t {
-        if (has_ids) return bytes[t];
+        if (has(kBwdIds)) return bytes[t];
         const int64_t position = int64_t{begin} + t;
         if (position >= p.in.seqlen) return 0;
-        const bool sees_all = position >= kPast || p.in.initial_states.data;
+        const bool sees_all = position >= kPast || has(kBwdInitial);
         return sees_all ? kAllTaps : kAllTaps << (kPast - position) & kAllTaps;
     };
 
@@ -195,7 +210,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
         if (kChecked) taps = taps << kWidth | own_taps;
         const auto counts = [&](int i) { return !kChecked || (own_taps >> i & 1); };
 
-        if (!kChecked || p.in.use_silu) {
+        if (!kChecked || has(kBwdSilu)) {
             Value sum = bias;
 #pragma unroll
             for (int i = 0; i < kWidth; ++i)
@@ -216,26 +231,27 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
         for (int k = 0; k < kWidth; ++k)
             if (!kChecked || (taps >> (kPast - k) * (kWidth + 1) & 1))
                 result = multiply_add(weight[kPast - k], gradients[(slot + 1 + k) % kWidth], result);
-        if (kChecked && p.dfinal_states.data) {
+        if (kChecked && has(kBwdFinal)) {
             // The final state's gradient is added to those of the inputs that it holds.
-            const int32_t position = static_cast<int32_t>(begin) + t - kPast, column = position - p.in.seqlen + kPast;
-            if (column >= 0 && column < kPast && final_state_counts(p.in, b, position))
-                result = add(result, value_of<Value>(to_float(state(p.dfinal_states, column, 0)),
-                                                     to_float(state(p.dfinal_states, column, kChannels - 1))));
+            const CausalConv1dBwdParams& params = again();
+            const int32_t position = static_cast<int32_t>(begin) + t - kPast, column = position - params.in.seqlen + kPast;
+            if (column >= 0 && column < kPast && final_state_counts(params.in, b, position))
+                result = add(result, value_of<Value>(to_float(state(params.dfinal_states, column, 0)),
+                                                     to_float(state(params.dfinal_states, column, kChannels - 1))));
         }
         if (!kChecked || t >= kPast) {
             Lane::store(dx, result);
-        } else if (begin == 0 && p.dinitial_states.data) {
+        } else if (begin == 0 && has(kBwdGivesInitial)) {
 #pragma unroll
-            for (int c = 0; c < kChannels; ++c) state(p.dinitial_states, t, c) = from_float<T>(channel_of(result, c));
+            for (int c = 0; c < kChannels; ++c) state(again().dinitial_states, t, c) = from_float<T>(channel_of(result, c));
         }
         dx += plan.dx_step;
     };
     // Blocks from kBlock to last_steady have all their tokens, and so have those that are loaded meanwhile.
     const int last_of_tokens = tokens - kBlock, last_of_loads = loaded - kBlock - kAhead;
-    const int last_steady = !p.in.use_silu ? 0 : last_of_tokens < last_of_loads ? last_of_tokens : last_of_loads;
+    const int last_steady = !has(kBwdSilu) ? 0 : last_of_tokens < last_of_loads ? last_of_tokens : last_of_loads;
     const auto has_all_taps = [&](int t) {
-        if (!has_ids) return true;  // but in a block that is not steady
+        if (!has(kBwdIds)) return true;  // but in a block that is not steady
         uint32_t all = kAllTaps;
 #pragma unroll
         for (int j = 0; j < kBlock; ++j) all &= bytes[t + j];
@@ -243,6 +259,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
     };
     bool had_all = false;  // whether all taps of the block before count
     for (int t = 0; t < stop;) {
+        flags = first_parameter_again(call).plan.flags;
         int steady_end = t;
         if (had_all)
             while (steady_end <= last_steady && has_all_taps(steady_end)) steady_end += kBlock;
@@ -259,7 +276,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
     }
 
     // ---- dweight and dbias of the block -------------------------------------------------------------------------------------
-    if (has_ids) __syncthreads();  // the bytes of taps lie there
+    if (again().in.seq_idx.data) __syncthreads();  // the bytes of taps lie there
     const int threads = static_cast<int>(blockDim.x * blockDim.y);
     const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
 #pragma unroll
@@ -270,16 +287,17 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
     }
     __syncthreads();
     const int channels = 1 << plan.log2_channels;
-    const int64_t first_channel = static_cast<int64_t>(blockIdx.x) * channels;
-    float* partials = static_cast<float*>(p.partials) + static_cast<int64_t>(block) * (kWidth + 1) * p.in.dim + first_channel;
+    const int64_t first_channel = static_cast<int64_t>(blockIdx.x) * channels, dim = again().in.dim;
+    float* partials =
+        global_pointer<float>(again().partials) + static_cast<int64_t>(block) * (kWidth + 1) * dim + first_channel;
     for (int e = thread; e < (kWidth + 1) * channels; e += threads) {
         const int i = e >> plan.log2_channels, c = e & (channels - 1);
-        if (first_channel + c >= p.in.dim) continue;
-        const bool is_last = !kWhole && first_channel + c + 1 == p.in.dim;
+        if (first_channel + c >= dim) continue;
+        const bool is_last = !kWhole && first_channel + c + 1 == dim;
         const float* column = sums + (i * kChannels + (is_last ? kChannels - 1 : c % kChannels)) * threads + c / kChannels;
         float sum = 0.0f;
         for (unsigned row = 0; row < blockDim.y; ++row) sum += column[row * blockDim.x];
-        partials[static_cast<int64_t>(i) * p.in.dim + c] = sum;
+        partials[i * dim + c] = sum;
     }
 }
 
@@ -328,7 +346,7 @@ BwdTileShape bwd_tile_shape_of_run(const CausalConv1dBwdParams& p, int run) {
 BwdTileShape bwd_tile_shape(const CausalConv1dBwdParams& p) {
     constexpr int64_t kComputeUnits = 132, kOfStartAndEnd = 8;
     const int channels = bwd_channels_a_lane(p);
-    const int64_t room = kComputeUnits * bwd_tile_blocks(p.in.width, bwd_lanes_are_whole(p));
+    const int64_t room = kComputeUnits * (p.in.width <= 3 ? 7 : p.in.width <= 5 ? 5 : 4);
     BwdTileShape best{};
     double least = 0;
     for (int run = kBwdTileMaxRun; run >= kBwdTileMinRun; run = run % 3 ? run / 4 * 3 : run / 3 * 2) {
@@ -358,9 +376,12 @@ void launch(const CausalConv1dBwdParams& p, hipStream_t stream) {
     plan.x_step = p.in.x.seqlen_stride * static_cast<int64_t>(sizeof(T));
     plan.dout_step = p.dout.seqlen_stride * static_cast<int64_t>(sizeof(T));
     plan.dx_step = p.dx.seqlen_stride * static_cast<int64_t>(sizeof(T));
+    plan.flags = (p.in.use_silu ? kBwdSilu : 0) | (p.in.seq_idx.data ? kBwdIds : 0) |
+                 (p.in.initial_states.data ? kBwdInitial : 0) | (p.dinitial_states.data ? kBwdGivesInitial : 0) |
+                 (p.dfinal_states.data ? kBwdFinal : 0);
     while (1u << plan.log2_channels < shape.lanes * BwdLane<T, kWhole>::kChannels) ++plan.log2_channels;
     const dim3 grid = grid_of(shape.groups, shape.blocks), block(shape.lanes, shape.rows, 1);
-    HIPCONV_LAUNCH(true, (causal_conv1d_bwd_tile_kernel<T, kWidth, kWhole>), grid, block, 0, stream, p, plan);
+    HIPCONV_LAUNCH(true, (causal_conv1d_bwd_tile_kernel<T, kWidth, kWhole>), grid, block, 0, stream, (BwdTileCall{p, plan}));
     check_launch("causal_conv1d_bwd");
 }
 
