@@ -7,30 +7,13 @@
 
 namespace hipconv {
 
-// Kernels whose lanes hold one channel of f32 compute with floats where others compute with pairs.
-HIPCONV_INLINE float multiply_add(float a, float b, float c) { return a * b + c; }
-HIPCONV_INLINE float multiply(float a, float b) { return a * b; }
-HIPCONV_INLINE float add(float a, float b) { return a + b; }
-HIPCONV_INLINE float exp2_of(float v) { return approx_exp2(v); }
-HIPCONV_INLINE Pair exp2_of(Pair v) { return make_pair(approx_exp2(low(v)), approx_exp2(high(v))); }
-HIPCONV_INLINE float reciprocal_of(float v) { return approx_rcp(v); }
-HIPCONV_INLINE Pair reciprocal_of(Pair v) { return make_pair(approx_rcp(low(v)), approx_rcp(high(v))); }
-
-template <typename Value>
-HIPCONV_INLINE Value all_of(float v) {
-    if constexpr (sizeof(Value) == sizeof(float))
-        return v;
-    else
-        return twice(v);
-}
-
 // The derivative of SiLU: with sigma = sigmoid(v), sigma * (1 + v * (1 - sigma)). (Forms with v * sigma alone in a sum lose the
 // 1 where v is large. The product with log2(e) may overflow: sigma is then 0 or 1, as it should be.)
-template <typename Value>
-HIPCONV_INLINE Value silu_derivative(Value v) {
-    const Value one = all_of<Value>(1.0f);
-    const Value sigma = reciprocal_of(add(one, exp2_of(multiply(v, all_of<Value>(-kLog2e)))));
-    return multiply(sigma, multiply_add(v, multiply_add(sigma, all_of<Value>(-1.0f), one), one));
+HIPCONV_INLINE Pair silu_derivative(Pair v) {
+    const Pair scaled = multiply(v, twice(-kLog2e));
+    const Pair denominator = add(twice(1.0f), make_pair(approx_exp2(low(scaled)), approx_exp2(high(scaled))));
+    const Pair sigma = make_pair(approx_rcp(low(denominator)), approx_rcp(high(denominator)));
+    return multiply(sigma, multiply_add(v, multiply_add(sigma, twice(-1.0f), twice(1.0f)), twice(1.0f)));
 }
 
 inline bool bwd_has_states(const CausalConv1dBwdParams& p) {
