@@ -145,6 +145,8 @@ HIPCONV_INLINE void sync_wave() {
 // There are no copies past the registers here: kCopiesPastRegisters is false.
 template <typename Vector>
 HIPCONV_INLINE void copy_later(Vector*, const void*, bool) {}
+template <typename Vector>
+HIPCONV_INLINE void copy_later(Vector*, const void*) {}
 HIPCONV_INLINE void close_copies() {}
 template <int kGroupsLeft>
 HIPCONV_INLINE void wait_for_copies() {}

@@ -8,7 +8,7 @@
 namespace hipconv {
 
 // The derivative of SiLU: with sigma = sigmoid(v), sigma * (1 + v * (1 - sigma)). (Forms with v * sigma alone in a sum lose the
-// 1 where v is large.)
+// 1 where v is large. The product with log2(e) may overflow: sigma is then 0 or 1, as it should be.)
 HIPCONV_INLINE Pair silu_derivative(Pair v) {
     const Pair scaled = multiply(v, twice(-kLog2e));
     const Pair denominator = add(twice(1.0f), make_pair(approx_exp2(low(scaled)), approx_exp2(high(scaled))));
@@ -20,7 +20,7 @@ inline bool bwd_has_states(const CausalConv1dBwdParams& p) {
     return p.in.initial_states.data || p.dinitial_states.data || p.dfinal_states.data;
 }
 
-// The fast kernels are compiled for widths 2 to this, which models have. Each width costs seconds of a build.
+// The channel-first kernel is compiled for widths 2 to this, which models have. Each width costs seconds of a build.
 constexpr int kMaxFastBwdWidth = 4;
 
 }  // namespace hipconv

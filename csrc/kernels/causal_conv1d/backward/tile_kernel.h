@@ -1,0 +1,418 @@
+// This kernel is the causal conv1d backward, channel-last ("tile"): neighbouring channels are neighbours in memory.
+//
+// A lane owns a vector of a token's channels (tile_lane.h) and walks a run of tokens, as the forward's kernel of this name does,
+// with a second ring beside the ring of inputs: the last kWidth gradients g of the sums. Token t brings in x[t] and dout[t],
+// from which g[t] follows, which completes dx[t - kWidth + 1]. So a run reads a halo of kWidth - 1 inputs before it and
+// kWidth - 1 tokens of both after it; these tokens belong to its neighbours, who sum dweight over them.
+//
+// The mainloop does kBlock tokens at a time. Where memory can be copied past the registers, these are a stage in LDS, and the
+// next stages are on their way: the rings, weights and sums of eight taps of four channels fit the registers then, and vectors
+// may begin anywhere, because the lane shifts them when it reads them. Elsewhere the tokens ahead are loaded into registers.
+//
+// Blocks inside a run take a path without conditions (steady); others check of each token whether to load, sum and store, and
+// of each tap whether it counts (checked). A byte a token has the taps that count: where rows have sequence ids, the lanes of a
+// run make these bytes in LDS before they walk it.
+//
+// A block of threads adds up its threads' dweight and dbias in LDS and leaves them in its row of the workspace.
+//
+// Bytes: x and dout are read once from memory (and kWidth - 1 tokens a run again from cache), dx is written once.
+#pragma once
+
+#include <hip/hip_runtime.h>
+
+#include <type_traits>
+
+#include "causal_conv1d/states_formula.h"
+#include "launch/check.h"
+#include "parts.h"
+#include "tile_lane.h"
+#include "tile_plan.h"
+
+namespace hipconv {
+
+template <int kWidth>
+constexpr int kBwdBlock = kWidth <= 2 ? 4 : kWidth;  // tokens of a block: whole turns of a ring of the width
+template <int kWidth>
+constexpr int kBwdStagesInLds = kWidth <= 4 ? 3 : 2;  // of a block each
+
+// Bytes of LDS for x or dout of a token: a vector for each thread, and one more for each row if vectors are not aligned.
+template <bool kAligned>
+constexpr int kBwdSlot = (kBwdTileThreads + (kAligned ? 0 : kBwdTileRows)) * static_cast<int>(kBwdGranule);
+
+template <int kWidth, bool kAligned>
+constexpr int kBwdStageBytes = 2 * kBwdBlock<kWidth> * kBwdSlot<kAligned>;
+
+// kAligned: vectors lie at multiples of their size. (It matters where they come through LDS.)
+template <typename T, int kWidth, bool kAligned>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth))
+    causal_conv1d_bwd_tile_kernel(BwdTileCall call) {
+    const CausalConv1dBwdParams& p = call.p;
+    const BwdTilePlan& plan = call.plan;
+    constexpr int kChannels = bwd_tile_channels(sizeof(T), kWidth), kPast = kWidth - 1, kBlock = kBwdBlock<kWidth>;
+    constexpr int kStages = kBwdStagesInLds<kWidth>, kSlot = kBwdSlot<kAligned>, kStage = kBwdStageBytes<kWidth, kAligned>;
+    constexpr int kSumBytes = kBwdTileThreads * (kWidth + 1) * kChannels * 4, kStagedBytes = kBwdStages ? kStages * kStage : 0;
+    using Channels = ChannelsOf<kChannels>;
+    using Value = typename Channels::Value;
+    using Vector = Words<T, kChannels>;
+    HIPCONV_SHARED(Words2, lds, (kSumBytes > kStagedBytes ? kSumBytes : kStagedBytes) / 8);
+    HIPCONV_SHARED(uint8_t, taps_of_tokens, kBwdTileTapBytes);
+
+    let_next_kernel_begin();
+    wait_for_kernel_before();
+    const uint32_t block = blockIdx.z * gridDim.y + blockIdx.y;
+    if (block >= plan.blocks) return;
+    const uint32_t sequences = block / plan.blocks_a_sequence;
+    const uint32_t first_run = (block - sequences * plan.blocks_a_sequence) << plan.log2_runs_a_block;
+    const uint32_t b = sequences * plan.sequences_a_block + (threadIdx.y >> plan.log2_runs_a_block);
+    const uint32_t begin = (first_run + (threadIdx.y & ((1u << plan.log2_runs_a_block) - 1))) * static_cast<uint32_t>(plan.run);
+    uint32_t d = (blockIdx.x * blockDim.x + threadIdx.x) * kChannels;
+    const auto below = [](uint32_t value, int32_t size) { return value < static_cast<uint32_t>(size); };
+    const bool active = below(d, p.in.dim) && below(b, p.in.batch) && (below(begin, p.in.seqlen) || begin == 0);
+    // The last lane of a dim that kChannels does not divide has fewer channels; in registers it has kChannels all the same, some
+    // of which its neighbour has, too.
+    int channels = kChannels;
+    if (!kAligned && d + kChannels > static_cast<uint32_t>(p.in.dim)) {
+        if (kBwdStages)
+            channels = p.in.dim - static_cast<int>(d);
+        else
+            d = p.in.dim - kChannels;
+    }
+    // These count the tokens of the row from here on, and those of this run. The run visits kPast more tokens than it has.
+    const int left = active ? p.in.seqlen - static_cast<int>(begin) : 0;
+    const int tokens = !active ? -kPast : left < plan.run ? left : plan.run;
+    const int stop = tokens + kPast, loaded = stop < left ? stop : left;
+
+    const auto base = [&](const Sequences& s, int64_t step) {
+        return static_cast<char*>(s.data) + (int64_t{b} * s.batch_stride + d) * static_cast<int64_t>(sizeof(T)) +
+               int64_t{begin} * step;
+    };
+    const char* x = base(p.in.x, plan.x_step);
+    const char* dout = base(p.dout, plan.dout_step);
+    char* dx = base(p.dx, plan.dx_step) - kPast * plan.dx_step;
+
+    // Few tokens need what follows: neither the params nor an address is kept in registers for them.
+    const auto again = [&]() -> const CausalConv1dBwdParams& { return first_parameter_again(call).p; };
+    uint32_t flags = plan.flags;
+    const auto has = [&](BwdTileFlags flag) { return (flags & flag) != 0; };
+    // Channel c at a column of a state, of any strides.
+    const auto state = [&](const Sequences& s, int column, int c) -> T& {
+        int row = static_cast<int>(b), channel = static_cast<int>(d) + c;
+        from_here_on(row);
+        from_here_on(channel);
+        return global_pointer<T>(
+            s.data)[int64_t{row} * s.batch_stride + int64_t{channel} * s.dim_stride + int64_t{column} * s.seqlen_stride];
+    };
+    const auto value_of_state = [&](const Sequences& s, int column) {
+        return Channels::make([&](int c) { return c < channels ? to_float(state(s, column, c)) : 0.0f; });
+    };
+
+    // ---- x and dout ---------------------------------------------------------------------------------------------------------
+    // In LDS, a stage has x and dout of its tokens by turns. A lane copies the granule that its vector begins in; the last lane
+    // of a row copies the next one, too, if its vector ends there.
+    char* const staged =
+        reinterpret_cast<char*>(lds) + (threadIdx.y * (blockDim.x + (kAligned ? 0 : 1)) + threadIdx.x) * kBwdGranule;
+    const bool is_last = threadIdx.x + 1 == blockDim.x || d + kChannels >= static_cast<uint32_t>(p.in.dim);
+    const uint32_t ends_here = is_last ? kBwdGranule - channels * static_cast<uint32_t>(sizeof(T)) : kBwdGranule;
+    uint32_t x_place = place_in_granule(x), dout_place = place_in_granule(dout);  // of the token that is computed
+    const auto copy = [&](int offset, const char* from) {
+        if constexpr (kAligned) {
+            copy_later(reinterpret_cast<Words2*>(staged + offset), from);
+        } else {
+            const uint32_t place = place_in_granule(from);
+            copy_later(reinterpret_cast<Words2*>(staged + offset), from - place);
+            if (place > ends_here) copy_later(reinterpret_cast<Words2*>(staged + offset) + 1, from - place + kBwdGranule);
+        }
+    };
+    const auto copied = [&](int offset, uint32_t place) {
+        if constexpr (kAligned || !kBwdStages)
+            return *reinterpret_cast<const Vector*>(staged + offset);
+        else
+            return bit_cast<Vector>(from_granules<T>(staged + offset, place));
+    };
+    // Copies the block of tokens from t on into a stage.
+    const auto copy_block = [&](int t, int stage) {
+#pragma unroll
+        for (int j = 0; j < kBlock; ++j) {
+            if (t + j < loaded) {
+                copy(stage + 2 * j * kSlot, x);
+                copy(stage + (2 * j + 1) * kSlot, dout);
+            }
+            x += plan.x_step;
+            dout += plan.dout_step;
+        }
+    };
+    const auto is_in_row = [&](int i) { return active && static_cast<int64_t>(begin) + i >= kPast; };
+    constexpr int kAhead = kBwdStages ? 1 : kBlock, kHalo = (kStages - 1) * kStage + (kBlock - kPast) * 2 * kSlot;
+    Vector x_ahead[kAhead], dout_ahead[kAhead], before[kPast + 1];
+    if constexpr (kBwdStages) {
+#pragma unroll
+        for (int i = 0; i < kPast; ++i)
+            if (is_in_row(i)) copy(kHalo + 2 * i * kSlot, x - (kPast - i) * plan.x_step);
+#pragma unroll
+        for (int s = 0; s + 1 < kStages; ++s) {
+            copy_block(s * kBlock, s * kStage);
+            close_copies();
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < kPast; ++i) {
+            before[i] = Vector{};
+            if (is_in_row(i)) before[i] = load_anywhere<Vector>(x - (kPast - i) * plan.x_step);
+        }
+#pragma unroll
+        for (int j = 0; j < kAhead; ++j) {
+            x_ahead[j] = dout_ahead[j] = Vector{};
+            if (j < loaded) {
+                x_ahead[j] = load_anywhere<Vector>(x);
+                dout_ahead[j] = load_anywhere<Vector>(dout);
+            }
+            x += plan.x_step;
+            dout += plan.dout_step;
+        }
+    }
+
+    // ---- weights and taps ---------------------------------------------------------------------------------------------------
+    constexpr int kParameters = kChannels * kWidth;
+    Value weight[kWidth], bias = Channels::all(0.0f);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) weight[i] = Channels::all(0.0f);
+    if (active) {
+        const CausalConv1dInputs& in = again().in;
+        const void *weights = global_pointer<const void>(in.weight), *biases = global_pointer<const void>(in.bias);
+        with_dtype(in.weight_dtype, [&](auto type) {
+            using P = decltype(type);
+            if (has(kBwdPacked)) {
+                float all[kParameters];
+                load_packed(static_cast<const P*>(weights) + int64_t{d} * kWidth, all);
+#pragma unroll
+                for (int i = 0; i < kWidth; ++i) weight[i] = Channels::make([&](int c) { return all[c * kWidth + i]; });
+                return;
+            }
+#pragma unroll
+            for (int i = 0; i < kWidth; ++i)
+                weight[i] = Channels::make([&](int c) {
+                    const int64_t channel = static_cast<int>(d) + (c < channels ? c : 0);
+                    return parameter<P>(weights, channel * in.weight_dim_stride + i * in.weight_width_stride);
+                });
+        });
+        if (biases) {
+            with_dtype(in.bias_dtype, [&](auto type) {
+                using P = decltype(type);
+                bias = Channels::make([&](int c) {
+                    return parameter<P>(biases, (static_cast<int>(d) + (c < channels ? c : 0)) * in.bias_stride);
+                });
+            });
+        }
+    }
+
+    // The bytes of the tokens that this run visits: bit i is set if the token's tap i sees an input; none is, if it is padding.
+    uint8_t* const bytes = taps_of_tokens + threadIdx.y * (plan.run + kPast);
+    if (has(kBwdIds)) {
+        for (int t = static_cast<int>(threadIdx.x); t < plan.run + kPast; t += static_cast<int>(blockDim.x)) {
+            const CausalConv1dInputs& in = again().in;
+            const int64_t position = int64_t{begin} + t;
+            uint32_t byte = 0;
+            if (below(b, in.batch) && position < in.seqlen && !is_padding(in, b, position)) {
+#pragma unroll
+                for (int i = 0; i < kWidth; ++i)
+                    if (sees(in, b, position, position - kPast + i)) byte |= 1u << i;
+            }
+            bytes[t] = static_cast<uint8_t>(byte);
+        }
+        __syncthreads();
+    }
+    constexpr uint32_t kAllTaps = (1u << kWidth) - 1;
+    const auto taps_of = [&](int t) -> uint32_t {
+        if (has(kBwdIds)) return bytes[t];
+        const int64_t position = int64_t{begin} + t;
+        if (position >= p.in.seqlen) return 0;
+        const bool sees_all = position >= kPast || has(kBwdInitial);
+        return sees_all ? kAllTaps : kAllTaps << (kPast - position) & kAllTaps;
+    };
+
+    // ---- the walk -----------------------------------------------------------------------------------------------------------
+    Value inputs[kWidth], gradients[kWidth], dweight[kWidth], dbias = Channels::all(0.0f);
+    if constexpr (kBwdStages) {
+        wait_for_copies<kStages - 2>();
+        if (!kAligned) sync_wave();
+    }
+#pragma unroll
+    for (int i = 0; i < kPast; ++i) {
+        inputs[i + 1] = Channels::all(0.0f);
+        if (is_in_row(i)) {
+            const uint32_t place = x_place - static_cast<uint32_t>((kPast - i) * plan.x_step);
+            inputs[i + 1] = Channels::template unpack<T>(kBwdStages ? copied(kHalo + 2 * i * kSlot, place) : before[i]);
+        } else if (active && has(kBwdInitial)) {
+            inputs[i + 1] = value_of_state(again().in.initial_states, static_cast<int>(begin) + i);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) gradients[i] = dweight[i] = Channels::all(0.0f);
+
+    // These masks have a bit for each tap that counts, of a token and of the kPast tokens before it: each token shifts the
+    // earlier bits up by kWidth.
+    using Taps = std::conditional_t<kWidth <= 5, uint32_t, uint64_t>;
+    Taps taps = 0;
+    int stage = 0, next_stage = (kStages - 1) * kStage;  // in LDS: that of this block, and that of the next one to copy
+
+    // This does token t, the j-th of its block.
+    const auto step = [&](auto checked, int t, int j) {
+        constexpr bool kChecked = decltype(checked)::value;
+        const int slot = j % kWidth;
+        Value g;
+        if constexpr (kBwdStages) {
+            inputs[slot] = Channels::template unpack<T>(copied(stage + 2 * j * kSlot, x_place));
+            g = Channels::template unpack<T>(copied(stage + (2 * j + 1) * kSlot, dout_place));
+            x_place += static_cast<uint32_t>(plan.x_step);
+            dout_place += static_cast<uint32_t>(plan.dout_step);
+        } else {
+            const int next = j % kAhead;
+            inputs[slot] = Channels::template unpack<T>(x_ahead[next]);
+            g = Channels::template unpack<T>(dout_ahead[next]);
+            if (!kChecked || t + kAhead < loaded) {
+                x_ahead[next] = load_anywhere<Vector>(x);
+                dout_ahead[next] = load_anywhere<Vector>(dout);
+            }
+            x += plan.x_step;
+            dout += plan.dout_step;
+        }
+        const uint32_t own_taps = kChecked ? taps_of(t) : kAllTaps;
+        if (kChecked) taps = taps << kWidth | own_taps;
+        const auto counts = [&](int i) { return !kChecked || (own_taps >> i & 1); };
+
+        const auto sum_and_derivative = [&]() {
+            Value sum = bias;
+#pragma unroll
+            for (int i = 0; i < kWidth; ++i)
+                if (counts(i)) sum = multiply_add(weight[i], inputs[(slot + 1 + i) % kWidth], sum);
+            return multiply(g, silu_derivative(sum));
+        };
+        if (kHasPredicates && !kChecked) {
+            const Value activated = sum_and_derivative();
+            if (has(kBwdSilu)) g = activated;
+        } else if (!kChecked || has(kBwdSilu)) {
+            g = sum_and_derivative();
+        }
+        if (!counts(kPast)) g = Channels::all(0.0f);  // after the row, or padding
+        gradients[slot] = g;
+        if (!kChecked || t < tokens) {
+            dbias = add(dbias, g);
+#pragma unroll
+            for (int i = 0; i < kWidth; ++i)
+                if (counts(i)) dweight[i] = multiply_add(g, inputs[(slot + 1 + i) % kWidth], dweight[i]);
+        }
+
+        Value result = Channels::all(0.0f);
+#pragma unroll
+        for (int k = 0; k < kWidth; ++k)
+            if (!kChecked || (taps >> (kPast - k) * (kWidth + 1) & 1))
+                result = multiply_add(weight[kPast - k], gradients[(slot + 1 + k) % kWidth], result);
+        if (kChecked && has(kBwdFinal)) {
+            // The final state's gradient is added to those of the inputs that it holds.
+            const CausalConv1dBwdParams& params = again();
+            const int32_t position = static_cast<int32_t>(begin) + t - kPast, column = position - params.in.seqlen + kPast;
+            if (column >= 0 && column < kPast && final_state_counts(params.in, b, position))
+                result = add(result, value_of_state(params.dfinal_states, column));
+        }
+        if (!kChecked || t >= kPast) {
+            const Vector vector = Channels::template pack<T>(result);
+            if constexpr (!kBwdStages)
+                store_anywhere(dx, vector);
+            else if constexpr (kAligned)
+                *reinterpret_cast<Vector*>(dx) = vector;
+            else
+                store_at_place<T>(dx, bit_cast<Words2>(vector), channels);
+        } else if (begin == 0 && has(kBwdGivesInitial)) {
+#pragma unroll
+            for (int c = 0; c < kChannels; ++c)
+                if (c < channels) state(again().dinitial_states, t, c) = from_float<T>(Channels::get(result, c));
+        }
+        dx += plan.dx_step;
+    };
+    // Blocks of the steady path have all their tokens, after the first kPast, and so have those that are loaded meanwhile.
+    const auto has_all_tokens = [&](int t) {
+        return t > 0 && t + kBlock <= tokens && (kBwdStages || t + kBlock + kAhead <= loaded);
+    };
+    const auto has_all_taps = [&](int t) {
+        if (!has(kBwdIds)) return true;  // but in a block that is not steady
+        uint32_t all = t + kBlock <= tokens ? kAllTaps : 0;
+#pragma unroll
+        for (int j = 0; j < kBlock; ++j) all &= bytes[t + j];
+        return all == kAllTaps;
+    };
+    bool had_all = false;              // whether all taps of the block before count
+    const int end = plan.run + kPast;  // lanes wait for each other
+    for (int t = 0; t < end; t += kBlock) {
+        if constexpr (kBwdStages) {
+            wait_for_copies<kStages - 2>();
+            if (!kAligned) sync_wave();
+            copy_block(t + (kStages - 1) * kBlock, next_stage);
+            close_copies();
+        }
+        flags = first_parameter_again(call).plan.flags;
+        const bool has_all = t < stop && has_all_taps(t);
+        if (has_all && had_all && has_all_tokens(t) && (kHasPredicates || has(kBwdSilu))) {
+#pragma unroll
+            for (int j = 0; j < kBlock; ++j) step(std::false_type{}, t + j, j);
+            taps = static_cast<Taps>(-1);  // all taps of these tokens count
+        } else {
+#pragma unroll
+            for (int j = 0; j < kBlock; ++j)
+                if (t + j < stop) step(std::true_type{}, t + j, j);
+        }
+        had_all = has_all;
+        stage = stage + kStage == kStages * kStage ? 0 : stage + kStage;
+        next_stage = next_stage + kStage == kStages * kStage ? 0 : next_stage + kStage;
+    }
+
+    // ---- dweight and dbias of the block -------------------------------------------------------------------------------------
+    if constexpr (kBwdStages) {
+        wait_for_copies<0>();
+        __syncthreads();
+    }
+    float* const sums = reinterpret_cast<float*>(lds);
+    const int threads = static_cast<int>(blockDim.x * blockDim.y);
+    const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
+#pragma unroll
+    for (int i = 0; i <= kWidth; ++i) {
+#pragma unroll
+        for (int c = 0; c < kChannels; ++c)
+            sums[(i * kChannels + c) * threads + thread] = Channels::get(i < kWidth ? dweight[i < kWidth ? i : 0] : dbias, c);
+    }
+    __syncthreads();
+    const int columns = 1 << plan.log2_channels;
+    const int64_t first_channel = static_cast<int64_t>(blockIdx.x) * columns, dim = again().in.dim;
+    float* partials =
+        global_pointer<float>(again().partials) + static_cast<int64_t>(block) * (kWidth + 1) * dim + first_channel;
+    for (int e = thread; e < (kWidth + 1) * columns; e += threads) {
+        const int i = e >> plan.log2_channels, c = e & (columns - 1);
+        if (first_channel + c >= dim) continue;
+        int of_lane = c % kChannels;
+        if (!kBwdStages && !kAligned && first_channel + c - of_lane + kChannels > dim)  // the last lane begins further in front
+            of_lane += static_cast<int>(first_channel + c - of_lane + kChannels - dim);
+        const float* column = sums + (i * kChannels + of_lane) * threads + c / kChannels;
+        float sum = 0.0f;
+        for (unsigned row = 0; row < blockDim.y; ++row) sum += column[row * blockDim.x];
+        partials[i * dim + c] = sum;
+    }
+}
+
+// Launches the instance for widths kLeast to kMost. On cards that load tokens ahead into registers, vectors lie anywhere.
+template <int kMost, int kLeast>
+void launch_bwd_tile(const BwdTileCall& call, hipStream_t stream) {
+    with_instance<kMost, kLeast>(call.p.in.dtype, call.p.in.width, [&](auto type, auto width) {
+        using T = decltype(type);
+        const dim3 grid = grid_of(call.groups, call.plan.blocks), block(call.lanes, call.rows, 1);
+        if constexpr (kBwdStages && sizeof(T) == 2) {
+            if (call.aligned) {
+                HIPCONV_LAUNCH(true, (causal_conv1d_bwd_tile_kernel<T, decltype(width)::value, true>), grid, block, 0, stream,
+                               call);
+                return;
+            }
+        }
+        HIPCONV_LAUNCH(true, (causal_conv1d_bwd_tile_kernel<T, decltype(width)::value, false>), grid, block, 0, stream, call);
+    });
+    check_launch("causal_conv1d_bwd");
+}
+
+}  // namespace hipconv

@@ -1,0 +1,65 @@
+// This says how a launch of the channel-last backward divides its work, and which instances the files that compile side by side
+// hold.
+#pragma once
+
+#include "causal_conv1d/backward.h"
+#include "device/arch.h"
+
+namespace hipconv {
+
+constexpr int kBwdTileMaxWidth = 8;
+constexpr int kBwdTileSplit = 5;  // tile.cu has the widths up to this one, tile_wider.cu those above
+constexpr int kBwdTileThreads = 128;
+constexpr int kBwdTileLanes = 32;    // the most lanes that a block is wide
+constexpr int kBwdTileRows = 32;     // the most rows that a block has
+constexpr int kBwdTileMaxRun = 128;  // tokens
+constexpr int kBwdTileMinRun = 8;
+constexpr int kBwdTileTapBytes = 2048;  // for the taps of the tokens of a block's runs
+
+// Whether x and dout come to a lane through LDS, past the registers; elsewhere a lane loads the tokens ahead into registers.
+constexpr bool kBwdStages = kCopiesPastRegisters;
+
+// The channels of a lane: eight bytes, or, where rings and loads ahead share the registers, what width 8 has registers for.
+HIPCONV_INLINE constexpr int bwd_tile_channels(int element_bytes, int width) {
+    return !kBwdStages && width > 4 ? 2 : 8 / element_bytes;
+}
+
+// Blocks of a compute unit, by the registers that a width needs. (AMD's compiler overlaps more tokens.)
+HIPCONV_INLINE constexpr int bwd_tile_blocks(int width) {
+    if (!kHasPredicates) return width <= 1 ? 4 : 2;
+    return width <= 1 ? 6 : width <= 3 ? 5 : width <= 5 ? 4 : 3;
+}
+
+// A block is blockDim.x lanes by blockDim.y rows; a row is one run of tokens. Where a sequence has fewer runs than the block has
+// rows, the block takes several sequences.
+struct BwdTilePlan {
+    int run;                     // tokens
+    uint32_t log2_runs_a_block;  // of one sequence
+    uint32_t sequences_a_block, blocks_a_sequence;
+    uint32_t blocks;                     // of all sequences: the rows of the workspace
+    int64_t x_step, dout_step, dx_step;  // bytes from token to token
+    uint32_t log2_channels;              // of a block
+    uint32_t flags;                      // of BwdTileFlags
+};
+
+// What a call has.
+enum BwdTileFlags : uint32_t {
+    kBwdSilu = 1,
+    kBwdIds = 2,
+    kBwdInitial = 4,
+    kBwdGivesInitial = 8,
+    kBwdFinal = 16,
+    kBwdPacked = 32,  // load_packed serves weight and bias
+};
+
+struct BwdTileCall {  // the kernel's parameter, which it reads again (device/arch.h) rather than keep it in registers
+    CausalConv1dBwdParams p;
+    BwdTilePlan plan;
+    int64_t groups;        // blocks along the channels
+    unsigned lanes, rows;  // of a block
+    bool aligned;          // every vector of every token lies at a multiple of its size
+};
+
+void causal_conv1d_bwd_tile_wider(const BwdTileCall& call, void* stream);  // widths above kBwdTileSplit
+
+}  // namespace hipconv
