@@ -29,6 +29,7 @@ constexpr int kSimdsPerComputeUnit = 4;
 #endif
 constexpr int kLdsBytes = 64 << 10;
 constexpr int kLaneBytes = 16;
+constexpr bool kVectorsBeginAtWords = true;
 constexpr bool kHasPredicates = false;
 #if defined(HIPCONV_HAS_MFMA)
 constexpr MatrixUnit kMatrixUnit = MatrixUnit::mfma;
@@ -196,6 +197,21 @@ HIPCONV_INLINE float approx_rcp(float v) {
     return __builtin_amdgcn_rcpf(v);
 #else
     return 1.0f / v;
+#endif
+}
+
+HIPCONV_INLINE uint32_t shifted_right(uint32_t low, uint32_t high, uint32_t bits) {
+#if __has_builtin(__builtin_amdgcn_alignbit)
+    return __builtin_amdgcn_alignbit(high, low, bits);
+#else
+    return bits ? low >> 16 | high << 16 : low;
+#endif
+}
+HIPCONV_INLINE uint32_t shifted_left(uint32_t low, uint32_t high, uint32_t bits) {
+#if __has_builtin(__builtin_amdgcn_perm)
+    return __builtin_amdgcn_perm(high, low, bits ? 0x05040302u : 0x07060504u);
+#else
+    return bits ? low >> 16 | high << 16 : high;
 #endif
 }
 

@@ -33,6 +33,7 @@ enum class MatrixUnit { fma, mfma, wmma11, wmma12, mma_sync };
 //       of the device pass: a host pass sees a value too, because it parses kernel bodies, and must not base a decision on it
 //   kLdsBytes: a compute unit has at least this much LDS, which its blocks share
 //   kLaneBytes: a lane moves so many bytes at a time in kernels that keep many values of each element in registers
+//   kVectorsBeginAtWords: a vector's address need only be a multiple of 4
 //   kHasPredicates: lanes leave out an instruction at no cost, by a predicate, and pairs of values are no better than single
 //       ones. Elsewhere conditions cost a selection each, and one instruction computes with both of a pair (on some cards)
 //   kMatrixUnit: the instructions that multiply matrices; it holds in the device pass
@@ -88,6 +89,8 @@ enum class MatrixUnit { fma, mfma, wmma11, wmma12, mma_sync };
 //   bit_cast<To>(from): the same bits
 //   f16_bits_to_float, float_to_f16_bits, float_to_bf16_bits: conversions; both stores round to nearest, ties to even
 //   approx_exp2, approx_rcp: the hardware's own approximations
+//   shifted_right(low, high, bits), shifted_left(low, high, bits): the lower word of the two, shifted right by 16 bits or none,
+//       and the upper word, shifted left
 //   Words4, Words2, Pair: vectors of 16 and 8 bytes and of two floats; native vector types where the compiler has them: a
 //       struct around an array of registers ends up in scratch memory on gfx90a and gfx942
 //   word(v, i), set_word(v, i, w), make_pair, low, high, multiply_add, multiply, add: the operations of vectors

@@ -31,10 +31,12 @@ namespace hipconv {
 #if defined(HIPCONV_SIMT_WAVE)
 constexpr int kWaveSize = HIPCONV_SIMT_WAVE;
 constexpr int kLaneBytes = HIPCONV_SIMT_WAVE == 32 ? 8 : 16;
+constexpr bool kVectorsBeginAtWords = HIPCONV_SIMT_WAVE != 32;
 constexpr bool kHasPredicates = HIPCONV_SIMT_WAVE == 32;
 #else
 constexpr int kWaveSize = 64;  // as on the home platform
 constexpr int kLaneBytes = 16;
+constexpr bool kVectorsBeginAtWords = true;
 constexpr bool kHasPredicates = false;
 #endif
 constexpr int kLdsBytes = 64 << 10;
@@ -142,6 +144,9 @@ inline uint16_t float_to_bf16_bits(float v) {
 
 inline float approx_exp2(float v) { return exp2f(v); }
 inline float approx_rcp(float v) { return 1.0f / v; }
+
+inline uint32_t shifted_right(uint32_t low, uint32_t high, uint32_t bits) { return bits ? low >> 16 | high << 16 : low; }
+inline uint32_t shifted_left(uint32_t low, uint32_t high, uint32_t bits) { return bits ? low >> 16 | high << 16 : high; }
 
 typedef uint32_t Words4 __attribute__((vector_size(16)));
 typedef uint32_t Words2 __attribute__((vector_size(8)));

@@ -24,6 +24,7 @@ constexpr int kWaveSize = 32;
 constexpr int kSimdsPerComputeUnit = 4;
 constexpr int kLdsBytes = 208 << 10;  // the rest is left to the first cache
 constexpr int kLaneBytes = 8;         // half the registers a thread and twice the threads measured faster than 16
+constexpr bool kVectorsBeginAtWords = false;
 constexpr bool kHasPredicates = true;
 #if defined(HIPCONV_HAS_MMA_SYNC)
 constexpr MatrixUnit kMatrixUnit = MatrixUnit::mma_sync;
@@ -185,6 +186,25 @@ HIPCONV_INLINE float approx_rcp(float v) {
     return r;
 #else
     return 1.0f / v;
+#endif
+}
+
+HIPCONV_INLINE uint32_t shifted_right(uint32_t low, uint32_t high, uint32_t bits) {
+#if defined(HIPCONV_NVIDIA_DEVICE)
+    uint32_t shifted;
+    asm("shf.r.wrap.b32 %0, %1, %2, %3;" : "=r"(shifted) : "r"(low), "r"(high), "r"(bits));
+    return shifted;
+#else
+    return bits ? low >> 16 | high << 16 : low;
+#endif
+}
+HIPCONV_INLINE uint32_t shifted_left(uint32_t low, uint32_t high, uint32_t bits) {
+#if defined(HIPCONV_NVIDIA_DEVICE)
+    uint32_t shifted;
+    asm("shf.l.wrap.b32 %0, %1, %2, %3;" : "=r"(shifted) : "r"(low), "r"(high), "r"(bits));
+    return shifted;
+#else
+    return bits ? low >> 16 | high << 16 : high;
 #endif
 }
 

@@ -6,58 +6,95 @@
 
 namespace hipconv {
 
+// How a lane stores its channels. It may store them as part of vectors and one by one: what is written twice is the same.
+struct LaneStores {
+    bool composes;      // the same for all lanes of a launch: memory has aligned vectors, but they are not what the lanes own
+    bool vector;        // the aligned vector that ends in this lane's channels, or, unless it composes, this lane's channels
+    bool elements;      // this lane's channels one by one, at the ends of a row
+    bool any_elements;  // of a lane of the wave
+};
+
 // These lie in one aligned vector.
 template <typename T, int kLaneChannels>
 struct WholeLane {
     static constexpr int kChannels = kLaneChannels, kParts = 1;
+    static constexpr bool kShifts = false;
     using Part = Words<T, kChannels>;
 
-    static HIPCONV_INLINE void load(const char* from, bool, Part (&parts)[kParts]) {
+    static HIPCONV_INLINE void load(const char* from, int, Part (&parts)[kParts]) {
         parts[0] = *reinterpret_cast<const Part*>(from);
     }
-    static HIPCONV_INLINE Pair pair(const Part (&parts)[kParts], int j) { return pair_of<T>(parts[0], j); }
-    static HIPCONV_INLINE void store(char* to, bool, const Pair (&pairs)[kChannels / 2]) {
-        Part words{};
-#pragma unroll
-        for (int j = 0; j < kChannels / 2; ++j) set_pair<T>(words, j, pairs[j]);
-        *reinterpret_cast<Part*>(to) = words;
-    }
+    static HIPCONV_INLINE Pair pair(const Part (&parts)[kParts], int, int j) { return pair_of<T>(parts[0], j); }
+    static HIPCONV_INLINE void store(char* to, LaneStores, bool, Part words) { *reinterpret_cast<Part*>(to) = words; }
 };
 
-// This is one element of f32, or two of 16 bits, with any address. The second is missing (`both` is false) at the end of an odd
-// dim and elsewhere, and its part stays as it is. Nothing outside the elements is read. Both are written as a word where that is
-// aligned. (A part is a word where memory has half of one: nvcc would pack two halves into a register, and wait for both right
-// after the load.)
-template <typename T>
-struct SplitLane {
-    static constexpr int kChannels = 4 / static_cast<int>(sizeof(T)), kParts = kChannels;
+// These lie anywhere. The words of memory that hold them are loaded, and shifted by the bits that the first word has before the
+// first channel: 16 or none. The last of these words holds one channel only then: that is loaded alone, so nothing behind it is
+// read; and before the first channel, no more than the half of its word.
+//
+// Aligned vectors that begin in the lane before are put together from its words and this lane's: all lanes of a wave must store
+// at the same time, whether each has something `wanted` or not, and neighbours in memory must be neighbours in the wave.
+template <typename T, int kLaneChannels>
+struct ShiftedLane {
+    static constexpr int kChannels = kLaneChannels, kWords = kChannels * static_cast<int>(sizeof(T)) / 4;
+    static constexpr bool kShifts = true, kHasHalves = sizeof(T) == 2;
+    static constexpr int kParts = kWords + kHasHalves;
+    // The addresses of vectors are multiples of this.
+    static constexpr int kAlignment = kVectorsBeginAtWords ? 4 : 4 * kWords;
     using Part = uint32_t;
+    using Vector = Words<T, kChannels>;
 
-    static HIPCONV_INLINE void load(const char* from, bool both, Part (&parts)[kParts]) {
-        if constexpr (kChannels == 1) {
-            parts[0] = *reinterpret_cast<const uint32_t*>(from);
-        } else {
-            const uint16_t* elements = reinterpret_cast<const uint16_t*>(from);
-            parts[0] = elements[0];
-            if (both) parts[1] = elements[1];
+    // `from` is the address of the first word.
+    static HIPCONV_INLINE void load(const char* from, int bits, Part (&parts)[kParts]) {
+        const uint32_t* words = reinterpret_cast<const uint32_t*>(from);
+#pragma unroll
+        for (int k = 0; k < kWords; ++k) parts[k] = words[k];
+        if constexpr (kHasHalves) {
+            if (bits) parts[kWords] = *reinterpret_cast<const uint16_t*>(words + kWords);
         }
     }
-    static HIPCONV_INLINE Pair pair(const Part (&parts)[kParts], int) {
-        if constexpr (kChannels == 1)
-            return make_pair(bit_cast<float>(parts[0]), 0.0f);
+    static HIPCONV_INLINE Pair pair(const Part (&parts)[kParts], int bits, int j) {
+        if constexpr (kHasHalves)
+            return unpack<T>(shifted_right(parts[j], parts[j + 1], static_cast<uint32_t>(bits)));
         else
-            return make_pair(to_float(T{static_cast<uint16_t>(parts[0])}), to_float(T{static_cast<uint16_t>(parts[1])}));
+            return make_pair(bit_cast<float>(parts[2 * j]), bit_cast<float>(parts[2 * j + 1]));
     }
-    static HIPCONV_INLINE void store(char* to, bool both, const Pair (&pairs)[1]) {
-        if constexpr (kChannels == 1) {
-            *reinterpret_cast<float*>(to) = low(pairs[0]);
+
+    // The aligned vector that ends in this lane's channels.
+    static HIPCONV_INLINE Vector composed(const char* to, Vector own) {
+        const uint32_t address = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(to)), bits = (address & 2) * 8;
+        Vector all = own;
+        if constexpr (kAlignment == 4) {
+            const uint32_t before = __shfl_up(word(own, kWords - 1), 1);
+#pragma unroll
+            for (int k = 0; k < kWords; ++k)
+                set_word(all, k, shifted_left(k ? word(own, k ? k - 1 : 0) : before, word(own, k), bits));
         } else {
-            const uint32_t words = pack<T>(pairs[0]);
-            uint16_t* const elements = reinterpret_cast<uint16_t*>(to);
-            const bool aligned = both && reinterpret_cast<uintptr_t>(to) % 4 == 0;
-            if (aligned) *reinterpret_cast<uint32_t*>(to) = words;
-            if (!aligned) elements[0] = static_cast<uint16_t>(words);
-            if (!aligned && both) elements[1] = static_cast<uint16_t>(words >> 16);
+            static_assert(kAlignment == 4 || kWords == 2, "vectors of two words");
+            const uint32_t newer = __shfl_up(word(own, 1), 1), older = kHasHalves ? __shfl_up(word(own, 0), 1) : 0;
+            const bool by_word = address & 4;
+            const uint32_t middle = by_word ? newer : word(own, 0), last = by_word ? word(own, 0) : word(own, 1);
+            set_word(all, 0, kHasHalves ? shifted_left(by_word ? older : newer, middle, bits) : middle);
+            set_word(all, 1, kHasHalves ? shifted_left(middle, last, bits) : last);
+        }
+        return all;
+    }
+
+    static HIPCONV_INLINE void store(char* to, LaneStores stores, bool wanted, Vector own) {
+        if (stores.any_elements) {
+            sync_wave();  // keeps this a branch, which most waves do not take
+            if (stores.elements && wanted) store_part<T, kChannels>(reinterpret_cast<T*>(to), 0, kChannels, own);
+        }
+        if (kAlignment > static_cast<int>(sizeof(T)) && stores.composes) {
+            own = composed(to, own);
+            to -= reinterpret_cast<uintptr_t>(to) % kAlignment;
+        }
+        if (!stores.vector || !wanted) return;
+        if constexpr (kVectorsBeginAtWords) {
+#pragma unroll
+            for (int k = 0; k < kWords; ++k) reinterpret_cast<uint32_t*>(to)[k] = word(own, k);
+        } else {
+            *reinterpret_cast<Vector*>(to) = own;
         }
     }
 };

@@ -17,6 +17,15 @@ void with_instance(DType dtype, int width, F f) {
     with_dtype(dtype, [&](auto type) { f(type, std::integral_constant<int, kMostWidth>{}); });
 }
 
+// The same of kernels that are compiled for the width, from 1 to kMostWidth.
+template <int kMostWidth, typename F>
+void with_width(int width, F f) {
+    if constexpr (kMostWidth > 1) {
+        if (width < kMostWidth) return with_width<kMostWidth - 1>(width, f);
+    }
+    f(std::integral_constant<int, kMostWidth>{});
+}
+
 // The same of kernels that serve two widths each, the even one given and the odd one below it.
 template <int kMostWidth, typename F>
 void with_even_width(DType dtype, int width, F f) {

@@ -54,7 +54,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreads, tile_blocks(kWidth))
     }
 
     Pair weight[kWidth][kPairs], bias[kPairs];
-    packed_parameters<false>(p, d, weight, bias);
+    packed_parameters<false, true>(p, d, weight, bias);
     bool redo = false;  // the first outputs: see below
     if (begin == 0) {
         Pair probe = twice(0.0f);  // becomes NaN if a weight is not finite
@@ -133,13 +133,13 @@ void launch(const CausalConv1dFwdParams& p, const TileShape& shape, hipStream_t 
     check_launch("causal_conv1d_fwd");
 }
 
-// The kernel of this file makes plain rows with the activation of models, of aligned vectors; the other makes the rest.
+// The kernel of this file makes plain rows with the activation of models, of aligned vectors; the others make the rest.
 bool is_usual(const CausalConv1dFwdParams& p) {
     return rows_are_plain(p) && p.use_silu && p.width > 1 && tile_is_whole(p, lane_bytes(p.width));
 }
 
 TileShape usual_shape(const CausalConv1dFwdParams& p) {
-    return tile_shape(p, p.dim / (lane_bytes(p.width) / element_bytes(p.dtype)), kMaxRun);
+    return tile_shape(p, p.dim / (lane_bytes(p.width) / element_bytes(p.dtype)));
 }
 
 }  // namespace
@@ -147,12 +147,15 @@ TileShape usual_shape(const CausalConv1dFwdParams& p) {
 const char* causal_conv1d_tile_refusal(const CausalConv1dFwdParams& p) {
     const char* served = "channel-last x and out (stride 1 along dim), widths 1 to 8";
     if (p.width > kMaxFastWidth || p.x.dim_stride != 1 || p.out.dim_stride != 1) return served;
-    const bool fits = is_usual(p) ? usual_shape(p).fits() : causal_conv1d_tile_checked_fits(p);
+    const bool fits = causal_conv1d_tile_few_is_faster(p) ? causal_conv1d_tile_few_fits(p)
+                      : is_usual(p)                       ? usual_shape(p).fits()
+                                                          : causal_conv1d_tile_checked_fits(p);
     return fits ? nullptr : served;
 }
 
 void causal_conv1d_tile(const CausalConv1dFwdParams& p, void* /*workspace*/, void* stream) {
     const hipStream_t s = static_cast<hipStream_t>(stream);
+    if (causal_conv1d_tile_few_is_faster(p)) return causal_conv1d_tile_few(p, s);
     if (!is_usual(p)) return causal_conv1d_tile_checked(p, s);
     with_instance<kMaxFastWidth>(
         p.dtype, p.width, [&](auto type, auto width) { launch<decltype(type), decltype(width)::value>(p, usual_shape(p), s); });

@@ -1,4 +1,4 @@
-// The two kernels of "tile" share out their work in the same way: vectors of channels by runs of tokens.
+// The kernels of "tile" share out their work by vectors of channels and runs of tokens.
 #pragma once
 
 #include <hip/hip_runtime.h>
@@ -11,7 +11,9 @@ namespace hipconv {
 
 constexpr int kTileThreads = 128;
 constexpr int kTileLanes = 32;  // the most vectors of channels that a block is wide
-constexpr int kMaxRun = 16;     // tokens
+
+// The longest run, in tokens: a wide window's first tokens are worth sharing among more.
+constexpr int longest_run(int width) { return width <= 4 ? 16 : 32; }
 
 // This plan says how a launch divides the work. A block is blockDim.x vectors of channels by blockDim.y rows; a row is one run
 // of tokens. Where a sequence has fewer runs than the block has rows, the block takes several sequences.
@@ -20,7 +22,6 @@ struct TilePlan {
     uint32_t log2_runs_a_block;  // of one sequence
     uint32_t sequences_a_block, blocks_a_sequence;
     int64_t x_step, out_step;  // bytes from token to token
-    int shift;                 // channels that the first vector lacks
 };
 
 // A thread's run.
@@ -48,18 +49,22 @@ struct TileShape {
     bool fits() const { return groups <= kGridLimit && blocks_a_sequence * sequence_groups < int64_t{1} << 31; }
 };
 
-inline TileShape tile_shape(const CausalConv1dFwdParams& p, int64_t vectors, int longest_run) {
+// Runs are short enough that there are threads for a large card.
+inline int run_for(const CausalConv1dFwdParams& p, int64_t vectors) {
+    const auto threads = [&](int run) { return vectors * p.batch * ((static_cast<int64_t>(p.seqlen) + run - 1) / run); };
+    const int longest = longest_run(p.width), longest_of_f32 = longest * 5 / 8;
+    int run = longest;
+    while (run > 4 && threads(run) < kEnoughThreads) run /= 2;
+    return p.dtype == DType::f32 && threads(longest_of_f32) >= 4 * kEnoughThreads ? longest_of_f32 : run;
+}
+
+inline TileShape tile_shape(const CausalConv1dFwdParams& p, int64_t vectors) {
     TileShape s{};
     s.lanes = power_of_two_up_to(vectors, kTileLanes);
     s.rows = kTileThreads / s.lanes;
-    // Runs are short enough that there are threads for a large card, and then of equal length, so that a block's last rows are
-    // not idle.
+    s.run = run_for(p, vectors);
+    // They are of equal length then, so that a block's last rows are not idle.
     const auto runs_of = [&](int run) { return (static_cast<int64_t>(p.seqlen) + run - 1) / run; };
-    const auto threads = [&](int run) { return vectors * p.batch * runs_of(run); };
-    s.run = longest_run;
-    while (s.run > 4 && threads(s.run) < kEnoughThreads) s.run /= 2;
-    const int longest_of_f32 = longest_run * 5 / 8;
-    if (p.dtype == DType::f32 && threads(longest_of_f32) >= 4 * kEnoughThreads) s.run = longest_of_f32;
     s.runs_a_block = power_of_two_up_to(runs_of(s.run), s.rows);
     const int64_t wanted = (runs_of(s.run) + s.runs_a_block - 1) / s.runs_a_block * s.runs_a_block;
     s.run = static_cast<int>((p.seqlen + wanted - 1) / wanted);
@@ -70,14 +75,18 @@ inline TileShape tile_shape(const CausalConv1dFwdParams& p, int64_t vectors, int
     return s;
 }
 
+inline void set_steps(const CausalConv1dFwdParams& p, TilePlan* plan) {
+    plan->x_step = p.x.seqlen_stride * element_bytes(p.dtype);
+    plan->out_step = p.out.seqlen_stride * element_bytes(p.dtype);
+}
+
 inline TilePlan tile_plan(const CausalConv1dFwdParams& p, const TileShape& shape) {
     TilePlan plan{};
     plan.run = shape.run;
     while (1u << plan.log2_runs_a_block < shape.runs_a_block) ++plan.log2_runs_a_block;
     plan.sequences_a_block = shape.sequences_a_block;
     plan.blocks_a_sequence = static_cast<uint32_t>(shape.blocks_a_sequence);
-    plan.x_step = p.x.seqlen_stride * element_bytes(p.dtype);
-    plan.out_step = p.out.seqlen_stride * element_bytes(p.dtype);
+    set_steps(p, &plan);
     return plan;
 }
 
@@ -97,34 +106,47 @@ inline bool tile_is_whole(const CausalConv1dFwdParams& p, int bytes) {
     return p.dim % channels == 0 && aligned(p.x) && aligned(p.out) && parameters_are_packed(p);
 }
 
-// This loads packed weights of kChannels channels from d, of the last kTaps taps of kWidth.
-template <int kTaps, int kChannels, int kWidth>
+// This loads packed weights of kChannels channels from d, of the last kTaps taps of kWidth, kTogether channels at a time.
+template <int kTaps, int kTogether, int kChannels, int kWidth>
 HIPCONV_INLINE void packed_weights(const CausalConv1dInputs& p, int64_t d, float (&to)[kChannels * kWidth]) {
     with_dtype(p.weight_dtype, [&](auto type) {
         using P = decltype(type);
-        float weights[kChannels * kTaps];
-        load_packed(static_cast<const P*>(p.weight) + d * kTaps, weights);
 #pragma unroll
-        for (int c = 0; c < kChannels; ++c) {
+        for (int first = 0; first < kChannels; first += kTogether) {
+            float weights[kTogether * kTaps];
+            load_packed(static_cast<const P*>(p.weight) + (d + first) * kTaps, weights);
 #pragma unroll
-            for (int i = 0; i < kTaps; ++i) to[c * kWidth + kWidth - kTaps + i] = weights[c * kTaps + i];
+            for (int c = 0; c < kTogether; ++c) {
+#pragma unroll
+                for (int i = 0; i < kTaps; ++i) to[(first + c) * kWidth + kWidth - kTaps + i] = weights[c * kTaps + i];
+            }
         }
     });
 }
 
 // This loads packed weights and bias of a vector of channels, as pairs. The width is kWidth or, with kOrOneLess, one less; then
-// the oldest tap is zero.
-template <bool kOrOneLess, int kWidth, int kPairs>
+// the oldest tap is zero. Only with kAligned, d is a multiple of the vector.
+template <bool kOrOneLess, bool kAligned, int kWidth, int kPairs>
 HIPCONV_INLINE void packed_parameters(const CausalConv1dInputs& p, int64_t d, Pair (&weight)[kWidth][kPairs],
                                       Pair (&bias)[kPairs]) {
+    constexpr int kTogether = kAligned ? 2 * kPairs : 1;
     float weights[2 * kPairs * kWidth] = {}, biases[2 * kPairs] = {};
     if (!kOrOneLess || p.width == kWidth) {
-        packed_weights<kWidth, 2 * kPairs, kWidth>(p, d, weights);
+        packed_weights<kWidth, kTogether, 2 * kPairs, kWidth>(p, d, weights);
     } else if constexpr (kOrOneLess) {
-        packed_weights<kWidth - 1, 2 * kPairs, kWidth>(p, d, weights);
+        packed_weights<kWidth - 1, kTogether, 2 * kPairs, kWidth>(p, d, weights);
     }
     if (p.bias) {
-        with_dtype(p.bias_dtype, [&](auto type) { load_packed(static_cast<const decltype(type)*>(p.bias) + d, biases); });
+        with_dtype(p.bias_dtype, [&](auto type) {
+            const auto* from = static_cast<const decltype(type)*>(p.bias) + d;
+#pragma unroll
+            for (int first = 0; first < 2 * kPairs; first += kTogether) {
+                float some[kTogether];
+                load_packed(from + first, some);
+#pragma unroll
+                for (int c = 0; c < kTogether; ++c) biases[first + c] = some[c];
+            }
+        });
     }
 #pragma unroll
     for (int j = 0; j < kPairs; ++j) {
@@ -135,29 +157,35 @@ HIPCONV_INLINE void packed_parameters(const CausalConv1dInputs& p, int64_t d, Pa
     }
 }
 
-// The same for one channel or two neighbours, of any strides.
-template <int kWidth>
-HIPCONV_INLINE void strided_parameters(const CausalConv1dInputs& p, int64_t d, bool both, Pair (&weight)[kWidth][1],
-                                       Pair (&bias)[1]) {
-    const int64_t second = both ? d + 1 : d;
+// The same of parameters with any strides.
+template <int kWidth, int kPairs>
+HIPCONV_INLINE void strided_parameters(const CausalConv1dInputs& p, int64_t d, Pair (&weight)[kWidth][kPairs],
+                                       Pair (&bias)[kPairs]) {
     const bool has_oldest = p.width == kWidth;
     const int first_tap = kWidth - p.width;
     with_dtype(p.weight_dtype, [&](auto type) {
         using P = decltype(type);
 #pragma unroll
-        for (int i = 0; i < kWidth; ++i) {
-            weight[i][0] = twice(0.0f);
-            if (i == 0 && !has_oldest) continue;
-            const int64_t tap = (i - first_tap) * p.weight_width_stride;
-            weight[i][0] = make_pair(parameter<P>(p.weight, d * p.weight_dim_stride + tap),
-                                     parameter<P>(p.weight, second * p.weight_dim_stride + tap));
+        for (int j = 0; j < kPairs; ++j) {
+            const int64_t first = (d + 2 * j) * p.weight_dim_stride;
+#pragma unroll
+            for (int i = 0; i < kWidth; ++i) {
+                weight[i][j] = twice(0.0f);
+                if (i == 0 && !has_oldest) continue;
+                const int64_t at = first + (i - first_tap) * p.weight_width_stride;
+                weight[i][j] = make_pair(parameter<P>(p.weight, at), parameter<P>(p.weight, at + p.weight_dim_stride));
+            }
         }
     });
-    bias[0] = twice(0.0f);
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) bias[j] = twice(0.0f);
     if (p.bias) {
         with_dtype(p.bias_dtype, [&](auto type) {
             using P = decltype(type);
-            bias[0] = make_pair(parameter<P>(p.bias, d * p.bias_stride), parameter<P>(p.bias, second * p.bias_stride));
+#pragma unroll
+            for (int j = 0; j < kPairs; ++j)
+                bias[j] = make_pair(parameter<P>(p.bias, (d + 2 * j) * p.bias_stride),
+                                    parameter<P>(p.bias, (d + 2 * j + 1) * p.bias_stride));
         });
     }
 }
@@ -165,5 +193,10 @@ HIPCONV_INLINE void strided_parameters(const CausalConv1dInputs& p, int64_t d, b
 // tile_checked.cu
 bool causal_conv1d_tile_checked_fits(const CausalConv1dFwdParams& p);
 void causal_conv1d_tile_checked(const CausalConv1dFwdParams& p, hipStream_t stream);
+
+// tile_few.cu
+bool causal_conv1d_tile_few_is_faster(const CausalConv1dFwdParams& p);
+bool causal_conv1d_tile_few_fits(const CausalConv1dFwdParams& p);
+void causal_conv1d_tile_few(const CausalConv1dFwdParams& p, hipStream_t stream);
 
 }  // namespace hipconv

@@ -5,117 +5,174 @@
 // bytes of its run in LDS, a lane a token, while the first loads are under way. So the beginning of a row, its state, the ids, and
 // the oldest tap of an odd width, for which the next even one is compiled, all cost one predicate of a multiply-add.
 //
-// Lanes are aligned vectors, or a word of channels at any address (common/lanes.h).
+// Lanes are aligned vectors, or vectors anywhere (common/lanes.h). The latter exchange words with their neighbours in the wave where
+// out has no alignment that all tokens share: then no lane leaves early or walks fewer tokens than others, and rows that several
+// waves share overlap by a lane, which only gives. Each lane owns as many channels: those of a row's last lane overlap with those
+// of the one before where the dim is odd, and so do those of the first where out begins in the middle of an aligned vector.
 //
 // Bytes: as tile.cu, and the ids once a row of threads.
 #include <hip/hip_runtime.h>
 
 #include "../common/lanes.h"
 #include "../common/parts.h"
-#include "causal_conv1d/states_formula.h"
 #include "kernels.h"
 #include "launch/check.h"
 #include "tile.h"
+#include "token_taps.h"
 
 namespace hipconv {
 
-constexpr int kMaxCheckedRun = 2 * kMaxRun;  // tokens
-constexpr int kPaddingBit = 7;               // of a token's byte; bit k - 1 is set if the token sees the one k before it
+constexpr int kMaxCheckedRun = 32;  // tokens
+constexpr int kSegment = 32;        // lanes, of a wave or of half of one, that share out rows among them
 
-// This makes the byte of token t.
-HIPCONV_INLINE uint8_t taps_of_token(const CausalConv1dInputs& p, int64_t b, int64_t t) {
-    const bool has_ids = p.seq_idx.data;
-    const int32_t id = has_ids ? sequence_of(p, b, t) : 0;
-    const int64_t oldest = p.initial_states.data ? 1 - int64_t{p.width} : 0;
-    int taps = id < 0 ? 1 << kPaddingBit : 0;
-#pragma unroll
-    for (int k = 1; k < kMaxFastWidth; ++k) {
-        if (k >= p.width || t - k < oldest) break;
-        if (!has_ids || sequence_of(p, b, t - k) == id) taps |= 1 << (k - 1);
-    }
-    return static_cast<uint8_t>(taps);
+// This says how shifted lanes divide the work: `lanes` lanes of a segment have a row, which is a run of tokens, or a part of it.
+struct ShiftedPlan {
+    uint32_t lanes, lanes_step;  // of a row, in a segment; and from a part of a row to the next
+    uint32_t reciprocal;         // of lanes
+    uint32_t rows_a_segment;
+    uint32_t rows, runs_a_sequence;
+    int32_t vectors;  // of a row
+    int32_t shift;    // channels that the first of them lacks
+    bool composes, parameters_are_packed;
+};
+
+// This says what a thread does: its run, its first channel, and how it stores; and the place of its row's bytes in LDS, which it
+// helps to make.
+struct CheckedPlace {
+    int64_t b, begin, d;
+    int tokens;
+    int row, lane, lanes;  // of the block's rows; in the row
+    LaneStores stores;
+};
+
+template <int kChannels>
+HIPCONV_INLINE CheckedPlace place_of_whole(const CausalConv1dFwdParams& p, const TilePlan& plan) {
+    const TileRun run = run_of_thread(plan);
+    const int64_t d = run.vector * kChannels;
+    const bool has_tokens = run.b < p.batch && run.begin < p.seqlen;
+    const int tokens = !has_tokens ? 0 : static_cast<int>(p.seqlen - run.begin < plan.run ? p.seqlen - run.begin : plan.run);
+    const int row = static_cast<int>(threadIdx.y), lane = static_cast<int>(threadIdx.x), lanes = static_cast<int>(blockDim.x);
+    return {run.b, run.begin, d, tokens, row, lane, lanes, {false, true, false, false}};
+}
+
+// Threads that are left over do what others do, and store nothing.
+template <int kChannels>
+HIPCONV_INLINE CheckedPlace place_of_shifted(const CausalConv1dFwdParams& p, const TilePlan& plan, const ShiftedPlan& shifted) {
+    const uint32_t segment = threadIdx.x / kSegment, in_segment = threadIdx.x % kSegment;
+    const auto least = [](uint32_t a, uint32_t b) { return a < b ? a : b; };
+    const uint32_t row_in_segment = least(in_segment * shifted.reciprocal >> 16, shifted.rows_a_segment - 1);
+    const uint32_t lane = in_segment - row_in_segment * shifted.lanes, row = segment * shifted.rows_a_segment + row_in_segment;
+    const uint32_t first_row = (blockIdx.z * gridDim.y + blockIdx.y) * (kTileThreads / kSegment * shifted.rows_a_segment);
+    const uint32_t taken = least(first_row + row, shifted.rows - 1), b = taken / shifted.runs_a_sequence;
+    const int64_t begin = static_cast<int64_t>(taken - b * shifted.runs_a_sequence) * plan.run;
+    const int tokens = static_cast<int>(p.seqlen - begin < plan.run ? p.seqlen - begin : plan.run);
+
+    const int64_t vector = static_cast<int64_t>(blockIdx.x) * shifted.lanes_step + lane;
+    const int64_t first = vector * kChannels - shifted.shift, last = p.dim - kChannels;
+    const int64_t d = first < 0 ? 0 : first > last ? last : first;
+    const bool only_gives = shifted.composes && lane == 0 && blockIdx.x > 0;
+    const bool stores = first_row + row < shifted.rows && lane < shifted.lanes && vector < shifted.vectors && !only_gives;
+    const bool is_whole = d == first, is_at_end = shifted.composes && (vector == 0 || d + kChannels > last);
+    const LaneStores how{shifted.composes, stores && is_whole && !(shifted.composes && vector == 0),
+                         stores && (!is_whole || is_at_end), false};
+    return {b, begin, d, tokens, static_cast<int>(row), static_cast<int>(lane), static_cast<int>(shifted.lanes), how};
 }
 
 // This is the number of blocks of a compute unit, by the registers that a width needs.
-constexpr int checked_blocks(int width, int channels) {
-    if (channels <= 2) return width <= 4 ? 8 : width == 6 ? 6 : 5;
-    return width <= 2 ? 8 : width == 4 ? 6 : width == 6 ? 4 : 3;
-}
+constexpr int checked_blocks(int width) { return width <= 2 ? 8 : width == 4 ? 6 : width == 6 ? 4 : 3; }
 
 template <typename T, typename Lane, int kWidth>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreads, checked_blocks(kWidth, Lane::kChannels))
-    causal_conv1d_fwd_tile_checked(CausalConv1dFwdParams p, TilePlan plan) {
-    constexpr int kChannels = Lane::kChannels, kPairs = (kChannels + 1) / 2, kParts = Lane::kParts;
+__global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreads, checked_blocks(kWidth))
+    causal_conv1d_fwd_tile_checked(CausalConv1dFwdParams p, TilePlan plan, ShiftedPlan shifted) {
+    constexpr int kChannels = Lane::kChannels, kPairs = kChannels / 2, kParts = Lane::kParts;
     constexpr int kPast = kWidth - 1;
-    constexpr int kAhead = kWidth == 2 ? 4 : kWidth;  // a multiple of kWidth, so that ring positions repeat
+    constexpr int kAhead = kWidth == 2 ? 4 : kWidth;  // a multiple of kWidth, so that ring positions repeat; even
     using Part = typename Lane::Part;
 
     HIPCONV_SHARED(uint8_t, block_taps, kTileThreads* kMaxCheckedRun);
-    const TileRun run = run_of_thread(plan);
-    const int64_t first = run.vector * kChannels - plan.shift, d = first < 0 ? 0 : first, begin = run.begin;
-    const bool both = first >= 0 && d + 1 < p.dim;
-    int tokens = 0;
-    if (run.b < p.batch && begin < p.seqlen)
-        tokens = static_cast<int>(p.seqlen - begin < plan.run ? p.seqlen - begin : plan.run);
-    uint8_t* const taps = block_taps + threadIdx.y * plan.run;
+    CheckedPlace place;
+    if constexpr (Lane::kShifts)
+        place = place_of_shifted<kChannels>(p, plan, shifted);
+    else
+        place = place_of_whole<kChannels>(p, plan);
+    if (Lane::kShifts) place.stores.any_elements = __ballot(place.stores.elements) != 0;
+    const int64_t d = place.d, begin = place.begin;
+    const int tokens = place.tokens;
+    uint8_t* const taps = block_taps + place.row * plan.run;
     let_next_kernel_begin();
     wait_for_kernel_before();
 
     const char* x =
-        reinterpret_cast<const char*>(static_cast<const T*>(p.x.data) + run.b * p.x.batch_stride + d) + begin * plan.x_step;
-    char* out = reinterpret_cast<char*>(static_cast<T*>(p.out.data) + run.b * p.out.batch_stride + d) + begin * plan.out_step;
+        reinterpret_cast<const char*>(static_cast<const T*>(p.x.data) + place.b * p.x.batch_stride + d) + begin * plan.x_step;
+    char* out = reinterpret_cast<char*>(static_cast<T*>(p.out.data) + place.b * p.out.batch_stride + d) + begin * plan.out_step;
+    // Tokens begin in the middle of a word, or do not, in turns if the pitch is odd. `x` goes from first word to first word.
+    int bits[2] = {};
+    int64_t steps[2] = {plan.x_step, plan.x_step};
+    if constexpr (Lane::kShifts && sizeof(T) == 2) {
+        const uint32_t bytes = reinterpret_cast<uintptr_t>(x) & 2, next = reinterpret_cast<uintptr_t>(x + plan.x_step) & 2;
+        bits[0] = 8 * static_cast<int>(bytes);
+        bits[1] = 8 * static_cast<int>(next);
+        in_a_register(bits[0]);
+        in_a_register(bits[1]);
+        x -= bytes;
+        steps[0] += static_cast<int>(bytes) - static_cast<int>(next);
+        steps[1] += static_cast<int>(next) - static_cast<int>(bytes);
+    }
     Part before[kPast][kParts], ahead[kAhead][kParts];
-    const bool has_channels = d < p.dim;
+    const bool has_channels = Lane::kShifts || d < p.dim;
 #pragma unroll
     for (int i = 0; i < kPast; ++i) {
         const int back = kPast - i;
 #pragma unroll
         for (int k = 0; k < kParts; ++k) before[i][k] = Part{};
-        if (begin >= back && tokens > 0 && has_channels) Lane::load(x - back * plan.x_step, both, before[i]);
+        if (begin >= back && tokens > 0 && has_channels)
+            Lane::load(x - (back / 2 * (steps[0] + steps[1]) + back % 2 * steps[1]), bits[back % 2], before[i]);
     }
 #pragma unroll
     for (int j = 0; j < kAhead; ++j) {
 #pragma unroll
         for (int k = 0; k < kParts; ++k) ahead[j][k] = Part{};
-        if (j < tokens && has_channels) Lane::load(x, both, ahead[j]);
-        x += plan.x_step;
+        if (j < tokens && has_channels) Lane::load(x, bits[j % 2], ahead[j]);
+        x += steps[j % 2];
     }
-    for (int t = static_cast<int>(threadIdx.x); t < tokens; t += static_cast<int>(blockDim.x))
-        taps[t] = taps_of_token(p, run.b, begin + t);
+    for (int t = place.lane; t < tokens; t += place.lanes) taps[t] = taps_of_token(p, place.b, begin + t);
     __syncthreads();
-    if (!has_channels || tokens == 0) return;
+    if (!Lane::kShifts && (!has_channels || tokens == 0)) return;
 
     Pair weight[kWidth][kPairs], bias[kPairs];
-    if constexpr (kParts == 1 && kChannels > 1)
-        packed_parameters<true>(p, d, weight, bias);
-    else
-        strided_parameters(p, d, both, weight, bias);
+    if constexpr (Lane::kShifts) {
+        if (shifted.parameters_are_packed)
+            packed_parameters<true, false>(p, d, weight, bias);
+        else
+            strided_parameters(p, d, weight, bias);
+    } else {
+        packed_parameters<true, true>(p, d, weight, bias);
+    }
 
     Pair ring[kWidth][kPairs];
-    const auto keep = [&](int slot, const Part(&parts)[kParts]) {
+    const auto keep = [&](int slot, const Part(&parts)[kParts], int shift) {
 #pragma unroll
-        for (int j = 0; j < kPairs; ++j) ring[slot][j] = Lane::pair(parts, j);
+        for (int j = 0; j < kPairs; ++j) ring[slot][j] = Lane::pair(parts, shift, j);
     };
 #pragma unroll
-    for (int i = 0; i < kPast; ++i) keep(i, before[i]);
+    for (int i = 0; i < kPast; ++i) keep(i, before[i], bits[(kPast - i) % 2]);
     if (begin < kPast && p.initial_states.data) {
-        const T* state = static_cast<const T*>(p.initial_states.data) + run.b * p.initial_states.batch_stride +
+        const T* state = static_cast<const T*>(p.initial_states.data) + place.b * p.initial_states.batch_stride +
                          d * p.initial_states.dim_stride;
 #pragma unroll
         for (int i = 0; i < kPast; ++i) {
             const int64_t column = begin - (kPast - i) + p.width - 1;
             if (begin >= kPast - i || column < 0) continue;
             const T* from = state + column * p.initial_states.seqlen_stride;
-            const auto channel = [&](int c) {
-                return c == 0 || kChannels > 2 || both ? to_float(from[c * p.initial_states.dim_stride]) : 0.0f;
-            };
+            const auto channel = [&](int c) { return to_float(from[c * p.initial_states.dim_stride]); };
 #pragma unroll
-            for (int j = 0; j < kPairs; ++j) ring[i][j] = make_pair(channel(2 * j), kChannels > 1 ? channel(2 * j + 1) : 0.0f);
+            for (int j = 0; j < kPairs; ++j) ring[i][j] = make_pair(channel(2 * j), channel(2 * j + 1));
         }
     }
 
     // This makes the output of token t of the run, which is in this slot of the ring.
-    const auto produce = [&](int slot, int t) {
+    const auto produce = [&](int slot, int t, bool wanted) {
+        if (!Lane::kShifts && !wanted) return;
         const int token_taps = taps[t];
         Pair sums[kPairs];
         const auto add_taps = [&](auto sees) {
@@ -134,85 +191,130 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreads, checked_blocks(kWidth, Lane:
         else
             add_taps([&](int back) { return (token_taps >> (back - 1) & 1) != 0; });
 #pragma unroll
-        for (int j = 0; j < kPairs; ++j) {
-            sums[j] = silu_where(p.use_silu, sums[j]);
-            if (token_taps >> kPaddingBit) sums[j] = twice(0.0f);
-        }
-        Lane::store(out, both, sums);
+        for (int j = 0; j < kPairs; ++j) sums[j] = silu_where(p.use_silu, sums[j]);
+        Words<T, kChannels> words{};
+#pragma unroll
+        for (int j = 0; j < kPairs; ++j) set_pair<T>(words, j, sums[j]);
+        if (token_taps >> kPaddingBit) words = Words<T, kChannels>{};
+        Lane::store(out, place.stores, wanted, words);
         out += plan.out_step;
     };
 
+    // Shifted lanes walk the same number of tokens.
+    const int steady = !Lane::kShifts || __ballot(tokens < plan.run) == 0 ? tokens : 0;
+    const int walked = Lane::kShifts ? plan.run : tokens;
     int t = 0;
-    for (; t + 2 * kAhead <= tokens; t += kAhead) {
+    for (; t + 2 * kAhead <= steady; t += kAhead) {
 #pragma unroll
         for (int j = 0; j < kAhead; ++j) {
             const int slot = (kPast + j) % kWidth;
-            keep(slot, ahead[j]);
-            Lane::load(x, both, ahead[j]);
-            x += plan.x_step;
-            produce(slot, t + j);
+            keep(slot, ahead[j], bits[j % 2]);
+            Lane::load(x, bits[j % 2], ahead[j]);
+            x += steps[j % 2];
+            produce(slot, t + j, true);
         }
     }
-    for (; t < tokens; t += kAhead) {
+    for (; t < walked; t += kAhead) {
 #pragma unroll
         for (int j = 0; j < kAhead; ++j) {
             const int slot = (kPast + j) % kWidth;
-            keep(slot, ahead[j]);
-            if (t + kAhead + j < tokens) Lane::load(x, both, ahead[j]);
-            x += plan.x_step;
-            if (t + j < tokens) produce(slot, t + j);
+            keep(slot, ahead[j], bits[j % 2]);
+            if (t + kAhead + j < tokens) Lane::load(x, bits[j % 2], ahead[j]);
+            x += steps[j % 2];
+            if (t + j < walked) produce(slot, t + j, t + j < tokens);
         }
     }
 }
 
 namespace {
 
-// A form of the kernel: whether lanes are aligned vectors, and the shape of its launch.
+// A form of the kernel and the shape of its launch.
 struct CheckedForm {
-    bool whole;
-    int shift;
+    bool whole;  // lanes are aligned vectors
     TileShape shape;
+    int run;
+    int64_t groups, row_groups;
+    ShiftedPlan shifted;
 };
+
+// The parts into which a row is divided are those that leave the fewest lanes of segments idle.
+void divide_rows(CheckedForm* form) {
+    ShiftedPlan& plan = form->shifted;
+    const int overlap = plan.composes;
+    const int64_t fewest = plan.vectors <= kSegment ? 1 : (plan.vectors - overlap - 1) / (kSegment - overlap) + 1;
+    double least = 0;  // segments that a row takes
+    for (int64_t groups = fewest; groups < fewest + 16 && (groups == fewest || plan.vectors / groups >= 7); ++groups) {
+        const int64_t lanes = (plan.vectors + (groups - 1) * overlap + groups - 1) / groups;
+        const double taken = static_cast<double>(groups) / static_cast<double>(kSegment / lanes);
+        if (groups > fewest && taken >= least) continue;
+        least = taken;
+        form->groups = groups;
+        plan.lanes = static_cast<uint32_t>(lanes);
+    }
+    plan.lanes_step = plan.lanes - overlap;
+    plan.reciprocal = (65536 + plan.lanes - 1) / plan.lanes;
+    plan.rows_a_segment = kSegment / plan.lanes;
+}
 
 CheckedForm form_of(const CausalConv1dFwdParams& p) {
     CheckedForm form{};
-    const int size = element_bytes(p.dtype);
-    form.whole = tile_is_whole(p, lane_bytes(p.width));
+    const int size = element_bytes(p.dtype), bytes = lane_bytes(p.width), channels = bytes / size;
+    form.whole = tile_is_whole(p, bytes);
     if (form.whole) {
-        form.shape = tile_shape(p, p.dim / (lane_bytes(p.width) / size), kMaxRun);
-    } else {
-        // Where all rows of out begin in the middle of a word, the first lane has one channel, and the pairs that follow are
-        // words.
-        const bool alike = p.out.seqlen_stride % 2 == 0 && p.out.batch_stride % 2 == 0;
-        form.shift = size == 2 && alike && reinterpret_cast<uintptr_t>(p.out.data) % 4 != 0;
-        const int channels = 4 / size;
-        form.shape = tile_shape(p, (int64_t{p.dim} + form.shift + channels - 1) / channels, kMaxCheckedRun);
+        form.shape = tile_shape(p, p.dim / channels);
+        form.run = form.shape.run;
+        return form;
     }
+    const int alignment = kVectorsBeginAtWords ? 4 : bytes;
+    ShiftedPlan& plan = form.shifted;
+    plan.parameters_are_packed = parameters_are_packed(p);
+    plan.composes = p.out.seqlen_stride * size % alignment != 0 || p.out.batch_stride * size % alignment != 0;
+    if (!plan.composes) plan.shift = static_cast<int32_t>(reinterpret_cast<uintptr_t>(p.out.data) % alignment) / size;
+    plan.vectors = static_cast<int32_t>((int64_t{p.dim} + plan.shift + channels - 1) / channels);
+    divide_rows(&form);
+    const int run = run_for(p, plan.vectors);
+    const int64_t runs = (static_cast<int64_t>(p.seqlen) + run - 1) / run, rows = runs * p.batch;
+    form.run = static_cast<int>((p.seqlen + runs - 1) / runs);
+    plan.runs_a_sequence = static_cast<uint32_t>(runs);
+    plan.rows = static_cast<uint32_t>(rows);
+    const int64_t rows_a_block = int64_t{kTileThreads / kSegment} * plan.rows_a_segment;
+    form.row_groups = rows < int64_t{1} << 30 ? (rows + rows_a_block - 1) / rows_a_block : 0;
     return form;
 }
 
 template <typename T, typename Lane, int kWidth>
 void launch(const CausalConv1dFwdParams& p, const CheckedForm& form, hipStream_t stream) {
-    TilePlan plan = tile_plan(p, form.shape);
-    plan.shift = form.shift;
-    HIPCONV_LAUNCH(true, (causal_conv1d_fwd_tile_checked<T, Lane, kWidth>), tile_grid(form.shape), tile_block(form.shape), 0,
-                   stream, p, plan);
+    TilePlan plan{};
+    dim3 grid, block(kTileThreads, 1, 1);
+    if constexpr (Lane::kShifts) {
+        plan.run = form.run;
+        set_steps(p, &plan);
+        grid = grid_of(form.groups, form.row_groups);
+    } else {
+        plan = tile_plan(p, form.shape);
+        grid = tile_grid(form.shape);
+        block = tile_block(form.shape);
+    }
+    HIPCONV_LAUNCH(true, (causal_conv1d_fwd_tile_checked<T, Lane, kWidth>), grid, block, 0, stream, p, plan, form.shifted);
     check_launch("causal_conv1d_fwd");
 }
 
 }  // namespace
 
-bool causal_conv1d_tile_checked_fits(const CausalConv1dFwdParams& p) { return form_of(p).shape.fits(); }
+bool causal_conv1d_tile_checked_fits(const CausalConv1dFwdParams& p) {
+    const CheckedForm form = form_of(p);
+    return form.whole ? form.shape.fits() : form.groups <= kGridLimit && form.row_groups > 0;
+}
 
 void causal_conv1d_tile_checked(const CausalConv1dFwdParams& p, hipStream_t stream) {
     const CheckedForm form = form_of(p);
     with_even_width<kMaxFastWidth>(p.dtype, p.width, [&](auto type, auto width) {
         using T = decltype(type);
-        constexpr int kWidth = decltype(width)::value;
+        constexpr int kWidth = decltype(width)::value, kChannels = lane_bytes(kWidth) / static_cast<int>(sizeof(T));
         if (form.whole)
-            launch<T, WholeLane<T, lane_bytes(kWidth) / static_cast<int>(sizeof(T))>, kWidth>(p, form, stream);
+            launch<T, WholeLane<T, kChannels>, kWidth>(p, form, stream);
         else
-            launch<T, SplitLane<T>, kWidth>(p, form, stream);
+            launch<T, ShiftedLane<T, kChannels>, kWidth>(p, form, stream);
     });
 }
 
