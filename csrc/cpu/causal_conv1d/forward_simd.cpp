@@ -32,23 +32,14 @@ struct Piece {
 template <int kTaps, int kVectors, bool kMasked, typename O>
 HIPCONV_SIMD void convolve_vectors(const Piece<O>& piece, int t) {
     const int width = kTaps > 0 ? kTaps : piece.width;
-    const auto id_of = [&](int tap, int v) { return simd::read<simd::Integers>(piece.ids->from(t + tap + v * kLanes)); };
+    const int32_t* ids = kMasked ? piece.ids->from(t) : nullptr;
     Floats sums[kVectors];
     for (Floats& sum : sums) sum = simd::broadcast(piece.parameters[width]);
-    for (int i = 0; i < width; ++i) {
-        const Floats weight = simd::broadcast(piece.parameters[i]);
-        for (int v = 0; v < kVectors; ++v) {
-            const Floats longer = sums[v] + weight * simd::load(piece.x + t + i + v * kLanes);
-            if constexpr (kMasked)
-                sums[v] = id_of(i, v) == id_of(width - 1, v) ? longer : sums[v];
-            else
-                sums[v] = longer;
-        }
-    }
+    add_taps_along<kTaps, 1, kMasked>(sums, piece.x + t, piece.parameters, width, ids, width - 1);
     if (piece.use_silu)
         for (Floats& sum : sums) sum = simd::silu(sum);
     for (int v = 0; v < kVectors; ++v) {
-        if constexpr (kMasked) sums[v] = id_of(width - 1, v) != kNobody ? sums[v] : Floats{};
+        if constexpr (kMasked) sums[v] = ids_at(ids + width - 1 + v * kLanes) != kNobody ? sums[v] : Floats{};
         O* to = piece.out + t + v * kLanes;
         kVectors > 1 ? simd::store(to, sums[v]) : simd::store_some(to, sums[v], piece.count - t);
     }
@@ -194,9 +185,9 @@ Cut cut_of(const CausalConv1dFwdParams& p) {
     const int past = p.width - 1;
     const bool out_in_place = p.out.dim_stride == 1 && p.dim >= kLanes;
     const bool x_in_place = out_in_place && p.x.dim_stride == 1 && !(wide && element_bytes(p.dtype) == 2);
-    // Memory should be read and written in long stretches, whichever axis they lie along.
+    // Memory should be read and written in long stretches, whichever axis they lie along: prefetchers follow these.
     const bool across = dim_is_inner(p.x) && dim_is_inner(p.out);
-    const int64_t channels = piece_of(p.dim, wide ? 32 : across ? 512 : 128);
+    const int64_t channels = piece_of(p.dim, wide ? 32 : across ? 1024 : 128);
     const int tokens = static_cast<int>(round_up(std::max(across ? 16 : 128, wide ? 2 * past : 0), kBlockTokens));
     return {x_in_place, out_in_place, channels, tokens};
 }

@@ -127,6 +127,26 @@ HIPCONV_SIMD void add_visible_taps(Floats (&sums)[kVectors], Rows<R> rows, const
     }
 }
 
+HIPCONV_SIMD simd::Integers ids_at(const int32_t* ids) { return simd::read<simd::Integers>(ids); }
+
+// This is the same for kVectors vectors along tokens: the oldest taps lie from `x` on, and so do ids if they are told (kMasked);
+// a token's own id is `own` behind its oldest tap's. Zero taps are as many as there are.
+template <int kTaps, int kSign, bool kMasked, int kVectors>
+HIPCONV_SIMD void add_taps_along(Floats (&sums)[kVectors], const float* x, const float* taps, int any_width, const int32_t* ids,
+                                 int own) {
+    const int width = kTaps > 0 ? kTaps : any_width;
+    for (int i = 0; i < width; ++i) {
+        const Floats weight = simd::broadcast(taps[kSign > 0 ? i : width - 1 - i]);
+        for (int v = 0; v < kVectors; ++v) {
+            const Floats longer = sums[v] + weight * simd::load(x + i + v * kLanes);
+            if constexpr (kMasked)
+                sums[v] = ids_at(ids + i + v * kLanes) == ids_at(ids + own + v * kLanes) ? longer : sums[v];
+            else
+                sums[v] = longer;
+        }
+    }
+}
+
 // ---- sequence ids -----------------------------------------------------------------------------------------------------------
 
 constexpr int32_t kNobody = -1;  // the id of tokens that do not exist, and of padding
