@@ -1,10 +1,10 @@
 // These are the two ways of the CPU's vectorised backward, and what they share.
 #pragma once
 
+#include "along_tokens.h"
 #include "backward.h"
 #include "causal_conv1d/forward_formula.h"
 #include "serial.h"
-#include "taps.h"
 
 namespace hipconv {
 
@@ -14,8 +14,6 @@ int64_t bwd_walk_along_channels(const CausalConv1dBwdParams& p);
 
 void causal_conv1d_bwd_along_tokens(const CausalConv1dBwdParams& p);
 void causal_conv1d_bwd_along_channels(const CausalConv1dBwdParams& p);
-
-constexpr int kMostTapsAlongTokens = 16;
 
 inline float* partials_of(const CausalConv1dBwdParams& p, int64_t row, int64_t d) {
     return static_cast<float*>(p.partials) + row * (p.in.width + 1) * p.in.dim + d;
