@@ -86,7 +86,7 @@ struct Cut {
 inline Cut cut_of(int width, int64_t dim, bool across) {
     const bool wide = width > 8;
     const int tokens = static_cast<int>(round_up(std::max(across ? 16 : 128, wide ? 2 * (width - 1) : 0), kBlockTokens));
-    return {piece_of(dim, wide ? 32 : across ? 1024 : 128), tokens};
+    return {piece_of(dim, wide ? 32 : across ? 2048 : 128), tokens};
 }
 
 struct Tiles {
