@@ -11,6 +11,28 @@
 namespace hipconv {
 namespace simd {
 
+// ---- elements of 16 bits that only move, as the low halves of lanes -----------------------------------------------------------
+
+struct Bits {
+    uint16_t bits;
+};
+
+HIPCONV_SIMD Floats load(const Bits* from) {
+#if HIPCONV_VECTOR_BYTES == 64
+    return bit_cast<Floats>(_mm512_maskz_cvtepu16_epi32(kAll, read<__m256i>(from)));
+#else
+    return bit_cast<Floats>(__builtin_convertvector(read<Halves>(from), Words));
+#endif
+}
+
+HIPCONV_SIMD void store(Bits* to, Floats v) {
+#if HIPCONV_VECTOR_BYTES == 64
+    write(to, _mm512_maskz_cvtepi32_epi16(kAll, bit_cast<__m512i>(v)));
+#else
+    write(to, __builtin_convertvector(bit_cast<Words>(v), Halves));
+#endif
+}
+
 // ---- vectors of elements that are a stride apart ---------------------------------------------------------------------------
 
 constexpr int64_t kFarthest = int64_t{1} << 26;  // a gather's offsets have 32 bits
@@ -38,6 +60,9 @@ HIPCONV_SIMD Words gather(const uint16_t* from, int64_t stride, int64_t count) {
 
 HIPCONV_SIMD Floats gather(const float* from, int64_t stride, int64_t count) {
     return bit_cast<Floats>(gather(from, lane_numbers() * static_cast<uint32_t>(stride), count));
+}
+HIPCONV_SIMD Floats gather(const Bits* from, int64_t stride, int64_t count) {
+    return bit_cast<Floats>(gather(&from->bits, stride, count));
 }
 HIPCONV_SIMD Floats gather(const bf16* from, int64_t stride, int64_t count) {
     return bit_cast<Floats>(gather(&from->bits, stride, count) << 16);

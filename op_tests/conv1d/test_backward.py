@@ -236,6 +236,35 @@ def test_gradients_in_another_order_than_x_have_the_same_bits(device: torch.devi
     assert torch.equal(torch.ops.hipconv.causal_conv1d_bwd(*crossed[:5], use_silu=True)[0], expected[0])
 
 
+@pytest.mark.parametrize("dim, seqlen", [(3, 1100), (37, 70), (72, 300), (20, 6)])
+@pytest.mark.parametrize("width", [1, 2, 4, 7, 9, 19, 40])
+def test_cpu_serves_every_width_and_stride(width: int, dim: int, seqlen: int) -> None:
+    """x, dout and dx each in another order: along tokens, along channels, in steps, with the batch innermost."""
+    orders = [
+        (dim * seqlen, seqlen, 1),
+        (dim * seqlen, 1, dim),
+        (3 * dim * seqlen, 3 * seqlen, 3),
+        (2 * dim * seqlen, 2, 2 * dim),
+        (1, 2, 2 * dim),
+    ]
+    draw = random.Random(width * dim)
+    with environment(**WAYS["cpu"]):
+        for number in range(10):
+            has = {name: draw.random() < 0.5 for name in ("use_silu", "has_bias", "has_ids", "has_initial", "has_final")}
+            case = Case(2, dim, seqlen, width, list(DTYPES.values())[number % 3], **has)
+            inputs = case.inputs(torch.device("cpu"), seed=number)
+            same = [draw.choice(orders)] * 3 if number % 2 else draw.choices(orders, k=3)
+            x, dout, dx = (
+                _strided(t, order, 3, fill)
+                for t, order, fill in zip((inputs.x, inputs.dout, inputs.x), same, (torch.nan, torch.nan, 42.0), strict=True)
+            )
+            dx[0].fill_(torch.nan)
+            found = inputs._replace(x=x[0], dout=dout[0]).gradients("simd", dx[0])
+            assert (wrong := wrong_gradients(inputs, found)) is None, f"{case}, {same}: {wrong}"
+            dx[0].fill_(42.0)
+            assert (dx[1] == 42.0).all(), "wrote outside dx"
+
+
 def test_gradients_are_the_same_bits_every_time(device: torch.device) -> None:
     threads = torch.get_num_threads()
     try:

@@ -7,16 +7,15 @@
 
 namespace hipconv {
 
-// prefill_simd.cpp computes vectors along channels, where they are neighbours in memory, in x and the outputs.
-const char* causal_conv1d_varlen_simd_refusal(const CausalConv1dVarlenParams& params, const VarlenTile& tile);
+// prefill_simd.cpp computes vectors along channels or tokens, whichever are nearer neighbours in memory. It serves any call.
 void causal_conv1d_varlen_simd(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace, void* stream);
 
-// prefill.cpp has plain loops around the formula, a row for each channel of each sequence. It serves any width and any strides.
+// prefill.cpp has plain loops around the formula, a row for each channel of each sequence. It is there to compare with.
 void causal_conv1d_varlen_openmp(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace, void* stream);
 
 // name, refusal, launch
 constexpr KernelRow<CausalConv1dVarlenParams, VarlenTile> kVarlenKernels[] = {
-    {"simd", causal_conv1d_varlen_simd_refusal, causal_conv1d_varlen_simd},
+    {"simd", nullptr, causal_conv1d_varlen_simd},
     {"openmp", nullptr, causal_conv1d_varlen_openmp},
 };
 static_assert(are_named(kVarlenKernels, kCausalConv1dVarlenNames.cpu), "names stand in causal_conv1d/prefill.h too");

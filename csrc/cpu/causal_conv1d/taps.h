@@ -127,6 +127,26 @@ HIPCONV_SIMD void add_visible_taps(Floats (&sums)[kVectors], Rows<R> rows, const
     }
 }
 
+HIPCONV_SIMD simd::Integers ids_at(const int32_t* ids) { return simd::read<simd::Integers>(ids); }
+
+// This is the same for kVectors vectors along tokens: the oldest taps lie from `x` on, and so do ids if they are told (kMasked);
+// a token's own id is `own` behind its oldest tap's. Zero taps are as many as there are.
+template <int kTaps, int kSign, bool kMasked, int kVectors>
+HIPCONV_SIMD void add_taps_along(Floats (&sums)[kVectors], const float* x, const float* taps, int any_width, const int32_t* ids,
+                                 int own) {
+    const int width = kTaps > 0 ? kTaps : any_width;
+    for (int i = 0; i < width; ++i) {
+        const Floats weight = simd::broadcast(taps[kSign > 0 ? i : width - 1 - i]);
+        for (int v = 0; v < kVectors; ++v) {
+            const Floats longer = sums[v] + weight * simd::load(x + i + v * kLanes);
+            if constexpr (kMasked)
+                sums[v] = ids_at(ids + i + v * kLanes) == ids_at(ids + own + v * kLanes) ? longer : sums[v];
+            else
+                sums[v] = longer;
+        }
+    }
+}
+
 // ---- sequence ids -----------------------------------------------------------------------------------------------------------
 
 constexpr int32_t kNobody = -1;  // the id of tokens that do not exist, and of padding
@@ -134,7 +154,7 @@ constexpr int32_t kNobody = -1;  // the id of tokens that do not exist, and of p
 // Ids of some tokens in a row: a token sees those with its own id.
 class TokenIds {
   public:
-    explicit TokenIds(int64_t tokens) : id_(tokens), alike_(tokens) {}
+    explicit TokenIds(int64_t tokens) : id_(tokens), alike_(tokens), left_(tokens) {}
 
     // Then `of(t)` is the id of token first + t of row b.
     void load(const CausalConv1dInputs& in, int64_t b, int64_t first, int tokens) {
@@ -142,20 +162,27 @@ class TokenIds {
             const int64_t token = first + t;
             const bool exists = token < in.seqlen && (token >= 0 || in.initial_states.data);
             const int32_t id = !exists ? kNobody : in.seq_idx.data ? sequence_of(in, b, token) : 0;
-            set(t, std::max(id, kNobody));
+            set(t, std::max(id, kNobody), false);
         }
     }
-    void set(int t, int32_t id) {
+    // Tokens may be left to somebody else: others see them, but their own outputs are not made here.
+    void set(int t, int32_t id, bool left) {
         id_.begin()[t] = id;
+        left_.begin()[t] = left;
         alike_.begin()[t] = t > 0 && id_.begin()[t - 1] == id ? alike_.begin()[t - 1] + 1 : 1;
+        any_left_ = (t > 0 && any_left_) || left;
     }
     const int32_t* from(int t) const { return id_.begin() + t; }
     int32_t of(int t) const { return id_.begin()[t]; }
+    bool left(int t) const { return left_.begin()[t]; }
+    bool any_left() const { return any_left_; }
     // This says whether the tokens from t to end - 1 are of one sequence.
     bool alike(int t, int end) const { return alike_.begin()[end - 1] >= end - t && of(t) != kNobody; }
 
   private:
     Buffer<int32_t> id_, alike_;
+    Buffer<bool> left_;
+    bool any_left_ = false;
 };
 
 }  // namespace hipconv
