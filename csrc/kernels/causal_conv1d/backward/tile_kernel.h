@@ -44,7 +44,7 @@ constexpr int kBwdStageBytes = 2 * kBwdBlock<kWidth> * kBwdSlot<kAligned>;
 
 // kAligned: vectors lie at multiples of their size. (It matters where they come through LDS.)
 template <typename T, int kWidth, bool kAligned>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth))
+__global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, kAligned))
     causal_conv1d_bwd_tile_kernel(BwdTileCall call) {
     const CausalConv1dBwdParams& p = call.p;
     const BwdTilePlan& plan = call.plan;

@@ -101,8 +101,8 @@ HIPCONV_INLINE Words2 from_granules(const char* granules, uint32_t place) {
         set_word(v, 1, words[1]);
     } else {
         const uint32_t middle = words[1];
-        set_word(v, 0, bytes_of_two(words[0], middle, place & 2));
-        set_word(v, 1, bytes_of_two(middle, words[2], place & 2));
+        set_word(v, 0, shifted_right(words[0], middle, (place & 2) * 8));
+        set_word(v, 1, shifted_right(middle, words[2], (place & 2) * 8));
     }
     return v;
 }

@@ -25,9 +25,10 @@ HIPCONV_INLINE constexpr int bwd_tile_channels(int element_bytes, int width) {
 }
 
 // Blocks of a compute unit, by the registers that a width needs. (AMD's compiler overlaps more tokens.)
-HIPCONV_INLINE constexpr int bwd_tile_blocks(int width) {
+HIPCONV_INLINE constexpr int bwd_tile_blocks(int width, bool aligned) {
     if (!kHasPredicates) return width <= 1 ? 4 : 2;
-    return width <= 1 ? 6 : width <= 3 ? 5 : width <= 5 ? 4 : 3;
+    const int blocks = width <= 1 ? 6 : width <= 3 ? 5 : width <= 5 ? 4 : width <= 7 ? 3 : 2;
+    return aligned || width % 2 == 0 || width == 7 ? blocks : blocks - 1;
 }
 
 // A block is blockDim.x lanes by blockDim.y rows; a row is one run of tokens. Where a sequence has fewer runs than the block has
