@@ -90,6 +90,13 @@ HIPCONV_INLINE void beside_access(uint32_t& lane_offset) {
 }
 
 HIPCONV_INLINE void from_here_on(int&) {}
+HIPCONV_INLINE void from_here_on(uint32_t& of_lane) {
+#if defined(HIPCONV_AMD_DEVICE)
+    asm volatile("" : "+v"(of_lane));
+#else
+    (void)of_lane;
+#endif
+}
 HIPCONV_INLINE void in_a_register(int&) {}
 HIPCONV_INLINE void in_a_register(float& value) {
 #if defined(HIPCONV_AMD_DEVICE)

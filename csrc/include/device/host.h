@@ -63,6 +63,7 @@ template <int kSide>
 inline void keep_apart() {}
 inline void beside_access(uint32_t&) {}
 inline void from_here_on(int&) {}
+inline void from_here_on(uint32_t&) {}
 inline void in_a_register(int&) {}
 inline void in_a_register(float&) {}
 inline void enter_loop_here() {}

@@ -65,6 +65,7 @@ HIPCONV_INLINE void from_here_on(int& value) {
     (void)value;
 #endif
 }
+HIPCONV_INLINE void from_here_on(uint32_t&) {}
 HIPCONV_INLINE void in_a_register(int& value) { from_here_on(value); }
 HIPCONV_INLINE void in_a_register(float& value) {
 #if defined(HIPCONV_NVIDIA_DEVICE)

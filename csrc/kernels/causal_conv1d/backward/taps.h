@@ -27,6 +27,7 @@ HIPCONV_INLINE const uint8_t* bwd_taps_of(const CausalConv1dBwdParams& p, int64_
 struct AllTaps {
     HIPCONV_INLINE bool sees(int, int) const { return true; }
     HIPCONV_INLINE bool has(int) const { return true; }
+    HIPCONV_INLINE void look_from_here_on() {}
 };
 
 // These are the taps of a lane whose tokens are all in the row, and which may begin a row without a state.
@@ -61,6 +62,14 @@ struct TapsOfBits {
         return (static_cast<uint32_t>(bytes >> (e / 4 * 32)) & 1u << (e % 4 * 8 + i)) != 0;
     }
     HIPCONV_INLINE bool has(int e) const { return sees(e, kWidth - 1); }
+
+    // Bits that are looked at behind this are not looked at before.
+    HIPCONV_INLINE void look_from_here_on() {
+        uint32_t first = static_cast<uint32_t>(bytes), second = static_cast<uint32_t>(bytes >> 32);
+        from_here_on(first);
+        if (kTokens > 4) from_here_on(second);
+        bytes = static_cast<uint64_t>(second) << 32 | first;
+    }
 };
 
 template <int kTokens, int kWidth>

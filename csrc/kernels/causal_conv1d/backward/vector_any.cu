@@ -1,4 +1,6 @@
 // The channel-first backward kernel (vector.cu) for any rows without states: they lie anywhere, or hold several sequences.
+#include <hip/hip_runtime.h>
+
 #include "vector_kernel.h"
 
 namespace hipconv {

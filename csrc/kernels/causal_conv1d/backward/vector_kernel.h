@@ -69,6 +69,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
     wait_for_kernel_before();
     const Piece piece = piece_of_block(plan.taper, blockIdx.y * gridDim.x + blockIdx.x);
     if (piece.count == 0) return;
+    uint32_t row_of_sums = piece.number;
+    from_here_on(row_of_sums);  // on AMD lanes have room for it, scalar registers have not
     const int32_t lanes = static_cast<int32_t>(blockDim.x), lane = static_cast<int32_t>(threadIdx.x);
     uint32_t d = piece.row * blockDim.y + threadIdx.y;
     const bool has_channel =
@@ -255,8 +257,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
         store_tokens<T, kPlain>(dx, t, to_end, plan.may_store_vectors, own);
     } while (left > 0);
 
-    float* const partials = static_cast<float*>(p.partials) + static_cast<int64_t>(piece.number) * (kWidth + 1) * p.in.dim + d;
-    bwd_vector_store_sums(dweight, dbias, partials, p.in.dim, has_channel);
+    const CausalConv1dBwdParams& again = first_parameter_again(p);
+    float* const partials = global_pointer<float>(again.partials) + int64_t{row_of_sums} * (kWidth + 1) * again.in.dim + d;
+    bwd_vector_store_sums(dweight, dbias, partials, again.in.dim, has_channel);
 }
 
 // Launches the instance for the type and the width, from 1 to kWidth. Calls of f32, for which bytes count more than

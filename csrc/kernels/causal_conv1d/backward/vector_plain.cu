@@ -1,4 +1,6 @@
 // The channel-first backward kernel (vector.cu) for plain rows (vector_walk.h).
+#include <hip/hip_runtime.h>
+
 #include "vector_kernel.h"
 
 namespace hipconv {

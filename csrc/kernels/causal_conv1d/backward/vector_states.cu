@@ -1,4 +1,6 @@
 // The channel-first backward kernel (vector.cu) for rows with states, and for all rows of f32.
+#include <hip/hip_runtime.h>
+
 #include "vector_kernel.h"
 
 namespace hipconv {

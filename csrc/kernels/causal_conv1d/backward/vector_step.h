@@ -35,6 +35,16 @@ HIPCONV_INLINE void accumulate_where(bool has_low, bool has_high, Pair a, Pair b
     }
 }
 
+// This stands in front of each token. AMD keeps a condition in scalar registers, of which there are not enough for those of all
+// tokens.
+template <typename Taps>
+HIPCONV_INLINE void look_at_token_by_token(Taps& taps) {
+    if constexpr (!kHasPredicates && !std::is_same_v<Taps, AllTaps>) {
+        keep_order();
+        taps.look_from_here_on();
+    }
+}
+
 // ---- the gradients of inputs ------------------------------------------------------------------------------------------------
 //
 // A lane's gradients g have a part in the dx of its own tokens and of the kWidth - 1 before them. These parts are sums[m], of
@@ -141,54 +151,71 @@ HIPCONV_INLINE void bwd_vector_plain_step(bool may_begin, bool begins_row, bool 
     }
 }
 
-// A step of any tokens: by pairs of them or, where lanes have predicates, token by token, so that a condition serves all three
-// products of a tap.
+// A step of any tokens: token by token where lanes have predicates, so that a condition serves all three products of a tap; else
+// by pairs of tokens, and first the gradients of all.
 template <int kTokens, int kWidth, int kOldest, typename Taps, int kWindow, typename Sum, int kSums>
-HIPCONV_INLINE void bwd_vector_step(const Taps& taps, bool use_silu, const float (&window)[kWindow],
-                                    float (&gradients)[kTokens], const float (&weight)[kWidth], float bias,
-                                    Pair (&dweight)[kWidth], Pair& dbias, Sum (&sums)[kSums]) {
+HIPCONV_INLINE void bwd_vector_step(Taps taps, bool use_silu, const float (&window)[kWindow], float (&gradients)[kTokens],
+                                    const float (&weight)[kWidth], float bias, Pair (&dweight)[kWidth], Pair& dbias,
+                                    Sum (&sums)[kSums]) {
     constexpr bool kTwo = !kHasPredicates;
     constexpr int kHalf = kTwo ? kTokens / 2 : 0, kCount = kTokens - kHalf;
-#pragma unroll
-    for (int e = 0; e < kCount; ++e) {
-        const auto has_low = [&](int i) { return taps.sees(e, i); };
-        const auto has_high = [&](int i) { return kTwo && taps.sees(e + kHalf, i); };
-        const auto inputs_of = [&](int i) { return make_pair(window[kOldest + e + i], window[kOldest + e + i + kHalf]); };
+    const auto has_low = [&](int e, int i) { return taps.sees(e, i); };
+    const auto has_high = [&](int e, int i) { return kTwo && taps.sees(e + kHalf, i); };
+    const auto inputs_of = [&](int e, int i) { return make_pair(window[kOldest + e + i], window[kOldest + e + i + kHalf]); };
+    const auto make_gradient = [&](int e) {
+        look_at_token_by_token(taps);
         // A token that is not there has no part in anything: its own input needs no condition.
-        Pair sum = multiply_add(twice(weight[kWidth - 1]), inputs_of(kWidth - 1), twice(bias));
+        Pair sum = multiply_add(twice(weight[kWidth - 1]), inputs_of(e, kWidth - 1), twice(bias));
 #pragma unroll
         for (int i = kWidth - 2; i >= 0; --i)
-            sum = multiply_add_where(has_low(i), has_high(i), twice(weight[i]), inputs_of(i), sum);
+            sum = multiply_add_where(has_low(e, i), has_high(e, i), twice(weight[i]), inputs_of(e, i), sum);
         const Pair derivative = silu_derivative(sum);
         if (use_silu) {
             gradients[e] *= low(derivative);
             if (kTwo) gradients[e + kHalf] *= high(derivative);
         }
+    };
+    if (kTwo && use_silu) {
+#pragma unroll
+        for (int e = 0; e < kCount; ++e) make_gradient(e);
+    }
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) {
+        if constexpr (kTwo)
+            look_at_token_by_token(taps);
+        else
+            make_gradient(e);
         const Pair g = make_pair(gradients[e], gradients[e + kHalf]);
         accumulate_where(taps.has(e), kTwo && taps.has(e + kHalf), g, twice(1.0f), dbias);
 #pragma unroll
         for (int i = 0; i < kWidth; ++i) {
-            accumulate_where(has_low(i), has_high(i), g, inputs_of(i), dweight[i]);
-            add_to_sums<kTokens / 2>(has_low(i), has_high(i), weight[i], g, e + i, sums);
+            accumulate_where(has_low(e, i), has_high(e, i), g, inputs_of(e, i), dweight[i]);
+            add_to_sums<kTokens / 2>(has_low(e, i), has_high(e, i), weight[i], g, e + i, sums);
         }
     }
 }
 
 // Adds the part that a lane's gradients have in the dx of the tokens before its own: spill[m] is of token m - (kWidth - 1).
 template <int kTokens, int kWidth, int kOldest, typename Taps, int kWindow, int kSpill>
-HIPCONV_INLINE void bwd_vector_spill(const Taps& taps, bool use_silu, const float (&window)[kWindow],
-                                     const float (&gradients)[kTokens], const float (&weight)[kWidth], float bias,
-                                     float (&spill)[kSpill]) {
+HIPCONV_INLINE void bwd_vector_spill(Taps taps, bool use_silu, const float (&window)[kWindow], float (&gradients)[kTokens],
+                                     const float (&weight)[kWidth], float bias, float (&spill)[kSpill]) {
+    if (use_silu) {
+#pragma unroll
+        for (int e = 0; e < kWidth - 1; ++e) {
+            look_at_token_by_token(taps);
+            float sum = bias;
+#pragma unroll
+            for (int i = 0; i < kWidth; ++i)
+                if (taps.sees(e, i)) sum = weight[i] * window[kOldest + e + i] + sum;
+            gradients[e] *= low(silu_derivative(twice(sum)));
+        }
+    }
 #pragma unroll
     for (int e = 0; e < kWidth - 1; ++e) {
-        float sum = bias;
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i)
-            if (taps.sees(e, i)) sum = weight[i] * window[kOldest + e + i] + sum;
-        const float g = use_silu ? gradients[e] * low(silu_derivative(twice(sum))) : gradients[e];
+        look_at_token_by_token(taps);
 #pragma unroll
         for (int i = 0; i < kWidth - 1 - e; ++i)
-            if (taps.sees(e, i)) spill[e + i] = weight[i] * g + spill[e + i];
+            if (taps.sees(e, i)) spill[e + i] = weight[i] * gradients[e] + spill[e + i];
     }
 }
 
