@@ -11,7 +11,6 @@
 //
 // Bytes: each input is read once from memory (and a few tokens a run and a sequence once more from cache), each output is
 // written once, each state is read once and written once.
-// once, each state read once and written once.
 #include <hip/hip_runtime.h>
 
 #include <stdexcept>
@@ -249,22 +248,22 @@ void launch(const CausalConv1dVarlenParams& p, const VarlenTile& tile, hipStream
     check_launch("causal_conv1d_varlen");
 }
 
-// Models have width 4. The other widths share instances, which have a channel a thread where no card has the registers for a
-// vector's wide windows.
+// Models have width 4. The smaller widths share an instance.
 template <typename T>
 void with_width(const CausalConv1dVarlenParams& p, const VarlenTile& tile, hipStream_t stream) {
     constexpr int kWide = kLaneBytes / static_cast<int>(sizeof(T));
-    const bool wide = channels_a_vector(p) > 1;
-    if (p.width == 4) return wide ? launch<T, kWide, 4, false>(p, tile, stream) : launch<T, 1, 4, false>(p, tile, stream);
-    wide&& p.width < 4 ? launch<T, kWide, 3, true>(p, tile, stream) : launch<T, 1, 6, true>(p, tile, stream);
+    p.width == 4 ? launch<T, kWide, 4, false>(p, tile, stream) : launch<T, kWide, 3, true>(p, tile, stream);
 }
 
 }  // namespace
 
 const char* causal_conv1d_varlen_tile_refusal(const CausalConv1dVarlenParams& p, const VarlenTile& /*tile*/) {
     const bool near = p.out_token_stride >= 0 && p.out_token_stride * element_bytes(p.dtype) < kOffsetLimit;
-    if (p.width >= 2 && p.width <= 6 && (p.state_dtype == p.dtype || p.state_dtype == DType::f32) && near) return nullptr;
-    return "widths 2 to 6, states of x's dtype or float32, and outputs whose tokens lie less than 2 GiB apart";
+    const bool states = p.state_dtype == p.dtype || p.state_dtype == DType::f32;
+    if (p.width >= 2 && p.width <= 4 && states && near && channels_a_vector(p) > 1) return nullptr;
+    return "widths 2 to 4, channels that are aligned neighbours, states of x's dtype or float32, and outputs whose tokens lie "
+           "less "
+           "than 2 GiB apart";
 }
 
 void causal_conv1d_varlen_tile(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* /*workspace*/, void* stream) {
