@@ -26,12 +26,19 @@
 
 namespace hipconv {
 
-// The number of blocks of a compute unit: wider windows need more registers.
-constexpr int staged_blocks(int width) { return width > 4 ? 3 : 4; }
 constexpr int kMostTiles = 8;  // of a stretch
 constexpr int kUsualTiles = 4;
 constexpr int kEnoughBlocks = 2048;
 constexpr int kChunk = 8;  // tokens that a thread makes at a time
+
+// The number of blocks of a compute unit, which registers (more for wider windows) and LDS allow.
+template <typename T, int kWidth>
+constexpr int staged_blocks() {
+    constexpr int kTaps = (kWidth + 1) * StagedShape<T>::kChannels * 4;
+    constexpr int kBytes = 2 * 16 * StagedShape<T>::kVectors + 2 * static_cast<int>(sizeof(TileTokens)) + kTaps;
+    constexpr int kMost = kWidth > 4 ? 3 : 4;
+    return kLdsBytes / kBytes < kMost ? kLdsBytes / kBytes : kMost;
+}
 
 // Eight tokens of a channel in LDS.
 template <typename T>
@@ -87,8 +94,8 @@ __device__ __forceinline__ uint32_t load_word(const char* from, bool words, bool
 }
 
 template <typename T, int kWidth>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, staged_blocks(kWidth))
-    causal_conv1d_varlen_staged(CausalConv1dVarlenParams p, StagedPlan plan) {
+__global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, (staged_blocks<T, kWidth>()))
+    causal_conv1d_varlen_staged(StagedCall call) {
     using Shape = StagedShape<T>;
     constexpr int kPast = kWidth - 1, kSize = Shape::kSize, kInWord = 4 / kSize, kRun = Shape::kRun;
     HIPCONV_SHARED(Words4, x_lines, Shape::kVectors);
@@ -96,43 +103,45 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, staged_blocks(kWidth))
     HIPCONV_SHARED(TileTokens, found_tiles, 2);
     HIPCONV_SHARED(float, taps, (kWidth + 1) * Shape::kChannels);  // weights and biases, for which there are no registers
 
+    const CausalConv1dVarlenParams& p = call.params;
+    const auto params = [&]() -> const CausalConv1dVarlenParams& { return first_parameter_again(p); };
+    const auto plan = [&]() -> const StagedPlan& { return first_parameter_again(call).plan; };
     const uint32_t stretch = blockIdx.z * gridDim.y + blockIdx.y;
-    if (stretch >= plan.stretches) return;
+    if (stretch >= plan().stretches) return;
     let_next_kernel_begin();
     wait_for_kernel_before();
-    const CausalConv1dVarlenParams& again = first_parameter_again(p);
-    const auto indices = [&] { return EitherIndices{first_parameter_again(p), plan.plain_indices}; };
+    const auto indices = [&] { return EitherIndices{params(), plan().plain_indices}; };
     const int thread = static_cast<int>(threadIdx.x), wave = thread / kWaveSize, lane = thread % kWaveSize;
-    const int32_t stretch_begin = static_cast<int32_t>(stretch * plan.tiles) * kTileTokens;
-    const int32_t left = (p.tokens - stretch_begin + kTileTokens - 1) / kTileTokens;
-    const int tiles = left < static_cast<int32_t>(plan.tiles) ? left : static_cast<int32_t>(plan.tiles);
-    const int32_t first_channel = static_cast<int32_t>(blockIdx.x) * Shape::kChannels, channels = p.dim - first_channel;
+    const int32_t stretch_begin = static_cast<int32_t>(stretch * plan().tiles) * kTileTokens;
+    const int32_t left = (params().tokens - stretch_begin + kTileTokens - 1) / kTileTokens;
+    const int tiles = left < static_cast<int32_t>(plan().tiles) ? left : static_cast<int32_t>(plan().tiles);
+    const int32_t first_channel = static_cast<int32_t>(blockIdx.x) * Shape::kChannels, channels = params().dim - first_channel;
 
     // The words of x that this thread brings: one in each of `kWords` lines, and one before the tile.
-    const TileLayout<T> x_layout{plan.x_tokens_inner};
+    const TileLayout<T> x_layout{plan().x_tokens_inner};
     const int line = thread >> x_layout.log2_words(), lines_step = kStagedThreads >> x_layout.log2_words();
     const int inner = (thread & ((1 << x_layout.log2_words()) - 1)) * kInWord;
-    const int64_t outer_step = (plan.x_tokens_inner ? again.x_dim_stride : again.x_token_stride) * kSize;
-    const int64_t inner_step = (plan.x_tokens_inner ? again.x_token_stride : again.x_dim_stride) * kSize;
+    const int64_t outer_step = (plan().x_tokens_inner ? params().x_dim_stride : params().x_token_stride) * kSize;
+    const int64_t inner_step = (plan().x_tokens_inner ? params().x_token_stride : params().x_dim_stride) * kSize;
     const char* x = static_cast<const char*>(p.x) +
-                    (first_channel * again.x_dim_stride + stretch_begin * again.x_token_stride) * kSize + line * outer_step +
-                    inner * inner_step;
-    const uint32_t x_main = plan.x_tokens_inner ? kHalo * kSize : kHalo * kChannelLineBytes;
+                    (first_channel * params().x_dim_stride + stretch_begin * params().x_token_stride) * kSize +
+                    line * outer_step + inner * inner_step;
+    const uint32_t x_main = plan().x_tokens_inner ? kHalo * kSize : kHalo * kChannelLineBytes;
     char* const x_bytes = reinterpret_cast<char*>(x_lines);
     char* const x_place = x_bytes + x_main + line * x_layout.line_bytes() + inner * kSize;
     uint32_t ahead[kWords];
     const auto bring_tile = [&](int32_t begin) {
-        const int32_t tokens = p.tokens - begin;
-        const int32_t lines = plan.x_tokens_inner ? channels : tokens, elements = plan.x_tokens_inner ? tokens : channels;
+        const int32_t tokens = params().tokens - begin;
+        const int32_t lines = plan().x_tokens_inner ? channels : tokens, elements = plan().x_tokens_inner ? tokens : channels;
         const char* from = x;
 #pragma unroll
         for (int k = 0; k < kWords; ++k) {
             ahead[k] = 0;
             if (line + k * lines_step < lines && inner < elements)
-                ahead[k] = load_word<T>(from, plan.x_words, inner + 1 < elements, inner_step);
+                ahead[k] = load_word<T>(from, plan().x_words, inner + 1 < elements, inner_step);
             from += lines_step * outer_step;
         }
-        x += kTileTokens * first_parameter_again(p).x_token_stride * kSize;
+        x += kTileTokens * params().x_token_stride * kSize;
     };
     bring_tile(stretch_begin);
 
@@ -141,19 +150,20 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, staged_blocks(kWidth))
     char* const halo_place = x_bytes + halo_line * x_layout.line_bytes() + halo_inner * kSize;
     uint32_t halo = 0;
     {
-        const int32_t channel = plan.x_tokens_inner ? halo_line : halo_inner;
-        const bool second = plan.x_tokens_inner || channel + 1 < channels;
+        const int32_t channel = plan().x_tokens_inner ? halo_line : halo_inner;
+        const bool second = plan().x_tokens_inner || channel + 1 < channels;
         if (stretch > 0 && channel < channels) {
-            if (plan.halos) {
-                const int64_t saved = int64_t{stretch - 1} * kHalo * plan.saved_dim;
-                const int64_t at = plan.x_tokens_inner ? int64_t{first_channel + halo_line} * kHalo + halo_inner
-                                                       : int64_t{halo_line} * plan.saved_dim + first_channel + halo_inner;
-                halo = *reinterpret_cast<const uint32_t*>(plan.halos + (saved + at) * kSize);
+            if (plan().halos) {
+                const int64_t saved = int64_t{stretch - 1} * kHalo * plan().saved_dim;
+                const int64_t at = plan().x_tokens_inner ? int64_t{first_channel + halo_line} * kHalo + halo_inner
+                                                         : int64_t{halo_line} * plan().saved_dim + first_channel + halo_inner;
+                halo = *reinterpret_cast<const uint32_t*>(plan().halos + (saved + at) * kSize);
             } else {
-                const int64_t token = stretch_begin - kHalo + (plan.x_tokens_inner ? halo_inner : halo_line);
-                const char* from = static_cast<const char*>(p.x) +
-                                   ((first_channel + channel) * again.x_dim_stride + token * again.x_token_stride) * kSize;
-                halo = load_word<T>(from, plan.x_words, second, inner_step);
+                const int64_t token = stretch_begin - kHalo + (plan().x_tokens_inner ? halo_inner : halo_line);
+                const char* from =
+                    static_cast<const char*>(p.x) +
+                    ((first_channel + channel) * params().x_dim_stride + token * params().x_token_stride) * kSize;
+                halo = load_word<T>(from, plan().x_words, second, inner_step);
             }
         }
     }
@@ -162,19 +172,20 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, staged_blocks(kWidth))
     const int channel = thread % Shape::kChannels, row = thread / Shape::kChannels;
     const bool works = channel < channels;
     const int32_t d = first_channel + (works ? channel : 0);
-    const int missing = kWidth - again.width;
     float* const taps_here = taps + channel;
     if (row == 0) {
-        with_dtype(again.weight_dtype, [&](auto type) {
+        const int missing = missing_taps<kWidth, true>(p);
+        with_dtype(params().weight_dtype, [&](auto type) {
             using P = decltype(type);
             for (int i = missing; i < kWidth; ++i)
                 taps_here[i * Shape::kChannels] =
-                    parameter<P>(p.weight, d * again.weight_dim_stride + (i - missing) * again.weight_width_stride);
+                    parameter<P>(p.weight, d * params().weight_dim_stride + (i - missing) * params().weight_width_stride);
         });
-        taps_here[kWidth * Shape::kChannels] = p.bias ? load_parameter(p.bias, d * again.bias_stride, again.bias_dtype) : 0.0f;
+        taps_here[kWidth * Shape::kChannels] =
+            p.bias ? load_parameter(p.bias, d * params().bias_stride, params().bias_dtype) : 0.0f;
     }
 
-    const TileLayout<T> out_layout{plan.out_tokens_inner};
+    const TileLayout<T> out_layout{plan().out_tokens_inner};
     char* const out_bytes = reinterpret_cast<char*>(out_lines);
     const char* const run_in_x = x_bytes + channel * x_layout.channel_step() + row * kRun * x_layout.token_step();
     char* const run_in_out = out_bytes + channel * out_layout.channel_step() + (kHalo + row * kRun) * out_layout.token_step();
@@ -204,11 +215,11 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, staged_blocks(kWidth))
         float window[2 * kChunk];
         {
             float before[kChunk];
-            load_chunk<T>(run_in_x, plan.x_tokens_inner, before);
+            load_chunk<T>(run_in_x, plan().x_tokens_inner, before);
 #pragma unroll
             for (int t = 0; t < kChunk; ++t) window[kChunk + t] = before[t];
         }
-        const bool use_silu = first_parameter_again(p).use_silu;
+        const bool use_silu = params().use_silu;
         float weight[kWidth];
 #pragma unroll
         for (int i = 0; i < kWidth; ++i) weight[i] = taps_here[i * Shape::kChannels];
@@ -216,13 +227,14 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, staged_blocks(kWidth))
 #pragma unroll
         for (int chunk = 0; chunk < kRun / kChunk; ++chunk) {
             float current[kChunk];
-            load_chunk<T>(run_in_x + (chunk + 1) * kChunk * x_layout.token_step(), plan.x_tokens_inner, current);
+            load_chunk<T>(run_in_x + (chunk + 1) * kChunk * x_layout.token_step(), plan().x_tokens_inner, current);
 #pragma unroll
             for (int t = 0; t < kChunk; ++t) {
                 window[t] = window[kChunk + t];
                 window[kChunk + t] = current[t];
             }
             Pair sums[kChunk / 2];
+            const int missing = missing_taps<kWidth, true>(p);
 #pragma unroll
             for (int j = 0; j < kChunk / 2; ++j) {
                 sums[j] = twice(bias);
@@ -234,9 +246,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, staged_blocks(kWidth))
                 }
                 sums[j] = silu_where(use_silu, sums[j]);
             }
-            store_chunk<T>(run_in_out + chunk * kChunk * out_layout.token_step(), plan.out_tokens_inner, sums);
+            store_chunk<T>(run_in_out + chunk * kChunk * out_layout.token_step(), plan().out_tokens_inner, sums);
         }
-        const DeadTokens mode = first_parameter_again(p).dead_tokens;
+        const DeadTokens mode = params().dead_tokens;
         if (~tile.live != 0 && mode != DeadTokens::leave) {
 #pragma unroll 1
             for (int t = 0; t < kRun; ++t) {
@@ -253,11 +265,11 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, staged_blocks(kWidth))
 #pragma unroll 1
             for (int32_t b = tile.sequence + row; b < tile.sequences_end; b += kStagedThreads / Shape::kChannels) {
                 const PackedSequence s = indices().sequence(b);
-                if (s.number >= 0 && s.end > s.begin && works) begin_channel<T, kWidth>(p, plan, s, d, in_x, in_out, taps_here);
+                if (s.number >= 0 && s.end > s.begin && works) begin_channel<T, kWidth>(call, s, d, in_x, in_out, taps_here);
             }
         }
         __syncthreads();
-        store_tile<T>(p, plan, tile, begin, first_channel, out_bytes);
+        store_tile<T>(call, tile, begin, first_channel, out_bytes);
     }
 }
 
@@ -269,6 +281,7 @@ StagedPlan plan_of(const CausalConv1dVarlenParams& p, const VarlenTile& forced, 
     const int64_t columns = (int64_t{p.dim} * element_bytes(p.dtype) + kChannelLineBytes - 1) / kChannelLineBytes;
     plan.tiles = in_place ? kMostTiles : kUsualTiles;
     while (plan.tiles > 1 && columns * tiles / plan.tiles < kEnoughBlocks) plan.tiles /= 2;
+    power_of_two("block_n", forced.channels), power_of_two("num_warps", forced.warps);
     if (const int tokens = power_of_two("block_m", forced.tokens))
         plan.tiles = power_of_two_up_to(tokens / kTileTokens, kMostTiles);
     plan.stretches = static_cast<uint32_t>((tiles + plan.tiles - 1) / plan.tiles);
@@ -306,9 +319,9 @@ void launch(const CausalConv1dVarlenParams& p, const StagedPlan& plan, hipStream
     const int64_t columns = (int64_t{p.dim} + StagedShape<T>::kChannels - 1) / StagedShape<T>::kChannels;
     const dim3 grid = grid_of(columns, plan.stretches), block(kStagedThreads, 1, 1);
     if (most_past(p) == 3)
-        HIPCONV_LAUNCH(true, (causal_conv1d_varlen_staged<T, 4>), grid, block, 0, stream, p, plan);
+        HIPCONV_LAUNCH(true, (causal_conv1d_varlen_staged<T, 4>), grid, block, 0, stream, StagedCall{p, plan});
     else
-        HIPCONV_LAUNCH(true, (causal_conv1d_varlen_staged<T, kMostStagedWidth>), grid, block, 0, stream, p, plan);
+        HIPCONV_LAUNCH(true, (causal_conv1d_varlen_staged<T, kMostStagedWidth>), grid, block, 0, stream, StagedCall{p, plan});
     check_launch("causal_conv1d_varlen");
 }
 

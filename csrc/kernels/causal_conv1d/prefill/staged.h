@@ -66,6 +66,12 @@ struct StagedPlan {
     int32_t saved_dim;     // dim, rounded up to whole vectors
 };
 
+// The kernel's parameter. Its members are read where they are needed: together they would fill a wave's scalar registers (AMD).
+struct StagedCall {
+    CausalConv1dVarlenParams params;
+    StagedPlan plan;
+};
+
 // The most tokens that a window reaches back, in the instance that serves the width.
 inline int most_past(const CausalConv1dVarlenParams& p) { return p.width <= 4 ? 3 : kMostStagedWidth - 1; }
 

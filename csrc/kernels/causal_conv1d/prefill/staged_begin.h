@@ -24,12 +24,11 @@ struct ChannelInTile {
 HIPCONV_INLINE float for_state(float v, DType state_dtype) { return state_dtype == DType::f32 ? v : canonical_nan(v); }
 
 template <typename T, int kWidth>
-__device__ __forceinline__ void begin_channel(const CausalConv1dVarlenParams& p, const StagedPlan& plan,
-                                              const PackedSequence& s, int32_t d, const ChannelInTile<T>& x,
-                                              const ChannelInTile<T>& out, const float* taps) {
+__device__ __forceinline__ void begin_channel(const StagedCall& call, const PackedSequence& s, int32_t d,
+                                              const ChannelInTile<T>& x, const ChannelInTile<T>& out, const float* taps) {
     constexpr int kPast = kWidth - 1, kChannels = StagedShape<T>::kChannels;
-    const CausalConv1dVarlenParams& again = first_parameter_again(p);
-    const int missing = kWidth - again.width;
+    const CausalConv1dVarlenParams& p = call.params;
+    const auto missing_now = [&] { return missing_taps<kWidth, true>(p); };  // no registers for all that follows from it
     const int32_t length = s.end - s.begin;
 
     // The inputs just before a position of the sequence, of which there are at least kPast.
@@ -43,11 +42,13 @@ __device__ __forceinline__ void begin_channel(const CausalConv1dVarlenParams& p,
         }
         const T* from = static_cast<const T*>(p.x) + d * inputs_of.x_dim_stride + token * inputs_of.x_token_stride;
         int64_t step = inputs_of.x_token_stride;
+        const StagedPlan& plan = first_parameter_again(call).plan;
         const int32_t stretch_tokens = static_cast<int32_t>(plan.tiles) * kTileTokens, stretch = s.begin / stretch_tokens;
         if (plan.lasts && (s.end - 1) / stretch_tokens != stretch) {
             step = plan.saved_dim;
             from = reinterpret_cast<const T*>(plan.lasts) + (int64_t{stretch} * kHalo + kHalo - kPast) * step + d;
         }
+        const int missing = missing_now();
         from += missing * step;
 #pragma unroll
         for (int i = 0; i < kPast; ++i) {
@@ -59,9 +60,10 @@ __device__ __forceinline__ void begin_channel(const CausalConv1dVarlenParams& p,
 
     float state[kPast]{};
     if (s.read_slot != kNoSlot) {
-        with_dtype(again.state_dtype, [&](auto type) {
+        with_dtype(first_parameter_again(p).state_dtype, [&](auto type) {
             using S = decltype(type);
             const CausalConv1dVarlenParams& pool = first_parameter_again(p);
+            const int missing = missing_now();
             const S* column = global_pointer<const S>(p.states) + state_index(pool, s.read_slot, d, 0);
 #pragma unroll
             for (int i = 0; i < kPast; ++i) {
@@ -82,6 +84,7 @@ __device__ __forceinline__ void begin_channel(const CausalConv1dVarlenParams& p,
 #pragma unroll
     for (int t = 0; t < kPast; ++t) {
         float sum = taps[kWidth * kChannels];
+        const int missing = missing_now();
 #pragma unroll
         for (int i = 0; i < kWidth; ++i) {
             // Without a state, taps before the sequence are left out, not multiplied by zero: the weight may be infinite.
@@ -108,6 +111,7 @@ __device__ __forceinline__ void begin_channel(const CausalConv1dVarlenParams& p,
         const CausalConv1dVarlenParams& pool = first_parameter_again(p);
         with_dtype(pool.state_dtype, [&](auto type) {
             using S = decltype(type);
+            const int missing = missing_now();
             S* column = global_pointer<S>(p.states) + state_index(pool, slot, d, 0);
 #pragma unroll
             for (int i = 0; i < kPast; ++i) {

@@ -7,17 +7,18 @@
 namespace hipconv {
 
 template <typename T>
-__device__ __forceinline__ void store_tile(const CausalConv1dVarlenParams& p, const StagedPlan& plan, const TileTokens& tile,
-                                           int32_t begin, int32_t first_channel, const char* lines) {
+__device__ __forceinline__ void store_tile(const StagedCall& call, const TileTokens& tile, int32_t begin, int32_t first_channel,
+                                           const char* lines) {
     using Shape = StagedShape<T>;
     constexpr int kSize = Shape::kSize, kInWord = 4 / kSize;
-    const CausalConv1dVarlenParams& again = first_parameter_again(p);
+    const CausalConv1dVarlenParams& p = call.params;
+    const StagedPlan& plan = first_parameter_again(call).plan;
     const bool tokens_inner = plan.out_tokens_inner;
     const TileLayout<T> layout{tokens_inner};
     const int thread = static_cast<int>(threadIdx.x);
-    const int32_t channels = p.dim - first_channel;
-    const uint64_t stored =
-        (again.dead_tokens == DeadTokens::leave ? tile.live : ~uint64_t{0}) & lowest_bits_of_64(tile.end - begin);
+    const int32_t channels = first_parameter_again(p).dim - first_channel;
+    const uint64_t stored = (first_parameter_again(p).dead_tokens == DeadTokens::leave ? tile.live : ~uint64_t{0}) &
+                            lowest_bits_of_64(tile.end - begin);
     const int line = thread >> layout.log2_words(), lines_step = kStagedThreads >> layout.log2_words();
     const int inner = (thread & ((1 << layout.log2_words()) - 1)) * kInWord;
     const auto has_line = [&](int o) { return tokens_inner ? o < channels : (stored >> o & 1) != 0; };
