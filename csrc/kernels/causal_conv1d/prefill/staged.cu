@@ -21,6 +21,7 @@
 #include "kernels.h"
 #include "launch/check.h"
 #include "staged_begin.h"
+#include "staged_load.h"
 #include "staged_store.h"
 #include "vectors.h"
 
@@ -85,19 +86,11 @@ __device__ __forceinline__ void store_chunk(char* to, bool tokens_inner, const P
     }
 }
 
-// A word of x: two neighbours of 16 bits come one by one where no word holds both.
-template <typename T>
-__device__ __forceinline__ uint32_t load_word(const char* from, bool words, bool second, int64_t step) {
-    if (sizeof(T) == 4 || words) return *reinterpret_cast<const uint32_t*>(from);
-    const uint32_t low_half = *reinterpret_cast<const uint16_t*>(from);
-    return second ? low_half | static_cast<uint32_t>(*reinterpret_cast<const uint16_t*>(from + step)) << 16 : low_half;
-}
-
 template <typename T, int kWidth>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, (staged_blocks<T, kWidth>()))
     causal_conv1d_varlen_staged(StagedCall call) {
     using Shape = StagedShape<T>;
-    constexpr int kPast = kWidth - 1, kSize = Shape::kSize, kInWord = 4 / kSize, kRun = Shape::kRun;
+    constexpr int kPast = kWidth - 1, kRun = Shape::kRun;
     HIPCONV_SHARED(Words4, x_lines, Shape::kVectors);
     HIPCONV_SHARED(Words4, out_lines, Shape::kVectors);
     HIPCONV_SHARED(TileTokens, found_tiles, 2);
@@ -117,56 +110,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, (staged_blocks<T, kWidth>(
     const int tiles = left < static_cast<int32_t>(plan().tiles) ? left : static_cast<int32_t>(plan().tiles);
     const int32_t first_channel = static_cast<int32_t>(blockIdx.x) * Shape::kChannels, channels = params().dim - first_channel;
 
-    // The words of x that this thread brings: one in each of `kWords` lines, and one before the tile.
+    uint32_t ahead[kWords], last = 0;
+    bring_tile<T>(call, first_channel, stretch_begin, ahead, last);
     const TileLayout<T> x_layout{plan().x_tokens_inner};
-    const int line = thread >> x_layout.log2_words(), lines_step = kStagedThreads >> x_layout.log2_words();
-    const int inner = (thread & ((1 << x_layout.log2_words()) - 1)) * kInWord;
-    const int64_t outer_step = (plan().x_tokens_inner ? params().x_dim_stride : params().x_token_stride) * kSize;
-    const int64_t inner_step = (plan().x_tokens_inner ? params().x_token_stride : params().x_dim_stride) * kSize;
-    const char* x = static_cast<const char*>(p.x) +
-                    (first_channel * params().x_dim_stride + stretch_begin * params().x_token_stride) * kSize +
-                    line * outer_step + inner * inner_step;
-    const uint32_t x_main = plan().x_tokens_inner ? kHalo * kSize : kHalo * kChannelLineBytes;
     char* const x_bytes = reinterpret_cast<char*>(x_lines);
-    char* const x_place = x_bytes + x_main + line * x_layout.line_bytes() + inner * kSize;
-    uint32_t ahead[kWords];
-    const auto bring_tile = [&](int32_t begin) {
-        const int32_t tokens = params().tokens - begin;
-        const int32_t lines = plan().x_tokens_inner ? channels : tokens, elements = plan().x_tokens_inner ? tokens : channels;
-        const char* from = x;
-#pragma unroll
-        for (int k = 0; k < kWords; ++k) {
-            ahead[k] = 0;
-            if (line + k * lines_step < lines && inner < elements)
-                ahead[k] = load_word<T>(from, plan().x_words, inner + 1 < elements, inner_step);
-            from += lines_step * outer_step;
-        }
-        x += kTileTokens * params().x_token_stride * kSize;
-    };
-    bring_tile(stretch_begin);
-
-    const int halo_line = thread >> x_layout.log2_halo_words();
-    const int halo_inner = (thread & ((1 << x_layout.log2_halo_words()) - 1)) * kInWord;
-    char* const halo_place = x_bytes + halo_line * x_layout.line_bytes() + halo_inner * kSize;
-    uint32_t halo = 0;
-    {
-        const int32_t channel = plan().x_tokens_inner ? halo_line : halo_inner;
-        const bool second = plan().x_tokens_inner || channel + 1 < channels;
-        if (stretch > 0 && channel < channels) {
-            if (plan().halos) {
-                const int64_t saved = int64_t{stretch - 1} * kHalo * plan().saved_dim;
-                const int64_t at = plan().x_tokens_inner ? int64_t{first_channel + halo_line} * kHalo + halo_inner
-                                                         : int64_t{halo_line} * plan().saved_dim + first_channel + halo_inner;
-                halo = *reinterpret_cast<const uint32_t*>(plan().halos + (saved + at) * kSize);
-            } else {
-                const int64_t token = stretch_begin - kHalo + (plan().x_tokens_inner ? halo_inner : halo_line);
-                const char* from =
-                    static_cast<const char*>(p.x) +
-                    ((first_channel + channel) * params().x_dim_stride + token * params().x_token_stride) * kSize;
-                halo = load_word<T>(from, plan().x_words, second, inner_step);
-            }
-        }
-    }
+    const HaloPart<T> halo_part(thread, x_layout);
+    char* const halo_place = x_bytes + halo_part.place(x_layout);
+    uint32_t halo = bring_halo<T>(call, halo_part, stretch, first_channel, stretch_begin);
 
     // The run of tokens that this thread makes.
     const int channel = thread % Shape::kChannels, row = thread / Shape::kChannels;
@@ -196,15 +146,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, (staged_blocks<T, kWidth>(
     }
     for (int n = 0; n < tiles; ++n) {
         const int32_t begin = stretch_begin + n * kTileTokens;
-#pragma unroll
-        for (int k = 0; k < kWords; ++k)
-            *reinterpret_cast<uint32_t*>(x_place + k * lines_step * x_layout.line_bytes()) = ahead[k];
+        put_tile<T>(call, first_channel, begin, x_bytes, ahead, last);
         *reinterpret_cast<uint32_t*>(halo_place) = halo;
         __syncthreads();
 
         const TileTokens& tile = found_tiles[n % 2];
         if (n + 1 < tiles) {
-            bring_tile(begin + kTileTokens);
+            bring_tile<T>(call, first_channel, begin + kTileTokens, ahead, last);
             if (wave == n % (kStagedThreads / kWaveSize)) {
                 const TileTokens next = tile_tokens<kPast>(indices(), begin + kTileTokens, tile.end, tile.sequences_end, lane);
                 if (lane == 0) found_tiles[(n + 1) % 2] = next;
@@ -214,10 +162,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, (staged_blocks<T, kWidth>(
 
         float window[2 * kChunk];
         {
-            float before[kChunk];
-            load_chunk<T>(run_in_x, plan().x_tokens_inner, before);
+            float halo_chunk[kChunk];
+            load_chunk<T>(run_in_x, plan().x_tokens_inner, halo_chunk);
 #pragma unroll
-            for (int t = 0; t < kChunk; ++t) window[kChunk + t] = before[t];
+            for (int t = 0; t < kChunk; ++t) window[kChunk + t] = halo_chunk[t];
         }
         const bool use_silu = params().use_silu;
         float weight[kWidth];
@@ -244,7 +192,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, (staged_blocks<T, kWidth>(
                     if (i >= missing)
                         sums[j] = multiply_add(twice(weight[i]), make_pair(window[at], window[at + kChunk / 2]), sums[j]);
                 }
-                sums[j] = silu_where(use_silu, sums[j]);
+            }
+            if (use_silu) {
+#pragma unroll
+                for (int j = 0; j < kChunk / 2; ++j) sums[j] = silu(sums[j]);
             }
             store_chunk<T>(run_in_out + chunk * kChunk * out_layout.token_step(), plan().out_tokens_inner, sums);
         }
@@ -287,20 +238,24 @@ StagedPlan plan_of(const CausalConv1dVarlenParams& p, const VarlenTile& forced, 
     plan.stretches = static_cast<uint32_t>((tiles + plan.tiles - 1) / plan.tiles);
     plan.plain_indices = PlainIndices::fit(p);
 
-    const bool halves = element_bytes(p.dtype) == 2;
+    const auto form_of = [&](const void* data, int64_t inner, int64_t outer) {
+        const int in_vector = 16 / element_bytes(p.dtype), in_word = 4 / element_bytes(p.dtype);
+        if (inner != 1) return LineForm::elements;
+        if (outer % in_vector == 0 && aligned(data, 16)) return LineForm::vectors;
+        return outer % in_word == 0 && aligned(data, 4) ? LineForm::words : LineForm::shifted;
+    };
     plan.x_tokens_inner = p.x_token_stride < p.x_dim_stride;
-    const int64_t x_inner = plan.x_tokens_inner ? p.x_token_stride : p.x_dim_stride;
-    const int64_t x_outer = plan.x_tokens_inner ? p.x_dim_stride : p.x_token_stride;
-    plan.x_words = x_inner == 1 && x_outer % 2 == 0 && aligned(p.x, 4);
-    if (p.k_dim >= 0) {
-        const bool words = p.k_dim % 2 == 0 && p.dim % 2 == 0 && aligned(p.out, 4) && aligned(p.k, 4) && aligned(p.v, 4);
-        plan.out_form = words || !halves ? StoreForm::words : StoreForm::elements;
-    } else {
-        plan.out_tokens_inner = p.out_token_stride < p.out_dim_stride;
-        const int64_t inner = plan.out_tokens_inner ? p.out_token_stride : p.out_dim_stride;
-        const int64_t outer = plan.out_tokens_inner ? p.out_dim_stride : p.out_token_stride;
-        const bool words = inner == 1 && outer % 2 == 0 && aligned(p.out, 4);
-        plan.out_form = words || !halves ? StoreForm::words : inner == 1 ? StoreForm::shifted : StoreForm::elements;
+    plan.x_form =
+        plan.x_tokens_inner ? form_of(p.x, p.x_token_stride, p.x_dim_stride) : form_of(p.x, p.x_dim_stride, p.x_token_stride);
+    plan.out_tokens_inner = p.k_dim < 0 && p.out_token_stride < p.out_dim_stride;
+    plan.out_form = plan.out_tokens_inner ? form_of(p.out, p.out_token_stride, p.out_dim_stride)
+                                          : form_of(p.out, p.out_dim_stride, p.out_token_stride);
+    if (p.k_dim >= 0) {  // two neighbours may belong to different tensors
+        plan.out_form = LineForm::vectors;
+        for (const LineForm form :
+             {form_of(p.out, 1, p.k_dim), form_of(p.k, 1, p.k_dim), form_of(p.v, 1, p.dim - int64_t{2} * p.k_dim)})
+            if (form > plan.out_form) plan.out_form = form;
+        if (plan.out_form == LineForm::shifted) plan.out_form = LineForm::elements;
     }
     if (in_place) {
         plan.saved_tokens = most_past(p);

@@ -39,16 +39,17 @@ struct TileLayout {
     HIPCONV_INLINE uint32_t line_bytes() const { return tokens_inner ? StagedShape<T>::kTokenLineBytes : kChannelLineBytes; }
     HIPCONV_INLINE uint32_t channel_step() const { return tokens_inner ? StagedShape<T>::kTokenLineBytes : sizeof(T); }
     HIPCONV_INLINE uint32_t token_step() const { return tokens_inner ? sizeof(T) : kChannelLineBytes; }
-    // The words of a line of a tile, and of its halo, in powers of two.
-    HIPCONV_INLINE int log2_words() const { return tokens_inner && sizeof(T) == 4 ? 6 : 5; }
-    HIPCONV_INLINE int log2_halo_words() const { return tokens_inner ? (sizeof(T) == 4 ? 3 : 2) : 5; }
+    // The lanes that share a line of a tile, with a vector or a word each, and a line of its halo; in powers of two.
+    HIPCONV_INLINE int log2_lanes(bool vectors) const { return (tokens_inner && sizeof(T) == 4 ? 6 : 5) - (vectors ? 2 : 0); }
+    HIPCONV_INLINE int log2_halo_lanes() const { return tokens_inner ? (sizeof(T) == 4 ? 3 : 2) : 5; }
 };
 
-// A launch stores outputs of 16 bits in one of these forms.
-enum class StoreForm : int32_t {
+// Lines of x, or of outputs, have one of these forms in memory.
+enum class LineForm : int32_t {
+    vectors,  // whole vectors of 16 bytes begin where lines begin
     words,    // every line begins with a whole word
-    shifted,  // some lines begin in the middle of a word
-    elements  // lines whose elements are not neighbours
+    shifted,  // some lines, of 16-bit elements, begin in the middle of a word
+    elements  // a line's elements are not neighbours
 };
 
 // A block walks through a stretch of `tiles` tiles, for the channels of one tile. `tokens_inner` says whether a line of a tile,
@@ -56,8 +57,7 @@ enum class StoreForm : int32_t {
 struct StagedPlan {
     uint32_t tiles, stretches;
     bool x_tokens_inner, out_tokens_inner;
-    bool x_words;  // every line of x begins with a whole word
-    StoreForm out_form;
+    LineForm x_form, out_form;
     bool plain_indices;
     // In place, a block's neighbour may have overwritten inputs, so they were saved: kHalo tokens before each stretch but the
     // first (laid out like x), and those before the end of the sequence that lives across its beginning.

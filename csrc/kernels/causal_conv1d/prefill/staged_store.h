@@ -2,7 +2,7 @@
 // two outputs of 16 bits share one.
 #pragma once
 
-#include "staged.h"
+#include "staged_load.h"
 
 namespace hipconv {
 
@@ -15,12 +15,14 @@ __device__ __forceinline__ void store_tile(const StagedCall& call, const TileTok
     const StagedPlan& plan = first_parameter_again(call).plan;
     const bool tokens_inner = plan.out_tokens_inner;
     const TileLayout<T> layout{tokens_inner};
-    const int thread = static_cast<int>(threadIdx.x);
+    int thread = static_cast<int>(threadIdx.x);
+    from_here_on(thread);
     const int32_t channels = first_parameter_again(p).dim - first_channel;
     const uint64_t stored = (first_parameter_again(p).dead_tokens == DeadTokens::leave ? tile.live : ~uint64_t{0}) &
                             lowest_bits_of_64(tile.end - begin);
-    const int line = thread >> layout.log2_words(), lines_step = kStagedThreads >> layout.log2_words();
-    const int inner = (thread & ((1 << layout.log2_words()) - 1)) * kInWord;
+    const bool vectors = plan.out_form == LineForm::vectors;
+    const LanePart part = part_of_lane(thread, layout, plan.out_form);
+    const int line = part.line, lines_step = part.step, inner = part.inner;
     const auto has_line = [&](int o) { return tokens_inner ? o < channels : (stored >> o & 1) != 0; };
     const auto has_inner = [&](int e) { return tokens_inner ? (stored >> e & 1) != 0 : e < channels; };
     const char* from = lines + (tokens_inner ? kHalo * kSize : kHalo * kChannelLineBytes) + line * layout.line_bytes();
@@ -36,65 +38,68 @@ __device__ __forceinline__ void store_tile(const StagedCall& call, const TileTok
         const int64_t step = tokens_inner ? first_parameter_again(p).out_dim_stride * kSize : int64_t{column.step};
         return Place{column.first + int64_t{begin + token} * column.step, step * lines_step};
     };
-    const auto half = [](const char* at) { return *reinterpret_cast<const uint16_t*>(at); };
-    const auto put_half = [](char* to, uint16_t value) { *reinterpret_cast<uint16_t*>(to) = value; };
-
-    if (kInWord == 2 && plan.out_form == StoreForm::elements) {
+    const auto next_line = [&](Place& place, const char*& element) {
+        place.to += place.step;
+        element += lines_step * layout.line_bytes();
+    };
+    // Stores one element of each of this thread's lines.
+    const auto put_elements = [&](int e, int lines, Place place) {
+        using Bits = typename WordsOf<kSize>::type;
+        const char* element = from + e * kSize;
+        if (!has_inner(e)) return;
 #pragma unroll 1
-        for (int e = inner; e < inner + kInWord; ++e) {
-            const Place place = place_of(e);
-            char* to = place.to;
-            const char* element = from + e * kSize;
-            for (int k = 0; k < kWords; ++k) {
-                if (has_inner(e) && has_line(line + k * lines_step)) put_half(to, half(element));
-                to += place.step;
-                element += lines_step * layout.line_bytes();
-            }
+        for (int k = 0; k < lines; ++k) {
+            if (has_line(line + k * lines_step)) *reinterpret_cast<Bits*>(place.to) = *reinterpret_cast<const Bits*>(element);
+            next_line(place, element);
         }
-    } else {
-        const Place place = place_of(inner);
-        char* to = place.to;
-        const bool has_first = has_inner(inner), has_second = kInWord == 2 && has_inner(inner + 1);
-        const char* element = from + inner * kSize;
-        if (kInWord == 1 || plan.out_form == StoreForm::words) {
+    };
+    const auto along = [](const Place& place, int bytes) { return Place{place.to + bytes, place.step}; };
+
+    if (vectors) {
+        constexpr int kEach = 4 * kInWord;
+        Place place = place_of(inner);
+        if (has_inner(inner) && has_inner(inner + kEach - 1) && (!tokens_inner || ~(stored >> inner) << (64 - kEach) == 0)) {
+            const char* element = from + inner * kSize;
 #pragma unroll
-            for (int k = 0; k < kWords; ++k) {
-                const uint32_t word = *reinterpret_cast<const uint32_t*>(element);
-                if (has_line(line + k * lines_step)) {
-                    if (has_first && (kInWord == 1 || has_second))
-                        *reinterpret_cast<uint32_t*>(to) = word;
-                    else if (has_first)
-                        put_half(to, static_cast<uint16_t>(word));
-                    else if (has_second)
-                        put_half(to + kSize, static_cast<uint16_t>(word >> 16));
-                }
-                to += place.step;
-                element += lines_step * layout.line_bytes();
+            for (int k = 0; k < kWords / 4; ++k) {
+                const Words4 vector = *reinterpret_cast<const Words4*>(element);
+                if (has_line(line + k * lines_step)) *reinterpret_cast<Words4*>(place.to) = vector;
+                next_line(place, element);
             }
         } else {
-            // In a line that begins in the middle of a word, a lane stores the element before its own two and the first of them.
-            // The first lane stores the line's first and last element.
-            constexpr int kLast = kTileTokens - 1;  // as many channels are a line, too
-            const bool has_before = inner > 0 && has_inner(inner - 1), has_last = inner == 0 && has_inner(kLast);
+#pragma unroll 1
+            for (int e = 0; e < kEach; ++e) put_elements(inner + e, kWords / 4, along(place, e * kSize));
+        }
+    } else if (kInWord == 2 && plan.out_form == LineForm::elements) {
+        put_elements(inner, kWords, place_of(inner));
+        put_elements(inner + 1, kWords, place_of(inner + 1));
+    } else {
+        // In a line that begins in the middle of a word, a lane stores the element before its own two and the first of them. The
+        // first lane stores the line's first and last element. (All of a thread's lines begin so, if one does.)
+        Place place = place_of(inner);
+        constexpr int kLast = kTileTokens - 1;  // as many channels are a line, too
+        const bool shifted =
+            kInWord == 2 && plan.out_form == LineForm::shifted && reinterpret_cast<uint64_t>(place.to) % 4 != 0;
+        const int left = inner - (shifted ? 1 : 0);
+        place.to -= shifted ? kSize : 0;
+        const bool has_left = left >= 0 && has_inner(left), has_right = kInWord == 2 && has_inner(left + 1);
+        if (shifted && inner == 0) put_elements(kLast, kWords, along(place, (kLast + 1) * kSize));
+        if (has_left && (has_right || kInWord == 1)) {
+            const char* element = from + left * kSize;
 #pragma unroll
             for (int k = 0; k < kWords; ++k) {
-                const bool shifted = reinterpret_cast<uint64_t>(to) % 4 != 0;
-                if (has_line(line + k * lines_step)) {
-                    const bool left = shifted ? has_before : has_first, right = shifted ? has_first : has_second;
-                    const char* pair = element - (shifted && inner > 0 ? kSize : 0);
-                    const uint16_t left_half = half(pair), right_half = half(shifted ? element : element + kSize);
-                    char* const pair_to = to - (shifted ? kSize : 0);
-                    if (left && right) {
-                        *reinterpret_cast<uint32_t*>(pair_to) = left_half | static_cast<uint32_t>(right_half) << 16;
-                    } else {
-                        if (left) put_half(pair_to, left_half);
-                        if (right) put_half(pair_to + kSize, right_half);
-                    }
-                    if (shifted && has_last) put_half(to + kLast * kSize, half(element + kLast * kSize));
-                }
-                to += place.step;
-                element += lines_step * layout.line_bytes();
+                uint32_t word;
+                if (shifted)
+                    word = *reinterpret_cast<const uint16_t*>(element) |
+                           static_cast<uint32_t>(*reinterpret_cast<const uint16_t*>(element + kSize)) << 16;
+                else
+                    word = *reinterpret_cast<const uint32_t*>(element);
+                if (has_line(line + k * lines_step)) *reinterpret_cast<uint32_t*>(place.to) = word;
+                next_line(place, element);
             }
+        } else if (kInWord == 2) {
+            if (has_left) put_elements(left, kWords, place);
+            if (has_right) put_elements(left + 1, kWords, along(place, kSize));
         }
     }
 
