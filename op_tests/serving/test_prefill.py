@@ -26,7 +26,7 @@ from serving.prefill_cases import (
 )
 from support.backends import environment, use_backend
 from support.tensors import DTYPES, INTEGERS, LAYOUTS, mismatch, strided
-from hipconv import serving, targets
+from hipconv import serving
 
 # ---- kernels, tiles and dtypes, on every backend (conftest.py) -------------------------------------------------------------------
 

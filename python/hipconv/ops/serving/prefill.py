@@ -81,9 +81,9 @@ def causal_conv1d_fn(
         kernel: "auto", or the name of a kernel: on a GPU "tile" (widths 2 to 4, aligned channels that are neighbours), "staged" (widths 1
             to 8, in place too) or "naive"; on the CPU "simd" (width 2 to 8, stride 1 along dim) or "openmp".
         block_m, block_n, num_warps: the tile of a block of the kernel "tile": tokens, channels and waves of 32 threads, powers of two, of
-            which it takes the nearest that it has ("staged" looks at the tokens only); None or 0 for its own choice, which depends on sizes only. HIPCONV_VARLEN_KERNEL and
-            HIPCONV_VARLEN_TILE=TOKENSxCHANNELSxWARPS do the same where these are not given; the former leaves the choice to the
-            library where the device, or the form of the call, has no kernel of that name.
+            which it takes the nearest that it has ("staged" looks at the tokens only); None or 0 for its own choice, which depends on
+            sizes only. HIPCONV_VARLEN_KERNEL and HIPCONV_VARLEN_TILE=TOKENSxCHANNELSxWARPS do the same where these are not given; the
+            former leaves the choice to the library where the device, or the form of the call, has no kernel of that name.
 
     Returns:
         `out`, (dim, tokens).
