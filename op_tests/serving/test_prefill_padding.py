@@ -98,22 +98,24 @@ def test_in_place_at_any_width_and_stride(device: torch.device, width: int) -> N
             case = case._replace(use_silu=width % 2 == 0 or dim == 8, has_bias=dim != 7)
             arguments = case.inputs(device)
             arguments["cache_indices"][3] = arguments["cache_indices"][-1] = -1
-            check_in_place(arguments, in_place_kernels(device))
+            vectors = layout == "channel_last" and dim % 8 == 0 and width > 1
+            check_in_place(arguments, [name for name in in_place_kernels(device) if name != "tile" or vectors])
 
 
 def test_in_place_keeps_the_states_at_boundaries(device: torch.device) -> None:
-    """By way of a temporary: those inputs may lie anywhere, and be overwritten."""
+    """In `tile`; else by way of a temporary, as those inputs may lie anywhere, and be overwritten."""
     for block in (1, 16, 64):
         arguments = cached_call(device, [0, 3, 16, 31, 15, 0], [33, 70, 1, 2, 16, 600], block, dim=8)
-        check_in_place(arguments, [])
-        for kernel in in_place_kernels(device):
+        served = [name for name in in_place_kernels(device) if name == "tile"]
+        check_in_place(arguments, served)
+        for kernel in set(in_place_kernels(device)) - set(served):
             with pytest.raises(ValueError, match=f"kernel: got '{kernel}', which serves .*, no states at block boundaries"):
                 check_in_place(arguments, [kernel])
 
 
 @pytest.mark.parametrize("form", ["new", "split", "in_place"])
 def test_one_launch_and_no_memory_beside_the_result(device: torch.device, form: str) -> None:
-    """In place, a launch before it saves what blocks share."""
+    """In place, two launches, and memory for what blocks share."""
     for width, lengths in ((4, [50, 7]), (4, [200, 7]), (3, [1, 1, 5]), (6, [9])):
         arguments = Case(lengths, 1024, width, torch.bfloat16, torch.bfloat16).inputs(device)  # GPUs allocate multiples of 512 bytes
         x = arguments["x"]
@@ -123,11 +125,9 @@ def test_one_launch_and_no_memory_beside_the_result(device: torch.device, form: 
         else:
             call = functools.partial(serving.causal_conv1d_fn, **arguments, out=x if form == "in_place" else None)
         allocated, launches = cost_of(call)
-        stretches = -(-x.shape[1] // 64)
-        saved = 2 * (stretches - 1) * 8 * x.shape[0] * x.element_size()
-        wanted = x.nbytes if form != "in_place" or targets.of(device).backend == "cpu" else saved
-        assert allocated == wanted
-        assert len(launches) == (0 if device.type != "cuda" else 2 if form == "in_place" and saved else 1), launches
+        on_cpu = targets.of(device).backend == "cpu"
+        assert 0 < allocated < x.nbytes if form == "in_place" and not on_cpu else allocated == x.nbytes
+        assert len(launches) == (0 if device.type != "cuda" else 2 if form == "in_place" else 1), launches
 
 
 def test_kernels_in_place_say_what_they_serve(device: torch.device) -> None:

@@ -8,6 +8,11 @@ namespace hipconv {
 const char* causal_conv1d_varlen_tile_refusal(const CausalConv1dVarlenParams& params, const VarlenTile& tile);
 void causal_conv1d_varlen_tile(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace, void* stream);
 
+// In place, two launches share out the work.
+int64_t causal_conv1d_varlen_tile_workspace(const CausalConv1dVarlenParams& params, const VarlenTile& tile);
+void causal_conv1d_varlen_tile_in_place(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace,
+                                        void* stream);
+
 void launch_causal_conv1d_varlen_naive(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace,
                                        void* stream);
 
@@ -27,6 +32,7 @@ constexpr KernelRow<CausalConv1dVarlenParams, VarlenTile> kVarlenKernels[] = {
     {"naive", nullptr, launch_causal_conv1d_varlen_naive},
 };
 constexpr KernelRow<CausalConv1dVarlenParams, VarlenTile> kVarlenInPlaceKernels[] = {
+    {"tile", causal_conv1d_varlen_tile_refusal, causal_conv1d_varlen_tile_in_place, causal_conv1d_varlen_tile_workspace},
     {"staged", causal_conv1d_varlen_staged_in_place_refusal, causal_conv1d_varlen_staged_in_place,
      causal_conv1d_varlen_staged_workspace},
 };
