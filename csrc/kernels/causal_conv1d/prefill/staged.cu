@@ -2,13 +2,13 @@
 // of x and of the outputs, widths 1 to 8, and outputs that overwrite x.
 //
 // A block walks through a stretch of tokens, tile by tile, for a few channels. Lines of x go into LDS as memory holds them,
-// tokens of a channel or channels of a token. There a thread finds a run of tokens of one channel, makes their outputs from
+// tokens of a channel or channels of a token. There a thread finds a run of tokens of two channels, makes their outputs from
 // registers, and puts them into another place in LDS, in lines as the output has them. So either side of the kernel moves whole
 // lines, by lanes that are neighbours, and the two may be laid out differently. Then, if sequences begin in the tile, the rows
 // of threads take one each, and make again the outputs that reach into its initial state (staged_begin.h).
 //
-// While a tile is computed, the next one is on its way into registers, and one wave finds its sequences (staged.h). What a tile
-// needs of the one before stays in LDS.
+// While a tile is computed, the next one is on its way into registers. What a tile needs of the one before stays in LDS. The
+// sequences of a stretch's tiles are found at its beginning, by a wave a tile (staged.h).
 //
 // In place, blocks would need inputs that a neighbour may have overwritten, and cannot wait for each other: so a small launch
 // (save.cu) copies these inputs first.
@@ -27,61 +27,81 @@
 
 namespace hipconv {
 
-constexpr int kMostTiles = 8;  // of a stretch
-constexpr int kUsualTiles = 4;
 constexpr int kEnoughBlocks = 2048;
-constexpr int kChunk = 8;  // tokens that a thread makes at a time
 
 // The number of blocks of a compute unit, which registers (more for wider windows) and LDS allow.
 template <typename T, int kWidth>
 constexpr int staged_blocks() {
     constexpr int kTaps = (kWidth + 1) * StagedShape<T>::kChannels * 4;
-    constexpr int kBytes = 2 * 16 * StagedShape<T>::kVectors + 2 * static_cast<int>(sizeof(TileTokens)) + kTaps;
+    constexpr int kBytes = 2 * 16 * StagedShape<T>::kVectors + kMostTiles * static_cast<int>(sizeof(TileTokens)) + kTaps;
     constexpr int kMost = kWidth > 4 ? 3 : 4;
     return kLdsBytes / kBytes < kMost ? kLdsBytes / kBytes : kMost;
 }
 
-// Eight tokens of a channel in LDS.
+// Two channels of a tile in LDS: neighbours where a line is channels; if a line is tokens, lines half a tile apart, as lanes that
+// are neighbours find these in different banks.
 template <typename T>
-__device__ __forceinline__ void load_chunk(const char* from, bool tokens_inner, float (&to)[kChunk]) {
+struct ChannelPair {
+    int first, second;
+
+    HIPCONV_INLINE ChannelPair(int lane, bool tokens_inner)
+        : first(tokens_inner ? lane : 2 * lane), second(tokens_inner ? lane + StagedShape<T>::kLanes : 2 * lane + 1) {}
+};
+
+// A run of tokens of two channels, and kPast tokens before it. `from` is the first channel's place of the token kHalo before.
+template <typename T, int kPast>
+__device__ __forceinline__ void load_window(const char* from, bool tokens_inner, Pair (&window)[kPast + StagedShape<T>::kRun]) {
+    constexpr int kSize = StagedShape<T>::kSize, kRun = StagedShape<T>::kRun;
     if (tokens_inner) {
-        constexpr int kEach = 16 / static_cast<int>(sizeof(T));
+        constexpr int kEach = 16 / kSize;
+        constexpr int kSkipped = (kHalo - kPast) / kEach;  // vectors
+        const char* const twin = from + StagedShape<T>::kLanes * StagedShape<T>::kTokenLineBytes;
 #pragma unroll
-        for (int v = 0; v < kChunk / kEach; ++v) {
-            const Words4 words = reinterpret_cast<const Words4*>(from)[v];
+        for (int v = kSkipped; v < (kHalo + kRun) / kEach; ++v) {
+            const Words4 first = reinterpret_cast<const Words4*>(from)[v], second = reinterpret_cast<const Words4*>(twin)[v];
 #pragma unroll
-            for (int i = 0; i < kEach / 2; ++i) {
-                const Pair both = pair_of<T>(words, i);
-                to[v * kEach + 2 * i] = low(both);
-                to[v * kEach + 2 * i + 1] = high(both);
+            for (int i = 0; i < kEach; ++i) {
+                const int at = v * kEach + i - (kHalo - kPast);
+                if (at < 0) continue;
+                const Pair a = pair_of<T>(first, i / 2), b = pair_of<T>(second, i / 2);
+                window[at] = i % 2 ? make_pair(high(a), high(b)) : make_pair(low(a), low(b));
             }
         }
     } else {
+        using Both = Words<T, 2>;
 #pragma unroll
-        for (int t = 0; t < kChunk; ++t) to[t] = to_float(*reinterpret_cast<const T*>(from + t * kChannelLineBytes));
+        for (int t = 0; t < kPast + kRun; ++t)
+            window[t] = pair_of<T>(*reinterpret_cast<const Both*>(from + (kHalo - kPast + t) * kChannelLineBytes), 0);
     }
 }
 
-// Pair i holds the tokens i and i + 4.
+// A run of outputs; `to` is the first channel's place of its first token.
 template <typename T>
-__device__ __forceinline__ void store_chunk(char* to, bool tokens_inner, const Pair (&halves)[kChunk / 2]) {
+__device__ __forceinline__ void store_run(char* to, bool tokens_inner, uint32_t twin, const Pair (&run)[StagedShape<T>::kRun]) {
+    constexpr int kSize = StagedShape<T>::kSize, kRun = StagedShape<T>::kRun;
     if (tokens_inner) {
-        if constexpr (sizeof(T) == 4) {
+        Words4 first{}, second{};
+        static_assert(kRun * kSize == 16, "a run is a vector");
 #pragma unroll
-            for (int v = 0; v < 2; ++v) {
-                Words4 words{};
+        for (int i = 0; i < kRun / 2; ++i) {
+            set_pair<T>(first, i, make_pair(low(run[2 * i]), low(run[2 * i + 1])));
+            set_pair<T>(second, i, make_pair(high(run[2 * i]), high(run[2 * i + 1])));
+        }
+        *reinterpret_cast<Words4*>(to) = first;
+        *reinterpret_cast<Words4*>(to + twin) = second;
+    } else if (twin == kSize) {
+        using Both = Words<T, 2>;
 #pragma unroll
-                for (int i = 0; i < 4; ++i) set_word(words, i, bit_cast<uint32_t>(v ? high(halves[i]) : low(halves[i])));
-                reinterpret_cast<Words4*>(to)[v] = words;
-            }
-        } else {
-            *reinterpret_cast<Words4*>(to) = vector_of_halves<T, kChunk>(halves);
+        for (int t = 0; t < kRun; ++t) {
+            Both both{};
+            set_pair<T>(both, 0, run[t]);
+            *reinterpret_cast<Both*>(to + t * kChannelLineBytes) = both;
         }
     } else {
 #pragma unroll
-        for (int i = 0; i < kChunk / 2; ++i) {
-            *reinterpret_cast<T*>(to + i * kChannelLineBytes) = from_float<T>(low(halves[i]));
-            *reinterpret_cast<T*>(to + (i + kChunk / 2) * kChannelLineBytes) = from_float<T>(high(halves[i]));
+        for (int t = 0; t < kRun; ++t) {
+            *reinterpret_cast<T*>(to + t * kChannelLineBytes) = from_float<T>(low(run[t]));
+            *reinterpret_cast<T*>(to + t * kChannelLineBytes + twin) = from_float<T>(high(run[t]));
         }
     }
 }
@@ -93,7 +113,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, (staged_blocks<T, kWidth>(
     constexpr int kPast = kWidth - 1, kRun = Shape::kRun;
     HIPCONV_SHARED(Words4, x_lines, Shape::kVectors);
     HIPCONV_SHARED(Words4, out_lines, Shape::kVectors);
-    HIPCONV_SHARED(TileTokens, found_tiles, 2);
+    HIPCONV_SHARED(TileTokens, found_tiles, kMostTiles);
     HIPCONV_SHARED(float, taps, (kWidth + 1) * Shape::kChannels);  // weights and biases, for which there are no registers
 
     const CausalConv1dVarlenParams& p = call.params;
@@ -118,31 +138,33 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, (staged_blocks<T, kWidth>(
     char* const halo_place = x_bytes + halo_part.place(x_layout);
     uint32_t halo = bring_halo<T>(call, halo_part, stretch, first_channel, stretch_begin);
 
-    // The run of tokens that this thread makes.
-    const int channel = thread % Shape::kChannels, row = thread / Shape::kChannels;
-    const bool works = channel < channels;
-    const int32_t d = first_channel + (works ? channel : 0);
-    float* const taps_here = taps + channel;
-    if (row == 0) {
+    // Weights and biases, for which there are no registers.
+    if (thread < Shape::kChannels) {
+        const int32_t d = first_channel + (thread < channels ? thread : 0);
+        float* const to = taps + thread;
         const int missing = missing_taps<kWidth, true>(p);
         with_dtype(params().weight_dtype, [&](auto type) {
             using P = decltype(type);
             for (int i = missing; i < kWidth; ++i)
-                taps_here[i * Shape::kChannels] =
+                to[i * Shape::kChannels] =
                     parameter<P>(p.weight, d * params().weight_dim_stride + (i - missing) * params().weight_width_stride);
         });
-        taps_here[kWidth * Shape::kChannels] =
-            p.bias ? load_parameter(p.bias, d * params().bias_stride, params().bias_dtype) : 0.0f;
+        to[kWidth * Shape::kChannels] = p.bias ? load_parameter(p.bias, d * params().bias_stride, params().bias_dtype) : 0.0f;
     }
 
+    // The run of tokens that this thread makes.
     const TileLayout<T> out_layout{plan().out_tokens_inner};
     char* const out_bytes = reinterpret_cast<char*>(out_lines);
-    const char* const run_in_x = x_bytes + channel * x_layout.channel_step() + row * kRun * x_layout.token_step();
-    char* const run_in_out = out_bytes + channel * out_layout.channel_step() + (kHalo + row * kRun) * out_layout.token_step();
+    const int row = thread / Shape::kLanes;
+    const ChannelPair<T> pair(thread % Shape::kLanes, plan().x_tokens_inner);
+    const char* const run_in_x = x_bytes + pair.first * x_layout.channel_step() + row * kRun * x_layout.token_step();
+    char* const run_in_out =
+        out_bytes + pair.first * out_layout.channel_step() + (kHalo + row * kRun) * out_layout.token_step();
 
-    if (wave == 0) {
-        const TileTokens found = first_tile<kPast>(indices(), stretch_begin, lane);
-        if (lane == 0) found_tiles[0] = found;
+    // Waves find a tile each, so that no tile waits for the one before.
+    for (int n = wave; n < tiles; n += kStagedThreads / kWaveSize) {
+        const TileTokens found = first_tile<kPast>(indices(), stretch_begin + n * kTileTokens, lane);
+        if (lane == 0) found_tiles[n] = found;
     }
     for (int n = 0; n < tiles; ++n) {
         const int32_t begin = stretch_begin + n * kTileTokens;
@@ -150,73 +172,59 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, (staged_blocks<T, kWidth>(
         *reinterpret_cast<uint32_t*>(halo_place) = halo;
         __syncthreads();
 
-        const TileTokens& tile = found_tiles[n % 2];
-        if (n + 1 < tiles) {
-            bring_tile<T>(call, first_channel, begin + kTileTokens, ahead, last);
-            if (wave == n % (kStagedThreads / kWaveSize)) {
-                const TileTokens next = tile_tokens<kPast>(indices(), begin + kTileTokens, tile.end, tile.sequences_end, lane);
-                if (lane == 0) found_tiles[(n + 1) % 2] = next;
-            }
-        }
+        const TileTokens& tile = found_tiles[n];
+        if (n + 1 < tiles) bring_tile<T>(call, first_channel, begin + kTileTokens, ahead, last);
         halo = *reinterpret_cast<const uint32_t*>(halo_place + kTileTokens * x_layout.token_step());
-
-        float window[2 * kChunk];
         {
-            float halo_chunk[kChunk];
-            load_chunk<T>(run_in_x, plan().x_tokens_inner, halo_chunk);
+            Pair window[kPast + kRun], sums[kRun];
+            load_window<T, kPast>(run_in_x, plan().x_tokens_inner, window);
+            const auto tap = [&](int i) {
+                const float* const from = taps + i * Shape::kChannels;
+                return make_pair(from[pair.first], from[pair.second]);
+            };
+            const Pair bias = tap(kWidth);
 #pragma unroll
-            for (int t = 0; t < kChunk; ++t) window[kChunk + t] = halo_chunk[t];
-        }
-        const bool use_silu = params().use_silu;
-        float weight[kWidth];
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) weight[i] = taps_here[i * Shape::kChannels];
-        const float bias = taps_here[kWidth * Shape::kChannels];
-#pragma unroll
-        for (int chunk = 0; chunk < kRun / kChunk; ++chunk) {
-            float current[kChunk];
-            load_chunk<T>(run_in_x + (chunk + 1) * kChunk * x_layout.token_step(), plan().x_tokens_inner, current);
-#pragma unroll
-            for (int t = 0; t < kChunk; ++t) {
-                window[t] = window[kChunk + t];
-                window[kChunk + t] = current[t];
-            }
-            Pair sums[kChunk / 2];
+            for (int t = 0; t < kRun; ++t) sums[t] = bias;
             const int missing = missing_taps<kWidth, true>(p);
 #pragma unroll
-            for (int j = 0; j < kChunk / 2; ++j) {
-                sums[j] = twice(bias);
+            for (int i = 0; i < kWidth; ++i) {
+                if (i < missing) continue;
+                const Pair weight = tap(i);
 #pragma unroll
-                for (int i = 0; i < kWidth; ++i) {
-                    const int at = kChunk - kPast + j + i;
-                    if (i >= missing)
-                        sums[j] = multiply_add(twice(weight[i]), make_pair(window[at], window[at + kChunk / 2]), sums[j]);
-                }
+                for (int t = 0; t < kRun; ++t) sums[t] = multiply_add(weight, window[t + i], sums[t]);
             }
-            if (use_silu) {
+            if (params().use_silu) {
 #pragma unroll
-                for (int j = 0; j < kChunk / 2; ++j) sums[j] = silu(sums[j]);
+                for (int t = 0; t < kRun; ++t) sums[t] = silu(sums[t]);
             }
-            store_chunk<T>(run_in_out + chunk * kChunk * out_layout.token_step(), plan().out_tokens_inner, sums);
+            store_run<T>(run_in_out, plan().out_tokens_inner, (pair.second - pair.first) * out_layout.channel_step(), sums);
         }
         const DeadTokens mode = params().dead_tokens;
         if (~tile.live != 0 && mode != DeadTokens::leave) {
 #pragma unroll 1
-            for (int t = 0; t < kRun; ++t) {
-                if (tile.live >> (row * kRun + t) & 1) continue;
-                const T input = *reinterpret_cast<const T*>(run_in_x + (kHalo + t) * x_layout.token_step());
-                *reinterpret_cast<T*>(run_in_out + t * out_layout.token_step()) =
+            for (int t = 0; t < 2 * kRun; ++t) {
+                const int token = t / 2, twin = t % 2 * (pair.second - pair.first);
+                if (tile.live >> (row * kRun + token) & 1) continue;
+                const T input = *reinterpret_cast<const T*>(run_in_x + (kHalo + token) * x_layout.token_step() +
+                                                            twin * x_layout.channel_step());
+                *reinterpret_cast<T*>(run_in_out + token * out_layout.token_step() + twin * out_layout.channel_step()) =
                     mode == DeadTokens::zero ? from_float<T>(0.0f) : input;
             }
         }
         if (tile.sequence < tile.sequences_end) {
             __syncthreads();  // the first outputs of sequences come over the others
+            int own = thread;
+            from_here_on(own);
+            const int channel = own % Shape::kChannels, row = own / Shape::kChannels;
+            const int32_t d = first_channel + channel;
+            const bool works = channel < channels;
             const ChannelInTile<T> in_x{x_bytes + channel * x_layout.channel_step(), x_layout.token_step(), begin};
             const ChannelInTile<T> in_out{out_bytes + channel * out_layout.channel_step(), out_layout.token_step(), begin};
 #pragma unroll 1
             for (int32_t b = tile.sequence + row; b < tile.sequences_end; b += kStagedThreads / Shape::kChannels) {
                 const PackedSequence s = indices().sequence(b);
-                if (s.number >= 0 && s.end > s.begin && works) begin_channel<T, kWidth>(call, s, d, in_x, in_out, taps_here);
+                if (s.number >= 0 && s.end > s.begin && works)
+                    begin_channel<T, kWidth>(call, s, d, in_x, in_out, taps + channel);
             }
         }
         __syncthreads();
@@ -230,7 +238,7 @@ StagedPlan plan_of(const CausalConv1dVarlenParams& p, const VarlenTile& forced, 
     StagedPlan plan{};
     const int64_t tiles = (int64_t{p.tokens} + kTileTokens - 1) / kTileTokens;
     const int64_t columns = (int64_t{p.dim} * element_bytes(p.dtype) + kChannelLineBytes - 1) / kChannelLineBytes;
-    plan.tiles = in_place ? kMostTiles : kUsualTiles;
+    plan.tiles = kMostTiles;
     while (plan.tiles > 1 && columns * tiles / plan.tiles < kEnoughBlocks) plan.tiles /= 2;
     power_of_two("block_n", forced.channels), power_of_two("num_warps", forced.warps);
     if (const int tokens = power_of_two("block_m", forced.tokens))

@@ -13,6 +13,7 @@ namespace hipconv {
 
 constexpr int kStagedThreads = 256;
 constexpr int kTileTokens = 64;
+constexpr int kMostTiles = 8;                 // of a stretch
 constexpr int kHalo = 8;                      // tokens before a tile that LDS holds, too: more than any window reaches back
 constexpr int kChannelLineBytes = 128;        // of a tile's channels, one token
 constexpr int kMostStagedWidth = kHalo;       // a window reaches width - 1 tokens back
@@ -24,7 +25,8 @@ template <typename T>
 struct StagedShape {
     static constexpr int kSize = static_cast<int>(sizeof(T));
     static constexpr int kChannels = kChannelLineBytes / kSize;
-    static constexpr int kRun = kTileTokens * kChannels / kStagedThreads;
+    static constexpr int kLanes = kChannels / 2;  // a thread makes two channels
+    static constexpr int kRun = kTileTokens * kLanes / kStagedThreads;
     // A line of tokens is an odd number of vectors, so that lanes of different channels find theirs in different banks.
     static constexpr int kTokenLineBytes = (((kHalo + kTileTokens) * kSize + 15) / 16 | 1) * 16;
     static constexpr int kTokenLines = kTokenLineBytes * kChannels, kChannelLines = (kHalo + kTileTokens) * kChannelLineBytes;
