@@ -34,7 +34,7 @@ template <typename T, int kWidth>
 constexpr int staged_blocks() {
     constexpr int kTaps = (kWidth + 1) * StagedShape<T>::kChannels * 4;
     constexpr int kBytes = 2 * 16 * StagedShape<T>::kVectors + kMostTiles * static_cast<int>(sizeof(TileTokens)) + kTaps;
-    constexpr int kMost = kWidth > 4 ? 3 : 4;
+    constexpr int kMost = kWidth > 4 ? 5 : 6;
     return kLdsBytes / kBytes < kMost ? kLdsBytes / kBytes : kMost;
 }
 
@@ -134,9 +134,11 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, (staged_blocks<T, kWidth>(
     bring_tile<T>(call, first_channel, stretch_begin, ahead, last);
     const TileLayout<T> x_layout{plan().x_tokens_inner};
     char* const x_bytes = reinterpret_cast<char*>(x_lines);
-    const HaloPart<T> halo_part(thread, x_layout);
-    char* const halo_place = x_bytes + halo_part.place(x_layout);
-    uint32_t halo = bring_halo<T>(call, halo_part, stretch, first_channel, stretch_begin);
+    const auto halo_place = [&](int k) { return x_bytes + HaloPart<T>(k, x_layout).place(x_layout); };
+    uint32_t halo[kHaloWords];
+#pragma unroll
+    for (int k = 0; k < kHaloWords; ++k)
+        halo[k] = bring_halo<T>(call, HaloPart<T>(k, x_layout), stretch, first_channel, stretch_begin);
 
     // Weights and biases, for which there are no registers.
     if (thread < Shape::kChannels) {
@@ -157,9 +159,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, (staged_blocks<T, kWidth>(
     char* const out_bytes = reinterpret_cast<char*>(out_lines);
     const int row = thread / Shape::kLanes;
     const ChannelPair<T> pair(thread % Shape::kLanes, plan().x_tokens_inner);
-    const char* const run_in_x = x_bytes + pair.first * x_layout.channel_step() + row * kRun * x_layout.token_step();
+    const char* const run_in_x =
+        x_bytes + pair.first * x_layout.channel_step() + row * Shape::kRuns * kRun * x_layout.token_step();
     char* const run_in_out =
-        out_bytes + pair.first * out_layout.channel_step() + (kHalo + row * kRun) * out_layout.token_step();
+        out_bytes + pair.first * out_layout.channel_step() + (kHalo + row * Shape::kRuns * kRun) * out_layout.token_step();
 
     // Waves find a tile each, so that no tile waits for the one before.
     for (int n = wave; n < tiles; n += kStagedThreads / kWaveSize) {
@@ -169,15 +172,19 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, (staged_blocks<T, kWidth>(
     for (int n = 0; n < tiles; ++n) {
         const int32_t begin = stretch_begin + n * kTileTokens;
         put_tile<T>(call, first_channel, begin, x_bytes, ahead, last);
-        *reinterpret_cast<uint32_t*>(halo_place) = halo;
+#pragma unroll
+        for (int k = 0; k < kHaloWords; ++k) *reinterpret_cast<uint32_t*>(halo_place(k)) = halo[k];
         __syncthreads();
 
         const TileTokens& tile = found_tiles[n];
         if (n + 1 < tiles) bring_tile<T>(call, first_channel, begin + kTileTokens, ahead, last);
-        halo = *reinterpret_cast<const uint32_t*>(halo_place + kTileTokens * x_layout.token_step());
-        {
+#pragma unroll
+        for (int k = 0; k < kHaloWords; ++k)
+            halo[k] = *reinterpret_cast<const uint32_t*>(halo_place(k) + kTileTokens * x_layout.token_step());
+#pragma unroll 1
+        for (int run = 0; run < Shape::kRuns; ++run) {
             Pair window[kPast + kRun], sums[kRun];
-            load_window<T, kPast>(run_in_x, plan().x_tokens_inner, window);
+            load_window<T, kPast>(run_in_x + run * kRun * x_layout.token_step(), plan().x_tokens_inner, window);
             const auto tap = [&](int i) {
                 const float* const from = taps + i * Shape::kChannels;
                 return make_pair(from[pair.first], from[pair.second]);
@@ -197,14 +204,15 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, (staged_blocks<T, kWidth>(
 #pragma unroll
                 for (int t = 0; t < kRun; ++t) sums[t] = silu(sums[t]);
             }
-            store_run<T>(run_in_out, plan().out_tokens_inner, (pair.second - pair.first) * out_layout.channel_step(), sums);
+            store_run<T>(run_in_out + run * kRun * out_layout.token_step(), plan().out_tokens_inner,
+                         (pair.second - pair.first) * out_layout.channel_step(), sums);
         }
         const DeadTokens mode = params().dead_tokens;
         if (~tile.live != 0 && mode != DeadTokens::leave) {
 #pragma unroll 1
-            for (int t = 0; t < 2 * kRun; ++t) {
+            for (int t = 0; t < 2 * Shape::kRuns * kRun; ++t) {
                 const int token = t / 2, twin = t % 2 * (pair.second - pair.first);
-                if (tile.live >> (row * kRun + token) & 1) continue;
+                if (tile.live >> (row * Shape::kRuns * kRun + token) & 1) continue;
                 const T input = *reinterpret_cast<const T*>(run_in_x + (kHalo + token) * x_layout.token_step() +
                                                             twin * x_layout.channel_step());
                 *reinterpret_cast<T*>(run_in_out + token * out_layout.token_step() + twin * out_layout.channel_step()) =

@@ -11,7 +11,7 @@
 
 namespace hipconv {
 
-constexpr int kStagedThreads = 256;
+constexpr int kStagedThreads = 128;
 constexpr int kTileTokens = 64;
 constexpr int kMostTiles = 8;                 // of a stretch
 constexpr int kHalo = 8;                      // tokens before a tile that LDS holds, too: more than any window reaches back
@@ -20,13 +20,15 @@ constexpr int kMostStagedWidth = kHalo;       // a window reaches width - 1 toke
 constexpr int32_t kMostStagedSize = 1 << 30;  // so that sums of two tokens, or of two channels, are integers, too
 
 constexpr int kWords = kTileTokens * kChannelLineBytes / 4 / kStagedThreads;  // of a tile that a thread moves
+constexpr int kHaloWords = kHalo * kChannelLineBytes / 4 / kStagedThreads;
 
 template <typename T>
 struct StagedShape {
     static constexpr int kSize = static_cast<int>(sizeof(T));
     static constexpr int kChannels = kChannelLineBytes / kSize;
-    static constexpr int kLanes = kChannels / 2;  // a thread makes two channels
-    static constexpr int kRun = kTileTokens * kLanes / kStagedThreads;
+    static constexpr int kLanes = kChannels / 2;                                // a thread makes two channels
+    static constexpr int kRun = 16 / kSize;                                     // tokens: a vector of a line of tokens
+    static constexpr int kRuns = kTileTokens * kLanes / kStagedThreads / kRun;  // that a thread makes, one after another
     // A line of tokens is an odd number of vectors, so that lanes of different channels find theirs in different banks.
     static constexpr int kTokenLineBytes = (((kHalo + kTileTokens) * kSize + 15) / 16 | 1) * 16;
     static constexpr int kTokenLines = kTokenLineBytes * kChannels, kChannelLines = (kHalo + kTileTokens) * kChannelLineBytes;

@@ -138,19 +138,23 @@ __device__ __forceinline__ void put_tile(const StagedCall& call, int32_t first_c
     }
 }
 
-// A stretch's halo, a word for each thread: from x or, in place, from what was saved.
+// Word `k` of those that a thread has of a tile's halo.
 template <typename T>
 struct HaloPart {
     int line, inner;
 
-    HIPCONV_INLINE HaloPart(int thread, const TileLayout<T>& layout)
-        : line(thread >> layout.log2_halo_lanes()),
-          inner((thread & ((1 << layout.log2_halo_lanes()) - 1)) * (4 / static_cast<int>(sizeof(T)))) {}
+    HIPCONV_INLINE HaloPart(int k, const TileLayout<T>& layout) {
+        int index = k * kStagedThreads + static_cast<int>(threadIdx.x);
+        from_here_on(index);
+        line = index >> layout.log2_halo_lanes();
+        inner = (index & ((1 << layout.log2_halo_lanes()) - 1)) * (4 / static_cast<int>(sizeof(T)));
+    }
     HIPCONV_INLINE uint32_t place(const TileLayout<T>& layout) const {
         return line * layout.line_bytes() + inner * static_cast<int>(sizeof(T));
     }
 };
 
+// A word of a stretch's halo: from x or, in place, from what was saved.
 template <typename T>
 __device__ __forceinline__ uint32_t bring_halo(const StagedCall& call, const HaloPart<T>& part, uint32_t stretch,
                                                int32_t first_channel, int32_t begin) {
