@@ -110,6 +110,7 @@ template <typename T, int kWidth>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, (staged_blocks<T, kWidth>()))
     causal_conv1d_varlen_staged(StagedCall call) {
     using Shape = StagedShape<T>;
+    constexpr bool kAnyWidth = kWidth != kUsualStagedWidth;
     constexpr int kPast = kWidth - 1, kRun = Shape::kRun;
     HIPCONV_SHARED(Words4, x_lines, Shape::kVectors);
     HIPCONV_SHARED(Words4, out_lines, Shape::kVectors);
@@ -144,7 +145,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, (staged_blocks<T, kWidth>(
     if (thread < Shape::kChannels) {
         const int32_t d = first_channel + (thread < channels ? thread : 0);
         float* const to = taps + thread;
-        const int missing = missing_taps<kWidth, true>(p);
+        const int missing = missing_taps<kWidth, kAnyWidth>(p);
         with_dtype(params().weight_dtype, [&](auto type) {
             using P = decltype(type);
             for (int i = missing; i < kWidth; ++i)
@@ -181,22 +182,24 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, (staged_blocks<T, kWidth>(
 #pragma unroll
         for (int k = 0; k < kHaloWords; ++k)
             halo[k] = *reinterpret_cast<const uint32_t*>(halo_place(k) + kTileTokens * x_layout.token_step());
+        const int missing = missing_taps<kWidth, kAnyWidth>(p);
+        const auto tap = [&](int i) {
+            const float* const from = taps + i * Shape::kChannels;
+            return make_pair(from[pair.first], from[pair.second]);
+        };
+        Pair taps_of_run[kWidth + 1];  // wide windows leave no registers for them
+#pragma unroll
+        for (int i = 0; i <= kWidth && !kAnyWidth; ++i) taps_of_run[i] = tap(i);
 #pragma unroll 1
         for (int run = 0; run < Shape::kRuns; ++run) {
             Pair window[kPast + kRun], sums[kRun];
             load_window<T, kPast>(run_in_x + run * kRun * x_layout.token_step(), plan().x_tokens_inner, window);
-            const auto tap = [&](int i) {
-                const float* const from = taps + i * Shape::kChannels;
-                return make_pair(from[pair.first], from[pair.second]);
-            };
-            const Pair bias = tap(kWidth);
 #pragma unroll
-            for (int t = 0; t < kRun; ++t) sums[t] = bias;
-            const int missing = missing_taps<kWidth, true>(p);
+            for (int t = 0; t < kRun; ++t) sums[t] = kAnyWidth ? tap(kWidth) : taps_of_run[kWidth];
 #pragma unroll
             for (int i = 0; i < kWidth; ++i) {
                 if (i < missing) continue;
-                const Pair weight = tap(i);
+                const Pair weight = kAnyWidth ? tap(i) : taps_of_run[i];
 #pragma unroll
                 for (int t = 0; t < kRun; ++t) sums[t] = multiply_add(weight, window[t + i], sums[t]);
             }
@@ -289,8 +292,8 @@ template <typename T>
 void launch(const CausalConv1dVarlenParams& p, const StagedPlan& plan, hipStream_t stream) {
     const int64_t columns = (int64_t{p.dim} + StagedShape<T>::kChannels - 1) / StagedShape<T>::kChannels;
     const dim3 grid = grid_of(columns, plan.stretches), block(kStagedThreads, 1, 1);
-    if (most_past(p) == 3)
-        HIPCONV_LAUNCH(true, (causal_conv1d_varlen_staged<T, 4>), grid, block, 0, stream, StagedCall{p, plan});
+    if (p.width == kUsualStagedWidth)
+        HIPCONV_LAUNCH(true, (causal_conv1d_varlen_staged<T, kUsualStagedWidth>), grid, block, 0, stream, StagedCall{p, plan});
     else
         HIPCONV_LAUNCH(true, (causal_conv1d_varlen_staged<T, kMostStagedWidth>), grid, block, 0, stream, StagedCall{p, plan});
     check_launch("causal_conv1d_varlen");

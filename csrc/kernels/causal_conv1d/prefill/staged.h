@@ -16,6 +16,7 @@ constexpr int kTileTokens = 64;
 constexpr int kMostTiles = 8;                 // of a stretch
 constexpr int kHalo = 8;                      // tokens before a tile that LDS holds, too: more than any window reaches back
 constexpr int kChannelLineBytes = 128;        // of a tile's channels, one token
+constexpr int kUsualStagedWidth = 4;          // of models, which has an instance; the other widths share one
 constexpr int kMostStagedWidth = kHalo;       // a window reaches width - 1 tokens back
 constexpr int32_t kMostStagedSize = 1 << 30;  // so that sums of two tokens, or of two channels, are integers, too
 
@@ -77,7 +78,9 @@ struct StagedCall {
 };
 
 // The most tokens that a window reaches back, in the instance that serves the width.
-inline int most_past(const CausalConv1dVarlenParams& p) { return p.width <= 4 ? 3 : kMostStagedWidth - 1; }
+inline int most_past(const CausalConv1dVarlenParams& p) {
+    return (p.width == kUsualStagedWidth ? p.width : kMostStagedWidth) - 1;
+}
 
 // Saves inputs before `staged` overwrites them.
 void save_inputs(const CausalConv1dVarlenParams& p, const StagedPlan& plan, void* stream);

@@ -28,7 +28,9 @@ __device__ __forceinline__ void begin_channel(const StagedCall& call, const Pack
                                               const ChannelInTile<T>& x, const ChannelInTile<T>& out, const float* taps) {
     constexpr int kPast = kWidth - 1, kChannels = StagedShape<T>::kChannels;
     const CausalConv1dVarlenParams& p = call.params;
-    const auto missing_now = [&] { return missing_taps<kWidth, true>(p); };  // no registers for all that follows from it
+    const auto missing_now = [&] {
+        return missing_taps < kWidth, kWidth != kUsualStagedWidth > (p);
+    };  // no registers for all that follows from it
     const int32_t length = s.end - s.begin;
 
     // The inputs just before a position of the sequence, of which there are at least kPast.
