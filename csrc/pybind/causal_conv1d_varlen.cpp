@@ -1,6 +1,9 @@
 // The causal_conv1d_varlen module checks tensors, fills a params struct and calls the launcher.
 #include <torch/csrc/utils/pybind.h>  // must be first, as it may be there precompiled
 
+#include <ATen/core/Tensor.h>
+
+#include <ATen/ops/empty_ops.h>  // must be after it; <ATen/ops/empty.h> would take seconds to compile
 #include <c10/core/DeviceGuard.h>
 #include <pybind11/stl.h>
 
@@ -130,8 +133,12 @@ class Prefill : Arguments {
         if (in_place && (!kernel || p.dead_tokens != DeadTokens::leave)) return false;
         if (in_place && sequences == 0) return true;
         const c10::DeviceGuard guard(x.device());
+        at::Tensor workspace;
+        if (const int64_t bytes = kernel->workspace_of(p, forced_tile))
+            workspace =
+                at::_ops::empty_memory_format::call(c10::fromIntArrayRefSlow({bytes}), at::kByte, {}, x.device(), {}, {});
         py::gil_scoped_release no_gil;
-        kernel->launch(p, forced_tile, nullptr, reinterpret_cast<void*>(*stream));
+        kernel->launch(p, forced_tile, workspace.defined() ? workspace.data_ptr() : nullptr, reinterpret_cast<void*>(*stream));
         return true;
     }
 

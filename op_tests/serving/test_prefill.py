@@ -26,7 +26,7 @@ from serving.prefill_cases import (
 )
 from support.backends import environment, use_backend
 from support.tensors import DTYPES, INTEGERS, LAYOUTS, mismatch, strided
-from hipconv import serving, targets
+from hipconv import serving
 
 # ---- kernels, tiles and dtypes, on every backend (conftest.py) -------------------------------------------------------------------
 
@@ -40,7 +40,7 @@ LENGTHS = [
     [40, 1, 1, 33, 2, 64, 65],
     [300],
 ]
-WIDTHS = [2, 3, 4, 1, 5, 6, 9]  # peers' width 5 loads the state and never multiplies it, and wider ones are not served
+WIDTHS = [2, 3, 4, 1, 5, 6, 7, 8, 9]  # peers' width 5 loads the state and never multiplies it, and wider ones are not served
 
 
 def _grid() -> list[Case]:
@@ -54,7 +54,7 @@ def _grid() -> list[Case]:
         spare = draw.choice([0, 0, 1, 3])
         flags = (number % 3 > 0, number % 4 > 0)
         cases.append(Case(lengths, dim, width, dtype, state_dtype, weight_dtype, *flags, layout, state_layout, spare, number % 3))
-    for number, (lengths, width) in enumerate(itertools.product(LENGTHS, (2, 3, 4, 5, 6))):
+    for number, (lengths, width) in enumerate(itertools.product(LENGTHS, range(1, 9))):
         dtype = list(DTYPES.values())[number % 3]
         cases.append(Case(lengths, 16 + 8 * (number % 3), width, dtype, dtype, dtype, state_layout=STATE_LAYOUTS[number % 2]))
     return cases
@@ -81,7 +81,7 @@ def test_every_kernel_can_be_forced_by_name(device: torch.device) -> None:
 def test_the_variable_forces_a_kernel_where_there_is_one(device: torch.device, in_place: bool) -> None:
     """Nowhere else, because it holds for all backends and forms. Where it forces one, width 9 tells."""
     here = kernel_names(device) + (in_place_kernels(device) if in_place else [])
-    for width, name in itertools.product((4, 9), ("tile", "naive", "walk", "strip", "simd", "openmp")):
+    for width, name in itertools.product((4, 9), ("tile", "staged", "naive", "simd", "openmp")):
         arguments = Case([9, 1, 30], 16, width).inputs(device)
         wanted, _, live = expected(arguments)
         with environment(HIPCONV_VARLEN_KERNEL=name):
@@ -95,7 +95,7 @@ def test_the_variable_forces_a_kernel_where_there_is_one(device: torch.device, i
 
 def test_a_variable_that_names_no_kernel(device: torch.device) -> None:
     with environment(HIPCONV_VARLEN_KERNEL="triton"):
-        with pytest.raises(ValueError, match=r"^HIPCONV_VARLEN_KERNEL: got 'triton', expected one of 'auto', .*'strip', .*'openmp'$"):
+        with pytest.raises(ValueError, match=r"^HIPCONV_VARLEN_KERNEL: got 'triton', expected one of 'auto', .*'staged', .*'openmp'$"):
             serving.causal_conv1d_fn(**good_call(device))
         check(Case([9, 1], 16).inputs(device) | {"kernel": kernel_names(device)[0]})  # the call's own keyword goes first
 
@@ -105,22 +105,24 @@ def test_every_pair_of_dtypes_is_served(device: torch.device) -> None:
     for dtype, state_dtype, width in itertools.product(dtypes, dtypes, (4, 5, 6)):
         arguments = Case([9, 1, 30], 16, width, dtype, state_dtype).inputs(device)
         check(arguments)
-        if device.type == "cuda" or targets.of(device).backend == "simt":
+        if "tile" in kernel_names(device):
+            check(arguments | {"kernel": "staged"})
             if state_dtype in (dtype, torch.float32):
                 check(arguments | {"kernel": "tile"})
             else:
-                with pytest.raises(ValueError, match=r"kernel: got 'tile', which serves .*, states of x's dtype or float32, and"):
+                with pytest.raises(ValueError, match=r"kernel: got 'tile', which serves widths 2 to 8, .*, states of x's dtype or float32"):
                     check(arguments | {"kernel": "tile"})
 
 
 @pytest.mark.parametrize("lengths", LENGTHS[3:7], ids=str)
 @pytest.mark.parametrize("block_m", [4, 32, 64, 256])
 def test_every_tile_gives_the_same_bits(device: torch.device, block_m: int, lengths: list[int]) -> None:
-    """Runs of 1 to 32 tokens, which begin anywhere in a sequence."""
+    """Runs of 1 to 32 tokens, or stretches of 64 to 256, which begin anywhere in a sequence."""
     arguments = Case(lengths, 72, 4, torch.bfloat16, torch.float32).inputs(device)
     out, pool = check(arguments)
-    for forced in ({"block_m": block_m}, {"block_m": block_m, "block_n": 16, "num_warps": 1}):
-        again, pool_again = check(arguments | forced)
+    tiles = ({"block_m": block_m}, {"block_m": block_m, "block_n": 16, "num_warps": 1})
+    for kernel, forced in itertools.product({"tile", "staged"} & set(kernel_names(device)) or {"auto"}, tiles):
+        again, pool_again = check(arguments | forced | {"kernel": kernel})
         assert torch.equal(again, out) and same_values(pool_again, pool)
     with environment(HIPCONV_VARLEN_TILE=f"{block_m}x64x2"):
         assert torch.equal(check(arguments)[0], out)
@@ -181,16 +183,20 @@ def _strided(values: Tensor, strides: tuple[int, ...], offset: int) -> tuple[Ten
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("shape", ["channel-last", "odd offset", "odd pitch", "channel-first", "every third token", "every second channel"])
+@pytest.mark.parametrize(
+    "shape",
+    ["channel-last", "odd offset", "odd pitch", "channel-first", "channel-first, odd pitch", "every third token", "every second channel"],
+)
 def test_any_strides_with_poison_around(device: torch.device, shape: str, dtype: torch.dtype) -> None:
     """Of x, out, weight, bias and the pool; peers take the stride of a state's columns for 1, and weights for contiguous."""
-    dim, lengths = 16, [13, 1, 2, 30]
+    dim, lengths = 16, [13, 1, 2, 30, 90]
     tokens = sum(lengths)
     strides, offset = {
         "channel-last": ((1, dim + 8), 8),
         "odd offset": ((1, dim), 3),
         "odd pitch": ((1, dim + 3), 8),
         "channel-first": ((tokens, 1), 0),
+        "channel-first, odd pitch": ((tokens + 3, 1), 5),
         "every third token": ((1, 3 * dim), 0),
         "every second channel": ((2, 2 * dim), 1),
     }[shape]
@@ -270,7 +276,7 @@ def test_a_tile_may_be_forced_on_a_split(device: torch.device, forced: dict[str,
     arguments = Case([6, 3, 1, 0, 12, 30], 40, 4, torch.bfloat16, torch.bfloat16).inputs(device)
     out, pool = check(arguments)
     text = "x".join(str(forced.get(side) or 32) for side in ("block_m", "block_n", "num_warps"))
-    kernel = "tile" if "tile" in kernel_names(device) else "auto"
+    kernel = "staged" if "staged" in kernel_names(device) else "auto"
     for tile, variables in ((forced, {}), ({}, {"HIPCONV_VARLEN_TILE": text})):
         states = arguments["conv_states"].clone()
         with environment(**variables):

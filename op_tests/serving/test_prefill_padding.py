@@ -74,7 +74,7 @@ def check_in_place(arguments: dict[str, Any], kernels: list[str]) -> None:
 @pytest.mark.parametrize("state_layout", STATE_LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 def test_in_place_gives_the_same_bits(device: torch.device, dtype: torch.dtype, state_layout: str) -> None:
-    """A block has a strip of channels of its own, and walks through sequences of any length, tile after tile."""
+    """Blocks share inputs, which one of them may overwrite before another one has read them."""
     short = [*range(30), *[1] * 40, 300, 0, *range(9, 0, -1)]
     cases = ((short, 72), ([2100], 8), ([3, 1030, 2, 1100, 5], 16), ([1] * 300, 8), ([1, 2], 264), ([0, 0, 7, 0], 8))
     for (lengths, dim), state_dtype in itertools.product(cases, {dtype, torch.float32}):
@@ -84,7 +84,7 @@ def test_in_place_gives_the_same_bits(device: torch.device, dtype: torch.dtype, 
         check_in_place(arguments, in_place_kernels(device))
 
 
-@pytest.mark.parametrize("width", [2, 3, 4, 5, 6])
+@pytest.mark.parametrize("width", range(1, 9))
 def test_in_place_at_any_width_and_stride(device: torch.device, width: int) -> None:
     """Sequences that begin and end anywhere in a tile, whose first tokens never lie in two of them."""
     for dtype, dim, layout, state_layout in (
@@ -98,16 +98,24 @@ def test_in_place_at_any_width_and_stride(device: torch.device, width: int) -> N
             case = case._replace(use_silu=width % 2 == 0 or dim == 8, has_bias=dim != 7)
             arguments = case.inputs(device)
             arguments["cache_indices"][3] = arguments["cache_indices"][-1] = -1
-            check_in_place(arguments, [name for name in in_place_kernels(device) if name != "walk"])
+            vectors = layout == "channel_last" and dim % 8 == 0 and width > 1
+            check_in_place(arguments, [name for name in in_place_kernels(device) if name != "tile" or vectors])
 
 
 def test_in_place_keeps_the_states_at_boundaries(device: torch.device) -> None:
+    """In `tile`; else by way of a temporary, as those inputs may lie anywhere, and be overwritten."""
     for block in (1, 16, 64):
-        check_in_place(cached_call(device, [0, 3, 16, 31, 15, 0], [33, 70, 1, 2, 16, 600], block, dim=8), in_place_kernels(device))
+        arguments = cached_call(device, [0, 3, 16, 31, 15, 0], [33, 70, 1, 2, 16, 600], block, dim=8)
+        served = [name for name in in_place_kernels(device) if name == "tile"]
+        check_in_place(arguments, served)
+        for kernel in set(in_place_kernels(device)) - set(served):
+            with pytest.raises(ValueError, match=f"kernel: got '{kernel}', which serves .*, no states at block boundaries"):
+                check_in_place(arguments, [kernel])
 
 
 @pytest.mark.parametrize("form", ["new", "split", "in_place"])
 def test_one_launch_and_no_memory_beside_the_result(device: torch.device, form: str) -> None:
+    """In place, two launches, and memory for what blocks share."""
     for width, lengths in ((4, [50, 7]), (4, [200, 7]), (3, [1, 1, 5]), (6, [9])):
         arguments = Case(lengths, 1024, width, torch.bfloat16, torch.bfloat16).inputs(device)  # GPUs allocate multiples of 512 bytes
         x = arguments["x"]
@@ -117,18 +125,16 @@ def test_one_launch_and_no_memory_beside_the_result(device: torch.device, form: 
         else:
             call = functools.partial(serving.causal_conv1d_fn, **arguments, out=x if form == "in_place" else None)
         allocated, launches = cost_of(call)
-        temporary = form == "in_place" and targets.of(device).backend == "cpu"
-        assert allocated == (0 if form == "in_place" and not temporary else x.nbytes)
-        assert len(launches) == (1 if device.type == "cuda" else 0), launches
+        on_cpu = targets.of(device).backend == "cpu"
+        assert 0 < allocated < x.nbytes if form == "in_place" and not on_cpu else allocated == x.nbytes
+        assert len(launches) == (0 if device.type != "cuda" else 2 if form == "in_place" else 1), launches
 
 
 def test_kernels_in_place_say_what_they_serve(device: torch.device) -> None:
-    for kernel, width in (("walk", 3), ("strip", 7)) if in_place_kernels(device) else ():
-        arguments = Case([5, 6], 16, width).inputs(device)
+    for kernel in in_place_kernels(device):
+        arguments = Case([5, 6], 16, 9).inputs(device)
         with pytest.raises(ValueError, match=f"kernel: got '{kernel}', which serves width"):
             serving.causal_conv1d_fn(**arguments, out=arguments["x"], kernel=kernel)
-        with pytest.raises(ValueError, match=f"kernel: got '{kernel}', expected one of 'auto'"):
-            serving.causal_conv1d_fn(**arguments, kernel=kernel)
         nothing = Case([0, 0], 16).inputs(device)
         for out in (nothing["x"], nothing["x"][:]):
             assert serving.causal_conv1d_fn(**nothing, out=out, kernel=kernel) is out, "no tokens, in place"

@@ -8,26 +8,33 @@ namespace hipconv {
 const char* causal_conv1d_varlen_tile_refusal(const CausalConv1dVarlenParams& params, const VarlenTile& tile);
 void causal_conv1d_varlen_tile(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace, void* stream);
 
+// In place, two launches share out the work.
+int64_t causal_conv1d_varlen_tile_workspace(const CausalConv1dVarlenParams& params, const VarlenTile& tile);
+void causal_conv1d_varlen_tile_in_place(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace,
+                                        void* stream);
+
 void launch_causal_conv1d_varlen_naive(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace,
                                        void* stream);
 
-// In place: `strip` serves what `tile` does, up to 2^30 tokens; `walk`, of width 4 and with channels in vectors, is for long
-// sequences.
-const char* causal_conv1d_varlen_walk_refusal(const CausalConv1dVarlenParams& params, const VarlenTile& tile);
-bool causal_conv1d_varlen_walk_is_faster(const CausalConv1dVarlenParams& params, const VarlenTile& tile);  // than strip
-void causal_conv1d_varlen_walk(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace, void* stream);
+// By way of LDS: any layout and alignment, and in place.
+const char* causal_conv1d_varlen_staged_refusal(const CausalConv1dVarlenParams& params, const VarlenTile& tile);
+void causal_conv1d_varlen_staged(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace, void* stream);
 
-const char* causal_conv1d_varlen_strip_refusal(const CausalConv1dVarlenParams& params, const VarlenTile& tile);
-void causal_conv1d_varlen_strip(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace, void* stream);
+const char* causal_conv1d_varlen_staged_in_place_refusal(const CausalConv1dVarlenParams& params, const VarlenTile& tile);
+int64_t causal_conv1d_varlen_staged_workspace(const CausalConv1dVarlenParams& params, const VarlenTile& tile);
+void causal_conv1d_varlen_staged_in_place(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace,
+                                          void* stream);
 
-// name, refusal, launch, workspace, auto_takes
+// name, refusal, launch, workspace
 constexpr KernelRow<CausalConv1dVarlenParams, VarlenTile> kVarlenKernels[] = {
     {"tile", causal_conv1d_varlen_tile_refusal, causal_conv1d_varlen_tile},
+    {"staged", causal_conv1d_varlen_staged_refusal, causal_conv1d_varlen_staged},
     {"naive", nullptr, launch_causal_conv1d_varlen_naive},
 };
 constexpr KernelRow<CausalConv1dVarlenParams, VarlenTile> kVarlenInPlaceKernels[] = {
-    {"walk", causal_conv1d_varlen_walk_refusal, causal_conv1d_varlen_walk, nullptr, causal_conv1d_varlen_walk_is_faster},
-    {"strip", causal_conv1d_varlen_strip_refusal, causal_conv1d_varlen_strip},
+    {"tile", causal_conv1d_varlen_tile_refusal, causal_conv1d_varlen_tile_in_place, causal_conv1d_varlen_tile_workspace},
+    {"staged", causal_conv1d_varlen_staged_in_place_refusal, causal_conv1d_varlen_staged_in_place,
+     causal_conv1d_varlen_staged_workspace},
 };
 static_assert(are_named(kVarlenKernels, kCausalConv1dVarlenNames.gpu), "names stand in causal_conv1d/prefill.h too");
 static_assert(are_named(kVarlenInPlaceKernels, kCausalConv1dVarlenNames.gpu), "names stand in causal_conv1d/prefill.h too");

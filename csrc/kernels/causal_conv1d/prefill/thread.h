@@ -1,7 +1,7 @@
 // A thread of the fast varlen kernels holds this of its channels: their parameters, and the addresses of their outputs.
 //
-// Kernels are compiled for a width. With kAnyWidth, they serve smaller widths, too: the first taps are missing then, and so are
-// the first columns of the window.
+// Kernels are compiled for a width. With kAnyWidth, they serve smaller ones, too (with TapsInMemory, that of one tap less): the
+// first taps are missing then, and so are the first columns of the window.
 #pragma once
 
 #include "../common/parts.h"
@@ -16,6 +16,13 @@ enum class StateForm : int32_t {
     elements,  // anything
 };
 
+// The blocks of a launch of `tile` are of one kind or two.
+enum class VarlenPhase : int32_t {
+    whole,   // starts of sequences, and runs of tokens
+    begins,  // in place, first: starts of sequences, and tokens that blocks of the next launch share are saved
+    runs     // in place: runs of tokens
+};
+
 // This plan says how a launch divides the work. A block is blockDim.x vectors of channels by blockDim.y rows. Most blocks take
 // a run of tokens a row. Some take the start of a sequence a row; these are spread evenly among the others.
 struct VarlenPlan {
@@ -24,6 +31,9 @@ struct VarlenPlan {
     uint64_t begins_of;  // how many of 2^32 such blocks take starts of sequences
     StateForm state_form;
     bool plain_indices;
+    VarlenPhase phase;
+    bool begun_by_token;  // the outputs of a sequence's start are number start / kPast, not number `sequence`
+    char *halos, *begun;  // in place: kPast tokens before each block of runs but the first; kPast outputs a start of a sequence
 };
 
 HIPCONV_INLINE uint32_t lowest_bits(int32_t count) { return count <= 0 ? 0 : count < 32 ? (1u << count) - 1 : 0xffffffffu; }
@@ -45,10 +55,9 @@ HIPCONV_INLINE int missing_taps(const CausalConv1dVarlenParams& p) {
 // where they are unpacked.
 template <typename T, int kChannels, int kWidth, bool kAnyWidth>
 struct TapsInMemory {
-    static constexpr int kWeights = kChannels * kWidth, kBoth = kChannels > 1 ? 2 : 1;
-    static constexpr int kEach = kChannels == 1                   ? 1
-                                 : kWeights * sizeof(T) % 16 == 0 ? 16 / static_cast<int>(sizeof(T))
-                                                                  : kChannels;
+    static constexpr int kWeights = kChannels * kWidth;
+    // With a tap less, the last vector is left out.
+    static constexpr int kEach = !kAnyWidth && kWeights * sizeof(T) % 16 == 0 ? 16 / static_cast<int>(sizeof(T)) : kChannels;
 
     const CausalConv1dVarlenParams& p;
     const int64_t d;
@@ -57,17 +66,14 @@ struct TapsInMemory {
 
     HIPCONV_INLINE TapsInMemory(const CausalConv1dVarlenParams& params, int64_t first_channel) : p(params), d(first_channel) {}
 
-    // Whether a channel's weights are as many as the kernel is compiled for, so that they come in vectors.
-    HIPCONV_INLINE bool are_whole() const { return !kAnyWidth || (kChannels > 1 && first_parameter_again(p).width == kWidth); }
-
     HIPCONV_INLINE void fetch() {
         const CausalConv1dVarlenParams& again = first_parameter_again(p);
-        if (are_whole() && again.weight_dtype == kDTypeOf<T>) {
+        if (again.weight_dtype == kDTypeOf<T>) {
             const T* from = static_cast<const T*>(p.weight) + d * again.weight_dim_stride;
 #pragma unroll
             for (int v = 0; v < kWeights / kEach; ++v)
-                fetched_weights[v] =
-                    *reinterpret_cast<const Words<T, kEach>*>(from + v * (kChannels == 1 ? again.weight_width_stride : kEach));
+                if (!kAnyWidth || v < kWidth - 1 || again.width == kWidth)
+                    fetched_weights[v] = *reinterpret_cast<const Words<T, kEach>*>(from + v * kEach);
         }
         if (p.bias && again.bias_dtype == kDTypeOf<T>)
             fetched_biases =
@@ -76,47 +82,55 @@ struct TapsInMemory {
 
     // Those of pair j of the channels as floats: those fetched, or from memory.
     HIPCONV_INLINE void unpack(int j, Pair (&weight)[kWidth], Pair& bias) const {
-        const auto exact = [](float v) { return sizeof(T) == 4 ? canonical_nan(v) : v; };
         const CausalConv1dVarlenParams& again = first_parameter_again(p);
-        float weights[kBoth * kWidth] = {}, biases[kBoth] = {};
-        if (are_whole() && again.weight_dtype == kDTypeOf<T>) {
-#pragma unroll
-            for (int i = 0; i < kBoth * kWidth; ++i) {
-                const int at = 2 * j * kWidth + i;
-                const Pair both = pair_of<T>(fetched_weights[at / kEach], at % kEach / 2);
-                weights[i] = exact(at % kEach % 2 ? high(both) : low(both));
-            }
+        if constexpr (kAnyWidth) {
+            if (again.width == kWidth)
+                unpack_weights<kWidth>(j, weight);
+            else
+                unpack_weights<kWidth - 1>(j, weight);
         } else {
-            const int missing = missing_taps<kWidth, kAnyWidth>(p);
-            with_dtype(again.weight_dtype, [&](auto type) {
-                using P = decltype(type);
-                if constexpr (kChannels > 1 && !kAnyWidth) {
-                    load_packed(static_cast<const P*>(p.weight) + (d + 2 * j) * kWidth, weights);
-                } else {
-#pragma unroll
-                    for (int c = 0; c < kBoth; ++c)
-#pragma unroll
-                        for (int i = 0; i < kWidth; ++i)
-                            if (i >= missing)
-                                weights[c * kWidth + i] = parameter<P>(p.weight, (d + 2 * j + c) * again.weight_dim_stride +
-                                                                                     (i - missing) * again.weight_width_stride);
-                }
-            });
+            unpack_weights<kWidth>(j, weight);
         }
+        bias = twice(0.0f);
         if (p.bias && again.bias_dtype == kDTypeOf<T>) {
-            const Pair both = pair_of<T>(fetched_biases, j);
-            biases[0] = exact(low(both));
-            if (kBoth == 2) biases[kBoth - 1] = exact(high(both));
+            bias = exact(pair_of<T>(fetched_biases, j));
         } else if (p.bias) {
             with_dtype(again.bias_dtype, [&](auto type) {
                 using P = decltype(type);
-#pragma unroll
-                for (int i = 0; i < kBoth; ++i) biases[i] = parameter<P>(p.bias, (d + 2 * j + i) * again.bias_stride);
+                bias = make_pair(parameter<P>(p.bias, d + 2 * j), parameter<P>(p.bias, d + 2 * j + 1));
             });
         }
-        bias = make_pair(biases[0], biases[kBoth - 1]);
+    }
+
+  private:
+    static HIPCONV_INLINE Pair exact(Pair v) {
+        return sizeof(T) == 4 ? make_pair(canonical_nan(low(v)), canonical_nan(high(v))) : v;
+    }
+
+    // Of the last kTaps taps, which memory has.
+    template <int kTaps>
+    HIPCONV_INLINE void unpack_weights(int j, Pair (&weight)[kWidth]) const {
+        const CausalConv1dVarlenParams& again = first_parameter_again(p);
+        float weights[2 * kTaps] = {};
+        if (again.weight_dtype == kDTypeOf<T>) {
 #pragma unroll
-        for (int i = 0; i < kWidth; ++i) weight[i] = make_pair(weights[i], weights[(kBoth - 1) * kWidth + i]);
+            for (int i = 0; i < 2 * kTaps; ++i) {
+                const int at = 2 * j * kTaps + i;
+                const Pair both = exact(pair_of<T>(fetched_weights[at / kEach], at % kEach / 2));
+                weights[i] = at % kEach % 2 ? high(both) : low(both);
+            }
+        } else {
+            with_dtype(again.weight_dtype, [&](auto type) {
+                load_packed(static_cast<const decltype(type)*>(p.weight) + (d + 2 * j) * kTaps, weights);
+            });
+        }
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) {
+            constexpr int kMissing = kWidth - kTaps;
+            weight[i] = i < kMissing ? twice(0.0f)
+                                     : make_pair(weights[i < kMissing ? 0 : i - kMissing],
+                                                 weights[i < kMissing ? 0 : kTaps + i - kMissing]);
+        }
     }
 };
 

@@ -9,9 +9,14 @@
 // A run's loads do not wait for its sequences to be known: the lanes of a row look up one token each, in query_start_loc on the
 // device, and turn what they find into masks of the tokens to store.
 //
+// In place (`out` is x), there are two launches. The first one has the blocks of the second kind: they read all that becomes a
+// state, and put first outputs aside, as other tokens need the inputs that these overwrite; only where a sequence is all start
+// are they stored at once. It also saves the tokens before each block of the second launch, which has the runs. There a row
+// reads its halo before any row of its block stores, and the block before it does not matter any more.
+//
 // Bytes: each input is read once from memory (and a few tokens a run and a sequence once more from cache), each output is
-// written once, each state is read once and written once.
-// once, each state read once and written once.
+// written once, each state is read once and written once. In place, saved tokens are 1 or 2 % more, and the starts of sequences
+// are read and written once more each.
 #include <hip/hip_runtime.h>
 
 #include <stdexcept>
@@ -33,6 +38,14 @@ constexpr int kMostLanes = 32;                // vectors of channels that a bloc
 struct RunMasks {
     uint32_t outputs;  // whole windows of live sequences
     uint32_t dead;     // tokens of no sequence or of padding
+    uint32_t begun;    // the first tokens of live sequences of at least `past` tokens
+    int32_t sequence;  // the one that the run begins in, or one before it
+};
+
+// In place, these wait in LDS until the run is done.
+struct BegunInRun {
+    uint32_t tokens;
+    int32_t sequence;
 };
 
 // The lanes of a row look at one sequence each, starting with the sequence that the run begins in. That sequence is found in
@@ -53,7 +66,8 @@ __device__ __forceinline__ RunMasks masks_of_run(const Indices& indices, int64_t
     }
 
     const uint32_t inside = lowest_bits(run < p.tokens - first ? run : p.tokens - first);
-    uint32_t outputs = 0, live = 0;
+    uint32_t outputs = 0, live = 0, begun = 0;
+    const int32_t first_sequence = base;
     bool more;
     do {
         const int32_t b = base + lane;
@@ -61,8 +75,11 @@ __device__ __forceinline__ RunMasks masks_of_run(const Indices& indices, int64_t
         if (b < p.sequences) {
             const int32_t start = indices.start(b) - first, end = indices.start(b + 1) - first;
             if (indices.slots(b).live) {
-                outputs |= inside & lowest_bits(end) & ~lowest_bits(start + past);
-                live |= inside & lowest_bits(end) & ~lowest_bits(start);
+                const uint32_t windows = inside & lowest_bits(end) & ~lowest_bits(start + past);
+                const uint32_t tokens = inside & lowest_bits(end) & ~lowest_bits(start);
+                outputs |= windows;
+                live |= tokens;
+                if (end - start >= past) begun |= tokens & ~windows;
             }
             more = lane == lanes - 1 && end < run;
         }
@@ -74,13 +91,48 @@ __device__ __forceinline__ RunMasks masks_of_run(const Indices& indices, int64_t
         for (int other = 1; other < lanes; other *= 2) {
             outputs |= __shfl_xor(outputs, other);
             live |= __shfl_xor(live, other);
+            begun |= __shfl_xor(begun, other);
         }
     }
-    return one_sequence ? RunMasks{inside, 0} : RunMasks{outputs, inside & ~live};
+    return one_sequence ? RunMasks{inside, 0, 0, 0} : RunMasks{outputs, inside & ~live, begun, first_sequence};
+}
+
+// Where an output of a sequence's start is put aside.
+template <typename T, int kWidth>
+HIPCONV_INLINE char* begun_place(const CausalConv1dVarlenParams& p, const VarlenPlan& plan, int32_t number, int32_t start,
+                                 int64_t d, int32_t t) {
+    constexpr int kPast = kWidth - 1;
+    const int64_t row = int64_t{plan.begun_by_token ? start / kPast : number} * kPast + t;
+    return plan.begun + (row * p.dim + d) * static_cast<int64_t>(sizeof(T));
+}
+
+// Brings the first outputs of sequences to their places in a run, when their inputs are not needed any more.
+template <typename T, int kChannels, int kWidth>
+__device__ __forceinline__ void place_begun(const CausalConv1dVarlenParams& p, const VarlenPlan& plan, uint32_t block,
+                                            const BegunInRun* begun_in_runs) {
+    if (plan.phase != VarlenPhase::runs) return;
+    using Vector = Words<T, kChannels>;
+    int row = static_cast<int>(threadIdx.y);
+    from_here_on(row);
+    uint32_t left = begun_in_runs[row].tokens;
+    if (left == 0) return;
+    int32_t b = begun_in_runs[row].sequence;
+    const EitherIndices indices{first_parameter_again(p), plan.plain_indices};
+    const int64_t begin = (static_cast<int64_t>(block) * blockDim.y + row) * plan.run;
+    const int64_t d = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kChannels;
+    const OutputColumn to = output_column<T>(p, d);
+    for (; left != 0; left &= left - 1) {
+        const int32_t token = static_cast<int32_t>(begin) + __popc((left & (0 - left)) - 1);
+        while (b + 1 < p.sequences && indices.start(b + 1) <= token) ++b;
+        const int32_t start = indices.start(b);
+        *reinterpret_cast<Vector*>(to.first + int64_t{token} * to.step) =
+            *reinterpret_cast<const Vector*>(begun_place<T, kWidth>(p, plan, b, start, d, token - start));
+    }
 }
 
 template <typename T, int kChannels, int kWidth, bool kAnyWidth>
-__device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, const VarlenPlan& plan, uint32_t block) {
+__device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, const VarlenPlan& plan, uint32_t block,
+                                             BegunInRun* begun_in_runs) {
     const int32_t run = plan.run;
     constexpr int kPairs = (kChannels + 1) / 2;
     constexpr int kAhead = kWidth == 2 ? 4 : kWidth;  // a multiple of kWidth, so that ring positions repeat
@@ -99,7 +151,10 @@ __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, 
     for (int i = 0; i < kWidth - 1; ++i) {
         const int back = kWidth - 1 - i;
         before[i] = Vector{};
-        if (works && begin >= back) before[i] = load(x - back * x_step);
+        const char* from = x - back * x_step;
+        if (plan.halos && threadIdx.y == 0)
+            from = plan.halos + ((int64_t{block} * (kWidth - 1) - back) * p.dim + d) * static_cast<int64_t>(sizeof(T));
+        if (works && begin >= back) before[i] = load(from);
     }
 #pragma unroll
     for (int j = 0; j < kAhead; ++j) {
@@ -112,6 +167,10 @@ __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, 
     const CausalConv1dVarlenParams& again = first_parameter_again(p);
     RunMasks masks = plan.plain_indices ? masks_of_run(PlainIndices{again}, begin, run, kWidth - 1)
                                         : masks_of_run(AnyIndices{again}, begin, run, kWidth - 1);
+    if (plan.phase == VarlenPhase::runs) {
+        begun_in_runs[threadIdx.y] = {masks.begun, masks.sequence};
+        __syncthreads();  // from here on, a row may store what the next one has read
+    }
     if (!works) return;
 
     const OutputColumn column = output_column<T>(p, d);
@@ -122,7 +181,7 @@ __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, 
                 *reinterpret_cast<Vector*>(out + int64_t{t} * column.step) =
                     p.dead_tokens == DeadTokens::zero ? Vector{} : load(x + (t - kAhead) * x_step);
     }
-    if (masks.outputs == 0) return;
+    if (masks.outputs == 0) return place_begun<T, kChannels, kWidth>(p, plan, block, begun_in_runs);
 
     Pair weight[kPairs][kWidth], bias[kPairs];
 #pragma unroll
@@ -173,10 +232,34 @@ __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, 
         }
         masks.outputs >>= kAhead;
     }
+    place_begun<T, kChannels, kWidth>(p, plan, block, begun_in_runs);
+}
+
+// The number of blocks of a compute unit, by the registers that a width needs.
+constexpr int tile_blocks(int width) { return width <= 4 ? 8 : width <= 6 ? 5 : 4; }
+
+// Saves the tokens before a block of the next launch, for each row one, after the first.
+template <typename T, int kChannels, int kWidth>
+__device__ __forceinline__ void save_halo(const CausalConv1dVarlenParams& p, const VarlenPlan& plan, uint32_t block) {
+    using Vector = Words<T, kChannels>;
+    constexpr int kPast = kWidth - 1;
+    constexpr int64_t kSize = sizeof(T);
+    const int64_t number = int64_t{block} * blockDim.y + threadIdx.y + 1, end = number * blockDim.y * plan.run;
+    const int64_t d = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kChannels;
+    if (d >= p.dim || end >= p.tokens) return;
+    const char* from = static_cast<const char*>(p.x) + ((end - kPast) * p.x_token_stride + d) * kSize;
+    char* to = plan.halos + ((number - 1) * kPast * p.dim + d) * kSize;
+    Vector halo[kPast];
+#pragma unroll
+    for (int i = 0; i < kPast; ++i) halo[i] = *reinterpret_cast<const Vector*>(from + i * p.x_token_stride * kSize);
+#pragma unroll
+    for (int i = 0; i < kPast; ++i) *reinterpret_cast<Vector*>(to + i * p.dim * kSize) = halo[i];
 }
 
 template <typename T, int kChannels, int kWidth, bool kAnyWidth>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, 8) causal_conv1d_varlen_tile(CausalConv1dVarlenParams p, VarlenPlan plan) {
+__global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, tile_blocks(kWidth))
+    causal_conv1d_varlen_tile(CausalConv1dVarlenParams p, VarlenPlan plan) {
+    HIPCONV_SHARED(BegunInRun, begun_in_runs, kMostThreads);  // one a row
     const uint32_t block = blockIdx.z * gridDim.y + blockIdx.y;
     if (block >= plan.blocks) return;
     let_next_kernel_begin();
@@ -187,8 +270,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, 8) causal_conv1d_varlen_tile
         return static_cast<uint32_t>((count * plan.begins_of + 0xffffffffu) >> 32);
     };
     const uint32_t begins = begins_among(block);
-    if (begins_among(uint64_t{block} + 1) == begins)
-        return convolve_run<T, kChannels, kWidth, kAnyWidth>(p, plan, block - begins);
+    if (begins_among(uint64_t{block} + 1) == begins) {
+        if (plan.phase == VarlenPhase::begins) return save_halo<T, kChannels, kWidth>(p, plan, block - begins);
+        return convolve_run<T, kChannels, kWidth, kAnyWidth>(p, plan, block - begins, begun_in_runs);
+    }
 
     // A thread has fewer channels where states are wider than x: a block then has twice as many lanes, half as many rows.
     const CausalConv1dVarlenParams& again = first_parameter_again(p);
@@ -204,8 +289,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, 8) causal_conv1d_varlen_tile
     const int32_t first = static_cast<int32_t>(d);
     const auto store = [&](int t, auto result) {
         const OutputColumn column = output_column<T>(p, first);
-        *reinterpret_cast<decltype(result)*>(column.first + static_cast<int64_t>(s.begin) * column.step + t * column.step) =
-            result;
+        char* to = column.first + static_cast<int64_t>(s.begin) * column.step + t * column.step;
+        if (plan.phase == VarlenPhase::begins && s.end - s.begin >= kWidth - 1)
+            to = begun_place<T, kWidth>(p, plan, number, s.begin, first, t);
+        *reinterpret_cast<decltype(result)*>(to) = result;
     };
     if (sizeof(T) == sizeof(float) || again.state_dtype == kDTypeOf<T>) {
         const TapsInMemory<T, kChannels, kWidth, kAnyWidth> taps(p, first);
@@ -218,57 +305,112 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, 8) causal_conv1d_varlen_tile
 
 namespace {
 
-template <typename T, int kChannels, int kWidth, bool kAnyWidth>
-void launch(const CausalConv1dVarlenParams& p, const VarlenTile& tile, hipStream_t stream) {
-    const int64_t vectors = p.dim / kChannels;
-    const int warps = power_of_two("num_warps", tile.warps);
-    const unsigned threads = warps == 0 ? kUsualThreads : power_of_two_up_to(warps, kMostThreads / 32) * 32;
-    const unsigned most_lanes = kMostLanes < threads / 2 ? kMostLanes : threads / 2;  // there are two rows or more
-    unsigned lanes = power_of_two_up_to(vectors, most_lanes);
-    if (const int channels = power_of_two("block_n", tile.channels))
-        lanes = power_of_two_up_to(channels / kChannels, most_lanes);
-    const unsigned rows = threads / lanes;
-    VarlenPlan plan{};
-    plan.run = kUsualRun;
-    while (plan.run > 4 && vectors * (p.tokens / plan.run) < kEnoughThreads)
-        plan.run /= 2;  // short enough that a large card is full
-    if (const int tokens = power_of_two("block_m", tile.tokens))
-        plan.run = static_cast<int32_t>(power_of_two_up_to(tokens / static_cast<int>(rows), kMostRun));
-    const int64_t block_tokens = static_cast<int64_t>(rows) * plan.run;
-    const int64_t runs = (p.tokens + block_tokens - 1) / block_tokens;
-    const int few = channels_of_begin(kChannels, sizeof(T), element_bytes(p.state_dtype));
-    const int64_t begin_rows = rows * few / kChannels;
-    const int64_t begins = (p.sequences + begin_rows - 1) / begin_rows;
-    plan.blocks = static_cast<uint32_t>(runs + begins);
-    plan.begins_of = (static_cast<uint64_t>(begins) << 32) / plan.blocks;
-    plan.state_form = state_form(p, few, kWidth);
-    plan.plain_indices = PlainIndices::fit(p);
+// How a launch is laid out, in place or not.
+struct TileShape {
+    int channels, width;  // of the kernel's instance
+    bool any_width;
+    int64_t vectors;
+    unsigned lanes, rows;
+    int32_t run;
+    int64_t run_blocks, begin_blocks;
 
-    const dim3 grid = grid_of((vectors + lanes - 1) / lanes, plan.blocks), block(lanes, rows, 1);
-    HIPCONV_LAUNCH(true, (causal_conv1d_varlen_tile<T, kChannels, kWidth, kAnyWidth>), grid, block, 0, stream, p, plan);
+    int past() const { return width - 1; }
+};
+
+TileShape shape_of(const CausalConv1dVarlenParams& p, const VarlenTile& tile, bool in_place) {
+    TileShape s{};
+    // Models have width 4. The other widths share instances, two by two.
+    s.width = p.width == 4 ? 4 : p.width < 4 ? 3 : p.width <= 6 ? 6 : 8;
+    s.channels = vector_bytes(s.width) / element_bytes(p.dtype);
+    s.vectors = p.dim / s.channels;
+    const int warps = power_of_two("num_warps", tile.warps);
+    // In place, a block has many rows, as the tokens before it are saved.
+    const unsigned usual = in_place ? kMostThreads : kUsualThreads;
+    const unsigned threads = warps == 0 ? usual : power_of_two_up_to(warps, kMostThreads / 32) * 32;
+    const unsigned widest = in_place ? kMostLanes / 2 : kMostLanes;
+    const unsigned most_lanes = widest < threads / 2 ? widest : threads / 2;  // there are two rows or more
+    s.lanes = power_of_two_up_to(s.vectors, most_lanes);
+    if (const int channels = power_of_two("block_n", tile.channels))
+        s.lanes = power_of_two_up_to(channels / s.channels, most_lanes);
+    s.rows = threads / s.lanes;
+    s.run = s.width > 4 ? kMostRun : kUsualRun;
+    while (s.run > 4 && s.vectors * (p.tokens / s.run) < kEnoughThreads) s.run /= 2;  // short enough that a large card is full
+    if (const int tokens = power_of_two("block_m", tile.tokens))
+        s.run = static_cast<int32_t>(power_of_two_up_to(tokens / static_cast<int>(s.rows), kMostRun));
+    while (in_place && s.run < s.past()) s.run *= 2;  // a row's halo lies in the row before
+    const int64_t block_tokens = int64_t{s.rows} * s.run;
+    s.run_blocks = (p.tokens + block_tokens - 1) / block_tokens;
+    const int few = channels_of_begin(s.channels, element_bytes(p.dtype), element_bytes(p.state_dtype));
+    const int64_t begin_rows = int64_t{s.rows} * few / s.channels;
+    s.begin_blocks = (p.sequences + begin_rows - 1) / begin_rows;
+    return s;
+}
+
+int64_t halo_bytes(const CausalConv1dVarlenParams& p, const TileShape& s) {
+    return (s.run_blocks - 1) * s.past() * p.dim * element_bytes(p.dtype);
+}
+
+// Sequences whose start is put aside begin at least its length apart.
+bool begun_by_token(const CausalConv1dVarlenParams& p, const TileShape& s) { return p.tokens / s.past() + 1 < p.sequences; }
+
+template <typename T, int kWidth>
+void launch(const CausalConv1dVarlenParams& p, const TileShape& shape, VarlenPlan plan, int64_t runs, int64_t begins,
+            hipStream_t stream) {
+    constexpr int kChannels = vector_bytes(kWidth) / static_cast<int>(sizeof(T));
+    plan.run = shape.run;
+    plan.blocks = static_cast<uint32_t>(runs + begins);
+    if (plan.blocks == 0) return;
+    plan.begins_of = (static_cast<uint64_t>(begins) << 32) / plan.blocks;
+    plan.state_form = state_form(p, channels_of_begin(kChannels, sizeof(T), element_bytes(p.state_dtype)), kWidth);
+    plan.plain_indices = PlainIndices::fit(p);
+    const dim3 grid = grid_of((shape.vectors + shape.lanes - 1) / shape.lanes, plan.blocks), block(shape.lanes, shape.rows, 1);
+    HIPCONV_LAUNCH(true, (causal_conv1d_varlen_tile < T, kChannels, kWidth, kWidth != 4 >), grid, block, 0, stream, p, plan);
     check_launch("causal_conv1d_varlen");
 }
 
-// Models have width 4. The other widths share instances, which have a channel a thread where no card has the registers for a
-// vector's wide windows.
-template <typename T>
-void with_width(const CausalConv1dVarlenParams& p, const VarlenTile& tile, hipStream_t stream) {
-    constexpr int kWide = kLaneBytes / static_cast<int>(sizeof(T));
-    const bool wide = channels_a_vector(p) > 1;
-    if (p.width == 4) return wide ? launch<T, kWide, 4, false>(p, tile, stream) : launch<T, 1, 4, false>(p, tile, stream);
-    wide&& p.width < 4 ? launch<T, kWide, 3, true>(p, tile, stream) : launch<T, 1, 6, true>(p, tile, stream);
+void launch(const CausalConv1dVarlenParams& p, const TileShape& shape, const VarlenPlan& plan, int64_t runs, int64_t begins,
+            void* stream) {
+    const hipStream_t s = static_cast<hipStream_t>(stream);
+    with_dtype(p.dtype, [&](auto type) {
+        using T = decltype(type);
+        if (shape.width == 4) return launch<T, 4>(p, shape, plan, runs, begins, s);
+        if (shape.width == 3) return launch<T, 3>(p, shape, plan, runs, begins, s);
+        shape.width == 6 ? launch<T, 6>(p, shape, plan, runs, begins, s) : launch<T, 8>(p, shape, plan, runs, begins, s);
+    });
 }
 
 }  // namespace
 
 const char* causal_conv1d_varlen_tile_refusal(const CausalConv1dVarlenParams& p, const VarlenTile& /*tile*/) {
     const bool near = p.out_token_stride >= 0 && p.out_token_stride * element_bytes(p.dtype) < kOffsetLimit;
-    if (p.width >= 2 && p.width <= 6 && (p.state_dtype == p.dtype || p.state_dtype == DType::f32) && near) return nullptr;
-    return "widths 2 to 6, states of x's dtype or float32, and outputs whose tokens lie less than 2 GiB apart";
+    const bool states = p.state_dtype == p.dtype || p.state_dtype == DType::f32;
+    if (p.width >= 2 && p.width <= 8 && states && near && channels_a_vector(p) > 1) return nullptr;
+    return "widths 2 to 8, channels that are aligned neighbours, states of x's dtype or float32, and outputs whose tokens lie "
+           "less than 2 GiB apart";
 }
 
 void causal_conv1d_varlen_tile(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* /*workspace*/, void* stream) {
-    with_dtype(p.dtype, [&](auto type) { with_width<decltype(type)>(p, tile, static_cast<hipStream_t>(stream)); });
+    const TileShape shape = shape_of(p, tile, false);
+    launch(p, shape, VarlenPlan{}, shape.run_blocks, shape.begin_blocks, stream);
+}
+
+int64_t causal_conv1d_varlen_tile_workspace(const CausalConv1dVarlenParams& p, const VarlenTile& tile) {
+    const TileShape shape = shape_of(p, tile, true);
+    const int64_t begun = begun_by_token(p, shape) ? p.tokens / shape.past() + 1 : p.sequences;
+    return halo_bytes(p, shape) + begun * shape.past() * p.dim * element_bytes(p.dtype);
+}
+
+void causal_conv1d_varlen_tile_in_place(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* workspace,
+                                        void* stream) {
+    const TileShape shape = shape_of(p, tile, true);
+    VarlenPlan plan{};
+    plan.halos = static_cast<char*>(workspace);
+    plan.begun = plan.halos + halo_bytes(p, shape);
+    plan.begun_by_token = begun_by_token(p, shape);
+    plan.phase = VarlenPhase::begins;
+    launch(p, shape, plan, (shape.run_blocks - 1 + shape.rows - 1) / shape.rows, shape.begin_blocks, stream);
+    plan.phase = VarlenPhase::runs;
+    launch(p, shape, plan, shape.run_blocks, 0, stream);
 }
 
 }  // namespace hipconv

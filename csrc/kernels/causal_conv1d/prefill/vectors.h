@@ -14,10 +14,13 @@ HIPCONV_INLINE constexpr int channels_of_begin(int channels, int size, int state
 
 inline bool aligned(const void* data, int64_t bytes) { return reinterpret_cast<uintptr_t>(data) % bytes == 0; }
 
-// The number of channels of one vector: as many as a lane's bytes hold, if every vector of x and of the outputs is aligned and
-// the parameters are packed; else one.
+// The bytes of a thread's vectors: wide windows of many channels have no registers.
+constexpr int vector_bytes(int width) { return width <= 4 ? kLaneBytes : 8; }
+
+// The number of channels of one vector, if every vector of x and of the outputs is aligned and the parameters are packed; else
+// one.
 inline int channels_a_vector(const CausalConv1dVarlenParams& p) {
-    constexpr int bytes = kLaneBytes;
+    const int bytes = vector_bytes(p.width);
     const int wanted = bytes / element_bytes(p.dtype);
     const auto vectors = [&](const void* data, int64_t dim_stride, int64_t token_stride) {
         return dim_stride == 1 && aligned(data, bytes) && token_stride % wanted == 0;

@@ -1,0 +1,54 @@
+// This kernel goes before `staged` where the outputs overwrite x. It saves what a block would need of another one's tokens: the
+// inputs just before each stretch, and the inputs at the end of the sequence that lives across a stretch's beginning, if it is
+// the first such beginning in its sequence. Those become the sequence's new state, in the block that has its first token.
+#include <hip/hip_runtime.h>
+
+#include "../common/launch.h"
+#include "kernels.h"
+#include "launch/check.h"
+#include "staged.h"
+
+namespace hipconv {
+
+template <typename Bits>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, 4)
+    causal_conv1d_varlen_save(CausalConv1dVarlenParams p, StagedPlan plan) {
+    const uint32_t number = blockIdx.z * gridDim.y + blockIdx.y;  // of the stretch before the beginning
+    if (number + 1 >= plan.stretches) return;
+    let_next_kernel_begin();
+    wait_for_kernel_before();
+    const CausalConv1dVarlenParams& again = first_parameter_again(p);
+    const EitherIndices indices{again, plan.plain_indices};
+    const int32_t stretch_tokens = static_cast<int32_t>(plan.tiles) * kTileTokens;
+    const int32_t begin = static_cast<int32_t>(number + 1) * stretch_tokens;
+    const int64_t d = static_cast<int64_t>(blockIdx.x) * kStagedThreads + threadIdx.x;
+    const bool works = d < p.dim;
+    const int first = kHalo - plan.saved_tokens;
+    const auto input = [&](int64_t token) {
+        return static_cast<const Bits*>(p.x)[d * again.x_dim_stride + token * again.x_token_stride];
+    };
+    const int64_t place = int64_t{number} * kHalo * plan.saved_dim;
+    Bits* const halos = reinterpret_cast<Bits*>(plan.halos) + place + d * (plan.x_tokens_inner ? kHalo : 1);
+    Bits* const lasts = reinterpret_cast<Bits*>(plan.lasts) + place + d;
+    for (int i = first; i < kHalo && works; ++i)
+        halos[plan.x_tokens_inner ? i : int64_t{i} * plan.saved_dim] = input(begin - kHalo + i);
+
+    const int32_t begun = sequences_begun(indices, begin - 1, static_cast<int>(threadIdx.x) % kWaveSize);
+    if (begun == 0 || !works) return;
+    const int32_t start = indices.start(begun - 1), end = indices.start(begun);
+    if (end <= begin || start / stretch_tokens != static_cast<int32_t>(number)) return;
+    for (int i = first; i < kHalo; ++i)
+        if (end - kHalo + i >= 0) lasts[int64_t{i} * plan.saved_dim] = input(end - kHalo + i);
+}
+
+void save_inputs(const CausalConv1dVarlenParams& p, const StagedPlan& plan, void* stream) {
+    const dim3 grid = grid_of((int64_t{p.dim} + kStagedThreads - 1) / kStagedThreads, plan.stretches - 1);
+    const hipStream_t s = static_cast<hipStream_t>(stream);
+    if (element_bytes(p.dtype) == 4)
+        HIPCONV_LAUNCH(true, causal_conv1d_varlen_save<uint32_t>, grid, dim3(kStagedThreads, 1, 1), 0, s, p, plan);
+    else
+        HIPCONV_LAUNCH(true, causal_conv1d_varlen_save<uint16_t>, grid, dim3(kStagedThreads, 1, 1), 0, s, p, plan);
+    check_launch("causal_conv1d_varlen");
+}
+
+}  // namespace hipconv
