@@ -47,6 +47,7 @@ constexpr int kDies = 8;
 constexpr int kDies = 1;
 #endif
 constexpr bool kPrefetches = false;
+constexpr bool kUnalignedVectors = true;
 
 // This converts blocks per compute unit to waves per SIMD, which the compiler takes; every SIMD can hold 8.
 constexpr int waves_per_simd(int threads, int blocks_per_compute_unit, int wave, int simds) {

@@ -41,6 +41,7 @@ enum class MatrixUnit { fma, mfma, wmma11, wmma12, mma_sync };
 //   kHasWarpgroups: kernels of warpgroups do something here. It means nothing in the host pass of a GPU compiler
 //   kDies: a card has so many dies, which take the blocks of a launch in turns and have an L2 cache each
 //   kPrefetches: prefetch() does something
+//   kUnalignedVectors: a lane reads vectors at any address that is one of an element (load_unaligned)
 //
 //   HIPCONV_INLINE: a function that kernels call
 //   HIPCONV_LAUNCH_BOUNDS(threads, blocks): promises the compiler at most `threads` threads a block, and asks for registers

@@ -47,6 +47,7 @@ constexpr bool kCopiesPastRegisters = kMatrixUnit == MatrixUnit::mma_sync;
 constexpr bool kHasWarpgroups = kMatrixUnit == MatrixUnit::mma_sync;
 constexpr int kDies = kMatrixUnit == MatrixUnit::mfma ? 8 : 1;
 constexpr bool kPrefetches = false;
+constexpr bool kUnalignedVectors = kWaveSize == 64;
 
 // ---- kernels ----------------------------------------------------------------------------------------------------------
 

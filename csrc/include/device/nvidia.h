@@ -38,6 +38,7 @@ constexpr bool kHasWarpgroups = false;
 #endif
 constexpr int kDies = 1;
 constexpr bool kPrefetches = true;
+constexpr bool kUnalignedVectors = false;
 
 // ---- kernels ----------------------------------------------------------------------------------------------------------
 

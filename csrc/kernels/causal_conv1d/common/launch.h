@@ -7,12 +7,12 @@
 
 namespace hipconv {
 
-// Calls f with a value of the element type and with the width, from 2 to kMostWidth, as an integral_constant: kernels are
-// compiled for both.
-template <int kMostWidth, typename F>
+// Calls f with a value of the element type and with the width, from kLeastWidth to kMostWidth, as an integral_constant: kernels
+// are compiled for both.
+template <int kMostWidth, int kLeastWidth = 2, typename F>
 void with_instance(DType dtype, int width, F f) {
-    if constexpr (kMostWidth > 2) {
-        if (width < kMostWidth) return with_instance<kMostWidth - 1>(dtype, width, f);
+    if constexpr (kMostWidth > kLeastWidth) {
+        if (width < kMostWidth) return with_instance<kMostWidth - 1, kLeastWidth>(dtype, width, f);
     }
     with_dtype(dtype, [&](auto type) { f(type, std::integral_constant<int, kMostWidth>{}); });
 }

@@ -5,43 +5,26 @@
 // walks several vectors and prefetches kAhead of them, so that memory always has work while registers stay few and threads
 // many.
 //
-// Rows need not begin or end on a 16-byte boundary (kRagged): vectors lie on the boundaries of out. Those that a row fills only
-// in part are read whole where memory before and after the row is x's as well, and written element by element. If x is not
-// aligned as out is, all of x is read element by element. A row of less than a vector is one vector, wherever it begins.
+// This kernel is for whole rows: they begin and end on 16-byte boundaries, and each is one sequence without a state. All others
+// have the kernel of vector_any.cu.
 //
 // Bytes: each input is read once from memory (and up to half of it once more from cache), each output is written once.
 #include <hip/hip_runtime.h>
 
-#include "../common/launch.h"
 #include "../common/parts.h"
-#include "kernels.h"
 #include "launch/check.h"
-#include "launch/taper.h"
+#include "vector.h"
 
 namespace hipconv {
 
-constexpr int kVectorThreads = 128;
 constexpr unsigned kFewestEarly = 1024;  // blocks of a launch that begins early: an H200 lost 0.3 us with 256, gained with 2048
 constexpr int kMinLanes = 8;             // of a row, side by side: a cache line of 128 bytes
+constexpr int kIdRows = 4;               // of a block, at least, that share sequence ids
 
-// This plan says how a launch divides the work. A block is blockDim.x vectors of tokens by blockDim.y channels. The items of a
-// channel are the stretches of blockDim.x vectors of each of its sequences, one sequence after another; a thread makes its
-// vector of some of them.
-struct VectorPlan {
-    Taper taper;                 // rows are groups of blockDim.y channels
-    uint32_t stretches;          // of a sequence
-    int32_t stretch_tokens;      // of one stretch
-    int32_t sequence_tokens;     // of all stretches of a sequence: its length rounded up
-    int64_t x_batch, out_batch;  // bytes from sequence to sequence
-    uint32_t x_row, out_row;     // bytes from channel to channel
-    bool on_boundaries;       // ragged rows: vectors lie on out's 16-byte boundaries; if not, they count from the row's start
-    uint64_t x_begin, x_end;  // ragged rows: the addresses between which x may be read in whole vectors, if any
-};
+constexpr int vector_blocks(int width, int bytes) { return width > 4 ? 8 : bytes == 2 ? 10 : 12; }
 
-constexpr int vector_blocks(int width, int bytes, bool ragged) { return ragged ? 8 : width > 4 ? 8 : bytes == 2 ? 10 : 12; }
-
-template <typename T, int kWidth, bool kRagged>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, sizeof(T), kRagged))
+template <typename T, int kWidth>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, sizeof(T)))
     causal_conv1d_fwd_vector(CausalConv1dFwdParams p, VectorPlan plan) {
     constexpr int kTokens = 16 / static_cast<int>(sizeof(T));
     constexpr int kAhead = 2;  // measured on an H200
@@ -64,22 +47,15 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
     const uint32_t batch = plan.stretches == 1 ? first : first / plan.stretches;
     const char* x = static_cast<const char*>(p.x.data) + block_dim * p.x.dim_stride * kSize + batch * plan.x_batch;
     char* out = static_cast<char*>(p.out.data) + block_dim * p.out.dim_stride * kSize + batch * plan.out_batch;
-    const char* out_of_in = out;  // the row of out that belongs to the next vector to load
     int32_t in_token = static_cast<int32_t>(first - batch * plan.stretches) * plan.stretch_tokens, to_token = in_token;
     const uint32_t lane_x = threadIdx.y * plan.x_row, lane_out = threadIdx.y * plan.out_row;
     const int32_t lane_token = static_cast<int32_t>(threadIdx.x) * kTokens;
     uint32_t x_offset = lane_x + lane_token * kSize, out_offset = lane_out + lane_token * kSize;
 
     // This is where a stretch begins: the last one ends with its row, and overlaps the one before if stretches do not divide
-    // the row. (Ragged rows have lanes to spare instead.)
+    // the row.
     const auto token_of_stretch = [&](int32_t token) {
-        return !kRagged && token > 0 && token + plan.stretch_tokens > p.seqlen ? p.seqlen - plan.stretch_tokens : token;
-    };
-    // This is the token that this thread's vector begins with; it is negative where it begins before its row.
-    const auto token_of = [&](int32_t stretch_token, const char* out_row) {
-        const int32_t token = token_of_stretch(stretch_token) + lane_token;
-        if (!kRagged || !plan.on_boundaries) return token;
-        return token - static_cast<int32_t>(reinterpret_cast<uintptr_t>(out_row + lane_out) % 16 / sizeof(T));
+        return token > 0 && token + plan.stretch_tokens > p.seqlen ? p.seqlen - plan.stretch_tokens : token;
     };
 
     Vector current[kAhead];
@@ -88,44 +64,23 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
     const auto fetch = [&](int u) {
         if (loaded == count) return;
         ++loaded;
-        if constexpr (kRagged) {
-            const int32_t t = token_of(in_token, out_of_in);
-            if (t < p.seqlen) {
-                const T* row = reinterpret_cast<const T*>(x + lane_x);
-                const uint64_t at = reinterpret_cast<uint64_t>(row + t);
-                if (at - Past::kTokens * kSize >= plan.x_begin && at + 16 <= plan.x_end) {
-                    current[u] = *global_pointer<const Vector>(at);
+        const char* stretch = x + static_cast<int64_t>(token_of_stretch(in_token)) * kSize;
+        beside_access(x_offset);
+        current[u] = *reinterpret_cast<const Vector*>(stretch + x_offset);
 #pragma unroll
-                    for (int k = 0; k < Past::kParts; ++k)
-                        before[u][k] = *global_pointer<const Part>(at - (Past::kTokens - k * Past::kPartTokens) * kSize);
-                } else {
-                    current[u] = load_part<T, kTokens>(row, t, p.seqlen);
-#pragma unroll
-                    for (int k = 0; k < Past::kParts; ++k)
-                        before[u][k] =
-                            load_part<T, Past::kPartTokens>(row, t - Past::kTokens + k * Past::kPartTokens, p.seqlen);
-                }
-            }
-        } else {
-            const char* stretch = x + static_cast<int64_t>(token_of_stretch(in_token)) * kSize;
-            beside_access(x_offset);
-            current[u] = *reinterpret_cast<const Vector*>(stretch + x_offset);
-#pragma unroll
-            for (int k = 0; k < Past::kParts; ++k) {
-                constexpr int kPart = Past::kPartTokens;
-                const int back = Past::kTokens - k * kPart;
-                before[u][k] = Part{};
-                if (lane_token >= back - in_token) {
-                    beside_access(x_offset);
-                    before[u][k] = *reinterpret_cast<const Part*>(stretch - back * kSize + x_offset);
-                }
+        for (int k = 0; k < Past::kParts; ++k) {
+            constexpr int kPart = Past::kPartTokens;
+            const int back = Past::kTokens - k * kPart;
+            before[u][k] = Part{};
+            if (lane_token >= back - in_token) {
+                beside_access(x_offset);
+                before[u][k] = *reinterpret_cast<const Part*>(stretch - back * kSize + x_offset);
             }
         }
         in_token += plan.stretch_tokens;
         if (in_token >= plan.sequence_tokens) {
             in_token = 0;
             x += plan.x_batch;
-            out_of_in += plan.out_batch;
         }
     };
     wait_for_kernel_before();
@@ -147,7 +102,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
             probe += w * 0.0f;
         }
     });
-    const bool repairs = probe != 0.0f && (kRagged || lane_token < kWidth - 1);
+    const bool repairs = probe != 0.0f && lane_token < kWidth - 1;
     const float bias = p.bias ? load_parameter(p.bias, d * p.bias_stride, p.bias_dtype) : 0.0f;
 
     for (int item = 0; item < count; item += kAhead) {
@@ -156,13 +111,6 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
             float window[Past::kTokens + kTokens];
             Past::unpack(before[u], current[u], window);
             fetch(u);
-            const int32_t t = token_of(to_token, out);
-            if (kRagged && t < kWidth - 1) {  // tokens read of the row before
-#pragma unroll
-                for (int k = 0; k < Past::kTokens + kTokens - 1; ++k)
-                    if (k < Past::kTokens - t) window[k] = 0.0f;
-            }
-
             constexpr int kOldest = Past::kTokens - (kWidth - 1);
             Pair sums[kPairs];
 #pragma unroll
@@ -174,7 +122,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
                     sums[j] = multiply_add(weight[i], make_pair(window[at], window[at + kHalf]), sums[j]);
                 }
             }
-            if (repairs && (kRagged ? t < kWidth - 1 : to_token == 0)) {
+            if (repairs && to_token == 0) {
                 // Zeros stood in for the tokens before the row, and some weight is infinite or NaN: skip those taps
                 // instead. (The oldest token of the window belongs to no tap of some widths and is zero here. Naming it
                 // keeps nvcc from storing the other half of its word in a shared register, for which it would wait
@@ -183,7 +131,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
                     float sum = bias + window[0];
 #pragma unroll
                     for (int i = 0; i < kWidth; ++i)
-                        if (t + e + i >= kWidth - 1) sum += low(weight[i]) * window[kOldest + e + i];
+                        if (lane_token + e + i >= kWidth - 1) sum += low(weight[i]) * window[kOldest + e + i];
                     return sum;
                 };
 #pragma unroll
@@ -195,18 +143,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
             }
             const Vector result = vector_of_halves<T, kTokens>(sums);
 
-            if (item + u < count && (!kRagged || t < p.seqlen)) {
-                if constexpr (kRagged) {
-                    T* row = reinterpret_cast<T*>(out + lane_out);
-                    if (plan.on_boundaries && t >= 0 && t + kTokens <= p.seqlen)
-                        *reinterpret_cast<Vector*>(row + t) = result;
-                    else
-                        store_part<T, kTokens>(row, t, p.seqlen, result);
-                } else {
-                    char* stretch = out + static_cast<int64_t>(token_of_stretch(to_token)) * kSize;
-                    beside_access(out_offset);
-                    *reinterpret_cast<Vector*>(stretch + out_offset) = result;
-                }
+            if (item + u < count) {
+                char* stretch = out + static_cast<int64_t>(token_of_stretch(to_token)) * kSize;
+                beside_access(out_offset);
+                *reinterpret_cast<Vector*>(stretch + out_offset) = result;
             }
             to_token += plan.stretch_tokens;
             if (to_token >= plan.sequence_tokens) {
@@ -219,20 +159,17 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
 
 namespace {
 
-// Tells whether every row of x and out begins and ends on a 16-byte boundary.
-bool rows_are_aligned(const CausalConv1dFwdParams& p) {
-    const int tokens = 16 / element_bytes(p.dtype);
-    const auto aligned = [&](const Sequences& s) {
-        return reinterpret_cast<uintptr_t>(s.data) % 16 == 0 && s.dim_stride % tokens == 0 && s.batch_stride % tokens == 0;
-    };
-    return p.seqlen % tokens == 0 && aligned(p.x) && aligned(p.out);
+// Tells whether all rows of a tensor begin on a 16-byte boundary.
+bool begins_are_aligned(const Sequences& s, DType dtype) {
+    const int tokens = 16 / element_bytes(dtype);
+    return reinterpret_cast<uintptr_t>(s.data) % 16 == 0 && s.dim_stride % tokens == 0 && s.batch_stride % tokens == 0;
 }
 
-// Tells whether every row of x lies in its 16 bytes as the same row of out does.
-bool aligned_alike(const CausalConv1dFwdParams& p) {
-    const int tokens = 16 / element_bytes(p.dtype);
-    return reinterpret_cast<uintptr_t>(p.x.data) % 16 == reinterpret_cast<uintptr_t>(p.out.data) % 16 &&
-           (p.x.dim_stride - p.out.dim_stride) % tokens == 0 && (p.x.batch_stride - p.out.batch_stride) % tokens == 0;
+// Tells whether vector.cu's own kernel serves the call.
+bool rows_are_whole(const CausalConv1dFwdParams& p) {
+    const bool divides = p.seqlen % (16 / element_bytes(p.dtype)) == 0;
+    return p.width > 1 && rows_are_plain(p) && divides && begins_are_aligned(p.x, p.dtype) &&
+           begins_are_aligned(p.out, p.dtype);
 }
 
 // This says how a block's threads lie over rows: `lanes` vectors of one row, `rows` rows, and as many stretches as cover a row.
@@ -244,18 +181,25 @@ struct VectorShape {
 
 VectorShape shape_of(const CausalConv1dFwdParams& p) {
     const int tokens = 16 / element_bytes(p.dtype);
+    const bool even = begins_are_aligned(p.out, p.dtype);
+    const auto rows_beside = [&](int lanes) { return p.dim < kVectorThreads / lanes ? p.dim : kVectorThreads / lanes; };
     const auto shape = [&](int64_t vectors, int64_t stretches) {
         const int lanes = static_cast<int>((vectors + stretches - 1) / stretches);
-        return VectorShape{lanes, kVectorThreads / lanes, stretches, p.seqlen > tokens};
+        return VectorShape{lanes, rows_beside(lanes), stretches, even || p.seqlen > tokens};
     };
-    if (rows_are_aligned(p)) {
-        const int64_t vectors = p.seqlen / tokens;
-        return shape(vectors, (vectors + kVectorThreads - 1) / kVectorThreads);
+    // A row that begins anywhere in a vector is cut into more vectors.
+    const int64_t vectors = (static_cast<int64_t>(p.seqlen) + (even || p.seqlen <= tokens ? 1 : 2) * (tokens - 1)) / tokens;
+    if (rows_are_whole(p)) {
+        // A thread that makes only one or two vectors has too little under way, where there are threads enough.
+        int64_t stretches = (vectors + kVectorThreads - 1) / kVectorThreads;
+        const auto splits = [&] { return stretches * p.batch < 4 && vectors / stretches >= 2 * kMinLanes; };
+        while (splits() && static_cast<double>(vectors) * p.dim / (2 * stretches) >= 2 * kEnoughThreads) stretches *= 2;
+        return shape(vectors, stretches);
     }
-    // A ragged row is cut anywhere into vectors. It is divided in the way that leaves the fewest threads idle.
-    if (p.seqlen <= tokens) return shape(1, 1);
-    const int64_t vectors = (static_cast<int64_t>(p.seqlen) + 2 * (tokens - 1)) / tokens;
-    const int64_t fewest = (vectors + kVectorThreads - 1) / kVectorThreads;
+    // Other rows are divided in the way that leaves the fewest threads idle. The channels of a block share the sequence ids.
+    int most_lanes = kVectorThreads;
+    while (p.seq_idx.data && most_lanes > kVectorThreads / kIdRows && rows_beside(most_lanes) < p.dim) most_lanes /= 2;
+    const int64_t fewest = (vectors + most_lanes - 1) / most_lanes;
     VectorShape best = shape(vectors, fewest);
     for (int64_t stretches = fewest; stretches < 4 * fewest + 8 && vectors / stretches >= kMinLanes; ++stretches) {
         const VectorShape s = shape(vectors, stretches);
@@ -265,10 +209,20 @@ VectorShape shape_of(const CausalConv1dFwdParams& p) {
     return best;
 }
 
-template <typename T, int kWidth, bool kRagged>
-void launch(const CausalConv1dFwdParams& p, hipStream_t stream) {
-    const VectorShape shape = shape_of(p);
-    const dim3 block(shape.lanes, shape.rows, 1);
+// The addresses between which elements of a tensor lie whose rows of `size` have no gaps.
+struct Span {
+    uint64_t begin, end;
+};
+Span span_of(const void* data, int64_t batches, int64_t batch_stride, int64_t rows, int64_t row_stride, int64_t size,
+             int each) {
+    const int64_t to_last = (batches - 1) * batch_stride, past_last_row = (rows - 1) * row_stride + size;
+    const int64_t first = to_last < 0 ? to_last : 0, last = (to_last > 0 ? to_last : 0) + past_last_row;
+    const uint64_t begin = reinterpret_cast<uint64_t>(data);
+    return {begin + static_cast<uint64_t>(first * each), begin + static_cast<uint64_t>(last * each)};
+}
+
+VectorPlan plan_of(const CausalConv1dFwdParams& p, const VectorShape& shape, bool whole) {
+    const int size = element_bytes(p.dtype), tokens = 16 / size;
     VectorPlan plan{};
     plan.stretches = static_cast<uint32_t>(shape.stretches);
     const int64_t items = shape.stretches * p.batch;
@@ -276,36 +230,35 @@ void launch(const CausalConv1dFwdParams& p, hipStream_t stream) {
     const double threads = static_cast<double>(items) * shape.lanes * p.dim;
     // This is the number of vectors of a thread: fewer cost more starts, more leave small problems unevenly spread, and two are
     // loaded together.
-    uint32_t log2_each = sizeof(T) == 2 && !kRagged ? 4 : 3;
-    const auto enough = [&] { return kEnoughThreads * (sizeof(T) == 4 ? 2.0 : log2_each == 4 ? 4.0 : 1.0); };
+    uint32_t log2_each = size == 2 && whole ? 4 : 3;
+    const auto enough = [&] { return kEnoughThreads * (size == 4 ? 2.0 : log2_each == 4 ? 4.0 : 1.0); };
     while (log2_each > 1 && (threads / (1 << log2_each) < enough() || items <= 1 << (log2_each - 1))) --log2_each;
     plan.taper = tapered(static_cast<uint32_t>(items), channel_groups, log2_each);
-    plan.stretch_tokens = static_cast<int32_t>(shape.lanes) * (16 / static_cast<int>(sizeof(T)));
+    plan.stretch_tokens = static_cast<int32_t>(shape.lanes) * tokens;
     plan.sequence_tokens = static_cast<int32_t>(shape.stretches) * plan.stretch_tokens;
-    plan.x_batch = p.x.batch_stride * static_cast<int64_t>(sizeof(T));
-    plan.out_batch = p.out.batch_stride * static_cast<int64_t>(sizeof(T));
-    plan.x_row = static_cast<uint32_t>(p.x.dim_stride * sizeof(T));
-    plan.out_row = static_cast<uint32_t>(p.out.dim_stride * sizeof(T));
+    plan.x_batch = p.x.batch_stride * size;
+    plan.out_batch = p.out.batch_stride * size;
+    plan.x_row = static_cast<uint32_t>(p.x.dim_stride * size);
+    plan.out_row = static_cast<uint32_t>(p.out.dim_stride * size);
     plan.on_boundaries = shape.on_boundaries;
-    if (kRagged && shape.on_boundaries && aligned_alike(p)) {
-        const auto bytes = [](int64_t elements) { return static_cast<uint64_t>(elements) * sizeof(T); };
-        plan.x_begin = reinterpret_cast<uint64_t>(p.x.data);
-        plan.x_end = plan.x_begin + bytes((p.batch - 1) * p.x.batch_stride + (p.dim - 1) * p.x.dim_stride + p.seqlen);
+    const Span x = span_of(p.x.data, p.batch, p.x.batch_stride, p.dim, p.x.dim_stride, p.seqlen, size);
+    plan.x_begin = x.begin;
+    plan.x_end = x.end;
+    plan.last_inner_x = p.seqlen - 2 * tokens;
+    if (p.seq_idx.data && p.seq_idx.seqlen_stride == 1) {
+        const Span ids = span_of(p.seq_idx.data, p.batch, p.seq_idx.batch_stride, 1, 0, p.seqlen, sizeof(int32_t));
+        plan.ids_begin = ids.begin;
+        plan.ids_end = ids.end;
+        plan.last_inner_ids = p.seqlen - tokens - 4;
     }
-
-    const unsigned blocks = plan.taper.blocks;
-    const dim3 grid = blocks <= kGridLimit ? dim3(blocks, 1, 1) : grid_of(kGridLimit, (blocks + kGridLimit - 1) / kGridLimit);
-    const bool early = blocks >= kFewestEarly;
-    HIPCONV_LAUNCH(early, (causal_conv1d_fwd_vector<T, kWidth, kRagged>), grid, block, 0, stream, p, plan);
-    check_launch("causal_conv1d_fwd");
+    return plan;
 }
 
 }  // namespace
 
 const char* causal_conv1d_vector_refusal(const CausalConv1dFwdParams& p) {
-    const char* served = "channel-first x and out (stride 1 along seqlen), widths 2 to 8, plain rows";
-    if (!rows_are_plain(p) || p.width < 2 || p.width > kMaxFastWidth || p.x.seqlen_stride != 1 || p.out.seqlen_stride != 1)
-        return served;
+    const char* served = "channel-first x and out (stride 1 along seqlen), widths 1 to 8";
+    if (p.width > kMaxFastWidth || p.x.seqlen_stride != 1 || p.out.seqlen_stride != 1) return served;
     const VectorShape shape = shape_of(p);
     const auto near = [&](const Sequences& s) {  // whether 32 bits reach from a block's first row to its last
         return s.dim_stride >= 0 && (s.dim_stride * (shape.rows - 1)) * element_bytes(p.dtype) < kOffsetLimit;
@@ -316,12 +269,21 @@ const char* causal_conv1d_vector_refusal(const CausalConv1dFwdParams& p) {
 }
 
 void causal_conv1d_vector(const CausalConv1dFwdParams& p, void* /*workspace*/, void* stream) {
+    const VectorShape shape = shape_of(p);
+    const bool whole = rows_are_whole(p);
+    const VectorPlan plan = plan_of(p, shape, whole);
+    const dim3 block(shape.lanes, shape.rows, 1);
+    const unsigned blocks = plan.taper.blocks;
+    const dim3 grid = blocks <= kGridLimit ? dim3(blocks, 1, 1) : grid_of(kGridLimit, (blocks + kGridLimit - 1) / kGridLimit);
+    const bool early = blocks >= kFewestEarly;
+    const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
+    if (!whole) return launch_vector_any(p, plan, grid, block, early, hip_stream);
     with_instance<kMaxFastWidth>(p.dtype, p.width, [&](auto type, auto width) {
         using T = decltype(type);
         constexpr int kWidth = decltype(width)::value;
-        const hipStream_t s = static_cast<hipStream_t>(stream);
-        rows_are_aligned(p) ? launch<T, kWidth, false>(p, s) : launch<T, kWidth, true>(p, s);
+        HIPCONV_LAUNCH(early, (causal_conv1d_fwd_vector<T, kWidth>), grid, block, 0, hip_stream, p, plan);
     });
+    check_launch("causal_conv1d_fwd");
 }
 
 }  // namespace hipconv
