@@ -17,9 +17,7 @@
 
 namespace hipconv {
 
-constexpr unsigned kFewestEarly = 1024;  // blocks of a launch that begins early: an H200 lost 0.3 us with 256, gained with 2048
-constexpr int kMinLanes = 8;             // of a row, side by side: a cache line of 128 bytes
-constexpr int kIdRows = 4;               // of a block, at least, that share sequence ids
+constexpr int kFewestLanes = 4;  // of a row, side by side
 
 constexpr int vector_blocks(int width, int bytes) { return width > 4 ? 8 : bytes == 2 ? 10 : 12; }
 
@@ -159,12 +157,6 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
 
 namespace {
 
-// Tells whether all rows of a tensor begin on a 16-byte boundary.
-bool begins_are_aligned(const Sequences& s, DType dtype) {
-    const int tokens = 16 / element_bytes(dtype);
-    return reinterpret_cast<uintptr_t>(s.data) % 16 == 0 && s.dim_stride % tokens == 0 && s.batch_stride % tokens == 0;
-}
-
 // Tells whether vector.cu's own kernel serves the call.
 bool rows_are_whole(const CausalConv1dFwdParams& p) {
     const bool divides = p.seqlen % (16 / element_bytes(p.dtype)) == 0;
@@ -173,55 +165,22 @@ bool rows_are_whole(const CausalConv1dFwdParams& p) {
 }
 
 // This says how a block's threads lie over rows: `lanes` vectors of one row, `rows` rows, and as many stretches as cover a row.
-struct VectorShape {
+struct WholeShape {
     int lanes, rows;
     int64_t stretches;
-    bool on_boundaries;
 };
 
-VectorShape shape_of(const CausalConv1dFwdParams& p) {
-    const int tokens = 16 / element_bytes(p.dtype);
-    const bool even = begins_are_aligned(p.out, p.dtype);
-    const auto rows_beside = [&](int lanes) { return p.dim < kVectorThreads / lanes ? p.dim : kVectorThreads / lanes; };
-    const auto shape = [&](int64_t vectors, int64_t stretches) {
-        const int lanes = static_cast<int>((vectors + stretches - 1) / stretches);
-        return VectorShape{lanes, rows_beside(lanes), stretches, even || p.seqlen > tokens};
-    };
-    // A row that begins anywhere in a vector is cut into more vectors.
-    const int64_t vectors = (static_cast<int64_t>(p.seqlen) + (even || p.seqlen <= tokens ? 1 : 2) * (tokens - 1)) / tokens;
-    if (rows_are_whole(p)) {
-        // A thread that makes only one or two vectors has too little under way, where there are threads enough.
-        int64_t stretches = (vectors + kVectorThreads - 1) / kVectorThreads;
-        const auto splits = [&] { return stretches * p.batch < 4 && vectors / stretches >= 2 * kMinLanes; };
-        while (splits() && static_cast<double>(vectors) * p.dim / (2 * stretches) >= 2 * kEnoughThreads) stretches *= 2;
-        return shape(vectors, stretches);
-    }
-    // Other rows are divided in the way that leaves the fewest threads idle. The channels of a block share the sequence ids.
-    int most_lanes = kVectorThreads;
-    while (p.seq_idx.data && most_lanes > kVectorThreads / kIdRows && rows_beside(most_lanes) < p.dim) most_lanes /= 2;
-    const int64_t fewest = (vectors + most_lanes - 1) / most_lanes;
-    VectorShape best = shape(vectors, fewest);
-    for (int64_t stretches = fewest; stretches < 4 * fewest + 8 && vectors / stretches >= kMinLanes; ++stretches) {
-        const VectorShape s = shape(vectors, stretches);
-        const auto threads = [](const VectorShape& v) { return (v.lanes * v.rows + 31) / 32 * 32 * v.stretches; };
-        if (threads(s) * best.rows < threads(best) * s.rows) best = s;
-    }
-    return best;
+WholeShape whole_shape_of(const CausalConv1dFwdParams& p) {
+    // A thread that makes only one or two vectors has too little under way, where there are threads enough.
+    const int64_t vectors = p.seqlen / (16 / element_bytes(p.dtype));
+    int64_t stretches = (vectors + kVectorThreads - 1) / kVectorThreads;
+    const auto splits = [&] { return stretches * p.batch < 4 && vectors / stretches >= 2 * kFewestLanes; };
+    while (splits() && static_cast<double>(vectors) * p.dim / (2 * stretches) >= 2 * kEnoughThreads) stretches *= 2;
+    const int lanes = static_cast<int>((vectors + stretches - 1) / stretches), rows = kVectorThreads / lanes;
+    return {lanes, p.dim < rows ? p.dim : rows, stretches};
 }
 
-// The addresses between which elements of a tensor lie whose rows of `size` have no gaps.
-struct Span {
-    uint64_t begin, end;
-};
-Span span_of(const void* data, int64_t batches, int64_t batch_stride, int64_t rows, int64_t row_stride, int64_t size,
-             int each) {
-    const int64_t to_last = (batches - 1) * batch_stride, past_last_row = (rows - 1) * row_stride + size;
-    const int64_t first = to_last < 0 ? to_last : 0, last = (to_last > 0 ? to_last : 0) + past_last_row;
-    const uint64_t begin = reinterpret_cast<uint64_t>(data);
-    return {begin + static_cast<uint64_t>(first * each), begin + static_cast<uint64_t>(last * each)};
-}
-
-VectorPlan plan_of(const CausalConv1dFwdParams& p, const VectorShape& shape, bool whole) {
+VectorPlan whole_plan_of(const CausalConv1dFwdParams& p, const WholeShape& shape) {
     const int size = element_bytes(p.dtype), tokens = 16 / size;
     VectorPlan plan{};
     plan.stretches = static_cast<uint32_t>(shape.stretches);
@@ -230,7 +189,7 @@ VectorPlan plan_of(const CausalConv1dFwdParams& p, const VectorShape& shape, boo
     const double threads = static_cast<double>(items) * shape.lanes * p.dim;
     // This is the number of vectors of a thread: fewer cost more starts, more leave small problems unevenly spread, and two are
     // loaded together.
-    uint32_t log2_each = size == 2 && whole ? 4 : 3;
+    uint32_t log2_each = size == 2 ? 4 : 3;
     const auto enough = [&] { return kEnoughThreads * (size == 4 ? 2.0 : log2_each == 4 ? 4.0 : 1.0); };
     while (log2_each > 1 && (threads / (1 << log2_each) < enough() || items <= 1 << (log2_each - 1))) --log2_each;
     plan.taper = tapered(static_cast<uint32_t>(items), channel_groups, log2_each);
@@ -240,17 +199,6 @@ VectorPlan plan_of(const CausalConv1dFwdParams& p, const VectorShape& shape, boo
     plan.out_batch = p.out.batch_stride * size;
     plan.x_row = static_cast<uint32_t>(p.x.dim_stride * size);
     plan.out_row = static_cast<uint32_t>(p.out.dim_stride * size);
-    plan.on_boundaries = shape.on_boundaries;
-    const Span x = span_of(p.x.data, p.batch, p.x.batch_stride, p.dim, p.x.dim_stride, p.seqlen, size);
-    plan.x_begin = x.begin;
-    plan.x_end = x.end;
-    plan.last_inner_x = p.seqlen - 2 * tokens;
-    if (p.seq_idx.data && p.seq_idx.seqlen_stride == 1) {
-        const Span ids = span_of(p.seq_idx.data, p.batch, p.seq_idx.batch_stride, 1, 0, p.seqlen, sizeof(int32_t));
-        plan.ids_begin = ids.begin;
-        plan.ids_end = ids.end;
-        plan.last_inner_ids = p.seqlen - tokens - 4;
-    }
     return plan;
 }
 
@@ -259,7 +207,8 @@ VectorPlan plan_of(const CausalConv1dFwdParams& p, const VectorShape& shape, boo
 const char* causal_conv1d_vector_refusal(const CausalConv1dFwdParams& p) {
     const char* served = "channel-first x and out (stride 1 along seqlen), widths 1 to 8";
     if (p.width > kMaxFastWidth || p.x.seqlen_stride != 1 || p.out.seqlen_stride != 1) return served;
-    const VectorShape shape = shape_of(p);
+    if (!rows_are_whole(p)) return causal_conv1d_vector_any_serves(p) ? nullptr : served;
+    const WholeShape shape = whole_shape_of(p);
     const auto near = [&](const Sequences& s) {  // whether 32 bits reach from a block's first row to its last
         return s.dim_stride >= 0 && (s.dim_stride * (shape.rows - 1)) * element_bytes(p.dtype) < kOffsetLimit;
     };
@@ -269,15 +218,12 @@ const char* causal_conv1d_vector_refusal(const CausalConv1dFwdParams& p) {
 }
 
 void causal_conv1d_vector(const CausalConv1dFwdParams& p, void* /*workspace*/, void* stream) {
-    const VectorShape shape = shape_of(p);
-    const bool whole = rows_are_whole(p);
-    const VectorPlan plan = plan_of(p, shape, whole);
-    const dim3 block(shape.lanes, shape.rows, 1);
-    const unsigned blocks = plan.taper.blocks;
-    const dim3 grid = blocks <= kGridLimit ? dim3(blocks, 1, 1) : grid_of(kGridLimit, (blocks + kGridLimit - 1) / kGridLimit);
-    const bool early = blocks >= kFewestEarly;
     const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
-    if (!whole) return launch_vector_any(p, plan, grid, block, early, hip_stream);
+    if (!rows_are_whole(p)) return causal_conv1d_vector_any(p, hip_stream);
+    const WholeShape shape = whole_shape_of(p);
+    const VectorPlan plan = whole_plan_of(p, shape);
+    const dim3 block(shape.lanes, shape.rows, 1), grid = vector_grid(plan.taper);
+    const bool early = begins_early(plan.taper);
     with_instance<kMaxFastWidth>(p.dtype, p.width, [&](auto type, auto width) {
         using T = decltype(type);
         constexpr int kWidth = decltype(width)::value;

@@ -2,115 +2,34 @@
 // end within a 16-byte vector, x that lies otherwise in its 16 bytes than out does, rows that continue from a state, and rows
 // that hold packed sequences.
 //
-// It is vector.cu's kernel but for three things.
-// - Vectors lie on the 16-byte boundaries of out. Where x lies otherwise, a vector of x and its halo are read as the 16-byte
-//   granules around them, whose words then move into place; on AMD, memory is read at any address. Vectors that a row fills
-//   only in part are read whole where memory before and after the row is x's as well, and written in parts.
-// - The tokens before the row come from its state, if it has one. They are read when they are needed, by one lane of a row.
-// - A thread leaves out the taps that reach before a row without a state. With sequence ids (kIds), it compares those of its
-//   tokens with those of the tokens that their taps reach, and leaves out taps only where some differ. A token that is not
-//   there has the id -1, which no token sees, because tokens of negative ids are padding.
+// It differs from vector.cu's kernel in these points.
+// - A thread keeps its place in a row and walks through rows: the channels of a sequence, and without ids one sequence after
+//   another. So what its tokens see is worked out once for all the rows of a block: it is a byte a token in LDS. A block also
+//   has in LDS a record for each of its rows: the weights, the bias and the state.
+// - A wave whose tokens see all that their taps reach takes the plain step; any other leaves out taps by those bytes.
+// - Where rows of x and out are not whole vectors (kWhole is false), vectors lie on the 16-byte boundaries of out. Where x lies
+//   otherwise, a vector of x and its halo are read as the 16-byte granules around them, whose words then move into place; on
+//   AMD, memory is read at any address. Vectors that a row fills only in part are read whole where memory before and after the
+//   row is x's as well, and written in parts.
 //
-// Bytes: x and out as in vector.cu. The ids are read by each channel of a block, by all but one from the first cache.
+// Bytes: x and out as in vector.cu. Ids, parameters and states are read once by each block.
 #include <hip/hip_runtime.h>
 
 #include "../common/parts.h"
 #include "launch/check.h"
 #include "vector.h"
+#include "vector_any.h"
 
 namespace hipconv {
 
-constexpr int kNoToken = -1;  // stands for the id of a token that is not there
+constexpr int kFewestAnyLanes = 8;     // of a row in several stretches, side by side: a cache line of 128 bytes
+constexpr int kRecordBytes = 8 << 10;  // of a block's records, at most
 
-// Moves words down by so many bytes of less than 16, a multiple of kUnit. The last words are lost.
-template <int kUnit, int kCount>
-HIPCONV_INLINE void move_down(uint32_t (&words)[kCount], uint32_t bytes) {
-#pragma unroll
-    for (int k = 0; k + 2 < kCount; ++k) words[k] = bytes & 8 ? words[k + 2] : words[k];
-#pragma unroll
-    for (int k = 0; k + 1 < kCount; ++k) words[k] = bytes & 4 ? words[k + 1] : words[k];
-    if constexpr (kUnit == 2) {
-#pragma unroll
-        for (int k = 0; k + 1 < kCount; ++k)
-            words[k] = static_cast<uint32_t>((static_cast<uint64_t>(words[k + 1]) << 32 | words[k]) >> ((bytes & 2) * 8));
-    }
-}
+constexpr int vector_any_blocks(int width, bool whole) { return whole ? (width <= 4 ? 8 : 7) : (width <= 4 ? 7 : 6); }
 
-// Stores elements of a vector that begins at token `first` of a dense row: those that the row has. 16-bit elements go two at a
-// time where two of the row share a word of memory.
-template <typename T, int kCount>
-HIPCONV_INLINE void store_part_in_words(T* row, int32_t first, int32_t size, Words<T, kCount> result) {
-    if constexpr (sizeof(T) == 4) {
-        store_part<T, kCount>(row, first, size, result);
-    } else {
-        const bool odd = reinterpret_cast<uintptr_t>(row + first) % 4 != 0;
-        const int32_t from = first - (odd ? 1 : 0);  // where words begin
-        uint16_t* const to = reinterpret_cast<uint16_t*>(row);
-#pragma unroll
-        for (int k = 0; k <= kCount / 2; ++k) {
-            const uint32_t own = k < kCount / 2 ? word(result, k) : 0, past = k > 0 ? word(result, k - 1) : 0;
-            const uint32_t both = odd ? past >> 16 | own << 16 : own;
-            const int32_t t = from + 2 * k;
-            const bool has_low = t >= 0 && t < size && (k > 0 || !odd) && (k < kCount / 2 || odd);
-            const bool has_high = t + 1 >= 0 && t + 1 < size && k < kCount / 2;
-            if (has_low && has_high) {
-                *reinterpret_cast<uint32_t*>(to + t) = both;
-            } else {
-                if (has_low) to[t] = static_cast<uint16_t>(both);
-                if (has_high) to[t + 1] = static_cast<uint16_t>(both >> 16);
-            }
-        }
-    }
-}
-
-// The ids of kCount tokens of a row, from token `first` on. The row's last id stands for those after it.
-template <int kCount>
-HIPCONV_INLINE void load_ids_one_by_one(const CausalConv1dFwdParams& p, const int32_t* row, int32_t first,
-                                        int32_t (&ids)[kCount]) {
-#pragma unroll
-    for (int k = 0; k < kCount; ++k) {
-        const int32_t t = first + k, last = t < p.seqlen ? t : p.seqlen - 1;
-        ids[k] = t < 0 && !p.initial_states.data ? kNoToken : row[(last < 0 ? 0 : last) * p.seq_idx.seqlen_stride];
-    }
-}
-
-// The same of the tokens of a vector that begins at token t, and of the kBefore tokens before it. Ids that lie one after
-// another are read as 16-byte vectors, also where these have some of other rows.
-template <int kBefore, int kTokens>
-HIPCONV_INLINE void load_ids(const CausalConv1dFwdParams& p, const VectorPlan& plan, const int32_t* row, int32_t t,
-                             int32_t (&ids)[kBefore + kTokens]) {
-    constexpr int kFront = (kBefore + 3) / 4 * 4, kVectors = (kFront + kTokens) / 4;
-    const char* at = reinterpret_cast<const char*>(row + (t - kFront));
-    const uint32_t shift = kUnalignedVectors ? 0 : static_cast<uint32_t>(reinterpret_cast<uintptr_t>(at)) & 15;
-    at -= shift;
-    if (t < kFront + 4 || t > plan.last_inner_ids) {
-        const uint64_t begin = reinterpret_cast<uint64_t>(at), end = begin + kVectors * 16 + (shift != 0 ? 16 : 0);
-        if (t < kBefore || begin < plan.ids_begin || end > plan.ids_end) return load_ids_one_by_one(p, row, t - kBefore, ids);
-    }
-    uint32_t words[kVectors * 4 + 4] = {};
-    const auto load = [&](int v) {
-        const Words4 four = kUnalignedVectors ? load_unaligned<Words4>(at + v * 16) : reinterpret_cast<const Words4*>(at)[v];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) words[4 * v + i] = word(four, i);
-    };
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) load(v);
-    if (!kUnalignedVectors && shift != 0) {
-        load(kVectors);
-        move_down<4>(words, shift);
-    }
-#pragma unroll
-    for (int k = 0; k < kBefore + kTokens; ++k) ids[k] = static_cast<int32_t>(words[kFront - kBefore + k]);
-}
-
-constexpr int vector_any_blocks(int width, bool ids) {
-    if (ids) return width <= 4 ? 6 : 5;
-    return width <= 4 ? 7 : 6;
-}
-
-template <typename T, int kWidth, bool kIds>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_any_blocks(kWidth, kIds))
-    causal_conv1d_fwd_vector_any(CausalConv1dFwdParams p, VectorPlan plan) {
+template <typename T, int kWidth, bool kWhole>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_any_blocks(kWidth, kWhole))
+    causal_conv1d_fwd_vector_any(CausalConv1dFwdParams p, VectorAnyPlan plan) {
     constexpr int kSize = static_cast<int>(sizeof(T)), kTokens = 16 / kSize;
     constexpr int kAhead = 2, kPast = kWidth - 1, kHalf = kTokens / 2;
     using Vector = Words<T, kTokens>;
@@ -119,41 +38,67 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_any_blocks(kWidth, 
     constexpr int kParts = kPast > 0 ? Past::kParts : 0, kPartTokens = Past::kPartTokens;
     constexpr int kHalo = kParts * kPartTokens;  // tokens
     constexpr int kPartWords = kPartTokens * kSize / 4, kHaloWords = kParts * kPartWords, kWords = kHaloWords + 4;
+    constexpr int kSights = kTokens / 4;                   // words
+    constexpr int kRecord = 2 * kWidth;                    // floats: weights, bias, state
+    constexpr int kRecordWords = kWidth % 2 == 0 ? 4 : 2;  // that are read at once
+    using RecordPart = typename WordsOf<kRecordWords * 4>::type;
+
+    HIPCONV_SHARED(RecordPart, records, kRecordBytes / 4 / kRecordWords);
+    HIPCONV_SHARED(uint32_t, sights, (kVectorThreads + 1) * kSights + 1);  // from the vector before the block's first one on
 
     const Piece piece = piece_of_block(plan.taper, blockIdx.y * gridDim.x + blockIdx.x);
-    const int64_t d = static_cast<int64_t>(piece.row) * blockDim.y + threadIdx.y;
-    if (d >= p.dim || piece.count == 0) return;
+    if (piece.count == 0) return;
     let_next_kernel_begin();
     const int count = piece.count;
+    const bool has_ids = p.seq_idx.data != nullptr, has_state = p.initial_states.data != nullptr;
 
-    // These say where the next vector to load and the next to write lie: their rows, and their stretches of these.
-    const uint32_t batch = plan.stretches == 1 ? piece.first : piece.first / plan.stretches;
-    const char* x = static_cast<const char*>(p.x.data) + d * p.x.dim_stride * kSize + batch * plan.x_batch;
-    char* out = static_cast<char*>(p.out.data) + d * p.out.dim_stride * kSize + batch * plan.out_batch;
-    int32_t in_token = static_cast<int32_t>(piece.first - batch * plan.stretches) * plan.stretch_tokens, to_token = in_token;
-    const int32_t* ids_row = p.seq_idx.data + batch * p.seq_idx.batch_stride;
-    const T* state =
-        static_cast<const T*>(p.initial_states.data) + batch * p.initial_states.batch_stride + d * p.initial_states.dim_stride;
-    const bool has_state = p.initial_states.data != nullptr;
+    // These are the block's stretch of a row, and its rows: numbers of channels of a sequence, or of all sequences without ids.
+    const uint32_t of_ids = plan.stretches == 1 ? piece.row : piece.row / plan.stretches;
+    const int32_t stretch = static_cast<int32_t>(piece.row - of_ids * plan.stretches);
+    const uint32_t first_row = piece.first * blockDim.y, own_row = first_row + threadIdx.y;
+    const int rows_left = static_cast<int>(plan.rows - first_row);
+    const int rows = rows_left < count * static_cast<int>(blockDim.y) ? rows_left : count * static_cast<int>(blockDim.y);
+    const int own_count =
+        (rows - static_cast<int>(threadIdx.y) + static_cast<int>(blockDim.y) - 1) / static_cast<int>(blockDim.y);
+    const auto batch_of = [&](uint32_t row) { return has_ids ? of_ids : row / static_cast<uint32_t>(p.dim); };
+    const auto channel_of = [&](uint32_t row) { return has_ids ? row : row % static_cast<uint32_t>(p.dim); };
 
-    // This is the token that a thread's vector in a row's first stretch begins with, by the last bits of the address of the row
-    // of out. It is negative where the vector begins before the row.
-    const auto first_token = [&](uint32_t last_bits_of_row) {
-        const int32_t token = static_cast<int32_t>(threadIdx.x) * kTokens;
-        return plan.on_boundaries ? token - static_cast<int32_t>(last_bits_of_row % 16 / kSize) : token;
+    const int32_t lane_token = (stretch * static_cast<int32_t>(blockDim.x) + static_cast<int32_t>(threadIdx.x)) * kTokens;
+    const uint32_t batch = batch_of(own_row);
+    int32_t in_d = static_cast<int32_t>(channel_of(own_row)), to_d = in_d;
+    const char* x = static_cast<const char*>(p.x.data) + (in_d * p.x.dim_stride + batch * p.x.batch_stride) * kSize;
+    char* out = static_cast<char*>(p.out.data) + (in_d * p.out.dim_stride + batch * p.out.batch_stride) * kSize;
+
+    // This is the token that a thread's vector begins with, by the last bits of the address of the row of out. It is negative
+    // where the vector begins before the row.
+    const auto token_of = [&](uint32_t row_of_out) {
+        return kWhole || !plan.on_boundaries ? lane_token : lane_token - static_cast<int32_t>(row_of_out % 16 / kSize);
     };
     uint32_t out_of_in = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(out));  // the row of out of the next vector to load
-    int32_t in_first = first_token(out_of_in), to_first = in_first;
+    if constexpr (kWhole) {
+        x += int64_t{lane_token} * kSize;
+        out += int64_t{lane_token} * kSize;
+    }
 
     Vector current[kAhead], next[kAhead];
     Part before[kAhead][kParts + 1];
+    int32_t token[kAhead];
     uint32_t shift[kAhead];  // bytes that words have to move by
     int loaded = 0;
     const auto fetch = [&](int u) {
-        if (loaded == count) return;
+        if (loaded >= own_count) return;
         ++loaded;
-        const int32_t t = in_token + in_first;
-        if (t < p.seqlen) {
+        const int32_t t = token[u] = token_of(out_of_in);
+        if constexpr (kWhole) {
+            if (t < p.seqlen) {
+                current[u] = *reinterpret_cast<const Vector*>(x);
+#pragma unroll
+                for (int k = 0; k < kParts; ++k) {
+                    const int back = kHalo - k * kPartTokens;
+                    if (t >= back) before[u][k] = *reinterpret_cast<const Part*>(x - back * kSize);
+                }
+            }
+        } else if (t < p.seqlen) {
             const char* at = x + int64_t{t} * kSize;
             shift[u] = kUnalignedVectors ? 0 : static_cast<uint32_t>(reinterpret_cast<uintptr_t>(at)) & 15;
             at -= shift[u];
@@ -181,12 +126,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_any_blocks(kWidth, 
                     before[u][k] = *reinterpret_cast<const Part*>(at - (kHalo - k * kPartTokens) * kSize);
             }
         }
-        in_token += plan.stretch_tokens;
-        if (in_token >= plan.sequence_tokens) {
-            in_token = 0;
-            x += plan.x_batch;
-            out_of_in += static_cast<uint32_t>(plan.out_batch);
-            in_first = first_token(out_of_in);
+        in_d += plan.channels_on;
+        x += plan.x_on;
+        out_of_in += static_cast<uint32_t>(plan.out_on);
+        if (in_d >= p.dim) {
+            in_d -= p.dim;
+            x += plan.x_wrap;
+            out_of_in += static_cast<uint32_t>(plan.out_wrap);
         }
     };
     wait_for_kernel_before();
@@ -194,97 +140,80 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_any_blocks(kWidth, 
     for (int u = 0; u < kAhead; ++u) {
         current[u] = next[u] = Vector{};
         shift[u] = 0;
+        token[u] = p.seqlen;
 #pragma unroll
         for (int k = 0; k < kParts; ++k) before[u][k] = Part{};
         fetch(u);
     }
 
-    Pair weight[kWidth];
-    with_dtype(p.weight_dtype, [&](auto type) {
-        using P = decltype(type);
+    // The block's table of what tokens see, and its records.
+    const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x),
+              threads = static_cast<int>(blockDim.x * blockDim.y);
+    for (int v = thread; v <= static_cast<int>(blockDim.x); v += threads) {
+        uint32_t words[kSights];
+        const int32_t t = (stretch * static_cast<int32_t>(blockDim.x) + v - 1) * kTokens;
+        find_sights<kWidth, kTokens>(p, p.seq_idx.data + of_ids * p.seq_idx.batch_stride, t, words);
 #pragma unroll
-        for (int i = 0; i < kWidth; ++i)
-            weight[i] = twice(parameter<P>(p.weight, d * p.weight_dim_stride + i * p.weight_width_stride));
-    });
-    const float bias = p.bias ? load_parameter(p.bias, d * p.bias_stride, p.bias_dtype) : 0.0f;
+        for (int w = 0; w < kSights; ++w) sights[v * kSights + w] = words[w];
+        if (v == 0) sights[(static_cast<int>(blockDim.x) + 1) * kSights] = 0;
+    }
+    for (int row = thread; row < rows; row += threads) {
+        const uint32_t d = channel_of(first_row + row);
+        float record[kRecord];
+        with_dtype(p.weight_dtype, [&](auto type) {
+            using P = decltype(type);
+#pragma unroll
+            for (int i = 0; i < kWidth; ++i)
+                record[i] = parameter<P>(p.weight, d * p.weight_dim_stride + i * p.weight_width_stride);
+        });
+        record[kWidth] = p.bias ? load_parameter(p.bias, d * p.bias_stride, p.bias_dtype) : 0.0f;
+#pragma unroll
+        for (int i = 0; i < kPast; ++i) record[kWidth + 1 + i] = 0.0f;
+        if (has_state && stretch == 0) {
+            const T* state = static_cast<const T*>(p.initial_states.data) +
+                             batch_of(first_row + row) * p.initial_states.batch_stride + d * p.initial_states.dim_stride;
+#pragma unroll
+            for (int i = 0; i < kPast; ++i) record[kWidth + 1 + i] = to_float(state[i * p.initial_states.seqlen_stride]);
+        }
+        float* const to = reinterpret_cast<float*>(records) + row * kRecord;
+#pragma unroll
+        for (int i = 0; i < kRecord; ++i) to[i] = record[i];
+    }
+    __syncthreads();
 
-    // This makes the outputs of the vector that begins at token t, from the words loaded for it.
-    const auto make = [&](const uint32_t(&words)[kWords + 4], int32_t t) {
-        float window[kHalo + kTokens];
+    // The bytes of the vector that begins at token t.
+    uint32_t sees[kSights];
+    const auto look = [&](int32_t t) {
+        const int at = t - (stretch * static_cast<int32_t>(blockDim.x) - 1) * kTokens, w = at / 4, bits = at % 4 * 8;
 #pragma unroll
-        for (int k = 0; k < kWords; ++k) {
-            if constexpr (kSize == 2) {
-                const Pair both = unpack<T>(words[k]);
-                window[2 * k] = low(both);
-                window[2 * k + 1] = high(both);
-            } else {
-                window[k] = bit_cast<float>(words[k]);
-            }
+        for (int k = 0; k < kSights; ++k) {
+            if constexpr (kWhole)
+                sees[k] = sights[w + k];
+            else
+                sees[k] = static_cast<uint32_t>((static_cast<uint64_t>(sights[w + k + 1]) << 32 | sights[w + k]) >> bits);
         }
-        constexpr int kOldest = kHalo - kPast;
-        if (t < kPast && has_state) {
-#pragma unroll
-            for (int k = 0; k < kPast + kTokens; ++k) {
-                const int32_t column = t + k;
-                if (column >= 0 && column < kPast)
-                    window[kOldest + k] = to_float(state[column * p.initial_states.seqlen_stride]);
-            }
-        }
-        int32_t ids[kPast + kTokens] = {};
-        bool leaves_out = t < kPast && !has_state, has_padding = false;
-        if constexpr (kIds) {
-            load_ids<kPast, kTokens>(p, plan, ids_row, t, ids);
-            int32_t differ = 0, signs = 0;
-#pragma unroll
-            for (int k = 1; k < kPast + kTokens; ++k) differ |= ids[k] ^ ids[k - 1];
-#pragma unroll
-            for (int e = 0; e < kTokens; ++e) signs |= ids[kPast + e];
-            leaves_out = differ != 0;
-            has_padding = signs < 0;
-        }
-        // Tells whether tap i of the vector's token e sees something.
-        const auto sees = [&](int e, int i) { return kIds ? ids[e + i] == ids[e + kPast] : t + e + i >= kPast; };
-
-        Pair sums[kHalf];
-#pragma unroll
-        for (int j = 0; j < kHalf; ++j) sums[j] = twice(bias);
-        const auto inputs = [&](int j, int i) { return make_pair(window[kOldest + j + i], window[kOldest + j + i + kHalf]); };
-        if (!leaves_out) {
-#pragma unroll
-            for (int j = 0; j < kHalf; ++j) {
-#pragma unroll
-                for (int i = 0; i < kWidth; ++i) sums[j] = multiply_add(weight[i], inputs(j, i), sums[j]);
-            }
-        } else {
-#pragma unroll
-            for (int j = 0; j < kHalf; ++j) {
-#pragma unroll
-                for (int i = 0; i < kPast; ++i)
-                    sums[j] = multiply_add_where(sees(j, i), sees(j + kHalf, i), weight[i], inputs(j, i), sums[j]);
-                sums[j] = multiply_add(weight[kPast], inputs(j, kPast), sums[j]);
-            }
-        }
-        if (p.use_silu) {
-#pragma unroll
-            for (int j = 0; j < kHalf; ++j) sums[j] = silu(sums[j]);
-        }
-        if (has_padding) {
-#pragma unroll
-            for (int j = 0; j < kHalf; ++j)
-                sums[j] = choose(ids[j + kPast] >= 0, ids[j + kHalf + kPast] >= 0, sums[j], twice(0.0f));
-        }
-        const Vector result = vector_of_halves<T, kTokens>(sums);
-
-        T* row = reinterpret_cast<T*>(out);
-        if (plan.on_boundaries && t >= 0 && t <= p.seqlen - kTokens)
-            *reinterpret_cast<Vector*>(row + t) = result;
-        else
-            store_part_in_words<T, kTokens>(row, t, p.seqlen, result);
     };
+    bool wave_leaves_out = false, wave_has_padding = false;
+    const auto vote = [&] {
+        uint32_t differ = 0, signs = 0;
+#pragma unroll
+        for (int k = 0; k < kSights; ++k) {
+            differ |= sees[k] ^ kEachByte * kSeesAll<kWidth>;
+            signs |= sees[k] & kEachByte * kIsPadding;
+        }
+        wave_leaves_out = __ballot(differ != 0) != 0;
+        wave_has_padding = has_ids && __ballot(signs != 0) != 0;
+    };
+    if constexpr (kWhole) {
+        look(lane_token);
+        vote();
+    }
 
     for (int item = 0; item < count; item += kAhead) {
 #pragma unroll
         for (int u = 0; u < kAhead; ++u) {
+            if (item + u >= count) break;
+            const int32_t t = token[u];
             uint32_t words[kWords + 4];
 #pragma unroll
             for (int k = 0; k < kHaloWords; ++k) words[k] = word(before[u][k / kPartWords], k % kPartWords);
@@ -293,28 +222,183 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_any_blocks(kWidth, 
                 words[kHaloWords + k] = word(current[u], k);
                 words[kWords + k] = word(next[u], k);
             }
-            if (!kUnalignedVectors && shift[u] != 0) move_down<kSize>(words, shift[u]);
+            if (!kWhole && !kUnalignedVectors && shift[u] != 0) move_down<kSize>(words, shift[u]);
             fetch(u);
-            const int32_t t = to_token + to_first;
-            if (item + u < count && t < p.seqlen) make(words, t);
-            to_token += plan.stretch_tokens;
-            if (to_token >= plan.sequence_tokens) {
-                to_token = 0;
-                out += plan.out_batch;
-                to_first = first_token(static_cast<uint32_t>(reinterpret_cast<uintptr_t>(out)));
-                if constexpr (kIds) ids_row += p.seq_idx.batch_stride;
-                state += p.initial_states.batch_stride;
+            if constexpr (!kWhole) {
+#pragma unroll
+                for (int k = 0; k < kSights; ++k) sees[k] = kEachByte * kSeesAll<kWidth>;
+                if (t < p.seqlen && (has_ids || t < kPast)) look(t);
+                vote();
+            }
+
+            // The row's record.
+            float record[kRecord];
+            const RecordPart* const from = records + ((item + u) * blockDim.y + threadIdx.y) * (kRecord / kRecordWords);
+#pragma unroll
+            for (int k = 0; k < (kWidth + 1 + kRecordWords - 1) / kRecordWords; ++k) {
+                const RecordPart part = from[k];
+#pragma unroll
+                for (int i = 0; i < kRecordWords; ++i) record[k * kRecordWords + i] = bit_cast<float>(word(part, i));
+            }
+
+            float window[kHalo + kTokens];
+#pragma unroll
+            for (int k = 0; k < kWords; ++k) {
+                if constexpr (kSize == 2) {
+                    const Pair both = unpack<T>(words[k]);
+                    window[2 * k] = low(both);
+                    window[2 * k + 1] = high(both);
+                } else {
+                    window[k] = bit_cast<float>(words[k]);
+                }
+            }
+            constexpr int kOldest = kHalo - kPast;
+            if (has_state && t < kPast) {
+                const float* const state = reinterpret_cast<const float*>(from) + kWidth + 1;
+#pragma unroll
+                for (int k = 0; k < kPast + (kWhole ? 0 : kTokens - 1); ++k) {
+                    const int32_t column = kWhole && kTokens > kPast ? k : t + k;
+                    if (column >= 0 && column < kPast) window[kOldest + k] = state[column];
+                }
+            }
+
+            Pair sums[kHalf];
+#pragma unroll
+            for (int j = 0; j < kHalf; ++j) sums[j] = twice(record[kWidth]);
+            const auto inputs = [&](int j, int i) {
+                return make_pair(window[kOldest + j + i], window[kOldest + j + i + kHalf]);
+            };
+            if (!wave_leaves_out) {
+#pragma unroll
+                for (int j = 0; j < kHalf; ++j) {
+#pragma unroll
+                    for (int i = 0; i < kWidth; ++i) sums[j] = multiply_add(twice(record[i]), inputs(j, i), sums[j]);
+                }
+            } else {
+                const auto sees_tap = [&](int e, int i) { return (sees[e / 4] & 1u << (e % 4 * 8 + kPast - 1 - i)) != 0; };
+#pragma unroll
+                for (int j = 0; j < kHalf; ++j) {
+#pragma unroll
+                    for (int i = 0; i < kPast; ++i)
+                        sums[j] =
+                            multiply_add_where(sees_tap(j, i), sees_tap(j + kHalf, i), twice(record[i]), inputs(j, i), sums[j]);
+                    sums[j] = multiply_add(twice(record[kPast]), inputs(j, kPast), sums[j]);
+                }
+            }
+            if (p.use_silu) {
+#pragma unroll
+                for (int j = 0; j < kHalf; ++j) sums[j] = silu(sums[j]);
+            }
+            if (wave_has_padding) {
+                const auto is_padding = [&](int e) { return (sees[e / 4] & kIsPadding << e % 4 * 8) != 0; };
+#pragma unroll
+                for (int j = 0; j < kHalf; ++j) sums[j] = choose(is_padding(j), is_padding(j + kHalf), twice(0.0f), sums[j]);
+            }
+            const Vector result = vector_of_halves<T, kTokens>(sums);
+
+            if (item + u < own_count && t < p.seqlen) {
+                T* row = reinterpret_cast<T*>(out);
+                if constexpr (kWhole)
+                    *reinterpret_cast<Vector*>(row) = result;
+                else if (plan.on_boundaries && t >= 0 && t <= p.seqlen - kTokens)
+                    *reinterpret_cast<Vector*>(row + t) = result;
+                else
+                    store_part_in_words<T, kTokens>(row, t, p.seqlen, result);
+            }
+            to_d += plan.channels_on;
+            out += plan.out_on;
+            if (to_d >= p.dim) {
+                to_d -= p.dim;
+                out += plan.out_wrap;
             }
         }
     }
 }
 
-void launch_vector_any(const CausalConv1dFwdParams& p, const VectorPlan& plan, dim3 grid, dim3 block, bool early,
-                       hipStream_t stream) {
+namespace {
+
+// This says how a block's threads lie over rows: `lanes` vectors of one row, `rows` rows, and as many stretches as cover a row.
+struct Shape {
+    int lanes, rows;
+    int64_t stretches, all_rows;
+    bool whole, on_boundaries;
+};
+
+// Of the ways to divide rows it takes the one that leaves the fewest threads idle.
+Shape shape_of(const CausalConv1dFwdParams& p) {
+    const int tokens = 16 / element_bytes(p.dtype);
+    const bool even = begins_are_aligned(p.out, p.dtype);
+    const bool whole = even && begins_are_aligned(p.x, p.dtype) && p.seqlen % tokens == 0;
+    const int64_t all_rows = p.seq_idx.data ? p.dim : static_cast<int64_t>(p.batch) * p.dim;
+    const auto shape = [&](int64_t vectors, int64_t stretches) {
+        const int lanes = static_cast<int>((vectors + stretches - 1) / stretches), most = kVectorThreads / lanes;
+        return Shape{
+            lanes, all_rows < most ? static_cast<int>(all_rows) : most, stretches, all_rows, whole, even || p.seqlen > tokens};
+    };
+    // A row that begins anywhere in a vector is cut into more vectors.
+    const int64_t vectors = (static_cast<int64_t>(p.seqlen) + (even || p.seqlen <= tokens ? 1 : 2) * (tokens - 1)) / tokens;
+    const int64_t fewest = (vectors + kVectorThreads - 1) / kVectorThreads;
+    Shape best = shape(vectors, fewest);
+    for (int64_t stretches = fewest; stretches < 4 * fewest + 8 && vectors / stretches >= kFewestAnyLanes; ++stretches) {
+        const Shape s = shape(vectors, stretches);
+        const auto threads = [](const Shape& v) { return (v.lanes * v.rows + 31) / 32 * 32 * v.stretches; };
+        if (threads(s) * best.rows < threads(best) * s.rows) best = s;
+    }
+    return best;
+}
+
+VectorAnyPlan plan_of(const CausalConv1dFwdParams& p, const Shape& shape) {
+    const int size = element_bytes(p.dtype), tokens = 16 / size;
+    VectorAnyPlan plan{};
+    plan.stretches = static_cast<uint32_t>(shape.stretches);
+    plan.rows = static_cast<uint32_t>(shape.all_rows);
+    const int64_t items = (shape.all_rows + shape.rows - 1) / shape.rows;
+    const int64_t groups = shape.stretches * (p.seq_idx.data ? p.batch : 1);
+    const double threads = static_cast<double>(items) * shape.rows * shape.lanes * static_cast<double>(groups);
+    // This is the number of vectors of a thread: fewer cost more starts, more leave small problems unevenly spread and need
+    // more records, and two are loaded together.
+    uint32_t log2_each = 4;
+    const auto enough = [&] { return kEnoughThreads * (log2_each == 4 ? 2.0 : 1.0); };
+    while (log2_each > 0 && (shape.rows << log2_each) * 2 * p.width * 4 > kRecordBytes) --log2_each;
+    while (log2_each > 1 && (threads / (1 << log2_each) < enough() || items <= 1 << (log2_each - 1))) --log2_each;
+    plan.taper = tapered(static_cast<uint32_t>(items), groups, log2_each);
+    const int32_t sequences_on = shape.rows / p.dim;
+    const auto on = [&](const Sequences& s) {
+        return (sequences_on * s.batch_stride + plan.channels_on * s.dim_stride) * size;
+    };
+    const auto wrap = [&](const Sequences& s) { return (s.batch_stride - p.dim * s.dim_stride) * size; };
+    plan.channels_on = shape.rows % p.dim;
+    plan.x_on = on(p.x);
+    plan.out_on = on(p.out);
+    plan.x_wrap = wrap(p.x);
+    plan.out_wrap = wrap(p.out);
+    plan.on_boundaries = shape.on_boundaries;
+    // The addresses between which elements of x lie.
+    const int64_t to_last = (p.batch - 1) * p.x.batch_stride, past_last_row = (p.dim - 1) * p.x.dim_stride + p.seqlen;
+    const int64_t first = to_last < 0 ? to_last : 0, last = (to_last > 0 ? to_last : 0) + past_last_row;
+    plan.x_begin = reinterpret_cast<uint64_t>(p.x.data) + static_cast<uint64_t>(first * size);
+    plan.x_end = reinterpret_cast<uint64_t>(p.x.data) + static_cast<uint64_t>(last * size);
+    plan.last_inner_x = p.seqlen - 2 * tokens;
+    return plan;
+}
+
+}  // namespace
+
+bool causal_conv1d_vector_any_serves(const CausalConv1dFwdParams& p) {
+    const Shape shape = shape_of(p);
+    const double pieces = static_cast<double>(shape.all_rows) * static_cast<double>(shape.stretches) * p.batch;
+    return p.x.dim_stride >= 0 && p.out.dim_stride >= 0 && pieces < kOffsetLimit && p.seqlen < INT32_MAX - 4096;
+}
+
+void causal_conv1d_vector_any(const CausalConv1dFwdParams& p, hipStream_t stream) {
+    const Shape shape = shape_of(p);
+    const VectorAnyPlan plan = plan_of(p, shape);
+    const dim3 block(shape.lanes, shape.rows, 1), grid = vector_grid(plan.taper);
+    const bool early = begins_early(plan.taper);
     with_instance<kMaxFastWidth, 1>(p.dtype, p.width, [&](auto type, auto width) {
         using T = decltype(type);
         constexpr int kWidth = decltype(width)::value;
-        if (p.seq_idx.data)
+        if (shape.whole)
             HIPCONV_LAUNCH(early, (causal_conv1d_fwd_vector_any<T, kWidth, true>), grid, block, 0, stream, p, plan);
         else
             HIPCONV_LAUNCH(early, (causal_conv1d_fwd_vector_any<T, kWidth, false>), grid, block, 0, stream, p, plan);
