@@ -187,7 +187,7 @@ FAST_KERNELS = {
     "tile": _conv1d("forward/tile", "fwd_tile<bf16, 8, 4, true>", (11.0, 14.0), 4),
     "vector": _conv1d("forward/vector", "fwd_vector<bf16, 4>", (11.0, 14.0), 4),
     "vector_any": _conv1d("forward/vector_any", "fwd_vector_any<bf16, 4, false>", (16.0, 17.0), 4),
-    "vector_ids": _conv1d("forward/vector_any", "fwd_vector_any<bf16, 4, true>", (24.0, 26.0), 4),
+    "vector_rows": _conv1d("forward/vector_any", "fwd_vector_any<bf16, 4, true>", (24.0, 26.0), 4),
     "bwd_tile": _conv1d("backward/tile", "bwd_tile_kernel<bf16, 4, 4, false>", (21.0, 27.0), 2, width=8, multiplications=17),
     "bwd_vector": _conv1d("backward/vector_whole", "bwd_whole<bf16, 4, false>", (21.5, 25.5), 5, multiplications=16),
     "varlen": _conv1d("prefill/tile", "varlen_tile<bf16, 8, 4, false>", (11.5, 13.0), 4),

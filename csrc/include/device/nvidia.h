@@ -78,7 +78,11 @@ HIPCONV_INLINE void enter_loop_here() {}
 
 template <typename T>
 HIPCONV_INLINE T* global_pointer(uint64_t address) {
-    return reinterpret_cast<T*>(address);
+    T* const pointer = reinterpret_cast<T*>(address);
+#if defined(HIPCONV_NVIDIA_DEVICE)
+    __builtin_assume(__isGlobal(pointer));
+#endif
+    return pointer;
 }
 
 template <typename P>

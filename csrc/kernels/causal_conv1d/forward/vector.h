@@ -30,7 +30,8 @@ struct VectorAnyPlan {
     int32_t channels_on;       // from a thread's row to its next one, besides whole sequences
     int64_t x_on, out_on;      // the same in bytes, whole sequences included
     int64_t x_wrap, out_wrap;  // what is added where the channels pass the last
-    bool on_boundaries;        // vectors lie on out's 16-byte boundaries; if not, they count from the row's start
+    uint32_t boundary;         // 15 where vectors lie on boundaries of 16 bytes of out, 0 where they count from the row's start
+    uint32_t full_end;         // a vector that begins on a boundary is full if it begins before this token
     uint64_t x_begin, x_end;   // the addresses between which x may be read in whole vectors
     int32_t last_inner_x;      // the granules around a vector and its halo lie in its own row if it begins no later
 };

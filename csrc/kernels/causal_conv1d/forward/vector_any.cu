@@ -65,50 +65,54 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_any_blocks(kWidth, 
 
     const int32_t lane_token = (stretch * static_cast<int32_t>(blockDim.x) + static_cast<int32_t>(threadIdx.x)) * kTokens;
     const uint32_t batch = batch_of(own_row);
-    int32_t in_d = static_cast<int32_t>(channel_of(own_row)), to_d = in_d;
-    const char* x = static_cast<const char*>(p.x.data) + (in_d * p.x.dim_stride + batch * p.x.batch_stride) * kSize;
-    char* out = static_cast<char*>(p.out.data) + (in_d * p.out.dim_stride + batch * p.out.batch_stride) * kSize;
+    int32_t d = static_cast<int32_t>(channel_of(own_row));
 
-    // This is the token that a thread's vector begins with, by the last bits of the address of the row of out. It is negative
-    // where the vector begins before the row.
-    const auto token_of = [&](uint32_t row_of_out) {
-        return kWhole || !plan.on_boundaries ? lane_token : lane_token - static_cast<int32_t>(row_of_out % 16 / kSize);
-    };
-    uint32_t out_of_in = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(out));  // the row of out of the next vector to load
+    // The addresses of the rows of the next vector to load. All threads load all vectors, so that there are few branches: one
+    // that has none at its place loads that of its row's first token, and one that has no row, or none left, another's. Of
+    // tokens before a row, something else is loaded.
+    const char* x = static_cast<const char*>(p.x.data);
+    char* out = static_cast<char*>(p.out.data);
+    if (own_count > 0) {
+        x += (d * p.x.dim_stride + batch * p.x.batch_stride) * kSize;
+        out += (d * p.out.dim_stride + batch * p.out.batch_stride) * kSize;
+    }
+    const bool has_place = lane_token < p.seqlen;  // of whole rows
     if constexpr (kWhole) {
-        x += int64_t{lane_token} * kSize;
+        x += has_place ? int64_t{lane_token} * kSize : 0;
         out += int64_t{lane_token} * kSize;
     }
-
     Vector current[kAhead], next[kAhead];
     Part before[kAhead][kParts + 1];
-    int32_t token[kAhead];
     uint32_t shift[kAhead];  // bytes that words have to move by
+    int32_t token[kAhead];   // that the vector begins with; it is negative where it begins before the row
+    char* to[kAhead];        // the address of the outputs
     int loaded = 0;
     const auto fetch = [&](int u) {
-        if (loaded >= own_count) return;
-        ++loaded;
-        const int32_t t = token[u] = token_of(out_of_in);
+        int32_t t = lane_token;
         if constexpr (kWhole) {
-            if (t < p.seqlen) {
-                current[u] = *reinterpret_cast<const Vector*>(x);
+            to[u] = out;
+            current[u] = *reinterpret_cast<const Vector*>(x);
 #pragma unroll
-                for (int k = 0; k < kParts; ++k) {
-                    const int back = kHalo - k * kPartTokens;
-                    if (t >= back) before[u][k] = *reinterpret_cast<const Part*>(x - back * kSize);
-                }
+            for (int k = 0; k < kParts; ++k) {
+                const int back = kHalo - k * kPartTokens;
+                before[u][k] = *reinterpret_cast<const Part*>(x - (has_place && t >= back ? back * kSize : 0));
             }
-        } else if (t < p.seqlen) {
-            const char* at = x + int64_t{t} * kSize;
-            shift[u] = kUnalignedVectors ? 0 : static_cast<uint32_t>(reinterpret_cast<uintptr_t>(at)) & 15;
-            at -= shift[u];
+        } else {
+            t -= static_cast<int32_t>((static_cast<uint32_t>(reinterpret_cast<uintptr_t>(out)) & plan.boundary) / kSize);
+            to[u] = out + int64_t{t} * kSize;
+            int place = t < p.seqlen ? t : 0;
+            in_a_register(place);
+            const uint32_t last_bits =
+                static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x)) + static_cast<uint32_t>(place) * kSize;
+            shift[u] = kUnalignedVectors ? 0 : last_bits & 15;
+            const char* const at = global_pointer<const char>(x + (int64_t{place} * kSize - shift[u]));
             bool inside = true;  // x's memory. All granules are but those at the ends of rows.
-            if (t < kHalo + kTokens || t > plan.last_inner_x) {
+            if (place < kHalo + kTokens || place > plan.last_inner_x) {
                 const uint64_t begin = reinterpret_cast<uint64_t>(at);
                 inside = begin - kHalo * kSize >= plan.x_begin && begin + (shift[u] != 0 ? 32 : 16) <= plan.x_end;
             }
             if (!inside) {
-                const T* row = reinterpret_cast<const T*>(x);
+                const T* row = global_pointer<const T>(x);
                 shift[u] = 0;
                 current[u] = load_part<T, kTokens>(row, t, p.seqlen);
 #pragma unroll
@@ -126,23 +130,21 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_any_blocks(kWidth, 
                     before[u][k] = *reinterpret_cast<const Part*>(at - (kHalo - k * kPartTokens) * kSize);
             }
         }
-        in_d += plan.channels_on;
+        token[u] = t;
+        if (++loaded >= own_count) return;
+        d += plan.channels_on;
         x += plan.x_on;
-        out_of_in += static_cast<uint32_t>(plan.out_on);
-        if (in_d >= p.dim) {
-            in_d -= p.dim;
+        out += plan.out_on;
+        if (d >= p.dim) {
+            d -= p.dim;
             x += plan.x_wrap;
-            out_of_in += static_cast<uint32_t>(plan.out_wrap);
+            out += plan.out_wrap;
         }
     };
     wait_for_kernel_before();
 #pragma unroll
     for (int u = 0; u < kAhead; ++u) {
-        current[u] = next[u] = Vector{};
-        shift[u] = 0;
-        token[u] = p.seqlen;
-#pragma unroll
-        for (int k = 0; k < kParts; ++k) before[u][k] = Part{};
+        next[u] = Vector{};
         fetch(u);
     }
 
@@ -184,7 +186,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_any_blocks(kWidth, 
     // The bytes of the vector that begins at token t.
     uint32_t sees[kSights];
     const auto look = [&](int32_t t) {
-        const int at = t - (stretch * static_cast<int32_t>(blockDim.x) - 1) * kTokens, w = at / 4, bits = at % 4 * 8;
+        const uint32_t at = t - (stretch * static_cast<int32_t>(blockDim.x) - 1) * kTokens, w = at / 4, bits = at % 4 * 8;
 #pragma unroll
         for (int k = 0; k < kSights; ++k) {
             if constexpr (kWhole)
@@ -212,45 +214,54 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_any_blocks(kWidth, 
     for (int item = 0; item < count; item += kAhead) {
 #pragma unroll
         for (int u = 0; u < kAhead; ++u) {
-            if (item + u >= count) break;
-            const int32_t t = token[u];
-            uint32_t words[kWords + 4];
+            const int32_t t = kWhole ? lane_token : token[u];
+            char* const address = global_pointer<char>(to[u]);
+            float window[kHalo + kTokens];
+            {
+                uint32_t words[kWords + 4];
 #pragma unroll
-            for (int k = 0; k < kHaloWords; ++k) words[k] = word(before[u][k / kPartWords], k % kPartWords);
+                for (int k = 0; k < kHaloWords; ++k) words[k] = word(before[u][k / kPartWords], k % kPartWords);
 #pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                words[kHaloWords + k] = word(current[u], k);
-                words[kWords + k] = word(next[u], k);
+                for (int k = 0; k < 4; ++k) {
+                    words[kHaloWords + k] = word(current[u], k);
+                    words[kWords + k] = word(next[u], k);
+                }
+                if (!kWhole && !kUnalignedVectors && shift[u] != 0) move_down<kSize>(words, shift[u]);
+#pragma unroll
+                for (int k = 0; k < kWords; ++k) {
+                    if constexpr (kSize == 2) {
+                        const Pair both = unpack<T>(words[k]);
+                        window[2 * k] = low(both);
+                        window[2 * k + 1] = high(both);
+                    } else {
+                        window[k] = bit_cast<float>(words[k]);
+                    }
+                }
+                if constexpr (!kWhole) {
+#pragma unroll
+                    for (int k = 0; k < kHalo + kTokens; ++k) in_a_register(window[k]);
+                }
             }
-            if (!kWhole && !kUnalignedVectors && shift[u] != 0) move_down<kSize>(words, shift[u]);
             fetch(u);
             if constexpr (!kWhole) {
-#pragma unroll
-                for (int k = 0; k < kSights; ++k) sees[k] = kEachByte * kSeesAll<kWidth>;
-                if (t < p.seqlen && (has_ids || t < kPast)) look(t);
-                vote();
+                if (has_ids) {
+                    look(t);
+                    vote();
+                } else {
+                    wave_leaves_out = !has_state && __ballot(t < kPast) != 0;
+                    if (wave_leaves_out) look(t);
+                }
             }
 
             // The row's record.
             float record[kRecord];
-            const RecordPart* const from = records + ((item + u) * blockDim.y + threadIdx.y) * (kRecord / kRecordWords);
+            const int number = item + u < count ? item + u : item;
+            const RecordPart* const from = records + (number * blockDim.y + threadIdx.y) * (kRecord / kRecordWords);
 #pragma unroll
             for (int k = 0; k < (kWidth + 1 + kRecordWords - 1) / kRecordWords; ++k) {
                 const RecordPart part = from[k];
 #pragma unroll
                 for (int i = 0; i < kRecordWords; ++i) record[k * kRecordWords + i] = bit_cast<float>(word(part, i));
-            }
-
-            float window[kHalo + kTokens];
-#pragma unroll
-            for (int k = 0; k < kWords; ++k) {
-                if constexpr (kSize == 2) {
-                    const Pair both = unpack<T>(words[k]);
-                    window[2 * k] = low(both);
-                    window[2 * k + 1] = high(both);
-                } else {
-                    window[k] = bit_cast<float>(words[k]);
-                }
             }
             constexpr int kOldest = kHalo - kPast;
             if (has_state && t < kPast) {
@@ -297,19 +308,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_any_blocks(kWidth, 
             const Vector result = vector_of_halves<T, kTokens>(sums);
 
             if (item + u < own_count && t < p.seqlen) {
-                T* row = reinterpret_cast<T*>(out);
-                if constexpr (kWhole)
-                    *reinterpret_cast<Vector*>(row) = result;
-                else if (plan.on_boundaries && t >= 0 && t <= p.seqlen - kTokens)
-                    *reinterpret_cast<Vector*>(row + t) = result;
+                if (kWhole || static_cast<uint32_t>(t) < plan.full_end)
+                    *reinterpret_cast<Vector*>(address) = result;
                 else
-                    store_part_in_words<T, kTokens>(row, t, p.seqlen, result);
-            }
-            to_d += plan.channels_on;
-            out += plan.out_on;
-            if (to_d >= p.dim) {
-                to_d -= p.dim;
-                out += plan.out_wrap;
+                    store_part_in_words<T, kTokens>(reinterpret_cast<T*>(address) - t, t, p.seqlen, result);
             }
         }
     }
@@ -372,7 +374,8 @@ VectorAnyPlan plan_of(const CausalConv1dFwdParams& p, const Shape& shape) {
     plan.out_on = on(p.out);
     plan.x_wrap = wrap(p.x);
     plan.out_wrap = wrap(p.out);
-    plan.on_boundaries = shape.on_boundaries;
+    plan.boundary = shape.on_boundaries ? 15 : 0;
+    plan.full_end = shape.on_boundaries && p.seqlen >= tokens ? static_cast<uint32_t>(p.seqlen - tokens) + 1 : 0;
     // The addresses between which elements of x lie.
     const int64_t to_last = (p.batch - 1) * p.x.batch_stride, past_last_row = (p.dim - 1) * p.x.dim_stride + p.seqlen;
     const int64_t first = to_last < 0 ? to_last : 0, last = (to_last > 0 ? to_last : 0) + past_last_row;

@@ -20,68 +20,94 @@ HIPCONV_INLINE void move_down(uint32_t (&words)[kCount], uint32_t bytes) {
     }
 }
 
-// Stores elements of a vector that begins at token `first` of a dense row: those that the row has. 16-bit elements go two at a
-// time where two of the row share a word of memory.
+// Stores elements of a vector that begins at token `first` of a dense row: those that the row has. 16-bit elements go as words
+// but for the first and the last, which may share their words with others.
 template <typename T, int kCount>
 HIPCONV_INLINE void store_part_in_words(T* row, int32_t first, int32_t size, Words<T, kCount> result) {
     if constexpr (sizeof(T) == 4) {
         store_part<T, kCount>(row, first, size, result);
     } else {
-        const bool odd = reinterpret_cast<uintptr_t>(row + first) % 4 != 0;
-        const int32_t from = first - (odd ? 1 : 0);  // where words begin
-        uint16_t* const to = reinterpret_cast<uint16_t*>(row);
+        constexpr int kWords = kCount / 2 + 1;
+        uint16_t* to = reinterpret_cast<uint16_t*>(row) + first;
+        const int odd = reinterpret_cast<uintptr_t>(to) % 4 != 0 ? 1 : 0;
+        to -= odd;  // there, a word begins
+        uint32_t words[kWords];
 #pragma unroll
-        for (int k = 0; k <= kCount / 2; ++k) {
+        for (int k = 0; k < kWords; ++k) {
             const uint32_t own = k < kCount / 2 ? word(result, k) : 0, past = k > 0 ? word(result, k - 1) : 0;
-            const uint32_t both = odd ? past >> 16 | own << 16 : own;
-            const int32_t t = from + 2 * k;
-            const bool has_low = t >= 0 && t < size && (k > 0 || !odd) && (k < kCount / 2 || odd);
-            const bool has_high = t + 1 >= 0 && t + 1 < size && k < kCount / 2;
-            if (has_low && has_high) {
-                *reinterpret_cast<uint32_t*>(to + t) = both;
-            } else {
-                if (has_low) to[t] = static_cast<uint16_t>(both);
-                if (has_high) to[t + 1] = static_cast<uint16_t>(both >> 16);
-            }
+            words[k] = odd ? own << 16 | past >> 16 : own;
         }
+        // The row has these of the elements from `to` on.
+        const int begin = (first < 0 ? -first : 0) + odd, left = size - first, end = (left < kCount ? left : kCount) + odd;
+        uint32_t with_begin = words[0], with_end = words[0];
+#pragma unroll
+        for (int k = 0; k < kWords; ++k) {
+            if (2 * k >= begin && 2 * k + 1 < end) reinterpret_cast<uint32_t*>(to)[k] = words[k];
+            if (k > 0 && 2 * k < begin) with_begin = words[k];
+            if (k > 0 && 2 * k < end) with_end = words[k];
+        }
+        if (begin % 2 != 0) to[begin] = static_cast<uint16_t>(with_begin >> 16);
+        if (end % 2 != 0) to[end - 1] = static_cast<uint16_t>(with_end);
     }
 }
 
 // What a token sees is a byte: bit k tells whether it sees the token k + 1 before it, and the last bit whether it is padding.
 constexpr uint32_t kIsPadding = 0x80, kEachByte = 0x01010101;
+constexpr int32_t kNoToken = -1;  // stands for the id of a token that is not there
 
 template <int kWidth>
 constexpr uint32_t kSeesAll = (1u << (kWidth - 1)) - 1;
 
-// The bytes of kTokens tokens of a row from t on, in words. Tokens outside the row are nobody's: they see everything.
+// The ids of the tokens of a vector that begins at token t, and of the kBefore tokens before it. The row's last id stands for
+// those after it.
+template <int kBefore, int kTokens>
+HIPCONV_INLINE void load_ids(const CausalConv1dFwdParams& p, const int32_t* row, int32_t t, int32_t (&ids)[kBefore + kTokens]) {
+    constexpr int kFront = (kBefore + 3) / 4 * 4;
+    const bool aligned = p.seq_idx.seqlen_stride == 1 && (reinterpret_cast<uintptr_t>(row + t) & 15) == 0;
+    if (aligned && t >= kFront && t <= p.seqlen - kTokens) {
+#pragma unroll
+        for (int v = 0; v < (kFront + kTokens) / 4; ++v) {
+            const Words4 four = reinterpret_cast<const Words4*>(row + t - kFront)[v];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int k = 4 * v + i - (kFront - kBefore);
+                if (k >= 0) ids[k] = static_cast<int32_t>(word(four, i));
+            }
+        }
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < kBefore + kTokens; ++k) {
+        const int32_t own = t - kBefore + k, last = own < p.seqlen ? own : p.seqlen - 1;
+        ids[k] = own < 0 && !p.initial_states.data ? kNoToken : row[(last < 0 ? 0 : last) * p.seq_idx.seqlen_stride];
+    }
+}
+
+// The bytes of kTokens tokens of a row from t on, in words. What the bytes of tokens outside the row are does not matter.
 template <int kWidth, int kTokens>
 HIPCONV_INLINE void find_sights(const CausalConv1dFwdParams& p, const int32_t* ids_row, int32_t t,
                                 uint32_t (&words)[kTokens / 4]) {
     constexpr int kPast = kWidth - 1;
-    const bool has_state = p.initial_states.data != nullptr;
 #pragma unroll
     for (int w = 0; w < kTokens / 4; ++w) words[w] = kEachByte * kSeesAll<kWidth>;
     if (p.seq_idx.data) {
         int32_t ids[kPast + kTokens];
+        load_ids<kPast, kTokens>(p, ids_row, t, ids);
+        int32_t differ = ids[0] < 0 ? 1 : 0;
 #pragma unroll
-        for (int k = 0; k < kPast + kTokens; ++k) {
-            const int32_t own = t - kPast + k, last = own < p.seqlen ? own : p.seqlen - 1;
-            ids[k] = ids_row[(last < 0 ? 0 : last) * p.seq_idx.seqlen_stride];
-        }
+        for (int k = 1; k < kPast + kTokens; ++k) differ |= ids[k] ^ ids[k - 1];
+        if (differ == 0) return;
+#pragma unroll
+        for (int w = 0; w < kTokens / 4; ++w) words[w] = 0;
 #pragma unroll
         for (int e = 0; e < kTokens; ++e) {
+            const int32_t own = ids[kPast + e];
             uint32_t sees = 0;
 #pragma unroll
-            for (int k = 0; k < kPast; ++k) {
-                const bool is_there = has_state || t + e > k;
-                if (is_there && ids[kPast + e - 1 - k] == ids[kPast + e]) sees |= 1u << k;
-            }
-            if (ids[kPast + e] < 0) sees = kIsPadding;
-            if (t + e < 0 || t + e >= p.seqlen) sees = kSeesAll<kWidth>;
-            if (e % 4 == 0) words[e / 4] = 0;
-            words[e / 4] |= sees << e % 4 * 8;
+            for (int k = 0; k < kPast; ++k) sees |= ids[kPast + e - 1 - k] == own ? 1u << k : 0u;
+            words[e / 4] |= (own < 0 ? kIsPadding : sees) << e % 4 * 8;
         }
-    } else if (!has_state && t < kPast) {
+    } else if (!p.initial_states.data && t < kPast) {
 #pragma unroll
         for (int e = 0; e < kTokens; ++e) {
             const int32_t before = t + e;
