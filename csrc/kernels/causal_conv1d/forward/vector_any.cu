@@ -120,8 +120,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_any_blocks(kWidth, 
                     before[u][k] = load_part<T, kPartTokens>(row, t - kHalo + k * kPartTokens, p.seqlen);
             } else if constexpr (kUnalignedVectors) {
                 current[u] = load_unaligned<Vector>(at);
+                uint32_t back = kHalo * kSize;
+                beside_access(back);  // lest two loads become others, whose registers would have to be moved at once
 #pragma unroll
-                for (int k = 0; k < kParts; ++k) before[u][k] = load_unaligned<Part>(at - (kHalo - k * kPartTokens) * kSize);
+                for (int k = 0; k < kParts; ++k) before[u][k] = load_unaligned<Part>(at - back + k * kPartTokens * kSize);
             } else {
                 current[u] = *reinterpret_cast<const Vector*>(at);
                 if (shift[u] != 0) next[u] = *reinterpret_cast<const Vector*>(at + 16);
