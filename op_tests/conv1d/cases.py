@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+import random
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, zeros
 
-from support.tensors import empty_as, mismatch
+from support.tensors import empty_as, mismatch, strided
 import hipconv
 from hipconv import reference
 
@@ -47,6 +48,39 @@ def run(x: Tensor, weight: Tensor, bias: Tensor | None = None, use_silu: bool = 
 def assert_matches(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, use_silu: bool) -> None:
     wrong = mismatch(out, reference.causal_conv1d(x, weight, bias, use_silu))
     assert wrong is None, wrong
+
+
+def random_rows(draw: random.Random, device: torch.device) -> tuple[dict[str, Any], Tensor]:
+    """Arguments of a call of rows with states and sequence ids, in memory of any pitch and alignment; and the buffer of `out`.
+
+    What is around x is NaN, what is around `out` 42.
+    """
+    batch, width = draw.choice([1, 2, 3]), draw.randint(1, 8)
+    dim, seqlen = draw.choice([1, 2, 3, 4, 5, 8, 16, 33, 64, 130]), draw.choice([1, 2, 3, 5, 7, 15, 16, 17, 31, 33, 50, 70])
+    dtype = draw.choice([torch.float32, torch.float16, torch.bfloat16])
+    weight_dtype = draw.choice([torch.float32, dtype])
+    shape = batch, dim, seqlen
+    channel_last = draw.random() < 0.7
+
+    def rows(fill: float) -> tuple[Tensor, Tensor]:
+        pitch = (dim if channel_last else seqlen) + draw.choice([0, 0, 1, 2, 3, 4])
+        strides = (seqlen * pitch, 1, pitch) if channel_last else (dim * pitch, pitch, 1)
+        return strided(shape, strides, draw.choice([0, 0, 1, 2, 8]), dtype, device, fill)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, device=device)
+
+    x, (out, buffer) = rows(torch.nan)[0].copy_(normal(*shape)), rows(42.0)
+    weight = draw.choice([normal(dim, width), normal(width, dim).mT]) / width**0.5
+    bias, past = normal(dim).to(weight_dtype), normal(batch, width - 1, dim).to(dtype)
+    documents = torch.arange(seqlen, device=device).div(draw.choice([1, 2, 3, 8, 20]), rounding_mode="floor").expand(batch, seqlen)
+    any_order = torch.randint(-1, 3, (seqlen, batch), device=device).mT
+    return {
+        "out": out, "final_states_out": draw.choice([None, torch.zeros(batch, dim, width - 1, dtype=dtype, device=device)]), "x": x,
+        "weight": weight.to(weight_dtype), "bias": draw.choice([None, bias, bias]),
+        "seq_idx": draw.choice([None, documents.int().contiguous(), any_order.int()]),
+        "initial_states": draw.choice([None, past.mT, past.mT.contiguous()]), "use_silu": draw.random() < 0.7,
+    }, buffer  # fmt: skip
 
 
 STRIDES = {

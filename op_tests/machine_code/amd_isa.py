@@ -184,7 +184,7 @@ def _conv1d(
 
 
 FAST_KERNELS = {
-    "tile": _conv1d("forward/tile", "fwd_tile<bf16, 8, 4, true>", (11.0, 14.0), 4),
+    "tile": _conv1d("forward/tile", "fwd_tile<bf16, 8, 4>", (11.0, 14.0), 4),
     "vector": _conv1d("forward/vector", "fwd_vector<bf16, 4>", (11.0, 14.0), 4),
     "vector_any": _conv1d("forward/vector_any", "fwd_vector_any<bf16, 4, false>", (16.0, 17.0), 4),
     "vector_rows": _conv1d("forward/vector_any", "fwd_vector_any<bf16, 4, true>", (24.0, 26.0), 4),

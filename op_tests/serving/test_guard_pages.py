@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 import torch.nn.functional as F
 
+from conv1d.cases import random_rows
 from serving.decode_cases import kernels as update_kernels
 from serving.decode_cases import make_state, make_weights, random_call
 from serving.prefill_cases import CPU, STATE_LAYOUTS, Case, cached_call, in_place_kernels, kernel_names
@@ -87,6 +88,12 @@ def forward_forms(draw: random.Random, guard: Callable[[Any], Any]) -> Iterator[
         yield kernel, f"plain, {what}", functools.partial(hipconv.causal_conv1d_fwd, out, x, weight, bias, True, kernel=kernel)
         for rest in ((ids, state), (ids, None), (None, state)):
             yield kernel, f"states and ids, {what}", functools.partial(with_states, kernel, *rest)
+
+
+def rows_forms(draw: random.Random, guard: Callable[[Any], Any]) -> Iterator[tuple[str, str, Callable[[], object]]]:
+    arguments = {name: guard(value) for name, value in random_rows(draw, CPU)[0].items()}
+    what = ", ".join(f"{name} {tuple(t.shape)} {t.stride()}" for name, t in arguments.items() if isinstance(t, Tensor))
+    yield "by itself", what, functools.partial(torch.ops.hipconv.causal_conv1d_states_fwd.default, **arguments)
 
 
 def prefill_call(draw: random.Random) -> dict[str, Any]:
@@ -175,10 +182,11 @@ def main() -> None:
         with environment(**WAYS[way]):
             names = [f"prefill {name}" for name in kernel_names(CPU) + in_place_kernels(CPU)]
             names += [f"decode {name}" for name in update_kernels(CPU)] + [f"forward {name}" for name in forward_kernels()]
+            names += ["rows by itself"]
             for seed in range(2 * CALLS):
                 torch.manual_seed(seed)
                 guard = functools.partial(guarded, at_end=seed % 2 == 0)
-                for op, forms in (("forward", forward_forms), ("prefill", prefill_forms), ("decode", decode_forms)):
+                for op, forms in (("forward", forward_forms), ("rows", rows_forms), ("prefill", prefill_forms), ("decode", decode_forms)):
                     for kernel, what, call in forms(random.Random(seed), guard):
                         print(f"{way}, seed {seed}, {op} {kernel}, {what}", flush=True)
                         try:

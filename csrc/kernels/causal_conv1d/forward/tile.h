@@ -1,0 +1,169 @@
+// The two kernels of "tile" share out their work in the same way: vectors of channels by runs of tokens.
+#pragma once
+
+#include <hip/hip_runtime.h>
+
+#include "../common/launch.h"
+#include "../common/parts.h"
+#include "causal_conv1d/forward.h"
+
+namespace hipconv {
+
+constexpr int kTileThreads = 128;
+constexpr int kTileLanes = 32;  // the most vectors of channels that a block is wide
+constexpr int kMaxRun = 16;     // tokens
+
+// This plan says how a launch divides the work. A block is blockDim.x vectors of channels by blockDim.y rows; a row is one run
+// of tokens. Where a sequence has fewer runs than the block has rows, the block takes several sequences.
+struct TilePlan {
+    int run;                     // tokens
+    uint32_t log2_runs_a_block;  // of one sequence
+    uint32_t sequences_a_block, blocks_a_sequence;
+    int64_t x_step, out_step;  // bytes from token to token
+    int shift;                 // channels that the first vector lacks
+};
+
+// A thread's run.
+struct TileRun {
+    int64_t b, begin, vector;
+};
+
+HIPCONV_INLINE TileRun run_of_thread(const TilePlan& plan) {
+    const int64_t rest = static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y;
+    const uint32_t sequences = static_cast<uint32_t>(rest) / plan.blocks_a_sequence;
+    const uint32_t first_run = (static_cast<uint32_t>(rest) - sequences * plan.blocks_a_sequence) << plan.log2_runs_a_block;
+    const int64_t b = static_cast<int64_t>(sequences) * plan.sequences_a_block + (threadIdx.y >> plan.log2_runs_a_block);
+    const int64_t begin = (static_cast<int64_t>(first_run) + (threadIdx.y & ((1u << plan.log2_runs_a_block) - 1))) * plan.run;
+    return {b, begin, static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x};
+}
+
+// How rows of threads share the runs.
+struct TileShape {
+    unsigned lanes, rows;
+    int run;  // tokens
+    unsigned runs_a_block, sequences_a_block;
+    int64_t groups;  // blocks along the channels
+    int64_t blocks_a_sequence, sequence_groups;
+
+    bool fits() const { return groups <= kGridLimit && blocks_a_sequence * sequence_groups < int64_t{1} << 31; }
+};
+
+inline TileShape tile_shape(const CausalConv1dFwdParams& p, int64_t vectors, int longest_run) {
+    TileShape s{};
+    s.lanes = power_of_two_up_to(vectors, kTileLanes);
+    s.rows = kTileThreads / s.lanes;
+    // Runs are short enough that there are threads for a large card, and then of equal length, so that a block's last rows are
+    // not idle.
+    const auto runs_of = [&](int run) { return (static_cast<int64_t>(p.seqlen) + run - 1) / run; };
+    const auto threads = [&](int run) { return vectors * p.batch * runs_of(run); };
+    s.run = longest_run;
+    while (s.run > 4 && threads(s.run) < kEnoughThreads) s.run /= 2;
+    const int longest_of_f32 = longest_run * 5 / 8;
+    if (p.dtype == DType::f32 && threads(longest_of_f32) >= 4 * kEnoughThreads) s.run = longest_of_f32;
+    s.runs_a_block = power_of_two_up_to(runs_of(s.run), s.rows);
+    const int64_t wanted = (runs_of(s.run) + s.runs_a_block - 1) / s.runs_a_block * s.runs_a_block;
+    s.run = static_cast<int>((p.seqlen + wanted - 1) / wanted);
+    s.sequences_a_block = s.rows / s.runs_a_block;
+    s.groups = (vectors + s.lanes - 1) / s.lanes;
+    s.blocks_a_sequence = (runs_of(s.run) + s.runs_a_block - 1) / s.runs_a_block;
+    s.sequence_groups = (static_cast<int64_t>(p.batch) + s.sequences_a_block - 1) / s.sequences_a_block;
+    return s;
+}
+
+inline TilePlan tile_plan(const CausalConv1dFwdParams& p, const TileShape& shape) {
+    TilePlan plan{};
+    plan.run = shape.run;
+    while (1u << plan.log2_runs_a_block < shape.runs_a_block) ++plan.log2_runs_a_block;
+    plan.sequences_a_block = shape.sequences_a_block;
+    plan.blocks_a_sequence = static_cast<uint32_t>(shape.blocks_a_sequence);
+    plan.x_step = p.x.seqlen_stride * element_bytes(p.dtype);
+    plan.out_step = p.out.seqlen_stride * element_bytes(p.dtype);
+    return plan;
+}
+
+inline dim3 tile_grid(const TileShape& shape) { return grid_of(shape.groups, shape.blocks_a_sequence * shape.sequence_groups); }
+inline dim3 tile_block(const TileShape& shape) { return dim3(shape.lanes, shape.rows, 1); }
+
+// The bytes of a lane of the aligned vectors.
+constexpr int lane_bytes(int width) { return width <= 4 ? kLaneBytes : 8; }
+
+// Tells whether lanes of that many bytes are aligned vectors of x and out, and of parameters that are packed.
+inline bool tile_is_whole(const CausalConv1dFwdParams& p, int bytes) {
+    const int channels = bytes / element_bytes(p.dtype);
+    const auto aligned = [&](const Sequences& s) {
+        return reinterpret_cast<uintptr_t>(s.data) % static_cast<unsigned>(bytes) == 0 && s.seqlen_stride % channels == 0 &&
+               s.batch_stride % channels == 0;
+    };
+    return p.dim % channels == 0 && aligned(p.x) && aligned(p.out) && parameters_are_packed(p);
+}
+
+// This loads packed weights of kChannels channels from d, of the last kTaps taps of kWidth.
+template <int kTaps, int kChannels, int kWidth>
+HIPCONV_INLINE void packed_weights(const CausalConv1dInputs& p, int64_t d, float (&to)[kChannels * kWidth]) {
+    with_dtype(p.weight_dtype, [&](auto type) {
+        using P = decltype(type);
+        float weights[kChannels * kTaps];
+        load_packed(static_cast<const P*>(p.weight) + d * kTaps, weights);
+#pragma unroll
+        for (int c = 0; c < kChannels; ++c) {
+#pragma unroll
+            for (int i = 0; i < kTaps; ++i) to[c * kWidth + kWidth - kTaps + i] = weights[c * kTaps + i];
+        }
+    });
+}
+
+// This loads packed weights and bias of a vector of channels, as pairs. The width is kWidth or, with kOrOneLess, one less; then
+// the oldest tap is zero.
+template <bool kOrOneLess, int kWidth, int kPairs>
+HIPCONV_INLINE void packed_parameters(const CausalConv1dInputs& p, int64_t d, Pair (&weight)[kWidth][kPairs],
+                                      Pair (&bias)[kPairs]) {
+    float weights[2 * kPairs * kWidth] = {}, biases[2 * kPairs] = {};
+    if (!kOrOneLess || p.width == kWidth) {
+        packed_weights<kWidth, 2 * kPairs, kWidth>(p, d, weights);
+    } else if constexpr (kOrOneLess) {
+        packed_weights<kWidth - 1, 2 * kPairs, kWidth>(p, d, weights);
+    }
+    if (p.bias) {
+        with_dtype(p.bias_dtype, [&](auto type) { load_packed(static_cast<const decltype(type)*>(p.bias) + d, biases); });
+    }
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) {
+        bias[j] = make_pair(biases[2 * j], biases[2 * j + 1]);
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i)
+            weight[i][j] = make_pair(weights[2 * j * kWidth + i], weights[(2 * j + 1) * kWidth + i]);
+    }
+}
+
+// The same for one channel or two neighbours, of any strides.
+template <int kWidth>
+HIPCONV_INLINE void strided_parameters(const CausalConv1dInputs& p, int64_t d, bool both, Pair (&weight)[kWidth][1],
+                                       Pair (&bias)[1]) {
+    const int64_t second = both ? d + 1 : d;
+    const bool has_oldest = p.width == kWidth;
+    const int first_tap = kWidth - p.width;
+    with_dtype(p.weight_dtype, [&](auto type) {
+        using P = decltype(type);
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) {
+            weight[i][0] = twice(0.0f);
+            if (i == 0 && !has_oldest) continue;
+            const int64_t tap = (i - first_tap) * p.weight_width_stride;
+            weight[i][0] = make_pair(parameter<P>(p.weight, d * p.weight_dim_stride + tap),
+                                     parameter<P>(p.weight, second * p.weight_dim_stride + tap));
+        }
+    });
+    bias[0] = twice(0.0f);
+    if (p.bias) {
+        with_dtype(p.bias_dtype, [&](auto type) {
+            using P = decltype(type);
+            bias[0] = make_pair(parameter<P>(p.bias, d * p.bias_stride), parameter<P>(p.bias, second * p.bias_stride));
+        });
+    }
+}
+
+// tile_checked.cu
+bool causal_conv1d_tile_checked_fits(const CausalConv1dFwdParams& p);
+void causal_conv1d_tile_checked(const CausalConv1dFwdParams& p, hipStream_t stream);
+
+}  // namespace hipconv

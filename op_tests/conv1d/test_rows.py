@@ -1,0 +1,71 @@
+"""The forward of rows that continue from states or hold packed sequences: any width, any memory, and what a tap must not see."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from conv1d.cases import random_rows
+from support.tensors import LAYOUTS, empty_as, mismatch, mismatch_beside_infinities
+import hipconv
+from hipconv import reference_training
+
+fn: Any = hipconv.causal_conv1d_fn
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_memory_with_poison_around_x_and_canaries_around_out(device: torch.device, seed: int) -> None:
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    for _ in range(60):
+        arguments, buffer = random_rows(draw, device)
+        inputs = {name: value for name, value in arguments.items() if name not in ("out", "final_states_out")}
+        expected, expected_final = reference_training.causal_conv1d(**inputs)
+        torch.ops.hipconv.causal_conv1d_states_fwd(**arguments)
+        what = {name: (value.shape, value.stride()) if isinstance(value, torch.Tensor) else value for name, value in arguments.items()}
+        assert (wrong := mismatch(arguments["out"], expected)) is None, f"{what}: {wrong}"
+        assert arguments["final_states_out"] is None or torch.equal(arguments["final_states_out"], expected_final), what
+        arguments["out"].fill_(42.0)
+        assert (buffer == 42.0).all(), f"{what}: wrote outside out"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dim", [24, 33])
+def test_what_a_tap_does_not_see_does_not_count(device: torch.device, dim: int, layout: str) -> None:
+    """Infinities and NaNs in weights, in x, in states, and in padding; small integers are exact beside them."""
+    values = itertools.cycle((torch.inf, -torch.inf, torch.nan))
+    for width, has_ids, has_state in itertools.product(range(1, 9), (False, True), (False, True)):
+        generator = torch.Generator().manual_seed(width)
+        shape, value = (2, dim, 45), next(values)
+        x = empty_as(layout, shape, torch.float32, device).copy_(torch.randint(-9, 9, shape, generator=generator))
+        weight = torch.randint(-9, 9, (dim, width), generator=generator).to(device, torch.float32)
+        ids = torch.randint(-1, 2, (2, 45), generator=generator, dtype=torch.int32).to(device) if has_ids else None
+        state = torch.randint(-9, 9, (2, dim, width - 1), generator=generator).to(device, torch.float32) if has_state else None
+        for channel in range(8):
+            weight[channel, channel % width] = value
+            x[channel % 2, 8 + channel, 5 * channel] = value
+            if state is not None and width > 1:
+                state[channel % 2, 16 + channel, channel % (width - 1)] = value
+        expected, expected_final = reference_training.causal_conv1d(x, weight, None, ids, state)
+        out, final = fn(x, weight, None, ids, state, True)
+        what = f"width {width}, ids {has_ids}, state {has_state}, {value}"
+        assert (wrong := mismatch_beside_infinities(out, expected)) is None, f"{what}: {wrong}"
+        finite = expected.isfinite()
+        assert torch.equal(out[finite].double(), expected[finite]), what
+        assert torch.equal(final.nan_to_num(7.0), expected_final.nan_to_num(7.0)), what
+
+
+@pytest.mark.parametrize("width", range(1, 9))
+def test_chunks_joined_by_their_states_are_the_whole(device: torch.device, width: int) -> None:
+    for layout in LAYOUTS:
+        x = empty_as(layout, (2, 40, 60), torch.bfloat16, device).normal_()
+        weight, state = torch.randn(40, width, device=device), None
+        whole, final = fn(x, weight, None, None, None, True, activation="silu")
+        for begin, end in itertools.pairwise([0, 1, 3, 20, 21, 59, 60]):
+            out, state = fn(x[..., begin:end], weight, None, None, state, True, activation="silu")
+            assert torch.equal(out, whole[..., begin:end]) or device.type == "cpu", (layout, begin)
+        assert torch.equal(state, final)
