@@ -103,6 +103,7 @@ template <typename T>
 HIPCONV_INLINE T* global_pointer(uint64_t address) {
     return (T*)reinterpret_cast<__attribute__((address_space(1))) T*>(address);
 }
+HIPCONV_INLINE void promise_global(const void*) {}
 
 template <typename P>
 HIPCONV_INLINE const P& first_parameter(const P& parameter) {

@@ -66,6 +66,7 @@ enum class MatrixUnit { fma, mfma, wmma11, wmma12, mma_sync };
 //       of the loop, which then would have two entries
 //   global_pointer<T>(address): it makes a pointer to device memory from an integer or a pointer: AMD's compiler has to be
 //       told that it does not point to LDS, wherever it cannot see that
+//   promise_global(pointer): tells NVIDIA's compiler that a pointer is one to device memory
 //   first_parameter(p): the first parameter of a kernel, read from where the launch put it (AMD), each member when it is
 //       needed: AMD's compiler reads all members of a plain parameter at the start of the kernel. It must hold no pointers:
 //       their address space would not be known

@@ -70,6 +70,7 @@ template <typename T>
 inline T* global_pointer(uint64_t address) {
     return reinterpret_cast<T*>(address);
 }
+inline void promise_global(const void*) {}
 
 template <typename P>
 inline const P& first_parameter(const P& parameter) {

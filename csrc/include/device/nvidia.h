@@ -78,11 +78,14 @@ HIPCONV_INLINE void enter_loop_here() {}
 
 template <typename T>
 HIPCONV_INLINE T* global_pointer(uint64_t address) {
-    T* const pointer = reinterpret_cast<T*>(address);
+    return reinterpret_cast<T*>(address);
+}
+HIPCONV_INLINE void promise_global(const void* pointer) {
 #if defined(HIPCONV_NVIDIA_DEVICE)
     __builtin_assume(__isGlobal(pointer));
+#else
+    (void)pointer;
 #endif
-    return pointer;
 }
 
 template <typename P>

@@ -1,4 +1,4 @@
-// The two channel-first kernels "vector": one is for whole rows (vector.cu), the other for any rows (vector_any.cu).
+// The two channel-first kernels "vector": one is for plain rows (vector.cu), the other for any rows (vector_any.cu).
 #pragma once
 
 #include "kernels.h"
@@ -8,7 +8,14 @@ namespace hipconv {
 
 constexpr int kVectorThreads = 128;
 
-// This plan says how a launch for whole rows divides the work. A block is blockDim.x vectors of tokens by blockDim.y channels.
+// These say where rows that are not whole vectors begin and end.
+struct RowEdges {
+    uint32_t boundary;        // 15 where vectors lie on boundaries of 16 bytes of out, 0 where they count from the row's start
+    uint32_t full_end;        // a vector that begins on a boundary is full if it begins before this token
+    uint64_t x_begin, x_end;  // the addresses between which x may be read in whole vectors
+};
+
+// This plan says how a launch for plain rows divides the work. A block is blockDim.x vectors of tokens by blockDim.y channels.
 // The items of a channel are the stretches of blockDim.x vectors of each of its sequences, one sequence after another; a thread
 // makes its vector of some of them.
 struct VectorPlan {
@@ -18,6 +25,7 @@ struct VectorPlan {
     int32_t sequence_tokens;     // of all stretches of a sequence: its length rounded up
     int64_t x_batch, out_batch;  // bytes from sequence to sequence
     uint32_t x_row, out_row;     // bytes from channel to channel
+    RowEdges edges;
 };
 
 // This one says how a launch for any rows does. A block is blockDim.x vectors of tokens by blockDim.y rows. Its items are groups
@@ -30,10 +38,8 @@ struct VectorAnyPlan {
     int32_t channels_on;       // from a thread's row to its next one, besides whole sequences
     int64_t x_on, out_on;      // the same in bytes, whole sequences included
     int64_t x_wrap, out_wrap;  // what is added where the channels pass the last
-    uint32_t boundary;         // 15 where vectors lie on boundaries of 16 bytes of out, 0 where they count from the row's start
-    uint32_t full_end;         // a vector that begins on a boundary is full if it begins before this token
-    uint64_t x_begin, x_end;   // the addresses between which x may be read in whole vectors
-    int32_t last_inner_x;      // the granules around a vector and its halo lie in its own row if it begins no later
+    RowEdges edges;
+    int32_t last_inner_x;  // the granules around a vector and its halo lie in its own row if it begins no later
 };
 
 // Tells whether all rows of a tensor begin on a 16-byte boundary.
@@ -41,6 +47,27 @@ inline bool begins_are_aligned(const Sequences& s, DType dtype) {
     const int tokens = 16 / element_bytes(dtype);
     return reinterpret_cast<uintptr_t>(s.data) % 16 == 0 && s.dim_stride % tokens == 0 && s.batch_stride % tokens == 0;
 }
+
+inline bool rows_are_whole_vectors(const CausalConv1dFwdParams& p) {
+    return p.seqlen % (16 / element_bytes(p.dtype)) == 0 && begins_are_aligned(p.x, p.dtype) &&
+           begins_are_aligned(p.out, p.dtype);
+}
+
+// Tells whether every row of x lies in its 16 bytes as the same row of out does.
+inline bool rows_lie_alike(const CausalConv1dFwdParams& p) {
+    const int tokens = 16 / element_bytes(p.dtype);
+    return reinterpret_cast<uintptr_t>(p.x.data) % 16 == reinterpret_cast<uintptr_t>(p.out.data) % 16 &&
+           (p.x.dim_stride - p.out.dim_stride) % tokens == 0 && (p.x.batch_stride - p.out.batch_stride) % tokens == 0;
+}
+
+// A block's threads: `lanes` vectors of one row by `rows` rows. So many stretches cover a row.
+struct Division {
+    int lanes, rows;
+    int64_t stretches;
+    bool on_boundaries;
+};
+Division division_of(const CausalConv1dFwdParams& params, int64_t most_rows);
+RowEdges edges_of(const CausalConv1dFwdParams& params, bool on_boundaries);
 
 inline dim3 vector_grid(const Taper& taper) {
     const unsigned blocks = taper.blocks;

@@ -19,6 +19,7 @@
 #include "launch/check.h"
 #include "vector.h"
 #include "vector_any.h"
+#include "vector_parts.h"
 
 namespace hipconv {
 
@@ -98,21 +99,21 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_any_blocks(kWidth, 
                 before[u][k] = *reinterpret_cast<const Part*>(x - (has_place && t >= back ? back * kSize : 0));
             }
         } else {
-            t -= static_cast<int32_t>((static_cast<uint32_t>(reinterpret_cast<uintptr_t>(out)) & plan.boundary) / kSize);
+            t -= static_cast<int32_t>((static_cast<uint32_t>(reinterpret_cast<uintptr_t>(out)) & plan.edges.boundary) / kSize);
             to[u] = out + int64_t{t} * kSize;
             int place = t < p.seqlen ? t : 0;
             in_a_register(place);
             const uint32_t last_bits =
                 static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x)) + static_cast<uint32_t>(place) * kSize;
             shift[u] = kUnalignedVectors ? 0 : last_bits & 15;
-            const char* const at = global_pointer<const char>(x + (int64_t{place} * kSize - shift[u]));
+            const char* const at = global_address<const char>(x + (int64_t{place} * kSize - shift[u]));
             bool inside = true;  // x's memory. All granules are but those at the ends of rows.
             if (place < kHalo + kTokens || place > plan.last_inner_x) {
                 const uint64_t begin = reinterpret_cast<uint64_t>(at);
-                inside = begin - kHalo * kSize >= plan.x_begin && begin + (shift[u] != 0 ? 32 : 16) <= plan.x_end;
+                inside = begin - kHalo * kSize >= plan.edges.x_begin && begin + (shift[u] != 0 ? 32 : 16) <= plan.edges.x_end;
             }
             if (!inside) {
-                const T* row = global_pointer<const T>(x);
+                const T* row = global_address<const T>(x);
                 shift[u] = 0;
                 current[u] = load_part<T, kTokens>(row, t, p.seqlen);
 #pragma unroll
@@ -217,7 +218,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_any_blocks(kWidth, 
 #pragma unroll
         for (int u = 0; u < kAhead; ++u) {
             const int32_t t = kWhole ? lane_token : token[u];
-            char* const address = global_pointer<char>(to[u]);
+            char* const address = global_address<char>(to[u]);
             float window[kHalo + kTokens];
             {
                 uint32_t words[kWords + 4];
@@ -310,7 +311,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_any_blocks(kWidth, 
             const Vector result = vector_of_halves<T, kTokens>(sums);
 
             if (item + u < own_count && t < p.seqlen) {
-                if (kWhole || static_cast<uint32_t>(t) < plan.full_end)
+                if (kWhole || static_cast<uint32_t>(t) < plan.edges.full_end)
                     *reinterpret_cast<Vector*>(address) = result;
                 else
                     store_part_in_words<T, kTokens>(reinterpret_cast<T*>(address) - t, t, p.seqlen, result);
@@ -321,42 +322,15 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_any_blocks(kWidth, 
 
 namespace {
 
-// This says how a block's threads lie over rows: `lanes` vectors of one row, `rows` rows, and as many stretches as cover a row.
-struct Shape {
-    int lanes, rows;
-    int64_t stretches, all_rows;
-    bool whole, on_boundaries;
-};
+int64_t all_rows_of(const CausalConv1dFwdParams& p) { return p.seq_idx.data ? p.dim : static_cast<int64_t>(p.batch) * p.dim; }
 
-// Of the ways to divide rows it takes the one that leaves the fewest threads idle.
-Shape shape_of(const CausalConv1dFwdParams& p) {
-    const int tokens = 16 / element_bytes(p.dtype);
-    const bool even = begins_are_aligned(p.out, p.dtype);
-    const bool whole = even && begins_are_aligned(p.x, p.dtype) && p.seqlen % tokens == 0;
-    const int64_t all_rows = p.seq_idx.data ? p.dim : static_cast<int64_t>(p.batch) * p.dim;
-    const auto shape = [&](int64_t vectors, int64_t stretches) {
-        const int lanes = static_cast<int>((vectors + stretches - 1) / stretches), most = kVectorThreads / lanes;
-        return Shape{
-            lanes, all_rows < most ? static_cast<int>(all_rows) : most, stretches, all_rows, whole, even || p.seqlen > tokens};
-    };
-    // A row that begins anywhere in a vector is cut into more vectors.
-    const int64_t vectors = (static_cast<int64_t>(p.seqlen) + (even || p.seqlen <= tokens ? 1 : 2) * (tokens - 1)) / tokens;
-    const int64_t fewest = (vectors + kVectorThreads - 1) / kVectorThreads;
-    Shape best = shape(vectors, fewest);
-    for (int64_t stretches = fewest; stretches < 4 * fewest + 8 && vectors / stretches >= kFewestAnyLanes; ++stretches) {
-        const Shape s = shape(vectors, stretches);
-        const auto threads = [](const Shape& v) { return (v.lanes * v.rows + 31) / 32 * 32 * v.stretches; };
-        if (threads(s) * best.rows < threads(best) * s.rows) best = s;
-    }
-    return best;
-}
-
-VectorAnyPlan plan_of(const CausalConv1dFwdParams& p, const Shape& shape) {
+VectorAnyPlan plan_of(const CausalConv1dFwdParams& p, const Division& shape) {
     const int size = element_bytes(p.dtype), tokens = 16 / size;
     VectorAnyPlan plan{};
     plan.stretches = static_cast<uint32_t>(shape.stretches);
-    plan.rows = static_cast<uint32_t>(shape.all_rows);
-    const int64_t items = (shape.all_rows + shape.rows - 1) / shape.rows;
+    const int64_t all_rows = all_rows_of(p);
+    plan.rows = static_cast<uint32_t>(all_rows);
+    const int64_t items = (all_rows + shape.rows - 1) / shape.rows;
     const int64_t groups = shape.stretches * (p.seq_idx.data ? p.batch : 1);
     const double threads = static_cast<double>(items) * shape.rows * shape.lanes * static_cast<double>(groups);
     // This is the number of vectors of a thread: fewer cost more starts, more leave small problems unevenly spread and need
@@ -376,34 +350,62 @@ VectorAnyPlan plan_of(const CausalConv1dFwdParams& p, const Shape& shape) {
     plan.out_on = on(p.out);
     plan.x_wrap = wrap(p.x);
     plan.out_wrap = wrap(p.out);
-    plan.boundary = shape.on_boundaries ? 15 : 0;
-    plan.full_end = shape.on_boundaries && p.seqlen >= tokens ? static_cast<uint32_t>(p.seqlen - tokens) + 1 : 0;
-    // The addresses between which elements of x lie.
-    const int64_t to_last = (p.batch - 1) * p.x.batch_stride, past_last_row = (p.dim - 1) * p.x.dim_stride + p.seqlen;
-    const int64_t first = to_last < 0 ? to_last : 0, last = (to_last > 0 ? to_last : 0) + past_last_row;
-    plan.x_begin = reinterpret_cast<uint64_t>(p.x.data) + static_cast<uint64_t>(first * size);
-    plan.x_end = reinterpret_cast<uint64_t>(p.x.data) + static_cast<uint64_t>(last * size);
+    plan.edges = edges_of(p, shape.on_boundaries);
     plan.last_inner_x = p.seqlen - 2 * tokens;
     return plan;
 }
 
 }  // namespace
 
+// Of the ways to divide rows it takes the one that leaves the fewest threads idle.
+Division division_of(const CausalConv1dFwdParams& p, int64_t most_rows) {
+    const int tokens = 16 / element_bytes(p.dtype);
+    const bool even = begins_are_aligned(p.out, p.dtype);
+    const auto divide = [&](int64_t vectors, int64_t stretches) {
+        const int lanes = static_cast<int>((vectors + stretches - 1) / stretches), most = kVectorThreads / lanes;
+        return Division{lanes, most_rows < most ? static_cast<int>(most_rows) : most, stretches, even || p.seqlen > tokens};
+    };
+    // A row that begins anywhere in a vector is cut into more vectors.
+    const int64_t vectors = (static_cast<int64_t>(p.seqlen) + (even || p.seqlen <= tokens ? 1 : 2) * (tokens - 1)) / tokens;
+    const int64_t fewest = (vectors + kVectorThreads - 1) / kVectorThreads;
+    Division best = divide(vectors, fewest);
+    for (int64_t stretches = fewest; stretches < 4 * fewest + 8 && vectors / stretches >= kFewestAnyLanes; ++stretches) {
+        const Division division = divide(vectors, stretches);
+        const auto threads = [](const Division& v) { return (v.lanes * v.rows + 31) / 32 * 32 * v.stretches; };
+        if (threads(division) * best.rows < threads(best) * division.rows) best = division;
+    }
+    return best;
+}
+
+RowEdges edges_of(const CausalConv1dFwdParams& p, bool on_boundaries) {
+    const int size = element_bytes(p.dtype), tokens = 16 / size;
+    RowEdges edges{};
+    edges.boundary = on_boundaries ? 15 : 0;
+    edges.full_end = on_boundaries && p.seqlen >= tokens ? static_cast<uint32_t>(p.seqlen - tokens) + 1 : 0;
+    // The addresses between which elements of x lie.
+    const int64_t to_last = (p.batch - 1) * p.x.batch_stride, past_last_row = (p.dim - 1) * p.x.dim_stride + p.seqlen;
+    const int64_t first = to_last < 0 ? to_last : 0, last = (to_last > 0 ? to_last : 0) + past_last_row;
+    edges.x_begin = reinterpret_cast<uint64_t>(p.x.data) + static_cast<uint64_t>(first * size);
+    edges.x_end = reinterpret_cast<uint64_t>(p.x.data) + static_cast<uint64_t>(last * size);
+    return edges;
+}
+
 bool causal_conv1d_vector_any_serves(const CausalConv1dFwdParams& p) {
-    const Shape shape = shape_of(p);
-    const double pieces = static_cast<double>(shape.all_rows) * static_cast<double>(shape.stretches) * p.batch;
+    const Division shape = division_of(p, all_rows_of(p));
+    const double pieces = static_cast<double>(all_rows_of(p)) * static_cast<double>(shape.stretches) * p.batch;
     return p.x.dim_stride >= 0 && p.out.dim_stride >= 0 && pieces < kOffsetLimit && p.seqlen < INT32_MAX - 4096;
 }
 
 void causal_conv1d_vector_any(const CausalConv1dFwdParams& p, hipStream_t stream) {
-    const Shape shape = shape_of(p);
+    const Division shape = division_of(p, all_rows_of(p));
     const VectorAnyPlan plan = plan_of(p, shape);
     const dim3 block(shape.lanes, shape.rows, 1), grid = vector_grid(plan.taper);
     const bool early = begins_early(plan.taper);
+    const bool whole = rows_are_whole_vectors(p);
     with_instance<kMaxFastWidth, 1>(p.dtype, p.width, [&](auto type, auto width) {
         using T = decltype(type);
         constexpr int kWidth = decltype(width)::value;
-        if (shape.whole)
+        if (whole)
             HIPCONV_LAUNCH(early, (causal_conv1d_fwd_vector_any<T, kWidth, true>), grid, block, 0, stream, p, plan);
         else
             HIPCONV_LAUNCH(early, (causal_conv1d_fwd_vector_any<T, kWidth, false>), grid, block, 0, stream, p, plan);
