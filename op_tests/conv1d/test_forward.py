@@ -92,7 +92,7 @@ def test_every_kernel_can_be_forced_by_name(device: torch.device) -> None:
 # ---- the GPU's kernels ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("width", range(2, 9))
+@pytest.mark.parametrize("width", range(1, 9))
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_fast_gpu_kernels_at_every_length_and_alignment(device: torch.device, layout: str, width: int) -> None:
     """Vectors cut by row ends and row starts, rows shorter than a vector, x aligned as out is and not; packed rows and rows apart;
@@ -112,7 +112,7 @@ def test_fast_gpu_kernels_at_every_length_and_alignment(device: torch.device, la
         x.copy_(torch.randn(sizes))
         weight = (torch.randn(sizes[1], width) / width**0.5).to(device, weight_dtype)
         if inner % 6 == 5:
-            weight[inner % sizes[1], width - 2] = torch.inf
+            weight[inner % sizes[1], (width - 2) % width] = torch.inf
         if inner % 8 == 7:
             weight = weight.t().contiguous().t()
         bias = torch.randn(sizes[1]).to(device, weight_dtype) if has_bias else None
@@ -130,7 +130,8 @@ def test_fast_gpu_kernels_at_every_length_and_alignment(device: torch.device, la
             pairs.setdefault((kernel, dtype), []).append((out[~infinite], expected[~infinite]))
             out.fill_(42.0)
             assert (buffer == 42.0).all(), "wrote outside out"
-    assert names - served <= ({"tile"} if layout == "channel_first" else {"vector", "shared"})
+    of_other_layout, not_width_1 = {"tile"} if layout == "channel_first" else {"vector", "shared"}, {"tile", "shared"}
+    assert names - served <= of_other_layout | (not_width_1 if width == 1 else set())
     for ours_and_expected in pairs.values():  # together: short outputs one by one could miss 99.9 % by bad luck
         wrong = mismatch(*map(torch.cat, zip(*ours_and_expected, strict=True)))
         assert wrong is None, wrong
@@ -167,6 +168,81 @@ def test_packed_rows_of_every_length(device: torch.device) -> None:
     for ours_and_expected in pairs.values():
         wrong = mismatch(*map(torch.cat, zip(*ours_and_expected, strict=True)))
         assert wrong is None, wrong
+
+
+def _sequence_ids(kind: int, batch: int, seqlen: int) -> Tensor:
+    """Sequences of one and two tokens; of three, with padding between; ids that come again; long ones; one sequence; all padding."""
+    tokens = torch.arange(seqlen).expand(batch, -1) + torch.arange(batch)[:, None] * 5
+    with_padding = torch.where(tokens // 3 % 4 == 2, -3, tokens // 3)
+    return [tokens * 2 // 3, with_padding, tokens // 2 % 2, tokens // 21, tokens * 0 + 7, tokens * 0 - 1][kind].int()
+
+
+@pytest.mark.parametrize("width", range(1, 9))
+def test_rows_with_states_and_ids_at_every_length_and_alignment(device: torch.device, width: int) -> None:
+    """Vectors that begin anywhere in x, in out and in the ids, and states of any strides; what no output may see is NaN or infinite."""
+    generator = torch.Generator().manual_seed(width)
+    draw = itertools.cycle(itertools.product(DTYPES.values(), (True, False)))
+    pairs: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
+    for seqlen in [*range(1, 18), 23, 24, 31, 32, 40, 63, 65, 120, 129, 264, 520, 1100]:
+        for form in ("states", "ids", "both"):
+            dtype, use_silu = next(draw)
+            batch, dim = 2 + seqlen % 2, (1, 3, 8, 5)[seqlen % 4] if seqlen < 100 else 3
+            kind = (seqlen + width + (form == "both")) % 6
+            sizes, pitch, offset, out_shift = (batch, dim, seqlen), seqlen, 0, 0
+            if seqlen % 8 or kind % 2:  # else rows of whole vectors
+                pitch, offset, out_shift = seqlen + seqlen % 5, seqlen % 4, kind % 3
+            x, _ = strided(sizes, (dim * pitch, pitch, 1), offset, dtype, device, torch.nan)
+            x.copy_(torch.randn(sizes, generator=generator))
+            weight = (torch.randn(dim, width, generator=generator) / width**0.5).to(device)
+            if kind % 3 == 1:
+                weight[seqlen % dim, 0] = torch.inf
+            bias = torch.randn(dim, generator=generator).to(device) if seqlen % 4 else None
+            ids = state = None
+            if form != "states":
+                ids_strides = (seqlen * 2 + 1, 2) if seqlen % 7 == 3 else (seqlen + kind % 4, 1)
+                ids = torch.full((kind + 5 + batch * ids_strides[0] * 2,), 99, dtype=torch.int32)
+                ids = ids.to(device).as_strided((batch, seqlen), ids_strides, kind % 4)
+                ids.copy_(_sequence_ids(kind, batch, seqlen))
+                x.masked_fill_((ids < 0)[:, None], torch.nan)
+            if form != "ids":
+                past = width - 1
+                strides = (dim * past, past, 1) if seqlen % 2 else (dim * past + 1, 1, dim)
+                state, _ = strided((batch, dim, past), strides, seqlen % 3, dtype, device, torch.nan)
+                state.copy_(torch.randn((batch, dim, past), generator=generator))
+            out, buffer = strided(sizes, (dim * pitch, pitch, 1), offset + out_shift, dtype, device, 42.0)
+            final = torch.full((batch, dim, width - 1), torch.nan, dtype=dtype, device=device)
+            torch.ops.hipconv.causal_conv1d_states_fwd(out.fill_(torch.nan), final, x, weight, bias, ids, state, use_silu)
+            expected, expected_final = reference_training.causal_conv1d(x, weight, bias, ids, state, use_silu)
+            infinite = ~expected.isfinite()
+            same = torch.allclose(out[infinite].double(), expected[infinite], equal_nan=True)
+            assert same, f"infinities, {seqlen} tokens, {form}, ids {kind}"
+            assert torch.allclose(final, expected_final, rtol=0, atol=0, equal_nan=True)
+            wrong = mismatch(out[~infinite].double().float(), expected[~infinite]) if dtype == torch.float32 else None
+            assert wrong is None, f"{seqlen} tokens, {form}, ids {kind}: {wrong}"
+            pairs.setdefault(dtype, []).append((out[~infinite], expected[~infinite]))
+            out.fill_(42.0)
+            assert (buffer == 42.0).all(), "wrote outside out"
+    for ours_and_expected in pairs.values():
+        wrong = mismatch(*map(torch.cat, zip(*ours_and_expected, strict=True)))
+        assert wrong is None, wrong
+
+
+def test_chunks_with_states_have_the_bits_of_the_whole(device: torch.device) -> None:
+    """Of kernels that make them in one pass, with ids and without."""
+    if "vector" not in jit.module("causal_conv1d", targets.of(device)).causal_conv1d_fwd_kernels():
+        return
+    for width, dtype in itertools.product((1, 2, 4, 7, 8), DTYPES.values()):
+        x, weight, bias, _ = Case(2, 5, 83, width, dtype, torch.float32).inputs(device)
+        ids = (torch.arange(83) // 6).int().expand(2, -1).to(device)
+        for seq_idx in (None, ids):
+            whole = hipconv.causal_conv1d_fn(x, weight, bias, seq_idx, activation="silu")
+            state = None
+            for begin, end in itertools.pairwise([0, 1, 3, 18, 19, 60, 83]):
+                of_chunk = None if seq_idx is None else seq_idx[:, begin:end]
+                if state is not None and of_chunk is not None and seq_idx[0, begin] != seq_idx[0, begin - 1]:
+                    state = None
+                out, state = hipconv.causal_conv1d_fn(x[..., begin:end], weight, bias, of_chunk, state, True, activation="silu")
+                assert torch.equal(out, whole[..., begin:end]), (width, dtype, begin)
 
 
 # ---- the CPU's kernels ---------------------------------------------------------------------------------------------------------

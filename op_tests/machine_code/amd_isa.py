@@ -188,7 +188,12 @@ def _conv1d(
 
 FAST_KERNELS = {
     "tile": _conv1d("forward/tile", "fwd_tile<bf16, 8, 4>", (11.0, 14.0), 4),
-    "vector": _conv1d("forward/vector", "fwd_vector<bf16, 4, false>", (11.0, 14.0), 4),
+    "vector": _conv1d("forward/vector", "fwd_vector<bf16, 4, 0>", (11.0, 14.0), 4),
+    "vector_alike": _conv1d("forward/vector", "fwd_vector<bf16, 4, 1>", (15.0, 17.0), 4),
+    "vector_apart": _conv1d("forward/vector", "fwd_vector<bf16, 4, 2>", (15.0, 17.0), 4),
+    # The way through vector_any that is counted leaves out taps; the plain way beside it takes about as much as vector_apart's.
+    "vector_any": _conv1d("forward/vector_any", "fwd_vector_any<bf16, 4, false>", (28.5, 30.0), 4),
+    "vector_rows": _conv1d("forward/vector_any", "fwd_vector_any<bf16, 4, true>", (14.0, 15.5), 4),
     "bwd_tile": _conv1d("backward/tile", "bwd_tile_kernel<bf16, 4, false>", (21.0, 27.0), 2, width=8, multiplications=17),
     # An addition to a 64-bit address, of which a step has six, takes an instruction, but two on gfx90a.
     "bwd_vector": _conv1d("backward/vector_plain", "bwd_vector<bf16, 4, 0>", (21.5, 25.5), 5, multiplications=16, gfx90a=22.5),

@@ -1,4 +1,4 @@
-"""Rows with states, prefill and decode with every tensor between two pages that may not be touched: a byte too far ends the process.
+"""Forward, prefill and decode with every tensor between two pages that may not be touched: a byte too far ends the process.
 
 The calls run in a process of their own, which is main below as a command: a line before each call, so that the last one tells which it was.
 
@@ -29,7 +29,8 @@ from serving.decode_cases import make_state, make_weights, random_call
 from serving.prefill_cases import CPU, STATE_LAYOUTS, Case, cached_call, in_place_kernels, kernel_names
 from support.backends import WAYS, environment
 from support.tensors import DTYPES, LAYOUTS
-from hipconv import serving
+import hipconv
+from hipconv import jit, serving, targets
 
 PAGE = mmap.PAGESIZE
 CALLS = 60  # random ones of each op, on each way to run them, at each end of the memory
@@ -55,10 +56,44 @@ def guarded(t: Any, at_end: bool) -> Any:
 # ---- calls -----------------------------------------------------------------------------------------------------------------------
 
 
+def forward_kernels() -> list[str]:
+    return jit.module("causal_conv1d", targets.of(CPU)).causal_conv1d_fwd_kernels()
+
+
+def forward_forms(draw: random.Random, guard: Callable[[Any], Any]) -> Iterator[tuple[str, str, Callable[[], object]]]:
+    """Rows one after another or apart, of x and of out, in both layouts; plain ones, and with states and sequence ids."""
+    dtype, width = draw.choice(list(DTYPES.values())), draw.choice([1, 2, 3, 4, 4, 5, 6, 7, 8, 9])
+    batch, dim, seqlen = draw.randint(1, 3), draw.choice([1, 2, 3, 8, 16, 33]), draw.choice([*range(1, 20), 24, 40, 64, 129, 264])
+
+    def rows() -> Tensor:
+        inner, outer = (seqlen, dim) if channel_first else (dim, seqlen)
+        wide = torch.randn(batch, outer, inner + pitch).to(dtype)[..., pitch:]
+        wide = wide if pitch else wide.contiguous()
+        return guard(wide if channel_first else wide.transpose(1, 2))
+
+    channel_first, pitch = draw.random() < 0.6, draw.choice([0, 0, 0, 1, 3, 8])
+    x = rows()
+    pitch = draw.choice([pitch, pitch, 2])
+    out = rows()
+    weight, bias = guard(torch.randn(dim, width)), guard(torch.randn(dim))
+    ids = guard((torch.arange(seqlen) // draw.choice([1, 3, 50])).int().expand(batch, -1).contiguous())
+    state, final = (guard(torch.randn(batch, dim, width - 1).to(dtype)) for _ in range(2))
+    what = f"x {tuple(x.shape)}, {x.stride()}, out {out.stride()}, {dtype}, width {width}"
+
+    def with_states(kernel: str, ids: Any, state: Any) -> None:
+        with environment(HIPCONV_CONV1D_KERNEL=kernel):
+            torch.ops.hipconv.causal_conv1d_states_fwd(out, final, x, weight, bias, ids, state, True)
+
+    for kernel in forward_kernels():
+        yield kernel, f"plain, {what}", functools.partial(hipconv.causal_conv1d_fwd, out, x, weight, bias, True, kernel=kernel)
+        for rest in ((ids, state), (ids, None), (None, state)):
+            yield kernel, f"states and ids, {what}", functools.partial(with_states, kernel, *rest)
+
+
 def rows_forms(draw: random.Random, guard: Callable[[Any], Any]) -> Iterator[tuple[str, str, Callable[[], object]]]:
     arguments = {name: guard(value) for name, value in random_rows(draw, CPU)[0].items()}
     what = ", ".join(f"{name} {tuple(t.shape)} {t.stride()}" for name, t in arguments.items() if isinstance(t, Tensor))
-    yield "forward", what, functools.partial(torch.ops.hipconv.causal_conv1d_states_fwd.default, **arguments)
+    yield "by itself", what, functools.partial(torch.ops.hipconv.causal_conv1d_states_fwd.default, **arguments)
 
 
 def prefill_call(draw: random.Random) -> dict[str, Any]:
@@ -146,11 +181,12 @@ def main() -> None:
     for way in ("cpu", "simt-wave64", "simt-wave32-shuffled"):
         with environment(**WAYS[way]):
             names = [f"prefill {name}" for name in kernel_names(CPU) + in_place_kernels(CPU)]
-            names += ["rows forward", *(f"decode {name}" for name in update_kernels(CPU))]
+            names += [f"decode {name}" for name in update_kernels(CPU)] + [f"forward {name}" for name in forward_kernels()]
+            names += ["rows by itself"]
             for seed in range(2 * CALLS):
                 torch.manual_seed(seed)
                 guard = functools.partial(guarded, at_end=seed % 2 == 0)
-                for op, forms in (("rows", rows_forms), ("prefill", prefill_forms), ("decode", decode_forms)):
+                for op, forms in (("forward", forward_forms), ("rows", rows_forms), ("prefill", prefill_forms), ("decode", decode_forms)):
                     for kernel, what, call in forms(random.Random(seed), guard):
                         print(f"{way}, seed {seed}, {op} {kernel}, {what}", flush=True)
                         try:

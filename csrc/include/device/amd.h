@@ -48,6 +48,7 @@ constexpr int kDies = 8;
 constexpr int kDies = 1;
 #endif
 constexpr bool kPrefetches = false;
+constexpr bool kUnalignedVectors = true;
 
 // This converts blocks per compute unit to waves per SIMD, which the compiler takes; every SIMD can hold 8.
 constexpr int waves_per_simd(int threads, int blocks_per_compute_unit, int wave, int simds) {
@@ -116,6 +117,7 @@ template <typename T>
 HIPCONV_INLINE T* global_pointer(uint64_t address) {
     return (T*)reinterpret_cast<__attribute__((address_space(1))) T*>(address);
 }
+HIPCONV_INLINE void promise_global(const void*) {}
 
 template <typename P>
 HIPCONV_INLINE const P& first_parameter(const P& parameter) {

@@ -42,6 +42,7 @@ enum class MatrixUnit { fma, mfma, wmma11, wmma12, mma_sync };
 //   kHasWarpgroups: kernels of warpgroups do something here. It means nothing in the host pass of a GPU compiler
 //   kDies: a card has so many dies, which take the blocks of a launch in turns and have an L2 cache each
 //   kPrefetches: prefetch() does something
+//   kUnalignedVectors: a lane reads vectors at any address that is one of an element (load_unaligned)
 //
 //   HIPCONV_INLINE: a function that kernels call
 //   HIPCONV_LAUNCH_BOUNDS(threads, blocks): promises the compiler at most `threads` threads a block, and asks for registers
@@ -67,6 +68,7 @@ enum class MatrixUnit { fma, mfma, wmma11, wmma12, mma_sync };
 //       of the loop, which then would have two entries
 //   global_pointer<T>(address): it makes a pointer to device memory from an integer or a pointer: AMD's compiler has to be
 //       told that it does not point to LDS, wherever it cannot see that
+//   promise_global(pointer): tells NVIDIA's compiler that a pointer is one to device memory
 //   first_parameter(p): the first parameter of a kernel, read from where the launch put it (AMD), each member when it is
 //       needed: AMD's compiler reads all members of a plain parameter at the start of the kernel. It must hold no pointers:
 //       their address space would not be known

@@ -49,6 +49,7 @@ constexpr bool kCopiesPastRegisters = kMatrixUnit == MatrixUnit::mma_sync;
 constexpr bool kHasWarpgroups = kMatrixUnit == MatrixUnit::mma_sync;
 constexpr int kDies = kMatrixUnit == MatrixUnit::mfma ? 8 : 1;
 constexpr bool kPrefetches = false;
+constexpr bool kUnalignedVectors = kWaveSize == 64;
 
 // ---- kernels ----------------------------------------------------------------------------------------------------------
 
@@ -72,6 +73,7 @@ template <typename T>
 inline T* global_pointer(uint64_t address) {
     return reinterpret_cast<T*>(address);
 }
+inline void promise_global(const void*) {}
 
 template <typename P>
 inline const P& first_parameter(const P& parameter) {

@@ -39,6 +39,7 @@ constexpr bool kHasWarpgroups = false;
 #endif
 constexpr int kDies = 1;
 constexpr bool kPrefetches = true;
+constexpr bool kUnalignedVectors = false;
 
 // ---- kernels ----------------------------------------------------------------------------------------------------------
 
@@ -80,6 +81,13 @@ HIPCONV_INLINE void enter_loop_here() {}
 template <typename T>
 HIPCONV_INLINE T* global_pointer(uint64_t address) {
     return reinterpret_cast<T*>(address);
+}
+HIPCONV_INLINE void promise_global(const void* pointer) {
+#if defined(HIPCONV_NVIDIA_DEVICE)
+    __builtin_assume(__isGlobal(pointer));
+#else
+    (void)pointer;
+#endif
 }
 
 template <typename P>

@@ -39,6 +39,15 @@ HIPCONV_INLINE uint32_t word(uint16_t v, int) { return v; }
 HIPCONV_INLINE void set_word(uint32_t& v, int, uint32_t w) { v = w; }
 HIPCONV_INLINE void set_word(uint16_t& v, int, uint32_t w) { v = static_cast<uint16_t>(w); }
 
+// This loads a vector from the address of an element, where kUnalignedVectors.
+template <typename Vector>
+HIPCONV_INLINE Vector load_unaligned(const char* address) {
+    struct __attribute__((packed)) Unaligned {
+        Vector vector;
+    };
+    return reinterpret_cast<const Unaligned*>(address)->vector;
+}
+
 HIPCONV_INLINE Pair twice(float v) { return make_pair(v, v); }
 
 // ---- pairs: two neighbouring elements as floats -----------------------------------------------------------------------

@@ -9,21 +9,7 @@
 
 namespace hipconv {
 
-// Returns the halves of `both` where there is something new, else those of `old`.
-HIPCONV_INLINE Pair choose(bool has_low, bool has_high, Pair both, Pair old) {
-    return make_pair(has_low ? low(both) : low(old), has_high ? high(both) : high(old));
-}
-
-// Returns a * b + c in those halves.
-HIPCONV_INLINE Pair multiply_add_where(bool has_low, bool has_high, Pair a, Pair b, Pair c) {
-    if constexpr (!kHasPredicates) return choose(has_low, has_high, multiply_add(a, b, c), c);
-    float first = low(c), second = high(c);
-    if (has_low) first = low(a) * low(b) + first;
-    if (has_high) second = high(a) * high(b) + second;
-    return make_pair(first, second);
-}
-
-// Adds a * b in those halves to a sum of which only both halves together count: where pairs are two registers, one is enough.
+// Adds a * b in those halves where there is something new to a sum of which only both halves together count: where pairs are two registers, one is enough.
 HIPCONV_INLINE void accumulate_where(bool has_low, bool has_high, Pair a, Pair b, Pair& sum) {
     if constexpr (!kHasPredicates) {
         sum = choose(has_low, has_high, multiply_add(a, b, sum), sum);

@@ -26,6 +26,20 @@ HIPCONV_INLINE Pair silu_where(bool wanted, Pair v) {
     return v;
 }
 
+// Returns the halves of `both` where there is something new, else those of `old`.
+HIPCONV_INLINE Pair choose(bool has_low, bool has_high, Pair both, Pair old) {
+    return make_pair(has_low ? low(both) : low(old), has_high ? high(both) : high(old));
+}
+
+// Returns a * b + c in those halves.
+HIPCONV_INLINE Pair multiply_add_where(bool has_low, bool has_high, Pair a, Pair b, Pair c) {
+    if constexpr (!kHasPredicates) return choose(has_low, has_high, multiply_add(a, b, c), c);
+    float first = low(c), second = high(c);
+    if (has_low) first = low(a) * low(b) + first;
+    if (has_high) second = high(a) * high(b) + second;
+    return make_pair(first, second);
+}
+
 template <typename P>
 HIPCONV_INLINE float parameter(const void* base, int64_t index) {
     const float v = to_float(static_cast<const P*>(base)[index]);

@@ -5,43 +5,34 @@
 // walks several vectors and prefetches kAhead of them, so that memory always has work while registers stay few and threads
 // many.
 //
-// Rows need not begin or end on a 16-byte boundary (kRagged): vectors lie on the boundaries of out. Those that a row fills only
-// in part are read whole where memory before and after the row is x's as well, and written element by element. If x is not
-// aligned as out is, all of x is read element by element. A row of less than a vector is one vector, wherever it begins.
+// Each row is one sequence without a state; all others, and widths that are rare, have the kernel of vector_any.cu. Rows are
+// whole where they begin and end on 16-byte boundaries. Others are cut on the boundaries of out; what a row fills only in part
+// is read whole where memory before and after the row is x's as well, and written in parts. Where x does not lie in its 16 bytes
+// as out does (Rows::apart), a vector and its halo are read as the 16-byte granules around them, whose words then move into
+// place; AMD's cards read vectors at any address.
 //
 // Bytes: each input is read once from memory (and up to half of it once more from cache), each output is written once.
 #include <hip/hip_runtime.h>
 
-#include "../common/launch.h"
 #include "../common/parts.h"
-#include "kernels.h"
 #include "launch/check.h"
-#include "launch/taper.h"
+#include "vector.h"
+#include "vector_parts.h"
 
 namespace hipconv {
 
-constexpr int kVectorThreads = 128;
-constexpr unsigned kFewestEarly = 1024;  // blocks of a launch that begins early: an H200 lost 0.3 us with 256, gained with 2048
-constexpr int kMinLanes = 8;             // of a row, side by side: a cache line of 128 bytes
+constexpr int kFewestLanes = 4;      // of a whole row, side by side
+constexpr int kMostRaggedWidth = 4;  // of rows that are not whole
 
-// This plan says how a launch divides the work. A block is blockDim.x vectors of tokens by blockDim.y channels. The items of a
-// channel are the stretches of blockDim.x vectors of each of its sequences, one sequence after another; a thread makes its
-// vector of some of them.
-struct VectorPlan {
-    Taper taper;                 // rows are groups of blockDim.y channels
-    uint32_t stretches;          // of a sequence
-    int32_t stretch_tokens;      // of one stretch
-    int32_t sequence_tokens;     // of all stretches of a sequence: its length rounded up
-    int64_t x_batch, out_batch;  // bytes from sequence to sequence
-    uint32_t x_row, out_row;     // bytes from channel to channel
-    bool on_boundaries;       // ragged rows: vectors lie on out's 16-byte boundaries; if not, they count from the row's start
-    uint64_t x_begin, x_end;  // ragged rows: the addresses between which x may be read in whole vectors, if any
-};
+// How rows lie: they are whole vectors; they are not, but x lies in its 16 bytes as out does; or it does not.
+enum class Rows { whole, alike, apart };
 
-constexpr int vector_blocks(int width, int bytes, bool ragged) { return ragged ? 8 : width > 4 ? 8 : bytes == 2 ? 10 : 12; }
+constexpr int vector_blocks(int width, int bytes, Rows rows) {
+    return rows != Rows::whole || width > 4 ? 8 : bytes == 2 ? 10 : 12;
+}
 
-template <typename T, int kWidth, bool kRagged>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, sizeof(T), kRagged))
+template <typename T, int kWidth, Rows kRows>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, sizeof(T), kRows))
     causal_conv1d_fwd_vector(CausalConv1dFwdParams p, VectorPlan plan) {
     constexpr int kTokens = 16 / static_cast<int>(sizeof(T));
     constexpr int kAhead = 2;  // measured on an H200
@@ -50,6 +41,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
     using Vector = Words<T, kTokens>;
     using Past = TokensBefore<T, kWidth>;
     using Part = typename Past::Part;
+    constexpr bool kRagged = kRows != Rows::whole, kMoves = kRows == Rows::apart && !kUnalignedVectors;
 
     const Piece piece = piece_of_block(plan.taper, blockIdx.y * gridDim.x + blockIdx.x);
     const int64_t block_dim = static_cast<int64_t>(piece.row) * blockDim.y;
@@ -75,15 +67,18 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
     const auto token_of_stretch = [&](int32_t token) {
         return !kRagged && token > 0 && token + plan.stretch_tokens > p.seqlen ? p.seqlen - plan.stretch_tokens : token;
     };
+
     // This is the token that this thread's vector begins with; it is negative where it begins before its row.
     const auto token_of = [&](int32_t stretch_token, const char* out_row) {
         const int32_t token = token_of_stretch(stretch_token) + lane_token;
-        if (!kRagged || !plan.on_boundaries) return token;
-        return token - static_cast<int32_t>(reinterpret_cast<uintptr_t>(out_row + lane_out) % 16 / sizeof(T));
+        if (!kRagged) return token;
+        const uint32_t address = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(out_row)) + lane_out;
+        return token - static_cast<int32_t>((address & plan.edges.boundary) / kSize);
     };
 
-    Vector current[kAhead];
+    Vector current[kAhead], next[kAhead];
     Part before[kAhead][Past::kParts];
+    uint32_t shift[kAhead];  // bytes that words have to move by
     int loaded = 0;
     const auto fetch = [&](int u) {
         if (loaded == count) return;
@@ -92,18 +87,30 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
             const int32_t t = token_of(in_token, out_of_in);
             if (t < p.seqlen) {
                 const T* row = reinterpret_cast<const T*>(x + lane_x);
-                const uint64_t at = reinterpret_cast<uint64_t>(row + t);
-                if (at - Past::kTokens * kSize >= plan.x_begin && at + 16 <= plan.x_end) {
-                    current[u] = *global_pointer<const Vector>(at);
-#pragma unroll
-                    for (int k = 0; k < Past::kParts; ++k)
-                        before[u][k] = *global_pointer<const Part>(at - (Past::kTokens - k * Past::kPartTokens) * kSize);
-                } else {
+                shift[u] = kMoves ? static_cast<uint32_t>(reinterpret_cast<uintptr_t>(row + t)) % 16 : 0;
+                const char* const at = global_address<const char>(reinterpret_cast<const char*>(row + t) - shift[u]);
+                const uint64_t begin = reinterpret_cast<uint64_t>(at);
+                if (begin - Past::kTokens * kSize < plan.edges.x_begin ||
+                    begin + (shift[u] != 0 ? 32 : 16) > plan.edges.x_end) {
+                    shift[u] = 0;
                     current[u] = load_part<T, kTokens>(row, t, p.seqlen);
 #pragma unroll
                     for (int k = 0; k < Past::kParts; ++k)
                         before[u][k] =
                             load_part<T, Past::kPartTokens>(row, t - Past::kTokens + k * Past::kPartTokens, p.seqlen);
+                } else if constexpr (kRows == Rows::apart && kUnalignedVectors) {
+                    current[u] = load_unaligned<Vector>(at);
+                    uint32_t back = Past::kTokens * kSize;
+                    beside_access(back);  // lest two loads become others, whose registers would have to be moved at once
+#pragma unroll
+                    for (int k = 0; k < Past::kParts; ++k)
+                        before[u][k] = load_unaligned<Part>(at - back + k * Past::kPartTokens * kSize);
+                } else {
+                    current[u] = *reinterpret_cast<const Vector*>(at);
+                    if (kMoves && shift[u] != 0) next[u] = *reinterpret_cast<const Vector*>(at + 16);
+#pragma unroll
+                    for (int k = 0; k < Past::kParts; ++k)
+                        before[u][k] = *reinterpret_cast<const Part*>(at - (Past::kTokens - k * Past::kPartTokens) * kSize);
                 }
             }
         } else {
@@ -131,7 +138,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
     wait_for_kernel_before();
 #pragma unroll
     for (int u = 0; u < kAhead; ++u) {
-        current[u] = Vector{};
+        current[u] = next[u] = Vector{};
+        shift[u] = 0;
         for (int k = 0; k < Past::kParts; ++k) before[u][k] = Part{};
         fetch(u);
     }
@@ -154,7 +162,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
 #pragma unroll
         for (int u = 0; u < kAhead; ++u) {
             float window[Past::kTokens + kTokens];
-            Past::unpack(before[u], current[u], window);
+            if constexpr (kMoves)
+                unpack_moved<T, kWidth>(before[u], current[u], next[u], shift[u], window);
+            else
+                Past::unpack(before[u], current[u], window);
             fetch(u);
             const int32_t t = token_of(to_token, out);
             if (kRagged && t < kWidth - 1) {  // tokens read of the row before
@@ -162,7 +173,6 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
                 for (int k = 0; k < Past::kTokens + kTokens - 1; ++k)
                     if (k < Past::kTokens - t) window[k] = 0.0f;
             }
-
             constexpr int kOldest = Past::kTokens - (kWidth - 1);
             Pair sums[kPairs];
 #pragma unroll
@@ -198,10 +208,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
             if (item + u < count && (!kRagged || t < p.seqlen)) {
                 if constexpr (kRagged) {
                     T* row = reinterpret_cast<T*>(out + lane_out);
-                    if (plan.on_boundaries && t >= 0 && t + kTokens <= p.seqlen)
+                    if (static_cast<uint32_t>(t) < plan.edges.full_end)
                         *reinterpret_cast<Vector*>(row + t) = result;
                     else
-                        store_part<T, kTokens>(row, t, p.seqlen, result);
+                        store_part_in_words<T, kTokens>(row, t, p.seqlen, result);
                 } else {
                     char* stretch = out + static_cast<int64_t>(token_of_stretch(to_token)) * kSize;
                     beside_access(out_offset);
@@ -219,56 +229,33 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
 
 namespace {
 
-// Tells whether every row of x and out begins and ends on a 16-byte boundary.
-bool rows_are_aligned(const CausalConv1dFwdParams& p) {
-    const int tokens = 16 / element_bytes(p.dtype);
-    const auto aligned = [&](const Sequences& s) {
-        return reinterpret_cast<uintptr_t>(s.data) % 16 == 0 && s.dim_stride % tokens == 0 && s.batch_stride % tokens == 0;
-    };
-    return p.seqlen % tokens == 0 && aligned(p.x) && aligned(p.out);
-}
-
-// Tells whether every row of x lies in its 16 bytes as the same row of out does.
-bool aligned_alike(const CausalConv1dFwdParams& p) {
-    const int tokens = 16 / element_bytes(p.dtype);
-    return reinterpret_cast<uintptr_t>(p.x.data) % 16 == reinterpret_cast<uintptr_t>(p.out.data) % 16 &&
-           (p.x.dim_stride - p.out.dim_stride) % tokens == 0 && (p.x.batch_stride - p.out.batch_stride) % tokens == 0;
-}
-
-// This says how a block's threads lie over rows: `lanes` vectors of one row, `rows` rows, and as many stretches as cover a row.
-struct VectorShape {
+// This says how a launch lies over the rows: `lanes` vectors of one row, `rows` rows, and as many stretches as cover a row.
+struct Shape {
+    Rows form;
     int lanes, rows;
     int64_t stretches;
     bool on_boundaries;
 };
 
-VectorShape shape_of(const CausalConv1dFwdParams& p) {
-    const int tokens = 16 / element_bytes(p.dtype);
-    const auto shape = [&](int64_t vectors, int64_t stretches) {
-        const int lanes = static_cast<int>((vectors + stretches - 1) / stretches);
-        return VectorShape{lanes, kVectorThreads / lanes, stretches, p.seqlen > tokens};
-    };
-    if (rows_are_aligned(p)) {
-        const int64_t vectors = p.seqlen / tokens;
-        return shape(vectors, (vectors + kVectorThreads - 1) / kVectorThreads);
-    }
-    // A ragged row is cut anywhere into vectors. It is divided in the way that leaves the fewest threads idle.
-    if (p.seqlen <= tokens) return shape(1, 1);
-    const int64_t vectors = (static_cast<int64_t>(p.seqlen) + 2 * (tokens - 1)) / tokens;
-    const int64_t fewest = (vectors + kVectorThreads - 1) / kVectorThreads;
-    VectorShape best = shape(vectors, fewest);
-    for (int64_t stretches = fewest; stretches < 4 * fewest + 8 && vectors / stretches >= kMinLanes; ++stretches) {
-        const VectorShape s = shape(vectors, stretches);
-        const auto threads = [](const VectorShape& v) { return (v.lanes * v.rows + 31) / 32 * 32 * v.stretches; };
-        if (threads(s) * best.rows < threads(best) * s.rows) best = s;
-    }
-    return best;
+Shape whole_shape_of(const CausalConv1dFwdParams& p) {
+    // A thread that makes only one or two vectors has too little under way, where there are threads enough.
+    const int64_t vectors = p.seqlen / (16 / element_bytes(p.dtype));
+    int64_t stretches = (vectors + kVectorThreads - 1) / kVectorThreads;
+    const auto splits = [&] { return stretches * p.batch < 4 && vectors / stretches >= 2 * kFewestLanes; };
+    while (splits() && static_cast<double>(vectors) * p.dim / (2 * stretches) >= 2 * kEnoughThreads) stretches *= 2;
+    const int lanes = static_cast<int>((vectors + stretches - 1) / stretches), rows = kVectorThreads / lanes;
+    return {Rows::whole, lanes, p.dim < rows ? p.dim : rows, stretches, true};
 }
 
-template <typename T, int kWidth, bool kRagged>
-void launch(const CausalConv1dFwdParams& p, hipStream_t stream) {
-    const VectorShape shape = shape_of(p);
-    const dim3 block(shape.lanes, shape.rows, 1);
+Shape shape_of(const CausalConv1dFwdParams& p) {
+    if (rows_are_whole_vectors(p)) return whole_shape_of(p);
+    const Division by = division_of(p, p.dim);
+    const bool alike = by.on_boundaries && rows_lie_alike(p);
+    return {alike ? Rows::alike : Rows::apart, by.lanes, by.rows, by.stretches, by.on_boundaries};
+}
+
+VectorPlan plan_of(const CausalConv1dFwdParams& p, const Shape& shape) {
+    const int size = element_bytes(p.dtype), tokens = 16 / size;
     VectorPlan plan{};
     plan.stretches = static_cast<uint32_t>(shape.stretches);
     const int64_t items = shape.stretches * p.batch;
@@ -276,52 +263,60 @@ void launch(const CausalConv1dFwdParams& p, hipStream_t stream) {
     const double threads = static_cast<double>(items) * shape.lanes * p.dim;
     // This is the number of vectors of a thread: fewer cost more starts, more leave small problems unevenly spread, and two are
     // loaded together.
-    uint32_t log2_each = sizeof(T) == 2 && !kRagged ? 4 : 3;
-    const auto enough = [&] { return kEnoughThreads * (sizeof(T) == 4 ? 2.0 : log2_each == 4 ? 4.0 : 1.0); };
+    uint32_t log2_each = size == 2 && shape.form != Rows::alike ? 4 : 3;
+    const auto enough = [&] { return kEnoughThreads * (size == 4 ? 2.0 : log2_each == 4 ? 4.0 : 1.0); };
     while (log2_each > 1 && (threads / (1 << log2_each) < enough() || items <= 1 << (log2_each - 1))) --log2_each;
     plan.taper = tapered(static_cast<uint32_t>(items), channel_groups, log2_each);
-    plan.stretch_tokens = static_cast<int32_t>(shape.lanes) * (16 / static_cast<int>(sizeof(T)));
+    plan.stretch_tokens = static_cast<int32_t>(shape.lanes) * tokens;
     plan.sequence_tokens = static_cast<int32_t>(shape.stretches) * plan.stretch_tokens;
-    plan.x_batch = p.x.batch_stride * static_cast<int64_t>(sizeof(T));
-    plan.out_batch = p.out.batch_stride * static_cast<int64_t>(sizeof(T));
-    plan.x_row = static_cast<uint32_t>(p.x.dim_stride * sizeof(T));
-    plan.out_row = static_cast<uint32_t>(p.out.dim_stride * sizeof(T));
-    plan.on_boundaries = shape.on_boundaries;
-    if (kRagged && shape.on_boundaries && aligned_alike(p)) {
-        const auto bytes = [](int64_t elements) { return static_cast<uint64_t>(elements) * sizeof(T); };
-        plan.x_begin = reinterpret_cast<uint64_t>(p.x.data);
-        plan.x_end = plan.x_begin + bytes((p.batch - 1) * p.x.batch_stride + (p.dim - 1) * p.x.dim_stride + p.seqlen);
-    }
-
-    const unsigned blocks = plan.taper.blocks;
-    const dim3 grid = blocks <= kGridLimit ? dim3(blocks, 1, 1) : grid_of(kGridLimit, (blocks + kGridLimit - 1) / kGridLimit);
-    const bool early = blocks >= kFewestEarly;
-    HIPCONV_LAUNCH(early, (causal_conv1d_fwd_vector<T, kWidth, kRagged>), grid, block, 0, stream, p, plan);
-    check_launch("causal_conv1d_fwd");
+    plan.x_batch = p.x.batch_stride * size;
+    plan.out_batch = p.out.batch_stride * size;
+    plan.x_row = static_cast<uint32_t>(p.x.dim_stride * size);
+    plan.out_row = static_cast<uint32_t>(p.out.dim_stride * size);
+    plan.edges = edges_of(p, shape.on_boundaries);
+    return plan;
 }
 
-}  // namespace
-
-const char* causal_conv1d_vector_refusal(const CausalConv1dFwdParams& p) {
-    const char* served = "channel-first x and out (stride 1 along seqlen), widths 2 to 8, plain rows";
-    if (!rows_are_plain(p) || p.width < 2 || p.width > kMaxFastWidth || p.x.seqlen_stride != 1 || p.out.seqlen_stride != 1)
-        return served;
-    const VectorShape shape = shape_of(p);
+// Tells whether this file's own kernel serves the call.
+bool is_own(const CausalConv1dFwdParams& p) {
+    if (p.width < 2 || !rows_are_plain(p) || (p.width > kMostRaggedWidth && !rows_are_whole_vectors(p))) return false;
+    const Shape shape = shape_of(p);
     const auto near = [&](const Sequences& s) {  // whether 32 bits reach from a block's first row to its last
         return s.dim_stride >= 0 && (s.dim_stride * (shape.rows - 1)) * element_bytes(p.dtype) < kOffsetLimit;
     };
     // Items are counted in 32 bits, tokens in 31, those included that only complete a stretch.
     const double items = static_cast<double>(shape.stretches) * p.batch * ((p.dim + shape.rows - 1) / shape.rows);
-    return near(p.x) && near(p.out) && items < kOffsetLimit && p.seqlen < INT32_MAX - 4096 ? nullptr : served;
+    return near(p.x) && near(p.out) && items < kOffsetLimit && p.seqlen < INT32_MAX - 4096;
+}
+
+}  // namespace
+
+const char* causal_conv1d_vector_refusal(const CausalConv1dFwdParams& p) {
+    const bool is_channel_first = p.width <= kMaxFastWidth && p.x.seqlen_stride == 1 && p.out.seqlen_stride == 1;
+    if (is_channel_first && (is_own(p) || causal_conv1d_vector_any_serves(p))) return nullptr;
+    return "channel-first x and out (stride 1 along seqlen), widths 1 to 8";
 }
 
 void causal_conv1d_vector(const CausalConv1dFwdParams& p, void* /*workspace*/, void* stream) {
+    const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
+    if (!is_own(p)) return causal_conv1d_vector_any(p, hip_stream);
+    const Shape shape = shape_of(p);
+    const VectorPlan plan = plan_of(p, shape);
+    const dim3 block(shape.lanes, shape.rows, 1), grid = vector_grid(plan.taper);
+    const bool early = begins_early(plan.taper);
     with_instance<kMaxFastWidth>(p.dtype, p.width, [&](auto type, auto width) {
         using T = decltype(type);
         constexpr int kWidth = decltype(width)::value;
-        const hipStream_t s = static_cast<hipStream_t>(stream);
-        rows_are_aligned(p) ? launch<T, kWidth, false>(p, s) : launch<T, kWidth, true>(p, s);
+        if (shape.form == Rows::whole)
+            HIPCONV_LAUNCH(early, (causal_conv1d_fwd_vector<T, kWidth, Rows::whole>), grid, block, 0, hip_stream, p, plan);
+        if constexpr (kWidth <= kMostRaggedWidth) {
+            if (shape.form == Rows::alike)
+                HIPCONV_LAUNCH(early, (causal_conv1d_fwd_vector<T, kWidth, Rows::alike>), grid, block, 0, hip_stream, p, plan);
+            if (shape.form == Rows::apart)
+                HIPCONV_LAUNCH(early, (causal_conv1d_fwd_vector<T, kWidth, Rows::apart>), grid, block, 0, hip_stream, p, plan);
+        }
     });
+    check_launch("causal_conv1d_fwd");
 }
 
 }  // namespace hipconv

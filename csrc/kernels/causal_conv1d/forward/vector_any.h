@@ -1,0 +1,74 @@
+// What the tokens of a row see, for vector_any.cu.
+#pragma once
+
+#include "causal_conv1d/forward.h"
+#include "device/vec.h"
+
+namespace hipconv {
+
+// What a token sees is a byte: bit k tells whether it sees the token k + 1 before it, and the last bit whether it is padding.
+constexpr uint32_t kIsPadding = 0x80, kEachByte = 0x01010101;
+constexpr int32_t kNoToken = -1;  // stands for the id of a token that is not there
+
+template <int kWidth>
+constexpr uint32_t kSeesAll = (1u << (kWidth - 1)) - 1;
+
+// The ids of the tokens of a vector that begins at token t, and of the kBefore tokens before it. The row's last id stands for
+// those after it.
+template <int kBefore, int kTokens>
+HIPCONV_INLINE void load_ids(const CausalConv1dFwdParams& p, const int32_t* row, int32_t t, int32_t (&ids)[kBefore + kTokens]) {
+    constexpr int kFront = (kBefore + 3) / 4 * 4;
+    const bool aligned = p.seq_idx.seqlen_stride == 1 && (reinterpret_cast<uintptr_t>(row + t) & 15) == 0;
+    if (aligned && t >= kFront && t <= p.seqlen - kTokens) {
+#pragma unroll
+        for (int v = 0; v < (kFront + kTokens) / 4; ++v) {
+            const Words4 four = reinterpret_cast<const Words4*>(row + t - kFront)[v];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int k = 4 * v + i - (kFront - kBefore);
+                if (k >= 0) ids[k] = static_cast<int32_t>(word(four, i));
+            }
+        }
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < kBefore + kTokens; ++k) {
+        const int32_t own = t - kBefore + k, last = own < p.seqlen ? own : p.seqlen - 1;
+        ids[k] = own < 0 && !p.initial_states.data ? kNoToken : row[(last < 0 ? 0 : last) * p.seq_idx.seqlen_stride];
+    }
+}
+
+// The bytes of kTokens tokens of a row from t on, in words. What the bytes of tokens outside the row are does not matter.
+template <int kWidth, int kTokens>
+HIPCONV_INLINE void find_sights(const CausalConv1dFwdParams& p, const int32_t* ids_row, int32_t t,
+                                uint32_t (&words)[kTokens / 4]) {
+    constexpr int kPast = kWidth - 1;
+#pragma unroll
+    for (int w = 0; w < kTokens / 4; ++w) words[w] = kEachByte * kSeesAll<kWidth>;
+    if (p.seq_idx.data) {
+        int32_t ids[kPast + kTokens];
+        load_ids<kPast, kTokens>(p, ids_row, t, ids);
+        int32_t differ = ids[0] < 0 ? 1 : 0;
+#pragma unroll
+        for (int k = 1; k < kPast + kTokens; ++k) differ |= ids[k] ^ ids[k - 1];
+        if (differ == 0) return;
+#pragma unroll
+        for (int w = 0; w < kTokens / 4; ++w) words[w] = 0;
+#pragma unroll
+        for (int e = 0; e < kTokens; ++e) {
+            const int32_t own = ids[kPast + e];
+            uint32_t sees = 0;
+#pragma unroll
+            for (int k = 0; k < kPast; ++k) sees |= ids[kPast + e - 1 - k] == own ? 1u << k : 0u;
+            words[e / 4] |= (own < 0 ? kIsPadding : sees) << e % 4 * 8;
+        }
+    } else if (!p.initial_states.data && t < kPast) {
+#pragma unroll
+        for (int e = 0; e < kTokens; ++e) {
+            const int32_t before = t + e;
+            if (before >= 0 && before < kPast) words[e / 4] &= ~((kSeesAll<kWidth> & ~((1u << before) - 1)) << e % 4 * 8);
+        }
+    }
+}
+
+}  // namespace hipconv
