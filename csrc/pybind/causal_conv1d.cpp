@@ -68,12 +68,6 @@ CausalConv1dFwdParams checked_rows(const at::Tensor& out, const at::Tensor* fina
     return p;
 }
 
-bool needs_one_order(const CausalConv1dFwdParams& p, const Request& wanted) {
-    if (wanted.kernel || !are_crossed(p.x, p.out)) return false;
-    const KernelTable<CausalConv1dFwdParams> kernels = causal_conv1d_fwd_kernels();
-    return kernels.choice(p) == kernels.end() - 1;
-}
-
 // ---- calls ----------------------------------------------------------------------------------------------------------------
 
 void launch(const CausalConv1dFwdParams& p, const at::Tensor& x, const Request& wanted, int64_t stream) {
@@ -101,11 +95,6 @@ void fwd(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, c
     check_no_overlap({"out", out}, {"weight", weight});
     if (bias) check_no_overlap({"out", out}, {"bias", *bias});
     if (!out.is_inference()) out.unsafeGetTensorImpl()->bump_version();  // a graph that saved `out` must notice
-    if (needs_one_order(p, wanted)) {
-        const c10::DeviceGuard guard(x.device());
-        const at::Tensor like_out = copy_like(x, out);
-        return launch(checked_params(out, like_out, weight, bias, use_silu), like_out, wanted, stream);
-    }
     launch(p, x, wanted, stream);
 }
 
@@ -128,19 +117,13 @@ RowsKernel kernel_of_rows(const CausalConv1dFwdParams& p, const CausalConv1dFwdP
 void rows_fwd(const at::Tensor& out, const OptionalTensor& final_states, const at::Tensor& x, const at::Tensor& weight,
               const OptionalTensor& bias, const OptionalTensor& seq_idx, const OptionalTensor& initial_states, bool use_silu,
               int64_t stream) {
-    CausalConv1dFwdParams p =
+    const CausalConv1dFwdParams p =
         checked_rows(out, given(final_states), x, weight, given_bias(bias), given(seq_idx), given(initial_states), use_silu);
     const Request wanted = p.dtype == kF64 ? Request{nullptr, "kernel"} : request("auto");
     mark_written(out);
     if (final_states) mark_written(*final_states);
     if (p.batch == 0 || p.dim == 0) return;
     const c10::DeviceGuard guard(x.device());
-    at::Tensor like_out;
-    if (p.seqlen > 0 && needs_one_order(p, wanted)) {
-        like_out = copy_like(x, out);
-        p.x = sequences_of(like_out);
-        settle_strides(p.batch, p.dim, p.seqlen, {&p.x, &p.out});
-    }
     CausalConv1dFwdParams plain = p;
     plain.initial_states = {};
     plain.seq_idx = {};
@@ -207,12 +190,8 @@ std::tuple<std::string, std::string, std::string, std::vector<std::string>> plan
                                                                                  const at::Tensor& weight,
                                                                                  const OptionalTensor& bias, bool use_silu,
                                                                                  const std::string& keyword) {
-    CausalConv1dFwdParams p = checked_params(out, x, weight, given_bias(bias), use_silu);
+    const CausalConv1dFwdParams p = checked_params(out, x, weight, given_bias(bias), use_silu);
     const Request wanted = request(keyword);
-    if (x.numel() > 0 && needs_one_order(p, wanted)) {
-        p.x = p.out;
-        p.x.data = nullptr;  // as aligned as new memory
-    }
     if (x.numel() == 0) return {"none", "none", "the empty x", {}};
     const Kernel* kernel = kernel_of(causal_conv1d_fwd_kernels(), wanted, p);
     return {kernel->name, kernel->form_of(p), wanted.kernel ? wanted.source : "auto", causal_conv1d_fwd_kernels().serving(p)};

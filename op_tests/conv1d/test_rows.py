@@ -34,27 +34,6 @@ def test_any_memory_with_poison_around_x_and_canaries_around_out(device: torch.d
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_an_out_of_another_order_than_x_has_the_same_bits(device: torch.device, layout: str) -> None:
-    """A copy of x in out's order goes to a fast kernel."""
-    shape, other = (2, 16, 24), LAYOUTS[layout == LAYOUTS[0]]
-    x = empty_as(layout, shape, torch.bfloat16, device).copy_(torch.randn(shape))
-    weight, initial = torch.randn(16, 4, device=device), torch.randn(2, 16, 3, device=device, dtype=x.dtype)
-    ids = (torch.arange(24, device=device) // 7).int().expand(2, 24).contiguous()
-    like_out = empty_as(other, shape, x.dtype, device).copy_(x)
-    out, expected = (empty_as(other, shape, x.dtype, device).fill_(torch.nan) for _ in range(2))
-    hipconv.causal_conv1d_fwd(out, x, weight, None, True)
-    hipconv.causal_conv1d_fwd(expected, like_out, weight, None, True)
-    assert torch.equal(out, expected)
-    assert (
-        hipconv.causal_conv1d_plan(x, weight, None, "silu", out=out).kernel
-        == hipconv.causal_conv1d_plan(like_out, weight, None, "silu").kernel
-    )
-    torch.ops.hipconv.causal_conv1d_states_fwd(out, None, x, weight, None, ids, initial, True)
-    torch.ops.hipconv.causal_conv1d_states_fwd(expected, None, like_out, weight, None, ids, initial, True)
-    assert torch.equal(out, expected)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dim", [24, 33])
 def test_what_a_tap_does_not_see_does_not_count(device: torch.device, dim: int, layout: str) -> None:
     """Infinities and NaNs in weights, in x, in states, and in padding; small integers are exact beside them."""
