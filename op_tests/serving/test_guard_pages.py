@@ -1,4 +1,4 @@
-"""Forward, prefill and decode with every tensor between two pages that may not be touched: a byte too far ends the process.
+"""Forward, backward, prefill and decode with every tensor between two pages that may not be touched: a byte too far ends the process.
 
 The calls run in a process of their own, which is main below as a command: a line before each call, so that the last one tells which it was.
 
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 import torch.nn.functional as F
 
+from conv1d import backward_cases as backward
 from conv1d.cases import random_rows
 from serving.decode_cases import kernels as update_kernels
 from serving.decode_cases import make_state, make_weights, random_call
@@ -175,6 +176,29 @@ def decode_forms(draw: random.Random, guard: Callable[[Any], Any]) -> Iterator[t
         yield kernel, f"in place, {what}", functools.partial(call, out=x)
 
 
+def backward_forms(draw: random.Random, guard: Callable[[Any], Any]) -> Iterator[tuple[str, str, Callable[[], object]]]:
+    """Tensors whose rows lie apart by as much each, or not."""
+    sizes = draw.randint(1, 3), draw.choice([1, 3, 8, 8, 16, 24]), draw.choice([1, 2, 3, 5, 7, 8, 15, 17, 33, 64, 100, 259])
+    width = draw.choice([2, 3, 4] if draw.random() < 0.75 else [1, 5, 6, 7, 8, 9])
+    dtype, layout = draw.choice(list(DTYPES.values())), draw.choice(LAYOUTS)
+    contents = [draw.random() < 0.2 for _ in range(3)]
+    case = backward.Case(*sizes, width, dtype, draw.choice([dtype, torch.float32]), True, draw.random() < 0.7, layout, *contents)
+
+    def spread(t: Any) -> Any:
+        more = draw.choice([0, 0, 1, 2, 8])
+        if not isinstance(t, Tensor) or t.dim() < 3 or more == 0:
+            return t
+        rows = t if layout == "channel_first" else t.mT
+        rows = F.pad(rows, (0, more))[..., : rows.shape[-1]]
+        return rows if layout == "channel_first" else rows.mT
+
+    inputs = backward.Inputs(*(guard(spread(value)) for value in case.inputs(CPU, draw.randrange(100))))
+    dx = guard(spread(torch.zeros_like(inputs.x)))
+    what = f"{case}, x {inputs.x.stride()}, dout {inputs.dout.stride()}, dx {dx.stride()}"
+    for kernel in backward.kernels_of(CPU):
+        yield kernel, what, functools.partial(inputs.gradients, kernel, dx)
+
+
 def main() -> None:
     faulthandler.enable()
     served: Counter[str] = Counter()
@@ -182,11 +206,18 @@ def main() -> None:
         with environment(**WAYS[way]):
             names = [f"prefill {name}" for name in kernel_names(CPU) + in_place_kernels(CPU)]
             names += [f"decode {name}" for name in update_kernels(CPU)] + [f"forward {name}" for name in forward_kernels()]
-            names += ["rows by itself"]
+            names += ["rows by itself"] + [f"backward {name}" for name in backward.kernels_of(CPU)]
+            forms_of = {
+                "forward": forward_forms,
+                "rows": rows_forms,
+                "prefill": prefill_forms,
+                "decode": decode_forms,
+                "backward": backward_forms,
+            }
             for seed in range(2 * CALLS):
                 torch.manual_seed(seed)
                 guard = functools.partial(guarded, at_end=seed % 2 == 0)
-                for op, forms in (("forward", forward_forms), ("rows", rows_forms), ("prefill", prefill_forms), ("decode", decode_forms)):
+                for op, forms in forms_of.items():
                     for kernel, what, call in forms(random.Random(seed), guard):
                         print(f"{way}, seed {seed}, {op} {kernel}, {what}", flush=True)
                         try:

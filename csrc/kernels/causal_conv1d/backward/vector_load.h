@@ -36,9 +36,9 @@ HIPCONV_INLINE void load_words(const char* from, uint32_t (&words)[kSize], int t
     for (int k = 0; k < kCount; ++k) words[to + k] = word(vector, k);
 }
 
-// Loads the tokens of a row from t on, which lie at `from`, a multiple of 16, and kBefore words before them. Vectors that have no
-// token of the row are not loaded: those before it are zeros, of those behind it nothing is known. With kWhole, all tokens from
-// t on are in the row; otherwise at least one of them is.
+// Loads the tokens of a row from t on, which lie at `from`, a multiple of 16, and kBefore words before them. Vectors that have
+// no token of the row are not loaded: those before it are zeros, of those behind it nothing is known. With kWhole, all tokens
+// from t on are in the row; otherwise at least one of them is.
 template <typename T, int kBefore, int kOwn, bool kWhole, int kSize>
 HIPCONV_INLINE void load_vectors(const char* from, int32_t t, int32_t seqlen, uint32_t (&words)[kSize]) {
     constexpr int kEach = 4 / static_cast<int>(sizeof(T));
@@ -57,8 +57,8 @@ HIPCONV_INLINE void load_vectors(const char* from, int32_t t, int32_t seqlen, ui
     }
 }
 
-// The same from any address, in words, from word kFirst on. Returns by how many bits the tokens lie higher in these than in words
-// of their own: `words` has one more.
+// The same from any address, in words, from word kFirst on. Returns by how many bits the tokens lie higher in these than in
+// words of their own: `words` has one more.
 template <typename T, int kBefore, int kOwn, int kFirst, int kSize>
 HIPCONV_INLINE uint32_t load_single_words(const char* from, int32_t t, int32_t seqlen, uint32_t (&words)[kSize]) {
     constexpr int kEach = 4 / static_cast<int>(sizeof(T)), kWords = kBefore + kOwn;

@@ -85,8 +85,8 @@ HIPCONV_INLINE float total(const Pair (&sums)[kSums], int m) {
 // token's first tap sees, at kOldest.
 
 // A step of tokens that are all in a row, by pairs of them. The inputs before a row are zeros: a sum that a weight which is not
-// finite makes NaN is one in a row with no finite dx anyway, as it has kWidth tokens at least. `may_begin` is false where no lane
-// of the wave begins a row.
+// finite makes NaN is one in a row with no finite dx anyway, as it has kWidth tokens at least. `may_begin` is false where no
+// lane of the wave begins a row.
 template <int kTokens, int kWidth, int kOldest, int kWindow, typename Sum, int kSums>
 HIPCONV_INLINE void bwd_vector_plain_step(bool may_begin, bool begins_row, bool use_silu, const float (&window)[kWindow],
                                           float (&gradients)[kTokens], const float (&weight)[kWidth], float bias,
@@ -137,8 +137,8 @@ HIPCONV_INLINE void bwd_vector_plain_step(bool may_begin, bool begins_row, bool 
     }
 }
 
-// A step of any tokens: token by token where lanes have predicates, so that a condition serves all three products of a tap; else
-// by pairs of tokens, and first the gradients of all.
+// A step of any tokens: token by token where lanes have predicates, so that a condition serves all three products of a tap;
+// else by pairs of tokens, and first the gradients of all.
 template <int kTokens, int kWidth, int kOldest, typename Taps, int kWindow, typename Sum, int kSums>
 HIPCONV_INLINE void bwd_vector_step(Taps taps, bool use_silu, const float (&window)[kWindow], float (&gradients)[kTokens],
                                     const float (&weight)[kWidth], float bias, Pair (&dweight)[kWidth], Pair& dbias,

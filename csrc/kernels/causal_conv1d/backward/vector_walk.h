@@ -19,8 +19,8 @@ constexpr int kMaxBwdVectorWidth = 8;        // a byte has bits for so many taps
 struct BwdVectorPlan {
     Taper taper;       // rows are groups of blockDim.y channels
     uint32_t vectors;  // of a row: a lane's tokens each
-    // The most tokens of a vector before the row that it begins: where vectors lie on the 16-byte boundaries of dx. It is 0 where
-    // they count from the row's start.
+    // The most tokens of a vector before the row that it begins: where vectors lie on the 16-byte boundaries of dx. It is 0
+    // where they count from the row's start.
     int32_t most_before, before_step;  // from sequence to sequence, there are so many more (or so many less than a vector has)
     bool may_store_vectors;            // dx has its vectors on 16-byte boundaries,
     bool x_is_aligned, dout_is_aligned;  // and so have these
