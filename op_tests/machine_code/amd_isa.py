@@ -187,7 +187,7 @@ FAST_KERNELS = {
     "tile": _conv1d("forward/tile", "fwd_tile<bf16, 8, 4, true>", (11.0, 14.0), 4),
     "vector": _conv1d("forward/vector", "fwd_vector<bf16, 4, false>", (11.0, 14.0), 4),
     "bwd_tile": _conv1d("backward/tile", "bwd_tile_kernel<bf16, 4, 4, false>", (21.0, 27.0), 2, width=8, multiplications=17),
-    "bwd_vector": _conv1d("backward/vector_plain", "bwd_vector<bf16, 4, 0>", (21.5, 25.5), 5, multiplications=16),
+    "bwd_vector": _conv1d("backward/whole", "bwd_whole<bf16, 4>", (21.5, 25.5), 5, multiplications=16),
     "varlen": _conv1d("prefill/tile", "varlen_tile<bf16, 8, 4, false>", (11.5, 13.0), 4),
     # Decode stores an output and three or four columns of the state; three columns of packed slots go through LDS.
     "step": _conv1d("decode/step", "update_step<bf16, bf16, 0, 0>", (10.0, 8.5), 8, width=8, outputs=1 / 4, whole=True),
