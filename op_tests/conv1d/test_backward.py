@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conv1d.backward_cases import Case, Inputs, kernels_of, refused, served_by, wrong_gradients
+from conv1d.backward_cases import SHAPES, Case, Inputs, kernels_of, refused, served_by, wrong_gradients
 from support.backends import WAYS, device_of, environment, use_backend
 from support.cli import choice_of, list_of
 from support.tensors import DTYPES, LAYOUTS, empty_as, mismatch
@@ -58,7 +58,7 @@ def test_fast_kernels_at_every_length_and_alignment(device: torch.device, layout
     names = [name for name in kernels_of(device) if name not in ("naive", "openmp")]
     dtypes = itertools.cycle(DTYPES.values())
     served = set()
-    for inner in [1, 2, 3, 5, 7, 8, 9, 15, 17, 24, 31, 33, 64, 65, 130, 257, *([520, 1100] if width == 4 else [])]:
+    for inner in [1, 2, 3, 5, 7, 8, 9, 15, 17, 24, 31, 33, 64, 65, 130, 257, 128, 176, 304, *([520, 1100] if width == 4 else [])]:
         outer = 1 + inner % 5 if inner % 2 else 8
         pitch, offset, shift = (inner, 0, 0) if inner % 3 else (inner + inner % 5, inner % 4, inner % 2)
         sizes = (2, outer, inner) if layout == "channel_first" else (2, inner, outer)
@@ -170,10 +170,11 @@ def test_gradients_are_the_same_bits_every_time(device: torch.device) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="so many tokens need a GPU")
+@pytest.mark.parametrize("width", [4, 7])
 @pytest.mark.parametrize("dtype", DTYPES.values())
-def test_walks_of_every_length(dtype: torch.dtype) -> None:
+def test_walks_of_every_length(dtype: torch.dtype, width: int) -> None:
     """Where there is enough work, the last walks are shorter than the first; the plain kernel has none."""
-    inputs = Case(4, 4096, 4096, 4, dtype).inputs(torch.device("cuda"))
+    inputs = Case(4, 4096, 4096, width, dtype).inputs(torch.device("cuda"))
     ids = (torch.arange(4096, device="cuda") // 100).to(torch.int32).expand(4, -1)
     for case in (inputs, inputs._replace(seq_idx=ids)):
         found, plain = case.gradients("vector"), case.gradients("naive")

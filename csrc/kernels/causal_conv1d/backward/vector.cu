@@ -10,7 +10,8 @@
 // length of the rows, and leaves its dweight and dbias in the workspace.
 //
 // Vectors lie on the 16-byte boundaries of dx; vector_load.h brings x and dout from wherever they lie. Where all tokens of a
-// wave see all that their taps may see, no tap is looked at; elsewhere a lane has a bit for each. This file divides the work.
+// wave see all that their taps may see, no tap is looked at; elsewhere a lane has a bit for each. Whole rows of the usual
+// widths have a kernel of their own (whole.cu). This file divides the work of both.
 //
 // Bytes: x and dout are read once from memory (and up to half of x once more from cache), dx is written once.
 #include <hip/hip_runtime.h>
@@ -21,6 +22,7 @@
 #include "sums.h"
 #include "taps.h"
 #include "vector_walk.h"
+#include "whole_walk.h"
 
 namespace hipconv {
 
@@ -38,9 +40,9 @@ int64_t alignment_of_rows(const CausalConv1dBwdParams& p, const Sequences& s, co
 
 struct BwdVectorShape {
     unsigned lanes, rows;
-    int64_t vectors;  // of a row
-    int64_t items, channel_groups;
-    bool on_boundaries, may_store_vectors, x_is_aligned, dout_is_aligned, is_plain;
+    int64_t vectors;                              // of a row
+    int64_t items, channel_groups, steps_of_row;  // the last where is_whole
+    bool on_boundaries, may_store_vectors, x_is_aligned, dout_is_aligned, is_plain, is_whole;
 };
 
 BwdVectorShape bwd_vector_shape(const CausalConv1dBwdParams& p) {
@@ -59,10 +61,19 @@ BwdVectorShape bwd_vector_shape(const CausalConv1dBwdParams& p) {
     s.dout_is_aligned = is_aligned(p.dout);
     s.is_plain = before == 0 && s.x_is_aligned && s.dout_is_aligned && p.in.seqlen % tokens == 0 && p.in.seqlen >= p.in.width &&
                  !bwd_has_states(p) && !p.in.seq_idx.data;
+    s.is_whole = s.is_plain && bwd_whole_has_width(p.in.width);
     s.vectors = vectors(p.in.seqlen + (s.on_boundaries ? before : 0));
-    s.lanes = power_of_two_up_to(s.vectors / 2 + 1, kBwdVectorLanes);  // no more than vectors
+    const auto steps = [&](int64_t vectors) { return (vectors + s.lanes - 1) / s.lanes; };
+    if (s.is_whole) {  // each row ends with the last lane: few lanes may be behind it
+        s.lanes = power_of_two_up_to(s.vectors, kBwdVectorLanes);
+        while (s.lanes > 2 && 5 * s.vectors < 4 * steps(s.vectors) * s.lanes) s.lanes /= 2;
+        s.steps_of_row = steps(s.vectors);
+        s.items = s.steps_of_row * p.in.batch;
+    } else {
+        s.lanes = power_of_two_up_to(s.vectors / 2 + 1, kBwdVectorLanes);  // no more than vectors
+        s.items = steps(s.vectors * p.in.batch);
+    }
     s.rows = kBwdVectorThreads / s.lanes;
-    s.items = (s.vectors * p.in.batch + s.lanes - 1) / s.lanes;
     s.channel_groups = (static_cast<int64_t>(p.in.dim) + s.rows - 1) / s.rows;
     return s;
 }
@@ -93,16 +104,36 @@ BwdVectorPlan plan_of(const CausalConv1dBwdParams& p, const BwdVectorShape& shap
     return plan;
 }
 
+BwdWholePlan whole_plan_of(const CausalConv1dBwdParams& p, const BwdVectorShape& shape) {
+    const int size = element_bytes(p.in.dtype);
+    const int32_t steps = static_cast<int32_t>(shape.steps_of_row);
+    BwdWholePlan plan{};
+    plan.taper = bwd_vector_taper(shape);
+    plan.steps_of_row = static_cast<uint32_t>(steps);
+    plan.stretch = static_cast<int32_t>(shape.lanes) * (16 / size);
+    plan.last_stretch = (steps - 1) * plan.stretch;
+    plan.back = int64_t{plan.stretch} * size;
+    plan.x_batch = p.in.x.batch_stride * size;
+    plan.dout_batch = p.dout.batch_stride * size;
+    plan.dx_batch = p.dx.batch_stride * size;
+    plan.x_batch_back = steps * plan.back - plan.x_batch;
+    plan.dout_batch_back = steps * plan.back - plan.dout_batch;
+    plan.dx_batch_back = steps * plan.back - plan.dx_batch;
+    return plan;
+}
+
 void launch(const CausalConv1dBwdParams& p, hipStream_t stream) {
     const BwdVectorShape shape = bwd_vector_shape(p);
     const BwdVectorPlan plan = plan_of(p, shape);
     const dim3 block(shape.lanes, shape.rows, 1);
     const unsigned blocks = plan.taper.blocks;
     const dim3 grid = blocks <= kGridLimit ? dim3(blocks, 1, 1) : grid_of(kGridLimit, (blocks + kGridLimit - 1) / kGridLimit);
-    if (p.in.dtype == DType::f32 || plan.has_states)
-        launch_bwd_any_with_states(p, plan, grid, block, stream);
+    if (shape.is_whole)
+        launch_bwd_whole(p, whole_plan_of(p, shape), grid, block, stream);
     else if (shape.is_plain)
         launch_bwd_plain(p, plan, grid, block, stream);
+    else if (p.in.dtype == DType::f32 || plan.has_states)
+        launch_bwd_any_with_states(p, plan, grid, block, stream);
     else
         launch_bwd_any(p, plan, grid, block, stream);
 }

@@ -8,6 +8,7 @@
 #include "launch/check.h"
 #include "vector_step.h"
 #include "vector_walk.h"
+#include "whole_walk.h"
 
 namespace hipconv {
 
@@ -199,6 +200,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
         if (--left > 0) {
             go_back(back);
             load();
+            if (kPlain && kSize == 4 && left > 1 && t_next >= back) {  // 16-bit types wait for arithmetic more than for loads
+                prefetch(x_row + int64_t{t_next - back} * kSize);
+                prefetch(dout_row + int64_t{t_next - back} * kSize);
+            }
         }
         if (has_initial && t < kPast) bwd_vector_load_state<T, kWidth, kOldest>(p.in, b, d, t, window);
 
@@ -262,8 +267,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
     bwd_vector_store_sums(dweight, dbias, partials, again.in.dim, has_channel);
 }
 
-// Launches the instance for the type and the width, from 1 to kWidth. Calls of f32, for which bytes count more than
-// instructions, have one form for all.
+// Tells whether there is an instance. Plain rows of the widths between have the kernel of whole rows (whole.cu). Other calls of
+// f32, for which bytes count more than instructions, have one form for all.
+template <typename T, int kWidth, BwdForm kForm>
+constexpr bool kHasBwdVector =
+    kForm == BwdForm::plain ? !bwd_whole_has_width(kWidth) : sizeof(T) == 2 || kForm == BwdForm::any_with_states;
+
+// Launches the instance for the type and the width, from 1 to kWidth.
 template <BwdForm kForm, int kWidth = kMaxBwdVectorWidth>
 void launch_bwd_vector(const CausalConv1dBwdParams& p, const BwdVectorPlan& plan, dim3 grid, dim3 block, hipStream_t stream) {
     if constexpr (kWidth > 1) {
@@ -271,7 +281,7 @@ void launch_bwd_vector(const CausalConv1dBwdParams& p, const BwdVectorPlan& plan
     }
     with_dtype(p.in.dtype, [&](auto type) {
         using T = decltype(type);
-        if constexpr (sizeof(T) == 2 || kForm == BwdForm::any_with_states) {
+        if constexpr (kHasBwdVector<T, kWidth, kForm>) {
             const bool early = p.taps != nullptr;
             HIPCONV_LAUNCH(early, (causal_conv1d_bwd_vector<T, kWidth, kForm>), grid, block, 0, stream, p, plan);
             check_launch("causal_conv1d_bwd");

@@ -1,4 +1,4 @@
-// The channel-first backward kernel (vector.cu) for rows with states, and for all rows of f32.
+// The channel-first backward kernel (vector.cu) for rows with states, and for rows of f32 that are not plain.
 #include <hip/hip_runtime.h>
 
 #include "vector_kernel.h"

@@ -216,10 +216,10 @@ HIPCONV_INLINE void bwd_vector_parameters(const CausalConv1dInputs& in, int64_t 
     bias = in.bias ? load_parameter(in.bias, d * in.bias_stride, in.bias_dtype) : 0.0f;
 }
 
-// Adds up dweight and dbias of all lanes of a channel, and stores them in a row of the workspace.
+// Adds up dweight and dbias of all lanes of a channel, and stores them, times `scale`, in a row of the workspace.
 template <int kWidth>
 HIPCONV_INLINE void bwd_vector_store_sums(const Pair (&dweight)[kWidth], Pair dbias, float* partials, int64_t dim,
-                                          bool has_channel) {
+                                          bool has_channel, float scale = 1.0f) {
     float sums[kWidth + 1];
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) sums[i] = low(dweight[i]) + high(dweight[i]);
@@ -231,7 +231,7 @@ HIPCONV_INLINE void bwd_vector_store_sums(const Pair (&dweight)[kWidth], Pair db
     }
     if (threadIdx.x == 0 && has_channel) {
 #pragma unroll
-        for (int i = 0; i <= kWidth; ++i) partials[i * dim] = sums[i];
+        for (int i = 0; i <= kWidth; ++i) partials[i * dim] = scale * sums[i];
     }
 }
 

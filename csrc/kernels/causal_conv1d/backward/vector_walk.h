@@ -56,9 +56,11 @@ HIPCONV_INLINE int32_t bwd_vector_row_before(const BwdVectorPlan& plan, int32_t 
 
 // The kernel has three forms, each of which has a file of its own.
 enum class BwdForm {
-    plain,  // rows of whole vectors, which are one sequence each without states and lie on 16-byte boundaries in all tensors
-    any,    // rows without states
-    any_with_states,
+    // rows of whole vectors, which are one sequence each without states and lie on 16-byte boundaries in all tensors, at widths
+    // that whole.cu does not serve
+    plain,
+    any,              // rows without states
+    any_with_states,  // and all others of f32
 };
 void launch_bwd_plain(const CausalConv1dBwdParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block,
                       hipStream_t stream);
