@@ -20,144 +20,8 @@ constexpr int kTokenLanes = kCopiesPastRegisters ? 2 * kVectorLanes : kVectorLan
 constexpr int kChannels = 4;     // of a lane: 8 bytes of 16-bit elements, 16 of f32
 constexpr int kOwnVectors = 0;   // columns of the state whose channels are neighbours: a lane moves its own vectors
 constexpr int kCommonWidth = 4;  // what models have
+constexpr int kMostWidth = 8;
 constexpr int kFewestLanes = 32, kMostStrips = 65535, kMostRows = 1 << 24;  // a grid's limits, those of AMD included
-
-// kColumns vectors of channels from kChannels rows of columns, or (kBack) the other way round; the same elements either way.
-template <typename T, int kColumns, bool kBack, typename Vector>
-HIPCONV_INLINE void transpose(Vector* to, const Vector* from) {
-    constexpr int kInWord = 4 / static_cast<int>(sizeof(T));
-    const auto source = [](int at) {  // of element `at` of the result
-        return kBack ? at % kColumns * kChannels + at / kColumns : at % kChannels * kColumns + at / kChannels;
-    };
-#pragma unroll
-    for (int k = 0; k < kColumns; ++k) {
-#pragma unroll
-        for (int w = 0; w < kChannels / kInWord; ++w) {
-            const int at = k * kChannels + w * kInWord;
-            const uint32_t first = element<T, kChannels>(from, source(at));
-            const uint32_t second = kInWord == 2 ? element<T, kChannels>(from, source(at + 1)) << 16 : 0;
-            set_word(to[k], w, first | second);
-        }
-    }
-}
-
-// x as the state keeps it: the same bits, or f32.
-template <typename S, typename T>
-HIPCONV_INLINE Words<S, kChannels> as_history(Words<T, kChannels> x) {
-    if constexpr (std::is_same_v<S, T>) {
-        return x;
-    } else {
-        Words<S, kChannels> wide{};
-#pragma unroll
-        for (int j = 0; j < kChannels / 2; ++j) set_pair<S>(wide, j, pair_of<T>(x, j));
-        return wide;
-    }
-}
-
-// These are kCount consecutive parameters of a type known only at run time. Parameters as wide as T, x's type, are asked for
-// early and looked at later; others, which few models have, are fetched where they are used, and take no registers until then.
-// With kSameWidth, there are no others.
-template <typename T, int kCount, bool kSameWidth>
-struct Parameters {
-    static constexpr int kBytes = kCount * static_cast<int>(sizeof(T));
-    static constexpr int kEach = kBytes % 16 == 0 ? 16 : kBytes % 8 == 0 ? 8 : 4, kVectors = kBytes / kEach;
-    using Vector = typename WordsOf<kEach>::type;
-    Vector loaded[kVectors];
-
-    HIPCONV_INLINE void load(const void* base, int32_t first, DType dtype) {
-        if (!kSameWidth && (dtype == DType::f32) != (sizeof(T) == 4)) return;
-        const Vector* from = reinterpret_cast<const Vector*>(static_cast<const T*>(base) + first);
-#pragma unroll
-        for (int k = 0; k < kVectors; ++k) loaded[k] = from[k];
-    }
-
-    // Calls use with value(i), parameter i as a float.
-    template <typename Use>
-    HIPCONV_INLINE void with(const void* base, int32_t first, DType dtype, Use use) const {
-        const auto with_type = [&](auto type) {
-            using P = decltype(type);
-            if constexpr (sizeof(P) == sizeof(T)) {
-                use([&](int i) {
-                    const float v = to_float(from_bits<P>(element<P, kEach / static_cast<int>(sizeof(P))>(loaded, i)));
-                    return sizeof(P) == 4 ? canonical_nan(v) : v;
-                });
-            } else {
-                float values[kCount];
-                load_packed(static_cast<const P*>(base) + first, values);
-                use([&](int i) { return values[i]; });
-            }
-        };
-        if constexpr (!kSameWidth)
-            with_dtype(dtype, with_type);
-        else if constexpr (sizeof(T) == 4)
-            with_type(float{});
-        else
-            dtype == DType::f16 ? with_type(f16{}) : with_type(bf16{});
-    }
-};
-
-// Weight and bias of a lane's channels, of which there are kOwn.
-template <typename T, int kWidth, int kOwn = kChannels, bool kSameWidth = false>
-struct ChannelParameters {
-    static constexpr int kPairs = kOwn / 2;
-    Parameters<T, kOwn * kWidth, kSameWidth> weight_words;
-    Parameters<T, kOwn, kSameWidth> bias_words;
-    Pair weight[kWidth][kPairs], bias[kPairs];
-
-    template <typename P>
-    HIPCONV_INLINE void load(const P& p, int32_t d) {
-        weight_words.load(p.weight.template as<const void>(), d * kWidth, p.weight_dtype);
-        if (p.bias) bias_words.load(p.bias.template as<const void>(), d, p.bias_dtype);
-    }
-
-    template <typename P>
-    HIPCONV_INLINE void convert(const P& p, int32_t d) {
-        weight_words.with(p.weight.template as<const void>(), d * kWidth, p.weight_dtype, [&](auto value) {
-#pragma unroll
-            for (int i = 0; i < kWidth; ++i) {
-#pragma unroll
-                for (int j = 0; j < kPairs; ++j)
-                    weight[i][j] = make_pair(value(2 * j * kWidth + i), value((2 * j + 1) * kWidth + i));
-            }
-        });
-#pragma unroll
-        for (int j = 0; j < kPairs; ++j) bias[j] = twice(0.0f);
-        if (p.bias) {
-            bias_words.with(p.bias.template as<const void>(), d, p.bias_dtype, [&](auto value) {
-#pragma unroll
-                for (int j = 0; j < kPairs; ++j) bias[j] = make_pair(value(2 * j), value(2 * j + 1));
-            });
-        }
-    }
-
-    // The output of a token; window(i, j) is column i of the window before it, oldest first, of pair j of the channels.
-    // kSelect: the activation is chosen without a branch.
-    template <bool kSelect = false, typename Window>
-    HIPCONV_INLINE Words<T, kOwn> convolve(Window window, Words<T, kOwn> token, bool use_silu) const {
-        Words<T, kOwn> result{};
-#pragma unroll
-        for (int j = 0; j < kPairs; ++j) {
-            Pair sum = bias[j];
-#pragma unroll
-            for (int i = 0; i < kWidth - 1; ++i) sum = multiply_add(weight[i][j], window(i, j), sum);
-            sum = multiply_add(weight[kWidth - 1][j], pair_of<T>(token, j), sum);
-            if constexpr (kSelect) {
-                const Pair activated = silu(sum);
-                set_pair<T>(result, j, make_pair(use_silu ? low(activated) : low(sum), use_silu ? high(activated) : high(sum)));
-            } else {
-                set_pair<T>(result, j, use_silu ? silu(sum) : sum);
-            }
-        }
-        return result;
-    }
-};
-
-// Says where a strip's vector is in LDS, for lanes that are kColumns vectors apart: an even number needs a gap every 128 bytes,
-// so that neighbouring lanes use different banks.
-template <typename Vector, int kColumns>
-HIPCONV_INLINE int staged(int vector) {
-    return kColumns > 0 && kColumns % 2 == 1 ? vector : vector + vector / (128 / static_cast<int>(sizeof(Vector)));
-}
 
 // ---- a kernel's parameters: few, because those of a small call take as long to fetch as its tensors -------------------------
 
@@ -191,12 +55,14 @@ struct VectorParams {
     uint32_t slots, pad_slot_word;  // the latter is no slot where none is padding
     DType weight_dtype, bias_dtype;
     bool fork, split, use_silu, zero_padding;
+    bool tail;  // whether all columns of a packed slot move, the window being the last
+    int32_t batch;
 
     // Several tokens a row.
     bool x_in_fours, out_in_fours;  // whether vectors are of four tokens of a channel
     IndexWords query_start_loc, num_accepted_tokens;
     int64_t x_token_stride, out_token_stride, x_dim_stride, out_dim_stride;
-    int32_t batch, seqlen, total_tokens, state_len;
+    int32_t seqlen, total_tokens, state_len;
 
     // A fork, and a split.
     Indices write_slots, read_slots, write_columns, read_columns;
@@ -205,6 +71,133 @@ struct VectorParams {
     Tokens outs[kMaxOutputs];
     int32_t out_end[kMaxOutputs];
 };
+
+// ---- a lane's registers ---------------------------------------------------------------------------------------------------
+
+// kColumns vectors of channels from kChannels rows of columns, or (kBack) the other way round; the same elements either way.
+template <typename T, int kColumns, bool kBack, typename Vector>
+HIPCONV_INLINE void transpose(Vector* to, const Vector* from) {
+    constexpr int kInWord = 4 / static_cast<int>(sizeof(T));
+    const auto source = [](int at) {  // of element `at` of the result
+        return kBack ? at % kColumns * kChannels + at / kColumns : at % kChannels * kColumns + at / kChannels;
+    };
+#pragma unroll
+    for (int k = 0; k < kColumns; ++k) {
+#pragma unroll
+        for (int w = 0; w < kChannels / kInWord; ++w) {
+            const int at = k * kChannels + w * kInWord;
+            const uint32_t first = element<T, kChannels>(from, source(at));
+            const uint32_t second = kInWord == 2 ? element<T, kChannels>(from, source(at + 1)) << 16 : 0;
+            set_word(to[k], w, first | second);
+        }
+    }
+}
+
+// x as the state keeps it: the same bits, or f32.
+template <typename S, typename T>
+HIPCONV_INLINE Words<S, kChannels> as_history(Words<T, kChannels> x) {
+    if constexpr (std::is_same_v<S, T>) {
+        return x;
+    } else {
+        Words<S, kChannels> wide{};
+#pragma unroll
+        for (int j = 0; j < kChannels / 2; ++j) set_pair<S>(wide, j, pair_of<T>(x, j));
+        return wide;
+    }
+}
+
+// Weight and bias of a lane's channels, of types known only at run time. They are asked for early and looked at later: until
+// `convert` the registers hold what memory does, an f32 each, or (the first half of them) two elements of 16 bits.
+template <typename T, int kWidth>
+struct ChannelParameters {
+    static constexpr int kPairs = kChannels / 2;
+    Pair weight[kWidth][kPairs], bias[1][kPairs];
+
+    HIPCONV_INLINE void load(const VectorParams& p, int32_t d) {
+        load(weight, p.weight.as<const char>(), d * kWidth, p.weight_dtype);
+        if (p.bias) load(bias, p.bias.as<const char>(), d, p.bias_dtype);
+    }
+
+    HIPCONV_INLINE void convert(const VectorParams& p) {
+        convert(weight, p.weight_dtype);
+        if (p.bias)
+            convert(bias, p.bias_dtype);
+        else
+            bias[0][0] = bias[0][1] = twice(0.0f);
+    }
+
+    template <int kEach>  // parameters of a channel
+    static HIPCONV_INLINE void load(Pair (&to)[kEach][kPairs], const char* base, int32_t first, DType dtype) {
+        dtype == DType::f32 ? load_elements<4>(to, base + int64_t{first} * 4) : load_elements<2>(to, base + int64_t{first} * 2);
+    }
+
+    template <int kElement, int kEach>
+    static HIPCONV_INLINE void load_elements(Pair (&to)[kEach][kPairs], const char* from) {
+        constexpr int kBytes = kChannels * kEach * kElement, kVector = kBytes % 16 == 0 ? 16 : 8, kWords = kVector / 4;
+        using Vector = typename WordsOf<kVector>::type;
+#pragma unroll
+        for (int k = 0; k < kBytes / kVector; ++k) {
+            const Vector v = reinterpret_cast<const Vector*>(from)[k];
+#pragma unroll
+            for (int w = 0; w < kWords; w += 2) {
+                const int at = (k * kWords + w) / 2;
+                to[at / kPairs][at % kPairs] = make_pair(bit_cast<float>(word(v, w)), bit_cast<float>(word(v, w + 1)));
+            }
+        }
+    }
+
+    template <int kEach>
+    static HIPCONV_INLINE void convert(Pair (&of)[kEach][kPairs], DType dtype) {
+        with_dtype(dtype, [&](auto type) {
+            using P = decltype(type);
+            uint32_t words[kChannels * kEach * sizeof(P) / 4];
+#pragma unroll
+            for (int w = 0; w < kChannels * kEach * static_cast<int>(sizeof(P)) / 4; ++w) {
+                const Pair both = of[w / kChannels][w % kChannels / 2];
+                words[w] = bit_cast<uint32_t>(w % 2 ? high(both) : low(both));
+            }
+            const auto value = [&](int c, int i) {
+                const float v = to_float(from_bits<P>(element<P, 4 / static_cast<int>(sizeof(P))>(words, c * kEach + i)));
+                return sizeof(P) == 4 ? canonical_nan(v) : v;
+            };
+#pragma unroll
+            for (int i = 0; i < kEach; ++i) {
+#pragma unroll
+                for (int j = 0; j < kPairs; ++j) of[i][j] = make_pair(value(2 * j, i), value(2 * j + 1, i));
+            }
+        });
+    }
+
+    // The output of a token; window(i, j) is column i of the window before it, oldest first, of pair j of the channels.
+    // kSelect: the activation is chosen without a branch.
+    template <bool kSelect = false, typename Window>
+    HIPCONV_INLINE Words<T, kChannels> convolve(Window window, Words<T, kChannels> token, bool use_silu) const {
+        Words<T, kChannels> result{};
+#pragma unroll
+        for (int j = 0; j < kPairs; ++j) {
+            Pair sum = bias[0][j];
+#pragma unroll
+            for (int i = 0; i < kWidth - 1; ++i) sum = multiply_add(weight[i][j], window(i, j), sum);
+            sum = multiply_add(weight[kWidth - 1][j], pair_of<T>(token, j), sum);
+            if constexpr (kSelect) {
+                const Pair activated = silu(sum);
+                set_pair<T>(result, j, make_pair(use_silu ? low(activated) : low(sum), use_silu ? high(activated) : high(sum)));
+            } else {
+                set_pair<T>(result, j, use_silu ? silu(sum) : sum);
+            }
+        }
+        return result;
+    }
+};
+
+// Says where a strip's vector is in LDS, for lanes that are kColumns vectors apart: an even number needs a gap every 128 bytes,
+// so that neighbouring lanes use different banks.
+template <typename Vector, int kColumns>
+HIPCONV_INLINE int staged(int vector) {
+    return kColumns > 0 && kColumns % 2 == 1 ? vector : vector + vector / (128 / static_cast<int>(sizeof(Vector)));
+}
+
+// ---- a row ----------------------------------------------------------------------------------------------------------------
 
 // These are the places where a row's window is read and written.
 struct Slots {
@@ -259,6 +252,7 @@ inline bool channels_in_vectors(const CausalConv1dUpdateParams& p) {
     if (p.weight_width_stride != 1 || p.weight_dim_stride != p.width) return false;
     if (!is_aligned(p.weight, weight_bytes % 16 == 0 ? 16 : 8)) return false;
     if (p.bias && (p.bias_stride != 1 || !is_aligned(p.bias, kChannels * element_bytes(p.bias_dtype)))) return false;
+    if (p.width == 1) return true;  // there is no state
     if (!is_aligned(p.state, kChannels * element_bytes(p.state_dtype)) || p.slot_stride % kChannels != 0) return false;
     if (p.state_dim_stride == 1) return p.history == p.width - 1 && p.column_stride % kChannels == 0;
     return p.column_stride == 1 && p.state_dim_stride == p.state_len;
@@ -303,6 +297,8 @@ inline VectorParams vector_params(const CausalConv1dUpdateParams& p) {
     v.split = p.out_end[0] != p.dim;
     v.use_silu = p.use_silu;
     v.zero_padding = p.zero_padding;
+    v.tail = p.history == p.state_len;
+    v.batch = p.batch;
 
     v.x_in_fours = in_fours(p, p.x);
     v.out_in_fours = !v.split && in_fours(p, p.out[0]);
@@ -312,7 +308,6 @@ inline VectorParams vector_params(const CausalConv1dUpdateParams& p) {
     v.out_token_stride = p.out[0].token_stride;
     v.x_dim_stride = p.x.dim_stride;
     v.out_dim_stride = p.out[0].dim_stride;
-    v.batch = p.batch;
     v.seqlen = p.seqlen;
     v.total_tokens = p.total_tokens;
     v.state_len = p.state_len;
