@@ -190,10 +190,10 @@ FAST_KERNELS = {
     "bwd_vector": _conv1d("backward/vector_whole", "bwd_whole<bf16, 4, false>", (21.5, 25.5), 5, multiplications=16),
     "varlen": _conv1d("prefill/tile", "varlen_tile<bf16, 8, 4, false>", (11.5, 13.0), 4),
     # The loop over rows of decode stores an output and three or four columns of the state; those of packed slots go through LDS.
-    "step": _conv1d("decode/step", "update_step<bf16, bf16, 4, 0>", (6.0, 6.5), 8, width=8, outputs=1 / 4, whole=False),
-    "step_packed": _conv1d("decode/step", "update_step<bf16, bf16, 4, 3>", (6.0, 6.8), 7, width=8, outputs=1 / 4, whole=False),
+    "step": _conv1d("decode/step", "update_step<bf16, bf16, 4, 0>", (6.5, 7.0), 8, width=8, outputs=1 / 4, whole=False),
+    "step_packed": _conv1d("decode/step", "update_step<bf16, bf16, 4, 3>", (6.5, 7.0), 7, width=8, outputs=1 / 4, whole=False),
     "step_spare": _conv1d(
-        "decode/step", "update_step<bf16, bf16, 4, 4>", (6.8, 6.8), 7, width=8, multiplications=5, outputs=1 / 5, whole=False
+        "decode/step", "update_step<bf16, bf16, 4, 4>", (7.2, 7.2), 7, width=8, multiplications=5, outputs=1 / 5, whole=False
     ),
     # The loop over tokens; where channels are neighbours it also stores to the state the columns of speculative decoding.
     "update_vector": _conv1d("decode/vector", "update_vectors<bf16, bf16, 4, 0>", (6.0, 6.5), 5, width=8, outputs=1 / 3, whole=False),
