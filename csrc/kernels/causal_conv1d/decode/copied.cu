@@ -70,7 +70,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kCopyLanes* kCopyWaves, kCopyBlocks) causa
         end = p.query_start_loc.load(int64_t{b} + 1);
     }
     if (speculative) accepted = p.num_accepted_tokens.load(b);
-    ChannelParameters<T, kCommonWidth> parameters;
+    ChannelParameters<T, kCommonWidth, kChannels, true> parameters;
     parameters.load(p, d);
 
     const auto token_of = [&](IndexWords::Value value) {
@@ -126,7 +126,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kCopyLanes* kCopyWaves, kCopyBlocks) causa
     for (int k = 0; k < (kStatePieces + kCopyLanes - 1) / kCopyLanes; ++k)
         if (in_strip(k)) copy_later(state + k * kCopyLanes + lane, from + k * (kCopyLanes * kPieceElements), false);
     close_copies();
-    parameters.convert(p);
+    parameters.convert(p, d);
     wait_for_copies<0>();
     sync_wave();
 
@@ -167,7 +167,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kCopyLanes* kCopyWaves, kCopyBlocks) causa
     for (int t = 0; t < kFour; ++t) {
 #pragma unroll
         for (int j = 0; j < kPairs; ++j) {
-            sums[t][j] = parameters.bias[0][j];
+            sums[t][j] = parameters.bias[j];
 #pragma unroll
             for (int i = 0; i < kCommonWidth; ++i)
                 sums[t][j] = multiply_add(parameters.weight[i][j], pair_of<T>(history[t + i], j), sums[t][j]);
@@ -274,7 +274,9 @@ bool in_pieces(const CausalConv1dUpdateParams& p, const Tokens& tokens, bool fou
 }  // namespace
 
 bool causal_conv1d_update_copied_serves(const CausalConv1dUpdateParams& p) {
+    const auto as_wide_as_x = [&](DType dtype) { return element_bytes(dtype) == element_bytes(p.dtype); };
     if (!kCopiesPastRegisters || p.dtype == DType::f32 || p.state_dtype != p.dtype || p.width != kCommonWidth) return false;
+    if (!as_wide_as_x(p.weight_dtype) || (p.bias && !as_wide_as_x(p.bias_dtype))) return false;
     if (p.out_end[0] != p.dim || p.dim % kPieceElements != 0 || !channels_in_vectors(p) || p.state_dim_stride == 1)
         return false;
     // Tokens of a row after the fourth come one by one: where they are few.

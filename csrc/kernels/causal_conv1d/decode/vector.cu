@@ -30,7 +30,7 @@ constexpr int kBlocks = ((sizeof(S) == 4                            ? 8
                           : kColumns > kCommonWidth || kColumns < 0 ? 10
                           : kColumns                                ? 12
                                                                     : 14) -
-                         (kWidth > kCommonWidth ? kWidth - 2 : 0) / (sizeof(S) == 4 ? 2 : 1)) *
+                         (kWidth > kCommonWidth ? kWidth - 2 : 0)) *
                         kVectorLanes / kMostLanes<kColumns>;
 
 template <typename T, typename S, int kWidth, int kColumns>
@@ -152,7 +152,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((kMostLanes<kColumns>), (kBlocks<S, kWidth
         for (int k = 0; k < kColumns; ++k)
             if (k * lanes + lane < strip * kColumns) loaded[k] = strip_from[k * lanes + lane];
     }
-    parameters.convert(p);
+    parameters.convert(p, d);
 
     // The window, oldest first. Packed columns may be more, and are at rest unless drafts are kept there.
     History packed[kColumns > 0 ? kColumns : 1];
@@ -280,7 +280,8 @@ bool columns_of_drafts(const CausalConv1dUpdateParams& p) {
 
 template <typename T, typename S, int kWidth, int kColumns>
 void launch(const CausalConv1dUpdateParams& p, hipStream_t stream) {
-    unsigned lanes = kMostLanes<kColumns>;
+    const bool one_token = p.seqlen == 1 && !p.query_start_loc.data;
+    unsigned lanes = one_token ? kMostLanes<kColumns> : kVectorLanes;
     while (kColumns == kAnyColumns && lanes * p.state_len * sizeof(Words<S, kChannels>) > kStagedBytes) lanes /= 2;
     lanes = power_of_two_up_to(p.dim / kChannels, lanes);
     const dim3 grid(static_cast<unsigned>(p.batch), blocks_up_to(p.dim / kChannels, lanes, kMostStrips), 1);
@@ -303,7 +304,7 @@ void with_packed_columns(const CausalConv1dUpdateParams& p, hipStream_t stream) 
 }
 
 bool serves(const CausalConv1dUpdateParams& p) {
-    if (p.width < 2 || p.width > kMostWidth || !channels_in_vectors(p)) return false;
+    if (p.width < 2 || p.width > (p.dtype == DType::f32 ? kCommonWidth : kMostWidth) || !channels_in_vectors(p)) return false;
     if (p.state_dtype != p.dtype && p.width != kCommonWidth) return false;
     if (!in_vectors(p, p.x) && !in_fours(p, p.x)) return false;
     if (!outputs_in_vectors(p) && (p.out_end[0] != p.dim || !in_fours(p, p.out[0]))) return false;
@@ -319,10 +320,11 @@ bool serves(const CausalConv1dUpdateParams& p) {
 
 const char* causal_conv1d_update_vector_refusal(const CausalConv1dUpdateParams& p) {
     if (serves(p)) return nullptr;
-    return "widths 2 to 8 with aligned channels or tokens in fours and conv_state of x's dtype, or float32 at width 4, and "
-           "none "
-           "of: cache_seqlens, intermediate_conv_window, retrieve_next_token; (slots, dim, state_len) without gaps at width 4, "
-           "or at width 3 with state_len 2";
+    return "widths 2 to 8, or 4 of float32, with aligned channels or tokens in fours and conv_state of x's dtype, or float32 "
+           "at "
+           "width 4, and none of: cache_seqlens, intermediate_conv_window, retrieve_next_token; (slots, dim, state_len) "
+           "without "
+           "gaps at width 4, or at width 3 with state_len 2";
 }
 
 void causal_conv1d_update_vector(const CausalConv1dUpdateParams& p, void* /*workspace*/, void* stream) {
@@ -336,7 +338,7 @@ void causal_conv1d_update_vector(const CausalConv1dUpdateParams& p, void* /*work
             return wide ? with_packed_columns<T, float>(p, hip_stream) : with_packed_columns<T, T>(p, hip_stream);
         if constexpr (kWidth == kCommonWidth)
             if (wide) return launch<T, float, kWidth, kOwnVectors>(p, hip_stream);
-        launch<T, T, kWidth, kOwnVectors>(p, hip_stream);
+        if constexpr (kWidth <= kCommonWidth || sizeof(T) == 2) launch<T, T, kWidth, kOwnVectors>(p, hip_stream);
     });
 }
 

@@ -23,57 +23,6 @@ constexpr int kCommonWidth = 4;  // what models have
 constexpr int kMostWidth = 8;
 constexpr int kFewestLanes = 32, kMostStrips = 65535, kMostRows = 1 << 24;  // a grid's limits, those of AMD included
 
-// ---- a kernel's parameters: few, because those of a small call take as long to fetch as its tensors -------------------------
-
-// Integers as 32-bit words: one, or (wide) two, a row; null for none.
-struct IndexWords {
-    Address data;
-    int32_t step;
-    bool wide;
-
-    struct Value {
-        uint32_t low, high;  // the latter is zero of an integer of 32 bits
-    };
-    HIPCONV_INLINE Value load(int64_t row) const {  // waits for nothing
-        const uint32_t* words = data.as<const uint32_t>() + row * step;
-        Value value{words[0], 0};
-        if (wide) value.high = words[1];
-        return value;
-    }
-    HIPCONV_INLINE int64_t integer(Value value) const {
-        const int32_t low = static_cast<int32_t>(value.low);
-        const int32_t high = wide ? static_cast<int32_t>(value.high) : low >> 31;
-        return static_cast<int64_t>(static_cast<uint64_t>(static_cast<uint32_t>(high)) << 32 | value.low);
-    }
-};
-
-struct VectorParams {
-    Address x, out, state, weight, bias;
-    IndexWords slot_of_row;
-    int64_t x_row_stride, out_row_stride, slot_stride, column_stride;
-    int32_t dim;
-    uint32_t slots, pad_slot_word;  // the latter is no slot where none is padding
-    DType weight_dtype, bias_dtype;
-    bool fork, split, use_silu, zero_padding;
-    bool tail;  // whether all columns of a packed slot move, the window being the last
-    int32_t batch;
-
-    // Several tokens a row.
-    bool x_in_fours, out_in_fours;  // whether vectors are of four tokens of a channel
-    IndexWords query_start_loc, num_accepted_tokens;
-    int64_t x_token_stride, out_token_stride, x_dim_stride, out_dim_stride;
-    int32_t seqlen, total_tokens, state_len;
-
-    // A fork, and a split.
-    Indices write_slots, read_slots, write_columns, read_columns;
-    int64_t pad_slot;
-    bool has_pad_slot;
-    Tokens outs[kMaxOutputs];
-    int32_t out_end[kMaxOutputs];
-};
-
-// ---- a lane's registers ---------------------------------------------------------------------------------------------------
-
 // kColumns vectors of channels from kChannels rows of columns, or (kBack) the other way round; the same elements either way.
 template <typename T, int kColumns, bool kBack, typename Vector>
 HIPCONV_INLINE void transpose(Vector* to, const Vector* from) {
@@ -106,76 +55,90 @@ HIPCONV_INLINE Words<S, kChannels> as_history(Words<T, kChannels> x) {
     }
 }
 
-// Weight and bias of a lane's channels, of types known only at run time. They are asked for early and looked at later: until
-// `convert` the registers hold what memory does, an f32 each, or (the first half of them) two elements of 16 bits.
-template <typename T, int kWidth>
-struct ChannelParameters {
-    static constexpr int kPairs = kChannels / 2;
-    Pair weight[kWidth][kPairs], bias[1][kPairs];
+// These are kCount consecutive parameters of a type known only at run time. Parameters as wide as T, x's type, are asked for
+// early and looked at later; others, which few models have, are fetched where they are used, and take no registers until then.
+// With kSameWidth, there are no others.
+template <typename T, int kCount, bool kSameWidth>
+struct Parameters {
+    static constexpr int kBytes = kCount * static_cast<int>(sizeof(T));
+    static constexpr int kEach = kBytes % 16 == 0 ? 16 : kBytes % 8 == 0 ? 8 : 4, kVectors = kBytes / kEach;
+    using Vector = typename WordsOf<kEach>::type;
+    Vector loaded[kVectors];
 
-    HIPCONV_INLINE void load(const VectorParams& p, int32_t d) {
-        load(weight, p.weight.as<const char>(), d * kWidth, p.weight_dtype);
-        if (p.bias) load(bias, p.bias.as<const char>(), d, p.bias_dtype);
-    }
-
-    HIPCONV_INLINE void convert(const VectorParams& p) {
-        convert(weight, p.weight_dtype);
-        if (p.bias)
-            convert(bias, p.bias_dtype);
-        else
-            bias[0][0] = bias[0][1] = twice(0.0f);
-    }
-
-    template <int kEach>  // parameters of a channel
-    static HIPCONV_INLINE void load(Pair (&to)[kEach][kPairs], const char* base, int32_t first, DType dtype) {
-        dtype == DType::f32 ? load_elements<4>(to, base + int64_t{first} * 4) : load_elements<2>(to, base + int64_t{first} * 2);
-    }
-
-    template <int kElement, int kEach>
-    static HIPCONV_INLINE void load_elements(Pair (&to)[kEach][kPairs], const char* from) {
-        constexpr int kBytes = kChannels * kEach * kElement, kVector = kBytes % 16 == 0 ? 16 : 8, kWords = kVector / 4;
-        using Vector = typename WordsOf<kVector>::type;
+    HIPCONV_INLINE void load(const void* base, int32_t first, DType dtype) {
+        if (!kSameWidth && (dtype == DType::f32) != (sizeof(T) == 4)) return;
+        const Vector* from = reinterpret_cast<const Vector*>(static_cast<const T*>(base) + first);
 #pragma unroll
-        for (int k = 0; k < kBytes / kVector; ++k) {
-            const Vector v = reinterpret_cast<const Vector*>(from)[k];
-#pragma unroll
-            for (int w = 0; w < kWords; w += 2) {
-                const int at = (k * kWords + w) / 2;
-                to[at / kPairs][at % kPairs] = make_pair(bit_cast<float>(word(v, w)), bit_cast<float>(word(v, w + 1)));
-            }
-        }
+        for (int k = 0; k < kVectors; ++k) loaded[k] = from[k];
     }
 
-    template <int kEach>
-    static HIPCONV_INLINE void convert(Pair (&of)[kEach][kPairs], DType dtype) {
-        with_dtype(dtype, [&](auto type) {
+    // Calls use with value(i), parameter i as a float.
+    template <typename Use>
+    HIPCONV_INLINE void with(const void* base, int32_t first, DType dtype, Use use) const {
+        const auto with_type = [&](auto type) {
             using P = decltype(type);
-            uint32_t words[kChannels * kEach * sizeof(P) / 4];
-#pragma unroll
-            for (int w = 0; w < kChannels * kEach * static_cast<int>(sizeof(P)) / 4; ++w) {
-                const Pair both = of[w / kChannels][w % kChannels / 2];
-                words[w] = bit_cast<uint32_t>(w % 2 ? high(both) : low(both));
+            if constexpr (sizeof(P) == sizeof(T)) {
+                use([&](int i) {
+                    const float v = to_float(from_bits<P>(element<P, kEach / static_cast<int>(sizeof(P))>(loaded, i)));
+                    return sizeof(P) == 4 ? canonical_nan(v) : v;
+                });
+            } else {
+                float values[kCount];
+                load_packed(static_cast<const P*>(base) + first, values);
+                use([&](int i) { return values[i]; });
             }
-            const auto value = [&](int c, int i) {
-                const float v = to_float(from_bits<P>(element<P, 4 / static_cast<int>(sizeof(P))>(words, c * kEach + i)));
-                return sizeof(P) == 4 ? canonical_nan(v) : v;
-            };
+        };
+        if constexpr (!kSameWidth)
+            with_dtype(dtype, with_type);
+        else if constexpr (sizeof(T) == 4)
+            with_type(float{});
+        else
+            dtype == DType::f16 ? with_type(f16{}) : with_type(bf16{});
+    }
+};
+
+// Weight and bias of a lane's channels, of which there are kOwn.
+template <typename T, int kWidth, int kOwn = kChannels, bool kSameWidth = false>
+struct ChannelParameters {
+    static constexpr int kPairs = kOwn / 2;
+    Parameters<T, kOwn * kWidth, kSameWidth> weight_words;
+    Parameters<T, kOwn, kSameWidth> bias_words;
+    Pair weight[kWidth][kPairs], bias[kPairs];
+
+    template <typename P>
+    HIPCONV_INLINE void load(const P& p, int32_t d) {
+        weight_words.load(p.weight.template as<const void>(), d * kWidth, p.weight_dtype);
+        if (p.bias) bias_words.load(p.bias.template as<const void>(), d, p.bias_dtype);
+    }
+
+    template <typename P>
+    HIPCONV_INLINE void convert(const P& p, int32_t d) {
+        weight_words.with(p.weight.template as<const void>(), d * kWidth, p.weight_dtype, [&](auto value) {
 #pragma unroll
-            for (int i = 0; i < kEach; ++i) {
+            for (int i = 0; i < kWidth; ++i) {
 #pragma unroll
-                for (int j = 0; j < kPairs; ++j) of[i][j] = make_pair(value(2 * j, i), value(2 * j + 1, i));
+                for (int j = 0; j < kPairs; ++j)
+                    weight[i][j] = make_pair(value(2 * j * kWidth + i), value((2 * j + 1) * kWidth + i));
             }
         });
+#pragma unroll
+        for (int j = 0; j < kPairs; ++j) bias[j] = twice(0.0f);
+        if (p.bias) {
+            bias_words.with(p.bias.template as<const void>(), d, p.bias_dtype, [&](auto value) {
+#pragma unroll
+                for (int j = 0; j < kPairs; ++j) bias[j] = make_pair(value(2 * j), value(2 * j + 1));
+            });
+        }
     }
 
     // The output of a token; window(i, j) is column i of the window before it, oldest first, of pair j of the channels.
     // kSelect: the activation is chosen without a branch.
     template <bool kSelect = false, typename Window>
-    HIPCONV_INLINE Words<T, kChannels> convolve(Window window, Words<T, kChannels> token, bool use_silu) const {
-        Words<T, kChannels> result{};
+    HIPCONV_INLINE Words<T, kOwn> convolve(Window window, Words<T, kOwn> token, bool use_silu) const {
+        Words<T, kOwn> result{};
 #pragma unroll
         for (int j = 0; j < kPairs; ++j) {
-            Pair sum = bias[0][j];
+            Pair sum = bias[j];
 #pragma unroll
             for (int i = 0; i < kWidth - 1; ++i) sum = multiply_add(weight[i][j], window(i, j), sum);
             sum = multiply_add(weight[kWidth - 1][j], pair_of<T>(token, j), sum);
@@ -197,7 +160,52 @@ HIPCONV_INLINE int staged(int vector) {
     return kColumns > 0 && kColumns % 2 == 1 ? vector : vector + vector / (128 / static_cast<int>(sizeof(Vector)));
 }
 
-// ---- a row ----------------------------------------------------------------------------------------------------------------
+// ---- a kernel's parameters: few, because those of a small call take as long to fetch as its tensors -------------------------
+
+// Integers as 32-bit words: one, or (wide) two, a row; null for none.
+struct IndexWords {
+    Address data;
+    int32_t step;
+    bool wide;
+
+    struct Value {
+        uint32_t low, high;  // the latter is zero of an integer of 32 bits
+    };
+    HIPCONV_INLINE Value load(int64_t row) const {  // waits for nothing
+        const uint32_t* words = data.as<const uint32_t>() + row * step;
+        Value value{words[0], 0};
+        if (wide) value.high = words[1];
+        return value;
+    }
+    HIPCONV_INLINE int64_t integer(Value value) const {
+        const int32_t low = static_cast<int32_t>(value.low);
+        const int32_t high = wide ? static_cast<int32_t>(value.high) : low >> 31;
+        return static_cast<int64_t>(static_cast<uint64_t>(static_cast<uint32_t>(high)) << 32 | value.low);
+    }
+};
+
+struct VectorParams {
+    Address x, out, state, weight, bias;
+    IndexWords slot_of_row;
+    int64_t x_row_stride, out_row_stride, slot_stride, column_stride;
+    int32_t dim;
+    uint32_t slots, pad_slot_word;  // the latter is no slot where none is padding
+    DType weight_dtype, bias_dtype;
+    bool fork, split, use_silu, zero_padding;
+
+    // Several tokens a row.
+    bool x_in_fours, out_in_fours;  // whether vectors are of four tokens of a channel
+    IndexWords query_start_loc, num_accepted_tokens;
+    int64_t x_token_stride, out_token_stride, x_dim_stride, out_dim_stride;
+    int32_t batch, seqlen, total_tokens, state_len;
+
+    // A fork, and a split.
+    Indices write_slots, read_slots, write_columns, read_columns;
+    int64_t pad_slot;
+    bool has_pad_slot;
+    Tokens outs[kMaxOutputs];
+    int32_t out_end[kMaxOutputs];
+};
 
 // These are the places where a row's window is read and written.
 struct Slots {
@@ -254,7 +262,7 @@ inline bool channels_in_vectors(const CausalConv1dUpdateParams& p) {
     if (p.bias && (p.bias_stride != 1 || !is_aligned(p.bias, kChannels * element_bytes(p.bias_dtype)))) return false;
     if (p.width == 1) return true;  // there is no state
     if (!is_aligned(p.state, kChannels * element_bytes(p.state_dtype)) || p.slot_stride % kChannels != 0) return false;
-    if (p.state_dim_stride == 1) return p.history == p.width - 1 && p.column_stride % kChannels == 0;
+    if (p.state_dim_stride == 1) return p.history == p.width - 1 && (p.state_len == 1 || p.column_stride % kChannels == 0);
     return p.column_stride == 1 && p.state_dim_stride == p.state_len;
 }
 
@@ -297,8 +305,6 @@ inline VectorParams vector_params(const CausalConv1dUpdateParams& p) {
     v.split = p.out_end[0] != p.dim;
     v.use_silu = p.use_silu;
     v.zero_padding = p.zero_padding;
-    v.tail = p.history == p.state_len;
-    v.batch = p.batch;
 
     v.x_in_fours = in_fours(p, p.x);
     v.out_in_fours = !v.split && in_fours(p, p.out[0]);
@@ -308,6 +314,7 @@ inline VectorParams vector_params(const CausalConv1dUpdateParams& p) {
     v.out_token_stride = p.out[0].token_stride;
     v.x_dim_stride = p.x.dim_stride;
     v.out_dim_stride = p.out[0].dim_stride;
+    v.batch = p.batch;
     v.seqlen = p.seqlen;
     v.total_tokens = p.total_tokens;
     v.state_len = p.state_len;
