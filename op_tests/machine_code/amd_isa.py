@@ -198,10 +198,10 @@ FAST_KERNELS = {
     "bwd_vector": _conv1d("backward/whole", "bwd_whole<bf16, 4>", (21.5, 25.5), 5, multiplications=16, gfx90a=23.0),
     "varlen": _conv1d("prefill/tile", "varlen_tile<bf16, 8, 4, false>", (11.5, 13.0), 4),
     # Decode stores an output and three or four columns of the state; three columns of packed slots go through LDS.
-    "step": _conv1d("decode/step", "update_step<bf16, bf16, 0, 0>", (10.0, 8.5), 8, width=8, outputs=1 / 4, whole=True),
-    "step_packed": _conv1d("decode/step", "update_step<bf16, bf16, 3, 0>", (11.5, 10.5), 8, width=8, outputs=1 / 4, whole=True),
+    "step": _conv1d("decode/step", "update_step<bf16, bf16, 4, 0, 0, true>", (10.0, 8.5), 8, width=8, outputs=1 / 4, whole=True),
+    "step_packed": _conv1d("decode/step", "update_step<bf16, bf16, 4, 3, 0, true>", (11.5, 10.5), 8, width=8, outputs=1 / 4, whole=True),
     "step_whole": _conv1d(
-        "decode/step", "update_step<bf16, bf16, 4, 0>", (9.0, 8.5), 8, width=4, multiplications=5, outputs=1 / 5, whole=True
+        "decode/step", "update_step<bf16, bf16, 4, 4, 0, true>", (9.0, 8.5), 8, width=4, multiplications=5, outputs=1 / 5, whole=True
     ),
     # The loop over tokens; where channels are neighbours it also stores to the state the columns of speculative decoding.
     "update_vector": _conv1d("decode/vector", "update_vectors<bf16, bf16, 4, 0>", (6.0, 6.5), 5, width=8, outputs=1 / 3, whole=False),

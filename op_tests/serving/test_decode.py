@@ -174,17 +174,68 @@ def test_four_columns_are_vectors_only_where_slots_begin_like_them(device: torch
     assert room.isnan().sum() == room.numel() - state.numel(), "a gap was written"
 
 
-@pytest.mark.parametrize("wide", ["weight", "bias"])
-def test_step_takes_parameters_as_wide_as_x(device: torch.device, wide: str) -> None:
-    """Others fall to the next kernel."""
-    dim, dtype, indices = 136, torch.bfloat16, torch.tensor([2, 0], device=device, dtype=torch.int32)
-    x, state = torch.randn(2, dim).to(device, dtype), make_state("N,S,D", 3, dim, 3, dtype, device)
-    weight, bias = make_weights(dim, 4, dtype, device)
-    weight, bias = (weight.float(), bias.to(dtype)) if wide == "weight" else (weight, bias.float())
-    check(x, state, weight, bias, conv_state_indices=indices)
-    if targets.of(device).backend != "cpu":
-        with pytest.raises(ValueError, match=r"got .step., .* weight and bias as wide as x"):
-            causal_conv1d_update(x, state, weight, bias, True, indices, kernel="step")
+def test_step_takes_parameters_of_any_width_beside_16_bits(device: torch.device) -> None:
+    """Other calls fall to the next kernel."""
+    dim, indices = 136, torch.tensor([2, 0], device=device, dtype=torch.int32)
+    for dtype, wide, columns in itertools.product((torch.bfloat16, torch.float32), ("weight", "bias", "both"), (3, 4)):
+        x, state = torch.randn(2, dim).to(device, dtype), make_state("N,D,S", 3, dim, columns, dtype, device)
+        other = torch.float16 if dtype == torch.float32 else torch.float32
+        weight, bias = make_weights(dim, 4, dtype, device)
+        weight, bias = weight.to(dtype if wide == "bias" else other), bias.to(dtype if wide == "weight" else other)
+        served = targets.of(device).backend == "cpu" or (dtype == torch.bfloat16 and columns == 3)
+        check(x, state, weight, bias, conv_state_indices=indices)
+        check(
+            x,
+            state,
+            weight,
+            bias,
+            conv_state_indices=indices,
+            kernel="auto" if targets.of(device).backend == "cpu" or not served else "step",
+        )
+        if not served:
+            with pytest.raises(ValueError, match=r"got .step., .* of 16 bits at widths 1 to 8"):
+                causal_conv1d_update(x, state, weight, bias, True, indices, kernel="step")
+
+
+@pytest.mark.parametrize("width", range(1, 9))
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_each_width_by_vectors_and_by_channels(device: torch.device, tokens: int, width: int) -> None:
+    """Integers, whose sums are exact, and parameters of any type; a partial wave and strip; a row of padding; other slots read.
+
+    Then all of it a little to the side, where nothing is aligned, and another state's type.
+    """
+    on_cpu = targets.of(device).backend == "cpu"
+    table = torch.tensor([[4, 5], [-1, 1], [0, 2]], device=device, dtype=torch.int32)
+    for (dtype, layout), fork in itertools.product(itertools.product(DTYPES.values(), ("N,D,S", "N,S,D")), (False, True)):
+        torch.manual_seed(width)
+        narrow, packed = dtype != torch.float32, layout == "N,D,S"
+        fast = "step" if tokens == 1 and (narrow or width == 4) else "vector"
+        if on_cpu or (fast == "vector" and not 1 < width <= (4 if packed or not narrow else 8)):
+            fast = "auto"
+        for dim, kernel in ((4 * 128 + 4 * 37, fast), (4 * 128 + 4 * 37, "auto" if on_cpu or width > 6 else "channel"), (515, "auto")):
+            state_dtype = torch.float32 if dim == 515 else dtype
+            x = torch.randint(-4, 5, (3, tokens, dim)).to(device, dtype).mT
+            state = make_state(layout, 6, dim, width - 1, state_dtype, device)
+            state.copy_(torch.randint(-4, 5, state.shape))
+            options = {"conv_state_indices": table[:, 0]} | ({"conv_state_indices_in": table[:, 1]} if fork else {})
+            for weight_dtype in DTYPES.values() if width in (3, 8) and narrow else (dtype,):
+                weight, bias = (torch.randint(-4, 5, s).to(device, weight_dtype) for s in ((dim, width), (dim,)))
+                expected = check(x, state.clone(), weight, bias, silu=False, kernel=kernel, **options)
+                out = causal_conv1d_update(x, state.clone(), weight, bias, False, kernel=kernel, **options)
+                assert torch.equal(out.cpu().double(), expected.out)
+
+
+@pytest.mark.parametrize(("layout", "width"), [("N,D,S", 8), ("N,S,D", 2), ("padded", 3)])
+def test_blocks_of_many_channels(device: torch.device, layout: str, width: int) -> None:
+    """Smaller calls have a channel a lane. Tokens come in stretches, from a side where nothing is aligned, or one after the other."""
+    rows, dim, dtype = 440, 601, torch.bfloat16
+    slots = torch.randperm(rows + 5, device=device)[:rows]
+    slots[torch.rand(rows) < 0.1] = -1
+    state, (weight, bias) = make_state(layout, rows + 5, dim, width - 1, dtype, device), make_weights(dim, width, torch.float32, device)
+    for tokens in (1, 3, 6):
+        stretch = torch.randn(rows * dim * tokens + 1).to(device, dtype)[1:].view(rows, dim, tokens)
+        for x in (stretch, stretch.mT.contiguous().mT) if tokens > 1 else (stretch,):
+            check(x, state, weight, bias, conv_state_indices=slots, pad_slot_id=-1)
 
 
 def test_views_that_only_look_aligned(device: torch.device) -> None:

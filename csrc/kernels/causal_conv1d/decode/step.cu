@@ -1,14 +1,15 @@
-// This kernel is the causal conv1d decode of one token a row, width 4 ("step"), in vectors of channels: this is the most common
-// case of decoding.
+// This kernel is the causal conv1d decode of one token a row, widths 1 to 8 ("step"), in vectors of channels: this is the most
+// common case of decoding.
 //
 // Its time is two waits for memory, first for the row's slot and then for its state, and the bytes. So a lane asks at once for
 // all that it can, the kernel is short, and its parameters are few: where rows are few, fetching more instructions and
-// parameters takes longer than the rest.
+// parameters takes longer than the rest. That is why the common width with weight and bias as wide as x has instances of its
+// own, which know nothing of other types.
 //
 // Where channels are neighbours in memory (conv_state as (slots, columns, dim)), a lane moves its own vectors. It does so too
-// where a slot is packed channel by channel ((slots, dim, columns)) in four columns: two channels are a vector. Three columns
-// are no vectors, but the strip is contiguous: it moves through LDS in whole vectors, of which a lane picks its elements in
-// registers. The window and x are read before anything is written.
+// where a slot is packed channel by channel ((slots, dim, columns)) in four columns: two channels are a vector. Other numbers of
+// columns are no vectors, but the strip is contiguous: it moves through LDS in whole vectors, of which a lane picks its elements
+// in registers. The window and x are read before anything is written.
 #include <hip/hip_runtime.h>
 
 #include "launch/check.h"
@@ -17,24 +18,34 @@
 namespace hipconv {
 
 // This says how lanes share a strip: they have kColumns of a packed slot, or kOwnVectors.
-template <typename S, int kColumns>
+template <typename S, int kWidth, int kColumns>
 struct Strip {
-    static constexpr bool kWhole = kColumns == kCommonWidth;  // the columns of a lane's channels are whole vectors
+    static constexpr bool kWhole = kColumns == 4;  // the columns of a lane's channels are whole vectors
     static constexpr bool kThroughLds = kColumns > 0 && !kWhole;
     static constexpr int kOwn = kWhole ? 2 : kChannels;  // channels of a lane
-    static constexpr int kLanes = kWhole ? 2 * kTokenLanes : kTokenLanes;
-    static constexpr int kBlocks = (sizeof(S) == 4 ? 14 : 24) * kVectorLanes / kLanes;  // on a compute unit
+    // Where rows of few bytes are many, the time to start their blocks would be longer than that of the bytes.
+    static constexpr int kFewBytes = kTokenLanes == kVectorLanes || kWidth > 3 ? 1 : kWidth > 1 ? 2 : 4;
+    static constexpr int kFewLanes = kWhole ? 2 * kTokenLanes : kTokenLanes, kLanes = kFewBytes * kFewLanes;
     using Packed = std::conditional_t<kWhole, Words4, Words<S, kChannels>>;
     static constexpr int kInPacked = static_cast<int>(sizeof(Packed) / sizeof(S)), kVectors = kOwn * kColumns / kInPacked;
-};
 
-// kBefore of the columns of a packed slot come before the window and move with it.
-template <typename T, typename S, int kColumns, int kBefore>
-__global__ void HIPCONV_LAUNCH_BOUNDS((Strip<S, kColumns>::kLanes), (Strip<S, kColumns>::kBlocks))
+    // Registers of a lane: its parameters as floats, its part of the state and its token, and those of addresses.
+    static constexpr int kRegisters =
+        kOwn * (kWidth + 1) + kOwn * kWidth * static_cast<int>(sizeof(S)) / 4 + (kColumns ? 32 : 24);
+};
+template <typename S, int kWidth, int kColumns, bool kSameWidth>  // on a compute unit
+constexpr int kStepBlocks =
+    kWidth == kCommonWidth && kSameWidth
+        ? (sizeof(S) == 4 ? 14 : 24) * kVectorLanes / Strip<S, kWidth, kColumns>::kLanes
+        : 65536 / ((Strip<S, kWidth, kColumns>::kRegisters + 7) / 8 * 8) / Strip<S, kWidth, kColumns>::kLanes;
+
+// kBefore of the columns of a packed slot come before the window and move with it. kSameWidth: weight and bias are as wide as x.
+template <typename T, typename S, int kWidth, int kColumns, int kBefore, bool kSameWidth>
+__global__ void HIPCONV_LAUNCH_BOUNDS((Strip<S, kWidth, kColumns>::kLanes), (kStepBlocks<S, kWidth, kColumns, kSameWidth>))
     causal_conv1d_update_step(VectorParams params) {
     const VectorParams& p = first_parameter(params);
-    using Shape = Strip<S, kColumns>;
-    constexpr int kPast = kCommonWidth - 1, kOwn = Shape::kOwn, kVectors = Shape::kVectors;
+    using Shape = Strip<S, kWidth, kColumns>;
+    constexpr int kPast = kWidth - 1, kOwn = Shape::kOwn, kVectors = Shape::kVectors;
     using Vector = Words<T, kOwn>;
     using History = Words<S, kOwn>;
     using Packed = typename Shape::Packed;
@@ -54,7 +65,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((Strip<S, kColumns>::kLanes), (Strip<S, kC
     wait_for_kernel_before();
     IndexWords::Value slot{b, 0};
     if (p.slot_of_row.data) slot = p.slot_of_row.load(b);
-    ChannelParameters<T, kCommonWidth, kOwn, true> parameters;
+    ChannelParameters<T, kWidth, kOwn, kSameWidth> parameters;
     const Vector token = *reinterpret_cast<const Vector*>(p.x.as<const T>() + b * p.x_row_stride + d);
     parameters.load(p, d);
     // Addresses are computed only where they are used: they would occupy registers until then.
@@ -81,7 +92,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((Strip<S, kColumns>::kLanes), (Strip<S, kC
         store_out(parameters.template convolve<true>(window, token, p.use_silu));
     };
     if constexpr (kColumns == kOwnVectors) {
-        History columns[kPast];
+        History columns[kPast ? kPast : 1];
         const S* from = state_of(slots.read) + d;
 #pragma unroll
         for (int i = 0; i < kPast; ++i) columns[i] = *reinterpret_cast<const History*>(from + i * p.column_stride);
@@ -146,54 +157,82 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((Strip<S, kColumns>::kLanes), (Strip<S, kC
 
 namespace {
 
-template <typename T, typename S, int kColumns, int kBefore>
+constexpr int64_t kManyBlocks = 2048;  // of few lanes
+
+template <typename T, typename S, int kWidth, int kColumns, int kBefore, bool kSameWidth>
 void launch(const CausalConv1dUpdateParams& p, hipStream_t stream) {
-    using Shape = Strip<S, kColumns>;
-    const unsigned lanes = power_of_two_up_to(p.dim / Shape::kOwn, Shape::kLanes);
-    const dim3 grid(static_cast<unsigned>(p.batch), blocks_up_to(p.dim / Shape::kOwn, lanes, kMostStrips), 1);
-    HIPCONV_LAUNCH(true, (causal_conv1d_update_step<T, S, kColumns, kBefore>), grid, dim3(lanes, 1, 1), 0, stream,
-                   vector_params(p));
+    using Shape = Strip<S, kWidth, kColumns>;
+    const int64_t channels = p.dim / Shape::kOwn;
+    const bool many = Shape::kFewBytes > 1 && p.batch * channels > kManyBlocks * Shape::kFewLanes;
+    const unsigned lanes = power_of_two_up_to(channels, many ? Shape::kLanes : Shape::kFewLanes);
+    const dim3 grid(static_cast<unsigned>(p.batch), blocks_up_to(channels, lanes, kMostStrips), 1);
+    HIPCONV_LAUNCH(true, (causal_conv1d_update_step<T, S, kWidth, kColumns, kBefore, kSameWidth>), grid, dim3(lanes, 1, 1), 0,
+                   stream, vector_params(p));
     check_launch("causal_conv1d_update");
 }
 
-template <typename T>
+bool parameters_as_wide_as_x(const CausalConv1dUpdateParams& p) {
+    const int bytes = element_bytes(p.dtype);
+    return element_bytes(p.weight_dtype) == bytes && (!p.bias || element_bytes(p.bias_dtype) == bytes);
+}
+
+// The common width with parameters of both sizes; those of another size than x's are served beside 16-bit x, and not where a
+// slot has a column after the window.
+template <typename T, bool kSameWidth>
 void with_columns(const CausalConv1dUpdateParams& p, hipStream_t stream) {
-    if (p.state_dtype != p.dtype) return launch<T, float, kOwnVectors, 0>(p, stream);
-    if (p.state_dim_stride == 1) return launch<T, T, kOwnVectors, 0>(p, stream);
-    if (p.state_len == kCommonWidth - 1) return launch<T, T, kCommonWidth - 1, 0>(p, stream);
-    p.history == p.state_len ? launch<T, T, kCommonWidth, 1>(p, stream) : launch<T, T, kCommonWidth, 0>(p, stream);
+    constexpr int kWidth = kCommonWidth;
+    if (p.state_dtype != p.dtype) return launch<T, float, kWidth, kOwnVectors, 0, kSameWidth>(p, stream);
+    if (p.state_dim_stride == 1) return launch<T, T, kWidth, kOwnVectors, 0, kSameWidth>(p, stream);
+    if (p.state_len == kWidth - 1) return launch<T, T, kWidth, kWidth - 1, 0, kSameWidth>(p, stream);
+    if constexpr (kSameWidth)
+        if (p.history != p.state_len) return launch<T, T, kWidth, kWidth, 0, true>(p, stream);
+    launch<T, T, kWidth, kWidth, 1, kSameWidth>(p, stream);
+}
+
+// Other widths, for 16-bit x and state, and parameters of any type.
+template <typename T, int kWidth = kMostWidth>
+void with_width(const CausalConv1dUpdateParams& p, hipStream_t stream) {
+    if constexpr (kWidth > 1)
+        if (p.width != kWidth) return with_width<T, kWidth - 1>(p, stream);
+    if constexpr (kWidth == kCommonWidth)
+        return with_columns<T, false>(p, stream);
+    else if constexpr (kWidth > 2)
+        if (p.state_dim_stride != 1) return launch<T, T, kWidth, kWidth - 1, 0, false>(p, stream);
+    if constexpr (kWidth != kCommonWidth) launch<T, T, kWidth, kOwnVectors, 0, false>(p, stream);
 }
 
 bool serves(const CausalConv1dUpdateParams& p) {
-    if (p.seqlen != 1 || p.query_start_loc.data || p.num_accepted_tokens.data || p.width != kCommonWidth) return false;
+    if (p.seqlen != 1 || p.query_start_loc.data || p.num_accepted_tokens.data || p.width > kMostWidth) return false;
     if (!channels_in_vectors(p) || !in_vectors(p, p.x) || !outputs_in_vectors(p)) return false;
-    const auto as_wide_as_x = [&](DType dtype) { return element_bytes(dtype) == element_bytes(p.dtype); };
-    if (!as_wide_as_x(p.weight_dtype) || (p.bias && !as_wide_as_x(p.bias_dtype))) return false;
-    if (p.state_dim_stride == 1) return true;
+    const bool common = p.width == kCommonWidth, as_wide = parameters_as_wide_as_x(p);
+    if (p.dtype == DType::f32 ? !common || !as_wide : !common && p.width > 1 && p.state_dtype != p.dtype) return false;
+    if (p.width == 1 || p.state_dim_stride == 1) return true;
+    if (p.state_dtype != p.dtype || !columns_in_registers(p)) return false;
     const bool whole = is_aligned(p.state, 16) && p.slot_stride * element_bytes(p.state_dtype) % 16 == 0;
-    return p.state_dtype == p.dtype && columns_in_registers(p) && (p.state_len < kCommonWidth || whole);
+    if (p.state_len == 4 && !whole) return false;
+    return p.state_len < p.width || (common && (as_wide || p.history == p.state_len));
 }
 
 }  // namespace
 
 const char* causal_conv1d_update_step_refusal(const CausalConv1dUpdateParams& p) {
     if (serves(p)) return nullptr;
-    return "one token a row of width 4 with aligned channels in fours, weight and bias as wide as x, and none of: "
-           "query_start_loc, num_accepted_tokens, cache_seqlens, intermediate_conv_window, retrieve_next_token; of (slots, "
-           "dim, "
-           "state_len) without gaps, state_len 3, or 4 at a multiple of 16 bytes";
+    return "one token a row with aligned channels in fours: of 16 bits at widths 1 to 8 with conv_state of x's dtype, or of "
+           "any "
+           "dtype at width 4; and none of: query_start_loc, num_accepted_tokens, cache_seqlens, intermediate_conv_window, "
+           "retrieve_next_token; of (slots, dim, state_len) without gaps, state_len = width - 1, or 4 at width 4; a state_len "
+           "of "
+           "4 at a multiple of 16 bytes";
 }
 
 void causal_conv1d_update_step(const CausalConv1dUpdateParams& p, void* /*workspace*/, void* stream) {
     const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
-    switch (p.dtype) {
-        case DType::f32:
-            return with_columns<float>(p, hip_stream);
-        case DType::f16:
-            return with_columns<f16>(p, hip_stream);
-        case DType::bf16:
-            return with_columns<bf16>(p, hip_stream);
-    }
+    const bool common = p.width == kCommonWidth && parameters_as_wide_as_x(p);
+    with_dtype(p.dtype, [&](auto type) {
+        using T = decltype(type);
+        if (common) return with_columns<T, true>(p, hip_stream);
+        if constexpr (sizeof(T) == 2) with_width<T>(p, hip_stream);
+    });
 }
 
 }  // namespace hipconv

@@ -1,5 +1,5 @@
 // This kernel is the causal conv1d decode of several tokens a row, or of any number a row where query_start_loc gives it, in
-// vectors of channels ("vector"). It serves speculative decoding, and also one token, of the widths that `step` does not serve.
+// vectors of channels ("vector"). It serves speculative decoding, and also one token where `step` does not.
 //
 // Its time is two waits for memory, first for the row's indices and then for tokens and state, and the bytes. So a lane asks at
 // once for all that it can: the indices and its parameters, then kTokensAhead tokens and its part of the state.
@@ -25,15 +25,16 @@ constexpr int kDraftColumns = kCommonWidth - 2 + kTokensAhead;  // of speculativ
 
 template <int kColumns>  // of a block; those that share strips have LDS for no more
 constexpr int kMostLanes = kColumns == kOwnVectors ? kTokenLanes : kVectorLanes;
-template <typename S, int kColumns>  // on a compute unit
-constexpr int kBlocks = (sizeof(S) == 4                            ? 8
-                         : kColumns > kCommonWidth || kColumns < 0 ? 10
-                         : kColumns                                ? 12
-                                                                   : 14) *
+template <typename S, int kWidth, int kColumns>  // on a compute unit
+constexpr int kBlocks = ((sizeof(S) == 4                            ? 8
+                          : kColumns > kCommonWidth || kColumns < 0 ? 10
+                          : kColumns                                ? 12
+                                                                    : 14) -
+                         (kWidth > kCommonWidth ? kWidth - 2 : 0)) *
                         kVectorLanes / kMostLanes<kColumns>;
 
 template <typename T, typename S, int kWidth, int kColumns>
-__global__ void HIPCONV_LAUNCH_BOUNDS((kMostLanes<kColumns>), (kBlocks<S, kColumns>))
+__global__ void HIPCONV_LAUNCH_BOUNDS((kMostLanes<kColumns>), (kBlocks<S, kWidth, kColumns>))
     causal_conv1d_update_vectors(VectorParams params) {
     const VectorParams& p = first_parameter(params);
     constexpr int kPast = kWidth - 1, kAhead = kTokensAhead;
@@ -289,39 +290,22 @@ void launch(const CausalConv1dUpdateParams& p, hipStream_t stream) {
     check_launch("causal_conv1d_update");
 }
 
-template <typename T, typename S, int kWidth>
-void with_columns(const CausalConv1dUpdateParams& p, hipStream_t stream) {
-    if (p.state_dim_stride == 1) return launch<T, S, kWidth, kOwnVectors>(p, stream);
-    if constexpr (kWidth == 3 && std::is_same_v<T, S>) return launch<T, S, kWidth, kWidth - 1>(p, stream);
-    if constexpr (kWidth == kCommonWidth) {
-        if (columns_in_registers(p) && p.state_len == kWidth - 1) return launch<T, S, kWidth, kWidth - 1>(p, stream);
-        if constexpr (std::is_same_v<T, S>) {
-            if (columns_in_registers(p)) return launch<T, S, kWidth, kWidth>(p, stream);
-            if (columns_of_drafts(p)) return launch<T, S, kWidth, kDraftColumns>(p, stream);
-        }
-        launch<T, S, kWidth, kAnyColumns>(p, stream);
-    }
-}
-
 template <typename T, typename S>
-void with_width(const CausalConv1dUpdateParams& p, hipStream_t stream) {
-    switch (p.width) {
-        case 2:
-            return with_columns<T, S, 2>(p, stream);
-        case 3:
-            return with_columns<T, S, 3>(p, stream);
-        case kCommonWidth:
-            return with_columns<T, S, kCommonWidth>(p, stream);
+void with_packed_columns(const CausalConv1dUpdateParams& p, hipStream_t stream) {
+    if constexpr (std::is_same_v<T, S>)
+        if (p.width == 3) return launch<T, S, 3, 2>(p, stream);
+    constexpr int kWidth = kCommonWidth;
+    if (columns_in_registers(p) && p.state_len == kWidth - 1) return launch<T, S, kWidth, kWidth - 1>(p, stream);
+    if constexpr (std::is_same_v<T, S>) {
+        if (columns_in_registers(p)) return launch<T, S, kWidth, kWidth>(p, stream);
+        if (columns_of_drafts(p)) return launch<T, S, kWidth, kDraftColumns>(p, stream);
     }
-}
-
-template <typename T>
-void with_state_dtype(const CausalConv1dUpdateParams& p, hipStream_t stream) {
-    p.state_dtype == p.dtype ? with_width<T, T>(p, stream) : with_width<T, float>(p, stream);
+    launch<T, S, kWidth, kAnyColumns>(p, stream);
 }
 
 bool serves(const CausalConv1dUpdateParams& p) {
-    if (p.width < 2 || p.width > kCommonWidth || !channels_in_vectors(p)) return false;
+    if (p.width < 2 || p.width > (p.dtype == DType::f32 ? kCommonWidth : kMostWidth) || !channels_in_vectors(p)) return false;
+    if (p.state_dtype != p.dtype && p.width != kCommonWidth) return false;
     if (!in_vectors(p, p.x) && !in_fours(p, p.x)) return false;
     if (!outputs_in_vectors(p) && (p.out_end[0] != p.dim || !in_fours(p, p.out[0]))) return false;
     if (p.history != p.width - 1) return false;
@@ -336,22 +320,26 @@ bool serves(const CausalConv1dUpdateParams& p) {
 
 const char* causal_conv1d_update_vector_refusal(const CausalConv1dUpdateParams& p) {
     if (serves(p)) return nullptr;
-    return "widths 2 to 4 with aligned channels or tokens in fours, and none of: cache_seqlens, intermediate_conv_window, "
-           "retrieve_next_token; (slots, dim, state_len) without gaps at width 4, or at width 3 with state_len 2 and "
-           "conv_state of x's dtype";
+    return "widths 2 to 8, or 4 of float32, with aligned channels or tokens in fours and conv_state of x's dtype, or float32 "
+           "at "
+           "width 4, and none of: cache_seqlens, intermediate_conv_window, retrieve_next_token; (slots, dim, state_len) "
+           "without "
+           "gaps at width 4, or at width 3 with state_len 2";
 }
 
 void causal_conv1d_update_vector(const CausalConv1dUpdateParams& p, void* /*workspace*/, void* stream) {
     if (causal_conv1d_update_copied_serves(p)) return causal_conv1d_update_copied(p, stream);
     const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
-    switch (p.dtype) {
-        case DType::f32:
-            return with_state_dtype<float>(p, hip_stream);
-        case DType::f16:
-            return with_state_dtype<f16>(p, hip_stream);
-        case DType::bf16:
-            return with_state_dtype<bf16>(p, hip_stream);
-    }
+    with_instance<kMostWidth>(p.dtype, p.width, [&](auto type, auto width) {
+        using T = decltype(type);
+        constexpr int kWidth = decltype(width)::value;
+        const bool wide = p.state_dtype != p.dtype;
+        if (p.state_dim_stride != 1)
+            return wide ? with_packed_columns<T, float>(p, hip_stream) : with_packed_columns<T, T>(p, hip_stream);
+        if constexpr (kWidth == kCommonWidth)
+            if (wide) return launch<T, float, kWidth, kOwnVectors>(p, hip_stream);
+        if constexpr (kWidth <= kCommonWidth || sizeof(T) == 2) launch<T, T, kWidth, kOwnVectors>(p, hip_stream);
+    });
 }
 
 }  // namespace hipconv

@@ -20,6 +20,7 @@ constexpr int kTokenLanes = kCopiesPastRegisters ? 2 * kVectorLanes : kVectorLan
 constexpr int kChannels = 4;     // of a lane: 8 bytes of 16-bit elements, 16 of f32
 constexpr int kOwnVectors = 0;   // columns of the state whose channels are neighbours: a lane moves its own vectors
 constexpr int kCommonWidth = 4;  // what models have
+constexpr int kMostWidth = 8;
 constexpr int kFewestLanes = 32, kMostStrips = 65535, kMostRows = 1 << 24;  // a grid's limits, those of AMD included
 
 // kColumns vectors of channels from kChannels rows of columns, or (kBack) the other way round; the same elements either way.
@@ -259,8 +260,9 @@ inline bool channels_in_vectors(const CausalConv1dUpdateParams& p) {
     if (p.weight_width_stride != 1 || p.weight_dim_stride != p.width) return false;
     if (!is_aligned(p.weight, weight_bytes % 16 == 0 ? 16 : 8)) return false;
     if (p.bias && (p.bias_stride != 1 || !is_aligned(p.bias, kChannels * element_bytes(p.bias_dtype)))) return false;
+    if (p.width == 1) return true;  // there is no state
     if (!is_aligned(p.state, kChannels * element_bytes(p.state_dtype)) || p.slot_stride % kChannels != 0) return false;
-    if (p.state_dim_stride == 1) return p.history == p.width - 1 && p.column_stride % kChannels == 0;
+    if (p.state_dim_stride == 1) return p.history == p.width - 1 && (p.state_len == 1 || p.column_stride % kChannels == 0);
     return p.column_stride == 1 && p.state_dim_stride == p.state_len;
 }
 
