@@ -9,7 +9,8 @@
 
 namespace hipconv {
 
-// Adds a * b in those halves where there is something new to a sum of which only both halves together count: where pairs are two registers, one is enough.
+// Adds a * b, in those halves where there is something new, to a sum of which only both halves together count: where pairs are
+// two registers, one is enough.
 HIPCONV_INLINE void accumulate_where(bool has_low, bool has_high, Pair a, Pair b, Pair& sum) {
     if constexpr (!kHasPredicates) {
         sum = choose(has_low, has_high, multiply_add(a, b, sum), sum);

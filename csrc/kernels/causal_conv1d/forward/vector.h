@@ -28,9 +28,9 @@ struct VectorPlan {
     RowEdges edges;
 };
 
-// This one says how a launch for any rows does. A block is blockDim.x vectors of tokens by blockDim.y rows. Its items are groups
-// of blockDim.y neighbouring rows: channels of one sequence or, without ids, of one sequence after another. A thread makes the
-// same vector of each of its rows.
+// This one says how a launch for any rows does. A block is blockDim.x vectors of tokens by blockDim.y rows. Its items are
+// groups of blockDim.y neighbouring rows: channels of one sequence or, without ids, of one sequence after another. A thread
+// makes the same vector of each of its rows.
 struct VectorAnyPlan {
     Taper taper;               // rows are stretches; with ids, those of each sequence
     uint32_t stretches;        // of a row

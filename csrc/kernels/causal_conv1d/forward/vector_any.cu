@@ -1,6 +1,6 @@
-// This kernel is the causal conv1d forward, channel-first, for any rows ("vector", its form "vector_any"): rows that begin or
-// end within a 16-byte vector, x that lies otherwise in its 16 bytes than out does, rows that continue from a state, and rows
-// that hold packed sequences.
+// This kernel is the causal conv1d forward, channel-first, for any rows ("vector", its form "vector_any"): rows that continue
+// from a state, rows that hold packed sequences, and what vector.cu's kernel does not make of the rest. Rows may begin or end
+// within a 16-byte vector, and x may lie otherwise in its 16 bytes than out does.
 //
 // It differs from vector.cu's kernel in these points.
 // - A thread keeps its place in a row and walks through rows: the channels of a sequence, and without ids one sequence after
@@ -289,6 +289,11 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_any_blocks(kWidth, 
                     for (int i = 0; i < kWidth; ++i) sums[j] = multiply_add(twice(record[i]), inputs(j, i), sums[j]);
                 }
             } else {
+                if constexpr (kWidth > 4) {
+                    // AMD's compiler would make a mask of lanes for each tap in front of the loop: too many for its registers.
+#pragma unroll
+                    for (int k = 0; k < kSights; ++k) beside_access(sees[k]);
+                }
                 const auto sees_tap = [&](int e, int i) { return (sees[e / 4] & 1u << (e % 4 * 8 + kPast - 1 - i)) != 0; };
 #pragma unroll
                 for (int j = 0; j < kHalf; ++j) {
