@@ -147,18 +147,34 @@ HIPCONV_SIMD void transpose(Floats (&rows)[kLanes]) {
 
 // ---- tiles ------------------------------------------------------------------------------------------------------------------
 
-// Vectors lie along tokens where these are the nearer neighbours in memory, and fill more than half a vector.
+// Vectors lie along tokens where these are the nearer neighbours in memory, and are more than a few.
 inline bool tokens_are_nearer(int64_t channel_stride, int64_t token_stride, int tokens) {
-    return tokens > kLanes / 2 && std::abs(channel_stride) != 1 && std::abs(token_stride) < std::abs(channel_stride);
+    return tokens > 4 && std::abs(channel_stride) != 1 && std::abs(token_stride) < std::abs(channel_stride);
 }
+
+// Three tokens of a channel side by side, channel after channel: a state of width 4.
+inline bool in_threes(int64_t channel_stride, int64_t token_stride, int tokens) {
+    return tokens == 3 && channel_stride == 3 && token_stride == 1;
+}
+
+template <typename T>
+using ElementBits = std::conditional_t<sizeof(T) == 4, float, uint16_t>;
 
 // Row t of the tile, at to + t * pitch, gets token t of all channels, and zeros up to a whole vector.
 template <typename T>
 void load_tile(float* to, int64_t pitch, const T* from, int64_t channel_stride, int64_t token_stride, int channels,
                int tokens) {
+    int begin = 0;
+    if (in_threes(channel_stride, token_stride, tokens)) {
+        for (; begin + kLanes <= channels; begin += kLanes) {
+            Row<ElementBits<T>> rows[3];
+            unzip3(reinterpret_cast<const ElementBits<T>*>(from + begin * 3), rows[0], rows[1], rows[2]);
+            for (int t = 0; t < 3; ++t) store(to + t * pitch + begin, load(reinterpret_cast<const T*>(&rows[t])));
+        }
+    }
     if (!tokens_are_nearer(channel_stride, token_stride, tokens)) {
         for (int t = 0; t < tokens; ++t)
-            for (int c = 0; c < channels; c += kLanes)
+            for (int c = begin; c < channels; c += kLanes)
                 store(to + t * pitch + c,
                       load_strided(from + t * token_stride + c * channel_stride, channel_stride, channels - c));
         return;
@@ -185,9 +201,17 @@ void load_tile(float* to, int64_t pitch, const T* from, int64_t channel_stride, 
 template <typename T>
 void store_tile(T* to, int64_t channel_stride, int64_t token_stride, const float* from, int64_t pitch, int channels,
                 int tokens) {
+    int begin = 0;
+    if (in_threes(channel_stride, token_stride, tokens)) {
+        for (; begin + kLanes <= channels; begin += kLanes) {
+            Row<ElementBits<T>> rows[3];
+            for (int t = 0; t < 3; ++t) store(reinterpret_cast<T*>(&rows[t]), load(from + t * pitch + begin));
+            zip3(reinterpret_cast<ElementBits<T>*>(to + begin * 3), rows[0], rows[1], rows[2]);
+        }
+    }
     if (!tokens_are_nearer(channel_stride, token_stride, tokens)) {
         for (int t = 0; t < tokens; ++t)
-            for (int c = 0; c < channels; c += kLanes)
+            for (int c = begin; c < channels; c += kLanes)
                 store_strided(to + t * token_stride + c * channel_stride, channel_stride, load(from + t * pitch + c),
                               channels - c);
         return;

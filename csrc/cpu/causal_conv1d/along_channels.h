@@ -1,11 +1,21 @@
 // These are the forward's sums in vectors along channels: rows of channels as memory has them, or tiles of floats.
 #pragma once
 
+#include <cstring>
 #include <type_traits>
 
 #include "taps.h"
 
 namespace hipconv {
+
+// This calls make(vectors, c) for all channels, several vectors at a time where there are so many.
+template <typename Make>
+HIPCONV_SIMD void for_vectors(int64_t channels, const Make& make) {
+    constexpr int kVectors = 4;
+    int64_t c = 0;
+    for (; c + kVectors * kLanes <= channels; c += kVectors * kLanes) make(std::integral_constant<int, kVectors>{}, c);
+    for (; c < channels; c += kLanes) make(std::integral_constant<int, 1>{}, c);
+}
 
 // This computes the outputs of tokens 0 to tokens - 1, which are rows of `out`; `x` has the inputs from the first one's oldest
 // tap on, and so has `ids`.
@@ -75,6 +85,26 @@ void load_tile(float* to, int64_t step, const Plane<T>& from, int64_t channels, 
 template <typename T>
 void store_tile(const Plane<T>& to, const float* from, int64_t step, int64_t channels, int tokens) {
     simd::store_tile(to.begin, to.dim_stride, to.token_stride, from, step, static_cast<int>(channels), tokens);
+}
+
+// Elements that move as bits.
+template <typename T>
+auto moved(const Plane<T>& plane) {
+    using E = std::conditional_t<sizeof(T) == 4, float, simd::Bits>;
+    using Kept = std::conditional_t<std::is_const_v<T>, const E, E>;
+    return Plane<Kept>{reinterpret_cast<Kept*>(plane.begin), plane.dim_stride, plane.token_stride};
+}
+
+// This moves elements, the oldest tokens first: planes may overlap if each token comes from one that is not older.
+template <typename S>
+void move(const Plane<S>& to, const Plane<const S>& from, int64_t channels, int tokens, float* tile) {
+    if (to.dim_stride == 1 && from.dim_stride == 1) {
+        for (int t = 0; t < tokens; ++t) std::memmove(to.rows().at(t, 0), from.rows().at(t, 0), channels * sizeof(S));
+        return;
+    }
+    const int64_t step = round_up(channels, kLanes);
+    load_tile(tile, step, moved(from), channels, tokens);
+    store_tile(moved(to), tile, step, channels, tokens);
 }
 
 // How work is cut. Memory should be read and written in long stretches, whichever axis they lie along: prefetchers follow these.

@@ -148,15 +148,6 @@ void store_input_gradient(const Walk& walk, const Run<R>& run, int t, int64_t c,
     }
 }
 
-// This calls make(vectors, c) for all channels, several vectors at a time where there are so many.
-template <typename Make>
-HIPCONV_SIMD void for_vectors(int64_t channels, const Make& make) {
-    constexpr int kVectors = 4;
-    int64_t c = 0;
-    for (; c + kVectors * kLanes <= channels; c += kVectors * kLanes) make(std::integral_constant<int, kVectors>{}, c);
-    for (; c < channels; c += kLanes) make(std::integral_constant<int, 1>{}, c);
-}
-
 // This goes through a run, in whole vectors of channels.
 template <typename R>
 void go(const Walk& walk, const Run<R>& run) {

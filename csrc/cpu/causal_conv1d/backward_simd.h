@@ -1,6 +1,7 @@
 // These are the two ways of the CPU's vectorised backward, and what they share.
 #pragma once
 
+#include "along_channels.h"
 #include "along_tokens.h"
 #include "backward.h"
 #include "causal_conv1d/forward_formula.h"

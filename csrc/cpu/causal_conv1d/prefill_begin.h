@@ -2,7 +2,6 @@
 // sequence leaves.
 #pragma once
 
-#include <cstring>
 #include <type_traits>
 
 #include "along_channels.h"
@@ -180,20 +179,6 @@ struct BeginBuffers {
         for (int t = 0; t < 2 * width; ++t) one_sequence.set(t, 0, false);
     }
 };
-
-// This moves elements as bits, the oldest tokens first: planes may overlap if each token comes from one that is not older.
-template <typename S>
-void move(const Plane<S>& to, const Plane<const S>& from, int64_t channels, int tokens, float* tile) {
-    if (to.dim_stride == 1 && from.dim_stride == 1) {
-        for (int t = 0; t < tokens; ++t) std::memmove(to.rows().at(t, 0), from.rows().at(t, 0), channels * sizeof(S));
-        return;
-    }
-    using E = std::conditional_t<sizeof(S) == 4, float, simd::Bits>;
-    const int64_t step = round_up(channels, kLanes);
-    load_tile(tile, step, Plane<const E>{reinterpret_cast<const E*>(from.begin), from.dim_stride, from.token_stride}, channels,
-              tokens);
-    store_tile(Plane<E>{reinterpret_cast<E*>(to.begin), to.dim_stride, to.token_stride}, tile, step, channels, tokens);
-}
 
 // This writes one state that a sequence leaves: a window over its initial state and its inputs.
 template <typename T, typename S>

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <type_traits>
 
 #include "../tile.h"
 #include "causal_conv1d/states_formula.h"
@@ -21,11 +22,11 @@ using simd::kLanes;
 // `size` is cut into equal pieces of this length, which is whole vectors and at most `limit` (whole vectors too).
 inline int64_t piece_of(int64_t size, int64_t limit) { return round_up(ceil_div(size, ceil_div(size, limit)), kLanes); }
 
-// A thread's buffer: whole vectors, from a cache line on.
+// A thread's buffer, from a cache line on; a vector that begins within it may be loaded.
 template <typename E>
 class Buffer {
   public:
-    explicit Buffer(int64_t size) : memory_(new char[size * sizeof(E) + kLine]) {
+    explicit Buffer(int64_t size) : memory_(new char[size * sizeof(E) + 2 * kLine]) {
         begin_ = reinterpret_cast<E*>(round_up(reinterpret_cast<uintptr_t>(memory_.get()), kLine));
     }
     E* begin() const { return begin_; }
@@ -60,9 +61,16 @@ inline void load_tap_rows(float* to, int64_t step, const void* from, int64_t dim
 
 template <typename P>
 Parameters load_parameters(float* to, int64_t step, const P& p, int64_t d, int64_t channels) {
-    load_tap_rows(to, step, p.weight, p.weight_dim_stride, p.weight_width_stride, p.weight_dtype, d, channels, p.width);
+    const auto pointer = [](const auto& data) -> const void* {
+        if constexpr (std::is_pointer_v<std::decay_t<decltype(data)>>)
+            return data;
+        else
+            return data.template as<const void>();
+    };
+    load_tap_rows(to, step, pointer(p.weight), p.weight_dim_stride, p.weight_width_stride, p.weight_dtype, d, channels,
+                  p.width);
     if (p.bias)
-        load_tap_rows(to + p.width * step, step, p.bias, p.bias_stride, 1, p.bias_dtype, d, channels, 1);
+        load_tap_rows(to + p.width * step, step, pointer(p.bias), p.bias_stride, 1, p.bias_dtype, d, channels, 1);
     else
         std::fill_n(to + p.width * step, step, 0.0f);
     return {to, step, p.width};
