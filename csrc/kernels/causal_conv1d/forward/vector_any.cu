@@ -26,7 +26,9 @@ namespace hipconv {
 constexpr int kFewestAnyLanes = 8;     // of a row in several stretches, side by side: a cache line of 128 bytes
 constexpr int kRecordBytes = 8 << 10;  // of a block's records, at most
 
-constexpr int vector_any_blocks(int width, bool whole) { return whole ? (width <= 4 ? 8 : width <= 6 ? 7 : 6) : (width <= 4 ? 7 : 6); }
+constexpr int vector_any_blocks(int width, bool whole) {
+    return whole ? (width <= 4 ? 8 : width <= 6 ? 7 : 6) : (width <= 4 ? 7 : 6);
+}
 
 template <typename T, int kWidth, bool kWhole>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_any_blocks(kWidth, kWhole))
