@@ -191,7 +191,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_any_blocks(kWidth, 
     // The bytes of the vector that begins at token t.
     uint32_t sees[kSights];
     const auto look = [&](int32_t t) {
-        const uint32_t at = t - (stretch * static_cast<int32_t>(blockDim.x) - 1) * kTokens, w = at / 4, bits = at % 4 * 8;
+        const uint32_t at = t - lane_token + (threadIdx.x + 1) * kTokens, w = at / 4, bits = at % 4 * 8;
 #pragma unroll
         for (int k = 0; k < kSights; ++k) {
             if constexpr (kWhole)
