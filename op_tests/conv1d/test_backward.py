@@ -141,7 +141,7 @@ def test_cpu_serves_every_width_and_stride(width: int, dim: int, seqlen: int) ->
     draw = random.Random(width * dim)
     with environment(**WAYS["cpu"]):
         for number in range(10):
-            has = {name: draw.random() < 0.5 for name in ("use_silu", "has_bias", "has_ids", "has_initial", "has_final")}
+            has: dict[str, Any] = {name: draw.random() < 0.5 for name in ("use_silu", "has_bias", "has_ids", "has_initial", "has_final")}
             case = Case(2, dim, seqlen, width, list(DTYPES.values())[number % 3], **has)
             inputs = case.inputs(torch.device("cpu"), seed=number)
             same = [draw.choice(orders)] * 3 if number % 2 else draw.choices(orders, k=3)
@@ -247,8 +247,8 @@ def test_infinities_and_nans_reach_what_they_reach_in_the_reference(device: torc
 
 def test_the_derivative_of_silu_at_its_ends(device: torch.device) -> None:
     """Also of sums that are finite and times log2(e) are not."""
-    ends = [20.0, 100.0, 1e6, 1e30, 2.5e38, 3.4e38, torch.inf]
-    ends = torch.tensor([*(-end for end in ends), *ends, torch.nan], device=device)
+    above = [20.0, 100.0, 1e6, 1e30, 2.5e38, 3.4e38, torch.inf]
+    ends = torch.tensor([*(-end for end in above), *above, torch.nan], device=device)
     for layout, kernel in itertools.product(LAYOUTS, kernels_of(device)):
         x = empty_as(layout, (1, 8, 16 * len(ends)), torch.float32, device).zero_()
         x[..., ::16] = ends

@@ -51,6 +51,8 @@ SHAPES = [
 ]
 WIDTHS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33, 64]
 
+fn: Any = hipconv.causal_conv1d_fn
+
 
 def _grid() -> list[Case]:
     """Every pair of dtypes with every layout, activation and bias; shapes and widths drawn so that each occurs."""
@@ -233,15 +235,16 @@ def test_chunks_with_states_have_the_bits_of_the_whole(device: torch.device) -> 
         return
     for width, dtype in itertools.product((1, 2, 4, 7, 8), DTYPES.values()):
         x, weight, bias, _ = Case(2, 5, 83, width, dtype, torch.float32).inputs(device)
-        ids = (torch.arange(83) // 6).int().expand(2, -1).to(device)
-        for seq_idx in (None, ids):
-            whole = hipconv.causal_conv1d_fn(x, weight, bias, seq_idx, activation="silu")
+        ids: Any = (torch.arange(83) // 6).int().expand(2, -1).to(device)
+        held: tuple[Any, ...] = (None, ids)
+        for seq_idx in held:
+            whole = fn(x, weight, bias, seq_idx, activation="silu")
             state = None
             for begin, end in itertools.pairwise([0, 1, 3, 18, 19, 60, 83]):
                 of_chunk = None if seq_idx is None else seq_idx[:, begin:end]
                 if state is not None and of_chunk is not None and seq_idx[0, begin] != seq_idx[0, begin - 1]:
                     state = None
-                out, state = hipconv.causal_conv1d_fn(x[..., begin:end], weight, bias, of_chunk, state, True, activation="silu")
+                out, state = fn(x[..., begin:end], weight, bias, of_chunk, state, True, activation="silu")
                 assert torch.equal(out, whole[..., begin:end]), (width, dtype, begin)
 
 
@@ -321,10 +324,11 @@ def test_bits_are_the_same_whatever_the_strides(cpu: torch.device, width: int, d
         state = torch.randn(2, dim, width - 1).to(dtype)
         ids = (torch.rand(2, seqlen) < 0.1).cumsum(-1, dtype=torch.int32) - (torch.rand(2, seqlen) < 0.05).int() * 100
         rows = {"activation": "silu" if use_silu else None, "seq_idx": ids, "initial_states": state if width > 1 else None}
-        plain, packed = run(values, weight, bias, use_silu), hipconv.causal_conv1d_fn(values, weight, bias, **rows)
+        plain, packed = run(values, weight, bias, use_silu), fn(values, weight, bias, **rows)
         wide = [t.double() for t in (values, weight, bias)]
         for found, held in ((plain, (None, None)), (packed, (ids, state.double()))):  # sums of 40 taps round a little more
-            assert mismatch(found, reference_training.causal_conv1d(*wide, *held, use_silu)[0], may_differ=0.003) is None
+            expected = reference_training.causal_conv1d(wide[0], wide[1], wide[2], held[0], held[1], use_silu)[0]
+            assert mismatch(found, expected, may_differ=0.003) is None
         apart = torch.randn(dim, 2 * width)[:, ::2].copy_(weight), torch.randn(3 * dim)[::3].copy_(bias)
         for (name, x, _), (to, out, buffer) in itertools.product(_places(sizes, dtype, torch.nan), _places(sizes, dtype, 42.0)):
             out.fill_(torch.nan)
@@ -333,7 +337,7 @@ def test_bits_are_the_same_whatever_the_strides(cpu: torch.device, width: int, d
             out.fill_(42.0)
             assert (buffer == 42.0).all(), "wrote outside out"
         for name, x, _ in _places(sizes, dtype, torch.nan):
-            assert torch.equal(hipconv.causal_conv1d_fn(x.copy_(values), weight, bias, **rows), packed), (dtype, name)
+            assert torch.equal(fn(x.copy_(values), weight, bias, **rows), packed), (dtype, name)
 
 
 def test_infinite_weights_of_taps_that_see_nothing_are_left_out(cpu: torch.device) -> None:
@@ -342,7 +346,7 @@ def test_infinite_weights_of_taps_that_see_nothing_are_left_out(cpu: torch.devic
         weight[:, -1] = 1.0  # a token is alone in its sequence
         x = empty_as(layout, (2, dim, 70), torch.float32, cpu).copy_(torch.randn(2, dim, 70))
         ids = torch.arange(70, dtype=torch.int32).expand(2, 70)
-        assert torch.equal(hipconv.causal_conv1d_fn(x, weight, seq_idx=ids), x)
+        assert torch.equal(fn(x, weight, seq_idx=ids), x)
         assert torch.equal(run(x, weight)[..., 0], x[..., 0])
 
 
@@ -355,7 +359,7 @@ def check_isa(isa: str) -> None:
             module.causal_conv1d_fwd(out.fill_(torch.nan), x, weight, bias, True, kernel, 0)
             assert_matches(out, x, weight, bias, True)
         module.causal_conv1d_fwd(out, x, weight, bias, True, "simd", 0)
-        for (_, there, _), (_, to, _) in itertools.product(*(_places(x.shape, dtype, torch.nan) for _ in range(2))):
+        for (_, there, _), (_, to, _) in itertools.product(*(_places((2, 45, 77), dtype, torch.nan) for _ in range(2))):
             module.causal_conv1d_fwd(to, there.copy_(x), weight, bias, True, "simd", 0)
             assert torch.equal(to, out)
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)

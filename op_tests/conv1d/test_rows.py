@@ -63,7 +63,8 @@ def test_what_a_tap_does_not_see_does_not_count(device: torch.device, dim: int, 
 def test_chunks_joined_by_their_states_are_the_whole(device: torch.device, width: int) -> None:
     for layout in LAYOUTS:
         x = empty_as(layout, (2, 40, 60), torch.bfloat16, device).normal_()
-        weight, state = torch.randn(40, width, device=device), None
+        weight = torch.randn(40, width, device=device)
+        state: Any = None
         whole, final = fn(x, weight, None, None, None, True, activation="silu")
         for begin, end in itertools.pairwise([0, 1, 3, 20, 21, 59, 60]):
             out, state = fn(x[..., begin:end], weight, None, None, state, True, activation="silu")

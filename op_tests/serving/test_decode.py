@@ -217,7 +217,7 @@ def test_each_width_by_vectors_and_by_channels(device: torch.device, tokens: int
             x = torch.randint(-4, 5, (3, tokens, dim)).to(device, dtype).mT
             state = make_state(layout, 6, dim, width - 1, state_dtype, device)
             state.copy_(torch.randint(-4, 5, state.shape))
-            options = {"conv_state_indices": table[:, 0]} | ({"conv_state_indices_in": table[:, 1]} if fork else {})
+            options: dict[str, Any] = {"conv_state_indices": table[:, 0]} | ({"conv_state_indices_in": table[:, 1]} if fork else {})
             for weight_dtype in DTYPES.values() if width in (3, 8) and narrow else (dtype,):
                 weight, bias = (torch.randint(-4, 5, s).to(device, weight_dtype) for s in ((dim, width), (dim,)))
                 expected = check(x, state.clone(), weight, bias, silu=False, kernel=kernel, **options)
