@@ -147,9 +147,9 @@ HIPCONV_SIMD void transpose(Floats (&rows)[kLanes]) {
 
 // ---- tiles ------------------------------------------------------------------------------------------------------------------
 
-// Vectors lie along tokens where these are the nearer neighbours in memory, and are more than a few.
+// Vectors lie along tokens where these are the nearer neighbours in memory, and are more than a few (a gather of each costs less).
 inline bool tokens_are_nearer(int64_t channel_stride, int64_t token_stride, int tokens) {
-    return tokens > 4 && std::abs(channel_stride) != 1 && std::abs(token_stride) < std::abs(channel_stride);
+    return tokens > 8 && std::abs(channel_stride) != 1 && std::abs(token_stride) < std::abs(channel_stride);
 }
 
 // Three tokens of a channel side by side, channel after channel: a state of width 4.

@@ -79,7 +79,7 @@ def causal_conv1d_fn(
             form. On a GPU, at widths 2 to 6 and with states of the dtype of `x` or float32, that is one launch and no temporary;
             elsewhere it takes a temporary of the size of `x` and a copy.
         kernel: "auto", or the name of a kernel: on a GPU "tile" (width 2 to 6) or "naive", and in place also "strip" (width 2 to 6) or
-            "walk" (width 4, aligned channels that are neighbours); on the CPU "simd" (width 2 to 8, stride 1 along dim) or "openmp".
+            "walk" (width 4, aligned channels that are neighbours); on the CPU "simd" or "openmp".
         block_m, block_n, num_warps: the tile of a block of the kernel "tile": tokens, channels and waves of 32 threads, powers of two, of
             which it takes the nearest that it has; None or 0 for its own choice, which depends on sizes only. HIPCONV_VARLEN_KERNEL and
             HIPCONV_VARLEN_TILE=TOKENSxCHANNELSxWARPS do the same where these are not given; the former leaves the choice to the
