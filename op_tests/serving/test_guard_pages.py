@@ -1,4 +1,5 @@
-"""Prefill and decode with every tensor between two pages that may not be touched: a byte too far ends the process.
+"""Prefill and decode, and the CPU's forward and backward, with every tensor between two pages that may not be touched: a byte too far
+ends the process.
 
 The calls run in a process of their own, which is main below as a command: a line before each call, so that the last one tells which it was.
 
@@ -28,6 +29,7 @@ from serving.decode_cases import make_state, make_weights, random_call
 from serving.prefill_cases import CPU, STATE_LAYOUTS, Case, cached_call, in_place_kernels, kernel_names
 from support.backends import WAYS, environment
 from support.tensors import DTYPES, LAYOUTS
+import hipconv
 from hipconv import serving
 
 PAGE = mmap.PAGESIZE
@@ -133,6 +135,28 @@ def decode_forms(draw: random.Random, guard: Callable[[Any], Any]) -> Iterator[t
         yield kernel, f"in place, {what}", functools.partial(call, out=x)
 
 
+def rows_forms(draw: random.Random, guard: Callable[[Any], Any]) -> Iterator[tuple[str, str, Callable[[], object]]]:
+    """Forward and backward, packed and plain: x, out, dout and dx each in another order of memory."""
+    batch, dim, tokens = draw.randint(1, 3), draw.choice([1, 3, 16, 17, 40, 130]), draw.choice([1, 2, 5, 16, 33, 70, 530])
+    width, dtype, has_state = draw.choice([1, 2, 3, 4, 5, 8, 9, 20]), draw.choice(list(DTYPES.values())), draw.random() < 0.5
+    orders = [(dim * tokens, tokens, 1), (dim * tokens, 1, dim), (2 * dim * tokens, 2 * tokens, 2), (3 * dim * tokens, 3, 3 * dim)]
+
+    def rows() -> Tensor:
+        strides = draw.choice([*orders, (1, batch, batch * dim)])
+        span = 1 + sum((size - 1) * stride for size, stride in zip((batch, dim, tokens), strides, strict=True))
+        return guard(torch.randn(span).to(dtype).as_strided((batch, dim, tokens), strides))
+
+    x, out, dout, dx, weight, bias = rows(), rows(), rows(), rows(), guard(torch.randn(dim, width)), guard(torch.randn(dim))
+    ids = guard(torch.randint(-1, 4, (batch, tokens), dtype=torch.int32).sort(1)[0]) if draw.random() < 0.5 else None
+    state = guard(torch.randn(batch, dim, width - 1).to(dtype)) if has_state and width > 1 else None
+    what = f"{tuple(x.shape)}, {[t.stride() for t in (x, out, dout, dx)]}, width {width}, {dtype}, ids {ids is not None}, state {has_state}"
+    rows_fn: Any = hipconv.causal_conv1d_fn
+    yield "auto", f"plain, {what}", functools.partial(torch.ops.hipconv.causal_conv1d_fwd, out, x, weight, bias, True)
+    yield "auto", f"packed, {what}", functools.partial(rows_fn, x, weight, bias, seq_idx=ids, initial_states=state)
+    backward = torch.ops.hipconv.causal_conv1d_bwd_out
+    yield "auto", f"backward, {what}", functools.partial(backward, dx, x, weight, bias, dout, ids, state, state, state is not None, True)
+
+
 def main() -> None:
     faulthandler.enable()
     served: Counter[str] = Counter()
@@ -143,7 +167,8 @@ def main() -> None:
             for seed in range(2 * CALLS):
                 torch.manual_seed(seed)
                 guard = functools.partial(guarded, at_end=seed % 2 == 0)
-                for op, forms in (("prefill", prefill_forms), ("decode", decode_forms)):
+                ops = [("prefill", prefill_forms), ("decode", decode_forms)]
+                for op, forms in [*ops, ("rows", rows_forms)] if way == "cpu" else ops:
                     for kernel, what, call in forms(random.Random(seed), guard):
                         print(f"{way}, seed {seed}, {op} {kernel}, {what}", flush=True)
                         try:

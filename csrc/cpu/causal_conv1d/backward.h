@@ -7,8 +7,8 @@
 
 namespace hipconv {
 
-// backward_simd.cpp computes vectors along tokens or channels, whichever are nearer neighbours in memory. It serves all but f64.
-// Partial sums lie in the workspace as rows of (width + 1, dim), as on GPUs.
+// backward_simd.cpp computes vectors along tokens or channels, whichever are nearer neighbours in memory. It serves all but
+// f64. Partial sums lie in the workspace as rows of (width + 1, dim), as on GPUs.
 const char* causal_conv1d_bwd_simd_refusal(const CausalConv1dBwdParams& params);
 int64_t causal_conv1d_bwd_simd_workspace(const CausalConv1dBwdParams& params);
 void causal_conv1d_bwd_simd(const CausalConv1dBwdParams& params, void* workspace, void* stream);
