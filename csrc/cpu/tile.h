@@ -11,7 +11,7 @@
 namespace hipconv {
 namespace simd {
 
-// ---- elements of 16 bits that only move, as the low halves of lanes -----------------------------------------------------------
+// ---- elements of 16 bits that only move, as the low halves of lanes --------------------------------------------------------
 
 struct Bits {
     uint16_t bits;
@@ -98,10 +98,10 @@ HIPCONV_SIMD void store_strided(T* to, int64_t stride, Floats v, int64_t count) 
         for (int i = 0; i < count; ++i) to[i * stride] = lanes[i];
 }
 
-// ---- transposition ----------------------------------------------------------------------------------------------------------
+// ---- transposition ---------------------------------------------------------------------------------------------------------
 
-// Of each pair of rows kStep apart, this exchanges the lanes of the first that have bit kStep with those of the second that lack
-// it.
+// Of each pair of rows kStep apart, this exchanges the lanes of the first that have bit kStep with those of the second that
+// lack it.
 template <int kStep>
 HIPCONV_SIMD void exchange(Floats (&rows)[kLanes]) {
     for (int i = 0; i < kLanes; ++i) {
@@ -145,11 +145,12 @@ HIPCONV_SIMD void transpose(Floats (&rows)[kLanes]) {
     exchange<1>(rows);
 }
 
-// ---- tiles ------------------------------------------------------------------------------------------------------------------
+// ---- tiles -----------------------------------------------------------------------------------------------------------------
 
-// Vectors lie along tokens where these are the nearer neighbours in memory, and are more than a few.
+// Vectors lie along tokens where these are the nearer neighbours in memory, and are more than a few (a gather of each costs
+// less).
 inline bool tokens_are_nearer(int64_t channel_stride, int64_t token_stride, int tokens) {
-    return tokens > 4 && std::abs(channel_stride) != 1 && std::abs(token_stride) < std::abs(channel_stride);
+    return tokens > 8 && std::abs(channel_stride) != 1 && std::abs(token_stride) < std::abs(channel_stride);
 }
 
 // Three tokens of a channel side by side, channel after channel: a state of width 4.
@@ -231,8 +232,8 @@ void store_tile(T* to, int64_t channel_stride, int64_t token_stride, const float
     }
 }
 
-// This asks for the lines of a tile that `store_tile` will write: a transposed tile has them far apart, where no prefetcher of the
-// hardware follows.
+// This asks for the lines of a tile that `store_tile` will write: a transposed tile has them far apart, where no prefetcher of
+// the hardware follows.
 template <typename T>
 void ask_tile(const T* to, int64_t channel_stride, int64_t token_stride, int channels, int tokens) {
     constexpr int kLine = 64 / sizeof(T);

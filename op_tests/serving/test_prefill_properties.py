@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from serving.prefill_cases import CPU, STATE_LAYOUTS, Case, cached_call, run_on_copy, same_values
 from support.backends import WAYS, environment
 from support.tensors import DTYPES, LAYOUTS
+import hipconv
 from hipconv import serving
 
 _LENGTHS = st.lists(st.one_of(st.integers(0, 5), st.integers(0, 70)), min_size=1, max_size=12)
@@ -38,13 +39,24 @@ def _take(x: Tensor, tokens: list[int]) -> Tensor:
 _quick = settings(max_examples=25, deadline=None)
 
 
+@st.composite
+def _cut(draw: st.DrawFn) -> list[tuple[int, list[int]]]:
+    """Sequences' lengths, and where each is cut."""
+    return [(length, sorted(draw(st.lists(st.integers(0, length), max_size=2)))) for length in draw(_LENGTHS)]
+
+
+_NARROW = {"dim": 6, "width": 2, "dtype": torch.float32, "layout": "channel_first", "state_layout": "dim_last"}
+
+
 @_quick
-@given(data=st.data(), lengths=_LENGTHS, sizes=_SIZES, way=_WAY, block_m=_TILE)
-def test_any_chunking_is_the_whole(data: st.DataObject, lengths: list[int], sizes: dict, way: dict[str, str], block_m: int) -> None:
+@given(sequences=_cut(), sizes=_SIZES, way=_WAY, block_m=_TILE)
+@example(sequences=[(0, [])] * 3 + [(1, []), (1, [0])], sizes=_NARROW, way=WAYS["cpu"], block_m=0)  # a call of one token
+@example(sequences=[(70, [1]), (40, [30, 39])], sizes=_NARROW | {"dim": 40, "width": 4}, way=WAYS["cpu"], block_m=0)
+def test_any_chunking_is_the_whole(sequences: list[tuple[int, list[int]]], sizes: dict, way: dict[str, str], block_m: int) -> None:
     """Sequences cut anywhere, their pieces run by one call after another: the same outputs and states, bit for bit."""
+    lengths, cuts = [length for length, _ in sequences], [cut for _, cut in sequences]
     case = Case(lengths, **sizes, state_dtype=sizes["dtype"])
     whole = case.inputs(CPU) | {"block_m": block_m}
-    cuts = [sorted(data.draw(st.lists(st.integers(0, length), max_size=2))) for length in lengths]
     starts = whole["query_start_loc"].tolist()
     with environment(**way):
         out, pool = run_on_copy(whole)
@@ -125,3 +137,46 @@ def test_cached_states_are_those_of_a_plain_run(sequences: list, block: int, wid
                     **plain,
                 )
                 assert torch.equal(pool[arguments["cache_indices"][b, column]], states[0])
+
+
+@_quick
+@given(
+    lengths=_LENGTHS,
+    dim=st.sampled_from([3, 40, 100]),
+    width=st.sampled_from([1, 2, 4, 7, 12, 20]),
+    dtype=st.sampled_from(list(DTYPES.values())),
+    state_dtype=st.sampled_from(list(DTYPES.values())),
+    steps=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    states=st.sampled_from(STATE_LAYOUTS),
+)
+def test_the_cpu_has_one_arithmetic_for_all_strides_and_forms(
+    lengths: list[int], dim: int, width: int, dtype: torch.dtype, state_dtype: torch.dtype, steps: tuple[int, int], states: str
+) -> None:
+    """x along the channels or the tokens, in steps; split into q, k and v; by prefill, by decode, and sequence by sequence by the
+    forward: the same bits."""
+    case = Case(lengths, dim, width, dtype, state_dtype, state_layout=states, dead_tokens=2)
+    arguments = case.inputs(CPU)
+    x, k_dim = arguments["x"], dim // 3
+    with environment(**WAYS["cpu"]):
+        out, pool = run_on_copy(arguments)
+        for layout in LAYOUTS:
+            spread = x.T.repeat_interleave(steps[0], 0).repeat_interleave(steps[1], 1)
+            spread = spread.T if layout == "channel_last" else spread.T.contiguous()
+            again, states_again = run_on_copy(arguments | {"x": spread[:: steps[1], :: steps[0]]})
+            assert torch.equal(again, out) and same_values(states_again, pool), layout
+        own_pool = {"conv_states": arguments["conv_states"].clone()}
+        split = serving.causal_conv1d_split_qkv(**(arguments | own_pool), k_dim=k_dim, v_dim=dim - 2 * k_dim)
+        assert torch.equal(torch.cat(split, 1).T, out)
+        parameters = {"weight": arguments["weight"], "bias": arguments["bias"], "activation": "silu"}
+        starts = arguments["query_start_loc"].tolist()
+        for b, (begin, end) in enumerate(itertools.pairwise(starts)):
+            state = arguments["conv_states"][arguments["cache_indices"][b]].clone()[None]
+            if not arguments["has_initial_state"][b]:
+                state.zero_()
+                if end > begin:
+                    row = hipconv.causal_conv1d(x[None, :, begin:end], **parameters)[0]
+                    assert torch.equal(row, out[:, begin:end])
+            if state_dtype in (dtype, torch.float32):  # or tokens would be rounded on their way through the state
+                for t in range(begin, end):
+                    token = serving.causal_conv1d_update(x[None, :, t], state, *parameters.values())
+                    assert torch.equal(token[0], out[:, t])

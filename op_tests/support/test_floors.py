@@ -16,7 +16,7 @@ INCLUDES = [
     ["compat/simt", "compat/cuda"],
     ["include/matrix", "include/launch"],
     ["include"],  # the families' contracts
-    ["kernels/causal_conv1d/common", "kernels/conv2d/common", "cpu/simd.h", "cpu/serial.h", "pybind/common"],
+    ["kernels/causal_conv1d/common", "kernels/conv2d/common", "cpu/simd.h", "cpu/tile.h", "cpu/serial.h", "pybind/common"],
     ["kernels/conv2d/gemm"],
     ["kernels", "cpu", "pybind"],
 ]

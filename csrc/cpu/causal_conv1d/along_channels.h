@@ -46,7 +46,7 @@ void convolve_rows(Rows<R> x, Rows<O> out, const Parameters& parameters, const T
                 constexpr int kVectors = decltype(vectors)::value;
                 Floats sums[kVectors];
                 for (int v = 0; v < kVectors; ++v) sums[v] = parameters.bias(c + v * kLanes);
-                add_visible_taps<1>(sums, x.from(token), parameters, ids.from(token), id, c);
+                if (id != kNobody) add_visible_taps<1>(sums, x.from(token), parameters, ids.from(token), id, c);
                 for (int v = 0; v < kVectors; ++v) {
                     const Floats value = use_silu ? simd::silu(sums[v]) : sums[v];
                     simd::store(out.at(token, c + v * kLanes), id == kNobody ? Floats{} : value);
@@ -107,7 +107,8 @@ void move(const Plane<S>& to, const Plane<const S>& from, int64_t channels, int 
     store_tile(moved(to), tile, step, channels, tokens);
 }
 
-// How work is cut. Memory should be read and written in long stretches, whichever axis they lie along: prefetchers follow these.
+// How work is cut. Memory should be read and written in long stretches, whichever axis they lie along: prefetchers follow
+// these.
 struct Cut {
     int64_t channels;
     int tokens;

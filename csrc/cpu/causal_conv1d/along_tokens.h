@@ -22,8 +22,8 @@ struct RowPiece {
     bool use_silu;
 };
 
-// This computes kVectors vectors of outputs from token t of the piece on. Taps that a token does not see (kMasked) are left out,
-// not multiplied by zero, because 0 * inf is NaN. Zero taps are as many as there are.
+// This computes kVectors vectors of outputs from token t of the piece on. Taps that a token does not see (kMasked) are left
+// out, not multiplied by zero, because 0 * inf is NaN. Zero taps are as many as there are.
 template <int kTaps, int kVectors, bool kMasked, typename O>
 HIPCONV_SIMD void convolve_vectors(const RowPiece<O>& piece, int t) {
     const int width = kTaps > 0 ? kTaps : piece.width;
@@ -54,6 +54,25 @@ void convolve_piece(const RowPiece<O>& piece, const T* next) {
     for (; t < piece.count; t += kLanes)
         vary(t, std::min(t + kLanes, piece.count)) ? convolve_vectors<kTaps, 1, true>(piece, t)
                                                    : convolve_vectors<kTaps, 1, false>(piece, t);
+}
+
+// This loads `count` elements. Where some of a row's exist, they are loaded in a loop of their own: from a choice between
+// loads and zeros, g++ 12 makes vectors that load what does not exist.
+template <typename T>
+void load_elements(float* to, const T* from, int64_t step, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) to[i] = to_float(from[i * step]);
+}
+
+// This loads the width - 1 inputs before token `begin` of a row: tokens, before them the initial state, or else zeros.
+template <typename T>
+void load_history(float* to, const CausalConv1dInputs& in, int64_t b, int64_t d, int64_t begin) {
+    const int64_t past = in.width - 1, before = std::min(begin, past);
+    const Sequences& state = in.initial_states;
+    if (state.data)
+        load_elements(to, &at<const T>(state, b, d, begin), state.seqlen_stride, past - before);
+    else
+        std::fill_n(to, past - before, 0.0f);
+    load_elements(to + past - before, &at<const T>(in.x, b, d, begin - before), in.x.seqlen_stride, before);
 }
 
 struct PieceBuffers {

@@ -7,14 +7,14 @@
 
 namespace hipconv {
 
-// backward_simd.cpp computes vectors along tokens or channels, whichever x, dout and dx all have as neighbours in memory.
-// Partial sums lie in the workspace as rows of (width + 1, dim), as on GPUs.
+// backward_simd.cpp computes vectors along tokens or channels, whichever are nearer neighbours in memory. It serves all but
+// f64. Partial sums lie in the workspace as rows of (width + 1, dim), as on GPUs.
 const char* causal_conv1d_bwd_simd_refusal(const CausalConv1dBwdParams& params);
 int64_t causal_conv1d_bwd_simd_workspace(const CausalConv1dBwdParams& params);
 void causal_conv1d_bwd_simd(const CausalConv1dBwdParams& params, void* workspace, void* stream);
 
-// backward.cpp has plain loops that complete the sums of a channel at a time. It serves any width, any strides, states, packed
-// sequences and f64.
+// backward.cpp has plain loops that complete the sums of a channel at a time. It serves any call, and is there to
+// compare with.
 void causal_conv1d_bwd_openmp(const CausalConv1dBwdParams& params, void* workspace, void* stream);
 
 // name, refusal, launch, workspace

@@ -39,7 +39,7 @@ void finish(const CausalConv1dBwdParams& p, int64_t rows) {
 
 }  // namespace
 
-// ---- what the table asks ----------------------------------------------------------------------------------------------------
+// ---- what the table asks ---------------------------------------------------------------------------------------------------
 
 const char* causal_conv1d_bwd_simd_refusal(const CausalConv1dBwdParams& p) {
     return p.in.dtype != kF64 && p.in.seqlen > 0 ? nullptr : "x of 16 or 32 bits and a token at least";

@@ -1,5 +1,5 @@
-// This is the causal conv1d backward for host memory in vectors along tokens. A walk is converted into a buffer, and its gradients
-// into another; each tap is an unaligned load from them.
+// This is the causal conv1d backward for host memory in vectors along tokens. A walk is converted into a buffer, and its
+// gradients into another; each tap is an unaligned load from them.
 #include "backward_simd.h"
 
 namespace hipconv {
@@ -185,8 +185,7 @@ void along_tokens(const CausalConv1dBwdParams& p) {
 
             const int64_t left = in.seqlen - begin;
             float* oldest = buffers.x.begin() + aligned;
-            for (int64_t t = begin - past; t < begin; ++t)
-                oldest[t - begin + past] = t >= 0 || in.initial_states.data ? input_at<T, float>(in, b, d, t) : 0.0f;
+            load_history<T>(oldest, in, b, d, begin);
             const int64_t step = in.x.seqlen_stride;
             const T* x = &at<const T>(in.x, b, d, begin);
             for (int t = 0; t < count + past; t += kLanes)

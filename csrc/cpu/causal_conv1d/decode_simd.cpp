@@ -1,7 +1,7 @@
 // This is the causal conv1d decode for host memory, vectorised along channels: for any strides and any width.
 //
-// A block's parameters, window and tokens are rows of floats along the channels. The state itself moves as bits, before the outputs
-// are written, because x and out may be one tensor.
+// A block's parameters, window and tokens are rows of floats along the channels. The state itself moves as bits, before the
+// outputs are written, because x and out may be one tensor.
 #include <vector>
 
 #include "along_channels.h"
@@ -50,7 +50,7 @@ struct Block {
           x(tokens * DecodeWork::kBlock), out(tokens * DecodeWork::kBlock), moved((columns + tokens) * DecodeWork::kBlock) {}
 };
 
-// ---- the pool ------------------------------------------------------------------------------------------------------------------
+// ---- the pool --------------------------------------------------------------------------------------------------------------
 
 // This puts tokens from `first` on, as the pool keeps them, into columns.
 template <typename T, typename S>
@@ -131,7 +131,7 @@ void write_tree_windows(const Row& row, const int16_t* parent, float* tile) {
     }
 }
 
-// ---- outputs -------------------------------------------------------------------------------------------------------------------
+// ---- outputs ---------------------------------------------------------------------------------------------------------------
 
 // The sum of token t takes the rows of history that row(i) names for the older taps, and the token itself.
 template <typename RowOf>

@@ -7,12 +7,12 @@
 
 namespace hipconv {
 
-// forward_simd.cpp computes vectors along tokens or channels, whichever x and out both have as neighbours in memory.
+// forward_simd.cpp computes vectors along tokens or channels, whichever are nearer neighbours in memory. It serves all but f64.
 const char* causal_conv1d_simd_refusal(const CausalConv1dFwdParams& params);
 const char* causal_conv1d_simd_form(const CausalConv1dFwdParams& params);
 void causal_conv1d_simd(const CausalConv1dFwdParams& params, void* workspace, void* stream);
 
-// forward.cpp has plain loops around the formula, the denser axis innermost. It serves any width and any strides.
+// forward.cpp has plain loops around the formula, the denser axis innermost. It serves any call, and is there to compare with.
 const char* causal_conv1d_openmp_form(const CausalConv1dFwdParams& params);
 void causal_conv1d_openmp(const CausalConv1dFwdParams& params, void* workspace, void* stream);
 

@@ -1,7 +1,7 @@
 // This is the causal conv1d forward for host memory, vectorised: for any strides, any width, states and packed sequences.
 //
-// Where tokens are neighbours in memory, and taps few, vectors lie along tokens; else they lie along channels. What does not lie
-// so goes through tiles of floats.
+// Where tokens are neighbours in memory, and taps few, vectors lie along tokens; else they lie along channels. What does not
+// lie so goes through tiles of floats.
 #include "along_channels.h"
 #include "along_tokens.h"
 #include "causal_conv1d/forward_formula.h"
@@ -37,10 +37,8 @@ void along_tokens(const CausalConv1dFwdParams& p) {
                 buffers.ids.load(p, b, begin - past, past + count);
                 loaded_ids = whose;
             }
-            float* oldest = buffers.oldest(p.width);
-            for (int64_t t = begin - past; t < begin; ++t)
-                *oldest++ = t >= 0 || p.initial_states.data ? input_at<T, float>(p, b, d, t) : 0.0f;
             const T* x = &at<const T>(p.x, b, d, begin);
+            load_history<T>(buffers.oldest(p.width), p, b, d, begin);
             const T* next = has_ids ? x + p.x.dim_stride : x + count * p.x.seqlen_stride;
             convolve_piece(x, p.x.seqlen_stride, &at<T>(p.out, b, d, begin), p.out.seqlen_stride, p.width, count,
                            varies ? &buffers.ids : nullptr, p.use_silu, buffers, next);

@@ -49,7 +49,7 @@ Plane<S> slot_of(const CausalConv1dVarlenParams& p, int32_t slot, int64_t channe
     return Plane<S>{begin, p.state_dim_stride, p.column_stride}.from(channel, p.first_column);
 }
 
-// ---- models' width 4, where channels are neighbours --------------------------------------------------------------------------
+// ---- models' width 4, where channels are neighbours ------------------------------------------------------------------------
 
 constexpr int kCommonPast = 3;
 
@@ -83,9 +83,9 @@ struct NextState {
     static constexpr int64_t kLine = 64;
 };
 
-// This computes `tokens` outputs of kVectors * kLanes neighbouring channels from channel c of the parameters on; past(i, v) are the
-// inputs before the first token. All vectors go through SiLU together: the choice of SiLU and its constants are paid for once, and
-// the vectors' long chains of operations overlap.
+// This computes `tokens` outputs of kVectors * kLanes neighbouring channels from channel c of the parameters on; past(i, v)
+// are the inputs before the first token. All vectors go through SiLU together: the choice of SiLU and its constants are paid
+// for once, and the vectors' long chains of operations overlap.
 template <int kVectors, typename T, typename Inputs>
 HIPCONV_SIMD void convolve_tokens(const T* x, int64_t x_step, T* out, int64_t out_step, const Parameters& parameters, int64_t c,
                                   const Inputs& past, int tokens, bool use_silu) {
@@ -106,9 +106,9 @@ HIPCONV_SIMD void convolve_tokens(const T* x, int64_t x_step, T* out, int64_t ou
     }
 }
 
-// This handles the common case in one pass: the state has x's type, and the sequence leaves the final state alone. `kLength` is
-// the sequence's length, or kCommonPast for as many tokens or more, of which the first ones depend on the state. The pass leaves
-// less than a line's channels at the end, and returns where these begin.
+// This handles the common case in one pass: the state has x's type, and the sequence leaves the final state alone. `kLength`
+// is the sequence's length, or kCommonPast for as many tokens or more, of which the first ones depend on the state. The pass
+// leaves less than a line's channels at the end, and returns where these begin.
 template <typename T, int kLength, bool kThrees>
 int64_t begin_lines(const CausalConv1dVarlenParams& p, const PackedSequence& s, const Part& part, const Parameters& parameters,
                     const NextState& next) {
@@ -168,7 +168,7 @@ int64_t begin_lines(const CausalConv1dVarlenParams& p, const PackedSequence& s, 
     }
 }
 
-// ---- any width and strides ---------------------------------------------------------------------------------------------------
+// ---- any width and strides -------------------------------------------------------------------------------------------------
 
 // A thread's tiles.
 struct BeginBuffers {
@@ -233,7 +233,7 @@ void begin_channels(const CausalConv1dVarlenParams& p, const PackedSequence& s, 
     }
 }
 
-// ---- a sequence ---------------------------------------------------------------------------------------------------------------
+// ---- a sequence ------------------------------------------------------------------------------------------------------------
 
 template <typename T>
 void begin_sequence(const CausalConv1dVarlenParams& p, const PackedSequence& s, Part part, Parameters parameters,

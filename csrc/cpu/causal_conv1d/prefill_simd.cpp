@@ -76,7 +76,7 @@ bool vectors_along_tokens(const CausalConv1dVarlenParams& p) {
     return !along_channels_in_memory(p, true) && !along_channels_in_memory(p, false);
 }
 
-// ---- along channels -----------------------------------------------------------------------------------------------------------
+// ---- along channels --------------------------------------------------------------------------------------------------------
 
 template <typename T>
 void along_channels(const CausalConv1dVarlenParams& p) {
@@ -113,7 +113,7 @@ void along_channels(const CausalConv1dVarlenParams& p) {
     }
 }
 
-// ---- along tokens -------------------------------------------------------------------------------------------------------------
+// ---- along tokens ----------------------------------------------------------------------------------------------------------
 
 template <typename T>
 void along_tokens(const CausalConv1dVarlenParams& p) {
@@ -138,8 +138,10 @@ void along_tokens(const CausalConv1dVarlenParams& p) {
             for (int64_t d = first; d < end; ++d) {
                 pieces.load_parameters(p, d);
                 const Plane<const T> x = x_plane<T>(p, d, begin);
+                const int before = std::min(begin, past);  // tokens
                 float* oldest = pieces.oldest(p.width);
-                for (int i = -past; i < 0; ++i) *oldest++ = begin + i < 0 ? 0.0f : to_float(*x.from(0, i).begin);
+                std::fill_n(oldest, past - before, 0.0f);
+                load_elements(oldest + past - before, x.from(0, -before).begin, p.x_token_stride, before);
                 T* out = static_cast<T*>(p.out) + d * p.out_dim_stride + begin * p.out_token_stride;
                 convolve_piece(x.begin, p.x_token_stride, out, p.out_token_stride, p.width, tokens, &sequences.ids, p.use_silu,
                                pieces, x.from(1, 0).begin);

@@ -1,4 +1,5 @@
-// This is the arithmetic that the CPU's kernels share: sums over the taps of a width known at run time, for vectors of channels.
+// This is the arithmetic that the CPU's kernels share: sums over the taps of a width known at run time, for vectors of
+// channels.
 //
 // Every output is bias, then tap after tap from the oldest on, each with a fused multiply-add on one lane of a vector, whatever
 // kernel makes it, with whatever neighbours. So layouts, chunks, splits and forms agree bit for bit.
@@ -37,7 +38,7 @@ class Buffer {
     E* begin_;
 };
 
-// ---- parameters -------------------------------------------------------------------------------------------------------------
+// ---- parameters ------------------------------------------------------------------------------------------------------------
 
 // Parameters of a block of channels: rows of floats, one for each tap, and the bias behind them.
 struct Parameters {
@@ -76,7 +77,7 @@ Parameters load_parameters(float* to, int64_t step, const P& p, int64_t d, int64
     return {to, step, p.width};
 }
 
-// ---- sums over taps ---------------------------------------------------------------------------------------------------------
+// ---- sums over taps --------------------------------------------------------------------------------------------------------
 
 constexpr int kBlockTokens = 8;  // whose sums are made at once: so many chains of operations hide their latency
 
@@ -91,8 +92,8 @@ struct Rows {
     Rows from(int64_t token) const { return {begin + token * step, step}; }
 };
 
-// Sum j takes kTaps taps, weighted by rows first, first + sign … of the parameters, of the rows from `begin` + j on. Each row is
-// loaded once.
+// Sum j takes kTaps taps, weighted by rows first, first + sign … of the parameters, of the rows from `begin` + j on. Each row
+// is loaded once.
 template <int kTaps, int kSign, typename R>
 HIPCONV_SIMD void add_taps(Floats (&sums)[kBlockTokens], Rows<R> rows, const Parameters& parameters, int first, int64_t c) {
     Floats weight[kTaps];
@@ -137,8 +138,8 @@ HIPCONV_SIMD void add_visible_taps(Floats (&sums)[kVectors], Rows<R> rows, const
 
 HIPCONV_SIMD simd::Integers ids_at(const int32_t* ids) { return simd::read<simd::Integers>(ids); }
 
-// This is the same for kVectors vectors along tokens: the oldest taps lie from `x` on, and so do ids if they are told (kMasked);
-// a token's own id is `own` behind its oldest tap's. Zero taps are as many as there are.
+// This is the same for kVectors vectors along tokens: the oldest taps lie from `x` on, and so do ids if they are told
+// (kMasked); a token's own id is `own` behind its oldest tap's. Zero taps are as many as there are.
 template <int kTaps, int kSign, bool kMasked, int kVectors>
 HIPCONV_SIMD void add_taps_along(Floats (&sums)[kVectors], const float* x, const float* taps, int any_width, const int32_t* ids,
                                  int own) {
@@ -155,7 +156,7 @@ HIPCONV_SIMD void add_taps_along(Floats (&sums)[kVectors], const float* x, const
     }
 }
 
-// ---- sequence ids -----------------------------------------------------------------------------------------------------------
+// ---- sequence ids ----------------------------------------------------------------------------------------------------------
 
 constexpr int32_t kNobody = -1;  // the id of tokens that do not exist, and of padding
 
