@@ -1,5 +1,5 @@
-// This file declares the forward of the causal depthwise conv1d (states.h says what it computes). It depends on neither torch nor
-// HIP.
+// This file declares the forward of the causal depthwise conv1d (states.h says what it computes). It depends on neither torch
+// nor HIP.
 #pragma once
 
 #include "causal_conv1d/states.h"

@@ -1,5 +1,5 @@
-// This file declares what an output of the causal conv1d depends on, as the bindings hand it to the kernels. It depends on neither
-// torch nor HIP.
+// This file declares what an output of the causal conv1d depends on, as the bindings hand it to the kernels. It depends on
+// neither torch nor HIP.
 //
 //   out[b, d, t] = act(bias[d] + sum_i weight[d, i] * row[b, d, t - width + 1 + i]),  act = SiLU or identity
 //

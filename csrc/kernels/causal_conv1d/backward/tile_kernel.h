@@ -1,9 +1,9 @@
 // This kernel is the causal conv1d backward, channel-last ("tile"): neighbouring channels are neighbours in memory.
 //
-// A lane owns a vector of a token's channels (tile_lane.h) and walks a run of tokens, as the forward's kernel of this name does,
-// with a second ring beside the ring of inputs: the last kWidth gradients g of the sums. Token t brings in x[t] and dout[t],
-// from which g[t] follows, which completes dx[t - kWidth + 1]. So a run reads a halo of kWidth - 1 inputs before it and
-// kWidth - 1 tokens of both after it; these tokens belong to its neighbours, who sum dweight over them.
+// A lane owns a vector of a token's channels (tile_lane.h) and walks a run of tokens, as the forward's kernel of this name
+// does, with a second ring beside the ring of inputs: the last kWidth gradients g of the sums. Token t brings in x[t] and
+// dout[t], from which g[t] follows, which completes dx[t - kWidth + 1]. So a run reads a halo of kWidth - 1 inputs before it
+// and kWidth - 1 tokens of both after it; these tokens belong to its neighbours, who sum dweight over them.
 //
 // The mainloop does kBlock tokens at a time. Where memory can be copied past the registers, these are a stage in LDS, and the
 // next stages are on their way: the rings, weights and sums of eight taps of four channels fit the registers then, and vectors
@@ -68,8 +68,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
     uint32_t d = (blockIdx.x * blockDim.x + threadIdx.x) * kChannels;
     const auto below = [](uint32_t value, int32_t size) { return value < static_cast<uint32_t>(size); };
     const bool active = below(d, p.in.dim) && below(b, p.in.batch) && (below(begin, p.in.seqlen) || begin == 0);
-    // The last lane of a dim that kChannels does not divide has fewer channels; in registers it has kChannels all the same, some
-    // of which its neighbour has, too.
+    // The last lane of a dim that kChannels does not divide has fewer channels; in registers it has kChannels all the same,
+    // some of which its neighbour has, too.
     int channels = kChannels;
     if (!kAligned && d + kChannels > static_cast<uint32_t>(p.in.dim)) {
         if (kBwdStages)

@@ -83,7 +83,8 @@ HIPCONV_INLINE void store_anywhere(char* to, Vector v) {
     reinterpret_cast<AnywhereInMemory<Vector>*>(to)->vector = v;
 }
 
-// ---- eight bytes that begin in the middle of eight, where vectors must be aligned ----------------------------------------------
+// ---- eight bytes that begin in the middle of eight, where vectors must be aligned
+// ----------------------------------------------
 
 constexpr uint32_t kBwdGranule = 8;  // bytes
 

@@ -31,8 +31,8 @@ HIPCONV_INLINE constexpr int bwd_tile_blocks(int width, bool aligned) {
     return aligned || width % 2 == 0 || width == 7 ? blocks : blocks - 1;
 }
 
-// A block is blockDim.x lanes by blockDim.y rows; a row is one run of tokens. Where a sequence has fewer runs than the block has
-// rows, the block takes several sequences.
+// A block is blockDim.x lanes by blockDim.y rows; a row is one run of tokens. Where a sequence has fewer runs than the block
+// has rows, the block takes several sequences.
 struct BwdTilePlan {
     int run;                     // tokens
     uint32_t log2_runs_a_block;  // of one sequence

@@ -7,9 +7,9 @@
 // own, which know nothing of other types.
 //
 // Where channels are neighbours in memory (conv_state as (slots, columns, dim)), a lane moves its own vectors. It does so too
-// where a slot is packed channel by channel ((slots, dim, columns)) in four columns: two channels are a vector. Other numbers of
-// columns are no vectors, but the strip is contiguous: it moves through LDS in whole vectors, of which a lane picks its elements
-// in registers. The window and x are read before anything is written.
+// where a slot is packed channel by channel ((slots, dim, columns)) in four columns: two channels are a vector. Other numbers
+// of columns are no vectors, but the strip is contiguous: it moves through LDS in whole vectors, of which a lane picks its
+// elements in registers. The window and x are read before anything is written.
 #include <hip/hip_runtime.h>
 
 #include "launch/check.h"
@@ -39,7 +39,8 @@ constexpr int kStepBlocks =
         ? (sizeof(S) == 4 ? 14 : 24) * kVectorLanes / Strip<S, kWidth, kColumns>::kLanes
         : 65536 / ((Strip<S, kWidth, kColumns>::kRegisters + 7) / 8 * 8) / Strip<S, kWidth, kColumns>::kLanes;
 
-// kBefore of the columns of a packed slot come before the window and move with it. kSameWidth: weight and bias are as wide as x.
+// kBefore of the columns of a packed slot come before the window and move with it. kSameWidth: weight and bias are as wide as
+// x.
 template <typename T, typename S, int kWidth, int kColumns, int kBefore, bool kSameWidth>
 __global__ void HIPCONV_LAUNCH_BOUNDS((Strip<S, kWidth, kColumns>::kLanes), (kStepBlocks<S, kWidth, kColumns, kSameWidth>))
     causal_conv1d_update_step(VectorParams params) {

@@ -1,12 +1,12 @@
-// These kernels complete the causal conv1d forward of rows that continue from a state, end in one, or hold packed sequences. They
-// serve any width and any strides; every loop is grid-stride.
+// These kernels complete the causal conv1d forward of rows that continue from a state, end in one, or hold packed sequences.
+// They serve any width and any strides; every loop is grid-stride.
 //
 // "mend" runs after a kernel that has made such rows as if they were plain, and makes only the outputs that differ. The threads
 // of a block look at a token each. For the tokens that see something else, a few at the start of each sequence, they together
 // make all channels by the formula.
 //
-// "final_states" has a thread a channel, which writes the row's final state. As that may lie in the memory of the initial state,
-// it runs when all outputs are there.
+// "final_states" has a thread a channel, which writes the row's final state. As that may lie in the memory of the initial
+// state, it runs when all outputs are there.
 #include <hip/hip_runtime.h>
 
 #include "../common/launch.h"

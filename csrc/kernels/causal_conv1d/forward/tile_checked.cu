@@ -1,14 +1,15 @@
 // This kernel is "tile" for calls in which taps may see nothing, and for memory in which no aligned vector lies.
 //
-// The structure is that of tile.cu: a thread owns a few neighbouring channels and walks a run of tokens, the last of which are a
-// ring in registers. Which taps of a token see something is one byte, the same for all channels: a row of threads first makes the
-// bytes of its run in LDS, a lane a token, while the first loads are under way. So the beginning of a row, its state, the ids, and
-// the oldest tap of an odd width, for which the next even one is compiled, all cost one predicate of a multiply-add.
+// The structure is that of tile.cu: a thread owns a few neighbouring channels and walks a run of tokens, the last of which are
+// a ring in registers. Which taps of a token see something is one byte, the same for all channels: a row of threads first makes
+// the bytes of its run in LDS, a lane a token, while the first loads are under way. So the beginning of a row, its state, the
+// ids, and the oldest tap of an odd width, for which the next even one is compiled, all cost one predicate of a multiply-add.
 //
-// Lanes are aligned vectors, or vectors anywhere (common/lanes.h). The latter exchange words with their neighbours in the wave where
-// out has no alignment that all tokens share: then no lane leaves early or walks fewer tokens than others, and rows that several
-// waves share overlap by a lane, which only gives. Each lane owns as many channels: those of a row's last lane overlap with those
-// of the one before where the dim is odd, and so do those of the first where out begins in the middle of an aligned vector.
+// Lanes are aligned vectors, or vectors anywhere (common/lanes.h). The latter exchange words with their neighbours in the wave
+// where out has no alignment that all tokens share: then no lane leaves early or walks fewer tokens than others, and rows that
+// several waves share overlap by a lane, which only gives. Each lane owns as many channels: those of a row's last lane overlap
+// with those of the one before where the dim is odd, and so do those of the first where out begins in the middle of an aligned
+// vector.
 //
 // Bytes: as tile.cu, and the ids once a row of threads.
 #include <hip/hip_runtime.h>
@@ -25,7 +26,8 @@ namespace hipconv {
 constexpr int kMaxCheckedRun = 32;  // tokens
 constexpr int kSegment = 32;        // lanes, of a wave or of half of one, that share out rows among them
 
-// This says how shifted lanes divide the work: `lanes` lanes of a segment have a row, which is a run of tokens, or a part of it.
+// This says how shifted lanes divide the work: `lanes` lanes of a segment have a row, which is a run of tokens, or a part of
+// it.
 struct ShiftedPlan {
     uint32_t lanes, lanes_step;  // of a row, in a segment; and from a part of a row to the next
     uint32_t reciprocal;         // of lanes
@@ -36,8 +38,8 @@ struct ShiftedPlan {
     bool composes, parameters_are_packed;
 };
 
-// This says what a thread does: its run, its first channel, and how it stores; and the place of its row's bytes in LDS, which it
-// helps to make.
+// This says what a thread does: its run, its first channel, and how it stores; and the place of its row's bytes in LDS, which
+// it helps to make.
 struct CheckedPlace {
     int64_t b, begin, d;
     int tokens;

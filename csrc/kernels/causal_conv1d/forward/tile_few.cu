@@ -4,8 +4,8 @@
 // begin. In between, a thread walks a run of one channel in LDS, puts outputs where inputs were, and has the last tokens as a
 // ring in registers. Memory in which tokens lie apart, or in which out is not aligned as x is, is copied element by element.
 //
-// Where sequences follow each other in memory, they are one stretch, and tokens that see no further than their sequence are told
-// by a byte (token_taps.h); blocks in which all taps see something do without.
+// Where sequences follow each other in memory, they are one stretch, and tokens that see no further than their sequence are
+// told by a byte (token_taps.h); blocks in which all taps see something do without.
 //
 // Bytes: each input is read once (and kWidth - 1 tokens a block once more), each output is written once.
 #include <hip/hip_runtime.h>

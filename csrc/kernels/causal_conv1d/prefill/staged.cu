@@ -38,8 +38,8 @@ constexpr int staged_blocks() {
     return kLdsBytes / kBytes < kMost ? kLdsBytes / kBytes : kMost;
 }
 
-// Two channels of a tile in LDS: neighbours where a line is channels; if a line is tokens, lines half a tile apart, as lanes that
-// are neighbours find these in different banks.
+// Two channels of a tile in LDS: neighbours where a line is channels; if a line is tokens, lines half a tile apart, as lanes
+// that are neighbours find these in different banks.
 template <typename T>
 struct ChannelPair {
     int first, second;

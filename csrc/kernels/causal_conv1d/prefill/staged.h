@@ -2,8 +2,8 @@
 // finds out about the sequences of a tile.
 //
 // A tile has kTileTokens tokens, from a multiple of them on. The first outputs of a sequence, which may depend on its initial
-// state, are made in one tile: where they lie in two, the later tile owns all of them, and the tile before ends early. So a slot
-// is read and written by one block.
+// state, are made in one tile: where they lie in two, the later tile owns all of them, and the tile before ends early. So a
+// slot is read and written by one block.
 #pragma once
 
 #include "causal_conv1d/prefill_schedule.h"
@@ -109,8 +109,8 @@ __device__ __forceinline__ int32_t sequences_begun(const EitherIndices& indices,
     return base + begun(int64_t{base} + lane);
 }
 
-// The tile at `begin`, which owns tokens from `first` on and the starts of sequences from `sequence` on. A wave finds it; all of
-// its lanes return it. kPast is the most tokens that a window reaches back.
+// The tile at `begin`, which owns tokens from `first` on and the starts of sequences from `sequence` on. A wave finds it; all
+// of its lanes return it. kPast is the most tokens that a window reaches back.
 template <int kPast>
 __device__ __forceinline__ TileTokens tile_tokens(const EitherIndices& indices, int32_t begin, int32_t first, int32_t sequence,
                                                   int lane) {

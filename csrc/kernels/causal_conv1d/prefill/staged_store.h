@@ -74,8 +74,8 @@ __device__ __forceinline__ void store_tile(const StagedCall& call, const TileTok
         put_elements(inner, kWords, place_of(inner));
         put_elements(inner + 1, kWords, place_of(inner + 1));
     } else {
-        // In a line that begins in the middle of a word, a lane stores the element before its own two and the first of them. The
-        // first lane stores the line's first and last element. (All of a thread's lines begin so, if one does.)
+        // In a line that begins in the middle of a word, a lane stores the element before its own two and the first of them.
+        // The first lane stores the line's first and last element. (All of a thread's lines begin so, if one does.)
         Place place = place_of(inner);
         constexpr int kLast = kTileTokens - 1;  // as many channels are a line, too
         const bool shifted =
