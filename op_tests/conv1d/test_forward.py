@@ -7,7 +7,7 @@ python op_tests/test_causal_conv1d.py --batch 4 --dim 512 --seqlen 2048 --width 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 import contextlib
 import itertools
 from pathlib import Path
@@ -94,6 +94,13 @@ def test_every_kernel_can_be_forced_by_name(device: torch.device) -> None:
 # ---- the GPU's kernels ---------------------------------------------------------------------------------------------------------
 
 
+def _assert_pairs_match(groups: Iterable[list[tuple[Tensor, Tensor]]]) -> None:
+    """Outputs of one dtype and their references, a group taken together: short ones one by one could miss 99.9 % by bad luck."""
+    for ours_and_expected in groups:
+        wrong = mismatch(*map(torch.cat, zip(*ours_and_expected, strict=True)))
+        assert wrong is None, wrong
+
+
 @pytest.mark.parametrize("width", range(1, 9))
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_fast_gpu_kernels_at_every_length_and_alignment(device: torch.device, layout: str, width: int) -> None:
@@ -134,9 +141,7 @@ def test_fast_gpu_kernels_at_every_length_and_alignment(device: torch.device, la
             assert (buffer == 42.0).all(), "wrote outside out"
     of_other_layout, not_width_1 = {"tile"} if layout == "channel_first" else {"vector", "shared"}, {"tile", "shared"}
     assert names - served <= of_other_layout | (not_width_1 if width == 1 else set())
-    for ours_and_expected in pairs.values():  # together: short outputs one by one could miss 99.9 % by bad luck
-        wrong = mismatch(*map(torch.cat, zip(*ours_and_expected, strict=True)))
-        assert wrong is None, wrong
+    _assert_pairs_match(pairs.values())
 
 
 def test_packed_rows_of_every_length(device: torch.device) -> None:
@@ -167,9 +172,7 @@ def test_packed_rows_of_every_length(device: torch.device) -> None:
         pairs.setdefault(dtype, []).append((out[~infinite], expected[~infinite]))
         out.fill_(42.0)
         assert (buffer == 42.0).all(), "wrote outside out"
-    for ours_and_expected in pairs.values():
-        wrong = mismatch(*map(torch.cat, zip(*ours_and_expected, strict=True)))
-        assert wrong is None, wrong
+    _assert_pairs_match(pairs.values())
 
 
 def _sequence_ids(kind: int, batch: int, seqlen: int) -> Tensor:
@@ -224,9 +227,7 @@ def test_rows_with_states_and_ids_at_every_length_and_alignment(device: torch.de
             pairs.setdefault(dtype, []).append((out[~infinite], expected[~infinite]))
             out.fill_(42.0)
             assert (buffer == 42.0).all(), "wrote outside out"
-    for ours_and_expected in pairs.values():
-        wrong = mismatch(*map(torch.cat, zip(*ours_and_expected, strict=True)))
-        assert wrong is None, wrong
+    _assert_pairs_match(pairs.values())
 
 
 def test_chunks_with_states_have_the_bits_of_the_whole(device: torch.device) -> None:
@@ -279,9 +280,7 @@ def test_cpu_kernels_at_every_length_and_alignment(cpu: torch.device, layout: st
             pairs.setdefault((kernel, dtype), []).append((out.clone().flatten(), expected.flatten()))
             out.fill_(42.0)
             assert (buffer == 42.0).all(), "wrote outside out"
-    for ours_and_expected in pairs.values():  # together: short outputs one by one could miss 99.9 % by bad luck
-        wrong = mismatch(*map(torch.cat, zip(*ours_and_expected, strict=True)))
-        assert wrong is None, wrong
+    _assert_pairs_match(pairs.values())
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -20,7 +20,4 @@ inline bool bwd_has_states(const CausalConv1dBwdParams& p) {
     return p.in.initial_states.data || p.dinitial_states.data || p.dfinal_states.data;
 }
 
-// The channel-first kernel is compiled for widths 2 to this, which models have. Each width costs seconds of a build.
-constexpr int kMaxFastBwdWidth = 4;
-
 }  // namespace hipconv

@@ -232,16 +232,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_any_blocks(kWidth, 
                     words[kWords + k] = word(next[u], k);
                 }
                 if (!kWhole && !kUnalignedVectors && shift[u] != 0) move_down<kSize>(words, shift[u]);
-#pragma unroll
-                for (int k = 0; k < kWords; ++k) {
-                    if constexpr (kSize == 2) {
-                        const Pair both = unpack<T>(words[k]);
-                        window[2 * k] = low(both);
-                        window[2 * k + 1] = high(both);
-                    } else {
-                        window[k] = bit_cast<float>(words[k]);
-                    }
-                }
+                unpack_words<T>(words, window);
                 if constexpr (!kWhole) {
 #pragma unroll
                     for (int k = 0; k < kHalo + kTokens; ++k) in_a_register(window[k]);

@@ -26,6 +26,21 @@ HIPCONV_INLINE void move_down(uint32_t (&words)[kCount], uint32_t bytes) {
     }
 }
 
+// The elements of the first words as floats, as many as the window has.
+template <typename T, int kWords, int kAll>
+HIPCONV_INLINE void unpack_words(const uint32_t (&words)[kWords], float (&window)[kAll]) {
+#pragma unroll
+    for (int k = 0; k < kAll * static_cast<int>(sizeof(T)) / 4; ++k) {
+        if constexpr (sizeof(T) == 2) {
+            const Pair both = unpack<T>(words[k]);
+            window[2 * k] = low(both);
+            window[2 * k + 1] = high(both);
+        } else {
+            window[k] = bit_cast<float>(words[k]);
+        }
+    }
+}
+
 // The tokens of a vector and of its halo as floats, from the granules around them and the next one, moved by so many bytes.
 template <typename T, int kWidth, int kAll>
 HIPCONV_INLINE void unpack_moved(const typename TokensBefore<T, kWidth>::Part (&before)[TokensBefore<T, kWidth>::kParts],
@@ -42,16 +57,7 @@ HIPCONV_INLINE void unpack_moved(const typename TokensBefore<T, kWidth>::Part (&
         words[kWords + k] = word(next, k);
     }
     if (bytes != 0) move_down<kSize>(words, bytes);
-#pragma unroll
-    for (int k = 0; k < kWords; ++k) {
-        if constexpr (kSize == 2) {
-            const Pair both = unpack<T>(words[k]);
-            window[2 * k] = low(both);
-            window[2 * k + 1] = high(both);
-        } else {
-            window[k] = bit_cast<float>(words[k]);
-        }
-    }
+    unpack_words<T>(words, window);
 #pragma unroll
     for (int k = 0; k < kAll; ++k) in_a_register(window[k]);
 }
