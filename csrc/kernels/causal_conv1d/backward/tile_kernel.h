@@ -352,8 +352,12 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
         flags = first_parameter_again(call).plan.flags;
         const bool has_all = t < stop && has_all_taps(t);
         if (has_all && had_all && has_all_tokens(t) && (kHasPredicates || has(kBwdSilu))) {
+            // Where tokens come through registers, no lane waits for others, and steady blocks have a loop of their own.
+            for (;; t += kBlock) {
 #pragma unroll
-            for (int j = 0; j < kBlock; ++j) step(std::false_type{}, t + j, j);
+                for (int j = 0; j < kBlock; ++j) step(std::false_type{}, t + j, j);
+                if (kBwdStages || !has_all_tokens(t + kBlock) || !has_all_taps(t + kBlock)) break;
+            }
             taps = static_cast<Taps>(-1);  // all taps of these tokens count
         } else {
 #pragma unroll
