@@ -26,7 +26,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kThreads, 4) causal_conv1d_fwd_naive(Causa
     for (int64_t b = blockIdx.z; b < p.batch; b += gridDim.z) {
         for (int64_t outer = first_outer; outer < outer_size; outer += static_cast<int64_t>(gridDim.y) * blockDim.y) {
             for (int64_t inner = first_inner; inner < inner_size; inner += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-                causal_conv1d_one_output<T, float>(p, b, lanes_along_dim ? inner : outer, lanes_along_dim ? outer : inner);
+                causal_conv1d_one_output<T, float>(first_parameter_again(p), b, lanes_along_dim ? inner : outer,
+                                                   lanes_along_dim ? outer : inner);
             }
         }
     }

@@ -113,12 +113,18 @@ HIPCONV_INLINE void packed_weights(const CausalConv1dInputs& p, int64_t d, float
         using P = decltype(type);
 #pragma unroll
         for (int first = 0; first < kChannels; first += kTogether) {
-            float weights[kTogether * kTaps];
-            load_packed(static_cast<const P*>(p.weight) + (d + first) * kTaps, weights);
+            const P* from = static_cast<const P*>(p.weight) + (d + first) * kTaps;
+            if constexpr (kTogether == 1 && (kTaps % 2 || kUnalignedVectors)) {  // none need, or the compiler finds, vectors
 #pragma unroll
-            for (int c = 0; c < kTogether; ++c) {
+                for (int i = 0; i < kTaps; ++i) to[first * kWidth + kWidth - kTaps + i] = parameter<P>(from, i);
+            } else {
+                float weights[kTogether * kTaps];
+                load_packed(from, weights);
 #pragma unroll
-                for (int i = 0; i < kTaps; ++i) to[(first + c) * kWidth + kWidth - kTaps + i] = weights[c * kTaps + i];
+                for (int c = 0; c < kTogether; ++c) {
+#pragma unroll
+                    for (int i = 0; i < kTaps; ++i) to[(first + c) * kWidth + kWidth - kTaps + i] = weights[c * kTaps + i];
+                }
             }
         }
     });

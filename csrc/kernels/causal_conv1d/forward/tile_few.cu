@@ -60,7 +60,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kFewThreads, kHasPredicates ? 9 : 6)
     with_dtype(p.dtype, [&](auto type) {
         using T = decltype(type);
         constexpr int kVector = 16 / static_cast<int>(sizeof(T)), kAtOnce = 4;
-        const T* x = static_cast<const T*>(p.x.data) + stretch * p.x.batch_stride;
+        const T* x = global_pointer<const T>(p.x.data) + stretch * p.x.batch_stride;
         if (plan.x_in_vectors) {
             lead = static_cast<int>(reinterpret_cast<uintptr_t>(x + origin) % 16 / sizeof(T));
             const int end = (lead + elements + kVector - 1) / kVector;
@@ -95,7 +95,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kFewThreads, kHasPredicates ? 9 : 6)
             }
         } else {
             if (plan.out_in_vectors) {
-                const T* out = static_cast<const T*>(p.out.data) + stretch * p.out.batch_stride;
+                const T* out = global_pointer<const T>(p.out.data) + stretch * p.out.batch_stride;
                 lead = static_cast<int>(reinterpret_cast<uintptr_t>(out + origin) % 16 / sizeof(T));
             }
             const char* from = reinterpret_cast<const char*>(x) + (first - kPast) * plan.x_step;
@@ -140,7 +140,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kFewThreads, kHasPredicates ? 9 : 6)
     __syncthreads();
 
     float weight[kWidth], bias = 0.0f, ring[kWidth];
-    float* at = tile + lead + begin * dim + channel;
+    int place = lead + begin * dim + channel;  // in the tile
     if (tokens > 0) {
         with_dtype(again.weight_dtype, [&](auto type) {
             using P = decltype(type);
@@ -152,14 +152,14 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kFewThreads, kHasPredicates ? 9 : 6)
         if (again.bias)
             bias = load_parameter(global_pointer<const char>(again.bias), channel * again.bias_stride, again.bias_dtype);
 #pragma unroll
-        for (int i = 0; i < kPast; ++i) ring[i] = at[i * dim];
+        for (int i = 0; i < kPast; ++i) ring[i] = tile[place + i * dim];
     }
-    at += past;
+    place += past;
     __syncthreads();  // now outputs may take the place of inputs
 
     const auto walk = [&](auto all_see) {
         const auto produce = [&](int slot, int t) {
-            ring[slot] = *at;
+            ring[slot] = tile[place];
             const int token_taps = decltype(all_see)::value ? 0 : taps[begin + t];
             float sum = bias;
 #pragma unroll
@@ -169,8 +169,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kFewThreads, kHasPredicates ? 9 : 6)
             }
             if (again.use_silu) sum = silu(sum);
             if (!decltype(all_see)::value && token_taps >> kPaddingBit) sum = 0.0f;
-            *at = sum;
-            at += dim;
+            tile[place] = sum;
+            place += dim;
+            if (!decltype(all_see)::value) keep_order();  // or the masks of all tokens take scalar registers at once
         };
         int t = 0;
         for (; t + kWidth <= tokens; t += kWidth) {
