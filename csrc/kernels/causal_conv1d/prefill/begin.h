@@ -34,7 +34,7 @@ HIPCONV_INLINE void load_state(const S* from, const CausalConv1dVarlenParams& p,
     if (kChannels > 1 && form == StateForm::columns) {
 #pragma unroll
         for (int i = 0; i < kPast; ++i)
-            if (i >= missing) window[i] = *reinterpret_cast<const Vector*>(from + (i - missing) * p.column_stride);
+            if (has_tap(i, missing)) window[i] = *reinterpret_cast<const Vector*>(from + (i - missing) * p.column_stride);
     } else if (kChannels > 1 && form == StateForm::rows) {
         Vector rows[kPast];
 #pragma unroll
@@ -47,7 +47,7 @@ HIPCONV_INLINE void load_state(const S* from, const CausalConv1dVarlenParams& p,
 #pragma unroll
         for (int i = 0; i < kPast; ++i) {
             const S* column = from + (i - missing) * p.column_stride;
-            if (i >= missing)
+            if (has_tap(i, missing))
                 window[i] = vector_of<S, kChannels>([&](int channel) { return column[channel * p.state_dim_stride]; });
         }
     }
@@ -61,7 +61,7 @@ HIPCONV_INLINE void store_state(S* to, const CausalConv1dVarlenParams& p, StateF
     if (kChannels > 1 && form == StateForm::columns) {
 #pragma unroll
         for (int i = 0; i < kPast; ++i)
-            if (i >= missing) *reinterpret_cast<Vector*>(to + (i - missing) * p.column_stride) = window[i];
+            if (has_tap(i, missing)) *reinterpret_cast<Vector*>(to + (i - missing) * p.column_stride) = window[i];
     } else if (kChannels > 1 && form == StateForm::rows) {
 #pragma unroll
         for (int v = 0; v < kPast; ++v)
@@ -72,7 +72,7 @@ HIPCONV_INLINE void store_state(S* to, const CausalConv1dVarlenParams& p, StateF
         for (int i = 0; i < kPast; ++i)
 #pragma unroll
             for (int channel = 0; channel < kChannels; ++channel)
-                if (i >= missing) to[channel * p.state_dim_stride + (i - missing) * p.column_stride] = value(channel, i);
+                if (has_tap(i, missing)) to[channel * p.state_dim_stride + (i - missing) * p.column_stride] = value(channel, i);
     }
 }
 
@@ -137,8 +137,8 @@ HIPCONV_INLINE void begin_sequence(const CausalConv1dVarlenParams& p, StateForm 
             for (int i = 0; i < kWidth; ++i) {
                 const Pair longer = multiply_add(weight[i], window[t + i], sum);
                 // Without a state, taps before the sequence are left out, not multiplied by zero: the weight may be infinite.
-                const bool has_tap = i >= missing && (t + i >= kPast || s.read_slot != kNoSlot);
-                sum = has_tap ? longer : sum;
+                const bool sees = has_tap(i, missing) && (t + i >= kPast || s.read_slot != kNoSlot);
+                sum = sees ? longer : sum;
             }
             set_pair<T>(results[t], j, use_silu ? silu(sum) : sum);
         }

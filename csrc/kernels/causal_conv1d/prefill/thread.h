@@ -1,7 +1,7 @@
 // A thread of the fast varlen kernels holds this of its channels: their parameters, and the addresses of their outputs.
 //
-// Kernels are compiled for a width. With kAnyWidth, they serve smaller ones, too (with TapsInMemory, that of one tap less): the
-// first taps are missing then, and so are the first columns of the window.
+// Kernels are compiled for a width. With kAnyWidth, they serve smaller ones, too (`tile` that of one tap less): the first taps
+// are missing then, and so are the first columns of the window.
 #pragma once
 
 #include "../common/parts.h"
@@ -50,6 +50,9 @@ template <int kWidth, bool kAnyWidth>
 HIPCONV_INLINE int missing_taps(const CausalConv1dVarlenParams& p) {
     return kAnyWidth ? kWidth - first_parameter_again(p).width : 0;
 }
+
+// Whether the width has tap i, where at most one is missing.
+HIPCONV_INLINE bool has_tap(int i, int missing) { return i > 0 || missing == 0; }
 
 // Weights and biases of a thread's channels. Those of x's type are fetched early as memory holds them, and waited for only
 // where they are unpacked.

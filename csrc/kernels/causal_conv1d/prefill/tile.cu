@@ -203,7 +203,7 @@ __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, 
             Pair sum = bias[j];
 #pragma unroll
             for (int i = 0; i < kWidth; ++i)
-                if (i >= missing) sum = multiply_add(weight[j][i], ring[(slot + 1 + i) % kWidth][j], sum);
+                if (has_tap(i, missing)) sum = multiply_add(weight[j][i], ring[(slot + 1 + i) % kWidth][j], sum);
             set_pair<T>(result, j, silu_where(use_silu, sum));  // without an instance for each: the time is that of the memory
         }
         if (stored) *reinterpret_cast<Vector*>(out) = result;
