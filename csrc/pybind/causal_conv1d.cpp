@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <ATen/ops/empty_like_ops.h>  // must be after it; <ATen/ops/empty_like.h> would take seconds to compile
 #include <c10/core/DeviceGuard.h>
 #include <pybind11/stl.h>
 
@@ -11,7 +12,6 @@
 
 #include "causal_conv1d/forward.h"
 #include "common/conv1d_arguments.h"
-#include "common/conv1d_order.h"
 #include "common/direct_call.h"
 #include "common/kernel_request.h"
 
@@ -144,7 +144,7 @@ at::Tensor new_tensor(const at::Tensor& x, const at::Tensor& weight, const at::T
     check_no_grad({"weight", weight}, remedy);
     if (bias) check_no_grad({"bias", *bias}, remedy);
     check_strided({"x", x});
-    at::Tensor out = new_like(x);
+    at::Tensor out = at::_ops::empty_like::call(x, {}, {}, {}, {}, {});
     const CausalConv1dFwdParams p = checked_params(out, x, weight, bias, use_silu);
     check_parameters_device(x, weight, bias);
     launch(p, x, request(kernel), stream);

@@ -3,7 +3,9 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <ATen/ops/empty_ops.h>  // must be after it; <ATen/ops/empty.h> would take seconds to compile
+#include <ATen/ops/copy_ops.h>  // must be after it; <ATen/ops/copy.h> would take seconds to compile
+#include <ATen/ops/empty_like_ops.h>
+#include <ATen/ops/empty_ops.h>
 #include <c10/core/DeviceGuard.h>
 #include <pybind11/stl.h>
 
@@ -11,7 +13,6 @@
 
 #include "causal_conv1d/backward.h"
 #include "common/conv1d_arguments.h"
-#include "common/conv1d_order.h"
 #include "common/kernel_request.h"
 
 namespace py = pybind11;
@@ -23,6 +24,15 @@ using Gradients = std::tuple<at::Tensor, at::Tensor, OptionalTensor, OptionalTen
 
 at::Tensor new_tensor(at::IntArrayRef sizes, at::ScalarType dtype, const at::Tensor& like) {
     return at::_ops::empty_memory_format::call(c10::fromIntArrayRefSlow(sizes), dtype, c10::kStrided, like.device(), false, {});
+}
+
+at::Tensor new_like(const at::Tensor& x) { return at::_ops::empty_like::call(x, {}, {}, {}, {}, {}); }
+
+// This says whether neighbours in memory are channels of one and tokens of the other.
+bool are_crossed(const Sequences& a, const Sequences& b) {
+    const auto channels_inside = [](const Sequences& s) { return s.dim_stride == 1 && s.seqlen_stride != 1; };
+    const auto tokens_inside = [](const Sequences& s) { return s.seqlen_stride == 1 && s.dim_stride != 1; };
+    return (channels_inside(a) && tokens_inside(b)) || (tokens_inside(a) && channels_inside(b));
 }
 
 Gradients bwd(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& optional_bias, const at::Tensor& dout,
@@ -68,19 +78,22 @@ Gradients bwd(const at::Tensor& x, const at::Tensor& weight, const OptionalTenso
     }
     const c10::DeviceGuard guard(x.device());
     const auto* kernel = kernel_of(kernels, wanted, p);
+    // The fast kernels take tensors of one order. Copies of those in another one cost less than the kernel that takes any, where
+    // a fast one serves the copies.
     at::Tensor dout_like_x, dx_like_x;
-    const bool is_slowest = !wanted.kernel && kernel == kernels.end() - 1;
-    if (is_slowest && are_crossed(p.dout, p.in.x)) {
-        dout_like_x = copy_like(dout, x);
-        p.dout = sequences_of(dout_like_x);
-    }
-    if (is_slowest && are_crossed(p.dx, p.in.x)) {
-        dx_like_x = new_like(x);
-        p.dx = sequences_of(dx_like_x);
-    }
-    if (dout_like_x.defined() || dx_like_x.defined()) {
-        settle_strides(p.in.batch, p.in.dim, p.in.seqlen, {&p.in.x, &p.dout, &p.dx});
-        kernel = kernel_of(kernels, wanted, p);
+    if (!wanted.kernel && kernel == kernels.end() - 1 && (are_crossed(p.dout, p.in.x) || are_crossed(p.dx, p.in.x))) {
+        CausalConv1dBwdParams in_order = p;
+        if (are_crossed(p.dout, p.in.x)) in_order.dout = sequences_of(dout_like_x = new_like(x));
+        if (are_crossed(p.dx, p.in.x)) in_order.dx = sequences_of(dx_like_x = new_like(x));
+        settle_strides(p.in.batch, p.in.dim, p.in.seqlen, {&in_order.in.x, &in_order.dout, &in_order.dx});
+        const auto* faster = kernels.choice(in_order);
+        if (faster != kernel) {
+            kernel = faster;
+            p = in_order;
+            if (dout_like_x.defined()) at::_ops::copy_::call(dout_like_x, dout, false);
+        } else {
+            dx_like_x = at::Tensor();
+        }
     }
     const at::Tensor workspace = new_tensor({kernel->workspace_of(p)}, at::kByte, x);
     {
