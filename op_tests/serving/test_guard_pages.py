@@ -199,6 +199,32 @@ def backward_forms(draw: random.Random, guard: Callable[[Any], Any]) -> Iterator
         yield kernel, what, functools.partial(inputs.gradients, kernel, dx)
 
 
+def mixed_forms(draw: random.Random, guard: Callable[[Any], Any]) -> Iterator[tuple[str, str, Callable[[], object]]]:
+    """Forward and backward, packed and plain, on the CPU: x, out, dout and dx each in another order of memory."""
+    batch, dim, tokens = draw.randint(1, 3), draw.choice([1, 3, 16, 17, 40, 130]), draw.choice([1, 2, 5, 16, 33, 70, 530])
+    width, dtype, has_state = draw.choice([1, 2, 3, 4, 5, 8, 9, 20]), draw.choice(list(DTYPES.values())), draw.random() < 0.5
+    orders = [(dim * tokens, tokens, 1), (dim * tokens, 1, dim), (2 * dim * tokens, 2 * tokens, 2), (3 * dim * tokens, 3, 3 * dim)]
+
+    def rows() -> Tensor:
+        strides = draw.choice([*orders, (1, batch, batch * dim)])
+        span = 1 + sum((size - 1) * stride for size, stride in zip((batch, dim, tokens), strides, strict=True))
+        return guard(torch.randn(span).to(dtype).as_strided((batch, dim, tokens), strides))
+
+    x, out, dout, dx, weight, bias = rows(), rows(), rows(), rows(), guard(torch.randn(dim, width)), guard(torch.randn(dim))
+    ids = guard(torch.randint(-1, 4, (batch, tokens), dtype=torch.int32).sort(1)[0]) if draw.random() < 0.5 else None
+    state = guard(torch.randn(batch, dim, width - 1).to(dtype)) if has_state and width > 1 else None
+    what = f"{tuple(x.shape)}, {[t.stride() for t in (x, out, dout, dx)]}, width {width}, {dtype}, ids {ids is not None}, state {has_state}"
+    rows_fn: Any = hipconv.causal_conv1d_fn
+    yield "auto", f"plain, {what}", functools.partial(torch.ops.hipconv.causal_conv1d_fwd, out, x, weight, bias, True)
+    yield "auto", f"packed, {what}", functools.partial(rows_fn, x, weight, bias, seq_idx=ids, initial_states=state)
+    backward_out = torch.ops.hipconv.causal_conv1d_bwd_out
+    yield (
+        "auto",
+        f"backward, {what}",
+        functools.partial(backward_out, dx, x, weight, bias, dout, ids, state, state, state is not None, True),
+    )
+
+
 def main() -> None:
     faulthandler.enable()
     served: Counter[str] = Counter()
@@ -214,6 +240,9 @@ def main() -> None:
                 "decode": decode_forms,
                 "backward": backward_forms,
             }
+            if way == "cpu":
+                forms_of["mixed"] = mixed_forms
+                names.append("mixed auto")
             for seed in range(2 * CALLS):
                 torch.manual_seed(seed)
                 guard = functools.partial(guarded, at_end=seed % 2 == 0)
