@@ -96,7 +96,7 @@ def test_plans_for_gpus_and_sizes_that_are_not_here() -> None:
     }
     assert all(plan.kernel == "vector" for plan in plans.values())
     assert hipconv.causal_conv1d_plan(x.mT.contiguous().mT, weight, target="gfx942").kernel == "tile"
-    assert hipconv.causal_conv1d_plan(x, weight, out=x.mT.contiguous().mT, target="gfx942").kernel == "naive"
+    assert hipconv.causal_conv1d_plan(x, weight, out=x.mT.contiguous().mT, target="gfx942").kernel == "staged"
     on_cpu = hipconv.causal_conv1d_plan(x, weight, target="cpu")
     assert (on_cpu.kernel, on_cpu.form, on_cpu.serves) == ("simd", "simd_along_tokens", ("simd", "openmp"))
     assert on_cpu.target == f"cpu {targets.host_isa()}"

@@ -6,7 +6,7 @@
 
 namespace hipconv {
 
-constexpr int kMaxFastWidth = 8;  // of all kernels but naive, which are compiled for widths 2 to this
+constexpr int kMaxFastWidth = 8;  // of the kernels that are compiled for a width
 
 const char* causal_conv1d_tile_refusal(const CausalConv1dFwdParams& params);
 void causal_conv1d_tile(const CausalConv1dFwdParams& params, void* workspace, void* stream);
@@ -16,6 +16,9 @@ void causal_conv1d_vector(const CausalConv1dFwdParams& params, void* workspace, 
 
 const char* causal_conv1d_shared_refusal(const CausalConv1dFwdParams& params);
 void causal_conv1d_shared(const CausalConv1dFwdParams& params, void* workspace, void* stream);
+
+const char* causal_conv1d_staged_refusal(const CausalConv1dFwdParams& params);
+void causal_conv1d_staged(const CausalConv1dFwdParams& params, void* workspace, void* stream);
 
 const char* causal_conv1d_naive_form(const CausalConv1dFwdParams& params);
 void causal_conv1d_naive(const CausalConv1dFwdParams& params, void* workspace, void* stream);
@@ -37,6 +40,7 @@ constexpr KernelRow<CausalConv1dFwdParams> kFwdKernels[] = {
     {"tile", causal_conv1d_tile_refusal, causal_conv1d_tile},
     {"vector", causal_conv1d_vector_refusal, causal_conv1d_vector, nullptr, vector_is_faster},
     {"shared", causal_conv1d_shared_refusal, causal_conv1d_shared, nullptr, shared_is_faster},
+    {"staged", causal_conv1d_staged_refusal, causal_conv1d_staged},
     {"naive", nullptr, causal_conv1d_naive, nullptr, nullptr, causal_conv1d_naive_form},
 };
 static_assert(are_named(kFwdKernels, kCausalConv1dFwdNames.gpu), "names stand in causal_conv1d/forward.h too");
