@@ -33,12 +33,40 @@ def test_any_memory_with_poison_around_x_and_canaries_around_out(device: torch.d
         assert (buffer == 42.0).all(), f"{what}: wrote outside out"
 
 
+def test_the_staged_kernel_makes_any_rows(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles cut by the ends of rows and channels; taps that all tokens of a wave reach, that some do, that none does; ids that return."""
+    monkeypatch.setenv("HIPCONV_CONV1D_KERNEL", "staged")
+    draw = random.Random(0)
+    torch.manual_seed(0)
+    for _ in range(60):
+        arguments, buffer = random_rows(draw, device)
+        inputs = {name: value for name, value in arguments.items() if name not in ("out", "final_states_out")}
+        torch.ops.hipconv.causal_conv1d_states_fwd(**arguments)
+        wrong = mismatch(arguments["out"], reference_training.causal_conv1d(**inputs)[0])
+        assert wrong is None, f"{arguments['x'].shape}, {arguments['x'].stride()}, {arguments['weight'].shape}: {wrong}"
+        arguments["out"].fill_(42.0)
+        assert (buffer == 42.0).all()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_filters_of_hundreds_of_taps(device: torch.device, layout: str) -> None:
+    for width, batch, dim, seqlen in ((128, 1, 20, 1200), (1024, 2, 3, 1100), (1025, 1, 3, 1100), (200, 1, 70, 90)):
+        x = empty_as(layout, (batch, dim, seqlen), torch.bfloat16, device).normal_()
+        weight, bias = torch.randn(dim, width, device=device) / width**0.5, torch.randn(dim, device=device)
+        ids = torch.arange(seqlen, device=device, dtype=torch.int32).div(150, rounding_mode="floor").expand(batch, seqlen)
+        state = torch.randn(batch, width - 1, dim, device=device, dtype=torch.bfloat16).mT
+        for seq_idx, initial in ((None, None), (ids, None), (None, state), (ids, state)):
+            out = fn(x, weight, bias, seq_idx, initial, activation="silu")
+            expected = reference_training.causal_conv1d(x, weight, bias, seq_idx, initial, True)[0]
+            assert (wrong := mismatch(out, expected)) is None, f"width {width}, ids {seq_idx is not None}, state {initial is not None}: {wrong}"
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dim", [24, 33])
 def test_what_a_tap_does_not_see_does_not_count(device: torch.device, dim: int, layout: str) -> None:
     """Infinities and NaNs in weights, in x, in states, and in padding; small integers are exact beside them."""
     values = itertools.cycle((torch.inf, -torch.inf, torch.nan))
-    for width, has_ids, has_state in itertools.product(range(1, 9), (False, True), (False, True)):
+    for width, has_ids, has_state in itertools.product([*range(1, 9), 9, 20], (False, True), (False, True)):
         generator = torch.Generator().manual_seed(width)
         shape, value = (2, dim, 45), next(values)
         x = empty_as(layout, shape, torch.float32, device).copy_(torch.randint(-9, 9, shape, generator=generator))
@@ -59,7 +87,7 @@ def test_what_a_tap_does_not_see_does_not_count(device: torch.device, dim: int, 
         assert torch.equal(final.nan_to_num(7.0), expected_final.nan_to_num(7.0)), what
 
 
-@pytest.mark.parametrize("width", range(1, 9))
+@pytest.mark.parametrize("width", [*range(1, 9), 9, 40])
 def test_chunks_joined_by_their_states_are_the_whole(device: torch.device, width: int) -> None:
     for layout in LAYOUTS:
         x = empty_as(layout, (2, 40, 60), torch.bfloat16, device).normal_()
