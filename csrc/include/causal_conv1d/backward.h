@@ -26,7 +26,9 @@ struct CausalConv1dBwdParams {
     const uint8_t* taps;  // see kernels/causal_conv1d/backward/parts.h; null where no kernel looks at it
 };
 
-constexpr KernelNames kCausalConv1dBwdNames = {"HIPCONV_CONV1D_BWD_KERNEL", {"tile", "vector", "naive"}, {"simd", "openmp"}};
+constexpr KernelNames kCausalConv1dBwdNames = {"HIPCONV_CONV1D_BWD_KERNEL",
+                                               {"tile", "vector", "staged", "naive"},
+                                               {"simd", "openmp"}};
 
 // These are defined twice, as in forward.h: in csrc/kernels and in csrc/cpu. In calls, no size but the seqlen is zero.
 KernelTable<CausalConv1dBwdParams> causal_conv1d_bwd_kernels();

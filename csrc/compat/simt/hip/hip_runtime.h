@@ -168,6 +168,7 @@ inline unsigned long long __ballot(int predicate, HIPCONV_SIMT_SITE) {
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __popcll(unsigned long long bits) { return __builtin_popcountll(bits); }
 inline int __clz(int bits) { return bits ? __builtin_clz(static_cast<unsigned>(bits)) : 32; }
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
 
 // Fibers never interrupt each other, so the plain operation is atomic. The address alone decides the type, as on a GPU.
 namespace simt {

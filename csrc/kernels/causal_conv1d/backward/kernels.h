@@ -13,6 +13,10 @@ const char* causal_conv1d_bwd_vector_refusal(const CausalConv1dBwdParams& params
 int64_t causal_conv1d_bwd_vector_workspace(const CausalConv1dBwdParams& params);
 void causal_conv1d_bwd_vector(const CausalConv1dBwdParams& params, void* workspace, void* stream);
 
+const char* causal_conv1d_bwd_staged_refusal(const CausalConv1dBwdParams& params);
+int64_t causal_conv1d_bwd_staged_workspace(const CausalConv1dBwdParams& params);
+void causal_conv1d_bwd_staged(const CausalConv1dBwdParams& params, void* workspace, void* stream);
+
 int64_t causal_conv1d_bwd_naive_workspace(const CausalConv1dBwdParams& params);
 void causal_conv1d_bwd_naive(const CausalConv1dBwdParams& params, void* workspace, void* stream);
 
@@ -20,6 +24,7 @@ void causal_conv1d_bwd_naive(const CausalConv1dBwdParams& params, void* workspac
 constexpr KernelRow<CausalConv1dBwdParams> kBwdKernels[] = {
     {"tile", causal_conv1d_bwd_tile_refusal, causal_conv1d_bwd_tile, causal_conv1d_bwd_tile_workspace},
     {"vector", causal_conv1d_bwd_vector_refusal, causal_conv1d_bwd_vector, causal_conv1d_bwd_vector_workspace},
+    {"staged", causal_conv1d_bwd_staged_refusal, causal_conv1d_bwd_staged, causal_conv1d_bwd_staged_workspace},
     {"naive", nullptr, causal_conv1d_bwd_naive, causal_conv1d_bwd_naive_workspace},
 };
 static_assert(are_named(kBwdKernels, kCausalConv1dBwdNames.gpu), "names stand in causal_conv1d/backward.h too");

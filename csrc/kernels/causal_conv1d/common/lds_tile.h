@@ -54,8 +54,9 @@ HIPCONV_INLINE void load_and_put(int begin, int end, int step, Load load, Put pu
 }
 
 // This brings `count` tokens (a multiple of 16) from part.first_token on, but for those outside the sequence, which are left
-// alone, to place -1 (which does not exist) and on. So windows begin where groups do.
-template <typename T>
+// alone. With a shift of 1, the first one has no place, and the next one takes its: so the windows of outputs begin where
+// groups do.
+template <typename T, int kShift>
 HIPCONV_INLINE void bring_tile(const TilePart& part, int count, float* lines, int pitch) {
     constexpr int kVector = 16 / static_cast<int>(sizeof(T)), kAtOnce = 4;
     const T* const data = global_pointer<const T>(part.rows.data);
@@ -86,7 +87,7 @@ HIPCONV_INLINE void bring_tile(const TilePart& part, int count, float* lines, in
                 if (u == 1 && !goes_on) continue;
 #pragma unroll
                 for (int i = 0; i < kVector; ++i) {
-                    const int place = t + u * step + i - 1;
+                    const int place = t + u * step + i - kShift;
                     if (place < 0) continue;
                     const Pair of_a = pair_of<T>(a[u], i / 2), of_b = pair_of<T>(b[u], i / 2);
                     *reinterpret_cast<Pair*>(line + float_of_token(place)) =
@@ -108,10 +109,11 @@ HIPCONV_INLINE void bring_tile(const TilePart& part, int count, float* lines, in
                                                  : load_part<T, kVector>(from, 0, left - channel);
             },
             [&](int t, const Vector& words) {
-                if (t == 0) return;
+                if (t < kShift) return;
 #pragma unroll
                 for (int j = 0; j < kVector / 2; ++j)
-                    *reinterpret_cast<Pair*>(lines + (channel / 2 + j) * pitch + float_of_token(t - 1)) = pair_of<T>(words, j);
+                    *reinterpret_cast<Pair*>(lines + (channel / 2 + j) * pitch + float_of_token(t - kShift)) =
+                        pair_of<T>(words, j);
             });
     } else {
         const bool along_tokens = part.moves == TileMoves::tokens;
@@ -124,12 +126,12 @@ HIPCONV_INLINE void bring_tile(const TilePart& part, int count, float* lines, in
         load_and_put<kAtOnce, T>(
             begin + (along_tokens ? lane : other), end, step, [&](int t) { return first[t * token_step]; },
             [&](int t, T value) {
-                if (t > 0) line[float_of_token(t - 1)] = to_float(value);
+                if (t >= kShift) line[float_of_token(t - kShift)] = to_float(value);
             });
     }
 }
 
-// This takes `count` tokens (a multiple of 16) away to part.first_token and on, those outside the sequence excepted.
+// This takes `count` tokens (a multiple of 16) away to part.first_token (also one) and on, those outside the sequence excepted.
 template <typename T>
 HIPCONV_INLINE void take_tile_away(const TilePart& part, int count, const float* lines, int pitch) {
     constexpr int kVector = 16 / static_cast<int>(sizeof(T));
@@ -137,13 +139,14 @@ HIPCONV_INLINE void take_tile_away(const TilePart& part, int count, const float*
     const int64_t channel_step = part.rows.dim_stride, token_step = part.rows.seqlen_stride;
     const int thread = static_cast<int>(threadIdx.x), left = part.channels - part.first_channel;
     const int end = part.tokens - part.first_token < count ? part.tokens - part.first_token : count;
+    const int begin = part.first_token < 0 ? -part.first_token : 0;
     if (part.moves == TileMoves::token_vectors) {
         const int pair = thread >> part.group_bits, lane = thread & ((1 << part.group_bits) - 1);
         if (2 * pair >= left) return;
         T* const first = data + (part.first_channel + 2 * pair) * channel_step + part.first_token;
         const bool has_both = 2 * pair + 1 < left;
         const float* const line = lines + pair * pitch;
-        for (int t = lane * kVector; t < end; t += kVector << part.group_bits) {
+        for (int t = begin + lane * kVector; t < end; t += kVector << part.group_bits) {
             Words<T, kVector> both[2] = {};
 #pragma unroll
             for (int i = 0; i < kVector / 2; ++i) {
@@ -165,7 +168,7 @@ HIPCONV_INLINE void take_tile_away(const TilePart& part, int count, const float*
         const int channel = (thread & ((1 << bits) - 1)) * kVector;
         if (channel >= left) return;
         T* const first = data + part.first_channel + channel + part.first_token * token_step;
-        for (int t = thread >> bits; t < end; t += static_cast<int>(blockDim.x) >> bits) {
+        for (int t = begin + (thread >> bits); t < end; t += static_cast<int>(blockDim.x) >> bits) {
             Words<T, kVector> words{};
 #pragma unroll
             for (int j = 0; j < kVector / 2; ++j)
@@ -183,7 +186,7 @@ HIPCONV_INLINE void take_tile_away(const TilePart& part, int count, const float*
         if (channel >= left) return;
         T* const first = data + (part.first_channel + channel) * channel_step + part.first_token * token_step;
         const float* const line = lines + channel / 2 * pitch + channel % 2;
-        for (int t = along_tokens ? lane : other; t < end; t += step)
+        for (int t = begin + (along_tokens ? lane : other); t < end; t += step)
             first[t * token_step] = from_float<T>(line[float_of_token(t)]);
     }
 }
