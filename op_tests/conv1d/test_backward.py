@@ -127,6 +127,25 @@ def test_gradients_in_another_order_than_x_have_the_same_bits(device: torch.devi
     assert torch.equal(torch.ops.hipconv.causal_conv1d_bwd(*crossed[:5], use_silu=True)[0], expected[0])
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("width", [4, 9, 16, 40, 130])
+def test_wide_filters_over_documents(device: torch.device, layout: str, width: int) -> None:
+    """Taps that all tokens of a wave see, that some do, that none does; padding; tiles cut by the ends of rows; states; odd dims."""
+    draw = random.Random(width)
+    for dim, seqlen, dtype in ((3, 700, torch.float32), (20, 90, torch.bfloat16), (33, 17, torch.float16)):
+        for length, has_states in ((None, False), (seqlen, True), (7, False), (50, True)):
+            weight_dtype, has_bias = draw.choice([torch.float32, dtype]), draw.random() < 0.7
+            case = Case(2, dim, seqlen, width, dtype, weight_dtype, length != 50, has_bias, layout, False, has_states, has_states)
+            inputs = case.inputs(device)
+            if length is not None:
+                ids = torch.arange(seqlen, device=device, dtype=torch.int32).div(length, rounding_mode="floor").repeat(2, 1)
+                ids[1, seqlen - seqlen // 5 :] = -1
+                inputs = inputs._replace(seq_idx=ids)
+            for kernel in {"auto", *(name for name in kernels_of(device) if name == "staged")}:
+                wrong = wrong_gradients(inputs, inputs.gradients(kernel))
+                assert wrong is None, f"{kernel}, {case}, documents of {length}: {wrong}"
+
+
 @pytest.mark.parametrize("dim, seqlen", [(3, 1100), (37, 70), (72, 300), (20, 6)])
 @pytest.mark.parametrize("width", [1, 2, 4, 7, 9, 19, 40])
 def test_cpu_serves_every_width_and_stride(width: int, dim: int, seqlen: int) -> None:

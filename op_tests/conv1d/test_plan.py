@@ -163,7 +163,9 @@ def test_an_empty_call_launches_nothing() -> None:
 
 def test_a_plan_reads_like_a_sentence_and_cannot_be_changed() -> None:
     plan = hipconv.causal_conv1d_plan(meta(4, 4096, 4096), meta(4096, 4), target="gfx942")
-    assert str(plan).startswith("vector on rocm gfx942, chosen by auto; kernels that serve: vector, staged, naive; 536.9 MFLOP, 2.0 a byte; ")
+    assert str(plan).startswith(
+        "vector on rocm gfx942, chosen by auto; kernels that serve: vector, staged, naive; 536.9 MFLOP, 2.0 a byte; "
+    )
     assert str(plan).endswith("floor: a copy kernel's time for 268.5 MB, read and written together")
     with pytest.raises(dataclasses.FrozenInstanceError):
         plan.kernel = "naive"  # type: ignore[misc]

@@ -58,7 +58,9 @@ def test_filters_of_hundreds_of_taps(device: torch.device, layout: str) -> None:
         for seq_idx, initial in ((None, None), (ids, None), (None, state), (ids, state)):
             out = fn(x, weight, bias, seq_idx, initial, activation="silu")
             expected = reference_training.causal_conv1d(x, weight, bias, seq_idx, initial, True)[0]
-            assert (wrong := mismatch(out, expected)) is None, f"width {width}, ids {seq_idx is not None}, state {initial is not None}: {wrong}"
+            assert (wrong := mismatch(out, expected)) is None, (
+                f"width {width}, ids {seq_idx is not None}, state {initial is not None}: {wrong}"
+            )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

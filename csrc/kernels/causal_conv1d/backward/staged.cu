@@ -21,8 +21,8 @@
 
 namespace hipconv {
 
-constexpr int kSumLanes = 32;  // that add their sums up; a pair of channels has at least as many
 constexpr int kSumLaneBits = 5;
+constexpr int kSumLanes = 1 << kSumLaneBits;  // that add their sums up; a pair of channels has at least as many
 
 // Tap `nearest` + i of the reversed filter brings token t what token t + nearest + i gets. Calls come in descending order of t.
 struct ReachesOn {
@@ -72,6 +72,18 @@ struct GroupReachOn {
     }
 };
 
+// Lanes exchange halves of their numbers, and add up the ones that they keep.
+template <int kHalf>
+__device__ __forceinline__ void add_halves(float (&numbers)[kSumLanes], int lane) {
+    const bool upper = lane & kHalf;
+#pragma unroll
+    for (int i = 0; i < kHalf; ++i) {
+        const float first = numbers[i], second = numbers[kHalf + i];
+        numbers[i] = (upper ? second : first) + __shfl_xor(upper ? first : second, kHalf);
+    }
+    if constexpr (kHalf > 1) add_halves<kHalf / 2>(numbers, lane);
+}
+
 // 32 lanes have 32 numbers each; lane l returns the sum of all their numbers l.
 __device__ __forceinline__ float sum_over_lanes(const Pair (&pairs)[kGroupTokens]) {
     float numbers[kSumLanes];
@@ -80,39 +92,22 @@ __device__ __forceinline__ float sum_over_lanes(const Pair (&pairs)[kGroupTokens
         numbers[2 * t] = low(pairs[t]);
         numbers[2 * t + 1] = high(pairs[t]);
     }
-    const int lane = static_cast<int>(threadIdx.x) % kSumLanes;
-#pragma unroll
-    for (int bit = kSumLaneBits - 1; bit >= 0; --bit) {
-        const int half = 1 << bit;
-        const bool upper = lane >> bit & 1;
-#pragma unroll
-        for (int i = 0; i < half; ++i) {
-            const float kept = upper ? numbers[half + i] : numbers[i], given = upper ? numbers[i] : numbers[half + i];
-            numbers[i] = kept + __shfl_xor(given, half);
-        }
-    }
+    add_halves<kSumLanes / 2>(numbers, static_cast<int>(threadIdx.x) % kSumLanes);
     return numbers[0];
 }
 
-// The block's dx and partial sums by the formula.
+// The gradients of final states are added to those of the inputs that they hold.
 template <typename T>
-__device__ __forceinline__ void bwd_block_by_formula(const CausalConv1dBwdParams& p, const StagedPlan& plan,
-                                                     const StagedPlace& place, int64_t row, int segments) {
-    const int channels = 2 << plan.pair_bits, thread = static_cast<int>(threadIdx.x);
-    for (int i = thread; i < channels * plan.made; i += kStagedThreads) {
-        const int d = place.first_channel + i % channels, t = place.first_token + i / channels;
-        if (d < p.in.dim && t < p.in.seqlen && t >= 1 - p.in.width && (t >= 0 || p.dinitial_states.data))
-            bwd_one_input<T, float>(p, place.b, d, t);
-    }
-    const int64_t columns = (int64_t{p.in.width} + 1) * p.in.dim;
-    for (int i = thread; i < channels * (p.in.width + 1); i += kStagedThreads) {
-        const int d = place.first_channel + i % channels, tap = i / channels;
-        if (d >= p.in.dim) continue;
-        float sum = 0.0f;
-        for (int t = place.first_token < 0 ? 0 : place.first_token; t < place.first_token + plan.made && t < p.in.seqlen; ++t)
-            sum += bwd_one_term<T, float>(p, place.b, d, t, tap);
-        float* const to = static_cast<float*>(p.partials) + row * columns + int64_t{tap} * p.in.dim + d;
-        for (int segment = 0; segment < segments; ++segment) to[segment * columns] = segment == 0 ? sum : 0.0f;
+HIPCONV_INLINE void add_final_gradients(const CausalConv1dBwdParams& p, const StagedPlan& plan, const StagedPlace& place,
+                                        float* lines) {
+    const int past = p.in.width - 1, d = place.channel();
+    int t = place.first_token + place.group;
+    for (; t < place.first_token + plan.made && t < p.in.seqlen && d < p.in.dim; t += place.groups) {
+        const int column = t - p.in.seqlen + past;
+        if (column < 0 || t < -past || !final_state_counts(p.in, place.b, t)) continue;
+        float* const to = place.line(lines) + float_of_token(t - place.first_token);
+        to[0] += to_float(at<const T>(p.dfinal_states, place.b, d, column));
+        if (d + 1 < p.in.dim) to[1] += to_float(at<const T>(p.dfinal_states, place.b, d + 1, column));
     }
 }
 
@@ -120,30 +115,82 @@ struct BwdStagedMoves {
     TileMoves x, dout, dx;
 };
 
-__global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, kStagedBlocks)
-    causal_conv1d_bwd_staged_kernel(CausalConv1dBwdParams p, StagedPlan plan, BwdStagedMoves moves) {
+// One parameter holds all, so that AMD's compiler can read it again wherever it needs it (first_parameter_again).
+struct BwdStagedCall {
+    CausalConv1dBwdParams params;
+    StagedPlan plan;
+    BwdStagedMoves moves;
+};
+
+// A block's rows of partial sums, one for each 32 lanes of a pair.
+HIPCONV_INLINE int64_t first_row_of(const StagedPlan& plan, const StagedPlace& place) {
+    return (int64_t{place.b} * plan.tiles + place.tile) * (place.groups / kSumLanes);
+}
+
+// The block's dx and partial sums by the formula. As few scalar registers hold values meanwhile, its place is worked out again.
+template <typename T>
+__device__ __forceinline__ void bwd_block_by_formula(const BwdStagedCall& call, uint32_t block) {
+    const auto again = [&]() -> const CausalConv1dBwdParams& { return first_parameter_again(call).params; };
+    const auto plan_again = [&]() -> const StagedPlan& { return first_parameter_again(call).plan; };
+    {
+        const StagedPlan& plan = plan_again();
+        const StagedPlace place(plan, block);
+        const int channels = 2 << plan.pair_bits, oldest = again().dinitial_states.data ? 1 - again().in.width : 0;
+#pragma unroll 1
+        for (int i = static_cast<int>(threadIdx.x); i < channels * plan_again().made; i += kStagedThreads) {
+            const int d = place.first_channel + i % channels, t = place.first_token + i / channels;
+            if (d < again().in.dim && t < again().in.seqlen && t >= oldest) bwd_one_input<T, float>(again(), place.b, d, t);
+        }
+    }
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < (2 << plan_again().pair_bits) * (again().in.width + 1);
+         i += kStagedThreads) {
+        const int channel = i % (2 << plan_again().pair_bits), tap = i / (2 << plan_again().pair_bits);
+        float sum = 0.0f;
+        {
+            const StagedPlan& plan = plan_again();
+            const StagedPlace place(plan, block);
+            const int end = place.first_token + plan.made, d = place.first_channel + channel;
+            if (d >= again().in.dim) continue;
+#pragma unroll 1
+            for (int t = place.first_token < 0 ? 0 : place.first_token; t < end && t < again().in.seqlen; ++t)
+                sum += bwd_one_term<T, float>(again(), place.b, d, t, tap);
+        }
+        const StagedPlan& plan = plan_again();
+        const StagedPlace place(plan, block);
+        const int64_t columns = (int64_t{again().in.width} + 1) * again().in.dim;
+        float* const to = static_cast<float*>(again().partials) + first_row_of(plan, place) * columns +
+                          int64_t{tap} * again().in.dim + place.first_channel + channel;
+#pragma unroll 1
+        for (int segment = 0; segment < place.groups / kSumLanes; ++segment) to[segment * columns] = segment == 0 ? sum : 0.0f;
+    }
+}
+
+__global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, 1) causal_conv1d_bwd_staged_kernel(BwdStagedCall call) {
     HIPCONV_LARGE_SHARED(Words4, lds, kStagedBytes / 16);
     HIPCONV_SHARED(uint32_t, found, kMostStagedGroups);
     HIPCONV_SHARED(int, returns, 1);
     float* const lines = reinterpret_cast<float*>(lds);
 
     const uint32_t block = blockIdx.y * gridDim.x + blockIdx.x;
-    if (block >= plan.all_blocks) return;
+    if (block >= call.plan.all_blocks) return;
     let_next_kernel_begin();
+    const auto again = [&]() -> const CausalConv1dBwdParams& { return first_parameter_again(call).params; };
+    const auto plan_again = [&]() -> const StagedPlan& { return first_parameter_again(call).plan; };
+    const StagedPlan& plan = plan_again();
     const StagedPlace place(plan, block);
     float* const weights = lines + (place.pitch << plan.pair_bits);
-    const auto again = [&]() -> const CausalConv1dBwdParams& { return first_parameter_again(p); };
-    const int tap_groups = plan.taps / kGroupTokens, segments = place.groups / kSumLanes;
-    const int64_t first_row = (int64_t{place.b} * plan.tiles + place.tile) * segments;
+    const int tap_groups = plan.taps / kGroupTokens;
 
     wait_for_kernel_before();
-    with_dtype(p.in.dtype, [&](auto type) {
+    with_dtype(again().in.dtype, [&](auto type) {
         using T = decltype(type);
-        bring_tile<T, 0>(staged_part<T>(again().in, plan, place, again().dout, moves.dout, place.first_token),
-                         place.groups * kGroupTokens, lines, place.pitch);
+        bring_tile<T, 0>(
+            staged_part<T>(again().in, plan, place, again().dout, first_parameter_again(call).moves.dout, place.first_token),
+            place.groups * kGroupTokens, lines, place.pitch);
     });
     bring_weights(again().in, plan, place, weights);
-    const bool has_ids = p.in.seq_idx.data;
+    const bool has_ids = again().in.seq_idx.data;
     if (has_ids) {
         if (threadIdx.x == 0) *returns = 0;
         __syncthreads();
@@ -151,14 +198,15 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, kStagedBlocks)
     }
     __syncthreads();
     if (has_ids && *returns) {
-        with_dtype(again().in.dtype,
-                   [&](auto type) { bwd_block_by_formula<decltype(type)>(again(), plan, place, first_row, segments); });
+        with_dtype(again().in.dtype, [&](auto type) { bwd_block_by_formula<decltype(type)>(call, block); });
         return;
     }
     Pair g[kGroupTokens];  // dout, then the gradients of the sums
     load_group(place.own(lines), g);
     __syncthreads();
-    with_dtype(again().in.dtype, [&](auto type) { bring_inputs<decltype(type)>(again().in, plan, place, moves.x, lines); });
+    with_dtype(again().in.dtype, [&](auto type) {
+        bring_inputs<decltype(type)>(again().in, plan, place, first_parameter_again(call).moves.x, lines);
+    });
 
     const GroupStarts starts = starts_of_group(again().in, plan, place, found);
     const int width = again().in.width, past = width - 1;
@@ -193,8 +241,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, kStagedBlocks)
     const bool counts = place.group < place.groups - tap_groups;
     {
         const int64_t columns = (int64_t{width} + 1) * again().in.dim;
-        float* const row =
-            static_cast<float*>(again().partials) + (first_row + place.group / kSumLanes) * columns + place.channel();
+        float* const row = static_cast<float*>(again().partials) +
+                           (first_row_of(plan, place) + place.group / kSumLanes) * columns + place.channel();
         const int lane = static_cast<int>(threadIdx.x) % kSumLanes;
         const GroupReach reach(starts, past);
         const auto own = [&](int i) { return g[i]; };
@@ -235,21 +283,6 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, kStagedBlocks)
     Pair sums[kGroupTokens];
 #pragma unroll
     for (int t = 0; t < kGroupTokens; ++t) sums[t] = twice(0.0f);
-    if (again().dfinal_states.data && first + kGroupTokens > again().in.seqlen - past) {
-        with_dtype(again().in.dtype, [&](auto type) {
-            const CausalConv1dBwdParams& given = again();
-#pragma unroll
-            for (int i = 0; i < kGroupTokens; ++i) {
-                const int t = first + i, column = t - given.in.seqlen + past, d = place.channel();
-                if (column < 0 || t >= given.in.seqlen || t < -past || d >= given.in.dim) continue;
-                if (!final_state_counts(given.in, place.b, t)) continue;
-                const auto gradient = [&](int channel) {
-                    return to_float(at<const decltype(type)>(given.dfinal_states, place.b, channel, column));
-                };
-                sums[i] = make_pair(gradient(d), d + 1 < given.in.dim ? gradient(d + 1) : 0.0f);
-            }
-        });
-    }
     {
         const GroupReachOn reach(starts);
         for (int j = 0; j < tap_groups; ++j) {
@@ -270,17 +303,29 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, kStagedBlocks)
     __syncthreads();
     store_group(place.own(lines), sums);
     __syncthreads();
+    const StagedPlan& last_plan = plan_again();
+    const StagedPlace last_place(last_plan, block);  // worked out again, as few scalar registers hold values for so long
+    const int last_past = again().in.width - 1;
+    if (again().dfinal_states.data && last_place.first_token + last_plan.made > again().in.seqlen - last_past) {
+        with_dtype(again().in.dtype,
+                   [&](auto type) { add_final_gradients<decltype(type)>(again(), last_plan, last_place, lines); });
+        __syncthreads();
+    }
     with_dtype(again().in.dtype, [&](auto type) {
         using T = decltype(type);
-        take_tile_away<T>(staged_part<T>(again().in, plan, place, again().dx, moves.dx, place.first_token), plan.made, lines,
-                          place.pitch);
-        if (place.first_token >= 0 || !again().dinitial_states.data) return;
-        const int d = place.channel();
-        for (int t = place.first_token + place.group; t < 0 && t < place.first_token + plan.made; t += place.groups) {
-            if (t < -past || d >= again().in.dim) continue;
-            const Pair both = *reinterpret_cast<const Pair*>(place.line(lines) + float_of_token(t - place.first_token));
-            at<T>(again().dinitial_states, place.b, d, t + past) = from_float<T>(low(both));
-            if (d + 1 < again().in.dim) at<T>(again().dinitial_states, place.b, d + 1, t + past) = from_float<T>(high(both));
+        take_tile_away<T>(staged_part<T>(again().in, last_plan, last_place, again().dx, first_parameter_again(call).moves.dx,
+                                         last_place.first_token),
+                          last_plan.made, lines, last_place.pitch);
+        if (last_place.first_token >= 0 || !again().dinitial_states.data) return;
+        const int d = last_place.channel();
+        for (int t = last_place.first_token + last_place.group; t < 0 && t < last_place.first_token + last_plan.made;
+             t += last_place.groups) {
+            if (t < -last_past || d >= again().in.dim) continue;
+            const Pair both =
+                *reinterpret_cast<const Pair*>(last_place.line(lines) + float_of_token(t - last_place.first_token));
+            at<T>(again().dinitial_states, last_place.b, d, t + last_past) = from_float<T>(low(both));
+            if (d + 1 < again().in.dim)
+                at<T>(again().dinitial_states, last_place.b, d + 1, t + last_past) = from_float<T>(high(both));
         }
     });
 }
@@ -327,8 +372,8 @@ void causal_conv1d_bwd_staged(const CausalConv1dBwdParams& params, void* workspa
                                   hipFuncAttributeMaxDynamicSharedMemorySize, shared);
     const BwdStagedMoves taken{moves_of_plan(plan, moves.x, size), moves_of_plan(plan, moves.dout, size),
                                moves_of_plan(plan, moves.dx, size)};
-    HIPCONV_LAUNCH(true, causal_conv1d_bwd_staged_kernel, staged_grid(plan), dim3(kStagedThreads, 1, 1), shared, s, p, plan,
-                   taken);
+    HIPCONV_LAUNCH(true, causal_conv1d_bwd_staged_kernel, staged_grid(plan), dim3(kStagedThreads, 1, 1), shared, s,
+                   BwdStagedCall{p, plan, taken});
     check_launch("causal_conv1d_bwd");
     bwd_sums_add_up(p, partials, s);
 }

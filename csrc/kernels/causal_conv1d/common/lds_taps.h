@@ -43,16 +43,14 @@ struct ReachesBack {
 template <typename Factor, typename Masks>
 HIPCONV_INLINE void correlate(const float* tokens, Factor factor, int begin, int end, Masks masks, Pair (&sums)[kGroupTokens]) {
     Pair window[2 * kGroupTokens];
-    const auto load = [&](int v) {
+#pragma unroll
+    for (int v = 0; v < kGroupTokens; ++v) {
         const Words4 two = *reinterpret_cast<const Words4*>(tokens + v / 8 * kGroupFloats + v % 8 * 4);
         window[2 * v] = pair_of<float>(two, 0);
         window[2 * v + 1] = pair_of<float>(two, 1);
-    };
-#pragma unroll
-    for (int v = 0; v < kGroupTokens / 2; ++v) load(v);
+    }
 #pragma unroll
     for (int i = 0; i < kGroupTokens; ++i) {
-        if (i % 2 == 0) load((kGroupTokens + i) / 2);  // for the taps to come: there are no registers for all at once
         masks.begin(i);
         if (i < begin || i >= end) continue;
         const Pair own = factor(i);
@@ -66,6 +64,7 @@ HIPCONV_INLINE void correlate(const float* tokens, Factor factor, int begin, int
                 sums[t] = multiply_add_where(sees, sees, own, window[t + i], sums[t]);
             }
         }
+        if constexpr (!Masks::kAll) keep_order();  // or the masks of all taps take scalar registers at once
     }
 }
 

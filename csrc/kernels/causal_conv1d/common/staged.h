@@ -20,7 +20,6 @@ constexpr int kStagedLineFloats = kGroupFloats * (kStagedThreads + kMostPairsByT
 constexpr int kStagedWeightFloats = 2 * kGroupTokens * kMostPairsByTaps;
 constexpr int kStagedBytes = (kStagedLineFloats + kStagedWeightFloats) * 4;
 constexpr int kMostStagedGroups = kStagedThreads + kMostPairsByTaps;  // of a line
-constexpr int kStagedBlocks = kLdsBytes / kStagedBytes > 2 ? 2 : 1;   // of a compute unit
 
 // This plan says how a launch divides the work.
 struct StagedPlan {

@@ -20,7 +20,7 @@
 
 namespace hipconv {
 
-__global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, kStagedBlocks)
+__global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, kLdsBytes / kStagedBytes > 2 ? 2 : 1)
     causal_conv1d_fwd_staged(CausalConv1dFwdParams p, StagedPlan plan, TileMoves x_moves, TileMoves out_moves) {
     HIPCONV_LARGE_SHARED(Words4, lds, kStagedBytes / 16);
     HIPCONV_SHARED(uint32_t, found, kMostStagedGroups);
