@@ -1,12 +1,13 @@
-// This kernel is the causal conv1d backward by way of LDS ("staged"): it serves wide filters, and x, dout and dx of any layouts.
+// This kernel is the causal conv1d backward by way of LDS ("staged"): it serves wide filters, and x, dout and dx of any
+// layouts.
 //
 // Tiles are those of the forward's staged kernel. A thread makes the sums of a group of 16 tokens again, and of these and dout
 // the gradients g of the sums, which stay in its registers:
 //
-//   * dweight: 16 taps of its own group at a time, 256 multiply-adds of pairs from 31 tokens of x. 32 lanes add their 16 pairs up
-//     by exchanging halves, so that each ends with one number, and store a row of partial sums.
-//   * dx: g goes to LDS in place of x; dx is the convolution of g with the filter in reverse. The last groups of a block, as many
-//     as the taps reach, are there for their g alone: the next block makes their dx and counts their dweight.
+//   * dweight: 16 taps of its own group at a time, 256 multiply-adds of pairs from 31 tokens of x. 32 lanes add their 16 pairs
+//     up by exchanging halves, so that each ends with one number, and store a row of partial sums.
+//   * dx: g goes to LDS in place of x; dx is the convolution of g with the filter in reverse. The last groups of a block, as
+//     many as the taps reach, are there for their g alone: the next block makes their dx and counts their dweight.
 //
 // Where an id returns after others, a block works by the formula.
 //

@@ -84,8 +84,9 @@ struct GroupReach {
     }
 };
 
-// The sums of a convolution for a group: sums[t] += weight[i] * what token t sees through tap i. `tokens` and `weights` are the
-// oldest tap's; `taps` is the width rounded up, and the first taps - width of the weights are not there. All lanes of a wave call.
+// The sums of a convolution for a group: sums[t] += weight[i] * what token t sees through tap i. `tokens` and `weights` are
+// the oldest tap's; `taps` is the width rounded up, and the first taps - width of the weights are not there. All lanes of a
+// wave call.
 __device__ __forceinline__ void convolve_group(const float* tokens, const float* weights, int taps, int width,
                                                const GroupStarts& starts, const GroupReach& reach, Pair (&sums)[kGroupTokens]) {
     const int past = width - 1;

@@ -1,5 +1,5 @@
-// A tile of tokens and channels in LDS, as floats: channels in pairs, tokens in groups of 16. It is the same whatever the layout
-// of the memory that the tokens come from or go to; the functions below move it.
+// A tile of tokens and channels in LDS, as floats: channels in pairs, tokens in groups of 16. It is the same whatever the
+// layout of the memory that the tokens come from or go to; the functions below move it.
 //
 // A line is a pair of channels. A group takes 9 vectors of 16 bytes: two tokens of the pair each, and one that stays empty, so
 // that threads which read a group each, side by side, read from different banks.

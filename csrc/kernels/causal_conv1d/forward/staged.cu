@@ -1,16 +1,16 @@
 // This kernel is the causal conv1d forward by way of LDS ("staged"): it serves wide filters, and x and out of any layouts.
 //
 // A block's tile and the tokens before it that its filter reaches come to LDS as floats, in pairs of channels (lds_tile.h). A
-// thread makes 16 tokens of a pair. It takes 16 taps at a time: 31 tokens go to registers, and serve 256 multiply-adds of pairs,
-// so that LDS is read at about half of its rate. Outputs return by way of LDS: either side moves whole lines of memory, whatever
-// the layout of the other.
+// thread makes 16 tokens of a pair. It takes 16 taps at a time: 31 tokens go to registers, and serve 256 multiply-adds of
+// pairs, so that LDS is read at about half of its rate. Outputs return by way of LDS: either side moves whole lines of memory,
+// whatever the layout of the other.
 //
 // Where rows have a beginning or ids, a token reaches back to the last change of the id (or the row's beginning). Taps that no
 // token of a wave reaches are skipped, taps that all reach are taken as they are, others token by token. Where an id returns
 // after others, a block makes its outputs by the formula.
 //
-// Floor: `width` multiply-adds an element, or the copy of x to out where the width is small. Bytes: each input is read once, and
-// those in front of a tile once more, from the cache.
+// Floor: `width` multiply-adds an element, or the copy of x to out where the width is small. Bytes: each input is read once,
+// and those in front of a tile once more, from the cache.
 #include <hip/hip_runtime.h>
 
 #include "../common/staged.h"
