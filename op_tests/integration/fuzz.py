@@ -121,6 +121,8 @@ def make(seed: int, number: int, only: str | None = None) -> Case:
                 changes.append(f"{name} None")
     for name in rng.sample(sorted(arguments), min(len(arguments), rng.choice((0, 1, 1, 1, 2, 3)))):
         what, arguments[name] = changed(rng, arguments, arguments[name])
+        if name == "weight" and isinstance(arguments[name], Tensor) and 2**31 - 1 in arguments[name].shape:
+            arguments[name] = arguments[name][..., :9]  # whose sums would take minutes
         changes.append(f"{name} {what}")
     return Case(form, function, size, arguments, changes, rng.choice(MODES))
 
@@ -243,7 +245,7 @@ def judge(case: Case) -> tuple[str, str | None]:
     """Whether a call was "taken" or "refused", and what is wrong with that."""
     written = WRITTEN & case.arguments.keys()
     freed = [name for name, t in tensors_of(case.arguments) if t.untyped_storage().nbytes() == 0 and t.numel()]
-    if {*freed} & {"x", "residual", "mask", "cu_seqlens"} and "ShortConvolution" in case.form:
+    if {*freed} & {"x", "residual", "mask", "cache", "cu_seqlens"} and "ShortConvolution" in case.form:
         return "refused", None  # torch reads these itself, and crashes
     with in_mode(case.mode):
         huge = is_huge([*case.arguments.values()])
@@ -256,7 +258,7 @@ def judge(case: Case) -> tuple[str, str | None]:
             return "refused", complaint_about_error(case, error) or memory.complaint(set())
         if wrong := memory.complaint(written):
             return "taken", wrong
-        if freed or huge or not (isinstance(result, (Tensor, tuple)) or result is None):
+        if freed or huge or any(map(is_zero, case.arguments.values())) or not (isinstance(result, (Tensor, tuple)) or result is None):
             return "taken", None
         try:
             expected = case.function.call(again)

@@ -307,6 +307,38 @@ def test_a_dtype_that_a_layer_has_not_is_named() -> None:
         form = FORMS[name]
         with pytest.raises(TypeError, match=r"^x: got dtype torch\.float8_e4m3fn, expected"):
             form.call(form.arguments() | {"x": form.arguments()["x"].to(torch.float8_e4m3fn)})
+        arguments = form.arguments()
+        arguments |= {"residual": arguments["residual"].to(torch.float8_e4m3fn)}
+        before = arguments["cache"].clone()
+        with pytest.raises(TypeError, match=r"^residual: got dtype torch\.float8_e4m3fn, expected"):
+            form.call(arguments)
+        assert torch.equal(arguments["cache"], before)
+
+
+def test_outputs_of_the_extension_that_share_memory_are_refused() -> None:
+    form = FORMS["causal_conv1d_cuda.causal_conv1d_bwd"]
+    arguments = form.arguments()
+    memory = randn(2, 8, 19)
+    for states, dx in ((memory[..., :3], memory[..., :16]), (arguments["dx"][..., :3], arguments["dx"])):
+        with pytest.raises(ValueError, match="^dinitial_states: shares memory with dx"):
+            form.call(arguments | {"dinitial_states": states, "dx": dx})
+    form.call(arguments | {"dinitial_states": memory[..., :3], "dx": memory[..., 3:]})  # interleaved, and apart
+
+
+def test_an_inference_tensor_is_no_out_of_conv2d_on_the_cpu() -> None:
+    with torch.inference_mode():
+        out = torch.ones(2, 4, 8, 9)
+    with pytest.raises(ValueError, match="^out: got an inference tensor"):
+        FORMS["conv2d"].call(FORMS["conv2d"].arguments() | {"out": out})
+    assert (out == 1).all()
+
+
+def test_a_window_wider_than_buffers_is_left_to_kernels_without_any() -> None:
+    x, weight = zeros(1, 1, 3), zeros(1, 1).expand(1, 70_000)
+    assert hip.causal_conv1d_plan(x, weight, target="cpu").kernel == "openmp"
+    with pytest.raises(ValueError, match="widths up to 65536"):
+        hip.causal_conv1d(x, weight, kernel="simd")
+    assert (hip.causal_conv1d(x + 1, weight + 1) == torch.tensor([1.0, 2.0, 3.0])).all()
 
 
 # ---- words -------------------------------------------------------------------------------------------------------------------------

@@ -186,9 +186,9 @@ def wrong_parts(x: Tensor, is_shaped: bool, axes: str, k_dim: int, v_dim: int) -
 
 
 def require_floats(**tensors: Tensor | None) -> None:
-    """Raise TypeError for the first that does not hold floating-point numbers."""
+    """Raise TypeError for the first that does not hold floating-point numbers, of 16 bits at least: torch computes with no others."""
     for name, tensor in tensors.items():
-        if tensor is not None and not tensor.is_floating_point():
+        if tensor is not None and not (tensor.is_floating_point() and tensor.element_size() > 1):
             raise TypeError(f"{name}: got dtype {tensor.dtype}, expected a floating-point one, such as torch.float32")
 
 
@@ -270,6 +270,8 @@ def wrong_output(name: str, out: Tensor | None, torch_writes: bool = True) -> Ty
         return wrong_layout(name, out)
     if wrong := wrong_memory(name, out):
         return wrong
+    if out._is_zerotensor():
+        return ValueError(f"{name}: got a tensor of zeros that has no memory, expected one to write into")
     if out.numel() and _overlaps_itself(out):
         return ValueError(
             f"{name}: got strides {out.stride()} for shape {tuple(out.shape)}, expected each element to have memory of its own (not an "
@@ -280,3 +282,33 @@ def wrong_output(name: str, out: Tensor | None, torch_writes: bool = True) -> Ty
     if torch_writes and out.is_inference() and not torch.is_inference_mode_enabled():
         return ValueError(f"{name}: got an inference tensor, expected one made outside of torch.inference_mode(), or to be called inside")
     return None
+
+
+def share_memory(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have an element in common, exactly; for a storage's size in time, where their ranges meet."""
+    if a.numel() == 0 or b.numel() == 0 or storage_of(a) is None or storage_of(a) != storage_of(b):
+        return False
+    spans = []
+    for tensor in (a, b):
+        size = tensor.element_size()
+        reach = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        spans.append((tensor.storage_offset() * size, (tensor.storage_offset() + reach + 1) * size))
+    if spans[0][1] <= spans[1][0] or spans[1][1] <= spans[0][0]:
+        return False
+    if a.element_size() != b.element_size():
+        return True  # perhaps: nobody interleaves those
+    places = torch.zeros(a.untyped_storage().nbytes() // a.element_size(), dtype=torch.bool)
+    places.as_strided(a.shape, a.stride(), a.storage_offset()).fill_(True)
+    return bool(places.as_strided(b.shape, b.stride(), b.storage_offset()).any())
+
+
+def require_apart(written: Mapping[str, Tensor | None], read: Mapping[str, Tensor | None]) -> None:
+    """Raise ValueError for the first written tensor that has an element in common with another one, written or read."""
+    done: dict[str, Tensor | None] = dict(read)
+    for name, out in written.items():
+        for other, tensor in done.items():
+            if out is not None and tensor is not None and share_memory(out, tensor):
+                raise ValueError(
+                    f"{name}: shares memory with {other}, expected memory of its own (interleaved views of one buffer are fine)"
+                )
+        done[name] = out

@@ -241,7 +241,7 @@ class ShortConvolution(torch.nn.Conv1d):
             require_floats(residual=residual)
             require_shape("residual", residual, (batch, seqlen, dim), "the shape of x", x)
         if mask is not None:
-            if mask.is_complex():
+            if mask.is_complex() or (mask.is_floating_point() and mask.element_size() == 1):
                 raise TypeError(f"mask: got dtype {mask.dtype}, expected bools or real numbers")
             require_shape("mask", mask, (batch, seqlen), "(batch, seqlen)", x)
         if cache is not None:
@@ -332,8 +332,8 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Dense, and of floating-point numbers."""
-    return tensor.is_floating_point() and tensor.layout is torch.strided
+    """Dense, and of floating-point numbers that torch computes with."""
+    return tensor.is_floating_point() and tensor.element_size() > 1 and tensor.layout is torch.strided
 
 
 def _check_parameters(device: torch.device | str | int | None, dtype: torch.dtype | None, **sizes: int) -> None:

@@ -101,6 +101,7 @@ inline void check_sizes_fit(const NamedTensor& t) {
 
 inline StridedBytes strided_bytes(const NamedTensor& t) {
     const int64_t bytes = static_cast<int64_t>(t.tensor.element_size());
+    if (t.tensor.numel() == 0) return {0, bytes, 1, {0}, {0}};  // also of a layout that has no memory to ask for
     StridedBytes view{reinterpret_cast<int64_t>(t.tensor.data_ptr()), bytes, 0, {}, {}};
     for (int64_t k = 0; k < t.tensor.dim(); ++k) {
         if (t.tensor.size(k) == 1) continue;
