@@ -320,7 +320,7 @@ def test_outputs_of_the_extension_that_share_memory_are_refused() -> None:
     arguments = form.arguments()
     memory = randn(2, 8, 19)
     for states, dx in ((memory[..., :3], memory[..., :16]), (arguments["dx"][..., :3], arguments["dx"])):
-        with pytest.raises(ValueError, match="^dinitial_states: shares memory with dx"):
+        with pytest.raises(ValueError, match=r"^dinitial_states: shares memory with dx"):
             form.call(arguments | {"dinitial_states": states, "dx": dx})
     form.call(arguments | {"dinitial_states": memory[..., :3], "dx": memory[..., 3:]})  # interleaved, and apart
 
@@ -328,7 +328,7 @@ def test_outputs_of_the_extension_that_share_memory_are_refused() -> None:
 def test_an_inference_tensor_is_no_out_of_conv2d_on_the_cpu() -> None:
     with torch.inference_mode():
         out = torch.ones(2, 4, 8, 9)
-    with pytest.raises(ValueError, match="^out: got an inference tensor"):
+    with pytest.raises(ValueError, match=r"^out: got an inference tensor"):
         FORMS["conv2d"].call(FORMS["conv2d"].arguments() | {"out": out})
     assert (out == 1).all()
 
