@@ -7,8 +7,6 @@ prints no tensor, and it has written nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-import contextlib
-import inspect
 import random
 import re
 from typing import Any
@@ -18,169 +16,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from support.backends import use_backend
+from integration.forms import Arguments, Form, extension, forms, hip, no, randn, zeros
 import hipconv
-from hipconv import nn, serving
+from hipconv import serving
 from hipconv.arguments import describe
-from hipconv.drop_in import causal_conv1d_cuda, causal_conv1d_interface, causal_conv1d_varlen, cpp_functions
 
-randn, zeros = torch.randn, torch.zeros
+FORMS = forms()
 TRIED = 3  # wrong tensors, and one more of other wrong values, of each argument of each form
-
-
-def ints(values: Any) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32)
-
-
-# ---- good calls --------------------------------------------------------------------------------------------------------------------
-
-
-Arguments = dict[str, Any]
-hip: Any = hipconv  # whatever the annotations say
-extension: Any = causal_conv1d_cuda
-
-
-class Form:
-    """A function, and what makes arguments that it takes."""
-
-    def __init__(
-        self,
-        function: Callable,
-        make: Arguments,
-        *,
-        behind: Callable | None = None,  # the function behind one that takes its arguments by position
-        takes: str = "",  # the argument for which any tensor will do, such as one that is not needed
-        grad: bool = True,
-        backend: str = "cpu",
-    ) -> None:
-        self.function, self.make, self.by_position, self.takes, self.grad, self.backend = function, make, bool(behind), takes, grad, backend
-        annotated: Any = behind or (function.__init__ if inspect.isclass(function) else function)  # type: ignore[misc]
-        self.kinds: dict[str, str] = annotated.__annotations__
-
-    def arguments(self) -> Arguments:
-        return {name: make() for name, make in self.make.items()}
-
-    def call(self, arguments: Arguments) -> None:
-        with use_backend(self.backend), contextlib.nullcontext() if self.grad else torch.no_grad():
-            if self.by_position:
-                self.function(*(arguments[name] for name in self.kinds if name != "return"))
-            else:
-                self.function(**arguments)
-
-
-def no() -> None:
-    return None
-
-
-def table() -> Tensor:
-    return ints([[0, 1], [2, 3]])
-
-
-def only(names: Callable, arguments: Arguments) -> Arguments:
-    """Those that a function has."""
-    return {name: make for name, make in arguments.items() if name in names.__annotations__}
-
-
-rows: Arguments = {"x": lambda: randn(2, 8, 16), "weight": lambda: randn(8, 4), "bias": lambda: randn(8)}
-states: Arguments = {"seq_idx": lambda: zeros(2, 16, dtype=torch.int32), "initial_states": lambda: randn(2, 8, 3)}
-final: Arguments = {"final_states_out": lambda: randn(2, 8, 3)}
-names: Arguments = {"activation": lambda: "silu", "kernel": lambda: "auto"}
-silu: Arguments = {"silu_activation": lambda: True}
-out: Arguments = {"out": rows["x"]}
-fn: Arguments = rows | states | final | {"return_final_states": lambda: True, "activation": lambda: "silu"}
-without: Arguments = {"seq_idx": no, "initial_states": no, "return_final_states": lambda: False}
-backward: Arguments = rows | states | silu | {"dout": rows["x"], "dfinal_states": lambda: randn(2, 8, 3), "dx": rows["x"]}
-gradients: Arguments = {"dweight": rows["weight"], "dbias": rows["bias"], "dinitial_states": lambda: randn(2, 8, 3)}
-step: Arguments = rows | {"x": lambda: randn(2, 8), "conv_state": lambda: randn(2, 8, 4), "activation": lambda: "silu"}
-step |= {"cache_seqlens": lambda: ints([0, 1]), "conv_state_indices": lambda: ints([1, 0])}
-lengths: Arguments = {"x": lambda: randn(12, 6), "cu_seqlens": lambda: ints([0, 5, 12]), "state_len": lambda: 3}
-
-blocks: Arguments = {"block_idx_last_scheduled_token": lambda: ints([0, 0]), "initial_state_idx": lambda: ints([0, 0])}
-choices: Arguments = names | {"pad_slot_id": lambda: -1, "null_block_id": no, "validate_data": lambda: False}
-validated: Arguments = {"validate_data": lambda: True, "out": no}
-varlen: Arguments = rows | blocks | choices | {
-    "x": lambda: randn(8, 12), "conv_states": lambda: randn(5, 8, 4), "query_start_loc": lambda: ints([0, 5, 12]), "cache_indices": table,
-    "has_initial_state": lambda: torch.tensor([True, False]), "block_idx_first_scheduled_token": lambda: ints([0, 0]),
-    "num_computed_tokens": lambda: ints([0, 0]), "block_size_to_align": lambda: 64, "cache_indices_in": table, "out": lambda: randn(8, 12),
-    "block_m": no, "block_n": no, "num_warps": no,
-}  # fmt: skip
-parts: Arguments = {"k_dim": lambda: 3, "v_dim": lambda: 2, "out": lambda: tuple(randn(12, n) for n in (3, 3, 2))}
-decode: Arguments = rows | blocks | choices | {
-    "x": lambda: randn(2, 8, 2), "conv_state": lambda: randn(5, 8, 5), "conv_state_indices": table, "conv_state_indices_in": table,
-    "max_query_len": lambda: -1, "intermediate_conv_window": lambda: randn(2, 2, 8, 3), "out": lambda: randn(2, 8, 2),
-    "intermediate_state_indices": lambda: ints([0, 1]), "retrieve_next_token": lambda: ints([[-1, -1]] * 2),
-    "retrieve_next_sibling": lambda: ints([[-1, -1]] * 2), "retrieve_parent_token": lambda: ints([[0, 0]] * 2),
-}  # fmt: skip
-packed: Arguments = {name: make for name, make in decode.items() if not name.startswith("retrieve")} | parts
-packed |= {"x": lambda: randn(12, 8), "query_start_loc": lambda: ints([0, 1, 3]), "num_accepted_tokens": lambda: ints([1, 1])}
-
-images: Arguments = {
-    "x": lambda: randn(2, 6, 8, 9), "weight": lambda: randn(4, 3, 3, 3), "bias": lambda: randn(4), "stride": lambda: 1,
-    "padding": lambda: 1, "dilation": lambda: 1, "groups": lambda: 2, "activation": lambda: "relu",
-    "residual": lambda: randn(2, 4, 8, 9), "out_dtype": lambda: torch.float32, "padding_mode": lambda: "zeros",
-    "algorithm": lambda: "auto", "out": lambda: randn(2, 4, 8, 9), "workspace_limit": lambda: 1 << 20,
-}  # fmt: skip
-image: Arguments = images | {"x": lambda: randn(6, 8, 9), "residual": lambda: randn(4, 8, 9), "out": no}
-
-causal, short = nn.CausalConv1d(8, 4, activation="silu"), nn.ShortConvolution(8, 4)
-parameters: Arguments = {"bias": lambda: True, "activation": lambda: "silu", "device": lambda: "meta", "dtype": lambda: torch.float32}
-tokens: Arguments = {"x": lambda: randn(2, 16, 8), "residual": lambda: randn(2, 16, 8), "mask": lambda: torch.ones(2, 16)}
-tokens |= {"cache": lambda: randn(2, 8, 4), "output_final_state": lambda: True, "cu_seqlens": no}
-one: Arguments = tokens | {"x": lambda: randn(2, 1, 8), "residual": lambda: randn(2, 1, 8), "mask": lambda: torch.ones(2, 1)}
-sequences: Arguments = tokens | {"x": lambda: randn(1, 2, 8), "residual": lambda: randn(1, 2, 8), "mask": no}
-sequences |= {"cu_seqlens": lambda: ints([0, 1, 2])}
-
-interface, varlen_states = causal_conv1d_interface, causal_conv1d_varlen
-FORMS: dict[str, Form] = {
-    "causal_conv1d_fwd": Form(hip.causal_conv1d_fwd, rows | out | {"use_silu": lambda: True, "kernel": lambda: "auto"}),
-    "causal_conv1d": Form(hip.causal_conv1d, rows | names),
-    "causal_conv1d_plan": Form(hip.causal_conv1d_plan, rows | names | out | {"target": lambda: "cpu"}),
-    "causal_conv1d_fn": Form(hip.causal_conv1d_fn, fn),
-    "causal_conv1d_fn of rows": Form(hip.causal_conv1d_fn, fn | without, takes="final_states_out"),
-    "causal_conv1d_fn with gradients": Form(
-        hip.causal_conv1d_fn, fn | {"weight": lambda: randn(8, 4, requires_grad=True), "final_states_out": no}
-    ),
-    "causal_conv1d_ref": Form(interface.causal_conv1d_ref, fn),
-    "causal_conv1d_update": Form(hip.causal_conv1d_update, step),
-    "causal_conv1d_update_ref": Form(interface.causal_conv1d_update_ref, only(interface.causal_conv1d_update_ref, step)),
-    "causal_conv1d_update_ref, shifted": Form(
-        interface.causal_conv1d_update_ref, only(interface.causal_conv1d_update_ref, step) | {"cache_seqlens": no}
-    ),
-    "causal_conv1d_fwd_function": Form(cpp_functions.causal_conv1d_fwd_function, rows | states | final | silu),
-    "causal_conv1d_bwd_function": Form(cpp_functions.causal_conv1d_bwd_function, backward | {"return_dinitial_states": lambda: True}),
-    "causal_conv1d_update_function": Form(
-        cpp_functions.causal_conv1d_update_function, only(cpp_functions.causal_conv1d_update_function, step | silu)
-    ),
-    "causal_conv1d_cuda.causal_conv1d_fwd": Form(
-        extension.causal_conv1d_fwd, rows | states | final | silu | out, behind=extension._fwd_into
-    ),
-    "causal_conv1d_cuda.causal_conv1d_bwd": Form(extension.causal_conv1d_bwd, backward | gradients, behind=extension._bwd_into),
-    "causal_conv1d_cuda.causal_conv1d_update": Form(
-        extension.causal_conv1d_update,
-        only(extension._update_into, step | silu | {"out": lambda: randn(2, 8)}),
-        behind=extension._update_into,
-    ),
-    "causal_conv1d_varlen_states": Form(varlen_states.causal_conv1d_varlen_states, lengths, takes="x"),
-    "causal_conv1d_varlen_states_ref": Form(varlen_states.causal_conv1d_varlen_states_ref, lengths, takes="x"),
-    "serving.causal_conv1d_fn": Form(serving.causal_conv1d_fn, varlen),
-    "serving.causal_conv1d_fn, validated": Form(serving.causal_conv1d_fn, varlen | validated),
-    "serving.causal_conv1d_split_qkv": Form(serving.causal_conv1d_split_qkv, varlen | parts),
-    "serving.causal_conv1d_update": Form(serving.causal_conv1d_update, decode),
-    "serving.causal_conv1d_update, validated": Form(serving.causal_conv1d_update, decode | validated),
-    "serving.causal_conv1d_update_split_qkv": Form(serving.causal_conv1d_update_split_qkv, packed),
-    "conv2d": Form(hip.conv2d, images),
-    "conv2d of an image, by kernels": Form(hip.conv2d, image, backend="simt"),
-    "conv2d_plan": Form(hip.conv2d_plan, images | {"target": lambda: "cpu"}),
-    "conv2d_plan for simt": Form(hip.conv2d_plan, images | {"target": lambda: "wave64"}),
-    "warmup": Form(hip.warmup, {"modules": lambda: ["causal_conv1d"]}),
-    "CausalConv1d()": Form(nn.CausalConv1d, parameters | {"dim": lambda: 8, "width": lambda: 4}),
-    "CausalConv1d": Form(causal.forward, only(causal.forward, fn), grad=False),
-    "CausalConv1d.step": Form(causal.step, only(causal.step, step), grad=False),
-    "ShortConvolution()": Form(nn.ShortConvolution, parameters | {"hidden_size": lambda: 8, "kernel_size": lambda: 4}),
-    "ShortConvolution": Form(short.forward, tokens),
-    "ShortConvolution, a token a row": Form(short.forward, one, grad=False),
-    "ShortConvolution, a token a sequence": Form(short.forward, sequences, grad=False),
-}
 
 
 # ---- what is passed instead --------------------------------------------------------------------------------------------------------
@@ -397,6 +239,109 @@ def test_no_x_is_not_what_out_holds() -> None:
         with pytest.raises(TypeError, match=r"^x: got None, expected a torch\.Tensor$"):
             call()
     assert (out == 1).all() and (state == 1).all()
+
+
+# ---- what the fuzzer (fuzz.py) has found ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["causal_conv1d_fwd", "causal_conv1d", "causal_conv1d_fn", "causal_conv1d_update", "causal_conv1d_ref",
+             "causal_conv1d_cuda.causal_conv1d_bwd", "causal_conv1d_varlen_states", "serving.causal_conv1d_fn",
+             "serving.causal_conv1d_update", "serving.causal_conv1d_update, validated", "conv2d", "conv2d of an image, by kernels"],
+)  # fmt: skip
+def test_a_tensor_whose_memory_was_given_back_is_not_read(name: str) -> None:
+    form = FORMS[name]
+    for argument, value in form.arguments().items():
+        if isinstance(value, Tensor):
+            gone = value.clone()  # its memory is given back below, as FSDP does with parameters
+            gone.untyped_storage().resize_(0)
+            with pytest.raises(ValueError, match=rf"^{argument}: got a tensor of shape .* whose memory was given back"):
+                form.call(form.arguments() | {argument: gone})
+
+
+def test_outputs_that_torch_would_write_and_then_refuse_are_refused_before() -> None:
+    with torch.inference_mode():
+        made_there = randn(2, 8, 3)
+    for good in ("causal_conv1d_fn", "causal_conv1d_ref"):
+        before = made_there.clone()
+        with pytest.raises(ValueError, match=r"^final_states_out: got an inference tensor"):
+            FORMS[good].call(FORMS[good].arguments() | {"final_states_out": made_there})
+        assert torch.equal(made_there, before)
+        with torch.inference_mode():
+            FORMS[good].call(FORMS[good].arguments() | {"final_states_out": made_there})
+        assert not torch.equal(made_there, before)
+    form = FORMS["ShortConvolution, a token a sequence"]
+    with torch.inference_mode():
+        cache = randn(2, 8, 4)
+    before = cache.clone()
+    with pytest.raises(ValueError, match=r"^cache: got an inference tensor"):
+        form.call(form.arguments() | {"cache": cache})
+    assert torch.equal(cache, before)
+
+
+def test_states_whose_elements_share_memory_are_not_written() -> None:
+    """Of strides that torch does not see through: it would write each element, the last one winning."""
+    for name, argument in (("causal_conv1d_fn", "final_states_out"), ("causal_conv1d_ref", "final_states_out")):
+        memory = torch.full((40,), 7.0)
+        form = FORMS[name]
+        with pytest.raises(ValueError, match=f"^{argument}: got strides .*expected each element to have memory of its own"):
+            form.call(form.arguments() | {argument: memory.as_strided((2, 8, 3), (8, 1, 1))})
+        assert (memory == 7).all()
+        interleaved = torch.zeros(400).as_strided((2, 8, 3), (2, 10, 3))  # axes that do not nest, and yet no element twice
+        arguments = form.arguments()
+        form.call(arguments | {argument: interleaved})
+        assert torch.equal(interleaved, form.call(arguments | {argument: randn(2, 8, 3)})[1])
+
+
+def test_a_residual_in_the_memory_of_the_cache_is_added_as_it_was() -> None:
+    form = FORMS["ShortConvolution, a token a sequence"]
+    arguments = form.arguments()
+    apart = arguments | {"residual": arguments["cache"].flatten()[:16].view(1, 2, 8).clone(), "cache": arguments["cache"].clone()}
+    expected = form.call(apart)[0]
+    found = form.call(arguments | {"residual": arguments["cache"].flatten()[:16].view(1, 2, 8)})[0]
+    assert torch.equal(found, expected) and torch.equal(arguments["cache"], apart["cache"])
+
+
+def test_a_dtype_that_a_layer_has_not_is_named() -> None:
+    for name in ("ShortConvolution", "ShortConvolution, a token a sequence"):
+        form = FORMS[name]
+        with pytest.raises(TypeError, match=r"^x: got dtype torch\.float8_e4m3fn, expected"):
+            form.call(form.arguments() | {"x": form.arguments()["x"].to(torch.float8_e4m3fn)})
+        arguments = form.arguments()
+        arguments |= {"residual": arguments["residual"].to(torch.float8_e4m3fn)}
+        before = arguments["cache"].clone()
+        with pytest.raises(TypeError, match=r"^residual: got dtype torch\.float8_e4m3fn, expected"):
+            form.call(arguments)
+        assert torch.equal(arguments["cache"], before)
+
+
+def test_outputs_of_the_extension_that_share_memory_are_refused() -> None:
+    form = FORMS["causal_conv1d_cuda.causal_conv1d_bwd"]
+    arguments = form.arguments()
+    memory = randn(2, 8, 19)
+    for states, dx in ((memory[..., :3], memory[..., :16]), (arguments["dx"][..., :3], arguments["dx"])):
+        with pytest.raises(ValueError, match=r"^dinitial_states: shares memory with dx"):
+            form.call(arguments | {"dinitial_states": states, "dx": dx})
+    form.call(arguments | {"dinitial_states": memory[..., :3], "dx": memory[..., 3:]})  # interleaved, and apart
+
+
+def test_an_inference_tensor_is_no_out_of_conv2d_on_the_cpu() -> None:
+    with torch.inference_mode():
+        out = torch.ones(2, 4, 8, 9)
+    with pytest.raises(ValueError, match=r"^out: got an inference tensor"):
+        FORMS["conv2d"].call(FORMS["conv2d"].arguments() | {"out": out})
+    assert (out == 1).all()
+
+
+def test_a_window_wider_than_buffers_is_left_to_kernels_without_any() -> None:
+    x, weight = zeros(1, 1, 3), zeros(1, 1).expand(1, 70_000)
+    assert hip.causal_conv1d_plan(x, weight, target="cpu").kernel == "openmp"
+    with pytest.raises(ValueError, match="widths up to 65536"):
+        hip.causal_conv1d(x, weight, kernel="simd")
+    assert (hip.causal_conv1d(x + 1, weight + 1) == torch.tensor([1.0, 2.0, 3.0])).all()
+
+
+# ---- words -------------------------------------------------------------------------------------------------------------------------
 
 
 def test_objects_are_described_in_a_line() -> None:

@@ -82,7 +82,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 def wrong_kind(function: Callable, arguments: Mapping[str, object]) -> TypeError | ValueError | None:
     """The error that names the first argument of `function` that is not of the annotated kind, if one is; else None.
 
-    Also that a string is no name, which C++ might be unable to print.
+    Also that a string is no name, which C++ might be unable to print, and that a tensor has no memory any more.
     """
     for name, annotation in function.__annotations__.items():
         kinds = [_KINDS.get(kind) for kind in annotation.split(" | ")]
@@ -91,6 +91,9 @@ def wrong_kind(function: Callable, arguments: Mapping[str, object]) -> TypeError
         value = arguments[name]
         if not any(kind[0](value) for kind in kinds if kind):
             return TypeError(f"{name}: got {describe(value)}, expected {' or '.join(kind[1] for kind in kinds if kind)}")
+        parts = value if isinstance(value, (tuple, list)) else [value]
+        if freed := next(filter(None, (wrong_memory(name, part) for part in parts if isinstance(part, Tensor))), None):
+            return freed
         if isinstance(value, str) and not (value.isascii() and len(value) <= 50):
             return ValueError(f"{name}: got {describe(value)}, expected one of the names that the documentation of {function.__name__} has")
     return None
@@ -183,9 +186,9 @@ def wrong_parts(x: Tensor, is_shaped: bool, axes: str, k_dim: int, v_dim: int) -
 
 
 def require_floats(**tensors: Tensor | None) -> None:
-    """Raise TypeError for the first that does not hold floating-point numbers."""
+    """Raise TypeError for the first that does not hold floating-point numbers, of 16 bits at least: torch computes with no others."""
     for name, tensor in tensors.items():
-        if tensor is not None and not tensor.is_floating_point():
+        if tensor is not None and not (tensor.is_floating_point() and tensor.element_size() > 1):
             raise TypeError(f"{name}: got dtype {tensor.dtype}, expected a floating-point one, such as torch.float32")
 
 
@@ -201,11 +204,32 @@ def wrong_layout(name: str, tensor: Tensor) -> TypeError:
     return TypeError(f"{name}: got a tensor of layout {tensor.layout}, expected a dense one (torch.strided)")
 
 
+def storage_of(tensor: Tensor) -> int | None:
+    """Which storage a tensor is in; None for one that has none of its own, as wrappers of tensors have, or in a graph."""
+    if torch.compiler.is_compiling():
+        return None
+    try:
+        return tensor.untyped_storage()._cdata
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def wrong_memory(name: str, tensor: Tensor) -> ValueError | None:
+    """Why nothing can be read where a tensor lies, if so: its storage was emptied, as FSDP does, and torch would read all the same."""
+    if tensor.is_meta or tensor.layout is not torch.strided or tensor._is_zerotensor() or torch.compiler.is_compiling():
+        return None
+    if storage_of(tensor) is None or tensor.untyped_storage().nbytes() or tensor.numel() == 0:
+        return None
+    return ValueError(f"{name}: got a tensor of shape {tuple(tensor.shape)} whose memory was given back, expected one that has it")
+
+
 def require_dense(**tensors: Tensor | None) -> None:
-    """Raise TypeError for the first that is not."""
+    """Raise TypeError for the first that is not, ValueError for the first without memory."""
     for name, tensor in tensors.items():
         if tensor is not None and tensor.layout is not torch.strided:
             raise wrong_layout(name, tensor)
+        if tensor is not None and (wrong := wrong_memory(name, tensor)):
+            raise wrong
 
 
 def require_shape(name: str, tensor: Tensor, shape: tuple[int, ...], axes: str, like: Tensor) -> None:
@@ -217,17 +241,74 @@ def require_shape(name: str, tensor: Tensor, shape: tuple[int, ...], axes: str, 
         raise ValueError(f"{name}: got a tensor on {tensor.device}, expected it on {like.device}")
 
 
-def wrong_output(name: str, out: Tensor | None) -> TypeError | ValueError | None:
-    """Why torch will not write into a tensor, if so; or, where it was asked to, has not."""
-    if out is None:
+def _overlaps_itself(tensor: Tensor) -> bool:
+    """Whether two elements share memory; of tensors as small as states, whose axes do not nest, it looks at every element's place."""
+    axes = sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
+    covered = 1
+    for stride, size in axes:
+        if stride < covered:
+            break
+        covered += (size - 1) * stride
+    else:
+        return False
+    places = torch.zeros((), dtype=torch.int64)
+    for stride, size in axes:
+        if stride == 0:
+            return True
+        places = places[..., None] + torch.arange(size) * stride
+    return places.unique().numel() < tensor.numel()
+
+
+def wrong_output(name: str, out: Tensor | None, torch_writes: bool = True) -> TypeError | ValueError | None:
+    """Why torch will not write into a tensor, or should not, if so; or, where it was asked to, has not.
+
+    Kernels of ours write what torch does not in one case, an inference tensor: `torch_writes` says that none of them does it.
+    """
+    if out is None or torch.compiler.is_compiling():
         return None
     if out.layout is not torch.strided:
         return wrong_layout(name, out)
-    if any(size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride(), strict=True)):
+    if wrong := wrong_memory(name, out):
+        return wrong
+    if out._is_zerotensor():
+        return ValueError(f"{name}: got a tensor of zeros that has no memory, expected one to write into")
+    if out.numel() and _overlaps_itself(out):
         return ValueError(
             f"{name}: got strides {out.stride()} for shape {tuple(out.shape)}, expected each element to have memory of its own (not an "
             "expanded tensor)"
         )
     if out.requires_grad and out.is_leaf and torch.is_grad_enabled():
         return ValueError(f"{name}: got a leaf that requires grad, expected a tensor to write into, or torch.no_grad()")
+    if torch_writes and out.is_inference() and not torch.is_inference_mode_enabled():
+        return ValueError(f"{name}: got an inference tensor, expected one made outside of torch.inference_mode(), or to be called inside")
     return None
+
+
+def share_memory(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have an element in common, exactly; for a storage's size in time, where their ranges meet."""
+    if a.numel() == 0 or b.numel() == 0 or storage_of(a) is None or storage_of(a) != storage_of(b):
+        return False
+    spans = []
+    for tensor in (a, b):
+        size = tensor.element_size()
+        reach = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        spans.append((tensor.storage_offset() * size, (tensor.storage_offset() + reach + 1) * size))
+    if spans[0][1] <= spans[1][0] or spans[1][1] <= spans[0][0]:
+        return False
+    if a.element_size() != b.element_size():
+        return True  # perhaps: nobody interleaves those
+    places = torch.zeros(a.untyped_storage().nbytes() // a.element_size(), dtype=torch.bool)
+    places.as_strided(a.shape, a.stride(), a.storage_offset()).fill_(True)
+    return bool(places.as_strided(b.shape, b.stride(), b.storage_offset()).any())
+
+
+def require_apart(written: Mapping[str, Tensor | None], read: Mapping[str, Tensor | None]) -> None:
+    """Raise ValueError for the first written tensor that has an element in common with another one, written or read."""
+    done: dict[str, Tensor | None] = dict(read)
+    for name, out in written.items():
+        for other, tensor in done.items():
+            if out is not None and tensor is not None and share_memory(out, tensor):
+                raise ValueError(
+                    f"{name}: shares memory with {other}, expected memory of its own (interleaved views of one buffer are fine)"
+                )
+        done[name] = out

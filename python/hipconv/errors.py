@@ -10,6 +10,11 @@ class UnknownModule(JitError):
 
     def __init__(self, name: str, known: list[str]) -> None:
         super().__init__(f"unknown module '{name}'; jit_config.json defines: {', '.join(known)}")
+        self._made_of = name, known
+
+    def __reduce__(self) -> tuple:
+        """To another process: pickle would make it from its message."""
+        return type(self), self._made_of
 
 
 class BadRegistry(JitError):

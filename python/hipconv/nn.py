@@ -22,6 +22,7 @@ from .arguments import (
     require_integers,
     require_kinds,
     require_shape,
+    storage_of,
     wrong_output,
 )
 from .ops.conv1d.step import causal_conv1d_update
@@ -189,6 +190,8 @@ class ShortConvolution(torch.nn.Conv1d):
             if mask is not None:
                 masked = x * mask.unsqueeze(-1)
                 x = masked if masked.dtype == x.dtype else masked.to(x.dtype)
+            if residual is not None and cache is not None and storage_of(residual) == storage_of(cache) is not None:
+                residual = residual.clone()  # what it is now: the cache may be overwritten before it is added
             if cu_seqlens is None:
                 y, state = self._rows(x, cache, output_final_state)
             else:
@@ -218,6 +221,8 @@ class ShortConvolution(torch.nn.Conv1d):
         batch, seqlen = x.shape[:2]
         sequences = batch
         require_shape("x", x, (batch, seqlen, dim), "(batch, seqlen, dim)", x)
+        if x.dtype not in _DTYPES:
+            raise TypeError(f"x: got dtype {x.dtype}, expected {', '.join(map(str, _DTYPES))}")
         if cu_seqlens is not None:
             if mask is not None:
                 raise ValueError("mask: got one beside cu_seqlens, expected only one of the two; pack without the padded tokens instead")
@@ -236,14 +241,14 @@ class ShortConvolution(torch.nn.Conv1d):
             require_floats(residual=residual)
             require_shape("residual", residual, (batch, seqlen, dim), "the shape of x", x)
         if mask is not None:
-            if mask.is_complex():
+            if mask.is_complex() or (mask.is_floating_point() and mask.element_size() == 1):
                 raise TypeError(f"mask: got dtype {mask.dtype}, expected bools or real numbers")
             require_shape("mask", mask, (batch, seqlen), "(batch, seqlen)", x)
         if cache is not None:
             require_floats(cache=cache)
             require_shape("cache", cache, (sequences, dim, width), "(sequences, dim, width)", x)
             in_place = seqlen * batch == sequences and not torch.is_grad_enabled()
-            if in_place and (wrong := wrong_output("cache", cache)):
+            if in_place and (wrong := wrong_output("cache", cache, cu_seqlens is not None or width == 1)):
                 raise wrong
 
     def step(
@@ -269,6 +274,8 @@ class ShortConvolution(torch.nn.Conv1d):
     def _rows(self, x: Tensor, cache: Tensor | None, output_final_state: bool) -> tuple[Tensor, Tensor | None]:
         weight, width = self.weight[:, 0], self.kernel_size[0]
         if x.shape[1] == 1 and cache is not None and not torch.is_grad_enabled():
+            if width == 1 and (wrong := wrong_output("cache", cache)):
+                raise wrong
             y = causal_conv1d_update(x[:, 0], cache, weight, self.bias, self.activation)[:, None]
             return y, cache if width > 1 else cache.copy_(x.mT)  # of a window of one token the update knows no state
         rows = x.mT
@@ -285,6 +292,9 @@ class ShortConvolution(torch.nn.Conv1d):
         starts = starts if starts.dtype == torch.int32 else starts.long()
         tokens = x[0]
         count, sequences = tokens.shape[0], starts.shape[0] - 1
+        in_place = cache is not None and count == sequences and not torch.is_grad_enabled()
+        if in_place and (wrong := wrong_output("cache", cache)):
+            raise wrong
         past = 0 if cache is None else width - 1
         at = torch.arange(count, device=x.device)
         sequence = torch.searchsorted(starts[1:].to(at.dtype), at, right=True)
@@ -303,7 +313,6 @@ class ShortConvolution(torch.nn.Conv1d):
         y = out[0].mT
         if cache is not None:
             y = y[places]
-        in_place = cache is not None and count == sequences and not torch.is_grad_enabled()
         if not (output_final_state or in_place):
             return y[None], None
         # The last `width` of (cache, tokens), counted from each sequence's begin: below zero in the cache.
@@ -323,8 +332,8 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Dense, and of floating-point numbers."""
-    return tensor.is_floating_point() and tensor.layout is torch.strided
+    """Dense, and of floating-point numbers that torch computes with."""
+    return tensor.is_floating_point() and tensor.element_size() > 1 and tensor.layout is torch.strided
 
 
 def _check_parameters(device: torch.device | str | int | None, dtype: torch.dtype | None, **sizes: int) -> None:

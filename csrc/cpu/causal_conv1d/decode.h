@@ -10,6 +10,7 @@
 namespace hipconv {
 
 // decode_simd.cpp computes vectors along channels, whatever the strides and the width.
+const char* causal_conv1d_update_simd_refusal(const CausalConv1dUpdateParams& params);
 void causal_conv1d_update_simd(const CausalConv1dUpdateParams& params, void* workspace, void* stream);
 
 // decode.cpp goes channel by channel, by the formula. It is there to compare with.
@@ -17,7 +18,7 @@ void causal_conv1d_update_openmp(const CausalConv1dUpdateParams& params, void* w
 
 // name, refusal, launch
 constexpr KernelRow<CausalConv1dUpdateParams> kUpdateKernels[] = {
-    {"simd", nullptr, causal_conv1d_update_simd},
+    {"simd", causal_conv1d_update_simd_refusal, causal_conv1d_update_simd},
     {"openmp", nullptr, causal_conv1d_update_openmp},
 };
 static_assert(are_named(kUpdateKernels, kCausalConv1dUpdateNames.cpu), "names stand in causal_conv1d/decode.h too");

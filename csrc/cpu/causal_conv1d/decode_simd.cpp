@@ -7,6 +7,7 @@
 #include "along_channels.h"
 #include "causal_conv1d/decode_row.h"
 #include "decode.h"
+#include "serial.h"
 
 namespace hipconv {
 namespace {
@@ -251,6 +252,10 @@ void update(const CausalConv1dUpdateParams& p) {
 }
 
 }  // namespace
+
+const char* causal_conv1d_update_simd_refusal(const CausalConv1dUpdateParams& p) {
+    return p.width > kMostBufferedTaps ? "widths up to 65536" : nullptr;
+}
 
 void causal_conv1d_update_simd(const CausalConv1dUpdateParams& p, void* /*workspace*/, void* /*stream*/) {
     with_dtype(p.dtype,

@@ -8,6 +8,7 @@
 namespace hipconv {
 
 // prefill_simd.cpp computes vectors along channels or tokens, whichever are nearer neighbours in memory. It serves any call.
+const char* causal_conv1d_varlen_simd_refusal(const CausalConv1dVarlenParams& params, const VarlenTile& tile);
 void causal_conv1d_varlen_simd(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace, void* stream);
 
 // prefill.cpp has plain loops around the formula, a row for each channel of each sequence. It is there to compare with.
@@ -15,7 +16,7 @@ void causal_conv1d_varlen_openmp(const CausalConv1dVarlenParams& params, const V
 
 // name, refusal, launch
 constexpr KernelRow<CausalConv1dVarlenParams, VarlenTile> kVarlenKernels[] = {
-    {"simd", nullptr, causal_conv1d_varlen_simd},
+    {"simd", causal_conv1d_varlen_simd_refusal, causal_conv1d_varlen_simd},
     {"openmp", nullptr, causal_conv1d_varlen_openmp},
 };
 static_assert(are_named(kVarlenKernels, kCausalConv1dVarlenNames.cpu), "names stand in causal_conv1d/prefill.h too");

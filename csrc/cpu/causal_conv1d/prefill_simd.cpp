@@ -156,6 +156,10 @@ void along_tokens(const CausalConv1dVarlenParams& p) {
 
 }  // namespace
 
+const char* causal_conv1d_varlen_simd_refusal(const CausalConv1dVarlenParams& p, const VarlenTile& /*tile*/) {
+    return p.width > kMostBufferedTaps ? "widths up to 65536" : nullptr;
+}
+
 void causal_conv1d_varlen_simd(const CausalConv1dVarlenParams& p, const VarlenTile& /*tile*/, void* /*workspace*/,
                                void* /*stream*/) {
     const bool tokens = vectors_along_tokens(p);

@@ -57,10 +57,14 @@ inline DType float_dtype(const NamedTensor& t) {
     }
 }
 
+// This checks that a tensor is dense, and has its memory: a storage may have been emptied behind a tensor's back, as FSDP does.
 inline void check_strided(const NamedTensor& t) {
     if (t.tensor.layout() != at::kStrided)
         throw pybind11::type_error(concat(t.name, ": got a tensor of layout ", python_text(t.tensor.layout()),
                                           ", expected a dense one (torch.strided)"));
+    if (!t.tensor.is_meta() && t.tensor.has_storage() && t.tensor.storage().nbytes() == 0 && t.tensor.numel() > 0)
+        throw pybind11::value_error(concat(t.name, ": got a tensor of shape ", shape_text(t.tensor.sizes()),
+                                           " whose memory was given back, expected one that has it"));
 }
 
 inline void check_rank(const NamedTensor& t, int64_t rank, const char* axes) {
@@ -97,6 +101,7 @@ inline void check_sizes_fit(const NamedTensor& t) {
 
 inline StridedBytes strided_bytes(const NamedTensor& t) {
     const int64_t bytes = static_cast<int64_t>(t.tensor.element_size());
+    if (t.tensor.numel() == 0) return {0, bytes, 1, {0}, {0}};  // also of a layout that has no memory to ask for
     StridedBytes view{reinterpret_cast<int64_t>(t.tensor.data_ptr()), bytes, 0, {}, {}};
     for (int64_t k = 0; k < t.tensor.dim(); ++k) {
         if (t.tensor.size(k) == 1) continue;

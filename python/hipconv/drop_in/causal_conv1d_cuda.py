@@ -10,7 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import InvalidType, as_the_peers, flag, require_floats, require_kinds, require_shape, wrong_kind, wrong_output
+from ..arguments import (
+    InvalidType,
+    as_the_peers,
+    flag,
+    require_apart,
+    require_floats,
+    require_kinds,
+    require_shape,
+    wrong_kind,
+    wrong_output,
+)
 from . import cpp_functions
 
 
@@ -65,6 +75,11 @@ def _bwd_into(
                     require_shape(name, gradient, tuple(of.shape), "the shape of what it is the gradient of", x)
                     if wrong := wrong_output(name, gradient):
                         raise wrong
+            require_apart(
+                {name: gradient for name, (gradient, _) in into.items()},
+                {"x": x, "weight": weight, "bias": bias, "dout": dout, "seq_idx": seq_idx, "initial_states": initial_states,
+                 "dfinal_states": dfinal_states, "dx": dx},
+            )  # fmt: skip
             _, of_weight, of_bias, of_states = cpp_functions.causal_conv1d_bwd_function(
                 x, weight, bias, dout, seq_idx, initial_states, dfinal_states, dx, dinitial_states is not None, silu_activation
             )

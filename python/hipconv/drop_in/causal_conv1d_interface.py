@@ -10,6 +10,8 @@ from ..arguments import (
     UnknownActivation,
     as_the_peers,
     parse_activation,
+    require_apart,
+    require_dense,
     require_floats,
     require_integers,
     require_kinds,
@@ -57,8 +59,6 @@ def causal_conv1d_ref(
         _check_inputs(x, weight, bias, seq_idx, initial_states)
         if final_states_out is not None:
             check_final_states_out(final_states_out, bool(return_final_states), x, weight)
-            if return_final_states and (wrong := wrong_output("final_states_out", final_states_out)):
-                raise wrong
     except (TypeError, ValueError) as error:
         raise as_the_peers(error) from None
     out, final_states = reference_training.causal_conv1d(x, weight, bias, seq_idx, initial_states, use_silu)
@@ -96,6 +96,7 @@ def causal_conv1d_update_ref(
     use_silu = parse_activation(activation, SILU, False, UnknownActivation)
     try:
         require_kinds(causal_conv1d_update_ref, locals())
+        require_dense(x=x)
         tokens = x[..., None] if x.dim() == 2 else x
         _check_inputs(tokens, weight, bias, None, None)
         past, state_len = weight.shape[1] - 1, conv_state.shape[2] if conv_state.dim() == 3 else 0
@@ -104,6 +105,7 @@ def causal_conv1d_update_ref(
         require_shape("conv_state", conv_state, (*tokens.shape[:2], max(past, state_len)), axes, x)
         if wrong := wrong_output("conv_state", conv_state):
             raise wrong
+        require_apart({"conv_state": conv_state}, {"x": x, "weight": weight, "bias": bias, "cache_seqlens": cache_seqlens})
         if cache_seqlens is not None:
             require_integers(cache_seqlens=cache_seqlens)
             require_shape("cache_seqlens", cache_seqlens, (len(x),), "(batch,)", x)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import contextlib
+import errno
 import importlib.util
 import logging
 import os
 from pathlib import Path
 import re
+import resource
 import shutil
 import subprocess
+import tempfile
 import time
 from types import ModuleType
 
@@ -26,6 +29,8 @@ from .variables import switch
 # Texts by artefact name: an edit makes another name, so the failure is not remembered against it. An exception would hold on to its
 # traceback, and so to the tensors of the call that met it.
 _failed: dict[str, str] = {}
+
+_LEAST_ROOM = 1 << 20  # bytes with which no compiler gets far, whatever it says then: some end with a signal
 
 
 def forget_failures() -> None:
@@ -85,14 +90,17 @@ def make(build: Build, problems: list[str]) -> tuple[cache.Artefact, ModuleType]
                     "torch": torch.__version__,
                     "compilers": build.compilers,
                 }
-                for leaving in (*staged.glob("*.o"), *staged.glob(".ninja_*"), *staged.glob("lock")):
+                for leaving in (*staged.glob("*.o"), *staged.glob(".ninja_*"), *staged.glob(".builder"), *staged.glob("lock")):
                     leaving.unlink()
                 shutil.rmtree(staged / "tools")
                 return cache.publish(staged, full_name, meta, replace=found is not None), loaded
             except Exception as error:
                 pass_on(error)
                 why = _why_it_failed(build, root, literal, error)
-                if not any(isinstance(cause, OSError) for cause in causes(error)):  # such as a full disk, which may be mended
+                full = _full_disks(why, root)
+                if full:
+                    why += f"\nThe disk is full: {full}. The next call tries again."
+                elif not any(isinstance(cause, OSError) for cause in causes(error)):  # which may be mended, too
                     _failed[full_name] = why
                 raise BuildError(why) from None
 
@@ -136,6 +144,22 @@ def _copy(source: Path, destination: Path) -> None:
     shutil.copyfile(source, destination)
 
 
+def _full_disks(why: str, root: Path) -> str:
+    """Which disks that a build writes to have no room, in words; empty if that was not why it failed, as far as anybody says."""
+    rooms = {}
+    for place in (root, Path(tempfile.gettempdir())):
+        with contextlib.suppress(OSError):
+            disk = os.statvfs(place)
+            rooms[place] = disk.f_bavail * disk.f_frsize
+    longest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if longest != resource.RLIM_INFINITY:  # which ends compilers with a signal
+        return f"no file may be longer than {longest >> 10} KiB (`ulimit -f`)"
+    limits = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    if any(os.strerror(code) in why for code in limits) or any(room < _LEAST_ROOM for room in rooms.values()):
+        return ", ".join(f"{place} has room for {room >> 10} KiB" for place, room in rooms.items())
+    return ""
+
+
 def _why_it_failed(build: Build, cache_root: Path, staged: Path, error: Exception) -> str:
     text = str(error)
     for cause in causes(error):  # torch asks compilers who they are, and keeps for itself what those said that failed to answer
@@ -146,6 +170,8 @@ def _why_it_failed(build: Build, cache_root: Path, staged: Path, error: Exceptio
     text = re.sub(r"(?<![\w./-])csrc/", lambda _: f"{build.root}/csrc/", text)
     for source, place in build.sources.items():
         text = text.replace(str(place), str(source))
+    if "failed to map segment" in text:
+        text += f"\n{cache_root} is perhaps on a disk mounted with noexec: set HIPCONV_CACHE_DIR to a directory from which code may be run."
     tools = ", ".join(f"{tool} = {place}" for tool, place in toolchain.compilers(build.target.backend).items())
     return (
         f"building '{build.module}' {build.use} failed ({type(error).__name__}).\n{text}\n"

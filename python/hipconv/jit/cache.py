@@ -1,7 +1,7 @@
 """Built modules on disk: where they are kept, how they get there whole or not at all, how they are found again.
 
 <root>/<module>-<backend>-<arch>-<fingerprint>-<compiler>/   the library, meta.json, and the sources it was built from
-<root>/.building-<the same>-XXXX/                            a build under way, or what a killed one left
+<root>/.building-<the same>-XXXX/                            a build under way, whose .builder says, or what a killed one left
 <root>/.locks/<the same>.lock                                taken while building; the OS releases it when its holder dies
 """
 
@@ -20,7 +20,7 @@ from typing import IO, NamedTuple
 import warnings
 
 from ..errors import CacheUntrusted, CacheUnwritable
-from . import registry, trust
+from . import registry, trust, under_way
 from .interruptions import pass_on
 from .variables import switch
 
@@ -322,7 +322,7 @@ def reap(root: Path) -> None:
     for leftover in filter(trust.ours, _listing(root, ".building-*")):
         name = leftover.name.removeprefix(".building-").rpartition("-")[0]
         with _locked(root, name, wait=False) as nobody_builds_it:
-            if nobody_builds_it:
+            if nobody_builds_it and not under_way.is_under_way(leftover):
                 shutil.rmtree(leftover, ignore_errors=True)
 
 
@@ -331,6 +331,8 @@ def staging(root: Path, name: str) -> Iterator[Path]:
     """A private directory to build `name` in, gone afterwards unless it was published."""
     directory = Path(tempfile.mkdtemp(prefix=f".building-{name}-", dir=root))
     try:
+        with contextlib.suppress(OSError):  # of a full disk, which what follows meets too
+            under_way.sign(directory)
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)

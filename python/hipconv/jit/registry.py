@@ -91,7 +91,7 @@ def sources(module: Module, backend: str) -> list[Path]:
     for pattern in (*(module.cpu if backend == "cpu" else module.kernels), *module.pybind):
         matches = sorted(match for match in (root / "csrc").glob(pattern) if match.is_file())
         if not matches:
-            raise BadRegistry(f"module '{module.name}': no file matches csrc/{pattern}")
+            raise BadRegistry(f"module '{module.name}': no file matches csrc/{pattern} below {root}; reinstall hipconv if they are gone")
         found += [match.relative_to(root) for match in matches]
     return found
 

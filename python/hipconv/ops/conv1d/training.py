@@ -85,6 +85,8 @@ def check_final_states_out(final_states_out: Tensor, is_used: bool, x: Tensor, w
         raise TypeError(
             f"final_states_out: got {final_states_out.dtype} on {final_states_out.device}, expected {x.dtype} on {x.device}, as x has"
         )
+    if wrong := wrong_output("final_states_out", final_states_out):  # torch notices some of it when it has written, and some never
+        raise wrong
 
 
 # ---- past torch's dispatcher, or through the operators ----------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...arguments import describe, parse_activation, wrong_layout
+from ...arguments import describe, parse_activation, wrong_layout, wrong_memory
 from .activations import ACTIVATIONS
 
 PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
@@ -219,6 +219,8 @@ def check_places(x: Tensor, **others: Tensor | None) -> None:
             continue
         if tensor.layout is not torch.strided:
             raise wrong_layout(name, tensor)
+        if wrong := wrong_memory(name, tensor):
+            raise wrong
         if tensor.device != x.device:
             raise ValueError(f"{name}: got a tensor on {tensor.device}, expected it on {x.device}, where x is")
     if x.device.type not in ("cpu", "cuda", "meta"):

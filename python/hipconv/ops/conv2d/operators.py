@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 import torch.nn.functional as F
 
+from ...arguments import wrong_output
 from ...jit import targets
 from ..dispatch import library, refuse_derivatives, stream
 from ..transforms import cast_by_autocast, write_through_negation
@@ -92,6 +93,8 @@ def into(
         return
     shape = geometry.check(x, weight, bias, residual, out, out_dtype, o)
     router.requested(algorithm, request.variable, [router.CPU_METHOD])
+    if wrong := wrong_output("out", out):  # torch may notice when it has written
+        raise wrong
     if 0 not in shape:
         out.copy_(_by_torch(x, weight, bias, residual, o, out.dtype))
 
