@@ -103,7 +103,7 @@ class Pool:
                     limit = min(limit, time.monotonic() + GRACE)
         failed = [f"rank {rank}:\n{what}" for rank, (passed, what) in sorted(answers.items()) if not passed]
         stuck = sorted(waited_for.values())
-        if stuck or without:
+        if failed or stuck or without:  # whatever is under way between the ranks then, no other check is to meet it
             self.end()
         if stuck:
             failed.insert(0, f"ranks {stuck} of {self.size} are stuck in {check}{arguments}")

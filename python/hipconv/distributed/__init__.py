@@ -4,6 +4,7 @@ spatially parallel conv2d.
 Everything moves through torch's own process groups, one collective a call. docs/distributed.md says what has the bits of one device.
 """
 
+from .conv1d import causal_conv1d
 from .halo import gather, halo, shard
 
-__all__ = ["gather", "halo", "shard"]
+__all__ = ["causal_conv1d", "gather", "halo", "shard"]

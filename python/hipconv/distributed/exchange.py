@@ -110,7 +110,7 @@ class _Fetch(torch.autograd.Function):
     def forward(ctx, x, dim, wants, group):
         ctx.dim, ctx.wants, ctx.group, ctx.size = dim, wants, group, x.shape[dim]
         (pieces,) = PartsExchange([x], [dim], wants, group).wait()
-        return _joined(pieces, x, dim)
+        return joined(pieces, x, dim)
 
     @staticmethod
     def backward(ctx, dout):
@@ -162,7 +162,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-def _joined(pieces: Sequence[Tensor], like: Tensor, dim: int) -> Tensor:
+def joined(pieces: Sequence[Tensor], like: Tensor, dim: int) -> Tensor:
     """One after another along `dim`, in a tensor whose axes lie in memory in the order of `like`'s."""
     shape = list(like.shape)
     shape[dim] = sum(piece.shape[dim] for piece in pieces)
