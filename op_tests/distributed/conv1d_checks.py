@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-import torch.distributed as dist
 
-from distributed.halo_checks import SHARDS, member, refusal
+from distributed.halo_checks import SHARDS, gathered, member, refusal
 from support.tensors import same_bits
 import hipconv
 from hipconv import distributed
@@ -159,12 +158,6 @@ def _again(case: Case, local: list[Any], group: Any, layout: str, options: dict[
 
 def _names(leaves: list[Any]) -> list[str]:
     return [name for name, leaf in zip(("x", "weight", "bias", "initial_states"), leaves, strict=True) if leaf is not None]
-
-
-def gathered(tensor: Tensor, group: Any) -> list[Tensor]:
-    parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(parts, tensor.contiguous(), group=group)
-    return parts
 
 
 def final_states_of_many_ranks() -> None:

@@ -29,6 +29,12 @@ def member(ranks: tuple[int, ...] | None) -> tuple[Any, int, int] | None:
     return None if group is dist.GroupMember.NON_GROUP_MEMBER else (group, dist.get_rank(group), dist.get_world_size(group))
 
 
+def gathered(tensor: Tensor, group: Any) -> list[Tensor]:
+    parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, tensor.contiguous(), group=group)
+    return parts
+
+
 def around(whole: Tensor, dim: int, start: int, stop: int, edge: str) -> Tensor:
     """Positions [start, stop) of the whole tensor, one by one."""
     total = whole.shape[dim]

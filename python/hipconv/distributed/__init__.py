@@ -5,6 +5,7 @@ Everything moves through torch's own process groups, one collective a call. docs
 """
 
 from .conv1d import causal_conv1d
+from .conv2d import conv2d
 from .halo import gather, halo, shard
 
-__all__ = ["causal_conv1d", "gather", "halo", "shard"]
+__all__ = ["causal_conv1d", "conv2d", "gather", "halo", "shard"]

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-import torch.distributed as dist
 
 from ..arguments import SILU, describe, flag, parse_activation, require_dense, require_floats, require_shape, wrong_rows
 from . import rows
@@ -17,6 +16,7 @@ from .halo import check_name, check_zigzag, checked_sizes
 from .header import Local, agree
 from .routes import LAYOUTS, Chunks, contiguous, zigzag
 from .rows import Context, Plan
+from .sums import summed
 
 
 def causal_conv1d(
@@ -83,7 +83,7 @@ def causal_conv1d(
         rest = {"activation": activation or None, "layout": layout, "return_final_states": bool(return_final_states)}
         return Local({**settings, **rest, "reduce_gradients": reduces}, x.shape[2])
 
-    _, all_sizes = agree("hipconv.distributed.causal_conv1d", here, look, validate, given)
+    _, all_sizes, _ = agree("hipconv.distributed.causal_conv1d", here, look, validate, given)
     chunks = contiguous(all_sizes) if layout == "contiguous" else zigzag(sum(all_sizes), here.size)
     check_zigzag(layout, all_sizes, chunks)
     if cu_seqlens is not None:
@@ -113,21 +113,6 @@ class _CausalConv1d(torch.autograd.Function):
             dweight, dbias = summed([dweight, dbias], ctx.plan.group)
         dbias = None if dbias is None else dbias.to(bias.dtype)
         return found.dx, dweight.to(weight.dtype), dbias, found.dinitial_states, None, None
-
-
-def summed(tensors: Sequence[Tensor | None], group: Group) -> list[Any]:
-    """The sums over the ranks, in their order: the same bits on all of them, and on every run. None stays None."""
-    present = [tensor for tensor in tensors if tensor is not None]
-    if group.size == 1 or not present:
-        return list(tensors)
-    flat = torch.cat([tensor.reshape(-1) for tensor in present])
-    parts = [torch.empty_like(flat) for _ in range(group.size)]
-    dist.all_gather(parts, flat, group=group.process_group)
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    sums = iter(total.split([tensor.numel() for tensor in present]))
-    return [None if tensor is None else next(sums).view(tensor.shape) for tensor in tensors]
 
 
 def _ids_of(cu_seqlens: Tensor, chunks: Chunks, group: Group) -> Tensor:

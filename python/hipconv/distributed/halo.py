@@ -10,7 +10,7 @@ from ..arguments import describe, flag, require_dense
 from .exchange import fetch
 from .groups import group_of
 from .header import Local, agree
-from .routes import EDGES, LAYOUTS, Chunks, contiguous, even_sizes, sizes_of, with_halo, zigzag
+from .routes import EDGES, LAYOUTS, Chunks, contiguous, even_sizes, sizes_of, windows, with_halo, zigzag
 from .whole import Gather, Shard
 
 
@@ -67,7 +67,7 @@ def halo(
         settings = {**_settings(x, axis), "before": before, "after": after, "edge": edge}
         return Local(settings, x.shape[axis])
 
-    _, all_sizes = agree("hipconv.distributed.halo", here, look, validate, given)
+    _, all_sizes, _ = agree("hipconv.distributed.halo", here, look, validate, given)
     if edge != "zeros" and before + after and not sum(all_sizes):
         raise ValueError(f"x: got no element along dim {dim} on any rank, expected at least one for edge '{edge}'")
     return fetch(x, _axis(x, dim), with_halo(all_sizes, before, after, edge), here)
@@ -122,11 +122,21 @@ def gather(
         check_name("layout", layout, LAYOUTS)
         return Local({**_settings(x, axis), "layout": layout}, x.shape[axis])
 
-    _, all_sizes = agree("hipconv.distributed.gather", here, look, validate, given)
+    _, all_sizes, _ = agree("hipconv.distributed.gather", here, look, validate, given)
     axis, total = _axis(x, dim), sum(all_sizes)
     chunks = contiguous(all_sizes) if layout == "contiguous" else zigzag(total, here.size)
     check_zigzag(layout, all_sizes, chunks)
     return Gather.apply(x, axis, chunks, here)
+
+
+def last(x: Tensor, dim: int, count: int, group: object) -> tuple[Tensor, int]:
+    """The last `count` positions of the whole axis, on every rank, with zeros before a shorter one; and its size. Differentiable."""
+    here = group_of(group)
+    _, sizes, _ = agree(
+        "hipconv.distributed.last", here, lambda: Local({**_settings(x, _axis(x, dim)), "count": count}, x.shape[dim]), True
+    )
+    total = sum(sizes)
+    return fetch(x, _axis(x, dim), windows(contiguous(sizes), ((total - count, total),) * here.size, "zeros"), here), total
 
 
 # ---- arguments -----------------------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from .groups import Group, device_for_messages
 
 BYTES = 1024
-_NUMBERS = struct.Struct("<qqq16sI")  # call number, size, kind, digest of the whole text, bytes of it that follow
+_NUMBERS = struct.Struct("<qqqq16sI")  # call number, sizes, kind, digest of the whole text, bytes of it that follow
 _FITS, _VALUE_ERROR, _TYPE_ERROR = range(3)
 
 _calls: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # made on each group
@@ -30,20 +30,21 @@ class Header(NamedTuple):
 
     number: int
     size: int
+    other: int
     kind: int
     digest: bytes
     text: str
 
     def packed(self) -> torch.Tensor:
         text = self.text.encode()[: BYTES - _NUMBERS.size]
-        message = _NUMBERS.pack(self.number, self.size, self.kind, self.digest, len(text)) + text
+        message = _NUMBERS.pack(self.number, self.size, self.other, self.kind, self.digest, len(text)) + text
         return torch.frombuffer(bytearray(message.ljust(BYTES, b"\0")), dtype=torch.uint8)
 
 
 def unpacked(message: torch.Tensor) -> Header:
     content = bytes(message.tolist())
-    number, size, kind, digest, length = _NUMBERS.unpack_from(content)
-    return Header(number, size, kind, digest, content[_NUMBERS.size : _NUMBERS.size + length].decode(errors="replace"))
+    number, size, other, kind, digest, length = _NUMBERS.unpack_from(content)
+    return Header(number, size, other, kind, digest, content[_NUMBERS.size : _NUMBERS.size + length].decode(errors="replace"))
 
 
 class Local(NamedTuple):
@@ -51,12 +52,14 @@ class Local(NamedTuple):
 
     settings: Mapping[str, object]  # what all ranks must have alike, by the name that an error says
     size: int  # of its shard
+    other: int = 0  # of a second one, such as a residual's
 
 
 def agree(
     call: str, group: Group, look: Callable[[], Local], validate: bool, sizes: tuple[int, ...] | None = None
-) -> tuple[Local, tuple[int, ...]]:
-    """What `look` finds in this rank's arguments, and the sizes of all shards; every rank of the group raises if one does.
+) -> tuple[Local, tuple[int, ...], tuple[int, ...]]:
+    """What `look` finds in this rank's arguments, the sizes of all shards, and the second sizes (without `validate` this rank's alone).
+    Every rank of the group raises if one does.
 
     Args:
         call: the function's name.
@@ -76,18 +79,28 @@ def agree(
         if error is not None:
             raise error
         assert local is not None and sizes is not None
-        return local, sizes
+        return local, sizes, (local.other,)
     if local is not None and error is None:
         settings = {"call": call, **local.settings, "sizes": "not given" if sizes is None else sizes}
-        text, kind, size = "\n".join(f"{name}={value}" for name, value in settings.items()), _FITS, local.size
+        text, kind, size, other = "\n".join(f"{name}={value}" for name, value in settings.items()), _FITS, local.size, local.other
     else:
         text, kind, size = str(error), _TYPE_ERROR if isinstance(error, TypeError) else _VALUE_ERROR, 0
-    mine = Header(number, size, kind, hashlib.blake2b(text.encode(), digest_size=16).digest(), text)
+        other = 0
+    mine = Header(number, size, other, kind, hashlib.blake2b(text.encode(), digest_size=16).digest(), text)
     headers = _gathered(mine, group)
     if found := disagreement(headers):
         raise found from error
     assert local is not None
-    return local, tuple(header.size for header in headers)
+    return local, tuple(header.size for header in headers), tuple(header.other for header in headers)
+
+
+def refuse(call: str, group: Group, error: TypeError | ValueError) -> None:
+    """Raise, on every rank of the group, what this rank has found before it came to `agree`."""
+
+    def look() -> Local:
+        raise error
+
+    agree(call, group, look, True)
 
 
 def _check_sizes(size: int, sizes: tuple[int, ...] | None, group: Group, validate: bool) -> None:
