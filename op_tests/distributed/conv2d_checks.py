@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, NamedTuple
 
 import torch
@@ -81,7 +82,8 @@ def run(case: Case, ranks: tuple[int, ...] | None, device: str = "cpu") -> None:
     expected = hipconv.conv2d(*whole[:3], *settings, residual=whole[3], **options)
     local = leaves(mine(x, sizes), *whole[1:3], None if residual is None else mine(residual))
     given: dict[str, Any] = {} if case.validate else {"sizes": sizes, "validate": False}
-    out = distributed.conv2d(
+    call: Any = distributed.conv2d
+    out = call(
         *local[:3], *settings, residual=local[3], group=group, shard_dim=case.shard_dim, reduce_gradients=case.reduces, **given, **options
     )
     wanted = mine(expected)
@@ -124,3 +126,35 @@ def refusals(name: str) -> str:
     text = refusal(lambda: WRONG[name](rank, x, weight, group))
     distributed.conv2d(x, weight, group=group)
     return text
+
+
+def styles() -> None:
+    """A small model under parallelize_module, DTensors in and out, and plain tensors."""
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    _, rank, size = member(None)  # type: ignore[misc]
+    mesh = init_device_mesh("cpu", (size,))
+    alone = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.SiLU(), nn.Conv2d(8, 4, 3, stride=2, padding=1), nn.Conv2d(4, 4, 3, padding="same", bias=False)
+    )
+    split = copy.deepcopy(alone)
+    parallelize_module(split, mesh, {str(i): distributed.SpatialParallel() for i in (0, 2, 3)})
+    for rows in (4 * size, 4 * size + 3):
+        x = torch.randn(2, 3, rows, 6)
+        expected = alone(x)
+        out = split(distribute_tensor(x, mesh, [Shard(2)]))
+        assert isinstance(out, DTensor) and out.placements == (Shard(2),) and out.shape == expected.shape
+        assert torch.allclose(out.full_tensor(), expected, atol=1e-5)
+        again = split(distribute_tensor(x, mesh, [Replicate()]))
+        assert torch.allclose(again.full_tensor(), expected, atol=1e-5)
+        direction = torch.randn_like(expected)
+        gradients = torch.autograd.grad(out, list(split.parameters()), distribute_tensor(direction, mesh, [Shard(2)]))
+        wholes = torch.autograd.grad(expected, list(alone.parameters()), direction)
+        assert all(torch.allclose(a, b, atol=1e-3) for a, b in zip(gradients, wholes, strict=True))
+        local = split(x.tensor_split(size, 2)[rank])
+        assert torch.allclose(local, expected.tensor_split(size, 2)[rank], atol=1e-5)
+    text = refusal(lambda: parallelize_module(nn.Sequential(nn.SiLU()), mesh, {"0": distributed.SpatialParallel()}))
+    assert text.startswith("TypeError: module: got an object of type SiLU, expected an nn.Conv2d"), text

@@ -10,7 +10,7 @@ import torch
 
 from distributed.conv2d_checks import CASES, WRONG, Case
 from distributed.pool import end_all, pool_of
-from support.backends import WAYS
+from support.backends import EVERYTHING, WAYS
 from support.marks import needs_gpu
 
 
@@ -60,6 +60,11 @@ def test_every_rank_raises_the_same_error(name) -> None:
     texts = pool_of(3).run("conv2d_checks", "refusals", name)
     assert len(set(texts)) == 1, texts
     assert re.match(EXPECTED[name], texts[0]), texts[0]
+
+
+@pytest.mark.parametrize("size", [2, 3] if EVERYTHING else [2])  # each rank imports DTensor, which takes seconds
+def test_a_model_under_parallelize_module_is_the_model(size) -> None:
+    pool_of(size).run("conv2d_checks", "styles")
 
 
 @needs_gpu
