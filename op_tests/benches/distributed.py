@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+import functools
 import os
 import statistics
 import time
 from typing import Any
 
 import torch
+from torch import Tensor
 import torch.distributed as dist
 
 from support.cli import Table
@@ -41,6 +43,15 @@ def milliseconds(call: Callable[[], object], device: torch.device, repeats: int)
     slowest = torch.tensor(statistics.median(times[2:]), device=device)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     return slowest.item()
+
+
+def conv2d_calls(x: Tensor, filters: Tensor, part: Tensor, rows: list[int], with_sizes: dict[str, Any]) -> list[Callable[[], object]]:
+    """Of the whole image, of the group, and of a part alone."""
+    return [
+        lambda: hipconv.conv2d(x, filters, padding=1),
+        lambda: distributed.conv2d(part, filters, padding=1, sizes=rows, **with_sizes),
+        lambda: hipconv.conv2d(part, filters, padding=1),
+    ]
 
 
 def main() -> int:
@@ -84,12 +95,8 @@ def main() -> int:
 
     for backward in (False, True):
         case = f"conv1d {tokens} x {options.dim}, forward{' and backward' if backward else ''}"
-        report(
-            case,
-            lambda b=backward, x=whole: conv1d_one(x, b),
-            lambda b=backward, x=mine: conv1d_split(x, b),
-            lambda b=backward, x=mine: conv1d_one(x, b),
-        )  # fmt: skip
+        calls = ((conv1d_one, whole), (conv1d_split, mine), (conv1d_one, mine))
+        report(case, *(functools.partial(call, x, backward) for call, x in calls))
     del whole, mine
     for channels, part_of_side in LAYERS:
         side = options.pixels // part_of_side // size * size
@@ -98,11 +105,6 @@ def main() -> int:
         filters = torch.randn(channels, channels, 3, 3, dtype=dtype, device=device).to(memory_format=torch.channels_last)
         part = distributed.shard(x, 2, group)
         rows = [side // size] * size
-        report(
-            f"conv2d {channels} channels, {side} x {side}, 3x3",
-            lambda x=x, w=filters: hipconv.conv2d(x, w, padding=1),
-            lambda x=part, w=filters, rows=rows: distributed.conv2d(x, w, padding=1, sizes=rows, **with_sizes),
-            lambda x=part, w=filters: hipconv.conv2d(x, w, padding=1),
-        )  # fmt: skip
+        report(f"conv2d {channels} channels, {side} x {side}, 3x3", *conv2d_calls(x, filters, part, rows, with_sizes))
     dist.destroy_process_group()
     return 0

@@ -23,6 +23,7 @@ class Case(NamedTuple):
     padding: Any = 1
     dilation: Any = 1
     groups: int = 1
+    channels: int = 8
     shard_dim: int = -2
     mode: str = "zeros"
     activation: str = "none"
@@ -59,14 +60,14 @@ def run(case: Case, ranks: tuple[int, ...] | None, device: str = "cpu") -> None:
         return
     group, _, size = found
     axis, sizes = case.shard_dim % 4, SHARDS[case.shards](size)
-    shape = [2, 8, 7, 7]
+    shape = [2, case.channels, 7, 7]
     shape[axis] = sum(sizes)
 
     def images(shape: Any) -> Tensor:
         image = torch.randn(tuple(shape)).to(device, case.dtype)
         return image.to(memory_format=torch.channels_last) if case.channels_last else image
 
-    x, weight, bias = images(shape), images((16, 8 // case.groups, *case.kernel)), torch.randn(16, device=device)
+    x, weight, bias = images(shape), images((16, case.channels // case.groups, *case.kernel)), torch.randn(16, device=device)
     settings: Any = (case.stride, case.padding, case.dilation, case.groups)
     options: dict[str, Any] = {"padding_mode": case.mode, "activation": case.activation, "algorithm": case.algorithm}
     plain = hipconv.conv2d(x, weight, None, *settings, **options)

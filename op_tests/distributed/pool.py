@@ -11,6 +11,7 @@ import functools
 from multiprocessing.connection import Connection, Listener, wait
 import os
 import signal
+import subprocess
 import tempfile
 import time
 from typing import Any
@@ -116,6 +117,9 @@ class Pool:
         for rank in self.ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(rank.pid, signal.SIGKILL)
+        for rank in self.ranks:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                rank.communicate(10)
         self.directory.cleanup()
 
 
