@@ -151,10 +151,11 @@ def prepared(
     target = targets.of(x.device)
     card = card_of(x.device) if x.is_cuda else card_named(target.arch)
     kinds = [None if tensor is None else kind_of(tensor) for tensor in (bias, residual, out)]
-    whole = _whole.get()
-    pin = (
-        None if whole is None else prepare(target, card, whole.x, kind_of(weight), kinds[0], whole.residual, None, whole.options, r).choice
-    )
+    whole, pin = _whole.get(), None
+    if whole is not None:  # autocast may have changed dtypes since it was described
+        of_whole = whole.x._replace(dtype=x.dtype)
+        residual_of_whole = None if whole.residual is None or kinds[1] is None else whole.residual._replace(dtype=kinds[1].dtype)
+        pin = prepare(target, card, of_whole, kind_of(weight), kinds[0], residual_of_whole, None, whole.options, r).choice
     return jit.module("conv2d", target), prepare(target, card, kind_of(x), kind_of(weight), *kinds, o, r, pin)
 
 
