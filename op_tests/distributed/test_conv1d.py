@@ -25,7 +25,7 @@ def test_it_has_the_bits_of_one_device(name) -> None:
     pool_of(3).run("conv1d_checks", "run", CASES[name], None)
 
 
-@pytest.mark.parametrize(("size", "ranks"), [(2, None), (4, (2, 3)), (4, (1, 3)), (7, None), (7, (1, 4, 6))])
+@pytest.mark.parametrize(("size", "ranks"), [(2, None), (4, (1, 3)), (7, None)])
 def test_it_does_in_groups_of_any_ranks(size, ranks) -> None:
     for name in ("plain", "short_documents", "zigzag"):
         pool_of(size).run("conv1d_checks", "run", CASES[name], ranks)

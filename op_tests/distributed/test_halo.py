@@ -14,7 +14,8 @@ from distributed.pool import end_all, pool_of
 CASES: list[tuple[int, tuple[int, ...] | None, str]] = [
     *((3, None, shards) for shards in SHARDS),
     *((size, ranks, shards) for size, ranks in ((2, None), (4, (2, 3)), (4, (1, 3))) for shards in ("uneven", "short")),
-    *((7, ranks, shards) for ranks in (None, (1, 4, 6)) for shards in ("some_empty", "short")),
+    (7, None, "some_empty"),
+    (7, (1, 4, 6), "short"),
 ]
 
 

@@ -16,6 +16,6 @@ def worlds() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("check", ["causal_conv1d", "short_convolution"])
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [3])
 def test_a_layer_over_a_group(check, size) -> None:
     pool_of(size).run("layer_checks", check)
