@@ -188,6 +188,28 @@ def draw_overview(conv1d: dict, conv2d: dict, path: Path, **saving: Any) -> None
     figure.savefig(path, **saving)
 
 
+def draw_scaling(inputs: dict, path: Path, **saving: Any) -> None:
+    """Write the picture of the model of many devices: how many times as fast as one they are, by benches/scaling.py."""
+    from benches import scaling
+
+    figure, (left, right) = _figure(inputs, (11, 4.2), columns=2)
+    for axes, curves_of, title in (
+        (left, scaling.conv1d_curves(inputs), f"causal conv1d, dim {inputs['conv1d']['dim']}, width {inputs['conv1d']['width']}, forward"),
+        (right, scaling.conv2d_curves(inputs), "conv2d 3x3, layers of an image decoder, forward"),
+    ):
+        for number, (label, points) in enumerate(curves_of.items()):
+            axes.plot(*zip(*points, strict=True), color=f"C{number}", marker="o", linewidth=1, label=label)
+        axes.plot([1, 64], [1, 64], color="black", linewidth=0.7, label="as many times as devices")
+        _plain_log(axes.set_xscale, axes.xaxis, 2)
+        _plain_log(axes.set_yscale, axes.yaxis, 2)
+        axes.set_xlabel("devices")
+        axes.set_ylabel("times as fast as one")
+        axes.set_title(title, fontsize="small")
+        axes.legend(fontsize="x-small")
+    figure.suptitle("A model, not a measurement", fontsize="medium")
+    figure.savefig(path, **saving)
+
+
 Times = dict[str, dict[str, tuple[float, float]]]  # ours and F.conv2d's by layout, of layers or of all layers of a model
 
 
@@ -234,6 +256,7 @@ PICTURES: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
     "conv1d_lengths.svg": (draw_lengths, ("conv1d_lengths.json",)),
     "conv2d_layers.svg": (draw_beside_torch, ("conv2d_layers.json",)),
     "decode.svg": (draw_decode, ("decode.json",)),
+    "scaling.svg": (draw_scaling, ("scaling.json",)),
 }
 
 

@@ -34,6 +34,14 @@ def test_a_char_mamba_learns_and_writes() -> None:
     assert len(output.split("\n\nimport ")[1]) == 30 + len("\n"), output
 
 
+def test_two_processes_have_the_loss_of_one() -> None:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    output = run(*launcher, "long_context.py", "--steps", "4", "--tokens", "801", "--dim", "16")
+    losses = [float(loss) for loss in re.findall(r"processes (\S+),", output)]
+    assert len(losses) == 4 and losses[-1] < losses[0], output
+    assert "losses: the same" in output
+
+
 PAGES = {page.relative_to(ROOT).as_posix(): page.read_text() for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))}
 WALKS = ("docs/adding_a_kernel.md", "docs/adding_an_op.md")  # which test_walk_through.py follows
 

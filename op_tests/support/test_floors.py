@@ -24,6 +24,7 @@ IMPORTS = [
     ["errors", "arguments"],
     ["jit"],
     ["ops"],
+    ["distributed"],
     ["reference", "nn", "drop_in", "serving", "reference_training", "reference_update"],
     ["__init__", "__main__"],
 ]

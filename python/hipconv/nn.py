@@ -37,6 +37,8 @@ class CausalConv1d(torch.nn.Conv1d):
     Args:
         dim: channels. width: taps, >= 1. bias: whether there is one. activation: "silu", "swish" (the same) or None.
         device, dtype: of the parameters.
+        group: a process group (or DeviceMesh) over whose ranks the tokens are split, or None: `forward` then takes and returns this
+            rank's, as `hipconv.distributed.causal_conv1d` does.
 
     Raises:
         TypeError, ValueError: an argument of the wrong kind, sizes below 1, or above 2147483647 in all. No memory is taken then.
@@ -50,12 +52,13 @@ class CausalConv1d(torch.nn.Conv1d):
         activation: str | None = None,
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
+        group: object = None,
     ) -> None:
         parse_activation(activation, SILU)
         require_kinds(CausalConv1d.__init__, locals())
         _check_parameters(device, dtype, dim=dim, width=width)
         super().__init__(dim, dim, width, groups=dim, padding=width - 1, bias=bias, device=device, dtype=dtype)
-        self.activation = activation
+        self.activation, self.group = activation, group
 
     def forward(  # type: ignore[override]
         self, x: Tensor, seq_idx: Tensor | None = None, initial_states: Tensor | None = None, return_final_states: bool = False
@@ -68,6 +71,13 @@ class CausalConv1d(torch.nn.Conv1d):
         Returns:
             (batch, dim, seqlen), in the memory layout of `x`; with return_final_states also the states, (batch, dim, width - 1).
         """
+        if self.group is not None:
+            from . import distributed
+
+            return distributed.causal_conv1d(
+                x, self.weight[:, 0], self.bias, group=self.group, seq_idx=seq_idx, initial_states=initial_states,
+                return_final_states=return_final_states, activation=self.activation,
+            )  # fmt: skip
         try:
             return causal_conv1d_fn(
                 x, self.weight[:, 0], self.bias, seq_idx, initial_states, return_final_states, activation=self.activation
@@ -108,6 +118,8 @@ class ShortConvolution(torch.nn.Conv1d):
     Args:
         hidden_size: channels. kernel_size: taps, >= 1. bias: whether there is one. activation: "silu", "swish" (the same) or None.
         backend: accepted and not needed. device, dtype: of the parameters.
+        group: a process group (or DeviceMesh) over whose ranks the tokens are split, or None. `forward` then takes and returns this
+            rank's tokens, `cu_seqlens` being of the whole row, and the states of the whole row on every rank; packed rows have none.
 
     Raises:
         TypeError, ValueError: an argument of the wrong kind, sizes below 1, or above 2147483647 in all. No memory is taken then.
@@ -122,6 +134,7 @@ class ShortConvolution(torch.nn.Conv1d):
         backend: object = None,
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
+        group: object = None,
     ) -> None:
         parse_activation(activation, SILU)
         require_kinds(ShortConvolution.__init__, locals())
@@ -130,7 +143,7 @@ class ShortConvolution(torch.nn.Conv1d):
             hidden_size, hidden_size, kernel_size, groups=hidden_size, padding=kernel_size - 1, bias=bias, device=device, dtype=dtype
         )
         self.hidden_size = hidden_size
-        self.activation = activation
+        self.activation, self.group = activation, group
 
     def forward(  # type: ignore[override]
         self,
@@ -162,6 +175,8 @@ class ShortConvolution(torch.nn.Conv1d):
             TypeError, ValueError: an argument of the wrong kind, shape, dtype or device, `mask` with `cu_seqlens`, or a packed x whose
                 batch is not 1. `cache` is not written then.
         """
+        if self.group is not None:
+            return self._split(x, residual, mask, cache, output_final_state, cu_seqlens)
         try:
             batch, seqlen, _ = x.shape
             sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -285,6 +300,47 @@ class ShortConvolution(torch.nn.Conv1d):
             return y.mT, None
         before = x.new_zeros(x.shape[0], self.hidden_size, width) if cache is None else cache.to(x.dtype)
         return y.mT, torch.cat((before, rows[..., -width:]), -1)[..., -width:]
+
+    def _split(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        mask: Tensor | None,
+        cache: Tensor | None,
+        output_final_state: bool,
+        cu_seqlens: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """`forward` of this rank's tokens."""
+        from . import distributed
+        from .distributed.groups import group_of
+        from .distributed.halo import last
+        from .distributed.header import refuse
+
+        try:
+            require_kinds(ShortConvolution.forward, locals() | {"chunk_indices": None, "kwargs": {}})
+            if cu_seqlens is not None and (cache is not None or output_final_state or mask is not None):
+                raise ValueError("cu_seqlens: got one beside cache, output_final_state or mask on a layer with a group, expected it alone")
+            self._check(x, residual, mask, None, None)
+            if cache is not None:
+                expected = (x.shape[0], self.hidden_size, self.kernel_size[0])
+                require_shape("cache", cache, expected, "(sequences, dim, width)", x)
+        except (TypeError, ValueError) as error:
+            refuse("hipconv.distributed.causal_conv1d", group_of(self.group), error)
+        if mask is not None:
+            x = (x * mask.unsqueeze(-1)).to(x.dtype)
+        rows, width = x.mT, self.kernel_size[0]
+        initial_states = None if cache is None else cache[..., 1:].to(x.dtype)
+        y: Any = distributed.causal_conv1d(
+            rows, self.weight[:, 0], self.bias, group=self.group, cu_seqlens=cu_seqlens, initial_states=initial_states,
+            activation=self.activation,
+        )  # fmt: skip
+        y = y.mT if residual is None else y.mT + residual
+        if not output_final_state:
+            return y, None
+        state, tokens = last(rows, 2, width, self.group)
+        if tokens < width and cache is not None:
+            state = torch.cat((cache[..., tokens:].to(x.dtype), state[..., width - tokens :]), -1)
+        return y, state
 
     def _packed(self, x: Tensor, cache: Tensor | None, output_final_state: bool, starts: Tensor) -> tuple[Tensor, Tensor | None]:
         """Each sequence with its cache in front, as one packed row."""

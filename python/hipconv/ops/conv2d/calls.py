@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+import contextlib
+from contextvars import ContextVar
 import functools
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -40,9 +42,12 @@ class Prepared(NamedTuple):
 
 @functools.lru_cache(4096)
 def prepare(
-    target: Target, card: Card, x: Kind, weight: Kind, bias: Kind | None, residual: Kind | None, out: Kind | None, o: Options, r: Request
-) -> Prepared:
+    target: Target, card: Card, x: Kind, weight: Kind, bias: Kind | None, residual: Kind | None, out: Kind | None, o: Options, r: Request,
+    pin: Choice | None = None,
+) -> Prepared:  # fmt: skip
     """How tensors of these kinds are convolved by the kernels of `target`, as the kernels would be on `card`.
+
+    A `pin` is taken where it serves the call.
 
     Raises TypeError or ValueError for what does not fit, an algorithm that is unknown, or one that cannot serve the call.
     """
@@ -71,6 +76,11 @@ def prepare(
         raise ValueError(f"{chosen_by}: got '{wanted}', which {refusals[wanted]}; this call can have {others}")
     allowed = {wanted: serving[wanted]} if wanted != "auto" else serving
     limit = r.workspace_limit
+    if pin is not None and pin.algorithm in allowed and (not any(pin.tile) or pin.tile in allowed[pin.algorithm]):
+        chosen = call(pin.algorithm, pin.tile, pin.split_k)
+        if module.conv2d_refusal(result, *on_meta, chosen) is None:
+            workspace = module.conv2d_workspace(result, *on_meta, chosen)
+            return Prepared(chosen, pin, chosen_by, tuple(serving), problem, workspace)
     while True:
         choice = router.choose(problem, card, tuple(allowed.items()), limit)
         chosen = call(choice.algorithm, choice.tile, choice.split_k)
@@ -141,4 +151,33 @@ def prepared(
     target = targets.of(x.device)
     card = card_of(x.device) if x.is_cuda else card_named(target.arch)
     kinds = [None if tensor is None else kind_of(tensor) for tensor in (bias, residual, out)]
-    return jit.module("conv2d", target), prepare(target, card, kind_of(x), kind_of(weight), *kinds, o, r)
+    whole, pin = _whole.get(), None
+    if whole is not None:  # autocast may have changed dtypes since it was described
+        of_whole = whole.x._replace(dtype=x.dtype)
+        residual_of_whole = None if whole.residual is None or kinds[1] is None else whole.residual._replace(dtype=kinds[1].dtype)
+        pin = prepare(target, card, of_whole, kind_of(weight), kinds[0], residual_of_whole, None, whole.options, r).choice
+    return jit.module("conv2d", target), prepare(target, card, kind_of(x), kind_of(weight), *kinds, o, r, pin)
+
+
+# ---- parts of an image --------------------------------------------------------------------------------------------------------------
+
+
+class Whole(NamedTuple):
+    """The call on a whole image, of which the calls at hand convolve parts."""
+
+    x: Kind
+    residual: Kind | None
+    options: Options
+
+
+_whole: ContextVar[Whole | None] = ContextVar("hipconv_conv2d_whole", default=None)
+
+
+@contextlib.contextmanager
+def pinned_to(whole: Whole) -> Iterator[None]:
+    """As long as it lasts, operators take the algorithm, tile and split of the call on the whole image, so that sums have its order."""
+    token = _whole.set(whole)
+    try:
+        yield
+    finally:
+        _whole.reset(token)

@@ -1,0 +1,54 @@
+"""A model of how long a convolution takes on N devices, from bandwidths and latencies that are stated in docs/data/scaling.json.
+
+Nothing here is measured. With the figures of a machine in that file's place, docs/distributed.md's picture is of that machine.
+"""
+
+from __future__ import annotations
+
+DEVICES = (1, 2, 4, 8, 16, 32, 64)
+Curve = list[tuple[int, float]]
+
+
+def exchange_seconds(inputs: dict, devices: int, sent: float) -> float:
+    """An all_to_all_single in which each device sends `sent` bytes to its neighbours."""
+    if devices == 1:
+        return 0.0
+    where = "in_host" if devices <= inputs["devices_of_a_host"] else "between_hosts"
+    return inputs[f"latency_{where}"] + sent / inputs[f"link_bandwidth_{where}"]
+
+
+def conv1d_seconds(inputs: dict, devices: int, tokens: int) -> float:
+    """The forward: the interior beside the exchange, then the head, a copy of whose row is made."""
+    what, bandwidth = inputs["conv1d"], inputs["copy_bandwidth"]
+    token = what["dim"] * inputs["element"]
+    interior = inputs["launch"] + 2 * token * tokens / devices / bandwidth
+    if devices == 1:
+        return interior
+    exchange = exchange_seconds(inputs, devices, (what["width"] - 1) * token)
+    head = 3 * inputs["launch"] + 6 * token * what["head"] / bandwidth
+    return max(interior, exchange) + head
+
+
+def conv2d_seconds(inputs: dict, devices: int, channels: int, height: int, width: int) -> float:
+    """The forward: the exchange, a copy of what is there and what came, the convolution."""
+    taps, row = inputs["conv2d"]["kernel"], channels * width * inputs["element"]
+    flops = 2 * taps**2 * channels**2 * height * width
+    convolution = inputs["launch"] + flops / devices / inputs["matrix_rate"]
+    if devices == 1:
+        return convolution
+    copy = inputs["launch"] + 2 * row * (height / devices + taps - 1) / inputs["copy_bandwidth"]
+    return exchange_seconds(inputs, devices, (taps - 1) * row) + copy + convolution
+
+
+def conv1d_curves(inputs: dict) -> dict[str, Curve]:
+    alone = {tokens: conv1d_seconds(inputs, 1, tokens) for tokens in inputs["conv1d"]["tokens"]}
+    return {f"{tokens:,} tokens": [(n, one / conv1d_seconds(inputs, n, tokens)) for n in DEVICES] for tokens, one in alone.items()}
+
+
+def conv2d_curves(inputs: dict) -> dict[str, Curve]:
+    curves = {}
+    for channels, height, width in inputs["conv2d"]["layers"]:
+        one = conv2d_seconds(inputs, 1, channels, height, width)
+        points = [(n, one / conv2d_seconds(inputs, n, channels, height, width)) for n in DEVICES]
+        curves[f"{channels} channels, {height} x {width}"] = points
+    return curves

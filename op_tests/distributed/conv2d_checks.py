@@ -1,0 +1,161 @@
+"""What the ranks check of conv2d and SpatialParallel: against hipconv.conv2d on the whole image, which each of them computes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from distributed.halo_checks import SHARDS, gathered, member, refusal
+from support.tensors import same_bits
+import hipconv
+from hipconv import distributed
+
+
+class Case(NamedTuple):
+    """One call."""
+
+    shards: str = "uneven"
+    kernel: tuple[int, int] = (3, 3)
+    stride: Any = 1
+    padding: Any = 1
+    dilation: Any = 1
+    groups: int = 1
+    channels: int = 8
+    shard_dim: int = -2
+    mode: str = "zeros"
+    activation: str = "none"
+    residual: bool = False
+    bias: bool = True
+    channels_last: bool = False
+    dtype: torch.dtype = torch.float32
+    algorithm: str = "auto"
+    exact: bool = False
+    reduces: bool = False
+    validate: bool = True
+
+
+CASES = {
+    "plain": Case(),
+    "stride": Case(stride=2, activation="silu", residual=True),
+    "stride_3_of_short": Case("short", stride=(3, 1), padding=(4, 0, 1, 1)),
+    "dilation": Case(dilation=(3, 2), padding=(3, 2), groups=2, channels_last=True),
+    "columns": Case(shard_dim=-1, kernel=(1, 5), padding=(0, 2), stride=(1, 2), residual=True, activation="relu"),
+    "empty": Case("some_empty", reduces=True, activation="gelu"),
+    "one_has_all": Case("one_has_all", padding="same", kernel=(4, 2), validate=False),
+    "more_ranks_than_rows": Case("one_has_all", stride=6, residual=True, reduces=True),
+    "beyond_the_image": Case("short", padding=(9, 9, 1, 1), stride=2),
+    "reflect": Case(mode="reflect", padding=2, kernel=(5, 5)),
+    "replicate": Case("short", mode="replicate", padding=(3, 1, 0, 2)),
+    "circular": Case("some_empty", mode="circular", padding=2, shard_dim=3),
+    "pixels": Case(kernel=(1, 1), padding=0, bias=False),
+}
+
+
+def run(case: Case, ranks: tuple[int, ...] | None, device: str = "cpu") -> None:
+    found = member(ranks)
+    if found is None:
+        return
+    group, _, size = found
+    axis, sizes = case.shard_dim % 4, SHARDS[case.shards](size)
+    shape = [2, case.channels, 7, 7]
+    shape[axis] = sum(sizes)
+
+    def images(shape: Any) -> Tensor:
+        image = torch.randn(tuple(shape)).to(device, case.dtype)
+        return image.to(memory_format=torch.channels_last) if case.channels_last else image
+
+    x, weight, bias = images(shape), images((16, case.channels // case.groups, *case.kernel)), torch.randn(16, device=device)
+    settings: Any = (case.stride, case.padding, case.dilation, case.groups)
+    options: dict[str, Any] = {"padding_mode": case.mode, "activation": case.activation, "algorithm": case.algorithm}
+    plain = hipconv.conv2d(x, weight, None, *settings, **options)
+    residual = images(plain.shape) if case.residual else None
+
+    def leaves(*tensors: Tensor | None) -> list[Any]:
+        return [None if t is None else t.detach().clone(memory_format=torch.preserve_format).requires_grad_() for t in tensors]
+
+    def mine(whole: Tensor, sizes: list[int] | None = None) -> Tensor:
+        return distributed.shard(whole.detach(), axis, group, sizes=sizes)
+
+    whole = leaves(x, weight, bias if case.bias else None, residual)
+    expected = hipconv.conv2d(*whole[:3], *settings, residual=whole[3], **options)
+    local = leaves(mine(x, sizes), *whole[1:3], None if residual is None else mine(residual))
+    given: dict[str, Any] = {} if case.validate else {"sizes": sizes, "validate": False}
+    call: Any = distributed.conv2d
+    out = call(
+        *local[:3], *settings, residual=local[3], group=group, shard_dim=case.shard_dim, reduce_gradients=case.reduces, **given, **options
+    )
+    wanted = mine(expected)
+    assert out.shape == wanted.shape and out.dtype == wanted.dtype
+    assert (
+        not out.numel() or out.stride() == (wanted.contiguous(memory_format=torch.channels_last) if case.channels_last else wanted).stride()
+    )
+    if case.exact:
+        assert same_bits(out, wanted), "output"
+    eps = torch.finfo(case.dtype).eps
+    assert torch.allclose(out.float(), wanted.float(), rtol=20 * eps, atol=40 * eps), "output"
+    direction = images(expected.shape)
+    gradients = torch.autograd.grad(out, [leaf for leaf in local if leaf is not None], mine(direction))
+    wholes = torch.autograd.grad(expected, [leaf for leaf in whole if leaf is not None], direction)
+    names = [name for name, leaf in zip(("x", "weight", "bias", "residual"), local, strict=True) if leaf is not None]
+    for name, gradient, of_whole in zip(names, gradients, wholes, strict=True):
+        if name in ("weight", "bias"):
+            if not case.reduces:
+                gradient = torch.stack(gathered(gradient, group)).sum(0)
+        else:
+            of_whole = mine(of_whole, sizes if name == "x" else None)
+        assert gradient.shape == of_whole.shape, name
+        assert torch.allclose(gradient.float(), of_whole.float(), rtol=100 * eps, atol=400 * eps), name
+
+
+WRONG: dict[str, Any] = {
+    "stride": lambda rank, x, w, group: distributed.conv2d(x, w, stride=2 if rank == 1 else 1, group=group),
+    "filter": lambda rank, x, w, group: distributed.conv2d(x, w[:2] if rank == 1 else w, group=group),
+    "shard_dim": lambda rank, x, w, group: distributed.conv2d(x, w, group=group, shard_dim=1 if rank == 1 else 2),
+    "residual": lambda rank, x, w, group: distributed.conv2d(x, w, group=group, residual=torch.zeros(1, 4, 5 + rank, 5)),
+    "channels": lambda rank, x, w, group: distributed.conv2d(x[:, :2], w, group=group),
+    "too_small": lambda rank, x, w, group: distributed.conv2d(x[:, :, :0], w, group=group),
+    "out_sizes": lambda rank, x, w, group: distributed.conv2d(x, w, group=group, out_sizes=[1, 1, 1]),
+}
+
+
+def refusals(name: str) -> str:
+    group, rank, _ = member(None)  # type: ignore[misc]
+    x, weight = torch.randn(1, 3, 4, 7), torch.randn(4, 3, 3, 3)
+    text = refusal(lambda: WRONG[name](rank, x, weight, group))
+    distributed.conv2d(x, weight, group=group)
+    return text
+
+
+def styles() -> None:
+    """A small model under parallelize_module, DTensors in and out, and plain tensors."""
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    _, rank, size = member(None)  # type: ignore[misc]
+    mesh = init_device_mesh("cpu", (size,))
+    alone = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.SiLU(), nn.Conv2d(8, 4, 3, stride=2, padding=1), nn.Conv2d(4, 4, 3, padding="same", bias=False)
+    )
+    split = copy.deepcopy(alone)
+    parallelize_module(split, mesh, {str(i): distributed.SpatialParallel() for i in (0, 2, 3)})
+    for rows in (4 * size, 4 * size + 3):
+        x = torch.randn(2, 3, rows, 6)
+        expected = alone(x)
+        out = split(distribute_tensor(x, mesh, [Shard(2)]))
+        assert isinstance(out, DTensor) and out.placements == (Shard(2),) and out.shape == expected.shape
+        assert torch.allclose(out.full_tensor(), expected, atol=1e-5)
+        again = split(distribute_tensor(x, mesh, [Replicate()]))
+        assert torch.allclose(again.full_tensor(), expected, atol=1e-5)
+        direction = torch.randn_like(expected)
+        gradients = torch.autograd.grad(out, list(split.parameters()), distribute_tensor(direction, mesh, [Shard(2)]))
+        wholes = torch.autograd.grad(expected, list(alone.parameters()), direction)
+        assert all(torch.allclose(a, b, atol=1e-3) for a, b in zip(gradients, wholes, strict=True))
+        local = split(x.tensor_split(size, 2)[rank])
+        assert torch.allclose(local, expected.tensor_split(size, 2)[rank], atol=1e-5)
+    text = refusal(lambda: parallelize_module(nn.Sequential(nn.SiLU()), mesh, {"0": distributed.SpatialParallel()}))
+    assert text.startswith("TypeError: module: got an object of type SiLU, expected an nn.Conv2d"), text

@@ -1,0 +1,78 @@
+"""Context-parallel causal_conv1d has the bits of one device, in worlds of 2, 3, 4 and 7 processes over gloo."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import re
+
+import pytest
+import torch
+
+from distributed.conv1d_checks import CASES, WRONG, Case
+from distributed.pool import end_all, pool_of
+from support.backends import WAYS
+from support.marks import needs_gpu
+
+
+@pytest.fixture(scope="module", autouse=True)
+def worlds() -> Iterator[None]:
+    yield
+    end_all()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_has_the_bits_of_one_device(name) -> None:
+    pool_of(3).run("conv1d_checks", "run", CASES[name], None)
+
+
+@pytest.mark.parametrize(("size", "ranks"), [(2, None), (4, (1, 3)), (7, None)])
+def test_it_does_in_groups_of_any_ranks(size, ranks) -> None:
+    for name in ("plain", "short_documents", "zigzag"):
+        pool_of(size).run("conv1d_checks", "run", CASES[name], ranks)
+
+
+SIMT = {
+    "channel_last": Case("uneven", channel_last=True, initial=True, final=True, dim=8),
+    "half": Case("short", channel_last=True, dtype=torch.bfloat16, weight_dtype=torch.bfloat16, dim=8, final=True),
+    "documents": Case("uneven", channel_last=True, ids="documents", dim=4),
+    "channel_first": Case("uneven", initial=True, final=True, bits_of_dx=False),
+}
+
+
+@pytest.mark.parametrize("name", SIMT)
+def test_it_has_them_from_the_kernels_of_gpus(name) -> None:
+    pool_of(2, **WAYS["simt-wave64"]).run("conv1d_checks", "run", SIMT[name], None)
+
+
+def test_gradients_of_the_final_states_add_up_over_the_ranks() -> None:
+    pool_of(3).run("conv1d_checks", "final_states_of_many_ranks")
+
+
+EXPECTED = {
+    "width": "ValueError: width of weight: got 3 on rank 1 of the group, expected 4, which rank 0 has",
+    "dim": "ValueError: dim of x: got 2 on rank 1 of the group, expected 3",
+    "fits_not": r"ValueError: rank 1 of the group refuses its arguments: weight: got shape \(3, 4\), expected \(dim, width\)",
+    "activation": "ValueError: rank 1 of the group refuses its arguments: activation: got 'gelu', expected",
+    "silu": "ValueError: activation: got silu on rank 1 of the group, expected None",
+    "seq_idx": r"ValueError: rank 1 of the group refuses its arguments: seq_idx: got shape \(1, 3\), expected \(batch, tokens",
+    "both": "ValueError: rank 0 of the group refuses its arguments: cu_seqlens: got one beside seq_idx",
+    "states": r"ValueError: rank 0 of the group refuses its arguments: initial_states: got shape \(1, 3, 2\), expected \(batch, dim, width",
+    "some_states": "ValueError: tensors given: got x, weight, initial_states on rank 1 of the group, expected x, weight, which",
+    "layout": "ValueError: layout: got zigzag on rank 1 of the group, expected contiguous",
+    "gradient": "ValueError: tensors that require grad: got weight on rank 1 of the group, expected ",
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_every_rank_raises_the_same_error(name) -> None:
+    texts = pool_of(3).run("conv1d_checks", "refusals", name)
+    assert len(set(texts)) == 1, texts
+    assert re.match(EXPECTED[name], texts[0]), texts[0]
+
+
+@needs_gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs here")
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.dtype != torch.float64])
+def test_it_has_them_over_nccl(name) -> None:
+    case = CASES[name]._replace(bits_of_dx=CASES[name].channel_last)
+    pool_of(2, "nccl").run("conv1d_checks", "run", case, None, "cuda", seconds=300.0)

@@ -1,0 +1,76 @@
+"""conv2d of images that are split over processes is that of the whole image; with the kernels of GPUs, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import re
+
+import pytest
+import torch
+
+from distributed.conv2d_checks import CASES, WRONG, Case
+from distributed.pool import end_all, pool_of
+from support.backends import EVERYTHING, WAYS
+from support.marks import needs_gpu
+
+
+@pytest.fixture(scope="module", autouse=True)
+def worlds() -> Iterator[None]:
+    yield
+    end_all()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_the_convolution_of_the_whole_image(name) -> None:
+    pool_of(3).run("conv2d_checks", "run", CASES[name], None)
+
+
+@pytest.mark.parametrize(("size", "ranks"), [(2, None), (4, (2, 3)), (7, (1, 4, 6))])
+def test_it_is_in_groups_of_any_ranks(size, ranks) -> None:
+    for name in ("stride", "more_ranks_than_rows"):
+        pool_of(size).run("conv2d_checks", "run", CASES[name], ranks)
+
+
+EXACT = {
+    "gemm": Case(channels_last=True, dtype=torch.bfloat16, activation="silu", residual=True, exact=True),
+    "stride": Case(stride=2, dtype=torch.float16, exact=True),
+    "f32": Case("short", padding=(3, 1), dilation=(2, 1), exact=True),
+    "split_sums": Case(channels=512, channels_last=True, exact=True),  # parts alone would be split otherwise
+    "naive": Case(algorithm="naive", groups=2, mode="reflect", padding=2, kernel=(5, 5), exact=True),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_it_has_the_bits_of_one_device_from_the_kernels_of_gpus(name) -> None:
+    pool_of(2, **WAYS["simt-wave64"]).run("conv2d_checks", "run", EXACT[name], None)
+
+
+EXPECTED = {
+    "stride": r"ValueError: stride: got \(2, 2\) on rank 1 of the group, expected \(1, 1\)",
+    "filter": r"ValueError: shape of weight: got \[2, 3, 3, 3\] on rank 1 of the group, expected \[4, 3, 3, 3\]",
+    "shard_dim": r"ValueError: rank 1 of the group refuses its arguments: shard_dim: got 1, expected -2 or 2 \(rows\), or -1",
+    "residual": r"ValueError: residual: got parts of \(5, 6, 7\) along the split axis, expected those of the result, \(4, 3, 3\)",
+    "channels": r"ValueError: weight: got shape \(4, 3, 3, 3\), expected \(out_channels, 2, height, width\)",
+    "too_small": r"ValueError: x: got shape \(1, 3, 0, 7\), whose height with padding is 0, expected at least 3",
+    "out_sizes": r"ValueError: out_sizes: got \(1, 1, 1\), expected 3 of at least 0, which make 10",
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_every_rank_raises_the_same_error(name) -> None:
+    texts = pool_of(3).run("conv2d_checks", "refusals", name)
+    assert len(set(texts)) == 1, texts
+    assert re.match(EXPECTED[name], texts[0]), texts[0]
+
+
+@pytest.mark.parametrize("size", [2, 3] if EVERYTHING else [2])  # each rank imports DTensor, which takes seconds
+def test_a_model_under_parallelize_module_is_the_model(size) -> None:
+    pool_of(size).run("conv2d_checks", "styles")
+
+
+@needs_gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs here")
+@pytest.mark.parametrize("name", [*CASES, *EXACT])
+def test_it_has_them_over_nccl(name) -> None:
+    case = {**CASES, **EXACT}[name]
+    pool_of(2, "nccl").run("conv2d_checks", "run", case._replace(exact=True), None, "cuda", seconds=300.0)

@@ -1,0 +1,21 @@
+"""Layers over the ranks of a group compute what they compute alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from distributed.pool import end_all, pool_of
+
+
+@pytest.fixture(scope="module", autouse=True)
+def worlds() -> Iterator[None]:
+    yield
+    end_all()
+
+
+@pytest.mark.parametrize("check", ["causal_conv1d", "short_convolution"])
+@pytest.mark.parametrize("size", [3])
+def test_a_layer_over_a_group(check, size) -> None:
+    pool_of(size).run("layer_checks", check)

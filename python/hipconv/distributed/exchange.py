@@ -1,0 +1,200 @@
+"""Moving parts of tensors between the ranks of a group: one all_to_all_single, which every rank takes part in and which cannot deadlock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import itertools
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+import torch.distributed as dist
+
+from .groups import Group
+from .routes import NOBODY, Part, Wants, lengths
+
+
+class Parcel(NamedTuple):
+    """A tensor that is to come."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def elements(self) -> int:
+        return torch.Size(self.shape).numel()
+
+
+class Exchange:
+    """Tensors of any shapes and dtypes on their way: they travel as bytes, in one collective. `wait` gives what came."""
+
+    def __init__(
+        self, outgoing: Sequence[Sequence[Tensor]], incoming: Sequence[Sequence[Parcel]], group: Group, device: torch.device
+    ) -> None:
+        """`outgoing` by the rank it goes to, `incoming` by the rank it comes from. Every rank of the group makes one at the same time."""
+        self.incoming = incoming
+        self.work: Any = None
+        if group.size == 1:
+            self.received = torch.empty(0, dtype=torch.uint8, device=device)
+            return
+        packed = [[_bytes_of(tensor) for tensor in tensors] for tensors in outgoing]
+        flat = [tensor for tensors in packed for tensor in tensors]
+        sent = torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8, device=device)
+        to = [sum(tensor.numel() for tensor in tensors) for tensors in packed]
+        comes = [sum(parcel.elements * parcel.dtype.itemsize for parcel in parcels) for parcels in incoming]
+        self.received = torch.empty(sum(comes), dtype=torch.uint8, device=device)
+        self.work = dist.all_to_all_single(self.received, sent, comes, to, group=group.process_group, async_op=True)
+
+    def wait(self) -> list[list[Tensor]]:
+        """The tensors by the rank that they come from. A GPU's current stream waits for them, the host does not."""
+        if self.work is not None:
+            self.work.wait()
+        found, at = [], 0
+        for parcels in self.incoming:
+            tensors = []
+            for parcel in parcels:
+                stop = at + parcel.elements * parcel.dtype.itemsize
+                tensors.append(self.received[at:stop].clone().view(parcel.dtype).view(parcel.shape))  # a copy of its own is aligned
+                at = stop
+            found.append(tensors)
+        return found
+
+
+class PartsExchange:
+    """The parts that each rank wants of tensors that are split alike. What a rank wants of its own does not travel."""
+
+    def __init__(self, tensors: Sequence[Tensor], dims: Sequence[int], wants: Wants, group: Group) -> None:
+        """`tensors`, each split along its axis of `dims`, have their parts of one place travel one after another."""
+        self.tensors, self.dims, self.parts, self.group = tensors, dims, wants[group.rank], group
+        outgoing: list[list[Tensor]] = [[] for _ in range(group.size)]
+        incoming: list[list[Parcel]] = [[] for _ in range(group.size)]
+        for rank, parts in enumerate(wants):
+            if rank != group.rank:
+                outgoing[rank] = [self._mine(which, part) for part in parts if part.rank == group.rank for which in range(len(tensors))]
+        for part in self.parts:
+            if part.rank not in (group.rank, NOBODY):
+                incoming[part.rank] += [Parcel(self._shape(which, part.size), t.dtype) for which, t in enumerate(tensors)]
+        self.exchange = Exchange(outgoing, incoming, group, tensors[0].device)
+
+    def wait(self) -> list[list[Tensor]]:
+        """For each tensor its parts, in the order in which they are wanted, zeros and repetitions included."""
+        came = [iter(tensors) for tensors in self.exchange.wait()]
+        found: list[list[Tensor]] = [[] for _ in self.tensors]
+        for part in self.parts:
+            for which, tensor in enumerate(self.tensors):
+                if part.rank == NOBODY:
+                    piece = tensor.new_zeros(self._shape(which, part.size))
+                else:
+                    piece = self._mine(which, part) if part.rank == self.group.rank else next(came[part.rank])
+                    if part.repeat > 1:
+                        piece = piece.expand(self._shape(which, part.repeat))
+                found[which].append(piece)
+        return found
+
+    def _mine(self, which: int, part: Part) -> Tensor:
+        return self.tensors[which].narrow(self.dims[which], part.at, part.size)
+
+    def _shape(self, which: int, size: int) -> tuple[int, ...]:
+        shape = list(self.tensors[which].shape)
+        shape[self.dims[which]] = size
+        return tuple(shape)
+
+
+# ---- differentiable ------------------------------------------------------------------------------------------------------------------
+
+
+class _Fetch(torch.autograd.Function):
+    """The parts that a rank wants, joined; its gradient is `_GiveBack`, and the other way round."""
+
+    @staticmethod
+    def forward(ctx, x, dim, wants, group):
+        ctx.dim, ctx.wants, ctx.group, ctx.size = dim, wants, group, x.shape[dim]
+        (pieces,) = PartsExchange([x], [dim], wants, group).wait()
+        return joined(pieces, x, dim)
+
+    @staticmethod
+    def backward(ctx, dout):
+        return _GiveBack.apply(dout, ctx.dim, ctx.wants, ctx.group, ctx.size), None, None, None
+
+
+class _GiveBack(torch.autograd.Function):
+    """Each part goes back to where it comes from. Where several meet they are added in float32, in the order of ranks."""
+
+    @staticmethod
+    def forward(ctx, dout, dim, wants, group, size):
+        ctx.dim, ctx.wants, ctx.group = dim, wants, group
+        mine = wants[group.rank]
+        pieces = []
+        for part, piece in zip(mine, dout.split(lengths(mine), dim) if mine else (), strict=True):
+            if part.repeat > 1:
+                piece = piece.sum(dim, keepdim=True, dtype=_wide(dout.dtype)).to(dout.dtype)
+            pieces.append(piece)
+        shape = list(dout.shape)
+        outgoing, incoming, places = [], [], []
+        for rank, parts in enumerate(wants):
+            back = [piece for part, piece in zip(mine, pieces, strict=True) if part.rank == rank]
+            outgoing.append([] if rank == group.rank else back)
+            here = [part for part in parts if part.rank == group.rank]
+            places += here
+            shapes = [(*shape[:dim], part.size, *shape[dim + 1 :]) for part in here]
+            incoming.append([] if rank == group.rank else [Parcel(of, dout.dtype) for of in shapes])
+        came = Exchange(outgoing, incoming, group, dout.device).wait()
+        came[group.rank] = [piece for part, piece in zip(mine, pieces, strict=True) if part.rank == group.rank]
+        shape[dim] = size
+        return _added([(part.at, piece) for part, piece in zip(places, (p for ps in came for p in ps), strict=True)], dout, shape, dim)
+
+    @staticmethod
+    def backward(ctx, ddx):
+        return _Fetch.apply(ddx, ctx.dim, ctx.wants, ctx.group), None, None, None, None
+
+
+def fetch(x: Tensor, dim: int, wants: Wants, group: Group) -> Tensor:
+    """The parts of `wants` that are this rank's, joined along `dim`. Differentiable, as often as anyone likes."""
+    return _Fetch.apply(x, dim, wants, group)
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    flat = tensor.reshape(-1).contiguous()
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)  # one element is contiguous at any stride, and then has no view
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def joined(pieces: Sequence[Tensor], like: Tensor, dim: int) -> Tensor:
+    """One after another along `dim`, in a tensor whose axes lie in memory in the order of `like`'s."""
+    shape = list(like.shape)
+    shape[dim] = sum(piece.shape[dim] for piece in pieces)
+    joined = new_as(like, shape)
+    at = 0
+    for piece in pieces:
+        joined.narrow(dim, at, piece.shape[dim]).copy_(piece)
+        at += piece.shape[dim]
+    return joined
+
+
+def new_as(like: Tensor, shape: Sequence[int]) -> Tensor:
+    """An uninitialised dense tensor whose axes lie in memory in the order of `like`'s."""
+    strides = like.stride()
+    order = sorted(range(like.dim()), key=lambda axis: (-strides[axis], axis))
+    return like.new_empty([shape[axis] for axis in order]).permute([order.index(axis) for axis in range(like.dim())])
+
+
+def _added(pieces: list[tuple[int, Tensor]], like: Tensor, shape: Sequence[int], dim: int) -> Tensor:
+    """The sum of pieces, each at its place along `dim`; every element is rounded once."""
+    out = new_as(like, shape)
+    bounds = sorted({0, shape[dim], *(at for at, _ in pieces), *(at + piece.shape[dim] for at, piece in pieces)})
+    for low, high in itertools.pairwise(bounds):
+        here = [piece.narrow(dim, low - at, high - low) for at, piece in pieces if at <= low and high <= at + piece.shape[dim]]
+        place = out.narrow(dim, low, high - low)
+        if not here:
+            place.zero_()
+        elif len(here) == 1:
+            place.copy_(here[0])
+        else:
+            total = here[0].to(_wide(like.dtype))
+            for piece in here[1:]:
+                total = total + piece
+            place.copy_(total)
+    return out
