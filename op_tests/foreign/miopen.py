@@ -3,9 +3,9 @@
 python op_tests/foreign/miopen.py MIOPEN_CHECKOUT
 
 Four forms are read: the arguments of its test programs (`--input n c h w --weights k c r s --pads_strides_dilations ...`), the rows of
-its unit tests (`{{n, c, h, w}, {k, c, r, s}, {pads}, {strides}, {dilations}`), the rows of its fixtures (`{n, c, h, w, k, r, s, pads, strides,
-dilations, miopenConvolution`), and those of its grouped tests (`{g, n, c, k, {h, w}, {r, s}, {pads}, {strides}, {dilations}}`). To these comes the
-lattice over which test/conv_common.hpp has the test program go, with its batches and channels in turn.
+its unit tests (`{{n, c, h, w}, {k, c, r, s}, {pads}, {strides}, {dilations}`), the rows of its fixtures (`{n, c, h, w, k, r, s, pads,
+strides, dilations, miopenConvolution`), and those of its grouped tests (`{g, n, c, k, {h, w}, {r, s}, {pads}, {strides}, {dilations}}`).
+To these comes the lattice over which test/conv_common.hpp has the test program go, with its batches and channels in turn.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ GROUPED = re.compile(r"\{\s*(" + r",\s*".join([r"\d+\s*"] * 4) + r"),\s*" + r",\
 
 # The lists of test/conv_common.hpp.
 BATCHES = (1, 8, 2, 64, 30, 128, 352, 512)
-IMAGES = ((14, 14), (28, 28), (32, 32), (7, 7), (17, 17), (56, 56), (55, 55), (64, 128), (224, 224), (1024, 2048), (3072, 3072))
-IMAGES = (*IMAGES, (1, 1), (1, 7), (7, 1))
+OTHERS = ((1024, 2048), (3072, 3072), (1, 1), (1, 7), (7, 1))
+IMAGES = ((14, 14), (28, 28), (32, 32), (7, 7), (17, 17), (56, 56), (55, 55), (64, 128), (224, 224), *OTHERS)
 FILTERS = ((1, 1), (3, 3), (1, 7), (5, 5), (7, 1), (7, 7), (11, 11), (2, 2), (4, 4))
 CHANNELS_IN = (16, 32, 3, 128, 96, 112, 192, 256, 320, 512, 1024)
 CHANNELS_OUT = (32, 64, 16, 128, 96, 112, 192, 256, 320, 512, 1024)
@@ -79,7 +79,8 @@ def cases_of(text: str) -> Iterator[Case]:
         yield convolution(n, c, h, w, k, r, s, tuple(rest_of_row))
     for found in GROUPED.finditer(text):
         g, n, c, k = numbers(found[1])
-        yield convolution(n, c, *numbers(found[2]), k, *numbers(found[3]), tuple(numbers(",".join(found.group(4, 5, 6)))), g)  # type: ignore[misc]
+        (h, w), (r, s) = numbers(found[2]), numbers(found[3])
+        yield convolution(n, c, h, w, k, r, s, tuple(numbers(",".join(found.group(4, 5, 6)))), g)
 
 
 def lattice() -> Iterator[Case]:

@@ -156,16 +156,17 @@ def reduced(case: Case) -> Case:
         for taps, step, dilation, sides in zip((case.R, case.S), case.stride, case.dilation, case.sides, strict=True)
     ]
     while case.macs > SIMT_MACS and (least[0] < case.H or least[1] < case.W):
-        case = case._replace(**{name: max(min(size, small), size * 3 // 4) for name, size, small in zip("HW", (case.H, case.W), least)})
+        H, W = (max(min(size, small), size * 3 // 4) for size, small in zip((case.H, case.W), least, strict=True))
+        case = case._replace(H=H, W=W)
     of_group = {"C": case.C // case.groups, "K": case.K // case.groups}
     groups = case.groups
     while case.macs > SIMT_MACS and max(of_group.values()) > 16:
         most = max(of_group, key=lambda name: of_group[name])
         of_group[most] = half(of_group[most])
-        case = case._replace(**{name: count * groups for name, count in of_group.items()})
+        case = case._replace(C=of_group["C"] * groups, K=of_group["K"] * groups)
     while groups > 4 and (case.macs > SIMT_MACS or groups * 64 * 64 * case.products > 8 * SIMT_MACS):
         groups = half(groups)
-        case = case._replace(groups=groups, **{name: count * groups for name, count in of_group.items()})
+        case = case._replace(C=of_group["C"] * groups, K=of_group["K"] * groups, groups=groups)
     return case._replace(dtype=torch.float32, layout="nchw", has_bias=False)
 
 
