@@ -116,6 +116,11 @@ def elements_of(case: Case) -> int:
     return case.N * (case.C * case.H * case.W + case.K * math.prod(case.out_size)) + case.K * case.products
 
 
+def is_small(problem: Problem) -> bool:
+    """Whether simt runs it, once it is reduced."""
+    return reduced(problem.case).macs <= LARGEST_MACS
+
+
 class Numbered(NamedTuple):
     number: int  # in its list, which chooses dtype, layout, bias and the numbers that fill it
     problem: Problem
@@ -129,7 +134,7 @@ def for_backend(problems: list[Problem], backend: str, in_every_run: int) -> lis
     numbered = [Numbered(number, problem) for number, problem in enumerate(problems)]
     if backend == "gpu":
         return numbered
-    small = [each for each in numbered if reduced(each.problem.case).macs <= LARGEST_MACS]
+    small = [each for each in numbered if is_small(each.problem)]
     return small if EVERYTHING or len(small) <= in_every_run else sorted(random.Random(0).sample(small, in_every_run))
 
 

@@ -1,7 +1,7 @@
 """Convolutions of one and two dimensions that PyTorch tests its own with: OpInfo's samples and error inputs, and the modules' tests.
 
-They come from the installed torch (torch.testing._internal), and torch computes what they should give. A convolution of one dimension is run
-as one of two with a height of one.
+They come from the installed torch (torch.testing._internal), and torch computes what they should give. A convolution of one dimension
+is run as one of two with a height of one.
 """
 
 from __future__ import annotations
