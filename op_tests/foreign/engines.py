@@ -47,7 +47,7 @@ def cases() -> tuple[EngineCase, ...]:
     flags = (False, True)
     wide = (2048, 2048 + 16, 4096)
     vllm = [
-        *(EngineCase("vllm", "update", 2, dim, 1, 4, *f, False) for dim, *f in itertools.product(wide, flags, flags)),
+        *(EngineCase("vllm", "update", 2, dim, 1, 4, bias, silu, False) for dim, bias, silu in itertools.product(wide, flags, flags)),
         *(
             EngineCase("vllm", "gather", 3, dim, tokens, width, *f)
             for dim, tokens, width, *f in itertools.product(wide[1:], (1, 3), (3, 4), flags, flags, flags)

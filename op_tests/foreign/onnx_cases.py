@@ -87,7 +87,10 @@ def _converted() -> list[OnnxCase]:
 
 @functools.cache
 def cases() -> tuple[OnnxCase, ...]:
-    nodes = [_case(each.name, each.model, *each.data_sets[0], (each.rtol, each.atol)) for each in _node_cases()]
+    nodes = []
+    for each in _node_cases():
+        inputs, outputs = each.data_sets[0]
+        nodes.append(_case(each.name, each.model, inputs, outputs, (each.rtol, each.atol)))
     return tuple(each for each in [*nodes, *_converted()] if each is not None)
 
 

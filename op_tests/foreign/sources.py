@@ -9,7 +9,7 @@ from conv2d.cases import Case
 from foreign import engines, onnx_cases, torch_cases
 from foreign.problems import DATA, Problem, case_of, is_small, read_list, reduced
 
-ONEDNN_IN_EVERY_RUN = 1_300
+ONEDNN_IN_EVERY_RUN = 1_500
 
 
 @functools.cache

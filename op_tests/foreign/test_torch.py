@@ -26,9 +26,8 @@ def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
 
 def close(found: Tensor, expected: Tensor, dtype: torch.dtype, case: TorchCase) -> None:
     """To two units of the dtype, and those of the largest sum that float32 can have on the way."""
-    largest = (
-        0.0 if case.x.numel() == 0 else float(case.x.detach().abs().amax() * case.weight.detach().abs().amax()) * case.weight[0].numel()
-    )
+    factors = [each.detach().abs().amax().item() if each.numel() else 0.0 for each in (case.x, case.weight)]
+    largest = factors[0] * factors[1] * case.weight[0].numel()
     unit = torch.finfo(dtype).eps
     torch.testing.assert_close(found.double(), expected.double(), rtol=2 * unit, atol=2 * unit + torch.finfo(torch.float32).eps * largest)
 
@@ -63,7 +62,7 @@ def test_derivatives(case: TorchCase, device: torch.device) -> None:
         tensors = [*inputs, *[None] * (3 - len(inputs))]
         out = function(cast, *tensors)
         first = torch.autograd.grad((out * out.detach().tanh()).sum() + out.square().sum(), inputs, create_graph=True)
-        second = torch.autograd.grad(sum(each.square().sum() for each in first), inputs, allow_unused=True)
+        second = torch.autograd.grad(torch.stack([each.square().sum() for each in first]).sum(), inputs, allow_unused=True)
         results.append([*first, *second])
     for found, expected in zip(*results, strict=True):
         assert (found is None) == (expected is None)

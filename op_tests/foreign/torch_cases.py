@@ -32,8 +32,10 @@ class TorchCase(NamedTuple):
         return self.weight.dim() - 2
 
     def with_dtype(self, dtype: torch.dtype, device: torch.device) -> TorchCase:
-        x, weight, bias = (None if each is None else each.detach().to(device, dtype) for each in (self.x, self.weight, self.bias))
-        return self._replace(x=x, weight=weight, bias=bias)
+        def cast(tensor: Tensor) -> Tensor:
+            return tensor.detach().to(device, dtype)
+
+        return self._replace(x=cast(self.x), weight=cast(self.weight), bias=None if self.bias is None else cast(self.bias))
 
 
 def on_hipconv(case: TorchCase, *tensors: Tensor | None, **options: Any) -> Tensor:
