@@ -78,8 +78,8 @@ Gradients bwd(const at::Tensor& x, const at::Tensor& weight, const OptionalTenso
     }
     const c10::DeviceGuard guard(x.device());
     const auto* kernel = kernel_of(kernels, wanted, p);
-    // The fast kernels take tensors of one order. Copies of those in another one cost less than the kernel that takes any, where
-    // a fast one serves the copies.
+    // The fast kernels take tensors of one order. Copies of those in another one cost less than the kernel that takes any,
+    // where a fast one serves the copies.
     at::Tensor dout_like_x, dx_like_x;
     if (!wanted.kernel && kernel == kernels.end() - 1 && (are_crossed(p.dout, p.in.x) || are_crossed(p.dx, p.in.x))) {
         CausalConv1dBwdParams in_order = p;
