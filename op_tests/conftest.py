@@ -34,6 +34,7 @@ LONGEST = [
     "conv2d/test_gemm",
     "serving/test_decode",
     "simt/test_simt",
+    "foreign/test_onednn",
     "serving/test_decode_properties",
     "serving/test_prefill",
     "conv2d/test_algorithms",

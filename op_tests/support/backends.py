@@ -32,6 +32,11 @@ def backends() -> list[str]:
     return [backend for backend in BACKENDS if backend != "gpu" or torch.cuda.is_available()]
 
 
+def on_kernels() -> list[str]:
+    """The backends that run our kernels for every op: conv2d of CPU tensors is torch's own."""
+    return [backend for backend in backends() if backend != "cpu"]
+
+
 def device_of(backend: str) -> torch.device:
     """The device whose tensors `backend` serves."""
     return torch.device("cuda" if backend == "gpu" else "cpu")

@@ -1,0 +1,1 @@
+"""Cases that others wrote: their shapes, their expected values, our kernels."""
