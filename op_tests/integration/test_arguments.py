@@ -114,6 +114,14 @@ decode: Arguments = rows | blocks | choices | {
 packed: Arguments = {name: make for name, make in decode.items() if not name.startswith("retrieve")} | parts
 packed |= {"x": lambda: randn(12, 8), "query_start_loc": lambda: ints([0, 1, 3]), "num_accepted_tokens": lambda: ints([1, 1])}
 
+heads: Arguments = {"num_actual_tokens": lambda: 2, "num_k_heads": lambda: 1, "num_v_heads": lambda: 2}
+heads |= {"head_k_dim": lambda: 2, "head_v_dim": lambda: 2, "qkvz_layout": lambda: "interleaved"}
+gated: Arguments = rows | blocks | heads | {
+    "x": lambda: randn(2, 12), "ba": lambda: randn(2, 4), "z_out": lambda: randn(3, 2, 2), "core_attn_out": lambda: randn(3, 2, 2),
+    "conv_state": lambda: randn(5, 8, 3), "activation": lambda: "silu", "conv_state_indices": table, "num_accepted_tokens": no,
+    "query_start_loc": no, "max_query_len": lambda: -1, "pad_slot_id": lambda: -1, "validate_data": lambda: False,
+}  # fmt: skip
+
 images: Arguments = {
     "x": lambda: randn(2, 6, 8, 9), "weight": lambda: randn(4, 3, 3, 3), "bias": lambda: randn(4), "stride": lambda: 1,
     "padding": lambda: 1, "dilation": lambda: 1, "groups": lambda: 2, "activation": lambda: "relu",
@@ -168,6 +176,7 @@ FORMS: dict[str, Form] = {
     "serving.causal_conv1d_update": Form(serving.causal_conv1d_update, decode),
     "serving.causal_conv1d_update, validated": Form(serving.causal_conv1d_update, decode | validated),
     "serving.causal_conv1d_update_split_qkv": Form(serving.causal_conv1d_update_split_qkv, packed),
+    "serving.fused_reshape_causal_conv1d_update_single_token": Form(serving.fused_reshape_causal_conv1d_update_single_token, gated),
     "conv2d": Form(hip.conv2d, images),
     "conv2d of an image, by kernels": Form(hip.conv2d, image, backend="simt"),
     "conv2d_plan": Form(hip.conv2d_plan, images | {"target": lambda: "cpu"}),

@@ -46,7 +46,7 @@ NAMES = {
     ),
     "hipconv.serving": (
         "causal_conv1d_fn", "causal_conv1d_split_qkv", "causal_conv1d_update", "causal_conv1d_update_split_qkv",
-        "compute_causal_conv1d_metadata",
+        "compute_causal_conv1d_metadata", "fused_reshape_causal_conv1d_update_single_token",
     ),
     "hipconv.nn": ("CausalConv1d", "ShortConvolution"),
     "hipconv.errors": (
