@@ -65,7 +65,7 @@ class Call:
     def check(self) -> None:
         channels, z, b, a = columns(self.layout, *self.heads)
         x, ba = self.x.cpu().flatten(1), self.ba.cpu().flatten(1)
-        host = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in self.options.items()}
+        host: dict[str, Any] = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in self.options.items()}
         expected = expected_update(x[: self.rows, channels], self.state.cpu(), self.weight.cpu(), self.bias.cpu(), True, **host)
         inputs = [self.x.clone(), self.ba.clone()]
         out, found_b, found_a = self()

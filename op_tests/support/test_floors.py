@@ -24,7 +24,7 @@ IMPORTS = [
     ["errors", "arguments"],
     ["jit"],
     ["ops"],
-    ["reference", "nn", "drop_in", "serving", "reference_training", "reference_update"],
+    ["reference", "nn", "drop_in", "hub", "plugins", "serving", "reference_training", "reference_update"],
     ["__init__", "__main__"],
 ]
 
