@@ -128,8 +128,8 @@ def test_aiters_fused_function_is_ours_only_where_that_is_asked_for(stand_ins: P
         held = qwen.gdn_aiter_{SINGLE}
         x, ba, z, core = torch.randn(2, 24), torch.randn(2, 2), torch.ones(2, 1, 8), torch.ones(2, 1, 8)
         state, weight = torch.zeros(3, 16, 3), torch.ones(16, 4)
-        found = held(x, 2, 1, 1, 4, 8, ba, z, core, state, weight, None, "silu", conv_state_indices=torch.tensor([1, 2]), validate_data=True,
-                     qkvz_layout="flat")
+        found = held(x, 2, 1, 1, 4, 8, ba, z, core, state, weight, None, "silu", conv_state_indices=torch.tensor([1, 2]),
+                     validate_data=True, qkvz_layout="flat")
         print("aiter" if isinstance(found[0], str) else tuple(found[0].shape))
     """
     assert run(stand_ins, script).strip() == "aiter"
@@ -137,7 +137,7 @@ def test_aiters_fused_function_is_ours_only_where_that_is_asked_for(stand_ins: P
 
 
 def test_what_vllms_callers_pass_is_computed_as_theirs(stand_ins: Path) -> None:
-    """Prefill and decode as its layers call them: by position and by name, in place without `out`, `validate_data` under no check of values."""
+    """Prefill and decode as its layers call them: by position and by name, in place without `out`, values never checked."""
     run(stand_ins, f"""
         import torch
         from hipconv.plugins import vllm as plugin

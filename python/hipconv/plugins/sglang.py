@@ -1,8 +1,8 @@
 """SGLang's causal conv1d, prefill and decode, served by hipconv: the entry point ``sglang.srt.plugins``.
 
-Signatures and semantics are those of SGLang 0.5.23: its Triton functions, and the facade that on NVIDIA chooses between these and a compiled
-extension. What is not a pool of states with packed sequences goes to SGLang's own functions: dense batches, circular states, and
-prefills under a captured graph, whose schedule it has on the device already.
+Signatures and semantics are those of SGLang 0.5.23: its Triton functions, and the facade that on NVIDIA chooses between these and a
+compiled extension. What is not a pool of states with packed sequences goes to SGLang's own functions: dense batches, circular states,
+and prefills under a captured graph, whose schedule it has on the device already.
 """
 
 from __future__ import annotations
