@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 from pathlib import Path
@@ -10,11 +9,11 @@ import re
 import subprocess
 import sys
 
-from packaging.requirements import Requirement
 import pytest
 
 from peers.packages import provide
 from support import ROOT
+from support.environments import environment_of
 from hipconv import __main__
 from hipconv.hub import folder
 
@@ -55,30 +54,6 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(f"pip cannot fetch {KERNELS} here")
     finally:
         sys.path[:] = path  # transformers in this process must not find it
-
-
-def distributions(*names: str) -> set[str]:
-    """These and what they require, of what is installed here."""
-    found: set[str] = set()
-    wanted = list(names)
-    while wanted:
-        name = wanted.pop()
-        if name not in found:
-            found.add(name)
-            requires = map(Requirement, importlib.metadata.requires(name) or [])
-            wanted += [one.name for one in requires if one.marker is None or one.marker.evaluate({"extra": ""})]
-    return found
-
-
-def environment_of(place: Path, *names: str) -> Path:
-    """A folder with these distributions alone, linked."""
-    place.mkdir()
-    for name in distributions(*names):
-        for file in importlib.metadata.files(name) or []:
-            top = file.parts[0]
-            if top not in ("..", "__pycache__") and not (place / top).is_symlink():
-                (place / top).symlink_to(Path(str(file.locate())).parents[len(file.parts) - 1] / top)
-    return place
 
 
 @pytest.fixture(scope="module")
