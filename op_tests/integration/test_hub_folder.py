@@ -178,9 +178,7 @@ MODEL = f"""{LOAD}
 import functools, inspect, torch
 import transformers.utils.import_utils as import_utils
 inspect.unwrap(import_utils.is_kernels_available).__defaults__ = ("0.17.2", "0.19.0")
-from kernels import LocalLayerRepository, Mode, use_kernel_mapping
 from transformers import Mamba2Config, Mamba2ForCausalLM
-from transformers.integrations import hub_kernels
 config = Mamba2Config(hidden_size=32, num_hidden_layers=2, vocab_size=64, num_heads=4, head_dim=16, state_size=8, n_groups=1, chunk_size=8)
 torch.manual_seed(0)
 model = Mamba2ForCausalLM(config).eval()
@@ -191,10 +189,6 @@ def results():
         return model(tokens).logits, model.generate(tokens, max_new_tokens=4, do_sample=False)
 
 plain = results()  # transformers' own torch
-repository = {{name: LocalLayerRepository(Path(os.environ["FOLDER"]), layer_name=name) for name in
-              ("causal_conv1d_fn", "causal_conv1d_update")}}
-mapping = {{"causal_conv1d_fn": {{device: repository["causal_conv1d_fn"] for device in ("cpu", "rocm")}},
-           "causal_conv1d_update": {{device: {{Mode.INFERENCE: repository["causal_conv1d_update"]}} for device in ("cpu", "rocm")}}}}
 calls = []
 
 def counted(name, forward):
@@ -205,10 +199,9 @@ def counted(name, forward):
     return call
 
 for name, layer in vars(kernel.layers).items():
-    if name in mapping:
+    if name in kernel.layers.__all__:
         layer.forward = counted(name, layer.forward)
-with use_kernel_mapping(mapping, inherit_mapping=False):
-    hub_kernels.kernelize(model)
+RECIPE
 assert not calls
 logits, written = results()
 assert torch.allclose(logits, plain[0], atol=1e-5) and torch.equal(written, plain[1])
@@ -218,6 +211,8 @@ print(calls.count("causal_conv1d_fn"), calls.count("causal_conv1d_update"))
 
 def test_transformers_takes_the_layers_by_a_mapping(hub: Path, tools: Path) -> None:
     """The recipe of docs/serving.md, on the CPU: a model's forward and generate, on ours and on transformers' own torch."""
-    done = run(MODEL, tools, FOLDER=str(hub))
+    recipe = (ROOT / "docs" / "serving.md").read_text().partition("<!-- mapping -->\n```python\n")[2].partition("```")[0]
+    assert 'Path("hub")' in recipe
+    done = run(MODEL.replace("RECIPE", recipe.replace('Path("hub")', 'Path(os.environ["FOLDER"])')), tools, FOLDER=str(hub))
     assert done.returncode == 0, done.stderr
     assert [int(count) for count in done.stdout.split()] == [4, 6]
