@@ -1,6 +1,6 @@
 """hipconv in inference engines, by its entry points: every holder of their functions, in every order of imports, and what calls compute.
 
-Without a GPU the engines do not import, so that each is stood in for by modules made of facts (engine_facts.py): where its functions are
+Each engine is stood in for by modules made of facts (engine_facts.py), which a run can afford: where its functions are
 defined, with which signatures, and which modules import them under which names. `run_engine_plugins.py` uses the engines themselves.
 """
 
