@@ -34,7 +34,9 @@ def test_a_char_mamba_learns_and_writes() -> None:
     assert len(output.split("\n\nimport ")[1]) == 30 + len("\n"), output
 
 
-PAGES = {page.relative_to(ROOT).as_posix(): page.read_text() for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))}
+PAGES = {
+    page.relative_to(ROOT).as_posix(): page.read_text() for page in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")))
+}
 WALKS = ("docs/adding_a_kernel.md", "docs/adding_an_op.md")  # which test_walk_through.py follows
 
 

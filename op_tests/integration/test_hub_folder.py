@@ -70,7 +70,7 @@ def alone(tools: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(script: str, *path: Path, python: tuple[str, ...] = (sys.executable,), **variables: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "CPATH")}
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment = kept | {"PYTHONPATH": os.pathsep.join(map(str, path)), "HF_HUB_OFFLINE": "1"} | variables
     return subprocess.run([*python, "-c", script], env=environment, capture_output=True, text=True, check=False)
 

@@ -144,7 +144,7 @@ def test_installed_in_a_clean_environment_it_runs_from_another_directory(kind: s
 
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "CPATH")}
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     for command in (["-c", USER], ["-m", "hipconv", "list"]):
         done = subprocess.run([str(clean), *command], cwd=elsewhere, env=variables, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
