@@ -153,6 +153,15 @@ def forms(size: Size = SIZE) -> dict[str, Form]:
         "query_start_loc": lambda: torch.arange(batch + 1, dtype=torch.int32).clamp(max=seqlen),
     }  # fmt: skip
 
+    gated: Arguments = rows | blocks | {
+        "x": lambda: randn(batch, dim + v_dim), "ba": lambda: randn(batch, 2), "z_out": lambda: randn(batch + 1, 1, v_dim),
+        "core_attn_out": lambda: randn(batch + 1, 1, v_dim), "conv_state": lambda: randn(slots, dim, past),
+        "num_actual_tokens": lambda: batch, "num_k_heads": lambda: 1, "num_v_heads": lambda: 1, "head_k_dim": lambda: k_dim,
+        "head_v_dim": lambda: v_dim, "qkvz_layout": lambda: "interleaved", "activation": lambda: "silu", "conv_state_indices": table,
+        "num_accepted_tokens": no, "query_start_loc": no, "max_query_len": lambda: -1, "pad_slot_id": lambda: -1,
+        "validate_data": lambda: False,
+    }  # fmt: skip
+
     channels = max(1, dim // 2)
     images: Arguments = {
         "x": lambda: randn(batch, 2 * channels, 8, 9), "weight": lambda: randn(4, channels, 3, 3), "bias": lambda: randn(4),
@@ -213,6 +222,7 @@ def forms(size: Size = SIZE) -> dict[str, Form]:
         "serving.causal_conv1d_update": Form(serving.causal_conv1d_update, decode),
         "serving.causal_conv1d_update, validated": Form(serving.causal_conv1d_update, decode | validated),
         "serving.causal_conv1d_update_split_qkv": Form(serving.causal_conv1d_update_split_qkv, packed),
+        "serving.fused_reshape_causal_conv1d_update_single_token": Form(serving.fused_reshape_causal_conv1d_update_single_token, gated),
         "conv2d": Form(hip.conv2d, images),
         "conv2d of an image, by kernels": Form(hip.conv2d, image, backend="simt"),
         "conv2d_plan": Form(hip.conv2d_plan, images | {"target": lambda: "cpu"}),

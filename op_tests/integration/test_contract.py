@@ -46,7 +46,7 @@ NAMES = {
     ),
     "hipconv.serving": (
         "causal_conv1d_fn", "causal_conv1d_split_qkv", "causal_conv1d_update", "causal_conv1d_update_split_qkv",
-        "compute_causal_conv1d_metadata",
+        "compute_causal_conv1d_metadata", "fused_reshape_causal_conv1d_update_single_token",
     ),
     "hipconv.nn": ("CausalConv1d", "ShortConvolution"),
     "hipconv.errors": (
@@ -86,7 +86,7 @@ def test_torch_knows_the_operators() -> None:
 def test_the_commands_of_the_package(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from hipconv.__main__ import main
 
-    for command in ("env", "list", "build", "clear", "demo"):
+    for command in ("env", "list", "build", "clear", "demo", "hub-folder"):
         monkeypatch.setattr(sys, "argv", ["hipconv", command, "--help"])
         with pytest.raises(SystemExit, match="0"):
             main()

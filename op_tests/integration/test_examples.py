@@ -42,7 +42,9 @@ def test_two_processes_have_the_loss_of_one() -> None:
     assert "losses: the same" in output
 
 
-PAGES = {page.relative_to(ROOT).as_posix(): page.read_text() for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))}
+PAGES = {
+    page.relative_to(ROOT).as_posix(): page.read_text() for page in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")))
+}
 WALKS = ("docs/adding_a_kernel.md", "docs/adding_an_op.md")  # which test_walk_through.py follows
 
 

@@ -12,6 +12,8 @@ import zipfile
 import pytest
 
 from support import ROOT
+from support.environments import environment_of
+import hipconv
 
 IGNORED = shutil.ignore_patterns(".git", ".venv*", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".whl", ".hypothesis")
 
@@ -104,6 +106,60 @@ def test_the_sdist_makes_the_same_wheel(checkout: Path, wheel: Path, tmp_path: P
         with zipfile.ZipFile(place) as archive:
             contents.append({entry: archive.read(entry) for entry in archive.namelist() if not entry.endswith("RECORD")})
     assert contents[0] == contents[1]
+
+
+# ---- a clean environment -------------------------------------------------------------------------------------------------------
+
+USER = """
+import importlib.metadata, sys
+from pathlib import Path
+import torch, hipconv
+assert Path(hipconv.__file__).is_relative_to(sys.prefix), hipconv.__file__
+assert importlib.metadata.version("hipconv") == hipconv.__version__
+weight, state = torch.randn(4, 3), torch.zeros(1, 4, 2)
+out = hipconv.causal_conv1d(torch.randn(1, 4, 6), weight)
+assert out.shape == (1, 4, 6)
+points = {group: [point for point in importlib.metadata.entry_points(group=group) if point.dist.name == "hipconv"]
+          for group in ("vllm.general_plugins", "sglang.srt.plugins")}
+for group, (point,) in points.items():
+    point.load()()
+    print(group, point.name, point.value)
+"""
+
+
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+def test_installed_in_a_clean_environment_it_runs_from_another_directory(kind: str, checkout: Path, wheel: Path, tmp_path: Path) -> None:
+    """A virtual environment that has torch, what torch and hipconv require, and the distribution that was built."""
+    package = wheel
+    if kind == "sdist":
+        script = f"from setuptools.build_meta import build_sdist; print(build_sdist({str(tmp_path)!r}))"
+        package = tmp_path / python("-c", script, cwd=checkout).splitlines()[-1]
+    environment = tmp_path / "venv"
+    python("-m", "venv", "--without-pip", str(environment), cwd=tmp_path)
+    site = next(environment.glob("lib/python*/site-packages"))
+    (site / "torch.pth").write_text(f"{environment_of(tmp_path / 'packages', 'torch', 'numpy', 'ninja', 'setuptools')}\n")
+    clean = environment / "bin" / "python"
+    options = ["--no-deps", "--no-index", "--no-build-isolation"]
+    python("-m", "pip", "--python", str(clean), "install", "-q", *options, str(package), cwd=tmp_path)
+
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    for command in (["-c", USER], ["-m", "hipconv", "list"]):
+        done = subprocess.run([str(clean), *command], cwd=elsewhere, env=variables, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        if command[0] == "-c":
+            assert done.stdout.split() == [
+                "vllm.general_plugins", "hipconv", "hipconv.plugins.vllm:register",
+                "sglang.srt.plugins", "hipconv", "hipconv.plugins.sglang:register",
+            ]  # fmt: skip
+    assert not list(elsewhere.iterdir())
+
+
+def test_one_version_everywhere() -> None:
+    version = hipconv.__version__
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert next(line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## ")).split()[1] == version
 
 
 def required(wheel: Path, name: str) -> list[str]:

@@ -25,7 +25,7 @@ IMPORTS = [
     ["jit"],
     ["ops"],
     ["distributed"],
-    ["reference", "nn", "drop_in", "serving", "reference_training", "reference_update"],
+    ["reference", "nn", "drop_in", "hub", "plugins", "serving", "reference_training", "reference_update"],
     ["__init__", "__main__"],
 ]
 

@@ -1,6 +1,6 @@
 """Convolution kernels for state-space and vision models: HIP, compiled on first use, on AMD and NVIDIA GPUs and on the CPU."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 from . import errors, nn, reference, reference_training, reference_update, serving
 from .drop_in import install_as_causal_conv1d

@@ -1,4 +1,4 @@
-"""``python -m hipconv {env,list,build,clear,demo}``: look at, fill, empty and try out the kernel cache."""
+"""``python -m hipconv {env,list,build,clear,demo,hub-folder}``: look at, fill, empty and try out the kernel cache; write a hub's folder."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 
 from . import __version__, jit, reference
 from .errors import JitError
+from .hub import folder
 from .jit import cache, registry, targets, toolchain
 from .ops.conv1d import forward as conv1d
 
@@ -20,6 +21,7 @@ _VARIABLES = (
     "HIPCONV_CACHE_DIR", "HIPCONV_TRUST_CACHE", "HIPCONV_JIT", "HIPCONV_VERBOSE", "HIPCONV_EXTRA_FLAGS", "HIPCONV_BACKEND",
     "HIPCONV_SIMT_WAVE", "HIPCONV_SIMT_ORDER", "HIPCONV_SIMT_MMA", "HIPCONV_CONV1D_KERNEL", "HIPCONV_CONV1D_BWD_KERNEL",
     "HIPCONV_CONV2D_ALGORITHM", "HIPCONV_UPDATE_KERNEL", "HIPCONV_VARLEN_KERNEL", "HIPCONV_VARLEN_TILE",
+    "HIPCONV_PLUGINS",
     "CXX", "CUDA_HOME", "ROCM_HOME", "MAX_JOBS",
 )  # fmt: skip
 
@@ -111,6 +113,12 @@ def demo() -> int:
     return failures
 
 
+def hub_folder(out: str) -> None:
+    """Write the package as a repository of Hugging Face's kernel hub, for `kernels.get_local_kernel` or to be published."""
+    for variant in folder.write(out):
+        print(f"wrote {variant}")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m hipconv", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -123,6 +131,8 @@ def main() -> int:
     build_parser.add_argument("--arch", nargs="+", action="extend", default=[], help="gfx942, sm_90, avx2 …; default: this machine's")
     clear_parser = commands.add_parser("clear", help=clear.__doc__)
     clear_parser.add_argument("modules", nargs="*", metavar="MODULE", help="names from `list`; all by default")
+    folder_parser = commands.add_parser("hub-folder", help=hub_folder.__doc__)
+    folder_parser.add_argument("out", metavar="OUT", help="a new or an empty folder")
     arguments = parser.parse_args()
     try:
         status = 0
@@ -132,6 +142,8 @@ def main() -> int:
             list_modules()
         elif arguments.command == "demo":
             status = demo()
+        elif arguments.command == "hub-folder":
+            hub_folder(arguments.out)
         elif arguments.command == "clear":
             clear(arguments.modules)
         else:

@@ -7,6 +7,7 @@ and a captured graph serves other lengths, slots and flags later.
 """
 
 from .ops.serving.decode import causal_conv1d_update, causal_conv1d_update_split_qkv
+from .ops.serving.fused_decode import fused_reshape_causal_conv1d_update_single_token
 from .ops.serving.prefill import causal_conv1d_fn, causal_conv1d_split_qkv, compute_causal_conv1d_metadata
 
 __all__ = [
@@ -15,4 +16,5 @@ __all__ = [
     "causal_conv1d_update",
     "causal_conv1d_update_split_qkv",
     "compute_causal_conv1d_metadata",
+    "fused_reshape_causal_conv1d_update_single_token",
 ]

@@ -53,7 +53,7 @@ def install_as_causal_conv1d() -> list[str]:
     """
     if getattr(sys.modules.get("causal_conv1d"), "__version__", None) == VERSION:
         return []
-    interface, varlen, functions = (importlib.import_module(f"hipconv.drop_in.{name}") for name in
+    interface, varlen, functions = (importlib.import_module(f"{__package__}.{name}") for name in
                                     ("causal_conv1d_interface", "causal_conv1d_varlen", "cpp_functions"))  # fmt: skip
     package = ModuleType("causal_conv1d", "Dao-AILab's causal-conv1d, as hipconv serves it.")
     package.__spec__ = ModuleSpec("causal_conv1d", None, is_package=True)
@@ -61,9 +61,9 @@ def install_as_causal_conv1d() -> list[str]:
     package.__version__ = VERSION  # type: ignore[attr-defined]
     package.causal_conv1d_fn = interface.causal_conv1d_fn  # type: ignore[attr-defined]
     package.causal_conv1d_update = interface.causal_conv1d_update  # type: ignore[attr-defined]
-    ours = {"causal_conv1d": package, "causal_conv1d_cuda": importlib.import_module("hipconv.drop_in.causal_conv1d_cuda")}
+    ours = {"causal_conv1d": package, "causal_conv1d_cuda": importlib.import_module(f"{__package__}.causal_conv1d_cuda")}
     for name in _SUBMODULES:
-        module = importlib.import_module(f"hipconv.drop_in.{name}")
+        module = importlib.import_module(f"{__package__}.{name}")
         setattr(package, name, module)
         ours[f"causal_conv1d.{name}"] = module
     for name in [name for name in sys.modules if name.split(".")[0] in _NAMES]:
@@ -94,7 +94,7 @@ def install_as_causal_conv1d() -> list[str]:
 
 def _earlier_modules() -> Iterator[ModuleType]:
     for name, module in list(sys.modules.items()):
-        if isinstance(module, ModuleType) and name.split(".")[0] not in (*_NAMES, "hipconv", "torch"):
+        if isinstance(module, ModuleType) and name.split(".")[0] not in (*_NAMES, __name__.partition(".")[0], "torch"):
             yield module
 
 

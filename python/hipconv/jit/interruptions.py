@@ -7,7 +7,17 @@ import subprocess
 import sys
 import traceback
 
-_OF_BUILDS = {"builtins", "hipconv", "torch", "setuptools", "_distutils_hack", "distutils", "packaging", "ninja", "filelock"}
+_OF_BUILDS = {
+    "builtins",
+    __name__.partition(".")[0],
+    "torch",
+    "setuptools",
+    "_distutils_hack",
+    "distutils",
+    "packaging",
+    "ninja",
+    "filelock",
+}
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 import shlex
@@ -90,6 +91,8 @@ def require_toolchain(target: Target, use: str) -> None:
             missing.append(f"the compiler '{name}' (looked on PATH and in its usual homes): {hint}")
     if _ninja() is None:
         missing.append("ninja (looked beside this Python and on PATH): pip install ninja")
+    if importlib.util.find_spec("setuptools") is None:
+        missing.append("the package setuptools, which torch's loader imports: pip install setuptools")
     header = Path(sysconfig.get_path("include"), "Python.h")
     if not header.exists():
         package = f"python{sys.version_info.major}.{sys.version_info.minor}-dev"
