@@ -153,6 +153,9 @@ def test_what_vllms_callers_pass_is_computed_as_theirs(stand_ins: Path) -> None:
         out = ops.causal_conv1d_fn(x.T, weight, bias, activation="silu", conv_states=pool, has_initial_state=has, cache_indices=slots,
                                    query_start_loc=starts, metadata=object(), validate_data=True)
         assert torch.allclose(out.double(), expected.double(), atol=1e-5) and torch.equal(pool, state)
+        longer, again = torch.tensor([2, 4, 0, 7], dtype=torch.int32), torch.randn(5, 3, 8).mT
+        ops.causal_conv1d_fn(x.T, weight, bias, again, starts, longer, torch.tensor([False] * 4), "silu")
+        assert torch.equal(again[4], x[6:].T)
 
         x = torch.randn(3, 8)
         slots = torch.tensor([[3, 1], [0, 1], [1, 0]], dtype=torch.int32)   # 0 is vLLM's null block

@@ -2,7 +2,8 @@
 
 Signatures and semantics are those of vLLM 0.33's ``model_executor/layers/mamba/ops/causal_conv1d.py`` (and of earlier versions, with
 arguments on prefix caching). What differs from `hipconv.serving`: decode writes into x unless it is given `out`, and `validate_data`
-asks for checks of shapes, which are made in any case: here it would wait for the device.
+asks for checks of shapes, which are made in any case: here it would wait for the device. Prefill reads as many slots as there are
+sequences, and takes longer arrays of them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _PREFILL = _COMMON | _BLOCKS | {
 _DECODE = _COMMON | _BLOCKS | {
     "conv_state", "conv_state_indices", "num_accepted_tokens", "query_start_loc", "max_query_len", "null_block_id", "out",
 }  # fmt: skip
+_OF_SEQUENCES = _BLOCKS | {"cache_indices", "has_initial_state", "block_idx_first_scheduled_token", "num_computed_tokens"}
 _FUSED = _COMMON | _BLOCKS | {
     "num_actual_tokens", "num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "ba", "z_out", "core_attn_out", "conv_state",
     "conv_state_indices", "num_accepted_tokens", "query_start_loc", "max_query_len", "qkvz_layout",
@@ -34,6 +36,10 @@ _FUSED = _COMMON | _BLOCKS | {
 def _prefill(original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     if not arguments.keys() <= _PREFILL:
         return original(**arguments)
+    starts = arguments.get("query_start_loc")
+    if starts is not None:  # of longer arrays, vLLM reads what belongs to sequences
+        cut = {name: value[: len(starts) - 1] for name in _OF_SEQUENCES if (value := arguments.get(name)) is not None}
+        arguments = arguments | cut
     return serving.causal_conv1d_fn(**arguments | {"validate_data": False})
 
 
