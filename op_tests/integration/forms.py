@@ -78,7 +78,7 @@ SIZE = Size()
 # What a call may write; a form without any of them writes nothing.
 WRITTEN = {
     "out", "final_states_out", "dx", "dweight", "dbias", "dinitial_states", "conv_state", "conv_states", "intermediate_conv_window",
-    "retrieve_parent_token", "cache",
+    "retrieve_parent_token", "cache", "z_out", "core_attn_out",
 }  # fmt: skip
 
 

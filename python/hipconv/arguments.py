@@ -216,7 +216,7 @@ def storage_of(tensor: Tensor) -> int | None:
 
 def wrong_memory(name: str, tensor: Tensor) -> ValueError | None:
     """Why nothing can be read where a tensor lies, if so: its storage was emptied, as FSDP does, and torch would read all the same."""
-    if tensor.is_meta or tensor.layout is not torch.strided or tensor._is_zerotensor() or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or tensor.is_meta or tensor.layout is not torch.strided or tensor._is_zerotensor():
         return None
     if storage_of(tensor) is None or tensor.untyped_storage().nbytes() or tensor.numel() == 0:
         return None

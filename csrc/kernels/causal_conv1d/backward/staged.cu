@@ -256,7 +256,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, 1) causal_conv1d_bwd_stage
 #pragma unroll
             for (int t = 0; t < kGroupTokens; ++t) terms[t] = twice(0.0f);
             const float* const from = place.own(lines) + j * kGroupFloats;
-            const bool counts_all = !dead && reach.least >= least && oldest <= past;
+            const bool counts_all = !dead && reach.least >= least;
             if (__ballot(counts && !counts_all) == 0) {
                 if (counts) correlate(from, own, 0, kGroupTokens, AllSee(), terms);
             } else if (__ballot(counts && reach.longest > oldest - kGroupTokens) != 0) {

@@ -54,7 +54,7 @@ inline StagedPlan staged_plan(const CausalConv1dInputs& in, bool along_channels,
     if (bits < kStagedThreadBits - needed) bits = kStagedThreadBits - needed;
     const auto at_most = [&](int limit) { bits = bits < limit ? bits : limit; };
     at_most(kStagedThreadBits - group_bits);
-    at_most(bits_up_to((in.dim + 1) / 2, kStagedThreadBits));
+    at_most(bits_up_to((int64_t{in.dim} + 1) / 2, kStagedThreadBits));
     at_most(bits_up_to(kMostPairsByTaps / tap_groups + 1, kStagedThreadBits + 1) - 1);
     if (tap_groups > kMostPairsByTaps || bits < 0) return plan;
     plan.pair_bits = bits;
@@ -75,9 +75,11 @@ inline TileMoves moves_of_plan(const StagedPlan& plan, TileMoves moves, int elem
     return moves == TileMoves::channel_vectors && is_less ? TileMoves::channels : moves;
 }
 
+constexpr int64_t kStagedGridLimit = kGridLimit / 2;  // AMD counts the threads along x in 32 bits
+
 inline dim3 staged_grid(const StagedPlan& plan) {
-    return plan.all_blocks <= kGridLimit ? dim3(plan.all_blocks, 1, 1)
-                                         : grid_of(kGridLimit, (plan.all_blocks + kGridLimit - 1) / kGridLimit);
+    const int64_t x = plan.all_blocks < kStagedGridLimit ? plan.all_blocks : kStagedGridLimit;
+    return dim3(static_cast<unsigned>(x), static_cast<unsigned>((plan.all_blocks + x - 1) / x), 1);
 }
 
 // A thread's place in the work.
