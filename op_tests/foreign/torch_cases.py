@@ -17,9 +17,6 @@ from torch.testing._internal import common_methods_invocations, common_modules, 
 
 import hipconv
 
-# The import of torch's tests forbids the process to set flags of backends, which other tests' models do.
-vars(torch.backends)["__allow_nonbracketed_mutation_flag"] = True
-
 OPS = {1: F.conv1d, 2: F.conv2d}
 
 
