@@ -92,7 +92,7 @@ Gradients bwd(const at::Tensor& x, const at::Tensor& weight, const OptionalTenso
             p = in_order;
             if (dout_like_x.defined()) at::_ops::copy_::call(dout_like_x, dout, false);
         } else {
-            dx_like_x = at::Tensor();
+            dout_like_x = dx_like_x = at::Tensor();
         }
     }
     const at::Tensor workspace = new_tensor({kernel->workspace_of(p)}, at::kByte, x);

@@ -222,14 +222,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, 1) causal_conv1d_bwd_stage
 
     if (again().in.use_silu) {
         Pair sums[kGroupTokens];
-        const CausalConv1dInputs& in = again().in;
-        const auto bias = [&](int d) {
-            if (!in.bias || d >= in.dim) return 0.0f;
-            return load_parameter(global_pointer<const char>(in.bias), d * in.bias_stride, in.bias_dtype);
-        };
-        const Pair both = make_pair(bias(place.channel()), bias(place.channel() + 1));
-#pragma unroll
-        for (int t = 0; t < kGroupTokens; ++t) sums[t] = both;
+        begin_with_bias(again().in, place, sums);
         convolve_group(place.own(lines), own_weights, plan.taps, width, starts, GroupReach(starts, past), sums);
 #pragma unroll
         for (int t = 0; t < kGroupTokens; ++t) g[t] = multiply(g[t], silu_derivative(sums[t]));
@@ -363,14 +356,12 @@ int64_t causal_conv1d_bwd_staged_workspace(const CausalConv1dBwdParams& p) {
 
 void causal_conv1d_bwd_staged(const CausalConv1dBwdParams& params, void* workspace, void* stream) {
     const hipStream_t s = static_cast<hipStream_t>(stream);
-    const int size = element_bytes(params.in.dtype), shared = launch_shared_bytes(kStagedBytes);
+    const int size = element_bytes(params.in.dtype);
+    const int shared = staged_shared_bytes(reinterpret_cast<const void*>(causal_conv1d_bwd_staged_kernel));
     const BwdStagedMoves moves = moves_of(params);
     const StagedPlan plan = plan_of(params, moves);
     const BwdPartials partials = partials_of(params, plan);
     const CausalConv1dBwdParams p = bwd_sums_begin(params, partials, /*looks_at_taps=*/false, workspace, s);
-    if (shared > 48 * 1024)
-        (void)hipFuncSetAttribute(reinterpret_cast<const void*>(causal_conv1d_bwd_staged_kernel),
-                                  hipFuncAttributeMaxDynamicSharedMemorySize, shared);
     const BwdStagedMoves taken{moves_of_plan(plan, moves.x, size), moves_of_plan(plan, moves.dout, size),
                                moves_of_plan(plan, moves.dx, size)};
     HIPCONV_LAUNCH(true, causal_conv1d_bwd_staged_kernel, staged_grid(plan), dim3(kStagedThreads, 1, 1), shared, s,

@@ -22,7 +22,6 @@ struct GroupStarts {
 struct AllSee {
     static constexpr bool kAll = true, kDescends = false;
     HIPCONV_INLINE void begin(int) {}
-    HIPCONV_INLINE bool sees(int, int) { return true; }
 };
 
 // Token t sees the one `oldest` - i before it. Calls come in order of t.

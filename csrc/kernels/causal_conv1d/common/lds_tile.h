@@ -40,6 +40,28 @@ HIPCONV_INLINE int group_of_token(int token) { return token / kGroupTokens; }
 // The first float of a token in a line.
 HIPCONV_INLINE int float_of_token(int token) { return 2 * token + 4 * group_of_token(token); }
 
+// A thread's share in moving `count` tokens: a channel, a pair of channels, or a vector of them, and every `step`-th token (or
+// vector of tokens) from `begin` to `end`, counted from the tile's first.
+struct TileLane {
+    int channel, channels_left;  // the first channel, counted from the block's, and those that exist from it on
+    int begin, end, step;
+
+    HIPCONV_INLINE TileLane(const TilePart& part, int count, int vector) {
+        const bool along_tokens = part.moves == TileMoves::token_vectors || part.moves == TileMoves::tokens;
+        const bool in_vectors = part.moves == TileMoves::token_vectors || part.moves == TileMoves::channel_vectors;
+        // Of the lanes side by side along the inner axis. A pair has 1 << group_bits lanes, a channel half of them.
+        const int vector_bits = vector == 8 ? 3 : 2;
+        const int bits = along_tokens ? part.group_bits - !in_vectors : part.pair_bits + 1 - (in_vectors ? vector_bits : 0);
+        const int thread = static_cast<int>(threadIdx.x), each = in_vectors ? vector : 1;
+        const int inner = (thread & ((1 << bits) - 1)) * each, outer = thread >> bits;
+        channel = along_tokens ? outer << in_vectors : inner;
+        channels_left = part.channels - part.first_channel - channel;
+        begin = (part.first_token < 0 ? -part.first_token : 0) + (along_tokens ? inner : outer);
+        end = part.tokens - part.first_token < count ? part.tokens - part.first_token : count;
+        step = along_tokens ? each << bits : static_cast<int>(blockDim.x) >> bits;
+    }
+};
+
 // This is a loop whose loads go out some at a time before anything waits for them.
 template <int kAtOnce, typename V, typename Load, typename Put>
 HIPCONV_INLINE void load_and_put(int begin, int end, int step, Load load, Put put) {
@@ -59,35 +81,31 @@ HIPCONV_INLINE void load_and_put(int begin, int end, int step, Load load, Put pu
 template <typename T, int kShift>
 HIPCONV_INLINE void bring_tile(const TilePart& part, int count, float* lines, int pitch) {
     constexpr int kVector = 16 / static_cast<int>(sizeof(T)), kAtOnce = 4;
-    const T* const data = global_pointer<const T>(part.rows.data);
     const int64_t channel_step = part.rows.dim_stride, token_step = part.rows.seqlen_stride;
-    const int thread = static_cast<int>(threadIdx.x), left = part.channels - part.first_channel;
-    const int end = part.tokens - part.first_token < count ? part.tokens - part.first_token : count;
-    const int begin = part.first_token < 0 ? -part.first_token : 0;
+    const TileLane lane(part, count, kVector);
+    if (lane.channels_left <= 0) return;
+    const T* const first = global_pointer<const T>(part.rows.data) + (part.first_channel + lane.channel) * channel_step +
+                           part.first_token * token_step;
+    float* const line = lines + lane.channel / 2 * pitch + lane.channel % 2;
     if (part.moves == TileMoves::token_vectors) {
-        const int pair = thread >> part.group_bits, lane = thread & ((1 << part.group_bits) - 1);
-        if (2 * pair >= left) return;
-        const T* const first = data + (part.first_channel + 2 * pair) * channel_step + part.first_token;
-        const bool has_both = 2 * pair + 1 < left;
-        float* const line = lines + pair * pitch;
-        const int step = kVector << part.group_bits;
+        const bool has_both = lane.channels_left > 1;
         const auto load = [&](const T* row, int t) {
-            return t + kVector <= end ? *reinterpret_cast<const Words<T, kVector>*>(row + t)
-                                      : load_part<T, kVector>(row, t, end);
+            return t + kVector <= lane.end ? *reinterpret_cast<const Words<T, kVector>*>(row + t)
+                                           : load_part<T, kVector>(row, t, lane.end);
         };
-        for (int t = begin + lane * kVector; t < end; t += 2 * step) {
-            const bool goes_on = t + step < end;
+        for (int t = lane.begin; t < lane.end; t += 2 * lane.step) {
+            const bool goes_on = t + lane.step < lane.end;
             Words<T, kVector> a[2] = {}, b[2] = {};
             a[0] = load(first, t);
             if (has_both) b[0] = load(first + channel_step, t);
-            if (goes_on) a[1] = load(first, t + step);
-            if (goes_on && has_both) b[1] = load(first + channel_step, t + step);
+            if (goes_on) a[1] = load(first, t + lane.step);
+            if (goes_on && has_both) b[1] = load(first + channel_step, t + lane.step);
 #pragma unroll
             for (int u = 0; u < 2; ++u) {
                 if (u == 1 && !goes_on) continue;
 #pragma unroll
                 for (int i = 0; i < kVector; ++i) {
-                    const int place = t + u * step + i - kShift;
+                    const int place = t + u * lane.step + i - kShift;
                     if (place < 0) continue;
                     const Pair of_a = pair_of<T>(a[u], i / 2), of_b = pair_of<T>(b[u], i / 2);
                     *reinterpret_cast<Pair*>(line + float_of_token(place)) =
@@ -96,57 +114,42 @@ HIPCONV_INLINE void bring_tile(const TilePart& part, int count, float* lines, in
             }
         }
     } else if (part.moves == TileMoves::channel_vectors) {
-        const int bits = part.pair_bits + 1 - (kVector == 8 ? 3 : 2);  // of the vectors of a token
-        const int channel = (thread & ((1 << bits) - 1)) * kVector;
-        if (channel >= left) return;
-        const T* const first = data + part.first_channel + channel + part.first_token * token_step;
         using Vector = Words<T, kVector>;
         load_and_put<kAtOnce, Vector>(
-            begin + (thread >> bits), end, static_cast<int>(blockDim.x) >> bits,
+            lane.begin, lane.end, lane.step,
             [&](int t) {
                 const T* const from = first + t * token_step;
-                return channel + kVector <= left ? *reinterpret_cast<const Vector*>(from)
-                                                 : load_part<T, kVector>(from, 0, left - channel);
+                return kVector <= lane.channels_left ? *reinterpret_cast<const Vector*>(from)
+                                                     : load_part<T, kVector>(from, 0, lane.channels_left);
             },
             [&](int t, const Vector& words) {
                 if (t < kShift) return;
 #pragma unroll
                 for (int j = 0; j < kVector / 2; ++j)
-                    *reinterpret_cast<Pair*>(lines + (channel / 2 + j) * pitch + float_of_token(t - kShift)) =
-                        pair_of<T>(words, j);
+                    *reinterpret_cast<Pair*>(line + j * pitch + float_of_token(t - kShift)) = pair_of<T>(words, j);
             });
     } else {
-        const bool along_tokens = part.moves == TileMoves::tokens;
-        const int bits = along_tokens ? part.group_bits - 1 : part.pair_bits + 1;  // of the lanes along the inner axis
-        const int lane = thread & ((1 << bits) - 1), other = thread >> bits;
-        const int channel = along_tokens ? other : lane, step = along_tokens ? 1 << bits : static_cast<int>(blockDim.x) >> bits;
-        if (channel >= left) return;
-        const T* const first = data + (part.first_channel + channel) * channel_step + part.first_token * token_step;
-        float* const line = lines + channel / 2 * pitch + channel % 2;
         load_and_put<kAtOnce, T>(
-            begin + (along_tokens ? lane : other), end, step, [&](int t) { return first[t * token_step]; },
+            lane.begin, lane.end, lane.step, [&](int t) { return first[t * token_step]; },
             [&](int t, T value) {
                 if (t >= kShift) line[float_of_token(t - kShift)] = to_float(value);
             });
     }
 }
 
-// This takes `count` tokens (a multiple of 16) away to part.first_token (also one) and on, those outside the sequence excepted.
+// This takes `count` tokens (a multiple of 16) away to part.first_token and on, those outside the sequence excepted.
 template <typename T>
 HIPCONV_INLINE void take_tile_away(const TilePart& part, int count, const float* lines, int pitch) {
     constexpr int kVector = 16 / static_cast<int>(sizeof(T));
-    T* const data = global_pointer<T>(part.rows.data);
     const int64_t channel_step = part.rows.dim_stride, token_step = part.rows.seqlen_stride;
-    const int thread = static_cast<int>(threadIdx.x), left = part.channels - part.first_channel;
-    const int end = part.tokens - part.first_token < count ? part.tokens - part.first_token : count;
-    const int begin = part.first_token < 0 ? -part.first_token : 0;
+    const TileLane lane(part, count, kVector);
+    if (lane.channels_left <= 0) return;
+    T* const first =
+        global_pointer<T>(part.rows.data) + (part.first_channel + lane.channel) * channel_step + part.first_token * token_step;
+    const float* const line = lines + lane.channel / 2 * pitch + lane.channel % 2;
     if (part.moves == TileMoves::token_vectors) {
-        const int pair = thread >> part.group_bits, lane = thread & ((1 << part.group_bits) - 1);
-        if (2 * pair >= left) return;
-        T* const first = data + (part.first_channel + 2 * pair) * channel_step + part.first_token;
-        const bool has_both = 2 * pair + 1 < left;
-        const float* const line = lines + pair * pitch;
-        for (int t = begin + lane * kVector; t < end; t += kVector << part.group_bits) {
+        const bool has_both = lane.channels_left > 1;
+        for (int t = lane.begin; t < lane.end; t += lane.step) {
             Words<T, kVector> both[2] = {};
 #pragma unroll
             for (int i = 0; i < kVector / 2; ++i) {
@@ -155,39 +158,27 @@ HIPCONV_INLINE void take_tile_away(const TilePart& part, int count, const float*
                 set_pair<T>(both[0], i, make_pair(low(a), low(b)));
                 set_pair<T>(both[1], i, make_pair(high(a), high(b)));
             }
-            if (t + kVector <= end) {
+            if (t + kVector <= lane.end) {
                 *reinterpret_cast<Words<T, kVector>*>(first + t) = both[0];
                 if (has_both) *reinterpret_cast<Words<T, kVector>*>(first + channel_step + t) = both[1];
             } else {
-                store_part<T, kVector>(first, t, end, both[0]);
-                if (has_both) store_part<T, kVector>(first + channel_step, t, end, both[1]);
+                store_part<T, kVector>(first, t, lane.end, both[0]);
+                if (has_both) store_part<T, kVector>(first + channel_step, t, lane.end, both[1]);
             }
         }
     } else if (part.moves == TileMoves::channel_vectors) {
-        const int bits = part.pair_bits + 1 - (kVector == 8 ? 3 : 2);  // of the vectors of a token
-        const int channel = (thread & ((1 << bits) - 1)) * kVector;
-        if (channel >= left) return;
-        T* const first = data + part.first_channel + channel + part.first_token * token_step;
-        for (int t = begin + (thread >> bits); t < end; t += static_cast<int>(blockDim.x) >> bits) {
+        for (int t = lane.begin; t < lane.end; t += lane.step) {
             Words<T, kVector> words{};
 #pragma unroll
             for (int j = 0; j < kVector / 2; ++j)
-                set_pair<T>(words, j, *reinterpret_cast<const Pair*>(lines + (channel / 2 + j) * pitch + float_of_token(t)));
-            if (channel + kVector <= left)
+                set_pair<T>(words, j, *reinterpret_cast<const Pair*>(line + j * pitch + float_of_token(t)));
+            if (kVector <= lane.channels_left)
                 *reinterpret_cast<Words<T, kVector>*>(first + t * token_step) = words;
             else
-                store_part<T, kVector>(first + t * token_step, 0, left - channel, words);
+                store_part<T, kVector>(first + t * token_step, 0, lane.channels_left, words);
         }
     } else {
-        const bool along_tokens = part.moves == TileMoves::tokens;
-        const int bits = along_tokens ? part.group_bits - 1 : part.pair_bits + 1;
-        const int lane = thread & ((1 << bits) - 1), other = thread >> bits;
-        const int channel = along_tokens ? other : lane, step = along_tokens ? 1 << bits : static_cast<int>(blockDim.x) >> bits;
-        if (channel >= left) return;
-        T* const first = data + (part.first_channel + channel) * channel_step + part.first_token * token_step;
-        const float* const line = lines + channel / 2 * pitch + channel % 2;
-        for (int t = begin + (along_tokens ? lane : other); t < end; t += step)
-            first[t * token_step] = from_float<T>(line[float_of_token(t)]);
+        for (int t = lane.begin; t < lane.end; t += lane.step) first[t * token_step] = from_float<T>(line[float_of_token(t)]);
     }
 }
 

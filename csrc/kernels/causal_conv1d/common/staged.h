@@ -82,6 +82,13 @@ inline dim3 staged_grid(const StagedPlan& plan) {
     return dim3(static_cast<unsigned>(x), static_cast<unsigned>((plan.all_blocks + x - 1) / x), 1);
 }
 
+// The bytes of LDS that a launch of the kernel asks for, after it has been allowed to.
+inline int staged_shared_bytes(const void* kernel) {
+    const int shared = launch_shared_bytes(kStagedBytes);
+    if (shared > 48 * 1024) (void)hipFuncSetAttribute(kernel, hipFuncAttributeMaxDynamicSharedMemorySize, shared);
+    return shared;
+}
+
 // A thread's place in the work.
 struct StagedPlace {
     uint32_t b;
@@ -151,6 +158,17 @@ HIPCONV_INLINE void bring_weights(const CausalConv1dInputs& in, const StagedPlan
         const P* const row = global_pointer<const P>(in.weight);
         for (int i = lane; i < in.width; i += lanes) to[2 * i] = parameter<P>(row, from + i * in.weight_width_stride);
     });
+}
+
+// The sums of a group before any tap: its channels' biases.
+HIPCONV_INLINE void begin_with_bias(const CausalConv1dInputs& in, const StagedPlace& place, Pair (&sums)[kGroupTokens]) {
+    const auto bias = [&](int d) {
+        if (!in.bias || d >= in.dim) return 0.0f;
+        return load_parameter(global_pointer<const char>(in.bias), d * in.bias_stride, in.bias_dtype);
+    };
+    const Pair both = make_pair(bias(place.channel()), bias(place.channel() + 1));
+#pragma unroll
+    for (int t = 0; t < kGroupTokens; ++t) sums[t] = both;
 }
 
 // Of each group of a line: bit t says that token t is a start, bit 16 + t that it is padding. `returns` is set where an id may

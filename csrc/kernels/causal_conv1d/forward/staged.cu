@@ -56,16 +56,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, kLdsBytes / kStagedBytes >
     }
 
     Pair sums[kGroupTokens];
-    {
-        const CausalConv1dFwdParams& given = again();
-        const auto bias = [&](int d) {
-            if (!given.bias || d >= given.dim) return 0.0f;
-            return load_parameter(global_pointer<const char>(given.bias), d * given.bias_stride, given.bias_dtype);
-        };
-        const Pair both = make_pair(bias(place.channel()), bias(place.channel() + 1));
-#pragma unroll
-        for (int t = 0; t < kGroupTokens; ++t) sums[t] = both;
-    }
+    begin_with_bias(again(), place, sums);
     const GroupStarts starts = starts_of_group(again(), plan, place, found);
     const int width = again().width;
     convolve_group(place.own(lines), weights + place.pair * 2 * plan.taps, plan.taps, width, starts,
@@ -104,12 +95,10 @@ const char* causal_conv1d_staged_refusal(const CausalConv1dFwdParams& p) {
 }
 
 void causal_conv1d_staged(const CausalConv1dFwdParams& p, void* /*workspace*/, void* stream) {
-    const int size = element_bytes(p.dtype), shared = launch_shared_bytes(kStagedBytes);
+    const int size = element_bytes(p.dtype),
+              shared = staged_shared_bytes(reinterpret_cast<const void*>(causal_conv1d_fwd_staged));
     const TileMoves x_moves = tile_moves(p.x, size), out_moves = tile_moves(p.out, size);
     const StagedPlan plan = plan_of(p, x_moves, out_moves);
-    if (shared > 48 * 1024)
-        (void)hipFuncSetAttribute(reinterpret_cast<const void*>(causal_conv1d_fwd_staged),
-                                  hipFuncAttributeMaxDynamicSharedMemorySize, shared);
     HIPCONV_LAUNCH(true, causal_conv1d_fwd_staged, staged_grid(plan), dim3(kStagedThreads, 1, 1), shared,
                    static_cast<hipStream_t>(stream), p, plan, moves_of_plan(plan, x_moves, size),
                    moves_of_plan(plan, out_moves, size));

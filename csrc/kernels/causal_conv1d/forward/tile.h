@@ -114,7 +114,7 @@ HIPCONV_INLINE void packed_weights(const CausalConv1dInputs& p, int64_t d, float
 #pragma unroll
         for (int first = 0; first < kChannels; first += kTogether) {
             const P* from = static_cast<const P*>(p.weight) + (d + first) * kTaps;
-            if constexpr (kTogether == 1 && (kTaps % 2 || kUnalignedVectors)) {  // none need, or the compiler finds, vectors
+            if constexpr (kTogether == 1 && (kTaps % 2 || kUnalignedVectors)) {  // AMD's compiler finds vectors itself
 #pragma unroll
                 for (int i = 0; i < kTaps; ++i) to[first * kWidth + kWidth - kTaps + i] = parameter<P>(from, i);
             } else {
