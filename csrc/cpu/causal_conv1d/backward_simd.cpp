@@ -43,7 +43,7 @@ void finish(const CausalConv1dBwdParams& p, int64_t rows) {
 // ---- what the table asks ---------------------------------------------------------------------------------------------------
 
 const char* causal_conv1d_bwd_simd_refusal(const CausalConv1dBwdParams& p) {
-    if (p.in.width > kMostBufferedTaps) return "widths up to 65536";
+    if (const char* refusal = buffered_refusal(p.in.width)) return refusal;
     return p.in.dtype != kF64 && p.in.seqlen > 0 ? nullptr : "x of 16 or 32 bits and a token at least";
 }
 

@@ -9,7 +9,7 @@
 
 namespace hipconv {
 
-// decode_simd.cpp computes vectors along channels, whatever the strides and the width.
+// decode_simd.cpp computes vectors along channels, whatever the strides. It serves windows that fit its buffers (serial.h).
 const char* causal_conv1d_update_simd_refusal(const CausalConv1dUpdateParams& params);
 void causal_conv1d_update_simd(const CausalConv1dUpdateParams& params, void* workspace, void* stream);
 

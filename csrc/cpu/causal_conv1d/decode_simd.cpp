@@ -253,9 +253,7 @@ void update(const CausalConv1dUpdateParams& p) {
 
 }  // namespace
 
-const char* causal_conv1d_update_simd_refusal(const CausalConv1dUpdateParams& p) {
-    return p.width > kMostBufferedTaps ? "widths up to 65536" : nullptr;
-}
+const char* causal_conv1d_update_simd_refusal(const CausalConv1dUpdateParams& p) { return buffered_refusal(p.width); }
 
 void causal_conv1d_update_simd(const CausalConv1dUpdateParams& p, void* /*workspace*/, void* /*stream*/) {
     with_dtype(p.dtype,

@@ -91,7 +91,7 @@ bool vectors_along_tokens(const CausalConv1dFwdParams& p) {
 }  // namespace
 
 const char* causal_conv1d_simd_refusal(const CausalConv1dFwdParams& p) {
-    if (p.width > kMostBufferedTaps) return "widths up to 65536";
+    if (const char* refusal = buffered_refusal(p.width)) return refusal;
     return p.dtype != kF64 ? nullptr : "x of 16 or 32 bits";
 }
 

@@ -7,7 +7,8 @@
 
 namespace hipconv {
 
-// prefill_simd.cpp computes vectors along channels or tokens, whichever are nearer neighbours in memory. It serves any call.
+// prefill_simd.cpp computes vectors along channels or tokens, whichever are nearer neighbours in memory. It serves
+// windows that fit its buffers (serial.h).
 const char* causal_conv1d_varlen_simd_refusal(const CausalConv1dVarlenParams& params, const VarlenTile& tile);
 void causal_conv1d_varlen_simd(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace, void* stream);
 

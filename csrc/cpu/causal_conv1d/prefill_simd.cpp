@@ -157,7 +157,7 @@ void along_tokens(const CausalConv1dVarlenParams& p) {
 }  // namespace
 
 const char* causal_conv1d_varlen_simd_refusal(const CausalConv1dVarlenParams& p, const VarlenTile& /*tile*/) {
-    return p.width > kMostBufferedTaps ? "widths up to 65536" : nullptr;
+    return buffered_refusal(p.width);
 }
 
 void causal_conv1d_varlen_simd(const CausalConv1dVarlenParams& p, const VarlenTile& /*tile*/, void* /*workspace*/,

@@ -12,4 +12,6 @@ constexpr int64_t kSerialBelow = 1 << 14;  // fewer outputs, about 5 us of work,
 // serve it, which keep nothing.
 constexpr int kMostBufferedTaps = 1 << 16;
 
+inline const char* buffered_refusal(int width) { return width > kMostBufferedTaps ? "widths up to 65536" : nullptr; }
+
 }  // namespace hipconv
