@@ -204,21 +204,28 @@ def wrong_layout(name: str, tensor: Tensor) -> TypeError:
     return TypeError(f"{name}: got a tensor of layout {tensor.layout}, expected a dense one (torch.strided)")
 
 
-def storage_of(tensor: Tensor) -> int | None:
-    """Which storage a tensor is in; None for one that has none of its own, as wrappers of tensors have, or in a graph."""
+def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
+    """A tensor's storage; None for one that has none of its own, as wrappers of tensors have, or in a graph."""
     if torch.compiler.is_compiling():
         return None
     try:
-        return tensor.untyped_storage()._cdata
+        return tensor.untyped_storage()
     except (RuntimeError, NotImplementedError):
         return None
+
+
+def storage_of(tensor: Tensor) -> int | None:
+    """Which storage a tensor is in, or None."""
+    storage = _storage(tensor)
+    return None if storage is None else storage._cdata
 
 
 def wrong_memory(name: str, tensor: Tensor) -> ValueError | None:
     """Why nothing can be read where a tensor lies, if so: its storage was emptied, as FSDP does, and torch would read all the same."""
     if torch.compiler.is_compiling() or tensor.is_meta or tensor.layout is not torch.strided or tensor._is_zerotensor():
         return None
-    if storage_of(tensor) is None or tensor.untyped_storage().nbytes() or tensor.numel() == 0:
+    storage = _storage(tensor)
+    if storage is None or storage.nbytes() or tensor.numel() == 0:
         return None
     return ValueError(f"{name}: got a tensor of shape {tuple(tensor.shape)} whose memory was given back, expected one that has it")
 

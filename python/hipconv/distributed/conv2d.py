@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import describe, flag, require_dense
+from ..arguments import describe, flag
 from ..ops.conv2d import calls, geometry
 from ..ops.conv2d.geometry import Ints, Kind, Options, Padding
 from .exchange import fetch, new_as
@@ -160,13 +160,8 @@ def _check_tensors(x: Tensor, weight: Any, bias: Any, residual: Any) -> None:
     for name, tensor in (("weight", weight), ("bias", bias), ("residual", residual)):
         if not isinstance(tensor, Tensor) and (tensor is not None or name == "weight"):
             raise TypeError(f"{name}: got {describe(tensor)}, expected a torch.Tensor" + ("" if name == "weight" else " or None"))
-    require_dense(x=x, weight=weight, bias=bias, residual=residual)
     geometry.check_places(x, weight=weight, bias=bias, residual=residual)
-    for name, tensor in (("x", x), ("weight", weight), ("bias", bias), ("residual", residual)):
-        if tensor is not None and tensor.dtype not in geometry.DTYPES:
-            raise TypeError(f"{name}: got dtype {tensor.dtype}, expected torch.float32, torch.float16 or torch.bfloat16")
-    if weight.dtype != x.dtype:
-        raise TypeError(f"weight: got dtype {weight.dtype}, expected that of x, {x.dtype}")
+    geometry.check_dtypes(x, weight, bias=bias, residual=residual)
     if bias is not None and tuple(bias.shape) != tuple(weight.shape[:1]):
         raise ValueError(f"bias: got shape {tuple(bias.shape)}, expected (out_channels,) = ({weight.shape[0]},)")
     if residual is not None and residual.dim() != 4:

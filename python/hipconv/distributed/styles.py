@@ -16,8 +16,6 @@ from ..ops.conv2d import geometry
 from .conv2d import conv2d
 from .groups import group_of
 
-MODES = {"zeros": "zeros", "reflect": "reflect", "replicate": "replicate", "circular": "circular"}
-
 
 class SpatialParallel(ParallelStyle):
     """Has `nn.Conv2d` layers convolve images whose rows, or columns, are split over a mesh of one dimension.
@@ -61,7 +59,7 @@ class SpatialParallel(ParallelStyle):
     def _convolve(self, layer: nn.Conv2d, mesh: DeviceMesh, x: Tensor, sizes: Any, out_sizes: Any) -> Tensor:
         return conv2d(
             x, layer.weight, layer.bias, layer.stride, _padding(layer), layer.dilation, layer.groups, group=mesh, shard_dim=self.axis,
-            sizes=sizes, out_sizes=out_sizes, padding_mode=MODES[layer.padding_mode], reduce_gradients=self.reduce_gradients,
+            sizes=sizes, out_sizes=out_sizes, padding_mode=layer.padding_mode, reduce_gradients=self.reduce_gradients,
         )  # fmt: skip
 
 
@@ -72,7 +70,7 @@ def _padding(layer: nn.Conv2d) -> Any:
 def _out_shape(layer: nn.Conv2d, shape: torch.Size) -> torch.Size:
     """Of the whole result, by torch's own rule."""
     kernel = geometry.kernel_size(layer.weight.shape)
-    o = geometry.options(kernel, layer.stride, _padding(layer), layer.dilation, layer.groups, MODES[layer.padding_mode], "none")
+    o = geometry.options(kernel, layer.stride, _padding(layer), layer.dilation, layer.groups, layer.padding_mode, "none")
     return torch.Size(geometry.out_shape(shape, layer.weight.shape, o))
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...arguments import describe, parse_activation, wrong_layout, wrong_memory
+from ...arguments import describe, parse_activation, require_dense
 from .activations import ACTIVATIONS
 
 PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
@@ -182,6 +182,14 @@ def kind_of(tensor: Tensor) -> Kind:
 Described = Tensor | Kind
 
 
+def check_dtypes(x: Described, weight: Described, **others: Described | None) -> None:
+    for name, tensor in {"x": x, "weight": weight, **others}.items():
+        if tensor is not None and tensor.dtype not in DTYPES:
+            raise TypeError(f"{name}: got dtype {tensor.dtype}, expected torch.float32, torch.float16 or torch.bfloat16")
+    if weight.dtype != x.dtype:
+        raise TypeError(f"weight: got dtype {weight.dtype}, expected that of x, {x.dtype}")
+
+
 def check(
     x: Described,
     weight: Described,
@@ -192,11 +200,7 @@ def check(
     o: Options,
 ) -> tuple[int, int, int, int]:
     """The shape of the result, after all dtypes and shapes have been found to fit."""
-    for name, tensor in {"x": x, "weight": weight, "bias": bias, "residual": residual, "out": out}.items():
-        if tensor is not None and tensor.dtype not in DTYPES:
-            raise TypeError(f"{name}: got dtype {tensor.dtype}, expected torch.float32, torch.float16 or torch.bfloat16")
-    if weight.dtype != x.dtype:
-        raise TypeError(f"weight: got dtype {weight.dtype}, expected that of x, {x.dtype}")
+    check_dtypes(x, weight, bias=bias, residual=residual, out=out)
     if len(x.shape) != 4:
         raise ValueError(f"x: got shape {tuple(x.shape)}, expected (batch, channels, height, width), or (channels, height, width)")
     shape = out_shape(x.shape, weight.shape, o)
@@ -214,14 +218,9 @@ def check(
 
 def check_places(x: Tensor, **others: Tensor | None) -> None:
     """That all tensors are dense and on the device of x, which is one that is served."""
-    for name, tensor in {"x": x, **others}.items():
-        if tensor is None:
-            continue
-        if tensor.layout is not torch.strided:
-            raise wrong_layout(name, tensor)
-        if wrong := wrong_memory(name, tensor):
-            raise wrong
-        if tensor.device != x.device:
+    require_dense(x=x, **others)
+    for name, tensor in others.items():
+        if tensor is not None and tensor.device != x.device:
             raise ValueError(f"{name}: got a tensor on {tensor.device}, expected it on {x.device}, where x is")
     if x.device.type not in ("cpu", "cuda", "meta"):
         raise ValueError(f"x: got a tensor on {x.device}, expected one on the CPU or on a GPU that this torch calls 'cuda' (CUDA and ROCm)")
