@@ -120,6 +120,7 @@ class ShortConvolution(torch.nn.Conv1d):
         backend: accepted and not needed. device, dtype: of the parameters.
         group: a process group (or DeviceMesh) over whose ranks the tokens are split, or None. `forward` then takes and returns this
             rank's tokens, `cu_seqlens` being of the whole row, and the states of the whole row on every rank; packed rows have none.
+            It writes no `cache` then. Not for `step`, and one token with a cache, which take the ranks' tokens for a row: decode without.
 
     Raises:
         TypeError, ValueError: an argument of the wrong kind, sizes below 1, or above 2147483647 in all. No memory is taken then.
