@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from distributed.halo_checks import SHARDS, gathered, member, refusal
+from distributed.halo_checks import SHARDS, everyone, gathered, member, refusal
 from support.tensors import same_bits
 import hipconv
 from hipconv import distributed
@@ -162,7 +162,7 @@ def _names(leaves: list[Any]) -> list[str]:
 
 def final_states_of_many_ranks() -> None:
     """Each rank has a gradient for the final states: they add up, in the order of ranks."""
-    group, rank, size = member(None)  # type: ignore[misc]
+    group, rank, size = everyone()
     x, weight, dfinal = torch.randn(2, 3, 2 * size), torch.randn(3, 4), torch.randn(size, 2, 3, 3)
     whole = x.clone().requires_grad_()
     _, final = hipconv.causal_conv1d_fn(whole, weight, return_final_states=True)
@@ -196,7 +196,7 @@ WRONG: dict[str, Any] = {
 
 
 def refusals(name: str) -> str:
-    group, rank, _ = member(None)  # type: ignore[misc]
+    group, rank, _ = everyone()
     x, weight = torch.randn(1, 3, 4), torch.randn(3, 4)
     text = refusal(lambda: WRONG[name](rank, x, weight, group))
     distributed.causal_conv1d(x, weight, group=group)

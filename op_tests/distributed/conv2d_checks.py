@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from distributed.halo_checks import SHARDS, gathered, member, refusal
+from distributed.halo_checks import SHARDS, everyone, gathered, member, refusal
 from support.tensors import same_bits
 import hipconv
 from hipconv import distributed
@@ -122,7 +122,7 @@ WRONG: dict[str, Any] = {
 
 
 def refusals(name: str) -> str:
-    group, rank, _ = member(None)  # type: ignore[misc]
+    group, rank, _ = everyone()
     x, weight = torch.randn(1, 3, 4, 7), torch.randn(4, 3, 3, 3)
     text = refusal(lambda: WRONG[name](rank, x, weight, group))
     distributed.conv2d(x, weight, group=group)
@@ -136,7 +136,7 @@ def styles() -> None:
     from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
     from torch.distributed.tensor.parallel import parallelize_module
 
-    _, rank, size = member(None)  # type: ignore[misc]
+    _, rank, size = everyone()
     mesh = init_device_mesh("cpu", (size,))
     alone = nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1), nn.SiLU(), nn.Conv2d(8, 4, 3, stride=2, padding=1), nn.Conv2d(4, 4, 3, padding="same", bias=False)

@@ -29,6 +29,13 @@ def member(ranks: tuple[int, ...] | None) -> tuple[Any, int, int] | None:
     return None if group is dist.GroupMember.NON_GROUP_MEMBER else (group, dist.get_rank(group), dist.get_world_size(group))
 
 
+def everyone() -> tuple[Any, int, int]:
+    """The same of the group of all ranks, of which each is one."""
+    found = member(None)
+    assert found is not None
+    return found
+
+
 def gathered(tensor: Tensor, group: Any) -> list[Tensor]:
     parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, tensor.contiguous(), group=group)
@@ -81,7 +88,7 @@ def halos(ranks: tuple[int, ...] | None, shards: str) -> None:
 
 
 def halo_of_integers_and_second_derivatives() -> None:
-    group, rank, size = member(None)  # type: ignore[misc]
+    group, rank, size = everyone()
     whole = torch.arange(3 * size, dtype=torch.int64)
     out = distributed.halo(whole[3 * rank : 3 * rank + 3], 0, 4, 1, group, edge="wrap")
     assert out.tolist() == [at % (3 * size) for at in range(3 * rank - 4, 3 * rank + 4)]
@@ -95,7 +102,7 @@ def halo_of_integers_and_second_derivatives() -> None:
 
 
 def layouts_are_kept() -> None:
-    group, _, _ = member(None)  # type: ignore[misc]
+    group, _, _ = everyone()
     x = torch.randn(2, 8, 4, 4).to(memory_format=torch.channels_last)
     assert distributed.halo(x, 2, 1, 1, group).is_contiguous(memory_format=torch.channels_last)
     assert distributed.halo(torch.randn(2, 5, 8).mT, 2, 1, 1, group).stride(1) == 1
@@ -158,7 +165,7 @@ WRONG: dict[str, Any] = {
 
 def refusals(name: str) -> str:
     """What each rank raises; a call that fits works before and after it."""
-    group, rank, _ = member(None)  # type: ignore[misc]
+    group, rank, _ = everyone()
     x = torch.randn(2, 2)
     distributed.halo(x, 0, 1, 1, group)
     text = refusal(lambda: WRONG[name](rank, x, group))
@@ -168,7 +175,7 @@ def refusals(name: str) -> str:
 
 def a_shape_that_one_rank_has_seen() -> str:
     """Rank 0 repeats a call, rank 1 comes with a new shape."""
-    group, rank, _ = member(None)  # type: ignore[misc]
+    group, rank, _ = everyone()
     for _ in range(3):
         distributed.halo(torch.zeros(2, 4), 0, 1, 1, group)
     return refusal(lambda: distributed.halo(torch.zeros(2, 5 if rank == 1 else 4), 0, 1, 1, group))
@@ -184,7 +191,7 @@ def a_call_too_many() -> list[str]:
 
 
 def local_refusals() -> list[str]:
-    group, _, _ = member(None)  # type: ignore[misc]
+    group, _, _ = everyone()
     x = torch.zeros(2, 2)
     outsider = group_of_ranks((0,)) if dist.get_rank() else dist.GroupMember.NON_GROUP_MEMBER
     return [
@@ -202,7 +209,7 @@ def a_rank_dies(victim: int) -> str:
     import os
     import signal
 
-    group, rank, _ = member(None)  # type: ignore[misc]
+    group, rank, _ = everyone()
     distributed.halo(torch.zeros(2), 0, 1, 1, group)
     if rank == victim:
         os.kill(os.getpid(), signal.SIGKILL)

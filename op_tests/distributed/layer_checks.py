@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from distributed.halo_checks import gathered, member, refusal
+from distributed.halo_checks import everyone, gathered, refusal
 from support.tensors import same_bits
 import hipconv
 from hipconv import distributed
 
 
 def causal_conv1d() -> None:
-    group, _, _ = member(None)  # type: ignore[misc]
+    group, _, _ = everyone()
     alone = hipconv.nn.CausalConv1d(6, 4, activation="silu")
     layer = hipconv.nn.CausalConv1d(6, 4, activation="silu", group=group)
     layer.load_state_dict(alone.state_dict())
@@ -28,7 +28,7 @@ def causal_conv1d() -> None:
 
 
 def short_convolution() -> None:
-    group, rank, size = member(None)  # type: ignore[misc]
+    group, rank, size = everyone()
     alone = hipconv.nn.ShortConvolution(6, 4, bias=True)
     layer = hipconv.nn.ShortConvolution(6, 4, bias=True, group=group)
     layer.load_state_dict(alone.state_dict())
