@@ -32,14 +32,14 @@ int bwd_tile_channels(const CausalConv1dBwdParams& p) {
 
 BwdTileShape bwd_tile_shape_of_run(const CausalConv1dBwdParams& p, int run) {
     BwdTileShape s{};
-    const int channels = bwd_tile_channels(p);
+    const int channels = bwd_tile_channels(p), block = bwd_tile_block(p.in.width);
     const int64_t lanes = (int64_t{p.in.dim} + channels - 1) / channels, seqlen = p.in.seqlen > 0 ? p.in.seqlen : 1;
     s.lanes = power_of_two_up_to(lanes, kBwdTileLanes);
     s.rows = kBwdTileThreads / s.lanes < kBwdTileRows ? kBwdTileThreads / s.lanes : kBwdTileRows;
     const auto runs_of = [&](int tokens) { return (seqlen + tokens - 1) / tokens; };
     s.runs_a_block = power_of_two_up_to(runs_of(run), s.rows);
     const int64_t wanted = (runs_of(run) + s.runs_a_block - 1) / s.runs_a_block * s.runs_a_block;
-    s.run = static_cast<int>((seqlen + wanted - 1) / wanted);
+    s.run = (static_cast<int>((seqlen + wanted - 1) / wanted) + block - 1) / block * block;
     s.sequences_a_block = s.rows / s.runs_a_block;
     s.groups = (lanes + s.lanes - 1) / s.lanes;
     s.blocks_a_sequence = (runs_of(s.run) + s.runs_a_block - 1) / s.runs_a_block;
@@ -48,20 +48,21 @@ BwdTileShape bwd_tile_shape_of_run(const CausalConv1dBwdParams& p, int run) {
 }
 
 // Takes the length of run that costs a large card least. Its compute units are busy with as many tokens as the fullest one has,
-// halos included; each round of blocks that it holds at once has a start and an end, which take as long as some tokens; and one
-// block alone leaves much of its time unused. (The card is one and the same everywhere, so that the order of sums is.)
+// halos included; each round of blocks that it holds at once has a start and an end, which take as long as some tokens; and few
+// blocks leave much of its time unused. (The card is one and the same everywhere, so that the order of sums is.)
 BwdTileShape bwd_tile_shape(const CausalConv1dBwdParams& p) {
-    constexpr int64_t kComputeUnits = 132, kBlocksOfUnit = 4;
-    constexpr double kOfStartAndEnd = 14, kLeastBlocks = 1.5;
+    constexpr int64_t kComputeUnits = 132;
+    constexpr double kOfStartAndEnd = 28, kLeastBlocks = 2.5;
+    const int blocks_of_unit = bwd_tile_blocks(p.in.width, /*aligned=*/true);
     BwdTileShape best{};
     double least = 0;
     for (int run = kBwdTileMaxRun; run >= kBwdTileMinRun; run = run % 3 ? run / 4 * 3 : run / 3 * 2) {
         const BwdTileShape s = bwd_tile_shape_of_run(p, run);
         if (p.in.seq_idx.data && static_cast<int>(s.rows) * (s.run + p.in.width - 1) > kBwdTileTapBytes) continue;
         const int64_t blocks = (s.groups * s.blocks + kComputeUnits - 1) / kComputeUnits;  // of a unit
-        const int64_t rounds = (blocks + kBlocksOfUnit - 1) / kBlocksOfUnit;
-        const double cost = (blocks > 1 ? static_cast<double>(blocks) : kLeastBlocks) * (s.run + p.in.width - 1) +
-                            kOfStartAndEnd * static_cast<double>(rounds);
+        const int64_t rounds = (blocks + blocks_of_unit - 1) / blocks_of_unit;
+        const double busy = static_cast<double>(blocks) > kLeastBlocks ? static_cast<double>(blocks) : kLeastBlocks;
+        const double cost = busy * (s.run + p.in.width - 1) + kOfStartAndEnd * static_cast<double>(rounds);
         if (best.run && cost >= least) continue;
         best = s;
         least = cost;

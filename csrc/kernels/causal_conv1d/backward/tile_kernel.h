@@ -9,9 +9,11 @@
 // next stages are on their way: the rings, weights and sums of eight taps of four channels fit the registers then, and vectors
 // may begin anywhere, because the lane shifts them when it reads them. Elsewhere the tokens ahead are loaded into registers.
 //
-// Blocks inside a run take a path without conditions (steady); others check of each token whether to load, sum and store, and
-// of each tap whether it counts (checked). A byte a token has the taps that count: where rows have sequence ids, the lanes of a
-// run make these bytes in LDS before they walk it.
+// Blocks of which all taps count take a path that checks none (steady). Where memory is copied past the registers, it also has
+// the first block of a run, which stores nothing of its halo, and the last one, which sums nothing: short runs, of small
+// problems, have few others. Other blocks check of each token whether to load, sum and store, and of each tap whether it counts
+// (checked). A byte a token has the taps that count: where rows have sequence ids, the lanes of a run make these bytes in LDS
+// before they walk it.
 //
 // A block of threads adds up its threads' dweight and dbias in LDS and leaves them in its row of the workspace.
 //
@@ -31,7 +33,7 @@
 namespace hipconv {
 
 template <int kWidth>
-constexpr int kBwdBlock = kWidth <= 2 ? 4 : kWidth;  // tokens of a block: whole turns of a ring of the width
+constexpr int kBwdBlock = bwd_tile_block(kWidth);
 template <int kWidth>
 constexpr int kBwdStagesInLds = kWidth <= 4 ? 3 : 2;  // of a block each
 
@@ -255,6 +257,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
     Taps taps = 0;
     int stage = 0, next_stage = (kStages - 1) * kStage;  // in LDS: that of this block, and that of the next one to copy
 
+    // The halos of a steady block: the tokens in front of the run, whose dx is not the run's, are in its first block, and those
+    // behind it, which its neighbour sums, are its last block.
+    bool in_front = false, behind = false;
+
     // This does token t, the j-th of its block.
     const auto step = [&](auto checked, int t, int j) {
         constexpr bool kChecked = decltype(checked)::value;
@@ -295,7 +301,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
         }
         if (!counts(kPast)) g = Channels::all(0.0f);  // after the row, or padding
         gradients[slot] = g;
-        if (!kChecked || t < tokens) {
+        if (kChecked ? t < tokens : !(kBwdStages && behind)) {
             dbias = add(dbias, g);
 #pragma unroll
             for (int i = 0; i < kWidth; ++i)
@@ -314,7 +320,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
             if (column >= 0 && column < kPast && final_state_counts(params.in, b, position))
                 result = add(result, value_of_state(params.dfinal_states, column));
         }
-        if (!kChecked || t >= kPast) {
+        if (kChecked ? t >= kPast : !(kBwdStages && in_front && j < kPast)) {
             const Vector vector = Channels::template pack<T>(result);
             if constexpr (!kBwdStages)
                 store_anywhere(dx, vector);
@@ -322,25 +328,33 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
                 *reinterpret_cast<Vector*>(dx) = vector;
             else
                 store_at_place<T>(dx, bit_cast<Words2>(vector), channels);
-        } else if (begin == 0 && has(kBwdGivesInitial)) {
+        } else if (kChecked && begin == 0 && has(kBwdGivesInitial)) {
 #pragma unroll
             for (int c = 0; c < kChannels; ++c)
                 if (c < channels) state(again().dinitial_states, t, c) = from_float<T>(Channels::get(result, c));
         }
         dx += plan.dx_step;
     };
-    // Blocks of the steady path have all their tokens, after the first kPast, and so have those that are loaded meanwhile.
+    // The block behind the run has kPast tokens, if the run has whole blocks and the row goes on for as long.
+    const auto is_behind = [&](int t) { return kBwdStages && kPast > 0 && t == tokens && stop <= left; };
+    // Blocks of the steady path have all their tokens, after the first kPast, and so have those that are loaded meanwhile. The
+    // first block of a row is another matter: its taps may reach in front of it.
     const auto has_all_tokens = [&](int t) {
-        return t > 0 && t + kBlock <= tokens && (kBwdStages || t + kBlock + kAhead <= loaded);
+        if constexpr (kBwdStages)
+            return (t > 0 || begin >= static_cast<uint32_t>(kPast)) && (t + kBlock <= tokens || is_behind(t));
+        else
+            return t > 0 && t + kBlock <= tokens && t + kBlock + kAhead <= loaded;
     };
     const auto has_all_taps = [&](int t) {
         if (!has(kBwdIds)) return true;  // but in a block that is not steady
-        uint32_t all = t + kBlock <= tokens ? kAllTaps : 0;
+        const int count = t + kBlock <= tokens ? kBlock : is_behind(t) ? kPast : 0;
+        uint32_t all = count ? kAllTaps : 0;
 #pragma unroll
-        for (int j = 0; j < kBlock; ++j) all &= bytes[t + j];
+        for (int j = 0; j < kBlock; ++j)
+            if (j < count) all &= bytes[t + j];
         return all == kAllTaps;
     };
-    bool had_all = false;              // whether all taps of the block before count
+    bool had_all = kBwdStages;         // whether all taps of the block before count, or dx of none of its tokens is the run's
     const int end = plan.run + kPast;  // lanes wait for each other
     for (int t = 0; t < end; t += kBlock) {
         if constexpr (kBwdStages) {
@@ -353,9 +367,14 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
         const bool has_all = t < stop && has_all_taps(t);
         if (has_all && had_all && has_all_tokens(t) && (kHasPredicates || has(kBwdSilu))) {
             // Where tokens come through registers, no lane waits for others, and steady blocks have a loop of their own.
+            in_front = kPast > 0 && t == 0;
+            behind = t >= tokens;
             for (;; t += kBlock) {
 #pragma unroll
-                for (int j = 0; j < kBlock; ++j) step(std::false_type{}, t + j, j);
+                for (int j = 0; j < kBlock; ++j) {
+                    if (kBwdStages && behind && j >= kPast) break;
+                    step(std::false_type{}, t + j, j);
+                }
                 if (kBwdStages || !has_all_tokens(t + kBlock) || !has_all_taps(t + kBlock)) break;
             }
             taps = static_cast<Taps>(-1);  // all taps of these tokens count

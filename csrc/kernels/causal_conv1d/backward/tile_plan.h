@@ -24,6 +24,9 @@ HIPCONV_INLINE constexpr int bwd_tile_channels(int element_bytes, int width) {
     return !kBwdStages && width > 4 ? 2 : 8 / element_bytes;
 }
 
+// The tokens that the mainloop does at a time: whole turns of a ring of the width.
+HIPCONV_INLINE constexpr int bwd_tile_block(int width) { return width <= 2 ? 4 : width; }
+
 // Blocks of a compute unit, by the registers that a width needs. (AMD's compiler overlaps more tokens.)
 HIPCONV_INLINE constexpr int bwd_tile_blocks(int width, bool aligned) {
     if (!kHasPredicates) return width <= 1 ? 4 : 2;

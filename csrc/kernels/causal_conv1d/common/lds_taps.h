@@ -72,12 +72,13 @@ struct GroupReach {
     int least, longest;
 
     HIPCONV_INLINE GroupReach(const GroupStarts& starts, int past) : least(past), longest(0) {
-        int start = starts.last;
+        // Steps are counted up: of the differences t - start, nvcc 13.0 took the first one's minimum without its sign.
+        int steps = -1 - starts.last;
 #pragma unroll
         for (int t = 0; t < kGroupTokens; ++t) {
-            if (starts.bits >> t & 1) start = t;
-            least = t - start < least ? t - start : least;
-            longest = t - start > longest ? t - start : longest;
+            steps = starts.bits >> t & 1 ? 0 : steps + 1;
+            least = steps < least ? steps : least;
+            longest = steps > longest ? steps : longest;
         }
         longest = longest < past ? longest : past;
     }
