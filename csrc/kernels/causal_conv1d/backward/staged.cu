@@ -9,7 +9,8 @@
 //   * dx: g goes to LDS in place of x; dx is the convolution of g with the filter in reverse. The last groups of a block, as
 //     many as the taps reach, are there for their g alone: the next block makes their dx and counts their dweight.
 //
-// Where an id returns after others, a block works by the formula.
+// Around a row stand zeros where no weight (for dweight, no gradient) is an infinity or NaN; taps beyond its ends are masked
+// elsewhere. Where an id returns after others, a block works by the formula.
 //
 // Floor: 3 * width multiply-adds an element, or the bytes of x, dout and dx where the width is small.
 #include <hip/hip_runtime.h>
@@ -99,11 +100,10 @@ __device__ __forceinline__ float sum_over_lanes(const Pair (&pairs)[kGroupTokens
 
 // The gradients of final states are added to those of the inputs that they hold.
 template <typename T>
-HIPCONV_INLINE void add_final_gradients(const CausalConv1dBwdParams& p, const StagedPlan& plan, const StagedPlace& place,
-                                        float* lines) {
+HIPCONV_INLINE void add_final_gradients(const CausalConv1dBwdParams& p, const StagedPlace& place, float* lines) {
     const int past = p.in.width - 1, d = place.channel();
     int t = place.first_token + place.group;
-    for (; t < place.first_token + plan.made && t < p.in.seqlen && d < p.in.dim; t += place.groups) {
+    for (; t < place.first_token + place.made && t < p.in.seqlen && d < p.in.dim; t += place.groups) {
         const int column = t - p.in.seqlen + past;
         if (column < 0 || t < -past || !final_state_counts(p.in, place.b, t)) continue;
         float* const to = place.line(lines) + float_of_token(t - place.first_token);
@@ -138,7 +138,7 @@ __device__ __forceinline__ void bwd_block_by_formula(const BwdStagedCall& call, 
         const StagedPlace place(plan, block);
         const int channels = 2 << plan.pair_bits, oldest = again().dinitial_states.data ? 1 - again().in.width : 0;
 #pragma unroll 1
-        for (int i = static_cast<int>(threadIdx.x); i < channels * plan_again().made; i += kStagedThreads) {
+        for (int i = static_cast<int>(threadIdx.x); i < channels * place.made; i += kStagedThreads) {
             const int d = place.first_channel + i % channels, t = place.first_token + i / channels;
             if (d < again().in.dim && t < again().in.seqlen && t >= oldest) bwd_one_input<T, float>(again(), place.b, d, t);
         }
@@ -151,7 +151,7 @@ __device__ __forceinline__ void bwd_block_by_formula(const BwdStagedCall& call, 
         {
             const StagedPlan& plan = plan_again();
             const StagedPlace place(plan, block);
-            const int end = place.first_token + plan.made, d = place.first_channel + channel;
+            const int end = place.first_token + place.made, d = place.first_channel + channel;
             if (d >= again().in.dim) continue;
 #pragma unroll 1
             for (int t = place.first_token < 0 ? 0 : place.first_token; t < end && t < again().in.seqlen; ++t)
@@ -171,6 +171,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, 1) causal_conv1d_bwd_stage
     HIPCONV_LARGE_SHARED(Words4, lds, kStagedBytes / 16);
     HIPCONV_SHARED(uint32_t, found, kMostStagedGroups);
     HIPCONV_SHARED(int, returns, 1);
+    HIPCONV_SHARED(int, not_finite, 1);
     float* const lines = reinterpret_cast<float*>(lds);
 
     const uint32_t block = blockIdx.y * gridDim.x + blockIdx.x;
@@ -183,6 +184,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, 1) causal_conv1d_bwd_stage
     float* const weights = lines + (place.pitch << plan.pair_bits);
     const int tap_groups = plan.taps / kGroupTokens;
 
+    if (threadIdx.x == 0) *returns = *not_finite = 0;
+    __syncthreads();
     wait_for_kernel_before();
     with_dtype(again().in.dtype, [&](auto type) {
         using T = decltype(type);
@@ -190,13 +193,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, 1) causal_conv1d_bwd_stage
             staged_part<T>(again().in, plan, place, again().dout, first_parameter_again(call).moves.dout, place.first_token),
             place.groups * kGroupTokens, lines, place.pitch);
     });
-    bring_weights(again().in, plan, place, weights);
+    bring_weights(again().in, plan, place, weights, not_finite);
     const bool has_ids = again().in.seq_idx.data;
-    if (has_ids) {
-        if (threadIdx.x == 0) *returns = 0;
-        __syncthreads();
-        find_starts(again().in, plan, place, found, returns);
-    }
+    if (has_ids) find_starts(again().in, plan, place, found, returns);
     __syncthreads();
     if (has_ids && *returns) {
         with_dtype(again().in.dtype, [&](auto type) { bwd_block_by_formula<decltype(type)>(call, block); });
@@ -209,7 +208,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, 1) causal_conv1d_bwd_stage
         bring_inputs<decltype(type)>(again().in, plan, place, first_parameter_again(call).moves.x, lines);
     });
 
-    const GroupStarts starts = starts_of_group(again().in, plan, place, found);
+    const bool ends_matter = has_ids || *not_finite;
+    GroupStarts starts = starts_of_group(again().in, plan, place, found, ends_matter);
     const int width = again().in.width, past = width - 1;
     const int first = place.first_token + place.group * kGroupTokens;
     // Tokens of the group that are not in the row, or are padding.
@@ -232,13 +232,19 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, 1) causal_conv1d_bwd_stage
         if (dead >> t & 1) g[t] = twice(0.0f);
 
     // dweight and dbias of the groups that count here.
-    const bool counts = place.group < place.groups - tap_groups;
+    const bool counts = place.group * kGroupTokens < place.made;
     {
+        bool is_odd = false;
+#pragma unroll
+        for (int t = 0; t < kGroupTokens; ++t) is_odd = is_odd || !is_finite(low(g[t])) || !is_finite(high(g[t]));
+        const bool takes_zeros = !has_ids && __ballot(is_odd) == 0;
+        const GroupStarts seen =
+            takes_zeros == !ends_matter ? starts : starts_of_group(again().in, plan, place, found, !takes_zeros);
         const int64_t columns = (int64_t{width} + 1) * again().in.dim;
         float* const row = static_cast<float*>(again().partials) +
                            (first_row_of(plan, place) + place.group / kSumLanes) * columns + place.channel();
         const int lane = static_cast<int>(threadIdx.x) % kSumLanes;
-        const GroupReach reach(starts, past);
+        const GroupReach reach(seen, past);
         const auto own = [&](int i) { return g[i]; };
         const auto store = [&](int64_t tap, int channel, float sum) {
             if (place.channel() + channel < again().in.dim) row[tap * again().in.dim + channel] = sum;
@@ -253,7 +259,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, 1) causal_conv1d_bwd_stage
             if (__ballot(counts && !counts_all) == 0) {
                 if (counts) correlate(from, own, 0, kGroupTokens, AllSee(), terms);
             } else if (__ballot(counts && reach.longest > oldest - kGroupTokens) != 0) {
-                if (counts) correlate(from, own, 0, kGroupTokens, CountsTerms(starts, dead, oldest), terms);
+                if (counts) correlate(from, own, 0, kGroupTokens, CountsTerms(seen, dead, oldest), terms);
             }
             const float sum = sum_over_lanes(terms);
             const int tap = j * kGroupTokens + lane / 2 - (plan.taps - width);
@@ -272,6 +278,11 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, 1) causal_conv1d_bwd_stage
     }
     __syncthreads();  // now gradients may take the place of inputs
     store_group(place.own(lines), g);
+    if (place.group < tap_groups) {  // nothing is behind the tile's last group, if it counts
+#pragma unroll
+        for (int t = 0; t < kGroupTokens; ++t) g[t] = twice(0.0f);
+        store_group(place.own(lines) + place.groups * kGroupFloats, g);
+    }
     __syncthreads();
 
     Pair sums[kGroupTokens];
@@ -286,7 +297,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, 1) causal_conv1d_bwd_stage
             const auto weight = [&](int i) { return *reinterpret_cast<const Pair*>(reversed - 2 * i); };
             const int farthest = (end < kGroupTokens ? width : nearest + kGroupTokens) - 1;
             if (__ballot(counts && reach.longest >= nearest) == 0) continue;
-            if (__ballot(counts && (reach.least < farthest || nearest < -first)) != 0)
+            if (__ballot(counts && (reach.least < farthest || (ends_matter && nearest < -first))) != 0)
                 correlate(from, weight, 0, end, ReachesOn(starts, nearest, -first), sums);
             else if (end < kGroupTokens)
                 correlate(from, weight, 0, end, AllSee(), sums);
@@ -300,19 +311,18 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, 1) causal_conv1d_bwd_stage
     const StagedPlan& last_plan = plan_again();
     const StagedPlace last_place(last_plan, block);  // worked out again, as few scalar registers hold values for so long
     const int last_past = again().in.width - 1;
-    if (again().dfinal_states.data && last_place.first_token + last_plan.made > again().in.seqlen - last_past) {
-        with_dtype(again().in.dtype,
-                   [&](auto type) { add_final_gradients<decltype(type)>(again(), last_plan, last_place, lines); });
+    if (again().dfinal_states.data && last_place.first_token + last_place.made > again().in.seqlen - last_past) {
+        with_dtype(again().in.dtype, [&](auto type) { add_final_gradients<decltype(type)>(again(), last_place, lines); });
         __syncthreads();
     }
     with_dtype(again().in.dtype, [&](auto type) {
         using T = decltype(type);
         take_tile_away<T>(staged_part<T>(again().in, last_plan, last_place, again().dx, first_parameter_again(call).moves.dx,
                                          last_place.first_token),
-                          last_plan.made, lines, last_place.pitch);
+                          last_place.made, lines, last_place.pitch);
         if (last_place.first_token >= 0 || !again().dinitial_states.data) return;
         const int d = last_place.channel();
-        for (int t = last_place.first_token + last_place.group; t < 0 && t < last_place.first_token + last_plan.made;
+        for (int t = last_place.first_token + last_place.group; t < 0 && t < last_place.first_token + last_place.made;
              t += last_place.groups) {
             if (t < -last_past || d >= again().in.dim) continue;
             const Pair both =

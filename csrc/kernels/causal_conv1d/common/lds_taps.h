@@ -11,6 +11,8 @@ namespace hipconv {
 
 constexpr int kFarAway = 1 << 24;  // tokens
 
+HIPCONV_INLINE bool is_finite(float value) { return value - value == 0.0f; }
+
 // The starts around a group of tokens, counted from its first.
 struct GroupStarts {
     uint32_t bits;  // bit t: token t is a start

@@ -25,7 +25,7 @@ constexpr int kMostStagedGroups = kStagedThreads + kMostPairsByTaps;  // of a li
 struct StagedPlan {
     int32_t pair_bits, group_bits;  // of the pairs of channels of a block, and of the threads that each pair has
     int32_t taps;                   // the width, rounded up to groups
-    int32_t made;                   // tokens that a block makes
+    int32_t made;                   // tokens that a block makes; the row's last one may make all of its groups
     int32_t before;                 // tokens made in front of the row
     bool channels_first;            // blocks that are neighbours have neighbouring channels, or else neighbouring tokens
     uint32_t tiles, channel_blocks, all_blocks;
@@ -48,21 +48,31 @@ inline StagedPlan staged_plan(const CausalConv1dInputs& in, bool along_channels,
     plan.channels_first = channels_first;
     const int64_t tokens = int64_t{in.seqlen} + before;
     const int tap_groups = plan.taps / kGroupTokens, behind = is_bwd ? tap_groups : 0;
-    // Lines of memory want many channels where they are channels; many tokens keep the share of those around a tile small.
-    const int needed = bits_up_to((tokens + kGroupTokens - 1) / kGroupTokens + behind, kStagedThreadBits);
-    int bits = along_channels ? 4 : 0;
-    if (bits < kStagedThreadBits - needed) bits = kStagedThreadBits - needed;
-    const auto at_most = [&](int limit) { bits = bits < limit ? bits : limit; };
-    at_most(kStagedThreadBits - group_bits);
-    at_most(bits_up_to((int64_t{in.dim} + 1) / 2, kStagedThreadBits));
+    const int64_t pairs = (int64_t{in.dim} + 1) / 2;
+    int most = kStagedThreadBits - group_bits;
+    const auto at_most = [&](int limit) { most = most < limit ? most : limit; };
+    at_most(bits_up_to(pairs, kStagedThreadBits));
     at_most(bits_up_to(kMostPairsByTaps / tap_groups + 1, kStagedThreadBits + 1) - 1);
-    if (tap_groups > kMostPairsByTaps || bits < 0) return plan;
-    plan.pair_bits = bits;
-    plan.group_bits = kStagedThreadBits - bits;
-    plan.made = ((1 << plan.group_bits) - behind) * kGroupTokens;
+    if (tap_groups > kMostPairsByTaps || most < 0) return plan;
+    // Blocks have the pairs for which the fewest threads make nothing. Lines of memory want many where they are channels. What a
+    // tile reads in front of itself costs an eighth of what it makes.
+    int64_t least = INT64_MAX;
+    for (int bits = along_channels && most > 4 ? 4 : along_channels ? most : 0; bits <= most; ++bits) {
+        const int groups = 1 << (kStagedThreadBits - bits);
+        const int made = (groups - behind) * kGroupTokens;
+        if (made <= 0) break;
+        const int64_t last = tokens - behind * kGroupTokens, tiles = last > made ? (last + made - 1) / made : 1;
+        const int64_t blocks = (pairs + (int64_t{1} << bits) - 1) >> bits;
+        const int64_t cost = tiles * blocks * (groups * kGroupTokens + plan.taps / 8) << bits;
+        if (cost >= least) continue;
+        least = cost;
+        plan.pair_bits = bits;
+        plan.group_bits = kStagedThreadBits - bits;
+        plan.made = made;
+        plan.tiles = static_cast<uint32_t>(tiles);
+    }
     if (plan.made <= 0) return plan;
-    const int64_t channels = int64_t{2} << bits;
-    plan.tiles = static_cast<uint32_t>((tokens + plan.made - 1) / plan.made);
+    const int64_t channels = int64_t{2} << plan.pair_bits;
     plan.channel_blocks = static_cast<uint32_t>((in.dim + channels - 1) / channels);
     const double all = static_cast<double>(plan.tiles) * plan.channel_blocks * in.batch;
     plan.all_blocks = all < 4e9 ? plan.tiles * plan.channel_blocks * static_cast<uint32_t>(in.batch) : 0;
@@ -93,6 +103,7 @@ inline int staged_shared_bytes(const void* kernel) {
 struct StagedPlace {
     uint32_t b;
     int tile, first_token, first_channel;  // of the block; the first token may lie before the row
+    int made;                              // tokens that the block makes
     int pair, group, groups;               // of the thread; groups of its pair
     int pitch;                             // floats from line to line
 
@@ -106,6 +117,7 @@ struct StagedPlace {
         first_token = tile * plan.made - plan.before;
         first_channel = static_cast<int>(plan.channels_first ? inner : middle) * (2 << plan.pair_bits);
         groups = 1 << plan.group_bits;
+        made = static_cast<uint32_t>(tile) + 1 == plan.tiles ? groups * kGroupTokens : plan.made;
         pair = static_cast<int>(threadIdx.x) >> plan.group_bits;
         group = static_cast<int>(threadIdx.x) & (groups - 1);
         pitch = kGroupFloats * (groups + plan.taps / kGroupTokens);
@@ -124,13 +136,18 @@ HIPCONV_INLINE TilePart staged_part(const CausalConv1dInputs& in, const StagedPl
     return part;
 }
 
-// This brings x of the tile and of the taps before it; initial states stand before the row.
+// This brings x of the tile and of the taps before it; initial states stand before the row, and zeros around it.
 template <typename T>
 HIPCONV_INLINE void bring_inputs(const CausalConv1dInputs& in, const StagedPlan& plan, const StagedPlace& place,
                                  TileMoves moves, float* lines) {
     const int first = place.first_token - plan.taps, past = in.width - 1;
     bring_tile<T, 1>(staged_part<T>(in, plan, place, in.x, moves, first), place.groups * kGroupTokens + plan.taps, lines,
                      place.pitch);
+    const int in_front = (in.initial_states.data ? -past : 0) - (first + 1), all = place.groups * kGroupTokens + plan.taps;
+    const auto clear = [&](int t) { *reinterpret_cast<Pair*>(place.line(lines) + float_of_token(t)) = twice(0.0f); };
+    for (int t = place.group; t < in_front && t < all; t += place.groups) clear(t);
+    const int end = in.seqlen - (first + 1);
+    for (int t = (end > 0 ? end : 0) + place.group; t < all; t += place.groups) clear(t);
     const int d = place.channel();
     if (!in.initial_states.data || place.first_token >= past || d >= in.dim) return;
     const Sequences& states = in.initial_states;
@@ -145,9 +162,10 @@ HIPCONV_INLINE void bring_inputs(const CausalConv1dInputs& in, const StagedPlan&
     }
 }
 
-// This brings the weights of the block's channels: pairs, oldest tap first, behind the taps that the width leaves out.
+// This brings the weights of the block's channels: pairs, oldest tap first, behind the taps that the width leaves out. It sets
+// `not_finite` if one is an infinity or NaN: zeros around a row are no substitute then for taps that see nothing.
 HIPCONV_INLINE void bring_weights(const CausalConv1dInputs& in, const StagedPlan& plan, const StagedPlace& place,
-                                  float* weights) {
+                                  float* weights, int* not_finite) {
     const int own = static_cast<int>(threadIdx.x) >> (plan.group_bits - 1), lanes = place.groups / 2;
     const int lane = static_cast<int>(threadIdx.x) & (lanes - 1);
     if (place.first_channel + own >= in.dim) return;
@@ -156,7 +174,11 @@ HIPCONV_INLINE void bring_weights(const CausalConv1dInputs& in, const StagedPlan
     with_dtype(in.weight_dtype, [&](auto type) {
         using P = decltype(type);
         const P* const row = global_pointer<const P>(in.weight);
-        for (int i = lane; i < in.width; i += lanes) to[2 * i] = parameter<P>(row, from + i * in.weight_width_stride);
+        for (int i = lane; i < in.width; i += lanes) {
+            const float weight = parameter<P>(row, from + i * in.weight_width_stride);
+            to[2 * i] = weight;
+            if (!is_finite(weight)) *not_finite = 1;
+        }
     });
 }
 
@@ -195,13 +217,14 @@ HIPCONV_INLINE void find_starts(const CausalConv1dInputs& in, const StagedPlan& 
     }
 }
 
-// The starts around the thread's group, of those found or, without ids, by the row's beginning and end.
+// The starts around the thread's group, of those found or, without ids, by the row's beginning and end, if they matter.
 __device__ __forceinline__ GroupStarts starts_of_group(const CausalConv1dInputs& in, const StagedPlan& plan,
-                                                       const StagedPlace& place, const uint32_t* found) {
+                                                       const StagedPlace& place, const uint32_t* found, bool ends_matter) {
     const int first = place.first_token + place.group * kGroupTokens;
     GroupStarts starts{0, -kFarAway, kFarAway};
     const bool begins = !in.initial_states.data;
     if (!in.seq_idx.data) {
+        if (!ends_matter) return starts;
         if (begins && first > -kGroupTokens) {
             if (first > 0)
                 starts.last = -first;

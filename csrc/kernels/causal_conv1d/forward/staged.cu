@@ -5,9 +5,9 @@
 // pairs, so that LDS is read at about half of its rate. Outputs return by way of LDS: either side moves whole lines of memory,
 // whatever the layout of the other.
 //
-// Where rows have a beginning or ids, a token reaches back to the last change of the id (or the row's beginning). Taps that no
-// token of a wave reaches are skipped, taps that all reach are taken as they are, others token by token. Where an id returns
-// after others, a block makes its outputs by the formula.
+// Around a row stand zeros, if no weight is an infinity or NaN. Else, and where rows have ids, a token reaches back to the last
+// change of the id (or the row's beginning): taps that no token of a wave reaches are skipped, taps that all reach are taken as
+// they are, others token by token. Where an id returns after others, a block makes its outputs by the formula.
 //
 // Floor: `width` multiply-adds an element, or the copy of x to out where the width is small. Bytes: each input is read once,
 // and those in front of a tile once more, from the cache.
@@ -25,6 +25,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, kLdsBytes / kStagedBytes >
     HIPCONV_LARGE_SHARED(Words4, lds, kStagedBytes / 16);
     HIPCONV_SHARED(uint32_t, found, kMostStagedGroups);
     HIPCONV_SHARED(int, returns, 1);
+    HIPCONV_SHARED(int, not_finite, 1);
     float* const lines = reinterpret_cast<float*>(lds);
 
     const uint32_t block = blockIdx.y * gridDim.x + blockIdx.x;
@@ -34,19 +35,17 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, kLdsBytes / kStagedBytes >
     float* const weights = lines + (place.pitch << plan.pair_bits);
     const auto again = [&]() -> const CausalConv1dFwdParams& { return first_parameter_again(p); };
 
+    if (threadIdx.x == 0) *returns = *not_finite = 0;
+    __syncthreads();
     wait_for_kernel_before();
     with_dtype(p.dtype, [&](auto type) { bring_inputs<decltype(type)>(again(), plan, place, x_moves, lines); });
-    bring_weights(again(), plan, place, weights);
+    bring_weights(again(), plan, place, weights, not_finite);
     const bool has_ids = p.seq_idx.data;
-    if (has_ids) {
-        if (threadIdx.x == 0) *returns = 0;
-        __syncthreads();
-        find_starts(again(), plan, place, found, returns);
-    }
+    if (has_ids) find_starts(again(), plan, place, found, returns);
     __syncthreads();
     if (has_ids && *returns) {
         const int channels = 2 << plan.pair_bits;
-        for (int i = static_cast<int>(threadIdx.x); i < channels * plan.made; i += kStagedThreads) {
+        for (int i = static_cast<int>(threadIdx.x); i < channels * place.made; i += kStagedThreads) {
             const int d = place.first_channel + i % channels, t = place.first_token + i / channels;
             if (d >= again().dim || t >= again().seqlen) continue;
             with_dtype(again().dtype,
@@ -57,7 +56,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, kLdsBytes / kStagedBytes >
 
     Pair sums[kGroupTokens];
     begin_with_bias(again(), place, sums);
-    const GroupStarts starts = starts_of_group(again(), plan, place, found);
+    const GroupStarts starts = starts_of_group(again(), plan, place, found, *not_finite);
     const int width = again().width;
     convolve_group(place.own(lines), weights + place.pair * 2 * plan.taps, plan.taps, width, starts,
                    GroupReach(starts, width - 1), sums);
@@ -73,7 +72,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, kLdsBytes / kStagedBytes >
     __syncthreads();
     with_dtype(again().dtype, [&](auto type) {
         using T = decltype(type);
-        take_tile_away<T>(staged_part<T>(again(), plan, place, again().out, out_moves, place.first_token), plan.made, lines,
+        take_tile_away<T>(staged_part<T>(again(), plan, place, again().out, out_moves, place.first_token), place.made, lines,
                           place.pitch);
     });
 }
