@@ -1,4 +1,4 @@
-"""What the benches share: their shapes, the machine's name, the copy that stands beside a kernel, options, results as JSON."""
+"""The benches share this: their shapes, the machine's name, the copy that stands beside a kernel, options, results as JSON."""
 
 from __future__ import annotations
 

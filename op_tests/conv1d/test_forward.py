@@ -231,7 +231,7 @@ def test_rows_with_states_and_ids_at_every_length_and_alignment(device: torch.de
 
 
 def test_chunks_with_states_have_the_bits_of_the_whole(device: torch.device) -> None:
-    """Of kernels that make them in one pass, with ids and without."""
+    """Some kernels make them in one pass, with ids and without."""
     if "vector" not in jit.module("causal_conv1d", targets.of(device)).causal_conv1d_fwd_kernels():
         return
     for width, dtype in itertools.product((1, 2, 4, 7, 8), DTYPES.values()):

@@ -193,7 +193,7 @@ class Probe:
         return subprocess.CompletedProcess(what, process.returncode or 0, out, err)
 
     def python(self, *parts: str, **variables: str | None) -> str:
-        """What such a script prints; it must succeed, and say nothing on stderr."""
+        """Return what such a script prints; it must succeed, and say nothing on stderr."""
         done = self.script(*parts, **variables)
         assert done.returncode == 0, done.stderr
         assert done.stderr == "", done.stderr

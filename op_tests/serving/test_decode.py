@@ -44,7 +44,7 @@ def test_infinities_and_nans_reach_what_they_reach_in_the_reference(device: torc
 
 @pytest.mark.parametrize("columns", [3, 4, 6])
 def test_rows_of_none_few_and_many_tokens(device: torch.device, columns: int) -> None:
-    """Of 16-bit channels in whole vectors of 16 bytes, the last strip not full: some cards copy these past the registers."""
+    """The rows have 16-bit channels in whole vectors of 16 bytes, the last strip not full: some cards copy these past the registers."""
     for dtype, dim in ((torch.bfloat16, 136), (torch.float16, 520)):
         weight, bias = make_weights(dim, 4, dtype, device)
         slots = torch.tensor([5, 0, 9, 3, -1, 12, 7, 1, 11, 2, 10, 4], device=device)
@@ -384,11 +384,11 @@ def test_indices_whose_strides_pass_31_bits() -> None:
             for given in (slots, slots[:, 0], storage.as_strided((1, 2), (2**33, 1), 9).copy_(torch.tensor([1, 0]))):
                 check(torch.randn(given.shape[0], 8), torch.randn(3, 8, 3), weight, bias, conv_state_indices=given)
 
-            tree = {name: torch.full((2, 2), -1) for name in ("retrieve_next_token", "retrieve_next_sibling")}
+            tree: dict[str, Any] = {name: torch.full((2, 2), -1) for name in ("retrieve_next_token", "retrieve_next_sibling")}
             x, state = torch.randn(2, 8, 2), torch.randn(2, 8, 3)
             with pytest.raises(ValueError, match=r"retrieve_parent_token: got strides \(2147483656, 1073741824\), expected each to be at"):
                 causal_conv1d_update(x, state, weight, bias, **tree, retrieve_parent_token=slots)
-            one = {name: links[:1] for name, links in tree.items()}
+            one: dict[str, Any] = {name: links[:1] for name, links in tree.items()}
             parent = storage.as_strided((1, 2), (2**33, 1)).fill_(7)
             causal_conv1d_update(x[:1], state, weight, bias, **one, retrieve_parent_token=parent)
             assert parent.tolist() == [[0, 0]]

@@ -1,4 +1,4 @@
-"""What includes and imports what: a few floors of folders, and no arrow up. docs/architecture.md has them in words."""
+"""Includes and imports go down a few floors of folders, and no arrow up. docs/architecture.md has them in words."""
 
 from __future__ import annotations
 

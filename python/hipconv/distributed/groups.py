@@ -19,7 +19,7 @@ class Group(NamedTuple):
 
 
 def group_of(group: object) -> Group:
-    """What an argument `group` means: None is the default group. TypeError or ValueError where this process has no part in it."""
+    """Return what an argument `group` means: None is the default group. TypeError or ValueError where this process has no part in it."""
     if not (dist.is_available() and dist.is_initialized()):
         raise ValueError("group: got one before torch.distributed.init_process_group, expected that to have been called")
     if group is None:

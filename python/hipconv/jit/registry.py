@@ -78,7 +78,7 @@ def parse(text: str, where: str) -> dict[str, Module]:
 
 
 def serves(module: Module, backend: str) -> bool:
-    """Whether `module` has kernels for `backend`."""
+    """Tell whether `module` has kernels for `backend`."""
     return bool(module.cpu if backend == "cpu" else module.kernels)
 
 

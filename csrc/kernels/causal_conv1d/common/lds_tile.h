@@ -49,7 +49,7 @@ struct TileLane {
     HIPCONV_INLINE TileLane(const TilePart& part, int count, int vector) {
         const bool along_tokens = part.moves == TileMoves::token_vectors || part.moves == TileMoves::tokens;
         const bool in_vectors = part.moves == TileMoves::token_vectors || part.moves == TileMoves::channel_vectors;
-        // Of the lanes side by side along the inner axis. A pair has 1 << group_bits lanes, a channel half of them.
+        // The lanes are side by side along the inner axis. A pair has 1 << group_bits lanes, a channel half of them.
         const int vector_bits = vector == 8 ? 3 : 2;
         const int bits = along_tokens ? part.group_bits - !in_vectors : part.pair_bits + 1 - (in_vectors ? vector_bits : 0);
         const int thread = static_cast<int>(threadIdx.x), each = in_vectors ? vector : 1;

@@ -283,7 +283,7 @@ StagedPlan plan_of(const CausalConv1dVarlenParams& p, const VarlenTile& forced, 
     return plan;
 }
 
-// Of the inputs saved before stretches, and at the end of sequences.
+// This counts the bytes of the inputs saved before stretches, and at the end of sequences.
 int64_t saved_bytes(const CausalConv1dVarlenParams& p, const StagedPlan& plan) {
     return int64_t{plan.stretches - 1} * kHalo * plan.saved_dim * element_bytes(p.dtype);
 }

@@ -85,7 +85,7 @@ inline int most_past(const CausalConv1dVarlenParams& p) {
 // Saves inputs before `staged` overwrites them.
 void save_inputs(const CausalConv1dVarlenParams& p, const StagedPlan& plan, void* stream);
 
-// What a block knows of a tile's tokens. Bits count from its first token.
+// This is what a block knows of a tile's tokens. Bits count from its first token.
 struct TileTokens {
     uint64_t live;                    // tokens of live sequences
     int32_t first, end;               // tokens that this tile owns; `first` may lie before the tile

@@ -120,7 +120,7 @@ HIPCONV_INLINE constexpr int gemm_shared_bytes(GemmShape shape, int wave_size) {
     return operands > epilogue_tiles ? operands : epilogue_tiles;
 }
 
-// Whether a matrix unit has a tile. One that it does not have compiles to an empty kernel, which is never launched.
+// Tells whether a matrix unit has a tile. One that it does not have compiles to an empty kernel, which is never launched.
 template <typename T>
 HIPCONV_INLINE constexpr bool gemm_tile_is_legal(MatrixUnit unit, int tile_m, int tile_n, XForm form = XForm::vectors) {
     if (form == XForm::patches && unit != MatrixUnit::mma_sync) return false;

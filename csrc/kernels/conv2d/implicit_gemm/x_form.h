@@ -29,7 +29,7 @@ struct Reading {
     bool by_image;
 };
 
-// Whether a tile reads x in patches.
+// Tells whether a tile reads x in patches.
 inline bool takes_patches(const Conv2dParams& p, const GemmLayout& l, const Conv2dPlan& plan) {
     if (!kCopiesPastRegisters || p.dtype == DType::f32) return false;
     if (plan.tile_m < 128 || plan.tile_n != 128 || plan.split_k != 1) return false;

@@ -23,7 +23,7 @@ from .router import Choice
 
 
 class Request(NamedTuple):
-    """What a call asks for beside what it computes."""
+    """This is what a call asks for beside what it computes."""
 
     out_dtype: torch.dtype | None
     algorithm: str

@@ -203,7 +203,7 @@ def causal_conv1d_split_qkv(
 
 
 def compute_causal_conv1d_metadata(query_start_loc: object, *, device: object = None) -> tuple[None, None, None]:
-    """What vLLM's and ATOM's function of this name prepares on the host: nothing, because nothing is needed. It costs nothing, and does
+    """Prepare what vLLM's and ATOM's function of this name does: nothing, because nothing is needed. It costs nothing, and does
     not look at its arguments.
 
     Returns:
