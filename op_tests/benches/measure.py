@@ -32,7 +32,7 @@ def parser_for(description: str | None, *backends: str) -> tuple[argparse.Argume
 
 
 def origin(device: torch.device) -> dict[str, str]:
-    """Where and when figures come from: the card, torch's version, the date, the commit."""
+    """Return where and when figures come from: the card, torch's version, the date, the commit."""
     card = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads, {targets.of(device).arch}"
     return {"card": card, "torch": torch.__version__, "date": datetime.date.today().isoformat(), "commit": commit()}
 

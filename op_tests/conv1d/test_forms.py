@@ -80,7 +80,7 @@ def cpu_way():
 
 
 def test_fake_strides_are_the_real_ones() -> None:
-    """Where they matter: along axes of more than one element."""
+    """Return the strides that matter: along axes of more than one element."""
     draw = random.Random(5)
     fake_mode = torch._subclasses.fake_tensor.FakeTensorMode()
     for _ in range(100):

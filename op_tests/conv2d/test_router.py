@@ -1,4 +1,4 @@
-"""How conv2d's algorithm, tile and split are chosen, and what a plan says of it. Most of it needs no kernel."""
+"""This tests how conv2d's algorithm, tile and split are chosen, and what a plan says of it. Most of it needs no kernel."""
 
 from __future__ import annotations
 

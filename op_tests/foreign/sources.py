@@ -1,4 +1,4 @@
-"""Where the cases are from, and how many each source has: docs/testing.md has these numbers, which a test compares."""
+"""This says where the cases are from, and how many each source has: docs/testing.md has these numbers, which a test compares."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ class Probe:
         return len(self.log.read_text().splitlines()) if self.log.exists() else 0
 
     def builds(self) -> int:
-        """How often the binding was compiled, which each build does once."""
+        """Count how often the binding was compiled, which each build does once."""
         return self.log.read_text().count("pybind/probe.cpp -o") if self.log.exists() else 0
 
     def artefacts(self, module: str = "probe") -> list[Path]:

@@ -1,4 +1,4 @@
-"""How the tests themselves are laid out."""
+"""The tests themselves are laid out by these rules."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_no_line_of_the_kernels_is_past_128_columns() -> None:
 
 def test_comments_and_docstrings_have_a_subject() -> None:
     """One that begins with a relative clause, such as "What a call has", says of nothing that it has it."""
-    first = re.compile(r'^\s*(?://|#|""") ?(?:What|Of|Whether)\b')
+    first = re.compile(r'^\s*(?://|#|""") ?(?:What|Of|Whether|How)\b')
     found = []
     for file in sources("h", "cu", "cpp", "py"):
         before = ""

@@ -39,7 +39,7 @@ def group_of(group: object) -> Group:
 
 
 def device_for_messages(group: Group) -> torch.device:
-    """Where small messages between processes may lie: on the host, where the group has a backend for it (a host then need not wait for its
+    """Place small messages between processes: on the host, where the group has a backend for it (a host then need not wait for its
     GPU), else on the current GPU.
     """
     devices = {getattr(device, "type", device) for device in getattr(group.process_group, "_device_types", ())}

@@ -70,7 +70,7 @@ def sizes_of(chunks: Chunks, ranks: int) -> tuple[int, ...]:
 
 
 def inside(chunks: Chunks, start: int, stop: int) -> Parts:
-    """Where positions [start, stop) of the whole axis lie."""
+    """Return where positions [start, stop) of the whole axis lie."""
     found = []
     for chunk in chunks:
         low, high = max(start, chunk.start), min(stop, chunk.stop)

@@ -13,7 +13,7 @@ namespace hipconv {
 constexpr int kGroupTokens = 16;
 constexpr int kGroupFloats = 36;
 
-// How a tensor's memory is moved: in vectors of 16 bytes or one element at a time, by lanes that lie along tokens or channels.
+// A tensor's memory is moved in vectors of 16 bytes or one element at a time, by lanes that lie along tokens or channels.
 enum class TileMoves : int32_t { token_vectors, channel_vectors, tokens, channels };
 
 inline TileMoves tile_moves(const Sequences& s, int element_bytes) {

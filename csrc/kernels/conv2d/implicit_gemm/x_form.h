@@ -22,7 +22,7 @@ inline int64_t reach(const Conv2dParams& p, const GemmLayout& l, int tile_m, boo
            l.element;
 }
 
-// How a tile reads x, and whether it lies within an image. Tiles across images waste nothing where images are small; tiles
+// Tells how a tile reads x, and whether it is in one image. Tiles across images waste nothing where images are small; tiles
 // within an image reach less far.
 struct Reading {
     XForm form;

@@ -1,4 +1,4 @@
-// How x reaches LDS in a call, by TMA or gathered by waves, and whether its tiles are patches.
+// This says how x reaches LDS in a call, by TMA or gathered by waves, and whether its tiles are patches.
 #pragma once
 
 #include "../gemm/layout.h"
@@ -42,7 +42,7 @@ inline bool has_whole_images(const Conv2dParams& p, const GemmLayout& l) {
            multiple_of(p.x.batch_stride, p.batch, 8);
 }
 
-// How x reaches LDS, if it can at all, and the columns of a tile's patch or 0.
+// This says how x reaches LDS, if it can at all, and the columns of a tile's patch or 0.
 struct XSource {
     bool serves, by_tma;
     int columns;

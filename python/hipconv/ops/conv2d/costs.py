@@ -1,4 +1,4 @@
-"""How long each algorithm of conv2d takes, estimated, with its best tile and number of parts.
+"""This estimates how long each algorithm of conv2d takes, with its best tile and number of parts.
 
 An algorithm's estimate is a function of the problem, the card, the tiles that the algorithm has for the call, and the bytes that the parts
 of split sums may take.
