@@ -164,6 +164,11 @@ class WrittenMemory {
     int count_ = 0;
 };
 
+// The dispatcher does this for an argument that an operator marks as written: a graph that saved it must notice.
+inline void note_written(const at::Tensor& tensor) {
+    if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
 // An op that records no gradient takes a tensor that requires one only where none would be recorded anyway.
 inline void check_no_grad(const NamedTensor& t, const char* remedy) {
     if (c10::GradMode::is_enabled() && t.tensor.requires_grad())
