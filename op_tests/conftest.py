@@ -1,4 +1,4 @@
-"""What every op test is given."""
+"""Every op test is given what is here."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def share_of(nodeid: str) -> str:
-    """What one process takes: the tests of a file, or the machine code's, where what one compiles the others find in its process."""
+    """Return what one process takes: the tests of a file, or the machine code's, where what one compiles the others find in its process."""
     file = "/".join(Path(nodeid.partition("::")[0]).with_suffix("").parts[-2:])
     return "machine_code" if file.startswith("machine_code/") else file
 

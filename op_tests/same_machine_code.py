@@ -1,4 +1,4 @@
-"""Whether two trees compile to the same machine code: what a change of text alone must not change."""
+"""This tells whether two trees compile to the same machine code: what a change of text alone must not change."""
 
 from machine_code.same_code import main
 

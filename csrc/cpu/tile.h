@@ -100,7 +100,7 @@ HIPCONV_SIMD void store_strided(T* to, int64_t stride, Floats v, int64_t count) 
 
 // ---- transposition ---------------------------------------------------------------------------------------------------------
 
-// Of each pair of rows kStep apart, this exchanges the lanes of the first that have bit kStep with those of the second that
+// This exchanges, of each pair of rows kStep apart, the lanes of the first that have bit kStep with those of the second that
 // lack it.
 template <int kStep>
 HIPCONV_SIMD void exchange(Floats (&rows)[kLanes]) {

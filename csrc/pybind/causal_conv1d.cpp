@@ -120,8 +120,8 @@ void rows_fwd(const at::Tensor& out, const OptionalTensor& final_states, const a
     const CausalConv1dFwdParams p =
         checked_rows(out, given(final_states), x, weight, given_bias(bias), given(seq_idx), given(initial_states), use_silu);
     const Request wanted = p.dtype == kF64 ? Request{nullptr, "kernel"} : request("auto");
-    mark_written(out);
-    if (final_states) mark_written(*final_states);
+    note_written(out);
+    if (final_states) note_written(*final_states);
     if (p.batch == 0 || p.dim == 0) return;
     const c10::DeviceGuard guard(x.device());
     CausalConv1dFwdParams plain = p;

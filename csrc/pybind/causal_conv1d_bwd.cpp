@@ -53,7 +53,7 @@ Gradients bwd(const at::Tensor& x, const at::Tensor& weight, const OptionalTenso
         if (seq_idx) check_no_overlap({"dx", *given_dx}, {"seq_idx", *seq_idx});
         if (initial_states) check_no_overlap({"dx", *given_dx}, {"initial_states", *initial_states});
         if (dfinal_states) check_no_overlap({"dx", *given_dx}, {"dfinal_states", *dfinal_states});
-        mark_written(*given_dx);
+        note_written(*given_dx);
     }
     const at::Tensor dx = given_dx ? *given_dx : new_like(x);
     p.dx = sequences_of(dx);

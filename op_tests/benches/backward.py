@@ -63,7 +63,7 @@ def bench(shape: tuple[int, int, int], dtype: torch.dtype, layout: str, kernel: 
 
 
 def host_time(device: torch.device) -> float:
-    """Of a differentiable call on eight tokens of eight channels."""
+    """Time a differentiable call on eight tokens of eight channels."""
     x, weight, bias = (torch.randn(shape, device=device, requires_grad=True) for shape in ((1, 8, 8), (8, 4), (8,)))
     return host_us(lambda: hipconv.causal_conv1d_fn(x, weight, bias, activation="silu"), device)
 

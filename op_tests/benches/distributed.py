@@ -46,7 +46,7 @@ def milliseconds(call: Callable[[], object], device: torch.device, repeats: int)
 
 
 def conv2d_calls(x: Tensor, filters: Tensor, part: Tensor, rows: list[int], with_sizes: dict[str, Any]) -> list[Callable[[], object]]:
-    """Of the whole image, of the group, and of a part alone."""
+    """Return the calls of the whole image, of the group, and of a part alone."""
     return [
         lambda: hipconv.conv2d(x, filters, padding=1),
         lambda: distributed.conv2d(part, filters, padding=1, sizes=rows, **with_sizes),

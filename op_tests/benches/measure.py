@@ -1,4 +1,4 @@
-"""What the benches share: their shapes, the machine's name, the copy that stands beside a kernel, options, results as JSON."""
+"""The benches share this: their shapes, the machine's name, the copy that stands beside a kernel, options, results as JSON."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Callable
 import datetime
 import json
 from pathlib import Path
+import subprocess
 
 import torch
 from torch import Tensor
 
 import benches.plot
+from support import ROOT
 from support.cli import choice_of
 from hipconv import jit, targets
 
@@ -30,13 +32,22 @@ def parser_for(description: str | None, *backends: str) -> tuple[argparse.Argume
 
 
 def origin(device: torch.device) -> dict[str, str]:
-    """Where and when figures come from: the card, torch's version, the date."""
+    """Return where and when figures come from: the card, torch's version, the date, the commit."""
     card = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads, {targets.of(device).arch}"
-    return {"card": card, "torch": torch.__version__, "date": datetime.date.today().isoformat()}
+    return {"card": card, "torch": torch.__version__, "date": datetime.date.today().isoformat(), "commit": commit()}
+
+
+def commit() -> str:
+    """That of the checkout, with "-dirty" if it was edited since; "unknown" where there is no git or checkout."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
 
 
 def heading(origin: dict[str, str]) -> str:
-    return f"{origin['card']}, torch {origin['torch']}, {origin['date']}"
+    return f"{origin['card']}, torch {origin['torch']}, {origin['date']}, commit {origin['commit']}"
 
 
 def write_json(path: Path | None, results: dict) -> None:

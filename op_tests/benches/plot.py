@@ -20,7 +20,7 @@ from support import ROOT
 
 DOCS = ROOT / "docs"
 
-_DESCRIPTION = ("shape", "dtype", "layout", "bytes", "wrong", "copy")  # the other keys of a row are times by name
+_DESCRIPTION = ("shape", "dtype", "layout", "bytes", "wrong", "copy", "commit")  # the other keys of a row are times by name
 _LINES = {"channel_first": "-", "channel_last": "--"}
 _MARKERS = {"float32": "s", "float16": "^", "bfloat16": "o"}
 
@@ -293,7 +293,7 @@ def _figure(results: dict, size: tuple[float, float] = (10, 6), columns: int = 1
 
 
 def _title(results: dict) -> str:
-    return f"{results['card']}, torch {results['torch']}, {results['date']}"
+    return f"{results['card']}, torch {results['torch']}, {results['date']}, commit {results.get('commit', 'unknown')}"
 
 
 def main() -> int:

@@ -29,7 +29,7 @@ COMMON: Axes = {
     "silu": [True, True, False],
     "megabytes": [0.5, 4, 24, 48, 96],
 }
-# How a (batch, dim, seqlen) tensor lies in memory. A slice is one of channels of a wider tensor, by pitches that 16 bytes divide, if the
+# A (batch, dim, seqlen) tensor lies so in memory. A slice is one of channels of a wider tensor, by pitches that 16 bytes divide, if the
 # length or dim is such; a shifted tensor begins one element later, in a tensor that is one element wider. `crossed`: the inputs are
 # channel_last, the outputs channel_first.
 ROW_LAYOUTS = ["channel_first", "channel_last", "first_slice", "last_slice", "first_shifted", "last_shifted", "crossed"]

@@ -80,7 +80,7 @@ def cpu_way():
 
 
 def test_fake_strides_are_the_real_ones() -> None:
-    """Where they matter: along axes of more than one element."""
+    """Return the strides that matter: along axes of more than one element."""
     draw = random.Random(5)
     fake_mode = torch._subclasses.fake_tensor.FakeTensorMode()
     for _ in range(100):
@@ -334,7 +334,7 @@ def _forced(by_variable: str, **call: Any) -> Tensor:
 
 
 def test_a_kernel_is_forced_by_environment(cpu_way: None) -> None:
-    """What ran is told by its bits: in float32 the two kernels round differently somewhere in so many outputs."""
+    """The bits tell what ran: in float32 the two kernels round differently somewhere in so many outputs."""
     x, weight, bias, _ = Case(2, 64, 3000, 4, torch.float32, torch.float32).inputs(torch.device("cpu"))
     simd, openmp = (hipconv.causal_conv1d(x, weight, bias, "silu", kernel=kernel) for kernel in ("simd", "openmp"))
     assert not torch.equal(simd, openmp)

@@ -1,32 +1,18 @@
-"""causal_conv1d_fwd: a pytest suite, and a command that checks and times any case.
-
-python op_tests/test_causal_conv1d.py
-python op_tests/test_causal_conv1d.py --batch 4 --dim 512 --seqlen 2048 --width 4 --dtype float16 bfloat16 --use_silu --layout channel_last
-"""
+"""causal_conv1d_fwd beside the reference, on every backend: shapes, kernels, strides, exact properties, sizes."""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterable, Iterator
-import contextlib
 import itertools
-from pathlib import Path
 import random
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, zeros
+from torch import Tensor
 import torch.nn.functional as F
 
-from conv1d.cases import BAD_CALLS, STRIDES, X_SHAPE, Case, assert_matches, run
-from support.backends import BACKENDS, EVERYTHING, WAYS, backends, device_of, environment, use_backend
-from support.cli import Table, choice_of, flattened, list_of
-from support.marks import needs_gpu
+from conv1d.cases import STRIDES, Case, assert_matches, assert_pairs_match, run
 from support.tensors import DTYPES, LAYOUTS, empty_as, mismatch, mismatch_beside_infinities, strided
-from support.timing import microseconds
 import hipconv
 from hipconv import jit, reference, reference_training, targets
 
@@ -94,13 +80,6 @@ def test_every_kernel_can_be_forced_by_name(device: torch.device) -> None:
 # ---- the GPU's kernels ---------------------------------------------------------------------------------------------------------
 
 
-def _assert_pairs_match(groups: Iterable[list[tuple[Tensor, Tensor]]]) -> None:
-    """Outputs of one dtype and their references, a group taken together: short ones one by one could miss 99.9 % by bad luck."""
-    for ours_and_expected in groups:
-        wrong = mismatch(*map(torch.cat, zip(*ours_and_expected, strict=True)))
-        assert wrong is None, wrong
-
-
 @pytest.mark.parametrize("width", range(1, 9))
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_fast_gpu_kernels_at_every_length_and_alignment(device: torch.device, layout: str, width: int) -> None:
@@ -141,7 +120,7 @@ def test_fast_gpu_kernels_at_every_length_and_alignment(device: torch.device, la
             assert (buffer == 42.0).all(), "wrote outside out"
     of_other_layout, not_width_1 = {"tile"} if layout == "channel_first" else {"vector", "shared"}, {"tile", "shared"}
     assert names - served <= of_other_layout | (not_width_1 if width == 1 else set())
-    _assert_pairs_match(pairs.values())
+    assert_pairs_match(pairs.values())
 
 
 def test_packed_rows_of_every_length(device: torch.device) -> None:
@@ -172,7 +151,7 @@ def test_packed_rows_of_every_length(device: torch.device) -> None:
         pairs.setdefault(dtype, []).append((out[~infinite], expected[~infinite]))
         out.fill_(42.0)
         assert (buffer == 42.0).all(), "wrote outside out"
-    _assert_pairs_match(pairs.values())
+    assert_pairs_match(pairs.values())
 
 
 def _sequence_ids(kind: int, batch: int, seqlen: int) -> Tensor:
@@ -227,11 +206,11 @@ def test_rows_with_states_and_ids_at_every_length_and_alignment(device: torch.de
             pairs.setdefault(dtype, []).append((out[~infinite], expected[~infinite]))
             out.fill_(42.0)
             assert (buffer == 42.0).all(), "wrote outside out"
-    _assert_pairs_match(pairs.values())
+    assert_pairs_match(pairs.values())
 
 
 def test_chunks_with_states_have_the_bits_of_the_whole(device: torch.device) -> None:
-    """Of kernels that make them in one pass, with ids and without."""
+    """Some kernels make them in one pass, with ids and without."""
     if "vector" not in jit.module("causal_conv1d", targets.of(device)).causal_conv1d_fwd_kernels():
         return
     for width, dtype in itertools.product((1, 2, 4, 7, 8), DTYPES.values()):
@@ -247,141 +226,6 @@ def test_chunks_with_states_have_the_bits_of_the_whole(device: torch.device) -> 
                     state = None
                 out, state = fn(x[..., begin:end], weight, bias, of_chunk, state, True, activation="silu")
                 assert torch.equal(out, whole[..., begin:end]), (width, dtype, begin)
-
-
-# ---- the CPU's kernels ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def cpu() -> Iterator[torch.device]:
-    with environment(**WAYS["cpu"]):
-        yield torch.device("cpu")
-
-
-@pytest.mark.parametrize("width", [*range(1, 10), 20])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_cpu_kernels_at_every_length_and_alignment(cpu: torch.device, layout: str, width: int) -> None:
-    """Vector tails, short rows, both edges of a piece and of a block; each case a view at an odd offset amid poison."""
-    combinations = itertools.cycle(itertools.product(DTYPES.values(), DTYPES.values(), (True, False)))
-    pairs: dict[tuple[str, torch.dtype], list[tuple[Tensor, Tensor]]] = {}
-    for inner in [*range(1, 71), 511, 512, 513, 1025, 1300]:  # along vectors: tokens, or channels
-        outer, offset, pitch = 1 + inner % 11, inner % 5, inner + inner % 3
-        (dtype, weight_dtype, use_silu), has_bias = next(combinations), inner % 4 > 0
-        sizes = (2, outer, inner) if layout == "channel_first" else (2, inner, outer)
-        strides = (outer * pitch, pitch, 1) if layout == "channel_first" else (outer * pitch, 1, pitch)
-        x, _ = strided(sizes, strides, offset, dtype, cpu, torch.nan)
-        x.copy_(torch.randn(sizes))
-        weight = (torch.randn(sizes[1], width) / width**0.5).to(weight_dtype)
-        bias = torch.randn(sizes[1]).to(weight_dtype) if has_bias else None
-        for kernel in ("simd", "openmp"):
-            out, buffer = strided(sizes, strides, offset + 1, dtype, cpu, 42.0)
-            hipconv.causal_conv1d_fwd(out.fill_(torch.nan), x, weight, bias, use_silu, kernel=kernel)
-            expected = reference.causal_conv1d(x, weight, bias, use_silu)
-            pairs.setdefault((kernel, dtype), []).append((out.clone().flatten(), expected.flatten()))
-            out.fill_(42.0)
-            assert (buffer == 42.0).all(), "wrote outside out"
-    _assert_pairs_match(pairs.values())
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("shape", [(1, 1, 40000), (1, 3, 20001), (1, 2000, 33), (2, 5000, 4), (1, 16385, 3)])
-def test_few_rows_are_split_among_threads(cpu: torch.device, shape: tuple[int, int, int], layout: str) -> None:
-    x, weight, bias, _ = Case(*shape, 4, torch.float32, torch.float16, layout=layout).inputs(cpu)
-    split = run(x, weight, bias, True, kernel="simd")
-    assert_matches(split, x, weight, bias, True)
-    threads = torch.get_num_threads()
-    try:
-        for count in (1, 3):
-            torch.set_num_threads(count)
-            assert torch.equal(run(x, weight, bias, True, kernel="simd"), split)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _places(sizes: tuple[int, int, int], dtype: torch.dtype, fill: float) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """A view of these sizes in each of many orders and strides, and the buffer that it lies in."""
-    batch, dim, seqlen = sizes
-    for name, strides in {
-        "channel-first": (dim * seqlen, seqlen, 1),
-        "channel-last": (dim * seqlen, 1, dim),
-        "tokens in twos": (dim * 2 * seqlen, 2 * seqlen, 2),
-        "channels in threes": (3 * dim * seqlen, 3, 3 * dim),
-        "tokens apart, channels in threes": (3 * dim * (seqlen + 5), 3 * (seqlen + 5), 3),
-        "channels outermost": (seqlen, batch * seqlen + 1, 1),
-        "batch innermost": (1, batch, batch * dim),
-    }.items():
-        yield name, *strided(sizes, strides, 3, dtype, torch.device("cpu"), fill)
-
-
-@pytest.mark.parametrize("dim, seqlen", [(3, 1100), (40, 37), (100, 300), (530, 5)])
-@pytest.mark.parametrize("width", [1, 2, 4, 7, 9, 19, 40])
-def test_bits_are_the_same_whatever_the_strides(cpu: torch.device, width: int, dim: int, seqlen: int) -> None:
-    """Plain rows, and packed ones that continue from a state. The parameters are strided too."""
-    for number, dtype in enumerate(DTYPES.values()):
-        sizes, use_silu = (2, dim, seqlen), number > 0
-        values, weight, bias = torch.randn(sizes).to(dtype), torch.randn(dim, width) / width**0.5, torch.randn(dim)
-        state = torch.randn(2, dim, width - 1).to(dtype)
-        ids = (torch.rand(2, seqlen) < 0.1).cumsum(-1, dtype=torch.int32) - (torch.rand(2, seqlen) < 0.05).int() * 100
-        rows = {"activation": "silu" if use_silu else None, "seq_idx": ids, "initial_states": state if width > 1 else None}
-        plain, packed = run(values, weight, bias, use_silu), fn(values, weight, bias, **rows)
-        wide = [t.double() for t in (values, weight, bias)]
-        for found, held in ((plain, (None, None)), (packed, (ids, state.double()))):  # sums of 40 taps round a little more
-            expected = reference_training.causal_conv1d(wide[0], wide[1], wide[2], held[0], held[1], use_silu)[0]
-            assert mismatch(found, expected, may_differ=0.003) is None
-        apart = torch.randn(dim, 2 * width)[:, ::2].copy_(weight), torch.randn(3 * dim)[::3].copy_(bias)
-        for (name, x, _), (to, out, buffer) in itertools.product(_places(sizes, dtype, torch.nan), _places(sizes, dtype, 42.0)):
-            out.fill_(torch.nan)
-            hipconv.causal_conv1d_fwd(out, x.copy_(values), *apart, use_silu)
-            assert torch.equal(out, plain), (dtype, name, to)
-            out.fill_(42.0)
-            assert (buffer == 42.0).all(), "wrote outside out"
-        for name, x, _ in _places(sizes, dtype, torch.nan):
-            assert torch.equal(fn(x.copy_(values), weight, bias, **rows), packed), (dtype, name)
-
-
-def test_infinite_weights_of_taps_that_see_nothing_are_left_out(cpu: torch.device) -> None:
-    for width, layout, dim in itertools.product((2, 4, 8, 20), LAYOUTS, (3, 64)):
-        weight = torch.full((dim, width), torch.inf)
-        weight[:, -1] = 1.0  # a token is alone in its sequence
-        x = empty_as(layout, (2, dim, 70), torch.float32, cpu).copy_(torch.randn(2, dim, 70))
-        ids = torch.arange(70, dtype=torch.int32).expand(2, 70)
-        assert torch.equal(fn(x, weight, seq_idx=ids), x)
-        assert torch.equal(run(x, weight)[..., 0], x[..., 0])
-
-
-def check_isa(isa: str) -> None:
-    """In a process of its own: the module built for another instruction set than the host's best."""
-    module = jit.module("causal_conv1d", targets.parse(isa))
-    for dtype, layout, width in itertools.product(DTYPES.values(), LAYOUTS, (1, 3, 4, 8)):
-        x, weight, bias, out = Case(2, 45, 77, width, dtype, dtype, layout=layout).inputs(torch.device("cpu"))
-        for kernel in ("simd", "openmp"):
-            module.causal_conv1d_fwd(out.fill_(torch.nan), x, weight, bias, True, kernel, 0)
-            assert_matches(out, x, weight, bias, True)
-        module.causal_conv1d_fwd(out, x, weight, bias, True, "simd", 0)
-        for (_, there, _), (_, to, _) in itertools.product(*(_places((2, 45, 77), dtype, torch.nan) for _ in range(2))):
-            module.causal_conv1d_fwd(to, there.copy_(x), weight, bias, True, "simd", 0)
-            assert torch.equal(to, out)
-    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
-    for dtype in (torch.float16, torch.bfloat16):
-        x = bits.view(dtype)[None, None]
-        out = torch.empty_like(x)
-        module.causal_conv1d_fwd(out, x, torch.ones(1, 1), None, False, "simd", 0)
-        assert torch.equal(out.isnan(), x.isnan())
-        assert torch.equal(out[~x.isnan()], x[~x.isnan()])
-    ends = torch.tensor([-torch.inf, -1e30, -100.0, -87.0, 87.0, 100.0, 1e30, torch.inf, torch.nan])[None, None]
-    out = torch.empty_like(ends)
-    module.causal_conv1d_fwd(out, ends, torch.ones(1, 1), None, True, "simd", 0)
-    assert torch.allclose(out.double(), F.silu(ends.double()), rtol=1e-6, atol=1e-30, equal_nan=True)
-
-
-_ISAS = targets._usable_isas()  # the best first
-
-
-@pytest.mark.parametrize("isa", [isa for isa in _ISAS if isa in (_ISAS[0], "avx2") or EVERYTHING])
-def test_every_instruction_set_of_the_host(isa: str) -> None:
-    program = f"from conv1d.test_forward import check_isa; check_isa({isa!r})"
-    done = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parent.parent, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 # ---- strides, poison, canaries -------------------------------------------------------------------------------------------------
@@ -577,256 +421,3 @@ def test_sequences_shorter_than_the_window(device: torch.device, seqlen: int, wi
 def test_an_empty_bias_means_none(device: torch.device) -> None:
     x, weight, _, _ = Case(2, 5, 9, 4, torch.float32, torch.float32).inputs(device)
     assert torch.equal(run(x, weight, torch.empty(0, device=device)), run(x, weight, None))
-
-
-# ---- bad input -----------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", BAD_CALLS)
-def test_bad_input_is_refused_by_name_and_writes_nothing(device: torch.device, name: str) -> None:
-    make_changes, error, words = BAD_CALLS[name]
-    with device:
-        good = {"out": zeros(*X_SHAPE) + 42, "x": zeros(*X_SHAPE), "weight": zeros(6, 4), "bias": zeros(6), "use_silu": False}
-        arguments = good | make_changes()
-    out = arguments["out"]
-    before = out.clone() if isinstance(out, Tensor) else None
-    with pytest.raises(error) as caught:
-        hipconv.causal_conv1d_fwd(**arguments)
-    for word in words:
-        assert word in str(caught.value), f"{word!r} is not in: {caught.value}"
-    if before is not None and before.device.type != "meta":
-        assert torch.equal(out, before)
-
-
-@needs_gpu
-def test_tensors_on_two_devices_are_refused() -> None:
-    x = torch.zeros(X_SHAPE, device="cuda")
-    for name in ("out", "weight", "bias"):
-        arguments: dict[str, Any] = {"out": torch.empty_like(x), "weight": zeros(6, 4).cuda(), "bias": zeros(6).cuda()}
-        arguments[name] = arguments[name].cpu()
-        with pytest.raises(ValueError, match=f"{name}: got a tensor on cpu, expected it on cuda:0, where x is"):
-            hipconv.causal_conv1d_fwd(x=x, **arguments)
-
-
-def test_the_raw_op_refuses_too(device: torch.device) -> None:
-    x = torch.zeros(X_SHAPE, device=device)
-    with pytest.raises(ValueError, match=r"weight: got shape \(5, 4\)"):
-        torch.ops.hipconv.causal_conv1d_fwd(torch.empty_like(x), x, torch.zeros(5, 4, device=device))
-
-
-def test_parameters_are_welcome_without_grad_mode(device: torch.device) -> None:
-    x = torch.randn(X_SHAPE, device=device)
-    weight = torch.nn.Parameter(torch.randn(6, 4, device=device))
-    with torch.no_grad():
-        out = run(x, weight)
-    assert not out.requires_grad
-    assert_matches(out, x, weight.detach(), None, False)
-
-
-@pytest.mark.parametrize("input_name", ["x", "weight", "bias"])
-def test_out_may_not_share_memory_with_an_input(device: torch.device, input_name: str) -> None:
-    buffer = torch.randn(2, 6, 16, device=device)
-    out = buffer[:, :, :10]
-    views = {"x": buffer[:, :, 5:15], "weight": buffer[0, :, 8:12], "bias": buffer[1, :, 9]}
-    with device:
-        arguments: dict[str, Any] = {"x": zeros(*X_SHAPE), "weight": zeros(6, 4), "bias": zeros(6)}
-    before = buffer.clone()
-    with pytest.raises(ValueError, match=f"out: shares memory with {input_name}"):
-        hipconv.causal_conv1d_fwd(out, **(arguments | {input_name: views[input_name]}))
-    assert torch.equal(buffer, before)
-
-
-def test_overlap_is_decided_exactly() -> None:
-    """Random views of one buffer, against the addresses themselves: refused if and only if a byte is shared."""
-    draw = random.Random(2)
-    buffer = torch.zeros(4096)
-    counts = {True: 0, False: 0}
-
-    def view(shape: tuple[int, int, int]) -> tuple[Tensor, set[int], bool]:
-        strides = tuple(draw.choice([1, 2, 3, 4, 5, 6, 7, 12, 24, 30, 36, 48, 60, 72]) for _ in shape)
-        offset = draw.randrange(40)
-        grid = itertools.product(*(range(size) for size in shape))
-        addresses = [offset + sum(i * stride for i, stride in zip(index, strides, strict=True)) for index in grid]
-        return buffer.as_strided(shape, strides, offset), set(addresses), len(set(addresses)) < len(addresses)
-
-    for _ in range(3000):
-        shape = (draw.randint(1, 3), draw.randint(1, 4), draw.randint(1, 5))
-        x, x_addresses, _ = view(shape)
-        out, out_addresses, out_folds = view(shape)
-        shares = bool(x_addresses & out_addresses)
-        counts[shares] += 1
-        expected = pytest.raises(ValueError, match="memory") if out_folds or shares else contextlib.nullcontext()
-        with expected:
-            hipconv.causal_conv1d_fwd(out, x, torch.ones(shape[1], 2))
-    assert min(counts.values()) > 300  # both outcomes were tried
-
-
-# ---- torch ---------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_opcheck(device: torch.device, bias: bool) -> None:
-    x, weight, b, out = Case(2, 6, 20, 4, torch.float32, torch.float32, has_bias=bias).inputs(device)
-    torch.library.opcheck(torch.ops.hipconv.causal_conv1d_fwd.default, (out.zero_(), x, weight, b, True), {"kernel_name": "auto"})
-
-
-def test_compiles_into_one_graph(device: torch.device) -> None:
-    x, weight, bias, _ = Case(2, 6, 20, 4, torch.float32, torch.float32).inputs(device)
-
-    def twice(x: Tensor) -> Tensor:
-        out = torch.empty_like(x)
-        hipconv.causal_conv1d_fwd(out, x * 2, weight, bias, True)
-        return out + 1
-
-    compiled = torch.compile(twice, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(x), twice(x))
-
-
-def test_fake_tensors_need_no_kernel() -> None:
-    x = torch.empty(2, 6, 20, device="meta")
-    hipconv.causal_conv1d_fwd(torch.empty_like(x), x, torch.empty(6, 4, device="meta"))
-
-
-def test_the_cpu_kernel_uses_the_openmp_runtime_that_torch_has_loaded() -> None:
-    """A second one would start threads of its own and ignore torch.set_num_threads."""
-    x = torch.randn(4, 64, 2048)
-    run(x, torch.randn(64, 4))
-    with open("/proc/self/maps") as maps:
-        runtimes = {line.split()[-1] for line in maps if "libgomp" in line or "libomp" in line or "libiomp" in line}
-    assert len(runtimes) == 1, runtimes
-
-
-def test_two_architectures_in_one_process_are_two_modules() -> None:
-    """pybind11 takes modules of one name for one, and would serve the second architecture with the first one's kernels."""
-    wide, narrow = (jit.module("causal_conv1d", targets.Target("simt", wave)) for wave in ("wave64", "wave32"))
-    assert wide is not narrow and wide.__file__ != narrow.__file__
-
-
-# ---- GPU only ------------------------------------------------------------------------------------------------------------------
-
-
-@needs_gpu
-def test_runs_on_the_current_stream() -> None:
-    x, weight, bias, out = Case(4, 512, 4096, 4, torch.float32, torch.float32).inputs(torch.device("cuda"))
-    run(x, weight)
-    stream = torch.cuda.Stream()
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(100_000_000)  # a launch on another stream would overtake this and read the old x
-        x.mul_(2)
-        hipconv.causal_conv1d_fwd(out, x, weight, bias, True)
-    stream.synchronize()
-    assert_matches(out, x, weight, bias, True)
-
-
-@needs_gpu
-def test_runs_on_the_device_of_its_tensors() -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("one GPU here")
-    x, weight, bias, out = Case(2, 64, 100, 4, torch.float32, torch.float32).inputs(torch.device("cuda:1"))
-    with torch.cuda.device(0):
-        hipconv.causal_conv1d_fwd(out, x, weight, bias, True)
-        assert torch.cuda.current_device() == 0
-    assert_matches(out, x, weight, bias, True)
-
-
-@needs_gpu
-def test_a_graph_is_captured_after_warmup_and_refused_before() -> None:
-    x, weight, bias, out = Case(2, 64, 100, 4, torch.bfloat16, torch.bfloat16).inputs(torch.device("cuda"))
-    graph = torch.cuda.CUDAGraph()
-    loaded = dict(jit._loaded)
-    jit._loaded.clear()
-    jit._loaded_for_gpu.clear()
-    try:
-        with pytest.raises(hipconv.errors.CaptureError, match="warmup"), torch.cuda.graph(torch.cuda.CUDAGraph()):
-            hipconv.causal_conv1d_fwd(out, x, weight, bias, True)
-        hipconv.warmup()
-    finally:
-        jit._loaded.update(loaded)
-    with torch.cuda.graph(graph):
-        hipconv.causal_conv1d_fwd(out, x, weight, bias, True)
-    for seed in (1, 2):
-        x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)))
-        out.fill_(torch.nan)
-        graph.replay()
-        assert_matches(out, x, weight, bias, True)
-
-
-# ---- the command ---------------------------------------------------------------------------------------------------------------
-
-
-def measure(case: Case, backend: str, kernel: str, table: Table) -> bool:
-    """Check one case against the reference, time it beside a copy and torch's own convolution, print its row; True if right."""
-    device = device_of(backend)
-    x, weight, bias, out = case.inputs(device)
-    with use_backend(backend):
-        hipconv.causal_conv1d_fwd(out, x, weight, bias, case.use_silu, kernel=kernel)
-        expected = reference.causal_conv1d(x, weight, bias, case.use_silu)
-        wrong = mismatch(out, expected)
-        error = (out.double() - expected).abs().max().item() if out.numel() else 0.0
-        ours = microseconds(lambda: hipconv.causal_conv1d_fwd(out, x, weight, bias, case.use_silu, kernel=kernel), device)
-    copy = microseconds(lambda: out.copy_(x), device)
-    torch_weight = weight.to(x.dtype)[:, None]
-    torch_bias = None if bias is None else bias.to(x.dtype)
-
-    def torch_conv() -> Tensor:
-        y = F.conv1d(x, torch_weight, torch_bias, padding=case.width - 1, groups=case.dim)[..., : case.seqlen]
-        return F.silu(y) if case.use_silu else y
-
-    theirs = microseconds(torch_conv, device)
-    moved = 2 * x.numel() * x.element_size() + sum(t.numel() * t.element_size() for t in (weight, bias) if t is not None)
-    table.row(
-        f"{case.batch}x{case.dim}x{case.seqlen} w{case.width}",
-        str(case.dtype).removeprefix("torch."),
-        case.layout,
-        f"{backend}/{kernel}",
-        f"{'silu' if case.use_silu else '-'}{' bias' if case.has_bias else ''}",
-        f"{ours:.1f}",
-        f"{moved / ours / 1e3:.2f}",
-        f"{100 * copy / ours:.0f} %",
-        f"{error:.1e}",
-        f"{theirs / ours:.1f}x",
-        "ok" if wrong is None else f"WRONG: {wrong}",
-    )
-    return wrong is None
-
-
-def test_the_command_prints_a_row_a_case_and_fails_on_a_mismatch(monkeypatch, capsys) -> None:
-    sizes = "--batch 1 --dim 3,8 --seqlen 5 --width 2 --dtype float16 --backend cpu --use_silu --no_bias"
-    monkeypatch.setattr(sys, "argv", ["test_causal_conv1d.py", *sizes.split()])
-    assert main() == 0
-    rows = capsys.readouterr().out.splitlines()
-    assert len(rows) == 1 + 2 * len(LAYOUTS) + 1 and rows[-1] == "4 passed, 0 failed"
-    assert len({len(row) for row in rows[:-1]}) == 1, "the rows are not aligned"
-    monkeypatch.setattr(sys.modules[__name__], "mismatch", lambda out, expected: "invented")
-    assert main() == 1
-    assert "WRONG: invented" in capsys.readouterr().out
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for option, sizes in (("batch", [2]), ("dim", [64, 333]), ("seqlen", [1, 129, 1024]), ("width", [2, 4])):
-        parser.add_argument(f"--{option}", type=list_of(int), nargs="+", default=[sizes], help=f"one or several; default {sizes}")
-    for option, words, default in (("dtype", DTYPES, DTYPES), ("layout", LAYOUTS, LAYOUTS), ("backend", BACKENDS, backends())):
-        described = f"of {', '.join(words)}; default {', '.join(default)}"
-        parser.add_argument(f"--{option}", type=list_of(choice_of(*words)), nargs="+", default=[list(default)], help=described)
-    parser.add_argument("--weight_dtype", type=choice_of(*DTYPES), help="default: the dtype of x")
-    parser.add_argument("--kernel", type=list_of(str), nargs="+", default=[["auto"]], help="kernel names, or auto (default)")
-    parser.add_argument("--use_silu", action="store_true", help="SiLU after the convolution")
-    parser.add_argument("--no_bias", action="store_true", help="no bias")
-    options = parser.parse_args()
-
-    columns = [("BxDxL width", 18), ("dtype", 8), ("layout", 13), ("backend/kernel", 14), ("epilogue", 9), ("us", 9), ("GB/s", 8)]
-    table = Table([*columns, ("of copy", 7), ("max error", 9), ("vs torch", 8), ("result", 6)])
-    axes = (options.backend, options.kernel, options.batch, options.dim, options.seqlen, options.width, options.dtype, options.layout)
-    failures = total = 0
-    for backend, kernel, batch, dim, seqlen, width, dtype, layout in itertools.product(*(flattened(axis) for axis in axes)):
-        weight_dtype = DTYPES[options.weight_dtype or dtype]
-        case = Case(batch, dim, seqlen, width, DTYPES[dtype], weight_dtype, options.use_silu, not options.no_bias, layout)
-        try:
-            failures += not measure(case, backend, kernel, table)
-        except ValueError as error:  # a kernel that this backend does not have
-            sys.exit(f"{backend}: {error}")
-        total += 1
-    print(f"{total - failures} passed, {failures} failed")
-    return 1 if failures or not total else 0

@@ -42,7 +42,7 @@ def test_exactly_the_kernels_said_to_serve_do_and_the_one_chosen_is_among_them(d
 
 
 def test_the_plan_is_what_runs() -> None:
-    """What ran is told by its bits: in float32 the two kernels round differently somewhere in so many outputs."""
+    """The bits tell what ran: in float32 the two kernels round differently somewhere in so many outputs."""
     for layout in LAYOUTS:
         x, weight, bias, _ = Case(2, 64, 3000, 4, torch.float32, torch.float32, layout=layout).inputs(torch.device("cpu"))
         by_name = {kernel: hipconv.causal_conv1d(x, weight, bias, "silu", kernel=kernel) for kernel in ("simd", "openmp")}

@@ -65,7 +65,7 @@ class Case(NamedTuple):
 
     @property
     def products(self) -> int:
-        """Of one output."""
+        """Count the products of one output."""
         return self.C // self.groups * self.R * self.S
 
     @property
@@ -219,7 +219,7 @@ def random_cases(count: int, seed: int = 42) -> list[Case]:
 
 # ---- right or wrong ----------------------------------------------------------------------------------------------------------------
 
-# Of out's dtype: rmse and largest error over the rms of the reference, and the share of elements that may differ from the reference
+# Limits by out's dtype: rmse and largest error over the rms of the reference, and the share of elements that may differ from the reference
 # rounded once (f32 sums in another order move a few across a boundary).
 _GATES = {torch.float16: (3e-4, 2.5e-3, 0.03), torch.bfloat16: (2.5e-3, 2e-2, 0.01)}
 

@@ -124,7 +124,7 @@ def call_of(module: Any, case: Case) -> Any:
 
 
 def run(module: Any, case: Case, seed: int = 1) -> tuple[Tensor, Tensor]:
-    """What the kernel makes of a case, and the exact result."""
+    """Return what the kernel makes of a case, and the exact result."""
     k = case.filters[0]
     x, weight = integers(case.shape, case.x_layout, case.dtype, seed), filters_of(case)
     bias = torch.randint(-3, 4, (k,), generator=torch.Generator().manual_seed(3)).to(case.dtype) if case.bias else None
@@ -162,7 +162,7 @@ def tiles_of(module: Any, dtype: torch.dtype) -> list[tuple[int, int]]:
 
 
 def serves(tile: tuple[int, int], case: Case) -> bool:
-    """Whether the tile has the form in which x comes."""
+    """Tell whether the tile has the form in which x comes."""
     aligned = case.x_layout == "nhwc" and case.shape[1] // case.groups % (4 if case.dtype == torch.float32 else 8) == 0
     if case.mode != "zeros" or max(case.filters[1:]) > 15:
         return tile == (64, 64)

@@ -1,4 +1,4 @@
-"""How conv2d's algorithm, tile and split are chosen, and what a plan says of it. Most of it needs no kernel."""
+"""This tests how conv2d's algorithm, tile and split are chosen, and what a plan says of it. Most of it needs no kernel."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_patches_are_those_of_the_kernels(layout: str) -> None:
 
 
 def test_few_pixels_take_small_tiles_of_warpgroups() -> None:
-    """What an H200 measured: a compute unit alone waits for its operands, so two thirds of them are two thirds of the wait."""
+    """An H200 measured this: a compute unit alone waits for its operands, so two thirds of them are two thirds of the wait."""
     serving = (("warpgroup_gemm", WARPGROUP_TILES),)
     assert choose(problem(64, 56, 64, R=1), H200, serving)[1:3] == ((64, 64), 1)
     assert choose(problem(512, 28, 256, R=1), H200, serving)[1:3] == ((64, 64), 1)

@@ -1,4 +1,4 @@
-"""What the ranks check of causal_conv1d: against hipconv.causal_conv1d_fn on the whole rows, which each of them computes."""
+"""The ranks check causal_conv1d here: against hipconv.causal_conv1d_fn on the whole rows, which each of them computes."""
 
 from __future__ import annotations
 

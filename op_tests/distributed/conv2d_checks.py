@@ -1,4 +1,4 @@
-"""What the ranks check of conv2d and SpatialParallel: against hipconv.conv2d on the whole image, which each of them computes."""
+"""The ranks check conv2d and SpatialParallel here: against hipconv.conv2d on the whole image, which each of them computes."""
 
 from __future__ import annotations
 

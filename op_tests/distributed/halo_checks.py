@@ -1,4 +1,4 @@
-"""What the ranks check of halo, shard, gather and the header: against the same on the whole tensor, which each of them has."""
+"""The ranks check halo, shard, gather and the header here: against the same on the whole tensor, which each of them has."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ WRONG: dict[str, Any] = {
 
 
 def refusals(name: str) -> str:
-    """What each rank raises; a call that fits works before and after it."""
+    """Each rank raises this; a call that fits works before and after it."""
     group, rank, _ = everyone()
     x = torch.randn(2, 2)
     distributed.halo(x, 0, 1, 1, group)

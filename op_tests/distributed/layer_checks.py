@@ -1,4 +1,4 @@
-"""What the ranks check of layers with a group: against the same layers without one on the whole rows."""
+"""The ranks check layers with a group here: against the same layers without one on the whole rows."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class Pool:
         self.orders = [found[rank] for rank in range(size)]
 
     def run(self, module: str, check: str, *arguments: Any, seconds: float = SECONDS, without: tuple[int, ...] = ()) -> list[Any]:
-        """What the ranks' `distributed.<module>.<check>(*arguments)` return; AssertionError with what one raised.
+        """Return what the ranks' `distributed.<module>.<check>(*arguments)` return; AssertionError with what one raised.
 
         Ranks of `without` are to end, and do not answer.
         """

@@ -1,4 +1,4 @@
-"""What vLLM's and SGLang's own tests of their causal conv1d go over, and the same calls of `hipconv.serving`.
+"""This is what vLLM's and SGLang's own tests of their causal conv1d go over, and the same calls of `hipconv.serving`.
 
 The grids are those of vLLM's tests/kernels/mamba/test_causal_conv1d.py and SGLang's sgl-kernel/tests/test_causal_conv1d.py, without dtypes,
 which are no cases of their own. What a call should give is torch's `F.conv1d` of each sequence, in float64. The files themselves, as they
@@ -75,7 +75,7 @@ def cases() -> tuple[EngineCase, ...]:
 
 
 def expected_of(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor | None, silu: bool) -> tuple[Tensor, Tensor]:
-    """Of one sequence, (dim, tokens), by torch in float64: the result, and the state after it."""
+    """Return the result of one sequence, (dim, tokens), by torch in float64, and the state after it."""
     width = weight.shape[1]
     before = torch.zeros(len(x), width - 1, dtype=x.dtype, device=x.device) if before is None else before
     seen = torch.cat([before, x], dim=1)

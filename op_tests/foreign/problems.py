@@ -74,7 +74,7 @@ def case_of(line: str) -> Case:
 
 
 def is_valid(case: Case) -> bool:
-    """Whether it has sizes of at least one, channels that its groups divide, and a result of at least one pixel."""
+    """Tell whether it has sizes of at least one, channels that its groups divide, and a result of at least one pixel."""
     sizes = (case.N, case.C, case.H, case.W, case.K, case.R, case.S, case.groups, *case.stride, *case.dilation)
     return (
         min(sizes) >= 1 and min(map(min, case.sides)) >= 0 and case.C % case.groups == case.K % case.groups == 0 and min(case.out_size) >= 1
@@ -112,12 +112,12 @@ def write_list(name: str, head: str, problems: Iterable[Problem]) -> int:
 
 
 def elements_of(case: Case) -> int:
-    """Of x, weight and the result."""
+    """Return the elements of x, weight and the result."""
     return case.N * (case.C * case.H * case.W + case.K * math.prod(case.out_size)) + case.K * case.products
 
 
 def is_small(problem: Problem) -> bool:
-    """Whether simt runs it, once it is reduced."""
+    """Tell whether simt runs it, once it is reduced."""
     return reduced(problem.case).macs <= LARGEST_MACS
 
 
@@ -127,7 +127,7 @@ class Numbered(NamedTuple):
 
 
 def for_backend(problems: list[Problem], backend: str, in_every_run: int) -> list[Numbered]:
-    """What is run of a list: on a GPU all of it; on simt what is small enough, nightly, and in every run `in_every_run` of that.
+    """Return what is run of a list: on a GPU all of it; on simt what is small enough, nightly, and in every run `in_every_run` of that.
 
     The latter are drawn by a fixed seed from those that take an eighth of the products at most, which most do.
     """
@@ -151,7 +151,7 @@ def in_parts(problems: list[Numbered], size: int = 100) -> list[list[Numbered]]:
 
 @functools.cache
 def reduced(case: Case) -> Case:
-    """What simt runs of a problem: the same filter, stride, padding and dilation, with fewer of what there is many of.
+    """Return what simt runs of a problem: the same filter, stride, padding and dilation, with fewer of what there is many of.
 
     Images go first, then pixels, a quarter at a time, down to four outputs a side or what the padding asks for; then channels and
     filters of a group by halves, down to 16, and groups by halves, down to four, each as long as the products are too many or the

@@ -1,4 +1,4 @@
-"""Where the cases are from, and how many each source has: docs/testing.md has these numbers, which a test compares."""
+"""This says where the cases are from, and how many each source has: docs/testing.md has these numbers, which a test compares."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def amd_issues() -> dict[str, Problem]:
 
 
 def counts() -> dict[str, tuple[int, int]]:
-    """Of each source, in every run and nightly on a machine without a GPU: the cases that a kernel of ours computes.
+    """Count, for each source, in every run and nightly on a machine without a GPU: the cases that a kernel of ours computes.
 
     A case counts once, whatever its dtype and layout and whichever backends run it, and for the first source that has it. What torch
     refuses and so do we is not counted, as no kernel runs.

@@ -1,4 +1,4 @@
-"""What docs/testing.md says of the number of cases."""
+"""The numbers of cases are those that docs/testing.md has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What vLLM's and SGLang's own tests of their causal conv1d go over, on `hipconv.serving`."""
+"""This runs on `hipconv.serving` what vLLM's and SGLang's own tests of their causal conv1d go over."""
 
 from __future__ import annotations
 

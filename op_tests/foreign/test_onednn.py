@@ -49,7 +49,7 @@ def test_a_list_is_read_as_it_was_written() -> None:
 
 
 def test_the_grammar_of_descriptors() -> None:
-    """What the lines of its documentation and of its lists say, worked out by hand."""
+    """The cases are what the lines of its documentation and of its lists say, worked out by hand."""
     square = Case(1, 16, 10, 10, 16, 5, 5, padding=(7, 7, 7, 7))
     assert case_of_descriptor("mb1ic16oc16_ih10kh5_ph7sh1") == square
     assert case_of_descriptor('mb1_ic16oc16_ih10oh20kh5sh1dh0ph7_iw10ow20kw5sw1dw0pw7_n"a name"') == square

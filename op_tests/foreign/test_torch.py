@@ -54,7 +54,7 @@ def test_forward(case: TorchCase, device: torch.device) -> None:
 
 @EACH
 def test_derivatives(case: TorchCase, device: torch.device) -> None:
-    """Of first and second order, beside torch's."""
+    """Derivatives of first and second order are as torch's."""
     cast = case.with_dtype(torch.float32, device)
     inputs = [each.detach().requires_grad_() for each in (cast.x, cast.weight, cast.bias) if each is not None]
     results = []
@@ -87,7 +87,7 @@ def test_vmap_and_autocast(case: TorchCase, device: torch.device) -> None:
 
 @EACH
 def test_shapes_without_running(case: TorchCase, device: torch.device) -> None:
-    """What torch.compile learns of a call: the shape, dtype and strides of what it would give."""
+    """torch.compile learns from a call the shape, dtype and strides of what it would give."""
     cast = case.with_dtype(torch.float32, device)
     real = on_hipconv(cast)
     with FakeTensorMode() as mode:

@@ -116,7 +116,7 @@ class Refusal(NamedTuple):
 
 @functools.cache
 def refusals() -> tuple[Refusal, ...]:
-    """What both functions of torch refuse. float64, which only they serve, becomes float32; other types stay."""
+    """Return what both functions of torch refuse. float64, which only they serve, becomes float32; other types stay."""
 
     def as_served(tensor: Any) -> Any:
         return tensor.float() if isinstance(tensor, Tensor) and tensor.dtype == torch.float64 else tensor

@@ -1,4 +1,4 @@
-"""Where inference engines define their causal conv1d and which modules import it by name: facts read from a published wheel.
+"""This finds where inference engines define their causal conv1d and which modules import it by name: facts read from a published wheel.
 
     python op_tests/write_engine_facts.py vllm==0.33.0 sglang==0.5.23     # pip fetches the wheels; --directory keeps them
 
@@ -26,7 +26,7 @@ def module_name(entry: str) -> str:
 
 
 def of_module(entry: str, text: str) -> dict[str, Any] | None:
-    """What a module defines, and what of it another one imports; None for neither. Statements within functions and blocks count too."""
+    """Find what a module defines, and what another one imports of it; None for neither. What functions and blocks hold counts too."""
     name, tree = module_name(entry), ast.parse(text)
     package = name if entry.endswith("/__init__.py") else name.rpartition(".")[0]
     defines = {

@@ -65,7 +65,7 @@ def only(names: Callable, arguments: Arguments) -> Arguments:
 
 
 class Size(NamedTuple):
-    """Of the arguments of one-dimensional calls; of conv2d's, `dim` is twice the channels of a group."""
+    """These are sizes of the arguments of one-dimensional calls; of conv2d's, `dim` is twice the channels of a group."""
 
     batch: int = 2
     dim: int = 8
@@ -75,7 +75,7 @@ class Size(NamedTuple):
 
 SIZE = Size()
 
-# What a call may write; a form without any of them writes nothing.
+# A call may write these; a form without any of them writes nothing.
 WRITTEN = {
     "out", "final_states_out", "dx", "dweight", "dbias", "dinitial_states", "conv_state", "conv_states", "intermediate_conv_window",
     "retrieve_parent_token", "cache", "z_out", "core_attn_out",

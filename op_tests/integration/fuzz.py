@@ -42,9 +42,9 @@ PATIENCE = 60.0  # seconds that a case may take, however busy the machine is
 MOST_TO_START = 240.0  # and the first one, for which modules may have to be built
 MOST_MEMORY = 4 << 30  # which a call may not ask for more than
 
-# What a message begins with: the argument, or arguments, that are wrong.
+# A message begins with this: the argument, or arguments, that are wrong.
 NAMED = re.compile(r"^(?P<names>\w+(\[[\d, ]+\])?((, | and )\w+)*): (got|shares memory)")
-# What torch says itself: that there is no memory for a result, and what it knows of its own tensors of zeros without memory.
+# torch says this itself: that there is no memory for a result, and what it knows of its own tensors of zeros without memory.
 TORCHS = re.compile(
     "can't allocate memory|not enough memory|Storage size calculation overflowed|ZeroTensors are immutable|"
     r"tolist\(\) shouldn't be called on a tensor with unallocated storage|Inference tensors cannot be saved for backward"
@@ -79,7 +79,7 @@ def size_of(rng: random.Random) -> Size:
 
 
 def changed(rng: random.Random, arguments: Arguments, value: Any) -> tuple[str, Any]:
-    """What one argument becomes, in words and as it is."""
+    """This is what one argument becomes, in words and as it is."""
     if isinstance(value, tuple) and value and rng.random() < 0.8:
         at = rng.randrange(len(value))
         what, part = changed(rng, arguments, value[at])
@@ -182,7 +182,7 @@ def in_mode(mode: str) -> contextlib.AbstractContextManager:
 
 
 def complaint_about_error(case: Case, error: Exception) -> str | None:
-    """What is wrong with how a call is refused, if something is."""
+    """Say what is wrong with how a call is refused, if something is."""
     text = str(error)
     if len(text) > 700 or "tensor(" in text or "array(" in text:
         return f"a message of {len(text)} characters: {text[:200]}"
@@ -231,7 +231,7 @@ def differs(found: Any, expected: Any) -> str | None:
 
 
 def is_huge(value: Any) -> bool:
-    """Whether no copy of it should be made."""
+    """Tell whether no copy of it should be made."""
     if isinstance(value, (tuple, list)):
         return any(map(is_huge, value))
     return isinstance(value, Tensor) and value.numel() > 1 << 22
@@ -242,7 +242,7 @@ def is_zero(value: Any) -> bool:
 
 
 def judge(case: Case) -> tuple[str, str | None]:
-    """Whether a call was "taken" or "refused", and what is wrong with that."""
+    """Tell whether a call was "taken" or "refused", and what is wrong with that."""
     written = WRITTEN & case.arguments.keys()
     freed = [name for name, t in tensors_of(case.arguments) if t.untyped_storage().nbytes() == 0 and t.numel()]
     if {*freed} & {"x", "residual", "mask", "cache", "cu_seqlens"} and "ShortConvolution" in case.form:
@@ -298,7 +298,7 @@ def run_here(seed: int, first: int, last: int, progress: Path, only: str | None)
 
 
 class Report(NamedTuple):
-    """What a run found."""
+    """This is what a run found."""
 
     taken: int
     refused: int

@@ -1,4 +1,4 @@
-"""What the fuzzer makes of a good argument: the same values in other memory, nearly good ones, and what it cannot be at all."""
+"""The fuzzer makes this of a good argument: the same values in other memory, nearly good ones, and what it cannot be at all."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def other_size(rng: random.Random, tensor: Tensor) -> Tensor:
 
 
 def huge(rng: random.Random, tensor: Tensor) -> Tensor:
-    """Of sizes that no memory has, of one element."""
+    """Return one element, expanded to sizes that no memory has."""
     shape = list(tensor.shape)
     if shape:
         shape[rng.randrange(len(shape))] = rng.choice((2**31 - 1, 2**31, 2**40))
@@ -123,7 +123,7 @@ def alias(rng: random.Random, arguments: Arguments, tensor: Tensor) -> Tensor:
 
 
 def other_values(rng: random.Random, tensor: Tensor) -> Tensor:
-    """Of which floats may be anything, and ids lead nowhere."""
+    """Return other values: floats may be anything, and ids lead nowhere."""
     found = tensor.detach().clone()
     flat = found.reshape(-1)
     floats = (math.nan, math.inf, -math.inf, 3e38, 1e-45, 0.0)

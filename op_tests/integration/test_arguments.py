@@ -1,4 +1,4 @@
-"""What is passed to public functions by mistake: each argument in turn is replaced by things that it cannot be.
+"""These calls pass by mistake what is none: each argument in turn is replaced by things that it cannot be.
 
 A call then fails with a TypeError or a ValueError (or a class of these) that names an argument, in a message of a few lines at most that
 prints no tensor, and it has written nothing.
@@ -47,7 +47,7 @@ VALUES: dict[str, Callable[[], Any]] = {
 
 
 def wrong_tensors(good: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Of which no argument can be one that `good` is."""
+    """Yield things of which no argument can be one that `good` is."""
     yield "no axes", zeros(())
     yield "five axes", zeros(1, 2, 1, 2, 1)
     yield "other sizes", zeros([7 + size for size in good.shape])
@@ -82,7 +82,7 @@ def tensors_of(arguments: Arguments) -> dict[str, Tensor]:
 
 
 def complaint(form: Form, name: str, arguments: Arguments) -> str | None:
-    """What is wrong with how the call, whose argument `name` is, is refused."""
+    """Say what is wrong with how the call, whose argument `name` is, is refused."""
     value, before = arguments[name], {key: tensor.detach().clone() for key, tensor in tensors_of(arguments).items()}
     fits = is_of_kind(form.kinds[name], value)
     try:
@@ -280,7 +280,7 @@ def test_outputs_that_torch_would_write_and_then_refuse_are_refused_before() -> 
 
 
 def test_states_whose_elements_share_memory_are_not_written() -> None:
-    """Of strides that torch does not see through: it would write each element, the last one winning."""
+    """torch does not see through these strides: it would write each element, the last one winning."""
     for name, argument in (("causal_conv1d_fn", "final_states_out"), ("causal_conv1d_ref", "final_states_out")):
         memory = torch.full((40,), 7.0)
         form = FORMS[name]

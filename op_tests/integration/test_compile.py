@@ -1,4 +1,4 @@
-"""What torch.export and inductor make of the operators: the same results, and no copy of a pool of states."""
+"""This tests what torch.export and inductor make of the operators: the same results, and no copy of a pool of states."""
 
 from __future__ import annotations
 

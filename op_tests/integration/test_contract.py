@@ -1,4 +1,4 @@
-"""What stays, whatever is rebuilt inside: the layout's top, public names and commands, kernels by name, and how modules are built."""
+"""This stays, whatever is rebuilt inside: the layout's top, public names and commands, kernels by name, and how modules are built."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import torch
 from support import ROOT
 from support.tensors import mismatch
 from hipconv import reference
+from hipconv.ops.conv2d import router
 
 EXAMPLES = ROOT / "examples"
 
@@ -46,6 +48,7 @@ PAGES = {
     page.relative_to(ROOT).as_posix(): page.read_text() for page in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")))
 }
 WALKS = ("docs/adding_a_kernel.md", "docs/adding_an_op.md")  # which test_walk_through.py follows
+NOT_HERE = {"pybind.h", "extension.h"}  # torch has these
 
 
 def examples_of(text: str) -> list[str]:
@@ -92,6 +95,32 @@ def test_the_files_that_pages_name_exist() -> None:
     for page, text in PAGES.items():
         for name in re.findall(r"`((?:csrc|python|op_tests|docs|examples|compat)/[\w/.]+)`", text) if page not in WALKS else ():
             assert (ROOT / name).exists(), f"{page}: {name}"
+
+
+def test_the_files_and_commands_that_pages_use_exist() -> None:
+    """Short names, too, such as `tile_scheduler.h`, and what code blocks run."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines()
+    files = {Path(file).name for file in listed} or {file.name for file in ROOT.rglob("*.*")}
+    for page, text in PAGES.items():
+        if page not in WALKS:
+            named = set(re.findall(r"`(?:[\w.]+/)*(\w+\.(?:h|cu|cpp|py|json|md|svg))`", text))
+            assert named - files - NOT_HERE == set(), page
+        for script in re.findall(r"\b(?:python3?|torchrun[^`\n]*?) ((?:op_tests|examples)/[\w/]+\.py)", text):
+            assert (ROOT / script).exists(), f"{page}: {script}"
+        for command in re.findall(r"python -m hipconv ([\w-]+)", text):
+            assert command in ("env", "list", "build", "clear", "demo", "hub-folder"), f"{page}: {command}"
+
+
+def test_the_variables_that_force_a_kernel_list_the_kernels() -> None:
+    rows = {row.split("`")[1]: row for row in PAGES["docs/environment.md"].splitlines() if row.startswith("| `HIPCONV_")}
+    contracts = "".join(file.read_text() for file in (ROOT / "csrc" / "include").rglob("*.h"))
+    tables = re.findall(r'KernelNames \w+ = \{"(\w+)",\s*\{([^}]*)\},\s*\{([^}]*)\}\}', contracts)
+    assert len(tables) == 4
+    known = {variable: re.findall(r'"(\w+)"', gpu + cpu) for variable, gpu, cpu in tables}
+    known[router.VARIABLE] = [*router.METHODS, router.CPU_METHOD]
+    for variable, names in known.items():
+        listed = rows[variable].split(": `", 1)[1].rsplit("|", 2)[0]
+        assert set(re.findall(r"`(\w+)`", "`" + listed)) == {*names, "auto"}, variable
 
 
 def test_the_table_of_variables_is_whole() -> None:

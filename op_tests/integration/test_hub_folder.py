@@ -43,7 +43,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where `kernels` is, and nothing that it could pull in."""
+    """Return where `kernels` is, and nothing that it could pull in."""
     place = tmp_path_factory.mktemp("kernels")
     path = list(sys.path)
     try:

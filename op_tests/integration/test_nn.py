@@ -16,7 +16,7 @@ CASES = list(itertools.product((1, 2, 4, 7), (None, "silu"), (False, True)))
 
 
 def expected(layer: torch.nn.Conv1d, rows: Tensor, activation: str | None) -> Tensor:
-    """Of (batch, dim, seqlen), by torch."""
+    """Convolve (batch, dim, seqlen) by torch."""
     y = F.conv1d(rows, layer.weight, layer.bias, padding=layer.kernel_size[0] - 1, groups=layer.groups)[..., : rows.shape[-1]]
     return y if activation is None else F.silu(y)
 

@@ -1,4 +1,4 @@
-"""What must hold between functions whatever the numbers: linearity, shifts, channels apart, adjoints, chunks, one result by every name.
+"""This holds between functions whatever the numbers: linearity, shifts, channels apart, adjoints, chunks, one result by every name.
 
 The numbers are small integers, whose sums every type here holds exactly: both sides are equal to the last bit, and no tolerance hides a
 tap.
@@ -25,7 +25,7 @@ often = settings(max_examples=200 if EVERYTHING else 12, deadline=None)
 
 
 class Problem(NamedTuple):
-    """What a convolution is of."""
+    """This is what a convolution is of."""
 
     seed: int
     batch: int

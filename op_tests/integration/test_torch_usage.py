@@ -1,4 +1,4 @@
-"""What users of torch do with modules and functions: copies, pickles, threads, forks after the first use, spawned workers, exports."""
+"""Users of torch do this with modules and functions: copies, pickles, threads, forks after the first use, spawned workers, exports."""
 
 from __future__ import annotations
 

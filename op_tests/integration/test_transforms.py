@@ -1,4 +1,4 @@
-"""What torch's transforms make of every function: derivatives in both directions and of second order, torch.func, vmap, autocast, lazy
+"""torch's transforms apply to every function: derivatives in both directions and of second order, torch.func, vmap, autocast, lazy
 negation and tensors of zeros without memory. The reference is the same transform of plain torch.
 """
 
@@ -144,7 +144,7 @@ TRANSFORMS: dict[str, Callable[[Callable, list[Tensor]], Any]] = {
     ),
 }
 
-# What calls each of the kernels; the rest calls them in other orders.
+# These call each of the kernels; the rest calls them in other orders.
 ON_SIMT = ("vjp", "jvp", "per-sample gradients", "vmap of all but x", "vmap of x")
 
 

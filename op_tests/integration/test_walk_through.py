@@ -11,13 +11,12 @@ import os
 from pathlib import Path
 import re
 import shutil
-import subprocess
-import sys
 from typing import NamedTuple
 
 import pytest
 
 from support import ROOT
+from support.zygote import Forked
 
 
 class Step(NamedTuple):
@@ -55,12 +54,12 @@ def test_a_walk_touches_few_files(title: str) -> None:
 
 
 def test_the_walks_lead_where_their_pages_say(tmp_path: Path) -> None:
-    """All of them in one copy and one process, which then imports torch once; and what they add keeps to the floors."""
+    """All of them are taken in one copy and one process, which has torch from the start; and what they add keeps to the floors."""
     for name in ("csrc", "python", "op_tests/support"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     shutil.copy(ROOT / "jit_config.json", tmp_path)
 
-    script = "import os, sys\nsys.path.insert(0, 'op_tests')\n"
+    script = f"import os, sys\nsys.path.insert(0, {str(tmp_path / 'op_tests')!r})\n"
     script += (
         "from support import test_floors\nfor name in dir(test_floors):\n    name.startswith('test_') and getattr(test_floors, name)()\n"
     )
@@ -73,10 +72,9 @@ def test_the_walks_lead_where_their_pages_say(tmp_path: Path) -> None:
                 take(step, tmp_path / step.what)
     variables = {"PYTHONPATH": str(tmp_path / "python"), "HIPCONV_CACHE_DIR": str(tmp_path / "cache")}
     variables |= {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, env=os.environ | variables, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = Forked(script, dict(os.environ) | variables)
+    output, errors = done.communicate(timeout=1200)
+    assert done.returncode == 0, output + str(errors)
 
 
 def take(step: Step, path: Path) -> None:

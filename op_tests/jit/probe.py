@@ -193,7 +193,7 @@ class Probe:
         return subprocess.CompletedProcess(what, process.returncode or 0, out, err)
 
     def python(self, *parts: str, **variables: str | None) -> str:
-        """What such a script prints; it must succeed, and say nothing on stderr."""
+        """Return what such a script prints; it must succeed, and say nothing on stderr."""
         done = self.script(*parts, **variables)
         assert done.returncode == 0, done.stderr
         assert done.stderr == "", done.stderr
@@ -208,7 +208,7 @@ class Probe:
         return len(self.log.read_text().splitlines()) if self.log.exists() else 0
 
     def builds(self) -> int:
-        """How often the binding was compiled, which each build does once."""
+        """Count how often the binding was compiled, which each build does once."""
         return self.log.read_text().count("pybind/probe.cpp -o") if self.log.exists() else 0
 
     def artefacts(self, module: str = "probe") -> list[Path]:

@@ -253,7 +253,7 @@ def test_a_clock_that_jumps(probe: Probe, tmp_path: Path) -> None:
 
 # ---- locks -------------------------------------------------------------------------------------------------------------------------
 
-# What network file systems do: no locks at all, an error late, or locks that hold in one machine alone, so that all others get them too.
+# Network file systems do this: no locks at all, an error late, or locks that hold in one machine alone, so that all others get them too.
 LOCKS = {
     "not there": "raise NotImplementedError",
     "fail": "raise OSError(37, 'No locks available')",

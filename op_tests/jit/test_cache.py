@@ -1,4 +1,4 @@
-"""Where the cache is, on other people's machines: no home, nothing writable, files that others may write.
+"""These tests say where the cache is, on other people's machines: no home, nothing writable, files that others may write.
 
 Each test runs real processes on a small checkout of its own (probe.py).
 """

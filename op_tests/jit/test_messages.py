@@ -1,4 +1,4 @@
-"""What the user sees: a build's progress, and `python -m hipconv`.
+"""The user sees this: a build's progress, and `python -m hipconv`.
 
 Each test runs real processes on a small checkout of its own (probe.py).
 """

@@ -1,4 +1,4 @@
-"""What makes the JIT engine build again, and what does not; damaged builds; what a process with a warm cache does not do.
+"""Some things make the JIT engine build again, others do not; builds are damaged; a warm process starts nothing.
 
 Each test runs real processes on a small checkout of its own (probe.py).
 """

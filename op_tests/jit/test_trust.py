@@ -26,7 +26,7 @@ def library(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def nobody_elses_group(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """What the files' group is called and whom it holds, for the test to change."""
+    """Return what the files' group is called and whom it holds, for the test to change."""
     group = SimpleNamespace(gr_name="alice", gr_mem=[])
     user = SimpleNamespace(pw_name="alice", pw_gid=os.getegid())
     monkeypatch.setattr(trust.grp, "getgrgid", lambda gid: group)

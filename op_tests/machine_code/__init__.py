@@ -1,1 +1,1 @@
-"""What compilers make of the kernels: AMD's machine code, and other compilers than the tests run with."""
+"""This is what compilers make of the kernels: AMD's machine code, and other compilers than the tests run with."""

@@ -22,7 +22,7 @@ from hipconv.jit.architectures import ARCHITECTURES
 
 
 class Card(NamedTuple):
-    """What a compute unit of an architecture has, as LLVM's AMDGPUBaseInfo.cpp and AMD's manuals give it."""
+    """This is what a compute unit of an architecture has, as LLVM's AMDGPUBaseInfo.cpp and AMD's manuals give it."""
 
     isa_version: int
     wave: int
@@ -61,7 +61,7 @@ TOOLS = (
 
 
 def knows(clang: int, arch: str) -> bool:
-    """Whether this version of clang compiles for an architecture."""
+    """Tell whether this version of clang compiles for an architecture."""
     return arch != "gfx950" or clang >= 20
 
 
@@ -106,7 +106,7 @@ def kind_of(mnemonic: str) -> str:
 
 @functools.cache
 def bytes_of(mnemonic: str) -> int:
-    """What a lane loads or stores; 0 of an instruction that does neither to vector memory or LDS."""
+    """Return what a lane loads or stores; 0 of an instruction that does neither to vector memory or LDS."""
     size = _SIZE.search(mnemonic)
     if kind_of(mnemonic) not in ("load", "store", "atomic", "lds") or not size:
         return 0
@@ -134,12 +134,12 @@ class Instruction(NamedTuple):
 
     @property
     def transcendental(self) -> bool:
-        """Whether it is one of those that take four times as long as others."""
+        """Tell whether it is one of those that take four times as long as others."""
         return re.match(r"v_(s_)?(exp|log|rcp|rsq|sqrt|sin|cos)_", self.mnemonic) is not None
 
     @property
     def lane_operations(self) -> int:
-        """What a lane computes: two in a packed f32 instruction and in a dual-issue pair."""
+        """Return what a lane computes: two in a packed f32 instruction and in a dual-issue pair."""
         return 2 if "::" in self.mnemonic or re.match(r"v_pk_\w+_f32", self.mnemonic) else 1
 
 
@@ -204,7 +204,7 @@ class Kernel(NamedTuple):
 
 
 class CodeObject(NamedTuple):
-    """What a kernel file compiles to for one architecture."""
+    """This is what a kernel file compiles to for one architecture."""
 
     kernels: list[Kernel]
     disassembly: str
@@ -227,7 +227,7 @@ def _directory() -> tempfile.TemporaryDirectory:
     return tempfile.TemporaryDirectory(prefix="hipconv-amd-")  # removed when the process ends
 
 
-# What hip.bc defines of it, which clang links in up to version 19 only.
+# hip.bc defines these of it, which clang links in up to version 19 only.
 _FENCE = """
 void __atomic_work_item_fence(unsigned flags, int order, int scope) {
     (void)flags, (void)scope; /* a block is the widest that <hip/hip_runtime.h> of ROCm 5.2 asks for */
@@ -261,7 +261,7 @@ def device_library() -> Path:
 
 
 def clang_flags(clang: int, archs: Iterable[str]) -> list[str]:
-    """What this version of clang needs beside Debian's headers and device bitcode, which are older than it."""
+    """Return what this version of clang needs beside Debian's headers and device bitcode, which are older than it."""
     flags = [f"--rocm-device-lib-path={device_library()}"]
     if clang >= 20:  # the headers ask for a macro that is gone since
         waves = {"host": 64} | {arch: AMD_ARCHS[arch].wave for arch in archs}
@@ -335,7 +335,7 @@ def code_objects(library: Path) -> dict[str, CodeObject]:
 
 
 def _read(arch: str, code: Path) -> CodeObject:
-    """What the compiler wrote, which is then deleted."""
+    """Return what the compiler wrote, which is then deleted."""
     of_22 = b"clang version 22" in code.read_bytes()  # it writes instructions that the older tool does not know
     disassembly = run("llvm-objdump-22" if of_22 else "llvm-objdump-19", "-d", code)
     functions = functions_of(disassembly)

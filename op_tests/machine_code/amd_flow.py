@@ -88,7 +88,7 @@ def _reach(starts: list[int], successors: Callable[[int], list[int]], but: int |
 
 
 def _targets_of_retreats(blocks: dict[int, Block]) -> list[int]:
-    """Where edges of a walk in depth lead back on its way: all headers of loops, and few other blocks."""
+    """Return where edges of a walk in depth lead back on its way: all headers of loops, and few other blocks."""
     entry = next(iter(blocks))
     way = {entry: iter(blocks[entry].successors)}  # the blocks from the entry to here, in order, with what is left to visit after each
     visited, targets = {entry}, set()
@@ -225,7 +225,7 @@ class _Iteration:
         yield work, also, vector, None
 
     def _through(self, address: int, known: Known) -> list[tuple[int | None, Known, Score]]:
-        """Where a block may lead, None being the end of the kernel, with what is known and matters there; and the score of the block."""
+        """Find where a block may lead, None being the kernel's end, with what is known and matters there; and the score of the block."""
         states: list[tuple[State, tuple[int, int, int]]] = [(dict(known), (0, 0, 0))]
         for more_work, more_also, more_vector, steering in self.stretches[address]:
             following: list[tuple[State, tuple[int, int, int]]] = []
@@ -244,7 +244,7 @@ class _Iteration:
         return list(ways)
 
     def _leave(self, address: int, state: State) -> Iterator[tuple[int | None, State]]:
-        """Where a block leads, None being the end of the kernel."""
+        """Return where a block leads, None being the end of the kernel."""
         block = self.blocks[address]
         if block.target is None:
             yield block.next, state

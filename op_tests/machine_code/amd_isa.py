@@ -1,4 +1,4 @@
-"""What the hot loops of the GPU kernels cost on AMD cards, counted in their machine code; test_amd_isa.py holds them to limits.
+"""This counts what the kernels' hot loops cost on AMD cards, in their machine code; test_amd_isa.py holds them to limits.
 
     python op_tests/amd_isa.py
     python op_tests/amd_isa.py --kernel tile --arch gfx942,gfx1100 --mnemonics
@@ -71,7 +71,7 @@ class Counts:
 
     @property
     def multiplications(self) -> int:
-        """Of f32, with or without an addition; a packed instruction makes two."""
+        """Count multiplications of f32, with or without an addition; a packed instruction makes two."""
         names = [name for i in self.instructions for name in i.mnemonic.split("::")]
         return sum(2 if name.startswith("v_pk_") else 1 for name in names if re.search(r"_(mul|fma|fmac|fmaak|fmamk|mac)_f32", name))
 
@@ -210,7 +210,7 @@ FAST_KERNELS = {
 
 
 class Figures(NamedTuple):
-    """What a steady iteration of a kernel's best hot loop costs."""
+    """This is what a steady iteration of a kernel's best hot loop costs."""
 
     asked: FastKernel
     kernel: Kernel

@@ -1,4 +1,4 @@
-"""What AMD machine code does to the lane masks that steer it, as far as it is known.
+"""This follows what AMD machine code does to the lane masks that steer it, as far as it is known.
 
 Divergent code is steered by masks in scalar registers: a comparison makes one, `s_and_saveexec` turns off the lanes that do not take
 part and keeps the old mask to restore, `s_cbranch_execz` jumps over what no lane would do. Here all lanes of a wave do the same, so a
@@ -53,7 +53,7 @@ def _register(operand: str) -> Register | None:
 
 @functools.cache
 def _logic_of(name: str) -> tuple[Callable[..., bool], str | None] | None:
-    """What an instruction of that name does to masks, and `_saveexec` or `_wrexec` if it does it to the execution mask too."""
+    """Return what an instruction of that name does to masks, and `_saveexec` or `_wrexec` if it does it to the execution mask too."""
     logic = _LOGIC_NAME.match(name)
     operation = logic and _LOGIC.get(_OLD_NAMES.get(logic["operation"], logic["operation"]))
     return (operation, logic["exec"]) if logic and operation else None
@@ -151,7 +151,7 @@ class Masks:
             yield after
 
     def branch(self, instruction: Instruction, state: State) -> Iterator[tuple[bool, State]]:
-        """Whether a branch may be taken, with what is known then."""
+        """Tell whether a branch may be taken, with what is known then."""
         condition = re.match(r"s_cbranch_(exec|vcc|scc)(z|nz|0|1)$", instruction.mnemonic)
         if not condition:
             yield True, state

@@ -26,7 +26,7 @@ def _registers(operand: str) -> set[str]:
 
 
 def _constants(instructions: Iterable[Instruction]) -> dict[str, set[int]]:
-    """What the kernel ever puts into a register as a constant."""
+    """Return what the kernel ever puts into a register as a constant."""
     found: dict[str, set[int]] = {}
     for i in instructions:
         if re.fullmatch(r"[sv]_mov_b32|s_movk_i32", i.mnemonic) and re.fullmatch(r"-?\d+|0x[0-9a-f]+", i.operands[1]):
@@ -38,7 +38,7 @@ def _constants(instructions: Iterable[Instruction]) -> dict[str, set[int]]:
 
 
 def _halves_differ(shift: Instruction, constants: dict[str, set[int]]) -> bool:
-    """Whether the amounts are constants that are not the same modulo 16 in both halves."""
+    """Tell whether the amounts are constants that are not the same modulo 16 in both halves."""
     amount = shift.operands[1]
     if re.fullmatch(r"\d+", amount):  # a small constant lies in the low half; op_sel_hi:[0,...] takes that for both
         return int(amount) % 16 != 0 and "op_sel_hi:[0," not in shift.text

@@ -445,7 +445,7 @@ def test_loads_in_flight_are_those_that_no_wait_has_ended(arch: str, wait: str, 
     assert only(hot_loops(assembled(arch, text, tmp_path))).cheapest.loads_in_flight(16) == in_flight
 
 
-# Of clang 19, in conv2d's epilogue: the amounts that came with it, and others.
+# clang 19 made these in conv2d's epilogue: the amounts that came with it, and others.
 SHIFT = """
   s_mov_b32 s63, {amounts}
   v_pk_lshrrev_b16 v37, s63, v45

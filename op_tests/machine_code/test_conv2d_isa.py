@@ -1,4 +1,4 @@
-"""What the loops of conv2d's implicit GEMM are made of on AMD cards: matrix instructions, LDS and memory by 16 bytes, and little else.
+"""The loops of conv2d's implicit GEMM are matrix instructions, LDS and memory by 16 bytes on AMD cards, and little else.
 
     python op_tests/test_conv2d_isa.py --arch gfx942,gfx1201
 

@@ -49,12 +49,12 @@ def test_all_kernel_files_belong_to_a_module() -> None:
     assert {file.relative_to(ROOT) for file in KERNELS} == {source for source in built if source.suffix == ".cu"}
 
 
-# What nvcc compiles in every run: files in this folder. HIPCONV_TEST_ARCHS=all compiles all.
+# nvcc compiles these in every run: files in this folder. HIPCONV_TEST_ARCHS=all compiles all.
 ONLY_FOR_NVIDIA = "warpgroup_gemm"
 
 FOR_NVIDIA = ("-arch=sm_90a", "-DHIPCONV_EARLY_LAUNCHES", "-std=c++17")
 
-# Of these also the host's part, as g++ reads it, in half of the time of each: what launches them is not what simt has.
+# It compiles the host's part of these, too, as g++ reads it, in half of the time: what launches them is not what simt has.
 WITH_HOST_PART = ("warpgroup_gemm.cu",)
 
 
@@ -63,7 +63,7 @@ FOR_NVCC = [source for source in KERNELS if EVERYTHING or source.parent.name == 
 
 @pytest.fixture(scope="module")
 def nvidia_reports(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, str]:
-    """What nvcc says of each kernel file, compiled side by side."""
+    """Return what nvcc says of each kernel file, compiled side by side."""
     require("nvcc", remedy="install the CUDA toolkit's compiler")
     objects = tmp_path_factory.mktemp("sm_90")
     includes = [f"-I{ROOT / 'csrc' / place}" for place in ("include", "compat/cuda")]
@@ -106,7 +106,7 @@ HEADERS = sorted(header for place in ("kernels", "include") for header in (ROOT 
 
 
 def found_in(source: Path) -> dict[str, str]:
-    """What stands in a file and is forbidden, and what to write instead."""
+    """Return what stands in a file and is forbidden, and what to write instead."""
     text = source.read_text()
     found = {match[0]: advice for pattern, advice in FORBIDDEN.items() if (match := re.search(pattern, text))}
     for kernel in re.finditer(r"__global__[^;{(]*", text):
@@ -116,7 +116,7 @@ def found_in(source: Path) -> dict[str, str]:
 
 
 def test_kernel_files_keep_to_the_portable_dialect() -> None:
-    """What hipify would rewrite, what only one vendor understands, and what simt cannot run: in kernels and in the headers they include."""
+    """No kernel, nor a header that it includes, has what hipify would rewrite, only one vendor understands, or simt cannot run."""
     assert len(KERNELS) > 20 and len(HEADERS) > 20
     for source in [*KERNELS, *HEADERS]:
         found = found_in(source)

@@ -60,7 +60,7 @@ def test_nothing_is_written_outside_the_cache() -> None:
 
 
 def strong_symbols(object: Path) -> set[str]:
-    """What an object file defines so that no other one may."""
+    """Return what an object file defines so that no other one may."""
     lines = run("llvm-nm-19", "--defined-only", "--extern-only", "--format=posix", object).splitlines()
     return {name for name, kind in (line.split()[:2] for line in lines if line) if kind.isupper() and kind not in "WV"}
 

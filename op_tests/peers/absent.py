@@ -64,7 +64,7 @@ class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
     def _asked_by_them(self) -> bool:
-        """Whether one of the engine's modules imports: what other packages try to import may be absent, and they know."""
+        """Tell whether one of the engine's modules imports: what other packages try to import may be absent, and they know."""
         frame = sys._getframe(2)
         while frame and (frame.f_globals.get("__name__") or "").startswith(("importlib", "_frozen_importlib")):
             frame = frame.f_back  # type: ignore[assignment]

@@ -95,7 +95,7 @@ def provide(engine: str, version: str, directory: Path) -> tuple[Path, Path]:
 
 
 def write_distribution(place: Path) -> None:
-    """What an installed hipconv tells importlib.metadata, for the checkout."""
+    """Return what an installed hipconv tells importlib.metadata, for the checkout."""
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
     info = place / f"hipconv-{hipconv.__version__}.dist-info"
     info.mkdir(parents=True)

@@ -104,7 +104,7 @@ def stand_in() -> None:
 
 
 def take_one_configuration(number: int) -> None:
-    """Of each of Triton's kernels, before the packages are imported: to find the fastest takes a GPU, and there minutes."""
+    """Take one for each of Triton's kernels, before the packages are imported: to find the fastest takes a GPU, and there minutes."""
     autotuner: Any = importlib.import_module("triton.runtime.autotuner").Autotuner
     construct = autotuner.__init__
 

@@ -1,4 +1,4 @@
-"""What must hold of decode whatever the numbers: chunks, drafts, trees, circular states, layouts; and its split into q, k and v."""
+"""This holds of decode whatever the numbers: chunks, drafts, trees, circular states, layouts; and its split into q, k and v."""
 
 from __future__ import annotations
 

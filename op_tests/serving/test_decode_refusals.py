@@ -1,4 +1,4 @@
-"""What decode refuses: arguments of the wrong kind or shape, and with validate_data wrong values."""
+"""This tests what decode refuses: arguments of the wrong kind or shape, and with validate_data wrong values."""
 
 from __future__ import annotations
 

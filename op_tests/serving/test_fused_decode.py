@@ -20,7 +20,7 @@ HEADS = {"one key head": (1, 2, 8, 8), "groups": (2, 6, 8, 4), "as many": (3, 3,
 
 
 def columns(layout: str, k_heads: int, v_heads: int, k_dim: int, v_dim: int) -> tuple[list[int], ...]:
-    """Where in a token's packed columns the channels of the convolution, z, b and a are, one by one."""
+    """Return where in a token's packed columns the channels of the convolution, z, b and a are, one by one."""
     group = v_heads // k_heads
     if layout == "flat":
         dim, z_dim = 2 * k_heads * k_dim + v_heads * v_dim, v_heads * v_dim

@@ -140,7 +140,7 @@ def prefill_forms(draw: random.Random, guard: Callable[[Any], Any]) -> Iterator[
 
 
 def decode_call(draw: random.Random) -> tuple[tuple, dict]:
-    """What models have: rows of one token or a few, speculative ones too, in both state layouts."""
+    """Models have these: rows of one token or a few, speculative ones too, in both state layouts."""
     dim, dtype, rows, tokens = draw.choice([8, 72, 136, 264]), draw.choice(list(DTYPES.values())), draw.randint(1, 5), draw.randint(1, 4)
     options: dict[str, Any] = {"conv_state_indices": torch.randperm(rows + 2)[:rows].int()}
     columns = draw.choice([3, 3, 4])

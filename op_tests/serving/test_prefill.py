@@ -188,7 +188,7 @@ def _strided(values: Tensor, strides: tuple[int, ...], offset: int) -> tuple[Ten
     ["channel-last", "odd offset", "odd pitch", "channel-first", "channel-first, odd pitch", "every third token", "every second channel"],
 )
 def test_any_strides_with_poison_around(device: torch.device, shape: str, dtype: torch.dtype) -> None:
-    """Of x, out, weight, bias and the pool; peers take the stride of a state's columns for 1, and weights for contiguous."""
+    """x, out, weight, bias and the pool have any strides; peers take the stride of a state's columns for 1, and weights for contiguous."""
     dim, lengths = 16, [13, 1, 2, 30, 90]
     tokens = sum(lengths)
     strides, offset = {

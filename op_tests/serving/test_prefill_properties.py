@@ -1,4 +1,4 @@
-"""What must hold of prefill whatever the numbers: chunks, the order of sequences, states kept on the way."""
+"""This holds of prefill whatever the numbers: chunks, the order of sequences, states kept on the way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What prefill refuses: arguments of the wrong kind or shape, and with validate_data wrong values."""
+"""This tests what prefill refuses: arguments of the wrong kind or shape, and with validate_data wrong values."""
 
 from __future__ import annotations
 

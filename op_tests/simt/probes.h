@@ -1,4 +1,4 @@
-// What a file of probe kernels needs on the host: device memory, comparisons, and a command that runs a probe by its name.
+// A file of probe kernels needs this on the host: device memory, comparisons, and a command that runs a probe by its name.
 // Plain HIP.
 #pragma once
 

@@ -1,4 +1,4 @@
-"""What the tests of several folders share. Importing it makes hipconv importable from a checkout that is not installed."""
+"""The tests of several folders share this. Importing it makes hipconv importable from a checkout that is not installed."""
 
 import importlib.util
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a call runs: its operators, the memory that it allocates, what it starts on a GPU."""
+"""This observes what a call runs: its operators, the memory that it allocates, what it starts on a GPU."""
 
 from __future__ import annotations
 

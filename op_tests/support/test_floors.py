@@ -1,4 +1,4 @@
-"""What includes and imports what: a few floors of folders, and no arrow up. docs/architecture.md has them in words."""
+"""Includes and imports go down a few floors of folders, and no arrow up. docs/architecture.md has them in words."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def floor_of(name: str, floors: list[list[str]], separator: str) -> int:
     return max(found)[1]
 
 
-# Where headers lie, whichever backend compiles a file.
+# Headers lie here, whichever backend compiles a file.
 DIRECTORIES = sorted({ROOT / place for backend in ("cuda", "simt") for place in include_directories(backend)})
 SOURCES = sorted(file for file in CSRC.rglob("*") if file.suffix in (".h", ".cu", ".cpp"))
 ARROWS = [(file.relative_to(CSRC), header.relative_to(CSRC)) for file in SOURCES for header in included_by(file, DIRECTORIES)]

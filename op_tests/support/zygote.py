@@ -80,7 +80,7 @@ class Forked:
         self._readers: list[threading.Thread] = []
 
     def communicate(self, timeout: float) -> tuple[str, str | None]:
-        """What it prints until it ends; subprocess.TimeoutExpired if that is later."""
+        """Return what it prints until it ends; subprocess.TimeoutExpired if that is later."""
 
         def read(number: int) -> None:
             self._texts[number] = self._pipes[number].read()

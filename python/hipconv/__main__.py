@@ -27,7 +27,7 @@ _VARIABLES = (
 
 
 def env() -> None:
-    """What a bug report needs: versions, devices, compilers, cache, variables."""
+    """Print what a bug report needs: versions, devices, compilers, cache, variables."""
     gpu = f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
     print(f"hipconv   {__version__} from {registry.source_root()}")
     print(f"torch     {torch.__version__} ({gpu})")

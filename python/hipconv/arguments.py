@@ -57,7 +57,7 @@ def _is_one_or_more_ints(value: object) -> bool:
     return _is_int(value) or (isinstance(value, Sequence) and not isinstance(value, str) and all(map(_is_int, value)))
 
 
-# What the annotation of a public function's parameter promises, part by part: a test, and the words of an error.
+# The annotation of a public function's parameter promises these, part by part: a test, and the words of an error.
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "None": (lambda value: value is None, "None"),
     "Tensor": (lambda value: isinstance(value, Tensor), "a torch.Tensor"),
@@ -126,7 +126,7 @@ SILU = {None: False, "silu": True, "swish": True}
 
 
 def parse_activation(activation: Any, known: Mapping[Any, Any], bools: bool = False, error: type[ValueError] = ValueError) -> Any:
-    """What an `activation` argument means by the table `known`; with `bools`, as the inference servers pass them, those mean themselves."""
+    """Return what an `activation` means by the table `known`; with `bools`, as inference servers pass them, those mean themselves."""
     if bools and (activation is True or activation is False):
         return activation
     try:
@@ -155,7 +155,7 @@ class InvalidType(TypeError, RuntimeError):
 
 
 def as_the_peers(error: Exception) -> Exception:
-    """What to raise in a function that Dao-AILab's package has too: code that catches its errors still does; the text is hipconv's own."""
+    """Make the error of a function that Dao-AILab's package has too: code that catches its errors still does; the text is hipconv's own."""
     if isinstance(error, TypeError):
         return InvalidType(*error.args)
     return InvalidValue(*error.args) if isinstance(error, ValueError) else error
@@ -249,7 +249,7 @@ def require_shape(name: str, tensor: Tensor, shape: tuple[int, ...], axes: str, 
 
 
 def _overlaps_itself(tensor: Tensor) -> bool:
-    """Whether two elements share memory; of tensors as small as states, whose axes do not nest, it looks at every element's place."""
+    """Tell whether two elements share memory; of tensors as small as states, whose axes do not nest, it looks at every element's place."""
     axes = sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
     covered = 1
     for stride, size in axes:
@@ -292,7 +292,7 @@ def wrong_output(name: str, out: Tensor | None, torch_writes: bool = True) -> Ty
 
 
 def share_memory(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have an element in common, exactly; for a storage's size in time, where their ranges meet."""
+    """Tell whether two tensors have an element in common, exactly; for a storage's size in time, where their ranges meet."""
     if a.numel() == 0 or b.numel() == 0 or storage_of(a) is None or storage_of(a) != storage_of(b):
         return False
     spans = []

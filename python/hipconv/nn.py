@@ -99,7 +99,7 @@ class CausalConv1d(torch.nn.Conv1d):
             raise self._why(error, x, 2, "(batch, dim) or (batch, dim, seqlen)") from None
 
     def _why(self, error: Exception, x: Tensor, least_rank: int, axes: str) -> Exception:
-        """What to raise where a function has raised `error`: weight is the layer's own, so that it is x that does not fit."""
+        """Return what to raise where a function has raised `error`: weight is the layer's own, so that it is x that does not fit."""
         dim = self.in_channels
         if isinstance(x, Tensor) and (not least_rank <= x.dim() <= 3 or x.shape[1] != dim):
             return type(error)(f"x: got shape {tuple(x.shape)}, expected {axes} with dim = {dim}")
@@ -217,7 +217,7 @@ class ShortConvolution(torch.nn.Conv1d):
             raise self._why(error, locals()) from None
 
     def _why(self, error: Exception, arguments: Mapping[str, Any]) -> Exception:
-        """What to raise where `forward` with these arguments has raised `error`."""
+        """Return what to raise where `forward` with these arguments has raised `error`."""
         try:
             require_kinds(ShortConvolution.forward, arguments)
             self._check(*(arguments[name] for name in ("x", "residual", "mask", "cache", "cu_seqlens")))

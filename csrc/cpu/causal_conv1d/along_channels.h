@@ -60,7 +60,7 @@ void convolve_rows(Rows<R> x, Rows<O> out, const Parameters& parameters, const T
     }
 }
 
-// Where channel 0 has token 0.
+// Channel 0 has token 0 here.
 template <typename T>
 struct Plane {
     T* begin;
@@ -107,7 +107,7 @@ void move(const Plane<S>& to, const Plane<const S>& from, int64_t channels, int 
     store_tile(moved(to), tile, step, channels, tokens);
 }
 
-// How work is cut. Memory should be read and written in long stretches, whichever axis they lie along: prefetchers follow
+// This cuts work. Memory should be read and written in long stretches, whichever axis they lie along: prefetchers follow
 // these.
 struct Cut {
     int64_t channels;

@@ -82,7 +82,7 @@ struct PieceBuffers {
     explicit PieceBuffers(int width)
         : x(kMostTapsAlongTokens + kTokens), out(kTokens), parameters(width + 1), ids(kMostTapsAlongTokens + kTokens) {}
 
-    // Where the first token's oldest tap goes; then tokens are aligned.
+    // The first token's oldest tap goes here; then tokens are aligned.
     float* oldest(int width) const { return x.begin() + round_up(width - 1, kLanes) - (width - 1); }
 
     template <typename P>

@@ -12,7 +12,7 @@
 namespace hipconv {
 namespace {
 
-// What a run's tokens belong to.
+// This says what a run's tokens belong to.
 struct RunSequences {
     TokenIds ids;  // from the first token's oldest tap on
     std::vector<PackedSequence> begun;
@@ -58,7 +58,7 @@ Parameters parameters_from(const Parameters& parameters, const Part& part, int64
     return {parameters.begin + (part.begin - first), parameters.step, parameters.width};
 }
 
-// What a run leaves to do when its sums are made.
+// This is what a run leaves to do when its sums are made.
 template <typename T>
 void finish_run(const CausalConv1dVarlenParams& p, const RunSequences& sequences, const Part& part,
                 const Parameters& parameters, const BeginBuffers& buffers) {

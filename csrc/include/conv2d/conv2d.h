@@ -47,7 +47,7 @@ struct Conv2dParams {
     DType residual_dtype;
 };
 
-// How a call is run: the algorithm, and the tile of one that has tiles.
+// This says how a call is run: the algorithm, and the tile of one that has tiles.
 struct Conv2dPlan {
     std::string algorithm;           // "warpgroup_gemm", "relaid_implicit_gemm", "naive" …
     int32_t tile_m = 0, tile_n = 0;  // output pixels and filters of a block; zero where an algorithm has no tiles

@@ -139,9 +139,4 @@ inline void check_output(const NamedTensor& out, std::initializer_list<NamedTens
     for (const NamedTensor& input : inputs) check_no_overlap(out, input);
 }
 
-// A graph that saved a written tensor must notice.
-inline void mark_written(const at::Tensor& t) {
-    if (!t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
-}
-
 }  // namespace hipconv

@@ -53,11 +53,6 @@ inline bool nothing_to_record(std::initializer_list<const at::Tensor*> tensors) 
     return true;
 }
 
-// The dispatcher does this for an argument that an operator marks as written: a graph that saved it must notice.
-inline void note_written(const at::Tensor& tensor) {
-    if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
-}
-
 // ---- functions that Python calls with its own objects ---------------------------------------------------------------------
 
 // These functions need these objects of torch's Python. They are found when a module is loaded, because an import may let go of

@@ -151,8 +151,10 @@ class WrittenMemory {
         for (int k = except; k < count_; ++k) hipconv::check_apart(names_[k], views_[k], t.name, view);
     }
 
-    void check_apart(const char* name, const std::optional<at::Tensor>& tensor) const {
-        if (tensor.has_value()) check_apart({name, *tensor});
+    // These are read, too, where the caller gave them.
+    void check_apart(std::initializer_list<std::pair<const char*, const std::optional<at::Tensor>&>> optional) const {
+        for (const auto& [name, tensor] : optional)
+            if (tensor.has_value()) check_apart(NamedTensor{name, *tensor});
     }
 
   private:
@@ -161,6 +163,11 @@ class WrittenMemory {
     StridedBytes views_[kMost];
     int count_ = 0;
 };
+
+// The dispatcher does this for an argument that an operator marks as written: a graph that saved it must notice.
+inline void note_written(const at::Tensor& tensor) {
+    if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
 
 // An op that records no gradient takes a tensor that requires one only where none would be recorded anyway.
 inline void check_no_grad(const NamedTensor& t, const char* remedy) {

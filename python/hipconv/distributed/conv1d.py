@@ -122,7 +122,7 @@ def _ids_of(cu_seqlens: Tensor, chunks: Chunks, group: Group) -> Tensor:
 
 
 def _checked(tensors: dict[str, Any], return_final_states: object) -> dict[str, object]:
-    """What all ranks must have alike; TypeError or ValueError for what is wrong here."""
+    """Return what all ranks must have alike; TypeError or ValueError for what is wrong here."""
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor) and (tensor is not None or name in ("x", "weight")):
             raise TypeError(f"{name}: got {describe(tensor)}, expected a torch.Tensor" + ("" if name in ("x", "weight") else " or None"))

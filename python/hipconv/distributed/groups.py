@@ -19,7 +19,7 @@ class Group(NamedTuple):
 
 
 def group_of(group: object) -> Group:
-    """What an argument `group` means: None is the default group. TypeError or ValueError where this process has no part in it."""
+    """Return what an argument `group` means: None is the default group. TypeError or ValueError where this process has no part in it."""
     if not (dist.is_available() and dist.is_initialized()):
         raise ValueError("group: got one before torch.distributed.init_process_group, expected that to have been called")
     if group is None:
@@ -39,7 +39,7 @@ def group_of(group: object) -> Group:
 
 
 def device_for_messages(group: Group) -> torch.device:
-    """Where small messages between processes may lie: on the host, where the group has a backend for it (a host then need not wait for its
+    """Place small messages between processes: on the host, where the group has a backend for it (a host then need not wait for its
     GPU), else on the current GPU.
     """
     devices = {getattr(device, "type", device) for device in getattr(group.process_group, "_device_types", ())}

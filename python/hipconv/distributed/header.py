@@ -26,7 +26,7 @@ _calls: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # mad
 
 
 class Header(NamedTuple):
-    """What a rank says of its call."""
+    """This is what a rank says of its call."""
 
     number: int
     size: int
@@ -48,7 +48,7 @@ def unpacked(message: torch.Tensor) -> Header:
 
 
 class Local(NamedTuple):
-    """What a rank's own arguments come to."""
+    """This is what a rank's own arguments come to."""
 
     settings: Mapping[str, object]  # what all ranks must have alike, by the name that an error says
     size: int  # of its shard
@@ -58,7 +58,7 @@ class Local(NamedTuple):
 def agree(
     call: str, group: Group, look: Callable[[], Local], validate: bool, sizes: tuple[int, ...] | None = None
 ) -> tuple[Local, tuple[int, ...], tuple[int, ...]]:
-    """What `look` finds in this rank's arguments, the sizes of all shards, and the second sizes (without `validate` this rank's alone).
+    """Find what `look` does in this rank's arguments, the sizes of all shards, and the second sizes (without `validate` this rank's alone).
     Every rank of the group raises if one does.
 
     Args:
@@ -124,7 +124,7 @@ def _gathered(mine: Header, group: Group) -> list[Header]:
 
 
 def disagreement(headers: list[Header]) -> TypeError | ValueError | None:
-    """What to raise, the same on every rank, where one refuses its arguments or differs from most others."""
+    """Return what to raise, the same on every rank, where one refuses its arguments or differs from most others."""
     for rank, header in enumerate(headers):
         if header.kind != _FITS:
             kind = TypeError if header.kind == _TYPE_ERROR else ValueError

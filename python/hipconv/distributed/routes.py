@@ -25,7 +25,7 @@ class Chunk(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What a rank needs: a run of positions of a rank's tensor; or zeros, of no rank."""
+    """This is what a rank needs: a run of positions of a rank's tensor; or zeros, of no rank."""
 
     rank: int
     at: int
@@ -65,12 +65,12 @@ def zigzag(total: int, ranks: int) -> Chunks:
 
 
 def sizes_of(chunks: Chunks, ranks: int) -> tuple[int, ...]:
-    """Of the ranks' tensors."""
+    """Return the sizes of the ranks' tensors."""
     return tuple(sum(chunk.size for chunk in chunks if chunk.rank == rank) for rank in range(ranks))
 
 
 def inside(chunks: Chunks, start: int, stop: int) -> Parts:
-    """Where positions [start, stop) of the whole axis lie."""
+    """Return where positions [start, stop) of the whole axis lie."""
     found = []
     for chunk in chunks:
         low, high = max(start, chunk.start), min(stop, chunk.stop)

@@ -71,7 +71,7 @@ class Plan(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What stands before a chunk."""
+    """This is what stands before a chunk."""
 
     x: Tensor
     ids: Tensor | None
@@ -235,7 +235,7 @@ def _sum_of(exchange: Exchange | None, mine: Tensor | None, plan: Plan) -> Tenso
 
 
 class _Pieces:
-    """What an exchange brought, to be taken one run of tokens after another."""
+    """This is what an exchange brought, to be taken one run of tokens after another."""
 
     def __init__(self, found: list[list[Tensor]], x: Tensor, ids: Tensor | None) -> None:
         self.x, self.ids = x, ids

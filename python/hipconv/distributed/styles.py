@@ -68,7 +68,7 @@ def _padding(layer: nn.Conv2d) -> Any:
 
 
 def _out_shape(layer: nn.Conv2d, shape: torch.Size) -> torch.Size:
-    """Of the whole result, by torch's own rule."""
+    """Return the shape of the whole result, by torch's own rule."""
     kernel = geometry.kernel_size(layer.weight.shape)
     o = geometry.options(kernel, layer.stride, _padding(layer), layer.dilation, layer.groups, layer.padding_mode, "none")
     return torch.Size(geometry.out_shape(shape, layer.weight.shape, o))

@@ -68,7 +68,7 @@ def causal_conv1d_ref(
 
 
 def _check_inputs(x: Tensor, weight: Tensor, bias: Tensor | None, seq_idx: Tensor | None, initial_states: Tensor | None) -> None:
-    """What kernels check of their inputs, for what torch computes."""
+    """Check what kernels check of their inputs, for what torch computes."""
     if wrong := wrong_rows(x, weight):
         raise wrong
     require_floats(x=x, weight=weight, bias=bias, initial_states=initial_states)

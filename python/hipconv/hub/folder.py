@@ -93,7 +93,7 @@ def write(out: str | os.PathLike[str]) -> list[Path]:
 
 
 def _files() -> dict[str, Path]:
-    """What a variant holds, by its path there: the package's Python, the kernels' sources and the registry."""
+    """Return what a variant holds, by its path there: the package's Python, the kernels' sources and the registry."""
     root = registry.source_root()
     found = {str(file.relative_to(_PACKAGE)): file for file in _PACKAGE.rglob("*.py")}
     found |= {str(file.relative_to(root)): file for file in (root / "csrc").rglob("*") if file.is_file()}

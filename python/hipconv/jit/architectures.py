@@ -15,7 +15,7 @@ class Architecture(NamedTuple):
     lds: int = 64 << 10
     """Bytes of LDS, or shared memory, that a compute unit has; on RDNA a work-group processor, on NVIDIA an SM."""
     compute_units: int = 8
-    """Of the card that stands for the architecture where none is in the machine."""
+    """Those of the card that stands for the architecture where none is in the machine."""
 
 
 ARCHITECTURES = {
@@ -44,5 +44,5 @@ FEWEST_UNITS = 8  # of an architecture that is not listed
 
 
 def compute_units(name: str) -> int:
-    """Of the card that stands for the architecture."""
+    """Return those of the card that stands for the architecture."""
     return ARCHITECTURES[name].compute_units if name in ARCHITECTURES else FEWEST_UNITS

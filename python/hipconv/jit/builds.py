@@ -84,5 +84,5 @@ class Build:
 
     @property
     def use(self) -> str:
-        """What it is for, for messages."""
+        """Say what it is for, in messages."""
         return f"for {self.target}{self.purpose and f', {self.purpose}'}"

@@ -101,7 +101,7 @@ def _refuse_if_named(root: Path, reason: str) -> None:
 
 
 def _trusted(root: Path) -> bool:
-    """Whether to use what is in `root`; says so where a user would expect it."""
+    """Tell whether to use what is in `root`; says so where a user would expect it."""
     reason = objection(root, root)
     if reason is None:
         return True

@@ -78,7 +78,7 @@ def parse(text: str, where: str) -> dict[str, Module]:
 
 
 def serves(module: Module, backend: str) -> bool:
-    """Whether `module` has kernels for `backend`."""
+    """Tell whether `module` has kernels for `backend`."""
     return bool(module.cpu if backend == "cpu" else module.kernels)
 
 
@@ -97,7 +97,7 @@ def sources(module: Module, backend: str) -> list[Path]:
 
 
 def include_directories(backend: str) -> list[str]:
-    """Where `backend` looks for headers, relative to the source root. csrc/compat/ never reaches ROCm, nor hipify."""
+    """Return where `backend` looks for headers, relative to the source root. csrc/compat/ never reaches ROCm, nor hipify."""
     return ["csrc/include", *{"cuda": ["csrc/compat/cuda"], "simt": ["csrc/compat/simt"]}.get(backend, [])]
 
 
@@ -126,7 +126,7 @@ def headers(module: Module, backend: str) -> list[Path]:
 
 
 def staged_names(module: Module, backend: str) -> dict[Path, Path]:
-    """Where each source is compiled, relative to a copy of the source root: kernels are C++ where no GPU compiler takes them, and as
+    """Return where each source is compiled, relative to a copy of the source root: kernels are C++ where no GPU compiler takes them, and as
     torch's loader names an object by its file's name alone, a name that another object has begins with its directories'.
     """
     on_gpu = backend in ("rocm", "cuda")

@@ -1,4 +1,4 @@
-"""What a module is built for: a backend and an architecture, found from a tensor's device or by name."""
+"""A module is built for a target: a backend and an architecture, found from a tensor's device or by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What builds for a target take: compilers, ninja, and their flags."""
+"""Builds for a target take these: compilers, ninja, and their flags."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def compiler_record(backend: str) -> list[list[str | int]] | None:
 
 
 def _ninja() -> str | None:
-    """Where ninja is: beside the running Python, although PATH may not say so, in the `ninja` package, or on PATH."""
+    """Find ninja: beside the running Python, although PATH may not say so, in the `ninja` package, or on PATH."""
     places = [sysconfig.get_path("scripts"), str(Path(sys.executable).parent)]
     try:
         import ninja

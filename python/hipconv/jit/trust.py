@@ -43,7 +43,7 @@ def objection(path: Path) -> str | None:
 
 
 def ours(path: Path) -> bool:
-    """Whether `path` is there and this user's own, not counting what a link there leads to."""
+    """Tell whether `path` is there and this user's own, not counting what a link there leads to."""
     try:
         return path.lstat().st_uid == os.geteuid()
     except OSError:
@@ -67,7 +67,7 @@ def _wrong_writers(place: Path, info: os.stat_result, is_last: bool) -> str | No
 
 
 def _is_private(gid: int, owner: int, place: Path) -> bool:
-    """Whether the group is that of one user alone, the owner or this one: his primary group, called as he is, as where the umask is 002."""
+    """Tell whether the group is that of one user, the owner or this one: his primary group, called as he is, as where the umask is 002."""
     try:
         os.getxattr(place, "system.posix_acl_access")
         return False  # the group's bits stand for all whom an access control list names

@@ -6,7 +6,7 @@ import os
 
 
 def switch(name: str, default: bool) -> bool:
-    """What HIPCONV_<name> says, or `default` where it is not set."""
+    """Return what HIPCONV_<name> says, or `default` where it is not set."""
     value = os.environ.get(f"HIPCONV_{name}", "")
     if value not in ("", "0", "1"):
         raise ValueError(f"HIPCONV_{name}: got '{value}', expected 0 or 1")

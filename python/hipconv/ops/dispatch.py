@@ -1,4 +1,4 @@
-"""What the operators ``torch.ops.hipconv.*`` share: the library that they are defined in, and the ways past torch's dispatcher.
+"""The operators ``torch.ops.hipconv.*`` share this: the library that they are defined in, and the ways past torch's dispatcher.
 
 Operators are defined through ``torch.library.Library``, whose call costs a fifth of ``torch.library.custom_op``'s, with exact mutation
 marks. One implementation per operator serves every device; the module for the tensor's device is found, and if need be built, at the call.
@@ -51,7 +51,7 @@ _question: Callable[..., bool] | None = None
 
 
 def nobody_looks_on(*tensors: Tensor | None) -> bool:
-    """Whether torch's dispatcher has nothing to do for these, as any loaded module knows. Autograd is not asked."""
+    """Tell whether torch's dispatcher has nothing to do for these, as any loaded module knows. Autograd is not asked."""
     global _question
     if is_dynamo_compiling():
         return False
@@ -87,7 +87,7 @@ def refuse_derivatives_of_torch_func(**tensors: Tensor | None) -> None:
 
 
 def fake_of(operator: str) -> Callable[..., None]:
-    """Of an operator that writes only into what it is given. torch also comes to it when one of several real tensors is on the meta
+    """Fake an operator that writes only into what it is given. torch also comes to it when one of several real tensors is on the meta
     device.
     """
 

@@ -1,4 +1,4 @@
-"""What the plans of calls have in common."""
+"""This is what the plans of calls have in common."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch's transforms find at our operators: derivatives in both directions and of any order, vmap, autocast.
+"""torch's transforms find this at our operators: derivatives in both directions and of any order, vmap, autocast.
 
 Kernels of our own stand on the dispatch keys, because `torch.library.register_autograd` knows neither forward mode nor torch.func, and
 `register_autocast` came after torch 2.4.
@@ -23,7 +23,7 @@ SingleLevelFunction = _SingleLevelFunction
 
 
 def _forward_mode_is_under_way() -> bool:
-    """Whether tensors may carry tangents of the innermost level. Where that is torch.func's, a compiled graph opens it without Python's
+    """Tell whether tensors may carry tangents of the innermost level. Where it is torch.func's, a compiled graph opens it without Python's
     knowledge.
     """
     if in_torch_func():
@@ -38,7 +38,7 @@ def tangent_of(tensor: Tensor) -> Tensor | None:
 
 
 def wants_derivative(*tensors: Tensor | None) -> bool:
-    """Whether a derivative with respect to one of these is to be recorded, in either direction."""
+    """Tell whether a derivative with respect to one of these is to be recorded, in either direction."""
     given = [tensor for tensor in tensors if tensor is not None]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
         return True
@@ -48,7 +48,7 @@ def wants_derivative(*tensors: Tensor | None) -> bool:
 
 
 def in_torch_func() -> bool:
-    """Whether a transform of torch.func is under way, which dynamo does not show."""
+    """Tell whether a transform of torch.func is under way, which dynamo does not show."""
     return not torch.compiler.is_dynamo_compiling() and torch._C._are_functorch_transforms_active()
 
 
@@ -83,7 +83,7 @@ def apply(function: type[_SingleLevelFunction], *arguments: Any) -> Any:
 
 @contextlib.contextmanager
 def primals(*tensors: Tensor | None) -> Iterator[list[Any]]:
-    """What a `jvp` saved, without the tangents of the innermost level, whose derivative it is; outer levels go on."""
+    """Return what a `jvp` saved, without the tangents of the innermost level, whose derivative it is; outer levels go on."""
     with forward_ad._set_fwd_grad_enabled(True):
         yield [None if tensor is None else torch._VF._unpack_dual(tensor, level=0)[0] for tensor in tensors]
 
@@ -110,7 +110,7 @@ def fold(tensor: Tensor | None, dim: int | None, size: int, into: int) -> Tensor
 def one_by_one(
     call: Callable[..., Sequence[Tensor]], size: int, in_dims: Sequence[int | None], *arguments: Any
 ) -> tuple[list[Tensor], Any]:
-    """What vmap means, where no fold serves."""
+    """Do what vmap means, where no fold serves."""
     each = [
         call(*(a if dim is None else a.select(dim, i) for a, dim in zip(arguments, in_dims, strict=True)))
         for i in range(size)

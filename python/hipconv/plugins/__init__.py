@@ -9,7 +9,7 @@ import os
 
 
 def wanted() -> tuple[bool, bool]:
-    """Whether HIPCONV_PLUGINS leaves the engines' functions to hipconv, and whether AITER's."""
+    """Tell whether HIPCONV_PLUGINS leaves the engines' functions to hipconv, and whether AITER's."""
     value = os.environ.get("HIPCONV_PLUGINS", "")
     if value not in ("", "0", "1", "all"):
         raise ValueError(f"HIPCONV_PLUGINS: got '{value}', expected 0, 1 or all")

@@ -41,7 +41,7 @@ def _decode(original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
 
 
 def register() -> None:
-    """What SGLang calls in each process.
+    """Register with SGLang, which calls this in each process.
 
     Raises:
         ValueError: HIPCONV_PLUGINS is none of 0, 1 and all. SGLang logs it and goes on with its own functions.

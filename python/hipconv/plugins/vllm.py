@@ -57,7 +57,7 @@ def _fused(original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
 
 
 def register() -> None:
-    """What vLLM calls in each process, any number of times.
+    """Register with vLLM, which calls this in each process, any number of times.
 
     Raises:
         ValueError: HIPCONV_PLUGINS is none of 0, 1 and all.

@@ -1,4 +1,4 @@
-"""What every op computes, in plain torch with float64 accumulation: the tests compare with these, the docs point to them."""
+"""Every op is computed here in plain torch with float64 accumulation: the tests compare with these, the docs point to them."""
 
 from .conv1d import causal_conv1d
 from .conv2d import conv2d

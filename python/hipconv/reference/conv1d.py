@@ -1,4 +1,4 @@
-"""What the causal conv1d of rows computes, in plain torch with float64 accumulation."""
+"""This is what the causal conv1d of rows computes, in plain torch with float64 accumulation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What conv2d computes, in plain torch with float64 accumulation."""
+"""This is what conv2d computes, in plain torch with float64 accumulation."""
 
 from __future__ import annotations
 

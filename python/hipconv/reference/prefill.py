@@ -1,4 +1,4 @@
-"""What the prefill of packed sequences computes, one by one in plain torch with float64 accumulation."""
+"""This is what the prefill of packed sequences computes, one by one in plain torch with float64 accumulation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the training functions compute, in plain torch with float64 accumulation, differentiable: autograd through it is the gradient."""
+"""The training functions in plain torch with float64 accumulation; they are differentiable: autograd through it is the gradient."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ constexpr int kBwdTileMaxRun = 128;  // tokens
 constexpr int kBwdTileMinRun = 8;
 constexpr int kBwdTileTapBytes = 2048;  // for the taps of the tokens of a block's runs
 
-// Whether x and dout come to a lane through LDS, past the registers; elsewhere a lane loads the tokens ahead into registers.
+// Tells whether x and dout come to a lane through LDS; elsewhere a lane loads the tokens ahead into registers.
 constexpr bool kBwdStages = kCopiesPastRegisters;
 
 // The channels of a lane: eight bytes, or, where rings and loads ahead share the registers, what width 8 has registers for.
@@ -46,7 +46,7 @@ struct BwdTilePlan {
     uint32_t flags;                      // of BwdTileFlags
 };
 
-// What a call has.
+// These say what a call has.
 enum BwdTileFlags : uint32_t {
     kBwdSilu = 1,
     kBwdIds = 2,

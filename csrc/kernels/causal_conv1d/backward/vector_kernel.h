@@ -30,7 +30,7 @@ struct BwdVectorState {
     HIPCONV_INLINE T& operator[](int32_t column) const { return row[column * stride]; }
 };
 
-// Of the tokens from t on, those before the row's start come from the initial state.
+// Those of the tokens from t on that lie before the row's start come from the initial state.
 template <typename T, int kWidth, int kOldest, int kWindow>
 HIPCONV_INLINE void bwd_vector_load_state(const CausalConv1dInputs& in, int32_t b, uint32_t d, int32_t t,
                                           float (&window)[kWindow]) {
@@ -81,7 +81,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
     const bool has_ids = !kPlain && p.taps, has_states = kHasStates && plan.has_states;
     const bool has_initial = has_states && p.in.initial_states.data;
 
-    // What comes next of a lane's tokens: where it lies, and what was loaded of it.
+    // This is what comes next of a lane's tokens: where it lies, and what was loaded of it.
     const uint32_t end = (piece.first + static_cast<uint32_t>(piece.count)) * static_cast<uint32_t>(lanes);
     const BwdVectorPlace place = bwd_vector_place<T, kTokens>(p, plan, d, end);
     int32_t t_next = place.t, b_next = place.b;

@@ -28,7 +28,7 @@ struct BwdVectorPlan {
     int64_t x_batch, dout_batch, dx_batch, taps_batch;  // bytes from sequence to sequence
 };
 
-// Where a lane is in the stream: the token of its row that its vector begins with, negative where the vector begins before the
+// A lane is here in the stream: the token of its row that its vector begins with, negative where the vector begins before the
 // row.
 struct BwdVectorPlace {
     int32_t b, t;

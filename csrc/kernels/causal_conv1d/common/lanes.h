@@ -6,7 +6,7 @@
 
 namespace hipconv {
 
-// How a lane stores its channels. It may store them as part of vectors and one by one: what is written twice is the same.
+// A lane may store its channels as part of vectors and one by one: what is written twice is the same.
 struct LaneStores {
     bool composes;      // the same for all lanes of a launch: memory has aligned vectors, but they are not what the lanes own
     bool vector;        // the aligned vector that ends in this lane's channels, or, unless it composes, this lane's channels

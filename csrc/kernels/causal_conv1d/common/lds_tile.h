@@ -13,7 +13,7 @@ namespace hipconv {
 constexpr int kGroupTokens = 16;
 constexpr int kGroupFloats = 36;
 
-// How a tensor's memory is moved: in vectors of 16 bytes or one element at a time, by lanes that lie along tokens or channels.
+// A tensor's memory is moved in vectors of 16 bytes or one element at a time, by lanes that lie along tokens or channels.
 enum class TileMoves : int32_t { token_vectors, channel_vectors, tokens, channels };
 
 inline TileMoves tile_moves(const Sequences& s, int element_bytes) {
@@ -49,7 +49,7 @@ struct TileLane {
     HIPCONV_INLINE TileLane(const TilePart& part, int count, int vector) {
         const bool along_tokens = part.moves == TileMoves::token_vectors || part.moves == TileMoves::tokens;
         const bool in_vectors = part.moves == TileMoves::token_vectors || part.moves == TileMoves::channel_vectors;
-        // Of the lanes side by side along the inner axis. A pair has 1 << group_bits lanes, a channel half of them.
+        // The lanes are side by side along the inner axis. A pair has 1 << group_bits lanes, a channel half of them.
         const int vector_bits = vector == 8 ? 3 : 2;
         const int bits = along_tokens ? part.group_bits - !in_vectors : part.pair_bits + 1 - (in_vectors ? vector_bits : 0);
         const int thread = static_cast<int>(threadIdx.x), each = in_vectors ? vector : 1;

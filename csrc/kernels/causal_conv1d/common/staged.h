@@ -193,7 +193,7 @@ HIPCONV_INLINE void begin_with_bias(const CausalConv1dInputs& in, const StagedPl
     for (int t = 0; t < kGroupTokens; ++t) sums[t] = both;
 }
 
-// Of each group of a line: bit t says that token t is a start, bit 16 + t that it is padding. `returns` is set where an id may
+// For each group of a line, bit t says that token t is a start, bit 16 + t that it is padding. `returns` is set where an id may
 // come back after others: starts do not tell then what a token sees. Zero it before.
 HIPCONV_INLINE void find_starts(const CausalConv1dInputs& in, const StagedPlan& plan, const StagedPlace& place, uint32_t* found,
                                 int* returns) {

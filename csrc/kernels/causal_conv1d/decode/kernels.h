@@ -1,4 +1,4 @@
-// The decode kernels on GPUs: the functions that each has in a file of its own, and their table.
+// This declares the decode kernels on GPUs, which have a file of their own each, and has their table.
 #pragma once
 
 #include "causal_conv1d/decode.h"

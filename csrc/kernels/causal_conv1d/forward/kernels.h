@@ -1,4 +1,4 @@
-// The forward kernels on GPUs: the functions that each has in a file of its own, and their table.
+// This declares the forward kernels on GPUs, which have a file of their own each, and has their table.
 #pragma once
 
 #include "../common/launch.h"

@@ -38,7 +38,7 @@ HIPCONV_INLINE TileRun run_of_thread(const TilePlan& plan) {
     return {b, begin, static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x};
 }
 
-// How rows of threads share the runs.
+// This says how rows of threads share the runs.
 struct TileShape {
     unsigned lanes, rows;
     int run;  // tokens

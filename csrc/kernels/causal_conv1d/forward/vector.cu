@@ -24,7 +24,7 @@ namespace hipconv {
 constexpr int kFewestLanes = 4;      // of a whole row, side by side
 constexpr int kMostRaggedWidth = 4;  // of rows that are not whole
 
-// How rows lie: they are whole vectors; they are not, but x lies in its 16 bytes as out does; or it does not.
+// This says how rows lie: they are whole vectors; they are not, but x lies in its 16 bytes as out does; or it does not.
 enum class Rows { whole, alike, apart };
 
 constexpr int vector_blocks(int width, int bytes, Rows rows) {

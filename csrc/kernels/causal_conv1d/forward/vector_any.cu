@@ -355,7 +355,7 @@ VectorAnyPlan plan_of(const CausalConv1dFwdParams& p, const Division& shape) {
 
 }  // namespace
 
-// Of the ways to divide rows it takes the one that leaves the fewest threads idle.
+// This takes, of the ways to divide rows, the one that leaves the fewest threads idle.
 Division division_of(const CausalConv1dFwdParams& p, int64_t most_rows) {
     const int tokens = 16 / element_bytes(p.dtype);
     const bool even = begins_are_aligned(p.out, p.dtype);

@@ -1,4 +1,4 @@
-// What the tokens of a row see, for vector_any.cu.
+// This says what the tokens of a row see, for vector_any.cu.
 #pragma once
 
 #include "causal_conv1d/forward.h"
@@ -6,7 +6,7 @@
 
 namespace hipconv {
 
-// What a token sees is a byte: bit k tells whether it sees the token k + 1 before it, and the last bit whether it is padding.
+// A byte says what a token sees: bit k tells whether it sees the token k + 1 before it, and the last bit whether it is padding.
 constexpr uint32_t kIsPadding = 0x80, kEachByte = 0x01010101;
 constexpr int32_t kNoToken = -1;  // stands for the id of a token that is not there
 

@@ -1,4 +1,4 @@
-// The prefill kernels on GPUs: the functions that each has in a file of its own, and their tables.
+// This declares the prefill kernels on GPUs, which have a file of their own each, and has their tables.
 #pragma once
 
 #include "causal_conv1d/prefill.h"

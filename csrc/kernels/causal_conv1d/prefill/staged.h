@@ -36,7 +36,7 @@ struct StagedShape {
     static constexpr int kVectors = (kTokenLines > kChannelLines ? kTokenLines : kChannelLines) / 16;
 };
 
-// Where a tile's elements are in LDS, in bytes.
+// This says where a tile's elements are in LDS, in bytes.
 template <typename T>
 struct TileLayout {
     bool tokens_inner;
@@ -85,7 +85,7 @@ inline int most_past(const CausalConv1dVarlenParams& p) {
 // Saves inputs before `staged` overwrites them.
 void save_inputs(const CausalConv1dVarlenParams& p, const StagedPlan& plan, void* stream);
 
-// What a block knows of a tile's tokens. Bits count from its first token.
+// This is what a block knows of a tile's tokens. Bits count from its first token.
 struct TileTokens {
     uint64_t live;                    // tokens of live sequences
     int32_t first, end;               // tokens that this tile owns; `first` may lie before the tile
@@ -96,7 +96,7 @@ HIPCONV_INLINE uint64_t lowest_bits_of_64(int32_t count) {
     return count <= 0 ? 0 : count < 64 ? (uint64_t{1} << count) - 1 : ~uint64_t{0};
 }
 
-// How many sequences begin at a token or before. All lanes of a wave look at one sequence each, and find the same.
+// This counts the sequences that begin at a token or before. All lanes of a wave look at one sequence each, and find the same.
 __device__ __forceinline__ int32_t sequences_begun(const EitherIndices& indices, int32_t token, int lane) {
     int32_t base = 0, span = indices.p.sequences;  // the last one that has begun, if any has, is one of these
     const auto begun = [&](int64_t b) {

@@ -9,7 +9,7 @@
 
 namespace hipconv {
 
-// What a thread has of a tile's lines: `line` and every `step`th one after it, from element `inner` on.
+// A thread has this of a tile's lines: `line` and every `step`th one after it, from element `inner` on.
 struct LanePart {
     int line, step, inner;
 };
@@ -31,7 +31,7 @@ HIPCONV_INLINE const char* tile_in_x(const CausalConv1dVarlenParams& p, int32_t 
            (first_channel * again.x_dim_stride + begin * again.x_token_stride) * static_cast<int64_t>(sizeof(T));
 }
 
-// Whether a line begins in the middle of a word.
+// Tells whether a line begins in the middle of a word.
 HIPCONV_INLINE bool is_shifted(const char* line, LineForm form) {
     return form == LineForm::shifted && reinterpret_cast<uint64_t>(line) % 4 != 0;
 }

@@ -51,7 +51,7 @@ HIPCONV_INLINE int missing_taps(const CausalConv1dVarlenParams& p) {
     return kAnyWidth ? kWidth - first_parameter_again(p).width : 0;
 }
 
-// Whether the width has tap i, where at most one is missing.
+// Tells whether the width has tap i, where at most one is missing.
 HIPCONV_INLINE bool has_tap(int i, int missing) { return i > 0 || missing == 0; }
 
 // Weights and biases of a thread's channels. Those of x's type are fetched early as memory holds them, and waited for only
@@ -110,7 +110,7 @@ struct TapsInMemory {
         return sizeof(T) == 4 ? make_pair(canonical_nan(low(v)), canonical_nan(high(v))) : v;
     }
 
-    // Of the last kTaps taps, which memory has.
+    // This unpacks the last kTaps taps, which memory has.
     template <int kTaps>
     HIPCONV_INLINE void unpack_weights(int j, Pair (&weight)[kWidth]) const {
         const CausalConv1dVarlenParams& again = first_parameter_again(p);

@@ -97,7 +97,7 @@ __device__ __forceinline__ RunMasks masks_of_run(const Indices& indices, int64_t
     return one_sequence ? RunMasks{inside, 0, 0, 0} : RunMasks{outputs, inside & ~live, begun, first_sequence};
 }
 
-// Where an output of a sequence's start is put aside.
+// This is where an output of a sequence's start is put aside.
 template <typename T, int kWidth>
 HIPCONV_INLINE char* begun_place(const CausalConv1dVarlenParams& p, const VarlenPlan& plan, int32_t number, int32_t start,
                                  int64_t d, int32_t t) {
@@ -305,7 +305,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, tile_blocks(kWidth))
 
 namespace {
 
-// How a launch is laid out, in place or not.
+// This says how a launch is laid out, in place or not.
 struct TileShape {
     int channels, width;  // of the kernel's instance
     bool any_width;

@@ -1,4 +1,4 @@
-// The algorithms behind conv2d.h: the functions that the table in conv2d/naive/naive.cu names.
+// This declares the algorithms behind conv2d.h: the functions that the table in conv2d/naive/naive.cu names.
 #pragma once
 
 #include "conv2d/conv2d.h"

@@ -1,4 +1,4 @@
-// Where a padded image finds a row or column that lies outside it.
+// This says where a padded image finds a row or column that lies outside it.
 #pragma once
 
 #include "conv2d/conv2d.h"

@@ -26,7 +26,7 @@ inline Divisor divisor_of(uint32_t by) {
     return {static_cast<uint32_t>(((uint64_t{1} << (31 + log2)) + by - 1) / by), 31 + log2};
 }
 
-// How x is read:
+// This says how x is read:
 //   vectors    16 bytes of channels at once
 //   elements   element by element, all within 4 GB of a tile's first
 //   anything   element by element, wherever they are, with any padding, in small tiles
@@ -69,7 +69,7 @@ struct ConvGemmParams {
     int64_t filter_stride;
     uint32_t filter_step, filter_wrap;  // to the next step; added to that after every `taps` steps
 
-    // How out is stored.
+    // This says how out is stored.
     bool along_filters;               // lanes lie along filters, else along pixels
     bool vector_stores, pair_stores;  // 8 or 2 elements along there are aligned, in out and the residual
     int64_t part_stride;              // elements, from a part's sums to the next
@@ -120,7 +120,7 @@ HIPCONV_INLINE constexpr int gemm_shared_bytes(GemmShape shape, int wave_size) {
     return operands > epilogue_tiles ? operands : epilogue_tiles;
 }
 
-// Whether a matrix unit has a tile. One that it does not have compiles to an empty kernel, which is never launched.
+// Tells whether a matrix unit has a tile. One that it does not have compiles to an empty kernel, which is never launched.
 template <typename T>
 HIPCONV_INLINE constexpr bool gemm_tile_is_legal(MatrixUnit unit, int tile_m, int tile_n, XForm form = XForm::vectors) {
     if (form == XForm::patches && unit != MatrixUnit::mma_sync) return false;

@@ -65,7 +65,7 @@ struct GemmLayout {
     int64_t workspace_bytes(int split_k) const { return packed_bytes + (split_k > 1 ? out_elements * 4 * split_k : 0); }
 };
 
-// Whether tiles of tile_m pixels are patches of so many columns: taps are 3x3 of stride 1, and few pixels of the patches lie
+// Tells whether tiles of tile_m pixels are patches of so many columns: taps are 3x3 of stride 1, and few of their pixels lie
 // beyond the image. python/hipconv/ops/conv2d/costs.py has the same rule, and op_tests/conv2d/test_router.py checks that both
 // agree.
 inline bool patches_serve(const Conv2dParams& p, const GemmLayout& l, int tile_m, int columns) {
@@ -82,7 +82,7 @@ inline const char* refusal_of_split(const Conv2dPlan& plan, const GemmLayout& l,
     return "split_k from 1 to 64, up to the steps of its product";
 }
 
-// Whether so many consecutive elements of out and of the residual are an aligned vector, wherever a tile begins: along a
+// Tells whether so many consecutive elements of out and of the residual are an aligned vector, wherever a tile begins: along a
 // group's filters, or along an image's pixels.
 inline bool stores_by(int elements, const Conv2dParams& p, const GemmLayout& l, const ConvGemmParams& g) {
     const auto fits = [&](const Image& image, DType dtype) {

@@ -1,4 +1,4 @@
-// The kernel that packs filters which the GEMMs cannot read in place, and its launch.
+// This kernel packs filters which the GEMMs cannot read in place.
 #include <hip/hip_runtime.h>
 
 #include "launch/check.h"

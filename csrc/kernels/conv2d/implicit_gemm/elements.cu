@@ -1,4 +1,4 @@
-// The instances of the implicit GEMM for 16-bit types that read x element by element.
+// This file has the instances of the implicit GEMM for 16-bit types that read x element by element.
 #include <hip/hip_runtime.h>
 
 #include "kernel.h"

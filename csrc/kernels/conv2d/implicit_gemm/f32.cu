@@ -1,4 +1,4 @@
-// The instances of the implicit GEMM for f32.
+// This file has the instances of the implicit GEMM for f32.
 #include <hip/hip_runtime.h>
 
 #include "kernel.h"

@@ -1,4 +1,4 @@
-// How a block loads the filters, step by step: where each of a thread's chunks comes from.
+// This says how a block loads the filters, step by step: where each of a thread's chunks comes from.
 #pragma once
 
 #include "../gemm/gemm.h"

@@ -1,4 +1,4 @@
-// How a block loads x for 3x3 taps of stride 1: a tile's pixels are a rectangle of an image, and LDS holds the patch of x that
+// A block loads x so for 3x3 taps of stride 1: a tile's pixels are a rectangle of an image, and LDS holds the patch of x that
 // they see, the rectangle with its halo, once for all nine taps, for a step's channels at a time. x is then read 1.3 to 1.4
 // times instead of nine times, in either layout, and gathering it across channels on the way costs little.
 #pragma once

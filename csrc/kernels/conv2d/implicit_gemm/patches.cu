@@ -1,4 +1,4 @@
-// The instances of the implicit GEMM for 16-bit types that read x in patches.
+// This file has the instances of the implicit GEMM for 16-bit types that read x in patches.
 #include <hip/hip_runtime.h>
 
 #include "kernel.h"

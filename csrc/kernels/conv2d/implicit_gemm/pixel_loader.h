@@ -1,4 +1,4 @@
-// How a block loads x, step by step: where each of a thread's chunks comes from.
+// This says how a block loads x, step by step: where each of a thread's chunks comes from.
 #pragma once
 
 #include <type_traits>

@@ -22,14 +22,14 @@ inline int64_t reach(const Conv2dParams& p, const GemmLayout& l, int tile_m, boo
            l.element;
 }
 
-// How a tile reads x, and whether it lies within an image. Tiles across images waste nothing where images are small; tiles
+// Tells how a tile reads x, and whether it is in one image. Tiles across images waste nothing where images are small; tiles
 // within an image reach less far.
 struct Reading {
     XForm form;
     bool by_image;
 };
 
-// Whether a tile reads x in patches.
+// Tells whether a tile reads x in patches.
 inline bool takes_patches(const Conv2dParams& p, const GemmLayout& l, const Conv2dPlan& plan) {
     if (!kCopiesPastRegisters || p.dtype == DType::f32) return false;
     if (plan.tile_m < 128 || plan.tile_n != 128 || plan.split_k != 1) return false;

@@ -1,4 +1,4 @@
-// conv2d on GPUs: the algorithms, and the one that serves every call.
+// This file has the table of conv2d's algorithms on GPUs, and the one that serves every call.
 //
 // `naive`: a thread makes one output at a time, by the formula, with f32 sums. Any groups, dilation, strides, padding mode.
 // Lanes lie along the denser of out's channels and columns, so that neighbours write neighbouring addresses in both layouts.

@@ -32,7 +32,7 @@ inline bool has_windows(const Conv2dParams& p) {
     return p.in_channels <= kChunkChannels && p.groups == 1 && p.kernel_width > 1 && p.dilation_w == 1;
 }
 
-// How many pixels of a channel can be read as one vector; 1 unless images keep their size.
+// This says how many pixels of a channel can be read as one vector; 1 unless images keep their size.
 inline int pixels_of_vector(const Conv2dParams& p, const RepackedAxis& down, const RepackedAxis& across) {
     const bool as_they_are = down.step == 1 && across.step == 1 && down.pad == 0 && across.pad == 0 &&
                              down.size == p.in_height && across.size == p.in_width;

@@ -1,4 +1,4 @@
-// The instances of the warpgroup GEMM whose producer waves gather x.
+// This file has the instances of the warpgroup GEMM whose producer waves gather x.
 #include <hip/hip_runtime.h>
 
 #include "kernel.h"

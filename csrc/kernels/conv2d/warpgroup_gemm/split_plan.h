@@ -1,4 +1,4 @@
-// How a call's sums are split (split-K), and the workspace that this takes.
+// This says how a call's sums are split (split-K), and the workspace that this takes.
 #pragma once
 
 #include <chrono>

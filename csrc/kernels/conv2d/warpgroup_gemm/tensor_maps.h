@@ -1,4 +1,4 @@
-// The tensor maps of x and of the filters.
+// This makes the tensor maps of x and of the filters.
 #pragma once
 
 #include "x_source.h"

@@ -1,4 +1,4 @@
-// How x reaches LDS in a call, by TMA or gathered by waves, and whether its tiles are patches.
+// This says how x reaches LDS in a call, by TMA or gathered by waves, and whether its tiles are patches.
 #pragma once
 
 #include "../gemm/layout.h"
@@ -6,7 +6,7 @@
 
 namespace hipconv {
 
-// Whether the fields of an im2col tensor map are wide enough for the call.
+// Tells whether the fields of an im2col tensor map are wide enough for the call.
 inline bool fits_im2col(const Conv2dParams& p) {
     const auto fits = [](int64_t first, int64_t last, int64_t taps, int64_t dilation, int64_t step) {
         return first >= -128 && last >= -128 && last <= 127 && (taps - 1) * dilation <= 255 && step <= 8;
@@ -28,7 +28,7 @@ inline bool fits_tma(const Conv2dParams& p, const GemmLayout& l, int tile_m) {
     return patches_serve(p, l, tile_m, kNarrow) || fits_im2col(p);
 }
 
-// Whether each eight consecutive pixels, of a row of x or of a whole image, are an aligned vector in every channel.
+// Tells whether each eight consecutive pixels, of a row of x or of a whole image, are an aligned vector in every channel.
 inline bool has_vectors_of_pixels(const Conv2dParams& p) {
     return (p.x.column_stride == 1 || p.in_width == 1) && p.in_width % 8 == 0 && is_aligned(p.x.data) &&
            multiple_of(p.x.channel_stride, p.in_channels, 8) && multiple_of(p.x.row_stride, p.in_height, 8) &&
@@ -42,7 +42,7 @@ inline bool has_whole_images(const Conv2dParams& p, const GemmLayout& l) {
            multiple_of(p.x.batch_stride, p.batch, 8);
 }
 
-// How x reaches LDS, if it can at all, and the columns of a tile's patch or 0.
+// This says how x reaches LDS, if it can at all, and the columns of a tile's patch or 0.
 struct XSource {
     bool serves, by_tma;
     int columns;

@@ -1,4 +1,4 @@
-"""What a causal conv1d call would run, without running it."""
+"""This is what a causal conv1d call would run, without running it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Conv1dPlan:
 
     @property
     def floor(self) -> str:
-        """What bounds the time from below."""
+        """Return what bounds the time from below."""
         return f"a copy kernel's time for {si(self.bytes_moved)}B, read and written together"
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What `torch.vmap` makes of ``torch.ops.hipconv.causal_conv1d_fn`` and ``causal_conv1d_bwd``."""
+"""`torch.vmap` has rules here for ``torch.ops.hipconv.causal_conv1d_fn`` and ``causal_conv1d_bwd``."""
 
 from __future__ import annotations
 

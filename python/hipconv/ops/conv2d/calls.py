@@ -23,7 +23,7 @@ from .router import Choice
 
 
 class Request(NamedTuple):
-    """What a call asks for beside what it computes."""
+    """This is what a call asks for beside what it computes."""
 
     out_dtype: torch.dtype | None
     algorithm: str
@@ -45,7 +45,7 @@ def prepare(
     target: Target, card: Card, x: Kind, weight: Kind, bias: Kind | None, residual: Kind | None, out: Kind | None, o: Options, r: Request,
     pin: Choice | None = None,
 ) -> Prepared:  # fmt: skip
-    """How tensors of these kinds are convolved by the kernels of `target`, as the kernels would be on `card`.
+    """Prepare how tensors of these kinds are convolved by the kernels of `target`, as the kernels would be on `card`.
 
     A `pin` is taken where it serves the call.
 

@@ -1,4 +1,4 @@
-"""How long each algorithm of conv2d takes, estimated, with its best tile and number of parts.
+"""This estimates how long each algorithm of conv2d takes, with its best tile and number of parts.
 
 An algorithm's estimate is a function of the problem, the card, the tiles that the algorithm has for the call, and the bytes that the parts
 of split sums may take.
@@ -26,7 +26,7 @@ class Estimate(NamedTuple):
 
 
 def last_resort(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
-    """Of an algorithm that is taken only where no other one serves: it takes longer than any."""
+    """Estimate an algorithm that is taken only where no other one serves: it takes longer than any."""
     return Estimate(math.inf, _tile(problem, card, tiles) if tiles else (0, 0))
 
 
@@ -37,7 +37,7 @@ _REPACKED_BYTES = 3.4e6  # read and written in a microsecond
 
 
 def repacked(problem: Problem) -> Problem:
-    """What the GEMM gets of x as conv2d/repacked/repacked.cu lays it out: a filter's row of few channels as one vector of channels."""
+    """The GEMM gets this of x as conv2d/repacked/repacked.cu lays it out: a filter's row of few channels as one vector of channels."""
     if problem.in_channels > 8 or problem.kernel[1] == 1 or problem.groups > 1 or problem.dilation[1] > 1:
         return problem
     return problem._replace(in_channels=8 * problem.kernel[1], kernel=(problem.kernel[0], 1), stride=(problem.stride[0], 1))
@@ -69,7 +69,7 @@ def relaid_implicit_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_l
 
 
 def _gemm_us(problem: Problem, card: Card, workspace_limit: int) -> float:
-    """Of the GEMM on x that it reads by vectors: the same whether x was repacked or not."""
+    """Estimate the GEMM on x that it reads by vectors: the same whether x was repacked or not."""
     parts = _parts(problem, card, blocks_of(problem, _GEMM_TILE), workspace_limit)
     steps = -(-problem.products // STEP) / parts
     us = _rounds(problem, card, _GEMM_TILE, parts) * (steps * _GEMM_STEP + _GEMM_REST)
@@ -173,7 +173,7 @@ def _warpgroups(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int
 
 
 def _has_patches(problem: Problem, tile_m: int, columns: int) -> bool:
-    """Whether one stage serves all taps: as patches_serve in csrc/kernels/conv2d/gemm/layout.h has it."""
+    """Tell whether one stage serves all taps: as patches_serve in csrc/kernels/conv2d/gemm/layout.h has it."""
     if (problem.kernel, problem.stride, problem.dilation) != ((3, 3), (1, 1), (1, 1)):
         return False
     covered = [-(-size // of) * of for size, of in zip(problem.out_size, (tile_m // columns, columns), strict=True)]
@@ -197,5 +197,5 @@ def _parts(problem: Problem, card: Card, blocks: int, workspace_limit: int) -> i
 
 
 def workspace_bytes(problem: Problem, parts: int) -> int:
-    """Of f32 partial sums; the kernel may round it up."""
+    """Count those of f32 partial sums; the kernel may round it up."""
     return 0 if parts == 1 else 4 * parts * problem.pixels * problem.out_channels

@@ -46,7 +46,7 @@ class _Conv2d(SingleLevelFunction):
 
 
 def _sums(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, dtype: torch.dtype = torch.float32) -> Tensor:
-    """What the call sums up, of tensors in the place of its own; no autocast touches them."""
+    """Compute what the call sums up, of tensors in the place of its own; no autocast touches them."""
     o: Options = ctx.options
     with without_autocast():
         return torch.ops.hipconv.conv2d.default(

@@ -109,7 +109,7 @@ def _run(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor | None, o: Options,
     out_dtype: torch.dtype | None, algorithm: str, workspace_limit: int,
 ) -> Tensor:  # fmt: skip
-    """What `hipconv.conv2d` does with images in batches: past the operator, where nothing looks on, or through it."""
+    """Do what `hipconv.conv2d` does with images in batches: past the operator, where nothing looks on, or through it."""
     inputs = (x, weight, bias, residual)
     wants_gradient = torch.is_grad_enabled() and (
         x.requires_grad

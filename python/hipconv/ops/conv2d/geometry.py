@@ -1,4 +1,4 @@
-"""What the arguments of a conv2d mean: strides, padding and shapes as plain integers, checked before anything runs.
+"""The arguments of a conv2d mean this: strides, padding and shapes as plain integers, checked before anything runs.
 
 Nothing here looks at a tensor's memory. Integers may be symbolic (torch.SymInt).
 """
@@ -230,7 +230,7 @@ def check_places(x: Tensor, **others: Tensor | None) -> None:
 
 
 def is_channels_last(x: Tensor, weight: Tensor) -> bool:
-    """Whether channels are the denser axis of x: of weight where x has one channel or one pixel, and not if that leaves it open too."""
+    """Tell whether channels are the denser axis of x: of weight where x has one channel or pixel, and not if that leaves it open too."""
     for tensor in (x, weight):
         _, channels, height, width = tensor.shape
         if channels != 1 and (height != 1 or width != 1):

@@ -32,7 +32,7 @@ library.define(f"conv2d_out(Tensor(a!) out, {_ARGUMENTS}) -> ()")
 
 
 def options_of(stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int, padding_mode: str, activation: str):
-    """Of an operator's arguments: what `geometry.options` makes of the public function's, checked there again."""
+    """Make of an operator's arguments what `geometry.options` makes of the public function's, checked there again."""
     if len(stride) != 2 or len(padding) != 4 or len(dilation) != 2:
         raise ValueError(f"stride, padding, dilation: got {stride}, {padding}, {dilation}, expected 2, 4 and 2 integers")
     return geometry.options((1, 1), tuple(stride), tuple(padding), tuple(dilation), groups, padding_mode, activation)
@@ -100,7 +100,7 @@ def into(
 
 
 def on_cpu(x: Tensor) -> bool:
-    """Whether torch computes it, not the kernels."""
+    """Tell whether torch computes it, not the kernels."""
     return x.device.type == "cpu" and targets.of(x.device).backend == "cpu"
 
 
@@ -138,7 +138,7 @@ def with_padding(x: Tensor, o: Options) -> tuple[Tensor, tuple[int, int]]:
 
 @functools.cache
 def _fast_on_cpu(dtype: torch.dtype) -> bool:
-    """Whether oneDNN convolves in `dtype` here; torch's own loops, which take over where it does not, are many times slower than f32."""
+    """Tell whether oneDNN convolves in `dtype` here; torch's own loops, which take over elsewhere, are many times slower than f32."""
     supports = {torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported, torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported}
     return dtype == torch.float32 or supports[dtype]()
 

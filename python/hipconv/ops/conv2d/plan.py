@@ -1,4 +1,4 @@
-"""What a conv2d call would run, without running it."""
+"""This is what a conv2d call would run, without running it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .geometry import Ints, Padding, kind_of
 
 @dataclasses.dataclass(frozen=True)
 class Conv2dPlan:
-    """What a call launches, and what it has to move and compute. `print` it for a summary."""
+    """This is what a call launches, and what it has to move and compute. `print` it for a summary."""
 
     target: str
     """The backend and architecture, e.g. "rocm gfx942"."""
@@ -31,7 +31,7 @@ class Conv2dPlan:
     chosen_by: str
     """"auto", "algorithm" (the keyword), "HIPCONV_CONV2D_ALGORITHM", or "the empty result"."""
     why: str
-    """What the choice among the algorithms and tiles rests on."""
+    """Return what the choice among the algorithms and tiles rests on."""
     serves: tuple[str, ...]
     """Every algorithm that can serve the call, the fastest first."""
     bytes_moved: int
@@ -43,7 +43,7 @@ class Conv2dPlan:
 
     @property
     def floor(self) -> str:
-        """What bounds the time from below."""
+        """Return what bounds the time from below."""
         return f"the longer of {si(self.flops)}FLOP at the card's rate and a copy kernel's time for {si(self.bytes_moved)}B"
 
     def __str__(self) -> str:

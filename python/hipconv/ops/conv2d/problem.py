@@ -1,4 +1,4 @@
-"""What the choice of a conv2d's algorithm depends on: what the call is, and what the card is."""
+"""This is what the choice of a conv2d's algorithm depends on: what the call is, and what the card is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Problem(NamedTuple):
-    """What a call is, as far as the choice depends on it."""
+    """This is what a call is, as far as the choice depends on it."""
 
     batch: int
     in_channels: int
@@ -28,7 +28,7 @@ class Problem(NamedTuple):
 
     @property
     def filters(self) -> int:
-        """Of a group."""
+        """Count those of a group."""
         return self.out_channels // self.groups
 
     @property

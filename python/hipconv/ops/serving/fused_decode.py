@@ -106,7 +106,7 @@ def fused_reshape_causal_conv1d_update_single_token(
 def _parts(
     x: Tensor, ba: Tensor, rows: int, heads: tuple[int, int, int, int], layout: str, z_out: Tensor, core_attn_out: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the first rows: qkv (rows, dim), z (rows, groups, channels), and b and a (2, rows, groups, heads); views where they can be."""
+    """Split the first rows: qkv (rows, dim), z (rows, groups, channels), and b and a (2, rows, groups, heads); views where they can be."""
     k_heads, v_heads, k_dim, v_dim = heads
     for name, value in zip(("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim"), heads, strict=True):
         if value < 1:
@@ -160,7 +160,7 @@ def _check_written(written: dict[str, Tensor], others: dict[str, Tensor | None])
 
 
 def _may_overlap(a: Tensor, b: Tensor) -> bool:
-    """Whether the addresses between the first and the last element of both meet; `a` has no gaps."""
+    """Tell whether the addresses between the first and the last element of both meet; `a` has no gaps."""
     if torch.compiler.is_compiling() or a.is_meta or a.device != b.device or b.layout is not torch.strided:
         return False
     if not a.numel() or not b.numel():

@@ -19,7 +19,7 @@ from .options import DECODE_WRITES, PREFILL_TENSORS, DecodeTensors, PrefillOptio
 
 
 def _decode_arguments(pool: str, window: str, parent: str) -> str:
-    """What both forms take after their outputs and x; the letters mark what is written. `state_at_end`: the window is in the last columns
+    """Both forms take this after their outputs and x; the letters mark what is written. `state_at_end`: the window is in the last columns
     of a slot.
     """
     written = dict(zip(DECODE_WRITES, (window, parent), strict=True))

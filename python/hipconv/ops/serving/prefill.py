@@ -62,7 +62,7 @@ def causal_conv1d_fn(
             prefix caching: columns of the block table. The initial state is read from column `initial_state_idx` (None: 0), the final
             state goes to `block_idx_last_scheduled_token`, and the state at each boundary of `block_size_to_align` tokens that the
             sequence crosses before its end (counting the `num_computed_tokens` before this call) goes to the columns from
-            `block_idx_first_scheduled_token` on. A boundary closer than width - 1 tokens to the begin takes what is missing from the
+            `block_idx_first_scheduled_token` on. A boundary closer than width - 1 tokens to the start takes what is missing from the
             initial state.
         block_size_to_align: tokens of a cache block; any positive number. None or 0 where there are no such arguments.
         metadata, seq_lens_cpu: accepted and not needed.
@@ -203,7 +203,7 @@ def causal_conv1d_split_qkv(
 
 
 def compute_causal_conv1d_metadata(query_start_loc: object, *, device: object = None) -> tuple[None, None, None]:
-    """What vLLM's and ATOM's function of this name prepares on the host: nothing, because nothing is needed. It costs nothing, and does
+    """Prepare what vLLM's and ATOM's function of this name does: nothing, because nothing is needed. It costs nothing, and does
     not look at its arguments.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What ``validate_data=True`` checks: the values of index tensors, read back from the device, of a call whose shapes and dtypes are right.
+"""``validate_data=True`` checks these: the values of index tensors, read back from the device, of a call whose shapes and dtypes are right.
 
 Refused are numbers outside of what they count or index, for which a kernel silently takes a row for padding or leaves something out,
 and slots for which rows race. Only what a kernel looks at is looked at: no entry of a block table that no row uses, and nothing of a
