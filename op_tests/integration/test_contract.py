@@ -42,13 +42,14 @@ DROP_IN_MODULES = ("causal_conv1d_cuda", "causal_conv1d_interface", "causal_conv
 NAMES = {
     "hipconv": (
         "__version__", "causal_conv1d", "causal_conv1d_fn", "causal_conv1d_fwd", "causal_conv1d_plan", "causal_conv1d_update", "conv2d",
-        "conv2d_plan", "errors", "install_as_causal_conv1d", "nn", "reference", "reference_training", "serving", "warmup",
+        "conv2d_plan", "errors", "install_as_causal_conv1d", "nn", "reference", "reference_training", "replace_conv2d", "serving",
+        "warmup",
     ),
     "hipconv.serving": (
         "causal_conv1d_fn", "causal_conv1d_split_qkv", "causal_conv1d_update", "causal_conv1d_update_split_qkv",
         "compute_causal_conv1d_metadata", "fused_reshape_causal_conv1d_update_single_token",
     ),
-    "hipconv.nn": ("CausalConv1d", "ShortConvolution"),
+    "hipconv.nn": ("CausalConv1d", "Conv2d", "ShortConvolution"),
     "hipconv.errors": (
         "BadRegistry", "BuildDisabled", "BuildError", "CacheUntrusted", "CacheUnwritable", "CaptureError", "JitError", "MissingToolchain",
         "UnknownModule",

@@ -8,6 +8,7 @@ from .jit import cache as cache
 from .jit import registry as registry
 from .jit import targets as targets
 from .jit import warmup
+from .nn.replace import replace_conv2d
 from .ops.conv1d.forward import causal_conv1d, causal_conv1d_fwd
 from .ops.conv1d.plan import causal_conv1d_plan
 from .ops.conv1d.step import causal_conv1d_update
@@ -31,6 +32,7 @@ __all__ = [
     "reference",
     "reference_training",
     "reference_update",
+    "replace_conv2d",
     "serving",
     "warmup",
 ]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .arguments import (
+from ..arguments import (
     SILU,
     describe,
     flag,
@@ -25,8 +25,8 @@ from .arguments import (
     storage_of,
     wrong_output,
 )
-from .ops.conv1d.step import causal_conv1d_update
-from .ops.conv1d.training import causal_conv1d_fn, causal_conv1d_with_states
+from ..ops.conv1d.step import causal_conv1d_update
+from ..ops.conv1d.training import causal_conv1d_fn, causal_conv1d_with_states
 
 __all__ = ["CausalConv1d", "ShortConvolution"]
 
@@ -72,7 +72,7 @@ class CausalConv1d(torch.nn.Conv1d):
             (batch, dim, seqlen), in the memory layout of `x`; with return_final_states also the states, (batch, dim, width - 1).
         """
         if self.group is not None:
-            from . import distributed
+            from .. import distributed
 
             return distributed.causal_conv1d(
                 x, self.weight[:, 0], self.bias, group=self.group, seq_idx=seq_idx, initial_states=initial_states,
@@ -312,10 +312,10 @@ class ShortConvolution(torch.nn.Conv1d):
         cu_seqlens: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
         """`forward` of this rank's tokens."""
-        from . import distributed
-        from .distributed.groups import group_of
-        from .distributed.halo import last
-        from .distributed.header import refuse
+        from .. import distributed
+        from ..distributed.groups import group_of
+        from ..distributed.halo import last
+        from ..distributed.header import refuse
 
         try:
             require_kinds(ShortConvolution.forward, locals() | {"chunk_indices": None, "kwargs": {}})

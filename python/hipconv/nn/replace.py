@@ -1,0 +1,302 @@
+"""The convolutions of a model, replaced by ours, and what follows them taken into them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import dataclasses
+import functools
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.nn.utils.fusion import fuse_conv_bn_weights
+
+from ..arguments import describe, require_kinds
+from ..ops.conv2d.activations import LEAKY_SLOPE
+from .conv2d import SERVED, Conv2d
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplacedLayer:
+    """What became of a convolution."""
+
+    name: str
+    """Its name in the model."""
+    replaced: bool
+    taken_in: tuple[str, ...]
+    """The names of the layers that it computes now, too: a batch norm, an activation."""
+    why: str
+    """Why it, or what follows it, was left; empty where nothing was."""
+
+
+class Replacement:
+    """What `replace_conv2d` did. Print it for a table; `undo` it to have the model as it was."""
+
+    def __init__(self, layers: list[ReplacedLayer], steps: list[Callable[[], object]]) -> None:
+        self.layers = layers
+        self._steps = steps
+
+    @property
+    def replaced(self) -> int:
+        """How many convolutions were replaced."""
+        return sum(layer.replaced for layer in self.layers)
+
+    def undo(self) -> None:
+        """Put the model's own layers back; a second call does nothing. Layers without a folded batch norm have shared their parameters
+        all the while, and keep what training made of them; the others are as they were."""
+        while self._steps:
+            self._steps.pop()()
+
+    def __str__(self) -> str:
+        rows = [("layer", "", "takes in", "why not more")]
+        rows += [(layer.name, "replaced" if layer.replaced else "left", ", ".join(layer.taken_in), layer.why) for layer in self.layers]
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        return "\n".join([*lines, f"{self.replaced} of {len(self.layers)} convolutions are replaced"])
+
+
+def replace_conv2d(
+    model: torch.nn.Module, *, fold_batchnorm: bool = False, fuse_activations: bool = True, channels_last: bool = True
+) -> Replacement:
+    """Replace each `torch.nn.Conv2d` in `model`, in place, by a `hipconv.nn.Conv2d` that shares its parameters.
+
+    What follows a convolution is found by `torch.fx`, which follows `forward` in the mode that the model is in, or, where that cannot be
+    followed, in each `torch.nn.Sequential`, whose children are taken to be called one after another.
+
+    Args:
+        model: any module but a convolution itself.
+        fold_batchnorm: multiply a following BatchNorm2d that is in eval mode, with running statistics, into the convolution's weight and
+            bias, which are new parameters then. The batch norm leaves the model and its state dict until `undo`.
+        fuse_activations: let the kernel compute an activation layer if nothing but it follows the convolution or its folded batch norm.
+        channels_last: have the weights in channels_last memory, and 4-dimensional arguments of the model converted to it by a forward
+            pre-hook. It is the layout in which the kernels are fastest.
+
+    Returns:
+        What was replaced, and what was left and why: a table when printed, with an `undo()`. Subclasses of `torch.nn.Conv2d`, layers with
+        hooks, and dtypes other than float32, float16 and bfloat16 are left.
+
+    Raises:
+        TypeError: an argument of the wrong kind.
+        ValueError: the model is itself a convolution. The model is not changed then.
+    """
+    require_kinds(replace_conv2d, locals())
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model: got {describe(model)}, expected a torch.nn.Module")
+    if isinstance(model, torch.nn.Conv2d):
+        raise ValueError(f"model: got a {type(model).__name__} itself, expected a module that holds convolutions")
+    layers: list[ReplacedLayer] = []
+    steps: list[Callable[[], object]] = []
+    names = _names(model)
+    next_of = _next_in_graph(model) or _next_in_sequentials(model)
+    made: list[Conv2d] = []
+    for layer, places in names.items():
+        if not isinstance(layer, torch.nn.Conv2d) or isinstance(layer, Conv2d):
+            continue
+        if why := _why_left(layer):
+            layers += [ReplacedLayer(name, False, (), why) for name in places]
+            continue
+        new = Conv2d.from_torch(layer)
+        taken, why = _take_in(new, layer, names, next_of, fold_batchnorm, fuse_activations)
+        for name in places:
+            _put(model, name, new, steps)
+        for name, instead in taken.items():
+            _put(model, name, instead, steps)
+        layers += [ReplacedLayer(name, True, tuple(taken), why) for name in places]
+        made.append(new)
+    if channels_last and made:
+        for new in made:
+            _lay_out(new.weight, steps)
+        steps.append(model.register_forward_pre_hook(_in_channels_last, with_kwargs=True).remove)
+    return Replacement(layers, steps)
+
+
+# ---- what follows a layer ----------------------------------------------------------------------------------------------------------
+
+Next = dict[torch.nn.Module, torch.nn.Module]
+"""For a layer that is called once, and whose result goes to one layer alone, which is called once: that layer."""
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, (torch.nn.Conv2d, torch.nn.BatchNorm2d)) or super().is_leaf_module(m, module_qualified_name)
+
+
+def _next_in_graph(model: torch.nn.Module) -> Next | None:
+    """As the graph of the model's forward has it; None if fx cannot follow it."""
+    try:
+        graph = _Tracer().trace(model)
+    except Exception:  # whatever the model's own code raises for what fx hands it
+        return None
+    calls: dict[torch.nn.Module, list[fx.Node]] = {}
+    for node in graph.nodes:
+        if node.op == "call_module":
+            calls.setdefault(model.get_submodule(str(node.target)), []).append(node)
+    result: Next = {}
+    for layer, nodes in calls.items():
+        users = list(nodes[0].users)
+        if len(nodes) != 1 or len(users) != 1 or users[0].op != "call_module" or users[0].args != (nodes[0],) or users[0].kwargs:
+            continue
+        after = model.get_submodule(str(users[0].target))
+        if len(calls[after]) == 1:
+            result[layer] = after
+    return result
+
+
+def _next_in_sequentials(model: torch.nn.Module) -> Next:
+    result: Next = {}
+    names = _names(model)
+    for parent in model.modules():
+        if not isinstance(parent, torch.nn.Sequential) or type(parent).forward is not torch.nn.Sequential.forward:
+            continue
+        children = list(parent)
+        for layer, after in itertools.pairwise(children):
+            if len(names[layer]) == len(names[after]) == 1 and children.count(layer) == children.count(after) == 1:
+                result[layer] = after
+    return result
+
+
+# ---- what a convolution takes in ---------------------------------------------------------------------------------------------------
+
+
+def _take_in(
+    new: Conv2d,
+    layer: torch.nn.Conv2d,
+    names: dict[torch.nn.Module, list[str]],
+    next_of: Next,
+    fold_batchnorm: bool,
+    fuse_activations: bool,
+) -> tuple[dict[str, torch.nn.Module], str]:
+    """Have `new`, which replaces `layer`, compute what follows that one.
+
+    Returns by name what stands in the place of each layer that is taken in, and why the next one is not.
+    """
+    taken: dict[str, torch.nn.Module] = {}
+    after = next_of.get(layer)
+    activation: torch.nn.Module | None = after
+    if isinstance(after, torch.nn.BatchNorm2d):
+        if not fold_batchnorm:
+            return taken, ""
+        if why := _why_not_folded(new, after):
+            return taken, f"{names[after][0]} {why}"
+        _fold(new, after)
+        own = getattr(after, "act", None) if type(after) is not torch.nn.BatchNorm2d else None  # timm's BatchNormAct2d
+        if own is not None and type(own) is not torch.nn.Identity:
+            name = _name_of_activation(own) if fuse_activations else None
+            new.activation = name or "none"
+            taken.update(dict.fromkeys(names[after], own if name is None else torch.nn.Identity()))
+            return taken, ""
+        taken.update(dict.fromkeys(names[after], torch.nn.Identity()))
+        activation = next_of.get(after)
+    if fuse_activations and activation is not None and not _has_hooks(activation):
+        name = _name_of_activation(activation)
+        if name is not None:
+            new.activation = name
+            taken.update(dict.fromkeys(names[activation], torch.nn.Identity()))
+    return taken, ""
+
+
+def _name_of_activation(layer: torch.nn.Module) -> str | None:
+    """What `hipconv.conv2d` calls the activation that a layer computes; None if it has it not."""
+    kind = type(layer)
+    if kind is torch.nn.GELU:
+        return {"none": "gelu", "tanh": "gelu_tanh"}.get(layer.approximate)  # type: ignore[call-overload]
+    if kind is torch.nn.LeakyReLU and layer.negative_slope != LEAKY_SLOPE:
+        return None
+    return _ACTIVATIONS.get(kind)
+
+
+_ACTIVATIONS = {
+    torch.nn.ReLU: "relu",
+    torch.nn.ReLU6: "relu6",
+    torch.nn.SiLU: "silu",
+    torch.nn.Sigmoid: "sigmoid",
+    torch.nn.Tanh: "tanh",
+    torch.nn.LeakyReLU: "leaky_relu",
+    torch.nn.Hardswish: "hardswish",
+}
+
+
+def _why_not_folded(new: Conv2d, norm: torch.nn.BatchNorm2d) -> str:
+    drop = getattr(norm, "drop", None)
+    if type(norm) is not torch.nn.BatchNorm2d and type(norm).__name__ != "BatchNormAct2d":
+        return f"is a {type(norm).__name__}, which may do more than a batch norm"
+    if drop is not None and type(drop) is not torch.nn.Identity:
+        return "drops out channels"
+    if norm.training:
+        return "is in training mode: call model.eval() first"
+    if norm.running_mean is None or norm.running_var is None:
+        return "has no running statistics"
+    if norm.num_features != new.out_channels:
+        return f"has {norm.num_features} channels"
+    return "has hooks" if _has_hooks(norm) else ""
+
+
+def _fold(new: Conv2d, norm: torch.nn.BatchNorm2d) -> None:
+    """Multiply a batch norm into new parameters of `new`; in float32 at least."""
+    weight, bias = new.weight, new.bias
+    widest = torch.promote_types(weight.dtype, torch.float32)
+
+    def wide(tensor: Tensor | None) -> Any:
+        return None if tensor is None else tensor.detach().to(widest)
+
+    folded = fuse_conv_bn_weights(
+        wide(weight), wide(bias), wide(norm.running_mean), wide(norm.running_var), norm.eps, wide(norm.weight), wide(norm.bias)
+    )
+    new.weight, new.bias = (torch.nn.Parameter(t.detach().to(weight.dtype), requires_grad=weight.requires_grad) for t in folded)
+
+
+# ---- the model ---------------------------------------------------------------------------------------------------------------------
+
+
+def _names(model: torch.nn.Module) -> dict[torch.nn.Module, list[str]]:
+    """Each module's names: a module may have several."""
+    names: dict[torch.nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(module, []).append(name)
+    return names
+
+
+def _has_hooks(layer: torch.nn.Module) -> bool:
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return "forward" in layer.__dict__ or any(layer.__dict__.get(name) for name in hooks)
+
+
+def _why_left(layer: torch.nn.Conv2d) -> str:
+    if type(layer) is not torch.nn.Conv2d:
+        return f"is a {type(layer).__name__}, which may do more than a convolution"
+    if _has_hooks(layer):
+        return "has hooks"
+    if not isinstance(layer.weight, Tensor) or layer.weight.dtype not in SERVED:
+        return f"is of {getattr(layer.weight, 'dtype', type(layer.weight).__name__)}"
+    return ""
+
+
+def _put(model: torch.nn.Module, name: str, module: torch.nn.Module, steps: list[Callable[[], object]]) -> None:
+    """Set the module of this name; a step puts the one before back."""
+    parent, _, own = name.rpartition(".")
+    children = model.get_submodule(parent)._modules
+    steps.append(functools.partial(children.__setitem__, own, children[own]))
+    module.train(model.get_submodule(name).training)
+    children[own] = module
+
+
+def _lay_out(weight: Tensor, steps: list[Callable[[], object]]) -> None:
+    """Have a weight in channels_last memory; a step lays it out as before."""
+    if weight.is_contiguous(memory_format=torch.channels_last):
+        return
+
+    def restore() -> None:
+        weight.data = weight.data.contiguous()
+
+    weight.data = weight.data.contiguous(memory_format=torch.channels_last)
+    steps.append(restore)
+
+
+def _in_channels_last(_: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    def laid_out(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.dim() == 4 and value.is_floating_point():
+            return value.contiguous(memory_format=torch.channels_last)
+        return value
+
+    return tuple(map(laid_out, args)), {name: laid_out(value) for name, value in kwargs.items()}
