@@ -19,7 +19,7 @@ from .conv2d import SERVED, Conv2d
 
 @dataclasses.dataclass(frozen=True)
 class ReplacedLayer:
-    """What became of a convolution."""
+    """A convolution of the model, and its fate."""
 
     name: str
     """Its name in the model."""
@@ -31,7 +31,7 @@ class ReplacedLayer:
 
 
 class Replacement:
-    """What `replace_conv2d` did. Print it for a table; `undo` it to have the model as it was."""
+    """The result of `replace_conv2d`. Print it for a table; `undo` it to have the model as it was."""
 
     def __init__(self, layers: list[ReplacedLayer], steps: list[Callable[[], object]]) -> None:
         self.layers = layers
@@ -39,7 +39,7 @@ class Replacement:
 
     @property
     def replaced(self) -> int:
-        """How many convolutions were replaced."""
+        """The number of convolutions that were replaced."""
         return sum(layer.replaced for layer in self.layers)
 
     def undo(self) -> None:
@@ -197,7 +197,7 @@ def _take_in(
 
 
 def _name_of_activation(layer: torch.nn.Module) -> str | None:
-    """What `hipconv.conv2d` calls the activation that a layer computes; None if it has it not."""
+    """The name that `hipconv.conv2d` has for the activation that a layer computes; None if there is none."""
     kind = type(layer)
     if kind is torch.nn.GELU:
         return {"none": "gelu", "tanh": "gelu_tanh"}.get(layer.approximate)  # type: ignore[call-overload]

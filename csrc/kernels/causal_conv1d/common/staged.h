@@ -54,8 +54,8 @@ inline StagedPlan staged_plan(const CausalConv1dInputs& in, bool along_channels,
     at_most(bits_up_to(pairs, kStagedThreadBits));
     at_most(bits_up_to(kMostPairsByTaps / tap_groups + 1, kStagedThreadBits + 1) - 1);
     if (tap_groups > kMostPairsByTaps || most < 0) return plan;
-    // Blocks have the pairs for which the fewest threads make nothing. Lines of memory want many where they are channels. What a
-    // tile reads in front of itself costs an eighth of what it makes.
+    // Blocks have the pairs for which the fewest threads make nothing. Lines of memory want many, if they are channels. A token
+    // that a tile reads in front of itself costs an eighth of one that it makes.
     int64_t least = INT64_MAX;
     for (int bits = along_channels && most > 4 ? 4 : along_channels ? most : 0; bits <= most; ++bits) {
         const int groups = 1 << (kStagedThreadBits - bits);
