@@ -17,6 +17,9 @@ void causal_conv1d_vector(const CausalConv1dFwdParams& params, void* workspace, 
 const char* causal_conv1d_shared_refusal(const CausalConv1dFwdParams& params);
 void causal_conv1d_shared(const CausalConv1dFwdParams& params, void* workspace, void* stream);
 
+const char* causal_conv1d_lines_refusal(const CausalConv1dFwdParams& params);
+void causal_conv1d_lines(const CausalConv1dFwdParams& params, void* workspace, void* stream);
+
 const char* causal_conv1d_staged_refusal(const CausalConv1dFwdParams& params);
 void causal_conv1d_staged(const CausalConv1dFwdParams& params, void* workspace, void* stream);
 
@@ -40,6 +43,7 @@ constexpr KernelRow<CausalConv1dFwdParams> kFwdKernels[] = {
     {"tile", causal_conv1d_tile_refusal, causal_conv1d_tile},
     {"vector", causal_conv1d_vector_refusal, causal_conv1d_vector, nullptr, vector_is_faster},
     {"shared", causal_conv1d_shared_refusal, causal_conv1d_shared, nullptr, shared_is_faster},
+    {"lines", causal_conv1d_lines_refusal, causal_conv1d_lines},
     {"staged", causal_conv1d_staged_refusal, causal_conv1d_staged},
     {"naive", nullptr, causal_conv1d_naive, nullptr, nullptr, causal_conv1d_naive_form},
 };
