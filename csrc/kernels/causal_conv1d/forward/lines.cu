@@ -18,6 +18,12 @@
 namespace hipconv {
 
 constexpr int kHalfRun = kLineRun / 2;
+// Blocks of a compute unit, by the registers that they need.
+template <typename T>
+constexpr int line_blocks(int width) {
+    return width <= 4 && sizeof(T) == 2 ? 4 : 3;
+}
+constexpr int64_t kEnoughBlocksOfLines = 2048;  // for a large card
 
 template <typename T>
 constexpr int kLineBytes = ((kLineBefore + (kTilePlaces >> kMostLineBits)) * static_cast<int>(sizeof(T)) / 16 | 1) * 16
@@ -71,38 +77,14 @@ HIPCONV_INLINE void load_parameters(const CausalConv1dInputs& in, int d, float (
     bias = in.bias ? load_parameter(global_pointer<const char>(in.bias), d * in.bias_stride, in.bias_dtype) : 0.0f;
 }
 
+// The sums of a thread's run. `sights` has a byte for each of its places.
 template <typename T, int kWidth>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kLineThreads, 3) causal_conv1d_fwd_lines(CausalConv1dFwdParams p, LinesPlan plan) {
+HIPCONV_INLINE void make_run(const char* own, Words4 sights, int width, const float (&weight)[kWidth], float bias,
+                             Pair (&sums)[kHalfRun]) {
     constexpr int kPast = kWidth - 1;
-    HIPCONV_SHARED(Words4, lds, kLineBytes<T> / 16);
-    HIPCONV_SHARED(uint32_t, found, kMostPlaces / 4);
-    const uint32_t block = blockIdx.y * gridDim.x + blockIdx.x;
-    if (block >= plan.all_blocks) return;
-    let_next_kernel_begin();
-    const LineTile tile(plan, block);
-    const auto share = [&]() -> LineShare<T> { return {first_parameter_again(p), plan, tile, reinterpret_cast<char*>(lds)}; };
-    const int thread = static_cast<int>(threadIdx.x), line = thread & ((1 << plan.line_bits) - 1);
-    const int run = thread >> plan.line_bits, d = tile.first_channel + channel_of_line(plan, line);
-
-    wait_for_kernel_before();
-    float weight[kWidth] = {}, bias = 0.0f;
-    if (d < p.dim) load_parameters<kWidth>(first_parameter_again(p), d, weight, bias);
-    bring_x<T>(share());
-    for (int n = thread; n < 1 << plan.place_bits; n += kLineThreads) {
-        const LinePlace place = tile.place(p, plan, n);
-        reinterpret_cast<uint8_t*>(found)[n] = place.is_token ? taps_of_token(first_parameter_again(p), place.b, place.t) : 0;
-    }
-    if (p.initial_states.data) {
-        __syncthreads();  // where vectors of channels have left zeros
-        bring_states<T>(share());
-    }
-    __syncthreads();
-
-    char* const own = share().at(line, run * kLineRun);
-    Pair window[kPast + kHalfRun], sums[kHalfRun];
+    Pair window[kPast + kHalfRun];
     load_window<T, kPast>(own, window);
-    const Words4 sights = reinterpret_cast<const Words4*>(found)[run];
-    const uint32_t all_see = (1u << (p.width - 1)) - 1, each_byte = 0x01010101u * all_see;
+    const uint32_t each_byte = 0x01010101u * ((1u << (width - 1)) - 1);
     bool sees_all = true, sees_one = true;  // itself only
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
@@ -112,7 +94,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kLineThreads, 3) causal_conv1d_fwd_lines(C
 #pragma unroll
     for (int t = 0; t < kHalfRun; ++t) sums[t] = twice(bias);
     if (__ballot(!sees_all) == 0) {
-        const int left_out = kWidth - p.width;
+        const int left_out = kWidth - width;
 #pragma unroll
         for (int i = 0; i < kPast; ++i) {
             if (i < left_out) continue;
@@ -132,22 +114,74 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kLineThreads, 3) causal_conv1d_fwd_lines(C
     }
 #pragma unroll
     for (int t = 0; t < kHalfRun; ++t) sums[t] = multiply_add(twice(weight[kPast]), window[t + kPast], sums[t]);
-    if (p.use_silu) {
-#pragma unroll
-        for (int t = 0; t < kHalfRun; ++t) sums[t] = silu(sums[t]);
+}
+
+// This says for each place of the tile what a token there sees.
+HIPCONV_INLINE void find_sights(const LinesCall& p, const LineTile& tile, uint8_t* found) {
+    for (int n = static_cast<int>(threadIdx.x); n < 1 << p.plan.place_bits; n += kLineThreads) {
+        const LinePlace place = tile.place(p, p.plan, n);
+        found[n] = place.is_token ? taps_of_token(p, tile.first_row + place.row, place.t) : uint8_t{0};
     }
-    if (p.seq_idx.data) {
-#pragma unroll
-        for (int t = 0; t < kHalfRun; ++t) {
-            const bool first = word(sights, t / 4) >> (t % 4 * 8 + kPaddingBit) & 1;
-            const bool second = word(sights, t / 4 + 2) >> (t % 4 * 8 + kPaddingBit) & 1;
-            sums[t] = make_pair(first ? 0.0f : low(sums[t]), second ? 0.0f : high(sums[t]));
+}
+
+template <typename T, int kWidth>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kLineThreads, line_blocks<T>(kWidth))
+    causal_conv1d_fwd_lines(LinesCall p) {
+    HIPCONV_SHARED(Words4, lds, kLineBytes<T> / 16);
+    HIPCONV_SHARED(uint32_t, found, kMostPlaces / 4);
+    const auto again = [&]() -> const LinesCall& { return first_parameter_again(p); };
+    const int thread = static_cast<int>(threadIdx.x);
+    const uint32_t rest = blockIdx.z * gridDim.y + blockIdx.y;
+    const bool channels_first = again().plan.channels_first;
+    const uint32_t block = channels_first ? rest : blockIdx.x, channel_block = channels_first ? blockIdx.x : rest;
+    if (block >= again().plan.blocks || channel_block >= again().plan.channel_blocks) return;
+    let_next_kernel_begin();
+    const int line_bits = again().plan.line_bits, line = thread & ((1 << line_bits) - 1), run = thread >> line_bits;
+    const int first_channel = static_cast<int>(channel_block << line_bits);
+
+    wait_for_kernel_before();
+    float weight[kWidth] = {}, bias = 0.0f;
+    const int d = first_channel + channel_of_line(again().plan, line);
+    if (d < again().dim) load_parameters<kWidth>(again(), d, weight, bias);
+    const uint32_t first_tile = block * again().plan.tiles_a_block;
+    uint32_t last_tile = first_tile + again().plan.tiles_a_block;
+    last_tile = last_tile < again().plan.tiles ? last_tile : again().plan.tiles;
+    for (uint32_t at = first_tile; at < last_tile; ++at) {
+        const LineTile tile(again().plan, at);
+        const auto share = [&]() -> LineShare<T> {
+            const LinesCall& call = again();
+            return {call, call.plan, tile, first_channel, reinterpret_cast<char*>(lds)};
+        };
+        if (at != first_tile) __syncthreads();  // the outputs are taken away
+        bring_x<T>(share());
+        find_sights(again(), tile, reinterpret_cast<uint8_t*>(found));
+        if (again().initial_states.data) {
+            __syncthreads();  // where vectors of channels have left zeros
+            bring_states<T>(share());
         }
+        __syncthreads();
+
+        char* const own = share().at(line, run * kLineRun);
+        Pair sums[kHalfRun];
+        make_run<T, kWidth>(own, reinterpret_cast<const Words4*>(found)[run], again().width, weight, bias, sums);
+        if (again().use_silu) {
+#pragma unroll
+            for (int t = 0; t < kHalfRun; ++t) sums[t] = silu(sums[t]);
+        }
+        if (again().seq_idx.data) {
+            const Words4 sights = reinterpret_cast<const Words4*>(found)[run];
+#pragma unroll
+            for (int t = 0; t < kHalfRun; ++t) {
+                const bool first = word(sights, t / 4) >> (t % 4 * 8 + kPaddingBit) & 1;
+                const bool second = word(sights, t / 4 + 2) >> (t % 4 * 8 + kPaddingBit) & 1;
+                sums[t] = make_pair(first ? 0.0f : low(sums[t]), second ? 0.0f : high(sums[t]));
+            }
+        }
+        __syncthreads();  // now outputs may take the place of inputs
+        store_run<T>(own, sums);
+        __syncthreads();
+        take_out<T>(share(), again().out);
     }
-    __syncthreads();  // now outputs may take the place of inputs
-    store_run<T>(own, sums);
-    __syncthreads();
-    take_out<T>(share(), first_parameter_again(p).out);
 }
 
 namespace {
@@ -171,6 +205,16 @@ Layout layout_of(const Sequences& s, int size) {
     found.in_words = begin_at(4);
     found.aligned = begin_at(16);
     return found;
+}
+
+LineTensor line_tensor(const Sequences& s, int size, LineMoves moves, bool aligned, int32_t pitch) {
+    return {moves, aligned, static_cast<int32_t>(s.dim_stride * size), static_cast<int32_t>(s.seqlen_stride * size),
+            s.batch_stride * size, (s.batch_stride - (pitch - 1) * s.seqlen_stride) * size};
+}
+bool steps_fit(const Sequences& s, int size) {
+    const int64_t limit = (int64_t{1} << 31) / size;
+    const auto fits = [&](int64_t stride) { return -limit < stride && stride < limit; };
+    return !s.data || (fits(s.dim_stride) && fits(s.seqlen_stride));
 }
 
 // Of 64, 32 and 16 lines, those that leave the fewest idle; wider tiles have longer lines of memory.
@@ -212,14 +256,16 @@ LinesPlan lines_plan(const CausalConv1dFwdParams& p) {
         if (s.dense && long_rows) return LineMoves::token_vectors;
         return p.seqlen < places / 4 ? LineMoves::rows : LineMoves::tokens;
     };
-    plan.x = {moves(x, true), x.aligned};
-    plan.out = {moves(out, false), out.aligned};
-    const auto either = [&](LineMoves m) { return plan.x.moves == m || plan.out.moves == m; };
+    const LineMoves x_moves = moves(x, true), out_moves = moves(out, false);
+    const auto either = [&](LineMoves m) { return x_moves == m || out_moves == m; };
     const int64_t past = p.initial_states.data ? p.width - 1 : 0;
     const auto whole = [&](int64_t n) { return either(LineMoves::token_vectors) ? (n + vector - 1) / vector * vector : n; };
     plan.head = static_cast<int32_t>(whole(past));
     const int64_t pitch = plan.head + whole(p.seqlen);
     plan.pitch = static_cast<int32_t>(pitch);
+    plan.x = line_tensor(p.x, size, x_moves, x.aligned, plan.pitch);
+    plan.out = line_tensor(p.out, size, out_moves, out.aligned, plan.pitch);
+    plan.states = line_tensor(p.initial_states, size, LineMoves::tokens, false, plan.pitch);
     plan.made = static_cast<int32_t>(either(LineMoves::rows) ? places / pitch * pitch : places);
     plan.of_pitch = pitch < places ? reciprocal_of(pitch) : 0;
     plan.of_seqlen = reciprocal_of(p.seqlen);
@@ -227,12 +273,18 @@ LinesPlan lines_plan(const CausalConv1dFwdParams& p) {
     plan.bytes = ((kLineBefore + places) * size / 16 | 1) * 16;
     plan.channels_first = !x.along_tokens;
     plan.states_by_channel = p.initial_states.data && !layout_of(p.initial_states, size).along_tokens;
-    plan.channel_blocks = static_cast<uint32_t>((int64_t{p.dim} + lines - 1) / lines);
-    const int64_t stream = pitch * p.batch;
-    if (p.seqlen >= 1 << 30 || plan.made <= 0 || static_cast<double>(pitch) * p.batch > 2e9) return plan;
-    plan.tiles = static_cast<uint32_t>((stream + plan.made - 1) / plan.made);
-    const int64_t all = static_cast<int64_t>(plan.tiles) * plan.channel_blocks;
-    plan.all_blocks = all < int64_t{1} << 31 ? static_cast<uint32_t>(all) : 0;
+    const bool fits = steps_fit(p.x, size) && steps_fit(p.out, size) && steps_fit(p.initial_states, size);
+    if (!fits || static_cast<double>(pitch) * p.batch > 2e9) return plan;
+    plan.of_long_pitch = long_reciprocal_of(static_cast<uint32_t>(pitch));
+    const int64_t tiles = (pitch * p.batch + plan.made - 1) / plan.made, channel_blocks = (int64_t{p.dim} + lines - 1) / lines;
+    plan.tiles = static_cast<uint32_t>(tiles);
+    // A block has more tiles where that leaves enough of them for a large card.
+    plan.tiles_a_block = 1;
+    while (plan.tiles_a_block < 8 && channel_blocks * tiles / (2 * plan.tiles_a_block) >= kEnoughBlocksOfLines)
+        plan.tiles_a_block *= 2;
+    plan.channel_blocks = static_cast<uint32_t>(channel_blocks);
+    const int64_t blocks = (tiles + plan.tiles_a_block - 1) / plan.tiles_a_block;
+    plan.blocks = (plan.channels_first ? channel_blocks : blocks) <= kGridLimit ? static_cast<uint32_t>(blocks) : 0;
     return plan;
 }
 
@@ -240,17 +292,29 @@ namespace {
 
 template <typename T, int kWidth>
 void launch(const CausalConv1dFwdParams& p, const LinesPlan& plan, hipStream_t stream) {
-    const dim3 grid = plan.all_blocks <= kGridLimit / 2 ? dim3(plan.all_blocks, 1, 1)
-                                                        : grid_of(kGridLimit / 2, (plan.all_blocks + kGridLimit / 2 - 1) / (kGridLimit / 2));
-    HIPCONV_LAUNCH(true, (causal_conv1d_fwd_lines<T, kWidth>), grid, dim3(kLineThreads, 1, 1), 0, stream, p, plan);
+    LinesCall call{};
+    static_cast<CausalConv1dFwdParams&>(call) = p;
+    call.plan = plan;
+    const dim3 grid = plan.channels_first ? grid_of(plan.channel_blocks, plan.blocks) : grid_of(plan.blocks, plan.channel_blocks);
+    HIPCONV_LAUNCH(true, (causal_conv1d_fwd_lines<T, kWidth>), grid, dim3(kLineThreads, 1, 1), 0, stream, call);
     check_launch("causal_conv1d_fwd");
 }
 
 }  // namespace
 
 const char* causal_conv1d_lines_refusal(const CausalConv1dFwdParams& p) {
-    const bool fits = p.width <= kMaxFastWidth && lines_plan(p).all_blocks > 0;
-    return fits ? nullptr : "widths 1 to 8, fewer than 2 * 10^9 tokens";
+    const bool fits = p.width <= kMaxFastWidth && lines_plan(p).blocks > 0;
+    return fits ? nullptr : "widths 1 to 8, steps of less than 2^31 bytes from token to token and from channel to channel, fewer than 2 * 10^9 tokens";
+}
+
+constexpr int kShortRow = 24;  // tokens
+
+bool lines_is_faster(const CausalConv1dFwdParams& p) {
+    const bool many = static_cast<int64_t>(p.batch) * p.dim * p.seqlen >= kEnoughThreads;
+    const bool few_channels = p.dim <= 8 && p.initial_states.data && p.seqlen <= 256;
+    const bool whole_vectors = rows_are_plain(p) && p.seqlen % (16 / element_bytes(p.dtype)) == 0;  // "vector" makes those
+    const bool short_rows = p.seqlen < kShortRow && !(whole_vectors && p.x.seqlen_stride == 1) && !shared_is_faster(p);
+    return many && (short_rows || few_channels) && !causal_conv1d_lines_refusal(p);
 }
 
 void causal_conv1d_lines(const CausalConv1dFwdParams& p, void* /*workspace*/, void* stream) {

@@ -26,10 +26,13 @@ HIPCONV_INLINE bool moves_vectors(LineMoves moves) {
     return moves == LineMoves::channel_vectors || moves == LineMoves::token_vectors;
 }
 
-// Vectors are `aligned` to 16 bytes, or to less: of channels, which out has in words then, or of tokens.
+// How a tensor is moved; the steps are bytes. Vectors are `aligned` to 16 bytes, or to less: of channels, which out has in words
+// then, or of tokens.
 struct LineTensor {
     LineMoves moves;
     bool aligned;
+    int32_t channel_step, token_step;
+    int64_t row_step, wrap_step;  // from row to row; from a row's last place to the next one's first
 };
 
 struct LinesPlan {
@@ -39,10 +42,17 @@ struct LinesPlan {
     int32_t pitch, head;            // places of a row; places before its first token
     int32_t made;                   // places from tile to tile: all of them, or those of whole rows
     uint32_t of_pitch, of_seqlen, of_past;  // reciprocals
+    uint64_t of_long_pitch;                 // a reciprocal for more places; zero where the pitch is one
     bool channels_first;                    // blocks that are neighbours have neighbouring channels
     bool states_by_channel;                 // so lie the states
-    uint32_t tiles, channel_blocks, all_blocks;
-    LineTensor x, out;
+    uint32_t tiles, tiles_a_block;
+    uint32_t blocks, channel_blocks;  // along the stream and the channels
+    LineTensor x, out, states;
+};
+
+// A launch has one parameter, so that all of it can be read when it is needed (first_parameter_again).
+struct LinesCall : CausalConv1dFwdParams {
+    LinesPlan plan;
 };
 
 // i / d = i * reciprocal(d) >> 31, if i * d < 2^31.
@@ -50,37 +60,40 @@ inline uint32_t reciprocal_of(int64_t d) { return static_cast<uint32_t>(((int64_
 HIPCONV_INLINE int quotient(int i, uint32_t reciprocal) {
     return static_cast<int>(static_cast<uint64_t>(static_cast<uint32_t>(i)) * reciprocal >> 31);
 }
+// The same with 2^64, for any i and d > 1 of 32 bits.
+inline uint64_t long_reciprocal_of(uint32_t d) { return d > 1 ? ~uint64_t{0} / d + 1 : 0; }
+HIPCONV_INLINE uint32_t long_quotient(uint32_t i, uint64_t reciprocal) {
+    const uint64_t lower = static_cast<uint64_t>(i) * static_cast<uint32_t>(reciprocal) >> 32;
+    return static_cast<uint32_t>((static_cast<uint64_t>(i) * static_cast<uint32_t>(reciprocal >> 32) + lower) >> 32);
+}
 
-// A place of the stream: a token of a row, unless it holds none.
+// A place of the stream: a token of a row (counted from the tile's first), unless it holds none.
 struct LinePlace {
-    int32_t b, t;
+    int32_t row, t;
     bool is_token;
 };
 
-// A block's tile.
+// A tile of the stream.
 struct LineTile {
     int32_t first_row, skipped;  // the row of the stretch's first place, and the places of that row before it
-    int32_t first_channel;
 
-    HIPCONV_INLINE LineTile(const LinesPlan& plan, uint32_t block) {
-        const uint32_t inner_blocks = plan.channels_first ? plan.channel_blocks : plan.tiles, outer = block / inner_blocks;
-        const uint32_t inner = block - outer * inner_blocks, tile = plan.channels_first ? outer : inner;
+    HIPCONV_INLINE LineTile(const LinesPlan& plan, uint32_t tile) {
         const uint32_t first = tile * static_cast<uint32_t>(plan.made);
-        first_row = static_cast<int32_t>(first / static_cast<uint32_t>(plan.pitch));
-        skipped = static_cast<int32_t>(first - static_cast<uint32_t>(first_row) * static_cast<uint32_t>(plan.pitch));
-        first_channel = static_cast<int32_t>(plan.channels_first ? inner : outer) << plan.line_bits;
+        const uint32_t row = plan.of_long_pitch ? long_quotient(first, plan.of_long_pitch) : first;
+        first_row = static_cast<int32_t>(row);
+        skipped = static_cast<int32_t>(first - row * static_cast<uint32_t>(plan.pitch));
     }
 
     // Place n of the stretch, from -kLineBefore on. What lies before the stretch's first row is nothing.
     HIPCONV_INLINE LinePlace place(const CausalConv1dInputs& in, const LinesPlan& plan, int n) const {
         const int from_row = skipped + n;
-        const int rows = plan.of_pitch ? quotient(from_row < 0 ? 0 : from_row, plan.of_pitch) : from_row >= plan.pitch ? 1 : 0;
-        const int b = first_row + rows, t = from_row - rows * plan.pitch - plan.head;
-        return {b, t, t >= 0 && t < in.seqlen && b < in.batch};
+        const int row = plan.of_pitch ? quotient(from_row < 0 ? 0 : from_row, plan.of_pitch) : from_row >= plan.pitch ? 1 : 0;
+        const int t = from_row - row * plan.pitch - plan.head;
+        return {row, t, t >= 0 && t < in.seqlen && first_row + row < in.batch};
     }
 };
 
-// The line of a channel of the tile, and the channel of a line.
+// The line of a channel of the block, and the channel of a line.
 HIPCONV_INLINE int line_of_channel(const LinesPlan& plan, int c) {
     return (c & ((1 << plan.vector_bits) - 1)) << (plan.line_bits - plan.vector_bits) | c >> plan.vector_bits;
 }

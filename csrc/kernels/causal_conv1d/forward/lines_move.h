@@ -22,71 +22,103 @@ struct LineShare {
     const CausalConv1dInputs& in;
     const LinesPlan& plan;
     const LineTile& tile;
+    int first_channel;
     char* lines;
 
     HIPCONV_INLINE char* at(int line, int n) const {
         return lines + line * plan.bytes + (kLineBefore + n) * static_cast<int>(sizeof(T));
     }
-    HIPCONV_INLINE int channels_left(int c) const { return in.dim - tile.first_channel - c; }
-    HIPCONV_INLINE T* address(const Sequences& s, int c, LinePlace at) const {
-        return global_pointer<T>(s.data) + at.b * s.batch_stride + (tile.first_channel + c) * s.dim_stride +
-               at.t * s.seqlen_stride;
+    HIPCONV_INLINE int channels_left(int c) const { return in.dim - first_channel - c; }
+    // Where the tile's first row has the block's channel c, and the step from there to a place.
+    HIPCONV_INLINE T* row(const Sequences& s, const LineTensor& how, int c) const {
+        return reinterpret_cast<T*>(global_pointer<char>(s.data) + tile.first_row * how.row_step +
+                                    int64_t{how.channel_step} * (first_channel + c));
+    }
+    // The place behind one, and the step to it.
+    HIPCONV_INLINE int64_t go_on(const LineTensor& how, LinePlace* at) const {
+        const bool wraps = at->t + 1 == plan.pitch - plan.head;
+        at->row += wraps ? 1 : 0;
+        at->t = wraps ? -plan.head : at->t + 1;
+        at->is_token = at->t >= 0 && at->t < in.seqlen && tile.first_row + at->row < in.batch;
+        return wraps ? how.wrap_step : int64_t{how.token_step};
+    }
+    HIPCONV_INLINE T* token(T* row, const LineTensor& how, LinePlace at) const {
+        return reinterpret_cast<T*>(reinterpret_cast<char*>(row) + static_cast<uint32_t>(at.row) * how.row_step + int64_t{how.token_step} * at.t);
     }
 };
 
-// This loads 16 bytes from the address of an element. Nothing beyond the words that hold them is read, nor a word behind them of
-// which they need nothing.
+// 16 bytes from the address of an element, as they were loaded: the words that hold them, and the bits before the first one.
+// Nothing beyond these words is read, nor a word of which nothing is needed.
 template <typename T>
-HIPCONV_INLINE Words4 load_anywhere(const T* from, bool aligned) {
-    if (aligned) return *reinterpret_cast<const Words4*>(from);
-    if constexpr (kUnalignedVectors) {
-        return load_unaligned<Words4>(reinterpret_cast<const char*>(from));
-    } else {
-        const uint32_t bytes = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from)) & 2;
-        const uint32_t* const words = reinterpret_cast<const uint32_t*>(reinterpret_cast<const char*>(from) - bytes);
-        uint32_t five[5] = {};
+struct LoadedVector {
+    static constexpr bool kShifts = sizeof(T) == 2 && !kUnalignedVectors;
+    static constexpr int kVector = kVectorOf<T>;
+    Words4 words;
+    uint32_t last, bits;
+
+    HIPCONV_INLINE void load(const T* from, bool aligned) {
+        if constexpr (kUnalignedVectors) {
+            words = load_unaligned<Words4>(reinterpret_cast<const char*>(from));
+        } else if (aligned) {
+            words = *reinterpret_cast<const Words4*>(from);
+        } else {
+            const uint32_t bytes = kShifts ? static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from)) & 2 : 0;
+            const uint32_t* const first = reinterpret_cast<const uint32_t*>(reinterpret_cast<const char*>(from) - bytes);
 #pragma unroll
-        for (int k = 0; k < 4; ++k) five[k] = words[k];
-        if (sizeof(T) == 2 && bytes != 0) five[4] = *reinterpret_cast<const uint16_t*>(words + 4);
+            for (int k = 0; k < 4; ++k) set_word(words, k, first[k]);
+            bits = 8 * bytes;
+            if (kShifts && bytes != 0) last = *reinterpret_cast<const uint16_t*>(first + 4);
+        }
+    }
+    HIPCONV_INLINE void load_part_of(const T* from, int count) { words = load_part<T, kVector>(from, 0, count); }
+
+    HIPCONV_INLINE Words4 vector() const {
+        if constexpr (!kShifts) return words;
         Words4 all{};
 #pragma unroll
-        for (int k = 0; k < 4; ++k) set_word(all, k, sizeof(T) == 2 ? shifted_right(five[k], five[k + 1], 8 * bytes) : five[k]);
+        for (int k = 0; k < 4; ++k) set_word(all, k, shifted_right(word(words, k), k < 3 ? word(words, k < 3 ? k + 1 : 3) : last, bits));
         return all;
     }
-}
+};
 
 // ---- vectors of channels: an item is a vector of one or two neighbouring places -------------------------------------------
 
 template <typename T>
 struct ChannelItem {
     static constexpr int kPlaces = kWordElements<T>;
-    Words4 tokens[kPlaces];
+    LoadedVector<T> tokens[kPlaces];
 };
 
 template <typename T>
-HIPCONV_INLINE ChannelItem<T> load_channels(const LineShare<T>& share, int c, int n) {
-    constexpr int kVector = kVectorOf<T>;
+HIPCONV_INLINE ChannelItem<T> load_channels(const LineShare<T>& share, T* row, int left, int n) {
     ChannelItem<T> item{};
-    const int left = share.channels_left(c);
+    LinePlace place = share.tile.place(share.in, share.plan, n);
+    const char* at = reinterpret_cast<const char*>(share.token(row, share.plan.x, place));
 #pragma unroll
     for (int k = 0; k < ChannelItem<T>::kPlaces; ++k) {
-        const LinePlace place = share.tile.place(share.in, share.plan, n + k);
+        if (k > 0) at += share.go_on(share.plan.x, &place);
         if (!place.is_token || left <= 0) continue;
-        const T* const from = share.address(share.in.x, c, place);
-        item.tokens[k] = left >= kVector ? load_anywhere<T>(from, share.plan.x.aligned) : load_part<T, kVector>(from, 0, left);
+        const T* const from = reinterpret_cast<const T*>(at);
+        if (left >= kVectorOf<T>)
+            item.tokens[k].load(from, share.plan.x.aligned);
+        else
+            item.tokens[k].load_part_of(from, left);
     }
     return item;
 }
 
 template <typename T>
 HIPCONV_INLINE void put_channels(const LineShare<T>& share, int c, int n, const ChannelItem<T>& item) {
+    Words4 vectors[ChannelItem<T>::kPlaces];
+#pragma unroll
+    for (int k = 0; k < ChannelItem<T>::kPlaces; ++k) vectors[k] = item.tokens[k].vector();
 #pragma unroll
     for (int i = 0; i < kVectorOf<T>; ++i) {
         char* const to = share.at((i << (share.plan.line_bits - share.plan.vector_bits)) + (c >> share.plan.vector_bits), n);
-        uint32_t both = word(item.tokens[0], sizeof(T) == 4 ? i : i / 2);
+        uint32_t both = word(vectors[0], sizeof(T) == 4 ? i : i / 2);
         if constexpr (sizeof(T) == 2) {
-            const uint32_t next = word(item.tokens[1], i / 2);
-            both = i % 2 ? both >> 16 | (next & 0xffff0000u) : (both & 0xffffu) | next << 16;
+            const uint32_t next = word(vectors[ChannelItem<T>::kPlaces - 1], i / 2);
+            both = i % 2 ? upper_halves(both, next) : lower_halves(both, next);
         }
         *reinterpret_cast<uint32_t*>(to) = both;
     }
@@ -97,12 +129,14 @@ HIPCONV_INLINE void bring_channel_vectors(const LineShare<T>& share) {
     constexpr int kVector = kVectorOf<T>, kPlaces = kWordElements<T>, kRounds = kTilePlaces / kLineThreads / kVector / kPlaces;
     const int bits = share.plan.line_bits - share.plan.vector_bits, thread = static_cast<int>(threadIdx.x);
     const int c = (thread & ((1 << bits) - 1)) * kVector, first = thread >> bits, step = kLineThreads >> bits;
+    T* const row = share.row(share.in.x, share.plan.x, c);
+    const int left = share.channels_left(c);
     ChannelItem<T> own[kRounds], before{};
 #pragma unroll
-    for (int k = 0; k < kRounds; ++k) own[k] = load_channels<T>(share, c, (first + k * step) * kPlaces);
+    for (int k = 0; k < kRounds; ++k) own[k] = load_channels<T>(share, row, left, (first + k * step) * kPlaces);
     const int n = (first + 1) * -kPlaces;  // the places before the stretch, the nearest first
     const bool has_before = n + kPlaces > 1 - share.in.width && n >= -kLineBefore;
-    if (has_before) before = load_channels<T>(share, c, n);
+    if (has_before) before = load_channels<T>(share, row, left, n);
 #pragma unroll
     for (int k = 0; k < kRounds; ++k) put_channels<T>(share, c, (first + k * step) * kPlaces, own[k]);
     if (has_before) put_channels<T>(share, c, n, before);
@@ -114,6 +148,7 @@ HIPCONV_INLINE void take_channel_vectors(const LineShare<T>& share, const Sequen
     const int bits = share.plan.line_bits - share.plan.vector_bits, thread = static_cast<int>(threadIdx.x);
     const int c = (thread & ((1 << bits) - 1)) * kVector, first = thread >> bits, step = kLineThreads >> bits;
     const int left = share.channels_left(c);
+    T* const row = share.row(out, share.plan.out, c);
     if (left <= 0) return;
 #pragma unroll
     for (int k = 0; k < kRounds; ++k) {
@@ -122,9 +157,11 @@ HIPCONV_INLINE void take_channel_vectors(const LineShare<T>& share, const Sequen
 #pragma unroll
         for (int i = 0; i < kVector; ++i)
             words[i] = *reinterpret_cast<const uint32_t*>(share.at((i << bits) + (c >> share.plan.vector_bits), n));
+        LinePlace place = share.tile.place(share.in, share.plan, n);
+        char* at = reinterpret_cast<char*>(share.token(row, share.plan.out, place));
 #pragma unroll
         for (int u = 0; u < kPlaces; ++u) {
-            const LinePlace place = share.tile.place(share.in, share.plan, n + u);
+            if (u > 0) at += share.go_on(share.plan.out, &place);
             if (!place.is_token || n + u >= share.plan.made) continue;
             Words4 vector{};
 #pragma unroll
@@ -132,10 +169,10 @@ HIPCONV_INLINE void take_channel_vectors(const LineShare<T>& share, const Sequen
                 if constexpr (sizeof(T) == 4)
                     set_word(vector, j, words[j]);
                 else
-                    set_word(vector, j, u ? words[2 * j] >> 16 | (words[2 * j + 1] & 0xffff0000u)
-                                          : (words[2 * j] & 0xffffu) | words[2 * j + 1] << 16);
+                    set_word(vector, j, u ? upper_halves(words[2 * j], words[2 * j + 1])
+                                          : lower_halves(words[2 * j], words[2 * j + 1]));
             }
-            T* const to = share.address(out, c, place);
+            T* const to = reinterpret_cast<T*>(at);
             if (left < kVector) {
                 store_part<T, kVector>(to, 0, left, vector);
             } else if (share.plan.out.aligned) {
@@ -151,13 +188,14 @@ HIPCONV_INLINE void take_channel_vectors(const LineShare<T>& share, const Sequen
 // ---- vectors of tokens, which lie in vectors of places -----------------------------------------------------------------------
 
 template <typename T>
-HIPCONV_INLINE Words4 load_tokens(const LineShare<T>& share, int c, int n) {
-    constexpr int kVector = kVectorOf<T>;
-    const LinePlace place = share.tile.place(share.in, share.plan, n);
-    if (!place.is_token || share.channels_left(c) <= 0) return Words4{};
-    const T* const from = share.address(share.in.x, c, place);
-    return place.t + kVector <= share.in.seqlen ? load_anywhere<T>(from, share.plan.x.aligned)
-                                                : load_part<T, kVector>(from, 0, share.in.seqlen - place.t);
+HIPCONV_INLINE LoadedVector<T> load_tokens(const LineShare<T>& share, const T* from, int c, LinePlace place) {
+    LoadedVector<T> loaded{};
+    if (!place.is_token || share.channels_left(c) <= 0) return loaded;
+    if (place.t + kVectorOf<T> <= share.in.seqlen)
+        loaded.load(from, share.plan.x.aligned);
+    else
+        loaded.load_part_of(from, share.in.seqlen - place.t);
+    return loaded;
 }
 
 template <typename T>
@@ -166,16 +204,22 @@ HIPCONV_INLINE void bring_token_vectors(const LineShare<T>& share) {
     constexpr int kBefore = kLineBefore / kVector;
     const int bits = share.plan.place_bits - kVectorBits, thread = static_cast<int>(threadIdx.x);
     const int n = (thread & ((1 << bits) - 1)) * kVector, first = thread >> bits, step = kLineThreads >> bits;
-    Words4 own[kRounds], before{};
+    const LinePlace place = share.tile.place(share.in, share.plan, n);
+    T* const from = share.token(share.row(share.in.x, share.plan.x, first), share.plan.x, place);
+    const int64_t from_step = int64_t{share.plan.x.channel_step} * step / static_cast<int>(sizeof(T));
+    LoadedVector<T> own[kRounds], before{};
 #pragma unroll
-    for (int k = 0; k < kRounds; ++k) own[k] = load_tokens<T>(share, first + k * step, n);
+    for (int k = 0; k < kRounds; ++k) own[k] = load_tokens<T>(share, from + k * from_step, first + k * step, place);
     const int line = thread / kBefore, behind = (thread % kBefore + 1) * -kVector;
     const bool has_before = line < 1 << share.plan.line_bits;
-    if (has_before) before = load_tokens<T>(share, line, behind);
+    if (has_before) {
+        const LinePlace at = share.tile.place(share.in, share.plan, behind);
+        before = load_tokens<T>(share, share.token(share.row(share.in.x, share.plan.x, line), share.plan.x, at), line, at);
+    }
 #pragma unroll
     for (int k = 0; k < kRounds; ++k)
-        *reinterpret_cast<Words4*>(share.at(line_of_channel(share.plan, first + k * step), n)) = own[k];
-    if (has_before) *reinterpret_cast<Words4*>(share.at(line_of_channel(share.plan, line), behind)) = before;
+        *reinterpret_cast<Words4*>(share.at(line_of_channel(share.plan, first + k * step), n)) = own[k].vector();
+    if (has_before) *reinterpret_cast<Words4*>(share.at(line_of_channel(share.plan, line), behind)) = before.vector();
 }
 
 // Where out's vectors are not those of the places, a lane stores the aligned vector that begins among its places, and the row's
@@ -189,11 +233,13 @@ HIPCONV_INLINE void take_token_vectors(const LineShare<T>& share, const Sequence
     if (!place.is_token || n >= share.plan.made) return;
     const int to_end = share.in.seqlen - place.t, to_edge = share.plan.made - n;
     const int left = to_end < to_edge ? to_end : to_edge;  // tokens of the row in the tile, from n on
+    T* const first_to = share.token(share.row(out, share.plan.out, first), share.plan.out, place);
+    const int64_t to_step = int64_t{share.plan.out.channel_step} * step / static_cast<int>(sizeof(T));
 #pragma unroll
     for (int k = 0; k < kRounds; ++k) {
         const int c = first + k * step;
         if (share.channels_left(c) <= 0) continue;
-        T* const to = share.address(out, c, place);
+        T* const to = first_to + k * to_step;
         const char* const from = share.at(line_of_channel(share.plan, c), n);
         if (share.plan.out.aligned) {
             const Words4 vector = *reinterpret_cast<const Words4*>(from);
@@ -204,6 +250,7 @@ HIPCONV_INLINE void take_token_vectors(const LineShare<T>& share, const Sequence
             continue;
         }
         const auto store_some = [&](int begin, int end) {
+#pragma unroll 1
             for (int i = begin; i < end; ++i) to[i] = reinterpret_cast<const T*>(from)[i];
         };
         const int skipped = static_cast<int>(-reinterpret_cast<uintptr_t>(to) % 16 / sizeof(T));
@@ -223,58 +270,59 @@ HIPCONV_INLINE void take_token_vectors(const LineShare<T>& share, const Sequence
 
 // ---- elements ------------------------------------------------------------------------------------------------------------
 
-// This calls move(c, n) for channels and places of the tile, an element at a time and lanes side by side along memory, and
-// move.of_row(c, r, t) where they lie along rows.
-template <typename T, typename Element, typename OfRow>
-HIPCONV_INLINE void for_elements(const LineShare<T>& share, LineMoves moves, Element element, OfRow of_row) {
+// This calls move(memory, lds) for the elements of a tile: where memory has it, and where LDS has. Lanes lie along memory.
+template <typename T, typename Move>
+HIPCONV_INLINE void for_elements(const LineShare<T>& share, const Sequences& s, const LineTensor& how, Move move) {
     const LinesPlan& plan = share.plan;
-    const int thread = static_cast<int>(threadIdx.x), lines = 1 << plan.line_bits;
-    if (moves == LineMoves::rows) {
+    const int thread = static_cast<int>(threadIdx.x), lines = 1 << plan.line_bits, places = 1 << plan.place_bits;
+    if (how.moves == LineMoves::rows) {
         const int all = plan.made / plan.pitch * share.in.seqlen << plan.line_bits;
         for (int i = thread; i < all; i += kLineThreads) {
-            const int rest = quotient(i, plan.of_seqlen), t = i - rest * share.in.seqlen;
-            of_row(rest & (lines - 1), rest >> plan.line_bits, t);
+            const int rest = quotient(i, plan.of_seqlen), c = rest & (lines - 1);
+            const LinePlace place{rest >> plan.line_bits, i - rest * share.in.seqlen, true};
+            if (share.tile.first_row + place.row >= share.in.batch || share.channels_left(c) <= 0) continue;
+            move(share.token(share.row(s, how, c), how, place),
+                 share.at(line_of_channel(plan, c), place.row * plan.pitch + plan.head + place.t));
         }
-    } else if (moves == LineMoves::channels) {
-        for (int i = thread; i < kTilePlaces; i += kLineThreads) element(i & (lines - 1), i >> plan.line_bits);
+    } else if (how.moves == LineMoves::channels) {
+        const int c = thread & (lines - 1);
+        T* const row = share.row(s, how, c);
+        char* const line = share.at(line_of_channel(plan, c), 0);
+        if (share.channels_left(c) <= 0) return;
+        for (int n = thread >> plan.line_bits; n < plan.made; n += kLineThreads >> plan.line_bits) {
+            const LinePlace place = share.tile.place(share.in, plan, n);
+            if (place.is_token) move(share.token(row, how, place), line + n * static_cast<int>(sizeof(T)));
+        }
     } else {
-        for (int i = thread; i < kTilePlaces; i += kLineThreads)
-            element(i >> plan.place_bits, i & ((1 << plan.place_bits) - 1));
+        const int bits = plan.place_bits < 8 ? plan.place_bits : 8, step = kLineThreads >> bits;
+        for (int n = thread & ((1 << bits) - 1); n < plan.made; n += places < kLineThreads ? places : kLineThreads) {
+            const LinePlace place = share.tile.place(share.in, plan, n);
+            if (!place.is_token) continue;
+            const int first = thread >> bits, left = share.channels_left(0), end = left < lines ? left : lines;
+            char* at = reinterpret_cast<char*>(share.token(share.row(s, how, first), how, place));
+            for (int c = first; c < end; c += step, at += int64_t{how.channel_step} * step)
+                move(reinterpret_cast<T*>(at), share.at(line_of_channel(plan, c), n));
+        }
     }
 }
 
 template <typename T>
 HIPCONV_INLINE void bring_elements(const LineShare<T>& share) {
-    const auto bring = [&](int c, int n, LinePlace place) {
-        if (!place.is_token || share.channels_left(c) <= 0) return;
-        *reinterpret_cast<T*>(share.at(line_of_channel(share.plan, c), n)) = *share.address(share.in.x, c, place);
-    };
-    const auto element = [&](int c, int n) { bring(c, n, share.tile.place(share.in, share.plan, n)); };
-    const auto of_row = [&](int c, int r, int t) {
-        const int b = share.tile.first_row + r;
-        bring(c, r * share.plan.pitch + share.plan.head + t, {b, t, b < share.in.batch});
-    };
-    for_elements<T>(share, share.plan.x.moves, element, of_row);
-    if (share.tile.skipped > 0) {
-        for (int i = static_cast<int>(threadIdx.x); i < kLineBefore << share.plan.line_bits; i += kLineThreads)
-            element(i / kLineBefore, i % kLineBefore - kLineBefore);
+    const auto bring = [](const T* from, char* to) { *reinterpret_cast<T*>(to) = *from; };
+    for_elements<T>(share, share.in.x, share.plan.x, bring);
+    if (share.tile.skipped == 0) return;
+    for (int i = static_cast<int>(threadIdx.x); i < kLineBefore << share.plan.line_bits; i += kLineThreads) {
+        const int c = i / kLineBefore, n = i % kLineBefore - kLineBefore;
+        const LinePlace place = share.tile.place(share.in, share.plan, n);
+        if (place.is_token && share.channels_left(c) > 0)
+            bring(share.token(share.row(share.in.x, share.plan.x, c), share.plan.x, place),
+                  share.at(line_of_channel(share.plan, c), n));
     }
 }
 
 template <typename T>
 HIPCONV_INLINE void take_elements(const LineShare<T>& share, const Sequences& out) {
-    const auto take = [&](int c, int n, LinePlace place) {
-        if (!place.is_token || share.channels_left(c) <= 0) return;
-        *share.address(out, c, place) = *reinterpret_cast<const T*>(share.at(line_of_channel(share.plan, c), n));
-    };
-    const auto element = [&](int c, int n) {
-        if (n < share.plan.made) take(c, n, share.tile.place(share.in, share.plan, n));
-    };
-    const auto of_row = [&](int c, int r, int t) {
-        const int b = share.tile.first_row + r;
-        take(c, r * share.plan.pitch + share.plan.head + t, {b, t, b < share.in.batch});
-    };
-    for_elements<T>(share, share.plan.out.moves, element, of_row);
+    for_elements<T>(share, out, share.plan.out, [](T* to, const char* from) { *to = *reinterpret_cast<const T*>(from); });
 }
 
 // ---- all -----------------------------------------------------------------------------------------------------------------
@@ -313,9 +361,11 @@ HIPCONV_INLINE void bring_states(const LineShare<T>& share) {
         const int c = plan.states_by_channel ? i & (lines - 1) : rest & (lines - 1);
         const int row = plan.states_by_channel ? quotient(rest, plan.of_past) : rest >> plan.line_bits;
         const int column = (plan.states_by_channel ? rest : i) - (plan.states_by_channel ? row : rest) * past;
-        const int n = row * plan.pitch + plan.head - past + column - share.tile.skipped, b = share.tile.first_row + row;
-        if (n < -kLineBefore || n >= places || b >= share.in.batch || share.channels_left(c) <= 0) continue;
-        *reinterpret_cast<T*>(share.at(line_of_channel(plan, c), n)) = *share.address(states, c, {b, column, true});
+        const int n = row * plan.pitch + plan.head - past + column - share.tile.skipped;
+        if (n < -kLineBefore || n >= places || share.tile.first_row + row >= share.in.batch || share.channels_left(c) <= 0)
+            continue;
+        *reinterpret_cast<T*>(share.at(line_of_channel(plan, c), n)) =
+            *share.token(share.row(states, plan.states, c), plan.states, {row, column, true});
     }
 }
 
