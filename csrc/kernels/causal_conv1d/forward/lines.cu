@@ -26,8 +26,8 @@ constexpr int line_blocks(int width) {
 constexpr int64_t kEnoughBlocksOfLines = 2048;  // for a large card
 
 template <typename T>
-constexpr int kLineBytes = ((kLineBefore + (kTilePlaces >> kMostLineBits)) * static_cast<int>(sizeof(T)) / 16 | 1) * 16
-                           << kMostLineBits;
+constexpr int kLineBytes =
+    ((kLineBefore + (kTilePlaces >> kMostLineBits)) * static_cast<int>(sizeof(T)) / 16 | 1) * 16 << kMostLineBits;
 
 // The window of a thread as pairs of places half a run apart, from the one `kBack` before its first.
 template <typename T, int kBack>
@@ -72,7 +72,8 @@ HIPCONV_INLINE void load_parameters(const CausalConv1dInputs& in, int d, float (
         using P = decltype(type);
         const P* const row = global_pointer<const P>(in.weight) + d * in.weight_dim_stride;
 #pragma unroll
-        for (int i = 0; i < kWidth; ++i) weight[i] = i < left_out ? 0.0f : parameter<P>(row, (i - left_out) * in.weight_width_stride);
+        for (int i = 0; i < kWidth; ++i)
+            weight[i] = i < left_out ? 0.0f : parameter<P>(row, (i - left_out) * in.weight_width_stride);
     });
     bias = in.bias ? load_parameter(global_pointer<const char>(in.bias), d * in.bias_stride, in.bias_dtype) : 0.0f;
 }
@@ -125,8 +126,7 @@ HIPCONV_INLINE void find_sights(const LinesCall& p, const LineTile& tile, uint8_
 }
 
 template <typename T, int kWidth>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kLineThreads, line_blocks<T>(kWidth))
-    causal_conv1d_fwd_lines(LinesCall p) {
+__global__ void HIPCONV_LAUNCH_BOUNDS(kLineThreads, line_blocks<T>(kWidth)) causal_conv1d_fwd_lines(LinesCall p) {
     HIPCONV_SHARED(Words4, lds, kLineBytes<T> / 16);
     HIPCONV_SHARED(uint32_t, found, kMostPlaces / 4);
     const auto again = [&]() -> const LinesCall& { return first_parameter_again(p); };
@@ -207,9 +207,16 @@ Layout layout_of(const Sequences& s, int size) {
     return found;
 }
 
-LineTensor line_tensor(const Sequences& s, int size, LineMoves moves, bool aligned, int32_t pitch) {
-    return {moves, aligned, static_cast<int32_t>(s.dim_stride * size), static_cast<int32_t>(s.seqlen_stride * size),
-            s.batch_stride * size, (s.batch_stride - (pitch - 1) * s.seqlen_stride) * size};
+LineTensor line_tensor(const Sequences& s, int size, LineMoves moves, bool aligned, const LinesPlan& plan, int32_t seqlen) {
+    const int32_t granules = moves == LineMoves::packed_rows ? ((seqlen << plan.line_bits) * size + 14) / 16 + 1 : 0;
+    return {moves,
+            aligned,
+            static_cast<int32_t>(s.dim_stride * size),
+            static_cast<int32_t>(s.seqlen_stride * size),
+            granules,
+            granules > 0 ? reciprocal_of(granules) : 0,
+            s.batch_stride * size,
+            (s.batch_stride - (plan.pitch - 1) * s.seqlen_stride) * size};
 }
 bool steps_fit(const Sequences& s, int size) {
     const int64_t limit = (int64_t{1} << 31) / size;
@@ -239,34 +246,39 @@ LinesPlan lines_plan(const CausalConv1dFwdParams& p) {
     const int size = element_bytes(p.dtype), vector = 16 / size;
     LinesPlan plan{};
     const Layout x = layout_of(p.x, size), out = layout_of(p.out, size);
+    // Rows shorter than two or three vectors would leave too many places empty. They come whole and by elements, in longer tiles.
+    const bool long_rows = p.seqlen >= 3 * vector || p.seqlen % vector == 0;
     plan.line_bits = line_bits_for(p.dim);
+    const int most_bits = long_rows || !(x.along_tokens || out.along_tokens) ? kMostLineBits
+                          : x.along_tokens && out.along_tokens               ? 4
+                                                                             : 5;
+    if (plan.line_bits > most_bits) plan.line_bits = most_bits;
     plan.place_bits = 12 - plan.line_bits;
     static_assert(kTilePlaces == 1 << 12, "lines and places of a tile");
     const int lines = 1 << plan.line_bits, places = 1 << plan.place_bits;
     const bool has_vectors = lines >= vector && p.dim >= vector;
     plan.vector_bits = lines < vector ? 0 : vector == 8 ? 3 : 2;
 
-    // Rows shorter than two or three vectors would leave too many places empty.
-    const int64_t short_row = 3 * vector;
-    const bool long_rows = p.seqlen >= short_row || p.seqlen % vector == 0;
-    const auto moves = [&](const Layout& s, bool words_do) {
+    const auto moves = [&](const Layout& s, const Sequences& rows, bool words_do) {
         if (!s.along_tokens)
             return s.dense && has_vectors && (s.aligned || s.in_words || words_do) ? LineMoves::channel_vectors
-                                                                                    : LineMoves::channels;
+                                                                                   : LineMoves::channels;
         if (s.dense && long_rows) return LineMoves::token_vectors;
-        return p.seqlen < places / 4 ? LineMoves::rows : LineMoves::tokens;
+        if (p.seqlen >= places / 4) return LineMoves::tokens;
+        return s.dense && rows.dim_stride == p.seqlen ? LineMoves::packed_rows : LineMoves::rows;
     };
-    const LineMoves x_moves = moves(x, true), out_moves = moves(out, false);
+    const LineMoves x_moves = moves(x, p.x, true), out_moves = moves(out, p.out, false);
     const auto either = [&](LineMoves m) { return x_moves == m || out_moves == m; };
     const int64_t past = p.initial_states.data ? p.width - 1 : 0;
     const auto whole = [&](int64_t n) { return either(LineMoves::token_vectors) ? (n + vector - 1) / vector * vector : n; };
     plan.head = static_cast<int32_t>(whole(past));
     const int64_t pitch = plan.head + whole(p.seqlen);
     plan.pitch = static_cast<int32_t>(pitch);
-    plan.x = line_tensor(p.x, size, x_moves, x.aligned, plan.pitch);
-    plan.out = line_tensor(p.out, size, out_moves, out.aligned, plan.pitch);
-    plan.states = line_tensor(p.initial_states, size, LineMoves::tokens, false, plan.pitch);
-    plan.made = static_cast<int32_t>(either(LineMoves::rows) ? places / pitch * pitch : places);
+    plan.x = line_tensor(p.x, size, x_moves, x.aligned, plan, p.seqlen);
+    plan.out = line_tensor(p.out, size, out_moves, out.aligned, plan, p.seqlen);
+    plan.states = line_tensor(p.initial_states, size, LineMoves::tokens, false, plan, p.seqlen);
+    plan.made =
+        static_cast<int32_t>(either(LineMoves::rows) || either(LineMoves::packed_rows) ? places / pitch * pitch : places);
     plan.of_pitch = pitch < places ? reciprocal_of(pitch) : 0;
     plan.of_seqlen = reciprocal_of(p.seqlen);
     plan.of_past = past > 0 ? reciprocal_of(past) : 0;
@@ -295,7 +307,8 @@ void launch(const CausalConv1dFwdParams& p, const LinesPlan& plan, hipStream_t s
     LinesCall call{};
     static_cast<CausalConv1dFwdParams&>(call) = p;
     call.plan = plan;
-    const dim3 grid = plan.channels_first ? grid_of(plan.channel_blocks, plan.blocks) : grid_of(plan.blocks, plan.channel_blocks);
+    const dim3 grid =
+        plan.channels_first ? grid_of(plan.channel_blocks, plan.blocks) : grid_of(plan.blocks, plan.channel_blocks);
     HIPCONV_LAUNCH(true, (causal_conv1d_fwd_lines<T, kWidth>), grid, dim3(kLineThreads, 1, 1), 0, stream, call);
     check_launch("causal_conv1d_fwd");
 }
@@ -304,7 +317,9 @@ void launch(const CausalConv1dFwdParams& p, const LinesPlan& plan, hipStream_t s
 
 const char* causal_conv1d_lines_refusal(const CausalConv1dFwdParams& p) {
     const bool fits = p.width <= kMaxFastWidth && lines_plan(p).blocks > 0;
-    return fits ? nullptr : "widths 1 to 8, steps of less than 2^31 bytes from token to token and from channel to channel, fewer than 2 * 10^9 tokens";
+    return fits ? nullptr
+                : "widths 1 to 8, steps of less than 2^31 bytes from token to token and from channel to channel, fewer than 2 "
+                  "* 10^9 tokens";
 }
 
 constexpr int kShortRow = 24;  // tokens

@@ -19,12 +19,9 @@ constexpr int kLeastLineBits = 2, kMostLineBits = 6;  // of the lines of a tile
 constexpr int kMostPlaces = kTilePlaces >> kLeastLineBits;
 
 // How a tensor's memory is moved: in vectors of 16 bytes along channels or tokens, or an element a lane, where lanes lie along
-// channels, along tokens, or along the tokens of a row and then the next channel's row.
-enum class LineMoves : int32_t { channel_vectors, token_vectors, channels, tokens, rows };
-
-HIPCONV_INLINE bool moves_vectors(LineMoves moves) {
-    return moves == LineMoves::channel_vectors || moves == LineMoves::token_vectors;
-}
+// channels, along tokens, or along the tokens of a row and then the next channel's row. Where such rows follow one another in
+// memory, they are moved in aligned vectors, which begin and end anywhere in rows.
+enum class LineMoves : int32_t { channel_vectors, token_vectors, channels, tokens, rows, packed_rows };
 
 // How a tensor is moved; the steps are bytes. Vectors are `aligned` to 16 bytes, or to less: of channels, which out has in words
 // then, or of tokens.
@@ -32,15 +29,17 @@ struct LineTensor {
     LineMoves moves;
     bool aligned;
     int32_t channel_step, token_step;
+    int32_t granules;  // vectors that the packed rows of a batch row take at most
+    uint32_t of_granules;
     int64_t row_step, wrap_step;  // from row to row; from a row's last place to the next one's first
 };
 
 struct LinesPlan {
     int32_t line_bits, place_bits;  // of a tile
-    int32_t vector_bits;            // channels whose lines lie apart, so that threads that have a vector each store side by side
-    int32_t bytes;                  // from line to line: an odd number of vectors
-    int32_t pitch, head;            // places of a row; places before its first token
-    int32_t made;                   // places from tile to tile: all of them, or those of whole rows
+    int32_t vector_bits;  // channels whose lines lie apart, so that threads that have a vector each store side by side
+    int32_t bytes;        // from line to line: an odd number of vectors
+    int32_t pitch, head;  // places of a row; places before its first token
+    int32_t made;         // places from tile to tile: all of them, or those of whole rows
     uint32_t of_pitch, of_seqlen, of_past;  // reciprocals
     uint64_t of_long_pitch;                 // a reciprocal for more places; zero where the pitch is one
     bool channels_first;                    // blocks that are neighbours have neighbouring channels
