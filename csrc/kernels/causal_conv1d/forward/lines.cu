@@ -1,10 +1,10 @@
-// This kernel is the causal conv1d forward by way of LDS in the tensors' own type ("lines"): it serves what the kernels that read
-// memory as they compute are slow at. These are x and out of different layouts, and short rows in any layout.
+// This kernel is the causal conv1d forward by way of LDS in the tensors' own type ("lines"): it serves what the kernels that
+// read memory as they compute are slow at. These are x and out of different layouts, and short rows in any layout.
 //
-// A block's tile comes to LDS with a line a channel (lines.h, lines_move.h), whatever the layout of x. A thread makes 16 places of
-// a line: it reads them and the 8 before them in whole vectors, and puts outputs back where they were. A byte says which taps of
-// a place see something; threads of which all taps do, or none, do without looking at it. So the rows of a tile need not begin
-// anywhere in particular: rows of one token are 16 a thread.
+// A block's tile comes to LDS with a line a channel (lines.h, lines_move.h), whatever the layout of x. A thread makes 16 places
+// of a line: it reads them and the 8 before them in whole vectors, and puts outputs back where they were. A byte says which
+// taps of a place see something; threads of which all taps do, or none, do without looking at it. So the rows of a tile need
+// not begin anywhere in particular: rows of one token are 16 a thread.
 //
 // Bytes: each input is read once, those before a tile once more from the cache; each output is written once.
 #include <hip/hip_runtime.h>
@@ -246,7 +246,8 @@ LinesPlan lines_plan(const CausalConv1dFwdParams& p) {
     const int size = element_bytes(p.dtype), vector = 16 / size;
     LinesPlan plan{};
     const Layout x = layout_of(p.x, size), out = layout_of(p.out, size);
-    // Rows shorter than two or three vectors would leave too many places empty. They come whole and by elements, in longer tiles.
+    // Rows shorter than two or three vectors would leave too many places empty. They come whole and by elements, in longer
+    // tiles.
     const bool long_rows = p.seqlen >= 3 * vector || p.seqlen % vector == 0;
     plan.line_bits = line_bits_for(p.dim);
     const int most_bits = long_rows || !(x.along_tokens || out.along_tokens) ? kMostLineBits

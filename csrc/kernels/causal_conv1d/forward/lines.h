@@ -23,8 +23,8 @@ constexpr int kMostPlaces = kTilePlaces >> kLeastLineBits;
 // memory, they are moved in aligned vectors, which begin and end anywhere in rows.
 enum class LineMoves : int32_t { channel_vectors, token_vectors, channels, tokens, rows, packed_rows };
 
-// How a tensor is moved; the steps are bytes. Vectors are `aligned` to 16 bytes, or to less: of channels, which out has in words
-// then, or of tokens.
+// How a tensor is moved; the steps are bytes. Vectors are `aligned` to 16 bytes, or to less: of channels, which out has in
+// words then, or of tokens.
 struct LineTensor {
     LineMoves moves;
     bool aligned;

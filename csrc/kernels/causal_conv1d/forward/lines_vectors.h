@@ -1,7 +1,7 @@
 // Whole vectors of memory, to the lines of LDS and back (lines_move.h).
 //
-// Loads of a tile are all under way before the first of them is put into LDS. Vectors of channels come two tokens at a time in 16
-// bits, so that a word of LDS is written at once.
+// Loads of a tile are all under way before the first of them is put into LDS. Vectors of channels come two tokens at a time in
+// 16 bits, so that a word of LDS is written at once.
 #pragma once
 
 #include "lines_share.h"
@@ -112,7 +112,7 @@ HIPCONV_INLINE void take_channel_vectors(const LineShare<T>& share, const Sequen
     }
 }
 
-// ---- vectors of tokens, which lie in vectors of places -----------------------------------------------------------------------
+// ---- vectors of tokens, which lie in vectors of places -----------------------------------------------------------------
 
 template <typename T>
 HIPCONV_INLINE LoadedVector<T> load_tokens(const LineShare<T>& share, const T* from, int c, LinePlace place) {
