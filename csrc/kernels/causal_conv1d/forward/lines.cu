@@ -78,10 +78,10 @@ HIPCONV_INLINE void load_parameters(const CausalConv1dInputs& in, int d, float (
     bias = in.bias ? load_parameter(global_pointer<const char>(in.bias), d * in.bias_stride, in.bias_dtype) : 0.0f;
 }
 
-// The sums of a thread's run. `sights` has a byte for each of its places.
+// The sums of a thread's run. `sights` has a byte for each of its places. All lanes of a wave call.
 template <typename T, int kWidth>
-HIPCONV_INLINE void make_run(const char* own, Words4 sights, int width, const float (&weight)[kWidth], float bias,
-                             Pair (&sums)[kHalfRun]) {
+__device__ __forceinline__ void make_run(const char* own, Words4 sights, int width, const float (&weight)[kWidth], float bias,
+                                         Pair (&sums)[kHalfRun]) {
     constexpr int kPast = kWidth - 1;
     Pair window[kPast + kHalfRun];
     load_window<T, kPast>(own, window);
