@@ -78,19 +78,25 @@ HIPCONV_INLINE void load_parameters(const CausalConv1dInputs& in, int d, float (
     bias = in.bias ? load_parameter(global_pointer<const char>(in.bias), d * in.bias_stride, in.bias_dtype) : 0.0f;
 }
 
-// The sums of a thread's run. `sights` has a byte for each of its places. All lanes of a wave call.
+// The sums of a thread's run. `found` has a byte for each of its places, or is null if all taps see something. All lanes of a
+// wave call.
 template <typename T, int kWidth>
-__device__ __forceinline__ void make_run(const char* own, Words4 sights, int width, const float (&weight)[kWidth], float bias,
-                                         Pair (&sums)[kHalfRun]) {
+__device__ __forceinline__ void make_run(const char* own, const Words4* found, int width, const float (&weight)[kWidth],
+                                         float bias, Pair (&sums)[kHalfRun]) {
     constexpr int kPast = kWidth - 1;
     Pair window[kPast + kHalfRun];
     load_window<T, kPast>(own, window);
-    const uint32_t each_byte = 0x01010101u * ((1u << (width - 1)) - 1);
-    bool sees_all = true, sees_one = true;  // itself only
+    Words4 sights{};
+    bool sees_all = true, sees_one = false;  // itself only
+    if (found) {
+        sights = *found;
+        const uint32_t each_byte = 0x01010101u * ((1u << (width - 1)) - 1);
+        sees_one = true;
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-        sees_all = sees_all && word(sights, k) == each_byte;
-        sees_one = sees_one && (word(sights, k) & 0x7f7f7f7fu) == 0;
+        for (int k = 0; k < 4; ++k) {
+            sees_all = sees_all && word(sights, k) == each_byte;
+            sees_one = sees_one && (word(sights, k) & 0x7f7f7f7fu) == 0;
+        }
     }
 #pragma unroll
     for (int t = 0; t < kHalfRun; ++t) sums[t] = twice(bias);
@@ -147,15 +153,16 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kLineThreads, line_blocks<T>(kWidth)) caus
     uint32_t last_tile = first_tile + again().plan.tiles_a_block;
     last_tile = last_tile < again().plan.tiles ? last_tile : again().plan.tiles;
     for (uint32_t at = first_tile; at < last_tile; ++at) {
-        const LineTile tile(again().plan, at);
+        const LineTile tile(again(), again().plan, at);
         const auto share = [&]() -> LineShare<T> {
             const LinesCall& call = again();
             return {call, call.plan, tile, first_channel, reinterpret_cast<char*>(lds)};
         };
         if (at != first_tile) __syncthreads();  // the outputs are taken away
         bring_x<T>(share());
-        find_sights(again(), tile, reinterpret_cast<uint8_t*>(found));
-        if (again().initial_states.data) {
+        const bool all_see = tile.within && !again().seq_idx.data;
+        if (!all_see) find_sights(again(), tile, reinterpret_cast<uint8_t*>(found));
+        if (again().initial_states.data && !tile.within) {
             __syncthreads();  // where vectors of channels have left zeros
             bring_states<T>(share());
         }
@@ -163,7 +170,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kLineThreads, line_blocks<T>(kWidth)) caus
 
         char* const own = share().at(line, run * kLineRun);
         Pair sums[kHalfRun];
-        make_run<T, kWidth>(own, reinterpret_cast<const Words4*>(found)[run], again().width, weight, bias, sums);
+        make_run<T, kWidth>(own, all_see ? nullptr : reinterpret_cast<const Words4*>(found) + run, again().width, weight, bias,
+                            sums);
         if (again().use_silu) {
 #pragma unroll
             for (int t = 0; t < kHalfRun; ++t) sums[t] = silu(sums[t]);

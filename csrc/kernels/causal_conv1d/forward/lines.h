@@ -75,17 +75,20 @@ struct LinePlace {
 // A tile of the stream.
 struct LineTile {
     int32_t first_row, skipped;  // the row of the stretch's first place, and the places of that row before it
+    bool within;                 // all of its places, and those before it, are tokens of one row
 
-    HIPCONV_INLINE LineTile(const LinesPlan& plan, uint32_t tile) {
+    HIPCONV_INLINE LineTile(const CausalConv1dInputs& in, const LinesPlan& plan, uint32_t tile) {
         const uint32_t first = tile * static_cast<uint32_t>(plan.made);
         const uint32_t row = plan.of_long_pitch ? long_quotient(first, plan.of_long_pitch) : first;
         first_row = static_cast<int32_t>(row);
         skipped = static_cast<int32_t>(first - row * static_cast<uint32_t>(plan.pitch));
+        within = skipped >= plan.head + kLineBefore && skipped - plan.head + (1 << plan.place_bits) <= in.seqlen;
     }
 
     // Place n of the stretch, from -kLineBefore on. What lies before the stretch's first row is nothing.
     HIPCONV_INLINE LinePlace place(const CausalConv1dInputs& in, const LinesPlan& plan, int n) const {
         const int from_row = skipped + n;
+        if (within) return {0, from_row - plan.head, true};
         const int row = plan.of_pitch ? quotient(from_row < 0 ? 0 : from_row, plan.of_pitch) : from_row >= plan.pitch ? 1 : 0;
         const int t = from_row - row * plan.pitch - plan.head;
         return {row, t, t >= 0 && t < in.seqlen && first_row + row < in.batch};

@@ -33,6 +33,10 @@ struct LineShare {
     }
     // The place behind one, and the step to it.
     HIPCONV_INLINE int64_t go_on(const LineTensor& how, LinePlace* at) const {
+        if (tile.within) {
+            ++at->t;
+            return how.token_step;
+        }
         const bool wraps = at->t + 1 == plan.pitch - plan.head;
         at->row += wraps ? 1 : 0;
         at->t = wraps ? -plan.head : at->t + 1;
