@@ -96,7 +96,7 @@ def test_plans_for_gpus_and_sizes_that_are_not_here() -> None:
     }
     assert all(plan.kernel == "vector" for plan in plans.values())
     assert hipconv.causal_conv1d_plan(x.mT.contiguous().mT, weight, target="gfx942").kernel == "tile"
-    assert hipconv.causal_conv1d_plan(x, weight, out=x.mT.contiguous().mT, target="gfx942").kernel == "staged"
+    assert hipconv.causal_conv1d_plan(x, weight, out=x.mT.contiguous().mT, target="gfx942").kernel == "lines"
     on_cpu = hipconv.causal_conv1d_plan(x, weight, target="cpu")
     assert (on_cpu.kernel, on_cpu.form, on_cpu.serves) == ("simd", "simd_along_tokens", ("simd", "openmp"))
     assert on_cpu.target == f"cpu {targets.host_isa()}"
@@ -164,7 +164,7 @@ def test_an_empty_call_launches_nothing() -> None:
 def test_a_plan_reads_like_a_sentence_and_cannot_be_changed() -> None:
     plan = hipconv.causal_conv1d_plan(meta(4, 4096, 4096), meta(4096, 4), target="gfx942")
     assert str(plan).startswith(
-        "vector on rocm gfx942, chosen by auto; kernels that serve: vector, staged, naive; 536.9 MFLOP, 2.0 a byte; "
+        "vector on rocm gfx942, chosen by auto; kernels that serve: vector, lines, staged, naive; 536.9 MFLOP, 2.0 a byte; "
     )
     assert str(plan).endswith("floor: a copy kernel's time for 268.5 MB, read and written together")
     with pytest.raises(dataclasses.FrozenInstanceError):

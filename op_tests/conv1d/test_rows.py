@@ -48,6 +48,43 @@ def test_the_staged_kernel_makes_any_rows(device: torch.device, monkeypatch: pyt
         assert (buffer == 42.0).all()
 
 
+def test_the_kernel_of_lines_makes_any_rows(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles that begin and end within rows, and of many rows; x and out in any memory of their own; states between rows."""
+    monkeypatch.setenv("HIPCONV_CONV1D_KERNEL", "lines")
+    draw = random.Random(1)
+    torch.manual_seed(1)
+    for _ in range(120):
+        arguments, buffer = random_rows(draw, device)
+        if arguments["weight"].shape[1] > 8:
+            continue
+        inputs = {name: value for name, value in arguments.items() if name not in ("out", "final_states_out")}
+        torch.ops.hipconv.causal_conv1d_states_fwd(**arguments)
+        wrong = mismatch(arguments["out"], reference_training.causal_conv1d(**inputs)[0])
+        assert wrong is None, f"{arguments['x'].shape}, {arguments['x'].stride()}, {arguments['weight'].shape}: {wrong}"
+        arguments["out"].fill_(42.0)
+        assert (buffer == 42.0).all()
+
+
+@pytest.mark.parametrize("seqlen", [1, 7])
+def test_many_short_rows(device: torch.device, seqlen: int) -> None:
+    """More rows than a tile has, in every order of x and out, with every form; and more than 2^16 of them."""
+    draw = random.Random(seqlen)
+    many = [((70_000, 3), "channel_first", False, False, True)] if seqlen == 1 else []
+    forms = itertools.product([(90, 20)], LAYOUTS, (False, True), (False, True), (False, True))
+    for (batch, dim), layout, crossed, has_ids, has_state in (*forms, *many):
+        width, dtype = draw.randint(2, 8), draw.choice([torch.float32, torch.bfloat16])
+        torch.manual_seed(width)
+        other = LAYOUTS[1 - LAYOUTS.index(layout)] if crossed else layout
+        x = empty_as(layout, (batch, dim, seqlen), dtype, device).normal_()
+        out = empty_as(other, (batch, dim, seqlen), dtype, device).fill_(torch.nan)
+        weight, bias = torch.randn(dim, width, device=device) / width**0.5, torch.randn(dim, device=device)
+        ids = torch.randint(-1, 2, (batch, seqlen), device=device, dtype=torch.int32) if has_ids else None
+        state = torch.randn(batch, dim, width - 1, device=device).to(dtype) if has_state else None
+        torch.ops.hipconv.causal_conv1d_states_fwd(out, None, x, weight, bias, ids, state, True)
+        expected = reference_training.causal_conv1d(x, weight, bias, ids, state, True)[0]
+        assert (wrong := mismatch(out, expected)) is None, f"{batch}x{dim}x{seqlen}, {layout} to {other}, width {width}: {wrong}"
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_filters_of_hundreds_of_taps(device: torch.device, layout: str) -> None:
     for width, batch, dim, seqlen in ((128, 1, 20, 1200), (1024, 2, 3, 1100), (1025, 1, 3, 1100), (200, 1, 70, 90)):

@@ -13,7 +13,7 @@ struct CausalConv1dFwdParams : CausalConv1dInputs {
 };
 
 constexpr KernelNames kCausalConv1dFwdNames = {"HIPCONV_CONV1D_KERNEL",
-                                               {"tile", "vector", "shared", "staged", "naive"},
+                                               {"tile", "vector", "shared", "lines", "staged", "naive"},
                                                {"simd", "openmp"}};
 
 // These are defined twice: in csrc/kernels for GPUs and simt, in csrc/cpu for host memory (whose launches ignore the stream).

@@ -223,6 +223,20 @@ HIPCONV_INLINE uint32_t shifted_left(uint32_t low, uint32_t high, uint32_t bits)
     return bits ? low >> 16 | high << 16 : high;
 #endif
 }
+HIPCONV_INLINE uint32_t lower_halves(uint32_t a, uint32_t b) {
+#if __has_builtin(__builtin_amdgcn_perm)
+    return __builtin_amdgcn_perm(b, a, 0x05040100u);
+#else
+    return (a & 0xffffu) | b << 16;
+#endif
+}
+HIPCONV_INLINE uint32_t upper_halves(uint32_t a, uint32_t b) {
+#if __has_builtin(__builtin_amdgcn_perm)
+    return __builtin_amdgcn_perm(b, a, 0x07060302u);
+#else
+    return a >> 16 | (b & 0xffff0000u);
+#endif
+}
 
 using Words4 = uint32_t __attribute__((ext_vector_type(4)));
 using Words2 = uint32_t __attribute__((ext_vector_type(2)));

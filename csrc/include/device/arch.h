@@ -94,6 +94,7 @@ enum class MatrixUnit { fma, mfma, wmma11, wmma12, mma_sync };
 //   approx_exp2, approx_rcp: the hardware's own approximations
 //   shifted_right(low, high, bits), shifted_left(low, high, bits): the lower word of the two, shifted right by 16 bits or none,
 //       and the upper word, shifted left
+//   lower_halves(a, b), upper_halves(a, b): a word of these halves of two words, a's first
 //   Words4, Words2, Pair: vectors of 16 and 8 bytes and of two floats; native vector types where the compiler has them: a
 //       struct around an array of registers ends up in scratch memory on gfx90a and gfx942
 //   word(v, i), set_word(v, i, w), make_pair, low, high, multiply_add, multiply, add: the operations of vectors

@@ -150,6 +150,8 @@ inline float approx_rcp(float v) { return 1.0f / v; }
 
 inline uint32_t shifted_right(uint32_t low, uint32_t high, uint32_t bits) { return bits ? low >> 16 | high << 16 : low; }
 inline uint32_t shifted_left(uint32_t low, uint32_t high, uint32_t bits) { return bits ? low >> 16 | high << 16 : high; }
+inline uint32_t lower_halves(uint32_t a, uint32_t b) { return (a & 0xffffu) | b << 16; }
+inline uint32_t upper_halves(uint32_t a, uint32_t b) { return a >> 16 | (b & 0xffff0000u); }
 
 typedef uint32_t Words4 __attribute__((vector_size(16)));
 typedef uint32_t Words2 __attribute__((vector_size(8)));

@@ -216,6 +216,20 @@ HIPCONV_INLINE uint32_t shifted_left(uint32_t low, uint32_t high, uint32_t bits)
     return bits ? low >> 16 | high << 16 : high;
 #endif
 }
+HIPCONV_INLINE uint32_t lower_halves(uint32_t a, uint32_t b) {
+#if defined(HIPCONV_NVIDIA_DEVICE)
+    return __byte_perm(a, b, 0x5410);
+#else
+    return (a & 0xffffu) | b << 16;
+#endif
+}
+HIPCONV_INLINE uint32_t upper_halves(uint32_t a, uint32_t b) {
+#if defined(HIPCONV_NVIDIA_DEVICE)
+    return __byte_perm(a, b, 0x7632);
+#else
+    return a >> 16 | (b & 0xffff0000u);
+#endif
+}
 
 using Words4 = uint4;
 using Words2 = uint2;

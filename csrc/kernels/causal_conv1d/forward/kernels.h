@@ -17,6 +17,9 @@ void causal_conv1d_vector(const CausalConv1dFwdParams& params, void* workspace, 
 const char* causal_conv1d_shared_refusal(const CausalConv1dFwdParams& params);
 void causal_conv1d_shared(const CausalConv1dFwdParams& params, void* workspace, void* stream);
 
+const char* causal_conv1d_lines_refusal(const CausalConv1dFwdParams& params);
+void causal_conv1d_lines(const CausalConv1dFwdParams& params, void* workspace, void* stream);
+
 const char* causal_conv1d_staged_refusal(const CausalConv1dFwdParams& params);
 void causal_conv1d_staged(const CausalConv1dFwdParams& params, void* workspace, void* stream);
 
@@ -33,13 +36,17 @@ inline bool shared_is_faster(const CausalConv1dFwdParams& p) {
     const bool fills_the_card = p.seqlen <= 512 || rows >= kEnoughThreads / 8;  // by tiles, of which longer rows make fewer
     return !divides && fills_the_card && !causal_conv1d_shared_refusal(p);
 }
-inline bool vector_is_faster(const CausalConv1dFwdParams& p) { return !shared_is_faster(p); }
+// "lines" makes short rows that "shared" does not: the others give a thread or a block a row, or a part of one.
+bool lines_is_faster(const CausalConv1dFwdParams& p);
+inline bool tile_is_faster(const CausalConv1dFwdParams& p) { return !lines_is_faster(p); }
+inline bool vector_is_faster(const CausalConv1dFwdParams& p) { return !shared_is_faster(p) && !lines_is_faster(p); }
 
 // name, refusal, launch, workspace, auto_takes, form
 constexpr KernelRow<CausalConv1dFwdParams> kFwdKernels[] = {
-    {"tile", causal_conv1d_tile_refusal, causal_conv1d_tile},
+    {"tile", causal_conv1d_tile_refusal, causal_conv1d_tile, nullptr, tile_is_faster},
     {"vector", causal_conv1d_vector_refusal, causal_conv1d_vector, nullptr, vector_is_faster},
     {"shared", causal_conv1d_shared_refusal, causal_conv1d_shared, nullptr, shared_is_faster},
+    {"lines", causal_conv1d_lines_refusal, causal_conv1d_lines},
     {"staged", causal_conv1d_staged_refusal, causal_conv1d_staged},
     {"naive", nullptr, causal_conv1d_naive, nullptr, nullptr, causal_conv1d_naive_form},
 };

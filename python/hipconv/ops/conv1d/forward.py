@@ -36,7 +36,8 @@ def causal_conv1d_fwd(
         kernel: the kernel's name, or "auto" for the one that the environment variable HIPCONV_CONV1D_KERNEL names or, failing that, the
             library's choice (`causal_conv1d_plan` shows it). On a GPU: "tile" (channel-last, width 1 to 8), "vector" (channel-first,
             width 1 to 8), "shared" (width 2 to 8, channel-first rows of at most 512 tokens that follow one another in memory; of at most
-            1024 in 16 bits with width 2 to 4), "staged" (any layouts, width to 1024), "naive" (anything).
+            1024 in 16 bits with width 2 to 4), "lines" (any layouts, width 1 to 8), "staged" (any layouts, width to 1024), "naive"
+            (anything).
             On the CPU: "simd" (width to 65536) or "openmp" (anything).
 
     Raises:
