@@ -1,0 +1,97 @@
+// Depthwise conv2d of any filter, stride, dilation and padding ("any").
+//
+// A thread makes kColumns neighbouring outputs of a row and a channel, by the formula. Filters pass through LDS, a number of taps at
+// a time. Where a step of outputs is as long as one of taps, each column of x is read once for all outputs of the thread.
+#include <hip/hip_runtime.h>
+
+#include "../common/epilogue.h"
+#include "kernels.h"
+#include "launch/check.h"
+
+namespace hipconv {
+
+constexpr int kAnyColumns = 4, kAnyTaps = 128;  // taps: in LDS at once
+constexpr int64_t kMostBlocks = 1 << 22;
+
+template <typename T>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, 8) conv2d_depthwise_any(DepthwiseParams p) {
+    HIPCONV_SHARED(float, filters, kAnyTaps * kFilterPitch);
+    const int64_t taps = static_cast<int64_t>(p.conv.kernel_height) * p.conv.kernel_width;
+    for (uint64_t block = blockIdx.x; block < p.blocks; block += gridDim.x) {
+        const auto at = depthwise_place<uint64_t>(p, block, threadIdx.x);
+        const int64_t k = at.unit, row = at.segment, column = static_cast<int64_t>(at.tile) * kAnyColumns;
+        const int64_t stride = p.conv.stride_w, dilation = p.conv.dilation_w;
+        const bool slides = stride == dilation;
+        const T* const x = global_pointer<const T>(p.conv.x.data) +
+                           (at.has_work ? offset_in(p.conv.x, at.batch, k / p.multiplier, 0, 0) : 0);
+        float sums[kAnyColumns] = {};
+        for (int64_t first = 0; first < taps; first += kAnyTaps) {
+            const int64_t behind = first + kAnyTaps < taps ? first + kAnyTaps : taps;
+            const uint32_t count = static_cast<uint32_t>(behind - first);
+            __syncthreads();
+            for (uint32_t i = threadIdx.x; i < at.block_units * count; i += kDepthwiseThreads) {
+                const uint32_t of_block = i / count, tap = i - of_block * count;
+                const int64_t r = (first + tap) / p.conv.kernel_width, s = first + tap - r * p.conv.kernel_width;
+                const T* const weight = global_pointer<const T>(p.conv.weight.data);
+                filters[tap * kFilterPitch + of_block] =
+                    to_float(weight[offset_in(p.conv.weight, depthwise_unit(p, at, of_block), 0, r, s)]);
+            }
+            __syncthreads();
+            if (!at.has_work) continue;
+            int64_t r = first / p.conv.kernel_width, s = first - r * p.conv.kernel_width;
+            for (int64_t tap = first; tap < behind; s = 0, ++r) {
+                const int64_t end = tap + (p.conv.kernel_width - s) < behind ? tap + (p.conv.kernel_width - s) : behind;
+                const float* filter = filters + (tap - first) * kFilterPitch + at.of_block;
+                const int64_t y = padded_index(row * p.conv.stride_h - p.conv.pad_top + r * p.conv.dilation_h, p.conv.in_height,
+                                               p.conv.padding_mode);
+                int64_t z = column * stride - p.conv.pad_left + s * dilation;
+                const int64_t steps = end - tap;
+                tap = end;
+                if (y < 0) continue;
+                const T* const line = x + y * p.conv.x.row_stride;
+                const auto value = [&](int64_t place) {
+                    const int64_t inside = padded_index(place, p.conv.in_width, p.conv.padding_mode);
+                    return inside < 0 ? 0.0f : to_float(line[inside * p.conv.x.column_stride]);
+                };
+                if (slides) {
+                    float window[kAnyColumns];
+#pragma unroll
+                    for (int q = 1; q < kAnyColumns; ++q) window[q] = value(z + (q - 1) * stride);
+                    for (int64_t i = 0; i < steps; ++i) {
+#pragma unroll
+                        for (int q = 0; q + 1 < kAnyColumns; ++q) window[q] = window[q + 1];
+                        window[kAnyColumns - 1] = value(z + (kAnyColumns - 1) * stride);
+#pragma unroll
+                        for (int q = 0; q < kAnyColumns; ++q) sums[q] += *filter * window[q];
+                        filter += kFilterPitch;
+                        z += dilation;
+                    }
+                } else {
+                    for (int64_t i = 0; i < steps; ++i) {
+#pragma unroll
+                        for (int q = 0; q < kAnyColumns; ++q) sums[q] += *filter * value(z + q * stride);
+                        filter += kFilterPitch;
+                        z += dilation;
+                    }
+                }
+            }
+        }
+        if (!at.has_work) continue;
+#pragma unroll
+        for (int q = 0; q < kAnyColumns; ++q)
+            if (column + q < p.conv.out_width) conv2d_store(first_parameter_again(p).conv, at.batch, k, row, column + q, sums[q]);
+    }
+}
+
+void depthwise_any(const Conv2dParams& conv, void* stream) {
+    const DepthwiseParams p = depthwise_blocks(conv, depthwise_lies_across(conv), 1, kAnyColumns, 1);
+    const int64_t blocks = static_cast<int64_t>(p.blocks);
+    const dim3 grid(static_cast<unsigned>(blocks < kMostBlocks ? blocks : kMostBlocks), 1, 1);
+    with_dtype(conv.dtype, [&](auto type) {
+        hipLaunchKernelGGL(conv2d_depthwise_any<decltype(type)>, grid, dim3(kDepthwiseThreads, 1, 1), 0,
+                           static_cast<hipStream_t>(stream), p);
+    });
+    check_launch("conv2d");
+}
+
+}  // namespace hipconv

@@ -1,0 +1,227 @@
+// Depthwise conv2d of square filters of 3, 5 or 7 taps ("walk").
+//
+// A thread has a pair of channels and a few columns of outputs, and walks down the rows of x. Its filters stay in registers, and so
+// do the sums of all rows of outputs that a row of x is part of: they move up by one row of outputs with each step, which costs
+// nothing, as the first product of each is added to the one below. So a row of x is loaded and turned into floats once for all its
+// taps; the columns that neighbours share are found in the cache. Loads run ahead by a step.
+#pragma once
+
+#include <hip/hip_runtime.h>
+
+#include "kernels.h"
+#include "launch/check.h"
+#include "rows.h"
+#include "store.h"
+
+namespace hipconv {
+
+// Blocks of a compute unit, by the registers that taps and sums need.
+constexpr int walk_blocks(int taps, bool across, bool words) {
+    return taps == 3 ? (across ? (words ? 5 : 4) : 6) : taps == 5 ? (across ? 3 : 4) : 2;
+}
+
+template <int kTaps, int kStride, bool kAcross, bool kWords>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, walk_blocks(kTaps, kAcross, kWords))
+    conv2d_depthwise_walk(DepthwiseParams p) {
+    using Shape = RowShape<kTaps, kStride, kAcross, kWords>;
+    constexpr int kColumns = Shape::kColumns;
+    constexpr int kRows = (kTaps + kStride - 1) / kStride;  // of outputs, that a row of x is part of
+    constexpr int kAhead = kTaps == 3 && kStride == 1 && kWords ? 2 : 1;  // steps
+    HIPCONV_SHARED(Pair, filters, kTaps * kTaps * kFilterPitch);
+
+    let_next_kernel_begin();
+    const auto at = depthwise_place<uint32_t>(p, blockIdx.x, threadIdx.x);
+    const int bytes = element_bytes(p.conv.dtype);
+    const int k = at.unit * 2, second = k + 1 < p.conv.out_channels ? k + 1 : k;
+    const int row = at.segment * p.segment_rows, column = at.tile * kColumns;
+
+    // Where x is read.
+    RowSource from;
+    int y = row * kStride - p.conv.pad_top;  // the next row to load
+    {
+        const Image& x = p.conv.x;
+        const int first = column * kStride - p.conv.pad_left - Shape::kOdd;
+        const int64_t origin = at.batch * x.batch_stride + y * x.row_stride + first * x.column_stride;
+        const int64_t channels[2] = {k / p.multiplier, second / p.multiplier};
+        from.first = static_cast<const char*>(x.data) + (origin + channels[0] * x.channel_stride) * bytes;
+        from.second = static_cast<const char*>(x.data) + (origin + channels[1] * x.channel_stride) * bytes;
+        from.inside = 0;
+#pragma unroll
+        for (int i = 0; i < Shape::kLoads; ++i) {
+            const int z = first + i * Shape::kEach;
+            if (z >= 0 && z < p.conv.in_width && at.has_work) from.inside |= 1 << i;
+        }
+        in_a_register(from.inside);
+    }
+    uint32_t ahead[kAhead][kStride][Shape::kRegisters];
+    // Loads the next row, into what was row j of a step; rows outside the image are zeros.
+    const auto load_next = [&](auto& to, int j) {
+        const bool is_inside = static_cast<uint32_t>(y + j) < static_cast<uint32_t>(p.conv.in_height);
+        load_row<Shape>(to, p, {from.first, from.second, is_inside ? from.inside : 0});
+        from.first += p.x_row;
+        if constexpr (!(kAcross && kWords)) from.second += p.x_row;
+    };
+    wait_for_kernel_before();
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) {
+#pragma unroll
+        for (int j = 0; j < kStride; ++j) load_next(ahead[a][j], j);
+        y += kStride;
+    }
+
+    // Filters: to LDS in the order of memory, to registers by taps.
+    for (uint32_t i = threadIdx.x; i < at.block_units * (kTaps * kTaps); i += kDepthwiseThreads) {
+        const uint32_t of_block = i / (kTaps * kTaps), tap = i - of_block * (kTaps * kTaps), r = tap / kTaps;
+        const int32_t filter = depthwise_unit(p, at, of_block) * 2;
+        const Image& w = p.conv.weight;
+        const void* const data = global_pointer<void>(w.data);
+        const int64_t place = filter * w.batch_stride + r * w.row_stride + (tap - r * kTaps) * w.column_stride;
+        const int64_t next = filter + 1 < p.conv.out_channels ? place + w.batch_stride : place;
+        filters[tap * kFilterPitch + of_block] =
+            make_pair(load_parameter(data, place, p.conv.dtype), load_parameter(data, next, p.conv.dtype));
+    }
+    Pair bias = twice(0.0f);
+    if (p.conv.bias && at.has_work) {
+        const void* const data = global_pointer<void>(p.conv.bias);
+        bias = make_pair(load_parameter(data, k * p.conv.bias_stride, p.conv.bias_dtype),
+                         load_parameter(data, second * p.conv.bias_stride, p.conv.bias_dtype));
+    }
+    __syncthreads();
+    if (!at.has_work) return;
+    Pair taps[kTaps][kTaps];
+#pragma unroll
+    for (int tap = 0; tap < kTaps * kTaps; ++tap) taps[tap / kTaps][tap % kTaps] = filters[tap * kFilterPitch + at.of_block];
+
+    // Where outputs are written.
+    const int out_bytes = element_bytes(p.conv.out_dtype);
+    const Image& o = p.conv.out;
+    RowTarget to;
+    to.first = static_cast<char*>(o.data) + offset_in(o, at.batch, k, row, column) * out_bytes;
+    to.columns = p.conv.out_width - column;
+    to.channels = second - k + 1;
+
+    Pair sums[kRows][kColumns];
+#pragma unroll
+    for (int i = 0; i < kRows * kColumns; ++i) sums[i / kColumns][i % kColumns] = bias;
+
+    // Adds row j of a step, the oldest row of outputs first; `counts(i)`: row i is one of the segment.
+    const auto add_row = [&](int j, const auto& x, auto counts) {
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) {
+            const int r = (kRows - 1 - i) * kStride + j;
+            if (r >= kTaps || !counts(i)) continue;
+            Pair sum[kColumns];
+#pragma unroll
+            for (int q = 0; q < kColumns; ++q) sum[q] = j > 0 ? sums[i][q] : i + 1 < kRows ? sums[i + 1][q] : bias;
+#pragma unroll
+            for (int s = 0; s < kTaps; ++s) {
+#pragma unroll
+                for (int q = 0; q < kColumns; ++q) sum[q] = multiply_add(taps[r][s], x[q * kStride + s], sum[q]);
+            }
+#pragma unroll
+            for (int q = 0; q < kColumns; ++q) sums[i][q] = sum[q];
+        }
+    };
+
+    const int steps = p.segment_rows + kRows - 1;
+    for (int t = 0; t < steps; ++t) {
+#pragma unroll
+        for (int j = 0; j < kStride; ++j) {
+            Pair x[Shape::kReach];
+            row_of<Shape>(x, ahead[0][j], p, from.inside);
+#pragma unroll
+            for (int n = 0; n < (kAhead - 1) * Shape::kRegisters; ++n) ahead[0][j][n] = ahead[kAhead - 1][j][n];
+            if (t + kAhead < steps) load_next(ahead[kAhead - 1][j], j);
+            if (t >= kRows - 1 && t < p.segment_rows)
+                add_row(j, x, [](int) { return true; });
+            else
+                add_row(j, x, [&](int i) { return i >= kRows - 1 - t && i < steps - t; });
+        }
+        y += kStride;
+        const int p_out = row + t - (kRows - 1);  // is finished
+        if (t >= kRows - 1 && p_out < p.conv.out_height) {
+            int64_t residual = 0;
+            if (p.conv.residual.data) residual = offset_in(p.conv.residual, at.batch, k, p_out, column);
+            store_pairs<kAcross>(p, sums[0], to, residual);
+            to.first += p.out_row;
+        }
+    }
+}
+
+// ---- the launch ---------------------------------------------------------------------------------------------------------------
+
+inline bool even(int64_t number) { return number % 2 == 0; }
+
+inline bool pairs_begin_even(const Image& image, int bytes) {
+    return reinterpret_cast<uint64_t>(image.data) % (2 * static_cast<unsigned>(bytes)) == 0 && even(image.batch_stride) &&
+           even(image.row_stride);
+}
+
+inline int64_t compute_units_here() {
+    int device = 0, units = 0;
+    (void)hipGetDevice(&device);
+    (void)hipDeviceGetAttribute(&units, hipDeviceAttributeMultiprocessorCount, device);
+    return units > 0 ? units : 1;
+}
+
+// The rows of a segment: few, so that all compute units have work, but each segment begins with a number of rows of x that another
+// one reads, too, and with its filters. Times are in the cycles of a SIMD, estimated.
+template <int kTaps, int kStride, bool kAcross>
+int32_t segment_rows_of(const Conv2dParams& c, int64_t compute_units) {
+    using Shape = RowShape<kTaps, kStride, kAcross, true>;
+    constexpr int kRows = (kTaps + kStride - 1) / kStride;
+    constexpr double kStep = 1.15 * 2 * Shape::kColumns * kTaps * kTaps + 60, kLoads = 50.0 * kStride, kStart = 400 + 6 * kTaps * kTaps;
+    constexpr double kLatency = kStep > 600 ? kStep : 600;  // of a step, for a wave that is alone
+    double least = 0;
+    int32_t best = c.out_height;
+    for (int32_t segments = 1; segments <= 64 && segments <= c.out_height; ++segments) {
+        const int32_t rows = (c.out_height + segments - 1) / segments;
+        const DepthwiseParams p = depthwise_blocks(c, kAcross, 2, Shape::kColumns, rows);
+        const double blocks_a_unit = double(p.blocks) / double(compute_units);
+        const double whole = blocks_a_unit > 4 * walk_blocks(kTaps, kAcross, true) ? blocks_a_unit + 0.5 : double(int64_t(blocks_a_unit) + 1);
+        const double work = whole * (rows * kStep + (kRows - 1) * kLoads + kStart);
+        const double alone = (rows + kRows - 1) * kLatency + 2 * kStart;
+        const double cycles = work > alone ? work : alone;
+        if (segments == 1 || cycles < 0.97 * least) least = cycles, best = rows;
+    }
+    return best;
+}
+
+template <int kTaps, int kStride, bool kAcross>
+void launch_walk(const Conv2dParams& c, hipStream_t stream) {
+    using Shape = RowShape<kTaps, kStride, kAcross, true>;
+    const int32_t rows = segment_rows_of<kTaps, kStride, kAcross>(c, compute_units_here());
+    DepthwiseParams p = depthwise_blocks(c, kAcross, 2, Shape::kColumns, rows);
+    const int bytes = element_bytes(c.dtype), out_bytes = element_bytes(c.out_dtype);
+    if (kAcross) {
+        p.x_by_vectors = p.multiplier == 1 && even(c.out_channels) && c.x.channel_stride == 1 && pairs_begin_even(c.x, bytes) &&
+                         even(c.x.column_stride);
+        p.out_by_vectors = even(c.out_channels) && c.out.channel_stride == 1 && pairs_begin_even(c.out, out_bytes) &&
+                           even(c.out.column_stride);
+    } else {
+        p.x_by_vectors = bytes == 2 && even(c.in_width) && c.x.column_stride == 1 && pairs_begin_even(c.x, bytes) &&
+                         even(c.x.channel_stride) && even(c.pad_left + Shape::kOdd);
+        p.out_by_vectors = even(c.out_channels) && even(c.out_width) && c.out.column_stride == 1 &&
+                           pairs_begin_even(c.out, out_bytes) && even(c.out.channel_stride);
+    }
+    p.x_row = static_cast<uint64_t>(c.x.row_stride) * static_cast<unsigned>(bytes);
+    p.x_step = static_cast<uint32_t>(c.x.column_stride * bytes);
+    p.out_row = static_cast<uint64_t>(c.out.row_stride) * static_cast<unsigned>(out_bytes);
+    p.out_channel = static_cast<uint64_t>(c.out.channel_stride) * static_cast<unsigned>(out_bytes);
+    p.out_step = static_cast<uint32_t>(c.out.column_stride * out_bytes);
+    const bool words = p.x_by_vectors && bytes == 2;
+    const auto kernel = words ? conv2d_depthwise_walk<kTaps, kStride, kAcross, true>
+                              : conv2d_depthwise_walk<kTaps, kStride, kAcross, false>;
+    HIPCONV_LAUNCH(true, kernel, dim3(static_cast<unsigned>(p.blocks), 1, 1), dim3(kDepthwiseThreads, 1, 1), 0, stream, p);
+    check_launch("conv2d");
+}
+
+template <int kTaps>
+void launch_walk(const Conv2dParams& c, void* on) {
+    const hipStream_t stream = static_cast<hipStream_t>(on);
+    const bool across = depthwise_lies_across(c);
+    if (c.stride_h == 1) return across ? launch_walk<kTaps, 1, true>(c, stream) : launch_walk<kTaps, 1, false>(c, stream);
+    return across ? launch_walk<kTaps, 2, true>(c, stream) : launch_walk<kTaps, 2, false>(c, stream);
+}
+
+}  // namespace hipconv
