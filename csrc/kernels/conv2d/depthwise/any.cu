@@ -10,15 +10,15 @@
 
 namespace hipconv {
 
-constexpr int kAnyColumns = 4, kAnyTaps = 128;  // taps: in LDS at once
+constexpr int kAnyColumns = 4, kAnyTaps = 64;  // taps: in LDS at once
 constexpr int64_t kMostBlocks = 1 << 22;
 
 template <typename T>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, 8) conv2d_depthwise_any(DepthwiseParams p) {
+__global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, 6) conv2d_depthwise_any(DepthwiseParams p) {
     HIPCONV_SHARED(float, filters, kAnyTaps * kFilterPitch);
     const int64_t taps = static_cast<int64_t>(p.conv.kernel_height) * p.conv.kernel_width;
     for (uint64_t block = blockIdx.x; block < p.blocks; block += gridDim.x) {
-        const auto at = depthwise_place<uint64_t>(p, block, threadIdx.x);
+        const auto at = depthwise_place<uint64_t>(first_parameter_again(p), block, threadIdx.x);
         const int64_t k = at.unit, row = at.segment, column = static_cast<int64_t>(at.tile) * kAnyColumns;
         const int64_t stride = p.conv.stride_w, dilation = p.conv.dilation_w;
         const bool slides = stride == dilation;
@@ -30,28 +30,30 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, 8) conv2d_depthwise_any
             const uint32_t count = static_cast<uint32_t>(behind - first);
             __syncthreads();
             for (uint32_t i = threadIdx.x; i < at.block_units * count; i += kDepthwiseThreads) {
+                const DepthwiseParams& with = first_parameter_again(p);
                 const uint32_t of_block = i / count, tap = i - of_block * count;
-                const int64_t r = (first + tap) / p.conv.kernel_width, s = first + tap - r * p.conv.kernel_width;
-                const T* const weight = global_pointer<const T>(p.conv.weight.data);
+                const int64_t r = (first + tap) / with.conv.kernel_width, s = first + tap - r * with.conv.kernel_width;
+                const T* const weight = global_pointer<const T>(with.conv.weight.data);
                 filters[tap * kFilterPitch + of_block] =
-                    to_float(weight[offset_in(p.conv.weight, depthwise_unit(p, at, of_block), 0, r, s)]);
+                    to_float(weight[offset_in(with.conv.weight, depthwise_unit(with, at, of_block), 0, r, s)]);
             }
             __syncthreads();
             if (!at.has_work) continue;
-            int64_t r = first / p.conv.kernel_width, s = first - r * p.conv.kernel_width;
+            const Conv2dParams& c = first_parameter_again(p).conv;
+            int64_t r = first / c.kernel_width, s = first - r * c.kernel_width;
             for (int64_t tap = first; tap < behind; s = 0, ++r) {
-                const int64_t end = tap + (p.conv.kernel_width - s) < behind ? tap + (p.conv.kernel_width - s) : behind;
+                const int64_t end = tap + (c.kernel_width - s) < behind ? tap + (c.kernel_width - s) : behind;
                 const float* filter = filters + (tap - first) * kFilterPitch + at.of_block;
-                const int64_t y = padded_index(row * p.conv.stride_h - p.conv.pad_top + r * p.conv.dilation_h, p.conv.in_height,
-                                               p.conv.padding_mode);
-                int64_t z = column * stride - p.conv.pad_left + s * dilation;
+                const int64_t y = padded_index(row * c.stride_h - c.pad_top + r * c.dilation_h, c.in_height,
+                                               c.padding_mode);
+                int64_t z = column * stride - c.pad_left + s * dilation;
                 const int64_t steps = end - tap;
                 tap = end;
                 if (y < 0) continue;
-                const T* const line = x + y * p.conv.x.row_stride;
+                const T* const line = x + y * c.x.row_stride;
                 const auto value = [&](int64_t place) {
-                    const int64_t inside = padded_index(place, p.conv.in_width, p.conv.padding_mode);
-                    return inside < 0 ? 0.0f : to_float(line[inside * p.conv.x.column_stride]);
+                    const int64_t inside = padded_index(place, c.in_width, c.padding_mode);
+                    return inside < 0 ? 0.0f : to_float(line[inside * c.x.column_stride]);
                 };
                 if (slides) {
                     float window[kAnyColumns];

@@ -23,6 +23,7 @@ struct DepthwiseParams {
     int32_t tiles;       // a row of outputs has, of the columns that a thread makes
     int32_t segments, segment_rows;
     bool across;                           // lanes lie along units
+    bool has_residual;
     bool x_by_vectors, out_by_vectors;     // whether two elements are read, or written, at once
     uint32_t block_units;                  // lanes along units, if they lie so
     uint32_t unit_blocks;                  // blocks along units
@@ -114,6 +115,7 @@ inline DepthwiseParams depthwise_blocks(const Conv2dParams& conv, bool across, i
     DepthwiseParams p{};
     p.conv = conv;
     p.across = across;
+    p.has_residual = conv.residual.data != nullptr;
     p.multiplier = conv.out_channels / conv.groups;
     p.units = (conv.out_channels + unit - 1) / unit;
     p.tiles = (conv.out_width + columns - 1) / columns;

@@ -11,12 +11,19 @@
 
 namespace hipconv {
 
+// Of outputs: the columns of a thread, as the launch counts them.
+template <bool kAcross>
+constexpr int kWalkColumns = kAcross ? 4 : 2;
+
+// A lane of RDNA has too few registers for the sums of 7 rows of four pairs: it makes two columns after the other two.
+constexpr bool kFewRegisters = kWaveSize == 32 && !kHasPredicates;
+
 // What a thread reads of a row: the kReach columns that its outputs see. A word of two columns begins at an even one, which may lie
 // in front of them (kOdd).
 template <int kTaps, int kStride, bool kAcross_, bool kWords_>
 struct RowShape {
     static constexpr bool kAcross = kAcross_, kWords = kWords_;
-    static constexpr int kColumns = kAcross ? 4 : 2;  // of outputs
+    static constexpr int kColumns = kTaps == 7 && kFewRegisters ? 2 : kWalkColumns<kAcross>;  // of outputs, at once
     static constexpr int kReach = (kColumns - 1) * kStride + kTaps;
     static constexpr int kEach = kWords && !kAcross ? 2 : 1;  // columns of a load
     static constexpr int kOdd = kEach == 2 ? (kTaps - 1) / 2 % 2 : 0;

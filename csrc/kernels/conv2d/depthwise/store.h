@@ -67,12 +67,14 @@ struct RowTarget {
     int columns, channels;
 };
 
-// Finishes and stores pairs whose bias is added already. `residual` is the index of the first element's, of channel `k`.
+// Finishes and stores pairs whose bias is added already: outputs of image n, channel k, row and column.
 template <bool kAcross, int kColumns>
-HIPCONV_INLINE void store_pairs(const DepthwiseParams& p, Pair (&v)[kColumns], const RowTarget& to, int64_t residual) {
-    if (p.conv.residual.data) {
-        const Conv2dParams& c = first_parameter_again(p).conv;
+HIPCONV_INLINE void store_pairs(const DepthwiseParams& parameter, Pair (&v)[kColumns], const RowTarget& to, int n, int k, int row, int column) {
+    const DepthwiseParams& p = first_parameter_again(parameter);
+    if (p.has_residual) {
+        const Conv2dParams& c = p.conv;
         const void* const data = global_pointer<void>(c.residual.data);
+        const int64_t residual = offset_in(c.residual, n, k, row, column);
         for (int i = 0; i < kColumns; ++i) {
             if (i >= to.columns) continue;
             const int64_t at = residual + i * c.residual.column_stride;
@@ -80,7 +82,7 @@ HIPCONV_INLINE void store_pairs(const DepthwiseParams& p, Pair (&v)[kColumns], c
             v[i] = add(v[i], make_pair(load_parameter(data, at, c.residual_dtype), load_parameter(data, next, c.residual_dtype)));
         }
     }
-    activate_pairs(v, p.conv.activation);
+    if (p.conv.activation != Conv2dActivation::none) activate_pairs(v, p.conv.activation);
     const auto store = [&](auto type) {
         using T = decltype(type);
         if (p.out_by_vectors) return store_vectors<T, kAcross>(v, p, to.first, to.columns);

@@ -33,12 +33,22 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, walk_blocks(kTaps, kAcr
     const auto at = depthwise_place<uint32_t>(p, blockIdx.x, threadIdx.x);
     const int bytes = element_bytes(p.conv.dtype);
     const int k = at.unit * 2, second = k + 1 < p.conv.out_channels ? k + 1 : k;
-    const int row = at.segment * p.segment_rows, column = at.tile * kColumns;
+    const int row = at.segment * p.segment_rows;
 
-    // Where x is read.
-    RowSource from;
-    int y = row * kStride - p.conv.pad_top;  // the next row to load
-    {
+    int column = 0;  // of the first output
+    int y = 0;       // the next row to load
+    RowSource from{};
+    uint32_t ahead[kAhead][kStride][Shape::kRegisters];
+    // Loads the next row, into what was row j of a step; rows outside the image are zeros.
+    const auto load_next = [&](auto& to, int j) {
+        const bool is_inside = static_cast<uint32_t>(y + j) < static_cast<uint32_t>(p.conv.in_height);
+        load_row<Shape>(to, p, {from.first, from.second, is_inside ? from.inside : 0});
+        from.first += p.x_row;
+        if constexpr (!(kAcross && kWords)) from.second += p.x_row;
+    };
+    const auto begin_at = [&](int first_column) {
+        column = first_column;
+        y = row * kStride - p.conv.pad_top;
         const Image& x = p.conv.x;
         const int first = column * kStride - p.conv.pad_left - Shape::kOdd;
         const int64_t origin = at.batch * x.batch_stride + y * x.row_stride + first * x.column_stride;
@@ -52,39 +62,33 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, walk_blocks(kTaps, kAcr
             if (z >= 0 && z < p.conv.in_width && at.has_work) from.inside |= 1 << i;
         }
         in_a_register(from.inside);
-    }
-    uint32_t ahead[kAhead][kStride][Shape::kRegisters];
-    // Loads the next row, into what was row j of a step; rows outside the image are zeros.
-    const auto load_next = [&](auto& to, int j) {
-        const bool is_inside = static_cast<uint32_t>(y + j) < static_cast<uint32_t>(p.conv.in_height);
-        load_row<Shape>(to, p, {from.first, from.second, is_inside ? from.inside : 0});
-        from.first += p.x_row;
-        if constexpr (!(kAcross && kWords)) from.second += p.x_row;
+#pragma unroll
+        for (int a = 0; a < kAhead; ++a) {
+#pragma unroll
+            for (int j = 0; j < kStride; ++j) load_next(ahead[a][j], j);
+            y += kStride;
+        }
     };
     wait_for_kernel_before();
-#pragma unroll
-    for (int a = 0; a < kAhead; ++a) {
-#pragma unroll
-        for (int j = 0; j < kStride; ++j) load_next(ahead[a][j], j);
-        y += kStride;
-    }
+    begin_at(at.tile * kWalkColumns<kAcross>);
 
     // Filters: to LDS in the order of memory, to registers by taps.
+    const DepthwiseParams& with = first_parameter_again(p);
     for (uint32_t i = threadIdx.x; i < at.block_units * (kTaps * kTaps); i += kDepthwiseThreads) {
         const uint32_t of_block = i / (kTaps * kTaps), tap = i - of_block * (kTaps * kTaps), r = tap / kTaps;
-        const int32_t filter = depthwise_unit(p, at, of_block) * 2;
-        const Image& w = p.conv.weight;
+        const int32_t filter = depthwise_unit(with, at, of_block) * 2;
+        const Image& w = with.conv.weight;
         const void* const data = global_pointer<void>(w.data);
         const int64_t place = filter * w.batch_stride + r * w.row_stride + (tap - r * kTaps) * w.column_stride;
-        const int64_t next = filter + 1 < p.conv.out_channels ? place + w.batch_stride : place;
+        const int64_t next = filter + 1 < with.conv.out_channels ? place + w.batch_stride : place;
         filters[tap * kFilterPitch + of_block] =
-            make_pair(load_parameter(data, place, p.conv.dtype), load_parameter(data, next, p.conv.dtype));
+            make_pair(load_parameter(data, place, with.conv.dtype), load_parameter(data, next, with.conv.dtype));
     }
     Pair bias = twice(0.0f);
-    if (p.conv.bias && at.has_work) {
-        const void* const data = global_pointer<void>(p.conv.bias);
-        bias = make_pair(load_parameter(data, k * p.conv.bias_stride, p.conv.bias_dtype),
-                         load_parameter(data, second * p.conv.bias_stride, p.conv.bias_dtype));
+    if (with.conv.bias && at.has_work) {
+        const void* const data = global_pointer<void>(with.conv.bias);
+        bias = make_pair(load_parameter(data, k * with.conv.bias_stride, with.conv.bias_dtype),
+                         load_parameter(data, second * with.conv.bias_stride, with.conv.bias_dtype));
     }
     __syncthreads();
     if (!at.has_work) return;
@@ -92,19 +96,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, walk_blocks(kTaps, kAcr
 #pragma unroll
     for (int tap = 0; tap < kTaps * kTaps; ++tap) taps[tap / kTaps][tap % kTaps] = filters[tap * kFilterPitch + at.of_block];
 
-    // Where outputs are written.
-    const int out_bytes = element_bytes(p.conv.out_dtype);
-    const Image& o = p.conv.out;
-    RowTarget to;
-    to.first = static_cast<char*>(o.data) + offset_in(o, at.batch, k, row, column) * out_bytes;
-    to.columns = p.conv.out_width - column;
-    to.channels = second - k + 1;
-
-    Pair sums[kRows][kColumns];
-#pragma unroll
-    for (int i = 0; i < kRows * kColumns; ++i) sums[i / kColumns][i % kColumns] = bias;
-
     // Adds row j of a step, the oldest row of outputs first; `counts(i)`: row i is one of the segment.
+    Pair sums[kRows][kColumns];
     const auto add_row = [&](int j, const auto& x, auto counts) {
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
@@ -124,26 +117,39 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, walk_blocks(kTaps, kAcr
     };
 
     const int steps = p.segment_rows + kRows - 1;
-    for (int t = 0; t < steps; ++t) {
-#pragma unroll
-        for (int j = 0; j < kStride; ++j) {
-            Pair x[Shape::kReach];
-            row_of<Shape>(x, ahead[0][j], p, from.inside);
-#pragma unroll
-            for (int n = 0; n < (kAhead - 1) * Shape::kRegisters; ++n) ahead[0][j][n] = ahead[kAhead - 1][j][n];
-            if (t + kAhead < steps) load_next(ahead[kAhead - 1][j], j);
-            if (t >= kRows - 1 && t < p.segment_rows)
-                add_row(j, x, [](int) { return true; });
-            else
-                add_row(j, x, [&](int i) { return i >= kRows - 1 - t && i < steps - t; });
+    for (int part = 0; part < kWalkColumns<kAcross> / kColumns; ++part) {
+        if (part > 0) {
+            if (column + kColumns >= p.conv.out_width) return;
+            begin_at(column + kColumns);
         }
-        y += kStride;
-        const int p_out = row + t - (kRows - 1);  // is finished
-        if (t >= kRows - 1 && p_out < p.conv.out_height) {
-            int64_t residual = 0;
-            if (p.conv.residual.data) residual = offset_in(p.conv.residual, at.batch, k, p_out, column);
-            store_pairs<kAcross>(p, sums[0], to, residual);
-            to.first += p.out_row;
+        RowTarget to;
+        {
+            const Conv2dParams& c = first_parameter_again(p).conv;
+            to.first = static_cast<char*>(c.out.data) + offset_in(c.out, at.batch, k, row, column) * element_bytes(c.out_dtype);
+            to.columns = c.out_width - column;
+            to.channels = second - k + 1;
+        }
+#pragma unroll
+        for (int i = 0; i < kRows * kColumns; ++i) sums[i / kColumns][i % kColumns] = bias;
+        for (int t = 0; t < steps; ++t) {
+#pragma unroll
+            for (int j = 0; j < kStride; ++j) {
+                Pair x[Shape::kReach];
+                row_of<Shape>(x, ahead[0][j], p, from.inside);
+#pragma unroll
+                for (int n = 0; n < (kAhead - 1) * Shape::kRegisters; ++n) ahead[0][j][n] = ahead[kAhead - 1][j][n];
+                if (t + kAhead < steps) load_next(ahead[kAhead - 1][j], j);
+                if (t >= kRows - 1 && t < p.segment_rows)
+                    add_row(j, x, [](int) { return true; });
+                else
+                    add_row(j, x, [&](int i) { return i >= kRows - 1 - t && i < steps - t; });
+            }
+            y += kStride;
+            const int p_out = row + t - (kRows - 1);  // is finished
+            if (t >= kRows - 1 && p_out < p.conv.out_height) {
+                store_pairs<kAcross>(p, sums[0], to, at.batch, k, p_out, column);
+                to.first += p.out_row;
+            }
         }
     }
 }
@@ -168,15 +174,14 @@ inline int64_t compute_units_here() {
 // one reads, too, and with its filters. Times are in the cycles of a SIMD, estimated.
 template <int kTaps, int kStride, bool kAcross>
 int32_t segment_rows_of(const Conv2dParams& c, int64_t compute_units) {
-    using Shape = RowShape<kTaps, kStride, kAcross, true>;
-    constexpr int kRows = (kTaps + kStride - 1) / kStride;
-    constexpr double kStep = 1.15 * 2 * Shape::kColumns * kTaps * kTaps + 60, kLoads = 50.0 * kStride, kStart = 400 + 6 * kTaps * kTaps;
+    constexpr int kRows = (kTaps + kStride - 1) / kStride, kColumns = kWalkColumns<kAcross>;
+    constexpr double kStep = 1.15 * 2 * kColumns * kTaps * kTaps + 60, kLoads = 50.0 * kStride, kStart = 400 + 6 * kTaps * kTaps;
     constexpr double kLatency = kStep > 600 ? kStep : 600;  // of a step, for a wave that is alone
     double least = 0;
     int32_t best = c.out_height;
     for (int32_t segments = 1; segments <= 64 && segments <= c.out_height; ++segments) {
         const int32_t rows = (c.out_height + segments - 1) / segments;
-        const DepthwiseParams p = depthwise_blocks(c, kAcross, 2, Shape::kColumns, rows);
+        const DepthwiseParams p = depthwise_blocks(c, kAcross, 2, kWalkColumns<kAcross>, rows);
         const double blocks_a_unit = double(p.blocks) / double(compute_units);
         const double whole = blocks_a_unit > 4 * walk_blocks(kTaps, kAcross, true) ? blocks_a_unit + 0.5 : double(int64_t(blocks_a_unit) + 1);
         const double work = whole * (rows * kStep + (kRows - 1) * kLoads + kStart);
@@ -191,7 +196,7 @@ template <int kTaps, int kStride, bool kAcross>
 void launch_walk(const Conv2dParams& c, hipStream_t stream) {
     using Shape = RowShape<kTaps, kStride, kAcross, true>;
     const int32_t rows = segment_rows_of<kTaps, kStride, kAcross>(c, compute_units_here());
-    DepthwiseParams p = depthwise_blocks(c, kAcross, 2, Shape::kColumns, rows);
+    DepthwiseParams p = depthwise_blocks(c, kAcross, 2, kWalkColumns<kAcross>, rows);
     const int bytes = element_bytes(c.dtype), out_bytes = element_bytes(c.out_dtype);
     if (kAcross) {
         p.x_by_vectors = p.multiplier == 1 && even(c.out_channels) && c.x.channel_stride == 1 && pairs_begin_even(c.x, bytes) &&
