@@ -55,9 +55,13 @@ HIPCONV_INLINE void store_vectors(const Pair (&v)[kColumns], const DepthwisePara
             if (i < columns) store(out + static_cast<uint64_t>(p.out_step) * static_cast<uint32_t>(i), v[i]);
         }
     } else {
-        static_assert(kColumns == 2, "a vector has two columns");
-        store(out, make_pair(low(v[0]), low(v[1])));
-        store(out + p.out_channel, make_pair(high(v[0]), high(v[1])));
+#pragma unroll
+        for (int i = 0; i < kColumns; i += 2) {
+            if (i >= columns) continue;
+            char* const at = out + i * static_cast<int>(sizeof(T));
+            store(at, make_pair(low(v[i]), low(v[i + 1])));
+            store(at + p.out_channel, make_pair(high(v[i]), high(v[i + 1])));
+        }
     }
 }
 
