@@ -1,7 +1,8 @@
 // Depthwise conv2d of any filter, stride, dilation and padding ("any").
 //
-// A thread makes kColumns neighbouring outputs of a row and a channel, by the formula. Filters pass through LDS, a number of taps at
-// a time. Where a step of outputs is as long as one of taps, each column of x is read once for all outputs of the thread.
+// A thread makes kColumns neighbouring outputs of a row and a channel, by the formula. Filters pass through LDS, a number of
+// taps at a time. Where a step of outputs is as long as one of taps, each column of x is read once for all outputs of the
+// thread.
 #include <hip/hip_runtime.h>
 
 #include "../common/epilogue.h"
@@ -15,15 +16,15 @@ constexpr int64_t kMostBlocks = 1 << 22;
 
 template <typename T>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, 6) conv2d_depthwise_any(DepthwiseParams p) {
-    HIPCONV_SHARED(float, filters, kAnyTaps * kFilterPitch);
+    HIPCONV_SHARED(float, filters, kAnyTaps* kFilterPitch);
     const int64_t taps = static_cast<int64_t>(p.conv.kernel_height) * p.conv.kernel_width;
     for (uint64_t block = blockIdx.x; block < p.blocks; block += gridDim.x) {
         const auto at = depthwise_place<uint64_t>(first_parameter_again(p), block, threadIdx.x);
         const int64_t k = at.unit, row = at.segment, column = static_cast<int64_t>(at.tile) * kAnyColumns;
         const int64_t stride = p.conv.stride_w, dilation = p.conv.dilation_w;
         const bool slides = stride == dilation;
-        const T* const x = global_pointer<const T>(p.conv.x.data) +
-                           (at.has_work ? offset_in(p.conv.x, at.batch, k / p.multiplier, 0, 0) : 0);
+        const T* const x =
+            global_pointer<const T>(p.conv.x.data) + (at.has_work ? offset_in(p.conv.x, at.batch, k / p.multiplier, 0, 0) : 0);
         float sums[kAnyColumns] = {};
         for (int64_t first = 0; first < taps; first += kAnyTaps) {
             const int64_t behind = first + kAnyTaps < taps ? first + kAnyTaps : taps;
@@ -44,8 +45,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, 6) conv2d_depthwise_any
             for (int64_t tap = first; tap < behind; s = 0, ++r) {
                 const int64_t end = tap + (c.kernel_width - s) < behind ? tap + (c.kernel_width - s) : behind;
                 const float* filter = filters + (tap - first) * kFilterPitch + at.of_block;
-                const int64_t y = padded_index(row * c.stride_h - c.pad_top + r * c.dilation_h, c.in_height,
-                                               c.padding_mode);
+                const int64_t y = padded_index(row * c.stride_h - c.pad_top + r * c.dilation_h, c.in_height, c.padding_mode);
                 int64_t z = column * stride - c.pad_left + s * dilation;
                 const int64_t steps = end - tap;
                 tap = end;
@@ -81,7 +81,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, 6) conv2d_depthwise_any
         if (!at.has_work) continue;
 #pragma unroll
         for (int q = 0; q < kAnyColumns; ++q)
-            if (column + q < p.conv.out_width) conv2d_store(first_parameter_again(p).conv, at.batch, k, row, column + q, sums[q]);
+            if (column + q < p.conv.out_width)
+                conv2d_store(first_parameter_again(p).conv, at.batch, k, row, column + q, sums[q]);
     }
 }
 

@@ -1,8 +1,8 @@
 // Depthwise conv2d: which outputs a thread makes, and the filters that its block keeps in LDS.
 //
 // A thread makes the outputs of a few columns, down a segment of rows, of one unit: a pair of channels, or one channel. In
-// channels_last memory lanes lie along units, and a block has all its units at several places of images. In rows of columns (NCHW)
-// they lie along columns, then segments, then units.
+// channels_last memory lanes lie along units, and a block has all its units at several places of images. In rows of columns
+// (NCHW) they lie along columns, then segments, then units.
 #pragma once
 
 #include "../common/padding.h"
@@ -13,7 +13,8 @@ namespace hipconv {
 
 constexpr int kDepthwiseThreads = 128;
 constexpr int kMostUnits = 32;  // of a block: their filters fit into LDS
-// Of a tap's filters in LDS, in units: one more than lanes read at once, so that writes of neighbouring taps have no bank conflicts.
+// Of a tap's filters in LDS, in units: one more than lanes read at once, so that writes of neighbouring taps have no bank
+// conflicts.
 constexpr int kFilterPitch = kMostUnits + 1;
 
 struct DepthwiseParams {
@@ -22,13 +23,13 @@ struct DepthwiseParams {
     int32_t units;       // of an image
     int32_t tiles;       // a row of outputs has, of the columns that a thread makes
     int32_t segments, segment_rows;
-    bool across;                           // lanes lie along units
+    bool across;  // lanes lie along units
     bool has_residual;
-    bool x_by_vectors, out_by_vectors;     // whether two elements are read, or written, at once
-    uint32_t block_units;                  // lanes along units, if they lie so
-    uint32_t unit_blocks;                  // blocks along units
-    uint32_t block_items;                  // threads of a block that have work
-    uint64_t items, blocks;                // of all: units and places; see DepthwisePlace
+    bool x_by_vectors, out_by_vectors;  // whether two elements are read, or written, at once
+    uint32_t block_units;               // lanes along units, if they lie so
+    uint32_t unit_blocks;               // blocks along units
+    uint32_t block_items;               // threads of a block that have work
+    uint64_t items, blocks;             // of all: units and places; see DepthwisePlace
     // Bytes from one to the next: rows of x, loads in a row of it; rows, channels and columns of out.
     uint64_t x_row, out_row, out_channel;
     uint32_t x_step, out_step;
@@ -91,7 +92,7 @@ HIPCONV_INLINE int32_t depthwise_unit(const DepthwiseParams& p, const DepthwiseP
     return static_cast<int32_t>((at.first_unit + of_block) % static_cast<Number>(p.units));
 }
 
-// ---- which outputs a thread makes, as the launch decides ------------------------------------------------------------------------
+// ---- which outputs a thread makes, as the launch decides --------------------------------------------------------------------
 
 // Whether lanes lie along channels: where the result is denser along them.
 inline bool depthwise_lies_across(const Conv2dParams& c) { return c.out.channel_stride < c.out.column_stride; }

@@ -1,5 +1,5 @@
-// A row of x as a thread of the walking kernel sees it: loaded as it is in memory, and turned into pairs of floats when its turn
-// comes, so that nothing waits for a load before that. A pair has a column of both channels of the thread. A load brings
+// A row of x as a thread of the walking kernel sees it: loaded as it is in memory, and turned into pairs of floats when its
+// turn comes, so that nothing waits for a load before that. A pair has a column of both channels of the thread. A load brings
 //
 //                      across (channels_last)          rows (NCHW)
 //   words, of 16 bits  a column of both channels       two columns of a channel
@@ -18,8 +18,8 @@ constexpr int kWalkColumns = kAcross ? 4 : 2;
 // A lane of RDNA has too few registers for the sums of 7 rows of four pairs: it makes two columns after the other two.
 constexpr bool kFewRegisters = kWaveSize == 32 && !kHasPredicates;
 
-// What a thread reads of a row: the kReach columns that its outputs see. A word of two columns begins at an even one, which may lie
-// in front of them (kOdd).
+// What a thread reads of a row: the kReach columns that its outputs see. A word of two columns begins at an even one, which may
+// lie in front of them (kOdd).
 template <int kTaps, int kStride, bool kAcross_, bool kWords_>
 struct RowShape {
     static constexpr bool kAcross = kAcross_, kWords = kWords_;
@@ -123,7 +123,8 @@ HIPCONV_INLINE void row_of(Pairs& x, Row& row, const DepthwiseParams& p, int ins
                 const Pair a = unpack<T>(row[of_word]), b = unpack<T>(row[of_word + 1]);
                 x[i] = at % 2 ? make_pair(high(a), high(b)) : make_pair(low(a), low(b));
             } else {
-                x[i] = make_pair(to_float(T{static_cast<uint16_t>(row[2 * i])}), to_float(T{static_cast<uint16_t>(row[2 * i + 1])}));
+                x[i] = make_pair(to_float(T{static_cast<uint16_t>(row[2 * i])}),
+                                 to_float(T{static_cast<uint16_t>(row[2 * i + 1])}));
             }
         }
     };

@@ -1,4 +1,5 @@
-// What follows the sums of a depthwise convolution: residual, activation, one rounding, and the store of a few columns of outputs.
+// What follows the sums of a depthwise convolution: residual, activation, one rounding, and the store of a few columns of
+// outputs.
 #pragma once
 
 #include "../common/epilogue.h"
@@ -73,7 +74,8 @@ struct RowTarget {
 
 // Finishes and stores pairs whose bias is added already: outputs of image n, channel k, row and column.
 template <bool kAcross, int kColumns>
-HIPCONV_INLINE void store_pairs(const DepthwiseParams& parameter, Pair (&v)[kColumns], const RowTarget& to, int n, int k, int row, int column) {
+HIPCONV_INLINE void store_pairs(const DepthwiseParams& parameter, Pair (&v)[kColumns], const RowTarget& to, int n, int k,
+                                int row, int column) {
     const DepthwiseParams& p = first_parameter_again(parameter);
     if (p.has_residual) {
         const Conv2dParams& c = p.conv;
@@ -83,7 +85,8 @@ HIPCONV_INLINE void store_pairs(const DepthwiseParams& parameter, Pair (&v)[kCol
             if (i >= to.columns) continue;
             const int64_t at = residual + i * c.residual.column_stride;
             const int64_t next = to.channels > 1 ? at + c.residual.channel_stride : at;
-            v[i] = add(v[i], make_pair(load_parameter(data, at, c.residual_dtype), load_parameter(data, next, c.residual_dtype)));
+            v[i] =
+                add(v[i], make_pair(load_parameter(data, at, c.residual_dtype), load_parameter(data, next, c.residual_dtype)));
         }
     }
     if (p.conv.activation != Conv2dActivation::none) activate_pairs(v, p.conv.activation);

@@ -1,9 +1,9 @@
 // Depthwise conv2d of square filters of 3, 5 or 7 taps ("walk").
 //
-// A thread has a pair of channels and a few columns of outputs, and walks down the rows of x. Its filters stay in registers, and so
-// do the sums of all rows of outputs that a row of x is part of: they move up by one row of outputs with each step, which costs
-// nothing, as the first product of each is added to the one below. So a row of x is loaded and turned into floats once for all its
-// taps; the columns that neighbours share are found in the cache. Loads run ahead by a step.
+// A thread has a pair of channels and a few columns of outputs, and walks down the rows of x. Its filters stay in registers,
+// and so do the sums of all rows of outputs that a row of x is part of: they move up by one row of outputs with each step,
+// which costs nothing, as the first product of each is added to the one below. So a row of x is loaded and turned into floats
+// once for all its taps; the columns that neighbours share are found in the cache. Loads run ahead by a step.
 #pragma once
 
 #include <hip/hip_runtime.h>
@@ -25,7 +25,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, walk_blocks(kTaps, kAcr
     conv2d_depthwise_walk(DepthwiseParams p) {
     using Shape = RowShape<kTaps, kStride, kAcross, kWords>;
     constexpr int kColumns = Shape::kColumns;
-    constexpr int kRows = (kTaps + kStride - 1) / kStride;  // of outputs, that a row of x is part of
+    constexpr int kRows = (kTaps + kStride - 1) / kStride;                // of outputs, that a row of x is part of
     constexpr int kAhead = kTaps == 3 && kStride == 1 && kWords ? 2 : 1;  // steps
     HIPCONV_SHARED(Pair, filters, kTaps * kTaps * kFilterPitch);
 
@@ -154,7 +154,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, walk_blocks(kTaps, kAcr
     }
 }
 
-// ---- the launch ---------------------------------------------------------------------------------------------------------------
+// ---- the launch -------------------------------------------------------------------------------------------------------------
 
 inline bool even(int64_t number) { return number % 2 == 0; }
 
@@ -170,12 +170,13 @@ inline int64_t compute_units_here() {
     return units > 0 ? units : 1;
 }
 
-// The rows of a segment: few, so that all compute units have work, but each segment begins with a number of rows of x that another
-// one reads, too, and with its filters. Times are in the cycles of a SIMD, estimated.
+// The rows of a segment: few, so that all compute units have work, but each segment begins with a number of rows of x that
+// another one reads, too, and with its filters. Times are in the cycles of a SIMD, estimated.
 template <int kTaps, int kStride, bool kAcross>
 int32_t segment_rows_of(const Conv2dParams& c, int64_t compute_units) {
     constexpr int kRows = (kTaps + kStride - 1) / kStride, kColumns = kWalkColumns<kAcross>;
-    constexpr double kStep = 1.15 * 2 * kColumns * kTaps * kTaps + 60, kLoads = 50.0 * kStride, kStart = 400 + 6 * kTaps * kTaps;
+    constexpr double kStep = 1.15 * 2 * kColumns * kTaps * kTaps + 60, kLoads = 50.0 * kStride,
+                     kStart = 400 + 6 * kTaps * kTaps;
     constexpr double kLatency = kStep > 600 ? kStep : 600;  // of a step, for a wave that is alone
     double least = 0;
     int32_t best = c.out_height;
@@ -183,7 +184,8 @@ int32_t segment_rows_of(const Conv2dParams& c, int64_t compute_units) {
         const int32_t rows = (c.out_height + segments - 1) / segments;
         const DepthwiseParams p = depthwise_blocks(c, kAcross, 2, kWalkColumns<kAcross>, rows);
         const double blocks_a_unit = double(p.blocks) / double(compute_units);
-        const double whole = blocks_a_unit > 4 * walk_blocks(kTaps, kAcross, true) ? blocks_a_unit + 0.5 : double(int64_t(blocks_a_unit) + 1);
+        const double whole =
+            blocks_a_unit > 4 * walk_blocks(kTaps, kAcross, true) ? blocks_a_unit + 0.5 : double(int64_t(blocks_a_unit) + 1);
         const double work = whole * (rows * kStep + (kRows - 1) * kLoads + kStart);
         const double alone = (rows + kRows - 1) * kLatency + 2 * kStart;
         const double cycles = work > alone ? work : alone;
@@ -215,8 +217,8 @@ void launch_walk(const Conv2dParams& c, hipStream_t stream) {
     p.out_channel = static_cast<uint64_t>(c.out.channel_stride) * static_cast<unsigned>(out_bytes);
     p.out_step = static_cast<uint32_t>(c.out.column_stride * out_bytes);
     const bool words = p.x_by_vectors && bytes == 2;
-    const auto kernel = words ? conv2d_depthwise_walk<kTaps, kStride, kAcross, true>
-                              : conv2d_depthwise_walk<kTaps, kStride, kAcross, false>;
+    const auto kernel =
+        words ? conv2d_depthwise_walk<kTaps, kStride, kAcross, true> : conv2d_depthwise_walk<kTaps, kStride, kAcross, false>;
     HIPCONV_LAUNCH(true, kernel, dim3(static_cast<unsigned>(p.blocks), 1, 1), dim3(kDepthwiseThreads, 1, 1), 0, stream, p);
     check_launch("conv2d");
 }
