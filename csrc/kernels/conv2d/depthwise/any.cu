@@ -28,16 +28,19 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, 6) conv2d_depthwise_any
         float sums[kAnyColumns] = {};
         for (int64_t first = 0; first < taps; first += kAnyTaps) {
             const int64_t behind = first + kAnyTaps < taps ? first + kAnyTaps : taps;
-            const uint32_t count = static_cast<uint32_t>(behind - first);
+            const int count = static_cast<int>(behind - first);
             __syncthreads();
-            for (uint32_t i = threadIdx.x; i < at.block_units * count; i += kDepthwiseThreads) {
-                const DepthwiseParams& with = first_parameter_again(p);
-                const uint32_t of_block = i / count, tap = i - of_block * count;
+            const DepthwiseParams& with = first_parameter_again(p);
+            const auto load = [&](int i) {
+                const int of_block = i / count, tap = i - of_block * count;
                 const int64_t r = (first + tap) / with.conv.kernel_width, s = first + tap - r * with.conv.kernel_width;
-                const T* const weight = global_pointer<const T>(with.conv.weight.data);
-                filters[tap * kFilterPitch + of_block] =
-                    to_float(weight[offset_in(with.conv.weight, depthwise_unit(with, at, of_block), 0, r, s)]);
-            }
+                return global_pointer<const T>(
+                    with.conv.weight.data)[offset_in(with.conv.weight, depthwise_unit(with, at, of_block), 0, r, s)];
+            };
+            load_and_store<4>(static_cast<int>(at.block_units) * count, load, [&](int i, T weight) {
+                const int of_block = i / count, tap = i - of_block * count;
+                filters[tap * kFilterPitch + of_block] = to_float(weight);
+            });
             __syncthreads();
             if (!at.has_work) continue;
             const Conv2dParams& c = first_parameter_again(p).conv;

@@ -73,17 +73,25 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, walk_blocks(kTaps, kAcr
     begin_at(at.tile * kWalkColumns<kAcross>);
 
     // Filters: to LDS in the order of memory, to registers by taps.
+    constexpr int kAllTaps = kTaps * kTaps, kBatch = (kMostUnits * kAllTaps + kDepthwiseThreads - 1) / kDepthwiseThreads;
     const DepthwiseParams& with = first_parameter_again(p);
-    for (uint32_t i = threadIdx.x; i < at.block_units * (kTaps * kTaps); i += kDepthwiseThreads) {
-        const uint32_t of_block = i / (kTaps * kTaps), tap = i - of_block * (kTaps * kTaps), r = tap / kTaps;
-        const int32_t filter = depthwise_unit(with, at, of_block) * 2;
-        const Image& w = with.conv.weight;
-        const void* const data = global_pointer<void>(w.data);
-        const int64_t place = filter * w.batch_stride + r * w.row_stride + (tap - r * kTaps) * w.column_stride;
-        const int64_t next = filter + 1 < with.conv.out_channels ? place + w.batch_stride : place;
-        filters[tap * kFilterPitch + of_block] =
-            make_pair(load_parameter(data, place, with.conv.dtype), load_parameter(data, next, with.conv.dtype));
-    }
+    with_dtype(with.conv.dtype, [&](auto type) {
+        using T = decltype(type);
+        struct Filters {
+            T first, second;
+        };
+        const T* const weights = global_pointer<const T>(with.conv.weight.data);
+        const auto load = [&](int i) {
+            const int of_block = i / kAllTaps, tap = i - of_block * kAllTaps, r = tap / kTaps;
+            const int filter = depthwise_unit(with, at, of_block) * 2;
+            const int first = filter * with.weight_filter + r * with.weight_row + (tap - r * kTaps) * with.weight_column;
+            return Filters{weights[first], weights[first + (filter + 1 < with.conv.out_channels ? with.weight_filter : 0)]};
+        };
+        load_and_store<kBatch>(at.block_units * kAllTaps, load, [&](int i, const Filters& of) {
+            const int of_block = i / kAllTaps, tap = i - of_block * kAllTaps;
+            filters[tap * kFilterPitch + of_block] = make_pair(to_float(of.first), to_float(of.second));
+        });
+    });
     Pair bias = twice(0.0f);
     if (with.conv.bias && at.has_work) {
         const void* const data = global_pointer<void>(with.conv.bias);
@@ -173,16 +181,16 @@ inline int64_t compute_units_here() {
 // The rows of a segment: few, so that all compute units have work, but each segment begins with a number of rows of x that
 // another one reads, too, and with its filters. Times are in the cycles of a SIMD, estimated.
 template <int kTaps, int kStride, bool kAcross>
-int32_t segment_rows_of(const Conv2dParams& c, int64_t compute_units) {
+void choose_segments(DepthwiseParams& p, int64_t compute_units) {
     constexpr int kRows = (kTaps + kStride - 1) / kStride, kColumns = kWalkColumns<kAcross>;
     constexpr double kStep = 1.15 * 2 * kColumns * kTaps * kTaps + 60, kLoads = 50.0 * kStride,
                      kStart = 400 + 6 * kTaps * kTaps;
     constexpr double kLatency = kStep > 600 ? kStep : 600;  // of a step, for a wave that is alone
     double least = 0;
-    int32_t best = c.out_height;
-    for (int32_t segments = 1; segments <= 64 && segments <= c.out_height; ++segments) {
-        const int32_t rows = (c.out_height + segments - 1) / segments;
-        const DepthwiseParams p = depthwise_blocks(c, kAcross, 2, kWalkColumns<kAcross>, rows);
+    int32_t best = p.conv.out_height;
+    for (int32_t segments = 1; segments <= 64 && segments <= p.conv.out_height; segments += 1 + segments / 5) {
+        const int32_t rows = (p.conv.out_height + segments - 1) / segments;
+        cut_segments(p, rows);
         const double blocks_a_unit = double(p.blocks) / double(compute_units);
         const double whole =
             blocks_a_unit > 4 * walk_blocks(kTaps, kAcross, true) ? blocks_a_unit + 0.5 : double(int64_t(blocks_a_unit) + 1);
@@ -191,14 +199,14 @@ int32_t segment_rows_of(const Conv2dParams& c, int64_t compute_units) {
         const double cycles = work > alone ? work : alone;
         if (segments == 1 || cycles < 0.97 * least) least = cycles, best = rows;
     }
-    return best;
+    cut_segments(p, best);
 }
 
 template <int kTaps, int kStride, bool kAcross>
 void launch_walk(const Conv2dParams& c, hipStream_t stream) {
     using Shape = RowShape<kTaps, kStride, kAcross, true>;
-    const int32_t rows = segment_rows_of<kTaps, kStride, kAcross>(c, compute_units_here());
-    DepthwiseParams p = depthwise_blocks(c, kAcross, 2, kWalkColumns<kAcross>, rows);
+    DepthwiseParams p = depthwise_blocks(c, kAcross, 2, kWalkColumns<kAcross>, 1);
+    choose_segments<kTaps, kStride, kAcross>(p, compute_units_here());
     const int bytes = element_bytes(c.dtype), out_bytes = element_bytes(c.out_dtype);
     if (kAcross) {
         p.x_by_vectors = p.multiplier == 1 && even(c.out_channels) && c.x.channel_stride == 1 && pairs_begin_even(c.x, bytes) &&
@@ -216,6 +224,9 @@ void launch_walk(const Conv2dParams& c, hipStream_t stream) {
     p.out_row = static_cast<uint64_t>(c.out.row_stride) * static_cast<unsigned>(out_bytes);
     p.out_channel = static_cast<uint64_t>(c.out.channel_stride) * static_cast<unsigned>(out_bytes);
     p.out_step = static_cast<uint32_t>(c.out.column_stride * out_bytes);
+    p.weight_filter = static_cast<int32_t>(c.weight.batch_stride);
+    p.weight_row = static_cast<int32_t>(c.weight.row_stride);
+    p.weight_column = static_cast<int32_t>(c.weight.column_stride);
     const bool words = p.x_by_vectors && bytes == 2;
     const auto kernel =
         words ? conv2d_depthwise_walk<kTaps, kStride, kAcross, true> : conv2d_depthwise_walk<kTaps, kStride, kAcross, false>;
