@@ -10,7 +10,7 @@ namespace hipconv {
 bool depthwise_walk_serves(const Conv2dParams& c) {
     constexpr int64_t kLimit = int64_t{1} << 31;
     const int taps = c.kernel_height;
-    if (taps != c.kernel_width || (taps != 3 && taps != 5 && taps != 7)) return false;
+    if (taps != c.kernel_width || taps < 3 || taps > 11 || taps % 2 == 0) return false;
     if (c.stride_h != c.stride_w || c.stride_h > 2 || c.dilation_h != 1 || c.dilation_w != 1) return false;
     if (c.padding_mode != PaddingMode::zeros) return false;
     const auto steps_fit = [](const Image& image, DType dtype) {
@@ -35,7 +35,9 @@ void conv2d_depthwise(const Conv2dParams& c, const Conv2dPlan&, void* /*workspac
     if (!depthwise_walk_serves(c)) return depthwise_any(c, stream);
     if (c.kernel_height == 3) return depthwise_walk_3(c, stream);
     if (c.kernel_height == 5) return depthwise_walk_5(c, stream);
-    depthwise_walk_7(c, stream);
+    if (c.kernel_height == 7) return depthwise_walk_7(c, stream);
+    if (c.kernel_height == 9) return depthwise_walk_9(c, stream);
+    depthwise_walk_11(c, stream);
 }
 
 }  // namespace hipconv

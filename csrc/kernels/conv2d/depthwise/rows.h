@@ -12,8 +12,8 @@
 namespace hipconv {
 
 // Of outputs: the columns of a thread, as the launch counts them.
-template <bool kAcross>
-constexpr int kWalkColumns = kAcross ? 4 : 2;
+template <int kTaps, bool kAcross>
+constexpr int kWalkColumns = kAcross || kTaps == 7 ? 4 : 2;
 
 // A lane of RDNA has too few registers for the sums of 7 rows of four pairs: it makes two columns after the other two.
 constexpr bool kFewRegisters = kWaveSize == 32 && !kHasPredicates;
@@ -23,12 +23,14 @@ constexpr bool kFewRegisters = kWaveSize == 32 && !kHasPredicates;
 template <int kTaps, int kStride, bool kAcross_, bool kWords_>
 struct RowShape {
     static constexpr bool kAcross = kAcross_, kWords = kWords_;
-    static constexpr int kColumns = kTaps == 7 && kFewRegisters ? 2 : kWalkColumns<kAcross>;  // of outputs, at once
+    static constexpr int kColumns = kTaps >= 7 && kFewRegisters ? 2 : kWalkColumns<kTaps, kAcross>;  // of outputs, at once
     static constexpr int kReach = (kColumns - 1) * kStride + kTaps;
     static constexpr int kEach = kWords && !kAcross ? 2 : 1;  // columns of a load
     static constexpr int kOdd = kEach == 2 ? (kTaps - 1) / 2 % 2 : 0;
     static constexpr int kLoads = (kReach + kOdd + kEach - 1) / kEach;          // of a channel, or of both at once
     static constexpr int kRegisters = kWords && kAcross ? kLoads : 2 * kLoads;  // of both channels
+    // The loads that no other thread has as its own.
+    static constexpr int kFirstOwn = (kTaps / 2 + kOdd) / kEach, kOwn = kColumns * kStride / kEach;
 };
 
 // Where a thread reads a row of x: its first load of each channel, and which of them are inside the image.
@@ -97,6 +99,18 @@ HIPCONV_INLINE void load_row(Row& row, const DepthwiseParams& p, const RowSource
         }
         if (p.conv.dtype == DType::f32) return load_each_channel<Shape, uint32_t>(row, p, from);
         load_each_channel<Shape, uint16_t>(row, p, from);
+    }
+}
+
+// Has the second cache fetch a row that lies `bytes` below: what this thread alone brings of it.
+template <typename Shape>
+HIPCONV_INLINE void fetch_row(const DepthwiseParams& p, const RowSource& from, uint64_t bytes) {
+    const uint32_t step = Shape::kWords && !Shape::kAcross ? 4 : p.x_step;
+#pragma unroll
+    for (int i = Shape::kFirstOwn; i < Shape::kFirstOwn + Shape::kOwn && i < Shape::kLoads; ++i) {
+        const uint64_t offset = bytes + static_cast<uint64_t>(step) * static_cast<uint32_t>(i);
+        prefetch_if(from.first + offset, from.inside >> i & 1);
+        if constexpr (!Shape::kAcross) prefetch_if(from.second + offset, from.inside >> i & 1);
     }
 }
 

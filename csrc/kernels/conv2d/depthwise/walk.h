@@ -1,4 +1,4 @@
-// Depthwise conv2d of square filters of 3, 5 or 7 taps ("walk").
+// Depthwise conv2d of square filters of 3 to 11 taps ("walk").
 //
 // A thread has a pair of channels and a few columns of outputs, and walks down the rows of x. Its filters stay in registers,
 // and so do the sums of all rows of outputs that a row of x is part of: they move up by one row of outputs with each step,
@@ -17,7 +17,7 @@ namespace hipconv {
 
 // Blocks of a compute unit, by the registers that taps and sums need.
 constexpr int walk_blocks(int taps, bool across, bool words) {
-    return taps == 3 ? (across ? (words ? 5 : 4) : 6) : taps == 5 ? (across ? 3 : 4) : 2;
+    return taps == 3 ? (across ? (words ? 5 : 4) : 6) : taps == 5 ? (across ? (words ? 3 : 2) : 4) : 2;
 }
 
 template <int kTaps, int kStride, bool kAcross, bool kWords>
@@ -25,8 +25,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, walk_blocks(kTaps, kAcr
     conv2d_depthwise_walk(DepthwiseParams p) {
     using Shape = RowShape<kTaps, kStride, kAcross, kWords>;
     constexpr int kColumns = Shape::kColumns;
-    constexpr int kRows = (kTaps + kStride - 1) / kStride;                // of outputs, that a row of x is part of
-    constexpr int kAhead = kTaps == 3 && kStride == 1 && kWords ? 2 : 1;  // steps
+    constexpr int kRows = (kTaps + kStride - 1) / kStride;  // of outputs, that a row of x is part of
+    constexpr bool kInRegisters = kTaps <= 7;               // filters; else they stay in LDS
+    constexpr int kFar = 4;                                 // steps that the second cache is ahead
+    constexpr bool kFetches = kPrefetches && (kAcross || kWords) && (kTaps > 3 || kStride == 1);
     HIPCONV_SHARED(Pair, filters, kTaps * kTaps * kFilterPitch);
 
     let_next_kernel_begin();
@@ -38,11 +40,16 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, walk_blocks(kTaps, kAcr
     int column = 0;  // of the first output
     int y = 0;       // the next row to load
     RowSource from{};
-    uint32_t ahead[kAhead][kStride][Shape::kRegisters];
+    uint32_t ahead[kStride][Shape::kRegisters];
     // Loads the next row, into what was row j of a step; rows outside the image are zeros.
-    const auto load_next = [&](auto& to, int j) {
-        const bool is_inside = static_cast<uint32_t>(y + j) < static_cast<uint32_t>(p.conv.in_height);
-        load_row<Shape>(to, p, {from.first, from.second, is_inside ? from.inside : 0});
+    const auto is_inside = [&](int row_of_x) {
+        return static_cast<uint32_t>(row_of_x) < static_cast<uint32_t>(p.conv.in_height);
+    };
+    const auto load_next = [&](int j) {
+        load_row<Shape>(ahead[j], p, {from.first, from.second, is_inside(y + j) ? from.inside : 0});
+        if constexpr (kFetches) {
+            if (is_inside(y + j + kFar * kStride)) fetch_row<Shape>(p, from, kFar * kStride * p.x_row);
+        }
         from.first += p.x_row;
         if constexpr (!(kAcross && kWords)) from.second += p.x_row;
     };
@@ -62,18 +69,20 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, walk_blocks(kTaps, kAcr
             if (z >= 0 && z < p.conv.in_width && at.has_work) from.inside |= 1 << i;
         }
         in_a_register(from.inside);
-#pragma unroll
-        for (int a = 0; a < kAhead; ++a) {
-#pragma unroll
-            for (int j = 0; j < kStride; ++j) load_next(ahead[a][j], j);
-            y += kStride;
+        if constexpr (kFetches) {
+#pragma unroll 1
+            for (int i = 0; i < kFar * kStride; ++i)
+                if (is_inside(y + i)) fetch_row<Shape>(p, from, i * p.x_row);
         }
+#pragma unroll
+        for (int j = 0; j < kStride; ++j) load_next(j);
+        y += kStride;
     };
     wait_for_kernel_before();
-    begin_at(at.tile * kWalkColumns<kAcross>);
+    begin_at(at.tile * kWalkColumns<kTaps, kAcross>);
 
     // Filters: to LDS in the order of memory, to registers by taps.
-    constexpr int kAllTaps = kTaps * kTaps, kBatch = (kMostUnits * kAllTaps + kDepthwiseThreads - 1) / kDepthwiseThreads;
+    constexpr int kAllTaps = kTaps * kTaps, kEach = (kMostUnits * kAllTaps + kDepthwiseThreads - 1) / kDepthwiseThreads;
     const DepthwiseParams& with = first_parameter_again(p);
     with_dtype(with.conv.dtype, [&](auto type) {
         using T = decltype(type);
@@ -87,10 +96,12 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, walk_blocks(kTaps, kAcr
             const int first = filter * with.weight_filter + r * with.weight_row + (tap - r * kTaps) * with.weight_column;
             return Filters{weights[first], weights[first + (filter + 1 < with.conv.out_channels ? with.weight_filter : 0)]};
         };
-        load_and_store<kBatch>(at.block_units * kAllTaps, load, [&](int i, const Filters& of) {
-            const int of_block = i / kAllTaps, tap = i - of_block * kAllTaps;
-            filters[tap * kFilterPitch + of_block] = make_pair(to_float(of.first), to_float(of.second));
-        });
+        load_and_store < kEach<13 ? kEach : 13>(
+                             at.block_units * kAllTaps, load,
+                             [&](int i, const Filters& of) {
+                                 const int of_block = i / kAllTaps, tap = i - of_block * kAllTaps;
+                                 filters[tap * kFilterPitch + of_block] = make_pair(to_float(of.first), to_float(of.second));
+                             });
     });
     Pair bias = twice(0.0f);
     if (with.conv.bias && at.has_work) {
@@ -100,9 +111,15 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, walk_blocks(kTaps, kAcr
     }
     __syncthreads();
     if (!at.has_work) return;
-    Pair taps[kTaps][kTaps];
+    Pair taps[kInRegisters ? kAllTaps : 1];
+    if constexpr (kInRegisters) {
 #pragma unroll
-    for (int tap = 0; tap < kTaps * kTaps; ++tap) taps[tap / kTaps][tap % kTaps] = filters[tap * kFilterPitch + at.of_block];
+        for (int tap = 0; tap < kAllTaps; ++tap) taps[tap] = filters[tap * kFilterPitch + at.of_block];
+    }
+    const auto filter_at = [&](int tap) {
+        if constexpr (kInRegisters) return taps[tap];
+        return filters[tap * kFilterPitch + at.of_block];
+    };
 
     // Adds row j of a step, the oldest row of outputs first; `counts(i)`: row i is one of the segment.
     Pair sums[kRows][kColumns];
@@ -116,8 +133,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, walk_blocks(kTaps, kAcr
             for (int q = 0; q < kColumns; ++q) sum[q] = j > 0 ? sums[i][q] : i + 1 < kRows ? sums[i + 1][q] : bias;
 #pragma unroll
             for (int s = 0; s < kTaps; ++s) {
+                const Pair filter = filter_at(r * kTaps + s);
 #pragma unroll
-                for (int q = 0; q < kColumns; ++q) sum[q] = multiply_add(taps[r][s], x[q * kStride + s], sum[q]);
+                for (int q = 0; q < kColumns; ++q) sum[q] = multiply_add(filter, x[q * kStride + s], sum[q]);
             }
 #pragma unroll
             for (int q = 0; q < kColumns; ++q) sums[i][q] = sum[q];
@@ -125,7 +143,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, walk_blocks(kTaps, kAcr
     };
 
     const int steps = p.segment_rows + kRows - 1;
-    for (int part = 0; part < kWalkColumns<kAcross> / kColumns; ++part) {
+    for (int part = 0; part < kWalkColumns<kTaps, kAcross> / kColumns; ++part) {
         if (part > 0) {
             if (column + kColumns >= p.conv.out_width) return;
             begin_at(column + kColumns);
@@ -143,10 +161,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, walk_blocks(kTaps, kAcr
 #pragma unroll
             for (int j = 0; j < kStride; ++j) {
                 Pair x[Shape::kReach];
-                row_of<Shape>(x, ahead[0][j], p, from.inside);
-#pragma unroll
-                for (int n = 0; n < (kAhead - 1) * Shape::kRegisters; ++n) ahead[0][j][n] = ahead[kAhead - 1][j][n];
-                if (t + kAhead < steps) load_next(ahead[kAhead - 1][j], j);
+                row_of<Shape>(x, ahead[j], p, from.inside);
+                if (t + 1 < steps) load_next(j);
                 if (t >= kRows - 1 && t < p.segment_rows)
                     add_row(j, x, [](int) { return true; });
                 else
@@ -178,25 +194,26 @@ inline int64_t compute_units_here() {
     return units > 0 ? units : 1;
 }
 
-// The rows of a segment: few, so that all compute units have work, but each segment begins with a number of rows of x that
-// another one reads, too, and with its filters. Times are in the cycles of a SIMD, estimated.
+// Cuts images into segments: many, so that all compute units have work, but each segment begins with rows of x that another one
+// reads, too, and with its filters; and a few blocks more than the card holds at once take as long as twice as many. Times are
+// in cycles, estimated; those of steps were measured on an H200.
 template <int kTaps, int kStride, bool kAcross>
 void choose_segments(DepthwiseParams& p, int64_t compute_units) {
-    constexpr int kRows = (kTaps + kStride - 1) / kStride, kColumns = kWalkColumns<kAcross>;
-    constexpr double kStep = 1.15 * 2 * kColumns * kTaps * kTaps + 60, kLoads = 50.0 * kStride,
-                     kStart = 400 + 6 * kTaps * kTaps;
-    constexpr double kLatency = kStep > 600 ? kStep : 600;  // of a step, for a wave that is alone
+    constexpr int kRows = (kTaps + kStride - 1) / kStride, kBlocks = walk_blocks(kTaps, kAcross, true);
+    // Of a step: of a wave that shares its SIMD with none, and for instructions alone. Of a block's begin.
+    constexpr double kLatency = 700, kIssue = 1.2 * 2 * kWalkColumns<kTaps, kAcross> * kTaps * kTaps + 70, kStart = 2500;
     double least = 0;
     int32_t best = p.conv.out_height;
     for (int32_t segments = 1; segments <= 64 && segments <= p.conv.out_height; segments += 1 + segments / 5) {
         const int32_t rows = (p.conv.out_height + segments - 1) / segments;
         cut_segments(p, rows);
         const double blocks_a_unit = double(p.blocks) / double(compute_units);
-        const double whole =
-            blocks_a_unit > 4 * walk_blocks(kTaps, kAcross, true) ? blocks_a_unit + 0.5 : double(int64_t(blocks_a_unit) + 1);
-        const double work = whole * (rows * kStep + (kRows - 1) * kLoads + kStart);
-        const double alone = (rows + kRows - 1) * kLatency + 2 * kStart;
-        const double cycles = work > alone ? work : alone;
+        const double resident = blocks_a_unit < 1 ? 1 : blocks_a_unit < kBlocks ? blocks_a_unit : kBlocks;
+        double rounds = blocks_a_unit / kBlocks;
+        rounds = rounds > 6 ? rounds + 0.5 : double(int64_t(rounds + 0.97));
+        const double step = resident * kIssue > kLatency ? resident * kIssue : kLatency;
+        const double begin = 0.6 * resident * kIssue > kLatency ? 0.6 * resident * kIssue : kLatency;
+        const double cycles = (rounds < 1 ? 1 : rounds) * (kStart + rows * step + (kRows - 1) * begin);
         if (segments == 1 || cycles < 0.97 * least) least = cycles, best = rows;
     }
     cut_segments(p, best);
@@ -205,7 +222,7 @@ void choose_segments(DepthwiseParams& p, int64_t compute_units) {
 template <int kTaps, int kStride, bool kAcross>
 void launch_walk(const Conv2dParams& c, hipStream_t stream) {
     using Shape = RowShape<kTaps, kStride, kAcross, true>;
-    DepthwiseParams p = depthwise_blocks(c, kAcross, 2, kWalkColumns<kAcross>, 1);
+    DepthwiseParams p = depthwise_blocks(c, kAcross, 2, kWalkColumns<kTaps, kAcross>, 1);
     choose_segments<kTaps, kStride, kAcross>(p, compute_units_here());
     const int bytes = element_bytes(c.dtype), out_bytes = element_bytes(c.out_dtype);
     if (kAcross) {
@@ -227,9 +244,11 @@ void launch_walk(const Conv2dParams& c, hipStream_t stream) {
     p.weight_filter = static_cast<int32_t>(c.weight.batch_stride);
     p.weight_row = static_cast<int32_t>(c.weight.row_stride);
     p.weight_column = static_cast<int32_t>(c.weight.column_stride);
+    constexpr bool kHasWords = kTaps <= 7;  // else there are only kernels without
+    if (!kHasWords && bytes == 2) p.x_by_vectors = false;
     const bool words = p.x_by_vectors && bytes == 2;
-    const auto kernel =
-        words ? conv2d_depthwise_walk<kTaps, kStride, kAcross, true> : conv2d_depthwise_walk<kTaps, kStride, kAcross, false>;
+    const auto kernel = words ? conv2d_depthwise_walk<kTaps, kStride, kAcross, kHasWords>
+                              : conv2d_depthwise_walk<kTaps, kStride, kAcross, false>;
     HIPCONV_LAUNCH(true, kernel, dim3(static_cast<unsigned>(p.blocks), 1, 1), dim3(kDepthwiseThreads, 1, 1), 0, stream, p);
     check_launch("conv2d");
 }

@@ -42,7 +42,7 @@ def depthwise(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) 
     size = 4 if problem.dtype == "float32" else 2
     moved = size * (problem.batch * math.prod(problem.in_size) + problem.pixels) * problem.out_channels
     taps, step = problem.kernel, problem.stride
-    walks = taps[0] == taps[1] and taps[0] in (3, 5, 7) and step[0] == step[1] <= 2 and problem.dilation == (1, 1)
+    walks = taps[0] == taps[1] and taps[0] in (3, 5, 7, 9, 11) and step[0] == step[1] <= 2 and problem.dilation == (1, 1)
     products = problem.pixels * problem.out_channels * problem.products
     return Estimate(_DEPTHWISE + max(moved / _DEPTHWISE_BYTES, products / (_DEPTHWISE_PRODUCTS[walks] * card.compute_units)))
 
