@@ -19,10 +19,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, 6) conv2d_depthwise_any
     HIPCONV_SHARED(float, filters, kAnyTaps* kFilterPitch);
     const int64_t taps = static_cast<int64_t>(p.conv.kernel_height) * p.conv.kernel_width;
     for (uint64_t block = blockIdx.x; block < p.blocks; block += gridDim.x) {
-        const auto at = depthwise_place<uint64_t>(first_parameter_again(p), block, threadIdx.x);
+        const DepthwiseParams& all = first_parameter_again(p);
+        const bool few = all.items < (1u << 31) && all.blocks < (1u << 24);  // whose places are found in 32 bits
+        const auto at = few ? depthwise_place<uint32_t>(all, static_cast<uint32_t>(block), threadIdx.x)
+                            : depthwise_place<uint64_t>(all, block, threadIdx.x);
         const int64_t k = at.unit, row = at.segment, column = static_cast<int64_t>(at.tile) * kAnyColumns;
         const int64_t stride = p.conv.stride_w, dilation = p.conv.dilation_w;
-        const bool slides = stride == dilation;
+        const bool slides = stride == dilation && p.conv.kernel_width > 1;
         const T* const x =
             global_pointer<const T>(p.conv.x.data) + (at.has_work ? offset_in(p.conv.x, at.batch, k / p.multiplier, 0, 0) : 0);
         float sums[kAnyColumns] = {};
@@ -59,17 +62,24 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, 6) conv2d_depthwise_any
                     return inside < 0 ? 0.0f : to_float(line[inside * c.x.column_stride]);
                 };
                 if (slides) {
-                    float window[kAnyColumns];
+                    constexpr int kAtOnce = 4;  // taps, whose loads are under way together
+                    float window[kAnyColumns - 1 + kAtOnce];
 #pragma unroll
-                    for (int q = 1; q < kAnyColumns; ++q) window[q] = value(z + (q - 1) * stride);
-                    for (int64_t i = 0; i < steps; ++i) {
+                    for (int q = 0; q + 1 < kAnyColumns; ++q) window[kAtOnce + q] = value(z + q * stride);
+                    for (int64_t i = 0; i < steps; i += kAtOnce) {
 #pragma unroll
-                        for (int q = 0; q + 1 < kAnyColumns; ++q) window[q] = window[q + 1];
-                        window[kAnyColumns - 1] = value(z + (kAnyColumns - 1) * stride);
+                        for (int q = 0; q + 1 < kAnyColumns; ++q) window[q] = window[kAtOnce + q];
 #pragma unroll
-                        for (int q = 0; q < kAnyColumns; ++q) sums[q] += *filter * window[q];
-                        filter += kFilterPitch;
-                        z += dilation;
+                        for (int t = 0; t < kAtOnce; ++t)
+                            window[kAnyColumns - 1 + t] = i + t < steps ? value(z + (kAnyColumns - 1 + t) * stride) : 0.0f;
+#pragma unroll
+                        for (int t = 0; t < kAtOnce; ++t) {
+                            if (i + t >= steps) continue;
+#pragma unroll
+                            for (int q = 0; q < kAnyColumns; ++q) sums[q] += filter[t * kFilterPitch] * window[q + t];
+                        }
+                        filter += kAtOnce * kFilterPitch;
+                        z += kAtOnce * dilation;
                     }
                 } else {
                     for (int64_t i = 0; i < steps; ++i) {

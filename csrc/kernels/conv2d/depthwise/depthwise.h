@@ -38,7 +38,6 @@ struct DepthwiseParams {
 };
 
 // The outputs of a thread, and the units of its block.
-template <typename Number>
 struct DepthwisePlace {
     int32_t first_of_image;  // the block's first unit, in its image
     uint32_t block_units;    // whose filters the block needs
@@ -48,8 +47,8 @@ struct DepthwisePlace {
 };
 
 template <typename Number>
-HIPCONV_INLINE DepthwisePlace<Number> depthwise_place(const DepthwiseParams& p, Number block, uint32_t thread) {
-    DepthwisePlace<Number> at;
+HIPCONV_INLINE DepthwisePlace depthwise_place(const DepthwiseParams& p, Number block, uint32_t thread) {
+    DepthwisePlace at;
     const Number tiles = static_cast<Number>(p.tiles), segments = static_cast<Number>(p.segments);
     const Number units = static_cast<Number>(p.units), places = tiles * segments;
     Number rest, unit;
@@ -91,8 +90,7 @@ HIPCONV_INLINE DepthwisePlace<Number> depthwise_place(const DepthwiseParams& p, 
 }
 
 // The unit of an image that a unit of the block is; a block may have units of several images.
-template <typename Number>
-HIPCONV_INLINE int32_t depthwise_unit(const DepthwiseParams& p, const DepthwisePlace<Number>& at, uint32_t of_block) {
+HIPCONV_INLINE int32_t depthwise_unit(const DepthwiseParams& p, const DepthwisePlace& at, uint32_t of_block) {
     const uint32_t unit = static_cast<uint32_t>(at.first_of_image) + of_block, units = static_cast<uint32_t>(p.units);
     return static_cast<int32_t>(unit < units ? unit : unit % units);
 }
