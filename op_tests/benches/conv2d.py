@@ -2,13 +2,16 @@
 
     python op_tests/bench_conv2d.py --model flux2_vae --dtype bfloat16 --layout nhwc
     python op_tests/bench_conv2d.py --model resnet50 --batch 1,32 --num-layers 5 --activation relu --json results.json --plot layers.png
+    python op_tests/bench_conv2d.py --model timm --only depthwise --batch 1,32 --summary --part 1/4 --json depthwise.json
     python op_tests/bench_conv2d.py --model sd35_vae --miopen-solvers
 
 On a GPU a time is that of the kernels: calls are captured into a graph, each on an input and output of its own, together larger than
-any cache, and the median of the replays is divided by the calls. On the CPU it is the fastest of several calls by the clock. Bias, and
-the activation that --activation names. torch's time is that of F.conv2d, by cuDNN's or MIOpen's fastest algorithm
-(torch.backends.cudnn.benchmark), and the same activation. The floor is the longer of the products at the card's dense peak and a copy
-of the bytes, as a copy kernel does it in the same run. --miopen-solvers (ROCm) names what MIOpen runs, from its log.
+any cache, and the median of the replays is divided by the calls; ours and torch's replays take turns. On the CPU it is the fastest of
+several calls by the clock. Bias, and the activation that --activation names. torch's time is that of F.conv2d, by cuDNN's or MIOpen's
+fastest algorithm (torch.backends.cudnn.benchmark), and the same activation. The floor is the longer of the products at the card's dense
+peak, or for depthwise layers its plain peak of f32, and a copy of the bytes, as a copy kernel does it in the same run. Sums of a model
+count a layer as often as the model calls it. --part 2/5 measures every fifth layer from the second on, and with it --json adds to the
+file what it does not have yet. --miopen-solvers (ROCm) names what MIOpen runs, from its log.
 """
 
 from __future__ import annotations
@@ -27,13 +30,13 @@ import torch
 from torch import Tensor
 import torch.nn.functional as F
 
-from benches.measure import ROTATED_BYTES, copier, heading, origin, parser_for, report
+from benches.measure import ROTATED_BYTES, copier, heading, origin, parser_for, report, write_json
 import benches.plot
-from conv2d.cases import ACTIVATIONS, LAYOUTS, MODELS, Case, mismatch_conv2d, model_cases
+from conv2d.cases import ACTIVATIONS, LAYER_KINDS, LAYOUTS, MODELS, TIMM_MODELS, Case, kind_of_layer, mismatch_conv2d, model_layers
 from support.backends import device_of, use_backend
 from support.cli import Table, choice_of, flattened, list_of
 from support.tensors import DTYPES
-from support.timing import time_us
+from support.timing import in_turn_us, time_us
 import hipconv
 from hipconv import targets
 from hipconv.ops.conv2d.activations import ACTIVATIONS as TORCH_ACTIVATIONS
@@ -68,19 +71,19 @@ def bench(case: Case, algorithm: str, device: torch.device, copy_rate: float) ->
     inputs = [arguments["x"], *(torch.empty_like(arguments["x"]).normal_() for _ in range(copies - 1))]
     del exact, expected, result
 
-    def timed(convolve: Callable[[Tensor], Tensor]) -> float:
+    def calls_of(convolve: Callable[[Tensor], Tensor]) -> list[Callable[[], object]]:
         kept: list[Tensor] = []  # the results, or the next call would write where this one did
 
         def call(x: Tensor) -> None:
             kept.append(convolve(x))
 
-        return time_us([functools.partial(call, x) for x in inputs], device)
+        return [functools.partial(call, x) for x in inputs]
 
     rest = {name: value for name, value in arguments.items() if name != "x"}
-    ours = timed(lambda x: hipconv.conv2d(x, **rest, algorithm=algorithm))
     with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=False):
-        theirs = timed(plain)
-    peak = PEAKS.get(targets.of(device).arch, (float("inf"),) * 2)[case.dtype == torch.float32]
+        ours, theirs = in_turn_us([calls_of(lambda x: hipconv.conv2d(x, **rest, algorithm=algorithm)), calls_of(plain)], device)
+    without_matrices = case.dtype == torch.float32 or kind_of_layer(case) == "depthwise"
+    peak = PEAKS.get(targets.of(device).arch, (float("inf"),) * 2)[without_matrices]
     return {
         "case": str(case),
         "plan": plan.form,
@@ -154,14 +157,18 @@ def miopen_solvers(cases: list[Case]) -> dict[int, str]:
 
 def main() -> int:
     parser, _ = parser_for(__doc__, "simt")
-    parser.add_argument("--model", type=list_of(choice_of(*MODELS)), nargs="+", default=[["resnet50"]])
+    models = (*dict.fromkeys((*MODELS, *TIMM_MODELS)), "timm")
+    parser.add_argument("--model", type=list_of(choice_of(*models)), nargs="+", default=[["resnet50"]], help="timm: the 20 of timm")
+    parser.add_argument("--only", type=list_of(choice_of(*LAYER_KINDS)), nargs="+", default=[LAYER_KINDS], help="kinds of layers")
     parser.add_argument("--num-layers", type=int, help="only the first of each model")
     parser.add_argument("--batch", type=list_of(int), nargs="+", default=[[1]])
     parser.add_argument("--dtype", type=list_of(choice_of(*DTYPES)), nargs="+", default=[["bfloat16"]])
     parser.add_argument("--layout", type=choice_of(*LAYOUTS, "both"), default="both")
     parser.add_argument("--activation", type=choice_of(*ACTIVATIONS), default="none")
     parser.add_argument("--algorithm", default="auto", help="default: the library's choice")
-    parser.add_argument("--json", type=Path, help="write the results here")
+    parser.add_argument("--part", type=part_of, default=(1, 1), help="2/5: of five parts of the layers the second")
+    parser.add_argument("--summary", action="store_true", help="print a line a model, and no layers")
+    parser.add_argument("--json", type=Path, help="write the results here, with --part beside those of other parts")
     parser.add_argument("--plot", type=Path, help="draw TFLOP/s of each layer here; needs matplotlib")
     parser.add_argument("--read", type=Path, help="measure nothing: take the results that --json wrote here")
     parser.add_argument("--miopen-solvers", action="store_true", help="on ROCm: name the solver that MIOpen picks for each layer")
@@ -172,33 +179,70 @@ def main() -> int:
     return report(options, measure, benches.plot.draw_layers)
 
 
+def part_of(text: str) -> tuple[int, int]:
+    """An argparse type: which of how many parts."""
+    part, _, parts = text.partition("/")
+    if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
+        raise argparse.ArgumentTypeError(f"got '{text}', expected a part of parts, like 2/5")
+    return int(part), int(parts)
+
+
+def layers(options: argparse.Namespace) -> list[tuple[str, int, Case]]:
+    """Model, calls and convolution of each layer that the command line names."""
+    named = dict.fromkeys(flattened(options.model))
+    models = dict.fromkeys(m for name in named for m in (TIMM_MODELS if name == "timm" else (name,)))
+    every = [
+        (model, calls, case._replace(N=batch, dtype=DTYPES[dtype], layout=layout, activation=options.activation))
+        for model in models
+        for batch in flattened(options.batch)
+        for dtype in flattened(options.dtype)
+        for layout in (LAYOUTS if options.layout == "both" else (options.layout,))
+        for case, calls in model_layers(model)[: options.num_layers]
+        if kind_of_layer(case) in flattened(options.only)
+    ]
+    part, parts = options.part
+    return every[part - 1 :: parts]
+
+
 def measure(options: argparse.Namespace) -> dict:
     """Every layer of the command line, printed as it comes, then the sums."""
     device = device_of(options.backend)
+    resumes = options.part != (1, 1) and options.json is not None
+    rows = json.loads(options.json.read_text())["rows"] if resumes and options.json.exists() else []
+    measured = {(row["model"], row["case"]) for row in rows}
     with use_backend(options.backend):
         where = origin(device)
         rate = copy_rate(device)
         print(f"{heading(where)}; a copy moves {rate / 1e6:.2f} TB/s; bias, activation {options.activation}")
-        cases = [
-            (model, case._replace(N=batch, dtype=DTYPES[dtype], layout=layout, activation=options.activation))
-            for model in flattened(options.model)
-            for batch in flattened(options.batch)
-            for dtype in flattened(options.dtype)
-            for layout in (LAYOUTS if options.layout == "both" else (options.layout,))
-            for case in model_cases(model)[: options.num_layers]
-        ]
-        solvers = miopen_solvers([case for _, case in cases]) if options.miopen_solvers else {}
+        cases = [layer for layer in layers(options) if (layer[0], str(layer[2])) not in measured]
+        solvers = miopen_solvers([case for *_, case in cases]) if options.miopen_solvers else {}
         times = [("us", 9), ("TFLOP/s", 7), ("torch us", 9), ("vs torch", 8), ("floor us", 8), ("of floor", 8)]
         columns = [("layer", 62), ("plan", 30), *times]
-        table = Table([*columns, ("result", 6), *([("MIOpen", 30)] if solvers else [])])
-        rows = []
-        for number, (model, case) in enumerate(cases):
-            row = {"model": model, **bench(case, options.algorithm, device, rate)} | ({"miopen": solvers.get(number)} if solvers else {})
+        table = None if options.summary else Table([*columns, ("result", 6), *([("MIOpen", 30)] if solvers else [])])
+        for number, (model, calls, case) in enumerate(cases):
+            row = {"model": model, "calls": calls, **bench(case, options.algorithm, device, rate)}
+            row |= {"miopen": solvers.get(number)} if solvers else {}
             rows.append(row)
-            table.row(case, row["plan"], *_numbers([row]), row["wrong"] or "ok", *([row["miopen"] or "?"] if solvers else []))
-        for title, sum_of in _groups(rows).items():
-            table.row(f"sum of {title}", "", *_numbers(sum_of), "", *([""] if solvers else []))
+            if table:
+                table.row(case, row["plan"], *_numbers([row]), row["wrong"] or "ok", *([row["miopen"] or "?"] if solvers else []))
+            if resumes:
+                write_json(options.json, {**where, "bytes_per_us": rate, "rows": rows})
+        if table:
+            for title, sum_of in _groups(rows).items():
+                table.row(f"sum of {title}", "", *_numbers(sum_of), "", *([""] if solvers else []))
+        else:
+            summarise(rows)
     return {**where, "bytes_per_us": rate, "rows": rows}
+
+
+def summarise(rows: list[dict]) -> None:
+    """A line a model: how long all its calls take, ours and torch's, and the layer where ours is worst beside torch's."""
+    table = Table([("model", 56), ("us", 9), ("torch us", 9), ("ratio", 6), ("worst", 6), ("layer", 70), ("wrong", 5)])
+    for title, of_group in _groups(rows).items():
+        ours, theirs = (sum(row[name] * row["calls"] for row in of_group) for name in ("us", "torch"))
+        worst = max(of_group, key=lambda row: row["us"] / row["torch"])
+        ratio, wrong = worst["us"] / worst["torch"], sum(row["wrong"] is not None for row in of_group)
+        table.row(title, f"{ours:.1f}", f"{theirs:.1f}", f"{ours / theirs:.2f}", f"{ratio:.2f}", worst["case"], wrong)
 
 
 def _groups(rows: list[dict]) -> dict[str, list[dict]]:
@@ -211,6 +255,9 @@ def _groups(rows: list[dict]) -> dict[str, list[dict]]:
 
 
 def _numbers(rows: list[dict]) -> tuple[str, ...]:
-    ours, theirs, floor, flops = (sum(row[name] for row in rows) for name in ("us", "torch", "floor", "flops"))
+    weights = [row.get("calls", 1) if len(rows) > 1 else 1 for row in rows]
+    ours, theirs, floor, flops = (
+        sum(row[name] * weight for row, weight in zip(rows, weights, strict=True)) for name in ("us", "torch", "floor", "flops")
+    )
     ratio, share = theirs / ours, 100 * floor / ours
     return f"{ours:.1f}", f"{flops / ours / 1e6:.3g}", f"{theirs:.1f}", f"{ratio:.2f}x", f"{floor:.1f}", f"{share:.0f} %"

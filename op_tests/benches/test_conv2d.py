@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import benches.conv2d
-from conv2d.cases import EDGE, MODELS, model_cases
+from conv2d.cases import EDGE, LAYER_KINDS, MODELS, TIMM_MODELS, kind_of_layer, model_cases, model_layers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -23,7 +23,9 @@ def command(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models of small layers, and a copy that nobody waits for."""
-    monkeypatch.setattr(benches.conv2d, "model_cases", lambda model: [case.reduced(50_000) for case in model_cases(model)])
+    monkeypatch.setattr(
+        benches.conv2d, "model_layers", lambda model: [(case.reduced(50_000), calls) for case, calls in model_layers(model)]
+    )
     monkeypatch.setattr(benches.conv2d, "copy_rate", lambda device: 1000.0)
 
 
@@ -44,6 +46,23 @@ def test_a_run_prints_a_row_a_layer_and_sums_and_writes_its_results_and_a_pictur
     monkeypatch.setattr(benches.conv2d, "measure", None)  # nothing is measured again
     assert command(monkeypatch, "--read", tmp_path / "r.json", "--plot", tmp_path / "again.png") == 0
     assert (tmp_path / "again.png").stat().st_size > 10_000
+
+
+def test_parts_add_up_to_what_one_run_measures_and_a_summary_has_a_line_a_model(monkeypatch, capsys, small, tmp_path: Path) -> None:
+    common = ["--backend", "cpu", "--model", "mobilenetv3_large_100,convnext_tiny", "--only", "depthwise", "--layout", "nhwc", "--summary"]
+    for part in ("1/2", "2/2", "2/2"):
+        assert command(monkeypatch, *common, "--part", part, "--json", tmp_path / "parts.json") == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = json.loads((tmp_path / "parts.json").read_text())["rows"]
+    depthwise = [
+        (m, case) for m in ("mobilenetv3_large_100", "convnext_tiny") for case in model_cases(m) if kind_of_layer(case) == "depthwise"
+    ]
+    expected = {(model, str(case.reduced(50_000)._replace(layout="nhwc"))) for model, case in depthwise}
+    assert {(row["model"], row["case"]) for row in rows} == expected  # reduced, two layers may be one
+    assert sum(line.startswith("convnext_tiny, batch 1, bfloat16, nhwc") for line in lines) == 3
+    with pytest.raises(SystemExit):
+        command(monkeypatch, "--part", "3/2")
+    assert "got '3/2', expected a part of parts" in capsys.readouterr().err
 
 
 def test_a_wrong_result_fails_the_run(monkeypatch, capsys, small) -> None:
@@ -71,7 +90,10 @@ hipconv layer 2
 
 def test_the_shape_sets_are_whole() -> None:
     assert {model: len(model_cases(model)) for model in MODELS} == {"resnet50": 23, "sd35_vae": 21, "flux2_vae": 23}
-    assert all(min(case.out_size) >= 1 for model in MODELS for case in model_cases(model))
+    assert all(min(case.out_size) >= 1 for model in (*MODELS, *TIMM_MODELS) for case in model_cases(model))
+    layers = [layer for model in TIMM_MODELS for layer in model_layers(model)]
+    assert len(TIMM_MODELS) == 20 and len(layers) == 657 and sum(calls for _, calls in layers) == 1674
+    assert {kind_of_layer(case) for case, _ in layers} == set(LAYER_KINDS)
     assert len(set(EDGE)) == len(EDGE)
     flux = [case.macs for case in model_cases("flux2_vae")]
     assert max(flux) == 256 * 256 * 512 * 512 * 9

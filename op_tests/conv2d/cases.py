@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from pathlib import Path
@@ -16,6 +17,12 @@ from hipconv import reference
 
 LAYOUTS = ("nchw", "nhwc")
 MODELS = ("resnet50", "sd35_vae", "flux2_vae")
+TIMM_MODELS = (
+    "resnet50", "convnext_tiny", "efficientnet_b0", "mobilenetv3_large_100", "regnety_032", "densenet121", "resnext50_32x4d", "hrnet_w18",
+    "inception_v3", "xception41", "vit_base_patch16_224", "cspdarknet53", "mixnet_s", "repvgg_b0", "edgenext_small", "resnest26d",
+    "efficientnetv2_rw_s", "nfnet_l0", "swin_tiny_patch4_window7_224", "ghostnet_100",
+)  # fmt: skip
+LAYER_KINDS = ("depthwise", "grouped", "pointwise", "few_channels", "few_filters", "dense")
 ACTIVATIONS = ("none", "relu", "relu6", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "leaky_relu", "hardswish")
 
 
@@ -129,8 +136,36 @@ class Case(NamedTuple):
 
 def model_cases(model: str) -> list[Case]:
     """The distinct convolutions of a model, batch 1, bias."""
-    shapes = json.loads((Path(__file__).parent / "shapes.json").read_text())[model]
-    return [Case(*s[:7])._replace(stride=(s[7], s[8]), padding=(s[9], s[10]), dilation=(s[11], s[12])) for s in shapes]
+    return [case for case, _ in model_layers(model)]
+
+
+def model_layers(model: str) -> list[tuple[Case, int]]:
+    """The same, with how often the model calls each: 1 where that is not known (the VAEs)."""
+    if model in TIMM_MODELS:
+        return [(_layer(1, *row[:13]), row[13]) for row in _shapes("timm_conv2d.json")[model]]
+    return [(_layer(*row), 1) for row in _shapes("shapes.json")[model]]
+
+
+def _layer(*s: int) -> Case:
+    """Of N, C, H, W, K, R, S, then strides, paddings, dilations by height and width, and groups, if there are any."""
+    more: dict[str, Any] = {"stride": (s[7], s[8]), "padding": (s[9], s[10]), "dilation": (s[11], s[12])}
+    return Case(s[0], s[1], s[2], s[3], s[4], s[5], s[6], groups=s[13] if len(s) > 13 else 1, **more)
+
+
+@functools.cache
+def _shapes(file: str) -> dict[str, list[list[int]]]:
+    return json.loads((Path(__file__).parent / file).read_text())
+
+
+def kind_of_layer(case: Case) -> str:
+    """One of LAYER_KINDS."""
+    if case.groups > 1:
+        return "depthwise" if case.groups == case.C else "grouped"
+    if case.C <= 8:
+        return "few_channels"
+    if case.K <= 16:
+        return "few_filters"
+    return "pointwise" if case.R == case.S == 1 else "dense"
 
 
 def _square(N: int, C: int, H: int, W: int, K: int, R: int, S: int, stride: int, pad: int, dilation: int, has_bias: bool = True) -> Case:

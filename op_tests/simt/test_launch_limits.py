@@ -133,6 +133,10 @@ def test_prefill(sequences: int, dim: int, tokens: int) -> None:
         ((3, 65_544, 65, 65), (64, 65_544, 1, 1)),
         ((70_001, 3, 224, 224), (64, 3, 7, 7)),
         ((131_075, 64, 56, 56), (64, 64, 1, 1)),
+        ((1_000_003, 8, 3, 3), (8, 1, 3, 3)),
+        ((1, 64, 32_771, 32_771), (64, 1, 7, 7)),
+        ((3, 65_544, 65, 65), (65_544, 1, 5, 5)),
+        ((70_001, 3, 224, 224), (3, 1, 9, 9)),
     ],
     ids=str,
 )
@@ -146,6 +150,6 @@ def test_conv2d(x: tuple[int, ...], weight: tuple[int, ...], channels_last: bool
     names = module("conv2d").conv2d_algorithms()
     for algorithm in ("auto", *names):
         try:
-            hipconv.conv2d(images, filters, padding="same", algorithm=algorithm, out=out)
+            hipconv.conv2d(images, filters, padding="same", groups=x[1] // weight[1], algorithm=algorithm, out=out)
         except ValueError as error:
             assert algorithm != "auto" and f"'{algorithm}'" in str(error), error

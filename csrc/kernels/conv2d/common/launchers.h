@@ -26,4 +26,8 @@ const char* conv2d_relaid_implicit_gemm_refusal(const Conv2dParams& params, cons
 int64_t conv2d_relaid_implicit_gemm_workspace(const Conv2dParams& params, const Conv2dPlan& plan);
 void conv2d_relaid_implicit_gemm(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
 
+// One channel a group: no matrix product, each input read once for all its taps. It has no tiles and no workspace.
+const char* conv2d_depthwise_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
+void conv2d_depthwise(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
+
 }  // namespace hipconv

@@ -78,6 +78,7 @@ struct Algorithm {
 
 constexpr Algorithm kAlgorithms[] = {
     // {name, refusal, launch, workspace}, tiles; the fastest first
+    {{"depthwise", conv2d_depthwise_refusal, conv2d_depthwise}, nullptr},
     {{"relaid_warpgroup_gemm", conv2d_relaid_warpgroup_gemm_refusal, conv2d_relaid_warpgroup_gemm,
       conv2d_relaid_warpgroup_gemm_workspace},
      conv2d_warpgroup_gemm_tiles},

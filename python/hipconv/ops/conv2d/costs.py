@@ -30,6 +30,23 @@ def last_resort(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int
     return Estimate(math.inf, _tile(problem, card, tiles) if tiles else (0, 0))
 
 
+# ---- a channel a group ---------------------------------------------------------------------------------------------------------------
+
+_DEPTHWISE = 1.5  # microseconds, but for what follows
+_DEPTHWISE_BYTES = 3.0e6  # read and written in a microsecond
+_DEPTHWISE_PRODUCTS = {True: 0.16e6, False: 0.03e6}  # of a compute unit in a microsecond: by filters in registers, by any others
+
+
+def depthwise(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
+    """The longer of its bytes and its products. x counts once for each filter of a channel."""
+    size = 4 if problem.dtype == "float32" else 2
+    moved = size * (problem.batch * math.prod(problem.in_size) + problem.pixels) * problem.out_channels
+    taps, step = problem.kernel, problem.stride
+    walks = taps[0] == taps[1] and taps[0] in (3, 5, 7, 9, 11) and step[0] == step[1] <= 2 and problem.dilation == (1, 1)
+    products = problem.pixels * problem.out_channels * problem.products
+    return Estimate(_DEPTHWISE + max(moved / _DEPTHWISE_BYTES, products / (_DEPTHWISE_PRODUCTS[walks] * card.compute_units)))
+
+
 # ---- x that is repacked, or gathered ------------------------------------------------------------------------------------------------
 
 _REPACKING = 2.0  # microseconds, but for the bytes

@@ -23,6 +23,7 @@ class Algorithm(NamedTuple):
 
 
 ALGORITHMS = {
+    "depthwise": Algorithm("a group for each channel of x: rows of x pass by filters in registers, each read once", costs.depthwise),
     "relaid_warpgroup_gemm": Algorithm(
         "x repacked to dense channels-last memory first, then warpgroup_gemm; 16-bit types", costs.relaid_warpgroup_gemm
     ),

@@ -1,0 +1,19 @@
+// The kernels of depthwise conv2d.
+#pragma once
+
+#include "depthwise.h"
+
+namespace hipconv {
+
+// Square filters of 3, 5, 7, 9 or 11 taps, strides 1 and 2, zeros around the image.
+bool depthwise_walk_serves(const Conv2dParams& conv);
+void depthwise_walk_3(const Conv2dParams& conv, void* stream);
+void depthwise_walk_5(const Conv2dParams& conv, void* stream);
+void depthwise_walk_7(const Conv2dParams& conv, void* stream);
+void depthwise_walk_9(const Conv2dParams& conv, void* stream);
+void depthwise_walk_11(const Conv2dParams& conv, void* stream);
+
+// Every filter, stride, dilation and padding.
+void depthwise_any(const Conv2dParams& conv, void* stream);
+
+}  // namespace hipconv

@@ -1,0 +1,204 @@
+"""conv2d's algorithm `depthwise`: a channel a group, filters of any shape, in both layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from conv2d.cases import ACTIVATIONS, LAYOUTS, TIMM_MODELS, Case, kind_of_layer, mismatch_conv2d, model_cases, reference_of
+from support.backends import EVERYTHING, WAYS, device_of, environment
+from support.tensors import DTYPES
+import hipconv
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SIMT = ("simt-wave64", "simt-wave32-shuffled")
+
+
+@pytest.fixture(params=[*SIMT, *(["gpu"] if torch.cuda.is_available() else [])])
+def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    with environment(**WAYS.get(request.param, {})):
+        yield device_of(request.param)
+
+
+def depthwise(C: int, H: int, W: int, R: int, S: int, padding: Any = 0, multiplier: int = 1, N: int = 1, **more: Any) -> Case:
+    return Case(N, C, H, W, C * multiplier, R, S, padding=padding, groups=C, **more)
+
+
+# Filters that stay in registers (3, 5 or 7 square, stride 1 or 2), and all others. Even and odd channels and widths, images smaller
+# than a filter, more rows than a segment has, more channels than a block.
+SHAPES = [
+    *(
+        case
+        for taps, stride in itertools.product((3, 5, 7), (1, 2))
+        for case in (
+            depthwise(6, 9, 8, taps, taps, taps // 2, N=2, stride=(stride, stride)),
+            depthwise(5, 7, 7, taps, taps, taps // 2, stride=(stride, stride)),
+            depthwise(2, 23, 12, taps, taps, (taps // 2, taps // 2, 1, 2), stride=(stride, stride)),
+            depthwise(3, 8, 13, taps, taps, 0, multiplier=2, stride=(stride, stride)),
+        )
+    ),
+    depthwise(66, 14, 14, 3, 3, 1),
+    depthwise(34, 4, 3, 7, 7, 3, N=3),
+    depthwise(1, 5, 6, 3, 3, 9),
+    depthwise(4, 6, 40, 5, 5, 2, multiplier=3),
+    depthwise(5, 14, 13, 9, 9, 4),
+    depthwise(3, 14, 14, 11, 11, 5, stride=(2, 2)),
+    depthwise(6, 9, 17, 1, 7, (0, 3)),
+    depthwise(6, 17, 9, 7, 1, (3, 0)),
+    depthwise(4, 13, 14, 3, 3, 1, stride=(3, 4)),
+    depthwise(4, 13, 14, 3, 5, (2, 4), dilation=(2, 3)),
+    depthwise(4, 13, 14, 3, 3, 1, stride=(2, 1)),
+    depthwise(40, 3, 30, 2, 4, 1, multiplier=2, stride=(1, 2), dilation=(1, 2)),
+    depthwise(3, 1, 70, 1, 90, (0, 45)),  # taps pass through LDS in parts
+    depthwise(3, 1, 33, 1, 4, (0, 3)),  # a conv1d
+    *(depthwise(5, 8, 9, 3, 4, (3, 2, 4, 1), padding_mode=mode) for mode in ("reflect", "replicate", "circular")),
+    depthwise(4, 6, 6, 5, 5, 2, padding_mode="reflect"),
+]
+
+
+def variants(shapes: list[Case]) -> list[Case]:
+    """With every dtype and layout; in one run of two, each shape has two of the six."""
+    kinds = list(itertools.product(DTYPES.values(), LAYOUTS))
+    if EVERYTHING or torch.cuda.is_available():
+        return [case._replace(dtype=dtype, layout=layout) for case in shapes for dtype, layout in kinds]
+    chosen = [(i, kinds[(2 * i + half) % 6]) for i in range(len(shapes)) for half in (0, 1)]
+    return [shapes[i]._replace(dtype=dtype, layout=layout) for i, (dtype, layout) in chosen]
+
+
+def integers(*shape: int, limit: int, seed: int) -> Tensor:
+    return torch.randint(-limit, limit + 1, shape, generator=torch.Generator().manual_seed(seed)).float()
+
+
+def of_integers(case: Case, device: torch.device) -> dict[str, Any]:
+    """Arguments whose sums are exact."""
+    arguments = case.inputs(torch.device("cpu"))
+    for seed, (name, limit) in enumerate((("x", 3), ("weight", 2), ("bias", 9), ("residual", 9))):
+        if isinstance(old := arguments.get(name), Tensor):
+            arguments[name] = torch.empty_like(old).copy_(integers(*old.shape, limit=limit, seed=seed)).to(device)
+    return arguments
+
+
+def test_sums_of_small_integers_are_exact(device: torch.device) -> None:
+    for case in variants(SHAPES):
+        arguments = of_integers(case, device)
+        out = hipconv.conv2d(**arguments, algorithm="depthwise")
+        expected = reference_of(arguments)
+        assert torch.equal(out, expected.to(case.dtype)), f"{case}: {(out != expected).nonzero()[:4].tolist()} of {tuple(out.shape)}"
+
+
+def test_what_follows_the_sum_and_every_dtype_of_it(device: torch.device) -> None:
+    """Both kernels, words of two elements and single ones."""
+    shapes = [depthwise(4, 6, 6, 3, 3, 1), depthwise(3, 5, 7, 5, 5, 2, multiplier=2), depthwise(3, 5, 7, 2, 3)]
+    combinations = itertools.product(DTYPES.values(), DTYPES.values(), (None, *DTYPES.values()))
+    for number, (dtype, out_dtype, residual_dtype) in enumerate(combinations):
+        case = shapes[number % 3]._replace(
+            dtype=dtype, layout=LAYOUTS[number // 3 % 2], activation="relu", has_residual=residual_dtype is not None
+        )
+        arguments = of_integers(case, device)
+        if residual_dtype is not None:
+            arguments["residual"] = arguments["residual"].to(residual_dtype)
+        arguments["bias"] = arguments["bias"].to(out_dtype) if number % 4 else None
+        out = hipconv.conv2d(**arguments, out_dtype=out_dtype, algorithm="depthwise")
+        assert out.dtype == out_dtype and torch.equal(out, reference_of(arguments).to(out_dtype)), (case, out_dtype, residual_dtype)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_random_values_and_every_activation(device: torch.device, layout: str) -> None:
+    for number, activation in enumerate(ACTIVATIONS):
+        case = depthwise(
+            6, 9, 10, *((3, 3), (5, 5), (7, 7), (4, 2))[number % 4], padding=1, activation=activation, has_residual=number % 2 == 0
+        )
+        arguments = case._replace(layout=layout, dtype=list(DTYPES.values())[number % 3]).inputs(device)
+        wrong = mismatch_conv2d(hipconv.conv2d(**arguments, algorithm="depthwise"), arguments)
+        assert wrong is None, (activation, wrong)
+
+
+def within(values: Tensor, fill: float, offset: int, gap: int) -> tuple[Tensor, Tensor]:
+    """The values, in their order of memory, `gap` elements behind each row and image of a buffer full of `fill`; and the buffer."""
+    strides, step = [0] * 4, 1
+    for axis in sorted(range(4), key=lambda axis: values.stride(axis)):
+        strides[axis] = step
+        step = step * values.shape[axis] + gap
+    buffer = torch.full((offset + step + 9,), fill, dtype=values.dtype, device=values.device)
+    view = buffer.as_strided(values.shape, strides, offset)
+    return view.copy_(values), buffer
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_nothing_beside_x_is_read_and_nothing_beside_out_written(device: torch.device, layout: str) -> None:
+    """At addresses and strides that let two elements be read at once, and at others."""
+    kinds = itertools.product(((3, 1), (3, 2), (5, 1), (7, 1), (7, 2), (4, 1)), ((16, 2), (1, 2), (2, 1)))
+    for number, ((taps, stride), (offset, gap)) in enumerate(kinds):
+        case = depthwise(6, 9, 8, taps, taps, taps // 2, N=2, stride=(stride, stride), layout=layout)
+        arguments = of_integers(case._replace(dtype=list(DTYPES.values())[number % 3]), device)
+        expected = reference_of(arguments).to(arguments["x"].dtype)
+        arguments["x"], _ = within(arguments["x"], torch.nan, offset, gap)
+        out, buffer = within(torch.empty_like(hipconv.conv2d(**arguments, algorithm="depthwise")).fill_(7.0), 42.0, offset, gap)
+        hipconv.conv2d(**arguments, algorithm="depthwise", out=out)
+        assert torch.equal(out, expected), (taps, stride, offset, gap)
+        out.fill_(42.0)
+        assert (buffer == 42.0).all(), (taps, stride, offset, gap)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_nan_and_infinity_reach_the_outputs_that_see_them_and_no_others(device: torch.device, layout: str) -> None:
+    for (taps, stride), dtype in zip(((3, 1), (3, 2), (5, 1), (7, 1), (6, 1)), (*DTYPES.values(), *DTYPES.values()), strict=False):
+        arguments = depthwise(4, 9, 12, taps, taps, 2, stride=(stride, stride), dtype=dtype, layout=layout).inputs(device)
+        once = hipconv.conv2d(**arguments, algorithm="depthwise")
+        for odd in (torch.nan, torch.inf):
+            for at in ((0, 0, 0, 0), (0, 2, 4, 11), (0, 3, 8, 5)):
+                x = arguments["x"].clone()
+                x[at] = odd
+                out, expected = hipconv.conv2d(**arguments | {"x": x}, algorithm="depthwise"), reference_of(arguments | {"x": x})
+                assert torch.equal(out.isnan(), expected.isnan()) and torch.equal(out.isinf(), expected.isinf()), (taps, odd, at)
+                assert torch.equal(out[expected.isfinite()], once[expected.isfinite()]), (taps, odd, at)
+
+
+def test_calls_and_images_do_not_depend_on_each_other(device: torch.device) -> None:
+    arguments = depthwise(10, 12, 14, 5, 5, 2, N=3, layout="nhwc").inputs(device)
+    together = hipconv.conv2d(**arguments, algorithm="depthwise")
+    assert torch.equal(together, hipconv.conv2d(**arguments, algorithm="depthwise"))
+    for n in range(3):
+        alone = hipconv.conv2d(**arguments | {"x": arguments["x"][n : n + 1]}, algorithm="depthwise")
+        assert torch.equal(alone, together[n : n + 1])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_depthwise_layer_of_the_models(layout: str) -> None:
+    cases = dict.fromkeys(case for model in TIMM_MODELS for case in model_cases(model) if kind_of_layer(case) == "depthwise")
+    for case, N in itertools.product(cases, (1, 3)):
+        arguments = case._replace(N=N, layout=layout).inputs(torch.device("cuda"))
+        wrong = mismatch_conv2d(hipconv.conv2d(**arguments, algorithm="depthwise"), arguments)
+        assert wrong is None, (case, wrong)
+
+
+# ---- the choice ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_it_is_chosen_for_every_depthwise_layer_of_the_models() -> None:
+    cases = dict.fromkeys(case for model in TIMM_MODELS for case in model_cases(model) if kind_of_layer(case) == "depthwise")
+    assert len(cases) > 80
+    for number, case in enumerate(cases):
+        layout = torch.channels_last if number % 2 else torch.contiguous_format
+        dtype = list(DTYPES.values())[number % 3]
+        x = torch.empty(32 if number % 5 else 1, case.C, case.H, case.W, dtype=dtype, device="meta").to(memory_format=layout)
+        weight = torch.empty(case.K, 1, case.R, case.S, dtype=dtype, device="meta")
+        rest = {"stride": case.stride, "padding": case.padding, "groups": case.groups}
+        plan = hipconv.conv2d_plan(x, weight, **rest, target=("sm_90", "gfx942", "gfx1201")[number % 3])
+        assert plan.algorithm == "depthwise" and plan.workspace == 0, (case, str(plan))
+
+
+def test_a_call_with_other_groups_is_refused_by_name() -> None:
+    with environment(**WAYS["simt-wave64"]):
+        x = torch.randn(1, 8, 6, 6)
+        with pytest.raises(
+            ValueError, match=r"^algorithm: got 'depthwise', which serves a group for each channel of x \(groups == in_channels\)"
+        ):
+            hipconv.conv2d(x, torch.randn(8, 4, 3, 3), groups=2, algorithm="depthwise")
