@@ -180,6 +180,13 @@ def _has_patches(problem: Problem, tile_m: int, columns: int) -> bool:
     return math.prod(covered) * 4 <= math.prod(problem.out_size) * 5
 
 
+# ---- few channels or few filters -----------------------------------------------------------------------------------------------------
+
+
+def direct(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
+    return last_resort(problem, card, tiles, workspace_limit)
+
+
 # ---- blocks, parts and their memory --------------------------------------------------------------------------------------------------
 
 
