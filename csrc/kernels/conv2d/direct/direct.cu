@@ -29,7 +29,7 @@ struct Direct {
         tiling = direct_tiling(p, b, strips, plan.tile_m, along_filters);
         const DirectTiling& t = tiling;
         if (t.rows == 0) return;
-        lds = lds_of(p, b, t, strips.block_bundles, scratch);
+        lds = lds_of(p, b, t, strips.block_bundles, plan.tile_m, scratch);
         entries = round_up(b.taps * t.chunks, kMostStepChunks);
         strip_vectors = t.passes * entries * strips.filters;
         const int64_t vectors = b.count * strips.of_bundle * strip_vectors + kMostStepChunks * strips.filters;
@@ -47,11 +47,14 @@ const char* refusal_of_tile(const Conv2dParams& p, const Conv2dPlan& plan) {
     if (d.tiling.rows == 0) return "filters of which the pixels of a row fit LDS";
     if (d.packed_bytes >= kLimit31) return "filters of less than 2 GB, packed";
     if (d.pixel_tiles * d.filter_blocks * kDirectThreads >= kLimit32) return "up to 2^32 threads";
+    const DirectTiling& t = d.tiling;
+    if ((t.images - 1) * p.out.batch_stride + (t.rows - 1) * p.out.row_stride + (t.columns - 1) * p.out.column_stride >= kLimit31)
+        return "rows and small images less than 2^31 elements apart";
     if (plan.split_k != 1) return "split_k of 1";
     return nullptr;
 }
 
-DirectParams direct_params(const Conv2dParams& p, const Direct& d, void* workspace) {
+DirectParams direct_params(const Conv2dParams& p, const Direct& d, int tile_m, void* workspace) {
     const Bundling& b = d.bundling;
     const DirectStrips& s = d.strips;
     const DirectTiling& t = d.tiling;
@@ -65,7 +68,9 @@ DirectParams direct_params(const Conv2dParams& p, const Direct& d, void* workspa
     g.strip_filters = number(s.filters), g.strips = number(s.of_bundle);
     g.block_bundles = number(s.block_bundles), g.block_strips = number(s.block_strips);
     g.bundle_blocks = number(s.bundle_blocks), g.filter_blocks = number(d.filter_blocks);
-    g.divide_by_filter_blocks = by(d.filter_blocks);
+    g.divide_by_filter_blocks = by(d.filter_blocks), g.divide_by_bundle_blocks = by(s.bundle_blocks);
+    g.divide_by_strips = by(s.of_bundle);
+    while (1 << g.log2_tile < tile_m) ++g.log2_tile;
 
     g.windows = b.windows;
     g.chunks = number(t.chunks), g.passes = number(t.passes);
@@ -87,11 +92,16 @@ DirectParams direct_params(const Conv2dParams& p, const Direct& d, void* workspa
     g.phases = number(across.phases), g.phase_columns = number(d.lds.phase_columns);
     g.rows_a_pixel = number(down.of_pixel), g.columns_a_pixel = number(across.of_pixel);
     g.rows_a_tap = number(down.of_tap), g.columns_a_tap = number(across.of_tap);
-    g.divide_by_chunks = by(t.chunks), g.divide_by_patch_columns = by(g.patch_columns);
-    g.divide_by_patch_rows = by(g.patch_rows), g.divide_by_phases = by(g.phases), g.divide_by_slots = by(g.slot_chunks);
+    g.divide_by_chunks = by(t.chunks), g.divide_by_taps_across = by(g.taps_across);
+    g.divide_by_patch_columns = by(g.patch_columns), g.divide_by_patch_rows = by(g.patch_rows);
+    g.divide_by_phases = by(g.phases), g.divide_by_slot_chunks = by(g.slot_chunks);
     g.patch_slots = number(t.images * d.lds.patch_rows * d.lds.patch_columns);
-    g.table_bytes = number(d.lds.table_bytes);
+    g.pixels_begin = number(d.lds.pixels_begin), g.scratch_begin = number(d.lds.rows_begin);
+    g.rows_begin = number(d.lds.rows_begin), g.columns_begin = number(d.lds.columns_begin);
+    g.patch_begin = number(d.lds.patch_begin);
 
+    g.out_image = t.images > 1 ? number(p.out.batch_stride) : 0;
+    g.out_row = number(p.out.row_stride), g.out_column = number(p.out.column_stride);
     g.along_filters = d.along_filters;
     const auto aligned = [&](const Image& image, DType dtype) {
         const int64_t each = dtype == DType::f32 ? 4 : 8;
@@ -118,6 +128,9 @@ std::vector<Conv2dTile> conv2d_direct_tiles(const std::string& arch, DType dtype
 
 const char* conv2d_direct_refusal(const Conv2dParams& p, const Conv2dPlan& plan) {
     if (p.dtype == DType::f32) return "x of 16-bit types";
+    for (const int64_t reach : {p.x.column_stride * p.in_width * 2, p.out.row_stride, p.out.column_stride})
+        if (reach >= kLimit31 / 2 || reach < 0) return "rows of less than 2^30 bytes";
+    if (p.in_height >= kLimit31 / 2 || p.in_width >= kLimit31 / 2) return "images of less than 2^30 rows and columns";
     if (plan.tile_m != 0) return refusal_of_tile(p, plan);
     Conv2dPlan small = plan;
     small.tile_m = 128, small.tile_n = 32;
@@ -131,7 +144,7 @@ int64_t conv2d_direct_workspace(const Conv2dParams& p, const Conv2dPlan& plan) {
 
 void conv2d_direct(const Conv2dParams& p, const Conv2dPlan& plan, void* workspace, void* stream) {
     const Direct d(p, plan);
-    const DirectParams g = direct_params(p, d, workspace);
+    const DirectParams g = direct_params(p, d, plan.tile_m, workspace);
     pack_direct_filters(g, stream);
     const auto launch = d.bundling.vectors ? launch_direct_vectors : launch_direct_elements;
     launch(g, static_cast<unsigned>(d.pixel_tiles * d.filter_blocks), static_cast<int>(d.strips.threads),

@@ -1,26 +1,27 @@
-// The epilogue of `direct`: a wave's sums pass through its part of LDS, so that lanes lie along what is dense in the result; then
-// come bias, residual, activation and one rounding.
+// The epilogue of `direct`: a wave's sums, which began with the bias, pass through its part of LDS, so that lanes lie along what is
+// dense in the result; then come residual, activation and one rounding.
 #pragma once
 
 #include "../common/padding.h"
 #include "../gemm/epilogue.h"
-#include "params.h"
 #include "staging.h"
 
 namespace hipconv {
 
-// An output by the formula, without what is not of its own group: a product of a zero that stands between the groups of a bundle
-// and an infinity or NaN of another group's channel is NaN, so sums that are NaN are made again.
-template <typename T>
+// An output's sum by the formula, without what is not of its own group: a product of a zero that stands between the groups of a
+// bundle and an infinity or NaN of another group's channel is NaN, so sums that are NaN are made again.
 HIPCONV_INLINE float direct_sum(const Conv2dParams& p, int n, int k, int row, int column) {
     const int32_t group_channels = p.in_channels / p.groups;
     const int64_t first_channel = static_cast<int64_t>(k / (p.out_channels / p.groups)) * group_channels;
-    float sum = 0.0f;
+    float sum = p.bias ? load_parameter(global_pointer<void>(p.bias), k * p.bias_stride, p.bias_dtype) : 0.0f;
+    const auto load = [&](const void* data, int64_t at) {
+        const uint16_t bits = global_pointer<const uint16_t>(data)[at];
+        return p.dtype == DType::bf16 ? to_float(bf16{bits}) : to_float(f16{bits});
+    };
 #pragma unroll 1
     for (int32_t r = 0; r < p.kernel_height; ++r) {
-        const int64_t y =
-            padded_index(static_cast<int64_t>(row) * p.stride_h - p.pad_top + static_cast<int64_t>(r) * p.dilation_h, p.in_height,
-                         p.padding_mode);
+        const int64_t y = padded_index(static_cast<int64_t>(row) * p.stride_h - p.pad_top + static_cast<int64_t>(r) * p.dilation_h,
+                                       p.in_height, p.padding_mode);
         if (y < 0) continue;
 #pragma unroll 1
         for (int32_t s = 0; s < p.kernel_width; ++s) {
@@ -28,93 +29,118 @@ HIPCONV_INLINE float direct_sum(const Conv2dParams& p, int n, int k, int row, in
                 padded_index(static_cast<int64_t>(column) * p.stride_w - p.pad_left + static_cast<int64_t>(s) * p.dilation_w,
                              p.in_width, p.padding_mode);
             if (x < 0) continue;
-            const T* const pixel = global_pointer<const T>(p.x.data) + offset_in(p.x, n, first_channel, y, x);
-            const T* const tap = global_pointer<const T>(p.weight.data) + offset_in(p.weight, k, 0, r, s);
+            const int64_t pixel = offset_in(p.x, n, first_channel, y, x), tap = offset_in(p.weight, k, 0, r, s);
 #pragma unroll 1
             for (int32_t c = 0; c < group_channels; ++c)
-                sum += to_float(pixel[c * p.x.channel_stride]) * to_float(tap[c * p.weight.channel_stride]);
+                sum += load(p.x.data, pixel + c * p.x.channel_stride) * load(p.weight.data, tap + c * p.weight.channel_stride);
         }
     }
-    return sum;
+    return canonical_nan(sum);
 }
 
-// A strip of filters that a wave stores.
+// A strip of filters that a wave stores: its first one, and how many of them there are.
 struct DirectStrip {
-    int first, count;  // filter; those that there are
+    int first, count;
 };
 
-struct DirectPixel {
-    OutPixel at;
-    bool exists;
-};
-
-HIPCONV_INLINE DirectPixel direct_pixel(const DirectParams& p, const DirectTile& tile, int number) {
-    const int image = static_cast<int>(divide(number, p.divide_by_image_pixels));
-    const int of_image = number - image * p.image_pixels;
-    const int row = static_cast<int>(divide(of_image, p.divide_by_columns)), column = of_image - row * p.tile_columns;
-    const OutPixel at{tile.image + image, tile.row + row, tile.column + column};
-    const Conv2dParams& c = p.conv;
-    return {at, image < p.tile_images && at.n < c.batch && at.p < c.out_height && at.q < c.out_width};
+HIPCONV_INLINE float residual_of(const Conv2dParams& c, const DirectTile& tile, const DirectPixel& at, int64_t k) {
+    return load_parameter(global_pointer<void>(c.residual.data),
+                          offset_in(c.residual, tile.image + at.image, k, tile.row + at.row, tile.column + at.column),
+                          c.residual_dtype);
 }
 
-// Stores kWaveSize / 2 pixels from number `first` on. A unit is eight sums of one pixel, or of one filter.
+// Stores eight values, none of which is a NaN that rounding would change.
+HIPCONV_INLINE void store_eight_rounded(const float (&v)[8], uint64_t address, DType dtype) {
+    Words4 words{};
+    if (dtype == DType::f32) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) set_word(words, i, bit_cast<uint32_t>(v[4 * half + i]));
+            *global_pointer<Words4>(address + 16 * half) = words;
+        }
+        return;
+    }
+    if (dtype == DType::bf16) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) set_word(words, i, pack<bf16>(make_pair(v[2 * i], v[2 * i + 1])));
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) set_word(words, i, pack<f16>(make_pair(v[2 * i], v[2 * i + 1])));
+    }
+    *global_pointer<Words4>(address) = words;
+}
+
+// Makes the sums anew that are NaN, of kWaveSize / 2 pixels from number `first` on.
 template <int kFilters>
-HIPCONV_INLINE void store_direct(const DirectParams& p, const DirectTile& tile, int first, DirectStrip strip, float* scratch,
-                                 int lane) {
-    constexpr int kPixels = kWaveSize / 2, kPitch = kFilters + 4, kUnits = kPixels * kFilters / 8;
+HIPCONV_INLINE void mend_sums(const DirectParams& p, const DirectTile& tile, int first, DirectStrip strip, float* scratch,
+                              int lane) {
+#pragma unroll 1
+    for (int i = lane; i < kWaveSize / 2 * kFilters; i += kWaveSize) {
+        const int pixel = i / kFilters, filter = i % kFilters;
+        float* const sum = &scratch[pixel * (kFilters + 4) + filter];
+        if (*sum == *sum || filter >= strip.count) continue;
+        const DirectPixel at = direct_pixel(p, tile, first + pixel);
+        if (at.exists)
+            *sum = direct_sum(p.conv, tile.image + at.image, strip.first + filter, tile.row + at.row, tile.column + at.column);
+    }
+}
+
+// Stores kWaveSize / 2 pixels from number `first` on, of which `pixels` tells the places. `out` is the address of the strip's first
+// filter at the tile's first pixel.
+template <int kFilters>
+HIPCONV_INLINE void store_direct(const DirectParams& p, const DirectTile& tile, const TilePixel* pixels, uint64_t out, int first,
+                                 DirectStrip strip, const float* scratch, int lane) {
+    constexpr int kPixels = kWaveSize / 2, kPitch = kFilters + 4;
     const Conv2dParams& c = p.conv;
+    const int bytes = element_bytes(c.out_dtype);
+    if (p.vector_stores) {  // eight filters of a pixel, or eight pixels of a filter
 #pragma unroll 1
-    for (int unit = lane; unit < kUnits; unit += kWaveSize) {
-        const int pixel = p.along_filters ? unit / (kFilters / 8) : unit % (kPixels / 8) * 8;
-        const int filter = p.along_filters ? unit % (kFilters / 8) * 8 : unit / (kPixels / 8);
-        const int next = p.along_filters ? 1 : kPitch;
-        if (filter >= strip.count) continue;
-        float* const sums = scratch + pixel * kPitch + filter;
-        float v[8];
-        bool nan = false;
+        for (int unit = lane; unit < kPixels * kFilters / 8; unit += kWaveSize) {
+            const int pixel = p.along_filters ? unit / (kFilters / 8) : unit % (kPixels / 8) * 8;
+            const int filter = p.along_filters ? unit % (kFilters / 8) * 8 : unit / (kPixels / 8);
+            const int place = pixels[first + pixel].out;
+            if (filter >= strip.count || place < 0) continue;
+            const float* const sums = scratch + pixel * kPitch + filter;
+            float v[8];
+            if (p.along_filters) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            v[i] = sums[i * next];
-            nan = nan || v[i] != v[i];
-        }
-        if (nan) {
-#pragma unroll 1
-            for (int i = 0; i < 8; ++i) {
-                const DirectPixel at = direct_pixel(p, tile, first + pixel + (p.along_filters ? 0 : i));
-                const int k = filter + (p.along_filters ? i : 0);
-                if (!at.exists || k >= strip.count) continue;
-                if (c.dtype == DType::bf16)
-                    sums[i * next] = direct_sum<bf16>(c, at.at.n, strip.first + k, at.at.p, at.at.q);
-                else
-                    sums[i * next] = direct_sum<f16>(c, at.at.n, strip.first + k, at.at.p, at.at.q);
+                for (int half = 0; half < 2; ++half) {
+                    const Words4 words = *reinterpret_cast<const Words4*>(sums + 4 * half);
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) v[4 * half + i] = bit_cast<float>(word(words, i));
+                }
+            } else {
+#pragma unroll
+                for (int i = 0; i < 8; ++i) v[i] = sums[i * kPitch];
             }
-#pragma unroll
-            for (int i = 0; i < 8; ++i) v[i] = sums[i * next];
-        }
-        const int k = strip.first + filter;
-        if (p.vector_stores) {
-            const DirectPixel at = direct_pixel(p, tile, first + pixel);
-            if (!at.exists) continue;
-            BiasInMemory{c, k}.add_to(v, 0, p.along_filters);
             if (c.residual.data) {
                 float more[8];
-                load_eight(more, c.residual.data, offset_in(c.residual, at.at.n, k, at.at.p, at.at.q), c.residual_dtype);
+                const DirectPixel at = direct_pixel(p, tile, first + pixel);
+                load_eight(more, c.residual.data,
+                           offset_in(c.residual, tile.image + at.image, strip.first + filter, tile.row + at.row,
+                                     tile.column + at.column),
+                           c.residual_dtype);
 #pragma unroll
-                for (int i = 0; i < 8; ++i) v[i] += more[i];
+                for (int i = 0; i < 8; ++i) v[i] += canonical_nan(more[i]);
             }
             activate_eight(v, c.activation);
-            store_eight(v, c.out.data, offset_in(c.out, at.at.n, k, at.at.p, at.at.q), c.out_dtype);
+            store_eight_rounded(v, out + bytes * (place + filter * c.out.channel_stride), c.out_dtype);
         }
+        return;
     }
-    if (p.vector_stores) return;
-    // Element by element. Lanes lie along filters or pixels.
-    sync_wave();
+    // Element by element: each lane has one filter, or one pixel.
+    const int step = p.along_filters ? kWaveSize / kFilters : kWaveSize / kPixels;
+    const int fixed = p.along_filters ? lane % kFilters : lane % kPixels, end = p.along_filters ? kPixels : strip.count;
+    if (p.along_filters && fixed >= strip.count) return;
 #pragma unroll 1
-    for (int i = lane; i < kPixels * kFilters; i += kWaveSize) {
-        const int pixel = p.along_filters ? i / kFilters : i % kPixels, filter = p.along_filters ? i % kFilters : i / kPixels;
-        const DirectPixel at = direct_pixel(p, tile, first + pixel);
-        if (filter >= strip.count || !at.exists) continue;
-        conv2d_store(c, at.at.n, strip.first + filter, at.at.p, at.at.q, scratch[pixel * kPitch + filter]);
+    for (int moving = p.along_filters ? lane / kFilters : lane / kPixels; moving < end; moving += step) {
+        const int pixel = p.along_filters ? moving : fixed, filter = p.along_filters ? fixed : moving;
+        const int place = pixels[first + pixel].out;
+        if (place < 0) continue;
+        float v = scratch[pixel * kPitch + filter];
+        if (c.residual.data) v += residual_of(c, tile, direct_pixel(p, tile, first + pixel), strip.first + filter);
+        store_rounded(global_pointer<void>(out), place + filter * c.out.channel_stride, c.out_dtype, activate(v, c.activation));
     }
 }
 

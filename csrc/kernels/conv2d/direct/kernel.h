@@ -22,13 +22,26 @@ struct DirectWave {
     using Sums = typename A::Sums[kRows][kStripAtoms];
     static constexpr int kElements = sizeof(typename A::Sums) / sizeof(float);
 
-    static HIPCONV_INLINE void clear(Sums& sums) {
+    // The sums begin with the bias of the strip's filters from `first` on, of which there are `count`.
+    static HIPCONV_INLINE void begin(Sums& sums, const Conv2dParams& c, int first, int count, int lane) {
+        float bias[kStripAtoms][kElements] = {};
+        if (c.bias)
+            with_dtype(c.bias_dtype, [&](auto type) {
+                const auto* from = global_pointer<const decltype(type)>(c.bias) + first * c.bias_stride;
+#pragma unroll
+                for (int j = 0; j < kStripAtoms; ++j)
+#pragma unroll
+                    for (int e = 0; e < kElements; ++e) {
+                        const int filter = j * kAtomFilters + A::filter(lane, e);
+                        if (filter < count) bias[j][e] = canonical_nan(to_float(from[filter * c.bias_stride]));
+                    }
+            });
 #pragma unroll
         for (int i = 0; i < kRows; ++i)
 #pragma unroll
             for (int j = 0; j < kStripAtoms; ++j)
 #pragma unroll
-                for (int e = 0; e < kElements; ++e) sums[i][j][e] = 0.0f;
+                for (int e = 0; e < kElements; ++e) sums[i][j][e] = bias[j][e];
     }
 
     // Takes the steps of a pass. Places and filters of the next step are under way while this one is multiplied; behind the last
@@ -61,17 +74,27 @@ struct DirectWave {
         }
     }
 
-    // Writes the sums of kRowsAtOnce atoms of pixels to scratch.
+    // Writes the sums of kRowsAtOnce atoms of pixels to scratch, and says whether one of the lane's is NaN.
     template <int kNumber>
-    static HIPCONV_INLINE void write(const Sums& sums, float* scratch, int lane) {
+    static HIPCONV_INLINE bool write(const Sums& sums, float* scratch, int lane) {
+        bool nan = false;
 #pragma unroll
         for (int i = 0; i < kRowsAtOnce; ++i)
 #pragma unroll
             for (int j = 0; j < kStripAtoms; ++j)
 #pragma unroll
-                for (int e = 0; e < kElements; ++e)
-                    scratch[(i * kAtomPixels + A::pixel(lane, e)) * (kFilters + 4) + j * kAtomFilters + A::filter(lane, e)] =
-                        sums[kNumber * kRowsAtOnce + i][j][e];
+                for (int e = 0; e < kElements; e += A::kRun) {
+                    Words<float, A::kRun> run{};
+#pragma unroll
+                    for (int n = 0; n < A::kRun; ++n) {
+                        const float sum = sums[kNumber * kRowsAtOnce + i][j][e + n];
+                        nan = nan || sum != sum;
+                        set_word(run, n, bit_cast<uint32_t>(sum));
+                    }
+                    const int pixel = i * kAtomPixels + A::pixel(lane, e), filter = j * kAtomFilters + A::filter(lane, e);
+                    *reinterpret_cast<Words<float, A::kRun>*>(&scratch[pixel * (kFilters + 4) + filter]) = run;
+                }
+        return nan;
     }
 };
 
@@ -93,62 +116,61 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDirectThreads, kStripAtoms == 1 ? 3 : 2) 
         const DirectTile tile{images * p.tile_images, down * p.tile_rows, across * p.tile_columns};
 
         // The wave's pixels and strip.
-        const int waves = threads / kWaveSize, along = waves / p.block_strips > 0 ? waves / p.block_strips : 1;
-        const int wave_strip = wave / along, first_pixel = wave % along * (2 * kWaveSize);
-        const int bundle_of_blocks = filter_block / p.bundle_blocks;
+        constexpr int kLog2Pixels = kWaveSize == 64 ? 7 : 6;
+        const int log2_along = p.log2_tile > kLog2Pixels ? p.log2_tile - kLog2Pixels : 0;
+        const int wave_strip = wave >> log2_along, first_pixel = (wave & ((1 << log2_along) - 1)) << kLog2Pixels;
+        const int bundle_of_blocks = static_cast<int>(divide(filter_block, p.divide_by_bundle_blocks));
         const int first_bundle = bundle_of_blocks * p.block_bundles;
-        const int of_block = p.block_bundles > 1 ? wave_strip / p.strips : 0;
+        const int of_block = p.block_bundles > 1 ? static_cast<int>(divide(wave_strip, p.divide_by_strips)) : 0;
         const int strip = (filter_block - bundle_of_blocks * p.bundle_blocks) * p.block_strips + wave_strip - of_block * p.strips;
         const int bundle = first_bundle + of_block;
         const bool works = bundle < p.bundles && strip < p.strips;
 
-        char* const bytes = reinterpret_cast<char*>(lds);
-        int* const table = reinterpret_cast<int*>(lds);
-        char* const patch = bytes + p.table_bytes;
-        for (int i = thread; i < p.entries + kMostStepChunks; i += threads) {
-            int place = 0;
-            if (i < p.taps * p.chunks) {
-                const int tap = i / p.chunks, r = tap / p.taps_across, s = tap - r * p.taps_across;
-                const int column = s * p.columns_a_tap;
-                place = (r * p.rows_a_tap * p.patch_pitch + column % p.phases * p.phase_columns + column / p.phases) * p.slot_bytes +
-                        (i - tap * p.chunks) * 16;
-            }
-            table[i] = place;
-        }
-        int pixels[Wave::kRows];
-#pragma unroll
-        for (int i = 0; i < Wave::kRows; ++i) {
-            const int at = first_pixel + i * kAtomPixels + lane % kAtomPixels;
-            const int image = static_cast<int>(divide(at, p.divide_by_image_pixels)), of_image = at - image * p.image_pixels;
-            const int row = static_cast<int>(divide(of_image, p.divide_by_columns)), column = of_image - row * p.tile_columns;
-            const int slot = image * p.image_slots + row * p.rows_a_pixel * p.patch_pitch + column;
-            pixels[i] = p.table_bytes + (image < p.tile_images ? slot : 0) * p.slot_bytes + of_block * p.chunks * 16;
-        }
-
+        // The patch, and meanwhile the places of the wave's pixels and the sums' first values.
+        const DirectTables tables = tables_of(p, lds);
+        write_tables(p, tables, tile, thread, threads);
+        __syncthreads();
+        const auto stage = [&](int pass) {
+            if constexpr (kVectors)
+                stage_vectors(p, tables, first_bundle, pass, thread, threads);
+            else
+                stage_elements(p, tables, first_bundle, pass, thread, threads);
+        };
+        stage(0);
+        write_pixels(p, tables, tile, thread, threads);
+        write_places(p, tables, thread, threads);
+        wait_for_kernel_before();  // which packed the filters
+        const int first_filter = bundle * p.bundle_filters + strip * Wave::kFilters;
+        int count = p.bundle_filters - strip * Wave::kFilters;
+        if (count > p.conv.out_channels - first_filter) count = p.conv.out_channels - first_filter;
         typename Wave::Sums sums;
-        Wave::clear(sums);
+        Wave::begin(sums, p.conv, first_filter, works ? count : 0, lane);
         const int64_t of_strip = (static_cast<int64_t>(bundle) * p.strips + strip) * p.strip_vectors;
         const Words4* filters = global_pointer<const Words4>(p.filters) + (works ? of_strip : 0);
         const int steps = (p.taps * p.chunks + Wave::A::kStepChunks - 1) / Wave::A::kStepChunks;
         const int pass_vectors = p.entries * kAtomFilters * kStripAtoms;
+        int pixels[Wave::kRows];
 #pragma unroll 1
         for (int pass = 0; pass < p.passes; ++pass) {
-            if (pass > 0) __syncthreads();  // the patch before is read
-            if constexpr (kVectors)
-                stage_vectors<kDirectThreads>(p, tile, first_bundle, pass, thread, threads, patch);
-            else
-                stage_elements(p, tile, first_bundle, pass, thread, threads, patch);
-            if (pass == 0) wait_for_kernel_before();  // which packed the filters
+            if (pass > 0) {
+                __syncthreads();  // the patch before is read
+                stage(pass);
+            }
             wait_for_copies<0>();
             __syncthreads();
+            if (pass == 0) {
+#pragma unroll
+                for (int i = 0; i < Wave::kRows; ++i)
+                    pixels[i] = tables.pixels[first_pixel + i * kAtomPixels + lane % kAtomPixels].slot + of_block * p.chunks * 16;
+            }
             if (works) {
                 if constexpr (kHalvesShareKernels) {
                     if (p.conv.dtype == DType::bf16)
-                        Wave::template multiply<bf16>(sums, bytes, pixels, table, filters, steps, lane);
+                        Wave::template multiply<bf16>(sums, reinterpret_cast<const char*>(lds), pixels, tables.places, filters, steps, lane);
                     else
-                        Wave::template multiply<f16>(sums, bytes, pixels, table, filters, steps, lane);
+                        Wave::template multiply<f16>(sums, reinterpret_cast<const char*>(lds), pixels, tables.places, filters, steps, lane);
                 } else {
-                    Wave::template multiply<T>(sums, bytes, pixels, table, filters, steps, lane);
+                    Wave::template multiply<T>(sums, reinterpret_cast<const char*>(lds), pixels, tables.places, filters, steps, lane);
                 }
             }
             filters += pass_vectors;
@@ -156,33 +178,39 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDirectThreads, kStripAtoms == 1 ? 3 : 2) 
 
         __syncthreads();  // the patch is read: scratch lies there
         if (!works) return;
-        float* const scratch = reinterpret_cast<float*>(lds) + wave * (kWaveSize / 2) * (Wave::kFilters + 4);
-        const int strip_first = strip * Wave::kFilters, bundle_first = bundle * p.bundle_filters;
-        int count = p.bundle_filters - strip_first;
-        if (count > p.conv.out_channels - bundle_first - strip_first) count = p.conv.out_channels - bundle_first - strip_first;
+        float* const scratch =
+            reinterpret_cast<float*>(reinterpret_cast<char*>(lds) + p.scratch_begin) + wave * (kWaveSize / 2) * (Wave::kFilters + 4);
+        const uint64_t out = reinterpret_cast<uint64_t>(p.conv.out.data) +
+                             element_bytes(p.conv.out_dtype) * offset_in(p.conv.out, tile.image, first_filter, tile.row, tile.column);
 #pragma unroll 1
         for (int number = 0; number < Wave::kRows / Wave::kRowsAtOnce; ++number) {
             if (number > 0) sync_wave();  // what was there is stored
+            bool nan;
             switch (number) {
                 case 0:
-                    Wave::template write<0>(sums, scratch, lane);
+                    nan = Wave::template write<0>(sums, scratch, lane);
                     keep_apart<0>();
                     break;
                 case 1:
-                    Wave::template write<1>(sums, scratch, lane);
+                    nan = Wave::template write<1>(sums, scratch, lane);
                     keep_apart<1>();
                     break;
                 case 2:
-                    Wave::template write<2>(sums, scratch, lane);
+                    nan = Wave::template write<2>(sums, scratch, lane);
                     keep_apart<2>();
                     break;
                 default:
-                    Wave::template write<3>(sums, scratch, lane);
+                    nan = Wave::template write<3>(sums, scratch, lane);
                     keep_apart<3>();
             }
             sync_wave();
-            store_direct<Wave::kFilters>(first_parameter_again(p), tile, first_pixel + number * (kWaveSize / 2),
-                                         {bundle_first + strip_first, count}, scratch, lane);
+            const DirectParams& again = first_parameter_again(p);
+            const int first = first_pixel + number * (kWaveSize / 2);
+            if (__ballot(nan) != 0) {
+                mend_sums<Wave::kFilters>(again, tile, first, {first_filter, count}, scratch, lane);
+                sync_wave();
+            }
+            store_direct<Wave::kFilters>(again, tile, tables.pixels, out, first, {first_filter, count}, scratch, lane);
         }
     }
 }

@@ -27,7 +27,7 @@ struct DirectParams {
     int32_t strip_filters, strips;              // strips: of a bundle
     int32_t block_bundles, block_strips;        // strips: of a block; of one bundle if it has one
     int32_t bundle_blocks;                      // blocks for the strips of a bundle
-    Divisor divide_by_filter_blocks;
+    Divisor divide_by_filter_blocks, divide_by_bundle_blocks, divide_by_strips;
     int32_t filter_blocks;
 
     // The sum.
@@ -38,6 +38,7 @@ struct DirectParams {
     int32_t strip_vectors;        // of a strip's packed filters
 
     // A block's pixels: rows and columns of so many images.
+    int32_t log2_tile;  // of the pixels that its waves have room for
     int32_t tile_images, tile_rows, tile_columns, image_pixels;
     int32_t tiles_down, tiles_across;
     Divisor divide_by_columns, divide_by_image_pixels, divide_by_across, divide_by_down;
@@ -48,11 +49,13 @@ struct DirectParams {
     int32_t row_step, column_step;  // rows and columns of x from one of the patch to the next
     int32_t phases, phase_columns;  // columns of the patch: phases x phase_columns
     int32_t rows_a_pixel, columns_a_pixel, rows_a_tap, columns_a_tap;  // of the patch
-    Divisor divide_by_chunks, divide_by_patch_columns, divide_by_patch_rows, divide_by_phases, divide_by_slots;
-    int32_t patch_slots;  // that are read: images x rows x columns
-    int32_t table_bytes;  // of LDS, in front of the patch
+    Divisor divide_by_chunks, divide_by_taps_across, divide_by_patch_columns, divide_by_patch_rows, divide_by_phases;
+    Divisor divide_by_slot_chunks;
+    int32_t patch_slots;                             // that are read: images x rows x columns
+    int32_t pixels_begin, rows_begin, columns_begin, patch_begin, scratch_begin;  // bytes of LDS
 
     // How out is stored.
+    int32_t out_image, out_row, out_column;  // strides, within a tile
     bool along_filters, vector_stores;
 };
 

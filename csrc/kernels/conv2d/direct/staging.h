@@ -6,128 +6,193 @@
 
 namespace hipconv {
 
-// The images, rows and columns of a block's pixels.
+// The first image, row and column of a block's pixels.
 struct DirectTile {
     int image, row, column;
 };
 
-// A pixel of x that lies in a patch: where it is in x (-1 for a zero), and its slot.
-struct PatchPixel {
-    int image, slot;
-    int64_t row, column;
+// A column of the patch: where it is in x, and its place in a row of slots.
+struct PatchColumn {
+    int x, place;
 };
 
-// Pixel `number` of the patch. With windows, `column` is that of a window's first tap, and may be outside x.
-HIPCONV_INLINE PatchPixel patch_pixel(const DirectParams& p, const DirectTile& tile, uint32_t number) {
-    const int line = static_cast<int>(divide(number, p.divide_by_patch_columns));
-    const int column = static_cast<int>(number) - line * p.patch_columns;
-    const int image = static_cast<int>(divide(line, p.divide_by_patch_rows)), row = line - image * p.patch_rows;
-    const int of_phase = static_cast<int>(divide(column, p.divide_by_phases)), phase = column - of_phase * p.phases;
-    const Conv2dParams& c = p.conv;
-    const int64_t y = static_cast<int64_t>(tile.row) * c.stride_h - c.pad_top + static_cast<int64_t>(row) * p.row_step;
-    const int64_t x = static_cast<int64_t>(tile.column) * c.stride_w - c.pad_left + static_cast<int64_t>(column) * p.column_step;
-    PatchPixel pixel{tile.image + image, image * p.image_slots + row * p.patch_pitch + phase * p.phase_columns + of_phase,
-                     padded_index(y, c.in_height, c.padding_mode), x};
-    if (!p.windows) pixel.column = padded_index(x, c.in_width, c.padding_mode);
-    if (pixel.image >= c.batch) pixel.row = -1;
-    return pixel;
+// A pixel of the tile: the byte of LDS of its first slot, and its offset in out from the tile's first pixel, or -1 beyond out.
+struct TilePixel {
+    int slot, out;
+};
+
+// LDS: the places of the sum's chunks, the tile's pixels, the patch's rows and columns, and the patch.
+struct DirectTables {
+    int* places;
+    TilePixel* pixels;
+    int64_t* rows;         // of each image: bytes from x's first element, or negative where there are zeros
+    PatchColumn* columns;  // `x`: bytes from the row's first element, or negative; with windows, the column of the first tap
+    char* patch;
+};
+
+HIPCONV_INLINE DirectTables tables_of(const DirectParams& p, Words4* lds) {
+    char* const bytes = reinterpret_cast<char*>(lds);
+    return {reinterpret_cast<int*>(bytes), reinterpret_cast<TilePixel*>(bytes + p.pixels_begin),
+            reinterpret_cast<int64_t*>(bytes + p.rows_begin),
+            reinterpret_cast<PatchColumn*>(bytes + p.columns_begin), bytes + p.patch_begin};
 }
 
-// Whether a padded index may be used: reaching beyond what a padding mode serves happens only for pixels outside out.
-HIPCONV_INLINE bool lies_inside(int64_t index, int32_t size) { return index >= 0 && index < size; }
+// As padded_index, for what may also be far outside, where only pixels beyond out are concerned: then it is a zero.
+HIPCONV_INLINE int patch_index(int64_t at, int32_t size, PaddingMode mode) {
+    const int64_t index = padded_index(at, size, mode);
+    return index < size ? static_cast<int>(index) : -1;
+}
 
-// The byte of LDS of a chunk of a slot.
-HIPCONV_INLINE int chunk_place(const DirectParams& p, int slot, int chunk) { return slot * p.slot_bytes + chunk * 16; }
+HIPCONV_INLINE void write_tables(const DirectParams& p, const DirectTables& t, const DirectTile& tile, int thread, int threads) {
+    const Conv2dParams& c = p.conv;
+    const int lines = p.tile_images * p.patch_rows;
+#pragma unroll 1
+    for (int i = thread; i < lines + p.patch_columns; i += threads) {
+        if (i < lines) {
+            const int image = static_cast<int>(divide(i, p.divide_by_patch_rows)), row = i - image * p.patch_rows;
+            const int64_t at = static_cast<int64_t>(tile.row) * c.stride_h - c.pad_top + static_cast<int64_t>(row) * p.row_step;
+            const int y = tile.image + image < c.batch ? patch_index(at, c.in_height, c.padding_mode) : -1;
+            t.rows[i] = y < 0 ? -1 : 2 * ((tile.image + image) * c.x.batch_stride + y * c.x.row_stride);
+        } else {
+            const int column = i - lines, of_phase = static_cast<int>(divide(column, p.divide_by_phases));
+            const int64_t at =
+                static_cast<int64_t>(tile.column) * c.stride_w - c.pad_left + static_cast<int64_t>(column) * p.column_step;
+            int x = static_cast<int>(at);
+            if (!p.windows) {
+                x = patch_index(at, c.in_width, c.padding_mode);
+                x = x < 0 ? -1 : static_cast<int>(2 * x * c.x.column_stride);
+            }
+            t.columns[column] = {x, (column - of_phase * p.phases) * p.phase_columns + of_phase};
+        }
+    }
+}
 
-// The first element of a chunk among the block's bundles: its bundle within the block, and its number in the bundle.
-struct BundleElement {
-    int bundle, element;
+// Where the chunks of the sum lie, from a pixel's first slot on. Behind the last there are some more that are multiplied by zero.
+HIPCONV_INLINE void write_places(const DirectParams& p, const DirectTables& t, int thread, int threads) {
+#pragma unroll 1
+    for (int i = thread; i < p.entries + kMostStepChunks; i += threads) {
+        const int tap = static_cast<int>(divide(i, p.divide_by_chunks)), r = static_cast<int>(divide(tap, p.divide_by_taps_across));
+        const int column = (tap - r * p.taps_across) * p.columns_a_tap, of_phase = static_cast<int>(divide(column, p.divide_by_phases));
+        const int slot = r * p.rows_a_tap * p.patch_pitch + (column - of_phase * p.phases) * p.phase_columns + of_phase;
+        t.places[i] = tap < p.taps ? slot * p.slot_bytes + (i - tap * p.chunks) * 16 : 0;
+    }
+}
+
+// A pixel of a tile: its image, row and column in the tile, and whether out has it.
+struct DirectPixel {
+    int image, row, column;
+    bool exists;
 };
-HIPCONV_INLINE BundleElement element_of(const DirectParams& p, int chunk, int pass) {
-    const int bundle = p.block_bundles == 1 ? 0 : static_cast<int>(divide(chunk, p.divide_by_chunks));
-    return {bundle, (pass * p.chunks + chunk - bundle * p.chunks) * kChunkElements};
+
+HIPCONV_INLINE DirectPixel direct_pixel(const DirectParams& p, const DirectTile& tile, int number) {
+    const int image = static_cast<int>(divide(number, p.divide_by_image_pixels)), of_image = number - image * p.image_pixels;
+    const int row = static_cast<int>(divide(of_image, p.divide_by_columns)), column = of_image - row * p.tile_columns;
+    const Conv2dParams& c = p.conv;
+    return {image, row, column,
+            image < p.tile_images && tile.image + image < c.batch && tile.row + row < c.out_height &&
+                tile.column + column < c.out_width};
+}
+
+HIPCONV_INLINE void write_pixels(const DirectParams& p, const DirectTables& t, const DirectTile& tile, int thread, int threads) {
+#pragma unroll 1
+    for (int i = thread; i < 1 << p.log2_tile; i += threads) {
+        const DirectPixel at = direct_pixel(p, tile, i);
+        const int slot = at.image * p.image_slots + at.row * p.rows_a_pixel * p.patch_pitch + at.column;
+        t.pixels[i] = {p.patch_begin + (at.exists ? slot * p.slot_bytes : 0),
+                       at.exists ? at.image * p.out_image + at.row * p.out_row + at.column * p.out_column : -1};
+    }
 }
 
 // By vectors of channels: lanes lie along chunks.
-template <int kThreadsAtMost>
-HIPCONV_INLINE void stage_vectors(const DirectParams& p, const DirectTile& tile, int first_bundle, int pass, int thread,
-                                  int threads, char* patch) {
-    constexpr int kAtOnce = 4;
-    const Conv2dParams& c = p.conv;
+HIPCONV_INLINE void stage_vectors(const DirectParams& p, const DirectTables& t, int first_bundle, int pass, int thread,
+                                  int threads) {
+    constexpr int kAtOnce = kCopiesPastRegisters ? 1 : 4;
     const int count = p.patch_slots * p.slot_chunks;
-    const uint64_t x = reinterpret_cast<uint64_t>(c.x.data);
+    const int first_channel = first_bundle * p.bundle_channels + pass * p.chunks * kChunkElements;
+    const int behind = (first_bundle + p.block_bundles) * p.bundle_channels;
+    const int channels = (behind < p.conv.in_channels ? behind : p.conv.in_channels) - first_channel;
+    const uint64_t x = reinterpret_cast<uint64_t>(p.conv.x.data) + 2 * static_cast<int64_t>(first_channel);
+#pragma unroll 1
     for (int first = thread; first < count; first += kAtOnce * threads) {
         Words4 loaded[kAtOnce];
         int places[kAtOnce];
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
-            loaded[i] = Words4{};
             places[i] = -1;
+            loaded[i] = Words4{};
             const int number = first + i * threads;
-            if (number >= count) continue;
-            const int slot = static_cast<int>(divide(number, p.divide_by_slots)), chunk = number - slot * p.slot_chunks;
-            const PatchPixel pixel = patch_pixel(p, tile, slot);
-            const BundleElement at = element_of(p, chunk, pass);
-            const int channel = (first_bundle + at.bundle) * p.bundle_channels + at.element;
-            const bool inside = lies_inside(pixel.row, c.in_height) && lies_inside(pixel.column, c.in_width) &&
-                                at.element < p.bundle_channels && channel < c.in_channels;
-            const int64_t offset =
-                inside ? pixel.image * c.x.batch_stride + pixel.row * c.x.row_stride + pixel.column * c.x.column_stride + channel
-                       : 0;
-            places[i] = chunk_place(p, pixel.slot, chunk);
+            if (kAtOnce > 1 && number >= count) continue;
+            const int pixel = static_cast<int>(divide(number, p.divide_by_slot_chunks)), chunk = number - pixel * p.slot_chunks;
+            const int line = static_cast<int>(divide(pixel, p.divide_by_patch_columns));
+            const PatchColumn column = t.columns[pixel - line * p.patch_columns];
+            const int64_t row = t.rows[line];
+            const bool inside = row >= 0 && column.x >= 0 && chunk * kChunkElements < channels;
+            const uint64_t from = inside ? x + row + static_cast<uint32_t>(column.x + chunk * 16) : x;
+            places[i] = (line * p.patch_pitch + column.place) * p.slot_bytes + chunk * 16;
             if constexpr (kCopiesPastRegisters)
-                copy_later(reinterpret_cast<Words4*>(patch + places[i]), global_pointer<const void>(x + 2 * offset), !inside);
+                copy_later(reinterpret_cast<Words4*>(t.patch + places[i]), global_pointer<const void>(from), !inside);
             else if (inside)
-                loaded[i] = *global_pointer<const Words4>(x + 2 * offset);
+                loaded[i] = *global_pointer<const Words4>(from);
         }
         if constexpr (!kCopiesPastRegisters) {
 #pragma unroll
             for (int i = 0; i < kAtOnce; ++i)
-                if (places[i] >= 0) *reinterpret_cast<Words4*>(patch + places[i]) = loaded[i];
+                if (places[i] >= 0) *reinterpret_cast<Words4*>(t.patch + places[i]) = loaded[i];
         }
     }
     close_copies();
 }
 
 // Element by element: lanes lie along pixels.
-HIPCONV_INLINE void stage_elements(const DirectParams& p, const DirectTile& tile, int first_bundle, int pass, int thread,
-                                   int threads, char* patch) {
+HIPCONV_INLINE void stage_elements(const DirectParams& p, const DirectTables& t, int first_bundle, int pass, int thread,
+                                   int threads) {
     const Conv2dParams& c = p.conv;
     const uint64_t x = reinterpret_cast<uint64_t>(c.x.data);
+#pragma unroll 1
     for (int chunk = 0; chunk < p.slot_chunks; ++chunk) {
-        const BundleElement at = element_of(p, chunk, pass);
-        const int first_channel = (first_bundle + at.bundle) * p.bundle_channels + at.element;
+        const int bundle = p.block_bundles == 1 ? 0 : static_cast<int>(divide(chunk, p.divide_by_chunks));
+        const int element = (pass * p.chunks + chunk - bundle * p.chunks) * kChunkElements;  // the chunk's first, of the bundle
+        const int first_channel = (first_bundle + bundle) * p.bundle_channels + element;
+        int count = p.windows ? c.kernel_width * c.in_channels - element : p.bundle_channels - element;
+        if (!p.windows && count > c.in_channels - first_channel) count = c.in_channels - first_channel;
+        const int first_tap = p.windows ? element / c.in_channels : 0, tap_channel = element - first_tap * c.in_channels;
+        const int64_t next = 2 * c.x.channel_stride;
+        const uint64_t from_channel = x + (p.windows ? tap_channel : first_channel) * next;
+#pragma unroll 1
         for (int number = thread; number < p.patch_slots; number += threads) {
-            const PatchPixel pixel = patch_pixel(p, tile, number);
+            const int line = static_cast<int>(divide(number, p.divide_by_patch_columns));
+            const PatchColumn column = t.columns[number - line * p.patch_columns];
+            const int64_t row = t.rows[line];
             uint32_t bits[kChunkElements] = {};
-            if (lies_inside(pixel.row, c.in_height)) {
-                const int64_t line = pixel.image * c.x.batch_stride + pixel.row * c.x.row_stride;
-                if (p.windows) {
-                    int channel = at.element % c.in_channels, tap = at.element / c.in_channels;
+            if (row >= 0 && p.windows) {
+                const uint64_t of_row = x + row;
+                int channel = tap_channel, tap_column = column.x + first_tap * c.dilation_w;
+                int at = patch_index(tap_column, c.in_width, c.padding_mode);
 #pragma unroll
-                    for (int e = 0; e < kChunkElements; ++e) {
-                        const int64_t column = padded_index(pixel.column + static_cast<int64_t>(tap) * c.dilation_w, c.in_width,
-                                                            c.padding_mode);
-                        if (tap < c.kernel_width && lies_inside(column, c.in_width))
-                            bits[e] = *global_pointer<const uint16_t>(
-                                x + 2 * (line + column * c.x.column_stride + channel * c.x.channel_stride));
-                        if (++channel == c.in_channels) {
-                            channel = 0;
-                            ++tap;
-                        }
+                for (int e = 0; e < kChunkElements; ++e) {
+                    if (e < count && at >= 0)
+                        bits[e] = *global_pointer<const uint16_t>(of_row + 2 * (at * c.x.column_stride) + channel * next);
+                    if (++channel == c.in_channels) {
+                        channel = 0;
+                        tap_column += c.dilation_w;
+                        at = patch_index(tap_column, c.in_width, c.padding_mode);
                     }
-                } else if (lies_inside(pixel.column, c.in_width)) {
-                    const int64_t first = line + pixel.column * c.x.column_stride + first_channel * c.x.channel_stride;
+                }
+            } else if (row >= 0 && column.x >= 0) {
+                const uint64_t first = from_channel + row + static_cast<uint32_t>(column.x);
+                if (count >= kChunkElements) {
+#pragma unroll
+                    for (int e = 0; e < kChunkElements; ++e) bits[e] = *global_pointer<const uint16_t>(first + e * next);
+                } else {
 #pragma unroll
                     for (int e = 0; e < kChunkElements; ++e)
-                        if (at.element + e < p.bundle_channels && first_channel + e < c.in_channels)
-                            bits[e] = *global_pointer<const uint16_t>(x + 2 * (first + e * c.x.channel_stride));
+                        if (e < count) bits[e] = *global_pointer<const uint16_t>(first + e * next);
                 }
             }
             Words4 words{};
 #pragma unroll
             for (int w = 0; w < 4; ++w) set_word(words, w, bits[2 * w] | bits[2 * w + 1] << 16);
-            *reinterpret_cast<Words4*>(patch + chunk_place(p, pixel.slot, chunk)) = words;
+            *reinterpret_cast<Words4*>(t.patch + (line * p.patch_pitch + column.place) * p.slot_bytes + chunk * 16) = words;
         }
     }
 }

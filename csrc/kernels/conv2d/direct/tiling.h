@@ -58,10 +58,10 @@ struct DirectTiling {
 
 // What a tile takes of LDS.
 struct DirectLds {
-    int64_t patch_rows, patch_columns, phase_columns, pitch, slots, slot_bytes, table_bytes, bytes;
+    int64_t patch_rows, patch_columns, phase_columns, pitch, slots, slot_bytes, pixels_begin, rows_begin, columns_begin, patch_begin, bytes;
 };
 
-inline DirectLds lds_of(const Conv2dParams& p, const Bundling& b, const DirectTiling& t, int64_t block_bundles,
+inline DirectLds lds_of(const Conv2dParams& p, const Bundling& b, const DirectTiling& t, int64_t block_bundles, int64_t tile_m,
                         int64_t scratch_bytes) {
     const PatchSteps down = patch_steps(p.kernel_height, p.stride_h, p.dilation_h);
     const PatchSteps across = b.windows ? PatchSteps{p.stride_w, 1, 0, 1} : patch_steps(p.kernel_width, p.stride_w, p.dilation_w);
@@ -72,9 +72,12 @@ inline DirectLds lds_of(const Conv2dParams& p, const Bundling& b, const DirectTi
     l.pitch = l.phase_columns * across.phases;
     l.slots = t.images * l.patch_rows * l.pitch;
     l.slot_bytes = (block_bundles * t.chunks | 1) * 16;  // odd: neighbouring pixels are in different banks
-    l.table_bytes = round_up((round_up(b.taps * t.chunks, kMostStepChunks) + kMostStepChunks) * 4, 16);
-    l.bytes = l.slots * l.slot_bytes + l.table_bytes;
-    if (l.bytes < scratch_bytes) l.bytes = scratch_bytes;
+    l.pixels_begin = round_up((round_up(b.taps * t.chunks, kMostStepChunks) + kMostStepChunks) * 4, 16);
+    l.rows_begin = l.pixels_begin + 8 * tile_m;  // the scratch of the epilogue begins here, too
+    l.columns_begin = l.rows_begin + 8 * t.images * l.patch_rows;
+    l.patch_begin = round_up(l.columns_begin + 8 * l.patch_columns, 16);
+    l.bytes = l.slots * l.slot_bytes + l.patch_begin;
+    if (l.bytes < l.rows_begin + scratch_bytes) l.bytes = l.rows_begin + scratch_bytes;
     return l;
 }
 
@@ -117,11 +120,11 @@ inline DirectTiling direct_tiling(const Conv2dParams& p, const Bundling& b, cons
         if (best.rows > 0 && t.columns < 4 && pieces > 1) break;
         const int64_t most = tile_m / t.columns < p.out_height ? tile_m / t.columns : p.out_height;
         const int64_t balanced = ceil_of(p.out_height, ceil_of(p.out_height, most));
-        for (t.passes = 1; t.passes <= b.chunks; t.passes = t.passes < b.chunks && 2 * t.passes > b.chunks ? b.chunks : 2 * t.passes) {
+        for (t.passes = 1; t.passes <= (s.block_bundles == 1 ? b.chunks : 1); t.passes = t.passes < b.chunks && 2 * t.passes > b.chunks ? b.chunks : 2 * t.passes) {
             t.chunks = ceil_of(b.chunks, t.passes);
             t.images = 1;
             t.rows = balanced;
-            const auto fits = [&] { return lds_of(p, b, t, s.block_bundles, scratch).bytes <= kDirectLds; };
+            const auto fits = [&] { return lds_of(p, b, t, s.block_bundles, tile_m, scratch).bytes <= kDirectLds; };
             while (t.rows > 1 && !fits()) --t.rows;
             if (!fits()) continue;
             if (t.rows == p.out_height && t.columns == p.out_width) {
@@ -129,7 +132,7 @@ inline DirectTiling direct_tiling(const Conv2dParams& p, const Bundling& b, cons
                 t.images = room < p.batch ? room : p.batch;
                 while (t.images > 1 && !fits()) --t.images;
             }
-            const DirectLds l = lds_of(p, b, t, s.block_bundles, scratch);
+            const DirectLds l = lds_of(p, b, t, s.block_bundles, tile_m, scratch);
             const double tiles = static_cast<double>(ceil_of(p.batch, t.images)) * static_cast<double>(ceil_of(p.out_height, t.rows)) *
                                  static_cast<double>(ceil_of(p.out_width, t.columns));
             const double steps = static_cast<double>(t.passes * ceil_of(b.taps * t.chunks, 2));
