@@ -80,9 +80,10 @@ HIPCONV_INLINE void mend_sums(const DirectParams& p, const DirectTile& tile, int
         const int pixel = i / kFilters, filter = i % kFilters;
         float* const sum = &scratch[pixel * (kFilters + 4) + filter];
         if (*sum == *sum || filter >= strip.count) continue;
-        const DirectPixel at = direct_pixel(p, tile, first + pixel);
+        const DirectParams& again = first_parameter_again(p);
+        const DirectPixel at = direct_pixel(again, tile, first + pixel);
         if (at.exists)
-            *sum = direct_sum(p.conv, tile.image + at.image, strip.first + filter, tile.row + at.row, tile.column + at.column);
+            *sum = direct_sum(again.conv, tile.image + at.image, strip.first + filter, tile.row + at.row, tile.column + at.column);
     }
 }
 

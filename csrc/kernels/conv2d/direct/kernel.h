@@ -19,6 +19,7 @@ struct DirectWave {
     static constexpr int kRowsAtOnce = kWaveSize / 2 / kAtomPixels;  // that are stored
     static constexpr int kFilters = kStripAtoms * kAtomFilters;
     static constexpr int kStepVectors = A::kStepChunks * kAtomFilters;  // of an atom's packed filters
+    static constexpr int kStepsAtOnce = kCopiesPastRegisters ? 2 : 1;  // AMD's compiler does not unroll a loop of matrix instructions
     using Sums = typename A::Sums[kRows][kStripAtoms];
     static constexpr int kElements = sizeof(typename A::Sums) / sizeof(float);
 
@@ -54,7 +55,7 @@ struct DirectWave {
         decltype(B::load_filters(filters, lane)) f[kStripAtoms];
 #pragma unroll
         for (int j = 0; j < kStripAtoms; ++j) f[j] = B::load_filters(filters + j * kStepVectors, lane);
-#pragma unroll 2
+#pragma unroll kStepsAtOnce
         for (int step = 0; step < steps; ++step) {
             table += A::kStepChunks;
             filters += kStripAtoms * kStepVectors;
@@ -100,7 +101,7 @@ struct DirectWave {
 
 // T is a 16-bit type; where kHalvesShareKernels, f16 stands for both.
 template <typename T, int kStripAtoms, bool kVectors>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kDirectThreads, kStripAtoms == 1 ? 3 : 2) conv2d_direct_kernel(DirectParams p) {
+__global__ void HIPCONV_LAUNCH_BOUNDS(kDirectThreads, direct_blocks_a_unit(kStripAtoms)) conv2d_direct_kernel(DirectParams p) {
     constexpr bool kIsLegal = matrix_unit_of<T>() != MatrixUnit::fma;
     HIPCONV_LARGE_SHARED(Words4, lds, kIsLegal && !kCopiesPastRegisters ? kDirectLds / 16 : 1);
     if constexpr (kIsLegal) {
@@ -128,23 +129,26 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDirectThreads, kStripAtoms == 1 ? 3 : 2) 
 
         // The patch, and meanwhile the places of the wave's pixels and the sums' first values.
         const DirectTables tables = tables_of(p, lds);
-        write_tables(p, tables, tile, thread, threads);
+        write_tables(first_parameter_again(p), tables, tile, thread, threads);
         __syncthreads();
         const auto stage = [&](int pass) {
             if constexpr (kVectors)
-                stage_vectors(p, tables, first_bundle, pass, thread, threads);
+                stage_vectors(first_parameter_again(p), tables, first_bundle, pass, thread, threads);
+            else if (p.windows)
+                stage_windows(first_parameter_again(p), tables, pass, thread, threads);
             else
-                stage_elements(p, tables, first_bundle, pass, thread, threads);
+                stage_elements(first_parameter_again(p), tables, first_bundle, pass, thread, threads);
         };
         stage(0);
-        write_pixels(p, tables, tile, thread, threads);
-        write_places(p, tables, thread, threads);
+        write_pixels(first_parameter_again(p), tables, tile, thread, threads);
+        write_places(first_parameter_again(p), tables, thread, threads);
         wait_for_kernel_before();  // which packed the filters
         const int first_filter = bundle * p.bundle_filters + strip * Wave::kFilters;
         int count = p.bundle_filters - strip * Wave::kFilters;
+        if (count > Wave::kFilters) count = Wave::kFilters;
         if (count > p.conv.out_channels - first_filter) count = p.conv.out_channels - first_filter;
         typename Wave::Sums sums;
-        Wave::begin(sums, p.conv, first_filter, works ? count : 0, lane);
+        Wave::begin(sums, first_parameter_again(p).conv, first_filter, works ? count : 0, lane);
         const int64_t of_strip = (static_cast<int64_t>(bundle) * p.strips + strip) * p.strip_vectors;
         const Words4* filters = global_pointer<const Words4>(p.filters) + (works ? of_strip : 0);
         const int steps = (p.taps * p.chunks + Wave::A::kStepChunks - 1) / Wave::A::kStepChunks;

@@ -59,6 +59,9 @@ struct DirectParams {
     bool along_filters, vector_stores;
 };
 
+// Blocks of a compute unit: as many as have room in LDS (AMD), or registers (NVIDIA).
+HIPCONV_INLINE constexpr int direct_blocks_a_unit(int strip_atoms) { return kCopiesPastRegisters && strip_atoms == 1 ? 3 : 2; }
+
 HIPCONV_INLINE int direct_scratch_bytes(int strip_filters) {  // of 32 threads
     return kAtomPixels * (strip_filters + 4) * 4;
 }

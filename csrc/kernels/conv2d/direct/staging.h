@@ -143,42 +143,34 @@ HIPCONV_INLINE void stage_vectors(const DirectParams& p, const DirectTables& t, 
     close_copies();
 }
 
+HIPCONV_INLINE void store_chunk(const DirectParams& p, char* patch, int line, int place, int chunk,
+                                const uint32_t (&bits)[kChunkElements]) {
+    Words4 words{};
+#pragma unroll
+    for (int w = 0; w < 4; ++w) set_word(words, w, bits[2 * w] | bits[2 * w + 1] << 16);
+    *reinterpret_cast<Words4*>(patch + (line * p.patch_pitch + place) * p.slot_bytes + chunk * 16) = words;
+}
+
 // Element by element: lanes lie along pixels.
 HIPCONV_INLINE void stage_elements(const DirectParams& p, const DirectTables& t, int first_bundle, int pass, int thread,
                                    int threads) {
     const Conv2dParams& c = p.conv;
-    const uint64_t x = reinterpret_cast<uint64_t>(c.x.data);
+    const int64_t next = 2 * c.x.channel_stride;
 #pragma unroll 1
     for (int chunk = 0; chunk < p.slot_chunks; ++chunk) {
         const int bundle = p.block_bundles == 1 ? 0 : static_cast<int>(divide(chunk, p.divide_by_chunks));
         const int element = (pass * p.chunks + chunk - bundle * p.chunks) * kChunkElements;  // the chunk's first, of the bundle
         const int first_channel = (first_bundle + bundle) * p.bundle_channels + element;
-        int count = p.windows ? c.kernel_width * c.in_channels - element : p.bundle_channels - element;
-        if (!p.windows && count > c.in_channels - first_channel) count = c.in_channels - first_channel;
-        const int first_tap = p.windows ? element / c.in_channels : 0, tap_channel = element - first_tap * c.in_channels;
-        const int64_t next = 2 * c.x.channel_stride;
-        const uint64_t from_channel = x + (p.windows ? tap_channel : first_channel) * next;
+        int count = p.bundle_channels - element;
+        if (count > c.in_channels - first_channel) count = c.in_channels - first_channel;
+        const uint64_t from_channel = reinterpret_cast<uint64_t>(c.x.data) + first_channel * next;
 #pragma unroll 1
         for (int number = thread; number < p.patch_slots; number += threads) {
             const int line = static_cast<int>(divide(number, p.divide_by_patch_columns));
             const PatchColumn column = t.columns[number - line * p.patch_columns];
             const int64_t row = t.rows[line];
             uint32_t bits[kChunkElements] = {};
-            if (row >= 0 && p.windows) {
-                const uint64_t of_row = x + row;
-                int channel = tap_channel, tap_column = column.x + first_tap * c.dilation_w;
-                int at = patch_index(tap_column, c.in_width, c.padding_mode);
-#pragma unroll
-                for (int e = 0; e < kChunkElements; ++e) {
-                    if (e < count && at >= 0)
-                        bits[e] = *global_pointer<const uint16_t>(of_row + 2 * (at * c.x.column_stride) + channel * next);
-                    if (++channel == c.in_channels) {
-                        channel = 0;
-                        tap_column += c.dilation_w;
-                        at = patch_index(tap_column, c.in_width, c.padding_mode);
-                    }
-                }
-            } else if (row >= 0 && column.x >= 0) {
+            if (row >= 0 && column.x >= 0) {
                 const uint64_t first = from_channel + row + static_cast<uint32_t>(column.x);
                 if (count >= kChunkElements) {
 #pragma unroll
@@ -189,10 +181,43 @@ HIPCONV_INLINE void stage_elements(const DirectParams& p, const DirectTables& t,
                         if (e < count) bits[e] = *global_pointer<const uint16_t>(first + e * next);
                 }
             }
-            Words4 words{};
+            store_chunk(p, t.patch, line, column.place, chunk, bits);
+        }
+    }
+}
+
+// The same with the taps of a row of a filter side by side, each with all channels.
+HIPCONV_INLINE void stage_windows(const DirectParams& p, const DirectTables& t, int pass, int thread, int threads) {
+    const Conv2dParams& c = p.conv;
+    const int64_t next = 2 * c.x.channel_stride;
+#pragma unroll 1
+    for (int chunk = 0; chunk < p.slot_chunks; ++chunk) {
+        const int element = (pass * p.chunks + chunk) * kChunkElements, count = c.kernel_width * c.in_channels - element;
+        const int first_tap = element / c.in_channels, first_channel = element - first_tap * c.in_channels;
+#pragma unroll 1
+        for (int number = thread; number < p.patch_slots; number += threads) {
+            const int line = static_cast<int>(divide(number, p.divide_by_patch_columns));
+            const PatchColumn column = t.columns[number - line * p.patch_columns];
+            const int64_t row = t.rows[line];
+            uint32_t bits[kChunkElements] = {};
+            if (row >= 0) {
+                const uint64_t from = reinterpret_cast<uint64_t>(c.x.data) + row;
+                int channel = first_channel, tap_column = column.x + first_tap * c.dilation_w;
+                int at = patch_index(tap_column, c.in_width, c.padding_mode);
+                uint64_t pixel = from + 2 * (at * c.x.column_stride) + channel * next;
 #pragma unroll
-            for (int w = 0; w < 4; ++w) set_word(words, w, bits[2 * w] | bits[2 * w + 1] << 16);
-            *reinterpret_cast<Words4*>(t.patch + (line * p.patch_pitch + column.place) * p.slot_bytes + chunk * 16) = words;
+                for (int e = 0; e < kChunkElements; ++e) {
+                    if (e < count && at >= 0) bits[e] = *global_pointer<const uint16_t>(pixel);
+                    pixel += next;
+                    if (++channel == c.in_channels) {
+                        channel = 0;
+                        tap_column += c.dilation_w;
+                        at = patch_index(tap_column, c.in_width, c.padding_mode);
+                        pixel = from + 2 * (at * c.x.column_stride);
+                    }
+                }
+            }
+            store_chunk(p, t.patch, line, column.place, chunk, bits);
         }
     }
 }

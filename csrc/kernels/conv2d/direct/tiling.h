@@ -92,8 +92,9 @@ inline DirectStrips strips_of(const Bundling& b, int64_t tile_m, int64_t tile_n)
     s.of_bundle = ceil_of(b.filters, s.filters);
     s.block_strips = tile_n / s.filters;
     s.block_bundles = s.block_strips / s.of_bundle;
+    if (s.block_bundles > b.count) s.block_bundles = b.count;
     if (s.block_bundles < 1) s.block_bundles = 1;
-    if (s.block_bundles > 1) s.block_strips = s.block_bundles * s.of_bundle;
+    if (s.block_strips > s.block_bundles * s.of_bundle) s.block_strips = s.block_bundles * s.of_bundle;
     s.bundle_blocks = s.block_bundles > 1 ? 1 : ceil_of(s.of_bundle, s.block_strips);
     s.threads = tile_m / kPartPixels * s.block_strips * 32;
     return s;
