@@ -124,10 +124,14 @@ inline DirectTiling direct_tiling(const Conv2dParams& p, const Bundling& b, cons
         for (t.passes = 1; t.passes <= (s.block_bundles == 1 ? b.chunks : 1); t.passes = t.passes < b.chunks && 2 * t.passes > b.chunks ? b.chunks : 2 * t.passes) {
             t.chunks = ceil_of(b.chunks, t.passes);
             t.images = 1;
-            t.rows = balanced;
+            t.rows = 1;
             const auto fits = [&] { return lds_of(p, b, t, s.block_bundles, tile_m, scratch).bytes <= kDirectLds; };
+            const DirectLds row = lds_of(p, b, t, s.block_bundles, tile_m, scratch);
+            if (row.bytes > kDirectLds) continue;
+            const int64_t more_lines = (kDirectLds - row.bytes) / (row.pitch * row.slot_bytes + 8);
+            const PatchSteps down = patch_steps(p.kernel_height, p.stride_h, p.dilation_h);
+            t.rows = 1 + more_lines / down.of_pixel < balanced ? 1 + more_lines / down.of_pixel : balanced;
             while (t.rows > 1 && !fits()) --t.rows;
-            if (!fits()) continue;
             if (t.rows == p.out_height && t.columns == p.out_width) {
                 const int64_t room = tile_m / (t.rows * t.columns);
                 t.images = room < p.batch ? room : p.batch;
