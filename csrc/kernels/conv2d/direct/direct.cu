@@ -25,7 +25,7 @@ struct Direct {
         const Bundling& b = bundling;
         strips = strips_of(b, plan.tile_m, plan.tile_n);
         scratch = strips.threads / 32 * direct_scratch_bytes(static_cast<int>(strips.filters));
-        along_filters = p.out.channel_stride < p.out.column_stride && b.filters >= 8;
+        along_filters = p.out.channel_stride < p.out.column_stride && b.filters >= 4;
         tiling = direct_tiling(p, b, strips, plan.tile_m, along_filters);
         const DirectTiling& t = tiling;
         if (t.rows == 0) return;
@@ -103,18 +103,23 @@ DirectParams direct_params(const Conv2dParams& p, const Direct& d, int tile_m, v
     g.out_image = t.images > 1 ? number(p.out.batch_stride) : 0;
     g.out_row = number(p.out.row_stride), g.out_column = number(p.out.column_stride);
     g.along_filters = d.along_filters;
-    const auto aligned = [&](const Image& image, DType dtype) {
-        const int64_t each = dtype == DType::f32 ? 4 : 8;
-        if (!is_aligned(image.data) || !multiple_of(image.batch_stride, p.batch, each)) return false;
+    const auto aligned = [&](const Image& image, DType dtype, int64_t of) {
+        const int64_t each = dtype == DType::f32 ? 4 : of;  // 16 bytes at most
+        if (reinterpret_cast<uintptr_t>(image.data) % (each * element_bytes(dtype)) != 0) return false;
+        if (!multiple_of(image.batch_stride, p.batch, each)) return false;
         if (g.along_filters)
             return (image.channel_stride == 1 || p.out_channels == 1) && multiple_of(image.row_stride, p.out_height, each) &&
                    multiple_of(image.column_stride, p.out_width, each);
+        const bool of_rows = t.columns % of == 0;  // runs lie within a row
         return image.column_stride == 1 && multiple_of(image.channel_stride, p.out_channels, each) &&
-               multiple_of(image.row_stride, t.columns % 8 == 0 ? p.out_height : 1, each) &&
-               (t.columns % 8 == 0 || image.row_stride == p.out_width || p.out_height == 1);
+               (of_rows ? multiple_of(image.row_stride, p.out_height, each) : image.row_stride == p.out_width || p.out_height == 1);
     };
-    g.vector_stores = (g.along_filters ? b.filters % 8 == 0 && p.out_channels % 8 == 0 : runs_of_eight(p, t)) &&
-                      aligned(p.out, p.out_dtype) && (!p.residual.data || aligned(p.residual, p.residual_dtype));
+    g.store_each = 1;
+    for (const int of : {4, 8}) {
+        const bool runs = g.along_filters ? b.filters % of == 0 && p.out_channels % of == 0 : has_runs(p, t, of);
+        if (runs && aligned(p.out, p.out_dtype, of) && (!p.residual.data || aligned(p.residual, p.residual_dtype, of)))
+            g.store_each = of;
+    }
     return g;
 }
 

@@ -49,34 +49,48 @@ HIPCONV_INLINE float residual_of(const Conv2dParams& c, const DirectTile& tile, 
                           c.residual_dtype);
 }
 
-// Stores eight values, none of which is a NaN that rounding would change.
-HIPCONV_INLINE void store_eight_rounded(const float (&v)[8], uint64_t address, DType dtype) {
-    Words4 words{};
+// Stores four or eight values, none of which is a NaN that rounding would change.
+template <int kEach>
+HIPCONV_INLINE void store_rounded(const float (&v)[kEach], uint64_t address, DType dtype) {
     if (dtype == DType::f32) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
+        for (int part = 0; part < kEach / 4; ++part) {
+            Words4 words{};
 #pragma unroll
-            for (int i = 0; i < 4; ++i) set_word(words, i, bit_cast<uint32_t>(v[4 * half + i]));
-            *global_pointer<Words4>(address + 16 * half) = words;
+            for (int i = 0; i < 4; ++i) set_word(words, i, bit_cast<uint32_t>(v[4 * part + i]));
+            *global_pointer<Words4>(address + 16 * part) = words;
         }
         return;
     }
+    Words<uint16_t, kEach> words{};
     if (dtype == DType::bf16) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) set_word(words, i, pack<bf16>(make_pair(v[2 * i], v[2 * i + 1])));
+        for (int i = 0; i < kEach / 2; ++i) set_word(words, i, pack<bf16>(make_pair(v[2 * i], v[2 * i + 1])));
     } else {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) set_word(words, i, pack<f16>(make_pair(v[2 * i], v[2 * i + 1])));
+        for (int i = 0; i < kEach / 2; ++i) set_word(words, i, pack<f16>(make_pair(v[2 * i], v[2 * i + 1])));
     }
-    *global_pointer<Words4>(address) = words;
+    *global_pointer<Words<uint16_t, kEach>>(address) = words;
 }
 
-// Makes the sums anew that are NaN, of kWaveSize / 2 pixels from number `first` on.
-template <int kFilters>
+// Activates values with one switch.
+template <int kEach>
+HIPCONV_INLINE void activate_all(float (&v)[kEach], Conv2dActivation activation) {
+    if (activation == Conv2dActivation::none) return;
+    if constexpr (kEach == 8) {
+        activate_eight(v, activation);
+    } else {
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) v[i] = activate(v[i], activation);
+    }
+}
+
+// Makes the sums anew that are NaN, of kPixels pixels from number `first` on.
+template <int kPixels, int kFilters>
 HIPCONV_INLINE void mend_sums(const DirectParams& p, const DirectTile& tile, int first, DirectStrip strip, float* scratch,
                               int lane) {
 #pragma unroll 1
-    for (int i = lane; i < kWaveSize / 2 * kFilters; i += kWaveSize) {
+    for (int i = lane; i < kPixels * kFilters; i += kWaveSize) {
         const int pixel = i / kFilters, filter = i % kFilters;
         float* const sum = &scratch[pixel * (kFilters + 4) + filter];
         if (*sum == *sum || filter >= strip.count) continue;
@@ -87,62 +101,85 @@ HIPCONV_INLINE void mend_sums(const DirectParams& p, const DirectTile& tile, int
     }
 }
 
-// Stores kWaveSize / 2 pixels from number `first` on, of which `pixels` tells the places. `out` is the address of the strip's first
-// filter at the tile's first pixel.
-template <int kFilters>
-HIPCONV_INLINE void store_direct(const DirectParams& p, const DirectTile& tile, const TilePixel* pixels, uint64_t out, int first,
-                                 DirectStrip strip, const float* scratch, int lane) {
-    constexpr int kPixels = kWaveSize / 2, kPitch = kFilters + 4;
+// Stores kPixels pixels from number `first` on, of which `pixels` tells the places, by vectors: of kEach filters of a pixel, or of
+// kEach pixels of a filter. `out` is the address of the strip's first filter at the tile's first pixel.
+template <int kPixels, int kFilters, int kEach>
+HIPCONV_INLINE void store_direct_vectors(const DirectParams& p, const DirectTile& tile, const TilePixel* pixels, uint64_t out,
+                                         int first, DirectStrip strip, const float* scratch, int lane) {
+    constexpr int kPitch = kFilters + 4;
     const Conv2dParams& c = p.conv;
     const int bytes = element_bytes(c.out_dtype);
-    if (p.vector_stores) {  // eight filters of a pixel, or eight pixels of a filter
 #pragma unroll 1
-        for (int unit = lane; unit < kPixels * kFilters / 8; unit += kWaveSize) {
-            const int pixel = p.along_filters ? unit / (kFilters / 8) : unit % (kPixels / 8) * 8;
-            const int filter = p.along_filters ? unit % (kFilters / 8) * 8 : unit / (kPixels / 8);
-            const int place = pixels[first + pixel].out;
-            if (filter >= strip.count || place < 0) continue;
-            const float* const sums = scratch + pixel * kPitch + filter;
-            float v[8];
-            if (p.along_filters) {
+    for (int unit = lane; unit < kPixels * kFilters / kEach; unit += kWaveSize) {
+        const int pixel = p.along_filters ? unit / (kFilters / kEach) : unit % (kPixels / kEach) * kEach;
+        const int filter = p.along_filters ? unit % (kFilters / kEach) * kEach : unit / (kPixels / kEach);
+        const int place = pixels[first + pixel].out;
+        if (filter >= strip.count || place < 0) continue;
+        const float* const sums = scratch + pixel * kPitch + filter;
+        float v[kEach];
+        if (p.along_filters) {
 #pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    const Words4 words = *reinterpret_cast<const Words4*>(sums + 4 * half);
+            for (int part = 0; part < kEach / 4; ++part) {
+                const Words4 words = *reinterpret_cast<const Words4*>(sums + 4 * part);
 #pragma unroll
-                    for (int i = 0; i < 4; ++i) v[4 * half + i] = bit_cast<float>(word(words, i));
-                }
-            } else {
-#pragma unroll
-                for (int i = 0; i < 8; ++i) v[i] = sums[i * kPitch];
+                for (int i = 0; i < 4; ++i) v[4 * part + i] = bit_cast<float>(word(words, i));
             }
-            if (c.residual.data) {
-                float more[8];
-                const DirectPixel at = direct_pixel(p, tile, first + pixel);
-                load_eight(more, c.residual.data,
-                           offset_in(c.residual, tile.image + at.image, strip.first + filter, tile.row + at.row,
-                                     tile.column + at.column),
-                           c.residual_dtype);
+        } else {
 #pragma unroll
-                for (int i = 0; i < 8; ++i) v[i] += canonical_nan(more[i]);
-            }
-            activate_eight(v, c.activation);
-            store_eight_rounded(v, out + bytes * (place + filter * c.out.channel_stride), c.out_dtype);
+            for (int i = 0; i < kEach; ++i) v[i] = sums[i * kPitch];
         }
-        return;
+        if (c.residual.data) {
+            const DirectPixel at = direct_pixel(p, tile, first + pixel);
+            const int64_t from = offset_in(c.residual, tile.image + at.image, strip.first + filter, tile.row + at.row,
+                                           tile.column + at.column);
+            float more[kEach];
+            if constexpr (kEach == 8)
+                load_eight(more, c.residual.data, from, c.residual_dtype);
+            else
+                load_each(more, c.residual.data, from, 1, c.residual_dtype);
+#pragma unroll
+            for (int i = 0; i < kEach; ++i) v[i] += canonical_nan(more[i]);
+        }
+        activate_all(v, c.activation);
+        store_rounded(v, out + bytes * (place + filter * c.out.channel_stride), c.out_dtype);
     }
-    // Element by element: each lane has one filter, or one pixel.
-    const int step = p.along_filters ? kWaveSize / kFilters : kWaveSize / kPixels;
-    const int fixed = p.along_filters ? lane % kFilters : lane % kPixels, end = p.along_filters ? kPixels : strip.count;
-    if (p.along_filters && fixed >= strip.count) return;
+}
+
+// The same element by element. Lanes lie along filters, or each has pixels.
+template <int kPixels, int kFilters>
+HIPCONV_INLINE void store_direct_elements(const DirectParams& p, const DirectTile& tile, const TilePixel* pixels, uint64_t out,
+                                          int first, DirectStrip strip, const float* scratch, int lane) {
+    const Conv2dParams& c = p.conv;
+    constexpr int kPitch = kFilters + 4, kLanes = kPixels < kWaveSize ? kPixels : kWaveSize;
+    const int first_pixel = p.along_filters ? lane / kFilters : lane % kLanes, pixel_step = p.along_filters ? kWaveSize / kFilters : kLanes;
+    const int first_filter = p.along_filters ? lane % kFilters : lane / kLanes;
+    const int filter_step = p.along_filters ? kFilters : kWaveSize / kLanes;
+    const int64_t next = filter_step * c.out.channel_stride;
 #pragma unroll 1
-    for (int moving = p.along_filters ? lane / kFilters : lane / kPixels; moving < end; moving += step) {
-        const int pixel = p.along_filters ? moving : fixed, filter = p.along_filters ? fixed : moving;
+    for (int pixel = first_pixel; pixel < kPixels; pixel += pixel_step) {
         const int place = pixels[first + pixel].out;
         if (place < 0) continue;
-        float v = scratch[pixel * kPitch + filter];
-        if (c.residual.data) v += residual_of(c, tile, direct_pixel(p, tile, first + pixel), strip.first + filter);
-        store_rounded(global_pointer<void>(out), place + filter * c.out.channel_stride, c.out_dtype, activate(v, c.activation));
+        int64_t at = place + first_filter * c.out.channel_stride;
+#pragma unroll 1
+        for (int filter = first_filter; filter < strip.count; filter += filter_step) {
+            float v = scratch[pixel * kPitch + filter];
+            if (c.residual.data) v += residual_of(c, tile, direct_pixel(p, tile, first + pixel), strip.first + filter);
+            if (c.activation != Conv2dActivation::none) v = activate(v, c.activation);
+            store_rounded(global_pointer<void>(out), at, c.out_dtype, v);
+            at += next;
+        }
     }
+}
+
+template <int kPixels, int kFilters>
+HIPCONV_INLINE void store_direct(const DirectParams& p, const DirectTile& tile, const TilePixel* pixels, uint64_t out, int first,
+                                 DirectStrip strip, const float* scratch, int lane) {
+    if (p.store_each == 8)
+        store_direct_vectors<kPixels, kFilters, 8>(p, tile, pixels, out, first, strip, scratch, lane);
+    else if (p.store_each == 4)
+        store_direct_vectors<kPixels, kFilters, 4>(p, tile, pixels, out, first, strip, scratch, lane);
+    else
+        store_direct_elements<kPixels, kFilters>(p, tile, pixels, out, first, strip, scratch, lane);
 }
 
 }  // namespace hipconv

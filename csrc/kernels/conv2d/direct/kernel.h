@@ -16,8 +16,9 @@ template <typename T, int kStripAtoms>
 struct DirectWave {
     using A = SmallAtom<matrix_unit_of<T>(), T>;
     static constexpr int kRows = 2 * kWaveSize / kAtomPixels;       // atoms of pixels
-    static constexpr int kRowsAtOnce = kWaveSize / 2 / kAtomPixels;  // that are stored
     static constexpr int kFilters = kStripAtoms * kAtomFilters;
+    static constexpr int kRowsAtOnce = direct_atoms_stored(kFilters) * (kWaveSize / 32);  // that are stored
+    static constexpr int kPixelsAtOnce = kRowsAtOnce * kAtomPixels;
     static constexpr int kStepVectors = A::kStepChunks * kAtomFilters;  // of an atom's packed filters
     static constexpr int kStepsAtOnce = kCopiesPastRegisters ? 2 : 1;  // AMD's compiler does not unroll a loop of matrix instructions
     using Sums = typename A::Sums[kRows][kStripAtoms];
@@ -78,9 +79,10 @@ struct DirectWave {
     // Writes the sums of kRowsAtOnce atoms of pixels to scratch, and says whether one of the lane's is NaN.
     template <int kNumber>
     static HIPCONV_INLINE bool write(const Sums& sums, float* scratch, int lane) {
+        constexpr int kCount = kNumber * kRowsAtOnce < kRows ? kRowsAtOnce : 0;
         bool nan = false;
 #pragma unroll
-        for (int i = 0; i < kRowsAtOnce; ++i)
+        for (int i = 0; i < kCount; ++i)
 #pragma unroll
             for (int j = 0; j < kStripAtoms; ++j)
 #pragma unroll
@@ -183,38 +185,34 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDirectThreads, direct_blocks_a_unit(kStri
         __syncthreads();  // the patch is read: scratch lies there
         if (!works) return;
         float* const scratch =
-            reinterpret_cast<float*>(reinterpret_cast<char*>(lds) + p.scratch_begin) + wave * (kWaveSize / 2) * (Wave::kFilters + 4);
+            reinterpret_cast<float*>(reinterpret_cast<char*>(lds) + p.scratch_begin) + wave * Wave::kPixelsAtOnce * (Wave::kFilters + 4);
         const uint64_t out = reinterpret_cast<uint64_t>(p.conv.out.data) +
                              element_bytes(p.conv.out_dtype) * offset_in(p.conv.out, tile.image, first_filter, tile.row, tile.column);
 #pragma unroll 1
         for (int number = 0; number < Wave::kRows / Wave::kRowsAtOnce; ++number) {
             if (number > 0) sync_wave();  // what was there is stored
             bool nan;
-            switch (number) {
-                case 0:
-                    nan = Wave::template write<0>(sums, scratch, lane);
-                    keep_apart<0>();
-                    break;
-                case 1:
-                    nan = Wave::template write<1>(sums, scratch, lane);
-                    keep_apart<1>();
-                    break;
-                case 2:
-                    nan = Wave::template write<2>(sums, scratch, lane);
-                    keep_apart<2>();
-                    break;
-                default:
-                    nan = Wave::template write<3>(sums, scratch, lane);
-                    keep_apart<3>();
+            if (number == 0) {
+                nan = Wave::template write<0>(sums, scratch, lane);
+                keep_apart<0>();
+            } else if (number == 1) {
+                nan = Wave::template write<1>(sums, scratch, lane);
+                keep_apart<1>();
+            } else if (number == 2) {
+                nan = Wave::template write<2>(sums, scratch, lane);
+                keep_apart<2>();
+            } else {
+                nan = Wave::template write<3>(sums, scratch, lane);
+                keep_apart<3>();
             }
             sync_wave();
             const DirectParams& again = first_parameter_again(p);
-            const int first = first_pixel + number * (kWaveSize / 2);
+            const int first = first_pixel + number * Wave::kPixelsAtOnce;
             if (__ballot(nan) != 0) {
-                mend_sums<Wave::kFilters>(again, tile, first, {first_filter, count}, scratch, lane);
+                mend_sums<Wave::kPixelsAtOnce, Wave::kFilters>(again, tile, first, {first_filter, count}, scratch, lane);
                 sync_wave();
             }
-            store_direct<Wave::kFilters>(again, tile, tables.pixels, out, first, {first_filter, count}, scratch, lane);
+            store_direct<Wave::kPixelsAtOnce, Wave::kFilters>(again, tile, tables.pixels, out, first, {first_filter, count}, scratch, lane);
         }
     }
 }

@@ -56,14 +56,17 @@ struct DirectParams {
 
     // How out is stored.
     int32_t out_image, out_row, out_column;  // strides, within a tile
-    bool along_filters, vector_stores;
+    bool along_filters;
+    int32_t store_each;  // 8, 4 or 1 elements
 };
 
 // Blocks of a compute unit: as many as have room in LDS (AMD), or registers (NVIDIA).
 HIPCONV_INLINE constexpr int direct_blocks_a_unit(int strip_atoms) { return kCopiesPastRegisters && strip_atoms == 1 ? 3 : 2; }
 
-HIPCONV_INLINE int direct_scratch_bytes(int strip_filters) {  // of 32 threads
-    return kAtomPixels * (strip_filters + 4) * 4;
+// Atoms of pixels that 32 threads store at once: all that have room where the patch was.
+HIPCONV_INLINE constexpr int direct_atoms_stored(int strip_filters) { return !kCopiesPastRegisters ? 1 : strip_filters == 16 ? 4 : 2; }
+HIPCONV_INLINE constexpr int direct_scratch_bytes(int strip_filters) {  // of 32 threads
+    return direct_atoms_stored(strip_filters) * kAtomPixels * (strip_filters + 4) * 4;
 }
 
 // Each launches the instances of one file.

@@ -100,11 +100,11 @@ inline DirectStrips strips_of(const Bundling& b, int64_t tile_m, int64_t tile_n)
     return s;
 }
 
-// Whether eight pixels of a tile, from a multiple of eight on, are eight elements of one row of memory, or of rows without a
+// Whether so many pixels of a tile, from a multiple of them on, are as many elements of one row of memory, or of rows without a
 // gap, all in out or none.
-inline bool runs_of_eight(const Conv2dParams& p, const DirectTiling& t) {
-    if (t.columns % 8 == 0) return p.out_width % 8 == 0;
-    return t.columns == p.out_width && t.rows * t.columns % 8 == 0 && p.out_height * t.columns % 8 == 0;
+inline bool has_runs(const Conv2dParams& p, const DirectTiling& t, int64_t of) {
+    if (t.columns % of == 0) return p.out_width % of == 0;
+    return t.columns == p.out_width && t.rows * t.columns % of == 0 && p.out_height * t.columns % of == 0;
 }
 
 // The tile of tile_m pixels, and the passes, that cost least: instructions of a wave, estimated.
@@ -142,7 +142,7 @@ inline DirectTiling direct_tiling(const Conv2dParams& p, const Bundling& b, cons
                                  static_cast<double>(ceil_of(p.out_width, t.columns));
             const double steps = static_cast<double>(t.passes * ceil_of(b.taps * t.chunks, 2));
             const double staged = static_cast<double>(t.images * l.patch_rows * l.patch_columns * s.block_bundles * t.chunks * t.passes);
-            const double storing = along_filters || runs_of_eight(p, t) ? 100.0 : 200.0;
+            const double storing = along_filters || has_runs(p, t, 8) ? 100.0 : has_runs(p, t, 4) ? 160.0 : 300.0;
             const double cost = tiles * (static_cast<double>(parts) * (steps * (8.0 + 8.0 * static_cast<double>(atoms)) + storing) +
                                          staged * (b.vectors ? 0.8 : 2.5) + 300.0 * static_cast<double>(t.passes));
             if (best.rows == 0 || cost < least) {
