@@ -72,7 +72,7 @@ DirectParams direct_params(const Conv2dParams& p, const Direct& d, int tile_m, v
     g.divide_by_strips = by(s.of_bundle);
     while (1 << g.log2_tile < tile_m) ++g.log2_tile;
 
-    g.windows = b.windows;
+    g.vectors = b.vectors, g.windows = b.windows;
     g.chunks = number(t.chunks), g.passes = number(t.passes);
     g.taps = number(b.taps), g.taps_across = b.windows ? 1 : p.kernel_width;
     g.entries = number(d.entries), g.strip_vectors = number(d.strip_vectors);
@@ -89,12 +89,15 @@ DirectParams direct_params(const Conv2dParams& p, const Direct& d, int tile_m, v
     g.patch_pitch = number(d.lds.pitch), g.image_slots = number(d.lds.patch_rows * d.lds.pitch);
     g.slot_bytes = number(d.lds.slot_bytes), g.slot_chunks = number(s.block_bundles * t.chunks);
     g.row_step = number(down.step), g.column_step = number(across.step);
+    g.column_taps = b.windows ? p.kernel_width : 1, g.divide_by_column_taps = by(g.column_taps);
     g.phases = number(across.phases), g.phase_columns = number(d.lds.phase_columns);
     g.rows_a_pixel = number(down.of_pixel), g.columns_a_pixel = number(across.of_pixel);
     g.rows_a_tap = number(down.of_tap), g.columns_a_tap = number(across.of_tap);
     g.divide_by_chunks = by(t.chunks), g.divide_by_taps_across = by(g.taps_across);
     g.divide_by_patch_columns = by(g.patch_columns), g.divide_by_patch_rows = by(g.patch_rows);
     g.divide_by_phases = by(g.phases), g.divide_by_slot_chunks = by(g.slot_chunks);
+    g.divide_by_strip_vectors = by(d.strip_vectors), g.divide_by_pass_vectors = by(d.entries * s.filters);
+    g.divide_by_group_channels = by(g.group_channels), g.divide_by_group_filters = by(g.group_filters);
     g.patch_slots = number(t.images * d.lds.patch_rows * d.lds.patch_columns);
     g.pixels_begin = number(d.lds.pixels_begin), g.scratch_begin = number(d.lds.rows_begin);
     g.rows_begin = number(d.lds.rows_begin), g.columns_begin = number(d.lds.columns_begin);
@@ -120,6 +123,8 @@ DirectParams direct_params(const Conv2dParams& p, const Direct& d, int tile_m, v
         if (runs && aligned(p.out, p.out_dtype, of) && (!p.residual.data || aligned(p.residual, p.residual_dtype, of)))
             g.store_each = of;
     }
+    g.rounds_early = p.out_dtype != DType::f32 && !p.residual.data &&
+                     (p.activation == Conv2dActivation::none || p.activation == Conv2dActivation::relu);
     return g;
 }
 
@@ -151,9 +156,8 @@ void conv2d_direct(const Conv2dParams& p, const Conv2dPlan& plan, void* workspac
     const Direct d(p, plan);
     const DirectParams g = direct_params(p, d, plan.tile_m, workspace);
     pack_direct_filters(g, stream);
-    const auto launch = d.bundling.vectors ? launch_direct_vectors : launch_direct_elements;
-    launch(g, static_cast<unsigned>(d.pixel_tiles * d.filter_blocks), static_cast<int>(d.strips.threads),
-           static_cast<int>(d.lds.bytes), stream);
+    launch_direct(g, static_cast<unsigned>(d.pixel_tiles * d.filter_blocks), static_cast<int>(d.strips.threads),
+                  static_cast<int>(d.lds.bytes), stream);
 }
 
 }  // namespace hipconv

@@ -171,6 +171,52 @@ HIPCONV_INLINE void store_direct_elements(const DirectParams& p, const DirectTil
     }
 }
 
+// Stores kPixels pixels of which `scratch` has the rounded results, kEach at a time.
+template <int kPixels, int kFilters, int kEach>
+HIPCONV_INLINE void store_direct_rounded(const DirectParams& p, const TilePixel* pixels, uint64_t out, int first, int filters,
+                                         const uint16_t* scratch, int lane) {
+    constexpr int kPitch = kFilters + 8;
+    const int64_t channel_stride = 2 * p.conv.out.channel_stride;
+    using Vector = Words<uint16_t, kEach>;
+    if (p.along_filters) {
+#pragma unroll 1
+        for (int unit = lane; unit < kPixels * kFilters / kEach; unit += kWaveSize) {
+            const int pixel = unit / (kFilters / kEach), filter = unit % (kFilters / kEach) * kEach;
+            const int place = pixels[first + pixel].out;
+            if (filter >= filters || place < 0) continue;
+            const Vector v = *reinterpret_cast<const Vector*>(scratch + pixel * kPitch + filter);
+            *global_pointer<Vector>(out + 2 * static_cast<int64_t>(place) + filter * channel_stride) = v;
+        }
+        return;
+    }
+#pragma unroll 1
+    for (int unit = lane; unit < kPixels * kFilters / kEach; unit += kWaveSize) {  // lanes along filters: no bank conflicts
+        const int pixel = unit / kFilters * kEach, filter = unit % kFilters;
+        const int place = pixels[first + pixel].out;
+        if (filter >= filters || place < 0) continue;
+        const uint16_t* const from = scratch + pixel * kPitch + filter;
+        Vector v{};
+        if constexpr (kEach == 1) {
+            v = *from;
+        } else {
+#pragma unroll
+            for (int w = 0; w < kEach / 2; ++w) set_word(v, w, from[2 * w * kPitch] | static_cast<uint32_t>(from[(2 * w + 1) * kPitch]) << 16);
+        }
+        *global_pointer<Vector>(out + 2 * static_cast<int64_t>(place) + filter * channel_stride) = v;
+    }
+}
+
+template <int kPixels, int kFilters>
+HIPCONV_INLINE void store_direct_rounded(const DirectParams& p, const TilePixel* pixels, uint64_t out, int first, int filters,
+                                         const uint16_t* scratch, int lane) {
+    if (p.store_each == 8)
+        store_direct_rounded<kPixels, kFilters, 8>(p, pixels, out, first, filters, scratch, lane);
+    else if (p.store_each == 4)
+        store_direct_rounded<kPixels, kFilters, 4>(p, pixels, out, first, filters, scratch, lane);
+    else
+        store_direct_rounded<kPixels, kFilters, 1>(p, pixels, out, first, filters, scratch, lane);
+}
+
 template <int kPixels, int kFilters>
 HIPCONV_INLINE void store_direct(const DirectParams& p, const DirectTile& tile, const TilePixel* pixels, uint64_t out, int first,
                                  DirectStrip strip, const float* scratch, int lane) {

@@ -12,11 +12,16 @@
 
 namespace hipconv {
 
+template <int kValue>
+struct Constant {
+    static constexpr int value = kValue;
+};
+
 template <typename T, int kStripAtoms>
 struct DirectWave {
     using A = SmallAtom<matrix_unit_of<T>(), T>;
-    static constexpr int kRows = 2 * kWaveSize / kAtomPixels;       // atoms of pixels
     static constexpr int kFilters = kStripAtoms * kAtomFilters;
+    static constexpr int kPixels = direct_part_pixels(kFilters) * (kWaveSize / 32), kRows = kPixels / kAtomPixels;
     static constexpr int kRowsAtOnce = direct_atoms_stored(kFilters) * (kWaveSize / 32);  // that are stored
     static constexpr int kPixelsAtOnce = kRowsAtOnce * kAtomPixels;
     static constexpr int kStepVectors = A::kStepChunks * kAtomFilters;  // of an atom's packed filters
@@ -76,34 +81,74 @@ struct DirectWave {
         }
     }
 
-    // Writes the sums of kRowsAtOnce atoms of pixels to scratch, and says whether one of the lane's is NaN.
+    // Whether one of the lane's sums is NaN, of those that are stored at once.
     template <int kNumber>
-    static HIPCONV_INLINE bool write(const Sums& sums, float* scratch, int lane) {
-        constexpr int kCount = kNumber * kRowsAtOnce < kRows ? kRowsAtOnce : 0;
+    static HIPCONV_INLINE bool has_nan(const Sums& sums) {
         bool nan = false;
 #pragma unroll
-        for (int i = 0; i < kCount; ++i)
+        for (int i = 0; i < count_of<kNumber>(); ++i)
+#pragma unroll
+            for (int j = 0; j < kStripAtoms; ++j)
+#pragma unroll
+                for (int e = 0; e < kElements; ++e) nan = nan || sums[kNumber * kRowsAtOnce + i][j][e] != sums[kNumber * kRowsAtOnce + i][j][e];
+        return nan;
+    }
+
+    // Writes them to scratch.
+    template <int kNumber>
+    static HIPCONV_INLINE void write(const Sums& sums, float* scratch, int lane) {
+#pragma unroll
+        for (int i = 0; i < count_of<kNumber>(); ++i)
 #pragma unroll
             for (int j = 0; j < kStripAtoms; ++j)
 #pragma unroll
                 for (int e = 0; e < kElements; e += A::kRun) {
                     Words<float, A::kRun> run{};
 #pragma unroll
-                    for (int n = 0; n < A::kRun; ++n) {
-                        const float sum = sums[kNumber * kRowsAtOnce + i][j][e + n];
-                        nan = nan || sum != sum;
-                        set_word(run, n, bit_cast<uint32_t>(sum));
-                    }
-                    const int pixel = i * kAtomPixels + A::pixel(lane, e), filter = j * kAtomFilters + A::filter(lane, e);
-                    *reinterpret_cast<Words<float, A::kRun>*>(&scratch[pixel * (kFilters + 4) + filter]) = run;
+                    for (int n = 0; n < A::kRun; ++n) set_word(run, n, bit_cast<uint32_t>(float{sums[kNumber * kRowsAtOnce + i][j][e + n]}));
+                    *reinterpret_cast<Words<float, A::kRun>*>(scratch + place(i, j, e, lane, kFilters + 4)) = run;
                 }
-        return nan;
+    }
+
+    // Writes them, or `least` where they are less, rounded to Out.
+    template <int kNumber, typename Out>
+    static HIPCONV_INLINE void write_rounded(const Sums& sums, uint16_t* scratch, float least, int lane) {
+#pragma unroll
+        for (int i = 0; i < count_of<kNumber>(); ++i)
+#pragma unroll
+            for (int j = 0; j < kStripAtoms; ++j)
+#pragma unroll
+                for (int e = 0; e < kElements; e += A::kRun) {
+                    float v[A::kRun];
+#pragma unroll
+                    for (int n = 0; n < A::kRun; ++n) {
+                        v[n] = sums[kNumber * kRowsAtOnce + i][j][e + n];
+                        if (v[n] < least) v[n] = least;
+                    }
+                    Words<uint16_t, A::kRun> run{};
+                    if constexpr (A::kRun == 1) {
+                        run = bit_cast<uint16_t>(from_float<Out>(v[0]));
+                    } else {
+#pragma unroll
+                        for (int n = 0; n < A::kRun; n += 2) set_word(run, n / 2, pack<Out>(make_pair(v[n], v[n + 1])));
+                    }
+                    *reinterpret_cast<Words<uint16_t, A::kRun>*>(scratch + place(i, j, e, lane, kFilters + 8)) = run;
+                }
+    }
+
+  private:
+    template <int kNumber>
+    static HIPCONV_INLINE constexpr int count_of() {
+        return kNumber * kRowsAtOnce < kRows ? kRowsAtOnce : 0;
+    }
+    static HIPCONV_INLINE int place(int i, int j, int e, int lane, int pitch) {
+        return (i * kAtomPixels + A::pixel(lane, e)) * pitch + j * kAtomFilters + A::filter(lane, e);
     }
 };
 
 // T is a 16-bit type; where kHalvesShareKernels, f16 stands for both.
-template <typename T, int kStripAtoms, bool kVectors>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kDirectThreads, direct_blocks_a_unit(kStripAtoms)) conv2d_direct_kernel(DirectParams p) {
+template <typename T, int kStripAtoms>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kDirectThreads, kDirectBlocks) conv2d_direct_kernel(DirectParams p) {
     constexpr bool kIsLegal = matrix_unit_of<T>() != MatrixUnit::fma;
     HIPCONV_LARGE_SHARED(Words4, lds, kIsLegal && !kCopiesPastRegisters ? kDirectLds / 16 : 1);
     if constexpr (kIsLegal) {
@@ -119,7 +164,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDirectThreads, direct_blocks_a_unit(kStri
         const DirectTile tile{images * p.tile_images, down * p.tile_rows, across * p.tile_columns};
 
         // The wave's pixels and strip.
-        constexpr int kLog2Pixels = kWaveSize == 64 ? 7 : 6;
+        constexpr int kLog2Pixels = Wave::kPixels == 128 ? 7 : 6;
         const int log2_along = p.log2_tile > kLog2Pixels ? p.log2_tile - kLog2Pixels : 0;
         const int wave_strip = wave >> log2_along, first_pixel = (wave & ((1 << log2_along) - 1)) << kLog2Pixels;
         const int bundle_of_blocks = static_cast<int>(divide(filter_block, p.divide_by_bundle_blocks));
@@ -129,22 +174,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDirectThreads, direct_blocks_a_unit(kStri
         const int bundle = first_bundle + of_block;
         const bool works = bundle < p.bundles && strip < p.strips;
 
-        // The patch, and meanwhile the places of the wave's pixels and the sums' first values.
         const DirectTables tables = tables_of(p, lds);
         write_tables(first_parameter_again(p), tables, tile, thread, threads);
         __syncthreads();
-        const auto stage = [&](int pass) {
-            if constexpr (kVectors)
-                stage_vectors(first_parameter_again(p), tables, first_bundle, pass, thread, threads);
-            else if (p.windows)
-                stage_windows(first_parameter_again(p), tables, pass, thread, threads);
-            else
-                stage_elements(first_parameter_again(p), tables, first_bundle, pass, thread, threads);
-        };
-        stage(0);
-        write_pixels(first_parameter_again(p), tables, tile, thread, threads);
-        write_places(first_parameter_again(p), tables, thread, threads);
-        wait_for_kernel_before();  // which packed the filters
         const int first_filter = bundle * p.bundle_filters + strip * Wave::kFilters;
         int count = p.bundle_filters - strip * Wave::kFilters;
         if (count > Wave::kFilters) count = Wave::kFilters;
@@ -158,9 +190,17 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDirectThreads, direct_blocks_a_unit(kStri
         int pixels[Wave::kRows];
 #pragma unroll 1
         for (int pass = 0; pass < p.passes; ++pass) {
-            if (pass > 0) {
-                __syncthreads();  // the patch before is read
-                stage(pass);
+            if (pass > 0) __syncthreads();  // the patch before is read
+            if (p.vectors)
+                stage_vectors(first_parameter_again(p), tables, first_bundle, pass, thread, threads);
+            else if (p.windows)
+                stage_windows(first_parameter_again(p), tables, pass, thread, threads);
+            else
+                stage_elements(first_parameter_again(p), tables, first_bundle, pass, thread, threads);
+            if (pass == 0) {  // while the patch is under way
+                write_pixels(first_parameter_again(p), tables, tile, thread, threads);
+                write_places(first_parameter_again(p), tables, thread, threads);
+                wait_for_kernel_before();  // which packed the filters
             }
             wait_for_copies<0>();
             __syncthreads();
@@ -186,56 +226,62 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDirectThreads, direct_blocks_a_unit(kStri
         if (!works) return;
         float* const scratch =
             reinterpret_cast<float*>(reinterpret_cast<char*>(lds) + p.scratch_begin) + wave * Wave::kPixelsAtOnce * (Wave::kFilters + 4);
+        uint16_t* const rounded = reinterpret_cast<uint16_t*>(scratch);
+        const float infinity = bit_cast<float>(0x7f800000u), floor = p.conv.activation == Conv2dActivation::relu ? 0.0f : -infinity;
         const uint64_t out = reinterpret_cast<uint64_t>(p.conv.out.data) +
                              element_bytes(p.conv.out_dtype) * offset_in(p.conv.out, tile.image, first_filter, tile.row, tile.column);
 #pragma unroll 1
         for (int number = 0; number < Wave::kRows / Wave::kRowsAtOnce; ++number) {
             if (number > 0) sync_wave();  // what was there is stored
-            bool nan;
-            if (number == 0) {
-                nan = Wave::template write<0>(sums, scratch, lane);
-                keep_apart<0>();
-            } else if (number == 1) {
-                nan = Wave::template write<1>(sums, scratch, lane);
-                keep_apart<1>();
-            } else if (number == 2) {
-                nan = Wave::template write<2>(sums, scratch, lane);
-                keep_apart<2>();
-            } else {
-                nan = Wave::template write<3>(sums, scratch, lane);
-                keep_apart<3>();
-            }
+            bool nan = false;
+            float least = floor;
+            in_a_register(least);  // what is rounded here is not rounded before the loop, where registers would not do
+            const auto write = [&](auto constant) {
+                constexpr int kNumber = decltype(constant)::value;
+                nan = __ballot(Wave::template has_nan<kNumber>(sums)) != 0;
+                if (!p.rounds_early || nan) {
+                    Wave::template write<kNumber>(sums, scratch, lane);
+                } else if (p.conv.out_dtype == DType::bf16) {
+                    Wave::template write_rounded<kNumber, bf16>(sums, rounded, least, lane);
+                } else {
+                    Wave::template write_rounded<kNumber, f16>(sums, rounded, least, lane);
+                }
+                keep_apart<kNumber>();
+            };
+            if (number == 0)
+                write(Constant<0>{});
+            else if (number == 1)
+                write(Constant<1>{});
+            else if (number == 2)
+                write(Constant<2>{});
+            else
+                write(Constant<3>{});
             sync_wave();
             const DirectParams& again = first_parameter_again(p);
             const int first = first_pixel + number * Wave::kPixelsAtOnce;
-            if (__ballot(nan) != 0) {
+            if (again.rounds_early && !nan) {
+                store_direct_rounded<Wave::kPixelsAtOnce, Wave::kFilters>(again, tables.pixels, out, first, count, rounded, lane);
+                continue;
+            }
+            if (nan) {
                 mend_sums<Wave::kPixelsAtOnce, Wave::kFilters>(again, tile, first, {first_filter, count}, scratch, lane);
                 sync_wave();
             }
-            store_direct<Wave::kPixelsAtOnce, Wave::kFilters>(again, tile, tables.pixels, out, first, {first_filter, count}, scratch, lane);
+            store_direct<Wave::kPixelsAtOnce, Wave::kFilters>(again, tile, tables.pixels, out, first, {first_filter, count}, scratch,
+                                                              lane);
         }
     }
 }
 
-template <typename T, int kStripAtoms, bool kVectors>
+template <typename T, int kStripAtoms>
 void launch_direct_instance(const DirectParams& p, unsigned blocks, int threads, int shared_bytes, void* stream) {
-    HIPCONV_LAUNCH(true, (conv2d_direct_kernel<T, kStripAtoms, kVectors>), dim3(blocks, 1, 1),
+    if (launch_shared_bytes(shared_bytes) > 48 * 1024)
+        (void)hipFuncSetAttribute(reinterpret_cast<const void*>(conv2d_direct_kernel<T, kStripAtoms>),
+                                  hipFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+    HIPCONV_LAUNCH(true, (conv2d_direct_kernel<T, kStripAtoms>), dim3(blocks, 1, 1),
                    dim3(static_cast<unsigned>(threads), 1, 1), static_cast<unsigned>(launch_shared_bytes(shared_bytes)),
                    static_cast<hipStream_t>(stream), p);
     check_launch("conv2d");
-}
-
-template <bool kVectors>
-void launch_direct(const DirectParams& p, unsigned blocks, int threads, int shared_bytes, void* stream) {
-    const auto of_type = [&](auto type) {
-        using T = decltype(type);
-        const auto launch = p.strip_filters == 16 ? launch_direct_instance<T, 1, kVectors> : launch_direct_instance<T, 2, kVectors>;
-        launch(p, blocks, threads, shared_bytes, stream);
-    };
-    if constexpr (!kHalvesShareKernels) {
-        if (p.conv.dtype == DType::bf16) return of_type(bf16{});
-    }
-    of_type(f16{});
 }
 
 }  // namespace hipconv

@@ -16,49 +16,52 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kPackThreads, 4) conv2d_direct_pack_filter
     constexpr int kStepChunks = kUnit == MatrixUnit::mfma ? 4 : 2, kStepVectors = kStepChunks * kAtomFilters;
     const Conv2dParams& c = p.conv;
     const int atoms = p.strip_filters / kAtomFilters;
-    const uint32_t pass_vectors = static_cast<uint32_t>(p.entries * kAtomFilters * atoms);
     const uint32_t count = static_cast<uint32_t>(p.bundles * p.strips) * static_cast<uint32_t>(p.strip_vectors);
     for (uint32_t i = blockIdx.x * kPackThreads + threadIdx.x; i < count; i += gridDim.x * kPackThreads) {
-        const uint32_t all = i / kStepVectors;  // atoms of steps
-        const int lane = static_cast<int>(i % kStepVectors), atom = static_cast<int>(all % atoms);
-        const uint32_t strip_number = i / static_cast<uint32_t>(p.strip_vectors), of_strip = i - strip_number * p.strip_vectors;
-        const int pass = static_cast<int>(of_strip / pass_vectors);
-        const int step = static_cast<int>((of_strip - pass * pass_vectors) / (kStepVectors * atoms));
-        const int bundle = static_cast<int>(strip_number) / p.strips, strip = static_cast<int>(strip_number) - bundle * p.strips;
-        Words4 words{};
+        const int lane = static_cast<int>(i % kStepVectors), atom = static_cast<int>(i / kStepVectors % atoms);
+        const uint32_t strip_number = divide(i, p.divide_by_strip_vectors);
+        const int of_strip = static_cast<int>(i - strip_number * p.strip_vectors);
+        const int pass = static_cast<int>(divide(of_strip, p.divide_by_pass_vectors));
+        const int step = (of_strip - pass * p.entries * p.strip_filters) / kStepVectors / atoms;
+        const int bundle = static_cast<int>(divide(strip_number, p.divide_by_strips));
+        const int strip = static_cast<int>(strip_number) - bundle * p.strips;
+        uint32_t bits[8];  // all loads are under way before the first is waited for
+        bool counts[8];
 #pragma unroll
         for (int w = 0; w < 4; ++w) {
             const PackedPlace place = packed_place(kUnit, lane, w);
             const int entry = step * kStepChunks + place.element / kChunkElements;
             const int of_bundle = strip * p.strip_filters + atom * kAtomFilters + place.filter;
             const int k = bundle * p.bundle_filters + of_bundle;
-            const int tap = entry / p.chunks, chunk = entry - tap * p.chunks;
+            const int tap = static_cast<int>(divide(entry, p.divide_by_chunks)), chunk = entry - tap * p.chunks;
+            const int group_of_filter = static_cast<int>(divide(of_bundle, p.divide_by_group_filters));
             const bool exists = tap < p.taps && of_bundle < p.bundle_filters && k < c.out_channels;
-            uint32_t both = 0;
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int element = (pass * p.chunks + chunk) * kChunkElements + place.element % kChunkElements + half;
                 int channel, r, s;
-                bool counts = exists;
+                bool fits = exists;
                 if (p.windows) {
                     r = tap;
-                    s = element / c.in_channels;
+                    s = static_cast<int>(divide(element, p.divide_by_group_channels));
                     channel = element - s * c.in_channels;
-                    counts = counts && s < c.kernel_width;
+                    fits = fits && s < c.kernel_width;
                 } else {
-                    r = tap / p.taps_across;
+                    r = static_cast<int>(divide(tap, p.divide_by_taps_across));
                     s = tap - r * p.taps_across;
-                    const int group = element / p.group_channels;
+                    const int group = static_cast<int>(divide(element, p.divide_by_group_channels));
                     channel = element - group * p.group_channels;
-                    counts = counts && element < p.bundle_channels && group == of_bundle / p.group_filters;
+                    fits = fits && element < p.bundle_channels && group == group_of_filter;
                 }
-                if (!counts) continue;
-                const uint32_t bits = *global_pointer<const uint16_t>(reinterpret_cast<uint64_t>(c.weight.data) +
-                                                                      2 * offset_in(c.weight, k, channel, r, s));
-                both |= bits << (16 * half);
+                const int64_t offset = fits ? offset_in(c.weight, k, channel, r, s) : 0;
+                bits[2 * w + half] = *global_pointer<const uint16_t>(reinterpret_cast<uint64_t>(c.weight.data) + 2 * offset);
+                counts[2 * w + half] = fits;
             }
-            set_word(words, w, both);
         }
+        Words4 words{};
+#pragma unroll
+        for (int w = 0; w < 4; ++w)
+            set_word(words, w, (counts[2 * w] ? bits[2 * w] : 0) | (counts[2 * w + 1] ? bits[2 * w + 1] << 16 : 0));
         global_pointer<Words4>(p.filters)[i] = words;
     }
 }

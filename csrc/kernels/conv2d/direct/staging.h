@@ -26,7 +26,7 @@ struct DirectTables {
     int* places;
     TilePixel* pixels;
     int64_t* rows;         // of each image: bytes from x's first element, or negative where there are zeros
-    PatchColumn* columns;  // `x`: bytes from the row's first element, or negative; with windows, the column of the first tap
+    PatchColumn* columns;  // `x`: bytes from the row's first element, or negative; with windows, of each tap of a column
     char* patch;
 };
 
@@ -47,22 +47,20 @@ HIPCONV_INLINE void write_tables(const DirectParams& p, const DirectTables& t, c
     const Conv2dParams& c = p.conv;
     const int lines = p.tile_images * p.patch_rows;
 #pragma unroll 1
-    for (int i = thread; i < lines + p.patch_columns; i += threads) {
+    for (int i = thread; i < lines + p.patch_columns * p.column_taps; i += threads) {
         if (i < lines) {
             const int image = static_cast<int>(divide(i, p.divide_by_patch_rows)), row = i - image * p.patch_rows;
             const int64_t at = static_cast<int64_t>(tile.row) * c.stride_h - c.pad_top + static_cast<int64_t>(row) * p.row_step;
             const int y = tile.image + image < c.batch ? patch_index(at, c.in_height, c.padding_mode) : -1;
             t.rows[i] = y < 0 ? -1 : 2 * ((tile.image + image) * c.x.batch_stride + y * c.x.row_stride);
         } else {
-            const int column = i - lines, of_phase = static_cast<int>(divide(column, p.divide_by_phases));
-            const int64_t at =
-                static_cast<int64_t>(tile.column) * c.stride_w - c.pad_left + static_cast<int64_t>(column) * p.column_step;
-            int x = static_cast<int>(at);
-            if (!p.windows) {
-                x = patch_index(at, c.in_width, c.padding_mode);
-                x = x < 0 ? -1 : static_cast<int>(2 * x * c.x.column_stride);
-            }
-            t.columns[column] = {x, (column - of_phase * p.phases) * p.phase_columns + of_phase};
+            const int column = static_cast<int>(divide(i - lines, p.divide_by_column_taps)), tap = i - lines - column * p.column_taps;
+            const int of_phase = static_cast<int>(divide(column, p.divide_by_phases));
+            const int64_t at = static_cast<int64_t>(tile.column) * c.stride_w - c.pad_left +
+                               static_cast<int64_t>(column) * p.column_step + static_cast<int64_t>(tap) * c.dilation_w;
+            const int x = patch_index(at, c.in_width, c.padding_mode);
+            t.columns[i - lines] = {x < 0 ? -1 : static_cast<int>(2 * x * c.x.column_stride),
+                                    (column - of_phase * p.phases) * p.phase_columns + of_phase};
         }
     }
 }
@@ -197,26 +195,23 @@ HIPCONV_INLINE void stage_windows(const DirectParams& p, const DirectTables& t, 
 #pragma unroll 1
         for (int number = thread; number < p.patch_slots; number += threads) {
             const int line = static_cast<int>(divide(number, p.divide_by_patch_columns));
-            const PatchColumn column = t.columns[number - line * p.patch_columns];
+            const PatchColumn* const columns = t.columns + (number - line * p.patch_columns) * p.column_taps;
             const int64_t row = t.rows[line];
             uint32_t bits[kChunkElements] = {};
             if (row >= 0) {
                 const uint64_t from = reinterpret_cast<uint64_t>(c.x.data) + row;
-                int channel = first_channel, tap_column = column.x + first_tap * c.dilation_w;
-                int at = patch_index(tap_column, c.in_width, c.padding_mode);
-                uint64_t pixel = from + 2 * (at * c.x.column_stride) + channel * next;
+                int channel = first_channel, tap = first_tap;
 #pragma unroll
                 for (int e = 0; e < kChunkElements; ++e) {
-                    if (e < count && at >= 0) bits[e] = *global_pointer<const uint16_t>(pixel);
-                    pixel += next;
+                    const int at = e < count ? columns[tap].x : -1;
+                    if (at >= 0) bits[e] = *global_pointer<const uint16_t>(from + static_cast<uint32_t>(at) + channel * next);
                     if (++channel == c.in_channels) {
                         channel = 0;
-                        tap_column += c.dilation_w;
-                        at = patch_index(tap_column, c.in_width, c.padding_mode);
-                        pixel = from + 2 * (at * c.x.column_stride);
+                        ++tap;
                     }
                 }
             }
+            const PatchColumn column = columns[0];
             store_chunk(p, t.patch, line, column.place, chunk, bits);
         }
     }
