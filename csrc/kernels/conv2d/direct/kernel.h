@@ -21,7 +21,7 @@ template <typename T, int kStripAtoms>
 struct DirectWave {
     using A = SmallAtom<matrix_unit_of<T>(), T>;
     static constexpr int kFilters = kStripAtoms * kAtomFilters;
-    static constexpr int kPixels = direct_part_pixels(kFilters) * (kWaveSize / 32), kRows = kPixels / kAtomPixels;
+    static constexpr int kPixels = kPartPixels * (kWaveSize / 32), kRows = kPixels / kAtomPixels;
     static constexpr int kRowsAtOnce = direct_atoms_stored(kFilters) * (kWaveSize / 32);  // that are stored
     static constexpr int kPixelsAtOnce = kRowsAtOnce * kAtomPixels;
     static constexpr int kStepVectors = A::kStepChunks * kAtomFilters;  // of an atom's packed filters
@@ -148,7 +148,7 @@ struct DirectWave {
 
 // T is a 16-bit type; where kHalvesShareKernels, f16 stands for both.
 template <typename T, int kStripAtoms>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kDirectThreads, kDirectBlocks) conv2d_direct_kernel(DirectParams p) {
+__global__ void HIPCONV_LAUNCH_BOUNDS(kDirectThreads, direct_blocks_a_unit(kStripAtoms)) conv2d_direct_kernel(DirectParams p) {
     constexpr bool kIsLegal = matrix_unit_of<T>() != MatrixUnit::fma;
     HIPCONV_LARGE_SHARED(Words4, lds, kIsLegal && !kCopiesPastRegisters ? kDirectLds / 16 : 1);
     if constexpr (kIsLegal) {
@@ -185,15 +185,14 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDirectThreads, kDirectBlocks) conv2d_dire
         Wave::begin(sums, first_parameter_again(p).conv, first_filter, works ? count : 0, lane);
         const int64_t of_strip = (static_cast<int64_t>(bundle) * p.strips + strip) * p.strip_vectors;
         const Words4* filters = global_pointer<const Words4>(p.filters) + (works ? of_strip : 0);
-        const int steps = (p.taps * p.chunks + Wave::A::kStepChunks - 1) / Wave::A::kStepChunks;
-        const int pass_vectors = p.entries * kAtomFilters * kStripAtoms;
         int pixels[Wave::kRows];
 #pragma unroll 1
         for (int pass = 0; pass < p.passes; ++pass) {
             if (pass > 0) __syncthreads();  // the patch before is read
-            if (p.vectors)
+            const DirectParams& here = first_parameter_again(p);
+            if (here.vectors)
                 stage_vectors(first_parameter_again(p), tables, first_bundle, pass, thread, threads);
-            else if (p.windows)
+            else if (here.windows)
                 stage_windows(first_parameter_again(p), tables, pass, thread, threads);
             else
                 stage_elements(first_parameter_again(p), tables, first_bundle, pass, thread, threads);
@@ -209,6 +208,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDirectThreads, kDirectBlocks) conv2d_dire
                 for (int i = 0; i < Wave::kRows; ++i)
                     pixels[i] = tables.pixels[first_pixel + i * kAtomPixels + lane % kAtomPixels].slot + of_block * p.chunks * 16;
             }
+            const DirectParams& again = first_parameter_again(p);
+            const int steps = (again.taps * again.chunks + Wave::A::kStepChunks - 1) / Wave::A::kStepChunks;
             if (works) {
                 if constexpr (kHalvesShareKernels) {
                     if (p.conv.dtype == DType::bf16)
@@ -219,7 +220,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDirectThreads, kDirectBlocks) conv2d_dire
                     Wave::template multiply<T>(sums, reinterpret_cast<const char*>(lds), pixels, tables.places, filters, steps, lane);
                 }
             }
-            filters += pass_vectors;
+            filters += again.entries * kAtomFilters * kStripAtoms;
         }
 
         __syncthreads();  // the patch is read: scratch lies there
@@ -236,12 +237,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDirectThreads, kDirectBlocks) conv2d_dire
             bool nan = false;
             float least = floor;
             in_a_register(least);  // what is rounded here is not rounded before the loop, where registers would not do
+            const DirectParams& again = first_parameter_again(p);
             const auto write = [&](auto constant) {
                 constexpr int kNumber = decltype(constant)::value;
                 nan = __ballot(Wave::template has_nan<kNumber>(sums)) != 0;
-                if (!p.rounds_early || nan) {
+                if (!again.rounds_early || nan) {
                     Wave::template write<kNumber>(sums, scratch, lane);
-                } else if (p.conv.out_dtype == DType::bf16) {
+                } else if (again.conv.out_dtype == DType::bf16) {
                     Wave::template write_rounded<kNumber, bf16>(sums, rounded, least, lane);
                 } else {
                     Wave::template write_rounded<kNumber, f16>(sums, rounded, least, lane);
@@ -257,7 +259,6 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDirectThreads, kDirectBlocks) conv2d_dire
             else
                 write(Constant<3>{});
             sync_wave();
-            const DirectParams& again = first_parameter_again(p);
             const int first = first_pixel + number * Wave::kPixelsAtOnce;
             if (again.rounds_early && !nan) {
                 store_direct_rounded<Wave::kPixelsAtOnce, Wave::kFilters>(again, tables.pixels, out, first, count, rounded, lane);
@@ -275,9 +276,6 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDirectThreads, kDirectBlocks) conv2d_dire
 
 template <typename T, int kStripAtoms>
 void launch_direct_instance(const DirectParams& p, unsigned blocks, int threads, int shared_bytes, void* stream) {
-    if (launch_shared_bytes(shared_bytes) > 48 * 1024)
-        (void)hipFuncSetAttribute(reinterpret_cast<const void*>(conv2d_direct_kernel<T, kStripAtoms>),
-                                  hipFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
     HIPCONV_LAUNCH(true, (conv2d_direct_kernel<T, kStripAtoms>), dim3(blocks, 1, 1),
                    dim3(static_cast<unsigned>(threads), 1, 1), static_cast<unsigned>(launch_shared_bytes(shared_bytes)),
                    static_cast<hipStream_t>(stream), p);

@@ -13,7 +13,7 @@ namespace hipconv {
 
 constexpr int kDirectThreads = 256;                                 // of a block, at most
 constexpr int kAtomPixels = 16, kAtomFilters = 16;                  // of SmallAtom
-constexpr int kDirectLds = kCopiesPastRegisters ? 64 << 10 : 32 << 10;  // bytes, at most
+constexpr int kDirectLds = kCopiesPastRegisters ? 48 << 10 : 32 << 10;  // bytes, at most
 constexpr int kChunkElements = 8;
 constexpr int kMostStepChunks = 4;
 
@@ -61,10 +61,10 @@ struct DirectParams {
     bool rounds_early;    // before the sums pass through LDS
 };
 
-constexpr int kDirectBlocks = 2;  // of a compute unit, as many as have room in LDS (AMD), or registers (NVIDIA)
+constexpr int kPartPixels = 64;  // that 32 threads make
 
-// The pixels that 32 threads make: as many as their registers have room for.
-HIPCONV_INLINE constexpr int direct_part_pixels(int strip_filters) { return kCopiesPastRegisters && strip_filters == 16 ? 128 : 64; }
+// Blocks of a compute unit: as many as have room in LDS (AMD), or registers (NVIDIA).
+HIPCONV_INLINE constexpr int direct_blocks_a_unit(int strip_atoms) { return kCopiesPastRegisters && strip_atoms == 1 ? 3 : 2; }
 
 // Atoms of pixels that 32 threads store at once: all that have room where the patch was.
 HIPCONV_INLINE constexpr int direct_atoms_stored(int strip_filters) { return !kCopiesPastRegisters ? 1 : strip_filters == 16 ? 4 : 2; }

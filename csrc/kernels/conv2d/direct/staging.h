@@ -169,15 +169,10 @@ HIPCONV_INLINE void stage_elements(const DirectParams& p, const DirectTables& t,
             const int64_t row = t.rows[line];
             uint32_t bits[kChunkElements] = {};
             if (row >= 0 && column.x >= 0) {
-                const uint64_t first = from_channel + row + static_cast<uint32_t>(column.x);
-                if (count >= kChunkElements) {
+                uint64_t from = from_channel + row + static_cast<uint32_t>(column.x);
 #pragma unroll
-                    for (int e = 0; e < kChunkElements; ++e) bits[e] = *global_pointer<const uint16_t>(first + e * next);
-                } else {
-#pragma unroll
-                    for (int e = 0; e < kChunkElements; ++e)
-                        if (e < count) bits[e] = *global_pointer<const uint16_t>(first + e * next);
-                }
+                for (int e = 0; e < kChunkElements; ++e, from += next)
+                    if (e < count) bits[e] = *global_pointer<const uint16_t>(from);
             }
             store_chunk(p, t.patch, line, column.place, chunk, bits);
         }
@@ -201,12 +196,15 @@ HIPCONV_INLINE void stage_windows(const DirectParams& p, const DirectTables& t, 
             if (row >= 0) {
                 const uint64_t from = reinterpret_cast<uint64_t>(c.x.data) + row;
                 int channel = first_channel, tap = first_tap;
+                int64_t of_channel = first_channel * next;
 #pragma unroll
                 for (int e = 0; e < kChunkElements; ++e) {
                     const int at = e < count ? columns[tap].x : -1;
-                    if (at >= 0) bits[e] = *global_pointer<const uint16_t>(from + static_cast<uint32_t>(at) + channel * next);
+                    if (at >= 0) bits[e] = *global_pointer<const uint16_t>(from + static_cast<uint32_t>(at) + of_channel);
+                    of_channel += next;
                     if (++channel == c.in_channels) {
                         channel = 0;
+                        of_channel = 0;
                         ++tap;
                     }
                 }

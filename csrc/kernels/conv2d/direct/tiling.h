@@ -96,7 +96,7 @@ inline DirectStrips strips_of(const Bundling& b, int64_t tile_m, int64_t tile_n)
     if (s.block_bundles < 1) s.block_bundles = 1;
     if (s.block_strips > s.block_bundles * s.of_bundle) s.block_strips = s.block_bundles * s.of_bundle;
     s.bundle_blocks = s.block_bundles > 1 ? 1 : ceil_of(s.of_bundle, s.block_strips);
-    s.threads = tile_m / direct_part_pixels(static_cast<int>(s.filters)) * s.block_strips * 32;
+    s.threads = tile_m / kPartPixels * s.block_strips * 32;
     return s;
 }
 
@@ -110,7 +110,7 @@ inline bool has_runs(const Conv2dParams& p, const DirectTiling& t, int64_t of) {
 // The tile of tile_m pixels, and the passes, that cost least: instructions of a wave, estimated.
 inline DirectTiling direct_tiling(const Conv2dParams& p, const Bundling& b, const DirectStrips& s, int64_t tile_m,
                                   bool along_filters) {
-    const int64_t parts = tile_m / 64 * s.block_strips, atoms = s.filters / kAtomFilters;
+    const int64_t parts = tile_m / kPartPixels * s.block_strips, atoms = s.filters / kAtomFilters;
     const int64_t scratch = s.threads / 32 * direct_scratch_bytes(static_cast<int>(s.filters));
     DirectTiling best{};
     double least = 0;
