@@ -200,7 +200,7 @@ class Block {
     void* large_shared(size_t bytes, Site site) {
         const size_t asked = hipconv::kCopiesPastRegisters ? launch_shared_ : bytes;
         if (asked < bytes) die("declares %zu bytes of large shared memory, and its launch asks for %zu", bytes, asked);
-        return shared(bytes, site, kLargeSharedBytes);
+        return shared(asked, site, kLargeSharedBytes);
     }
 
     // This returns the first lane of the segment of `width` lanes that the calling lane is in.

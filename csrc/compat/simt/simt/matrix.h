@@ -28,6 +28,17 @@ struct Mfma32x32x2 : Mfma32x32x8 {  // gfx90a, gfx942: f32
     static int b_depth(int lane, int) { return lane / 32; }
 };
 
+struct Mfma16x16x16 {  // gfx90a, gfx942: 16-bit types
+    static constexpr const char* kName = "mfma_f32_16x16x16";
+    static constexpr int kRows = 16, kColumns = 16, kDepth = 16, kA = 4, kB = 4, kSums = 4, kWave = 64;
+    static int a_row(int lane, int) { return lane % 16; }
+    static int a_depth(int lane, int i) { return lane / 16 * 4 + i; }
+    static int b_column(int lane, int) { return lane % 16; }
+    static int b_depth(int lane, int i) { return lane / 16 * 4 + i; }
+    static int row(int lane, int i) { return lane / 16 * 4 + i; }
+    static int column(int lane, int) { return lane % 16; }
+};
+
 struct Wmma11 {  // gfx11, wave 32: lanes 16 to 31 bring the same as lanes 0 to 15
     static constexpr const char* kName = "wmma_f32_16x16x16_w32";
     static constexpr int kRows = 16, kColumns = 16, kDepth = 16, kA = 16, kB = 16, kSums = 8, kWave = 32;

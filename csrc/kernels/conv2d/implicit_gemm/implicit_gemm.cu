@@ -2,6 +2,7 @@
 #include <hip/hip_runtime.h>
 
 #include "../common/launchers.h"
+#include "../common/units.h"
 #include "../gemm/layout.h"
 #include "split_k.h"
 #include "x_form.h"
@@ -11,19 +12,6 @@ namespace hipconv {
 namespace {
 
 // ---- what an architecture has -----------------------------------------------------------------------------------------
-
-bool starts_with(const std::string& text, const char* start) { return text.rfind(start, 0) == 0; }
-
-// The matrix unit follows from the name, because the compiler's host pass does not know the device.
-MatrixUnit unit_of(const std::string& arch) {
-    if (starts_with(arch, "wave")) return kMatrixUnit;  // simt: the unit that it was built for
-    if (starts_with(arch, "sm_")) return MatrixUnit::mma_sync;
-    for (const char* start : {"gfx90a", "gfx94", "gfx950"})
-        if (starts_with(arch, start)) return MatrixUnit::mfma;
-    if (starts_with(arch, "gfx11")) return MatrixUnit::wmma11;
-    if (starts_with(arch, "gfx12") && !starts_with(arch, "gfx125")) return MatrixUnit::wmma12;
-    return MatrixUnit::fma;
-}
 
 // Asynchronous copies to LDS exist from sm_80 on. sm_86, sm_89, sm_120 and later have 100 KB of LDS, the others at
 // least 164.

@@ -84,6 +84,7 @@ constexpr Algorithm kAlgorithms[] = {
      conv2d_warpgroup_gemm_tiles},
     {{"warpgroup_gemm", conv2d_warpgroup_gemm_refusal, conv2d_warpgroup_gemm, conv2d_warpgroup_gemm_workspace},
      conv2d_warpgroup_gemm_tiles},
+    {{"direct", conv2d_direct_refusal, conv2d_direct, conv2d_direct_workspace}, conv2d_direct_tiles},
     {{"relaid_implicit_gemm", conv2d_relaid_implicit_gemm_refusal, conv2d_relaid_implicit_gemm,
       conv2d_relaid_implicit_gemm_workspace},
      conv2d_implicit_gemm_tiles},

@@ -197,6 +197,82 @@ def _has_patches(problem: Problem, tile_m: int, columns: int) -> bool:
     return math.prod(covered) * 4 <= math.prod(problem.out_size) * 5
 
 
+# ---- few channels or few filters -----------------------------------------------------------------------------------------------------
+
+
+_ATOM = 16  # filters, at least, that a wave multiplies
+_PART = 64  # pixels that 32 threads make
+
+
+class _Bundle(NamedTuple):
+    """Groups that `direct` multiplies together, as bundling_of in csrc/kernels/conv2d/direct/tiling.h has them."""
+
+    count: int
+    filters: int
+    chunks: int  # of 8 channels, or of a row of taps' channels
+    taps: int  # that chunks do not have side by side
+    by_vectors: bool
+
+
+def _bundle(problem: Problem) -> _Bundle:
+    channels, filters = problem.in_channels // problem.groups, problem.filters
+    aligned = problem.layout == "nhwc" and problem.in_channels % 8 == 0
+
+    def cost(merged: int) -> tuple[int, int]:
+        strips, chunks = -(-merged * filters // _ATOM), -(-merged * channels // 8)
+        gathers = aligned and merged * channels % 8 != 0 and problem.groups > 1
+        return -(-problem.groups // merged) * strips * chunks * (2 if gathers else 1), -merged
+
+    merged = min((n for n in range(1, min(problem.groups, 16) + 1) if n == 1 or n * filters <= 2 * _ATOM), key=cost)
+    by_vectors = aligned and (merged * channels % 8 == 0 or problem.groups == 1)
+    taps, chunks = math.prod(problem.kernel), -(-merged * channels // 8)
+    window = -(-problem.kernel[1] * channels // 8)
+    if problem.groups == 1 and not by_vectors and problem.kernel[0] * window < taps * chunks:
+        taps, chunks = problem.kernel[0], window
+    return _Bundle(-(-problem.groups // merged), merged * filters, chunks, taps, by_vectors)
+
+
+def direct(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
+    """The larger of the bytes' time and the instructions' time."""
+    bundle = _bundle(problem)
+    window = bundle.taps < math.prod(problem.kernel)
+
+    def cost(tile: Tile) -> float:
+        atoms = 2 if bundle.filters > _ATOM and tile[1] > _ATOM else 1
+        strips = -(-bundle.filters // (atoms * _ATOM))
+        together = max(1, tile[1] // (atoms * _ATOM) // strips)  # bundles of a block
+        of_block = together * strips if together > 1 else min(strips, tile[1] // (atoms * _ATOM))
+        columns = -(-problem.out_size[1] // -(-problem.out_size[1] // 16))
+        rows = max(1, min(problem.out_size[0], tile[0] // columns))
+        images = max(1, tile[0] // math.prod(problem.out_size)) if (rows, columns) == problem.out_size else 1
+        pixel_tiles = -(-problem.batch // images) * -(-problem.out_size[0] // rows) * -(-problem.out_size[1] // columns)
+        blocks = pixel_tiles * -(-bundle.count // together) * (1 if together > 1 else -(-strips // of_block))
+        patch = [
+            (size - 1) * step + (taps - 1) * apart + 1 if taps > 1 else size
+            for size, step, taps, apart in zip((rows, columns), problem.stride, problem.kernel, problem.dilation, strict=True)
+        ]
+        chunks = images * patch[0] * (columns if window else patch[1]) * together * bundle.chunks
+        steps = -(-bundle.taps * bundle.chunks // 2)
+        waves = tile[0] // _PART * of_block
+        of_wave = _OF_WAVE + steps * _OF_STEP[atoms] + chunks * (_OF_CHUNK if bundle.by_vectors else _OF_GATHERED) / waves / 32
+        busy = min(1.0, blocks * waves / (card.compute_units * _ENOUGH_WAVES))
+        alone = of_wave * -(-blocks * waves // (card.compute_units * _MOST_WAVES)) / _RATE_OF_WAVE
+        return max(alone, blocks * waves * of_wave / (card.compute_units * _RATE * busy))
+
+    if not tiles:
+        return last_resort(problem, card, tiles, workspace_limit)
+    best = min(tiles, key=cost)
+    size = 2 * (problem.batch * problem.in_channels * math.prod(problem.in_size) + problem.pixels * problem.out_channels)
+    return Estimate(_DIRECT_LAUNCH + max(cost(best), size / _DIRECT_BYTES), best)
+
+
+# Instructions of a wave of 32 lanes: beside its sums; of a step, of 16 filters or 32; of a chunk of x that is copied, or gathered.
+_OF_WAVE, _OF_STEP, _OF_CHUNK, _OF_GATHERED = 800, {1: 24, 2: 33}, 40, 90
+_RATE, _RATE_OF_WAVE = 3500.0, 300.0  # that a compute unit, and a wave, executes in a microsecond
+_ENOUGH_WAVES, _MOST_WAVES = 12, 24  # of a compute unit
+_DIRECT_LAUNCH, _DIRECT_BYTES = 3.0, 3.2e6  # microseconds; bytes in a microsecond
+
+
 # ---- blocks, parts and their memory --------------------------------------------------------------------------------------------------
 
 

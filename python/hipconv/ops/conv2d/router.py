@@ -30,6 +30,9 @@ ALGORITHMS = {
     "warpgroup_gemm": Algorithm(
         "the matrix cores of sm_90 by warpgroups, operands brought to them by TMA; 16-bit types", costs.warpgroup_gemm
     ),
+    "direct": Algorithm(
+        "matrix cores on a patch of x in LDS: few channels or few filters, of a group or in all; 16-bit types", costs.direct
+    ),
     "relaid_implicit_gemm": Algorithm(
         "x repacked to dense channels-last memory first, then implicit_gemm; 16-bit types", costs.relaid_implicit_gemm
     ),
