@@ -74,6 +74,7 @@ class Case(NamedTuple):
     tile: tuple[int, int] = (64, 64)
     split_k: int = 1
     algorithm: str = "implicit_gemm"
+    float32_precision: str = "ieee"
 
     @property
     def out_size(self) -> tuple[int, int]:
@@ -118,8 +119,8 @@ def filters_of(case: Case) -> Tensor:
 
 def call_of(module: Any, case: Case) -> Any:
     return module.Call(
-        list(case.stride), list(case.padding), list(case.dilation), case.groups, case.mode, case.activation, list(case.out_size),
-        case.out_dtype or case.dtype, False, case.algorithm, [*case.tile, case.split_k],
+        list(case.stride), list(case.padding), list(case.dilation), case.groups, case.mode, case.activation, case.float32_precision,
+        list(case.out_size), case.out_dtype or case.dtype, False, case.algorithm, [*case.tile, case.split_k],
     )  # fmt: skip
 
 
@@ -410,7 +411,7 @@ def test_f32_is_not_rounded_to_less(module: Any) -> None:
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(1, 48, 9, 8, generator=generator).contiguous(memory_format=torch.channels_last)
     weight = torch.randn(64, 48, 3, 3, generator=generator)
-    call = module.Call([1, 1], [1] * 4, [1, 1], 1, "zeros", "none", [9, 8], torch.float32, True, "implicit_gemm", [64, 64, 1])
+    call = module.Call([1, 1], [1] * 4, [1, 1], 1, "zeros", "none", "ieee", [9, 8], torch.float32, True, "implicit_gemm", [64, 64, 1])
     error = module.conv2d(x, weight, None, None, call, 0).double() - F.conv2d(x.double(), weight.double(), padding=1)
     assert error.abs().max() < 2e-4
 
@@ -420,7 +421,7 @@ def test_not_finite_values_stay_where_they_are(module: Any) -> None:
     x = torch.ones(1, 20, 9, 9, dtype=torch.float16)
     x[0, 3, 4, 4], x[0, 19, 0, 8] = float("nan"), float("inf")
     for x_layout, dtype in itertools.product((torch.channels_last, torch.contiguous_format), DTYPES):
-        call = module.Call([1, 1], [1] * 4, [1, 1], 1, "zeros", "none", [9, 9], dtype, True, "implicit_gemm", [64, 64, 1])
+        call = module.Call([1, 1], [1] * 4, [1, 1], 1, "zeros", "none", "ieee", [9, 9], dtype, True, "implicit_gemm", [64, 64, 1])
         weight = torch.full((5, 20, 3, 3), 0.5, dtype=dtype)
         out = module.conv2d(x.to(dtype).contiguous(memory_format=x_layout), weight, None, None, call, 0).float()
         expected = F.conv2d(x.float(), weight.float(), padding=1)
@@ -449,7 +450,7 @@ def test_elements_over_4_gb_apart(layout: str, axis: str) -> None:
     size = [shape[2] + 1, shape[3] + 1]
     with environment(HIPCONV_BACKEND="simt", HIPCONV_SIMT_MMA="mfma", HIPCONV_SIMT_WAVE="64"):
         module = jit.module("conv2d", targets.of(torch.device("cpu")))
-        call = module.Call([1, 1], [1] * 4, [1, 1], 1, "zeros", "none", size, torch.float16, True, "implicit_gemm", [64, 64, 1])
+        call = module.Call([1, 1], [1] * 4, [1, 1], 1, "zeros", "none", "ieee", size, torch.float16, True, "implicit_gemm", [64, 64, 1])
         out = module.conv2d(x, weight, None, None, call, 0)
     assert torch.equal(out, F.conv2d(values.double(), weight.double(), padding=1).half())
 

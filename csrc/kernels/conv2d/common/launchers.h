@@ -11,6 +11,11 @@ const char* conv2d_implicit_gemm_refusal(const Conv2dParams& params, const Conv2
 int64_t conv2d_implicit_gemm_workspace(const Conv2dParams& params, const Conv2dPlan& plan);
 void conv2d_implicit_gemm(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
 
+// The same for float32, whose products are made of those of TF32 parts (sm_80 and later). The workspace is the other's.
+std::vector<Conv2dTile> conv2d_split_f32_gemm_tiles(const std::string& arch, DType dtype);
+const char* conv2d_split_f32_gemm_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
+void conv2d_split_f32_gemm(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
+
 // The same product by warpgroups (sm_90); producer waves bring the operands to LDS, by TMA where x is channels_last.
 std::vector<Conv2dTile> conv2d_warpgroup_gemm_tiles(const std::string& arch, DType dtype);
 const char* conv2d_warpgroup_gemm_refusal(const Conv2dParams& params, const Conv2dPlan& plan);

@@ -86,6 +86,8 @@ constexpr Algorithm kAlgorithms[] = {
     {{"relaid_implicit_gemm", conv2d_relaid_implicit_gemm_refusal, conv2d_relaid_implicit_gemm,
       conv2d_relaid_implicit_gemm_workspace},
      conv2d_implicit_gemm_tiles},
+    {{"split_f32_gemm", conv2d_split_f32_gemm_refusal, conv2d_split_f32_gemm, conv2d_implicit_gemm_workspace},
+     conv2d_split_f32_gemm_tiles},
     {{"implicit_gemm", conv2d_implicit_gemm_refusal, conv2d_implicit_gemm, conv2d_implicit_gemm_workspace},
      conv2d_implicit_gemm_tiles},
     {{"naive", nullptr, naive}, nullptr},

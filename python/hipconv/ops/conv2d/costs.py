@@ -14,6 +14,7 @@ from .problem import Card, Problem, Tile, Tiles
 STEP = 64  # products of an output that a block adds up at a time
 LEAST_STEPS = 4  # of a part of a split sum: fewer do not pay for writing the part and reading it again
 MOST_PARTS = 16
+LEAST_SPLIT_PRODUCTS = 32  # of an output, for split float32: fewer plain sums have smaller errors than its products
 ENOUGH = 7 / 8  # of the compute units with a block: the idle rest costs less than smaller tiles do
 
 
@@ -61,6 +62,12 @@ def implicit_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: i
     tile, parts = _tile_and_parts(problem, card, tiles, workspace_limit)
     steps = _rounds(problem, card, tile, parts) * -(-problem.products // STEP) / parts
     return Estimate(_gemm_us(problem, card, workspace_limit) + _GATHERING * steps, tile, parts)
+
+
+def split_f32_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
+    """Beside implicit_gemm, which serves the same calls by plain FMAs: never with so few products that rounding would show."""
+    estimate = implicit_gemm(problem, card, tiles, workspace_limit)
+    return estimate._replace(us=estimate.us * (0.5 if problem.products >= LEAST_SPLIT_PRODUCTS else 2.0))
 
 
 def relaid_implicit_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:

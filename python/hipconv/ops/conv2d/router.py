@@ -32,6 +32,10 @@ ALGORITHMS = {
     "relaid_implicit_gemm": Algorithm(
         "x repacked to dense channels-last memory first, then implicit_gemm; 16-bit types", costs.relaid_implicit_gemm
     ),
+    "split_f32_gemm": Algorithm(
+        "float32 as sums of three products of TF32 parts, on the matrix cores of sm_80 and later, in implicit_gemm's tiles",
+        costs.split_f32_gemm,
+    ),
     "implicit_gemm": Algorithm("matrix cores, output pixels by filters in tiles; split-K where tiles are few", costs.implicit_gemm),
     "naive": Algorithm("a thread per output: any shape, strides, groups, dilation and padding mode"),
 }
