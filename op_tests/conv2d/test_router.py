@@ -71,7 +71,7 @@ def test_every_layer_of_the_models_has_enough_blocks_or_cannot_have_more() -> No
             asked = problem(case.C, case.H, case.K, case.R)._replace(out_size=case.out_size, stride=case.stride)
             chosen = choose(asked, card, SERVING)
             blocks = -(-asked.pixels // chosen.tile[0]) * -(-asked.filters // chosen.tile[1]) * chosen.split_k
-            steps = -(-asked.products // costs.STEP)
+            steps = -(-asked.products // costs.step_of(asked))
             assert 1 <= chosen.split_k <= costs.MOST_PARTS
             assert chosen.split_k == 1 or steps // chosen.split_k >= costs.LEAST_STEPS
             enough = costs.ENOUGH * card.compute_units

@@ -18,6 +18,10 @@ template <typename T>
 inline constexpr bool kIsTf32 = false;
 template <>
 inline constexpr bool kIsTf32<tf32> = true;
+// Channels in a row of 128 bytes of an operand's tile.
+template <typename T>
+inline constexpr int kRowChannels = 128 / static_cast<int>(sizeof(T));
+
 template <typename T>
 inline constexpr bool kIsSplit = false;
 template <>
@@ -40,10 +44,11 @@ HIPCONV_INLINE Words4 rounded_to_tf32(Words4 four) {
     return rounded;
 }
 
-// f32 as a sum: `large` is the number rounded to TF32, `small` what is left. `cross` is what the other factor's small part is
-// multiplied by: `large`, but zero for infinities and NaN, which would make NaN of a small part that is zero.
+// f32 as a sum: `large` is the number rounded to TF32, `small` what is left, rounded too. Infinities and NaN are small, because
+// small parts are only multiplied by large ones: an infinity times a small part that is zero would be NaN. (So is, then, an
+// infinity times an infinity.)
 struct SplitWords {
-    Words4 large, small, cross;
+    Words4 large, small;
 };
 
 HIPCONV_INLINE SplitWords split_to_tf32(Words4 four) {
@@ -53,9 +58,8 @@ HIPCONV_INLINE SplitWords split_to_tf32(Words4 four) {
         const uint32_t large = rounded_to_tf32(word(four, i));
         const float left = bit_cast<float>(word(four, i)) - bit_cast<float>(large);
         const bool is_finite = (large & 0x7f800000u) != 0x7f800000u;
-        set_word(s.large, i, large);
-        set_word(s.small, i, is_finite ? rounded_to_tf32(bit_cast<uint32_t>(left)) : 0u);
-        set_word(s.cross, i, is_finite ? large : 0u);
+        set_word(s.large, i, is_finite ? large : 0u);
+        set_word(s.small, i, is_finite ? rounded_to_tf32(bit_cast<uint32_t>(left)) : word(four, i));
     }
     return s;
 }

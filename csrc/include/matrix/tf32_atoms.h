@@ -51,8 +51,8 @@ struct MmaSyncSplit : Atom<MatrixUnit::mma_sync, f16> {
         return split_to_tf32(Whole::load_filters(tile, row, phase, lane));
     }
     static HIPCONV_INLINE void multiply(Sums& sums, const Operand& pixels, const Operand& filters) {
-        Part::multiply(sums, pixels.small, filters.cross);
-        Part::multiply(sums, pixels.cross, filters.small);
+        Part::multiply(sums, pixels.small, filters.large);
+        Part::multiply(sums, pixels.large, filters.small);
         Part::multiply(sums, pixels.large, filters.large);
     }
 };

@@ -12,9 +12,9 @@ int64_t conv2d_implicit_gemm_workspace(const Conv2dParams& params, const Conv2dP
 void conv2d_implicit_gemm(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
 
 // The same for float32, whose products are made of those of TF32 parts (sm_80 and later). The workspace is the other's.
-std::vector<Conv2dTile> conv2d_split_f32_gemm_tiles(const std::string& arch, DType dtype);
-const char* conv2d_split_f32_gemm_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
-void conv2d_split_f32_gemm(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
+std::vector<Conv2dTile> conv2d_split_implicit_gemm_tiles(const std::string& arch, DType dtype);
+const char* conv2d_split_implicit_gemm_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
+void conv2d_split_implicit_gemm(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
 
 // The same product by warpgroups (sm_90); producer waves bring the operands to LDS, by TMA where x is channels_last.
 std::vector<Conv2dTile> conv2d_warpgroup_gemm_tiles(const std::string& arch, DType dtype);
@@ -30,5 +30,11 @@ void conv2d_relaid_warpgroup_gemm(const Conv2dParams& params, const Conv2dPlan& 
 const char* conv2d_relaid_implicit_gemm_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
 int64_t conv2d_relaid_implicit_gemm_workspace(const Conv2dParams& params, const Conv2dPlan& plan);
 void conv2d_relaid_implicit_gemm(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
+
+// float32 repacked into two parts of TF32 each, then the warpgroup GEMM, which adds up three products for one.
+std::vector<Conv2dTile> conv2d_split_warpgroup_gemm_tiles(const std::string& arch, DType dtype);
+const char* conv2d_split_warpgroup_gemm_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
+int64_t conv2d_split_warpgroup_gemm_workspace(const Conv2dParams& params, const Conv2dPlan& plan);
+void conv2d_split_warpgroup_gemm(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
 
 }  // namespace hipconv

@@ -143,7 +143,7 @@ void conv2d_implicit_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* w
     run(p, l, g, plan, launch_of(p, g.form), workspace, stream);
 }
 
-std::vector<Conv2dTile> conv2d_split_f32_gemm_tiles(const std::string& arch, DType dtype) {
+std::vector<Conv2dTile> conv2d_split_implicit_gemm_tiles(const std::string& arch, DType dtype) {
     if (dtype != DType::f32 || unit_of(arch) != MatrixUnit::mma_sync) return {};
     std::vector<Conv2dTile> tiles;
     for (const Conv2dTile& tile : conv2d_implicit_gemm_tiles(arch, dtype))
@@ -151,12 +151,12 @@ std::vector<Conv2dTile> conv2d_split_f32_gemm_tiles(const std::string& arch, DTy
     return tiles;
 }
 
-const char* conv2d_split_f32_gemm_refusal(const Conv2dParams& p, const Conv2dPlan& plan) {
+const char* conv2d_split_implicit_gemm_refusal(const Conv2dParams& p, const Conv2dPlan& plan) {
     if (p.dtype != DType::f32 || rounds_to_tf32(p)) return "x of float32 that may not be rounded to TF32";
     return conv2d_implicit_gemm_refusal(p, plan);
 }
 
-void conv2d_split_f32_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* workspace, void* stream) {
+void conv2d_split_implicit_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* workspace, void* stream) {
     const GemmLayout l(p, true);
     run(p, l, gemm_params(p, l, plan, workspace), plan, launch_gemm_split_f32, workspace, stream);
 }

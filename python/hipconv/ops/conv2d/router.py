@@ -29,12 +29,15 @@ ALGORITHMS = {
     "warpgroup_gemm": Algorithm(
         "the matrix cores of sm_90 by warpgroups, operands brought to them by TMA; 16-bit types", costs.warpgroup_gemm
     ),
+    "split_warpgroup_gemm": Algorithm(
+        "float32 repacked into two parts of TF32, whose three products the warpgroups of sm_90 add up", costs.split_warpgroup_gemm
+    ),
     "relaid_implicit_gemm": Algorithm(
         "x repacked to dense channels-last memory first, then implicit_gemm; 16-bit types", costs.relaid_implicit_gemm
     ),
-    "split_f32_gemm": Algorithm(
+    "split_implicit_gemm": Algorithm(
         "float32 as sums of three products of TF32 parts, on the matrix cores of sm_80 and later, in implicit_gemm's tiles",
-        costs.split_f32_gemm,
+        costs.split_implicit_gemm,
     ),
     "implicit_gemm": Algorithm("matrix cores, output pixels by filters in tiles; split-K where tiles are few", costs.implicit_gemm),
     "naive": Algorithm("a thread per output: any shape, strides, groups, dilation and padding mode"),
