@@ -35,14 +35,13 @@ def settings() -> Iterator[None]:
     """Whatever a test does to torch's settings is undone."""
     read, write = getattr(torch._C, "_get_fp32_precision_getter", None), getattr(torch._C, "_set_fp32_precision_setter", None)
     places = (("generic", "all"), ("cuda", "all"), ("cuda", "conv"), ("cuda", "rnn"))
-    saved = [read(*place) for place in places] if read else torch.backends.cudnn.allow_tf32
+    allowed = torch.backends.cudnn.allow_tf32
+    saved = [read(*place) for place in places] if read else []
     yield
-    if not read:
-        torch.backends.cudnn.allow_tf32 = saved
-        return
-    torch.backends.cudnn.allow_tf32 = True
-    for place, value in zip(places, saved, strict=True):
-        write(*place, value)
+    torch.backends.cudnn.allow_tf32 = allowed
+    for place, value in zip(places[: len(saved)], saved, strict=True):
+        if write:
+            write(*place, value)
 
 
 def serving(x: Tensor, weight: Tensor, **options: Any) -> tuple[str, ...]:
@@ -319,8 +318,8 @@ def test_operators_and_graphs_take_it(device: torch.device) -> None:
 def test_errors_name_the_argument(wrong: Any, error: type[Exception]) -> None:
     x, weight = torch.ones(1, 4, 5, 5), torch.ones(4, 4, 3, 3)
     for function in (hipconv.conv2d, hipconv.conv2d_plan):
-        with pytest.raises(error, match="^float32_precision: got .*, expected 'ieee', 'tf32', or None"):
+        with pytest.raises(error, match=r"^float32_precision: got .*, expected 'ieee', 'tf32', or None"):
             function(x, weight, float32_precision=wrong)
-    with pytest.raises(ValueError, match="algorithm.*split_implicit_gemm.*float32 that may not be rounded"):
-        with environment(**UNITS["simt-mma_sync"]):
-            hipconv.conv2d(x, weight, algorithm="split_implicit_gemm", float32_precision="tf32")
+    refused = pytest.raises(ValueError, match=r"algorithm.*split_implicit_gemm.*float32 that may not be rounded")
+    with environment(**UNITS["simt-mma_sync"]), refused:
+        hipconv.conv2d(x, weight, algorithm="split_implicit_gemm", float32_precision="tf32")

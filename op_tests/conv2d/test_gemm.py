@@ -165,6 +165,8 @@ def tiles_of(module: Any, dtype: torch.dtype) -> list[tuple[int, int]]:
 def serves(tile: tuple[int, int], case: Case) -> bool:
     """Whether the tile has the form in which x comes."""
     aligned = case.x_layout == "nhwc" and case.shape[1] // case.groups % (4 if case.dtype == torch.float32 else 8) == 0
+    if case.dtype == torch.float32 and tile[1] == 128:
+        return False  # it is for TF32
     if case.mode != "zeros" or max(case.filters[1:]) > 15:
         return tile == (64, 64)
     return tile[0] != 256 or aligned
@@ -187,6 +189,9 @@ def test_every_tile(module: Any, dtype: torch.dtype, layouts: tuple[str, str, st
         )  # fmt: skip
         if serves(tile, case):
             check(module, case)
+        rounded = case._replace(float32_precision="tf32")
+        if dtype == torch.float32 and module.conv2d_has_tf32(targets.of(torch.device("cpu")).arch) and is_served(module, rounded, tile):
+            check(module, rounded)
 
 
 # ---- tails and everything else ---------------------------------------------------------------------------------------------------------
@@ -469,11 +474,16 @@ def test_tiles_of_architectures() -> None:
         for dtype in HALVES:
             assert {arch: module.conv2d_tiles("implicit_gemm", arch, dtype) for arch in expected} == expected
         for arch in expected:
+            on_nvidia = arch.startswith("sm_") and arch != "sm_75"
             tiles = [] if arch == "sm_75" else [[128, 64], [64, 64]]
-            assert module.conv2d_tiles("implicit_gemm", arch, torch.float32) == tiles
+            assert module.conv2d_tiles("implicit_gemm", arch, torch.float32) == [*([[128, 128]] if on_nvidia else []), *tiles]
+            assert module.conv2d_tiles("split_implicit_gemm", arch, torch.float32) == (tiles if on_nvidia else [])
             tiles = [list(tile) for tile in WARPGROUP_TILES] if arch == "sm_90" else []
             assert module.conv2d_tiles("warpgroup_gemm", arch, torch.float16) == tiles
-            assert module.conv2d_tiles("warpgroup_gemm", arch, torch.float32) == []
+            assert module.conv2d_tiles("warpgroup_gemm", arch, torch.float32) == tiles
+            assert module.conv2d_tiles("split_warpgroup_gemm", arch, torch.float32) == tiles[1:]
+            assert module.conv2d_tiles("split_warpgroup_gemm", arch, torch.float16) == []
+            assert module.conv2d_has_tf32(arch) == (on_nvidia or arch == "gfx942")
             assert module.conv2d_tiles("naive", arch, torch.float16) is None
 
 
