@@ -153,9 +153,10 @@ def warpgroup_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: 
 def split_warpgroup_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
     if problem.products < LEAST_SPLIT_PRODUCTS:
         return last_resort(problem, card, tiles, workspace_limit)
-    whole_rows = problem._replace(in_channels=-(-problem.in_channels // 32) * 32)
-    estimate = _warpgroups(whole_rows, card, tiles, workspace_limit, _SPLIT_COSTS)
-    return estimate._replace(us=estimate.us + _repacking_us(whole_rows) * 1.5)
+    inner = repacked(problem)
+    estimate = _warpgroups(inner, card, tiles, workspace_limit, _SPLIT_COSTS)
+    is_repacked = inner is not problem or problem.layout == "nchw" or problem.in_channels % 4 != 0
+    return estimate._replace(us=estimate.us + _repacking_us(problem)) if is_repacked else estimate
 
 
 def relaid_warpgroup_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
