@@ -33,7 +33,8 @@ HIPCONV_INLINE uint32_t rounded_to_tf32(uint32_t bits) {
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "r"(bits));
     return rounded;
 #else
-    return (bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc00000u : (bits + 0x1000u) & 0xffffe000u;
+    const float v = bit_cast<float>(bits);
+    return v == v ? (bits + 0x1000u) & 0xffffe000u : 0x7fc00000u;
 #endif
 }
 
@@ -43,6 +44,10 @@ HIPCONV_INLINE Words4 rounded_to_tf32(Words4 four) {
     for (int i = 0; i < 4; ++i) set_word(rounded, i, rounded_to_tf32(word(four, i)));
     return rounded;
 }
+
+// Whether a tile is rounded when it is stored to LDS. What comes there past the registers is rounded when it is read.
+template <typename T>
+inline constexpr bool kRoundsOnStore = kIsTf32<T> && !kCopiesPastRegisters;
 
 // f32 as a sum: `large` is the number rounded to TF32, `small` what is left, rounded too. Infinities and NaN are small, because
 // small parts are only multiplied by large ones: an infinity times a small part that is zero would be NaN. (So is, then, an

@@ -57,15 +57,10 @@ struct MmaSyncSplit : Atom<MatrixUnit::mma_sync, f16> {
     }
 };
 
-// gfx942, 32x32x4: two elements a lane, k = lane / 32 * 2 + i.
+// gfx942, 32x32x4: two elements a lane, k = lane / 32 * 2 + i. Tiles are rounded on their way to LDS (kRoundsOnStore), where
+// each element is stored once and read by several waves.
 template <typename T>
 struct MfmaTf32 : Atom<MatrixUnit::mfma, float> {
-    static HIPCONV_INLINE Operand load_pixels(const Words4* tile, int row, int phase, int lane) {
-        return rounded_to_tf32(Atom<MatrixUnit::mfma, float>::load_pixels(tile, row, phase, lane));
-    }
-    static HIPCONV_INLINE Operand load_filters(const Words4* tile, int row, int phase, int lane) {
-        return load_pixels(tile, row, phase, lane);
-    }
     static HIPCONV_INLINE void multiply(Sums& sums, Operand pixels, Operand filters) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {

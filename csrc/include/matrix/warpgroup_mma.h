@@ -146,17 +146,17 @@ HIPCONV_INLINE uint64_t matrix_descriptor(uint32_t address, uint32_t group_bytes
     HIPCONV_NAMES_64                                                                                              \
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, " \
     "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define HIPCONV_WGMMA(count, depth, type, order, pixels_at, filters_at, keeps_at)                      \
-    asm volatile(                                                                                      \
-        "{\n"                                                                                          \
-        ".reg .pred keeps;\n"                                                                          \
-        "setp.ne.b32 keeps, %" keeps_at                                                                \
-        ", 0;\n"                                                                                       \
+#define HIPCONV_WGMMA(count, depth, type, order, pixels_at, filters_at, keeps_at)                         \
+    asm volatile(                                                                                         \
+        "{\n"                                                                                             \
+        ".reg .pred keeps;\n"                                                                             \
+        "setp.ne.b32 keeps, %" keeps_at                                                                   \
+        ", 0;\n"                                                                                          \
         "wgmma.mma_async.sync.aligned.m64n" #count depth ".f32." type "." type " {" HIPCONV_NAMES_##count \
-        "}, %" pixels_at ", %" filters_at                                                              \
-        ", keeps, 1, 1" order ";\n"                                                                    \
-        "}"                                                                                            \
-        : HIPCONV_SUMS_##count                                                                         \
+        "}, %" pixels_at ", %" filters_at ", keeps, 1, 1" order                                           \
+        ";\n"                                                                                             \
+        "}"                                                                                               \
+        : HIPCONV_SUMS_##count                                                                            \
         : "l"(pixels), "l"(filters), "r"(static_cast<int>(keeps_sums)))
 #endif
 

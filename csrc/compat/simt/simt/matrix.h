@@ -94,9 +94,7 @@ inline float sum_of_products(float sum, const float* x, const float* y, int dept
 
 // TF32: the low 13 bits of the factors do not count. Products are exact, and the sum is rounded towards zero, as GPUs do.
 inline float sum_of_tf32_products(float sum, const float* x, const float* y, int depth) {
-    const auto factor = [](float v) {
-        return hipconv::bit_cast<float>(hipconv::bit_cast<uint32_t>(v) & 0xffffe000u);
-    };
+    const auto factor = [](float v) { return hipconv::bit_cast<float>(hipconv::bit_cast<uint32_t>(v) & 0xffffe000u); };
     double exact = sum;
     for (int k = 0; k < depth; ++k) exact += static_cast<double>(factor(x[k])) * factor(y[k]);
     const float rounded = static_cast<float>(exact);

@@ -53,7 +53,7 @@ void launch(const Gemm& gemm, const Conv2dParams& p, const Conv2dPlan& plan, voi
     const int64_t blocks = r.repack.tiles + packing;
     const dim3 grid(static_cast<unsigned>(blocks < (1 << 22) ? blocks : 1 << 22), 1, 1);
     const auto repack = p.dtype == DType::f32 ? r.vector == 4 ? conv2d_repack<float, 4> : conv2d_repack<float, 1>
-                        : r.vector == 8       ? conv2d_repack<f16, 8>
+                        : r.vector == 8 ? conv2d_repack<f16, 8>
                         : r.vector == 4       ? conv2d_repack<f16, 4>
                                               : conv2d_repack<f16, 1>;
     HIPCONV_LAUNCH(gemm.early, repack, grid, dim3(kRepackThreads, 1, 1), 0, static_cast<hipStream_t>(stream), r.repack);

@@ -84,7 +84,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
         __syncthreads();
         let_next_kernel_begin();
         wait_for_kernel_before();
-        if (wave >= Roles::kConsumerWaves) return produce<T, Roles, kTileM, kTileN, kByTma>(p, x, filters, brought, wave, lane, thread);
+        if (wave >= Roles::kConsumerWaves)
+            return produce<T, Roles, kTileM, kTileN, kByTma>(p, x, filters, brought, wave, lane, thread);
 
         // The consumers: for each tile the mainloop, then the epilogue.
         if constexpr (Roles::kConsumerRegisters != 0) alloc_registers<Roles::kConsumerRegisters>();

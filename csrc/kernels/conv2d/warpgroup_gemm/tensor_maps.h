@@ -37,7 +37,8 @@ inline TensorMapSpec spec_of_filters(const Conv2dParams& p, const GemmLayout& l,
     t.data = data;
     t.rank = 3;
     t.sizes[0] = l.packs ? l.chunks * l.elements : l.group_channels, t.sizes[1] = l.taps, t.sizes[2] = p.out_channels;
-    t.strides[0] = l.element, t.strides[1] = l.taps == 1 ? 16 : l.filter_tap, t.strides[2] = p.out_channels == 1 ? 16 : l.filter_stride;
+    t.strides[0] = l.element, t.strides[1] = l.taps == 1 ? 16 : l.filter_tap,
+    t.strides[2] = p.out_channels == 1 ? 16 : l.filter_stride;
     t.box[0] = static_cast<int>(l.row_channels), t.box[1] = 1, t.box[2] = tile_n;
     return t;
 }

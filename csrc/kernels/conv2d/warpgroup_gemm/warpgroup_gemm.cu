@@ -13,7 +13,8 @@ namespace {
 const char* refusal_of_tile(const Conv2dParams& p, const GemmLayout& l, const Conv2dPlan& plan) {
     const XSource source = x_source_of(p, l, plan.tile_m);
     if (!source.serves)
-        return "channels_last x with C / groups a multiple of 8 (f32: 4) and 16-byte alignment, or contiguous x of 16-bit types "
+        return "channels_last x with C / groups a multiple of 8 (f32: 4) and 16-byte alignment, or contiguous x of 16-bit "
+               "types "
                "and 3x3 taps of stride 1 or 1x1 taps, with aligned rows or images of a multiple of 8 pixels";
     if (plan.tile_m != 128 && !source.by_tma)  // with 256 registers would spill; 64 are not enough work to gather for
         return "by tiles of 64 or 256 pixels channels_last x only";
@@ -80,10 +81,10 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* 
     g.tile_n = plan.tile_n;
     if (source.by_tma) g.x = make_tensor_map(spec_of_x(p, g, plan.tile_m, rounds));
     g.filters = make_tensor_map(spec_of_filters(p, l, l.packs ? workspace : p.weight.data, plan.tile_n, rounds));
-    const auto launch = rounds ? launch_warpgroup_gemm_tf32
-                        : is_f32 ? launch_warpgroup_gemm_split
-                        : source.by_tma       ? launch_warpgroup_gemm<true>
-                                              : launch_warpgroup_gemm_gathered;
+    const auto launch = rounds          ? launch_warpgroup_gemm_tf32
+                        : is_f32        ? launch_warpgroup_gemm_split
+                        : source.by_tma ? launch_warpgroup_gemm<true>
+                                        : launch_warpgroup_gemm_gathered;
     launch(g, {plan.tile_m, plan.tile_n}, compute_units(), stream);
 }
 

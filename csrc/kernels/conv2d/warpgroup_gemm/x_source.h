@@ -24,7 +24,8 @@ inline bool fits_tma(const Conv2dParams& p, const GemmLayout& l, int tile_m) {
     if (!l.vectors || (p.groups > 1 && l.group_channels % l.row_channels != 0)) return false;
     for (const auto& [stride, size] :
          {std::pair{p.x.column_stride, p.in_width}, {p.x.row_stride, p.in_height}, {p.x.batch_stride, p.batch}})
-        if (const int64_t bytes = bytes_of_stride(stride, size, l.element); bytes <= 0 || bytes >= int64_t{1} << 40) return false;
+        if (const int64_t bytes = bytes_of_stride(stride, size, l.element); bytes <= 0 || bytes >= int64_t{1} << 40)
+            return false;
     return patches_serve(p, l, tile_m, kNarrow) || fits_im2col(p);
 }
 
