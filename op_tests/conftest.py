@@ -47,6 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Where processes share the tests, it is all of them, and many bindings are built."""
     # inductor then asks no compiler and no process for each instruction set: what it makes of our operators holds no vectors of its own
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
+    torch.backends.cudnn.allow_tf32 = False  # on a GPU float32 is float32 in all tests but those of this setting
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait actively take the core that another process needs
         directory = Path(tempfile.mkdtemp(prefix="hipconv-headers-"))

@@ -32,6 +32,7 @@ struct Call {
     int32_t groups;
     PaddingMode padding_mode;
     Conv2dActivation activation;
+    Float32Precision float32_precision;
     at::ScalarType out_dtype;
     bool channels_last;  // the layout of a new tensor
     Conv2dPlan plan;
@@ -49,11 +50,12 @@ Enum named(const char* argument, const std::string& name, const char* const (&na
 
 // `tile` has the output pixels and filters of a block, and the number of parts of its sum (split-K).
 Call make_call(const Ints& stride, const Ints& padding, const Ints& dilation, int32_t groups, const std::string& padding_mode,
-               const std::string& activation, const Ints& out_size, at::ScalarType out_dtype, bool channels_last,
-               const std::string& algorithm, const Ints& tile) {
+               const std::string& activation, const std::string& float32_precision, const Ints& out_size,
+               at::ScalarType out_dtype, bool channels_last, const std::string& algorithm, const Ints& tile) {
     static constexpr const char* kModes[] = {"zeros", "reflect", "replicate", "circular"};
     static constexpr const char* kActivations[] = {"none", "relu",    "relu6", "gelu",       "gelu_tanh",
                                                    "silu", "sigmoid", "tanh",  "leaky_relu", "hardswish"};
+    static constexpr const char* kPrecisions[] = {"ieee", "tf32"};
     if (stride.size() != 2 || padding.size() != 4 || dilation.size() != 2 || out_size.size() != 2 || tile.size() != 3)
         throw py::value_error("stride, padding, dilation, out_size, tile: expected 2, 4, 2, 2 and 3 integers");
     check_kernel_name(algorithm, conv2d_algorithms(), "algorithm");
@@ -64,6 +66,7 @@ Call make_call(const Ints& stride, const Ints& padding, const Ints& dilation, in
             groups,
             named<PaddingMode>("padding_mode", padding_mode, kModes),
             named<Conv2dActivation>("activation", activation, kActivations),
+            named<Float32Precision>("float32_precision", float32_precision, kPrecisions),
             out_dtype,
             channels_last,
             {algorithm, tile[0], tile[1], tile[2]}};
@@ -145,6 +148,7 @@ Conv2dParams checked_params(const at::Tensor& out, const at::Tensor& x, const at
     p.groups = call.groups;
     p.padding_mode = call.padding_mode;
     p.activation = call.activation;
+    p.float32_precision = call.float32_precision;
     p.x = image(x, call.channels_last);
     p.weight = image(weight, call.channels_last);
     p.out = image(out, call.channels_last);
@@ -275,4 +279,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     m.def("conv2d_workspace", &workspace_bytes);
     m.def("conv2d_tiles", &tiles);
     m.def("conv2d_algorithms", &conv2d_algorithms);
+    m.def("conv2d_has_tf32", &conv2d_has_tf32);
 }

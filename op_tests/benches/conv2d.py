@@ -40,25 +40,26 @@ from support.timing import in_turn_us, time_us
 import hipconv
 from hipconv import targets
 from hipconv.ops.conv2d.activations import ACTIVATIONS as TORCH_ACTIVATIONS
+from hipconv.ops.conv2d.precision import PRECISIONS
 
 MOST_CALLS = 200  # of a graph
 
-# Dense peaks by the vendors' data sheets, TFLOP/s: of 16-bit matrix products, of f32 ones.
+# Dense peaks by the vendors' data sheets, TFLOP/s: of 16-bit matrix products, of f32 ones, of TF32 ones.
 PEAKS = {
-    "gfx90a": (191.5, 47.9),  # one of the two chips of a card
-    "gfx942": (1307.4, 163.4),
-    "gfx950": (2516.6, 157.3),
-    "gfx1100": (122.8, 61.4),
-    "gfx1151": (59.4, 29.7),
-    "gfx1201": (194.6, 48.7),
-    "sm_80": (312.0, 19.5),
-    "sm_90": (989.4, 66.9),
+    "gfx90a": (191.5, 47.9, 47.9),  # one of the two chips of a card
+    "gfx942": (1307.4, 163.4, 653.7),
+    "gfx950": (2516.6, 157.3, 157.3),
+    "gfx1100": (122.8, 61.4, 61.4),
+    "gfx1151": (59.4, 29.7, 29.7),
+    "gfx1201": (194.6, 48.7, 48.7),
+    "sm_80": (312.0, 19.5, 156.0),
+    "sm_90": (989.4, 66.9, 494.7),
 }
 
 
-def bench(case: Case, algorithm: str, device: torch.device, copy_rate: float) -> dict:
+def bench(case: Case, algorithm: str, device: torch.device, copy_rate: float, float32_precision: str = "ieee") -> dict:
     """Times of one layer in microseconds; `wrong` says what is wrong with the result, or None."""
-    arguments = case.inputs(device)
+    arguments = case.inputs(device) | {"float32_precision": float32_precision}
     plan = hipconv.conv2d_plan(**arguments, algorithm=algorithm)
     result = hipconv.conv2d(**arguments, algorithm=algorithm)
     plain = functools.partial(_by_torch, activation=case.activation, **{name: arguments[name] for name in _PLAIN})
@@ -80,10 +81,11 @@ def bench(case: Case, algorithm: str, device: torch.device, copy_rate: float) ->
         return [functools.partial(call, x) for x in inputs]
 
     rest = {name: value for name, value in arguments.items() if name != "x"}
-    with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=False):
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=float32_precision == "tf32"):
         ours, theirs = in_turn_us([calls_of(lambda x: hipconv.conv2d(x, **rest, algorithm=algorithm)), calls_of(plain)], device)
-    without_matrices = case.dtype == torch.float32 or kind_of_layer(case) == "depthwise"
-    peak = PEAKS.get(targets.of(device).arch, (float("inf"),) * 2)[without_matrices]
+    peaks = PEAKS.get(targets.of(device).arch, (float("inf"),) * 3)
+    on_matrices = kind_of_layer(case) != "depthwise"
+    peak = peaks[1] if not on_matrices else peaks[0] if case.dtype != torch.float32 else peaks[2 if plan.float32_precision == "tf32" else 1]
     return {
         "case": str(case),
         "plan": plan.form,
@@ -168,6 +170,7 @@ def main() -> int:
     parser.add_argument("--algorithm", default="auto", help="default: the library's choice")
     parser.add_argument("--part", type=part_of, default=(1, 1), help="2/5: of five parts of the layers the second")
     parser.add_argument("--summary", action="store_true", help="print a line a model, and no layers")
+    parser.add_argument("--float32-precision", type=choice_of(*PRECISIONS), default="ieee", help="of float32, torch's too; default ieee")
     parser.add_argument("--json", type=Path, help="write the results here, with --part beside those of other parts")
     parser.add_argument("--plot", type=Path, help="draw TFLOP/s of each layer here; needs matplotlib")
     parser.add_argument("--read", type=Path, help="measure nothing: take the results that --json wrote here")
@@ -220,7 +223,7 @@ def measure(options: argparse.Namespace) -> dict:
         columns = [("layer", 62), ("plan", 30), *times]
         table = None if options.summary else Table([*columns, ("result", 6), *([("MIOpen", 30)] if solvers else [])])
         for number, (model, calls, case) in enumerate(cases):
-            row = {"model": model, "calls": calls, **bench(case, options.algorithm, device, rate)}
+            row = {"model": model, "calls": calls, **bench(case, options.algorithm, device, rate, options.float32_precision)}
             row |= {"miopen": solvers.get(number)} if solvers else {}
             rows.append(row)
             if table:

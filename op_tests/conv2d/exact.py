@@ -60,6 +60,7 @@ class Case(NamedTuple):
     tile: tuple[int, int] = (64, 64)
     split_k: int = 1
     algorithm: str = "implicit_gemm"
+    float32_precision: str = "ieee"
 
     @property
     def out_size(self) -> tuple[int, int]:
@@ -104,8 +105,8 @@ def filters_of(case: Case) -> Tensor:
 
 def call_of(module: Any, case: Case) -> Any:
     return module.Call(
-        list(case.stride), list(case.padding), list(case.dilation), case.groups, case.mode, case.activation, list(case.out_size),
-        case.out_dtype or case.dtype, False, case.algorithm, [*case.tile, case.split_k],
+        list(case.stride), list(case.padding), list(case.dilation), case.groups, case.mode, case.activation, case.float32_precision,
+        list(case.out_size), case.out_dtype or case.dtype, False, case.algorithm, [*case.tile, case.split_k],
     )  # fmt: skip
 
 

@@ -397,6 +397,7 @@ def main() -> int:
     options = parser.parse_args()
 
     chosen = flattened(options.backend) if options.backend else backends()
+    torch.backends.cudnn.allow_tf32 = False  # the gates are those of true float32
     if options.mode:
         modes = MODES if "all" in flattened(options.mode) else flattened(options.mode)
         failures = 0

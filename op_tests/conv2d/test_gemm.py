@@ -39,6 +39,8 @@ def tiles_of(module: Any, dtype: torch.dtype) -> list[tuple[int, int]]:
 def serves(tile: tuple[int, int], case: Case) -> bool:
     """Tell whether the tile has the form in which x comes."""
     aligned = case.x_layout == "nhwc" and case.shape[1] // case.groups % (4 if case.dtype == torch.float32 else 8) == 0
+    if case.dtype == torch.float32 and tile[1] == 128:
+        return False  # it is for TF32
     if case.mode != "zeros" or max(case.filters[1:]) > 15:
         return tile == (64, 64)
     return tile[0] != 256 or aligned
@@ -61,6 +63,9 @@ def test_every_tile(module: Any, dtype: torch.dtype, layouts: tuple[str, str, st
         )  # fmt: skip
         if serves(tile, case):
             check(module, case)
+        rounded = case._replace(float32_precision="tf32")
+        if dtype == torch.float32 and module.conv2d_has_tf32(targets.of(torch.device("cpu")).arch) and is_served(module, rounded, tile):
+            check(module, rounded)
 
 
 # ---- tails and everything else ---------------------------------------------------------------------------------------------------------
@@ -279,7 +284,7 @@ def test_f32_is_not_rounded_to_less(module: Any) -> None:
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(1, 48, 9, 8, generator=generator).contiguous(memory_format=torch.channels_last)
     weight = torch.randn(64, 48, 3, 3, generator=generator)
-    call = module.Call([1, 1], [1] * 4, [1, 1], 1, "zeros", "none", [9, 8], torch.float32, True, "implicit_gemm", [64, 64, 1])
+    call = module.Call([1, 1], [1] * 4, [1, 1], 1, "zeros", "none", "ieee", [9, 8], torch.float32, True, "implicit_gemm", [64, 64, 1])
     error = module.conv2d(x, weight, None, None, call, 0).double() - F.conv2d(x.double(), weight.double(), padding=1)
     assert error.abs().max() < 2e-4
 
@@ -289,7 +294,7 @@ def test_not_finite_values_stay_where_they_are(module: Any) -> None:
     x = torch.ones(1, 20, 9, 9, dtype=torch.float16)
     x[0, 3, 4, 4], x[0, 19, 0, 8] = float("nan"), float("inf")
     for x_layout, dtype in itertools.product((torch.channels_last, torch.contiguous_format), DTYPES):
-        call = module.Call([1, 1], [1] * 4, [1, 1], 1, "zeros", "none", [9, 9], dtype, True, "implicit_gemm", [64, 64, 1])
+        call = module.Call([1, 1], [1] * 4, [1, 1], 1, "zeros", "none", "ieee", [9, 9], dtype, True, "implicit_gemm", [64, 64, 1])
         weight = torch.full((5, 20, 3, 3), 0.5, dtype=dtype)
         out = module.conv2d(x.to(dtype).contiguous(memory_format=x_layout), weight, None, None, call, 0).float()
         expected = F.conv2d(x.float(), weight.float(), padding=1)
@@ -318,7 +323,7 @@ def test_elements_over_4_gb_apart(layout: str, axis: str) -> None:
     size = [shape[2] + 1, shape[3] + 1]
     with environment(HIPCONV_BACKEND="simt", HIPCONV_SIMT_MMA="mfma", HIPCONV_SIMT_WAVE="64"):
         module = jit.module("conv2d", targets.of(torch.device("cpu")))
-        call = module.Call([1, 1], [1] * 4, [1, 1], 1, "zeros", "none", size, torch.float16, True, "implicit_gemm", [64, 64, 1])
+        call = module.Call([1, 1], [1] * 4, [1, 1], 1, "zeros", "none", "ieee", size, torch.float16, True, "implicit_gemm", [64, 64, 1])
         out = module.conv2d(x, weight, None, None, call, 0)
     assert torch.equal(out, F.conv2d(values.double(), weight.double(), padding=1).half())
 
@@ -337,11 +342,16 @@ def test_tiles_of_architectures() -> None:
         for dtype in HALVES:
             assert {arch: module.conv2d_tiles("implicit_gemm", arch, dtype) for arch in expected} == expected
         for arch in expected:
+            on_nvidia = arch.startswith("sm_") and arch != "sm_75"
             tiles = [] if arch == "sm_75" else [[128, 64], [64, 64]]
-            assert module.conv2d_tiles("implicit_gemm", arch, torch.float32) == tiles
+            assert module.conv2d_tiles("implicit_gemm", arch, torch.float32) == [*([[128, 128]] if on_nvidia else []), *tiles]
+            assert module.conv2d_tiles("split_implicit_gemm", arch, torch.float32) == (tiles if on_nvidia else [])
             tiles = [list(tile) for tile in WARPGROUP_TILES] if arch == "sm_90" else []
             assert module.conv2d_tiles("warpgroup_gemm", arch, torch.float16) == tiles
-            assert module.conv2d_tiles("warpgroup_gemm", arch, torch.float32) == []
+            assert module.conv2d_tiles("warpgroup_gemm", arch, torch.float32) == tiles
+            assert module.conv2d_tiles("split_warpgroup_gemm", arch, torch.float32) == tiles[1:]
+            assert module.conv2d_tiles("split_warpgroup_gemm", arch, torch.float16) == []
+            assert module.conv2d_has_tf32(arch) == (on_nvidia or arch == "gfx942")
             assert module.conv2d_tiles("naive", arch, torch.float16) is None
 
 

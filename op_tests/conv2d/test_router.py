@@ -71,7 +71,7 @@ def test_every_layer_of_the_models_has_enough_blocks_or_cannot_have_more() -> No
             asked = problem(case.C, case.H, case.K, case.R)._replace(out_size=case.out_size, stride=case.stride)
             chosen = choose(asked, card, SERVING)
             blocks = -(-asked.pixels // chosen.tile[0]) * -(-asked.filters // chosen.tile[1]) * chosen.split_k
-            steps = -(-asked.products // costs.STEP)
+            steps = -(-asked.products // costs.step_of(asked))
             assert 1 <= chosen.split_k <= costs.MOST_PARTS
             assert chosen.split_k == 1 or steps // chosen.split_k >= costs.LEAST_STEPS
             enough = costs.ENOUGH * card.compute_units
@@ -121,7 +121,7 @@ def test_steps_are_those_of_the_kernels_on_repacked_x() -> None:
             inner = costs.repacked(asked)
             stages = -(-inner.in_channels // 64) * inner.kernel[0] * inner.kernel[1]
             for parts in (stages, stages + 1):
-                options = ([stride] * 2, [0] * 4, [1, 1], 1, "zeros", "none", [size] * 2, torch.bfloat16, False)
+                options = ([stride] * 2, [0] * 4, [1, 1], 1, "zeros", "none", "ieee", [size] * 2, torch.bfloat16, False)
                 call = module.Call(*options, "relaid_warpgroup_gemm", [128, 64, parts])
                 refusal = module.conv2d_refusal(meta(1, 16, size, size), x, weight, None, None, call)
                 assert (refusal is None) == (parts == stages), (C, R, stride, parts, refusal)
@@ -141,7 +141,7 @@ def test_patches_are_those_of_the_kernels(layout: str) -> None:
         asked = problem(64, height, 64)._replace(in_size=(height, width), out_size=(height, width), layout=layout)
         for tile_m in (64, 128, 256) if layout == "nhwc" else (128,):
             has_patches = costs._has_patches(asked, tile_m, 8 if layout == "nhwc" else 64)
-            options = ([1, 1], [1] * 4, [1, 1], 1, "zeros", "none", [height, width], torch.bfloat16, layout == "nhwc")
+            options = ([1, 1], [1] * 4, [1, 1], 1, "zeros", "none", "ieee", [height, width], torch.bfloat16, layout == "nhwc")
             call = module.Call(*options, "warpgroup_gemm", [tile_m, 128 if tile_m == 256 else 64, 2 if layout == "nhwc" else 1])
             refusal = module.conv2d_refusal(out, x, weight, None, None, call)
             assert (refusal is None) == (has_patches != (layout == "nhwc")), (height, width, tile_m, refusal)

@@ -41,8 +41,11 @@ inline bool encode_tensor_map(uint64_t (&words)[16], const TensorMapSpec& t) {
         box[axis] = static_cast<cuuint32_t>(t.box[axis]);
         steps[axis] = 1;
     }
-    const CUtensorMapDataType type =
-        t.dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    const CUtensorMapDataType type = t.rounds                 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
+                                     : t.dtype == DType::f32  ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                                     : t.dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                              : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    const cuuint32_t channels = t.dtype == DType::f32 ? 32 : 64;  // of 128 bytes
     const cuuint32_t axes = static_cast<cuuint32_t>(t.rank);
     CUtensorMap* const map = reinterpret_cast<CUtensorMap*>(words);
     void* const data = const_cast<void*>(t.data);
@@ -52,7 +55,7 @@ inline bool encode_tensor_map(uint64_t (&words)[16], const TensorMapSpec& t) {
                      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
     steps[1] = static_cast<cuuint32_t>(t.traversal_stride[0]);
     steps[2] = static_cast<cuuint32_t>(t.traversal_stride[1]);
-    return pixels(map, type, axes, data, sizes, strides, t.lower_corner, t.upper_corner, 64,
+    return pixels(map, type, axes, data, sizes, strides, t.lower_corner, t.upper_corner, channels,
                   static_cast<cuuint32_t>(t.pixels_per_column), steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                   CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;

@@ -16,6 +16,7 @@
 namespace hipconv {
 
 enum class PaddingMode : int32_t { zeros, reflect, replicate, circular };
+enum class Float32Precision : int32_t { ieee, tf32 };
 enum class Conv2dActivation : int32_t { none, relu, relu6, gelu, gelu_tanh, silu, sigmoid, tanh, leaky_relu, hardswish };
 
 // A (batch, channels, height, width) tensor, or a filter's (out_channels, in_channels / groups, height, width). Strides count
@@ -35,6 +36,9 @@ struct Conv2dParams {
 
     DType dtype;  // of x and weight
     Image x, weight;
+    // Whether the factors of f32 products may be rounded to TF32, 11 bits. It means nothing for other types. `tf32` is for
+    // architectures that conv2d_has_tf32 names.
+    Float32Precision float32_precision;
 
     DType out_dtype;
     Image out;
@@ -65,6 +69,7 @@ std::vector<std::string> conv2d_algorithms();  // the fastest first
 // The tiles that an algorithm may have on an architecture ("gfx942", "sm_90", "wave64") for x of a dtype; nullopt for an
 // algorithm without tiles.
 std::optional<std::vector<Conv2dTile>> conv2d_tiles(const std::string& algorithm, const std::string& arch, DType dtype);
+bool conv2d_has_tf32(const std::string& arch);  // whether its matrix cores multiply TF32
 // Null if the plan serves the call, else what its algorithm does serve. A plan without a tile asks whether the algorithm serves
 // it with some tile.
 const char* conv2d_refusal(const Conv2dParams& params, const Conv2dPlan& plan);

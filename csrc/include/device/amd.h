@@ -11,6 +11,9 @@
 #elif defined(__GFX12__) && !defined(__gfx1250__)
 #define HIPCONV_HAS_WMMA12 1
 #endif
+#if defined(__gfx940__) || defined(__gfx941__) || defined(__gfx942__)
+#define HIPCONV_HAS_XF32 1  // MFMA of f32 of which 11 bits count
+#endif
 #if defined(__gfx950__)
 #define HIPCONV_HAS_MFMA_8_WIDE 1  // 16-bit forms that take 8 elements a lane
 #endif

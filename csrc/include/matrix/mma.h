@@ -12,6 +12,7 @@
 #pragma once
 
 #include "device/vec.h"
+#include "matrix/tf32.h"
 
 #if defined(HIPCONV_HOST)
 #include "simt/matrix.h"
@@ -308,10 +309,11 @@ struct Atom<MatrixUnit::fma, T> {
 
 // ---- a wave's tile ----------------------------------------------------------------------------------------------------
 
-// f32 has matrix instructions on CDNA only.
+// f32 itself has matrix instructions on CDNA only; tf32_atoms.h has those of its parts.
 template <typename T>
 HIPCONV_INLINE constexpr MatrixUnit matrix_unit_of() {
-    return sizeof(T) == 2 || kMatrixUnit == MatrixUnit::mfma ? kMatrixUnit : MatrixUnit::fma;
+    const bool has_matrices = sizeof(T) == 2 || kIsTf32<T> || kIsSplit<T> || kMatrixUnit == MatrixUnit::mfma;
+    return has_matrices ? kMatrixUnit : MatrixUnit::fma;
 }
 
 template <typename T, int kPixels, int kFilters>
@@ -334,7 +336,17 @@ struct Mma {
     // others follow it; the pixels' rows are row_of(0) to row_of(kPixels - 1).
     template <typename RowOf>
     static HIPCONV_INLINE void step(Sums& sums, const Words4* pixels, const Words4* filters, int lane, RowOf row_of) {
-        if constexpr (A::kAtATime == A::kPhases) {
+        if constexpr (kIsSplit<T>) {
+#pragma unroll 1
+            for (int first = 0; first < A::kPhases; first += A::kPhasesInUnit) {
+                Sums more;
+                clear(more);
+#pragma unroll
+                for (int phase = 0; phase < A::kPhasesInUnit; ++phase)
+                    add_phase(more, pixels, filters, lane, row_of, first + phase);
+                add(sums, more);
+            }
+        } else if constexpr (A::kAtATime == A::kPhases) {
 #pragma unroll
             for (int phase = 0; phase < A::kPhases; ++phase) add_phase(sums, pixels, filters, lane, row_of, phase);
         } else {
@@ -368,6 +380,15 @@ struct Mma {
 
   private:
     static constexpr int kElements = sizeof(typename A::Sums) / sizeof(float);
+
+    static HIPCONV_INLINE void add(Sums& sums, Sums& more) {
+#pragma unroll
+        for (int i = 0; i < kRows; ++i)
+#pragma unroll
+            for (int j = 0; j < kColumns; ++j)
+#pragma unroll
+                for (int e = 0; e < kElements; ++e) sums[i][j][e] += more[i][j][e];
+    }
 
     template <typename RowOf>
     static HIPCONV_INLINE void add_phase(Sums& sums, const Words4* pixels, const Words4* filters, int lane, RowOf row_of,

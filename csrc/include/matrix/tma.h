@@ -19,10 +19,11 @@ namespace hipconv {
 
 constexpr int kMaxTensorRank = 4;
 
-// The tensor that a tensor map describes: its elements have 16 bits, and its axes begin with the densest. Strides are in bytes,
-// and that of the first axis is 2.
+// The tensor that a tensor map describes: its axes begin with the densest. Strides are in bytes, and that of the first axis is
+// an element's.
 struct TensorMapSpec {
     DType dtype;
+    bool rounds;  // f32 to TF32, on its way
     const void* data;
     int rank;
     int64_t sizes[kMaxTensorRank], strides[kMaxTensorRank];
@@ -192,11 +193,14 @@ namespace simt_tma {
 
 // Copies row `row` of a box: 128 bytes from element `channel` of the tensor's first axis on, or zeros for elements outside it.
 inline void copy_row(Words4* to, int row, const TensorMapSpec& t, int channel, const char* from, bool is_inside) {
-    for (int e = 0; e < 64; ++e) {
+    const int bytes = element_bytes(t.dtype);
+    for (int e = 0; e < kTileRowBytes / bytes; ++e) {
         const bool there = is_inside && channel + e >= 0 && channel + e < t.sizes[0];
-        uint16_t bits = 0;
-        if (there) std::memcpy(&bits, from + (channel + e) * t.strides[0], 2);
-        std::memcpy(reinterpret_cast<char*>(&to[swizzled_chunk(row, e / 8)]) + e % 8 * 2, &bits, 2);
+        uint32_t bits = 0;
+        if (there) std::memcpy(&bits, from + (channel + e) * t.strides[0], bytes);
+        if (t.rounds) bits = rounded_to_tf32(bits);
+        const int at = e * bytes;
+        std::memcpy(reinterpret_cast<char*>(&to[swizzled_chunk(row, at / 16)]) + at % 16, &bits, bytes);
     }
 }
 

@@ -12,7 +12,7 @@
 
 namespace hipconv {
 
-constexpr int kWarpgroupThreads = 128, kWarpgroupPixels = 64, kWgmmaDepth = 16;
+constexpr int kWarpgroupThreads = 128, kWarpgroupPixels = 64, kWgmmaBytes = 32;
 
 // Set how many registers each thread of a warpgroup has from here on; all of its threads must come. Producers free registers
 // that consumers then allocate.
@@ -146,21 +146,21 @@ HIPCONV_INLINE uint64_t matrix_descriptor(uint32_t address, uint32_t group_bytes
     HIPCONV_NAMES_64                                                                                              \
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, " \
     "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define HIPCONV_WGMMA(count, type, pixels_at, filters_at, keeps_at)                                    \
-    asm volatile(                                                                                      \
-        "{\n"                                                                                          \
-        ".reg .pred keeps;\n"                                                                          \
-        "setp.ne.b32 keeps, %" keeps_at                                                                \
-        ", 0;\n"                                                                                       \
-        "wgmma.mma_async.sync.aligned.m64n" #count "k16.f32." type "." type " {" HIPCONV_NAMES_##count \
-        "}, %" pixels_at ", %" filters_at                                                              \
-        ", keeps, 1, 1, 0, 0;\n"                                                                       \
-        "}"                                                                                            \
-        : HIPCONV_SUMS_##count                                                                         \
+#define HIPCONV_WGMMA(count, depth, type, order, pixels_at, filters_at, keeps_at)                         \
+    asm volatile(                                                                                         \
+        "{\n"                                                                                             \
+        ".reg .pred keeps;\n"                                                                             \
+        "setp.ne.b32 keeps, %" keeps_at                                                                   \
+        ", 0;\n"                                                                                          \
+        "wgmma.mma_async.sync.aligned.m64n" #count depth ".f32." type "." type " {" HIPCONV_NAMES_##count \
+        "}, %" pixels_at ", %" filters_at ", keeps, 1, 1" order                                           \
+        ";\n"                                                                                             \
+        "}"                                                                                               \
+        : HIPCONV_SUMS_##count                                                                            \
         : "l"(pixels), "l"(filters), "r"(static_cast<int>(keeps_sums)))
 #endif
 
-// sums = [sums +] 64 pixels by kFilters filters, over kWgmmaDepth channels that begin at byte `channel_bytes` of the rows.
+// sums = [sums +] 64 pixels by kFilters filters, over kWgmmaBytes of channels that begin at byte `channel_bytes` of the rows.
 template <typename T, int kFilters>
 HIPCONV_INLINE void wgmma(WarpgroupSums<kFilters>& sums, const Words4* pixel_rows, int first_row, int group_bytes,
                           const Words4* filter_rows, int channel_bytes, bool keeps_sums) {
@@ -169,30 +169,34 @@ HIPCONV_INLINE void wgmma(WarpgroupSums<kFilters>& sums, const Words4* pixel_row
     const uint64_t pixels = matrix_descriptor(lds_address(pixel_rows) + first_row * kTileRowBytes + channel_bytes, group_bytes);
     const uint64_t filters = matrix_descriptor(lds_address(filter_rows) + channel_bytes, 8 * kTileRowBytes);
     float(&d)[kFilters / 2] = sums.values;
-    if constexpr (kFilters == 128 && kIsBf16<T>)
-        HIPCONV_WGMMA(128, "bf16", "64", "65", "66");
+    if constexpr (kFilters == 128 && sizeof(T) == 4)
+        HIPCONV_WGMMA(128, "k8", "tf32", "", "64", "65", "66");
+    else if constexpr (kFilters == 128 && kIsBf16<T>)
+        HIPCONV_WGMMA(128, "k16", "bf16", ", 0, 0", "64", "65", "66");
     else if constexpr (kFilters == 128)
-        HIPCONV_WGMMA(128, "f16", "64", "65", "66");
+        HIPCONV_WGMMA(128, "k16", "f16", ", 0, 0", "64", "65", "66");
+    else if constexpr (sizeof(T) == 4)
+        HIPCONV_WGMMA(64, "k8", "tf32", "", "32", "33", "34");
     else if constexpr (kIsBf16<T>)
-        HIPCONV_WGMMA(64, "bf16", "32", "33", "34");
+        HIPCONV_WGMMA(64, "k16", "bf16", ", 0, 0", "32", "33", "34");
     else
-        HIPCONV_WGMMA(64, "f16", "32", "33", "34");
+        HIPCONV_WGMMA(64, "k16", "f16", ", 0, 0", "32", "33", "34");
 #elif defined(HIPCONV_HOST)
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
+    constexpr int kBytes = sizeof(T), kDepth = kWgmmaBytes / kBytes;
     const auto element = [&](const Words4* rows, int row, int k) {
-        T value;
-        std::memcpy(&value,
-                    reinterpret_cast<const char*>(&rows[swizzled_chunk(row, (channel_bytes + 2 * k) / 16)]) +
-                        (channel_bytes + 2 * k) % 16,
-                    2);
+        const int at = channel_bytes + kBytes * k;
+        typename std::conditional<kBytes == 4, float, T>::type value;
+        std::memcpy(&value, reinterpret_cast<const char*>(&rows[swizzled_chunk(row, at / 16)]) + at % 16, kBytes);
         return to_float(value);
     };
     for (int e = 0; e < kFilters / 2; ++e) {
         const int pixel = sums.pixel(thread, e), filter = sums.filter(thread, e);
         const int row = first_row + pixel / 8 * (group_bytes / kTileRowBytes) + pixel % 8;
-        float sum = keeps_sums ? sums.values[e] : 0.0f;
-        for (int k = 0; k < kWgmmaDepth; ++k) sum += element(pixel_rows, row, k) * element(filter_rows, filter, k);
-        sums.values[e] = sum;
+        float x[kDepth], y[kDepth];
+        for (int k = 0; k < kDepth; ++k) x[k] = element(pixel_rows, row, k), y[k] = element(filter_rows, filter, k);
+        constexpr auto kSum = kBytes == 4 ? simt::sum_of_tf32_products : simt::sum_of_products;
+        sums.values[e] = kSum(keeps_sums ? sums.values[e] : 0.0f, x, y, kDepth);
     }
 #else
     (void)sums, (void)pixel_rows, (void)first_row, (void)group_bytes, (void)filter_rows, (void)channel_bytes, (void)keeps_sums;

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "conv2d/conv2d.h"
-#include "matrix/mma.h"
+#include "matrix/tf32_atoms.h"
 
 namespace hipconv {
 
@@ -92,8 +92,8 @@ struct GemmShape {
 template <typename T, int kTileM, int kTileN, XForm kForm>
 HIPCONV_INLINE constexpr GemmShape gemm_shape() {
     const bool past_registers = (kForm == XForm::vectors || kForm == XForm::patches) && kCopiesPastRegisters;
-    const bool half_block = past_registers && sizeof(T) == 2 && kTileM <= 128;
-    const int blocks = kTileM > 128 ? 1 : kTileM * kTileN > 128 * 64 ? 2 : kTileM > 64 ? 2 : 4;
+    const bool half_block = past_registers && (sizeof(T) == 2 || kIsTf32<T> || kIsSplit<T>) && kTileM <= 128;
+    const int blocks = kTileM > 128 ? 1 : kTileM > 64 || kIsSplit<T> ? 2 : 4;
     return {kTileM,
             kTileN,
             half_block ? 128 : 256,
@@ -123,6 +123,8 @@ HIPCONV_INLINE constexpr int gemm_shared_bytes(GemmShape shape, int wave_size) {
 // Tells whether a matrix unit has a tile. One that it does not have compiles to an empty kernel, which is never launched.
 template <typename T>
 HIPCONV_INLINE constexpr bool gemm_tile_is_legal(MatrixUnit unit, int tile_m, int tile_n, XForm form = XForm::vectors) {
+    if (kIsSplit<T> && unit != MatrixUnit::mma_sync) return false;
+    if (kIsTf32<T> && unit != MatrixUnit::mma_sync && unit != MatrixUnit::mfma) return false;
     if (form == XForm::patches && unit != MatrixUnit::mma_sync) return false;
     const bool small = tile_m <= 64 && tile_n <= 64;
     if (tile_m > 128) return unit == MatrixUnit::mma_sync && sizeof(T) == 2;
@@ -133,6 +135,9 @@ HIPCONV_INLINE constexpr bool gemm_tile_is_legal(MatrixUnit unit, int tile_m, in
 void launch_gemm_vectors(const ConvGemmParams& params, Conv2dTile tile, int split_k, void* stream);   // 16 bits
 void launch_gemm_elements(const ConvGemmParams& params, Conv2dTile tile, int split_k, void* stream);  // 16 bits; `anything` too
 void launch_gemm_patches(const ConvGemmParams& params, Conv2dTile tile, int split_k, void* stream);   // 16 bits
-void launch_gemm_f32(const ConvGemmParams& params, Conv2dTile tile, int split_k, void* stream);       // all forms but patches
+// f32, all forms but patches: as it is, rounded to TF32, or split into parts of it.
+void launch_gemm_f32(const ConvGemmParams& params, Conv2dTile tile, int split_k, void* stream);
+void launch_gemm_tf32(const ConvGemmParams& params, Conv2dTile tile, int split_k, void* stream);
+void launch_gemm_split_f32(const ConvGemmParams& params, Conv2dTile tile, int split_k, void* stream);
 
 }  // namespace hipconv

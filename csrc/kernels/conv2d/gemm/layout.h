@@ -18,7 +18,7 @@ inline bool is_aligned(const void* address) { return reinterpret_cast<uintptr_t>
 
 // The properties of a call, before a tile is chosen.
 struct GemmLayout {
-    int64_t element, elements;  // bytes of an element; elements of a chunk
+    int64_t element, elements, row_channels;  // bytes of an element; elements of a chunk, and of a row of LDS
     int64_t group_channels, group_filters, chunks, taps, steps;
     bool taps_inside, packs;
     bool bits;     // each row and column of taps has a bit, which is zero where the tap is outside x
@@ -30,6 +30,7 @@ struct GemmLayout {
     explicit GemmLayout(const Conv2dParams& p, bool steps_across_taps) {
         element = element_bytes(p.dtype);
         elements = 16 / element;
+        row_channels = kTileRowBytes / element;
         group_channels = p.in_channels / p.groups;
         group_filters = p.out_channels / p.groups;
         chunks = ceil_of(group_channels, elements);

@@ -17,4 +17,13 @@ HIPCONV_INLINE Words4 channels_of_pixel(const Vector (&channels)[8], int pixel) 
     return words;
 }
 
+// The same of four channels of f32.
+template <typename Vector>
+HIPCONV_INLINE Words4 channels_of_pixel(const Vector (&channels)[4], int pixel) {
+    Words4 words{};
+#pragma unroll
+    for (int n = 0; n < 4; ++n) set_word(words, n, word(channels[n], pixel));
+    return words;
+}
+
 }  // namespace hipconv

@@ -7,7 +7,7 @@
 
 namespace hipconv {
 
-template <int kTileN, int kThreads>
+template <typename T, int kTileN, int kThreads>
 struct FilterLoader {
     static constexpr int kRowsApart = kThreads / kTileChunks, kCount = kTileN / kRowsApart;
 
@@ -58,7 +58,12 @@ struct FilterLoader {
 
     HIPCONV_INLINE void store(Words4* tile, const Words4 (&chunks)[kCount]) const {
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) tile[place + i * kRowsApart * kTileChunks] = chunks[i];
+        for (int i = 0; i < kCount; ++i) {
+            if constexpr (kRoundsOnStore<T>)
+                tile[place + i * kRowsApart * kTileChunks] = rounded_to_tf32(chunks[i]);
+            else
+                tile[place + i * kRowsApart * kTileChunks] = chunks[i];
+        }
     }
 };
 

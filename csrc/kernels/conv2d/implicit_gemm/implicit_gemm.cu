@@ -18,6 +18,8 @@ namespace {
 int nvidia_number(const std::string& arch) { return starts_with(arch, "sm_") ? std::atoi(arch.c_str() + 3) : 0; }
 bool has_small_lds(int number) { return number == 86 || number == 89 || number >= 120; }
 
+bool rounds_to_tf32(const Conv2dParams& p) { return p.dtype == DType::f32 && p.float32_precision == Float32Precision::tf32; }
+
 const char* refusal_of_tile(const Conv2dParams& p, const GemmLayout& l, const Conv2dPlan& plan) {
     const Reading reading = reading_of(p, l, plan);
     const int64_t tiles_m =
@@ -26,6 +28,8 @@ const char* refusal_of_tile(const Conv2dParams& p, const GemmLayout& l, const Co
     if (reading.form == XForm::anything && (plan.tile_m != 64 || plan.tile_n != 64))
         return "other padding than zeros, filters of more than 15 rows or columns, and x over 4 GB apart by tiles of 64 x 64 "
                "only";
+    if (p.dtype == DType::f32 && plan.tile_n == 128 && (!rounds_to_tf32(p) || reading.form != XForm::vectors))
+        return "f32 by tiles of 128 filters only where it may be rounded to TF32 and x is channels_last and aligned";
     if (plan.tile_m == 256 && reading.form != XForm::vectors && reading.form != XForm::patches)
         return "by tiles of 256 pixels channels_last x with C / groups a multiple of 8 and 16-byte alignment only, or 3x3 "
                "taps of large images";
@@ -66,7 +70,27 @@ ConvGemmParams gemm_params(const Conv2dParams& p, const GemmLayout& l, const Con
     return g;
 }
 
+using Launch = void (*)(const ConvGemmParams&, Conv2dTile, int split_k, void* stream);
+
+Launch launch_of(const Conv2dParams& p, XForm form) {
+    if (p.dtype == DType::f32) return rounds_to_tf32(p) ? launch_gemm_tf32 : launch_gemm_f32;
+    if (form == XForm::vectors) return launch_gemm_vectors;
+    return form == XForm::patches ? launch_gemm_patches : launch_gemm_elements;
+}
+
+void run(const Conv2dParams& p, const GemmLayout& l, const ConvGemmParams& g, const Conv2dPlan& plan, Launch launch,
+         void* workspace, void* stream) {
+    if (l.packs) pack_filters(p, l, false, workspace, stream);
+    launch(g, {plan.tile_m, plan.tile_n}, plan.split_k, stream);
+    if (plan.split_k > 1) reduce_split_k(p, g, plan.split_k, stream);
+}
+
 }  // namespace
+
+bool conv2d_has_tf32(const std::string& arch) {
+    if (starts_with(arch, "wave")) return kMatrixUnit == MatrixUnit::mma_sync || kMatrixUnit == MatrixUnit::mfma;
+    return nvidia_number(arch) >= 80 || starts_with(arch, "gfx94");
+}
 
 std::vector<Conv2dTile> conv2d_implicit_gemm_tiles(const std::string& arch, DType dtype) {
     const MatrixUnit unit = unit_of(arch);
@@ -76,7 +100,8 @@ std::vector<Conv2dTile> conv2d_implicit_gemm_tiles(const std::string& arch, DTyp
     for (const Conv2dTile tile : {Conv2dTile{256, 128}, Conv2dTile{128, 128}, Conv2dTile{128, 64}, Conv2dTile{64, 64}}) {
         const bool f32 = dtype == DType::f32, legal = f32 ? gemm_tile_is_legal<float>(unit, tile.tile_m, tile.tile_n)
                                                           : gemm_tile_is_legal<f16>(unit, tile.tile_m, tile.tile_n);
-        if (legal && !(f32 && tile.tile_n == 128) && !(tile.tile_m == 256 && has_small_lds(nvidia))) tiles.push_back(tile);
+        if (f32 && tile.tile_n == 128 && unit != MatrixUnit::mma_sync) continue;  // it is for TF32 alone
+        if (legal && !(tile.tile_m == 256 && has_small_lds(nvidia))) tiles.push_back(tile);
     }
     return tiles;
 }
@@ -102,14 +127,26 @@ int64_t conv2d_implicit_gemm_workspace(const Conv2dParams& p, const Conv2dPlan& 
 
 void conv2d_implicit_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* workspace, void* stream) {
     const GemmLayout l(p, true);
-    if (l.packs) pack_filters(p, l, false, workspace, stream);
     const ConvGemmParams g = gemm_params(p, l, plan, workspace);
-    const auto launch = p.dtype == DType::f32      ? launch_gemm_f32
-                        : g.form == XForm::vectors ? launch_gemm_vectors
-                        : g.form == XForm::patches ? launch_gemm_patches
-                                                   : launch_gemm_elements;
-    launch(g, {plan.tile_m, plan.tile_n}, plan.split_k, stream);
-    if (plan.split_k > 1) reduce_split_k(p, g, plan.split_k, stream);
+    run(p, l, g, plan, launch_of(p, g.form), workspace, stream);
+}
+
+std::vector<Conv2dTile> conv2d_split_implicit_gemm_tiles(const std::string& arch, DType dtype) {
+    if (dtype != DType::f32 || unit_of(arch) != MatrixUnit::mma_sync) return {};
+    std::vector<Conv2dTile> tiles;
+    for (const Conv2dTile& tile : conv2d_implicit_gemm_tiles(arch, dtype))
+        if (tile.tile_n == 64) tiles.push_back(tile);
+    return tiles;
+}
+
+const char* conv2d_split_implicit_gemm_refusal(const Conv2dParams& p, const Conv2dPlan& plan) {
+    if (p.dtype != DType::f32 || rounds_to_tf32(p)) return "x of float32 that may not be rounded to TF32";
+    return conv2d_implicit_gemm_refusal(p, plan);
+}
+
+void conv2d_split_implicit_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* workspace, void* stream) {
+    const GemmLayout l(p, true);
+    run(p, l, gemm_params(p, l, plan, workspace), plan, launch_gemm_split_f32, workspace, stream);
 }
 
 }  // namespace hipconv

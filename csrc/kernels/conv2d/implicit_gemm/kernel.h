@@ -66,7 +66,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
         constexpr int kPixels = kTileM / kWavesM, kFilters = kTileN / (kWaves / kWavesM);  // of a wave
         using Wave = Mma<T, kPixels, kFilters>;
         using Pixels = PixelLoader<T, kTileM, kShape.threads, kForm>;
-        using Filters = FilterLoader<kTileN, kShape.threads>;
+        using Filters = FilterLoader<T, kTileN, kShape.threads>;
 
         const int thread = threadIdx.x, wave = thread / kWaveSize, lane = thread % kWaveSize;
         const int wave_pixel = wave % kWavesM * kPixels, wave_filter = wave / kWavesM * kFilters;

@@ -221,6 +221,7 @@ struct PixelLoader {
                     w = v.values[i][n * kInWord] | (kInWord == 2 ? v.values[i][n * kInWord + kInWord - 1] << 16 : 0);
                 set_word(chunk, n, w & there[n] & keep);
             }
+            if constexpr (kRoundsOnStore<T>) chunk = rounded_to_tf32(chunk);
             tile[place + i * kRowsApart * kTileChunks] = chunk;
         }
     }

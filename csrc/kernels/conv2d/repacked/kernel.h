@@ -8,7 +8,7 @@
 
 namespace hipconv {
 
-constexpr int kRepackThreads = 128, kChunkChannels = 8;
+constexpr int kRepackThreads = 128;
 
 struct RepackParams {
     Image x;
@@ -38,13 +38,15 @@ HIPCONV_INLINE PixelOfX source_of(const RepackParams& p, uint32_t number) {
     return {is_inside ? offset_in(p.x, n, 0, h, w) : 0, is_inside};
 }
 
-// A thread repacks 8 channels of kPixels pixels: of one pixel, wherever it is; or, in images that keep their size, of
+// A thread repacks 16 bytes of channels of kPixels pixels: of one pixel, wherever it is; or, in images that keep their size, of
 // consecutive pixels, which it loads as a vector of each channel and transposes.
-template <int kPixels>
+template <typename T, int kPixels>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kRepackThreads, 6) conv2d_repack(RepackParams p) {
     let_next_kernel_begin();
     wait_for_kernel_before();
-    using Vector = Words<f16, kPixels>;
+    using Vector = Words<T, kPixels>;
+    using Bits = typename WordsOf<sizeof(T)>::type;
+    constexpr int kChunkChannels = 16 / static_cast<int>(sizeof(T));
     Words4* const repacked = global_pointer<Words4>(p.repacked);
     for (uint32_t block = blockIdx.x; block < static_cast<uint32_t>(p.tiles); block += gridDim.x) {
         const uint32_t down = divide(block, p.divide_by_across), lanes = 1u << p.log2_lanes;
@@ -58,8 +60,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRepackThreads, 6) conv2d_repack(RepackPar
             const uint32_t n = divide(pixel, p.divide_by_image);
             source = {n * p.x.batch_stride + (pixel - n * static_cast<uint32_t>(p.image_pixels)), true};
         }
-        const uint16_t* const from =
-            global_pointer<const uint16_t>(p.x.data) + source.offset + chunk * (kChunkChannels * p.x.channel_stride);
+        const Bits* const from =
+            global_pointer<const Bits>(p.x.data) + source.offset + chunk * (kChunkChannels * p.x.channel_stride);
         const int32_t channels = p.channels - static_cast<int32_t>(chunk) * kChunkChannels;  // left
         Vector loaded[kChunkChannels];
 #pragma unroll
@@ -79,7 +81,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRepackThreads, 6) conv2d_repack(RepackPar
     const int64_t count = pack_chunks(filters);
     for (int64_t i = static_cast<int64_t>(first) * kRepackThreads + threadIdx.x; i < count;
          i += static_cast<int64_t>(gridDim.x) * kRepackThreads)
-        pack_chunk<f16>(filters, i);
+        pack_chunk<T>(filters, i);
 }
 
 }  // namespace hipconv

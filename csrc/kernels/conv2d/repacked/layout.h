@@ -28,8 +28,10 @@ inline RepackedAxis repacked_axis(int32_t in, int32_t out, int32_t taps, int32_t
     return {int64_t{out - 1} * stride + int64_t{taps - 1} * dilation + 1, 1, pad, stride, 0};
 }
 
+inline int64_t channels_of_chunk(const Conv2dParams& p) { return 16 / element_bytes(p.dtype); }
+
 inline bool has_windows(const Conv2dParams& p) {
-    return p.in_channels <= kChunkChannels && p.groups == 1 && p.kernel_width > 1 && p.dilation_w == 1;
+    return p.in_channels <= channels_of_chunk(p) && p.groups == 1 && p.kernel_width > 1 && p.dilation_w == 1;
 }
 
 // This says how many pixels of a channel can be read as one vector; 1 unless images keep their size.
@@ -37,9 +39,10 @@ inline int pixels_of_vector(const Conv2dParams& p, const RepackedAxis& down, con
     const bool as_they_are = down.step == 1 && across.step == 1 && down.pad == 0 && across.pad == 0 &&
                              down.size == p.in_height && across.size == p.in_width;
     const bool dense = (p.x.column_stride == 1 || p.in_width == 1) && (p.x.row_stride == p.in_width || p.in_height == 1);
+    const int element = element_bytes(p.dtype);
     for (const int pixels : {8, 4})
-        if (as_they_are && dense && down.size * across.size % pixels == 0 &&
-            reinterpret_cast<uintptr_t>(p.x.data) % (pixels * 2) == 0 &&
+        if (pixels * element <= 16 && as_they_are && dense && down.size * across.size % pixels == 0 &&
+            reinterpret_cast<uintptr_t>(p.x.data) % (pixels * element) == 0 &&
             multiple_of(p.x.channel_stride, p.in_channels, pixels) && multiple_of(p.x.batch_stride, p.batch, pixels))
             return pixels;
     return 1;
@@ -51,11 +54,12 @@ inline Repacking repacking_of(const Conv2dParams& p, bool steps_across_taps, voi
         repacked_axis(p.in_height, p.out_height, p.kernel_height, p.stride_h, p.pad_top, p.dilation_h, pads);
     const RepackedAxis across =
         repacked_axis(p.in_width, p.out_width, p.kernel_width, p.stride_w, p.pad_left, p.dilation_w, pads);
-    const int64_t chunks = ceil_of(p.in_channels, kChunkChannels), channels = chunks * kChunkChannels;
+    const int64_t of_chunk = channels_of_chunk(p), element = element_bytes(p.dtype);
+    const int64_t chunks = ceil_of(p.in_channels, of_chunk), channels = chunks * of_chunk;
     char* const memory = static_cast<char*>(workspace);
     Repacking r{};
     r.pixels = down.size * across.size * p.batch;
-    r.x_bytes = round_up(r.pixels * channels * 2, 256);
+    r.x_bytes = round_up(r.pixels * channels * element, 256);
 
     Conv2dParams& inner = r.inner;
     inner = p;
@@ -74,7 +78,7 @@ inline Repacking repacking_of(const Conv2dParams& p, bool steps_across_taps, voi
     if (!same_channels || GemmLayout(inner, steps_across_taps).packs) {
         const int64_t group_channels = inner.in_channels / p.groups, row = p.kernel_width * channels / p.groups;
         inner.weight = {memory + r.x_bytes, p.kernel_height * row, 1, row, group_channels};
-        r.filter_bytes = round_up(p.out_channels * p.kernel_height * row * 2, 256);
+        r.filter_bytes = round_up(p.out_channels * p.kernel_height * row * element, 256);
         r.repack.filters = {p.weight,
                             inner.weight.data,
                             p.kernel_height * row,

@@ -26,18 +26,59 @@ HIPCONV_INLINE void load_bias(const WarpgroupGemmParams& p, const WarpgroupTile&
     with_dtype(c.bias_dtype, [&](auto type) { load_bias<decltype(type)>(bias, first, c.bias_stride, filters, lane, to); });
 }
 
-// Multiplies one tap of x by a stage of the filters: 64 channels, kWgmmaDepth of them at a time.
+// Multiplies one tap of x by a stage of the filters: the channels of 128 bytes, kWgmmaBytes of them at a time.
 template <typename T, int kTileN, int kBlocks>
 HIPCONV_INLINE void multiply_stage(const WarpgroupGemmParams& p, const Words4* x, int first_row, const Words4* filters,
                                    bool keeps_sums, WarpgroupSums<kTileN> (&sums)[kBlocks]) {
 #pragma unroll
-    for (int k = 0; k < 64; k += kWgmmaDepth) {
+    for (int bytes = 0; bytes < kTileRowBytes; bytes += kWgmmaBytes) {
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) {
             const int row = first_row + block * p.rows_of_64;
-            wgmma<T>(sums[block], x, row, p.group_bytes, filters, k * 2, keeps_sums || k > 0);
+            wgmma<T>(sums[block], x, row, p.group_bytes, filters, bytes, keeps_sums || bytes > 0);
         }
     }
+}
+
+// The same, under way; the products of the step before are done.
+template <typename T, int kTileN, int kBlocks>
+HIPCONV_INLINE void multiply_later(const WarpgroupGemmParams& p, const Words4* x, int first_row, const Words4* filters,
+                                   bool keeps_sums, WarpgroupSums<kTileN> (&sums)[kBlocks]) {
+    wgmma_fence();
+    multiply_stage<T>(p, x, first_row, filters, keeps_sums, sums);
+    wgmma_commit();
+    wgmma_wait<1>();
+}
+
+// The products of split f32, done: of the large parts, which a stage has first, and of each small part and the other's large
+// one. The matrix cores round towards zero, so they make the sums of one step only, the smallest products first.
+template <typename T, int kTileN, int kBlocks>
+HIPCONV_INLINE void multiply_parts(const WarpgroupGemmParams& p, const Words4* x, int x_chunks, int first_row,
+                                   const Words4* filters, int filter_chunks, WarpgroupSums<kTileN> (&sums)[kBlocks]) {
+    wgmma_fence();
+    multiply_stage<T>(p, x + x_chunks, first_row, filters, false, sums);
+    multiply_stage<T>(p, x, first_row, filters + filter_chunks, true, sums);
+    multiply_stage<T>(p, x, first_row, filters, true, sums);
+    wgmma_commit();
+    wgmma_wait<0>();
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) fence_sums(sums[block]);
+}
+
+template <int kTileN, int kBlocks>
+HIPCONV_INLINE void clear_sums(WarpgroupSums<kTileN> (&sums)[kBlocks]) {
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block)
+#pragma unroll
+        for (int e = 0; e < kTileN / 2; ++e) sums[block].values[e] = 0.0f;
+}
+
+template <int kTileN, int kBlocks>
+HIPCONV_INLINE void add_sums(WarpgroupSums<kTileN> (&sums)[kBlocks], const WarpgroupSums<kTileN> (&more)[kBlocks]) {
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block)
+#pragma unroll
+        for (int e = 0; e < kTileN / 2; ++e) sums[block].values[e] += more[block].values[e];
 }
 
 // Makes a tile's sums over its k-blocks. The products of a step are under way while the warpgroup waits for the operands of the
@@ -48,6 +89,7 @@ HIPCONV_INLINE void mainloop(const WarpgroupGemmParams& p, const WarpgroupTile& 
                              WarpgroupSums<kTileN> (&sums)[kBlocks]) {
     int read_filters = -1, read_x = -1;  // the stages that the step before was the last to read
     bool keeps_sums = false;
+    if constexpr (kIsSplit<T>) clear_sums(sums);
 #pragma unroll 1
     for (int k_block = t.first_k_block; k_block < t.end_k_block; ++k_block) {
         wait_for_phase(&x.full[x_state.stage], x_state.phase);
@@ -55,13 +97,21 @@ HIPCONV_INLINE void mainloop(const WarpgroupGemmParams& p, const WarpgroupTile& 
 #pragma unroll 1
         for (int tap = 0; tap < p.taps_per_k_block; ++tap) {
             wait_for_phase(&filters.full[filter_state.stage], filter_state.phase);
-            wgmma_fence();
-            multiply_stage<T>(p, x.at(x_state), first_block_row + tap_row, filters.at(filter_state), keeps_sums, sums);
-            wgmma_commit();
-            wgmma_wait<1>();  // the step before is done
-            if (lane == 0) {
-                if (read_filters >= 0) arrive(&filters.empty[read_filters]);
-                if (read_x >= 0) arrive(&x.empty[read_x]);
+            if constexpr (kIsSplit<T>) {
+                WarpgroupSums<kTileN> more[kBlocks];
+                multiply_parts<T>(p, x.at(x_state), x.chunks / 2, first_block_row + tap_row, filters.at(filter_state),
+                                  filters.chunks / 2, more);
+                if (lane == 0) {
+                    arrive(&filters.empty[filter_state.stage]);
+                    if (tap == p.taps_per_k_block - 1) arrive(&x.empty[x_state.stage]);
+                }
+                add_sums(sums, more);
+            } else {
+                multiply_later<T>(p, x.at(x_state), first_block_row + tap_row, filters.at(filter_state), keeps_sums, sums);
+                if (lane == 0) {
+                    if (read_filters >= 0) arrive(&filters.empty[read_filters]);
+                    if (read_x >= 0) arrive(&x.empty[read_x]);
+                }
             }
             keeps_sums = true;
             read_filters = filter_state.stage;
@@ -76,6 +126,7 @@ HIPCONV_INLINE void mainloop(const WarpgroupGemmParams& p, const WarpgroupTile& 
         read_x = x_state.stage;
         x_state.advance(x.stages);
     }
+    if constexpr (kIsSplit<T>) return;
     wgmma_wait<0>();
     if (lane == 0) {
         arrive(&filters.empty[read_filters]);

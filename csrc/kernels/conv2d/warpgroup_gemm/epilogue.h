@@ -50,8 +50,10 @@ HIPCONV_INLINE void store_sums(const WarpgroupGemmParams& p, const WarpgroupTile
 #pragma unroll
     for (int i = 0; i < kTileN / 32; ++i) bias[lane + i * 32] = lane_bias[i];
     sync_wave();  // the bias is written
-    const bool is_16bit = c.out_dtype == (kIsBf16<T> ? DType::bf16 : DType::f16) && !c.residual.data;
-    if (is_16bit && (g.vector_stores || !g.along_filters)) return store_16bit<T>(p, t, sums, bias, wave_pixel, lane);
+    if constexpr (sizeof(T) == 2) {
+        const bool is_16bit = c.out_dtype == (kIsBf16<T> ? DType::bf16 : DType::f16) && !c.residual.data;
+        if (is_16bit && (g.vector_stores || !g.along_filters)) return store_16bit<T>(p, t, sums, bias, wave_pixel, lane);
+    }
 #pragma unroll 1
     for (int number = 0; number < kBlocks * kEpilogueTiles; ++number) {
         const WarpgroupPixels pixels{p.patch_columns, t, wave_pixel + number / kEpilogueTiles * kWarpgroupPixels};

@@ -7,68 +7,85 @@
 #include "gather.h"
 #include "launch/check.h"
 #include "producer.h"
+#include "splitter.h"
 
 namespace hipconv {
 
 // The roles of a block's waves: the first ones are the consumers, the next one loads filters, and those behind it load x.
-template <int kTileM, int kTileN, bool kByTma>
+template <typename T, int kTileM, int kTileN, bool kByTma>
 struct WarpgroupRoles {
-    static constexpr WarpgroupShape kShape = warpgroup_shape(kTileM, kTileN, kByTma);
+    static constexpr WarpgroupShape kShape = warpgroup_shape(kTileM, kTileN, kByTma, kParts<T>);
     static constexpr int kConsumerWaves = kShape.consumers() / 32, kWarpgroups = kShape.consumers() / kWarpgroupThreads;
     static constexpr int kBlocks = kTileM / kWarpgroupPixels / kWarpgroups;  // blocks of 64 pixels of a warpgroup
     static constexpr int kLoaders = kByTma ? 1 : kShape.producers - 32;      // threads that fill x's ring
     static constexpr int kFirstLoader = kShape.consumers() + 32;
+    static constexpr int kFirstSplitter = kFirstLoader + 32, kSplitters = kShape.threads() - kFirstSplitter;  // of split f32
     static constexpr int kProducerRegisters = kShape.producer_registers, kConsumerRegisters = kShape.consumer_registers;
     static constexpr int kEpilogueOffset = kShape.epilogue_offset(), kSharedBytes = kShape.shared_bytes();
 };
 
-// One thread fetches the tensor maps and initialises the barriers, before the others use them.
-template <typename Roles, bool kByTma>
-HIPCONV_INLINE void prologue(const WarpgroupGemmParams& p, const Ring& x, const Ring& filters) {
+// One thread fetches the tensor maps and initialises the barriers, before the others use them. `brought` is for split f32.
+template <typename T, typename Roles, bool kByTma>
+HIPCONV_INLINE void prologue(const WarpgroupGemmParams& p, const Ring& x, const Ring& filters, Barrier* brought) {
     if constexpr (kByTma) prefetch_tensor_map(p.x);
     prefetch_tensor_map(p.filters);
     for (int i = 0; i < kMaxStages; ++i) {
-        init_barrier(&x.full[i], Roles::kLoaders);
-        init_barrier(&filters.full[i], 1);
+        init_barrier(&x.full[i], kIsSplit<T> ? Roles::kSplitters / 32 : Roles::kLoaders);
+        init_barrier(&filters.full[i], kIsSplit<T> ? Roles::kSplitters / 32 : 1);
+        if constexpr (kIsSplit<T>) {
+            init_barrier(&brought[i], 1);
+            init_barrier(&brought[kMaxStages + i], 1);
+        }
         init_barrier(&x.empty[i], Roles::kConsumerWaves);
         init_barrier(&filters.empty[i], Roles::kConsumerWaves);
     }
     fence_barrier_init();
 }
 
-// The producer waves: one thread loads filters; another one, or all threads of the other waves, load x.
-template <typename Roles, int kTileM, int kTileN, bool kByTma>
-HIPCONV_INLINE void produce(const WarpgroupGemmParams& p, const Ring& x, const Ring& filters, int wave, int lane, int thread) {
+// The producer waves: one thread loads filters; another one, or all threads of the other waves, load x. Behind them are those
+// that split f32.
+template <typename T, typename Roles, int kTileM, int kTileN, bool kByTma>
+HIPCONV_INLINE void produce(const WarpgroupGemmParams& p, Ring x, Ring filters, Barrier* brought, int wave, int lane,
+                            int thread) {
     if constexpr (Roles::kProducerRegisters != 0) dealloc_registers<Roles::kProducerRegisters>();
+    if constexpr (kIsSplit<T>) {
+        if (thread >= Roles::kFirstSplitter)
+            return split_stages<kTileM, kTileN, Roles::kSplitters>(p, {x, brought}, {filters, brought + kMaxStages},
+                                                                   thread - Roles::kFirstSplitter);
+        x.full = brought;
+        filters.full = brought + kMaxStages;
+    }
     if (wave == Roles::kConsumerWaves) {
-        if (lane == 0) produce_filters<kTileM, kTileN>(p, filters);
+        if (lane == 0) produce_filters<T, kTileM, kTileN>(p, filters);
     } else if constexpr (kByTma) {
-        if (thread == Roles::kFirstLoader) produce_x<kTileM>(p, x);
+        if (thread == Roles::kFirstLoader) produce_x<T, kTileM>(p, x);
     } else {
         gather_x<kTileM, Roles::kLoaders>(p, thread - Roles::kFirstLoader, x);
     }
 }
 
 template <typename T, int kTileM, int kTileN, bool kByTma>
-__global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma).threads()),
-                                      (warpgroup_shape(kTileM, kTileN, kByTma).blocks_per_unit))
+__global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, kParts<T>).threads()),
+                                      (warpgroup_shape(kTileM, kTileN, kByTma, kParts<T>).blocks_per_unit))
     conv2d_warpgroup_gemm_kernel(HIPCONV_IN_PLACE const WarpgroupGemmParams p) {
-    using Roles = WarpgroupRoles<kTileM, kTileN, kByTma>;
+    using Roles = WarpgroupRoles<T, kTileM, kTileN, kByTma>;
     HIPCONV_LARGE_SHARED(Words4, lds, kHasWarpgroups ? Roles::kSharedBytes / 16 : 1);
     if constexpr (kHasWarpgroups) {
         const int thread = threadIdx.x, wave = thread / 32, lane = thread % 32;
-        constexpr WarpgroupShape kShape = warpgroup_shape(kTileM, kTileN, kByTma);
+        constexpr WarpgroupShape kShape = Roles::kShape;
         Barrier* const barriers = reinterpret_cast<Barrier*>(lds + kShape.barriers_offset() / 16);
         const int stages = kShape.stages(p.patches);
         const Ring x{lds, (p.patches ? kShape.patch_bytes() : kShape.run_bytes()) / 16, p.patches ? 2 : stages, barriers,
                      barriers + kMaxStages};
         const Ring filters{lds + kShape.x_bytes(p.patches) / 16, kShape.filter_bytes() / 16, stages, barriers + 2 * kMaxStages,
                            barriers + 3 * kMaxStages};
-        if (thread == 0) prologue<Roles, kByTma>(p, x, filters);
+        Barrier* const brought = barriers + 4 * kMaxStages;
+        if (thread == 0) prologue<T, Roles, kByTma>(p, x, filters, brought);
         __syncthreads();
         let_next_kernel_begin();
         wait_for_kernel_before();
-        if (wave >= Roles::kConsumerWaves) return produce<Roles, kTileM, kTileN, kByTma>(p, x, filters, wave, lane, thread);
+        if (wave >= Roles::kConsumerWaves)
+            return produce<T, Roles, kTileM, kTileN, kByTma>(p, x, filters, brought, wave, lane, thread);
 
         // The consumers: for each tile the mainloop, then the epilogue.
         if constexpr (Roles::kConsumerRegisters != 0) alloc_registers<Roles::kConsumerRegisters>();
@@ -98,7 +115,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma).t
 
 template <typename T, int kTileM, int kTileN, bool kByTma>
 void launch_warpgroup_instance(const WarpgroupGemmParams& p, int units, void* stream) {
-    constexpr WarpgroupShape kShape = warpgroup_shape(kTileM, kTileN, kByTma);
+    constexpr WarpgroupShape kShape = warpgroup_shape(kTileM, kTileN, kByTma, kParts<T>);
     const auto kernel = conv2d_warpgroup_gemm_kernel<T, kTileM, kTileN, kByTma>;
     // Few blocks get an SM each, by asking for more than half of its LDS. Blocks that begin early would else share the first
     // free SMs.

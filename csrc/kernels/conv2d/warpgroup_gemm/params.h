@@ -1,5 +1,5 @@
 // conv2d as a product of matrices by warpgroups (wgmma): the same product as conv2d/gemm/gemm.h, in larger tiles and by
-// specialised waves. This file has what the launcher hands to the kernels, and the shape of a block.
+// specialised waves. f32 is rounded to TF32 by TMA, or split into two parts of it by waves of its own. This file has what the launcher hands to the kernels, and the shape of a block.
 //
 // Consumers multiply: two warpgroups, or one where a tile has 64 pixels. Producers fill two rings of stages in LDS, one of x
 // and one of filters. TMA loads both; x whose channels are not dense is gathered by producer waves instead, in vectors of eight
@@ -39,28 +39,33 @@ HIPCONV_INLINE constexpr int patch_rows(int tile_m, int columns) {  // rows of L
 
 constexpr int kMaxStages = 8;
 
+// Parts of x, and of filters, in a stage: TMA brings one, and waves make two of f32 that is split.
+template <typename T>
+inline constexpr int kParts = kIsSplit<T> ? 2 : 1;
+
 // A block and its LDS: the rings, an epilogue tile for each consumer wave, and the barriers. Host and device compute the same.
 struct WarpgroupShape {
     int tile_m, tile_n;
     bool by_tma;
     int blocks_per_unit, producers;
     int producer_registers, consumer_registers;  // of a thread, after producers gave theirs to consumers; 0: not changed
+    int parts;                                   // kParts
     static constexpr int kEpilogueFilters = 32, kEpiloguePixels = 16;
     // The epilogue tile of a wave, and the bias of the tile behind it.
     static HIPCONV_INLINE constexpr int epilogue_floats(int tile_n) { return kEpiloguePixels * kEpilogueFilters + tile_n; }
-    static constexpr int kBarrierBytes = 4 * kMaxStages * 8;
+    HIPCONV_INLINE constexpr int barrier_bytes() const { return (parts == 2 ? 6 : 4) * kMaxStages * 8; }
 
     HIPCONV_INLINE constexpr int consumers() const { return tile_m == 64 ? 128 : 256; }
     HIPCONV_INLINE constexpr int threads() const { return consumers() + producers; }
-    HIPCONV_INLINE constexpr int filter_bytes() const { return tile_n * kTileRowBytes; }
-    HIPCONV_INLINE constexpr int run_bytes() const { return tile_m * kTileRowBytes; }
+    HIPCONV_INLINE constexpr int filter_bytes() const { return parts * tile_n * kTileRowBytes; }
+    HIPCONV_INLINE constexpr int run_bytes() const { return parts * tile_m * kTileRowBytes; }
     HIPCONV_INLINE constexpr int patch_rows() const { return hipconv::patch_rows(tile_m, by_tma ? kNarrow : kWide); }
-    HIPCONV_INLINE constexpr int patch_bytes() const { return (patch_rows() * kTileRowBytes + 1023) / 1024 * 1024; }
+    HIPCONV_INLINE constexpr int patch_bytes() const { return parts * ((patch_rows() * kTileRowBytes + 1023) / 1024 * 1024); }
     HIPCONV_INLINE constexpr int epilogue_bytes() const { return consumers() / 32 * epilogue_floats(tile_n) * 4; }
     // An SM has 228 KB of LDS, of which the system takes 1 KB for each block.
     static constexpr int kMaxSharedBytes = 228 * 1024;
     HIPCONV_INLINE constexpr int ring_bytes() const {
-        return kMaxSharedBytes / blocks_per_unit - 1024 - epilogue_bytes() - kBarrierBytes;
+        return kMaxSharedBytes / blocks_per_unit - 1024 - epilogue_bytes() - barrier_bytes();
     }
     HIPCONV_INLINE constexpr int stages(bool patches) const {  // of the filters; and of x, unless it is read in patches
         const int stages =
@@ -75,17 +80,22 @@ struct WarpgroupShape {
         return rings_bytes(true) > rings_bytes(false) ? rings_bytes(true) : rings_bytes(false);
     }
     HIPCONV_INLINE constexpr int barriers_offset() const { return epilogue_offset() + epilogue_bytes(); }
-    HIPCONV_INLINE constexpr int shared_bytes() const { return barriers_offset() + kBarrierBytes; }
+    HIPCONV_INLINE constexpr int shared_bytes() const { return barriers_offset() + barrier_bytes(); }
 };
 
-HIPCONV_INLINE constexpr WarpgroupShape warpgroup_shape(int tile_m, int tile_n, bool by_tma) {
-    if (tile_m == 64) return {tile_m, tile_n, by_tma, 2, 128, 0, 0};
-    if (by_tma && tile_m * tile_n <= 128 * 64) return {tile_m, tile_n, by_tma, 2, 128, 32, 104};
-    if (by_tma) return {tile_m, tile_n, by_tma, 1, 128, 40, 232};
-    return {tile_m, tile_n, by_tma, 1, 256, 88, 168};
+HIPCONV_INLINE constexpr WarpgroupShape warpgroup_shape(int tile_m, int tile_n, bool by_tma, int parts = 1) {
+    if (parts == 2 && tile_m == 64) return {tile_m, tile_n, by_tma, 2, 256, 56, 128, parts};
+    if (parts == 2) return {tile_m, tile_n, by_tma, 1, 256, 88, 168, parts};
+    if (tile_m == 64) return {tile_m, tile_n, by_tma, 2, 128, 0, 0, parts};
+    if (by_tma && tile_m * tile_n <= 128 * 64) return {tile_m, tile_n, by_tma, 2, 128, 32, 104, parts};
+    if (by_tma) return {tile_m, tile_n, by_tma, 1, 128, 40, 232, parts};
+    return {tile_m, tile_n, by_tma, 1, 256, 88, 168, parts};
 }
 
 // Launches the instances whose producer waves gather x; they are compiled in a file of their own.
 void launch_warpgroup_gemm_gathered(const WarpgroupGemmParams& params, Conv2dTile tile, int units, void* stream);
+// The same of those for f32, which is rounded to TF32, or split.
+void launch_warpgroup_gemm_split(const WarpgroupGemmParams& params, Conv2dTile tile, int units, void* stream);
+void launch_warpgroup_gemm_tf32(const WarpgroupGemmParams& params, Conv2dTile tile, int units, void* stream);
 
 }  // namespace hipconv

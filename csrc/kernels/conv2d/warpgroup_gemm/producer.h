@@ -7,8 +7,8 @@
 
 namespace hipconv {
 
-// One thread loads a box of filters for each step: 64 channels of a tap.
-template <int kTileM, int kTileN>
+// One thread loads a box of filters for each step: the channels of a row of LDS, for a tap.
+template <typename T, int kTileM, int kTileN>
 HIPCONV_INLINE void produce_filters(const WarpgroupGemmParams& p, const Ring& ring) {
     RingState place;
     for (int number = blockIdx.x; number < p.tiles; number += gridDim.x) {
@@ -21,7 +21,7 @@ HIPCONV_INLINE void produce_filters(const WarpgroupGemmParams& p, const Ring& ri
             wait_for_phase(&ring.empty[place.stage], place.phase ^ 1);
             arrive_expect_bytes(&ring.full[place.stage], kTileN * kTileRowBytes);
             tma_load_box(ring.at(place), p.filters, &ring.full[place.stage],
-                         {channel_block * 64, tap, t.group * p.gemm.group_filters + t.first_filter});
+                         {channel_block * kRowChannels<T>, tap, t.group * p.gemm.group_filters + t.first_filter});
             place.advance(ring.stages);
             if (++tap == p.gemm.taps) {
                 tap = 0;
@@ -32,7 +32,7 @@ HIPCONV_INLINE void produce_filters(const WarpgroupGemmParams& p, const Ring& ri
 }
 
 // One thread loads a box of x for each k-block: a patch, or the same tap of consecutive pixels (im2col).
-template <int kTileM>
+template <typename T, int kTileM>
 HIPCONV_INLINE void produce_x(const WarpgroupGemmParams& p, const Ring& ring) {
     const Conv2dParams& c = p.gemm.conv;
     RingState place;
@@ -42,7 +42,7 @@ HIPCONV_INLINE void produce_x(const WarpgroupGemmParams& p, const Ring& ring) {
 #pragma unroll 1
         for (int k_block = t.first_k_block; k_block < t.end_k_block; ++k_block) {
             Barrier* const full = &ring.full[place.stage];
-            const int channel = t.group * p.gemm.group_channels + f.channel_block * 64;
+            const int channel = t.group * p.gemm.group_channels + f.channel_block * kRowChannels<T>;
             wait_for_phase(&ring.empty[place.stage], place.phase ^ 1);
             arrive_expect_bytes(full, (p.patches ? patch_rows(kTileM, kNarrow) : kTileM) * kTileRowBytes);
             if (p.patches)

@@ -9,7 +9,7 @@ namespace hipconv {
 
 // The k-blocks of a tile.
 inline int64_t k_blocks_of(const GemmLayout& l, const XSource& source) {
-    return ceil_of(l.group_channels, 64) * (source.columns ? 1 : l.taps);
+    return ceil_of(l.group_channels, l.row_channels) * (source.columns ? 1 : l.taps);
 }
 
 // The parts of a split sum, none of which is empty (a block would have no sums), and the workspace that they take.

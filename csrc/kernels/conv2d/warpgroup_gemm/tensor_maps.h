@@ -5,17 +5,19 @@
 
 namespace hipconv {
 
-inline TensorMapSpec spec_of_x(const Conv2dParams& p, const WarpgroupGemmParams& g, int tile_m) {
+inline TensorMapSpec spec_of_x(const Conv2dParams& p, const WarpgroupGemmParams& g, int tile_m, bool rounds) {
     TensorMapSpec t{};
     t.dtype = p.dtype;
+    t.rounds = rounds;
     t.data = p.x.data;
     t.rank = 4;
     const int64_t sizes[] = {p.in_channels, p.in_width, p.in_height, p.batch};
     const int64_t strides[] = {1, p.x.column_stride, p.x.row_stride, p.x.batch_stride};
-    const int box[] = {64, kNarrow + kPatchTaps - 1, tile_m / kNarrow + kPatchTaps - 1, 1};
+    const int element = element_bytes(p.dtype);
+    const int box[] = {kTileRowBytes / element, kNarrow + kPatchTaps - 1, tile_m / kNarrow + kPatchTaps - 1, 1};
     for (int axis = 0; axis < 4; ++axis) {
         t.sizes[axis] = sizes[axis];
-        t.strides[axis] = axis ? bytes_of_stride(strides[axis], sizes[axis]) : 2;
+        t.strides[axis] = axis ? bytes_of_stride(strides[axis], sizes[axis], element) : element;
         t.box[axis] = box[axis];
     }
     if (g.patches) return t;
@@ -28,14 +30,16 @@ inline TensorMapSpec spec_of_x(const Conv2dParams& p, const WarpgroupGemmParams&
     return t;
 }
 
-inline TensorMapSpec spec_of_filters(const Conv2dParams& p, const GemmLayout& l, const void* data, int tile_n) {
+inline TensorMapSpec spec_of_filters(const Conv2dParams& p, const GemmLayout& l, const void* data, int tile_n, bool rounds) {
     TensorMapSpec t{};
     t.dtype = p.dtype;
+    t.rounds = rounds;
     t.data = data;
     t.rank = 3;
-    t.sizes[0] = l.packs ? l.chunks * 8 : l.group_channels, t.sizes[1] = l.taps, t.sizes[2] = p.out_channels;
-    t.strides[0] = 2, t.strides[1] = l.taps == 1 ? 16 : l.filter_tap, t.strides[2] = p.out_channels == 1 ? 16 : l.filter_stride;
-    t.box[0] = 64, t.box[1] = 1, t.box[2] = tile_n;
+    t.sizes[0] = l.packs ? l.chunks * l.elements : l.group_channels, t.sizes[1] = l.taps, t.sizes[2] = p.out_channels;
+    t.strides[0] = l.element, t.strides[1] = l.taps == 1 ? 16 : l.filter_tap,
+    t.strides[2] = p.out_channels == 1 ? 16 : l.filter_stride;
+    t.box[0] = static_cast<int>(l.row_channels), t.box[1] = 1, t.box[2] = tile_n;
     return t;
 }
 

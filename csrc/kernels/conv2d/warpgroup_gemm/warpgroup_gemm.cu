@@ -13,8 +13,9 @@ namespace {
 const char* refusal_of_tile(const Conv2dParams& p, const GemmLayout& l, const Conv2dPlan& plan) {
     const XSource source = x_source_of(p, l, plan.tile_m);
     if (!source.serves)
-        return "channels_last x with C / groups a multiple of 8 and 16-byte alignment, or contiguous x of 3x3 taps of stride 1 "
-               "or of 1x1 taps, with aligned rows or images of a multiple of 8 pixels";
+        return "channels_last x with C / groups a multiple of 8 (f32: 4) and 16-byte alignment, or contiguous x of 16-bit "
+               "types "
+               "and 3x3 taps of stride 1 or 1x1 taps, with aligned rows or images of a multiple of 8 pixels";
     if (plan.tile_m != 128 && !source.by_tma)  // with 256 registers would spill; 64 are not enough work to gather for
         return "by tiles of 64 or 256 pixels channels_last x only";
     const int64_t tiles = ceil_of(l.image_pixels * p.batch, plan.tile_m) * ceil_of(l.group_filters, plan.tile_n) * p.groups;
@@ -33,12 +34,11 @@ int compute_units() {
 
 std::vector<Conv2dTile> conv2d_warpgroup_gemm_tiles(const std::string& arch, DType dtype) {
     const bool emulated = arch == "wave32" && kHasWarpgroups;
-    if (dtype == DType::f32 || !kHasTensorMaps || !(arch == "sm_90" || emulated)) return {};
+    if (!kHasTensorMaps || !(arch == "sm_90" || emulated)) return {};
     return {{256, 128}, {128, 128}, {128, 64}, {64, 64}};
 }
 
 const char* conv2d_warpgroup_gemm_refusal(const Conv2dParams& p, const Conv2dPlan& plan) {
-    if (p.dtype == DType::f32) return "x of 16-bit types";
     const GemmLayout l(p, false);
     if (p.padding_mode != PaddingMode::zeros) return "padding with zeros";
     if (l.image_pixels * p.batch >= kLimit31 - 256 || l.taps * l.chunks >= kLimit31 / kTileChunks)
@@ -49,6 +49,7 @@ const char* conv2d_warpgroup_gemm_refusal(const Conv2dParams& p, const Conv2dPla
     return refusal_of_tile(p, l, small);
 }
 
+// With f32 that may not be rounded, this is the algorithm "split_warpgroup_gemm".
 int64_t conv2d_warpgroup_gemm_workspace(const Conv2dParams& p, const Conv2dPlan& plan) {
     const GemmLayout l(p, false);
     if (plan.split_k == 1) return l.packed_bytes;
@@ -58,6 +59,7 @@ int64_t conv2d_warpgroup_gemm_workspace(const Conv2dParams& p, const Conv2dPlan&
 
 void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* workspace, void* stream) {
     const GemmLayout l(p, false);
+    const bool is_f32 = p.dtype == DType::f32, rounds = is_f32 && p.float32_precision == Float32Precision::tf32;
     if (l.packs) pack_filters(p, l, true, workspace, stream);
     WarpgroupGemmParams g{};
     const XSource source = x_source_of(p, l, plan.tile_m);
@@ -77,9 +79,12 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* 
     g.split = {split.parts, reinterpret_cast<float*>(memory), reinterpret_cast<uint64_t*>(memory + split.sums_bytes),
                flag_of_process()};
     g.tile_n = plan.tile_n;
-    if (source.by_tma) g.x = make_tensor_map(spec_of_x(p, g, plan.tile_m));
-    g.filters = make_tensor_map(spec_of_filters(p, l, l.packs ? workspace : p.weight.data, plan.tile_n));
-    const auto launch = source.by_tma ? launch_warpgroup_gemm<true> : launch_warpgroup_gemm_gathered;
+    if (source.by_tma) g.x = make_tensor_map(spec_of_x(p, g, plan.tile_m, rounds));
+    g.filters = make_tensor_map(spec_of_filters(p, l, l.packs ? workspace : p.weight.data, plan.tile_n, rounds));
+    const auto launch = rounds          ? launch_warpgroup_gemm_tf32
+                        : is_f32        ? launch_warpgroup_gemm_split
+                        : source.by_tma ? launch_warpgroup_gemm<true>
+                                        : launch_warpgroup_gemm_gathered;
     launch(g, {plan.tile_m, plan.tile_n}, compute_units(), stream);
 }
 

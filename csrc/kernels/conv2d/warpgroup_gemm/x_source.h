@@ -18,13 +18,14 @@ inline bool fits_im2col(const Conv2dParams& p) {
 }
 
 // The stride of an axis in bytes. An axis of one element may have any aligned stride.
-inline int64_t bytes_of_stride(int64_t stride, int64_t size) { return size == 1 ? 16 : stride * 2; }
+inline int64_t bytes_of_stride(int64_t stride, int64_t size, int64_t element) { return size == 1 ? 16 : stride * element; }
 
 inline bool fits_tma(const Conv2dParams& p, const GemmLayout& l, int tile_m) {
-    if (!l.vectors || (p.groups > 1 && l.group_channels % 64 != 0)) return false;
+    if (!l.vectors || (p.groups > 1 && l.group_channels % l.row_channels != 0)) return false;
     for (const auto& [stride, size] :
          {std::pair{p.x.column_stride, p.in_width}, {p.x.row_stride, p.in_height}, {p.x.batch_stride, p.batch}})
-        if (bytes_of_stride(stride, size) <= 0 || bytes_of_stride(stride, size) >= int64_t{1} << 40) return false;
+        if (const int64_t bytes = bytes_of_stride(stride, size, l.element); bytes <= 0 || bytes >= int64_t{1} << 40)
+            return false;
     return patches_serve(p, l, tile_m, kNarrow) || fits_im2col(p);
 }
 
@@ -50,6 +51,7 @@ struct XSource {
 
 inline XSource x_source_of(const Conv2dParams& p, const GemmLayout& l, int tile_m) {
     if (fits_tma(p, l, tile_m)) return {true, true, patches_serve(p, l, tile_m, kNarrow) ? kNarrow : 0};
+    if (p.dtype == DType::f32) return {};  // waves gather 16-bit types
     if (patches_serve(p, l, tile_m, kWide) && has_vectors_of_pixels(p)) return {true, false, kWide};
     return {has_whole_images(p, l), false, 0};
 }

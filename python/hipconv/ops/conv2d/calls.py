@@ -29,6 +29,7 @@ class Request(NamedTuple):
     algorithm: str
     variable: str | None  # HIPCONV_CONV2D_ALGORITHM
     workspace_limit: int
+    float32_precision: str = "ieee"  # or "tf32": may be rounded to it where the card has it
 
 
 class Prepared(NamedTuple):
@@ -57,10 +58,11 @@ def prepare(
     assert on_meta[0] is not None and on_meta[1] is not None
     result = geometry.new_result(on_meta[0], on_meta[1], shape, r.out_dtype) if out is None else out.on_meta()
     channels_last = geometry.is_channels_last(on_meta[0], on_meta[1])
-    problem = problem_of(x, weight, shape, o, channels_last)
+    may_round = r.float32_precision == "tf32" and x.dtype == torch.float32 and module.conv2d_has_tf32(card.arch)
+    problem = problem_of(x, weight, shape, o, channels_last)._replace(float32_precision="tf32" if may_round else "ieee")
 
     def call(algorithm: str, tile: Tile = (0, 0), split_k: int = 1) -> Any:
-        numbers = (o.stride, o.padding, o.dilation, o.groups, o.padding_mode, o.activation, shape[2:])
+        numbers = (o.stride, o.padding, o.dilation, o.groups, o.padding_mode, o.activation, problem.float32_precision, shape[2:])
         return module.Call(*numbers, result.dtype, channels_last, algorithm, (*tile, split_k))
 
     names = module.conv2d_algorithms()

@@ -11,10 +11,15 @@ from typing import NamedTuple
 
 from .problem import Card, Problem, Tile, Tiles
 
-STEP = 64  # products of an output that a block adds up at a time
 LEAST_STEPS = 4  # of a part of a split sum: fewer do not pay for writing the part and reading it again
 MOST_PARTS = 16
+LEAST_SPLIT_PRODUCTS = 32  # of an output, for split float32: fewer plain sums have smaller errors than its products
 ENOUGH = 7 / 8  # of the compute units with a block: the idle rest costs less than smaller tiles do
+
+
+def step_of(problem: Problem) -> int:
+    """Products of an output that a block adds up at a time: 128 bytes of channels."""
+    return 32 if problem.dtype == "float32" else 64
 
 
 class Estimate(NamedTuple):
@@ -55,14 +60,17 @@ _REPACKED_BYTES = 3.4e6  # read and written in a microsecond
 
 def repacked(problem: Problem) -> Problem:
     """The GEMM gets this of x as conv2d/repacked/repacked.cu lays it out: a filter's row of few channels as one vector of channels."""
-    if problem.in_channels > 8 or problem.kernel[1] == 1 or problem.groups > 1 or problem.dilation[1] > 1:
+    each = 4 if problem.dtype == "float32" else 8
+    if problem.in_channels > each or problem.kernel[1] == 1 or problem.groups > 1 or problem.dilation[1] > 1:
         return problem
-    return problem._replace(in_channels=8 * problem.kernel[1], kernel=(problem.kernel[0], 1), stride=(problem.stride[0], 1))
+    return problem._replace(in_channels=each * problem.kernel[1], kernel=(problem.kernel[0], 1), stride=(problem.stride[0], 1))
 
 
 def _repacking_us(problem: Problem) -> float:
     pixels = max(problem.pixels, problem.batch * math.prod(problem.in_size)) if problem.kernel != (1, 1) else problem.pixels
-    return _REPACKING + 2 * 2 * pixels * -(-problem.in_channels // 8) * 8 / _REPACKED_BYTES
+    element = 4 if problem.dtype == "float32" else 2
+    each = 16 // element
+    return _REPACKING + 2 * element * pixels * -(-problem.in_channels // each) * each / _REPACKED_BYTES
 
 
 # ---- the implicit GEMM ---------------------------------------------------------------------------------------------------------------
@@ -76,8 +84,14 @@ _GATHERING = 1.2  # measured: of a step that reads x element by element, beyond 
 def implicit_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
     """As if it read x element by element: where it reads it by vectors, nothing else that serves comes close."""
     tile, parts = _tile_and_parts(problem, card, tiles, workspace_limit)
-    steps = _rounds(problem, card, tile, parts) * -(-problem.products // STEP) / parts
+    steps = _rounds(problem, card, tile, parts) * -(-problem.products // step_of(problem)) / parts
     return Estimate(_gemm_us(problem, card, workspace_limit) + _GATHERING * steps, tile, parts)
+
+
+def split_implicit_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
+    """Beside implicit_gemm, which serves the same calls by plain FMAs: never with so few products that rounding would show."""
+    estimate = implicit_gemm(problem, card, tiles, workspace_limit)
+    return estimate._replace(us=estimate.us * (0.5 if problem.products >= LEAST_SPLIT_PRODUCTS else 2.0))
 
 
 def relaid_implicit_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
@@ -88,7 +102,7 @@ def relaid_implicit_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_l
 def _gemm_us(problem: Problem, card: Card, workspace_limit: int) -> float:
     """Estimate the GEMM on x that it reads by vectors: the same whether x was repacked or not."""
     parts = _parts(problem, card, blocks_of(problem, _GEMM_TILE), workspace_limit)
-    steps = -(-problem.products // STEP) / parts
+    steps = -(-problem.products // step_of(problem)) / parts
     us = _rounds(problem, card, _GEMM_TILE, parts) * (steps * _GEMM_STEP + _GEMM_REST)
     return us if parts == 1 else us + _GEMM_ADDING + 2 * workspace_bytes(problem, parts) / _PARTS_BYTES
 
@@ -141,12 +155,25 @@ _GATHERED_COSTS = {  # of x that waves gather
     (128, 128): _TileCost(1.5, 1.5, 0.62, 2.8, 1),
     (128, 64): _TileCost(1.5, 1.5, 0.62, 2.3, 1),
 }
+_SPLIT_COSTS = {  # of float32 in two parts: three products for one
+    tile: _TileCost(3 * costs.step, 3 * costs.step_alone, 3 * costs.patch_step_alone, costs.rest, 2 if tile == (64, 64) else 1)
+    for tile, costs in _WARPGROUP_COSTS.items()
+}
 _ADDING = 1.7  # microseconds of adding up parts, but for their bytes
 _PART_BYTES, _PARTS_BYTES = 0.9e5, 5e6  # of parts, in a microsecond: that a compute unit reads; that all write and read
 
 
 def warpgroup_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
     return _warpgroups(problem, card, tiles, workspace_limit, _GATHERED_COSTS if problem.layout == "nchw" else _WARPGROUP_COSTS)
+
+
+def split_warpgroup_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
+    if problem.products < LEAST_SPLIT_PRODUCTS:
+        return last_resort(problem, card, tiles, workspace_limit)
+    inner = repacked(problem)
+    estimate = _warpgroups(inner, card, tiles, workspace_limit, _SPLIT_COSTS)
+    is_repacked = inner is not problem or problem.layout == "nchw" or problem.in_channels % 4 != 0
+    return estimate._replace(us=estimate.us + _repacking_us(problem)) if is_repacked else estimate
 
 
 def relaid_warpgroup_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
@@ -158,7 +185,7 @@ def relaid_warpgroup_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_
 def _warpgroups(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int, costs_of: dict[Tile, _TileCost]) -> Estimate:
     """The tile and the parts of each sum that take least by the costs above: whole tiles a compute unit count, and long sums."""
     gathers = costs_of is _GATHERED_COSTS
-    channel_steps, taps = -(-problem.in_channels // problem.groups // STEP), math.prod(problem.kernel)
+    channel_steps, taps = -(-problem.in_channels // problem.groups // step_of(problem)), math.prod(problem.kernel)
 
     def steps_a_stage(tile: Tile) -> int:  # of the mainloop: a sum is split between stages
         return taps if _has_patches(problem, tile[0], 64 if gathers else 8) else 1
@@ -207,7 +234,7 @@ _PART = 64  # pixels that 32 threads make
 class _Bundle(NamedTuple):
     """Groups that `direct` multiplies together, as bundling_of in csrc/kernels/conv2d/direct/tiling.h has them."""
 
-    count: int
+    bundles: int
     filters: int
     chunks: int  # of 8 channels, or of a row of taps' channels
     taps: int  # that chunks do not have side by side
@@ -246,7 +273,7 @@ def direct(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> 
         rows = max(1, min(problem.out_size[0], tile[0] // columns))
         images = max(1, tile[0] // math.prod(problem.out_size)) if (rows, columns) == problem.out_size else 1
         pixel_tiles = -(-problem.batch // images) * -(-problem.out_size[0] // rows) * -(-problem.out_size[1] // columns)
-        blocks = pixel_tiles * -(-bundle.count // together) * (1 if together > 1 else -(-strips // of_block))
+        blocks = pixel_tiles * -(-bundle.bundles // together) * (1 if together > 1 else -(-strips // of_block))
         patch = [
             (size - 1) * step + (taps - 1) * apart + 1 if taps > 1 else size
             for size, step, taps, apart in zip((rows, columns), problem.stride, problem.kernel, problem.dilation, strict=True)
@@ -284,7 +311,7 @@ def _parts(problem: Problem, card: Card, blocks: int, workspace_limit: int) -> i
     """Into how many parts to split each sum: as many as give every compute unit a block, if they are long enough and fit."""
     if blocks >= ENOUGH * card.compute_units:
         return 1
-    steps = -(-problem.products // STEP)
+    steps = -(-problem.products // step_of(problem))
     fit = workspace_limit // max(1, workspace_bytes(problem, 2) // 2)
     return max(1, min(-(-card.compute_units // blocks), steps // LEAST_STEPS, MOST_PARTS, fit))
 

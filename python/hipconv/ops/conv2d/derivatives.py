@@ -20,7 +20,7 @@ class _Conv2d(SingleLevelFunction):
     @staticmethod
     def forward(ctx, below, x, weight, bias, residual, geometry, choices):
         ctx.options = options_of(*geometry, choices["padding_mode"], choices["activation"])
-        ctx.choices = {name: choices[name] for name in ("algorithm", "workspace_limit")}
+        ctx.choices = {name: choices[name] for name in ("algorithm", "workspace_limit", "float32_precision")}
         output = below(x, weight, bias, residual, *geometry, **choices)
         ctx.save_for_backward(x, weight, bias, residual, output)
         ctx.save_for_forward(x, weight, bias, residual, output)

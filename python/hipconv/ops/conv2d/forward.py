@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
@@ -10,9 +9,9 @@ from torch import Tensor
 
 from ...arguments import wrong_kind, wrong_output
 from ..dispatch import kernels_for, refuse_derivatives_of_torch_func, stream
-from . import calls, geometry, router
-from .calls import Request
+from . import calls, geometry, precision, router
 from .geometry import Ints, Options, Padding
+from .operators import request_of
 
 
 def conv2d(
@@ -31,6 +30,7 @@ def conv2d(
     algorithm: str = "auto",
     out: Tensor | None = None,
     workspace_limit: int = router.WORKSPACE_LIMIT,
+    float32_precision: str | None = None,
 ) -> Tensor:
     """2-D convolution, with bias, residual and activation in the same kernel: ``torch.nn.functional.conv2d`` and what follows it.
 
@@ -57,6 +57,11 @@ def conv2d(
         out: written and returned, instead of a new tensor: of the result's shape, any of the three dtypes, any strides that give each
             element memory of its own; on a GPU, none of it shared with an input. Records no gradient.
         workspace_limit: bytes of temporary memory that the call may take from torch's allocator, on a GPU.
+        float32_precision: of the products of float32 `x` and `weight` on a GPU. "ieee": true float32. "tf32": each factor may be rounded
+            to TF32, 11 bits, to nearest, where the card has matrix instructions for it; sums stay float32. None: what torch's settings
+            say for its own convolutions: `torch.backends.cudnn.conv.fp32_precision` (torch 2.9 and later) or
+            `torch.backends.cudnn.allow_tf32`, by default "tf32" on NVIDIA; "ieee" on ROCm, where torch has no TF32 convolution. The
+            backward follows torch's settings.
 
     Returns:
         (batch, out_channels, out height, out width), without batch if x has none, dense, in the layout of `x`. A gradient is recorded
@@ -89,12 +94,15 @@ def conv2d(
                 raise error from None
     if not (isinstance(algorithm, str) and isinstance(workspace_limit, int) and 0 <= workspace_limit < 2**63):
         geometry.check_choices(algorithm, workspace_limit)
+    if float32_precision is not None:
+        precision.check(float32_precision)
+    choices = (out_dtype, algorithm, workspace_limit, float32_precision)
     try:
         if x.dim() == 3:
             batched = [None if tensor is None else tensor.unsqueeze(0) for tensor in (residual, out)]
-            result = _run(x.unsqueeze(0), weight, bias, batched[0], batched[1], o, out_dtype, algorithm, workspace_limit)
+            result = _run(x.unsqueeze(0), weight, bias, batched[0], batched[1], o, *choices)
             return result.squeeze(0) if out is None else out
-        return _run(x, weight, bias, residual, out, o, out_dtype, algorithm, workspace_limit)
+        return _run(x, weight, bias, residual, out, o, *choices)
     except Exception as error:
         wrong = wrong_kind(conv2d, locals())
         if wrong is None and not isinstance(error, (TypeError, ValueError)):  # on the CPU, where torch computes and writes
@@ -107,7 +115,7 @@ _calls: dict[tuple, Any] = {}  # prepared, by all that they depend on
 
 def _run(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor | None, o: Options,
-    out_dtype: torch.dtype | None, algorithm: str, workspace_limit: int,
+    out_dtype: torch.dtype | None, algorithm: str, workspace_limit: int, float32_precision: str | None,
 ) -> Tensor:  # fmt: skip
     """Do what `hipconv.conv2d` does with images in batches: past the operator, where nothing looks on, or through it."""
     inputs = (x, weight, bias, residual)
@@ -120,10 +128,10 @@ def _run(
     )
     kernels = None if wants_gradient else kernels_for("conv2d", *inputs, out)
     if kernels is not None and (key := kernels.conv2d_key(*inputs, out)) is not None:
-        alike = (kernels, key, o, out_dtype, algorithm, workspace_limit)
+        alike = (kernels, key, o, out_dtype, algorithm, workspace_limit, precision.of_call(float32_precision, x))
         call = _calls.get(alike)
         if call is None:
-            request = Request(out_dtype, algorithm, os.environ.get(router.VARIABLE), workspace_limit)
+            request = request_of(x, out_dtype, algorithm, workspace_limit, float32_precision)
             if len(_calls) >= 4096:
                 _calls.clear()
             call = _calls[alike] = calls.prepared(*inputs, out, o, request)[1].call
@@ -132,7 +140,9 @@ def _run(
         kernels.conv2d_out(out, *inputs, call, stream(x))
         return out
     numbers = (o.stride, o.padding, o.dilation, o.groups)
-    choices = {"out_dtype": out_dtype, "algorithm": algorithm, "workspace_limit": workspace_limit}
+    choices = {
+        "out_dtype": out_dtype, "algorithm": algorithm, "workspace_limit": workspace_limit, "float32_precision": float32_precision,
+    }  # fmt: skip
     if out is None:
         return torch.ops.hipconv.conv2d.default(*inputs, *numbers, padding_mode=o.padding_mode, activation=o.activation, **choices)
     refuse_derivatives_of_torch_func(out=out, x=x, weight=weight, bias=bias, residual=residual)

@@ -17,7 +17,7 @@ from ...arguments import wrong_output
 from ...jit import targets
 from ..dispatch import library, refuse_derivatives, stream
 from ..transforms import cast_by_autocast, write_through_negation
-from . import calls, geometry, router
+from . import calls, geometry, precision, router
 from .activations import ACTIVATIONS, ROUNDED_FIRST
 from .calls import Request
 from .geometry import Options
@@ -25,7 +25,7 @@ from .geometry import Options
 _ARGUMENTS = (
     "Tensor x, Tensor weight, Tensor? bias, Tensor? residual, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, *, "
     "str padding_mode='zeros', str activation='none', ScalarType? out_dtype=None, str algorithm='auto', "
-    f"SymInt workspace_limit={router.WORKSPACE_LIMIT}"
+    f"SymInt workspace_limit={router.WORKSPACE_LIMIT}, str? float32_precision=None"
 )
 library.define(f"conv2d({_ARGUMENTS}) -> Tensor")
 library.define(f"conv2d_out(Tensor(a!) out, {_ARGUMENTS}) -> ()")
@@ -44,30 +44,30 @@ def options_of(stride: Sequence[int], padding: Sequence[int], dilation: Sequence
 @torch.library.impl(library, "conv2d", "CompositeExplicitAutograd")
 def _conv2d(
     x, weight, bias, residual, stride, padding, dilation, groups, *, padding_mode="zeros", activation="none", out_dtype=None,
-    algorithm="auto", workspace_limit=router.WORKSPACE_LIMIT,
+    algorithm="auto", workspace_limit=router.WORKSPACE_LIMIT, float32_precision=None,
 ):  # fmt: skip
     o = options_of(stride, padding, dilation, groups, padding_mode, activation)
     with torch.no_grad():
-        return new_tensor(x, weight, bias, residual, o, out_dtype, algorithm, workspace_limit)
+        return new_tensor(x, weight, bias, residual, o, out_dtype, algorithm, workspace_limit, float32_precision)
 
 
 @torch.library.impl(library, "conv2d_out", "CompositeExplicitAutograd")
 def _conv2d_out(
     out, x, weight, bias, residual, stride, padding, dilation, groups, *, padding_mode="zeros", activation="none", out_dtype=None,
-    algorithm="auto", workspace_limit=router.WORKSPACE_LIMIT,
+    algorithm="auto", workspace_limit=router.WORKSPACE_LIMIT, float32_precision=None,
 ):  # fmt: skip
     refuse_derivatives(out=out, x=x, weight=weight, bias=bias, residual=residual)
     o = options_of(stride, padding, dilation, groups, padding_mode, activation)
-    into(out, x, weight, bias, residual, o, out_dtype, algorithm, workspace_limit)
+    into(out, x, weight, bias, residual, o, out_dtype, algorithm, workspace_limit, float32_precision)
 
 
 def new_tensor(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, o: Options, out_dtype: torch.dtype | None, algorithm: str,
-    workspace_limit: int,
+    workspace_limit: int, float32_precision: str | None,
 ) -> Tensor:  # fmt: skip
     """The result; no gradient is recorded."""
     geometry.check_places(x, weight=weight, bias=bias, residual=residual)
-    request = Request(out_dtype, algorithm, os.environ.get(router.VARIABLE), workspace_limit)
+    request = request_of(x, out_dtype, algorithm, workspace_limit, float32_precision)
     if not on_cpu(x):
         module, prepared = calls.prepared(x, weight, bias, residual, None, o, request)
         return module.conv2d(x, weight, bias, residual, prepared.call, stream(x))
@@ -82,11 +82,11 @@ def new_tensor(
 
 def into(
     out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, o: Options, out_dtype: torch.dtype | None,
-    algorithm: str, workspace_limit: int,
+    algorithm: str, workspace_limit: int, float32_precision: str | None,
 ) -> None:  # fmt: skip
     """The result into `out`."""
     geometry.check_places(x, weight=weight, bias=bias, residual=residual, out=out)
-    request = Request(out_dtype, algorithm, os.environ.get(router.VARIABLE), workspace_limit)
+    request = request_of(x, out_dtype, algorithm, workspace_limit, float32_precision)
     if not on_cpu(x):
         module, prepared = calls.prepared(x, weight, bias, residual, out, o, request)
         module.conv2d_out(out, x, weight, bias, residual, prepared.call, stream(x))
@@ -97,6 +97,13 @@ def into(
         raise wrong
     if 0 not in shape:
         out.copy_(_by_torch(x, weight, bias, residual, o, out.dtype))
+
+
+def request_of(
+    x: Tensor, out_dtype: torch.dtype | None, algorithm: str, workspace_limit: int, float32_precision: str | None
+) -> Request:  # fmt: skip
+    """With what the environment variable and torch's settings say now."""
+    return Request(out_dtype, algorithm, os.environ.get(router.VARIABLE), workspace_limit, precision.of_call(float32_precision, x))
 
 
 def on_cpu(x: Tensor) -> bool:

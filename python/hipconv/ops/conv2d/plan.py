@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...arguments import require_dense, wrong_kind
 from ..plans import distinct_bytes, module_for, si, target_of, that_runs_here
-from . import calls, geometry, router
+from . import calls, geometry, precision, router
 from .calls import Request
 from .geometry import Ints, Padding, kind_of
 
@@ -40,6 +40,8 @@ class Conv2dPlan:
     """Two a product; bias, residual and activation are not counted."""
     workspace: int
     """Bytes of temporary memory, from torch's allocator."""
+    float32_precision: str | None
+    """Of the products of float32: "ieee", or "tf32" if they are made of factors rounded to it. None of other dtypes, and on the CPU."""
 
     @property
     def floor(self) -> str:
@@ -47,8 +49,9 @@ class Conv2dPlan:
         return f"the longer of {si(self.flops)}FLOP at the card's rate and a copy kernel's time for {si(self.bytes_moved)}B"
 
     def __str__(self) -> str:
+        rounded = ", float32 rounded to TF32" if self.float32_precision == "tf32" else ""
         return (
-            f"{self.form} on {self.target} in {self.layout}, chosen by {self.chosen_by} ({self.why}); algorithms that serve: "
+            f"{self.form} on {self.target} in {self.layout}{rounded}, chosen by {self.chosen_by} ({self.why}); algorithms that serve: "
             f"{', '.join(self.serves) or 'none'}; workspace {si(self.workspace)}B; {self.flops / max(1, self.bytes_moved):.1f} FLOP a "
             f"byte; floor: {self.floor}"
         )
@@ -70,6 +73,7 @@ def conv2d_plan(
     algorithm: str = "auto",
     out: Tensor | None = None,
     workspace_limit: int = router.WORKSPACE_LIMIT,
+    float32_precision: str | None = None,
     target: str | None = None,
 ) -> Conv2dPlan:
     """The plan of ``conv2d`` with the same arguments. No memory of a tensor is read or written.
@@ -79,6 +83,7 @@ def conv2d_plan(
     Args:
         x, weight, bias, residual, out: as for a call. Tensors on the meta device (``torch.empty(..., device="meta")``) take no memory;
             their storage counts as aligned to 16 bytes.
+        float32_precision: as for a call. None is what torch's settings say, for plans of NVIDIA's cards on any machine.
         target: an architecture: "gfx942", "sm_90" …, or "cpu". By default that of x's device and, for a meta tensor, that of the
             first GPU, or the CPU where there is none. It need not be in this machine: plans for other GPUs come from the same
             kernels' host code, which the first of them builds for this host, once, with a C++ compiler, and says so on stderr.
@@ -93,13 +98,16 @@ def conv2d_plan(
         raise wrong_kind(conv2d_plan, locals()) or error from None
     o = geometry.options(kernel, stride, padding, dilation, groups, padding_mode, activation)
     geometry.check_choices(algorithm, workspace_limit)
+    precision.check(float32_precision)
     serves: tuple[str, ...]
     try:
         require_dense(x=x, weight=weight, bias=bias, residual=residual, out=out)
         if x.dim() == 3:
             x, residual, out = x.unsqueeze(0), *(None if tensor is None else tensor.unsqueeze(0) for tensor in (residual, out))
         planned_for = target_of(x, target)
-        request = Request(out_dtype, algorithm, os.environ.get(router.VARIABLE), workspace_limit)
+        asked = float32_precision or (precision.of_torch() if planned_for.backend == "cuda" else "ieee")
+        request = Request(out_dtype, algorithm, os.environ.get(router.VARIABLE), workspace_limit, asked)
+        products: str | None = None
         shape = geometry.check(x, weight, bias, residual, out, out_dtype, o)
         if planned_for.backend == "cpu":
             chosen_by = router.requested(algorithm, request.variable, [router.CPU_METHOD])[1]
@@ -113,6 +121,7 @@ def conv2d_plan(
             choice = prepared.choice
             form = choice.algorithm + (f"_{choice.tile[0]}x{choice.tile[1]}" if any(choice.tile) else "")
             form += f"_split{choice.split_k}" if choice.split_k > 1 else ""
+            products = prepared.problem.float32_precision if x.dtype == torch.float32 else None
             name, why, chosen_by = choice.algorithm, choice.why, prepared.chosen_by
             serves, workspace = prepared.serving, prepared.workspace
     except Exception as error:
@@ -130,4 +139,5 @@ def conv2d_plan(
         bytes_moved=math.prod(shape) * result_dtype.itemsize + sum(distinct_bytes(tensor) for tensor in inputs),
         flops=2 * math.prod(shape) * math.prod(weight.shape[1:]),
         workspace=workspace,
+        float32_precision=products,
     )

@@ -21,6 +21,7 @@ class Problem(NamedTuple):
     groups: int
     dtype: str  # "bfloat16"
     layout: str  # "nhwc", "nchw": of x
+    float32_precision: str = "ieee"  # or "tf32", where the card has it; "ieee" of other dtypes
 
     @property
     def pixels(self) -> int:

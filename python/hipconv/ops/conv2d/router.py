@@ -33,8 +33,15 @@ ALGORITHMS = {
     "direct": Algorithm(
         "matrix cores on a patch of x in LDS: few channels or few filters, of a group or in all; 16-bit types", costs.direct
     ),
+    "split_warpgroup_gemm": Algorithm(
+        "float32 as sums of three products of TF32 parts, by the warpgroups of sm_90", costs.split_warpgroup_gemm
+    ),
     "relaid_implicit_gemm": Algorithm(
         "x repacked to dense channels-last memory first, then implicit_gemm; 16-bit types", costs.relaid_implicit_gemm
+    ),
+    "split_implicit_gemm": Algorithm(
+        "float32 as sums of three products of TF32 parts, on the matrix cores of sm_80 and later, in implicit_gemm's tiles",
+        costs.split_implicit_gemm,
     ),
     "implicit_gemm": Algorithm("matrix cores, output pixels by filters in tiles; split-K where tiles are few", costs.implicit_gemm),
     "naive": Algorithm("a thread per output: any shape, strides, groups, dilation and padding mode"),
