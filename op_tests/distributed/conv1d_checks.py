@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -191,6 +191,12 @@ WRONG: dict[str, Any] = {
         x, w, group=group, initial_states=torch.zeros(1, 3, 3) if rank == 1 else None
     ),
     "layout": lambda rank, x, w, group: distributed.causal_conv1d(x, w, group=group, layout="zigzag" if rank == 1 else "contiguous"),
+    "reduce_gradients": lambda rank, x, w, group: distributed.causal_conv1d(
+        x, w, group=group, reduce_gradients=cast(Any, "no") if rank == 1 else False
+    ),
+    "sizes": lambda rank, x, w, group: distributed.causal_conv1d(x, w, group=group, sizes=[4, 4] if rank == 1 else None),
+    # of one rank's tokens alone
+    "served": lambda rank, x, w, group: distributed.causal_conv1d(x[..., : 4 if rank == 1 else 0], w.double(), group=group),
     "gradient": lambda rank, x, w, group: distributed.causal_conv1d(x, w.clone().requires_grad_(rank == 1), group=group),
 }
 

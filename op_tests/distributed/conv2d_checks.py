@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, NamedTuple
+import os
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -110,6 +111,19 @@ def run(case: Case, ranks: tuple[int, ...] | None, device: str = "cpu") -> None:
         assert torch.allclose(gradient.float(), of_whole.float(), rtol=100 * eps, atol=400 * eps), name
 
 
+def _with_variable(name: str | None, call: Any) -> Any:
+    variable = "HIPCONV_CONV2D_ALGORITHM"
+    before = os.environ.pop(variable, None)
+    if name is not None:
+        os.environ[variable] = name
+    try:
+        return call()
+    finally:
+        os.environ.pop(variable, None)
+        if before is not None:
+            os.environ[variable] = before
+
+
 WRONG: dict[str, Any] = {
     "stride": lambda rank, x, w, group: distributed.conv2d(x, w, stride=2 if rank == 1 else 1, group=group),
     "filter": lambda rank, x, w, group: distributed.conv2d(x, w[:2] if rank == 1 else w, group=group),
@@ -118,6 +132,22 @@ WRONG: dict[str, Any] = {
     "channels": lambda rank, x, w, group: distributed.conv2d(x[:, :2], w, group=group),
     "too_small": lambda rank, x, w, group: distributed.conv2d(x[:, :, :0], w, group=group),
     "out_sizes": lambda rank, x, w, group: distributed.conv2d(x, w, group=group, out_sizes=[1, 1, 1]),
+    "out_sizes_of_others": lambda rank, x, w, group: distributed.conv2d(x, w, group=group, out_sizes=[5, 5] if rank == 1 else None),
+    "kind_of_out_sizes": lambda rank, x, w, group: distributed.conv2d(x, w, group=group, out_sizes=cast(Any, "10") if rank else None),
+    "reduce_gradients": lambda rank, x, w, group: distributed.conv2d(
+        x, w, group=group, reduce_gradients=cast(Any, "no") if rank == 1 else False
+    ),
+    # of which only a rank with outputs would see that they are wrong
+    "out_dtype": lambda rank, x, w, group: distributed.conv2d(x, w, group=group, out_sizes=[0, 10, 0], out_dtype=torch.int32),
+    "algorithm": lambda rank, x, w, group: distributed.conv2d(x, w, group=group, out_sizes=[0, 10, 0], algorithm="magic"),
+    "variable": lambda rank, x, w, group: _with_variable("magic", lambda: distributed.conv2d(x, w, group=group, out_sizes=[0, 10, 0])),
+    "other_variable": lambda rank, x, w, group: _with_variable(
+        "torch" if rank == 1 else None, lambda: distributed.conv2d(x, w, group=group)
+    ),
+    "served": lambda rank, x, w, group: distributed.conv2d(x.double(), w.double(), group=group, out_sizes=[0, 10, 0]),
+    "shape_of_residual": lambda rank, x, w, group: distributed.conv2d(
+        x, w, group=group, out_sizes=[0, 10, 0], residual=torch.zeros(1, 4, 10 if rank == 1 else 0, 6)
+    ),
 }
 
 
@@ -127,6 +157,39 @@ def refusals(name: str) -> str:
     text = refusal(lambda: WRONG[name](rank, x, weight, group))
     distributed.conv2d(x, weight, group=group)
     return text
+
+
+def refusals_of_kernels() -> list[str]:
+    """What the kernels of GPUs refuse, where one rank has all outputs: all raise it, before anything is sent."""
+    group, _, size = everyone()
+    x, weight = torch.randn(1, 3, 4, 7), torch.randn(4, 3, 3, 3)
+    texts = []
+    for algorithm in ("magic", "warpgroup_gemm"):
+        sizes = [6] + [0] * (size - 1) if size == 2 else None
+        texts.append(refusal(lambda a=algorithm, s=sizes: distributed.conv2d(x, weight, group=group, algorithm=a, out_sizes=s)))
+    distributed.conv2d(x, weight, group=group)
+    return texts
+
+
+def autocast() -> None:
+    """Under autocast, what `hipconv.conv2d` gives on the whole image: its dtype on every rank, its values, the parameters' gradients."""
+    group, _, size = everyone()
+    x, weight, bias = torch.randn(1, 4, 3 * size, 5), torch.randn(8, 4, 3, 3, requires_grad=True), torch.randn(8, dtype=torch.bfloat16)
+    residual = torch.randn(1, 8, 3 * size, 5)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = hipconv.conv2d(x, weight, bias, padding=1, residual=residual)
+        for out_sizes in (None, [3 * size] + [0] * (size - 1)):
+            given = distributed.shard(residual, 2, group, sizes=out_sizes)
+            out = distributed.conv2d(
+                distributed.shard(x, 2, group), weight, bias, padding=1, group=group, residual=given, out_sizes=out_sizes,
+                reduce_gradients=True,
+            )  # fmt: skip
+            wanted = distributed.shard(expected.detach(), 2, group, sizes=out_sizes)
+            assert out.dtype == wanted.dtype == torch.bfloat16 and out.shape == wanted.shape
+            assert torch.allclose(out.float(), wanted.float(), rtol=2e-2, atol=2e-2)
+            (dweight,) = torch.autograd.grad(out, weight, torch.ones_like(out))
+            (whole,) = torch.autograd.grad(expected, weight, torch.ones_like(expected), retain_graph=True)
+            assert dweight.dtype == torch.float32 and torch.allclose(dweight, whole, rtol=2e-2, atol=0.2)
 
 
 def styles() -> None:

@@ -138,13 +138,21 @@ def refusal(call: Any) -> str:
     """The error's class and text."""
     try:
         call()
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"
     raise AssertionError("nothing was raised")
 
 
 def starts(sizes: list[int]) -> list[int]:
     return list(itertools.accumulate(sizes, initial=0))[:-1]
+
+
+class _Raises(Tensor):
+    """Its shape cannot be had."""
+
+    @property
+    def shape(self) -> Any:  # type: ignore[override]
+        raise RuntimeError("no shape today")
 
 
 WRONG: dict[str, Any] = {
@@ -157,6 +165,12 @@ WRONG: dict[str, Any] = {
     "sizes": lambda rank, x, group: distributed.halo(x, 0, 1, 1, group, sizes=[2] * 3 if rank == 1 else None),
     "wrong_sizes": lambda rank, x, group: distributed.halo(x, 0, 1, 1, group, sizes=[2, 3, 2]),
     "gradient": lambda rank, x, group: distributed.halo(x.clone().requires_grad_(rank == 1), 0, 1, 1, group),
+    "sizes_of_others": lambda rank, x, group: distributed.halo(x, 0, 1, 1, group, sizes=[2, 2] if rank == 1 else None),
+    "negative_sizes": lambda rank, x, group: distributed.gather(x, 0, group, sizes=[2, 2, -2] if rank == 1 else None),
+    "kind_of_sizes": lambda rank, x, group: distributed.halo(x, 0, 1, 1, group, sizes=cast(Any, 2) if rank == 1 else None),
+    "kind_of_validate": lambda rank, x, group: distributed.halo(x, 0, 1, 1, group, validate=cast(Any, "no") if rank == 1 else True),
+    "another_error": lambda rank, x, group: distributed.halo(_Raises() if rank == 1 else x, 0, 1, 1, group),
+    "long_sizes": lambda rank, x, group: distributed.halo(x.reshape(2, *[1] * 60, *((1, 2) if rank == 1 else (2, 1))), 0, 1, 1, group),
     "call": lambda rank, x, group: distributed.gather(x, 0, group) if rank == 1 else distributed.halo(x, 0, 1, 1, group),
     "empty": lambda rank, x, group: distributed.halo(x[:0], 0, 1, 1, group, edge="wrap"),
     "zigzag": lambda rank, x, group: distributed.gather(x[rank:], 0, group, layout="zigzag"),
@@ -171,6 +185,37 @@ def refusals(name: str) -> str:
     text = refusal(lambda: WRONG[name](rank, x, group))
     distributed.halo(x, 0, 1, 1, group)
     return text
+
+
+def grad_mode_counts() -> None:
+    """A shard that requires grad on one rank alone is nobody's business where no gradient is recorded."""
+    group, rank, _ = everyone()
+    x = torch.ones(2, 2, requires_grad=rank == 1)
+    with torch.no_grad():
+        distributed.halo(x, 0, 1, 1, group)
+
+
+def compiled() -> None:
+    """torch.compile ends its graph before a call, and goes on behind it."""
+    group, _, size = everyone()
+    whole, weight, image = torch.randn(1, 3, 5 * size), torch.randn(3, 4), torch.randn(1, 2, 3 * size, 4)
+    filters = torch.randn(2, 2, 3, 3)
+
+    def model(x: Tensor, image: Tensor) -> Any:
+        y: Any = distributed.causal_conv1d(x + 1, weight, group=group, activation="silu")
+        around = distributed.halo(y * 2, 2, 1, 1, group).sum()
+        rows: Any = distributed.conv2d(image, filters, padding=1, group=group)
+        return around + distributed.gather(rows + 1, 2, group).sum() + distributed.shard(whole, 2, group).sum()
+
+    x = distributed.shard(whole, 2, group).requires_grad_()
+    mine = distributed.shard(image, 2, group)
+    optimised = torch.compile(model, backend="eager")
+    expected = model(x, mine)
+    for _ in range(2):
+        out = optimised(x, mine)
+        assert torch.allclose(out, expected)
+        (dx,), (wanted,) = torch.autograd.grad(out, x), torch.autograd.grad(model(x, mine), x)
+        assert same_bits(dx, wanted)
 
 
 def a_shape_that_one_rank_has_seen() -> str:
@@ -198,7 +243,6 @@ def local_refusals() -> list[str]:
         refusal(lambda: distributed.halo(x, 0, 1, 1, "world")),
         refusal(lambda: distributed.halo(x, 0, 1, 1, outsider)),
         refusal(lambda: distributed.halo(x, 0, 1, 1, group, validate=False)),
-        refusal(lambda: distributed.halo(x, 0, 1, 1, group, sizes=2)),  # type: ignore[arg-type]
         refusal(lambda: distributed.shard(x, 2, group)),
         refusal(lambda: distributed.shard(x, 0, group, sizes=[1, 1, 1])),
     ]

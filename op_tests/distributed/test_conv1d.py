@@ -59,6 +59,9 @@ EXPECTED = {
     "states": r"ValueError: rank 0 of the group refuses its arguments: initial_states: got shape \(1, 3, 2\), expected \(batch, dim, width",
     "some_states": "ValueError: tensors given: got x, weight, initial_states on rank 1 of the group, expected x, weight, which",
     "layout": "ValueError: layout: got zigzag on rank 1 of the group, expected contiguous",
+    "reduce_gradients": "TypeError: rank 1 of the group refuses its arguments: reduce_gradients: got 'no', expected a bool",
+    "sizes": r"ValueError: rank 1 of the group refuses its arguments: sizes: got \(4, 4\), expected one of at least 0 for each",
+    "served": "TypeError: rank 0 of the group refuses its arguments: weight: got dtype torch.float64, expected",
     "gradient": "ValueError: tensors that require grad: got weight on rank 1 of the group, expected ",
 }
 

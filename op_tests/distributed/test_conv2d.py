@@ -52,7 +52,16 @@ EXPECTED = {
     "residual": r"ValueError: residual: got parts of \(5, 6, 7\) along the split axis, expected those of the result, \(4, 3, 3\)",
     "channels": r"ValueError: weight: got shape \(4, 3, 3, 3\), expected \(out_channels, 2, height, width\)",
     "too_small": r"ValueError: x: got shape \(1, 3, 0, 7\), whose height with padding is 0, expected at least 3",
-    "out_sizes": r"ValueError: out_sizes: got \(1, 1, 1\), expected 3 of at least 0, which make 10",
+    "out_sizes": r"ValueError: out_sizes: got \(1, 1, 1\), expected ones that make 10",
+    "out_sizes_of_others": r"ValueError: rank 1 of the group refuses its arguments: out_sizes: got \(5, 5\), expected one of at least 0",
+    "kind_of_out_sizes": "TypeError: rank 1 of the group refuses its arguments: out_sizes: got '10', expected a list of integers",
+    "reduce_gradients": "TypeError: rank 1 of the group refuses its arguments: reduce_gradients: got 'no', expected a bool",
+    "out_dtype": "TypeError: rank 0 of the group refuses its arguments: out_dtype: got torch.int32, expected None, torch.float32",
+    "algorithm": "ValueError: rank 0 of the group refuses its arguments: algorithm: got 'magic', expected one of 'auto', 'torch'",
+    "variable": "ValueError: rank 0 of the group refuses its arguments: HIPCONV_CONV2D_ALGORITHM: got 'magic', expected one of",
+    "other_variable": "ValueError: HIPCONV_CONV2D_ALGORITHM: got torch on rank 1 of the group, expected None",
+    "served": "TypeError: rank 0 of the group refuses its arguments: x: got dtype torch.float64, expected",
+    "shape_of_residual": r"ValueError: residual: got shape \[1, 4, 'any', 6\], expected this rank's part of the result, \[1, 4, 'any', 5\]",
 }
 
 
@@ -61,6 +70,17 @@ def test_every_rank_raises_the_same_error(name) -> None:
     texts = pool_of(3).run("conv2d_checks", "refusals", name)
     assert len(set(texts)) == 1, texts
     assert re.match(EXPECTED[name], texts[0]), texts[0]
+
+
+def test_what_the_kernels_of_gpus_refuse_every_rank_raises() -> None:
+    texts = pool_of(2, **WAYS["simt-wave64"]).run("conv2d_checks", "refusals_of_kernels")
+    assert texts[0] == texts[1]
+    assert texts[0][0].startswith("ValueError: rank 0 of the group refuses its arguments: algorithm: got 'magic', expected one of"), texts
+    assert texts[0][1].startswith("ValueError: algorithm: got 'warpgroup_gemm', which serves"), texts
+
+
+def test_it_follows_autocast() -> None:
+    pool_of(3).run("conv2d_checks", "autocast")
 
 
 @pytest.mark.parametrize("size", [2, 3] if EVERYTHING else [2])  # each rank imports DTensor, which takes seconds

@@ -54,6 +54,12 @@ EXPECTED = {
     "sizes": r"ValueError: sizes: got \(2, 2, 2\) on rank 1 of the group, expected not given",
     "wrong_sizes": r"ValueError: rank 1 of the group refuses its arguments: sizes: got \(2, 3, 2\), whose entry 1 is this rank's",
     "gradient": "ValueError: x requires grad: got True on rank 1 of the group, expected False",
+    "sizes_of_others": r"ValueError: rank 1 of the group refuses its arguments: sizes: got \(2, 2\), expected one of at least 0 for each",
+    "negative_sizes": r"ValueError: rank 1 of the group refuses its arguments: sizes: got \(2, 2, -2\), expected one of at least 0",
+    "kind_of_sizes": "TypeError: rank 1 of the group refuses its arguments: sizes: got 2, expected a list of integers",
+    "kind_of_validate": "TypeError: rank 1 of the group refuses its arguments: validate: got 'no', expected a bool",
+    "another_error": "RuntimeError: rank 1 of the group refuses its arguments: no shape today",
+    "long_sizes": r"ValueError: shape of x: got \['any', 1, .*\.\.\. \(\d+ characters, digest \w+\) on rank 1 of the group, expected",
     "call": "ValueError: call: got hipconv.distributed.gather on rank 1 of the group, expected hipconv.distributed.halo",
     "empty": "ValueError: x: got no element along dim 0 on any rank, expected at least one for edge 'wrap'",
     "zigzag": r"ValueError: x: got shards of \(2, 1, 0\), expected \(1, 1, 1\) with layout 'zigzag'",
@@ -65,6 +71,11 @@ def test_every_rank_raises_the_same_error_which_names_the_rank_that_differs(name
     texts = pool_of(3).run("halo_checks", "refusals", name)
     assert len(set(texts)) == 1, texts
     assert re.match(EXPECTED[name], texts[0]), texts[0]
+
+
+@pytest.mark.parametrize("check", ["grad_mode_counts", "compiled"])
+def test_it_goes_well_with(check) -> None:
+    pool_of(2).run("halo_checks", check)
 
 
 def test_a_rank_that_has_seen_its_shape_before_meets_one_that_has_not() -> None:
@@ -80,7 +91,7 @@ def test_a_call_that_only_one_rank_makes_is_found_at_the_next_one() -> None:
 
 def test_what_this_rank_alone_can_know_is_raised_by_it() -> None:
     for text in pool_of(2).run("halo_checks", "local_refusals"):
-        for one, name in zip(text, ("group", "group", "sizes", "sizes", "dim", "sizes"), strict=True):
+        for one, name in zip(text, ("group", "group", "sizes", "dim", "sizes"), strict=True):
             assert re.match(rf"(Type|Value)Error: {name}: got .*, expected", one), one
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+import functools
 from typing import Any
 
 import torch
@@ -11,14 +12,16 @@ from torch.autograd.function import once_differentiable
 
 from ..arguments import SILU, describe, flag, parse_activation, require_dense, require_floats, require_shape, wrong_rows
 from . import rows
+from .graphs import outside_of_graphs
 from .groups import Group, group_of
-from .halo import check_name, check_zigzag, checked_sizes
+from .halo import check_name, check_zigzag
 from .header import Local, agree
 from .routes import LAYOUTS, Chunks, contiguous, zigzag
 from .rows import Context, Plan
 from .sums import summed
 
 
+@outside_of_graphs
 def causal_conv1d(
     x: Tensor,
     weight: Tensor,
@@ -59,7 +62,7 @@ def causal_conv1d(
 
     Raises:
         TypeError, ValueError: an argument that does not fit, on every rank the same error (with validate=False on this rank alone).
-        RuntimeError: a rank is gone (from torch.distributed).
+        RuntimeError: a rank is gone (from torch.distributed; with NCCL its watchdog ends the process).
         hipconv.errors.JitError: the kernels had to be built and could not be.
 
     The output, the final states, the gradient of x and that of initial_states have the bits that one device computes from the whole
@@ -71,24 +74,23 @@ def causal_conv1d(
     output of as many tokens behind it. Every rank of the group must call, and, where one computes gradients, all must.
     """
     here = group_of(group)
-    validate, reduces = flag("validate", validate), flag("reduce_gradients", reduce_gradients)
-    given = checked_sizes(sizes)
     tensors = {"x": x, "weight": weight, "bias": bias, "seq_idx": seq_idx, "cu_seqlens": cu_seqlens, "initial_states": initial_states}
     bias = None if isinstance(bias, Tensor) and bias.numel() == 0 else bias
 
     def look() -> Local:
-        settings = _checked(tensors, return_final_states)
+        settings = _checked(tensors)
         parse_activation(activation, SILU)
         check_name("layout", layout, LAYOUTS)
-        rest = {"activation": activation or None, "layout": layout, "return_final_states": bool(return_final_states)}
-        return Local({**settings, **rest, "reduce_gradients": reduces}, x.shape[2])
+        flags = {"return_final_states": return_final_states, "reduce_gradients": reduce_gradients}
+        chosen = {name: flag(name, value) for name, value in flags.items()}
+        return Local({**settings, "activation": "silu" if SILU[activation] else None, "layout": layout, **chosen}, x.shape[2])
 
-    _, all_sizes, _ = agree("hipconv.distributed.causal_conv1d", here, look, validate, given)
+    all_sizes, _ = agree("hipconv.distributed.causal_conv1d", here, look, near=x, validate=validate, sizes=sizes)
     chunks = contiguous(all_sizes) if layout == "contiguous" else zigzag(sum(all_sizes), here.size)
     check_zigzag(layout, all_sizes, chunks)
     if cu_seqlens is not None:
         seq_idx = _ids_of(cu_seqlens, chunks, here)
-    plan = Plan(here, chunks, weight.shape[1] - 1, SILU[activation], bool(return_final_states), reduces)
+    plan = Plan(here, chunks, weight.shape[1] - 1, SILU[activation], bool(return_final_states), bool(reduce_gradients))
     out, final_states = _CausalConv1d.apply(x, weight, bias, initial_states, seq_idx, plan)
     return (out, final_states) if return_final_states else out
 
@@ -121,7 +123,7 @@ def _ids_of(cu_seqlens: Tensor, chunks: Chunks, group: Group) -> Tensor:
     return torch.searchsorted(cu_seqlens[1:].long(), torch.cat(mine), right=True).int()[None]
 
 
-def _checked(tensors: dict[str, Any], return_final_states: object) -> dict[str, object]:
+def _checked(tensors: dict[str, Any]) -> dict[str, object]:
     """What all ranks must have alike; TypeError or ValueError for what is wrong here."""
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor) and (tensor is not None or name in ("x", "weight")):
@@ -152,7 +154,7 @@ def _checked(tensors: dict[str, Any], return_final_states: object) -> dict[str, 
         require_shape("initial_states", initial_states, (batch, dim, width - 1), "(batch, dim, width - 1)", x)
         if initial_states.dtype != x.dtype:
             raise TypeError(f"initial_states: got dtype {initial_states.dtype}, expected that of x, {x.dtype}")
-    flag("return_final_states", return_final_states)
+    _require_served(x.device, x.dtype, weight.dtype, None if bias is None or not bias.numel() else bias.dtype, width)
     gradients = torch.is_grad_enabled()
     present = {name: tensor for name, tensor in tensors.items() if tensor is not None and (name != "bias" or tensor.numel())}
     return {
@@ -166,3 +168,14 @@ def _checked(tensors: dict[str, Any], return_final_states: object) -> dict[str, 
         "documents of cu_seqlens": None if cu_seqlens is None else len(cu_seqlens) - 1,
         "tensors that require grad": ", ".join(name for name, tensor in present.items() if gradients and tensor.requires_grad),
     }
+
+
+@functools.lru_cache(256)
+def _require_served(
+    device: torch.device, dtype: torch.dtype, weight_dtype: torch.dtype, bias_dtype: torch.dtype | None, width: int
+) -> None:
+    """Have the kernels look at these dtypes, on a row without tokens: a rank that has none would see nothing wrong, and send."""
+    row = torch.empty(1, 1, 0, dtype=dtype, device=device)
+    weight = torch.empty(1, width, dtype=weight_dtype, device=device)
+    bias = None if bias_dtype is None else torch.empty(1, dtype=bias_dtype, device=device)
+    torch.ops.hipconv.causal_conv1d_states_fwd.default(torch.empty_like(row), None, row, weight, bias, None, None, False)

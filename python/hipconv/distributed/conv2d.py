@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+import os
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..arguments import describe, flag
-from ..ops.conv2d import calls, geometry
+from ..ops.conv2d import calls, geometry, router
 from ..ops.conv2d.geometry import Ints, Kind, Options, Padding
+from ..ops.transforms import autocast
 from .exchange import fetch, new_as
+from .graphs import outside_of_graphs
 from .groups import Group, group_of
-from .halo import checked_sizes
-from .header import Local, agree
-from .routes import contiguous, even_sizes, windows
+from .header import Local, agree, checked_sizes
+from .routes import contiguous, even_sizes, lengths, windows
 from .sums import SumGradients
 
 EDGES = {"zeros": "zeros", "replicate": "first", "circular": "wrap", "reflect": "reflect"}
 
 
+@outside_of_graphs
 def conv2d(
     x: Tensor,
     weight: Tensor,
@@ -63,46 +66,59 @@ def conv2d(
 
     Raises:
         TypeError, ValueError: an argument that does not fit, on every rank the same error (with validate=False on this rank alone).
-        RuntimeError: a rank is gone (from torch.distributed), or a kernel could not be launched.
+        RuntimeError: a rank is gone (from torch.distributed; with NCCL its watchdog ends the process), or a kernel could not be launched.
         hipconv.errors.JitError: the kernels had to be built and could not be.
 
     What a rank's outputs need of x, wherever it lies, comes in one exchange. Algorithm, tile and split are those of the call on the whole
-    image, so that each output is the same sum; where they do not serve the part, others are taken. On the CPU torch computes, whose sums
+    image, so that each output is the same sum; where they do not serve the part, or only a whole image is too large for better ones, others are
+    taken. Autocast casts x, weight, bias and residual to its dtype, before the exchange. On the CPU torch computes, whose sums
     may depend on the size of what it is given.
     """
     here = group_of(group)
-    validate, reduces = flag("validate", validate), flag("reduce_gradients", reduce_gradients)
-    given, given_out = checked_sizes(sizes), checked_sizes(out_sizes)
     arguments = (stride, padding, dilation, groups, padding_mode, activation)
+    tensors: dict[str, Any] = {"x": x, "weight": weight, "bias": bias, "residual": residual}
 
     def look() -> Local:
         axis = _axis(x, shard_dim)
         geometry.check_choices(algorithm, 0)
-        _check_tensors(x, weight, bias, residual)
+        _check_places(tensors)
+        cast = {name: autocast(tensor) for name, tensor in tensors.items()}
+        settings = _settings(cast, axis)
         o = geometry.options(geometry.kernel_size(weight.shape), *arguments)
-        settings = _settings(x, weight, bias, residual, axis) | o._asdict()
-        more = {"out_dtype": out_dtype, "algorithm": algorithm, "out_sizes": given_out, "reduce_gradients": reduces}
-        return Local(settings | more, x.shape[axis], 0 if residual is None else residual.shape[axis])
+        calls.check_request(x, out_dtype, algorithm)
+        more = {
+            "out_dtype": out_dtype, "algorithm": algorithm, router.VARIABLE: os.environ.get(router.VARIABLE),
+            "out_sizes": checked_sizes("out_sizes", out_sizes, here), "reduce_gradients": flag("reduce_gradients", reduce_gradients),
+        }  # fmt: skip
+        return Local({**settings, **o._asdict(), **more}, x.shape[axis], 0 if residual is None else residual.shape[axis])
 
-    _, all_sizes, residual_sizes = agree("hipconv.distributed.conv2d", here, look, validate, given)
+    all_sizes, residual_sizes = agree("hipconv.distributed.conv2d", here, look, near=x, validate=validate, sizes=sizes)
     axis, o = _axis(x, shard_dim), geometry.options(geometry.kernel_size(weight.shape), *arguments)
     whole_shape = list(x.shape)
     whole_shape[axis] = sum(all_sizes)
     out_shape = geometry.out_shape(whole_shape, weight.shape, o)
-    parts = _out_sizes(given_out, out_shape[axis], here)
-    if residual is not None and residual_sizes != (parts if validate else parts[here.rank : here.rank + 1]):
-        raise ValueError(f"residual: got parts of {residual_sizes} along the split axis, expected those of the result, {parts}")
+    parts = _out_sizes(out_sizes, out_shape[axis], here)
+    if residual is not None:
+        _check_residual(residual, axis, residual_sizes, parts if validate else parts[here.rank : here.rank + 1], out_shape)
     local, wants = _local_problem(o, axis, all_sizes, parts, weight)
-    fetched = fetch(x, axis, wants, here)
-    if reduces:
+    if reduce_gradients:  # before autocast, so that the sums have the dtype of the parameters
         weight, bias = SumGradients.apply(here, weight, bias)
+    x, weight, bias, residual = (autocast(tensor) for tensor in (x, weight, bias, residual))
+    whole = calls.Whole(_dense(x, whole_shape), None if residual is None else _dense(residual, out_shape), o)
+    of_ranks = []
+    for rank, size in enumerate(parts):
+        shapes = [
+            [n if i == axis else size for i, size in enumerate(s)] for n, s in ((sum(lengths(wants[rank])), x.shape), (size, out_shape))
+        ]
+        of_ranks.append((_dense(x, shapes[0]), None if residual is None else _dense(residual, shapes[1])))
+    calls.check_parts(x, weight, bias, whole, of_ranks, local, out_dtype, algorithm)
+    fetched = fetch(x, axis, wants, here)
     if not parts[here.rank]:
         shape = [0 if i == axis else size for i, size in enumerate(out_shape)]
         empty = new_as(x, shape).to(out_dtype or x.dtype)
         for tensor in (fetched, weight, bias, residual):  # their gradients are zeros, and take part in the ranks' exchanges
             empty = empty if tensor is None else empty + tensor.sum().to(empty.dtype)
         return empty
-    whole = calls.Whole(_dense(x, whole_shape), None if residual is None else _dense(residual, out_shape), o)
     with calls.pinned_to(whole):
         return torch.ops.hipconv.conv2d.default(
             fetched, weight, bias, residual, *local[:4], padding_mode=o.padding_mode, activation=o.activation, out_dtype=out_dtype,
@@ -125,14 +141,21 @@ def _local_problem(o: Options, axis: int, sizes: tuple[int, ...], parts: tuple[i
     return o._replace(padding=other), wants
 
 
-def _out_sizes(given: tuple[int, ...] | None, total: int, group: Group) -> tuple[int, ...]:
+def _out_sizes(given: Sequence[int] | None, total: int, group: Group) -> tuple[int, ...]:
     if given is None:
         return even_sizes(total, group.size)
-    if len(given) != group.size or min(given) < 0 or sum(given) != total:
-        raise ValueError(
-            f"out_sizes: got {given}, expected {group.size} of at least 0, which make {total}, the size of the result, together"
-        )
-    return given
+    if sum(given) != total:
+        raise ValueError(f"out_sizes: got {tuple(given)}, expected ones that make {total}, the size of the result, together")
+    return tuple(given)
+
+
+def _check_residual(residual: Tensor, axis: int, found: Sequence[int], parts: Sequence[int], out_shape: Sequence[int]) -> None:
+    """Every rank knows all of it, so that all raise."""
+    if tuple(found) != tuple(parts):
+        raise ValueError(f"residual: got parts of {tuple(found)} along the split axis, expected those of the result, {tuple(parts)}")
+    got, expected = ([size if i != axis else "any" for i, size in enumerate(shape)] for shape in (residual.shape, out_shape))
+    if got != expected:
+        raise ValueError(f"residual: got shape {got}, expected this rank's part of the result, {expected}")
 
 
 def _dense(like: Tensor, shape: Sequence[int]) -> Kind:
@@ -156,21 +179,22 @@ def _axis(x: object, shard_dim: object) -> int:
     return shard_dim % 4
 
 
-def _check_tensors(x: Tensor, weight: Any, bias: Any, residual: Any) -> None:
-    for name, tensor in (("weight", weight), ("bias", bias), ("residual", residual)):
-        if not isinstance(tensor, Tensor) and (tensor is not None or name == "weight"):
-            raise TypeError(f"{name}: got {describe(tensor)}, expected a torch.Tensor" + ("" if name == "weight" else " or None"))
-    geometry.check_places(x, weight=weight, bias=bias, residual=residual)
+def _check_places(tensors: dict[str, Any]) -> None:
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor) and (tensor is not None or name in ("x", "weight")):
+            raise TypeError(f"{name}: got {describe(tensor)}, expected a torch.Tensor" + ("" if name in ("x", "weight") else " or None"))
+    geometry.check_places(**tensors)
+
+
+def _settings(tensors: dict[str, Any], axis: int) -> dict[str, Any]:
+    """Of tensors as autocast leaves them."""
+    x, weight, bias, residual = tensors.values()
     geometry.check_dtypes(x, weight, bias=bias, residual=residual)
     if bias is not None and tuple(bias.shape) != tuple(weight.shape[:1]):
         raise ValueError(f"bias: got shape {tuple(bias.shape)}, expected (out_channels,) = ({weight.shape[0]},)")
     if residual is not None and residual.dim() != 4:
         raise ValueError(f"residual: got shape {tuple(residual.shape)}, expected this rank's part of the result, of 4 dimensions")
-
-
-def _settings(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, axis: int) -> dict[str, Any]:
-    present = {"x": x, "weight": weight, "bias": bias, "residual": residual}
-    given = {name: tensor for name, tensor in present.items() if tensor is not None}
+    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     shapes = {f"shape of {name}": [*tensor.shape] for name, tensor in given.items()}
     for name in given.keys() & {"x", "residual"}:
         shapes[f"shape of {name}"][axis] = "any"  # type: ignore[call-overload]

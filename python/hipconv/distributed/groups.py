@@ -38,9 +38,14 @@ def group_of(group: object) -> Group:
     return Group(group, group.rank(), group.size())
 
 
-def device_for_messages(group: Group) -> torch.device:
+def device_for_messages(group: Group, near: object = None) -> torch.device:
     """Where small messages between processes may lie: on the host, where the group has a backend for it (a host then need not wait for its
-    GPU), else on the current GPU.
+    GPU), else on the GPU of the tensor `near`, which this rank's data will travel from too, else on the one that the group was made for,
+    or the current one.
     """
     devices = {getattr(device, "type", device) for device in getattr(group.process_group, "_device_types", ())}
-    return torch.device("cpu") if "cpu" in devices or not devices else torch.device("cuda", torch.cuda.current_device())
+    if "cpu" in devices or not devices:
+        return torch.device("cpu")
+    if isinstance(near, torch.Tensor) and near.is_cuda:
+        return near.device
+    return getattr(group.process_group, "bound_device_id", None) or torch.device("cuda", torch.cuda.current_device())

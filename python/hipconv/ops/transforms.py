@@ -144,6 +144,14 @@ def cast_by_autocast(library: torch.library.Library, name: str, names: Sequence[
     register("cuda", "AutocastCUDA")
 
 
+def autocast(value: Any) -> Any:
+    """A tensor as an operator that `cast_by_autocast` names it for gets it; everything else as it is. Differentiable."""
+    if not isinstance(value, Tensor) or value.device.type not in ("cpu", "cuda") or not torch.is_autocast_enabled(value.device.type):
+        return value
+    floating = value.is_floating_point() and value.dtype != torch.float64
+    return value.to(torch.get_autocast_dtype(value.device.type)) if floating else value
+
+
 def without_autocast() -> Any:
     """A context in which no autocast touches what the operators are given."""
     key = torch._C.DispatchKey

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 from contextvars import ContextVar
 import functools
+import os
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -36,6 +37,7 @@ class Prepared(NamedTuple):
     choice: Choice
     chosen_by: str
     serving: tuple[str, ...]
+    allowed: tuple[tuple[str, Tiles], ...]  # of those, what the caller leaves open
     problem: Problem
     workspace: int
 
@@ -69,7 +71,7 @@ def prepare(
         variable = None  # only other cards have it
     wanted, chosen_by = router.requested(r.algorithm, variable, names)
     if 0 in shape:
-        return Prepared(call(names[-1]), Choice("none", (0, 0), 1, "nothing to compute"), "the empty result", (), problem, 0)
+        return Prepared(call(names[-1]), Choice("none", (0, 0), 1, "nothing to compute"), "the empty result", (), (), problem, 0)
     serving, refusals = _who_serves(module, card, (result, *on_meta), x.dtype, call, r.workspace_limit)
     if wanted in refusals:
         others = ", ".join(f"'{name}'" for name in serving)
@@ -80,13 +82,13 @@ def prepare(
         chosen = call(pin.algorithm, pin.tile, pin.split_k)
         if module.conv2d_refusal(result, *on_meta, chosen) is None:
             workspace = module.conv2d_workspace(result, *on_meta, chosen)
-            return Prepared(chosen, pin, chosen_by, tuple(serving), problem, workspace)
+            return Prepared(chosen, pin, chosen_by, tuple(serving), tuple(allowed.items()), problem, workspace)
     while True:
         choice = router.choose(problem, card, tuple(allowed.items()), limit)
         chosen = call(choice.algorithm, choice.tile, choice.split_k)
         workspace = module.conv2d_workspace(result, *on_meta, chosen)
         if workspace <= r.workspace_limit or limit == 0:
-            return Prepared(chosen, choice, chosen_by, tuple(serving), problem, workspace)
+            return Prepared(chosen, choice, chosen_by, tuple(serving), tuple(allowed.items()), problem, workspace)
         limit = max(0, limit - (workspace - r.workspace_limit))  # the kernel takes more than the partial sums
 
 
@@ -151,12 +153,12 @@ def prepared(
     target = targets.of(x.device)
     card = card_of(x.device) if x.is_cuda else card_named(target.arch)
     kinds = [None if tensor is None else kind_of(tensor) for tensor in (bias, residual, out)]
-    whole, pin = _whole.get(), None
-    if whole is not None:  # autocast may have changed dtypes since it was described
-        of_whole = whole.x._replace(dtype=x.dtype)
-        residual_of_whole = None if whole.residual is None or kinds[1] is None else whole.residual._replace(dtype=kinds[1].dtype)
-        pin = prepare(target, card, of_whole, kind_of(weight), kinds[0], residual_of_whole, None, whole.options, r).choice
-    return jit.module("conv2d", target), prepare(target, card, kind_of(x), kind_of(weight), *kinds, o, r, pin)
+    whole = _whole.get()
+    if whole is None:
+        found = prepare(target, card, kind_of(x), kind_of(weight), *kinds, o, r)
+    else:
+        found = prepare_part(target, card, kind_of(x), kind_of(weight), kinds[0], kinds[1], o, r, whole)
+    return jit.module("conv2d", target), found
 
 
 # ---- parts of an image --------------------------------------------------------------------------------------------------------------
@@ -168,6 +170,53 @@ class Whole(NamedTuple):
     x: Kind
     residual: Kind | None
     options: Options
+
+
+SLOWER = 1.25  # times, by the estimates: what a limit that only a whole image meets may cost its parts
+
+
+def prepare_part(
+    target: Target, card: Card, x: Kind, weight: Kind, bias: Kind | None, residual: Kind | None, o: Options, r: Request, whole: Whole
+) -> Prepared:
+    """The launch for a part of an image, with the plan of the whole where it serves.
+
+    A whole image may be so large that what is best for it does not serve it, or needs more memory than `workspace_limit`. Where its plan
+    is that much slower, or where the algorithm that is asked for serves the part alone, the part gets a plan of its own.
+    """
+    alone = prepare(target, card, x, weight, bias, residual, None, o, r)
+    try:
+        of_whole = prepare(target, card, whole.x, weight, bias, whole.residual, None, whole.options, r)
+    except ValueError:  # the arguments fit, as the part shows
+        return alone
+    limits = [router.estimated_us(of_whole.problem, card, served.allowed, r.workspace_limit) for served in (of_whole, alone)]
+    if not alone.allowed or limits[0] > SLOWER * limits[1]:
+        return alone
+    return prepare(target, card, x, weight, bias, residual, None, o, r, of_whole.choice)
+
+
+def check_parts(
+    x: Tensor, weight: Tensor, bias: Tensor | None, whole: Whole, parts: Sequence[tuple[Kind, Kind | None]], o: Options,
+    out_dtype: torch.dtype | None, algorithm: str,
+) -> None:  # fmt: skip
+    """Raise what the call on a part of the image, as (x, residual), would raise, whichever part it is: TypeError or ValueError."""
+    target = targets.of(x.device)
+    if x.device.type == "cpu" and target.backend == "cpu":
+        return
+    card = card_of(x.device) if x.is_cuda else card_named(target.arch)
+    request = Request(out_dtype, algorithm, os.environ.get(router.VARIABLE), router.WORKSPACE_LIMIT)
+    filters, of_bias = kind_of(weight), None if bias is None else kind_of(bias)
+    for of_x, of_residual in parts:
+        if 0 not in of_x.shape:
+            prepare_part(target, card, of_x, filters, of_bias, of_residual, o, request, whole)
+
+
+def check_request(x: Tensor, out_dtype: torch.dtype | None, algorithm: str) -> None:
+    """Raise what is wrong with the dtype of a result, and with an algorithm's name or the environment's."""
+    geometry.check_out_dtype(out_dtype)
+    target = targets.of(x.device)
+    on_cpu = x.device.type == "cpu" and target.backend == "cpu"
+    names = [router.CPU_METHOD] if on_cpu else jit.module("conv2d", target).conv2d_algorithms()
+    router.requested(algorithm, os.environ.get(router.VARIABLE), names)
 
 
 _whole: ContextVar[Whole | None] = ContextVar("hipconv_conv2d_whole", default=None)
