@@ -101,6 +101,42 @@ def halo_of_integers_and_second_derivatives() -> None:
     assert torch.allclose(ddx, 12 * x)
 
 
+def views_that_are_negated_or_conjugated() -> None:
+    """torch negates and conjugates such views when it reads them; what travels is what they hold then."""
+    group, rank, size = everyone()
+    whole = torch.randn(3 * size, 2, dtype=torch.complex64)
+    x = whole[3 * rank : 3 * rank + 3]
+    for view, of_whole in ((x.conj(), whole.conj()), (x.conj().imag, whole.conj().imag), (torch._neg_view(x), -whole)):
+        assert view.is_conj() or view.is_neg()
+        wanted = around(of_whole.resolve_conj().resolve_neg(), 0, 3 * rank - 2, 3 * rank + 5, "zeros")
+        assert same_bits(
+            torch.view_as_real(distributed.halo(view, 0, 2, 2, group)) if wanted.is_complex() else distributed.halo(view, 0, 2, 2, group),
+            torch.view_as_real(wanted) if wanted.is_complex() else wanted,
+        )
+        assert torch.equal(distributed.gather(view, 0, group), of_whole)
+
+
+def a_gather_packs_once() -> None:
+    """What a rank sends is not copied once for every other rank."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Largest(TorchDispatchMode):
+        sent = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            if "cat" in str(func) or "pad" in str(func):
+                self.sent = max(self.sent, out.numel() * out.element_size())
+            return out
+
+    group, rank, size = everyone()
+    x = torch.randn(1000 + rank)
+    with Largest() as largest:
+        whole = distributed.gather(x, 0, group)
+    assert whole.numel() == sum(1000 + r for r in range(size)) and same_bits(whole[sum(1000 + r for r in range(rank)) :][: 1000 + rank], x)
+    assert largest.sent <= 4 * (1000 + size), largest.sent
+
+
 def layouts_are_kept() -> None:
     group, _, _ = everyone()
     x = torch.randn(2, 8, 4, 4).to(memory_format=torch.channels_last)

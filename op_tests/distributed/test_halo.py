@@ -10,6 +10,7 @@ import pytest
 
 from distributed.halo_checks import SHARDS, WRONG
 from distributed.pool import end_all, pool_of
+from hipconv.distributed.routes import around, contiguous
 
 CASES: list[tuple[int, tuple[int, ...] | None, str]] = [
     *((3, None, shards) for shards in SHARDS),
@@ -33,6 +34,21 @@ def test_a_halo_is_what_stands_there_in_the_whole_tensor_and_so_is_its_gradient(
 @pytest.mark.parametrize("size", [2, 3])
 def test_halos_of_integers_and_second_derivatives(size) -> None:
     pool_of(size).run("halo_checks", "halo_of_integers_and_second_derivatives")
+
+
+def test_a_gather_packs_once() -> None:
+    pool_of(3).run("halo_checks", "a_gather_packs_once")
+
+
+@pytest.mark.parametrize("sizes", [(5, 0, 7), (1, 2, 1, 3), (12,)])
+def test_what_is_reflected_travels_in_runs(sizes) -> None:
+    chunks, total = contiguous(sizes), sum(sizes)
+    lies = [(chunk.rank, place) for chunk in chunks for place in range(chunk.size)]
+    for start, stop in ((1 - total, 2 * total - 1), (-3, 2), (-4, -1), (total - 1, total + 3), (total + 1, total + 4), (2, 2)):
+        parts = around(chunks, start, stop, "reflect")
+        places = [(p.rank, p.at + i) for p in parts for i in (range(p.size)[::-1] if p.backwards else range(p.size))]
+        assert places == [lies[total - 1 - abs(total - 1 - abs(at))] for at in range(start, stop)], (start, stop)
+        assert len(parts) <= 3 * len(sizes)
 
 
 def test_memory_layouts_are_kept() -> None:
@@ -73,7 +89,7 @@ def test_every_rank_raises_the_same_error_which_names_the_rank_that_differs(name
     assert re.match(EXPECTED[name], texts[0]), texts[0]
 
 
-@pytest.mark.parametrize("check", ["grad_mode_counts", "compiled"])
+@pytest.mark.parametrize("check", ["grad_mode_counts", "compiled", "views_that_are_negated_or_conjugated"])
 def test_it_goes_well_with(check) -> None:
     pool_of(2).run("halo_checks", check)
 

@@ -37,7 +37,7 @@ class Exchange:
         if group.size == 1:
             self.received = torch.empty(0, dtype=torch.uint8, device=device)
             return
-        packed = [[_bytes_of(tensor) for tensor in tensors] for tensors in outgoing]
+        packed = [[bytes_of(tensor) for tensor in tensors] for tensors in outgoing]
         flat = [tensor for tensors in packed for tensor in tensors]
         sent = torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8, device=device)
         to = [sum(tensor.numel() for tensor in tensors) for tensors in packed]
@@ -88,6 +88,8 @@ class PartsExchange:
                     piece = self._mine(which, part) if part.rank == self.group.rank else next(came[part.rank])
                     if part.repeat > 1:
                         piece = piece.expand(self._shape(which, part.repeat))
+                    elif part.backwards:
+                        piece = piece.flip(self.dims[which])
                 found[which].append(piece)
         return found
 
@@ -128,6 +130,8 @@ class _GiveBack(torch.autograd.Function):
         for part, piece in zip(mine, dout.split(lengths(mine), dim) if mine else (), strict=True):
             if part.repeat > 1:
                 piece = piece.sum(dim, keepdim=True, dtype=_wide(dout.dtype)).to(dout.dtype)
+            elif part.backwards:
+                piece = piece.flip(dim)
             pieces.append(piece)
         shape = list(dout.shape)
         outgoing, incoming, places = [], [], []
@@ -153,8 +157,8 @@ def fetch(x: Tensor, dim: int, wants: Wants, group: Group) -> Tensor:
     return _Fetch.apply(x, dim, wants, group)
 
 
-def _bytes_of(tensor: Tensor) -> Tensor:
-    flat = tensor.reshape(-1).contiguous()
+def bytes_of(tensor: Tensor) -> Tensor:
+    flat = tensor.resolve_conj().resolve_neg().reshape(-1).contiguous()
     return flat.as_strided(flat.shape, (1,)).view(torch.uint8)  # one element is contiguous at any stride, and then has no view
 
 
