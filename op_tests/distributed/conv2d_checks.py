@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import pickle
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -195,7 +196,7 @@ def autocast() -> None:
 def styles() -> None:
     """A small model under parallelize_module, DTensors in and out, and plain tensors."""
     from torch import nn
-    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
     from torch.distributed.tensor.parallel import parallelize_module
 
@@ -220,5 +221,18 @@ def styles() -> None:
         assert all(torch.allclose(a, b, atol=1e-3) for a, b in zip(gradients, wholes, strict=True))
         local = split(x.tensor_split(size, 2)[rank])
         assert torch.allclose(local, expected.tensor_split(size, 2)[rank], atol=1e-5)
+    twin = copy.deepcopy(split)
+    assert twin[0].weight is not split[0].weight and torch.equal(twin(x.tensor_split(size, 2)[rank]), local)
+    text = refusal(lambda: pickle.dumps(split))
+    assert text.startswith("TypeError: module: got a layer that is split over DeviceMesh"), text
+    channels_last = distribute_tensor(x.to(memory_format=torch.channels_last), mesh, [Shard(2)])
+    out = split[0](channels_last)
+    assert out.stride(1) == 1 and out.to_local().is_contiguous(memory_format=torch.channels_last)
+    assert torch.allclose(out.full_tensor(), alone[0](x), atol=1e-5)
+    known = parallelize_module(copy.deepcopy(alone[:1]), mesh, {"0": distributed.SpatialParallel(sizes=[4] * size, validate=False)})
+    assert torch.allclose(known(x[:, :, 4 * rank : 4 * rank + 4]), alone[0](x[:, :, : 4 * size])[:, :, 4 * rank : 4 * rank + 4], atol=1e-5)
+    backwards = DeviceMesh("cpu", list(range(size))[::-1])
+    text = refusal(lambda: distributed.halo(x, 2, 1, 1, backwards))
+    assert text.startswith(f"ValueError: group: got a DeviceMesh of the ranks {list(range(size))[::-1]}, expected them in rising"), text
     text = refusal(lambda: parallelize_module(nn.Sequential(nn.SiLU()), mesh, {"0": distributed.SpatialParallel()}))
     assert text.startswith("TypeError: module: got an object of type SiLU, expected an nn.Conv2d"), text

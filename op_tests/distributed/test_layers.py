@@ -15,7 +15,12 @@ def worlds() -> Iterator[None]:
     end_all()
 
 
-@pytest.mark.parametrize("check", ["causal_conv1d", "short_convolution"])
+CHECKS = [
+    "causal_conv1d", "short_convolution", "steps_are_each_ranks_own", "a_cache_is_written", "options_reach_the_layers", "copies",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("size", [3])
 def test_a_layer_over_a_group(check, size) -> None:
     pool_of(size).run("layer_checks", check)

@@ -78,12 +78,7 @@ def causal_conv1d(
     bias = None if isinstance(bias, Tensor) and bias.numel() == 0 else bias
 
     def look() -> Local:
-        settings = _checked(tensors)
-        parse_activation(activation, SILU)
-        check_name("layout", layout, LAYOUTS)
-        flags = {"return_final_states": return_final_states, "reduce_gradients": reduce_gradients}
-        chosen = {name: flag(name, value) for name, value in flags.items()}
-        return Local({**settings, "activation": "silu" if SILU[activation] else None, "layout": layout, **chosen}, x.shape[2])
+        return described(tensors, activation, layout, return_final_states=return_final_states, reduce_gradients=reduce_gradients)
 
     all_sizes, _ = agree("hipconv.distributed.causal_conv1d", here, look, near=x, validate=validate, sizes=sizes)
     chunks = contiguous(all_sizes) if layout == "contiguous" else zigzag(sum(all_sizes), here.size)
@@ -115,6 +110,15 @@ class _CausalConv1d(torch.autograd.Function):
             dweight, dbias = summed([dweight, dbias], ctx.plan.group)
         dbias = None if dbias is None else dbias.to(bias.dtype)
         return found.dx, dweight.to(weight.dtype), dbias, found.dinitial_states, None, None
+
+
+def described(tensors: dict[str, Any], activation: Any, layout: str, **flags: object) -> Local:
+    """What a call's arguments come to; TypeError or ValueError for what is wrong with them."""
+    settings = _checked(tensors)
+    use_silu = parse_activation(activation, SILU)
+    check_name("layout", layout, LAYOUTS)
+    chosen = {name: flag(name, value) for name, value in flags.items()}
+    return Local({**settings, "activation": "silu" if use_silu else None, "layout": layout, **chosen}, tensors["x"].shape[2])
 
 
 def _ids_of(cu_seqlens: Tensor, chunks: Chunks, group: Group) -> Tensor:

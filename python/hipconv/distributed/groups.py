@@ -30,7 +30,12 @@ def group_of(group: object) -> Group:
                 f"group: got a DeviceMesh of {group.ndim} dimensions, "  # type: ignore[attr-defined]
                 "expected one of a single dimension, such as mesh['context']"
             )
+        ranks = group.mesh.tolist()  # type: ignore[attr-defined]
         group = group.get_group()
+        if ranks != sorted(ranks):  # as those of a group always are
+            raise ValueError(
+                f"group: got a DeviceMesh of the ranks {ranks}, expected them in rising order, in which its process group has them"
+            )
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError("group: got a group that this process is not a member of, expected its own; only members may call")
     if not isinstance(group, dist.ProcessGroup):

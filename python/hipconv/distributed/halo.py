@@ -122,11 +122,14 @@ def gather(
 
 
 @outside_of_graphs
-def last(x: Tensor, dim: int, count: int, group: object) -> tuple[Tensor, int]:
+def last(
+    x: Tensor, dim: int, count: int, group: object, *, sizes: Sequence[int] | None = None, layout: str = "contiguous", validate: bool = True
+) -> tuple[Tensor, int]:
     """The last `count` positions of the whole axis, on every rank, with zeros before a shorter one; and its size. Differentiable."""
-    here, axis, sizes = _begin("last", group, x, dim, lambda: {"count": count})
-    total = sum(sizes)
-    return fetch(x, axis, windows(contiguous(sizes), ((total - count, total),) * here.size, "zeros"), here), total
+    here, axis, all_sizes = _begin("last", group, x, dim, lambda: {"count": count, "layout": layout}, validate, sizes)
+    total = sum(all_sizes)
+    chunks = contiguous(all_sizes) if layout == "contiguous" else zigzag(total, here.size)
+    return fetch(x, axis, windows(chunks, ((total - count, total),) * here.size, "zeros"), here), total
 
 
 def _begin(

@@ -95,15 +95,6 @@ def agree(
     return tuple(header.size for header in headers), tuple(header.other for header in headers)
 
 
-def refuse(call: str, group: Group, error: TypeError | ValueError, near: object = None) -> None:
-    """Raise, on every rank of the group, what this rank has found before it came to `agree`."""
-
-    def look() -> Local:
-        raise error
-
-    agree(call, group, look, near=near)
-
-
 def checked_sizes(name: str, sizes: object, group: Group) -> tuple[int, ...] | None:
     """An argument that holds the size of every rank's part, as a tuple, or None."""
     if sizes is None:
