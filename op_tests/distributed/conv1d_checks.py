@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, cast
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -30,6 +31,7 @@ class Case(NamedTuple):
     validate: bool = True
     dim: int = 5
     bits_of_dx: bool = True
+    expanded: bool = False  # the output's gradient, as that of a sum is
 
 
 CASES = {
@@ -49,6 +51,8 @@ CASES = {
     "none": Case("none", initial=True, final=True),
     "long": Case("long", channel_last=True, initial=True, final=True, dim=3),
     "long_documents": Case("long", ids="documents", final=True, dim=3),
+    "expanded": Case(channel_last=True, expanded=True, dim=8, final=True),
+    "expanded_channel_first": Case("short", expanded=True, initial=True),
     "zigzag": Case("zigzag_50", initial=True, final=True),
     "zigzag_short": Case("zigzag_9", ids="any", initial=True, final=True, width=5),
     "zigzag_long": Case("zigzag_2001", channel_last=True, ids="documents", dim=2),
@@ -120,7 +124,9 @@ def run(case: Case, ranks: tuple[int, ...] | None, device: str = "cpu") -> None:
         reduce_gradients=case.reduces, **options,
     )  # fmt: skip
     results, references = ([out], [expected]) if not case.final else (out, expected)
-    directions = [mine(dout)] + ([dfinal[rank]] if case.final else [])
+    if case.expanded:
+        dout = dout[:1, :1, :1].expand(dout.shape)
+    directions = [mine(dout) if not case.expanded else dout[0, 0, 0].expand(results[0].shape)] + ([dfinal[rank]] if case.final else [])
     whole_directions = [dout] + ([dfinal.double().sum(0).to(case.dtype)] if case.final else [])
     if case.final:  # one rank's alone, so that no order of a sum matters; other sums are below
         directions[1], whole_directions[1] = (dfinal[0] if rank == 0 else torch.zeros_like(dfinal[0])), dfinal[0]
@@ -174,6 +180,45 @@ def final_states_of_many_ranks() -> None:
     _, final = distributed.causal_conv1d(mine, weight, group=group, return_final_states=True)
     (dx,) = torch.autograd.grad(final, mine, dfinal[rank])
     assert same_bits(dx, expected[..., 2 * rank : 2 * rank + 2])
+
+
+def gradients_that_nobody_wants() -> None:
+    """Where x and the initial states need no gradient, nothing travels in the backward; where parameters do not, nothing is summed."""
+    import torch.distributed as dist
+
+    group, rank, size = everyone()
+    whole, weight, bias = torch.randn(1, 3, 4 * size), torch.randn(3, 4), torch.randn(3)
+    sent: list[str] = []
+
+    def counted(name: str) -> Any:
+        of = getattr(dist, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            sent.append(name)
+            return of(*arguments, **options)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("all_to_all_single", "all_gather"):
+            patch.setattr(dist, name, counted(name))
+        for wanted, calls in (((1, 2), ["all_gather"]), ((0,), ["all_to_all_single"]), ((0, 1), ["all_to_all_single", "all_gather"])):
+            alone = [t.clone().requires_grad_(i in wanted) for i, t in enumerate((whole, weight, bias))]
+            mine = [distributed.shard(whole, 2, group).requires_grad_(0 in wanted)]
+            mine += [t.clone().requires_grad_(i in wanted) for i, t in enumerate((weight, bias), 1)]
+            out: Any = distributed.causal_conv1d(*mine, group=group, reduce_gradients=True)
+            sent.clear()
+            out.sum().backward()
+            assert sent == calls, (wanted, sent)
+            whole_out: Any = hipconv.causal_conv1d_fn(*alone)
+            whole_out.sum().backward()
+            for i in wanted:
+                got, expected = mine[i].grad, alone[i].grad
+                assert got is not None and expected is not None
+                if i == 0:
+                    assert same_bits(got, expected[..., 4 * rank : 4 * rank + 4])
+                else:
+                    assert torch.allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
 WRONG: dict[str, Any] = {

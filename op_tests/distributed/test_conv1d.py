@@ -35,6 +35,7 @@ SIMT = {
     "channel_last": Case("uneven", channel_last=True, initial=True, final=True, dim=8),
     "half": Case("short", channel_last=True, dtype=torch.bfloat16, weight_dtype=torch.bfloat16, dim=8, final=True),
     "documents": Case("uneven", channel_last=True, ids="documents", dim=4),
+    "expanded": Case("uneven", channel_last=True, dim=8, expanded=True),
     "channel_first": Case("uneven", initial=True, final=True, bits_of_dx=False),
 }
 
@@ -46,6 +47,10 @@ def test_it_has_them_from_the_kernels_of_gpus(name) -> None:
 
 def test_gradients_of_the_final_states_add_up_over_the_ranks() -> None:
     pool_of(3).run("conv1d_checks", "final_states_of_many_ranks")
+
+
+def test_gradients_that_nobody_wants_do_not_travel() -> None:
+    pool_of(3).run("conv1d_checks", "gradients_that_nobody_wants")
 
 
 EXPECTED = {

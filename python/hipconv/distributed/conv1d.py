@@ -104,12 +104,13 @@ class _CausalConv1d(torch.autograd.Function):
         x, weight, bias, initial_states, ids, *saved = ctx.saved_tensors
         contexts = [Context(*saved[2 * i : 2 * i + 2]) for i in range(ctx.chunks)]
         dfinal_states = dfinal_states if ctx.plan.return_final_states else None
-        found = rows.backward(x, weight, bias, initial_states, ids, contexts, dout, dfinal_states, ctx.plan)
-        dweight, dbias = found.dweight, found.dbias
+        wants_x, wants_weight, wants_bias, wants_initial = ctx.needs_input_grad[:4]
+        found = rows.backward(x, weight, bias, initial_states, ids, contexts, dout, dfinal_states, ctx.plan, wants_x or wants_initial)
+        dweight, dbias = found.dweight if wants_weight else None, found.dbias if wants_bias else None
         if ctx.plan.reduces:
             dweight, dbias = summed([dweight, dbias], ctx.plan.group)
-        dbias = None if dbias is None else dbias.to(bias.dtype)
-        return found.dx, dweight.to(weight.dtype), dbias, found.dinitial_states, None, None
+        dweight, dbias = None if dweight is None else dweight.to(weight.dtype), None if dbias is None else dbias.to(bias.dtype)
+        return found.dx if wants_x else None, dweight, dbias, found.dinitial_states if wants_initial else None, None, None
 
 
 def described(tensors: dict[str, Any], activation: Any, layout: str, **flags: object) -> Local:
