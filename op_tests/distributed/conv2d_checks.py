@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+import contextlib
 import copy
 import os
 import pickle
 from typing import Any, NamedTuple, cast
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -14,6 +17,7 @@ from distributed.halo_checks import SHARDS, everyone, gathered, member, refusal
 from support.tensors import same_bits
 import hipconv
 from hipconv import distributed
+from hipconv.distributed import overlapped
 
 
 class Case(NamedTuple):
@@ -37,6 +41,7 @@ class Case(NamedTuple):
     exact: bool = False
     reduces: bool = False
     validate: bool = True
+    overlapped: bool = False
 
 
 CASES = {
@@ -52,8 +57,28 @@ CASES = {
     "reflect": Case(mode="reflect", padding=2, kernel=(5, 5)),
     "replicate": Case("short", mode="replicate", padding=(3, 1, 0, 2)),
     "circular": Case("some_empty", mode="circular", padding=2, shard_dim=3),
+    "overlapped": Case(overlapped=True),
+    "overlapped_stride": Case(overlapped=True, stride=3, padding=(4, 0, 1, 1), activation="gelu", residual=True, reduces=True),
+    "overlapped_columns": Case(overlapped=True, shard_dim=-1, dilation=(1, 2), padding=(0, 2), channels_last=True, groups=2),
+    "overlapped_reflect": Case(overlapped=True, mode="reflect", padding=2, kernel=(5, 5), residual=True),
+    "overlapped_empty": Case("some_empty", overlapped=True, mode="circular", padding=1, reduces=True),
     "pixels": Case(kernel=(1, 1), padding=0, bias=False),
 }
+
+
+@contextlib.contextmanager
+def overlapping(wanted: bool) -> Iterator[list[int]]:
+    """Parts of any size are convolved while rows travel, as large ones are; or those of none. The list has a 1 where this rank's was."""
+    of, ran = overlapped.conv2d, [0]
+
+    def conv2d(*arguments: Any) -> Tensor:
+        ran[0] = 1
+        return of(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(overlapped, "LARGE", 0 if wanted else 1 << 60)
+        patch.setattr(overlapped, "conv2d", conv2d)
+        yield ran
 
 
 def run(case: Case, ranks: tuple[int, ...] | None, device: str = "cpu") -> None:
@@ -86,9 +111,12 @@ def run(case: Case, ranks: tuple[int, ...] | None, device: str = "cpu") -> None:
     local = leaves(mine(x, sizes), *whole[1:3], None if residual is None else mine(residual))
     given: dict[str, Any] = {} if case.validate else {"sizes": sizes, "validate": False}
     call: Any = distributed.conv2d
-    out = call(
-        *local[:3], *settings, residual=local[3], group=group, shard_dim=case.shard_dim, reduce_gradients=case.reduces, **given, **options
-    )
+    with overlapping(case.overlapped) as ran:
+        out = call(
+            *local[:3], *settings, residual=local[3], group=group, shard_dim=case.shard_dim, reduce_gradients=case.reduces, **given,
+            **options,
+        )  # fmt: skip
+    assert case.overlapped == any(gathered(torch.tensor(ran, device=device), group))
     wanted = mine(expected)
     assert out.shape == wanted.shape and out.dtype == wanted.dtype
     assert (
@@ -158,6 +186,21 @@ def refusals(name: str) -> str:
     text = refusal(lambda: WRONG[name](rank, x, weight, group))
     distributed.conv2d(x, weight, group=group)
     return text
+
+
+def overlapped_second_derivatives() -> None:
+    """As those of what is not overlapped."""
+    group, _, size = everyone()
+    x, weight = (torch.randn(shape, dtype=torch.float32) for shape in ((1, 2, 6 * size, 4), (2, 2, 3, 3)))
+    found = []
+    for wanted in (False, True):
+        mine, filters = distributed.shard(x, 2, group).requires_grad_(), weight.clone().requires_grad_()
+        with overlapping(wanted) as ran:
+            out = distributed.conv2d(mine, filters, padding=1, activation="silu", group=group)
+        assert ran == [wanted]
+        first = torch.autograd.grad(out.sum(), (mine, filters), create_graph=True)
+        found.append((*first, *torch.autograd.grad(first[0].square().sum() + first[1].square().sum(), (mine, filters))))
+    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-4) for a, b in zip(*found, strict=True))
 
 
 def refusals_of_kernels() -> list[str]:

@@ -137,6 +137,22 @@ def a_gather_packs_once() -> None:
     assert largest.sent <= 4 * (1000 + size), largest.sent
 
 
+def halos_under_way() -> None:
+    """Two at once, waited for in the other order; their gradients too."""
+    group, rank, size = everyone()
+    whole = torch.randn(4 * size, 2)
+    leaves = [whole[4 * rank : 4 * rank + 4].clone().requires_grad_() for _ in range(2)]
+    pending = [distributed.begin_halo(leaf, 0, 2 + i, 1, group, edge="wrap") for i, leaf in enumerate(leaves)]
+    found = [one.wait() for one in pending[::-1]][::-1]
+    assert pending[0].wait() is found[0]
+    for i, (leaf, out) in enumerate(zip(leaves, found, strict=True)):
+        again = leaf.detach().clone().requires_grad_()
+        expected = distributed.halo(again, 0, 2 + i, 1, group, edge="wrap")
+        direction = torch.randn_like(out)
+        assert same_bits(out, expected)
+        assert same_bits(torch.autograd.grad(out, leaf, direction)[0], torch.autograd.grad(expected, again, direction)[0])
+
+
 def layouts_are_kept() -> None:
     group, _, _ = everyone()
     x = torch.randn(2, 8, 4, 4).to(memory_format=torch.channels_last)

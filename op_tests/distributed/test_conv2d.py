@@ -35,6 +35,8 @@ EXACT = {
     "gemm": Case(channels_last=True, dtype=torch.bfloat16, activation="silu", residual=True, exact=True),
     "stride": Case(stride=2, dtype=torch.float16, exact=True),
     "f32": Case("short", padding=(3, 1), dilation=(2, 1), exact=True),
+    "overlapped": Case(channels_last=True, dtype=torch.bfloat16, activation="silu", residual=True, exact=True, overlapped=True),
+    "overlapped_stride": Case(stride=2, dtype=torch.float16, exact=True, overlapped=True),
     "split_sums": Case(channels=512, channels_last=True, exact=True),  # parts alone would be split otherwise
     "naive": Case(algorithm="naive", groups=2, mode="reflect", padding=2, kernel=(5, 5), exact=True),
 }
@@ -77,6 +79,10 @@ def test_what_the_kernels_of_gpus_refuse_every_rank_raises() -> None:
     assert texts[0] == texts[1]
     assert texts[0][0].startswith("ValueError: rank 0 of the group refuses its arguments: algorithm: got 'magic', expected one of"), texts
     assert texts[0][1].startswith("ValueError: algorithm: got 'warpgroup_gemm', which serves"), texts
+
+
+def test_second_derivatives_of_overlapped_parts() -> None:
+    pool_of(3).run("conv2d_checks", "overlapped_second_derivatives")
 
 
 def test_it_follows_autocast() -> None:

@@ -89,7 +89,7 @@ def test_every_rank_raises_the_same_error_which_names_the_rank_that_differs(name
     assert re.match(EXPECTED[name], texts[0]), texts[0]
 
 
-@pytest.mark.parametrize("check", ["grad_mode_counts", "compiled", "views_that_are_negated_or_conjugated"])
+@pytest.mark.parametrize("check", ["grad_mode_counts", "compiled", "halos_under_way", "views_that_are_negated_or_conjugated"])
 def test_it_goes_well_with(check) -> None:
     pool_of(2).run("halo_checks", check)
 

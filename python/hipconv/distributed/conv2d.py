@@ -13,11 +13,13 @@ from ..arguments import describe, flag
 from ..ops.conv2d import calls, geometry, router
 from ..ops.conv2d.geometry import Ints, Kind, Options, Padding
 from ..ops.transforms import autocast
+from . import overlapped
 from .exchange import fetch, new_as
 from .graphs import outside_of_graphs
 from .groups import Group, group_of
 from .header import Local, agree, checked_sizes
-from .routes import contiguous, even_sizes, lengths, windows
+from .overlapped import Interior, Part
+from .routes import Wants, contiguous, even_sizes, lengths, windows
 from .sums import SumGradients
 
 EDGES = {"zeros": "zeros", "replicate": "first", "circular": "wrap", "reflect": "reflect"}
@@ -100,7 +102,7 @@ def conv2d(
     parts = _out_sizes(out_sizes, out_shape[axis], here)
     if residual is not None:
         _check_residual(residual, axis, residual_sizes, parts if validate else parts[here.rank : here.rank + 1], out_shape)
-    local, wants = _local_problem(o, axis, all_sizes, parts, weight)
+    local, wants, interior = _local_problem(o, axis, all_sizes, parts, weight, here.rank)
     if reduce_gradients:  # before autocast, so that the sums have the dtype of the parameters
         weight, bias = SumGradients.apply(here, weight, bias)
     x, weight, bias, residual = (autocast(tensor) for tensor in (x, weight, bias, residual))
@@ -112,22 +114,24 @@ def conv2d(
         ]
         of_ranks.append((_dense(x, shapes[0]), None if residual is None else _dense(residual, shapes[1])))
     calls.check_parts(x, weight, bias, whole, of_ranks, local, out_dtype, algorithm)
+    choices = {"padding_mode": o.padding_mode, "activation": o.activation, "out_dtype": out_dtype, "algorithm": algorithm}
+    part = Part(here, axis, wants, parts[here.rank], interior, whole, local, choices)
+    if overlapped.serves(part, x, weight, bias, residual):
+        return overlapped.conv2d(x, weight, bias, residual, part)
     fetched = fetch(x, axis, wants, here)
-    if not parts[here.rank]:
-        shape = [0 if i == axis else size for i, size in enumerate(out_shape)]
-        empty = new_as(x, shape).to(out_dtype or x.dtype)
-        for tensor in (fetched, weight, bias, residual):  # their gradients are zeros, and take part in the ranks' exchanges
-            empty = empty if tensor is None else empty + tensor.sum().to(empty.dtype)
-        return empty
-    with calls.pinned_to(whole):
-        return torch.ops.hipconv.conv2d.default(
-            fetched, weight, bias, residual, *local[:4], padding_mode=o.padding_mode, activation=o.activation, out_dtype=out_dtype,
-            algorithm=algorithm,
-        )  # fmt: skip
+    if part.outputs:
+        return part.of(fetched, weight, bias, residual)
+    shape = [0 if i == axis else size for i, size in enumerate(out_shape)]
+    empty = new_as(x, shape).to(out_dtype or x.dtype)
+    for tensor in (fetched, weight, bias, residual):  # their gradients are zeros, and take part in the ranks' exchanges
+        empty = empty if tensor is None else empty + tensor.sum().to(empty.dtype)
+    return empty
 
 
-def _local_problem(o: Options, axis: int, sizes: tuple[int, ...], parts: tuple[int, ...], weight: Tensor) -> tuple[Options, Any]:
-    """The convolution of what is fetched, padding along the split axis included; and what each rank fetches."""
+def _local_problem(
+    o: Options, axis: int, sizes: tuple[int, ...], parts: tuple[int, ...], weight: Tensor, rank: int
+) -> tuple[Options, Wants, Interior]:
+    """The convolution of what is fetched, padding along the split axis included; what each rank fetches; this rank's interior."""
     which = axis - 2
     step, dilation = o.stride[which], o.dilation[which]
     span = dilation * (weight.shape[axis] - 1) + 1
@@ -138,7 +142,10 @@ def _local_problem(o: Options, axis: int, sizes: tuple[int, ...], parts: tuple[i
         ranges.append((start, start + (chunk.size - 1) * step + span) if chunk.size else (0, 0))
     wants = windows(contiguous(sizes), tuple(ranges), EDGES[o.padding_mode])
     other = (0, 0, *o.padding[2:]) if which == 0 else (*o.padding[:2], 0, 0)
-    return o._replace(padding=other), wants
+    own, begin = contiguous(sizes)[rank], ranges[rank][0]
+    first = max(0, -(-(own.start - begin) // step))
+    stop = max(first, min(parts[rank], (own.stop - begin - span) // step + 1))
+    return o._replace(padding=other), wants, Interior(first, stop, first * step + begin - own.start, step, span)
 
 
 def _out_sizes(given: Sequence[int] | None, total: int, group: Group) -> tuple[int, ...]:

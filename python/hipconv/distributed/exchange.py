@@ -102,29 +102,13 @@ class PartsExchange:
         return tuple(shape)
 
 
-# ---- differentiable ------------------------------------------------------------------------------------------------------------------
+class GivingBack:
+    """The parts of a rank's `dout` on their way to where they come from. Where several meet they are added in float32, in the order of
+    ranks.
+    """
 
-
-class _Fetch(torch.autograd.Function):
-    """The parts that a rank wants, joined; its gradient is `_GiveBack`, and the other way round."""
-
-    @staticmethod
-    def forward(ctx, x, dim, wants, group):
-        ctx.dim, ctx.wants, ctx.group, ctx.size = dim, wants, group, x.shape[dim]
-        (pieces,) = PartsExchange([x], [dim], wants, group).wait()
-        return joined(pieces, x, dim)
-
-    @staticmethod
-    def backward(ctx, dout):
-        return _GiveBack.apply(dout, ctx.dim, ctx.wants, ctx.group, ctx.size), None, None, None
-
-
-class _GiveBack(torch.autograd.Function):
-    """Each part goes back to where it comes from. Where several meet they are added in float32, in the order of ranks."""
-
-    @staticmethod
-    def forward(ctx, dout, dim, wants, group, size):
-        ctx.dim, ctx.wants, ctx.group = dim, wants, group
+    def __init__(self, dout: Tensor, dim: int, wants: Wants, group: Group, size: int) -> None:
+        """`size`: of this rank's shard along `dim`."""
         mine = wants[group.rank]
         pieces = []
         for part, piece in zip(mine, dout.split(lengths(mine), dim) if mine else (), strict=True):
@@ -133,28 +117,63 @@ class _GiveBack(torch.autograd.Function):
             elif part.backwards:
                 piece = piece.flip(dim)
             pieces.append(piece)
-        shape = list(dout.shape)
-        outgoing, incoming, places = [], [], []
+        self.like, self.dim, self.rank = dout, dim, group.rank
+        self.shape = [*dout.shape[:dim], size, *dout.shape[dim + 1 :]]
+        self.places: list[Part] = []
+        self.own = [piece for part, piece in zip(mine, pieces, strict=True) if part.rank == group.rank]
+        outgoing, incoming = [], []
         for rank, parts in enumerate(wants):
             back = [piece for part, piece in zip(mine, pieces, strict=True) if part.rank == rank]
             outgoing.append([] if rank == group.rank else back)
             here = [part for part in parts if part.rank == group.rank]
-            places += here
-            shapes = [(*shape[:dim], part.size, *shape[dim + 1 :]) for part in here]
-            incoming.append([] if rank == group.rank else [Parcel(of, dout.dtype) for of in shapes])
-        came = Exchange(outgoing, incoming, group, dout.device).wait()
-        came[group.rank] = [piece for part, piece in zip(mine, pieces, strict=True) if part.rank == group.rank]
-        shape[dim] = size
-        return _added([(part.at, piece) for part, piece in zip(places, (p for ps in came for p in ps), strict=True)], dout, shape, dim)
+            self.places += here
+            shapes = [(*dout.shape[:dim], part.size, *dout.shape[dim + 1 :]) for part in here]
+            incoming.append([] if rank == group.rank else [Parcel(shape, dout.dtype) for shape in shapes])
+        self.exchange = Exchange(outgoing, incoming, group, dout.device)
+
+    def wait(self) -> Tensor:
+        """The gradient of this rank's shard."""
+        came = self.exchange.wait()
+        came[self.rank] = self.own
+        pieces = [(part.at, piece) for part, piece in zip(self.places, (p for ps in came for p in ps), strict=True)]
+        return _added(pieces, self.like, self.shape, self.dim)
+
+
+# ---- differentiable ------------------------------------------------------------------------------------------------------------------
+
+
+class _Fetch(torch.autograd.Function):
+    """The parts that a rank wants, joined; its gradient is `_GiveBack`, and the other way round."""
+
+    @staticmethod
+    def forward(ctx, x, dim, wants, group, begun):
+        ctx.dim, ctx.wants, ctx.group, ctx.size = dim, wants, group, x.shape[dim]
+        (pieces,) = (begun or PartsExchange([x], [dim], wants, group)).wait()
+        return joined(pieces, x, dim)
+
+    @staticmethod
+    def backward(ctx, dout):
+        return _GiveBack.apply(dout, ctx.dim, ctx.wants, ctx.group, ctx.size), None, None, None, None
+
+
+class _GiveBack(torch.autograd.Function):
+    """Each part goes back to where it comes from, and is added up there."""
+
+    @staticmethod
+    def forward(ctx, dout, dim, wants, group, size):
+        ctx.dim, ctx.wants, ctx.group = dim, wants, group
+        return GivingBack(dout, dim, wants, group, size).wait()
 
     @staticmethod
     def backward(ctx, ddx):
-        return _Fetch.apply(ddx, ctx.dim, ctx.wants, ctx.group), None, None, None, None
+        return _Fetch.apply(ddx, ctx.dim, ctx.wants, ctx.group, None), None, None, None, None
 
 
-def fetch(x: Tensor, dim: int, wants: Wants, group: Group) -> Tensor:
-    """The parts of `wants` that are this rank's, joined along `dim`. Differentiable, as often as anyone likes."""
-    return _Fetch.apply(x, dim, wants, group)
+def fetch(x: Tensor, dim: int, wants: Wants, group: Group, begun: PartsExchange | None = None) -> Tensor:
+    """The parts of `wants` that are this rank's, joined along `dim`. Differentiable, as often as anyone likes. Their exchange may have
+    `begun`.
+    """
+    return _Fetch.apply(x, dim, wants, group, begun)
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
@@ -176,6 +195,17 @@ def joined(pieces: Sequence[Tensor], like: Tensor, dim: int) -> Tensor:
         joined.narrow(dim, at, piece.shape[dim]).copy_(piece)
         at += piece.shape[dim]
     return joined
+
+
+def cut(pieces: Sequence[Tensor], dim: int, start: int, stop: int) -> list[Tensor]:
+    """What of pieces, one after another along `dim`, lies in [start, stop)."""
+    found, at = [], 0
+    for piece in pieces:
+        low, high = max(start, at), min(stop, at + piece.shape[dim])
+        if low < high:
+            found.append(piece.narrow(dim, low - at, high - low))
+        at += piece.shape[dim]
+    return found
 
 
 def new_as(like: Tensor, shape: Sequence[int]) -> Tensor:

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from ..arguments import describe, require_dense
-from .exchange import fetch
+from .exchange import PartsExchange, fetch
 from .graphs import outside_of_graphs
 from .groups import Group, group_of
 from .header import Local, agree, checked_sizes
-from .routes import EDGES, LAYOUTS, Chunks, contiguous, even_sizes, sizes_of, windows, with_halo, zigzag
+from .routes import EDGES, LAYOUTS, Chunks, Wants, contiguous, even_sizes, sizes_of, windows, with_halo, zigzag
 from .whole import Gather, Shard
 
 
@@ -55,6 +55,44 @@ def halo(
     Every rank of the group must call, and, where one computes gradients, all must: the backward is an exchange, too.
     """
 
+    return begin_halo(x, dim, before, after, group, edge=edge, sizes=sizes, validate=validate).wait()
+
+
+class PendingHalo:
+    """A halo whose exchange is under way."""
+
+    def __init__(self, x: Tensor, axis: int, wants: Wants, group: Group) -> None:
+        self._exchange: PartsExchange | None = PartsExchange([x.detach()], [axis], wants, group)
+        self._rest = x, axis, wants, group
+        self._found: Tensor | None = None
+
+    @outside_of_graphs
+    def wait(self) -> Tensor:
+        """What `halo` returns. A GPU's current stream waits for it, the host does not (over gloo it does). Again and again the same."""
+        if self._found is None:
+            self._found = fetch(*self._rest, begun=self._exchange)
+            self._exchange = None
+        return self._found
+
+
+@outside_of_graphs
+def begin_halo(
+    x: Tensor,
+    dim: int,
+    before: int,
+    after: int,
+    group: object,
+    *,
+    edge: str = "zeros",
+    sizes: Sequence[int] | None = None,
+    validate: bool = True,
+) -> PendingHalo:
+    """`halo`, but what its `wait()` returns is still under way: compute what needs no halo in between.
+
+    Arguments and errors are those of `halo`; `x` must not be written before `wait()`. Every rank must call it and, where one computes
+    gradients, wait: the backward is an exchange, which is not overlapped.
+    """
+
     def check() -> dict[str, object]:
         for name, value in (("before", before), ("after", after)):
             if isinstance(value, bool) or not isinstance(value, int):
@@ -67,7 +105,7 @@ def halo(
     here, axis, all_sizes = _begin("halo", group, x, dim, check, validate, sizes)
     if edge != "zeros" and before + after and not sum(all_sizes):
         raise ValueError(f"x: got no element along dim {dim} on any rank, expected at least one for edge '{edge}'")
-    return fetch(x, axis, with_halo(all_sizes, before, after, edge), here)
+    return PendingHalo(x, axis, with_halo(all_sizes, before, after, edge), here)
 
 
 @outside_of_graphs

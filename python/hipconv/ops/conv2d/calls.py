@@ -157,7 +157,7 @@ def prepared(
     if whole is None:
         found = prepare(target, card, kind_of(x), kind_of(weight), *kinds, o, r)
     else:
-        found = prepare_part(target, card, kind_of(x), kind_of(weight), kinds[0], kinds[1], o, r, whole)
+        found = prepare_part(target, card, kind_of(x), kind_of(weight), kinds[0], kinds[1], kinds[2], o, r, whole)
     return jit.module("conv2d", target), found
 
 
@@ -176,14 +176,15 @@ SLOWER = 1.25  # times, by the estimates: what a limit that only a whole image m
 
 
 def prepare_part(
-    target: Target, card: Card, x: Kind, weight: Kind, bias: Kind | None, residual: Kind | None, o: Options, r: Request, whole: Whole
-) -> Prepared:
+    target: Target, card: Card, x: Kind, weight: Kind, bias: Kind | None, residual: Kind | None, out: Kind | None, o: Options, r: Request,
+    whole: Whole,
+) -> Prepared:  # fmt: skip
     """The launch for a part of an image, with the plan of the whole where it serves.
 
     A whole image may be so large that what is best for it does not serve it, or needs more memory than `workspace_limit`. Where its plan
     is that much slower, or where the algorithm that is asked for serves the part alone, the part gets a plan of its own.
     """
-    alone = prepare(target, card, x, weight, bias, residual, None, o, r)
+    alone = prepare(target, card, x, weight, bias, residual, out, o, r)
     try:
         of_whole = prepare(target, card, whole.x, weight, bias, whole.residual, None, whole.options, r)
     except ValueError:  # the arguments fit, as the part shows
@@ -191,7 +192,7 @@ def prepare_part(
     limits = [router.estimated_us(of_whole.problem, card, served.allowed, r.workspace_limit) for served in (of_whole, alone)]
     if not alone.allowed or limits[0] > SLOWER * limits[1]:
         return alone
-    return prepare(target, card, x, weight, bias, residual, None, o, r, of_whole.choice)
+    return prepare(target, card, x, weight, bias, residual, out, o, r, of_whole.choice)
 
 
 def check_parts(
@@ -207,7 +208,7 @@ def check_parts(
     filters, of_bias = kind_of(weight), None if bias is None else kind_of(bias)
     for of_x, of_residual in parts:
         if 0 not in of_x.shape:
-            prepare_part(target, card, of_x, filters, of_bias, of_residual, o, request, whole)
+            prepare_part(target, card, of_x, filters, of_bias, of_residual, None, o, request, whole)
 
 
 def check_request(x: Tensor, out_dtype: torch.dtype | None, algorithm: str) -> None:

@@ -1,0 +1,143 @@
+"""The conv2d of a rank's part of an image, of which the rows that no other rank has a share in are convolved while the others travel.
+
+They are read where they lie; only the windows around the borders are copied. (Rows stand for columns too, where those are split.)
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..ops.conv2d import calls, geometry, router
+from ..ops.conv2d.derivatives import convolution_backward, gradient_of_sums
+from ..ops.conv2d.geometry import Options, kind_of
+from .exchange import GivingBack, PartsExchange, cut, fetch, joined
+from .groups import Group
+from .routes import Wants
+
+LARGE = 32 << 20  # bytes of a part whose copy takes longer than two more launches
+
+
+class Interior(NamedTuple):
+    """Outputs [start, stop) of a part, which need this rank's own rows alone."""
+
+    start: int
+    stop: int
+    at: int  # row of this rank where the first one's window begins
+    step: int  # rows from one window to the next
+    span: int  # rows of a window
+
+    def rows(self, outputs: int) -> int:
+        """Of so many outputs' windows."""
+        return (outputs - 1) * self.step + self.span
+
+
+class Part(NamedTuple):
+    """A call, but for its tensors."""
+
+    group: Group
+    axis: int
+    wants: Wants
+    outputs: int  # along the split axis
+    interior: Interior
+    whole: calls.Whole
+    local: Options  # of what is fetched
+    choices: dict[str, Any]  # of the operator
+
+    def of(self, fetched: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+        with calls.pinned_to(self.whole):
+            return torch.ops.hipconv.conv2d.default(fetched, weight, bias, residual, *self.local[:4], **self.choices)
+
+    def borders(self) -> list[tuple[int, int]]:
+        """The other outputs."""
+        return [(low, high) for low, high in ((0, self.interior.start), (self.interior.stop, self.outputs)) if low < high]
+
+    def inner(self, x: Tensor) -> Tensor:
+        """The rows of the interior's windows."""
+        return x.narrow(self.axis, self.interior.at, self.interior.rows(self.interior.stop - self.interior.start))
+
+
+def serves(part: Part, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> bool:
+    """Whether it pays, and the kernels serve all pieces. What travels is the same either way, so that each rank decides for itself."""
+    inside = part.interior
+    if x.numel() * x.element_size() < LARGE or 2 * (inside.stop - inside.start) < part.outputs or inside.start == inside.stop:
+        return False
+
+    def of_residual(start: int, stop: int) -> geometry.Kind | None:
+        return None if residual is None else kind_of(residual.narrow(part.axis, start, stop - start))
+
+    pieces = [(kind_of(part.inner(x)), of_residual(inside.start, inside.stop))]
+    for start, stop in part.borders():
+        shape = [*x.shape]
+        shape[part.axis] = inside.rows(stop - start)
+        pieces.append((part.whole.x._replace(shape=tuple(shape), strides=_dense_strides(part, shape)), of_residual(start, stop)))
+    try:
+        calls.check_parts(x, weight, bias, part.whole, pieces, part.local, part.choices["out_dtype"], part.choices["algorithm"])
+    except ValueError:  # an algorithm by name that serves the whole part, but not these
+        return False
+    return True
+
+
+def _dense_strides(part: Part, shape: list[int]) -> tuple[int, ...]:
+    """Of a tensor whose axes lie in memory as those of the whole image do."""
+    whole = part.whole.x
+    strides, total = [0] * 4, 1
+    for axis in sorted(range(4), key=lambda axis: (whole.strides[axis], -axis)):
+        strides[axis] = total
+        total *= shape[axis]
+    return tuple(strides)
+
+
+def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, part: Part) -> Tensor:
+    """This rank's outputs."""
+    return _Conv2d.apply(x, weight, bias, residual, part)
+
+
+class _Conv2d(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias, residual, part):
+        exchange = PartsExchange([x], [part.axis], part.wants, part.group)
+        shape = list(geometry.out_shape(part.whole.x.shape, weight.shape, part.whole.options))
+        shape[part.axis] = part.outputs
+        out = geometry.new_result(x, weight, tuple(shape), part.choices["out_dtype"])
+        inside = part.interior
+
+        def run(rows: Tensor, start: int, stop: int) -> None:
+            to, added = (None if t is None else t.narrow(part.axis, start, stop - start) for t in (out, residual))
+            torch.ops.hipconv.conv2d_out.default(to, rows, weight, bias, added, *part.local[:4], **part.choices)
+
+        with calls.pinned_to(part.whole):
+            run(part.inner(x), inside.start, inside.stop)
+            (pieces,) = exchange.wait()
+            for start, stop in part.borders():
+                first = start * inside.step
+                run(joined(cut(pieces, part.axis, first, first + inside.rows(stop - start)), x, part.axis), start, stop)
+        ctx.part = part
+        ctx.save_for_backward(x, weight, bias, residual, out, *pieces)  # this rank's own pieces are views of x
+        return out
+
+    @staticmethod
+    def backward(ctx, dout):
+        x, weight, bias, residual, out, *pieces = ctx.saved_tensors
+        part, wanted = ctx.part, ctx.needs_input_grad[:4]
+        if torch.is_grad_enabled():  # create_graph=True: by operators that can be differentiated again
+            inputs = [tensor for tensor, wants in zip((x, weight, bias, residual), wanted, strict=True) if wants]
+            again = part.of(fetch(x, part.axis, part.wants, part.group), weight, bias, residual)
+            gradients = iter(torch.autograd.grad(again, inputs, dout, create_graph=True))
+            return *(next(gradients) if wants else None for wants in wanted), None
+        wants_x, wants_weight, wants_bias, wants_residual = wanted
+        fetched, o = joined(pieces, x, part.axis), part.local
+        choices = {"algorithm": part.choices["algorithm"], "workspace_limit": router.WORKSPACE_LIMIT}
+        dsum = gradient_of_sums(SimpleNamespace(saved_tensors=(fetched, weight, bias, residual, out), options=o, choices=choices), dout)
+        back = dweight = None
+        if wants_x:
+            dfetched, _ = convolution_backward(dsum, fetched, weight, *o[:4], o.padding_mode, True, False)
+            back = GivingBack(dfetched, part.axis, part.wants, part.group, x.shape[part.axis])
+        if wants_weight:  # while the gradients of others' rows travel
+            _, dweight = convolution_backward(dsum, fetched, weight, *o[:4], o.padding_mode, False, True)
+        dbias = dsum.sum((0, 2, 3), dtype=bias.dtype) if wants_bias else None
+        dresidual = dsum.to(residual.dtype) if wants_residual else None
+        return None if back is None else back.wait(), dweight, dbias, dresidual, None
