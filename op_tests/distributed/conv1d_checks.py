@@ -76,7 +76,7 @@ def ids_of(case: Case, batch: int, tokens: int) -> Tensor | None:
     return ids
 
 
-def run(case: Case, ranks: tuple[int, ...] | None, device: str = "cpu") -> None:
+def run(case: Case, ranks: tuple[int, ...] | None) -> None:
     found = member(ranks)
     if found is None:
         return
@@ -88,7 +88,7 @@ def run(case: Case, ranks: tuple[int, ...] | None, device: str = "cpu") -> None:
     past = case.width - 1
 
     def rows() -> Tensor:
-        whole = torch.randn(batch, case.dim, tokens).to(device, case.dtype)
+        whole = torch.randn(batch, case.dim, tokens).to(case.dtype)
         return whole.mT.contiguous().mT if case.channel_last else whole
 
     def mine(whole: Tensor, dim: int = 2) -> Tensor:
@@ -96,11 +96,10 @@ def run(case: Case, ranks: tuple[int, ...] | None, device: str = "cpu") -> None:
         return part.mT.contiguous().mT if case.channel_last and part.dim() == 3 else part
 
     x, dout = rows(), rows()
-    weight, bias = (torch.randn(case.dim, case.width).to(device, case.weight_dtype), torch.randn(case.dim).to(device, case.weight_dtype))
+    weight, bias = (torch.randn(case.dim, case.width).to(case.weight_dtype), torch.randn(case.dim).to(case.weight_dtype))
     ids = ids_of(case, batch, tokens)
-    ids = None if ids is None else ids.to(device)
-    initial = torch.randn(batch, case.dim, past).to(device, case.dtype) if case.initial else None
-    dfinal = torch.randn(size, batch, case.dim, past).to(device, case.dtype)
+    initial = torch.randn(batch, case.dim, past).to(case.dtype) if case.initial else None
+    dfinal = torch.randn(size, batch, case.dim, past).to(case.dtype)
 
     def leaves(x: Tensor) -> list[Any]:
         return [
@@ -169,7 +168,7 @@ def _names(leaves: list[Any]) -> list[str]:
 def final_states_of_many_ranks() -> None:
     """Each rank has a gradient for the final states: they add up, in the order of ranks."""
     group, rank, size = everyone()
-    x, weight, dfinal = torch.randn(2, 3, 2 * size), torch.randn(3, 4), torch.randn(size, 2, 3, 3)
+    x, weight, dfinal = torch.randn(2, 2 * size, 3).mT, torch.randn(3, 4), torch.randn(size, 2, 3, 3)
     whole = x.clone().requires_grad_()
     _, final = hipconv.causal_conv1d_fn(whole, weight, return_final_states=True)
     total = dfinal[0]
@@ -187,7 +186,7 @@ def gradients_that_nobody_wants() -> None:
     import torch.distributed as dist
 
     group, rank, size = everyone()
-    whole, weight, bias = torch.randn(1, 3, 4 * size), torch.randn(3, 4), torch.randn(3)
+    whole, weight, bias = torch.randn(1, 4 * size, 3).mT, torch.randn(3, 4), torch.randn(3)
     sent: list[str] = []
 
     def counted(name: str) -> Any:

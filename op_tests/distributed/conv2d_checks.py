@@ -30,6 +30,8 @@ class Case(NamedTuple):
     dilation: Any = 1
     groups: int = 1
     channels: int = 8
+    filters: int = 16
+    scale: int = 1  # times 7 columns and the shards' rows
     shard_dim: int = -2
     mode: str = "zeros"
     activation: str = "none"
@@ -81,20 +83,20 @@ def overlapping(wanted: bool) -> Iterator[list[int]]:
         yield ran
 
 
-def run(case: Case, ranks: tuple[int, ...] | None, device: str = "cpu") -> None:
+def run(case: Case, ranks: tuple[int, ...] | None) -> None:
     found = member(ranks)
     if found is None:
         return
     group, _, size = found
-    axis, sizes = case.shard_dim % 4, SHARDS[case.shards](size)
-    shape = [2, case.channels, 7, 7]
+    axis, sizes = case.shard_dim % 4, [case.scale * n for n in SHARDS[case.shards](size)]
+    shape = [2, case.channels, 7 * case.scale, 7 * case.scale]
     shape[axis] = sum(sizes)
 
     def images(shape: Any) -> Tensor:
-        image = torch.randn(tuple(shape)).to(device, case.dtype)
+        image = torch.randn(tuple(shape)).to(case.dtype)
         return image.to(memory_format=torch.channels_last) if case.channels_last else image
 
-    x, weight, bias = images(shape), images((16, case.channels // case.groups, *case.kernel)), torch.randn(16, device=device)
+    x, weight, bias = images(shape), images((case.filters, case.channels // case.groups, *case.kernel)), torch.randn(case.filters)
     settings: Any = (case.stride, case.padding, case.dilation, case.groups)
     options: dict[str, Any] = {"padding_mode": case.mode, "activation": case.activation, "algorithm": case.algorithm}
     plain = hipconv.conv2d(x, weight, None, *settings, **options)
@@ -116,7 +118,7 @@ def run(case: Case, ranks: tuple[int, ...] | None, device: str = "cpu") -> None:
             *local[:3], *settings, residual=local[3], group=group, shard_dim=case.shard_dim, reduce_gradients=case.reduces, **given,
             **options,
         )  # fmt: skip
-    assert case.overlapped == any(gathered(torch.tensor(ran, device=device), group))
+    assert case.overlapped == any(gathered(torch.tensor(ran), group))
     wanted = mine(expected)
     assert out.shape == wanted.shape and out.dtype == wanted.dtype
     assert (
@@ -220,7 +222,7 @@ def autocast() -> None:
     group, _, size = everyone()
     x, weight, bias = torch.randn(1, 4, 3 * size, 5), torch.randn(8, 4, 3, 3, requires_grad=True), torch.randn(8, dtype=torch.bfloat16)
     residual = torch.randn(1, 8, 3 * size, 5)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(x.device.type, torch.bfloat16):
         expected = hipconv.conv2d(x, weight, bias, padding=1, residual=residual)
         for out_sizes in (None, [3 * size] + [0] * (size - 1)):
             given = distributed.shard(residual, 2, group, sizes=out_sizes)
@@ -244,7 +246,7 @@ def styles() -> None:
     from torch.distributed.tensor.parallel import parallelize_module
 
     _, rank, size = everyone()
-    mesh = init_device_mesh("cpu", (size,))
+    mesh = init_device_mesh(torch.get_default_device().type, (size,))
     alone = nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1), nn.SiLU(), nn.Conv2d(8, 4, 3, stride=2, padding=1), nn.Conv2d(4, 4, 3, padding="same", bias=False)
     )
@@ -274,7 +276,7 @@ def styles() -> None:
     assert torch.allclose(out.full_tensor(), alone[0](x), atol=1e-5)
     known = parallelize_module(copy.deepcopy(alone[:1]), mesh, {"0": distributed.SpatialParallel(sizes=[4] * size, validate=False)})
     assert torch.allclose(known(x[:, :, 4 * rank : 4 * rank + 4]), alone[0](x[:, :, : 4 * size])[:, :, 4 * rank : 4 * rank + 4], atol=1e-5)
-    backwards = DeviceMesh("cpu", list(range(size))[::-1])
+    backwards = DeviceMesh(mesh.device_type, list(range(size))[::-1])
     text = refusal(lambda: distributed.halo(x, 2, 1, 1, backwards))
     assert text.startswith(f"ValueError: group: got a DeviceMesh of the ranks {list(range(size))[::-1]}, expected them in rising"), text
     text = refusal(lambda: parallelize_module(nn.Sequential(nn.SiLU()), mesh, {"0": distributed.SpatialParallel()}))

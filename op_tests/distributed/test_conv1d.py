@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from distributed.conv1d_checks import CASES, WRONG, Case
-from distributed.pool import end_all, pool_of
+from distributed.pool import OVER_GPUS, end_all, pool_of
 from support.backends import WAYS
-from support.marks import needs_gpu
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -78,9 +77,20 @@ def test_every_rank_raises_the_same_error(name) -> None:
     assert re.match(EXPECTED[name], texts[0]), texts[0]
 
 
-@needs_gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs here")
+@OVER_GPUS
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.dtype != torch.float64])
-def test_it_has_them_over_nccl(name) -> None:
+def test_it_has_them_on_gpus(size, backend, name) -> None:
     case = CASES[name]._replace(bits_of_dx=CASES[name].channel_last)
-    pool_of(2, "nccl").run("conv1d_checks", "run", case, None, "cuda", seconds=300.0)
+    pool_of(size, backend, "cuda").run("conv1d_checks", "run", case, None)
+
+
+@OVER_GPUS
+def test_every_rank_raises_the_same_error_on_gpus(size, backend) -> None:
+    for name in WRONG:
+        assert len(set(pool_of(size, backend, "cuda").run("conv1d_checks", "refusals", name))) == 1, name
+
+
+@OVER_GPUS
+@pytest.mark.parametrize("check", ["final_states_of_many_ranks", "gradients_that_nobody_wants"])
+def test_gradients_on_gpus(size, backend, check) -> None:
+    pool_of(size, backend, "cuda").run("conv1d_checks", check)

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from distributed.conv2d_checks import CASES, WRONG, Case
-from distributed.pool import end_all, pool_of
+from distributed.pool import OVER_GPUS, end_all, pool_of
 from support.backends import EVERYTHING, WAYS
-from support.marks import needs_gpu
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -94,9 +93,33 @@ def test_a_model_under_parallelize_module_is_the_model(size) -> None:
     pool_of(size).run("conv2d_checks", "styles")
 
 
-@needs_gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs here")
-@pytest.mark.parametrize("name", [*CASES, *EXACT])
-def test_it_has_them_over_nccl(name) -> None:
-    case = {**CASES, **EXACT}[name]
-    pool_of(2, "nccl").run("conv2d_checks", "run", case._replace(exact=True), None, "cuda", seconds=300.0)
+LARGE = {  # for the warpgroups of sm_90, and tiles of many blocks
+    "warpgroups": Case(
+        "even", channels=128, filters=128, scale=8, channels_last=True, dtype=torch.bfloat16, residual=True, activation="silu"
+    ),
+    "warpgroups_stride": Case("uneven", channels=128, filters=128, scale=8, stride=2, channels_last=True, dtype=torch.float16),
+    "warpgroups_gather": Case("even", channels=128, filters=128, scale=16, dtype=torch.bfloat16),
+    "warpgroups_split": Case("even", channels=1024, filters=128, scale=2, channels_last=True, dtype=torch.bfloat16),
+    "warpgroups_1x1": Case("even", channels=256, filters=256, kernel=(1, 1), padding=0, scale=8, channels_last=True, dtype=torch.bfloat16),
+    "few_channels": Case("even", channels=3, filters=64, scale=16, dtype=torch.bfloat16),
+}
+OVERLAPPED = {f"{name}_overlapped": case._replace(overlapped=True) for name, case in LARGE.items()}
+
+
+@OVER_GPUS
+@pytest.mark.parametrize("name", [*CASES, *EXACT, *LARGE, *OVERLAPPED])
+def test_it_has_them_on_gpus(size, backend, name) -> None:
+    case = {**CASES, **EXACT, **LARGE, **OVERLAPPED}[name]
+    pool_of(size, backend, "cuda").run("conv2d_checks", "run", case._replace(exact=True), None)
+
+
+@OVER_GPUS
+def test_every_rank_raises_the_same_error_on_gpus(size, backend) -> None:
+    for name in WRONG:
+        assert len(set(pool_of(size, backend, "cuda").run("conv2d_checks", "refusals", name))) == 1, name
+
+
+@OVER_GPUS
+@pytest.mark.parametrize("check", ["autocast", "overlapped_second_derivatives", "styles"])
+def test_the_rest_on_gpus(size, backend, check) -> None:
+    pool_of(size, backend, "cuda").run("conv2d_checks", check)

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from distributed.halo_checks import SHARDS, WRONG
-from distributed.pool import end_all, pool_of
+from distributed.pool import OVER_GPUS, end_all, pool_of
 from hipconv.distributed.routes import around, contiguous
 
 CASES: list[tuple[int, tuple[int, ...] | None, str]] = [
@@ -122,3 +122,32 @@ def test_a_killed_rank_is_an_error_on_the_others_and_no_hang(victim) -> None:
 def test_a_rank_that_does_not_answer_is_named() -> None:
     with pytest.raises(AssertionError, match=r"ranks \[1\] of 2 are stuck in stuck\(1,\)"):
         pool_of(2).run("halo_checks", "stuck", 1, seconds=1.0)
+
+
+@OVER_GPUS
+@pytest.mark.parametrize("shards", SHARDS)
+def test_halos_on_gpus(size, backend, shards) -> None:
+    pool_of(size, backend, "cuda").run("halo_checks", "halos", None, shards)
+
+
+OTHERS = [
+    "halo_of_integers_and_second_derivatives", "layouts_are_kept", "grad_mode_counts", "compiled", "halos_under_way",
+    "views_that_are_negated_or_conjugated", "a_gather_packs_once", "a_shape_that_one_rank_has_seen",
+]  # fmt: skip
+
+
+@OVER_GPUS
+@pytest.mark.parametrize("check", OTHERS)
+def test_the_rest_on_gpus(size, backend, check) -> None:
+    pool_of(size, backend, "cuda").run("halo_checks", check)
+
+
+@OVER_GPUS
+def test_shards_gather_to_the_whole_on_gpus(size, backend) -> None:
+    pool_of(size, backend, "cuda").run("halo_checks", "shards_and_gathers", None)
+
+
+@OVER_GPUS
+def test_every_rank_raises_the_same_error_on_gpus(size, backend) -> None:
+    for name in WRONG:
+        assert len(set(pool_of(size, backend, "cuda").run("halo_checks", "refusals", name))) == 1, name

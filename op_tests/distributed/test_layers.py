@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from distributed.pool import end_all, pool_of
+from distributed.pool import OVER_GPUS, end_all, pool_of
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -24,3 +24,9 @@ CHECKS = [
 @pytest.mark.parametrize("size", [3])
 def test_a_layer_over_a_group(check, size) -> None:
     pool_of(size).run("layer_checks", check)
+
+
+@OVER_GPUS
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_layer_over_a_group_of_gpus(check, size, backend) -> None:
+    pool_of(size, backend, "cuda").run("layer_checks", check)

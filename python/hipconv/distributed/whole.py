@@ -22,8 +22,9 @@ def gathered(x: Tensor, dim: int, chunks: Chunks, group: Group) -> Tensor:
     message = bytes_of(x)
     sent = torch.nn.functional.pad(message, (0, longest - message.numel()))
     received = torch.empty(group.size * longest, dtype=torch.uint8, device=x.device)
-    dist.all_gather_into_tensor(received, sent, group=group.process_group)
-    begins = range(0, group.size * longest, longest) if longest else [0] * group.size
+    if longest:
+        dist.all_gather_into_tensor(received, sent, group=group.process_group)
+    begins = [rank * longest for rank in range(group.size)]
     found = [
         received[begin : begin + length].view(x.dtype).view(shape)
         for begin, length, shape in zip(begins, lengths, shapes, strict=True)
