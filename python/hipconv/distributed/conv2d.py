@@ -60,7 +60,7 @@ def conv2d(
         out_sizes: of every rank's part of the result; by default as even as torch.tensor_split makes them.
         residual: this rank's part of it, of the shape of this rank's part of the result.
         reduce_gradients: sum the gradients of weight and bias over the group, in float32 and the order of ranks. By default each rank's
-            are the part of its own outputs.
+            are the part of its own outputs. They are rounded to the dtype of weight and bias before.
         validate: as for `hipconv.distributed.halo`.
 
     Returns:
@@ -107,12 +107,10 @@ def conv2d(
         weight, bias = SumGradients.apply(here, weight, bias)
     x, weight, bias, residual = (autocast(tensor) for tensor in (x, weight, bias, residual))
     whole = calls.Whole(_dense(x, whole_shape), None if residual is None else _dense(residual, out_shape), o)
-    of_ranks = []
-    for rank, size in enumerate(parts):
-        shapes = [
-            [n if i == axis else size for i, size in enumerate(s)] for n, s in ((sum(lengths(wants[rank])), x.shape), (size, out_shape))
-        ]
-        of_ranks.append((_dense(x, shapes[0]), None if residual is None else _dense(residual, shapes[1])))
+    of_ranks = (
+        (_dense_part(x, axis, sum(lengths(wants[rank]))), None if residual is None else _dense_part(residual, axis, size))
+        for rank, size in enumerate(parts)
+    )
     calls.check_parts(x, weight, bias, whole, of_ranks, local, out_dtype, algorithm)
     choices = {"padding_mode": o.padding_mode, "activation": o.activation, "out_dtype": out_dtype, "algorithm": algorithm}
     part = Part(here, axis, wants, parts[here.rank], interior, whole, local, choices)
@@ -169,6 +167,10 @@ def _dense(like: Tensor, shape: Sequence[int]) -> Kind:
     """A dense tensor of another shape, in the layout of `like`, at an aligned address."""
     on_meta = new_as(torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta"), shape)
     return Kind(like.dtype, tuple(shape), on_meta.stride(), 0)
+
+
+def _dense_part(like: Tensor, axis: int, size: int) -> Kind:
+    return _dense(like, [*like.shape[:axis], size, *like.shape[axis + 1 :]])
 
 
 # ---- arguments -----------------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 import contextlib
 from contextvars import ContextVar
 import functools
@@ -175,6 +175,7 @@ class Whole(NamedTuple):
 SLOWER = 1.25  # times, by the estimates: what a limit that only a whole image meets may cost its parts
 
 
+@functools.lru_cache(4096)
 def prepare_part(
     target: Target, card: Card, x: Kind, weight: Kind, bias: Kind | None, residual: Kind | None, out: Kind | None, o: Options, r: Request,
     whole: Whole,
@@ -196,15 +197,15 @@ def prepare_part(
 
 
 def check_parts(
-    x: Tensor, weight: Tensor, bias: Tensor | None, whole: Whole, parts: Sequence[tuple[Kind, Kind | None]], o: Options,
+    x: Tensor, weight: Tensor, bias: Tensor | None, whole: Whole, parts: Iterable[tuple[Kind, Kind | None]], o: Options,
     out_dtype: torch.dtype | None, algorithm: str,
 ) -> None:  # fmt: skip
     """Raise what the call on a part of the image, as (x, residual), would raise, whichever part it is: TypeError or ValueError."""
-    target = targets.of(x.device)
-    if x.device.type == "cpu" and target.backend == "cpu":
-        return
+    target, variable = targets.of(x.device), os.environ.get(router.VARIABLE)
+    if (x.device.type == "cpu" and target.backend == "cpu") or (algorithm == "auto" and variable in (None, "", "auto")):
+        return  # any call that fits is served
     card = card_of(x.device) if x.is_cuda else card_named(target.arch)
-    request = Request(out_dtype, algorithm, os.environ.get(router.VARIABLE), router.WORKSPACE_LIMIT)
+    request = Request(out_dtype, algorithm, variable, router.WORKSPACE_LIMIT)
     filters, of_bias = kind_of(weight), None if bias is None else kind_of(bias)
     for of_x, of_residual in parts:
         if 0 not in of_x.shape:
