@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any, cast
 
+import pytest
 import torch
 from torch import Tensor
 import torch.distributed as dist
@@ -151,6 +152,27 @@ def halos_under_way() -> None:
         direction = torch.randn_like(out)
         assert same_bits(out, expected)
         assert same_bits(torch.autograd.grad(out, leaf, direction)[0], torch.autograd.grad(expected, again, direction)[0])
+
+
+def laps_travel_once() -> None:
+    """A halo of many laps of a small axis brings each position once."""
+    group, rank, size = everyone()
+    whole = torch.randn(2 * size, 1000)
+    x = whole[2 * rank : 2 * rank + 2].clone().requires_grad_()
+    lengths: list[int] = []
+
+    def counted(received: Tensor, *arguments: Any, of: Any = dist.all_to_all_single, **options: Any) -> Any:
+        lengths.append(received.numel())
+        return of(received, *arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "all_to_all_single", counted)
+        out = distributed.halo(x, 0, 10 * size, 0, group, edge="wrap")
+        (dx,) = torch.autograd.grad(out.sum(), x)
+    assert same_bits(out, around(whole, 0, 2 * rank - 10 * size, 2 * rank + 2, "wrap")) and same_bits(
+        dx, torch.full_like(x, 5.0 * size + 1)
+    )
+    assert lengths == [4 * 1000 * 2 * (size - 1)] * 2, lengths
 
 
 def layouts_are_kept() -> None:

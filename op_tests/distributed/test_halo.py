@@ -89,7 +89,9 @@ def test_every_rank_raises_the_same_error_which_names_the_rank_that_differs(name
     assert re.match(EXPECTED[name], texts[0]), texts[0]
 
 
-@pytest.mark.parametrize("check", ["grad_mode_counts", "compiled", "halos_under_way", "views_that_are_negated_or_conjugated"])
+@pytest.mark.parametrize(
+    "check", ["grad_mode_counts", "compiled", "halos_under_way", "laps_travel_once", "views_that_are_negated_or_conjugated"]
+)
 def test_it_goes_well_with(check) -> None:
     pool_of(2).run("halo_checks", check)
 
@@ -131,7 +133,7 @@ def test_halos_on_gpus(size, backend, shards) -> None:
 
 
 OTHERS = [
-    "halo_of_integers_and_second_derivatives", "layouts_are_kept", "grad_mode_counts", "compiled", "halos_under_way",
+    "halo_of_integers_and_second_derivatives", "laps_travel_once", "layouts_are_kept", "grad_mode_counts", "compiled", "halos_under_way",
     "views_that_are_negated_or_conjugated", "a_gather_packs_once", "a_shape_that_one_rank_has_seen",
 ]  # fmt: skip
 

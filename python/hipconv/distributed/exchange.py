@@ -61,7 +61,9 @@ class Exchange:
 
 
 class PartsExchange:
-    """The parts that each rank wants of tensors that are split alike. What a rank wants of its own does not travel."""
+    """The parts that each rank wants of tensors that are split alike. What a rank wants of its own does not travel, and what it wants many
+    times, as laps of a small axis, travels once.
+    """
 
     def __init__(self, tensors: Sequence[Tensor], dims: Sequence[int], wants: Wants, group: Group) -> None:
         """`tensors`, each split along its axis of `dims`, have their parts of one place travel one after another."""
@@ -70,8 +72,9 @@ class PartsExchange:
         incoming: list[list[Parcel]] = [[] for _ in range(group.size)]
         for rank, parts in enumerate(wants):
             if rank != group.rank:
-                outgoing[rank] = [self._mine(which, part) for part in parts if part.rank == group.rank for which in range(len(tensors))]
-        for part in self.parts:
+                wanted = [part for part in dict.fromkeys(parts) if part.rank == group.rank]
+                outgoing[rank] = [self._mine(which, part) for part in wanted for which in range(len(tensors))]
+        for part in dict.fromkeys(self.parts):
             if part.rank not in (group.rank, NOBODY):
                 incoming[part.rank] += [Parcel(self._shape(which, part.size), t.dtype) for which, t in enumerate(tensors)]
         self.exchange = Exchange(outgoing, incoming, group, tensors[0].device)
@@ -79,8 +82,8 @@ class PartsExchange:
     def wait(self) -> list[list[Tensor]]:
         """For each tensor its parts, in the order in which they are wanted, zeros and repetitions included."""
         came = [iter(tensors) for tensors in self.exchange.wait()]
-        found: list[list[Tensor]] = [[] for _ in self.tensors]
-        for part in self.parts:
+        of_part: dict[Part, list[Tensor]] = {}
+        for part in dict.fromkeys(self.parts):
             for which, tensor in enumerate(self.tensors):
                 if part.rank == NOBODY:
                     piece = tensor.new_zeros(self._shape(which, part.size))
@@ -90,8 +93,8 @@ class PartsExchange:
                         piece = piece.expand(self._shape(which, part.repeat))
                     elif part.backwards:
                         piece = piece.flip(self.dims[which])
-                found[which].append(piece)
-        return found
+                of_part.setdefault(part, []).append(piece)
+        return [[of_part[part][which] for part in self.parts] for which in range(len(self.tensors))]
 
     def _mine(self, which: int, part: Part) -> Tensor:
         return self.tensors[which].narrow(self.dims[which], part.at, part.size)
@@ -109,27 +112,36 @@ class GivingBack:
 
     def __init__(self, dout: Tensor, dim: int, wants: Wants, group: Group, size: int) -> None:
         """`size`: of this rank's shard along `dim`."""
+        got: dict[Part, list[Tensor]] = {}
         mine = wants[group.rank]
-        pieces = []
         for part, piece in zip(mine, dout.split(lengths(mine), dim) if mine else (), strict=True):
-            if part.repeat > 1:
-                piece = piece.sum(dim, keepdim=True, dtype=_wide(dout.dtype)).to(dout.dtype)
-            elif part.backwards:
-                piece = piece.flip(dim)
-            pieces.append(piece)
+            got.setdefault(part, []).append(piece)
+        pieces = {part: self._of(part, same, dim) for part, same in got.items()}
         self.like, self.dim, self.rank = dout, dim, group.rank
         self.shape = [*dout.shape[:dim], size, *dout.shape[dim + 1 :]]
         self.places: list[Part] = []
-        self.own = [piece for part, piece in zip(mine, pieces, strict=True) if part.rank == group.rank]
+        self.own = [piece for part, piece in pieces.items() if part.rank == group.rank]
         outgoing, incoming = [], []
         for rank, parts in enumerate(wants):
-            back = [piece for part, piece in zip(mine, pieces, strict=True) if part.rank == rank]
-            outgoing.append([] if rank == group.rank else back)
-            here = [part for part in parts if part.rank == group.rank]
+            outgoing.append([] if rank == group.rank else [piece for part, piece in pieces.items() if part.rank == rank])
+            here = [part for part in dict.fromkeys(parts) if part.rank == group.rank]
             self.places += here
             shapes = [(*dout.shape[:dim], part.size, *dout.shape[dim + 1 :]) for part in here]
             incoming.append([] if rank == group.rank else [Parcel(shape, dout.dtype) for shape in shapes])
         self.exchange = Exchange(outgoing, incoming, group, dout.device)
+
+    @staticmethod
+    def _of(part: Part, same: list[Tensor], dim: int) -> Tensor:
+        """The gradient of a part, of which this rank has got so many."""
+        piece = same[0]
+        if len(same) > 1:
+            total = piece.to(_wide(piece.dtype))
+            for other in same[1:]:
+                total = total + other
+            piece = total.to(piece.dtype)
+        if part.repeat > 1:
+            return piece.sum(dim, keepdim=True, dtype=_wide(piece.dtype)).to(piece.dtype)
+        return piece.flip(dim) if part.backwards else piece
 
     def wait(self) -> Tensor:
         """The gradient of this rank's shard."""
