@@ -37,7 +37,7 @@ def plans(target: Target, x: Kind, part: Kind, filters: Kind, algorithm: str = "
     whole = calls.Whole(x, None, o)
     found = [] if algorithm != "auto" else [calls.prepare(target, card, x, filters, None, None, None, o, request)]
     found.append(calls.prepare(target, card, part, filters, None, None, None, of_part, request))
-    return [*found, calls.prepare_part(target, card, part, filters, None, None, None, of_part, request, whole)]
+    return [*found, calls.prepare_part(target, card, part, filters, None, None, of_part, request, whole)]
 
 
 def test_a_part_follows_the_whole_image(target) -> None:

@@ -48,6 +48,7 @@ def serve(address: str, rank: int, size: int, port: int, backend: str, device: s
         torch.cuda.set_device(rank)
     if device != "cpu":
         torch.set_default_device(device)
+        torch.backends.cudnn.allow_tf32 = False  # else gradients of f32 images have 10 bits
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     with Client(address) as orders:
         orders.send(rank)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+import functools
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,11 +13,11 @@ from torch import Tensor
 from ..arguments import describe, flag
 from ..ops.conv2d import calls, geometry, router
 from ..ops.conv2d.geometry import Ints, Kind, Options, Padding
-from ..ops.transforms import autocast
+from ..ops.transforms import autocast, autocast_dtype
 from . import overlapped
-from .exchange import fetch, new_as
+from .exchange import fetch, in_memory, new_as
 from .graphs import outside_of_graphs
-from .groups import Group, group_of
+from .groups import group_of
 from .header import Local, agree, checked_sizes
 from .overlapped import Interior, Part
 from .routes import Wants, contiguous, even_sizes, lengths, windows
@@ -84,8 +85,7 @@ def conv2d(
         axis = _axis(x, shard_dim)
         geometry.check_choices(algorithm, 0)
         _check_places(tensors)
-        cast = {name: autocast(tensor) for name, tensor in tensors.items()}
-        settings = _settings(cast, axis)
+        settings = _settings(tensors, axis)
         o = geometry.options(geometry.kernel_size(weight.shape), *arguments)
         calls.check_request(x, out_dtype, algorithm)
         more = {
@@ -96,62 +96,80 @@ def conv2d(
 
     all_sizes, residual_sizes = agree("hipconv.distributed.conv2d", here, look, near=x, validate=validate, sizes=sizes)
     axis, o = _axis(x, shard_dim), geometry.options(geometry.kernel_size(weight.shape), *arguments)
-    whole_shape = list(x.shape)
-    whole_shape[axis] = sum(all_sizes)
-    out_shape = geometry.out_shape(whole_shape, weight.shape, o)
-    parts = _out_sizes(out_sizes, out_shape[axis], here)
+    parts = _parts_of(tuple(x.shape), tuple(weight.shape), o, axis, all_sizes, None if out_sizes is None else tuple(out_sizes))
     if residual is not None:
-        _check_residual(residual, axis, residual_sizes, parts if validate else parts[here.rank : here.rank + 1], out_shape)
-    local, wants, interior = _local_problem(o, axis, all_sizes, parts, weight, here.rank)
+        of_ranks = parts.sizes if validate else parts.sizes[here.rank : here.rank + 1]
+        _check_residual(residual, axis, residual_sizes, of_ranks, parts.out_shape)
     if reduce_gradients:  # before autocast, so that the sums have the dtype of the parameters
         weight, bias = SumGradients.apply(here, weight, bias)
     x, weight, bias, residual = (autocast(tensor) for tensor in (x, weight, bias, residual))
-    whole = calls.Whole(_dense(x, whole_shape), None if residual is None else _dense(residual, out_shape), o)
-    of_ranks = (
-        (_dense_part(x, axis, sum(lengths(wants[rank]))), None if residual is None else _dense_part(residual, axis, size))
-        for rank, size in enumerate(parts)
-    )
-    calls.check_parts(x, weight, bias, whole, of_ranks, local, out_dtype, algorithm)
+    choice = _choice(x, weight, bias, residual, parts, here.rank, out_dtype, algorithm)
     choices = {"padding_mode": o.padding_mode, "activation": o.activation, "out_dtype": out_dtype, "algorithm": algorithm}
-    part = Part(here, axis, wants, parts[here.rank], interior, whole, local, choices)
-    if overlapped.serves(part, x, weight, bias, residual):
+    part = Part(here, axis, parts.wants, parts.sizes[here.rank], parts.interiors[here.rank], choice, parts.out_shape, parts.local, choices)
+    if overlapped.serves(part, x):
         return overlapped.conv2d(x, weight, bias, residual, part)
-    fetched = fetch(x, axis, wants, here)
+    fetched = fetch(x, axis, part.wants, here)
     if part.outputs:
         return part.of(fetched, weight, bias, residual)
-    shape = [0 if i == axis else size for i, size in enumerate(out_shape)]
+    shape = [0 if i == axis else size for i, size in enumerate(part.out_shape)]
     empty = new_as(x, shape).to(out_dtype or x.dtype)
     for tensor in (fetched, weight, bias, residual):  # their gradients are zeros, and take part in the ranks' exchanges
         empty = empty if tensor is None else empty + tensor.sum().to(empty.dtype)
     return empty
 
 
-def _local_problem(
-    o: Options, axis: int, sizes: tuple[int, ...], parts: tuple[int, ...], weight: Tensor, rank: int
-) -> tuple[Options, Wants, Interior]:
-    """The convolution of what is fetched, padding along the split axis included; what each rank fetches; this rank's interior."""
+class _Parts(NamedTuple):
+    """How an image is shared out, as every rank knows it."""
+
+    out_shape: tuple[int, ...]  # of the whole
+    shape: tuple[int, ...]  # of the whole image
+    axis: int
+    options: Options  # of the whole
+    local: Options  # of what a rank fetches, padding along the split axis included
+    sizes: tuple[int, ...]  # of the parts of the result
+    wants: Wants
+    interiors: tuple[Interior, ...]
+
+
+@functools.lru_cache(1024)
+def _parts_of(
+    x: tuple[int, ...], weight: tuple[int, ...], o: Options, axis: int, sizes: tuple[int, ...], out_sizes: tuple[int, ...] | None
+) -> _Parts:
+    """Of shards of `sizes`, of which x is one, and of results of `out_sizes`; ValueError where something does not fit."""
+    shape = (*x[:axis], sum(sizes), *x[axis + 1 :])
+    out_shape = geometry.out_shape(shape, weight, o)
+    if out_sizes is None:
+        out_sizes = even_sizes(out_shape[axis], len(sizes))
+    if sum(out_sizes) != out_shape[axis]:
+        raise ValueError(f"out_sizes: got {out_sizes}, expected ones that make {out_shape[axis]}, the size of the result, together")
     which = axis - 2
     step, dilation = o.stride[which], o.dilation[which]
-    span = dilation * (weight.shape[axis] - 1) + 1
-    before = o.padding[2 * which]
-    ranges = []
-    for chunk in contiguous(parts):
-        start = chunk.start * step - before
-        ranges.append((start, start + (chunk.size - 1) * step + span) if chunk.size else (0, 0))
+    span = dilation * (weight[axis] - 1) + 1
+    ranges, interiors = [], []
+    for chunk, own in zip(contiguous(out_sizes), contiguous(sizes), strict=True):
+        begin = chunk.start * step - o.padding[2 * which]
+        ranges.append((begin, begin + (chunk.size - 1) * step + span) if chunk.size else (0, 0))
+        first = max(0, -(-(own.start - begin) // step))
+        stop = max(first, min(chunk.size, (own.stop - begin - span) // step + 1))
+        interiors.append(Interior(first, stop, first * step + begin - own.start, step, span))
     wants = windows(contiguous(sizes), tuple(ranges), EDGES[o.padding_mode])
-    other = (0, 0, *o.padding[2:]) if which == 0 else (*o.padding[:2], 0, 0)
-    own, begin = contiguous(sizes)[rank], ranges[rank][0]
-    first = max(0, -(-(own.start - begin) // step))
-    stop = max(first, min(parts[rank], (own.stop - begin - span) // step + 1))
-    return o._replace(padding=other), wants, Interior(first, stop, first * step + begin - own.start, step, span)
+    local = o._replace(padding=(0, 0, *o.padding[2:]) if which == 0 else (*o.padding[:2], 0, 0))
+    return _Parts(out_shape, shape, axis, o, local, out_sizes, wants, tuple(interiors))
 
 
-def _out_sizes(given: Sequence[int] | None, total: int, group: Group) -> tuple[int, ...]:
-    if given is None:
-        return even_sizes(total, group.size)
-    if sum(given) != total:
-        raise ValueError(f"out_sizes: got {tuple(given)}, expected ones that make {total}, the size of the result, together")
-    return tuple(given)
+def _choice(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, parts: _Parts, rank: int, out_dtype: Any, algorithm: str
+) -> calls.Choice | None:
+    """What convolves this rank's part. Where an algorithm is named, the parts of all ranks are looked at, so that all raise."""
+    whole = calls.Whole(_dense(x, parts.shape), None if residual is None else _dense(residual, parts.out_shape), parts.options)
+    found = None
+    for each in range(len(parts.sizes)) if calls.is_named(algorithm) else (rank,):
+        if parts.sizes[each]:
+            shape = list(parts.shape)
+            shape[parts.axis] = sum(lengths(parts.wants[each]))
+            choice = calls.choice_of_part(x, weight, bias, whole, _dense(x, shape), parts.local, out_dtype, algorithm)
+            found = choice if each == rank else found
+    return found
 
 
 def _check_residual(residual: Tensor, axis: int, found: Sequence[int], parts: Sequence[int], out_shape: Sequence[int]) -> None:
@@ -164,13 +182,12 @@ def _check_residual(residual: Tensor, axis: int, found: Sequence[int], parts: Se
 
 
 def _dense(like: Tensor, shape: Sequence[int]) -> Kind:
-    """A dense tensor of another shape, in the layout of `like`, at an aligned address."""
-    on_meta = new_as(torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta"), shape)
-    return Kind(like.dtype, tuple(shape), on_meta.stride(), 0)
-
-
-def _dense_part(like: Tensor, axis: int, size: int) -> Kind:
-    return _dense(like, [*like.shape[:axis], size, *like.shape[axis + 1 :]])
+    """A dense tensor of another shape, whose axes lie in memory in the order of `like`'s, at an aligned address."""
+    strides, total = [0] * len(shape), 1
+    for axis in in_memory(like)[::-1]:
+        strides[axis] = total
+        total *= shape[axis]
+    return Kind(like.dtype, tuple(shape), tuple(strides), 0)
 
 
 # ---- arguments -----------------------------------------------------------------------------------------------------------------------
@@ -196,9 +213,10 @@ def _check_places(tensors: dict[str, Any]) -> None:
 
 
 def _settings(tensors: dict[str, Any], axis: int) -> dict[str, Any]:
-    """Of tensors as autocast leaves them."""
+    """Of tensors with the dtypes that autocast gives them."""
     x, weight, bias, residual = tensors.values()
-    geometry.check_dtypes(x, weight, bias=bias, residual=residual)
+    dtypes = {name: autocast_dtype(tensor) for name, tensor in tensors.items() if tensor is not None}
+    geometry.check_dtypes(**{name: Kind(dtype, (), (), 0) for name, dtype in dtypes.items()})
     if bias is not None and tuple(bias.shape) != tuple(weight.shape[:1]):
         raise ValueError(f"bias: got shape {tuple(bias.shape)}, expected (out_channels,) = ({weight.shape[0]},)")
     if residual is not None and residual.dim() != 4:
@@ -211,7 +229,7 @@ def _settings(tensors: dict[str, Any], axis: int) -> dict[str, Any]:
     return {
         "tensors given": ", ".join(given),
         "shard_dim": axis,
-        "dtypes": ", ".join(str(tensor.dtype) for tensor in given.values()),
+        "dtypes": ", ".join(map(str, dtypes.values())),
         "device of x": x.device.type,
         **shapes,
         "tensors that require grad": ", ".join(name for name, tensor in given.items() if gradients and tensor.requires_grad),

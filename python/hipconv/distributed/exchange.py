@@ -220,10 +220,15 @@ def cut(pieces: Sequence[Tensor], dim: int, start: int, stop: int) -> list[Tenso
     return found
 
 
+def in_memory(like: Tensor) -> list[int]:
+    """The axes of a tensor in the order in which they lie in memory, the outermost first."""
+    strides = like.stride()
+    return sorted(range(like.dim()), key=lambda axis: (-strides[axis], axis))
+
+
 def new_as(like: Tensor, shape: Sequence[int]) -> Tensor:
     """An uninitialised dense tensor whose axes lie in memory in the order of `like`'s."""
-    strides = like.stride()
-    order = sorted(range(like.dim()), key=lambda axis: (-strides[axis], axis))
+    order = in_memory(like)
     return like.new_empty([shape[axis] for axis in order]).permute([order.index(axis) for axis in range(like.dim())])
 
 

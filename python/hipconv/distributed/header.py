@@ -77,6 +77,9 @@ def agree(
         given = checked_sizes("sizes", sizes, group)
         local = look()
         _check_own_size(local.size, given, group, compares)
+        if not compares:
+            assert given is not None
+            return given, (local.other,)
         settings = {"call": call, **local.settings, "sizes": "not given" if given is None else given}
         text = "\n".join(f"{name}={_brief(value)}" for name, value in settings.items())
         kind, size, other = _FITS, local.size, local.other
@@ -85,9 +88,6 @@ def agree(
             raise
         error, text, size, other = wrong, str(wrong), 0, 0
         kind = _TYPE_ERROR if isinstance(wrong, TypeError) else _VALUE_ERROR if isinstance(wrong, ValueError) else _OTHER_ERROR
-    if not compares:
-        assert given is not None
-        return given, (other,)
     mine = Header(number, size, other, kind, hashlib.blake2b(text.encode(), digest_size=16).digest(), text)
     headers = _gathered(mine, group, near)
     if found := disagreement(headers):

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ..ops.conv2d import calls, geometry, router
 from ..ops.conv2d.derivatives import convolution_backward, gradient_of_sums
-from ..ops.conv2d.geometry import Options, kind_of
+from ..ops.conv2d.geometry import Options
+from ..ops.conv2d.operators import into
 from .exchange import GivingBack, PartsExchange, cut, fetch, joined
 from .groups import Group
 from .routes import Wants
@@ -43,12 +44,13 @@ class Part(NamedTuple):
     wants: Wants
     outputs: int  # along the split axis
     interior: Interior
-    whole: calls.Whole
+    choice: calls.Choice | None
+    out_shape: tuple[int, ...]  # of the whole
     local: Options  # of what is fetched
     choices: dict[str, Any]  # of the operator
 
     def of(self, fetched: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
-        with calls.pinned_to(self.whole):
+        with calls.pinned_to(self.choice):
             return torch.ops.hipconv.conv2d.default(fetched, weight, bias, residual, *self.local[:4], **self.choices)
 
     def borders(self) -> list[tuple[int, int]]:
@@ -60,35 +62,15 @@ class Part(NamedTuple):
         return x.narrow(self.axis, self.interior.at, self.interior.rows(self.interior.stop - self.interior.start))
 
 
-def serves(part: Part, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> bool:
-    """Whether it pays, and the kernels serve all pieces. What travels is the same either way, so that each rank decides for itself."""
+def serves(part: Part, x: Tensor) -> bool:
+    """Whether it pays, and keeps the order of sums. What travels is the same either way, so that each rank decides for itself.
+
+    How a sum is split may depend on the rows of a call. An algorithm that is named may refuse a piece of what it serves.
+    """
     inside = part.interior
     if x.numel() * x.element_size() < LARGE or 2 * (inside.stop - inside.start) < part.outputs or inside.start == inside.stop:
         return False
-
-    def of_residual(start: int, stop: int) -> geometry.Kind | None:
-        return None if residual is None else kind_of(residual.narrow(part.axis, start, stop - start))
-
-    pieces = [(kind_of(part.inner(x)), of_residual(inside.start, inside.stop))]
-    for start, stop in part.borders():
-        shape = [*x.shape]
-        shape[part.axis] = inside.rows(stop - start)
-        pieces.append((part.whole.x._replace(shape=tuple(shape), strides=_dense_strides(part, shape)), of_residual(start, stop)))
-    try:
-        calls.check_parts(x, weight, bias, part.whole, pieces, part.local, part.choices["out_dtype"], part.choices["algorithm"])
-    except ValueError:  # an algorithm by name that serves the whole part, but not these
-        return False
-    return True
-
-
-def _dense_strides(part: Part, shape: list[int]) -> tuple[int, ...]:
-    """Of a tensor whose axes lie in memory as those of the whole image do."""
-    whole = part.whole.x
-    strides, total = [0] * 4, 1
-    for axis in sorted(range(4), key=lambda axis: (whole.strides[axis], -axis)):
-        strides[axis] = total
-        total *= shape[axis]
-    return tuple(strides)
+    return (part.choice is None or part.choice.split_k == 1) and not calls.is_named(part.choices["algorithm"])
 
 
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, part: Part) -> Tensor:
@@ -100,16 +82,16 @@ class _Conv2d(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, residual, part):
         exchange = PartsExchange([x], [part.axis], part.wants, part.group)
-        shape = list(geometry.out_shape(part.whole.x.shape, weight.shape, part.whole.options))
-        shape[part.axis] = part.outputs
-        out = geometry.new_result(x, weight, tuple(shape), part.choices["out_dtype"])
+        shape = (*part.out_shape[: part.axis], part.outputs, *part.out_shape[part.axis + 1 :])
+        out = geometry.new_result(x, weight, shape, part.choices["out_dtype"])  # type: ignore[arg-type]
         inside = part.interior
 
         def run(rows: Tensor, start: int, stop: int) -> None:
-            to, added = (None if t is None else t.narrow(part.axis, start, stop - start) for t in (out, residual))
-            torch.ops.hipconv.conv2d_out.default(to, rows, weight, bias, added, *part.local[:4], **part.choices)
+            to = out.narrow(part.axis, start, stop - start)
+            added = None if residual is None else residual.narrow(part.axis, start, stop - start)
+            into(to, rows, weight, bias, added, part.local, part.choices["out_dtype"], part.choices["algorithm"], router.WORKSPACE_LIMIT)
 
-        with calls.pinned_to(part.whole):
+        with calls.pinned_to(part.choice):
             run(part.inner(x), inside.start, inside.stop)
             (pieces,) = exchange.wait()
             for start, stop in part.borders():

@@ -144,12 +144,17 @@ def cast_by_autocast(library: torch.library.Library, name: str, names: Sequence[
     register("cuda", "AutocastCUDA")
 
 
-def autocast(value: Any) -> Any:
-    """A tensor as an operator that `cast_by_autocast` names it for gets it; everything else as it is. Differentiable."""
-    if not isinstance(value, Tensor) or value.device.type not in ("cpu", "cuda") or not torch.is_autocast_enabled(value.device.type):
-        return value
-    floating = value.is_floating_point() and value.dtype != torch.float64
-    return value.to(torch.get_autocast_dtype(value.device.type)) if floating else value
+def autocast_dtype(tensor: Tensor) -> torch.dtype:
+    """Of a tensor as an operator that `cast_by_autocast` names it for gets it."""
+    device_type = tensor.device.type
+    if device_type not in ("cpu", "cuda") or not tensor.is_floating_point() or tensor.dtype == torch.float64:
+        return tensor.dtype
+    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else tensor.dtype
+
+
+def autocast(tensor: Any) -> Any:
+    """A tensor as such an operator gets it, or None. Differentiable."""
+    return None if tensor is None else tensor.to(autocast_dtype(tensor))
 
 
 def without_autocast() -> Any:

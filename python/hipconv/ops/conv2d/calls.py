@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 from contextvars import ContextVar
 import functools
@@ -153,12 +153,7 @@ def prepared(
     target = targets.of(x.device)
     card = card_of(x.device) if x.is_cuda else card_named(target.arch)
     kinds = [None if tensor is None else kind_of(tensor) for tensor in (bias, residual, out)]
-    whole = _whole.get()
-    if whole is None:
-        found = prepare(target, card, kind_of(x), kind_of(weight), *kinds, o, r)
-    else:
-        found = prepare_part(target, card, kind_of(x), kind_of(weight), kinds[0], kinds[1], kinds[2], o, r, whole)
-    return jit.module("conv2d", target), found
+    return jit.module("conv2d", target), prepare(target, card, kind_of(x), kind_of(weight), *kinds, o, r, _pin.get())
 
 
 # ---- parts of an image --------------------------------------------------------------------------------------------------------------
@@ -177,15 +172,14 @@ SLOWER = 1.25  # times, by the estimates: what a limit that only a whole image m
 
 @functools.lru_cache(4096)
 def prepare_part(
-    target: Target, card: Card, x: Kind, weight: Kind, bias: Kind | None, residual: Kind | None, out: Kind | None, o: Options, r: Request,
-    whole: Whole,
-) -> Prepared:  # fmt: skip
+    target: Target, card: Card, x: Kind, weight: Kind, bias: Kind | None, residual: Kind | None, o: Options, r: Request, whole: Whole
+) -> Prepared:
     """The launch for a part of an image, with the plan of the whole where it serves.
 
     A whole image may be so large that what is best for it does not serve it, or needs more memory than `workspace_limit`. Where its plan
     is that much slower, or where the algorithm that is asked for serves the part alone, the part gets a plan of its own.
     """
-    alone = prepare(target, card, x, weight, bias, residual, out, o, r)
+    alone = prepare(target, card, x, weight, bias, residual, None, o, r)
     try:
         of_whole = prepare(target, card, whole.x, weight, bias, whole.residual, None, whole.options, r)
     except ValueError:  # the arguments fit, as the part shows
@@ -193,23 +187,27 @@ def prepare_part(
     limits = [router.estimated_us(of_whole.problem, card, served.allowed, r.workspace_limit) for served in (of_whole, alone)]
     if not alone.allowed or limits[0] > SLOWER * limits[1]:
         return alone
-    return prepare(target, card, x, weight, bias, residual, out, o, r, of_whole.choice)
+    return prepare(target, card, x, weight, bias, residual, None, o, r, of_whole.choice)
 
 
-def check_parts(
-    x: Tensor, weight: Tensor, bias: Tensor | None, whole: Whole, parts: Iterable[tuple[Kind, Kind | None]], o: Options,
-    out_dtype: torch.dtype | None, algorithm: str,
-) -> None:  # fmt: skip
-    """Raise what the call on a part of the image, as (x, residual), would raise, whichever part it is: TypeError or ValueError."""
-    target, variable = targets.of(x.device), os.environ.get(router.VARIABLE)
-    if (x.device.type == "cpu" and target.backend == "cpu") or (algorithm == "auto" and variable in (None, "", "auto")):
-        return  # any call that fits is served
+def choice_of_part(
+    x: Tensor, weight: Tensor, bias: Tensor | None, whole: Whole, part: Kind, o: Options, out_dtype: torch.dtype | None, algorithm: str
+) -> Choice | None:
+    """What convolves a `part` of an image, on x's device; None where torch does.
+
+    Raises TypeError or ValueError: what the call would raise.
+    """
+    target = targets.of(x.device)
+    if x.device.type == "cpu" and target.backend == "cpu":
+        return None
     card = card_of(x.device) if x.is_cuda else card_named(target.arch)
-    request = Request(out_dtype, algorithm, variable, router.WORKSPACE_LIMIT)
-    filters, of_bias = kind_of(weight), None if bias is None else kind_of(bias)
-    for of_x, of_residual in parts:
-        if 0 not in of_x.shape:
-            prepare_part(target, card, of_x, filters, of_bias, of_residual, None, o, request, whole)
+    request = Request(out_dtype, algorithm, os.environ.get(router.VARIABLE), router.WORKSPACE_LIMIT)
+    return prepare_part(target, card, part, kind_of(weight), None if bias is None else kind_of(bias), None, o, request, whole).choice
+
+
+def is_named(algorithm: str) -> bool:
+    """Whether a call, or the environment, names an algorithm, which may refuse it."""
+    return algorithm != "auto" or os.environ.get(router.VARIABLE) not in (None, "", "auto")
 
 
 def check_request(x: Tensor, out_dtype: torch.dtype | None, algorithm: str) -> None:
@@ -221,14 +219,14 @@ def check_request(x: Tensor, out_dtype: torch.dtype | None, algorithm: str) -> N
     router.requested(algorithm, os.environ.get(router.VARIABLE), names)
 
 
-_whole: ContextVar[Whole | None] = ContextVar("hipconv_conv2d_whole", default=None)
+_pin: ContextVar[Choice | None] = ContextVar("hipconv_conv2d_pin", default=None)
 
 
 @contextlib.contextmanager
-def pinned_to(whole: Whole) -> Iterator[None]:
-    """As long as it lasts, operators take the algorithm, tile and split of the call on the whole image, so that sums have its order."""
-    token = _whole.set(whole)
+def pinned_to(choice: Choice | None) -> Iterator[None]:
+    """As long as it lasts, operators take this algorithm, tile and split where they serve, so that sums have their order."""
+    token = _pin.set(choice)
     try:
         yield
     finally:
-        _whole.reset(token)
+        _pin.reset(token)
