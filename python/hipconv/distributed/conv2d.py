@@ -80,8 +80,10 @@ def conv2d(
     here = group_of(group)
     arguments = (stride, padding, dilation, groups, padding_mode, activation)
     tensors: dict[str, Any] = {"x": x, "weight": weight, "bias": bias, "residual": residual}
+    o: Any = None
 
     def look() -> Local:
+        nonlocal o
         axis = _axis(x, shard_dim)
         geometry.check_choices(algorithm, 0)
         _check_places(tensors)
@@ -95,7 +97,7 @@ def conv2d(
         return Local({**settings, **o._asdict(), **more}, x.shape[axis], 0 if residual is None else residual.shape[axis])
 
     all_sizes, residual_sizes = agree("hipconv.distributed.conv2d", here, look, near=x, validate=validate, sizes=sizes)
-    axis, o = _axis(x, shard_dim), geometry.options(geometry.kernel_size(weight.shape), *arguments)
+    axis = _axis(x, shard_dim)
     parts = _parts_of(tuple(x.shape), tuple(weight.shape), o, axis, all_sizes, None if out_sizes is None else tuple(out_sizes))
     if residual is not None:
         of_ranks = parts.sizes if validate else parts.sizes[here.rank : here.rank + 1]

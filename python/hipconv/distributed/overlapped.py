@@ -19,7 +19,7 @@ from .exchange import GivingBack, PartsExchange, cut, fetch, joined
 from .groups import Group
 from .routes import Wants
 
-LARGE = 32 << 20  # bytes of a part whose copy takes longer than two more launches
+LARGE = 128 << 20  # bytes of a part whose copy takes longer than two more launches, on the host and on the GPU
 
 
 class Interior(NamedTuple):
