@@ -18,6 +18,7 @@ from support.tensors import same_bits
 import hipconv
 from hipconv import distributed
 from hipconv.distributed import overlapped
+from hipconv.ops.conv2d import calls
 
 
 class Case(NamedTuple):
@@ -203,6 +204,29 @@ def overlapped_second_derivatives() -> None:
         first = torch.autograd.grad(out.sum(), (mine, filters), create_graph=True)
         found.append((*first, *torch.autograd.grad(first[0].square().sum() + first[1].square().sum(), (mine, filters))))
     assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-4) for a, b in zip(*found, strict=True))
+
+
+def pieces_that_the_plan_does_not_serve() -> None:
+    """A part is convolved in pieces only where its plan serves all of them; borders of two rows are tried where it does not serve one."""
+    group, _, size = everyone()
+    x, weight = torch.randn(1, 16, 16 * size, 8).bfloat16(), torch.randn(64, 16, 3, 3).bfloat16()
+    mine = distributed.shard(x, 2, group)
+    found = []
+    for served in (1, 2, 3):
+        borders: list[int] = []
+
+        def follows(
+            choice: Any, x: Any, weight: Any, bias: Any, piece: Any, *rest: Any, served: int = served, borders: list[int] = borders
+        ) -> bool:
+            if piece.shape[2] < 8:
+                borders.append(piece.shape[2] - 2)
+            return piece.shape[2] > 8 or piece.shape[2] - 2 >= served
+
+        with pytest.MonkeyPatch.context() as patch, overlapping(True) as ran:
+            patch.setattr(calls, "follows", follows)
+            found.append(distributed.conv2d(mine, weight, padding=1, group=group))
+        assert ran == [served < 3] and borders == {1: [1, 1], 2: [1, 2, 2], 3: [1, 2]}[served], (ran, borders)
+    assert all(same_bits(out, found[-1]) for out in found)
 
 
 def refusals_of_kernels() -> list[str]:

@@ -73,6 +73,10 @@ def test_every_rank_raises_the_same_error(name) -> None:
     assert re.match(EXPECTED[name], texts[0]), texts[0]
 
 
+def test_pieces_follow_the_plan_of_their_part_or_are_not_made() -> None:
+    pool_of(2, **WAYS["simt-wave64"]).run("conv2d_checks", "pieces_that_the_plan_does_not_serve")
+
+
 def test_what_the_kernels_of_gpus_refuse_every_rank_raises() -> None:
     texts = pool_of(2, **WAYS["simt-wave64"]).run("conv2d_checks", "refusals_of_kernels")
     assert texts[0] == texts[1]
@@ -103,7 +107,8 @@ LARGE = {  # for the warpgroups of sm_90, and tiles of many blocks
     "warpgroups_1x1": Case("even", channels=256, filters=256, kernel=(1, 1), padding=0, scale=8, channels_last=True, dtype=torch.bfloat16),
     "few_channels": Case("even", channels=3, filters=64, scale=16, dtype=torch.bfloat16),
 }
-OVERLAPPED = {f"{name}_overlapped": case._replace(overlapped=True) for name, case in LARGE.items()}
+OVERLAPPED = {f"{name}_overlapped": case._replace(overlapped=True) for name, case in LARGE.items() if "split" not in name}
+LARGE["columns"] = Case("even", shard_dim=-1, channels=128, filters=128, scale=16, dtype=torch.bfloat16)
 
 
 @OVER_GPUS

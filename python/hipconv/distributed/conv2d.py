@@ -15,11 +15,11 @@ from ..ops.conv2d import calls, geometry, router
 from ..ops.conv2d.geometry import Ints, Kind, Options, Padding
 from ..ops.transforms import autocast, autocast_dtype
 from . import overlapped
-from .exchange import fetch, in_memory, new_as
+from .exchange import fetch, new_as
 from .graphs import outside_of_graphs
 from .groups import group_of
 from .header import Local, agree, checked_sizes
-from .overlapped import Interior, Part
+from .overlapped import Interior, Part, dense
 from .routes import Wants, contiguous, even_sizes, lengths, windows
 from .sums import SumGradients
 
@@ -108,8 +108,8 @@ def conv2d(
     choice = _choice(x, weight, bias, residual, parts, here.rank, out_dtype, algorithm)
     choices = {"padding_mode": o.padding_mode, "activation": o.activation, "out_dtype": out_dtype, "algorithm": algorithm}
     part = Part(here, axis, parts.wants, parts.sizes[here.rank], parts.interiors[here.rank], choice, parts.out_shape, parts.local, choices)
-    if overlapped.serves(part, x):
-        return overlapped.conv2d(x, weight, bias, residual, part)
+    if part.outputs and (pieces := overlapped.in_pieces(part, x, weight, bias, residual)):
+        return overlapped.conv2d(x, weight, bias, residual, pieces)
     fetched = fetch(x, axis, part.wants, here)
     if part.outputs:
         return part.of(fetched, weight, bias, residual)
@@ -163,13 +163,13 @@ def _choice(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, parts: _Parts, rank: int, out_dtype: Any, algorithm: str
 ) -> calls.Choice | None:
     """What convolves this rank's part. Where an algorithm is named, the parts of all ranks are looked at, so that all raise."""
-    whole = calls.Whole(_dense(x, parts.shape), None if residual is None else _dense(residual, parts.out_shape), parts.options)
+    whole = calls.Whole(dense(x, parts.shape), None if residual is None else dense(residual, parts.out_shape), parts.options)
     found = None
     for each in range(len(parts.sizes)) if calls.is_named(algorithm) else (rank,):
         if parts.sizes[each]:
             shape = list(parts.shape)
             shape[parts.axis] = sum(lengths(parts.wants[each]))
-            choice = calls.choice_of_part(x, weight, bias, whole, _dense(x, shape), parts.local, out_dtype, algorithm)
+            choice = calls.choice_of_part(x, weight, bias, whole, dense(x, shape), parts.local, out_dtype, algorithm)
             found = choice if each == rank else found
     return found
 
@@ -181,15 +181,6 @@ def _check_residual(residual: Tensor, axis: int, found: Sequence[int], parts: Se
     got, expected = ([size if i != axis else "any" for i, size in enumerate(shape)] for shape in (residual.shape, out_shape))
     if got != expected:
         raise ValueError(f"residual: got shape {got}, expected this rank's part of the result, {expected}")
-
-
-def _dense(like: Tensor, shape: Sequence[int]) -> Kind:
-    """A dense tensor of another shape, whose axes lie in memory in the order of `like`'s, at an aligned address."""
-    strides, total = [0] * len(shape), 1
-    for axis in in_memory(like)[::-1]:
-        strides[axis] = total
-        total *= shape[axis]
-    return Kind(like.dtype, tuple(shape), tuple(strides), 0)
 
 
 # ---- arguments -----------------------------------------------------------------------------------------------------------------------

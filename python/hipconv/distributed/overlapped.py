@@ -5,6 +5,7 @@ They are read where they lie; only the windows around the borders are copied. (R
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -13,13 +14,22 @@ from torch import Tensor
 
 from ..ops.conv2d import calls, geometry, router
 from ..ops.conv2d.derivatives import convolution_backward, gradient_of_sums
-from ..ops.conv2d.geometry import Options
+from ..ops.conv2d.geometry import Kind, Options, kind_of
 from ..ops.conv2d.operators import into
-from .exchange import GivingBack, PartsExchange, cut, fetch, joined
+from .exchange import GivingBack, PartsExchange, cut, fetch, in_memory, joined
 from .groups import Group
 from .routes import Wants
 
 LARGE = 128 << 20  # bytes of a part whose copy takes longer than two more launches, on the host and on the GPU
+
+
+def dense(like: Tensor, shape: Sequence[int]) -> Kind:
+    """A dense tensor of another shape, whose axes lie in memory in the order of `like`'s, at an aligned address."""
+    strides, total = [0] * len(shape), 1
+    for axis in in_memory(like)[::-1]:
+        strides[axis] = total
+        total *= shape[axis]
+    return Kind(like.dtype, tuple(shape), tuple(strides), 0)
 
 
 class Interior(NamedTuple):
@@ -34,6 +44,11 @@ class Interior(NamedTuple):
     def rows(self, outputs: int) -> int:
         """Of so many outputs' windows."""
         return (outputs - 1) * self.step + self.span
+
+    def between(self, rows: int, outputs: int) -> Interior:
+        """The same between borders of whole multiples of `rows`, in a part of so many `outputs`; perhaps nothing."""
+        start, stop = -(-self.start // rows) * rows, outputs - -(-(outputs - self.stop) // rows) * rows
+        return self._replace(start=start, stop=max(start, stop), at=self.at + (start - self.start) * self.step)
 
 
 class Part(NamedTuple):
@@ -57,20 +72,45 @@ class Part(NamedTuple):
         """The other outputs."""
         return [(low, high) for low, high in ((0, self.interior.start), (self.interior.stop, self.outputs)) if low < high]
 
+    def shaped(self, x: Tensor, rows: int) -> Kind:
+        """Of so many rows, copied."""
+        return dense(x, [*x.shape[: self.axis], rows, *x.shape[self.axis + 1 :]])
+
     def inner(self, x: Tensor) -> Tensor:
         """The rows of the interior's windows."""
         return x.narrow(self.axis, self.interior.at, self.interior.rows(self.interior.stop - self.interior.start))
 
 
-def serves(part: Part, x: Tensor) -> bool:
-    """Whether it pays, and keeps the order of sums. What travels is the same either way, so that each rank decides for itself.
+def in_pieces(part: Part, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> Part | None:
+    """The call with the interior to take, or None where it does not pay, or would change the order of sums. What travels is the same
+    either way, so that each rank decides for itself.
 
-    How a sum is split may depend on the rows of a call. An algorithm that is named may refuse a piece of what it serves.
+    How a sum is split may depend on the rows of a call, and an algorithm that is named may refuse a piece of what it serves. A part's own
+    may not serve a piece either: it reads whole vectors and patches of pixels, so that borders of two rows are tried where one is too few.
     """
+    if x.numel() * x.element_size() < LARGE:
+        return None
+    if part.choice is not None and (part.choice.split_k > 1 or calls.is_named(part.choices["algorithm"])):
+        return None
+    for rows in (1, 2):
+        found = part._replace(interior=part.interior.between(rows, part.outputs))
+        if 2 * (found.interior.stop - found.interior.start) >= part.outputs and _keeps(found, x, weight, bias, residual):
+            return found
+    return None
+
+
+def _keeps(part: Part, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> bool:
+    """Whether what is chosen for the part serves each of its pieces."""
+    if part.choice is None:
+        return True
     inside = part.interior
-    if x.numel() * x.element_size() < LARGE or 2 * (inside.stop - inside.start) < part.outputs or inside.start == inside.stop:
-        return False
-    return (part.choice is None or part.choice.split_k == 1) and not calls.is_named(part.choices["algorithm"])
+    pieces = [(part.shaped(x, inside.rows(stop - start)), start, stop) for start, stop in part.borders()]
+    for piece, start, stop in [(kind_of(part.inner(x)), inside.start, inside.stop), *pieces]:
+        added = None if residual is None else kind_of(residual.narrow(part.axis, start, stop - start))
+        asked = part.local, part.choices["out_dtype"], part.choices["algorithm"]
+        if not calls.follows(part.choice, x, weight, bias, piece, added, *asked):
+            return False
+    return True
 
 
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, part: Part) -> Tensor:

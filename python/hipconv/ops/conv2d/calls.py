@@ -205,6 +205,18 @@ def choice_of_part(
     return prepare_part(target, card, part, kind_of(weight), None if bias is None else kind_of(bias), None, o, request, whole).choice
 
 
+def follows(
+    choice: Choice, x: Tensor, weight: Tensor, bias: Tensor | None, piece: Kind, residual: Kind | None, o: Options,
+    out_dtype: torch.dtype | None, algorithm: str,
+) -> bool:  # fmt: skip
+    """Whether what is chosen for a part convolves a `piece` of it, on x's device."""
+    target = targets.of(x.device)
+    card = card_of(x.device) if x.is_cuda else card_named(target.arch)
+    request = Request(out_dtype, algorithm, os.environ.get(router.VARIABLE), router.WORKSPACE_LIMIT)
+    of_bias = None if bias is None else kind_of(bias)
+    return prepare(target, card, piece, kind_of(weight), of_bias, residual, None, o, request, choice).choice == choice
+
+
 def is_named(algorithm: str) -> bool:
     """Whether a call, or the environment, names an algorithm, which may refuse it."""
     return algorithm != "auto" or os.environ.get(router.VARIABLE) not in (None, "", "auto")
