@@ -8,8 +8,8 @@ import copy
 import os
 import pickle
 from typing import Any, NamedTuple, cast
+from unittest import mock
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -78,9 +78,7 @@ def overlapping(wanted: bool) -> Iterator[list[int]]:
         ran[0] = 1
         return of(*arguments)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(overlapped, "LARGE", 0 if wanted else 1 << 60)
-        patch.setattr(overlapped, "conv2d", conv2d)
+    with mock.patch.object(overlapped, "LARGE", 0 if wanted else 1 << 60), mock.patch.object(overlapped, "conv2d", conv2d):
         yield ran
 
 
@@ -222,8 +220,7 @@ def pieces_that_the_plan_does_not_serve() -> None:
                 borders.append(piece.shape[2] - 2)
             return piece.shape[2] > 8 or piece.shape[2] - 2 >= served
 
-        with pytest.MonkeyPatch.context() as patch, overlapping(True) as ran:
-            patch.setattr(calls, "follows", follows)
+        with mock.patch.object(calls, "follows", follows), overlapping(True) as ran:
             found.append(distributed.conv2d(mine, weight, padding=1, group=group))
         assert ran == [served < 3] and borders == {1: [1, 1], 2: [1, 2, 2], 3: [1, 2]}[served], (ran, borders)
     assert all(same_bits(out, found[-1]) for out in found)

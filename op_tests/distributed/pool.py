@@ -16,12 +16,10 @@ import tempfile
 import time
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 
 from support import ROOT
-from support.marks import needs_gpu
 from support.zygote import Forked
 
 SECONDS = 60.0  # for a check
@@ -146,18 +144,6 @@ def pool_of(size: int, backend: str = "gloo", device: str = "cpu", **variables: 
     if key not in _pools or _pools[key].gone:
         _pools[key] = Pool(size, backend, device, **variables)
     return _pools[key]
-
-
-def _over_gpus(size: int, backend: str, gpus: int) -> Any:
-    enough = pytest.mark.skipif(torch.cuda.device_count() < gpus, reason=f"fewer than {gpus} GPUs here")
-    return pytest.param(size, backend, marks=[needs_gpu, enough], id=f"{backend}-{size}")
-
-
-OVER_GPUS = pytest.mark.parametrize(
-    ("size", "backend"),
-    [_over_gpus(2, "gloo", 1), _over_gpus(3, "gloo", 1), _over_gpus(2, "nccl", 2), _over_gpus(2, "cpu:gloo,cuda:nccl", 2)],
-)
-"""Worlds whose tensors are on GPUs: the ranks share one, whose data travel over the hosts, or have one each."""
 
 
 def end_all() -> None:

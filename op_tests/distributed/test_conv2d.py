@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from distributed.conv2d_checks import CASES, WRONG, Case
-from distributed.pool import OVER_GPUS, end_all, pool_of
+from distributed.pool import end_all, pool_of
+from distributed.worlds import OVER_GPUS
 from support.backends import EVERYTHING, WAYS
 
 

@@ -9,7 +9,8 @@ import time
 import pytest
 
 from distributed.halo_checks import SHARDS, WRONG
-from distributed.pool import OVER_GPUS, end_all, pool_of
+from distributed.pool import end_all, pool_of
+from distributed.worlds import OVER_GPUS
 from hipconv.distributed.routes import around, contiguous
 
 CASES: list[tuple[int, tuple[int, ...] | None, str]] = [

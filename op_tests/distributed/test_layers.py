@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from distributed.pool import OVER_GPUS, end_all, pool_of
+from distributed.pool import end_all, pool_of
+from distributed.worlds import OVER_GPUS
 
 
 @pytest.fixture(scope="module", autouse=True)
