@@ -224,6 +224,9 @@ def pieces_that_the_plan_does_not_serve() -> None:
             found.append(distributed.conv2d(mine, weight, padding=1, group=group))
         assert ran == [served < 3] and borders == {1: [1, 1], 2: [1, 2, 2], 3: [1, 2]}[served], (ran, borders)
     assert all(same_bits(out, found[-1]) for out in found)
+    with overlapping(True) as ran:
+        negated = distributed.conv2d(torch._neg_view(-mine), torch._neg_view(-weight), padding=1, group=group)
+    assert ran == [1] and same_bits(negated, found[-1])
 
 
 def refusals_of_kernels() -> list[str]:

@@ -115,7 +115,8 @@ def _keeps(part: Part, x: Tensor, weight: Tensor, bias: Tensor | None, residual:
 
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, part: Part) -> Tensor:
     """This rank's outputs."""
-    return _Conv2d.apply(x, weight, bias, residual, part)
+    plain = [None if tensor is None else tensor.resolve_neg() for tensor in (x, weight, bias, residual)]  # as the dispatcher would, below
+    return _Conv2d.apply(*plain, part)
 
 
 class _Conv2d(torch.autograd.Function):
