@@ -229,6 +229,30 @@ def pieces_that_the_plan_does_not_serve() -> None:
     assert ran == [1] and same_bits(negated, found[-1])
 
 
+def gathered_in_pieces(layout: torch.memory_format, border: int) -> None:
+    """The warpgroups of sm_90 read NCHW images in patches, which a border of one row is none of; the bits are the whole image's."""
+    group, _, size = everyone()
+    x, weight = torch.randn(1, 64, 8 * size, 64).bfloat16().to(memory_format=layout), torch.randn(64, 64, 3, 3).bfloat16()
+    parts: list[overlapped.Part] = []
+
+    def conv2d(*arguments: Any, of: Any = overlapped.conv2d) -> Tensor:
+        parts.append(arguments[-1])
+        return of(*arguments)
+
+    def follows(*arguments: Any, of: Any = calls.follows) -> bool:
+        try:
+            return of(*arguments)
+        except ValueError:  # it is named, but stands for the choice of larger images
+            return False
+
+    expected = hipconv.conv2d(x, weight, padding=1, algorithm="warpgroup_gemm")
+    patches = {"is_named": lambda _: False, "follows": follows}
+    with overlapping(True), mock.patch.multiple(calls, **patches), mock.patch.object(overlapped, "conv2d", conv2d):
+        out = distributed.conv2d(distributed.shard(x, 2, group), weight, padding=1, group=group, algorithm="warpgroup_gemm")
+    assert [(part.interior.start, part.outputs - part.interior.stop) for part in parts] == [(border, border)]
+    assert same_bits(out, distributed.shard(expected, 2, group))
+
+
 def refusals_of_kernels() -> list[str]:
     """What the kernels of GPUs refuse, where one rank has all outputs: all raise it, before anything is sent."""
     group, _, size = everyone()

@@ -10,7 +10,7 @@ import torch
 
 from distributed.conv2d_checks import CASES, WRONG, Case
 from distributed.pool import end_all, pool_of
-from distributed.worlds import OVER_GPUS
+from distributed.worlds import OVER_GPUS, OVER_NCCL
 from support.backends import EVERYTHING, WAYS
 
 
@@ -78,6 +78,11 @@ def test_pieces_follow_the_plan_of_their_part_or_are_not_made() -> None:
     pool_of(2, **WAYS["simt-wave64"]).run("conv2d_checks", "pieces_that_the_plan_does_not_serve")
 
 
+@pytest.mark.parametrize(("layout", "border"), [(torch.contiguous_format, 2), (torch.channels_last, 1)])
+def test_pieces_have_the_bits_of_the_whole_from_warpgroups(layout, border) -> None:
+    pool_of(2, **WAYS["simt-wave32-shuffled"]).run("conv2d_checks", "gathered_in_pieces", layout, border)
+
+
 def test_what_the_kernels_of_gpus_refuse_every_rank_raises() -> None:
     texts = pool_of(2, **WAYS["simt-wave64"]).run("conv2d_checks", "refusals_of_kernels")
     assert texts[0] == texts[1]
@@ -126,6 +131,11 @@ def test_every_rank_raises_the_same_error_on_gpus(size, backend) -> None:
 
 
 @OVER_GPUS
-@pytest.mark.parametrize("check", ["autocast", "overlapped_second_derivatives", "styles"])
+@pytest.mark.parametrize("check", ["autocast", "overlapped_second_derivatives"])
 def test_the_rest_on_gpus(size, backend, check) -> None:
     pool_of(size, backend, "cuda").run("conv2d_checks", check)
+
+
+@OVER_NCCL  # the processes end where DTensors on GPUs meet gloo
+def test_a_model_under_parallelize_module_on_gpus(size, backend) -> None:
+    pool_of(size, backend, "cuda").run("conv2d_checks", "styles")

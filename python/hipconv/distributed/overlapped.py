@@ -20,7 +20,7 @@ from .exchange import GivingBack, PartsExchange, cut, fetch, in_memory, joined
 from .groups import Group
 from .routes import Wants
 
-LARGE = 128 << 20  # bytes of a part whose copy takes longer than two more launches, on the host and on the GPU
+LARGE = 256 << 20  # bytes of a part whose copy takes longer than two more launches, on the host and on the GPU
 
 
 def dense(like: Tensor, shape: Sequence[int]) -> Kind:
