@@ -246,7 +246,7 @@ def gathered_in_pieces(layout: torch.memory_format, border: int) -> None:
             return False
 
     expected = hipconv.conv2d(x, weight, padding=1, algorithm="warpgroup_gemm")
-    patches = {"is_named": lambda _: False, "follows": follows}
+    patches: Any = {"is_named": lambda _: False, "follows": follows}
     with overlapping(True), mock.patch.multiple(calls, **patches), mock.patch.object(overlapped, "conv2d", conv2d):
         out = distributed.conv2d(distributed.shard(x, 2, group), weight, padding=1, group=group, algorithm="warpgroup_gemm")
     assert [(part.interior.start, part.outputs - part.interior.stop) for part in parts] == [(border, border)]
