@@ -72,10 +72,11 @@ def conv2d(
         RuntimeError: a rank is gone (from torch.distributed; with NCCL its watchdog ends the process), or a kernel could not be launched.
         hipconv.errors.JitError: the kernels had to be built and could not be.
 
-    What a rank's outputs need of x, wherever it lies, comes in one exchange. Algorithm, tile and split are those of the call on the whole
-    image, so that each output is the same sum; where they do not serve the part, or were only taken because a whole image is too large
-    for better ones, others are. Autocast casts x, weight, bias and residual to its dtype, before the exchange. On the CPU torch
-    computes, whose sums may depend on the size of what it is given.
+    What a rank's outputs need of x, wherever it lies, comes in one exchange, beside which the interior of a large part is convolved
+    (`overlapped.LARGE`). Algorithm, tile and split are those of the call on the whole image, so that each output is the same sum; where
+    they do not serve the part, or were only taken because a whole image is too large for better ones, others are. Autocast casts x,
+    weight, bias and residual to its dtype, before the exchange. On the CPU torch computes, whose sums may depend on the size of what it is
+    given.
     """
     here = group_of(group)
     arguments = (stride, padding, dilation, groups, padding_mode, activation)
