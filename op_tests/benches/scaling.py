@@ -30,14 +30,21 @@ def conv1d_seconds(inputs: dict, devices: int, tokens: int) -> float:
 
 
 def conv2d_seconds(inputs: dict, devices: int, channels: int, height: int, width: int) -> float:
-    """The forward: the exchange, a copy of what is there and what came, the convolution."""
-    taps, row = inputs["conv2d"]["kernel"], channels * width * inputs["element"]
-    flops = 2 * taps**2 * channels**2 * height * width
-    convolution = inputs["launch"] + flops / devices / inputs["matrix_rate"]
+    """The forward: the interior beside the exchange, then a row of outputs at each border; of a small part the exchange, a copy of what is
+    there and what came, and the convolution.
+    """
+    what = inputs["conv2d"]
+    taps, row = what["kernel"], channels * width * inputs["element"]
+    flops_of_row = 2 * taps**2 * channels**2 * width
+    launch, rate = inputs["launch"], inputs["matrix_rate"]
+    convolution = launch + flops_of_row * height / devices / rate
     if devices == 1:
         return convolution
-    copy = inputs["launch"] + 2 * row * (height / devices + taps - 1) / inputs["copy_bandwidth"]
-    return exchange_seconds(inputs, devices, (taps - 1) * row) + copy + convolution
+    exchange = exchange_seconds(inputs, devices, (taps - 1) * row)
+    if row * height / devices < what["overlapped_from"]:
+        return exchange + launch + 2 * row * (height / devices + taps - 1) / inputs["copy_bandwidth"] + convolution
+    border = launch + max(flops_of_row / rate, taps**2 * channels / 64 * what["step"])
+    return max(convolution - (taps - 1) * flops_of_row / rate, exchange) + (taps - 1) * border
 
 
 def conv1d_curves(inputs: dict) -> dict[str, Curve]:

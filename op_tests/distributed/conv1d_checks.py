@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ class Case(NamedTuple):
     validate: bool = True
     dim: int = 5
     bits_of_dx: bool = True
+    expanded: bool = False  # the output's gradient, as that of a sum is
 
 
 CASES = {
@@ -49,6 +51,8 @@ CASES = {
     "none": Case("none", initial=True, final=True),
     "long": Case("long", channel_last=True, initial=True, final=True, dim=3),
     "long_documents": Case("long", ids="documents", final=True, dim=3),
+    "expanded": Case(channel_last=True, expanded=True, dim=8, final=True),
+    "expanded_channel_first": Case("short", expanded=True, initial=True),
     "zigzag": Case("zigzag_50", initial=True, final=True),
     "zigzag_short": Case("zigzag_9", ids="any", initial=True, final=True, width=5),
     "zigzag_long": Case("zigzag_2001", channel_last=True, ids="documents", dim=2),
@@ -72,7 +76,7 @@ def ids_of(case: Case, batch: int, tokens: int) -> Tensor | None:
     return ids
 
 
-def run(case: Case, ranks: tuple[int, ...] | None, device: str = "cpu") -> None:
+def run(case: Case, ranks: tuple[int, ...] | None) -> None:
     found = member(ranks)
     if found is None:
         return
@@ -84,7 +88,7 @@ def run(case: Case, ranks: tuple[int, ...] | None, device: str = "cpu") -> None:
     past = case.width - 1
 
     def rows() -> Tensor:
-        whole = torch.randn(batch, case.dim, tokens).to(device, case.dtype)
+        whole = torch.randn(batch, case.dim, tokens).to(case.dtype)
         return whole.mT.contiguous().mT if case.channel_last else whole
 
     def mine(whole: Tensor, dim: int = 2) -> Tensor:
@@ -92,11 +96,10 @@ def run(case: Case, ranks: tuple[int, ...] | None, device: str = "cpu") -> None:
         return part.mT.contiguous().mT if case.channel_last and part.dim() == 3 else part
 
     x, dout = rows(), rows()
-    weight, bias = (torch.randn(case.dim, case.width).to(device, case.weight_dtype), torch.randn(case.dim).to(device, case.weight_dtype))
+    weight, bias = (torch.randn(case.dim, case.width).to(case.weight_dtype), torch.randn(case.dim).to(case.weight_dtype))
     ids = ids_of(case, batch, tokens)
-    ids = None if ids is None else ids.to(device)
-    initial = torch.randn(batch, case.dim, past).to(device, case.dtype) if case.initial else None
-    dfinal = torch.randn(size, batch, case.dim, past).to(device, case.dtype)
+    initial = torch.randn(batch, case.dim, past).to(case.dtype) if case.initial else None
+    dfinal = torch.randn(size, batch, case.dim, past).to(case.dtype)
 
     def leaves(x: Tensor) -> list[Any]:
         return [
@@ -120,7 +123,9 @@ def run(case: Case, ranks: tuple[int, ...] | None, device: str = "cpu") -> None:
         reduce_gradients=case.reduces, **options,
     )  # fmt: skip
     results, references = ([out], [expected]) if not case.final else (out, expected)
-    directions = [mine(dout)] + ([dfinal[rank]] if case.final else [])
+    if case.expanded:
+        dout = dout[:1, :1, :1].expand(dout.shape)
+    directions = [mine(dout) if not case.expanded else dout[0, 0, 0].expand(results[0].shape)] + ([dfinal[rank]] if case.final else [])
     whole_directions = [dout] + ([dfinal.double().sum(0).to(case.dtype)] if case.final else [])
     if case.final:  # one rank's alone, so that no order of a sum matters; other sums are below
         directions[1], whole_directions[1] = (dfinal[0] if rank == 0 else torch.zeros_like(dfinal[0])), dfinal[0]
@@ -137,7 +142,8 @@ def run(case: Case, ranks: tuple[int, ...] | None, device: str = "cpu") -> None:
         assert torch.allclose(gradients["x"], mine(wholes["x"]), rtol=1e-5, atol=1e-5), "dx"
     if case.initial:
         parts = gathered(gradients["initial_states"], group)
-        assert same_bits(torch.stack(parts).sum(0), wholes["initial_states"]), "dinitial_states"
+        total = torch.stack(parts).sum(0)
+        assert (same_bits if case.bits_of_dx else torch.allclose)(total, wholes["initial_states"]), "dinitial_states"
     for name in ("weight", "bias")[: 1 + case.bias]:
         parts = gathered(gradients[name].double(), group)
         total = parts[0] if case.reduces else torch.stack(parts).sum(0)
@@ -163,7 +169,7 @@ def _names(leaves: list[Any]) -> list[str]:
 def final_states_of_many_ranks() -> None:
     """Each rank has a gradient for the final states: they add up, in the order of ranks."""
     group, rank, size = everyone()
-    x, weight, dfinal = torch.randn(2, 3, 2 * size), torch.randn(3, 4), torch.randn(size, 2, 3, 3)
+    x, weight, dfinal = torch.randn(2, 2 * size, 3).mT, torch.randn(3, 4), torch.randn(size, 2, 3, 3)
     whole = x.clone().requires_grad_()
     _, final = hipconv.causal_conv1d_fn(whole, weight, return_final_states=True)
     total = dfinal[0]
@@ -174,6 +180,44 @@ def final_states_of_many_ranks() -> None:
     _, final = distributed.causal_conv1d(mine, weight, group=group, return_final_states=True)
     (dx,) = torch.autograd.grad(final, mine, dfinal[rank])
     assert same_bits(dx, expected[..., 2 * rank : 2 * rank + 2])
+
+
+def gradients_that_nobody_wants() -> None:
+    """Where x and the initial states need no gradient, nothing travels in the backward; where parameters do not, nothing is summed."""
+    import torch.distributed as dist
+
+    group, rank, size = everyone()
+    whole, weight, bias = torch.randn(1, 4 * size, 3).mT, torch.randn(3, 4), torch.randn(3)
+    sent: list[str] = []
+
+    def counted(name: str) -> Any:
+        of = getattr(dist, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            sent.append(name)
+            return of(*arguments, **options)
+
+        return call
+
+    names = ("all_to_all_single", "all_gather")
+    with mock.patch.multiple(dist, **{name: counted(name) for name in names}):
+        for wanted, calls in (((1, 2), ["all_gather"]), ((0,), ["all_to_all_single"]), ((0, 1), ["all_to_all_single", "all_gather"])):
+            alone = [t.clone().requires_grad_(i in wanted) for i, t in enumerate((whole, weight, bias))]
+            mine = [distributed.shard(whole, 2, group).requires_grad_(0 in wanted)]
+            mine += [t.clone().requires_grad_(i in wanted) for i, t in enumerate((weight, bias), 1)]
+            out: Any = distributed.causal_conv1d(*mine, group=group, reduce_gradients=True)
+            sent.clear()
+            out.sum().backward()
+            assert sent == calls, (wanted, sent)
+            whole_out: Any = hipconv.causal_conv1d_fn(alone[0], alone[1], alone[2])
+            whole_out.sum().backward()
+            for i in wanted:
+                got, expected = mine[i].grad, alone[i].grad
+                assert got is not None and expected is not None
+                if i == 0:
+                    assert same_bits(got, expected[..., 4 * rank : 4 * rank + 4])
+                else:
+                    assert torch.allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
 WRONG: dict[str, Any] = {
@@ -191,6 +235,12 @@ WRONG: dict[str, Any] = {
         x, w, group=group, initial_states=torch.zeros(1, 3, 3) if rank == 1 else None
     ),
     "layout": lambda rank, x, w, group: distributed.causal_conv1d(x, w, group=group, layout="zigzag" if rank == 1 else "contiguous"),
+    "reduce_gradients": lambda rank, x, w, group: distributed.causal_conv1d(
+        x, w, group=group, reduce_gradients=cast(Any, "no") if rank == 1 else False
+    ),
+    "sizes": lambda rank, x, w, group: distributed.causal_conv1d(x, w, group=group, sizes=[4, 4] if rank == 1 else None),
+    # of one rank's tokens alone
+    "served": lambda rank, x, w, group: distributed.causal_conv1d(x[..., : 4 if rank == 1 else 0], w.double(), group=group),
     "gradient": lambda rank, x, w, group: distributed.causal_conv1d(x, w.clone().requires_grad_(rank == 1), group=group),
 }
 

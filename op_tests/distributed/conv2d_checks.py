@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+import contextlib
 import copy
-from typing import Any, NamedTuple
+import os
+import pickle
+from typing import Any, NamedTuple, cast
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -12,6 +17,8 @@ from distributed.halo_checks import SHARDS, everyone, gathered, member, refusal
 from support.tensors import same_bits
 import hipconv
 from hipconv import distributed
+from hipconv.distributed import overlapped
+from hipconv.ops.conv2d import calls
 
 
 class Case(NamedTuple):
@@ -24,6 +31,8 @@ class Case(NamedTuple):
     dilation: Any = 1
     groups: int = 1
     channels: int = 8
+    filters: int = 16
+    scale: int = 1  # times 7 columns and the shards' rows
     shard_dim: int = -2
     mode: str = "zeros"
     activation: str = "none"
@@ -35,6 +44,7 @@ class Case(NamedTuple):
     exact: bool = False
     reduces: bool = False
     validate: bool = True
+    overlapped: bool = False
 
 
 CASES = {
@@ -50,24 +60,42 @@ CASES = {
     "reflect": Case(mode="reflect", padding=2, kernel=(5, 5)),
     "replicate": Case("short", mode="replicate", padding=(3, 1, 0, 2)),
     "circular": Case("some_empty", mode="circular", padding=2, shard_dim=3),
+    "overlapped": Case(overlapped=True),
+    "overlapped_stride": Case(overlapped=True, stride=3, padding=(4, 0, 1, 1), activation="gelu", residual=True, reduces=True),
+    "overlapped_columns": Case(overlapped=True, shard_dim=-1, dilation=(1, 2), padding=(0, 2), channels_last=True, groups=2),
+    "overlapped_reflect": Case(overlapped=True, mode="reflect", padding=2, kernel=(5, 5), residual=True),
+    "overlapped_empty": Case("some_empty", overlapped=True, mode="circular", padding=1, reduces=True),
     "pixels": Case(kernel=(1, 1), padding=0, bias=False),
 }
 
 
-def run(case: Case, ranks: tuple[int, ...] | None, device: str = "cpu") -> None:
+@contextlib.contextmanager
+def overlapping(wanted: bool) -> Iterator[list[int]]:
+    """Parts of any size are convolved while rows travel, as large ones are; or those of none. The list has a 1 where this rank's was."""
+    of, ran = overlapped.conv2d, [0]
+
+    def conv2d(*arguments: Any) -> Tensor:
+        ran[0] = 1
+        return of(*arguments)
+
+    with mock.patch.object(overlapped, "LARGE", 0 if wanted else 1 << 60), mock.patch.object(overlapped, "conv2d", conv2d):
+        yield ran
+
+
+def run(case: Case, ranks: tuple[int, ...] | None) -> None:
     found = member(ranks)
     if found is None:
         return
     group, _, size = found
-    axis, sizes = case.shard_dim % 4, SHARDS[case.shards](size)
-    shape = [2, case.channels, 7, 7]
+    axis, sizes = case.shard_dim % 4, [case.scale * n for n in SHARDS[case.shards](size)]
+    shape = [2, case.channels, 7 * case.scale, 7 * case.scale]
     shape[axis] = sum(sizes)
 
     def images(shape: Any) -> Tensor:
-        image = torch.randn(tuple(shape)).to(device, case.dtype)
+        image = torch.randn(tuple(shape)).to(case.dtype)
         return image.to(memory_format=torch.channels_last) if case.channels_last else image
 
-    x, weight, bias = images(shape), images((16, case.channels // case.groups, *case.kernel)), torch.randn(16, device=device)
+    x, weight, bias = images(shape), images((case.filters, case.channels // case.groups, *case.kernel)), torch.randn(case.filters)
     settings: Any = (case.stride, case.padding, case.dilation, case.groups)
     options: dict[str, Any] = {"padding_mode": case.mode, "activation": case.activation, "algorithm": case.algorithm}
     plain = hipconv.conv2d(x, weight, None, *settings, **options)
@@ -84,9 +112,12 @@ def run(case: Case, ranks: tuple[int, ...] | None, device: str = "cpu") -> None:
     local = leaves(mine(x, sizes), *whole[1:3], None if residual is None else mine(residual))
     given: dict[str, Any] = {} if case.validate else {"sizes": sizes, "validate": False}
     call: Any = distributed.conv2d
-    out = call(
-        *local[:3], *settings, residual=local[3], group=group, shard_dim=case.shard_dim, reduce_gradients=case.reduces, **given, **options
-    )
+    with overlapping(case.overlapped) as ran:
+        out = call(
+            *local[:3], *settings, residual=local[3], group=group, shard_dim=case.shard_dim, reduce_gradients=case.reduces, **given,
+            **options,
+        )  # fmt: skip
+    assert case.overlapped == any(gathered(torch.tensor(ran), group))
     wanted = mine(expected)
     assert out.shape == wanted.shape and out.dtype == wanted.dtype
     assert (
@@ -110,6 +141,19 @@ def run(case: Case, ranks: tuple[int, ...] | None, device: str = "cpu") -> None:
         assert torch.allclose(gradient.float(), of_whole.float(), rtol=100 * eps, atol=400 * eps), name
 
 
+def _with_variable(name: str | None, call: Any) -> Any:
+    variable = "HIPCONV_CONV2D_ALGORITHM"
+    before = os.environ.pop(variable, None)
+    if name is not None:
+        os.environ[variable] = name
+    try:
+        return call()
+    finally:
+        os.environ.pop(variable, None)
+        if before is not None:
+            os.environ[variable] = before
+
+
 WRONG: dict[str, Any] = {
     "stride": lambda rank, x, w, group: distributed.conv2d(x, w, stride=2 if rank == 1 else 1, group=group),
     "filter": lambda rank, x, w, group: distributed.conv2d(x, w[:2] if rank == 1 else w, group=group),
@@ -118,6 +162,22 @@ WRONG: dict[str, Any] = {
     "channels": lambda rank, x, w, group: distributed.conv2d(x[:, :2], w, group=group),
     "too_small": lambda rank, x, w, group: distributed.conv2d(x[:, :, :0], w, group=group),
     "out_sizes": lambda rank, x, w, group: distributed.conv2d(x, w, group=group, out_sizes=[1, 1, 1]),
+    "out_sizes_of_others": lambda rank, x, w, group: distributed.conv2d(x, w, group=group, out_sizes=[5, 5] if rank == 1 else None),
+    "kind_of_out_sizes": lambda rank, x, w, group: distributed.conv2d(x, w, group=group, out_sizes=cast(Any, "10") if rank else None),
+    "reduce_gradients": lambda rank, x, w, group: distributed.conv2d(
+        x, w, group=group, reduce_gradients=cast(Any, "no") if rank == 1 else False
+    ),
+    # of which only a rank with outputs would see that they are wrong
+    "out_dtype": lambda rank, x, w, group: distributed.conv2d(x, w, group=group, out_sizes=[0, 10, 0], out_dtype=torch.int32),
+    "algorithm": lambda rank, x, w, group: distributed.conv2d(x, w, group=group, out_sizes=[0, 10, 0], algorithm="magic"),
+    "variable": lambda rank, x, w, group: _with_variable("magic", lambda: distributed.conv2d(x, w, group=group, out_sizes=[0, 10, 0])),
+    "other_variable": lambda rank, x, w, group: _with_variable(
+        "torch" if rank == 1 else None, lambda: distributed.conv2d(x, w, group=group)
+    ),
+    "served": lambda rank, x, w, group: distributed.conv2d(x.double(), w.double(), group=group, out_sizes=[0, 10, 0]),
+    "shape_of_residual": lambda rank, x, w, group: distributed.conv2d(
+        x, w, group=group, out_sizes=[0, 10, 0], residual=torch.zeros(1, 4, 10 if rank == 1 else 0, 6)
+    ),
 }
 
 
@@ -129,15 +189,112 @@ def refusals(name: str) -> str:
     return text
 
 
+def overlapped_second_derivatives() -> None:
+    """As those of what is not overlapped."""
+    group, _, size = everyone()
+    x, weight = (torch.randn(shape, dtype=torch.float32) for shape in ((1, 2, 6 * size, 4), (2, 2, 3, 3)))
+    found = []
+    for wanted in (False, True):
+        mine, filters = distributed.shard(x, 2, group).requires_grad_(), weight.clone().requires_grad_()
+        with overlapping(wanted) as ran:
+            out = distributed.conv2d(mine, filters, padding=1, activation="silu", group=group)
+        assert ran == [wanted]
+        first = torch.autograd.grad(out.sum(), (mine, filters), create_graph=True)
+        found.append((*first, *torch.autograd.grad(first[0].square().sum() + first[1].square().sum(), (mine, filters))))
+    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-4) for a, b in zip(*found, strict=True))
+
+
+def pieces_that_the_plan_does_not_serve() -> None:
+    """A part is convolved in pieces only where its plan serves all of them; borders of two rows are tried where it does not serve one."""
+    group, _, size = everyone()
+    x, weight = torch.randn(1, 16, 16 * size, 8).bfloat16(), torch.randn(64, 16, 3, 3).bfloat16()
+    mine = distributed.shard(x, 2, group)
+    found = []
+    for served in (1, 2, 3):
+        borders: list[int] = []
+
+        def follows(
+            choice: Any, x: Any, weight: Any, bias: Any, piece: Any, *rest: Any, served: int = served, borders: list[int] = borders
+        ) -> bool:
+            if piece.shape[2] < 8:
+                borders.append(piece.shape[2] - 2)
+            return piece.shape[2] > 8 or piece.shape[2] - 2 >= served
+
+        with mock.patch.object(calls, "follows", follows), overlapping(True) as ran:
+            found.append(distributed.conv2d(mine, weight, padding=1, group=group))
+        assert ran == [served < 3] and borders == {1: [1, 1], 2: [1, 2, 2], 3: [1, 2]}[served], (ran, borders)
+    assert all(same_bits(out, found[-1]) for out in found)
+    with overlapping(True) as ran:
+        negated = distributed.conv2d(torch._neg_view(-mine), torch._neg_view(-weight), padding=1, group=group)
+    assert ran == [1] and same_bits(negated, found[-1])
+
+
+def gathered_in_pieces(layout: torch.memory_format, border: int) -> None:
+    """The warpgroups of sm_90 read NCHW images in patches, which a border of one row is none of; the bits are the whole image's."""
+    group, _, size = everyone()
+    x, weight = torch.randn(1, 64, 8 * size, 64).bfloat16().to(memory_format=layout), torch.randn(64, 64, 3, 3).bfloat16()
+    parts: list[overlapped.Part] = []
+
+    def conv2d(*arguments: Any, of: Any = overlapped.conv2d) -> Tensor:
+        parts.append(arguments[-1])
+        return of(*arguments)
+
+    def follows(*arguments: Any, of: Any = calls.follows) -> bool:
+        try:
+            return of(*arguments)
+        except ValueError:  # it is named, but stands for the choice of larger images
+            return False
+
+    expected = hipconv.conv2d(x, weight, padding=1, algorithm="warpgroup_gemm")
+    patches: Any = {"is_named": lambda _: False, "follows": follows}
+    with overlapping(True), mock.patch.multiple(calls, **patches), mock.patch.object(overlapped, "conv2d", conv2d):
+        out = distributed.conv2d(distributed.shard(x, 2, group), weight, padding=1, group=group, algorithm="warpgroup_gemm")
+    assert [(part.interior.start, part.outputs - part.interior.stop) for part in parts] == [(border, border)]
+    assert same_bits(out, distributed.shard(expected, 2, group))
+
+
+def refusals_of_kernels() -> list[str]:
+    """What the kernels of GPUs refuse, where one rank has all outputs: all raise it, before anything is sent."""
+    group, _, size = everyone()
+    x, weight = torch.randn(1, 3, 4, 7), torch.randn(4, 3, 3, 3)
+    texts = []
+    for algorithm in ("magic", "warpgroup_gemm"):
+        sizes = [6] + [0] * (size - 1) if size == 2 else None
+        texts.append(refusal(lambda a=algorithm, s=sizes: distributed.conv2d(x, weight, group=group, algorithm=a, out_sizes=s)))
+    distributed.conv2d(x, weight, group=group)
+    return texts
+
+
+def autocast() -> None:
+    """Under autocast, what `hipconv.conv2d` gives on the whole image: its dtype on every rank, its values, the parameters' gradients."""
+    group, _, size = everyone()
+    x, weight, bias = torch.randn(1, 4, 3 * size, 5), torch.randn(8, 4, 3, 3, requires_grad=True), torch.randn(8, dtype=torch.bfloat16)
+    residual = torch.randn(1, 8, 3 * size, 5)
+    with torch.autocast(x.device.type, torch.bfloat16):
+        expected = hipconv.conv2d(x, weight, bias, padding=1, residual=residual)
+        for out_sizes in (None, [3 * size] + [0] * (size - 1)):
+            given = distributed.shard(residual, 2, group, sizes=out_sizes)
+            out = distributed.conv2d(
+                distributed.shard(x, 2, group), weight, bias, padding=1, group=group, residual=given, out_sizes=out_sizes,
+                reduce_gradients=True,
+            )  # fmt: skip
+            wanted = distributed.shard(expected.detach(), 2, group, sizes=out_sizes)
+            assert out.dtype == wanted.dtype == torch.bfloat16 and out.shape == wanted.shape
+            assert torch.allclose(out.float(), wanted.float(), rtol=2e-2, atol=2e-2)
+            (dweight,) = torch.autograd.grad(out, weight, torch.ones_like(out))
+            (whole,) = torch.autograd.grad(expected, weight, torch.ones_like(expected), retain_graph=True)
+            assert dweight.dtype == torch.float32 and torch.allclose(dweight, whole, rtol=2e-2, atol=0.2)
+
+
 def styles() -> None:
     """A small model under parallelize_module, DTensors in and out, and plain tensors."""
     from torch import nn
-    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
     from torch.distributed.tensor.parallel import parallelize_module
 
     _, rank, size = everyone()
-    mesh = init_device_mesh("cpu", (size,))
+    mesh = init_device_mesh(torch.get_default_device().type, (size,))
     alone = nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1), nn.SiLU(), nn.Conv2d(8, 4, 3, stride=2, padding=1), nn.Conv2d(4, 4, 3, padding="same", bias=False)
     )
@@ -157,5 +314,18 @@ def styles() -> None:
         assert all(torch.allclose(a, b, atol=1e-3) for a, b in zip(gradients, wholes, strict=True))
         local = split(x.tensor_split(size, 2)[rank])
         assert torch.allclose(local, expected.tensor_split(size, 2)[rank], atol=1e-5)
+    twin = copy.deepcopy(split)
+    assert twin[0].weight is not split[0].weight and torch.equal(twin(x.tensor_split(size, 2)[rank]), local)
+    text = refusal(lambda: pickle.dumps(split))
+    assert text.startswith("TypeError: module: got a layer that is split over DeviceMesh"), text
+    channels_last = distribute_tensor(x.to(memory_format=torch.channels_last), mesh, [Shard(2)])
+    out = split[0](channels_last)
+    assert out.stride(1) == 1 and out.to_local().is_contiguous(memory_format=torch.channels_last)
+    assert torch.allclose(out.full_tensor(), alone[0](x), atol=1e-5)
+    known = parallelize_module(copy.deepcopy(alone[:1]), mesh, {"0": distributed.SpatialParallel(sizes=[4] * size, validate=False)})
+    assert torch.allclose(known(x[:, :, 4 * rank : 4 * rank + 4]), alone[0](x[:, :, : 4 * size])[:, :, 4 * rank : 4 * rank + 4], atol=1e-5)
+    backwards = DeviceMesh(mesh.device_type, list(range(size))[::-1])
+    text = refusal(lambda: distributed.halo(x, 2, 1, 1, backwards))
+    assert text.startswith(f"ValueError: group: got a DeviceMesh of the ranks {list(range(size))[::-1]}, expected them in rising"), text
     text = refusal(lambda: parallelize_module(nn.Sequential(nn.SiLU()), mesh, {"0": distributed.SpatialParallel()}))
     assert text.startswith("TypeError: module: got an object of type SiLU, expected an nn.Conv2d"), text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from typing import Any, cast
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -101,6 +102,78 @@ def halo_of_integers_and_second_derivatives() -> None:
     assert torch.allclose(ddx, 12 * x)
 
 
+def views_that_are_negated_or_conjugated() -> None:
+    """torch negates and conjugates such views when it reads them; what travels is what they hold then."""
+    group, rank, size = everyone()
+    whole = torch.randn(3 * size, 2, dtype=torch.complex64)
+    x = whole[3 * rank : 3 * rank + 3]
+    for view, of_whole in ((x.conj(), whole.conj()), (x.conj().imag, whole.conj().imag), (torch._neg_view(x), -whole)):
+        assert view.is_conj() or view.is_neg()
+        wanted = around(of_whole.resolve_conj().resolve_neg(), 0, 3 * rank - 2, 3 * rank + 5, "zeros")
+        assert same_bits(
+            torch.view_as_real(distributed.halo(view, 0, 2, 2, group)) if wanted.is_complex() else distributed.halo(view, 0, 2, 2, group),
+            torch.view_as_real(wanted) if wanted.is_complex() else wanted,
+        )
+        assert torch.equal(distributed.gather(view, 0, group), of_whole)
+
+
+def a_gather_packs_once() -> None:
+    """What a rank sends is not copied once for every other rank."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Largest(TorchDispatchMode):
+        sent = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            if "cat" in str(func) or "pad" in str(func):
+                self.sent = max(self.sent, out.numel() * out.element_size())
+            return out
+
+    group, rank, size = everyone()
+    x = torch.randn(1000 + rank)
+    with Largest() as largest:
+        whole = distributed.gather(x, 0, group)
+    assert whole.numel() == sum(1000 + r for r in range(size)) and same_bits(whole[sum(1000 + r for r in range(rank)) :][: 1000 + rank], x)
+    assert largest.sent <= 4 * (1000 + size), largest.sent
+
+
+def halos_under_way() -> None:
+    """Two at once, waited for in the other order; their gradients too."""
+    group, rank, size = everyone()
+    whole = torch.randn(4 * size, 2)
+    leaves = [whole[4 * rank : 4 * rank + 4].clone().requires_grad_() for _ in range(2)]
+    pending = [distributed.begin_halo(leaf, 0, 2 + i, 1, group, edge="wrap") for i, leaf in enumerate(leaves)]
+    found = [one.wait() for one in pending[::-1]][::-1]
+    assert pending[0].wait() is found[0]
+    for i, (leaf, out) in enumerate(zip(leaves, found, strict=True)):
+        again = leaf.detach().clone().requires_grad_()
+        expected = distributed.halo(again, 0, 2 + i, 1, group, edge="wrap")
+        direction = torch.randn_like(out)
+        assert same_bits(out, expected)
+        assert same_bits(torch.autograd.grad(out, leaf, direction)[0], torch.autograd.grad(expected, again, direction)[0])
+
+
+def laps_travel_once() -> None:
+    """A halo of many laps of a small axis brings each position once."""
+    group, rank, size = everyone()
+    whole = torch.randn(2 * size, 1000)
+    x = whole[2 * rank : 2 * rank + 2].clone().requires_grad_()
+    lengths: list[int] = []
+
+    def counted(received: Tensor, *arguments: Any, of: Any = dist.all_to_all_single, **options: Any) -> Any:
+        lengths.append(received.numel())
+        return of(received, *arguments, **options)
+
+    with mock.patch.object(dist, "all_to_all_single", counted):
+        out = distributed.halo(x, 0, 10 * size, 0, group, edge="wrap")
+        (dx,) = torch.autograd.grad(out.sum(), x)
+    assert same_bits(out, around(whole, 0, 2 * rank - 10 * size, 2 * rank + 2, "wrap")) and same_bits(
+        dx, torch.full_like(x, 5.0 * size + 1)
+    )
+    assert lengths == [4 * 1000 * 2 * (size - 1)] * 2, lengths
+
+
 def layouts_are_kept() -> None:
     group, _, _ = everyone()
     x = torch.randn(2, 8, 4, 4).to(memory_format=torch.channels_last)
@@ -138,13 +211,21 @@ def refusal(call: Any) -> str:
     """The error's class and text."""
     try:
         call()
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"
     raise AssertionError("nothing was raised")
 
 
 def starts(sizes: list[int]) -> list[int]:
     return list(itertools.accumulate(sizes, initial=0))[:-1]
+
+
+class _Raises(Tensor):
+    """Its shape cannot be had."""
+
+    @property
+    def shape(self) -> Any:  # type: ignore[override]
+        raise RuntimeError("no shape today")
 
 
 WRONG: dict[str, Any] = {
@@ -157,6 +238,12 @@ WRONG: dict[str, Any] = {
     "sizes": lambda rank, x, group: distributed.halo(x, 0, 1, 1, group, sizes=[2] * 3 if rank == 1 else None),
     "wrong_sizes": lambda rank, x, group: distributed.halo(x, 0, 1, 1, group, sizes=[2, 3, 2]),
     "gradient": lambda rank, x, group: distributed.halo(x.clone().requires_grad_(rank == 1), 0, 1, 1, group),
+    "sizes_of_others": lambda rank, x, group: distributed.halo(x, 0, 1, 1, group, sizes=[2, 2] if rank == 1 else None),
+    "negative_sizes": lambda rank, x, group: distributed.gather(x, 0, group, sizes=[2, 2, -2] if rank == 1 else None),
+    "kind_of_sizes": lambda rank, x, group: distributed.halo(x, 0, 1, 1, group, sizes=cast(Any, 2) if rank == 1 else None),
+    "kind_of_validate": lambda rank, x, group: distributed.halo(x, 0, 1, 1, group, validate=cast(Any, "no") if rank == 1 else True),
+    "another_error": lambda rank, x, group: distributed.halo(_Raises() if rank == 1 else x, 0, 1, 1, group),
+    "long_sizes": lambda rank, x, group: distributed.halo(x.reshape(2, *[1] * 60, *((1, 2) if rank == 1 else (2, 1))), 0, 1, 1, group),
     "call": lambda rank, x, group: distributed.gather(x, 0, group) if rank == 1 else distributed.halo(x, 0, 1, 1, group),
     "empty": lambda rank, x, group: distributed.halo(x[:0], 0, 1, 1, group, edge="wrap"),
     "zigzag": lambda rank, x, group: distributed.gather(x[rank:], 0, group, layout="zigzag"),
@@ -171,6 +258,37 @@ def refusals(name: str) -> str:
     text = refusal(lambda: WRONG[name](rank, x, group))
     distributed.halo(x, 0, 1, 1, group)
     return text
+
+
+def grad_mode_counts() -> None:
+    """A shard that requires grad on one rank alone is nobody's business where no gradient is recorded."""
+    group, rank, _ = everyone()
+    x = torch.ones(2, 2, requires_grad=rank == 1)
+    with torch.no_grad():
+        distributed.halo(x, 0, 1, 1, group)
+
+
+def compiled() -> None:
+    """torch.compile ends its graph before a call, and goes on behind it."""
+    group, _, size = everyone()
+    whole, weight, image = torch.randn(1, 3, 5 * size), torch.randn(3, 4), torch.randn(1, 2, 3 * size, 4)
+    filters = torch.randn(2, 2, 3, 3)
+
+    def model(x: Tensor, image: Tensor) -> Any:
+        y: Any = distributed.causal_conv1d(x + 1, weight, group=group, activation="silu")
+        around = distributed.halo(y * 2, 2, 1, 1, group).sum()
+        rows: Any = distributed.conv2d(image, filters, padding=1, group=group)
+        return around + distributed.gather(rows + 1, 2, group).sum() + distributed.shard(whole, 2, group).sum()
+
+    x = distributed.shard(whole, 2, group).requires_grad_()
+    mine = distributed.shard(image, 2, group)
+    optimised = torch.compile(model, backend="eager")
+    expected = model(x, mine)
+    for _ in range(2):
+        out = optimised(x, mine)
+        assert torch.allclose(out, expected)
+        (dx,), (wanted,) = torch.autograd.grad(out, x), torch.autograd.grad(model(x, mine), x)
+        assert same_bits(dx, wanted)
 
 
 def a_shape_that_one_rank_has_seen() -> str:
@@ -198,7 +316,6 @@ def local_refusals() -> list[str]:
         refusal(lambda: distributed.halo(x, 0, 1, 1, "world")),
         refusal(lambda: distributed.halo(x, 0, 1, 1, outsider)),
         refusal(lambda: distributed.halo(x, 0, 1, 1, group, validate=False)),
-        refusal(lambda: distributed.halo(x, 0, 1, 1, group, sizes=2)),  # type: ignore[arg-type]
         refusal(lambda: distributed.shard(x, 2, group)),
         refusal(lambda: distributed.shard(x, 0, group, sizes=[1, 1, 1])),
     ]

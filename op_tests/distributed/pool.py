@@ -16,34 +16,37 @@ import tempfile
 import time
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from support import ROOT
 from support.zygote import Forked
 
 SECONDS = 60.0  # for a check
+SECONDS_OF_GPUS = 300.0  # the first one may have to compile kernels
 GRACE = 15.0  # for the others, once a rank has failed
 
 RANK = """
 from distributed.pool import serve
-serve({address!r}, {rank}, {size}, {port}, {backend!r}, {seconds})
+serve({address!r}, {rank}, {size}, {port}, {backend!r}, {device!r}, {seconds})
 """
 
 
-def serve(address: str, rank: int, size: int, port: int, backend: str, seconds: float) -> None:
+def serve(address: str, rank: int, size: int, port: int, backend: str, device: str, seconds: float) -> None:
     """The life of a rank: join the world, then run what the pool sends."""
     import datetime
     import importlib
     from multiprocessing.connection import Client
     import traceback
 
-    import torch
-
     torch.set_num_threads(1)
     timeout = datetime.timedelta(seconds=seconds)
     store = dist.TCPStore("127.0.0.1", port, None, False, timeout)
-    if backend == "nccl":
+    if "nccl" in backend:
         torch.cuda.set_device(rank)
+    if device != "cpu":
+        torch.set_default_device(device)
+        torch.backends.cudnn.allow_tf32 = False  # else gradients of f32 images have 10 bits
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     with Client(address) as orders:
         orders.send(rank)
@@ -60,10 +63,11 @@ def serve(address: str, rank: int, size: int, port: int, backend: str, seconds: 
 
 
 class Pool:
-    """A world of `size` ranks."""
+    """A world of `size` ranks, whose tensors are made on `device`: "cuda" is the GPU of a rank's number with NCCL, the first one else."""
 
-    def __init__(self, size: int, backend: str = "gloo", **variables: str) -> None:
+    def __init__(self, size: int, backend: str = "gloo", device: str = "cpu", **variables: str) -> None:
         self.size, self.gone = size, False
+        self.seconds = SECONDS if device == "cpu" else SECONDS_OF_GPUS
         self.store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # port 0: one that is free
         self.directory = tempfile.TemporaryDirectory(prefix="hipconv-ranks-")
         address = os.path.join(self.directory.name, "orders")
@@ -72,7 +76,15 @@ class Pool:
         with Listener(address, backlog=size) as listener:
             self.ranks = [
                 Forked(
-                    RANK.format(address=address, rank=rank, size=size, port=self.store.port, backend=backend, seconds=SECONDS / 2),
+                    RANK.format(
+                        address=address,
+                        rank=rank,
+                        size=size,
+                        port=self.store.port,
+                        backend=backend,
+                        device=device,
+                        seconds=self.seconds / 2,
+                    ),
                     environment,
                 )
                 for rank in range(size)
@@ -83,7 +95,7 @@ class Pool:
                 found[connection.recv()] = connection
         self.orders = [found[rank] for rank in range(size)]
 
-    def run(self, module: str, check: str, *arguments: Any, seconds: float = SECONDS, without: tuple[int, ...] = ()) -> list[Any]:
+    def run(self, module: str, check: str, *arguments: Any, seconds: float | None = None, without: tuple[int, ...] = ()) -> list[Any]:
         """Return what the ranks' `distributed.<module>.<check>(*arguments)` return; AssertionError with what one raised.
 
         Ranks of `without` are to end, and do not answer.
@@ -91,7 +103,7 @@ class Pool:
         for orders in self.orders:
             orders.send((f"distributed.{module}", check, arguments))
         answers: dict[int, tuple[bool, Any]] = {}
-        limit = time.monotonic() + seconds
+        limit = time.monotonic() + (seconds or self.seconds)
         waited_for: dict[Any, int] = {self.orders[rank]: rank for rank in range(self.size) if rank not in without}
         while waited_for and (left := limit - time.monotonic()) > 0:
             for answered in wait(list(waited_for), left):
@@ -123,14 +135,14 @@ class Pool:
         self.directory.cleanup()
 
 
-_pools: dict[tuple[int, str, tuple], Pool] = {}
+_pools: dict[tuple[int, str, str, tuple], Pool] = {}
 
 
-def pool_of(size: int, backend: str = "gloo", **variables: str) -> Pool:
+def pool_of(size: int, backend: str = "gloo", device: str = "cpu", **variables: str) -> Pool:
     """A world of so many ranks, with this environment: the one of earlier tests, if it is still there."""
-    key = size, backend, tuple(sorted(variables.items()))
+    key = size, backend, device, tuple(sorted(variables.items()))
     if key not in _pools or _pools[key].gone:
-        _pools[key] = Pool(size, backend, **variables)
+        _pools[key] = Pool(size, backend, device, **variables)
     return _pools[key]
 
 

@@ -10,8 +10,8 @@ import torch
 
 from distributed.conv1d_checks import CASES, WRONG, Case
 from distributed.pool import end_all, pool_of
+from distributed.worlds import OVER_GPUS
 from support.backends import WAYS
-from support.marks import needs_gpu
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,6 +35,7 @@ SIMT = {
     "channel_last": Case("uneven", channel_last=True, initial=True, final=True, dim=8),
     "half": Case("short", channel_last=True, dtype=torch.bfloat16, weight_dtype=torch.bfloat16, dim=8, final=True),
     "documents": Case("uneven", channel_last=True, ids="documents", dim=4),
+    "expanded": Case("uneven", channel_last=True, dim=8, expanded=True),
     "channel_first": Case("uneven", initial=True, final=True, bits_of_dx=False),
 }
 
@@ -48,6 +49,10 @@ def test_gradients_of_the_final_states_add_up_over_the_ranks() -> None:
     pool_of(3).run("conv1d_checks", "final_states_of_many_ranks")
 
 
+def test_gradients_that_nobody_wants_do_not_travel() -> None:
+    pool_of(3).run("conv1d_checks", "gradients_that_nobody_wants")
+
+
 EXPECTED = {
     "width": "ValueError: width of weight: got 3 on rank 1 of the group, expected 4, which rank 0 has",
     "dim": "ValueError: dim of x: got 2 on rank 1 of the group, expected 3",
@@ -59,6 +64,9 @@ EXPECTED = {
     "states": r"ValueError: rank 0 of the group refuses its arguments: initial_states: got shape \(1, 3, 2\), expected \(batch, dim, width",
     "some_states": "ValueError: tensors given: got x, weight, initial_states on rank 1 of the group, expected x, weight, which",
     "layout": "ValueError: layout: got zigzag on rank 1 of the group, expected contiguous",
+    "reduce_gradients": "TypeError: rank 1 of the group refuses its arguments: reduce_gradients: got 'no', expected a bool",
+    "sizes": r"ValueError: rank 1 of the group refuses its arguments: sizes: got \(4, 4\), expected one of at least 0 for each",
+    "served": "TypeError: rank 0 of the group refuses its arguments: weight: got dtype torch.float64, expected",
     "gradient": "ValueError: tensors that require grad: got weight on rank 1 of the group, expected ",
 }
 
@@ -70,9 +78,20 @@ def test_every_rank_raises_the_same_error(name) -> None:
     assert re.match(EXPECTED[name], texts[0]), texts[0]
 
 
-@needs_gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs here")
+@OVER_GPUS
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.dtype != torch.float64])
-def test_it_has_them_over_nccl(name) -> None:
+def test_it_has_them_on_gpus(size, backend, name) -> None:
     case = CASES[name]._replace(bits_of_dx=CASES[name].channel_last)
-    pool_of(2, "nccl").run("conv1d_checks", "run", case, None, "cuda", seconds=300.0)
+    pool_of(size, backend, "cuda").run("conv1d_checks", "run", case, None)
+
+
+@OVER_GPUS
+def test_every_rank_raises_the_same_error_on_gpus(size, backend) -> None:
+    for name in WRONG:
+        assert len(set(pool_of(size, backend, "cuda").run("conv1d_checks", "refusals", name))) == 1, name
+
+
+@OVER_GPUS
+@pytest.mark.parametrize("check", ["final_states_of_many_ranks", "gradients_that_nobody_wants"])
+def test_gradients_on_gpus(size, backend, check) -> None:
+    pool_of(size, backend, "cuda").run("conv1d_checks", check)

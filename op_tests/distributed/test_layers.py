@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from distributed.pool import end_all, pool_of
+from distributed.worlds import OVER_GPUS
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -15,7 +16,18 @@ def worlds() -> Iterator[None]:
     end_all()
 
 
-@pytest.mark.parametrize("check", ["causal_conv1d", "short_convolution"])
+CHECKS = [
+    "causal_conv1d", "short_convolution", "steps_are_each_ranks_own", "a_cache_is_written", "options_reach_the_layers", "copies",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("size", [3])
 def test_a_layer_over_a_group(check, size) -> None:
     pool_of(size).run("layer_checks", check)
+
+
+@OVER_GPUS
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_layer_over_a_group_of_gpus(check, size, backend) -> None:
+    pool_of(size, backend, "cuda").run("layer_checks", check)

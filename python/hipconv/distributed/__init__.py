@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from .conv1d import causal_conv1d
 from .conv2d import conv2d
-from .halo import gather, halo, shard
+from .halo import begin_halo, gather, halo, shard
 
 if TYPE_CHECKING:
     from .styles import SpatialParallel
 
-__all__ = ["SpatialParallel", "causal_conv1d", "conv2d", "gather", "halo", "shard"]
+__all__ = ["SpatialParallel", "begin_halo", "causal_conv1d", "conv2d", "gather", "halo", "shard"]
 
 
 def __getattr__(name: str) -> object:

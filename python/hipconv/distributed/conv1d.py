@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+import functools
 from typing import Any
 
 import torch
@@ -11,14 +12,16 @@ from torch.autograd.function import once_differentiable
 
 from ..arguments import SILU, describe, flag, parse_activation, require_dense, require_floats, require_shape, wrong_rows
 from . import rows
+from .graphs import outside_of_graphs
 from .groups import Group, group_of
-from .halo import check_name, check_zigzag, checked_sizes
+from .halo import check_name, check_zigzag
 from .header import Local, agree
 from .routes import LAYOUTS, Chunks, contiguous, zigzag
 from .rows import Context, Plan
 from .sums import summed
 
 
+@outside_of_graphs
 def causal_conv1d(
     x: Tensor,
     weight: Tensor,
@@ -59,7 +62,7 @@ def causal_conv1d(
 
     Raises:
         TypeError, ValueError: an argument that does not fit, on every rank the same error (with validate=False on this rank alone).
-        RuntimeError: a rank is gone (from torch.distributed).
+        RuntimeError: a rank is gone (from torch.distributed; with NCCL its watchdog ends the process).
         hipconv.errors.JitError: the kernels had to be built and could not be.
 
     The output, the final states, the gradient of x and that of initial_states have the bits that one device computes from the whole
@@ -71,24 +74,18 @@ def causal_conv1d(
     output of as many tokens behind it. Every rank of the group must call, and, where one computes gradients, all must.
     """
     here = group_of(group)
-    validate, reduces = flag("validate", validate), flag("reduce_gradients", reduce_gradients)
-    given = checked_sizes(sizes)
     tensors = {"x": x, "weight": weight, "bias": bias, "seq_idx": seq_idx, "cu_seqlens": cu_seqlens, "initial_states": initial_states}
     bias = None if isinstance(bias, Tensor) and bias.numel() == 0 else bias
 
     def look() -> Local:
-        settings = _checked(tensors, return_final_states)
-        parse_activation(activation, SILU)
-        check_name("layout", layout, LAYOUTS)
-        rest = {"activation": activation or None, "layout": layout, "return_final_states": bool(return_final_states)}
-        return Local({**settings, **rest, "reduce_gradients": reduces}, x.shape[2])
+        return described(tensors, activation, layout, return_final_states=return_final_states, reduce_gradients=reduce_gradients)
 
-    _, all_sizes, _ = agree("hipconv.distributed.causal_conv1d", here, look, validate, given)
+    all_sizes, _ = agree("hipconv.distributed.causal_conv1d", here, look, near=x, validate=validate, sizes=sizes)
     chunks = contiguous(all_sizes) if layout == "contiguous" else zigzag(sum(all_sizes), here.size)
     check_zigzag(layout, all_sizes, chunks)
     if cu_seqlens is not None:
         seq_idx = _ids_of(cu_seqlens, chunks, here)
-    plan = Plan(here, chunks, weight.shape[1] - 1, SILU[activation], bool(return_final_states), reduces)
+    plan = Plan(here, chunks, weight.shape[1] - 1, SILU[activation], bool(return_final_states), bool(reduce_gradients))
     out, final_states = _CausalConv1d.apply(x, weight, bias, initial_states, seq_idx, plan)
     return (out, final_states) if return_final_states else out
 
@@ -107,12 +104,22 @@ class _CausalConv1d(torch.autograd.Function):
         x, weight, bias, initial_states, ids, *saved = ctx.saved_tensors
         contexts = [Context(*saved[2 * i : 2 * i + 2]) for i in range(ctx.chunks)]
         dfinal_states = dfinal_states if ctx.plan.return_final_states else None
-        found = rows.backward(x, weight, bias, initial_states, ids, contexts, dout, dfinal_states, ctx.plan)
-        dweight, dbias = found.dweight, found.dbias
+        wants_x, wants_weight, wants_bias, wants_initial = ctx.needs_input_grad[:4]
+        found = rows.backward(x, weight, bias, initial_states, ids, contexts, dout, dfinal_states, ctx.plan, wants_x or wants_initial)
+        dweight, dbias = found.dweight if wants_weight else None, found.dbias if wants_bias else None
         if ctx.plan.reduces:
             dweight, dbias = summed([dweight, dbias], ctx.plan.group)
-        dbias = None if dbias is None else dbias.to(bias.dtype)
-        return found.dx, dweight.to(weight.dtype), dbias, found.dinitial_states, None, None
+        dweight, dbias = None if dweight is None else dweight.to(weight.dtype), None if dbias is None else dbias.to(bias.dtype)
+        return found.dx if wants_x else None, dweight, dbias, found.dinitial_states if wants_initial else None, None, None
+
+
+def described(tensors: dict[str, Any], activation: Any, layout: str, **flags: object) -> Local:
+    """What a call's arguments come to; TypeError or ValueError for what is wrong with them."""
+    settings = _checked(tensors)
+    use_silu = parse_activation(activation, SILU)
+    check_name("layout", layout, LAYOUTS)
+    chosen = {name: flag(name, value) for name, value in flags.items()}
+    return Local({**settings, "activation": "silu" if use_silu else None, "layout": layout, **chosen}, tensors["x"].shape[2])
 
 
 def _ids_of(cu_seqlens: Tensor, chunks: Chunks, group: Group) -> Tensor:
@@ -121,7 +128,7 @@ def _ids_of(cu_seqlens: Tensor, chunks: Chunks, group: Group) -> Tensor:
     return torch.searchsorted(cu_seqlens[1:].long(), torch.cat(mine), right=True).int()[None]
 
 
-def _checked(tensors: dict[str, Any], return_final_states: object) -> dict[str, object]:
+def _checked(tensors: dict[str, Any]) -> dict[str, object]:
     """Return what all ranks must have alike; TypeError or ValueError for what is wrong here."""
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor) and (tensor is not None or name in ("x", "weight")):
@@ -152,7 +159,7 @@ def _checked(tensors: dict[str, Any], return_final_states: object) -> dict[str, 
         require_shape("initial_states", initial_states, (batch, dim, width - 1), "(batch, dim, width - 1)", x)
         if initial_states.dtype != x.dtype:
             raise TypeError(f"initial_states: got dtype {initial_states.dtype}, expected that of x, {x.dtype}")
-    flag("return_final_states", return_final_states)
+    _require_served(x.device, x.dtype, weight.dtype, None if bias is None or not bias.numel() else bias.dtype, width)
     gradients = torch.is_grad_enabled()
     present = {name: tensor for name, tensor in tensors.items() if tensor is not None and (name != "bias" or tensor.numel())}
     return {
@@ -166,3 +173,14 @@ def _checked(tensors: dict[str, Any], return_final_states: object) -> dict[str, 
         "documents of cu_seqlens": None if cu_seqlens is None else len(cu_seqlens) - 1,
         "tensors that require grad": ", ".join(name for name, tensor in present.items() if gradients and tensor.requires_grad),
     }
+
+
+@functools.lru_cache(256)
+def _require_served(
+    device: torch.device, dtype: torch.dtype, weight_dtype: torch.dtype, bias_dtype: torch.dtype | None, width: int
+) -> None:
+    """Have the kernels look at these dtypes, on a row without tokens: a rank that has none would see nothing wrong, and send."""
+    row = torch.empty(1, 1, 0, dtype=dtype, device=device)
+    weight = torch.empty(1, width, dtype=weight_dtype, device=device)
+    bias = None if bias_dtype is None else torch.empty(1, dtype=bias_dtype, device=device)
+    torch.ops.hipconv.causal_conv1d_states_fwd.default(torch.empty_like(row), None, row, weight, bias, None, None, False)

@@ -37,7 +37,7 @@ class Exchange:
         if group.size == 1:
             self.received = torch.empty(0, dtype=torch.uint8, device=device)
             return
-        packed = [[_bytes_of(tensor) for tensor in tensors] for tensors in outgoing]
+        packed = [[bytes_of(tensor) for tensor in tensors] for tensors in outgoing]
         flat = [tensor for tensors in packed for tensor in tensors]
         sent = torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8, device=device)
         to = [sum(tensor.numel() for tensor in tensors) for tensors in packed]
@@ -61,7 +61,9 @@ class Exchange:
 
 
 class PartsExchange:
-    """The parts that each rank wants of tensors that are split alike. What a rank wants of its own does not travel."""
+    """The parts that each rank wants of tensors that are split alike. What a rank wants of its own does not travel, and what it wants many
+    times, as laps of a small axis, travels once.
+    """
 
     def __init__(self, tensors: Sequence[Tensor], dims: Sequence[int], wants: Wants, group: Group) -> None:
         """`tensors`, each split along its axis of `dims`, have their parts of one place travel one after another."""
@@ -70,8 +72,9 @@ class PartsExchange:
         incoming: list[list[Parcel]] = [[] for _ in range(group.size)]
         for rank, parts in enumerate(wants):
             if rank != group.rank:
-                outgoing[rank] = [self._mine(which, part) for part in parts if part.rank == group.rank for which in range(len(tensors))]
-        for part in self.parts:
+                wanted = [part for part in dict.fromkeys(parts) if part.rank == group.rank]
+                outgoing[rank] = [self._mine(which, part) for part in wanted for which in range(len(tensors))]
+        for part in dict.fromkeys(self.parts):
             if part.rank not in (group.rank, NOBODY):
                 incoming[part.rank] += [Parcel(self._shape(which, part.size), t.dtype) for which, t in enumerate(tensors)]
         self.exchange = Exchange(outgoing, incoming, group, tensors[0].device)
@@ -79,8 +82,8 @@ class PartsExchange:
     def wait(self) -> list[list[Tensor]]:
         """For each tensor its parts, in the order in which they are wanted, zeros and repetitions included."""
         came = [iter(tensors) for tensors in self.exchange.wait()]
-        found: list[list[Tensor]] = [[] for _ in self.tensors]
-        for part in self.parts:
+        of_part: dict[Part, list[Tensor]] = {}
+        for part in dict.fromkeys(self.parts):
             for which, tensor in enumerate(self.tensors):
                 if part.rank == NOBODY:
                     piece = tensor.new_zeros(self._shape(which, part.size))
@@ -88,8 +91,10 @@ class PartsExchange:
                     piece = self._mine(which, part) if part.rank == self.group.rank else next(came[part.rank])
                     if part.repeat > 1:
                         piece = piece.expand(self._shape(which, part.repeat))
-                found[which].append(piece)
-        return found
+                    elif part.backwards:
+                        piece = piece.flip(self.dims[which])
+                of_part.setdefault(part, []).append(piece)
+        return [[of_part[part][which] for part in self.parts] for which in range(len(self.tensors))]
 
     def _mine(self, which: int, part: Part) -> Tensor:
         return self.tensors[which].narrow(self.dims[which], part.at, part.size)
@@ -100,6 +105,52 @@ class PartsExchange:
         return tuple(shape)
 
 
+class GivingBack:
+    """The parts of a rank's `dout` on their way to where they come from. Where several meet they are added in float32, in the order of
+    ranks.
+    """
+
+    def __init__(self, dout: Tensor, dim: int, wants: Wants, group: Group, size: int) -> None:
+        """`size`: of this rank's shard along `dim`."""
+        got: dict[Part, list[Tensor]] = {}
+        mine = wants[group.rank]
+        for part, piece in zip(mine, dout.split(lengths(mine), dim) if mine else (), strict=True):
+            got.setdefault(part, []).append(piece)
+        pieces = {part: self._of(part, same, dim) for part, same in got.items()}
+        self.like, self.dim, self.rank = dout, dim, group.rank
+        self.shape = [*dout.shape[:dim], size, *dout.shape[dim + 1 :]]
+        self.places: list[Part] = []
+        self.own = [piece for part, piece in pieces.items() if part.rank == group.rank]
+        outgoing, incoming = [], []
+        for rank, parts in enumerate(wants):
+            outgoing.append([] if rank == group.rank else [piece for part, piece in pieces.items() if part.rank == rank])
+            here = [part for part in dict.fromkeys(parts) if part.rank == group.rank]
+            self.places += here
+            shapes = [(*dout.shape[:dim], part.size, *dout.shape[dim + 1 :]) for part in here]
+            incoming.append([] if rank == group.rank else [Parcel(shape, dout.dtype) for shape in shapes])
+        self.exchange = Exchange(outgoing, incoming, group, dout.device)
+
+    @staticmethod
+    def _of(part: Part, same: list[Tensor], dim: int) -> Tensor:
+        """The gradient of a part, of which this rank has got so many."""
+        piece = same[0]
+        if len(same) > 1:
+            total = piece.to(_wide(piece.dtype))
+            for other in same[1:]:
+                total = total + other
+            piece = total.to(piece.dtype)
+        if part.repeat > 1:
+            return piece.sum(dim, keepdim=True, dtype=_wide(piece.dtype)).to(piece.dtype)
+        return piece.flip(dim) if part.backwards else piece
+
+    def wait(self) -> Tensor:
+        """The gradient of this rank's shard."""
+        came = self.exchange.wait()
+        came[self.rank] = self.own
+        pieces = [(part.at, piece) for part, piece in zip(self.places, (p for ps in came for p in ps), strict=True)]
+        return _added(pieces, self.like, self.shape, self.dim)
+
+
 # ---- differentiable ------------------------------------------------------------------------------------------------------------------
 
 
@@ -107,54 +158,38 @@ class _Fetch(torch.autograd.Function):
     """The parts that a rank wants, joined; its gradient is `_GiveBack`, and the other way round."""
 
     @staticmethod
-    def forward(ctx, x, dim, wants, group):
+    def forward(ctx, x, dim, wants, group, begun):
         ctx.dim, ctx.wants, ctx.group, ctx.size = dim, wants, group, x.shape[dim]
-        (pieces,) = PartsExchange([x], [dim], wants, group).wait()
+        (pieces,) = (begun or PartsExchange([x], [dim], wants, group)).wait()
         return joined(pieces, x, dim)
 
     @staticmethod
     def backward(ctx, dout):
-        return _GiveBack.apply(dout, ctx.dim, ctx.wants, ctx.group, ctx.size), None, None, None
+        return _GiveBack.apply(dout, ctx.dim, ctx.wants, ctx.group, ctx.size), None, None, None, None
 
 
 class _GiveBack(torch.autograd.Function):
-    """Each part goes back to where it comes from. Where several meet they are added in float32, in the order of ranks."""
+    """Each part goes back to where it comes from, and is added up there."""
 
     @staticmethod
     def forward(ctx, dout, dim, wants, group, size):
         ctx.dim, ctx.wants, ctx.group = dim, wants, group
-        mine = wants[group.rank]
-        pieces = []
-        for part, piece in zip(mine, dout.split(lengths(mine), dim) if mine else (), strict=True):
-            if part.repeat > 1:
-                piece = piece.sum(dim, keepdim=True, dtype=_wide(dout.dtype)).to(dout.dtype)
-            pieces.append(piece)
-        shape = list(dout.shape)
-        outgoing, incoming, places = [], [], []
-        for rank, parts in enumerate(wants):
-            back = [piece for part, piece in zip(mine, pieces, strict=True) if part.rank == rank]
-            outgoing.append([] if rank == group.rank else back)
-            here = [part for part in parts if part.rank == group.rank]
-            places += here
-            shapes = [(*shape[:dim], part.size, *shape[dim + 1 :]) for part in here]
-            incoming.append([] if rank == group.rank else [Parcel(of, dout.dtype) for of in shapes])
-        came = Exchange(outgoing, incoming, group, dout.device).wait()
-        came[group.rank] = [piece for part, piece in zip(mine, pieces, strict=True) if part.rank == group.rank]
-        shape[dim] = size
-        return _added([(part.at, piece) for part, piece in zip(places, (p for ps in came for p in ps), strict=True)], dout, shape, dim)
+        return GivingBack(dout, dim, wants, group, size).wait()
 
     @staticmethod
     def backward(ctx, ddx):
-        return _Fetch.apply(ddx, ctx.dim, ctx.wants, ctx.group), None, None, None, None
+        return _Fetch.apply(ddx, ctx.dim, ctx.wants, ctx.group, None), None, None, None, None
 
 
-def fetch(x: Tensor, dim: int, wants: Wants, group: Group) -> Tensor:
-    """The parts of `wants` that are this rank's, joined along `dim`. Differentiable, as often as anyone likes."""
-    return _Fetch.apply(x, dim, wants, group)
+def fetch(x: Tensor, dim: int, wants: Wants, group: Group, begun: PartsExchange | None = None) -> Tensor:
+    """The parts of `wants` that are this rank's, joined along `dim`. Differentiable, as often as anyone likes. Their exchange may have
+    `begun`.
+    """
+    return _Fetch.apply(x, dim, wants, group, begun)
 
 
-def _bytes_of(tensor: Tensor) -> Tensor:
-    flat = tensor.reshape(-1).contiguous()
+def bytes_of(tensor: Tensor) -> Tensor:
+    flat = tensor.resolve_conj().resolve_neg().reshape(-1).contiguous()
     return flat.as_strided(flat.shape, (1,)).view(torch.uint8)  # one element is contiguous at any stride, and then has no view
 
 
@@ -174,10 +209,26 @@ def joined(pieces: Sequence[Tensor], like: Tensor, dim: int) -> Tensor:
     return joined
 
 
+def cut(pieces: Sequence[Tensor], dim: int, start: int, stop: int) -> list[Tensor]:
+    """What of pieces, one after another along `dim`, lies in [start, stop)."""
+    found, at = [], 0
+    for piece in pieces:
+        low, high = max(start, at), min(stop, at + piece.shape[dim])
+        if low < high:
+            found.append(piece.narrow(dim, low - at, high - low))
+        at += piece.shape[dim]
+    return found
+
+
+def in_memory(like: Tensor) -> list[int]:
+    """The axes of a tensor in the order in which they lie in memory, the outermost first."""
+    strides = like.stride()
+    return sorted(range(like.dim()), key=lambda axis: (-strides[axis], axis))
+
+
 def new_as(like: Tensor, shape: Sequence[int]) -> Tensor:
     """An uninitialised dense tensor whose axes lie in memory in the order of `like`'s."""
-    strides = like.stride()
-    order = sorted(range(like.dim()), key=lambda axis: (-strides[axis], axis))
+    order = in_memory(like)
     return like.new_empty([shape[axis] for axis in order]).permute([order.index(axis) for axis in range(like.dim())])
 
 

@@ -30,7 +30,12 @@ def group_of(group: object) -> Group:
                 f"group: got a DeviceMesh of {group.ndim} dimensions, "  # type: ignore[attr-defined]
                 "expected one of a single dimension, such as mesh['context']"
             )
+        ranks = group.mesh.tolist()  # type: ignore[attr-defined]
         group = group.get_group()
+        if ranks != sorted(ranks):  # as those of a group always are
+            raise ValueError(
+                f"group: got a DeviceMesh of the ranks {ranks}, expected them in rising order, in which its process group has them"
+            )
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError("group: got a group that this process is not a member of, expected its own; only members may call")
     if not isinstance(group, dist.ProcessGroup):
@@ -38,9 +43,14 @@ def group_of(group: object) -> Group:
     return Group(group, group.rank(), group.size())
 
 
-def device_for_messages(group: Group) -> torch.device:
-    """Place small messages between processes: on the host, where the group has a backend for it (a host then need not wait for its
-    GPU), else on the current GPU.
+def device_for_messages(group: Group, near: object = None) -> torch.device:
+    """Return where small messages between processes may lie: on the host, where the group has a backend for it (a host then need not wait
+    for its GPU), else on the GPU of the tensor `near`, which this rank's data will travel from too, else on the one that the group was
+    made for, or the current one.
     """
     devices = {getattr(device, "type", device) for device in getattr(group.process_group, "_device_types", ())}
-    return torch.device("cpu") if "cpu" in devices or not devices else torch.device("cuda", torch.cuda.current_device())
+    if "cpu" in devices or not devices:
+        return torch.device("cpu")
+    if isinstance(near, torch.Tensor) and near.is_cuda:
+        return near.device
+    return getattr(group.process_group, "bound_device_id", None) or torch.device("cuda", torch.cuda.current_device())

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
-from ..arguments import describe, flag, require_dense
-from .exchange import fetch
-from .groups import group_of
-from .header import Local, agree
-from .routes import EDGES, LAYOUTS, Chunks, contiguous, even_sizes, sizes_of, windows, with_halo, zigzag
+from ..arguments import describe, require_dense
+from .exchange import PartsExchange, fetch
+from .graphs import outside_of_graphs
+from .groups import Group, group_of
+from .header import Local, agree, checked_sizes
+from .routes import EDGES, LAYOUTS, Chunks, Wants, contiguous, even_sizes, sizes_of, windows, with_halo, zigzag
 from .whole import Gather, Shard
 
 
+@outside_of_graphs
 def halo(
     x: Tensor,
     dim: int,
@@ -47,32 +50,65 @@ def halo(
     Raises:
         TypeError, ValueError: an argument that does not fit, on every rank the same error (with validate=False on this rank alone), no
             element in the whole axis with "first" or "wrap", or x's other axes, dtype or device that differ from other ranks'.
-        RuntimeError: a rank is gone (from torch.distributed).
+        RuntimeError: a rank is gone (from torch.distributed; with NCCL its watchdog ends the process).
 
     Every rank of the group must call, and, where one computes gradients, all must: the backward is an exchange, too.
     """
-    here = group_of(group)
-    validate = flag("validate", validate)
-    given = checked_sizes(sizes)
 
-    def look() -> Local:
-        _require_tensor(x)
-        axis = _axis(x, dim)
+    return begin_halo(x, dim, before, after, group, edge=edge, sizes=sizes, validate=validate).wait()
+
+
+class PendingHalo:
+    """A halo whose exchange is under way."""
+
+    def __init__(self, x: Tensor, axis: int, wants: Wants, group: Group) -> None:
+        self._exchange: PartsExchange | None = PartsExchange([x.detach()], [axis], wants, group)
+        self._rest = x, axis, wants, group
+        self._found: Tensor | None = None
+
+    @outside_of_graphs
+    def wait(self) -> Tensor:
+        """What `halo` returns. A GPU's current stream waits for it, the host does not (over gloo it does). Again and again the same."""
+        if self._found is None:
+            self._found = fetch(*self._rest, begun=self._exchange)
+            self._exchange = None
+        return self._found
+
+
+@outside_of_graphs
+def begin_halo(
+    x: Tensor,
+    dim: int,
+    before: int,
+    after: int,
+    group: object,
+    *,
+    edge: str = "zeros",
+    sizes: Sequence[int] | None = None,
+    validate: bool = True,
+) -> PendingHalo:
+    """`halo`, but what its `wait()` returns is still under way: compute what needs no halo in between.
+
+    Arguments and errors are those of `halo`; `x` must not be written before `wait()`. Every rank must call it and, where one computes
+    gradients, wait: the backward is an exchange, which is not overlapped.
+    """
+
+    def check() -> dict[str, object]:
         for name, value in (("before", before), ("after", after)):
             if isinstance(value, bool) or not isinstance(value, int):
                 raise TypeError(f"{name}: got {describe(value)}, expected an int")
             if not 0 <= value < 2**31:
                 raise ValueError(f"{name}: got {value}, expected at least 0")
         check_name("edge", edge, EDGES)
-        settings = {**_settings(x, axis), "before": before, "after": after, "edge": edge}
-        return Local(settings, x.shape[axis])
+        return {"before": before, "after": after, "edge": edge}
 
-    _, all_sizes, _ = agree("hipconv.distributed.halo", here, look, validate, given)
+    here, axis, all_sizes = _begin("halo", group, x, dim, check, validate, sizes)
     if edge != "zeros" and before + after and not sum(all_sizes):
         raise ValueError(f"x: got no element along dim {dim} on any rank, expected at least one for edge '{edge}'")
-    return fetch(x, _axis(x, dim), with_halo(all_sizes, before, after, edge), here)
+    return PendingHalo(x, axis, with_halo(all_sizes, before, after, edge), here)
 
 
+@outside_of_graphs
 def shard(x: Tensor, dim: int, group: object, *, sizes: Sequence[int] | None = None, layout: str = "contiguous") -> Tensor:
     """This rank's part of a tensor that every rank has whole. Nothing is sent.
 
@@ -90,12 +126,12 @@ def shard(x: Tensor, dim: int, group: object, *, sizes: Sequence[int] | None = N
         TypeError, ValueError: an argument that does not fit.
     """
     here = group_of(group)
-    _require_tensor(x)
     axis = _axis(x, dim)
-    chunks = _split(x.shape[axis], here.size, checked_sizes(sizes), layout)
+    chunks = _split(x.shape[axis], here, sizes, layout)
     return Shard.apply(x, axis, chunks, here)
 
 
+@outside_of_graphs
 def gather(
     x: Tensor, dim: int, group: object, *, sizes: Sequence[int] | None = None, layout: str = "contiguous", validate: bool = True
 ) -> Tensor:
@@ -112,31 +148,40 @@ def gather(
     Raises:
         TypeError, ValueError, RuntimeError: as `halo`.
     """
-    here = group_of(group)
-    validate = flag("validate", validate)
-    given = checked_sizes(sizes)
 
-    def look() -> Local:
-        _require_tensor(x)
-        axis = _axis(x, dim)
+    def check() -> dict[str, object]:
         check_name("layout", layout, LAYOUTS)
-        return Local({**_settings(x, axis), "layout": layout}, x.shape[axis])
+        return {"layout": layout}
 
-    _, all_sizes, _ = agree("hipconv.distributed.gather", here, look, validate, given)
-    axis, total = _axis(x, dim), sum(all_sizes)
-    chunks = contiguous(all_sizes) if layout == "contiguous" else zigzag(total, here.size)
+    here, axis, all_sizes = _begin("gather", group, x, dim, check, validate, sizes)
+    chunks = contiguous(all_sizes) if layout == "contiguous" else zigzag(sum(all_sizes), here.size)
     check_zigzag(layout, all_sizes, chunks)
     return Gather.apply(x, axis, chunks, here)
 
 
-def last(x: Tensor, dim: int, count: int, group: object) -> tuple[Tensor, int]:
+@outside_of_graphs
+def last(
+    x: Tensor, dim: int, count: int, group: object, *, sizes: Sequence[int] | None = None, layout: str = "contiguous", validate: bool = True
+) -> tuple[Tensor, int]:
     """The last `count` positions of the whole axis, on every rank, with zeros before a shorter one; and its size. Differentiable."""
+    here, axis, all_sizes = _begin("last", group, x, dim, lambda: {"count": count, "layout": layout}, validate, sizes)
+    total = sum(all_sizes)
+    chunks = contiguous(all_sizes) if layout == "contiguous" else zigzag(total, here.size)
+    return fetch(x, axis, windows(chunks, ((total - count, total),) * here.size, "zeros"), here), total
+
+
+def _begin(
+    call: str, group: object, x: Tensor, dim: int, check: Callable[[], dict[str, object]], validate: object = True, sizes: object = None
+) -> tuple[Group, int, tuple[int, ...]]:
+    """The group, the axis and the sizes of all shards, once the ranks agree about the call; `check` looks at its own arguments."""
     here = group_of(group)
-    _, sizes, _ = agree(
-        "hipconv.distributed.last", here, lambda: Local({**_settings(x, _axis(x, dim)), "count": count}, x.shape[dim]), True
-    )
-    total = sum(sizes)
-    return fetch(x, _axis(x, dim), windows(contiguous(sizes), ((total - count, total),) * here.size, "zeros"), here), total
+
+    def look() -> Local:
+        axis = _axis(x, dim)
+        return Local({**_settings(x, axis), **check()}, x.shape[axis])
+
+    all_sizes, _ = agree(f"hipconv.distributed.{call}", here, look, near=x, validate=validate, sizes=sizes)
+    return here, _axis(x, dim), all_sizes
 
 
 # ---- arguments -----------------------------------------------------------------------------------------------------------------------
@@ -156,35 +201,25 @@ def check_name(name: str, value: object, known: Sequence[str]) -> None:
         raise ValueError(f"{name}: got {describe(value)}, expected one of {', '.join(map(repr, known))}")
 
 
-def checked_sizes(sizes: object) -> tuple[int, ...] | None:
-    """An argument `sizes` as a tuple. What its numbers must be depends on the group."""
-    if sizes is None:
-        return None
-    if not isinstance(sizes, Sequence) or isinstance(sizes, str) or any(isinstance(s, bool) or not isinstance(s, int) for s in sizes):
-        raise TypeError(f"sizes: got {describe(sizes)}, expected a list of integers, one for each rank of the group, or None")
-    return tuple(sizes)
-
-
-def _split(total: int, ranks: int, sizes: tuple[int, ...] | None, layout: str) -> Chunks:
+def _split(total: int, group: Group, sizes: object, layout: str) -> Chunks:
     check_name("layout", layout, LAYOUTS)
+    given = checked_sizes("sizes", sizes, group)
     if layout == "zigzag":
-        if sizes is not None:
-            raise ValueError(f"sizes: got {sizes} with layout 'zigzag', expected None: its parts are as even as they can be")
-        return zigzag(total, ranks)
-    if sizes is None:
-        return contiguous(even_sizes(total, ranks))
-    if len(sizes) != ranks or min(sizes) < 0 or sum(sizes) != total:
-        raise ValueError(f"sizes: got {sizes}, expected {ranks} of at least 0, which make {total}, the size of x there, together")
-    return contiguous(sizes)
+        if given is not None:
+            raise ValueError(f"sizes: got {given} with layout 'zigzag', expected None: its parts are as even as they can be")
+        return zigzag(total, group.size)
+    if given is None:
+        return contiguous(even_sizes(total, group.size))
+    if sum(given) != total:
+        raise ValueError(f"sizes: got {given}, expected ones that make {total}, the size of x there, together")
+    return contiguous(given)
 
 
-def _require_tensor(x: object) -> None:
+def _axis(x: object, dim: object) -> int:
+    """The axis `dim` of a dense tensor."""
     if not isinstance(x, Tensor):
         raise TypeError(f"x: got {describe(x)}, expected a torch.Tensor")
     require_dense(x=x)
-
-
-def _axis(x: Tensor, dim: int) -> int:
     if isinstance(dim, bool) or not isinstance(dim, int):
         raise TypeError(f"dim: got {describe(dim)}, expected an int")
     if not -x.dim() <= dim < x.dim():
@@ -194,4 +229,5 @@ def _axis(x: Tensor, dim: int) -> int:
 
 def _settings(x: Tensor, axis: int) -> dict[str, object]:
     shape = ["any" if i == axis else size for i, size in enumerate(x.shape)]
-    return {"dtype of x": x.dtype, "device of x": x.device.type, "dim": axis, "shape of x": shape, "x requires grad": x.requires_grad}
+    gradients = torch.is_grad_enabled() and x.requires_grad
+    return {"dtype of x": x.dtype, "device of x": x.device.type, "dim": axis, "shape of x": shape, "x requires grad": gradients}

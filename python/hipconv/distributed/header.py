@@ -7,7 +7,7 @@ the size of the rank's shard, and the call's settings as text. A rank whose own 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import hashlib
 import struct
 from typing import Any, NamedTuple
@@ -16,11 +16,12 @@ import weakref
 import torch
 import torch.distributed as dist
 
+from ..arguments import describe, flag
 from .groups import Group, device_for_messages
 
 BYTES = 1024
 _NUMBERS = struct.Struct("<qqqq16sI")  # call number, sizes, kind, digest of the whole text, bytes of it that follow
-_FITS, _VALUE_ERROR, _TYPE_ERROR = range(3)
+_FITS, _VALUE_ERROR, _TYPE_ERROR, _OTHER_ERROR = range(4)
 
 _calls: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # made on each group
 
@@ -56,79 +57,87 @@ class Local(NamedTuple):
 
 
 def agree(
-    call: str, group: Group, look: Callable[[], Local], validate: bool, sizes: tuple[int, ...] | None = None
-) -> tuple[Local, tuple[int, ...], tuple[int, ...]]:
-    """Find what `look` does in this rank's arguments, the sizes of all shards, and the second sizes (without `validate` this rank's alone).
-    Every rank of the group raises if one does.
+    call: str, group: Group, look: Callable[[], Local], *, near: object = None, validate: object = True, sizes: object = None
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The sizes of all shards, and the second sizes (without `validate` this rank's alone). Every rank of the group raises if one does.
 
     Args:
         call: the function's name.
-        look: raises TypeError or ValueError for arguments that are wrong by themselves.
-        validate: gather the headers. Without it only this rank's arguments are looked at, and `sizes` is believed.
-        sizes: what the caller says the sizes are; checked against this rank's, and with `validate` against all ranks'.
+        look: what this rank's arguments come to; raises TypeError or ValueError for those that are wrong by themselves.
+        near: a tensor of the call: where a group has no backend for the host, the headers lie on its device.
+        validate: the argument of that name: gather the headers. Without it only this rank's arguments are looked at, and `sizes` is
+            believed.
+        sizes: the argument of that name: checked against this rank's size, and with `validate` against all ranks'.
     """
     number = _calls.get(group.process_group, 0)
     _calls[group.process_group] = number + 1
-    local, error = None, None
+    compares, local, error = True, None, None
     try:
+        compares = flag("validate", validate)
+        given = checked_sizes("sizes", sizes, group)
         local = look()
-        _check_sizes(local.size, sizes, group, validate)
-    except (TypeError, ValueError) as wrong:
-        error = wrong
-    if not validate:
-        if error is not None:
-            raise error
-        assert local is not None and sizes is not None
-        return local, sizes, (local.other,)
-    if local is not None and error is None:
-        settings = {"call": call, **local.settings, "sizes": "not given" if sizes is None else sizes}
-        text, kind, size, other = "\n".join(f"{name}={value}" for name, value in settings.items()), _FITS, local.size, local.other
-    else:
-        text, kind, size = str(error), _TYPE_ERROR if isinstance(error, TypeError) else _VALUE_ERROR, 0
-        other = 0
+        _check_own_size(local.size, given, group, compares)
+        if not compares:
+            assert given is not None
+            return given, (local.other,)
+        settings = {"call": call, **local.settings, "sizes": "not given" if given is None else given}
+        text = "\n".join(f"{name}={_brief(value)}" for name, value in settings.items())
+        kind, size, other = _FITS, local.size, local.other
+    except Exception as wrong:  # whatever it is, the others wait
+        if not compares:
+            raise
+        error, text, size, other = wrong, str(wrong), 0, 0
+        kind = _TYPE_ERROR if isinstance(wrong, TypeError) else _VALUE_ERROR if isinstance(wrong, ValueError) else _OTHER_ERROR
     mine = Header(number, size, other, kind, hashlib.blake2b(text.encode(), digest_size=16).digest(), text)
-    headers = _gathered(mine, group)
+    headers = _gathered(mine, group, near)
     if found := disagreement(headers):
         raise found from error
-    assert local is not None
-    return local, tuple(header.size for header in headers), tuple(header.other for header in headers)
+    return tuple(header.size for header in headers), tuple(header.other for header in headers)
 
 
-def refuse(call: str, group: Group, error: TypeError | ValueError) -> None:
-    """Raise, on every rank of the group, what this rank has found before it came to `agree`."""
+def checked_sizes(name: str, sizes: object, group: Group) -> tuple[int, ...] | None:
+    """An argument that holds the size of every rank's part, as a tuple, or None."""
+    if sizes is None:
+        return None
+    if not isinstance(sizes, Sequence) or isinstance(sizes, str) or any(isinstance(s, bool) or not isinstance(s, int) for s in sizes):
+        raise TypeError(f"{name}: got {describe(sizes)}, expected a list of integers, one for each rank of the group, or None")
+    if len(sizes) != group.size or min(sizes) < 0:
+        raise ValueError(f"{name}: got {tuple(sizes)}, expected one of at least 0 for each of the group's {group.size} ranks")
+    return tuple(sizes)
 
-    def look() -> Local:
-        raise error
 
-    agree(call, group, look, True)
-
-
-def _check_sizes(size: int, sizes: tuple[int, ...] | None, group: Group, validate: bool) -> None:
+def _check_own_size(size: int, sizes: tuple[int, ...] | None, group: Group, validate: bool) -> None:
     if sizes is None:
         if not validate:
             raise ValueError("sizes: got None with validate=False, expected the size of every rank's shard: no rank asks the others then")
         return
-    if len(sizes) != group.size or min(sizes) < 0:
-        raise ValueError(f"sizes: got {sizes}, expected one of at least 0 for each of the group's {group.size} ranks")
     if sizes[group.rank] != size:
         raise ValueError(f"sizes: got {sizes}, whose entry {group.rank} is this rank's, expected it to be {size}, the size of its shard")
 
 
-def _gathered(mine: Header, group: Group) -> list[Header]:
+def _brief(value: object) -> str:
+    """A setting, so short that a header has room for all of them; long ones, as the sizes of many ranks are, by their digest."""
+    text = str(value)
+    if len(text) <= 80:
+        return text
+    return f"{text[:40]}... ({len(text)} characters, digest {hashlib.blake2b(text.encode(), digest_size=8).hexdigest()})"
+
+
+def _gathered(mine: Header, group: Group, near: object) -> list[Header]:
     if group.size == 1:
         return [mine]
-    message = mine.packed().to(device_for_messages(group))
+    message = mine.packed().to(device_for_messages(group, near))
     received = [torch.empty_like(message) for _ in range(group.size)]
     dist.all_gather(received, message, group=group.process_group)
     return [unpacked(one) for one in torch.stack(received).cpu()]
 
 
-def disagreement(headers: list[Header]) -> TypeError | ValueError | None:
+def disagreement(headers: list[Header]) -> TypeError | ValueError | RuntimeError | None:
     """Return what to raise, the same on every rank, where one refuses its arguments or differs from most others."""
     for rank, header in enumerate(headers):
         if header.kind != _FITS:
-            kind = TypeError if header.kind == _TYPE_ERROR else ValueError
-            return kind(f"rank {rank} of the group refuses its arguments: {header.text}")
+            kinds: dict[int, type[TypeError | ValueError]] = {_TYPE_ERROR: TypeError, _VALUE_ERROR: ValueError}
+            return kinds.get(header.kind, RuntimeError)(f"rank {rank} of the group refuses its arguments: {header.text}")
     settings = [dict(line.partition("=")[::2] for line in header.text.split("\n")) for header in headers]
     calls = [{"call": one.get("call", ""), "call number": str(header.number)} for one, header in zip(settings, headers, strict=True)]
     for values in (calls, settings):
@@ -137,7 +146,7 @@ def disagreement(headers: list[Header]) -> TypeError | ValueError | None:
             if len(set(found)) > 1:
                 return _differ(name, found)
     if len({header.digest for header in headers}) > 1:  # past what the header has room for
-        return _differ("sizes", [header.digest.hex()[:8] for header in headers])
+        return _differ(f"the arguments after {list(settings[0])[-1]}", [f"digest {header.digest.hex()[:8]}" for header in headers])
     return None
 
 

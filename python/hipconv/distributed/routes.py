@@ -31,6 +31,7 @@ class Part(NamedTuple):
     at: int
     size: int
     repeat: int = 1  # this many of its only position
+    backwards: bool = False  # the last position first
 
 
 NOBODY = -1
@@ -97,8 +98,10 @@ def around(chunks: Chunks, start: int, stop: int, edge: str) -> Parts:
             start += size
         return found
     if edge == "reflect":
-        places = (total - 1 - abs(total - 1 - abs(at)) for at in range(start, stop))
-        return tuple(part for place in places for part in inside(chunks, place, place + 1))
+        end = 2 * total - 1  # position at lies, mirrored at the last one, where end - 1 - at does
+        mirrored = inside(chunks, 1 - min(stop, 0), 1 - start), inside(chunks, end - stop, end - max(start, total))
+        ends = [tuple(part._replace(backwards=part.size > 1) for part in parts[::-1]) for parts in mirrored]
+        return ends[0] + inside(chunks, max(start, 0), min(stop, total)) + ends[1]
     before, behind = min(stop, 0) - start, stop - max(start, total)
     found = inside(chunks, max(start, 0), min(stop, total))
     if edge == "zeros":

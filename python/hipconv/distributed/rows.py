@@ -125,7 +125,7 @@ def forward(
 
 
 class Gradients(NamedTuple):
-    dx: Tensor
+    dx: Tensor | None
     dweight: Tensor
     dbias: Tensor | None
     dinitial_states: Tensor | None
@@ -141,13 +141,16 @@ def backward(
     dout: Tensor,
     dfinal_states: Tensor | None,
     plan: Plan,
+    wants_rows: bool,
 ) -> Gradients:
-    """The gradients of this rank's tokens, and its part of those of the parameters."""
+    """The gradients of this rank's tokens (and of the initial states, if `wants_rows`), and its part of those of the parameters."""
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     weight_wide, bias_wide = weight.to(wide), None if bias is None else bias.to(wide)  # so that parts of their gradients are not rounded
-    behind = PartsExchange(*_split_alike(x, ids, dout), plan.wants(lambda chunk: (chunk.stop, chunk.stop + plan.past)), plan.group)
-    final = _send_dfinal_states(dfinal_states, plan)
-    dx = torch.empty_like(x)
+    behind = final = dx = None
+    if wants_rows:  # else what stands behind a chunk has no part in anything
+        behind = PartsExchange(*_split_alike(x, ids, dout), plan.wants(lambda chunk: (chunk.stop, chunk.stop + plan.past)), plan.group)
+        final = _send_dfinal_states(dfinal_states, plan)
+        dx = torch.empty_like(x)
     dweight, dbias = torch.zeros_like(weight_wide), None if bias_wide is None else torch.zeros_like(bias_wide)
     dinitial = None if initial_states is None else torch.zeros_like(initial_states)
 
@@ -171,12 +174,15 @@ def backward(
             of_chunk = run(row, row_dout, _join_ids(context.ids, mine_ids), state)
         else:
             of_chunk = run(mine, mine_dout, mine_ids, state)
-        _cut(dx, chunk).copy_(of_chunk[0][..., -chunk.size :])
+        if dx is not None:
+            _cut(dx, chunk).copy_(of_chunk[0][..., -chunk.size :])
         dweight += of_chunk[1]
         if dbias is not None:
             dbias += of_chunk[2]
         if dinitial is not None and chunk.start == 0:
             dinitial.copy_(of_chunk[3])
+    if behind is None:
+        return Gradients(None, dweight, dbias, None)
     pieces = _Pieces(behind.wait(), x, ids)
     total_dfinal = _sum_of(final, dfinal_states, plan)
     for chunk, context in zip(chunks, contexts, strict=True):

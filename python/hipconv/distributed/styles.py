@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
+import copy
 from typing import Any
 
 import torch
@@ -11,9 +12,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from ..arguments import describe
+from ..arguments import describe, flag
 from ..ops.conv2d import geometry
 from .conv2d import conv2d
+from .graphs import outside_of_graphs
 from .groups import group_of
 
 
@@ -24,6 +26,8 @@ class SpatialParallel(ParallelStyle):
         shard_dim: the split axis of x and of the result: -2, rows, or -1, columns.
         reduce_gradients: sum the gradients of the layer's parameters over the mesh, so that they are whole and the same on all ranks. Where
             data parallelism over the mesh does that, False.
+        sizes: rows, or columns, of every rank's part of the layers' inputs, if they are known and plain tensors: DTensors tell.
+        validate: as for `hipconv.distributed.halo`; with False plain tensors need `sizes`.
 
     The layer's parameters stay plain tensors, the same on all ranks. Its input is a DTensor, which is redistributed to Shard(shard_dim)
     where it is not, and its output one too, of that placement, split as DTensor splits (torch.chunk). Or its input is a plain tensor, this
@@ -32,35 +36,64 @@ class SpatialParallel(ParallelStyle):
     Raises, when it is applied: TypeError for a module that is no nn.Conv2d, ValueError for a mesh of several dimensions.
     """
 
-    def __init__(self, shard_dim: int = -2, *, reduce_gradients: bool = True) -> None:
+    def __init__(
+        self, shard_dim: int = -2, *, reduce_gradients: bool = True, sizes: Sequence[int] | None = None, validate: bool = True
+    ) -> None:
         super().__init__()
         if shard_dim not in (-2, -1, 2, 3):
             raise ValueError(f"shard_dim: got {describe(shard_dim)}, expected -2 (rows) or -1 (columns)")
-        self.axis, self.reduce_gradients = shard_dim % 4, reduce_gradients
+        self.axis, self.sizes = shard_dim % 4, sizes
+        self.options: dict[str, Any] = {
+            "reduce_gradients": flag("reduce_gradients", reduce_gradients),
+            "validate": flag("validate", validate),
+        }
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         if not isinstance(module, nn.Conv2d):
             raise TypeError(f"module: got {describe(module)}, expected an nn.Conv2d; name the layers in the plan, such as 'conv_in'")
         group_of(device_mesh)
-        module.forward = partial(self._forward, module, device_mesh)  # type: ignore[method-assign]
+        forward: Any = _Forward(self, module, device_mesh)
+        module.forward = forward  # type: ignore[method-assign]
         return module
 
-    def _forward(self, layer: nn.Conv2d, mesh: DeviceMesh, x: Any) -> Any:
+    def convolved(self, layer: nn.Conv2d, mesh: DeviceMesh, x: Any) -> Any:
+        """The layer's result for x."""
         if not isinstance(x, DTensor):
-            return self._convolve(layer, mesh, x, None, None)
+            return self._convolve(layer, mesh, x, self.sizes, None)
         placement = Shard(self.axis)
         x = x.redistribute(mesh, [placement])
         sizes = _chunk_sizes(x.shape[self.axis], mesh.size())
         shape = _out_shape(layer, x.shape)
         local = self._convolve(layer, mesh, x.to_local(), sizes, _chunk_sizes(shape[self.axis], mesh.size()))
-        stride = torch.empty(shape, device="meta").contiguous().stride()
-        return DTensor.from_local(local.contiguous(), mesh, [placement], run_check=False, shape=shape, stride=stride)
+        dense = torch.channels_last if x.stride(1) < x.stride(3) else torch.contiguous_format  # of the whole: the same on all ranks
+        stride = torch.empty(shape, device="meta", memory_format=dense).stride()
+        return DTensor.from_local(local.contiguous(memory_format=dense), mesh, [placement], run_check=False, shape=shape, stride=stride)
 
     def _convolve(self, layer: nn.Conv2d, mesh: DeviceMesh, x: Tensor, sizes: Any, out_sizes: Any) -> Tensor:
         return conv2d(
             x, layer.weight, layer.bias, layer.stride, _padding(layer), layer.dilation, layer.groups, group=mesh, shard_dim=self.axis,
-            sizes=sizes, out_sizes=out_sizes, padding_mode=layer.padding_mode, reduce_gradients=self.reduce_gradients,
+            sizes=sizes, out_sizes=out_sizes, padding_mode=layer.padding_mode, **self.options,
         )  # fmt: skip
+
+
+class _Forward:
+    """The `forward` that a layer gets. A copy of the layer has the same mesh, whose process group cannot be copied or pickled."""
+
+    def __init__(self, style: SpatialParallel, layer: nn.Conv2d, mesh: DeviceMesh) -> None:
+        self.style, self.layer, self.mesh = style, layer, mesh
+
+    @outside_of_graphs
+    def __call__(self, x: Any) -> Any:
+        return self.style.convolved(self.layer, self.mesh, x)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Forward:
+        return _Forward(self.style, copy.deepcopy(self.layer, memo), self.mesh)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"module: got a layer that is split over {self.mesh}, expected one that is not where it is pickled, as torch.save does too: "
+            "save its state_dict(), and apply parallelize_module again where it is loaded"
+        )
 
 
 def _padding(layer: nn.Conv2d) -> Any:

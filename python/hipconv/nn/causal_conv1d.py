@@ -6,7 +6,8 @@ load into them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+import copy
 import math
 from typing import Any
 
@@ -31,14 +32,48 @@ from ..ops.conv1d.training import causal_conv1d_fn, causal_conv1d_with_states
 __all__ = ["CausalConv1d", "ShortConvolution"]
 
 
-class CausalConv1d(torch.nn.Conv1d):
+class _OverAGroup(torch.nn.Module):
+    """A layer that may have a process group, which can neither be copied nor pickled."""
+
+    group: object
+    options: dict[str, Any]  # of the call over the group
+
+    def _set_group(self, group: object, layout: str, reduce_gradients: bool, validate: bool) -> None:
+        if group is not None:
+            from ..distributed.halo import check_name
+            from ..distributed.routes import LAYOUTS
+
+            check_name("layout", layout, LAYOUTS)
+        self.group = group
+        self.options = {"layout": layout, "reduce_gradients": reduce_gradients, "validate": validate}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """With the same group."""
+        if self.group is not None:
+            memo[id(self.group)] = self.group
+        new = memo[id(self)] = type(self).__new__(type(self))
+        new.__setstate__(copy.deepcopy(self.__dict__, memo))
+        return new
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.group is not None:
+            raise TypeError(
+                f"group: got {describe(self.group)}, expected None where a layer is pickled, as torch.save does too: other processes "
+                "cannot have this group. Save its state_dict(), or set `layer.group = None` before, and the group where it is loaded"
+            )
+        return self.__dict__.copy()
+
+
+class CausalConv1d(_OverAGroup, torch.nn.Conv1d):
     """A causal depthwise convolution: what Mamba layers build from ``nn.Conv1d(dim, dim, width, groups=dim, padding=width - 1)``.
 
     Args:
         dim: channels. width: taps, >= 1. bias: whether there is one. activation: "silu", "swish" (the same) or None.
         device, dtype: of the parameters.
         group: a process group (or DeviceMesh) over whose ranks the tokens are split, or None: `forward` then takes and returns this
-            rank's, as `hipconv.distributed.causal_conv1d` does.
+            rank's, as `hipconv.distributed.causal_conv1d` does. `step` is this rank's own, as without a group.
+        layout, reduce_gradients, validate: with a group, as for `hipconv.distributed.causal_conv1d`. Copies of the layer have the same
+            group; it cannot be pickled with one.
 
     Raises:
         TypeError, ValueError: an argument of the wrong kind, sizes below 1, or above 2147483647 in all. No memory is taken then.
@@ -53,20 +88,30 @@ class CausalConv1d(torch.nn.Conv1d):
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
         group: object = None,
+        layout: str = "contiguous",
+        reduce_gradients: bool = False,
+        validate: bool = True,
     ) -> None:
         parse_activation(activation, SILU)
         require_kinds(CausalConv1d.__init__, locals())
         _check_parameters(device, dtype, dim=dim, width=width)
         super().__init__(dim, dim, width, groups=dim, padding=width - 1, bias=bias, device=device, dtype=dtype)
-        self.activation, self.group = activation, group
+        self.activation = activation
+        self._set_group(group, layout, reduce_gradients, validate)
 
     def forward(  # type: ignore[override]
-        self, x: Tensor, seq_idx: Tensor | None = None, initial_states: Tensor | None = None, return_final_states: bool = False
+        self,
+        x: Tensor,
+        seq_idx: Tensor | None = None,
+        initial_states: Tensor | None = None,
+        return_final_states: bool = False,
+        sizes: Sequence[int] | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """`hipconv.causal_conv1d_fn` with the layer's parameters.
 
         Args:
             x: (batch, dim, seqlen), any strides. seq_idx, initial_states, return_final_states: as for `hipconv.causal_conv1d_fn`.
+            sizes: with a group, the tokens of every rank, if known; needed with validate=False.
 
         Returns:
             (batch, dim, seqlen), in the memory layout of `x`; with return_final_states also the states, (batch, dim, width - 1).
@@ -76,7 +121,7 @@ class CausalConv1d(torch.nn.Conv1d):
 
             return distributed.causal_conv1d(
                 x, self.weight[:, 0], self.bias, group=self.group, seq_idx=seq_idx, initial_states=initial_states,
-                return_final_states=return_final_states, activation=self.activation,
+                return_final_states=return_final_states, activation=self.activation, sizes=sizes, **self.options,
             )  # fmt: skip
         try:
             return causal_conv1d_fn(
@@ -111,7 +156,7 @@ class CausalConv1d(torch.nn.Conv1d):
         return f"{self.in_channels}, width={self.kernel_size[0]}, bias={self.bias is not None}, activation={self.activation!r}"
 
 
-class ShortConvolution(torch.nn.Conv1d):
+class ShortConvolution(_OverAGroup, torch.nn.Conv1d):
     """The short convolution of linear-attention models, over (batch, seqlen, dim): arguments and semantics of the layer of this name in
     flash-linear-attention.
 
@@ -120,7 +165,9 @@ class ShortConvolution(torch.nn.Conv1d):
         backend: accepted and not needed. device, dtype: of the parameters.
         group: a process group (or DeviceMesh) over whose ranks the tokens are split, or None. `forward` then takes and returns this
             rank's tokens, `cu_seqlens` being of the whole row, and the states of the whole row on every rank; packed rows have none.
-            It writes no `cache` then. Not for `step`, and one token with a cache, which take the ranks' tokens for a row: decode without.
+            `step` is this rank's own, as without a group: every rank advances the sequences that it is given.
+        layout, reduce_gradients, validate: with a group, as for `hipconv.distributed.causal_conv1d`. Copies of the layer have the same
+            group; it cannot be pickled with one.
 
     Raises:
         TypeError, ValueError: an argument of the wrong kind, sizes below 1, or above 2147483647 in all. No memory is taken then.
@@ -136,6 +183,9 @@ class ShortConvolution(torch.nn.Conv1d):
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
         group: object = None,
+        layout: str = "contiguous",
+        reduce_gradients: bool = False,
+        validate: bool = True,
     ) -> None:
         parse_activation(activation, SILU)
         require_kinds(ShortConvolution.__init__, locals())
@@ -144,7 +194,8 @@ class ShortConvolution(torch.nn.Conv1d):
             hidden_size, hidden_size, kernel_size, groups=hidden_size, padding=kernel_size - 1, bias=bias, device=device, dtype=dtype
         )
         self.hidden_size = hidden_size
-        self.activation, self.group = activation, group
+        self.activation = activation
+        self._set_group(group, layout, reduce_gradients, validate)
 
     def forward(  # type: ignore[override]
         self,
@@ -155,6 +206,7 @@ class ShortConvolution(torch.nn.Conv1d):
         output_final_state: bool = False,
         cu_seqlens: Tensor | None = None,
         chunk_indices: object = None,
+        sizes: Sequence[int] | None = None,
         **kwargs: object,
     ) -> tuple[Tensor, Tensor | None]:
         """``activation(conv(x)) + residual`` and, if asked for, the state to go on from.
@@ -164,9 +216,11 @@ class ShortConvolution(torch.nn.Conv1d):
             residual: of the shape of `x`, floating-point, added after the activation.
             mask: (batch, seqlen); `x` counts multiplied by it (and is not written). Not with `cu_seqlens`.
             cache: (sequences, dim, width): the last tokens before x of each sequence, the latest in the last column. Without
-                gradients, a call of one token a sequence overwrites it with the new state, and returns it as that.
+                gradients, a call of one token a sequence (with a group, of one token on one rank) overwrites it with the new state, and
+                returns it as that.
             output_final_state: return the state after x, of the shape of `cache`.
             cu_seqlens: (sequences + 1,): where the packed sequences begin, and end; nothing of it is read on the host.
+            sizes: with a group, the tokens of every rank, if known; needed with validate=False.
             chunk_indices, kwargs: accepted and not needed.
 
         Returns:
@@ -174,10 +228,23 @@ class ShortConvolution(torch.nn.Conv1d):
 
         Raises:
             TypeError, ValueError: an argument of the wrong kind, shape, dtype or device, `mask` with `cu_seqlens`, or a packed x whose
-                batch is not 1. `cache` is not written then.
+                batch is not 1; with a group, a cache and one token on each rank without gradients, which `step` is for. `cache` is not
+                written then.
         """
         if self.group is not None:
-            return self._split(x, residual, mask, cache, output_final_state, cu_seqlens)
+            return self._split(x, residual, mask, cache, output_final_state, cu_seqlens, sizes)
+        return self._alone(x, residual, mask, cache, output_final_state, cu_seqlens)
+
+    def _alone(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        mask: Tensor | None,
+        cache: Tensor | None,
+        output_final_state: bool,
+        cu_seqlens: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """`forward` of this process's sequences."""
         try:
             batch, seqlen, _ = x.shape
             sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -275,8 +342,10 @@ class ShortConvolution(torch.nn.Conv1d):
         output_final_state: bool = False,
         cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """`forward` of one token a sequence without gradients: `cache` is overwritten with the new state."""
+        """`forward` of one token a sequence without gradients: `cache` is overwritten with the new state. A group has no part in it."""
         with torch.no_grad():
+            if self.group is not None:
+                return self._alone(x, residual, None, cache, output_final_state, cu_seqlens)
             return self(x, residual, None, cache, output_final_state, cu_seqlens)
 
     @property
@@ -310,38 +379,23 @@ class ShortConvolution(torch.nn.Conv1d):
         cache: Tensor | None,
         output_final_state: bool,
         cu_seqlens: Tensor | None,
+        sizes: Sequence[int] | None,
     ) -> tuple[Tensor, Tensor | None]:
         """`forward` of this rank's tokens."""
-        from .. import distributed
-        from ..distributed.groups import group_of
-        from ..distributed.halo import last
-        from ..distributed.header import refuse
+        from ..distributed.layers import short_convolution
 
-        try:
-            require_kinds(ShortConvolution.forward, locals() | {"chunk_indices": None, "kwargs": {}})
-            if cu_seqlens is not None and (cache is not None or output_final_state or mask is not None):
-                raise ValueError("cu_seqlens: got one beside cache, output_final_state or mask on a layer with a group, expected it alone")
+        arguments = locals()
+
+        def check() -> None:
+            require_kinds(ShortConvolution.forward, arguments)
             self._check(x, residual, mask, None, None)
             if cache is not None:
-                expected = (x.shape[0], self.hidden_size, self.kernel_size[0])
-                require_shape("cache", cache, expected, "(sequences, dim, width)", x)
-        except (TypeError, ValueError) as error:
-            refuse("hipconv.distributed.causal_conv1d", group_of(self.group), error)
-        if mask is not None:
-            x = (x * mask.unsqueeze(-1)).to(x.dtype)
-        rows, width = x.mT, self.kernel_size[0]
-        initial_states = None if cache is None else cache[..., 1:].to(x.dtype)
-        y: Any = distributed.causal_conv1d(
-            rows, self.weight[:, 0], self.bias, group=self.group, cu_seqlens=cu_seqlens, initial_states=initial_states,
-            activation=self.activation,
-        )  # fmt: skip
-        y = y.mT if residual is None else y.mT + residual
-        if not output_final_state:
-            return y, None
-        state, tokens = last(rows, 2, width, self.group)
-        if tokens < width and cache is not None:
-            state = torch.cat((cache[..., tokens:].to(x.dtype), state[..., width - tokens :]), -1)
-        return y, state
+                require_shape("cache", cache, (x.shape[0], self.hidden_size, self.kernel_size[0]), "(sequences, dim, width)", x)
+
+        filters = self.weight[:, 0], self.bias, self.activation
+        return short_convolution(
+            x, residual, mask, cache, output_final_state, cu_seqlens, filters, check, group=self.group, sizes=sizes, **self.options
+        )
 
     def _packed(self, x: Tensor, cache: Tensor | None, output_final_state: bool, starts: Tensor) -> tuple[Tensor, Tensor | None]:
         """Each sequence with its cache in front, as one packed row."""

@@ -144,6 +144,19 @@ def cast_by_autocast(library: torch.library.Library, name: str, names: Sequence[
     register("cuda", "AutocastCUDA")
 
 
+def autocast_dtype(tensor: Tensor) -> torch.dtype:
+    """Of a tensor as an operator that `cast_by_autocast` names it for gets it."""
+    device_type = tensor.device.type
+    if device_type not in ("cpu", "cuda") or not tensor.is_floating_point() or tensor.dtype == torch.float64:
+        return tensor.dtype
+    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else tensor.dtype
+
+
+def autocast(tensor: Any) -> Any:
+    """A tensor as such an operator gets it, or None. Differentiable."""
+    return None if tensor is None else tensor.to(autocast_dtype(tensor))
+
+
 def without_autocast() -> Any:
     """A context in which no autocast touches what the operators are given."""
     key = torch._C.DispatchKey

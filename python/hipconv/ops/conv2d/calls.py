@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import contextlib
 from contextvars import ContextVar
 import functools
+import os
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from ... import jit
 from ...jit import targets
 from ...jit.architectures import compute_units
 from ...jit.targets import Target
-from . import geometry, router
+from . import geometry, precision, router
 from .geometry import Kind, Options, kind_of
 from .problem import Card, Problem, Tile, Tiles
 from .router import Choice
@@ -32,11 +33,19 @@ class Request(NamedTuple):
     float32_precision: str = "ieee"  # or "tf32": may be rounded to it where the card has it
 
 
+def request_of(
+    x: Tensor, out_dtype: torch.dtype | None, algorithm: str, workspace_limit: int, float32_precision: str | None
+) -> Request:  # fmt: skip
+    """With what the environment variable and torch's settings say now."""
+    return Request(out_dtype, algorithm, os.environ.get(router.VARIABLE), workspace_limit, precision.of_call(float32_precision, x))
+
+
 class Prepared(NamedTuple):
     call: Any  # the module's Call
     choice: Choice
     chosen_by: str
     serving: tuple[str, ...]
+    allowed: tuple[tuple[str, Tiles], ...]  # of those, what the caller leaves open
     problem: Problem
     workspace: int
 
@@ -71,7 +80,7 @@ def prepare(
         variable = None  # only other cards have it
     wanted, chosen_by = router.requested(r.algorithm, variable, names)
     if 0 in shape:
-        return Prepared(call(names[-1]), Choice("none", (0, 0), 1, "nothing to compute"), "the empty result", (), problem, 0)
+        return Prepared(call(names[-1]), Choice("none", (0, 0), 1, "nothing to compute"), "the empty result", (), (), problem, 0)
     serving, refusals = _who_serves(module, card, (result, *on_meta), x.dtype, call, r.workspace_limit)
     if wanted in refusals:
         others = ", ".join(f"'{name}'" for name in serving)
@@ -82,13 +91,13 @@ def prepare(
         chosen = call(pin.algorithm, pin.tile, pin.split_k)
         if module.conv2d_refusal(result, *on_meta, chosen) is None:
             workspace = module.conv2d_workspace(result, *on_meta, chosen)
-            return Prepared(chosen, pin, chosen_by, tuple(serving), problem, workspace)
+            return Prepared(chosen, pin, chosen_by, tuple(serving), tuple(allowed.items()), problem, workspace)
     while True:
         choice = router.choose(problem, card, tuple(allowed.items()), limit)
         chosen = call(choice.algorithm, choice.tile, choice.split_k)
         workspace = module.conv2d_workspace(result, *on_meta, chosen)
         if workspace <= r.workspace_limit or limit == 0:
-            return Prepared(chosen, choice, chosen_by, tuple(serving), problem, workspace)
+            return Prepared(chosen, choice, chosen_by, tuple(serving), tuple(allowed.items()), problem, workspace)
         limit = max(0, limit - (workspace - r.workspace_limit))  # the kernel takes more than the partial sums
 
 
@@ -153,12 +162,7 @@ def prepared(
     target = targets.of(x.device)
     card = card_of(x.device) if x.is_cuda else card_named(target.arch)
     kinds = [None if tensor is None else kind_of(tensor) for tensor in (bias, residual, out)]
-    whole, pin = _whole.get(), None
-    if whole is not None:  # autocast may have changed dtypes since it was described
-        of_whole = whole.x._replace(dtype=x.dtype)
-        residual_of_whole = None if whole.residual is None or kinds[1] is None else whole.residual._replace(dtype=kinds[1].dtype)
-        pin = prepare(target, card, of_whole, kind_of(weight), kinds[0], residual_of_whole, None, whole.options, r).choice
-    return jit.module("conv2d", target), prepare(target, card, kind_of(x), kind_of(weight), *kinds, o, r, pin)
+    return jit.module("conv2d", target), prepare(target, card, kind_of(x), kind_of(weight), *kinds, o, r, _pin.get())
 
 
 # ---- parts of an image --------------------------------------------------------------------------------------------------------------
@@ -172,14 +176,78 @@ class Whole(NamedTuple):
     options: Options
 
 
-_whole: ContextVar[Whole | None] = ContextVar("hipconv_conv2d_whole", default=None)
+SLOWER = 1.25  # times, by the estimates: what a limit that only a whole image meets may cost its parts
+
+
+@functools.lru_cache(4096)
+def prepare_part(
+    target: Target, card: Card, x: Kind, weight: Kind, bias: Kind | None, residual: Kind | None, o: Options, r: Request, whole: Whole
+) -> Prepared:
+    """The launch for a part of an image, with the plan of the whole where it serves.
+
+    A whole image may be so large that what is best for it does not serve it, or needs more memory than `workspace_limit`. Where its plan
+    is that much slower, or where the algorithm that is asked for serves the part alone, the part gets a plan of its own.
+    """
+    alone = prepare(target, card, x, weight, bias, residual, None, o, r)
+    try:
+        of_whole = prepare(target, card, whole.x, weight, bias, whole.residual, None, whole.options, r)
+    except ValueError:  # the arguments fit, as the part shows
+        return alone
+    limits = [router.estimated_us(of_whole.problem, card, served.allowed, r.workspace_limit) for served in (of_whole, alone)]
+    if not alone.allowed or limits[0] > SLOWER * limits[1]:
+        return alone
+    return prepare(target, card, x, weight, bias, residual, None, o, r, of_whole.choice)
+
+
+def choice_of_part(
+    x: Tensor, weight: Tensor, bias: Tensor | None, whole: Whole, part: Kind, o: Options, out_dtype: torch.dtype | None, algorithm: str
+) -> Choice | None:
+    """What convolves a `part` of an image, on x's device; None where torch does.
+
+    Raises TypeError or ValueError: what the call would raise.
+    """
+    target = targets.of(x.device)
+    if x.device.type == "cpu" and target.backend == "cpu":
+        return None
+    card = card_of(x.device) if x.is_cuda else card_named(target.arch)
+    request = request_of(x, out_dtype, algorithm, router.WORKSPACE_LIMIT, None)
+    return prepare_part(target, card, part, kind_of(weight), None if bias is None else kind_of(bias), None, o, request, whole).choice
+
+
+def follows(
+    choice: Choice, x: Tensor, weight: Tensor, bias: Tensor | None, piece: Kind, residual: Kind | None, o: Options,
+    out_dtype: torch.dtype | None, algorithm: str,
+) -> bool:  # fmt: skip
+    """Whether what is chosen for a part convolves a `piece` of it, on x's device."""
+    target = targets.of(x.device)
+    card = card_of(x.device) if x.is_cuda else card_named(target.arch)
+    request = request_of(x, out_dtype, algorithm, router.WORKSPACE_LIMIT, None)
+    of_bias = None if bias is None else kind_of(bias)
+    return prepare(target, card, piece, kind_of(weight), of_bias, residual, None, o, request, choice).choice == choice
+
+
+def is_named(algorithm: str) -> bool:
+    """Whether a call, or the environment, names an algorithm, which may refuse it."""
+    return algorithm != "auto" or os.environ.get(router.VARIABLE) not in (None, "", "auto")
+
+
+def check_request(x: Tensor, out_dtype: torch.dtype | None, algorithm: str) -> None:
+    """Raise what is wrong with the dtype of a result, and with an algorithm's name or the environment's."""
+    geometry.check_out_dtype(out_dtype)
+    target = targets.of(x.device)
+    on_cpu = x.device.type == "cpu" and target.backend == "cpu"
+    names = [router.CPU_METHOD] if on_cpu else jit.module("conv2d", target).conv2d_algorithms()
+    router.requested(algorithm, os.environ.get(router.VARIABLE), names)
+
+
+_pin: ContextVar[Choice | None] = ContextVar("hipconv_conv2d_pin", default=None)
 
 
 @contextlib.contextmanager
-def pinned_to(whole: Whole) -> Iterator[None]:
-    """As long as it lasts, operators take the algorithm, tile and split of the call on the whole image, so that sums have its order."""
-    token = _whole.set(whole)
+def pinned_to(choice: Choice | None) -> Iterator[None]:
+    """As long as it lasts, operators take this algorithm, tile and split where they serve, so that sums have their order."""
+    token = _pin.set(choice)
     try:
         yield
     finally:
-        _whole.reset(token)
+        _pin.reset(token)

@@ -55,20 +55,29 @@ def _sums(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Te
 
 
 def _gradients(ctx: Any, dout: Tensor, wanted: Sequence[bool]) -> tuple[Tensor | None, ...]:
-    x, weight, bias, residual, out = ctx.saved_tensors
+    x, weight, bias, residual, _ = ctx.saved_tensors
     o: Options = ctx.options
     wants_x, wants_weight, wants_bias, wants_residual = wanted
-    dsum = gradient(o.activation, dout, out, functools.partial(_sums, ctx, x, weight, bias, residual, dout.dtype))
+    dsum = gradient_of_sums(ctx, dout)
     dx = dweight = None
     if wants_x or wants_weight:
         traced = type(dout) is not Tensor or torch._C._len_torch_dispatch_stack() > 0
-        by = torch.ops.hipconv.conv2d_bwd.default if traced and not torch.is_grad_enabled() else _convolution_backward
+        by = torch.ops.hipconv.conv2d_bwd.default if traced and not torch.is_grad_enabled() else convolution_backward
         dx, dweight = by(dsum, x, weight, *o[:4], o.padding_mode, wants_x, wants_weight)
     dbias = dsum.sum((0, 2, 3), dtype=bias.dtype) if wants_bias else None
     return dx if wants_x else None, dweight if wants_weight else None, dbias, dsum.to(residual.dtype) if wants_residual else None
 
 
-def _convolution_backward(dsum, x, weight, stride, padding, dilation, groups, padding_mode, wants_x, wants_weight):
+def gradient_of_sums(recorded: Any, dout: Tensor) -> Tensor:
+    """The gradient before the activation. `recorded` has what a call left behind: saved_tensors (x, weight, bias, residual, out), options
+    and choices.
+    """
+    x, weight, bias, residual, out = recorded.saved_tensors
+    before = functools.partial(_sums, recorded, x, weight, bias, residual, dout.dtype)
+    return gradient(recorded.options.activation, dout, out, before)
+
+
+def convolution_backward(dsum, x, weight, stride, padding, dilation, groups, padding_mode, wants_x, wants_weight):
     """The gradients of x and weight, each None if it is not wanted: torch's own, differentiable."""
     o = options_of(stride, padding, dilation, groups, padding_mode, "none")
     padded, both_sides = with_padding(x, o)
@@ -88,7 +97,7 @@ library.define(
 @torch.library.impl(library, "conv2d_bwd", "CompositeExplicitAutograd")
 def _conv2d_bwd(dsum, x, weight, *options):
     with torch.no_grad():
-        gradients = _convolution_backward(dsum, x, weight, *options)
+        gradients = convolution_backward(dsum, x, weight, *options)
         empty = _conv2d_bwd_fake(dsum, x, weight, *options)
         return tuple(e if g is None else g if g.stride() == e.stride() else e.copy_(g) for g, e in zip(gradients, empty, strict=True))
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from ...arguments import wrong_kind, wrong_output
 from ..dispatch import kernels_for, refuse_derivatives_of_torch_func, stream
 from . import calls, geometry, precision, router
+from .calls import request_of
 from .geometry import Ints, Options, Padding
-from .operators import request_of
 
 
 def conv2d(

@@ -209,11 +209,15 @@ def check(
     for name, tensor in (("residual", residual), ("out", out)):
         if tensor is not None and tuple(tensor.shape) != shape:
             raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected that of the result, {shape}")
-    if out_dtype is not None and not (isinstance(out_dtype, torch.dtype) and out_dtype in DTYPES):
-        raise TypeError(f"out_dtype: got {describe(out_dtype)}, expected None, torch.float32, torch.float16 or torch.bfloat16")
+    check_out_dtype(out_dtype)
     if out is not None and out_dtype is not None and out.dtype != out_dtype:
         raise TypeError(f"out: got dtype {out.dtype}, expected out_dtype, {out_dtype}")
     return shape
+
+
+def check_out_dtype(out_dtype: object) -> None:
+    if out_dtype is not None and not (isinstance(out_dtype, torch.dtype) and out_dtype in DTYPES):
+        raise TypeError(f"out_dtype: got {describe(out_dtype)}, expected None, torch.float32, torch.float16 or torch.bfloat16")
 
 
 def check_places(x: Tensor, **others: Tensor | None) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 import functools
-import os
 
 import torch
 from torch import Tensor
@@ -17,9 +16,8 @@ from ...arguments import wrong_output
 from ...jit import targets
 from ..dispatch import library, refuse_derivatives, stream
 from ..transforms import cast_by_autocast, write_through_negation
-from . import calls, geometry, precision, router
+from . import calls, geometry, router
 from .activations import ACTIVATIONS, ROUNDED_FIRST
-from .calls import Request
 from .geometry import Options
 
 _ARGUMENTS = (
@@ -97,13 +95,6 @@ def into(
         raise wrong
     if 0 not in shape:
         out.copy_(_by_torch(x, weight, bias, residual, o, out.dtype))
-
-
-def request_of(
-    x: Tensor, out_dtype: torch.dtype | None, algorithm: str, workspace_limit: int, float32_precision: str | None
-) -> Request:  # fmt: skip
-    """With what the environment variable and torch's settings say now."""
-    return Request(out_dtype, algorithm, os.environ.get(router.VARIABLE), workspace_limit, precision.of_call(float32_precision, x))
 
 
 def on_cpu(x: Tensor) -> bool:

@@ -80,6 +80,11 @@ def choose(problem: Problem, card: Card, serving: tuple[tuple[str, Tiles], ...],
     return Choice(name, tile, parts, f"{costs.blocks_of(problem, tile)} tiles{split} for {card.compute_units} compute units")
 
 
+def estimated_us(problem: Problem, card: Card, serving: Sequence[tuple[str, Tiles]], workspace_limit: int) -> float:
+    """What the best of these takes."""
+    return min((ALGORITHMS[name].estimate(problem, card, tiles, workspace_limit).us for name, tiles in serving), default=0.0)
+
+
 # ---- by name -----------------------------------------------------------------------------------------------------------------------
 
 
