@@ -5,8 +5,9 @@
 // of a block look at a token each. For the tokens that see something else, a few at the start of each sequence, they together
 // make all channels by the formula.
 //
-// "final_states" has a thread a channel, which writes the row's final state. As that may lie in the memory of the initial
-// state, it runs when all outputs are there.
+// "final_states" has a thread a channel of a row, which writes its final state: the channels of all rows follow one another, so
+// that rows of few channels fill blocks, too. As that state may lie in the memory of the initial one, it runs when all outputs
+// are there.
 #include <hip/hip_runtime.h>
 
 #include "../common/launch.h"
@@ -46,10 +47,14 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kMendThreads, 4) causal_conv1d_fwd_mend(Ca
 
 template <typename T>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kMendThreads, 4) causal_conv1d_fwd_final_states(CausalConv1dFwdParams p) {
-    for (int64_t b = blockIdx.y; b < p.batch; b += gridDim.y) {
-        for (int64_t d = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; d < p.dim;
-             d += static_cast<int64_t>(gridDim.x) * blockDim.x)
-            causal_conv1d_one_final_state<T>(p, b, d);
+    const int64_t all = static_cast<int64_t>(p.batch) * p.dim;
+    for (int64_t first = static_cast<int64_t>(blockIdx.x) * kMendThreads; first < all;
+         first += static_cast<int64_t>(gridDim.x) * kMendThreads) {
+        const int64_t first_row = first / p.dim;  // the same for all threads
+        const uint32_t channel = static_cast<uint32_t>(first - first_row * p.dim) + threadIdx.x;
+        const uint32_t rows = channel / static_cast<uint32_t>(p.dim);
+        if (first + threadIdx.x < all)
+            causal_conv1d_one_final_state<T>(p, first_row + rows, channel - rows * static_cast<uint32_t>(p.dim));
     }
 }
 
@@ -67,7 +72,7 @@ void causal_conv1d_mend(const CausalConv1dFwdParams& p, void* stream) {
 }
 
 void causal_conv1d_final_states(const CausalConv1dFwdParams& p, void* stream) {
-    const dim3 grid(blocks_up_to(p.dim, kMendThreads, 65535), blocks_up_to(p.batch, 1, 65535), 1);
+    const dim3 grid(blocks_up_to(static_cast<int64_t>(p.batch) * p.dim, kMendThreads, kGridLimit / 2), 1, 1);
     with_dtype(p.dtype, [&](auto type) {
         hipLaunchKernelGGL(causal_conv1d_fwd_final_states<decltype(type)>, grid, dim3(kMendThreads, 1, 1), 0,
                            static_cast<hipStream_t>(stream), p);
