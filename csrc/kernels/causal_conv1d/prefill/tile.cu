@@ -2,7 +2,7 @@
 //
 // A block is one of two kinds. Most blocks take runs of tokens: the packed tokens are cut into runs of equal length, whatever
 // sequences they hold, and a thread walks the run of its row for the channels of one vector, as the kernel `tile` of
-// causal_conv1d_fwd does. Such a thread makes the outputs of the tokens whose window lies within x. The first width - 1 tokens
+// causal_conv1d_fwd does: vectors where they are aligned, else words (access.h). Such a thread makes the outputs of the tokens whose window lies within x. The first width - 1 tokens
 // of each sequence belong to blocks of the second kind, in which each row takes the start of one sequence (begin.h): so only
 // these blocks touch states, and all sequences' states are under way at once, however many sequences a run holds.
 //
@@ -25,6 +25,7 @@
 #include "begin.h"
 #include "kernels.h"
 #include "launch/check.h"
+#include "masks.h"
 #include "vectors.h"
 
 namespace hipconv {
@@ -33,69 +34,7 @@ namespace hipconv {
 constexpr int kUsualThreads = 64, kMostThreads = 128;
 constexpr int kUsualRun = 16, kMostRun = 32;  // a mask has a bit for each token
 constexpr int kMostLanes = 32;                // vectors of channels that a block is wide
-
-// These masks tell, with a bit for each token, which tokens of the run this row stores.
-struct RunMasks {
-    uint32_t outputs;  // whole windows of live sequences
-    uint32_t dead;     // tokens of no sequence or of padding
-    uint32_t begun;    // the first tokens of live sequences of at least `past` tokens
-    int32_t sequence;  // the one that the run begins in, or one before it
-};
-
-// In place, these wait in LDS until the run is done.
-struct BegunInRun {
-    uint32_t tokens;
-    int32_t sequence;
-};
-
-// The lanes of a row look at one sequence each, starting with the sequence that the run begins in. That sequence is found in
-// one step for each factor `lanes + 1` of the number of sequences.
-template <typename Indices>
-__device__ __forceinline__ RunMasks masks_of_run(const Indices& indices, int64_t begin, int32_t run, int past) {
-    const CausalConv1dVarlenParams& p = indices.p;
-    const int32_t lanes = static_cast<int32_t>(blockDim.x), lane = static_cast<int32_t>(threadIdx.x);
-    const int row_in_wave = static_cast<int>((threadIdx.y * blockDim.x) % kWaveSize);
-    const auto bits_of_row = [&](bool bit) { return static_cast<uint32_t>(__ballot(bit) >> row_in_wave) & lowest_bits(lanes); };
-    const int32_t first = static_cast<int32_t>(begin < p.tokens ? begin : p.tokens);
-
-    int32_t base = 0, span = p.sequences;  // the last sequence that begins at `first` or before, if any, is one of these
-    while (span > lanes) {
-        span = (span + lanes) / (lanes + 1);
-        const int64_t b = base + (lane + int64_t{1}) * span;
-        base += __popc(bits_of_row(b < p.sequences && indices.start(static_cast<int32_t>(b)) <= first)) * span;
-    }
-
-    const uint32_t inside = lowest_bits(run < p.tokens - first ? run : p.tokens - first);
-    uint32_t outputs = 0, live = 0, begun = 0;
-    const int32_t first_sequence = base;
-    bool more;
-    do {
-        const int32_t b = base + lane;
-        more = false;
-        if (b < p.sequences) {
-            const int32_t start = indices.start(b) - first, end = indices.start(b + 1) - first;
-            if (indices.slots(b).live) {
-                const uint32_t windows = inside & lowest_bits(end) & ~lowest_bits(start + past);
-                const uint32_t tokens = inside & lowest_bits(end) & ~lowest_bits(start);
-                outputs |= windows;
-                live |= tokens;
-                if (end - start >= past) begun |= tokens & ~windows;
-            }
-            more = lane == lanes - 1 && end < run;
-        }
-        base += lanes;
-    } while (__ballot(more) != 0);  // only where many sequences of the run are empty
-
-    const bool one_sequence = bits_of_row(outputs == inside) != 0;
-    if (__ballot(!one_sequence) != 0) {
-        for (int other = 1; other < lanes; other *= 2) {
-            outputs |= __shfl_xor(outputs, other);
-            live |= __shfl_xor(live, other);
-            begun |= __shfl_xor(begun, other);
-        }
-    }
-    return one_sequence ? RunMasks{inside, 0, 0, 0} : RunMasks{outputs, inside & ~live, begun, first_sequence};
-}
+constexpr int32_t kMostTileChannels = 1 << 30;
 
 // Where an output of a sequence's start is put aside.
 template <typename T, int kWidth>
@@ -111,132 +50,172 @@ template <typename T, int kChannels, int kWidth>
 __device__ __forceinline__ void place_begun(const CausalConv1dVarlenParams& p, const VarlenPlan& plan, uint32_t block,
                                             const BegunInRun* begun_in_runs) {
     if (plan.phase != VarlenPhase::runs) return;
-    using Vector = Words<T, kChannels>;
     int row = static_cast<int>(threadIdx.y);
     from_here_on(row);
     uint32_t left = begun_in_runs[row].tokens;
-    if (left == 0) return;
+    const int64_t d = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kChannels;
+    if (left == 0 || d >= p.dim) return;
     int32_t b = begun_in_runs[row].sequence;
     const EitherIndices indices{first_parameter_again(p), plan.plain_indices};
     const int64_t begin = (static_cast<int64_t>(block) * blockDim.y + row) * plan.run;
-    const int64_t d = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kChannels;
     const OutputColumn to = output_column<T>(p, d);
+    const LaneAccess<T, kChannels> access(d, p.dim);
+#pragma unroll 1
     for (; left != 0; left &= left - 1) {
         const int32_t token = static_cast<int32_t>(begin) + __popc((left & (0 - left)) - 1);
         while (b + 1 < p.sequences && indices.start(b + 1) <= token) ++b;
         const int32_t start = indices.start(b);
-        *reinterpret_cast<Vector*>(to.first + int64_t{token} * to.step) =
-            *reinterpret_cast<const Vector*>(begun_place<T, kWidth>(p, plan, b, start, d, token - start));
+        access.store(to.first + int64_t{token} * to.step, access.load(begun_place<T, kWidth>(p, plan, b, start, d, token - start)));
+    }
+}
+
+template <int kChannels>  // of a block
+constexpr int kBlockChannels = kMostLanes * kChannels;
+
+// What a thread has of a run when its loads are on their way.
+template <typename T, int kChannels, int kWidth>
+struct RunOnItsWay {
+    // A multiple of kWidth, so that ring positions repeat.
+    static constexpr int kAhead = kWidth == 3 ? 3 : LaneAccess<T, kChannels>::kHalves ? 8 : kWidth;
+    typename LaneAccess<T, kChannels>::Ahead before[kWidth - 1], ahead[kAhead];
+    const char* x;  // of the first token that has not been loaded
+    int64_t x_step;
+    int tokens;
+};
+
+// Makes the outputs of a run and stores them. The first kMissing taps of the instance are not the call's.
+template <typename T, int kChannels, int kWidth, int kMissing>
+__device__ __forceinline__ void convolve_tokens(RunOnItsWay<T, kChannels, kWidth>& on_its_way, RunStores<T, kChannels>& stores,
+                                                const LaneTaps<kWidth, kBlockChannels<kChannels>, kChannels>& taps,
+                                                const LaneAccess<T, kChannels>& access, OutputColumn out, int run,
+                                                bool use_silu) {
+    constexpr int kPairs = (kChannels + 1) / 2, kAhead = RunOnItsWay<T, kChannels, kWidth>::kAhead;
+    using Access = LaneAccess<T, kChannels>;
+    using Vector = Words<T, kChannels>;
+    Pair weight[kPairs][kWidth], bias[kPairs];
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) {
+#pragma unroll
+        for (int i = kMissing; i < kWidth; ++i) weight[j][i] = taps.tap(i, j);
+        bias[j] = taps.tap(kWidth, j);
+    }
+    auto& [before, ahead, x, x_step, tokens] = on_its_way;
+    Pair ring[kWidth][kPairs];
+    const auto keep = [&](int slot, typename Access::Ahead v) {
+#pragma unroll
+        for (int j = 0; j < kPairs; ++j) ring[slot][j] = Access::pair(v, j);
+    };
+#pragma unroll
+    for (int i = 0; i < kWidth - 1; ++i) keep(i, before[i]);
+    // The output of the token in this slot of the ring, stored if it is this row's.
+    const auto produce = [&](int slot, int token) {
+        Vector result;
+#pragma unroll
+        for (int j = 0; j < kPairs; ++j) {
+            Pair sum = bias[j];
+#pragma unroll
+            for (int i = kMissing; i < kWidth; ++i) sum = multiply_add(weight[j][i], ring[(slot + 1 + i) % kWidth][j], sum);
+            set_pair<T>(result, j, silu_where(use_silu, sum));  // without an instance for each: memory sets the time
+        }
+        stores.store(out.first, result, token);
+        out.first += out.step;
+    };
+
+    int t = 0;
+    // Where conditions cost selections, whole pieces of a run go without them.
+    for (; !kHasPredicates && !stores.kTogether && t + 2 * kAhead <= tokens; t += kAhead) {
+#pragma unroll
+        for (int j = 0; j < kAhead; ++j) {
+            keep((kWidth - 1 + j) % kWidth, ahead[j]);
+            access.ask(ahead[j], x, 0, 1);
+            x += x_step;
+            produce((kWidth - 1 + j) % kWidth, j);
+        }
+        stores.next(kAhead);
+    }
+    const int end = stores.kTogether ? run : tokens;
+    for (; t < end; t += kAhead) {
+#pragma unroll
+        for (int j = 0; j < kAhead; ++j) {
+            keep((kWidth - 1 + j) % kWidth, ahead[j]);
+            if (!kHasPredicates) ahead[j] = typename Access::Ahead{};  // so that what is past the end need not be kept
+            access.ask(ahead[j], x, t + kAhead + j, tokens);
+            x += x_step;
+            produce((kWidth - 1 + j) % kWidth, j);  // there are no bits past the end
+        }
+        stores.next(kAhead);
     }
 }
 
 template <typename T, int kChannels, int kWidth, bool kAnyWidth>
 __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, const VarlenPlan& plan, uint32_t block,
-                                             BegunInRun* begun_in_runs) {
+                                             BegunInRun* begun_in_runs, float* taps) {
     const int32_t run = plan.run;
-    constexpr int kPairs = (kChannels + 1) / 2;
-    constexpr int kAhead = kWidth == 2 ? 4 : kWidth;  // a multiple of kWidth, so that ring positions repeat
+    RunOnItsWay<T, kChannels, kWidth> on_its_way;
+    constexpr int kAhead = on_its_way.kAhead;
     using Vector = Words<T, kChannels>;
     const int64_t begin = (static_cast<int64_t>(block) * blockDim.y + threadIdx.y) * run;
     const int64_t channel = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kChannels;
     const bool works = channel < p.dim && begin < p.tokens;  // if not, it still looks up a token for its row
     const int64_t d = works ? channel : 0;
     const int tokens = !works ? 0 : p.tokens - begin < run ? static_cast<int>(p.tokens - begin) : run;
+    const LaneAccess<T, kChannels> access(d, p.dim);
 
     const int64_t x_step = p.x_token_stride * static_cast<int64_t>(sizeof(T));
     const char* x = static_cast<const char*>(p.x) + begin * x_step + d * p.x_dim_stride * static_cast<int64_t>(sizeof(T));
-    const auto load = [](const char* from) { return *reinterpret_cast<const Vector*>(from); };
-    Vector before[kWidth - 1], ahead[kAhead];
 #pragma unroll
     for (int i = 0; i < kWidth - 1; ++i) {
         const int back = kWidth - 1 - i;
-        before[i] = Vector{};
+        on_its_way.before[i] = {};
         const char* from = x - back * x_step;
         if (plan.halos && threadIdx.y == 0)
             from = plan.halos + ((int64_t{block} * (kWidth - 1) - back) * p.dim + d) * static_cast<int64_t>(sizeof(T));
-        if (works && begin >= back) before[i] = load(from);
+        access.ask(on_its_way.before[i], from, 0, works && begin >= back ? 1 : 0);
     }
 #pragma unroll
     for (int j = 0; j < kAhead; ++j) {
-        ahead[j] = Vector{};
-        if (j < tokens) ahead[j] = load(x);
+        on_its_way.ahead[j] = {};
+        access.ask(on_its_way.ahead[j], x, j, tokens);
         x += x_step;
     }
-    TapsInMemory<T, kChannels, kWidth, kAnyWidth> taps(p, d);
-    taps.fetch();
+    on_its_way.x = x;
+    on_its_way.x_step = x_step;
+    on_its_way.tokens = tokens;
     const CausalConv1dVarlenParams& again = first_parameter_again(p);
-    RunMasks masks = plan.plain_indices ? masks_of_run(PlainIndices{again}, begin, run, kWidth - 1)
-                                        : masks_of_run(AnyIndices{again}, begin, run, kWidth - 1);
-    if (plan.phase == VarlenPhase::runs) {
-        begun_in_runs[threadIdx.y] = {masks.begun, masks.sequence};
-        __syncthreads();  // from here on, a row may store what the next one has read
-    }
-    if (!works) return;
+    const int missing = missing_taps<kWidth, kAnyWidth>(p);
+    RunMasks masks = masks_of_run(EitherIndices{again, plan.plain_indices}, begin, run, kWidth - 1);
+    const int32_t first_channel = static_cast<int32_t>(blockIdx.x * blockDim.x) * kChannels;
+    BlockTaps<kWidth, kBlockChannels<kChannels>>::bring(again, first_channel, static_cast<int>(blockDim.x) * kChannels, missing,
+                                                        taps);
+    begun_in_runs[threadIdx.y] = {masks.begun, masks.sequence};
+    __syncthreads();  // in place, from here on a row may store what the next one has read
 
-    const OutputColumn column = output_column<T>(p, d);
-    char* out = column.first + begin * column.step;
-    if (masks.dead != 0 && p.dead_tokens != DeadTokens::leave) {
+    OutputColumn out = output_column<T>(p, d);
+    out.first += begin * out.step;
+    if (works && masks.dead != 0 && p.dead_tokens != DeadTokens::leave) {
+#pragma unroll 1
         for (int t = 0; t < tokens; ++t)
             if (masks.dead >> t & 1)
-                *reinterpret_cast<Vector*>(out + int64_t{t} * column.step) =
-                    p.dead_tokens == DeadTokens::zero ? Vector{} : load(x + (t - kAhead) * x_step);
+                access.store(out.first + int64_t{t} * out.step,
+                             p.dead_tokens == DeadTokens::zero ? Vector{} : access.load(x + (t - kAhead) * x_step));
     }
-    if (masks.outputs == 0) return place_begun<T, kChannels, kWidth>(p, plan, block, begun_in_runs);
-
-    Pair weight[kPairs][kWidth], bias[kPairs];
-#pragma unroll
-    for (int j = 0; j < kPairs; ++j) taps.unpack(j, weight[j], bias[j]);
-    const int missing = missing_taps<kWidth, kAnyWidth>(p);
-    Pair ring[kWidth][kPairs];
-    const auto keep = [&](int slot, Vector v) {
-#pragma unroll
-        for (int j = 0; j < kPairs; ++j) ring[slot][j] = pair_of<T>(v, j);
-    };
-#pragma unroll
-    for (int i = 0; i < kWidth - 1; ++i) keep(i, before[i]);
-    const bool use_silu = p.use_silu;
-    // The output of the token in this slot of the ring, stored if it is this row's.
-    const auto produce = [&](int slot, bool stored) {
-        Vector result;
-#pragma unroll
-        for (int j = 0; j < kPairs; ++j) {
-            Pair sum = bias[j];
-#pragma unroll
-            for (int i = 0; i < kWidth; ++i)
-                if (has_tap(i, missing)) sum = multiply_add(weight[j][i], ring[(slot + 1 + i) % kWidth][j], sum);
-            set_pair<T>(result, j, silu_where(use_silu, sum));  // without an instance for each: the time is that of the memory
-        }
-        if (stored) *reinterpret_cast<Vector*>(out) = result;
-        out += column.step;
-    };
-
-    int t = 0;
-    for (; t + 2 * kAhead <= tokens; t += kAhead) {
-#pragma unroll
-        for (int j = 0; j < kAhead; ++j) {
-            keep((kWidth - 1 + j) % kWidth, ahead[j]);
-            ahead[j] = load(x);
-            x += x_step;
-            produce((kWidth - 1 + j) % kWidth, masks.outputs >> j & 1);
-        }
-        masks.outputs >>= kAhead;
-    }
-    for (; t < tokens; t += kAhead) {
-#pragma unroll
-        for (int j = 0; j < kAhead; ++j) {
-            keep((kWidth - 1 + j) % kWidth, ahead[j]);
-            if (!kHasPredicates) ahead[j] = Vector{};  // so that what is past the end need not be kept
-            if (t + kAhead + j < tokens) ahead[j] = load(x);
-            x += x_step;
-            produce((kWidth - 1 + j) % kWidth, masks.outputs >> j & 1);  // there are no bits past the end
-        }
-        masks.outputs >>= kAhead;
+    RunStores<T, kChannels> stores(p, plan, d, out.first, out.step, works ? masks.outputs : 0);
+    const bool has_outputs = works && masks.outputs != 0;
+    if (stores.kTogether ? __ballot(has_outputs) != 0 : has_outputs) {
+        const LaneTaps<kWidth, kBlockChannels<kChannels>, kChannels> own{taps, static_cast<int>(threadIdx.x) * kChannels};
+        with_columns<kWidth - 1>(kAnyWidth ? missing : 0, [&](auto columns) {
+            constexpr int kMissing = kWidth - 1 - decltype(columns)::value;
+            convolve_tokens<T, kChannels, kWidth, kMissing>(on_its_way, stores, own, access, out, run, p.use_silu);
+        });
     }
     place_begun<T, kChannels, kWidth>(p, plan, block, begun_in_runs);
 }
 
 // The number of blocks of a compute unit, by the registers that a width needs.
-constexpr int tile_blocks(int width) { return width <= 4 ? 8 : width <= 6 ? 5 : 4; }
+template <typename T, int kChannels>
+constexpr int tile_blocks(int width) {
+    return (width <= 4 ? 8 : 4) + (LaneAccess<T, kChannels>::kHalves ? (width <= 4 ? -1 : 1) : 0);
+}
 
 // Saves the tokens before a block of the next launch, for each row one, after the first.
 template <typename T, int kChannels, int kWidth>
@@ -247,19 +226,21 @@ __device__ __forceinline__ void save_halo(const CausalConv1dVarlenParams& p, con
     const int64_t number = int64_t{block} * blockDim.y + threadIdx.y + 1, end = number * blockDim.y * plan.run;
     const int64_t d = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kChannels;
     if (d >= p.dim || end >= p.tokens) return;
+    const LaneAccess<T, kChannels> access(d, p.dim);
     const char* from = static_cast<const char*>(p.x) + ((end - kPast) * p.x_token_stride + d) * kSize;
     char* to = plan.halos + ((number - 1) * kPast * p.dim + d) * kSize;
     Vector halo[kPast];
 #pragma unroll
-    for (int i = 0; i < kPast; ++i) halo[i] = *reinterpret_cast<const Vector*>(from + i * p.x_token_stride * kSize);
+    for (int i = 0; i < kPast; ++i) halo[i] = access.load(from + i * p.x_token_stride * kSize);
 #pragma unroll
-    for (int i = 0; i < kPast; ++i) *reinterpret_cast<Vector*>(to + i * p.dim * kSize) = halo[i];
+    for (int i = 0; i < kPast; ++i) access.store(to + i * p.dim * kSize, halo[i]);
 }
 
 template <typename T, int kChannels, int kWidth, bool kAnyWidth>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, tile_blocks(kWidth))
+__global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, (tile_blocks<T, kChannels>(kWidth)))
     causal_conv1d_varlen_tile(CausalConv1dVarlenParams p, VarlenPlan plan) {
     HIPCONV_SHARED(BegunInRun, begun_in_runs, kMostThreads);  // one a row
+    HIPCONV_SHARED(float, taps, (BlockTaps<kWidth, kBlockChannels<kChannels>>::kFloats));
     const uint32_t block = blockIdx.z * gridDim.y + blockIdx.y;
     if (block >= plan.blocks) return;
     let_next_kernel_begin();
@@ -272,35 +253,38 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, tile_blocks(kWidth))
     const uint32_t begins = begins_among(block);
     if (begins_among(uint64_t{block} + 1) == begins) {
         if (plan.phase == VarlenPhase::begins) return save_halo<T, kChannels, kWidth>(p, plan, block - begins);
-        return convolve_run<T, kChannels, kWidth, kAnyWidth>(p, plan, block - begins, begun_in_runs);
+        return convolve_run<T, kChannels, kWidth, kAnyWidth>(p, plan, block - begins, begun_in_runs, taps);
     }
 
     // A thread has fewer channels where states are wider than x: a block then has twice as many lanes, half as many rows.
     const CausalConv1dVarlenParams& again = first_parameter_again(p);
     const uint32_t few = channels_of_begin(kChannels, sizeof(T), element_bytes(again.state_dtype));
     const uint32_t lanes = blockDim.x * (kChannels / few), thread = threadIdx.y * blockDim.x + threadIdx.x;
-    const int64_t d = static_cast<int64_t>(blockIdx.x) * blockDim.x * kChannels + thread % lanes * few;
+    const int own = static_cast<int>(thread % lanes * few);  // channel of the block
+    const int32_t first_channel = static_cast<int32_t>(blockIdx.x * blockDim.x) * kChannels, d = first_channel + own;
     const int64_t b = static_cast<int64_t>(begins) * (blockDim.x * blockDim.y / lanes) + thread / lanes;
-    if (d >= p.dim || b >= p.sequences) return;
     const int32_t number = static_cast<int32_t>(b);
-    const PackedSequence s =
-        plan.plain_indices ? packed_sequence(PlainIndices{again}, number) : packed_sequence(AnyIndices{again}, number);
+    PackedSequence s{-1, 0, 0, kNoSlot, kNoSlot};
+    if (d < p.dim && b < p.sequences)
+        s = EitherIndices{again, plan.plain_indices}.sequence(number);
+    BlockTaps<kWidth, kBlockChannels<kChannels>>::bring(again, first_channel, static_cast<int>(blockDim.x) * kChannels,
+                                                        missing_taps<kWidth, kAnyWidth>(p), taps);
+    __syncthreads();
     if (s.number < 0 || s.end <= s.begin) return;  // an empty sequence keeps its state
-    const int32_t first = static_cast<int32_t>(d);
     const auto store = [&](int t, auto result) {
-        const OutputColumn column = output_column<T>(p, first);
+        const OutputColumn column = output_column<T>(p, d);
         char* to = column.first + static_cast<int64_t>(s.begin) * column.step + t * column.step;
         if (plan.phase == VarlenPhase::begins && s.end - s.begin >= kWidth - 1)
-            to = begun_place<T, kWidth>(p, plan, number, s.begin, first, t);
-        *reinterpret_cast<decltype(result)*>(to) = result;
+            to = begun_place<T, kWidth>(p, plan, number, s.begin, d, t);
+        LaneAccess<T, static_cast<int>(sizeof(result) / sizeof(T))>(d, p.dim).store(to, result);
     };
     if (sizeof(T) == sizeof(float) || again.state_dtype == kDTypeOf<T>) {
-        const TapsInMemory<T, kChannels, kWidth, kAnyWidth> taps(p, first);
-        return begin_sequence<T, T, kChannels, kWidth, kAnyWidth>(p, plan.state_form, s, first, taps, store);
+        const LaneTaps<kWidth, kBlockChannels<kChannels>, kChannels> lane_taps{taps, own};
+        return begin_sequence<T, T, kChannels, kWidth, kAnyWidth>(p, plan.state_form, s, d, lane_taps, store);
     }
     constexpr int kFew = channels_of_begin(kChannels, sizeof(T), sizeof(float));
-    const TapsInMemory<T, kFew, kWidth, kAnyWidth> taps(p, first);
-    begin_sequence<T, float, kFew, kWidth, kAnyWidth>(p, plan.state_form, s, first, taps, store);
+    const LaneTaps<kWidth, kBlockChannels<kChannels>, kFew> lane_taps{taps, own};
+    begin_sequence<T, float, kFew, kWidth, kAnyWidth>(p, plan.state_form, s, d, lane_taps, store);
 }
 
 namespace {
@@ -308,7 +292,6 @@ namespace {
 // How a launch is laid out, in place or not.
 struct TileShape {
     int channels, width;  // of the kernel's instance
-    bool any_width;
     int64_t vectors;
     unsigned lanes, rows;
     int32_t run;
@@ -319,10 +302,10 @@ struct TileShape {
 
 TileShape shape_of(const CausalConv1dVarlenParams& p, const VarlenTile& tile, bool in_place) {
     TileShape s{};
-    // Models have width 4. The other widths share instances, two by two.
-    s.width = p.width == 4 ? 4 : p.width < 4 ? 3 : p.width <= 6 ? 6 : 8;
-    s.channels = vector_bytes(s.width) / element_bytes(p.dtype);
-    s.vectors = p.dim / s.channels;
+    s.channels = channels_a_vector(p);
+    const bool words = s.channels * element_bytes(p.dtype) == 4;
+    s.width = instance_width(p.width, words);
+    s.vectors = (int64_t{p.dim} + s.channels - 1) / s.channels;
     const int warps = power_of_two("num_warps", tile.warps);
     // In place, a block has many rows, as the tokens before it are saved.
     const unsigned usual = in_place ? kMostThreads : kUsualThreads;
@@ -330,10 +313,12 @@ TileShape shape_of(const CausalConv1dVarlenParams& p, const VarlenTile& tile, bo
     const unsigned widest = in_place ? kMostLanes / 2 : kMostLanes;
     const unsigned most_lanes = widest < threads / 2 ? widest : threads / 2;  // there are two rows or more
     s.lanes = power_of_two_up_to(s.vectors, most_lanes);
+    const auto idle = [&](int64_t lanes) { return (s.vectors + lanes - 1) / lanes * lanes - s.vectors; };
+    while (words && s.lanes > 8 && idle(s.lanes) * 8 > s.vectors) s.lanes /= 2;
     if (const int channels = power_of_two("block_n", tile.channels))
         s.lanes = power_of_two_up_to(channels / s.channels, most_lanes);
     s.rows = threads / s.lanes;
-    s.run = s.width > 4 ? kMostRun : kUsualRun;
+    s.run = s.width > 4 || words ? kMostRun : kUsualRun;
     while (s.run > 4 && s.vectors * (p.tokens / s.run) < kEnoughThreads) s.run /= 2;  // short enough that a large card is full
     if (const int tokens = power_of_two("block_m", tile.tokens))
         s.run = static_cast<int32_t>(power_of_two_up_to(tokens / static_cast<int>(s.rows), kMostRun));
@@ -353,18 +338,18 @@ int64_t halo_bytes(const CausalConv1dVarlenParams& p, const TileShape& s) {
 // Sequences whose start is put aside begin at least its length apart.
 bool begun_by_token(const CausalConv1dVarlenParams& p, const TileShape& s) { return p.tokens / s.past() + 1 < p.sequences; }
 
-template <typename T, int kWidth>
+template <typename T, int kChannels, int kWidth, bool kAnyWidth>
 void launch(const CausalConv1dVarlenParams& p, const TileShape& shape, VarlenPlan plan, int64_t runs, int64_t begins,
             hipStream_t stream) {
-    constexpr int kChannels = vector_bytes(kWidth) / static_cast<int>(sizeof(T));
     plan.run = shape.run;
     plan.blocks = static_cast<uint32_t>(runs + begins);
     if (plan.blocks == 0) return;
     plan.begins_of = (static_cast<uint64_t>(begins) << 32) / plan.blocks;
-    plan.state_form = state_form(p, channels_of_begin(kChannels, sizeof(T), element_bytes(p.state_dtype)), kWidth);
+    plan.state_form = state_form(p, channels_of_begin(kChannels, sizeof(T), element_bytes(p.state_dtype)));
     plan.plain_indices = PlainIndices::fit(p);
+    plan.shifts = LaneAccess<T, kChannels>::kHalves && !outputs_in_words(p);
     const dim3 grid = grid_of((shape.vectors + shape.lanes - 1) / shape.lanes, plan.blocks), block(shape.lanes, shape.rows, 1);
-    HIPCONV_LAUNCH(true, (causal_conv1d_varlen_tile < T, kChannels, kWidth, kWidth != 4 >), grid, block, 0, stream, p, plan);
+    HIPCONV_LAUNCH(true, (causal_conv1d_varlen_tile<T, kChannels, kWidth, kAnyWidth>), grid, block, 0, stream, p, plan);
     check_launch("causal_conv1d_varlen");
 }
 
@@ -373,9 +358,14 @@ void launch(const CausalConv1dVarlenParams& p, const TileShape& shape, const Var
     const hipStream_t s = static_cast<hipStream_t>(stream);
     with_dtype(p.dtype, [&](auto type) {
         using T = decltype(type);
-        if (shape.width == 4) return launch<T, 4>(p, shape, plan, runs, begins, s);
-        if (shape.width == 3) return launch<T, 3>(p, shape, plan, runs, begins, s);
-        shape.width == 6 ? launch<T, 6>(p, shape, plan, runs, begins, s) : launch<T, 8>(p, shape, plan, runs, begins, s);
+        constexpr int kSize = static_cast<int>(sizeof(T)), kWord = 4 / kSize;
+        if (shape.channels == kWord) {
+            if (shape.width == 4) return launch<T, kWord, 4, true>(p, shape, plan, runs, begins, s);
+            return launch<T, kWord, 8, true>(p, shape, plan, runs, begins, s);
+        }
+        if (shape.width == 4) return launch<T, vector_bytes(4) / kSize, 4, false>(p, shape, plan, runs, begins, s);
+        if (shape.width == 3) return launch<T, vector_bytes(3) / kSize, 3, true>(p, shape, plan, runs, begins, s);
+        launch<T, vector_bytes(8) / kSize, 8, true>(p, shape, plan, runs, begins, s);
     });
 }
 
@@ -384,9 +374,11 @@ void launch(const CausalConv1dVarlenParams& p, const TileShape& shape, const Var
 const char* causal_conv1d_varlen_tile_refusal(const CausalConv1dVarlenParams& p, const VarlenTile& /*tile*/) {
     const bool near = p.out_token_stride >= 0 && p.out_token_stride * element_bytes(p.dtype) < kOffsetLimit;
     const bool states = p.state_dtype == p.dtype || p.state_dtype == DType::f32;
-    if (p.width >= 2 && p.width <= 8 && states && near && channels_a_vector(p) > 1) return nullptr;
-    return "widths 2 to 8, channels that are aligned neighbours, states of x's dtype or float32, and outputs whose tokens lie "
-           "less than 2 GiB apart";
+    const bool outputs = p.k_dim < 0 ? p.out_dim_stride == 1 : p.k_dim % 2 == 0;
+    const bool neighbours = p.x_dim_stride == 1 && outputs;
+    if (p.width >= 2 && p.width <= 8 && states && near && neighbours && p.dim <= kMostTileChannels) return nullptr;
+    return "widths 2 to 8, channels that are neighbours, up to 2^30, an even number of those of q and k, states of x's dtype or "
+           "float32, and outputs whose tokens lie less than 2 GiB apart";
 }
 
 void causal_conv1d_varlen_tile(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* /*workspace*/, void* stream) {
