@@ -117,31 +117,52 @@ struct RunStores {
 };
 
 // Weights and biases of a block's channels as floats, which come to LDS once a block, whatever they are in memory: tap by tap,
-// and behind the last one the biases.
-template <int kWidth, int kBlockChannels>
+// and behind the last one the biases. They are asked for early, as memory holds them, and put into LDS later.
+template <int kWidth, int kBlockChannels, int kChannels>
 struct BlockTaps {
     static constexpr int kFloats = (kWidth + 1) * kBlockChannels;
+    static constexpr int kTimes = kChannels > 2 ? kChannels / 2 : 1;  // a block has two rows at least
+    uint32_t raw[kTimes][kWidth + 1];
+    int first, threads, channels;
 
-    static HIPCONV_INLINE void bring(const CausalConv1dVarlenParams& p, int32_t first_channel, int channels, int missing,
-                                     float* taps) {
-        const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
-        const int threads = static_cast<int>(blockDim.x * blockDim.y);
+    HIPCONV_INLINE BlockTaps(const CausalConv1dVarlenParams& p, int32_t first_channel, int missing)
+        : first(static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x)), threads(static_cast<int>(blockDim.x * blockDim.y)),
+          channels(static_cast<int>(blockDim.x) * kChannels) {
         if (channels > p.dim - first_channel) channels = p.dim - first_channel;
-        with_dtype(p.weight_dtype, [&](auto type) {
-            using P = decltype(type);
-#pragma unroll 1
-            for (int channel = thread; channel < channels; channel += threads) {
-                const int64_t row = (first_channel + channel) * p.weight_dim_stride;
+        const auto ask = [&](uint32_t& to, const void* base, int64_t index, DType dtype) {
+            if (dtype == DType::f32)
+                to = global_pointer<const uint32_t>(base)[index];
+            else
+                to = global_pointer<const uint16_t>(base)[index];
+        };
 #pragma unroll
-                for (int i = 0; i < kWidth; ++i) {
-                    if (i < missing) continue;
-                    taps[i * kBlockChannels + channel] = parameter<P>(p.weight, row + (i - missing) * p.weight_width_stride);
-                }
+        for (int k = 0; k < kTimes; ++k) {
+            const int channel = first + k * threads;
+            if (channel >= channels) continue;
+            const int64_t row = (first_channel + channel) * p.weight_dim_stride;
+#pragma unroll
+            for (int i = 0; i < kWidth; ++i)
+                if (i >= missing) ask(raw[k][i], p.weight, row + (i - missing) * p.weight_width_stride, p.weight_dtype);
+            raw[k][kWidth] = 0;
+            if (p.bias) ask(raw[k][kWidth], p.bias, (first_channel + channel) * p.bias_stride, p.bias_dtype);
+        }
+    }
+
+    HIPCONV_INLINE void put(const CausalConv1dVarlenParams& p, int missing, float* taps) const {
+        const auto value = [](uint32_t bits, DType dtype) {
+            if (dtype == DType::f32) return canonical_nan(bit_cast<float>(bits));
+            return dtype == DType::f16 ? to_float(from_bits<f16>(bits)) : to_float(from_bits<bf16>(bits));
+        };
+#pragma unroll
+        for (int k = 0; k < kTimes; ++k) {
+            const int channel = first + k * threads;
+            if (channel >= channels) continue;
+#pragma unroll
+            for (int i = 0; i <= kWidth; ++i) {
+                if (i < missing) continue;
+                taps[i * kBlockChannels + channel] = value(raw[k][i], i < kWidth ? p.weight_dtype : p.bias_dtype);
             }
-        });
-        for (int channel = thread; channel < channels; channel += threads)
-            taps[kWidth * kBlockChannels + channel] =
-                p.bias ? load_parameter(p.bias, (first_channel + channel) * p.bias_stride, p.bias_dtype) : 0.0f;
+        }
     }
 };
 
