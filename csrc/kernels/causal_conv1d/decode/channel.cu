@@ -19,14 +19,16 @@ namespace hipconv {
 
 constexpr int kChannelLanes = 128;
 constexpr int kStaged = 8 * kChannelLanes;  // elements of state that LDS holds: of longer states, fewer channels
-constexpr int kMaxWidth = 8, kFewTaps = 4;  // each has an instance, which serves smaller widths, too
+constexpr int kMaxWidth = 6, kFewTaps = 4;  // each has an instance, which serves smaller widths, too
 
 template <typename T, typename S, int kWidth>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kChannelLanes, 6)
     causal_conv1d_update_channels(CausalConv1dUpdateParams params, bool x_in_fours, bool out_in_fours) {
     const CausalConv1dUpdateParams& p = first_parameter(params);
     constexpr int kPast = kWidth - 1, kAhead = 4;
-    const int past = p.width - 1, missing = kWidth - p.width;  // taps
+    // What the width leaves out is read where it is needed: scalar registers would be too few for it beside all the rest.
+    const auto missing_now = [&] { return kWidth - first_parameter_again(params).width; };
+    const auto past_now = [&] { return first_parameter_again(params).width - 1; };
     using Four = Words<T, kAhead>;
     HIPCONV_SHARED(S, states, kStaged);  // (channel, column), as in a contiguous slot
 
@@ -67,10 +69,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kChannelLanes, 6)
 
     // The columns that are read, and then those that are written: a fork leaves other columns of the slot written alone.
     const bool speculative(p.num_accepted_tokens.data), circular(p.cache_seqlens.data);
-    const int columns = speculative ? past - 1 + count : circular ? p.state_len : p.history;
+    const int columns = speculative ? past_now() - 1 + count : circular ? p.state_len : p.history;
     const bool contiguous = p.column_stride == 1 && p.state_dim_stride == p.state_len;
     S* const mine = states + lane * p.state_len;
-    if (past > 0 && contiguous) {
+    if (past_now() > 0 && contiguous) {
         const S* from = state_at<S>(p, row.read_slot, strip_d, 0);
         const int size = strip * p.state_len;
         for (int begin = lane; begin < size; begin += 4 * lanes) {
@@ -82,12 +84,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kChannelLanes, 6)
             for (int k = 0; k < 4; ++k)
                 if (begin + k * lanes < size) states[begin + k * lanes] = loaded[k];
         }
-    } else if (past > 0 && active) {
+    } else if (past_now() > 0 && active) {
         const int first = circular ? 0 : row.first_column, end = circular ? p.state_len : first + p.history;
         for (int i = first; i < end; ++i) mine[i] = *state_at<S>(p, row.read_slot, d, i);
     }
 
     float weight[kWidth];
+    const int missing = missing_now();
 #pragma unroll
     for (int i = 0; i < kWidth; ++i)
         if (i >= missing) weight[i] = weight_at(p, d, i - missing);
@@ -95,11 +98,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kChannelLanes, 6)
     __syncthreads();
 
     if (active) {
+        const CausalConv1dUpdateParams& p = first_parameter_again(params);
         T* out = out_at<T>(p, b, d, tokens.first);
         const int part = output_of_channel(p, d);
         const int64_t out_step = part == 0 ? p.out[0].token_stride : part == 1 ? p.out[1].token_stride : p.out[2].token_stride;
         const int64_t snapshots = intermediate_slot_of_row(p, b);
 
+        const int missing = missing_now(), past = past_now();
         S ring[kPast + 1];  // the window, oldest first, and the token after it
 #pragma unroll
         for (int i = 0; i < kPast; ++i)
@@ -119,6 +124,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kChannelLanes, 6)
         }
 
         for (int first = 0; first < count; first += kAhead) {
+            const CausalConv1dUpdateParams& p = first_parameter_again(params);
             if (first > 0) load_ahead(first);
             T results[kAhead];
 #pragma unroll
@@ -161,13 +167,14 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kChannelLanes, 6)
         }
     }
 
-    if (past == 0) return;
+    if (past_now() == 0) return;
     __syncthreads();
-    if (contiguous && (row.read_slot == row.write_slot || columns == p.state_len)) {
-        S* to = state_at<S>(p, row.write_slot, strip_d, 0);
-        for (int at = lane; at < strip * p.state_len; at += lanes) to[at] = states[at];
+    const CausalConv1dUpdateParams& last = first_parameter_again(params);
+    if (contiguous && (row.read_slot == row.write_slot || columns == last.state_len)) {
+        S* to = state_at<S>(last, row.write_slot, strip_d, 0);
+        for (int at = lane; at < strip * last.state_len; at += lanes) to[at] = states[at];
     } else if (active) {
-        for (int i = 0; i < columns; ++i) *state_at<S>(p, row.write_slot, d, i) = mine[i];
+        for (int i = 0; i < columns; ++i) *state_at<S>(last, row.write_slot, d, i) = mine[i];
     }
 }
 
@@ -202,7 +209,7 @@ void with_state_dtype(const CausalConv1dUpdateParams& p, hipStream_t stream) {
 const char* causal_conv1d_update_channel_refusal(const CausalConv1dUpdateParams& p) {
     const bool fits = p.width <= kMaxWidth && (p.width == 1 || p.state_len <= kStaged / 32);
     if (fits && !p.tree_child.data && (p.state_dtype == p.dtype || p.state_dtype == DType::f32)) return nullptr;
-    return "widths 1 to 8 with conv_state of the dtype of x or float32, state_len <= 32, and no retrieve_next_token";
+    return "widths 1 to 6 with conv_state of the dtype of x or float32, state_len <= 32, and no retrieve_next_token";
 }
 
 void causal_conv1d_update_channel(const CausalConv1dUpdateParams& p, void* /*workspace*/, void* stream) {

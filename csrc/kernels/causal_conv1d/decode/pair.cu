@@ -120,7 +120,7 @@ template <typename S, int kWidth>
 constexpr int pair_blocks() {
     constexpr int kBytes = 4 * StripTaps<kWidth>::kFloats + 2 * static_cast<int>(sizeof(S)) * kStagePairs<S> +
                            kMostRowsOfBlock * static_cast<int>(sizeof(RowOfBlock));
-    constexpr int kMost = (sizeof(S) == 2 ? 4 : 3) + (kWidth == kPairsOfUsualWidth ? 1 : 0);
+    constexpr int kMost = sizeof(S) == 2 || kWidth == kPairsOfUsualWidth ? 4 : 3;
     return kLdsBytes / kBytes < kMost ? kLdsBytes / kBytes : kMost;
 }
 
@@ -169,7 +169,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kPairThreads, (pair_blocks<S, kWidth>()))
     if (live) load_ahead(0);
 
     // The window, oldest first, behind what the width leaves out; or the strip's columns on their way to LDS.
-    const int missing = kWidth - p.width;
+    const int missing = kWidth - first_parameter_again(params).width;
     const int pitch = p.state_len | 1;  // pairs of a lane's part in LDS
     Column* const row_stage = stage + row_of_block * pairs * pitch;
     S* const mine = reinterpret_cast<S*>(row_stage + pair * pitch);
@@ -201,6 +201,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kPairThreads, (pair_blocks<S, kWidth>()))
 
     if (live) {
         const CausalConv1dUpdateParams& p = first_parameter_again(params);
+        const int missing = kWidth - p.width;
         const bool speculative(p.num_accepted_tokens.data);
         const auto put = [&](int column, Column value) {
             const CausalConv1dUpdateParams& q = first_parameter_again(params);

@@ -139,10 +139,13 @@ struct BlockTaps {
         for (int k = 0; k < kTimes; ++k) {
             const int channel = first + k * threads;
             if (channel >= channels) continue;
-            const int64_t row = (first_channel + channel) * p.weight_dim_stride;
+            int64_t at = (first_channel + channel) * p.weight_dim_stride;
 #pragma unroll
-            for (int i = 0; i < kWidth; ++i)
-                if (i >= missing) ask(raw[k][i], p.weight, row + (i - missing) * p.weight_width_stride, p.weight_dtype);
+            for (int i = 0; i < kWidth; ++i) {
+                if (i < missing) continue;
+                ask(raw[k][i], p.weight, at, p.weight_dtype);
+                at += p.weight_width_stride;  // step by step: no registers for all multiples
+            }
             raw[k][kWidth] = 0;
             if (p.bias) ask(raw[k][kWidth], p.bias, (first_channel + channel) * p.bias_stride, p.bias_dtype);
         }

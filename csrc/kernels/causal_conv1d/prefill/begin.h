@@ -142,8 +142,11 @@ HIPCONV_INLINE void begin_sequence(const CausalConv1dVarlenParams& p, StateForm 
     const bool use_silu = first_parameter_again(p).use_silu;
 #pragma unroll
     for (int t = 0; t < kPast; ++t) {
-        if (t >= length) break;
+        if (t >= length) continue;
         Vector result{};
+        // Without a state, taps before the sequence are left out, not multiplied by zero: the weight may be infinite.
+        int first_tap = missing;
+        if (s.read_slot == kNoSlot && first_tap < kPast - t) first_tap = kPast - t;
 #pragma unroll
         for (int j = 0; j < kPairs; ++j) {
             const auto window = [&](int i) { return i < kPast ? pair_of<S>(state[i], j) : pair_of<T>(first[i - kPast], j); };
@@ -151,9 +154,7 @@ HIPCONV_INLINE void begin_sequence(const CausalConv1dVarlenParams& p, StateForm 
 #pragma unroll
             for (int i = 0; i < kWidth; ++i) {
                 const Pair longer = multiply_add(taps.tap(i, j), window(t + i), sum);
-                // Without a state, taps before the sequence are left out, not multiplied by zero: the weight may be infinite.
-                const bool sees = i >= missing && (t + i >= kPast || s.read_slot != kNoSlot);
-                sum = sees ? longer : sum;
+                sum = i >= first_tap ? longer : sum;
             }
             set_pair<T>(result, j, use_silu ? silu(sum) : sum);
         }

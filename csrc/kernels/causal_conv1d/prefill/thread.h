@@ -37,6 +37,12 @@ struct VarlenPlan {
     char *halos, *begun;  // in place: kPast tokens before each block of runs but the first; kPast outputs a start of a sequence
 };
 
+// The kernel's parameter. Its members are read where they are needed: together they would fill a wave's scalar registers (AMD).
+struct TileCall {
+    CausalConv1dVarlenParams params;
+    VarlenPlan plan;
+};
+
 HIPCONV_INLINE uint32_t lowest_bits(int32_t count) { return count <= 0 ? 0 : count < 32 ? (1u << count) - 1 : 0xffffffffu; }
 
 // The DType of an element type.

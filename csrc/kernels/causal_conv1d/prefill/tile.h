@@ -27,8 +27,9 @@ HIPCONV_INLINE char* begun_place(const CausalConv1dVarlenParams& p, const Varlen
 
 // Brings the first outputs of sequences to their places in a run, when their inputs are not needed any more.
 template <typename T, int kChannels, int kWidth>
-__device__ __forceinline__ void place_begun(const CausalConv1dVarlenParams& p, const VarlenPlan& plan, uint32_t block,
-                                            const BegunInRun* begun_in_runs) {
+__device__ __forceinline__ void place_begun(const TileCall& call, uint32_t block, const BegunInRun* begun_in_runs) {
+    const CausalConv1dVarlenParams& p = first_parameter_again(call).params;
+    const VarlenPlan& plan = first_parameter_again(call).plan;
     if (plan.phase != VarlenPhase::runs) return;
     int row = static_cast<int>(threadIdx.y);
     from_here_on(row);
@@ -36,7 +37,7 @@ __device__ __forceinline__ void place_begun(const CausalConv1dVarlenParams& p, c
     const int64_t d = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kChannels;
     if (left == 0 || d >= p.dim) return;
     int32_t b = begun_in_runs[row].sequence;
-    const EitherIndices indices{first_parameter_again(p), plan.plain_indices};
+    const EitherIndices indices{p, plan.plain_indices};
     const int64_t begin = (static_cast<int64_t>(block) * blockDim.y + row) * plan.run;
     const OutputColumn to = output_column<T>(p, d);
     const LaneAccess<T, kChannels> access(d, p.dim);
@@ -128,8 +129,9 @@ __device__ __forceinline__ void convolve_tokens(RunOnItsWay<T, kChannels, kWidth
 }
 
 template <typename T, int kChannels, int kWidth, bool kAnyWidth>
-__device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, const VarlenPlan& plan, uint32_t block,
-                                             BegunInRun* begun_in_runs, float* taps) {
+__device__ __forceinline__ void convolve_run(const TileCall& call, uint32_t block, BegunInRun* begun_in_runs, float* taps) {
+    const CausalConv1dVarlenParams& p = call.params;
+    const VarlenPlan& plan = call.plan;
     const int32_t run = plan.run;
     RunOnItsWay<T, kChannels, kWidth> on_its_way;
     constexpr int kAhead = RunOnItsWay<T, kChannels, kWidth>::kAhead;
@@ -171,31 +173,32 @@ __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, 
     begun_in_runs[threadIdx.y] = {masks.begun, masks.sequence};
     __syncthreads();  // in place, from here on a row may store what the next one has read
 
+    const CausalConv1dVarlenParams& late = first_parameter_again(p);
     OutputColumn out = output_column<T>(p, d);
     out.first += begin * out.step;
-    if (works && masks.dead != 0 && p.dead_tokens != DeadTokens::leave) {
+    if (works && masks.dead != 0 && late.dead_tokens != DeadTokens::leave) {
 #pragma unroll 1
         for (int t = 0; t < tokens; ++t)
             if (masks.dead >> t & 1)
                 access.store(out.first + int64_t{t} * out.step,
-                             p.dead_tokens == DeadTokens::zero ? Vector{} : access.load(x + (t - kAhead) * x_step));
+                             late.dead_tokens == DeadTokens::zero ? Vector{} : access.load(x + (t - kAhead) * x_step));
     }
-    RunStores<T, kChannels> stores(p, plan, d, out.first, out.step, works ? masks.outputs : 0);
+    RunStores<T, kChannels> stores(late, first_parameter_again(call).plan, d, out.first, out.step, works ? masks.outputs : 0);
     const bool has_outputs = works && masks.outputs != 0;
     if (stores.kTogether ? __ballot(has_outputs) != 0 : has_outputs) {
         const LaneTaps<kWidth, kBlockChannels<kChannels>, kChannels> own{taps, static_cast<int>(threadIdx.x) * kChannels};
         with_columns<kWidth - 1>(kAnyWidth ? missing : 0, [&](auto columns) {
             constexpr int kMissing = kWidth - 1 - decltype(columns)::value;
-            convolve_tokens<T, kChannels, kWidth, kMissing>(on_its_way, stores, own, access, out, run, p.use_silu);
+            convolve_tokens<T, kChannels, kWidth, kMissing>(on_its_way, stores, own, access, out, run, late.use_silu);
         });
     }
-    place_begun<T, kChannels, kWidth>(p, plan, block, begun_in_runs);
+    place_begun<T, kChannels, kWidth>(call, block, begun_in_runs);
 }
 
 // The number of blocks of a compute unit, by the registers that a width needs.
 template <typename T, int kChannels>
 constexpr int tile_blocks(int width) {
-    return (width <= 4 ? 8 : 4) + (LaneAccess<T, kChannels>::kHalves ? (width <= 4 ? -1 : 1) : 0);
+    return (width <= 4 ? 8 : 4) + (LaneAccess<T, kChannels>::kHalves ? (width <= 4 ? -2 : 1) : 0);
 }
 
 // Saves the tokens before a block of the next launch, for each row one, after the first.
@@ -219,7 +222,9 @@ __device__ __forceinline__ void save_halo(const CausalConv1dVarlenParams& p, con
 
 template <typename T, int kChannels, int kWidth, bool kAnyWidth>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, (tile_blocks<T, kChannels>(kWidth)))
-    causal_conv1d_varlen_tile(CausalConv1dVarlenParams p, VarlenPlan plan) {
+    causal_conv1d_varlen_tile(TileCall call) {
+    const CausalConv1dVarlenParams& p = call.params;
+    const VarlenPlan& plan = call.plan;
     HIPCONV_SHARED(BegunInRun, begun_in_runs, kMostThreads);  // one a row
     HIPCONV_SHARED(float, taps, (BlockTaps<kWidth, kBlockChannels<kChannels>, kChannels>::kFloats));
     const uint32_t block = blockIdx.z * gridDim.y + blockIdx.y;
@@ -234,7 +239,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, (tile_blocks<T, kChannels>(k
     const uint32_t begins = begins_among(block);
     if (begins_among(uint64_t{block} + 1) == begins) {
         if (plan.phase == VarlenPhase::begins) return save_halo<T, kChannels, kWidth>(p, plan, block - begins);
-        return convolve_run<T, kChannels, kWidth, kAnyWidth>(p, plan, block - begins, begun_in_runs, taps);
+        return convolve_run<T, kChannels, kWidth, kAnyWidth>(call, block - begins, begun_in_runs, taps);
     }
 
     // A thread has fewer channels where states are wider than x: a block then has twice as many lanes, half as many rows.
@@ -256,6 +261,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, (tile_blocks<T, kChannels>(k
     const auto store = [&](int t, auto result) {
         const OutputColumn column = output_column<T>(p, d);
         char* to = column.first + static_cast<int64_t>(s.begin) * column.step + t * column.step;
+        const VarlenPlan& plan = first_parameter_again(call).plan;
         if (plan.phase == VarlenPhase::begins && s.end - s.begin >= kWidth - 1)
             to = begun_place<T, kWidth>(p, plan, number, s.begin, d, t);
         LaneAccess<T, static_cast<int>(sizeof(result) / sizeof(T))>(d, p.dim).store(to, result);
@@ -293,7 +299,7 @@ void launch_tile(const CausalConv1dVarlenParams& p, const TileShape& shape, Varl
     plan.plain_indices = PlainIndices::fit(p);
     plan.shifts = LaneAccess<T, kChannels>::kHalves && !outputs_in_words(p);
     const dim3 grid = grid_of((shape.vectors + shape.lanes - 1) / shape.lanes, plan.blocks), block(shape.lanes, shape.rows, 1);
-    HIPCONV_LAUNCH(true, (causal_conv1d_varlen_tile<T, kChannels, kWidth, kAnyWidth>), grid, block, 0, stream, p, plan);
+    HIPCONV_LAUNCH(true, (causal_conv1d_varlen_tile<T, kChannels, kWidth, kAnyWidth>), grid, block, 0, stream, TileCall{p, plan});
     check_launch("causal_conv1d_varlen");
 }
 
