@@ -28,8 +28,7 @@ void causal_conv1d_update_naive(const CausalConv1dUpdateParams& params, void* wo
 constexpr KernelRow<CausalConv1dUpdateParams> kUpdateKernels[] = {
     {"step", causal_conv1d_update_step_refusal, causal_conv1d_update_step},
     {"vector", causal_conv1d_update_vector_refusal, causal_conv1d_update_vector},
-    {"pair", causal_conv1d_update_pair_refusal, causal_conv1d_update_pair, nullptr,
-     causal_conv1d_update_pair_is_choice},
+    {"pair", causal_conv1d_update_pair_refusal, causal_conv1d_update_pair, nullptr, causal_conv1d_update_pair_is_choice},
     {"channel", causal_conv1d_update_channel_refusal, causal_conv1d_update_channel},
     {"naive", nullptr, causal_conv1d_update_naive},
 };

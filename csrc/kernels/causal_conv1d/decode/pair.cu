@@ -22,9 +22,9 @@ namespace hipconv {
 
 constexpr int kPairThreads = 256;
 constexpr int kUsualPairs = 64, kMostPairs = 96;  // of a strip
-template <typename S>  // that LDS has room for; more where it is large
+template <typename S>                             // that LDS has room for; more where it is large
 constexpr int kStagePairs = kCopiesPastRegisters ? kPairThreads * 11 : 10240 / (2 * static_cast<int>(sizeof(S)));
-constexpr int kMostColumns = 32;                  // of a slot that goes through LDS
+constexpr int kMostColumns = 32;  // of a slot that goes through LDS
 constexpr int kMostRowsOfBlock = 32;
 constexpr int kPairsOfAnyWidth = 8, kPairsOfUsualWidth = 4;
 constexpr int kPairRows = 1 << 24, kPairStrips = 65535;  // a grid's limits, those of AMD included
@@ -43,10 +43,10 @@ inline Divisor divisor(int64_t value) {
 }
 
 struct PairPlan {
-    int32_t rows;                    // of a block
-    Divisor pairs, columns, width;   // pairs of a strip
+    int32_t rows;                   // of a block
+    Divisor pairs, columns, width;  // pairs of a strip
     bool x_in_pairs, out_in_pairs, state_in_pairs;
-    bool through_lds;                // slots are packed channel by channel
+    bool through_lds;  // slots are packed channel by channel
 };
 
 // Two elements `step` apart.
@@ -83,8 +83,8 @@ struct StripTaps {
     static constexpr int kPitch = 2 * kMostPairs + 4;  // so that neighbouring taps lie in different banks
     static constexpr int kFloats = (kWidth + 1) * kPitch;
 
-    static HIPCONV_INLINE void bring(const CausalConv1dUpdateParams& p, const PairPlan& plan, int64_t first_channel, int channels,
-                                     float* taps) {
+    static HIPCONV_INLINE void bring(const CausalConv1dUpdateParams& p, const PairPlan& plan, int64_t first_channel,
+                                     int channels, float* taps) {
         const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
         float* const own = taps + (kWidth - p.width) * kPitch;
         with_dtype(p.weight_dtype, [&](auto type) {
@@ -110,7 +110,7 @@ struct RowOfBlock {
         const RowIndices indices = indices_of_row(p, b);
         const RowTokens tokens = tokens_of_row(p, indices);
         const RowState state = state_of_row(p, indices, tokens.count);
-        return {static_cast<int32_t>(tokens.first),     tokens.count, static_cast<int32_t>(state.read_slot),
+        return {static_cast<int32_t>(tokens.first),     tokens.count,       static_cast<int32_t>(state.read_slot),
                 static_cast<int32_t>(state.write_slot), state.first_column, state.live && tokens.count > 0};
     }
 };
@@ -209,7 +209,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kPairThreads, (pair_blocks<S, kWidth>()))
                 mine[column] = from_bits<S>(element<S, 2>(&value, 0));
                 mine[q.state_len + column] = from_bits<S>(element<S, 2>(&value, 1));
             } else {
-                store_two<S>(state_at<S>(q, row.write_slot, d, column), q.state_dim_stride, plan.state_in_pairs, has_second, value);
+                store_two<S>(state_at<S>(q, row.write_slot, d, column), q.state_dim_stride, plan.state_in_pairs, has_second,
+                             value);
             }
         };
         if (plan.through_lds) {

@@ -19,7 +19,7 @@ struct LaneAccess {
     using Vector = Words<T, kChannels>;
     static constexpr bool kHalves = kChannels == 2 && sizeof(T) == 2;
     using Ahead = std::conditional_t<kHalves, Words2, Vector>;  // on its way: halves are not put together before they are used
-    bool has_second;  // of two channels of 16 bits; of others there are all or none
+    bool has_second;                                            // of two channels of 16 bits; of others there are all or none
 
     HIPCONV_INLINE LaneAccess(int64_t d, int32_t dim) : has_second(!kHalves || d + 1 < dim) {}
 
@@ -76,8 +76,8 @@ struct RunStores {
     uint32_t whole, shifted = 0, firsts = 0, seconds = 0;
 
     // `outputs` are the tokens to store.
-    HIPCONV_INLINE RunStores(const CausalConv1dVarlenParams& p, const VarlenPlan& plan, int64_t d, const char* out, uint32_t step,
-                             uint32_t outputs)
+    HIPCONV_INLINE RunStores(const CausalConv1dVarlenParams& p, const VarlenPlan& plan, int64_t d, const char* out,
+                             uint32_t step, uint32_t outputs)
         : whole(outputs) {
         if (!kTogether || !plan.shifts) return;
         // Of a row in memory, or of this block's part of it.

@@ -8,9 +8,9 @@
 
 #include <type_traits>
 
+#include "access.h"
 #include "causal_conv1d/prefill_schedule.h"
 #include "device/elements.h"
-#include "access.h"
 
 namespace hipconv {
 

@@ -1,10 +1,11 @@
 // This kernel is the causal conv1d over packed sequences ("tile"): one launch for any mix of lengths.
 //
 // A block is one of two kinds. Most blocks take runs of tokens: the packed tokens are cut into runs of equal length, whatever
-// sequences they hold, and a thread walks the run of its row for the channels of one vector, as the kernel `tile` of
-// causal_conv1d_fwd does: vectors where they are aligned, else words (access.h). Such a thread makes the outputs of the tokens whose window lies within x. The first width - 1 tokens
-// of each sequence belong to blocks of the second kind, in which each row takes the start of one sequence (begin.h): so only
-// these blocks touch states, and all sequences' states are under way at once, however many sequences a run holds.
+// sequences they hold, and a thread walks the run of its row for the channels of one vector, or of one word where vectors are
+// not aligned (access.h), as the kernel `tile` of causal_conv1d_fwd does. Such a thread makes the outputs of the tokens whose
+// window lies within x. The first width - 1 tokens of each sequence belong to blocks of the second kind, in which each row
+// takes the start of one sequence (begin.h): so only these blocks touch states, and all sequences' states are under way at
+// once, however many sequences a run holds.
 //
 // A run's loads do not wait for its sequences to be known: the lanes of a row look up one token each, in query_start_loc on the
 // device, and turn what they find into masks of the tokens to store.
@@ -68,9 +69,8 @@ bool begun_by_token(const CausalConv1dVarlenParams& p, const TileShape& s) { ret
 
 void launch(const CausalConv1dVarlenParams& p, const TileShape& shape, const VarlenPlan& plan, int64_t runs, int64_t begins,
             void* stream) {
-    with_dtype(p.dtype, [&](auto type) {
-        launch_tile<decltype(type)>(p, shape, plan, runs, begins, static_cast<hipStream_t>(stream));
-    });
+    with_dtype(p.dtype,
+               [&](auto type) { launch_tile<decltype(type)>(p, shape, plan, runs, begins, static_cast<hipStream_t>(stream)); });
 }
 
 }  // namespace
@@ -81,7 +81,8 @@ const char* causal_conv1d_varlen_tile_refusal(const CausalConv1dVarlenParams& p,
     const bool outputs = p.k_dim < 0 ? p.out_dim_stride == 1 : p.k_dim % 2 == 0;
     const bool neighbours = p.x_dim_stride == 1 && outputs;
     if (p.width >= 2 && p.width <= 8 && states && near && neighbours && p.dim <= kMostTileChannels) return nullptr;
-    return "widths 2 to 8, channels that are neighbours, up to 2^30, an even number of those of q and k, states of x's dtype or "
+    return "widths 2 to 8, channels that are neighbours, up to 2^30, an even number of those of q and k, states of x's dtype "
+           "or "
            "float32, and outputs whose tokens lie less than 2 GiB apart";
 }
 

@@ -46,7 +46,8 @@ __device__ __forceinline__ void place_begun(const TileCall& call, uint32_t block
         const int32_t token = static_cast<int32_t>(begin) + __popc((left & (0 - left)) - 1);
         while (b + 1 < p.sequences && indices.start(b + 1) <= token) ++b;
         const int32_t start = indices.start(b);
-        access.store(to.first + int64_t{token} * to.step, access.load(begun_place<T, kWidth>(p, plan, b, start, d, token - start)));
+        access.store(to.first + int64_t{token} * to.step,
+                     access.load(begun_place<T, kWidth>(p, plan, b, start, d, token - start)));
     }
 }
 
@@ -253,8 +254,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, (tile_blocks<T, kChannels>(k
     const int missing = missing_taps<kWidth, kAnyWidth>(p);
     const BlockTaps<kWidth, kBlockChannels<kChannels>, kChannels> block_taps(again, first_channel, missing);
     PackedSequence s{-1, 0, 0, kNoSlot, kNoSlot};
-    if (d < p.dim && b < p.sequences)
-        s = EitherIndices{again, plan.plain_indices}.sequence(number);
+    if (d < p.dim && b < p.sequences) s = EitherIndices{again, plan.plain_indices}.sequence(number);
     block_taps.put(first_parameter_again(p), missing, taps);
     __syncthreads();
     if (s.number < 0 || s.end <= s.begin) return;  // an empty sequence keeps its state
@@ -275,7 +275,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, (tile_blocks<T, kChannels>(k
     begin_sequence<T, float, kFew, kWidth, kAnyWidth>(p, plan.state_form, s, d, lane_taps, store);
 }
 
-// ---- launches ----------------------------------------------------------------------------------------------------------------
+// ---- launches -------------------------------------------------------------------------------------------------------------
 
 // How a launch is laid out, in place or not.
 struct TileShape {
@@ -290,7 +290,7 @@ struct TileShape {
 
 template <typename T, int kChannels, int kWidth, bool kAnyWidth>
 void launch_tile(const CausalConv1dVarlenParams& p, const TileShape& shape, VarlenPlan plan, int64_t runs, int64_t begins,
-            hipStream_t stream) {
+                 hipStream_t stream) {
     plan.run = shape.run;
     plan.blocks = static_cast<uint32_t>(runs + begins);
     if (plan.blocks == 0) return;
@@ -299,20 +299,22 @@ void launch_tile(const CausalConv1dVarlenParams& p, const TileShape& shape, Varl
     plan.plain_indices = PlainIndices::fit(p);
     plan.shifts = LaneAccess<T, kChannels>::kHalves && !outputs_in_words(p);
     const dim3 grid = grid_of((shape.vectors + shape.lanes - 1) / shape.lanes, plan.blocks), block(shape.lanes, shape.rows, 1);
-    HIPCONV_LAUNCH(true, (causal_conv1d_varlen_tile<T, kChannels, kWidth, kAnyWidth>), grid, block, 0, stream, TileCall{p, plan});
+    HIPCONV_LAUNCH(true, (causal_conv1d_varlen_tile<T, kChannels, kWidth, kAnyWidth>), grid, block, 0, stream,
+                   TileCall{p, plan});
     check_launch("causal_conv1d_varlen");
 }
 
 // A launch of so many blocks of either kind. It is defined for each type in a file of its own.
 template <typename T>
-void launch_tile(const CausalConv1dVarlenParams& p, const TileShape& shape, const VarlenPlan& plan, int64_t runs, int64_t begins,
-                 hipStream_t stream);
+void launch_tile(const CausalConv1dVarlenParams& p, const TileShape& shape, const VarlenPlan& plan, int64_t runs,
+                 int64_t begins, hipStream_t stream);
 
 template <typename T>
-void choose_tile(const CausalConv1dVarlenParams& p, const TileShape& shape, const VarlenPlan& plan, int64_t runs, int64_t begins,
-                 hipStream_t stream) {
+void choose_tile(const CausalConv1dVarlenParams& p, const TileShape& shape, const VarlenPlan& plan, int64_t runs,
+                 int64_t begins, hipStream_t stream) {
     constexpr int kSize = static_cast<int>(sizeof(T)), kWord = 4 / kSize;
-    if (shape.channels == kWord && shape.width == 4) return launch_tile<T, kWord, 4, true>(p, shape, plan, runs, begins, stream);
+    if (shape.channels == kWord && shape.width == 4)
+        return launch_tile<T, kWord, 4, true>(p, shape, plan, runs, begins, stream);
     if (shape.channels == kWord) return launch_tile<T, kWord, 8, true>(p, shape, plan, runs, begins, stream);
     if (shape.width == 4) return launch_tile<T, vector_bytes(4) / kSize, 4, false>(p, shape, plan, runs, begins, stream);
     if (shape.width == 3) return launch_tile<T, vector_bytes(3) / kSize, 3, true>(p, shape, plan, runs, begins, stream);

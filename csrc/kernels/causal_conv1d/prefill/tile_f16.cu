@@ -7,7 +7,7 @@ namespace hipconv {
 
 template <>
 void launch_tile<f16>(const CausalConv1dVarlenParams& p, const TileShape& shape, const VarlenPlan& plan, int64_t runs,
-                 int64_t begins, hipStream_t stream) {
+                      int64_t begins, hipStream_t stream) {
     choose_tile<f16>(p, shape, plan, runs, begins, stream);
 }
 
