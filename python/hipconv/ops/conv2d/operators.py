@@ -18,6 +18,7 @@ from ..dispatch import library, refuse_derivatives, stream
 from ..transforms import cast_by_autocast, write_through_negation
 from . import calls, geometry, router
 from .activations import ACTIVATIONS, ROUNDED_FIRST
+from .calls import request_of
 from .geometry import Options
 
 _ARGUMENTS = (
