@@ -84,25 +84,35 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, walk_blocks(kTaps, kAcr
     // Filters: to LDS in the order of memory, to registers by taps.
     constexpr int kAllTaps = kTaps * kTaps, kEach = (kMostUnits * kAllTaps + kDepthwiseThreads - 1) / kDepthwiseThreads;
     const DepthwiseParams& with = first_parameter_again(p);
-    with_dtype(with.conv.dtype, [&](auto type) {
-        using T = decltype(type);
+    const auto stage_filters = [&](auto bits) {
+        using Bits = decltype(bits);
         struct Filters {
-            T first, second;
+            Bits first, second;
         };
-        const T* const weights = global_pointer<const T>(with.conv.weight.data);
+        const Bits* const weights = global_pointer<const Bits>(with.conv.weight.data);
         const auto load = [&](int i) {
             const int of_block = i / kAllTaps, tap = i - of_block * kAllTaps, r = tap / kTaps;
             const int filter = depthwise_unit(with, at, of_block) * 2;
             const int first = filter * with.weight_filter + r * with.weight_row + (tap - r * kTaps) * with.weight_column;
             return Filters{weights[first], weights[first + (filter + 1 < with.conv.out_channels ? with.weight_filter : 0)]};
         };
-        load_and_store < kEach<13 ? kEach : 13>(
-                             at.block_units * kAllTaps, load,
-                             [&](int i, const Filters& of) {
-                                 const int of_block = i / kAllTaps, tap = i - of_block * kAllTaps;
-                                 filters[tap * kFilterPitch + of_block] = make_pair(to_float(of.first), to_float(of.second));
-                             });
-    });
+        const auto store = [&](int i, const Filters& of) {
+            const int of_block = i / kAllTaps, tap = i - of_block * kAllTaps;
+            Pair pair;
+            if constexpr (sizeof(Bits) == 4)
+                pair = make_pair(bit_cast<float>(of.first), bit_cast<float>(of.second));
+            else if (with.conv.dtype == DType::bf16)
+                pair = make_pair(to_float(bf16{of.first}), to_float(bf16{of.second}));
+            else
+                pair = make_pair(to_float(f16{of.first}), to_float(f16{of.second}));
+            filters[tap * kFilterPitch + of_block] = pair;
+        };
+        load_and_store < kEach<7 ? kEach : 7>(at.block_units * kAllTaps, load, store);
+    };
+    if (with.conv.dtype == DType::f32)
+        stage_filters(uint32_t{});
+    else
+        stage_filters(uint16_t{});
     Pair bias = twice(0.0f);
     if (with.conv.bias && at.has_work) {
         const void* const data = global_pointer<void>(with.conv.bias);
