@@ -78,6 +78,7 @@ def _repacking_us(problem: Problem) -> float:
 # Microseconds of a tile: of a step that reads x by vectors, of everything else, and of the kernel that adds parts up, but for their bytes.
 # These are no measurements but several times what warpgroups take, which are quicker wherever they serve.
 _GEMM_TILE, _GEMM_STEP, _GEMM_REST, _GEMM_ADDING = (128, 64), 3.0, 16.0, 8.0
+_GROUPED = 0.3  # measured: of these, with groups of few channels
 _GATHERING = 1.2  # measured: of a step that reads x element by element, beyond one of vectors
 
 
@@ -104,6 +105,8 @@ def _gemm_us(problem: Problem, card: Card, workspace_limit: int) -> float:
     parts = _parts(problem, card, blocks_of(problem, _GEMM_TILE), workspace_limit)
     steps = -(-problem.products // step_of(problem)) / parts
     us = _rounds(problem, card, _GEMM_TILE, parts) * (steps * _GEMM_STEP + _GEMM_REST)
+    if problem.groups > 1:
+        us *= _GROUPED  # beside `direct`, what it takes has to be near the truth
     return us if parts == 1 else us + _GEMM_ADDING + 2 * workspace_bytes(problem, parts) / _PARTS_BYTES
 
 
@@ -159,6 +162,7 @@ _SPLIT_COSTS = {  # of float32 in two parts: three products for one
     tile: _TileCost(3 * costs.step, 3 * costs.step_alone, 3 * costs.patch_step_alone, costs.rest, 2 if tile == (64, 64) else 1)
     for tile, costs in _WARPGROUP_COSTS.items()
 }
+_BY_ELEMENTS = 1.5e-5  # microseconds of an output that is stored alone
 _ADDING = 1.7  # microseconds of adding up parts, but for their bytes
 _PART_BYTES, _PARTS_BYTES = 0.9e5, 5e6  # of parts, in a microsecond: that a compute unit reads; that all write and read
 
@@ -213,7 +217,8 @@ def _warpgroups(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int
     if not plans:  # for tiles without costs
         return last_resort(problem, card, tiles, workspace_limit)
     best = min(plans, key=cost)
-    return Estimate(cost(best), *best)
+    by_elements = problem.pixels * problem.out_channels if problem.layout == "nhwc" and problem.filters % 8 != 0 else 0
+    return Estimate(cost(best) + by_elements * _BY_ELEMENTS, *best)
 
 
 def _has_patches(problem: Problem, tile_m: int, columns: int) -> bool:
@@ -278,13 +283,18 @@ def direct(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> 
             (size - 1) * step + (taps - 1) * apart + 1 if taps > 1 else size
             for size, step, taps, apart in zip((rows, columns), problem.stride, problem.kernel, problem.dilation, strict=True)
         ]
-        chunks = images * patch[0] * (columns if window else patch[1]) * together * bundle.chunks
+        slots = images * patch[0] * (columns if window else patch[1])
+        if together > 1:  # what LDS does not hold makes tiles smaller
+            blocks = math.ceil(blocks * max(1.0, slots * (together * bundle.chunks | 1) * 16 / _DIRECT_LDS))
+        chunks = slots * together * bundle.chunks
+        narrow = bundle.by_vectors and bundle.count > 1 and together * bundle.chunks < 3  # reads of 32 bytes
+        chunks *= _NARROW if narrow else 1.0
         steps = -(-bundle.taps * bundle.chunks // 2)
         waves = tile[0] // _PART * of_block
         of_wave = _OF_WAVE + steps * _OF_STEP[atoms] + chunks * (_OF_CHUNK if bundle.by_vectors else _OF_GATHERED) / waves / 32
         busy = min(1.0, blocks * waves / (card.compute_units * _ENOUGH_WAVES))
         alone = of_wave * -(-blocks * waves // (card.compute_units * _MOST_WAVES)) / _RATE_OF_WAVE
-        return max(alone, blocks * waves * of_wave / (card.compute_units * _RATE * busy))
+        return steps * _WAITING + max(alone, blocks * waves * of_wave / (card.compute_units * _RATE * busy))
 
     if not tiles:
         return last_resort(problem, card, tiles, workspace_limit)
@@ -293,11 +303,15 @@ def direct(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> 
     return Estimate(_DIRECT_LAUNCH + max(cost(best), size / _DIRECT_BYTES), best)
 
 
-# Instructions of a wave of 32 lanes: beside its sums; of a step, of 16 filters or 32; of a chunk of x that is copied, or gathered.
-_OF_WAVE, _OF_STEP, _OF_CHUNK, _OF_GATHERED = 800, {1: 24, 2: 33}, 40, 90
-_RATE, _RATE_OF_WAVE = 3500.0, 300.0  # that a compute unit, and a wave, executes in a microsecond
-_ENOUGH_WAVES, _MOST_WAVES = 12, 24  # of a compute unit
-_DIRECT_LAUNCH, _DIRECT_BYTES = 3.0, 3.2e6  # microseconds; bytes in a microsecond
+# Instructions of a wave of 32 lanes: beside its sums; of a step, of 16 filters or 32; of a chunk of x that is copied, or gathered. These and
+# the others were fitted to the times of 62 layers on an H200, with every tile, of which they are a fourth off.
+_OF_WAVE, _OF_STEP, _OF_CHUNK, _OF_GATHERED = 1200, {1: 10, 2: 46}, 80, 200
+_RATE, _RATE_OF_WAVE = 3500.0, 2000.0  # that a compute unit, and a wave, executes in a microsecond
+_ENOUGH_WAVES, _MOST_WAVES = 10, 24  # of a compute unit
+_DIRECT_LDS = 45_000  # bytes
+_NARROW = 1.4  # of chunks that lie alone in x
+_WAITING = 0.36  # microseconds of a step that a sum waits for its filters
+_DIRECT_LAUNCH, _DIRECT_BYTES = 3.2, 1.6e6  # microseconds; bytes in a microsecond
 
 
 # ---- blocks, parts and their memory --------------------------------------------------------------------------------------------------
