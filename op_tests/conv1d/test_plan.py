@@ -129,6 +129,16 @@ def test_many_rows_of_an_odd_number_of_vectors_are_made_out_of_lds(seqlen: int, 
     assert hipconv.causal_conv1d_plan(meta(64, 8192, seqlen), meta(8192, 4), target="gfx942").kernel == kernel
 
 
+def test_rows_of_one_token_and_short_ones_along_few_channels_are_lines() -> None:
+    def kernel(x: torch.Tensor) -> str:
+        return hipconv.causal_conv1d_plan(x, meta(x.shape[1], 4), target="sm_90").kernel
+
+    assert kernel(meta(65536, 8, 8)[:, :, 1:]) == kernel(meta(1464, 8192, 1)) == kernel(meta(1464, 1, 8192).mT) == "lines"
+    assert kernel(meta(65536, 8, 8)) == "vector"  # whole vectors
+    assert kernel(meta(65536, 8, 7)) == "shared"
+    assert kernel(meta(65536, 7, 8).mT) == kernel(meta(2, 256, 1)) == "tile"
+
+
 def test_rows_of_more_than_512_tokens_are_made_out_of_lds_where_they_are_many() -> None:
     def kernel(batch: int, seqlen: int, dtype: torch.dtype = torch.bfloat16, width: int = 4) -> str:
         x, weight = meta(batch, 8192, seqlen, dtype=dtype), meta(8192, width, dtype=dtype)
