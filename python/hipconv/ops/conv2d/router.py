@@ -30,7 +30,7 @@ ALGORITHMS = {
         "the matrix cores of sm_90 by warpgroups, operands brought to them by TMA; 16-bit types", costs.warpgroup_gemm
     ),
     "split_warpgroup_gemm": Algorithm(
-        "float32 as sums of three products of TF32 parts, by the warpgroups of sm_90", costs.split_warpgroup_gemm
+        "float32 repacked into two parts of TF32, whose three products the warpgroups of sm_90 add up", costs.split_warpgroup_gemm
     ),
     "relaid_implicit_gemm": Algorithm(
         "x repacked to dense channels-last memory first, then implicit_gemm; 16-bit types", costs.relaid_implicit_gemm
