@@ -168,6 +168,7 @@ def forms(size: Size = SIZE) -> dict[str, Form]:
         "stride": lambda: 1, "padding": lambda: 1, "dilation": lambda: 1, "groups": lambda: 2, "activation": lambda: "relu",
         "residual": lambda: randn(batch, 4, 8, 9), "out_dtype": lambda: torch.float32, "padding_mode": lambda: "zeros",
         "algorithm": lambda: "auto", "out": lambda: randn(batch, 4, 8, 9), "workspace_limit": lambda: 1 << 20,
+        "float32_precision": lambda: "ieee",
     }  # fmt: skip
     image: Arguments = images | {"x": lambda: randn(2 * channels, 8, 9), "residual": lambda: randn(4, 8, 9), "out": no}
 

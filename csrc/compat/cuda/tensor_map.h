@@ -41,8 +41,7 @@ inline bool encode_tensor_map(uint64_t (&words)[16], const TensorMapSpec& t) {
         box[axis] = static_cast<cuuint32_t>(t.box[axis]);
         steps[axis] = 1;
     }
-    const CUtensorMapDataType type = t.rounds                 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
-                                     : t.dtype == DType::f32  ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+    const CUtensorMapDataType type = t.dtype == DType::f32    ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
                                      : t.dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                                               : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
     const cuuint32_t channels = t.dtype == DType::f32 ? 32 : 64;  // of 128 bytes

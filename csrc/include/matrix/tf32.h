@@ -60,7 +60,7 @@ HIPCONV_INLINE SplitWords split_to_tf32(Words4 four) {
     SplitWords s{};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        const uint32_t large = (word(four, i) + 0x1000u) & 0xffffe000u;  // a NaN may become a number, and is small then
+        const uint32_t large = rounded_to_tf32(word(four, i));
         const float left = bit_cast<float>(word(four, i)) - bit_cast<float>(large);
         const bool is_finite = (large & 0x7f800000u) != 0x7f800000u;
         set_word(s.large, i, is_finite ? large : 0u);

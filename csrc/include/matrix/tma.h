@@ -20,10 +20,9 @@ namespace hipconv {
 constexpr int kMaxTensorRank = 4;
 
 // The tensor that a tensor map describes: its axes begin with the densest. Strides are in bytes, and that of the first axis is
-// an element's.
+// an element's. TMA rounds f32 to TF32 on the way.
 struct TensorMapSpec {
     DType dtype;
-    bool rounds;  // f32 to TF32, on its way
     const void* data;
     int rank;
     int64_t sizes[kMaxTensorRank], strides[kMaxTensorRank];
@@ -198,7 +197,7 @@ inline void copy_row(Words4* to, int row, const TensorMapSpec& t, int channel, c
         const bool there = is_inside && channel + e >= 0 && channel + e < t.sizes[0];
         uint32_t bits = 0;
         if (there) std::memcpy(&bits, from + (channel + e) * t.strides[0], bytes);
-        if (t.rounds) bits = rounded_to_tf32(bits);
+        if (t.dtype == DType::f32) bits = rounded_to_tf32(bits);
         const int at = e * bytes;
         std::memcpy(reinterpret_cast<char*>(&to[swizzled_chunk(row, at / 16)]) + at % 16, &bits, bytes);
     }

@@ -16,10 +16,9 @@ std::vector<Conv2dTile> conv2d_split_implicit_gemm_tiles(const std::string& arch
 const char* conv2d_split_implicit_gemm_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
 void conv2d_split_implicit_gemm(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
 
-// The same product by warpgroups (sm_90), which split f32 that may not be rounded; producer waves bring the operands to LDS, by TMA where x is channels_last.
+// The same product by warpgroups (sm_90); producer waves bring the operands to LDS, by TMA where x is channels_last.
 std::vector<Conv2dTile> conv2d_warpgroup_gemm_tiles(const std::string& arch, DType dtype);
 const char* conv2d_warpgroup_gemm_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
-const char* conv2d_rounded_warpgroup_gemm_refusal(const Conv2dParams& params, const Conv2dPlan& plan);  // but for such f32
 int64_t conv2d_warpgroup_gemm_workspace(const Conv2dParams& params, const Conv2dPlan& plan);
 void conv2d_warpgroup_gemm(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
 
@@ -42,7 +41,7 @@ void conv2d_relaid_implicit_gemm(const Conv2dParams& params, const Conv2dPlan& p
 const char* conv2d_depthwise_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
 void conv2d_depthwise(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
 
-// float32 by either of the two, split into two parts of TF32, of which three products are added up for one.
+// float32 repacked into two parts of TF32 each, then the warpgroup GEMM, which adds up three products for one.
 std::vector<Conv2dTile> conv2d_split_warpgroup_gemm_tiles(const std::string& arch, DType dtype);
 const char* conv2d_split_warpgroup_gemm_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
 int64_t conv2d_split_warpgroup_gemm_workspace(const Conv2dParams& params, const Conv2dPlan& plan);

@@ -19,6 +19,20 @@ HIPCONV_INLINE int64_t pack_chunks(const PackParams& p) {
     return (static_cast<int64_t>(p.kernel_height) * p.kernel_width * p.chunks + p.padding) * p.filters;
 }
 
+// Stores chunk `number` of a row of chunks. Of split f32, each eight chunks of large parts are followed by those of small
+// parts.
+template <typename T>
+HIPCONV_INLINE void store_chunk(Words4* row, int64_t number, Words4 words) {
+    if constexpr (kIsSplit<T>) {
+        const SplitWords parts = split_to_tf32(words);
+        row += number / kTileChunks * (2 * kTileChunks) + number % kTileChunks;
+        row[0] = parts.large;
+        row[kTileChunks] = parts.small;
+    } else {
+        row[number] = words;
+    }
+}
+
 // A thread packs 16 bytes of channels of a tap. Lanes lie along taps, so that they read neighbouring addresses of KCRS. Zeros
 // fill up the last chunk, and threads of their own fill the padding.
 template <typename T>
@@ -47,7 +61,8 @@ HIPCONV_INLINE void pack_chunk(const PackParams& p, int64_t i) {
         set_word(words, e / kInWord, word(words, e / kInWord) | bits << (e % kInWord * 16));
     }
     const int32_t step_chunk = chunk % kTileChunks, channel_block = chunk / kTileChunks;
-    row[p.taps_inside ? (channel_block * taps + tap) * kTileChunks + step_chunk : tap * p.chunks + chunk] = words;
+    store_chunk<T>(row, p.taps_inside ? (channel_block * taps + tap) * kTileChunks + step_chunk : tap * p.chunks + chunk,
+                   words);
 }
 
 }  // namespace hipconv

@@ -71,7 +71,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRepackThreads, 6) conv2d_repack(RepackPar
         }
 #pragma unroll
         for (int i = 0; i < kPixels; ++i) {
-            repacked[static_cast<int64_t>(pixel + i) * p.chunks + chunk] = channels_of_pixel(loaded, i);
+            store_chunk<T>(repacked, static_cast<int64_t>(pixel + i) * p.chunks + chunk, channels_of_pixel(loaded, i));
         }
     }
     const PackParams& filters = first_parameter_again(p).filters;

@@ -48,18 +48,19 @@ inline int pixels_of_vector(const Conv2dParams& p, const RepackedAxis& down, con
     return 1;
 }
 
-inline Repacking repacking_of(const Conv2dParams& p, bool steps_across_taps, void* workspace) {
-    const bool windows = has_windows(p), pads = windows || p.padding_mode != PaddingMode::zeros;
+// `splits`: f32 into two parts, which follow each other for each row of channels. Channels are then whole rows.
+inline Repacking repacking_of(const Conv2dParams& p, bool steps_across_taps, bool splits, void* workspace) {
+    const bool windows = has_windows(p) && !splits, pads = windows || p.padding_mode != PaddingMode::zeros;
     const RepackedAxis down =
         repacked_axis(p.in_height, p.out_height, p.kernel_height, p.stride_h, p.pad_top, p.dilation_h, pads);
     const RepackedAxis across =
         repacked_axis(p.in_width, p.out_width, p.kernel_width, p.stride_w, p.pad_left, p.dilation_w, pads);
-    const int64_t of_chunk = channels_of_chunk(p), element = element_bytes(p.dtype);
-    const int64_t chunks = ceil_of(p.in_channels, of_chunk), channels = chunks * of_chunk;
+    const int64_t of_chunk = channels_of_chunk(p), element = element_bytes(p.dtype), parts = splits ? 2 : 1;
+    const int64_t channels = round_up(p.in_channels, splits ? kTileChunks * of_chunk : of_chunk), chunks = channels / of_chunk;
     char* const memory = static_cast<char*>(workspace);
     Repacking r{};
     r.pixels = down.size * across.size * p.batch;
-    r.x_bytes = round_up(r.pixels * channels * element, 256);
+    r.x_bytes = round_up(r.pixels * channels * parts * element, 256);
 
     Conv2dParams& inner = r.inner;
     inner = p;
@@ -70,14 +71,15 @@ inline Repacking repacking_of(const Conv2dParams& p, bool steps_across_taps, voi
     inner.stride_w = windows ? 1 : across.inner_stride;
     inner.pad_top = down.inner_pad, inner.pad_left = across.inner_pad;
     inner.padding_mode = PaddingMode::zeros;
-    inner.x = {memory, down.size * across.size * channels, 1, across.size * channels,
-               windows ? p.stride_w * channels : channels};
+    const int64_t pixel = channels * parts;
+    inner.x = {memory, down.size * across.size * pixel, 1, across.size * pixel, windows ? p.stride_w * pixel : pixel};
+    if (splits) inner.float32_precision = Float32Precision::tf32;  // of each part
     if (windows) inner.kernel_width = 1;
 
     const bool same_channels = channels == p.in_channels && !windows;
-    if (!same_channels || GemmLayout(inner, steps_across_taps).packs) {
-        const int64_t group_channels = inner.in_channels / p.groups, row = p.kernel_width * channels / p.groups;
-        inner.weight = {memory + r.x_bytes, p.kernel_height * row, 1, row, group_channels};
+    if (splits || !same_channels || GemmLayout(inner, steps_across_taps).packs) {
+        const int64_t group_channels = inner.in_channels / p.groups, row = parts * p.kernel_width * channels / p.groups;
+        inner.weight = {memory + r.x_bytes, p.kernel_height * row, 1, row, parts * group_channels};
         r.filter_bytes = round_up(p.out_channels * p.kernel_height * row * element, 256);
         r.repack.filters = {p.weight,
                             inner.weight.data,

@@ -15,12 +15,13 @@ namespace hipconv {
 namespace {
 
 // The refusal of calls that neither algorithm serves, whatever its GEMM does.
-const char* refusal_of_repacking(const Conv2dParams& p, const Repacking& r) {
-    if (GemmLayout(p, true).vectors && !has_windows(p))
+const char* refusal_of_repacking(const Conv2dParams& p, const Repacking& r, bool splits) {
+    if (!splits && GemmLayout(p, true).vectors && !has_windows(p))
         return "x that is not channels_last with C a multiple of 8 (f32: 4) and 16-byte alignment already, or has that many "
                "channels or less";
-    if (p.groups > 1 && p.in_channels / p.groups % channels_of_chunk(p) != 0)
-        return "groups of a multiple of 8 channels (f32: 4)";
+    const int64_t group_channels = p.in_channels / p.groups;
+    if (splits && p.groups > 1 && group_channels % 32 != 0) return "groups of a multiple of 32 channels";
+    if (p.groups > 1 && group_channels % channels_of_chunk(p) != 0) return "groups of a multiple of 8 channels (f32: 4)";
     if ((r.pixels + 8 * kRepackThreads) * r.repack.chunks >= kLimit31) return "padded x of less than 2^34 elements";
     return nullptr;
 }
@@ -31,51 +32,43 @@ struct Gemm {
     const char* (*refusal)(const Conv2dParams&, const Conv2dPlan&);
     int64_t (*workspace)(const Conv2dParams&, const Conv2dPlan&);
     void (*launch)(const Conv2dParams&, const Conv2dPlan&, void* workspace, void* stream);
+    bool splits = false;
 };
 
 constexpr Gemm kWarpgroups{false, true, conv2d_warpgroup_gemm_refusal, conv2d_warpgroup_gemm_workspace, conv2d_warpgroup_gemm};
 constexpr Gemm kImplicit{true, false, conv2d_implicit_gemm_refusal, conv2d_implicit_gemm_workspace, conv2d_implicit_gemm};
 
+constexpr Gemm kSplit{false, true, conv2d_warpgroup_gemm_refusal, conv2d_warpgroup_gemm_workspace, conv2d_warpgroup_gemm, true};
+
 const char* refusal(const Gemm& gemm, const Conv2dParams& p, const Conv2dPlan& plan) {
-    const Repacking r = repacking_of(p, gemm.steps_across_taps, nullptr);
-    const char* const refused = refusal_of_repacking(p, r);
+    const Repacking r = repacking_of(p, gemm.steps_across_taps, gemm.splits, nullptr);
+    const char* const refused = refusal_of_repacking(p, r, gemm.splits);
     return refused ? refused : gemm.refusal(r.inner, plan);
 }
 
 int64_t workspace_of(const Gemm& gemm, const Conv2dParams& p, const Conv2dPlan& plan) {
-    const Repacking r = repacking_of(p, gemm.steps_across_taps, nullptr);
+    const Repacking r = repacking_of(p, gemm.steps_across_taps, gemm.splits, nullptr);
     return r.x_bytes + r.filter_bytes + gemm.workspace(r.inner, plan);
 }
 
 void launch(const Gemm& gemm, const Conv2dParams& p, const Conv2dPlan& plan, void* workspace, void* stream) {
-    const Repacking r = repacking_of(p, gemm.steps_across_taps, workspace);
+    const Repacking r = repacking_of(p, gemm.steps_across_taps, gemm.splits, workspace);
     const int64_t packing = r.repack.filters.packed ? ceil_of(pack_chunks(r.repack.filters), kRepackThreads) : 0;
     const int64_t blocks = r.repack.tiles + packing;
     const dim3 grid(static_cast<unsigned>(blocks < (1 << 22) ? blocks : 1 << 22), 1, 1);
-    const auto repack = p.dtype == DType::f32 ? r.vector == 4 ? conv2d_repack<float, 4> : conv2d_repack<float, 1>
-                        : r.vector == 8 ? conv2d_repack<f16, 8>
-                        : r.vector == 4       ? conv2d_repack<f16, 4>
-                                              : conv2d_repack<f16, 1>;
+    const auto repack = gemm.splits             ? r.vector == 4 ? conv2d_repack<split_f32, 4> : conv2d_repack<split_f32, 1>
+                                    : p.dtype == DType::f32 ? r.vector == 4 ? conv2d_repack<float, 4> : conv2d_repack<float, 1>
+                                    : r.vector == 8 ? conv2d_repack<f16, 8>
+                        : r.vector == 4         ? conv2d_repack<f16, 4>
+                                                : conv2d_repack<f16, 1>;
     HIPCONV_LAUNCH(gemm.early, repack, grid, dim3(kRepackThreads, 1, 1), 0, static_cast<hipStream_t>(stream), r.repack);
     check_launch("conv2d");
     gemm.launch(r.inner, plan, static_cast<char*>(workspace) + r.x_bytes + r.filter_bytes, stream);
 }
 
-constexpr const char* kNotRounded = "x of 16-bit types, or of float32 that may be rounded to TF32";
-
-bool is_read_in_place(const Conv2dParams& p, const Conv2dPlan& plan) {
-    return GemmLayout(p, true).vectors && !has_windows(p) && !kWarpgroups.refusal(p, plan);
-}
-
 }  // namespace
 
-const char* conv2d_rounded_warpgroup_gemm_refusal(const Conv2dParams& p, const Conv2dPlan& plan) {
-    if (p.dtype == DType::f32 && p.float32_precision != Float32Precision::tf32) return kNotRounded;
-    return conv2d_warpgroup_gemm_refusal(p, plan);
-}
-
 const char* conv2d_relaid_warpgroup_gemm_refusal(const Conv2dParams& p, const Conv2dPlan& plan) {
-    if (p.dtype == DType::f32 && p.float32_precision != Float32Precision::tf32) return kNotRounded;
     return refusal(kWarpgroups, p, plan);
 }
 int64_t conv2d_relaid_warpgroup_gemm_workspace(const Conv2dParams& p, const Conv2dPlan& plan) {
@@ -85,7 +78,6 @@ void conv2d_relaid_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan,
     launch(kWarpgroups, p, plan, workspace, stream);
 }
 
-// f32 that may not be rounded is split by the same kernels, and has an algorithm of its own, repacked or not.
 std::vector<Conv2dTile> conv2d_split_warpgroup_gemm_tiles(const std::string& arch, DType dtype) {
     if (dtype != DType::f32) return {};
     std::vector<Conv2dTile> tiles = conv2d_warpgroup_gemm_tiles(arch, dtype);
@@ -96,14 +88,13 @@ const char* conv2d_split_warpgroup_gemm_refusal(const Conv2dParams& p, const Con
     if (p.dtype != DType::f32 || p.float32_precision != Float32Precision::ieee)
         return "x of float32 that may not be rounded to TF32";
     if (plan.tile_m == 256) return "tiles of 128 and 64 pixels";
-    return is_read_in_place(p, plan) ? nullptr : refusal(kWarpgroups, p, plan);
+    return refusal(kSplit, p, plan);
 }
 int64_t conv2d_split_warpgroup_gemm_workspace(const Conv2dParams& p, const Conv2dPlan& plan) {
-    return is_read_in_place(p, plan) ? conv2d_warpgroup_gemm_workspace(p, plan) : workspace_of(kWarpgroups, p, plan);
+    return workspace_of(kSplit, p, plan);
 }
 void conv2d_split_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* workspace, void* stream) {
-    is_read_in_place(p, plan) ? conv2d_warpgroup_gemm(p, plan, workspace, stream)
-                              : launch(kWarpgroups, p, plan, workspace, stream);
+    launch(kSplit, p, plan, workspace, stream);
 }
 
 const char* conv2d_relaid_implicit_gemm_refusal(const Conv2dParams& p, const Conv2dPlan& plan) {

@@ -7,7 +7,6 @@
 #include "gather.h"
 #include "launch/check.h"
 #include "producer.h"
-#include "splitter.h"
 
 namespace hipconv {
 
@@ -19,42 +18,28 @@ struct WarpgroupRoles {
     static constexpr int kBlocks = kTileM / kWarpgroupPixels / kWarpgroups;  // blocks of 64 pixels of a warpgroup
     static constexpr int kLoaders = kByTma ? 1 : kShape.producers - 32;      // threads that fill x's ring
     static constexpr int kFirstLoader = kShape.consumers() + 32;
-    static constexpr int kFirstSplitter = kFirstLoader + 32, kSplitters = kShape.threads() - kFirstSplitter;  // of split f32
     static constexpr int kProducerRegisters = kShape.producer_registers, kConsumerRegisters = kShape.consumer_registers;
     static constexpr int kEpilogueOffset = kShape.epilogue_offset(), kSharedBytes = kShape.shared_bytes();
 };
 
-// One thread fetches the tensor maps and initialises the barriers, before the others use them. `brought` is for split f32.
-template <typename T, typename Roles, bool kByTma>
-HIPCONV_INLINE void prologue(const WarpgroupGemmParams& p, const Ring& x, const Ring& filters, Barrier* brought) {
+// One thread fetches the tensor maps and initialises the barriers, before the others use them.
+template <typename Roles, bool kByTma>
+HIPCONV_INLINE void prologue(const WarpgroupGemmParams& p, const Ring& x, const Ring& filters) {
     if constexpr (kByTma) prefetch_tensor_map(p.x);
     prefetch_tensor_map(p.filters);
     for (int i = 0; i < kMaxStages; ++i) {
-        init_barrier(&x.full[i], kIsSplit<T> ? Roles::kSplitters / 32 : Roles::kLoaders);
-        init_barrier(&filters.full[i], kIsSplit<T> ? Roles::kSplitters / 32 : 1);
-        if constexpr (kIsSplit<T>) {
-            init_barrier(&brought[i], 1);
-            init_barrier(&brought[kMaxStages + i], 1);
-        }
+        init_barrier(&x.full[i], Roles::kLoaders);
+        init_barrier(&filters.full[i], 1);
         init_barrier(&x.empty[i], Roles::kConsumerWaves);
         init_barrier(&filters.empty[i], Roles::kConsumerWaves);
     }
     fence_barrier_init();
 }
 
-// The producer waves: one thread loads filters; another one, or all threads of the other waves, load x. Behind them are those
-// that split f32.
+// The producer waves: one thread loads filters; another one, or all threads of the other waves, load x.
 template <typename T, typename Roles, int kTileM, int kTileN, bool kByTma>
-HIPCONV_INLINE void produce(const WarpgroupGemmParams& p, Ring x, Ring filters, Barrier* brought, int wave, int lane,
-                            int thread) {
+HIPCONV_INLINE void produce(const WarpgroupGemmParams& p, const Ring& x, const Ring& filters, int wave, int lane, int thread) {
     if constexpr (Roles::kProducerRegisters != 0) dealloc_registers<Roles::kProducerRegisters>();
-    if constexpr (kIsSplit<T>) {
-        if (thread >= Roles::kFirstSplitter)
-            return split_stages<kTileM, kTileN, Roles::kSplitters>(p, {x, brought}, {filters, brought + kMaxStages},
-                                                                   thread - Roles::kFirstSplitter);
-        x.full = brought;
-        filters.full = brought + kMaxStages;
-    }
     if (wave == Roles::kConsumerWaves) {
         if (lane == 0) produce_filters<T, kTileM, kTileN>(p, filters);
     } else if constexpr (kByTma) {
@@ -79,13 +64,11 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
                      barriers + kMaxStages};
         const Ring filters{lds + kShape.x_bytes(p.patches) / 16, kShape.filter_bytes() / 16, stages, barriers + 2 * kMaxStages,
                            barriers + 3 * kMaxStages};
-        Barrier* const brought = barriers + 4 * kMaxStages;
-        if (thread == 0) prologue<T, Roles, kByTma>(p, x, filters, brought);
+        if (thread == 0) prologue<Roles, kByTma>(p, x, filters);
         __syncthreads();
         let_next_kernel_begin();
         wait_for_kernel_before();
-        if (wave >= Roles::kConsumerWaves)
-            return produce<T, Roles, kTileM, kTileN, kByTma>(p, x, filters, brought, wave, lane, thread);
+        if (wave >= Roles::kConsumerWaves) return produce<T, Roles, kTileM, kTileN, kByTma>(p, x, filters, wave, lane, thread);
 
         // The consumers: for each tile the mainloop, then the epilogue.
         if constexpr (Roles::kConsumerRegisters != 0) alloc_registers<Roles::kConsumerRegisters>();

@@ -1,5 +1,6 @@
 // conv2d as a product of matrices by warpgroups (wgmma): the same product as conv2d/gemm/gemm.h, in larger tiles and by
-// specialised waves. f32 is rounded to TF32 by TMA, or split into two parts of it by waves of its own. This file has what the launcher hands to the kernels, and the shape of a block.
+// specialised waves. f32 is rounded to TF32, or comes as two parts of it, which follow each other in a stage. This file has
+// what the launcher hands to the kernels, and the shape of a block.
 //
 // Consumers multiply: two warpgroups, or one where a tile has 64 pixels. Producers fill two rings of stages in LDS, one of x
 // and one of filters. TMA loads both; x whose channels are not dense is gathered by producer waves instead, in vectors of eight
@@ -39,7 +40,7 @@ HIPCONV_INLINE constexpr int patch_rows(int tile_m, int columns) {  // rows of L
 
 constexpr int kMaxStages = 8;
 
-// Parts of x, and of filters, in a stage: TMA brings one, and waves make two of f32 that is split.
+// Boxes of x, and of filters, of a stage.
 template <typename T>
 inline constexpr int kParts = kIsSplit<T> ? 2 : 1;
 
@@ -53,7 +54,7 @@ struct WarpgroupShape {
     static constexpr int kEpilogueFilters = 32, kEpiloguePixels = 16;
     // The epilogue tile of a wave, and the bias of the tile behind it.
     static HIPCONV_INLINE constexpr int epilogue_floats(int tile_n) { return kEpiloguePixels * kEpilogueFilters + tile_n; }
-    HIPCONV_INLINE constexpr int barrier_bytes() const { return (parts == 2 ? 6 : 4) * kMaxStages * 8; }
+    static constexpr int kBarrierBytes = 4 * kMaxStages * 8;
 
     HIPCONV_INLINE constexpr int consumers() const { return tile_m == 64 ? 128 : 256; }
     HIPCONV_INLINE constexpr int threads() const { return consumers() + producers; }
@@ -65,7 +66,7 @@ struct WarpgroupShape {
     // An SM has 228 KB of LDS, of which the system takes 1 KB for each block.
     static constexpr int kMaxSharedBytes = 228 * 1024;
     HIPCONV_INLINE constexpr int ring_bytes() const {
-        return kMaxSharedBytes / blocks_per_unit - 1024 - epilogue_bytes() - barrier_bytes();
+        return kMaxSharedBytes / blocks_per_unit - 1024 - epilogue_bytes() - kBarrierBytes;
     }
     HIPCONV_INLINE constexpr int stages(bool patches) const {  // of the filters; and of x, unless it is read in patches
         const int stages =
@@ -80,14 +81,12 @@ struct WarpgroupShape {
         return rings_bytes(true) > rings_bytes(false) ? rings_bytes(true) : rings_bytes(false);
     }
     HIPCONV_INLINE constexpr int barriers_offset() const { return epilogue_offset() + epilogue_bytes(); }
-    HIPCONV_INLINE constexpr int shared_bytes() const { return barriers_offset() + barrier_bytes(); }
+    HIPCONV_INLINE constexpr int shared_bytes() const { return barriers_offset() + kBarrierBytes; }
 };
 
 HIPCONV_INLINE constexpr WarpgroupShape warpgroup_shape(int tile_m, int tile_n, bool by_tma, int parts = 1) {
-    if (parts == 2 && tile_m == 64) return {tile_m, tile_n, by_tma, 2, 256, 56, 128, parts};
-    if (parts == 2) return {tile_m, tile_n, by_tma, 1, 256, 88, 168, parts};
     if (tile_m == 64) return {tile_m, tile_n, by_tma, 2, 128, 0, 0, parts};
-    if (by_tma && tile_m * tile_n <= 128 * 64) return {tile_m, tile_n, by_tma, 2, 128, 32, 104, parts};
+    if (by_tma && parts == 1 && tile_m * tile_n <= 128 * 64) return {tile_m, tile_n, by_tma, 2, 128, 32, 104, parts};
     if (by_tma) return {tile_m, tile_n, by_tma, 1, 128, 40, 232, parts};
     return {tile_m, tile_n, by_tma, 1, 256, 88, 168, parts};
 }

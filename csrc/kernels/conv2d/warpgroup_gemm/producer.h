@@ -7,7 +7,7 @@
 
 namespace hipconv {
 
-// One thread loads a box of filters for each step: the channels of a row of LDS, for a tap.
+// One thread loads a box of filters for each step: the channels of a row of LDS, for a tap. Of split f32 there are two boxes.
 template <typename T, int kTileM, int kTileN>
 HIPCONV_INLINE void produce_filters(const WarpgroupGemmParams& p, const Ring& ring) {
     RingState place;
@@ -19,9 +19,12 @@ HIPCONV_INLINE void produce_filters(const WarpgroupGemmParams& p, const Ring& ri
 #pragma unroll 1
         for (int step = 0; step < steps; ++step) {
             wait_for_phase(&ring.empty[place.stage], place.phase ^ 1);
-            arrive_expect_bytes(&ring.full[place.stage], kTileN * kTileRowBytes);
-            tma_load_box(ring.at(place), p.filters, &ring.full[place.stage],
-                         {channel_block * kRowChannels<T>, tap, t.group * p.gemm.group_filters + t.first_filter});
+            arrive_expect_bytes(&ring.full[place.stage], kParts<T> * kTileN * kTileRowBytes);
+#pragma unroll
+            for (int part = 0; part < kParts<T>; ++part)
+                tma_load_box(ring.at(place) + part * kTileN * kTileChunks, p.filters, &ring.full[place.stage],
+                             {(channel_block * kParts<T> + part) * kRowChannels<T>, tap,
+                              t.group * p.gemm.group_filters + t.first_filter});
             place.advance(ring.stages);
             if (++tap == p.gemm.taps) {
                 tap = 0;
@@ -42,15 +45,20 @@ HIPCONV_INLINE void produce_x(const WarpgroupGemmParams& p, const Ring& ring) {
 #pragma unroll 1
         for (int k_block = t.first_k_block; k_block < t.end_k_block; ++k_block) {
             Barrier* const full = &ring.full[place.stage];
-            const int channel = t.group * p.gemm.group_channels + f.channel_block * kRowChannels<T>;
+            const int first = kParts<T> * (t.group * p.gemm.group_channels + f.channel_block * kRowChannels<T>);
             wait_for_phase(&ring.empty[place.stage], place.phase ^ 1);
-            arrive_expect_bytes(full, (p.patches ? patch_rows(kTileM, kNarrow) : kTileM) * kTileRowBytes);
-            if (p.patches)
-                tma_load_box(ring.at(place), p.x, full, {channel, t.column - c.pad_left, t.row - c.pad_top, t.image});
-            else
-                tma_load_im2col(ring.at(place), p.x, full,
-                                {channel, t.column * c.stride_w - c.pad_left, t.row * c.stride_h - c.pad_top, t.image},
-                                f.row * c.dilation_h, f.column * c.dilation_w);
+            arrive_expect_bytes(full, kParts<T> * (p.patches ? patch_rows(kTileM, kNarrow) : kTileM) * kTileRowBytes);
+#pragma unroll
+            for (int part = 0; part < kParts<T>; ++part) {
+                Words4* const to = ring.at(place) + part * (ring.chunks / kParts<T>);
+                const int channel = first + part * kRowChannels<T>;
+                if (p.patches)
+                    tma_load_box(to, p.x, full, {channel, t.column - c.pad_left, t.row - c.pad_top, t.image});
+                else
+                    tma_load_im2col(to, p.x, full,
+                                    {channel, t.column * c.stride_w - c.pad_left, t.row * c.stride_h - c.pad_top, t.image},
+                                    f.row * c.dilation_h, f.column * c.dilation_w);
+            }
             f.advance(p);
             place.advance(ring.stages);
         }

@@ -5,13 +5,12 @@
 
 namespace hipconv {
 
-inline TensorMapSpec spec_of_x(const Conv2dParams& p, const WarpgroupGemmParams& g, int tile_m, bool rounds) {
+inline TensorMapSpec spec_of_x(const Conv2dParams& p, const WarpgroupGemmParams& g, int tile_m, int parts) {
     TensorMapSpec t{};
     t.dtype = p.dtype;
-    t.rounds = rounds;
     t.data = p.x.data;
     t.rank = 4;
-    const int64_t sizes[] = {p.in_channels, p.in_width, p.in_height, p.batch};
+    const int64_t sizes[] = {int64_t{p.in_channels} * parts, p.in_width, p.in_height, p.batch};
     const int64_t strides[] = {1, p.x.column_stride, p.x.row_stride, p.x.batch_stride};
     const int element = element_bytes(p.dtype);
     const int box[] = {kTileRowBytes / element, kNarrow + kPatchTaps - 1, tile_m / kNarrow + kPatchTaps - 1, 1};
@@ -30,13 +29,12 @@ inline TensorMapSpec spec_of_x(const Conv2dParams& p, const WarpgroupGemmParams&
     return t;
 }
 
-inline TensorMapSpec spec_of_filters(const Conv2dParams& p, const GemmLayout& l, const void* data, int tile_n, bool rounds) {
+inline TensorMapSpec spec_of_filters(const Conv2dParams& p, const GemmLayout& l, const void* data, int tile_n, int parts) {
     TensorMapSpec t{};
     t.dtype = p.dtype;
-    t.rounds = rounds;
     t.data = data;
     t.rank = 3;
-    t.sizes[0] = l.packs ? l.chunks * l.elements : l.group_channels, t.sizes[1] = l.taps, t.sizes[2] = p.out_channels;
+    t.sizes[0] = parts * (l.packs ? l.chunks * l.elements : l.group_channels), t.sizes[1] = l.taps, t.sizes[2] = p.out_channels;
     t.strides[0] = l.element, t.strides[1] = l.taps == 1 ? 16 : l.filter_tap,
     t.strides[2] = p.out_channels == 1 ? 16 : l.filter_stride;
     t.box[0] = static_cast<int>(l.row_channels), t.box[1] = 1, t.box[2] = tile_n;

@@ -39,6 +39,8 @@ std::vector<Conv2dTile> conv2d_warpgroup_gemm_tiles(const std::string& arch, DTy
 }
 
 const char* conv2d_warpgroup_gemm_refusal(const Conv2dParams& p, const Conv2dPlan& plan) {
+    if (p.dtype == DType::f32 && p.float32_precision != Float32Precision::tf32)
+        return "x of 16-bit types, or of float32 that may be rounded to TF32";
     const GemmLayout l(p, false);
     if (p.padding_mode != PaddingMode::zeros) return "padding with zeros";
     if (l.image_pixels * p.batch >= kLimit31 - 256 || l.taps * l.chunks >= kLimit31 / kTileChunks)
@@ -49,7 +51,6 @@ const char* conv2d_warpgroup_gemm_refusal(const Conv2dParams& p, const Conv2dPla
     return refusal_of_tile(p, l, small);
 }
 
-// With f32 that may not be rounded, this is the algorithm "split_warpgroup_gemm".
 int64_t conv2d_warpgroup_gemm_workspace(const Conv2dParams& p, const Conv2dPlan& plan) {
     const GemmLayout l(p, false);
     if (plan.split_k == 1) return l.packed_bytes;
@@ -59,7 +60,8 @@ int64_t conv2d_warpgroup_gemm_workspace(const Conv2dParams& p, const Conv2dPlan&
 
 void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* workspace, void* stream) {
     const GemmLayout l(p, false);
-    const bool is_f32 = p.dtype == DType::f32, rounds = is_f32 && p.float32_precision == Float32Precision::tf32;
+    const bool splits = plan.algorithm == "split_warpgroup_gemm";  // then x and filters come in parts
+    const int parts = splits ? 2 : 1;
     if (l.packs) pack_filters(p, l, true, workspace, stream);
     WarpgroupGemmParams g{};
     const XSource source = x_source_of(p, l, plan.tile_m);
@@ -79,12 +81,12 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* 
     g.split = {split.parts, reinterpret_cast<float*>(memory), reinterpret_cast<uint64_t*>(memory + split.sums_bytes),
                flag_of_process()};
     g.tile_n = plan.tile_n;
-    if (source.by_tma) g.x = make_tensor_map(spec_of_x(p, g, plan.tile_m, rounds));
-    g.filters = make_tensor_map(spec_of_filters(p, l, l.packs ? workspace : p.weight.data, plan.tile_n, rounds));
-    const auto launch = rounds          ? launch_warpgroup_gemm_tf32
-                        : is_f32        ? launch_warpgroup_gemm_split
-                        : source.by_tma ? launch_warpgroup_gemm<true>
-                                        : launch_warpgroup_gemm_gathered;
+    if (source.by_tma) g.x = make_tensor_map(spec_of_x(p, g, plan.tile_m, parts));
+    g.filters = make_tensor_map(spec_of_filters(p, l, l.packs ? workspace : p.weight.data, plan.tile_n, parts));
+    const auto launch = splits                  ? launch_warpgroup_gemm_split
+                        : p.dtype == DType::f32 ? launch_warpgroup_gemm_tf32
+                        : source.by_tma         ? launch_warpgroup_gemm<true>
+                                                : launch_warpgroup_gemm_gathered;
     launch(g, {plan.tile_m, plan.tile_n}, compute_units(), stream);
 }
 

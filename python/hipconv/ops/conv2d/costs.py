@@ -56,6 +56,7 @@ def depthwise(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) 
 
 _REPACKING = 2.0  # microseconds, but for the bytes
 _REPACKED_BYTES = 3.4e6  # read and written in a microsecond
+_RELAID_FLOAT32_BYTES = 0.7e6  # the same of float32, with what the GEMM then loses by storing contiguous results
 
 
 def repacked(problem: Problem) -> Problem:
@@ -84,6 +85,8 @@ _GATHERING = 1.2  # measured: of a step that reads x element by element, beyond 
 
 def implicit_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
     """As if it read x element by element: where it reads it by vectors, nothing else that serves comes close."""
+    if problem.dtype == "float32":
+        return _float32_gemm(problem, card, tiles, workspace_limit, problem.float32_precision)
     tile, parts = _tile_and_parts(problem, card, tiles, workspace_limit)
     steps = _rounds(problem, card, tile, parts) * -(-problem.products // step_of(problem)) / parts
     return Estimate(_gemm_us(problem, card, workspace_limit) + _GATHERING * steps, tile, parts)
@@ -91,8 +94,27 @@ def implicit_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: i
 
 def split_implicit_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
     """Beside implicit_gemm, which serves the same calls by plain FMAs: never with so few products that rounding would show."""
-    estimate = implicit_gemm(problem, card, tiles, workspace_limit)
-    return estimate._replace(us=estimate.us * (0.5 if problem.products >= LEAST_SPLIT_PRODUCTS else 2.0))
+    if problem.products < LEAST_SPLIT_PRODUCTS:
+        return last_resort(problem, card, tiles, workspace_limit)
+    return _float32_gemm(problem, card, tiles, workspace_limit, "split")
+
+
+# Microseconds on an H200: of a step of a tile of 128 pixels by 64 filters that is read by vectors, element by element, and so with channels
+# that do not fill their chunks; of the rest of a tile; and of adding parts up, but for their bytes.
+_FLOAT32_STEPS = {"ieee": (2.4, 2.7, 3.3), "split": (2.1, 2.8, 3.4), "tf32": (0.5, 1.0, 1.6)}
+_FLOAT32_REST, _FLOAT32_ADDING = 8.0, 3.0
+
+
+def _float32_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int, products: str) -> Estimate:
+    tile, parts = _tile_and_parts(problem, card, tiles, workspace_limit)
+    channels = problem.in_channels // problem.groups
+    read = 2 if channels % 4 != 0 else 1 if problem.layout == "nchw" else 0
+    step = _FLOAT32_STEPS[products][read] * math.prod(tile) / (128 * 64)
+    steps = -(-(-(-channels // 4) * 4 * math.prod(problem.kernel)) // step_of(problem)) / parts
+    us = _rounds(problem, card, tile, parts) * steps * step + _FLOAT32_REST
+    if parts > 1:
+        us += _FLOAT32_ADDING + 2 * workspace_bytes(problem, parts) / _PARTS_BYTES
+    return Estimate(us, tile, parts)
 
 
 def relaid_implicit_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
@@ -159,8 +181,9 @@ _GATHERED_COSTS = {  # of x that waves gather
     (128, 64): _TileCost(1.5, 1.5, 0.62, 2.3, 1),
 }
 _SPLIT_COSTS = {  # of float32 in two parts: three products for one
-    tile: _TileCost(3 * costs.step, 3 * costs.step_alone, 3 * costs.patch_step_alone, costs.rest, 2 if tile == (64, 64) else 1)
-    for tile, costs in _WARPGROUP_COSTS.items()
+    (128, 128): _TileCost(1.1, 1.1, 1.1, 3.5, 1),
+    (128, 64): _TileCost(0.8, 0.8, 0.8, 3.0, 1),
+    (64, 64): _TileCost(0.9, 0.7, 0.6, 3.0, 2),
 }
 _BY_ELEMENTS = 1.5e-5  # microseconds of an output that is stored alone
 _ADDING = 1.7  # microseconds of adding up parts, but for their bytes
@@ -174,16 +197,20 @@ def warpgroup_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: 
 def split_warpgroup_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
     if problem.products < LEAST_SPLIT_PRODUCTS:
         return last_resort(problem, card, tiles, workspace_limit)
-    inner = repacked(problem)
-    estimate = _warpgroups(inner, card, tiles, workspace_limit, _SPLIT_COSTS)
-    is_repacked = inner is not problem or problem.layout == "nchw" or problem.in_channels % 4 != 0
-    return estimate._replace(us=estimate.us + _repacking_us(problem)) if is_repacked else estimate
+    """Behind a kernel that reads x and filters once and writes both of their parts."""
+    whole_rows = problem._replace(in_channels=-(-problem.in_channels // 32) * 32)
+    estimate = _warpgroups(whole_rows, card, tiles, workspace_limit, _SPLIT_COSTS)
+    filters = 3 * 4 * problem.out_channels * problem.products / _REPACKED_BYTES
+    return estimate._replace(us=estimate.us + 1.5 * _repacking_us(whole_rows) + filters)
 
 
 def relaid_warpgroup_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
     inner = repacked(problem)
     estimate = _warpgroups(inner, card, tiles, workspace_limit, _WARPGROUP_COSTS if inner is problem else _WINDOW_COSTS)
-    return estimate._replace(us=estimate.us + _repacking_us(problem))
+    repacking = _repacking_us(problem)
+    if problem.dtype == "float32":
+        repacking = 3 * _REPACKING + (repacking - _REPACKING) * _REPACKED_BYTES / _RELAID_FLOAT32_BYTES
+    return estimate._replace(us=estimate.us + repacking)
 
 
 def _warpgroups(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int, costs_of: dict[Tile, _TileCost]) -> Estimate:

@@ -34,7 +34,7 @@ ALGORITHMS = {
         "matrix cores on a patch of x in LDS: few channels or few filters, of a group or in all; 16-bit types", costs.direct
     ),
     "split_warpgroup_gemm": Algorithm(
-        "float32 as sums of three products of TF32 parts, by the warpgroups of sm_90", costs.split_warpgroup_gemm
+        "float32 repacked into two parts of TF32, whose three products the warpgroups of sm_90 add up", costs.split_warpgroup_gemm
     ),
     "relaid_implicit_gemm": Algorithm(
         "x repacked to dense channels-last memory first, then implicit_gemm; 16-bit types", costs.relaid_implicit_gemm
