@@ -259,8 +259,8 @@ def direct(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> 
     return Estimate(_DIRECT_LAUNCH + max(cost(best), size / _DIRECT_BYTES), best)
 
 
-# Instructions of a wave of 32 lanes: beside its sums; of a step, of 16 filters or 32; of a chunk of x that is copied, or gathered. These and
-# the others were fitted to the times of 62 layers on an H200, with every tile, of which they are a fourth off.
+# Instructions of a wave of 32 lanes: beside its sums; of a step, of 16 filters or 32; of a chunk of x that is copied, or gathered. All
+# of these were fitted to the times of 62 layers on an H200, from which they are a sixth off on average.
 _OF_WAVE, _OF_STEP, _OF_CHUNK, _OF_GATHERED = 1200, {1: 10, 2: 46}, 80, 200
 _RATE, _RATE_OF_WAVE = 3500.0, 2000.0  # that a compute unit, and a wave, executes in a microsecond
 _ENOUGH_WAVES, _MOST_WAVES = 10, 24  # of a compute unit
