@@ -195,7 +195,7 @@ _PART = 64  # pixels that 32 threads make
 class _Bundle(NamedTuple):
     """Groups that `direct` multiplies together, as bundling_of in csrc/kernels/conv2d/direct/tiling.h has them."""
 
-    count: int
+    bundles: int
     filters: int
     chunks: int  # of 8 channels, or of a row of taps' channels
     taps: int  # that chunks do not have side by side
@@ -234,7 +234,7 @@ def direct(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> 
         rows = max(1, min(problem.out_size[0], tile[0] // columns))
         images = max(1, tile[0] // math.prod(problem.out_size)) if (rows, columns) == problem.out_size else 1
         pixel_tiles = -(-problem.batch // images) * -(-problem.out_size[0] // rows) * -(-problem.out_size[1] // columns)
-        blocks = pixel_tiles * -(-bundle.count // together) * (1 if together > 1 else -(-strips // of_block))
+        blocks = pixel_tiles * -(-bundle.bundles // together) * (1 if together > 1 else -(-strips // of_block))
         patch = [
             (size - 1) * step + (taps - 1) * apart + 1 if taps > 1 else size
             for size, step, taps, apart in zip((rows, columns), problem.stride, problem.kernel, problem.dilation, strict=True)
@@ -242,8 +242,8 @@ def direct(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> 
         slots = images * patch[0] * (columns if window else patch[1])
         if together > 1:  # what LDS does not hold makes tiles smaller
             blocks = math.ceil(blocks * max(1.0, slots * (together * bundle.chunks | 1) * 16 / _DIRECT_LDS))
-        chunks = slots * together * bundle.chunks
-        narrow = bundle.by_vectors and bundle.count > 1 and together * bundle.chunks < 3  # reads of 32 bytes
+        chunks = float(slots * together * bundle.chunks)
+        narrow = bundle.by_vectors and bundle.bundles > 1 and together * bundle.chunks < 3  # reads of 32 bytes
         chunks *= _NARROW if narrow else 1.0
         steps = -(-bundle.taps * bundle.chunks // 2)
         waves = tile[0] // _PART * of_block
