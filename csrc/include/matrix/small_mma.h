@@ -56,8 +56,8 @@ struct SmallAtom<MatrixUnit::wmma12, T> : Atom<MatrixUnit::wmma12, T> {
     static HIPCONV_INLINE Words4 load_filters(const Words4* step, int lane) { return step[lane]; }
 };
 
-// CDNA, 16x16: the instruction takes 4 elements from each lane, k = lane / 16 * 4 + i; a chunk of 16 bytes feeds two (gfx950 has
-// one that takes 8). Filters are the rows of the instruction.
+// CDNA, 16x16: the instruction takes 4 elements from each lane, k = lane / 16 * 4 + i; a chunk of 16 bytes feeds two
+// (gfx950 has one that takes 8). Filters are the rows of the instruction.
 template <typename T>
 struct SmallAtom<MatrixUnit::mfma, T> {
     static constexpr int kStepChunks = 4, kRun = 4;
@@ -75,7 +75,8 @@ struct SmallAtom<MatrixUnit::mfma, T> {
     static HIPCONV_INLINE void multiply(Sums& sums, Operand pixels, Operand filters) {
 #if defined(HIPCONV_HAS_MFMA_8_WIDE)
         if constexpr (kIsBf16<T>)
-            sums = __builtin_amdgcn_mfma_f32_16x16x32_bf16(bit_cast<Bfloat8>(filters), bit_cast<Bfloat8>(pixels), sums, 0, 0, 0);
+            sums =
+                __builtin_amdgcn_mfma_f32_16x16x32_bf16(bit_cast<Bfloat8>(filters), bit_cast<Bfloat8>(pixels), sums, 0, 0, 0);
         else
             sums = __builtin_amdgcn_mfma_f32_16x16x32_f16(bit_cast<Half8>(filters), bit_cast<Half8>(pixels), sums, 0, 0, 0);
 #elif defined(HIPCONV_HAS_MFMA)

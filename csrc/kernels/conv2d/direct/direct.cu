@@ -10,7 +10,8 @@ namespace hipconv {
 
 namespace {
 
-constexpr Conv2dTile kTiles[] = {{512, 16}, {512, 32}, {256, 16}, {256, 32}, {256, 64}, {128, 16}, {128, 32}, {128, 64}, {128, 128}};
+constexpr Conv2dTile kTiles[] = {{512, 16}, {512, 32}, {256, 16}, {256, 32}, {256, 64},
+                                 {128, 16}, {128, 32}, {128, 64}, {128, 128}};
 
 // All that a launch needs beside the memory of tensors.
 struct Direct {
@@ -48,7 +49,8 @@ const char* refusal_of_tile(const Conv2dParams& p, const Conv2dPlan& plan) {
     if (d.packed_bytes >= kLimit31) return "filters of less than 2 GB, packed";
     if (d.pixel_tiles * d.filter_blocks * kDirectThreads >= kLimit32) return "up to 2^32 threads";
     const DirectTiling& t = d.tiling;
-    if ((t.images - 1) * p.out.batch_stride + (t.rows - 1) * p.out.row_stride + (t.columns - 1) * p.out.column_stride >= kLimit31)
+    if ((t.images - 1) * p.out.batch_stride + (t.rows - 1) * p.out.row_stride + (t.columns - 1) * p.out.column_stride >=
+        kLimit31)
         return "rows and small images less than 2^31 elements apart";
     if (plan.split_k != 1) return "split_k of 1";
     return nullptr;
@@ -84,7 +86,8 @@ DirectParams direct_params(const Conv2dParams& p, const Direct& d, int tile_m, v
     g.divide_by_across = by(g.tiles_across), g.divide_by_down = by(g.tiles_down);
 
     const PatchSteps down = patch_steps(p.kernel_height, p.stride_h, p.dilation_h);
-    const PatchSteps across = b.windows ? PatchSteps{p.stride_w, 1, 0, 1} : patch_steps(p.kernel_width, p.stride_w, p.dilation_w);
+    const PatchSteps across =
+        b.windows ? PatchSteps{p.stride_w, 1, 0, 1} : patch_steps(p.kernel_width, p.stride_w, p.dilation_w);
     g.patch_rows = number(d.lds.patch_rows), g.patch_columns = number(d.lds.patch_columns);
     g.patch_pitch = number(d.lds.pitch), g.image_slots = number(d.lds.patch_rows * d.lds.pitch);
     g.slot_bytes = number(d.lds.slot_bytes), g.slot_chunks = number(s.block_bundles * t.chunks);
@@ -115,7 +118,8 @@ DirectParams direct_params(const Conv2dParams& p, const Direct& d, int tile_m, v
                    multiple_of(image.column_stride, p.out_width, each);
         const bool of_rows = t.columns % of == 0;  // runs lie within a row
         return image.column_stride == 1 && multiple_of(image.channel_stride, p.out_channels, each) &&
-               (of_rows ? multiple_of(image.row_stride, p.out_height, each) : image.row_stride == p.out_width || p.out_height == 1);
+               (of_rows ? multiple_of(image.row_stride, p.out_height, each)
+                        : image.row_stride == p.out_width || p.out_height == 1);
     };
     g.store_each = 1;
     for (const int of : {4, 8}) {

@@ -1,5 +1,5 @@
-// The epilogue of `direct`: a wave's sums, which began with the bias, pass through its part of LDS, so that lanes lie along what is
-// dense in the result; then come residual, activation and one rounding.
+// The epilogue of `direct`: a wave's sums, which began with the bias, pass through its part of LDS, so that lanes lie along
+// what is dense in the result; then come residual, activation and one rounding.
 #pragma once
 
 #include "../common/padding.h"
@@ -20,8 +20,9 @@ HIPCONV_INLINE float direct_sum(const Conv2dParams& p, int n, int k, int row, in
     };
 #pragma unroll 1
     for (int32_t r = 0; r < p.kernel_height; ++r) {
-        const int64_t y = padded_index(static_cast<int64_t>(row) * p.stride_h - p.pad_top + static_cast<int64_t>(r) * p.dilation_h,
-                                       p.in_height, p.padding_mode);
+        const int64_t y =
+            padded_index(static_cast<int64_t>(row) * p.stride_h - p.pad_top + static_cast<int64_t>(r) * p.dilation_h,
+                         p.in_height, p.padding_mode);
         if (y < 0) continue;
 #pragma unroll 1
         for (int32_t s = 0; s < p.kernel_width; ++s) {
@@ -97,12 +98,13 @@ HIPCONV_INLINE void mend_sums(const DirectParams& p, const DirectTile& tile, int
         const DirectParams& again = first_parameter_again(p);
         const DirectPixel at = direct_pixel(again, tile, first + pixel);
         if (at.exists)
-            *sum = direct_sum(again.conv, tile.image + at.image, strip.first + filter, tile.row + at.row, tile.column + at.column);
+            *sum =
+                direct_sum(again.conv, tile.image + at.image, strip.first + filter, tile.row + at.row, tile.column + at.column);
     }
 }
 
-// Stores kPixels pixels from number `first` on, of which `pixels` tells the places, by vectors: of kEach filters of a pixel, or of
-// kEach pixels of a filter. `out` is the address of the strip's first filter at the tile's first pixel.
+// Stores kPixels pixels from number `first` on, of which `pixels` tells the places, by vectors: of kEach filters of a
+// pixel, or of kEach pixels of a filter. `out` is the address of the strip's first filter at the tile's first pixel.
 template <int kPixels, int kFilters, int kEach>
 HIPCONV_INLINE void store_direct_vectors(const DirectParams& p, const DirectTile& tile, const TilePixel* pixels, uint64_t out,
                                          int first, DirectStrip strip, const float* scratch, int lane) {
@@ -130,8 +132,8 @@ HIPCONV_INLINE void store_direct_vectors(const DirectParams& p, const DirectTile
         }
         if (c.residual.data) {
             const DirectPixel at = direct_pixel(p, tile, first + pixel);
-            const int64_t from = offset_in(c.residual, tile.image + at.image, strip.first + filter, tile.row + at.row,
-                                           tile.column + at.column);
+            const int64_t from =
+                offset_in(c.residual, tile.image + at.image, strip.first + filter, tile.row + at.row, tile.column + at.column);
             float more[kEach];
             if constexpr (kEach == 8)
                 load_eight(more, c.residual.data, from, c.residual_dtype);
@@ -151,7 +153,8 @@ HIPCONV_INLINE void store_direct_elements(const DirectParams& p, const DirectTil
                                           int first, DirectStrip strip, const float* scratch, int lane) {
     const Conv2dParams& c = p.conv;
     constexpr int kPitch = kFilters + 4, kLanes = kPixels < kWaveSize ? kPixels : kWaveSize;
-    const int first_pixel = p.along_filters ? lane / kFilters : lane % kLanes, pixel_step = p.along_filters ? kWaveSize / kFilters : kLanes;
+    const int first_pixel = p.along_filters ? lane / kFilters : lane % kLanes,
+              pixel_step = p.along_filters ? kWaveSize / kFilters : kLanes;
     const int first_filter = p.along_filters ? lane % kFilters : lane / kLanes;
     const int filter_step = p.along_filters ? kFilters : kWaveSize / kLanes;
     const int64_t next = filter_step * c.out.channel_stride;
@@ -200,7 +203,8 @@ HIPCONV_INLINE void store_direct_rounded(const DirectParams& p, const TilePixel*
             v = *from;
         } else {
 #pragma unroll
-            for (int w = 0; w < kEach / 2; ++w) set_word(v, w, from[2 * w * kPitch] | static_cast<uint32_t>(from[(2 * w + 1) * kPitch]) << 16);
+            for (int w = 0; w < kEach / 2; ++w)
+                set_word(v, w, from[2 * w * kPitch] | static_cast<uint32_t>(from[(2 * w + 1) * kPitch]) << 16);
         }
         *global_pointer<Vector>(out + 2 * static_cast<int64_t>(place) + filter * channel_stride) = v;
     }
@@ -218,8 +222,8 @@ HIPCONV_INLINE void store_direct_rounded(const DirectParams& p, const TilePixel*
 }
 
 template <int kPixels, int kFilters>
-HIPCONV_INLINE void store_direct(const DirectParams& p, const DirectTile& tile, const TilePixel* pixels, uint64_t out, int first,
-                                 DirectStrip strip, const float* scratch, int lane) {
+HIPCONV_INLINE void store_direct(const DirectParams& p, const DirectTile& tile, const TilePixel* pixels, uint64_t out,
+                                 int first, DirectStrip strip, const float* scratch, int lane) {
     if (p.store_each == 8)
         store_direct_vectors<kPixels, kFilters, 8>(p, tile, pixels, out, first, strip, scratch, lane);
     else if (p.store_each == 4)

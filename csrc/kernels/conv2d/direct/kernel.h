@@ -1,5 +1,6 @@
-// Convolutions of few channels or few filters (`direct`): a block stages the patch of x that its pixels see in LDS once, and each
-// wave multiplies it, tap by tap, by a strip of filters that it reads from the cache, packed as its matrix instruction takes them.
+// Convolutions of few channels or few filters (`direct`): a block stages the patch of x that its pixels see in LDS once,
+// and each wave multiplies it, tap by tap, by a strip of filters that it reads from the cache, packed as its matrix
+// instruction takes them.
 //
 // Groups of few channels share a strip: a bundle of groups is one product of matrices whose filters are zero where channel and
 // filter are of different groups, which costs no more than the padding that each group would need.
@@ -25,7 +26,8 @@ struct DirectWave {
     static constexpr int kRowsAtOnce = direct_atoms_stored(kFilters) * (kWaveSize / 32);  // that are stored
     static constexpr int kPixelsAtOnce = kRowsAtOnce * kAtomPixels;
     static constexpr int kStepVectors = A::kStepChunks * kAtomFilters;  // of an atom's packed filters
-    static constexpr int kStepsAtOnce = kCopiesPastRegisters ? 2 : 1;  // AMD's compiler does not unroll a loop of matrix instructions
+    static constexpr int kStepsAtOnce =
+        kCopiesPastRegisters ? 2 : 1;  // AMD's compiler does not unroll a loop of matrix instructions
     using Sums = typename A::Sums[kRows][kStripAtoms];
     static constexpr int kElements = sizeof(typename A::Sums) / sizeof(float);
 
@@ -51,8 +53,8 @@ struct DirectWave {
                 for (int e = 0; e < kElements; ++e) sums[i][j][e] = bias[j][e];
     }
 
-    // Takes the steps of a pass. Places and filters of the next step are under way while this one is multiplied; behind the last
-    // one there is room for another.
+    // Takes the steps of a pass. Places and filters of the next step are under way while this one is multiplied; behind the
+    // last one there is room for another.
     template <typename Like>
     static HIPCONV_INLINE void multiply(Sums& sums, const char* lds, const int (&pixels)[kRows], const int* table,
                                         const Words4* filters, int steps, int lane) {
@@ -90,7 +92,8 @@ struct DirectWave {
 #pragma unroll
             for (int j = 0; j < kStripAtoms; ++j)
 #pragma unroll
-                for (int e = 0; e < kElements; ++e) nan = nan || sums[kNumber * kRowsAtOnce + i][j][e] != sums[kNumber * kRowsAtOnce + i][j][e];
+                for (int e = 0; e < kElements; ++e)
+                    nan = nan || sums[kNumber * kRowsAtOnce + i][j][e] != sums[kNumber * kRowsAtOnce + i][j][e];
         return nan;
     }
 
@@ -105,7 +108,8 @@ struct DirectWave {
                 for (int e = 0; e < kElements; e += A::kRun) {
                     Words<float, A::kRun> run{};
 #pragma unroll
-                    for (int n = 0; n < A::kRun; ++n) set_word(run, n, bit_cast<uint32_t>(float{sums[kNumber * kRowsAtOnce + i][j][e + n]}));
+                    for (int n = 0; n < A::kRun; ++n)
+                        set_word(run, n, bit_cast<uint32_t>(float{sums[kNumber * kRowsAtOnce + i][j][e + n]}));
                     *reinterpret_cast<Words<float, A::kRun>*>(scratch + place(i, j, e, lane, kFilters + 4)) = run;
                 }
     }
@@ -170,7 +174,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDirectThreads, direct_blocks_a_unit(kStri
         const int bundle_of_blocks = static_cast<int>(divide(filter_block, p.divide_by_bundle_blocks));
         const int first_bundle = bundle_of_blocks * p.block_bundles;
         const int of_block = p.block_bundles > 1 ? static_cast<int>(divide(wave_strip, p.divide_by_strips)) : 0;
-        const int strip = (filter_block - bundle_of_blocks * p.bundle_blocks) * p.block_strips + wave_strip - of_block * p.strips;
+        const int strip =
+            (filter_block - bundle_of_blocks * p.bundle_blocks) * p.block_strips + wave_strip - of_block * p.strips;
         const int bundle = first_bundle + of_block;
         const bool works = bundle < p.bundles && strip < p.strips;
 
@@ -206,18 +211,22 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDirectThreads, direct_blocks_a_unit(kStri
             if (pass == 0) {
 #pragma unroll
                 for (int i = 0; i < Wave::kRows; ++i)
-                    pixels[i] = tables.pixels[first_pixel + i * kAtomPixels + lane % kAtomPixels].slot + of_block * p.chunks * 16;
+                    pixels[i] =
+                        tables.pixels[first_pixel + i * kAtomPixels + lane % kAtomPixels].slot + of_block * p.chunks * 16;
             }
             const DirectParams& again = first_parameter_again(p);
             const int steps = (again.taps * again.chunks + Wave::A::kStepChunks - 1) / Wave::A::kStepChunks;
             if (works) {
                 if constexpr (kHalvesShareKernels) {
                     if (p.conv.dtype == DType::bf16)
-                        Wave::template multiply<bf16>(sums, reinterpret_cast<const char*>(lds), pixels, tables.places, filters, steps, lane);
+                        Wave::template multiply<bf16>(sums, reinterpret_cast<const char*>(lds), pixels, tables.places, filters,
+                                                      steps, lane);
                     else
-                        Wave::template multiply<f16>(sums, reinterpret_cast<const char*>(lds), pixels, tables.places, filters, steps, lane);
+                        Wave::template multiply<f16>(sums, reinterpret_cast<const char*>(lds), pixels, tables.places, filters,
+                                                     steps, lane);
                 } else {
-                    Wave::template multiply<T>(sums, reinterpret_cast<const char*>(lds), pixels, tables.places, filters, steps, lane);
+                    Wave::template multiply<T>(sums, reinterpret_cast<const char*>(lds), pixels, tables.places, filters, steps,
+                                               lane);
                 }
             }
             filters += again.entries * kAtomFilters * kStripAtoms;
@@ -225,12 +234,14 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDirectThreads, direct_blocks_a_unit(kStri
 
         __syncthreads();  // the patch is read: scratch lies there
         if (!works) return;
-        float* const scratch =
-            reinterpret_cast<float*>(reinterpret_cast<char*>(lds) + p.scratch_begin) + wave * Wave::kPixelsAtOnce * (Wave::kFilters + 4);
+        float* const scratch = reinterpret_cast<float*>(reinterpret_cast<char*>(lds) + p.scratch_begin) +
+                               wave * Wave::kPixelsAtOnce * (Wave::kFilters + 4);
         uint16_t* const rounded = reinterpret_cast<uint16_t*>(scratch);
-        const float infinity = bit_cast<float>(0x7f800000u), floor = p.conv.activation == Conv2dActivation::relu ? 0.0f : -infinity;
-        const uint64_t out = reinterpret_cast<uint64_t>(p.conv.out.data) +
-                             element_bytes(p.conv.out_dtype) * offset_in(p.conv.out, tile.image, first_filter, tile.row, tile.column);
+        const float infinity = bit_cast<float>(0x7f800000u),
+                    floor = p.conv.activation == Conv2dActivation::relu ? 0.0f : -infinity;
+        const uint64_t out =
+            reinterpret_cast<uint64_t>(p.conv.out.data) +
+            element_bytes(p.conv.out_dtype) * offset_in(p.conv.out, tile.image, first_filter, tile.row, tile.column);
 #pragma unroll 1
         for (int number = 0; number < Wave::kRows / Wave::kRowsAtOnce; ++number) {
             if (number > 0) sync_wave();  // what was there is stored
@@ -261,24 +272,24 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDirectThreads, direct_blocks_a_unit(kStri
             sync_wave();
             const int first = first_pixel + number * Wave::kPixelsAtOnce;
             if (again.rounds_early && !nan) {
-                store_direct_rounded<Wave::kPixelsAtOnce, Wave::kFilters>(again, tables.pixels, out, first, count, rounded, lane);
+                store_direct_rounded<Wave::kPixelsAtOnce, Wave::kFilters>(again, tables.pixels, out, first, count, rounded,
+                                                                          lane);
                 continue;
             }
             if (nan) {
                 mend_sums<Wave::kPixelsAtOnce, Wave::kFilters>(again, tile, first, {first_filter, count}, scratch, lane);
                 sync_wave();
             }
-            store_direct<Wave::kPixelsAtOnce, Wave::kFilters>(again, tile, tables.pixels, out, first, {first_filter, count}, scratch,
-                                                              lane);
+            store_direct<Wave::kPixelsAtOnce, Wave::kFilters>(again, tile, tables.pixels, out, first, {first_filter, count},
+                                                              scratch, lane);
         }
     }
 }
 
 template <typename T, int kStripAtoms>
 void launch_direct_instance(const DirectParams& p, unsigned blocks, int threads, int shared_bytes, void* stream) {
-    HIPCONV_LAUNCH(true, (conv2d_direct_kernel<T, kStripAtoms>), dim3(blocks, 1, 1),
-                   dim3(static_cast<unsigned>(threads), 1, 1), static_cast<unsigned>(launch_shared_bytes(shared_bytes)),
-                   static_cast<hipStream_t>(stream), p);
+    HIPCONV_LAUNCH(true, (conv2d_direct_kernel<T, kStripAtoms>), dim3(blocks, 1, 1), dim3(static_cast<unsigned>(threads), 1, 1),
+                   static_cast<unsigned>(launch_shared_bytes(shared_bytes)), static_cast<hipStream_t>(stream), p);
     check_launch("conv2d");
 }
 

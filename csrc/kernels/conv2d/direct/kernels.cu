@@ -10,7 +10,8 @@ namespace {
 template <int kStripAtoms>
 void launch_16bit(const DirectParams& p, unsigned blocks, int threads, int shared_bytes, void* stream) {
     if constexpr (!kHalvesShareKernels) {
-        if (p.conv.dtype == DType::bf16) return launch_direct_instance<bf16, kStripAtoms>(p, blocks, threads, shared_bytes, stream);
+        if (p.conv.dtype == DType::bf16)
+            return launch_direct_instance<bf16, kStripAtoms>(p, blocks, threads, shared_bytes, stream);
     }
     launch_direct_instance<f16, kStripAtoms>(p, blocks, threads, shared_bytes, stream);
 }

@@ -2,9 +2,9 @@
 // zero where channel and filter are of different groups, and where there is none.
 #include <hip/hip_runtime.h>
 
+#include "../common/epilogue.h"
 #include "launch/check.h"
 #include "params.h"
-#include "../common/epilogue.h"
 
 namespace hipconv {
 

@@ -33,8 +33,8 @@ struct DirectTables {
 HIPCONV_INLINE DirectTables tables_of(const DirectParams& p, Words4* lds) {
     char* const bytes = reinterpret_cast<char*>(lds);
     return {reinterpret_cast<int*>(bytes), reinterpret_cast<TilePixel*>(bytes + p.pixels_begin),
-            reinterpret_cast<int64_t*>(bytes + p.rows_begin),
-            reinterpret_cast<PatchColumn*>(bytes + p.columns_begin), bytes + p.patch_begin};
+            reinterpret_cast<int64_t*>(bytes + p.rows_begin), reinterpret_cast<PatchColumn*>(bytes + p.columns_begin),
+            bytes + p.patch_begin};
 }
 
 // As padded_index, for what may also be far outside, where only pixels beyond out are concerned: then it is a zero.
@@ -43,7 +43,8 @@ HIPCONV_INLINE int patch_index(int64_t at, int32_t size, PaddingMode mode) {
     return index < size ? static_cast<int>(index) : -1;
 }
 
-HIPCONV_INLINE void write_tables(const DirectParams& p, const DirectTables& t, const DirectTile& tile, int thread, int threads) {
+HIPCONV_INLINE void write_tables(const DirectParams& p, const DirectTables& t, const DirectTile& tile, int thread,
+                                 int threads) {
     const Conv2dParams& c = p.conv;
     const int lines = p.tile_images * p.patch_rows;
 #pragma unroll 1
@@ -54,7 +55,8 @@ HIPCONV_INLINE void write_tables(const DirectParams& p, const DirectTables& t, c
             const int y = tile.image + image < c.batch ? patch_index(at, c.in_height, c.padding_mode) : -1;
             t.rows[i] = y < 0 ? -1 : 2 * ((tile.image + image) * c.x.batch_stride + y * c.x.row_stride);
         } else {
-            const int column = static_cast<int>(divide(i - lines, p.divide_by_column_taps)), tap = i - lines - column * p.column_taps;
+            const int column = static_cast<int>(divide(i - lines, p.divide_by_column_taps)),
+                      tap = i - lines - column * p.column_taps;
             const int of_phase = static_cast<int>(divide(column, p.divide_by_phases));
             const int64_t at = static_cast<int64_t>(tile.column) * c.stride_w - c.pad_left +
                                static_cast<int64_t>(column) * p.column_step + static_cast<int64_t>(tap) * c.dilation_w;
@@ -65,12 +67,15 @@ HIPCONV_INLINE void write_tables(const DirectParams& p, const DirectTables& t, c
     }
 }
 
-// Where the chunks of the sum lie, from a pixel's first slot on. Behind the last there are some more that are multiplied by zero.
+// Where the chunks of the sum lie, from a pixel's first slot on. Behind the last there are some more that are multiplied by
+// zero.
 HIPCONV_INLINE void write_places(const DirectParams& p, const DirectTables& t, int thread, int threads) {
 #pragma unroll 1
     for (int i = thread; i < p.entries + kMostStepChunks; i += threads) {
-        const int tap = static_cast<int>(divide(i, p.divide_by_chunks)), r = static_cast<int>(divide(tap, p.divide_by_taps_across));
-        const int column = (tap - r * p.taps_across) * p.columns_a_tap, of_phase = static_cast<int>(divide(column, p.divide_by_phases));
+        const int tap = static_cast<int>(divide(i, p.divide_by_chunks)),
+                  r = static_cast<int>(divide(tap, p.divide_by_taps_across));
+        const int column = (tap - r * p.taps_across) * p.columns_a_tap,
+                  of_phase = static_cast<int>(divide(column, p.divide_by_phases));
         const int slot = r * p.rows_a_tap * p.patch_pitch + (column - of_phase * p.phases) * p.phase_columns + of_phase;
         t.places[i] = tap < p.taps ? slot * p.slot_bytes + (i - tap * p.chunks) * 16 : 0;
     }
@@ -91,7 +96,8 @@ HIPCONV_INLINE DirectPixel direct_pixel(const DirectParams& p, const DirectTile&
                 tile.column + column < c.out_width};
 }
 
-HIPCONV_INLINE void write_pixels(const DirectParams& p, const DirectTables& t, const DirectTile& tile, int thread, int threads) {
+HIPCONV_INLINE void write_pixels(const DirectParams& p, const DirectTables& t, const DirectTile& tile, int thread,
+                                 int threads) {
 #pragma unroll 1
     for (int i = thread; i < 1 << p.log2_tile; i += threads) {
         const DirectPixel at = direct_pixel(p, tile, i);

@@ -58,13 +58,15 @@ struct DirectTiling {
 
 // What a tile takes of LDS.
 struct DirectLds {
-    int64_t patch_rows, patch_columns, phase_columns, pitch, slots, slot_bytes, pixels_begin, rows_begin, columns_begin, patch_begin, bytes;
+    int64_t patch_rows, patch_columns, phase_columns, pitch, slots, slot_bytes, pixels_begin, rows_begin, columns_begin,
+        patch_begin, bytes;
 };
 
 inline DirectLds lds_of(const Conv2dParams& p, const Bundling& b, const DirectTiling& t, int64_t block_bundles, int64_t tile_m,
                         int64_t scratch_bytes) {
     const PatchSteps down = patch_steps(p.kernel_height, p.stride_h, p.dilation_h);
-    const PatchSteps across = b.windows ? PatchSteps{p.stride_w, 1, 0, 1} : patch_steps(p.kernel_width, p.stride_w, p.dilation_w);
+    const PatchSteps across =
+        b.windows ? PatchSteps{p.stride_w, 1, 0, 1} : patch_steps(p.kernel_width, p.stride_w, p.dilation_w);
     DirectLds l{};
     l.patch_rows = (t.rows - 1) * down.of_pixel + (p.kernel_height - 1) * down.of_tap + 1;
     l.patch_columns = (t.columns - 1) * across.of_pixel + (b.windows ? 0 : (p.kernel_width - 1) * across.of_tap) + 1;
@@ -121,7 +123,8 @@ inline DirectTiling direct_tiling(const Conv2dParams& p, const Bundling& b, cons
         if (best.rows > 0 && t.columns < 4 && pieces > 1) break;
         const int64_t most = tile_m / t.columns < p.out_height ? tile_m / t.columns : p.out_height;
         const int64_t balanced = ceil_of(p.out_height, ceil_of(p.out_height, most));
-        for (t.passes = 1; t.passes <= (s.block_bundles == 1 ? b.chunks : 1); t.passes = t.passes < b.chunks && 2 * t.passes > b.chunks ? b.chunks : 2 * t.passes) {
+        for (t.passes = 1; t.passes <= (s.block_bundles == 1 ? b.chunks : 1);
+             t.passes = t.passes < b.chunks && 2 * t.passes > b.chunks ? b.chunks : 2 * t.passes) {
             t.chunks = ceil_of(b.chunks, t.passes);
             t.images = 1;
             t.rows = 1;
@@ -138,13 +141,16 @@ inline DirectTiling direct_tiling(const Conv2dParams& p, const Bundling& b, cons
                 while (t.images > 1 && !fits()) --t.images;
             }
             const DirectLds l = lds_of(p, b, t, s.block_bundles, tile_m, scratch);
-            const double tiles = static_cast<double>(ceil_of(p.batch, t.images)) * static_cast<double>(ceil_of(p.out_height, t.rows)) *
+            const double tiles = static_cast<double>(ceil_of(p.batch, t.images)) *
+                                 static_cast<double>(ceil_of(p.out_height, t.rows)) *
                                  static_cast<double>(ceil_of(p.out_width, t.columns));
             const double steps = static_cast<double>(t.passes * ceil_of(b.taps * t.chunks, 2));
-            const double staged = static_cast<double>(t.images * l.patch_rows * l.patch_columns * s.block_bundles * t.chunks * t.passes);
+            const double staged =
+                static_cast<double>(t.images * l.patch_rows * l.patch_columns * s.block_bundles * t.chunks * t.passes);
             const double storing = along_filters || has_runs(p, t, 8) ? 100.0 : has_runs(p, t, 4) ? 160.0 : 300.0;
-            const double cost = tiles * (static_cast<double>(parts) * (steps * (8.0 + 8.0 * static_cast<double>(atoms)) + storing) +
-                                         staged * (b.vectors ? 0.8 : 2.5) + 300.0 * static_cast<double>(t.passes));
+            const double cost =
+                tiles * (static_cast<double>(parts) * (steps * (8.0 + 8.0 * static_cast<double>(atoms)) + storing) +
+                         staged * (b.vectors ? 0.8 : 2.5) + 300.0 * static_cast<double>(t.passes));
             if (best.rows == 0 || cost < least) {
                 least = cost;
                 best = t;

@@ -313,7 +313,7 @@ def direct(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> 
         slots = images * patch[0] * (columns if window else patch[1])
         if together > 1:  # what LDS does not hold makes tiles smaller
             blocks = math.ceil(blocks * max(1.0, slots * (together * bundle.chunks | 1) * 16 / _DIRECT_LDS))
-        chunks = slots * together * bundle.chunks
+        chunks = float(slots * together * bundle.chunks)
         narrow = bundle.by_vectors and bundle.bundles > 1 and together * bundle.chunks < 3  # reads of 32 bytes
         chunks *= _NARROW if narrow else 1.0
         steps = -(-bundle.taps * bundle.chunks // 2)
@@ -330,8 +330,8 @@ def direct(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> 
     return Estimate(_DIRECT_LAUNCH + max(cost(best), size / _DIRECT_BYTES), best)
 
 
-# Instructions of a wave of 32 lanes: beside its sums; of a step, of 16 filters or 32; of a chunk of x that is copied, or gathered. These
-# and the others were fitted to the times of 62 layers on an H200, with every tile, of which they are a fourth off.
+# Instructions of a wave of 32 lanes: beside its sums; of a step, of 16 filters or 32; of a chunk of x that is copied, or gathered. All
+# of these were fitted to the times of 62 layers on an H200, from which they are a sixth off on average.
 _OF_WAVE, _OF_STEP, _OF_CHUNK, _OF_GATHERED = 1200, {1: 10, 2: 46}, 80, 200
 _RATE, _RATE_OF_WAVE = 3500.0, 2000.0  # that a compute unit, and a wave, executes in a microsecond
 _ENOUGH_WAVES, _MOST_WAVES = 10, 24  # of a compute unit
