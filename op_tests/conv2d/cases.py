@@ -147,7 +147,7 @@ def model_layers(model: str) -> list[tuple[Case, int]]:
 
 
 def _layer(*s: int) -> Case:
-    """Of N, C, H, W, K, R, S, then strides, paddings, dilations by height and width, and groups, if there are any."""
+    """Make a case of N, C, H, W, K, R, S, then strides, paddings, dilations by height and width, and groups, if there are any."""
     more: dict[str, Any] = {"stride": (s[7], s[8]), "padding": (s[9], s[10]), "dilation": (s[11], s[12])}
     return Case(s[0], s[1], s[2], s[3], s[4], s[5], s[6], groups=s[13] if len(s) > 13 else 1, **more)
 

@@ -1,4 +1,4 @@
-"""How conv2d multiplies float32: rounded to TF32 where torch's settings or the call allow it, true float32 elsewhere, by any kernel."""
+"""conv2d multiplies float32 rounded to TF32 where torch's settings or the call allow it, as true float32 elsewhere, by any kernel."""
 
 from __future__ import annotations
 

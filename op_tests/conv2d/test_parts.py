@@ -29,7 +29,7 @@ def kind(*shape: int, layout: torch.memory_format = torch.channels_last, dtype: 
 
 
 def plans(target: Target, x: Kind, part: Kind, filters: Kind, algorithm: str = "auto", limit: int = 256 << 20) -> list[calls.Prepared]:
-    """Of the whole image alone, of the part alone, and of the part as one."""
+    """Prepare the whole image alone, the part alone, and the part as one."""
     card = Card(target.arch, CARD.compute_units)
     o: Options = geometry.options((3, 3), 1, 1, 1, 1, "zeros", "none")
     of_part = o._replace(padding=(0, 0, 1, 1))

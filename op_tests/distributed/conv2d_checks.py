@@ -254,7 +254,7 @@ def gathered_in_pieces(layout: torch.memory_format, border: int) -> None:
 
 
 def refusals_of_kernels() -> list[str]:
-    """What the kernels of GPUs refuse, where one rank has all outputs: all raise it, before anything is sent."""
+    """Return what the kernels of GPUs refuse, where one rank has all outputs: all raise it, before anything is sent."""
     group, _, size = everyone()
     x, weight = torch.randn(1, 3, 4, 7), torch.randn(4, 3, 3, 3)
     texts = []

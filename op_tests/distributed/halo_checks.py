@@ -118,7 +118,7 @@ def views_that_are_negated_or_conjugated() -> None:
 
 
 def a_gather_packs_once() -> None:
-    """What a rank sends is not copied once for every other rank."""
+    """A rank's data is not copied once for every other rank."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Largest(TorchDispatchMode):

@@ -45,7 +45,7 @@ def source_of(dtype: str, form: str) -> Path:
 
 
 def has(arch: str, dtype: str) -> bool:
-    """Whether the card has instructions for it."""
+    """Tell whether the card has instructions for it."""
     return dtype != "tf32" or arch == "gfx942"
 
 

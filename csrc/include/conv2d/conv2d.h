@@ -36,8 +36,8 @@ struct Conv2dParams {
 
     DType dtype;  // of x and weight
     Image x, weight;
-    // Whether the factors of f32 products may be rounded to TF32, 11 bits. It means nothing for other types. `tf32` is for
-    // architectures that conv2d_has_tf32 names.
+    // Tells whether the factors of f32 products may be rounded to TF32, 11 bits. It means nothing for other types. `tf32` is
+    // for architectures that conv2d_has_tf32 names.
     Float32Precision float32_precision;
 
     DType out_dtype;

@@ -100,7 +100,8 @@ struct SmallAtom<MatrixUnit::mfma, T> {
     }
 };
 
-// Of the two elements of word `w` of vector `lane` of a step's filters: the filter, and the first one's number in the step.
+// These are the two elements of word `w` of vector `lane` of a step's filters: the filter, and the first one's number in the
+// step.
 struct PackedPlace {
     int filter, element;
 };

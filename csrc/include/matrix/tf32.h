@@ -1,5 +1,5 @@
-// How f32 is multiplied on matrix cores whose products take 11 bits of each factor (TF32): rounded to these, or split into two
-// such parts.
+// This says how f32 is multiplied on matrix cores whose products take 11 bits of each factor (TF32): rounded to these, or split
+// into two such parts.
 #pragma once
 
 #include "device/vec.h"
@@ -45,7 +45,7 @@ HIPCONV_INLINE Words4 rounded_to_tf32(Words4 four) {
     return rounded;
 }
 
-// Whether a tile is rounded when it is stored to LDS. What comes there past the registers is rounded when it is read.
+// Tells whether a tile is rounded when it is stored to LDS. What comes there past the registers is rounded when it is read.
 template <typename T>
 inline constexpr bool kRoundsOnStore = kIsTf32<T> && !kCopiesPastRegisters;
 

@@ -114,7 +114,7 @@ class _CausalConv1d(torch.autograd.Function):
 
 
 def described(tensors: dict[str, Any], activation: Any, layout: str, **flags: object) -> Local:
-    """What a call's arguments come to; TypeError or ValueError for what is wrong with them."""
+    """Return what a call's arguments come to; TypeError or ValueError for what is wrong with them."""
     settings = _checked(tensors)
     use_silu = parse_activation(activation, SILU)
     check_name("layout", layout, LAYOUTS)

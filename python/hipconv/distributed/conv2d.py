@@ -122,7 +122,7 @@ def conv2d(
 
 
 class _Parts(NamedTuple):
-    """How an image is shared out, as every rank knows it."""
+    """Say how an image is shared out, as every rank knows it."""
 
     out_shape: tuple[int, ...]  # of the whole
     shape: tuple[int, ...]  # of the whole image
@@ -138,7 +138,7 @@ class _Parts(NamedTuple):
 def _parts_of(
     x: tuple[int, ...], weight: tuple[int, ...], o: Options, axis: int, sizes: tuple[int, ...], out_sizes: tuple[int, ...] | None
 ) -> _Parts:
-    """Of shards of `sizes`, of which x is one, and of results of `out_sizes`; ValueError where something does not fit."""
+    """Share out shards of `sizes`, of which x is one, and of results of `out_sizes`; ValueError where something does not fit."""
     shape = (*x[:axis], sum(sizes), *x[axis + 1 :])
     out_shape = geometry.out_shape(shape, weight, o)
     if out_sizes is None:
@@ -163,7 +163,7 @@ def _parts_of(
 def _choice(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, parts: _Parts, rank: int, out_dtype: Any, algorithm: str
 ) -> calls.Choice | None:
-    """What convolves this rank's part. Where an algorithm is named, the parts of all ranks are looked at, so that all raise."""
+    """Return what convolves this rank's part. Where an algorithm is named, the parts of all ranks are looked at, so that all raise."""
     whole = calls.Whole(dense(x, parts.shape), None if residual is None else dense(residual, parts.out_shape), parts.options)
     found = None
     for each in range(len(parts.sizes)) if calls.is_named(algorithm) else (rank,):
@@ -207,7 +207,7 @@ def _check_places(tensors: dict[str, Any]) -> None:
 
 
 def _settings(tensors: dict[str, Any], axis: int) -> dict[str, Any]:
-    """Of tensors with the dtypes that autocast gives them."""
+    """Return what all ranks must have alike, of tensors with the dtypes that autocast gives them."""
     x, weight, bias, residual = tensors.values()
     dtypes = {name: autocast_dtype(tensor) for name, tensor in tensors.items() if tensor is not None}
     geometry.check_dtypes(**{name: Kind(dtype, (), (), 0) for name, dtype in dtypes.items()})

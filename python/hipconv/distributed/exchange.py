@@ -210,7 +210,7 @@ def joined(pieces: Sequence[Tensor], like: Tensor, dim: int) -> Tensor:
 
 
 def cut(pieces: Sequence[Tensor], dim: int, start: int, stop: int) -> list[Tensor]:
-    """What of pieces, one after another along `dim`, lies in [start, stop)."""
+    """Return what of pieces, one after another along `dim`, lies in [start, stop)."""
     found, at = [], 0
     for piece in pieces:
         low, high = max(start, at), min(stop, at + piece.shape[dim])

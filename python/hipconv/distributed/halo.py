@@ -68,7 +68,7 @@ class PendingHalo:
 
     @outside_of_graphs
     def wait(self) -> Tensor:
-        """What `halo` returns. A GPU's current stream waits for it, the host does not (over gloo it does). Again and again the same."""
+        """The result of `halo`. A GPU's current stream waits for it, the host does not (over gloo it does). Again and again the same."""
         if self._found is None:
             self._found = fetch(*self._rest, begun=self._exchange)
             self._exchange = None

@@ -1,4 +1,4 @@
-"""What layers with a group compute that no function of `hipconv.distributed` alone does."""
+"""The computations of layers with a group that no function of `hipconv.distributed` alone does."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Interior(NamedTuple):
     span: int  # rows of a window
 
     def rows(self, outputs: int) -> int:
-        """Of so many outputs' windows."""
+        """The rows of so many outputs' windows."""
         return (outputs - 1) * self.step + self.span
 
     def between(self, rows: int, outputs: int) -> Interior:
@@ -73,7 +73,7 @@ class Part(NamedTuple):
         return [(low, high) for low, high in ((0, self.interior.start), (self.interior.stop, self.outputs)) if low < high]
 
     def shaped(self, x: Tensor, rows: int) -> Kind:
-        """Of so many rows, copied."""
+        """The kind of a tensor of so many rows, copied."""
         return dense(x, [*x.shape[: self.axis], rows, *x.shape[self.axis + 1 :]])
 
     def inner(self, x: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ def in_pieces(part: Part, x: Tensor, weight: Tensor, bias: Tensor | None, residu
 
 
 def _keeps(part: Part, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> bool:
-    """Whether what is chosen for the part serves each of its pieces."""
+    """Tell whether what is chosen for the part serves each of its pieces."""
     if part.choice is None:
         return True
     inside = part.interior

@@ -145,7 +145,7 @@ def cast_by_autocast(library: torch.library.Library, name: str, names: Sequence[
 
 
 def autocast_dtype(tensor: Tensor) -> torch.dtype:
-    """Of a tensor as an operator that `cast_by_autocast` names it for gets it."""
+    """The dtype of a tensor as an operator that `cast_by_autocast` names it for gets it."""
     device_type = tensor.device.type
     if device_type not in ("cpu", "cuda") or not tensor.is_floating_point() or tensor.dtype == torch.float64:
         return tensor.dtype

@@ -26,7 +26,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kChannelLanes, 6)
     causal_conv1d_update_channels(CausalConv1dUpdateParams params, bool x_in_fours, bool out_in_fours) {
     const CausalConv1dUpdateParams& p = first_parameter(params);
     constexpr int kPast = kWidth - 1, kAhead = 4;
-    // What the width leaves out is read where it is needed: scalar registers would be too few for it beside all the rest.
+    // Things that the width leaves out are read where it is needed: scalar registers would be too few for it beside all the
+    // rest.
     const auto missing_now = [&] { return kWidth - first_parameter_again(params).width; };
     const auto past_now = [&] { return first_parameter_again(params).width - 1; };
     using Four = Words<T, kAhead>;

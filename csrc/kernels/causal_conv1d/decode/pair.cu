@@ -101,7 +101,7 @@ struct StripTaps {
     }
 };
 
-// What the indices say of a row; a lane looks, for all of the row's.
+// This is what the indices say of a row; a lane looks, for all of the row's.
 struct RowOfBlock {
     int32_t first_token, count, read_slot, write_slot, first_column;
     bool live;
@@ -289,7 +289,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kPairThreads, (pair_blocks<S, kWidth>()))
 
 namespace {
 
-// Whether elements come in aligned pairs, wherever a row, a column or a token begins.
+// Tells whether elements come in aligned pairs, wherever a row, a column or a token begins.
 template <typename... Strides>
 bool in_pairs(Address data, int bytes, int64_t dim_stride, Strides... strides) {
     return dim_stride == 1 && data.bits % static_cast<unsigned>(2 * bytes) == 0 && ((strides % 2 == 0) && ...);

@@ -194,7 +194,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kLineThreads, line_blocks<T>(kWidth)) caus
 
 namespace {
 
-// How a tensor is moved, and whether tokens are what lies side by side.
+// This says how a tensor is moved, and whether tokens are what lies side by side.
 struct Layout {
     bool along_tokens, dense, in_words, aligned;
 };
@@ -232,7 +232,7 @@ bool steps_fit(const Sequences& s, int size) {
     return !s.data || (fits(s.dim_stride) && fits(s.seqlen_stride));
 }
 
-// Of 64, 32 and 16 lines, those that leave the fewest idle; wider tiles have longer lines of memory.
+// This takes, of 64, 32 and 16 lines, those that leave the fewest idle; wider tiles have longer lines of memory.
 int line_bits_for(int32_t dim) {
     int best = kMostLineBits;
     double least = 0;

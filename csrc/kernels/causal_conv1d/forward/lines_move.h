@@ -1,4 +1,4 @@
-// What the kernel "lines" does with memory: it brings x and states to LDS, and takes outputs away.
+// This is what the kernel "lines" does with memory: it brings x and states to LDS, and takes outputs away.
 #pragma once
 
 #include "lines_elements.h"

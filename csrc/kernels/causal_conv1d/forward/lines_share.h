@@ -1,4 +1,4 @@
-// What the threads of the kernel "lines" share, and how they load a vector.
+// This is what the threads of the kernel "lines" share, and how they load a vector.
 #pragma once
 
 #include "causal_conv1d/states_formula.h"
@@ -13,7 +13,7 @@ constexpr int kWordElements = 4 / static_cast<int>(sizeof(T));
 template <typename T>
 using BitsOf = typename WordsOf<sizeof(T)>::type;
 
-// What the threads of a block share.
+// This is what the threads of a block share.
 template <typename T>
 struct LineShare {
     const CausalConv1dInputs& in;

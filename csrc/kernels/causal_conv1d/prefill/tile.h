@@ -54,7 +54,7 @@ __device__ __forceinline__ void place_begun(const TileCall& call, uint32_t block
 template <int kChannels>  // of a block
 constexpr int kBlockChannels = kMostLanes * kChannels;
 
-// What a thread has of a run when its loads are on their way.
+// This is what a thread has of a run when its loads are on their way.
 template <typename T, int kChannels, int kWidth>
 struct RunOnItsWay {
     // A multiple of kWidth, so that ring positions repeat.
@@ -277,7 +277,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, (tile_blocks<T, kChannels>(k
 
 // ---- launches -------------------------------------------------------------------------------------------------------------
 
-// How a launch is laid out, in place or not.
+// This says how a launch is laid out, in place or not.
 struct TileShape {
     int channels, width;  // of the kernel's instance
     int64_t vectors;

@@ -35,7 +35,7 @@ inline int channels_a_vector(const CausalConv1dVarlenParams& p) {
     return all ? wanted : 4 / element_bytes(p.dtype);
 }
 
-// Whether each row of 16-bit outputs begins and ends with a whole word.
+// Tells whether each row of 16-bit outputs begins and ends with a whole word.
 inline bool outputs_in_words(const CausalConv1dVarlenParams& p) {
     const auto words = [](const void* data, int64_t token_stride) { return aligned(data, 4) && token_stride % 2 == 0; };
     if (p.dim % 2 != 0) return false;

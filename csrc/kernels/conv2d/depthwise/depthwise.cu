@@ -20,7 +20,7 @@ bool depthwise_walk_serves(const Conv2dParams& c) {
     const Image& w = c.weight;
     const bool weight_fits = w.batch_stride >= 0 && w.row_stride >= 0 && w.column_stride >= 0 && w.batch_stride < kLimit &&
                              c.out_channels * w.batch_stride + taps * (w.row_stride + w.column_stride) < kLimit;
-    // Of the most threads: two outputs of a pair of channels each.
+    // This many outputs belong to the most threads: two outputs of a pair of channels each.
     const double threads = (c.out_channels / 2 + 1.0) * c.batch * c.out_height * (c.out_width / 2 + 1.0);
     return weight_fits && steps_fit(c.x, c.dtype) && steps_fit(c.out, c.out_dtype) && size_fits(c.in_height, c.pad_top) &&
            size_fits(c.in_width, c.pad_left) && size_fits(c.out_height, taps) && size_fits(c.out_width, taps) &&

@@ -13,8 +13,8 @@ namespace hipconv {
 
 constexpr int kDepthwiseThreads = 128;
 constexpr int kMostUnits = 32;  // of a block: their filters fit into LDS
-// Of a tap's filters in LDS, in units: one more than lanes read at once, so that writes of neighbouring taps have no bank
-// conflicts.
+// This is the pitch of a tap's filters in LDS, in units: one more than lanes read at once, so that writes of neighbouring taps
+// have no bank conflicts.
 constexpr int kFilterPitch = kMostUnits + 1;
 
 struct DepthwiseParams {
@@ -116,7 +116,7 @@ HIPCONV_INLINE void load_and_store(int count, Load load, Store store) {
 
 // ---- which outputs a thread makes, as the launch decides --------------------------------------------------------------------
 
-// Whether lanes lie along channels: where the result is denser along them.
+// Tells whether lanes lie along channels: where the result is denser along them.
 inline bool depthwise_lies_across(const Conv2dParams& c) { return c.out.channel_stride < c.out.column_stride; }
 
 // Lanes along units: as many as leave few of them idle, and read whole sectors of 32 bytes where that costs nothing.

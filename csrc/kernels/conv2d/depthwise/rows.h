@@ -11,15 +11,15 @@
 
 namespace hipconv {
 
-// Of outputs: the columns of a thread, as the launch counts them.
+// These are the outputs: the columns of a thread, as the launch counts them.
 template <int kTaps, bool kAcross>
 constexpr int kWalkColumns = kAcross || kTaps == 7 ? 4 : 2;
 
 // A lane of RDNA has too few registers for the sums of 7 rows of four pairs: it makes two columns after the other two.
 constexpr bool kFewRegisters = kWaveSize == 32 && !kHasPredicates;
 
-// What a thread reads of a row: the kReach columns that its outputs see. A word of two columns begins at an even one, which may
-// lie in front of them (kOdd).
+// This is what a thread reads of a row: the kReach columns that its outputs see. A word of two columns begins at an even one,
+// which may lie in front of them (kOdd).
 template <int kTaps, int kStride, bool kAcross_, bool kWords_>
 struct RowShape {
     static constexpr bool kAcross = kAcross_, kWords = kWords_;

@@ -1,4 +1,4 @@
-// What follows the sums of a depthwise convolution: residual, activation, one rounding, and the store of a few columns of
+// Behind the sums of a depthwise convolution come these: residual, activation, one rounding, and the store of a few columns of
 // outputs.
 #pragma once
 

@@ -210,7 +210,7 @@ inline int64_t compute_units_here() {
 template <int kTaps, int kStride, bool kAcross>
 void choose_segments(DepthwiseParams& p, int64_t compute_units) {
     constexpr int kRows = (kTaps + kStride - 1) / kStride, kBlocks = walk_blocks(kTaps, kAcross, true);
-    // Of a step: of a wave that shares its SIMD with none, and for instructions alone. Of a block's begin.
+    // These are costs of a step: of a wave that shares its SIMD with none, and for instructions alone. Of a block's begin.
     constexpr double kLatency = 700, kIssue = 1.2 * 2 * kWalkColumns<kTaps, kAcross> * kTaps * kTaps + 70, kStart = 2500;
     double least = 0;
     int32_t best = p.conv.out_height;

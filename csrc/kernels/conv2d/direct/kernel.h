@@ -83,7 +83,7 @@ struct DirectWave {
         }
     }
 
-    // Whether one of the lane's sums is NaN, of those that are stored at once.
+    // Tells whether one of the lane's sums is NaN, of those that are stored at once.
     template <int kNumber>
     static HIPCONV_INLINE bool has_nan(const Sums& sums) {
         bool nan = false;

@@ -55,7 +55,7 @@ struct DirectParams {
     int32_t patch_slots;                                                          // that are read: images x rows x columns
     int32_t pixels_begin, rows_begin, columns_begin, patch_begin, scratch_begin;  // bytes of LDS
 
-    // How out is stored.
+    // This says how out is stored.
     int32_t out_image, out_row, out_column;  // strides, within a tile
     bool along_filters;
     int32_t store_each;  // 8, 4 or 1 elements

@@ -1,4 +1,5 @@
-// How `direct` cuts a call: groups into bundles, filters into strips, pixels into tiles, and what fits LDS into passes.
+// This says how `direct` cuts a call: groups into bundles, filters into strips, pixels into tiles, and what fits LDS into
+// passes.
 #pragma once
 
 #include "../gemm/layout.h"
@@ -56,7 +57,7 @@ struct DirectTiling {
     int64_t chunks = 0, passes = 0;
 };
 
-// What a tile takes of LDS.
+// A tile takes this of LDS.
 struct DirectLds {
     int64_t patch_rows, patch_columns, phase_columns, pitch, slots, slot_bytes, pixels_begin, rows_begin, columns_begin,
         patch_begin, bytes;
@@ -102,8 +103,8 @@ inline DirectStrips strips_of(const Bundling& b, int64_t tile_m, int64_t tile_n)
     return s;
 }
 
-// Whether so many pixels of a tile, from a multiple of them on, are as many elements of one row of memory, or of rows without a
-// gap, all in out or none.
+// Tells whether so many pixels of a tile, from a multiple of them on, are as many elements of one row of memory, or of rows
+// without a gap, all in out or none.
 inline bool has_runs(const Conv2dParams& p, const DirectTiling& t, int64_t of) {
     if (t.columns % of == 0) return p.out_width % of == 0;
     return t.columns == p.out_width && t.rows * t.columns % of == 0 && p.out_height * t.columns % of == 0;

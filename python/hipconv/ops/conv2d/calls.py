@@ -202,7 +202,7 @@ def prepare_part(
 def choice_of_part(
     x: Tensor, weight: Tensor, bias: Tensor | None, whole: Whole, part: Kind, o: Options, out_dtype: torch.dtype | None, algorithm: str
 ) -> Choice | None:
-    """What convolves a `part` of an image, on x's device; None where torch does.
+    """Return what convolves a `part` of an image, on x's device; None where torch does.
 
     Raises TypeError or ValueError: what the call would raise.
     """
@@ -218,7 +218,7 @@ def follows(
     choice: Choice, x: Tensor, weight: Tensor, bias: Tensor | None, piece: Kind, residual: Kind | None, o: Options,
     out_dtype: torch.dtype | None, algorithm: str,
 ) -> bool:  # fmt: skip
-    """Whether what is chosen for a part convolves a `piece` of it, on x's device."""
+    """Tell whether what is chosen for a part convolves a `piece` of it, on x's device."""
     target = targets.of(x.device)
     card = card_of(x.device) if x.is_cuda else card_named(target.arch)
     request = request_of(x, out_dtype, algorithm, router.WORKSPACE_LIMIT, None)
@@ -227,7 +227,7 @@ def follows(
 
 
 def is_named(algorithm: str) -> bool:
-    """Whether a call, or the environment, names an algorithm, which may refuse it."""
+    """Tell whether a call, or the environment, names an algorithm, which may refuse it."""
     return algorithm != "auto" or os.environ.get(router.VARIABLE) not in (None, "", "auto")
 
 

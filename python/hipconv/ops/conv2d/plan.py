@@ -41,7 +41,7 @@ class Conv2dPlan:
     workspace: int
     """Bytes of temporary memory, from torch's allocator."""
     float32_precision: str | None
-    """Of the products of float32: "ieee", or "tf32" if they are made of factors rounded to it. None of other dtypes, and on the CPU."""
+    """The precision of products of float32: "ieee", or "tf32" if they are made of factors rounded to it. None of others, and on the CPU."""
 
     @property
     def floor(self) -> str:

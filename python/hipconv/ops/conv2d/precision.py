@@ -1,4 +1,4 @@
-"""Whether a conv2d may round float32 factors to TF32: what its keyword says, else what torch's settings say for convolutions."""
+"""This tells whether a conv2d may round float32 factors to TF32: what its keyword says, else what torch's settings say for convolutions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check(precision: str | None) -> None:
 
 
 def of_torch() -> str:
-    """What torch's settings say for convolutions by cuDNN: whatever its own convolution would read.
+    """Return what torch's settings say for convolutions by cuDNN: whatever its own convolution would read.
 
     `torch.backends.cudnn.allow_tf32` up to torch 2.8. Since then `torch.backends.cudnn.conv.fp32_precision`, which inherits from
     `torch.backends.cudnn.fp32_precision` and `torch.backends.fp32_precision`, and which `allow_tf32` sets, too.
@@ -33,7 +33,7 @@ def of_torch() -> str:
 
 
 def of_call(precision: str | None, x: Tensor) -> str:
-    """Of a call's keyword. torch computes true float32 on ROCm and on CPUs, whatever cuDNN's settings are; so do we (and simt)."""
+    """Read a call's keyword. torch computes true float32 on ROCm and on CPUs, whatever cuDNN's settings are; so do we (and simt)."""
     if precision is not None:
         check(precision)
         return precision

@@ -81,7 +81,7 @@ def choose(problem: Problem, card: Card, serving: tuple[tuple[str, Tiles], ...],
 
 
 def estimated_us(problem: Problem, card: Card, serving: Sequence[tuple[str, Tiles]], workspace_limit: int) -> float:
-    """What the best of these takes."""
+    """Return what the best of these takes."""
     return min((ALGORITHMS[name].estimate(problem, card, tiles, workspace_limit).us for name, tiles in serving), default=0.0)
 
 
