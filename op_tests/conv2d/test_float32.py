@@ -57,7 +57,7 @@ def integers(limit: int, shape: tuple[int, ...], device: torch.device, seed: int
 
 SHAPES = {  # N C H W, K R S, stride, padding, groups
     "3x3": ((2, 40, 9, 11), (24, 3, 3), 1, 1, 1),
-    "3x3 in patches": ((1, 36, 16, 16), (72, 3, 3), 1, 1, 1),
+    "3x3 in patches": ((1, 36, 16, 16), (40, 3, 3), 1, 1, 1),
     "1x1, stride 2": ((2, 68, 7, 9), (40, 1, 1), 2, 0, 1),
     "stem": ((1, 3, 21, 19), (24, 7, 7), 2, 3, 1),
     "groups": ((2, 64, 6, 7), (20, 3, 3), 1, 1, 2),
@@ -87,7 +87,7 @@ def test_ieee_holds_24_bits(device: torch.device, name: str, layout: str) -> Non
     """Factors of 22 bits, either of them, with few enough products not to round the sum: parts of split factors are where they belong."""
     shape, (K, R, S), stride, padding, groups = SHAPES[name]
     options: dict[str, Any] = {"stride": stride, "padding": padding, "groups": groups}
-    for wide in ("x", "weight"):
+    for wide in ("x", "weight") if layout == "nhwc" else ("x",):
         limits = {"x": (2**21, 1), "weight": (1, 2**21)}[wide]
         x = integers(limits[0], shape, device, 1, layout)
         weight = integers(limits[1], (K, shape[1] // groups, R, S), device, 2, layout)
