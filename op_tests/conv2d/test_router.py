@@ -42,6 +42,28 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 # ---- the choice ----------------------------------------------------------------------------------------------------------------------
 
 
+DIRECT_TILES = ((512, 16), (512, 32), (256, 16), (256, 32), (256, 64), (128, 16), (128, 32), (128, 64), (128, 128))
+WITH_DIRECT = (("warpgroup_gemm", TILES), ("direct", DIRECT_TILES), *SERVING)
+
+
+@pytest.mark.parametrize(
+    ("asked", "algorithm"),
+    [
+        (problem(128, 56, 128, N=32, groups=32), "direct"),  # ResNeXt
+        (problem(216, 28, 216, N=32, groups=9), "direct"),  # RegNet
+        (problem(128, 1024, 3), "direct"),  # the last layer of a decoder
+        (problem(32, 112, 16, R=1, N=32), "direct"),
+        (problem(384, 14, 384, N=32, groups=6), "warpgroup_gemm"),  # groups of 64 fill its tiles
+        (problem(512, 64, 512), "warpgroup_gemm"),
+        (problem(256, 56, 64, R=1, N=32), "warpgroup_gemm"),
+    ],
+    ids=str,
+)
+def test_few_channels_or_few_filters_take_direct(asked: Problem, algorithm: str) -> None:
+    """As they were measured on an H200."""
+    assert choose(asked, H200, WITH_DIRECT).algorithm == algorithm
+
+
 @pytest.mark.parametrize(
     ("asked", "card", "tile", "parts"),
     [

@@ -48,10 +48,6 @@ const char* refusal_of_tile(const Conv2dParams& p, const Conv2dPlan& plan) {
     if (d.tiling.rows == 0) return "filters of which the pixels of a row fit LDS";
     if (d.packed_bytes >= kLimit31) return "filters of less than 2 GB, packed";
     if (d.pixel_tiles * d.filter_blocks * kDirectThreads >= kLimit32) return "up to 2^32 threads";
-    const DirectTiling& t = d.tiling;
-    if ((t.images - 1) * p.out.batch_stride + (t.rows - 1) * p.out.row_stride + (t.columns - 1) * p.out.column_stride >=
-        kLimit31)
-        return "rows and small images less than 2^31 elements apart";
     if (plan.split_k != 1) return "split_k of 1";
     return nullptr;
 }
@@ -142,8 +138,8 @@ std::vector<Conv2dTile> conv2d_direct_tiles(const std::string& arch, DType dtype
 
 const char* conv2d_direct_refusal(const Conv2dParams& p, const Conv2dPlan& plan) {
     if (p.dtype == DType::f32) return "x of 16-bit types";
-    for (const int64_t reach : {p.x.column_stride * p.in_width * 2, p.out.row_stride, p.out.column_stride})
-        if (reach >= kLimit31 / 2 || reach < 0) return "rows of less than 2^30 bytes";
+    const int64_t reach = p.x.column_stride * p.in_width * 2;
+    if (reach >= kLimit31 / 2 || reach < 0) return "rows of x of less than 2^30 bytes";
     if (p.in_height >= kLimit31 / 2 || p.in_width >= kLimit31 / 2) return "images of less than 2^30 rows and columns";
     if (plan.tile_m != 0) return refusal_of_tile(p, plan);
     Conv2dPlan small = plan;
