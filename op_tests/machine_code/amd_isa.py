@@ -196,7 +196,7 @@ FAST_KERNELS = {
     "vector_rows": _conv1d("forward/vector_any", "fwd_vector_any<bf16, 4, true>", (14.0, 15.5), 4),
     "bwd_tile": _conv1d("backward/tile", "bwd_tile_kernel<bf16, 4, false>", (21.0, 27.0), 2, width=8, multiplications=17),
     "bwd_vector": _conv1d("backward/whole", "bwd_whole<bf16, 4>", (21.5, 25.5), 5, multiplications=16, gfx90a=23.0),
-    "varlen": _conv1d("prefill/tile_bf16", "varlen_tile<bf16, 8, 4, false>", (11.5, 13.0), 4),
+    "varlen": _conv1d("prefill/tile", "varlen_tile<bf16, 8, 4, false>", (11.5, 13.0), 4),
     # Decode stores an output and three or four columns of the state; three columns of packed slots go through LDS.
     "step": _conv1d("decode/step", "update_step<bf16, bf16, 4, 0, 0, true>", (10.0, 8.5), 8, width=8, outputs=1 / 4, whole=True),
     "step_packed": _conv1d("decode/step", "update_step<bf16, bf16, 4, 3, 0, true>", (11.5, 10.5), 8, width=8, outputs=1 / 4, whole=True),

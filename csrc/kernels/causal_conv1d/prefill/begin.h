@@ -6,11 +6,9 @@
 // state.
 #pragma once
 
-#include <type_traits>
-
-#include "access.h"
 #include "causal_conv1d/prefill_schedule.h"
 #include "device/elements.h"
+#include "thread.h"
 
 namespace hipconv {
 
@@ -27,84 +25,66 @@ HIPCONV_INLINE Words<S, kCount> vector_of(Value value) {
     }
 }
 
-// Calls f with the number of a window's columns as an integral_constant, of an instance that may lack some.
-template <int kPast, int kFewest = kPast == 7 ? 4 : 1, typename F>
-HIPCONV_INLINE void with_columns(int missing, F f) {
-    if constexpr (kPast > kFewest) {
-        if (missing > 0) return with_columns<kPast - 1, kFewest>(missing - 1, f);
-    }
-    f(std::integral_constant<int, kPast>{});
-}
-
 // A slot's window from the thread's first channel on: a vector of channels for each column, after `missing` ones that the slot
 // lacks.
 template <typename S, int kChannels, int kPast>
-HIPCONV_INLINE void load_state(const S* from, const CausalConv1dVarlenParams& p, StateForm form, int missing, bool has_second,
+HIPCONV_INLINE void load_state(const S* from, const CausalConv1dVarlenParams& p, StateForm form, int missing,
                                Words<S, kChannels> (&window)[kPast]) {
     using Vector = Words<S, kChannels>;
     if (kChannels > 1 && form == StateForm::columns) {
 #pragma unroll
         for (int i = 0; i < kPast; ++i)
-            if (i >= missing) window[i] = *reinterpret_cast<const Vector*>(from + (i - missing) * p.column_stride);
+            if (has_tap(i, missing)) window[i] = *reinterpret_cast<const Vector*>(from + (i - missing) * p.column_stride);
     } else if (kChannels > 1 && form == StateForm::rows) {
-        with_columns<kPast>(missing, [&](auto number) {
-            constexpr int kColumns = decltype(number)::value;
-            Vector rows[kColumns];
+        Vector rows[kPast];
 #pragma unroll
-            for (int i = 0; i < kColumns; ++i) rows[i] = reinterpret_cast<const Vector*>(from)[i];
+        for (int i = 0; i < kPast; ++i) rows[i] = reinterpret_cast<const Vector*>(from)[i];
 #pragma unroll
-            for (int i = 0; i < kColumns; ++i)
-                window[kPast - kColumns + i] = vector_of<S, kChannels>(
-                    [&](int channel) { return from_bits<S>(element<S, kChannels>(rows, channel * kColumns + i)); });
-        });
+        for (int i = 0; i < kPast; ++i)
+            window[i] = vector_of<S, kChannels>(
+                [&](int channel) { return from_bits<S>(element<S, kChannels>(rows, channel * kPast + i)); });
     } else {
 #pragma unroll
         for (int i = 0; i < kPast; ++i) {
             const S* column = from + (i - missing) * p.column_stride;
-            const int64_t step = has_second ? p.state_dim_stride : 0;
-            if (i >= missing) window[i] = vector_of<S, kChannels>([&](int channel) { return column[channel * step]; });
+            if (has_tap(i, missing))
+                window[i] = vector_of<S, kChannels>([&](int channel) { return column[channel * p.state_dim_stride]; });
         }
     }
 }
 
 template <typename S, int kChannels, int kPast>
-HIPCONV_INLINE void store_state(S* to, const CausalConv1dVarlenParams& p, StateForm form, int missing, bool has_second,
+HIPCONV_INLINE void store_state(S* to, const CausalConv1dVarlenParams& p, StateForm form, int missing,
                                 const Words<S, kChannels> (&window)[kPast]) {
     using Vector = Words<S, kChannels>;
     const auto value = [&](int channel, int i) { return from_bits<S>(element<S, kChannels>(&window[i], channel)); };
     if (kChannels > 1 && form == StateForm::columns) {
 #pragma unroll
         for (int i = 0; i < kPast; ++i)
-            if (i >= missing) *reinterpret_cast<Vector*>(to + (i - missing) * p.column_stride) = window[i];
+            if (has_tap(i, missing)) *reinterpret_cast<Vector*>(to + (i - missing) * p.column_stride) = window[i];
     } else if (kChannels > 1 && form == StateForm::rows) {
-        with_columns<kPast>(missing, [&](auto number) {
-            constexpr int kColumns = decltype(number)::value;
 #pragma unroll
-            for (int v = 0; v < kColumns; ++v)
-                reinterpret_cast<Vector*>(to)[v] = vector_of<S, kChannels>([&](int i) {
-                    const int at = v * kChannels + i;
-                    return value(at / kColumns, kPast - kColumns + at % kColumns);
-                });
-        });
+        for (int v = 0; v < kPast; ++v)
+            reinterpret_cast<Vector*>(to)[v] =
+                vector_of<S, kChannels>([&](int i) { return value((v * kChannels + i) / kPast, (v * kChannels + i) % kPast); });
     } else {
 #pragma unroll
         for (int i = 0; i < kPast; ++i)
 #pragma unroll
             for (int channel = 0; channel < kChannels; ++channel)
-                if (i >= missing && (channel == 0 || has_second))
-                    to[channel * p.state_dim_stride + (i - missing) * p.column_stride] = value(channel, i);
+                if (has_tap(i, missing)) to[channel * p.state_dim_stride + (i - missing) * p.column_stride] = value(channel, i);
     }
 }
 
 // S is the states' type. Calls store(t, result) with the first kWidth - 1 outputs, t counted from the sequence's first token.
-// `taps` are the channels' parameters.
+// `taps` are the channels' parameters: taps.fetch() comes early, taps.unpack(j, weight, bias) is when pair j of the channels
+// needs them.
 template <typename T, typename S, int kChannels, int kWidth, bool kAnyWidth, typename Taps, typename Store>
 HIPCONV_INLINE void begin_sequence(const CausalConv1dVarlenParams& p, StateForm form, const PackedSequence& s, int32_t d,
                                    Taps taps, Store store) {
     constexpr int kPast = kWidth - 1, kPairs = (kChannels + 1) / 2;
     using Vector = Words<T, kChannels>;
     using StateVector = Words<S, kChannels>;
-    const LaneAccess<T, kChannels> access(d, p.dim);
     const int32_t length = s.end - s.begin;
     const int missing = missing_taps<kWidth, kAnyWidth>(p);
 
@@ -117,17 +97,18 @@ HIPCONV_INLINE void begin_sequence(const CausalConv1dVarlenParams& p, StateForm 
 #pragma unroll
         for (int i = 0; i < kPast; ++i) {
             inputs[i] = Vector{};
-            if (position >= kPast) inputs[i] = access.load(x + (position - kPast + i) * x_step);
+            if (position >= kPast) inputs[i] = *reinterpret_cast<const Vector*>(x + (position - kPast + i) * x_step);
         }
     };
     Vector first[kPast], last[kPast];
 #pragma unroll
     for (int i = 0; i < kPast; ++i) {
         first[i] = Vector{};
-        if (i < length) first[i] = access.load(x + i * x_step);
+        if (i < length) first[i] = *reinterpret_cast<const Vector*>(x + i * x_step);
     }
     constexpr bool kLastEarly = kChannels * sizeof(T) <= 8;  // wider vectors have no registers to wait in
     if (kLastEarly) load_inputs(length, last);
+    taps.fetch();
 
     const auto slot_begin = [&](int32_t slot) {
         const CausalConv1dVarlenParams& pool = first_parameter_again(p);
@@ -136,30 +117,35 @@ HIPCONV_INLINE void begin_sequence(const CausalConv1dVarlenParams& p, StateForm 
     };
     StateVector state[kPast]{};
     if (s.read_slot != kNoSlot)
-        load_state<S, kChannels, kPast>(slot_begin(s.read_slot), first_parameter_again(p), form, missing, access.has_second,
-                                        state);
+        load_state<S, kChannels, kPast>(slot_begin(s.read_slot), first_parameter_again(p), form, missing, state);
 
     const bool use_silu = first_parameter_again(p).use_silu;
+    Vector results[kPast];
 #pragma unroll
-    for (int t = 0; t < kPast; ++t) {
-        if (t >= length) continue;
-        Vector result{};
-        // Without a state, taps before the sequence are left out, not multiplied by zero: the weight may be infinite.
-        int first_tap = missing;
-        if (s.read_slot == kNoSlot && first_tap < kPast - t) first_tap = kPast - t;
+    for (int j = 0; j < kPairs; ++j) {
+        Pair weight[kWidth], bias, window[kPast + kPast];
+        taps.unpack(j, weight, bias);
 #pragma unroll
-        for (int j = 0; j < kPairs; ++j) {
-            const auto window = [&](int i) { return i < kPast ? pair_of<S>(state[i], j) : pair_of<T>(first[i - kPast], j); };
-            Pair sum = taps.tap(kWidth, j);
+        for (int i = 0; i < kPast; ++i) {
+            window[i] = pair_of<S>(state[i], j);
+            window[kPast + i] = pair_of<T>(first[i], j);
+        }
+#pragma unroll
+        for (int t = 0; t < kPast; ++t) {
+            Pair sum = bias;
 #pragma unroll
             for (int i = 0; i < kWidth; ++i) {
-                const Pair longer = multiply_add(taps.tap(i, j), window(t + i), sum);
-                sum = i >= first_tap ? longer : sum;
+                const Pair longer = multiply_add(weight[i], window[t + i], sum);
+                // Without a state, taps before the sequence are left out, not multiplied by zero: the weight may be infinite.
+                const bool sees = has_tap(i, missing) && (t + i >= kPast || s.read_slot != kNoSlot);
+                sum = sees ? longer : sum;
             }
-            set_pair<T>(result, j, use_silu ? silu(sum) : sum);
+            set_pair<T>(results[t], j, use_silu ? silu(sum) : sum);
         }
-        store(t, result);
     }
+#pragma unroll
+    for (int t = 0; t < kPast; ++t)
+        if (t < length) store(t, results[t]);
 
     // A new state has the inputs before a position; close to the start, it is the initial state with the first inputs shifted
     // in.
@@ -184,15 +170,15 @@ HIPCONV_INLINE void begin_sequence(const CausalConv1dVarlenParams& p, StateForm 
             for (int i = 0; i < kPast - 1; ++i) window[i] = window[i + 1];
             window[kPast - 1] = converted(first[step]);
         }
-        store_state<S, kChannels, kPast>(slot_begin(slot), first_parameter_again(p), form, missing, access.has_second, window);
+        store_state<S, kChannels, kPast>(slot_begin(slot), first_parameter_again(p), form, missing, window);
     };
-    // The final state, and those at block boundaries.
+    if (!kLastEarly) load_inputs(length, last);
+    if (s.write_slot != kNoSlot) store_new(s.write_slot, length, last);
     const Boundaries boundaries = boundaries_of(first_parameter_again(p), s);
-#pragma unroll 1
-    for (int32_t n = 0; n <= boundaries.count; ++n) {
-        const StateToWrite to = state_to_write(first_parameter_again(p), s, boundaries, n);
+    for (int32_t n = 1; n <= boundaries.count; ++n) {
+        const StateToWrite to = boundary_state(first_parameter_again(p), s, boundaries, n);
         if (to.slot == kNoSlot) continue;
-        if (!kLastEarly || n > 0) load_inputs(to.position, last);
+        load_inputs(to.position, last);
         store_new(to.slot, to.position, last);
     }
 }

@@ -1,7 +1,7 @@
-// The fast varlen kernels share this: how a launch divides the work, and the addresses of a thread's outputs.
+// A thread of the fast varlen kernels holds this of its channels: their parameters, and the addresses of their outputs.
 //
-// Kernels are compiled for a width. With kAnyWidth, they serve smaller ones, too: the first taps are missing then, and so are
-// the first columns of the window.
+// Kernels are compiled for a width. With kAnyWidth, they serve smaller ones, too (`tile` that of one tap less): the first taps
+// are missing then, and so are the first columns of the window.
 #pragma once
 
 #include "../common/parts.h"
@@ -31,16 +31,9 @@ struct VarlenPlan {
     uint64_t begins_of;  // how many of 2^32 such blocks take starts of sequences
     StateForm state_form;
     bool plain_indices;
-    bool shifts;  // rows of outputs may begin in the middle of a word
     VarlenPhase phase;
     bool begun_by_token;  // the outputs of a sequence's start are number start / kPast, not number `sequence`
     char *halos, *begun;  // in place: kPast tokens before each block of runs but the first; kPast outputs a start of a sequence
-};
-
-// The kernel's parameter. Its members are read where they are needed: together they would fill a wave's scalar registers (AMD).
-struct TileCall {
-    CausalConv1dVarlenParams params;
-    VarlenPlan plan;
 };
 
 HIPCONV_INLINE uint32_t lowest_bits(int32_t count) { return count <= 0 ? 0 : count < 32 ? (1u << count) - 1 : 0xffffffffu; }
@@ -57,6 +50,92 @@ template <int kWidth, bool kAnyWidth>
 HIPCONV_INLINE int missing_taps(const CausalConv1dVarlenParams& p) {
     return kAnyWidth ? kWidth - first_parameter_again(p).width : 0;
 }
+
+// Tells whether the width has tap i, where at most one is missing.
+HIPCONV_INLINE bool has_tap(int i, int missing) { return i > 0 || missing == 0; }
+
+// Weights and biases of a thread's channels. Those of x's type are fetched early as memory holds them, and waited for only
+// where they are unpacked.
+template <typename T, int kChannels, int kWidth, bool kAnyWidth>
+struct TapsInMemory {
+    static constexpr int kWeights = kChannels * kWidth;
+    // With a tap less, the last vector is left out.
+    static constexpr int kEach = !kAnyWidth && kWeights * sizeof(T) % 16 == 0 ? 16 / static_cast<int>(sizeof(T)) : kChannels;
+
+    const CausalConv1dVarlenParams& p;
+    const int64_t d;
+    Words<T, kEach> fetched_weights[kWeights / kEach]{};
+    Words<T, kChannels> fetched_biases{};
+
+    HIPCONV_INLINE TapsInMemory(const CausalConv1dVarlenParams& params, int64_t first_channel) : p(params), d(first_channel) {}
+
+    HIPCONV_INLINE void fetch() {
+        const CausalConv1dVarlenParams& again = first_parameter_again(p);
+        if (again.weight_dtype == kDTypeOf<T>) {
+            const T* from = static_cast<const T*>(p.weight) + d * again.weight_dim_stride;
+#pragma unroll
+            for (int v = 0; v < kWeights / kEach; ++v)
+                if (!kAnyWidth || v < kWidth - 1 || again.width == kWidth)
+                    fetched_weights[v] = *reinterpret_cast<const Words<T, kEach>*>(from + v * kEach);
+        }
+        if (p.bias && again.bias_dtype == kDTypeOf<T>)
+            fetched_biases =
+                *reinterpret_cast<const Words<T, kChannels>*>(static_cast<const T*>(p.bias) + d * again.bias_stride);
+    }
+
+    // Those of pair j of the channels as floats: those fetched, or from memory.
+    HIPCONV_INLINE void unpack(int j, Pair (&weight)[kWidth], Pair& bias) const {
+        const CausalConv1dVarlenParams& again = first_parameter_again(p);
+        if constexpr (kAnyWidth) {
+            if (again.width == kWidth)
+                unpack_weights<kWidth>(j, weight);
+            else
+                unpack_weights<kWidth - 1>(j, weight);
+        } else {
+            unpack_weights<kWidth>(j, weight);
+        }
+        bias = twice(0.0f);
+        if (p.bias && again.bias_dtype == kDTypeOf<T>) {
+            bias = exact(pair_of<T>(fetched_biases, j));
+        } else if (p.bias) {
+            with_dtype(again.bias_dtype, [&](auto type) {
+                using P = decltype(type);
+                bias = make_pair(parameter<P>(p.bias, d + 2 * j), parameter<P>(p.bias, d + 2 * j + 1));
+            });
+        }
+    }
+
+  private:
+    static HIPCONV_INLINE Pair exact(Pair v) {
+        return sizeof(T) == 4 ? make_pair(canonical_nan(low(v)), canonical_nan(high(v))) : v;
+    }
+
+    // This unpacks the last kTaps taps, which memory has.
+    template <int kTaps>
+    HIPCONV_INLINE void unpack_weights(int j, Pair (&weight)[kWidth]) const {
+        const CausalConv1dVarlenParams& again = first_parameter_again(p);
+        float weights[2 * kTaps] = {};
+        if (again.weight_dtype == kDTypeOf<T>) {
+#pragma unroll
+            for (int i = 0; i < 2 * kTaps; ++i) {
+                const int at = 2 * j * kTaps + i;
+                const Pair both = exact(pair_of<T>(fetched_weights[at / kEach], at % kEach / 2));
+                weights[i] = at % kEach % 2 ? high(both) : low(both);
+            }
+        } else {
+            with_dtype(again.weight_dtype, [&](auto type) {
+                load_packed(static_cast<const decltype(type)*>(p.weight) + (d + 2 * j) * kTaps, weights);
+            });
+        }
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) {
+            constexpr int kMissing = kWidth - kTaps;
+            weight[i] = i < kMissing ? twice(0.0f)
+                                     : make_pair(weights[i < kMissing ? 0 : i - kMissing],
+                                                 weights[i < kMissing ? 0 : kTaps + i - kMissing]);
+        }
+    }
+};
 
 // The addresses of the channels' outputs: token t is at `first + t * step`.
 struct OutputColumn {

@@ -1,11 +1,10 @@
 // This kernel is the causal conv1d over packed sequences ("tile"): one launch for any mix of lengths.
 //
 // A block is one of two kinds. Most blocks take runs of tokens: the packed tokens are cut into runs of equal length, whatever
-// sequences they hold, and a thread walks the run of its row for the channels of one vector, or of one word where vectors are
-// not aligned (access.h), as the kernel `tile` of causal_conv1d_fwd does. Such a thread makes the outputs of the tokens whose
-// window lies within x. The first width - 1 tokens of each sequence belong to blocks of the second kind, in which each row
-// takes the start of one sequence (begin.h): so only these blocks touch states, and all sequences' states are under way at
-// once, however many sequences a run holds.
+// sequences they hold, and a thread walks the run of its row for the channels of one vector, as the kernel `tile` of
+// causal_conv1d_fwd does. Such a thread makes the outputs of the tokens whose window lies within x. The first width - 1 tokens
+// of each sequence belong to blocks of the second kind, in which each row takes the start of one sequence (begin.h): so only
+// these blocks touch states, and all sequences' states are under way at once, however many sequences a run holds.
 //
 // A run's loads do not wait for its sequences to be known: the lanes of a row look up one token each, in query_start_loc on the
 // device, and turn what they find into masks of the tokens to store.
@@ -22,32 +21,319 @@
 
 #include <stdexcept>
 
+#include "../common/launch.h"
+#include "begin.h"
 #include "kernels.h"
-#include "tile.h"
+#include "launch/check.h"
+#include "vectors.h"
 
 namespace hipconv {
 
+// Threads of a block, and tokens of a run. Small blocks with short runs keep memory busier (measured on an H200).
+constexpr int kUsualThreads = 64, kMostThreads = 128;
+constexpr int kUsualRun = 16, kMostRun = 32;  // a mask has a bit for each token
+constexpr int kMostLanes = 32;                // vectors of channels that a block is wide
+
+// These masks tell, with a bit for each token, which tokens of the run this row stores.
+struct RunMasks {
+    uint32_t outputs;  // whole windows of live sequences
+    uint32_t dead;     // tokens of no sequence or of padding
+    uint32_t begun;    // the first tokens of live sequences of at least `past` tokens
+    int32_t sequence;  // the one that the run begins in, or one before it
+};
+
+// In place, these wait in LDS until the run is done.
+struct BegunInRun {
+    uint32_t tokens;
+    int32_t sequence;
+};
+
+// The lanes of a row look at one sequence each, starting with the sequence that the run begins in. That sequence is found in
+// one step for each factor `lanes + 1` of the number of sequences.
+template <typename Indices>
+__device__ __forceinline__ RunMasks masks_of_run(const Indices& indices, int64_t begin, int32_t run, int past) {
+    const CausalConv1dVarlenParams& p = indices.p;
+    const int32_t lanes = static_cast<int32_t>(blockDim.x), lane = static_cast<int32_t>(threadIdx.x);
+    const int row_in_wave = static_cast<int>((threadIdx.y * blockDim.x) % kWaveSize);
+    const auto bits_of_row = [&](bool bit) { return static_cast<uint32_t>(__ballot(bit) >> row_in_wave) & lowest_bits(lanes); };
+    const int32_t first = static_cast<int32_t>(begin < p.tokens ? begin : p.tokens);
+
+    int32_t base = 0, span = p.sequences;  // the last sequence that begins at `first` or before, if any, is one of these
+    while (span > lanes) {
+        span = (span + lanes) / (lanes + 1);
+        const int64_t b = base + (lane + int64_t{1}) * span;
+        base += __popc(bits_of_row(b < p.sequences && indices.start(static_cast<int32_t>(b)) <= first)) * span;
+    }
+
+    const uint32_t inside = lowest_bits(run < p.tokens - first ? run : p.tokens - first);
+    uint32_t outputs = 0, live = 0, begun = 0;
+    const int32_t first_sequence = base;
+    bool more;
+    do {
+        const int32_t b = base + lane;
+        more = false;
+        if (b < p.sequences) {
+            const int32_t start = indices.start(b) - first, end = indices.start(b + 1) - first;
+            if (indices.slots(b).live) {
+                const uint32_t windows = inside & lowest_bits(end) & ~lowest_bits(start + past);
+                const uint32_t tokens = inside & lowest_bits(end) & ~lowest_bits(start);
+                outputs |= windows;
+                live |= tokens;
+                if (end - start >= past) begun |= tokens & ~windows;
+            }
+            more = lane == lanes - 1 && end < run;
+        }
+        base += lanes;
+    } while (__ballot(more) != 0);  // only where many sequences of the run are empty
+
+    const bool one_sequence = bits_of_row(outputs == inside) != 0;
+    if (__ballot(!one_sequence) != 0) {
+        for (int other = 1; other < lanes; other *= 2) {
+            outputs |= __shfl_xor(outputs, other);
+            live |= __shfl_xor(live, other);
+            begun |= __shfl_xor(begun, other);
+        }
+    }
+    return one_sequence ? RunMasks{inside, 0, 0, 0} : RunMasks{outputs, inside & ~live, begun, first_sequence};
+}
+
+// This is where an output of a sequence's start is put aside.
+template <typename T, int kWidth>
+HIPCONV_INLINE char* begun_place(const CausalConv1dVarlenParams& p, const VarlenPlan& plan, int32_t number, int32_t start,
+                                 int64_t d, int32_t t) {
+    constexpr int kPast = kWidth - 1;
+    const int64_t row = int64_t{plan.begun_by_token ? start / kPast : number} * kPast + t;
+    return plan.begun + (row * p.dim + d) * static_cast<int64_t>(sizeof(T));
+}
+
+// Brings the first outputs of sequences to their places in a run, when their inputs are not needed any more.
+template <typename T, int kChannels, int kWidth>
+__device__ __forceinline__ void place_begun(const CausalConv1dVarlenParams& p, const VarlenPlan& plan, uint32_t block,
+                                            const BegunInRun* begun_in_runs) {
+    if (plan.phase != VarlenPhase::runs) return;
+    using Vector = Words<T, kChannels>;
+    int row = static_cast<int>(threadIdx.y);
+    from_here_on(row);
+    uint32_t left = begun_in_runs[row].tokens;
+    if (left == 0) return;
+    int32_t b = begun_in_runs[row].sequence;
+    const EitherIndices indices{first_parameter_again(p), plan.plain_indices};
+    const int64_t begin = (static_cast<int64_t>(block) * blockDim.y + row) * plan.run;
+    const int64_t d = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kChannels;
+    const OutputColumn to = output_column<T>(p, d);
+    for (; left != 0; left &= left - 1) {
+        const int32_t token = static_cast<int32_t>(begin) + __popc((left & (0 - left)) - 1);
+        while (b + 1 < p.sequences && indices.start(b + 1) <= token) ++b;
+        const int32_t start = indices.start(b);
+        *reinterpret_cast<Vector*>(to.first + int64_t{token} * to.step) =
+            *reinterpret_cast<const Vector*>(begun_place<T, kWidth>(p, plan, b, start, d, token - start));
+    }
+}
+
+template <typename T, int kChannels, int kWidth, bool kAnyWidth>
+__device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, const VarlenPlan& plan, uint32_t block,
+                                             BegunInRun* begun_in_runs) {
+    const int32_t run = plan.run;
+    constexpr int kPairs = (kChannels + 1) / 2;
+    constexpr int kAhead = kWidth == 2 ? 4 : kWidth;  // a multiple of kWidth, so that ring positions repeat
+    using Vector = Words<T, kChannels>;
+    const int64_t begin = (static_cast<int64_t>(block) * blockDim.y + threadIdx.y) * run;
+    const int64_t channel = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kChannels;
+    const bool works = channel < p.dim && begin < p.tokens;  // if not, it still looks up a token for its row
+    const int64_t d = works ? channel : 0;
+    const int tokens = !works ? 0 : p.tokens - begin < run ? static_cast<int>(p.tokens - begin) : run;
+
+    const int64_t x_step = p.x_token_stride * static_cast<int64_t>(sizeof(T));
+    const char* x = static_cast<const char*>(p.x) + begin * x_step + d * p.x_dim_stride * static_cast<int64_t>(sizeof(T));
+    const auto load = [](const char* from) { return *reinterpret_cast<const Vector*>(from); };
+    Vector before[kWidth - 1], ahead[kAhead];
+#pragma unroll
+    for (int i = 0; i < kWidth - 1; ++i) {
+        const int back = kWidth - 1 - i;
+        before[i] = Vector{};
+        const char* from = x - back * x_step;
+        if (plan.halos && threadIdx.y == 0)
+            from = plan.halos + ((int64_t{block} * (kWidth - 1) - back) * p.dim + d) * static_cast<int64_t>(sizeof(T));
+        if (works && begin >= back) before[i] = load(from);
+    }
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+        ahead[j] = Vector{};
+        if (j < tokens) ahead[j] = load(x);
+        x += x_step;
+    }
+    TapsInMemory<T, kChannels, kWidth, kAnyWidth> taps(p, d);
+    taps.fetch();
+    const CausalConv1dVarlenParams& again = first_parameter_again(p);
+    RunMasks masks = plan.plain_indices ? masks_of_run(PlainIndices{again}, begin, run, kWidth - 1)
+                                        : masks_of_run(AnyIndices{again}, begin, run, kWidth - 1);
+    if (plan.phase == VarlenPhase::runs) {
+        begun_in_runs[threadIdx.y] = {masks.begun, masks.sequence};
+        __syncthreads();  // from here on, a row may store what the next one has read
+    }
+    if (!works) return;
+
+    const OutputColumn column = output_column<T>(p, d);
+    char* out = column.first + begin * column.step;
+    if (masks.dead != 0 && p.dead_tokens != DeadTokens::leave) {
+        for (int t = 0; t < tokens; ++t)
+            if (masks.dead >> t & 1)
+                *reinterpret_cast<Vector*>(out + int64_t{t} * column.step) =
+                    p.dead_tokens == DeadTokens::zero ? Vector{} : load(x + (t - kAhead) * x_step);
+    }
+    if (masks.outputs == 0) return place_begun<T, kChannels, kWidth>(p, plan, block, begun_in_runs);
+
+    Pair weight[kPairs][kWidth], bias[kPairs];
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) taps.unpack(j, weight[j], bias[j]);
+    const int missing = missing_taps<kWidth, kAnyWidth>(p);
+    Pair ring[kWidth][kPairs];
+    const auto keep = [&](int slot, Vector v) {
+#pragma unroll
+        for (int j = 0; j < kPairs; ++j) ring[slot][j] = pair_of<T>(v, j);
+    };
+#pragma unroll
+    for (int i = 0; i < kWidth - 1; ++i) keep(i, before[i]);
+    const bool use_silu = p.use_silu;
+    // The output of the token in this slot of the ring, stored if it is this row's.
+    const auto produce = [&](int slot, bool stored) {
+        Vector result;
+#pragma unroll
+        for (int j = 0; j < kPairs; ++j) {
+            Pair sum = bias[j];
+#pragma unroll
+            for (int i = 0; i < kWidth; ++i)
+                if (has_tap(i, missing)) sum = multiply_add(weight[j][i], ring[(slot + 1 + i) % kWidth][j], sum);
+            set_pair<T>(result, j, silu_where(use_silu, sum));  // without an instance for each: the time is that of the memory
+        }
+        if (stored) *reinterpret_cast<Vector*>(out) = result;
+        out += column.step;
+    };
+
+    int t = 0;
+    for (; t + 2 * kAhead <= tokens; t += kAhead) {
+#pragma unroll
+        for (int j = 0; j < kAhead; ++j) {
+            keep((kWidth - 1 + j) % kWidth, ahead[j]);
+            ahead[j] = load(x);
+            x += x_step;
+            produce((kWidth - 1 + j) % kWidth, masks.outputs >> j & 1);
+        }
+        masks.outputs >>= kAhead;
+    }
+    for (; t < tokens; t += kAhead) {
+#pragma unroll
+        for (int j = 0; j < kAhead; ++j) {
+            keep((kWidth - 1 + j) % kWidth, ahead[j]);
+            if (!kHasPredicates) ahead[j] = Vector{};  // so that what is past the end need not be kept
+            if (t + kAhead + j < tokens) ahead[j] = load(x);
+            x += x_step;
+            produce((kWidth - 1 + j) % kWidth, masks.outputs >> j & 1);  // there are no bits past the end
+        }
+        masks.outputs >>= kAhead;
+    }
+    place_begun<T, kChannels, kWidth>(p, plan, block, begun_in_runs);
+}
+
+// The number of blocks of a compute unit, by the registers that a width needs.
+constexpr int tile_blocks(int width) { return width <= 4 ? 8 : width <= 6 ? 5 : 4; }
+
+// Saves the tokens before a block of the next launch, for each row one, after the first.
+template <typename T, int kChannels, int kWidth>
+__device__ __forceinline__ void save_halo(const CausalConv1dVarlenParams& p, const VarlenPlan& plan, uint32_t block) {
+    using Vector = Words<T, kChannels>;
+    constexpr int kPast = kWidth - 1;
+    constexpr int64_t kSize = sizeof(T);
+    const int64_t number = int64_t{block} * blockDim.y + threadIdx.y + 1, end = number * blockDim.y * plan.run;
+    const int64_t d = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kChannels;
+    if (d >= p.dim || end >= p.tokens) return;
+    const char* from = static_cast<const char*>(p.x) + ((end - kPast) * p.x_token_stride + d) * kSize;
+    char* to = plan.halos + ((number - 1) * kPast * p.dim + d) * kSize;
+    Vector halo[kPast];
+#pragma unroll
+    for (int i = 0; i < kPast; ++i) halo[i] = *reinterpret_cast<const Vector*>(from + i * p.x_token_stride * kSize);
+#pragma unroll
+    for (int i = 0; i < kPast; ++i) *reinterpret_cast<Vector*>(to + i * p.dim * kSize) = halo[i];
+}
+
+template <typename T, int kChannels, int kWidth, bool kAnyWidth>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, tile_blocks(kWidth))
+    causal_conv1d_varlen_tile(CausalConv1dVarlenParams p, VarlenPlan plan) {
+    HIPCONV_SHARED(BegunInRun, begun_in_runs, kMostThreads);  // one a row
+    const uint32_t block = blockIdx.z * gridDim.y + blockIdx.y;
+    if (block >= plan.blocks) return;
+    let_next_kernel_begin();
+    wait_for_kernel_before();
+    // This counts the blocks of the second kind among the first `count` ones. It is rounded up, so that a sequence's start
+    // comes before its other tokens.
+    const auto begins_among = [&](uint64_t count) {
+        return static_cast<uint32_t>((count * plan.begins_of + 0xffffffffu) >> 32);
+    };
+    const uint32_t begins = begins_among(block);
+    if (begins_among(uint64_t{block} + 1) == begins) {
+        if (plan.phase == VarlenPhase::begins) return save_halo<T, kChannels, kWidth>(p, plan, block - begins);
+        return convolve_run<T, kChannels, kWidth, kAnyWidth>(p, plan, block - begins, begun_in_runs);
+    }
+
+    // A thread has fewer channels where states are wider than x: a block then has twice as many lanes, half as many rows.
+    const CausalConv1dVarlenParams& again = first_parameter_again(p);
+    const uint32_t few = channels_of_begin(kChannels, sizeof(T), element_bytes(again.state_dtype));
+    const uint32_t lanes = blockDim.x * (kChannels / few), thread = threadIdx.y * blockDim.x + threadIdx.x;
+    const int64_t d = static_cast<int64_t>(blockIdx.x) * blockDim.x * kChannels + thread % lanes * few;
+    const int64_t b = static_cast<int64_t>(begins) * (blockDim.x * blockDim.y / lanes) + thread / lanes;
+    if (d >= p.dim || b >= p.sequences) return;
+    const int32_t number = static_cast<int32_t>(b);
+    const PackedSequence s =
+        plan.plain_indices ? packed_sequence(PlainIndices{again}, number) : packed_sequence(AnyIndices{again}, number);
+    if (s.number < 0 || s.end <= s.begin) return;  // an empty sequence keeps its state
+    const int32_t first = static_cast<int32_t>(d);
+    const auto store = [&](int t, auto result) {
+        const OutputColumn column = output_column<T>(p, first);
+        char* to = column.first + static_cast<int64_t>(s.begin) * column.step + t * column.step;
+        if (plan.phase == VarlenPhase::begins && s.end - s.begin >= kWidth - 1)
+            to = begun_place<T, kWidth>(p, plan, number, s.begin, first, t);
+        *reinterpret_cast<decltype(result)*>(to) = result;
+    };
+    if (sizeof(T) == sizeof(float) || again.state_dtype == kDTypeOf<T>) {
+        const TapsInMemory<T, kChannels, kWidth, kAnyWidth> taps(p, first);
+        return begin_sequence<T, T, kChannels, kWidth, kAnyWidth>(p, plan.state_form, s, first, taps, store);
+    }
+    constexpr int kFew = channels_of_begin(kChannels, sizeof(T), sizeof(float));
+    const TapsInMemory<T, kFew, kWidth, kAnyWidth> taps(p, first);
+    begin_sequence<T, float, kFew, kWidth, kAnyWidth>(p, plan.state_form, s, first, taps, store);
+}
+
 namespace {
+
+// This says how a launch is laid out, in place or not.
+struct TileShape {
+    int channels, width;  // of the kernel's instance
+    bool any_width;
+    int64_t vectors;
+    unsigned lanes, rows;
+    int32_t run;
+    int64_t run_blocks, begin_blocks;
+
+    int past() const { return width - 1; }
+};
 
 TileShape shape_of(const CausalConv1dVarlenParams& p, const VarlenTile& tile, bool in_place) {
     TileShape s{};
-    s.channels = channels_a_vector(p);
-    const bool words = s.channels * element_bytes(p.dtype) == 4;
-    s.width = instance_width(p.width, words);
-    s.vectors = (int64_t{p.dim} + s.channels - 1) / s.channels;
+    // Models have width 4. The other widths share instances, two by two.
+    s.width = p.width == 4 ? 4 : p.width < 4 ? 3 : p.width <= 6 ? 6 : 8;
+    s.channels = vector_bytes(s.width) / element_bytes(p.dtype);
+    s.vectors = p.dim / s.channels;
     const int warps = power_of_two("num_warps", tile.warps);
     // In place, a block has many rows, as the tokens before it are saved.
-    const unsigned usual = in_place || words ? kMostThreads : kUsualThreads;
+    const unsigned usual = in_place ? kMostThreads : kUsualThreads;
     const unsigned threads = warps == 0 ? usual : power_of_two_up_to(warps, kMostThreads / 32) * 32;
-    const unsigned widest = in_place && !words ? kMostLanes / 2 : kMostLanes;
+    const unsigned widest = in_place ? kMostLanes / 2 : kMostLanes;
     const unsigned most_lanes = widest < threads / 2 ? widest : threads / 2;  // there are two rows or more
     s.lanes = power_of_two_up_to(s.vectors, most_lanes);
-    const auto idle = [&](int64_t lanes) { return (s.vectors + lanes - 1) / lanes * lanes - s.vectors; };
-    while (words && s.lanes > 8 && idle(s.lanes) * 8 > s.vectors) s.lanes /= 2;
     if (const int channels = power_of_two("block_n", tile.channels))
         s.lanes = power_of_two_up_to(channels / s.channels, most_lanes);
     s.rows = threads / s.lanes;
-    s.run = s.width > 4 || words ? kMostRun : kUsualRun;
+    s.run = s.width > 4 ? kMostRun : kUsualRun;
     while (s.run > 4 && s.vectors * (p.tokens / s.run) < kEnoughThreads) s.run /= 2;  // short enough that a large card is full
     if (const int tokens = power_of_two("block_m", tile.tokens))
         s.run = static_cast<int32_t>(power_of_two_up_to(tokens / static_cast<int>(s.rows), kMostRun));
@@ -67,10 +353,30 @@ int64_t halo_bytes(const CausalConv1dVarlenParams& p, const TileShape& s) {
 // Sequences whose start is put aside begin at least its length apart.
 bool begun_by_token(const CausalConv1dVarlenParams& p, const TileShape& s) { return p.tokens / s.past() + 1 < p.sequences; }
 
+template <typename T, int kWidth>
+void launch(const CausalConv1dVarlenParams& p, const TileShape& shape, VarlenPlan plan, int64_t runs, int64_t begins,
+            hipStream_t stream) {
+    constexpr int kChannels = vector_bytes(kWidth) / static_cast<int>(sizeof(T));
+    plan.run = shape.run;
+    plan.blocks = static_cast<uint32_t>(runs + begins);
+    if (plan.blocks == 0) return;
+    plan.begins_of = (static_cast<uint64_t>(begins) << 32) / plan.blocks;
+    plan.state_form = state_form(p, channels_of_begin(kChannels, sizeof(T), element_bytes(p.state_dtype)), kWidth);
+    plan.plain_indices = PlainIndices::fit(p);
+    const dim3 grid = grid_of((shape.vectors + shape.lanes - 1) / shape.lanes, plan.blocks), block(shape.lanes, shape.rows, 1);
+    HIPCONV_LAUNCH(true, (causal_conv1d_varlen_tile < T, kChannels, kWidth, kWidth != 4 >), grid, block, 0, stream, p, plan);
+    check_launch("causal_conv1d_varlen");
+}
+
 void launch(const CausalConv1dVarlenParams& p, const TileShape& shape, const VarlenPlan& plan, int64_t runs, int64_t begins,
             void* stream) {
-    with_dtype(p.dtype,
-               [&](auto type) { launch_tile<decltype(type)>(p, shape, plan, runs, begins, static_cast<hipStream_t>(stream)); });
+    const hipStream_t s = static_cast<hipStream_t>(stream);
+    with_dtype(p.dtype, [&](auto type) {
+        using T = decltype(type);
+        if (shape.width == 4) return launch<T, 4>(p, shape, plan, runs, begins, s);
+        if (shape.width == 3) return launch<T, 3>(p, shape, plan, runs, begins, s);
+        shape.width == 6 ? launch<T, 6>(p, shape, plan, runs, begins, s) : launch<T, 8>(p, shape, plan, runs, begins, s);
+    });
 }
 
 }  // namespace
@@ -78,12 +384,9 @@ void launch(const CausalConv1dVarlenParams& p, const TileShape& shape, const Var
 const char* causal_conv1d_varlen_tile_refusal(const CausalConv1dVarlenParams& p, const VarlenTile& /*tile*/) {
     const bool near = p.out_token_stride >= 0 && p.out_token_stride * element_bytes(p.dtype) < kOffsetLimit;
     const bool states = p.state_dtype == p.dtype || p.state_dtype == DType::f32;
-    const bool outputs = p.k_dim < 0 ? p.out_dim_stride == 1 : p.k_dim % 2 == 0;
-    const bool neighbours = p.x_dim_stride == 1 && outputs;
-    if (p.width >= 2 && p.width <= 8 && states && near && neighbours && p.dim <= kMostTileChannels) return nullptr;
-    return "widths 2 to 8, channels that are neighbours, up to 2^30, an even number of those of q and k, states of x's dtype "
-           "or "
-           "float32, and outputs whose tokens lie less than 2 GiB apart";
+    if (p.width >= 2 && p.width <= 8 && states && near && channels_a_vector(p) > 1) return nullptr;
+    return "widths 2 to 8, channels that are aligned neighbours, states of x's dtype or float32, and outputs whose tokens lie "
+           "less than 2 GiB apart";
 }
 
 void causal_conv1d_varlen_tile(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* /*workspace*/, void* stream) {
