@@ -32,7 +32,7 @@ int compute_units() {
 
 }  // namespace
 
-std::vector<Conv2dTile> conv2d_warpgroup_gemm_tiles(const std::string& arch, DType dtype) {
+std::vector<Conv2dTile> conv2d_warpgroup_gemm_tiles(const std::string& arch, DType) {
     const bool emulated = arch == "wave32" && kHasWarpgroups;
     if (!kHasTensorMaps || !(arch == "sm_90" || emulated)) return {};
     return {{256, 128}, {128, 128}, {128, 64}, {64, 64}};
