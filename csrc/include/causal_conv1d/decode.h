@@ -74,7 +74,7 @@ struct CausalConv1dUpdateParams {
 };
 
 constexpr KernelNames kCausalConv1dUpdateNames = {"HIPCONV_UPDATE_KERNEL",
-                                                  {"step", "vector", "pair", "channel", "naive"},
+                                                  {"step", "vector", "channel", "naive"},
                                                   {"simd", "openmp"}};
 
 // These are defined twice: in csrc/kernels for GPUs and simt, in csrc/cpu for host memory (whose launches ignore the stream).
