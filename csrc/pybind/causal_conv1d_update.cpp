@@ -9,7 +9,6 @@
 #include "causal_conv1d/decode.h"
 #include "common/conv1d_arguments.h"
 #include "common/direct_call.h"
-#include "common/index_checks.h"
 #include "common/kernel_request.h"
 
 namespace py = pybind11;
@@ -22,13 +21,13 @@ namespace {
 
 using namespace hipconv;
 
-// This returns integers as kernels read them, of 32 or 64 bits, with strides that fit; others are copied, on their device.
+// This returns integers as kernels read them, of 32 or 64 bits; other types are copied, on their device.
 at::Tensor as_indices(const NamedTensor& t) {
     const auto type = t.tensor.scalar_type();
+    if (type == at::kInt || type == at::kLong) return t.tensor;
     if (!at::isIntegralType(type, /*includeBool=*/false))
         throw py::type_error(concat(t.name, ": got dtype ", python_text(type), ", expected integers, such as torch.int32"));
-    const at::Tensor found = type == at::kInt ? t.tensor : t.tensor.to(at::kLong);
-    return index_strides_fit(found) ? found : found.clone(at::MemoryFormat::Contiguous);
+    return t.tensor.to(at::kLong);
 }
 
 // A kernel chooses its vectors by these strides. The stride of an axis of size one can be anything, and means nothing.
@@ -109,13 +108,14 @@ class Update : Arguments {
 
     void same_device(const NamedTensor& t) { check_same_device(t, {"x", x}); }
 
-    IndexArray array_of(const at::Tensor& given, const at::Tensor& found) {
+    // This takes indices of shape (size,), or (size, columns) where that is allowed.
+    Indices strided(const at::Tensor& given, const at::Tensor& found, int64_t column_stride, int64_t columns) {
         if (!found.is_same(given)) kept.push_back(found);
-        return index_array(found);
+        return {address(found.data_ptr()), found.stride(0), column_stride, static_cast<int32_t>(columns),
+                found.scalar_type() == at::kLong};
     }
 
-    // This takes indices of shape (size,), or (size, columns) where that is allowed.
-    IndexArray indices(const char* name, const OptionalTensor& optional, int64_t size, const char* axes, bool table = false) {
+    Indices indices(const char* name, const OptionalTensor& optional, int64_t size, const char* axes, bool table = false) {
         if (!optional.has_value()) return {};
         const NamedTensor t{name, *optional};
         check_strided(t);
@@ -126,17 +126,17 @@ class Update : Arguments {
                                          shape_text({size}), table ? " or (batch, blocks) with at least one block" : ""));
         check_sizes_fit(t);
         same_device(t);
-        return array_of(t.tensor, found);
+        return strided(t.tensor, found, two ? found.stride(1) : 0, two ? found.size(1) : 1);
     }
 
-    IndexArray links(const char* name, const OptionalTensor& optional, int64_t seqlen) {
+    Indices links(const char* name, const OptionalTensor& optional, int64_t seqlen) {
         if (!optional.has_value()) return {};
         const NamedTensor t{name, *optional};
         check_strided(t);
         const at::Tensor found = as_indices(t);
         check_shape(t, {batch, seqlen}, "(batch, seqlen)");
         same_device(t);
-        return array_of(t.tensor, found);
+        return strided(t.tensor, found, found.stride(1), seqlen);
     }
 
     // This checks x, weight, bias and conv_state.
@@ -255,14 +255,11 @@ class Update : Arguments {
             p.tree_child = links("retrieve_next_token", retrieve_next_token, seqlen);
             p.tree_sibling = links("retrieve_next_sibling", retrieve_next_sibling, seqlen);
             p.tree_parent = links("retrieve_parent_token", retrieve_parent_token, seqlen);
-            if (retrieve_parent_token) {  // which is written, so that no copy will do
-                const NamedTensor t{"retrieve_parent_token", *retrieve_parent_token};
-                const auto type = t.tensor.scalar_type();
-                if (type != at::kInt && type != at::kLong)
-                    throw py::type_error(
-                        concat(t.name, ": got dtype ", python_text(type), ", expected torch.int32 or torch.int64"));
-                check_index_strides(t);
-            }
+            if (retrieve_parent_token &&
+                p.tree_parent.data.bits != address(retrieve_parent_token->data_ptr()).bits)  // it was converted
+                throw py::type_error(concat("retrieve_parent_token: got dtype ",
+                                            python_text(retrieve_parent_token->scalar_type()),
+                                            ", expected torch.int32 or torch.int64"));
         }
     }
 
@@ -274,19 +271,19 @@ class Update : Arguments {
         if (intermediate_conv_window) written.add({"intermediate_conv_window", *intermediate_conv_window});
         if (retrieve_parent_token) written.add({"retrieve_parent_token", *retrieve_parent_token});
         const bool in_place = !split && outs[0].data_ptr() == x.data_ptr() && outs[0].strides() == x.strides();
-        written.check_apart(NamedTensor{"x", x}, in_place ? 1 : 0);
-        written.check_apart(NamedTensor{"weight", weight});
-        written.check_apart({{"bias", optional_bias},
-                             {"conv_state_indices", conv_state_indices},
-                             {"conv_state_indices_in", conv_state_indices_in},
-                             {"num_accepted_tokens", num_accepted_tokens},
-                             {"query_start_loc", query_start_loc},
-                             {"block_idx_last_scheduled_token", block_idx_last_scheduled_token},
-                             {"initial_state_idx", initial_state_idx},
-                             {"cache_seqlens", cache_seqlens},
-                             {"intermediate_state_indices", intermediate_state_indices},
-                             {"retrieve_next_token", retrieve_next_token},
-                             {"retrieve_next_sibling", retrieve_next_sibling}});
+        written.check_apart({"x", x}, in_place ? 1 : 0);
+        written.check_apart({"weight", weight});
+        written.check_apart("bias", optional_bias);
+        written.check_apart("conv_state_indices", conv_state_indices);
+        written.check_apart("conv_state_indices_in", conv_state_indices_in);
+        written.check_apart("num_accepted_tokens", num_accepted_tokens);
+        written.check_apart("query_start_loc", query_start_loc);
+        written.check_apart("block_idx_last_scheduled_token", block_idx_last_scheduled_token);
+        written.check_apart("initial_state_idx", initial_state_idx);
+        written.check_apart("cache_seqlens", cache_seqlens);
+        written.check_apart("intermediate_state_indices", intermediate_state_indices);
+        written.check_apart("retrieve_next_token", retrieve_next_token);
+        written.check_apart("retrieve_next_sibling", retrieve_next_sibling);
     }
 
     void set_params() {

@@ -221,17 +221,17 @@ class Prefill : Arguments {
         WrittenMemory written;
         for (const NamedTensor& out : outputs) written.add(out);
         written.add({"conv_states", conv_states});
-        written.check_apart(NamedTensor{"x", x}, in_place ? 1 : 0);
-        written.check_apart(NamedTensor{"weight", weight});
-        written.check_apart(NamedTensor{"query_start_loc", query_start_loc});
-        written.check_apart({{"bias", optional_bias},
-                             {"cache_indices", cache_indices},
-                             {"cache_indices_in", cache_indices_in},
-                             {"has_initial_state", has_initial_state},
-                             {"block_idx_first_scheduled_token", block_idx_first},
-                             {"block_idx_last_scheduled_token", block_idx_last},
-                             {"initial_state_idx", initial_state_idx},
-                             {"num_computed_tokens", num_computed_tokens}});
+        written.check_apart({"x", x}, in_place ? 1 : 0);
+        written.check_apart({"weight", weight});
+        written.check_apart("bias", optional_bias);
+        written.check_apart({"query_start_loc", query_start_loc});
+        written.check_apart("cache_indices", cache_indices);
+        written.check_apart("cache_indices_in", cache_indices_in);
+        written.check_apart("has_initial_state", has_initial_state);
+        written.check_apart("block_idx_first_scheduled_token", block_idx_first);
+        written.check_apart("block_idx_last_scheduled_token", block_idx_last);
+        written.check_apart("initial_state_idx", initial_state_idx);
+        written.check_apart("num_computed_tokens", num_computed_tokens);
     }
 
     void set_params() {

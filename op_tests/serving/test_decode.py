@@ -370,30 +370,6 @@ def test_pools_past_two_to_the_31_elements() -> None:
                   conv_state_indices=torch.tensor([2, 1]))  # fmt: skip
 
 
-def test_indices_whose_strides_pass_31_bits() -> None:
-    """They are read from a copy; what is written is refused, but for an axis with one element, whose stride means nothing."""
-    try:
-        storage = torch.empty(2**32 + 64, dtype=torch.int32)
-    except RuntimeError:
-        pytest.skip("no address space for 16 GiB")
-    weight, bias = make_weights(8, 4, torch.float32, torch.device("cpu"))
-    for way in ("cpu", "simt-wave64"):
-        with environment(**WAYS[way]):
-            slots = storage.as_strided((2, 2), (2**31 + 8, 2**30))
-            slots.copy_(torch.tensor([[2, 0], [1, 0]]))
-            for given in (slots, slots[:, 0], storage.as_strided((1, 2), (2**33, 1), 9).copy_(torch.tensor([1, 0]))):
-                check(torch.randn(given.shape[0], 8), torch.randn(3, 8, 3), weight, bias, conv_state_indices=given)
-
-            tree: dict[str, Any] = {name: torch.full((2, 2), -1) for name in ("retrieve_next_token", "retrieve_next_sibling")}
-            x, state = torch.randn(2, 8, 2), torch.randn(2, 8, 3)
-            with pytest.raises(ValueError, match=r"retrieve_parent_token: got strides \(2147483656, 1073741824\), expected each to be at"):
-                causal_conv1d_update(x, state, weight, bias, **tree, retrieve_parent_token=slots)
-            one: dict[str, Any] = {name: links[:1] for name, links in tree.items()}
-            parent = storage.as_strided((1, 2), (2**33, 1)).fill_(7)
-            causal_conv1d_update(x[:1], state, weight, bias, **one, retrieve_parent_token=parent)
-            assert parent.tolist() == [[0, 0]]
-
-
 @pytest.mark.parametrize("shape", [(0, 4, 2), (2, 0, 2), (2, 4, 0), (0, 0, 0)])
 def test_empty_tensors(device: torch.device, shape: tuple[int, int, int]) -> None:
     x = torch.empty(shape, device=device)

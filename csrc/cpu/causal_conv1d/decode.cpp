@@ -34,8 +34,8 @@ void openmp_kernel(const CausalConv1dUpdateParams& p) {
             continue;
         }
         int16_t parent[kMaxTreeTokens];
-        const auto child = [&](int t) { return load_index<kInWords>(p.tree_child, b, t); };
-        find_parents(parent, p.seqlen, child, [&](int t) { return load_index<kInWords>(p.tree_sibling, b, t); });
+        const auto child = [&](int t) { return load_index(p.tree_child, b, t); };
+        find_parents(parent, p.seqlen, child, [&](int t) { return load_index(p.tree_sibling, b, t); });
         if (begin == 0 && p.tree_parent.data)
             for (int32_t t = 0; t < p.seqlen; ++t) store_parent(p.tree_parent, b, t, parent[t]);
         for (int32_t t = p.seqlen - 1; t >= 0; --t)

@@ -193,8 +193,8 @@ void update_row(const Row& row, const Parameters& parameters, const Block& block
     });
     if (p.tree_child.data) {
         int16_t parent[kMaxTreeTokens];
-        const auto child = [&](int t) { return load_index<kInWords>(p.tree_child, row.b, t); };
-        find_parents(parent, p.seqlen, child, [&](int t) { return load_index<kInWords>(p.tree_sibling, row.b, t); });
+        const auto child = [&](int t) { return load_index(p.tree_child, row.b, t); };
+        find_parents(parent, p.seqlen, child, [&](int t) { return load_index(p.tree_sibling, row.b, t); });
         if (row.d == 0 && p.tree_parent.data)
             for (int32_t t = 0; t < p.seqlen; ++t) store_parent(p.tree_parent, row.b, t, parent[t]);
         write_tree_windows<T, S>(row, parent, block.moved.begin());

@@ -8,13 +8,31 @@
 
 #include <cstdint>
 
+#include "device/arch.h"
 #include "device/dtype.h"
-#include "device/index_array.h"
 #include "launch/kernel_table.h"
 
 namespace hipconv {
 
-constexpr bool kInWords = true;  // The indices are signed integers of 32 or 64 bits: the binding copies those that are not.
+// A pointer as a kernel's many parameters hold it: see `first_parameter`.
+struct Address {
+    uint64_t bits;
+
+    HIPCONV_INLINE explicit operator bool() const { return bits != 0; }
+    template <typename T>
+    HIPCONV_INLINE T* as() const {
+        return global_pointer<T>(bits);
+    }
+};
+inline Address address(const void* pointer) { return {reinterpret_cast<uintptr_t>(pointer)}; }
+
+// Integers of 32 or (wide) 64 bits, one-dimensional or (row, column); null for none.
+struct Indices {
+    Address data;
+    int64_t row_stride, column_stride;
+    int32_t columns;
+    bool wide;
+};
 
 // Element (row, channel, token). A packed batch has row_stride 0 and counts its tokens through all rows.
 struct Tokens {
@@ -51,26 +69,26 @@ struct CausalConv1dUpdateParams {
     int64_t slot_stride, state_dim_stride, column_stride;
     int32_t slots, state_len, history;
 
-    IndexArray write_slots, read_slots;      // of each row; none: row b has slot b
-    IndexArray write_columns, read_columns;  // of each row, into the tables above; none: column 0
-    bool fork;                               // whether the slots read may not be the slots written
-    int64_t pad_slot;                        // rows with this slot are padding, as are those with a slot outside the pool
+    Indices write_slots, read_slots;      // of each row; none: row b has slot b
+    Indices write_columns, read_columns;  // of each row, into the tables above; none: column 0
+    bool fork;                            // whether the slots read may not be the slots written
+    int64_t pad_slot;                     // rows with this slot are padding, as are those with a slot outside the pool
     bool has_pad_slot;
 
-    IndexArray query_start_loc;  // (batch + 1,): where a packed batch's rows begin and end
+    Indices query_start_loc;  // (batch + 1,): where a packed batch's rows begin and end
     // Speculative: the history starts at this column less one, and all new tokens are kept after it.
-    IndexArray num_accepted_tokens;
-    IndexArray cache_seqlens;  // circular: token n of a row is in column n mod state_len
+    Indices num_accepted_tokens;
+    Indices cache_seqlens;  // circular: token n of a row is in column n mod state_len
 
     // Windows after each token, (slot, token, channel, column), or null.
     Address intermediate;
     int64_t intermediate_slot_stride, intermediate_token_stride, intermediate_dim_stride, intermediate_column_stride;
     int32_t intermediate_slots, intermediate_tokens;
-    IndexArray intermediate_slot;  // of each row; none: row b has slot b
+    Indices intermediate_slot;  // of each row; none: row b has slot b
 
     // A tree of draft tokens: links to a token's first child and next sibling, (batch, seqlen), -1 for none. Then the pool is
     // not advanced, and each token's parent is written to tree_parent if that is not null.
-    IndexArray tree_child, tree_sibling, tree_parent;
+    Indices tree_child, tree_sibling, tree_parent;
 };
 
 constexpr KernelNames kCausalConv1dUpdateNames = {"HIPCONV_UPDATE_KERNEL",

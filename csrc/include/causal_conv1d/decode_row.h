@@ -11,6 +11,14 @@
 
 namespace hipconv {
 
+// Element (row, column), in two loads of 32 bits: nothing waits for the first one before another index is on its way.
+HIPCONV_INLINE int64_t load_index(const Indices& from, int64_t row, int64_t column = 0) {
+    const int64_t at = row * from.row_stride + column * from.column_stride;
+    const int32_t* words = from.data.as<const int32_t>() + (from.wide ? 2 * at : at);
+    const int32_t low = words[0], high = from.wide ? words[1] : low >> 31;
+    return static_cast<int64_t>(static_cast<uint64_t>(static_cast<uint32_t>(high)) << 32 | static_cast<uint32_t>(low));
+}
+
 // All that the indices say of a row, loaded together and not yet looked at.
 struct RowIndices {
     int64_t first_token, end_token, rest;  // of a packed batch; the rest are its tokens after the last row
@@ -18,23 +26,25 @@ struct RowIndices {
     int64_t position;  // the accepted tokens, or of a circular state the tokens so far
 };
 
-HIPCONV_INLINE int64_t load_slot(const IndexArray& table, const IndexArray& columns, int64_t b) {
+constexpr int64_t kNoSlot = int64_t{1} << 62;  // outside of every pool
+
+HIPCONV_INLINE int64_t load_slot(const Indices& table, const Indices& columns, int64_t b) {
     if (!table.data) return b;
-    const int64_t column = columns.data ? load_index<kInWords>(columns, b) : 0;
-    return column < 0 || column >= table.columns ? kNoSlot : load_index<kInWords>(table, b, column);
+    const int64_t column = columns.data ? load_index(columns, b) : 0;
+    return column < 0 || column >= table.columns ? kNoSlot : load_index(table, b, column);
 }
 
 HIPCONV_INLINE RowIndices indices_of_row(const CausalConv1dUpdateParams& p, int64_t b) {
     RowIndices row{};
     if (p.query_start_loc.data) {
-        row.first_token = load_index<kInWords>(p.query_start_loc, b);
-        row.end_token = load_index<kInWords>(p.query_start_loc, b + 1);
-        if (p.zero_padding) row.rest = load_index<kInWords>(p.query_start_loc, p.batch);
+        row.first_token = load_index(p.query_start_loc, b);
+        row.end_token = load_index(p.query_start_loc, b + 1);
+        if (p.zero_padding) row.rest = load_index(p.query_start_loc, p.batch);
     }
     if (p.num_accepted_tokens.data)
-        row.position = load_index<kInWords>(p.num_accepted_tokens, b);
+        row.position = load_index(p.num_accepted_tokens, b);
     else if (p.cache_seqlens.data)
-        row.position = load_index<kInWords>(p.cache_seqlens, b);
+        row.position = load_index(p.cache_seqlens, b);
     row.write_slot = load_slot(p.write_slots, p.write_columns, b);
     if (p.fork) row.read_slot = load_slot(p.read_slots, p.read_columns, b);
     return row;
@@ -64,7 +74,7 @@ struct RowState {
 };
 
 template <typename P>
-HIPCONV_INLINE bool is_in_pool(const P& p, const IndexArray& table, int64_t slot) {
+HIPCONV_INLINE bool is_in_pool(const P& p, const Indices& table, int64_t slot) {
     const bool pad = table.data && p.has_pad_slot && slot == p.pad_slot;
     return static_cast<uint64_t>(slot) < static_cast<uint64_t>(p.slots) && !pad;
 }
@@ -93,11 +103,11 @@ HIPCONV_INLINE int32_t window_column(const CausalConv1dUpdateParams& p, const Ro
     return column < 0 ? column + p.state_len : column;  // state_len >= width - 1
 }
 
-// Slot of the row's intermediate windows, or kNoSlot.
+// Slot of the row's intermediate windows, or -1 for none.
 HIPCONV_INLINE int64_t intermediate_slot_of_row(const CausalConv1dUpdateParams& p, int64_t b) {
-    if (!p.intermediate) return kNoSlot;
-    const int64_t slot = p.intermediate_slot.data ? load_index<kInWords>(p.intermediate_slot, b) : b;
-    return slot >= 0 && slot < p.intermediate_slots ? slot : kNoSlot;
+    if (!p.intermediate) return -1;
+    const int64_t slot = p.intermediate_slot.data ? load_index(p.intermediate_slot, b) : b;
+    return slot >= 0 && slot < p.intermediate_slots ? slot : -1;
 }
 
 // ---- one channel, by the formula: the history stays in the pool, and each token is a step of its own ------------------------
@@ -237,9 +247,9 @@ HIPCONV_INLINE void find_parents(Parent* parent, int32_t tokens, Child child, Si
 }
 
 // The parent that the caller sees: token 0 of a tree has none, and shows 0 as in SGLang.
-HIPCONV_INLINE void store_parent(const IndexArray& to, int64_t b, int32_t t, int32_t parent) {
+HIPCONV_INLINE void store_parent(const Indices& to, int64_t b, int32_t t, int32_t parent) {
     const int64_t at = b * to.row_stride + t * to.column_stride;
-    if (to.bytes == 8)
+    if (to.wide)
         to.data.as<int64_t>()[at] = parent < 0 ? 0 : parent;
     else
         to.data.as<int32_t>()[at] = parent < 0 ? 0 : parent;

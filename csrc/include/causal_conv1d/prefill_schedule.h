@@ -8,6 +8,8 @@
 
 namespace hipconv {
 
+constexpr int32_t kNoSlot = -1;
+
 struct PackedSequence {
     int32_t number;      // -1: dead tokens, those of no sequence or of padding; for them, the pool is not touched
     int32_t begin, end;  // tokens
@@ -23,10 +25,10 @@ HIPCONV_INLINE bool is_slot(const CausalConv1dVarlenParams& p, int64_t index) {
     return index >= 0 && index < p.slots && index != p.pad_slot && index != p.null_block;
 }
 
-// The entry of a block table, or the one entry where there is no table; kNoSlot for a column outside the table.
+// The entry of a block table, or the one entry where there is no table; -1 for a column outside the table.
 HIPCONV_INLINE int64_t table_entry(const IndexArray& table, int32_t sequence, int64_t column) {
     if (!table.data) return sequence;
-    return column >= 0 && column < table.columns ? load_index(table, sequence, column) : kNoSlot;
+    return column >= 0 && column < table.columns ? load_index(table, sequence, column) : -1;
 }
 
 // The slots that a sequence reads and writes.
@@ -74,15 +76,15 @@ struct PlainIndices {
                !p.initial_state_idx.data && !p.block_idx_last.data && !p.block_idx_first.data;
     }
     HIPCONV_INLINE int32_t start(int32_t b) const {
-        const int32_t token = p.query_start_loc.data.as<const int32_t>()[b];
+        const int32_t token = global_pointer<const int32_t>(p.query_start_loc.data)[b];
         return token < 0 ? 0 : token < p.tokens ? token : p.tokens;
     }
     HIPCONV_INLINE SequenceSlots slots(int32_t b) const {
-        const int32_t slot = p.cache_indices.data.as<const int32_t>()[b];
+        const int32_t slot = global_pointer<const int32_t>(p.cache_indices.data)[b];
         return {slot, slot, slot >= 0 && slot < p.slots && slot != p.pad_slot && slot != p.null_block};
     }
     HIPCONV_INLINE bool continues(int32_t b) const {
-        return p.has_initial_state.data && p.has_initial_state.data.as<const uint8_t>()[b] != 0;
+        return p.has_initial_state.data && global_pointer<const uint8_t>(p.has_initial_state.data)[b] != 0;
     }
 };
 

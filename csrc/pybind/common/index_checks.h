@@ -6,35 +6,6 @@
 
 namespace hipconv {
 
-// A stride as kernels have it. That of an axis with one element can be anything, and means nothing.
-inline int64_t index_stride(const at::Tensor& t, int64_t axis) {
-    const int64_t stride = t.stride(axis);
-    return t.size(axis) == 1 && static_cast<int32_t>(stride) != stride ? 0 : stride;
-}
-
-inline bool index_strides_fit(const at::Tensor& t) {
-    for (int64_t axis = 0; axis < t.dim(); ++axis)
-        if (static_cast<int32_t>(index_stride(t, axis)) != index_stride(t, axis)) return false;
-    return true;
-}
-
-inline void check_index_strides(const NamedTensor& t) {
-    if (!index_strides_fit(t.tensor))
-        throw pybind11::value_error(
-            concat(t.name, ": got strides ", shape_text(t.tensor.strides()), ", expected each to be at most 2147483647"));
-}
-
-// This makes the array of a (rows,) or (rows, columns) tensor whose sizes and strides fit.
-inline IndexArray index_array(const at::Tensor& t) {
-    const bool table = t.dim() == 2;
-    return {address(t.data_ptr()),
-            static_cast<int32_t>(index_stride(t, 0)),
-            table ? static_cast<int32_t>(index_stride(t, 1)) : 0,
-            table ? static_cast<int32_t>(t.size(1)) : 1,
-            static_cast<int8_t>(t.element_size()),
-            at::isSignedType(t.scalar_type())};
-}
-
 // This takes a (rows,) or (rows, columns) tensor on the device of `other`. Kernels read a number past 2^63 as negative, so it
 // leads nowhere.
 inline IndexArray index_array(const NamedTensor& t, const NamedTensor& other, int64_t rows, bool may_be_bool = false) {
@@ -48,8 +19,19 @@ inline IndexArray index_array(const NamedTensor& t, const NamedTensor& other, in
                                            rows == 1 ? " row" : " rows", ", one a sequence"));
     check_same_device(t, other);
     check_sizes_fit(t);
-    check_index_strides(t);
-    return index_array(t.tensor);
+    for (const int64_t stride : t.tensor.strides())
+        if (stride > std::numeric_limits<int32_t>::max() || stride < std::numeric_limits<int32_t>::min())
+            throw pybind11::value_error(
+                concat(t.name, ": got strides ", shape_text(t.tensor.strides()), ", expected each to be at most 2147483647"));
+    const bool table = t.tensor.dim() == 2;
+    IndexArray array{};
+    array.data = t.tensor.data_ptr();
+    array.row_stride = static_cast<int32_t>(t.tensor.stride(0));
+    array.column_stride = table ? static_cast<int32_t>(t.tensor.stride(1)) : 0;
+    array.columns = table ? static_cast<int32_t>(t.tensor.size(1)) : 1;
+    array.bytes = static_cast<int8_t>(t.tensor.element_size());
+    array.is_signed = at::isSignedType(type);
+    return array;
 }
 
 }  // namespace hipconv

@@ -151,10 +151,8 @@ class WrittenMemory {
         for (int k = except; k < count_; ++k) hipconv::check_apart(names_[k], views_[k], t.name, view);
     }
 
-    // These are read, too, where the caller gave them.
-    void check_apart(std::initializer_list<std::pair<const char*, const std::optional<at::Tensor>&>> optional) const {
-        for (const auto& [name, tensor] : optional)
-            if (tensor.has_value()) check_apart(NamedTensor{name, *tensor});
+    void check_apart(const char* name, const std::optional<at::Tensor>& tensor) const {
+        if (tensor.has_value()) check_apart({name, *tensor});
     }
 
   private:

@@ -43,8 +43,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kUpdateThreads, 8) causal_conv1d_update_tr
     if (b >= p.batch) return;
     for (int t = thread; t < p.seqlen; t += static_cast<int>(blockDim.x)) {
         const auto within = [&](int64_t link) { return static_cast<int16_t>(link > 0 && link < p.seqlen ? link : -1); };
-        child[t] = within(load_index<kInWords>(p.tree_child, b, t));
-        sibling[t] = within(load_index<kInWords>(p.tree_sibling, b, t));
+        child[t] = within(load_index(p.tree_child, b, t));
+        sibling[t] = within(load_index(p.tree_sibling, b, t));
     }
     __syncthreads();
     if (thread == 0) find_parents(parent, p.seqlen, [&](int t) { return child[t]; }, [&](int t) { return sibling[t]; });
@@ -73,13 +73,30 @@ void launch(const CausalConv1dUpdateParams& p, hipStream_t stream) {
     check_launch("causal_conv1d_update");
 }
 
+template <typename T>
+void with_state_dtype(const CausalConv1dUpdateParams& p, hipStream_t stream) {
+    switch (p.state_dtype) {
+        case DType::f32:
+            return launch<T, float>(p, stream);
+        case DType::f16:
+            return launch<T, f16>(p, stream);
+        case DType::bf16:
+            return launch<T, bf16>(p, stream);
+    }
+}
+
 }  // namespace
 
 void causal_conv1d_update_naive(const CausalConv1dUpdateParams& p, void* /*workspace*/, void* stream) {
-    with_dtype(p.dtype, [&](auto type) {
-        with_dtype(p.state_dtype,
-                   [&](auto state_type) { launch<decltype(type), decltype(state_type)>(p, static_cast<hipStream_t>(stream)); });
-    });
+    const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
+    switch (p.dtype) {
+        case DType::f32:
+            return with_state_dtype<float>(p, hip_stream);
+        case DType::f16:
+            return with_state_dtype<f16>(p, hip_stream);
+        case DType::bf16:
+            return with_state_dtype<bf16>(p, hip_stream);
+    }
 }
 
 KernelTable<CausalConv1dUpdateParams> causal_conv1d_update_kernels() { return {kUpdateKernels, std::size(kUpdateKernels)}; }

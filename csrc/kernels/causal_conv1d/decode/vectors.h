@@ -200,7 +200,7 @@ struct VectorParams {
     int32_t batch, seqlen, total_tokens, state_len;
 
     // A fork, and a split.
-    IndexArray write_slots, read_slots, write_columns, read_columns;
+    Indices write_slots, read_slots, write_columns, read_columns;
     int64_t pad_slot;
     bool has_pad_slot;
     Tokens outs[kMaxOutputs];
@@ -235,7 +235,7 @@ HIPCONV_INLINE T* split_out_at(const VectorParams& p, int64_t b, int64_t d, int6
 
 inline bool is_aligned(Address data, int bytes) { return data.bits % static_cast<unsigned>(bytes) == 0; }
 
-inline bool in_words(const IndexArray& indices) { return indices.row_stride < (1 << 30) && indices.row_stride > -(1 << 30); }
+inline bool in_words(const Indices& indices) { return indices.row_stride < (1 << 30) && indices.row_stride > -(1 << 30); }
 
 // Neighbouring channels in vectors.
 inline bool in_vectors(const CausalConv1dUpdateParams& p, const Tokens& tokens) {
@@ -281,9 +281,8 @@ inline bool in_fours(const CausalConv1dUpdateParams& p, const Tokens& tokens) {
 // ---- launches -------------------------------------------------------------------------------------------------------------
 
 inline VectorParams vector_params(const CausalConv1dUpdateParams& p) {
-    const auto words = [](const IndexArray& indices) {
-        const bool wide = indices.bytes == 8;
-        return IndexWords{indices.data, indices.row_stride * (wide ? 2 : 1), wide};
+    const auto words = [](const Indices& indices) {
+        return IndexWords{indices.data, static_cast<int32_t>(indices.row_stride * (indices.wide ? 2 : 1)), indices.wide};
     };
     const bool pads = p.write_slots.data && p.has_pad_slot && p.pad_slot >= 0 && p.pad_slot < p.slots;
     VectorParams v{};

@@ -1,4 +1,6 @@
 // The walking kernel for filters of 11 x 11 taps.
+#include <hip/hip_runtime.h>
+
 #include "walk.h"
 
 namespace hipconv {
