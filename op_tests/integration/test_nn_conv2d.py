@@ -188,6 +188,24 @@ def test_replace_where_fx_cannot_follow() -> None:
     torch.testing.assert_close(model(x), before)
 
 
+def test_replace_takes_in_nothing_that_the_graph_shows_twice() -> None:
+    class Features(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.body[0](x)
+            return self.body[1](y) - y
+
+    model = Features()
+    x = torch.randn(1, 3, 8, 8)
+    before = model(x)
+    report = hipconv.replace_conv2d(model)
+    assert [layer.taken_in for layer in report.layers] == [()]
+    torch.testing.assert_close(model(x), before)
+
+
 def test_replaced_model_trains() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.SiLU())

@@ -88,7 +88,8 @@ def replace_conv2d(
     layers: list[ReplacedLayer] = []
     steps: list[Callable[[], object]] = []
     names = _names(model)
-    next_of = _next_in_graph(model) or _next_in_sequentials(model)
+    in_graph = _next_in_graph(model)
+    next_of = _next_in_sequentials(model) if in_graph is None else in_graph
     made: list[Conv2d] = []
     for layer, places in names.items():
         if not isinstance(layer, torch.nn.Conv2d) or isinstance(layer, Conv2d):
