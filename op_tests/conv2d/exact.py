@@ -6,7 +6,8 @@ lies around the output must not change.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import argparse
+from collections.abc import Callable, Iterator
 import contextlib
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from torch import Tensor
 import torch.nn.functional as F
 
 from support.backends import environment
+from support.cli import list_of
 from hipconv import jit, targets
 
 # Every matrix unit, each in another order of threads. (f32 goes without one on all but the first.)
@@ -147,3 +149,16 @@ def is_served(module: Any, case: Case, tile: tuple[int, int]) -> bool:
     x, weight = integers(case.shape, case.x_layout, case.dtype, 1), filters_of(case)
     out, _ = surrounded((case.shape[0], case.filters[0], *case.out_size), case.out_layout, case.out_dtype or case.dtype, 0.0)
     return module.conv2d_refusal(out, x, weight, None, None, call_of(module, case._replace(tile=tile))) is None
+
+
+def random_cases_command(description: str | None, check_random_cases: Callable[[Any, int, int], None]) -> None:
+    """Check random cases, as many as --cases says, by every unit that --unit names."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--unit", type=list_of(str), default=list(UNITS), help=f"of {', '.join(UNITS)}; all by default")
+    parser.add_argument("--cases", type=int, default=300, help="random cases a unit")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    for unit in arguments.unit:
+        with running_on(unit) as module:
+            check_random_cases(module, arguments.cases, arguments.seed)
+            print(f"{unit}: {arguments.cases} random cases are exact", flush=True)

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 import itertools
 import random
@@ -17,9 +16,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from conv2d.exact import DTYPES, HALVES, UNITS, Case, check, is_served, running_on
+from conv2d.exact import DTYPES, HALVES, UNITS, Case, check, is_served, random_cases_command, running_on
 from support.backends import EVERYTHING, environment
-from support.cli import list_of
 from hipconv import jit, targets
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -356,12 +354,4 @@ def test_tiles_of_architectures() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--unit", type=list_of(str), default=list(UNITS), help=f"of {', '.join(UNITS)}; all by default")
-    parser.add_argument("--cases", type=int, default=300, help="random cases a unit")
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    for unit in arguments.unit:
-        with running_on(unit) as module:
-            check_random_cases(module, arguments.cases, arguments.seed)
-            print(f"{unit}: {arguments.cases} random cases are exact", flush=True)
+    random_cases_command(__doc__, check_random_cases)
