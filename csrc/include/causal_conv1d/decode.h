@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "causal_conv1d/parameters.h"
 #include "device/arch.h"
 #include "device/dtype.h"
 #include "launch/kernel_table.h"
@@ -43,7 +44,7 @@ struct Tokens {
 constexpr int kMaxOutputs = 3;
 constexpr int kMaxTreeTokens = 1024;
 
-struct CausalConv1dUpdateParams {
+struct CausalConv1dUpdateParams : FiltersAndBias<Address> {
     int32_t batch, dim, width;
     int32_t seqlen;        // tokens of each row, where there is no query_start_loc
     int32_t total_tokens;  // of a packed batch
@@ -55,13 +56,6 @@ struct CausalConv1dUpdateParams {
     Tokens x;
     Tokens out[kMaxOutputs];       // side by side along the channels; may be x itself
     int32_t out_end[kMaxOutputs];  // the channel after the last of each; the ones not in use end at dim
-
-    Address weight;  // (dim, width)
-    int64_t weight_dim_stride, weight_width_stride;
-    DType weight_dtype;
-    Address bias;  // (dim,), or null
-    int64_t bias_stride;
-    DType bias_dtype;
 
     // The pool: element (slot, channel, column). A row's history is `history` columns, the window their last width - 1: columns
     // 0 to width - 2 of a slot ("head"), or the last of all state_len, which then move together ("tail").

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "causal_conv1d/parameters.h"
 #include "device/dtype.h"
 #include "device/index_array.h"
 #include "launch/kernel_table.h"
@@ -20,7 +21,7 @@ constexpr int32_t kNoNumber = INT32_MIN;  // of a slot
 // This says what becomes of dead tokens, which belong to no sequence or to a padding one.
 enum class DeadTokens : int32_t { zero, leave, copy };
 
-struct CausalConv1dVarlenParams {
+struct CausalConv1dVarlenParams : FiltersAndBias<const void*> {
     int32_t dim, tokens, sequences, width;
     DType dtype;  // of x and the outputs
 
@@ -32,14 +33,6 @@ struct CausalConv1dVarlenParams {
     void *out, *k, *v;
     int64_t out_dim_stride, out_token_stride;
     int32_t k_dim;
-
-    const void* weight;  // (dim, width)
-    int64_t weight_dim_stride, weight_width_stride;
-    DType weight_dtype;
-
-    const void* bias;  // (dim,), or null for none
-    int64_t bias_stride;
-    DType bias_dtype;
 
     void* states;  // (slots, dim, columns); the window begins in column `first_column`
     int64_t slot_stride, state_dim_stride, column_stride;

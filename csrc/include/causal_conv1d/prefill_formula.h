@@ -9,9 +9,7 @@ namespace hipconv {
 
 // Elements of a type known only at run time.
 HIPCONV_INLINE float load_element(const void* base, int64_t index, DType dtype) {
-    if (dtype == DType::f32) return canonical_nan(global_pointer<const float>(base)[index]);
-    const uint16_t bits = global_pointer<const uint16_t>(base)[index];
-    return dtype == DType::f16 ? to_float(f16{bits}) : to_float(bf16{bits});
+    return load_parameter(global_pointer<const char>(base), index, dtype);
 }
 
 HIPCONV_INLINE void store_element(void* base, int64_t index, DType dtype, float v) {

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 
+#include "causal_conv1d/parameters.h"
 #include "device/dtype.h"
 
 namespace hipconv {
@@ -30,21 +31,13 @@ struct SequenceIds {
 };
 
 // An absent tensor is null.
-struct CausalConv1dInputs {
+struct CausalConv1dInputs : FiltersAndBias<const void*> {
     int32_t batch, dim, seqlen, width;
     DType dtype;  // of x, outputs and states
 
     Sequences x;
     Sequences initial_states;  // (batch, dim, width - 1); null too where the width is 1
     SequenceIds seq_idx;
-
-    const void* weight;  // (dim, width)
-    int64_t weight_dim_stride, weight_width_stride;
-    DType weight_dtype;
-
-    const void* bias;  // (dim,)
-    int64_t bias_stride;
-    DType bias_dtype;
 
     bool use_silu;
 };

@@ -1,4 +1,4 @@
-// This declares the algorithms behind conv2d.h: the functions that the table in conv2d/naive/naive.cu names.
+// This declares the algorithms behind conv2d.h: the functions that the table in algorithms.cu names.
 #pragma once
 
 #include "conv2d/conv2d.h"
@@ -40,6 +40,9 @@ void conv2d_relaid_implicit_gemm(const Conv2dParams& params, const Conv2dPlan& p
 // One channel a group: no matrix product, each input read once for all its taps. It has no tiles and no workspace.
 const char* conv2d_depthwise_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
 void conv2d_depthwise(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
+
+// Any call, by the formula.
+void conv2d_naive(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
 
 // float32 repacked into two parts of TF32 each, then the warpgroup GEMM, which adds up three products for one.
 std::vector<Conv2dTile> conv2d_split_warpgroup_gemm_tiles(const std::string& arch, DType dtype);

@@ -1,0 +1,72 @@
+// This file has the table of conv2d's algorithms on GPUs.
+#include <hip/hip_runtime.h>
+
+#include <stdexcept>
+
+#include "conv2d/conv2d.h"
+#include "launch/kernel_table.h"
+#include "launchers.h"
+
+namespace hipconv {
+
+namespace {
+
+struct Algorithm {
+    KernelRow<Conv2dParams, Conv2dPlan> kernel;
+    std::vector<Conv2dTile> (*tiles)(const std::string& arch, DType dtype);  // null: it has none anywhere
+};
+
+constexpr Algorithm kAlgorithms[] = {
+    // {name, refusal, launch, workspace}, tiles; the fastest first
+    {{"depthwise", conv2d_depthwise_refusal, conv2d_depthwise}, nullptr},
+    {{"relaid_warpgroup_gemm", conv2d_relaid_warpgroup_gemm_refusal, conv2d_relaid_warpgroup_gemm,
+      conv2d_relaid_warpgroup_gemm_workspace},
+     conv2d_warpgroup_gemm_tiles},
+    {{"warpgroup_gemm", conv2d_warpgroup_gemm_refusal, conv2d_warpgroup_gemm, conv2d_warpgroup_gemm_workspace},
+     conv2d_warpgroup_gemm_tiles},
+    {{"direct", conv2d_direct_refusal, conv2d_direct, conv2d_direct_workspace}, conv2d_direct_tiles},
+    {{"split_warpgroup_gemm", conv2d_split_warpgroup_gemm_refusal, conv2d_split_warpgroup_gemm,
+      conv2d_split_warpgroup_gemm_workspace},
+     conv2d_split_warpgroup_gemm_tiles},
+    {{"relaid_implicit_gemm", conv2d_relaid_implicit_gemm_refusal, conv2d_relaid_implicit_gemm,
+      conv2d_relaid_implicit_gemm_workspace},
+     conv2d_implicit_gemm_tiles},
+    {{"split_implicit_gemm", conv2d_split_implicit_gemm_refusal, conv2d_split_implicit_gemm, conv2d_implicit_gemm_workspace},
+     conv2d_split_implicit_gemm_tiles},
+    {{"implicit_gemm", conv2d_implicit_gemm_refusal, conv2d_implicit_gemm, conv2d_implicit_gemm_workspace},
+     conv2d_implicit_gemm_tiles},
+    {{"naive", nullptr, conv2d_naive}, nullptr},
+};
+
+const Algorithm& algorithm(const std::string& name) {
+    for (const Algorithm& entry : kAlgorithms)
+        if (name == entry.kernel.name) return entry;
+    throw std::invalid_argument("hipconv: conv2d: there is no algorithm '" + name + "'");
+}
+
+}  // namespace
+
+std::vector<std::string> conv2d_algorithms() {
+    std::vector<std::string> names;
+    for (const Algorithm& entry : kAlgorithms) names.emplace_back(entry.kernel.name);
+    return names;
+}
+
+std::optional<std::vector<Conv2dTile>> conv2d_tiles(const std::string& name, const std::string& arch, DType dtype) {
+    const auto tiles = algorithm(name).tiles;
+    return tiles ? std::optional(tiles(arch, dtype)) : std::nullopt;
+}
+
+const char* conv2d_refusal(const Conv2dParams& params, const Conv2dPlan& plan) {
+    return algorithm(plan.algorithm).kernel.refusal_of(params, plan);
+}
+
+int64_t conv2d_workspace(const Conv2dParams& params, const Conv2dPlan& plan) {
+    return algorithm(plan.algorithm).kernel.workspace_of(params, plan);
+}
+
+void conv2d(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream) {
+    algorithm(plan.algorithm).kernel.launch(params, plan, workspace, stream);
+}
+
+}  // namespace hipconv
