@@ -55,6 +55,9 @@ inline constexpr bool kIsBf16 = false;
 template <>
 inline constexpr bool kIsBf16<bf16> = true;
 
+// 8 of the 16 bytes.
+HIPCONV_INLINE Words2 half_of(Words4 chunk, int half) { return Words2{word(chunk, 2 * half), word(chunk, 2 * half + 1)}; }
+
 // ---- instructions -----------------------------------------------------------------------------------------------------
 
 #if defined(HIPCONV_AMD_DEVICE)
@@ -115,7 +118,7 @@ struct Atom<MatrixUnit::mfma, T> {
         } else {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                const Words2 f{word(filters, 2 * i), word(filters, 2 * i + 1)}, p{word(pixels, 2 * i), word(pixels, 2 * i + 1)};
+                const Words2 f = half_of(filters, i), p = half_of(pixels, i);
                 if constexpr (kIsBf16<T>)
                     sums = __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(bit_cast<Short4>(f), bit_cast<Short4>(p), sums, 0, 0, 0);
                 else
@@ -128,9 +131,8 @@ struct Atom<MatrixUnit::mfma, T> {
                 const float f = bit_cast<float>(word(filters, i)), p = bit_cast<float>(word(pixels, i));
                 simt::multiply<simt::Mfma32x32x2>(&f, &p, &sums[0]);
             } else {
-                const uint32_t f[] = {word(filters, 2 * i), word(filters, 2 * i + 1)};
-                const uint32_t p[] = {word(pixels, 2 * i), word(pixels, 2 * i + 1)};
-                simt::multiply<simt::Mfma32x32x8>(reinterpret_cast<const T*>(f), reinterpret_cast<const T*>(p), &sums[0]);
+                const Words2 f = half_of(filters, i), p = half_of(pixels, i);
+                simt::multiply<simt::Mfma32x32x8>(reinterpret_cast<const T*>(&f), reinterpret_cast<const T*>(&p), &sums[0]);
             }
         }
 #else

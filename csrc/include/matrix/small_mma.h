@@ -19,6 +19,15 @@ struct Places {
     int first, second;
 };
 
+// A lane reads one chunk, that of number lane / 16 of its pixel.
+struct ChunkOfLane {
+    static HIPCONV_INLINE Places places(const int* table, int lane) { return {table[lane / 16], 0}; }
+    static HIPCONV_INLINE Words4 load_pixels(const char* pixel, Places at) {
+        return *reinterpret_cast<const Words4*>(pixel + at.first);
+    }
+    static HIPCONV_INLINE Words4 load_filters(const Words4* step, int lane) { return step[lane]; }
+};
+
 // NVIDIA: lanes 0 to 15 name the 16 pixels' first chunk for ldmatrix, the others their second.
 template <typename T>
 struct SmallAtom<MatrixUnit::mma_sync, T> : Atom<MatrixUnit::mma_sync, T> {
@@ -47,30 +56,22 @@ struct SmallAtom<MatrixUnit::wmma11, T> : Atom<MatrixUnit::wmma11, T> {
 
 // RDNA 4: lane / 16 is the chunk.
 template <typename T>
-struct SmallAtom<MatrixUnit::wmma12, T> : Atom<MatrixUnit::wmma12, T> {
+struct SmallAtom<MatrixUnit::wmma12, T> : Atom<MatrixUnit::wmma12, T>, ChunkOfLane {
     static constexpr int kStepChunks = 2;
-    static HIPCONV_INLINE Places places(const int* table, int lane) { return {table[lane / 16], 0}; }
-    static HIPCONV_INLINE Words4 load_pixels(const char* pixel, Places at) {
-        return *reinterpret_cast<const Words4*>(pixel + at.first);
-    }
-    static HIPCONV_INLINE Words4 load_filters(const Words4* step, int lane) { return step[lane]; }
+    using ChunkOfLane::load_filters;
+    using ChunkOfLane::load_pixels;
 };
 
 // CDNA, 16x16: the instruction takes 4 elements from each lane, k = lane / 16 * 4 + i; a chunk of 16 bytes feeds two
 // (gfx950 has one that takes 8). Filters are the rows of the instruction.
 template <typename T>
-struct SmallAtom<MatrixUnit::mfma, T> {
+struct SmallAtom<MatrixUnit::mfma, T> : ChunkOfLane {
     static constexpr int kStepChunks = 4, kRun = 4;
     using Operand = Words4;
     using Sums = Floats<4>;
 
     static HIPCONV_INLINE int pixel(int lane, int) { return lane % 16; }
     static HIPCONV_INLINE int filter(int lane, int e) { return lane / 16 * 4 + e; }
-    static HIPCONV_INLINE Places places(const int* table, int lane) { return {table[lane / 16], 0}; }
-    static HIPCONV_INLINE Words4 load_pixels(const char* pixel, Places at) {
-        return *reinterpret_cast<const Words4*>(pixel + at.first);
-    }
-    static HIPCONV_INLINE Words4 load_filters(const Words4* step, int lane) { return step[lane]; }
 
     static HIPCONV_INLINE void multiply(Sums& sums, Operand pixels, Operand filters) {
 #if defined(HIPCONV_HAS_MFMA_8_WIDE)
@@ -82,7 +83,7 @@ struct SmallAtom<MatrixUnit::mfma, T> {
 #elif defined(HIPCONV_HAS_MFMA)
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const Words2 f{word(filters, 2 * i), word(filters, 2 * i + 1)}, p{word(pixels, 2 * i), word(pixels, 2 * i + 1)};
+            const Words2 f = half_of(filters, i), p = half_of(pixels, i);
             if constexpr (kIsBf16<T>)
                 sums = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(bit_cast<Short4>(f), bit_cast<Short4>(p), sums, 0, 0, 0);
             else
@@ -90,9 +91,8 @@ struct SmallAtom<MatrixUnit::mfma, T> {
         }
 #elif defined(HIPCONV_HOST)
         for (int i = 0; i < 2; ++i) {
-            const uint32_t f[] = {word(filters, 2 * i), word(filters, 2 * i + 1)};
-            const uint32_t p[] = {word(pixels, 2 * i), word(pixels, 2 * i + 1)};
-            simt::multiply<simt::Mfma16x16x16>(reinterpret_cast<const T*>(f), reinterpret_cast<const T*>(p), &sums[0]);
+            const Words2 f = half_of(filters, i), p = half_of(pixels, i);
+            simt::multiply<simt::Mfma16x16x16>(reinterpret_cast<const T*>(&f), reinterpret_cast<const T*>(&p), &sums[0]);
         }
 #else
         (void)sums, (void)pixels, (void)filters;

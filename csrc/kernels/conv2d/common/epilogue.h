@@ -53,6 +53,33 @@ HIPCONV_INLINE float activate(float v, Conv2dActivation activation) {
     }
 }
 
+// Calls apply(activation) with the activation as a constant: one switch, whatever the number of values that are activated.
+template <typename Apply>
+HIPCONV_INLINE void with_activation(Conv2dActivation activation, const Apply& apply) {
+    switch (activation) {
+        case Conv2dActivation::none:
+            return;
+        case Conv2dActivation::relu:
+            return apply(Conv2dActivation::relu);
+        case Conv2dActivation::relu6:
+            return apply(Conv2dActivation::relu6);
+        case Conv2dActivation::gelu:
+            return apply(Conv2dActivation::gelu);
+        case Conv2dActivation::gelu_tanh:
+            return apply(Conv2dActivation::gelu_tanh);
+        case Conv2dActivation::silu:
+            return apply(Conv2dActivation::silu);
+        case Conv2dActivation::sigmoid:
+            return apply(Conv2dActivation::sigmoid);
+        case Conv2dActivation::tanh:
+            return apply(Conv2dActivation::tanh);
+        case Conv2dActivation::leaky_relu:
+            return apply(Conv2dActivation::leaky_relu);
+        case Conv2dActivation::hardswish:
+            return apply(Conv2dActivation::hardswish);
+    }
+}
+
 HIPCONV_INLINE int64_t offset_in(const Image& image, int64_t n, int64_t k, int64_t p, int64_t q) {
     return n * image.batch_stride + k * image.channel_stride + p * image.row_stride + q * image.column_stride;
 }

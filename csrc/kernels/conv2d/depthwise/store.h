@@ -9,32 +9,10 @@ namespace hipconv {
 
 template <int kColumns>
 HIPCONV_INLINE void activate_pairs(Pair (&v)[kColumns], Conv2dActivation activation) {
-    const auto all = [&](Conv2dActivation kind) {
+    with_activation(activation, [&](Conv2dActivation kind) {
 #pragma unroll
         for (int i = 0; i < kColumns; ++i) v[i] = make_pair(activate(low(v[i]), kind), activate(high(v[i]), kind));
-    };
-    switch (activation) {
-        case Conv2dActivation::none:
-            return;
-        case Conv2dActivation::relu:
-            return all(Conv2dActivation::relu);
-        case Conv2dActivation::relu6:
-            return all(Conv2dActivation::relu6);
-        case Conv2dActivation::gelu:
-            return all(Conv2dActivation::gelu);
-        case Conv2dActivation::gelu_tanh:
-            return all(Conv2dActivation::gelu_tanh);
-        case Conv2dActivation::silu:
-            return all(Conv2dActivation::silu);
-        case Conv2dActivation::sigmoid:
-            return all(Conv2dActivation::sigmoid);
-        case Conv2dActivation::tanh:
-            return all(Conv2dActivation::tanh);
-        case Conv2dActivation::leaky_relu:
-            return all(Conv2dActivation::leaky_relu);
-        case Conv2dActivation::hardswish:
-            return all(Conv2dActivation::hardswish);
-    }
+    });
 }
 
 template <typename Memory>

@@ -86,32 +86,10 @@ HIPCONV_INLINE void store_eight(const float (&v)[8], void* base, int64_t index, 
 
 // Activates eight values with one switch.
 HIPCONV_INLINE void activate_eight(float (&v)[8], Conv2dActivation activation) {
-    const auto all = [&](Conv2dActivation kind) {
+    with_activation(activation, [&](Conv2dActivation kind) {
 #pragma unroll
         for (int i = 0; i < 8; ++i) v[i] = activate(v[i], kind);
-    };
-    switch (activation) {
-        case Conv2dActivation::none:
-            return;
-        case Conv2dActivation::relu:
-            return all(Conv2dActivation::relu);
-        case Conv2dActivation::relu6:
-            return all(Conv2dActivation::relu6);
-        case Conv2dActivation::gelu:
-            return all(Conv2dActivation::gelu);
-        case Conv2dActivation::gelu_tanh:
-            return all(Conv2dActivation::gelu_tanh);
-        case Conv2dActivation::silu:
-            return all(Conv2dActivation::silu);
-        case Conv2dActivation::sigmoid:
-            return all(Conv2dActivation::sigmoid);
-        case Conv2dActivation::tanh:
-            return all(Conv2dActivation::tanh);
-        case Conv2dActivation::leaky_relu:
-            return all(Conv2dActivation::leaky_relu);
-        case Conv2dActivation::hardswish:
-            return all(Conv2dActivation::hardswish);
-    }
+    });
 }
 
 // The index of a sum in a wave's epilogue tile, of pixels by kFilters filters, in LDS. The units of four floats are swizzled

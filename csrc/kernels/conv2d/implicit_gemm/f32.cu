@@ -6,13 +6,7 @@
 namespace hipconv {
 
 void launch_gemm_f32(const ConvGemmParams& p, Conv2dTile tile, int split_k, void* stream) {
-    const bool large = tile.tile_m == 128, vectors = p.form == XForm::vectors;
-    const auto launch = p.form == XForm::anything ? launch_gemm_instance<float, 64, 64, XForm::anything>
-                        : large && vectors        ? launch_gemm_instance<float, 128, 64, XForm::vectors>
-                        : large                   ? launch_gemm_instance<float, 128, 64, XForm::elements>
-                        : vectors                 ? launch_gemm_instance<float, 64, 64, XForm::vectors>
-                                                  : launch_gemm_instance<float, 64, 64, XForm::elements>;
-    launch(p, split_k, stream);
+    launch_gemm_32bit<float>(p, tile, split_k, stream);
 }
 
 }  // namespace hipconv

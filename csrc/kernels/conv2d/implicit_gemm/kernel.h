@@ -200,6 +200,18 @@ void launch_gemm_instance(const ConvGemmParams& p, int split_k, void* stream) {
     check_launch("conv2d");
 }
 
+// T is one of the ways in which f32 is multiplied, in tiles of 64 filters.
+template <typename T>
+void launch_gemm_32bit(const ConvGemmParams& p, Conv2dTile tile, int split_k, void* stream) {
+    const bool large = tile.tile_m == 128, vectors = p.form == XForm::vectors;
+    const auto launch = p.form == XForm::anything ? launch_gemm_instance<T, 64, 64, XForm::anything>
+                        : large && vectors        ? launch_gemm_instance<T, 128, 64, XForm::vectors>
+                        : large                   ? launch_gemm_instance<T, 128, 64, XForm::elements>
+                        : vectors                 ? launch_gemm_instance<T, 64, 64, XForm::vectors>
+                                                  : launch_gemm_instance<T, 64, 64, XForm::elements>;
+    launch(p, split_k, stream);
+}
+
 template <int kTileM, int kTileN, XForm kForm>
 void launch_gemm_16bit(const ConvGemmParams& p, int split_k, void* stream) {
     if constexpr (!kHalvesShareKernels) {
