@@ -92,16 +92,7 @@ void causal_conv1d_bwd_naive(const CausalConv1dBwdParams& params, void* workspac
     const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
     const BwdPartials partials = naive_partials(params);
     const CausalConv1dBwdParams p = bwd_sums_begin(params, partials, /*looks_at_taps=*/false, workspace, hip_stream);
-    switch (p.in.dtype) {
-        case DType::f16:
-            launch_naive<f16>(p, hip_stream);
-            break;
-        case DType::bf16:
-            launch_naive<bf16>(p, hip_stream);
-            break;
-        default:
-            launch_naive<float>(p, hip_stream);
-    }
+    with_dtype(p.in.dtype, [&](auto type) { launch_naive<decltype(type)>(p, hip_stream); });
     bwd_sums_add_up(p, partials, hip_stream);
 }
 

@@ -199,15 +199,7 @@ const char* causal_conv1d_update_channel_refusal(const CausalConv1dUpdateParams&
 }
 
 void causal_conv1d_update_channel(const CausalConv1dUpdateParams& p, void* /*workspace*/, void* stream) {
-    const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
-    switch (p.dtype) {
-        case DType::f32:
-            return with_state_dtype<float>(p, hip_stream);
-        case DType::f16:
-            return with_state_dtype<f16>(p, hip_stream);
-        case DType::bf16:
-            return with_state_dtype<bf16>(p, hip_stream);
-    }
+    with_dtype(p.dtype, [&](auto type) { with_state_dtype<decltype(type)>(p, static_cast<hipStream_t>(stream)); });
 }
 
 }  // namespace hipconv

@@ -75,28 +75,13 @@ void launch(const CausalConv1dUpdateParams& p, hipStream_t stream) {
 
 template <typename T>
 void with_state_dtype(const CausalConv1dUpdateParams& p, hipStream_t stream) {
-    switch (p.state_dtype) {
-        case DType::f32:
-            return launch<T, float>(p, stream);
-        case DType::f16:
-            return launch<T, f16>(p, stream);
-        case DType::bf16:
-            return launch<T, bf16>(p, stream);
-    }
+    with_dtype(p.state_dtype, [&](auto type) { launch<T, decltype(type)>(p, stream); });
 }
 
 }  // namespace
 
 void causal_conv1d_update_naive(const CausalConv1dUpdateParams& p, void* /*workspace*/, void* stream) {
-    const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
-    switch (p.dtype) {
-        case DType::f32:
-            return with_state_dtype<float>(p, hip_stream);
-        case DType::f16:
-            return with_state_dtype<f16>(p, hip_stream);
-        case DType::bf16:
-            return with_state_dtype<bf16>(p, hip_stream);
-    }
+    with_dtype(p.dtype, [&](auto type) { with_state_dtype<decltype(type)>(p, static_cast<hipStream_t>(stream)); });
 }
 
 KernelTable<CausalConv1dUpdateParams> causal_conv1d_update_kernels() { return {kUpdateKernels, std::size(kUpdateKernels)}; }

@@ -219,11 +219,9 @@ bool serves(const CausalConv1dUpdateParams& p) {
 const char* causal_conv1d_update_step_refusal(const CausalConv1dUpdateParams& p) {
     if (serves(p)) return nullptr;
     return "one token a row with aligned channels in fours: of 16 bits at widths 1 to 8 with conv_state of x's dtype, or of "
-           "any "
-           "dtype at width 4; and none of: query_start_loc, num_accepted_tokens, cache_seqlens, intermediate_conv_window, "
+           "any dtype at width 4; and none of: query_start_loc, num_accepted_tokens, cache_seqlens, intermediate_conv_window, "
            "retrieve_next_token; of (slots, dim, state_len) without gaps, state_len = width - 1, or 4 at width 4; a state_len "
-           "of "
-           "4 at a multiple of 16 bytes";
+           "of 4 at a multiple of 16 bytes";
 }
 
 void causal_conv1d_update_step(const CausalConv1dUpdateParams& p, void* /*workspace*/, void* stream) {

@@ -321,10 +321,8 @@ bool serves(const CausalConv1dUpdateParams& p) {
 const char* causal_conv1d_update_vector_refusal(const CausalConv1dUpdateParams& p) {
     if (serves(p)) return nullptr;
     return "widths 2 to 8, or 4 of float32, with aligned channels or tokens in fours and conv_state of x's dtype, or float32 "
-           "at "
-           "width 4, and none of: cache_seqlens, intermediate_conv_window, retrieve_next_token; (slots, dim, state_len) "
-           "without "
-           "gaps at width 4, or at width 3 with state_len 2";
+           "at width 4, and none of: cache_seqlens, intermediate_conv_window, retrieve_next_token; (slots, dim, state_len) "
+           "without gaps at width 4, or at width 3 with state_len 2";
 }
 
 void causal_conv1d_update_vector(const CausalConv1dUpdateParams& p, void* /*workspace*/, void* stream) {

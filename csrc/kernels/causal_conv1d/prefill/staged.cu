@@ -315,8 +315,7 @@ void causal_conv1d_varlen_staged(const CausalConv1dVarlenParams& p, const Varlen
 const char* causal_conv1d_varlen_staged_in_place_refusal(const CausalConv1dVarlenParams& p, const VarlenTile& tile) {
     if (!causal_conv1d_varlen_staged_refusal(p, tile) && !p.block_idx_first.data) return nullptr;
     return "widths 1 to 8, up to 2^30 tokens and channels, no states at block boundaries, and outputs whose tokens lie less "
-           "than "
-           "2 GiB apart";
+           "than 2 GiB apart";
 }
 
 int64_t causal_conv1d_varlen_staged_workspace(const CausalConv1dVarlenParams& p, const VarlenTile& tile) {

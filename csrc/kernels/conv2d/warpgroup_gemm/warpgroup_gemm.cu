@@ -14,8 +14,7 @@ const char* refusal_of_tile(const Conv2dParams& p, const GemmLayout& l, const Co
     const XSource source = x_source_of(p, l, plan.tile_m);
     if (!source.serves)
         return "channels_last x with C / groups a multiple of 8 (f32: 4) and 16-byte alignment, or contiguous x of 16-bit "
-               "types "
-               "and 3x3 taps of stride 1 or 1x1 taps, with aligned rows or images of a multiple of 8 pixels";
+               "types and 3x3 taps of stride 1 or 1x1 taps, with aligned rows or images of a multiple of 8 pixels";
     if (plan.tile_m != 128 && !source.by_tma)  // with 256 registers would spill; 64 are not enough work to gather for
         return "by tiles of 64 or 256 pixels channels_last x only";
     const int64_t tiles = ceil_of(l.image_pixels * p.batch, plan.tile_m) * ceil_of(l.group_filters, plan.tile_n) * p.groups;
