@@ -2,6 +2,7 @@
 
 from conv1d.test_backward import *  # noqa: F403
 from conv1d.test_backward import main
+from conv1d.test_backward_calls import *  # noqa: F403
 
 if __name__ == "__main__":
     main()

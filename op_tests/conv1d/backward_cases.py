@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from support.tensors import empty_as, mismatch
+from support.tensors import DTYPES, LAYOUTS, empty_as, mismatch
 from hipconv import jit, reference_training, targets
 
 
@@ -119,3 +121,15 @@ def served_by(inputs: Inputs, kernel: str) -> tuple[Tensor, ...] | None:
 # ---- everything below with a `device` runs on every backend (conftest.py) ----------------------------------------------------------
 
 SHAPES = [(1, 1, 1), (2, 7, 2), (3, 8, 3), (2, 33, 9), (1, 8, 131), (2, 3, 270), (2, 40, 20), (20, 4, 7), (1, 140, 18)]
+
+
+def grid() -> list[Case]:
+    """Each dtype with each layout and all that rows may hold; the rest drawn so that each value occurs."""
+    draw = random.Random(0)
+    cases = []
+    combinations = itertools.product(DTYPES.values(), LAYOUTS, itertools.product((False, True), repeat=3))
+    for number, (dtype, layout, contents) in enumerate(combinations):
+        width, weight_dtype = draw.choice([1, 2, 3, 4, 4, 5, 6, 7, 8, 11]), draw.choice([*DTYPES.values()])
+        use_silu, has_bias = draw.random() < 0.7, draw.random() < 0.7
+        cases.append(Case(*SHAPES[number % len(SHAPES)], width, dtype, weight_dtype, use_silu, has_bias, layout, *contents))
+    return cases

@@ -1,4 +1,4 @@
-"""What the layers of causal convolutions share: a process group, and the limits of their parameters."""
+"""This has what the layers of causal convolutions share: a process group, and the limits of their parameters."""
 
 from __future__ import annotations
 
