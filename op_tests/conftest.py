@@ -1,4 +1,4 @@
-"""Every op test is given what is here."""
+"""Fixtures and scheduling for all op tests."""
 
 from __future__ import annotations
 

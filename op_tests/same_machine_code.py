@@ -1,4 +1,4 @@
-"""This tells whether two trees compile to the same machine code: what a change of text alone must not change."""
+"""Tell whether two trees compile to the same machine code, which a change of text alone must not change."""
 
 from machine_code.same_code import main
 

@@ -1,4 +1,4 @@
-// This is a plain copy in host memory, shared out over torch's threads.
+// A plain copy in host memory, shared out over torch's threads.
 #include "copy/copy.h"
 
 #include <cstring>

@@ -1,4 +1,4 @@
-// These are vectors of floats in the host's widest registers, with loads and stores that convert, and SiLU. They are GNU vector
+// Vectors of floats in the host's widest registers, with loads and stores that convert, and SiLU. They are GNU vector
 // extensions, so that g++ and clang compile one text for every instruction set; intrinsics stand where the extensions cannot
 // express an instruction of the hardware.
 #pragma once
@@ -225,7 +225,7 @@ HIPCONV_SIMD Floats at_most(Floats v, float limit) {
 #endif
 }
 
-// This is 1 / v for 1 <= v < 2^127.
+// 1 / v for 1 <= v < 2^127.
 HIPCONV_SIMD Floats reciprocal(Floats v) {
 #if HIPCONV_VECTOR_BYTES == 64
     const Floats r = bit_cast<Floats>(_mm512_maskz_rcp14_ps(kAll, bit_cast<__m512>(v)));
@@ -235,7 +235,7 @@ HIPCONV_SIMD Floats reciprocal(Floats v) {
 #endif
 }
 
-// This is 1 / (1 + exp(-v)) for v > -kSigmoidEnd; below that, the result means nothing. exp(-v) = 2^(n + f) with n whole and
+// 1 / (1 + exp(-v)) for v > -kSigmoidEnd; below that, the result means nothing. exp(-v) = 2^(n + f) with n whole and
 // |f| <= 1/2: n goes into the exponent, and 2^f is a polynomial.
 constexpr float kSigmoidEnd = 87.0f;  // this keeps n within a float's exponent
 
@@ -255,13 +255,13 @@ HIPCONV_SIMD Floats sigmoid_within(Floats v) {
     return reciprocal(1.0f + e);
 }
 
-// This is v / (1 + exp(-v)).
+// v / (1 + exp(-v)).
 HIPCONV_SIMD Floats silu(Floats v) {
     const Floats r = sigmoid_within(v);
     return v * (v > -kSigmoidEnd ? r : Floats{});  // beyond, the product is -0, or NaN of NaN and -inf
 }
 
-// This is SiLU's derivative, sigma * (1 + v * (1 - sigma)) where sigma is the sigmoid. It is NaN for NaN and infinities, as in
+// SiLU's derivative, sigma * (1 + v * (1 - sigma)) where sigma is the sigmoid. It is NaN for NaN and infinities, as in
 // torch.
 HIPCONV_SIMD Floats silu_derivative(Floats v) {
     const Floats r = sigmoid_within(v);

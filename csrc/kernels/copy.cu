@@ -1,4 +1,4 @@
-// This is a plain copy: each thread copies one 16-byte vector, and a block has 256 threads; more vectors a thread are slower.
+// A plain copy: each thread copies one 16-byte vector, and a block has 256 threads; more vectors a thread are slower.
 #include <hip/hip_runtime.h>
 
 #include "copy/copy.h"

@@ -30,7 +30,7 @@ Request request(const std::string& keyword) {
 
 // ---- tensors to params ----------------------------------------------------------------------------------------------------
 
-// This checks kinds, types and shapes; the launch checks where the tensors lie.
+// Checks kinds, types and shapes; the launch checks where the tensors lie.
 CausalConv1dFwdParams checked_params(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight,
                                      const at::Tensor* bias, bool use_silu) {
     CausalConv1dFwdParams p{};
@@ -43,7 +43,7 @@ CausalConv1dFwdParams checked_params(const at::Tensor& out, const at::Tensor& x,
     return p;
 }
 
-// This checks a call whose rows may continue from a state, end in one, or hold packed sequences.
+// Checks a call whose rows may continue from a state, end in one, or hold packed sequences.
 CausalConv1dFwdParams checked_rows(const at::Tensor& out, const at::Tensor* final_states, const at::Tensor& x,
                                    const at::Tensor& weight, const at::Tensor* bias, const at::Tensor* seq_idx,
                                    const at::Tensor* initial_states, bool use_silu) {

@@ -28,7 +28,7 @@ at::Tensor new_tensor(at::IntArrayRef sizes, at::ScalarType dtype, const at::Ten
 
 at::Tensor new_like(const at::Tensor& x) { return at::_ops::empty_like::call(x, {}, {}, {}, {}, {}); }
 
-// This says whether neighbours in memory are channels of one and tokens of the other.
+// Tells whether neighbours in memory are channels of one and tokens of the other.
 bool are_crossed(const Sequences& a, const Sequences& b) {
     const auto channels_inside = [](const Sequences& s) { return s.dim_stride == 1 && s.seqlen_stride != 1; };
     const auto tokens_inside = [](const Sequences& s) { return s.seqlen_stride == 1 && s.dim_stride != 1; };

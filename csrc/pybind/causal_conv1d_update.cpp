@@ -71,7 +71,7 @@ struct Arguments {
     std::optional<int64_t> stream;
 };
 
-// This holds a decode call: its arguments, which are checked step by step, and the params that they give.
+// Holds a decode call: its arguments, which are checked step by step, and the params that they give.
 class Update : Arguments {
   public:
     explicit Update(const Arguments& arguments) : Arguments(arguments) {}
@@ -139,7 +139,7 @@ class Update : Arguments {
         return strided(t.tensor, found, found.stride(1), seqlen);
     }
 
-    // This checks x, weight, bias and conv_state.
+    // Checks x, weight, bias and conv_state.
     void check_inputs() {
         check_strided({"x", x});
         check_strided({"conv_state", conv_state});
@@ -187,7 +187,7 @@ class Update : Arguments {
             throw py::value_error(concat("q, k, v: got ", channels, " channels together, expected those of x, ", dim));
     }
 
-    // This checks slots, lengths and positions.
+    // Checks slots, lengths and positions.
     void check_rows() {
         p.write_slots = indices("conv_state_indices", conv_state_indices, batch, "(batch,)", true);
         p.read_slots = indices("conv_state_indices_in", conv_state_indices_in, batch, "(batch,)", true);
@@ -220,7 +220,7 @@ class Update : Arguments {
                                          ": with num_accepted_tokens it keeps width - 2 columns and ", most, " new tokens"));
     }
 
-    // This checks the windows after each token.
+    // Checks the windows after each token.
     void check_windows() {
         if (intermediate_conv_window) {
             const NamedTensor t{"intermediate_conv_window", *intermediate_conv_window};
@@ -339,7 +339,7 @@ bool update_directly(const Arguments& a) {
     return true;
 }
 
-// This makes a function of `Arguments` one of the module.
+// Makes a function of `Arguments` one of the module.
 template <typename Function>
 void define(py::module_& m, const char* name, Function function) {
     using T = const at::Tensor&;

@@ -89,7 +89,7 @@ VarlenTile parse_tile(const std::string& text) {
     return tile;
 }
 
-// This says whether a is b, perhaps as another view. Empty tensors have no address: they are the same where they share a
+// Tells whether a is b, perhaps as another view. Empty tensors have no address: they are the same where they share a
 // storage.
 bool same_memory(const at::Tensor& a, const at::Tensor& b) {
     return a.data_ptr() == b.data_ptr() && (a.numel() > 0 || a.is_alias_of(b)) && a.scalar_type() == b.scalar_type() &&
@@ -112,7 +112,7 @@ struct Arguments {
     std::optional<int64_t> stream;
 };
 
-// This holds a prefill call: its arguments, which are checked step by step, and the params that they give.
+// Holds a prefill call: its arguments, which are checked step by step, and the params that they give.
 class Prefill : Arguments {
   public:
     explicit Prefill(const Arguments& arguments) : Arguments(arguments) {}
@@ -169,7 +169,7 @@ class Prefill : Arguments {
         sequences = query_start_loc.size(0) - 1;
     }
 
-    // This checks the tensors that say where sequences have their states.
+    // Checks the tensors that say where sequences have their states.
     void check_indices() {
         const auto per_sequence = [&](const char* name, const OptionalTensor& tensor, bool may_be_bool = false) {
             if (!tensor.has_value()) return IndexArray{};
@@ -267,7 +267,7 @@ bool varlen_directly(const Arguments& a) {
     return true;
 }
 
-// This makes a function of `Arguments` one of the module.
+// Makes a function of `Arguments` one of the module.
 template <typename Function>
 void define(py::module_& m, const char* name, Function function) {
     using T = const at::Tensor&;

@@ -1,4 +1,4 @@
-"""The benches share this: their shapes, the machine's name, the copy that stands beside a kernel, options, results as JSON."""
+"""Parts that all benches share: shapes, the machine's name, the copy that stands beside a kernel, options, results as JSON."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ STATES = ("N,D,3", "N,D,4", "N,3,D")
 
 
 class Buffers:
-    """This is what one call works on."""
+    """The tensors that one call works on."""
 
     def __init__(self, case: str, batch: int, dim: int, state: str, dtype: torch.dtype, device: torch.device) -> None:
         tokens = 1 if case in ("decode", "split") else TOKENS

@@ -1,4 +1,4 @@
-"""This tests how conv2d's algorithm, tile and split are chosen, and what a plan says of it. Most of it needs no kernel."""
+"""The choice of conv2d's algorithm, tile and split, and what a plan says of it. Most of these tests need no kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This is what vLLM's and SGLang's own tests of their causal conv1d go over, and the same calls of `hipconv.serving`.
+"""The grids of vLLM's and SGLang's own tests of their causal conv1d, and the same calls of `hipconv.serving`.
 
 The grids are those of vLLM's tests/kernels/mamba/test_causal_conv1d.py and SGLang's sgl-kernel/tests/test_causal_conv1d.py, without dtypes,
 which are no cases of their own. What a call should give is torch's `F.conv1d` of each sequence, in float64. The files themselves, as they

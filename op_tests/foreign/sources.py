@@ -1,4 +1,4 @@
-"""This says where the cases are from, and how many each source has: docs/testing.md has these numbers, which a test compares."""
+"""The sources of the cases, and how many each has: docs/testing.md has these numbers, which a test compares."""
 
 from __future__ import annotations
 

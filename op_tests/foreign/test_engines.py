@@ -1,4 +1,4 @@
-"""This runs on `hipconv.serving` what vLLM's and SGLang's own tests of their causal conv1d go over."""
+"""The grids of vLLM's and SGLang's own tests of their causal conv1d, run on `hipconv.serving`."""
 
 from __future__ import annotations
 

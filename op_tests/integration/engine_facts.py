@@ -1,4 +1,4 @@
-"""This finds where inference engines define their causal conv1d and which modules import it by name: facts read from a published wheel.
+"""Finds where inference engines define their causal conv1d and which modules import it by name: facts read from a published wheel.
 
     python op_tests/write_engine_facts.py vllm==0.33.0 sglang==0.5.23     # pip fetches the wheels; --directory keeps them
 

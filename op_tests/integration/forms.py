@@ -65,7 +65,7 @@ def only(names: Callable, arguments: Arguments) -> Arguments:
 
 
 class Size(NamedTuple):
-    """These are sizes of the arguments of one-dimensional calls; of conv2d's, `dim` is twice the channels of a group."""
+    """The sizes of the arguments of one-dimensional calls; of conv2d's, `dim` is twice the channels of a group."""
 
     batch: int = 2
     dim: int = 8

@@ -79,7 +79,7 @@ def size_of(rng: random.Random) -> Size:
 
 
 def changed(rng: random.Random, arguments: Arguments, value: Any) -> tuple[str, Any]:
-    """This is what one argument becomes, in words and as it is."""
+    """The change of one argument, in words and as a value."""
     if isinstance(value, tuple) and value and rng.random() < 0.8:
         at = rng.randrange(len(value))
         what, part = changed(rng, arguments, value[at])
@@ -298,7 +298,7 @@ def run_here(seed: int, first: int, last: int, progress: Path, only: str | None)
 
 
 class Report(NamedTuple):
-    """This is what a run found."""
+    """The findings of a run."""
 
     taken: int
     refused: int

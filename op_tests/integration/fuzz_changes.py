@@ -1,4 +1,4 @@
-"""The fuzzer makes this of a good argument: the same values in other memory, nearly good ones, and what it cannot be at all."""
+"""The changes that the fuzzer makes to a good argument: its values in other memory, nearly good ones, and what it cannot be."""
 
 from __future__ import annotations
 

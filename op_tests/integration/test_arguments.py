@@ -1,4 +1,4 @@
-"""These calls pass by mistake what is none: each argument in turn is replaced by things that it cannot be.
+"""Calls with arguments that are none: each in turn is replaced by things that it cannot be.
 
 A call then fails with a TypeError or a ValueError (or a class of these) that names an argument, in a message of a few lines at most that
 prints no tensor, and it has written nothing.

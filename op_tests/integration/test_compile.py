@@ -1,4 +1,4 @@
-"""This tests what torch.export and inductor make of the operators: the same results, and no copy of a pool of states."""
+"""The operators through torch.export and inductor: the same results, and no copy of a pool of states."""
 
 from __future__ import annotations
 

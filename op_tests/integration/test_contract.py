@@ -1,4 +1,4 @@
-"""This stays, whatever is rebuilt inside: the layout's top, public names and commands, kernels by name, and how modules are built."""
+"""The contract, whatever is rebuilt inside: the layout's top, public names and commands, kernels by name, and how modules are built."""
 
 from __future__ import annotations
 

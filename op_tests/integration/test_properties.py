@@ -1,4 +1,4 @@
-"""This holds between functions whatever the numbers: linearity, shifts, channels apart, adjoints, chunks, one result by every name.
+"""Properties between functions, whatever the numbers: linearity, shifts, channels apart, adjoints, chunks, one result by every name.
 
 The numbers are small integers, whose sums every type here holds exactly: both sides are equal to the last bit, and no tolerance hides a
 tap.
@@ -25,7 +25,7 @@ often = settings(max_examples=200 if EVERYTHING else 12, deadline=None)
 
 
 class Problem(NamedTuple):
-    """This is what a convolution is of."""
+    """The sizes of a convolution."""
 
     seed: int
     batch: int

@@ -1,4 +1,4 @@
-"""Users of torch do this with modules and functions: copies, pickles, threads, forks after the first use, spawned workers, exports."""
+"""Modules and functions as users of torch treat them: copies, pickles, threads, forks after the first use, spawned workers, exports."""
 
 from __future__ import annotations
 

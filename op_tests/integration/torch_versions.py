@@ -1,4 +1,4 @@
-"""This says what can be said of a version of torch that is not the one installed here, from its wheel on PyPI.
+"""Checks of hipconv against a version of torch that is not installed here, from its wheel on PyPI.
 
     python op_tests/check_torch_versions.py 2.4.0 2.13.0          # the oldest that is promised, and the one that is installed
     python op_tests/check_torch_versions.py 2.4.0 --directory torch_wheels    # fetched once, kept there

@@ -1,1 +1,1 @@
-"""This is what compilers make of the kernels: AMD's machine code, and other compilers than the tests run with."""
+"""The machine code that compilers make of the kernels, AMD's above all, and other compilers than the tests run with."""

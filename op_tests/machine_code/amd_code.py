@@ -22,7 +22,7 @@ from hipconv.jit.architectures import ARCHITECTURES
 
 
 class Card(NamedTuple):
-    """This is what a compute unit of an architecture has, as LLVM's AMDGPUBaseInfo.cpp and AMD's manuals give it."""
+    """A compute unit of an architecture, as LLVM's AMDGPUBaseInfo.cpp and AMD's manuals describe it."""
 
     isa_version: int
     wave: int
@@ -204,7 +204,7 @@ class Kernel(NamedTuple):
 
 
 class CodeObject(NamedTuple):
-    """This is what a kernel file compiles to for one architecture."""
+    """The code that a kernel file compiles to for one architecture."""
 
     kernels: list[Kernel]
     disassembly: str

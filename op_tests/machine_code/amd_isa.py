@@ -210,7 +210,7 @@ FAST_KERNELS = {
 
 
 class Figures(NamedTuple):
-    """This is what a steady iteration of a kernel's best hot loop costs."""
+    """The cost of a steady iteration of a kernel's best hot loop."""
 
     asked: FastKernel
     kernel: Kernel

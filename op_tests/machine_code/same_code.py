@@ -1,4 +1,4 @@
-"""This tells whether two trees compile to the same machine code: what a change of text alone must not change.
+"""Tell whether two trees compile to the same machine code, which a change of text alone must not change.
 
     git worktree add ../before HEAD~3
     python op_tests/same_machine_code.py ../before . --arch gfx942,sm_90a

@@ -1,4 +1,4 @@
-"""This holds of decode whatever the numbers: chunks, drafts, trees, circular states, layouts; and its split into q, k and v."""
+"""Properties of decode that hold whatever the numbers: chunks, drafts, trees, circular states, layouts; and its split into q, k and v."""
 
 from __future__ import annotations
 

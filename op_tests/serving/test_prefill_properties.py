@@ -1,4 +1,4 @@
-"""This holds of prefill whatever the numbers: chunks, the order of sequences, states kept on the way."""
+"""Properties of prefill that hold whatever the numbers: chunks, the order of sequences, states kept on the way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This says where to run: the backends, the ways that simt runs a kernel, and the environment variables that choose."""
+"""The places to run: the backends, the ways that simt runs a kernel, and the environment variables that choose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This times a call: on a GPU by graph replay, because launches cost more than small kernels, and on the CPU by the clock."""
+"""Times a call: on a GPU by graph replay, because launches cost more than small kernels, and on the CPU by the clock."""
 
 from __future__ import annotations
 

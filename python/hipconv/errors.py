@@ -1,4 +1,4 @@
-"""These can go wrong between a first call and a loaded kernel; each class says what to do about it."""
+"""The errors between a first call and a loaded kernel: each class says what to do about it."""
 
 
 class JitError(RuntimeError):

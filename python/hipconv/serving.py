@@ -1,4 +1,4 @@
-"""Inference servers call this: causal conv1d over packed sequences (prefill) and decode steps, whose states live in a pool.
+"""The functions that inference servers call: causal conv1d over packed sequences (prefill) and decode steps, whose states live in a pool.
 
 Names, argument order and semantics are those of vLLM's, SGLang's and ATOM's functions of the same names, so that these can take their
 place. A slot's window, the last ``width - 1`` inputs of a sequence, is in the slot's *first* columns (Dao-AILab's own functions keep it

@@ -15,7 +15,7 @@ inline bool encode_tensor_map(uint64_t (&)[16], const TensorMapSpec&) { return f
 #else
 constexpr bool kHasTensorMaps = true;
 
-// This finds the driver's function at run time, so that nothing needs to be linked to the driver.
+// Finds the driver's function at run time, so that nothing needs to be linked to the driver.
 template <typename Function>
 Function* driver_function(const char* name) {
     void* found = nullptr;

@@ -1,4 +1,4 @@
-// These are the forward's sums in vectors along channels: rows of channels as memory has them, or tiles of floats.
+// The forward's sums in vectors along channels: rows of channels as memory has them, or tiles of floats.
 #pragma once
 
 #include <cstring>

@@ -1,4 +1,4 @@
-// These are the forward's sums in vectors along tokens. A piece of a row is converted into a buffer, from which each tap is an
+// The forward's sums in vectors along tokens. A piece of a row is converted into a buffer, from which each tap is an
 // unaligned load.
 #pragma once
 

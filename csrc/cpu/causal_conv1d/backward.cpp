@@ -1,4 +1,4 @@
-// This is the causal conv1d backward kernel for host memory that serves any call.
+// The causal conv1d backward kernel for host memory that serves any call.
 #include "backward.h"
 
 #include <iterator>

@@ -1,4 +1,4 @@
-// These are the backward kernels for host memory: the functions of each, which has a file of its own, and their table.
+// The backward kernels for host memory: the functions of each, which has a file of its own, and their table.
 //
 // All share their work out over torch's own OpenMP threads, and their results do not depend on the number of threads.
 #pragma once

@@ -1,4 +1,4 @@
-// This is the causal conv1d backward for host memory in vectors along channels, for any strides, any width, states and packed
+// The causal conv1d backward for host memory in vectors along channels, for any strides, any width, states and packed
 // sequences. What does not lie along channels in memory goes through tiles of floats.
 #include "backward_simd.h"
 
@@ -65,7 +65,7 @@ HIPCONV_SIMD void add_products(float* sums, int64_t step, const Floats (&g)[kBlo
     for (int i = 0; i < kTaps; ++i) simd::store(sums + i * step, sum[i]);
 }
 
-// This makes the gradients of eight tokens from t on which see all their taps, and adds to the sums of the parameters.
+// Makes the gradients of eight tokens from t on which see all their taps, and adds to the sums of the parameters.
 template <typename R>
 HIPCONV_SIMD void add_gradients(const Walk& walk, const Run<R>& run, int t, int64_t c, float* gradients) {
     const int width = walk.parameters.width;
@@ -123,7 +123,7 @@ void add_gradient(const Walk& walk, const Run<R>& run, int t, int64_t c, float* 
     for (int v = 0; v < kVectors; ++v) simd::store(gradient + c + v * kLanes, g[v]);
 }
 
-// This makes dx of token t, or the gradient of an initial state's input.
+// Makes dx of token t, or the gradient of an initial state's input.
 template <int kVectors, typename R>
 void store_input_gradient(const Walk& walk, const Run<R>& run, int t, int64_t c, const float* gradient) {
     const int past = walk.parameters.width - 1;

@@ -1,4 +1,4 @@
-// This is the causal conv1d backward for host memory, vectorised: for any strides, any width, states and packed sequences. Rows
+// The causal conv1d backward for host memory, vectorised: for any strides, any width, states and packed sequences. Rows
 // are cut into walks; each walk leaves its dweight and dbias in the workspace, and these are added up in order at the end.
 //
 // Where tokens are neighbours in memory, and taps few, vectors lie along tokens; else they lie along channels.

@@ -1,4 +1,4 @@
-// These are the two ways of the CPU's vectorised backward, and what they share.
+// The two ways of the CPU's vectorised backward, and what they share.
 #pragma once
 
 #include "along_channels.h"

@@ -1,4 +1,4 @@
-// This is the causal conv1d backward for host memory in vectors along tokens. A walk is converted into a buffer, and its
+// The causal conv1d backward for host memory in vectors along tokens. A walk is converted into a buffer, and its
 // gradients into another; each tap is an unaligned load from them.
 #include "backward_simd.h"
 
@@ -67,7 +67,7 @@ HIPCONV_SIMD void add_products(const Walk<T>& walk, const Floats (&g)[kVectors],
     for (int i = 0; i < kTaps; ++i) walk.sums[first + i] = sums[i];
 }
 
-// This makes kVectors vectors of gradients from token t on, and (kSums) adds to the sums of the parameters.
+// Makes kVectors vectors of gradients from token t on, and (kSums) adds to the sums of the parameters.
 template <int kVectors, bool kMasked, bool kSums, typename T>
 HIPCONV_SIMD void add_gradients(const Walk<T>& walk, int t) {
     const int width = walk.p.in.width;
@@ -97,7 +97,7 @@ HIPCONV_SIMD void add_gradients(const Walk<T>& walk, int t) {
     }
 }
 
-// This makes kVectors vectors of dx from token t on.
+// Makes kVectors vectors of dx from token t on.
 template <int kVectors, bool kMasked, typename T>
 HIPCONV_SIMD void store_input_gradients(const Walk<T>& walk, int t) {
     const int width = walk.p.in.width;

@@ -1,4 +1,4 @@
-// This is the causal conv1d decode kernel for host memory that goes channel by channel.
+// The causal conv1d decode kernel for host memory that goes channel by channel.
 #include "decode.h"
 
 #include <iterator>

@@ -1,4 +1,4 @@
-// These are the decode kernels for host memory: the functions of each, which has a file of its own, and their table.
+// The decode kernels for host memory: the functions of each, which has a file of its own, and their table.
 //
 // Both share rows and blocks of channels out over torch's threads.
 #pragma once

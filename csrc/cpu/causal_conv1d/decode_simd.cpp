@@ -1,4 +1,4 @@
-// This is the causal conv1d decode for host memory, vectorised along channels: for any strides and any width.
+// The causal conv1d decode for host memory, vectorised along channels: for any strides and any width.
 //
 // A block's parameters, window and tokens are rows of floats along the channels. The state itself moves as bits, before the
 // outputs are written, because x and out may be one tensor.

@@ -1,4 +1,4 @@
-// This is the causal conv1d forward kernel for host memory that serves any call.
+// The causal conv1d forward kernel for host memory that serves any call.
 #include "forward.h"
 
 #include <iterator>

@@ -1,4 +1,4 @@
-// These are the forward kernels for host memory: the functions of each, which has a file of its own, and their table.
+// The forward kernels for host memory: the functions of each, which has a file of its own, and their table.
 //
 // All share rows out over torch's own OpenMP threads, so torch.set_num_threads holds.
 #pragma once

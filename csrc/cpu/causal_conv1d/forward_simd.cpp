@@ -1,4 +1,4 @@
-// This is the causal conv1d forward for host memory, vectorised: for any strides, any width, states and packed sequences.
+// The causal conv1d forward for host memory, vectorised: for any strides, any width, states and packed sequences.
 //
 // Where tokens are neighbours in memory, and taps few, vectors lie along tokens; else they lie along channels. What does not
 // lie so goes through tiles of floats.

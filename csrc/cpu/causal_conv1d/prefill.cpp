@@ -1,4 +1,4 @@
-// This is the causal conv1d prefill kernel (packed sequences) for host memory that serves any call.
+// The causal conv1d prefill kernel (packed sequences) for host memory that serves any call.
 #include "prefill.h"
 
 #include <iterator>

@@ -53,7 +53,7 @@ Plane<S> slot_of(const CausalConv1dVarlenParams& p, int32_t slot, int64_t channe
 
 constexpr int kCommonPast = 3;
 
-// This says whether a slot's channels are neighbours, and so are each channel's kCommonPast columns.
+// Tells whether a slot's channels are neighbours, and so are each channel's kCommonPast columns.
 inline bool in_threes(const CausalConv1dVarlenParams& p) {
     return p.width - 1 == kCommonPast && p.column_stride == 1 && p.state_dim_stride == kCommonPast;
 }

@@ -1,4 +1,4 @@
-// This is the causal conv1d prefill (packed sequences) for host memory, vectorised: for any strides and any width.
+// The causal conv1d prefill (packed sequences) for host memory, vectorised: for any strides and any width.
 //
 // As on GPUs (csrc/kernels/causal_conv1d/prefill/tile.cu), the packed tokens are cut into runs, whatever sequences they hold.
 // The run with a sequence's first token computes all outputs that depend on the initial state, and then writes the states.

@@ -1,4 +1,4 @@
-// This is the arithmetic that the CPU's kernels share: sums over the taps of a width known at run time, for vectors of
+// The arithmetic that the CPU's kernels share: sums over the taps of a width known at run time, for vectors of
 // channels.
 //
 // Every output is bias, then tap after tap from the oldest on, each with a fused multiply-add on one lane of a vector, whatever
@@ -123,7 +123,7 @@ HIPCONV_SIMD void add_all_taps(Floats (&sums)[kBlockTokens], Rows<R> rows, const
     }
 }
 
-// This is the same for one token and kVectors vectors, where the token sees only the rows whose id is its own. What it does not
+// The same for one token and kVectors vectors, where the token sees only the rows whose id is its own. What it does not
 // see is left out, not multiplied by zero, because 0 * inf is NaN.
 template <int kSign, int kVectors, typename R>
 HIPCONV_SIMD void add_visible_taps(Floats (&sums)[kVectors], Rows<R> rows, const Parameters& parameters, const int32_t* ids,
@@ -138,7 +138,7 @@ HIPCONV_SIMD void add_visible_taps(Floats (&sums)[kVectors], Rows<R> rows, const
 
 HIPCONV_SIMD simd::Integers ids_at(const int32_t* ids) { return simd::read<simd::Integers>(ids); }
 
-// This is the same for kVectors vectors along tokens: the oldest taps lie from `x` on, and so do ids if they are told
+// The same for kVectors vectors along tokens: the oldest taps lie from `x` on, and so do ids if they are told
 // (kMasked); a token's own id is `own` behind its oldest tap's. Zero taps are as many as there are.
 template <int kTaps, int kSign, bool kMasked, int kVectors>
 HIPCONV_SIMD void add_taps_along(Floats (&sums)[kVectors], const float* x, const float* taps, int any_width, const int32_t* ids,
@@ -185,7 +185,7 @@ class TokenIds {
     int32_t of(int t) const { return id_.begin()[t]; }
     bool left(int t) const { return left_.begin()[t]; }
     bool any_left() const { return any_left_; }
-    // This says whether the tokens from t to end - 1 are of one sequence.
+    // Tells whether the tokens from t to end - 1 are of one sequence.
     bool alike(int t, int end) const { return alike_.begin()[end - 1] >= end - t && of(t) != kNobody; }
 
   private:

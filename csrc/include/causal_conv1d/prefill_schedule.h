@@ -105,7 +105,7 @@ HIPCONV_INLINE PackedSequence packed_sequence(const CausalConv1dVarlenParams& p,
     return packed_sequence(AnyIndices{p}, number);
 }
 
-// These are the indices that a launch found, plain or not, told apart at run time.
+// The indices that a launch found, plain or not, told apart at run time.
 struct EitherIndices {
     const CausalConv1dVarlenParams& p;
     bool plain;

@@ -1,4 +1,4 @@
-// These are the sigmoid, and SiLU in five instructions: x * rcp(1 + exp2(-log2(e) * x)), by the hardware's own exp2 and
+// The sigmoid, and SiLU in five instructions: x * rcp(1 + exp2(-log2(e) * x)), by the hardware's own exp2 and
 // reciprocal. `expf` and `/` would cost a memory-bound kernel more arithmetic than its bytes leave room for.
 #pragma once
 

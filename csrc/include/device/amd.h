@@ -1,4 +1,4 @@
-// This is the AMD target: HIP, compiled by clang. arch.h says what each name is for.
+// The AMD target: HIP, compiled by clang. arch.h says what each name is for.
 #pragma once
 
 #define HIPCONV_INLINE __host__ __device__ inline __attribute__((always_inline))

@@ -22,7 +22,7 @@
 
 namespace hipconv {
 
-// These are the instructions that multiply matrices (matrix/mma.h); `fma` stands for none.
+// The instructions that multiply matrices (matrix/mma.h); `fma` stands for none.
 enum class MatrixUnit { fma, mfma, wmma11, wmma12, mma_sync };
 
 }  // namespace hipconv
@@ -108,7 +108,7 @@ enum class MatrixUnit { fma, mfma, wmma11, wmma12, mma_sync };
 
 namespace hipconv {
 
-// This says whether a kernel of matrix instructions serves both types of 16 bits, with a branch to the products of each, which
+// Tells whether a kernel of matrix instructions serves both types of 16 bits, with a branch to the products of each, which
 // halves the time to compile. AMD's compiler would take the loads of both sides to the front of the branch, and run out of
 // registers.
 constexpr bool kHalvesShareKernels = kCopiesPastRegisters;

@@ -1,4 +1,4 @@
-// These are the element types of tensors and their conversions to float and back. f16 and bf16 are 16 bits of storage here:
+// The element types of tensors and their conversions to float and back. f16 and bf16 are 16 bits of storage here:
 // arithmetic is f32 everywhere, so a kernel needs two conversions and no operators. Both stores round to nearest, ties to even.
 #pragma once
 

@@ -18,7 +18,7 @@ HIPCONV_INLINE T from_bits(uint32_t bits) {
     return bit_cast<T>(static_cast<typename WordsOf<sizeof(T)>::type>(bits));
 }
 
-// This makes a vector of elements.
+// Makes a vector of elements.
 template <typename T, int kCount>
 HIPCONV_INLINE Words<T, kCount> join(const T (&elements)[kCount]) {
     constexpr int kInWord = 4 / static_cast<int>(sizeof(T));

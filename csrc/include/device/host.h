@@ -1,4 +1,4 @@
-// This is the host target: plain C++ for csrc/cpu and the bindings, and kernels thread by thread through csrc/compat/simt.
+// The host target: plain C++ for csrc/cpu and the bindings, and kernels thread by thread through csrc/compat/simt.
 // arch.h says what each name is for. Where cards differ, simt behaves like one of them for each wave size, so that tests see
 // both.
 #pragma once

@@ -8,7 +8,7 @@
 
 namespace hipconv {
 
-// This is a (rows,) or (rows, columns) tensor; `data` is null if the caller gave none. Strides count elements. The struct is
+// A (rows,) or (rows, columns) tensor; `data` is null if the caller gave none. Strides count elements. The struct is
 // small, because a kernel holds several of them in scalar registers.
 struct IndexArray {
     const void* data;

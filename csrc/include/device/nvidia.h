@@ -1,4 +1,4 @@
-// This is the NVIDIA target: nvcc compiles the same text through csrc/compat/cuda. arch.h says what each name is for. No name
+// The NVIDIA target: nvcc compiles the same text through csrc/compat/cuda. arch.h says what each name is for. No name
 // of CUDA's libraries may stand here, as hipify would rewrite it: code that needs one is in csrc/compat/cuda.
 #pragma once
 

@@ -1,4 +1,4 @@
-// These are vectors in registers: one access moves a vector of 2 to 16 bytes, and f32 values come in pairs, which AMD's packed
+// Vectors in registers: one access moves a vector of 2 to 16 bytes, and f32 values come in pairs, which AMD's packed
 // instructions take two at a time. Only this file and the vendors' headers touch vectors.
 #pragma once
 
@@ -28,7 +28,7 @@ struct WordsOf<2> {
     using type = uint16_t;
 };
 
-// This holds kCount elements of T as one register vector; a single element is as good as a vector of one.
+// Holds kCount elements of T as one register vector; a single element is as good as a vector of one.
 template <typename T, int kCount>
 using Words = typename WordsOf<kCount* static_cast<int>(sizeof(T))>::type;
 

@@ -27,7 +27,7 @@ struct KernelRow {
     void (*launch)(const Call&..., void* workspace, void* stream);
     // This returns the bytes of the workspace. Without a function the kernel needs none.
     int64_t (*workspace)(const Call&...) = nullptr;
-    // This says whether the kernel is the fastest for a call that it serves. Without a function it always is.
+    // Tells whether the kernel is the fastest for a call that it serves. Without a function it always is.
     bool (*auto_takes)(const Call&...) = nullptr;
     // This says which of its forms the kernel takes for the call. Without a function it has one.
     const char* (*form)(const Call&...) = nullptr;
@@ -55,7 +55,7 @@ struct KernelTable {
         return also ? also->find(name) : nullptr;
     }
 
-    // This is the kernel that "auto" means, or null if none serves the call.
+    // The kernel that "auto" means, or null if none serves the call.
     const KernelRow<Call...>* choice(const Call&... call) const {
         for (const auto& row : *this)
             if (row.is_choice_of(call...)) return &row;
@@ -68,7 +68,7 @@ struct KernelTable {
         return found;
     }
 
-    // These are the names of the table and of `also`.
+    // The names of the table and of `also`.
     std::vector<std::string> known() const {
         std::vector<std::string> found = names();
         if (also)
@@ -83,7 +83,7 @@ struct KernelTable {
     }
 };
 
-// These are the names of an op's kernels on GPUs and on the CPU, the fastest first. One environment variable holds for all
+// The names of an op's kernels on GPUs and on the CPU, the fastest first. One environment variable holds for all
 // backends, so it may name a kernel that only another backend has, and then it means nothing here.
 struct KernelNames {
     const char* variable;
@@ -100,7 +100,7 @@ struct KernelNames {
     }
 };
 
-// This says whether all rows have a name of the list.
+// Tells whether all rows have a name of the list.
 template <size_t kRows, size_t kNames, typename... Call>
 constexpr bool are_named(const KernelRow<Call...> (&rows)[kRows], const char* const (&names)[kNames]) {
     const auto same = [](const char* a, const char* b) {

@@ -45,7 +45,7 @@ HIPCONV_INLINE Piece piece_of_block(const Taper& taper, uint32_t block) {
     return {first_row + row, first, static_cast<int>(left < each ? left : each), number};
 }
 
-// This is the number of pieces that each row of a zone is cut into; it is 0 if the zone has no rows.
+// The number of pieces that each row of a zone is cut into; it is 0 if the zone has no rows.
 inline uint32_t pieces_of_row(const Taper& taper, int zone) {
     const uint32_t end = zone + 1 < kTaperZones ? taper.first_block[zone + 1] : taper.blocks;
     if (taper.first_block[zone] == end) return 0;
@@ -53,10 +53,10 @@ inline uint32_t pieces_of_row(const Taper& taper, int zone) {
     return (taper.items + each - 1) / each;
 }
 
-// This makes a taper for rows of equally many items in pieces of at most 2^log2_longest. Pieces of less than two items are no
+// Makes a taper for rows of equally many items in pieces of at most 2^log2_longest. Pieces of less than two items are no
 // use, nor is a taper where a large card holds most blocks at once.
 inline Taper tapered(uint32_t items, int64_t rows, uint32_t log2_longest) {
-    // These are the numbers of last items, in all rows, that lie in pieces of half the longest, of a quarter and of an eighth:
+    // The numbers of last items, in all rows, that lie in pieces of half the longest, of a quarter and of an eighth:
     // a few rounds of the blocks that a large card holds at once, but no great part of a small problem. A row lies in one zone.
     constexpr int64_t kItemsOfZone[kTaperZones] = {0, 16384, 3072, 1024};
     constexpr int64_t kFewPieces = 2048;

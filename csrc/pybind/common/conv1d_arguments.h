@@ -30,7 +30,7 @@ inline void* memory_of(const at::Tensor& t) {
 }
 inline void assign(const void*& to, const void* from) { to = from; }
 
-// This checks weight (dim, width) and bias (dim,) and sets them in the params of any form; dim is x.size(channels). It checks
+// Checks weight (dim, width) and bias (dim,) and sets them in the params of any form; dim is x.size(channels). It checks
 // kinds, types and shapes; `check_parameters_device` checks where the tensors lie.
 template <typename Params>
 void set_parameters(Params& p, const at::Tensor& x, int channels, const at::Tensor& weight, const at::Tensor* bias,
@@ -86,7 +86,7 @@ inline void settle_strides(int64_t batch, int64_t dim, int64_t seqlen, std::init
         if (dim == 1) s->dim_stride = channel_first ? round_up(seqlen) : 1;
 }
 
-// This checks x (batch, dim, seqlen), with weight and bias.
+// Checks x (batch, dim, seqlen), with weight and bias.
 template <typename Params>
 void set_rows(Params& p, const at::Tensor& x, const at::Tensor& weight, const at::Tensor* bias, bool use_silu,
               bool serves_f64 = false) {
@@ -100,7 +100,7 @@ void set_rows(Params& p, const at::Tensor& x, const at::Tensor& weight, const at
     p.use_silu = use_silu;
 }
 
-// This checks a tensor that must have x's dtype and device and the given shape: out, dout, dx or a state.
+// Checks a tensor that must have x's dtype and device and the given shape: out, dout, dx or a state.
 inline Sequences checked_sequences(const NamedTensor& t, const at::Tensor& x, at::IntArrayRef shape, const char* axes) {
     check_strided(t);
     check_same_dtype(t, {"x", x});

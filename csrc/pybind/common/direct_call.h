@@ -1,4 +1,4 @@
-// This says whether a call may skip torch's dispatcher. An operator written in Python costs 3 us to reach (measured on a 2-core
+// Tells whether a call may skip torch's dispatcher. An operator written in Python costs 3 us to reach (measured on a 2-core
 // cloud host), more than all the rest of a call, and mostly the dispatcher has nothing to do but run it. Where a call takes a
 // few microseconds in all, it may skip pybind11's conversions of arguments too.
 #pragma once
@@ -23,7 +23,7 @@ TORCH_API bool hasCallbacks();  // <ATen/record_function.h> declares it, and tak
 
 namespace hipconv {
 
-// This says whether the dispatcher would go straight to the kernel of the tensors' device, `keys` being the union of theirs: no
+// Tells whether the dispatcher would go straight to the kernel of the tensors' device, `keys` being the union of theirs: no
 // mode, functional transform, tracer, lazy negation or conjugate, tensor of zeros without memory, or wrapper of a tensor is on
 // the way, no forward-mode derivative is under way, and no profiler listens. Reverse-mode gradients do not count: a caller that
 // records them checks that itself. Autocast counts for operators that have a kernel for it.
@@ -45,7 +45,7 @@ inline bool dispatcher_adds_nothing(std::initializer_list<const at::Tensor*> ten
     return dispatcher_adds_nothing(keys, autocasts);
 }
 
-// This says whether reverse-mode autograd has no part in a call.
+// Tells whether reverse-mode autograd has no part in a call.
 inline bool nothing_to_record(std::initializer_list<const at::Tensor*> tensors) {
     if (!c10::GradMode::is_enabled()) return true;
     for (const at::Tensor* tensor : tensors)
@@ -74,7 +74,7 @@ inline int64_t current_stream(const at::Tensor& tensor) {
     return pointer;
 }
 
-// This says whether neither Python nor the dispatcher would do more than run the kernel.
+// Tells whether neither Python nor the dispatcher would do more than run the kernel.
 inline bool nothing_looks_on(std::initializer_list<const at::Tensor*> tensors) {
     return !at::impl::torch_function_mode_enabled() && dispatcher_adds_nothing(tensors);
 }
@@ -133,7 +133,7 @@ inline PyObject* nothing_looks_on(PyObject*, PyObject* const* arguments, Py_ssiz
     });
 }
 
-// This makes `function`, which takes an array of `count` objects, a function of the module. `name` must outlive the module.
+// Makes `function`, which takes an array of `count` objects, a function of the module. `name` must outlive the module.
 using DirectCall = PyObject* (*)(PyObject* module, PyObject* const* arguments, Py_ssize_t count);
 inline void add_direct_call(pybind11::module_& module, const char* name, DirectCall function) {
     const auto of_torch = [](const char* module_name, const char* what) {

@@ -1,4 +1,4 @@
-// This says whether two strided views share a byte, exactly: interleaved views of one buffer, like the halves of `xz.chunk(2,
+// Tells whether two strided views share a byte, exactly: interleaved views of one buffer, like the halves of `xz.chunk(2,
 // dim=1)`, do not, although the ranges they span do.
 #pragma once
 
@@ -92,7 +92,7 @@ inline bool empty(const StridedBytes& view) {
     return std::any_of(view.sizes, view.sizes + view.rank, [](int64_t size) { return size == 0; });
 }
 
-// These are the first byte that a view touches and one past the last.
+// The first byte that a view touches and one past the last.
 inline std::pair<int64_t, int64_t> span(const StridedBytes& view) {
     int64_t low = view.begin, high = view.begin + view.element_bytes;
     for (int k = 0; k < view.rank; ++k) {
@@ -102,7 +102,7 @@ inline std::pair<int64_t, int64_t> span(const StridedBytes& view) {
     return {low, high};
 }
 
-// This says whether the axes nest, each stride reaching past all that the smaller ones cover, as in nearly every tensor.
+// Tells whether the axes nest, each stride reaching past all that the smaller ones cover, as in nearly every tensor.
 inline bool nests(const StridedBytes& view) {
     int64_t covered = view.element_bytes, last = 0;
     for (int n = 0; n < view.rank; ++n) {
@@ -132,7 +132,7 @@ inline bool overlaps(const StridedBytes& a, const StridedBytes& b) {
     return equation.solvable();
 }
 
-// This says whether two different elements of one view share a byte, as those of an expanded tensor do.
+// Tells whether two different elements of one view share a byte, as those of an expanded tensor do.
 inline bool overlaps_itself(const StridedBytes& view) {
     using namespace overlap_detail;
     if (empty(view) || nests(view)) return false;

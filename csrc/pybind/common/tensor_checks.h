@@ -15,7 +15,7 @@
 
 namespace hipconv {
 
-// This makes text from strings and integers. It does without <iostream>, whose numeric facets can come from a second copy of
+// Makes text from strings and integers. It does without <iostream>, whose numeric facets can come from a second copy of
 // the C++ library, the one inside torch's wheels; printing a number would then crash the process.
 inline std::string text_of(const std::string& part) { return part; }
 inline std::string text_of(int64_t part) { return std::to_string(part); }
@@ -57,7 +57,7 @@ inline DType float_dtype(const NamedTensor& t) {
     }
 }
 
-// This checks that a tensor is dense, and has its memory: a storage may have been emptied behind a tensor's back, as FSDP does.
+// Checks that a tensor is dense, and has its memory: a storage may have been emptied behind a tensor's back, as FSDP does.
 inline void check_strided(const NamedTensor& t) {
     if (t.tensor.layout() != at::kStrided)
         throw pybind11::type_error(concat(t.name, ": got a tensor of layout ", python_text(t.tensor.layout()),
@@ -145,7 +145,7 @@ class WrittenMemory {
         views_[count_++] = strided_bytes(t);
     }
 
-    // This checks a tensor that is read. It may be one of the first `except` that are written.
+    // Checks a tensor that is read. It may be one of the first `except` that are written.
     void check_apart(const NamedTensor& t, int except = 0) const {
         const StridedBytes view = strided_bytes(t);
         for (int k = except; k < count_; ++k) hipconv::check_apart(names_[k], views_[k], t.name, view);

@@ -27,7 +27,7 @@ _calls: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # mad
 
 
 class Header(NamedTuple):
-    """This is what a rank says of its call."""
+    """The words of a rank about its call."""
 
     number: int
     size: int
@@ -49,7 +49,7 @@ def unpacked(message: torch.Tensor) -> Header:
 
 
 class Local(NamedTuple):
-    """This is what a rank's own arguments come to."""
+    """The result of checking a rank's own arguments."""
 
     settings: Mapping[str, object]  # what all ranks must have alike, by the name that an error says
     size: int  # of its shard

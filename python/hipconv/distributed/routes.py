@@ -25,7 +25,7 @@ class Chunk(NamedTuple):
 
 
 class Part(NamedTuple):
-    """This is what a rank needs: a run of positions of a rank's tensor; or zeros, of no rank."""
+    """One thing that a rank needs: a run of positions of a rank's tensor; or zeros, of no rank."""
 
     rank: int
     at: int

@@ -71,7 +71,7 @@ class Plan(NamedTuple):
 
 
 class Context(NamedTuple):
-    """This is what stands before a chunk."""
+    """The tokens that stand before a chunk."""
 
     x: Tensor
     ids: Tensor | None
@@ -241,7 +241,7 @@ def _sum_of(exchange: Exchange | None, mine: Tensor | None, plan: Plan) -> Tenso
 
 
 class _Pieces:
-    """This is what an exchange brought, to be taken one run of tokens after another."""
+    """The tokens that an exchange brought, to be taken one run after another."""
 
     def __init__(self, found: list[list[Tensor]], x: Tensor, ids: Tensor | None) -> None:
         self.x, self.ids = x, ids

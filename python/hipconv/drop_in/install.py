@@ -18,7 +18,7 @@ _NAMES = ("causal_conv1d", "causal_conv1d_cuda")
 
 
 class _Distribution(importlib.metadata.Distribution):
-    """This is what importlib.metadata is told of the package: libraries ask whether it is there, and which version."""
+    """The distribution that importlib.metadata finds: libraries ask whether the package is there, and which version."""
 
     def read_text(self, filename: str) -> str | None:
         return f"Metadata-Version: 2.1\nName: causal-conv1d\nVersion: {VERSION}\n" if filename == "METADATA" else None

@@ -1,4 +1,4 @@
-"""`kernels` puts these in the place of transformers' functions of these names: modules without state, whose `forward` is the function.
+"""Layers that `kernels` puts in the place of transformers' functions: modules without state, whose `forward` is the function.
 
 Names, and the number and kinds of the parameters, are those of transformers 5.23: `kernels` compares them. Semantics are those of
 Dao-AILab's functions; `hipconv.causal_conv1d_fn` and `hipconv.causal_conv1d_update` document them.

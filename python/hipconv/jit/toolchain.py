@@ -1,4 +1,4 @@
-"""Builds for a target take these: compilers, ninja, and their flags."""
+"""The tools that builds for a target take: compilers, ninja, and their flags."""
 
 from __future__ import annotations
 

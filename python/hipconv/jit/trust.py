@@ -1,4 +1,4 @@
-"""Whose code a file may hold: that of this user and of root, if nobody else could have put it where it is."""
+"""Trust in files: code is loaded that this user or root wrote, if nobody else could have put it where it is."""
 
 from __future__ import annotations
 

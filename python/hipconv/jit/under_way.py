@@ -1,4 +1,4 @@
-"""Whose a build under way is, written into its directory: for where locks do not tell."""
+"""The owner of a build under way, written into its directory: for where locks do not tell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This has what the layers of causal convolutions share: a process group, and the limits of their parameters."""
+"""The layers of causal convolutions share this: a process group, and the limits of their parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This is what the plans of calls have in common."""
+"""The plans of calls have this in common: the kernels that serve them, and why one was chosen."""
 
 from __future__ import annotations
 

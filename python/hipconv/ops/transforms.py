@@ -1,4 +1,4 @@
-"""torch's transforms find this at our operators: derivatives in both directions and of any order, vmap, autocast.
+"""The rules of our operators for torch's transforms: derivatives in both directions and of any order, vmap, autocast.
 
 Kernels of our own stand on the dispatch keys, because `torch.library.register_autograd` knows neither forward mode nor torch.func, and
 `register_autocast` came after torch 2.4.

@@ -1,4 +1,4 @@
-"""This is what the causal conv1d of rows computes, in plain torch with float64 accumulation."""
+"""The causal conv1d of rows in plain torch with float64 accumulation."""
 
 from __future__ import annotations
 

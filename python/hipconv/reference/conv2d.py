@@ -1,4 +1,4 @@
-"""This is what conv2d computes, in plain torch with float64 accumulation."""
+"""conv2d in plain torch with float64 accumulation."""
 
 from __future__ import annotations
 

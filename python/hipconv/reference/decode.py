@@ -1,4 +1,4 @@
-"""This is what a decode step of the causal conv1d computes, row by row in plain torch with float64 accumulation."""
+"""A decode step of the causal conv1d, row by row in plain torch with float64 accumulation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 
 class Update(NamedTuple):
-    """This is what `causal_conv1d_update` leaves behind."""
+    """The tensors that `causal_conv1d_update` leaves behind."""
 
     out: Tensor  # the shape of x, float64; rows of padding, and tokens of no row, are zero
     conv_state: Tensor

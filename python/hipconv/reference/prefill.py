@@ -1,4 +1,4 @@
-"""This is what the prefill of packed sequences computes, one by one in plain torch with float64 accumulation."""
+"""The prefill of packed sequences, one by one in plain torch with float64 accumulation."""
 
 from __future__ import annotations
 

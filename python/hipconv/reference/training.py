@@ -1,4 +1,4 @@
-"""The training functions in plain torch with float64 accumulation; they are differentiable: autograd through it is the gradient."""
+"""The training functions in plain torch with float64 accumulation; autograd through them gives the gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// This is the HIP spelling on NVIDIA: nvcc finds it as <hip/hip_runtime.h> when it compiles csrc/kernels. It holds aliases for
+// The HIP spelling on NVIDIA: nvcc finds it as <hip/hip_runtime.h> when it compiles csrc/kernels. It holds aliases for
 // what the kernels and op_tests/simt/probes.cu use, and nothing else. It is never staged on ROCm, so this is the one place
 // where CUDA names may appear.
 #pragma once
@@ -57,7 +57,7 @@ template <typename T>
 __device__ inline T __shfl_xor(T value, int mask, int width = 32) {
     return __shfl_xor_sync(0xffffffffu, value, mask, width);
 }
-// This is a macro, because cuda_runtime.h declares a __ballot without a definition, and its result has 32 bits.
+// A macro, because cuda_runtime.h declares a __ballot without a definition, and its result has 32 bits.
 #define __ballot(predicate) static_cast<unsigned long long>(__ballot_sync(0xffffffffu, predicate))
 
 namespace hipconv {

@@ -1,4 +1,4 @@
-// This is the HIP spelling on the host: g++ finds it as <hip/hip_runtime.h> when it compiles csrc/kernels, staged as .cpp, for
+// The HIP spelling on the host: g++ finds it as <hip/hip_runtime.h> when it compiles csrc/kernels, staged as .cpp, for
 // simt. The kernel text runs unchanged, thread for thread; simt/block.h says how.
 #pragma once
 
@@ -36,7 +36,7 @@ inline dim3& grid_size() {
     return size;
 }
 
-// These are the limits of the cards: a block has at most 1024 threads; AMD takes fewer than 2^32 work-items per dimension;
+// The limits of the cards: a block has at most 1024 threads; AMD takes fewer than 2^32 work-items per dimension;
 // NVIDIA takes at most 64 threads in z, and fewer than 2^31 blocks in x and 2^16 in y and z.
 inline bool launchable(dim3 grid, dim3 block) {
     const auto fits = [](uint64_t blocks, uint64_t threads) {

@@ -43,7 +43,7 @@ constexpr size_t kSharedArrays = 64;
 constexpr size_t kCanaryBytes = 64;
 constexpr unsigned char kPoison = 0xff;  // NaN in f32, f16 and bf16
 
-// This is the canary at an offset of the arena. Its halves are 0xffa5, a NaN too, so that a read past an end does not yield a
+// The canary at an offset of the arena. Its halves are 0xffa5, a NaN too, so that a read past an end does not yield a
 // small number.
 constexpr unsigned char canary(size_t offset) { return offset % 2 == 0 ? 0xa5 : 0xff; }
 
@@ -102,7 +102,7 @@ struct SharedArray {
 
 class Block {
   public:
-    // This is the block that the calling OS thread is running; kernels reach it through the HIP spelling.
+    // The block that the calling OS thread is running; kernels reach it through the HIP spelling.
     static Block*& current() {
         static thread_local Block* block = nullptr;
         return block;

@@ -1,4 +1,4 @@
-// These are the matrix instructions of the GPUs, which a wave executes together: each lane brings its registers, and the
+// The matrix instructions of the GPUs, which a wave executes together: each lane brings its registers, and the
 // elements are where the vendors' manuals put them. So a kernel that has a lane's row or channel wrong is wrong here too.
 #pragma once
 
@@ -141,7 +141,7 @@ void multiply_tf32(const float* a, const float* b, float* sums, const char* file
     multiply<I, float, true>(a, b, sums, file, line);
 }
 
-// This is ldmatrix.x4: lane l names row l % 8 of matrix l / 8, 16 bytes, and gets from each matrix the two elements of 16 bits
+// ldmatrix.x4: lane l names row l % 8 of matrix l / 8, 16 bytes, and gets from each matrix the two elements of 16 bits
 // at row l / 4, columns l % 4 * 2 and l % 4 * 2 + 1.
 struct MatrixRow {
     const void* row;

@@ -30,10 +30,10 @@ class Order {
                                     "', expected ascending, descending, shuffled, shuffled:SEED or none");
     }
 
-    // This says whether threads run at all: if not, launches are only checked, whatever their size.
+    // Tells whether threads run at all: if not, launches are only checked, whatever their size.
     bool runs() const { return kind_ != Kind::none; }
 
-    // These are the turns of `count` threads from one barrier to the next; a shuffled order differs each time.
+    // The turns of `count` threads from one barrier to the next; a shuffled order differs each time.
     const std::vector<int>& turns(int count) {
         if (static_cast<int>(turns_.size()) != count) {
             turns_.resize(count);
@@ -45,10 +45,10 @@ class Order {
         return turns_;
     }
 
-    // This is the wave that runs as far as it gets alone, before the others take a turn; -1 stands for none.
+    // The wave that runs as far as it gets alone, before the others take a turn; -1 stands for none.
     int wave_ahead(int waves) { return kind_ == Kind::shuffled && waves > 1 ? static_cast<int>(random() % waves) : -1; }
 
-    // This is the block that runs as number `turn` of `count`. A shuffled order walks with a stride coprime to the count, which
+    // The block that runs as number `turn` of `count`. A shuffled order walks with a stride coprime to the count, which
     // needs no list.
     uint64_t block(uint64_t turn, uint64_t count) const {
         if (kind_ == Kind::ascending) return turn;

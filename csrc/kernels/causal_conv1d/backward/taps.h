@@ -30,7 +30,7 @@ struct AllTaps {
     HIPCONV_INLINE void look_from_here_on() {}
 };
 
-// These are the taps of a lane whose tokens are all in the row, and which may begin a row without a state.
+// The taps of a lane whose tokens are all in the row, and which may begin a row without a state.
 template <int kWidth>
 struct TapsOfWhole {
     bool begins_row;
@@ -53,7 +53,7 @@ constexpr uint64_t taps_of_first() {
 template <int kWidth>
 constexpr uint64_t kTapsOfFirst = taps_of_first<kWidth>();
 
-// These are taps as a byte for each of a lane's tokens, with a bit for each tap.
+// Taps as a byte for each of a lane's tokens, with a bit for each tap.
 template <int kTokens, int kWidth>
 struct TapsOfBits {
     uint64_t bytes;

@@ -21,7 +21,7 @@ HIPCONV_INLINE Quad multiply(Quad a, Quad b) { return {multiply(a.first, b.first
 HIPCONV_INLINE Quad add(Quad a, Quad b) { return {add(a.first, b.first), add(a.second, b.second)}; }
 HIPCONV_INLINE Quad silu_derivative(Quad v) { return {silu_derivative(v.first), silu_derivative(v.second)}; }
 
-// These are two or four channels as f32, in one value.
+// Two or four channels as f32, in one value.
 template <int kChannels>
 struct ChannelsOf;
 template <>

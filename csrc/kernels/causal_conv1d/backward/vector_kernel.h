@@ -1,4 +1,4 @@
-// This is the channel-first backward kernel (vector.cu), in two forms (vector_walk.h).
+// The channel-first backward kernel (vector.cu), in two forms (vector_walk.h).
 #pragma once
 
 #include <hip/hip_runtime.h>

@@ -78,7 +78,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, kBwdWholeBlocks)
         }
     };
 
-    // These are the first tokens after the walk, for all lanes alike: their gradients are those of a lane after the last.
+    // The first tokens after the walk, for all lanes alike: their gradients are those of a lane after the last.
     Vector x_after{}, dout_after{};
     Part before_after[Past::kParts];
     if (!walk.ends_row) {

@@ -10,7 +10,7 @@
 
 namespace hipconv {
 
-// These are the taps of a lane's tokens where a row is whole vectors of them. (Lanes past the row's end have zeros for x and
+// The taps of a lane's tokens where a row is whole vectors of them. (Lanes past the row's end have zeros for x and
 // dout.) `feeds` tells whether token e + k sees token e.
 template <int kTokens, int kWidth>
 struct BwdWholeTaps {

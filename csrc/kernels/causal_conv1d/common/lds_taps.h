@@ -40,7 +40,7 @@ struct ReachesBack {
     }
 };
 
-// This is sums[t] += factor(i) * token t + i of those at `tokens`, for i from `begin` to `end` (within 16), where masks say so.
+// sums[t] += factor(i) * token t + i of those at `tokens`, for i from `begin` to `end` (within 16), where masks say so.
 template <typename Factor, typename Masks>
 HIPCONV_INLINE void correlate(const float* tokens, Factor factor, int begin, int end, Masks masks, Pair (&sums)[kGroupTokens]) {
     Pair window[2 * kGroupTokens];

@@ -62,7 +62,7 @@ struct TileLane {
     }
 };
 
-// This is a loop whose loads go out some at a time before anything waits for them.
+// A loop whose loads go out some at a time before anything waits for them.
 template <int kAtOnce, typename V, typename Load, typename Put>
 HIPCONV_INLINE void load_and_put(int begin, int end, int step, Load load, Put put) {
     for (int t = begin; t < end; t += kAtOnce * step) {

@@ -273,7 +273,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((kMostLanes<kColumns>), (kBlocks<S, kWidth
 
 namespace {
 
-// This is like `columns_in_registers`, for slots of more columns.
+// Like `columns_in_registers`, for slots of more columns.
 bool columns_of_drafts(const CausalConv1dUpdateParams& p) {
     return p.state_len == kDraftColumns && p.history == p.width - 1 && !p.fork;
 }

@@ -55,7 +55,7 @@ HIPCONV_INLINE Words<S, kChannels> as_history(Words<T, kChannels> x) {
     }
 }
 
-// These are kCount consecutive parameters of a type known only at run time. Parameters as wide as T, x's type, are asked for
+// kCount consecutive parameters of a type known only at run time. Parameters as wide as T, x's type, are asked for
 // early and looked at later; others, which few models have, are fetched where they are used, and take no registers until then.
 // With kSameWidth, there are no others.
 template <typename T, int kCount, bool kSameWidth>
@@ -207,7 +207,7 @@ struct VectorParams {
     int32_t out_end[kMaxOutputs];
 };
 
-// These are the places where a row's window is read and written.
+// The places where a row's window is read and written.
 struct Slots {
     bool live;  // or else padding
     uint32_t read, write;

@@ -102,7 +102,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, (shared_blocks(kTileVector
     };
     fetch(sequences_from(sequence));
 
-    // These are this thread's row, and its run of the words that are the row's alone. (An odd row has half a word more.)
+    // This thread's row, and its run of the words that are the row's alone. (An odd row has half a word more.)
     const int group_row = thread & (group - 1), slot = thread >> plan.log2_group;
     const bool has_row = group_row < rows;
     const int row = has_row ? group_row : 0;
@@ -142,7 +142,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, (shared_blocks(kTileVector
             window[k] = bit_cast<float>(both);
         }
     };
-    // This makes the outputs of the next `count` words, a constant.
+    // Makes the outputs of the next `count` words, a constant.
     const auto step = [&](uint32_t* from, auto count) {
         constexpr int kWords = decltype(count)::value, kPairs = kWords * kEach / 2 + kWords * kEach % 2;
 #pragma unroll
@@ -202,7 +202,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, (shared_blocks(kTileVector
             }
         }
     };
-    // These are the first sequence of a tile that this thread makes a run of, and the step to its next ones.
+    // The first sequence of a tile that this thread makes a run of, and the step to its next ones.
     const int first_sequence = slot >> plan.log2_runs, sequences_on = kSharedThreads >> (plan.log2_group + plan.log2_runs);
     T* const tile_in = reinterpret_cast<T*>(tile);
     T* const first_in = tile_in + first_sequence * size + begin;
@@ -289,7 +289,7 @@ void launch(const CausalConv1dFwdParams& p, hipStream_t stream) {
     while (plan.log2_runs > 0 && run_words() * kEach < kMaxFastWidth) --plan.log2_runs;
     plan.run_words = run_words();
 
-    // This is the number of tiles of a block: fewer cost more starts, more leave small problems unevenly spread. (Measured on
+    // The number of tiles of a block: fewer cost more starts, more leave small problems unevenly spread. (Measured on
     // an H200.)
     int each = 8;
     const int64_t bytes = static_cast<int64_t>(plan.tile_sequences) * size * static_cast<int64_t>(sizeof(T));  // of a tile

@@ -17,7 +17,7 @@
 
 namespace hipconv {
 
-// This is the number of blocks of a compute unit, by the registers that a width needs.
+// The number of blocks of a compute unit, by the registers that a width needs.
 constexpr int tile_blocks(int width) { return width <= 4 ? 8 : width == 5 ? 6 : width == 6 ? 5 : 4; }
 
 template <typename T, int kChannels, int kWidth>
@@ -74,7 +74,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreads, tile_blocks(kWidth))
 #pragma unroll
     for (int i = 0; i < kWidth - 1; ++i) keep(i, before[i]);
 
-    // This makes the output of the token in this slot of the ring, from taps that begin `skipped` tokens later than they might.
+    // Makes the output of the token in this slot of the ring, from taps that begin `skipped` tokens later than they might.
     const auto produce = [&](int slot, int skipped) {
         Vector result;
 #pragma unroll

@@ -80,7 +80,7 @@ HIPCONV_INLINE CheckedPlace place_of_shifted(const CausalConv1dFwdParams& p, con
     return {b, begin, d, tokens, static_cast<int>(row), static_cast<int>(lane), static_cast<int>(shifted.lanes), how};
 }
 
-// This is the number of blocks of a compute unit, by the registers that a width needs.
+// The number of blocks of a compute unit, by the registers that a width needs.
 constexpr int checked_blocks(int width) { return width <= 2 ? 8 : width == 4 ? 6 : width == 6 ? 4 : 3; }
 
 template <typename T, typename Lane, int kWidth>
@@ -172,7 +172,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreads, checked_blocks(kWidth))
         }
     }
 
-    // This makes the output of token t of the run, which is in this slot of the ring.
+    // Makes the output of token t of the run, which is in this slot of the ring.
     const auto produce = [&](int slot, int t, bool wanted) {
         if (!Lane::kShifts && !wanted) return;
         const int token_taps = taps[t];

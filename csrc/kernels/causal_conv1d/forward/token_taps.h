@@ -8,7 +8,7 @@ namespace hipconv {
 
 constexpr int kPaddingBit = 7;  // of a token's byte; bit k - 1 is set if the token sees the one k before it
 
-// This makes the byte of token t of row b.
+// Makes the byte of token t of row b.
 HIPCONV_INLINE uint8_t taps_of_token(const CausalConv1dInputs& p, int64_t b, int64_t t) {
     const bool has_ids = p.seq_idx.data;
     const int32_t id = has_ids ? sequence_of(p, b, t) : 0;

@@ -68,7 +68,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
         return !kRagged && token > 0 && token + plan.stretch_tokens > p.seqlen ? p.seqlen - plan.stretch_tokens : token;
     };
 
-    // This is the token that this thread's vector begins with; it is negative where it begins before its row.
+    // The token that this thread's vector begins with; it is negative where it begins before its row.
     const auto token_of = [&](int32_t stretch_token, const char* out_row) {
         const int32_t token = token_of_stretch(stretch_token) + lane_token;
         if (!kRagged) return token;
@@ -261,7 +261,7 @@ VectorPlan plan_of(const CausalConv1dFwdParams& p, const Shape& shape) {
     const int64_t items = shape.stretches * p.batch;
     const int64_t channel_groups = (static_cast<int64_t>(p.dim) + shape.rows - 1) / shape.rows;
     const double threads = static_cast<double>(items) * shape.lanes * p.dim;
-    // This is the number of vectors of a thread: fewer cost more starts, more leave small problems unevenly spread, and two are
+    // The number of vectors of a thread: fewer cost more starts, more leave small problems unevenly spread, and two are
     // loaded together.
     uint32_t log2_each = size == 2 && shape.form != Rows::alike ? 4 : 3;
     const auto enough = [&] { return kEnoughThreads * (size == 4 ? 2.0 : log2_each == 4 ? 4.0 : 1.0); };

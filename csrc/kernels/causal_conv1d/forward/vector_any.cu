@@ -55,7 +55,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_any_blocks(kWidth, 
     const int count = piece.count;
     const bool has_ids = p.seq_idx.data != nullptr, has_state = p.initial_states.data != nullptr;
 
-    // These are the block's stretch of a row, and its rows: numbers of channels of a sequence, or of all sequences without ids.
+    // The block's stretch of a row, and its rows: numbers of channels of a sequence, or of all sequences without ids.
     const uint32_t of_ids = plan.stretches == 1 ? piece.row : piece.row / plan.stretches;
     const int32_t stretch = static_cast<int32_t>(piece.row - of_ids * plan.stretches);
     const uint32_t first_row = piece.first * blockDim.y, own_row = first_row + threadIdx.y;
@@ -331,7 +331,7 @@ VectorAnyPlan plan_of(const CausalConv1dFwdParams& p, const Division& shape) {
     const int64_t items = (all_rows + shape.rows - 1) / shape.rows;
     const int64_t groups = shape.stretches * (p.seq_idx.data ? p.batch : 1);
     const double threads = static_cast<double>(items) * shape.rows * shape.lanes * static_cast<double>(groups);
-    // This is the number of vectors of a thread: fewer cost more starts, more leave small problems unevenly spread and need
+    // The number of vectors of a thread: fewer cost more starts, more leave small problems unevenly spread and need
     // more records, and two are loaded together.
     uint32_t log2_each = 4;
     const auto enough = [&] { return kEnoughThreads * (log2_each == 4 ? 2.0 : 1.0); };

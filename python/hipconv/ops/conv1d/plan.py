@@ -1,4 +1,4 @@
-"""This is what a causal conv1d call would run, without running it."""
+"""The plan of a causal conv1d call: what it would run, and why, without running it."""
 
 from __future__ import annotations
 
