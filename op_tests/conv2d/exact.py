@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 import torch.nn.functional as F
 
-from support.backends import environment
+from support.backends import EVERYTHING, environment
 from support.cli import list_of
 from hipconv import jit, targets
 
@@ -27,6 +27,8 @@ UNITS = {
     "wmma11": {"HIPCONV_SIMT_WAVE": "32", "HIPCONV_SIMT_ORDER": "descending"},
     "wmma12": {"HIPCONV_SIMT_WAVE": "32", "HIPCONV_SIMT_ORDER": "shuffled:1"},
 }
+# A build of conv2d for simt takes half a minute: those of RDNA's units are nightly. In every run simt/test_simt.py multiplies by them.
+UNITS_OF_A_RUN = [unit for unit in UNITS if EVERYTHING or not unit.startswith("wmma")]
 HALVES = (torch.bfloat16, torch.float16)
 DTYPES = (*HALVES, torch.float32)
 MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "replicate", "circular": "circular"}

@@ -16,14 +16,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from conv2d.exact import DTYPES, HALVES, UNITS, Case, check, is_served, random_cases_command, running_on
-from support.backends import EVERYTHING, environment
+from conv2d.exact import DTYPES, HALVES, UNITS_OF_A_RUN, Case, check, is_served, random_cases_command, running_on
+from support.backends import environment
 from hipconv import jit, targets
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(scope="module", params=[unit for unit in UNITS if unit != "wmma11" or EVERYTHING])
+@pytest.fixture(scope="module", params=UNITS_OF_A_RUN)
 def module(request: pytest.FixtureRequest) -> Iterator[Any]:
     with running_on(request.param) as found:
         yield found

@@ -111,7 +111,7 @@ def test_a_case_that_crashes_or_hangs_is_named_and_the_others_go_on(tmp_path: Pa
         return start([sys.executable, str(tmp_path / "broken_fuzz.py"), *words[3:]], **options)
 
     monkeypatch.setattr(fuzz.subprocess, "Popen", broken)
-    monkeypatch.setattr(fuzz, "PATIENCE", 2.0)
+    monkeypatch.setattr(fuzz, "PATIENCE", 5.0)
     monkeypatch.setattr(fuzz, "MOST_TO_START", 20.0)
     report = fuzz.run(0, 0, 8)
     assert report.taken == 6 and [text.partition(":")[0] for text in report.complaints] == ["case 3", "case 5"]
