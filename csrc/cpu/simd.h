@@ -75,7 +75,7 @@ HIPCONV_SIMD Floats load(const f16* from) {
 #endif
 }
 
-// This loads the first `count` elements, and zeros behind them.
+// Loads the first `count` elements, and zeros behind them.
 template <typename T>
 HIPCONV_SIMD Floats load_some(const T* from, int64_t count) {
     if (count >= kLanes) return load(from);

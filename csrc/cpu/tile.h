@@ -38,7 +38,7 @@ HIPCONV_SIMD void store(Bits* to, Floats v) {
 constexpr int64_t kFarthest = int64_t{1} << 26;  // a gather's offsets have 32 bits
 
 #if HIPCONV_VECTOR_BYTES >= 32
-// This loads the 32-bit words base[index[lane]], or zero in the lanes from `count` on.
+// Loads the 32-bit words base[index[lane]], or zero in the lanes from `count` on.
 HIPCONV_SIMD Words gather(const void* base, Words index, int64_t count) {
 #if HIPCONV_VECTOR_BYTES == 64
     const auto lanes = static_cast<__mmask16>(count >= kLanes ? 0xffff : (1 << count) - 1);
@@ -50,7 +50,7 @@ HIPCONV_SIMD Words gather(const void* base, Words index, int64_t count) {
 #endif
 }
 
-// This loads elements of 16 bits: the aligned words that hold them, of which the other half may be a neighbour's.
+// Loads elements of 16 bits: the aligned words that hold them, of which the other half may be a neighbour's.
 HIPCONV_SIMD Words gather(const uint16_t* from, int64_t stride, int64_t count) {
     const auto address = reinterpret_cast<uintptr_t>(from);
     const Words index = lane_numbers() * static_cast<uint32_t>(stride) + static_cast<uint32_t>(address / 2 % 2);
@@ -232,7 +232,7 @@ void store_tile(T* to, int64_t channel_stride, int64_t token_stride, const float
     }
 }
 
-// This asks for the lines of a tile that `store_tile` will write: a transposed tile has them far apart, where no prefetcher of
+// Asks for the lines of a tile that `store_tile` will write: a transposed tile has them far apart, where no prefetcher of
 // the hardware follows.
 template <typename T>
 void ask_tile(const T* to, int64_t channel_stride, int64_t token_stride, int channels, int tokens) {

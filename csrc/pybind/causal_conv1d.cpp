@@ -151,7 +151,7 @@ at::Tensor new_tensor(const at::Tensor& x, const at::Tensor& weight, const at::T
     return out;
 }
 
-// This does the same past the dispatcher, called with Python's objects (out, x, weight, bias, use_silu, kernel), on the current
+// Does the same past the dispatcher, called with Python's objects (out, x, weight, bias, use_silu, kernel), on the current
 // stream. It returns False if the arguments do not fit a call, or the dispatcher has something to do.
 PyObject* fwd_directly(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     return with_python_errors([&] {
@@ -168,7 +168,7 @@ PyObject* fwd_directly(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
     });
 }
 
-// This does the same for (x, weight, bias, use_silu, kernel), and makes the output. It returns None where the function above
+// Does the same for (x, weight, bias, use_silu, kernel), and makes the output. It returns None where the function above
 // returns False, or if autograd has something to do.
 PyObject* new_tensor_directly(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     return with_python_errors([&] {
@@ -184,7 +184,7 @@ PyObject* new_tensor_directly(PyObject*, PyObject* const* arguments, Py_ssize_t 
     });
 }
 
-// This says how a call with these tensors would run: the kernel, its form, what asked for it, and all kernels that serve the
+// Tells how a call with these tensors would run: the kernel, its form, what asked for it, and all kernels that serve the
 // call.
 std::tuple<std::string, std::string, std::string, std::vector<std::string>> plan(const at::Tensor& out, const at::Tensor& x,
                                                                                  const at::Tensor& weight,

@@ -108,7 +108,7 @@ class Update : Arguments {
 
     void same_device(const NamedTensor& t) { check_same_device(t, {"x", x}); }
 
-    // This takes indices of shape (size,), or (size, columns) where that is allowed.
+    // Takes indices of shape (size,), or (size, columns) where that is allowed.
     Indices strided(const at::Tensor& given, const at::Tensor& found, int64_t column_stride, int64_t columns) {
         if (!found.is_same(given)) kept.push_back(found);
         return {address(found.data_ptr()), found.stride(0), column_stride, static_cast<int32_t>(columns),
@@ -319,7 +319,7 @@ class Update : Arguments {
 
 void update(const Arguments& arguments) { Update(arguments).run(); }
 
-// This does the same past the dispatcher. It returns false, and does nothing, if the dispatcher has something to do on the way,
+// Does the same past the dispatcher. It returns false, and does nothing, if the dispatcher has something to do on the way,
 // or gradients must be refused.
 bool update_directly(const Arguments& a) {
     const at::Tensor* bias = given(a.optional_bias);

@@ -250,7 +250,7 @@ class Prefill : Arguments {
 
 bool varlen(const Arguments& arguments) { return Prefill(arguments).run(); }
 
-// This does the same past the dispatcher. It returns false too if the dispatcher has something to do on the way, or gradients
+// Does the same past the dispatcher. It returns false too if the dispatcher has something to do on the way, or gradients
 // must be refused.
 bool varlen_directly(const Arguments& a) {
     const at::Tensor* bias = given(a.optional_bias);

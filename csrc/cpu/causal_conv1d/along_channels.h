@@ -95,7 +95,7 @@ auto moved(const Plane<T>& plane) {
     return Plane<Kept>{reinterpret_cast<Kept*>(plane.begin), plane.dim_stride, plane.token_stride};
 }
 
-// This moves elements, the oldest tokens first: planes may overlap if each token comes from one that is not older.
+// Moves elements, the oldest tokens first: planes may overlap if each token comes from one that is not older.
 template <typename S>
 void move(const Plane<S>& to, const Plane<const S>& from, int64_t channels, int tokens, float* tile) {
     if (to.dim_stride == 1 && from.dim_stride == 1) {

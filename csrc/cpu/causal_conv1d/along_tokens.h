@@ -56,14 +56,14 @@ void convolve_piece(const RowPiece<O>& piece, const T* next) {
                                                    : convolve_vectors<kTaps, 1, false>(piece, t);
 }
 
-// This loads `count` elements. Where some of a row's exist, they are loaded in a loop of their own: from a choice between
+// Loads `count` elements. Where some of a row's exist, they are loaded in a loop of their own: from a choice between
 // loads and zeros, g++ 12 makes vectors that load what does not exist.
 template <typename T>
 void load_elements(float* to, const T* from, int64_t step, int64_t count) {
     for (int64_t i = 0; i < count; ++i) to[i] = to_float(from[i * step]);
 }
 
-// This loads the width - 1 inputs before token `begin` of a row: tokens, before them the initial state, or else zeros.
+// Loads the width - 1 inputs before token `begin` of a row: tokens, before them the initial state, or else zeros.
 template <typename T>
 void load_history(float* to, const CausalConv1dInputs& in, int64_t b, int64_t d, int64_t begin) {
     const int64_t past = in.width - 1, before = std::min(begin, past);

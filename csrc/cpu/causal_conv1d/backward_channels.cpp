@@ -10,7 +10,7 @@ int lag_of(int width) { return static_cast<int>(round_up(width - 1, kBlockTokens
 
 int64_t walk_of(int width) { return round_up(std::max(256, 4 * (width - 1)), kBlockTokens); }
 
-// This says how the work is cut, and whether it goes through tiles of floats.
+// Tells how the work is cut, and whether it goes through tiles of floats.
 struct Cut {
     bool in_place;  // else in tiles
     int64_t channels;

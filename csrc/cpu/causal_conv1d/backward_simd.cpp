@@ -21,7 +21,7 @@ int64_t rows_of(const CausalConv1dBwdParams& p) {
     return p.in.batch * ceil_div(p.in.seqlen, each);
 }
 
-// This adds up the rows of the workspace, in order, in double, because there may be many.
+// Adds up the rows of the workspace, in order, in double, because there may be many.
 void finish(const CausalConv1dBwdParams& p, int64_t rows) {
     constexpr int64_t kColumns = 64;
     const int64_t columns = (int64_t{p.in.width} + 1) * p.in.dim;

@@ -23,7 +23,7 @@ constexpr KernelRow<CausalConv1dUpdateParams> kUpdateKernels[] = {
 };
 static_assert(are_named(kUpdateKernels, kCausalConv1dUpdateNames.cpu), "names stand in causal_conv1d/decode.h too");
 
-// This says how work is cut. Rows follow one another for each block of channels, so that a thread keeps its block's parameters.
+// Tells how work is cut. Rows follow one another for each block of channels, so that a thread keeps its block's parameters.
 struct DecodeWork {
     static constexpr int64_t kBlock = 256;           // channels
     static constexpr double kSerialBelow = 1 << 12;  // fewer outputs are not worth waking a second thread for

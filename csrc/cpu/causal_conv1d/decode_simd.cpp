@@ -77,7 +77,7 @@ void for_window(const Row& row, int first, int end, const Columns& columns) {
     }
 }
 
-// This writes the state after the row's tokens, as bits; before that, it writes the windows after the single tokens.
+// Writes the state after the row's tokens, as bits; before that, it writes the windows after the single tokens.
 template <typename T, typename S>
 void advance_state(const Row& row, float* tile) {
     const CausalConv1dUpdateParams& p = row.p;
@@ -154,7 +154,7 @@ void make_output(const Row& row, const Parameters& parameters, const Block& bloc
     for_vectors(row.channels, make);
 }
 
-// This loads tokens from `first` on: as they are, and behind the window in the history as the pool keeps them.
+// Loads tokens from `first` on: as they are, and behind the window in the history as the pool keeps them.
 template <typename T, typename S>
 void load_tokens(const Row& row, const Block& block, int64_t first, int count) {
     load_tile(block.x.begin(), row.step, as_const(plane<T>(row.p.x, row, row.d, first)), row.channels, count);

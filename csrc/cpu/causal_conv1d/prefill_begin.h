@@ -180,7 +180,7 @@ struct BeginBuffers {
     }
 };
 
-// This writes one state that a sequence leaves: a window over its initial state and its inputs.
+// Writes one state that a sequence leaves: a window over its initial state and its inputs.
 template <typename T, typename S>
 void write_state(const CausalConv1dVarlenParams& p, const PackedSequence& s, const StateToWrite& state, const Part& part,
                  float* tile) {

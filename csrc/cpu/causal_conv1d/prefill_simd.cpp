@@ -12,7 +12,7 @@
 namespace hipconv {
 namespace {
 
-// This says what a run's tokens belong to.
+// Tells what a run's tokens belong to.
 struct RunSequences {
     TokenIds ids;  // from the first token's oldest tap on
     std::vector<PackedSequence> begun;

@@ -50,7 +50,7 @@ struct Parameters {
     HIPCONV_SIMD Floats bias(int64_t c) const { return tap(width, c); }
 };
 
-// This loads parameters of any kind of tensors: (width + 1) rows of `step` floats, for channels from d on.
+// Loads parameters of any kind of tensors: (width + 1) rows of `step` floats, for channels from d on.
 inline void load_tap_rows(float* to, int64_t step, const void* from, int64_t dim_stride, int64_t width_stride, DType dtype,
                           int64_t d, int64_t channels, int width) {
     with_dtype(dtype, [&](auto type) {

@@ -66,7 +66,7 @@ HIPCONV_INLINE RowTokens tokens_of_row(const CausalConv1dUpdateParams& p, const 
     return {first, static_cast<int32_t>(end > first ? end - first : 0)};
 }
 
-// This says where a row's history is and where it goes.
+// Tells where a row's history is and where it goes.
 struct RowState {
     bool live;  // or else padding
     int64_t read_slot, write_slot;

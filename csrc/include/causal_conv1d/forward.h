@@ -24,7 +24,7 @@ KernelTable<CausalConv1dFwdParams> causal_conv1d_fwd_kernels();
 bool causal_conv1d_fwd_serves_f64();
 void causal_conv1d_mend(const CausalConv1dFwdParams& params, void* stream);
 
-// This writes the final states, and runs last: they may lie in the memory of the initial states. The seqlen may be zero.
+// Writes the final states, and runs last: they may lie in the memory of the initial states. The seqlen may be zero.
 void causal_conv1d_final_states(const CausalConv1dFwdParams& params, void* stream);
 
 }  // namespace hipconv

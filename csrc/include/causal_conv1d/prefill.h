@@ -18,7 +18,7 @@ namespace hipconv {
 
 constexpr int32_t kNoNumber = INT32_MIN;  // of a slot
 
-// This says what becomes of dead tokens, which belong to no sequence or to a padding one.
+// Tells what becomes of dead tokens, which belong to no sequence or to a padding one.
 enum class DeadTokens : int32_t { zero, leave, copy };
 
 struct CausalConv1dVarlenParams : FiltersAndBias<const void*> {

@@ -29,7 +29,7 @@ HIPCONV_INLINE float to_float(f16 v) { return f16_bits_to_float(v.bits); }
 // types cannot hold such a NaN; f32 weights and biases can, and come through here once.
 HIPCONV_INLINE float canonical_nan(float v) { return v == v ? v : bit_cast<float>(0x7fc00000u); }
 
-// This loads a weight or bias element, whose type is known only at run time; all lanes take the same branch.
+// Loads a weight or bias element, whose type is known only at run time; all lanes take the same branch.
 HIPCONV_INLINE float load_parameter(const void* base, int64_t index, DType dtype) {
     switch (dtype) {
         case DType::f16:

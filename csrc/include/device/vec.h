@@ -35,11 +35,11 @@ using Words = typename WordsOf<kCount* static_cast<int>(sizeof(T))>::type;
 // This returns word i of a vector; i is a compile-time constant after unrolling.
 HIPCONV_INLINE uint32_t word(uint32_t v, int) { return v; }
 HIPCONV_INLINE uint32_t word(uint16_t v, int) { return v; }
-// This sets word i of a vector of any size.
+// Sets word i of a vector of any size.
 HIPCONV_INLINE void set_word(uint32_t& v, int, uint32_t w) { v = w; }
 HIPCONV_INLINE void set_word(uint16_t& v, int, uint32_t w) { v = static_cast<uint16_t>(w); }
 
-// This loads a vector from the address of an element, where kUnalignedVectors.
+// Loads a vector from the address of an element, where kUnalignedVectors.
 template <typename Vector>
 HIPCONV_INLINE Vector load_unaligned(const char* address) {
     struct __attribute__((packed)) Unaligned {
@@ -82,7 +82,7 @@ HIPCONV_INLINE uint32_t pack<f16>(Pair v) {
     return floats_to_f16x2(low(v), high(v));
 }
 
-// This writes pair i of a vector of T, rounded; a vector of one element takes only the low half.
+// Writes pair i of a vector of T, rounded; a vector of one element takes only the low half.
 template <typename T, typename W>
 HIPCONV_INLINE void set_pair(W& words, int i, Pair v) {
     if constexpr (sizeof(W) == sizeof(T)) {
@@ -97,7 +97,7 @@ HIPCONV_INLINE void set_pair(W& words, int i, Pair v) {
 
 // ---- vectors of which memory holds only a part ------------------------------------------------------------------------
 
-// This loads elements first to first + kCount - 1 of a dense row of `size` elements, one access each; zeros stand for those
+// Loads elements first to first + kCount - 1 of a dense row of `size` elements, one access each; zeros stand for those
 // outside the row.
 template <typename T, int kCount>
 HIPCONV_INLINE Words<T, kCount> load_part(const T* row, int32_t first, int32_t size) {

@@ -6,7 +6,7 @@
 
 namespace hipconv {
 
-// This takes a (rows,) or (rows, columns) tensor on the device of `other`. Kernels read a number past 2^63 as negative, so it
+// Takes a (rows,) or (rows, columns) tensor on the device of `other`. Kernels read a number past 2^63 as negative, so it
 // leads nowhere.
 inline IndexArray index_array(const NamedTensor& t, const NamedTensor& other, int64_t rows, bool may_be_bool = false) {
     check_strided(t);

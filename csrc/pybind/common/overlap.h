@@ -32,7 +32,7 @@ class Equation {
   public:
     Equation(int64_t low, int64_t high) : low_(low), high_(high) {}
 
-    // This adds a variable in [first, last] with any stride, and turns it into a Term by moving the target.
+    // Adds a variable in [first, last] with any stride, and turns it into a Term by moving the target.
     void add(int64_t stride, int64_t first, int64_t last) {
         if (stride == 0) return;
         if (stride < 0) {

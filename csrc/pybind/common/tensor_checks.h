@@ -137,7 +137,7 @@ inline void check_no_internal_overlap(const NamedTensor& out) {
 // All tensors are on one device.
 class WrittenMemory {
   public:
-    // This adds a tensor that is written.
+    // Adds a tensor that is written.
     void add(const NamedTensor& t) {
         check_no_internal_overlap(t);
         check_apart(t);

@@ -63,7 +63,7 @@ inline void launch(const char* kernel, dim3 grid, dim3 block, size_t shared_byte
     }
 }
 
-// This takes a kernel's arguments, converts them to its parameters once, as a launch does, and runs it.
+// Takes a kernel's arguments, converts them to its parameters once, as a launch does, and runs it.
 template <typename... Parameters>
 auto launcher(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes) {
     return [=](Parameters... arguments) {

@@ -59,7 +59,7 @@ struct CountsTerms {
     HIPCONV_INLINE bool sees(int, int t) { return reach >= oldest - t; }
 };
 
-// This says how far tokens of a group are seen on, at least and at most.
+// Tells how far tokens of a group are seen on, at least and at most.
 struct GroupReachOn {
     int least = kFarAway, longest = 0;
 

@@ -8,7 +8,7 @@
 
 namespace hipconv {
 
-// This says how many rows of partial sums there are. Kernels may leave more of some channels than of others: the channels from
+// Returns how many rows of partial sums there are. Kernels may leave more of some channels than of others: the channels from
 // first_channel[zone] on have rows[zone].
 struct BwdPartials {
     int64_t first_channel[kTaperZones], rows[kTaperZones];

@@ -15,7 +15,7 @@ HIPCONV_INLINE constexpr int bwd_vector_tokens(int element_bytes, int width) {
     return element_bytes == 4 && width <= 5 ? 4 : 8;
 }
 
-// This says how the tokens of a lane lie in registers, in words: those before its own, then its own.
+// Tells how the tokens of a lane lie in registers, in words: those before its own, then its own.
 template <typename T, int kWidth>
 struct BwdVectorLayout {
     static constexpr int kSize = static_cast<int>(sizeof(T));

@@ -13,7 +13,7 @@ constexpr int kBwdVectorLanes = 32;          // the most lanes of a channel: a s
 constexpr uint32_t kBwdVectorLog2Steps = 5;  // of the longest walk
 constexpr int kMaxBwdVectorWidth = 8;        // a byte has bits for so many taps
 
-// This plan says how a launch divides the work. A block is blockDim.x lanes by blockDim.y channels. The items of a channel are
+// The plan says how a launch divides the work. A block is blockDim.x lanes by blockDim.y channels. The items of a channel are
 // the steps of its lanes through the stream; a thread does a piece of them, from the last to the first. A row has no fewer
 // vectors than a channel has lanes.
 struct BwdVectorPlan {

@@ -14,7 +14,7 @@ constexpr bool bwd_whole_has_width(int width) { return width >= 2 && width <= kM
 template <typename T>
 constexpr int kBwdWholeTokens = 16 / static_cast<int>(sizeof(T));  // of a lane, at a time
 
-// This plan says how a launch divides the work. A block is blockDim.x lanes by blockDim.y channels. The items of a channel are
+// The plan says how a launch divides the work. A block is blockDim.x lanes by blockDim.y channels. The items of a channel are
 // the steps of its sequences, one sequence after another; a thread does a piece of them, from the last to the first.
 struct BwdWholePlan {
     Taper taper;  // rows are groups of blockDim.y channels

@@ -38,14 +38,14 @@ void with_even_width(DType dtype, int width, F f) {
 constexpr int64_t kOffsetLimit = int64_t{1} << 31;  // the limit of a lane's 32-bit byte offset
 constexpr int kEnoughThreads = 1 << 17;             // fill a large card; with fewer, a thread does less
 
-// This says how many threads side by side serve `size` elements: short rows share a block.
+// Returns how many threads side by side serve `size` elements: short rows share a block.
 inline unsigned power_of_two_up_to(int64_t size, unsigned limit) {
     unsigned threads = 1;
     while (threads < limit && threads < size) threads *= 2;
     return threads;
 }
 
-// This says how many blocks of `each` elements cover `size`, within the grid's limit; kernels loop over what is left.
+// Returns how many blocks of `each` elements cover `size`, within the grid's limit; kernels loop over what is left.
 inline unsigned blocks_up_to(int64_t size, int64_t each, int64_t limit) {
     const int64_t blocks = (size + each - 1) / each;
     return static_cast<unsigned>(blocks < limit ? blocks : limit);

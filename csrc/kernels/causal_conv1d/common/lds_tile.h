@@ -75,7 +75,7 @@ HIPCONV_INLINE void load_and_put(int begin, int end, int step, Load load, Put pu
     }
 }
 
-// This brings `count` tokens (a multiple of 16) from part.first_token on, but for those outside the sequence, which are left
+// Brings `count` tokens (a multiple of 16) from part.first_token on, but for those outside the sequence, which are left
 // alone. With a shift of 1, the first one has no place, and the next one takes its: so the windows of outputs begin where
 // groups do.
 template <typename T, int kShift>
@@ -137,7 +137,7 @@ HIPCONV_INLINE void bring_tile(const TilePart& part, int count, float* lines, in
     }
 }
 
-// This takes `count` tokens (a multiple of 16) away to part.first_token and on, those outside the sequence excepted.
+// Takes `count` tokens (a multiple of 16) away to part.first_token and on, those outside the sequence excepted.
 template <typename T>
 HIPCONV_INLINE void take_tile_away(const TilePart& part, int count, const float* lines, int pitch) {
     constexpr int kVector = 16 / static_cast<int>(sizeof(T));

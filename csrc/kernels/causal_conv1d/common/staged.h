@@ -21,7 +21,7 @@ constexpr int kStagedWeightFloats = 2 * kGroupTokens * kMostPairsByTaps;
 constexpr int kStagedBytes = (kStagedLineFloats + kStagedWeightFloats) * 4;
 constexpr int kMostStagedGroups = kStagedThreads + kMostPairsByTaps;  // of a line
 
-// This plan says how a launch divides the work.
+// The plan says how a launch divides the work.
 struct StagedPlan {
     int32_t pair_bits, group_bits;  // of the pairs of channels of a block, and of the threads that each pair has
     int32_t taps;                   // the width, rounded up to groups
@@ -136,7 +136,7 @@ HIPCONV_INLINE TilePart staged_part(const CausalConv1dInputs& in, const StagedPl
     return part;
 }
 
-// This brings x of the tile and of the taps before it; initial states stand before the row, and zeros around it.
+// Brings x of the tile and of the taps before it; initial states stand before the row, and zeros around it.
 template <typename T>
 HIPCONV_INLINE void bring_inputs(const CausalConv1dInputs& in, const StagedPlan& plan, const StagedPlace& place,
                                  TileMoves moves, float* lines) {
@@ -162,7 +162,7 @@ HIPCONV_INLINE void bring_inputs(const CausalConv1dInputs& in, const StagedPlan&
     }
 }
 
-// This brings the weights of the block's channels: pairs, oldest tap first, behind the taps that the width leaves out. It sets
+// Brings the weights of the block's channels: pairs, oldest tap first, behind the taps that the width leaves out. It sets
 // `not_finite` if one is an infinity or NaN: zeros around a row are no substitute then for taps that see nothing.
 HIPCONV_INLINE void bring_weights(const CausalConv1dInputs& in, const StagedPlan& plan, const StagedPlace& place,
                                   float* weights, int* not_finite) {

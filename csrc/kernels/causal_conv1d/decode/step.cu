@@ -17,7 +17,7 @@
 
 namespace hipconv {
 
-// This says how lanes share a strip: they have kColumns of a packed slot, or kOwnVectors.
+// Tells how lanes share a strip: they have kColumns of a packed slot, or kOwnVectors.
 template <typename S, int kWidth, int kColumns>
 struct Strip {
     static constexpr bool kWhole = kColumns == 4;  // the columns of a lane's channels are whole vectors

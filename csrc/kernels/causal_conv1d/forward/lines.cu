@@ -123,7 +123,7 @@ __device__ __forceinline__ void make_run(const char* own, const Words4* found, i
     for (int t = 0; t < kHalfRun; ++t) sums[t] = multiply_add(twice(weight[kPast]), window[t + kPast], sums[t]);
 }
 
-// This says for each place of the tile what a token there sees.
+// Tells for each place of the tile what a token there sees.
 HIPCONV_INLINE void find_sights(const LinesCall& p, const LineTile& tile, uint8_t* found) {
     for (int n = static_cast<int>(threadIdx.x); n < 1 << p.plan.place_bits; n += kLineThreads) {
         const LinePlace place = tile.place(p, p.plan, n);
@@ -194,7 +194,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kLineThreads, line_blocks<T>(kWidth)) caus
 
 namespace {
 
-// This says how a tensor is moved, and whether tokens are what lies side by side.
+// Tells how a tensor is moved, and whether tokens are what lies side by side.
 struct Layout {
     bool along_tokens, dense, in_words, aligned;
 };

@@ -18,12 +18,12 @@ constexpr int kTilePlaces = kLineThreads * kLineRun;
 constexpr int kLeastLineBits = 2, kMostLineBits = 6;  // of the lines of a tile
 constexpr int kMostPlaces = kTilePlaces >> kLeastLineBits;
 
-// This says how a tensor's memory is moved: in vectors of 16 bytes along channels or tokens, or an element a lane, where lanes
+// Tells how a tensor's memory is moved: in vectors of 16 bytes along channels or tokens, or an element a lane, where lanes
 // lie along channels, along tokens, or along the tokens of a row and then the next channel's row. Where such rows follow one
 // another in memory, they are moved in aligned vectors, which begin and end anywhere in rows.
 enum class LineMoves : int32_t { channel_vectors, token_vectors, channels, tokens, rows, packed_rows };
 
-// This says how a tensor is moved; the steps are bytes. Vectors are `aligned` to 16 bytes, or to less: of channels, which out
+// Tells how a tensor is moved; the steps are bytes. Vectors are `aligned` to 16 bytes, or to less: of channels, which out
 // has in words then, or of tokens.
 struct LineTensor {
     LineMoves moves;

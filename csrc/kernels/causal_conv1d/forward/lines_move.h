@@ -30,7 +30,7 @@ HIPCONV_INLINE void take_out(const LineShare<T>& share, const Sequences& out) {
         take_elements<T>(share, out);
 }
 
-// This brings the states of the rows that begin in the tile or in the places before it.
+// Brings the states of the rows that begin in the tile or in the places before it.
 template <typename T>
 HIPCONV_INLINE void bring_states(const LineShare<T>& share) {
     const LinesPlan& plan = share.plan;

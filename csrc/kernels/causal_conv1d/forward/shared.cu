@@ -28,7 +28,7 @@ HIPCONV_INLINE constexpr int shared_blocks(int tile_vectors) {  // of a compute 
     return fit < most ? fit : most;
 }
 
-// This plan says how a launch divides the work. A block makes tiles of group blockIdx.x of the rows, in turn along the batch.
+// The plan says how a launch divides the work. A block makes tiles of group blockIdx.x of the rows, in turn along the batch.
 struct SharedPlan {
     int32_t rows;        // in all, of a sequence
     int32_t sequences;   // in all

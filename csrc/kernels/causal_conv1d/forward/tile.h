@@ -15,7 +15,7 @@ constexpr int kTileLanes = 32;  // the most vectors of channels that a block is 
 // The longest run, in tokens: a wide window's first tokens are worth sharing among more.
 constexpr int longest_run(int width) { return width <= 4 ? 16 : 32; }
 
-// This plan says how a launch divides the work. A block is blockDim.x vectors of channels by blockDim.y rows; a row is one run
+// The plan says how a launch divides the work. A block is blockDim.x vectors of channels by blockDim.y rows; a row is one run
 // of tokens. Where a sequence has fewer runs than the block has rows, the block takes several sequences.
 struct TilePlan {
     int run;                     // tokens
@@ -38,7 +38,7 @@ HIPCONV_INLINE TileRun run_of_thread(const TilePlan& plan) {
     return {b, begin, static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x};
 }
 
-// This says how rows of threads share the runs.
+// Tells how rows of threads share the runs.
 struct TileShape {
     unsigned lanes, rows;
     int run;  // tokens
@@ -106,7 +106,7 @@ inline bool tile_is_whole(const CausalConv1dFwdParams& p, int bytes) {
     return p.dim % channels == 0 && aligned(p.x) && aligned(p.out) && parameters_are_packed(p);
 }
 
-// This loads packed weights of kChannels channels from d, of the last kTaps taps of kWidth, kTogether channels at a time.
+// Loads packed weights of kChannels channels from d, of the last kTaps taps of kWidth, kTogether channels at a time.
 template <int kTaps, int kTogether, int kChannels, int kWidth>
 HIPCONV_INLINE void packed_weights(const CausalConv1dInputs& p, int64_t d, float (&to)[kChannels * kWidth]) {
     with_dtype(p.weight_dtype, [&](auto type) {
@@ -130,7 +130,7 @@ HIPCONV_INLINE void packed_weights(const CausalConv1dInputs& p, int64_t d, float
     });
 }
 
-// This loads packed weights and bias of a vector of channels, as pairs. The width is kWidth or, with kOrOneLess, one less; then
+// Loads packed weights and bias of a vector of channels, as pairs. The width is kWidth or, with kOrOneLess, one less; then
 // the oldest tap is zero. Only with kAligned, d is a multiple of the vector.
 template <bool kOrOneLess, bool kAligned, int kWidth, int kPairs>
 HIPCONV_INLINE void packed_parameters(const CausalConv1dInputs& p, int64_t d, Pair (&weight)[kWidth][kPairs],

@@ -26,7 +26,7 @@ namespace hipconv {
 constexpr int kMaxCheckedRun = 32;  // tokens
 constexpr int kSegment = 32;        // lanes, of a wave or of half of one, that share out rows among them
 
-// This says how shifted lanes divide the work: `lanes` lanes of a segment have a row, which is a run of tokens, or a part of
+// Tells how shifted lanes divide the work: `lanes` lanes of a segment have a row, which is a run of tokens, or a part of
 // it.
 struct ShiftedPlan {
     uint32_t lanes, lanes_step;  // of a row, in a segment; and from a part of a row to the next
@@ -38,7 +38,7 @@ struct ShiftedPlan {
     bool composes, parameters_are_packed;
 };
 
-// This says what a thread does: its run, its first channel, and how it stores; and the place of its row's bytes in LDS, which
+// Tells what a thread does: its run, its first channel, and how it stores; and the place of its row's bytes in LDS, which
 // it helps to make.
 struct CheckedPlace {
     int64_t b, begin, d;

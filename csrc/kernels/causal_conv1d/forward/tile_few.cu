@@ -24,7 +24,7 @@ constexpr int kMostFew = 32;  // channels
 constexpr int kFewRun = kHasPredicates ? 33 : 17;
 constexpr int kFewVectors = (kFewThreads * kFewRun + (kMaxFastWidth - 1) * kMostFew + 16) / 4;  // of LDS
 
-// This plan says how a launch divides the work. Threads that are neighbours have neighbouring channels, and then runs.
+// The plan says how a launch divides the work. Threads that are neighbours have neighbouring channels, and then runs.
 struct FewPlan {
     int run, runs;       // tokens of a thread; runs of a block
     int32_t reciprocal;  // of dim

@@ -24,7 +24,7 @@ namespace hipconv {
 constexpr int kFewestLanes = 4;      // of a whole row, side by side
 constexpr int kMostRaggedWidth = 4;  // of rows that are not whole
 
-// This says how rows lie: they are whole vectors; they are not, but x lies in its 16 bytes as out does; or it does not.
+// Tells how rows lie: they are whole vectors; they are not, but x lies in its 16 bytes as out does; or it does not.
 enum class Rows { whole, alike, apart };
 
 constexpr int vector_blocks(int width, int bytes, Rows rows) {
@@ -229,7 +229,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_blocks(kWidth, size
 
 namespace {
 
-// This says how a launch lies over the rows: `lanes` vectors of one row, `rows` rows, and as many stretches as cover a row.
+// Tells how a launch lies over the rows: `lanes` vectors of one row, `rows` rows, and as many stretches as cover a row.
 struct Shape {
     Rows form;
     int lanes, rows;

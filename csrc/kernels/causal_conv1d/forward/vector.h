@@ -15,7 +15,7 @@ struct RowEdges {
     uint64_t x_begin, x_end;  // the addresses between which x may be read in whole vectors
 };
 
-// This plan says how a launch for plain rows divides the work. A block is blockDim.x vectors of tokens by blockDim.y channels.
+// The plan says how a launch for plain rows divides the work. A block is blockDim.x vectors of tokens by blockDim.y channels.
 // The items of a channel are the stretches of blockDim.x vectors of each of its sequences, one sequence after another; a thread
 // makes its vector of some of them.
 struct VectorPlan {

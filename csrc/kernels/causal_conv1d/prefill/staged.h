@@ -36,7 +36,7 @@ struct StagedShape {
     static constexpr int kVectors = (kTokenLines > kChannelLines ? kTokenLines : kChannelLines) / 16;
 };
 
-// This says where a tile's elements are in LDS, in bytes.
+// Tells where a tile's elements are in LDS, in bytes.
 template <typename T>
 struct TileLayout {
     bool tokens_inner;

@@ -23,7 +23,7 @@ enum class VarlenPhase : int32_t {
     runs     // in place: runs of tokens
 };
 
-// This plan says how a launch divides the work. A block is blockDim.x vectors of channels by blockDim.y rows. Most blocks take
+// The plan says how a launch divides the work. A block is blockDim.x vectors of channels by blockDim.y rows. Most blocks take
 // a run of tokens a row. Some take the start of a sequence a row; these are spread evenly among the others.
 struct VarlenPlan {
     int32_t run;         // tokens

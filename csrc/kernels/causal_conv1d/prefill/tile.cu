@@ -305,7 +305,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, tile_blocks(kWidth))
 
 namespace {
 
-// This says how a launch is laid out, in place or not.
+// Tells how a launch is laid out, in place or not.
 struct TileShape {
     int channels, width;  // of the kernel's instance
     bool any_width;
