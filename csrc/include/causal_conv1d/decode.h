@@ -27,7 +27,8 @@ struct Address {
 };
 inline Address address(const void* pointer) { return {reinterpret_cast<uintptr_t>(pointer)}; }
 
-// Integers of 32 or (wide) 64 bits, one-dimensional or (row, column); null for none.
+// Integers of 32 or (wide) 64 bits, one-dimensional or (row, column); null for none. They are not the IndexArray of prefill, of
+// integers of any size: with that one, the kernel "step" takes more instructions on AMD than its limit allows.
 struct Indices {
     Address data;
     int64_t row_stride, column_stride;

@@ -26,12 +26,12 @@ struct RowIndices {
     int64_t position;  // the accepted tokens, or of a circular state the tokens so far
 };
 
-constexpr int64_t kNoSlot = int64_t{1} << 62;  // outside of every pool
+constexpr int64_t kOutsideOfPool = int64_t{1} << 62;  // a slot that no pool has
 
 HIPCONV_INLINE int64_t load_slot(const Indices& table, const Indices& columns, int64_t b) {
     if (!table.data) return b;
     const int64_t column = columns.data ? load_index(columns, b) : 0;
-    return column < 0 || column >= table.columns ? kNoSlot : load_index(table, b, column);
+    return column < 0 || column >= table.columns ? kOutsideOfPool : load_index(table, b, column);
 }
 
 HIPCONV_INLINE RowIndices indices_of_row(const CausalConv1dUpdateParams& p, int64_t b) {

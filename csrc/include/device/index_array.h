@@ -22,8 +22,8 @@ HIPCONV_INLINE int64_t load_index(const IndexArray& array, int64_t row, int64_t 
     const int64_t at = row * array.row_stride + column * array.column_stride;
     const uint64_t place = reinterpret_cast<uint64_t>(array.data) + at * array.bytes;
     uint64_t bits;
-    if (array.bytes >=
-        4) {  // servers pass this, so it comes first; a separate access reads the upper half of eight bytes: less code
+    // Servers pass these sizes, so they come first; a separate access reads the upper half of eight bytes: less code.
+    if (array.bytes >= 4) {
         bits = *global_pointer<const uint32_t>(place);
         if (array.bytes == 8) bits |= static_cast<uint64_t>(global_pointer<const uint32_t>(place)[1]) << 32;
     } else {
