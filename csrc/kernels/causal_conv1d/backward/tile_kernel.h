@@ -29,6 +29,7 @@
 #include "parts.h"
 #include "tile_lane.h"
 #include "tile_plan.h"
+#include "tile_sums.h"
 
 namespace hipconv {
 
@@ -261,7 +262,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
     // behind it, which its neighbour sums, are its last block.
     bool in_front = false, behind = false;
 
-    // This does token t, the j-th of its block.
+    // Does token t, the j-th of its block.
     const auto step = [&](auto checked, int t, int j) {
         constexpr bool kChecked = decltype(checked)::value;
         const int slot = j % kWidth;
@@ -393,31 +394,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
         wait_for_copies<0>();
         __syncthreads();
     }
-    float* const sums = reinterpret_cast<float*>(lds);
-    const int threads = static_cast<int>(blockDim.x * blockDim.y);
-    const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
-#pragma unroll
-    for (int i = 0; i <= kWidth; ++i) {
-#pragma unroll
-        for (int c = 0; c < kChannels; ++c)
-            sums[(i * kChannels + c) * threads + thread] = Channels::get(i < kWidth ? dweight[i < kWidth ? i : 0] : dbias, c);
-    }
-    __syncthreads();
-    const int columns = 1 << plan.log2_channels;
-    const int64_t first_channel = static_cast<int64_t>(blockIdx.x) * columns, dim = again().in.dim;
-    float* partials =
-        global_pointer<float>(again().partials) + static_cast<int64_t>(block) * (kWidth + 1) * dim + first_channel;
-    for (int e = thread; e < (kWidth + 1) * columns; e += threads) {
-        const int i = e >> plan.log2_channels, c = e & (columns - 1);
-        if (first_channel + c >= dim) continue;
-        int of_lane = c % kChannels;
-        if (!kBwdStages && !kAligned && first_channel + c - of_lane + kChannels > dim)  // the last lane begins further in front
-            of_lane += static_cast<int>(first_channel + c - of_lane + kChannels - dim);
-        const float* column = sums + (i * kChannels + of_lane) * threads + c / kChannels;
-        float sum = 0.0f;
-        for (unsigned row = 0; row < blockDim.y; ++row) sum += column[row * blockDim.x];
-        partials[i * dim + c] = sum;
-    }
+    leave_partial_sums<kWidth, kChannels, !kBwdStages && !kAligned>(call, reinterpret_cast<float*>(lds), block, dweight, dbias);
 }
 
 // Launches the instance for widths kLeast to kMost. On cards that load tokens ahead into registers, vectors lie anywhere.
