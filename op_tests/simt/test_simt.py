@@ -202,18 +202,24 @@ def test_missing_barrier_shows(binaries: dict[str, Path], probe: str, build: str
 # ---- kernels that must be stopped ----------------------------------------------------------------------------------------------
 
 
+def lines_with(text: str) -> list[tuple[str, int]]:
+    """The lines of the probes' source that have `text`: the file of each, and its number."""
+    files = [Path(SOURCE), *(file.relative_to(ROOT) for file in sorted((ROOT / SOURCE).with_suffix("").glob("*.h")))]
+    numbered = ((file, enumerate((ROOT / file).read_text().splitlines(), 1)) for file in files)
+    return [(str(file), number) for file, lines in numbered for number, line in lines if text in line]
+
+
 def line_of(text: str, occurrence: int = 0) -> str:
     """FILE:LINE of a piece of the probes' source, to find it in a message."""
-    lines = (ROOT / SOURCE).read_text().splitlines()
-    numbers = [number for number, line in enumerate(lines, 1) if text in line]
-    return f"{SOURCE}:{numbers[occurrence]}"
+    file, number = lines_with(text)[occurrence]
+    return f"{file}:{number}"
 
 
 def inside(kernel: str, text: str, occurrence: int = 0) -> str:
     """The same, for the occurrence-th line with `text` after a kernel's head."""
-    first = int(line_of(f" {kernel}(float*").rpartition(":")[2])
-    lines = (ROOT / SOURCE).read_text().splitlines()
-    return f"{SOURCE}:{[number for number, line in enumerate(lines, 1) if number >= first and text in line][occurrence]}"
+    [(file, first)] = lines_with(f" {kernel}(float*")
+    numbers = [number for place, number in lines_with(text) if place == file and number >= first]
+    return f"{file}:{numbers[occurrence]}"
 
 
 # Probe -> kernel, then what the message has to contain. Which of several guilty threads or blocks is named depends on the order.
@@ -302,7 +308,7 @@ def test_address_sanitizer_stops_at_the_culprit(binaries: dict[str, Path], probe
     error, kernel = FOUND_BY_ADDRESS_SANITIZER[probe]
     assert done.returncode != 0
     assert f"AddressSanitizer: {error}" in done.stderr
-    assert re.search(rf"#0 0x\w+ in .*{kernel}.* .*simt/probes\.cu:\d+", done.stderr), done.stderr
+    assert re.search(rf"#0 0x\w+ in .*{kernel}.* .*simt/probes/\w+\.h:\d+", done.stderr), done.stderr
 
 
 @pytest.mark.parametrize("build", RELEASE_BUILDS)
