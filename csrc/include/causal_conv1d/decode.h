@@ -45,14 +45,13 @@ struct Tokens {
 constexpr int kMaxOutputs = 3;
 constexpr int kMaxTreeTokens = 1024;
 
-struct CausalConv1dUpdateParams : FiltersAndBias<Address> {
+struct CausalConv1dUpdateParams : FilterParams<Address> {
     int32_t batch, dim, width;
     int32_t seqlen;        // tokens of each row, where there is no query_start_loc
     int32_t total_tokens;  // of a packed batch
     DType dtype;           // of x and the outputs
     DType state_dtype;     // of conv_state and intermediate
-    bool use_silu;
-    bool zero_padding;  // whether the outputs of padded rows, and of tokens past the last row, are set to zero or left alone
+    bool zero_padding;     // whether the outputs of padded rows, and of tokens past the last row, are set to zero or left alone
 
     Tokens x;
     Tokens out[kMaxOutputs];       // side by side along the channels; may be x itself

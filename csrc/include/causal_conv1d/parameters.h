@@ -1,4 +1,4 @@
-// The filters and the bias of a causal convolution, as the params of all its forms have them.
+// The filters, the bias and the activation of a causal convolution, as the params of all its forms have them.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 namespace hipconv {
 
 template <typename Pointer>
-struct FiltersAndBias {
+struct FilterParams {
     Pointer weight;  // (dim, width)
     int64_t weight_dim_stride, weight_width_stride;
     DType weight_dtype;
@@ -16,6 +16,8 @@ struct FiltersAndBias {
     Pointer bias;  // (dim,), or null for none
     int64_t bias_stride;
     DType bias_dtype;
+
+    bool use_silu;
 };
 
 }  // namespace hipconv

@@ -21,7 +21,7 @@ constexpr int32_t kNoNumber = INT32_MIN;  // of a slot
 // Tells what becomes of dead tokens, which belong to no sequence or to a padding one.
 enum class DeadTokens : int32_t { zero, leave, copy };
 
-struct CausalConv1dVarlenParams : FiltersAndBias<const void*> {
+struct CausalConv1dVarlenParams : FilterParams<const void*> {
     int32_t dim, tokens, sequences, width;
     DType dtype;  // of x and the outputs
 
@@ -52,7 +52,6 @@ struct CausalConv1dVarlenParams : FiltersAndBias<const void*> {
 
     int32_t pad_slot, null_block;  // kNoNumber: none
     DeadTokens dead_tokens;
-    bool use_silu;
 };
 
 // A tile that the caller forces on a block, in powers of two. Zero means the kernel's own choice, and a size that the kernel
