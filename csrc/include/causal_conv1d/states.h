@@ -40,8 +40,8 @@ struct CausalConv1dRows {
     SequenceIds seq_idx;
 };
 
-// The filters stand behind the rows: with them in front, AMD's compilers allocate other registers, and the backward takes two more
-// instructions a token on RDNA 4.
+// The filters stand behind the rows: with them in front, AMD's compilers allocate other registers, and the backward takes two
+// more instructions a token on RDNA 4.
 struct CausalConv1dInputs : CausalConv1dRows, FilterParams<const void*> {};
 
 // Rows are plain where each is one sequence without a state.
