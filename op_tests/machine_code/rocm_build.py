@@ -29,13 +29,23 @@ CLANGS = {  # version: what it compiles for; in every run two cards of CDNA and 
     19: tuple(arch for arch in AMD_ARCHS if knows(19, arch)) if EVERYTHING else ("gfx942",),
     22: tuple(AMD_ARCHS) if EVERYTHING else ("gfx950", "gfx1201"),
 }
+# In every run clang 22 compiles these for RDNA alone, whose waves are smaller: the source has nothing for gfx950 but conv2d's matrix
+# instructions, so that of these modules clang 19 has compiled the same text for gfx942.
+AS_ON_GFX942 = ("causal_conv1d", "causal_conv1d_bwd", "causal_conv1d_varlen")
 LINKED_ONLY = 15  # hipcc's own clang compiles the host's part alone: modules that link, import and refuse
 NAMED = "gfx90a"  # what torch is told; the compiler's script puts the clang's architectures in its place
 DIALECT = "-std=c++17"  # torch's up to 2.9; with later torch's, C++20, clang 19 does not get along with precompiled headers of HIP
 
+
+def archs_of(module: str, clang: int) -> tuple[str, ...]:
+    """The architectures that a clang of CLANGS compiles a module for."""
+    return tuple(arch for arch in CLANGS[clang] if EVERYTHING or arch != "gfx950" or module not in AS_ON_GFX942)
+
+
 # In hipcc's place: Debian's, whose clang is 15, or the clang that $REHEARSED_CLANG names, with the flags that hipcc gives its own. Instead
 # of the architecture that torch names it compiles for $REHEARSED_ARCHS. <hip/hip_runtime.h>, which takes longer to read than most kernels,
-# is precompiled before the first file, for each architecture and the host. Machine code is that of $REHEARSED_NOTHING if it names a file.
+# is precompiled before the first file for each architecture, and for the host, whose code nobody waits for and which is not optimised.
+# Machine code is that of $REHEARSED_NOTHING if it names a file.
 HIPCC = """#!{python} -SE
 import fcntl, os, subprocess, sys
 
@@ -44,19 +54,20 @@ words = [word for word in sys.argv[1:] if not word.startswith("--offload-arch=")
 if "-c" in words:
     passes = {{f"-Xarch_{{arch}}": ["--offload-device-only", f"--offload-arch={{arch}}"] for arch in archs}}
     passes["-Xarch_host"] = ["--offload-host-only", f"--offload-arch={{archs[0]}}"]
+    words += ["-Xarch_host", "-O0"]
     headers, object = os.environ["REHEARSED_HEADERS"], words.index("-o")
     with open(headers + "/lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not os.path.exists(headers + "/complete"):
-            common = [word for word in words[:object] + words[object + 2 :] if word != "-c" and not word.endswith((".cu", ".hip"))]
-            common = [word for word in common if "TORCH_EXTENSION_NAME" not in word] + ["-Wno-unused-command-line-argument"]
-            for name, only in passes.items():
-                header = f"{{headers}}/{{name}}.h"
+        common = [word for word in words[:object] + words[object + 2 :] if word != "-c" and not word.endswith((".cu", ".hip"))]
+        common = [word for word in common if "TORCH_EXTENSION_NAME" not in word] + ["-Wno-unused-command-line-argument"]
+        for name, only in passes.items():
+            header = f"{{headers}}/{{name}}.h"
+            if not os.path.exists(header + ".complete"):
                 with open(header, "w") as file:
                     file.write("#include <hip/hip_runtime.h>\\n")
                 emit = (word for part in ("-emit-pch", "-o", header + ".pch") for word in ("-Xclang", part))
                 subprocess.run([*compiler, *common, "-x", "hip", *only, "-fsyntax-only", *emit, header], check=True)
-            open(headers + "/complete", "w").close()
+                open(header + ".complete", "w").close()
     words += [f"--offload-arch={{arch}}" for arch in archs]
     words += [word for name in passes for word in (name, f"-include{{headers}}/{{name}}.h")]
     words[:0] = ["-x", "hip"]
@@ -92,7 +103,9 @@ from hipconv import jit, registry, targets
 target = targets.Target("rocm", sys.argv[1])
 targets.of = lambda device: target  # CPU tensors are as good as others: no kernel will run
 {calls}
+of_module = json.loads(sys.argv[2])
 for name in registry.modules():
+    os.environ.update(of_module[name])
     artefact = jit.build(name, target)
     root, entry = registry.source_root(), registry.module(name)
     staged = {{str(file.relative_to(artefact.directory)) for file in (artefact.directory / "csrc").rglob("*") if file.is_file()}}
@@ -193,9 +206,9 @@ def home() -> Path:
     return home
 
 
-def environment(clang: int, flags: str = "") -> dict[str, str]:
-    """In which torch's loader takes its ROCm branch and `clang` compiles; `flags` are the last that it is given."""
-    place, archs = home(), CLANGS.get(clang, (NAMED,))
+def environment(clang: int) -> dict[str, str]:
+    """In which torch's loader takes its ROCm branch and `clang` compiles."""
+    place = home()
     of_clang = {name: place / f"{name}-{clang}" for name in ("objects", "headers")}
     for directory in of_clang.values():
         directory.mkdir(exist_ok=True)
@@ -206,8 +219,6 @@ def environment(clang: int, flags: str = "") -> dict[str, str]:
         "ROCM_HOME": str(place),
         "HIP_PLATFORM": "amd",  # hipcc drives nvcc wherever it finds one
         "REHEARSED_CLANG": "/usr/bin/hipcc" if clang == LINKED_ONLY else f"clang++-{clang} {like_hipcc}",
-        "REHEARSED_ARCHS": " ".join(archs),
-        "REHEARSED_FLAGS": " ".join([*clang_flags(clang, archs), DIALECT, flags]),
         "REHEARSED_HEADERS": str(of_clang["headers"]),
         "REHEARSED_BINDINGS": str(place / "bindings"),
         "REHEARSED_OBJECTS": str(of_clang["objects"]),
@@ -243,9 +254,17 @@ def _nothing() -> Path:
 @functools.cache
 def modules(clang: int) -> dict[str, Module]:
     """All modules of the registry, built with a clang of CLANGS, or LINKED_ONLY; RuntimeError with what was said if that fails."""
-    variables = environment(clang, "-Wno-unused-command-line-argument" if clang == LINKED_ONLY else "-Wall -Wextra -Werror")
+    flags = "-Wno-unused-command-line-argument" if clang == LINKED_ONLY else "-Wall -Wextra -Werror"
+    of_module = {}
+    for name in registry.modules():
+        archs = (NAMED,) if clang == LINKED_ONLY else archs_of(name, clang)
+        of_module[name] = {
+            "REHEARSED_ARCHS": " ".join(archs),
+            "REHEARSED_FLAGS": " ".join([*clang_flags(clang, archs), DIALECT, flags]),
+        }
+    script, variables = SCRIPT.format(calls=CALLS), environment(clang)
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(calls=CALLS), NAMED], env=variables, capture_output=True, text=True, check=False
+        [sys.executable, "-c", script, NAMED, json.dumps(of_module)], env=variables, capture_output=True, text=True, check=False
     )
     said = [line for line in done.stderr.splitlines() if not line.startswith("hipconv: building ")]  # which it takes a while
     if done.returncode != 0 or said:
@@ -259,7 +278,12 @@ def modules(clang: int) -> dict[str, Module]:
     return found
 
 
-def code_of(source: Path, arch: str, clang: int) -> CodeObject:
-    """The machine code of the module that a kernel file belongs to."""
+def module_of(source: Path) -> str:
+    """The module that a kernel file belongs to."""
     [name] = [entry.name for entry in registry.modules().values() if source.relative_to(ROOT) in registry.sources(entry, "rocm")]
-    return modules(clang)[name].code(arch)
+    return name
+
+
+def code_of(source: Path, arch: str, clang: int) -> CodeObject:
+    """The machine code of that module."""
+    return modules(clang)[module_of(source)].code(arch)

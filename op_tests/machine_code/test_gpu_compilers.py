@@ -26,8 +26,10 @@ from hipconv import registry
 KERNELS = sorted((ROOT / "csrc" / "kernels").rglob("*.cu"))
 
 
-@pytest.mark.parametrize("module", registry.modules())
-@pytest.mark.parametrize(("clang", "arch"), [(clang, arch) for clang, archs in rocm_build.CLANGS.items() for arch in archs])
+@pytest.mark.parametrize(
+    ("clang", "arch", "module"),
+    [(clang, arch, name) for clang in rocm_build.CLANGS for name in registry.modules() for arch in rocm_build.archs_of(name, clang)],
+)
 def test_amd_code_has_no_scratch_spills_flat_accesses_or_leaking_shifts(clang: int, arch: str, module: str) -> None:
     require_amd_compiler()
     code = rocm_build.modules(clang)[module].code(arch)
