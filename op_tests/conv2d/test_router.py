@@ -64,6 +64,26 @@ def test_few_channels_or_few_filters_take_direct(asked: Problem, algorithm: str)
     assert choose(asked, H200, WITH_DIRECT).algorithm == algorithm
 
 
+WAVE_TILES = ((128, 32), (64, 32), (32, 32), (16, 32))
+
+
+@pytest.mark.parametrize(
+    ("asked", "algorithm"),
+    [
+        (problem(576, 1, 54, R=1), "wave_gemm"),  # squeeze and excitation
+        (problem(216, 1, 54, R=1, N=32), "wave_gemm"),
+        (problem(180, 14, 60, R=1), "wave_gemm"),
+        (problem(36, 28, 256, R=1), "wave_gemm"),
+        (problem(512, 64, 512), "warpgroup_gemm"),
+        (problem(128, 56, 128, R=1, N=32), "warpgroup_gemm"),
+    ],
+    ids=str,
+)
+def test_small_problems_take_wave_gemm(asked: Problem, algorithm: str) -> None:
+    """As they were measured on an H200."""
+    assert choose(asked, H200, (("wave_gemm", WAVE_TILES), *WITH_DIRECT)).algorithm == algorithm
+
+
 @pytest.mark.parametrize(
     ("asked", "card", "tile", "parts"),
     [

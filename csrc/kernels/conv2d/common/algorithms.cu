@@ -25,6 +25,7 @@ constexpr Algorithm kAlgorithms[] = {
     {{"warpgroup_gemm", conv2d_warpgroup_gemm_refusal, conv2d_warpgroup_gemm, conv2d_warpgroup_gemm_workspace},
      conv2d_warpgroup_gemm_tiles},
     {{"direct", conv2d_direct_refusal, conv2d_direct, conv2d_direct_workspace}, conv2d_direct_tiles},
+    {{"wave_gemm", conv2d_wave_gemm_refusal, conv2d_wave_gemm}, conv2d_wave_gemm_tiles},
     {{"split_warpgroup_gemm", conv2d_split_warpgroup_gemm_refusal, conv2d_split_warpgroup_gemm,
       conv2d_split_warpgroup_gemm_workspace},
      conv2d_split_warpgroup_gemm_tiles},

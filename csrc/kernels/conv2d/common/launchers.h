@@ -28,6 +28,11 @@ const char* conv2d_direct_refusal(const Conv2dParams& params, const Conv2dPlan& 
 int64_t conv2d_direct_workspace(const Conv2dParams& params, const Conv2dPlan& plan);
 void conv2d_direct(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
 
+// Small products: waves read both operands from memory into registers, and share long sums. No workspace.
+std::vector<Conv2dTile> conv2d_wave_gemm_tiles(const std::string& arch, DType dtype);
+const char* conv2d_wave_gemm_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
+void conv2d_wave_gemm(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
+
 // Either GEMM on repacked x, which can be read by 16 bytes. The tiles are the GEMM's own.
 const char* conv2d_relaid_warpgroup_gemm_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
 int64_t conv2d_relaid_warpgroup_gemm_workspace(const Conv2dParams& params, const Conv2dPlan& plan);

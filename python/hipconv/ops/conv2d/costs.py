@@ -185,7 +185,9 @@ _SPLIT_COSTS = {  # of float32 in two parts: three products for one
     (128, 64): _TileCost(0.8, 0.8, 0.8, 3.0, 1),
     (64, 64): _TileCost(0.9, 0.7, 0.6, 3.0, 2),
 }
-_BY_ELEMENTS = 1.5e-5  # microseconds of an output that is stored alone
+_BY_ELEMENTS = 7.0  # microseconds of a tile whose outputs are stored one by one, along filters
+_PIXELS_BY_ELEMENTS = 4e-6  # of an output in a contiguous image of an odd number of pixels
+_UNFILLED = 0.9  # a step of which channels fill nothing takes so much longer
 _ADDING = 1.7  # microseconds of adding up parts, but for their bytes
 _PART_BYTES, _PARTS_BYTES = 0.9e5, 5e6  # of parts, in a microsecond: that a compute unit reads; that all write and read
 
@@ -216,6 +218,9 @@ def relaid_warpgroup_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_
 def _warpgroups(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int, costs_of: dict[Tile, _TileCost]) -> Estimate:
     """The tile and the parts of each sum that take least by the costs above: whole tiles a compute unit count, and long sums."""
     gathers = costs_of is _GATHERED_COSTS
+    channels = problem.in_channels // problem.groups
+    unfilled = 1 + _UNFILLED * (1 - channels / (-(-channels // step_of(problem)) * step_of(problem)))
+    by_elements = _BY_ELEMENTS if problem.layout == "nhwc" and problem.filters % 8 != 0 else 0.0
     channel_steps, taps = -(-problem.in_channels // problem.groups // step_of(problem)), math.prod(problem.kernel)
 
     def steps_a_stage(tile: Tile) -> int:  # of the mainloop: a sum is split between stages
@@ -228,7 +233,7 @@ def _warpgroups(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int
         alone = costs.patch_step_alone if steps > 1 else costs.step_alone
         step = alone if blocks <= card.compute_units or (gathers and steps > 1) else costs.step
         rounds = -(-blocks // (card.compute_units * costs.blocks_a_unit))
-        us = rounds * (-(-channel_steps * taps // steps // parts) * steps * step + costs.rest)
+        us = rounds * (-(-channel_steps * taps // steps // parts) * steps * step * unfilled + costs.rest + by_elements)
         if parts == 1:
             return us
         part_bytes = 4 * math.prod(tile)
@@ -244,8 +249,8 @@ def _warpgroups(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int
     if not plans:  # for tiles without costs
         return last_resort(problem, card, tiles, workspace_limit)
     best = min(plans, key=cost)
-    by_elements = problem.pixels * problem.out_channels if problem.layout == "nhwc" and problem.filters % 8 != 0 else 0
-    return Estimate(cost(best) + by_elements * _BY_ELEMENTS, *best)
+    by_pixels = problem.layout == "nchw" and math.prod(problem.out_size) % 2 != 0
+    return Estimate(cost(best) + by_pixels * problem.pixels * problem.out_channels * _PIXELS_BY_ELEMENTS, *best)
 
 
 def _has_patches(problem: Problem, tile_m: int, columns: int) -> bool:
@@ -327,7 +332,9 @@ def direct(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> 
         return last_resort(problem, card, tiles, workspace_limit)
     best = min(tiles, key=cost)
     size = 2 * (problem.batch * problem.in_channels * math.prod(problem.in_size) + problem.pixels * problem.out_channels)
-    return Estimate(_DIRECT_LAUNCH + max(cost(best), size / _DIRECT_BYTES), best)
+    by_elements = problem.layout == "nchw" and problem.out_size[1] % 4 != 0
+    storing = by_elements * problem.pixels * problem.out_channels * _DIRECT_ELEMENT
+    return Estimate(_DIRECT_LAUNCH + max(cost(best), size / _DIRECT_BYTES) + storing, best)
 
 
 # Instructions of a wave of 32 lanes: beside its sums; of a step, of 16 filters or 32; of a chunk of x that is copied, or gathered. All
@@ -338,7 +345,57 @@ _ENOUGH_WAVES, _MOST_WAVES = 10, 24  # of a compute unit
 _DIRECT_LDS = 45_000  # bytes
 _NARROW = 1.4  # of chunks that lie alone in x
 _WAITING = 0.36  # microseconds of a step that a sum waits for its filters
+_DIRECT_ELEMENT = 1.1e-5  # microseconds of an output that is stored alone
 _DIRECT_LAUNCH, _DIRECT_BYTES = 3.2, 1.6e6  # microseconds; bytes in a microsecond
+
+
+# ---- small problems ------------------------------------------------------------------------------------------------------------------
+
+
+class _WaveCost(NamedTuple):
+    """Microseconds of waves on an H200, by how they read operands: fitted to 250 small layers, from which they are a tenth off."""
+
+    launch: float
+    block: float
+    step: float  # of 32 products, of one wave after another
+    crowded: float  # how much longer a step takes where compute units have all the blocks they have room for
+    store: float  # of an element, or of a vector, that a thread stores
+
+
+_WAVE_COSTS = {
+    "vectors": _WaveCost(1.43, 0.13, 0.75, 1.66, 0.29),
+    "words": _WaveCost(1.02, 0.12, 1.14, 1.12, 0.29),
+    "planes": _WaveCost(1.03, 0.76, 0.75, 1.46, 0.34),
+    "elements": _WaveCost(0.58, 1.22, 2.16, 1.46, 0.42),
+    "elements, nhwc": _WaveCost(3.64, 0.32, 0.54, 5.61, 0.12),
+}
+_WAVE_BLOCKS = 2  # of a compute unit
+_WAVE_THREADS, _WAVE_PIXELS = 256, 128  # of a block; pixels that its waves make where they share no sum
+
+
+def wave_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
+    """Waves one after another: what each waits for, and how many of them a compute unit has."""
+    if not tiles:
+        return last_resort(problem, card, tiles, workspace_limit)
+    taps, channels = math.prod(problem.kernel), problem.in_channels
+    dense = problem.layout == "nhwc" or problem.in_size == (1, 1)
+    if channels % 8 == 0 and (dense or taps == 1):
+        reads = "vectors" if dense else "planes"
+    else:
+        reads = "words" if dense and channels % 2 == 0 else "elements, nhwc" if dense else "elements"
+    costs = _WAVE_COSTS[reads]
+    chunks = -(-channels * taps // 8) if reads.startswith("elements") else taps * -(-channels // 8)
+    by_vectors = problem.out_channels % 8 == 0 and (problem.layout == "nhwc" or problem.out_size == (1, 1))
+
+    def cost(tile: Tile) -> float:
+        parts = _WAVE_PIXELS // tile[0]
+        rounds = blocks_of(problem, tile) / (_WAVE_BLOCKS * card.compute_units)
+        step = costs.step * (1 + costs.crowded * min(1.0, rounds))
+        stores = math.prod(tile) / _WAVE_THREADS / (8 if by_vectors else 1)
+        return costs.launch + max(1.0, rounds) * (costs.block + -(-chunks // (4 * parts)) * step + costs.store * stores)
+
+    best = min(tiles, key=cost)
+    return Estimate(cost(best), best)
 
 
 # ---- blocks, parts and their memory --------------------------------------------------------------------------------------------------

@@ -33,6 +33,10 @@ ALGORITHMS = {
     "direct": Algorithm(
         "matrix cores on a patch of x in LDS: few channels or few filters, of a group or in all; 16-bit types", costs.direct
     ),
+    "wave_gemm": Algorithm(
+        "matrix cores fed from memory without LDS, the waves of a block share each sum: small problems; 16-bit types, one group",
+        costs.wave_gemm,
+    ),
     "split_warpgroup_gemm": Algorithm(
         "float32 repacked into two parts of TF32, whose three products the warpgroups of sm_90 add up", costs.split_warpgroup_gemm
     ),
