@@ -212,7 +212,8 @@ def test_each_width_by_vectors_and_by_channels(device: torch.device, tokens: int
         fast = "step" if tokens == 1 and (narrow or width == 4) else "vector"
         if on_cpu or (fast == "vector" and not 1 < width <= (4 if packed or not narrow else 8)):
             fast = "auto"
-        for dim, kernel in ((4 * 128 + 4 * 37, fast), (4 * 128 + 4 * 37, "auto" if on_cpu or width > 6 else "channel"), (515, "auto")):
+        channel, pair = ("auto", "auto") if on_cpu else ("channel" if width <= 6 else "pair", "pair")
+        for dim, kernel in ((4 * 128 + 4 * 37, fast), (4 * 128 + 4 * 37, channel), (4 * 128 + 4 * 37, pair), (515, pair)):
             state_dtype = torch.float32 if dim == 515 else dtype
             x = torch.randint(-4, 5, (3, tokens, dim)).to(device, dtype).mT
             state = make_state(layout, 6, dim, width - 1, state_dtype, device)
