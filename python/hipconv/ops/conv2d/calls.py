@@ -72,7 +72,7 @@ def prepare(
 
     def call(algorithm: str, tile: Tile = (0, 0), split_k: int = 1) -> Any:
         numbers = (o.stride, o.padding, o.dilation, o.groups, o.padding_mode, o.activation, problem.float32_precision, shape[2:])
-        return module.Call(*numbers, result.dtype, channels_last, algorithm, (*tile, split_k))
+        return module.Call(*numbers, result.dtype, channels_last, algorithm, (*tile, split_k), r.workspace_limit)
 
     names = module.conv2d_algorithms()
     variable = r.variable

@@ -256,6 +256,13 @@ def _has_patches(problem: Problem, tile_m: int, columns: int) -> bool:
     return math.prod(covered) * 4 <= math.prod(problem.out_size) * 5
 
 
+# ---- Winograd ------------------------------------------------------------------------------------------------------------------------
+
+
+def winograd_f4(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
+    return last_resort(problem, card, tiles, workspace_limit)
+
+
 # ---- few channels or few filters -----------------------------------------------------------------------------------------------------
 
 
