@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 import functools
 from typing import NamedTuple
 
+import torch
+
 from . import costs
 from .costs import Estimate
 from .problem import Card, Problem, Tile, Tiles
@@ -40,7 +42,7 @@ ALGORITHMS = {
     "winograd_f4": Algorithm(
         "3x3 filters of stride 1 by 36 products for 16 outputs instead of 144, of float16; 16-bit types", costs.winograd_f4, exact=False
     ),
-    "winograd_f2": Algorithm("the same by 16 products for 4 outputs instead of 36: slower, with smaller errors", exact=False),
+    "winograd_f2": Algorithm("the same by 16 products for 4 outputs instead of 36: slower, with smaller errors", costs.winograd_f2, exact=False),
     "relaid_implicit_gemm": Algorithm(
         "x repacked to dense channels-last memory first, then implicit_gemm; 16-bit types", costs.relaid_implicit_gemm
     ),
@@ -88,6 +90,11 @@ def choose(problem: Problem, card: Card, serving: tuple[tuple[str, Tiles], ...],
 def estimated_us(problem: Problem, card: Card, serving: Sequence[tuple[str, Tiles]], workspace_limit: int) -> float:
     """Return what the best of these takes."""
     return min((ALGORITHMS[name].estimate(problem, card, tiles, workspace_limit).us for name, tiles in serving), default=0.0)
+
+
+def may_take_winograd(dtype: torch.dtype, filters: Sequence[int]) -> bool:
+    """Tell whether "auto" may take winograd_f4 for some image, for filters of this shape."""
+    return dtype == torch.bfloat16 and min(filters[:2]) >= costs.WINOGRAD_CHANNELS
 
 
 # ---- by name -----------------------------------------------------------------------------------------------------------------------
