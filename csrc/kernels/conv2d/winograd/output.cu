@@ -16,58 +16,62 @@ HIPCONV_INLINE Pair load_two(const void* base, int64_t index, DType dtype) {
     return dtype == DType::bf16 ? unpack<bf16>(both) : unpack<f16>(both);
 }
 
-HIPCONV_INLINE void store_two(void* base, int64_t index, DType dtype, float first, float second) {
-    const Pair both = make_pair(canonical_nan(first), canonical_nan(second));
-    if (dtype == DType::f32) {
-        Words2 words{};
-        set_pair<float>(words, 0, both);
-        *global_pointer<Words2>(static_cast<float*>(base) + index) = words;
-        return;
+// Adds the residual to a row of a tile's outputs of two filters, activates and stores them. Out is out's type where two filters
+// are an aligned word, in the residual, too; else float, for any type and layout.
+template <typename Out, int kOutputs>
+HIPCONV_INLINE void finish_row(const WinogradOutputParams& p, const WinogradTile& tile, int filter, int row, int column,
+                               Pair (&v)[kOutputs]) {
+    const Conv2dParams& c = p.conv;
+    constexpr bool kByPairs = sizeof(Out) == 2;
+    const bool has_second = filter + 1 < c.out_channels;
+    if (c.residual.data) {
+        const int64_t first = offset_in(c.residual, tile.image, filter, row, column);
+#pragma unroll
+        for (int j = 0; j < kOutputs; ++j) {
+            if (column + j >= c.out_width) continue;
+            const int64_t at = first + j * c.residual.column_stride;
+            const void* const residual = global_pointer<void>(c.residual.data);
+            v[j] = add(v[j], kByPairs ? load_two(residual, at, c.residual_dtype)
+                                      : make_pair(load_parameter(residual, at, c.residual_dtype),
+                                                  load_parameter(residual, at + (has_second ? c.residual.channel_stride : 0),
+                                                                 c.residual_dtype)));
+        }
     }
-    *global_pointer<uint32_t>(static_cast<uint16_t*>(base) + index) = dtype == DType::bf16 ? pack<bf16>(both) : pack<f16>(both);
+    if (c.activation != Conv2dActivation::none) {
+        float eight[8] = {};
+#pragma unroll
+        for (int j = 0; j < kOutputs; ++j) eight[2 * j] = low(v[j]), eight[2 * j + 1] = high(v[j]);
+        activate_eight(eight, c.activation);
+#pragma unroll
+        for (int j = 0; j < kOutputs; ++j) v[j] = make_pair(eight[2 * j], eight[2 * j + 1]);
+    }
+    const int64_t first = offset_in(c.out, tile.image, filter, row, column);
+#pragma unroll
+    for (int j = 0; j < kOutputs; ++j) {
+        if (column + j >= c.out_width) continue;
+        const int64_t at = first + j * c.out.column_stride;
+        if constexpr (kByPairs) {
+            *reinterpret_cast<uint32_t*>(global_pointer<uint16_t>(c.out.data) + at) =
+                pack<Out>(make_pair(canonical_nan(low(v[j])), canonical_nan(high(v[j]))));
+        } else {
+            void* const out = global_pointer<void>(c.out.data);
+            store_rounded(out, at, c.out_dtype, low(v[j]));
+            if (has_second) store_rounded(out, at + c.out.channel_stride, c.out_dtype, high(v[j]));
+        }
+    }
 }
 
-// Finishes and stores four pixels of two filters: kColumns of them in each row.
-template <int kColumns>
-HIPCONV_INLINE void store_pixels(const WinogradOutputParams& p, const WinogradTile& tile, int filter, int row, int column,
-                                 const Pair(&bias), float (&v)[8]) {
-    const Conv2dParams& c = p.conv;
-    const int64_t more = filter + 1 < c.out_channels ? c.residual.channel_stride : 0;
-    bool is_inside[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const int at_row = row + i / kColumns, at_column = column + i % kColumns;
-        is_inside[i] = at_row < c.out_height && at_column < c.out_width;
-        v[2 * i] += low(bias);
-        v[2 * i + 1] += high(bias);
-        if (!c.residual.data || !is_inside[i]) continue;
-        const int64_t offset = offset_in(c.residual, tile.image, filter, at_row, at_column);
-        if (p.by_pairs) {
-            const Pair two = load_two(c.residual.data, offset, c.residual_dtype);
-            v[2 * i] += low(two);
-            v[2 * i + 1] += high(two);
-        } else {
-            v[2 * i] += load_parameter(global_pointer<void>(c.residual.data), offset, c.residual_dtype);
-            v[2 * i + 1] += load_parameter(global_pointer<void>(c.residual.data), offset + more, c.residual_dtype);
-        }
-    }
-    activate_eight(v, c.activation);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        if (!is_inside[i]) continue;
-        const int64_t offset = offset_in(c.out, tile.image, filter, row + i / kColumns, column + i % kColumns);
-        if (p.by_pairs) {
-            store_two(c.out.data, offset, c.out_dtype, v[2 * i], v[2 * i + 1]);
-        } else {
-            store_rounded(global_pointer<void>(c.out.data), offset, c.out_dtype, v[2 * i]);
-            if (filter + 1 < c.out_channels)
-                store_rounded(global_pointer<void>(c.out.data), offset + c.out.channel_stride, c.out_dtype, v[2 * i + 1]);
-        }
-    }
+// The bias of two filters.
+HIPCONV_INLINE Pair load_bias_of_two(const Conv2dParams& c, int filter) {
+    if (!c.bias) return twice(0.0f);
+    const void* const bias = global_pointer<void>(c.bias);
+    const int second = filter + 1 < c.out_channels ? filter + 1 : filter;
+    return make_pair(load_parameter(bias, filter * c.bias_stride, c.bias_dtype),
+                     load_parameter(bias, second * c.bias_stride, c.bias_dtype));
 }
 
 // A thread has a tile and two filters.
-template <int kOutputs>
+template <typename Out, int kOutputs>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kWinogradThreads, 2) conv2d_winograd_output(WinogradOutputParams p) {
     constexpr int kInputs = Winograd<kOutputs>::kInputs;
     let_next_kernel_begin();
@@ -76,25 +80,20 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kWinogradThreads, 2) conv2d_winograd_outpu
     if (unit >= static_cast<uint32_t>(p.units)) return;
     const int number = static_cast<int>(divide(unit, p.divide_by_pairs));
     const int filter = (static_cast<int>(unit) - number * p.pairs) * 2;
-    const uint32_t* const planes = global_pointer<const uint32_t>(p.planes) +
-                                   (static_cast<int64_t>(number) * kInputs * kInputs * p.padded_filters + filter) / 2;
+    const uint32_t plane = static_cast<uint32_t>(p.padded_filters) / 2;
+    const uint32_t* const planes =
+        global_pointer<const uint32_t>(p.planes) + static_cast<int64_t>(number) * kInputs * kInputs * plane + filter / 2;
     uint32_t words[kInputs][kInputs];
 #pragma unroll
     for (int i = 0; i < kInputs; ++i)
 #pragma unroll
-        for (int j = 0; j < kInputs; ++j) words[i][j] = planes[(i * kInputs + j) * (p.padded_filters / 2)];
+        for (int j = 0; j < kInputs; ++j) words[i][j] = planes[(i * kInputs + j) * plane];
     const int32_t* const exponents = global_pointer<const int32_t>(p.filter_exponents) + filter;
     const int of_tile = global_pointer<const int32_t>(p.tile_exponents)[number];
     const int first = -of_tile - exponents[0], second = -of_tile - exponents[1];
-    // Two factors each, as their product may be beyond f32.
-    const Pair once = make_pair(power_of_two(first / 2), power_of_two(second / 2));
-    const Pair again = make_pair(power_of_two(first - first / 2), power_of_two(second - second / 2));
-    const Conv2dParams& c = p.conv;
-    Pair bias = twice(0.0f);
-    if (c.bias)
-        bias = make_pair(load_parameter(global_pointer<void>(c.bias), filter * c.bias_stride, c.bias_dtype),
-                         load_parameter(global_pointer<void>(c.bias), (filter + (filter + 1 < c.out_channels)) * c.bias_stride,
-                                        c.bias_dtype));
+    const Pair scale = make_pair(power_of_two(clamped(first, 126)), power_of_two(clamped(second, 126)));
+    const bool is_far = clamped(first, 126) != first || clamped(second, 126) != second;  // the factor is beyond f32
+    const Pair bias = load_bias_of_two(p.conv, filter);
 
     Pair rows[kOutputs][kInputs];  // At m
 #pragma unroll
@@ -108,30 +107,34 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kWinogradThreads, 2) conv2d_winograd_outpu
     }
     const WinogradTile tile = winograd_tile(p.tiles, p.tiles.first + number);
     const int row = tile.row * kOutputs, column = tile.column * kOutputs;
-    constexpr int kRows = 4 / kOutputs;  // that make four pixels
 #pragma unroll
-    for (int i = 0; i < kOutputs; i += kRows) {
-        float v[8];
+    for (int i = 0; i < kOutputs; ++i) {
+        Pair v[kOutputs];
+        Winograd<kOutputs>::of_products(rows[i], v);
+        if (row + i >= p.conv.out_height) continue;
+        if (is_far) {
+            const Pair rest = make_pair(power_of_two(first - clamped(first, 126)), power_of_two(second - clamped(second, 126)));
 #pragma unroll
-        for (int of_four = 0; of_four < kRows; ++of_four) {
-            Pair to[kOutputs];
-            Winograd<kOutputs>::of_products(rows[i + of_four], to);
-#pragma unroll
-            for (int j = 0; j < kOutputs; ++j) {
-                const Pair finished = multiply(multiply(to[j], once), again);
-                v[2 * (of_four * kOutputs + j)] = low(finished);
-                v[2 * (of_four * kOutputs + j) + 1] = high(finished);
-            }
+            for (int j = 0; j < kOutputs; ++j) v[j] = multiply(v[j], rest);
         }
-        store_pixels<kOutputs>(p, tile, filter, row + i, column, bias, v);
+#pragma unroll
+        for (int j = 0; j < kOutputs; ++j) v[j] = multiply_add(v[j], scale, bias);
+        finish_row<Out, kOutputs>(p, tile, filter, row + i, column, v);
     }
 }
 
-void launch_winograd_output(const WinogradOutputParams& p, int outputs, void* stream) {
+template <int kOutputs>
+void launch_output(const WinogradOutputParams& p, hipStream_t stream) {
     const dim3 grid(static_cast<unsigned>((p.units - 1) / kWinogradThreads + 1), 1, 1);
-    const auto kernel = outputs == 2 ? conv2d_winograd_output<2> : conv2d_winograd_output<4>;
-    HIPCONV_LAUNCH(true, kernel, grid, dim3(kWinogradThreads, 1, 1), 0, static_cast<hipStream_t>(stream), p);
+    const auto kernel = !p.by_pairs || p.conv.out_dtype == DType::f32 ? conv2d_winograd_output<float, kOutputs>
+                        : p.conv.out_dtype == DType::bf16             ? conv2d_winograd_output<bf16, kOutputs>
+                                                                      : conv2d_winograd_output<f16, kOutputs>;
+    HIPCONV_LAUNCH(true, kernel, grid, dim3(kWinogradThreads, 1, 1), 0, stream, p);
     check_launch("conv2d");
+}
+
+void launch_winograd_output(const WinogradOutputParams& p, int outputs, void* stream) {
+    (outputs == 2 ? launch_output<2> : launch_output<4>)(p, static_cast<hipStream_t>(stream));
 }
 
 }  // namespace hipconv

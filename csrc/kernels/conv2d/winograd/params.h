@@ -33,7 +33,7 @@ struct WinogradInputParams {
     int32_t channels, height, width, pad_top, pad_left;
     int32_t padded_channels;
     int32_t log2_lanes;  // of a tile
-    bool by_pairs;       // two channels are one aligned word
+    bool by_pairs;       // two channels are one aligned word, rows are short, and padding is by zeros
     WinogradTiles tiles;
     void* planes;        // V
     int32_t* exponents;  // of the power of two that each tile was multiplied by

@@ -45,7 +45,8 @@ WinogradInputParams input_of(const Conv2dParams& p, const WinogradLayout& l) {
     in.pad_top = p.pad_top, in.pad_left = p.pad_left;
     in.padded_channels = static_cast<int32_t>(l.channels);
     while ((1 << in.log2_lanes) < l.channels / 2 && (1 << in.log2_lanes) < kWinogradThreads) ++in.log2_lanes;
-    in.by_pairs = has_pairs(p.x, p.batch, p.in_channels, p.in_height, p.in_width, 2);
+    in.by_pairs = p.padding_mode == PaddingMode::zeros && p.x.column_stride * (int64_t{p.in_width} + 8) < kLimit31 &&
+                  p.x.column_stride >= 0 && has_pairs(p.x, p.batch, p.in_channels, p.in_height, p.in_width, 2);
     return in;
 }
 
