@@ -1,5 +1,5 @@
-// The instance of the warpgroup GEMM whose warpgroups make tiles in turns, for many sums that are short: the planes of Winograd's
-// algorithms.
+// The instance of the warpgroup GEMM whose warpgroups make tiles in turns, for many sums that are short: the planes of
+// Winograd's algorithms.
 #include <hip/hip_runtime.h>
 
 #include "kernel.h"

@@ -1,4 +1,4 @@
-// What the launcher of Winograd's convolution hands to its kernels, and how it lays out its workspace.
+// This has what the launcher of Winograd's convolution hands to its kernels, and says how planes lie in memory.
 //
 // The planes of a tile follow each other in memory: V is (tiles, planes, channels), M is (tiles, planes, filters). So V is an
 // image of one row whose pixels are tiles, the planes are its groups, and the GEMMs of this family multiply all planes in one

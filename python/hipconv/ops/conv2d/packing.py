@@ -139,7 +139,7 @@ def _state(weight: Tensor) -> tuple:
     return weight._version, weight.data_ptr(), weight.shape, weight.stride(), weight.dtype, weight.device
 
 
-def _forget(key: int):  # noqa: ANN202 - a callback of weakref's
+def _forget(key: int):
     def callback(reference: weakref.ref) -> None:
         with _lock:
             entry = _entries.get(key)
@@ -152,9 +152,7 @@ def _forget(key: int):  # noqa: ANN202 - a callback of weakref's
 def _keep(weight: Tensor, entry: _Entry) -> None:
     _entries[id(weight)] = entry
     _entries.move_to_end(id(weight))
-    sizes = {
-        key: sum(planes.packed.numel() for planes in kept.planes.values()) for key, kept in _entries.items() if not kept.is_lasting
-    }
+    sizes = {key: sum(planes.packed.numel() for planes in kept.planes.values()) for key, kept in _entries.items() if not kept.is_lasting}
     total = sum(sizes.values())
     for key, size in sizes.items():
         if total <= PACKED_LIMIT or key == id(weight):

@@ -42,7 +42,9 @@ ALGORITHMS = {
     "winograd_f4": Algorithm(
         "3x3 filters of stride 1 by 36 products for 16 outputs instead of 144, of float16; 16-bit types", costs.winograd_f4, exact=False
     ),
-    "winograd_f2": Algorithm("the same by 16 products for 4 outputs instead of 36: slower, with smaller errors", costs.winograd_f2, exact=False),
+    "winograd_f2": Algorithm(
+        "the same by 16 products for 4 outputs instead of 36: slower, with smaller errors", costs.winograd_f2, exact=False
+    ),
     "relaid_implicit_gemm": Algorithm(
         "x repacked to dense channels-last memory first, then implicit_gemm; 16-bit types", costs.relaid_implicit_gemm
     ),
