@@ -82,7 +82,7 @@ def conv2d_plan(
     The choice depends on nothing but shapes, strides, dtypes, the alignment of addresses, and on what the target is.
 
     Args:
-        x, weight, bias, residual, out: as for a call; filters that were packed count as a tensor. Tensors on the meta device (``torch.empty(..., device="meta")``) take no memory;
+        x, weight, bias, residual, out: as for a call. Tensors on the meta device (``torch.empty(..., device="meta")``) take no memory;
             their storage counts as aligned to 16 bytes.
         float32_precision: as for a call. None is what torch's settings say, for plans of NVIDIA's cards on any machine.
         target: an architecture: "gfx942", "sm_90" …, or "cpu". By default that of x's device and, for a meta tensor, that of the
