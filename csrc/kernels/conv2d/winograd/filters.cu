@@ -9,10 +9,19 @@ namespace hipconv {
 
 constexpr int kFilterThreads = 128;
 
+// The taps of a channel, or zeros.
 template <typename T>
-HIPCONV_INLINE float tap_of(const WinogradFiltersParams& p, const T* filter, int channel, int row, int column) {
-    if (channel >= p.channels) return 0.0f;
-    return to_float(filter[channel * p.weight.channel_stride + row * p.weight.row_stride + column * p.weight.column_stride]);
+HIPCONV_INLINE void load_taps(const WinogradFiltersParams& p, const T* filter, int channel, bool is_there, float (&g)[3][3]) {
+    const T* const from = filter + (is_there ? channel * p.weight.channel_stride : 0);
+    uint32_t mask = is_there ? 0xffffu : 0;
+    from_here_on(mask);
+#pragma unroll
+    for (int row = 0; row < 3; ++row)
+#pragma unroll
+        for (int column = 0; column < 3; ++column) {
+            const uint32_t bits = from[row * p.weight.row_stride + column * p.weight.column_stride].bits & mask;
+            g[row][column] = to_float(T{static_cast<uint16_t>(bits)});
+        }
 }
 
 // A block transforms a filter. Filters behind the last one are zeros.
@@ -27,12 +36,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kFilterThreads, 4) conv2d_winograd_filters
         const bool is_there = filter < p.filters;
         const T* const taps = global_pointer<const T>(p.weight.data) + (is_there ? filter * p.weight.batch_stride : 0);
         float sum = 0.0f;
-        for (int channel = thread; is_there && channel < p.channels; channel += kFilterThreads)
+#pragma unroll 1
+        for (int channel = thread; channel < p.channels; channel += kFilterThreads) {
+            float g[3][3];
+            load_taps(p, taps, channel, is_there, g);
 #pragma unroll
-            for (int tap = 0; tap < 9; ++tap) {
-                const float v = tap_of(p, taps, channel, tap / 3, tap % 3);
-                sum += v < 0 ? -v : v;
-            }
+            for (int tap = 0; tap < 9; ++tap) sum += g[tap / 3][tap % 3] < 0 ? -g[tap / 3][tap % 3] : g[tap / 3][tap % 3];
+        }
         sums[thread] = sum;
         __syncthreads();
 #pragma unroll 1
@@ -44,32 +54,29 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kFilterThreads, 4) conv2d_winograd_filters
         __syncthreads();  // the next filter writes the sums
         const float scale = power_of_two(exponent);
         if (thread == 0) global_pointer<int32_t>(p.exponents)[filter] = exponent;
+#pragma unroll 1
         for (int pair = thread; pair < p.padded_channels / 2; pair += kFilterThreads) {
-            Pair rows[3][kInputs];  // G g
+            float first[3][3], second[3][3];
+            load_taps(p, taps, pair * 2, is_there && pair * 2 < p.channels, first);
+            load_taps(p, taps, pair * 2 + 1, is_there && pair * 2 + 1 < p.channels, second);
+            Pair rows[3][kInputs];  // G g, by columns
 #pragma unroll
             for (int column = 0; column < 3; ++column) {
-                Pair g[3], to[kInputs];
+                Pair g[3];
 #pragma unroll
-                for (int row = 0; row < 3; ++row) {
-                    g[row] = twice(0.0f);
-                    if (is_there)
-                        g[row] = times(scale, make_pair(tap_of(p, taps, pair * 2, row, column),
-                                                        tap_of(p, taps, pair * 2 + 1, row, column)));
-                }
-                Winograd<kOutputs>::of_taps(g, to);
-#pragma unroll
-                for (int i = 0; i < kInputs; ++i) rows[column][i] = to[i];
+                for (int row = 0; row < 3; ++row) g[row] = times(scale, make_pair(first[row][column], second[row][column]));
+                Winograd<kOutputs>::of_taps(g, rows[column]);
             }
-            uint32_t* const planes = global_pointer<uint32_t>(p.planes);
-            const int64_t plane = static_cast<int64_t>(p.padded_filters) * (p.padded_channels / 2);
-            const int64_t at = static_cast<int64_t>(filter) * (p.padded_channels / 2) + pair;
+            uint32_t plane = static_cast<uint32_t>(p.padded_filters) * static_cast<uint32_t>(p.padded_channels / 2);
+            from_here_on(plane);  // not the address of each plane in scalar registers, of which there are too few
+            uint32_t* to_plane = global_pointer<uint32_t>(p.planes) + int64_t{filter} * (p.padded_channels / 2) + pair;
 #pragma unroll
             for (int i = 0; i < kInputs; ++i) {
                 const Pair g[3] = {rows[0][i], rows[1][i], rows[2][i]};
                 Pair to[kInputs];
                 Winograd<kOutputs>::of_taps(g, to);
 #pragma unroll
-                for (int j = 0; j < kInputs; ++j) planes[(i * kInputs + j) * plane + at] = pack<f16>(to[j]);
+                for (int j = 0; j < kInputs; ++j, to_plane += plane) *to_plane = pack<f16>(to[j]);
             }
         }
     }
