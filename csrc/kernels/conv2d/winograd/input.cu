@@ -70,8 +70,8 @@ HIPCONV_INLINE void load_column(const TwoChannels<T>& x, const TileOfX<kInputs>&
     keep_order();  // the loads of a tile at once would take more registers than there are
 }
 
-// Loads two channels of a tile where they are an aligned word, a row of x is within 2^31 elements, and padding is by zeros. All lanes of a
-// wave have the same tile, and most tiles are inside.
+// Loads two channels of a tile where they are an aligned word, a row of x is within 2^31 elements, and padding is by zeros. All
+// lanes of a wave have the same tile, and most tiles are inside.
 template <typename T, int kInputs>
 HIPCONV_INLINE void load_pairs(const WinogradInputParams& p, const T* image, const WinogradTile& tile, int channel,
                                Pair (&columns)[kInputs][kInputs]) {
