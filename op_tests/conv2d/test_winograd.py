@@ -87,11 +87,6 @@ def test_every_tile(module: Any) -> None:
         check(module, case._replace(tile=tile))
 
 
-def test_long_sums(module: Any) -> None:
-    """Warpgroups that make tiles in turns skip each other's stages, all around the ring."""
-    check(module, Case((1, 256, 16, 15), (8, 3, 3), padding=(1, 1, 1, 1), algorithm="winograd_f2", tile=(128, 128)))
-
-
 def random_case(rng: random.Random) -> Case:
     padding = (rng.randint(0, 3), rng.randint(0, 3), rng.randint(0, 3), rng.randint(0, 3))
     height, width = max(3 - padding[0] - padding[1], 1) + rng.randint(0, 9), max(3 - padding[2] - padding[3], 1) + rng.randint(0, 9)

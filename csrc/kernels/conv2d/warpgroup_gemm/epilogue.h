@@ -34,7 +34,7 @@ struct BiasInLds {
 // Stores a tile: through registers alone where epilogue_16bit.h can, else through each wave's epilogue tile in LDS, 16 pixels
 // by 32 filters, from which lanes store along what is dense in out. The loop over epilogue tiles is not unrolled, because its
 // body is long.
-template <typename T, bool kAlternates, int kTileN, int kBlocks>
+template <typename T, int kTileN, int kBlocks>
 HIPCONV_INLINE void store_sums(const WarpgroupGemmParams& p, const WarpgroupTile& t,
                                const WarpgroupSums<kTileN> (&sums)[kBlocks], const float (&lane_bias)[kTileN / 32],
                                float* epilogue_tiles, int thread) {
@@ -43,8 +43,7 @@ HIPCONV_INLINE void store_sums(const WarpgroupGemmParams& p, const WarpgroupTile
     const ConvGemmParams& g = p.gemm;
     const Conv2dParams& c = g.conv;
     const int of_warpgroup = thread % kWarpgroupThreads, lane = thread % 32;
-    const int wave_pixel =
-        (kAlternates ? 0 : thread / kWarpgroupThreads * kBlocks * kWarpgroupPixels) + of_warpgroup / 32 * kPixels;
+    const int wave_pixel = thread / kWarpgroupThreads * kBlocks * kWarpgroupPixels + of_warpgroup / 32 * kPixels;
     float* const epilogue_tile = epilogue_tiles + thread / 32 * WarpgroupShape::epilogue_floats(kTileN);
     float* const bias = epilogue_tile + kPixels * kFilters;
     sync_wave();  // the tile before is stored

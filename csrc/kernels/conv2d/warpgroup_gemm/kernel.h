@@ -10,17 +10,13 @@
 
 namespace hipconv {
 
-// The roles of a block's waves: the first ones are the consumers, the next one loads filters, and those behind it load x. The
-// warpgroups of the consumers share a tile's pixels, or, with kAlternates, make tiles in turns, so that the products of one go
-// on while the other stores.
-template <typename T, int kTileM, int kTileN, bool kByTma, bool kAlternates>
+// The roles of a block's waves: the first ones are the consumers, the next one loads filters, and those behind it load x.
+template <typename T, int kTileM, int kTileN, bool kByTma>
 struct WarpgroupRoles {
     static constexpr WarpgroupShape kShape = warpgroup_shape(kTileM, kTileN, kByTma, kParts<T>);
     static constexpr int kConsumerWaves = kShape.consumers() / 32, kWarpgroups = kShape.consumers() / kWarpgroupThreads;
-    static constexpr int kTurns = kAlternates ? kWarpgroups : 1;
-    static constexpr int kWavesOfTile = kConsumerWaves / kTurns;
-    static constexpr int kBlocks = kTileM / kWarpgroupPixels / (kWarpgroups / kTurns);  // blocks of 64 pixels of a warpgroup
-    static constexpr int kLoaders = kByTma ? 1 : kShape.producers - 32;                 // threads that fill x's ring
+    static constexpr int kBlocks = kTileM / kWarpgroupPixels / kWarpgroups;  // blocks of 64 pixels of a warpgroup
+    static constexpr int kLoaders = kByTma ? 1 : kShape.producers - 32;      // threads that fill x's ring
     static constexpr int kFirstLoader = kShape.consumers() + 32;
     static constexpr int kProducerRegisters = kShape.producer_registers, kConsumerRegisters = kShape.consumer_registers;
     static constexpr int kEpilogueOffset = kShape.epilogue_offset(), kSharedBytes = kShape.shared_bytes();
@@ -34,8 +30,8 @@ HIPCONV_INLINE void prologue(const WarpgroupGemmParams& p, const Ring& x, const 
     for (int i = 0; i < kMaxStages; ++i) {
         init_barrier(&x.full[i], Roles::kLoaders);
         init_barrier(&filters.full[i], 1);
-        init_barrier(&x.empty[i], Roles::kWavesOfTile);
-        init_barrier(&filters.empty[i], Roles::kWavesOfTile);
+        init_barrier(&x.empty[i], Roles::kConsumerWaves);
+        init_barrier(&filters.empty[i], Roles::kConsumerWaves);
     }
     fence_barrier_init();
 }
@@ -53,11 +49,11 @@ HIPCONV_INLINE void produce(const WarpgroupGemmParams& p, const Ring& x, const R
     }
 }
 
-template <typename T, int kTileM, int kTileN, bool kByTma, bool kAlternates = false>
+template <typename T, int kTileM, int kTileN, bool kByTma>
 __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, kParts<T>).threads()),
                                       (warpgroup_shape(kTileM, kTileN, kByTma, kParts<T>).blocks_per_unit))
     conv2d_warpgroup_gemm_kernel(HIPCONV_IN_PLACE const WarpgroupGemmParams p) {
-    using Roles = WarpgroupRoles<T, kTileM, kTileN, kByTma, kAlternates>;
+    using Roles = WarpgroupRoles<T, kTileM, kTileN, kByTma>;
     HIPCONV_LARGE_SHARED(Words4, lds, kHasWarpgroups ? Roles::kSharedBytes / 16 : 1);
     if constexpr (kHasWarpgroups) {
         const int thread = threadIdx.x, wave = thread / 32, lane = thread % 32;
@@ -77,16 +73,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
         // The consumers: for each tile the mainloop, then the epilogue.
         if constexpr (Roles::kConsumerRegisters != 0) alloc_registers<Roles::kConsumerRegisters>();
         constexpr int kBlocks = Roles::kBlocks;
-        const int turn = kAlternates ? wave / 4 : 0;
-        const int first_row = kAlternates ? 0 : wave / 4 * kBlocks * kWarpgroupPixels;  // first pixel of this warpgroup
+        const int first_row = wave / 4 * kBlocks * kWarpgroupPixels;  // first pixel of this warpgroup
         const int first_block_row = first_row / kWarpgroupPixels * p.rows_of_64;
         RingState x_state, filter_state;
-        const auto skip_tile = [&] {  // of another warpgroup
-            x_state.skip(p.k_blocks, x.stages);
-            filter_state.skip(p.k_blocks * p.taps_per_k_block, filters.stages);
-        };
-        for (int i = 0; i < turn; ++i) skip_tile();
-        for (int number = blockIdx.x + turn * gridDim.x; number < p.tiles; number += gridDim.x * Roles::kTurns) {
+        for (int number = blockIdx.x; number < p.tiles; number += gridDim.x) {
             const WarpgroupTile t = warpgroup_tile<kTileM>(p, number);
             WarpgroupSums<kTileN> sums[kBlocks];
             float bias[kTileN / 32];
@@ -99,18 +89,17 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
                 if (!reduce_split_k(p.split, tile, part, Roles::kConsumerWaves, thread_again(), sums)) continue;
             }
             float* const epilogue_tiles = reinterpret_cast<float*>(lds + Roles::kEpilogueOffset / 16);
-            store_sums<T, kAlternates>(p, warpgroup_tile<kTileM>(p, again), sums, bias, epilogue_tiles, thread_again());
-            for (int i = 1; i < Roles::kTurns; ++i) skip_tile();
+            store_sums<T>(p, warpgroup_tile<kTileM>(p, again), sums, bias, epilogue_tiles, thread_again());
         }
     }
 }
 
 // ---- launches ---------------------------------------------------------------------------------------------------------
 
-template <typename T, int kTileM, int kTileN, bool kByTma, bool kAlternates = false>
+template <typename T, int kTileM, int kTileN, bool kByTma>
 void launch_warpgroup_instance(const WarpgroupGemmParams& p, int units, void* stream) {
     constexpr WarpgroupShape kShape = warpgroup_shape(kTileM, kTileN, kByTma, kParts<T>);
-    const auto kernel = conv2d_warpgroup_gemm_kernel<T, kTileM, kTileN, kByTma, kAlternates>;
+    const auto kernel = conv2d_warpgroup_gemm_kernel<T, kTileM, kTileN, kByTma>;
     // Few blocks get an SM each, by asking for more than half of its LDS. Blocks that begin early would else share the first
     // free SMs.
     const bool are_alone = kShape.blocks_per_unit > 1 && p.tiles <= units;
@@ -118,7 +107,7 @@ void launch_warpgroup_instance(const WarpgroupGemmParams& p, int units, void* st
     (void)hipFuncSetAttribute(reinterpret_cast<const void*>(kernel), hipFuncAttributeMaxDynamicSharedMemorySize, shared);
     const int blocks = units * kShape.blocks_per_unit;
     const dim3 grid(p.tiles < blocks ? p.tiles : blocks, 1, 1), block(kShape.threads(), 1, 1);
-    HIPCONV_LAUNCH(true, (conv2d_warpgroup_gemm_kernel<T, kTileM, kTileN, kByTma, kAlternates>), grid, block, shared,
+    HIPCONV_LAUNCH(true, (conv2d_warpgroup_gemm_kernel<T, kTileM, kTileN, kByTma>), grid, block, shared,
                    static_cast<hipStream_t>(stream), p);
     check_launch("conv2d");
 }

@@ -93,8 +93,6 @@ HIPCONV_INLINE constexpr WarpgroupShape warpgroup_shape(int tile_m, int tile_n, 
 
 // Launches the instances whose producer waves gather x; they are compiled in a file of their own.
 void launch_warpgroup_gemm_gathered(const WarpgroupGemmParams& params, Conv2dTile tile, int units, void* stream);
-// The same of those whose warpgroups make tiles of 128 by 128 in turns.
-void launch_warpgroup_gemm_alternating(const WarpgroupGemmParams& params, int units, void* stream);
 // The same of those for f32, which is rounded to TF32, or split.
 void launch_warpgroup_gemm_split(const WarpgroupGemmParams& params, Conv2dTile tile, int units, void* stream);
 void launch_warpgroup_gemm_tf32(const WarpgroupGemmParams& params, Conv2dTile tile, int units, void* stream);

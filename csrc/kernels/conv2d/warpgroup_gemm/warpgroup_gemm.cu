@@ -91,9 +91,6 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* 
     g.tile_n = plan.tile_n;
     if (source.by_tma) g.x = make_tensor_map(spec_of_x(p, g, plan.tile_m, parts));
     g.filters = make_tensor_map(spec_of_filters(p, l, l.packs ? workspace : p.weight.data, plan.tile_n, parts));
-    const bool are_short = p.dtype == DType::f16 && source.by_tma && !g.patches && split.parts == 1 && g.k_blocks <= 16;
-    if (are_short && plan.tile_m == 128 && plan.tile_n == 128 && g.tiles >= 2 * compute_units())
-        return launch_warpgroup_gemm_alternating(g, compute_units(), stream);
     const auto launch = splits                  ? launch_warpgroup_gemm_split
                         : p.dtype == DType::f32 ? launch_warpgroup_gemm_tf32
                         : source.by_tma         ? launch_warpgroup_gemm<true>
