@@ -48,10 +48,12 @@ Enum named(const char* argument, const std::string& name, const char* const (&na
     throw py::value_error(concat(argument, ": got '", name, "', expected one of ", list));
 }
 
-// `tile` has the output pixels and filters of a block, and the number of parts of its sum (split-K).
+// `tile` has the output pixels and filters of a block, and the number of parts of its sum (split-K). A `workspace_limit` of 0
+// leaves it to the algorithm.
 Call make_call(const Ints& stride, const Ints& padding, const Ints& dilation, int32_t groups, const std::string& padding_mode,
                const std::string& activation, const std::string& float32_precision, const Ints& out_size,
-               at::ScalarType out_dtype, bool channels_last, const std::string& algorithm, const Ints& tile) {
+               at::ScalarType out_dtype, bool channels_last, const std::string& algorithm, const Ints& tile,
+               int64_t workspace_limit) {
     static constexpr const char* kModes[] = {"zeros", "reflect", "replicate", "circular"};
     static constexpr const char* kActivations[] = {"none", "relu",    "relu6", "gelu",       "gelu_tanh",
                                                    "silu", "sigmoid", "tanh",  "leaky_relu", "hardswish"};
@@ -69,7 +71,7 @@ Call make_call(const Ints& stride, const Ints& padding, const Ints& dilation, in
             named<Float32Precision>("float32_precision", float32_precision, kPrecisions),
             out_dtype,
             channels_last,
-            {algorithm, tile[0], tile[1], tile[2]}};
+            {algorithm, tile[0], tile[1], tile[2], workspace_limit}};
 }
 
 // ---- tensors to params ----------------------------------------------------------------------------------------------------
@@ -169,12 +171,55 @@ Conv2dParams checked_params(const at::Tensor& out, const at::Tensor& x, const at
     return p;
 }
 
+// ---- packed filters -------------------------------------------------------------------------------------------------------
+
+// These are the params of a call as far as packed filters depend on them.
+Conv2dParams params_of_filters(const at::Tensor& weight) {
+    check_strided({"weight", weight});
+    check_rank({"weight", weight}, 4, "(out_channels, in_channels / groups, height, width)");
+    check_sizes_fit({"weight", weight});
+    const auto size = [&](int axis) { return static_cast<int32_t>(weight.size(axis)); };
+    Conv2dParams p{};
+    p.dtype = p.out_dtype = float_dtype({"weight", weight});
+    p.batch = p.in_height = p.in_width = p.out_height = p.out_width = 1;
+    p.groups = p.stride_h = p.stride_w = p.dilation_h = p.dilation_w = 1;
+    p.out_channels = size(0), p.in_channels = size(1), p.kernel_height = size(2), p.kernel_width = size(3);
+    p.weight = image(weight, true);
+    return p;
+}
+
+// This returns the filters as the algorithm of `call` reads them, or nullopt if it reads them as they are.
+OptionalTensor pack(const at::Tensor& weight, const Call& call, int64_t stream) {
+    const Conv2dParams p = params_of_filters(weight);
+    const int64_t bytes = conv2d_packed_bytes(p, call.plan);
+    if (bytes == 0) return std::nullopt;
+    const c10::DeviceGuard guard(weight.device());
+    const at::Tensor packed =
+        at::_ops::empty_memory_format::call(c10::fromIntArrayRefSlow({bytes}), at::kByte, {}, weight.device(), {}, {});
+    py::gil_scoped_release no_gil;
+    conv2d_pack_filters(p, call.plan, packed.data_ptr(), reinterpret_cast<void*>(stream));
+    return packed;
+}
+
+// Null, or the address of filters that `pack` made for the call's algorithm.
+const void* address_of_packed(const OptionalTensor& packed, const Conv2dParams& p, const Call& call) {
+    if (!packed) return nullptr;
+    const int64_t bytes = conv2d_packed_bytes(p, call.plan);
+    if (bytes == 0 || packed->scalar_type() != at::kByte || !packed->is_contiguous() || packed->numel() != bytes)
+        throw py::value_error(concat("packed: got ", packed->numel(), " elements of dtype ", python_text(packed->scalar_type()),
+                                     ", expected the ", bytes, " bytes that '", call.plan.algorithm, "' packs"));
+    return packed->data_ptr();
+}
+
 // ---- calls ----------------------------------------------------------------------------------------------------------------
 
-void launch(const Conv2dParams& p, const at::Tensor& out, const at::Tensor& x, const Call& call, int64_t stream) {
+void launch(Conv2dParams& p, const at::Tensor& out, const at::Tensor& x, const Call& call, int64_t stream,
+            const OptionalTensor& packed) {
     if (out.numel() == 0) return;
     if (const char* served = conv2d_refusal(p, call.plan))
         throw py::value_error(concat("algorithm: got '", call.plan.algorithm, "', which serves ", served));
+    if (packed) check_same_device({"packed", *packed}, {"x", x});
+    p.packed_filters = address_of_packed(packed, p, call);
     const c10::DeviceGuard guard(x.device());
     at::Tensor workspace;
     if (const int64_t bytes = conv2d_workspace(p, call.plan))
@@ -184,11 +229,11 @@ void launch(const Conv2dParams& p, const at::Tensor& out, const at::Tensor& x, c
 }
 
 void run(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& optional_bias,
-         const OptionalTensor& optional_residual, const Call& call, int64_t stream) {
+         const OptionalTensor& optional_residual, const Call& call, int64_t stream, const OptionalTensor& packed) {
     const char* remedy =
         "this form writes into `out` and records no gradient. Call it under torch.no_grad(), or pass detached tensors.";
     const at::Tensor *bias = address_of(optional_bias), *residual = address_of(optional_residual);
-    const Conv2dParams p = checked_params(out, x, weight, bias, residual, call);
+    Conv2dParams p = checked_params(out, x, weight, bias, residual, call);
     check_no_internal_overlap({"out", out});
     check_no_grad({"out", out}, remedy);
     for (const auto& [name, tensor] : {std::pair{"x", &x}, {"weight", &weight}, {"bias", bias}, {"residual", residual}}) {
@@ -198,23 +243,23 @@ void run(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, c
         check_no_overlap({"out", out}, {name, *tensor});
     }
     note_written(out);
-    launch(p, out, x, call, stream);
+    launch(p, out, x, call, stream, packed);
 }
 
 // This runs a call into a new tensor; the caller knows that no gradient is wanted.
 at::Tensor run_new(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& optional_bias,
-                   const OptionalTensor& optional_residual, const Call& call, int64_t stream) {
+                   const OptionalTensor& optional_residual, const Call& call, int64_t stream, const OptionalTensor& packed) {
     const at::Tensor *bias = address_of(optional_bias), *residual = address_of(optional_residual);
     check_rank({"x", x}, 4, "(batch, in_channels, height, width)");
     check_rank({"weight", weight}, 4, "(out_channels, in_channels / groups, height, width)");
     const at::Tensor out = at::_ops::empty_memory_format::call(
         c10::fromIntArrayRefSlow({x.size(0), weight.size(0), call.out_size[0], call.out_size[1]}), call.out_dtype, {},
         x.device(), {}, call.channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous);
-    const Conv2dParams p = checked_params(out, x, weight, bias, residual, call);
+    Conv2dParams p = checked_params(out, x, weight, bias, residual, call);
     check_same_device({"weight", weight}, {"x", x});
     if (bias) check_same_device({"bias", *bias}, {"x", x});
     if (residual) check_same_device({"residual", *residual}, {"x", x});
-    launch(p, out, x, call, stream);
+    launch(p, out, x, call, stream, packed);
     return out;
 }
 
@@ -271,9 +316,15 @@ std::optional<std::vector<Ints>> tiles(const std::string& algorithm, const std::
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
-    py::class_<Call>(m, "Call").def(py::init(&make_call));
-    m.def("conv2d", &run_new);
-    m.def("conv2d_out", &run);
+    py::class_<Call>(m, "Call").def(
+        py::init(&make_call), py::arg("stride"), py::arg("padding"), py::arg("dilation"), py::arg("groups"),
+        py::arg("padding_mode"), py::arg("activation"), py::arg("float32_precision"), py::arg("out_size"), py::arg("out_dtype"),
+        py::arg("channels_last"), py::arg("algorithm"), py::arg("tile"), py::arg("workspace_limit") = 0);
+    m.def("conv2d", &run_new, py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("residual"), py::arg("call"),
+          py::arg("stream"), py::arg("packed") = py::none());
+    m.def("conv2d_out", &run, py::arg("out"), py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("residual"),
+          py::arg("call"), py::arg("stream"), py::arg("packed") = py::none());
+    m.def("conv2d_pack", &pack);
     m.def("conv2d_key", &key);
     m.def("conv2d_refusal", &refusal);
     m.def("conv2d_workspace", &workspace_bytes);

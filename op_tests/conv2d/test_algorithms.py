@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 import torch.nn.functional as F
 
-from conv2d.cases import ACTIVATIONS, LAYOUTS, MODELS, Case, edge_cases, mismatch_conv2d, model_cases, random_cases, reference_of
+from conv2d.cases import ACTIVATIONS, LAYOUTS, MODELS, Case, edge_cases, exact, mismatch_conv2d, model_cases, random_cases, reference_of
 from support.backends import WAYS, backends, device_of, environment, use_backend
 from support.cli import Table, choice_of, flattened, list_of
 from support.tensors import DTYPES, untouched
@@ -52,7 +52,7 @@ def wrong_cases(cases: list[Case], device: torch.device, algorithm: str = "all")
         serves = hipconv.conv2d_plan(**arguments).serves
         for name in serves if algorithm == "all" else [algorithm]:
             result = hipconv.conv2d(**arguments, algorithm=name)
-            if problem := mismatch_conv2d(result, arguments, expected):
+            if problem := mismatch_conv2d(result, arguments, expected, name):
                 wrong.append(f"{name} {case}: {problem}")
             told = case.C > 1 and case.H * case.W > 1 and result.shape[1] > 1 and result.shape[2:].numel() > 1
             if told and result.is_contiguous(memory_format=_format(case.layout)) is False:
@@ -118,7 +118,7 @@ def wrong_stability(device: torch.device) -> list[str]:
         case = Case(2, 40, 9, 11, 24, 3, 3, padding=1, dtype=dtype, layout=layout)
         arguments = case.inputs(device)
         x = arguments["x"]
-        for algorithm in hipconv.conv2d_plan(**arguments).serves:
+        for algorithm in exact(hipconv.conv2d_plan(**arguments).serves):
             run = functools.partial(hipconv.conv2d, algorithm=algorithm)
             where = f"{algorithm} {case}"
             once = run(**arguments)
@@ -172,8 +172,8 @@ def integers(*shape: int, limit: int, seed: int = 0) -> Tensor:
     return torch.randint(-limit, limit + 1, shape, generator=torch.Generator().manual_seed(seed)).float()
 
 
-def serving(**arguments: Any) -> tuple[str, ...]:
-    return hipconv.conv2d_plan(**arguments).serves
+def serving(**arguments: Any) -> list[str]:
+    return exact(hipconv.conv2d_plan(**arguments).serves)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 import torch.nn.functional as F
 
-from conv2d.cases import LAYOUTS, Case
+from conv2d.cases import LAYOUTS, Case, exact
 from support.backends import EVERYTHING, WAYS, environment
 from support.tensors import DTYPES
 import hipconv
@@ -262,7 +262,7 @@ def wrong_on_simt(problems: Iterable[Numbered], cards: Iterable[str] = tuple(CAR
         for card in cards:
             algorithm = named_by_router(case, card)
             with environment(**WAYS[CARDS[card]]):
-                serves = hipconv.conv2d_plan(**arguments).serves
+                serves = exact(hipconv.conv2d_plan(**arguments).serves)
                 wrong = wrong_result(small, algorithm if algorithm in serves else serves[0], arguments, expected)
             if wrong:
                 yield f"{problem.origin} {line_of(problem.case)}, {card}: {wrong}"
@@ -276,7 +276,10 @@ def wrong_on_gpu(problems: Iterable[Numbered], largest: int = 1 << 28) -> Iterat
         while case.N > 1 and elements_of(case) > largest:
             case = case._replace(N=case.N // 2)
         arguments = arguments_of(case, number, device)
-        if wrong := wrong_result(case, "auto", arguments, by_torch(arguments)):
+        algorithm = hipconv.conv2d_plan(**arguments).algorithm
+        if not exact([algorithm]):
+            algorithm = exact(hipconv.conv2d_plan(**arguments).serves)[0]
+        if wrong := wrong_result(case, algorithm, arguments, by_torch(arguments)):
             yield f"{problem.origin} {line_of(problem.case)}: {wrong}"
 
 

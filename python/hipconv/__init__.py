@@ -15,6 +15,7 @@ from .ops.conv1d.step import causal_conv1d_update
 from .ops.conv1d.training import causal_conv1d_fn
 from .ops.conv2d import router as conv2d_router
 from .ops.conv2d.forward import conv2d
+from .ops.conv2d.packing import prepack_conv2d
 from .ops.conv2d.plan import conv2d_plan
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "errors",
     "install_as_causal_conv1d",
     "nn",
+    "prepack_conv2d",
     "reference",
     "reference_training",
     "reference_update",

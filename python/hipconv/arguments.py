@@ -65,6 +65,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: isinstance(value, (tuple, list)) and len(value) == 3 and all(isinstance(part, Tensor) for part in value),
         "a tuple of three torch.Tensor, for q, k and v",
     ),
+    "PackedFilters": (lambda value: type(value).__name__ == "PackedFilters", "what prepack_conv2d made"),
     "bool": (_is_flag, "a bool"),
     "int": (lambda value: _is_int(value) and (isinstance(value, torch.SymInt) or -(2**63) <= value < 2**63), "an int of 64 bits"),
     "Ints": (_is_one_or_more_ints, "an int or a pair of integers"),

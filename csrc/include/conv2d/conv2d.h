@@ -49,6 +49,9 @@ struct Conv2dParams {
 
     Image residual;  // of out's shape; data null for none
     DType residual_dtype;
+
+    // The filters as conv2d_pack_filters has written them for the plan, or null: then the call packs `weight` itself.
+    const void* packed_filters;
 };
 
 // This says how a call is run: the algorithm, and the tile of one that has tiles.
@@ -56,6 +59,8 @@ struct Conv2dPlan {
     std::string algorithm;           // "warpgroup_gemm", "relaid_implicit_gemm", "naive" …
     int32_t tile_m = 0, tile_n = 0;  // output pixels and filters of a block; zero where an algorithm has no tiles
     int32_t split_k = 1;             // blocks that share an output tile, each with its part of the sum
+    // Bytes of workspace that an algorithm should do with which can work on a part of the call after another; 0 for 256 MB.
+    int64_t workspace_limit = 0;
 };
 
 struct Conv2dTile {
@@ -74,6 +79,10 @@ bool conv2d_has_tf32(const std::string& arch);  // whether its matrix cores mult
 // it with some tile.
 const char* conv2d_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
 int64_t conv2d_workspace(const Conv2dParams& params, const Conv2dPlan& plan);  // bytes, uninitialised, aligned to 256
+// The bytes of packed filters, aligned to 256, for plans of this algorithm and calls with these filters; 0 where it takes them
+// as they are. conv2d_pack_filters writes them, from the weight of such a call.
+int64_t conv2d_packed_bytes(const Conv2dParams& params, const Conv2dPlan& plan);
+void conv2d_pack_filters(const Conv2dParams& params, const Conv2dPlan& plan, void* packed, void* stream);
 // Every tensor lies on the current device, and the plan, with its tile, serves the call. `workspace` is null where it needs
 // none.
 void conv2d(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);

@@ -102,8 +102,10 @@ inline hipError_t hipMemcpy(void* to, const void* from, size_t bytes, hipMemcpyK
 enum hipFuncAttribute { hipFuncAttributeMaxDynamicSharedMemorySize = 8 };
 inline hipError_t hipFuncSetAttribute(const void*, hipFuncAttribute, int) { return hipSuccess; }  // the block checks the size
 inline hipError_t hipGetDevice(int* device) { return *device = 0, hipSuccess; }
-enum hipDeviceAttribute { hipDeviceAttributeMultiprocessorCount = 16 };  // counts compute units
-inline hipError_t hipDeviceGetAttribute(int* value, hipDeviceAttribute, int) { return *value = 2, hipSuccess; }
+enum hipDeviceAttribute { hipDeviceAttributeMultiprocessorCount = 16, hipDeviceAttributeComputeCapabilityMajor = 23 };
+inline hipError_t hipDeviceGetAttribute(int* value, hipDeviceAttribute attribute, int) {
+    return *value = attribute == hipDeviceAttributeMultiprocessorCount ? 2 : 9, hipSuccess;  // compute units; as sm_90
+}
 inline hipError_t hipDeviceSynchronize() { return hipSuccess; }  // a launch returns when the kernel is done
 
 #define hipLaunchKernelGGL(kernel, grid, block, shared_bytes, stream, ...) \

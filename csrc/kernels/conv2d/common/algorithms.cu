@@ -14,6 +14,9 @@ namespace {
 struct Algorithm {
     KernelRow<Conv2dParams, Conv2dPlan> kernel;
     std::vector<Conv2dTile> (*tiles)(const std::string& arch, DType dtype);  // null: it has none anywhere
+    // Packed filters, where it can take them.
+    int64_t (*packed_bytes)(const Conv2dParams&, const Conv2dPlan&) = nullptr;
+    void (*pack)(const Conv2dParams&, const Conv2dPlan&, void* packed, void* stream) = nullptr;
 };
 
 constexpr Algorithm kAlgorithms[] = {
@@ -29,6 +32,14 @@ constexpr Algorithm kAlgorithms[] = {
     {{"split_warpgroup_gemm", conv2d_split_warpgroup_gemm_refusal, conv2d_split_warpgroup_gemm,
       conv2d_split_warpgroup_gemm_workspace},
      conv2d_split_warpgroup_gemm_tiles},
+    {{"winograd_f4", conv2d_winograd_refusal, conv2d_winograd, conv2d_winograd_workspace},
+     conv2d_winograd_tiles,
+     conv2d_winograd_packed_bytes,
+     conv2d_winograd_pack},
+    {{"winograd_f2", conv2d_winograd_refusal, conv2d_winograd, conv2d_winograd_workspace},
+     conv2d_winograd_tiles,
+     conv2d_winograd_packed_bytes,
+     conv2d_winograd_pack},
     {{"relaid_implicit_gemm", conv2d_relaid_implicit_gemm_refusal, conv2d_relaid_implicit_gemm,
       conv2d_relaid_implicit_gemm_workspace},
      conv2d_implicit_gemm_tiles},
@@ -64,6 +75,15 @@ const char* conv2d_refusal(const Conv2dParams& params, const Conv2dPlan& plan) {
 
 int64_t conv2d_workspace(const Conv2dParams& params, const Conv2dPlan& plan) {
     return algorithm(plan.algorithm).kernel.workspace_of(params, plan);
+}
+
+int64_t conv2d_packed_bytes(const Conv2dParams& params, const Conv2dPlan& plan) {
+    const auto bytes = algorithm(plan.algorithm).packed_bytes;
+    return bytes ? bytes(params, plan) : 0;
+}
+
+void conv2d_pack_filters(const Conv2dParams& params, const Conv2dPlan& plan, void* packed, void* stream) {
+    algorithm(plan.algorithm).pack(params, plan, packed, stream);
 }
 
 void conv2d(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream) {

@@ -21,6 +21,7 @@ std::vector<Conv2dTile> conv2d_warpgroup_gemm_tiles(const std::string& arch, DTy
 const char* conv2d_warpgroup_gemm_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
 int64_t conv2d_warpgroup_gemm_workspace(const Conv2dParams& params, const Conv2dPlan& plan);
 void conv2d_warpgroup_gemm(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
+bool conv2d_runs_warpgroups();  // whether the current device does
 
 // Few channels or few filters, of all groups: the patch of x that a block's pixels see lies in LDS once for all taps.
 std::vector<Conv2dTile> conv2d_direct_tiles(const std::string& arch, DType dtype);
@@ -48,6 +49,16 @@ void conv2d_depthwise(const Conv2dParams& params, const Conv2dPlan& plan, void* 
 
 // Any call, by the formula.
 void conv2d_naive(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
+
+// 3x3 taps of stride 1 by Winograd's minimal filtering: tiles of 2x2 or 4x4 outputs ("winograd_f2", "winograd_f4") are
+// transformed to planes, which either GEMM multiplies, and back. The tiles are the GEMM's. `pack` writes the transformed
+// filters.
+std::vector<Conv2dTile> conv2d_winograd_tiles(const std::string& arch, DType dtype);
+const char* conv2d_winograd_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
+int64_t conv2d_winograd_workspace(const Conv2dParams& params, const Conv2dPlan& plan);
+int64_t conv2d_winograd_packed_bytes(const Conv2dParams& params, const Conv2dPlan& plan);
+void conv2d_winograd_pack(const Conv2dParams& params, const Conv2dPlan& plan, void* packed, void* stream);
+void conv2d_winograd(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
 
 // float32 repacked into two parts of TF32 each, then the warpgroup GEMM, which adds up three products for one.
 std::vector<Conv2dTile> conv2d_split_warpgroup_gemm_tiles(const std::string& arch, DType dtype);

@@ -37,6 +37,14 @@ std::vector<Conv2dTile> conv2d_warpgroup_gemm_tiles(const std::string& arch, DTy
     return {{256, 128}, {128, 128}, {128, 64}, {64, 64}};
 }
 
+bool conv2d_runs_warpgroups() {
+    if (!kHasTensorMaps || !kCopiesPastRegisters) return false;
+    int device = 0, major = 0;
+    (void)hipGetDevice(&device);
+    (void)hipDeviceGetAttribute(&major, hipDeviceAttributeComputeCapabilityMajor, device);
+    return major == 9;
+}
+
 const char* conv2d_warpgroup_gemm_refusal(const Conv2dParams& p, const Conv2dPlan& plan) {
     if (p.dtype == DType::f32 && p.float32_precision != Float32Precision::tf32)
         return "x of 16-bit types, or of float32 that may be rounded to TF32";

@@ -31,6 +31,7 @@ class Request(NamedTuple):
     variable: str | None  # HIPCONV_CONV2D_ALGORITHM
     workspace_limit: int
     float32_precision: str = "ieee"  # or "tf32": may be rounded to it where the card has it
+    exact: bool = False  # "auto" takes no algorithm whose rounding depends on where an image begins
 
 
 def request_of(
@@ -72,7 +73,7 @@ def prepare(
 
     def call(algorithm: str, tile: Tile = (0, 0), split_k: int = 1) -> Any:
         numbers = (o.stride, o.padding, o.dilation, o.groups, o.padding_mode, o.activation, problem.float32_precision, shape[2:])
-        return module.Call(*numbers, result.dtype, channels_last, algorithm, (*tile, split_k))
+        return module.Call(*numbers, result.dtype, channels_last, algorithm, (*tile, split_k), r.workspace_limit)
 
     names = module.conv2d_algorithms()
     variable = r.variable
@@ -85,7 +86,8 @@ def prepare(
     if wanted in refusals:
         others = ", ".join(f"'{name}'" for name in serving)
         raise ValueError(f"{chosen_by}: got '{wanted}', which {refusals[wanted]}; this call can have {others}")
-    allowed = {wanted: serving[wanted]} if wanted != "auto" else serving
+    exact = {name: tiles for name, tiles in serving.items() if not r.exact or router.ALGORITHMS[name].exact}
+    allowed = {wanted: serving[wanted]} if wanted != "auto" else exact
     limit = r.workspace_limit
     if pin is not None and pin.algorithm in allowed and (not any(pin.tile) or pin.tile in allowed[pin.algorithm]):
         chosen = call(pin.algorithm, pin.tile, pin.split_k)
@@ -210,7 +212,7 @@ def choice_of_part(
     if x.device.type == "cpu" and target.backend == "cpu":
         return None
     card = card_of(x.device) if x.is_cuda else card_named(target.arch)
-    request = request_of(x, out_dtype, algorithm, router.WORKSPACE_LIMIT, None)
+    request = request_of(x, out_dtype, algorithm, router.WORKSPACE_LIMIT, None)._replace(exact=True)
     return prepare_part(target, card, part, kind_of(weight), None if bias is None else kind_of(bias), None, o, request, whole).choice
 
 
@@ -221,7 +223,7 @@ def follows(
     """Tell whether what is chosen for a part convolves a `piece` of it, on x's device."""
     target = targets.of(x.device)
     card = card_of(x.device) if x.is_cuda else card_named(target.arch)
-    request = request_of(x, out_dtype, algorithm, router.WORKSPACE_LIMIT, None)
+    request = request_of(x, out_dtype, algorithm, router.WORKSPACE_LIMIT, None)._replace(exact=True)
     of_bias = None if bias is None else kind_of(bias)
     return prepare(target, card, piece, kind_of(weight), of_bias, residual, None, o, request, choice).choice == choice
 

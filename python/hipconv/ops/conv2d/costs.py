@@ -261,6 +261,42 @@ def _has_patches(problem: Problem, tile_m: int, columns: int) -> bool:
     return math.prod(covered) * 4 <= math.prod(problem.out_size) * 5
 
 
+# ---- Winograd ------------------------------------------------------------------------------------------------------------------------
+
+WINOGRAD_CHANNELS = 256  # and filters, at least: with fewer, the planes' bytes take longer than the products that they save
+
+
+def winograd_f4(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
+    return _winograd(problem, card, tiles, workspace_limit, 4)
+
+
+def winograd_f2(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
+    return _winograd(problem, card, tiles, workspace_limit, 2)
+
+
+def _winograd(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int, outputs: int) -> Estimate:
+    """The tile that is best for the product of the planes."""
+    planes = of_planes(problem, outputs, workspace_limit)
+    if all(tile in _WARPGROUP_COSTS for tile in tiles) and card.arch == "sm_90":
+        return Estimate(math.inf, _warpgroups(planes, card, tiles, 0, _WARPGROUP_COSTS).tile)
+    return last_resort(planes, card, tiles, workspace_limit)
+
+
+def of_planes(problem: Problem, outputs: int, workspace_limit: int) -> Problem:
+    """The GEMM gets this of a chunk, as csrc/kernels/conv2d/winograd/layout.h has it: a group for each plane, a pixel for each tile."""
+    planes = (outputs + 2) ** 2
+    channels, filters = -(-problem.in_channels // 64) * 64, -(-problem.out_channels // 8) * 8
+    tiles = problem.batch * math.prod(-(-size // outputs) for size in problem.out_size)
+    of_tile, own = 2 * planes * (channels + filters) + 4, 2 * planes * channels * filters
+    most = max(1, min(tiles, (workspace_limit - own - 4 * filters - 1024) // of_tile))
+    chunk = -(-tiles // -(-tiles // most))
+    size = (1, chunk)
+    return problem._replace(
+        batch=1, in_channels=planes * channels, in_size=size, out_channels=planes * filters, kernel=(1, 1), out_size=size,
+        padding=(0, 0, 0, 0), groups=planes, dtype="float16", layout="nhwc",
+    )  # fmt: skip
+
+
 # ---- few channels or few filters -----------------------------------------------------------------------------------------------------
 
 

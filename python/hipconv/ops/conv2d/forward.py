@@ -9,14 +9,15 @@ from torch import Tensor
 
 from ...arguments import wrong_kind, wrong_output
 from ..dispatch import kernels_for, refuse_derivatives_of_torch_func, stream
-from . import calls, geometry, precision, router
+from . import calls, geometry, packing, precision, router
 from .calls import request_of
 from .geometry import Ints, Options, Padding
+from .packing import PackedFilters
 
 
 def conv2d(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | PackedFilters,
     bias: Tensor | None = None,
     stride: Ints = 1,
     padding: Padding = 0,
@@ -41,7 +42,8 @@ def conv2d(
     Args:
         x: (batch, in_channels, height, width), or (in_channels, height, width), float32, float16 or bfloat16, any strides. In NCHW or
             channels_last (NHWC) memory, which its strides tell; where they do not (one channel, or one pixel) weight's do, then NCHW.
-        weight: (out_channels, in_channels / groups, kernel height, kernel width), the dtype of `x`, any strides.
+        weight: (out_channels, in_channels / groups, kernel height, kernel width), the dtype of `x`, any strides; or what
+            `hipconv.prepack_conv2d` made of it, which records no gradient.
         bias: (out_channels,), any of the three dtypes; None for none.
         stride, dilation: an int, or a pair (height, width).
         padding: an int, a pair (height, width), (top, bottom, left, right), "valid" for none, or "same" for a result of the size of x:
@@ -77,6 +79,8 @@ def conv2d(
 
     Runs on the current stream of `x`'s device and does not wait for it. CPU tensors are computed before the call returns.
     """
+    if isinstance(weight, PackedFilters):
+        weight = weight.weight
     try:
         kernel = geometry.kernel_size(weight.shape)
     except (AttributeError, ValueError) as error:
@@ -134,10 +138,14 @@ def _run(
             request = request_of(x, out_dtype, algorithm, workspace_limit, float32_precision)
             if len(_calls) >= 4096:
                 _calls.clear()
-            call = _calls[alike] = calls.prepared(*inputs, out, o, request)[1].call
+            prepared = calls.prepared(*inputs, out, o, request)[1]
+            packs = prepared.choice.algorithm if prepared.choice.algorithm in packing.PACKING else None
+            call = _calls[alike] = (prepared.call, packs)
+        launched, packs = call
+        packed = None if packs is None else packing.planes_of(kernels, weight, packs)
         if out is None:
-            return kernels.conv2d(*inputs, call, stream(x))
-        kernels.conv2d_out(out, *inputs, call, stream(x))
+            return kernels.conv2d(*inputs, launched, stream(x), packed)
+        kernels.conv2d_out(out, *inputs, launched, stream(x), packed)
         return out
     numbers = (o.stride, o.padding, o.dilation, o.groups)
     choices = {

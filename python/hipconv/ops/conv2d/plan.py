@@ -14,6 +14,7 @@ from ..plans import distinct_bytes, module_for, si, target_of, that_runs_here
 from . import calls, geometry, precision, router
 from .calls import Request
 from .geometry import Ints, Padding, kind_of
+from .packing import PackedFilters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Conv2dPlan:
 
 def conv2d_plan(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | PackedFilters,
     bias: Tensor | None = None,
     stride: Ints = 1,
     padding: Padding = 0,
@@ -92,6 +93,8 @@ def conv2d_plan(
         TypeError, ValueError: what the call would raise about kinds, shapes, dtypes and names. Devices and overlaps are not looked at.
         hipconv.errors.JitError: the module had to be built and could not be.
     """
+    if isinstance(weight, PackedFilters):
+        weight = weight.weight
     try:
         kernel = geometry.kernel_size(weight.shape)
     except (AttributeError, ValueError) as error:

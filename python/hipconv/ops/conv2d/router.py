@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 import functools
 from typing import NamedTuple
 
+import torch
+
 from . import costs
 from .costs import Estimate
 from .problem import Card, Problem, Tile, Tiles
@@ -20,6 +22,7 @@ class Algorithm(NamedTuple):
 
     what: str
     estimate: Callable[[Problem, Card, Tiles, int], Estimate] = costs.last_resort
+    exact: bool = True  # in float32 up to the one rounding of the result; else intermediate values are rounded to 16 bits, too
 
 
 ALGORITHMS = {
@@ -39,6 +42,12 @@ ALGORITHMS = {
     ),
     "split_warpgroup_gemm": Algorithm(
         "float32 repacked into two parts of TF32, whose three products the warpgroups of sm_90 add up", costs.split_warpgroup_gemm
+    ),
+    "winograd_f4": Algorithm(
+        "3x3 filters of stride 1 by 36 products for 16 outputs instead of 144, of float16; 16-bit types", costs.winograd_f4, exact=False
+    ),
+    "winograd_f2": Algorithm(
+        "the same by 16 products for 4 outputs instead of 36: slower, with smaller errors", costs.winograd_f2, exact=False
     ),
     "relaid_implicit_gemm": Algorithm(
         "x repacked to dense channels-last memory first, then implicit_gemm; 16-bit types", costs.relaid_implicit_gemm
@@ -77,7 +86,7 @@ def choose(problem: Problem, card: Card, serving: tuple[tuple[str, Tiles], ...],
         workspace_limit: bytes that the parts of a split sum may take.
     """
     estimates = {name: ALGORITHMS[name].estimate(problem, card, tiles, workspace_limit) for name, tiles in serving}
-    name, (_, tile, parts) = min(estimates.items(), key=lambda item: item[1].us)
+    name, (_, tile, parts) = min(estimates.items(), key=lambda item: (item[1].us, not ALGORITHMS[item[0]].exact))
     if not any(tile):
         return Choice(name, tile, parts, "the fastest that serves the call" if len(serving) > 1 else "it alone serves the call")
     split = f", {parts} parts of each sum" if parts > 1 else ""
@@ -87,6 +96,11 @@ def choose(problem: Problem, card: Card, serving: tuple[tuple[str, Tiles], ...],
 def estimated_us(problem: Problem, card: Card, serving: Sequence[tuple[str, Tiles]], workspace_limit: int) -> float:
     """Return what the best of these takes."""
     return min((ALGORITHMS[name].estimate(problem, card, tiles, workspace_limit).us for name, tiles in serving), default=0.0)
+
+
+def may_take_winograd(dtype: torch.dtype, filters: Sequence[int]) -> bool:
+    """Tell whether "auto" may take winograd_f4 for some image, for filters of this shape."""
+    return dtype == torch.bfloat16 and min(filters[:2]) >= costs.WINOGRAD_CHANNELS
 
 
 # ---- by name -----------------------------------------------------------------------------------------------------------------------
