@@ -16,6 +16,9 @@ from .ops.conv1d.training import causal_conv1d_fn
 from .ops.conv2d import router as conv2d_router
 from .ops.conv2d.forward import conv2d
 from .ops.conv2d.plan import conv2d_plan
+from .ops.conv3d import router as conv3d_router
+from .ops.conv3d.forward import conv3d
+from .ops.conv3d.plan import conv3d_plan
 
 __all__ = [
     "causal_conv1d",
@@ -26,6 +29,9 @@ __all__ = [
     "conv2d",
     "conv2d_plan",
     "conv2d_router",
+    "conv3d",
+    "conv3d_plan",
+    "conv3d_router",
     "errors",
     "install_as_causal_conv1d",
     "nn",

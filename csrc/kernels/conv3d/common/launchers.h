@@ -1,0 +1,14 @@
+// This declares the algorithms behind conv3d.h: the functions that the table in conv3d/naive/naive.cu names.
+#pragma once
+
+#include "conv3d/conv3d.h"
+
+namespace hipconv {
+
+// Tiles of a frame's pixels by filters on matrix cores, tap after tap of one frame after another.
+const char* conv3d_implicit_gemm_refusal(const Conv3dParams& params, const Conv3dCard& card);
+const char* conv3d_implicit_gemm_form(const Conv3dParams& params, const Conv3dCard& card);
+int64_t conv3d_implicit_gemm_workspace(const Conv3dParams& params, const Conv3dCard& card);
+void conv3d_implicit_gemm(const Conv3dParams& params, const Conv3dCard& card, void* workspace, void* stream);
+
+}  // namespace hipconv
