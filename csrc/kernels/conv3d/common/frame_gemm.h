@@ -42,14 +42,34 @@ inline ConvGemmParams frame_gemm_params(const Conv3dParams& p, int tile_m, int t
     return g;
 }
 
-// The parameters of the epilogue for a sample.
-HIPCONV_INLINE ConvGemmParams of_sample(const Conv3dParams& p, const ConvGemmParams& frame, int64_t sample) {
-    ConvGemmParams g = frame;
-    g.conv.out.data = static_cast<char*>(g.conv.out.data) + sample * p.out.batch_stride * element_bytes(p.out_dtype);
-    if (g.conv.residual.data)
-        g.conv.residual.data =
-            static_cast<char*>(g.conv.residual.data) + sample * p.residual.batch_stride * element_bytes(p.residual_dtype);
-    return g;
+// The epilogue counts frames through all samples: this is how many frames one sample is from the next, in out and in the
+// residual; 0 if they do not lie so.
+inline int32_t frames_of_sample(const Conv3dParams& p) {
+    if (p.batch == 1) return p.out_frames;
+    const auto apart = [&](const Volume& v) {
+        const bool even = v.frame_stride != 0 && v.batch_stride % v.frame_stride == 0;
+        const int64_t frames = even ? v.batch_stride / v.frame_stride : 0;
+        return frames > 0 && frames * p.batch < kLimit31 ? frames : int64_t{0};
+    };
+    const int64_t frames = apart(p.out);
+    if (p.residual.data && apart(p.residual) != frames) return 0;
+    return static_cast<int32_t>(frames);
+}
+
+// Calls launch(params) once, or for each sample alone.
+template <typename Launch>
+void launch_samples(const Conv3dParams& p, Launch launch) {
+    if (frames_of_sample(p)) return launch(p);
+    for (int64_t n = 0; n < p.batch; ++n) {
+        Conv3dParams one = p;
+        one.batch = 1;
+        const auto shift = [&](Volume& v, DType dtype) {
+            if (v.data) v.data = static_cast<char*>(v.data) + n * v.batch_stride * element_bytes(dtype);
+        };
+        shift(one.x, p.dtype), shift(one.cache, p.dtype), shift(one.saved, p.dtype);
+        shift(one.out, p.out_dtype), shift(one.residual, p.residual_dtype);
+        launch(one);
+    }
 }
 
 // The frames of taps that an output frame sees: the others are zeros. They are consecutive.

@@ -24,10 +24,13 @@ template <typename T>
 HIPCONV_INLINE Frame<T> frame_at(const Conv3dParams& p, int64_t sample, int64_t number) {
     if (number < 0) return {nullptr, 0, 0, 0};
     const bool is_cached = number < p.cached;
-    const Volume& of = is_cached ? p.cache : p.x;
     const int64_t frame = is_cached ? number : number - p.cached;
-    return {global_pointer<const T>(of.data) + sample * of.batch_stride + frame * of.frame_stride, of.channel_stride,
-            of.row_stride, of.column_stride};
+    // Member by member, because compilers would else choose between addresses of parameters, and load them by lanes.
+    const auto of = [&](int64_t cached, int64_t other) { return is_cached ? cached : other; };
+    const T* const data = global_pointer<const T>(is_cached ? p.cache.data : p.x.data);
+    return {data + sample * of(p.cache.batch_stride, p.x.batch_stride) + frame * of(p.cache.frame_stride, p.x.frame_stride),
+            of(p.cache.channel_stride, p.x.channel_stride), of(p.cache.row_stride, p.x.row_stride),
+            of(p.cache.column_stride, p.x.column_stride)};
 }
 
 // ---- the cache of the next call -----------------------------------------------------------------------------------------

@@ -11,4 +11,10 @@ const char* conv3d_implicit_gemm_form(const Conv3dParams& params, const Conv3dCa
 int64_t conv3d_implicit_gemm_workspace(const Conv3dParams& params, const Conv3dCard& card);
 void conv3d_implicit_gemm(const Conv3dParams& params, const Conv3dCard& card, void* workspace, void* stream);
 
+// The same product by warpgroups (sm_90); TMA brings patches of frames, which serve all taps of a row and column.
+const char* conv3d_warpgroup_gemm_refusal(const Conv3dParams& params, const Conv3dCard& card);
+const char* conv3d_warpgroup_gemm_form(const Conv3dParams& params, const Conv3dCard& card);
+int64_t conv3d_warpgroup_gemm_workspace(const Conv3dParams& params, const Conv3dCard& card);
+void conv3d_warpgroup_gemm(const Conv3dParams& params, const Conv3dCard& card, void* workspace, void* stream);
+
 }  // namespace hipconv

@@ -58,26 +58,29 @@ const char* conv3d_implicit_gemm_form(const Conv3dParams& p, const Conv3dCard&) 
 
 int64_t conv3d_implicit_gemm_workspace(const Conv3dParams& p, const Conv3dCard&) { return FilterLayout(p, true).packed_bytes; }
 
-void conv3d_implicit_gemm(const Conv3dParams& p, const Conv3dCard&, void* workspace, void* stream) {
-    const FilterLayout l(p, true);
-    if (l.packs) conv3d_pack_filters(p, l, workspace, stream);
-    const int tile_n = tile_n_of(p);
-    FrameGemmParams g{};
-    g.conv = p;
-    g.save = save_plan(p);
-    g.frame = frame_gemm_params(p, kGemmPixels, tile_n);
-    g.by_vectors = reads_vectors(p);
-    g.lanes_along_pixels = p.x.column_stride < p.x.channel_stride;
-    g.chunks = static_cast<int32_t>(l.chunks);
-    g.chunks_of_frame = static_cast<int32_t>(l.chunks * p.kernel_height * p.kernel_width);
-    g.all_chunks = g.chunks_of_frame * p.kernel_frames;
-    g.divide_by_chunks = divisor_of(static_cast<uint32_t>(g.chunks));
-    g.divide_by_frame = divisor_of(static_cast<uint32_t>(g.chunks_of_frame));
-    g.divide_by_width = divisor_of(static_cast<uint32_t>(p.kernel_width));
-    g.divide_by_frames = divisor_of(static_cast<uint32_t>(p.out_frames));
-    g.filters = l.packs ? workspace : p.weight.data;
-    g.filter_stride = l.filter_stride;
-    (g.by_vectors ? launch_frame_gemm_vectors : launch_frame_gemm_elements)(g, tile_n, stream);
+void conv3d_implicit_gemm(const Conv3dParams& all, const Conv3dCard&, void* workspace, void* stream) {
+    const FilterLayout l(all, true);
+    if (l.packs) conv3d_pack_filters(all, l, workspace, stream);
+    launch_samples(all, [&](const Conv3dParams& p) {
+        const int tile_n = tile_n_of(p);
+        FrameGemmParams g{};
+        g.conv = p;
+        g.frames_of_sample = frames_of_sample(p);
+        g.save = save_plan(p);
+        g.frame = frame_gemm_params(p, kGemmPixels, tile_n);
+        g.by_vectors = reads_vectors(p);
+        g.lanes_along_pixels = p.x.column_stride < p.x.channel_stride;
+        g.chunks = static_cast<int32_t>(l.chunks);
+        g.chunks_of_frame = static_cast<int32_t>(l.chunks * p.kernel_height * p.kernel_width);
+        g.all_chunks = g.chunks_of_frame * p.kernel_frames;
+        g.divide_by_chunks = divisor_of(static_cast<uint32_t>(g.chunks));
+        g.divide_by_frame = divisor_of(static_cast<uint32_t>(g.chunks_of_frame));
+        g.divide_by_width = divisor_of(static_cast<uint32_t>(p.kernel_width));
+        g.divide_by_frames = divisor_of(static_cast<uint32_t>(p.out_frames));
+        g.filters = l.packs ? workspace : p.weight.data;
+        g.filter_stride = l.filter_stride;
+        (g.by_vectors ? launch_frame_gemm_vectors : launch_frame_gemm_elements)(g, tile_n, stream);
+    });
 }
 
 }  // namespace hipconv

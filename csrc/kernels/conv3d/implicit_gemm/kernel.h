@@ -21,20 +21,6 @@ struct FrameWaves {
     static constexpr int kBytes = kOperandBytes > kEpilogueBytes ? kOperandBytes : kEpilogueBytes;
 };
 
-template <int kNumber>
-struct Number {
-    static constexpr int value = kNumber;
-};
-
-// Calls f(Number<0>), …, f(Number<kCount - 1>).
-template <int kCount, int kFirst = 0, typename F>
-HIPCONV_INLINE void each_number(F f) {
-    if constexpr (kFirst < kCount) {
-        f(Number<kFirst>{});
-        each_number<kCount, kFirst + 1>(f);
-    }
-}
-
 template <typename T, int kTileN, bool kByVectors>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kGemmThreads, 2) conv3d_implicit_gemm_kernel(FrameGemmParams p) {
     constexpr bool kIsLegal = kMatrixUnit != MatrixUnit::fma;
@@ -98,24 +84,31 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kGemmThreads, 2) conv3d_implicit_gemm_kern
         // The epilogue: through LDS, kEpiloguePixels by kPart sums of each wave at a time.
         float* const epilogue_tile = reinterpret_cast<float*>(lds) + wave * kEpiloguePixels * Waves::kPart;
         const FrameGemmParams& again = first_parameter_again(p);
-        const ConvGemmParams g = of_sample(again.conv, again.frame, sample);
-        const auto store_part = [&](auto block, auto part) {
-            constexpr int kBlock = decltype(block)::value, kFirst = decltype(part)::value * Waves::kPart;
+        const ConvGemmParams& g = again.frame;
+        const int out_frame = sample * again.frames_of_sample + frame;
+        constexpr int kParts = kFilters / Waves::kPart, kBlocks = kPixels / kEpiloguePixels;
+        static_assert(kBlocks <= 2, "two blocks of pixels at most");
+#pragma unroll 1
+        for (int part = 0; part < kBlocks * kParts; ++part) {
+            const int block = part / kParts, first = (part - block * kParts) * Waves::kPart;
+            const auto write = [&](int pixel, int filter, auto sum) {
+                if (filter < first || filter >= first + Waves::kPart) return;
+                *reinterpret_cast<decltype(sum)*>(&epilogue_tile[epilogue_index<Waves::kPart>(pixel, filter - first)]) = sum;
+            };
             __syncthreads();  // the operands, or the epilogue tile before, are read
-            Wave::template for_each<kBlock * kEpiloguePixels, kEpiloguePixels>(
-                sums, lane, [&](int pixel, int filter, auto sum) {
-                    if (filter < kFirst || filter >= kFirst + Waves::kPart) return;
-                    *reinterpret_cast<decltype(sum)*>(&epilogue_tile[epilogue_index<Waves::kPart>(pixel, filter - kFirst)]) =
-                        sum;
-                });
+            if (block == 0) {
+                Wave::template for_each<0, kEpiloguePixels>(sums, lane, write);
+                keep_apart<0>();
+            } else {
+                Wave::template for_each<kPixels - kEpiloguePixels, kEpiloguePixels>(sums, lane, write);
+                keep_apart<1>();
+            }
             __syncthreads();
-            const int filter = first_filter + wave_filter + kFirst;
+            const int filter = first_filter + wave_filter + first;
             store_epilogue_tile<kEpiloguePixels, Waves::kPart>(
-                g, epilogue_tile, lane, PixelRun{frame, first_pixel + wave_pixel + kBlock * kEpiloguePixels}, filter, group, 0,
-                BiasInMemory{g.conv, static_cast<int64_t>(group) * g.group_filters + filter});
-        };
-        each_number<kPixels / kEpiloguePixels>(
-            [&](auto block) { each_number<kFilters / Waves::kPart>([&](auto part) { store_part(block, part); }); });
+                g, epilogue_tile, lane, PixelRun{out_frame, first_pixel + wave_pixel + block * kEpiloguePixels}, filter, group,
+                0, BiasInMemory{g.conv, static_cast<int64_t>(group) * g.group_filters + filter});
+        }
         const int64_t blocks = static_cast<int64_t>(gridDim.x) * gridDim.y,
                       block = blockIdx.y * int64_t{gridDim.x} + blockIdx.x;
         save_frames<T>(again.conv, again.save, block * Waves::kWaves + wave, blocks * Waves::kWaves, lane, kWaveSize);

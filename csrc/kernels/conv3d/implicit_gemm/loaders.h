@@ -63,8 +63,9 @@ struct FramePixels {
 
     HIPCONV_INLINE Words4 load_one(const FrameGemmParams& p, int i, const TapChunk& tap, const Frame<T>& frame) const {
         int y = top[i] + tap.row * p.conv.dilation_h, x = left[i] + tap.column * p.conv.dilation_w;
-        const bool inside = find(y, p.conv.in_height, p.conv.padding_mode) & find(x, p.conv.in_width, p.conv.padding_mode) &
-                            (frame.data != nullptr);
+        const bool has_row = find(y, p.conv.in_height, p.conv.padding_mode);
+        const bool has_column = find(x, p.conv.in_width, p.conv.padding_mode);
+        const bool inside = has_row && has_column && frame.data;
         Words4 words{};
         const int first = tap.chunk * kElements;
         if constexpr (kByVectors) {

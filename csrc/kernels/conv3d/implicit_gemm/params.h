@@ -13,6 +13,7 @@ struct FrameGemmParams {
     Conv3dParams conv;
     SavePlan save;
     ConvGemmParams frame;
+    int32_t frames_of_sample;                     // in out
     bool by_vectors;                              // 16 bytes of channels of x and of the cache are aligned
     bool lanes_along_pixels;                      // when single elements are loaded
     int32_t chunks, chunks_of_frame, all_chunks;  // of a tap's channels, of a frame's taps, of all taps

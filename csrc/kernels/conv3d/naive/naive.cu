@@ -1,7 +1,7 @@
 // This file has the table of conv3d's algorithms on GPUs, and the one that serves every call.
 //
 // `naive`: a thread makes one output at a time, by the formula, with f32 sums. Lanes lie along the denser of out's channels and
-// columns, so that neighbours write neighbouring addresses in both layouts. The same threads write the cache of the next call.
+// columns, so that neighbours write neighbouring addresses in both layouts. A second kernel writes the cache of the next call.
 #include <hip/hip_runtime.h>
 
 #include "../../conv2d/common/epilogue.h"
@@ -14,13 +14,20 @@ namespace hipconv {
 
 constexpr int kThreads = 256, kRowLanes = 32;
 
+struct NaiveParams {
+    Conv3dParams conv;
+    SavePlan save;
+    bool lanes_along_channels;
+};
+
 template <typename T>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kThreads, 4) conv3d_naive(Conv3dParams p, SavePlan save, bool lanes_along_channels) {
+__global__ void HIPCONV_LAUNCH_BOUNDS(kThreads, 4) conv3d_naive(NaiveParams params) {
+    const Conv3dParams& p = params.conv;
+    const bool lanes_along_channels = params.lanes_along_channels;
     const int64_t count = static_cast<int64_t>(p.batch) * p.out_channels * p.out_frames * p.out_height * p.out_width;
     const int32_t group_channels = p.in_channels / p.groups, group_filters = p.out_channels / p.groups;
     const int64_t thread = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
     const int64_t threads = static_cast<int64_t>(gridDim.x) * blockDim.x;
-
     for (int64_t i = thread; i < count; i += threads) {
         int64_t rest = i;
         const auto next_axis = [&](int32_t size) {
@@ -39,45 +46,60 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kThreads, 4) conv3d_naive(Conv3dParams p, 
             const int64_t at = t * p.stride_t - p.front + static_cast<int64_t>(tap) * p.dilation_t;
             const Frame<T> frame = frame_at<T>(p, n, frame_number(p, at, p.time_mode));
             if (!frame.data) continue;
-            for (int32_t r = 0; r < p.kernel_height; ++r) {
-                const int64_t y = padded_index(row * p.stride_h - p.pad_top + static_cast<int64_t>(r) * p.dilation_h,
-                                               p.in_height, p.padding_mode);
+            const Conv3dParams& w = first_parameter_again(params).conv;
+            for (int32_t r = 0; r < w.kernel_height; ++r) {
+                const int64_t y = padded_index(row * w.stride_h - w.pad_top + static_cast<int64_t>(r) * w.dilation_h,
+                                               w.in_height, w.padding_mode);
                 if (y < 0) continue;
-                for (int32_t s = 0; s < p.kernel_width; ++s) {
-                    const int64_t x = padded_index(column * p.stride_w - p.pad_left + static_cast<int64_t>(s) * p.dilation_w,
-                                                   p.in_width, p.padding_mode);
+                for (int32_t s = 0; s < w.kernel_width; ++s) {
+                    const int64_t x = padded_index(column * w.stride_w - w.pad_left + static_cast<int64_t>(s) * w.dilation_w,
+                                                   w.in_width, w.padding_mode);
                     if (x < 0) continue;
                     const T* pixel =
                         frame.data + first_channel * frame.channel_stride + y * frame.row_stride + x * frame.column_stride;
-                    const T* taps = static_cast<const T*>(p.weight.data) + k * p.weight.batch_stride +
-                                    tap * p.weight.frame_stride + r * p.weight.row_stride + s * p.weight.column_stride;
+                    const T* taps = static_cast<const T*>(w.weight.data) + k * w.weight.batch_stride +
+                                    tap * w.weight.frame_stride + r * w.weight.row_stride + s * w.weight.column_stride;
                     for (int32_t c = 0; c < group_channels; ++c)
-                        sum += to_float(pixel[c * frame.channel_stride]) * to_float(taps[c * p.weight.channel_stride]);
+                        sum += to_float(pixel[c * frame.channel_stride]) * to_float(taps[c * w.weight.channel_stride]);
                 }
             }
         }
+        const Conv3dParams& again = first_parameter_again(params).conv;
         const auto offset_of = [&](const Volume& v) {
             return n * v.batch_stride + k * v.channel_stride + t * v.frame_stride + row * v.row_stride +
                    column * v.column_stride;
         };
-        conv2d_store_at(p, k, [&] { return offset_of(p.out); }, [&] { return offset_of(p.residual); }, sum);
+        conv2d_store_at(again, k, [&] { return offset_of(again.out); }, [&] { return offset_of(again.residual); }, sum);
     }
-    save_frames<T>(p, save, thread / kRowLanes, threads / kRowLanes, static_cast<int>(thread % kRowLanes), kRowLanes);
+}
+
+// Writes the cache of the next call, for the algorithm above, whose registers it would take.
+template <typename T>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kThreads, 4) conv3d_save_frames(NaiveParams params) {
+    const int64_t thread = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+    const int64_t threads = static_cast<int64_t>(gridDim.x) * blockDim.x;
+    save_frames<T>(params.conv, params.save, thread / kRowLanes, threads / kRowLanes, static_cast<int>(thread % kRowLanes),
+                   kRowLanes);
 }
 
 namespace {
 
 template <typename T>
 void launch_naive(const Conv3dParams& p, hipStream_t stream) {
-    const SavePlan save = save_plan(p);
-    const int64_t outputs = static_cast<int64_t>(p.batch) * p.out_channels * p.out_frames * p.out_height * p.out_width;
-    const int64_t count = outputs > save.rows * kRowLanes ? outputs : save.rows * kRowLanes;
-    const int64_t blocks = (count + kThreads - 1) / kThreads;
-    if (blocks == 0) return;
-    const dim3 grid(static_cast<unsigned>(blocks < (1 << 22) ? blocks : 1 << 22), 1, 1);
-    const bool lanes_along_channels = p.out.channel_stride < p.out.column_stride;
-    hipLaunchKernelGGL(conv3d_naive<T>, grid, dim3(kThreads, 1, 1), 0, stream, p, save, lanes_along_channels);
-    check_launch("conv3d");
+    const NaiveParams params{p, save_plan(p), p.out.channel_stride < p.out.column_stride};
+    const auto grid_for = [](int64_t threads) {
+        const int64_t blocks = (threads + kThreads - 1) / kThreads;
+        return dim3(static_cast<unsigned>(blocks < (1 << 22) ? blocks : 1 << 22), 1, 1);
+    };
+    const dim3 block(kThreads, 1, 1);
+    if (const int64_t outputs = static_cast<int64_t>(p.batch) * p.out_channels * p.out_frames * p.out_height * p.out_width) {
+        hipLaunchKernelGGL(conv3d_naive<T>, grid_for(outputs), block, 0, stream, params);
+        check_launch("conv3d");
+    }
+    if (params.save.rows) {
+        hipLaunchKernelGGL(conv3d_save_frames<T>, grid_for(params.save.rows * kRowLanes), block, 0, stream, params);
+        check_launch("conv3d");
+    }
 }
 
 void naive(const Conv3dParams& p, const Conv3dCard&, void*, void* stream) {
@@ -89,6 +111,8 @@ void naive(const Conv3dParams& p, const Conv3dCard&, void*, void* stream) {
 using Row = KernelRow<Conv3dParams, Conv3dCard>;
 constexpr Row kRows[] = {
     // {name, refusal, launch, workspace, whether auto takes it, form}; the fastest first
+    {"warpgroup_gemm", conv3d_warpgroup_gemm_refusal, conv3d_warpgroup_gemm, conv3d_warpgroup_gemm_workspace, nullptr,
+     conv3d_warpgroup_gemm_form},
     {"implicit_gemm", conv3d_implicit_gemm_refusal, conv3d_implicit_gemm, conv3d_implicit_gemm_workspace, nullptr,
      conv3d_implicit_gemm_form},
     {"naive", nullptr, naive},
