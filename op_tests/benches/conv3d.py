@@ -12,7 +12,7 @@ peak and a copy of the bytes. The sum counts a layer as often as the model calls
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import functools
 from pathlib import Path
 
@@ -79,7 +79,7 @@ def _format(case: Case) -> torch.memory_format:
     return torch.channels_last_3d if case.layout == "ndhwc" else torch.contiguous_format
 
 
-def _kept(calls: list[Callable[[], object]]) -> list[Callable[[], object]]:
+def _kept(calls: Sequence[Callable[[], object]]) -> list[Callable[[], object]]:
     """Calls whose results are kept, or the next one would write where the one before did."""
     kept: list[object] = []
 

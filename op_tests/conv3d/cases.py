@@ -173,6 +173,10 @@ def random_cases(count: int, seed: int = 42) -> list[Case]:
     """Seeded, over everything a call can say."""
     draw = random.Random(seed)
     cases: list[Case] = []
+
+    def steps() -> Three:
+        return draw.choice([1, 1, 2]), draw.choice([1, 1, 2]), draw.choice([1, 1, 2])
+
     while len(cases) < count:
         C, K = draw.choice([1, 3, 8, 16, 24, 32, 64, 96, 128]), draw.choice([1, 3, 8, 20, 32, 64, 96, 128])
         kernel = (draw.randint(1, 3), draw.randint(1, 4), draw.randint(1, 4))
@@ -182,9 +186,9 @@ def random_cases(count: int, seed: int = 42) -> list[Case]:
         if causal and padding != 0:
             padding = (0, *padding[1:]) if len(padding) == 3 else (0, 0, *padding[2:])
         case = Case(draw.randint(1, 2), C, draw.randint(1, 5), draw.randint(3, 20), draw.randint(3, 20), K, kernel)._replace(
-            stride=tuple(draw.choice([1, 1, 2]) for _ in range(3)),
+            stride=steps(),
             padding=padding,
-            dilation=tuple(draw.choice([1, 1, 2]) for _ in range(3)),
+            dilation=steps(),
             groups=groups,
             time_padding=causal,
             padding_mode=draw.choice(["zeros"] * 5 + ["replicate", "reflect", "circular"]),

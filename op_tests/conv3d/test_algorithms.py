@@ -170,7 +170,7 @@ def test_a_model_of_amd_users_never_gets_naive() -> None:
     """The shapes of video decoders are on matrix cores on every card that has them, and need no workspace in channels_last_3d."""
     for case, _ in model_layers("wan21_vae_720p"):
         for layout, target in itertools.product(LAYOUTS, ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201", "sm_80", "sm_90")):
-            arguments = {
+            arguments: dict[str, Any] = {
                 name: value.to("meta") if isinstance(value, torch.Tensor) else value
                 for name, value in case._replace(layout=layout, H=8, W=8).inputs(torch.device("cpu")).items()
             }
