@@ -57,7 +57,7 @@ def by_torch(case: Case, x: Tensor, weight: Tensor, bias: Tensor | None, residua
     return ACTIVATIONS[case.activation](result if residual is None else result + residual)
 
 
-def tensors_of(case: Case, device: torch.device) -> tuple[dict[str, Any], list[Tensor | None]]:
+def tensors_of(case: Case, device: torch.device) -> tuple[dict[str, Any], list[Any]]:
     arguments = case.inputs(device)
     return arguments, [arguments.get(name) for name in NAMES]
 
@@ -77,7 +77,7 @@ def test_gradients_are_those_of_torch(device: torch.device, name: str) -> None:
     both = [torch.autograd.grad(result, leaves, direction, create_graph=True) for result in (ours, theirs)]
     for leaf, a, b in zip(leaves, *both, strict=True):
         assert a.shape == leaf.shape and torch.allclose(a, b, atol=1e-4)
-    again = [torch.autograd.grad(sum(g.square().sum() for g in gradients), leaves[:2]) for gradients in both]
+    again = [torch.autograd.grad(torch.stack([g.square().sum() for g in gradients]).sum(), leaves[:2]) for gradients in both]
     assert all(torch.allclose(a, b, rtol=1e-3, atol=1e-3) for a, b in zip(*again, strict=True))
 
 
@@ -86,16 +86,16 @@ def test_forward_mode_and_vmap_are_those_of_torch(device: torch.device, name: st
     case = plain(CASES[name])
     arguments, tensors = tensors_of(case, device)
     there = [position for position, tensor in enumerate(tensors) if tensor is not None]
-    rest = {name: value for name, value in arguments.items() if name not in NAMES}
+    rest: dict[str, Any] = {name: value for name, value in arguments.items() if name not in NAMES}
 
     def ours(*given: Tensor) -> Tensor:
-        return hipconv.conv3d(**rest, **dict(zip((NAMES[i] for i in there), given, strict=True)))
+        return hipconv.conv3d(**(rest | dict(zip((NAMES[i] for i in there), given, strict=True))))
 
     def theirs(*given: Tensor) -> Tensor:
-        every: list[Tensor | None] = [None] * len(NAMES)
+        every: list[Any] = [None] * len(NAMES)
         for position, tensor in zip(there, given, strict=True):
             every[position] = tensor
-        return by_torch(case, *every)  # type: ignore[arg-type]
+        return by_torch(case, *every)
 
     primals = tuple(tensors[i] for i in there)
     tangents = tuple(torch.randn_like(p) for p in primals)
@@ -128,7 +128,7 @@ def test_compiles_into_one_graph_with_caches_and_gradients(device: torch.device)
     case = Case(1, 4, 2, 5, 6, 4, (3, 3, 3), padding=(0, 1, 1), time_padding="first", dtype=torch.float32)
     arguments = case.inputs(device)
     x, weight = arguments["x"], arguments["weight"]
-    rest = {"padding": (0, 1, 1), "time_padding": "first"}
+    rest: dict[str, Any] = {"padding": (0, 1, 1), "time_padding": "first"}
 
     def layers(x: Tensor, weight: Tensor) -> Tensor:
         return hipconv.conv3d(hipconv.conv3d(x * 2, weight, activation="silu", **rest), weight, padding=1, padding_mode="replicate") + 1
@@ -143,8 +143,8 @@ def test_compiles_into_one_graph_with_caches_and_gradients(device: torch.device)
         return hipconv.conv3d(x + 1, weight, cache=cache, cache_out=cache_out, **rest)
 
     cache, saved = (torch.randn(1, 4, 2, 5, 6, device=device) for _ in range(2))
-    expected = step(x, weight, cache, torch.empty_like(saved))
-    assert torch.equal(torch.compile(step, fullgraph=True, backend="aot_eager")(x, weight, cache, saved), expected)
+    result = step(x, weight, cache, torch.empty_like(saved))
+    assert torch.equal(torch.compile(step, fullgraph=True, backend="aot_eager")(x, weight, cache, saved), result)
     assert torch.equal(saved, x + 1)
 
 
@@ -185,8 +185,6 @@ SHARED = torch.randn(1, 4, 8, 5, 5)
 REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "x of four axes too many": (lambda: hipconv.conv3d(X[None], WEIGHT), ValueError, r"^x: got shape \(1, 1, 4, 3, 5, 5\), expected"),
     "weight of conv2d": (lambda: hipconv.conv3d(X, WEIGHT[:, :, 0]), ValueError, r"^weight: got shape \(6, 4, 3, 3\), expected"),
-    "no tensor": (lambda: hipconv.conv3d(X, [1]), TypeError, r"^weight: got \[1\], expected a torch.Tensor"),
-    "a pair as stride": (lambda: hipconv.conv3d(X, WEIGHT, None, (1, 1)), ValueError, r"^stride: got \(1, 1\), expected an int or"),
     "a time_padding that is not known": (
         lambda: hipconv.conv3d(X, WEIGHT, time_padding="last"), ValueError, r"^time_padding: got 'last', expected one of None, 'zeros'"),
     "padding of frames beside time_padding": (

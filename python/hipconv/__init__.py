@@ -9,6 +9,7 @@ from .jit import registry as registry
 from .jit import targets as targets
 from .jit import warmup
 from .nn.replace import replace_conv2d
+from .nn.video import replace_conv3d
 from .ops.conv1d.forward import causal_conv1d, causal_conv1d_fwd
 from .ops.conv1d.plan import causal_conv1d_plan
 from .ops.conv1d.step import causal_conv1d_update
@@ -39,6 +40,7 @@ __all__ = [
     "reference_training",
     "reference_update",
     "replace_conv2d",
+    "replace_conv3d",
     "serving",
     "warmup",
 ]

@@ -1,5 +1,5 @@
-// conv3d as a product of matrices by warpgroups (wgmma) on sm_90. A block is persistent: it makes tile after tile. Its producers
-// are ahead of its consumers by as much as the rings hold, across tiles too.
+// conv3d as a product of matrices by warpgroups (wgmma) on sm_90. A block is persistent: it makes tile after tile. Its
+// producers are ahead of its consumers by as much as the rings hold, across tiles too.
 //
 // A tile is a rectangle of a frame's pixels, made of blocks of 8 by 8, by filters. For each frame that a tap sees, and each 64
 // channels, TMA brings the rectangle with its halo to LDS, from the cache or from x, whichever has the frame: this patch serves

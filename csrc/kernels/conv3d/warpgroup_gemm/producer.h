@@ -1,5 +1,5 @@
-// The producers: one thread loads patches of frames, another one boxes of filters, each as far ahead of the consumers as its ring
-// is long, across tiles too. The other waves write the cache of the next call.
+// The producers: one thread loads patches of frames, another one boxes of filters, each as far ahead of the consumers as its
+// ring is long, across tiles too. The other waves write the cache of the next call.
 #pragma once
 
 #include "../../conv2d/gemm/ring.h"
