@@ -4,13 +4,15 @@
     python op_tests/run_video_vaes.py --full --size 480x832 --frames 17 --dtype bfloat16
 
 diffusers comes from PyPI. Small configurations are compared in float32, decoded and encoded, on a GPU or on the CPU. --full decodes random
-latents by an AutoencoderKLWan of full size with random weights, on a GPU, and prints time and peak memory before, in both layouts, and after.
+latents by an AutoencoderKLWan of full size with random weights, on a GPU, and prints time and peak memory before, in both layouts, and
+after.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+import importlib.util
 import os
 from pathlib import Path
 import statistics
@@ -27,6 +29,12 @@ from support.cli import Table, choice_of
 import hipconv
 
 DIFFUSERS = "diffusers==0.42.1"
+NEEDS = (
+    "huggingface_hub", "safetensors", "regex", "requests", "tqdm", "yaml", "httpx", "httpcore", "h11", "anyio", "sniffio", "certifi",
+    "idna", "urllib3", "charset_normalizer", "packaging", "filelock", "importlib_metadata", "zipp", "PIL",
+)  # fmt: skip
+"""What it imports."""
+PACKAGES = {"yaml": "pyyaml", "PIL": "pillow"}
 WAN: dict[str, Any] = {"base_dim": 8, "z_dim": 4, "latents_mean": [0.0] * 4, "latents_std": [1.0] * 4}
 MODELS: dict[str, dict[str, Any]] = {
     "AutoencoderKLWan": WAN,
@@ -123,30 +131,8 @@ def main() -> int:
     parser.add_argument("--frames", type=int, default=17)
     parser.add_argument("--dtype", type=choice_of("bfloat16", "float16"), default="bfloat16")
     options = parser.parse_args()
-    needs = (
-        "huggingface_hub",
-        "safetensors",
-        "regex",
-        "requests",
-        "tqdm",
-        "yaml",
-        "httpx",
-        "httpcore",
-        "h11",
-        "anyio",
-        "sniffio",
-        "certifi",
-        "idna",
-        "urllib3",
-        "charset_normalizer",
-        "packaging",
-        "filelock",
-        "importlib_metadata",
-        "zipp",
-        "PIL",
-    )
-    lacking = [name for name in needs if not _is_there(name)]
-    provide(options.directory, **{"diffusers": DIFFUSERS}, **{n: {"yaml": "pyyaml", "PIL": "pillow"}.get(n, n) for n in lacking})
+    lacking = {module: PACKAGES.get(module, module) for module in NEEDS if importlib.util.find_spec(module) is None}
+    provide(options.directory, diffusers=DIFFUSERS, **lacking)
     with use_backend(options.backend):
         if options.full:
             height, width = (int(side) for side in options.size.split("x"))
@@ -155,9 +141,3 @@ def main() -> int:
         wrong = {name: problem for name in options.model if (problem := check(name, device_of(options.backend)))}
     print("\n".join(f"{name}: {problem}" for name, problem in wrong.items()) or "all give the same")
     return 1 if wrong else 0
-
-
-def _is_there(module: str) -> bool:
-    import importlib.util
-
-    return importlib.util.find_spec(module) is not None

@@ -7,11 +7,14 @@
 
 namespace hipconv {
 
-// A frame of one sample: the address of its first element, and how its channels, rows and columns lie. Null: it is all zeros.
+// A frame of one sample: the address of its first element, and how its channels, rows and columns lie. 0: it is all zeros. The
+// address is a number until it is used, because compilers lose the kind of memory of a pointer that may be null.
 template <typename T>
 struct Frame {
-    const T* data;
+    uint64_t address;
     int64_t channel_stride, row_stride, column_stride;
+
+    HIPCONV_INLINE const T* at(int64_t offset) const { return global_pointer<const T>(address + offset * sizeof(T)); }
 };
 
 // The number of a frame in the sequence of the cache and x, or -1 for one of zeros; `at` counts from the first frame that there
@@ -22,14 +25,15 @@ HIPCONV_INLINE int64_t frame_number(const Conv3dParams& p, int64_t at, PaddingMo
 
 template <typename T>
 HIPCONV_INLINE Frame<T> frame_at(const Conv3dParams& p, int64_t sample, int64_t number) {
-    if (number < 0) return {nullptr, 0, 0, 0};
+    if (number < 0) return {0, 0, 0, 0};
     const bool is_cached = number < p.cached;
     const int64_t frame = is_cached ? number : number - p.cached;
     // Member by member, because compilers would else choose between addresses of parameters, and load them by lanes.
     const auto of = [&](int64_t cached, int64_t other) { return is_cached ? cached : other; };
-    const T* const data = global_pointer<const T>(is_cached ? p.cache.data : p.x.data);
-    return {data + sample * of(p.cache.batch_stride, p.x.batch_stride) + frame * of(p.cache.frame_stride, p.x.frame_stride),
-            of(p.cache.channel_stride, p.x.channel_stride), of(p.cache.row_stride, p.x.row_stride),
+    const uint64_t data = reinterpret_cast<uint64_t>(is_cached ? p.cache.data : p.x.data);
+    const int64_t first =
+        sample * of(p.cache.batch_stride, p.x.batch_stride) + frame * of(p.cache.frame_stride, p.x.frame_stride);
+    return {data + first * sizeof(T), of(p.cache.channel_stride, p.x.channel_stride), of(p.cache.row_stride, p.x.row_stride),
             of(p.cache.column_stride, p.x.column_stride)};
 }
 
@@ -78,23 +82,27 @@ HIPCONV_INLINE void save_frames(const Conv3dParams& p, const SavePlan& plan, int
         const int64_t from_end = p.cached + p.in_frames - p.saved_frames + frame;
         const Frame<T> from =
             frame_at<T>(p, sample, p.cached + p.in_frames ? frame_number(p, from_end, p.saved_mode) : int64_t{-1});
-        T* const to = global_pointer<T>(p.saved.data) + sample * p.saved.batch_stride + frame * p.saved.frame_stride +
-                      channel * p.saved.channel_stride + y * p.saved.row_stride;
-        const T* const source = from.data + (from.data ? channel * from.channel_stride + y * from.row_stride : 0);
+        const uint64_t to =
+            reinterpret_cast<uint64_t>(p.saved.data) + (sample * p.saved.batch_stride + frame * p.saved.frame_stride +
+                                                        channel * p.saved.channel_stride + y * p.saved.row_stride) *
+                                                           sizeof(T);
+        const bool is_there = from.address != 0;
+        const int64_t first_element = is_there ? channel * from.channel_stride + y * from.row_stride : 0;
         if (plan.vectors) {
             constexpr int kEach = 16 / static_cast<int>(sizeof(T));
             const int32_t count = plan.length / kEach;
 #pragma unroll 1
             for (int32_t i = lane; i < count; i += lanes) {
                 Words4 words{};
-                if (from.data) words = reinterpret_cast<const Words4*>(source)[i];
-                reinterpret_cast<Words4*>(to)[i] = words;
+                if (is_there) words = *reinterpret_cast<const Words4*>(from.at(first_element + i * int64_t{kEach}));
+                *global_pointer<Words4>(to + i * int64_t{16}) = words;
             }
         } else {
             const int64_t to_stride = plan.dense ? 1 : p.saved.column_stride, stride = plan.dense ? 1 : from.column_stride;
 #pragma unroll 1
             for (int32_t i = lane; i < plan.length; i += lanes)
-                to[i * to_stride] = from.data ? source[i * stride] : from_float<T>(0.0f);
+                *global_pointer<T>(to + i * to_stride * sizeof(T)) =
+                    is_there ? *from.at(first_element + i * stride) : from_float<T>(0.0f);
         }
     }
 }

@@ -17,4 +17,13 @@ const char* conv3d_warpgroup_gemm_form(const Conv3dParams& params, const Conv3dC
 int64_t conv3d_warpgroup_gemm_workspace(const Conv3dParams& params, const Conv3dCard& card);
 void conv3d_warpgroup_gemm(const Conv3dParams& params, const Conv3dCard& card, void* workspace, void* stream);
 
+// The same on bands of rows of x and the cache, which are repacked to channels-last memory one after another.
+const char* conv3d_relaid_warpgroup_gemm_refusal(const Conv3dParams& params, const Conv3dCard& card);
+const char* conv3d_relaid_warpgroup_gemm_form(const Conv3dParams& params, const Conv3dCard& card);
+int64_t conv3d_relaid_warpgroup_gemm_workspace(const Conv3dParams& params, const Conv3dCard& card);
+void conv3d_relaid_warpgroup_gemm(const Conv3dParams& params, const Conv3dCard& card, void* workspace, void* stream);
+
+// Writes the cache of the next call, if there is one, by a kernel of its own.
+void conv3d_save(const Conv3dParams& params, void* stream);
+
 }  // namespace hipconv

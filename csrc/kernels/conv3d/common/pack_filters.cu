@@ -28,7 +28,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kPackThreads, 4)
             const uint32_t bits = first[e * weight.channel_stride];
             set_word(words, e / 2, word(words, e / 2) | bits << (e % 2 * 16));
         }
-        packed[(filter * taps + tap) * chunks + chunk] = words;
+        global_pointer<Words4>(packed)[(filter * taps + tap) * chunks + chunk] = words;
     }
 }
 

@@ -65,30 +65,32 @@ struct FramePixels {
         int y = top[i] + tap.row * p.conv.dilation_h, x = left[i] + tap.column * p.conv.dilation_w;
         const bool has_row = find(y, p.conv.in_height, p.conv.padding_mode);
         const bool has_column = find(x, p.conv.in_width, p.conv.padding_mode);
-        const bool inside = has_row && has_column && frame.data;
+        const bool inside = has_row && has_column && frame.address != 0;
         Words4 words{};
         const int first = tap.chunk * kElements;
         if constexpr (kByVectors) {
             const int64_t offset = y * frame.row_stride + x * frame.column_stride + group * p.frame.group_channels + first;
-            const T* const safe = static_cast<const T*>(p.filters);  // there is always one
-            const Words4 loaded = *global_pointer<const Words4>(inside ? frame.data + offset : safe);
+            const uint64_t safe = reinterpret_cast<uint64_t>(p.filters);  // there is always one
+            const Words4 loaded = *global_pointer<const Words4>(inside ? frame.address + offset * 2 : safe);
 #pragma unroll
             for (int w = 0; w < 4; ++w) set_word(words, w, inside ? word(loaded, w) : 0);
         } else {
             const int left_over = inside ? p.frame.group_channels - first : 0;
-            const T* const at = frame.data + y * frame.row_stride + x * frame.column_stride +
-                                (static_cast<int64_t>(group) * p.frame.group_channels + first) * frame.channel_stride;
+            const int64_t at = y * frame.row_stride + x * frame.column_stride +
+                               (static_cast<int64_t>(group) * p.frame.group_channels + first) * frame.channel_stride;
 #pragma unroll
             for (int e = 0; e < kElements; ++e) {
                 uint32_t bits = 0;
-                if (e < left_over) bits = bit_cast<uint16_t>(at[e * frame.channel_stride]);
+                if (e < left_over) bits = bit_cast<uint16_t>(*frame.at(at + e * frame.channel_stride));
                 set_word(words, e / 2, word(words, e / 2) | bits << (e % 2 * 16));
             }
         }
         return words;
     }
 
-    HIPCONV_INLINE void load(const FrameGemmParams& p, int step, Words4 (&chunks)[kCount]) const {
+    HIPCONV_INLINE void load(const FrameGemmParams& parameter, int step, Words4 (&chunks)[kCount]) const {
+        // By elements, parameters are loaded again, because not all of them fit the scalar registers beside the masks of lanes.
+        const FrameGemmParams& p = kByVectors ? parameter : first_parameter_again(parameter);
         if (!along_pixels) {
             const int number = step * kTileChunks + first_chunk;
             const TapChunk tap(p, number);

@@ -43,9 +43,11 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kThreads, 4) conv3d_naive(NaiveParams para
         const int64_t first_channel = k / group_filters * group_channels;
         float sum = 0.0f;
         for (int32_t tap = 0; tap < p.kernel_frames; ++tap) {
-            const int64_t at = t * p.stride_t - p.front + static_cast<int64_t>(tap) * p.dilation_t;
-            const Frame<T> frame = frame_at<T>(p, n, frame_number(p, at, p.time_mode));
-            if (!frame.data) continue;
+            // Parameters are loaded again where they are used: else all of them would be kept in scalar registers.
+            const Conv3dParams& v = first_parameter_again(params).conv;
+            const int64_t at = t * v.stride_t - v.front + static_cast<int64_t>(tap) * v.dilation_t;
+            const Frame<T> frame = frame_at<T>(v, n, frame_number(v, at, v.time_mode));
+            if (!frame.address) continue;
             const Conv3dParams& w = first_parameter_again(params).conv;
             for (int32_t r = 0; r < w.kernel_height; ++r) {
                 const int64_t y = padded_index(row * w.stride_h - w.pad_top + static_cast<int64_t>(r) * w.dilation_h,
@@ -55,12 +57,12 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kThreads, 4) conv3d_naive(NaiveParams para
                     const int64_t x = padded_index(column * w.stride_w - w.pad_left + static_cast<int64_t>(s) * w.dilation_w,
                                                    w.in_width, w.padding_mode);
                     if (x < 0) continue;
-                    const T* pixel =
-                        frame.data + first_channel * frame.channel_stride + y * frame.row_stride + x * frame.column_stride;
-                    const T* taps = static_cast<const T*>(w.weight.data) + k * w.weight.batch_stride +
+                    const int64_t pixel = first_channel * frame.channel_stride + y * frame.row_stride + x * frame.column_stride;
+                    const T* taps = global_pointer<const T>(w.weight.data) + k * w.weight.batch_stride +
                                     tap * w.weight.frame_stride + r * w.weight.row_stride + s * w.weight.column_stride;
                     for (int32_t c = 0; c < group_channels; ++c)
-                        sum += to_float(pixel[c * frame.channel_stride]) * to_float(taps[c * w.weight.channel_stride]);
+                        sum +=
+                            to_float(*frame.at(pixel + c * frame.channel_stride)) * to_float(taps[c * w.weight.channel_stride]);
                 }
             }
         }
@@ -84,22 +86,20 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kThreads, 4) conv3d_save_frames(NaiveParam
 
 namespace {
 
+dim3 grid_for(int64_t threads) {
+    const int64_t blocks = (threads + kThreads - 1) / kThreads;
+    return dim3(static_cast<unsigned>(blocks < (1 << 22) ? blocks : 1 << 22), 1, 1);
+}
+
 template <typename T>
 void launch_naive(const Conv3dParams& p, hipStream_t stream) {
     const NaiveParams params{p, save_plan(p), p.out.channel_stride < p.out.column_stride};
-    const auto grid_for = [](int64_t threads) {
-        const int64_t blocks = (threads + kThreads - 1) / kThreads;
-        return dim3(static_cast<unsigned>(blocks < (1 << 22) ? blocks : 1 << 22), 1, 1);
-    };
     const dim3 block(kThreads, 1, 1);
     if (const int64_t outputs = static_cast<int64_t>(p.batch) * p.out_channels * p.out_frames * p.out_height * p.out_width) {
         hipLaunchKernelGGL(conv3d_naive<T>, grid_for(outputs), block, 0, stream, params);
         check_launch("conv3d");
     }
-    if (params.save.rows) {
-        hipLaunchKernelGGL(conv3d_save_frames<T>, grid_for(params.save.rows * kRowLanes), block, 0, stream, params);
-        check_launch("conv3d");
-    }
+    conv3d_save(p, stream);
 }
 
 void naive(const Conv3dParams& p, const Conv3dCard&, void*, void* stream) {
@@ -113,6 +113,8 @@ constexpr Row kRows[] = {
     // {name, refusal, launch, workspace, whether auto takes it, form}; the fastest first
     {"warpgroup_gemm", conv3d_warpgroup_gemm_refusal, conv3d_warpgroup_gemm, conv3d_warpgroup_gemm_workspace, nullptr,
      conv3d_warpgroup_gemm_form},
+    {"relaid_warpgroup_gemm", conv3d_relaid_warpgroup_gemm_refusal, conv3d_relaid_warpgroup_gemm,
+     conv3d_relaid_warpgroup_gemm_workspace, nullptr, conv3d_relaid_warpgroup_gemm_form},
     {"implicit_gemm", conv3d_implicit_gemm_refusal, conv3d_implicit_gemm, conv3d_implicit_gemm_workspace, nullptr,
      conv3d_implicit_gemm_form},
     {"naive", nullptr, naive},
@@ -125,6 +127,16 @@ const Row& algorithm(const std::string& name) {
 }
 
 }  // namespace
+
+void conv3d_save(const Conv3dParams& p, void* stream) {
+    const NaiveParams params{p, save_plan(p), false};
+    if (params.save.rows == 0) return;
+    with_dtype(p.dtype, [&](auto type) {
+        hipLaunchKernelGGL(conv3d_save_frames<decltype(type)>, grid_for(params.save.rows * kRowLanes), dim3(kThreads, 1, 1), 0,
+                           static_cast<hipStream_t>(stream), params);
+    });
+    check_launch("conv3d");
+}
 
 std::vector<std::string> conv3d_algorithms() { return kTable.names(); }
 

@@ -17,18 +17,21 @@ HIPCONV_INLINE void multiply_tap(const FrameWarpgroupParams& p, const Words4* pa
         for (int block = 0; block < kBlocks; ++block)
             wgmma<T>(sums[block], patch, first_rows[block] + tap_row, group_bytes, filters, bytes, keeps);
     };
+    // Each way has its own fence, commit and wait: where ways met in between, the assembler would add fences.
     if (ends_early) {
         wgmma_fence();
         multiply(0, keeps_sums);
         multiply(kWgmmaBytes, true);
+        wgmma_commit();
+        wgmma_wait<1>();
     } else {
         wgmma_fence();
         multiply(0, keeps_sums);
 #pragma unroll
         for (int bytes = kWgmmaBytes; bytes < kTileRowBytes; bytes += kWgmmaBytes) multiply(bytes, true);
+        wgmma_commit();
+        wgmma_wait<1>();
     }
-    wgmma_commit();
-    wgmma_wait<1>();
 }
 
 // Makes a tile's sums. The products of a step are under way while the warpgroup waits for the operands of the next; a step's
@@ -37,17 +40,11 @@ template <typename T, int kTileN, int kBlocks>
 HIPCONV_INLINE void multiply_frames(const FrameWarpgroupParams& p, int frame, const Ring& x, RingState& x_state,
                                     const Ring& filters, RingState& filter_state, const int (&first_rows)[kBlocks], int lane,
                                     WarpgroupSums<kTileN> (&sums)[kBlocks]) {
-    const TapFrames taps(p.conv, frame);
+    const SeenFrames taps(p.conv, frame);
     const int patches = (taps.end - taps.first) * p.channel_blocks;
     int read_filters = -1, read_x = -1;  // the stages that the step before was the last to read
     int channel_block = 0;
     bool keeps_sums = false;
-    if (patches == 0) {  // all that this frame sees is padding
-#pragma unroll
-        for (int block = 0; block < kBlocks; ++block)
-#pragma unroll
-            for (int e = 0; e < kTileN / 2; ++e) sums[block].values[e] = 0.0f;
-    }
 #pragma unroll 1
     for (int patch = 0; patch < patches; ++patch) {
         wait_for_phase(&x.full[x_state.stage], x_state.phase);
@@ -76,7 +73,7 @@ HIPCONV_INLINE void multiply_frames(const FrameWarpgroupParams& p, int frame, co
         channel_block = is_last ? 0 : channel_block + 1;
     }
     wgmma_wait<0>();
-    if (lane == 0 && read_x >= 0) {
+    if (lane == 0) {
         arrive(&filters.empty[read_filters]);
         arrive(&x.empty[read_x]);
     }

@@ -22,7 +22,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(FrameWarpgroupShape::kThreads, 1)
         const Ring filters{lds + Shape::kXStages * p.patch_chunks, kShape.filter_bytes() / 16, p.filter_stages,
                            barriers + 2 * kMaxStages, barriers + 3 * kMaxStages};
         if (thread == 0) {
-            prefetch_tensor_map(p.x);
+            if (p.conv.in_frames) prefetch_tensor_map(p.x);
+            if (p.conv.cached) prefetch_tensor_map(p.cache);
             prefetch_tensor_map(p.filters);
             for (int i = 0; i < kMaxStages; ++i) {
                 init_barrier(&x.full[i], 1);

@@ -52,4 +52,8 @@ struct FrameWarpgroupShape {
     }
 };
 
+// Launches the product of a call that is served, by filters that lie as `layout` says.
+void conv3d_launch_warpgroups(const Conv3dParams& params, const FilterLayout& layout, const void* filters,
+                              const Conv3dCard& card, void* stream);
+
 }  // namespace hipconv

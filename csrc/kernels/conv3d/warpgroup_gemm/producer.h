@@ -20,7 +20,8 @@ HIPCONV_INLINE void produce_patches(const FrameWarpgroupParams& p, const Ring& r
         for (int tap = taps.first; tap < taps.end; ++tap) {
             const int64_t at = static_cast<int64_t>(t.frame) * c.stride_t - c.front + static_cast<int64_t>(tap) * c.dilation_t;
             const int frame = static_cast<int>(frame_number(c, at, c.time_mode));
-            const bool is_cached = frame < c.cached;
+            const bool is_cached = frame < 0 ? c.in_frames == 0 : frame < c.cached;
+            const int of_map = frame < 0 || is_cached ? frame : frame - c.cached;  // frame -1 is outside, so zeros
             const TensorMap& map = is_cached ? p.cache : p.x;
 #pragma unroll 1
             for (int block = 0; block < p.channel_blocks; ++block) {
@@ -29,7 +30,7 @@ HIPCONV_INLINE void produce_patches(const FrameWarpgroupParams& p, const Ring& r
                 arrive_expect_bytes(full, p.patch_rows * kTileRowBytes);
                 tma_load_box<5>(ring.at(place), map, full,
                                 {t.group * p.frame.group_channels + block * kChannels, t.column - c.pad_left, t.row - c.pad_top,
-                                 is_cached ? frame : frame - c.cached, t.sample});
+                                 of_map, t.sample});
                 place.advance(ring.stages);
             }
         }

@@ -27,6 +27,13 @@ HIPCONV_INLINE FrameTile frame_tile(const FrameWarpgroupParams& p, int number) {
     return t;
 }
 
+// The frames of taps that a tile multiplies: at least one, which is all zeros where the tile sees nothing but padding.
+struct SeenFrames : TapFrames {
+    HIPCONV_INLINE SeenFrames(const Conv3dParams& p, int t) : TapFrames(p, t) {
+        if (first == end) first = 0, end = 1;
+    }
+};
+
 // A tile's pixels from number `first` on, as the epilogue asks for them: blocks of 8 by 8.
 struct BlockPixels {
     int frame, row, column, first, log2_block_columns;

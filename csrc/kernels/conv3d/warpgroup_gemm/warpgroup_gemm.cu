@@ -133,9 +133,14 @@ int64_t conv3d_warpgroup_gemm_workspace(const Conv3dParams& p, const Conv3dCard&
     return FilterLayout(p, false).packed_bytes;
 }
 
-void conv3d_warpgroup_gemm(const Conv3dParams& all, const Conv3dCard& card, void* workspace, void* stream) {
-    const FilterLayout l(all, false);
-    if (l.packs) conv3d_pack_filters(all, l, workspace, stream);
+void conv3d_warpgroup_gemm(const Conv3dParams& p, const Conv3dCard& card, void* workspace, void* stream) {
+    const FilterLayout l(p, false);
+    if (l.packs) conv3d_pack_filters(p, l, workspace, stream);
+    conv3d_launch_warpgroups(p, l, l.packs ? workspace : p.weight.data, card, stream);
+}
+
+void conv3d_launch_warpgroups(const Conv3dParams& all, const FilterLayout& l, const void* filters, const Conv3dCard& card,
+                              void* stream) {
     launch_samples(all, [&](const Conv3dParams& p) {
         const FrameTiling tiling = tiling_of(p, card);
         const FrameWarpgroupShape shape{tiling.tile_m, tiling.tile_n};
@@ -166,7 +171,7 @@ void conv3d_warpgroup_gemm(const Conv3dParams& all, const Conv3dCard& card, void
         g.ends_early = channels - (g.channel_blocks - 1) * kChannels <= kChannels / 2;
         if (p.in_frames) g.x = make_tensor_map(spec_of(p, p.x, p.in_frames, tiling));
         if (p.cached) g.cache = make_tensor_map(spec_of(p, p.cache, p.cached, tiling));
-        g.filters = make_tensor_map(spec_of_filters(p, l, l.packs ? workspace : p.weight.data, tiling.tile_n));
+        g.filters = make_tensor_map(spec_of_filters(p, l, filters, tiling.tile_n));
         (p.dtype == DType::bf16 ? launch_tile<bf16> : launch_tile<f16>)(g, tiling, card.compute_units, stream);
     });
 }
