@@ -12,6 +12,7 @@
 #include <optional>
 
 #include "common/direct_call.h"
+#include "common/named_values.h"
 #include "common/tensor_checks.h"
 #include "conv2d/conv2d.h"
 
@@ -38,25 +39,12 @@ struct Call {
     Conv2dPlan plan;
 };
 
-template <typename Enum, size_t kCount>
-Enum named(const char* argument, const std::string& name, const char* const (&names)[kCount]) {
-    std::string list;
-    for (size_t i = 0; i < kCount; ++i) {
-        if (name == names[i]) return static_cast<Enum>(i);
-        list += (i ? ", '" : "'") + std::string(names[i]) + "'";
-    }
-    throw py::value_error(concat(argument, ": got '", name, "', expected one of ", list));
-}
-
 // `tile` has the output pixels and filters of a block, and the number of parts of its sum (split-K). A `workspace_limit` of 0
 // leaves it to the algorithm.
 Call make_call(const Ints& stride, const Ints& padding, const Ints& dilation, int32_t groups, const std::string& padding_mode,
                const std::string& activation, const std::string& float32_precision, const Ints& out_size,
                at::ScalarType out_dtype, bool channels_last, const std::string& algorithm, const Ints& tile,
                int64_t workspace_limit) {
-    static constexpr const char* kModes[] = {"zeros", "reflect", "replicate", "circular"};
-    static constexpr const char* kActivations[] = {"none", "relu",    "relu6", "gelu",       "gelu_tanh",
-                                                   "silu", "sigmoid", "tanh",  "leaky_relu", "hardswish"};
     static constexpr const char* kPrecisions[] = {"ieee", "tf32"};
     if (stride.size() != 2 || padding.size() != 4 || dilation.size() != 2 || out_size.size() != 2 || tile.size() != 3)
         throw py::value_error("stride, padding, dilation, out_size, tile: expected 2, 4, 2, 2 and 3 integers");
@@ -66,8 +54,8 @@ Call make_call(const Ints& stride, const Ints& padding, const Ints& dilation, in
             dilation,
             out_size,
             groups,
-            named<PaddingMode>("padding_mode", padding_mode, kModes),
-            named<Conv2dActivation>("activation", activation, kActivations),
+            padding_mode_of("padding_mode", padding_mode),
+            activation_of(activation),
             named<Float32Precision>("float32_precision", float32_precision, kPrecisions),
             out_dtype,
             channels_last,

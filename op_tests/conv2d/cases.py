@@ -290,15 +290,27 @@ def mismatch_conv2d(out: Tensor, arguments: dict[str, Any], expected: Tensor | N
         return None
     if not out.isfinite().all():
         return f"{int((~out.isfinite()).sum())} of {out.numel()} elements are not finite"
-    products = arguments["weight"][0].numel()
-    scale = max(1, products**0.5 / 32)
-    rmse_gate, max_gate, may_differ = _GATES.get(out.dtype, (1e-6 * scale, 1e-5 * scale, 1.0))
-    if arguments.get("float32_precision") == "tf32" and arguments["x"].dtype == torch.float32:
-        rmse_gate, max_gate, may_differ = max(rmse_gate, _TF32_GATES[0]), max(max_gate, _TF32_GATES[1]), 1.0
-    if times := ROUNDED_PLANES.get((algorithm, arguments["x"].dtype)):
-        rmse_gate, max_gate, may_differ = times * rmse_gate, times * max_gate, 1.0
     # Errors arise before the activation, which may send most of what is large to zero.
     before = expected if arguments["activation"] == "none" else reference_of(arguments | {"activation": "none"})
+    cancels = arguments["activation"] not in ("none", "relu", "relu6", "leaky_relu")  # f32 loses the last bits of its small results
+    rounds = arguments.get("float32_precision") == "tf32" and arguments["x"].dtype == torch.float32
+    times = ROUNDED_PLANES.get((algorithm, arguments["x"].dtype), 0)
+    return outside_gates(out, expected, before, arguments["weight"][0].numel(), cancels, rounds, times)
+
+
+def outside_gates(
+    out: Tensor, expected: Tensor, before: Tensor, products: int, cancels: bool, rounds: bool = False, times: float = 0
+) -> str | None:
+    """None if `out` is `expected` within the limits for sums of so many products, else what is wrong. `before` is expected before the
+    activation, which `cancels` if its small results are those of large ones; `rounds`: factors are rounded to TF32; `times`, if it is not
+    zero: so many times the errors of one rounding are allowed.
+    """
+    scale = max(1, products**0.5 / 32)
+    rmse_gate, max_gate, may_differ = _GATES.get(out.dtype, (1e-6 * scale, 1e-5 * scale, 1.0))
+    if rounds:
+        rmse_gate, max_gate, may_differ = max(rmse_gate, _TF32_GATES[0]), max(max_gate, _TF32_GATES[1]), 1.0
+    if times:
+        rmse_gate, max_gate, may_differ = times * rmse_gate, times * max_gate, 1.0
     rms = before.square().mean().sqrt().item()
     error = (out.double() - expected).abs()
     eps = torch.finfo(out.dtype).eps
@@ -310,7 +322,6 @@ def mismatch_conv2d(out: Tensor, arguments: dict[str, Any], expected: Tensor | N
     if (error > bound).any():
         return f"{int((error > bound).sum())} elements are off by more than {bound.min().item():.1e} and their share"
     differing = int((out != expected.to(out.dtype)).sum())
-    cancels = arguments["activation"] not in ("none", "relu", "relu6", "leaky_relu")  # f32 loses the last bits of its small results
     if differing > max(4, out.numel() * may_differ) and not cancels:
         return f"{differing} of {out.numel()} elements are not the reference rounded once to {out.dtype}"
     return None

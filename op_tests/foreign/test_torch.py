@@ -1,4 +1,4 @@
-"""PyTorch's own samples of conv1d and conv2d: forward, derivatives, vmap, autocast, fake tensors, and what is refused."""
+"""PyTorch's own samples of conv1d, conv2d and conv3d: forward, derivatives, vmap, autocast, fake tensors, and what is refused."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_forward(case: TorchCase, device: torch.device) -> None:
         cast = case.with_dtype(dtype, device)
         expected = on_torch(cast.with_dtype(torch.float64, device))
         close(on_hipconv(cast), expected, dtype, case)
-        for algorithm in hipconv.conv2d_router.METHODS:
+        for algorithm in (hipconv.conv2d_router if case.dimensions < 3 else hipconv.conv3d_router).METHODS:
             try:
                 found = on_hipconv(cast, algorithm=algorithm)
             except ValueError as error:
@@ -47,8 +47,9 @@ def test_forward(case: TorchCase, device: torch.device) -> None:
                 continue
             assert found.shape == expected.shape and found.dtype == dtype, algorithm
             close(found, expected, dtype, case)
-        if cast.x.dim() == 4:
-            last = cast._replace(x=cast.x.contiguous(memory_format=torch.channels_last))
+        if (cast.x.dim() == 4 and case.dimensions < 3) or cast.x.dim() == 5:
+            memory_format = torch.channels_last if cast.x.dim() == 4 else torch.channels_last_3d
+            last = cast._replace(x=cast.x.contiguous(memory_format=memory_format))
             close(on_hipconv(last), expected, dtype, case)
 
 

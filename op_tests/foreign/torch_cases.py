@@ -1,4 +1,4 @@
-"""Convolutions of one and two dimensions that PyTorch tests its own with: OpInfo's samples and error inputs, and the modules' tests.
+"""Convolutions of one, two and three dimensions that PyTorch tests its own with: OpInfo's samples and error inputs, and the modules' tests.
 
 They come from the installed torch (torch.testing._internal), and torch computes what they should give. A convolution of one dimension
 is run as one of two with a height of one.
@@ -17,12 +17,14 @@ from torch.testing._internal import common_methods_invocations, common_modules, 
 
 import hipconv
 
-OPS = {1: F.conv1d, 2: F.conv2d}
+OPS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+NAMES = ("conv1d", "conv2d", "conv3d")
+MODULES = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class TorchCase(NamedTuple):
     name: str
-    x: Tensor  # (batch,) channels, then one or two sizes
+    x: Tensor  # (batch,) channels, then one to three sizes
     weight: Tensor
     bias: Tensor | None
     options: dict[str, Any]  # stride, padding, dilation, groups, padding_mode
@@ -39,11 +41,12 @@ class TorchCase(NamedTuple):
 
 
 def on_hipconv(case: TorchCase, *tensors: Tensor | None, **options: Any) -> Tensor:
-    """`hipconv.conv2d` of these tensors, or of the case's."""
+    """`hipconv.conv2d`, or `conv3d`, of these tensors, or of the case's."""
     x, weight, bias = tensors or (case.x, case.weight, case.bias)
     assert x is not None and weight is not None
-    if case.dimensions == 2:
-        return hipconv.conv2d(x, weight, bias, **case.options, **options)
+    if case.dimensions > 1:
+        convolve: Any = hipconv.conv2d if case.dimensions == 2 else hipconv.conv3d
+        return convolve(x, weight, bias, **case.options, **options)
 
     def of_row(value: Any, plain: int) -> Any:
         return value if isinstance(value, str) else (plain, *(value if isinstance(value, tuple) else (value,)))
@@ -54,7 +57,7 @@ def on_hipconv(case: TorchCase, *tensors: Tensor | None, **options: Any) -> Tens
 
 
 def on_torch(case: TorchCase, *tensors: Tensor | None) -> Tensor:
-    """torch's own, with its padding modes as nn.Conv1d and nn.Conv2d have them."""
+    """torch's own, with its padding modes as nn.Conv1d and its like have them."""
     x, weight, bias = tensors or (case.x, case.weight, case.bias)
     assert x is not None and weight is not None
     options = dict(case.options)
@@ -77,19 +80,19 @@ def _of_module(module: Any, x: Tensor, name: str) -> TorchCase:
 
 def _all() -> Iterator[TorchCase]:
     torch.manual_seed(0)
-    for name in ("conv1d", "conv2d"):
+    for name in NAMES:
         for number, sample in enumerate(_of_op(name).sample_inputs("cpu", torch.float32, requires_grad=False)):
             weight, bias = sample.args
             yield TorchCase(f"op_db {name} {number}", sample.input, weight, bias, dict(sample.kwargs))
     for info in common_modules.module_db:
-        if info.module_cls in (nn.Conv1d, nn.Conv2d):
+        if info.module_cls in MODULES:
             inputs = info.module_inputs_func(info, device="cpu", dtype=torch.float32, requires_grad=False, training=True)
             for number, each in enumerate(inputs):
                 module = info.module_cls(*each.constructor_input.args, **each.constructor_input.kwargs)
                 yield _of_module(module, each.forward_input.args[0], f"module_db {info.module_cls.__name__} {number}")
     for number, test in enumerate([*common_nn.module_tests, *common_nn.get_new_module_tests()]):
         name = test.get("fullname") or test.get("module_name", "")
-        if name.startswith(("Conv1d", "Conv2d")):
+        if name.startswith(("Conv1d", "Conv2d", "Conv3d")):
             make = test.get("constructor") or functools.partial(getattr(nn, name), *test["constructor_args"])
             yield _of_module(make(), torch.randn(test["input_size"]), f"common_nn {number} {name} {test.get('desc', '')}".rstrip())
 
@@ -122,7 +125,7 @@ def refusals() -> tuple[Refusal, ...]:
         return tensor.float() if isinstance(tensor, Tensor) and tensor.dtype == torch.float64 else tensor
 
     found = []
-    for name in ("conv1d", "conv2d"):
+    for name in NAMES:
         for number, error in enumerate(_of_op(name).error_inputs("cpu")):
             sample = error.sample_input
             weight, bias = (as_served(each) for each in sample.args)

@@ -42,19 +42,20 @@ DROP_IN_MODULES = ("causal_conv1d_cuda", "causal_conv1d_interface", "causal_conv
 NAMES = {
     "hipconv": (
         "__version__", "causal_conv1d", "causal_conv1d_fn", "causal_conv1d_fwd", "causal_conv1d_plan", "causal_conv1d_update", "conv2d",
-        "conv2d_plan", "errors", "install_as_causal_conv1d", "nn", "reference", "reference_training", "replace_conv2d", "serving",
+        "conv2d_plan", "conv3d", "conv3d_plan", "errors", "install_as_causal_conv1d", "nn", "reference", "reference_training",
+        "replace_conv2d", "replace_conv3d", "serving",
         "warmup",
     ),
     "hipconv.serving": (
         "causal_conv1d_fn", "causal_conv1d_split_qkv", "causal_conv1d_update", "causal_conv1d_update_split_qkv",
         "compute_causal_conv1d_metadata", "fused_reshape_causal_conv1d_update_single_token",
     ),
-    "hipconv.nn": ("CausalConv1d", "Conv2d", "ShortConvolution"),
+    "hipconv.nn": ("CausalConv1d", "CausalConv3d", "Conv2d", "ShortConvolution"),
     "hipconv.errors": (
         "BadRegistry", "BuildDisabled", "BuildError", "CacheUntrusted", "CacheUnwritable", "CaptureError", "JitError", "MissingToolchain",
         "UnknownModule",
     ),
-    "hipconv.reference": ("causal_conv1d", "causal_conv1d_varlen", "conv2d"),
+    "hipconv.reference": ("causal_conv1d", "causal_conv1d_varlen", "conv2d", "conv3d"),
     "hipconv.reference_training": ("causal_conv1d",),
     "hipconv.reference_update": ("Update", "causal_conv1d_update"),
     "hipconv.drop_in": ("__version__", "causal_conv1d_fn", "causal_conv1d_update", "install_as_causal_conv1d"),
@@ -69,7 +70,7 @@ NAMES = {
 OPERATORS = (
     "causal_conv1d", "causal_conv1d_bwd", "causal_conv1d_bwd_out", "causal_conv1d_fn", "causal_conv1d_fwd", "causal_conv1d_states_fwd",
     "causal_conv1d_update", "causal_conv1d_update_split_qkv", "causal_conv1d_varlen", "causal_conv1d_varlen_split", "conv2d", "conv2d_bwd",
-    "conv2d_out",
+    "conv2d_out", "conv3d", "conv3d_out",
 )  # fmt: skip
 
 

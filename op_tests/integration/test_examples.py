@@ -76,7 +76,7 @@ def test_the_examples_of_a_page(page: str, capsys) -> None:
 
 def test_the_pages_have_examples_and_links_that_lead_somewhere() -> None:
     assert len(PAGES["README.md"].splitlines()) <= 150
-    assert {"README.md", "docs/conv1d.md", "docs/conv2d.md", "docs/serving.md", "docs/training.md"} <= {
+    assert {"README.md", "docs/conv1d.md", "docs/conv2d.md", "docs/conv3d.md", "docs/serving.md", "docs/training.md"} <= {
         page for page, text in PAGES.items() if examples_of(text)
     }
     for page, text in PAGES.items():

@@ -142,6 +142,7 @@ def launched(name, module):
             x[0], weight, None, state, torch.tensor([0, 5, 8], dtype=torch.int32), out=out[0]
         ),
         "conv2d": lambda: hipconv.conv2d(torch.ones(1, 4, 6, 8), torch.ones(4, 4, 3, 3), padding=1, out=images),
+        "conv3d": lambda: hipconv.conv3d(torch.ones(4, 1, 6, 8), torch.ones(4, 4, 1, 3, 3), padding=(0, 1, 1), out=images[0][:, None]),
     }[name]
     try:
         call()

@@ -9,6 +9,7 @@ from .jit import registry as registry
 from .jit import targets as targets
 from .jit import warmup
 from .nn.replace import replace_conv2d
+from .nn.video import replace_conv3d
 from .ops.conv1d.forward import causal_conv1d, causal_conv1d_fwd
 from .ops.conv1d.plan import causal_conv1d_plan
 from .ops.conv1d.step import causal_conv1d_update
@@ -17,6 +18,9 @@ from .ops.conv2d import router as conv2d_router
 from .ops.conv2d.forward import conv2d
 from .ops.conv2d.packing import prepack_conv2d
 from .ops.conv2d.plan import conv2d_plan
+from .ops.conv3d import router as conv3d_router
+from .ops.conv3d.forward import conv3d
+from .ops.conv3d.plan import conv3d_plan
 
 __all__ = [
     "causal_conv1d",
@@ -27,6 +31,9 @@ __all__ = [
     "conv2d",
     "conv2d_plan",
     "conv2d_router",
+    "conv3d",
+    "conv3d_plan",
+    "conv3d_router",
     "errors",
     "install_as_causal_conv1d",
     "nn",
@@ -35,6 +42,7 @@ __all__ = [
     "reference_training",
     "reference_update",
     "replace_conv2d",
+    "replace_conv3d",
     "serving",
     "warmup",
 ]

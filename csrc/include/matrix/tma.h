@@ -17,7 +17,7 @@ namespace hipconv {
 
 // ---- tensor maps, made on the host ------------------------------------------------------------------------------------
 
-constexpr int kMaxTensorRank = 4;
+constexpr int kMaxTensorRank = 5;
 
 // The tensor that a tensor map describes: its axes begin with the densest. Strides are in bytes, and that of the first axis is
 // an element's. TMA rounds f32 to TF32 on the way.
@@ -66,7 +66,7 @@ inline TensorMap make_tensor_map(const TensorMapSpec& tensor) {
 #if defined(HIPCONV_NVIDIA)
     if (!compat::encode_tensor_map(map.words, tensor))
         throw std::runtime_error(
-            "hipconv: conv2d: the driver could not encode a tensor map for TMA. "
+            "hipconv: the driver could not encode a tensor map for TMA. "
             "algorithm='implicit_gemm' goes without it; please report the shapes and strides.");
 #else
     map.tensor = tensor;
@@ -209,13 +209,19 @@ inline void copy_row(Words4* to, int row, const TensorMapSpec& t, int channel, c
 // Loads the box whose first element has these coordinates, which may be outside the tensor. `to` is a multiple of 1024.
 template <int kRank>
 HIPCONV_INLINE void tma_load_box(Words4* to, const TensorMap& map, Barrier* barrier, const int (&at)[kRank]) {
-    static_assert(kRank == 3 || kRank == 4, "filters and images");
+    static_assert(kRank >= 3 && kRank <= 5, "filters, images and volumes");
 #if defined(HIPCONV_HAS_WARPGROUPS)
     if constexpr (kRank == 3)
         asm volatile(
             "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
             "[%2];" ::"r"(lds_address(to)),
             "l"(&map), "r"(lds_address(barrier)), "r"(at[0]), "r"(at[1]), "r"(at[2])
+            : "memory");
+    else if constexpr (kRank == 5)
+        asm volatile(
+            "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, "
+            "%7}], [%2];" ::"r"(lds_address(to)),
+            "l"(&map), "r"(lds_address(barrier)), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4])
             : "memory");
     else
         asm volatile(

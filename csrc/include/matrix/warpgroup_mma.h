@@ -132,16 +132,21 @@ HIPCONV_INLINE uint64_t matrix_descriptor(uint32_t address, uint32_t group_bytes
            uint64_t{1} << 62;
 }
 
-// The registers of 64 pixels by 64 or 128 filters.
+// The registers of 64 pixels by 32, 64, 96 or 128 filters.
 #define HIPCONV_SUMS_8(at)                                                                                             \
     "+f"(d[at]), "+f"(d[at + 1]), "+f"(d[at + 2]), "+f"(d[at + 3]), "+f"(d[at + 4]), "+f"(d[at + 5]), "+f"(d[at + 6]), \
         "+f"(d[at + 7])
 #define HIPCONV_SUMS_32(at) HIPCONV_SUMS_8(at), HIPCONV_SUMS_8(at + 8), HIPCONV_SUMS_8(at + 16), HIPCONV_SUMS_8(at + 24)
-#define HIPCONV_SUMS_64 HIPCONV_SUMS_32(0)
-#define HIPCONV_SUMS_128 HIPCONV_SUMS_32(0), HIPCONV_SUMS_32(32)
+#define HIPCONV_SUMS_16(at) HIPCONV_SUMS_8(at), HIPCONV_SUMS_8(at + 8)
+#define HIPCONV_OF_32 HIPCONV_SUMS_16(0)
+#define HIPCONV_OF_64 HIPCONV_SUMS_32(0)
+#define HIPCONV_OF_96 HIPCONV_SUMS_32(0), HIPCONV_SUMS_16(32)
+#define HIPCONV_OF_128 HIPCONV_SUMS_32(0), HIPCONV_SUMS_32(32)
+#define HIPCONV_NAMES_32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define HIPCONV_NAMES_64                                                                                       \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22," \
     "%23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define HIPCONV_NAMES_96 HIPCONV_NAMES_64 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define HIPCONV_NAMES_128                                                                                         \
     HIPCONV_NAMES_64                                                                                              \
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, " \
@@ -156,7 +161,7 @@ HIPCONV_INLINE uint64_t matrix_descriptor(uint32_t address, uint32_t group_bytes
         "}, %" pixels_at ", %" filters_at ", keeps, 1, 1" order                                           \
         ";\n"                                                                                             \
         "}"                                                                                               \
-        : HIPCONV_SUMS_##count                                                                            \
+        : HIPCONV_OF_##count                                                                              \
         : "l"(pixels), "l"(filters), "r"(static_cast<int>(keeps_sums)))
 #endif
 
@@ -164,7 +169,8 @@ HIPCONV_INLINE uint64_t matrix_descriptor(uint32_t address, uint32_t group_bytes
 template <typename T, int kFilters>
 HIPCONV_INLINE void wgmma(WarpgroupSums<kFilters>& sums, const Words4* pixel_rows, int first_row, int group_bytes,
                           const Words4* filter_rows, int channel_bytes, bool keeps_sums) {
-    static_assert(kFilters == 64 || kFilters == 128, "other sizes are other instructions");
+    static_assert(kFilters == 32 || kFilters == 64 || kFilters == 96 || kFilters == 128, "others are other instructions");
+    static_assert(sizeof(T) == 2 || kFilters == 64 || kFilters == 128, "tiles of f32");
 #if defined(HIPCONV_HAS_WARPGROUPS)
     const uint64_t pixels = matrix_descriptor(lds_address(pixel_rows) + first_row * kTileRowBytes + channel_bytes, group_bytes);
     const uint64_t filters = matrix_descriptor(lds_address(filter_rows) + channel_bytes, 8 * kTileRowBytes);
@@ -175,6 +181,14 @@ HIPCONV_INLINE void wgmma(WarpgroupSums<kFilters>& sums, const Words4* pixel_row
         HIPCONV_WGMMA(128, "k16", "bf16", ", 0, 0", "64", "65", "66");
     else if constexpr (kFilters == 128)
         HIPCONV_WGMMA(128, "k16", "f16", ", 0, 0", "64", "65", "66");
+    else if constexpr (kFilters == 96 && kIsBf16<T>)
+        HIPCONV_WGMMA(96, "k16", "bf16", ", 0, 0", "48", "49", "50");
+    else if constexpr (kFilters == 96)
+        HIPCONV_WGMMA(96, "k16", "f16", ", 0, 0", "48", "49", "50");
+    else if constexpr (kFilters == 32 && kIsBf16<T>)
+        HIPCONV_WGMMA(32, "k16", "bf16", ", 0, 0", "16", "17", "18");
+    else if constexpr (kFilters == 32)
+        HIPCONV_WGMMA(32, "k16", "f16", ", 0, 0", "16", "17", "18");
     else if constexpr (sizeof(T) == 4)
         HIPCONV_WGMMA(64, "k8", "tf32", "", "32", "33", "34");
     else if constexpr (kIsBf16<T>)

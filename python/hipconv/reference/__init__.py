@@ -2,6 +2,7 @@
 
 from .conv1d import causal_conv1d
 from .conv2d import conv2d
+from .conv3d import conv3d
 from .prefill import causal_conv1d_varlen
 
-__all__ = ["causal_conv1d", "causal_conv1d_varlen", "conv2d"]
+__all__ = ["causal_conv1d", "causal_conv1d_varlen", "conv2d", "conv3d"]

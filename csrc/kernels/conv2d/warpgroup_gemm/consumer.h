@@ -1,30 +1,11 @@
 // The consumers: warpgroups that multiply the stages of the rings, and so make the sums of a tile.
 #pragma once
 
-#include "matrix/warpgroup_mma.h"
-#include "ring.h"
+#include "../gemm/ring.h"
+#include "../gemm/warpgroup_epilogue.h"
 #include "tile_scheduler.h"
 
 namespace hipconv {
-
-// Loads a lane's share of a tile's bias, or zeros if there is none. The load is under way while the products are made.
-template <typename B, int kEach>
-HIPCONV_INLINE void load_bias(const void* bias, int64_t first, int64_t stride, int filters, int lane, float (&to)[kEach]) {
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-        const int filter = lane + i * 32;
-        to[i] = filter < filters ? to_float(static_cast<const B*>(bias)[(first + filter) * stride]) : 0.0f;
-    }
-}
-
-template <int kEach>
-HIPCONV_INLINE void load_bias(const WarpgroupGemmParams& p, const WarpgroupTile& t, int lane, float (&to)[kEach]) {
-    const Conv2dParams& c = p.gemm.conv;
-    const void* bias = global_pointer<const void>(c.bias);
-    const int64_t first = static_cast<int64_t>(t.group) * p.gemm.group_filters + t.first_filter;
-    const int filters = c.bias ? p.gemm.group_filters - t.first_filter : 0;
-    with_dtype(c.bias_dtype, [&](auto type) { load_bias<decltype(type)>(bias, first, c.bias_stride, filters, lane, to); });
-}
 
 // Multiplies one tap of x by a stage of the filters: the channels of 128 bytes, kWgmmaBytes of them at a time.
 template <typename T, int kTileN, int kBlocks>

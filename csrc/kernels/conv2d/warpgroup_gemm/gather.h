@@ -1,8 +1,8 @@
 // The gathering producers: waves that read x whose channels are not dense, and transpose it on its way to LDS.
 #pragma once
 
+#include "../gemm/ring.h"
 #include "../gemm/transpose.h"
-#include "ring.h"
 #include "tile_scheduler.h"
 
 namespace hipconv {

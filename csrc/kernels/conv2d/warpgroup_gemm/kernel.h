@@ -80,7 +80,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
             const WarpgroupTile t = warpgroup_tile<kTileM>(p, number);
             WarpgroupSums<kTileN> sums[kBlocks];
             float bias[kTileN / 32];
-            load_bias(p, t, lane, bias);
+            load_bias(p.gemm, t.group, t.first_filter, lane, bias);
             mainloop<T>(p, t, x, x_state, filters, filter_state, first_block_row, lane, sums);
             int again = number;
             from_here_on(again);  // the tile is worked out again, and not kept in registers beside the sums

@@ -11,7 +11,7 @@
 // stride 1.
 #pragma once
 
-#include "../gemm/gemm.h"
+#include "../gemm/warpgroup_epilogue.h"
 #include "matrix/tma.h"
 #include "split_k.h"
 
@@ -51,9 +51,6 @@ struct WarpgroupShape {
     int blocks_per_unit, producers;
     int producer_registers, consumer_registers;  // of a thread, after producers gave theirs to consumers; 0: not changed
     int parts;                                   // kParts
-    static constexpr int kEpilogueFilters = 32, kEpiloguePixels = 16;
-    // The epilogue tile of a wave, and the bias of the tile behind it.
-    static HIPCONV_INLINE constexpr int epilogue_floats(int tile_n) { return kEpiloguePixels * kEpilogueFilters + tile_n; }
     static constexpr int kBarrierBytes = 4 * kMaxStages * 8;
 
     HIPCONV_INLINE constexpr int consumers() const { return tile_m == 64 ? 128 : 256; }
@@ -62,7 +59,7 @@ struct WarpgroupShape {
     HIPCONV_INLINE constexpr int run_bytes() const { return parts * tile_m * kTileRowBytes; }
     HIPCONV_INLINE constexpr int patch_rows() const { return hipconv::patch_rows(tile_m, by_tma ? kNarrow : kWide); }
     HIPCONV_INLINE constexpr int patch_bytes() const { return parts * ((patch_rows() * kTileRowBytes + 1023) / 1024 * 1024); }
-    HIPCONV_INLINE constexpr int epilogue_bytes() const { return consumers() / 32 * epilogue_floats(tile_n) * 4; }
+    HIPCONV_INLINE constexpr int epilogue_bytes() const { return consumers() / 32 * WarpgroupEpilogue::floats(tile_n) * 4; }
     // An SM has 228 KB of LDS, of which the system takes 1 KB for each block.
     static constexpr int kMaxSharedBytes = 228 * 1024;
     HIPCONV_INLINE constexpr int ring_bytes() const {

@@ -2,7 +2,7 @@
 // is long, across tiles too.
 #pragma once
 
-#include "ring.h"
+#include "../gemm/ring.h"
 #include "tile_scheduler.h"
 
 namespace hipconv {

@@ -39,12 +39,12 @@ def options(
     """Arguments as the public function takes them, for filters of `kernel` = (height, width)."""
     parse_activation(activation, ACTIVATIONS)
     if not isinstance(padding_mode, str):
-        raise TypeError(f"padding_mode: got {describe(padding_mode)}, expected one of {_listed(PADDING_MODES)}")
+        raise TypeError(f"padding_mode: got {describe(padding_mode)}, expected one of {listed(PADDING_MODES)}")
     if padding_mode not in PADDING_MODES:
-        raise ValueError(f"padding_mode: got {describe(padding_mode)}, expected one of {_listed(PADDING_MODES)}")
+        raise ValueError(f"padding_mode: got {describe(padding_mode)}, expected one of {listed(PADDING_MODES)}")
     pair = _pair("stride", stride, 1)
     dilations = _pair("dilation", dilation, 1)
-    if not _is_int(groups):
+    if not is_integer(groups):
         raise TypeError(f"groups: got {describe(groups)}, expected an int")
     _check_range("groups", groups, 1)
     return Options(pair, _padding(padding, kernel, pair, dilations), dilations, groups, padding_mode, activation)
@@ -74,7 +74,7 @@ def _padding(padding: Padding, kernel: tuple[int, int], stride: tuple[int, int],
         height, width = (d * (k - 1) for d, k in zip(dilation, kernel, strict=True))
         return height // 2, height - height // 2, width // 2, width - width // 2
     if isinstance(padding, Sequence) and len(padding) == 4:
-        top, bottom, left, right = _ints("padding", padding, 0)
+        top, bottom, left, right = integers("padding", padding, 0)
         return top, bottom, left, right
     height, width = _pair("padding", padding, 0)
     return height, height, width, width
@@ -82,16 +82,16 @@ def _padding(padding: Padding, kernel: tuple[int, int], stride: tuple[int, int],
 
 def _pair(name: str, value: Padding, at_least: int) -> tuple[int, int]:
     """(height, width)"""
-    values = _ints(name, value if isinstance(value, Sequence) and not isinstance(value, str) else (value,), at_least)
+    values = integers(name, value if isinstance(value, Sequence) and not isinstance(value, str) else (value,), at_least)
     if len(values) not in (1, 2):
         more = ", or (top, bottom, left, right)" if name == "padding" else ""
         raise ValueError(f"{name}: got {describe(value)}, expected an int or a pair{more}")
     return values[0], values[-1]
 
 
-def _ints(name: str, values: Sequence[Any], at_least: int) -> tuple[int, ...]:
+def integers(name: str, values: Sequence[Any], at_least: int) -> tuple[int, ...]:
     for value in values:
-        if not _is_int(value):
+        if not is_integer(value):
             raise TypeError(f"{name}: got {describe(value)}, expected integers")
         _check_range(name, value, at_least)
     return tuple(values)
@@ -104,12 +104,12 @@ def _check_range(name: str, value: int, at_least: int) -> None:
         raise ValueError(f"{name}: got {describe(value)}, expected at most 2147483647")
 
 
-def _is_int(value: object) -> bool:
+def is_integer(value: object) -> bool:
     return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
 
 
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(f"'{name}'" for name in names)
+def listed(names: Sequence[str | None]) -> str:
+    return ", ".join("None" if name is None else f"'{name}'" for name in names)
 
 
 # ---- shapes ------------------------------------------------------------------------------------------------------------------------

@@ -142,7 +142,7 @@ def with_padding(x: Tensor, o: Options) -> tuple[Tensor, tuple[int, int]]:
 
 
 @functools.cache
-def _fast_on_cpu(dtype: torch.dtype) -> bool:
+def fast_on_cpu(dtype: torch.dtype) -> bool:
     """Tell whether oneDNN convolves in `dtype` here; torch's own loops, which take over elsewhere, are many times slower than f32."""
     supports = {torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported, torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported}
     return dtype == torch.float32 or supports[dtype]()
@@ -151,7 +151,7 @@ def _fast_on_cpu(dtype: torch.dtype) -> bool:
 def _by_torch(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, o: Options, dtype: torch.dtype) -> Tensor:
     """Rounded once: in 16 bits only if nothing but an exact activation follows, and if the processor is fast at it."""
     exact = o.activation in ROUNDED_FIRST and residual is None and dtype == x.dtype and (bias is None or bias.dtype == dtype)
-    if not (exact and _fast_on_cpu(dtype)):
+    if not (exact and fast_on_cpu(dtype)):
         x, weight, bias = x.float(), weight.float(), None if bias is None else bias.float()
     x, padding = with_padding(x, o)
     result = torch.conv2d(x, weight, bias, o.stride, padding, o.dilation, o.groups)

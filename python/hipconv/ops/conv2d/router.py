@@ -106,20 +106,23 @@ def may_take_winograd(dtype: torch.dtype, filters: Sequence[int]) -> bool:
 # ---- by name -----------------------------------------------------------------------------------------------------------------------
 
 
-def requested(keyword: str, variable: str | None, here: Sequence[str]) -> tuple[str, str]:
-    """(the algorithm asked for or "auto", what asked for it): a call's `algorithm`, else HIPCONV_CONV2D_ALGORITHM, else "auto".
+def requested(
+    keyword: str, variable: str | None, here: Sequence[str], *, known: Sequence[str] = (*METHODS, CPU_METHOD), name: str = VARIABLE
+) -> tuple[str, str]:
+    """(the algorithm asked for or "auto", what asked for it): a call's `algorithm`, else the environment variable `name`, else "auto".
 
-    The variable holds for every backend, so it may name an algorithm that only another one has, and then means nothing here.
+    The variable holds for every backend, so it may name an algorithm that only another one has, and then means nothing here. `known` has
+    those of all backends.
     """
     if keyword != "auto":
         if keyword not in here:
             raise ValueError(f"algorithm: got '{keyword}', expected one of {_listed(here)}")
         return keyword, "algorithm"
     if variable and variable != "auto":
-        if variable not in (*METHODS, CPU_METHOD):
-            raise ValueError(f"{VARIABLE}: got '{variable}', expected one of {_listed((*METHODS, CPU_METHOD))}")
+        if variable not in known:
+            raise ValueError(f"{name}: got '{variable}', expected one of {_listed(known)}")
         if variable in here:
-            return variable, VARIABLE
+            return variable, name
     return "auto", "auto"
 
 

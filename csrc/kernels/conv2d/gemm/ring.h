@@ -2,7 +2,7 @@
 // filled, "empty" tells the producer that it may be filled again.
 #pragma once
 
-#include "params.h"
+#include "matrix/tma.h"
 
 namespace hipconv {
 

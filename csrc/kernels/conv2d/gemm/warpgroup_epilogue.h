@@ -1,11 +1,17 @@
-// The epilogue for a 16-bit out without a residual: sums are rounded where they are and transposed between lanes, without LDS.
+// The epilogue of a warpgroup: from its sums to out, with bias, residual and activation. For a 16-bit out without a residual,
+// sums are rounded where they are and transposed between lanes, without LDS; else they pass through LDS.
 #pragma once
 
-#include "../gemm/epilogue.h"
+#include "epilogue.h"
 #include "matrix/warpgroup_mma.h"
-#include "tile_scheduler.h"
 
 namespace hipconv {
+
+// A wave's epilogue tile in LDS, with the bias of the whole tile behind it.
+struct WarpgroupEpilogue {
+    static constexpr int kPixels = 16, kFilters = 32;
+    static HIPCONV_INLINE constexpr int floats(int tile_n) { return kPixels * kFilters + tile_n; }
+};
 
 // Selects a thread's sums of block `number` of 32 filters; the search begins at kNumber. Of each 8 filters a thread has two for
 // one pixel and two for another.
@@ -82,14 +88,13 @@ HIPCONV_INLINE void store_two_pixels(const ConvGemmParams& g, const uint32_t (&w
 // Rounds a tile's sums, transposes them between lanes and stores them. Where eight elements are aligned, each lane ends up with
 // eight consecutive ones; else lanes lie along pixels, with two pixels each. The loop is not unrolled, because the activations
 // are long.
-template <typename T, int kTileN, int kBlocks>
-HIPCONV_INLINE void store_16bit(const WarpgroupGemmParams& p, const WarpgroupTile& t,
+template <typename T, int kTileN, int kBlocks, typename PixelsFrom>
+HIPCONV_INLINE void store_16bit(const ConvGemmParams& g, int group, int tile_filter, PixelsFrom pixels_from,
                                 const WarpgroupSums<kTileN> (&sums)[kBlocks], const float* bias, int wave_pixel, int lane) {
-    const ConvGemmParams& g = p.gemm;
     const Conv2dParams& c = g.conv;
     const int of_four = lane % 4, row = lane / 4;
-    const int64_t first_filter = static_cast<int64_t>(t.group) * g.group_filters + t.first_filter;
-    const int filters = g.group_filters - t.first_filter;
+    const int64_t first_filter = static_cast<int64_t>(group) * g.group_filters + tile_filter;
+    const int filters = g.group_filters - tile_filter;
     // This lane stores two pixels with eight filters each; eight consecutive pixels; or two pairs of pixels.
     const int first_pixel = g.along_filters ? row : g.vector_stores ? of_four % 2 * 8 : of_four * 2;
     const int filter = g.along_filters ? of_four * 8 : g.vector_stores ? of_four / 2 * 8 + row : row;  // among the 32
@@ -99,7 +104,7 @@ HIPCONV_INLINE void store_16bit(const WarpgroupGemmParams& p, const WarpgroupTil
     for (int number = 0; number < kBlocks * kTileN / 32; ++number) {
         const int first = number % (kTileN / 32) * 32;
         if (first == 0) {
-            const WarpgroupPixels pixels{p.patch_columns, t, wave_pixel + number / (kTileN / 32) * kWarpgroupPixels};
+            const auto pixels = pixels_from(wave_pixel + number / (kTileN / 32) * kWarpgroupPixels);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int pixel = first_pixel + i % 2 * 8 + i / 2;
@@ -128,6 +133,88 @@ HIPCONV_INLINE void store_16bit(const WarpgroupGemmParams& p, const WarpgroupTil
         } else {
             store_two_pixels<T>(g, words, lane, place, is_inside, first, filter, filters);
         }
+    }
+}
+
+// ---- a tile -------------------------------------------------------------------------------------------------------------
+
+// Writes a thread's sums to epilogue tile `number` of its wave.
+template <int kTileN, int kBlocks>
+HIPCONV_INLINE void write_epilogue_tile(const WarpgroupSums<kTileN> (&sums)[kBlocks], int number, int lane,
+                                        float* epilogue_tile) {
+    float v[16];
+    select_sums<0>(sums, number, v);
+#pragma unroll
+    for (int e = 0; e < 16; e += 2) {
+        Words2 both{};
+        set_word(both, 0, bit_cast<uint32_t>(v[e]));
+        set_word(both, 1, bit_cast<uint32_t>(v[e + 1]));
+        const int at = epilogue_index<WarpgroupEpilogue::kFilters>(sums[0].pixel(lane, e), sums[0].filter(lane, e));
+        *reinterpret_cast<Words2*>(&epilogue_tile[at]) = both;
+    }
+}
+
+// The bias of an epilogue tile's filters, in LDS.
+struct BiasInLds {
+    const float* values;
+
+    HIPCONV_INLINE void add_to(float (&v)[8], int filter, bool of_each) const {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) v[i] += values[of_each ? filter + i : filter];
+    }
+};
+
+// Loads a lane's share of a tile's bias, or zeros if there is none. The load is under way while the products are made.
+template <typename B, int kEach>
+HIPCONV_INLINE void load_bias(const void* bias, int64_t first, int64_t stride, int filters, int lane, float (&to)[kEach]) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+        const int filter = lane + i * 32;
+        to[i] = filter < filters ? to_float(static_cast<const B*>(bias)[(first + filter) * stride]) : 0.0f;
+    }
+}
+
+template <int kEach>
+HIPCONV_INLINE void load_bias(const ConvGemmParams& g, int group, int first_filter, int lane, float (&to)[kEach]) {
+    const Conv2dParams& c = g.conv;
+    const void* bias = global_pointer<const void>(c.bias);
+    const int64_t first = static_cast<int64_t>(group) * g.group_filters + first_filter;
+    const int filters = c.bias ? g.group_filters - first_filter : 0;
+    with_dtype(c.bias_dtype, [&](auto type) { load_bias<decltype(type)>(bias, first, c.bias_stride, filters, lane, to); });
+}
+
+// Stores a tile: through registers alone where store_16bit can, else through each wave's epilogue tile in LDS, 16 pixels by 32
+// filters, from which lanes store along what is dense in out. pixels_from(n) are the tile's pixels from number n on. The loop
+// over epilogue tiles is not unrolled, because its body is long.
+template <typename T, int kTileN, int kBlocks, typename PixelsFrom>
+HIPCONV_INLINE void store_warpgroup_sums(const ConvGemmParams& g, int group, int tile_filter, int part, PixelsFrom pixels_from,
+                                         const WarpgroupSums<kTileN> (&sums)[kBlocks], const float (&lane_bias)[kTileN / 32],
+                                         float* epilogue_tiles, int thread) {
+    constexpr int kPixels = WarpgroupEpilogue::kPixels, kFilters = WarpgroupEpilogue::kFilters,
+                  kEpilogueTiles = kTileN / kFilters;
+    const Conv2dParams& c = g.conv;
+    const int of_warpgroup = thread % kWarpgroupThreads, lane = thread % 32;
+    const int wave_pixel = thread / kWarpgroupThreads * kBlocks * kWarpgroupPixels + of_warpgroup / 32 * kPixels;
+    float* const epilogue_tile = epilogue_tiles + thread / 32 * WarpgroupEpilogue::floats(kTileN);
+    float* const bias = epilogue_tile + kPixels * kFilters;
+    sync_wave();  // the tile before is stored
+#pragma unroll
+    for (int i = 0; i < kTileN / 32; ++i) bias[lane + i * 32] = lane_bias[i];
+    sync_wave();  // the bias is written
+    if constexpr (sizeof(T) == 2) {
+        const bool is_16bit = c.out_dtype == (kIsBf16<T> ? DType::bf16 : DType::f16) && !c.residual.data;
+        if (is_16bit && (g.vector_stores || !g.along_filters))
+            return store_16bit<T>(g, group, tile_filter, pixels_from, sums, bias, wave_pixel, lane);
+    }
+#pragma unroll 1
+    for (int number = 0; number < kBlocks * kEpilogueTiles; ++number) {
+        const auto pixels = pixels_from(wave_pixel + number / kEpilogueTiles * kWarpgroupPixels);
+        const int first_filter = number % kEpilogueTiles * kFilters;
+        sync_wave();  // the epilogue tile before is read
+        write_epilogue_tile(sums, number, lane, epilogue_tile);
+        sync_wave();
+        store_epilogue_tile<kPixels, kFilters>(g, epilogue_tile, lane, pixels, tile_filter + first_filter, group, part,
+                                               BiasInLds{bias + first_filter});
     }
 }
 

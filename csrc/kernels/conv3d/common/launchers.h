@@ -1,0 +1,29 @@
+// This declares the algorithms behind conv3d.h: the functions that the table in conv3d/naive/naive.cu names.
+#pragma once
+
+#include "conv3d/conv3d.h"
+
+namespace hipconv {
+
+// Tiles of a frame's pixels by filters on matrix cores, tap after tap of one frame after another.
+const char* conv3d_implicit_gemm_refusal(const Conv3dParams& params, const Conv3dCard& card);
+const char* conv3d_implicit_gemm_form(const Conv3dParams& params, const Conv3dCard& card);
+int64_t conv3d_implicit_gemm_workspace(const Conv3dParams& params, const Conv3dCard& card);
+void conv3d_implicit_gemm(const Conv3dParams& params, const Conv3dCard& card, void* workspace, void* stream);
+
+// The same product by warpgroups (sm_90); TMA brings patches of frames, which serve all taps of a row and column.
+const char* conv3d_warpgroup_gemm_refusal(const Conv3dParams& params, const Conv3dCard& card);
+const char* conv3d_warpgroup_gemm_form(const Conv3dParams& params, const Conv3dCard& card);
+int64_t conv3d_warpgroup_gemm_workspace(const Conv3dParams& params, const Conv3dCard& card);
+void conv3d_warpgroup_gemm(const Conv3dParams& params, const Conv3dCard& card, void* workspace, void* stream);
+
+// The same on bands of rows of x and the cache, which are repacked to channels-last memory one after another.
+const char* conv3d_relaid_warpgroup_gemm_refusal(const Conv3dParams& params, const Conv3dCard& card);
+const char* conv3d_relaid_warpgroup_gemm_form(const Conv3dParams& params, const Conv3dCard& card);
+int64_t conv3d_relaid_warpgroup_gemm_workspace(const Conv3dParams& params, const Conv3dCard& card);
+void conv3d_relaid_warpgroup_gemm(const Conv3dParams& params, const Conv3dCard& card, void* workspace, void* stream);
+
+// Writes the cache of the next call, if there is one, by a kernel of its own.
+void conv3d_save(const Conv3dParams& params, void* stream);
+
+}  // namespace hipconv

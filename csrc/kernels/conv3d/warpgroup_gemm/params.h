@@ -1,0 +1,59 @@
+// conv3d as a product of matrices by warpgroups (wgmma) on sm_90. A block is persistent: it makes tile after tile. Its
+// producers are ahead of its consumers by as much as the rings hold, across tiles too.
+//
+// A tile is a rectangle of a frame's pixels, made of blocks of 8 by 8, by filters. For each frame that a tap sees, and each 64
+// channels, TMA brings the rectangle with its halo to LDS, from the cache or from x, whichever has the frame: this patch serves
+// all taps of a row and column, and what is outside the frame arrives as zeros. A frame of zeros takes no step. Of the last
+// channels, a step multiplies as many as there are, by 32.
+#pragma once
+
+#include "../../conv2d/gemm/warpgroup_epilogue.h"
+#include "../common/filters.h"
+#include "../common/frame_gemm.h"
+#include "matrix/tma.h"
+
+namespace hipconv {
+
+constexpr int kBlockSide = 8;  // pixels
+constexpr int kMaxStages = 8;
+
+struct FrameWarpgroupParams {
+    Conv3dParams conv;
+    SavePlan save;
+    ConvGemmParams frame;
+    int32_t tile_n;
+    int32_t frames_of_sample;          // in out
+    int32_t log2_block_columns;        // blocks of a tile side by side
+    int32_t pitch;                     // columns of a patch
+    int32_t patch_rows, patch_chunks;  // rows of LDS that arrive; chunks of a stage
+    int32_t filter_stages;             // of the filters' ring; x's has two
+    int32_t tiles_across, tiles;       // of a frame, from left to right; of all frames
+    Divisor divide_by_across, divide_by_frames, divide_by_groups;
+    int32_t channel_blocks;  // of 64 channels
+    bool ends_early;         // the last of them has 32 channels at most
+    TensorMap x, cache, filters;
+};
+
+// A block and its LDS: x's two stages, then the filters' stages, then, at the end, an epilogue tile for each consumer wave and
+// the barriers. Host and device compute the same.
+struct FrameWarpgroupShape {
+    int tile_m, tile_n;
+    static constexpr int kConsumers = 256, kThreads = kConsumers + 128, kProducerRegisters = 40, kConsumerRegisters = 232;
+    static constexpr int kBytes = 227 * 1024, kBarrierBytes = 4 * kMaxStages * 8, kXStages = 2;
+
+    HIPCONV_INLINE constexpr int filter_bytes() const { return tile_n * kTileRowBytes; }
+    HIPCONV_INLINE constexpr int epilogue_bytes() const { return kConsumers / 32 * WarpgroupEpilogue::floats(tile_n) * 4; }
+    HIPCONV_INLINE constexpr int epilogue_offset() const { return kBytes - kBarrierBytes - epilogue_bytes(); }
+    HIPCONV_INLINE constexpr int barriers_offset() const { return kBytes - kBarrierBytes; }
+    HIPCONV_INLINE constexpr int filter_stages(int patch_bytes) const {
+        const int left = epilogue_offset() - kXStages * patch_bytes;
+        const int stages = left < 0 ? 0 : left / filter_bytes();
+        return stages < kMaxStages ? stages : kMaxStages;
+    }
+};
+
+// Launches the product of a call that is served, by filters that lie as `layout` says.
+void conv3d_launch_warpgroups(const Conv3dParams& params, const FilterLayout& layout, const void* filters,
+                              const Conv3dCard& card, void* stream);
+
+}  // namespace hipconv

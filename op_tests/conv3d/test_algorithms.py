@@ -1,0 +1,215 @@
+"""hipconv.conv3d: a pytest suite, and a command that checks and times any case.
+
+python op_tests/test_conv3d.py --mode edge random
+python op_tests/test_conv3d.py --C 96 --T 4 --H 480 --W 832 --K 96 --cached 2 --dtype bfloat16 --layout both --algorithm implicit_gemm
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+import functools
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from conv3d.cases import (
+    LAYOUTS,
+    MODELS,
+    Case,
+    edge_cases,
+    laid_out,
+    mismatch_conv3d,
+    model_layers,
+    random_cases,
+    reference_of,
+    small_enough,
+)  # fmt: skip
+from support.backends import EVERYTHING, WAYS, backends, device_of, environment, use_backend
+from support.cli import Table, choice_of, flattened, list_of
+from support.tensors import DTYPES
+from support.timing import microseconds
+import hipconv
+from hipconv import conv3d_router
+
+MODES = ("edge", "random", "exact", "models")
+SIMT_MACS = 400_000  # of a case: what emulated matrix cores do in a fraction of a second
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(params=["cpu", "simt-wave64", "simt-wave32-shuffled", *(["gpu"] if torch.cuda.is_available() else [])])
+def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    with environment(**WAYS.get(request.param, {})):
+        yield device_of(request.param)
+
+
+# ---- the modes: what is wrong, a line each -----------------------------------------------------------------------------------------
+
+
+def wrong_cases(cases: list[Case], device: torch.device, algorithm: str = "all") -> list[str]:
+    """Each case by one algorithm, or by all that serve it, against the reference."""
+    wrong = []
+    for case in cases:
+        arguments = case.inputs(device)
+        expected = reference_of(arguments)
+        serves = hipconv.conv3d_plan(**arguments).serves
+        for name in serves if algorithm == "all" else [algorithm]:
+            if case.saves:
+                arguments["cache_out"].fill_(torch.nan)
+            result = hipconv.conv3d(**arguments, algorithm=name)
+            if problem := mismatch_conv3d(result, arguments, expected):
+                wrong.append(f"{name} {case}: {problem}")
+            told = case.C > 1 and case.T * case.H * case.W > 1 and result.shape[1] > 1 and result.shape[2:].numel() > 1
+            if told and not laid_out(result, case.layout):
+                wrong.append(f"{name} {case}: strides {result.stride()}")
+    return wrong
+
+
+def wrong_edge_cases(device: torch.device) -> list[str]:
+    return wrong_cases(small_enough(edge_cases(), device, SIMT_MACS), device)
+
+
+def wrong_random_cases(device: torch.device) -> list[str]:
+    count = 200 if EVERYTHING or device.type == "cuda" else 40
+    return wrong_cases(small_enough(random_cases(count), device, SIMT_MACS // 8), device)
+
+
+def wrong_exact_sums(device: torch.device) -> list[str]:
+    """Small integers, whose sums are exact: a tap that is dropped, taken twice or taken from another frame shows in every bit."""
+    wrong = []
+    for case in (
+        Case(2, 72, 3, 9, 10, 40, (3, 3, 3), padding=(0, 1, 1), time_padding="first", cached=1, has_bias=False),
+        Case(1, 16, 4, 17, 8, 130, (3, 1, 2), padding=(1, 0, 1), has_bias=False),
+    ):
+        for layout in LAYOUTS:
+            arguments = case._replace(layout=layout).inputs(device)
+            generator = torch.Generator().manual_seed(3)
+            for name in ("x", "weight", "cache"):
+                if name in arguments:
+                    arguments[name].copy_(torch.randint(-2, 3, arguments[name].shape, generator=generator).to(device))
+            expected = reference_of(arguments)[0].to(case.dtype)
+            for name in hipconv.conv3d_plan(**arguments).serves:
+                if not torch.equal(hipconv.conv3d(**arguments, algorithm=name), expected):
+                    wrong.append(f"{name} {case} {layout}: not exact")
+    return wrong
+
+
+def wrong_models(device: torch.device) -> list[str]:
+    layers = [case for model in MODELS for case, _ in model_layers(model)]
+    if device.type == "cuda":
+        layers = [case._replace(H=case.H // 8 + 1, W=case.W // 8 + 3) for case in layers]
+    return wrong_cases(small_enough(layers, device, SIMT_MACS), device)
+
+
+CHECKS = {"edge": wrong_edge_cases, "random": wrong_random_cases, "exact": wrong_exact_sums, "models": wrong_models}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_results_are_the_references(device: torch.device, mode: str) -> None:
+    assert CHECKS[mode](device) == []
+
+
+# ---- what a call may say -------------------------------------------------------------------------------------------------------------
+
+
+def test_chunks_with_a_cache_are_the_whole_video(device: torch.device) -> None:
+    for time_padding, layout in itertools.product(("zeros", "first"), LAYOUTS):
+        case = Case(1, 16, 7, 6, 5, 24, (3, 3, 3), padding=(0, 1, 1), time_padding=time_padding, layout=layout)
+        arguments = case.inputs(device)
+        whole, x = hipconv.conv3d(**arguments), arguments.pop("x")
+        caches = [torch.full_like(x[:, :, :2], torch.nan) for _ in range(2)]
+        chunks: list[torch.Tensor] = []
+        for number, chunk in enumerate(x.split([1, 4, 1, 1], 2)):
+            cache = caches[number % 2] if number else None
+            chunks.append(hipconv.conv3d(chunk, **arguments, cache=cache, cache_out=caches[1 - number % 2]))
+        assert torch.equal(torch.cat(chunks, 2), whole)
+        assert torch.equal(caches[0], x[:, :, -2:])
+
+
+def test_any_strides(device: torch.device) -> None:
+    """Views of every kind: reversed axes, gaps, broadcast samples, a cache in another layout than x, an out in neither."""
+    generator = torch.Generator().manual_seed(1)
+
+    def view(*shape: int, order: tuple[int, ...], gap: int = 0) -> torch.Tensor:
+        sizes = [shape[axis] + gap for axis in order]
+        back = [order.index(axis) for axis in range(5)]
+        tensor = torch.randn(sizes, generator=generator).to(device, torch.bfloat16).permute(back)
+        return tensor[tuple(slice(0, size) for size in shape)]
+
+    orders = list(itertools.permutations(range(5)))
+    for number in range(8 if device.type == "cpu" else 40):
+        pick = functools.partial(lambda n, k: orders[(n * 37 + k * 53) % 120], number)
+        x = view(2, 16, 3, 6, 9, order=pick(0), gap=number % 3)
+        weight = view(8, 16, 3, 3, 3, order=pick(1), gap=number % 2) * 0.1
+        cache, saved = view(2, 16, 2, 6, 9, order=pick(2), gap=1), view(2, 16, 2, 6, 9, order=pick(3))
+        residual, out = view(2, 8, 3, 6, 9, order=pick(4)), view(2, 8, 3, 6, 9, order=pick(5), gap=number % 2)
+        if number % 4 == 3:
+            x = x[:1].expand(2, -1, -1, -1, -1)
+        arguments: dict[str, Any] = {"x": x, "weight": weight, "bias": None, "padding": (0, 1, 1), "time_padding": "first"}
+        arguments |= {"cache": cache, "residual": residual, "cache_out": saved, "out": out}
+        for name in hipconv.conv3d_plan(**arguments).serves:
+            out.fill_(torch.nan)
+            hipconv.conv3d(**arguments, algorithm=name)
+            assert mismatch_conv3d(out, arguments) is None, f"{name}, {number}"
+
+
+def test_frames_alone_reach_a_cache_when_there_is_nothing_to_compute(device: torch.device) -> None:
+    x, weight = torch.randn(0, 4, 2, 3, 3, device=device), torch.randn(5, 4, 3, 1, 1, device=device)
+    saved = torch.empty(0, 4, 2, 3, 3, device=device)
+    assert hipconv.conv3d(x, weight, time_padding="zeros", cache_out=saved).shape == (0, 5, 2, 3, 3)
+    x, cache = torch.randn(1, 4, 0, 3, 3, device=device), torch.randn(1, 4, 2, 3, 3, device=device)
+    saved = torch.full((1, 4, 2, 3, 3), torch.nan, device=device)
+    assert hipconv.conv3d(x, weight, time_padding="zeros", cache=cache, cache_out=saved).shape == (1, 5, 0, 3, 3)
+    assert torch.equal(saved, cache)
+
+
+def test_a_model_of_amd_users_never_gets_naive() -> None:
+    """The shapes of video decoders are on matrix cores on every card that has them, and need no workspace in channels_last_3d."""
+    for case, _ in model_layers("wan21_vae_720p"):
+        for layout, target in itertools.product(LAYOUTS, ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201", "sm_80", "sm_90")):
+            arguments: dict[str, Any] = {
+                name: value.to("meta") if isinstance(value, torch.Tensor) else value
+                for name, value in case._replace(layout=layout, H=8, W=8).inputs(torch.device("cpu")).items()
+            }
+            plan = hipconv.conv3d_plan(**arguments, target=target)
+            assert plan.algorithm != "naive" and (layout == "ncdhw" or plan.workspace == 0), f"{case} on {target}: {plan}"
+
+
+# ---- the command ---------------------------------------------------------------------------------------------------------------------
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backend", type=choice_of(*backends()), default=backends()[-1])
+    parser.add_argument("--mode", type=list_of(choice_of(*MODES)), nargs="*", default=[])
+    parser.add_argument("--algorithm", default="all", help=f"all that serve the case, or one of {', '.join(conv3d_router.METHODS)}")
+    parser.add_argument("--dtype", type=list_of(choice_of(*DTYPES)), nargs="+", default=[["bfloat16"]])
+    parser.add_argument("--layout", type=choice_of(*LAYOUTS, "both"), default="ndhwc")
+    for name, default in (("N", 1), ("C", 96), ("T", 4), ("H", 60), ("W", 104), ("K", 96), ("kt", 3), ("kh", 3), ("kw", 3), ("cached", 2)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    options = parser.parse_args()
+    device = device_of(options.backend)
+    with use_backend(options.backend):
+        if options.mode:
+            wrong = [line for mode in flattened(options.mode) for line in CHECKS[mode](device)]
+            print("\n".join(wrong) or f"{', '.join(flattened(options.mode))}: ok")
+            return 1 if wrong else 0
+        table = Table([("case", 70), ("form", 26), ("us", 10), ("result", 6)])
+        failed = False
+        for dtype, layout in itertools.product(flattened(options.dtype), LAYOUTS if options.layout == "both" else [options.layout]):
+            kernel, padding = (options.kt, options.kh, options.kw), (0, options.kh // 2, options.kw // 2)
+            case = Case(options.N, options.C, options.T, options.H, options.W, options.K, kernel, padding=padding, time_padding="zeros")
+            case = case._replace(cached=min(options.cached, case.history), dtype=DTYPES[dtype], layout=layout, saves=True)
+            arguments = case.inputs(device)
+            expected = reference_of(arguments)
+            names = hipconv.conv3d_plan(**arguments).serves if options.algorithm == "all" else [options.algorithm]
+            for name in names:
+                call = functools.partial(hipconv.conv3d, **arguments, algorithm=name)
+                problem = mismatch_conv3d(call(), arguments, expected)
+                failed = failed or problem is not None
+                form = hipconv.conv3d_plan(**arguments, algorithm=name).form
+                table.row(case, form, f"{microseconds(call, device):.1f}", problem or "ok")
+    return 1 if failed else 0

@@ -1,0 +1,187 @@
+"""hipconv.nn.CausalConv3d, and the layers that replace_conv3d takes over. op_tests/run_video_vaes.py runs diffusers' own models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+import torch.nn.functional as F
+
+from support.backends import WAYS, device_of, environment
+import hipconv
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(params=["cpu", "simt-wave64", *(["gpu"] if torch.cuda.is_available() else [])])
+def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    with environment(**WAYS.get(request.param, {})):
+        yield device_of(request.param)
+
+
+# ---- the layer -------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("time_padding", ["zeros", "first"])
+def test_steps_are_the_whole(device: torch.device, time_padding: str) -> None:
+    layer = hipconv.nn.CausalConv3d(8, 6, 3, padding=1, time_padding=time_padding, activation="silu", device=device)
+    x = torch.randn(1, 8, 7, 5, 6, device=device).contiguous(memory_format=torch.channels_last_3d)
+    with torch.no_grad():
+        whole = layer(x)
+        for sizes in ([1, 4, 1, 1], [7], [2, 2, 3]):
+            layer.reset()
+            chunks = torch.cat([layer.step(chunk) for chunk in x.split(sizes, 2)], 2)
+            assert torch.allclose(chunks, whole, atol=1e-6)
+        front = x[:, :, :1].expand(-1, -1, 2, -1, -1)
+        frames = torch.cat([front if time_padding == "first" else torch.zeros_like(front), x], 2)
+        expected = F.silu(F.conv3d(frames, layer.weight, layer.bias, padding=(0, 1, 1)))
+    assert torch.allclose(whole, expected, atol=1e-5)
+
+
+def test_a_layer_loads_torchs_state_trains_and_says_what_is_wrong(device: torch.device) -> None:
+    plain, layer = nn.Conv3d(4, 4, (3, 1, 1), device=device), hipconv.nn.CausalConv3d(4, 4, (3, 1, 1), device=device)
+    layer.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 4, 3, 4, 4, device=device, requires_grad=True)
+    loss = [layer(x).square().sum(), plain(F.pad(x, (0, 0, 0, 0, 2, 0))).square().sum()]
+    ours, theirs = torch.autograd.grad(loss[0], [x, layer.weight]), torch.autograd.grad(loss[1], [x, plain.weight])
+    assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(ours, theirs, strict=True))
+    with pytest.raises(ValueError, match=r"requires grad"):
+        layer.step(x)
+    with torch.no_grad():
+        layer.step(x)
+        with pytest.raises(ValueError, match=r"^input: got shape \(1, 4, 3, 4, 4\), .* call reset\(\) first"):
+            layer.step(x[:1])
+        again = copy.deepcopy(layer)
+        assert torch.equal(again.step(x), layer.step(x))
+    assert "time_padding='zeros'" in repr(layer) and list(layer.state_dict()) == ["weight", "bias"]
+    with pytest.raises(ValueError, match=r"^time_padding: got 'last'"):
+        hipconv.nn.CausalConv3d(4, 4, 3, time_padding="last")
+    with pytest.raises(ValueError, match=r"^padding: got \(0, 1, 1\), expected an int or a pair"):
+        hipconv.nn.CausalConv3d(4, 4, 3, padding=(0, 1, 1))  # type: ignore[arg-type]
+
+
+# ---- layers of models ------------------------------------------------------------------------------------------------------------------
+# These have the names, attributes and formulas of diffusers' layers.
+
+
+class WanCausalConv3d(nn.Conv3d):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        t, h, w = (int(side) for side in self.padding)
+        self._padding = (w, w, h, h, 2 * t, 0)
+        self.padding = (0, 0, 0)
+
+    def forward(self, x: Tensor, cache_x: Tensor | None = None) -> Tensor:
+        front = self._padding[4]
+        if cache_x is not None and front > 0:
+            x, front = torch.cat([cache_x, x], 2), front - cache_x.shape[2]
+        return super().forward(F.pad(x, (*self._padding[:4], front, 0)))
+
+
+class HunyuanVideoCausalConv3d(nn.Module):
+    def __init__(self, inside: int, outside: int, kernel: int, stride: int = 1) -> None:
+        super().__init__()
+        self.pad_mode = "replicate"
+        self.time_causal_padding = (kernel // 2, kernel // 2, kernel // 2, kernel // 2, kernel - 1, 0)
+        self.conv = nn.Conv3d(inside, outside, kernel, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(F.pad(x, self.time_causal_padding, mode=self.pad_mode))
+
+
+class CogVideoXCausalConv3d(nn.Module):
+    def __init__(self, inside: int, outside: int, kernel: int, pad_mode: str = "constant") -> None:
+        super().__init__()
+        self.pad_mode, self.temporal_dim = pad_mode, 2
+        self.height_pad = self.width_pad = (kernel - 1) // 2
+        self.time_causal_padding = (self.width_pad,) * 4 + (kernel - 1, 0)
+        self.conv = nn.Conv3d(inside, outside, kernel, padding=0 if pad_mode == "replicate" else (0, self.width_pad, self.height_pad))
+
+    def forward(self, x: Tensor, conv_cache: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        front = self.time_causal_padding[4]
+        if self.pad_mode == "replicate":
+            return self.conv(F.pad(x, self.time_causal_padding, mode="replicate")), None
+        if front:
+            earlier = [x[:, :, :1]] * front if conv_cache is None else [conv_cache]
+            x = torch.cat([*earlier, x], 2)
+        return self.conv(x), x[:, :, -front:].clone() if front else None
+
+
+class LTXVideoCausalConv3d(nn.Module):
+    def __init__(self, inside: int, outside: int, kernel: int, is_causal: bool = True) -> None:
+        super().__init__()
+        self.is_causal, self.taps = is_causal, kernel
+        self.conv = nn.Conv3d(inside, outside, kernel, padding=(0, kernel // 2, kernel // 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        before, behind = (self.taps - 1, 0) if self.is_causal else ((self.taps - 1) // 2,) * 2
+        return self.conv(torch.cat([x[:, :, :1].repeat(1, 1, before, 1, 1), x, x[:, :, -1:].repeat(1, 1, behind, 1, 1)], 2))
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wan = WanCausalConv3d(4, 6, 3, padding=1)
+        self.wan_time = WanCausalConv3d(4, 6, (3, 1, 1), stride=(2, 1, 1))
+        self.hunyuan = HunyuanVideoCausalConv3d(4, 6, 3)
+        self.cogvideox = CogVideoXCausalConv3d(4, 6, 3)
+        self.cogvideox_edges = CogVideoXCausalConv3d(4, 6, 3, "replicate")
+        self.cogvideox_pixels = CogVideoXCausalConv3d(4, 6, 1)
+        self.ltx = LTXVideoCausalConv3d(4, 6, 3)
+        self.ltx_both_sides = LTXVideoCausalConv3d(4, 6, 3, is_causal=False)
+        self.plain = nn.Conv3d(4, 6, 3, stride=(1, 2, 2), padding=1, padding_mode="circular")
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        cached = [self.wan(x, x[:, :, :2]), self.wan(x, x[:, :, :1]), self.wan(x), self.wan_time(x)]
+        first, cache = self.cogvideox(x)
+        second, last = self.cogvideox(x.flip(2), cache)
+        others = [
+            self.hunyuan(x),
+            self.cogvideox_edges(x)[0],
+            self.cogvideox_pixels(x)[0],
+            self.ltx(x),
+            self.ltx_both_sides(x),
+            self.plain(x),
+        ]
+        return [*cached, first, second, *(tensor for tensor in (cache, last) if tensor is not None), *others]
+
+
+def test_replaced_layers_compute_the_same_and_go_back(device: torch.device) -> None:
+    model = Model().to(device)
+    x = torch.randn(1, 4, 4, 5, 6, device=device)
+    with torch.no_grad():
+        expected = model(x)
+        state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        report = hipconv.replace_conv3d(model)
+        found = model(x)
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found, expected, strict=True)) and len(found) == len(expected)
+    assert isinstance(model.wan, WanCausalConv3d) and type(model.wan) is not WanCausalConv3d
+    assert report.replaced == 9 and "ltx_both_sides.conv" in str(report) and str(report).endswith("9 of 10 convolutions are replaced")
+
+    def gradients_of(model: Model) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(torch.stack([r.square().sum() for r in model(x)]).sum(), list(model.parameters()))
+
+    gradients = [gradients_of(model), gradients_of(copy.deepcopy(model))]
+    report.undo()
+    plain = gradients_of(model)
+    for of_replaced in gradients:
+        assert all(torch.allclose(a, b, rtol=1e-3, atol=1e-3) for a, b in zip(of_replaced, plain, strict=True))
+    assert type(model.wan) is WanCausalConv3d and type(model.plain) is nn.Conv3d
+    assert all(torch.equal(tensor, state[name]) and tensor.is_contiguous() for name, tensor in model.state_dict().items())
+    report.undo()
+
+
+def test_what_is_left_is_named() -> None:
+    model = Model().double()
+    assert "is of torch.float64" in str(hipconv.replace_conv3d(model))
+    odd = Model()
+    odd.wan._padding = (1, 1, 1, 1, 1, 0)
+    odd.hunyuan.pad_mode = "reflect"
+    lines = str(hipconv.replace_conv3d(odd))
+    assert "wan " in lines and "pads frames otherwise" in lines and "pads by 'reflect'" in lines
+    with pytest.raises(TypeError, match=r"^model: got 3, expected a torch\.nn\.Module"):
+        hipconv.replace_conv3d(3)  # type: ignore[arg-type]

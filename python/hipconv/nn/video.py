@@ -1,0 +1,208 @@
+"""The convolutions of a video model, computed by ours: those of diffusers' autoencoders with the frames before a chunk read in place.
+
+A layer stays where it is, with its name, parameters, hooks and class, of which it becomes an instance of a subclass: models count their
+causal convolutions by class. Which convolution a layer is, its attributes say; diffusers is not imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..arguments import describe, require_kinds
+from ..ops.conv3d.forward import conv3d
+from .conv2d import SERVED
+from .replace import ReplacedLayer, Replacement
+
+Layer = torch.nn.Module
+
+
+def replace_conv3d(model: torch.nn.Module, *, channels_last: bool = True) -> Replacement:
+    """Have `hipconv.conv3d` compute the three-dimensional convolutions of `model`, in place.
+
+    The causal convolutions of diffusers' AutoencoderKLWan, AutoencoderKLQwenImage, AutoencoderKLHunyuanVideo, AutoencoderKLCogVideoX and
+    AutoencoderKLLTXVideo make no padded copy and no concatenation with their cache any more; `torch.nn.Conv3d` elsewhere is replaced too.
+
+    Args:
+        model: any module.
+        channels_last: have the weights in channels_last_3d memory, and each layer's input on a GPU, if it is not. It is the layout in
+            which the kernels are fastest and take no workspace.
+
+    Returns:
+        What was replaced, and what was left and why: a table when printed, with an `undo()`. Other subclasses of `torch.nn.Conv3d`, layers
+        whose forward was replaced already, and dtypes other than float32, float16 and bfloat16 are left.
+
+    Raises:
+        TypeError: an argument of the wrong kind.
+    """
+    require_kinds(replace_conv3d, locals())
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model: got {describe(model)}, expected a torch.nn.Module")
+    layers: list[ReplacedLayer] = []
+    steps: list[Callable[[], object]] = []
+    inside: set[torch.nn.Module] = set()  # convolutions that a layer around them computes
+    for name, layer in list(model.named_modules()):
+        if layer in inside or isinstance(layer, _Served):
+            continue
+        kind = _CAUSAL.get(type(layer).__name__)
+        convolution = getattr(layer, "conv", layer) if kind else layer
+        if not isinstance(convolution, torch.nn.Conv3d):
+            continue
+        forward, why = (kind or _plain)(layer, convolution)
+        why = why or _why_left(layer, convolution)
+        if why and kind and convolution is not layer:  # its own forward still calls the convolution in it, which is met next
+            layers.append(ReplacedLayer(name, False, (), why))
+            continue
+        layers.append(ReplacedLayer(name, not why, (), why))
+        if why:
+            continue
+        inside.add(convolution)
+        steps.append(functools.partial(setattr, layer, "__class__", type(layer)))
+        layer.__class__ = _served(type(layer), forward, channels_last)
+        if channels_last:
+            _lay_out(convolution.weight, steps)
+    return Replacement(layers, steps)
+
+
+# ---- how each layer calls conv3d ---------------------------------------------------------------------------------------------------
+
+Forward = Callable[..., Any]
+
+
+def _convolve(convolution: Any, x: Tensor, **options: Any) -> Tensor:
+    padding = options.pop("padding", convolution.padding)
+    mode = options.pop("padding_mode", convolution.padding_mode)
+    numbers = (convolution.stride, padding, convolution.dilation, convolution.groups)
+    return conv3d(x, convolution.weight, convolution.bias, *numbers, padding_mode=mode, **options)
+
+
+def _plain(layer: Any, convolution: Any) -> tuple[Forward, str]:
+    def forward(self: Any, input: Tensor) -> Tensor:
+        return _convolve(self, input)
+
+    known = type(layer) is torch.nn.Conv3d or type(layer).__name__ == "CogVideoXSafeConv3d"
+    return forward, "" if known else f"is a {type(layer).__name__}, which may do more than a convolution"
+
+
+def _wan(layer: Any, convolution: Any) -> tuple[Forward, str]:
+    """Zeros before the first frame, of which a cache takes the last ones' place: WanCausalConv3d, QwenImageCausalConv3d."""
+    left, right, top, bottom, front, back = layer._padding
+    sides = (0, 0, top, bottom, left, right)
+    causal = front == layer.kernel_size[0] - 1 and front > 0
+
+    def forward(self: Any, x: Tensor, cache_x: Tensor | None = None) -> Tensor:
+        if not causal:
+            return _convolve(self, x, padding=sides)
+        cache = None if cache_x is None else cache_x.to(x.device, x.dtype)
+        return _convolve(self, x, padding=sides, cache=cache, time_padding="zeros")
+
+    odd = back != 0 or (front and not causal) or layer.dilation[0] != 1 or layer.padding != (0, 0, 0)
+    return forward, "pads frames otherwise than a causal convolution does" if odd else ""
+
+
+def _hunyuan(layer: Any, convolution: Any) -> tuple[Forward, str]:
+    """Replicated edges, and the first frame before itself."""
+    left, right, top, bottom, front, back = layer.time_causal_padding
+    time_padding = {"replicate": "first", "constant": "zeros"}.get(layer.pad_mode)
+    mode = {"replicate": "replicate"}.get(layer.pad_mode, "zeros")
+
+    def forward(self: Any, hidden_states: Tensor) -> Tensor:
+        sides = (0, 0, top, bottom, left, right)
+        return _convolve(self.conv, hidden_states, padding=sides, time_padding=time_padding, padding_mode=mode)
+
+    odd = (
+        time_padding is None or back or front != convolution.kernel_size[0] - 1 or any(convolution.padding) or convolution.dilation[0] != 1
+    )
+    return forward, f"pads by '{layer.pad_mode}' and a convolution of padding {convolution.padding}" if odd else ""
+
+
+def _cogvideox(layer: Any, convolution: Any) -> tuple[Forward, str]:
+    """The first frame before itself, or the cache, which the layer returns with the result."""
+    replicates = layer.pad_mode == "replicate"
+    left, right, top, bottom, front, _ = layer.time_causal_padding
+
+    def forward(self: Any, inputs: Tensor, conv_cache: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        if replicates:
+            sides = (0, 0, top, bottom, left, right)
+            return _convolve(self.conv, inputs, padding=sides, time_padding="first", padding_mode="replicate"), None
+        if front == 0:
+            return _convolve(self.conv, inputs), None
+        leaves = (inputs, self.conv.weight, self.conv.bias, conv_cache)
+        if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in leaves):
+            earlier = inputs[:, :, :1].expand(-1, -1, front, -1, -1) if conv_cache is None else conv_cache
+            saved = torch.cat([earlier, inputs], 2)[:, :, -front:].clone()
+            return _convolve(self.conv, inputs, cache=conv_cache, time_padding="first"), saved
+        last = inputs.is_contiguous(memory_format=torch.channels_last_3d)
+        saved = torch.empty(
+            [*inputs.shape[:2], front, *inputs.shape[3:]], dtype=inputs.dtype, device=inputs.device,
+            memory_format=torch.channels_last_3d if last else torch.contiguous_format,
+        )  # fmt: skip
+        return _convolve(self.conv, inputs, cache=conv_cache, cache_out=saved, time_padding="first"), saved
+
+    spatial = (0, layer.width_pad, layer.height_pad)
+    odd = layer.temporal_dim != 2 or front != convolution.kernel_size[0] - 1 or convolution.dilation[0] != 1
+    odd = odd or tuple(convolution.padding) != ((0, 0, 0) if replicates else spatial)
+    return forward, f"pads {layer.time_causal_padding} and by a convolution of padding {convolution.padding}" if odd else ""
+
+
+def _ltx(layer: Any, convolution: Any) -> tuple[Forward, str]:
+    """The first frame before itself."""
+
+    def forward(self: Any, hidden_states: Tensor) -> Tensor:
+        return _convolve(self.conv, hidden_states, time_padding="first")
+
+    odd = not layer.is_causal or convolution.padding[0] != 0 or convolution.dilation[0] != 1
+    return forward, "repeats the last frame too; the convolution in it is replaced alone" if odd else ""
+
+
+_CAUSAL: dict[str, Callable[[Any, Any], tuple[Forward, str]]] = {
+    "WanCausalConv3d": _wan,
+    "QwenImageCausalConv3d": _wan,
+    "HunyuanVideoCausalConv3d": _hunyuan,
+    "CogVideoXCausalConv3d": _cogvideox,
+    "LTXVideoCausalConv3d": _ltx,
+}
+
+
+# ---- layers ------------------------------------------------------------------------------------------------------------------------
+
+
+class _Served:
+    """A mark of layers that are replaced."""
+
+
+def _served(kind: type, forward: Forward, channels_last: bool) -> type:
+    """A subclass of a layer's class with this forward."""
+
+    def in_layout(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if channels_last and isinstance(x, Tensor) and x.dim() == 5 and x.is_cuda:
+            x = x.contiguous(memory_format=torch.channels_last_3d)
+        return forward(self, x, *args, **kwargs)
+
+    return type(kind.__name__, (_Served, kind), {"forward": in_layout, "__module__": kind.__module__, "__doc__": kind.__doc__})
+
+
+def _why_left(layer: Any, convolution: Any) -> str:
+    if "forward" in layer.__dict__ or "forward" in convolution.__dict__:
+        return "has a forward of its own"
+    if convolution is not layer and any(convolution.__dict__.get(name) for name in ("_forward_hooks", "_forward_pre_hooks")):
+        return "has hooks on the convolution in it"
+    if not isinstance(convolution.weight, Tensor) or convolution.weight.dtype not in SERVED:
+        return f"is of {getattr(convolution.weight, 'dtype', type(convolution.weight).__name__)}"
+    return ""
+
+
+def _lay_out(weight: Tensor, steps: list[Callable[[], object]]) -> None:
+    """Have a weight in channels_last_3d memory; a step lays it out as before."""
+    if weight.is_contiguous(memory_format=torch.channels_last_3d):
+        return
+
+    def restore() -> None:
+        weight.data = weight.data.contiguous()
+
+    weight.data = weight.data.contiguous(memory_format=torch.channels_last_3d)
+    steps.append(restore)

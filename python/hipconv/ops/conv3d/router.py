@@ -1,0 +1,28 @@
+"""The algorithms of conv3d by name, and which of them a call gets: the first of those that serve it.
+
+The kernels' own host code says what each serves, in the order of its table (csrc/kernels/conv3d/conv3d.cu).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..conv2d import router as conv2d_router
+from ..conv2d.router import CPU_METHOD, WORKSPACE_LIMIT
+
+METHODS = {
+    "warpgroup_gemm": "the matrix cores of sm_90 by warpgroups, operands brought to them by TMA, frame by frame; 16-bit types",
+    "relaid_warpgroup_gemm": "x and its cache repacked to channels-last memory first, then warpgroup_gemm; 16-bit types",
+    "implicit_gemm": "matrix cores on tiles of a frame's pixels by filters; 16-bit types",
+    "naive": "a thread per output: any shape, strides, groups, dilation, padding mode and dtype",
+}
+"""The algorithms of GPUs, the fastest first, for tests, benchmarks and documentation. CPU tensors have "torch" alone."""
+
+VARIABLE = "HIPCONV_CONV3D_ALGORITHM"
+
+__all__ = ["CPU_METHOD", "METHODS", "VARIABLE", "WORKSPACE_LIMIT", "requested"]
+
+
+def requested(keyword: str, variable: str | None, here: Sequence[str]) -> tuple[str, str]:
+    """(the algorithm asked for or "auto", what asked for it), as conv2d's router has it."""
+    return conv2d_router.requested(keyword, variable, here, known=(*METHODS, CPU_METHOD), name=VARIABLE)
