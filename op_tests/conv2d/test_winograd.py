@@ -48,6 +48,13 @@ def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
         yield device_of(request.param)
 
 
+@pytest.fixture(params=["simt-wave64", *(["gpu"] if torch.cuda.is_available() else [])])
+def place(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """A device for what does not depend on waves."""
+    with environment(**WAYS.get(request.param, {})):
+        yield device_of(request.param)
+
+
 # ---- exact -------------------------------------------------------------------------------------------------------------------------
 
 SPECIAL = {
@@ -148,7 +155,7 @@ ON_GPU = [(1, 512, 64, 64, 512), (2, 256, 65, 31, 384), (1, 96, 40, 57, 200), (1
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])
 @pytest.mark.parametrize("dtype", HALVES, ids=["bf16", "f16"])
 def test_errors(device: torch.device, layout: str, dtype: torch.dtype) -> None:
-    shapes = [*SHAPES, *ON_GPU] if device.type == "cuda" else SHAPES if EVERYTHING else SHAPES[layout == "nchw" :: 2]
+    shapes = [*SHAPES, *ON_GPU] if device.type == "cuda" else SHAPES if EVERYTHING else SHAPES[2 * (layout == "nchw") :][:2]
     for number, (n, c, h, w, k) in enumerate(shapes):
         case = RandomCase(n, c, h, w, k, 3, 3, padding=(1, 1, 0, 2), dtype=dtype, layout=layout, has_residual=number % 2 == 0)
         arguments = case.inputs(device)
@@ -174,7 +181,7 @@ def test_powers_of_two_pass_through(device: torch.device, name: str) -> None:
     """Whatever the size of activations and filters, planes of float16 neither overflow nor lose bits."""
     arguments = RandomCase(1, 40, 9, 6, 24, 3, 3, padding=1, layout="nhwc", has_bias=False).inputs(device)
     once = hipconv.conv2d(**arguments, algorithm=name)
-    for of_x, of_weight in ((60, 40), (100, -90), (-110, 60), (-20, 0), (0, 33)):
+    for of_x, of_weight in ((60, 40), (100, -90), (-110, 60)):
         scaled = arguments | {"x": arguments["x"] * 2.0**of_x, "weight": arguments["weight"] * 2.0**of_weight}
         assert torch.equal(hipconv.conv2d(**scaled, algorithm=name), (once.double() * 2.0 ** (of_x + of_weight)).to(once.dtype))
     # The largest sums that a tile and a filter can have.
@@ -190,7 +197,7 @@ def test_an_outlier_costs_only_its_own_tiles(device: torch.device, name: str) ->
     """Infinities and NaN make all outputs of the tiles that see them infinite or NaN, and touch no others."""
     arguments = RandomCase(1, 24, 13, 15, 16, 3, 3, padding=1, layout="nhwc").inputs(device)
     once, outputs = hipconv.conv2d(**arguments, algorithm=name), OUTPUTS[name]
-    for odd in (torch.nan, torch.inf, -torch.inf, 3e38):
+    for odd in (torch.nan, torch.inf, 3e38):
         x = arguments["x"].clone()
         x[0, 7, 6, 9] = odd
         out = hipconv.conv2d(**arguments | {"x": x}, algorithm=name)
@@ -214,8 +221,8 @@ def test_an_outlier_costs_only_its_own_tiles(device: torch.device, name: str) ->
 
 @pytest.mark.parametrize("name", NAMES)
 def test_chunks_change_nothing(device: torch.device, name: str) -> None:
-    for layout in ("nhwc", "nchw"):
-        arguments = RandomCase(2, 40, 13, 17, 24, 3, 3, padding=1, layout=layout, has_residual=True).inputs(device)
+    for layout in ("nhwc", "nchw") if EVERYTHING or device.type == "cuda" else ("nhwc",):
+        arguments = RandomCase(2, 40, 9, 11, 24, 3, 3, padding=1, layout=layout, has_residual=True).inputs(device)
         whole = hipconv.conv2d(**arguments, algorithm=name)
         needs = hipconv.conv2d_plan(**arguments, algorithm=name).workspace
         least = int(_error(arguments, algorithm=name, workspace_limit=1000).split("a workspace of ")[1].split()[0])
@@ -267,8 +274,8 @@ def _layer(device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_packed_filters_give_the_same_bits(device: torch.device, name: str) -> None:
-    x, weight = _layer(device)
+def test_packed_filters_give_the_same_bits(place: torch.device, name: str) -> None:
+    x, weight = _layer(place)
     expected = hipconv.conv2d(x, weight, padding=1, algorithm=name)
     packed = hipconv.prepack_conv2d(weight, name)
     assert repr(packed) == f"PackedFilters((16, 24, 3, 3), torch.bfloat16, {weight.device}, channels_last, {name})"
@@ -282,8 +289,8 @@ def test_packed_filters_give_the_same_bits(device: torch.device, name: str) -> N
         assert torch.equal(other, hipconv.conv2d(x, packed.weight, padding=1, algorithm=algorithm))
 
 
-def test_what_is_kept_follows_the_weight(device: torch.device) -> None:
-    x, weight = _layer(device)
+def test_what_is_kept_follows_the_weight(place: torch.device) -> None:
+    x, weight = _layer(place)
     packing.forget()
 
     def run(filters: Tensor) -> Tensor:
@@ -311,15 +318,15 @@ def test_what_is_kept_follows_the_weight(device: torch.device) -> None:
     gc.collect()
     assert kept() == []
     with torch.inference_mode():
-        uncounted = _layer(device)[1]
+        uncounted = _layer(place)[1]
         assert torch.equal(run(uncounted), once)
         uncounted.mul_(2)
         assert torch.equal(run(uncounted), 2 * once) and kept() == []
 
 
-def test_what_is_kept_has_a_limit(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, _ = _layer(device)
-    weights = [_layer(device)[1] * scale for scale in (1, 2, 4)]
+def test_what_is_kept_has_a_limit(place: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, _ = _layer(place)
+    weights = [_layer(place)[1] * scale for scale in (1, 2, 4)]
     expected = [hipconv.conv2d(x, weight, algorithm="winograd_f2") for weight in weights]
     size = next(iter(packing._entries.values())).planes["winograd_f2"].packed.numel()
     packing.forget()
@@ -330,14 +337,14 @@ def test_what_is_kept_has_a_limit(device: torch.device, monkeypatch: pytest.Monk
             assert len(packing._entries) <= 2
 
 
-def test_threads_share_packed_filters(device: torch.device) -> None:
-    x, weight = _layer(device)
+def test_threads_share_packed_filters(place: torch.device) -> None:
+    x, weight = _layer(place)
     weights = [weight * scale for scale in (1, 2, 4)]
     expected = [hipconv.conv2d(x, each, algorithm="winograd_f4") for each in weights]
     wrong: list[int] = []
 
     def work(number: int) -> None:
-        for turn in range(6):
+        for turn in range(4):
             which = (number + turn) % 3
             filters = weights[which].clone() if turn == 3 else weights[which]
             if not torch.equal(hipconv.conv2d(x, filters, algorithm="winograd_f4"), expected[which]):
@@ -352,8 +359,8 @@ def test_threads_share_packed_filters(device: torch.device) -> None:
     assert not wrong
 
 
-def test_the_operator_and_compiled_code_take_them(device: torch.device) -> None:
-    x, weight = _layer(device)
+def test_the_operator_and_compiled_code_take_them(place: torch.device) -> None:
+    x, weight = _layer(place)
     packed = hipconv.prepack_conv2d(weight, "winograd_f4")
     expected = hipconv.conv2d(x, weight, algorithm="winograd_f4")
     for filters in (weight, packed):
@@ -401,10 +408,10 @@ def test_what_packing_refuses() -> None:
     assert torch.equal(hipconv.conv2d(weight, hipconv.prepack_conv2d(weight)), hipconv.conv2d(weight, weight))
 
 
-def test_a_layer_follows_its_weight(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_follows_its_weight(place: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HIPCONV_CONV2D_ALGORITHM", "winograd_f4")
-    x, weight = _layer(device)
-    layer = hipconv.nn.Conv2d(24, 16, 3, padding=1, bias=False, device=device, dtype=torch.bfloat16)
+    x, weight = _layer(place)
+    layer = hipconv.nn.Conv2d(24, 16, 3, padding=1, bias=False, device=place, dtype=torch.bfloat16)
     with torch.no_grad():
         layer.weight.copy_(weight)
         once = layer(x)

@@ -228,6 +228,11 @@ def forms(size: Size = SIZE) -> dict[str, Form]:
         "conv2d of an image, by kernels": Form(hip.conv2d, image, backend="simt"),
         "conv2d_plan": Form(hip.conv2d_plan, images | {"target": lambda: "cpu"}),
         "conv2d_plan for simt": Form(hip.conv2d_plan, images | {"target": lambda: "wave64"}),
+        "prepack_conv2d": Form(
+            hip.prepack_conv2d,
+            {"weight": lambda: randn(4, channels, 3, 3).bfloat16(), "algorithm": lambda: ["winograd_f2"]},
+            backend="simt",
+        ),
         "warmup": Form(hip.warmup, {"modules": lambda: ["causal_conv1d"]}),
         "CausalConv1d()": Form(nn.CausalConv1d, parameters | {"dim": lambda: dim, "width": lambda: width}),
         "CausalConv1d": Form(causal.forward, only(causal.forward, fn), grad=False),

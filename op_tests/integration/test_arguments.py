@@ -68,6 +68,7 @@ def is_of_kind(annotation: str, value: Any) -> bool:
         "str": isinstance(value, str),
         "Ints": isinstance(value, int) or (is_sequence and all(type(part) is int for part in value)),
         "Padding": isinstance(value, (int, str)) or (is_sequence and all(type(part) is int for part in value)),
+        "PackedFilters": False,
         "tuple[Tensor, Tensor, Tensor]": False,
         "Sequence[str]": isinstance(value, dict) or (is_sequence and all(type(part) is str for part in value)),
         "torch.dtype": isinstance(value, torch.dtype),

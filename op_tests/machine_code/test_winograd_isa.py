@@ -1,6 +1,6 @@
 """Winograd's transforms on AMD cards: all loads of a tile under way at once, packed arithmetic, and registers for several waves.
 
-    pytest op_tests/machine_code/test_winograd_isa.py
+pytest op_tests/machine_code/test_winograd_isa.py
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ... import jit
-from ...arguments import describe, require_kinds
+from ...arguments import describe, require_dense, require_kinds
 from ...jit import targets
 from ..dispatch import stream
 from . import router
@@ -81,6 +81,9 @@ def prepack_conv2d(weight: Tensor, algorithm: str | Sequence[str] = "auto") -> P
         algorithm named does not pack. hipconv.errors.JitError: the kernels had to be built and could not be.
     """
     require_kinds(prepack_conv2d, locals())
+    require_dense(weight=weight)
+    if weight.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"weight: got a tensor on {weight.device}, expected one on the CPU or on a GPU that this torch calls 'cuda'")
     if weight.dim() != 4:
         raise ValueError(f"weight: got shape {tuple(weight.shape)}, expected (out_channels, in_channels / groups, height, width)")
     if weight.dtype not in (torch.float32, torch.float16, torch.bfloat16):
