@@ -33,7 +33,6 @@ NEEDS = (
     "huggingface_hub", "safetensors", "regex", "requests", "tqdm", "yaml", "httpx", "httpcore", "h11", "anyio", "sniffio", "certifi",
     "idna", "urllib3", "charset_normalizer", "packaging", "filelock", "importlib_metadata", "zipp", "PIL",
 )  # fmt: skip
-"""What it imports."""
 PACKAGES = {"yaml": "pyyaml", "PIL": "pillow"}
 WAN: dict[str, Any] = {"base_dim": 8, "z_dim": 4, "latents_mean": [0.0] * 4, "latents_std": [1.0] * 4}
 MODELS: dict[str, dict[str, Any]] = {

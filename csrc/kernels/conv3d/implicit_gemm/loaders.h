@@ -89,8 +89,8 @@ struct FramePixels {
     }
 
     HIPCONV_INLINE void load(const FrameGemmParams& parameter, int step, Words4 (&chunks)[kCount]) const {
-        // By elements, parameters are loaded again, because not all of them fit the scalar registers beside the masks of lanes.
-        const FrameGemmParams& p = kByVectors ? parameter : first_parameter_again(parameter);
+        // Parameters are loaded again, because not all of them fit the scalar registers beside the masks of lanes.
+        const FrameGemmParams& p = first_parameter_again(parameter);
         if (!along_pixels) {
             const int number = step * kTileChunks + first_chunk;
             const TapChunk tap(p, number);

@@ -15,7 +15,7 @@ HIPCONV_INLINE void produce_patches(const FrameWarpgroupParams& p, const Ring& r
     RingState place;
     for (int number = blockIdx.x; number < p.tiles; number += gridDim.x) {
         const FrameTile t = frame_tile<kTileM>(p, number);
-        const TapFrames taps(c, t.frame);
+        const SeenFrames taps(c, t.frame);
 #pragma unroll 1
         for (int tap = taps.first; tap < taps.end; ++tap) {
             const int64_t at = static_cast<int64_t>(t.frame) * c.stride_t - c.front + static_cast<int64_t>(tap) * c.dilation_t;
@@ -44,7 +44,7 @@ HIPCONV_INLINE void produce_frame_filters(const FrameWarpgroupParams& p, const R
     RingState place;
     for (int number = blockIdx.x; number < p.tiles; number += gridDim.x) {
         const FrameTile t = frame_tile<kTileM>(p, number);
-        const TapFrames taps(c, t.frame);
+        const SeenFrames taps(c, t.frame);
 #pragma unroll 1
         for (int frame = taps.first; frame < taps.end; ++frame) {
 #pragma unroll 1
