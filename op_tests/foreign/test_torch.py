@@ -35,7 +35,7 @@ def close(found: Tensor, expected: Tensor, dtype: torch.dtype, case: TorchCase) 
 
 @EACH
 def test_forward(case: TorchCase, device: torch.device) -> None:
-    """By every algorithm that serves it and rounds its result alone, in the three dtypes and, where there is a batch of images, both layouts."""
+    """By every algorithm that serves it and rounds its result alone, in three dtypes and, with a batch, both layouts."""
     for dtype in DTYPES.values():
         cast = case.with_dtype(dtype, device)
         expected = on_torch(cast.with_dtype(torch.float64, device))
