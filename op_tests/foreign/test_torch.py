@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
+from conv2d.cases import exact
 from foreign.torch_cases import Refusal, TorchCase, cases, on_hipconv, on_torch, refusals
 from support.backends import WAYS, device_of, environment, on_kernels
 from support.tensors import DTYPES
@@ -34,12 +35,12 @@ def close(found: Tensor, expected: Tensor, dtype: torch.dtype, case: TorchCase) 
 
 @EACH
 def test_forward(case: TorchCase, device: torch.device) -> None:
-    """By every algorithm that serves it, in the three dtypes and, where there is a batch of images, both layouts."""
+    """By every algorithm that serves it and rounds its result alone, in three dtypes and, with a batch, both layouts."""
     for dtype in DTYPES.values():
         cast = case.with_dtype(dtype, device)
         expected = on_torch(cast.with_dtype(torch.float64, device))
         close(on_hipconv(cast), expected, dtype, case)
-        for algorithm in (hipconv.conv2d_router if case.dimensions < 3 else hipconv.conv3d_router).METHODS:
+        for algorithm in exact((hipconv.conv2d_router if case.dimensions < 3 else hipconv.conv3d_router).METHODS):
             try:
                 found = on_hipconv(cast, algorithm=algorithm)
             except ValueError as error:

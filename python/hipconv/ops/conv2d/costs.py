@@ -263,15 +263,16 @@ def _has_patches(problem: Problem, tile_m: int, columns: int) -> bool:
 
 # ---- Winograd ------------------------------------------------------------------------------------------------------------------------
 
-WINOGRAD_CHANNELS = 256  # and filters, at least: with fewer, the planes' bytes take longer than the products that they save
+WINOGRAD = {"winograd_f4": 4, "winograd_f2": 2}
+"""The rows and columns of outputs of a tile. No card was measured with them, so they are taken by name alone."""
 
 
 def winograd_f4(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
-    return _winograd(problem, card, tiles, workspace_limit, 4)
+    return _winograd(problem, card, tiles, workspace_limit, WINOGRAD["winograd_f4"])
 
 
 def winograd_f2(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
-    return _winograd(problem, card, tiles, workspace_limit, 2)
+    return _winograd(problem, card, tiles, workspace_limit, WINOGRAD["winograd_f2"])
 
 
 def _winograd(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int, outputs: int) -> Estimate:

@@ -70,7 +70,7 @@ def prepack_conv2d(weight: Tensor, algorithm: str | Sequence[str] = "auto") -> P
     Args:
         weight: (out_channels, in_channels / groups, height, width), float32, float16 or bfloat16, any strides; copied.
         algorithm: what reads them besides the algorithms that take dense channels_last filters as they are: a name of
-            `hipconv.conv2d_router.METHODS` or several of them, or "auto" for what "auto" may take for these filters.
+            `hipconv.conv2d_router.METHODS`, several of them, or "auto" for what conv2d may choose by itself, which so far are those alone.
 
     Returns:
         An object that `hipconv.conv2d` and `hipconv.conv2d_plan` take as `weight`, on the device of `weight`. It records no gradient. When
@@ -97,17 +97,17 @@ def prepack_conv2d(weight: Tensor, algorithm: str | Sequence[str] = "auto") -> P
                 f"algorithm: got {describe(name)} for weight of shape {tuple(weight.shape)} and {weight.dtype}, expected 3x3 filters of a "
                 "16-bit type"
             )
-    kept = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device, memory_format=torch.channels_last)
-    kept.copy_(weight.detach())
-    if "auto" in names and _is_packed(weight) and router.may_take_winograd(weight.dtype, weight.shape):
-        names += ("winograd_f4",)
+    with torch.inference_mode(False):  # a tensor that any later mode can use
+        kept = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device, memory_format=torch.channels_last)
+        with torch.no_grad():
+            kept.copy_(weight)
     on_gpu = not (weight.device.type == "cpu" and targets.of(weight.device).backend == "cpu")
     packs = tuple(name for name in PACKING if name in names) if on_gpu and weight.numel() else ()
     if packs:
         module = jit.module("conv2d", targets.of(weight.device))
         planes = {name: _pack(module, kept, name) for name in packs}
         with _lock:
-            _keep(kept, _Entry(_state(kept), weakref.ref(kept, _forget(id(kept))), planes, True))
+            _keep(kept, _Entry((), weakref.ref(kept, _forget(id(kept))), planes, True))
     if weight.is_cuda:
         torch.cuda.current_stream(weight.device).synchronize()
     return PackedFilters(kept, packs)
@@ -127,7 +127,7 @@ class _Planes(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    state: tuple
+    state: tuple  # empty where it lasts
     weight: weakref.ref[Tensor]
     planes: dict[str, _Planes]
     is_lasting: bool  # made by prepack_conv2d: not dropped for others, and valid in a captured graph

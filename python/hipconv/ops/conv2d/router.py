@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 import functools
 from typing import NamedTuple
 
-import torch
-
 from . import costs
 from .costs import Estimate
 from .problem import Card, Problem, Tile, Tiles
@@ -90,17 +88,13 @@ def choose(problem: Problem, card: Card, serving: tuple[tuple[str, Tiles], ...],
     if not any(tile):
         return Choice(name, tile, parts, "the fastest that serves the call" if len(serving) > 1 else "it alone serves the call")
     split = f", {parts} parts of each sum" if parts > 1 else ""
-    return Choice(name, tile, parts, f"{costs.blocks_of(problem, tile)} tiles{split} for {card.compute_units} compute units")
+    multiplied = costs.of_planes(problem, costs.WINOGRAD[name], workspace_limit) if name in costs.WINOGRAD else problem
+    return Choice(name, tile, parts, f"{costs.blocks_of(multiplied, tile)} tiles{split} for {card.compute_units} compute units")
 
 
 def estimated_us(problem: Problem, card: Card, serving: Sequence[tuple[str, Tiles]], workspace_limit: int) -> float:
     """Return what the best of these takes."""
     return min((ALGORITHMS[name].estimate(problem, card, tiles, workspace_limit).us for name, tiles in serving), default=0.0)
-
-
-def may_take_winograd(dtype: torch.dtype, filters: Sequence[int]) -> bool:
-    """Tell whether "auto" may take winograd_f4 for some image, for filters of this shape."""
-    return dtype == torch.bfloat16 and min(filters[:2]) >= costs.WINOGRAD_CHANNELS
 
 
 # ---- by name -----------------------------------------------------------------------------------------------------------------------
