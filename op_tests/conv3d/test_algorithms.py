@@ -35,7 +35,7 @@ import hipconv
 from hipconv import conv3d_router
 
 MODES = ("edge", "random", "exact", "models")
-SIMT_MACS = 400_000  # of a case: what emulated matrix cores do in a fraction of a second
+SIMT_MACS = 200_000  # of a case: what emulated matrix cores do in a fraction of a second
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -69,7 +69,7 @@ def wrong_cases(cases: list[Case], device: torch.device, algorithm: str = "all")
 
 
 def wrong_edge_cases(device: torch.device) -> list[str]:
-    return wrong_cases(small_enough(edge_cases(), device, SIMT_MACS), device)
+    return wrong_cases(small_enough(edge_cases(EVERYTHING or device.type == "cuda"), device, SIMT_MACS), device)
 
 
 def wrong_random_cases(device: torch.device) -> list[str]:
@@ -81,7 +81,7 @@ def wrong_exact_sums(device: torch.device) -> list[str]:
     """Small integers, whose sums are exact: a tap that is dropped, taken twice or taken from another frame shows in every bit."""
     wrong = []
     for case in (
-        Case(2, 72, 3, 9, 10, 40, (3, 3, 3), padding=(0, 1, 1), time_padding="first", cached=1, has_bias=False),
+        Case(1, 72, 2, 5, 9, 40, (3, 3, 3), padding=(0, 1, 1), time_padding="first", cached=1, has_bias=False),
         Case(1, 16, 4, 17, 8, 130, (3, 1, 2), padding=(1, 0, 1), has_bias=False),
     ):
         for layout in LAYOUTS:

@@ -153,3 +153,34 @@ def test_conv2d(x: tuple[int, ...], weight: tuple[int, ...], channels_last: bool
             hipconv.conv2d(images, filters, padding="same", groups=x[1] // weight[1], algorithm=algorithm, out=out)
         except ValueError as error:
             assert algorithm != "auto" and f"'{algorithm}'" in str(error), error
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize(
+    ("x", "weight"),
+    [
+        ((1, 64, 5, 32_771, 32_771), (64, 64, 3, 3, 3)),
+        ((1_000_003, 8, 1, 3, 3), (8, 8, 1, 3, 3)),
+        ((1, 8, 1_000_003, 5, 5), (8, 8, 3, 1, 1)),
+        ((1, 65_544, 3, 65, 65), (65_544, 1, 3, 5, 5)),
+        ((1, 8, 2, 5, 5), (MOST // 64, 8, 2, 1, 1)),
+    ],
+    ids=str,
+)
+def test_conv3d(x: tuple[int, ...], weight: tuple[int, ...], channels_last: bool) -> None:
+    def volume(shape: tuple[int, ...]) -> Tensor:
+        _, c, t, h, w = shape
+        last, first = (t * h * w * c, 1, h * w * c, w * c, c), (c * t * h * w, t * h * w, h * w, w, 1)
+        return untouched(shape, last if channels_last else first, torch.bfloat16)
+
+    out = volume((x[0], weight[0], *x[2:]))
+    volumes, filters = volume(x), volume(weight)
+    saved = volume((*x[:2], weight[2] - 1, *x[3:])) if weight[2] > 1 else None
+    for algorithm in ("auto", *module("conv3d").conv3d_algorithms()):
+        try:
+            hipconv.conv3d(
+                volumes, filters, padding=(0, weight[3] // 2, weight[4] // 2), time_padding="zeros", groups=x[1] // weight[1],
+                algorithm=algorithm, out=out, cache_out=saved,
+            )  # fmt: skip
+        except ValueError as error:
+            assert algorithm != "auto" and f"'{algorithm}'" in str(error), error

@@ -34,6 +34,7 @@ LIES = {
     "causal_conv1d": "hipconv.causal_conv1d_fwd(torch.zeros(1, 4, 8), short(1, 4, 8), torch.zeros(4, 1))",
     "causal_conv1d_varlen": "serving.causal_conv1d_fn(short(4, 8), torch.zeros(4, 4), None, torch.zeros(1, 4, 3), torch.tensor([0, 8]))",
     "causal_conv1d_update": "serving.causal_conv1d_update(short(2, 4), torch.zeros(2, 4, 3), torch.zeros(4, 4))",
+    "conv3d": "hipconv.conv3d(short(1, 8, 2, 40, 40), torch.zeros(8, 8, 1, 1, 1))",
 }
 LIAR = """
 import torch, hipconv, hipconv.serving as serving
@@ -68,6 +69,7 @@ def sanitized(library: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 NIGHTLY = [  # in every run, test_guard_pages.py finds most of what these do on the CPU, and the probes of test_simt.py run sanitized
     ("causal_conv1d", "simt-wave64", "not ascending and not descending and not opcheck and not compiles"),
+    ("conv3d", "simt-wave32-shuffled", "chunks or strides or models or alone"),
     ("causal_conv1d_varlen", "cpu", "reference or strides or boundary or nowhere or outside or in_place or split"),
     ("causal_conv1d_update", "cpu", "random or outside or look_aligned or columns or drafts or short_rows or grid_dimension"),
 ]
