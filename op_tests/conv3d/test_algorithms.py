@@ -112,6 +112,14 @@ def test_results_are_the_references(device: torch.device, mode: str) -> None:
     assert CHECKS[mode](device) == []
 
 
+@pytest.mark.skipif(not EVERYTHING, reason="runs with HIPCONV_TEST_ARCHS=all")
+@pytest.mark.parametrize("unit", ["wmma11", "wmma12"])
+def test_rdnas_matrix_units_are_exact(unit: str) -> None:
+    """The other ways of simt have CDNA's and NVIDIA's."""
+    with environment(**(WAYS["simt-wave32-shuffled"] | {"HIPCONV_SIMT_MMA": unit})):
+        assert wrong_exact_sums(torch.device("cpu")) == []
+
+
 # ---- what a call may say -------------------------------------------------------------------------------------------------------------
 
 
