@@ -1,4 +1,6 @@
-"""A pure-Python install: copies csrc/ and jit_config.json into the package. Kernels are compiled at first use, by hipconv.jit."""
+"""A pure-Python install: copies csrc/ and jit_config.json into the package. Kernels are compiled at first use,
+by hipconv.jit.
+"""
 
 from pathlib import Path
 import shutil

@@ -1,8 +1,8 @@
 """Train on one long text that is split over processes, and get the loss that one process gets.
 
-Every process holds a part of the tokens. The only layers that look across tokens are causal convolutions, `hipconv.nn.CausalConv1d` with
-`group=`, as in the blocks of Mamba models (their scan passes its own state on, which is another matter and is left out here). Rank 0 trains
-the same model on the whole text as well, and both losses are printed.
+Every process holds a part of the tokens. The only layers that look across tokens are causal convolutions,
+`hipconv.nn.CausalConv1d` with `group=`, as in the blocks of Mamba models (their scan passes its own state on, which is another
+matter and is left out here). Rank 0 trains the same model on the whole text as well, and both losses are printed.
 
     torchrun --standalone --nproc-per-node 2 examples/long_context.py
     torchrun --standalone --nproc-per-node 2 examples/long_context.py --device cuda --tokens 1048576 --dim 1024
@@ -61,7 +61,9 @@ class Model(nn.Module):
 
 
 def step(model: Model, optimizer: torch.optim.Optimizer, tokens: Tensor, targets: Tensor, total: int, group: Any) -> float:
-    """One update. The loss is the mean over all tokens of all processes, so each adds its tokens' part, and of every gradient."""
+    """One update. The loss is the mean over all tokens of all processes, so each adds its tokens' part,
+    and of every gradient.
+    """
     loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction="sum") / total
     optimizer.zero_grad()
     loss.backward()

@@ -1,8 +1,8 @@
 """Train a small character-level Mamba-2 language model on this repository's own text, then let it write.
 
-The short convolution of every layer is hipconv: `causal_conv1d_fn` in training, with its gradient, and over a prompt, where it also
-returns the state to continue from; `causal_conv1d_update` for each character written. Everything else is plain torch, so the same file
-runs on a CPU (two cores: under two minutes) and with `--device cuda` on an AMD or NVIDIA GPU.
+The short convolution of every layer is hipconv: `causal_conv1d_fn` in training, with its gradient, and over a prompt, where it
+also returns the state to continue from; `causal_conv1d_update` for each character written. Everything else is plain torch, so
+the same file runs on a CPU (two cores: under two minutes) and with `--device cuda` on an AMD or NVIDIA GPU.
 
     python examples/train_char_mamba.py
     python examples/train_char_mamba.py --seconds 600 --dim 256 --layers 4 --text shakespeare.txt --prompt "ROMEO:"
@@ -26,14 +26,15 @@ sys.path.append(str(ROOT / "python"))  # found last: an installed hipconv goes f
 
 import hipconv  # noqa: E402
 
-# ---- the model ---------------------------------------------------------------------------------------------------------------------
+# ---- the model ---------------------------------------------------------------------------------------------------------------
 
 
 def scan(x: Tensor, log_decay: Tensor, B: Tensor, C: Tensor, chunk: int = 32) -> tuple[Tensor, Tensor]:
     """Mamba-2's state-space sum, a chunk of tokens at a time, and the state it ends in.
 
-    ``state[t] = exp(log_decay[t]) state[t-1] + x[t] B[t]^T``, ``y[t] = state[t] C[t]``: inside a chunk as a masked product of matrices,
-    between chunks by the state. x (batch, seqlen, heads, size), log_decay (batch, seqlen, heads), B and C (batch, seqlen, n).
+    ``state[t] = exp(log_decay[t]) state[t-1] + x[t] B[t]^T``, ``y[t] = state[t] C[t]``: inside a chunk as a masked product of
+    matrices, between chunks by the state. x (batch, seqlen, heads, size), log_decay (batch, seqlen, heads), B and C (batch,
+    seqlen, n).
     """
     seqlen = x.shape[1]
     missing = -seqlen % chunk  # tokens of zeros that decay nothing change nothing
@@ -127,7 +128,7 @@ class CharMamba(nn.Module):
         return self.norms[-1](h) @ self.embedding.weight.T
 
 
-# ---- text and progress -------------------------------------------------------------------------------------------------------------
+# ---- text and progress -------------------------------------------------------------------------------------------------------
 
 
 def repository_text() -> str:
@@ -140,7 +141,13 @@ class Progress:
     """A bar on a terminal; ten lines where the output is kept."""
 
     def __init__(self, steps: int, seconds: float) -> None:
-        self.steps, self.seconds, self.started, self.live, self.shown = steps, seconds, time.monotonic(), sys.stdout.isatty(), -1
+        self.steps, self.seconds, self.started, self.live, self.shown = (
+            steps,
+            seconds,
+            time.monotonic(),
+            sys.stdout.isatty(),
+            -1,
+        )
 
     def elapsed(self) -> float:
         return time.monotonic() - self.started
@@ -155,7 +162,7 @@ class Progress:
         print(f"\r{text}" if self.live else text, end="" if self.live and done < 1 else "\n", flush=True)
 
 
-# ---- what it does ------------------------------------------------------------------------------------------------------------------
+# ---- what it does ------------------------------------------------------------------------------------------------------------
 
 
 def batches(text: Tensor, batch: int, seqlen: int, seed: int) -> Iterator[Tensor]:
@@ -190,7 +197,9 @@ def train(model: CharMamba, text: Tensor, options: argparse.Namespace) -> None:
 
 @torch.no_grad()
 def decode_error(model: CharMamba, tokens: Tensor) -> float:
-    """How far logits from reading `tokens` half at once and half one by one are from reading all at once, relative to their size."""
+    """How far logits from reading `tokens` half at once and half one by one are from reading all at once,
+    relative to their size.
+    """
     states: list[Tensor] = []
     expected, half = model(tokens), tokens.shape[1] // 2
     parts = [model(tokens[:, :half], states)]
@@ -218,12 +227,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=16, help="pieces of text an update (default: %(default)s)")
     parser.add_argument("--seqlen", type=int, default=128, help="characters a piece (default: %(default)s)")
     parser.add_argument("--lr", type=float, default=4e-3, help="highest learning rate (default: %(default)s)")
-    parser.add_argument("--text", type=Path, nargs="+", help="files to learn from (default: this repository's Python and README)")
+    parser.add_argument(
+        "--text", type=Path, nargs="+", help="files to learn from (default: this repository's Python and README)"
+    )
     parser.add_argument("--prompt", default="def causal_conv1d", help="what it continues (default: %(default)r)")
     parser.add_argument("--length", type=int, default=400, help="characters it writes (default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=0.7, help="(default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=1, help="of the CPU; more pay off in larger models (default: %(default)s)")
+    parser.add_argument(
+        "--threads", type=int, default=1, help="of the CPU; more pay off in larger models (default: %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
     return parser.parse_args()
 
@@ -239,7 +252,10 @@ def main() -> int:
     kept = len(tokens) // 20  # never trained on
     model = CharMamba(len(characters), options.dim, options.layers).to(options.device)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    print(f"{len(text):,} characters, {len(characters)} different; {parameters:,} parameters, {options.layers} layers, {options.device}")
+    print(
+        f"{len(text):,} characters, {len(characters)} different; {parameters:,} parameters, {options.layers} layers, "
+        f"{options.device}"
+    )
 
     unseen = next(batches(tokens[-kept:], 64, options.seqlen, options.seed))
     loss_of(model, unseen[:1]).backward()  # both compile what this machine has not compiled yet, before the clock starts
@@ -247,10 +263,15 @@ def main() -> int:
     train(model, tokens[:-kept], options)
 
     with torch.no_grad():
-        print(f"loss on text it has not seen: {loss_of(model, unseen).item():.3f} (chance: {torch.tensor(len(characters)).log():.3f})")
+        print(
+            f"loss on text it has not seen: {loss_of(model, unseen).item():.3f} (chance: "
+            f"{torch.tensor(len(characters)).log():.3f})"
+        )
     error = decode_error(model, unseen[:4])
     print(
-        f"decode and prefill: {'equal' if error < 1e-4 else 'DIFFERENT'}, to {error:.1e} of the largest logit\n\n{options.prompt}", end=""
+        f"decode and prefill: {'equal' if error < 1e-4 else 'DIFFERENT'}, to {error:.1e} of the largest "
+        f"logit\n\n{options.prompt}",
+        end="",
     )
     for token in write(model, tokens.new_tensor([number[c] for c in options.prompt]), options.length, options.temperature):
         print(characters[token], end="", flush=True)

@@ -1,4 +1,6 @@
-"""Speed of every conv1d call that can be written: a seeded lattice of widths, layouts, strides, types, lengths, dims and forms."""
+"""Speed of every conv1d call that can be written: a seeded lattice of widths, layouts, strides, types, lengths,
+dims and forms.
+"""
 
 from benches.valleys import main
 

@@ -18,7 +18,8 @@ from support.backends import WAYS, device_of, environment
 # Modules that assert for the tests, and say what was compared as the tests do.
 pytest.register_assert_rewrite("conv1d.cases", "serving.decode_cases", "serving.prefill_cases")
 
-# The commands at the top run the tests of a folder where a command line names them; a run of everything finds them in the folder.
+# The commands at the top run the tests of a folder where a command line names them; a run of everything finds them in the
+# folder.
 collect_ignore = [file.name for file in Path(__file__).parent.glob("test_*.py")]
 
 # The longest first, so that no process is left with one of them at the end; CPU seconds from 800 down to 80.
@@ -45,11 +46,14 @@ LONGEST = [
 
 def pytest_configure(config: pytest.Config) -> None:
     """Where processes share the tests, it is all of them, and many bindings are built."""
-    # inductor then asks no compiler and no process for each instruction set: what it makes of our operators holds no vectors of its own
+    # inductor then asks no compiler and no process for each instruction set: what it makes of our operators holds no vectors of
+    # its own
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
     torch.backends.cudnn.allow_tf32 = False  # on a GPU float32 is float32 in all tests but those of this setting
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
-        os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait actively take the core that another process needs
+        os.environ.setdefault(
+            "OMP_WAIT_POLICY", "passive"
+        )  # threads that wait actively take the core that another process needs
         directory = Path(tempfile.mkdtemp(prefix="hipconv-headers-"))
         config.add_cleanup(lambda: shutil.rmtree(directory))
         if precompiled.torch_headers(directory):
@@ -70,7 +74,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def share_of(nodeid: str) -> str:
-    """Return what one process takes: the tests of a file, or the machine code's, where what one compiles the others find in its process."""
+    """Return what one process takes: the tests of a file, or the machine code's,
+    where what one compiles the others find in its process.
+    """
     file = "/".join(Path(nodeid.partition("::")[0]).with_suffix("").parts[-2:])
     return "machine_code" if file.startswith("machine_code/") else file
 

@@ -1,4 +1,6 @@
-"""Call every public function with good, nearly good and impossible arguments: no crash, no hang, no write on refusal, errors that name."""
+"""Call every public function with good, nearly good and impossible arguments: no crash, no hang, no write on refusal,
+errors that name.
+"""
 
 from integration.fuzz import main
 

@@ -1,4 +1,6 @@
-"""The backward of the causal conv1d, and its forward with states and sequence ids: a pytest suite, and a command that checks any case."""
+"""The backward of the causal conv1d, and its forward with states and sequence ids: a pytest suite,
+and a command that checks any case.
+"""
 
 from conv1d.test_backward import *  # noqa: F403
 from conv1d.test_backward import main

@@ -4,8 +4,8 @@
     python op_tests/bench_causal_conv1d_bwd.py --shapes 4x4096x4096 --dtype bfloat16 --layout channel_last
     python op_tests/bench_causal_conv1d_bwd.py --packed 512    # rows of sequences of 512 tokens, told apart by seq_idx
 
-Measured as bench_causal_conv1d.py does. The time is that of all the backward launches, with dweight and dbias of the layer. On the CPU
-it stands beside the backward of F.silu alone. Host time is what a differentiable call keeps Python busy, forward only.
+Measured as bench_causal_conv1d.py does. The time is that of all the backward launches, with dweight and dbias of the layer. On
+the CPU it stands beside the backward of F.silu alone. Host time is what a differentiable call keeps Python busy, forward only.
 """
 
 from __future__ import annotations
@@ -43,8 +43,12 @@ def bench(shape: tuple[int, int, int], dtype: torch.dtype, layout: str, kernel: 
     backward(x, dout, dx)
     first = x[:1, :, : min(seqlen, 64)].double().requires_grad_()
     ids = None if seq_idx is None else seq_idx[:1, : first.shape[2]]
-    reference_training.causal_conv1d(first, weight, bias, ids, use_silu=True)[0].backward(dout[:1, :, : first.shape[2]].double())
-    kept = max(0, first.shape[2] - WIDTH + 1) if first.shape[2] < seqlen else seqlen  # later tokens' gradients reach the last ones
+    reference_training.causal_conv1d(first, weight, bias, ids, use_silu=True)[0].backward(
+        dout[:1, :, : first.shape[2]].double()
+    )
+    kept = (
+        max(0, first.shape[2] - WIDTH + 1) if first.shape[2] < seqlen else seqlen
+    )  # later tokens' gradients reach the last ones
     assert first.grad is not None
     eps = torch.finfo(dtype).eps
     wrong = not torch.allclose(dx[:1, :, :kept].double(), first.grad[..., :kept], rtol=2.5 * eps, atol=2.5 * eps + 4e-6)
@@ -81,7 +85,16 @@ def main() -> int:
     sequences = f", sequences of {options.packed} tokens" if options.packed else ""
     where = origin(device)
     print(f"{heading(where)}; backward, width {WIDTH}, bias, SiLU{sequences}; times in us")
-    columns = [("BxDxL", 14), ("dtype", 8), ("layout", 13), ("us", 9), ("copy us", 9), ("of copy", 7), ("vs silu's", 9), ("result", 6)]
+    columns = [
+        ("BxDxL", 14),
+        ("dtype", 8),
+        ("layout", 13),
+        ("us", 9),
+        ("copy us", 9),
+        ("of copy", 7),
+        ("vs silu's", 9),
+        ("result", 6),
+    ]
     table = Table(columns)
     rows = []
     for shape in flattened(options.shapes) if options.shapes else GPU_SHAPES if options.backend == "gpu" else CPU_SHAPES:
@@ -89,7 +102,9 @@ def main() -> int:
         for dtype in flattened(options.dtype):
             for layout in flattened(options.layout):
                 result = bench((batch, dim, seqlen), DTYPES[dtype], layout, options.kernel, options.packed, device)
-                rows.append({"shape": [batch, dim, seqlen], "dtype": dtype, "layout": layout, "packed": options.packed, **result})
+                rows.append(
+                    {"shape": [batch, dim, seqlen], "dtype": dtype, "layout": layout, "packed": options.packed, **result}
+                )
                 ours, copied = result["ours"], result["copy"]
                 beside = f"{ours / result['silu']:.2f}x" if "silu" in result else ""
                 verdict = "WRONG" if result["wrong"] else "ok"

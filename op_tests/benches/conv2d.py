@@ -1,17 +1,18 @@
 """Speed of conv2d on the layers of image models, beside torch's own convolution and what the card could do at best.
 
     python op_tests/bench_conv2d.py --model flux2_vae --dtype bfloat16 --layout nhwc
-    python op_tests/bench_conv2d.py --model resnet50 --batch 1,32 --num-layers 5 --activation relu --json results.json --plot layers.png
-    python op_tests/bench_conv2d.py --model timm --only depthwise --batch 1,32 --summary --part 1/4 --json depthwise.json
-    python op_tests/bench_conv2d.py --model sd35_vae --miopen-solvers
+    python op_tests/bench_conv2d.py --model resnet50 --batch 1,32 --num-layers 5 --activation relu --json results.json --plot
+    layers.png python op_tests/bench_conv2d.py --model timm --only depthwise --batch 1,32 --summary --part 1/4 --json
+    depthwise.json python op_tests/bench_conv2d.py --model sd35_vae --miopen-solvers
 
-On a GPU a time is that of the kernels: calls are captured into a graph, each on an input and output of its own, together larger than
-any cache, and the median of the replays is divided by the calls; ours and torch's replays take turns. On the CPU it is the fastest of
-several calls by the clock. Bias, and the activation that --activation names. torch's time is that of F.conv2d, by cuDNN's or MIOpen's
-fastest algorithm (torch.backends.cudnn.benchmark), and the same activation. The floor is the longer of the products at the card's dense
-peak, or for depthwise layers its plain peak of f32, and a copy of the bytes, as a copy kernel does it in the same run. Sums of a model
-count a layer as often as the model calls it. --part 2/5 measures every fifth layer from the second on, and with it --json adds to the
-file what it does not have yet. --miopen-solvers (ROCm) names what MIOpen runs, from its log.
+On a GPU a time is that of the kernels: calls are captured into a graph, each on an input and output of its own, together larger
+than any cache, and the median of the replays is divided by the calls; ours and torch's replays take turns. On the CPU it is the
+fastest of several calls by the clock. Bias, and the activation that --activation names. torch's time is that of F.conv2d, by
+cuDNN's or MIOpen's fastest algorithm (torch.backends.cudnn.benchmark), and the same activation. The floor is the longer of the
+products at the card's dense peak, or for depthwise layers its plain peak of f32, and a copy of the bytes, as a copy kernel does
+it in the same run. Sums of a model count a layer as often as the model calls it. --part 2/5 measures every fifth layer from the
+second on, and with it --json adds to the file what it does not have yet. --miopen-solvers (ROCm) names what MIOpen runs, from
+its log.
 """
 
 from __future__ import annotations
@@ -32,7 +33,17 @@ import torch.nn.functional as F
 
 from benches.measure import ROTATED_BYTES, copier, heading, origin, parser_for, report, write_json
 import benches.plot
-from conv2d.cases import ACTIVATIONS, LAYER_KINDS, LAYOUTS, MODELS, TIMM_MODELS, Case, kind_of_layer, mismatch_conv2d, model_layers
+from conv2d.cases import (
+    ACTIVATIONS,
+    LAYER_KINDS,
+    LAYOUTS,
+    MODELS,
+    TIMM_MODELS,
+    Case,
+    kind_of_layer,
+    mismatch_conv2d,
+    model_layers,
+)
 from support.backends import device_of, use_backend
 from support.cli import Table, choice_of, flattened, list_of
 from support.tensors import DTYPES
@@ -85,7 +96,13 @@ def bench(case: Case, algorithm: str, device: torch.device, copy_rate: float, fl
         ours, theirs = in_turn_us([calls_of(lambda x: hipconv.conv2d(x, **rest, algorithm=algorithm)), calls_of(plain)], device)
     peaks = PEAKS.get(targets.of(device).arch, (float("inf"),) * 3)
     on_matrices = kind_of_layer(case) != "depthwise"
-    peak = peaks[1] if not on_matrices else peaks[0] if case.dtype != torch.float32 else peaks[2 if plan.float32_precision == "tf32" else 1]
+    peak = (
+        peaks[1]
+        if not on_matrices
+        else peaks[0]
+        if case.dtype != torch.float32
+        else peaks[2 if plan.float32_precision == "tf32" else 1]
+    )
     return {
         "case": str(case),
         "plan": plan.form,
@@ -102,18 +119,23 @@ _PLAIN = ("weight", "bias", "stride", "padding", "dilation", "groups")
 
 
 def _by_torch(x: Tensor, *, activation: str, **rest) -> Tensor:
-    return TORCH_ACTIVATIONS[activation](F.conv2d(x, **{"input" if name == "x" else name: value for name, value in rest.items()}))
+    return TORCH_ACTIVATIONS[activation](
+        F.conv2d(x, **{"input" if name == "x" else name: value for name, value in rest.items()})
+    )
 
 
 def copy_rate(device: torch.device) -> float:
     """Bytes, read and written together, that a copy kernel moves in a microsecond."""
     size = (256 if device.type == "cuda" else 64) << 20
-    pairs = [(torch.empty(size, dtype=torch.uint8, device=device), torch.ones(size, dtype=torch.uint8, device=device)) for _ in range(2)]
+    pairs = [
+        (torch.empty(size, dtype=torch.uint8, device=device), torch.ones(size, dtype=torch.uint8, device=device))
+        for _ in range(2)
+    ]
     copy = copier(device)
     return 2 * size / time_us([functools.partial(copy, out, x) for out, x in pairs], device)
 
 
-# ---- what MIOpen runs ----------------------------------------------------------------------------------------------------------------
+# ---- what MIOpen runs --------------------------------------------------------------------------------------------------------
 
 _LAYER = "hipconv layer "
 _SOLVER = re.compile(r"(?:Chosen Algorithm: |solver_id = (?:\d+/)?|Solver: |solution: )(\w+)")
@@ -142,26 +164,43 @@ def miopen_solvers(cases: list[Case]) -> dict[int, str]:
         "    torch.cuda.synchronize()\n"
     )
     layers = [
-        ((c.N, c.C, c.H, c.W), (c.K, c.C, c.R, c.S), c.stride, c.padding, c.dilation, str(c.dtype)[len("torch.") :], c.layout == "nhwc")
+        (
+            (c.N, c.C, c.H, c.W),
+            (c.K, c.C, c.R, c.S),
+            c.stride,
+            c.padding,
+            c.dilation,
+            str(c.dtype)[len("torch.") :],
+            c.layout == "nhwc",
+        )
         for c in cases
     ]
     variables = {"MIOPEN_ENABLE_LOGGING": "1", "MIOPEN_LOG_LEVEL": "6"}
     done = subprocess.run(
-        [sys.executable, "-c", program], input=json.dumps(layers), capture_output=True, text=True, env=os.environ | variables, check=False
+        [sys.executable, "-c", program],
+        input=json.dumps(layers),
+        capture_output=True,
+        text=True,
+        env=os.environ | variables,
+        check=False,
     )
     if done.returncode != 0:
         sys.exit(f"--miopen-solvers: {done.stderr[-2000:]}")
     return solvers_in(done.stderr)
 
 
-# ---- the command ---------------------------------------------------------------------------------------------------------------------
+# ---- the command -------------------------------------------------------------------------------------------------------------
 
 
 def main() -> int:
     parser, _ = parser_for(__doc__, "simt")
     models = (*dict.fromkeys((*MODELS, *TIMM_MODELS)), "timm")
-    parser.add_argument("--model", type=list_of(choice_of(*models)), nargs="+", default=[["resnet50"]], help="timm: the 20 of timm")
-    parser.add_argument("--only", type=list_of(choice_of(*LAYER_KINDS)), nargs="+", default=[LAYER_KINDS], help="kinds of layers")
+    parser.add_argument(
+        "--model", type=list_of(choice_of(*models)), nargs="+", default=[["resnet50"]], help="timm: the 20 of timm"
+    )
+    parser.add_argument(
+        "--only", type=list_of(choice_of(*LAYER_KINDS)), nargs="+", default=[LAYER_KINDS], help="kinds of layers"
+    )
     parser.add_argument("--num-layers", type=int, help="only the first of each model")
     parser.add_argument("--batch", type=list_of(int), nargs="+", default=[[1]])
     parser.add_argument("--dtype", type=list_of(choice_of(*DTYPES)), nargs="+", default=[["bfloat16"]])
@@ -170,11 +209,15 @@ def main() -> int:
     parser.add_argument("--algorithm", default="auto", help="default: the library's choice")
     parser.add_argument("--part", type=part_of, default=(1, 1), help="2/5: of five parts of the layers the second")
     parser.add_argument("--summary", action="store_true", help="print a line a model, and no layers")
-    parser.add_argument("--float32-precision", type=choice_of(*PRECISIONS), default="ieee", help="of float32, torch's too; default ieee")
+    parser.add_argument(
+        "--float32-precision", type=choice_of(*PRECISIONS), default="ieee", help="of float32, torch's too; default ieee"
+    )
     parser.add_argument("--json", type=Path, help="write the results here, with --part beside those of other parts")
     parser.add_argument("--plot", type=Path, help="draw TFLOP/s of each layer here; needs matplotlib")
     parser.add_argument("--read", type=Path, help="measure nothing: take the results that --json wrote here")
-    parser.add_argument("--miopen-solvers", action="store_true", help="on ROCm: name the solver that MIOpen picks for each layer")
+    parser.add_argument(
+        "--miopen-solvers", action="store_true", help="on ROCm: name the solver that MIOpen picks for each layer"
+    )
     options = parser.parse_args()
 
     if options.miopen_solvers and not torch.version.hip:
@@ -227,7 +270,9 @@ def measure(options: argparse.Namespace) -> dict:
             row |= {"miopen": solvers.get(number)} if solvers else {}
             rows.append(row)
             if table:
-                table.row(case, row["plan"], *_numbers([row]), row["wrong"] or "ok", *([row["miopen"] or "?"] if solvers else []))
+                table.row(
+                    case, row["plan"], *_numbers([row]), row["wrong"] or "ok", *([row["miopen"] or "?"] if solvers else [])
+                )
             if resumes:
                 write_json(options.json, {**where, "bytes_per_us": rate, "rows": rows})
         if table:

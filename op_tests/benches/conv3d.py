@@ -2,11 +2,12 @@
 
     python op_tests/bench_conv3d.py --model wan21_vae_720p --layout both --json results.json
 
-A layer is called as a decoder calls it, chunk by chunk: ours reads the frames of a chunk before from its cache and writes the next call's;
-torch's gets all frames in one tensor, so that its time is of the convolution alone, without the copies around it; with --unfold, taps of
-time are also unfolded into channels for F.conv2d, as engines do on AMD. On a GPU times are of graph replays that take turns. torch's is
-that of cuDNN's or MIOpen's fastest algorithm (torch.backends.cudnn.benchmark). The floor is the longer of the products at the card's dense
-peak and a copy of the bytes. The sum counts a layer as often as the model calls it.
+A layer is called as a decoder calls it, chunk by chunk: ours reads the frames of a chunk before from its cache and writes the
+next call's; torch's gets all frames in one tensor, so that its time is of the convolution alone, without the copies around it;
+with --unfold, taps of time are also unfolded into channels for F.conv2d, as engines do on AMD. On a GPU times are of graph
+replays that take turns. torch's is that of cuDNN's or MIOpen's fastest algorithm (torch.backends.cudnn.benchmark). The floor is
+the longer of the products at the card's dense peak and a copy of the bytes. The sum counts a layer as often as the model calls
+it.
 """
 
 from __future__ import annotations
@@ -115,23 +116,48 @@ def measure(options: argparse.Namespace) -> dict:
         where, rate = origin(device), copy_rate(device)
         print(f"{heading(where)}; a copy moves {rate / 1e6:.2f} TB/s")
         table = Table(
-            [("layer", 46), ("plan", 24), ("us", 8), ("TFLOP/s", 7), ("torch", 8), ("ratio", 5), ("unfold", 8), ("floor", 7), ("", 4)]
+            [
+                ("layer", 46),
+                ("plan", 24),
+                ("us", 8),
+                ("TFLOP/s", 7),
+                ("torch", 8),
+                ("ratio", 5),
+                ("unfold", 8),
+                ("floor", 7),
+                ("", 4),
+            ]
         )
         for model in flattened(options.model):
             for layout in LAYOUTS if options.layout == "both" else (options.layout,):
                 of_model = []
                 for case, calls in model_layers(model)[: options.num_layers]:
                     small = case._replace(H=case.H // options.shrink, W=case.W // options.shrink)
-                    row = bench(small._replace(dtype=DTYPES[options.dtype], layout=layout), options.algorithm, device, rate, options.unfold)
+                    row = bench(
+                        small._replace(dtype=DTYPES[options.dtype], layout=layout),
+                        options.algorithm,
+                        device,
+                        rate,
+                        options.unfold,
+                    )
                     of_model.append(row | {"model": model, "layout": layout, "calls": calls})
                     kernel = "x".join(map(str, case.kernel))
                     text = f"{case.C}>{case.K} {kernel} T{case.T} {small.H}x{small.W} {layout} x{calls}"
                     unfold = f"{row['unfolded']:.0f}" if row["unfolded"] else ""
                     rates = f"{row['us']:.0f}", f"{row['flops'] / row['us'] / 1e6:.0f}", f"{row['torch']:.0f}"
                     table.row(
-                        text, row["plan"], *rates, f"{row['us'] / row['torch']:.2f}", unfold, f"{row['floor']:.0f}", row["wrong"] or "ok"
+                        text,
+                        row["plan"],
+                        *rates,
+                        f"{row['us'] / row['torch']:.2f}",
+                        unfold,
+                        f"{row['floor']:.0f}",
+                        row["wrong"] or "ok",
                     )
                 sums = [sum(row[name] * row["calls"] for row in of_model) / 1e3 for name in ("us", "torch", "floor")]
-                print(f"{model} {layout}: ours {sums[0]:.1f} ms, torch {sums[1]:.1f} ms ({sums[0] / sums[1]:.2f}), floor {sums[2]:.1f} ms")
+                print(
+                    f"{model} {layout}: ours {sums[0]:.1f} ms, torch {sums[1]:.1f} ms ({sums[0] / sums[1]:.2f}), floor "
+                    f"{sums[2]:.1f} ms"
+                )
                 rows += of_model
     return {**where, "bytes_per_us": rate, "rows": rows}

@@ -1,10 +1,12 @@
-"""Times of the convolutions over the GPUs of a host, beside one GPU's: 1 M tokens x 4096, and the layers of FLUX.2's decoder at 2048 px.
+"""Times of the convolutions over the GPUs of a host, beside one GPU's: 1 M tokens x 4096, and the layers of FLUX.2's decoder at
+2048 px.
 
     torchrun --standalone --nproc-per-node 2 op_tests/bench_distributed.py
-    torchrun --standalone --nproc-per-node 2 op_tests/bench_distributed.py --backend gloo --tokens 8192 --dim 64 --pixels 64    # on a CPU
+    torchrun --standalone --nproc-per-node 2 op_tests/bench_distributed.py --backend gloo --tokens 8192 --dim 64 --pixels 64
+    # on a CPU
 
-For each case: one device alone, the group, the group without the exchange (each on its own part), and how many times as fast as one the
-group is. The exchange's share is what is left between the second and the third.
+For each case: one device alone, the group, the group without the exchange (each on its own part), and how many times as fast as
+one the group is. The exchange's share is what is left between the second and the third.
 """
 
 from __future__ import annotations
@@ -25,7 +27,12 @@ from support.cli import Table
 import hipconv
 from hipconv import distributed
 
-LAYERS = ((512, 4), (512, 2), (256, 1), (128, 1))  # channels, and the part of the image's side, of the decoder's 3x3 convolutions
+LAYERS = (
+    (512, 4),
+    (512, 2),
+    (256, 1),
+    (128, 1),
+)  # channels, and the part of the image's side, of the decoder's 3x3 convolutions
 
 
 def milliseconds(call: Callable[[], object], device: torch.device, repeats: int) -> float:
@@ -45,7 +52,9 @@ def milliseconds(call: Callable[[], object], device: torch.device, repeats: int)
     return slowest.item()
 
 
-def conv2d_calls(x: Tensor, filters: Tensor, part: Tensor, rows: list[int], with_sizes: dict[str, Any]) -> list[Callable[[], object]]:
+def conv2d_calls(
+    x: Tensor, filters: Tensor, part: Tensor, rows: list[int], with_sizes: dict[str, Any]
+) -> list[Callable[[], object]]:
     """Return the calls of the whole image, of the group, and of a part alone."""
     return [
         lambda: hipconv.conv2d(x, filters, padding=1),

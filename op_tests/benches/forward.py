@@ -1,12 +1,13 @@
-"""Speed of causal_conv1d_fwd beside a copy kernel of the same bytes, torch's own convolution, and an installed causal_conv1d package.
+"""Speed of causal_conv1d_fwd beside a copy kernel of the same bytes, torch's own convolution, and an installed causal_conv1d
+package.
 
     python op_tests/bench_causal_conv1d.py
-    python op_tests/bench_causal_conv1d.py --shapes 4x4096x4096 64x8192x512 --dtype bfloat16 --layout channel_last --json results.json
-    python op_tests/bench_causal_conv1d.py --read results.json --plot roofline.png
+    python op_tests/bench_causal_conv1d.py --shapes 4x4096x4096 64x8192x512 --dtype bfloat16 --layout channel_last --json
+    results.json python op_tests/bench_causal_conv1d.py --read results.json --plot roofline.png
 
-On a GPU a time is that of a kernel: calls are captured into a graph, each on buffers of its own, together larger than any cache, and
-the median of the replays is divided by the calls. On the CPU it is the fastest of several calls by the clock. Width 4, bias, SiLU.
-Host time is what a call of either form keeps Python busy, its launch included and its kernel not waited for.
+On a GPU a time is that of a kernel: calls are captured into a graph, each on buffers of its own, together larger than any
+cache, and the median of the replays is divided by the calls. On the CPU it is the fastest of several calls by the clock. Width
+4, bias, SiLU. Host time is what a call of either form keeps Python busy, its launch included and its kernel not waited for.
 """
 
 from __future__ import annotations
@@ -104,7 +105,16 @@ def measure(options: argparse.Namespace) -> dict:
     device = device_of(options.backend)
     where = origin(device)
     print(f"{heading(where)}; width {WIDTH}, bias, SiLU; times in us; TB/s counts one read and one write")
-    columns = [("BxDxL", 14), ("dtype", 8), ("layout", 13), ("kernel", 8), ("us", 9), ("TB/s", 6), ("copy us", 9), ("of copy", 7)]
+    columns = [
+        ("BxDxL", 14),
+        ("dtype", 8),
+        ("layout", 13),
+        ("kernel", 8),
+        ("us", 9),
+        ("TB/s", 6),
+        ("copy us", 9),
+        ("of copy", 7),
+    ]
     table = Table([*columns, ("vs torch", 8), ("vs causal_conv1d", 8), ("vs silu", 7), ("result", 6)])
     rows = []
     for shape_text in flattened(options.shapes) if options.shapes else GPU_SHAPES if options.backend == "gpu" else CPU_SHAPES:
@@ -118,7 +128,9 @@ def measure(options: argparse.Namespace) -> dict:
                     if kernel not in result:
                         continue
                     ours = result[kernel]
-                    ratios = (f"{result[peer] / ours:.2f}x" if peer in result else "" for peer in ("torch", "causal_conv1d", "silu"))
+                    ratios = (
+                        f"{result[peer] / ours:.2f}x" if peer in result else "" for peer in ("torch", "causal_conv1d", "silu")
+                    )
                     verdict = "WRONG" if kernel in result["wrong"] else "ok"
                     numbers = (
                         f"{ours:.1f}",

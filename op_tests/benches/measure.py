@@ -33,7 +33,11 @@ def parser_for(description: str | None, *backends: str) -> tuple[argparse.Argume
 
 def origin(device: torch.device) -> dict[str, str]:
     """Return where and when figures come from: the card, torch's version, the date, the commit."""
-    card = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads, {targets.of(device).arch}"
+    card = (
+        torch.cuda.get_device_name()
+        if device.type == "cuda"
+        else f"CPU, {torch.get_num_threads()} threads, {targets.of(device).arch}"
+    )
     return {"card": card, "torch": torch.__version__, "date": datetime.date.today().isoformat(), "commit": commit()}
 
 
@@ -55,7 +59,9 @@ def write_json(path: Path | None, results: dict) -> None:
         path.write_text(json.dumps(results, indent=1) + "\n")
 
 
-def report(options: argparse.Namespace, measure: Callable[[argparse.Namespace], dict], draw: Callable[[dict, Path], None]) -> int:
+def report(
+    options: argparse.Namespace, measure: Callable[[argparse.Namespace], dict], draw: Callable[[dict, Path], None]
+) -> int:
     """Measure, or take what --read names, then write what --json and --plot name; the exit status: 1 if a result was wrong."""
     if options.plot:
         benches.plot.require_matplotlib()  # before minutes of measuring

@@ -1,4 +1,5 @@
-"""Pictures of benchmarks' results: how near each kernel comes to a copy of the bytes it moves, and how fast each layer of a model is.
+"""Pictures of benchmarks' results: how near each kernel comes to a copy of the bytes it moves, and how fast each layer of a
+model is.
 
     python op_tests/bench_plot.py    # draws the pictures of the documentation again, docs/plots/*.svg, from docs/data/*.json
 
@@ -79,7 +80,9 @@ def draw_layers(results: dict, path: Path) -> None:
 
 
 def draw_valleys(results: dict, path: Path, **saving: Any) -> None:
-    """Write the picture of bench_valleys.py's results: the median share of the floor for each form and each value of an axis."""
+    """Write the picture of bench_valleys.py's results: the median share of the floor for each form and each value of
+    an axis.
+    """
     rows = [row for row in results["rows"] if row["bytes"] >= 16_000_000]
     forms = list(dict.fromkeys((row["op"], row["form"]) for row in rows))
     axes_of = ("width", "dtype", "weights", "layout", "states", "mix", "dim", "seqlen")
@@ -95,13 +98,15 @@ def draw_valleys(results: dict, path: Path, **saving: Any) -> None:
     table = [[statistics.median(shares.get((*form, *cell), [math.nan])) for cell in found] for form in forms]
     figure, axes = _figure(results, (2.5 + 0.22 * len(found), 2.5 + 0.25 * len(forms)))
     image = axes.imshow(table, vmin=0, vmax=100, cmap="RdYlGn", aspect="auto")
-    axes.set_xticks(range(len(found)), [f"{axes_of[number]} {value}" for number, value in found], rotation=90, fontsize="xx-small")
+    axes.set_xticks(
+        range(len(found)), [f"{axes_of[number]} {value}" for number, value in found], rotation=90, fontsize="xx-small"
+    )
     axes.set_yticks(range(len(forms)), [f"{op}, {form}" for op, form in forms], fontsize="x-small")
     figure.colorbar(image, label="% of the floor, median")
     figure.savefig(path, **saving)
 
 
-# ---- the documentation's ---------------------------------------------------------------------------------------------------------------
+# ---- the documentation's -----------------------------------------------------------------------------------------------------
 
 
 def draw_roofline(results: dict, path: Path, **saving: Any) -> None:
@@ -127,7 +132,9 @@ def draw_lengths(results: dict, path: Path, **saving: Any) -> None:
     """Write the picture of bench_causal_conv1d.py's results as shares of copy over the length of a row."""
     figure, axes = _figure(results, (8, 4.5))
     for layout in _LINES:
-        points = sorted((row["shape"][2], 100 * row["copy"] / row["auto"]) for row in results["rows"] if row["layout"] == layout)
+        points = sorted(
+            (row["shape"][2], 100 * row["copy"] / row["auto"]) for row in results["rows"] if row["layout"] == layout
+        )
         if points:
             axes.plot(*zip(*points, strict=True), _LINES[layout], marker="o", linewidth=0.7, label=layout.replace("_", "-"))
     axes.axhline(100, color="black", linewidth=1, label="a copy of the same bytes")
@@ -158,7 +165,9 @@ def draw_decode(results: dict, path: Path, **saving: Any) -> None:
 
 
 def draw_beside_torch(results: dict, path: Path, **saving: Any) -> None:
-    """Write the picture of bench_conv2d.py's results: how many times as fast as F.conv2d models and their longest layers are."""
+    """Write the picture of bench_conv2d.py's results: how many times as fast as F.conv2d models and their longest
+    layers are.
+    """
     layers, sums = _beside_torch(results)
     longest = sorted(layers, key=lambda name: -max(torch for _, torch in layers[name].values()))[:20]
     drawn = sums | {name: layers[name] for name in longest}
@@ -194,7 +203,11 @@ def draw_scaling(inputs: dict, path: Path, **saving: Any) -> None:
 
     figure, (left, right) = _figure(inputs, (11, 4.2), columns=2)
     for axes, curves_of, title in (
-        (left, scaling.conv1d_curves(inputs), f"causal conv1d, dim {inputs['conv1d']['dim']}, width {inputs['conv1d']['width']}, forward"),
+        (
+            left,
+            scaling.conv1d_curves(inputs),
+            f"causal conv1d, dim {inputs['conv1d']['dim']}, width {inputs['conv1d']['width']}, forward",
+        ),
         (right, scaling.conv2d_curves(inputs), "conv2d 3x3, layers of an image decoder, forward"),
     ):
         for number, (label, points) in enumerate(curves_of.items()):
@@ -224,7 +237,8 @@ def _beside_torch(results: dict) -> tuple[Times, Times]:
             layers.setdefault(layer, {})[layout] = (row["us"], row["torch"])
         if "model" in row:
             whole = sums.setdefault(f"all of {row['model']}, batch {image.split('x')[0]}", {})
-            whole[layout] = tuple(a + b for a, b in zip(whole.get(layout, (0.0, 0.0)), (row["us"], row["torch"]), strict=True))  # type: ignore[assignment]
+            ours, theirs = whole.get(layout, (0.0, 0.0))
+            whole[layout] = (ours + row["us"], theirs + row["torch"])
         elif row["case"].startswith("all of "):
             sums.setdefault(layer, {})[layout] = (row["us"], row["torch"])
     return layers, sums
@@ -232,7 +246,9 @@ def _beside_torch(results: dict) -> tuple[Times, Times]:
 
 def _bars_beside_torch(axes: Any, times: Times) -> None:
     for number, (layout, label) in enumerate((("nhwc", "channels_last"), ("nchw", "contiguous"))):
-        drawn = [(i + 0.4 * (number - 0.5), by[layout][1] / by[layout][0]) for i, by in enumerate(times.values()) if layout in by]
+        drawn = [
+            (i + 0.4 * (number - 0.5), by[layout][1] / by[layout][0]) for i, by in enumerate(times.values()) if layout in by
+        ]
         bars = axes.barh(*zip(*drawn, strict=True), height=0.38, label=f"hipconv, {label}", color=("C0", "C9")[number])
         axes.bar_label(bars, fmt="%.2f", fontsize="x-small", padding=2)
     axes.axvline(1, color="black", linewidth=1, label="F.conv2d, cudnn.benchmark")

@@ -1,4 +1,5 @@
-"""A model of how long a convolution takes on N devices, from bandwidths and latencies that are stated in docs/data/scaling.json.
+"""A model of how long a convolution takes on N devices, from bandwidths and latencies that are stated in
+docs/data/scaling.json.
 
 Nothing here is measured. With the figures of a machine in that file's place, docs/distributed.md's picture is of that machine.
 """
@@ -30,8 +31,8 @@ def conv1d_seconds(inputs: dict, devices: int, tokens: int) -> float:
 
 
 def conv2d_seconds(inputs: dict, devices: int, channels: int, height: int, width: int) -> float:
-    """The forward: the interior beside the exchange, then a row of outputs at each border; of a small part the exchange, a copy of what is
-    there and what came, and the convolution.
+    """The forward: the interior beside the exchange, then a row of outputs at each border; of a small part the exchange, a copy
+    of what is there and what came, and the convolution.
     """
     what = inputs["conv2d"]
     taps, row = what["kernel"], channels * width * inputs["element"]
@@ -49,7 +50,9 @@ def conv2d_seconds(inputs: dict, devices: int, channels: int, height: int, width
 
 def conv1d_curves(inputs: dict) -> dict[str, Curve]:
     alone = {tokens: conv1d_seconds(inputs, 1, tokens) for tokens in inputs["conv1d"]["tokens"]}
-    return {f"{tokens:,} tokens": [(n, one / conv1d_seconds(inputs, n, tokens)) for n in DEVICES] for tokens, one in alone.items()}
+    return {
+        f"{tokens:,} tokens": [(n, one / conv1d_seconds(inputs, n, tokens)) for n in DEVICES] for tokens, one in alone.items()
+    }
 
 
 def conv2d_curves(inputs: dict) -> dict[str, Curve]:

@@ -29,8 +29,12 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benches.conv2d, "copy_rate", lambda device: 1000.0)
 
 
-def test_a_run_prints_a_row_a_layer_and_sums_and_writes_its_results_and_a_picture(monkeypatch, capsys, small, tmp_path: Path) -> None:
-    arguments = "--backend cpu --model resnet50,flux2_vae --num-layers 2 --batch 1,2 --dtype float32 --layout both --activation relu"
+def test_a_run_prints_a_row_a_layer_and_sums_and_writes_its_results_and_a_picture(
+    monkeypatch, capsys, small, tmp_path: Path
+) -> None:
+    arguments = (
+        "--backend cpu --model resnet50,flux2_vae --num-layers 2 --batch 1,2 --dtype float32 --layout both --activation relu"
+    )
     assert command(monkeypatch, *arguments.split(), "--json", tmp_path / "r.json", "--plot", tmp_path / "r.png") == 0
     lines = capsys.readouterr().out.splitlines()
     groups = 2 * 2 * 2  # models, batches, layouts
@@ -48,14 +52,29 @@ def test_a_run_prints_a_row_a_layer_and_sums_and_writes_its_results_and_a_pictur
     assert (tmp_path / "again.png").stat().st_size > 10_000
 
 
-def test_parts_add_up_to_what_one_run_measures_and_a_summary_has_a_line_a_model(monkeypatch, capsys, small, tmp_path: Path) -> None:
-    common = ["--backend", "cpu", "--model", "mobilenetv3_large_100,convnext_tiny", "--only", "depthwise", "--layout", "nhwc", "--summary"]
+def test_parts_add_up_to_what_one_run_measures_and_a_summary_has_a_line_a_model(
+    monkeypatch, capsys, small, tmp_path: Path
+) -> None:
+    common = [
+        "--backend",
+        "cpu",
+        "--model",
+        "mobilenetv3_large_100,convnext_tiny",
+        "--only",
+        "depthwise",
+        "--layout",
+        "nhwc",
+        "--summary",
+    ]
     for part in ("1/2", "2/2", "2/2"):
         assert command(monkeypatch, *common, "--part", part, "--json", tmp_path / "parts.json") == 0
     lines = capsys.readouterr().out.splitlines()
     rows = json.loads((tmp_path / "parts.json").read_text())["rows"]
     depthwise = [
-        (m, case) for m in ("mobilenetv3_large_100", "convnext_tiny") for case in model_cases(m) if kind_of_layer(case) == "depthwise"
+        (m, case)
+        for m in ("mobilenetv3_large_100", "convnext_tiny")
+        for case in model_cases(m)
+        if kind_of_layer(case) == "depthwise"
     ]
     expected = {(model, str(case.reduced(50_000)._replace(layout="nhwc"))) for model, case in depthwise}
     assert {(row["model"], row["case"]) for row in rows} == expected  # reduced, two layers may be one

@@ -29,7 +29,9 @@ def test_a_run_prints_a_table_and_writes_its_results_and_a_picture(monkeypatch, 
     assert lines[-1].startswith("host time of a call, us: causal_conv1d_fwd ")
     results = json.loads((tmp_path / "results.json").read_text())
     assert len(results["rows"]) == cases and all(row["auto"] > 0 and row["openmp"] > 0 for row in results["rows"])
-    assert set(results["host_us"]) == {"causal_conv1d_fwd", "causal_conv1d", "F.silu"} and all(us > 0 for us in results["host_us"].values())
+    assert set(results["host_us"]) == {"causal_conv1d_fwd", "causal_conv1d", "F.silu"} and all(
+        us > 0 for us in results["host_us"].values()
+    )
     _check_picture(tmp_path / "roofline.png")
 
     monkeypatch.setattr(benches.forward, "measure", None)  # nothing is measured again
@@ -47,7 +49,9 @@ def _check_picture(path: Path) -> None:
 
 def test_a_wrong_result_fails_the_run(monkeypatch, capsys) -> None:
     monkeypatch.setattr(benches.forward, "mismatch", lambda out, expected: "invented")
-    assert command(monkeypatch, *["--backend", "cpu", "--shapes", "1x8x16", "--dtype", "float32", "--layout", "channel_last"]) == 1
+    assert (
+        command(monkeypatch, *["--backend", "cpu", "--shapes", "1x8x16", "--dtype", "float32", "--layout", "channel_last"]) == 1
+    )
     assert "WRONG" in capsys.readouterr().out
 
 
@@ -76,7 +80,18 @@ def test_host_time_is_that_of_a_call() -> None:
 
 
 def test_the_backwards_bench_writes_its_results(monkeypatch, tmp_path: Path) -> None:
-    words = ["--backend", "cpu", "--shapes", "1x8x16", "--dtype", "float32", "--packed", "7", "--json", str(tmp_path / "results.json")]
+    words = [
+        "--backend",
+        "cpu",
+        "--shapes",
+        "1x8x16",
+        "--dtype",
+        "float32",
+        "--packed",
+        "7",
+        "--json",
+        str(tmp_path / "results.json"),
+    ]
     monkeypatch.setattr(sys, "argv", ["bench_causal_conv1d_bwd.py", *words])
     assert benches.backward.main() == 0
     rows = json.loads((tmp_path / "results.json").read_text())["rows"]

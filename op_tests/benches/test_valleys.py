@@ -25,7 +25,9 @@ def test_a_run_measures_every_op_and_writes_its_results_and_a_picture(monkeypatc
     printed = capsys.readouterr().out
     assert "0 of 24 results are wrong" in printed and "the worst, less:" in printed
     rows = json.loads((tmp_path / "valleys.json").read_text())["rows"]
-    assert {row["op"] for row in rows} == set(AXES) and all(row["us"] > 0 and row["copy_us"] > 0 and row["wrong"] is None for row in rows)
+    assert {row["op"] for row in rows} == set(AXES) and all(
+        row["us"] > 0 and row["copy_us"] > 0 and row["wrong"] is None for row in rows
+    )
     for row in rows:
         row["bytes"] = 20_000_000  # the picture has large calls only
     (tmp_path / "large.json").write_text(json.dumps({"card": "none", "torch": "2", "date": "today", "rows": rows}))
@@ -83,4 +85,6 @@ def test_the_map_has_a_cell_for_each_form_and_value(tmp_path: Path) -> None:
     results = {"card": "none", "torch": "2", "date": "today", "rows": [row, row | {"form": "states", "width": 8}]}
     benches.plot.draw_valleys(results, tmp_path / "map.svg")
     text = (tmp_path / "map.svg").read_text()
-    assert all(f"<!-- {words} -->" in text for words in ("forward, plain", "forward, states", "width 4", "width 8", "layout crossed"))
+    assert all(
+        f"<!-- {words} -->" in text for words in ("forward, plain", "forward, states", "width 4", "width 8", "layout crossed")
+    )

@@ -3,9 +3,9 @@
     python op_tests/bench_causal_conv1d_update.py
     python op_tests/bench_causal_conv1d_update.py --batch 1 256 1024 --dim 8192 --layout N,3,D --case decode --json results.json
 
-On a GPU a time is that of a kernel in a graph: "cold", each call on buffers of its own, together larger than any cache; and "warm",
-all on one set of buffers, as the published figures are. Bytes are those of x, out, the state read and the state written. Width 4,
-bias, SiLU, random slots of a pool twice the batch.
+On a GPU a time is that of a kernel in a graph: "cold", each call on buffers of its own, together larger than any cache; and
+"warm", all on one set of buffers, as the published figures are. Bytes are those of x, out, the state read and the state
+written. Width 4, bias, SiLU, random slots of a pool twice the batch.
 
     decode        one token a row
     tokens        four tokens a row, (tokens, dim) with query_start_loc
@@ -99,7 +99,9 @@ def bench(case: str, batch: int, dim: int, state: str, dtype: torch.dtype, kerne
     result["copy warm"] = time_us([functools.partial(copied, raw[0])] * 20, device)
     for kernel in kernels:
         before = first.state.clone()
-        expected = reference_update.causal_conv1d_update(first.x, before, weight, bias, True, **first.options) if batch <= 64 else None
+        expected = (
+            reference_update.causal_conv1d_update(first.x, before, weight, bias, True, **first.options) if batch <= 64 else None
+        )
         first.call(weight, bias, kernel)
         if expected and (mismatch(first.result(), expected.out) or not torch.equal(first.state, expected.conv_state)):
             result["wrong"].append(kernel)
@@ -125,7 +127,17 @@ def main() -> int:
     device = device_of(options.backend)
     where = origin(device)
     print(f"{heading(where)}; width {WIDTH}, bias, SiLU; times in us; GB/s counts x, out and both ways of state")
-    columns = [("case", 11), ("BxD", 9), ("state", 6), ("dtype", 8), ("kernel", 8), ("us", 7), ("GB/s", 5), ("copy", 7), ("x copy", 6)]
+    columns = [
+        ("case", 11),
+        ("BxD", 9),
+        ("state", 6),
+        ("dtype", 8),
+        ("kernel", 8),
+        ("us", 7),
+        ("GB/s", 5),
+        ("copy", 7),
+        ("x copy", 6),
+    ]
     table = Table([*columns, ("warm us", 7), ("warm copy", 9), ("vs torch", 8), ("result", 6)])
     rows = []
     for case in flattened(options.case):
@@ -139,10 +151,19 @@ def main() -> int:
                         for kernel in kernels:
                             ours = result[kernel]
                             table.row(
-                                case, f"{batch}x{dim}", state, dtype, kernel, f"{ours:.2f}", f"{result['bytes'] / ours / 1e3:.0f}",
-                                f"{result['copy']:.2f}", f"{ours / result['copy']:.2f}", f"{result[f'{kernel} warm']:.2f}",
-                                f"{result['copy warm']:.2f}", f"{result['torch'] / ours:.1f}x" if "torch" in result else "",
+                                case,
+                                f"{batch}x{dim}",
+                                state,
+                                dtype,
+                                kernel,
+                                f"{ours:.2f}",
+                                f"{result['bytes'] / ours / 1e3:.0f}",
+                                f"{result['copy']:.2f}",
+                                f"{ours / result['copy']:.2f}",
+                                f"{result[f'{kernel} warm']:.2f}",
+                                f"{result['copy warm']:.2f}",
+                                f"{result['torch'] / ours:.1f}x" if "torch" in result else "",
                                 "WRONG" if kernel in result["wrong"] else "ok",
-                            )  # fmt: skip
+                            )
     write_json(options.json, {**where, "rows": rows})
     return 1 if any(row["wrong"] for row in rows) else 0

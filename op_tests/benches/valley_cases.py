@@ -1,6 +1,7 @@
 """The lattice of bench_valleys.py: the axes of each op, seeded cases of them, and what a case calls, moves and computes.
 
-A value of an axis is met by about as many cases as each other value, and by every form: axes are shuffled by themselves, form by form.
+A value of an axis is met by about as many cases as each other value, and by every form: axes are shuffled by themselves, form
+by form.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ COMMON: Axes = {
     "silu": [True, True, False],
     "megabytes": [0.5, 4, 24, 48, 96],
 }
-# A (batch, dim, seqlen) tensor lies so in memory. A slice is one of channels of a wider tensor, by pitches that 16 bytes divide, if the
-# length or dim is such; a shifted tensor begins one element later, in a tensor that is one element wider. `crossed`: the inputs are
-# channel_last, the outputs channel_first.
+# A (batch, dim, seqlen) tensor lies so in memory. A slice is one of channels of a wider tensor, by pitches that 16 bytes
+# divide, if the length or dim is such; a shifted tensor begins one element later, in a tensor that is one element wider.
+# `crossed`: the inputs are channel_last, the outputs channel_first.
 ROW_LAYOUTS = ["channel_first", "channel_last", "first_slice", "last_slice", "first_shifted", "last_shifted", "crossed"]
 ROWS: Axes = {
     **COMMON,
@@ -71,7 +72,9 @@ def sample(op: str, count: int, seed: int) -> list[Case]:
         size = (count * (number + 1)) // len(forms) - (count * number) // len(forms)
         columns = {}
         for axis, values in AXES[op].items():
-            repeated = (values * (size // len(values) + 1))[: size - size % len(values)] + order.sample(values, size % len(values))
+            repeated = (values * (size // len(values) + 1))[: size - size % len(values)] + order.sample(
+                values, size % len(values)
+            )
             columns[axis] = order.sample(repeated, size)
         cases += [{"op": op, "form": form, **{axis: column[i] for axis, column in columns.items()}} for i in range(size)]
     return cases
@@ -85,7 +88,9 @@ class Problem:
     bytes_moved: Callable[[], int]  # of the sectors that the call must touch
     operations: float  # of a processor's lanes that the formula needs, at least
     check: Callable[[], str | None]
-    """This calls once, compares some channels and rows of the result with the reference, and says what is wrong, if anything."""
+    """This calls once, compares some channels and rows of the result with the reference, and says what is wrong,
+    if anything.
+    """
     text: str
 
 
@@ -138,7 +143,9 @@ def _parameters(case: Case, dim: int, device: torch.device) -> tuple[torch.dtype
 
 
 def _forward_operations(width: int, silu: bool) -> float:
-    """An output's: its taps, two conversions, and of SiLU two products and a sum beside two results of a unit an eighth as wide."""
+    """An output's: its taps, two conversions, and of SiLU two products and a sum beside two results of a unit an eighth
+    as wide.
+    """
     return max(width + 2 + 3 * silu, 16.0 * silu)
 
 
@@ -147,7 +154,7 @@ def _backward_operations(width: int, silu: bool) -> float:
     return max(3 * width + 4 + 7 * silu, 16.0 * silu)
 
 
-# ---- forward, backward -------------------------------------------------------------------------------------------------------------
+# ---- forward, backward -------------------------------------------------------------------------------------------------------
 
 
 def _rows(case: Case, device: torch.device) -> Problem:
@@ -163,7 +170,12 @@ def _rows(case: Case, device: torch.device) -> Problem:
     form = case["form"]
     ids = None
     if form.startswith("ids"):
-        ids = (torch.arange(seqlen, device=device) // int(form.rpartition(" ")[2])).to(torch.int32).expand(batch, seqlen).contiguous()
+        ids = (
+            (torch.arange(seqlen, device=device) // int(form.rpartition(" ")[2]))
+            .to(torch.int32)
+            .expand(batch, seqlen)
+            .contiguous()
+        )
     initial = final = None
     if form == "states" and width > 1:
         initial, final = (torch.randn(batch, width - 1, dim, device=device, dtype=dtype).mT for _ in range(2))
@@ -222,11 +234,15 @@ def _rows(case: Case, device: torch.device) -> Problem:
 
     moved = [*tensors, dout, initial]
     return Problem(
-        run, lambda: sum(map(sectors, moved)), elements * _backward_operations(width, silu), check_backward, f"{batch}x{dim}x{seqlen}"
+        run,
+        lambda: sum(map(sectors, moved)),
+        elements * _backward_operations(width, silu),
+        check_backward,
+        f"{batch}x{dim}x{seqlen}",
     )
 
 
-# ---- prefill -----------------------------------------------------------------------------------------------------------------------
+# ---- prefill -----------------------------------------------------------------------------------------------------------------
 
 
 def _lengths(mix: str, tokens: int) -> list[int]:
@@ -280,7 +296,12 @@ def _prefill(case: Case, device: torch.device) -> Problem:
     def check() -> str | None:
         some = torch.randperm(dim)[:4].to(device)
         # On the CPU, because the reference loops over sequences.
-        row, taps, states, added = x[some].cpu(), weight[some].cpu(), pool[:, some].cpu(), None if bias is None else bias[some].cpu()
+        row, taps, states, added = (
+            x[some].cpu(),
+            weight[some].cpu(),
+            pool[:, some].cpu(),
+            None if bias is None else bias[some].cpu(),
+        )
         found = reference.causal_conv1d_varlen(row, taps, added, states, starts.cpu(), indices.cpu(), flags.cpu(), silu)
         wanted, wanted_pool = found[0].to(device), found[1].to(device)
         run()
@@ -300,7 +321,7 @@ def _prefill(case: Case, device: torch.device) -> Problem:
     )
 
 
-# ---- decode ------------------------------------------------------------------------------------------------------------------------
+# ---- decode ------------------------------------------------------------------------------------------------------------------
 
 
 def _decode(case: Case, device: torch.device) -> Problem:
@@ -333,7 +354,9 @@ def _decode(case: Case, device: torch.device) -> Problem:
         some = torch.randperm(dim)[:4].to(device)
         row, state, taps = (t.cpu() for t in (x[:, some], pool[:, some], weight[some]))  # the reference loops over rows
         indexing = {name: t.cpu() for name, t in options.items()}
-        wanted = reference_update.causal_conv1d_update(row, state, taps, None if bias is None else bias[some].cpu(), silu, **indexing)
+        wanted = reference_update.causal_conv1d_update(
+            row, state, taps, None if bias is None else bias[some].cpu(), silu, **indexing
+        )
         run()
         return mismatch(out[:, some], wanted.out.to(device), may_differ=0.01) or (
             None if torch.equal(pool[:, some], wanted.conv_state.to(device)) else "the states are wrong"

@@ -4,10 +4,11 @@
     python op_tests/bench_valleys.py --op forward,backward --cases 400 --seed 3 --json valleys.json --plot valleys.png
     python op_tests/bench_valleys.py --op forward --only form=plain layout=last_shifted,last_slice
 
-A call's floor is the larger of two times: that of a copy kernel that moves as many bytes as there are in the 32-byte sectors which the call
-must touch, measured in turn with the call; and that of the operations of its formula at the card's rate. Calls that move 16 MB or more are
-judged by their share of the floor, smaller ones by how many microseconds they take longer. Times are those of bench_causal_conv1d.py. The
-result of each call is compared with the reference, in some channels. It ends with 1 if one is wrong.
+A call's floor is the larger of two times: that of a copy kernel that moves as many bytes as there are in the 32-byte sectors
+which the call must touch, measured in turn with the call; and that of the operations of its formula at the card's rate. Calls
+that move 16 MB or more are judged by their share of the floor, smaller ones by how many microseconds they take longer. Times
+are those of bench_causal_conv1d.py. The result of each call is compared with the reference, in some channels. It ends with 1 if
+one is wrong.
 """
 
 from __future__ import annotations
@@ -104,7 +105,14 @@ def summarize(rows: list[dict], worst: int) -> None:
         under = (sum(s < bar for s in shares) for bar in BARS)
         table.row(name, len(group), *(f"{s:.1f}" for s in at), f"{statistics.median(shares):.1f}", *under)
     table = Table(
-        [("less: us over the floor", 26), ("cases", 5), ("median", 6), ("95 %", 6), ("most", 6), *((f"> {bar}", 6) for bar in LATE)]
+        [
+            ("less: us over the floor", 26),
+            ("cases", 5),
+            ("median", 6),
+            ("95 %", 6),
+            ("most", 6),
+            *((f"> {bar}", 6) for bar in LATE),
+        ]
     )
     for name, group in _groups(small):
         over = sorted(late(row) for row in group)
@@ -115,12 +123,20 @@ def summarize(rows: list[dict], worst: int) -> None:
             continue
         print(f"the worst, {title}:")
         for row in group[:worst]:
-            axes = " ".join(f"{axis}={row[axis]}" for axis in ("form", *AXES[row["op"]]) if axis not in ("megabytes", "dim", "seqlen"))
+            axes = " ".join(
+                f"{axis}={row[axis]}" for axis in ("form", *AXES[row["op"]]) if axis not in ("megabytes", "dim", "seqlen")
+            )
             figures = f"{row['us']:9.2f} us, floor {row['floor_us']:8.2f}, {share(row):5.1f} %"
             print(f"  {figures}  {row['op']} {row['text']} ({row['bytes'] / 1e6:.1f} MB) {axes}")
     for row in rows:
         if row["wrong"]:
-            print("WRONG", row["wrong"], {key: value for key, value in row.items() if key not in _NOT_AXES}, row["op"], row["text"])
+            print(
+                "WRONG",
+                row["wrong"],
+                {key: value for key, value in row.items() if key not in _NOT_AXES},
+                row["op"],
+                row["text"],
+            )
     print(f"{sum(row['wrong'] is not None for row in rows)} of {len(rows)} results are wrong")
 
 

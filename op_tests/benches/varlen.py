@@ -1,12 +1,13 @@
 """Speed of causal_conv1d_fn and causal_conv1d_split_qkv beside a copy kernel that moves the same bytes, states included.
 
     python op_tests/bench_causal_conv1d_varlen.py
-    python op_tests/bench_causal_conv1d_varlen.py --lengths 1x8192 192x1,4000 --form split --block_m 16,32,64 --json results.json
+    python op_tests/bench_causal_conv1d_varlen.py --lengths 1x8192 192x1,4000 --form split --block_m 16,32,64 --json
+    results.json
 
-Lengths are COUNTxTOKENS or TOKENS, comma-separated. On a GPU a time is that of a kernel: calls are captured into a graph, each on
-buffers of its own, together larger than any cache. "wall" is the time of an eager call by the clock, the device kept busy, so that it
-is the larger of the host's time and the kernel's. On the CPU a time is the fastest of several calls. Width 4, bias, SiLU, all sequences
-with an initial state; slots of a pool twice the size, in random order.
+Lengths are COUNTxTOKENS or TOKENS, comma-separated. On a GPU a time is that of a kernel: calls are captured into a graph, each
+on buffers of its own, together larger than any cache. "wall" is the time of an eager call by the clock, the device kept busy,
+so that it is the larger of the host's time and the kernel's. On the CPU a time is the fastest of several calls. Width 4, bias,
+SiLU, all sequences with an initial state; slots of a pool twice the size, in random order.
 
     new        into a new tensor
     split      into q, k and v (dim / 4, dim / 4, dim / 2)
@@ -63,7 +64,9 @@ def wall_us(calls: list[Callable[[], object]], device: torch.device) -> float:
     return (time.perf_counter() - started) * 1e6 / (rounds * len(calls))
 
 
-def bench(lengths: list[int], dim: int, dtype: torch.dtype, state_layout: str, form: str, choices: dict, device: torch.device) -> dict:
+def bench(
+    lengths: list[int], dim: int, dtype: torch.dtype, state_layout: str, form: str, choices: dict, device: torch.device
+) -> dict:
     """Times in microseconds of one case; `bytes` moved; `wrong` says what is, if anything."""
     tokens, count = sum(lengths), len(lengths)
     moved = 2 * tokens * dim * dtype.itemsize + 2 * count * dim * (WIDTH - 1) * dtype.itemsize
@@ -84,7 +87,9 @@ def bench(lengths: list[int], dim: int, dtype: torch.dtype, state_layout: str, f
 
     def run(x: Tensor, states: Tensor) -> object:
         if form == "split":
-            return serving.causal_conv1d_split_qkv(x, weight, bias, states, starts, k_dim, dim - 2 * k_dim, indices, flags, **choices)
+            return serving.causal_conv1d_split_qkv(
+                x, weight, bias, states, starts, k_dim, dim - 2 * k_dim, indices, flags, **choices
+            )
         out = x if form == "in_place" else None
         return serving.causal_conv1d_fn(x, weight, bias, states, starts, indices, flags, out=out, **choices)
 
@@ -138,7 +143,9 @@ def main() -> int:
     for lengths, dim, dtype, state_layout, form, block_m, block_n, num_warps in itertools.product(*axes):
         choices = {"kernel": options.kernel, "block_m": block_m, "block_n": block_n, "num_warps": num_warps}
         result = bench(parse_lengths(lengths), dim, DTYPES[dtype], state_layout, form, choices, device)
-        rows.append({"lengths": lengths, "dim": dim, "dtype": dtype, "state_layout": state_layout, "form": form, **choices, **result})
+        rows.append(
+            {"lengths": lengths, "dim": dim, "dtype": dtype, "state_layout": state_layout, "form": form, **choices, **result}
+        )
         table.row(
             lengths,
             dim,

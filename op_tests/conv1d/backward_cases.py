@@ -73,7 +73,9 @@ class Inputs(NamedTuple):
             loss = loss + (final * self.dfinal_states.double()).sum()
         wanted = [t for t in (x, weight, bias, initial) if t is not None]
         found = dict(zip(map(id, wanted), torch.autograd.grad(loss, wanted, allow_unused=True), strict=True))
-        return tuple(None if t is None else found[id(t)] if found[id(t)] is not None else t * 0 for t in (x, weight, bias, initial))
+        return tuple(
+            None if t is None else found[id(t)] if found[id(t)] is not None else t * 0 for t in (x, weight, bias, initial)
+        )
 
     def gradients(self, kernel: str = "auto", dx: Tensor | None = None) -> tuple[Tensor, ...]:
         x, weight, bias, dout, ids, initial, dfinal, silu = self
@@ -84,7 +86,9 @@ class Inputs(NamedTuple):
 
 
 def wrong_gradients(inputs: Inputs, found: tuple[Tensor, ...]) -> str | None:
-    """None if the gradients are those of the reference, else what is wrong. Sums over tokens may be off by f32 rounding of each term."""
+    """None if the gradients are those of the reference, else what is wrong.
+    Sums over tokens may be off by f32 rounding of each term.
+    """
     terms = inputs.x.shape[0] * inputs.x.shape[2] * 10  # of a magnitude of a few units
     for name, ours, expected in zip(("dx", "dweight", "dbias", "dinitial_states"), found, inputs.expected(), strict=True):
         if expected is None:
@@ -95,7 +99,9 @@ def wrong_gradients(inputs: Inputs, found: tuple[Tensor, ...]) -> str | None:
             eps = torch.finfo(ours.dtype).eps
             bound = eps * (1 + expected.abs()) + 1e-6 * (10 + terms**0.5)
             off = ~((ours.double() - expected).abs() <= bound)
-            wrong = f"{int(off.sum())} sums are off, by up to {(ours.double() - expected).abs().max():.3g}" if off.any() else None
+            wrong = (
+                f"{int(off.sum())} sums are off, by up to {(ours.double() - expected).abs().max():.3g}" if off.any() else None
+            )
             wrong = wrong or (f"shape {ours.shape}" if ours.shape != expected.shape else None)
         if wrong:
             return f"{name}: {wrong}"
@@ -118,7 +124,7 @@ def served_by(inputs: Inputs, kernel: str) -> tuple[Tensor, ...] | None:
         return None
 
 
-# ---- everything below with a `device` runs on every backend (conftest.py) ----------------------------------------------------------
+# ---- everything below with a `device` runs on every backend (conftest.py) ----------------------------------------------------
 
 SHAPES = [(1, 1, 1), (2, 7, 2), (3, 8, 3), (2, 33, 9), (1, 8, 131), (2, 3, 270), (2, 40, 20), (20, 4, 7), (1, 140, 18)]
 

@@ -51,7 +51,9 @@ def assert_matches(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, 
 
 
 def assert_pairs_match(groups: Iterable[list[tuple[Tensor, Tensor]]]) -> None:
-    """Outputs of one dtype and their references, a group taken together: short ones one by one could miss 99.9 % by bad luck."""
+    """Outputs of one dtype and their references, a group taken together:
+    short ones one by one could miss 99.9 % by bad luck.
+    """
     for ours_and_expected in groups:
         wrong = mismatch(*map(torch.cat, zip(*ours_and_expected, strict=True)))
         assert wrong is None, wrong
@@ -63,7 +65,10 @@ def random_rows(draw: random.Random, device: torch.device) -> tuple[dict[str, An
     What is around x is NaN, what is around `out` 42.
     """
     batch, width = draw.choice([1, 2, 3]), draw.choice([*range(1, 9), 9, 16, 17, 40])
-    dim, seqlen = draw.choice([1, 2, 3, 4, 5, 8, 16, 33, 64, 130]), draw.choice([1, 2, 3, 5, 7, 15, 16, 17, 31, 33, 50, 70, 300])
+    dim, seqlen = (
+        draw.choice([1, 2, 3, 4, 5, 8, 16, 33, 64, 130]),
+        draw.choice([1, 2, 3, 5, 7, 15, 16, 17, 31, 33, 50, 70, 300]),
+    )
     dtype = draw.choice([torch.float32, torch.float16, torch.bfloat16])
     weight_dtype = draw.choice([torch.float32, dtype])
     shape = batch, dim, seqlen
@@ -81,14 +86,20 @@ def random_rows(draw: random.Random, device: torch.device) -> tuple[dict[str, An
     x, (out, buffer) = rows(torch.nan)[0].copy_(normal(*shape)), rows(42.0, channel_last != crossed)
     weight = draw.choice([normal(dim, width), normal(width, dim).mT]) / width**0.5
     bias, past = normal(dim).to(weight_dtype), normal(batch, width - 1, dim).to(dtype)
-    documents = torch.arange(seqlen, device=device).div(draw.choice([1, 2, 3, 8, 20]), rounding_mode="floor").expand(batch, seqlen)
+    documents = (
+        torch.arange(seqlen, device=device).div(draw.choice([1, 2, 3, 8, 20]), rounding_mode="floor").expand(batch, seqlen)
+    )
     any_order = torch.randint(-1, 3, (seqlen, batch), device=device).mT
     return {
-        "out": out, "final_states_out": draw.choice([None, torch.zeros(batch, dim, width - 1, dtype=dtype, device=device)]), "x": x,
-        "weight": weight.to(weight_dtype), "bias": draw.choice([None, bias, bias]),
+        "out": out,
+        "final_states_out": draw.choice([None, torch.zeros(batch, dim, width - 1, dtype=dtype, device=device)]),
+        "x": x,
+        "weight": weight.to(weight_dtype),
+        "bias": draw.choice([None, bias, bias]),
         "seq_idx": draw.choice([None, documents.int().contiguous(), any_order.int()]),
-        "initial_states": draw.choice([None, past.mT, past.mT.contiguous()]), "use_silu": draw.random() < 0.7,
-    }, buffer  # fmt: skip
+        "initial_states": draw.choice([None, past.mT, past.mT.contiguous()]),
+        "use_silu": draw.random() < 0.7,
+    }, buffer
 
 
 STRIDES = {
@@ -127,10 +138,18 @@ BAD_CALLS: dict[str, tuple[Callable[[], dict], type[Exception], list[str]]] = {
     "bias of float64": (lambda: {"bias": zeros(6).double()}, TypeError, ["bias:", "torch.float64", "torch.float16"]),
     "x sparse": (lambda: {"x": zeros(*X_SHAPE).to_sparse()}, TypeError, ["x:", "layout", "dense"]),
     "weight sparse": (lambda: {"weight": zeros(6, 4).to_sparse()}, TypeError, ["weight:", "layout", "dense"]),
-    "x requires grad": (lambda: {"x": zeros(*X_SHAPE).requires_grad_()}, ValueError, ["x:", "requires grad", "torch.no_grad()"]),
+    "x requires grad": (
+        lambda: {"x": zeros(*X_SHAPE).requires_grad_()},
+        ValueError,
+        ["x:", "requires grad", "torch.no_grad()"],
+    ),
     "weight requires grad": (lambda: {"weight": zeros(6, 4).requires_grad_()}, ValueError, ["weight:", "requires grad"]),
     "bias requires grad": (lambda: {"bias": zeros(6).requires_grad_()}, ValueError, ["bias:", "requires grad"]),
     "weight on another device": (lambda: {"weight": zeros(6, 4).to("meta")}, ValueError, ["weight:", "meta", "where x is"]),
     "out on another device": (lambda: {"out": zeros(*X_SHAPE).to("meta")}, ValueError, ["out:", "meta", "where x is"]),
-    "out expanded": (lambda: {"out": zeros(2, 6, 1).expand(X_SHAPE)}, ValueError, ["out:", "strides (6, 1, 0)", "memory of its own"]),
+    "out expanded": (
+        lambda: {"out": zeros(2, 6, 1).expand(X_SHAPE)},
+        ValueError,
+        ["out:", "strides (6, 1, 0)", "memory of its own"],
+    ),
 }

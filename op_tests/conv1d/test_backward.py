@@ -1,6 +1,7 @@
 """The gradients of the causal conv1d by every kernel: a pytest suite, and a command that checks any case.
 
-python op_tests/test_causal_conv1d_bwd.py --batch 4 --dim 512 --seqlen 2048 --width 4 --dtype float16,bfloat16 --layout channel_last
+python op_tests/test_causal_conv1d_bwd.py --batch 4 --dim 512 --seqlen 2048 --width 4 --dtype float16,bfloat16 --layout
+channel_last
 """
 
 from __future__ import annotations
@@ -41,20 +42,47 @@ def test_every_kernel_matches_autograd_through_the_reference(device: torch.devic
 @pytest.mark.parametrize("width", range(1, 9))
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_fast_kernels_at_every_length_and_alignment(device: torch.device, layout: str, width: int) -> None:
-    """Vectors cut by row ends and starts; x, dout and dx aligned alike and not; poison around inputs, canaries around dx; some of the
-    rows of each kind hold packed sequences."""
+    """Vectors cut by row ends and starts; x, dout and dx aligned alike and not; poison around inputs, canaries around dx; some
+    of the rows of each kind hold packed sequences."""
     names = [name for name in kernels_of(device) if name not in ("naive", "openmp")]
     dtypes = itertools.cycle(DTYPES.values())
     served = set()
-    for inner in [1, 2, 3, 5, 7, 8, 9, 15, 17, 24, 31, 33, 64, 65, 130, 257, 128, 176, 304, *([520, 1100] if width == 4 else [])]:
+    for inner in [
+        1,
+        2,
+        3,
+        5,
+        7,
+        8,
+        9,
+        15,
+        17,
+        24,
+        31,
+        33,
+        64,
+        65,
+        130,
+        257,
+        128,
+        176,
+        304,
+        *([520, 1100] if width == 4 else []),
+    ]:
         outer = 1 + inner % 5 if inner % 2 else 8
         pitch, offset, shift = (inner, 0, 0) if inner % 3 else (inner + inner % 5, inner % 4, inner % 2)
         sizes = (2, outer, inner) if layout == "channel_first" else (2, inner, outer)
         strides = (outer * pitch, pitch, 1) if layout == "channel_first" else (outer * pitch, 1, pitch)
         case = Case(
-            *sizes, width, next(dtypes), layout=layout, use_silu=inner % 4 > 0, has_initial=inner % 5 == 0, has_final=inner % 7 == 0,
+            *sizes,
+            width,
+            next(dtypes),
+            layout=layout,
+            use_silu=inner % 4 > 0,
+            has_initial=inner % 5 == 0,
+            has_final=inner % 7 == 0,
             has_ids=inner % 16 == 8 or inner % 5 == 2,
-        )  # fmt: skip
+        )
         good = case.inputs(device, seed=inner)
         x, _ = _strided(good.x, strides, offset, torch.nan)
         dout, _ = _strided(good.dout, strides, offset, torch.nan)
@@ -90,9 +118,14 @@ def test_any_strides(device: torch.device) -> None:
         return torch.stack([t, torch.full_like(t, -7)], dim=-1)[..., 0]
 
     spreads = base._replace(
-        x=spread(base.x), weight=spread(base.weight), bias=spread(base.bias), dout=spread(base.dout.mT).mT, seq_idx=spread(base.seq_idx),
-        initial_states=spread(base.initial_states), dfinal_states=spread(base.dfinal_states),
-    )  # fmt: skip
+        x=spread(base.x),
+        weight=spread(base.weight),
+        bias=spread(base.bias),
+        dout=spread(base.dout.mT).mT,
+        seq_idx=spread(base.seq_idx),
+        initial_states=spread(base.initial_states),
+        dfinal_states=spread(base.dfinal_states),
+    )
     for ours, theirs in zip(spreads.gradients(), expected, strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6)
     expanded = base._replace(dout=torch.ones(1, 1, 1, device=device).expand_as(base.x), dfinal_states=None)
@@ -118,12 +151,16 @@ def test_gradients_in_another_order_than_x_have_the_same_bits(device: torch.devi
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("width", [4, 9, 16, 40, 130])
 def test_wide_filters_over_documents(device: torch.device, layout: str, width: int) -> None:
-    """Taps that all tokens of a wave see, that some do, that none does; padding; tiles cut by the ends of rows; states; odd dims."""
+    """Taps that all tokens of a wave see, that some do, that none does; padding; tiles cut by the ends of rows; states;
+    odd dims.
+    """
     draw = random.Random(width)
     for dim, seqlen, dtype in ((3, 700, torch.float32), (20, 90, torch.bfloat16), (33, 17, torch.float16)):
         for length, has_states in ((None, False), (seqlen, True), (7, False), (50, True)):
             weight_dtype, has_bias = draw.choice([torch.float32, dtype]), draw.random() < 0.7
-            case = Case(2, dim, seqlen, width, dtype, weight_dtype, length != 50, has_bias, layout, False, has_states, has_states)
+            case = Case(
+                2, dim, seqlen, width, dtype, weight_dtype, length != 50, has_bias, layout, False, has_states, has_states
+            )
             inputs = case.inputs(device)
             if length is not None:
                 ids = torch.arange(seqlen, device=device, dtype=torch.int32).div(length, rounding_mode="floor").repeat(2, 1)
@@ -148,7 +185,9 @@ def test_cpu_serves_every_width_and_stride(width: int, dim: int, seqlen: int) ->
     draw = random.Random(width * dim)
     with environment(**WAYS["cpu"]):
         for number in range(10):
-            has: dict[str, Any] = {name: draw.random() < 0.5 for name in ("use_silu", "has_bias", "has_ids", "has_initial", "has_final")}
+            has: dict[str, Any] = {
+                name: draw.random() < 0.5 for name in ("use_silu", "has_bias", "has_ids", "has_initial", "has_final")
+            }
             case = Case(2, dim, seqlen, width, list(DTYPES.values())[number % 3], **has)
             inputs = case.inputs(torch.device("cpu"), seed=number)
             same = [draw.choice(orders)] * 3 if number % 2 else draw.choices(orders, k=3)
@@ -201,9 +240,13 @@ def test_small_integers_are_exact(device: torch.device, layout: str) -> None:
     ]  # fmt: skip
     for number, (seqlen, width, dtype, weight_dtype) in enumerate(sizes):
         has_states = number % 3 == 1
-        case = Case(2, 16, seqlen, width, dtype, weight_dtype, False, layout=layout, has_initial=has_states, has_final=has_states)
+        case = Case(
+            2, 16, seqlen, width, dtype, weight_dtype, False, layout=layout, has_initial=has_states, has_final=has_states
+        )
         inputs = case.inputs(device)
-        rounded = {name: (value * 2).round() for name, value in inputs._asdict().items() if name != "use_silu" and value is not None}
+        rounded = {
+            name: (value * 2).round() for name, value in inputs._asdict().items() if name != "use_silu" and value is not None
+        }
         inputs = inputs._replace(**rounded)
         for kernel in kernels_of(device):
             if (found := served_by(inputs, kernel)) is not None:
@@ -218,7 +261,9 @@ def test_sizes_of_zero(device: torch.device) -> None:
             assert (wrong := wrong_gradients(inputs, inputs.gradients(kernel))) is None, wrong
         out, final = fn(inputs.x, inputs.weight, inputs.bias, None, inputs.initial_states, True)
         assert out.shape == shape
-        assert torch.equal(final, reference_training.causal_conv1d(inputs.x, inputs.weight, initial_states=inputs.initial_states)[1])
+        assert torch.equal(
+            final, reference_training.causal_conv1d(inputs.x, inputs.weight, initial_states=inputs.initial_states)[1]
+        )
 
 
 def put(inputs: Inputs, value: float) -> None:
@@ -236,9 +281,14 @@ def put(inputs: Inputs, value: float) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_infinities_and_nans_reach_what_they_reach_in_the_reference(device: torch.device, layout: str) -> None:
-    """Taps that see nothing are not there: not zero times infinity. Rows of whole vectors, and rows that begin and end within one."""
+    """Taps that see nothing are not there: not zero times infinity. Rows of whole vectors,
+    and rows that begin and end within one.
+    """
     values = itertools.cycle((torch.inf, -torch.inf, torch.nan))
-    short, long = itertools.product((2, 5, 16, 21), (False, True), (False, True)), itertools.product((520, 523), (False, True), (False,))
+    short, long = (
+        itertools.product((2, 5, 16, 21), (False, True), (False, True)),
+        itertools.product((520, 523), (False, True), (False,)),
+    )
     for seqlen, use_silu, has_states in (*short, *long):
         case = Case(1, 32, seqlen, 4, use_silu=use_silu, layout=layout, has_initial=has_states, has_final=has_states)
         inputs = case.inputs(device)
@@ -261,10 +311,13 @@ def test_the_derivative_of_silu_at_its_ends(device: torch.device) -> None:
         x[..., ::16] = ends
         inputs = Inputs(x, torch.tensor([[0.0, 1.0]], device=device).expand(8, 2), None, torch.ones_like(x))
         if (found := served_by(inputs, kernel)) is not None:
-            assert torch.allclose(found[0].double(), inputs.expected()[0], rtol=1e-5, atol=1e-12, equal_nan=True), (kernel, layout)
+            assert torch.allclose(found[0].double(), inputs.expected()[0], rtol=1e-5, atol=1e-12, equal_nan=True), (
+                kernel,
+                layout,
+            )
 
 
-# ---- the command -----------------------------------------------------------------------------------------------------------------------
+# ---- the command -------------------------------------------------------------------------------------------------------------
 
 
 def main() -> None:

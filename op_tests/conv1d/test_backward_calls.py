@@ -1,4 +1,6 @@
-"""The training functions of the causal conv1d as torch calls them: the forward with states and ids, bad input, autograd, compilation."""
+"""The training functions of the causal conv1d as torch calls them: the forward with states and ids, bad input, autograd,
+compilation.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ fn: Any = hipconv.causal_conv1d_fn
 convolve: Any = hipconv.causal_conv1d
 
 
-# ---- the forward with states and ids -----------------------------------------------------------------------------------------------
+# ---- the forward with states and ids -----------------------------------------------------------------------------------------
 
 
 def test_forward_matches_the_reference(device: torch.device) -> None:
@@ -64,16 +66,28 @@ def test_final_states_may_take_the_place_of_initial_ones(device: torch.device) -
         assert torch.equal(out, expected[0]) and torch.equal(pool, expected[1])
 
 
-# ---- bad input -----------------------------------------------------------------------------------------------------------------------
+# ---- bad input ---------------------------------------------------------------------------------------------------------------
 
 _X = (2, 6, 10)
 BAD_CALLS: dict[str, Any] = {
     "dout of another shape": (lambda: {"dout": torch.zeros(2, 6, 9)}, ValueError, ["dout:", "(2, 6, 9)", "(2, 6, 10)"]),
-    "dout of another dtype": (lambda: {"dout": torch.zeros(*_X).half()}, TypeError, ["dout:", "torch.float16", "torch.float32"]),
+    "dout of another dtype": (
+        lambda: {"dout": torch.zeros(*_X).half()},
+        TypeError,
+        ["dout:", "torch.float16", "torch.float32"],
+    ),
     "seq_idx of int64": (lambda: {"seq_idx": torch.zeros(2, 10).long()}, TypeError, ["seq_idx:", "torch.int64", "torch.int32"]),
     "seq_idx of another shape": (lambda: {"seq_idx": torch.zeros(10).int()}, ValueError, ["seq_idx:", "(10,)", "(2, 10)"]),
-    "states too long": (lambda: {"initial_states": torch.zeros(2, 6, 4)}, ValueError, ["initial_states:", "(2, 6, 4)", "(2, 6, 3)"]),
-    "states of another dtype": (lambda: {"initial_states": torch.zeros(2, 6, 3).half()}, TypeError, ["initial_states:", "float16"]),
+    "states too long": (
+        lambda: {"initial_states": torch.zeros(2, 6, 4)},
+        ValueError,
+        ["initial_states:", "(2, 6, 4)", "(2, 6, 3)"],
+    ),
+    "states of another dtype": (
+        lambda: {"initial_states": torch.zeros(2, 6, 3).half()},
+        TypeError,
+        ["initial_states:", "float16"],
+    ),
     "final gradient too short": (lambda: {"dfinal_states": torch.zeros(2, 6, 2)}, ValueError, ["dfinal_states:", "(2, 6, 2)"]),
     "x of int32": (lambda: {"x": torch.zeros(*_X).int()}, TypeError, ["x:", "torch.int32"]),
     "weight of another dim": (lambda: {"weight": torch.zeros(5, 4)}, ValueError, ["weight:", "(5, 4)", "(6, width >= 1)"]),
@@ -108,7 +122,7 @@ def test_dx_may_share_a_buffer_with_inputs_but_no_byte(device: torch.device) -> 
         inputs.gradients("tile")
 
 
-# ---- torch ---------------------------------------------------------------------------------------------------------------------------
+# ---- torch -------------------------------------------------------------------------------------------------------------------
 
 
 def test_gradcheck() -> None:
@@ -119,7 +133,9 @@ def test_gradcheck() -> None:
             ids = inputs.seq_idx
             tensors = tuple(t.double().requires_grad_() for t in (inputs.x, inputs.weight, inputs.bias, inputs.initial_states))
             for seq_idx in (None, ids):
-                assert torch.autograd.gradcheck(lambda x, w, b, i, s=seq_idx: fn(x, w, b, s, i, True, activation="silu"), tensors)
+                assert torch.autograd.gradcheck(
+                    lambda x, w, b, i, s=seq_idx: fn(x, w, b, s, i, True, activation="silu"), tensors
+                )
             assert torch.autograd.gradcheck(lambda x, w: fn(x, w), tensors[:2])
 
 
@@ -155,10 +171,13 @@ def test_opcheck(device: torch.device) -> None:
         torch.library.opcheck(torch.ops.hipconv.causal_conv1d_bwd_out.default, (torch.empty_like(x), *backward))
         final = torch.empty(case.batch, case.dim, case.width - 1, device=device)
         torch.library.opcheck(
-            torch.ops.hipconv.causal_conv1d_states_fwd.default, (torch.empty_like(x), final, x, weight, bias, ids, initial, silu)
+            torch.ops.hipconv.causal_conv1d_states_fwd.default,
+            (torch.empty_like(x), final, x, weight, bias, ids, initial, silu),
         )
         leaves = [None if t is None else t.clone().requires_grad_() for t in (x, weight, bias, initial)]
-        torch.library.opcheck(torch.ops.hipconv.causal_conv1d_fn.default, (*leaves[:3], ids, leaves[3], initial is not None, silu))
+        torch.library.opcheck(
+            torch.ops.hipconv.causal_conv1d_fn.default, (*leaves[:3], ids, leaves[3], initial is not None, silu)
+        )
 
 
 def test_compiles_into_one_graph(device: torch.device) -> None:

@@ -22,14 +22,16 @@ from support.tensors import DTYPES, LAYOUTS
 import hipconv
 from hipconv import jit, targets
 
-# ---- the new tensor ------------------------------------------------------------------------------------------------------------
+# ---- the new tensor ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 def test_new_tensor_form_is_the_out_form(device: torch.device, dtype: torch.dtype, layout: str) -> None:
     for number, (activation, has_bias) in enumerate(itertools.product((None, "silu", "swish"), (True, False))):
-        x, weight, bias, out = Case(2, 24, 33 + number, 4, dtype, torch.float32, has_bias=has_bias, layout=layout).inputs(device)
+        x, weight, bias, out = Case(2, 24, 33 + number, 4, dtype, torch.float32, has_bias=has_bias, layout=layout).inputs(
+            device
+        )
         kept = x.clone()
         hipconv.causal_conv1d_fwd(out, x, weight, bias, activation is not None)
         ours = hipconv.causal_conv1d(x, weight, bias, activation)
@@ -38,7 +40,9 @@ def test_new_tensor_form_is_the_out_form(device: torch.device, dtype: torch.dtyp
 
 
 def _strided(shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
-    return torch.randn(1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))).as_strided(shape, strides)
+    return torch.randn(1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))).as_strided(
+        shape, strides
+    )
 
 
 def _order(x: Tensor) -> list[int]:
@@ -65,7 +69,9 @@ OVERLAPPING = {  # strides of x, and of its result
 
 
 @pytest.mark.parametrize(("strides", "expected"), OVERLAPPING.values(), ids=OVERLAPPING)
-def test_result_of_an_x_that_overlaps_itself(cpu_way: None, strides: tuple[int, int, int], expected: tuple[int, int, int]) -> None:
+def test_result_of_an_x_that_overlaps_itself(
+    cpu_way: None, strides: tuple[int, int, int], expected: tuple[int, int, int]
+) -> None:
     x = _strided((3, 5, 41), strides)
     weight = torch.randn(5, 4)
     out = hipconv.causal_conv1d(x, weight)
@@ -145,7 +151,7 @@ def test_writing_into_a_saved_tensor_is_noticed_by_autograd(device: torch.device
     hipconv.causal_conv1d_fwd(out, torch.ones(1, 2, 3, device=device), weight)  # has no version to count
 
 
-# ---- torch ---------------------------------------------------------------------------------------------------------------------
+# ---- torch -------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -183,7 +189,7 @@ def test_exports(device: torch.device) -> None:
     assert torch.equal(program.module()(x, weight), hipconv.causal_conv1d(x, weight, activation="silu"))
 
 
-# ---- a call goes past torch's dispatcher, unless something there would see it --------------------------------------------------
+# ---- a call goes past torch's dispatcher, unless something there would see it ------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -325,7 +331,7 @@ def test_fake_tensors_of_a_gpu_that_is_not_there(cpu_way: None) -> None:
     assert out.device.type == "cuda" and out.shape == (2, 6, 20)
 
 
-# ---- HIPCONV_CONV1D_KERNEL -----------------------------------------------------------------------------------------------------
+# ---- HIPCONV_CONV1D_KERNEL ---------------------------------------------------------------------------------------------------
 
 
 def _forced(by_variable: str, **call: Any) -> Tensor:
@@ -352,7 +358,9 @@ def test_a_kernel_is_forced_by_environment(cpu_way: None) -> None:
 @pytest.mark.parametrize("shape", [(2, 6, 20), (2, 6, 0)])
 def test_a_forced_name_that_no_backend_knows_is_refused(device: torch.device, shape: tuple[int, int, int]) -> None:
     call = {"x": torch.zeros(shape, device=device), "weight": torch.zeros(6, 4, device=device)}
-    with pytest.raises(ValueError, match=r"^HIPCONV_CONV1D_KERNEL: got 'fastest', expected one of 'auto', .*'naive', 'simd', 'openmp'$"):
+    with pytest.raises(
+        ValueError, match=r"^HIPCONV_CONV1D_KERNEL: got 'fastest', expected one of 'auto', .*'naive', 'simd', 'openmp'$"
+    ):
         _forced("fastest", **call)
     with pytest.raises(ValueError, match=r"^kernel: got 'fastest'"):
         _forced("fastest", **call, kernel="fastest")

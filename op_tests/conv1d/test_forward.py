@@ -16,7 +16,7 @@ from support.tensors import DTYPES, LAYOUTS, empty_as, mismatch, mismatch_beside
 import hipconv
 from hipconv import jit, reference, reference_training, targets
 
-# ---- everything below with a `device` runs on every backend (conftest.py) ------------------------------------------------------
+# ---- everything below with a `device` runs on every backend (conftest.py) ----------------------------------------------------
 
 SHAPES = [
     (1, 1, 1),
@@ -77,14 +77,14 @@ def test_every_kernel_can_be_forced_by_name(device: torch.device) -> None:
     assert names and served == set(names)
 
 
-# ---- the GPU's kernels ---------------------------------------------------------------------------------------------------------
+# ---- the GPU's kernels -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("width", range(1, 9))
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_fast_gpu_kernels_at_every_length_and_alignment(device: torch.device, layout: str, width: int) -> None:
-    """Vectors cut by row ends and row starts, rows shorter than a vector, x aligned as out is and not; packed rows and rows apart;
-    weights that no vector fetches; infinite weights, whose taps before the row must not be taken."""
+    """Vectors cut by row ends and row starts, rows shorter than a vector, x aligned as out is and not; packed rows and rows
+    apart; weights that no vector fetches; infinite weights, whose taps before the row must not be taken."""
     names = set(jit.module("causal_conv1d", targets.of(device)).causal_conv1d_fwd_kernels()) - {"naive", "simd", "openmp"}
     combinations = itertools.cycle(itertools.product(DTYPES.values(), DTYPES.values(), (True, False)))
     served: set[str] = set()
@@ -124,8 +124,8 @@ def test_fast_gpu_kernels_at_every_length_and_alignment(device: torch.device, la
 
 
 def test_packed_rows_of_every_length(device: torch.device) -> None:
-    """Kernel "shared": tiles of 8 to 128 rows, the last cut or moved back; rows that begin and end within a word; a row by one thread
-    and by sixteen; several sequences a tile, and sequences that begin anywhere; weights as above."""
+    """Kernel "shared": tiles of 8 to 128 rows, the last cut or moved back; rows that begin and end within a word; a row by one
+    thread and by sixteen; several sequences a tile, and sequences that begin anywhere; weights as above."""
     names = jit.module("causal_conv1d", targets.of(device)).causal_conv1d_fwd_kernels()
     generator = torch.Generator().manual_seed(1)
     draw = itertools.cycle(itertools.product(DTYPES.values(), range(2, 9)))
@@ -144,7 +144,9 @@ def test_packed_rows_of_every_length(device: torch.device) -> None:
             weight[dim // 2, seqlen % (width - 1)] = torch.inf
         bias = torch.randn(dim, generator=generator).to(device) if seqlen % 5 else None
         out, buffer = strided(sizes, strides, 0, dtype, device, 42.0)
-        hipconv.causal_conv1d_fwd(out.fill_(torch.nan), x, weight, bias, seqlen % 2 == 0, kernel="shared" if "shared" in names else "auto")
+        hipconv.causal_conv1d_fwd(
+            out.fill_(torch.nan), x, weight, bias, seqlen % 2 == 0, kernel="shared" if "shared" in names else "auto"
+        )
         expected = reference.causal_conv1d(x, weight, bias, seqlen % 2 == 0)
         infinite = ~expected.isfinite()
         assert torch.allclose(out[infinite].double(), expected[infinite], equal_nan=True)
@@ -155,7 +157,9 @@ def test_packed_rows_of_every_length(device: torch.device) -> None:
 
 
 def _sequence_ids(kind: int, batch: int, seqlen: int) -> Tensor:
-    """Sequences of one and two tokens; of three, with padding between; ids that come again; long ones; one sequence; all padding."""
+    """Sequences of one and two tokens; of three, with padding between; ids that come again; long ones; one sequence;
+    all padding.
+    """
     tokens = torch.arange(seqlen).expand(batch, -1) + torch.arange(batch)[:, None] * 5
     with_padding = torch.where(tokens // 3 % 4 == 2, -3, tokens // 3)
     return [tokens * 2 // 3, with_padding, tokens // 2 % 2, tokens // 21, tokens * 0 + 7, tokens * 0 - 1][kind].int()
@@ -163,7 +167,9 @@ def _sequence_ids(kind: int, batch: int, seqlen: int) -> Tensor:
 
 @pytest.mark.parametrize("width", range(1, 9))
 def test_rows_with_states_and_ids_at_every_length_and_alignment(device: torch.device, width: int) -> None:
-    """Vectors that begin anywhere in x, in out and in the ids, and states of any strides; what no output may see is NaN or infinite."""
+    """Vectors that begin anywhere in x, in out and in the ids, and states of any strides;
+    what no output may see is NaN or infinite.
+    """
     generator = torch.Generator().manual_seed(width)
     draw = itertools.cycle(itertools.product(DTYPES.values(), (True, False)))
     pairs: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
@@ -228,7 +234,7 @@ def test_chunks_with_states_have_the_bits_of_the_whole(device: torch.device) -> 
                 assert torch.equal(out, whole[..., begin:end]), (width, dtype, begin)
 
 
-# ---- strides, poison, canaries -------------------------------------------------------------------------------------------------
+# ---- strides, poison, canaries -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("out_strides", STRIDES.values(), ids=STRIDES)
@@ -271,7 +277,7 @@ def test_halves_of_one_buffer_in_and_out(device: torch.device) -> None:
     assert_matches(z, x, weight, None, False)
 
 
-# ---- exact properties ----------------------------------------------------------------------------------------------------------
+# ---- exact properties --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
@@ -322,7 +328,9 @@ def test_padding_is_absence_not_zero(device: torch.device) -> None:
 @pytest.mark.parametrize("shape", [(2, 16, 40), (2, 5, 41)])
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_infinite_weights_reach_no_further_than_the_sequence(device, layout: str, dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
+def test_infinite_weights_reach_no_further_than_the_sequence(
+    device, layout: str, dtype: torch.dtype, shape: tuple[int, int, int]
+) -> None:
     width = 4
     x, weight, bias, out = Case(*shape, width, dtype, torch.float32, layout=layout).inputs(device)
     weight[1, 0], weight[2, 1] = torch.inf, torch.nan
@@ -385,7 +393,9 @@ def test_rounding_is_to_nearest_even_over_the_whole_range(device: torch.device, 
     bits = torch.randint(-(2**31), 2**31, (30000,), generator=generator, dtype=torch.int64).to(torch.int32)
     ties = torch.arange(-(2**15), 2**15, 7, dtype=torch.int32) << 16 | 0x8000
     near = torch.cat([torch.linspace(-70000, 70000, 5001), torch.linspace(-1e-4, 1e-4, 5001), torch.arange(1, 2000) * 2.0**-25])
-    payloads = torch.tensor([0x7F800001, 0x7FFFFFFF, 0x7F80FFFF, -1, 0x7FC00000], dtype=torch.int32)  # -1 is a NaN with all bits
+    payloads = torch.tensor(
+        [0x7F800001, 0x7FFFFFFF, 0x7F80FFFF, -1, 0x7FC00000], dtype=torch.int32
+    )  # -1 is a NaN with all bits
     bias = torch.cat([bits.view(torch.float32), ties.view(torch.float32), near, payloads.view(torch.float32)]).to(device)
     dim = bias.numel()
     out = run(torch.zeros(1, dim, 1, dtype=dtype, device=device), torch.ones(dim, 1, device=device), bias)[0, :, 0]
@@ -400,7 +410,7 @@ def test_silu_at_its_ends(device: torch.device) -> None:
     assert torch.allclose(out.double(), F.silu(x.double()), rtol=1e-6, atol=1e-30)
 
 
-# ---- sizes ---------------------------------------------------------------------------------------------------------------------
+# ---- sizes -------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", [(0, 4, 8), (2, 0, 8), (2, 4, 0), (0, 0, 0)])

@@ -16,7 +16,7 @@ from support.marks import needs_gpu
 import hipconv
 from hipconv import jit, targets
 
-# ---- bad input -----------------------------------------------------------------------------------------------------------------
+# ---- bad input ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", BAD_CALLS)
@@ -98,13 +98,15 @@ def test_overlap_is_decided_exactly() -> None:
     assert min(counts.values()) > 300  # both outcomes were tried
 
 
-# ---- torch ---------------------------------------------------------------------------------------------------------------------
+# ---- torch -------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_opcheck(device: torch.device, bias: bool) -> None:
     x, weight, b, out = Case(2, 6, 20, 4, torch.float32, torch.float32, has_bias=bias).inputs(device)
-    torch.library.opcheck(torch.ops.hipconv.causal_conv1d_fwd.default, (out.zero_(), x, weight, b, True), {"kernel_name": "auto"})
+    torch.library.opcheck(
+        torch.ops.hipconv.causal_conv1d_fwd.default, (out.zero_(), x, weight, b, True), {"kernel_name": "auto"}
+    )
 
 
 def test_compiles_into_one_graph(device: torch.device) -> None:
@@ -139,7 +141,7 @@ def test_two_architectures_in_one_process_are_two_modules() -> None:
     assert wide is not narrow and wide.__file__ != narrow.__file__
 
 
-# ---- GPU only ------------------------------------------------------------------------------------------------------------------
+# ---- GPU only ----------------------------------------------------------------------------------------------------------------
 
 
 @needs_gpu

@@ -1,7 +1,8 @@
 """The command checks and times any case of causal_conv1d_fwd.
 
 python op_tests/test_causal_conv1d.py
-python op_tests/test_causal_conv1d.py --batch 4 --dim 512 --seqlen 2048 --width 4 --dtype float16 bfloat16 --use_silu --layout channel_last
+python op_tests/test_causal_conv1d.py --batch 4 --dim 512 --seqlen 2048 --width 4 --dtype float16 bfloat16 --use_silu --layout
+channel_last
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ def test_the_command_prints_a_row_a_case_and_fails_on_a_mismatch(monkeypatch, ca
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for option, sizes in (("batch", [2]), ("dim", [64, 333]), ("seqlen", [1, 129, 1024]), ("width", [2, 4])):
-        parser.add_argument(f"--{option}", type=list_of(int), nargs="+", default=[sizes], help=f"one or several; default {sizes}")
+        parser.add_argument(
+            f"--{option}", type=list_of(int), nargs="+", default=[sizes], help=f"one or several; default {sizes}"
+        )
     for option, words, default in (("dtype", DTYPES, DTYPES), ("layout", LAYOUTS, LAYOUTS), ("backend", BACKENDS, backends())):
         described = f"of {', '.join(words)}; default {', '.join(default)}"
         parser.add_argument(f"--{option}", type=list_of(choice_of(*words)), nargs="+", default=[list(default)], help=described)
@@ -83,9 +86,26 @@ def main() -> int:
     parser.add_argument("--no_bias", action="store_true", help="no bias")
     options = parser.parse_args()
 
-    columns = [("BxDxL width", 18), ("dtype", 8), ("layout", 13), ("backend/kernel", 14), ("epilogue", 9), ("us", 9), ("GB/s", 8)]
+    columns = [
+        ("BxDxL width", 18),
+        ("dtype", 8),
+        ("layout", 13),
+        ("backend/kernel", 14),
+        ("epilogue", 9),
+        ("us", 9),
+        ("GB/s", 8),
+    ]
     table = Table([*columns, ("of copy", 7), ("max error", 9), ("vs torch", 8), ("result", 6)])
-    axes = (options.backend, options.kernel, options.batch, options.dim, options.seqlen, options.width, options.dtype, options.layout)
+    axes = (
+        options.backend,
+        options.kernel,
+        options.batch,
+        options.dim,
+        options.seqlen,
+        options.width,
+        options.dtype,
+        options.layout,
+    )
     failures = total = 0
     for backend, kernel, batch, dim, seqlen, width, dtype, layout in itertools.product(*(flattened(axis) for axis in axes)):
         weight_dtype = DTYPES[options.weight_dtype or dtype]

@@ -43,7 +43,7 @@ def check(x: Tensor, weight: Tensor, out: Tensor) -> tuple[str, ...]:
     return serves
 
 
-# ---- far apart -----------------------------------------------------------------------------------------------------------------
+# ---- far apart ---------------------------------------------------------------------------------------------------------------
 
 FAR = (1 << 31) + 8  # elements: the second of three along an axis lies past 2^31, the third past 2^32
 
@@ -94,7 +94,7 @@ def test_pitches_around_the_limits_of_32_bits(way: str, layout: str) -> None:
         assert check(untouched((300, 8, 8), strides, dtype), torch.randn(8, 4) / 2, untouched((300, 8, 8), strides, dtype))
 
 
-# ---- many rows -----------------------------------------------------------------------------------------------------------------
+# ---- many rows ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -106,7 +106,7 @@ def test_more_rows_than_a_grid_dimension_holds(way: str, shape: tuple[int, int, 
     check(x, torch.randn(shape[1], 3), out)
 
 
-# ---- the real thing ------------------------------------------------------------------------------------------------------------
+# ---- the real thing ----------------------------------------------------------------------------------------------------------
 
 
 def check_borders(shape: tuple[int, int, int], layout: str, borders: tuple[int, ...], device: torch.device) -> None:
@@ -151,7 +151,9 @@ def test_2_32_elements(layout: str) -> None:
 @needs_gpu
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("shape", [(17_000_001, 1, 2), (1, 17_000_001, 2), (2_200_001, 33, 1), (3, 70_001, 257), (70_001, 3, 9)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(17_000_001, 1, 2), (1, 17_000_001, 2), (2_200_001, 33, 1), (3, 70_001, 257), (70_001, 3, 9)], ids=str
+)
 def test_grids_past_every_limit(shape: tuple[int, int, int], dtype: torch.dtype, layout: str) -> None:
     x, out = (empty_as(layout, shape, dtype, torch.device("cuda")) for _ in range(2))
     x.normal_()

@@ -26,7 +26,9 @@ def test_exactly_the_kernels_said_to_serve_do_and_the_one_chosen_is_among_them(d
     names = jit.module("causal_conv1d", targets.of(device)).causal_conv1d_fwd_kernels()
     weight = torch.randn(5, width, device=device)
     for x_strides, out_strides in itertools.product(STRIDES.values(), STRIDES.values()):
-        x, out = (strided((3, 5, 41), strides, 0, torch.float32, device, 0.0)[0].normal_() for strides in (x_strides, out_strides))
+        x, out = (
+            strided((3, 5, 41), strides, 0, torch.float32, device, 0.0)[0].normal_() for strides in (x_strides, out_strides)
+        )
         plan = hipconv.causal_conv1d_plan(x, weight, out=out)
         assert plan.kernel in plan.serves and plan.chosen_by == "auto" and plan.form.startswith(plan.kernel)
         assert list(plan.serves) == [name for name in names if name in plan.serves]
@@ -37,7 +39,9 @@ def test_exactly_the_kernels_said_to_serve_do_and_the_one_chosen_is_among_them(d
                 hipconv.causal_conv1d_fwd(out.fill_(torch.nan), x, weight, kernel=name)
                 assert_matches(out, x, weight, None, False)
             else:
-                with pytest.raises(ValueError, match=f"kernel: got '{name}', which serves .*; this call can have '{plan.serves[0]}'"):
+                with pytest.raises(
+                    ValueError, match=f"kernel: got '{name}', which serves .*; this call can have '{plan.serves[0]}'"
+                ):
                     hipconv.causal_conv1d_plan(x, weight, out=out, kernel=name)
 
 
@@ -59,7 +63,11 @@ def test_meta_tensors_have_the_plan_of_real_ones(device: torch.device, layout: s
     target = targets.of(device).arch
     for shape in ((2, 24, 40), (1, 7, 3), (3, 64, 1), (1, 1, 5)):
         x, weight, bias, _ = Case(*shape, 4, torch.float16, torch.float32, layout=layout).inputs(device)
-        on_meta = (empty_as(layout, shape, x.dtype, torch.device("meta")), weight.to("meta"), None if bias is None else bias.to("meta"))
+        on_meta = (
+            empty_as(layout, shape, x.dtype, torch.device("meta")),
+            weight.to("meta"),
+            None if bias is None else bias.to("meta"),
+        )
         assert hipconv.causal_conv1d_plan(*on_meta, target=target) == hipconv.causal_conv1d_plan(x, weight, bias)
 
 
@@ -121,10 +129,14 @@ def test_plans_for_gpus_and_sizes_that_are_not_here() -> None:
 )
 def test_channel_first_rows_of_any_length_go_where_they_are_fastest(dtype: torch.dtype, seqlen: int, kernel: str) -> None:
     x, weight = meta(4, 1024, seqlen, dtype=dtype), meta(1024, 4, dtype=dtype)
-    assert all(hipconv.causal_conv1d_plan(x, weight, target=target).kernel == kernel for target in ("gfx942", "gfx1100", "sm_90"))
+    assert all(
+        hipconv.causal_conv1d_plan(x, weight, target=target).kernel == kernel for target in ("gfx942", "gfx1100", "sm_90")
+    )
 
 
-@pytest.mark.parametrize(("seqlen", "kernel"), [(8, "vector"), (16, "vector"), (24, "shared"), (520, "shared"), (1032, "vector")])
+@pytest.mark.parametrize(
+    ("seqlen", "kernel"), [(8, "vector"), (16, "vector"), (24, "shared"), (520, "shared"), (1032, "vector")]
+)
 def test_many_rows_of_an_odd_number_of_vectors_are_made_out_of_lds(seqlen: int, kernel: str) -> None:
     assert hipconv.causal_conv1d_plan(meta(64, 8192, seqlen), meta(8192, 4), target="gfx942").kernel == kernel
 
@@ -144,7 +156,12 @@ def test_rows_of_more_than_512_tokens_are_made_out_of_lds_where_they_are_many() 
         x, weight = meta(batch, 8192, seqlen, dtype=dtype), meta(8192, width, dtype=dtype)
         return hipconv.causal_conv1d_plan(x, weight, target="sm_90").kernel
 
-    assert [kernel(1, 512 - 3), kernel(1, 512 + 1), kernel(2, 512 + 1), kernel(2, 1023)] == ["shared", "vector", "shared", "shared"]
+    assert [kernel(1, 512 - 3), kernel(1, 512 + 1), kernel(2, 512 + 1), kernel(2, 1023)] == [
+        "shared",
+        "vector",
+        "shared",
+        "shared",
+    ]
     assert kernel(2, 1025) == kernel(2, 513, torch.float32) == kernel(2, 513, width=5) == "vector"
 
 

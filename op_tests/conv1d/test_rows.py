@@ -1,4 +1,6 @@
-"""The forward of rows that continue from states or hold packed sequences: any width, any memory, and what a tap must not see."""
+"""The forward of rows that continue from states or hold packed sequences: any width, any memory,
+and what a tap must not see.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ def test_any_memory_with_poison_around_x_and_canaries_around_out(device: torch.d
         inputs = {name: value for name, value in arguments.items() if name not in ("out", "final_states_out")}
         expected, expected_final = reference_training.causal_conv1d(**inputs)
         torch.ops.hipconv.causal_conv1d_states_fwd(**arguments)
-        what = {name: (value.shape, value.stride()) if isinstance(value, torch.Tensor) else value for name, value in arguments.items()}
+        what = {
+            name: (value.shape, value.stride()) if isinstance(value, torch.Tensor) else value
+            for name, value in arguments.items()
+        }
         assert (wrong := mismatch(arguments["out"], expected)) is None, f"{what}: {wrong}"
         assert arguments["final_states_out"] is None or torch.equal(arguments["final_states_out"], expected_final), what
         arguments["out"].fill_(42.0)
@@ -34,7 +39,9 @@ def test_any_memory_with_poison_around_x_and_canaries_around_out(device: torch.d
 
 
 def test_the_staged_kernel_makes_any_rows(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles cut by the ends of rows and channels; taps that all tokens of a wave reach, that some do, that none does; ids that return."""
+    """Tiles cut by the ends of rows and channels; taps that all tokens of a wave reach, that some do, that none does;
+    ids that return.
+    """
     monkeypatch.setenv("HIPCONV_CONV1D_KERNEL", "staged")
     draw = random.Random(0)
     torch.manual_seed(0)
@@ -83,7 +90,9 @@ def test_many_short_rows(device: torch.device, monkeypatch: pytest.MonkeyPatch, 
         state = torch.randn(batch, dim, width - 1, device=device).to(dtype) if has_state else None
         torch.ops.hipconv.causal_conv1d_states_fwd(out, None, x, weight, bias, ids, state, True)
         expected = reference_training.causal_conv1d(x, weight, bias, ids, state, True)[0]
-        assert (wrong := mismatch(out, expected)) is None, f"{batch}x{dim}x{seqlen}, {layout} to {other}, width {width}: {wrong}"
+        assert (wrong := mismatch(out, expected)) is None, (
+            f"{batch}x{dim}x{seqlen}, {layout} to {other}, width {width}: {wrong}"
+        )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -1,4 +1,6 @@
-"""Convolutions to test and time, and how far a result may be from the reference: shared by the tests beside it and benches/conv2d.py."""
+"""Convolutions to test and time, and how far a result may be from the reference:
+shared by the tests beside it and benches/conv2d.py.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,27 @@ from hipconv import conv2d_router, reference
 LAYOUTS = ("nchw", "nhwc")
 MODELS = ("resnet50", "sd35_vae", "flux2_vae")
 TIMM_MODELS = (
-    "resnet50", "convnext_tiny", "efficientnet_b0", "mobilenetv3_large_100", "regnety_032", "densenet121", "resnext50_32x4d", "hrnet_w18",
-    "inception_v3", "xception41", "vit_base_patch16_224", "cspdarknet53", "mixnet_s", "repvgg_b0", "edgenext_small", "resnest26d",
-    "efficientnetv2_rw_s", "nfnet_l0", "swin_tiny_patch4_window7_224", "ghostnet_100",
-)  # fmt: skip
+    "resnet50",
+    "convnext_tiny",
+    "efficientnet_b0",
+    "mobilenetv3_large_100",
+    "regnety_032",
+    "densenet121",
+    "resnext50_32x4d",
+    "hrnet_w18",
+    "inception_v3",
+    "xception41",
+    "vit_base_patch16_224",
+    "cspdarknet53",
+    "mixnet_s",
+    "repvgg_b0",
+    "edgenext_small",
+    "resnest26d",
+    "efficientnetv2_rw_s",
+    "nfnet_l0",
+    "swin_tiny_patch4_window7_224",
+    "ghostnet_100",
+)
 LAYER_KINDS = ("depthwise", "grouped", "pointwise", "few_channels", "few_filters", "dense")
 ACTIVATIONS = ("none", "relu", "relu6", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "leaky_relu", "hardswish")
 
@@ -81,7 +100,9 @@ class Case(NamedTuple):
         return self.N * self.K * math.prod(self.out_size) * self.products
 
     def reduced(self, macs: int) -> Case:
-        """The same kind of convolution, with about `macs` products at most: fewer images, then a smaller one, fewer channels and groups."""
+        """The same kind of convolution, with about `macs` products at most: fewer images, then a smaller one,
+        fewer channels and groups.
+        """
         case = self
         while case.macs > macs and case.N > 1:
             case = case._replace(N=max(1, case.N // 2))
@@ -125,14 +146,15 @@ class Case(NamedTuple):
         return arguments
 
     def __str__(self) -> str:
-        text = f"{self.N}x{self.C}x{self.H}x{self.W} {self.K}x{self.R}x{self.S} {str(self.dtype).removeprefix('torch.')} {self.layout}"
+        dtype = str(self.dtype).removeprefix("torch.")
+        text = f"{self.N}x{self.C}x{self.H}x{self.W} {self.K}x{self.R}x{self.S} {dtype} {self.layout}"
         for name, plain in Case._field_defaults.items():
             if name not in ("dtype", "layout") and getattr(self, name) != plain:
                 text += f" {name} {getattr(self, name)}".replace(", ", ",")
         return text
 
 
-# ---- which -------------------------------------------------------------------------------------------------------------------------
+# ---- which -------------------------------------------------------------------------------------------------------------------
 
 
 def model_cases(model: str) -> list[Case]:
@@ -148,7 +170,9 @@ def model_layers(model: str) -> list[tuple[Case, int]]:
 
 
 def _layer(*s: int) -> Case:
-    """Make a case of N, C, H, W, K, R, S, then strides, paddings, dilations by height and width, and groups, if there are any."""
+    """Make a case of N, C, H, W, K, R, S, then strides, paddings, dilations by height and width, and groups,
+    if there are any.
+    """
     more: dict[str, Any] = {"stride": (s[7], s[8]), "padding": (s[9], s[10]), "dilation": (s[11], s[12])}
     return Case(s[0], s[1], s[2], s[3], s[4], s[5], s[6], groups=s[13] if len(s) > 13 else 1, **more)
 
@@ -169,7 +193,9 @@ def kind_of_layer(case: Case) -> str:
     return "pointwise" if case.R == case.S == 1 else "dense"
 
 
-def _square(N: int, C: int, H: int, W: int, K: int, R: int, S: int, stride: int, pad: int, dilation: int, has_bias: bool = True) -> Case:
+def _square(
+    N: int, C: int, H: int, W: int, K: int, R: int, S: int, stride: int, pad: int, dilation: int, has_bias: bool = True
+) -> Case:
     return Case(N, C, H, W, K, R, S, (stride, stride), pad, (dilation, dilation), has_bias=has_bias)
 
 
@@ -213,7 +239,12 @@ EDGE = [
     Case(1, 64, 9, 9, 32, 3, 3, padding=12, dilation=(12, 12)),
     *(
         Case(2, 9, 7, 8, 12, 3, 4, padding=padding, padding_mode=mode, dilation=(2, 1))
-        for mode, padding in (("reflect", (6, 3, 7, 0)), ("replicate", (9, 2, 0, 11)), ("circular", (7, 1, 2, 8)), ("reflect", "same"))
+        for mode, padding in (
+            ("reflect", (6, 3, 7, 0)),
+            ("replicate", (9, 2, 0, 11)),
+            ("circular", (7, 1, 2, 8)),
+            ("reflect", "same"),
+        )
     ),
     Case(2, 64, 10, 10, 48, 3, 3, padding=1, has_residual=True, activation="relu"),
 ]
@@ -234,7 +265,9 @@ def random_cases(count: int, seed: int = 42) -> list[Case]:
         H, W = draw.randint(4, 64), draw.randint(4, 64)
         groups = draw.choice([1, 1, 1, math.gcd(C, K), draw.choice([g for g in range(1, 65) if C % g == K % g == 0])])
         mode = draw.choice(["zeros"] * 5 + ["reflect", "replicate", "circular"])
-        padding: Any = draw.choice([0, draw.randint(0, 3), (draw.randint(0, 3), 1), tuple(draw.randint(0, 3) for _ in range(4))])
+        padding: Any = draw.choice(
+            [0, draw.randint(0, 3), (draw.randint(0, 3), 1), tuple(draw.randint(0, 3) for _ in range(4))]
+        )
         case = Case(draw.randint(1, 8), C, H, W, K, draw.randint(1, 7), draw.randint(1, 7), padding=padding, groups=groups)
         case = case._replace(
             stride=(draw.randint(1, 3), draw.randint(1, 3)),
@@ -253,10 +286,10 @@ def random_cases(count: int, seed: int = 42) -> list[Case]:
     return cases
 
 
-# ---- right or wrong ----------------------------------------------------------------------------------------------------------------
+# ---- right or wrong ----------------------------------------------------------------------------------------------------------
 
-# Limits by out's dtype: rmse and largest error over the rms of the reference, and the share of elements that may differ from the reference
-# rounded once (f32 sums in another order move a few across a boundary).
+# Limits by out's dtype: rmse and largest error over the rms of the reference, and the share of elements that may differ from
+# the reference rounded once (f32 sums in another order move a few across a boundary).
 _GATES = {torch.float16: (3e-4, 2.5e-3, 0.03), torch.bfloat16: (2.5e-3, 2e-2, 0.01)}
 _TF32_GATES = (4e-4, 3e-3)
 
@@ -282,7 +315,9 @@ def reference_of(arguments: dict[str, Any]) -> Tensor:
 
 
 def mismatch_conv2d(out: Tensor, arguments: dict[str, Any], expected: Tensor | None = None, algorithm: str = "") -> str | None:
-    """None if `out` is what `hipconv.conv2d(**arguments)` should be, else what is wrong; by an `algorithm` that may round planes."""
+    """None if `out` is what `hipconv.conv2d(**arguments)` should be, else what is wrong;
+    by an `algorithm` that may round planes.
+    """
     expected = reference_of(arguments) if expected is None else expected
     if out.shape != expected.shape:
         return f"shape {tuple(out.shape)}, expected {tuple(expected.shape)}"
@@ -292,7 +327,12 @@ def mismatch_conv2d(out: Tensor, arguments: dict[str, Any], expected: Tensor | N
         return f"{int((~out.isfinite()).sum())} of {out.numel()} elements are not finite"
     # Errors arise before the activation, which may send most of what is large to zero.
     before = expected if arguments["activation"] == "none" else reference_of(arguments | {"activation": "none"})
-    cancels = arguments["activation"] not in ("none", "relu", "relu6", "leaky_relu")  # f32 loses the last bits of its small results
+    cancels = arguments["activation"] not in (
+        "none",
+        "relu",
+        "relu6",
+        "leaky_relu",
+    )  # f32 loses the last bits of its small results
     rounds = arguments.get("float32_precision") == "tf32" and arguments["x"].dtype == torch.float32
     times = ROUNDED_PLANES.get((algorithm, arguments["x"].dtype), 0)
     return outside_gates(out, expected, before, arguments["weight"][0].numel(), cancels, rounds, times)
@@ -301,9 +341,9 @@ def mismatch_conv2d(out: Tensor, arguments: dict[str, Any], expected: Tensor | N
 def outside_gates(
     out: Tensor, expected: Tensor, before: Tensor, products: int, cancels: bool, rounds: bool = False, times: float = 0
 ) -> str | None:
-    """None if `out` is `expected` within the limits for sums of so many products, else what is wrong. `before` is expected before the
-    activation, which `cancels` if its small results are those of large ones; `rounds`: factors are rounded to TF32; `times`, if it is not
-    zero: so many times the errors of one rounding are allowed.
+    """None if `out` is `expected` within the limits for sums of so many products, else what is wrong. `before` is expected
+    before the activation, which `cancels` if its small results are those of large ones; `rounds`: factors are rounded to TF32;
+    `times`, if it is not zero: so many times the errors of one rounding are allowed.
     """
     scale = max(1, products**0.5 / 32)
     rmse_gate, max_gate, may_differ = _GATES.get(out.dtype, (1e-6 * scale, 1e-5 * scale, 1.0))
@@ -318,7 +358,10 @@ def outside_gates(
     rmse, worst = error.square().mean().sqrt().item() / rms, error.max().item() / rms
     if not (rmse <= rmse_gate and worst <= max_gate):
         return f"rmse {rmse:.2e} of rms, expected {rmse_gate:.1e}; largest error {worst:.2e}, expected {max_gate:.1e}"
-    bound = max(8 * eps, 10 * eps * products**0.5) + (6e-3 if products < 1024 else 8e-3 if products < 4096 else 1.2e-2) * expected.abs()
+    bound = (
+        max(8 * eps, 10 * eps * products**0.5)
+        + (6e-3 if products < 1024 else 8e-3 if products < 4096 else 1.2e-2) * expected.abs()
+    )
     if (error > bound).any():
         return f"{int((error > bound).sum())} elements are off by more than {bound.min().item():.1e} and their share"
     differing = int((out != expected.to(out.dtype)).sum())

@@ -1,7 +1,7 @@
 """Convolutions on simt whose sums are exact in any order: small integers, by every matrix unit, in any layout.
 
-Tiles and splits are forced through the binding. What lies around x and the filters is NaN, as is the workspace before a call, and what
-lies around the output must not change.
+Tiles and splits are forced through the binding. What lies around x and the filters is NaN, as is the workspace before a call,
+and what lies around the output must not change.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ UNITS = {
     "wmma11": {"HIPCONV_SIMT_WAVE": "32", "HIPCONV_SIMT_ORDER": "descending"},
     "wmma12": {"HIPCONV_SIMT_WAVE": "32", "HIPCONV_SIMT_ORDER": "shuffled:1"},
 }
-# A build of conv2d for simt takes half a minute: those of RDNA's units are nightly. In every run simt/test_simt.py multiplies by them.
+# A build of conv2d for simt takes half a minute: those of RDNA's units are nightly. In every run simt/test_simt.py multiplies
+# by them.
 UNITS_OF_A_RUN = [unit for unit in UNITS if EVERYTHING or not unit.startswith("wmma")]
 HALVES = (torch.bfloat16, torch.float16)
 DTYPES = (*HALVES, torch.float32)
@@ -38,7 +39,9 @@ MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "replicate", "c
 def running_on(unit: str) -> Iterator[Any]:
     """The conv2d module for a unit, while CPU tensors are sent to it and new memory is NaN."""
     with environment(HIPCONV_BACKEND="simt", HIPCONV_SIMT_MMA=unit, **UNITS[unit]):
-        torch.use_deterministic_algorithms(True)  # fills what torch.empty gives: a workspace of bytes with 0xff, NaN in any float
+        torch.use_deterministic_algorithms(
+            True
+        )  # fills what torch.empty gives: a workspace of bytes with 0xff, NaN in any float
         try:
             yield jit.module("conv2d", targets.of(torch.device("cpu")))
         finally:
@@ -75,7 +78,9 @@ class Case(NamedTuple):
 
 
 def surrounded(shape: tuple[int, ...], layout: str, dtype: torch.dtype, fill: float) -> tuple[Tensor, Tensor]:
-    """A view inside a larger tensor of `fill`, and that tensor; 16-byte aligned where the shape allows, or by odd strides nowhere."""
+    """A view inside a larger tensor of `fill`, and that tensor; 16-byte aligned where the shape allows,
+    or by odd strides nowhere.
+    """
     a, b, c, d = shape
     if layout == "nchw0":  # images without gaps
         memory = torch.full((a * b * c * d + 16,), fill, dtype=dtype)
@@ -109,9 +114,19 @@ def filters_of(case: Case) -> Tensor:
 
 def call_of(module: Any, case: Case) -> Any:
     return module.Call(
-        list(case.stride), list(case.padding), list(case.dilation), case.groups, case.mode, case.activation, case.float32_precision,
-        list(case.out_size), case.out_dtype or case.dtype, False, case.algorithm, [*case.tile, case.split_k],
-    )  # fmt: skip
+        list(case.stride),
+        list(case.padding),
+        list(case.dilation),
+        case.groups,
+        case.mode,
+        case.activation,
+        case.float32_precision,
+        list(case.out_size),
+        case.out_dtype or case.dtype,
+        False,
+        case.algorithm,
+        [*case.tile, case.split_k],
+    )
 
 
 def run(module: Any, case: Case, seed: int = 1) -> tuple[Tensor, Tensor]:
@@ -144,7 +159,9 @@ def check(module: Any, case: Case, seed: int = 1) -> None:
     if not torch.equal(out, expected):
         wrong = (out != expected).nonzero()
         first = tuple(wrong[0].tolist())
-        pytest.fail(f"{case}: {len(wrong)} of {out.numel()} are wrong, first at {first}: {out[first]}, expected {expected[first]}")
+        pytest.fail(
+            f"{case}: {len(wrong)} of {out.numel()} are wrong, first at {first}: {out[first]}, expected {expected[first]}"
+        )
 
 
 def is_served(module: Any, case: Case, tile: tuple[int, int]) -> bool:

@@ -1,7 +1,8 @@
 """hipconv.conv2d: a pytest suite, and a command that checks and times any case.
 
 python op_tests/test_conv2d.py --mode edge random
-python op_tests/test_conv2d.py --N 1 --C 512 --H 64 --W 64 --K 512 --R 3 --S 3 --padding 1 --dtype bfloat16 --layout both --algorithm naive
+python op_tests/test_conv2d.py --N 1 --C 512 --H 64 --W 64 --K 512 --R 3 --S 3 --padding 1 --dtype bfloat16 --layout both
+--algorithm naive
 """
 
 from __future__ import annotations
@@ -18,7 +19,18 @@ import torch
 from torch import Tensor
 import torch.nn.functional as F
 
-from conv2d.cases import ACTIVATIONS, LAYOUTS, MODELS, Case, edge_cases, exact, mismatch_conv2d, model_cases, random_cases, reference_of
+from conv2d.cases import (
+    ACTIVATIONS,
+    LAYOUTS,
+    MODELS,
+    Case,
+    edge_cases,
+    exact,
+    mismatch_conv2d,
+    model_cases,
+    random_cases,
+    reference_of,
+)
 from support.backends import WAYS, backends, device_of, environment, use_backend
 from support.cli import Table, choice_of, flattened, list_of
 from support.tensors import DTYPES, untouched
@@ -40,7 +52,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-# ---- the modes: what is wrong, a line each -----------------------------------------------------------------------------------------
+# ---- the modes: what is wrong, a line each -----------------------------------------------------------------------------------
 
 
 def wrong_cases(cases: list[Case], device: torch.device, algorithm: str = "all") -> list[str]:
@@ -87,9 +99,16 @@ def wrong_models(device: torch.device) -> list[str]:
 def wrong_activations(device: torch.device) -> list[str]:
     """Each activation of a sweep of values, through a convolution that changes none, against torch in float64.
 
-    Where torch itself computes, on CPU tensors, its own activation is what is expected: its gelu of infinity is NaN on some CPUs.
+    Where torch itself computes, on CPU tensors, its own activation is what is expected: its gelu of infinity is NaN on some
+    CPUs.
     """
-    sweep = [*torch.linspace(-12, 12, 2001).tolist(), *(sign * 10.0**e for sign in (1, -1) for e in range(-7, 5)), 88.0, -88.0, 0.0]
+    sweep = [
+        *torch.linspace(-12, 12, 2001).tolist(),
+        *(sign * 10.0**e for sign in (1, -1) for e in range(-7, 5)),
+        88.0,
+        -88.0,
+        0.0,
+    ]
     special = [torch.inf, -torch.inf, torch.nan]
     wrong = []
     for dtype, name in itertools.product(DTYPES.values(), ACTIVATIONS):
@@ -101,7 +120,9 @@ def wrong_activations(device: torch.device) -> list[str]:
             out = hipconv.conv2d(x, weight, activation=name, algorithm=algorithm)
             plain = expected.isfinite()
             eps = torch.finfo(dtype).eps
-            off = (out.double() - expected)[plain].abs() > 0.51 * eps * expected[plain].abs() + 4e-7 * (1 + expected[plain].abs())
+            off = (out.double() - expected)[plain].abs() > 0.51 * eps * expected[plain].abs() + 4e-7 * (
+                1 + expected[plain].abs()
+            )
             if off.any():
                 at = int(off.nonzero()[0])
                 wrong.append(f"{algorithm} {name} {dtype} of {x[plain][at]}: {out[plain][at]}, expected {expected[plain][at]}")
@@ -112,7 +133,9 @@ def wrong_activations(device: torch.device) -> list[str]:
 
 
 def wrong_stability(device: torch.device) -> list[str]:
-    """The same bits every time; NaN and infinities where they belong; sums beyond float16's range on the way to a result within."""
+    """The same bits every time; NaN and infinities where they belong;
+    sums beyond float16's range on the way to a result within.
+    """
     wrong = []
     for layout, dtype in itertools.product(LAYOUTS, DTYPES.values()):
         case = Case(2, 40, 9, 11, 24, 3, 3, padding=1, dtype=dtype, layout=layout)
@@ -133,7 +156,12 @@ def wrong_stability(device: torch.device) -> list[str]:
                     wrong.append(f"{where}: {odd} reaches other outputs than those that see it")
             # Products of 9e4, which cancel: 200 channels up, 200 down.
             level = torch.full((1, 400, 5, 5), 300.0, device=device).to(dtype).contiguous(memory_format=_format(layout))
-            signs = torch.where(torch.arange(400, device=device) < 200, 300.0, -300.0).to(dtype).expand(8, 400).reshape(8, 400, 1, 1)
+            signs = (
+                torch.where(torch.arange(400, device=device) < 200, 300.0, -300.0)
+                .to(dtype)
+                .expand(8, 400)
+                .reshape(8, 400, 1, 1)
+            )
             large = run(level, signs)
             if not torch.equal(large, torch.zeros_like(large)):
                 wrong.append(f"{where}: a sum of products that cancel is {large.flatten()[0]}, expected 0")
@@ -165,7 +193,7 @@ def test_mode(device: torch.device, mode: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-# ---- invariances -------------------------------------------------------------------------------------------------------------------
+# ---- invariances -------------------------------------------------------------------------------------------------------------
 
 
 def integers(*shape: int, limit: int, seed: int = 0) -> Tensor:
@@ -179,11 +207,18 @@ def serving(**arguments: Any) -> list[str]:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_small_integers_are_exact(device: torch.device, layout: str) -> None:
     """Sums of f32 that are exact, rounded once: bit for bit, whatever the order of the sum."""
-    shapes = [(2, 64, 9, 8, 40, 3, 3, 1, 1), (1, 24, 7, 7, 16, 1, 1, 0, 1), (1, 3, 12, 12, 8, 7, 7, 3, 1), (2, 30, 6, 6, 20, 3, 3, 1, 2)]
+    shapes = [
+        (2, 64, 9, 8, 40, 3, 3, 1, 1),
+        (1, 24, 7, 7, 16, 1, 1, 0, 1),
+        (1, 3, 12, 12, 8, 7, 7, 3, 1),
+        (2, 30, 6, 6, 20, 3, 3, 1, 2),
+    ]
     for dtype, (N, C, H, W, K, R, S, padding, groups) in itertools.product(DTYPES.values(), shapes):
         arguments: dict[str, Any] = {
             "x": integers(N, C, H, W, limit=3).to(device, dtype).contiguous(memory_format=_format(layout)),
-            "weight": integers(K, C // groups, R, S, limit=2, seed=1).to(device, dtype).contiguous(memory_format=_format(layout)),
+            "weight": integers(K, C // groups, R, S, limit=2, seed=1)
+            .to(device, dtype)
+            .contiguous(memory_format=_format(layout)),
             "bias": integers(K, limit=9, seed=2).to(device, dtype),
             "padding": padding,
             "groups": groups,
@@ -195,7 +230,12 @@ def test_small_integers_are_exact(device: torch.device, layout: str) -> None:
         for name in serving(**arguments):
             for out_dtype in DTYPES.values():
                 out = hipconv.conv2d(**arguments, algorithm=name, out_dtype=out_dtype)
-                assert out.dtype == out_dtype and torch.equal(out, expected.to(out_dtype)), (name, dtype, out_dtype, (N, C, H, W, K, R, S))
+                assert out.dtype == out_dtype and torch.equal(out, expected.to(out_dtype)), (
+                    name,
+                    dtype,
+                    out_dtype,
+                    (N, C, H, W, K, R, S),
+                )
 
 
 def test_every_dtype_of_bias_residual_and_result(device: torch.device) -> None:
@@ -209,7 +249,9 @@ def test_every_dtype_of_bias_residual_and_result(device: torch.device) -> None:
 
 
 def strided(values: Tensor, order: tuple[int, ...], gap: int, offset: int, fill: float = 42.0) -> tuple[Tensor, Tensor]:
-    """These values in memory where the axes follow each other in `order`, the last the densest, `gap` elements apart; and all of that."""
+    """These values in memory where the axes follow each other in `order`, the last the densest, `gap` elements apart;
+    and all of that.
+    """
     strides, step = [0] * values.dim(), gap
     for axis in reversed(order):
         strides[axis] = step
@@ -219,7 +261,13 @@ def strided(values: Tensor, order: tuple[int, ...], gap: int, offset: int, fill:
     return view.copy_(values), buffer
 
 
-ORDERS = {"nchw": (0, 1, 2, 3), "nhwc": (0, 2, 3, 1), "batch inside": (1, 2, 3, 0), "rows inside": (0, 1, 3, 2), "hwnc": (2, 3, 0, 1)}
+ORDERS = {
+    "nchw": (0, 1, 2, 3),
+    "nhwc": (0, 2, 3, 1),
+    "batch inside": (1, 2, 3, 0),
+    "rows inside": (0, 1, 3, 2),
+    "hwnc": (2, 3, 0, 1),
+}
 
 
 @pytest.mark.parametrize("gap", [1, 3])
@@ -253,7 +301,11 @@ def test_expanded_inputs_and_views(device: torch.device) -> None:
     for name in serving(**arguments):
         assert mismatch_conv2d(hipconv.conv2d(**arguments, algorithm=name), arguments) is None
     wide = torch.randn(2, 20, 9, 9, device=device).contiguous(memory_format=torch.channels_last)
-    half: dict[str, Any] = {"x": wide[:, 5:17, ::2, 1:], "weight": torch.randn(8, 12, 2, 2, device=device), "activation": "none"}
+    half: dict[str, Any] = {
+        "x": wide[:, 5:17, ::2, 1:],
+        "weight": torch.randn(8, 12, 2, 2, device=device),
+        "activation": "none",
+    }
     for name in serving(**half):
         result = hipconv.conv2d(**half, algorithm=name)
         assert mismatch_conv2d(result, half) is None
@@ -303,12 +355,17 @@ def test_the_layout_of_the_result_is_that_of_x_or_where_that_is_open_of_weight(d
     assert [result(x, w) for x in (image, last(image)) for w in (filters, last(filters))] == ["nchw", "nchw", "nhwc", "nhwc"]
     assert result(last(one_channel), last(its_filters)) == "nchw"
     pixel = torch.randn(2, 4, 1, 1, device=device)  # with a result of more than one pixel, whose layout can be seen
-    assert [hipconv.conv2d(x, w, padding=2).stride(1) for x in (pixel, last(pixel)) for w in (filters, last(filters))] == [9, 1, 9, 1]
+    assert [hipconv.conv2d(x, w, padding=2).stride(1) for x in (pixel, last(pixel)) for w in (filters, last(filters))] == [
+        9,
+        1,
+        9,
+        1,
+    ]
     row = torch.randn(2, 4, 1, 6, device=device)
     assert [hipconv.conv2d(x, filters, padding=1).stride(1) for x in (row, last(row))] == [6, 1]
 
 
-# ---- far apart ---------------------------------------------------------------------------------------------------------------------
+# ---- far apart ---------------------------------------------------------------------------------------------------------------
 
 FAR = (1 << 31) + 8  # elements: the second of three along an axis lies past 2^31, the third past 2^32
 
@@ -351,13 +408,17 @@ def test_2_32_elements(layout: str) -> None:
     for n, k, row in ((0, 0, 0), (1, 255, 800), (2, 511, 1672), (2, 500, 1600)):
         first, last = max(0, row - 3), min(shape[2], row + 4)
         group = k // 16
-        few: dict[str, Any] = {"x": x[n : n + 1, 16 * group : 16 * group + 16, first:last], "weight": weight[k : k + 1], "padding": 1}
+        few: dict[str, Any] = {
+            "x": x[n : n + 1, 16 * group : 16 * group + 16, first:last],
+            "weight": weight[k : k + 1],
+            "padding": 1,
+        }
         expected = reference.conv2d(**few)[..., row - first, :]
         wrong = (out[n, k, row].double() - expected[0, 0]).abs().max()
         assert wrong < 0.05, (n, k, row, wrong)
 
 
-# ---- the command -------------------------------------------------------------------------------------------------------------------
+# ---- the command -------------------------------------------------------------------------------------------------------------
 
 
 def measure(case: Case, backend: str, algorithm: str, table: Table) -> bool:
@@ -381,10 +442,21 @@ def measure(case: Case, backend: str, algorithm: str, table: Table) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", type=list_of(choice_of(*MODES, "all")), nargs="+", help="check these sets of cases")
-    for flag, plain in (("N", "1"), ("C", "64"), ("H", "56"), ("W", "56"), ("K", "64"), ("R", "3"), ("S", "3"), ("groups", "1")):
+    for flag, plain in (
+        ("N", "1"),
+        ("C", "64"),
+        ("H", "56"),
+        ("W", "56"),
+        ("K", "64"),
+        ("R", "3"),
+        ("S", "3"),
+        ("groups", "1"),
+    ):
         parser.add_argument(f"--{flag}", type=list_of(int), nargs="+", default=[[int(plain)]])
     parser.add_argument("--stride", type=int, nargs="+", default=[1], help="one number, or height and width")
-    parser.add_argument("--padding", nargs="+", default=["0"], help="one number, height and width, top bottom left right, same or valid")
+    parser.add_argument(
+        "--padding", nargs="+", default=["0"], help="one number, height and width, top bottom left right, same or valid"
+    )
     parser.add_argument("--dilation", type=int, nargs="+", default=[1])
     parser.add_argument("--padding_mode", default="zeros")
     parser.add_argument("--activation", type=list_of(choice_of(*ACTIVATIONS)), nargs="+", default=[["none"]])
@@ -393,7 +465,9 @@ def main() -> int:
     parser.add_argument("--algorithm", type=choice_of("auto", "torch", *conv2d_router.METHODS), default="auto")
     parser.add_argument("--residual", action="store_true")
     parser.add_argument("--no_bias", action="store_true")
-    parser.add_argument("--backend", type=list_of(choice_of("cpu", "simt", "gpu")), nargs="+", help=f"default: {','.join(backends())}")
+    parser.add_argument(
+        "--backend", type=list_of(choice_of("cpu", "simt", "gpu")), nargs="+", help=f"default: {','.join(backends())}"
+    )
     options = parser.parse_args()
 
     chosen = flattened(options.backend) if options.backend else backends()
@@ -417,7 +491,9 @@ def main() -> int:
     table = Table([("case", 60), ("runs", 28), ("us", 10), ("TFLOP/s", 8), ("vs torch", 8), ("result", 6)])
     right = True
     for size, (groups, dtype, layout, activation) in itertools.product(sizes, list(kinds)):
-        case = Case(*size)._replace(stride=stride, padding=padding, dilation=dilation, groups=groups, dtype=DTYPES[dtype], layout=layout)
+        case = Case(*size)._replace(
+            stride=stride, padding=padding, dilation=dilation, groups=groups, dtype=DTYPES[dtype], layout=layout
+        )
         case = case._replace(has_bias=not options.no_bias, activation=activation, has_residual=options.residual)
         for backend in chosen:
             right &= measure(case._replace(padding_mode=options.padding_mode), backend, options.algorithm, table)

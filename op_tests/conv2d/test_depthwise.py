@@ -30,8 +30,8 @@ def depthwise(C: int, H: int, W: int, R: int, S: int, padding: Any = 0, multipli
     return Case(N, C, H, W, C * multiplier, R, S, padding=padding, groups=C, **more)
 
 
-# Filters that stay in registers (3, 5 or 7 square, stride 1 or 2), and all others. Even and odd channels and widths, images smaller
-# than a filter, more rows than a segment has, more channels than a block.
+# Filters that stay in registers (3, 5 or 7 square, stride 1 or 2), and all others. Even and odd channels and widths, images
+# smaller than a filter, more rows than a segment has, more channels than a block.
 SHAPES = [
     *(
         case
@@ -89,7 +89,9 @@ def test_sums_of_small_integers_are_exact(device: torch.device) -> None:
         arguments = of_integers(case, device)
         out = hipconv.conv2d(**arguments, algorithm="depthwise")
         expected = reference_of(arguments)
-        assert torch.equal(out, expected.to(case.dtype)), f"{case}: {(out != expected).nonzero()[:4].tolist()} of {tuple(out.shape)}"
+        assert torch.equal(out, expected.to(case.dtype)), (
+            f"{case}: {(out != expected).nonzero()[:4].tolist()} of {tuple(out.shape)}"
+        )
 
 
 def test_what_follows_the_sum_and_every_dtype_of_it(device: torch.device) -> None:
@@ -105,14 +107,24 @@ def test_what_follows_the_sum_and_every_dtype_of_it(device: torch.device) -> Non
             arguments["residual"] = arguments["residual"].to(residual_dtype)
         arguments["bias"] = arguments["bias"].to(out_dtype) if number % 4 else None
         out = hipconv.conv2d(**arguments, out_dtype=out_dtype, algorithm="depthwise")
-        assert out.dtype == out_dtype and torch.equal(out, reference_of(arguments).to(out_dtype)), (case, out_dtype, residual_dtype)
+        assert out.dtype == out_dtype and torch.equal(out, reference_of(arguments).to(out_dtype)), (
+            case,
+            out_dtype,
+            residual_dtype,
+        )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_random_values_and_every_activation(device: torch.device, layout: str) -> None:
     for number, activation in enumerate(ACTIVATIONS):
         case = depthwise(
-            6, 9, 10, *((3, 3), (5, 5), (7, 7), (4, 2))[number % 4], padding=1, activation=activation, has_residual=number % 2 == 0
+            6,
+            9,
+            10,
+            *((3, 3), (5, 5), (7, 7), (4, 2))[number % 4],
+            padding=1,
+            activation=activation,
+            has_residual=number % 2 == 0,
         )
         arguments = case._replace(layout=layout, dtype=list(DTYPES.values())[number % 3]).inputs(device)
         wrong = mismatch_conv2d(hipconv.conv2d(**arguments, algorithm="depthwise"), arguments)
@@ -120,7 +132,9 @@ def test_random_values_and_every_activation(device: torch.device, layout: str) -
 
 
 def within(values: Tensor, fill: float, offset: int, gap: int) -> tuple[Tensor, Tensor]:
-    """The values, in their order of memory, `gap` elements behind each row and image of a buffer full of `fill`; and the buffer."""
+    """The values, in their order of memory, `gap` elements behind each row and image of a buffer full of `fill`;
+    and the buffer.
+    """
     strides, step = [0] * 4, 1
     for axis in sorted(range(4), key=lambda axis: values.stride(axis)):
         strides[axis] = step
@@ -148,15 +162,24 @@ def test_nothing_beside_x_is_read_and_nothing_beside_out_written(device: torch.d
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_nan_and_infinity_reach_the_outputs_that_see_them_and_no_others(device: torch.device, layout: str) -> None:
-    for (taps, stride), dtype in zip(((3, 1), (3, 2), (5, 1), (7, 1), (6, 1)), (*DTYPES.values(), *DTYPES.values()), strict=False):
+    for (taps, stride), dtype in zip(
+        ((3, 1), (3, 2), (5, 1), (7, 1), (6, 1)), (*DTYPES.values(), *DTYPES.values()), strict=False
+    ):
         arguments = depthwise(4, 9, 12, taps, taps, 2, stride=(stride, stride), dtype=dtype, layout=layout).inputs(device)
         once = hipconv.conv2d(**arguments, algorithm="depthwise")
         for odd in (torch.nan, torch.inf):
             for at in ((0, 0, 0, 0), (0, 2, 4, 11), (0, 3, 8, 5)):
                 x = arguments["x"].clone()
                 x[at] = odd
-                out, expected = hipconv.conv2d(**arguments | {"x": x}, algorithm="depthwise"), reference_of(arguments | {"x": x})
-                assert torch.equal(out.isnan(), expected.isnan()) and torch.equal(out.isinf(), expected.isinf()), (taps, odd, at)
+                out, expected = (
+                    hipconv.conv2d(**arguments | {"x": x}, algorithm="depthwise"),
+                    reference_of(arguments | {"x": x}),
+                )
+                assert torch.equal(out.isnan(), expected.isnan()) and torch.equal(out.isinf(), expected.isinf()), (
+                    taps,
+                    odd,
+                    at,
+                )
                 assert torch.equal(out[expected.isfinite()], once[expected.isfinite()]), (taps, odd, at)
 
 
@@ -179,7 +202,7 @@ def test_every_depthwise_layer_of_the_models(layout: str) -> None:
         assert wrong is None, (case, wrong)
 
 
-# ---- the choice ----------------------------------------------------------------------------------------------------------------------
+# ---- the choice --------------------------------------------------------------------------------------------------------------
 
 
 def test_it_is_chosen_for_every_depthwise_layer_of_the_models() -> None:
@@ -199,6 +222,7 @@ def test_a_call_with_other_groups_is_refused_by_name() -> None:
     with environment(**WAYS["simt-wave64"]):
         x = torch.randn(1, 8, 6, 6)
         with pytest.raises(
-            ValueError, match=r"^algorithm: got 'depthwise', which serves a group for each channel of x \(groups == in_channels\)"
+            ValueError,
+            match=r"^algorithm: got 'depthwise', which serves a group for each channel of x \(groups == in_channels\)",
         ):
             hipconv.conv2d(x, torch.randn(8, 4, 3, 3), groups=2, algorithm="depthwise")

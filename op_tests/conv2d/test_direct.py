@@ -35,11 +35,30 @@ def module(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 def test_every_tile(module: Any) -> None:
-    """Bundles of several groups, strips of 16 filters and of 32, in both layouts; more pixels than a tile has, and no whole number."""
+    """Bundles of several groups, strips of 16 filters and of 32, in both layouts; more pixels than a tile has,
+    and no whole number.
+    """
     cases = [
         Case((2, 64, 11, 33), (64, 3, 3), padding=(1, 1, 1, 1), groups=8, bias=True),
-        Case((1, 72, 9, 22), (144, 3, 3), padding=(1, 1, 1, 1), groups=3, x_layout="nchw", weight_layout="kcrs", out_layout="nchw"),
-        Case((1, 6, 20, 30), (80, 3, 3), (2, 2), (1, 1, 1, 1), x_layout="nhwc1", out_layout="nhwc1", residual=True, activation="relu"),
+        Case(
+            (1, 72, 9, 22),
+            (144, 3, 3),
+            padding=(1, 1, 1, 1),
+            groups=3,
+            x_layout="nchw",
+            weight_layout="kcrs",
+            out_layout="nchw",
+        ),
+        Case(
+            (1, 6, 20, 30),
+            (80, 3, 3),
+            (2, 2),
+            (1, 1, 1, 1),
+            x_layout="nhwc1",
+            out_layout="nhwc1",
+            residual=True,
+            activation="relu",
+        ),
     ]
     for number, (tile, case) in enumerate(itertools.product(TILES, cases)):
         dtype = HALVES[number % 2]
@@ -62,7 +81,9 @@ SPECIAL = {
     "depthwise": Case((1, 10, 7, 8), (20, 3, 3), (1, 1), (1, 1, 1, 1), groups=10),
     "7x7 images": Case((5, 32, 7, 7), (32, 3, 3), padding=(1, 1, 1, 1), groups=2, out_layout="nchw", x_layout="nchw0"),
     "stem": Case((1, 3, 21, 19), (64, 7, 7), (2, 2), (3, 3, 3, 3), x_layout="nchw", weight_layout="kcrs", out_layout="nchw"),
-    "stem, channels last": Case((1, 3, 21, 24), (32, 3, 3), (2, 2), (1, 1, 1, 1), x_layout="nhwc1", bias=True, activation="relu"),
+    "stem, channels last": Case(
+        (1, 3, 21, 24), (32, 3, 3), (2, 2), (1, 1, 1, 1), x_layout="nhwc1", bias=True, activation="relu"
+    ),
     "stem, one channel, dilated": Case((1, 1, 21, 24), (24, 3, 5), (2, 3), (1, 1, 1, 1), (2, 2), out_layout="nchw"),
     "head": Case((1, 64, 12, 10), (3, 3, 3), padding=(1, 1, 1, 1), bias=True),
     "head of many channels": Case((1, 264, 6, 20), (3, 3, 3), padding=(1, 1, 1, 1), out_layout="nchw"),
@@ -78,14 +99,23 @@ SPECIAL = {
     "wide": Case((1, 16, 3, 700), (16, 3, 3), padding=(1, 1, 1, 1), groups=4, out_layout="nchw"),
     "many small images": Case((70, 8, 3, 2), (16, 2, 2), padding=(0, 1, 0, 0)),
     "epilogue, channels first": Case(
-        (2, 32, 8, 8), (64, 3, 3), padding=(1, 1, 1, 1), groups=2, out_layout="nchw0", bias=True, residual=True, activation="relu"
+        (2, 32, 8, 8),
+        (64, 3, 3),
+        padding=(1, 1, 1, 1),
+        groups=2,
+        out_layout="nchw0",
+        bias=True,
+        residual=True,
+        activation="relu",
     ),
-    "f32 out": Case((2, 32, 8, 8), (64, 3, 3), padding=(1, 1, 1, 1), groups=2, out_dtype=torch.float32, bias=True, residual=True),
+    "f32 out": Case(
+        (2, 32, 8, 8), (64, 3, 3), padding=(1, 1, 1, 1), groups=2, out_dtype=torch.float32, bias=True, residual=True
+    ),
     "f32 out, channels first": Case((2, 32, 8, 8), (64, 1, 1), out_layout="nchw", out_dtype=torch.float32),
     "reflect": Case((2, 16, 6, 7), (16, 3, 3), padding=(2, 1, 3, 2), groups=4, mode="reflect"),
     "replicate": Case((2, 3, 6, 7), (16, 3, 3), padding=(2, 1, 3, 2), mode="replicate", x_layout="nchw"),
     "circular": Case((1, 16, 6, 7), (16, 5, 3), (2, 1), (3, 4, 7, 2), mode="circular", bias=True),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SPECIAL)
@@ -98,7 +128,10 @@ def test_special_shapes(module: Any, name: str) -> None:
 
 
 def random_case(rng: random.Random) -> Case:
-    groups, kernel = rng.choice([1, 2, 3, 4, 5, 8, 16, 24]), rng.choice([(1, 1), (3, 3), (3, 3), (2, 3), (5, 1), (4, 4), (7, 7)])
+    groups, kernel = (
+        rng.choice([1, 2, 3, 4, 5, 8, 16, 24]),
+        rng.choice([(1, 1), (3, 3), (3, 3), (2, 3), (5, 1), (4, 4), (7, 7)]),
+    )
     stride, dilation = (rng.randint(1, 3), rng.randint(1, 3)), (rng.randint(1, 2), rng.randint(1, 2))
     height, width = (dilation[i] * (kernel[i] - 1) + 1 + rng.randint(0, 12) for i in (0, 1))
     each = [1, 2, 3, 4, 8, 16, 24, 64] if groups < 5 else [1, 2, 3, 4, 8]
@@ -137,13 +170,17 @@ def test_random_shapes(module: Any) -> None:
 
 
 def test_not_finite_values_stay_in_their_group(module: Any) -> None:
-    """A bundle multiplies channels of one group by zeros that belong to another; what an infinity or a NaN makes of it is mended."""
+    """A bundle multiplies channels of one group by zeros that belong to another;
+    what an infinity or a NaN makes of it is mended.
+    """
     x = torch.ones(1, 16, 9, 9)
     x[0, 3, 4, 4], x[0, 12, 0, 8], x[0, 15, 8, 0] = float("nan"), float("inf"), -float("inf")
     for groups, dtype in itertools.product((1, 2, 4, 16), HALVES):
         weight = torch.full((16, 16 // groups, 3, 3), 0.5)
         bias = torch.arange(16.0)
-        call = module.Call([1, 1], [1] * 4, [1, 1], groups, "zeros", "none", "ieee", [9, 9], dtype, True, "direct", [128, 16, 1])
+        call = module.Call(
+            [1, 1], [1] * 4, [1, 1], groups, "zeros", "none", "ieee", [9, 9], dtype, True, "direct", [128, 16, 1]
+        )
         given = x.to(dtype).contiguous(memory_format=torch.channels_last)
         out = module.conv2d(given, weight.to(dtype), bias.to(dtype), None, call, 0).float()
         expected = F.conv2d(x, weight, bias, padding=1, groups=groups)
@@ -155,7 +192,9 @@ def test_random_numbers(module: Any) -> None:
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(2, 64, 13, 12, generator=generator).bfloat16().contiguous(memory_format=torch.channels_last)
     weight = (torch.randn(64, 8, 3, 3, generator=generator) / 72**0.5).bfloat16()
-    call = module.Call([1, 1], [1] * 4, [1, 1], 8, "zeros", "none", "ieee", [13, 12], torch.float32, True, "direct", [128, 32, 1])
+    call = module.Call(
+        [1, 1], [1] * 4, [1, 1], 8, "zeros", "none", "ieee", [13, 12], torch.float32, True, "direct", [128, 32, 1]
+    )
     out = module.conv2d(x, weight, None, None, call, 0)
     assert (out.double() - F.conv2d(x.double(), weight.double(), padding=1, groups=8)).abs().max() < 1e-5
 

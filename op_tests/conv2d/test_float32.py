@@ -1,4 +1,6 @@
-"""conv2d multiplies float32 rounded to TF32 where torch's settings or the call allow it, as true float32 elsewhere, by any kernel."""
+"""conv2d multiplies float32 rounded to TF32 where torch's settings or the call allow it, as true float32 elsewhere,
+by any kernel.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ def integers(limit: int, shape: tuple[int, ...], device: torch.device, seed: int
     return values.to(device).contiguous(memory_format=LAYOUTS[layout])
 
 
-# ---- exact ---------------------------------------------------------------------------------------------------------------------------
+# ---- exact -------------------------------------------------------------------------------------------------------------------
 
 SHAPES = {  # N C H W, K R S, stride, padding, groups
     "3x3": ((2, 40, 9, 11), (24, 3, 3), 1, 1, 1),
@@ -84,7 +86,9 @@ def test_tf32_holds_11_bits(device: torch.device, name: str, layout: str) -> Non
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", SHAPES)
 def test_ieee_holds_24_bits(device: torch.device, name: str, layout: str) -> None:
-    """Factors of 22 bits, either of them, with few enough products not to round the sum: parts of split factors are where they belong."""
+    """Factors of 22 bits, either of them, with few enough products not to round the sum:
+    parts of split factors are where they belong.
+    """
     shape, (K, R, S), stride, padding, groups = SHAPES[name]
     options: dict[str, Any] = {"stride": stride, "padding": padding, "groups": groups}
     for wide in ("x", "weight") if layout == "nhwc" else ("x",):
@@ -113,7 +117,7 @@ def test_rounding_is_to_nearest(device: torch.device) -> None:
                 assert bool((out == expected).all()), (algorithm, value, out.flatten()[0].item() / 32)
 
 
-# ---- how far off ----------------------------------------------------------------------------------------------------------------------
+# ---- how far off -------------------------------------------------------------------------------------------------------------
 
 
 def rms(error: Tensor, of: Tensor) -> float:
@@ -122,7 +126,9 @@ def rms(error: Tensor, of: Tensor) -> float:
 
 @pytest.mark.parametrize(("channels", "taps"), [(32, 1), (64, 1), (147, 1), (64, 3), (128, 3), (512, 3)])
 def test_errors_of_random_numbers(device: torch.device, channels: int, taps: int) -> None:
-    """Split products are within twice the error of plain float32 sums in one chain; TF32 has the error of its rounding and no more."""
+    """Split products are within twice the error of plain float32 sums in one chain;
+    TF32 has the error of its rounding and no more.
+    """
     generator = torch.Generator().manual_seed(channels)
     size = 8 if device.type == "cpu" else 24
     x = torch.randn(1, channels, size, size, generator=generator).to(device).contiguous(memory_format=torch.channels_last)
@@ -130,7 +136,9 @@ def test_errors_of_random_numbers(device: torch.device, channels: int, taps: int
     options: dict[str, Any] = {"padding": taps // 2}
     exact = F.conv2d(x.double(), weight.double(), **options)
     errors = {
-        (asked, algorithm): rms(hipconv.conv2d(x, weight, **options, algorithm=algorithm, float32_precision=asked) - exact, exact)
+        (asked, algorithm): rms(
+            hipconv.conv2d(x, weight, **options, algorithm=algorithm, float32_precision=asked) - exact, exact
+        )
         for asked in precision.PRECISIONS
         for algorithm in serving(x, weight, **options, float32_precision=asked)
     }
@@ -181,14 +189,19 @@ def test_epilogue_split_sums_and_parts_of_16_bits(device: torch.device) -> None:
         for algorithm in serving(x, weight, padding=1, float32_precision=asked):
             for dtype in (torch.float32, torch.bfloat16):
                 for limit in (0, 1 << 28):  # with no memory for them, sums are not split
-                    options: dict[str, Any] = {"padding": 1, "float32_precision": asked, "workspace_limit": limit, "out_dtype": dtype}
+                    options: dict[str, Any] = {
+                        "padding": 1,
+                        "float32_precision": asked,
+                        "workspace_limit": limit,
+                        "out_dtype": dtype,
+                    }
                     if algorithm not in serving(x, weight, **options):
                         continue
                     out = hipconv.conv2d(x, weight, bias, residual=residual, activation="relu", algorithm=algorithm, **options)
                     assert torch.equal(out, expected.to(dtype)), (algorithm, asked, dtype, limit)
 
 
-# ---- which ---------------------------------------------------------------------------------------------------------------------------
+# ---- which -------------------------------------------------------------------------------------------------------------------
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -199,7 +212,9 @@ IMAGE, FILTERS = (1, 256, 56, 56), (256, 256, 3, 3)
 
 
 def planned(target: str, asked: str | None = None, dtype: torch.dtype = torch.float32) -> tuple[str | None, str]:
-    found = hipconv.conv2d_plan(meta(*IMAGE, dtype=dtype), meta(*FILTERS, dtype=dtype), padding=1, target=target, float32_precision=asked)
+    found = hipconv.conv2d_plan(
+        meta(*IMAGE, dtype=dtype), meta(*FILTERS, dtype=dtype), padding=1, target=target, float32_precision=asked
+    )
     return found.float32_precision, found.algorithm
 
 
@@ -314,7 +329,9 @@ def test_operators_and_graphs_take_it(device: torch.device) -> None:
     torch.library.opcheck(torch.ops.hipconv.conv2d.default, (x, weight, None, None, *numbers), {"float32_precision": "tf32"})
 
 
-@pytest.mark.parametrize(("wrong", "error"), [("fp32", ValueError), ("", ValueError), (True, TypeError), (torch.float32, TypeError)])
+@pytest.mark.parametrize(
+    ("wrong", "error"), [("fp32", ValueError), ("", ValueError), (True, TypeError), (torch.float32, TypeError)]
+)
 def test_errors_name_the_argument(wrong: Any, error: type[Exception]) -> None:
     x, weight = torch.ones(1, 4, 5, 5), torch.ones(4, 4, 3, 3)
     for function in (hipconv.conv2d, hipconv.conv2d_plan):

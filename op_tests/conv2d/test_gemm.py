@@ -1,4 +1,5 @@
-"""conv2d's implicit GEMM on simt: every tile, form of x and matrix unit, with small integers, whose sums are exact in any order.
+"""conv2d's implicit GEMM on simt: every tile, form of x and matrix unit, with small integers, whose sums are exact in any
+order.
 
     python op_tests/test_conv2d_gemm.py --unit mfma,wmma11 --cases 300
 
@@ -44,7 +45,7 @@ def serves(tile: tuple[int, int], case: Case) -> bool:
     return tile[0] != 256 or aligned
 
 
-# ---- every tile ------------------------------------------------------------------------------------------------------------------------
+# ---- every tile --------------------------------------------------------------------------------------------------------------
 
 LAYOUTS = [("nhwc", "krsc", "nhwc"), ("nchw", "kcrs", "nchw"), ("nhwc1", "krsc1", "nhwc1")]
 
@@ -62,11 +63,15 @@ def test_every_tile(module: Any, dtype: torch.dtype, layouts: tuple[str, str, st
         if serves(tile, case):
             check(module, case)
         rounded = case._replace(float32_precision="tf32")
-        if dtype == torch.float32 and module.conv2d_has_tf32(targets.of(torch.device("cpu")).arch) and is_served(module, rounded, tile):
+        if (
+            dtype == torch.float32
+            and module.conv2d_has_tf32(targets.of(torch.device("cpu")).arch)
+            and is_served(module, rounded, tile)
+        ):
             check(module, rounded)
 
 
-# ---- tails and everything else ---------------------------------------------------------------------------------------------------------
+# ---- tails and everything else -----------------------------------------------------------------------------------------------
 
 SPECIAL = {
     "one pixel, one channel, one filter": Case((1, 1, 1, 1), (1, 1, 1)),
@@ -83,7 +88,9 @@ SPECIAL = {
     "15 x 1": Case((1, 16, 17, 5), (8, 15, 1), padding=(7, 7, 0, 0)),
     "17 x 1": Case((1, 16, 17, 5), (8, 17, 1), padding=(8, 8, 0, 0)),
     "grouped": Case((2, 96, 7, 6), (60, 3, 3), (1, 1), (1, 1, 1, 1), groups=3),
-    "grouped, channels first": Case((2, 12, 7, 8), (8, 3, 3), (1, 1), (1, 1, 1, 1), groups=4, x_layout="nchw", out_layout="nchw"),
+    "grouped, channels first": Case(
+        (2, 12, 7, 8), (8, 3, 3), (1, 1), (1, 1, 1, 1), groups=4, x_layout="nchw", out_layout="nchw"
+    ),
     "depthwise": Case((1, 10, 7, 8), (20, 3, 3), (1, 1), (1, 1, 1, 1), groups=10),
     "two steps of channels": Case((1, 128, 5, 6), (16, 3, 3), padding=(1, 1, 1, 1)),
     "nine chunks": Case((1, 72, 5, 6), (16, 3, 3), padding=(1, 1, 1, 1)),
@@ -97,7 +104,7 @@ SPECIAL = {
     "reflect": Case((2, 16, 6, 7), (16, 3, 3), padding=(2, 1, 3, 2), mode="reflect"),
     "replicate": Case((2, 3, 6, 7), (16, 3, 3), padding=(2, 1, 3, 2), mode="replicate", x_layout="nchw"),
     "circular": Case((1, 16, 6, 7), (16, 5, 3), (2, 1), (3, 4, 7, 2), mode="circular", bias=True),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SPECIAL)
@@ -129,7 +136,7 @@ def test_patches_that_serve_all_taps(module: Any, layouts: tuple[str, str, str],
             check(module, case._replace(tile=tile, dtype=torch.float16 if x_layout == "nhwc" else torch.bfloat16))
 
 
-# ---- warpgroups ------------------------------------------------------------------------------------------------------------------------
+# ---- warpgroups --------------------------------------------------------------------------------------------------------------
 
 WARPGROUP_TILES = [(256, 128), (128, 128), (128, 64), (64, 64)]
 WARPGROUPED = {
@@ -139,15 +146,19 @@ WARPGROUPED = {
     "runs across images": Case((7, 64, 7, 7), (136, 3, 3), (2, 2), (1, 1, 1, 1), residual=True, activation="relu"),
     "runs, uneven": Case((2, 40, 13, 11), (33, 2, 5), (3, 2), (1, 0, 2, 1), (2, 1), weight_layout="krsc1"),
     "runs, more padding than image": Case((1, 8, 2, 3), (8, 3, 3), padding=(5, 4, 3, 6), out_layout="nhwc1"),
-    "runs to odd images": Case((3, 64, 7, 7), (72, 3, 3), padding=(1, 1, 1, 1), out_layout="nchw", bias=True, activation="relu"),
+    "runs to odd images": Case(
+        (3, 64, 7, 7), (72, 3, 3), padding=(1, 1, 1, 1), out_layout="nchw", bias=True, activation="relu"
+    ),
     "runs to even images": Case((5, 64, 6, 7), (40, 1, 1), out_layout="nchw0", bias=True),
     "a pixel": Case((1, 64, 1, 1), (64, 1, 1), bias=True),
-    "wide patches": Case((2, 72, 4, 64), (40, 3, 3), padding=(1, 1, 1, 1), x_layout="nchw", out_layout="nchw", bias=True, residual=True),
+    "wide patches": Case(
+        (2, 72, 4, 64), (40, 3, 3), padding=(1, 1, 1, 1), x_layout="nchw", out_layout="nchw", bias=True, residual=True
+    ),
     "wide patches, uneven": Case((1, 64, 2, 128), (72, 3, 3), padding=(2, 0, 2, 0), x_layout="nchw", weight_layout="kcrs"),
     "wide patches, unpadded": Case((1, 60, 6, 128), (8, 3, 3), padding=(0, 0, 0, 0), x_layout="nchw", out_layout="nchw"),
     "whole images": Case((3, 72, 8, 13), (40, 1, 1), x_layout="nchw0", out_layout="nchw", bias=True, activation="relu"),
     "whole images of groups": Case((2, 48, 16, 9), (64, 1, 1), groups=2, x_layout="nchw0", out_layout="nhwc"),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +169,9 @@ def warpgroup_module() -> Iterator[Any]:
 
 @pytest.mark.parametrize("name", WARPGROUPED)
 def test_warpgroups(warpgroup_module: Any, name: str) -> None:
-    """x that TMA loads and x that waves gather, in each tile that serves it, with more than one tile for a block; and split-K."""
+    """x that TMA loads and x that waves gather, in each tile that serves it, with more than one tile for a block;
+    and split-K.
+    """
     case = WARPGROUPED[name]._replace(algorithm="warpgroup_gemm")
     served = [tile for tile in WARPGROUP_TILES if is_served(warpgroup_module, case, tile)]
     assert served, "no tile serves it"
@@ -179,29 +192,39 @@ def test_warpgroups_on_random_shapes(warpgroup_module: Any) -> None:
     rng, done = random.Random(7), 0
     tiles = {dtype: [(64, 64)] for dtype in DTYPES}
     while done < 30:
-        case = random_case(rng, tiles)._replace(algorithm="warpgroup_gemm", tile=rng.choice(WARPGROUP_TILES), split_k=rng.randint(1, 2))
+        case = random_case(rng, tiles)._replace(
+            algorithm="warpgroup_gemm", tile=rng.choice(WARPGROUP_TILES), split_k=rng.randint(1, 2)
+        )
         if case.mode == "zeros" and case.dtype != torch.float32 and is_served(warpgroup_module, case, case.tile):
             check(warpgroup_module, case, done)
             done += 1
 
 
-# ---- x that is repacked ----------------------------------------------------------------------------------------------------------------
+# ---- x that is repacked ------------------------------------------------------------------------------------------------------
 
 RELAID = {
-    "stem": Case((2, 3, 21, 19), (72, 7, 7), (2, 2), (3, 3, 3, 3), x_layout="nchw", weight_layout="kcrs", out_layout="nchw", bias=True),
+    "stem": Case(
+        (2, 3, 21, 19), (72, 7, 7), (2, 2), (3, 3, 3, 3), x_layout="nchw", weight_layout="kcrs", out_layout="nchw", bias=True
+    ),
     "few channels, channels last": Case((2, 5, 9, 14), (40, 3, 4), (1, 3), (0, 2, 2, 0), x_layout="nhwc1", residual=True),
     "few channels, dilated rows": Case((1, 8, 13, 9), (24, 3, 3), (2, 1), (2, 1, 1, 1), (2, 1), x_layout="nchw"),
     "patches of a transformer": Case((1, 3, 28, 28), (32, 14, 14), (14, 14), x_layout="nchw0", weight_layout="kcrs"),
     "few channels, one column": Case((2, 4, 11, 9), (16, 3, 1), (2, 2), (1, 1, 0, 0), x_layout="nchw"),
-    "odd images": Case((3, 72, 7, 7), (136, 3, 3), padding=(1, 1, 1, 1), x_layout="nchw0", weight_layout="kcrs", out_layout="nchw"),
-    "even images": Case((3, 65, 6, 7), (40, 1, 1), x_layout="nchw0", weight_layout="kcrs", out_layout="nchw", bias=True, activation="relu"),
+    "odd images": Case(
+        (3, 72, 7, 7), (136, 3, 3), padding=(1, 1, 1, 1), x_layout="nchw0", weight_layout="kcrs", out_layout="nchw"
+    ),
+    "even images": Case(
+        (3, 65, 6, 7), (40, 1, 1), x_layout="nchw0", weight_layout="kcrs", out_layout="nchw", bias=True, activation="relu"
+    ),
     "steps that pass over pixels": Case((2, 70, 9, 11), (24, 1, 1), (2, 3), (1, 0, 2, 1), x_layout="nchw"),
-    "channels that end within a chunk": Case((2, 83, 5, 6), (24, 2, 2), x_layout="nhwc1", weight_layout="krsc1", out_layout="nhwc1"),
+    "channels that end within a chunk": Case(
+        (2, 83, 5, 6), (24, 2, 2), x_layout="nhwc1", weight_layout="krsc1", out_layout="nhwc1"
+    ),
     "groups": Case((2, 128, 6, 5), (32, 3, 3), padding=(1, 1, 1, 1), groups=2, x_layout="nchw", weight_layout="kcrs"),
     "reflect": Case((2, 20, 6, 7), (16, 3, 3), (1, 2), (2, 1, 3, 2), mode="reflect", x_layout="nchw", out_layout="nchw"),
     "circular, channels last": Case((1, 16, 6, 7), (16, 5, 3), (2, 1), (3, 4, 7, 2), mode="circular", bias=True),
     "replicate, few channels": Case((2, 3, 6, 7), (16, 3, 3), padding=(2, 1, 3, 2), mode="replicate", x_layout="nchw"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", RELAID)
@@ -223,14 +246,25 @@ def test_relaid(module: Any, name: str) -> None:
 def test_x_that_the_gemms_read_in_place_is_not_relaid(module: Any) -> None:
     for algorithm in ("relaid_implicit_gemm", "relaid_warpgroup_gemm"):
         assert not is_served(module, Case((1, 64, 5, 5), (16, 3, 3), algorithm=algorithm), (128, 64))
-        assert not is_served(module, Case((1, 64, 5, 5), (16, 3, 3), algorithm=algorithm, dtype=torch.float32, x_layout="nchw"), (128, 64))
+        assert not is_served(
+            module, Case((1, 64, 5, 5), (16, 3, 3), algorithm=algorithm, dtype=torch.float32, x_layout="nchw"), (128, 64)
+        )
 
 
 @pytest.mark.parametrize("split_k", [2, 3, 5, 16])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_split_sums(module: Any, dtype: torch.dtype, split_k: int) -> None:
     """Parts of several lengths, empty ones too; the residual, bias and activation once, after the sum."""
-    case = Case((2, 64, 5, 5), (40, 3, 3), padding=(1, 1, 1, 1), dtype=dtype, bias=True, residual=True, activation="relu", split_k=split_k)
+    case = Case(
+        (2, 64, 5, 5),
+        (40, 3, 3),
+        padding=(1, 1, 1, 1),
+        dtype=dtype,
+        bias=True,
+        residual=True,
+        activation="relu",
+        split_k=split_k,
+    )
     if split_k <= 9 or dtype == torch.float32:
         check(module, case)
     check(module, case._replace(shape=(2, 120, 5, 5), x_layout="nchw", weight_layout="kcrs", out_layout="nchw"))
@@ -274,7 +308,7 @@ def test_random_shapes(module: Any) -> None:
     check_random_cases(module, 60, 42)
 
 
-# ---- numbers that are not integers -----------------------------------------------------------------------------------------------------
+# ---- numbers that are not integers -------------------------------------------------------------------------------------------
 
 
 def test_f32_is_not_rounded_to_less(module: Any) -> None:
@@ -282,7 +316,9 @@ def test_f32_is_not_rounded_to_less(module: Any) -> None:
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(1, 48, 9, 8, generator=generator).contiguous(memory_format=torch.channels_last)
     weight = torch.randn(64, 48, 3, 3, generator=generator)
-    call = module.Call([1, 1], [1] * 4, [1, 1], 1, "zeros", "none", "ieee", [9, 8], torch.float32, True, "implicit_gemm", [64, 64, 1])
+    call = module.Call(
+        [1, 1], [1] * 4, [1, 1], 1, "zeros", "none", "ieee", [9, 8], torch.float32, True, "implicit_gemm", [64, 64, 1]
+    )
     error = module.conv2d(x, weight, None, None, call, 0).double() - F.conv2d(x.double(), weight.double(), padding=1)
     assert error.abs().max() < 2e-4
 
@@ -292,14 +328,16 @@ def test_not_finite_values_stay_where_they_are(module: Any) -> None:
     x = torch.ones(1, 20, 9, 9, dtype=torch.float16)
     x[0, 3, 4, 4], x[0, 19, 0, 8] = float("nan"), float("inf")
     for x_layout, dtype in itertools.product((torch.channels_last, torch.contiguous_format), DTYPES):
-        call = module.Call([1, 1], [1] * 4, [1, 1], 1, "zeros", "none", "ieee", [9, 9], dtype, True, "implicit_gemm", [64, 64, 1])
+        call = module.Call(
+            [1, 1], [1] * 4, [1, 1], 1, "zeros", "none", "ieee", [9, 9], dtype, True, "implicit_gemm", [64, 64, 1]
+        )
         weight = torch.full((5, 20, 3, 3), 0.5, dtype=dtype)
         out = module.conv2d(x.to(dtype).contiguous(memory_format=x_layout), weight, None, None, call, 0).float()
         expected = F.conv2d(x.float(), weight.float(), padding=1)
         torch.testing.assert_close(out, expected, rtol=2e-2, atol=0, equal_nan=True)
 
 
-# ---- far apart -------------------------------------------------------------------------------------------------------------------------
+# ---- far apart ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("axis", ["batch", "channel", "row", "column"])
@@ -321,12 +359,14 @@ def test_elements_over_4_gb_apart(layout: str, axis: str) -> None:
     size = [shape[2] + 1, shape[3] + 1]
     with environment(HIPCONV_BACKEND="simt", HIPCONV_SIMT_MMA="mfma", HIPCONV_SIMT_WAVE="64"):
         module = jit.module("conv2d", targets.of(torch.device("cpu")))
-        call = module.Call([1, 1], [1] * 4, [1, 1], 1, "zeros", "none", "ieee", size, torch.float16, True, "implicit_gemm", [64, 64, 1])
+        call = module.Call(
+            [1, 1], [1] * 4, [1, 1], 1, "zeros", "none", "ieee", size, torch.float16, True, "implicit_gemm", [64, 64, 1]
+        )
         out = module.conv2d(x, weight, None, None, call, 0)
     assert torch.equal(out, F.conv2d(values.double(), weight.double(), padding=1).half())
 
 
-# ---- what is legal ---------------------------------------------------------------------------------------------------------------------
+# ---- what is legal -----------------------------------------------------------------------------------------------------------
 
 
 def test_tiles_of_architectures() -> None:

@@ -27,7 +27,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
         yield device_of(request.param)
 
 
-# ---- gradients -----------------------------------------------------------------------------------------------------------------------
+# ---- gradients ---------------------------------------------------------------------------------------------------------------
 
 PADDINGS: dict[str, list] = {
     "zeros": [0, (1, 2), (2, 0, 1, 3), "same"],
@@ -55,7 +55,9 @@ def check_gradients(case: Case, device: torch.device, wanted: tuple[str, ...] = 
     direction = torch.randn_like(theirs)
     gradients = (torch.autograd.grad(result, leaves, direction) for result in (ours, theirs))
     for leaf, a, b in zip(leaves, *gradients, strict=True):
-        assert a.shape == b.shape and a.dtype == b.dtype and torch.allclose(a, b, atol=1e-4), f"{case}: gradient of {tuple(leaf.shape)}"
+        assert a.shape == b.shape and a.dtype == b.dtype and torch.allclose(a, b, atol=1e-4), (
+            f"{case}: gradient of {tuple(leaf.shape)}"
+        )
 
 
 @pytest.mark.parametrize("mode", PADDINGS)
@@ -86,7 +88,10 @@ def test_gradients_in_16_bits_have_the_dtypes_of_their_inputs(device: torch.devi
     ours = hipconv.conv2d(**arguments)
     direction = torch.randn_like(theirs)
     for leaf, a, b in zip(
-        leaves, torch.autograd.grad(ours, leaves, direction.to(ours.dtype)), torch.autograd.grad(theirs, exact, direction), strict=True
+        leaves,
+        torch.autograd.grad(ours, leaves, direction.to(ours.dtype)),
+        torch.autograd.grad(theirs, exact, direction),
+        strict=True,
     ):
         assert a.dtype == leaf.dtype and (a.double() - b).norm() < 0.01 * b.norm()
 
@@ -104,12 +109,26 @@ def test_gradients_can_be_differentiated_again(device: torch.device, activation:
         assert torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3)
 
 
-# ---- torch ---------------------------------------------------------------------------------------------------------------------------
+# ---- torch -------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("layout", "activation"), [("nchw", "none"), ("nhwc", "silu")])
 def test_opcheck(device: torch.device, layout: str, activation: str) -> None:
-    case = Case(2, 4, 6, 5, 6, 3, 3, (1, 2), (1, 1, 0, 2), groups=2, layout=layout, dtype=torch.float32, has_residual=activation != "none")
+    case = Case(
+        2,
+        4,
+        6,
+        5,
+        6,
+        3,
+        3,
+        (1, 2),
+        (1, 1, 0, 2),
+        groups=2,
+        layout=layout,
+        dtype=torch.float32,
+        has_residual=activation != "none",
+    )
     a = case.inputs(device)
     tensors = [a["x"], a["weight"], a["bias"], a.get("residual")]
     options = ([1, 2], [1, 1, 0, 2], [1, 1], 2)
@@ -126,7 +145,9 @@ def test_compiles_into_one_graph_with_gradients(device: torch.device, layout: st
 
     def layers(x: Tensor, weight: Tensor) -> Tensor:
         y = hipconv.conv2d(x * 2, weight, bias, padding="same", activation="silu", residual=residual)
-        return hipconv.conv2d(y, weight[:, :1].expand(6, 6, 3, 3), stride=[2, 1], padding=(1, 0, 2, 1), padding_mode="reflect") + 1
+        return (
+            hipconv.conv2d(y, weight[:, :1].expand(6, 6, 3, 3), stride=[2, 1], padding=(1, 0, 2, 1), padding_mode="reflect") + 1
+        )
 
     compiled = torch.compile(layers, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(x, weight), layers(x, weight))
@@ -201,7 +222,9 @@ def test_a_graph_is_captured_after_warmup_and_replays() -> None:
 
 @needs_gpu
 def test_runs_on_the_current_stream_and_device() -> None:
-    arguments = Case(4, 64, 40, 40, 64, 3, 3, padding=1, layout="nhwc").inputs(torch.device("cuda", torch.cuda.device_count() - 1))
+    arguments = Case(4, 64, 40, 40, 64, 3, 3, padding=1, layout="nhwc").inputs(
+        torch.device("cuda", torch.cuda.device_count() - 1)
+    )
     hipconv.conv2d(**arguments)
     stream = torch.cuda.Stream(arguments["x"].device)
     torch.cuda.synchronize()
@@ -213,33 +236,69 @@ def test_runs_on_the_current_stream_and_device() -> None:
     assert mismatch_conv2d(out, arguments) is None
 
 
-# ---- refusals ------------------------------------------------------------------------------------------------------------------------
+# ---- refusals ----------------------------------------------------------------------------------------------------------------
 
 _X, _WEIGHT = (2, 6, 8, 9), (4, 3, 3, 3)
 
 BAD: dict[str, tuple[dict[str, Any], type[Exception] | tuple[type[Exception], ...], str]] = {
     "x is no tensor": ({"x": [1.0]}, TypeError, r"^x: got \[1.0\], expected a torch.Tensor"),
     "bias is no tensor": ({"bias": 0.0}, TypeError, r"^bias: got 0.0, expected a torch.Tensor or None"),
-    "x of five axes": ({"x": zeros(1, *_X)}, ValueError, r"^x: got shape \(1, 2, 6, 8, 9\), expected \(batch, channels, height, width\)"),
+    "x of five axes": (
+        {"x": zeros(1, *_X)},
+        ValueError,
+        r"^x: got shape \(1, 2, 6, 8, 9\), expected \(batch, channels, height, width\)",
+    ),
     "x of two axes": ({"x": zeros(8, 9)}, ValueError, r"^x: got shape \(8, 9\)"),
-    "weight of three axes": ({"weight": zeros(4, 3, 3)}, ValueError, r"^weight: got shape \(4, 3, 3\), expected \(out_channels"),
-    "channels of weight": ({"weight": zeros(4, 6, 3, 3)}, ValueError, r"^weight: got shape \(4, 6, 3, 3\), expected \(out_channels, 3"),
+    "weight of three axes": (
+        {"weight": zeros(4, 3, 3)},
+        ValueError,
+        r"^weight: got shape \(4, 3, 3\), expected \(out_channels",
+    ),
+    "channels of weight": (
+        {"weight": zeros(4, 6, 3, 3)},
+        ValueError,
+        r"^weight: got shape \(4, 6, 3, 3\), expected \(out_channels, 3",
+    ),
     "no taps": ({"weight": zeros(4, 3, 0, 3)}, ValueError, r"^weight: got shape \(4, 3, 0, 3\).*at least one tap"),
-    "no channels": ({"x": zeros(2, 0, 8, 9), "weight": zeros(4, 0, 3, 3)}, ValueError, r"^x: got shape \(2, 0, 8, 9\), expected at least"),
-    "groups and channels": ({"groups": 4}, ValueError, r"^groups: got 4 for x of shape \(2, 6, 8, 9\), expected a divisor of its 6"),
-    "groups and filters": ({"weight": zeros(5, 3, 3, 3)}, ValueError, r"^groups: got 2 for weight of shape .* divisor of its 5 filters"),
+    "no channels": (
+        {"x": zeros(2, 0, 8, 9), "weight": zeros(4, 0, 3, 3)},
+        ValueError,
+        r"^x: got shape \(2, 0, 8, 9\), expected at least",
+    ),
+    "groups and channels": (
+        {"groups": 4},
+        ValueError,
+        r"^groups: got 4 for x of shape \(2, 6, 8, 9\), expected a divisor of its 6",
+    ),
+    "groups and filters": (
+        {"weight": zeros(5, 3, 3, 3)},
+        ValueError,
+        r"^groups: got 2 for weight of shape .* divisor of its 5 filters",
+    ),
     "no groups": ({"groups": 0}, ValueError, r"^groups: got 0, expected at least 1"),
     "half a group": ({"groups": 1.5}, TypeError, r"^groups: got 1.5, expected an int"),
     "bias": ({"bias": zeros(6)}, ValueError, r"^bias: got shape \(6,\), expected \(out_channels,\) = \(4,\)"),
-    "residual": ({"residual": zeros(2, 4, 8, 9)}, ValueError, r"^residual: got shape \(2, 4, 8, 9\), expected .* \(2, 4, 6, 7\)"),
+    "residual": (
+        {"residual": zeros(2, 4, 8, 9)},
+        ValueError,
+        r"^residual: got shape \(2, 4, 8, 9\), expected .* \(2, 4, 6, 7\)",
+    ),
     "residual to broadcast": ({"residual": zeros(1, 4, 1, 1)}, ValueError, r"^residual: got shape \(1, 4, 1, 1\)"),
-    "out": ({"out": zeros(2, 4, 6, 6)}, ValueError, r"^out: got shape \(2, 4, 6, 6\), expected that of the result, \(2, 4, 6, 7\)"),
+    "out": (
+        {"out": zeros(2, 4, 6, 6)},
+        ValueError,
+        r"^out: got shape \(2, 4, 6, 6\), expected that of the result, \(2, 4, 6, 7\)",
+    ),
     "stride": ({"stride": 0}, ValueError, r"^stride: got 0, expected at least 1"),
     "three strides": ({"stride": (1, 1, 1)}, ValueError, r"^stride: got \(1, 1, 1\), expected an int or a pair"),
     "half a stride": ({"stride": 0.5}, TypeError, r"^stride: got 0.5, expected integers"),
     "dilation": ({"dilation": (1, -1)}, ValueError, r"^dilation: got -1, expected at least 1"),
     "negative padding": ({"padding": (0, -1)}, ValueError, r"^padding: got -1, expected at least 0"),
-    "three paddings": ({"padding": (1, 1, 1)}, ValueError, r"^padding: got \(1, 1, 1\), expected an int or a pair, or \(top, bottom"),
+    "three paddings": (
+        {"padding": (1, 1, 1)},
+        ValueError,
+        r"^padding: got \(1, 1, 1\), expected an int or a pair, or \(top, bottom",
+    ),
     "padding by name": ({"padding": "full"}, ValueError, r"^padding: got 'full', expected 'same', 'valid'"),
     "same with stride": ({"padding": "same", "stride": 2}, ValueError, r"^padding: got 'same' with stride \(2, 2\)"),
     "reflect too far": (
@@ -252,8 +311,16 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception] | tuple[type[Exception], ..
         ValueError,
         r"got 10 and 0 for an x of width 9.* most 9",
     ),
-    "padding mode": ({"padding_mode": "mirror"}, ValueError, r"^padding_mode: got 'mirror', expected one of 'zeros', 'reflect'"),
-    "empty result": ({"dilation": 4}, ValueError, r"^x: got shape \(2, 6, 8, 9\), whose height with padding is 8, expected at least 9"),
+    "padding mode": (
+        {"padding_mode": "mirror"},
+        ValueError,
+        r"^padding_mode: got 'mirror', expected one of 'zeros', 'reflect'",
+    ),
+    "empty result": (
+        {"dilation": 4},
+        ValueError,
+        r"^x: got shape \(2, 6, 8, 9\), whose height with padding is 8, expected at least 9",
+    ),
     "empty image": ({"x": zeros(2, 6, 0, 9)}, ValueError, r"^x: got shape \(2, 6, 0, 9\), whose height"),
     "activation": ({"activation": "swish"}, ValueError, r"^activation: got 'swish', expected one of 'none', 'relu'"),
     "activation None": ({"activation": None}, ValueError, r"^activation: got None"),
@@ -272,7 +339,11 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception] | tuple[type[Exception], ..
     "algorithm": ({"algorithm": "fastest"}, ValueError, r"^algorithm: got 'fastest', expected one of 'auto', '"),
     "algorithm's kind": ({"algorithm": None}, TypeError, r"^algorithm: got None, expected a string"),
     "workspace_limit": ({"workspace_limit": -1}, ValueError, r"^workspace_limit: got -1, expected a number of bytes"),
-    "out expanded": ({"out": zeros(1, 4, 6, 7).expand(2, 4, 6, 7)}, (ValueError, RuntimeError), r"out: got strides|single memory location"),
+    "out expanded": (
+        {"out": zeros(1, 4, 6, 7).expand(2, 4, 6, 7)},
+        (ValueError, RuntimeError),
+        r"out: got strides|single memory location",
+    ),
 }
 
 
@@ -337,9 +408,14 @@ def test_an_algorithm_is_forced_by_keyword_or_variable(device: torch.device) -> 
             plan = hipconv.conv2d_plan(**arguments)
             assert (plan.algorithm, plan.chosen_by) == (name, conv2d_router.VARIABLE)
             assert hipconv.conv2d_plan(**arguments, algorithm=here[0]).chosen_by == "algorithm"  # the keyword goes first
-    elsewhere = next(iter(conv2d_router.METHODS)) if "torch" in here else "torch"  # a name that only the other kind of device has
+    elsewhere = (
+        next(iter(conv2d_router.METHODS)) if "torch" in here else "torch"
+    )  # a name that only the other kind of device has
     with environment(HIPCONV_CONV2D_ALGORITHM=elsewhere):
         assert hipconv.conv2d_plan(**arguments).chosen_by == "auto"
     hipconv.conv2d(**arguments)  # prepared from now on, and the variable is still asked
-    with environment(HIPCONV_CONV2D_ALGORITHM="fastest"), pytest.raises(ValueError, match=r"^HIPCONV_CONV2D_ALGORITHM: got 'fastest'"):
+    with (
+        environment(HIPCONV_CONV2D_ALGORITHM="fastest"),
+        pytest.raises(ValueError, match=r"^HIPCONV_CONV2D_ALGORITHM: got 'fastest'"),
+    ):
         hipconv.conv2d(**arguments)

@@ -1,4 +1,6 @@
-"""Parts of an image are convolved by the plan of the whole one, unless it is only the whole image's size that makes that plan slow."""
+"""Parts of an image are convolved by the plan of the whole one,
+unless it is only the whole image's size that makes that plan slow.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def kind(*shape: int, layout: torch.memory_format = torch.channels_last, dtype: 
     return Kind(dtype, shape, meta.stride(), 0)
 
 
-def plans(target: Target, x: Kind, part: Kind, filters: Kind, algorithm: str = "auto", limit: int = 256 << 20) -> list[calls.Prepared]:
+def plans(
+    target: Target, x: Kind, part: Kind, filters: Kind, algorithm: str = "auto", limit: int = 256 << 20
+) -> list[calls.Prepared]:
     """Prepare the whole image alone, the part alone, and the part as one."""
     card = Card(target.arch, CARD.compute_units)
     o: Options = geometry.options((3, 3), 1, 1, 1, 1, "zeros", "none")

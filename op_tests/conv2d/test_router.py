@@ -39,7 +39,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.empty(*shape, dtype=dtype, device="meta")
 
 
-# ---- the choice ----------------------------------------------------------------------------------------------------------------------
+# ---- the choice --------------------------------------------------------------------------------------------------------------
 
 
 DIRECT_TILES = ((512, 16), (512, 32), (256, 16), (256, 32), (256, 64), (128, 16), (128, 32), (128, 64), (128, 128))
@@ -102,7 +102,9 @@ def test_small_problems_take_wave_gemm(asked: Problem, algorithm: str) -> None:
     ],
     ids=str,
 )
-def test_tiles_for_every_unit_first_then_the_largest_then_parts(asked: Problem, card: Card, tile: tuple[int, int], parts: int) -> None:
+def test_tiles_for_every_unit_first_then_the_largest_then_parts(
+    asked: Problem, card: Card, tile: tuple[int, int], parts: int
+) -> None:
     chosen = choose(asked, card, SERVING)
     assert (chosen.algorithm, chosen.tile, chosen.split_k) == ("implicit_gemm", tile, parts)
 
@@ -198,12 +200,16 @@ def test_few_pixels_take_small_tiles_of_warpgroups() -> None:
     assert choose(problem(512, 28, 256, R=1), H200, serving)[1:3] == ((64, 64), 1)
     assert choose(problem(256, 14, 256), H200, serving)[1:3] == ((64, 64), 6)
     assert choose(problem(512, 256, 512), H200, serving)[1:3] == ((256, 128), 1)
-    assert (64, 64) not in {choose(problem(C, size, K, N=32), H200, serving).tile for C, size, K in ((64, 56, 64), (512, 7, 512))}
+    assert (64, 64) not in {
+        choose(problem(C, size, K, N=32), H200, serving).tile for C, size, K in ((64, 56, 64), (512, 7, 512))
+    }
 
 
 def test_an_algorithm_without_tiles_or_one_asked_for_by_name() -> None:
     assert choose(problem(64, 8, 64), H200, SERVING[1:]) == Choice("naive", (0, 0), 1, "it alone serves the call")
-    assert choose(problem(64, 8, 64), H200, (("naive", ()), SERVING[0])).algorithm == "implicit_gemm"  # in whatever order they come
+    assert (
+        choose(problem(64, 8, 64), H200, (("naive", ()), SERVING[0])).algorithm == "implicit_gemm"
+    )  # in whatever order they come
 
 
 def test_the_algorithm_that_takes_least_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +231,7 @@ def test_equal_calls_are_chosen_for_once() -> None:
     assert choose.cache_info().hits == before + 1
 
 
-# ---- the registry and the kernels ----------------------------------------------------------------------------------------------------
+# ---- the registry and the kernels --------------------------------------------------------------------------------------------
 
 
 def test_the_registry_names_what_the_kernels_have(device: torch.device) -> None:
@@ -257,7 +263,7 @@ def test_no_plan_takes_more_workspace_than_allowed(device: torch.device) -> None
         hipconv.conv2d(**arguments, workspace_limit=limit)
 
 
-# ---- plans ---------------------------------------------------------------------------------------------------------------------------
+# ---- plans -------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -265,7 +271,9 @@ def test_meta_tensors_have_the_plan_of_real_ones(device: torch.device, layout: s
     target = targets.of(device).arch
     for C, K, dtype in ((64, 64, "bfloat16"), (3, 8, "float32"), (17, 5, "float16")):
         arguments = Case(1, C, 9, 9, K, 3, 3, padding=1, dtype=DTYPES[dtype], layout=layout, has_residual=True).inputs(device)
-        on_meta: dict[str, Any] = {name: value.to("meta") if isinstance(value, Tensor) else value for name, value in arguments.items()}
+        on_meta: dict[str, Any] = {
+            name: value.to("meta") if isinstance(value, Tensor) else value for name, value in arguments.items()
+        }
         if device.type == "cpu":
             assert hipconv.conv2d_plan(**on_meta, target=target) == hipconv.conv2d_plan(**arguments)
         assert hipconv.conv2d_plan(**on_meta, target=target).serves == hipconv.conv2d_plan(**arguments).serves
@@ -288,14 +296,17 @@ def test_bytes_and_operations_are_those_of_the_formula() -> None:
     outputs = 2 * 16 * 4 * 5
     assert plan.flops == 2 * outputs * 4 * 9
     assert plan.bytes_moved == 2 * 2 * 8 * 9 * 11 + 2 * 16 * 4 * 9 + 4 * 16 + 4 * outputs + 2 * outputs
-    expanded = hipconv.conv2d_plan(meta(1, 8, 9, 11).expand(4, -1, -1, -1), meta(16, 8, 1, 1), target="cpu", out_dtype=torch.float32)
+    expanded = hipconv.conv2d_plan(
+        meta(1, 8, 9, 11).expand(4, -1, -1, -1), meta(16, 8, 1, 1), target="cpu", out_dtype=torch.float32
+    )
     assert expanded.bytes_moved == 2 * 8 * 9 * 11 + 2 * 16 * 8 + 4 * (4 * 16 * 9 * 11)
 
 
 def test_a_plan_reads_like_a_sentence_and_cannot_be_changed() -> None:
     plan = hipconv.conv2d_plan(meta(1, 512, 64, 64), meta(512, 512, 3, 3), padding=1, target="cpu")
     assert str(plan) == (
-        f"torch on cpu {targets.host_isa()} in nchw, chosen by auto (CPU tensors are torch's); algorithms that serve: torch; workspace "
+        f"torch on cpu {targets.host_isa()} in nchw, chosen by auto (CPU tensors are torch's); algorithms that serve: torch; "
+        f"workspace "
         "0 B; 1474.6 FLOP a byte; floor: the longer of 19.3 GFLOP at the card's rate and a copy kernel's time for 13.1 MB"
     )
     with pytest.raises(dataclasses.FrozenInstanceError):

@@ -116,8 +116,12 @@ def test_random_numbers(module: Any) -> None:
     """Against float64: f32 sums of bf16 products, whose parts are added up."""
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(2, 192, 5, 6, generator=generator).bfloat16().contiguous(memory_format=torch.channels_last)
-    weight = (torch.randn(40, 192, 3, 3, generator=generator) / 1728**0.5).bfloat16().contiguous(memory_format=torch.channels_last)
-    call = module.Call([1, 1], [1] * 4, [1, 1], 1, "zeros", "none", "ieee", [5, 6], torch.float32, True, "wave_gemm", [16, 32, 1])
+    weight = (
+        (torch.randn(40, 192, 3, 3, generator=generator) / 1728**0.5).bfloat16().contiguous(memory_format=torch.channels_last)
+    )
+    call = module.Call(
+        [1, 1], [1] * 4, [1, 1], 1, "zeros", "none", "ieee", [5, 6], torch.float32, True, "wave_gemm", [16, 32, 1]
+    )
     out = module.conv2d(x, weight, None, None, call, 0)
     assert (out.double() - F.conv2d(x.double(), weight.double(), padding=1)).abs().max() < 1e-5
 

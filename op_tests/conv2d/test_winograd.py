@@ -1,8 +1,10 @@
-"""Winograd's algorithms of conv2d: exact where the arithmetic is, within the bounds of its errors elsewhere, and packed filters.
+"""Winograd's algorithms of conv2d: exact where the arithmetic is, within the bounds of its errors elsewhere, and packed
+filters.
 
     python op_tests/conv2d/test_winograd.py --unit mfma,wmma11 --cases 300
 
-`exact.py` says how exact cases are made and judged. F(2,3) of small integers is exact: its matrices have halves and nothing smaller.
+`exact.py` says how exact cases are made and judged. F(2,3) of small integers is exact: its matrices have halves and nothing
+smaller.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[torch.device]:
         yield device_of(request.param)
 
 
-# ---- exact -------------------------------------------------------------------------------------------------------------------------
+# ---- exact -------------------------------------------------------------------------------------------------------------------
 
 SPECIAL = {
     "whole tiles": Case((1, 64, 8, 8), (64, 3, 3), padding=(1, 1, 1, 1), bias=True),
@@ -65,8 +67,12 @@ SPECIAL = {
     "one pixel": Case((3, 16, 1, 1), (8, 3, 3), padding=(1, 1, 1, 1)),
     "one channel, one filter": Case((2, 1, 5, 6), (1, 3, 3), padding=(1, 1, 1, 1), bias=True),
     "odd channels and filters": Case((1, 7, 6, 9), (13, 3, 3), padding=(1, 1, 1, 1), bias=True, residual=True),
-    "channels first": Case((2, 16, 6, 7), (24, 3, 3), padding=(1, 1, 1, 1), x_layout="nchw", weight_layout="kcrs", out_layout="nchw0"),
-    "odd strides": Case((2, 16, 5, 6), (12, 3, 3), (1, 1), (1, 1, 1, 1), x_layout="nhwc1", weight_layout="krsc1", out_layout="nhwc1"),
+    "channels first": Case(
+        (2, 16, 6, 7), (24, 3, 3), padding=(1, 1, 1, 1), x_layout="nchw", weight_layout="kcrs", out_layout="nchw0"
+    ),
+    "odd strides": Case(
+        (2, 16, 5, 6), (12, 3, 3), (1, 1), (1, 1, 1, 1), x_layout="nhwc1", weight_layout="krsc1", out_layout="nhwc1"
+    ),
     "more channels than a block has lanes for": Case((1, 520, 4, 4), (8, 3, 3), padding=(1, 1, 1, 1)),
     "uneven padding": Case((1, 16, 6, 7), (16, 3, 3), padding=(0, 2, 3, 1)),
     "much padding": Case((1, 8, 2, 3), (8, 3, 3), padding=(5, 4, 3, 6)),
@@ -75,7 +81,7 @@ SPECIAL = {
     "circular": Case((2, 16, 6, 7), (8, 3, 3), padding=(3, 4, 6, 2), mode="circular", bias=True),
     "f32 out": Case((1, 16, 6, 7), (18, 3, 3), padding=(1, 1, 1, 1), out_dtype=torch.float32, bias=True, residual=True),
     "many images": Case((40, 8, 3, 2), (16, 3, 3), padding=(1, 1, 1, 1)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SPECIAL)
@@ -96,10 +102,15 @@ def test_every_tile(module: Any) -> None:
 
 def random_case(rng: random.Random) -> Case:
     padding = (rng.randint(0, 3), rng.randint(0, 3), rng.randint(0, 3), rng.randint(0, 3))
-    height, width = max(3 - padding[0] - padding[1], 1) + rng.randint(0, 9), max(3 - padding[2] - padding[3], 1) + rng.randint(0, 9)
+    height, width = (
+        max(3 - padding[0] - padding[1], 1) + rng.randint(0, 9),
+        max(3 - padding[2] - padding[3], 1) + rng.randint(0, 9),
+    )
     mode = rng.choice(["zeros", "zeros", "zeros", "replicate", "reflect", "circular"])
     if mode in ("reflect", "circular"):
-        top, bottom, left, right = (min(pad, size - 1) for pad, size in zip(padding, (height, height, width, width), strict=True))
+        top, bottom, left, right = (
+            min(pad, size - 1) for pad, size in zip(padding, (height, height, width, width), strict=True)
+        )
         padding = top, bottom, left, right
         height, width = max(height, 3), max(width, 3)
     layouts = ["nhwc", "nchw", "nhwc1", "nchw0"]
@@ -131,7 +142,7 @@ def test_random_cases(module: Any) -> None:
     check_random_cases(module, 60 if EVERYTHING else 6, 5)
 
 
-# ---- errors ------------------------------------------------------------------------------------------------------------------------
+# ---- errors ------------------------------------------------------------------------------------------------------------------
 
 # rmse over the rms of the result, of a convolution that is rounded once.
 ROUNDED_ONCE = {torch.float16: 2.1e-4, torch.bfloat16: 1.67e-3}
@@ -155,7 +166,15 @@ ON_GPU = [(1, 512, 64, 64, 512), (2, 256, 65, 31, 384), (1, 96, 40, 57, 200), (1
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])
 @pytest.mark.parametrize("dtype", HALVES, ids=["bf16", "f16"])
 def test_errors(device: torch.device, layout: str, dtype: torch.dtype) -> None:
-    shapes = [*SHAPES, *ON_GPU] if device.type == "cuda" else SHAPES if EVERYTHING else SHAPES[2:3] if layout == "nchw" else SHAPES[:2]
+    shapes = (
+        [*SHAPES, *ON_GPU]
+        if device.type == "cuda"
+        else SHAPES
+        if EVERYTHING
+        else SHAPES[2:3]
+        if layout == "nchw"
+        else SHAPES[:2]
+    )
     for number, (n, c, h, w, k) in enumerate(shapes):
         case = RandomCase(n, c, h, w, k, 3, 3, padding=(1, 1, 0, 2), dtype=dtype, layout=layout, has_residual=number % 2 == 0)
         arguments = case.inputs(device)
@@ -216,7 +235,7 @@ def test_an_outlier_costs_only_its_own_tiles(device: torch.device, name: str) ->
             assert out.isfinite().all()
 
 
-# ---- chunks, plans, refusals --------------------------------------------------------------------------------------------------------
+# ---- chunks, plans, refusals -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -263,7 +282,7 @@ def test_it_is_taken_by_name_alone() -> None:
         assert by_name.algorithm == "winograd_f4" and 0 < by_name.workspace <= router.WORKSPACE_LIMIT
 
 
-# ---- packed filters ----------------------------------------------------------------------------------------------------------------
+# ---- packed filters ----------------------------------------------------------------------------------------------------------
 
 
 def _layer(device: torch.device) -> tuple[Tensor, Tensor]:
@@ -397,7 +416,11 @@ def test_what_packing_refuses() -> None:
         (TypeError, (3,), "weight: got 3, expected a torch.Tensor"),
         (TypeError, (weight.long(),), "weight: got dtype torch.int64, expected torch.float32, torch.float16 or torch.bfloat16"),
         (ValueError, (weight[0],), r"weight: got shape \(8, 3, 3\), expected \(out_channels, "),
-        (ValueError, (weight, "winograd"), "algorithm: got 'winograd', expected 'auto' or names of hipconv.conv2d_router.METHODS"),
+        (
+            ValueError,
+            (weight, "winograd"),
+            "algorithm: got 'winograd', expected 'auto' or names of hipconv.conv2d_router.METHODS",
+        ),
         (
             ValueError,
             (weight.float(), "winograd_f4"),
@@ -429,7 +452,11 @@ def test_a_layer_follows_its_weight(place: torch.device, monkeypatch: pytest.Mon
 def test_the_estimate_knows_the_product_of_the_planes() -> None:
     """The chunks that Python counts are those of csrc/kernels/conv2d/winograd/layout.h: by its workspace."""
     with environment(**WAYS["simt-wave64"]):
-        for shape, filters, limit in (((1, 512, 96, 96), 512, 64 << 20), ((3, 70, 33, 20), 20, 4 << 20), ((1, 64, 9, 9), 64, 1 << 20)):
+        for shape, filters, limit in (
+            ((1, 512, 96, 96), 512, 64 << 20),
+            ((3, 70, 33, 20), 20, 4 << 20),
+            ((1, 64, 9, 9), 64, 1 << 20),
+        ):
             x = torch.empty(shape, device="meta", dtype=torch.bfloat16)
             weight = torch.empty(filters, shape[1], 3, 3, device="meta", dtype=torch.bfloat16)
             plan = hipconv.conv2d_plan(x, weight, padding=1, algorithm="winograd_f4", workspace_limit=limit, target="wave64")

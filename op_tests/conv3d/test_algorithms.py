@@ -1,7 +1,8 @@
 """hipconv.conv3d: a pytest suite, and a command that checks and times any case.
 
 python op_tests/test_conv3d.py --mode edge random
-python op_tests/test_conv3d.py --C 96 --T 4 --H 480 --W 832 --K 96 --cached 2 --dtype bfloat16 --layout both --algorithm implicit_gemm
+python op_tests/test_conv3d.py --C 96 --T 4 --H 480 --W 832 --K 96 --cached 2 --dtype bfloat16 --layout both --algorithm
+implicit_gemm
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ import hipconv
 from hipconv import conv3d_router
 
 MODES = ("edge", "random", "exact", "models")
-SIMT_MACS = 400_000  # of a case: what emulated matrix cores do in a fraction of a second
+SIMT_MACS = 200_000  # of a case: what emulated matrix cores do in a fraction of a second
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -46,7 +47,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
         yield device_of(request.param)
 
 
-# ---- the modes: what is wrong, a line each -----------------------------------------------------------------------------------------
+# ---- the modes: what is wrong, a line each -----------------------------------------------------------------------------------
 
 
 def wrong_cases(cases: list[Case], device: torch.device, algorithm: str = "all") -> list[str]:
@@ -69,7 +70,7 @@ def wrong_cases(cases: list[Case], device: torch.device, algorithm: str = "all")
 
 
 def wrong_edge_cases(device: torch.device) -> list[str]:
-    return wrong_cases(small_enough(edge_cases(), device, SIMT_MACS), device)
+    return wrong_cases(small_enough(edge_cases(EVERYTHING or device.type == "cuda"), device, SIMT_MACS), device)
 
 
 def wrong_random_cases(device: torch.device) -> list[str]:
@@ -78,10 +79,12 @@ def wrong_random_cases(device: torch.device) -> list[str]:
 
 
 def wrong_exact_sums(device: torch.device) -> list[str]:
-    """Small integers, whose sums are exact: a tap that is dropped, taken twice or taken from another frame shows in every bit."""
+    """Small integers, whose sums are exact: a tap that is dropped,
+    taken twice or taken from another frame shows in every bit.
+    """
     wrong = []
     for case in (
-        Case(2, 72, 3, 9, 10, 40, (3, 3, 3), padding=(0, 1, 1), time_padding="first", cached=1, has_bias=False),
+        Case(1, 72, 2, 5, 9, 40, (3, 3, 3), padding=(0, 1, 1), time_padding="first", cached=1, has_bias=False),
         Case(1, 16, 4, 17, 8, 130, (3, 1, 2), padding=(1, 0, 1), has_bias=False),
     ):
         for layout in LAYOUTS:
@@ -112,7 +115,15 @@ def test_results_are_the_references(device: torch.device, mode: str) -> None:
     assert CHECKS[mode](device) == []
 
 
-# ---- what a call may say -------------------------------------------------------------------------------------------------------------
+@pytest.mark.skipif(not EVERYTHING, reason="runs with HIPCONV_TEST_ARCHS=all")
+@pytest.mark.parametrize("unit", ["wmma11", "wmma12"])
+def test_rdnas_matrix_units_are_exact(unit: str) -> None:
+    """The other ways of simt have CDNA's and NVIDIA's."""
+    with environment(**(WAYS["simt-wave32-shuffled"] | {"HIPCONV_SIMT_MMA": unit})):
+        assert wrong_exact_sums(torch.device("cpu")) == []
+
+
+# ---- what a call may say -----------------------------------------------------------------------------------------------------
 
 
 def test_chunks_with_a_cache_are_the_whole_video(device: torch.device) -> None:
@@ -167,9 +178,13 @@ def test_frames_alone_reach_a_cache_when_there_is_nothing_to_compute(device: tor
 
 
 def test_a_model_of_amd_users_never_gets_naive() -> None:
-    """The shapes of video decoders are on matrix cores on every card that has them, and need no workspace in channels_last_3d."""
+    """The shapes of video decoders are on matrix cores on every card that has them,
+    and need no workspace in channels_last_3d.
+    """
     for case, _ in model_layers("wan21_vae_720p"):
-        for layout, target in itertools.product(LAYOUTS, ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201", "sm_80", "sm_90")):
+        for layout, target in itertools.product(
+            LAYOUTS, ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201", "sm_80", "sm_90")
+        ):
             arguments: dict[str, Any] = {
                 name: value.to("meta") if isinstance(value, torch.Tensor) else value
                 for name, value in case._replace(layout=layout, H=8, W=8).inputs(torch.device("cpu")).items()
@@ -178,17 +193,30 @@ def test_a_model_of_amd_users_never_gets_naive() -> None:
             assert plan.algorithm != "naive" and (layout == "ncdhw" or plan.workspace == 0), f"{case} on {target}: {plan}"
 
 
-# ---- the command ---------------------------------------------------------------------------------------------------------------------
+# ---- the command -------------------------------------------------------------------------------------------------------------
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", type=choice_of(*backends()), default=backends()[-1])
     parser.add_argument("--mode", type=list_of(choice_of(*MODES)), nargs="*", default=[])
-    parser.add_argument("--algorithm", default="all", help=f"all that serve the case, or one of {', '.join(conv3d_router.METHODS)}")
+    parser.add_argument(
+        "--algorithm", default="all", help=f"all that serve the case, or one of {', '.join(conv3d_router.METHODS)}"
+    )
     parser.add_argument("--dtype", type=list_of(choice_of(*DTYPES)), nargs="+", default=[["bfloat16"]])
     parser.add_argument("--layout", type=choice_of(*LAYOUTS, "both"), default="ndhwc")
-    for name, default in (("N", 1), ("C", 96), ("T", 4), ("H", 60), ("W", 104), ("K", 96), ("kt", 3), ("kh", 3), ("kw", 3), ("cached", 2)):
+    for name, default in (
+        ("N", 1),
+        ("C", 96),
+        ("T", 4),
+        ("H", 60),
+        ("W", 104),
+        ("K", 96),
+        ("kt", 3),
+        ("kh", 3),
+        ("kw", 3),
+        ("cached", 2),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
     device = device_of(options.backend)
@@ -199,9 +227,13 @@ def main() -> int:
             return 1 if wrong else 0
         table = Table([("case", 70), ("form", 26), ("us", 10), ("result", 6)])
         failed = False
-        for dtype, layout in itertools.product(flattened(options.dtype), LAYOUTS if options.layout == "both" else [options.layout]):
+        for dtype, layout in itertools.product(
+            flattened(options.dtype), LAYOUTS if options.layout == "both" else [options.layout]
+        ):
             kernel, padding = (options.kt, options.kh, options.kw), (0, options.kh // 2, options.kw // 2)
-            case = Case(options.N, options.C, options.T, options.H, options.W, options.K, kernel, padding=padding, time_padding="zeros")
+            case = Case(
+                options.N, options.C, options.T, options.H, options.W, options.K, kernel, padding=padding, time_padding="zeros"
+            )
             case = case._replace(cached=min(options.cached, case.history), dtype=DTYPES[dtype], layout=layout, saves=True)
             arguments = case.inputs(device)
             expected = reference_of(arguments)

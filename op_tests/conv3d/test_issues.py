@@ -12,7 +12,9 @@ from support.backends import WAYS, device_of, environment, on_kernels
 import hipconv
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-LINES = [line.split() for line in (Path(__file__).parent / "amd_issues.txt").read_text().splitlines() if not line.startswith("#")]
+LINES = [
+    line.split() for line in (Path(__file__).parent / "amd_issues.txt").read_text().splitlines() if not line.startswith("#")
+]
 ISSUES = {name: rest for name, *rest in LINES}
 CARDS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1151", "gfx1201")
 
@@ -30,7 +32,8 @@ def test_an_issues_shape_is_on_matrix_cores_and_right(name: str) -> None:
     volume, filters = (case.N, case.C, case.T, case.H, case.W), (case.K, case.C // case.groups, *case.kernel)
     for layout in (torch.contiguous_format, torch.channels_last_3d):
         x, weight = (
-            torch.empty(shape, dtype=torch.bfloat16, device="meta").contiguous(memory_format=layout) for shape in (volume, filters)
+            torch.empty(shape, dtype=torch.bfloat16, device="meta").contiguous(memory_format=layout)
+            for shape in (volume, filters)
         )
         for card in CARDS:
             plan = hipconv.conv3d_plan(x, weight, None, 1, case.padding, 1, case.groups, target=card)

@@ -1,4 +1,6 @@
-"""hipconv.nn.CausalConv3d, and the layers that replace_conv3d takes over. op_tests/run_video_vaes.py runs diffusers' own models."""
+"""hipconv.nn.CausalConv3d, and the layers that replace_conv3d takes over.
+op_tests/run_video_vaes.py runs diffusers' own models.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
         yield device_of(request.param)
 
 
-# ---- the layer -------------------------------------------------------------------------------------------------------------------------
+# ---- the layer ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("time_padding", ["zeros", "first"])
@@ -64,7 +66,7 @@ def test_a_layer_loads_torchs_state_trains_and_says_what_is_wrong(device: torch.
         hipconv.nn.CausalConv3d(4, 4, 3, padding=(0, 1, 1))  # type: ignore[arg-type]
 
 
-# ---- layers of models ------------------------------------------------------------------------------------------------------------------
+# ---- layers of models --------------------------------------------------------------------------------------------------------
 # These have the names, attributes and formulas of diffusers' layers.
 
 
@@ -99,7 +101,9 @@ class CogVideoXCausalConv3d(nn.Module):
         self.pad_mode, self.temporal_dim = pad_mode, 2
         self.height_pad = self.width_pad = (kernel - 1) // 2
         self.time_causal_padding = (self.width_pad,) * 4 + (kernel - 1, 0)
-        self.conv = nn.Conv3d(inside, outside, kernel, padding=0 if pad_mode == "replicate" else (0, self.width_pad, self.height_pad))
+        self.conv = nn.Conv3d(
+            inside, outside, kernel, padding=0 if pad_mode == "replicate" else (0, self.width_pad, self.height_pad)
+        )
 
     def forward(self, x: Tensor, conv_cache: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         front = self.time_causal_padding[4]
@@ -160,7 +164,11 @@ def test_replaced_layers_compute_the_same_and_go_back(device: torch.device) -> N
         found = model(x)
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found, expected, strict=True)) and len(found) == len(expected)
     assert isinstance(model.wan, WanCausalConv3d) and type(model.wan) is not WanCausalConv3d
-    assert report.replaced == 9 and "ltx_both_sides.conv" in str(report) and str(report).endswith("9 of 10 convolutions are replaced")
+    assert (
+        report.replaced == 9
+        and "ltx_both_sides.conv" in str(report)
+        and str(report).endswith("9 of 10 convolutions are replaced")
+    )
 
     def gradients_of(model: Model) -> tuple[Tensor, ...]:
         return torch.autograd.grad(torch.stack([r.square().sum() for r in model(x)]).sum(), list(model.parameters()))

@@ -26,7 +26,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
         yield device_of(request.param)
 
 
-# ---- derivatives -----------------------------------------------------------------------------------------------------------------------
+# ---- derivatives -------------------------------------------------------------------------------------------------------------
 
 NAMES = ("x", "weight", "bias", "residual", "cache")
 F32 = Case(2, 4, 3, 5, 6, 6, (3, 2, 3), dtype=torch.float32)
@@ -43,7 +43,9 @@ CASES = {
 }
 
 
-def by_torch(case: Case, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, cache: Tensor | None) -> Tensor:
+def by_torch(
+    case: Case, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, cache: Tensor | None
+) -> Tensor:
     """The same from torch's own functions, whose gradients are right: cat, pad, convolve, activate."""
     frames = x if cache is None else torch.cat([cache, x], 2)
     sides = [s for side in case.padding for s in (side, side)] if len(case.padding) == 3 else list(case.padding)
@@ -108,7 +110,7 @@ def test_forward_mode_and_vmap_are_those_of_torch(device: torch.device, name: st
         assert torch.allclose(both[0], both[1], atol=1e-5)
 
 
-# ---- torch ---------------------------------------------------------------------------------------------------------------------------
+# ---- torch -------------------------------------------------------------------------------------------------------------------
 
 
 def test_opcheck(device: torch.device) -> None:
@@ -131,7 +133,12 @@ def test_compiles_into_one_graph_with_caches_and_gradients(device: torch.device)
     rest: dict[str, Any] = {"padding": (0, 1, 1), "time_padding": "first"}
 
     def layers(x: Tensor, weight: Tensor) -> Tensor:
-        return hipconv.conv3d(hipconv.conv3d(x * 2, weight, activation="silu", **rest), weight, padding=1, padding_mode="replicate") + 1
+        return (
+            hipconv.conv3d(
+                hipconv.conv3d(x * 2, weight, activation="silu", **rest), weight, padding=1, padding_mode="replicate"
+            )
+            + 1
+        )
 
     compiled = torch.compile(layers, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(x, weight), layers(x, weight))
@@ -178,39 +185,82 @@ def test_a_graph_is_captured_after_warmup_and_replays() -> None:
         assert mismatch_conv3d(out, arguments) is None
 
 
-# ---- what is refused -----------------------------------------------------------------------------------------------------------------
+# ---- what is refused ---------------------------------------------------------------------------------------------------------
 
 X, WEIGHT = torch.randn(1, 4, 3, 5, 5), torch.randn(6, 4, 3, 3, 3)
 SHARED = torch.randn(1, 4, 8, 5, 5)
 REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
-    "x of four axes too many": (lambda: hipconv.conv3d(X[None], WEIGHT), ValueError, r"^x: got shape \(1, 1, 4, 3, 5, 5\), expected"),
-    "weight of conv2d": (lambda: hipconv.conv3d(X, WEIGHT[:, :, 0]), ValueError, r"^weight: got shape \(6, 4, 3, 3\), expected"),
+    "x of four axes too many": (
+        lambda: hipconv.conv3d(X[None], WEIGHT),
+        ValueError,
+        r"^x: got shape \(1, 1, 4, 3, 5, 5\), expected",
+    ),
+    "weight of conv2d": (
+        lambda: hipconv.conv3d(X, WEIGHT[:, :, 0]),
+        ValueError,
+        r"^weight: got shape \(6, 4, 3, 3\), expected",
+    ),
     "a time_padding that is not known": (
-        lambda: hipconv.conv3d(X, WEIGHT, time_padding="last"), ValueError, r"^time_padding: got 'last', expected one of None, 'zeros'"),
+        lambda: hipconv.conv3d(X, WEIGHT, time_padding="last"),
+        ValueError,
+        r"^time_padding: got 'last', expected one of None, 'zeros'",
+    ),
     "padding of frames beside time_padding": (
-        lambda: hipconv.conv3d(X, WEIGHT, padding=1, time_padding="zeros"), ValueError, r"^padding: got 1 with time_padding 'zeros'"),
+        lambda: hipconv.conv3d(X, WEIGHT, padding=1, time_padding="zeros"),
+        ValueError,
+        r"^padding: got 1 with time_padding 'zeros'",
+    ),
     "a cache of too many frames": (
-        lambda: hipconv.conv3d(X, WEIGHT, cache=X, time_padding="zeros"), ValueError, r"^cache: got shape .* at most 2 frames"),
+        lambda: hipconv.conv3d(X, WEIGHT, cache=X, time_padding="zeros"),
+        ValueError,
+        r"^cache: got shape .* at most 2 frames",
+    ),
     "a cache of another size": (
-        lambda: hipconv.conv3d(X, WEIGHT, cache=X[:, :, :2, 1:], time_padding="zeros"), ValueError, r"^cache: got shape"),
+        lambda: hipconv.conv3d(X, WEIGHT, cache=X[:, :, :2, 1:], time_padding="zeros"),
+        ValueError,
+        r"^cache: got shape",
+    ),
     "a cache of another dtype": (
-        lambda: hipconv.conv3d(X, WEIGHT, cache=X[:, :, :2].half()), TypeError, r"^cache: got dtype torch.float16, expected that of x"),
+        lambda: hipconv.conv3d(X, WEIGHT, cache=X[:, :, :2].half()),
+        TypeError,
+        r"^cache: got dtype torch.float16, expected that of x",
+    ),
     "a cache_out that is too short": (
-        lambda: hipconv.conv3d(X, WEIGHT, cache_out=torch.empty(1, 4, 1, 5, 5)), ValueError, r"^cache_out: got shape .* 2 frames"),
+        lambda: hipconv.conv3d(X, WEIGHT, cache_out=torch.empty(1, 4, 1, 5, 5)),
+        ValueError,
+        r"^cache_out: got shape .* 2 frames",
+    ),
     "a cache_out that is x": (
-        lambda: hipconv.conv3d(X, WEIGHT, cache_out=X[:, :, 1:]), ValueError, r"^cache_out: shares memory with x"),
+        lambda: hipconv.conv3d(X, WEIGHT, cache_out=X[:, :, 1:]),
+        ValueError,
+        r"^cache_out: shares memory with x",
+    ),
     "a cache_out that is the cache": (
-        lambda: hipconv.conv3d(X, WEIGHT, cache=SHARED[:, :, :2], cache_out=SHARED[:, :, 1:3]), ValueError,
-        r"^cache_out: shares memory with cache"),
+        lambda: hipconv.conv3d(X, WEIGHT, cache=SHARED[:, :, :2], cache_out=SHARED[:, :, 1:3]),
+        ValueError,
+        r"^cache_out: shares memory with cache",
+    ),
     "a gradient beside cache_out": (
-        lambda: hipconv.conv3d(X, WEIGHT.clone().requires_grad_(), cache_out=torch.empty(1, 4, 2, 5, 5)), ValueError,
-        r"^weight: got a tensor that requires grad"),
-    "too few frames": (lambda: hipconv.conv3d(X[:, :, :2], WEIGHT), ValueError, r"^x: got shape .* whose frames with padding are 2"),
+        lambda: hipconv.conv3d(X, WEIGHT.clone().requires_grad_(), cache_out=torch.empty(1, 4, 2, 5, 5)),
+        ValueError,
+        r"^weight: got a tensor that requires grad",
+    ),
+    "too few frames": (
+        lambda: hipconv.conv3d(X[:, :, :2], WEIGHT),
+        ValueError,
+        r"^x: got shape .* whose frames with padding are 2",
+    ),
     "an algorithm that is not known": (
-        lambda: hipconv.conv3d(X, WEIGHT, algorithm="winograd"), ValueError, r"^algorithm: got 'winograd', expected one of 'auto'"),
+        lambda: hipconv.conv3d(X, WEIGHT, algorithm="winograd"),
+        ValueError,
+        r"^algorithm: got 'winograd', expected one of 'auto'",
+    ),
     "padding that is too wide to reflect": (
-        lambda: hipconv.conv3d(X, WEIGHT, padding=(0, 5, 0), padding_mode="reflect"), ValueError, r"^padding: got 5 and 5 .* at most 4"),
-}  # fmt: skip
+        lambda: hipconv.conv3d(X, WEIGHT, padding=(0, 5, 0), padding_mode="reflect"),
+        ValueError,
+        r"^padding: got 5 and 5 .* at most 4",
+    ),
+}
 
 
 @pytest.mark.parametrize(("name", "backend"), list(itertools.product(REFUSED, ["cpu", "simt-wave64"])))

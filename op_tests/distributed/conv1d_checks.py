@@ -108,7 +108,9 @@ def run(case: Case, ranks: tuple[int, ...] | None) -> None:
         ]
 
     whole = leaves(x)
-    expected: Any = hipconv.causal_conv1d_fn(whole[0], whole[1], whole[2], ids, whole[3], case.final, activation=case.activation)
+    expected: Any = hipconv.causal_conv1d_fn(
+        whole[0], whole[1], whole[2], ids, whole[3], case.final, activation=case.activation
+    )
     local = leaves(mine(x))
     options: dict[str, Any] = {"cu_seqlens": None, "seq_idx": None}
     if case.ids == "cu_seqlens":
@@ -119,13 +121,21 @@ def run(case: Case, ranks: tuple[int, ...] | None) -> None:
     if not case.validate:
         options |= {"sizes": sizes, "validate": False}
     out: Any = distributed.causal_conv1d(
-        *local[:3], group=group, initial_states=local[3], return_final_states=case.final, activation=case.activation, layout=layout,
-        reduce_gradients=case.reduces, **options,
-    )  # fmt: skip
+        *local[:3],
+        group=group,
+        initial_states=local[3],
+        return_final_states=case.final,
+        activation=case.activation,
+        layout=layout,
+        reduce_gradients=case.reduces,
+        **options,
+    )
     results, references = ([out], [expected]) if not case.final else (out, expected)
     if case.expanded:
         dout = dout[:1, :1, :1].expand(dout.shape)
-    directions = [mine(dout) if not case.expanded else dout[0, 0, 0].expand(results[0].shape)] + ([dfinal[rank]] if case.final else [])
+    directions = [mine(dout) if not case.expanded else dout[0, 0, 0].expand(results[0].shape)] + (
+        [dfinal[rank]] if case.final else []
+    )
     whole_directions = [dout] + ([dfinal.double().sum(0).to(case.dtype)] if case.final else [])
     if case.final:  # one rank's alone, so that no order of a sum matters; other sums are below
         directions[1], whole_directions[1] = (dfinal[0] if rank == 0 else torch.zeros_like(dfinal[0])), dfinal[0]
@@ -135,7 +145,9 @@ def run(case: Case, ranks: tuple[int, ...] | None) -> None:
         assert same_bits(results[1], references[1]), "final states"
     wanted = [leaf for leaf in local if leaf is not None]
     gradients = dict(zip(_names(local), torch.autograd.grad(results, wanted, directions), strict=True))
-    wholes = dict(zip(_names(whole), torch.autograd.grad(references, [w for w in whole if w is not None], whole_directions), strict=True))
+    wholes = dict(
+        zip(_names(whole), torch.autograd.grad(references, [w for w in whole if w is not None], whole_directions), strict=True)
+    )
     if case.bits_of_dx:
         assert same_bits(gradients["x"], mine(wholes["x"])), "dx"
     else:
@@ -150,15 +162,23 @@ def run(case: Case, ranks: tuple[int, ...] | None) -> None:
         assert all(same_bits(part, parts[0]) for part in parts) or not case.reduces
         eps = torch.finfo(case.weight_dtype).eps
         assert ((total - wholes[name].double()).abs() <= 20 * eps * (10 + wholes[name].double().abs())).all(), name
-    again = dict(zip(_names(local), torch.autograd.grad(_again(case, local, group, layout, options), wanted, directions), strict=True))
+    again = dict(
+        zip(_names(local), torch.autograd.grad(_again(case, local, group, layout, options), wanted, directions), strict=True)
+    )
     assert all(same_bits(again[name], gradients[name]) for name in again), "twice the same"
 
 
 def _again(case: Case, local: list[Any], group: Any, layout: str, options: dict[str, Any]) -> Any:
     out: Any = distributed.causal_conv1d(
-        *local[:3], group=group, initial_states=local[3], return_final_states=case.final, activation=case.activation, layout=layout,
-        reduce_gradients=case.reduces, **options,
-    )  # fmt: skip
+        *local[:3],
+        group=group,
+        initial_states=local[3],
+        return_final_states=case.final,
+        activation=case.activation,
+        layout=layout,
+        reduce_gradients=case.reduces,
+        **options,
+    )
     return out if case.final else [out]
 
 
@@ -183,7 +203,9 @@ def final_states_of_many_ranks() -> None:
 
 
 def gradients_that_nobody_wants() -> None:
-    """Where x and the initial states need no gradient, nothing travels in the backward; where parameters do not, nothing is summed."""
+    """Where x and the initial states need no gradient, nothing travels in the backward; where parameters do not,
+    nothing is summed.
+    """
     import torch.distributed as dist
 
     group, rank, size = everyone()
@@ -201,7 +223,11 @@ def gradients_that_nobody_wants() -> None:
 
     names = ("all_to_all_single", "all_gather")
     with mock.patch.multiple(dist, **{name: counted(name) for name in names}):
-        for wanted, calls in (((1, 2), ["all_gather"]), ((0,), ["all_to_all_single"]), ((0, 1), ["all_to_all_single", "all_gather"])):
+        for wanted, calls in (
+            ((1, 2), ["all_gather"]),
+            ((0,), ["all_to_all_single"]),
+            ((0, 1), ["all_to_all_single", "all_gather"]),
+        ):
             alone = [t.clone().requires_grad_(i in wanted) for i, t in enumerate((whole, weight, bias))]
             mine = [distributed.shard(whole, 2, group).requires_grad_(0 in wanted)]
             mine += [t.clone().requires_grad_(i in wanted) for i, t in enumerate((weight, bias), 1)]
@@ -222,11 +248,17 @@ def gradients_that_nobody_wants() -> None:
 
 WRONG: dict[str, Any] = {
     "width": lambda rank, x, w, group: distributed.causal_conv1d(x, w[:, : 3 if rank == 1 else 4], group=group),
-    "dim": lambda rank, x, w, group: distributed.causal_conv1d(x[:, : 2 if rank == 1 else 3], w[: 2 if rank == 1 else 3], group=group),
+    "dim": lambda rank, x, w, group: distributed.causal_conv1d(
+        x[:, : 2 if rank == 1 else 3], w[: 2 if rank == 1 else 3], group=group
+    ),
     "fits_not": lambda rank, x, w, group: distributed.causal_conv1d(x[:, :2] if rank == 1 else x, w, group=group),
-    "activation": lambda rank, x, w, group: distributed.causal_conv1d(x, w, group=group, activation="gelu" if rank == 1 else None),
+    "activation": lambda rank, x, w, group: distributed.causal_conv1d(
+        x, w, group=group, activation="gelu" if rank == 1 else None
+    ),
     "silu": lambda rank, x, w, group: distributed.causal_conv1d(x, w, group=group, activation="silu" if rank == 1 else None),
-    "seq_idx": lambda rank, x, w, group: distributed.causal_conv1d(x, w, group=group, seq_idx=torch.zeros(1, 4 - rank, dtype=torch.int32)),
+    "seq_idx": lambda rank, x, w, group: distributed.causal_conv1d(
+        x, w, group=group, seq_idx=torch.zeros(1, 4 - rank, dtype=torch.int32)
+    ),
     "both": lambda rank, x, w, group: distributed.causal_conv1d(
         x, w, group=group, seq_idx=torch.zeros(1, 4, dtype=torch.int32), cu_seqlens=torch.tensor([0, 12])
     ),
@@ -234,7 +266,9 @@ WRONG: dict[str, Any] = {
     "some_states": lambda rank, x, w, group: distributed.causal_conv1d(
         x, w, group=group, initial_states=torch.zeros(1, 3, 3) if rank == 1 else None
     ),
-    "layout": lambda rank, x, w, group: distributed.causal_conv1d(x, w, group=group, layout="zigzag" if rank == 1 else "contiguous"),
+    "layout": lambda rank, x, w, group: distributed.causal_conv1d(
+        x, w, group=group, layout="zigzag" if rank == 1 else "contiguous"
+    ),
     "reduce_gradients": lambda rank, x, w, group: distributed.causal_conv1d(
         x, w, group=group, reduce_gradients=cast(Any, "no") if rank == 1 else False
     ),

@@ -71,7 +71,9 @@ CASES = {
 
 @contextlib.contextmanager
 def overlapping(wanted: bool) -> Iterator[list[int]]:
-    """Parts of any size are convolved while rows travel, as large ones are; or those of none. The list has a 1 where this rank's was."""
+    """Parts of any size are convolved while rows travel, as large ones are; or those of none.
+    The list has a 1 where this rank's was.
+    """
     of, ran = overlapped.conv2d, [0]
 
     def conv2d(*arguments: Any) -> Tensor:
@@ -95,7 +97,11 @@ def run(case: Case, ranks: tuple[int, ...] | None) -> None:
         image = torch.randn(tuple(shape)).to(case.dtype)
         return image.to(memory_format=torch.channels_last) if case.channels_last else image
 
-    x, weight, bias = images(shape), images((case.filters, case.channels // case.groups, *case.kernel)), torch.randn(case.filters)
+    x, weight, bias = (
+        images(shape),
+        images((case.filters, case.channels // case.groups, *case.kernel)),
+        torch.randn(case.filters),
+    )
     settings: Any = (case.stride, case.padding, case.dilation, case.groups)
     options: dict[str, Any] = {"padding_mode": case.mode, "activation": case.activation, "algorithm": case.algorithm}
     plain = hipconv.conv2d(x, weight, None, *settings, **options)
@@ -114,14 +120,21 @@ def run(case: Case, ranks: tuple[int, ...] | None) -> None:
     call: Any = distributed.conv2d
     with overlapping(case.overlapped) as ran:
         out = call(
-            *local[:3], *settings, residual=local[3], group=group, shard_dim=case.shard_dim, reduce_gradients=case.reduces, **given,
+            *local[:3],
+            *settings,
+            residual=local[3],
+            group=group,
+            shard_dim=case.shard_dim,
+            reduce_gradients=case.reduces,
+            **given,
             **options,
-        )  # fmt: skip
+        )
     assert case.overlapped == any(gathered(torch.tensor(ran), group))
     wanted = mine(expected)
     assert out.shape == wanted.shape and out.dtype == wanted.dtype
     assert (
-        not out.numel() or out.stride() == (wanted.contiguous(memory_format=torch.channels_last) if case.channels_last else wanted).stride()
+        not out.numel()
+        or out.stride() == (wanted.contiguous(memory_format=torch.channels_last) if case.channels_last else wanted).stride()
     )
     if case.exact:
         assert same_bits(out, wanted), "output"
@@ -162,15 +175,21 @@ WRONG: dict[str, Any] = {
     "channels": lambda rank, x, w, group: distributed.conv2d(x[:, :2], w, group=group),
     "too_small": lambda rank, x, w, group: distributed.conv2d(x[:, :, :0], w, group=group),
     "out_sizes": lambda rank, x, w, group: distributed.conv2d(x, w, group=group, out_sizes=[1, 1, 1]),
-    "out_sizes_of_others": lambda rank, x, w, group: distributed.conv2d(x, w, group=group, out_sizes=[5, 5] if rank == 1 else None),
-    "kind_of_out_sizes": lambda rank, x, w, group: distributed.conv2d(x, w, group=group, out_sizes=cast(Any, "10") if rank else None),
+    "out_sizes_of_others": lambda rank, x, w, group: distributed.conv2d(
+        x, w, group=group, out_sizes=[5, 5] if rank == 1 else None
+    ),
+    "kind_of_out_sizes": lambda rank, x, w, group: distributed.conv2d(
+        x, w, group=group, out_sizes=cast(Any, "10") if rank else None
+    ),
     "reduce_gradients": lambda rank, x, w, group: distributed.conv2d(
         x, w, group=group, reduce_gradients=cast(Any, "no") if rank == 1 else False
     ),
     # of which only a rank with outputs would see that they are wrong
     "out_dtype": lambda rank, x, w, group: distributed.conv2d(x, w, group=group, out_sizes=[0, 10, 0], out_dtype=torch.int32),
     "algorithm": lambda rank, x, w, group: distributed.conv2d(x, w, group=group, out_sizes=[0, 10, 0], algorithm="magic"),
-    "variable": lambda rank, x, w, group: _with_variable("magic", lambda: distributed.conv2d(x, w, group=group, out_sizes=[0, 10, 0])),
+    "variable": lambda rank, x, w, group: _with_variable(
+        "magic", lambda: distributed.conv2d(x, w, group=group, out_sizes=[0, 10, 0])
+    ),
     "other_variable": lambda rank, x, w, group: _with_variable(
         "torch" if rank == 1 else None, lambda: distributed.conv2d(x, w, group=group)
     ),
@@ -205,7 +224,9 @@ def overlapped_second_derivatives() -> None:
 
 
 def pieces_that_the_plan_does_not_serve() -> None:
-    """A part is convolved in pieces only where its plan serves all of them; borders of two rows are tried where it does not serve one."""
+    """A part is convolved in pieces only where its plan serves all of them;
+    borders of two rows are tried where it does not serve one.
+    """
     group, _, size = everyone()
     x, weight = torch.randn(1, 16, 16 * size, 8).bfloat16(), torch.randn(64, 16, 3, 3).bfloat16()
     mine = distributed.shard(x, 2, group)
@@ -214,7 +235,14 @@ def pieces_that_the_plan_does_not_serve() -> None:
         borders: list[int] = []
 
         def follows(
-            choice: Any, x: Any, weight: Any, bias: Any, piece: Any, *rest: Any, served: int = served, borders: list[int] = borders
+            choice: Any,
+            x: Any,
+            weight: Any,
+            bias: Any,
+            piece: Any,
+            *rest: Any,
+            served: int = served,
+            borders: list[int] = borders,
         ) -> bool:
             if piece.shape[2] < 8:
                 borders.append(piece.shape[2] - 2)
@@ -230,7 +258,9 @@ def pieces_that_the_plan_does_not_serve() -> None:
 
 
 def gathered_in_pieces(layout: torch.memory_format, border: int) -> None:
-    """The warpgroups of sm_90 read NCHW images in patches, which a border of one row is none of; the bits are the whole image's."""
+    """The warpgroups of sm_90 read NCHW images in patches, which a border of one row is none of;
+    the bits are the whole image's.
+    """
     group, _, size = everyone()
     x, weight = torch.randn(1, 64, 8 * size, 64).bfloat16().to(memory_format=layout), torch.randn(64, 64, 3, 3).bfloat16()
     parts: list[overlapped.Part] = []
@@ -266,9 +296,15 @@ def refusals_of_kernels() -> list[str]:
 
 
 def autocast() -> None:
-    """Under autocast, what `hipconv.conv2d` gives on the whole image: its dtype on every rank, its values, the parameters' gradients."""
+    """Under autocast, what `hipconv.conv2d` gives on the whole image: its dtype on every rank, its values,
+    the parameters' gradients.
+    """
     group, _, size = everyone()
-    x, weight, bias = torch.randn(1, 4, 3 * size, 5), torch.randn(8, 4, 3, 3, requires_grad=True), torch.randn(8, dtype=torch.bfloat16)
+    x, weight, bias = (
+        torch.randn(1, 4, 3 * size, 5),
+        torch.randn(8, 4, 3, 3, requires_grad=True),
+        torch.randn(8, dtype=torch.bfloat16),
+    )
     residual = torch.randn(1, 8, 3 * size, 5)
     with torch.autocast(x.device.type, torch.bfloat16):
         expected = hipconv.conv2d(x, weight, bias, padding=1, residual=residual)
@@ -296,7 +332,10 @@ def styles() -> None:
     _, rank, size = everyone()
     mesh = init_device_mesh(torch.get_default_device().type, (size,))
     alone = nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), nn.SiLU(), nn.Conv2d(8, 4, 3, stride=2, padding=1), nn.Conv2d(4, 4, 3, padding="same", bias=False)
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.SiLU(),
+        nn.Conv2d(8, 4, 3, stride=2, padding=1),
+        nn.Conv2d(4, 4, 3, padding="same", bias=False),
     )
     split = copy.deepcopy(alone)
     parallelize_module(split, mesh, {str(i): distributed.SpatialParallel() for i in (0, 2, 3)})
@@ -322,10 +361,16 @@ def styles() -> None:
     out = split[0](channels_last)
     assert out.stride(1) == 1 and out.to_local().is_contiguous(memory_format=torch.channels_last)
     assert torch.allclose(out.full_tensor(), alone[0](x), atol=1e-5)
-    known = parallelize_module(copy.deepcopy(alone[:1]), mesh, {"0": distributed.SpatialParallel(sizes=[4] * size, validate=False)})
-    assert torch.allclose(known(x[:, :, 4 * rank : 4 * rank + 4]), alone[0](x[:, :, : 4 * size])[:, :, 4 * rank : 4 * rank + 4], atol=1e-5)
+    known = parallelize_module(
+        copy.deepcopy(alone[:1]), mesh, {"0": distributed.SpatialParallel(sizes=[4] * size, validate=False)}
+    )
+    assert torch.allclose(
+        known(x[:, :, 4 * rank : 4 * rank + 4]), alone[0](x[:, :, : 4 * size])[:, :, 4 * rank : 4 * rank + 4], atol=1e-5
+    )
     backwards = DeviceMesh(mesh.device_type, list(range(size))[::-1])
     text = refusal(lambda: distributed.halo(x, 2, 1, 1, backwards))
-    assert text.startswith(f"ValueError: group: got a DeviceMesh of the ranks {list(range(size))[::-1]}, expected them in rising"), text
+    assert text.startswith(
+        f"ValueError: group: got a DeviceMesh of the ranks {list(range(size))[::-1]}, expected them in rising"
+    ), text
     text = refusal(lambda: parallelize_module(nn.Sequential(nn.SiLU()), mesh, {"0": distributed.SpatialParallel()}))
     assert text.startswith("TypeError: module: got an object of type SiLU, expected an nn.Conv2d"), text

@@ -75,7 +75,9 @@ def halos(ranks: tuple[int, ...] | None, shards: str) -> None:
         out = distributed.halo(x, dim, before, after, group, edge=edge, sizes=None if validate else sizes, validate=validate)
         axis = dim % 3
         wide = whole.detach().double().requires_grad_()
-        expected = [around(wide, axis, begin - before, begin + n + after, edge) for begin, n in zip(starts(sizes), sizes, strict=True)]
+        expected = [
+            around(wide, axis, begin - before, begin + n + after, edge) for begin, n in zip(starts(sizes), sizes, strict=True)
+        ]
         case = f"{shards} {edge} {before} {after} dim {dim} {dtype}"
         assert same_bits(out, expected[rank].to(dtype)), case
         directions = [torch.randn(one.shape, dtype=dtype) for one in expected]
@@ -111,7 +113,9 @@ def views_that_are_negated_or_conjugated() -> None:
         assert view.is_conj() or view.is_neg()
         wanted = around(of_whole.resolve_conj().resolve_neg(), 0, 3 * rank - 2, 3 * rank + 5, "zeros")
         assert same_bits(
-            torch.view_as_real(distributed.halo(view, 0, 2, 2, group)) if wanted.is_complex() else distributed.halo(view, 0, 2, 2, group),
+            torch.view_as_real(distributed.halo(view, 0, 2, 2, group))
+            if wanted.is_complex()
+            else distributed.halo(view, 0, 2, 2, group),
             torch.view_as_real(wanted) if wanted.is_complex() else wanted,
         )
         assert torch.equal(distributed.gather(view, 0, group), of_whole)
@@ -134,7 +138,9 @@ def a_gather_packs_once() -> None:
     x = torch.randn(1000 + rank)
     with Largest() as largest:
         whole = distributed.gather(x, 0, group)
-    assert whole.numel() == sum(1000 + r for r in range(size)) and same_bits(whole[sum(1000 + r for r in range(rank)) :][: 1000 + rank], x)
+    assert whole.numel() == sum(1000 + r for r in range(size)) and same_bits(
+        whole[sum(1000 + r for r in range(rank)) :][: 1000 + rank], x
+    )
     assert largest.sent <= 4 * (1000 + size), largest.sent
 
 
@@ -204,7 +210,7 @@ def shards_and_gathers(ranks: tuple[int, ...] | None) -> None:
     assert same_bits(distributed.gather(distributed.shard(whole, 0, group, sizes=sizes), 0, group, sizes=sizes), whole)
 
 
-# ---- what is refused ---------------------------------------------------------------------------------------------------------------
+# ---- what is refused ---------------------------------------------------------------------------------------------------------
 
 
 def refusal(call: Any) -> str:
@@ -241,9 +247,13 @@ WRONG: dict[str, Any] = {
     "sizes_of_others": lambda rank, x, group: distributed.halo(x, 0, 1, 1, group, sizes=[2, 2] if rank == 1 else None),
     "negative_sizes": lambda rank, x, group: distributed.gather(x, 0, group, sizes=[2, 2, -2] if rank == 1 else None),
     "kind_of_sizes": lambda rank, x, group: distributed.halo(x, 0, 1, 1, group, sizes=cast(Any, 2) if rank == 1 else None),
-    "kind_of_validate": lambda rank, x, group: distributed.halo(x, 0, 1, 1, group, validate=cast(Any, "no") if rank == 1 else True),
+    "kind_of_validate": lambda rank, x, group: distributed.halo(
+        x, 0, 1, 1, group, validate=cast(Any, "no") if rank == 1 else True
+    ),
     "another_error": lambda rank, x, group: distributed.halo(_Raises() if rank == 1 else x, 0, 1, 1, group),
-    "long_sizes": lambda rank, x, group: distributed.halo(x.reshape(2, *[1] * 60, *((1, 2) if rank == 1 else (2, 1))), 0, 1, 1, group),
+    "long_sizes": lambda rank, x, group: distributed.halo(
+        x.reshape(2, *[1] * 60, *((1, 2) if rank == 1 else (2, 1))), 0, 1, 1, group
+    ),
     "call": lambda rank, x, group: distributed.gather(x, 0, group) if rank == 1 else distributed.halo(x, 0, 1, 1, group),
     "empty": lambda rank, x, group: distributed.halo(x[:0], 0, 1, 1, group, edge="wrap"),
     "zigzag": lambda rank, x, group: distributed.gather(x[rank:], 0, group, layout="zigzag"),

@@ -51,11 +51,15 @@ def short_convolution() -> None:
         refusal(lambda: layer(torch.zeros(2, 3, 5 if rank == 1 else 6))),
     ]
     assert texts[0].startswith("ValueError: rank 0 of the group refuses its arguments: cu_seqlens: got one beside cache"), texts
-    assert texts[1].startswith("ValueError: rank 1 of the group refuses its arguments: x: got shape (2, 3, 5), expected (batch"), texts
+    assert texts[1].startswith(
+        "ValueError: rank 1 of the group refuses its arguments: x: got shape (2, 3, 5), expected (batch"
+    ), texts
 
 
 def steps_are_each_ranks_own() -> None:
-    """`step` advances this rank's sequences; a call of one token on each rank beside a cache, which may mean either, is refused."""
+    """`step` advances this rank's sequences; a call of one token on each rank beside a cache, which may mean either,
+    is refused.
+    """
     group, rank, size = everyone()
     torch.manual_seed(rank)
     batch = 1 + rank % 2
@@ -135,7 +139,9 @@ def copies() -> None:
         out, again = ((one(x),) if kind is hipconv.nn.CausalConv1d else one(x) for one in (layer, twin))
         assert same_bits(out[0], again[0])
         text = refusal(lambda m=layer: pickle.dumps(m))
-        assert text.startswith("TypeError: group: got an object of type ProcessGroup, expected None where a layer is pickled"), text
+        assert text.startswith(
+            "TypeError: group: got an object of type ProcessGroup, expected None where a layer is pickled"
+        ), text
         twin[0].group = None
         loaded = pickle.loads(pickle.dumps(twin))
         assert same_bits(loaded[0].weight, twin[0].weight) and loaded[0].group is None

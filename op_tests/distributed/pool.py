@@ -1,7 +1,7 @@
 """Processes that form a world of torch.distributed and run checks together, one after another, for as long as the tests last.
 
-A check is a function of a module of this folder. All ranks run it with the same arguments; what one raises fails the test, with its
-rank; ranks that do not answer in time are named, and the world is given up.
+A check is a function of a module of this folder. All ranks run it with the same arguments; what one raises fails the test, with
+its rank; ranks that do not answer in time are named, and the world is given up.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ def serve(address: str, rank: int, size: int, port: int, backend: str, device: s
 
 
 class Pool:
-    """A world of `size` ranks, whose tensors are made on `device`: "cuda" is the GPU of a rank's number with NCCL, the first one else."""
+    """A world of `size` ranks, whose tensors are made on `device`: "cuda" is the GPU of a rank's number with NCCL,
+    the first one else.
+    """
 
     def __init__(self, size: int, backend: str = "gloo", device: str = "cpu", **variables: str) -> None:
         self.size, self.gone = size, False
@@ -95,7 +97,9 @@ class Pool:
                 found[connection.recv()] = connection
         self.orders = [found[rank] for rank in range(size)]
 
-    def run(self, module: str, check: str, *arguments: Any, seconds: float | None = None, without: tuple[int, ...] = ()) -> list[Any]:
+    def run(
+        self, module: str, check: str, *arguments: Any, seconds: float | None = None, without: tuple[int, ...] = ()
+    ) -> list[Any]:
         """Return what the ranks' `distributed.<module>.<check>(*arguments)` return; AssertionError with what one raised.
 
         Ranks of `without` are to end, and do not answer.

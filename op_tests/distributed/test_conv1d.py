@@ -61,7 +61,8 @@ EXPECTED = {
     "silu": "ValueError: activation: got silu on rank 1 of the group, expected None",
     "seq_idx": r"ValueError: rank 1 of the group refuses its arguments: seq_idx: got shape \(1, 3\), expected \(batch, tokens",
     "both": "ValueError: rank 0 of the group refuses its arguments: cu_seqlens: got one beside seq_idx",
-    "states": r"ValueError: rank 0 of the group refuses its arguments: initial_states: got shape \(1, 3, 2\), expected \(batch, dim, width",
+    "states": r"ValueError: rank 0 of the group refuses its arguments: initial_states: got shape \(1, 3, 2\), expected "
+    r"\(batch, dim, width",
     "some_states": "ValueError: tensors given: got x, weight, initial_states on rank 1 of the group, expected x, weight, which",
     "layout": "ValueError: layout: got zigzag on rank 1 of the group, expected contiguous",
     "reduce_gradients": "TypeError: rank 1 of the group refuses its arguments: reduce_gradients: got 'no', expected a bool",

@@ -51,19 +51,25 @@ EXPECTED = {
     "stride": r"ValueError: stride: got \(2, 2\) on rank 1 of the group, expected \(1, 1\)",
     "filter": r"ValueError: shape of weight: got \[2, 3, 3, 3\] on rank 1 of the group, expected \[4, 3, 3, 3\]",
     "shard_dim": r"ValueError: rank 1 of the group refuses its arguments: shard_dim: got 1, expected -2 or 2 \(rows\), or -1",
-    "residual": r"ValueError: residual: got parts of \(5, 6, 7\) along the split axis, expected those of the result, \(4, 3, 3\)",
+    "residual": r"ValueError: residual: got parts of \(5, 6, 7\) along the split axis, expected those of the result, \(4, 3, "
+    r"3\)",
     "channels": r"ValueError: weight: got shape \(4, 3, 3, 3\), expected \(out_channels, 2, height, width\)",
     "too_small": r"ValueError: x: got shape \(1, 3, 0, 7\), whose height with padding is 0, expected at least 3",
     "out_sizes": r"ValueError: out_sizes: got \(1, 1, 1\), expected ones that make 10",
-    "out_sizes_of_others": r"ValueError: rank 1 of the group refuses its arguments: out_sizes: got \(5, 5\), expected one of at least 0",
-    "kind_of_out_sizes": "TypeError: rank 1 of the group refuses its arguments: out_sizes: got '10', expected a list of integers",
+    "out_sizes_of_others": r"ValueError: rank 1 of the group refuses its arguments: out_sizes: got \(5, 5\), expected one of "
+    r"at least 0",
+    "kind_of_out_sizes": "TypeError: rank 1 of the group refuses its arguments: out_sizes: got '10', expected a list of "
+    "integers",
     "reduce_gradients": "TypeError: rank 1 of the group refuses its arguments: reduce_gradients: got 'no', expected a bool",
-    "out_dtype": "TypeError: rank 0 of the group refuses its arguments: out_dtype: got torch.int32, expected None, torch.float32",
-    "algorithm": "ValueError: rank 0 of the group refuses its arguments: algorithm: got 'magic', expected one of 'auto', 'torch'",
+    "out_dtype": "TypeError: rank 0 of the group refuses its arguments: out_dtype: got torch.int32, expected None, "
+    "torch.float32",
+    "algorithm": "ValueError: rank 0 of the group refuses its arguments: algorithm: got 'magic', expected one of 'auto', "
+    "'torch'",
     "variable": "ValueError: rank 0 of the group refuses its arguments: HIPCONV_CONV2D_ALGORITHM: got 'magic', expected one of",
     "other_variable": "ValueError: HIPCONV_CONV2D_ALGORITHM: got torch on rank 1 of the group, expected None",
     "served": "TypeError: rank 0 of the group refuses its arguments: x: got dtype torch.float64, expected",
-    "shape_of_residual": r"ValueError: residual: got shape \[1, 4, 'any', 6\], expected this rank's part of the result, \[1, 4, 'any', 5\]",
+    "shape_of_residual": r"ValueError: residual: got shape \[1, 4, 'any', 6\], expected this rank's part of the result, \[1, "
+    r"4, 'any', 5\]",
 }
 
 
@@ -86,7 +92,9 @@ def test_pieces_have_the_bits_of_the_whole_from_warpgroups(layout, border) -> No
 def test_what_the_kernels_of_gpus_refuse_every_rank_raises() -> None:
     texts = pool_of(2, **WAYS["simt-wave64"]).run("conv2d_checks", "refusals_of_kernels")
     assert texts[0] == texts[1]
-    assert texts[0][0].startswith("ValueError: rank 0 of the group refuses its arguments: algorithm: got 'magic', expected one of"), texts
+    assert texts[0][0].startswith(
+        "ValueError: rank 0 of the group refuses its arguments: algorithm: got 'magic', expected one of"
+    ), texts
     assert texts[0][1].startswith("ValueError: algorithm: got 'warpgroup_gemm', which serves"), texts
 
 
@@ -110,7 +118,9 @@ LARGE = {  # for the warpgroups of sm_90, and tiles of many blocks
     "warpgroups_stride": Case("uneven", channels=128, filters=128, scale=8, stride=2, channels_last=True, dtype=torch.float16),
     "warpgroups_gather": Case("even", channels=128, filters=128, scale=16, dtype=torch.bfloat16),
     "warpgroups_split": Case("even", channels=1024, filters=128, scale=2, channels_last=True, dtype=torch.bfloat16),
-    "warpgroups_1x1": Case("even", channels=256, filters=256, kernel=(1, 1), padding=0, scale=8, channels_last=True, dtype=torch.bfloat16),
+    "warpgroups_1x1": Case(
+        "even", channels=256, filters=256, kernel=(1, 1), padding=0, scale=8, channels_last=True, dtype=torch.bfloat16
+    ),
     "few_channels": Case("even", channels=3, filters=64, scale=16, dtype=torch.bfloat16),
 }
 OVERLAPPED = {f"{name}_overlapped": case._replace(overlapped=True) for name, case in LARGE.items() if "split" not in name}

@@ -69,14 +69,18 @@ EXPECTED = {
     "refused": "ValueError: rank 1 of the group refuses its arguments: before: got -1, expected at least 0",
     "kind": "TypeError: rank 1 of the group refuses its arguments: x: got None, expected a torch.Tensor",
     "sizes": r"ValueError: sizes: got \(2, 2, 2\) on rank 1 of the group, expected not given",
-    "wrong_sizes": r"ValueError: rank 1 of the group refuses its arguments: sizes: got \(2, 3, 2\), whose entry 1 is this rank's",
+    "wrong_sizes": r"ValueError: rank 1 of the group refuses its arguments: sizes: got \(2, 3, 2\), whose entry 1 is this "
+    r"rank's",
     "gradient": "ValueError: x requires grad: got True on rank 1 of the group, expected False",
-    "sizes_of_others": r"ValueError: rank 1 of the group refuses its arguments: sizes: got \(2, 2\), expected one of at least 0 for each",
-    "negative_sizes": r"ValueError: rank 1 of the group refuses its arguments: sizes: got \(2, 2, -2\), expected one of at least 0",
+    "sizes_of_others": r"ValueError: rank 1 of the group refuses its arguments: sizes: got \(2, 2\), expected one of at least "
+    r"0 for each",
+    "negative_sizes": r"ValueError: rank 1 of the group refuses its arguments: sizes: got \(2, 2, -2\), expected one of at "
+    r"least 0",
     "kind_of_sizes": "TypeError: rank 1 of the group refuses its arguments: sizes: got 2, expected a list of integers",
     "kind_of_validate": "TypeError: rank 1 of the group refuses its arguments: validate: got 'no', expected a bool",
     "another_error": "RuntimeError: rank 1 of the group refuses its arguments: no shape today",
-    "long_sizes": r"ValueError: shape of x: got \['any', 1, .*\.\.\. \(\d+ characters, digest \w+\) on rank 1 of the group, expected",
+    "long_sizes": r"ValueError: shape of x: got \['any', 1, .*\.\.\. \(\d+ characters, digest \w+\) on rank 1 of the group, "
+    r"expected",
     "call": "ValueError: call: got hipconv.distributed.gather on rank 1 of the group, expected hipconv.distributed.halo",
     "empty": "ValueError: x: got no element along dim 0 on any rank, expected at least one for edge 'wrap'",
     "zigzag": r"ValueError: x: got shards of \(2, 1, 0\), expected \(1, 1, 1\) with layout 'zigzag'",
@@ -134,9 +138,16 @@ def test_halos_on_gpus(size, backend, shards) -> None:
 
 
 OTHERS = [
-    "halo_of_integers_and_second_derivatives", "laps_travel_once", "layouts_are_kept", "grad_mode_counts", "compiled", "halos_under_way",
-    "views_that_are_negated_or_conjugated", "a_gather_packs_once", "a_shape_that_one_rank_has_seen",
-]  # fmt: skip
+    "halo_of_integers_and_second_derivatives",
+    "laps_travel_once",
+    "layouts_are_kept",
+    "grad_mode_counts",
+    "compiled",
+    "halos_under_way",
+    "views_that_are_negated_or_conjugated",
+    "a_gather_packs_once",
+    "a_shape_that_one_rank_has_seen",
+]
 
 
 @OVER_GPUS

@@ -17,8 +17,13 @@ def worlds() -> Iterator[None]:
 
 
 CHECKS = [
-    "causal_conv1d", "short_convolution", "steps_are_each_ranks_own", "a_cache_is_written", "options_reach_the_layers", "copies",
-]  # fmt: skip
+    "causal_conv1d",
+    "short_convolution",
+    "steps_are_each_ranks_own",
+    "a_cache_is_written",
+    "options_reach_the_layers",
+    "copies",
+]
 
 
 @pytest.mark.parametrize("check", CHECKS)

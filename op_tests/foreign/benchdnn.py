@@ -2,9 +2,9 @@
 
 python op_tests/foreign/benchdnn.py ONEDNN_CHECKOUT
 
-The grammar is that of oneDNN's tests/benchdnn/doc/knobs_desc.md: entries such as mb2, ic16, ih7, kh5, ph2 in any order, `_` between them
-where it is easier to read, `n` and a name at the end. What is not said is 1 (g, sh, sw) or 0 (dh, dw), two images, and square; the
-result's size follows from the padding, or the padding from the result's size.
+The grammar is that of oneDNN's tests/benchdnn/doc/knobs_desc.md: entries such as mb2, ic16, ih7, kh5, ph2 in any order, `_`
+between them where it is easier to read, `n` and a name at the end. What is not said is 1 (g, sh, sw) or 0 (dh, dw), two images,
+and square; the result's size follows from the padding, or the padding from the result's size.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def entries_of(word: str) -> dict[str, int] | None:
 
 
 def along(entries: dict[str, int], axis: str) -> tuple[int, int, int, int, int, int] | None:
-    """(size, taps, stride, padding before and after, distance of taps) along "d", "h" or "w"; None if nothing is said of the axis.
+    """(size, taps, stride, padding before and after, distance of taps) along "d", "h" or "w"; None if nothing is said of the
+    axis.
 
     The result may be smaller than the input allows: then the input counts as cut to what the result sees.
     """

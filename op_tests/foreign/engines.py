@@ -1,8 +1,8 @@
 """The grids of vLLM's and SGLang's own tests of their causal conv1d, and the same calls of `hipconv.serving`.
 
-The grids are those of vLLM's tests/kernels/mamba/test_causal_conv1d.py and SGLang's sgl-kernel/tests/test_causal_conv1d.py, without dtypes,
-which are no cases of their own. What a call should give is torch's `F.conv1d` of each sequence, in float64. The files themselves, as they
-are, are run by `python op_tests/run_engine_tests.py`.
+The grids are those of vLLM's tests/kernels/mamba/test_causal_conv1d.py and SGLang's sgl-kernel/tests/test_causal_conv1d.py,
+without dtypes, which are no cases of their own. What a call should give is torch's `F.conv1d` of each sequence, in float64. The
+files themselves, as they are, are run by `python op_tests/run_engine_tests.py`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ def cases() -> tuple[EngineCase, ...]:
     flags = (False, True)
     wide = (2048, 2048 + 16, 4096)
     vllm = [
-        *(EngineCase("vllm", "update", 2, dim, 1, 4, bias, silu, False) for dim, bias, silu in itertools.product(wide, flags, flags)),
+        *(
+            EngineCase("vllm", "update", 2, dim, 1, 4, bias, silu, False)
+            for dim, bias, silu in itertools.product(wide, flags, flags)
+        ),
         *(
             EngineCase("vllm", "gather", 3, dim, tokens, width, *f)
             for dim, tokens, width, *f in itertools.product(wide[1:], (1, 3), (3, 4), flags, flags, flags)
@@ -60,7 +63,10 @@ def cases() -> tuple[EngineCase, ...]:
     ]
     lengths = (1, 8, 16, 32, 64, 128, 256, 512, 784, 1024, 1025, 2048, 4096)
     sglang = [
-        *(EngineCase("sglang", "one sequence", 1, 64, n, 4, True, True, False, state) for n, state in itertools.product(lengths, flags)),
+        *(
+            EngineCase("sglang", "one sequence", 1, 64, n, 4, True, True, False, state)
+            for n, state in itertools.product(lengths, flags)
+        ),
         *(
             EngineCase("sglang", "gather", 3, dim, 1, width, *f)
             for dim, width, *f in itertools.product(wide, (2, 3, 4), flags, flags, flags)
@@ -105,7 +111,11 @@ def wrong(case: EngineCase, dtype: torch.dtype, device: torch.device, seed: int)
         x = whole[64 : 64 + case.dim]
         cuts = torch.randperm(case.tokens - 1, generator=generator)[: rows - 1].sort().values + 1
         starts = [0, *cuts.tolist(), case.tokens]
-        has_state = torch.randint(0, 2, (rows,), generator=generator).bool() if case.form == "varlen" else torch.tensor([case.has_state])
+        has_state = (
+            torch.randint(0, 2, (rows,), generator=generator).bool()
+            if case.form == "varlen"
+            else torch.tensor([case.has_state])
+        )
         given = x.clone()
         begins = torch.tensor(starts, dtype=torch.int32, device=device)
         out = serving.causal_conv1d_fn(x, weight, bias, states, begins, indices, has_state.to(device), activation, PAD)

@@ -2,10 +2,11 @@
 
 python op_tests/foreign/miopen.py MIOPEN_CHECKOUT
 
-Four forms are read: the arguments of its test programs (`--input n c h w --weights k c r s --pads_strides_dilations ...`), the rows of
-its unit tests (`{{n, c, h, w}, {k, c, r, s}, {pads}, {strides}, {dilations}`), the rows of its fixtures (`{n, c, h, w, k, r, s, pads,
-strides, dilations, miopenConvolution`), and those of its grouped tests (`{g, n, c, k, {h, w}, {r, s}, {pads}, {strides}, {dilations}}`).
-To these comes the lattice over which test/conv_common.hpp has the test program go, with its batches and channels in turn.
+Four forms are read: the arguments of its test programs (`--input n c h w --weights k c r s --pads_strides_dilations ...`), the
+rows of its unit tests (`{{n, c, h, w}, {k, c, r, s}, {pads}, {strides}, {dilations}`), the rows of its fixtures (`{n, c, h, w,
+k, r, s, pads, strides, dilations, miopenConvolution`), and those of its grouped tests (`{g, n, c, k, {h, w}, {r, s}, {pads},
+{strides}, {dilations}}`). To these comes the lattice over which test/conv_common.hpp has the test program go, with its batches
+and channels in turn.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ import itertools
 from pathlib import Path
 import re
 import sys
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from conv2d.cases import Case
 from foreign.problems import Problem, is_valid, write_list
 
-HEAD = """The two-dimensional convolutions of MIOpen's tests, as numbers alone. MIOpen is AMD's (MIT, https://github.com/ROCm/MIOpen).
+HEAD = """The two-dimensional convolutions of MIOpen's tests, as numbers alone. MIOpen is AMD's (MIT,
+https://github.com/ROCm/MIOpen).
 Of problems that are the same once they are reduced for a CPU, the first is kept. `python op_tests/foreign/miopen.py CHECKOUT`
 writes this file."""
 
@@ -58,7 +61,8 @@ def numbers(text: str) -> list[int]:
 def convolution(n: int, c: int, h: int, w: int, k: int, r: int, s: int, rest: tuple[int, ...], groups: int = 1) -> Case:
     """rest: pads, strides and dilations, height before width."""
     pads = (rest[0], rest[0], rest[1], rest[1])
-    return Case(n, c, h, w, k, r, s, stride=rest[2:4], padding=pads, dilation=rest[4:6], groups=groups)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"stride": rest[2:4], "padding": pads, "dilation": rest[4:6], "groups": groups}
+    return Case(n, c, h, w, k, r, s, **options)
 
 
 def cases_of(text: str) -> Iterator[Case]:

@@ -1,7 +1,8 @@
-"""ONNX's backend tests of Conv (one to three dimensions) and CausalConvWithState: models, inputs and outputs of the `onnx` package.
+"""ONNX's backend tests of Conv (one to three dimensions) and CausalConvWithState: models, inputs and outputs of the `onnx`
+package.
 
-The node tests are made in memory by the package, with numpy; those that were once converted from PyTorch lie in it as files, with the
-outputs that PyTorch gave then.
+The node tests are made in memory by the package, with numpy; those that were once converted from PyTorch lie in it as files,
+with the outputs that PyTorch gave then.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ def _node_cases() -> list[Any]:
     node = importlib.import_module("onnx.backend.test.case.node")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of other operators' tests, which divide by zero
-        return [case for case in node.collect_testcases(None) if case.name.startswith(("test_conv", "test_basic_conv", "test_causal_conv"))]
+        return [
+            case
+            for case in node.collect_testcases(None)
+            if case.name.startswith(("test_conv", "test_basic_conv", "test_causal_conv"))
+        ]
 
 
 def _attributes(node: Any) -> dict[str, Any]:
@@ -92,7 +97,7 @@ def cases() -> tuple[OnnxCase, ...]:
     return tuple(each for each in [*nodes, *_converted()] if each is not None)
 
 
-# ---- the operators on hipconv ------------------------------------------------------------------------------------------------------
+# ---- the operators on hipconv ------------------------------------------------------------------------------------------------
 
 
 def conv(case: OnnxCase, device: torch.device) -> list[Tensor]:

@@ -1,11 +1,12 @@
-"""Convolutions of other libraries' test lists: how a list is kept, how a problem becomes small enough for a CPU, and how it is checked.
+"""Convolutions of other libraries' test lists: how a list is kept, how a problem becomes small enough for a CPU, and how it is
+checked.
 
-A list is a text file of `data/` with a problem a line, as numbers: `NxCxHxW KxRxS`, then, where they are not the plain ones, `s` (stride),
-`p` (padding: top, bottom, left, right), `d` (distance of taps, 1 for neighbours) and `g` (groups). `# name` says which file of the
-library the lines after it are from. Shapes alone are kept: what a problem should give is computed by torch.
+A list is a text file of `data/` with a problem a line, as numbers: `NxCxHxW KxRxS`, then, where they are not the plain ones,
+`s` (stride), `p` (padding: top, bottom, left, right), `d` (distance of taps, 1 for neighbours) and `g` (groups). `# name` says
+which file of the library the lines after it are from. Shapes alone are kept: what a problem should give is computed by torch.
 
-A problem is checked with small integers, as oneDNN fills its own: every sum is exact in float32, so the result has to be that of torch's
-convolution in float64, rounded once, to the bit.
+A problem is checked with small integers, as oneDNN fills its own: every sum is exact in float32, so the result has to be that
+of torch's convolution in float64, rounded once, to the bit.
 """
 
 from __future__ import annotations
@@ -27,8 +28,12 @@ from support.tensors import DTYPES
 import hipconv
 
 DATA = Path(__file__).parent / "data"
-SIMT_MACS = 12_000  # of a reduced problem, where its channels, filter and groups allow that few: milliseconds of emulated matrix cores
-LARGEST_MACS = 400_000  # of a reduced problem that simt runs; its filter, its groups or odd channels may ask for more than SIMT_MACS
+SIMT_MACS = (
+    12_000  # of a reduced problem, where its channels, filter and groups allow that few: milliseconds of emulated matrix cores
+)
+LARGEST_MACS = (
+    400_000  # of a reduced problem that simt runs; its filter, its groups or odd channels may ask for more than SIMT_MACS
+)
 
 # The cards whose routers name the algorithm, and the way that simt runs the kernels of such a card.
 CARDS = {"sm_90": "simt-wave32-shuffled", "gfx942": "simt-wave64"}
@@ -39,7 +44,7 @@ class Problem(NamedTuple):
     case: Case  # its shape, stride, padding, dilation and groups
 
 
-# ---- lists -------------------------------------------------------------------------------------------------------------------------
+# ---- lists -------------------------------------------------------------------------------------------------------------------
 
 
 def line_of(case: Case) -> str:
@@ -65,7 +70,8 @@ def case_of(line: str) -> Case:
 
     N, C, H, W = map(int, sizes.split("x"))
     K, R, S = map(int, filters.split("x"))
-    case = Case(N, C, H, W, K, R, S, several("s", 2, 1), several("p", 4, 0), several("d", 2, 1), several("g", 1, 1)[0])  # type: ignore[arg-type]
+    options: Any = (several("s", 2, 1), several("p", 4, 0), several("d", 2, 1), several("g", 1, 1)[0])
+    case = Case(N, C, H, W, K, R, S, *options)
     if numbers:
         raise ValueError(f"{line}: '{next(iter(numbers))}' is no letter of a problem")
     if not is_valid(case):
@@ -77,7 +83,10 @@ def is_valid(case: Case) -> bool:
     """Tell whether it has sizes of at least one, channels that its groups divide, and a result of at least one pixel."""
     sizes = (case.N, case.C, case.H, case.W, case.K, case.R, case.S, case.groups, *case.stride, *case.dilation)
     return (
-        min(sizes) >= 1 and min(map(min, case.sides)) >= 0 and case.C % case.groups == case.K % case.groups == 0 and min(case.out_size) >= 1
+        min(sizes) >= 1
+        and min(map(min, case.sides)) >= 0
+        and case.C % case.groups == case.K % case.groups == 0
+        and min(case.out_size) >= 1
     )
 
 
@@ -127,7 +136,8 @@ class Numbered(NamedTuple):
 
 
 def for_backend(problems: list[Problem], backend: str, in_every_run: int) -> list[Numbered]:
-    """Return what is run of a list: on a GPU all of it; on simt what is small enough, nightly, and in every run `in_every_run` of that.
+    """Return what is run of a list: on a GPU all of it; on simt what is small enough, nightly, and in every run `in_every_run`
+    of that.
 
     The latter are drawn by a fixed seed from those that take an eighth of the products at most, which most do.
     """
@@ -146,16 +156,17 @@ def in_parts(problems: list[Numbered], size: int = 100) -> list[list[Numbered]]:
     return [problems[at : at + size] for at in range(0, len(problems), size)]
 
 
-# ---- running -----------------------------------------------------------------------------------------------------------------------
+# ---- running -----------------------------------------------------------------------------------------------------------------
 
 
 @functools.cache
 def reduced(case: Case) -> Case:
     """Return what simt runs of a problem: the same filter, stride, padding and dilation, with fewer of what there is many of.
 
-    Images go first, then pixels, a quarter at a time, down to four outputs a side or what the padding asks for; then channels and
-    filters of a group by halves, down to 16, and groups by halves, down to four, each as long as the products are too many or the
-    tiles, of which a group takes one, too large. A half is odd where the whole is, and a multiple of two, four or eight where the whole is.
+    Images go first, then pixels, a quarter at a time, down to four outputs a side or what the padding asks for; then channels
+    and filters of a group by halves, down to 16, and groups by halves, down to four, each as long as the products are too many
+    or the tiles, of which a group takes one, too large. A half is odd where the whole is, and a multiple of two, four or eight
+    where the whole is.
     """
     while case.macs > SIMT_MACS and case.N > 1:
         case = case._replace(N=case.N // 2)
@@ -209,7 +220,9 @@ def arguments_of(case: Case, seed: int, device: torch.device) -> dict[str, Any]:
 def by_torch(arguments: dict[str, Any]) -> Tensor:
     """torch's own convolution in float64."""
     top, bottom, left, right = arguments["padding"]
-    x, weight, bias = (None if each is None else each.double() for each in (arguments["x"], arguments["weight"], arguments["bias"]))
+    x, weight, bias = (
+        None if each is None else each.double() for each in (arguments["x"], arguments["weight"], arguments["bias"])
+    )
     assert x is not None and weight is not None
     if (top, left) == (bottom, right):
         return F.conv2d(x, weight, bias, arguments["stride"], (top, left), arguments["dilation"], arguments["groups"])
@@ -221,7 +234,9 @@ def named_by_router(case: Case, card: str) -> str:
     """The algorithm that the card's router names for the problem as it is; no memory is taken."""
     laid_out = torch.channels_last if case.layout == "nhwc" else torch.contiguous_format
     x = torch.empty(case.N, case.C, case.H, case.W, dtype=case.dtype, device="meta").contiguous(memory_format=laid_out)
-    weight = torch.empty(case.K, case.C // case.groups, case.R, case.S, dtype=case.dtype, device="meta").contiguous(memory_format=laid_out)
+    weight = torch.empty(case.K, case.C // case.groups, case.R, case.S, dtype=case.dtype, device="meta").contiguous(
+        memory_format=laid_out
+    )
     padding = tuple(side for pair in case.sides for side in pair)
     plan = hipconv.conv2d_plan(x, weight, None, case.stride, padding, case.dilation, case.groups, target=card)
     return plan.algorithm

@@ -32,13 +32,17 @@ def amd_issues() -> dict[str, Problem]:
 def counts() -> dict[str, tuple[int, int]]:
     """Count, for each source, in every run and nightly on a machine without a GPU: the cases that a kernel of ours computes.
 
-    A case counts once, whatever its dtype and layout and whichever backends run it, and for the first source that has it. What torch
-    refuses and so do we is not counted, as no kernel runs.
+    A case counts once, whatever its dtype and layout and whichever backends run it, and for the first source that has it. What
+    torch refuses and so do we is not counted, as no kernel runs.
     """
     found: dict[str, tuple[int, int]] = {}
     seen: set[Case] = set()
     issues = list(amd_issues().values())
-    lists = {"oneDNN": (onednn(), ONEDNN_IN_EVERY_RUN), "MIOpen": (miopen(), len(miopen())), "AMD users' issues": (issues, len(issues))}
+    lists = {
+        "oneDNN": (onednn(), ONEDNN_IN_EVERY_RUN),
+        "MIOpen": (miopen(), len(miopen())),
+        "AMD users' issues": (issues, len(issues)),
+    }
     for source, (problems, in_every_run) in lists.items():
         small = [each for each in problems if is_small(each) or source.startswith("AMD")]  # a test each, whatever its size
         new = {reduced(each.case) for each in small} - seen

@@ -14,7 +14,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 SIMT_TOKENS = 300  # in every run; the CPU backend gets every length
 
 
-@pytest.mark.parametrize("form", list(dict.fromkeys((case.engine, case.form) for case in cases())), ids=lambda form: " ".join(form))
+@pytest.mark.parametrize(
+    "form", list(dict.fromkeys((case.engine, case.form) for case in cases())), ids=lambda form: " ".join(form)
+)
 def test_grid(device: torch.device, form: tuple[str, str], request: pytest.FixtureRequest) -> None:
     simt = "simt" in request.node.name
     elements = LARGEST * (64 if EVERYTHING and not simt else 1) // (16 if simt else 1)

@@ -24,7 +24,9 @@ def test_backend_test(case: OnnxCase, device: torch.device, request: pytest.Fixt
     relative, absolute = case.tolerances
     for ours, theirs in zip(found, case.outputs, strict=True):
         assert ours.dtype == theirs.dtype
-        torch.testing.assert_close(ours.cpu(), theirs, rtol=relative, atol=max(absolute, 1e-6 if ours.dtype == torch.float32 else 1e-3))
+        torch.testing.assert_close(
+            ours.cpu(), theirs, rtol=relative, atol=max(absolute, 1e-6 if ours.dtype == torch.float32 else 1e-3)
+        )
 
 
 def test_onnx_is_installed_where_everything_has_to_run() -> None:

@@ -1,4 +1,6 @@
-"""PyTorch's own samples of conv1d, conv2d and conv3d: forward, derivatives, vmap, autocast, fake tensors, and what is refused."""
+"""PyTorch's own samples of conv1d, conv2d and conv3d: forward, derivatives, vmap, autocast, fake tensors,
+and what is refused.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def close(found: Tensor, expected: Tensor, dtype: torch.dtype, case: TorchCase) 
     factors = [each.detach().abs().amax().item() if each.numel() else 0.0 for each in (case.x, case.weight)]
     largest = factors[0] * factors[1] * case.weight[0].numel()
     unit = torch.finfo(dtype).eps
-    torch.testing.assert_close(found.double(), expected.double(), rtol=2 * unit, atol=2 * unit + torch.finfo(torch.float32).eps * largest)
+    torch.testing.assert_close(
+        found.double(), expected.double(), rtol=2 * unit, atol=2 * unit + torch.finfo(torch.float32).eps * largest
+    )
 
 
 @EACH

@@ -1,7 +1,8 @@
-"""Convolutions of one, two and three dimensions that PyTorch tests its own with: OpInfo's samples and error inputs, and the modules' tests.
+"""Convolutions of one, two and three dimensions that PyTorch tests its own with: OpInfo's samples and error inputs, and the
+modules' tests.
 
-They come from the installed torch (torch.testing._internal), and torch computes what they should give. A convolution of one dimension
-is run as one of two with a height of one.
+They come from the installed torch (torch.testing._internal), and torch computes what they should give. A convolution of one
+dimension is run as one of two with a height of one.
 """
 
 from __future__ import annotations
@@ -94,7 +95,9 @@ def _all() -> Iterator[TorchCase]:
         name = test.get("fullname") or test.get("module_name", "")
         if name.startswith(("Conv1d", "Conv2d", "Conv3d")):
             make = test.get("constructor") or functools.partial(getattr(nn, name), *test["constructor_args"])
-            yield _of_module(make(), torch.randn(test["input_size"]), f"common_nn {number} {name} {test.get('desc', '')}".rstrip())
+            yield _of_module(
+                make(), torch.randn(test["input_size"]), f"common_nn {number} {name} {test.get('desc', '')}".rstrip()
+            )
 
 
 @functools.cache

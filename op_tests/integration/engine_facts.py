@@ -1,4 +1,5 @@
-"""Finds where inference engines define their causal conv1d and which modules import it by name: facts read from a published wheel.
+"""Finds where inference engines define their causal conv1d and which modules import it by name: facts read from a published
+wheel.
 
     python op_tests/write_engine_facts.py vllm==0.33.0 sglang==0.5.23     # pip fetches the wheels; --directory keeps them
 
@@ -26,20 +27,34 @@ def module_name(entry: str) -> str:
 
 
 def of_module(entry: str, text: str) -> dict[str, Any] | None:
-    """Find what a module defines, and what another one imports of it; None for neither. What functions and blocks hold counts too."""
+    """Find what a module defines, and what another one imports of it; None for neither.
+    What functions and blocks hold counts too.
+    """
     name, tree = module_name(entry), ast.parse(text)
     package = name if entry.endswith("/__init__.py") else name.rpartition(".")[0]
     defines = {
-        node.name: ast.unparse(_bare(node.args)) for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in FUNCTIONS
+        node.name: ast.unparse(_bare(node.args))
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and node.name in FUNCTIONS
     }
-    within = {id(inner) for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) for inner in ast.walk(node)}
+    within = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for inner in ast.walk(node)
+    }
     imports = []
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             parts = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             source = ".".join([*parts, *([node.module] if node.module else [])])
             imports += [
-                {"from": source, "name": alias.name, "as": alias.asname or alias.name, "at": "call" if id(node) in within else "import"}
+                {
+                    "from": source,
+                    "name": alias.name,
+                    "as": alias.asname or alias.name,
+                    "at": "call" if id(node) in within else "import",
+                }
                 for alias in node.names
                 if alias.name in FUNCTIONS
             ]

@@ -41,7 +41,14 @@ class Form:
         grad: bool = True,
         backend: str = "cpu",
     ) -> None:
-        self.function, self.make, self.by_position, self.takes, self.grad, self.backend = function, make, bool(behind), takes, grad, backend
+        self.function, self.make, self.by_position, self.takes, self.grad, self.backend = (
+            function,
+            make,
+            bool(behind),
+            takes,
+            grad,
+            backend,
+        )
         annotated: Any = behind or (function.__init__ if inspect.isclass(function) else function)  # type: ignore[misc]
         self.kinds: dict[str, str] = annotated.__annotations__
 
@@ -77,9 +84,20 @@ SIZE = Size()
 
 # A call may write these; a form without any of them writes nothing.
 WRITTEN = {
-    "out", "final_states_out", "dx", "dweight", "dbias", "dinitial_states", "conv_state", "conv_states", "intermediate_conv_window",
-    "retrieve_parent_token", "cache", "z_out", "core_attn_out",
-}  # fmt: skip
+    "out",
+    "final_states_out",
+    "dx",
+    "dweight",
+    "dbias",
+    "dinitial_states",
+    "conv_state",
+    "conv_states",
+    "intermediate_conv_window",
+    "retrieve_parent_token",
+    "cache",
+    "z_out",
+    "core_attn_out",
+}
 
 
 @functools.cache
@@ -140,27 +158,54 @@ def forms(size: Size = SIZE) -> dict[str, Form]:
     }  # fmt: skip
     split = (k_dim, k_dim, v_dim)
     parts: Arguments = {"k_dim": lambda: k_dim, "v_dim": lambda: v_dim, "out": lambda: tuple(randn(seqlen, n) for n in split)}
-    decode: Arguments = rows | blocks | choices | {
-        "x": lambda: randn(batch, dim, tokens), "conv_state": lambda: randn(slots, dim, past + tokens), "conv_state_indices": table,
-        "conv_state_indices_in": table, "max_query_len": lambda: -1, "out": lambda: randn(batch, dim, tokens),
-        "intermediate_conv_window": lambda: randn(batch, tokens, dim, past),
-        "intermediate_state_indices": lambda: torch.arange(batch, dtype=torch.int32), "retrieve_next_token": links(-1),
-        "retrieve_next_sibling": links(-1), "retrieve_parent_token": links(0),
-    }  # fmt: skip
+    decode: Arguments = (
+        rows
+        | blocks
+        | choices
+        | {
+            "x": lambda: randn(batch, dim, tokens),
+            "conv_state": lambda: randn(slots, dim, past + tokens),
+            "conv_state_indices": table,
+            "conv_state_indices_in": table,
+            "max_query_len": lambda: -1,
+            "out": lambda: randn(batch, dim, tokens),
+            "intermediate_conv_window": lambda: randn(batch, tokens, dim, past),
+            "intermediate_state_indices": lambda: torch.arange(batch, dtype=torch.int32),
+            "retrieve_next_token": links(-1),
+            "retrieve_next_sibling": links(-1),
+            "retrieve_parent_token": links(0),
+        }
+    )
     packed: Arguments = {name: make for name, make in decode.items() if not name.startswith("retrieve")} | parts
     packed |= {
         "x": lambda: randn(seqlen, dim), "num_accepted_tokens": per_row(1),
         "query_start_loc": lambda: torch.arange(batch + 1, dtype=torch.int32).clamp(max=seqlen),
     }  # fmt: skip
 
-    gated: Arguments = rows | blocks | {
-        "x": lambda: randn(batch, dim + v_dim), "ba": lambda: randn(batch, 2), "z_out": lambda: randn(batch + 1, 1, v_dim),
-        "core_attn_out": lambda: randn(batch + 1, 1, v_dim), "conv_state": lambda: randn(slots, dim, past),
-        "num_actual_tokens": lambda: batch, "num_k_heads": lambda: 1, "num_v_heads": lambda: 1, "head_k_dim": lambda: k_dim,
-        "head_v_dim": lambda: v_dim, "qkvz_layout": lambda: "interleaved", "activation": lambda: "silu", "conv_state_indices": table,
-        "num_accepted_tokens": no, "query_start_loc": no, "max_query_len": lambda: -1, "pad_slot_id": lambda: -1,
-        "validate_data": lambda: False,
-    }  # fmt: skip
+    gated: Arguments = (
+        rows
+        | blocks
+        | {
+            "x": lambda: randn(batch, dim + v_dim),
+            "ba": lambda: randn(batch, 2),
+            "z_out": lambda: randn(batch + 1, 1, v_dim),
+            "core_attn_out": lambda: randn(batch + 1, 1, v_dim),
+            "conv_state": lambda: randn(slots, dim, past),
+            "num_actual_tokens": lambda: batch,
+            "num_k_heads": lambda: 1,
+            "num_v_heads": lambda: 1,
+            "head_k_dim": lambda: k_dim,
+            "head_v_dim": lambda: v_dim,
+            "qkvz_layout": lambda: "interleaved",
+            "activation": lambda: "silu",
+            "conv_state_indices": table,
+            "num_accepted_tokens": no,
+            "query_start_loc": no,
+            "max_query_len": lambda: -1,
+            "pad_slot_id": lambda: -1,
+            "validate_data": lambda: False,
+        }
+    )
 
     channels = max(1, dim // 2)
     images: Arguments = {
@@ -172,11 +217,20 @@ def forms(size: Size = SIZE) -> dict[str, Form]:
     }  # fmt: skip
     image: Arguments = images | {"x": lambda: randn(2 * channels, 8, 9), "residual": lambda: randn(4, 8, 9), "out": no}
 
-    parameters: Arguments = {"bias": lambda: True, "activation": lambda: "silu", "device": lambda: "meta", "dtype": lambda: torch.float32}
+    parameters: Arguments = {
+        "bias": lambda: True,
+        "activation": lambda: "silu",
+        "device": lambda: "meta",
+        "dtype": lambda: torch.float32,
+    }
     sized: Arguments = {
-        "x": lambda: randn(batch, seqlen, dim), "residual": lambda: randn(batch, seqlen, dim), "mask": lambda: torch.ones(batch, seqlen),
-        "cache": lambda: randn(batch, dim, width), "output_final_state": lambda: True, "cu_seqlens": no,
-    }  # fmt: skip
+        "x": lambda: randn(batch, seqlen, dim),
+        "residual": lambda: randn(batch, seqlen, dim),
+        "mask": lambda: torch.ones(batch, seqlen),
+        "cache": lambda: randn(batch, dim, width),
+        "output_final_state": lambda: True,
+        "cu_seqlens": no,
+    }
     one: Arguments = sized | {
         "x": lambda: randn(batch, 1, dim), "residual": lambda: randn(batch, 1, dim), "mask": lambda: torch.ones(batch, 1)
     }  # fmt: skip
@@ -202,14 +256,18 @@ def forms(size: Size = SIZE) -> dict[str, Form]:
             interface.causal_conv1d_update_ref, only(interface.causal_conv1d_update_ref, step) | {"cache_seqlens": no}
         ),
         "causal_conv1d_fwd_function": Form(cpp_functions.causal_conv1d_fwd_function, rows | states | final | silu),
-        "causal_conv1d_bwd_function": Form(cpp_functions.causal_conv1d_bwd_function, backward | {"return_dinitial_states": lambda: True}),
+        "causal_conv1d_bwd_function": Form(
+            cpp_functions.causal_conv1d_bwd_function, backward | {"return_dinitial_states": lambda: True}
+        ),
         "causal_conv1d_update_function": Form(
             cpp_functions.causal_conv1d_update_function, only(cpp_functions.causal_conv1d_update_function, step | silu)
         ),
         "causal_conv1d_cuda.causal_conv1d_fwd": Form(
             extension.causal_conv1d_fwd, rows | states | final | silu | out, behind=extension._fwd_into
         ),
-        "causal_conv1d_cuda.causal_conv1d_bwd": Form(extension.causal_conv1d_bwd, backward | gradients, behind=extension._bwd_into),
+        "causal_conv1d_cuda.causal_conv1d_bwd": Form(
+            extension.causal_conv1d_bwd, backward | gradients, behind=extension._bwd_into
+        ),
         "causal_conv1d_cuda.causal_conv1d_update": Form(
             extension.causal_conv1d_update,
             only(extension._update_into, step | silu | {"out": lambda: randn(batch, dim)}),
@@ -223,7 +281,9 @@ def forms(size: Size = SIZE) -> dict[str, Form]:
         "serving.causal_conv1d_update": Form(serving.causal_conv1d_update, decode),
         "serving.causal_conv1d_update, validated": Form(serving.causal_conv1d_update, decode | validated),
         "serving.causal_conv1d_update_split_qkv": Form(serving.causal_conv1d_update_split_qkv, packed),
-        "serving.fused_reshape_causal_conv1d_update_single_token": Form(serving.fused_reshape_causal_conv1d_update_single_token, gated),
+        "serving.fused_reshape_causal_conv1d_update_single_token": Form(
+            serving.fused_reshape_causal_conv1d_update_single_token, gated
+        ),
         "conv2d": Form(hip.conv2d, images),
         "conv2d of an image, by kernels": Form(hip.conv2d, image, backend="simt"),
         "conv2d_plan": Form(hip.conv2d_plan, images | {"target": lambda: "cpu"}),
@@ -237,7 +297,9 @@ def forms(size: Size = SIZE) -> dict[str, Form]:
         "CausalConv1d()": Form(nn.CausalConv1d, parameters | {"dim": lambda: dim, "width": lambda: width}),
         "CausalConv1d": Form(causal.forward, only(causal.forward, fn), grad=False),
         "CausalConv1d.step": Form(causal.step, only(causal.step, step), grad=False),
-        "ShortConvolution()": Form(nn.ShortConvolution, parameters | {"hidden_size": lambda: dim, "kernel_size": lambda: width}),
+        "ShortConvolution()": Form(
+            nn.ShortConvolution, parameters | {"hidden_size": lambda: dim, "kernel_size": lambda: width}
+        ),
         "ShortConvolution": Form(short.forward, sized),
         "ShortConvolution, a token a row": Form(short.forward, one, grad=False),
         "ShortConvolution, a token a sequence": Form(short.forward, sequences, grad=False),

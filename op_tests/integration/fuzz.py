@@ -1,8 +1,9 @@
 """A fuzzer of the public functions' arguments: good calls of any size, of which none, one or several arguments are changed.
 
-A call is taken or refused. It is refused by a TypeError or a ValueError (or one of the library's own) that names an argument, and nothing
-has been written then, in any byte of any argument's memory. If it is taken, only the elements of what it may write have changed, and the
-same values in fresh dense memory give the same results. Each case is made from its number and the seed alone:
+A call is taken or refused. It is refused by a TypeError or a ValueError (or one of the library's own) that names an argument,
+and nothing has been written then, in any byte of any argument's memory. If it is taken, only the elements of what it may write
+have changed, and the same values in fresh dense memory give the same results. Each case is made from its number and the seed
+alone:
 
     python op_tests/fuzz_arguments.py --cases 100000 --seed 1
     python op_tests/fuzz_arguments.py --case 4711 --seed 1
@@ -75,7 +76,9 @@ MODES = ("grad", "grad", "no_grad", "inference_mode")
 def size_of(rng: random.Random) -> Size:
     if rng.random() < 0.4:
         return Size()
-    return Size(rng.choice((0, 1, 2, 3)), rng.choice((0, 1, 3, 8, 9, 16, 40)), rng.choice((0, 1, 2, 5, 16, 33)), rng.randint(1, 9))
+    return Size(
+        rng.choice((0, 1, 2, 3)), rng.choice((0, 1, 3, 8, 9, 16, 40)), rng.choice((0, 1, 2, 5, 16, 33)), rng.randint(1, 9)
+    )
 
 
 def changed(rng: random.Random, arguments: Arguments, value: Any) -> tuple[str, Any]:
@@ -127,7 +130,7 @@ def make(seed: int, number: int, only: str | None = None) -> Case:
     return Case(form, function, size, arguments, changes, rng.choice(MODES))
 
 
-# ---- what may be written -----------------------------------------------------------------------------------------------------------
+# ---- what may be written -----------------------------------------------------------------------------------------------------
 
 
 def tensors_of(value: Any, name: str = "") -> list[tuple[str, Tensor]]:
@@ -174,7 +177,7 @@ class Memory:
         return None
 
 
-# ---- a case ------------------------------------------------------------------------------------------------------------------------
+# ---- a case ------------------------------------------------------------------------------------------------------------------
 
 
 def in_mode(mode: str) -> contextlib.AbstractContextManager:
@@ -258,7 +261,12 @@ def judge(case: Case) -> tuple[str, str | None]:
             return "refused", complaint_about_error(case, error) or memory.complaint(set())
         if wrong := memory.complaint(written):
             return "taken", wrong
-        if freed or huge or any(map(is_zero, case.arguments.values())) or not (isinstance(result, (Tensor, tuple)) or result is None):
+        if (
+            freed
+            or huge
+            or any(map(is_zero, case.arguments.values()))
+            or not (isinstance(result, (Tensor, tuple)) or result is None)
+        ):
             return "taken", None
         try:
             expected = case.function.call(again)
@@ -268,7 +276,7 @@ def judge(case: Case) -> tuple[str, str | None]:
         return "taken", differs([result, outputs], [expected, {name: again[name] for name in outputs}])
 
 
-# ---- many cases, in a process that says which one it is at ------------------------------------------------------------------------------
+# ---- many cases, in a process that says which one it is at -------------------------------------------------------------------
 
 
 def run_here(seed: int, first: int, last: int, progress: Path, only: str | None) -> None:
@@ -278,7 +286,8 @@ def run_here(seed: int, first: int, last: int, progress: Path, only: str | None)
     faulthandler.enable()
     limit = MOST_MEMORY + (int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize())
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    Tensor.__repr__ = lambda tensor, **_: "tensor(...)"  # type: ignore  # pybind11 prints all arguments before hipconv sees its error
+    # pybind11 prints all arguments before hipconv sees its error.
+    Tensor.__repr__ = lambda tensor, **_: "tensor(...)"  # type: ignore
     counts = {"taken": 0, "refused": 0}
     with contextlib.ExitStack() as stack:
         at = mmap.mmap(stack.enter_context(progress.open("r+b")).fileno(), PROGRESS.size)
@@ -328,7 +337,9 @@ def run(seed: int, first: int, last: int, only: str | None = None) -> Report:
             ]
             words += ["--form", only] if only else []
             paths = os.pathsep.join([str(ROOT / "op_tests"), str(ROOT / "python"), os.environ.get("PYTHONPATH", "")])
-            child = subprocess.Popen([*map(str, words)], env=os.environ | {"PYTHONPATH": paths}, stdout=output, stderr=subprocess.STDOUT)
+            child = subprocess.Popen(
+                [*map(str, words)], env=os.environ | {"PYTHONPATH": paths}, stdout=output, stderr=subprocess.STDOUT
+            )
             at, since, hangs = -1, time.monotonic(), False
             while child.poll() is None:
                 time.sleep(0.05)
@@ -369,7 +380,9 @@ def main() -> int:
         case = make(arguments.seed, arguments.case, arguments.form)
         print(case)
         for name, value in case.arguments.items():
-            shown = f"{type(value).__name__} {value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)[:100]
+            shown = (
+                f"{type(value).__name__} {value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)[:100]
+            )
             strides = f" strides {value.stride()}" if isinstance(value, Tensor) and value.layout is torch.strided else ""
             print(f"    {name}: {shown}{strides}")
         print(*judge(case))

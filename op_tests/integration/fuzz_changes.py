@@ -17,13 +17,22 @@ from integration.forms import Arguments
 Change = Callable[[random.Random, Arguments, Any], Any]
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 DTYPES = (
-    *FLOATS, torch.float64, torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8, torch.uint32, torch.bool, torch.complex64,
+    *FLOATS,
+    torch.float64,
+    torch.int32,
+    torch.int64,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.uint32,
+    torch.bool,
+    torch.complex64,
     torch.float8_e4m3fn,
-)  # fmt: skip
+)
 POISON = {torch.bool: True, torch.int32: 0x5A5A5A5A, torch.int64: 0x5A5A5A5A5A5A5A5A}
 
 
-# ---- tensors that mean the same ----------------------------------------------------------------------------------------------------
+# ---- tensors that mean the same ----------------------------------------------------------------------------------------------
 
 
 def other_memory(rng: random.Random, tensor: Tensor) -> Tensor:
@@ -35,7 +44,9 @@ def other_memory(rng: random.Random, tensor: Tensor) -> Tensor:
         covered = covered * max(tensor.shape[axis], 1) + rng.choice((0, 0, 0, 1, 8))
     offset = rng.choice((0, 0, 1, 3, 8))
     memory = torch.full(
-        (offset + covered + 3,), POISON.get(tensor.dtype, 90 if not tensor.is_floating_point() else math.nan), dtype=tensor.dtype
+        (offset + covered + 3,),
+        POISON.get(tensor.dtype, 90 if not tensor.is_floating_point() else math.nan),
+        dtype=tensor.dtype,
     )
     view = memory.as_strided(tensor.shape, strides, offset)
     return view.copy_(tensor.detach()).requires_grad_(tensor.requires_grad)
@@ -68,12 +79,14 @@ SAME: dict[str, Callable[[random.Random, Tensor], Tensor]] = {
     "negated lazily": lambda rng, tensor: torch._neg_view(-tensor.detach()) if tensor.dtype.is_floating_point else tensor,
     "a graph's": lambda rng, tensor: tensor.detach().requires_grad_() * 1 if tensor.dtype.is_floating_point else tensor,
     "other integers": lambda rng, tensor: (
-        tensor if tensor.dtype not in (torch.int32, torch.int64) else tensor.to(rng.choice((torch.int64, torch.int16, torch.int8)))
+        tensor
+        if tensor.dtype not in (torch.int32, torch.int64)
+        else tensor.to(rng.choice((torch.int64, torch.int16, torch.int8)))
     ),
 }
 
 
-# ---- nearly good tensors -----------------------------------------------------------------------------------------------------------
+# ---- nearly good tensors -----------------------------------------------------------------------------------------------------
 
 
 def other_size(rng: random.Random, tensor: Tensor) -> Tensor:
@@ -107,8 +120,12 @@ def overlapping(rng: random.Random, tensor: Tensor) -> Tensor:
 
 def alias(rng: random.Random, arguments: Arguments, tensor: Tensor) -> Tensor:
     """In the memory of another argument, as far as it suffices."""
-    others = [other for other in arguments.values() if type(other) is Tensor and other.layout is torch.strided and not other.is_meta]
-    others = [other for other in others if other.dtype == tensor.dtype and other.numel() > 0 and other.untyped_storage().nbytes()]
+    others = [
+        other for other in arguments.values() if type(other) is Tensor and other.layout is torch.strided and not other.is_meta
+    ]
+    others = [
+        other for other in others if other.dtype == tensor.dtype and other.numel() > 0 and other.untyped_storage().nbytes()
+    ]
     if not others or not tensor.dim():
         return tensor
     other = rng.choice(others).detach()
@@ -146,7 +163,9 @@ NEARLY: dict[str, Change] = {
     "another dtype": lambda rng, arguments, tensor: tensor.detach().to(rng.choice(DTYPES)),
     "another float": lambda rng, arguments, tensor: tensor.detach().to(rng.choice(FLOATS)),
     "elsewhere": lambda rng, arguments, tensor: tensor.detach().to("meta"),
-    "expanded": lambda rng, arguments, tensor: (tensor[:1] if len(tensor) else tensor).expand(tensor.shape) if tensor.dim() else tensor,
+    "expanded": lambda rng, arguments, tensor: (
+        (tensor[:1] if len(tensor) else tensor).expand(tensor.shape) if tensor.dim() else tensor
+    ),
     "overlapping": lambda rng, arguments, tensor: overlapping(rng, tensor),
     "an alias": alias,
     "other values": lambda rng, arguments, tensor: other_values(rng, tensor),
@@ -174,7 +193,7 @@ def freed(tensor: Tensor) -> Tensor:
     return found
 
 
-# ---- anything ----------------------------------------------------------------------------------------------------------------------
+# ---- anything ----------------------------------------------------------------------------------------------------------------
 
 
 class Unprintable:

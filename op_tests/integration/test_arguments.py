@@ -1,7 +1,7 @@
 """Calls with arguments that are none: each in turn is replaced by things that it cannot be.
 
-A call then fails with a TypeError or a ValueError (or a class of these) that names an argument, in a message of a few lines at most that
-prints no tensor, and it has written nothing.
+A call then fails with a TypeError or a ValueError (or a class of these) that names an argument, in a message of a few lines at
+most that prints no tensor, and it has written nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FORMS = forms()
 TRIED = 3  # wrong tensors, and one more of other wrong values, of each argument of each form
 
 
-# ---- what is passed instead --------------------------------------------------------------------------------------------------------
+# ---- what is passed instead --------------------------------------------------------------------------------------------------
 
 
 class Unprintable:
@@ -37,13 +37,31 @@ class Unprintable:
 
 
 VALUES: dict[str, Callable[[], Any]] = {
-    "None": no, "-1": lambda: -1, "3": lambda: 3, "2**70": lambda: 2**70, "10**5000": lambda: 10**5000, "1.0": lambda: 1.0,
-    "nan": lambda: float("nan"), "True": lambda: True, "'x'": lambda: "x", "''": str, "a long string": lambda: "x" * 10**5,
-    "a surrogate": lambda: "\udc80", "['relu']": lambda: ["relu"], "[[1]]": lambda: [[1]], "many": lambda: [1] * 10**4, "()": tuple,
-    "a dict": lambda: {"a": 1}, "a type": lambda: int, "an object": object, "an unprintable object": Unprintable,
-    "an array": lambda: np.ones((2, 3)), "tensors": lambda: [randn(2, 3)] * 2, "a tensor": lambda: randn(40, 40),
+    "None": no,
+    "-1": lambda: -1,
+    "3": lambda: 3,
+    "2**70": lambda: 2**70,
+    "10**5000": lambda: 10**5000,
+    "1.0": lambda: 1.0,
+    "nan": lambda: float("nan"),
+    "True": lambda: True,
+    "'x'": lambda: "x",
+    "''": str,
+    "a long string": lambda: "x" * 10**5,
+    "a surrogate": lambda: "\udc80",
+    "['relu']": lambda: ["relu"],
+    "[[1]]": lambda: [[1]],
+    "many": lambda: [1] * 10**4,
+    "()": tuple,
+    "a dict": lambda: {"a": 1},
+    "a type": lambda: int,
+    "an object": object,
+    "an unprintable object": Unprintable,
+    "an array": lambda: np.ones((2, 3)),
+    "tensors": lambda: [randn(2, 3)] * 2,
+    "a tensor": lambda: randn(40, 40),
     "a dtype": lambda: torch.int8,
-}  # fmt: skip
+}
 
 
 def wrong_tensors(good: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -78,7 +96,9 @@ def is_of_kind(annotation: str, value: Any) -> bool:
 
 
 def tensors_of(arguments: Arguments) -> dict[str, Tensor]:
-    listed = {f"{name}[{i}]": part for name, value in arguments.items() if isinstance(value, tuple) for i, part in enumerate(value)}
+    listed = {
+        f"{name}[{i}]": part for name, value in arguments.items() if isinstance(value, tuple) for i, part in enumerate(value)
+    }
     return {name: value for name, value in (arguments | listed).items() if isinstance(value, Tensor) and not value.is_sparse}
 
 
@@ -114,7 +134,9 @@ def complaint(form: Form, name: str, arguments: Arguments) -> str | None:
 
 @pytest.mark.parametrize("name", FORMS)
 def test_what_an_argument_cannot_be_is_refused_by_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Tensor, "__repr__", lambda tensor: "tensor(...)")  # (pybind11 prints all arguments before we see its error)
+    monkeypatch.setattr(
+        Tensor, "__repr__", lambda tensor: "tensor(...)"
+    )  # (pybind11 prints all arguments before we see its error)
     form = FORMS[name]
     form.call(form.arguments())
     choose = random.Random(name)
@@ -134,18 +156,26 @@ def test_what_an_argument_cannot_be_is_refused_by_name(name: str, monkeypatch: p
     assert not found, "\n".join(found)
 
 
-# ---- by name -----------------------------------------------------------------------------------------------------------------------
+# ---- by name -----------------------------------------------------------------------------------------------------------------
 
 X, W = randn(2, 8, 16), randn(8, 4)
 IMAGE, FILTERS = randn(1, 3, 8, 8), randn(4, 3, 3, 3)
 CALLS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-    "a list as bias": (lambda: hip.causal_conv1d_fn(X, W, [1.0]), TypeError, r"^bias: got \[1.0\], expected a torch.Tensor or None$"),
+    "a list as bias": (
+        lambda: hip.causal_conv1d_fn(X, W, [1.0]),
+        TypeError,
+        r"^bias: got \[1.0\], expected a torch.Tensor or None$",
+    ),
     "a number as final states": (
         lambda: hip.causal_conv1d_fn(X, W, final_states_out=3),
         TypeError,
         "^final_states_out: got 3, expected a torch.Tensor or None$",
     ),
-    "ids in a list": (lambda: hip.causal_conv1d_fn(X, W, seq_idx=[[0] * 16] * 2), TypeError, r"^seq_idx: got \[\[0, 0, 0, 0, \.\.\.\]"),
+    "ids in a list": (
+        lambda: hip.causal_conv1d_fn(X, W, seq_idx=[[0] * 16] * 2),
+        TypeError,
+        r"^seq_idx: got \[\[0, 0, 0, 0, \.\.\.\]",
+    ),
     "a tensor as flag": (
         lambda: hip.causal_conv1d_fn(X, W, return_final_states=X),
         TypeError,
@@ -156,7 +186,11 @@ CALLS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ValueError,
         r"^x: got shape \(\), expected 3 dimensions",
     ),
-    "a plan's target": (lambda: hip.causal_conv1d_plan(X, W, target=3), TypeError, "^target: got 3, expected a string or None$"),
+    "a plan's target": (
+        lambda: hip.causal_conv1d_plan(X, W, target=3),
+        TypeError,
+        "^target: got 3, expected a string or None$",
+    ),
     "a plan's kernel": (lambda: hip.causal_conv1d_plan(X, W, kernel=3), TypeError, "^kernel: got 3, expected a string$"),
     "conv2d's plan's target": (
         lambda: hip.conv2d_plan(IMAGE, FILTERS, target=3),
@@ -189,7 +223,11 @@ CALLS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         "^workspace_limit: got 0.5, expected",
     ),
-    "one module's name": (lambda: hip.warmup("causal_conv1d"), TypeError, "^modules: got 'causal_conv1d', expected a list of strings"),
+    "one module's name": (
+        lambda: hip.warmup("causal_conv1d"),
+        TypeError,
+        "^modules: got 'causal_conv1d', expected a list of strings",
+    ),
     "a long name": (
         lambda: hip.causal_conv1d(X, W, kernel="k" * 999),
         ValueError,
@@ -242,13 +280,14 @@ def test_no_x_is_not_what_out_holds() -> None:
     assert (out == 1).all() and (state == 1).all()
 
 
-# ---- what the fuzzer (fuzz.py) has found ----------------------------------------------------------------------------------------------
+# ---- what the fuzzer (fuzz.py) has found -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "name", ["causal_conv1d_fwd", "causal_conv1d", "causal_conv1d_fn", "causal_conv1d_update", "causal_conv1d_ref",
              "causal_conv1d_cuda.causal_conv1d_bwd", "causal_conv1d_varlen_states", "serving.causal_conv1d_fn",
-             "serving.causal_conv1d_update", "serving.causal_conv1d_update, validated", "conv2d", "conv2d of an image, by kernels"],
+             "serving.causal_conv1d_update", "serving.causal_conv1d_update, validated", "conv2d",
+             "conv2d of an image, by kernels"],
 )  # fmt: skip
 def test_a_tensor_whose_memory_was_given_back_is_not_read(name: str) -> None:
     form = FORMS[name]
@@ -297,7 +336,10 @@ def test_states_whose_elements_share_memory_are_not_written() -> None:
 def test_a_residual_in_the_memory_of_the_cache_is_added_as_it_was() -> None:
     form = FORMS["ShortConvolution, a token a sequence"]
     arguments = form.arguments()
-    apart = arguments | {"residual": arguments["cache"].flatten()[:16].view(1, 2, 8).clone(), "cache": arguments["cache"].clone()}
+    apart = arguments | {
+        "residual": arguments["cache"].flatten()[:16].view(1, 2, 8).clone(),
+        "cache": arguments["cache"].clone(),
+    }
     expected = form.call(apart)[0]
     found = form.call(arguments | {"residual": arguments["cache"].flatten()[:16].view(1, 2, 8)})[0]
     assert torch.equal(found, expected) and torch.equal(arguments["cache"], apart["cache"])
@@ -342,13 +384,23 @@ def test_a_window_wider_than_buffers_is_left_to_kernels_without_any() -> None:
     assert (hip.causal_conv1d(x + 1, weight + 1) == torch.tensor([1.0, 2.0, 3.0])).all()
 
 
-# ---- words -------------------------------------------------------------------------------------------------------------------------
+# ---- words -------------------------------------------------------------------------------------------------------------------
 
 
 def test_objects_are_described_in_a_line() -> None:
     many: Any = [2**70] * 99
     value: Any
-    for value in ("x" * 999, 10**5000, many, [many] * 9, {"a key": many}, [randn(50, 50)] * 9, np.ones(99), Unprintable(), iter(many)):
+    for value in (
+        "x" * 999,
+        10**5000,
+        many,
+        [many] * 9,
+        {"a key": many},
+        [randn(50, 50)] * 9,
+        np.ones(99),
+        Unprintable(),
+        iter(many),
+    ):
         text = describe(value)
         assert len(text) < 160 and "\n" not in text and "array(" not in text and "tensor(" not in text, text
     for value, text in ((None, "None"), ((1, 2.5), "(1, 2.5)"), ("a\nb", r"'a\nb'"), (torch.int8, "torch.int8")):

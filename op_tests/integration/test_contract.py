@@ -1,4 +1,6 @@
-"""The contract, whatever is rebuilt inside: the layout's top, public names and commands, kernels by name, and how modules are built."""
+"""The contract, whatever is rebuilt inside: the layout's top, public names and commands, kernels by name,
+and how modules are built.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from support import ROOT
 from support.backends import WAYS, environment
 import hipconv
 
-# ---- the repository ------------------------------------------------------------------------------------------------------------
+# ---- the repository ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["setup.py", "csrc", "python", "op_tests", "jit_config.json", "README.md"])
@@ -36,23 +38,49 @@ def test_the_drop_in_distribution_is_where_it_was() -> None:
     assert all("from hipconv.drop_in" in (place / file).read_text() for file in files)
 
 
-# ---- names ---------------------------------------------------------------------------------------------------------------------
+# ---- names -------------------------------------------------------------------------------------------------------------------
 
 DROP_IN_MODULES = ("causal_conv1d_cuda", "causal_conv1d_interface", "causal_conv1d_varlen", "cpp_functions")
 NAMES = {
     "hipconv": (
-        "__version__", "causal_conv1d", "causal_conv1d_fn", "causal_conv1d_fwd", "causal_conv1d_plan", "causal_conv1d_update", "conv2d",
-        "conv2d_plan", "conv3d", "conv3d_plan", "errors", "install_as_causal_conv1d", "nn", "reference", "reference_training",
-        "replace_conv2d", "replace_conv3d", "serving",
+        "__version__",
+        "causal_conv1d",
+        "causal_conv1d_fn",
+        "causal_conv1d_fwd",
+        "causal_conv1d_plan",
+        "causal_conv1d_update",
+        "conv2d",
+        "conv2d_plan",
+        "conv3d",
+        "conv3d_plan",
+        "errors",
+        "install_as_causal_conv1d",
+        "nn",
+        "reference",
+        "reference_training",
+        "replace_conv2d",
+        "replace_conv3d",
+        "serving",
         "warmup",
     ),
     "hipconv.serving": (
-        "causal_conv1d_fn", "causal_conv1d_split_qkv", "causal_conv1d_update", "causal_conv1d_update_split_qkv",
-        "compute_causal_conv1d_metadata", "fused_reshape_causal_conv1d_update_single_token",
+        "causal_conv1d_fn",
+        "causal_conv1d_split_qkv",
+        "causal_conv1d_update",
+        "causal_conv1d_update_split_qkv",
+        "compute_causal_conv1d_metadata",
+        "fused_reshape_causal_conv1d_update_single_token",
     ),
     "hipconv.nn": ("CausalConv1d", "CausalConv3d", "Conv2d", "ShortConvolution"),
     "hipconv.errors": (
-        "BadRegistry", "BuildDisabled", "BuildError", "CacheUntrusted", "CacheUnwritable", "CaptureError", "JitError", "MissingToolchain",
+        "BadRegistry",
+        "BuildDisabled",
+        "BuildError",
+        "CacheUntrusted",
+        "CacheUnwritable",
+        "CaptureError",
+        "JitError",
+        "MissingToolchain",
         "UnknownModule",
     ),
     "hipconv.reference": ("causal_conv1d", "causal_conv1d_varlen", "conv2d", "conv3d"),
@@ -61,17 +89,39 @@ NAMES = {
     "hipconv.drop_in": ("__version__", "causal_conv1d_fn", "causal_conv1d_update", "install_as_causal_conv1d"),
     "hipconv.drop_in.causal_conv1d_cuda": ("causal_conv1d_bwd", "causal_conv1d_fwd", "causal_conv1d_update"),
     "hipconv.drop_in.causal_conv1d_interface": (
-        "CausalConv1dFn", "causal_conv1d_bwd_function", "causal_conv1d_fn", "causal_conv1d_fwd_function", "causal_conv1d_ref",
-        "causal_conv1d_update", "causal_conv1d_update_function", "causal_conv1d_update_ref",
+        "CausalConv1dFn",
+        "causal_conv1d_bwd_function",
+        "causal_conv1d_fn",
+        "causal_conv1d_fwd_function",
+        "causal_conv1d_ref",
+        "causal_conv1d_update",
+        "causal_conv1d_update_function",
+        "causal_conv1d_update_ref",
     ),
     "hipconv.drop_in.causal_conv1d_varlen": ("causal_conv1d_varlen_states", "causal_conv1d_varlen_states_ref"),
-    "hipconv.drop_in.cpp_functions": ("causal_conv1d_bwd_function", "causal_conv1d_fwd_function", "causal_conv1d_update_function"),
-}  # fmt: skip
+    "hipconv.drop_in.cpp_functions": (
+        "causal_conv1d_bwd_function",
+        "causal_conv1d_fwd_function",
+        "causal_conv1d_update_function",
+    ),
+}
 OPERATORS = (
-    "causal_conv1d", "causal_conv1d_bwd", "causal_conv1d_bwd_out", "causal_conv1d_fn", "causal_conv1d_fwd", "causal_conv1d_states_fwd",
-    "causal_conv1d_update", "causal_conv1d_update_split_qkv", "causal_conv1d_varlen", "causal_conv1d_varlen_split", "conv2d", "conv2d_bwd",
-    "conv2d_out", "conv3d", "conv3d_out",
-)  # fmt: skip
+    "causal_conv1d",
+    "causal_conv1d_bwd",
+    "causal_conv1d_bwd_out",
+    "causal_conv1d_fn",
+    "causal_conv1d_fwd",
+    "causal_conv1d_states_fwd",
+    "causal_conv1d_update",
+    "causal_conv1d_update_split_qkv",
+    "causal_conv1d_varlen",
+    "causal_conv1d_varlen_split",
+    "conv2d",
+    "conv2d_bwd",
+    "conv2d_out",
+    "conv3d",
+    "conv3d_out",
+)
 
 
 @pytest.mark.parametrize("module", NAMES)
@@ -95,7 +145,7 @@ def test_the_commands_of_the_package(capsys: pytest.CaptureFixture[str], monkeyp
         assert capsys.readouterr().out.startswith(f"usage: python -m hipconv {command}")
 
 
-# ---- the forward, and its kernels ----------------------------------------------------------------------------------------------
+# ---- the forward, and its kernels --------------------------------------------------------------------------------------------
 
 
 def test_the_forward_is_called_as_aiters_is() -> None:
@@ -137,7 +187,7 @@ def test_the_gpu_kernels_can_be_chosen_by_name(kernel: str, layout: str, width: 
         assert (plan.kernel, plan.chosen_by) == (kernel, "HIPCONV_CONV1D_KERNEL")
 
 
-# ---- modules -------------------------------------------------------------------------------------------------------------------
+# ---- modules -----------------------------------------------------------------------------------------------------------------
 
 
 def test_torchs_loader_builds_what_jit_config_json_lists_and_nothing_else_lists_it(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""hipconv in the place of Dao-AILab's causal-conv1d: names, signatures, semantics, and taking its place in a running process."""
+"""hipconv in the place of Dao-AILab's causal-conv1d: names, signatures, semantics,
+and taking its place in a running process.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,12 @@ extension: Any = causal_conv1d_cuda
 # From the original's 1.7.0; callers look these up by name.
 SIGNATURES: dict[Any, str] = {
     causal_conv1d_interface.causal_conv1d_fn: (
-        "x, weight, bias=None, seq_idx=None, initial_states=None, return_final_states=False, final_states_out=None, activation=None"
+        "x, weight, bias=None, seq_idx=None, initial_states=None, return_final_states=False, final_states_out=None, "
+        "activation=None"
     ),
     causal_conv1d_interface.causal_conv1d_ref: (
-        "x, weight, bias=None, initial_states=None, return_final_states=False, final_states_out=None, activation=None, seq_idx=None"
+        "x, weight, bias=None, initial_states=None, return_final_states=False, final_states_out=None, activation=None, "
+        "seq_idx=None"
     ),
     causal_conv1d_interface.causal_conv1d_update: (
         "x, conv_state, weight, bias=None, activation=None, cache_seqlens=None, conv_state_indices=None"
@@ -42,7 +46,9 @@ SIGNATURES: dict[Any, str] = {
     cpp_functions.causal_conv1d_bwd_function: (
         "x, weight, bias, dout, seq_idx, initial_states, dfinal_states, dx, return_dinitial_states, silu_activation"
     ),
-    cpp_functions.causal_conv1d_update_function: ("x, conv_state, weight, bias, silu_activation, cache_seqlens, conv_state_indices"),
+    cpp_functions.causal_conv1d_update_function: (
+        "x, conv_state, weight, bias, silu_activation, cache_seqlens, conv_state_indices"
+    ),
     causal_conv1d_varlen.causal_conv1d_varlen_states: "x, cu_seqlens, state_len",
     causal_conv1d_varlen.causal_conv1d_varlen_states_ref: "x, cu_seqlens, state_len",
 }
@@ -175,7 +181,7 @@ def test_ids_on_another_device_are_refused() -> None:
             call()
 
 
-# ---- in a process of its own -----------------------------------------------------------------------------------------------------------
+# ---- in a process of its own -------------------------------------------------------------------------------------------------
 
 INSTALL = """
 import importlib.metadata, importlib.util, sys, types, warnings

@@ -21,7 +21,9 @@ EXAMPLES = ROOT / "examples"
 
 
 def run(*arguments: str) -> str:
-    done = subprocess.run([sys.executable, *arguments], cwd=EXAMPLES, env=os.environ, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=EXAMPLES, env=os.environ, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -45,7 +47,8 @@ def test_two_processes_have_the_loss_of_one() -> None:
 
 
 PAGES = {
-    page.relative_to(ROOT).as_posix(): page.read_text() for page in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")))
+    page.relative_to(ROOT).as_posix(): page.read_text()
+    for page in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")))
 }
 WALKS = ("docs/adding_a_kernel.md", "docs/adding_an_op.md")  # which test_walk_through.py follows
 NOT_HERE = {"pybind.h", "extension.h"}  # torch has these
@@ -88,7 +91,9 @@ def test_the_pages_have_examples_and_links_that_lead_somewhere() -> None:
             assert target.exists(), f"{page}: {link}"
             if anchor:
                 headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
-                assert anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}, f"{page}: {link}"
+                assert anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}, (
+                    f"{page}: {link}"
+                )
 
 
 def test_the_files_that_pages_name_exist() -> None:

@@ -1,4 +1,6 @@
-"""The fuzzer of arguments (fuzz.py) over ten thousand calls, nightly over a hundred thousand others; and that it finds what is wrong."""
+"""The fuzzer of arguments (fuzz.py) over ten thousand calls, nightly over a hundred thousand others;
+and that it finds what is wrong.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def test_a_case_is_what_its_number_says() -> None:
             assert a.shape == b.shape and a.stride() == b.stride() and a.dtype == b.dtype, name
 
 
-# ---- what it would find --------------------------------------------------------------------------------------------------------------
+# ---- what it would find ------------------------------------------------------------------------------------------------------
 
 
 def writes_then_refuses(x: Tensor, out: Tensor | None = None) -> None:

@@ -69,7 +69,9 @@ def alone(tools: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def run(script: str, *path: Path, python: tuple[str, ...] = (sys.executable,), **variables: str) -> subprocess.CompletedProcess[str]:
+def run(
+    script: str, *path: Path, python: tuple[str, ...] = (sys.executable,), **variables: str
+) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment = kept | {"PYTHONPATH": os.pathsep.join(map(str, path)), "HF_HUB_OFFLINE": "1"} | variables
     return subprocess.run([*python, "-c", script], env=environment, capture_output=True, text=True, check=False)
@@ -77,7 +79,7 @@ def run(script: str, *path: Path, python: tuple[str, ...] = (sys.executable,), *
 
 BARE = (getattr(sys, "_base_executable", sys.executable), "-S", "-s")  # beside which no environment's ninja lies
 
-# ---- the folder ------------------------------------------------------------------------------------------------------------------
+# ---- the folder --------------------------------------------------------------------------------------------------------------
 
 
 def test_a_variant_for_each_backend_with_all_that_a_build_needs(hub: Path) -> None:
@@ -88,7 +90,10 @@ def test_a_variant_for_each_backend_with_all_that_a_build_needs(hub: Path) -> No
         metadata = json.loads((variant / "metadata.json").read_text())
         names.add(metadata["id"])
         assert metadata["backend"] == {"type": variant.name.removeprefix("torch-")} and metadata["python-depends"] == []
-        assert sources <= {str(file.relative_to(variant)) for file in variant.rglob("*")} and (variant / "jit_config.json").exists()
+        assert (
+            sources <= {str(file.relative_to(variant)) for file in variant.rglob("*")}
+            and (variant / "jit_config.json").exists()
+        )
     assert len(names) == 3, "an id names one version for one backend"
 
 
@@ -99,7 +104,9 @@ def test_operators_are_in_a_namespace_of_the_variant(hub: Path) -> None:
         assert f"torch.ops.{json.loads((variant / 'metadata.json').read_text())['id']}.causal_conv1d" in text
 
 
-def test_the_command_writes_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_all_or_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def command(place: Path) -> int:
         monkeypatch.setattr(sys, "argv", ["hipconv", "hub-folder", str(place)])
         return __main__.main()
@@ -108,7 +115,11 @@ def test_the_command_writes_all_or_nothing(tmp_path: Path, monkeypatch: pytest.M
     assert command(tmp_path / "empty") == 0 and (tmp_path / "empty" / "README.md").exists()
     assert capsys.readouterr().out.count("wrote ") == 3
     (tmp_path / "file").write_text("kept")
-    for place, expected in {"empty": "holds files", "file": "is no folder", "no/where": "expected a path in a folder that exists"}.items():
+    for place, expected in {
+        "empty": "holds files",
+        "file": "is no folder",
+        "no/where": "expected a path in a folder that exists",
+    }.items():
         assert command(tmp_path / place) == 1
         assert (error := capsys.readouterr().err).startswith("hipconv: OUT: got ") and expected in error
     monkeypatch.setattr(folder, "_CARD", "{no such name}")  # fails last
@@ -117,7 +128,7 @@ def test_the_command_writes_all_or_nothing(tmp_path: Path, monkeypatch: pytest.M
     assert {place.name for place in tmp_path.iterdir()} == {"empty", "file"} and (tmp_path / "file").read_text() == "kept"
 
 
-# ---- kernels ---------------------------------------------------------------------------------------------------------------------
+# ---- kernels -----------------------------------------------------------------------------------------------------------------
 
 
 def test_with_torch_and_kernels_alone_the_first_call_names_what_is_missing(hub: Path, alone: Path, tmp_path: Path) -> None:
@@ -127,7 +138,9 @@ def test_with_torch_and_kernels_alone_the_first_call_names_what_is_missing(hub: 
     compilers.mkdir()
     done = run(script, alone, python=BARE, PATH=str(compilers), **places)
     assert done.returncode and "MissingToolchain" in done.stderr, done.stderr
-    assert "apt-get install g++" in done.stderr and "pip install ninja" in done.stderr and "pip install setuptools" in done.stderr
+    assert (
+        "apt-get install g++" in done.stderr and "pip install ninja" in done.stderr and "pip install setuptools" in done.stderr
+    )
 
 
 def test_with_torch_and_kernels_and_what_a_build_needs_the_first_call_works(hub: Path, alone: Path, tmp_path: Path) -> None:
@@ -171,7 +184,7 @@ def test_by_the_kernels_name_as_older_versions_import_a_variant(hub: Path) -> No
     assert done.stdout.startswith(f"{identity}.ops") and str(hub) in done.stdout
 
 
-# ---- transformers ----------------------------------------------------------------------------------------------------------------
+# ---- transformers ------------------------------------------------------------------------------------------------------------
 
 # transformers 5.23 asks for kernels 0.18.2, which PyPI does not have; the check of its number is lifted, nothing else.
 MODEL = f"""{LOAD}
@@ -179,7 +192,9 @@ import functools, inspect, torch
 import transformers.utils.import_utils as import_utils
 inspect.unwrap(import_utils.is_kernels_available).__defaults__ = ("0.17.2", "0.19.0")
 from transformers import Mamba2Config, Mamba2ForCausalLM
-config = Mamba2Config(hidden_size=32, num_hidden_layers=2, vocab_size=64, num_heads=4, head_dim=16, state_size=8, n_groups=1, chunk_size=8)
+config = Mamba2Config(
+    hidden_size=32, num_hidden_layers=2, vocab_size=64, num_heads=4, head_dim=16, state_size=8, n_groups=1, chunk_size=8
+)
 torch.manual_seed(0)
 model = Mamba2ForCausalLM(config).eval()
 tokens = torch.randint(0, 64, (2, 12))

@@ -35,7 +35,9 @@ def test_causal_conv1d_is_mambas_conv1d(width: int, activation: str | None, bias
     wanted = expected(theirs, x, activation)
     close(layer(x), wanted)
     gradients = torch.autograd.grad((layer(x) * torch.arange(19.0)).sum(), [x, *layer.parameters()])
-    for ours, other in zip(gradients, torch.autograd.grad((wanted * torch.arange(19.0)).sum(), [x, *theirs.parameters()]), strict=True):
+    for ours, other in zip(
+        gradients, torch.autograd.grad((wanted * torch.arange(19.0)).sum(), [x, *theirs.parameters()]), strict=True
+    ):
         torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-3)
     with torch.no_grad():
         y, states = layer(x[..., :11], return_final_states=True)
@@ -133,15 +135,33 @@ def test_bad_arguments_are_named() -> None:
     with pytest.raises(ValueError, match=r"cache: got shape \(2, 8, 3\), expected \(sequences, dim, width\) = \(2, 8, 4\)"):
         layer(x, cache=torch.zeros(2, 8, 3))
     for options, words in {
-        "a residual to broadcast": ({"residual": torch.zeros(3, 2, 5, 8)}, r"residual: got shape \(3, 2, 5, 8\), expected the shape of x"),
-        "a residual of integers": ({"residual": torch.zeros(2, 5, 8).int()}, "residual: got dtype torch.int32, expected a floating-point"),
+        "a residual to broadcast": (
+            {"residual": torch.zeros(3, 2, 5, 8)},
+            r"residual: got shape \(3, 2, 5, 8\), expected the shape of x",
+        ),
+        "a residual of integers": (
+            {"residual": torch.zeros(2, 5, 8).int()},
+            "residual: got dtype torch.int32, expected a floating-point",
+        ),
         "a mask of no rows": ({"mask": torch.ones(0, 5)}, r"mask: got shape \(0, 5\), expected \(batch, seqlen\) = \(2, 5\)"),
         "a mask to broadcast": ({"mask": torch.ones(1, 5)}, r"mask: got shape \(1, 5\)"),
         "a cache of integers": ({"cache": torch.zeros(2, 8, 4).int()}, "cache: got dtype torch.int32"),
-        "a flag": ({"output_final_state": x}, r"output_final_state: got a torch.float32 tensor of shape \(2, 5, 8\), expected a bool"),
-        "floats as starts": ({"x": x[:1], "cu_seqlens": starts.float()}, "cu_seqlens: got dtype torch.float32, expected integers"),
-        "many sequences": ({"x": x[:1], "cu_seqlens": starts[:1].expand(2**33)}, "cu_seqlens: got 8589934591 sequences in 5 tokens"),
-        "starts behind the end": ({"x": x[:1], "cu_seqlens": starts + 7, "cache": torch.zeros(1, 8, 4)}, "cu_seqlens: got other values"),
+        "a flag": (
+            {"output_final_state": x},
+            r"output_final_state: got a torch.float32 tensor of shape \(2, 5, 8\), expected a bool",
+        ),
+        "floats as starts": (
+            {"x": x[:1], "cu_seqlens": starts.float()},
+            "cu_seqlens: got dtype torch.float32, expected integers",
+        ),
+        "many sequences": (
+            {"x": x[:1], "cu_seqlens": starts[:1].expand(2**33)},
+            "cu_seqlens: got 8589934591 sequences in 5 tokens",
+        ),
+        "starts behind the end": (
+            {"x": x[:1], "cu_seqlens": starts + 7, "cache": torch.zeros(1, 8, 4)},
+            "cu_seqlens: got other values",
+        ),
     }.values():
         with pytest.raises((TypeError, ValueError), match=f"^{words}"):
             layer(**{"x": x} | options)
@@ -188,7 +208,9 @@ def test_sizes_are_refused_before_they_take_memory() -> None:
             for wrong in (2.0, "8", None, True, 2**70, torch.ones(2), [8]):
                 with pytest.raises(TypeError, match=f"^{name}: got .*, expected an int of 64 bits"):
                     layer(**{name: wrong, other: 1})
-        with pytest.raises(ValueError, match=f"^{channels}, {taps}: got 1048576 and 1048576, expected a product, .* of at most 2147483647"):
+        with pytest.raises(
+            ValueError, match=f"^{channels}, {taps}: got 1048576 and 1048576, expected a product, .* of at most 2147483647"
+        ):
             layer(1 << 20, 1 << 20)
         with pytest.raises(TypeError, match=r"^dtype: got torch\.int32"):
             layer(8, 4, dtype=torch.int32)
@@ -209,12 +231,25 @@ def test_what_a_short_convolution_looks_at_first_lets_nothing_bad_through() -> N
     layer: Any = ShortConvolution(8, 4)
     variants: dict[str, list[Any]] = {
         "x": [torch.zeros(2, 5, 8), torch.zeros(1, 5, 8), torch.zeros(3, 1, 8), torch.zeros(2, 5, 7), torch.zeros(5, 8)],
-        "residual": [None, torch.zeros(2, 5, 8), torch.zeros(1, 5, 8), torch.zeros(2, 5, 8).int(), torch.zeros(1, 5, 8, device="meta")],
+        "residual": [
+            None,
+            torch.zeros(2, 5, 8),
+            torch.zeros(1, 5, 8),
+            torch.zeros(2, 5, 8).int(),
+            torch.zeros(1, 5, 8, device="meta"),
+        ],
         "mask": [None, torch.ones(2, 5), torch.ones(1, 5).bool(), torch.ones(1, 5) * 1j, torch.ones(5)],
         "cache": [None, torch.zeros(2, 8, 4), torch.zeros(1, 8, 4).double(), torch.zeros(2, 8, 3), torch.zeros(1, 8, 4).int()],
-        "cu_seqlens": [None, torch.tensor([0, 5]), torch.tensor([0, 2, 5]).int(), torch.tensor([0, 5]).short(), torch.tensor([0.0, 5.0]),
-                       torch.tensor([[0, 5]]), torch.empty(0, dtype=torch.int)],
-    }  # fmt: skip
+        "cu_seqlens": [
+            None,
+            torch.tensor([0, 5]),
+            torch.tensor([0, 2, 5]).int(),
+            torch.tensor([0, 5]).short(),
+            torch.tensor([0.0, 5.0]),
+            torch.tensor([[0, 5]]),
+            torch.empty(0, dtype=torch.int),
+        ],
+    }
     calls = refused = 0
     for values in itertools.product(*variants.values()):
         arguments = dict(zip(variants, values, strict=True))

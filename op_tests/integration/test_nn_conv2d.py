@@ -33,7 +33,9 @@ def test_layer_is_torchs(backend: str, settings: dict[str, Any]) -> None:
     torch.manual_seed(1)
     ours = hipconv.nn.Conv2d(4, 6, 3, **settings).to(device)
     assert repr(ours) == repr(theirs)
-    assert [(name, tuple(p.shape)) for name, p in ours.named_parameters()] == [(n, tuple(p.shape)) for n, p in theirs.named_parameters()]
+    assert [(name, tuple(p.shape)) for name, p in ours.named_parameters()] == [
+        (n, tuple(p.shape)) for n, p in theirs.named_parameters()
+    ]
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(2, 4, 9, 8, device=device)
@@ -54,7 +56,9 @@ def test_activation_residual_and_gradients(name: str) -> None:
     found = ours(x, residual)
     torch.testing.assert_close(found, expected)
     wanted = torch.autograd.grad(expected.square().sum(), (x, ours.weight, ours.bias))
-    torch.testing.assert_close(torch.autograd.grad(found.square().sum(), (x, ours.weight, ours.bias)), wanted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        torch.autograd.grad(found.square().sum(), (x, ours.weight, ours.bias)), wanted, rtol=1e-4, atol=1e-4
+    )
 
 
 def _options(name: str) -> dict[str, str]:
@@ -67,7 +71,11 @@ def test_layer_travels() -> None:
     stored = io.BytesIO()
     torch.save(layer, stored)
     stored.seek(0)
-    others = [copy.deepcopy(layer), torch.load(stored, weights_only=False), torch.compile(layer, backend="eager", fullgraph=True)]
+    others = [
+        copy.deepcopy(layer),
+        torch.load(stored, weights_only=False),
+        torch.compile(layer, backend="eager", fullgraph=True),
+    ]
     for other in others:
         assert torch.equal(other(x), layer(x))
     assert others[0].weight is not layer.weight
@@ -141,9 +149,14 @@ def test_replace_leaves_what_may_do_more() -> None:
         pass
 
     model = nn.Sequential(
-        nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), Own(4, 4, 1), nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 1)), nn.Conv2d(4, 4, 1),
-        nn.ReLU(), nn.Conv2d(4, 4, 1).double(),
-    )  # fmt: skip
+        nn.Conv2d(3, 4, 1),
+        nn.BatchNorm2d(4),
+        Own(4, 4, 1),
+        nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 1)),
+        nn.Conv2d(4, 4, 1),
+        nn.ReLU(),
+        nn.Conv2d(4, 4, 1).double(),
+    )
     model[4].register_forward_hook(lambda *_: None)
     model[5].register_forward_hook(lambda *_: None)
     report = hipconv.replace_conv2d(model, fold_batchnorm=True, channels_last=False)

@@ -1,7 +1,9 @@
-"""hipconv in inference engines, by its entry points: every holder of their functions, in every order of imports, and what calls compute.
+"""hipconv in inference engines, by its entry points: every holder of their functions, in every order of imports, and what calls
+compute.
 
 Each engine is stood in for by modules made of facts (engine_facts.py), which a run can afford: where its functions are
-defined, with which signatures, and which modules import them under which names. `run_engine_plugins.py` uses the engines themselves.
+defined, with which signatures, and which modules import them under which names. `run_engine_plugins.py` uses the engines
+themselves.
 """
 
 from __future__ import annotations
@@ -22,8 +24,10 @@ ENGINES: dict[str, dict[str, Any]] = json.loads(FACTS.read_text())
 SINGLE = "fused_reshape_causal_conv1d_update_single_token"
 AITER = "aiter.ops.triton.causal_conv1d_update_single_token"
 AITERS = (
-    "x, num_actual_tokens, num_k_heads, num_v_heads, head_k_dim, head_v_dim, ba, z_out, core_attn_out, conv_state, weight, bias=None, "
-    "activation=None, conv_state_indices=None, num_accepted_tokens=None, query_start_loc=None, max_query_len=-1, pad_slot_id=-1, "
+    "x, num_actual_tokens, num_k_heads, num_v_heads, head_k_dim, head_v_dim, ba, z_out, core_attn_out, conv_state, weight, "
+    "bias=None, "
+    "activation=None, conv_state_indices=None, num_accepted_tokens=None, query_start_loc=None, max_query_len=-1, "
+    "pad_slot_id=-1, "
     "block_idx_last_scheduled_token=None, initial_state_idx=None, validate_data=False, qkvz_layout='interleaved'"
 )
 OPS = "vllm.model_executor.layers.mamba.ops.causal_conv1d"
@@ -49,7 +53,11 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     modules = {name: module for engine in ENGINES.values() for name, module in engine["modules"].items()}
     modules[AITER] = {"defines": {SINGLE: AITERS}, "imports": []}
     for name in sorted(modules, key=lambda name: -name.count(".")):  # a package after what it holds
-        lines = [f"from {one['from']} import {one['name']} as {one['as']}" for one in modules[name]["imports"] if one["at"] == "import"]
+        lines = [
+            f"from {one['from']} import {one['name']} as {one['as']}"
+            for one in modules[name]["imports"]
+            if one["at"] == "import"
+        ]
         for function, signature in modules[name]["defines"].items():
             lines += [f"def {function}({signature}):", f"    return '{name}.{function}', dict(locals())"]
         write_module(root, name, "\n".join(lines) + "\n")
@@ -107,8 +115,11 @@ def test_every_module_that_holds_a_function_by_name_gets_ours(stand_ins: Path, e
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_nothing_of_an_engine_is_imported_for_it(stand_ins: Path, engine: str) -> None:
-    run(stand_ins, f"import sys\nfrom hipconv.plugins import {engine}\n{engine}.register()\n"
-                   f"assert not [name for name in sys.modules if name.split('.')[0] in ('vllm', 'sglang', 'aiter')]")  # fmt: skip
+    run(
+        stand_ins,
+        f"import sys\nfrom hipconv.plugins import {engine}\n{engine}.register()\n"
+        f"assert not [name for name in sys.modules if name.split('.')[0] in ('vllm', 'sglang', 'aiter')]",
+    )
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -138,7 +149,9 @@ def test_aiters_fused_function_is_ours_only_where_that_is_asked_for(stand_ins: P
 
 def test_what_vllms_callers_pass_is_computed_as_theirs(stand_ins: Path) -> None:
     """Prefill and decode as its layers call them: by position and by name, in place without `out`, values never checked."""
-    run(stand_ins, f"""
+    run(
+        stand_ins,
+        f"""
         import torch
         from hipconv.plugins import vllm as plugin
         from hipconv import reference, reference_update
@@ -150,7 +163,8 @@ def test_what_vllms_callers_pass_is_computed_as_theirs(stand_ins: Path) -> None:
         starts, slots = torch.tensor([0, 5, 9], dtype=torch.int32), torch.tensor([2, 4], dtype=torch.int32)
         has = torch.tensor([True, False])
         expected, state = reference.causal_conv1d_varlen(x.T, weight, bias, pool.clone(), starts, slots, has, True)[:2]
-        out = ops.causal_conv1d_fn(x.T, weight, bias, activation="silu", conv_states=pool, has_initial_state=has, cache_indices=slots,
+        out = ops.causal_conv1d_fn(x.T, weight, bias, activation="silu", conv_states=pool, has_initial_state=has,
+                                   cache_indices=slots,
                                    query_start_loc=starts, metadata=object(), validate_data=True)
         assert torch.allclose(out.double(), expected.double(), atol=1e-5) and torch.equal(pool, state)
         longer, again = torch.tensor([2, 4, 0, 7], dtype=torch.int32), torch.randn(5, 3, 8).mT
@@ -168,7 +182,8 @@ def test_what_vllms_callers_pass_is_computed_as_theirs(stand_ins: Path) -> None:
         assert ops.causal_conv1d_update(given, kept, weight, bias, "silu", slots, out=elsewhere) is elsewhere
         assert torch.equal(given, x) and torch.allclose(elsewhere[::2].double(), expected.out[::2], atol=1e-5)
         accepted = torch.tensor([1, 2])
-        drafts = ops.causal_conv1d_update(torch.randn(4, 8), torch.zeros(3, 8, 5), weight, bias, "silu", torch.tensor([1, 2]), accepted,
+        drafts = ops.causal_conv1d_update(torch.randn(4, 8), torch.zeros(3, 8, 5), weight, bias, "silu",
+                                          torch.tensor([1, 2]), accepted,
                                           torch.tensor([0, 2, 4]), 2)
         assert drafts.shape == (4, 8)
         for wrong in (lambda: ops.causal_conv1d_update(x), lambda: ops.causal_conv1d_update(x, pool, weight, x=x),
@@ -179,11 +194,14 @@ def test_what_vllms_callers_pass_is_computed_as_theirs(stand_ins: Path) -> None:
                 assert "causal_conv1d_update()" in str(error), error
             else:
                 raise AssertionError("taken")
-    """)  # fmt: skip
+    """,
+    )
 
 
 def test_what_sglangs_callers_pass_is_computed_as_theirs_or_left_to_them(stand_ins: Path) -> None:
-    run(stand_ins, f"""
+    run(
+        stand_ins,
+        f"""
         import torch
         from hipconv.plugins import sglang as plugin
         from hipconv import reference, reference_update
@@ -212,8 +230,10 @@ def test_what_sglangs_callers_pass_is_computed_as_theirs_or_left_to_them(stand_i
         x, slots = torch.randn(2, 8, 3), torch.tensor([3, -1])
         windows = torch.zeros(2, 3, 8, 3)
         expected = reference_update.causal_conv1d_update(x, pool, weight, bias, True, conv_state_indices=slots,
-                                                         intermediate_conv_window=windows, intermediate_state_indices=torch.tensor([1, 0]))
-        out = triton.causal_conv1d_update(x, pool, weight, bias, "silu", conv_state_indices=slots, intermediate_conv_window=windows,
+                                                         intermediate_conv_window=windows,
+                                                         intermediate_state_indices=torch.tensor([1, 0]))
+        out = triton.causal_conv1d_update(x, pool, weight, bias, "silu", conv_state_indices=slots,
+                                          intermediate_conv_window=windows,
                                           intermediate_state_indices=torch.tensor([1, 0]))
         assert torch.allclose(out.double(), expected.out, atol=1e-5) and torch.equal(pool, expected.conv_state)
         assert torch.equal(windows, expected.intermediate_conv_window)
@@ -225,7 +245,8 @@ def test_what_sglangs_callers_pass_is_computed_as_theirs_or_left_to_them(stand_i
         assert torch.equal(speculative, expected.conv_state)
         circular = triton.causal_conv1d_update(x, pool, weight, bias, "silu", torch.tensor([0, 1]), slots)
         assert circular[0] == "{TRITON}.causal_conv1d_update"
-    """)  # fmt: skip
+    """,
+    )
 
 
 def test_what_cannot_be_replaced_stays_and_is_named(stand_ins: Path, tmp_path: Path) -> None:
@@ -238,12 +259,19 @@ def test_what_cannot_be_replaced_stays_and_is_named(stand_ins: Path, tmp_path: P
         import {OPS} as ops
         print(ops.causal_conv1d_fn(1), ops.causal_conv1d_update(1))
     """
-    for number, (text, words) in enumerate({
-        "def causal_conv1d_fn(x, novel=1):\n    return 'theirs'\ncausal_conv1d_update = causal_conv1d_fn":
-            "causal_conv1d_fn stays the engine's own: it takes novel, which this version of hipconv does not know",
-        "import functools\ncausal_conv1d_fn = functools.partial(str)\ncausal_conv1d_update = str": "it is partial, not a plain function",
-        f"from {OPS.replace('.ops.', '.ops.cpu.')} import f\ncausal_conv1d_fn = causal_conv1d_update = f": "for another platform",
-    }.items()):  # fmt: skip
+    for number, (text, words) in enumerate(
+        {
+            "def causal_conv1d_fn(x, novel=1):\n    return 'theirs'\ncausal_conv1d_update = causal_conv1d_fn": (
+                "causal_conv1d_fn stays the engine's own: it takes novel, which this version of hipconv does not know"
+            ),
+            "import functools\ncausal_conv1d_fn = functools.partial(str)\ncausal_conv1d_update = str": (
+                "it is partial, not a plain function"
+            ),
+            f"from {OPS.replace('.ops.', '.ops.cpu.')} import f\ncausal_conv1d_fn = causal_conv1d_update = f": (
+                "for another platform"
+            ),
+        }.items()
+    ):
         place = tmp_path / str(number)
         place.mkdir()
         write_module(place, OPS.replace(".ops.", ".ops.cpu."), "def f(x):\n    return 'theirs'")

@@ -1,7 +1,8 @@
-"""Properties between functions, whatever the numbers: linearity, shifts, channels apart, adjoints, chunks, one result by every name.
+"""Properties between functions, whatever the numbers: linearity, shifts, channels apart, adjoints, chunks, one result by every
+name.
 
-The numbers are small integers, whose sums every type here holds exactly: both sides are equal to the last bit, and no tolerance hides a
-tap.
+The numbers are small integers, whose sums every type here holds exactly: both sides are equal to the last bit, and no tolerance
+hides a tap.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def equal(found: Tensor, expected: Tensor, *where: object) -> None:
     assert found.dtype == expected.dtype and torch.equal(found, expected), where
 
 
-# ---- the convolution is linear, and the same everywhere -----------------------------------------------------------------------------
+# ---- the convolution is linear, and the same everywhere ----------------------------------------------------------------------
 
 
 @given(problems, st.integers(-1, 2), st.integers(-1, 1))
@@ -109,7 +110,9 @@ def _channels(device: torch.device, p: Problem, at: int) -> None:
     weight, bias = p.parameters(device)
     x, at = p.x(device), min(at, p.dim)
     parts = [
-        hipconv.causal_conv1d(x[:, part], weight[part], bias[part], "silu") for part in (slice(at), slice(at, None)) if x[:, part].shape[1]
+        hipconv.causal_conv1d(x[:, part], weight[part], bias[part], "silu")
+        for part in (slice(at), slice(at, None))
+        if x[:, part].shape[1]
     ]
     whole = hipconv.causal_conv1d(x, weight, bias, "silu")
     found = torch.cat(parts, 1)
@@ -143,7 +146,10 @@ def _by_every_name(device: torch.device, p: Problem) -> None:
     equal(prefilled.reshape(p.dim, p.batch, p.seqlen).transpose(0, 1), expected, p)
 
     stepped = torch.zeros_like(pool)
-    steps = [serving.causal_conv1d_update(x[..., t], stepped, weight, bias, conv_state_indices=slots) for t in range(min(p.seqlen, 8))]
+    steps = [
+        serving.causal_conv1d_update(x[..., t], stepped, weight, bias, conv_state_indices=slots)
+        for t in range(min(p.seqlen, 8))
+    ]
     for t, step in enumerate(steps):
         equal(step, expected[..., t], p, t)
     if p.seqlen <= 8:
@@ -160,7 +166,7 @@ def test_it_is_one_convolution_by_every_name(device: torch.device) -> None:
     _by_every_name(device)
 
 
-# ---- backward: the adjoint ---------------------------------------------------------------------------------------------------------
+# ---- backward: the adjoint ---------------------------------------------------------------------------------------------------
 
 
 @given(problems, st.booleans(), st.booleans())
@@ -192,7 +198,14 @@ def test_the_backward_of_conv1d_is_its_adjoint(device: torch.device) -> None:
 )  # fmt: skip
 @often
 def _adjoint_2d(
-    device: torch.device, seed: int, batch: int, channels: tuple[int, int, int], kernel: int, stride: int, dilation: int, padding: int
+    device: torch.device,
+    seed: int,
+    batch: int,
+    channels: tuple[int, int, int],
+    kernel: int,
+    stride: int,
+    dilation: int,
+    padding: int,
 ) -> None:
     torch.manual_seed(seed)
     into, outof, groups = channels
@@ -212,7 +225,7 @@ def test_the_backward_of_conv2d_is_its_adjoint(device: torch.device) -> None:
     _adjoint_2d(device)
 
 
-# ---- chunks ------------------------------------------------------------------------------------------------------------------------
+# ---- chunks ------------------------------------------------------------------------------------------------------------------
 
 
 @given(problems, st.lists(st.integers(0, 70), max_size=4))

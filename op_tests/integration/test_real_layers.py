@@ -1,8 +1,9 @@
 """Hugging Face transformers' own model code, unmodified, on hipconv: every family that uses causal_conv1d, tiny and random.
 
-transformers looks a function up when a model's module is imported and keeps what it finds, else its own one in torch; neither needs a
-GPU. So `hipconv.install_as_causal_conv1d()` comes first (or the distribution in compat/, where it is installed), and a family's torch
-path is what its functions wrap. Only LFM3, whose width the original does not serve, never looks; there the names are rebound.
+transformers looks a function up when a model's module is imported and keeps what it finds, else its own one in torch; neither
+needs a GPU. So `hipconv.install_as_causal_conv1d()` comes first (or the distribution in compat/, where it is installed), and a
+family's torch path is what its functions wrap. Only LFM3, whose width the original does not serve, never looks; there the names
+are rebound.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from support.backends import environment
 from support.observe import Calls
 import hipconv
 
-transformers: Any = pytest.importorskip("transformers", reason="transformers is not installed (pip install -r requirements-dev.txt)")
+transformers: Any = pytest.importorskip(
+    "transformers", reason="transformers is not installed (pip install -r requirements-dev.txt)"
+)
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 NAMES = ("causal_conv1d_fn", "causal_conv1d_update")
@@ -45,12 +48,25 @@ EXPERTS = {
     "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
 }  # fmt: skip
 DELTA = {
-    "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "layer_types": LAYERS,
-}  # fmt: skip
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "layer_types": LAYERS,
+}
 KIMI = {
-    "linear_head_dim": 8, "linear_num_heads": 4, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
-    "n_group": 1, "topk_group": 1, "num_key_value_heads": 4, "layer_types": LAYERS, "mlp_layer_types": ["dense", "sparse"],
-}  # fmt: skip
+    "linear_head_dim": 8,
+    "linear_num_heads": 4,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_key_value_heads": 4,
+    "layer_types": LAYERS,
+    "mlp_layer_types": ["dense", "sparse"],
+}
 
 # By the folder of transformers/models: the name of the configuration, and what it needs beyond COMMON.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -59,7 +75,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon_h1": ("falcon_h1", SSD | {"mamba_d_ssm": 64}),
     "falcon_mamba": ("falcon_mamba", {"state_size": 8}),
     "glm5_next": ("glm5_next_text", KIMI | EXPERTS | {"qk_rope_head_dim": 0, "head_dim": 0}),
-    "granitemoehybrid": ("granitemoehybrid", SSD | EXPERTS | {"layer_types": ["mamba", "attention"], "shared_intermediate_size": 32}),
+    "granitemoehybrid": (
+        "granitemoehybrid",
+        SSD | EXPERTS | {"layer_types": ["mamba", "attention"], "shared_intermediate_size": 32},
+    ),
     "inkling": ("inkling_text", EXPERTS),
     "inkling2": ("inkling2_text", EXPERTS),
     "jamba": ("jamba", {"mamba_d_state": 8, "num_experts": 4, "attn_layer_period": 2, "attn_layer_offset": 1}),
@@ -80,7 +99,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next": ("qwen3_next", DELTA | EXPERTS),
     "qwen4_exp": (
         "qwen4_exp_text",
-        DELTA | EXPERTS | {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 8}
+        DELTA
+        | EXPERTS
+        | {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 8}
         | {"indexer_budget": 64, "indexer_compress_ratio": 4},
     ),
     "zamba": (
@@ -93,12 +114,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"mamba_d_state": 16, "n_mamba_heads": 4, "chunk_size": 8, "num_key_value_heads": 4}
         | {"layers_block_type": ["mamba", "hybrid"]},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def installed() -> None:
-    """hipconv in the place of causal_conv1d before any model is imported: as a distribution if that is here, else for this process."""
+    """hipconv in the place of causal_conv1d before any model is imported: as a distribution if that is here,
+    else for this process.
+    """
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         if importlib.metadata.version("causal-conv1d").endswith("+hipconv"):
             return
@@ -164,7 +187,13 @@ def decode(model: Any, tokens: Tensor) -> list[Tensor]:
     """Prefill, then six tokens one by one: by `generate`, or through the cache where a model has no head."""
     model.eval()
     if hasattr(model, "generate") and model.get_output_embeddings() is not None:
-        options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+        options = {
+            "max_new_tokens": 6,
+            "min_new_tokens": 6,
+            "do_sample": False,
+            "output_logits": True,
+            "return_dict_in_generate": True,
+        }
         done = model.generate(tokens, **options)
         return [done.sequences.float(), *done.logits]
     out, cache = [], None
@@ -239,7 +268,18 @@ def test_through_the_installed_distribution(tmp_path: Path) -> None:
     skipped = shutil.ignore_patterns(".git", ".venv*", "build", "dist", "*.egg-info", "__pycache__", ".*_cache")
     shutil.copytree(ROOT, tmp_path / "checkout", ignore=skipped)  # a build leaves its traces beside the sources
     site, tests = tmp_path / "site", tmp_path / "checkout" / "op_tests"
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-build-isolation", "--target", str(site)]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-index",
+        "--no-build-isolation",
+        "--target",
+        str(site),
+    ]
     subprocess.run([*pip, str(tmp_path / "checkout"), str(tmp_path / "checkout/compat/causal_conv1d")], check=True)
     shutil.rmtree(tmp_path / "checkout" / "python")
     with environment(PYTHONPATH=str(site)):

@@ -1,4 +1,6 @@
-"""Modules and functions as users of torch treat them: copies, pickles, threads, forks after the first use, spawned workers, exports."""
+"""Modules and functions as users of torch treat them: copies, pickles, threads, forks after the first use,
+spawned workers, exports.
+"""
 
 from __future__ import annotations
 
@@ -76,12 +78,15 @@ def test_plans_and_errors_are_sent_to_other_processes() -> None:
     x, weight = torch.randn(2, 6, 9), torch.randn(6, 4)
     for plan in (hipconv.causal_conv1d_plan(x, weight), hipconv.conv2d_plan(x[:, :, None], weight[:, None, None], groups=6)):
         assert str(pickle.loads(pickle.dumps(plan))) == str(plan) and str(copy.deepcopy(plan)) == str(plan)
-    for error in (hipconv.errors.BuildError("a compiler's text"), hipconv.errors.UnknownModule("typo", ["causal_conv1d", "conv2d"])):
+    for error in (
+        hipconv.errors.BuildError("a compiler's text"),
+        hipconv.errors.UnknownModule("typo", ["causal_conv1d", "conv2d"]),
+    ):
         found = pickle.loads(pickle.dumps(error))
         assert type(found) is type(error) and str(found) == str(error)
 
 
-# ---- threads and processes -----------------------------------------------------------------------------------------------------------
+# ---- threads and processes ---------------------------------------------------------------------------------------------------
 
 
 def everything(seed: int, tokens: int = 60) -> list[Tensor]:

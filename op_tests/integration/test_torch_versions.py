@@ -32,7 +32,9 @@ def test_what_does_not_compile_is_said_binding_by_binding(tmp_path: Path) -> Non
 def test_no_large_build_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """pip names the size first."""
     pip = tmp_path / "pip"
-    pip.write_text("#!/bin/sh\necho '  Downloading torch-9.9-cp311-cp311-manylinux2014_aarch64.whl (797.3 MB)'\nexec sleep 60\n")
+    pip.write_text(
+        "#!/bin/sh\necho '  Downloading torch-9.9-cp311-cp311-manylinux2014_aarch64.whl (797.3 MB)'\nexec sleep 60\n"
+    )
     pip.chmod(0o755)
     monkeypatch.setattr(torch_versions.sys, "executable", str(pip))
     assert torch_versions.fetch("9.9", tmp_path) == "PyPI's build for aarch64 has 797.3 MB, more than 400 MB"

@@ -1,5 +1,5 @@
-"""torch's transforms apply to every function: derivatives in both directions and of second order, torch.func, vmap, autocast, lazy
-negation and tensors of zeros without memory. The reference is the same transform of plain torch.
+"""torch's transforms apply to every function: derivatives in both directions and of second order, torch.func, vmap, autocast,
+lazy negation and tensors of zeros without memory. The reference is the same transform of plain torch.
 """
 
 from __future__ import annotations
@@ -118,7 +118,9 @@ def _per_sample(f: Callable, inputs: list[Tensor]) -> Any:
 
 def _ensemble(f: Callable, inputs: list[Tensor]) -> Any:
     x, weight, *others = inputs
-    return vmap(f, (None, 1, *[0] * len(others)))(x, torch.stack([weight, 2 * weight], 1), *(torch.stack([t, -t]) for t in others))
+    return vmap(f, (None, 1, *[0] * len(others)))(
+        x, torch.stack([weight, 2 * weight], 1), *(torch.stack([t, -t]) for t in others)
+    )
 
 
 TRANSFORMS: dict[str, Callable[[Callable, list[Tensor]], Any]] = {
@@ -131,7 +133,9 @@ TRANSFORMS: dict[str, Callable[[Callable, list[Tensor]], Any]] = {
     "jacrev": lambda f, inputs: jacrev(f, (0, 1))(*inputs),
     "jacfwd": lambda f, inputs: jacfwd(f, (0, 1))(*inputs),
     "hessian": lambda f, inputs: hessian(lambda *a: total(f(*a)), _all(inputs))(*inputs),
-    "grad of grad": lambda f, inputs: grad(lambda *a: total(grad(lambda *a: total(f(*a)), _all(inputs))(*a)), _all(inputs))(*inputs),
+    "grad of grad": lambda f, inputs: grad(lambda *a: total(grad(lambda *a: total(f(*a)), _all(inputs))(*a)), _all(inputs))(
+        *inputs
+    ),
     "jvp of jvp": lambda f, inputs: jvp(
         lambda *a: jvp(f, a, _directions(inputs))[1], tuple(inputs), tuple(-t for t in _directions(inputs))
     ),
@@ -226,10 +230,14 @@ def test_activations_have_derivatives_in_both_directions_and_of_second_order(nam
 @pytest.mark.parametrize("packed", [False, True])
 def test_gradcheck_in_both_directions_and_of_second_order(packed: bool, use_silu: bool) -> None:
     def call(x: Tensor, weight: Tensor, bias: Tensor, states: Tensor) -> Any:
-        return hipconv.causal_conv1d_fn(x, weight, bias, _ids(x) if packed else None, states, True, activation="silu" if use_silu else None)
+        return hipconv.causal_conv1d_fn(
+            x, weight, bias, _ids(x) if packed else None, states, True, activation="silu" if use_silu else None
+        )
 
     with environment(**WAYS["cpu"]):
-        inputs = tuple(t.double().requires_grad_() for t in inputs_of(FUNCTIONS["causal_conv1d_fn states"], torch.device("cpu")))
+        inputs = tuple(
+            t.double().requires_grad_() for t in inputs_of(FUNCTIONS["causal_conv1d_fn states"], torch.device("cpu"))
+        )
         assert torch.autograd.gradcheck(call, inputs, check_forward_ad=True, check_batched_grad=True, fast_mode=True)
         assert torch.autograd.gradgradcheck(call, inputs, check_fwd_over_rev=True, fast_mode=True)
 
@@ -264,7 +272,7 @@ def test_modules_are_functions_of_their_parameters(device: torch.device) -> None
         check_equal({name: g[i] for name, g in each.items()}, grad(loss)(parameters, x[i]))
 
 
-# ---- dual tensors --------------------------------------------------------------------------------------------------------------------
+# ---- dual tensors ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -290,7 +298,9 @@ WRITING_FORMS: dict[str, Callable[[Tensor, Tensor, Tensor], object]] = {  # of a
         x[0], w, None, x.new_zeros(1, 3, 3), torch.tensor([0, 5], device=x.device), out=out[0]
     ),
     "decode": lambda out, x, w: serving.causal_conv1d_update(x[:, :, 0], x.new_zeros(2, 3, 3).detach(), w, out=out[:, :, 0]),
-    "conv2d": lambda out, x, w: hipconv.conv2d(x[:, :, None], w[:, :, None, None].expand(3, 4, 1, 1)[:, :3], out=out[:, :, None]),
+    "conv2d": lambda out, x, w: hipconv.conv2d(
+        x[:, :, None], w[:, :, None, None].expand(3, 4, 1, 1)[:, :3], out=out[:, :, None]
+    ),
 }
 
 
@@ -311,7 +321,7 @@ def test_a_form_that_writes_refuses_what_it_would_lose(device: torch.device, for
     assert (out == 7).all()
 
 
-# ---- lazy negation, zeros without memory -----------------------------------------------------------------------------------------------
+# ---- lazy negation, zeros without memory -------------------------------------------------------------------------------------
 
 
 def negated(tensor: Tensor) -> Tensor:
@@ -380,10 +390,12 @@ def test_a_tensor_of_zeros_without_memory_is_not_written(device: torch.device) -
         hipconv.causal_conv1d(x, weight)  # loads the module
 
 
-# ---- autocast ------------------------------------------------------------------------------------------------------------------------
+# ---- autocast ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float32), (torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)])
+@pytest.mark.parametrize(
+    "dtypes", [(torch.float32, torch.float32), (torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)]
+)
 def test_autocast_casts_conv2d_as_torch_casts_its_own(device: torch.device, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
     x, weight, bias, residual = inputs_of(FUNCTIONS["conv2d silu"], device)
     x, weight = x.to(dtypes[0]), weight.to(dtypes[1])

@@ -1,8 +1,8 @@
 """docs/adding_*.md, followed to the letter: what they add to a copy of the repository builds and runs.
 
-A block of code after `<!-- file: PATH -->` is a new file. One after `<!-- edit: PATH: after `TEXT` -->` follows the only line that is that
-text, or has it; `instead of` takes the line's place. One after `<!-- run: BACKENDS -->` is run as a script on each of these. What stands
-under one `##` heading of adding_a_kernel.md, and all of adding_an_op.md, is a walk.
+A block of code after `<!-- file: PATH -->` is a new file. One after `<!-- edit: PATH: after `TEXT` -->` follows the only line
+that is that text, or has it; `instead of` takes the line's place. One after `<!-- run: BACKENDS -->` is run as a script on each
+of these. What stands under one `##` heading of adding_a_kernel.md, and all of adding_an_op.md, is a walk.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class Step(NamedTuple):
     text: str
 
 
-STEP = re.compile(r"^<!-- (file|edit|run): ([^\n]*?)(?:: (after|instead of) `([^\n]*)`)? -->\n```\w*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+STEP = re.compile(
+    r"^<!-- (file|edit|run): ([^\n]*?)(?:: (after|instead of) `([^\n]*)`)? -->\n```\w*\n(.*?)^```$", re.DOTALL | re.MULTILINE
+)
 
 
 def steps_of(text: str) -> list[Step]:
@@ -54,20 +56,22 @@ def test_a_walk_touches_few_files(title: str) -> None:
 
 
 def test_the_walks_lead_where_their_pages_say(tmp_path: Path) -> None:
-    """All of them are taken in one copy and one process, which has torch from the start; and what they add keeps to the floors."""
+    """All of them are taken in one copy and one process, which has torch from the start;
+    and what they add keeps to the floors.
+    """
     for name in ("csrc", "python", "op_tests/support"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     shutil.copy(ROOT / "jit_config.json", tmp_path)
 
     script = f"import os, sys\nsys.path.insert(0, {str(tmp_path / 'op_tests')!r})\n"
-    script += (
-        "from support import test_floors\nfor name in dir(test_floors):\n    name.startswith('test_') and getattr(test_floors, name)()\n"
-    )
+    script += "from support import test_floors\nfor name in dir(test_floors):\n"
+    script += "    name.startswith('test_') and getattr(test_floors, name)()\n"
     for title, steps in walks().items():
         for step in steps:
             if step.kind == "run":
                 for backend in step.what.split():
-                    script += f"print({title!r}, flush=True)\nos.environ['HIPCONV_BACKEND'] = {backend!r}\nexec({step.text!r}, {{}})\n"
+                    script += f"print({title!r}, flush=True)\nos.environ['HIPCONV_BACKEND'] = {backend!r}\n"
+                    script += f"exec({step.text!r}, {{}})\n"
             else:
                 take(step, tmp_path / step.what)
     variables = {"PYTHONPATH": str(tmp_path / "python"), "HIPCONV_CACHE_DIR": str(tmp_path / "cache")}

@@ -3,8 +3,8 @@
     python op_tests/check_torch_versions.py 2.4.0 2.13.0          # the oldest that is promised, and the one that is installed
     python op_tests/check_torch_versions.py 2.4.0 --directory torch_wheels    # fetched once, kept there
 
-The version that is installed runs the demo, which builds and calls a module. Of another one PyPI has no build for x86-64 without CUDA, but
-one for aarch64: its Python and its headers are those of every build. Nothing of it is run:
+The version that is installed runs the demo, which builds and calls a module. Of another one PyPI has no build for x86-64
+without CUDA, but one for aarch64: its Python and its headers are those of every build. Nothing of it is run:
 
 * names: mypy reads hipconv against its Python and stubs; a name or an argument that is not there is an error.
 * headers: g++ compiles each binding against its headers, as far as the machine's code (-fsyntax-only).
@@ -36,8 +36,23 @@ def fetch(version: str, directory: Path) -> Path | str:
         return found[0]
     platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--progress-bar", "off", *platforms,
-               "--python-version", python, "-d", str(directory), f"torch=={version}"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        "--progress-bar",
+        "off",
+        *platforms,
+        "--python-version",
+        python,
+        "-d",
+        str(directory),
+        f"torch=={version}",
+    ]
     lines = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pip:
         assert pip.stdout
@@ -62,7 +77,9 @@ def unpack(wheel: Path, place: Path) -> Path:
 def names(place: Path) -> str:
     """mypy's errors in hipconv, with torch's Python at `place` before the installed one."""
     command = [sys.executable, "-m", "mypy", "--cache-dir", str(place / "cache"), "python/hipconv"]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"MYPYPATH": str(place)}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"MYPYPATH": str(place)}, capture_output=True, text=True, check=False
+    )
     if not re.search(r"checked \d+ source files", done.stdout):
         return f"mypy failed: {done.stdout[-500:]}{done.stderr[-500:]}"
     return "\n".join(line for line in done.stdout.splitlines() if line.startswith("python/hipconv") and " error: " in line)
@@ -71,7 +88,9 @@ def names(place: Path) -> str:
 def headers(place: Path) -> str:
     """g++'s errors in each binding, with torch's headers at `place`."""
     include = place / "torch" / "include"
-    system = [f"-isystem{path}" for path in (include, include / "torch" / "csrc" / "api" / "include", sysconfig.get_path("include"))]
+    system = [
+        f"-isystem{path}" for path in (include, include / "torch" / "csrc" / "api" / "include", sysconfig.get_path("include"))
+    ]
     bindings = sorted((ROOT / "csrc" / "pybind").glob("*.cpp"))
     command = ["g++", "-std=c++17", "-fsyntax-only", "-Wall", "-DTORCH_EXTENSION_NAME=checked", *system,
                *(f"-I{ROOT / 'csrc' / path}" for path in ("include", "compat/simt"))]  # fmt: skip
@@ -84,7 +103,9 @@ def headers(place: Path) -> str:
 
 def demo() -> str:
     environment = os.environ | {"PYTHONPATH": str(ROOT / "python")}
-    done = subprocess.run([sys.executable, "-m", "hipconv", "demo"], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "hipconv", "demo"], env=environment, capture_output=True, text=True, check=False
+    )
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
 

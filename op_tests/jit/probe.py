@@ -1,8 +1,9 @@
 """A checkout of hipconv whose only module, `probe`, compiles in a quarter of a second, for tests of the JIT engine.
 
-Its binding is plain Python C API and its one function tells what it was built from: `answer()` is ANSWER of csrc/include/answer.h for the
-cpu backend, and ANSWER * 100 + the wave size for simt. Everything runs in processes of its own with private caches, homes and temporary
-directories, scripts in forks of one that has imported torch; the compiler is a script that logs, and can be told to wait or to fail.
+Its binding is plain Python C API and its one function tells what it was built from: `answer()` is ANSWER of
+csrc/include/answer.h for the cpu backend, and ANSWER * 100 + the wave size for simt. Everything runs in processes of its own
+with private caches, homes and temporary directories, scripts in forks of one that has imported torch; the compiler is a script
+that logs, and can be told to wait or to fail.
 """
 
 from __future__ import annotations
@@ -25,7 +26,14 @@ from support.zygote import Forked
 
 FILES = {
     "jit_config.json": json.dumps(
-        {"probe": {"kernels": ["kernels/probe_*.cu"], "cpu": ["cpu/probe_*.cpp"], "pybind": ["pybind/probe.cpp"], "flags": ["-O0"]}}
+        {
+            "probe": {
+                "kernels": ["kernels/probe_*.cu"],
+                "cpu": ["cpu/probe_*.cpp"],
+                "pybind": ["pybind/probe.cpp"],
+                "flags": ["-O0"],
+            }
+        }
     ),
     "README.md": "A probe.\n",
     "csrc/README.md": "Sources.\n",
@@ -118,7 +126,9 @@ def tree_hash(directory: Path) -> str:
     """Changes with any name or byte below `directory`."""
     total = hashlib.sha256()
     for path in sorted(directory.rglob("*")):
-        total.update(f"{path.relative_to(directory)}\0{path.is_file()}\0".encode() + (path.read_bytes() if path.is_file() else b""))
+        total.update(
+            f"{path.relative_to(directory)}\0{path.is_file()}\0".encode() + (path.read_bytes() if path.is_file() else b"")
+        )
     return total.hexdigest()
 
 
@@ -135,7 +145,11 @@ class Probe:
         self.temporary = directory / "temporary"
         for place in (self.home, self.temporary):
             place.mkdir(parents=True, exist_ok=True)
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("HIPCONV_", "TORCH", "XDG_", "PYTHON", "CXX"))}
+        kept = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("HIPCONV_", "TORCH", "XDG_", "PYTHON", "CXX"))
+        }
         self.environment = kept | {
             "PYTHONPATH": str(self.root / "python"),
             "PYTHONDONTWRITEBYTECODE": "1",

@@ -1,5 +1,5 @@
-"""The engine under attack: disks that are full, or change under it; sources that vanish; masks, clocks, locks and processors that are not
-what they were.
+"""The engine under attack: disks that are full, or change under it; sources that vanish; masks, clocks, locks and processors
+that are not what they were.
 
 Each test runs real processes on a small checkout of its own (probe.py). docs/testing.md has a table of them.
 """
@@ -47,11 +47,14 @@ def remount(place, flags):
 def mounts() -> None:
     """For tests that need a file system of their own."""
     words = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-Urm"]
-    if not shutil.which("unshare") or subprocess.run([*words, "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True).returncode:
+    if (
+        not shutil.which("unshare")
+        or subprocess.run([*words, "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True).returncode
+    ):
         pytest.skip("this machine lets nobody mount a file system")
 
 
-# ---- disks -------------------------------------------------------------------------------------------------------------------------
+# ---- disks -------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("mounts")
@@ -59,7 +62,9 @@ def mounts() -> None:
     "temporary", [pytest.param(False, id="cache"), pytest.param(True, id="cache and TMPDIR", marks=nightly)]
 )  # fmt: skip
 def test_a_disk_that_fills_in_the_middle_of_a_build(probe: Probe, temporary: bool) -> None:
-    """Wherever it is full: in copies of sources, in the compiler, in the linker, in what is written last. And it is tried again."""
+    """Wherever it is full: in copies of sources, in the compiler, in the linker, in what is written last.
+    And it is tried again.
+    """
     script = """
     disk = Path(os.environ["HIPCONV_CACHE_DIR"]).parent
     mount(disk, b",size=4m")
@@ -99,7 +104,9 @@ def test_a_disk_that_fills_in_the_middle_of_a_build(probe: Probe, temporary: boo
 
 
 def test_a_file_that_may_not_grow_is_a_full_disk(probe: Probe) -> None:
-    """A limit on the size of files, of the shell's `ulimit -f`: what is written next to a library that was cut short is not published."""
+    """A limit on the size of files, of the shell's `ulimit -f`:
+    what is written next to a library that was cut short is not published.
+    """
     script = """
     import resource
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, resource.RLIM_INFINITY))
@@ -134,12 +141,14 @@ def test_a_cache_from_which_nothing_may_be_run_is_named(probe: Probe) -> None:
     assert "noexec" in said and "HIPCONV_CACHE_DIR" in said and "failed to map segment" in said
 
 
-# ---- sources -----------------------------------------------------------------------------------------------------------------------
+# ---- sources -----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("gone", ["csrc", "csrc/cpu/probe_cpu.cpp", "jit_config.json", "csrc/include/answer.h"])
 def test_sources_that_vanish_after_the_import(warm: Probe, gone: str) -> None:
-    """As when a package is upgraded, or a checkout changes its branch, below a process. What is loaded stays; nothing else is guessed."""
+    """As when a package is upgraded, or a checkout changes its branch, below a process. What is loaded stays;
+    nothing else is guessed.
+    """
     script = f"""
     import shutil
     loaded = jit.module("probe", CPU).answer()
@@ -173,7 +182,8 @@ def test_a_source_that_vanishes_while_it_is_copied(probe: Probe) -> None:
         destination.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, destination)''', vars(jit.builder))
     first = attempt()
-    Path({str(probe.root / "csrc/cpu/probe_cpu.cpp")!r}).write_text('#include "answer.h"\\nint answer() {{ return ANSWER; }}\\n')
+    source = Path({str(probe.root / "csrc/cpu/probe_cpu.cpp")!r})
+    source.write_text('#include "answer.h"\\nint answer() {{ return ANSWER; }}\\n')
     jit.builder._copy = copy
     print(json.dumps([first, attempt()]))
     """
@@ -182,7 +192,7 @@ def test_a_source_that_vanishes_while_it_is_copied(probe: Probe) -> None:
     assert not probe.leftovers()
 
 
-# ---- masks and clocks --------------------------------------------------------------------------------------------------------------
+# ---- masks and clocks --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mask", ["0o077", pytest.param("0o000", marks=nightly)])
@@ -239,7 +249,9 @@ def test_a_clock_that_jumps(probe: Probe, tmp_path: Path) -> None:
     sources = sorted((probe.root / "csrc").rglob("*.*"))
     for number, file in enumerate(sources):
         os.utime(file, (5e9, 5e9) if number % 2 else (0, 0))
-    script = "from hipconv import jit\nfrom hipconv.jit.targets import Target\n" + ANSWER.replace("CPU", 'Target("cpu", "generic")')
+    script = "from hipconv import jit\nfrom hipconv.jit.targets import Target\n" + ANSWER.replace(
+        "CPU", 'Target("cpu", "generic")'
+    )
     done = probe.run("-c", script, LD_PRELOAD=str(library))
     assert done.stdout == "42\n", done.stderr
     assert probe.builds() == 1
@@ -251,9 +263,10 @@ def test_a_clock_that_jumps(probe: Probe, tmp_path: Path) -> None:
     assert probe.python(ANSWER) == "42\n" and probe.builds() == 1
 
 
-# ---- locks -------------------------------------------------------------------------------------------------------------------------
+# ---- locks -------------------------------------------------------------------------------------------------------------------
 
-# Network file systems do this: no locks at all, an error late, or locks that hold in one machine alone, so that all others get them too.
+# Network file systems do this: no locks at all, an error late, or locks that hold in one machine alone, so that all others get
+# them too.
 LOCKS = {
     "not there": "raise NotImplementedError",
     "fail": "raise OSError(37, 'No locks available')",
@@ -299,7 +312,7 @@ def test_what_another_machine_builds_is_left_alone_until_it_is_old(warm: Probe) 
     assert not warm.leftovers()
 
 
-# ---- other processors --------------------------------------------------------------------------------------------------------------
+# ---- other processors --------------------------------------------------------------------------------------------------------
 
 
 def test_an_artefact_for_instructions_that_this_processor_lacks_is_not_loaded(warm: Probe) -> None:

@@ -15,7 +15,7 @@ import pytest
 from jit.probe import ANSWER, ATTEMPT, Probe
 from hipconv.jit import toolchain
 
-# ---- failed builds -------------------------------------------------------------------------------------------------------------
+# ---- failed builds -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_what_a_broken_compiler_says_is_shown(probe: Probe, tmp_path: Path, name
     assert "no licence for this compiler" in shown and str(broken) in shown
 
 
-# ---- HIPCONV_JIT=0, missing tools ----------------------------------------------------------------------------------------------
+# ---- HIPCONV_JIT=0, missing tools --------------------------------------------------------------------------------------------
 
 
 def test_hipconv_jit_0_forbids_a_build_and_says_what_to_do(warm: Probe) -> None:
@@ -213,7 +213,9 @@ def test_a_missing_toolchain_is_named_with_its_remedy(probe: Probe) -> None:
     assert re.search(r"'c\+\+'.*PATH.*install g\+\+.*CXX", error)
     assert re.search(r"ninja .*beside this Python.*pip install ninja", error)
     assert "/nowhere/include/Python.h" in error
-    assert "another machine" in error and "python -m hipconv build --all --arch generic" in error and "HIPCONV_CACHE_DIR" in error
+    assert (
+        "another machine" in error and "python -m hipconv build --all --arch generic" in error and "HIPCONV_CACHE_DIR" in error
+    )
     error = probe.python(ask, PATH="/nonexistent", CXX="my-g++")
     assert "'my-g++'" in error and "pip install ninja" not in error
 

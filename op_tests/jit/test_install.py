@@ -1,4 +1,6 @@
-"""The ways to install: a wheel used from another directory, an sdist, a checkout on PYTHONPATH. None needs a compiler to import."""
+"""The ways to install: a wheel used from another directory, an sdist, a checkout on PYTHONPATH.
+None needs a compiler to import.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from support import ROOT
 from support.environments import environment_of
 import hipconv
 
-IGNORED = shutil.ignore_patterns(".git", ".venv*", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".whl", ".hypothesis")
+IGNORED = shutil.ignore_patterns(
+    ".git", ".venv*", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".whl", ".hypothesis"
+)
 
 CALL = """
 import torch, hipconv
@@ -108,7 +112,7 @@ def test_the_sdist_makes_the_same_wheel(checkout: Path, wheel: Path, tmp_path: P
     assert contents[0] == contents[1]
 
 
-# ---- a clean environment -------------------------------------------------------------------------------------------------------
+# ---- a clean environment -----------------------------------------------------------------------------------------------------
 
 USER = """
 import importlib.metadata, sys
@@ -128,7 +132,9 @@ for group, (point,) in points.items():
 
 
 @pytest.mark.parametrize("kind", ["wheel", "sdist"])
-def test_installed_in_a_clean_environment_it_runs_from_another_directory(kind: str, checkout: Path, wheel: Path, tmp_path: Path) -> None:
+def test_installed_in_a_clean_environment_it_runs_from_another_directory(
+    kind: str, checkout: Path, wheel: Path, tmp_path: Path
+) -> None:
     """A virtual environment that has torch, what torch and hipconv require, and the distribution that was built."""
     package = wheel
     if kind == "sdist":
@@ -159,7 +165,9 @@ def test_installed_in_a_clean_environment_it_runs_from_another_directory(kind: s
 def test_one_version_everywhere() -> None:
     version = hipconv.__version__
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
-    assert next(line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## ")).split()[1] == version
+    assert (
+        next(line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## ")).split()[1] == version
+    )
 
 
 def required(wheel: Path, name: str) -> list[str]:

@@ -16,7 +16,7 @@ import time
 
 from jit.probe import ANSWER, Probe
 
-# ---- what the user sees --------------------------------------------------------------------------------------------------------
+# ---- what the user sees ------------------------------------------------------------------------------------------------------
 
 
 def test_a_build_is_quiet_when_piped_and_speaks_when_asked(probe: Probe) -> None:
@@ -80,18 +80,29 @@ def test_a_plan_that_builds_says_what_for(probe: Probe) -> None:
     done = probe.script(script)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("\n") == 2
-    assert done.stderr.startswith("hipconv: building probe for simt wave64, whose host code makes the plan for rocm gfx942 (once; ")
+    assert done.stderr.startswith(
+        "hipconv: building probe for simt wave64, whose host code makes the plan for rocm gfx942 (once; "
+    )
     answer, refusal = done.stdout.splitlines()
     assert answer == "4264" and "building 'probe' for simt wave32, whose host code makes the plan for cuda sm_90" in refusal
 
 
-# ---- python -m hipconv ---------------------------------------------------------------------------------------------------------
+# ---- python -m hipconv -------------------------------------------------------------------------------------------------------
 
 
 def test_cli_env_names_what_a_bug_report_needs(warm: Probe) -> None:
     done = warm.cli("env")
     assert done.returncode == 0, done.stderr
-    for word in ("hipconv", "torch", "python", "device    cpu", "compiler", str(warm.cache), "HIPCONV_CACHE_DIR=", str(warm.root)):
+    for word in (
+        "hipconv",
+        "torch",
+        "python",
+        "device    cpu",
+        "compiler",
+        str(warm.cache),
+        "HIPCONV_CACHE_DIR=",
+        str(warm.root),
+    ):
         assert word in done.stdout
 
 

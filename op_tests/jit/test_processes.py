@@ -136,8 +136,8 @@ def test_a_child_forked_during_a_build_is_not_stuck(probe: Probe) -> None:
 @pytest.mark.skipif(shutil.which("nm") is None, reason="no nm")
 @pytest.mark.parametrize("name", ["causal_conv1d", "causal_conv1d_bwd", "causal_conv1d_update", "causal_conv1d_varlen"])
 def test_modules_for_several_targets_share_no_kernel(name: str) -> None:
-    """g++ makes one variable in a process of all inline ones of a name, whichever libraries they are in: a table of kernels would be
-    that of the first module which is loaded."""
+    """g++ makes one variable in a process of all inline ones of a name, whichever libraries they are in: a table of kernels
+    would be that of the first module which is loaded."""
     for target in (targets.of(torch.device("cpu")), targets.named("wave64")):
         library = jit.build(name, target).library
         lines = subprocess.run(["nm", "-C", library], capture_output=True, text=True, check=True).stdout.splitlines()

@@ -17,12 +17,16 @@ import pytest
 from jit.probe import ANSWER, FILES, GIVE_AWAY, IMPORTS, Probe, code, tree_hash, write_compiler
 from hipconv import cache
 
-# ---- what rebuilds, and what does not ------------------------------------------------------------------------------------------
+# ---- what rebuilds, and what does not ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("what", ["csrc/cpu/probe_cpu.cpp", "csrc/include/answer.h"])
 def test_an_edit_rebuilds_and_shows(warm: Probe, what: str) -> None:
-    warm.edit(what, "ANSWER 42" if what.endswith(".h") else "return ANSWER", "ANSWER 43" if what.endswith(".h") else "return ANSWER + 1")
+    warm.edit(
+        what,
+        "ANSWER 42" if what.endswith(".h") else "return ANSWER",
+        "ANSWER 43" if what.endswith(".h") else "return ANSWER + 1",
+    )
     assert warm.python(ANSWER) == "43\n"
     assert warm.builds() == 1
 
@@ -106,7 +110,16 @@ def damage(artefact: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "how", ["truncated", "zeros in the middle", "one bit", "library gone", "meta.json cut", "meta.json of an earlier version", "no record"]
+    "how",
+    [
+        "truncated",
+        "zeros in the middle",
+        "one bit",
+        "library gone",
+        "meta.json cut",
+        "meta.json of an earlier version",
+        "no record",
+    ],
 )
 def test_a_damaged_artefact_is_not_found(warm: Probe, how: str) -> None:
     (artefact,) = warm.artefacts()
@@ -194,7 +207,7 @@ def test_nothing_of_another_user_is_deleted(warm: Probe) -> None:
     assert "holds a build that cannot be used and belongs to" in done.stderr
 
 
-# ---- the warm path -------------------------------------------------------------------------------------------------------------
+# ---- the warm path -----------------------------------------------------------------------------------------------------------
 
 WARM = """
 import sys
@@ -229,7 +242,8 @@ def test_importing_hipconv_builds_nothing_and_is_cheap(probe: Probe) -> None:
     started_at = time.process_time()
     import hipconv
     took = time.process_time() - started_at
-    heavy = [name for name in ("torch.utils.cpp_extension", "setuptools", "filelock", "ninja") if name in set(sys.modules) - before]
+    imported = set(sys.modules) - before
+    heavy = [name for name in ("torch.utils.cpp_extension", "setuptools", "filelock", "ninja") if name in imported]
     print(json.dumps([took, started, heavy]))
     """
     probe.run("-m", "compileall", "-q", str(probe.root / "python"))  # as pip does when it installs

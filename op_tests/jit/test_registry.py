@@ -20,7 +20,7 @@ from hipconv import cache, registry, targets
 from hipconv.errors import BadRegistry, UnknownModule
 from hipconv.jit import toolchain
 
-# ---- the registry --------------------------------------------------------------------------------------------------------------
+# ---- the registry ------------------------------------------------------------------------------------------------------------
 
 ENTRY = {"kernels": ["kernels/a.cu"], "cpu": ["cpu/a.cpp"], "pybind": ["pybind/a.cpp"], "flags": ["-O3"]}
 
@@ -63,7 +63,11 @@ def test_globs_match_files_and_must_match_one(tmp_path: Path, monkeypatch: pytes
         (tmp_path / "csrc" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "csrc" / name).touch()
     module = registry.Module("a", ["kernels/a_*.cu"], ["kernels"], ["pybind/a.cpp"], [])
-    assert registry.sources(module, "simt") == [Path("csrc/kernels/a_1.cu"), Path("csrc/kernels/a_2.cu"), Path("csrc/pybind/a.cpp")]
+    assert registry.sources(module, "simt") == [
+        Path("csrc/kernels/a_1.cu"),
+        Path("csrc/kernels/a_2.cu"),
+        Path("csrc/pybind/a.cpp"),
+    ]
     with pytest.raises(BadRegistry, match="'a': no file matches csrc/kernels"):  # a directory
         registry.sources(module, "cpu")
 
@@ -92,20 +96,26 @@ def test_files_of_one_name_build_into_one_module(probe: Probe) -> None:
         place.mkdir()
         (place / "own.h").write_text(f"#define PART {number + 1}\n")
         (place / "probe.cpp").write_text(f'#include "own.h"\nint {directory}() {{ return PART; }}\n')
-    probe.edit("csrc/cpu/probe_cpu.cpp", "int answer() {", "int one(); int two(); int answer() { if (one() != 1 || two() != 2) return 0;")
+    probe.edit(
+        "csrc/cpu/probe_cpu.cpp",
+        "int answer() {",
+        "int one(); int two(); int answer() { if (one() != 1 || two() != 2) return 0;",
+    )
     assert probe.python(ANSWER) == "42\n"
     probe.edit("csrc/cpu/two/own.h", "2", "")
     script = "print(attempt(CPU))"
     assert f"{probe.root}/csrc/cpu/two/probe.cpp:2:" in probe.python(ATTEMPT, script)
 
 
-@pytest.mark.parametrize(("arch", "has_them"), [("sm_80", False), ("sm_89", False), ("sm_90", True), ("sm_100", True), ("sm_120a", True)])
+@pytest.mark.parametrize(
+    ("arch", "has_them"), [("sm_80", False), ("sm_89", False), ("sm_90", True), ("sm_100", True), ("sm_120a", True)]
+)
 def test_only_cards_that_have_early_launches_are_asked_for_them(arch: str, has_them: bool) -> None:
     """Where a kernel does not wait by itself, its launch has to."""
     assert ("-DHIPCONV_EARLY_LAUNCHES" in toolchain.flags(targets.Target("cuda", arch), []).device) == has_them
 
 
-# ---- the real thing ------------------------------------------------------------------------------------------------------------
+# ---- the real thing ----------------------------------------------------------------------------------------------------------
 
 
 def real(directory: Path, compiler: Path) -> Probe:

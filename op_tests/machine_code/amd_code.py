@@ -1,7 +1,7 @@
 """HIP kernels as AMD machine code, on a machine with no AMD GPU: compiled by clang, read back instruction by instruction.
 
-`build(source, arch)` compiles a file and gives its kernels with their resources and instructions; `code_objects(library)` gives those of a
-built module (rocm_build.py). They need TOOLS (Debian: PACKAGES), not a ROCm installation.
+`build(source, arch)` compiles a file and gives its kernels with their resources and instructions; `code_objects(library)` gives
+those of a built module (rocm_build.py). They need TOOLS (Debian: PACKAGES), not a ROCm installation.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def run(*command: str | Path, **options) -> str:
     return done.stdout + done.stderr
 
 
-# ---- instructions ----------------------------------------------------------------------------------------------------------------
+# ---- instructions ------------------------------------------------------------------------------------------------------------
 
 _KINDS = {  # the first that matches
     "matrix": r"v_(s?mfma|smfmac|s?wmma|swmmac)",
@@ -144,7 +144,8 @@ class Instruction(NamedTuple):
 
 
 _LINE = re.compile(
-    r"\s+(?P<mnemonic>[a-z]\w+)\s*(?P<operands>.*?)\s*// (?P<address>[0-9A-F]+):[0-9A-F ]+(?:<.*?(?:\+0x(?P<offset>[0-9a-f]+))?>)?"
+    r"\s+(?P<mnemonic>[a-z]\w+)\s*(?P<operands>.*?)\s*// (?P<address>[0-9A-F]+):[0-9A-F "
+    r"]+(?:<.*?(?:\+0x(?P<offset>[0-9a-f]+))?>)?"
 )
 
 
@@ -174,7 +175,7 @@ def instructions_of(function: str) -> list[Instruction]:
     return instructions
 
 
-# ---- kernels ---------------------------------------------------------------------------------------------------------------------
+# ---- kernels -----------------------------------------------------------------------------------------------------------------
 
 
 class Kernel(NamedTuple):
@@ -210,7 +211,9 @@ class CodeObject(NamedTuple):
     disassembly: str
 
     def kernel(self, name: str) -> Kernel:
-        """The kernel of that name, or the only one with `name` in its name, spaces aside; LookupError unless there is exactly one."""
+        """The kernel of that name, or the only one with `name` in its name, spaces aside;
+        LookupError unless there is exactly one.
+        """
         wanted, names = name.replace(" ", ""), [kernel.name.replace(" ", "") for kernel in self.kernels]
         found = [k for k, n in zip(self.kernels, names, strict=True) if (n == wanted if wanted in names else wanted in n)]
         if len(found) != 1:
@@ -219,7 +222,7 @@ class CodeObject(NamedTuple):
         return found[0]
 
 
-# ---- compiling -------------------------------------------------------------------------------------------------------------------
+# ---- compiling ---------------------------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -249,7 +252,16 @@ def device_library() -> Path:
 
     def add(name: str, constant: str, value: int, more: str = "") -> None:
         text = f'__attribute__((weak, visibility("protected"), address_space(4))) const unsigned {constant} = {value};{more}'
-        target = ("-target", "amdgcn-amd-amdhsa", "-nogpulib", "-Xclang", "-mcode-object-version=none", "-O1", "-c", "-emit-llvm")
+        target = (
+            "-target",
+            "amdgcn-amd-amdhsa",
+            "-nogpulib",
+            "-Xclang",
+            "-mcode-object-version=none",
+            "-O1",
+            "-c",
+            "-emit-llvm",
+        )
         run("clang-19", "-x", "c", *target, "-o", library / f"{name}.bc", "-", input=text)
 
     for arch, card in AMD_ARCHS.items():
@@ -293,15 +305,17 @@ def build_all(source: Path, archs: Iterable[str], clang: int = CLANG) -> list[Co
         return list(threads.map(lambda arch: build(source, arch, clang), archs))
 
 
-# ---- reading ---------------------------------------------------------------------------------------------------------------------
+# ---- reading -----------------------------------------------------------------------------------------------------------------
 
 _BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
 
 
 def bundled(content: bytes) -> Iterator[tuple[str, bytes]]:
-    """Architecture and machine code of everything in a host's library or object: clang packs what it makes of a file into a bundle.
+    """Architecture and machine code of everything in a host's library or object: clang packs what it makes of a file into a
+    bundle.
 
-    A bundle is its name, the number of entries, then of each its offset, its size and the length of its target's name, and that name.
+    A bundle is its name, the number of entries, then of each its offset, its size and the length of its target's name, and that
+    name.
     """
     start = content.find(_BUNDLE)
     while start >= 0:
@@ -343,7 +357,8 @@ def _read(arch: str, code: Path) -> CodeObject:
     code.unlink()
     names = run("llvm-cxxfilt-19", input="\n".join(metadata)).splitlines()
     kernels = [
-        Kernel(_as_written(name), arch, numbers, functions[symbol]) for name, (symbol, numbers) in zip(names, metadata.items(), strict=True)
+        Kernel(_as_written(name), arch, numbers, functions[symbol])
+        for name, (symbol, numbers) in zip(names, metadata.items(), strict=True)
     ]
     return CodeObject(kernels, disassembly)
 

@@ -1,9 +1,9 @@
 """The ways of a steady iteration through a loop of AMD machine code.
 
-A compiled loop holds more than its steady state: edges, guards, alternatives chosen by a run-time flag, rare repairs. Counting what
-lies between its labels counts all of them at once. Here an iteration is followed instead, from the loop's header back to it, branch by
-branch, all lanes doing the same (amd_masks.py): a guard is passed by all of them or by none, one arm of an if is taken, and what was
-decided stays decided as long as its mask lives. What happens while the lanes are off is no work.
+A compiled loop holds more than its steady state: edges, guards, alternatives chosen by a run-time flag, rare repairs. Counting
+what lies between its labels counts all of them at once. Here an iteration is followed instead, from the loop's header back to
+it, branch by branch, all lanes doing the same (amd_masks.py): a guard is passed by all of them or by none, one arm of an if is
+taken, and what was decided stays decided as long as its mask lives. What happens while the lanes are off is no work.
 
 The steady iteration is taken to be one that
 
@@ -11,12 +11,12 @@ The steady iteration is taken to be one that
 2. then the most of what else it is known to do (`also`: wide loads, the exponentials of an activation),
 3. then enters the fewest guards, jumps that are taken when no lane is left (`s_cbranch_execz`).
 
-So early ends drop out, guarded loads and stores are done, and edges and repairs that only some lanes of some waves need are left out.
-Alternatives with the same effect remain (the type of a parameter, the two arms of an if). No rule can tell the steady one, so
-`steady_ways` gives the iteration with the fewest vector instructions and the one with the most; the truth lies between.
+So early ends drop out, guarded loads and stores are done, and edges and repairs that only some lanes of some waves need are
+left out. Alternatives with the same effect remain (the type of a parameter, the two arms of an if). No rule can tell the steady
+one, so `steady_ways` gives the iteration with the fewest vector instructions and the one with the most; the truth lies between.
 
-Where it errs: arithmetic that lanes are guarded for, apart from any work, is left out (a check of its amount notices); a rare path that
-stores as widely as the steady one, in the same loop and in addition to it, counts as if it were always taken.
+Where it errs: arithmetic that lanes are guarded for, apart from any work, is left out (a check of its amount notices); a rare
+path that stores as widely as the steady one, in the same loop and in addition to it, counts as if it were always taken.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Score = tuple[int, int, int, int]  # work, what else, guards (counted down), vec
 Known = tuple[tuple[Register, bool], ...]  # a state that can be a key
 
 
-# ---- blocks and loops ------------------------------------------------------------------------------------------------------------
+# ---- blocks and loops --------------------------------------------------------------------------------------------------------
 
 
 class Block(NamedTuple):
@@ -90,7 +90,9 @@ def _reach(starts: list[int], successors: Callable[[int], list[int]], but: int |
 def _targets_of_retreats(blocks: dict[int, Block]) -> list[int]:
     """Return where edges of a walk in depth lead back on its way: all headers of loops, and few other blocks."""
     entry = next(iter(blocks))
-    way = {entry: iter(blocks[entry].successors)}  # the blocks from the entry to here, in order, with what is left to visit after each
+    way = {
+        entry: iter(blocks[entry].successors)
+    }  # the blocks from the entry to here, in order, with what is left to visit after each
     visited, targets = {entry}, set()
     while way:
         address, onward = next(reversed(way.items()))
@@ -123,7 +125,7 @@ def loops_of(blocks: dict[int, Block]) -> list[Loop]:
     return [Loop(entry, frozenset(blocks), is_loop=False), *sorted(loops, key=lambda loop: -len(loop.blocks))]
 
 
-# ---- ways through a loop -----------------------------------------------------------------------------------------------------------
+# ---- ways through a loop -----------------------------------------------------------------------------------------------------
 
 
 class Way(NamedTuple):
@@ -142,7 +144,8 @@ def steady_ways(
 ) -> tuple[Way, Way] | None:
     """The steady iterations with the fewest and with the most vector instructions; None if no iteration does any work.
 
-    Work is what the loop does itself. Loops inside it that do some are no part of its ways. live: `live_at_entry(blocks, masks)`.
+    Work is what the loop does itself. Loops inside it that do some are no part of its ways. live: `live_at_entry(blocks,
+    masks)`.
     """
     iteration = _Iteration(blocks, loops, loop, masks, live, work, also)
     fewest, most = iteration.best(valu=-1), iteration.best(valu=1)
@@ -152,7 +155,9 @@ def steady_ways(
 class _Iteration:
     """The blocks of a loop as a graph without cycles, from the header to the way back to it (of a kernel: to its end)."""
 
-    def __init__(self, blocks: dict[int, Block], loops: list[Loop], loop: Loop, masks: Masks, live: Live, work: Work, also: Work) -> None:
+    def __init__(
+        self, blocks: dict[int, Block], loops: list[Loop], loop: Loop, masks: Masks, live: Live, work: Work, also: Work
+    ) -> None:
         inner = [other for other in loops if other.is_loop and other.blocks < loop.blocks]
         works = {address for address in loop.blocks if any(work(i) for i in blocks[address].instructions)}
         busy = _union(other.blocks for other in inner if other.blocks & works)
@@ -184,14 +189,18 @@ class _Iteration:
         return order
 
     def best(self, valu: int) -> Way | None:
-        """The way with the best score: (see above) the most work, what else and fewest guards, then `valu` times the vector instructions.
+        """The way with the best score: (see above) the most work, what else and fewest guards, then `valu` times the vector
+        instructions.
 
         For each block and each set of masks known at its start, only the best way up to there is kept.
         """
         if self.loop.header not in self.blocks:
             return None
         reached: dict[int, dict[Known, tuple]] = {address: {} for address in self.blocks}
-        reached[self.loop.header][((self.masks.exec, True),)] = ((0, 0, 0, 0), ())  # the score, and the blocks so far as a linked list
+        reached[self.loop.header][((self.masks.exec, True),)] = (
+            (0, 0, 0, 0),
+            (),
+        )  # the score, and the blocks so far as a linked list
         finished: list[tuple] = []
         for address in self.in_order():
             onward = self.onward(address)
@@ -215,7 +224,9 @@ class _Iteration:
         return Way(score[0], instructions, not self.inside.isdisjoint(addresses))
 
     def _stretches(self, block: Block) -> Iterator[tuple[int, int, int, Instruction | None]]:
-        """Work, what else and vector instructions up to each instruction that masks may change in, itself included, and of the rest."""
+        """Work, what else and vector instructions up to each instruction that masks may change in, itself included,
+        and of the rest.
+        """
         work = also = vector = 0
         for i in block.instructions:
             work, also, vector = work + self.work(i), also + self.also(i), vector + (i.kind == "valu")
@@ -225,7 +236,9 @@ class _Iteration:
         yield work, also, vector, None
 
     def _through(self, address: int, known: Known) -> list[tuple[int | None, Known, Score]]:
-        """Find where a block may lead, None being the kernel's end, with what is known and matters there; and the score of the block."""
+        """Find where a block may lead, None being the kernel's end, with what is known and matters there;
+        and the score of the block.
+        """
         states: list[tuple[State, tuple[int, int, int]]] = [(dict(known), (0, 0, 0))]
         for more_work, more_also, more_vector, steering in self.stretches[address]:
             following: list[tuple[State, tuple[int, int, int]]] = []
@@ -236,7 +249,9 @@ class _Iteration:
             states = following
         ways: dict[tuple[int | None, Known, Score], None] = {}  # without repeats, in order
         for state, (work, also, vector) in states:
-            guards = -int(state[self.masks.exec] and self.blocks[address].instructions[-1].mnemonic.startswith("s_cbranch_exec"))
+            guards = -int(
+                state[self.masks.exec] and self.blocks[address].instructions[-1].mnemonic.startswith("s_cbranch_exec")
+            )
             for successor, after in self._leave(address, state):
                 live = self.live[successor] if successor in self.blocks else set()
                 kept = tuple(sorted((r, v) for r, v in after.items() if not live.isdisjoint(range(r[0], r[1] + 1))))

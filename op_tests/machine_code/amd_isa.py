@@ -4,8 +4,9 @@
     python op_tests/amd_isa.py --kernel tile --arch gfx942,gfx1100 --mnemonics
     python op_tests/amd_isa.py --source csrc/kernels/copy.cu --instance copy_vectors --element_bytes 4 --listing
 
-A row is about one steady iteration (amd_flow.py) of the kernel's best loop, as one lane sees it. "12.7-13.1" gives the cheapest and the
-dearest of the iterations that do the same work; the dearest is held to the limit, and the columns with one figure are about it.
+A row is about one steady iteration (amd_flow.py) of the kernel's best loop, as one lane sees it. "12.7-13.1" gives the cheapest
+and the dearest of the iterations that do the same work; the dearest is held to the limit, and the columns with one figure are
+about it.
 
 in         a loop, or the kernel as a whole, where that is what does the work
 elements   that a lane stores, outputs and states
@@ -47,7 +48,7 @@ from machine_code.amd_flow import Work, blocks_of, live_at_entry, loops_of, stea
 from machine_code.amd_masks import Masks
 from support.cli import Table, choice_of, flattened, list_of
 
-# ---- counts ----------------------------------------------------------------------------------------------------------------------
+# ---- counts ------------------------------------------------------------------------------------------------------------------
 
 
 class Counts:
@@ -73,7 +74,9 @@ class Counts:
     def multiplications(self) -> int:
         """Count multiplications of f32, with or without an addition; a packed instruction makes two."""
         names = [name for i in self.instructions for name in i.mnemonic.split("::")]
-        return sum(2 if name.startswith("v_pk_") else 1 for name in names if re.search(r"_(mul|fma|fmac|fmaak|fmamk|mac)_f32", name))
+        return sum(
+            2 if name.startswith("v_pk_") else 1 for name in names if re.search(r"_(mul|fma|fmac|fmaak|fmamk|mac)_f32", name)
+        )
 
     @property
     def lane_operations(self) -> int:
@@ -86,7 +89,9 @@ class Counts:
         while counted != before and len(counted) < 64:
             before = list(counted)
             for i in self.instructions:
-                if i.kind == "load" or (i.kind == "store" and self.wave_size == 64):  # from gfx10 on, stores have a counter of their own
+                if i.kind == "load" or (
+                    i.kind == "store" and self.wave_size == 64
+                ):  # from gfx10 on, stores have a counter of their own
                     counted.append(i.kind == "load" and i.bytes >= width)
                     most = max(most, sum(counted))
                 elif wait := re.search(r"vmcnt\((\d+)\)|s_wait_loadcnt(_dscnt)? (0x[0-9a-f]+)", i.text):
@@ -111,7 +116,9 @@ def stores(width: int) -> Work:
 
 
 def loads(width: int) -> Work:
-    """The bytes of loads, from memory or LDS, that move at least half of `width` bytes a lane: neighbours are often read in part."""
+    """The bytes of loads, from memory or LDS, that move at least half of `width` bytes a lane:
+    neighbours are often read in part.
+    """
     return lambda i: i.bytes if i.kind in ("load", "lds") and 2 * i.bytes >= width else 0
 
 
@@ -125,8 +132,9 @@ def hot_loops(
 ) -> list[HotLoop]:
     """The loops of a kernel that do some work, the one with the fewest vector instructions for it first.
 
-    kernel: `amd_code.build(source, arch).kernel(name)`. work and also (see amd_flow.py): `stores(width)` and `loads(width)`, unless
-    told otherwise. whole: only the kernel itself (True) or only its loops (False). Raises LookupError if nothing in them does any work.
+    kernel: `amd_code.build(source, arch).kernel(name)`. work and also (see amd_flow.py): `stores(width)` and `loads(width)`,
+    unless told otherwise. whole: only the kernel itself (True) or only its loops (False). Raises LookupError if nothing in them
+    does any work.
     """
     work, also = work or stores(width), also or loads(width)
     blocks = blocks_of(instructions_of(kernel.function))
@@ -142,7 +150,7 @@ def hot_loops(
     return sorted(found, key=lambda loop: loop.dearest.valu / loop.work)
 
 
-# ---- the named kernels and their limits --------------------------------------------------------------------------------------------
+# ---- the named kernels and their limits --------------------------------------------------------------------------------------
 
 
 class FastKernel(NamedTuple):
@@ -152,7 +160,9 @@ class FastKernel(NamedTuple):
     instance: str  # its name, or enough of it to tell it from the others of the file
     element_bytes: int  # of what it stores
     width: int = 16  # bytes of the loads and stores of its hot loop
-    transcendental: float | None = None  # instructions an element: they tell loops and ways with an activation from those without
+    transcendental: float | None = (
+        None  # instructions an element: they tell loops and ways with an activation from those without
+    )
     multiplications: float = 0  # an element, at least; fewer mean that arithmetic was left out of the count
     valu: dict[str, float] | None = None  # instructions an element, at most, by architecture
     waves: int = 0  # a SIMD, at least
@@ -175,9 +185,9 @@ def _conv1d(
 ) -> FastKernel:
     """A kernel for bf16, width 4, SiLU: its exp2, its reciprocal, 2 of the multiplications.
 
-    valu: the limits of gfx9 and of later cards, whatever the compiler; gfx90a: its own, where it takes more. outputs: the share of what
-    it stores that is outputs; the rest are states, or outputs in the other of two layouts, a choice at run time that the count takes for
-    both. whole: see FastKernel.
+    valu: the limits of gfx9 and of later cards, whatever the compiler; gfx90a: its own, where it takes more. outputs: the share
+    of what it stores that is outputs; the rest are states, or outputs in the other of two layouts, a choice at run time that
+    the count takes for both. whole: see FastKernel.
     """
     limits = {arch: valu[0] if arch.startswith("gfx9") else valu[1] for arch in AMD_ARCHS}
     limits["gfx90a"] = gfx90a or valu[0]
@@ -198,14 +208,29 @@ FAST_KERNELS = {
     "bwd_vector": _conv1d("backward/whole", "bwd_whole<bf16, 4>", (21.5, 25.5), 5, multiplications=16, gfx90a=23.0),
     "varlen": _conv1d("prefill/tile", "varlen_tile<bf16, 8, 4, false>", (11.5, 13.0), 4),
     # Decode stores an output and three or four columns of the state; three columns of packed slots go through LDS.
-    "step": _conv1d("decode/step", "update_step<bf16, bf16, 4, 0, 0, true>", (10.0, 8.5), 8, width=8, outputs=1 / 4, whole=True),
-    "step_packed": _conv1d("decode/step", "update_step<bf16, bf16, 4, 3, 0, true>", (11.5, 10.5), 8, width=8, outputs=1 / 4, whole=True),
+    "step": _conv1d(
+        "decode/step", "update_step<bf16, bf16, 4, 0, 0, true>", (10.0, 8.5), 8, width=8, outputs=1 / 4, whole=True
+    ),
+    "step_packed": _conv1d(
+        "decode/step", "update_step<bf16, bf16, 4, 3, 0, true>", (11.5, 10.5), 8, width=8, outputs=1 / 4, whole=True
+    ),
     "step_whole": _conv1d(
-        "decode/step", "update_step<bf16, bf16, 4, 4, 0, true>", (9.0, 8.5), 8, width=4, multiplications=5, outputs=1 / 5, whole=True
+        "decode/step",
+        "update_step<bf16, bf16, 4, 4, 0, true>",
+        (9.0, 8.5),
+        8,
+        width=4,
+        multiplications=5,
+        outputs=1 / 5,
+        whole=True,
     ),
     # The loop over tokens; where channels are neighbours it also stores to the state the columns of speculative decoding.
-    "update_vector": _conv1d("decode/vector", "update_vectors<bf16, bf16, 4, 0>", (6.0, 6.5), 5, width=8, outputs=1 / 3, whole=False),
-    "update_packed": _conv1d("decode/vector", "update_vectors<bf16, bf16, 4, 3>", (8.5, 9.0), 5, width=8, outputs=1 / 2, whole=False),
+    "update_vector": _conv1d(
+        "decode/vector", "update_vectors<bf16, bf16, 4, 0>", (6.0, 6.5), 5, width=8, outputs=1 / 3, whole=False
+    ),
+    "update_packed": _conv1d(
+        "decode/vector", "update_vectors<bf16, bf16, 4, 3>", (8.5, 9.0), 5, width=8, outputs=1 / 2, whole=False
+    ),
 }
 
 
@@ -267,11 +292,12 @@ def figures(asked: FastKernel, codes: Iterable[CodeObject]) -> Iterator[Figures]
         yield next((figures for figures in found if figures.has_activation), found[0])
 
 
-# ---- the table -------------------------------------------------------------------------------------------------------------------
+# ---- the table ---------------------------------------------------------------------------------------------------------------
 
 
 def new_table(names: Iterable[str]) -> Table:
-    columns = "arch:7 in:6 elements VALU:11 weighted:11 ops:11 SALU:5 loads:11 stores:8 LDS:3 waits in_flight VGPR AGPR SGPR LDS_B:5 waves"
+    columns = "arch:7 in:6 elements VALU:11 weighted:11 ops:11 SALU:5 loads:11 stores:8 LDS:3 waits in_flight"
+    columns += " VGPR AGPR SGPR LDS_B:5 waves"
     parts = [column.partition(":") for column in columns.split()]
     sized = [(title.replace("_", " "), int(width or 0)) for title, _, width in parts]
     return Table([("kernel", max(map(len, names))), *sized, ("limits", 6)])
@@ -321,15 +347,25 @@ def print_listing(found: Figures) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names, known = list_of(choice_of(*FAST_KERNELS)), list_of(choice_of(*AMD_ARCHS))
-    parser.add_argument("--kernel", type=names, nargs="+", default=[list(FAST_KERNELS)], help=f"of {', '.join(FAST_KERNELS)}; default all")
-    parser.add_argument("--arch", type=known, nargs="+", default=[list(AMD_ARCHS)], help=f"of {', '.join(AMD_ARCHS)}; default all")
-    parser.add_argument("--clang", type=int, choices=(19, 22), default=CLANG, help=f"version; default {CLANG}, which does not know gfx950")
-    parser.add_argument("--source", type=Path, help="another kernel file; with --instance, --element_bytes and possibly --width")
+    parser.add_argument(
+        "--kernel", type=names, nargs="+", default=[list(FAST_KERNELS)], help=f"of {', '.join(FAST_KERNELS)}; default all"
+    )
+    parser.add_argument(
+        "--arch", type=known, nargs="+", default=[list(AMD_ARCHS)], help=f"of {', '.join(AMD_ARCHS)}; default all"
+    )
+    parser.add_argument(
+        "--clang", type=int, choices=(19, 22), default=CLANG, help=f"version; default {CLANG}, which does not know gfx950"
+    )
+    parser.add_argument(
+        "--source", type=Path, help="another kernel file; with --instance, --element_bytes and possibly --width"
+    )
     parser.add_argument("--instance", help="the kernel of --source: its name, or enough of it")
     parser.add_argument("--element_bytes", type=int, default=2, help="of what --instance stores; default 2")
     parser.add_argument("--width", type=int, default=16, help="bytes of the hot loop's stores; default 16")
     parser.add_argument("--transcendental", type=float, help="instructions an element of --instance; SiLU takes 2")
-    parser.add_argument("--mnemonics", action="store_true", help="the dearest iteration, instruction by instruction, with counts")
+    parser.add_argument(
+        "--mnemonics", action="store_true", help="the dearest iteration, instruction by instruction, with counts"
+    )
     parser.add_argument("--listing", action="store_true", help="the whole kernel, with the counted instructions marked")
     options = parser.parse_args()
     if (options.source is None) != (options.instance is None):

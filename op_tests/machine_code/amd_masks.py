@@ -1,9 +1,9 @@
 """This follows what AMD machine code does to the lane masks that steer it, as far as it is known.
 
-Divergent code is steered by masks in scalar registers: a comparison makes one, `s_and_saveexec` turns off the lanes that do not take
-part and keeps the old mask to restore, `s_cbranch_execz` jumps over what no lane would do. Here all lanes of a wave do the same, so a
-mask is all ones (True), all zeros (False), or not known (absent); where the execution mask or a branch would depend on one that is not
-known, there are two ways on, and each remembers what it assumed.
+Divergent code is steered by masks in scalar registers: a comparison makes one, `s_and_saveexec` turns off the lanes that do not
+take part and keeps the old mask to restore, `s_cbranch_execz` jumps over what no lane would do. Here all lanes of a wave do the
+same, so a mask is all ones (True), all zeros (False), or not known (absent); where the execution mask or a branch would depend
+on one that is not known, there are two ways on, and each remembers what it assumed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ Register = tuple[int, int]  # the numbers of its first and its last 32 bits
 State = dict[Register, bool]
 
 SCC = (253, 253)
-_NAMED = {"vcc": (106, 107), "vcc_lo": (106, 106), "vcc_hi": (107, 107), "exec": (126, 127), "exec_lo": (126, 126), "exec_hi": (127, 127)}
+_NAMED = {
+    "vcc": (106, 107),
+    "vcc_lo": (106, 106),
+    "vcc_hi": (107, 107),
+    "exec": (126, 127),
+    "exec_lo": (126, 126),
+    "exec_hi": (127, 127),
+}
 _LOGIC: dict[str, Callable[..., bool]] = {
     "mov": lambda a: a,
     "not": lambda a: not a,
@@ -53,7 +60,9 @@ def _register(operand: str) -> Register | None:
 
 @functools.cache
 def _logic_of(name: str) -> tuple[Callable[..., bool], str | None] | None:
-    """Return what an instruction of that name does to masks, and `_saveexec` or `_wrexec` if it does it to the execution mask too."""
+    """Return what an instruction of that name does to masks,
+    and `_saveexec` or `_wrexec` if it does it to the execution mask too.
+    """
     logic = _LOGIC_NAME.match(name)
     operation = logic and _LOGIC.get(_OLD_NAMES.get(logic["operation"], logic["operation"]))
     return (operation, logic["exec"]) if logic and operation else None
@@ -137,7 +146,10 @@ class Masks:
         unknown = [_register(source) for source, value in zip(sources, values, strict=True) if value is None]
         outcomes = _outcomes(operation, tuple(values))
         sets_scc = SCC in self.reads_and_writes(instruction)[1]
-        if on_exec or destination in (self.exec, self.vcc):  # it steers: each way on assumes what the unknown ones are, for good
+        if on_exec or destination in (
+            self.exec,
+            self.vcc,
+        ):  # it steers: each way on assumes what the unknown ones are, for good
             for assumed, result in outcomes:
                 done = after | {r: v for r, v in zip(unknown, assumed, strict=True) if r and r != destination}
                 if destination:

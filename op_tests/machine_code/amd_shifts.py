@@ -1,8 +1,8 @@
 """A wrong bit that clang 19 made: shifts of packed halves by two amounts, of which the second half's result is not thrown away.
 
-Bytes of a bf16 were shifted by `v_pk_lshrrev_b16 v37, s63, v45` with s63 = 0x00ff0008: the low half by 8, as meant; the high half, which
-nobody had asked for, by 15, which leaves its sign. `v_lshl_or_b32 v36, v37, 24, v36` then used all 32 bits, and bit 8 of the next element
-was set where that sign was. `leaking_shifts` finds such pairs of instructions in a kernel.
+Bytes of a bf16 were shifted by `v_pk_lshrrev_b16 v37, s63, v45` with s63 = 0x00ff0008: the low half by 8, as meant; the high
+half, which nobody had asked for, by 15, which leaves its sign. `v_lshl_or_b32 v36, v37, 24, v36` then used all 32 bits, and bit
+8 of the next element was set where that sign was. `leaking_shifts` finds such pairs of instructions in a kernel.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import re
 from machine_code.amd_code import Instruction
 
 _SHIFT = re.compile(r"v_pk_(lshl|lshr|ashr)rev_[bi]16")
-_HALVES = re.compile(r"v_pk_\w+_[biuf]16|v_\w+_[biuf]16(_\w+)?|(global|flat|buffer)_store_(short|b16)\w*|ds_(write|store)_b16\w*")
+_HALVES = re.compile(
+    r"v_pk_\w+_[biuf]16|v_\w+_[biuf]16(_\w+)?|(global|flat|buffer)_store_(short|b16)\w*|ds_(write|store)_b16\w*"
+)
 
 
 def _registers(operand: str) -> set[str]:
@@ -47,7 +49,9 @@ def _halves_differ(shift: Instruction, constants: dict[str, set[int]]) -> bool:
 
 
 def leaking_shifts(instructions: Sequence[Instruction]) -> list[tuple[Instruction, Instruction]]:
-    """Each packed shift whose halves are shifted by different constants, with an instruction that uses the result as 32 bits."""
+    """Each packed shift whose halves are shifted by different constants,
+    with an instruction that uses the result as 32 bits.
+    """
     constants, found = _constants(instructions), []
     for number, shift in enumerate(instructions):
         if not _SHIFT.fullmatch(shift.mnemonic) or not _halves_differ(shift, constants):

@@ -1,11 +1,13 @@
 """Every module as users of ROCm get it, with no AMD GPU: built by torch's extension loader through hipcc, with several clangs.
 
-torch, a CPU build of it, is told that it is a ROCm build. Debian's hipcc, of ROCm 5.2, then compiles and links as that one would, with
-its own clang 15 or with one that is as new as those of ROCm 6 and 7. `modules(clang)` builds all modules of the registry, once per process,
-and gives their libraries, their objects and the machine code in them. It needs PACKAGES, not a ROCm installation.
+torch, a CPU build of it, is told that it is a ROCm build. Debian's hipcc, of ROCm 5.2, then compiles and links as that one
+would, with its own clang 15 or with one that is as new as those of ROCm 6 and 7. `modules(clang)` builds all modules of the
+registry, once per process, and gives their libraries, their objects and the machine code in them. It needs PACKAGES, not a ROCm
+installation.
 
-What a user's build has and this one does not: ROCm's own headers and runtime, which Debian has in an older version. Of the flags one is
-changed: a single build is for all architectures of a clang, so that files are read and bindings compiled once and not once for each.
+What a user's build has and this one does not: ROCm's own headers and runtime, which Debian has in an older version. Of the
+flags one is changed: a single build is for all architectures of a clang, so that files are read and bindings compiled once and
+not once for each.
 """
 
 from __future__ import annotations
@@ -29,12 +31,14 @@ CLANGS = {  # version: what it compiles for; in every run two cards of CDNA and 
     19: tuple(arch for arch in AMD_ARCHS if knows(19, arch)) if EVERYTHING else ("gfx942",),
     22: tuple(AMD_ARCHS) if EVERYTHING else ("gfx950", "gfx1201"),
 }
-# In every run clang 22 compiles these for RDNA alone, whose waves are smaller: the source has nothing for gfx950 but conv2d's matrix
-# instructions, so that of these modules clang 19 has compiled the same text for gfx942.
+# In every run clang 22 compiles these for RDNA alone, whose waves are smaller: the source has nothing for gfx950 but conv2d's
+# matrix instructions, so that of these modules clang 19 has compiled the same text for gfx942.
 AS_ON_GFX942 = ("causal_conv1d", "causal_conv1d_bwd", "causal_conv1d_varlen")
 LINKED_ONLY = 15  # hipcc's own clang compiles the host's part alone: modules that link, import and refuse
 NAMED = "gfx90a"  # what torch is told; the compiler's script puts the clang's architectures in its place
-DIALECT = "-std=c++17"  # torch's up to 2.9; with later torch's, C++20, clang 19 does not get along with precompiled headers of HIP
+DIALECT = (
+    "-std=c++17"  # torch's up to 2.9; with later torch's, C++20, clang 19 does not get along with precompiled headers of HIP
+)
 
 
 def archs_of(module: str, clang: int) -> tuple[str, ...]:
@@ -42,10 +46,10 @@ def archs_of(module: str, clang: int) -> tuple[str, ...]:
     return tuple(arch for arch in CLANGS[clang] if EVERYTHING or arch != "gfx950" or module not in AS_ON_GFX942)
 
 
-# In hipcc's place: Debian's, whose clang is 15, or the clang that $REHEARSED_CLANG names, with the flags that hipcc gives its own. Instead
-# of the architecture that torch names it compiles for $REHEARSED_ARCHS. <hip/hip_runtime.h>, which takes longer to read than most kernels,
-# is precompiled before the first file for each architecture, and for the host, whose code nobody waits for and which is not optimised.
-# Machine code is that of $REHEARSED_NOTHING if it names a file.
+# In hipcc's place: Debian's, whose clang is 15, or the clang that $REHEARSED_CLANG names, with the flags that hipcc gives its
+# own. Instead of the architecture that torch names it compiles for $REHEARSED_ARCHS. <hip/hip_runtime.h>, which takes longer to
+# read than most kernels, is precompiled before the first file for each architecture, and for the host, whose code nobody waits
+# for and which is not optimised. Machine code is that of $REHEARSED_NOTHING if it names a file.
 HIPCC = """#!{python} -SE
 import fcntl, os, subprocess, sys
 
@@ -76,8 +80,8 @@ if "-c" in words:
 os.execvp(compiler[0], [*compiler, *words])
 """
 
-# The host compiler: compiles a binding, which no GPU compiler reads, once for all clangs, unoptimised, as nobody waits for its calls
-# here, and keeps what it links.
+# The host compiler: compiles a binding, which no GPU compiler reads, once for all clangs, unoptimised, as nobody waits for its
+# calls here, and keeps what it links.
 HOST_COMPILER = """#!/bin/sh
 for word; do case $word in *.o) object=$word ;; *.so) library=$word ;; -DTORCH_EXTENSION_NAME=*) name=${word#*=} ;; esac; done
 case " $* " in
@@ -108,10 +112,12 @@ for name in registry.modules():
     os.environ.update(of_module[name])
     artefact = jit.build(name, target)
     root, entry = registry.source_root(), registry.module(name)
-    staged = {{str(file.relative_to(artefact.directory)) for file in (artefact.directory / "csrc").rglob("*") if file.is_file()}}
+    files = [file for file in (artefact.directory / "csrc").rglob("*") if file.is_file()]
+    staged = {{str(file.relative_to(artefact.directory)) for file in files}}
     places = registry.staged_names(entry, "rocm") | {{header: header for header in registry.headers(entry, "rocm")}}
     expected = {{str(place): root / file for file, place in places.items()}}
-    rewritten = [place for place in staged & set(expected) if (artefact.directory / place).read_bytes() != expected[place].read_bytes()]
+    common = staged & set(expected)
+    rewritten = [place for place in common if (artefact.directory / place).read_bytes() != expected[place].read_bytes()]
     module = jit.module(name, target)
     print(json.dumps({{
         "name": name,
@@ -136,13 +142,17 @@ def launched(name, module):
     call = {
         "copy": lambda: module.copy(out, x, 0),
         "causal_conv1d": lambda: hipconv.causal_conv1d_fwd(out, x, weight),
-        "causal_conv1d_bwd": lambda: module.causal_conv1d_bwd(x, weight, None, x, None, None, None, out, False, False, "auto", 0),
+        "causal_conv1d_bwd": lambda: module.causal_conv1d_bwd(
+            x, weight, None, x, None, None, None, out, False, False, "auto", 0
+        ),
         "causal_conv1d_update": lambda: serving.causal_conv1d_update(x, state, weight, out=out),
         "causal_conv1d_varlen": lambda: serving.causal_conv1d_fn(
             x[0], weight, None, state, torch.tensor([0, 5, 8], dtype=torch.int32), out=out[0]
         ),
         "conv2d": lambda: hipconv.conv2d(torch.ones(1, 4, 6, 8), torch.ones(4, 4, 3, 3), padding=1, out=images),
-        "conv3d": lambda: hipconv.conv3d(torch.ones(4, 1, 6, 8), torch.ones(4, 4, 1, 3, 3), padding=(0, 1, 1), out=images[0][:, None]),
+        "conv3d": lambda: hipconv.conv3d(
+            torch.ones(4, 1, 6, 8), torch.ones(4, 4, 1, 3, 3), padding=(0, 1, 1), out=images[0][:, None]
+        ),
     }[name]
     try:
         call()
@@ -156,7 +166,8 @@ def launched(name, module):
             module.copy(out, torch.ones(2, 4, 9), 0)
         except ValueError as error:
             refused = str(error)
-    return {"raised": raised, "refused": refused, "out_was_written": not all((tensor == 42).all() for tensor in (out, state, images))}
+    was_written = not all((tensor == 42).all() for tensor in (out, state, images))
+    return {"raised": raised, "refused": refused, "out_was_written": was_written}
 """
 
 
@@ -226,7 +237,9 @@ def environment(clang: int) -> dict[str, str]:
         "CXX": str(place / "bin" / "g++"),
         "LIBRARY_PATH": stand_ins,
         "LD_LIBRARY_PATH": stand_ins,
-        "HIPCONV_CACHE_DIR": str(place / f"cache for cuda-{clang}"),  # hipify moves what it writes out of a path with that word in it
+        "HIPCONV_CACHE_DIR": str(
+            place / f"cache for cuda-{clang}"
+        ),  # hipify moves what it writes out of a path with that word in it
         "PYTHONPATH": str(ROOT / "python"),
         "HOME": str(place),
         "TMPDIR": tempfile.gettempdir(),
@@ -254,7 +267,9 @@ def _nothing() -> Path:
 
 @functools.cache
 def modules(clang: int) -> dict[str, Module]:
-    """All modules of the registry, built with a clang of CLANGS, or LINKED_ONLY; RuntimeError with what was said if that fails."""
+    """All modules of the registry, built with a clang of CLANGS, or LINKED_ONLY;
+    RuntimeError with what was said if that fails.
+    """
     flags = "-Wno-unused-command-line-argument" if clang == LINKED_ONLY else "-Wall -Wextra -Werror"
     of_module = {}
     for name in registry.modules():
@@ -281,7 +296,9 @@ def modules(clang: int) -> dict[str, Module]:
 
 def module_of(source: Path) -> str:
     """The module that a kernel file belongs to."""
-    [name] = [entry.name for entry in registry.modules().values() if source.relative_to(ROOT) in registry.sources(entry, "rocm")]
+    [name] = [
+        entry.name for entry in registry.modules().values() if source.relative_to(ROOT) in registry.sources(entry, "rocm")
+    ]
     return name
 
 

@@ -4,9 +4,9 @@
     python op_tests/same_machine_code.py ../before . --arch gfx942,sm_90a
     python op_tests/same_machine_code.py ../before . --file backward/vector.cu backward/whole.cu
 
-Every kernel of the files is compared by its name, wherever it stands: for AMD what clang makes of it, for NVIDIA the assembly of the
-machine code or, where cuobjdump is not installed, nvcc's PTX. Numbers of labels are not compared. Exits with 1 if a kernel differs, is
-gone or is new.
+Every kernel of the files is compared by its name, wherever it stands: for AMD what clang makes of it, for NVIDIA the assembly
+of the machine code or, where cuobjdump is not installed, nvcc's PTX. Numbers of labels are not compared. Exits with 1 if a
+kernel differs, is gone or is new.
 """
 
 from __future__ import annotations
@@ -29,9 +29,22 @@ COMMON = ("-std=c++17", "-O3")
 
 def amd_kernels(tree: Path, source: Path, arch: str, out: Path) -> dict[str, str]:
     run(
-        f"clang++-{CLANG}", "-x", "hip", "--offload-device-only", "--no-gpu-bundle-output", f"--offload-arch={arch}", "--hip-path=/usr",
-        *clang_flags(CLANG, [arch]), *AMD_FLAGS, *COMMON, f"-I{tree / 'csrc/include'}", "-S", source, "-o", out,
-    )  # fmt: skip
+        f"clang++-{CLANG}",
+        "-x",
+        "hip",
+        "--offload-device-only",
+        "--no-gpu-bundle-output",
+        f"--offload-arch={arch}",
+        "--hip-path=/usr",
+        *clang_flags(CLANG, [arch]),
+        *AMD_FLAGS,
+        *COMMON,
+        f"-I{tree / 'csrc/include'}",
+        "-S",
+        source,
+        "-o",
+        out,
+    )
     found = {}
     for function in re.finditer(r"^(\w+):[^\n]*\n(.*?)^\.Lfunc_end\d+:", out.read_text(), re.MULTILINE | re.DOTALL):
         body = re.sub(r"[ \t]*(;.*)?$", "", function[2], flags=re.MULTILINE)
@@ -84,7 +97,8 @@ def main() -> int:
             if arch.startswith("gfx"):
                 device_library()  # once, before the threads
             before, after = (
-                kernels_of(getattr(options, tree).resolve(), options.file, arch, Path(place, tree)) for tree in ("before", "after")
+                kernels_of(getattr(options, tree).resolve(), options.file, arch, Path(place, tree))
+                for tree in ("before", "after")
             )
             differ = sorted(name for name in before.keys() & after.keys() if before[name] != after[name])
             gone, new = sorted(before.keys() - after.keys()), sorted(after.keys() - before.keys())

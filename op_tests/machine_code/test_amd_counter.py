@@ -1,4 +1,6 @@
-"""The counter of instructions, on code whose counts are known: loops, guards, masks, shifts, and the classes of instructions."""
+"""The counter of instructions, on code whose counts are known: loops, guards, masks, shifts,
+and the classes of instructions.
+"""
 
 from __future__ import annotations
 
@@ -308,7 +310,10 @@ EXEC, VCC, S0, S2 = (126, 127), (106, 107), (0, 1), (2, 3)
 def test_masks_are_known_as_far_as_instructions_say(text: str, known: State, after: list[State]) -> None:
     mnemonic, _, operands = text.partition(" ")
     instruction = Instruction(0, mnemonic, tuple(operand.strip() for operand in operands.split(",")), None, text)
-    states = [{register: value for register, value in state.items() if register != SCC} for state in Masks(64).step(instruction, known)]
+    states = [
+        {register: value for register, value in state.items() if register != SCC}
+        for state in Masks(64).step(instruction, known)
+    ]
     assert sorted(map(str, map(sorted, map(dict.items, states)))) == sorted(map(str, map(sorted, map(dict.items, after))))
 
 

@@ -1,4 +1,5 @@
-"""The machine code of the fast kernels keeps to its limits on AMD cards; and the command that counts it, on kernels with known counts.
+"""The machine code of the fast kernels keeps to its limits on AMD cards; and the command that counts it, on kernels with known
+counts.
 
 `pytest -s op_tests/machine_code/test_amd_isa.py -k limits` prints the table.
 """
@@ -37,7 +38,7 @@ def test_fast_kernels_keep_to_their_limits(name: str, clang: int) -> None:
     assert not misses, "\n".join(misses)
 
 
-# ---- kernels in HIP --------------------------------------------------------------------------------------------------------------
+# ---- kernels in HIP ----------------------------------------------------------------------------------------------------------
 
 PROBES = """
 #include <hip/hip_runtime.h>
@@ -208,7 +209,7 @@ def test_kernels_are_found_by_a_part_of_their_name(probes: CodeObject) -> None:
         probes.kernel("typed<double>")
 
 
-# ---- the command -----------------------------------------------------------------------------------------------------------------
+# ---- the command -------------------------------------------------------------------------------------------------------------
 
 
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, *words: str | Path) -> tuple[int, list[str]]:

@@ -2,8 +2,8 @@
 
     python op_tests/test_conv2d_isa.py --arch gfx942,gfx1201
 
-A row is about a step of 128 bytes of each operand row (of f32 without matrix instructions, a quarter of one), as one wave sees it:
-matrix instructions, other vector instructions, LDS accesses, loads; then registers and how many waves fit on a SIMD.
+A row is about a step of 128 bytes of each operand row (of f32 without matrix instructions, a quarter of one), as one wave sees
+it: matrix instructions, other vector instructions, LDS accesses, loads; then registers and how many waves fit on a SIMD.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ FORMS = {"vectors": 0, "elements": 1}
 THREADS = 256
 # Vector instructions of a step, at most, by vectors and by elements: addresses, and zeros for what is outside the image.
 VALU = {(128, 128): (80, 190), (128, 64): (80, 190), (64, 64): (60, 130)}
-WAVES = {(128, 128): 2, (128, 64): 2, (64, 64): 4}  # on a SIMD of CDNA; RDNA has half the SIMDs and twice the waves of half the lanes
+WAVES = {
+    (128, 128): 2,
+    (128, 64): 2,
+    (64, 64): 4,
+}  # on a SIMD of CDNA; RDNA has half the SIMDs and twice the waves of half the lanes
 
 
 class Step(NamedTuple):
@@ -86,14 +90,18 @@ def test_steps_are_matrix_instructions_and_wide_accesses(clang: int, arch: str, 
         assert counts.valu <= VALU[tile][FORMS[form]] + rounding, f"{what}: {counts.valu} vector instructions"
         assert counts.of("lds") > chunks, what
         if form == "vectors":
-            assert counts.of("load") == counts.of("load", 16) == chunks, f"{what}: {counts.of('load')} loads, expected {chunks} of 16 bytes"
+            assert counts.of("load") == counts.of("load", 16) == chunks, (
+                f"{what}: {counts.of('load')} loads, expected {chunks} of 16 bytes"
+            )
             assert counts.loads_in_flight(16) >= chunks, f"{what}: not all loads of a step are under way at once"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", type=list_of(str), default=list(AMD_ARCHS), help=f"of {', '.join(AMD_ARCHS)}; all by default")
-    parser.add_argument("--clang", type=int, choices=(19, 22), default=CLANG, help=f"version; default {CLANG}, which does not know gfx950")
+    parser.add_argument(
+        "--clang", type=int, choices=(19, 22), default=CLANG, help=f"version; default {CLANG}, which does not know gfx950"
+    )
     arguments = parser.parse_args()
     if lacking := missing(*TOOLS):
         parser.error(f"{', '.join(lacking)} not found; Debian: apt-get install {PACKAGES}")

@@ -1,9 +1,9 @@
 """Every kernel through the GPU compilers, with no GPU: AMD machine code by clang, NVIDIA's by nvcc.
 
-For AMD, what stands in the built modules (rocm_build.py) must hold for every kernel on every architecture, by every clang: no scratch
-memory, no spilled register, no flat memory access, and no shift that leaks (amd_shifts.py). nvcc compiles the files that are above all
-for its cards, each alone, to machine code. HIPCONV_TEST_ARCHS=all compiles everything for everything, the host's part for NVIDIA
-included. Compilers that are missing fail the test where CI=true and skip it elsewhere.
+For AMD, what stands in the built modules (rocm_build.py) must hold for every kernel on every architecture, by every clang: no
+scratch memory, no spilled register, no flat memory access, and no shift that leaks (amd_shifts.py). nvcc compiles the files
+that are above all for its cards, each alone, to machine code. HIPCONV_TEST_ARCHS=all compiles everything for everything, the
+host's part for NVIDIA included. Compilers that are missing fail the test where CI=true and skip it elsewhere.
 """
 
 from __future__ import annotations
@@ -28,7 +28,12 @@ KERNELS = sorted((ROOT / "csrc" / "kernels").rglob("*.cu"))
 
 @pytest.mark.parametrize(
     ("clang", "arch", "module"),
-    [(clang, arch, name) for clang in rocm_build.CLANGS for name in registry.modules() for arch in rocm_build.archs_of(name, clang)],
+    [
+        (clang, arch, name)
+        for clang in rocm_build.CLANGS
+        for name in registry.modules()
+        for arch in rocm_build.archs_of(name, clang)
+    ],
 )
 def test_amd_code_has_no_scratch_spills_flat_accesses_or_leaking_shifts(clang: int, arch: str, module: str) -> None:
     require_amd_compiler()
@@ -103,7 +108,9 @@ FORBIDDEN = {
     r"\bwarpSize\b|__syncwarp": "use kWaveSize",
 }
 # Headers that give kernels one name for what each compiler calls otherwise.
-ALLOWED = tuple(ROOT / "csrc" / "include" / name for name in ("device/arch.h", "device/amd.h", "device/nvidia.h", "matrix/tma.h"))
+ALLOWED = tuple(
+    ROOT / "csrc" / "include" / name for name in ("device/arch.h", "device/amd.h", "device/nvidia.h", "matrix/tma.h")
+)
 HEADERS = sorted(header for place in ("kernels", "include") for header in (ROOT / "csrc" / place).rglob("*.h"))
 
 
@@ -118,7 +125,9 @@ def found_in(source: Path) -> dict[str, str]:
 
 
 def test_kernel_files_keep_to_the_portable_dialect() -> None:
-    """No kernel, nor a header that it includes, has what hipify would rewrite, only one vendor understands, or simt cannot run."""
+    """No kernel, nor a header that it includes, has what hipify would rewrite, only one vendor understands,
+    or simt cannot run.
+    """
     assert len(KERNELS) > 20 and len(HEADERS) > 20
     for source in [*KERNELS, *HEADERS]:
         found = found_in(source)
@@ -134,7 +143,8 @@ def test_kernel_files_keep_to_the_portable_dialect() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "kernel<<<grid, block>>>(x);", "// as in cuda", "x = std::max(a, b);", "__shared__ float a[4];", "#if defined(__gfx942__)",
+        "kernel<<<grid, block>>>(x);", "// as in cuda", "x = std::max(a, b);", "__shared__ float a[4];",
+        "#if defined(__gfx942__)",
         "int lane = threadIdx.x % warpSize;", "template <int n> __global__ void kernel(float* x) {}",
     ],
 )  # fmt: skip
@@ -147,7 +157,9 @@ def test_the_check_of_the_dialect_finds_each_word(tmp_path: Path, text: str) -> 
 
 
 def test_no_iostreams() -> None:
-    """Their numeric facets can come from the C++ library inside torch's wheels: printing a number then crashes (seen with CUDA's)."""
+    """Their numeric facets can come from the C++ library inside torch's wheels:
+    printing a number then crashes (seen with CUDA's).
+    """
     for source in (ROOT / "csrc").rglob("*.*"):
         found = re.search(r"#include <(iostream|sstream|fstream|iomanip)>", source.read_text())
         assert not found, f"{source.name}: {found[0]}"

@@ -1,7 +1,9 @@
-"""A rehearsal of ROCm without a GPU: every module through the ROCm branch of torch's extension loader, by three versions of clang.
+"""A rehearsal of ROCm without a GPU: every module through the ROCm branch of torch's extension loader, by three versions of
+clang.
 
-It shows what cannot be seen on NVIDIA or on the host: that hipify changes nothing, that the HIP text compiles with AMD's own headers and
-compilers, that what they make of it links, that the modules import, and that a launch on a machine without a GPU raises.
+It shows what cannot be seen on NVIDIA or on the host: that hipify changes nothing, that the HIP text compiles with AMD's own
+headers and compilers, that what they make of it links, that the modules import, and that a launch on a machine without a GPU
+raises.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ def test_nothing_is_written_outside_the_cache() -> None:
     assert found == {*made, "cache for cuda"}
 
 
-# ---- symbols -----------------------------------------------------------------------------------------------------------------------
+# ---- symbols -----------------------------------------------------------------------------------------------------------------
 
 
 def strong_symbols(object: Path) -> set[str]:
@@ -80,7 +82,9 @@ def test_no_two_objects_of_a_module_define_a_symbol(clang: int, name: str) -> No
 @pytest.mark.parametrize(
     ("compiler", "keyword", "shared"), [("clang++-19", "", True), ("clang++-19", "inline", False), ("g++", "inline", False)]
 )
-def test_the_check_of_symbols_finds_a_specialisation_that_is_not_inline(compiler: str, keyword: str, shared: bool, tmp_path: Path) -> None:
+def test_the_check_of_symbols_finds_a_specialisation_that_is_not_inline(
+    compiler: str, keyword: str, shared: bool, tmp_path: Path
+) -> None:
     text = f"template <typename T> {keyword} constexpr bool kIs = false; template <> {keyword} constexpr bool kIs<int> = true;"
     objects = []
     for number in range(2):

@@ -1,4 +1,5 @@
-"""Winograd's transforms on AMD cards: all loads of a tile under way at once, packed arithmetic, and registers for several waves.
+"""Winograd's transforms on AMD cards: all loads of a tile under way at once, packed arithmetic, and registers for several
+waves.
 
 pytest op_tests/machine_code/test_winograd_isa.py
 """

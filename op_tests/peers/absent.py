@@ -1,4 +1,5 @@
-"""Empty stand-ins for third-party packages that an engine imports and this machine lacks, so that the engine's own modules import.
+"""Empty stand-ins for third-party packages that an engine imports and this machine lacks, so that the engine's own modules
+import.
 
 A name in such a package is a class that can be subclassed, called, subscripted and used as a decorator, and computes nothing.
 """

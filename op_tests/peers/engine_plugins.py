@@ -3,9 +3,10 @@
     python op_tests/run_engine_plugins.py                       # fetches 376 MB of wheels
     python op_tests/run_engine_plugins.py sglang --directory engines    # one of them, fetched once, kept there
 
-The engine's loader finds hipconv by its entry point. Then the modules that import the convolution by name (integration/engine_facts.json)
-are imported, before or after that, and what they hold is called. Third-party packages that these modules import and this
-machine lacks are empty (absent.py), but for a few small ones from PyPI, which the engine computes with while it is imported.
+The engine's loader finds hipconv by its entry point. Then the modules that import the convolution by name
+(integration/engine_facts.json) are imported, before or after that, and what they hold is called. Third-party packages that
+these modules import and this machine lacks are empty (absent.py), but for a few small ones from PyPI, which the engine computes
+with while it is imported.
 """
 
 from __future__ import annotations
@@ -26,11 +27,19 @@ from support import ROOT
 import hipconv
 
 FACTS = ROOT / "op_tests" / "integration" / "engine_facts.json"
-NEEDED = {"msgspec": "msgspec", "orjson": "orjson", "psutil": "psutil", "zmq": "pyzmq", "cbor2": "cbor2", "cloudpickle": "cloudpickle",
-          "dill": "dill"}  # fmt: skip
+NEEDED = {
+    "msgspec": "msgspec",
+    "orjson": "orjson",
+    "psutil": "psutil",
+    "zmq": "pyzmq",
+    "cbor2": "cbor2",
+    "cloudpickle": "cloudpickle",
+    "dill": "dill",
+}
 LOADERS = {"vllm": ("vllm.plugins", "load_general_plugins"), "sglang": ("sglang.srt.plugins", "load_plugins")}
 
-# Whose presence tells an engine what device there is. SGLang needs a triton to import; to vLLM it is a package that may be absent.
+# Whose presence tells an engine what device there is. SGLang needs a triton to import; to vLLM it is a package that may be
+# absent.
 DEVICES = ["libtpu", "amdsmi", "torch_xla", "tpu_info", "torch_npu", "intel_extension_for_pytorch", "pynvml"]
 
 CHILD = """
@@ -84,7 +93,9 @@ def provide(engine: str, version: str, directory: Path) -> tuple[Path, Path]:
     """The folder of an engine's unpacked wheel, and that of the small packages."""
     place, small = directory / f"{engine}-{version}", directory / "small"
     if not place.exists():
-        subprocess.run([*PIP, "download", "--no-deps", "--only-binary", ":all:", "-d", str(directory), f"{engine}=={version}"], check=True)
+        subprocess.run(
+            [*PIP, "download", "--no-deps", "--only-binary", ":all:", "-d", str(directory), f"{engine}=={version}"], check=True
+        )
         with zipfile.ZipFile(next(directory.glob(f"{engine}-{version}-*.whl"))) as archive:
             names = [name for name in archive.namelist() if not name.endswith(".so")]
             archive.extractall(place, names)
@@ -100,14 +111,20 @@ def write_distribution(place: Path) -> None:
     info = place / f"hipconv-{hipconv.__version__}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: hipconv\nVersion: {hipconv.__version__}\n")
-    lines = [line for group, points in groups.items() for line in (f"[{group}]", *(f"{name} = {value}" for name, value in points.items()))]
+    lines = [
+        line
+        for group, points in groups.items()
+        for line in (f"[{group}]", *(f"{name} = {value}" for name, value in points.items()))
+    ]
     (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
 
 
 def check(engine: str, path: list[Path], before: bool, **variables: str) -> dict:
     facts = json.loads(FACTS.read_text())[engine]
     modules = [name for name, module in facts["modules"].items() if any(one["at"] == "import" for one in module["imports"])]
-    modules += [name for name, module in facts["modules"].items() if "causal_conv1d_fn" in module["defines"] and name not in modules]
+    modules += [
+        name for name, module in facts["modules"].items() if "causal_conv1d_fn" in module["defines"] and name not in modules
+    ]
     without = DEVICES + (["triton"] if engine == "vllm" else [])
     script = CHILD + ("" if variables else CALLS)
     order = json.dumps([engine, *LOADERS[engine], without, modules, before])
@@ -121,7 +138,9 @@ def check(engine: str, path: list[Path], before: bool, **variables: str) -> dict
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engines", nargs="*", default=[], metavar="ENGINE", help="vllm, sglang; both by default")
-    parser.add_argument("--directory", type=Path, help="keep what is fetched here, and look here first (default: a temporary one)")
+    parser.add_argument(
+        "--directory", type=Path, help="keep what is fetched here, and look here first (default: a temporary one)"
+    )
     options = parser.parse_args()
     if unknown := set(options.engines) - LOADERS.keys():
         parser.error(f"got {', '.join(sorted(unknown))}, expected vllm or sglang")
@@ -137,8 +156,11 @@ def main() -> int:
                 found = check(engine, path, before)
                 theirs = sorted(name for name, ours in found["held"].items() if not ours)
                 when = "imported before" if before else "imported after"
-                print(f"{engine} {version}, {when}: {len(found['held'])} names called, in modules that imported; {len(theirs)} not ours "
-                      f"{theirs or ''}; {len(found['failed'])} modules that did not import:")  # fmt: skip
+                print(
+                    f"{engine} {version}, {when}: {len(found['held'])} names called, in modules that imported; {len(theirs)} "
+                    f"not ours "
+                    f"{theirs or ''}; {len(found['failed'])} modules that did not import:"
+                )
                 for name, error in found["failed"].items():
                     print(f"  {name}: {error}")
                 wrong += len(theirs) + (not found["held"])

@@ -1,12 +1,13 @@
 """Run vLLM's and SGLang's own tests of their causal conv1d, as they are, on `hipconv.serving`.
 
     python op_tests/run_engine_tests.py                            # vLLM's, from its sdist on PyPI (47 MB)
-    python op_tests/run_engine_tests.py --directory peer           # fetched into peer/ once; a machine without network reads it there
-    python op_tests/run_engine_tests.py --file SGLANG/sgl-kernel/tests/test_causal_conv1d.py -- -k update
+    python op_tests/run_engine_tests.py --directory peer           # fetched into peer/ once; a machine without network reads it
+    there python op_tests/run_engine_tests.py --file SGLANG/sgl-kernel/tests/test_causal_conv1d.py -- -k update
 
-SGLang publishes its tests in its repository alone: `--file` takes such a file, or any other of either engine's. The engines themselves
-are not installed. What a file imports from them is put in their place: their functions are hipconv's, and the few other names of the
-table below what they are there. A file that imports more is refused. Without a GPU the one change to a text is the device.
+SGLang publishes its tests in its repository alone: `--file` takes such a file, or any other of either engine's. The engines
+themselves are not installed. What a file imports from them is put in their place: their functions are hipconv's, and the few
+other names of the table below what they are there. A file that imports more is refused. Without a GPU the one change to a text
+is the device.
 """
 
 from __future__ import annotations
@@ -41,11 +42,20 @@ def sgl_kernel_fwd(
     of_one = x if starts is not None else x.squeeze(0)
     begins = torch.tensor([0, of_one.shape[1]], dtype=torch.int32, device=x.device) if starts is None else starts
     states = x.new_zeros(1, len(weight), weight.shape[1] - 1) if states is None else states
-    of_one.copy_(serving.causal_conv1d_fn(of_one, weight, bias, states, begins, slots, has_state, "silu" if silu else None, pad))
+    of_one.copy_(
+        serving.causal_conv1d_fn(of_one, weight, bias, states, begins, slots, has_state, "silu" if silu else None, pad)
+    )
 
 
 def sgl_kernel_update(
-    x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, lengths: Tensor | None, slots: Tensor | None, pad: int
+    x: Tensor,
+    state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    silu: bool,
+    lengths: Tensor | None,
+    slots: Tensor | None,
+    pad: int,
 ) -> None:
     """sgl_kernel.causal_conv1d_update, which writes into x."""
     activation = "silu" if silu else None
@@ -54,20 +64,33 @@ def sgl_kernel_update(
 
 
 def vllm_fn(
-    x: Tensor, weight: Tensor, bias: Tensor | None, conv_states: Tensor, query_start_loc: Tensor, cache_indices: Tensor | None = None,
-    has_initial_state: Tensor | None = None, activation: str | None = "silu", pad_slot_id: int = -1, null_block_id: int = 0, **options: Any,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    conv_states: Tensor,
+    query_start_loc: Tensor,
+    cache_indices: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    activation: str | None = "silu",
+    pad_slot_id: int = -1,
+    null_block_id: int = 0,
+    **options: Any,
+) -> Tensor:
     """vLLM's causal_conv1d_fn: its padding is block 0 unless it is told, and it reads as many slots as there are sequences."""
     slots = None if cache_indices is None else cache_indices[: len(query_start_loc) - 1]
     told = (slots, has_initial_state, activation, pad_slot_id)
-    return serving.causal_conv1d_fn(x, weight, bias, conv_states, query_start_loc, *told, null_block_id=null_block_id, **options)
+    return serving.causal_conv1d_fn(
+        x, weight, bias, conv_states, query_start_loc, *told, null_block_id=null_block_id, **options
+    )
 
 
 GPU = torch.cuda.is_available()
 PLATFORM = SimpleNamespace(
     device_type="cuda" if GPU else "cpu",
     seed_everything=torch.manual_seed,
-    is_cuda_alike=lambda: True,  # what a file leaves out on other platforms, it leaves out because of the engine's kernels there
+    is_cuda_alike=lambda: (
+        True
+    ),  # what a file leaves out on other platforms, it leaves out because of the engine's kernels there
     is_cuda=lambda: True,
     is_cpu=lambda: False,
     is_xpu=lambda: False,
@@ -113,7 +136,9 @@ class Outcomes:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--file", type=Path, nargs="+", help="test files of the engines (default: vLLM's, from PyPI)")
-    parser.add_argument("--directory", type=Path, help="keep what is fetched here, and look here first (default: a temporary one)")
+    parser.add_argument(
+        "--directory", type=Path, help="keep what is fetched here, and look here first (default: a temporary one)"
+    )
     parser.add_argument("pytest", nargs="*", help="more for pytest, after --, as in -- -k update -x")
     options = parser.parse_args()
 

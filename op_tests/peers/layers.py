@@ -2,11 +2,12 @@
 
     python op_tests/run_peer_layers.py                            # on a GPU; without one on the CPU, in about two minutes
     python op_tests/run_peer_layers.py --case mamba2,fla --dtype float32,bfloat16
-    python op_tests/run_peer_layers.py --directory peer           # fetched into peer/ once; a machine without network reads it there
+    python op_tests/run_peer_layers.py --directory peer           # fetched into peer/ once; a machine without network reads it
+    there
 
-A case runs one of their modules, with the same parameters, on hipconv's functions and on the drop-in's references in plain torch, and
-compares outputs, gradients, steps and states. Then it runs again with the operators counted: on hipconv, at least those that the case
-names and no convolution of torch; on plain torch none of hipconv's.
+A case runs one of their modules, with the same parameters, on hipconv's functions and on the drop-in's references in plain
+torch, and compares outputs, gradients, steps and states. Then it runs again with the operators counted: on hipconv, at least
+those that the case names and no convolution of torch; on plain torch none of hipconv's.
 
 The packages, einops, and Triton where it is missing, come into a temporary directory (packages.py). Stood in for is what they
 compile or import besides and what has nothing to do with the convolution:
@@ -14,8 +15,8 @@ compile or import besides and what has nothing to do with the convolution:
 * selective_scan_cuda, the compiled scan of Mamba: a loop over tokens in torch, its backward by autograd;
 * mamba_ssm's language model and huggingface_hub's mix-in, which save and load models: an empty class each;
 * what Triton's autotuner chooses: the kernels of both packages (scans, norms, final states) run in one of their configurations;
-* without a GPU, the GPU: Triton's interpreter runs these kernels, and torch.cuda.device and torch.cuda.get_device_properties, which
-  these packages ask, say nothing of importance.
+* without a GPU, the GPU: Triton's interpreter runs these kernels, and torch.cuda.device and torch.cuda.get_device_properties,
+  which these packages ask, say nothing of importance.
 """
 
 from __future__ import annotations
@@ -45,15 +46,27 @@ from support.tensors import DTYPES
 import hipconv
 
 MAMBA, FLA, TRITON = "mamba-ssm==2.3.2.post1", "fla-core==0.6.0", "triton==3.9.0"
-BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}  # of the largest value; a rounding moves what comes after
+BOUNDS = {
+    torch.float32: 1e-4,
+    torch.bfloat16: 2e-2,
+    torch.float16: 4e-3,
+}  # of the largest value; a rounding moves what comes after
 Results = dict[str, Tensor]
 
 
-# ---- what is stood in for ----------------------------------------------------------------------------------------------------------
+# ---- what is stood in for ----------------------------------------------------------------------------------------------------
 
 
 def scan(
-    softplus: bool, u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, z: Tensor | None, bias: Tensor | None
+    softplus: bool,
+    u: Tensor,
+    delta: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    d: Tensor | None,
+    z: Tensor | None,
+    bias: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Mamba's scan: (batch, dim, seqlen) before and after the gate z, and the state (batch, dim, dstate) that it ends in.
 
@@ -78,7 +91,9 @@ def scan_fwd(u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, d, z, bi
     return (y, states) if z is None else (y, states, gated)
 
 
-def scan_bwd(u, delta, a, b, c, d, z, bias, dout, states, out, dz, softplus: bool, recompute: bool) -> tuple[Tensor | None, ...]:
+def scan_bwd(
+    u, delta, a, b, c, d, z, bias, dout, states, out, dz, softplus: bool, recompute: bool
+) -> tuple[Tensor | None, ...]:
     """selective_scan_cuda.bwd; dz is written where it is given."""
     inputs: list[Any] = [each if each is None else each.detach().requires_grad_() for each in (u, delta, a, b, c, d, z, bias)]
     with torch.enable_grad():
@@ -104,7 +119,9 @@ def stand_in() -> None:
 
 
 def take_one_configuration(number: int) -> None:
-    """Take one for each of Triton's kernels, before the packages are imported: to find the fastest takes a GPU, and there minutes."""
+    """Take one for each of Triton's kernels, before the packages are imported: to find the fastest takes a GPU,
+    and there minutes.
+    """
     autotuner: Any = importlib.import_module("triton.runtime.autotuner").Autotuner
     construct = autotuner.__init__
 
@@ -116,20 +133,33 @@ def take_one_configuration(number: int) -> None:
 
 def stand_in_for_a_gpu() -> None:
     torch.cuda.device = lambda *_: contextlib.nullcontext()  # type: ignore[assignment, misc]
-    torch.cuda.get_device_properties = lambda *_: SimpleNamespace(multi_processor_count=1)  # type: ignore[assignment, return-value]
+    properties: Any = SimpleNamespace(multi_processor_count=1)
+    torch.cuda.get_device_properties = lambda *_: properties  # type: ignore[assignment]
 
 
-# ---- the functions on plain torch ----------------------------------------------------------------------------------------------------
+# ---- the functions on plain torch --------------------------------------------------------------------------------------------
 
 
 def plain_twins() -> dict[Callable, Callable]:
     """hipconv's functions that the packages import, and what takes their place."""
     interface, functions, varlen = (
-        importlib.import_module(f"causal_conv1d.{name}") for name in ("causal_conv1d_interface", "cpp_functions", "causal_conv1d_varlen")
+        importlib.import_module(f"causal_conv1d.{name}")
+        for name in ("causal_conv1d_interface", "cpp_functions", "causal_conv1d_varlen")
     )
 
-    def fn(x, weight, bias=None, seq_idx=None, initial_states=None, return_final_states=False, final_states_out=None, activation=None):
-        return interface.causal_conv1d_ref(x, weight, bias, initial_states, return_final_states, final_states_out, activation, seq_idx)
+    def fn(
+        x,
+        weight,
+        bias=None,
+        seq_idx=None,
+        initial_states=None,
+        return_final_states=False,
+        final_states_out=None,
+        activation=None,
+    ):
+        return interface.causal_conv1d_ref(
+            x, weight, bias, initial_states, return_final_states, final_states_out, activation, seq_idx
+        )
 
     def fwd(x, weight, bias, seq_idx, initial_states, final_states_out, silu_activation):
         return fn(x, weight, bias, seq_idx, initial_states, activation="silu" if silu_activation else None)
@@ -163,7 +193,7 @@ def plain_torch() -> Iterator[None]:
         yield
 
 
-# ---- cases ---------------------------------------------------------------------------------------------------------------------------
+# ---- cases -------------------------------------------------------------------------------------------------------------------
 
 
 class Case(NamedTuple):
@@ -278,11 +308,13 @@ def cases() -> dict[str, Case]:
     }
 
 
-# ---- running -------------------------------------------------------------------------------------------------------------------------
+# ---- running -----------------------------------------------------------------------------------------------------------------
 
 
 def error_of(found: Results, expected: Results) -> tuple[float, str]:
-    """The largest error as a share of the largest value of a tensor, and of which; infinite where shapes differ or a value is NaN."""
+    """The largest error as a share of the largest value of a tensor, and of which;
+    infinite where shapes differ or a value is NaN.
+    """
     assert found.keys() == expected.keys()
 
     def of(name: str) -> float:
@@ -320,7 +352,9 @@ def main() -> int:
     parser.add_argument("--dtype", type=list_of(choice_of(*DTYPES)), nargs="+", default=[["float32"]], help="default float32")
     here = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", choices=("cpu", "cuda"), default=here, help="default %(default)s")
-    parser.add_argument("--directory", type=Path, help="keep what is fetched here, and look here first (default: a temporary one)")
+    parser.add_argument(
+        "--directory", type=Path, help="keep what is fetched here, and look here first (default: a temporary one)"
+    )
     options = parser.parse_args()
 
     with tempfile.TemporaryDirectory() as temporary:
@@ -339,7 +373,9 @@ def main() -> int:
         stand_in()
         hipconv.install_as_causal_conv1d()
 
-        table = Table([("case", 16), ("dtype", 8), ("largest error", 13), ("of", 12), ("operators of hipconv", 60), ("s", 5), ("", 4)])
+        table = Table(
+            [("case", 16), ("dtype", 8), ("largest error", 13), ("of", 12), ("operators of hipconv", 60), ("s", 5), ("", 4)]
+        )
         failed = 0
         for name, case in cases().items():
             if not any(name.startswith(start) for start in flattened(options.case)):
@@ -347,7 +383,9 @@ def main() -> int:
             for dtype in flattened(options.dtype):
                 started = time.perf_counter()
                 error, where, ours, wrong = run(case, torch.device(options.device), DTYPES[dtype])
-                called = ", ".join(f"{count} {op.partition('::')[2]}" for op, count in ours.count.items() if op.startswith("hipconv::"))
+                called = ", ".join(
+                    f"{count} {op.partition('::')[2]}" for op, count in ours.count.items() if op.startswith("hipconv::")
+                )
                 seconds = f"{time.perf_counter() - started:.0f}"
                 table.row(name, dtype, f"{error:.1e}", where, called, seconds, "; ".join(wrong) or "ok")
                 failed += bool(wrong)

@@ -1,4 +1,6 @@
-"""Packages of others that scripts here run on hipconv. They come from PyPI through pip; nothing of them is kept in this repository."""
+"""Packages of others that scripts here run on hipconv. They come from PyPI through pip;
+nothing of them is kept in this repository.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
 
 
 def provide(directory: Path, *modules: str, **requirements: str) -> Path:
-    """Make modules importable, those of this Python first, else from the folder that it returns, where pip installs what is not there.
+    """Make modules importable, those of this Python first, else from the folder that it returns, where pip installs what is not
+    there.
 
     A module's distribution has its name, unless `requirements` has another for it.
     """
@@ -32,7 +35,9 @@ def sdist(directory: Path, requirement: str, skips_build: str) -> Path:
     """
     folder = directory / requirement.replace("-", "_").replace("==", "-")
     if not folder.exists():
-        tools = provide(directory, "wheel", "packaging")  # pip learns the sdist's name by running its setup.py, which imports them
+        tools = provide(
+            directory, "wheel", "packaging"
+        )  # pip learns the sdist's name by running its setup.py, which imports them
         plain = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation"]
         environment = os.environ | {"PYTHONPATH": str(tools), skips_build: "TRUE"}
         subprocess.run([*PIP, "download", *plain, "-d", str(directory), requirement], check=True, env=environment)

@@ -1,11 +1,12 @@
 """Run the tests of Dao-AILab's causal-conv1d 1.7.0, as they are, on hipconv.
 
-    python op_tests/run_peer_tests.py                         # on a GPU every case; without one, a quarter of those up to 256 tokens
-    python op_tests/run_peer_tests.py --part 1/4              # the first of four random parts
-    python op_tests/run_peer_tests.py --directory peer        # fetched into peer/ once; a machine without network reads it there
+    python op_tests/run_peer_tests.py                         # on a GPU every case; without one, a quarter of those up to 256
+    tokens python op_tests/run_peer_tests.py --part 1/4              # the first of four random parts
+    python op_tests/run_peer_tests.py --directory peer        # fetched into peer/ once; a machine without network reads it
+    there
 
-The sdist, and einops where it is missing, come into a temporary directory (packages.py). The tests import `causal_conv1d` and find
-compat/causal_conv1d. Without a GPU the one change to their text is the device.
+The sdist, and einops where it is missing, come into a temporary directory (packages.py). The tests import `causal_conv1d` and
+find compat/causal_conv1d. Without a GPU the one change to their text is the device.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class Selection:
         first, step = self.part
         items[:] = short[first - 1 :: step]
         self.selected = len(items)
-        print(f"{self.selected} of {self.total} cases selected ({len(short)} have at most {self.max_seqlen} tokens)", flush=True)
+        print(
+            f"{self.selected} of {self.total} cases selected ({len(short)} have at most {self.max_seqlen} tokens)", flush=True
+        )
 
     @staticmethod
     def _seqlen(item: pytest.Function) -> int:
@@ -68,11 +71,15 @@ def part(text: str) -> tuple[int, int]:
 def main() -> int:
     on_cpu = not torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--max-seqlen", type=int, default=256 if on_cpu else sys.maxsize, help="skip longer cases (here: %(default)s)")
+    parser.add_argument(
+        "--max-seqlen", type=int, default=256 if on_cpu else sys.maxsize, help="skip longer cases (here: %(default)s)"
+    )
     parser.add_argument(
         "--part", type=part, default=(1, 4) if on_cpu else (1, 1), help="I/N: the I-th of N random parts (here: %(default)s)"
     )
-    parser.add_argument("--directory", type=Path, help="keep what is fetched here, and look here first (default: a temporary one)")
+    parser.add_argument(
+        "--directory", type=Path, help="keep what is fetched here, and look here first (default: a temporary one)"
+    )
     parser.add_argument("pytest", nargs="*", help="more for pytest, after --, as in -- -k update -x")
     options = parser.parse_args()
 

@@ -1,11 +1,12 @@
 """Run timm's models on hipconv's convolutions, by `hipconv.replace_conv2d`, beside torch's.
 
-    python op_tests/run_timm_models.py                            # on a GPU, bf16, batch 32; without one small images on the CPU
-    python op_tests/run_timm_models.py --model resnet50 --batch 1 --dtype float16
+    python op_tests/run_timm_models.py                            # on a GPU, bf16, batch 32; without one small images on the
+    CPU python op_tests/run_timm_models.py --model resnet50 --batch 1 --dtype float16
 
-Weights are random, batch norms have random statistics. A model runs as it is, with batch norms folded and activations fused into hipconv's
-convolutions, and, for comparison, as torch runs it with the same batch norms folded. Results are compared with the model's own in float32.
-timm comes from PyPI into a temporary directory, unless this Python has it; timm needs torchvision, which has to be there.
+Weights are random, batch norms have random statistics. A model runs as it is, with batch norms folded and activations fused
+into hipconv's convolutions, and, for comparison, as torch runs it with the same batch norms folded. Results are compared with
+the model's own in float32. timm comes from PyPI into a temporary directory, unless this Python has it; timm needs torchvision,
+which has to be there.
 """
 
 from __future__ import annotations
@@ -29,10 +30,22 @@ from support.tensors import DTYPES
 import hipconv
 
 FAMILIES = [
-    "resnet50", "convnext_tiny", "efficientnet_b0", "mobilenetv3_large_100", "regnety_032", "densenet121", "resnext50_32x4d", "repvgg_b0",
-    "cspdarknet53", "mixnet_s",
-]  # fmt: skip
-BOUND = {torch.float32: 2e-3, torch.float16: 1e-2, torch.bfloat16: 8e-2}  # of the largest logit; TF32 is torch's default on GPUs
+    "resnet50",
+    "convnext_tiny",
+    "efficientnet_b0",
+    "mobilenetv3_large_100",
+    "regnety_032",
+    "densenet121",
+    "resnext50_32x4d",
+    "repvgg_b0",
+    "cspdarknet53",
+    "mixnet_s",
+]
+BOUND = {
+    torch.float32: 2e-3,
+    torch.float16: 1e-2,
+    torch.bfloat16: 8e-2,
+}  # of the largest logit; TF32 is torch's default on GPUs
 
 
 def run(name: str, batch: int, size: int, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
@@ -142,7 +155,9 @@ def main() -> int:
             found = run(name, options.batch, options.size, dtype, device)
             errors, ms = found["errors"], found["ms"]
             wrong += not errors["ours"] <= max(BOUND[dtype], 2 * errors["torch"])
-            figures = [f"{errors[way]:.1e}" for way in ("ours", "torch")] + [f"{ms[way]:.3f}" for way in ("torch", "folded", "ours")]
+            figures = [f"{errors[way]:.1e}" for way in ("ours", "torch")] + [
+                f"{ms[way]:.3f}" for way in ("torch", "folded", "ours")
+            ]
             ratios = [f"{ms[way] / ms['ours']:.2f}" for way in ("torch", "folded")]
             table.row(name, f"{found['replaced']}/{found['of']}", found["taken_in"], *figures, *ratios)
     print(f"{wrong} models are wrong")

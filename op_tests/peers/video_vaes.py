@@ -1,11 +1,12 @@
-"""diffusers' video autoencoders run on hipconv's convolutions as they are, by replace_conv3d, and give what they gave on torch's.
+"""diffusers' video autoencoders run on hipconv's convolutions as they are, by replace_conv3d, and give what they gave on
+torch's.
 
     python op_tests/run_video_vaes.py
     python op_tests/run_video_vaes.py --full --size 480x832 --frames 17 --dtype bfloat16
 
-diffusers comes from PyPI. Small configurations are compared in float32, decoded and encoded, on a GPU or on the CPU. --full decodes random
-latents by an AutoencoderKLWan of full size with random weights, on a GPU, and prints time and peak memory before, in both layouts, and
-after.
+diffusers comes from PyPI. Small configurations are compared in float32, decoded and encoded, on a GPU or on the CPU. --full
+decodes random latents by an AutoencoderKLWan of full size with random weights, on a GPU, and prints time and peak memory
+before, in both layouts, and after.
 """
 
 from __future__ import annotations
@@ -30,15 +31,38 @@ import hipconv
 
 DIFFUSERS = "diffusers==0.42.1"
 NEEDS = (
-    "huggingface_hub", "safetensors", "regex", "requests", "tqdm", "yaml", "httpx", "httpcore", "h11", "anyio", "sniffio", "certifi",
-    "idna", "urllib3", "charset_normalizer", "packaging", "filelock", "importlib_metadata", "zipp", "PIL",
-)  # fmt: skip
+    "huggingface_hub",
+    "safetensors",
+    "regex",
+    "requests",
+    "tqdm",
+    "yaml",
+    "httpx",
+    "httpcore",
+    "h11",
+    "anyio",
+    "sniffio",
+    "certifi",
+    "idna",
+    "urllib3",
+    "charset_normalizer",
+    "packaging",
+    "filelock",
+    "importlib_metadata",
+    "zipp",
+    "PIL",
+)
 PACKAGES = {"yaml": "pyyaml", "PIL": "pillow"}
 WAN: dict[str, Any] = {"base_dim": 8, "z_dim": 4, "latents_mean": [0.0] * 4, "latents_std": [1.0] * 4}
 MODELS: dict[str, dict[str, Any]] = {
     "AutoencoderKLWan": WAN,
     "AutoencoderKLQwenImage": {"base_dim": 8, "z_dim": 4, "latents_mean": [0.0] * 4, "latents_std": [1.0] * 4},
-    "AutoencoderKLHunyuanVideo": {"block_out_channels": (8, 8, 8, 8), "latent_channels": 4, "norm_num_groups": 4, "layers_per_block": 1},
+    "AutoencoderKLHunyuanVideo": {
+        "block_out_channels": (8, 8, 8, 8),
+        "latent_channels": 4,
+        "norm_num_groups": 4,
+        "layers_per_block": 1,
+    },
     "AutoencoderKLCogVideoX": {
         "block_out_channels": (8, 8, 8, 8),
         "latent_channels": 4,
@@ -74,7 +98,9 @@ def check(name: str, device: torch.device) -> str | None:
         left = [layer.name for layer in report.layers if not layer.replaced]
         report.undo()
         again = results_of(model, video)
-    print(f"{name}: {report.replaced} of {len(report.layers)} convolutions replaced{', but ' + ', '.join(left) if left else ''}")
+    print(
+        f"{name}: {report.replaced} of {len(report.layers)} convolutions replaced{', but ' + ', '.join(left) if left else ''}"
+    )
     for what, a, b, c in zip(("latents", "video"), found, expected, again, strict=True):
         error = (a - b).abs().max().item() / b.abs().max().item()
         if not (a.shape == b.shape and error < 1e-4):
@@ -117,13 +143,18 @@ def decode_full(size: tuple[int, int], frames: int, dtype: torch.dtype) -> None:
         hipconv.replace_conv3d(model)
         run("replace_conv3d", lambda: model.decode(latents.contiguous(memory_format=torch.channels_last_3d)).sample)
         hipconv.replace_conv2d(model, channels_last=False)
-        run("replace_conv3d and replace_conv2d", lambda: model.decode(latents.contiguous(memory_format=torch.channels_last_3d)).sample)
+        run(
+            "replace_conv3d and replace_conv2d",
+            lambda: model.decode(latents.contiguous(memory_format=torch.channels_last_3d)).sample,
+        )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="+", choices=list(MODELS), default=list(MODELS))
-    parser.add_argument("--backend", type=choice_of("gpu", "cpu", "simt"), default="gpu" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--backend", type=choice_of("gpu", "cpu", "simt"), default="gpu" if torch.cuda.is_available() else "cpu"
+    )
     parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()) / f"hipconv-video-vaes-{os.getuid()}")
     parser.add_argument("--full", action="store_true", help="decode by a model of full size, on a GPU")
     parser.add_argument("--size", default="480x832")

@@ -1,4 +1,6 @@
-"""Calls of decode that several tests make, and the check of one against the reference: outputs, pool, and that nothing else is written."""
+"""Calls of decode that several tests make, and the check of one against the reference: outputs, pool,
+and that nothing else is written.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def make_state(layout: str, slots: int, dim: int, state_len: int, dtype: torch.d
         return values.mT.contiguous().to(device, dtype).mT
     if layout == "N,D,S":
         return values.to(device, dtype)
-    state = torch.full((slots, dim + 1, 2 * state_len + 3), torch.nan, dtype=dtype, device=device)[:, 1:, 1 : 2 * state_len + 1 : 2]
+    state = torch.full((slots, dim + 1, 2 * state_len + 3), torch.nan, dtype=dtype, device=device)[
+        :, 1:, 1 : 2 * state_len + 1 : 2
+    ]
     return state.copy_(values)
 
 
@@ -38,8 +42,12 @@ def make_weights(dim: int, width: int, dtype: torch.dtype, device: torch.device)
     return (torch.randn(dim, width) / width**0.5).to(device, dtype), torch.randn(dim).to(device, dtype)
 
 
-def check(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None = None, silu: bool = True, *, kernel="auto", **options) -> Update:
-    """One call, out of place, against the reference: outputs, padding, pool, windows and parents; and nothing else is written."""
+def check(
+    x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None = None, silu: bool = True, *, kernel="auto", **options
+) -> Update:
+    """One call, out of place, against the reference: outputs, padding, pool, windows and parents;
+    and nothing else is written.
+    """
     on_host: dict[str, Any] = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in options.items()}
     parent = on_host.pop("retrieve_parent_token", None)
     for name in ("max_query_len", "validate_data"):
@@ -95,7 +103,11 @@ def random_call(draw: random.Random, device: torch.device) -> tuple[tuple, dict]
     if form == "tokens":
         x = x.mT.contiguous().mT
     elif form == "strided":
-        x = torch.stack([x, torch.full_like(x, torch.nan)], 1).transpose(0, 1)[0] if draw.random() < 0.5 else x.flip(0).contiguous()
+        x = (
+            torch.stack([x, torch.full_like(x, torch.nan)], 1).transpose(0, 1)[0]
+            if draw.random() < 0.5
+            else x.flip(0).contiguous()
+        )
 
     slots = batch + draw.choice([0, 3])
     spare = draw.choice([0, 0, 1, 4])

@@ -32,7 +32,9 @@ class Case(NamedTuple):
     dead_tokens: int = 0  # after the last sequence
 
     def inputs(self, device: torch.device, seed: int = 0) -> dict[str, Any]:
-        """Arguments by name. Slots are given out at random; those of nobody, and spare columns, hold NaN; so do a few tokens."""
+        """Arguments by name. Slots are given out at random; those of nobody, and spare columns, hold NaN;
+        so do a few tokens.
+        """
         generator = torch.Generator().manual_seed(seed)
 
         def normal(*shape: int) -> Tensor:
@@ -49,7 +51,9 @@ class Case(NamedTuple):
             pool = torch.full((slots, columns, self.dim), torch.nan, dtype=self.state_dtype, device=device).transpose(1, 2)
         mine = torch.randperm(slots, generator=generator)[:count]
         flags = torch.rand(count, generator=generator) < 0.6
-        pool[mine[flags].to(device), :, : self.width - 1] = normal(int(flags.sum()), self.dim, self.width - 1).to(device, self.state_dtype)
+        pool[mine[flags].to(device), :, : self.width - 1] = normal(int(flags.sum()), self.dim, self.width - 1).to(
+            device, self.state_dtype
+        )
         return {
             "x": x,
             "weight": (normal(self.dim, self.width) / self.width**0.5).to(device, self.weight_dtype),
@@ -113,7 +117,9 @@ def in_place_kernels(device: torch.device) -> list[str]:
     return jit.module("causal_conv1d_varlen", targets.of(device)).causal_conv1d_varlen_in_place_kernels()
 
 
-def cached_call(device: torch.device, computed: list[int], lengths: list[int], block: int, dim: int = 16, **sizes: Any) -> dict[str, Any]:
+def cached_call(
+    device: torch.device, computed: list[int], lengths: list[int], block: int, dim: int = 16, **sizes: Any
+) -> dict[str, Any]:
     """Chunks that continue after `computed` tokens, as vLLM schedules them: one block of the table for each `block` tokens."""
     arguments = Case(lengths, dim, **sizes).inputs(device)
     count = len(lengths)

@@ -17,7 +17,7 @@ from hipconv import targets
 from hipconv.reference_update import causal_conv1d_update as expected_update
 from hipconv.serving import causal_conv1d_update
 
-# ---- values, and lengths of rows -----------------------------------------------------------------------------------------------
+# ---- values, and lengths of rows ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tokens", [1, 4])
@@ -44,7 +44,9 @@ def test_infinities_and_nans_reach_what_they_reach_in_the_reference(device: torc
 
 @pytest.mark.parametrize("columns", [3, 4, 6])
 def test_rows_of_none_few_and_many_tokens(device: torch.device, columns: int) -> None:
-    """The rows have 16-bit channels in whole vectors of 16 bytes, the last strip not full: some cards copy these past the registers."""
+    """The rows have 16-bit channels in whole vectors of 16 bytes, the last strip not full:
+    some cards copy these past the registers.
+    """
     for dtype, dim in ((torch.bfloat16, 136), (torch.float16, 520)):
         weight, bias = make_weights(dim, 4, dtype, device)
         slots = torch.tensor([5, 0, 9, 3, -1, 12, 7, 1, 11, 2, 10, 4], device=device)
@@ -60,7 +62,7 @@ def test_rows_of_none_few_and_many_tokens(device: torch.device, columns: int) ->
             check(x, state, weight, bias, conv_state_indices=slots, pad_slot_id=-1, **options)
 
 
-# ---- which kernel --------------------------------------------------------------------------------------------------------------
+# ---- which kernel ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_variable_forces_a_kernel_where_there_is_one(device: torch.device) -> None:
@@ -82,13 +84,15 @@ def test_a_variable_that_names_no_kernel(device: torch.device) -> None:
     weight, bias = make_weights(16, 4, torch.float32, device)
     before = state.clone()
     with environment(HIPCONV_UPDATE_KERNEL="triton"):
-        with pytest.raises(ValueError, match=r"^HIPCONV_UPDATE_KERNEL: got 'triton', expected one of 'auto', 'step', .*'openmp'$"):
+        with pytest.raises(
+            ValueError, match=r"^HIPCONV_UPDATE_KERNEL: got 'triton', expected one of 'auto', 'step', .*'openmp'$"
+        ):
             causal_conv1d_update(x, state, weight, bias)
         assert same_bits(state, before)
         check(x, state, weight, bias, kernel=kernels(device)[-1])  # the call's own keyword goes first
 
 
-# ---- random calls --------------------------------------------------------------------------------------------------------------
+# ---- random calls ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -104,14 +108,16 @@ def test_random_calls_match_the_reference_with_every_kernel(device: torch.device
     assert served
 
 
-# ---- shapes, strides, types ----------------------------------------------------------------------------------------------------
+# ---- shapes, strides, types --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", ["N,D,S", "N,S,D"])
 @pytest.mark.parametrize("state_len", [3, 4, 6])
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 def test_each_state_layout_over_several_strips(device: torch.device, dtype: torch.dtype, state_len: int, layout: str) -> None:
-    """Several strips of vectors, the last one partial; rows, one of them padding; one token, four, and more than are loaded ahead."""
+    """Several strips of vectors, the last one partial; rows, one of them padding; one token, four,
+    and more than are loaded ahead.
+    """
     dim = 4 * 128 + 4 * 37
     indices = torch.tensor([4, -1, 0], device=device, dtype=torch.int32)
     for tokens, inside, kernel in itertools.product((1, 4, 5, 8), (False, True), kernels(device)):
@@ -120,7 +126,9 @@ def test_each_state_layout_over_several_strips(device: torch.device, dtype: torc
         x = x if inside else x.mT.contiguous().mT
         weight, bias = make_weights(dim, 4, dtype, device)
         state = make_state(layout, 5, dim, state_len, dtype, device)
-        refused = {"step": tokens > 1 or (layout == "N,D,S" and state_len > 4), "vector": inside and tokens == 5}.get(kernel, False)
+        refused = {"step": tokens > 1 or (layout == "N,D,S" and state_len > 4), "vector": inside and tokens == 5}.get(
+            kernel, False
+        )
         if refused:
             with pytest.raises(ValueError, match=f"kernel: got '{kernel}', which serves"):
                 check(x, state, weight, bias, kernel=kernel, conv_state_indices=indices)
@@ -157,7 +165,9 @@ def test_packed_states_of_float32_and_of_width_3_move_in_vectors(
 
 
 @pytest.mark.parametrize(("offset", "gap", "kernel"), [(0, 0, "step"), (8, 8, "step"), (4, 0, "vector"), (0, 4, "vector")])
-def test_four_columns_are_vectors_only_where_slots_begin_like_them(device: torch.device, offset: int, gap: int, kernel: str) -> None:
+def test_four_columns_are_vectors_only_where_slots_begin_like_them(
+    device: torch.device, offset: int, gap: int, kernel: str
+) -> None:
     dim, dtype = 136, torch.bfloat16
     room = torch.full((3 * (4 * dim + gap) + offset,), torch.nan, dtype=dtype, device=device)
     state = room[offset:].as_strided((3, dim, 4), (4 * dim + gap, 4, 1)).copy_(torch.randn(3, dim, 4))
@@ -218,7 +228,9 @@ def test_each_width_by_vectors_and_by_channels(device: torch.device, tokens: int
             x = torch.randint(-4, 5, (3, tokens, dim)).to(device, dtype).mT
             state = make_state(layout, 6, dim, width - 1, state_dtype, device)
             state.copy_(torch.randint(-4, 5, state.shape))
-            options: dict[str, Any] = {"conv_state_indices": table[:, 0]} | ({"conv_state_indices_in": table[:, 1]} if fork else {})
+            options: dict[str, Any] = {"conv_state_indices": table[:, 0]} | (
+                {"conv_state_indices_in": table[:, 1]} if fork else {}
+            )
             for weight_dtype in DTYPES.values() if width in (3, 8) and narrow else (dtype,):
                 weight, bias = (torch.randint(-4, 5, s).to(device, weight_dtype) for s in ((dim, width), (dim,)))
                 expected = check(x, state.clone(), weight, bias, silu=False, kernel=kernel, **options)
@@ -228,11 +240,16 @@ def test_each_width_by_vectors_and_by_channels(device: torch.device, tokens: int
 
 @pytest.mark.parametrize(("layout", "width"), [("N,D,S", 8), ("N,S,D", 2), ("padded", 3)])
 def test_blocks_of_many_channels(device: torch.device, layout: str, width: int) -> None:
-    """Smaller calls have a channel a lane. Tokens come in stretches, from a side where nothing is aligned, or one after the other."""
+    """Smaller calls have a channel a lane. Tokens come in stretches, from a side where nothing is aligned,
+    or one after the other.
+    """
     rows, dim, dtype = 440, 601, torch.bfloat16
     slots = torch.randperm(rows + 5, device=device)[:rows]
     slots[torch.rand(rows) < 0.1] = -1
-    state, (weight, bias) = make_state(layout, rows + 5, dim, width - 1, dtype, device), make_weights(dim, width, torch.float32, device)
+    state, (weight, bias) = (
+        make_state(layout, rows + 5, dim, width - 1, dtype, device),
+        make_weights(dim, width, torch.float32, device),
+    )
     for tokens in (1, 3, 6):
         stretch = torch.randn(rows * dim * tokens + 1).to(device, dtype)[1:].view(rows, dim, tokens)
         for x in (stretch, stretch.mT.contiguous().mT) if tokens > 1 else (stretch,):
@@ -243,17 +260,24 @@ def test_views_that_only_look_aligned(device: torch.device) -> None:
     """One tensor at a time begins or steps where no vector of channels, tokens or columns does; the pool's gaps stay NaN."""
 
     def view(values: Tensor, offset: int, gap: int) -> Tensor:
-        """The same values and order of axes in memory that begins at `offset` and skips `gap` elements after each outermost step."""
+        """The same values and order of axes in memory that begins at `offset` and skips `gap` elements after each
+        outermost step.
+        """
         order = sorted(range(values.dim()), key=values.stride, reverse=True)
         dense = values.permute(order)
-        room = torch.full((dense.shape[0] * (dense[0].numel() + gap) + offset + 8,), torch.nan, dtype=values.dtype, device=device)
+        room = torch.full(
+            (dense.shape[0] * (dense[0].numel() + gap) + offset + 8,), torch.nan, dtype=values.dtype, device=device
+        )
         placed = room[offset:].as_strided(dense.shape, (dense[0].numel() + gap, *dense.stride()[1:]))
         return placed.copy_(dense).permute([order.index(axis) for axis in range(values.dim())])
 
     dim = 24
     for form, layout, name, (offset, gap) in itertools.product(
-        ("one", "tokens", "inside"), ("N,D,S", "N,S,D"), ("x", "state", "weight", "bias", "out"), ((1, 0), (2, 0), (4, 0), (0, 1), (0, 2))
-    ):  # fmt: skip
+        ("one", "tokens", "inside"),
+        ("N,D,S", "N,S,D"),
+        ("x", "state", "weight", "bias", "out"),
+        ((1, 0), (2, 0), (4, 0), (0, 1), (0, 2)),
+    ):
         torch.manual_seed(offset + 2 * gap)
         x = torch.randn(3, dim, 4).to(device, torch.bfloat16)
         x = {"one": x[:, :, 0].contiguous(), "tokens": x.mT.contiguous().mT}.get(form, x)

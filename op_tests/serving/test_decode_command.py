@@ -47,8 +47,9 @@ def measure(lengths: list[int], options: argparse.Namespace, backend: str, dim: 
             result = f"WRONG: {str(error).splitlines()[0]}"
         out = torch.empty_like(x)
         took = microseconds(
-            lambda: causal_conv1d_update(x, state, weight, bias, options.use_silu, out=out, kernel=options.kernel, **call), device
-        )  # fmt: skip
+            lambda: causal_conv1d_update(x, state, weight, bias, options.use_silu, out=out, kernel=options.kernel, **call),
+            device,
+        )
     moved = 2 * x.nbytes + 2 * batch * dim * state_len * state.element_size()
     lengths_text = f"{batch}x{lengths[0]}" if len(set(lengths)) == 1 else ",".join(map(str, lengths))
     table.row(
@@ -77,7 +78,10 @@ _ONE = "--dim 8 --dtype float32 --backend cpu --layout N,S,D"
         ("--batch 2 --width 1,2,6,9", ["ok"] * 8),  # each with the two default state lengths
         ("--seqlens 0,1 --seqlens 0 --width 1,6 --state_len 5 --speculative", ["ok"] * 4),
         ("--seqlens 1,1,7 --speculative", ["ok"] * 2),
-        ("--seqlens 1,7,7 --speculative --state_len 6", ["ok, but 2 of 3 rows are only padding: they need a larger --state_len"]),
+        (
+            "--seqlens 1,7,7 --speculative --state_len 6",
+            ["ok, but 2 of 3 rows are only padding: they need a larger --state_len"],
+        ),
     ],
 )
 def test_the_command_runs_any_lengths_and_sizes(monkeypatch, capsys, words: str, results: list[str]) -> None:
@@ -108,8 +112,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     several = list_of(at_least(1))
     either = parser.add_mutually_exclusive_group()
-    either.add_argument("--batch", type=several, nargs="+", default=[[1, 64]], help="rows of one token; one or several; default 1,64")
-    either.add_argument("--seqlens", type=list_of(at_least(0)), action="append", help="tokens of each row, like 1,1,4; may be repeated")
+    either.add_argument(
+        "--batch", type=several, nargs="+", default=[[1, 64]], help="rows of one token; one or several; default 1,64"
+    )
+    either.add_argument(
+        "--seqlens", type=list_of(at_least(0)), action="append", help="tokens of each row, like 1,1,4; may be repeated"
+    )
     parser.add_argument("--dim", type=several, nargs="+", default=[[512, 333]], help="one or several; default 512,333")
     parser.add_argument("--width", type=several, nargs="+", default=[[4]], help="one or several; default 4")
     described = "columns of a slot, one or several; default the fewest that serve, and one more"

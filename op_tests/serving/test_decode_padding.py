@@ -14,7 +14,7 @@ from support.tensors import mismatch, same_bits
 from hipconv.reference_update import causal_conv1d_update as expected_update
 from hipconv.serving import causal_conv1d_update, causal_conv1d_update_split_qkv
 
-# ---- padding -------------------------------------------------------------------------------------------------------------------
+# ---- padding -----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", ["rows", "tokens", "packed"])
@@ -55,7 +55,11 @@ def test_a_pad_slot_is_compared_with_slots_not_with_row_numbers(device: torch.de
         state = make_state("N,D,S", 4, 8, 3, torch.float32, device)
         indices = torch.tensor([3, 2, 1, 0], device=device)
         expected = check(
-            torch.randn(4, 8, device=device), state, torch.ones(8, 4, device=device), conv_state_indices=indices, pad_slot_id=pad
+            torch.randn(4, 8, device=device),
+            state,
+            torch.ones(8, 4, device=device),
+            conv_state_indices=indices,
+            pad_slot_id=pad,
         )
         assert expected.live.any(1).tolist() == [slot != pad for slot in indices.tolist()]
 
@@ -71,7 +75,12 @@ def test_more_rows_than_slots(device: torch.device) -> None:
     """Peers assert that there are as many cache lines as rows, which breaks graph capture of padded batches."""
     state = make_state("N,S,D", 2, 8, 3, torch.bfloat16, device)
     indices = torch.tensor([1] + 8 * [-1], dtype=torch.int32, device=device)
-    check(torch.randn(9, 8).to(device, torch.bfloat16), state, *make_weights(8, 4, torch.bfloat16, device), conv_state_indices=indices)
+    check(
+        torch.randn(9, 8).to(device, torch.bfloat16),
+        state,
+        *make_weights(8, 4, torch.bfloat16, device),
+        conv_state_indices=indices,
+    )
 
 
 def test_the_null_block_is_padding_like_the_pad_slot(device: torch.device) -> None:
@@ -79,7 +88,9 @@ def test_the_null_block_is_padding_like_the_pad_slot(device: torch.device) -> No
     x, (weight, bias) = torch.randn(5, 8, device=device), make_weights(8, 4, torch.float32, device)
     state = make_state("N,D,S", 4, 8, 3, torch.float32, device)
     indices = torch.tensor([2, 0, 3, 0, -1], device=device, dtype=torch.int32)
-    expected = expected_update(x.cpu(), state.cpu(), weight.cpu(), bias.cpu(), True, conv_state_indices=indices.cpu(), pad_slot_id=0)
+    expected = expected_update(
+        x.cpu(), state.cpu(), weight.cpu(), bias.cpu(), True, conv_state_indices=indices.cpu(), pad_slot_id=0
+    )
     assert expected.live.any(1).tolist() == [True, False, True, False, False]
     forms: list[dict[str, Any]] = [{}, {"pad_slot_id": None}, {"null_block_id": -1, "pad_slot_id": 0}]
     for numbers in ({"null_block_id": 0} | form for form in forms):
@@ -87,7 +98,9 @@ def test_the_null_block_is_padding_like_the_pad_slot(device: torch.device) -> No
         checked: dict[str, Any] = {"validate_data": None not in numbers.values()}  # -1 is neither number otherwise
         out = causal_conv1d_update(x, pool, weight, bias, True, indices, metadata=object(), **numbers, **checked)
         assert mismatch(out.cpu(), expected.out) is None and same_bits(pool.cpu(), expected.conv_state)
-        q, k, v = causal_conv1d_update_split_qkv(x, state.clone(), weight, 2, 4, bias, True, indices, metadata=object(), **numbers)
+        q, k, v = causal_conv1d_update_split_qkv(
+            x, state.clone(), weight, 2, 4, bias, True, indices, metadata=object(), **numbers
+        )
         assert torch.equal(torch.cat([q, k, v], 1), out)
     with pytest.raises(ValueError, match="null_block_id: got 0 beside pad_slot_id 3, expected only one of them to be a slot"):
         causal_conv1d_update(x, state, weight, bias, True, indices, pad_slot_id=3, null_block_id=0)
@@ -133,7 +146,7 @@ def test_query_start_loc_that_leads_outside_of_x(device: torch.device) -> None:
         causal_conv1d_update(x, state, torch.ones(8, 4, device=device), query_start_loc=torch.tensor(starts, device=device))
 
 
-# ---- in place, forks, prefix caching -------------------------------------------------------------------------------------------
+# ---- in place, forks, prefix caching -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", ["rows", "tokens", "inside", "packed", "tree"])
@@ -167,8 +180,14 @@ def test_a_fork_reads_one_slot_and_writes_another(device: torch.device, layout: 
         before = state.clone()
         read, write = torch.tensor([5, 5, -1, 2], device=device), torch.tensor([0, 1, 3, -1], device=device)
         try:
-            expected = check(torch.randn(4, dim).to(device, torch.bfloat16), state, *make_weights(dim, 4, torch.bfloat16, device),
-                             kernel=kernel, conv_state_indices=write, conv_state_indices_in=read)  # fmt: skip
+            expected = check(
+                torch.randn(4, dim).to(device, torch.bfloat16),
+                state,
+                *make_weights(dim, 4, torch.bfloat16, device),
+                kernel=kernel,
+                conv_state_indices=write,
+                conv_state_indices_in=read,
+            )
         except ValueError:
             continue
         assert expected.live.any(1).tolist() == [True, True, False, False]
@@ -180,13 +199,19 @@ def test_block_tables(device: torch.device) -> None:
     state = make_state("N,S,D", 9, 16, 3, torch.bfloat16, device)
     table = torch.tensor([[0, 1, 2], [3, 4, 5], [6, 7, 8]], dtype=torch.int32, device=device)
     check(
-        torch.randn(3, 16).to(device, torch.bfloat16), state, *make_weights(16, 4, torch.bfloat16, device), conv_state_indices=table,
-        initial_state_idx=torch.tensor([0, 1, 1], device=device), block_idx_last_scheduled_token=torch.tensor([1, 1, 2], device=device),
-    )  # fmt: skip
+        torch.randn(3, 16).to(device, torch.bfloat16),
+        state,
+        *make_weights(16, 4, torch.bfloat16, device),
+        conv_state_indices=table,
+        initial_state_idx=torch.tensor([0, 1, 1], device=device),
+        block_idx_last_scheduled_token=torch.tensor([1, 1, 2], device=device),
+    )
 
 
 def test_short_rows_of_a_packed_batch_are_rolled_by_their_own_length(device: torch.device) -> None:
-    """vLLM shortens the part of a state that it rolls by max_query_len - length: a row of 1 token among rows of 4 keeps its state."""
+    """vLLM shortens the part of a state that it rolls by max_query_len - length:
+    a row of 1 token among rows of 4 keeps its state.
+    """
     x, state = torch.randn(6, 8, device=device), make_state("N,D,S", 3, 8, 3, torch.float32, device)
     before = state.clone()
     starts = torch.tensor([0, 4, 5, 5], device=device)

@@ -1,4 +1,6 @@
-"""Properties of decode that hold whatever the numbers: chunks, drafts, trees, circular states, layouts; and its split into q, k and v."""
+"""Properties of decode that hold whatever the numbers: chunks, drafts, trees, circular states, layouts;
+and its split into q, k and v.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from hipconv import reference
 from hipconv.reference_update import causal_conv1d_update as expected_update
 from hipconv.serving import causal_conv1d_fn, causal_conv1d_update, causal_conv1d_update_split_qkv
 
-# ---- properties ----------------------------------------------------------------------------------------------------------------
+# ---- properties --------------------------------------------------------------------------------------------------------------
 
 _DIM = 12
 quick = settings(max_examples=15, deadline=None)
@@ -33,7 +35,10 @@ def _sequence(seed: int, tokens: int, dtype: torch.dtype, width: int, device: to
 
 
 @given(
-    st.integers(0, 10**6), st.lists(st.integers(1, 5), min_size=1, max_size=6), st.sampled_from(list(DTYPES.values())), st.integers(1, 7)
+    st.integers(0, 10**6),
+    st.lists(st.integers(1, 5), min_size=1, max_size=6),
+    st.sampled_from(list(DTYPES.values())),
+    st.integers(1, 7),
 )
 @quick
 def _decoding_in_chunks(device: torch.device, seed: int, chunks: list[int], dtype: torch.dtype, width: int) -> None:
@@ -43,7 +48,9 @@ def _decoding_in_chunks(device: torch.device, seed: int, chunks: list[int], dtyp
     for chunk in chunks:
         pieces.append(causal_conv1d_update(x[None, :, at : at + chunk], state[1:2], weight, bias, True)[0])
         at += chunk
-    assert mismatch(torch.cat(pieces, 1).cpu(), reference.causal_conv1d(x[None].cpu(), weight.cpu(), bias.cpu(), True)[0]) is None
+    assert (
+        mismatch(torch.cat(pieces, 1).cpu(), reference.causal_conv1d(x[None].cpu(), weight.cpu(), bias.cpu(), True)[0]) is None
+    )
     tail = torch.cat([torch.zeros_like(x[:, : width - 1]).new_zeros(_DIM, width - 1), x], 1)[:, x.shape[1] :]
     assert torch.equal(state[1], tail) and not state[0].any() and not state[2].any()
 
@@ -87,16 +94,27 @@ def test_each_name_of_an_activation_and_each_form_of_no_bias(device: torch.devic
     for own in (bias, None, bias[:0]):
         state = torch.ones(2, _DIM, 3, device=device)
         outs.append(causal_conv1d_update(x, state, weight, own, activation))
-        expected = expected_update(x.cpu(), torch.ones(2, _DIM, 3), weight.cpu(), None if own is not bias else bias.cpu(), bool(activation))
+        expected = expected_update(
+            x.cpu(), torch.ones(2, _DIM, 3), weight.cpu(), None if own is not bias else bias.cpu(), bool(activation)
+        )
         assert mismatch(outs[-1].cpu(), expected.out) is None
         split = causal_conv1d_update_split_qkv(x, torch.ones_like(state), weight, 4, _DIM - 8, own, activation)
         assert torch.equal(torch.cat(split, 1), outs[-1])
     assert torch.equal(outs[1], outs[2])
 
 
-@given(st.integers(0, 10**6), st.integers(1, 4), st.integers(2, 6), st.sampled_from(list(DTYPES.values())), st.booleans(), st.data())
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 4),
+    st.integers(2, 6),
+    st.sampled_from(list(DTYPES.values())),
+    st.booleans(),
+    st.data(),
+)
 @quick
-def _speculative(device: torch.device, seed: int, drafts: int, width: int, dtype: torch.dtype, columns_inside: bool, data) -> None:
+def _speculative(
+    device: torch.device, seed: int, drafts: int, width: int, dtype: torch.dtype, columns_inside: bool, data
+) -> None:
     x, weight, bias = _sequence(seed, 30, dtype, width, device)
     state = make_state("N,D,S" if columns_inside else "N,S,D", 2, _DIM, width - 2 + drafts, dtype, device)
     state[1, :, : width - 1] = 0
@@ -129,8 +147,17 @@ def _tree(device: torch.device, seed: int, tokens: int, width: int, dtype: torch
     child, sibling = random_tree(random.Random(seed), 1, tokens, parents)
     parent = torch.full((1, tokens), -7, device=device)
     windows = torch.zeros(1, tokens, _DIM, width - 1, dtype=dtype, device=device)
-    out = causal_conv1d_update(x[None], state, weight, bias, True, intermediate_conv_window=windows, retrieve_parent_token=parent,
-                               retrieve_next_token=child.to(device), retrieve_next_sibling=sibling.to(device))[0]  # fmt: skip
+    out = causal_conv1d_update(
+        x[None],
+        state,
+        weight,
+        bias,
+        True,
+        intermediate_conv_window=windows,
+        retrieve_parent_token=parent,
+        retrieve_next_token=child.to(device),
+        retrieve_next_sibling=sibling.to(device),
+    )[0]
     assert torch.equal(state, before) and parent[0].tolist() == parents
     for t in range(tokens):
         path = [t]
@@ -152,8 +179,14 @@ def test_links_that_lead_nowhere_or_back_are_ignored(device: torch.device, seed:
     torch.manual_seed(seed)
     links = torch.randint(-3, 12, (2, 3, 9), device=device)
     parent = torch.zeros(3, 9, dtype=torch.int64, device=device)
-    check(torch.randn(3, 8, 9, device=device), make_state("N,D,S", 3, 8, 3, torch.float32, device), torch.ones(8, 4, device=device),
-          retrieve_next_token=links[0], retrieve_next_sibling=links[1], retrieve_parent_token=parent)  # fmt: skip
+    check(
+        torch.randn(3, 8, 9, device=device),
+        make_state("N,D,S", 3, 8, 3, torch.float32, device),
+        torch.ones(8, 4, device=device),
+        retrieve_next_token=links[0],
+        retrieve_next_sibling=links[1],
+        retrieve_parent_token=parent,
+    )
 
 
 @given(st.integers(0, 10**6), st.integers(1, 5))
@@ -167,7 +200,9 @@ def _circular(device: torch.device, seed: int, tokens: int) -> None:
     for at in range(0, 23, tokens):
         seen = torch.tensor([at], device=device, dtype=torch.int32)
         pieces.append(causal_conv1d_update(x[None, :, at : at + tokens], state, weight, bias, True, cache_seqlens=seen)[0])
-    assert mismatch(torch.cat(pieces, 1).cpu(), reference.causal_conv1d(x[None].cpu(), weight.cpu(), bias.cpu(), True)[0]) is None
+    assert (
+        mismatch(torch.cat(pieces, 1).cpu(), reference.causal_conv1d(x[None].cpu(), weight.cpu(), bias.cpu(), True)[0]) is None
+    )
 
 
 def test_circular_states(device: torch.device) -> None:
@@ -219,7 +254,9 @@ def test_a_state_moves_as_bits(device: torch.device) -> None:
     for dtype, kernel in itertools.product((torch.float16, torch.bfloat16), kernels(device)):
         every = torch.arange(-(2**15), 2**15, 97, dtype=torch.int32).to(torch.int16)[:672].view(dtype).view(1, -1).to(device)
         state = every[:, :, None].expand(1, 672, 3).contiguous()
-        weight = torch.ones(672, 4, device=device, dtype=dtype if kernel == "step" else torch.float32)  # step takes no wider ones
+        weight = torch.ones(
+            672, 4, device=device, dtype=dtype if kernel == "step" else torch.float32
+        )  # step takes no wider ones
         causal_conv1d_update(every, state, weight, kernel=kernel)
         assert same_bits(state[:, :, :2], every[:, :, None].expand(1, 672, 2)), kernel
 
@@ -244,13 +281,15 @@ def test_one_launch_and_no_memory_beside_the_result(device: torch.device, mode: 
         if form == "split":
             call = functools.partial(causal_conv1d_update_split_qkv, x, state, weight, 256, 512, bias, True, **options)
         else:
-            call = functools.partial(causal_conv1d_update, x, state, weight, bias, True, out=x if form == "in_place" else None, **options)
+            call = functools.partial(
+                causal_conv1d_update, x, state, weight, bias, True, out=x if form == "in_place" else None, **options
+            )
         allocated, launches = cost_of(call)
         assert allocated == (0 if form == "in_place" else x.nbytes)
         assert len(launches) == (1 if device.type == "cuda" else 0), launches
 
 
-# ---- q, k, v -------------------------------------------------------------------------------------------------------------------
+# ---- q, k, v -----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", ["rows", "tokens", "packed"])
@@ -279,4 +318,6 @@ def test_the_split_is_the_update_in_three_pieces(device: torch.device, form: str
         assert all(((mine == 42.0) == (part == 0)).all() for mine, part in zip((q, k, v), split, strict=True)), "padding stays"
         q, k, v = (torch.zeros_like(part).T.contiguous().T for part in split)
         causal_conv1d_update_split_qkv(x, before, weight, k_dim, v_dim, bias, "silu", out=(q, k, v), **options)
-        assert all(torch.equal(mine, part) for mine, part in zip((q, k, v), split, strict=True)), "neighbouring tokens in the outputs"
+        assert all(torch.equal(mine, part) for mine, part in zip((q, k, v), split, strict=True)), (
+            "neighbouring tokens in the outputs"
+        )

@@ -34,59 +34,120 @@ def ints(*values: int) -> Tensor:
 BAD_CALLS: dict[str, tuple[Callable[[], dict], type[Exception], list[str]]] = {
     "activation": (lambda: {"activation": "relu"}, ValueError, ["activation:", "'relu'", "'silu'"]),
     "x of one dimension": (lambda: {"x": zeros(6)}, ValueError, ["x:", "(6,)", "(batch, dim, seqlen)"]),
-    "packed x of three": (lambda: {"query_start_loc": ints(0, 1, 2)}, ValueError, ["x:", "(2, 6, 2)", "2 dimensions (tokens, dim)"]),
+    "packed x of three": (
+        lambda: {"query_start_loc": ints(0, 1, 2)},
+        ValueError,
+        ["x:", "(2, 6, 2)", "2 dimensions (tokens, dim)"],
+    ),
     "x of float64": (lambda: {"x": zeros(2, 6, 2).double()}, TypeError, ["x:", "torch.float64"]),
     "conv_state of float64": (lambda: {"conv_state": zeros(3, 6, 3).double()}, TypeError, ["conv_state:", "torch.float64"]),
     "conv_state of another dim": (lambda: {"conv_state": zeros(3, 5, 3)}, ValueError, ["conv_state:", "(3, 5, 3)", "6"]),
     "conv_state too short": (lambda: {"conv_state": zeros(3, 6, 2)}, ValueError, ["conv_state:", "(3, 6, 2)", "width - 1 = 3"]),
-    "fewer slots than rows": (lambda: {"conv_state": zeros(1, 6, 3)}, ValueError, ["conv_state:", "a slot for each of the 2 rows"]),
-    "conv_state expanded": (lambda: {"conv_state": zeros(3, 6, 1).expand(3, 6, 3)}, ValueError, ["conv_state:", "memory of its own"]),
+    "fewer slots than rows": (
+        lambda: {"conv_state": zeros(1, 6, 3)},
+        ValueError,
+        ["conv_state:", "a slot for each of the 2 rows"],
+    ),
+    "conv_state expanded": (
+        lambda: {"conv_state": zeros(3, 6, 1).expand(3, 6, 3)},
+        ValueError,
+        ["conv_state:", "memory of its own"],
+    ),
     "weight of another dim": (lambda: {"weight": zeros(5, 4)}, ValueError, ["weight:", "(5, 4)", "(6, width >= 1)"]),
     "bias of another dim": (lambda: {"bias": zeros(7)}, ValueError, ["bias:", "(7,)", "(6,)"]),
     "out of another shape": (lambda: {"out": zeros(2, 6, 3)}, ValueError, ["out:", "(2, 6, 3)", "(2, 6, 2)"]),
     "out of another dtype": (lambda: {"out": zeros(2, 6, 2).half()}, TypeError, ["out:", "torch.float16", "torch.float32"]),
-    "indices of floats": (lambda: {"conv_state_indices": zeros(2)}, TypeError, ["conv_state_indices:", "torch.float32", "integers"]),
-    "indices of bools": (lambda: {"conv_state_indices": zeros(2).bool()}, TypeError, ["conv_state_indices:", "torch.bool", "integers"]),
-    "indices of another batch": (lambda: {"conv_state_indices": ints(0, 1, 2)}, ValueError, ["conv_state_indices:", "(3,)", "(2,)"]),
+    "indices of floats": (
+        lambda: {"conv_state_indices": zeros(2)},
+        TypeError,
+        ["conv_state_indices:", "torch.float32", "integers"],
+    ),
+    "indices of bools": (
+        lambda: {"conv_state_indices": zeros(2).bool()},
+        TypeError,
+        ["conv_state_indices:", "torch.bool", "integers"],
+    ),
+    "indices of another batch": (
+        lambda: {"conv_state_indices": ints(0, 1, 2)},
+        ValueError,
+        ["conv_state_indices:", "(3,)", "(2,)"],
+    ),
     "read slots alone": (lambda: {"conv_state_indices_in": ints(0, 1)}, ValueError, ["conv_state_indices_in:", "with it"]),
-    "columns alone": (lambda: {"initial_state_idx": ints(0, 0)}, ValueError, ["initial_state_idx:", "conv_state_indices with it"]),
+    "columns alone": (
+        lambda: {"initial_state_idx": ints(0, 0)},
+        ValueError,
+        ["initial_state_idx:", "conv_state_indices with it"],
+    ),
     "speculative and circular": (
-        lambda: {"num_accepted_tokens": ints(1, 1), "cache_seqlens": ints(1, 1)}, ValueError, ["num_accepted_tokens:", "cache_seqlens"],
+        lambda: {"num_accepted_tokens": ints(1, 1), "cache_seqlens": ints(1, 1)},
+        ValueError,
+        ["num_accepted_tokens:", "cache_seqlens"],
     ),
     "a circular fork": (
         lambda: {"cache_seqlens": ints(1, 1), "conv_state_indices": ints(0, 1), "conv_state_indices_in": ints(0, 1)},
-        ValueError, ["cache_seqlens:", "slots to read other than those to write"],
+        ValueError,
+        ["cache_seqlens:", "slots to read other than those to write"],
     ),
-    "a speculative state too short": (lambda: {"num_accepted_tokens": ints(1, 1)}, ValueError, ["conv_state:", "state_len >= 4"]),
+    "a speculative state too short": (
+        lambda: {"num_accepted_tokens": ints(1, 1)},
+        ValueError,
+        ["conv_state:", "state_len >= 4"],
+    ),
     "windows of another dtype": (
-        lambda: {"intermediate_conv_window": zeros(2, 2, 6, 3).half()}, TypeError, ["intermediate_conv_window:", "torch.float16"],
+        lambda: {"intermediate_conv_window": zeros(2, 2, 6, 3).half()},
+        TypeError,
+        ["intermediate_conv_window:", "torch.float16"],
     ),
     "windows too short": (
-        lambda: {"intermediate_conv_window": zeros(2, 1, 6, 3)}, ValueError, ["intermediate_conv_window:", "at least 2 tokens"],
+        lambda: {"intermediate_conv_window": zeros(2, 1, 6, 3)},
+        ValueError,
+        ["intermediate_conv_window:", "at least 2 tokens"],
     ),
-    "half a tree": (lambda: {"retrieve_next_token": zeros(2, 2).int()}, ValueError, ["retrieve_next_token:", "retrieve_next_sibling"]),
+    "half a tree": (
+        lambda: {"retrieve_next_token": zeros(2, 2).int()},
+        ValueError,
+        ["retrieve_next_token:", "retrieve_next_sibling"],
+    ),
     "a parent without a tree": (lambda: {"retrieve_parent_token": zeros(2, 2).int()}, ValueError, ["retrieve_parent_token:"]),
     "kernel is unknown": (lambda: {"kernel": "fastest"}, ValueError, ["kernel:", "'fastest'", "'auto'"]),
     "x requires grad": (lambda: {"x": zeros(2, 6, 2).requires_grad_()}, ValueError, ["x:", "requires grad"]),
     "weight on another device": (lambda: {"weight": zeros(6, 4).to("meta")}, ValueError, ["weight:", "meta", "where x is"]),
     "indices on another device": (
-        lambda: {"conv_state_indices": ints(0, 1).to("meta")}, ValueError, ["conv_state_indices:", "meta", "where x is"],
+        lambda: {"conv_state_indices": ints(0, 1).to("meta")},
+        ValueError,
+        ["conv_state_indices:", "meta", "where x is"],
     ),
     "an index": (lambda: {"conv_state_indices": torch.tensor(1)}, ValueError, ["conv_state_indices:", "()", "(2,)"]),
-    "no blocks": (lambda: {"conv_state_indices": zeros(2, 0).int()}, ValueError, ["conv_state_indices:", "(2, 0)", "at least one block"]),
+    "no blocks": (
+        lambda: {"conv_state_indices": zeros(2, 0).int()},
+        ValueError,
+        ["conv_state_indices:", "(2, 0)", "at least one block"],
+    ),
     "too many accepted tokens": (
-        lambda: {"num_accepted_tokens": ints(1, 1, 1), "conv_state": zeros(3, 6, 5)}, ValueError, ["num_accepted_tokens:", "(3,)", "(2,)"],
+        lambda: {"num_accepted_tokens": ints(1, 1, 1), "conv_state": zeros(3, 6, 5)},
+        ValueError,
+        ["num_accepted_tokens:", "(3,)", "(2,)"],
     ),
     "starts of two dimensions": (
-        lambda: {"x": zeros(2, 6), "query_start_loc": ints(0, 1, 2)[None]}, ValueError, ["query_start_loc:", "(1, 3)"],
+        lambda: {"x": zeros(2, 6), "query_start_loc": ints(0, 1, 2)[None]},
+        ValueError,
+        ["query_start_loc:", "(1, 3)"],
     ),
     "x is None": (lambda: {"x": None}, TypeError, ["x:", "None,", "torch.Tensor"]),
     "x is a list": (lambda: {"x": [1.0]}, TypeError, ["x:", "[1.0]", "torch.Tensor"]),
     "conv_state is None": (lambda: {"conv_state": None}, TypeError, ["conv_state:", "None,", "torch.Tensor"]),
     "weight is a list": (lambda: {"weight": [1.0]}, TypeError, ["weight:", "[1.0]", "torch.Tensor"]),
     "bias is a number": (lambda: {"bias": 1.0}, TypeError, ["bias:", "1.0", "torch.Tensor or None"]),
-    "indices are a list": (lambda: {"conv_state_indices": [0, 1]}, TypeError, ["conv_state_indices:", "[0, 1]", "torch.Tensor or None"]),
-    "windows are a string": (lambda: {"intermediate_conv_window": "w"}, TypeError, ["intermediate_conv_window:", "'w'", "torch.Tensor"]),
+    "indices are a list": (
+        lambda: {"conv_state_indices": [0, 1]},
+        TypeError,
+        ["conv_state_indices:", "[0, 1]", "torch.Tensor or None"],
+    ),
+    "windows are a string": (
+        lambda: {"intermediate_conv_window": "w"},
+        TypeError,
+        ["intermediate_conv_window:", "'w'", "torch.Tensor"],
+    ),
     "out is a tuple": (lambda: {"out": (1, 2, 3)}, TypeError, ["out:", "(1, 2, 3)", "torch.Tensor or None"]),
     "pad_slot_id is a float": (lambda: {"pad_slot_id": 1.5}, TypeError, ["pad_slot_id:", "1.5", "int or None"]),
     "pad_slot_id is a bool": (lambda: {"pad_slot_id": True}, TypeError, ["pad_slot_id:", "True", "int or None"]),
@@ -94,7 +155,7 @@ BAD_CALLS: dict[str, tuple[Callable[[], dict], type[Exception], list[str]]] = {
     "null_block_id is a bool": (lambda: {"null_block_id": False}, TypeError, ["null_block_id:", "False", "int or None"]),
     "max_query_len is a float": (lambda: {"max_query_len": 1.5}, TypeError, ["max_query_len:", "1.5", "an int"]),
     "kernel is None": (lambda: {"kernel": None}, TypeError, ["kernel:", "None,", "a string"]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD_CALLS)
@@ -121,7 +182,11 @@ def test_bad_input_is_refused_by_name_and_writes_nothing(device: torch.device, n
         ({"k_dim": 2.0}, TypeError, "k_dim: got 2.0, expected an int"),
         ({"v_dim": None}, TypeError, "v_dim: got None, expected an int"),
         ({"k_dim": 3}, ValueError, r"k_dim, v_dim: got 3 and 2, expected 2 \* k_dim \+ v_dim"),
-        ({"out": zeros(2, 6)}, TypeError, r"out: got a torch.float32 tensor of shape \(2, 6\), expected a tuple of three torch.Tensor"),
+        (
+            {"out": zeros(2, 6)},
+            TypeError,
+            r"out: got a torch.float32 tensor of shape \(2, 6\), expected a tuple of three torch.Tensor",
+        ),
         (
             {"out": (zeros(2, 2), zeros(2, 2))},
             TypeError,
@@ -157,7 +222,10 @@ def test_memory_that_is_written_twice_is_refused(device: torch.device) -> None:
         parts = (torch.zeros(2, n, device=device) for n in (2, 2, 3))
         state = torch.zeros(2, 6, 3, device=device)
         torch.ops.hipconv.causal_conv1d_update_split_qkv(*parts, buffer[:2, :, 0], state, weight, None, False)
-    links, parent = torch.full((2, 3, 2), -1, dtype=torch.int32, device=device), torch.zeros(2, 3, dtype=torch.int32, device=device)
+    links, parent = (
+        torch.full((2, 3, 2), -1, dtype=torch.int32, device=device),
+        torch.zeros(2, 3, dtype=torch.int32, device=device),
+    )
     tree: dict[str, Any] = {"retrieve_next_token": links[:, :2, 0], "retrieve_next_sibling": links[:, :2, 1]}
     for name, value in (("retrieve_next_token", parent[:, 1:]), ("retrieve_next_sibling", parent[:, :2])):
         with pytest.raises(ValueError, match=f"retrieve_parent_token: shares memory with {name}"):
@@ -179,13 +247,18 @@ def test_memory_that_is_written_twice_is_refused(device: torch.device) -> None:
 
 BAD_VALUES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "a slot outside": ({"conv_state_indices": ints(0, 5)}, ["conv_state_indices[1]: got 5", "0 to 4"]),
-    "a slot outside in few bits": ({"conv_state_indices": ints(0, -2).to(torch.int8)}, ["conv_state_indices[1]: got -2", "0 to 4"]),
+    "a slot outside in few bits": (
+        {"conv_state_indices": ints(0, -2).to(torch.int8)},
+        ["conv_state_indices[1]: got -2", "0 to 4"],
+    ),
     "a slot outside in many bits": (
-        {"conv_state_indices": torch.tensor([0, 2**64 - 1], dtype=torch.uint64)}, [f"conv_state_indices[1]: got {2**64 - 1}", "0 to 4"],
+        {"conv_state_indices": torch.tensor([0, 2**64 - 1], dtype=torch.uint64)},
+        [f"conv_state_indices[1]: got {2**64 - 1}", "0 to 4"],
     ),
     "a slot twice": ({"conv_state_indices": ints(2, 2)}, ["conv_state_indices[1]: got 2", "conv_state_indices[0] is the same"]),
     "a slot to read outside": (
-        {"conv_state_indices": ints(0, 1), "conv_state_indices_in": ints(-2, 1)}, ["conv_state_indices_in[0]: got -2"],
+        {"conv_state_indices": ints(0, 1), "conv_state_indices_in": ints(-2, 1)},
+        ["conv_state_indices_in[0]: got -2"],
     ),
     "a slot that another row writes": (
         {"conv_state_indices": ints(0, 1), "conv_state_indices_in": ints(4, 0)},
@@ -201,16 +274,21 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "no token accepted": ({"num_accepted_tokens": ints(1, 0)}, ["num_accepted_tokens[1]: got 0", "1 to 2"]),
     "a row whose number is the pad slot's": (
-        {"num_accepted_tokens": ints(1, 0), "pad_slot_id": 1}, ["num_accepted_tokens[1]: got 0"],
+        {"num_accepted_tokens": ints(1, 0), "pad_slot_id": 1},
+        ["num_accepted_tokens[1]: got 0"],
     ),
     "too many accepted": ({"num_accepted_tokens": ints(3, 1)}, ["num_accepted_tokens[0]: got 3"]),
     "more drafts than a state holds": (
-        {"num_accepted_tokens": ints(1, 1), "query_start_loc": ints(0, 3, 4), "x": zeros(4, 6)}, ["query_start_loc: got 3 tokens of row 0"],
+        {"num_accepted_tokens": ints(1, 1), "query_start_loc": ints(0, 3, 4), "x": zeros(4, 6)},
+        ["query_start_loc: got 3 tokens of row 0"],
     ),
     "starts before": ({"query_start_loc": ints(-1, 2, 2)}, ["query_start_loc[0]: got -1", "at least 0"]),
     "runs backwards": ({"query_start_loc": ints(0, 2, 1)}, ["query_start_loc[2]: got 1", "at least 2"]),
     "ends late": ({"query_start_loc": ints(0, 2, 3)}, ["query_start_loc[2]: got 3", "at most 2, the tokens"]),
-    "is longer than it says": ({"query_start_loc": ints(0, 2, 2), "max_query_len": 1}, ["max_query_len: got 1", "2, the tokens of row 0"]),
+    "is longer than it says": (
+        {"query_start_loc": ints(0, 2, 2), "max_query_len": 1},
+        ["max_query_len: got 1", "2, the tokens of row 0"],
+    ),
     "is longer than its windows": (
         {"query_start_loc": ints(0, 1, 4), "x": zeros(4, 6), "intermediate_conv_window": zeros(2, 2, 6, 3)},
         ["intermediate_conv_window: got shape (2, 2, 6, 3)", "at least 3 tokens", "row 1"],
@@ -224,14 +302,22 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["intermediate_state_indices[1]: got 1", "a slot of its own"],
     ),
     "a link back": (
-        {"x": zeros(2, 6, 3), "retrieve_next_token": ints(1, 2, -1, 1, 1, -1).view(2, 3), "retrieve_next_sibling": ints(-1).expand(2, 3)},
+        {
+            "x": zeros(2, 6, 3),
+            "retrieve_next_token": ints(1, 2, -1, 1, 1, -1).view(2, 3),
+            "retrieve_next_sibling": ints(-1).expand(2, 3),
+        },
         ["retrieve_next_token[1, 1]: got 1", "a token after 1 of the row's 3"],
     ),
     "a link to no token": (
-        {"x": zeros(2, 6, 3), "retrieve_next_token": ints(-1).expand(2, 3), "retrieve_next_sibling": ints(-1, 3).repeat(3).view(2, 3)},
+        {
+            "x": zeros(2, 6, 3),
+            "retrieve_next_token": ints(-1).expand(2, 3),
+            "retrieve_next_sibling": ints(-1, 3).repeat(3).view(2, 3),
+        },
         ["retrieve_next_sibling[0, 1]: got 3"],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD_VALUES)
@@ -254,25 +340,38 @@ UNUSED_VALUES: dict[str, dict[str, Any]] = {
     "the null block twice": {"conv_state_indices": ints(0, 0), "null_block_id": 0},
     "what padding would write": {"conv_state_indices": ints(99, 1), "conv_state_indices_in": ints(-1, 2)},
     "what padding would read": {"conv_state_indices": ints(-1, -1), "conv_state_indices_in": ints(99, 2)},
-    "a row without tokens": {"conv_state_indices": ints(1, 1), "query_start_loc": ints(0, 2, 2), "num_accepted_tokens": ints(1, 0)},
+    "a row without tokens": {
+        "conv_state_indices": ints(1, 1),
+        "query_start_loc": ints(0, 2, 2),
+        "num_accepted_tokens": ints(1, 0),
+    },
     "starts after some tokens": {"query_start_loc": ints(1, 1, 2)},
     "one slot read by all": {"conv_state_indices": ints(0, 1), "conv_state_indices_in": ints(4, 4)},
     "rows that read what they write": {"conv_state_indices": ints(0, 1), "conv_state_indices_in": ints(0, 1)},
     "a tree, which writes no state": {
-        "x": zeros(2, 6, 1), "conv_state_indices": ints(3, 3),
-        "retrieve_next_token": ints(-1, -1).view(2, 1), "retrieve_next_sibling": ints(-1, -1).view(2, 1),
+        "x": zeros(2, 6, 1),
+        "conv_state_indices": ints(3, 3),
+        "retrieve_next_token": ints(-1, -1).view(2, 1),
+        "retrieve_next_sibling": ints(-1, -1).view(2, 1),
     },
     "no rows of a tree": {
-        "x": zeros(0, 6, 3), "retrieve_next_token": zeros(0, 3).int(), "retrieve_next_sibling": zeros(0, 3).int(),
+        "x": zeros(0, 6, 3),
+        "retrieve_next_token": zeros(0, 3).int(),
+        "retrieve_next_sibling": zeros(0, 3).int(),
     },
-    "no windows of a width of one": {"weight": zeros(6, 1), "conv_state_indices": ints(2, 2), "num_accepted_tokens": ints(0, 9)},
-}  # fmt: skip
+    "no windows of a width of one": {
+        "weight": zeros(6, 1),
+        "conv_state_indices": ints(2, 2),
+        "num_accepted_tokens": ints(0, 9),
+    },
+}
 
 
 @pytest.mark.parametrize("name", UNUSED_VALUES)
 def test_validate_data_does_not_look_at_what_is_not_used(name: str) -> None:
     causal_conv1d_update(
-        **({"x": zeros(2, 6), "conv_state": torch.ones(5, 6, 4), "weight": zeros(6, 4)} | UNUSED_VALUES[name]), validate_data=True
+        **({"x": zeros(2, 6), "conv_state": torch.ones(5, 6, 4), "weight": zeros(6, 4)} | UNUSED_VALUES[name]),
+        validate_data=True,
     )
 
 
@@ -299,10 +398,21 @@ def test_validate_data_accepts_what_is_right_in_every_type(device: torch.device)
         if windows is not None and (windows < 0).any():
             del options["intermediate_state_indices"]
         options = in_random_types(
-            random.Random(seed), options,
-            ("conv_state_indices", "conv_state_indices_in", "num_accepted_tokens", "query_start_loc", "block_idx_last_scheduled_token",
-             "initial_state_idx", "cache_seqlens", "intermediate_state_indices", "retrieve_next_token", "retrieve_next_sibling"),
-        )  # fmt: skip
+            random.Random(seed),
+            options,
+            (
+                "conv_state_indices",
+                "conv_state_indices_in",
+                "num_accepted_tokens",
+                "query_start_loc",
+                "block_idx_last_scheduled_token",
+                "initial_state_idx",
+                "cache_seqlens",
+                "intermediate_state_indices",
+                "retrieve_next_token",
+                "retrieve_next_sibling",
+            ),
+        )
         check(*arguments, validate_data=True, **options)
 
 

@@ -16,7 +16,7 @@ from support.tensors import mismatch, same_bits
 from hipconv.reference_update import causal_conv1d_update as expected_update
 from hipconv.serving import causal_conv1d_update, causal_conv1d_update_split_qkv
 
-# ---- torch ---------------------------------------------------------------------------------------------------------------------
+# ---- torch -------------------------------------------------------------------------------------------------------------------
 
 
 def test_opcheck(device: torch.device) -> None:
@@ -27,7 +27,11 @@ def test_opcheck(device: torch.device) -> None:
     torch.library.opcheck(op, (out, x, state, weight, bias, True), {"conv_state_indices": torch.tensor([0, 2], device=device)})
     torch.library.opcheck(op, (out, None, state, weight, None, False))
     child = torch.tensor([[1, -1], [-1, -1]], device=device)
-    tree = {"retrieve_next_token": child, "retrieve_next_sibling": torch.full_like(child, -1), "retrieve_parent_token": child.clone()}
+    tree = {
+        "retrieve_next_token": child,
+        "retrieve_next_sibling": torch.full_like(child, -1),
+        "retrieve_parent_token": child.clone(),
+    }
     torch.library.opcheck(
         op, (out, x, state, weight, bias, True), {"intermediate_conv_window": torch.zeros(2, 2, 6, 3, device=device), **tree}
     )
@@ -38,11 +42,21 @@ def test_opcheck(device: torch.device) -> None:
 def test_what_is_written_is_marked_and_nothing_else() -> None:
     """A schema elsewhere declares conv_state unwritten: torch.compile may then reorder or drop the update."""
     for op, written in {
-        torch.ops.hipconv.causal_conv1d_update.default: {"out", "conv_state", "intermediate_conv_window", "retrieve_parent_token"},
-        torch.ops.hipconv.causal_conv1d_update_split_qkv.default: {
-            "q", "k", "v", "conv_state", "intermediate_conv_window", "retrieve_parent_token",
+        torch.ops.hipconv.causal_conv1d_update.default: {
+            "out",
+            "conv_state",
+            "intermediate_conv_window",
+            "retrieve_parent_token",
         },
-    }.items():  # fmt: skip
+        torch.ops.hipconv.causal_conv1d_update_split_qkv.default: {
+            "q",
+            "k",
+            "v",
+            "conv_state",
+            "intermediate_conv_window",
+            "retrieve_parent_token",
+        },
+    }.items():
         marked = {argument.name for argument in op._schema.arguments if argument.alias_info and argument.alias_info.is_write}
         assert marked == written
 
@@ -69,7 +83,7 @@ def test_fake_tensors_need_no_kernel() -> None:
     assert causal_conv1d_update(x, torch.empty(2, 6, 3, device="meta"), torch.empty(6, 4, device="meta")).shape == (2, 6)
 
 
-# ---- GPU only ------------------------------------------------------------------------------------------------------------------
+# ---- GPU only ----------------------------------------------------------------------------------------------------------------
 
 
 @needs_gpu
@@ -78,7 +92,10 @@ def test_a_captured_graph_serves_other_rows_lengths_and_slots() -> None:
     weight, bias = make_weights(512, 4, torch.bfloat16, cuda)
     for layout, speculative in itertools.product(("N,D,S", "N,S,D"), (False, True)):
         state = make_state(layout, 20, 512, 6, torch.bfloat16, cuda)
-        x, out = torch.zeros(24, 512, dtype=torch.bfloat16, device=cuda), torch.zeros(24, 512, dtype=torch.bfloat16, device=cuda)
+        x, out = (
+            torch.zeros(24, 512, dtype=torch.bfloat16, device=cuda),
+            torch.zeros(24, 512, dtype=torch.bfloat16, device=cuda),
+        )
         slots, starts = torch.full((8,), -1, device=cuda), torch.zeros(9, dtype=torch.int32, device=cuda)
         options: dict[str, Any] = {"query_start_loc": starts, "conv_state_indices": slots}
         if speculative:

@@ -37,7 +37,9 @@ def columns(layout: str, k_heads: int, v_heads: int, k_dim: int, v_dim: int) -> 
 class Call:
     """A call's tensors, and what it should leave."""
 
-    def __init__(self, layout: str, heads: tuple[int, int, int, int], device: Any = "cpu", dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, layout: str, heads: tuple[int, int, int, int], device: Any = "cpu", dtype: torch.dtype = torch.float32
+    ) -> None:
         self.layout, self.heads = layout, heads
         k_heads, v_heads, k_dim, v_dim = heads
         self.dim = 2 * k_heads * k_dim + v_heads * v_dim
@@ -56,16 +58,27 @@ class Call:
     def __call__(self, **changes: Any) -> tuple[Tensor, Tensor, Tensor]:
         named = ("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim")
         arguments: dict[str, Any] = {
-            "x": self.x, "num_actual_tokens": self.rows, **dict(zip(named, self.heads, strict=True)), "ba": self.ba, "z_out": self.z_out,
-            "core_attn_out": self.core, "conv_state": self.state, "weight": self.weight, "bias": self.bias, "activation": "silu",
-            "qkvz_layout": self.layout, **self.options,
-        }  # fmt: skip
+            "x": self.x,
+            "num_actual_tokens": self.rows,
+            **dict(zip(named, self.heads, strict=True)),
+            "ba": self.ba,
+            "z_out": self.z_out,
+            "core_attn_out": self.core,
+            "conv_state": self.state,
+            "weight": self.weight,
+            "bias": self.bias,
+            "activation": "silu",
+            "qkvz_layout": self.layout,
+            **self.options,
+        }
         return fused(**(arguments | changes))
 
     def check(self) -> None:
         channels, z, b, a = columns(self.layout, *self.heads)
         x, ba = self.x.cpu().flatten(1), self.ba.cpu().flatten(1)
-        host: dict[str, Any] = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in self.options.items()}
+        host: dict[str, Any] = {
+            name: value.cpu() if isinstance(value, Tensor) else value for name, value in self.options.items()
+        }
         expected = expected_update(x[: self.rows, channels], self.state.cpu(), self.weight.cpu(), self.bias.cpu(), True, **host)
         inputs = [self.x.clone(), self.ba.clone()]
         out, found_b, found_a = self()
@@ -81,7 +94,9 @@ class Call:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
-def test_every_element_comes_from_where_aiter_takes_it(device: torch.device, layout: str, heads: tuple[int, int, int, int]) -> None:
+def test_every_element_comes_from_where_aiter_takes_it(
+    device: torch.device, layout: str, heads: tuple[int, int, int, int]
+) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         Call(layout, heads, device, dtype).check()
 
@@ -131,7 +146,11 @@ REFUSALS: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "weight": (ValueError, "weight", {"weight": torch.zeros(7, 4)}),
     "state": (ValueError, "conv_state", {"conv_state": torch.zeros(6, 56, 2)}),
     "slots": (ValueError, "conv_state_indices", {"conv_state_indices": torch.zeros(2, dtype=torch.int32)}),
-    "a slot outside": (ValueError, "conv_state_indices", {"conv_state_indices": torch.tensor([0, 1, 99]), "validate_data": True}),
+    "a slot outside": (
+        ValueError,
+        "conv_state_indices",
+        {"conv_state_indices": torch.tensor([0, 1, 99]), "validate_data": True},
+    ),
     "no tensor": (TypeError, "ba", {"ba": [1.0]}),
     "no count": (TypeError, "num_actual_tokens", {"num_actual_tokens": "3"}),
     "no flag": (TypeError, "validate_data", {"validate_data": "yes"}),

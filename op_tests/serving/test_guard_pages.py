@@ -1,6 +1,8 @@
-"""Forward, backward, prefill and decode with every tensor between two pages that may not be touched: a byte too far ends the process.
+"""Forward, backward, prefill and decode with every tensor between two pages that may not be touched: a byte too far ends the
+process.
 
-The calls run in a process of their own, which is main below as a command: a line before each call, so that the last one tells which it was.
+The calls run in a process of their own, which is main below as a command: a line before each call, so that the last one tells
+which it was.
 
 python op_tests/test_guard_pages.py
 """
@@ -54,7 +56,7 @@ def guarded(t: Any, at_end: bool) -> Any:
     return copy
 
 
-# ---- calls -----------------------------------------------------------------------------------------------------------------------
+# ---- calls -------------------------------------------------------------------------------------------------------------------
 
 
 def forward_kernels() -> list[str]:
@@ -64,7 +66,11 @@ def forward_kernels() -> list[str]:
 def forward_forms(draw: random.Random, guard: Callable[[Any], Any]) -> Iterator[tuple[str, str, Callable[[], object]]]:
     """Rows one after another or apart, of x and of out, in both layouts; plain ones, and with states and sequence ids."""
     dtype, width = draw.choice(list(DTYPES.values())), draw.choice([1, 2, 3, 4, 4, 5, 6, 7, 8, 9])
-    batch, dim, seqlen = draw.randint(1, 3), draw.choice([1, 2, 3, 8, 16, 33]), draw.choice([*range(1, 20), 24, 40, 64, 129, 264])
+    batch, dim, seqlen = (
+        draw.randint(1, 3),
+        draw.choice([1, 2, 3, 8, 16, 33]),
+        draw.choice([*range(1, 20), 24, 40, 64, 129, 264]),
+    )
 
     def rows() -> Tensor:
         inner, outer = (seqlen, dim) if channel_first else (dim, seqlen)
@@ -98,7 +104,9 @@ def rows_forms(draw: random.Random, guard: Callable[[Any], Any]) -> Iterator[tup
 
 
 def prefill_call(draw: random.Random) -> dict[str, Any]:
-    """Arguments of `causal_conv1d_fn`: what models have, every other time, or else shapes, types, layouts and strides at random."""
+    """Arguments of `causal_conv1d_fn`: what models have, every other time, or else shapes, types,
+    layouts and strides at random.
+    """
     lengths = [draw.choice([0, 1, 1, 2, 3, 5, 8, 17, 40, 150]) for _ in range(draw.randint(1, 6))]
     dtype = draw.choice(list(DTYPES.values()))
     if common := draw.random() < 0.5:
@@ -111,7 +119,11 @@ def prefill_call(draw: random.Random) -> dict[str, Any]:
         computed = [draw.choice([0, 3, 16, 31]) for _ in lengths]
         arguments = cached_call(CPU, computed, lengths, draw.choice([1, 7, 16]), dtype=dtype, **sizes)
     else:
-        sizes |= {"state_layout": draw.choice(STATE_LAYOUTS), "spare_columns": draw.choice([0, 0, 1]), "dead_tokens": draw.choice([0, 3])}
+        sizes |= {
+            "state_layout": draw.choice(STATE_LAYOUTS),
+            "spare_columns": draw.choice([0, 0, 1]),
+            "dead_tokens": draw.choice([0, 3]),
+        }
         arguments = Case(lengths, dtype=dtype, **sizes).inputs(CPU, draw.randrange(100))
     for name in () if common else ("x", "weight", "bias", "conv_states", "query_start_loc", "cache_indices"):
         if draw.random() < 0.2:
@@ -141,7 +153,12 @@ def prefill_forms(draw: random.Random, guard: Callable[[Any], Any]) -> Iterator[
 
 def decode_call(draw: random.Random) -> tuple[tuple, dict]:
     """Models have these: rows of one token or a few, speculative ones too, in both state layouts."""
-    dim, dtype, rows, tokens = draw.choice([8, 72, 136, 264]), draw.choice(list(DTYPES.values())), draw.randint(1, 5), draw.randint(1, 4)
+    dim, dtype, rows, tokens = (
+        draw.choice([8, 72, 136, 264]),
+        draw.choice(list(DTYPES.values())),
+        draw.randint(1, 5),
+        draw.randint(1, 4),
+    )
     options: dict[str, Any] = {"conv_state_indices": torch.randperm(rows + 2)[:rows].int()}
     columns = draw.choice([3, 3, 4])
     if draw.random() < 0.5:
@@ -162,7 +179,8 @@ def decode_forms(draw: random.Random, guard: Callable[[Any], Any]) -> Iterator[t
     arguments, options = draw.choice([decode_call(draw), random_call(draw, CPU)])
     x, state, weight, bias, silu = (guard(value) for value in arguments)
     options = {name: guard(value) for name, value in options.items()}
-    what = f"x {tuple(x.shape)}, {x.stride()}, state {tuple(state.shape)}, {state.stride()}, width {weight.shape[1]}, {', '.join(options)}"
+    what = f"x {tuple(x.shape)}, {x.stride()}, state {tuple(state.shape)}, {state.stride()}, width {weight.shape[1]}"
+    what += f", {', '.join(options)}"
     out = guard(torch.zeros_like(x))
     k_dim, tokens = draw.randint(0, x.shape[1] // 2), x.numel() // x.shape[1]
     v_dim = x.shape[1] - 2 * k_dim
@@ -170,9 +188,23 @@ def decode_forms(draw: random.Random, guard: Callable[[Any], Any]) -> Iterator[t
     for kernel in update_kernels(CPU):
         call = functools.partial(serving.causal_conv1d_update, x, state, weight, bias, silu, kernel=kernel, **options)
         yield kernel, f"new, {what}", functools.partial(call, out=out)
-        yield kernel, f"split {k_dim}, {what}", functools.partial(
-            serving.causal_conv1d_update_split_qkv, x, state, weight, k_dim, v_dim, bias, silu, out=(q, k, v), kernel=kernel, **options
-        )  # fmt: skip
+        yield (
+            kernel,
+            f"split {k_dim}, {what}",
+            functools.partial(
+                serving.causal_conv1d_update_split_qkv,
+                x,
+                state,
+                weight,
+                k_dim,
+                v_dim,
+                bias,
+                silu,
+                out=(q, k, v),
+                kernel=kernel,
+                **options,
+            ),
+        )
         yield kernel, f"in place, {what}", functools.partial(call, out=x)
 
 
@@ -182,7 +214,9 @@ def backward_forms(draw: random.Random, guard: Callable[[Any], Any]) -> Iterator
     width = draw.choice([2, 3, 4] if draw.random() < 0.75 else [1, 5, 6, 7, 8, 9])
     dtype, layout = draw.choice(list(DTYPES.values())), draw.choice(LAYOUTS)
     contents = [draw.random() < 0.2 for _ in range(3)]
-    case = backward.Case(*sizes, width, dtype, draw.choice([dtype, torch.float32]), True, draw.random() < 0.7, layout, *contents)
+    case = backward.Case(
+        *sizes, width, dtype, draw.choice([dtype, torch.float32]), True, draw.random() < 0.7, layout, *contents
+    )
 
     def spread(t: Any) -> Any:
         more = draw.choice([0, 0, 1, 2, 8])
@@ -203,7 +237,12 @@ def mixed_forms(draw: random.Random, guard: Callable[[Any], Any]) -> Iterator[tu
     """Forward and backward, packed and plain, on the CPU: x, out, dout and dx each in another order of memory."""
     batch, dim, tokens = draw.randint(1, 3), draw.choice([1, 3, 16, 17, 40, 130]), draw.choice([1, 2, 5, 16, 33, 70, 530])
     width, dtype, has_state = draw.choice([1, 2, 3, 4, 5, 8, 9, 20]), draw.choice(list(DTYPES.values())), draw.random() < 0.5
-    orders = [(dim * tokens, tokens, 1), (dim * tokens, 1, dim), (2 * dim * tokens, 2 * tokens, 2), (3 * dim * tokens, 3, 3 * dim)]
+    orders = [
+        (dim * tokens, tokens, 1),
+        (dim * tokens, 1, dim),
+        (2 * dim * tokens, 2 * tokens, 2),
+        (3 * dim * tokens, 3, 3 * dim),
+    ]
 
     def rows() -> Tensor:
         strides = draw.choice([*orders, (1, batch, batch * dim)])
@@ -213,7 +252,8 @@ def mixed_forms(draw: random.Random, guard: Callable[[Any], Any]) -> Iterator[tu
     x, out, dout, dx, weight, bias = rows(), rows(), rows(), rows(), guard(torch.randn(dim, width)), guard(torch.randn(dim))
     ids = guard(torch.randint(-1, 4, (batch, tokens), dtype=torch.int32).sort(1)[0]) if draw.random() < 0.5 else None
     state = guard(torch.randn(batch, dim, width - 1).to(dtype)) if has_state and width > 1 else None
-    what = f"{tuple(x.shape)}, {[t.stride() for t in (x, out, dout, dx)]}, width {width}, {dtype}, ids {ids is not None}, state {has_state}"
+    what = f"{tuple(x.shape)}, {[t.stride() for t in (x, out, dout, dx)]}, width {width}, {dtype}"
+    what += f", ids {ids is not None}, state {has_state}"
     rows_fn: Any = hipconv.causal_conv1d_fn
     yield "auto", f"plain, {what}", functools.partial(torch.ops.hipconv.causal_conv1d_fwd, out, x, weight, bias, True)
     yield "auto", f"packed, {what}", functools.partial(rows_fn, x, weight, bias, seq_idx=ids, initial_states=state)
@@ -259,7 +299,7 @@ def main() -> None:
     print(f"{served.total()} calls")
 
 
-# ---- tests -----------------------------------------------------------------------------------------------------------------------
+# ---- tests -------------------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_next_to_a_guarded_tensor_may_not_be_touched(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from support.backends import environment, use_backend
 from support.tensors import DTYPES, INTEGERS, LAYOUTS, mismatch, strided
 from hipconv import serving
 
-# ---- kernels, tiles and dtypes, on every backend (conftest.py) -------------------------------------------------------------------
+# ---- kernels, tiles and dtypes, on every backend (conftest.py) ---------------------------------------------------------------
 
 LENGTHS = [
     [1],
@@ -53,7 +53,9 @@ def _grid() -> list[Case]:
         weight_dtype = draw.choice([dtype, torch.float32])
         spare = draw.choice([0, 0, 1, 3])
         flags = (number % 3 > 0, number % 4 > 0)
-        cases.append(Case(lengths, dim, width, dtype, state_dtype, weight_dtype, *flags, layout, state_layout, spare, number % 3))
+        cases.append(
+            Case(lengths, dim, width, dtype, state_dtype, weight_dtype, *flags, layout, state_layout, spare, number % 3)
+        )
     for number, (lengths, width) in enumerate(itertools.product(LENGTHS, range(1, 9))):
         dtype = list(DTYPES.values())[number % 3]
         cases.append(Case(lengths, 16 + 8 * (number % 3), width, dtype, dtype, dtype, state_layout=STATE_LAYOUTS[number % 2]))
@@ -95,7 +97,9 @@ def test_the_variable_forces_a_kernel_where_there_is_one(device: torch.device, i
 
 def test_a_variable_that_names_no_kernel(device: torch.device) -> None:
     with environment(HIPCONV_VARLEN_KERNEL="triton"):
-        with pytest.raises(ValueError, match=r"^HIPCONV_VARLEN_KERNEL: got 'triton', expected one of 'auto', .*'staged', .*'openmp'$"):
+        with pytest.raises(
+            ValueError, match=r"^HIPCONV_VARLEN_KERNEL: got 'triton', expected one of 'auto', .*'staged', .*'openmp'$"
+        ):
             serving.causal_conv1d_fn(**good_call(device))
         check(Case([9, 1], 16).inputs(device) | {"kernel": kernel_names(device)[0]})  # the call's own keyword goes first
 
@@ -110,7 +114,9 @@ def test_every_pair_of_dtypes_is_served(device: torch.device) -> None:
             if state_dtype in (dtype, torch.float32):
                 check(arguments | {"kernel": "tile"})
             else:
-                with pytest.raises(ValueError, match=r"kernel: got 'tile', which serves widths 2 to 8, .*, states of x's dtype or float32"):
+                with pytest.raises(
+                    ValueError, match=r"kernel: got 'tile', which serves widths 2 to 8, .*, states of x's dtype or float32"
+                ):
                     check(arguments | {"kernel": "tile"})
 
 
@@ -131,7 +137,9 @@ def test_every_tile_gives_the_same_bits(device: torch.device, block_m: int, leng
 @pytest.mark.parametrize("state_layout", STATE_LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 def test_rows_of_several_blocks_on_the_host(dtype: torch.dtype, state_layout: str) -> None:
-    """Blocks of channels end within rows, lines within q, k and v; some sequences have no initial state. Every path gives the same bits."""
+    """Blocks of channels end within rows, lines within q, k and v; some sequences have no initial state.
+    Every path gives the same bits.
+    """
     for flags, k_dim in ((True, 700), (None, 63)):
         arguments = Case([1, 2, 3, 1, 9, 1, 20, 2], 2121, 4, dtype, dtype, dtype, state_layout=state_layout).inputs(CPU)
         if flags:
@@ -142,12 +150,14 @@ def test_rows_of_several_blocks_on_the_host(dtype: torch.dtype, state_layout: st
         parts = serving.causal_conv1d_split_qkv(**(arguments | {"conv_states": states}), k_dim=k_dim, v_dim=2121 - 2 * k_dim)
         assert torch.equal(torch.cat(parts, dim=1).T, out)
         assert same_values(states, pool)
-        spare = torch.cat([arguments["conv_states"], states[:, :, :1]], dim=2)  # which makes the states ones of uncommon strides
+        spare = torch.cat(
+            [arguments["conv_states"], states[:, :, :1]], dim=2
+        )  # which makes the states ones of uncommon strides
         assert torch.equal(serving.causal_conv1d_fn(**(arguments | {"conv_states": spare})), out)
         assert same_values(spare[:, :, :3], pool)
 
 
-# ---- strides, dtypes and alignment ---------------------------------------------------------------------------------------------
+# ---- strides, dtypes and alignment -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
@@ -185,10 +195,20 @@ def _strided(values: Tensor, strides: tuple[int, ...], offset: int) -> tuple[Ten
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     "shape",
-    ["channel-last", "odd offset", "odd pitch", "channel-first", "channel-first, odd pitch", "every third token", "every second channel"],
+    [
+        "channel-last",
+        "odd offset",
+        "odd pitch",
+        "channel-first",
+        "channel-first, odd pitch",
+        "every third token",
+        "every second channel",
+    ],
 )
 def test_any_strides_with_poison_around(device: torch.device, shape: str, dtype: torch.dtype) -> None:
-    """x, out, weight, bias and the pool have any strides; peers take the stride of a state's columns for 1, and weights for contiguous."""
+    """x, out, weight, bias and the pool have any strides; peers take the stride of a state's columns for 1,
+    and weights for contiguous.
+    """
     dim, lengths = 16, [13, 1, 2, 30, 90]
     tokens = sum(lengths)
     strides, offset = {
@@ -237,7 +257,7 @@ def test_offsets_beyond_32_bits() -> None:
             assert torch.equal(given, out) and same_values(states, pool)
 
 
-# ---- split ---------------------------------------------------------------------------------------------------------------------
+# ---- split -------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -247,7 +267,9 @@ def test_offsets_beyond_32_bits() -> None:
 def test_split_is_the_whole_cut_into_three(device: torch.device, dtype: torch.dtype, k_dim: int, v_dim: int) -> None:
     """Any k_dim: peers need a multiple of 64 and store tiles that straddle a boundary elsewhere, or nowhere."""
     for layout, width in (("channel_last", 4), ("channel_first", 3), ("channel_last", 5)):
-        arguments = Case([6, 3, 1, 0, 12, 30], 2 * k_dim + v_dim, width, dtype, dtype, dtype, layout=layout, dead_tokens=2).inputs(device)
+        arguments = Case(
+            [6, 3, 1, 0, 12, 30], 2 * k_dim + v_dim, width, dtype, dtype, dtype, layout=layout, dead_tokens=2
+        ).inputs(device)
         arguments["cache_indices"][1] = -1
         out, pool = check(arguments)
         states = arguments["conv_states"].clone()
@@ -261,7 +283,9 @@ def test_split_is_the_whole_cut_into_three(device: torch.device, dtype: torch.dt
 def test_split_writes_into_the_callers_tensors(device: torch.device) -> None:
     """And leaves the tokens of padding and of no sequence alone there."""
     arguments = padded_call(device)
-    q, k, v = serving.causal_conv1d_split_qkv(**(arguments | {"conv_states": arguments["conv_states"].clone()}), k_dim=5, v_dim=6)
+    q, k, v = serving.causal_conv1d_split_qkv(
+        **(arguments | {"conv_states": arguments["conv_states"].clone()}), k_dim=5, v_dim=6
+    )
     _, wanted_pool, live = expected(arguments)
     out = (torch.full_like(q, 42.0), torch.full_like(k, 42.0), torch.full_like(v, 42.0))
     given = serving.causal_conv1d_split_qkv(**arguments, k_dim=5, v_dim=6, out=out)
@@ -297,7 +321,9 @@ def test_each_name_of_an_activation_and_each_form_of_no_bias(device: torch.devic
 def test_split_writes_nothing_beside_its_outputs(device: torch.device) -> None:
     arguments = Case([6, 3, 30], 40, 4, torch.bfloat16, torch.bfloat16).inputs(device)
     for k_dim in (16, 13):
-        buffers = [torch.full((39 * size + 32,), 42.0, dtype=torch.bfloat16, device=device) for size in (k_dim, k_dim, 40 - 2 * k_dim)]
+        buffers = [
+            torch.full((39 * size + 32,), 42.0, dtype=torch.bfloat16, device=device) for size in (k_dim, k_dim, 40 - 2 * k_dim)
+        ]
         q, k, v = (buffer[16:-16].view(39, -1) for buffer in buffers)
         inputs = [arguments[name] for name in ("conv_states", "x", "weight", "bias", "query_start_loc", "cache_indices")]
         torch.ops.hipconv.causal_conv1d_varlen_split(q, k, v, *inputs, use_silu=True)

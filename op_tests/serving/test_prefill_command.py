@@ -99,9 +99,13 @@ def main() -> int:
     several = list_of(at_least(1))
     parser.add_argument("--batch", type=several, nargs="+", default=[[1]], help="repeat the sequences so often; default 1")
     parser.add_argument("--dim", type=several, nargs="+", default=[[64, 333]], help="one or several; default 64,333")
-    parser.add_argument("--seqlens", type=list_of(at_least(0)), action="append", help="lengths of one call's sequences; may be repeated")
+    parser.add_argument(
+        "--seqlens", type=list_of(at_least(0)), action="append", help="lengths of one call's sequences; may be repeated"
+    )
     parser.add_argument("--width", type=several, nargs="+", default=[[4]], help="one or several; default 4")
-    parser.add_argument("--state_len", type=list_of(at_least(0)), nargs="+", help="columns of a slot, one or several; default width - 1")
+    parser.add_argument(
+        "--state_len", type=list_of(at_least(0)), nargs="+", help="columns of a slot, one or several; default width - 1"
+    )
     for option, words, default in (("dtype", DTYPES, DTYPES), ("layout", LAYOUTS, LAYOUTS), ("backend", BACKENDS, backends())):
         described = f"of {', '.join(words)}; default {', '.join(default)}"
         parser.add_argument(f"--{option}", type=list_of(choice_of(*words)), nargs="+", default=[list(default)], help=described)
@@ -114,14 +118,18 @@ def main() -> int:
     options = parser.parse_args()
 
     columns = [("lengths x dim width", 34), ("dtype", 8), ("layout", 13), ("backend/kernel", 16), ("us", 9), ("GB/s", 8)]
-    states = [(width, state_len) for width in flattened(options.width) for state_len in flattened(options.state_len or [[width - 1]])]
+    states = [
+        (width, state_len) for width in flattened(options.width) for state_len in flattened(options.state_len or [[width - 1]])
+    ]
     for width, state_len in states:
         check_state_len(parser, state_len, width)
     table = Table([*columns, ("of copy", 7), ("max error", 9), ("result", 6)])
     axes = (options.backend, options.kernel, options.batch, options.dim, [states], options.dtype, options.layout)
     failures = total = 0
     for lengths in options.seqlens or [[1, 1, 40], [0, 129], [1000, 24]]:
-        for backend, kernel, batch, dim, (width, state_len), dtype, layout in itertools.product(*(flattened(axis) for axis in axes)):
+        for backend, kernel, batch, dim, (width, state_len), dtype, layout in itertools.product(
+            *(flattened(axis) for axis in axes)
+        ):
             state_dtype = DTYPES[options.state_dtype or dtype]
             case = Case(
                 lengths * batch, dim, width, DTYPES[dtype], state_dtype, DTYPES[dtype], options.activation == "silu",

@@ -26,7 +26,7 @@ from support.observe import cost_of
 from support.tensors import DTYPES, LAYOUTS, empty_as, mismatch
 from hipconv import serving, targets
 
-# ---- padding, dead tokens, the caller's out ------------------------------------------------------------------------------------
+# ---- padding, dead tokens, the caller's out ----------------------------------------------------------------------------------
 
 
 def test_padding_is_zero_in_a_new_tensor(device: torch.device) -> None:
@@ -117,7 +117,9 @@ def test_in_place_keeps_the_states_at_boundaries(device: torch.device) -> None:
 def test_one_launch_and_no_memory_beside_the_result(device: torch.device, form: str) -> None:
     """In place, two launches, and memory for what blocks share."""
     for width, lengths in ((4, [50, 7]), (4, [200, 7]), (3, [1, 1, 5]), (6, [9])):
-        arguments = Case(lengths, 1024, width, torch.bfloat16, torch.bfloat16).inputs(device)  # GPUs allocate multiples of 512 bytes
+        arguments = Case(lengths, 1024, width, torch.bfloat16, torch.bfloat16).inputs(
+            device
+        )  # GPUs allocate multiples of 512 bytes
         x = arguments["x"]
         call: Callable[[], object]
         if form == "split":
@@ -193,7 +195,7 @@ def test_starts_that_make_no_sense_lead_nowhere(device: torch.device) -> None:
         assert arguments["conv_states"][sorted(spare)].isnan().all()
 
 
-# ---- empty things --------------------------------------------------------------------------------------------------------------
+# ---- empty things ------------------------------------------------------------------------------------------------------------
 
 
 def test_empty_sequences_leave_their_state(device: torch.device) -> None:

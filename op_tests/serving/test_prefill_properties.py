@@ -34,8 +34,8 @@ def _take(x: Tensor, tokens: list[int]) -> Tensor:
     return x.T[tokens].T if x.stride(0) == 1 else x[:, tokens]
 
 
-# Bit for bit, and beside each other only: the reference is for the cases above. A search through cases would find the short one in
-# which two elements round the other way.
+# Bit for bit, and beside each other only: the reference is for the cases above. A search through cases would find the short one
+# in which two elements round the other way.
 _quick = settings(max_examples=25, deadline=None)
 
 
@@ -52,7 +52,9 @@ _NARROW = {"dim": 6, "width": 2, "dtype": torch.float32, "layout": "channel_firs
 @given(sequences=_cut(), sizes=_SIZES, way=_WAY, block_m=_TILE)
 @example(sequences=[(0, [])] * 3 + [(1, []), (1, [0])], sizes=_NARROW, way=WAYS["cpu"], block_m=0)  # a call of one token
 @example(sequences=[(70, [1]), (40, [30, 39])], sizes=_NARROW | {"dim": 40, "width": 4}, way=WAYS["cpu"], block_m=0)
-def test_any_chunking_is_the_whole(sequences: list[tuple[int, list[int]]], sizes: dict, way: dict[str, str], block_m: int) -> None:
+def test_any_chunking_is_the_whole(
+    sequences: list[tuple[int, list[int]]], sizes: dict, way: dict[str, str], block_m: int
+) -> None:
     """Sequences cut anywhere, their pieces run by one call after another: the same outputs and states, bit for bit."""
     lengths, cuts = [length for length, _ in sequences], [cut for _, cut in sequences]
     case = Case(lengths, **sizes, state_dtype=sizes["dtype"])
@@ -81,7 +83,9 @@ def test_any_chunking_is_the_whole(sequences: list[tuple[int, list[int]]], sizes
 
 @_quick
 @given(data=st.data(), lengths=_LENGTHS, sizes=_SIZES, way=_WAY, block_m=_TILE)
-def test_the_order_of_sequences_does_not_matter(data: st.DataObject, lengths: list[int], sizes: dict, way: dict, block_m: int) -> None:
+def test_the_order_of_sequences_does_not_matter(
+    data: st.DataObject, lengths: list[int], sizes: dict, way: dict, block_m: int
+) -> None:
     arguments = Case(lengths, **sizes).inputs(CPU) | {"block_m": block_m}
     order = data.draw(st.permutations(range(len(lengths))))
     starts = arguments["query_start_loc"].tolist()
@@ -116,7 +120,9 @@ def test_only_what_is_addressed_matters(lengths: list[int], sizes: dict, way: di
     way=_WAY,
     block_m=_TILE,
 )
-def test_cached_states_are_those_of_a_plain_run(sequences: list, block: int, width: int, way: dict[str, str], block_m: int) -> None:
+def test_cached_states_are_those_of_a_plain_run(
+    sequences: list, block: int, width: int, way: dict[str, str], block_m: int
+) -> None:
     """The state kept for a boundary, or the end, is the one that a plain run up to there leaves."""
     computed, lengths = (list(column) for column in zip(*sequences, strict=True))
     arguments = cached_call(CPU, computed, lengths, block, dim=8, width=width) | {"block_m": block_m}
@@ -152,8 +158,8 @@ def test_cached_states_are_those_of_a_plain_run(sequences: list, block: int, wid
 def test_the_cpu_has_one_arithmetic_for_all_strides_and_forms(
     lengths: list[int], dim: int, width: int, dtype: torch.dtype, state_dtype: torch.dtype, steps: tuple[int, int], states: str
 ) -> None:
-    """x along the channels or the tokens, in steps; split into q, k and v; by prefill, by decode, and sequence by sequence by the
-    forward: the same bits."""
+    """x along the channels or the tokens, in steps; split into q, k and v; by prefill, by decode, and sequence by sequence by
+    the forward: the same bits."""
     case = Case(lengths, dim, width, dtype, state_dtype, state_layout=states, dead_tokens=2)
     arguments = case.inputs(CPU)
     x, k_dim = arguments["x"], dim // 3

@@ -22,7 +22,11 @@ BAD_CALLS: dict[str, tuple[Callable[[], dict], type[Exception], list[str]]] = {
     # what is changed from a good call; the error; words of its text: the argument, what it was, what was expected
     "x is a list": (lambda: {"x": [1.0]}, TypeError, ["x:", "[1.0]", "torch.Tensor"]),
     "conv_states is None": (lambda: {"conv_states": None}, TypeError, ["conv_states:", "None,", "torch.Tensor"]),
-    "query_start_loc is a list": (lambda: {"query_start_loc": [0, 10]}, TypeError, ["query_start_loc:", "[0, 10]", "torch.Tensor"]),
+    "query_start_loc is a list": (
+        lambda: {"query_start_loc": [0, 10]},
+        TypeError,
+        ["query_start_loc:", "[0, 10]", "torch.Tensor"],
+    ),
     "out is a string": (lambda: {"out": "x"}, TypeError, ["out:", "'x'", "torch.Tensor"]),
     "pad_slot_id is a float": (lambda: {"pad_slot_id": 1.5}, TypeError, ["pad_slot_id:", "1.5", "int or None"]),
     "activation is unknown": (lambda: {"activation": "relu"}, ValueError, ["activation:", "'relu'", "'silu'"]),
@@ -34,8 +38,16 @@ BAD_CALLS: dict[str, tuple[Callable[[], dict], type[Exception], list[str]]] = {
     "bias of another dim": (lambda: {"bias": zeros(7)}, ValueError, ["bias:", "(7,)", "(6,)"]),
     "states of another dim": (lambda: {"conv_states": zeros(5, 3, 6)}, ValueError, ["conv_states:", "(5, 3, 6)", "6"]),
     "states too short": (lambda: {"conv_states": zeros(5, 6, 2)}, ValueError, ["conv_states:", "(5, 6, 2)", "width - 1 = 3"]),
-    "states of int32": (lambda: {"conv_states": zeros(5, 6, 3).int()}, TypeError, ["conv_states:", "torch.int32", "torch.float16"]),
-    "states expanded": (lambda: {"conv_states": zeros(1, 6, 3).expand(5, 6, 3)}, ValueError, ["conv_states:", "memory of its own"]),
+    "states of int32": (
+        lambda: {"conv_states": zeros(5, 6, 3).int()},
+        TypeError,
+        ["conv_states:", "torch.int32", "torch.float16"],
+    ),
+    "states expanded": (
+        lambda: {"conv_states": zeros(1, 6, 3).expand(5, 6, 3)},
+        ValueError,
+        ["conv_states:", "memory of its own"],
+    ),
     "starts of float": (lambda: {"query_start_loc": zeros(3)}, TypeError, ["query_start_loc:", "torch.float32", "integer"]),
     "starts of two dimensions": (lambda: {"query_start_loc": zeros(1, 3).int()}, ValueError, ["query_start_loc:", "(1, 3)"]),
     "no starts": (lambda: {"query_start_loc": zeros(0).int()}, ValueError, ["query_start_loc:", "(0,)", "sequences + 1"]),
@@ -82,7 +94,11 @@ BAD_CALLS: dict[str, tuple[Callable[[], dict], type[Exception], list[str]]] = {
     ),
     "out on another device": (lambda: {"out": zeros(6, 10).to("meta")}, ValueError, ["out:", "meta", "where x is"]),
     "starts of bool": (lambda: {"query_start_loc": zeros(3).bool()}, TypeError, ["query_start_loc:", "torch.bool", "integers"]),
-    "flags in the place of indices": (lambda: {"cache_indices": zeros(2).bool()}, TypeError, ["cache_indices:", "torch.bool", "integers"]),
+    "flags in the place of indices": (
+        lambda: {"cache_indices": zeros(2).bool()},
+        TypeError,
+        ["cache_indices:", "torch.bool", "integers"],
+    ),
     "an index": (lambda: {"cache_indices": torch.tensor(1)}, ValueError, ["cache_indices:", "()", "(sequences,)"]),
     "indices are a list": (lambda: {"cache_indices": [1, 2]}, TypeError, ["cache_indices:", "[1, 2]", "torch.Tensor or None"]),
     "bias is a number": (lambda: {"bias": 1.0}, TypeError, ["bias:", "1.0", "torch.Tensor or None"]),
@@ -145,7 +161,10 @@ def test_the_pool_may_not_share_memory_with_an_input(device: torch.device, other
 def test_a_tile_that_the_kernel_does_not_have(forced: dict[str, int], words: str) -> None:
     with environment(**WAYS["simt-wave64"]), pytest.raises(ValueError, match=words):
         serving.causal_conv1d_fn(**(good_call(CPU) | forced))
-    with environment(HIPCONV_VARLEN_TILE="8x"), pytest.raises(ValueError, match="HIPCONV_VARLEN_TILE: got '8x', expected TOKENSx"):
+    with (
+        environment(HIPCONV_VARLEN_TILE="8x"),
+        pytest.raises(ValueError, match="HIPCONV_VARLEN_TILE: got '8x', expected TOKENSx"),
+    ):
         serving.causal_conv1d_fn(**good_call(CPU))
 
 
@@ -164,7 +183,11 @@ def test_parts_that_do_not_make_the_whole(k_dim: int, v_dim: int) -> None:
         ({"x": zeros(10)}, ValueError, r"x: got shape \(10,\), expected 2 dimensions \(dim, tokens\)"),
         ({"k_dim": 2.0}, TypeError, "k_dim: got 2.0, expected an int"),
         ({"v_dim": None}, TypeError, "v_dim: got None, expected an int"),
-        ({"out": zeros(6, 10)}, TypeError, r"out: got a torch.float32 tensor of shape \(6, 10\), expected a tuple of three torch.Tensor"),
+        (
+            {"out": zeros(6, 10)},
+            TypeError,
+            r"out: got a torch.float32 tensor of shape \(6, 10\), expected a tuple of three torch.Tensor",
+        ),
         (
             {"out": [zeros(10, 2)] * 2},
             TypeError,
@@ -175,8 +198,16 @@ def test_parts_that_do_not_make_the_whole(k_dim: int, v_dim: int) -> None:
             TypeError,
             r"out: got \(a .*, a .* of shape \(10, 2\), None\), expected a tuple of three torch.Tensor",
         ),
-        ({"out": (zeros(10, 2), zeros(10, 2), zeros(9, 2))}, ValueError, r"v: got shape \(9, 2\), expected \(tokens of x, channels\)"),
-        ({"out": (zeros(10, 2), zeros(10, 2), zeros(2, 10).T)}, ValueError, r"v: got strides \(1, 10\), expected it contiguous"),
+        (
+            {"out": (zeros(10, 2), zeros(10, 2), zeros(9, 2))},
+            ValueError,
+            r"v: got shape \(9, 2\), expected \(tokens of x, channels\)",
+        ),
+        (
+            {"out": (zeros(10, 2), zeros(10, 2), zeros(2, 10).T)},
+            ValueError,
+            r"v: got strides \(1, 10\), expected it contiguous",
+        ),
         ({"out": [zeros(10, 2)] * 3}, ValueError, "q: shares memory with k"),
     ],
 )
@@ -208,7 +239,10 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], str]] = {
         f"cache_indices[1]: got {2**64 - 1}, expected 0 to 4",
     ),
     "a slot to read outside": ({"cache_indices_in": ints(1, 9)}, "cache_indices_in[1]: got 9"),
-    "a slot twice": ({"cache_indices": ints(3, 3)}, "cache_indices[1]: got 3, expected a slot of its own: cache_indices[0] is the same"),
+    "a slot twice": (
+        {"cache_indices": ints(3, 3)},
+        "cache_indices[1]: got 3, expected a slot of its own: cache_indices[0] is the same",
+    ),
     "a slot that another sequence writes": (
         {"cache_indices_in": ints(2, 4)},
         "cache_indices_in[0]: got 2, expected a slot to read that no other row writes: cache_indices[1] is the same",
@@ -225,7 +259,10 @@ BAD_VALUES: dict[str, tuple[dict[str, Any], str]] = {
         {"cache_indices": table([1, 0], [3, 0]), "block_idx_last_scheduled_token": ints(1, 2)},
         "block_idx_last_scheduled_token[1]: got 2, expected 0 to 1, a column of cache_indices",
     ),
-    "more sequences than slots": ({"cache_indices": None, "conv_states": zeros(1, 6, 3)}, "cache_indices: got None for 2 sequences"),
+    "more sequences than slots": (
+        {"cache_indices": None, "conv_states": zeros(1, 6, 3)},
+        "cache_indices: got None for 2 sequences",
+    ),
 }
 # Prefix caching: 4 and 6 tokens after 3 and 0, in blocks of 2, so that boundaries are at tokens 1 and 3, and at 2 and 4.
 _BLOCKS: dict[str, Any] = {
@@ -238,14 +275,22 @@ _BLOCKS: dict[str, Any] = {
     "block_size_to_align": 2,
 }
 for _case, _changes, _words in (
-    ("a boundary's slot outside", {"cache_indices": table([1, 2, 99, 4], [5, 6, 7, 8])}, "cache_indices[0, 2]: got 99, expected 0 to 11"),
+    (
+        "a boundary's slot outside",
+        {"cache_indices": table([1, 2, 99, 4], [5, 6, 7, 8])},
+        "cache_indices[0, 2]: got 99, expected 0 to 11",
+    ),
     (
         "a boundary's slot outside before a null block",
         {"cache_indices": table([1, 2, 99, 0], [5, 6, 7, 8]), "null_block_id": 0},
         "cache_indices[0, 2]: got 99, expected 0 to 11",
     ),
     ("a boundary's slot twice", {"cache_indices": table([1, 2, 3, 4], [5, 3, 7, 8])}, "cache_indices[1, 1]: got 3"),
-    ("two states of a sequence in one slot", {"cache_indices": table([1, 4, 3, 4], [5, 6, 7, 8])}, "cache_indices[0, 1]: got 4"),
+    (
+        "two states of a sequence in one slot",
+        {"cache_indices": table([1, 4, 3, 4], [5, 6, 7, 8])},
+        "cache_indices[0, 1]: got 4",
+    ),
     (
         "a first column below",
         {"block_idx_first_scheduled_token": ints(-1, 0)},
@@ -275,7 +320,8 @@ UNUSED_VALUES: dict[str, dict[str, Any]] = {
     "no state of a width of one": {"weight": zeros(6, 1), "cache_indices": ints(2, 2)},
     "no boundaries": {"num_computed_tokens": ints(-1, -1)},
     "blocks": _BLOCKS,
-    "columns before the first": _BLOCKS | {"cache_indices": table([99, 2, 3, 4], [5, 6, 7, 99]), "initial_state_idx": ints(1, 0)},
+    "columns before the first": _BLOCKS
+    | {"cache_indices": table([99, 2, 3, 4], [5, 6, 7, 99]), "initial_state_idx": ints(1, 0)},
     "columns before the boundaries": _BLOCKS
     | {
         "cache_indices": table([99, 2, 3, 4], [99, 6, 7, 8]),

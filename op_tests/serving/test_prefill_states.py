@@ -10,7 +10,7 @@ import torch
 from serving.prefill_cases import STATE_LAYOUTS, Case, cached_call, check, expected, kernel_names, run_on_copy, same_values
 from support.tensors import DTYPES, mismatch_beside_infinities
 
-# ---- states --------------------------------------------------------------------------------------------------------------------
+# ---- states ------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", STATE_LAYOUTS)
@@ -36,7 +36,9 @@ def test_no_flags_mean_no_initial_states(device: torch.device) -> None:
 
 
 def test_state_of_a_shared_slot_survives_its_own_sequence(device: torch.device) -> None:
-    """One block reads a slot and others write it, in peers that split a sequence among blocks: the orders of simt would show it."""
+    """One block reads a slot and others write it, in peers that split a sequence among blocks:
+    the orders of simt would show it.
+    """
     for width in (2, 3, 4, 5, 6):
         arguments = Case([700], 24, width, torch.float16, torch.float16).inputs(device)
         arguments["has_initial_state"][:] = True
@@ -46,7 +48,9 @@ def test_state_of_a_shared_slot_survives_its_own_sequence(device: torch.device) 
 
 
 def test_infinities_and_nans_reach_what_they_reach_in_the_reference(device: torch.device) -> None:
-    """With every kernel, a channel a place. They meet no zeros where a sequence has no state; where it has one, they meet that."""
+    """With every kernel, a channel a place. They meet no zeros where a sequence has no state; where it has one,
+    they meet that.
+    """
     for value, flag in itertools.product((torch.inf, -torch.inf, torch.nan), (False, True)):
         arguments = Case([1, 2, 3, 5, 9, 40], 32, 4, torch.bfloat16).inputs(device)
         arguments["has_initial_state"][:] = flag
@@ -75,7 +79,7 @@ def test_small_integers_are_exact(device: torch.device, dtype: torch.dtype) -> N
     assert torch.equal(check(arguments)[0].double(), wanted)
 
 
-# ---- prefix caching ------------------------------------------------------------------------------------------------------------
+# ---- prefix caching ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_chunk_shorter_than_the_window_does_not_write_into_its_prefix(device: torch.device) -> None:

@@ -13,7 +13,7 @@ from support.marks import needs_gpu
 from support.tensors import mismatch
 from hipconv import serving
 
-# ---- torch ---------------------------------------------------------------------------------------------------------------------
+# ---- torch -------------------------------------------------------------------------------------------------------------------
 
 
 def _raw(arguments: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -25,7 +25,9 @@ def test_opcheck(device: torch.device) -> None:
     arguments = Case([5, 2, 9], 8).inputs(device)
     arguments["conv_states"] = arguments["conv_states"].nan_to_num(0.0)
     positional, named = _raw(arguments)
-    torch.library.opcheck(torch.ops.hipconv.causal_conv1d_varlen.default, (torch.zeros_like(arguments["x"]), *positional), named)
+    torch.library.opcheck(
+        torch.ops.hipconv.causal_conv1d_varlen.default, (torch.zeros_like(arguments["x"]), *positional), named
+    )
     parts = [torch.zeros(16, size, device=device) for size in (3, 3, 2)]
     torch.library.opcheck(torch.ops.hipconv.causal_conv1d_varlen_split.default, (*parts, *positional), named)
 
@@ -84,7 +86,7 @@ def test_metadata_is_accepted_and_not_needed(device: torch.device) -> None:
     serving.causal_conv1d_fn(**arguments, metadata=metadata, seq_lens_cpu=[5, 2])
 
 
-# ---- GPU only ------------------------------------------------------------------------------------------------------------------
+# ---- GPU only ----------------------------------------------------------------------------------------------------------------
 
 
 @needs_gpu

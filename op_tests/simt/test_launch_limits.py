@@ -1,8 +1,8 @@
 """Every launcher on tensors near the limits of sizes and memory: no launch exceeds what HIP's grids and blocks can have.
 
-A dimension has fewer than 2^32 work-items on AMD, grid times block; NVIDIA ends at 2^31 - 1 blocks in x and 65,535 in y and z; a block has
-1024 threads. simt refuses other launches (`launchable` in csrc/compat/simt/hip/hip_runtime.h), and here it only checks them, so that the
-tensors may be larger than the machine's memory: nothing touches them.
+A dimension has fewer than 2^32 work-items on AMD, grid times block; NVIDIA ends at 2^31 - 1 blocks in x and 65,535 in y and z;
+a block has 1024 threads. simt refuses other launches (`launchable` in csrc/compat/simt/hip/hip_runtime.h), and here it only
+checks them, so that the tensors may be larger than the machine's memory: nothing touches them.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ def test_decode(batch: int, dim: int, tokens: int, columns_inside: bool) -> None
     x = untouched((batch, dim, tokens), (dim * tokens, 1, dim), torch.bfloat16)
     out = untouched((batch, dim, tokens), (dim * tokens, 1, dim), torch.bfloat16)
     for width in (2, 4, 7):
-        states = untouched((batch, dim, width - 1), (dim * (width - 1), *((width - 1, 1) if columns_inside else (1, dim))), torch.bfloat16)
+        states = untouched(
+            (batch, dim, width - 1), (dim * (width - 1), *((width - 1, 1) if columns_inside else (1, dim))), torch.bfloat16
+        )
         weight = untouched((dim, width), (width, 1), torch.bfloat16)
         for kernel in ("auto", *module("causal_conv1d_update").causal_conv1d_update_kernels()):
             try:
@@ -103,7 +105,14 @@ def test_decode(batch: int, dim: int, tokens: int, columns_inside: bool) -> None
 
 @pytest.mark.parametrize(
     ("sequences", "dim", "tokens"),
-    [(1, 8, 2**30), (2**30, 1, 2**30), (3, 65_544, 16_777_259), (16_777_259, 64, 16_777_259), (1, MOST // 8, 8), (70_001, 4104, 1_000_003)],
+    [
+        (1, 8, 2**30),
+        (2**30, 1, 2**30),
+        (3, 65_544, 16_777_259),
+        (16_777_259, 64, 16_777_259),
+        (1, MOST // 8, 8),
+        (70_001, 4104, 1_000_003),
+    ],
 )
 def test_prefill(sequences: int, dim: int, tokens: int) -> None:
     starts = untouched((sequences + 1,), (1,), torch.int32)
@@ -151,5 +160,36 @@ def test_conv2d(x: tuple[int, ...], weight: tuple[int, ...], channels_last: bool
     for algorithm in ("auto", *names):
         try:
             hipconv.conv2d(images, filters, padding="same", groups=x[1] // weight[1], algorithm=algorithm, out=out)
+        except ValueError as error:
+            assert algorithm != "auto" and f"'{algorithm}'" in str(error), error
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize(
+    ("x", "weight"),
+    [
+        ((1, 64, 5, 32_771, 32_771), (64, 64, 3, 3, 3)),
+        ((1_000_003, 8, 1, 3, 3), (8, 8, 1, 3, 3)),
+        ((1, 8, 1_000_003, 5, 5), (8, 8, 3, 1, 1)),
+        ((1, 65_544, 3, 65, 65), (65_544, 1, 3, 5, 5)),
+        ((1, 8, 2, 5, 5), (MOST // 64, 8, 2, 1, 1)),
+    ],
+    ids=str,
+)
+def test_conv3d(x: tuple[int, ...], weight: tuple[int, ...], channels_last: bool) -> None:
+    def volume(shape: tuple[int, ...]) -> Tensor:
+        _, c, t, h, w = shape
+        last, first = (t * h * w * c, 1, h * w * c, w * c, c), (c * t * h * w, t * h * w, h * w, w, 1)
+        return untouched(shape, last if channels_last else first, torch.bfloat16)
+
+    out = volume((x[0], weight[0], *x[2:]))
+    volumes, filters = volume(x), volume(weight)
+    saved = volume((*x[:2], weight[2] - 1, *x[3:])) if weight[2] > 1 else None
+    for algorithm in ("auto", *module("conv3d").conv3d_algorithms()):
+        try:
+            hipconv.conv3d(
+                volumes, filters, padding=(0, weight[3] // 2, weight[4] // 2), time_padding="zeros", groups=x[1] // weight[1],
+                algorithm=algorithm, out=out, cache_out=saved,
+            )  # fmt: skip
         except ValueError as error:
             assert algorithm != "auto" and f"'{algorithm}'" in str(error), error

@@ -1,10 +1,10 @@
 """Op tests once more with the kernels built under AddressSanitizer and UndefinedBehaviorSanitizer.
 
-torch allocates CPU tensors with malloc, so a kernel that reads or writes a byte outside its tensors, where no value it computes would
-show it, stops here.
+torch allocates CPU tensors with malloc, so a kernel that reads or writes a byte outside its tensors, where no value it computes
+would show it, stops here.
 
-Only the kernels are instrumented: bindings would take most of the time. They are linked into a library that is loaded before the module
-as others use it, which then calls the launchers of the library: those that come first in the process.
+Only the kernels are instrumented: bindings would take most of the time. They are linked into a library that is loaded before
+the module as others use it, which then calls the launchers of the library: those that come first in the process.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from support.backends import EVERYTHING, WAYS, environment
 from hipconv import jit, registry, targets
 from hipconv.jit import toolchain
 
-# Compiling takes the time, and more at -O1: so accesses are checked by calls, null, which stops the process by itself, by nobody, and
-# other undefined behaviour ends in an illegal instruction without a report (`gdb` has the line, or a build without that flag).
+# Compiling takes the time, and more at -O1: so accesses are checked by calls, null, which stops the process by itself, by
+# nobody, and other undefined behaviour ends in an illegal instruction without a report (`gdb` has the line, or a build without
+# that flag).
 FLAGS = ["-g1", "-O0", "-fsanitize=address,undefined", "-fno-sanitize=null", "-fsanitize-undefined-trap-on-error"]
 FLAGS += ["--param", "asan-instrumentation-with-call-threshold=0"]
 CXX = os.environ.get("CXX", "g++")
@@ -32,8 +33,10 @@ CXX = os.environ.get("CXX", "g++")
 # Tensors whose storage was shrunk behind their backs: the kernel is led past the end of the memory.
 LIES = {
     "causal_conv1d": "hipconv.causal_conv1d_fwd(torch.zeros(1, 4, 8), short(1, 4, 8), torch.zeros(4, 1))",
-    "causal_conv1d_varlen": "serving.causal_conv1d_fn(short(4, 8), torch.zeros(4, 4), None, torch.zeros(1, 4, 3), torch.tensor([0, 8]))",
+    "causal_conv1d_varlen": "serving.causal_conv1d_fn(short(4, 8), torch.zeros(4, 4), None, torch.zeros(1, 4, 3), "
+    "torch.tensor([0, 8]))",
     "causal_conv1d_update": "serving.causal_conv1d_update(short(2, 4), torch.zeros(2, 4, 3), torch.zeros(4, 4))",
+    "conv3d": "hipconv.conv3d(short(1, 8, 2, 40, 40), torch.zeros(8, 8, 1, 1, 1))",
 }
 LIAR = """
 import torch, hipconv, hipconv.serving as serving
@@ -57,7 +60,9 @@ def sanitized_kernels(module: str, library: Path) -> None:
 
 def sanitized(library: Path, *command: str) -> subprocess.CompletedProcess[str]:
     """Run Python with the sanitizers' runtimes and the kernels loaded first."""
-    runtimes = [subprocess.check_output([CXX, f"-print-file-name={name}.so"], text=True).strip() for name in ("libasan", "libubsan")]
+    runtimes = [
+        subprocess.check_output([CXX, f"-print-file-name={name}.so"], text=True).strip() for name in ("libasan", "libubsan")
+    ]
     variables = os.environ | {
         "LD_PRELOAD": " ".join([*runtimes, str(library)]),
         "ASAN_OPTIONS": "detect_leaks=0",  # Python and torch keep what they allocate
@@ -66,8 +71,10 @@ def sanitized(library: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *command], env=variables, capture_output=True, text=True, check=False, cwd=ROOT)
 
 
-NIGHTLY = [  # in every run, test_guard_pages.py finds most of what these do on the CPU, and the probes of test_simt.py run sanitized
+# In every run, test_guard_pages.py finds most of what these do on the CPU, and the probes of test_simt.py run sanitized.
+NIGHTLY = [
     ("causal_conv1d", "simt-wave64", "not ascending and not descending and not opcheck and not compiles"),
+    ("conv3d", "simt-wave32-shuffled", "chunks or strides or models or alone"),
     ("causal_conv1d_varlen", "cpu", "reference or strides or boundary or nowhere or outside or in_place or split"),
     ("causal_conv1d_update", "cpu", "random or outside or look_aligned or columns or drafts or short_rows or grid_dimension"),
 ]

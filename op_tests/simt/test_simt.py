@@ -121,7 +121,7 @@ def no_core_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
 
 
-# ---- right kernels -------------------------------------------------------------------------------------------------------------
+# ---- right kernels -----------------------------------------------------------------------------------------------------------
 
 
 def test_every_probe_is_run_below(binaries: dict[str, Path]) -> None:
@@ -132,7 +132,9 @@ def test_every_probe_is_run_below(binaries: dict[str, Path]) -> None:
 
 
 def _runs() -> list[tuple[str, str, str]]:
-    """Every probe in every build and order; but what one thread converts, all values of it, is checked for its accesses once."""
+    """Every probe in every build and order; but what one thread converts, all values of it,
+    is checked for its accesses once.
+    """
     runs = itertools.product([*EVERYWHERE, *HOST_ONLY], BUILDS, ORDERS)
     return [run for run in runs if run[1] != "sanitized" or not run[0].endswith("_conversions") or run[2] == ORDERS[0]]
 
@@ -144,7 +146,7 @@ def test_probe(binaries: dict[str, Path], probe: str, build: str, order: str) ->
     assert done.stderr == ""
 
 
-# ---- orders --------------------------------------------------------------------------------------------------------------------
+# ---- orders ------------------------------------------------------------------------------------------------------------------
 
 
 def turns(binary: Path, order: str | None) -> list[list[int]]:
@@ -170,7 +172,9 @@ def test_orders_are_what_they_say(binaries: dict[str, Path]) -> None:
     assert turns(binary, "shuffled") == turns(binary, "shuffled:1") != turns(binary, "shuffled:2")
 
 
-@pytest.mark.parametrize("order", ["random", "Ascending", "ascending ", "shuffled:", "shuffled:x", "shuffled:-1", "shuffled:1 2"])
+@pytest.mark.parametrize(
+    "order", ["random", "Ascending", "ascending ", "shuffled:", "shuffled:x", "shuffled:-1", "shuffled:1 2"]
+)
 def test_unknown_order_is_refused(binaries: dict[str, Path], order: str) -> None:
     done = run(binaries["wave64"], "halo", order)
     assert done.returncode == 2
@@ -178,7 +182,7 @@ def test_unknown_order_is_refused(binaries: dict[str, Path], order: str) -> None
     assert done.stdout == f"invalid argument: HIPCONV_SIMT_ORDER: got '{order}', {expected}\n"
 
 
-# ---- kernels without a barrier they need: a wrong answer, in these orders and no others ----------------------------------------
+# ---- kernels without a barrier they need: a wrong answer, in these orders and no others --------------------------------------
 
 WRONG_IN = {
     "halo_no_barrier": set(ORDERS),
@@ -199,7 +203,7 @@ def test_missing_barrier_shows(binaries: dict[str, Path], probe: str, build: str
         assert results[order].stdout.startswith("mismatch: ")
 
 
-# ---- kernels that must be stopped ----------------------------------------------------------------------------------------------
+# ---- kernels that must be stopped --------------------------------------------------------------------------------------------
 
 
 def lines_with(text: str) -> list[tuple[str, int]]:
@@ -222,7 +226,8 @@ def inside(kernel: str, text: str, occurrence: int = 0) -> str:
     return f"{file}:{numbers[occurrence]}"
 
 
-# Probe -> kernel, then what the message has to contain. Which of several guilty threads or blocks is named depends on the order.
+# Probe -> kernel, then what the message has to contain. Which of several guilty threads or blocks is named depends on the
+# order.
 ABORTS = {
     "barrier_missed": (
         "miss_barrier",
@@ -255,9 +260,15 @@ ABORTS = {
         r"thread \(\d*[13579], 0, 0\) waits at __shfl_xor \(" + inside("split_shuffle", "__shfl_xor"),
         r"thread \(\d*[02468], 0, 0\) waits at __shfl_xor \(" + inside("split_shuffle", "__shfl_xor", 1),
     ),
-    "shuffle_too_wide": ("shuffle_too_wide", r"thread \(\d+, 0, 0\) shuffles with width (128|64), and a wave has (64|32) lanes"),
+    "shuffle_too_wide": (
+        "shuffle_too_wide",
+        r"thread \(\d+, 0, 0\) shuffles with width (128|64), and a wave has (64|32) lanes",
+    ),
     "shared_write_past_end": ("write_past_end", "at byte 40 of the 40 declared at " + inside("write_past_end", "first, 10")),
-    "shared_write_before_begin": ("write_before_begin", "at byte -4 of the 64 declared at " + inside("write_before_begin", "only, 16")),
+    "shared_write_before_begin": (
+        "write_before_begin",
+        "at byte -4 of the 64 declared at " + inside("write_before_begin", "only, 16"),
+    ),
     "shared_too_large": (
         "declare_too_much",
         r"needs 65552 bytes of shared memory, and a block has 65536 \(" + inside("declare_too_much", "b, 4"),
@@ -318,7 +329,7 @@ def test_reading_past_shared_memory_gives_nan(binaries: dict[str, Path], build: 
     assert "read NaN past the end" in done.stdout
 
 
-# ---- matrix instructions -------------------------------------------------------------------------------------------------------
+# ---- matrix instructions -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("order", ["ascending", "shuffled:1"])
@@ -340,7 +351,8 @@ INSTRUCTIONS = {
 @pytest.mark.parametrize("build", INSTRUCTIONS)
 def test_a_wave_multiplies_together(matrix_binaries: dict[str, Path], build: str) -> None:
     for probe, message in {
-        "product_missed": rf"waits at {INSTRUCTIONS[build]} \(csrc/include/matrix/mma.h:\d+\), but thread \(3, 0, 0\) has exited",
+        "product_missed": rf"waits at {INSTRUCTIONS[build]} \(csrc/include/matrix/mma.h:\d+\), but thread \(3, 0, 0\) has "
+        rf"exited",
         "wave_not_full": rf"is in a wave of 3 threads: {INSTRUCTIONS[build]} takes all (64|32) lanes",
     }.items():
         done = run(matrix_binaries[build], probe)
@@ -361,7 +373,7 @@ def test_large_shared_memory_is_what_the_launch_asks_for(matrix_binaries: dict[s
     assert "declares 65536 bytes of large shared memory, and its launch asks for 65520" in done.stderr
 
 
-# ---- the same probes on a GPU --------------------------------------------------------------------------------------------------
+# ---- the same probes on a GPU ------------------------------------------------------------------------------------------------
 
 
 def compile_for_gpu(directory: Path, source: str) -> Path:

@@ -14,7 +14,10 @@ class Table:
         self.row(*(title for title, _ in columns))
 
     def row(self, *cells: object) -> None:
-        texts = (str(cell).ljust(w) if i == 0 else str(cell).rjust(w) for i, (cell, w) in enumerate(zip(cells, self.widths, strict=True)))
+        texts = (
+            str(cell).ljust(w) if i == 0 else str(cell).rjust(w)
+            for i, (cell, w) in enumerate(zip(cells, self.widths, strict=True))
+        )
         print("  ".join(texts), flush=True)
 
 

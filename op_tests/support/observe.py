@@ -29,7 +29,9 @@ class LookOn(TorchDispatchMode):
 
 
 def cost_of(call: Callable[[], object]) -> tuple[int, list[str]]:
-    """Bytes that a second `call` allocates, whether it keeps them or not, and what it starts on a GPU: kernels, copies, fills."""
+    """Bytes that a second `call` allocates, whether it keeps them or not, and what it starts on a GPU: kernels, copies,
+    fills.
+    """
     call()
     with torch.profiler.profile(profile_memory=True) as profile:
         result = call()

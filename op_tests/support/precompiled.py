@@ -1,7 +1,7 @@
 """torch's headers, precompiled: five seconds of each of the thirty bindings that a run of all tests compiles.
 
-g++ takes `<torch/csrc/utils/pybind.h>` precompiled wherever a binding includes it first and the flags allow it, and reads the text
-otherwise: nothing else differs.
+g++ takes `<torch/csrc/utils/pybind.h>` precompiled wherever a binding includes it first and the flags allow it, and reads the
+text otherwise: nothing else differs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ LOADER_FLAGS = ["-DTORCH_API_INCLUDE_EXTENSION_H", "-fPIC", "-std=c++20"]  # tor
 
 
 def torch_headers(directory: Path) -> bool:
-    """Precompile for the two kinds of host builds; `directory` is for CPATH. Whether it could be done: clang has no use for it."""
+    """Precompile for the two kinds of host builds; `directory` is for CPATH. Whether it could be done:
+    clang has no use for it.
+    """
     compiler = shlex.split(os.environ.get("CXX", "c++"))
     include = Path(torch.__file__).parent / "include"
     compiled = directory / f"{HEADER}.gch"  # a directory: g++ takes the one that fits

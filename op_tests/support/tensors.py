@@ -30,21 +30,23 @@ def untouched(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dty
     return torch.frombuffer(memory, dtype=dtype).as_strided(shape, strides)
 
 
-def strided(shape: tuple[int, ...], strides: tuple[int, ...], offset: int, dtype: torch.dtype, device: torch.device, fill: float):
+def strided(
+    shape: tuple[int, ...], strides: tuple[int, ...], offset: int, dtype: torch.dtype, device: torch.device, fill: float
+):
     """A view with these strides into a buffer full of `fill`, and the buffer."""
     span = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     buffer = torch.full((offset + span + 37,), fill, dtype=dtype, device=device)
     return buffer.as_strided(shape, strides, offset), buffer
 
 
-# ---- comparison ----------------------------------------------------------------------------------------------------------------
+# ---- comparison --------------------------------------------------------------------------------------------------------------
 
 
 def mismatch(out: Tensor, reference: Tensor, *, may_differ: float = 0.001) -> str | None:
     """None if `out` is `reference` (float64) up to rounding, else what is wrong.
 
-    Every element within 2.5 eps (1 + |ref|) + 2e-6, eps being that of out's dtype; and of a 16-bit out all elements but a share of
-    `may_differ` (all but one of a short one) equal to the reference rounded once, so that a second rounding cannot hide.
+    Every element within 2.5 eps (1 + |ref|) + 2e-6, eps being that of out's dtype; and of a 16-bit out all elements but a share
+    of `may_differ` (all but one of a short one) equal to the reference rounded once, so that a second rounding cannot hide.
     """
     if out.shape != reference.shape:
         return f"shape {tuple(out.shape)}, expected {tuple(reference.shape)}"

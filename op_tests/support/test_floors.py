@@ -62,7 +62,9 @@ def test_includes_go_down_the_floors() -> None:
 
 
 def test_no_family_includes_another() -> None:
-    """Neither a kernel's folder another kernel's, but for what their family has in common. conv3d makes frames of conv2d's parts."""
+    """Neither a kernel's folder another kernel's, but for what their family has in common.
+    conv3d makes frames of conv2d's parts.
+    """
     shared = {"common", "gemm"}
     builds_on = {"conv3d": "conv2d"}
     across = []

@@ -15,7 +15,9 @@ COMMANDS = sorted(set(TESTS.glob("*.py")) - {TESTS / "conftest.py"})
 
 def sources(*endings: str) -> list[Path]:
     """The files of the kernels, the package and the tests whose names end so."""
-    found = [file for place in ("csrc", "python", "op_tests") for ending in endings for file in (ROOT / place).rglob(f"*.{ending}")]
+    found = [
+        file for place in ("csrc", "python", "op_tests") for ending in endings for file in (ROOT / place).rglob(f"*.{ending}")
+    ]
     assert len(found) > 100
     return found
 
@@ -40,7 +42,9 @@ def test_no_test_imports_another() -> None:
 
 
 def test_what_stands_beside_the_folders_is_a_command_and_no_more() -> None:
-    """It imports `main` from the module that does the work, and of a test all that pytest is to find where the command is named."""
+    """It imports `main` from the module that does the work, and of a test all that pytest is to find where the command is
+    named.
+    """
     assert len(COMMANDS) > 15
     for command in COMMANDS:
         text = command.read_text()

@@ -21,7 +21,9 @@ def microseconds(call: Callable[[], object], device: torch.device, budget_s: flo
 
 
 def time_us(calls: list[Callable[[], object]], device: torch.device) -> float:
-    """Time of one of these calls, which do the same on different buffers: of the fastest on the CPU, the median of replays on a GPU."""
+    """Time of one of these calls, which do the same on different buffers: of the fastest on the CPU,
+    the median of replays on a GPU.
+    """
     for call in calls[:3]:
         call()
     if device.type == "cpu":
@@ -35,7 +37,10 @@ def in_turn_us(groups: list[list[Callable[[], object]]], device: torch.device, r
         for call in calls[:3]:
             call()
     if device.type == "cpu":
-        return [min(times) * 1e6 for times in zip(*[[min(map(_seconds, calls)) for calls in groups] for _ in range(rounds)], strict=True)]
+        return [
+            min(times) * 1e6
+            for times in zip(*[[min(map(_seconds, calls)) for calls in groups] for _ in range(rounds)], strict=True)
+        ]
     graphs = [_graph(calls) for calls in groups]
     times: list[list[float]] = [[] for _ in groups]
     for _ in range(rounds):
@@ -45,7 +50,9 @@ def in_turn_us(groups: list[list[Callable[[], object]]], device: torch.device, r
 
 
 def host_us(call: Callable[[], object], device: torch.device, calls: int = 200, rounds: int = 50) -> float:
-    """Time until a call returns: the fastest of many short rounds, of fewer launches than a queue holds, on a core that others may want."""
+    """Time until a call returns: the fastest of many short rounds, of fewer launches than a queue holds,
+    on a core that others may want.
+    """
     call()
     times = []
     for _ in range(rounds):

@@ -1,7 +1,8 @@
-"""Python processes that have imported torch already: forks of one that waits for orders, each in 20 ms instead of 2 CPU seconds.
+"""Python processes that have imported torch already: forks of one that waits for orders, each in 20 ms instead of 2 CPU
+seconds.
 
-A process gets an environment, output pipes and a session of its own, as from subprocess.Popen, and runs a script as `python -c` does.
-Only what torch reads from the environment while it is imported is that of the process which asked first.
+A process gets an environment, output pipes and a session of its own, as from subprocess.Popen, and runs a script as `python -c`
+does. Only what torch reads from the environment while it is imported is that of the process which asked first.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ class Forked:
 
     def __init__(self, script: str, environment: dict[str, str], stderr: int = subprocess.PIPE) -> None:
         pipes = [os.pipe() for _ in range(3 if stderr == subprocess.PIPE else 2)]  # stdout, report, stderr
-        (self.stdout, report, *errors), (stdout, reports, *given) = ([os.fdopen(end) for end in ends] for ends in zip(*pipes, strict=True))
+        (self.stdout, report, *errors), (stdout, reports, *given) = (
+            [os.fdopen(end) for end in ends] for ends in zip(*pipes, strict=True)
+        )
         order = json.dumps({"script": script, "environment": environment}).encode()
         socket.send_fds(_waiting()[0], [order], [stdout.fileno(), given[0].fileno() if given else stderr, reports.fileno()])
         for end in (stdout, reports, *given):

@@ -1,4 +1,6 @@
-"""``python -m hipconv {env,list,build,clear,demo,hub-folder}``: look at, fill, empty and try out the kernel cache; write a hub's folder."""
+"""``python -m hipconv {env,list,build,clear,demo,hub-folder}``: look at, fill, empty and try out the kernel cache;
+write a hub's folder.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,35 @@ from .jit import cache, registry, targets, toolchain
 from .ops.conv1d import forward as conv1d
 
 _VARIABLES = (
-    "HIPCONV_CACHE_DIR", "HIPCONV_TRUST_CACHE", "HIPCONV_JIT", "HIPCONV_VERBOSE", "HIPCONV_EXTRA_FLAGS", "HIPCONV_BACKEND",
-    "HIPCONV_SIMT_WAVE", "HIPCONV_SIMT_ORDER", "HIPCONV_SIMT_MMA", "HIPCONV_CONV1D_KERNEL", "HIPCONV_CONV1D_BWD_KERNEL",
-    "HIPCONV_CONV2D_ALGORITHM", "HIPCONV_CONV3D_ALGORITHM", "HIPCONV_UPDATE_KERNEL", "HIPCONV_VARLEN_KERNEL", "HIPCONV_VARLEN_TILE",
-    "HIPCONV_PLUGINS", "CXX", "CUDA_HOME", "ROCM_HOME", "MAX_JOBS",
-)  # fmt: skip
+    "HIPCONV_CACHE_DIR",
+    "HIPCONV_TRUST_CACHE",
+    "HIPCONV_JIT",
+    "HIPCONV_VERBOSE",
+    "HIPCONV_EXTRA_FLAGS",
+    "HIPCONV_BACKEND",
+    "HIPCONV_SIMT_WAVE",
+    "HIPCONV_SIMT_ORDER",
+    "HIPCONV_SIMT_MMA",
+    "HIPCONV_CONV1D_KERNEL",
+    "HIPCONV_CONV1D_BWD_KERNEL",
+    "HIPCONV_CONV2D_ALGORITHM",
+    "HIPCONV_CONV3D_ALGORITHM",
+    "HIPCONV_UPDATE_KERNEL",
+    "HIPCONV_VARLEN_KERNEL",
+    "HIPCONV_VARLEN_TILE",
+    "HIPCONV_PLUGINS",
+    "CXX",
+    "CUDA_HOME",
+    "ROCM_HOME",
+    "MAX_JOBS",
+)
 
 
 def env() -> None:
     """Print what a bug report needs: versions, devices, compilers, cache, variables."""
-    gpu = f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
+    gpu = (
+        f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
+    )
     print(f"hipconv   {__version__} from {registry.source_root()}")
     print(f"torch     {torch.__version__} ({gpu})")
     print(f"python    {sys.version.split()[0]} at {sys.executable}")
@@ -108,7 +129,10 @@ def demo() -> int:
         wrong = not error < 1e-5
         failures += wrong
         target = targets.of(torch.device(device))
-        print(f"causal_conv1d_fwd on {device} ({target}): {'WRONG' if wrong else 'ok'}, max error {error:.1e}, first call {took:.1f} s")
+        print(
+            f"causal_conv1d_fwd on {device} ({target}): {'WRONG' if wrong else 'ok'}, max error {error:.1e}, first call "
+            f"{took:.1f} s"
+        )
     return failures
 
 
@@ -127,7 +151,9 @@ def main() -> int:
     build_parser = commands.add_parser("build", help=build.__doc__)
     build_parser.add_argument("modules", nargs="*", metavar="MODULE", help="names from `list`")
     build_parser.add_argument("--all", action="store_true", help="every module")
-    build_parser.add_argument("--arch", nargs="+", action="extend", default=[], help="gfx942, sm_90, avx2 …; default: this machine's")
+    build_parser.add_argument(
+        "--arch", nargs="+", action="extend", default=[], help="gfx942, sm_90, avx2 …; default: this machine's"
+    )
     clear_parser = commands.add_parser("clear", help=clear.__doc__)
     clear_parser.add_argument("modules", nargs="*", metavar="MODULE", help="names from `list`; all by default")
     folder_parser = commands.add_parser("hub-folder", help=hub_folder.__doc__)
@@ -155,7 +181,9 @@ def main() -> int:
         sys.stdout.flush()
         return status
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `| head` has seen enough; Python still flushes when it ends
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # `| head` has seen enough; Python still flushes when it ends
         return 128 + signal.SIGPIPE
     except (JitError, OSError, ValueError) as error:
         print(f"hipconv: {error}", file=sys.stderr)

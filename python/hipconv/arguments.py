@@ -15,7 +15,9 @@ from torch import Tensor
 
 
 class _Brief(reprlib.Repr):
-    """`repr`, but short: of tensors only the dtype and shape, and of objects that are not Python's own or torch's only the type."""
+    """`repr`, but short: of tensors only the dtype and shape,
+    and of objects that are not Python's own or torch's only the type.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +42,7 @@ class _Brief(reprlib.Repr):
 describe = _Brief().repr  # what an object is, for a message
 
 
-# ---- kinds -------------------------------------------------------------------------------------------------------------------------
+# ---- kinds -------------------------------------------------------------------------------------------------------------------
 
 
 def _is_int(value: object) -> bool:
@@ -67,12 +69,19 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "PackedFilters": (lambda value: type(value).__name__ == "PackedFilters", "what prepack_conv2d made"),
     "bool": (_is_flag, "a bool"),
-    "int": (lambda value: _is_int(value) and (isinstance(value, torch.SymInt) or -(2**63) <= value < 2**63), "an int of 64 bits"),
+    "int": (
+        lambda value: _is_int(value) and (isinstance(value, torch.SymInt) or -(2**63) <= value < 2**63),
+        "an int of 64 bits",
+    ),
     "Ints": (_is_one_or_more_ints, "an int or a pair of integers"),
     "Padding": (lambda value: isinstance(value, str) or _is_one_or_more_ints(value), "a string, an int or a tuple of integers"),
     "str": (lambda value: isinstance(value, str), "a string"),
     "Sequence[str]": (
-        lambda value: isinstance(value, (Sequence, Set, Mapping)) and not isinstance(value, str) and all(isinstance(v, str) for v in value),
+        lambda value: (
+            isinstance(value, (Sequence, Set, Mapping))
+            and not isinstance(value, str)
+            and all(isinstance(v, str) for v in value)
+        ),
         "a list of strings",
     ),
     "torch.device": (lambda value: isinstance(value, torch.device), "a torch.device"),
@@ -96,7 +105,9 @@ def wrong_kind(function: Callable, arguments: Mapping[str, object]) -> TypeError
         if freed := next(filter(None, (wrong_memory(name, part) for part in parts if isinstance(part, Tensor))), None):
             return freed
         if isinstance(value, str) and not (value.isascii() and len(value) <= 50):
-            return ValueError(f"{name}: got {describe(value)}, expected one of the names that the documentation of {function.__name__} has")
+            return ValueError(
+                f"{name}: got {describe(value)}, expected one of the names that the documentation of {function.__name__} has"
+            )
     return None
 
 
@@ -121,13 +132,17 @@ def flag(name: str, value: object) -> bool:
     return bool(value)
 
 
-# ---- activations -------------------------------------------------------------------------------------------------------------------
+# ---- activations -------------------------------------------------------------------------------------------------------------
 
 SILU = {None: False, "silu": True, "swish": True}
 
 
-def parse_activation(activation: Any, known: Mapping[Any, Any], bools: bool = False, error: type[ValueError] = ValueError) -> Any:
-    """Return what an `activation` means by the table `known`; with `bools`, as inference servers pass them, those mean themselves."""
+def parse_activation(
+    activation: Any, known: Mapping[Any, Any], bools: bool = False, error: type[ValueError] = ValueError
+) -> Any:
+    """Return what an `activation` means by the table `known`; with `bools`, as inference servers pass them,
+    those mean themselves.
+    """
     if bools and (activation is True or activation is False):
         return activation
     try:
@@ -140,7 +155,7 @@ def parse_activation(activation: Any, known: Mapping[Any, Any], bools: bool = Fa
         raise error(f"activation: got {describe(activation)}, expected {listed}") from None
 
 
-# ---- the peers' errors -----------------------------------------------------------------------------------------------------------
+# ---- the peers' errors -------------------------------------------------------------------------------------------------------
 
 
 class InvalidValue(ValueError, RuntimeError):
@@ -156,13 +171,15 @@ class InvalidType(TypeError, RuntimeError):
 
 
 def as_the_peers(error: Exception) -> Exception:
-    """Make the error of a function that Dao-AILab's package has too: code that catches its errors still does; the text is hipconv's own."""
+    """Make the error of a function that Dao-AILab's package has too: code that catches its errors still does;
+    the text is hipconv's own.
+    """
     if isinstance(error, TypeError):
         return InvalidType(*error.args)
     return InvalidValue(*error.args) if isinstance(error, ValueError) else error
 
 
-# ---- shapes ------------------------------------------------------------------------------------------------------------------------
+# ---- shapes ------------------------------------------------------------------------------------------------------------------
 
 
 def wrong_rows(x: Tensor, weight: Tensor) -> ValueError | None:
@@ -173,7 +190,9 @@ def wrong_rows(x: Tensor, weight: Tensor) -> ValueError | None:
         return ValueError(f"weight: got shape {tuple(weight.shape)}, expected 2 dimensions (dim, width)")
     dim = x.shape[1]
     if weight.shape[0] != dim or weight.shape[1] < 1:
-        return ValueError(f"weight: got shape {tuple(weight.shape)}, expected (dim, width) = ({dim}, width >= 1), dim being x.size(1)")
+        return ValueError(
+            f"weight: got shape {tuple(weight.shape)}, expected (dim, width) = ({dim}, width >= 1), dim being x.size(1)"
+        )
     return None
 
 
@@ -182,12 +201,15 @@ def wrong_parts(x: Tensor, is_shaped: bool, axes: str, k_dim: int, v_dim: int) -
     if not is_shaped:
         return ValueError(f"x: got shape {tuple(x.shape)}, expected {axes}")
     return ValueError(
-        f"k_dim, v_dim: got {describe(k_dim)} and {describe(v_dim)}, expected 2 * k_dim + v_dim = dim of x, whose shape is {tuple(x.shape)}"
+        f"k_dim, v_dim: got {describe(k_dim)} and {describe(v_dim)}, expected 2 * k_dim + v_dim = dim of x, whose shape is "
+        f"{tuple(x.shape)}"
     )
 
 
 def require_floats(**tensors: Tensor | None) -> None:
-    """Raise TypeError for the first that does not hold floating-point numbers, of 16 bits at least: torch computes with no others."""
+    """Raise TypeError for the first that does not hold floating-point numbers, of 16 bits at least:
+    torch computes with no others.
+    """
     for name, tensor in tensors.items():
         if tensor is not None and not (tensor.is_floating_point() and tensor.element_size() > 1):
             raise TypeError(f"{name}: got dtype {tensor.dtype}, expected a floating-point one, such as torch.float32")
@@ -222,13 +244,17 @@ def storage_of(tensor: Tensor) -> int | None:
 
 
 def wrong_memory(name: str, tensor: Tensor) -> ValueError | None:
-    """Why nothing can be read where a tensor lies, if so: its storage was emptied, as FSDP does, and torch would read all the same."""
+    """Why nothing can be read where a tensor lies, if so: its storage was emptied, as FSDP does,
+    and torch would read all the same.
+    """
     if torch.compiler.is_compiling() or tensor.is_meta or tensor.layout is not torch.strided or tensor._is_zerotensor():
         return None
     storage = _storage(tensor)
     if storage is None or storage.nbytes() or tensor.numel() == 0:
         return None
-    return ValueError(f"{name}: got a tensor of shape {tuple(tensor.shape)} whose memory was given back, expected one that has it")
+    return ValueError(
+        f"{name}: got a tensor of shape {tuple(tensor.shape)} whose memory was given back, expected one that has it"
+    )
 
 
 def require_dense(**tensors: Tensor | None) -> None:
@@ -250,7 +276,9 @@ def require_shape(name: str, tensor: Tensor, shape: tuple[int, ...], axes: str, 
 
 
 def _overlaps_itself(tensor: Tensor) -> bool:
-    """Tell whether two elements share memory; of tensors as small as states, whose axes do not nest, it looks at every element's place."""
+    """Tell whether two elements share memory; of tensors as small as states, whose axes do not nest,
+    it looks at every element's place.
+    """
     axes = sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
     covered = 1
     for stride, size in axes:
@@ -282,13 +310,16 @@ def wrong_output(name: str, out: Tensor | None, torch_writes: bool = True) -> Ty
         return ValueError(f"{name}: got a tensor of zeros that has no memory, expected one to write into")
     if out.numel() and _overlaps_itself(out):
         return ValueError(
-            f"{name}: got strides {out.stride()} for shape {tuple(out.shape)}, expected each element to have memory of its own (not an "
+            f"{name}: got strides {out.stride()} for shape {tuple(out.shape)}, expected each element to have memory of its "
+            f"own (not an "
             "expanded tensor)"
         )
     if out.requires_grad and out.is_leaf and torch.is_grad_enabled():
         return ValueError(f"{name}: got a leaf that requires grad, expected a tensor to write into, or torch.no_grad()")
     if torch_writes and out.is_inference() and not torch.is_inference_mode_enabled():
-        return ValueError(f"{name}: got an inference tensor, expected one made outside of torch.inference_mode(), or to be called inside")
+        return ValueError(
+            f"{name}: got an inference tensor, expected one made outside of torch.inference_mode(), or to be called inside"
+        )
     return None
 
 

@@ -38,47 +38,61 @@ def causal_conv1d(
     reduce_gradients: bool = False,
     validate: bool = True,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`hipconv.causal_conv1d_fn` of rows whose tokens are split over the ranks of a group (context parallelism), forward and backward.
+    """`hipconv.causal_conv1d_fn` of rows whose tokens are split over the ranks of a group (context parallelism), forward and
+    backward.
 
     Args:
-        x: (batch, dim, tokens of this rank), any strides, float32, float16 or bfloat16, on the CPU float64 too. The shards may differ in
-            length, be empty, or be shorter than the filter.
+        x: (batch, dim, tokens of this rank), any strides, float32, float16 or bfloat16, on the CPU float64 too. The shards may
+            differ in length, be empty, or be shorter than the filter.
         weight, bias: as for `hipconv.causal_conv1d_fn`; the same on every rank.
-        group: a ProcessGroup or a DeviceMesh of one dimension; None for the default group. Its ranks need not be those of the world.
+        group: a ProcessGroup or a DeviceMesh of one dimension; None for the default group. Its ranks need not be those of the
+            world.
         seq_idx: (batch, tokens of this rank), int32: this rank's part of the whole rows' ids, so that documents may span ranks.
-        cu_seqlens: (documents + 1,), integers: where the documents begin in the whole row, and the last one ends; the same on every
-            rank, for a batch of 1. Not with seq_idx. Its values are not read on the host.
+        cu_seqlens: (documents + 1,), integers: where the documents begin in the whole row, and the last one ends; the same on
+            every rank, for a batch of 1. Not with seq_idx. Its values are not read on the host.
         initial_states: (batch, dim, width - 1), dtype of `x`: what stands before the whole rows; the same on every rank.
         return_final_states: return the last width - 1 tokens of the whole rows too, on every rank.
         activation: "silu" or "swish" (the same), or None.
         layout: "contiguous": rank r has the r-th part. "zigzag": x has two parts, as `shard(..., layout="zigzag")` makes them.
         sizes: tokens of every rank, if known. Needed with validate=False.
-        reduce_gradients: sum the gradients of weight and bias over the group, in float32 and the order of ranks. By default each rank's
-            are its own tokens' part, as data parallelism (DDP, FSDP) over this group expects, which adds up what it finds.
+        reduce_gradients: sum the gradients of weight and bias over the group, in float32 and the order of ranks. By default
+            each rank's are its own tokens' part, as data parallelism (DDP, FSDP) over this group expects, which adds up what it
+            finds.
         validate: as for `hipconv.distributed.halo`.
 
     Returns:
         out, with the shape, dtype and memory layout of `x`; or (out, final_states).
 
     Raises:
-        TypeError, ValueError: an argument that does not fit, on every rank the same error (with validate=False on this rank alone).
+        TypeError, ValueError: an argument that does not fit, on every rank the same error (with validate=False on this rank
+            alone).
         RuntimeError: a rank is gone (from torch.distributed; with NCCL its watchdog ends the process).
         hipconv.errors.JitError: the kernels had to be built and could not be.
 
-    The output, the final states, the gradient of x and that of initial_states have the bits that one device computes from the whole
-    rows, but for the gradients of channel-first x on GPUs, whose kernel adds up a sum in an order that depends on a token's place. The
-    whole gradient of initial_states is on the rank that has the rows' first token, and zero on the others. Gradients can be computed
-    once, not differentiated again. Semantics are those of `hipconv.causal_conv1d_fn`.
+    The output, the final states, the gradient of x and that of initial_states have the bits that one device computes from the
+    whole rows, but for the gradients of channel-first x on GPUs, whose kernel adds up a sum in an order that depends on a
+    token's place. The whole gradient of initial_states is on the rank that has the rows' first token, and zero on the others.
+    Gradients can be computed once, not differentiated again. Semantics are those of `hipconv.causal_conv1d_fn`.
 
-    The width - 1 tokens before each part travel, in one exchange, while the rest is computed; in the backward, x and the gradient of the
-    output of as many tokens behind it. Every rank of the group must call, and, where one computes gradients, all must.
+    The width - 1 tokens before each part travel, in one exchange, while the rest is computed; in the backward, x and the
+    gradient of the output of as many tokens behind it. Every rank of the group must call, and, where one computes gradients,
+    all must.
     """
     here = group_of(group)
-    tensors = {"x": x, "weight": weight, "bias": bias, "seq_idx": seq_idx, "cu_seqlens": cu_seqlens, "initial_states": initial_states}
+    tensors = {
+        "x": x,
+        "weight": weight,
+        "bias": bias,
+        "seq_idx": seq_idx,
+        "cu_seqlens": cu_seqlens,
+        "initial_states": initial_states,
+    }
     bias = None if isinstance(bias, Tensor) and bias.numel() == 0 else bias
 
     def look() -> Local:
-        return described(tensors, activation, layout, return_final_states=return_final_states, reduce_gradients=reduce_gradients)
+        return described(
+            tensors, activation, layout, return_final_states=return_final_states, reduce_gradients=reduce_gradients
+        )
 
     all_sizes, _ = agree("hipconv.distributed.causal_conv1d", here, look, near=x, validate=validate, sizes=sizes)
     chunks = contiguous(all_sizes) if layout == "contiguous" else zigzag(sum(all_sizes), here.size)
@@ -105,7 +119,9 @@ class _CausalConv1d(torch.autograd.Function):
         contexts = [Context(*saved[2 * i : 2 * i + 2]) for i in range(ctx.chunks)]
         dfinal_states = dfinal_states if ctx.plan.return_final_states else None
         wants_x, wants_weight, wants_bias, wants_initial = ctx.needs_input_grad[:4]
-        found = rows.backward(x, weight, bias, initial_states, ids, contexts, dout, dfinal_states, ctx.plan, wants_x or wants_initial)
+        found = rows.backward(
+            x, weight, bias, initial_states, ids, contexts, dout, dfinal_states, ctx.plan, wants_x or wants_initial
+        )
         dweight, dbias = found.dweight if wants_weight else None, found.dbias if wants_bias else None
         if ctx.plan.reduces:
             dweight, dbias = summed([dweight, dbias], ctx.plan.group)
@@ -132,7 +148,9 @@ def _checked(tensors: dict[str, Any]) -> dict[str, object]:
     """Return what all ranks must have alike; TypeError or ValueError for what is wrong here."""
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor) and (tensor is not None or name in ("x", "weight")):
-            raise TypeError(f"{name}: got {describe(tensor)}, expected a torch.Tensor" + ("" if name in ("x", "weight") else " or None"))
+            raise TypeError(
+                f"{name}: got {describe(tensor)}, expected a torch.Tensor" + ("" if name in ("x", "weight") else " or None")
+            )
     x, weight, bias, seq_idx, cu_seqlens, initial_states = tensors.values()
     require_dense(**tensors)
     require_floats(x=x, weight=weight, bias=bias, initial_states=initial_states)
@@ -151,9 +169,13 @@ def _checked(tensors: dict[str, Any]) -> dict[str, object]:
         if seq_idx is not None:
             raise ValueError("cu_seqlens: got one beside seq_idx, expected only one of the two")
         if batch != 1:
-            raise ValueError(f"x: got shape {tuple(x.shape)}, expected a batch of 1 with cu_seqlens: (1, dim, tokens of this rank)")
+            raise ValueError(
+                f"x: got shape {tuple(x.shape)}, expected a batch of 1 with cu_seqlens: (1, dim, tokens of this rank)"
+            )
         if cu_seqlens.dim() != 1 or not len(cu_seqlens):
-            raise ValueError(f"cu_seqlens: got shape {tuple(cu_seqlens.shape)}, expected (documents + 1,), of at least one element")
+            raise ValueError(
+                f"cu_seqlens: got shape {tuple(cu_seqlens.shape)}, expected (documents + 1,), of at least one element"
+            )
         require_shape("cu_seqlens", cu_seqlens, tuple(cu_seqlens.shape), "(documents + 1,)", x)
     if initial_states is not None:
         require_shape("initial_states", initial_states, (batch, dim, width - 1), "(batch, dim, width - 1)", x)
@@ -179,7 +201,9 @@ def _checked(tensors: dict[str, Any]) -> dict[str, object]:
 def _require_served(
     device: torch.device, dtype: torch.dtype, weight_dtype: torch.dtype, bias_dtype: torch.dtype | None, width: int
 ) -> None:
-    """Have the kernels look at these dtypes, on a row without tokens: a rank that has none would see nothing wrong, and send."""
+    """Have the kernels look at these dtypes, on a row without tokens: a rank that has none would see nothing wrong,
+    and send.
+    """
     row = torch.empty(1, 1, 0, dtype=dtype, device=device)
     weight = torch.empty(1, width, dtype=weight_dtype, device=device)
     bias = None if bias_dtype is None else torch.empty(1, dtype=bias_dtype, device=device)

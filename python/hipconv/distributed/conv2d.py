@@ -51,32 +51,35 @@ def conv2d(
     """`hipconv.conv2d` of images whose rows or columns are split over the ranks of a group.
 
     Args:
-        x: (batch, in_channels, height, width), of which this rank has a part of the rows (shard_dim -2) or columns (-1); the parts may
-            differ in size and be empty.
-        weight, bias, stride, padding, dilation, groups, activation, out_dtype, padding_mode, algorithm: as for `hipconv.conv2d`, of the
-            whole image; the same on every rank.
+        x: (batch, in_channels, height, width), of which this rank has a part of the rows (shard_dim -2) or columns (-1); the
+            parts may differ in size and be empty.
+        weight, bias, stride, padding, dilation, groups, activation, out_dtype, padding_mode, algorithm: as for
+            `hipconv.conv2d`, of the whole image; the same on every rank.
         group: a ProcessGroup or a DeviceMesh of one dimension; None for the default group.
         shard_dim: the split axis of x and of the result: -2 or 2, rows, or -1 or 3, columns.
         sizes: of every rank's part of x, if known. Needed with validate=False.
         out_sizes: of every rank's part of the result; by default as even as torch.tensor_split makes them.
         residual: this rank's part of it, of the shape of this rank's part of the result.
-        reduce_gradients: sum the gradients of weight and bias over the group, in float32 and the order of ranks. By default each rank's
-            are the part of its own outputs. They are rounded to the dtype of weight and bias before.
+        reduce_gradients: sum the gradients of weight and bias over the group, in float32 and the order of ranks. By default
+            each rank's are the part of its own outputs. They are rounded to the dtype of weight and bias before.
         validate: as for `hipconv.distributed.halo`.
 
     Returns:
-        This rank's part of the result, dense, in the layout of `x`. Differentiable as `hipconv.conv2d` is; with reduce_gradients once.
+        This rank's part of the result, dense, in the layout of `x`. Differentiable as `hipconv.conv2d` is; with
+        reduce_gradients once.
 
     Raises:
-        TypeError, ValueError: an argument that does not fit, on every rank the same error (with validate=False on this rank alone).
-        RuntimeError: a rank is gone (from torch.distributed; with NCCL its watchdog ends the process), or a kernel could not be launched.
+        TypeError, ValueError: an argument that does not fit, on every rank the same error (with validate=False on this rank
+            alone).
+        RuntimeError: a rank is gone (from torch.distributed; with NCCL its watchdog ends the process), or a kernel could not be
+            launched.
         hipconv.errors.JitError: the kernels had to be built and could not be.
 
-    What a rank's outputs need of x, wherever it lies, comes in one exchange, beside which the interior of a large part is convolved
-    (`overlapped.LARGE`). Algorithm, tile and split are those of the call on the whole image, so that each output is the same sum; where
-    they do not serve the part, or were only taken because a whole image is too large for better ones, others are. Autocast casts x,
-    weight, bias and residual to its dtype, before the exchange. On the CPU torch computes, whose sums may depend on the size of what it is
-    given.
+    What a rank's outputs need of x, wherever it lies, comes in one exchange, beside which the interior of a large part is
+    convolved (`overlapped.LARGE`). Algorithm, tile and split are those of the call on the whole image, so that each output is
+    the same sum; where they do not serve the part, or were only taken because a whole image is too large for better ones,
+    others are. Autocast casts x, weight, bias and residual to its dtype, before the exchange. On the CPU torch computes, whose
+    sums may depend on the size of what it is given.
     """
     here = group_of(group)
     arguments = (stride, padding, dilation, groups, padding_mode, activation)
@@ -92,9 +95,12 @@ def conv2d(
         o = geometry.options(geometry.kernel_size(weight.shape), *arguments)
         calls.check_request(x, out_dtype, algorithm)
         more = {
-            "out_dtype": out_dtype, "algorithm": algorithm, router.VARIABLE: os.environ.get(router.VARIABLE),
-            "out_sizes": checked_sizes("out_sizes", out_sizes, here), "reduce_gradients": flag("reduce_gradients", reduce_gradients),
-        }  # fmt: skip
+            "out_dtype": out_dtype,
+            "algorithm": algorithm,
+            router.VARIABLE: os.environ.get(router.VARIABLE),
+            "out_sizes": checked_sizes("out_sizes", out_sizes, here),
+            "reduce_gradients": flag("reduce_gradients", reduce_gradients),
+        }
         return Local({**settings, **o._asdict(), **more}, x.shape[axis], 0 if residual is None else residual.shape[axis])
 
     all_sizes, residual_sizes = agree("hipconv.distributed.conv2d", here, look, near=x, validate=validate, sizes=sizes)
@@ -108,7 +114,17 @@ def conv2d(
     x, weight, bias, residual = (autocast(tensor) for tensor in (x, weight, bias, residual))
     choice = _choice(x, weight, bias, residual, parts, here.rank, out_dtype, algorithm)
     choices = {"padding_mode": o.padding_mode, "activation": o.activation, "out_dtype": out_dtype, "algorithm": algorithm}
-    part = Part(here, axis, parts.wants, parts.sizes[here.rank], parts.interiors[here.rank], choice, parts.out_shape, parts.local, choices)
+    part = Part(
+        here,
+        axis,
+        parts.wants,
+        parts.sizes[here.rank],
+        parts.interiors[here.rank],
+        choice,
+        parts.out_shape,
+        parts.local,
+        choices,
+    )
     if part.outputs and (pieces := overlapped.in_pieces(part, x, weight, bias, residual)):
         return overlapped.conv2d(x, weight, bias, residual, pieces)
     fetched = fetch(x, axis, part.wants, here)
@@ -136,15 +152,24 @@ class _Parts(NamedTuple):
 
 @functools.lru_cache(1024)
 def _parts_of(
-    x: tuple[int, ...], weight: tuple[int, ...], o: Options, axis: int, sizes: tuple[int, ...], out_sizes: tuple[int, ...] | None
+    x: tuple[int, ...],
+    weight: tuple[int, ...],
+    o: Options,
+    axis: int,
+    sizes: tuple[int, ...],
+    out_sizes: tuple[int, ...] | None,
 ) -> _Parts:
-    """Share out shards of `sizes`, of which x is one, and of results of `out_sizes`; ValueError where something does not fit."""
+    """Share out shards of `sizes`, of which x is one, and of results of `out_sizes`;
+    ValueError where something does not fit.
+    """
     shape = (*x[:axis], sum(sizes), *x[axis + 1 :])
     out_shape = geometry.out_shape(shape, weight, o)
     if out_sizes is None:
         out_sizes = even_sizes(out_shape[axis], len(sizes))
     if sum(out_sizes) != out_shape[axis]:
-        raise ValueError(f"out_sizes: got {out_sizes}, expected ones that make {out_shape[axis]}, the size of the result, together")
+        raise ValueError(
+            f"out_sizes: got {out_sizes}, expected ones that make {out_shape[axis]}, the size of the result, together"
+        )
     which = axis - 2
     step, dilation = o.stride[which], o.dilation[which]
     span = dilation * (weight[axis] - 1) + 1
@@ -161,9 +186,18 @@ def _parts_of(
 
 
 def _choice(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, parts: _Parts, rank: int, out_dtype: Any, algorithm: str
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    parts: _Parts,
+    rank: int,
+    out_dtype: Any,
+    algorithm: str,
 ) -> calls.Choice | None:
-    """Return what convolves this rank's part. Where an algorithm is named, the parts of all ranks are looked at, so that all raise."""
+    """Return what convolves this rank's part. Where an algorithm is named, the parts of all ranks are looked at,
+    so that all raise.
+    """
     whole = calls.Whole(dense(x, parts.shape), None if residual is None else dense(residual, parts.out_shape), parts.options)
     found = None
     for each in range(len(parts.sizes)) if calls.is_named(algorithm) else (rank,):
@@ -178,13 +212,15 @@ def _choice(
 def _check_residual(residual: Tensor, axis: int, found: Sequence[int], parts: Sequence[int], out_shape: Sequence[int]) -> None:
     """Every rank knows all of it, so that all raise."""
     if tuple(found) != tuple(parts):
-        raise ValueError(f"residual: got parts of {tuple(found)} along the split axis, expected those of the result, {tuple(parts)}")
+        raise ValueError(
+            f"residual: got parts of {tuple(found)} along the split axis, expected those of the result, {tuple(parts)}"
+        )
     got, expected = ([size if i != axis else "any" for i, size in enumerate(shape)] for shape in (residual.shape, out_shape))
     if got != expected:
         raise ValueError(f"residual: got shape {got}, expected this rank's part of the result, {expected}")
 
 
-# ---- arguments -----------------------------------------------------------------------------------------------------------------------
+# ---- arguments ---------------------------------------------------------------------------------------------------------------
 
 
 def _axis(x: object, shard_dim: object) -> int:
@@ -202,7 +238,9 @@ def _axis(x: object, shard_dim: object) -> int:
 def _check_places(tensors: dict[str, Any]) -> None:
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor) and (tensor is not None or name in ("x", "weight")):
-            raise TypeError(f"{name}: got {describe(tensor)}, expected a torch.Tensor" + ("" if name in ("x", "weight") else " or None"))
+            raise TypeError(
+                f"{name}: got {describe(tensor)}, expected a torch.Tensor" + ("" if name in ("x", "weight") else " or None")
+            )
     geometry.check_places(**tensors)
 
 
@@ -214,7 +252,9 @@ def _settings(tensors: dict[str, Any], axis: int) -> dict[str, Any]:
     if bias is not None and tuple(bias.shape) != tuple(weight.shape[:1]):
         raise ValueError(f"bias: got shape {tuple(bias.shape)}, expected (out_channels,) = ({weight.shape[0]},)")
     if residual is not None and residual.dim() != 4:
-        raise ValueError(f"residual: got shape {tuple(residual.shape)}, expected this rank's part of the result, of 4 dimensions")
+        raise ValueError(
+            f"residual: got shape {tuple(residual.shape)}, expected this rank's part of the result, of 4 dimensions"
+        )
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     shapes = {f"shape of {name}": [*tensor.shape] for name, tensor in given.items()}
     for name in given.keys() & {"x", "residual"}:

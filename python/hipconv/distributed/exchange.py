@@ -1,4 +1,6 @@
-"""Moving parts of tensors between the ranks of a group: one all_to_all_single, which every rank takes part in and which cannot deadlock."""
+"""Moving parts of tensors between the ranks of a group: one all_to_all_single,
+which every rank takes part in and which cannot deadlock.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class Exchange:
     def __init__(
         self, outgoing: Sequence[Sequence[Tensor]], incoming: Sequence[Sequence[Parcel]], group: Group, device: torch.device
     ) -> None:
-        """`outgoing` by the rank it goes to, `incoming` by the rank it comes from. Every rank of the group makes one at the same time."""
+        """`outgoing` by the rank it goes to, `incoming` by the rank it comes from.
+        Every rank of the group makes one at the same time.
+        """
         self.incoming = incoming
         self.work: Any = None
         if group.size == 1:
@@ -54,15 +58,17 @@ class Exchange:
             tensors = []
             for parcel in parcels:
                 stop = at + parcel.elements * parcel.dtype.itemsize
-                tensors.append(self.received[at:stop].clone().view(parcel.dtype).view(parcel.shape))  # a copy of its own is aligned
+                tensors.append(
+                    self.received[at:stop].clone().view(parcel.dtype).view(parcel.shape)
+                )  # a copy of its own is aligned
                 at = stop
             found.append(tensors)
         return found
 
 
 class PartsExchange:
-    """The parts that each rank wants of tensors that are split alike. What a rank wants of its own does not travel, and what it wants many
-    times, as laps of a small axis, travels once.
+    """The parts that each rank wants of tensors that are split alike. What a rank wants of its own does not travel, and what it
+    wants many times, as laps of a small axis, travels once.
     """
 
     def __init__(self, tensors: Sequence[Tensor], dims: Sequence[int], wants: Wants, group: Group) -> None:
@@ -106,8 +112,8 @@ class PartsExchange:
 
 
 class GivingBack:
-    """The parts of a rank's `dout` on their way to where they come from. Where several meet they are added in float32, in the order of
-    ranks.
+    """The parts of a rank's `dout` on their way to where they come from. Where several meet they are added in float32, in the
+    order of ranks.
     """
 
     def __init__(self, dout: Tensor, dim: int, wants: Wants, group: Group, size: int) -> None:
@@ -151,7 +157,7 @@ class GivingBack:
         return _added(pieces, self.like, self.shape, self.dim)
 
 
-# ---- differentiable ------------------------------------------------------------------------------------------------------------------
+# ---- differentiable ----------------------------------------------------------------------------------------------------------
 
 
 class _Fetch(torch.autograd.Function):
@@ -182,8 +188,8 @@ class _GiveBack(torch.autograd.Function):
 
 
 def fetch(x: Tensor, dim: int, wants: Wants, group: Group, begun: PartsExchange | None = None) -> Tensor:
-    """The parts of `wants` that are this rank's, joined along `dim`. Differentiable, as often as anyone likes. Their exchange may have
-    `begun`.
+    """The parts of `wants` that are this rank's, joined along `dim`. Differentiable, as often as anyone likes. Their exchange
+    may have `begun`.
     """
     return _Fetch.apply(x, dim, wants, group, begun)
 

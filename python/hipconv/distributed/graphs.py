@@ -14,8 +14,8 @@ _disabled: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 def outside_of_graphs(function: F) -> F:
-    """`torch.compiler.disable(function)`: a graph ends before the call, and another begins behind it. That decorator would import all of
-    dynamo, which takes a second, where nobody may compile anything.
+    """`torch.compiler.disable(function)`: a graph ends before the call, and another begins behind it. That decorator would
+    import all of dynamo, which takes a second, where nobody may compile anything.
     """
 
     @functools.wraps(function)

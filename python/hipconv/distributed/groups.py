@@ -19,12 +19,16 @@ class Group(NamedTuple):
 
 
 def group_of(group: object) -> Group:
-    """Return what an argument `group` means: None is the default group. TypeError or ValueError where this process has no part in it."""
+    """Return what an argument `group` means: None is the default group.
+    TypeError or ValueError where this process has no part in it.
+    """
     if not (dist.is_available() and dist.is_initialized()):
         raise ValueError("group: got one before torch.distributed.init_process_group, expected that to have been called")
     if group is None:
         group = dist.group.WORLD
-    elif hasattr(group, "get_group") and hasattr(group, "mesh_dim_names"):  # a DeviceMesh, whose module takes a second to import
+    elif hasattr(group, "get_group") and hasattr(
+        group, "mesh_dim_names"
+    ):  # a DeviceMesh, whose module takes a second to import
         if group.ndim != 1:  # type: ignore[attr-defined]
             raise ValueError(
                 f"group: got a DeviceMesh of {group.ndim} dimensions, "  # type: ignore[attr-defined]
@@ -34,7 +38,8 @@ def group_of(group: object) -> Group:
         group = group.get_group()
         if ranks != sorted(ranks):  # as those of a group always are
             raise ValueError(
-                f"group: got a DeviceMesh of the ranks {ranks}, expected them in rising order, in which its process group has them"
+                f"group: got a DeviceMesh of the ranks {ranks}, expected them in rising order, in which its process group has "
+                f"them"
             )
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError("group: got a group that this process is not a member of, expected its own; only members may call")
@@ -44,9 +49,9 @@ def group_of(group: object) -> Group:
 
 
 def device_for_messages(group: Group, near: object = None) -> torch.device:
-    """Return where small messages between processes may lie: on the host, where the group has a backend for it (a host then need not wait
-    for its GPU), else on the GPU of the tensor `near`, which this rank's data will travel from too, else on the one that the group was
-    made for, or the current one.
+    """Return where small messages between processes may lie: on the host, where the group has a backend for it (a host then
+    need not wait for its GPU), else on the GPU of the tensor `near`, which this rank's data will travel from too, else on the
+    one that the group was made for, or the current one.
     """
     devices = {getattr(device, "type", device) for device in getattr(group.process_group, "_device_types", ())}
     if "cpu" in devices or not devices:

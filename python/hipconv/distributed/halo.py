@@ -28,28 +28,32 @@ def halo(
     sizes: Sequence[int] | None = None,
     validate: bool = True,
 ) -> Tensor:
-    """This rank's shard with the `before` positions that precede it and the `after` that follow it, from whichever ranks hold them.
+    """This rank's shard with the `before` positions that precede it and the `after` that follow it, from whichever ranks hold
+    them.
 
     Args:
-        x: this rank's shard, any dtype, any strides. The shards of the group's ranks, in their order, make up the whole axis `dim`; they
-            may differ in size there, be empty, or be shorter than the halo, which then comes from several ranks.
+        x: this rank's shard, any dtype, any strides. The shards of the group's ranks, in their order, make up the whole axis
+            `dim`; they may differ in size there, be empty, or be shorter than the halo, which then comes from several ranks.
         dim: the axis, from -x.dim() on.
         before, after: positions, at least 0.
-        group: a ProcessGroup or a DeviceMesh of one dimension; None for the default group. Its ranks need not be those of the world.
-        edge: what stands before the whole axis and behind its end: "zeros", "first" (the nearest position: the first one before, the
-            last one behind) or "wrap" (the other end).
+        group: a ProcessGroup or a DeviceMesh of one dimension; None for the default group. Its ranks need not be those of the
+            world.
+        edge: what stands before the whole axis and behind its end: "zeros", "first" (the nearest position: the first one
+            before, the last one behind) or "wrap" (the other end).
         sizes: of all shards along `dim`, if known. Needed with validate=False.
-        validate: let the ranks compare their arguments first, at the cost of a small exchange that the host waits for. It must be the
-            same on all ranks. **validate=False is unsafe**: where the ranks then disagree, they hang or compute nonsense.
+        validate: let the ranks compare their arguments first, at the cost of a small exchange that the host waits for. It must
+            be the same on all ranks. **validate=False is unsafe**: where the ranks then disagree, they hang or compute
+            nonsense.
 
     Returns:
-        (..., before + size + after, ...), dense, its axes in memory in the order of x's. Differentiable, any number of times: gradients
-        go back to the rank that they belong to, where several meet they are added in float32 in the order of ranks, and rounded once (and
-        those of one element that a rank has got many times, before they travel).
+        (..., before + size + after, ...), dense, its axes in memory in the order of x's. Differentiable, any number of times:
+        gradients go back to the rank that they belong to, where several meet they are added in float32 in the order of ranks,
+        and rounded once (and those of one element that a rank has got many times, before they travel).
 
     Raises:
-        TypeError, ValueError: an argument that does not fit, on every rank the same error (with validate=False on this rank alone), no
-            element in the whole axis with "first" or "wrap", or x's other axes, dtype or device that differ from other ranks'.
+        TypeError, ValueError: an argument that does not fit, on every rank the same error (with validate=False on this rank
+            alone), no element in the whole axis with "first" or "wrap", or x's other axes, dtype or device that differ from
+            other ranks'.
         RuntimeError: a rank is gone (from torch.distributed; with NCCL its watchdog ends the process).
 
     Every rank of the group must call, and, where one computes gradients, all must: the backward is an exchange, too.
@@ -68,7 +72,9 @@ class PendingHalo:
 
     @outside_of_graphs
     def wait(self) -> Tensor:
-        """The result of `halo`. A GPU's current stream waits for it, the host does not (over gloo it does). Again and again the same."""
+        """The result of `halo`. A GPU's current stream waits for it, the host does not (over gloo it does).
+        Again and again the same.
+        """
         if self._found is None:
             self._found = fetch(*self._rest, begun=self._exchange)
             self._exchange = None
@@ -89,8 +95,8 @@ def begin_halo(
 ) -> PendingHalo:
     """`halo`, but what its `wait()` returns is still under way: compute what needs no halo in between.
 
-    Arguments and errors are those of `halo`; `x` must not be written before `wait()`. Every rank must call it and, where one computes
-    gradients, wait: the backward is an exchange, which is not overlapped.
+    Arguments and errors are those of `halo`; `x` must not be written before `wait()`. Every rank must call it and, where one
+    computes gradients, wait: the backward is an exchange, which is not overlapped.
     """
 
     def check() -> dict[str, object]:
@@ -115,8 +121,8 @@ def shard(x: Tensor, dim: int, group: object, *, sizes: Sequence[int] | None = N
     Args:
         x: the whole tensor. dim: the axis to split. group: as for `halo`.
         sizes: of the ranks' parts; by default as even as torch.tensor_split makes them.
-        layout: "contiguous", or "zigzag": the axis in twice as many parts as there are ranks, of which rank r has r and, behind it,
-            the r-th from the end.
+        layout: "contiguous", or "zigzag": the axis in twice as many parts as there are ranks, of which rank r has r and, behind
+            it, the r-th from the end.
 
     Returns:
         A copy of the part. The gradient of x is put together from all ranks' parts, so that it is whole on each of them,
@@ -138,11 +144,12 @@ def gather(
     """The whole tensor, on every rank, from the ranks' shards: the inverse of `shard`.
 
     Args:
-        x: this rank's shard. dim: the split axis. group, sizes, validate: as for `halo`. layout: as for `shard`; with "zigzag" the sizes
-            must be those that `shard` makes.
+        x: this rank's shard. dim: the split axis. group, sizes, validate: as for `halo`. layout: as for `shard`; with "zigzag"
+            the sizes must be those that `shard` makes.
 
     Returns:
-        The whole tensor, dense, its axes in memory in the order of x's. The gradient of x is this rank's part of the gradient of the
+        The whole tensor, dense, its axes in memory in the order of x's. The gradient of x is this rank's part of the gradient
+        of the
         whole: what follows is taken to be computed on all ranks alike.
 
     Raises:
@@ -161,9 +168,18 @@ def gather(
 
 @outside_of_graphs
 def last(
-    x: Tensor, dim: int, count: int, group: object, *, sizes: Sequence[int] | None = None, layout: str = "contiguous", validate: bool = True
+    x: Tensor,
+    dim: int,
+    count: int,
+    group: object,
+    *,
+    sizes: Sequence[int] | None = None,
+    layout: str = "contiguous",
+    validate: bool = True,
 ) -> tuple[Tensor, int]:
-    """The last `count` positions of the whole axis, on every rank, with zeros before a shorter one; and its size. Differentiable."""
+    """The last `count` positions of the whole axis, on every rank, with zeros before a shorter one; and its size.
+    Differentiable.
+    """
     here, axis, all_sizes = _begin("last", group, x, dim, lambda: {"count": count, "layout": layout}, validate, sizes)
     total = sum(all_sizes)
     chunks = contiguous(all_sizes) if layout == "contiguous" else zigzag(total, here.size)
@@ -171,9 +187,17 @@ def last(
 
 
 def _begin(
-    call: str, group: object, x: Tensor, dim: int, check: Callable[[], dict[str, object]], validate: object = True, sizes: object = None
+    call: str,
+    group: object,
+    x: Tensor,
+    dim: int,
+    check: Callable[[], dict[str, object]],
+    validate: object = True,
+    sizes: object = None,
 ) -> tuple[Group, int, tuple[int, ...]]:
-    """The group, the axis and the sizes of all shards, once the ranks agree about the call; `check` looks at its own arguments."""
+    """The group, the axis and the sizes of all shards, once the ranks agree about the call;
+    `check` looks at its own arguments.
+    """
     here = group_of(group)
 
     def look() -> Local:
@@ -184,14 +208,16 @@ def _begin(
     return here, _axis(x, dim), all_sizes
 
 
-# ---- arguments -----------------------------------------------------------------------------------------------------------------------
+# ---- arguments ---------------------------------------------------------------------------------------------------------------
 
 
 def check_zigzag(layout: str, sizes: tuple[int, ...], chunks: Chunks) -> None:
     """Every rank knows all sizes, so that all raise."""
     expected = sizes_of(chunks, len(sizes))
     if layout == "zigzag" and sizes != expected:
-        raise ValueError(f"x: got shards of {sizes}, expected {expected} with layout 'zigzag', as hipconv.distributed.shard makes them")
+        raise ValueError(
+            f"x: got shards of {sizes}, expected {expected} with layout 'zigzag', as hipconv.distributed.shard makes them"
+        )
 
 
 def check_name(name: str, value: object, known: Sequence[str]) -> None:

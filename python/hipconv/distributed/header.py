@@ -1,7 +1,8 @@
 """The header: what the ranks of a group tell each other before data moves, so that all go on or all raise the same error.
 
-It has a fixed size, so that ranks which disagree about everything else can still read each other's: the number of the call on this group,
-the size of the rank's shard, and the call's settings as text. A rank whose own arguments are wrong sends its error in their place.
+It has a fixed size, so that ranks which disagree about everything else can still read each other's: the number of the call on
+this group, the size of the rank's shard, and the call's settings as text. A rank whose own arguments are wrong sends its error
+in their place.
 """
 
 from __future__ import annotations
@@ -59,14 +60,15 @@ class Local(NamedTuple):
 def agree(
     call: str, group: Group, look: Callable[[], Local], *, near: object = None, validate: object = True, sizes: object = None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The sizes of all shards, and the second sizes (without `validate` this rank's alone). Every rank of the group raises if one does.
+    """The sizes of all shards, and the second sizes (without `validate` this rank's alone). Every rank of the group raises if
+    one does.
 
     Args:
         call: the function's name.
         look: what this rank's arguments come to; raises TypeError or ValueError for those that are wrong by themselves.
         near: a tensor of the call: where a group has no backend for the host, the headers lie on its device.
-        validate: the argument of that name: gather the headers. Without it only this rank's arguments are looked at, and `sizes` is
-            believed.
+        validate: the argument of that name: gather the headers. Without it only this rank's arguments are looked at, and
+            `sizes` is believed.
         sizes: the argument of that name: checked against this rank's size, and with `validate` against all ranks'.
     """
     number = _calls.get(group.process_group, 0)
@@ -99,7 +101,11 @@ def checked_sizes(name: str, sizes: object, group: Group) -> tuple[int, ...] | N
     """An argument that holds the size of every rank's part, as a tuple, or None."""
     if sizes is None:
         return None
-    if not isinstance(sizes, Sequence) or isinstance(sizes, str) or any(isinstance(s, bool) or not isinstance(s, int) for s in sizes):
+    if (
+        not isinstance(sizes, Sequence)
+        or isinstance(sizes, str)
+        or any(isinstance(s, bool) or not isinstance(s, int) for s in sizes)
+    ):
         raise TypeError(f"{name}: got {describe(sizes)}, expected a list of integers, one for each rank of the group, or None")
     if len(sizes) != group.size or min(sizes) < 0:
         raise ValueError(f"{name}: got {tuple(sizes)}, expected one of at least 0 for each of the group's {group.size} ranks")
@@ -109,14 +115,20 @@ def checked_sizes(name: str, sizes: object, group: Group) -> tuple[int, ...] | N
 def _check_own_size(size: int, sizes: tuple[int, ...] | None, group: Group, validate: bool) -> None:
     if sizes is None:
         if not validate:
-            raise ValueError("sizes: got None with validate=False, expected the size of every rank's shard: no rank asks the others then")
+            raise ValueError(
+                "sizes: got None with validate=False, expected the size of every rank's shard: no rank asks the others then"
+            )
         return
     if sizes[group.rank] != size:
-        raise ValueError(f"sizes: got {sizes}, whose entry {group.rank} is this rank's, expected it to be {size}, the size of its shard")
+        raise ValueError(
+            f"sizes: got {sizes}, whose entry {group.rank} is this rank's, expected it to be {size}, the size of its shard"
+        )
 
 
 def _brief(value: object) -> str:
-    """A setting, so short that a header has room for all of them; long ones, as the sizes of many ranks are, by their digest."""
+    """A setting, so short that a header has room for all of them; long ones, as the sizes of many ranks are,
+    by their digest.
+    """
     text = str(value)
     if len(text) <= 80:
         return text
@@ -139,14 +151,18 @@ def disagreement(headers: list[Header]) -> TypeError | ValueError | RuntimeError
             kinds: dict[int, type[TypeError | ValueError]] = {_TYPE_ERROR: TypeError, _VALUE_ERROR: ValueError}
             return kinds.get(header.kind, RuntimeError)(f"rank {rank} of the group refuses its arguments: {header.text}")
     settings = [dict(line.partition("=")[::2] for line in header.text.split("\n")) for header in headers]
-    calls = [{"call": one.get("call", ""), "call number": str(header.number)} for one, header in zip(settings, headers, strict=True)]
+    calls = [
+        {"call": one.get("call", ""), "call number": str(header.number)} for one, header in zip(settings, headers, strict=True)
+    ]
     for values in (calls, settings):
         for name in dict.fromkeys(name for one in values for name in one):
             found = [one.get(name, "nothing") for one in values]
             if len(set(found)) > 1:
                 return _differ(name, found)
     if len({header.digest for header in headers}) > 1:  # past what the header has room for
-        return _differ(f"the arguments after {list(settings[0])[-1]}", [f"digest {header.digest.hex()[:8]}" for header in headers])
+        return _differ(
+            f"the arguments after {list(settings[0])[-1]}", [f"digest {header.digest.hex()[:8]}" for header in headers]
+        )
     return None
 
 

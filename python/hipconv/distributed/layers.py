@@ -46,11 +46,20 @@ def short_convolution(
     def look() -> Local:
         check()
         if cu_seqlens is not None and (cache is not None or output_final_state or mask is not None):
-            raise ValueError("cu_seqlens: got one beside cache, output_final_state or mask on a layer with a group, expected it alone")
+            raise ValueError(
+                "cu_seqlens: got one beside cache, output_final_state or mask on a layer with a group, expected it alone"
+            )
         if may_write and x.shape[1] <= 1 and (wrong := wrong_output("cache", cache)):
             raise wrong
         initial_states = None if cache is None else cache[..., 1:].to(x.dtype)
-        tensors = {"x": x.mT, "weight": weight, "bias": bias, "seq_idx": None, "cu_seqlens": cu_seqlens, "initial_states": initial_states}
+        tensors = {
+            "x": x.mT,
+            "weight": weight,
+            "bias": bias,
+            "seq_idx": None,
+            "cu_seqlens": cu_seqlens,
+            "initial_states": initial_states,
+        }
         local = described(tensors, activation, layout, reduce_gradients=reduce_gradients)
         wants_state = flag("output_final_state", output_final_state)
         return Local({**local.settings, "output_final_state": wants_state, "may write cache": may_write}, local.size)
@@ -58,16 +67,27 @@ def short_convolution(
     all_sizes, _ = agree("hipconv.nn.ShortConvolution", here, look, near=x, validate=validate, sizes=sizes)
     if may_write and here.size > 1 and set(all_sizes) == {1}:
         raise ValueError(
-            f"x: got one token on each of {here.size} ranks beside a cache, without gradients; expected a part of a longer row: if these "
-            "are next tokens of sequences, call step(), which is each rank's own; if they are one row, leave some rank without a token"
+            f"x: got one token on each of {here.size} ranks beside a cache, without gradients; expected a part of a longer "
+            f"row: if these "
+            "are next tokens of sequences, call step(), which is each rank's own; if they are one row, leave some rank "
+            "without a token"
         )
     if mask is not None:
         x = (x * mask.unsqueeze(-1)).to(x.dtype)
     rows, width = x.mT, weight.shape[1]
     y = causal_conv1d(
-        rows, weight, bias, group=group, cu_seqlens=cu_seqlens, initial_states=None if cache is None else cache[..., 1:].to(x.dtype),
-        activation=activation, layout=layout, sizes=all_sizes, reduce_gradients=reduce_gradients, validate=False,
-    )  # fmt: skip
+        rows,
+        weight,
+        bias,
+        group=group,
+        cu_seqlens=cu_seqlens,
+        initial_states=None if cache is None else cache[..., 1:].to(x.dtype),
+        activation=activation,
+        layout=layout,
+        sizes=all_sizes,
+        reduce_gradients=reduce_gradients,
+        validate=False,
+    )
     assert isinstance(y, Tensor)
     y = y.mT if residual is None else y.mT + residual
     writes = may_write and sum(all_sizes) == 1

@@ -1,6 +1,8 @@
-"""The conv2d of a rank's part of an image, of which the rows that no other rank has a share in are convolved while the others travel.
+"""The conv2d of a rank's part of an image, of which the rows that no other rank has a share in are convolved while the others
+travel.
 
-They are read where they lie; only the windows around the borders are copied. (Rows stand for columns too, where those are split.)
+They are read where they lie; only the windows around the borders are copied. (Rows stand for columns too, where those are
+split.)
 """
 
 from __future__ import annotations
@@ -82,11 +84,12 @@ class Part(NamedTuple):
 
 
 def in_pieces(part: Part, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> Part | None:
-    """The call with the interior to take, or None where it does not pay, or would change the order of sums. What travels is the same
-    either way, so that each rank decides for itself.
+    """The call with the interior to take, or None where it does not pay, or would change the order of sums. What travels is the
+    same either way, so that each rank decides for itself.
 
-    How a sum is split may depend on the rows of a call, and an algorithm that is named may refuse a piece of what it serves. A part's own
-    may not serve a piece either: it reads whole vectors and patches of pixels, so that borders of two rows are tried where one is too few.
+    How a sum is split may depend on the rows of a call, and an algorithm that is named may refuse a piece of what it serves. A
+    part's own may not serve a piece either: it reads whole vectors and patches of pixels, so that borders of two rows are tried
+    where one is too few.
     """
     if x.numel() * x.element_size() < LARGE:
         return None
@@ -115,7 +118,9 @@ def _keeps(part: Part, x: Tensor, weight: Tensor, bias: Tensor | None, residual:
 
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, part: Part) -> Tensor:
     """This rank's outputs."""
-    plain = [None if tensor is None else tensor.resolve_neg() for tensor in (x, weight, bias, residual)]  # as the dispatcher would, below
+    plain = [
+        None if tensor is None else tensor.resolve_neg() for tensor in (x, weight, bias, residual)
+    ]  # as the dispatcher would, below
     return _Conv2d.apply(*plain, part)
 
 
@@ -155,7 +160,9 @@ class _Conv2d(torch.autograd.Function):
         wants_x, wants_weight, wants_bias, wants_residual = wanted
         fetched, o = joined(pieces, x, part.axis), part.local
         choices = {"algorithm": part.choices["algorithm"], "workspace_limit": router.WORKSPACE_LIMIT}
-        dsum = gradient_of_sums(SimpleNamespace(saved_tensors=(fetched, weight, bias, residual, out), options=o, choices=choices), dout)
+        dsum = gradient_of_sums(
+            SimpleNamespace(saved_tensors=(fetched, weight, bias, residual, out), options=o, choices=choices), dout
+        )
         back = dweight = None
         if wants_x:
             dfetched, _ = convolution_backward(dsum, fetched, weight, *o[:4], o.padding_mode, True, False)

@@ -1,4 +1,6 @@
-"""Which positions of a split axis lie where, and who needs which of them. Pure functions of sizes; nothing here looks at a tensor."""
+"""Which positions of a split axis lie where, and who needs which of them. Pure functions of sizes;
+nothing here looks at a tensor.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def contiguous(sizes: tuple[int, ...]) -> Chunks:
 
 @functools.lru_cache(1024)
 def zigzag(total: int, ranks: int) -> Chunks:
-    """Two chunks a rank, r and 2 ranks - 1 - r of as many as tensor_split makes: causal attention then has as much work on each."""
+    """Two chunks a rank, r and 2 ranks - 1 - r of as many as tensor_split makes:
+    causal attention then has as much work on each.
+    """
     sizes = even_sizes(total, 2 * ranks)
     starts = list(itertools.accumulate(sizes, initial=0))
     chunks = []
@@ -83,8 +87,8 @@ def inside(chunks: Chunks, start: int, stop: int) -> Parts:
 def around(chunks: Chunks, start: int, stop: int, edge: str) -> Parts:
     """The same, of positions that may lie before the axis and behind its end.
 
-    What is there: zeros; with "first" the nearest position that exists; with "wrap" the other end, as often round as it takes; with
-    "reflect" the axis mirrored at its first and last position.
+    What is there: zeros; with "first" the nearest position that exists; with "wrap" the other end, as often round as it takes;
+    with "reflect" the axis mirrored at its first and last position.
     """
     total = chunks[-1].stop
     if start >= stop:
@@ -108,7 +112,9 @@ def around(chunks: Chunks, start: int, stop: int, edge: str) -> Parts:
         ends = [(Part(NOBODY, 0, count),) if count > 0 else () for count in (before, behind)]
     else:
         outer = inside(chunks, 0, 1), inside(chunks, total - 1, total)
-        ends = [(end[0]._replace(repeat=count),) if count > 0 else () for end, count in zip(outer, (before, behind), strict=True)]
+        ends = [
+            (end[0]._replace(repeat=count),) if count > 0 else () for end, count in zip(outer, (before, behind), strict=True)
+        ]
     return ends[0] + found + ends[1]
 
 

@@ -1,10 +1,11 @@
-"""The arithmetic of context parallelism: which pieces of a row a rank convolves, so that each output and each gradient of x is the one sum
-that a single device makes.
+"""The arithmetic of context parallelism: which pieces of a row a rank convolves, so that each output and each gradient of x is
+the one sum that a single device makes.
 
-A chunk is a run of tokens that lie on one rank. Its first width - 1 outputs need the tokens before it, its last width - 1 gradients the
-outputs' gradients behind it; both are computed from a short row that has those neighbours in it, all others from the chunk alone. The
-neighbours' own results in such a row are dropped, so nothing is ever added up twice. For the backward x and dout of the tokens behind
-travel, from which the gradient before the activation is made again, in float32, as their own rank makes it.
+A chunk is a run of tokens that lie on one rank. Its first width - 1 outputs need the tokens before it, its last width - 1
+gradients the outputs' gradients behind it; both are computed from a short row that has those neighbours in it, all others from
+the chunk alone. The neighbours' own results in such a row are dropped, so nothing is ever added up twice. For the backward x
+and dout of the tokens behind travel, from which the gradient before the activation is made again, in float32, as their own rank
+makes it.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Context(NamedTuple):
     ids: Tensor | None
 
 
-# ---- forward -----------------------------------------------------------------------------------------------------------------------
+# ---- forward -----------------------------------------------------------------------------------------------------------------
 
 
 def forward(
@@ -89,7 +90,9 @@ def forward(
     exchange = PartsExchange(*_split_alike(x, ids), wants, plan.group)
     out = torch.empty_like(x)
 
-    def run(to: Tensor | None, row: Tensor, row_ids: Tensor | None, state: Tensor | None, final_states: Tensor | None = None) -> Tensor:
+    def run(
+        to: Tensor | None, row: Tensor, row_ids: Tensor | None, state: Tensor | None, final_states: Tensor | None = None
+    ) -> Tensor:
         to = torch.empty_like(row) if to is None else to
         torch.ops.hipconv.causal_conv1d_states_fwd.default(to, final_states, row, weight, bias, row_ids, state, plan.use_silu)
         return to
@@ -121,7 +124,7 @@ def forward(
     return out, final_states, contexts
 
 
-# ---- backward ----------------------------------------------------------------------------------------------------------------------
+# ---- backward ----------------------------------------------------------------------------------------------------------------
 
 
 class Gradients(NamedTuple):
@@ -143,12 +146,19 @@ def backward(
     plan: Plan,
     wants_rows: bool,
 ) -> Gradients:
-    """The gradients of this rank's tokens (and of the initial states, if `wants_rows`), and its part of those of the parameters."""
+    """The gradients of this rank's tokens (and of the initial states, if `wants_rows`),
+    and its part of those of the parameters.
+    """
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    weight_wide, bias_wide = weight.to(wide), None if bias is None else bias.to(wide)  # so that parts of their gradients are not rounded
+    weight_wide, bias_wide = (
+        weight.to(wide),
+        None if bias is None else bias.to(wide),
+    )  # so that parts of their gradients are not rounded
     behind = final = dx = None
     if wants_rows:  # else what stands behind a chunk has no part in anything
-        behind = PartsExchange(*_split_alike(x, ids, dout), plan.wants(lambda chunk: (chunk.stop, chunk.stop + plan.past)), plan.group)
+        behind = PartsExchange(
+            *_split_alike(x, ids, dout), plan.wants(lambda chunk: (chunk.stop, chunk.stop + plan.past)), plan.group
+        )
         final = _send_dfinal_states(dfinal_states, plan)
         dx = torch.empty_like(x)
     dweight, dbias = torch.zeros_like(weight_wide), None if bias_wide is None else torch.zeros_like(bias_wide)
@@ -193,7 +203,8 @@ def backward(
             continue
         first = max(0, chunk.size - plan.past)  # of the chunk's tokens whose gradient is made again
         begin = (first - plan.past) // STEP * STEP if first >= plan.past else 0
-        before = context if first < plan.past else Context(context.x[..., :0], None if ids is None else context.ids[..., :0])  # type: ignore[index]
+        no_ids = None if context.ids is None else context.ids[..., :0]
+        before = context if first < plan.past else Context(context.x[..., :0], no_ids)
         row = joined([before.x, _cut(x, chunk, begin, chunk.size - begin), follows.x], x, 2)
         unseen = row.new_zeros(()).expand(*row.shape[:2], before.x.shape[2] + first - begin)
         row_dout = joined([unseen, _cut(dout, chunk, first, chunk.size - first), follows_dout], dout, 2)
@@ -237,7 +248,7 @@ def _sum_of(exchange: Exchange | None, mine: Tensor | None, plan: Plan) -> Tenso
     return total.to(mine.dtype)
 
 
-# ---- pieces of rows ------------------------------------------------------------------------------------------------------------------
+# ---- pieces of rows ----------------------------------------------------------------------------------------------------------
 
 
 class _Pieces:

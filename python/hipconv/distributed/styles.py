@@ -1,4 +1,6 @@
-"""A torch.distributed.tensor style for models of images: ``parallelize_module(decoder, mesh, {"*conv*": SpatialParallel()})``."""
+"""A torch.distributed.tensor style for models of images: ``parallelize_module(decoder, mesh, {"*conv*":
+SpatialParallel()})``.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,14 @@ class SpatialParallel(ParallelStyle):
 
     Args:
         shard_dim: the split axis of x and of the result: -2, rows, or -1, columns.
-        reduce_gradients: sum the gradients of the layer's parameters over the mesh, so that they are whole and the same on all ranks. Where
-            data parallelism over the mesh does that, False.
+        reduce_gradients: sum the gradients of the layer's parameters over the mesh, so that they are whole and the same on all
+            ranks. Where data parallelism over the mesh does that, False.
         sizes: rows, or columns, of every rank's part of the layers' inputs, if they are known and plain tensors: DTensors tell.
         validate: as for `hipconv.distributed.halo`; with False plain tensors need `sizes`.
 
-    The layer's parameters stay plain tensors, the same on all ranks. Its input is a DTensor, which is redistributed to Shard(shard_dim)
-    where it is not, and its output one too, of that placement, split as DTensor splits (torch.chunk). Or its input is a plain tensor, this
-    rank's part, and so is its output, split as evenly as torch.tensor_split does.
+    The layer's parameters stay plain tensors, the same on all ranks. Its input is a DTensor, which is redistributed to
+    Shard(shard_dim) where it is not, and its output one too, of that placement, split as DTensor splits (torch.chunk). Or its
+    input is a plain tensor, this rank's part, and so is its output, split as evenly as torch.tensor_split does.
 
     Raises, when it is applied: TypeError for a module that is no nn.Conv2d, ValueError for a mesh of several dimensions.
     """
@@ -50,7 +52,9 @@ class SpatialParallel(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         if not isinstance(module, nn.Conv2d):
-            raise TypeError(f"module: got {describe(module)}, expected an nn.Conv2d; name the layers in the plan, such as 'conv_in'")
+            raise TypeError(
+                f"module: got {describe(module)}, expected an nn.Conv2d; name the layers in the plan, such as 'conv_in'"
+            )
         group_of(device_mesh)
         forward: Any = _Forward(self, module, device_mesh)
         module.forward = forward  # type: ignore[method-assign]
@@ -65,19 +69,36 @@ class SpatialParallel(ParallelStyle):
         sizes = _chunk_sizes(x.shape[self.axis], mesh.size())
         shape = _out_shape(layer, x.shape)
         local = self._convolve(layer, mesh, x.to_local(), sizes, _chunk_sizes(shape[self.axis], mesh.size()))
-        dense = torch.channels_last if x.stride(1) < x.stride(3) else torch.contiguous_format  # of the whole: the same on all ranks
+        dense = (
+            torch.channels_last if x.stride(1) < x.stride(3) else torch.contiguous_format
+        )  # of the whole: the same on all ranks
         stride = torch.empty(shape, device="meta", memory_format=dense).stride()
-        return DTensor.from_local(local.contiguous(memory_format=dense), mesh, [placement], run_check=False, shape=shape, stride=stride)
+        return DTensor.from_local(
+            local.contiguous(memory_format=dense), mesh, [placement], run_check=False, shape=shape, stride=stride
+        )
 
     def _convolve(self, layer: nn.Conv2d, mesh: DeviceMesh, x: Tensor, sizes: Any, out_sizes: Any) -> Tensor:
         return conv2d(
-            x, layer.weight, layer.bias, layer.stride, _padding(layer), layer.dilation, layer.groups, group=mesh, shard_dim=self.axis,
-            sizes=sizes, out_sizes=out_sizes, padding_mode=layer.padding_mode, **self.options,
-        )  # fmt: skip
+            x,
+            layer.weight,
+            layer.bias,
+            layer.stride,
+            _padding(layer),
+            layer.dilation,
+            layer.groups,
+            group=mesh,
+            shard_dim=self.axis,
+            sizes=sizes,
+            out_sizes=out_sizes,
+            padding_mode=layer.padding_mode,
+            **self.options,
+        )
 
 
 class _Forward:
-    """The `forward` that a layer gets. A copy of the layer has the same mesh, whose process group cannot be copied or pickled."""
+    """The `forward` that a layer gets. A copy of the layer has the same mesh,
+    whose process group cannot be copied or pickled.
+    """
 
     def __init__(self, style: SpatialParallel, layer: nn.Conv2d, mesh: DeviceMesh) -> None:
         self.style, self.layer, self.mesh = style, layer, mesh
@@ -91,7 +112,8 @@ class _Forward:
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            f"module: got a layer that is split over {self.mesh}, expected one that is not where it is pickled, as torch.save does too: "
+            f"module: got a layer that is split over {self.mesh}, expected one that is not where it is pickled, as torch.save "
+            f"does too: "
             "save its state_dict(), and apply parallelize_module again where it is loaded"
         )
 

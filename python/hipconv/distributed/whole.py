@@ -12,7 +12,9 @@ from .routes import Chunks, Part, Wants, sizes_of
 
 
 def gathered(x: Tensor, dim: int, chunks: Chunks, group: Group) -> Tensor:
-    """The whole tensor on every rank, from what they have of it. It is packed once, where the parts are about as large as each other."""
+    """The whole tensor on every rank, from what they have of it. It is packed once,
+    where the parts are about as large as each other.
+    """
     sizes = sizes_of(chunks, group.size)
     if group.size == 1 or group.size * max(sizes) > 2 * sum(sizes):
         return fetch(x, dim, everything(chunks, group.size), group)

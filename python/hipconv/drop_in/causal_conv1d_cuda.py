@@ -1,5 +1,5 @@
-"""The original's extension module, which older layers import by itself: both its present functions, which write into tensors they are
-given, and those until version 1.4, which returned new ones. The number of arguments tells them apart.
+"""The original's extension module, which older layers import by itself: both its present functions, which write into tensors
+they are given, and those until version 1.4, which returned new ones. The number of arguments tells them apart.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ def causal_conv1d_fwd(*arguments: Any) -> Tensor | None:
 
 
 def causal_conv1d_bwd(*arguments: Any) -> tuple[Tensor | None, ...] | None:
-    """``(x, weight, bias, dout, seq_idx, initial_states, dfinal_states, dx, dweight, dbias, dinitial_states, silu_activation)``, dweight
-    and dbias added to, or ``(…, dx, return_dinitial_states, silu_activation) -> (dx, dweight, dbias, dinitial_states)``, the
-    parameters' in the dtype of the parameters."""
+    """``(x, weight, bias, dout, seq_idx, initial_states, dfinal_states, dx, dweight, dbias, dinitial_states,
+    silu_activation)``, dweight and dbias added to, or ``(…, dx, return_dinitial_states, silu_activation) -> (dx, dweight,
+    dbias, dinitial_states)``, the parameters' in the dtype of the parameters."""
     return _of_so_many("causal_conv1d_bwd", arguments, {10: cpp_functions.causal_conv1d_bwd_function, 12: _bwd_into})
 
 
 def causal_conv1d_update(*arguments: Any) -> Tensor | None:
-    """``(x, conv_state, weight, bias, out, silu_activation, cache_seqlens, conv_state_indices)``, or the same without `out`, which is
-    returned then."""
+    """``(x, conv_state, weight, bias, out, silu_activation, cache_seqlens, conv_state_indices)``, or the same without `out`,
+    which is returned then."""
     return _of_so_many("causal_conv1d_update", arguments, {7: cpp_functions.causal_conv1d_update_function, 8: _update_into})
 
 
@@ -55,7 +55,9 @@ def _fwd_into(
 ) -> None:  # fmt: skip
     try:
         use_silu = flag("silu_activation", silu_activation)
-        torch.ops.hipconv.causal_conv1d_states_fwd.default(out, final_states_out, x, weight, bias, seq_idx, initial_states, use_silu)
+        torch.ops.hipconv.causal_conv1d_states_fwd.default(
+            out, final_states_out, x, weight, bias, seq_idx, initial_states, use_silu
+        )
     except Exception as error:
         raise as_the_peers(wrong_kind(_fwd_into, locals()) or error) from None
 

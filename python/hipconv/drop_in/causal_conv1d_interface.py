@@ -52,7 +52,9 @@ def causal_conv1d_ref(
     activation: str | None = None,
     seq_idx: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`causal_conv1d_fn` in plain torch, in float64, rounded to the dtype of `x`. (The order of arguments is the original's.)"""
+    """`causal_conv1d_fn` in plain torch, in float64, rounded to the dtype of `x`.
+    (The order of arguments is the original's.)
+    """
     use_silu = parse_activation(activation, SILU, False, UnknownActivation)
     try:
         require_kinds(causal_conv1d_ref, locals())
@@ -67,7 +69,9 @@ def causal_conv1d_ref(
     return out.to(x.dtype), final_states if final_states_out is None else final_states_out.copy_(final_states)
 
 
-def _check_inputs(x: Tensor, weight: Tensor, bias: Tensor | None, seq_idx: Tensor | None, initial_states: Tensor | None) -> None:
+def _check_inputs(
+    x: Tensor, weight: Tensor, bias: Tensor | None, seq_idx: Tensor | None, initial_states: Tensor | None
+) -> None:
     """Check what kernels check of their inputs, for what torch computes."""
     if wrong := wrong_rows(x, weight):
         raise wrong

@@ -1,4 +1,5 @@
-"""``causal_conv1d.cpp_functions``: forward, backward and update as plain functions, for layers that write their own autograd functions.
+"""``causal_conv1d.cpp_functions``: forward, backward and update as plain functions, for layers that write their own autograd
+functions.
 
 None records a gradient. Errors are those of `causal_conv1d_interface.causal_conv1d_fn`.
 """
@@ -26,7 +27,9 @@ def causal_conv1d_fwd_function(
         if type(silu_activation) is not bool:
             silu_activation = flag("silu_activation", silu_activation)
         out = torch.empty_like(x)
-        torch.ops.hipconv.causal_conv1d_states_fwd.default(out, final_states_out, x, weight, bias, seq_idx, initial_states, silu_activation)
+        torch.ops.hipconv.causal_conv1d_states_fwd.default(
+            out, final_states_out, x, weight, bias, seq_idx, initial_states, silu_activation
+        )
     except Exception as error:
         raise as_the_peers(wrong_kind(causal_conv1d_fwd_function, locals()) or error) from None
     return out
@@ -47,12 +50,14 @@ def causal_conv1d_bwd_function(
     """The gradients of `causal_conv1d_fn`.
 
     Args:
-        dout: (batch, dim, seqlen), the gradient of the output; dfinal_states: (batch, dim, width - 1), that of the final states, or None.
+        dout: (batch, dim, seqlen), the gradient of the output; dfinal_states: (batch, dim, width - 1), that of the final
+            states, or None.
         dx: a tensor like `x`, of any strides, to write its gradient into, or None for a new one.
         return_dinitial_states: whether to compute that one too.
 
     Returns:
-        dx, dweight (dim, width) in the dtype of `weight`, dbias (dim,) or None, and dinitial_states (batch, dim, width - 1) or None.
+        dx, dweight (dim, width) in the dtype of `weight`, dbias (dim,) or None, and dinitial_states (batch, dim, width - 1) or
+        None.
     """
     try:
         if type(return_dinitial_states) is not bool or type(silu_activation) is not bool:
@@ -88,4 +93,6 @@ def causal_conv1d_update_function(
             silu_activation = flag("silu_activation", silu_activation)
     except TypeError as error:
         raise as_the_peers(error) from None
-    return causal_conv1d_update(x, conv_state, weight, bias, "silu" if silu_activation else None, cache_seqlens, conv_state_indices)
+    return causal_conv1d_update(
+        x, conv_state, weight, bias, "silu" if silu_activation else None, cache_seqlens, conv_state_indices
+    )

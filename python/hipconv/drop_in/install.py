@@ -42,11 +42,12 @@ class _Finder(importlib.metadata.DistributionFinder):
 def install_as_causal_conv1d() -> list[str]:
     """Register hipconv's functions as the modules ``causal_conv1d`` (with all its submodules) and ``causal_conv1d_cuda``.
 
-    Imports of them that come later find these, also where the original is installed, and `importlib.metadata` knows the distribution.
-    In modules that were imported earlier, names that hold the original's functions, or the None that a failed import left, are bound
-    anew, and a warning says where. What such a module concluded from that (flags like ``is_fast_path_available``) and objects it has
-    built stay as they are, which the warning says too: call this before importing models. Modules that hold other functions under
-    these names (wrappers around a choice made on import, as transformers has them) keep them, and a warning names those modules.
+    Imports of them that come later find these, also where the original is installed, and `importlib.metadata` knows the
+    distribution. In modules that were imported earlier, names that hold the original's functions, or the None that a failed
+    import left, are bound anew, and a warning says where. What such a module concluded from that (flags like
+    ``is_fast_path_available``) and objects it has built stay as they are, which the warning says too: call this before
+    importing models. Modules that hold other functions under these names (wrappers around a choice made on import, as
+    transformers has them) keep them, and a warning names those modules.
 
     Returns:
         The modules where a name was bound anew.
@@ -78,14 +79,17 @@ def install_as_causal_conv1d() -> list[str]:
     kept = sorted({module.__name__ for module in _earlier_modules() if _has_its_own(module, replacements)})
     if bound:
         warnings.warn(
-            f"hipconv took the place of causal-conv1d in modules that had already been imported: {', '.join(bound)}. What they decided "
-            "on import, and the models they have built, may still be without it; call hipconv.install_as_causal_conv1d() before "
+            f"hipconv took the place of causal-conv1d in modules that had already been imported: {', '.join(bound)}. What "
+            f"they decided "
+            "on import, and the models they have built, may still be without it; call hipconv.install_as_causal_conv1d() "
+            "before "
             "importing them.",
             stacklevel=2,
         )
     if kept:
         warnings.warn(
-            f"modules that had already been imported keep functions of their own in the place of causal-conv1d's: {', '.join(kept)}. Call "
+            f"modules that had already been imported keep functions of their own in the place of causal-conv1d's: "
+            f"{', '.join(kept)}. Call "
             "hipconv.install_as_causal_conv1d() before importing them.",
             stacklevel=2,
         )

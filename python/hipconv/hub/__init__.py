@@ -1,1 +1,3 @@
-"""hipconv on Hugging Face's kernel hub: the folder that a repository there is, and the layers that transformers takes from it."""
+"""hipconv on Hugging Face's kernel hub: the folder that a repository there is,
+and the layers that transformers takes from it.
+"""

@@ -1,8 +1,8 @@
 """``python -m hipconv hub-folder``: the package as a repository of Hugging Face's kernel hub, which `kernels` loads.
 
-A variant of the "noarch" kind is Python that runs with any torch of its backend; the kernels are compiled at first use as everywhere.
-Each variant is the whole package under relative names. Its operators are in a namespace of its own, so that several versions, or one
-beside an installed hipconv, can be loaded into one process.
+A variant of the "noarch" kind is Python that runs with any torch of its backend; the kernels are compiled at first use as
+everywhere. Each variant is the whole package under relative names. Its operators are in a namespace of its own, so that several
+versions, or one beside an installed hipconv, can be loaded into one process.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ tags: [kernels]
 
 # hipconv {version}
 
-Causal conv1d of state-space and linear-attention models, and conv2d of image models, compiled at first use on the machine that loads
-it: ROCm, CUDA and CPU, any torch from 2.4 on. A first call needs a C++ compiler, `pip install ninja setuptools`, and on GPUs hipcc or
-nvcc; what is missing is named. `kernel.warmup()` builds ahead.
+Causal conv1d of state-space and linear-attention models, and conv2d of image models, compiled at first use on the machine that
+loads it: ROCm, CUDA and CPU, any torch from 2.4 on. A first call needs a C++ compiler, `pip install ninja setuptools`, and on
+GPUs hipcc or nvcc; what is missing is named. `kernel.warmup()` builds ahead.
 
 ```python
 from kernels import get_local_kernel
@@ -72,12 +72,15 @@ def write(out: str | os.PathLike[str]) -> list[Path]:
         The variants, ``out/build/torch-rocm``, ``torch-cuda`` and ``torch-cpu``.
 
     Raises:
-        FileExistsError: there is something at `out`. FileNotFoundError: there is no folder to make it in. Other OSErrors: of the disk.
+        FileExistsError: there is something at `out`. FileNotFoundError: there is no folder to make it in. Other OSErrors: of
+            the disk.
     """
     place = Path(out).expanduser().absolute()
     if place.is_dir() and not place.is_symlink():
         if next(place.iterdir(), None) is not None:
-            raise FileExistsError(f"OUT: got {place}, which holds files, expected a new or an empty folder; delete it or name another one")
+            raise FileExistsError(
+                f"OUT: got {place}, which holds files, expected a new or an empty folder; delete it or name another one"
+            )
     elif os.path.lexists(place):
         raise FileExistsError(f"OUT: got {place}, which is no folder, expected a new or an empty one")
     if not place.parent.is_dir():
@@ -116,6 +119,11 @@ def _write_variant(place: Path, backend: str, files: dict[str, Path]) -> None:
     (place / "hipconv").mkdir()
     (place / "hipconv" / "__init__.py").write_text(_BY_NAME.format(id=identity))
     metadata = {
-        "id": identity, "name": "hipconv", "version": KERNEL_VERSION, "license": "MIT", "python-depends": [], "backend": {"type": backend},
-    }  # fmt: skip
+        "id": identity,
+        "name": "hipconv",
+        "version": KERNEL_VERSION,
+        "license": "MIT",
+        "python-depends": [],
+        "backend": {"type": backend},
+    }
     (place / "metadata.json").write_text(json.dumps(metadata, indent=2) + "\n")

@@ -37,7 +37,8 @@ os.register_at_fork(after_in_child=_forget_lock)
 
 
 def module(name: str, target: Target, purpose: str = "") -> ModuleType:
-    """The loaded extension module `name` for `target`, built first if it must be; then `purpose` says why, where that is not plain.
+    """The loaded extension module `name` for `target`, built first if it must be; then `purpose` says why, where that is not
+    plain.
 
     Raises a subclass of `hipconv.errors.JitError`.
     """
@@ -57,7 +58,9 @@ def module(name: str, target: Target, purpose: str = "") -> ModuleType:
 
 
 def loaded(name: str, tensor: torch.Tensor) -> ModuleType | None:
-    """The module for tensors where this one is, if an earlier call has loaded it; perhaps one for a device that has no module."""
+    """The module for tensors where this one is, if an earlier call has loaded it;
+    perhaps one for a device that has no module.
+    """
     index = tensor.get_device()
     if index >= 0 and (found := _loaded_for_gpu.get((name, index))):
         return found
@@ -79,7 +82,8 @@ def warmup(modules: Sequence[str] | None = None) -> None:
 
     Raises:
         TypeError: `modules` is no list of strings.
-        hipconv.errors.UnknownModule: one of them names no module; nothing is built then. Other errors of `hipconv.errors`: a build.
+        hipconv.errors.UnknownModule: one of them names no module; nothing is built then. Other errors of `hipconv.errors`: a
+        build.
     """
     require_kinds(warmup, locals())
     entries = [registry.module(name) for name in (registry.modules() if modules is None else modules)]

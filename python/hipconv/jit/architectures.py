@@ -1,5 +1,5 @@
-"""The architectures that are known by name, and what a compute unit of each has. Other GPUs are built for too, and planned for as small
-ones.
+"""The architectures that are known by name, and what a compute unit of each has. Other GPUs are built for too, and planned for
+as small ones.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ from .interruptions import causes, pass_on
 from .progress import say, showing, verbose
 from .variables import switch
 
-# Texts by artefact name: an edit makes another name, so the failure is not remembered against it. An exception would hold on to its
-# traceback, and so to the tensors of the call that met it.
+# Texts by artefact name: an edit makes another name, so the failure is not remembered against it. An exception would hold on to
+# its traceback, and so to the tensors of the call that met it.
 _failed: dict[str, str] = {}
 
 _LEAST_ROOM = 1 << 20  # bytes with which no compiler gets far, whatever it says then: some end with a signal
@@ -58,8 +58,10 @@ def make(build: Build, problems: list[str]) -> tuple[cache.Artefact, ModuleType]
         unusable = "none that the caches hold can be used: " + "; ".join(problems)
         missing = f"no cache holds it (looked for {build.name}-* in {', '.join(map(str, cache.roots()))})"
         raise BuildDisabled(
-            f"HIPCONV_JIT=0 forbids building '{build.module}' {build.use}, and {unusable if problems else missing}. Run `python -m hipconv "
-            f"build {build.module} --arch {build.target.arch}` without HIPCONV_JIT=0 where this torch and a compiler are installed, or "
+            f"HIPCONV_JIT=0 forbids building '{build.module}' {build.use}, and {unusable if problems else missing}. Run "
+            f"`python -m hipconv "
+            f"build {build.module} --arch {build.target.arch}` without HIPCONV_JIT=0 where this torch and a compiler are "
+            f"installed, or "
             "point HIPCONV_CACHE_DIR to where that was done."
         )
     for problem in problems:
@@ -108,8 +110,8 @@ def make(build: Build, problems: list[str]) -> tuple[cache.Artefact, ModuleType]
 def _compile(build: Build, staged: Path) -> ModuleType:
     """Copy the sources below `staged` and let torch's loader compile and import them there.
 
-    The copy keeps hipify, which writes beside what it reads, out of the user's tree. A directory used once also keeps the loader's
-    two memories away: of a lock file whose owner died, and of an earlier failure in this process.
+    The copy keeps hipify, which writes beside what it reads, out of the user's tree. A directory used once also keeps the
+    loader's two memories away: of a lock file whose owner died, and of an earlier failure in this process.
     """
     from torch.utils import cpp_extension
 
@@ -145,7 +147,9 @@ def _copy(source: Path, destination: Path) -> None:
 
 
 def _full_disks(why: str, root: Path) -> str:
-    """Which disks that a build writes to have no room, in words; empty if that was not why it failed, as far as anybody says."""
+    """Which disks that a build writes to have no room, in words; empty if that was not why it failed,
+    as far as anybody says.
+    """
     rooms = {}
     for place in (root, Path(tempfile.gettempdir())):
         with contextlib.suppress(OSError):
@@ -163,7 +167,10 @@ def _full_disks(why: str, root: Path) -> str:
 def _why_it_failed(build: Build, cache_root: Path, staged: Path, error: Exception) -> str:
     text = str(error)
     for cause in causes(error):  # torch asks compilers who they are, and keeps for itself what those said that failed to answer
-        if isinstance(cause, subprocess.CalledProcessError) and (said := (cause.output or b"").decode(errors="replace")) not in text:
+        if (
+            isinstance(cause, subprocess.CalledProcessError)
+            and (said := (cause.output or b"").decode(errors="replace")) not in text
+        ):
             text += f"\n{said}"
     # Sources are compiled by their staged paths, headers found by relative ones; the user's own are wanted for both.
     text = text.replace(f"{staged}{os.sep}", "")
@@ -171,7 +178,8 @@ def _why_it_failed(build: Build, cache_root: Path, staged: Path, error: Exceptio
     for source, place in build.sources.items():
         text = text.replace(str(place), str(source))
     if "failed to map segment" in text:
-        text += f"\n{cache_root} is perhaps on a disk mounted with noexec: set HIPCONV_CACHE_DIR to a directory from which code may be run."
+        text += f"\n{cache_root} is perhaps on a disk mounted with noexec: set HIPCONV_CACHE_DIR to a directory"
+        text += " from which code may be run."
     tools = ", ".join(f"{tool} = {place}" for tool, place in toolchain.compilers(build.target.backend).items())
     return (
         f"building '{build.module}' {build.use} failed ({type(error).__name__}).\n{text}\n"

@@ -40,7 +40,7 @@ class Artefact(NamedTuple):
         return self.directory / self.meta["library"]
 
 
-# ---- roots ---------------------------------------------------------------------------------------------------------------------
+# ---- roots -------------------------------------------------------------------------------------------------------------------
 
 
 def roots() -> Iterator[Path]:
@@ -77,13 +77,15 @@ def _temporary_root() -> Path | None:
         return None
 
 
-# ---- trust ---------------------------------------------------------------------------------------------------------------------
+# ---- trust -------------------------------------------------------------------------------------------------------------------
 
 
 def objection(root: Path, place: Path) -> str | None:
-    """Why what is at `place`, which is `root` or below it, is not to be loaded: others than this user and root could have put it there.
+    """Why what is at `place`, which is `root` or below it, is not to be loaded: others than this user and root could have put
+    it there.
 
-    HIPCONV_TRUST_CACHE=1 vouches for HIPCONV_CACHE_DIR. To be asked again of a directory that was made meanwhile, perhaps by others.
+    HIPCONV_TRUST_CACHE=1 vouches for HIPCONV_CACHE_DIR. To be asked again of a directory that was made meanwhile, perhaps by
+    others.
     """
     if root == _named_root() and switch("TRUST_CACHE", False):
         return None
@@ -94,8 +96,10 @@ def _refuse_if_named(root: Path, reason: str) -> None:
     """An error where the user has asked for `root` by name, and would look there in vain for what is built elsewhere."""
     if root == _named_root():
         raise CacheUntrusted(
-            f"HIPCONV_CACHE_DIR: got {root}, from which no code is loaded because others could have put it there: {reason}. Expected a "
-            "directory that this user or root owns, in directories that they own, and which nobody else may write to (`chmod go-w`, "
+            f"HIPCONV_CACHE_DIR: got {root}, from which no code is loaded because others could have put it there: {reason}. "
+            f"Expected a "
+            "directory that this user or root owns, in directories that they own, and which nobody else may write to (`chmod "
+            "go-w`, "
             "`chown`). Set HIPCONV_TRUST_CACHE=1 to use it nevertheless, if you trust all who can write there."
         )
 
@@ -108,7 +112,8 @@ def _trusted(root: Path) -> bool:
     _refuse_if_named(root, reason)
     if root == _lasting_root():
         warnings.warn(
-            f"hipconv passes over its cache {root}, where others could have put code: {reason}. Mend that with `chmod` or `chown`, or set "
+            f"hipconv passes over its cache {root}, where others could have put code: {reason}. Mend that with `chmod` or "
+            f"`chown`, or set "
             "HIPCONV_CACHE_DIR to a directory of this user's own that lasts.",
             RuntimeWarning,
             stacklevel=2,
@@ -116,11 +121,13 @@ def _trusted(root: Path) -> bool:
     return False
 
 
-# ---- a place to write to -------------------------------------------------------------------------------------------------------
+# ---- a place to write to -----------------------------------------------------------------------------------------------------
 
 
 def why_unusable(root: Path) -> str | None:
-    """None if files can be made under `root` (which is created, for this user alone) and can be trusted there, else the reason."""
+    """None if files can be made under `root` (which is created, for this user alone) and can be trusted there,
+    else the reason.
+    """
     try:
         if reason := objection(root, root):
             return reason
@@ -174,11 +181,12 @@ def writable_root(name: str) -> Path:
     raise CacheUnwritable(f"no writable cache directory: tried {'; '.join(refusals)}. Set HIPCONV_CACHE_DIR to one.")
 
 
-# ---- finding -------------------------------------------------------------------------------------------------------------------
+# ---- finding -----------------------------------------------------------------------------------------------------------------
 
 
 def candidates(name: str, compiler: str | None, problems: list[str]) -> Iterator[Artefact]:
-    """Artefacts called `name` that `compiler` built; by any, newest first, where that is None. Starts no process, and deletes nothing.
+    """Artefacts called `name` that `compiler` built; by any, newest first, where that is None. Starts no process, and deletes
+    nothing.
 
     What is wrong with those that are left out is added to `problems`.
     """
@@ -186,13 +194,16 @@ def candidates(name: str, compiler: str | None, problems: list[str]) -> Iterator
         by_any = compiler is None
         if by_any and os.path.exists(root) and not os.access(root, os.R_OK | os.X_OK):
             problems.append(f"{root} cannot be read")
-        for directory in sorted(_listing(root, f"{name}-*"), key=_time_of, reverse=True) if by_any else [root / f"{name}-{compiler}"]:
+        for directory in (
+            sorted(_listing(root, f"{name}-*"), key=_time_of, reverse=True) if by_any else [root / f"{name}-{compiler}"]
+        ):
             if artefact := read(directory, problems):
                 yield artefact
 
 
 def read(directory: Path, problems: list[str] | None = None) -> Artefact | None:
-    """The artefact in `directory`, if it is to be trusted and whole to the last byte: a damaged library crashes, or computes nonsense.
+    """The artefact in `directory`, if it is to be trusted and whole to the last byte: a damaged library crashes, or computes
+    nonsense.
 
     It is not written to once it is published, only replaced as a whole: what is read here is what an import finds next.
     """
@@ -275,11 +286,15 @@ def listing() -> list[Artefact]:
 
 def _places() -> list[tuple[Path, str]]:
     """Every directory that is named as an artefact, and its module."""
-    named = ((place, _ARTEFACT_NAME.fullmatch(place.name)) for root in filter(_trusted, roots()) for place in sorted(_listing(root, "*")))
+    named = (
+        (place, _ARTEFACT_NAME.fullmatch(place.name))
+        for root in filter(_trusted, roots())
+        for place in sorted(_listing(root, "*"))
+    )
     return [(place, match["module"]) for place, match in named if match and place.is_dir() and not place.is_symlink()]
 
 
-# ---- publishing ----------------------------------------------------------------------------------------------------------------
+# ---- publishing --------------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -352,7 +367,8 @@ def literal(directory: Path) -> Iterator[Path]:
         through = Path(f"/proc/{os.getpid()}/fd/{place}")
         if not through.exists():
             raise CacheUnwritable(
-                f"HIPCONV_CACHE_DIR: got {str(directory.parent)!r}, expected a path of letters, digits, spaces and . _ - + , = @ % ~: "
+                f"HIPCONV_CACHE_DIR: got {str(directory.parent)!r}, expected a path of letters, digits, spaces and . _ - + , "
+                f"= @ % ~: "
                 "compilers take other characters for something else, and there is no /proc here by which to go round them"
             )
         yield through
@@ -361,7 +377,9 @@ def literal(directory: Path) -> Iterator[Path]:
 
 
 def publish(staged: Path, name: str, meta: dict, *, replace: bool = False) -> Artefact:
-    """Make a finished build visible under `name`, with one rename; also where there is one that is whole, if told to `replace` it."""
+    """Make a finished build visible under `name`, with one rename; also where there is one that is whole,
+    if told to `replace` it.
+    """
     library = staged / meta["library"]
     with library.open("rb") as file:
         os.fsync(file.fileno())  # after a power cut, either no artefact or a whole one

@@ -19,7 +19,9 @@ def verbose() -> bool:
 
 
 def say(text: str, *, always: bool = False) -> None:
-    """A line on a terminal, or wherever HIPCONV_VERBOSE asks for it; silence in pipes and logs, but for what they are `always` told."""
+    """A line on a terminal, or wherever HIPCONV_VERBOSE asks for it; silence in pipes and logs,
+    but for what they are `always` told.
+    """
     if sys.stderr and (always or sys.stderr.isatty() or verbose()):
         print(f"hipconv: {text}", file=sys.stderr, flush=True)
 
@@ -28,8 +30,9 @@ def say(text: str, *, always: bool = False) -> None:
 def showing(what: str, staged: Path, files: int, *, announced: bool) -> Iterator[None]:
     """Say what is being built and for how long.
 
-    A terminal shows a line that counts the seconds; pipes and logs get one when the build has taken PATIENCE seconds, as somebody may
-    think that the process hangs, and one each minute from then on. What the user did not ask for is announced there, too.
+    A terminal shows a line that counts the seconds; pipes and logs get one when the build has taken PATIENCE seconds, as
+    somebody may think that the process hangs, and one each minute from then on. What the user did not ask for is announced
+    there, too.
     """
     started = time.monotonic()
     done = threading.Event()

@@ -1,7 +1,7 @@
 """jit_config.json, the registry of modules: data only, checked here, never evaluated.
 
-Each module names globs below csrc/ and compiler flags: `kernels` (HIP, for rocm, cuda and simt), `cpu` (C++, for the cpu backend),
-`pybind` (the binding, for all) and `flags`. Without `cpu` files the module is for GPUs (and simt) alone.
+Each module names globs below csrc/ and compiler flags: `kernels` (HIP, for rocm, cuda and simt), `cpu` (C++, for the cpu
+backend), `pybind` (the binding, for all) and `flags`. Without `cpu` files the module is for GPUs (and simt) alone.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ def serves(module: Module, backend: str) -> bool:
 
 
 def sources(module: Module, backend: str) -> list[Path]:
-    """The files that `backend` compiles for `module`, relative to the source root, in a fixed order; none if it has no kernels for it."""
+    """The files that `backend` compiles for `module`, relative to the source root, in a fixed order;
+    none if it has no kernels for it.
+    """
     if not serves(module, backend):
         return []
     root = source_root()
@@ -91,7 +93,9 @@ def sources(module: Module, backend: str) -> list[Path]:
     for pattern in (*(module.cpu if backend == "cpu" else module.kernels), *module.pybind):
         matches = sorted(match for match in (root / "csrc").glob(pattern) if match.is_file())
         if not matches:
-            raise BadRegistry(f"module '{module.name}': no file matches csrc/{pattern} below {root}; reinstall hipconv if they are gone")
+            raise BadRegistry(
+                f"module '{module.name}': no file matches csrc/{pattern} below {root}; reinstall hipconv if they are gone"
+            )
         found += [match.relative_to(root) for match in matches]
     return found
 
@@ -112,7 +116,9 @@ def included_by(file: Path, directories: Sequence[Path]) -> list[Path]:
 
 
 def headers(module: Module, backend: str) -> list[Path]:
-    """The headers that `backend` reads for `module`, relative to the source root: what its sources include, and what those include."""
+    """The headers that `backend` reads for `module`, relative to the source root: what its sources include,
+    and what those include.
+    """
     root = source_root()
     searched = [root / directory for directory in include_directories(backend)]
     found: dict[Path, None] = {}
@@ -126,8 +132,9 @@ def headers(module: Module, backend: str) -> list[Path]:
 
 
 def staged_names(module: Module, backend: str) -> dict[Path, Path]:
-    """Return where each source is compiled, relative to a copy of the source root: kernels are C++ where no GPU compiler takes them, and as
-    torch's loader names an object by its file's name alone, a name that another object has begins with its directories'.
+    """Return where each source is compiled, relative to a copy of the source root: kernels are C++ where no GPU compiler takes
+    them, and as torch's loader names an object by its file's name alone, a name that another object has begins with its
+    directories'.
     """
     on_gpu = backend in ("rocm", "cuda")
     places: dict[Path, Path] = {}

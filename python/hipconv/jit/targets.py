@@ -28,7 +28,7 @@ class Target(NamedTuple):
         return self.backend in ("rocm", "cuda")
 
 
-# ---- from a device to a target -------------------------------------------------------------------------------------------------
+# ---- from a device to a target -----------------------------------------------------------------------------------------------
 
 
 def of(device: torch.device) -> Target:
@@ -39,7 +39,9 @@ def of(device: torch.device) -> Target:
         return _host(backend, *(os.environ.get(name, "") if simt else "" for name in ("HIPCONV_SIMT_WAVE", "HIPCONV_SIMT_MMA")))
     if device.type == "cuda":
         return _gpu(torch.cuda.current_device() if device.index is None else device.index)
-    raise ValueError(f"x: got a tensor on {device}, expected one on the CPU or on a GPU that this torch calls 'cuda' (CUDA and ROCm)")
+    raise ValueError(
+        f"x: got a tensor on {device}, expected one on the CPU or on a GPU that this torch calls 'cuda' (CUDA and ROCm)"
+    )
 
 
 @functools.cache
@@ -99,7 +101,7 @@ def parse(arch: str) -> Target:
     return target
 
 
-# ---- the host's instruction sets -----------------------------------------------------------------------------------------------
+# ---- the host's instruction sets ---------------------------------------------------------------------------------------------
 
 
 class _Isa(NamedTuple):

@@ -17,7 +17,7 @@ from ..errors import MissingToolchain
 from . import registry
 from .targets import ISA, Target
 
-# ---- compilers -----------------------------------------------------------------------------------------------------------------
+# ---- compilers ---------------------------------------------------------------------------------------------------------------
 
 
 def _device_compiler(backend: str) -> tuple[str, Path | None]:
@@ -106,7 +106,7 @@ def require_toolchain(target: Target, use: str) -> None:
         )
 
 
-# ---- flags ---------------------------------------------------------------------------------------------------------------------
+# ---- flags -------------------------------------------------------------------------------------------------------------------
 
 
 class Flags(NamedTuple):
@@ -145,7 +145,8 @@ def _compute_capability(target: Target) -> int:
 def loader_environment(target: Target, tools: Path) -> dict[str, str]:
     """Variables that torch's loader reads: exactly this architecture, and ninja found although no environment is activated.
 
-    `tools`, made here, holds a link to ninja alone: the directory that ninja is in may hold other compilers than those PATH chose.
+    `tools`, made here, holds a link to ninja alone: the directory that ninja is in may hold other compilers than those PATH
+    chose.
     """
     tools.mkdir()
     (tools / "ninja").symlink_to(str(_ninja()))

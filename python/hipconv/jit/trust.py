@@ -16,8 +16,8 @@ _MOST_LINKS = 40  # as many as Linux follows
 def objection(path: Path) -> str | None:
     """None if only this user and root could have put there what is, or will be, at `path`; else what speaks against it.
 
-    Looks at every directory and link that leads there, as somebody who may rename one of them chooses all below it. Directories that do
-    not exist yet are not looked at, nor those that this user may not look into: nothing can be loaded from there.
+    Looks at every directory and link that leads there, as somebody who may rename one of them chooses all below it. Directories
+    that do not exist yet are not looked at, nor those that this user may not look into: nothing can be loaded from there.
     """
     ahead = list(reversed(path.absolute().parts[1:]))
     place, links = Path("/"), 0
@@ -67,7 +67,9 @@ def _wrong_writers(place: Path, info: os.stat_result, is_last: bool) -> str | No
 
 
 def _is_private(gid: int, owner: int, place: Path) -> bool:
-    """Tell whether the group is that of one user, the owner or this one: his primary group, called as he is, as where the umask is 002."""
+    """Tell whether the group is that of one user, the owner or this one: his primary group, called as he is,
+    as where the umask is 002.
+    """
     try:
         os.getxattr(place, "system.posix_acl_access")
         return False  # the group's bits stand for all whom an access control list names

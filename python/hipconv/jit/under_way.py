@@ -30,7 +30,8 @@ def _start_of(pid: int) -> str:
 
 
 def is_under_way(leftover: Path) -> bool:
-    """Tell whether a build goes on although its lock is free: on some network file systems a lock holds in its own machine alone, or not.
+    """Tell whether a build goes on although its lock is free: on some network file systems a lock holds in its own machine
+    alone, or not.
 
     Of this machine's processes that is known. What another machine's began is left alone for a day.
     """

@@ -50,7 +50,17 @@ class Conv2d(torch.nn.Conv2d):
         parse_activation(activation, ACTIVATIONS)
         require_kinds(Conv2d.__init__, locals())
         super().__init__(
-            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device=device, dtype=dtype
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            groups,
+            bias,
+            padding_mode,
+            device=device,
+            dtype=dtype,
         )
         self.activation = activation
 
@@ -73,8 +83,8 @@ class Conv2d(torch.nn.Conv2d):
         """``activation(conv(input) + residual)``.
 
         Args:
-            input: (batch, in_channels, height, width) or without batch, in any memory layout; the result is in the same. Of another
-                dtype than float32, float16 or bfloat16, it goes through torch's own convolution.
+            input: (batch, in_channels, height, width) or without batch, in any memory layout; the result is in the same. Of
+                another dtype than float32, float16 or bfloat16, it goes through torch's own convolution.
             residual: of the shape of the result, or None.
 
         Raises:

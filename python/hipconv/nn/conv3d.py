@@ -15,13 +15,14 @@ from ..ops.conv3d.forward import conv3d
 class CausalConv3d(torch.nn.Conv3d):
     """`hipconv.conv3d` of video, causal in time: an output frame sees its own input frame and those before it.
 
-    Parameters, initial values and the state dict are those of `torch.nn.Conv3d`. `forward` takes a whole video; `step` takes it chunk by
-    chunk and keeps the last (kernel frames - 1) * dilation input frames, so that the chunks together are the whole. The frames are read
-    where they lie: two buffers take turns, and no concatenation is made. They are no part of the state dict.
+    Parameters, initial values and the state dict are those of `torch.nn.Conv3d`. `forward` takes a whole video; `step` takes it
+    chunk by chunk and keeps the last (kernel frames - 1) * dilation input frames, so that the chunks together are the whole.
+    The frames are read where they lie: two buffers take turns, and no concatenation is made. They are no part of the state
+    dict.
 
     Args:
-        in_channels, out_channels, kernel_size, stride, dilation, groups, bias, device, dtype: as for `torch.nn.Conv3d`. With a stride in
-            time, a chunk has a multiple of it of frames, or the next one begins between two outputs.
+        in_channels, out_channels, kernel_size, stride, dilation, groups, bias, device, dtype: as for `torch.nn.Conv3d`. With a
+            stride in time, a chunk has a multiple of it of frames, or the next one begins between two outputs.
         padding: rows and columns on each side: an int, or a pair (height, width).
         padding_mode: "zeros", "reflect", "replicate" or "circular", of rows and columns.
         time_padding: what stands before the first frame: "zeros", or "first" for the first frame again.
@@ -56,7 +57,17 @@ class CausalConv3d(torch.nn.Conv3d):
         if len(sides) != 2:
             raise ValueError(f"padding: got {describe(padding)}, expected an int or a pair (height, width)")
         super().__init__(
-            in_channels, out_channels, kernel_size, stride, (0, *sides), dilation, groups, bias, padding_mode, device=device, dtype=dtype
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            (0, *sides),
+            dilation,
+            groups,
+            bias,
+            padding_mode,
+            device=device,
+            dtype=dtype,
         )
         self.time_padding, self.activation = time_padding, activation
         self._caches: list[Tensor | None] = [None, None]  # the one that the next step reads, the one that it writes
@@ -69,8 +80,8 @@ class CausalConv3d(torch.nn.Conv3d):
         """``activation(conv(input) + residual)`` of a whole video; what `step` keeps stays as it is.
 
         Args:
-            input: (batch, in_channels, frames, height, width) or without batch, float32, float16 or bfloat16, in any memory layout; the
-                result is in the same.
+            input: (batch, in_channels, frames, height, width) or without batch, float32, float16 or bfloat16, in any memory
+                layout; the result is in the same.
             residual: of the shape of the result, or None.
 
         Raises:
@@ -84,8 +95,8 @@ class CausalConv3d(torch.nn.Conv3d):
         Records no gradient: call it under ``torch.no_grad()``.
 
         Raises:
-            TypeError, ValueError: what `hipconv.conv3d` raises; a chunk of another size, dtype or device than the one before, without a
-                `reset()` between them. The frames that are kept stay as they were then.
+            TypeError, ValueError: what `hipconv.conv3d` raises; a chunk of another size, dtype or device than the one before,
+                without a `reset()` between them. The frames that are kept stay as they were then.
         """
         history = (self.kernel_size[0] - 1) * self.dilation[0]
         if history == 0:
@@ -94,7 +105,8 @@ class CausalConv3d(torch.nn.Conv3d):
         shape = [*input.shape[:-3], history, *input.shape[-2:]]
         if cache is not None and (list(cache.shape), cache.dtype, cache.device) != (shape, input.dtype, input.device):
             raise ValueError(
-                f"input: got shape {tuple(input.shape)}, {input.dtype} on {input.device}, expected a chunk of the video whose frames "
+                f"input: got shape {tuple(input.shape)}, {input.dtype} on {input.device}, expected a chunk of the video whose "
+                f"frames "
                 f"{tuple(cache.shape)}, {cache.dtype} on {cache.device}, are kept. For another video call reset() first."
             )
         if spare is None:
@@ -103,7 +115,9 @@ class CausalConv3d(torch.nn.Conv3d):
         self._caches = [spare, cache]
         return result
 
-    def _conv3d(self, x: Tensor, residual: Tensor | None, cache: Tensor | None = None, cache_out: Tensor | None = None) -> Tensor:
+    def _conv3d(
+        self, x: Tensor, residual: Tensor | None, cache: Tensor | None = None, cache_out: Tensor | None = None
+    ) -> Tensor:
         return conv3d(
             x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups, cache=cache, cache_out=cache_out,
             time_padding=self.time_padding, padding_mode=self.padding_mode, activation=self.activation, residual=residual,

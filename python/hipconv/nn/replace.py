@@ -43,14 +43,17 @@ class Replacement:
         return sum(layer.replaced for layer in self.layers)
 
     def undo(self) -> None:
-        """Put the model's own layers back; a second call does nothing. Layers without a folded batch norm have shared their parameters
-        all the while, and keep what training made of them; the others are as they were."""
+        """Put the model's own layers back; a second call does nothing. Layers without a folded batch norm have shared their
+        parameters all the while, and keep what training made of them; the others are as they were."""
         while self._steps:
             self._steps.pop()()
 
     def __str__(self) -> str:
         rows = [("layer", "", "takes in", "why not more")]
-        rows += [(layer.name, "replaced" if layer.replaced else "left", ", ".join(layer.taken_in), layer.why) for layer in self.layers]
+        rows += [
+            (layer.name, "replaced" if layer.replaced else "left", ", ".join(layer.taken_in), layer.why)
+            for layer in self.layers
+        ]
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         return "\n".join([*lines, f"{self.replaced} of {len(self.layers)} convolutions are replaced"])
@@ -61,19 +64,21 @@ def replace_conv2d(
 ) -> Replacement:
     """Replace each `torch.nn.Conv2d` in `model`, in place, by a `hipconv.nn.Conv2d` that shares its parameters.
 
-    What follows a convolution is found by `torch.fx`, which follows `forward` in the mode that the model is in, or, where that cannot be
-    followed, in each `torch.nn.Sequential`, whose children are taken to be called one after another.
+    What follows a convolution is found by `torch.fx`, which follows `forward` in the mode that the model is in, or, where that
+    cannot be followed, in each `torch.nn.Sequential`, whose children are taken to be called one after another.
 
     Args:
         model: any module but a convolution itself.
-        fold_batchnorm: multiply a following BatchNorm2d that is in eval mode, with running statistics, into the convolution's weight and
-            bias, which are new parameters then. The batch norm leaves the model and its state dict until `undo`.
-        fuse_activations: let the kernel compute an activation layer if nothing but it follows the convolution or its folded batch norm.
-        channels_last: have the weights in channels_last memory, and 4-dimensional arguments of the model converted to it by a forward
-            pre-hook. It is the layout in which the kernels are fastest.
+        fold_batchnorm: multiply a following BatchNorm2d that is in eval mode, with running statistics, into the convolution's
+            weight and bias, which are new parameters then. The batch norm leaves the model and its state dict until `undo`.
+        fuse_activations: let the kernel compute an activation layer if nothing but it follows the convolution or its folded
+            batch norm.
+        channels_last: have the weights in channels_last memory, and 4-dimensional arguments of the model converted to it by a
+            forward pre-hook. It is the layout in which the kernels are fastest.
 
     Returns:
-        What was replaced, and what was left and why: a table when printed, with an `undo()`. Subclasses of `torch.nn.Conv2d`, layers with
+        What was replaced, and what was left and why: a table when printed, with an `undo()`. Subclasses of `torch.nn.Conv2d`,
+            layers with
         hooks, and dtypes other than float32, float16 and bfloat16 are left.
 
     Raises:
@@ -112,7 +117,7 @@ def replace_conv2d(
     return Replacement(layers, steps)
 
 
-# ---- what follows a layer ----------------------------------------------------------------------------------------------------------
+# ---- what follows a layer ----------------------------------------------------------------------------------------------------
 
 Next = dict[torch.nn.Module, torch.nn.Module]
 """For a layer that is called once, and whose result goes to one layer alone, which is called once: that layer."""
@@ -136,7 +141,13 @@ def _next_in_graph(model: torch.nn.Module) -> Next | None:
     result: Next = {}
     for layer, nodes in calls.items():
         users = list(nodes[0].users)
-        if len(nodes) != 1 or len(users) != 1 or users[0].op != "call_module" or users[0].args != (nodes[0],) or users[0].kwargs:
+        if (
+            len(nodes) != 1
+            or len(users) != 1
+            or users[0].op != "call_module"
+            or users[0].args != (nodes[0],)
+            or users[0].kwargs
+        ):
             continue
         after = model.get_submodule(str(users[0].target))
         if len(calls[after]) == 1:
@@ -157,7 +168,7 @@ def _next_in_sequentials(model: torch.nn.Module) -> Next:
     return result
 
 
-# ---- what a convolution takes in ---------------------------------------------------------------------------------------------------
+# ---- what a convolution takes in ---------------------------------------------------------------------------------------------
 
 
 def _take_in(
@@ -247,7 +258,7 @@ def _fold(new: Conv2d, norm: torch.nn.BatchNorm2d) -> None:
     new.weight, new.bias = (torch.nn.Parameter(t.detach().to(weight.dtype), requires_grad=weight.requires_grad) for t in folded)
 
 
-# ---- the model ---------------------------------------------------------------------------------------------------------------------
+# ---- the model ---------------------------------------------------------------------------------------------------------------
 
 
 def _names(model: torch.nn.Module) -> dict[torch.nn.Module, list[str]]:

@@ -40,8 +40,10 @@ class OverAGroup(torch.nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         if self.group is not None:
             raise TypeError(
-                f"group: got {describe(self.group)}, expected None where a layer is pickled, as torch.save does too: other processes "
-                "cannot have this group. Save its state_dict(), or set `layer.group = None` before, and the group where it is loaded"
+                f"group: got {describe(self.group)}, expected None where a layer is pickled, as torch.save does too: other "
+                f"processes "
+                "cannot have this group. Save its state_dict(), or set `layer.group = None` before, and the group where it is "
+                "loaded"
             )
         return self.__dict__.copy()
 

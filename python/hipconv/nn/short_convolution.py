@@ -1,7 +1,7 @@
 """The causal depthwise convolution of linear-attention models as a layer.
 
-It holds its parameters as the layer that it stands in for does (``weight`` (dim, 1, width), ``bias`` (dim,)), so that checkpoints load
-into it.
+It holds its parameters as the layer that it stands in for does (``weight`` (dim, 1, width), ``bias`` (dim,)), so that
+checkpoints load into it.
 """
 
 from __future__ import annotations
@@ -31,20 +31,22 @@ __all__ = ["ShortConvolution"]
 
 
 class ShortConvolution(OverAGroup, torch.nn.Conv1d):
-    """The short convolution of linear-attention models, over (batch, seqlen, dim): arguments and semantics of the layer of this name in
-    flash-linear-attention.
+    """The short convolution of linear-attention models, over (batch, seqlen, dim): arguments and semantics of the layer of this
+    name in flash-linear-attention.
 
     Args:
-        hidden_size: channels. kernel_size: taps, >= 1. bias: whether there is one. activation: "silu", "swish" (the same) or None.
+        hidden_size: channels. kernel_size: taps, >= 1. bias: whether there is one. activation: "silu", "swish" (the same) or
+            None.
         backend: accepted and not needed. device, dtype: of the parameters.
-        group: a process group (or DeviceMesh) over whose ranks the tokens are split, or None. `forward` then takes and returns this
-            rank's tokens, `cu_seqlens` being of the whole row, and the states of the whole row on every rank; packed rows have none.
-            `step` is this rank's own, as without a group: every rank advances the sequences that it is given.
-        layout, reduce_gradients, validate: with a group, as for `hipconv.distributed.causal_conv1d`. Copies of the layer have the same
-            group; it cannot be pickled with one.
+        group: a process group (or DeviceMesh) over whose ranks the tokens are split, or None. `forward` then takes and returns
+            this rank's tokens, `cu_seqlens` being of the whole row, and the states of the whole row on every rank; packed rows
+            have none. `step` is this rank's own, as without a group: every rank advances the sequences that it is given.
+        layout, reduce_gradients, validate: with a group, as for `hipconv.distributed.causal_conv1d`. Copies of the layer have
+            the same group; it cannot be pickled with one.
 
     Raises:
-        TypeError, ValueError: an argument of the wrong kind, sizes below 1, or above 2147483647 in all. No memory is taken then.
+        TypeError, ValueError: an argument of the wrong kind, sizes below 1, or above 2147483647 in all. No memory is taken
+            then.
     """
 
     def __init__(
@@ -65,7 +67,14 @@ class ShortConvolution(OverAGroup, torch.nn.Conv1d):
         require_kinds(ShortConvolution.__init__, locals())
         check_parameters(device, dtype, hidden_size=hidden_size, kernel_size=kernel_size)
         super().__init__(
-            hidden_size, hidden_size, kernel_size, groups=hidden_size, padding=kernel_size - 1, bias=bias, device=device, dtype=dtype
+            hidden_size,
+            hidden_size,
+            kernel_size,
+            groups=hidden_size,
+            padding=kernel_size - 1,
+            bias=bias,
+            device=device,
+            dtype=dtype,
         )
         self.hidden_size = hidden_size
         self.activation = activation
@@ -90,8 +99,8 @@ class ShortConvolution(OverAGroup, torch.nn.Conv1d):
             residual: of the shape of `x`, floating-point, added after the activation.
             mask: (batch, seqlen); `x` counts multiplied by it (and is not written). Not with `cu_seqlens`.
             cache: (sequences, dim, width): the last tokens before x of each sequence, the latest in the last column. Without
-                gradients, a call of one token a sequence (with a group, of one token on one rank) overwrites it with the new state, and
-                returns it as that.
+                gradients, a call of one token a sequence (with a group, of one token on one rank) overwrites it with the new
+                state, and returns it as that.
             output_final_state: return the state after x, of the shape of `cache`.
             cu_seqlens: (sequences + 1,): where the packed sequences begin, and end; nothing of it is read on the host.
             sizes: with a group, the tokens of every rank, if known; needed with validate=False.
@@ -101,9 +110,9 @@ class ShortConvolution(OverAGroup, torch.nn.Conv1d):
             (batch, seqlen, dim), and the state or None.
 
         Raises:
-            TypeError, ValueError: an argument of the wrong kind, shape, dtype or device, `mask` with `cu_seqlens`, or a packed x whose
-                batch is not 1; with a group, a cache and one token on each rank without gradients, which `step` is for. `cache` is not
-                written then.
+            TypeError, ValueError: an argument of the wrong kind, shape, dtype or device, `mask` with `cu_seqlens`, or a packed
+                x whose batch is not 1; with a group, a cache and one token on each rank without gradients, which `step` is for.
+                `cache` is not written then.
         """
         if self.group is not None:
             return self._split(x, residual, mask, cache, output_final_state, cu_seqlens, sizes)
@@ -124,7 +133,10 @@ class ShortConvolution(OverAGroup, torch.nn.Conv1d):
             sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
             if (
                 type(output_final_state) is not bool
-                or (residual is not None and (residual.shape != x.shape or residual.device != x.device or not _is_plain(residual)))
+                or (
+                    residual is not None
+                    and (residual.shape != x.shape or residual.device != x.device or not _is_plain(residual))
+                )
                 or (mask is not None and (mask.shape != (batch, seqlen) or mask.is_complex()))
                 or (
                     cache is not None
@@ -165,12 +177,16 @@ class ShortConvolution(OverAGroup, torch.nn.Conv1d):
         except (TypeError, ValueError) as wrong:
             return wrong
         if isinstance(error, IndexError) and arguments["cu_seqlens"] is not None:  # which torch finds on the CPU
-            return ValueError(f"cu_seqlens: got other values than ones that rise from 0 to {arguments['x'].shape[1]}, the tokens of x")
+            return ValueError(
+                f"cu_seqlens: got other values than ones that rise from 0 to {arguments['x'].shape[1]}, the tokens of x"
+            )
         if isinstance(error, (TypeError, ValueError)) and str(error).startswith("conv_state:"):
             return type(error)(str(error).replace("conv_state", "cache", 1))
         return error
 
-    def _check(self, x: Tensor, residual: Tensor | None, mask: Tensor | None, cache: Tensor | None, cu_seqlens: Tensor | None) -> None:
+    def _check(
+        self, x: Tensor, residual: Tensor | None, mask: Tensor | None, cache: Tensor | None, cu_seqlens: Tensor | None
+    ) -> None:
         """Raise what is wrong with the shapes, dtypes and devices of tensors."""
         dim, width = self.hidden_size, self.kernel_size[0]
         if x.dim() != 3 or x.shape[2] != dim:
@@ -182,17 +198,24 @@ class ShortConvolution(OverAGroup, torch.nn.Conv1d):
             raise TypeError(f"x: got dtype {x.dtype}, expected {', '.join(map(str, DTYPES))}")
         if cu_seqlens is not None:
             if mask is not None:
-                raise ValueError("mask: got one beside cu_seqlens, expected only one of the two; pack without the padded tokens instead")
+                raise ValueError(
+                    "mask: got one beside cu_seqlens, expected only one of the two; pack without the padded tokens instead"
+                )
             if batch != 1:
-                raise ValueError(f"x: got shape {tuple(x.shape)}, expected a batch of 1 with cu_seqlens: (1, total tokens, dim)")
+                raise ValueError(
+                    f"x: got shape {tuple(x.shape)}, expected a batch of 1 with cu_seqlens: (1, total tokens, dim)"
+                )
             if cu_seqlens.dim() != 1 or not len(cu_seqlens):
-                raise ValueError(f"cu_seqlens: got shape {tuple(cu_seqlens.shape)}, expected (sequences + 1,), of at least one element")
+                raise ValueError(
+                    f"cu_seqlens: got shape {tuple(cu_seqlens.shape)}, expected (sequences + 1,), of at least one element"
+                )
             require_integers(cu_seqlens=cu_seqlens)
             require_shape("cu_seqlens", cu_seqlens, tuple(cu_seqlens.shape), "(sequences + 1,)", x)
             sequences = len(cu_seqlens) - 1
             if seqlen + sequences * width > LARGEST:
                 raise ValueError(
-                    f"cu_seqlens: got {sequences} sequences in {seqlen} tokens, expected at most {LARGEST} tokens, {width} more for each"
+                    f"cu_seqlens: got {sequences} sequences in {seqlen} tokens, expected at most {LARGEST} tokens, {width} "
+                    f"more for each"
                 )
         if residual is not None:
             require_floats(residual=residual)
@@ -216,7 +239,9 @@ class ShortConvolution(OverAGroup, torch.nn.Conv1d):
         output_final_state: bool = False,
         cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """`forward` of one token a sequence without gradients: `cache` is overwritten with the new state. A group has no part in it."""
+        """`forward` of one token a sequence without gradients: `cache` is overwritten with the new state.
+        A group has no part in it.
+        """
         with torch.no_grad():
             if self.group is not None:
                 return self._alone(x, residual, None, cache, output_final_state, cu_seqlens)
@@ -228,7 +253,8 @@ class ShortConvolution(OverAGroup, torch.nn.Conv1d):
         return self.hidden_size * self.kernel_size[0]
 
     def extra_repr(self) -> str:
-        return f"{self.hidden_size}, kernel_size={self.kernel_size[0]}, bias={self.bias is not None}, activation={self.activation!r}"
+        options = f"kernel_size={self.kernel_size[0]}, bias={self.bias is not None}, activation={self.activation!r}"
+        return f"{self.hidden_size}, {options}"
 
     def _rows(self, x: Tensor, cache: Tensor | None, output_final_state: bool) -> tuple[Tensor, Tensor | None]:
         weight, width = self.weight[:, 0], self.kernel_size[0]
@@ -268,10 +294,22 @@ class ShortConvolution(OverAGroup, torch.nn.Conv1d):
 
         filters = self.weight[:, 0], self.bias, self.activation
         return short_convolution(
-            x, residual, mask, cache, output_final_state, cu_seqlens, filters, check, group=self.group, sizes=sizes, **self.options
+            x,
+            residual,
+            mask,
+            cache,
+            output_final_state,
+            cu_seqlens,
+            filters,
+            check,
+            group=self.group,
+            sizes=sizes,
+            **self.options,
         )
 
-    def _packed(self, x: Tensor, cache: Tensor | None, output_final_state: bool, starts: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _packed(
+        self, x: Tensor, cache: Tensor | None, output_final_state: bool, starts: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
         """Each sequence with its cache in front, as one packed row."""
         weight, width = self.weight[:, 0], self.kernel_size[0]
         starts = starts if starts.dtype == torch.int32 else starts.long()

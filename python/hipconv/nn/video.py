@@ -1,7 +1,8 @@
-"""The convolutions of a video model, computed by ours: those of diffusers' autoencoders with the frames before a chunk read in place.
+"""The convolutions of a video model, computed by ours: those of diffusers' autoencoders with the frames before a chunk read in
+place.
 
-A layer stays where it is, with its name, parameters, hooks and class, of which it becomes an instance of a subclass: models count their
-causal convolutions by class. Which convolution a layer is, its attributes say; diffusers is not imported.
+A layer stays where it is, with its name, parameters, hooks and class, of which it becomes an instance of a subclass: models
+count their causal convolutions by class. Which convolution a layer is, its attributes say; diffusers is not imported.
 """
 
 from __future__ import annotations
@@ -24,16 +25,18 @@ Layer = torch.nn.Module
 def replace_conv3d(model: torch.nn.Module, *, channels_last: bool = True) -> Replacement:
     """Have `hipconv.conv3d` compute the three-dimensional convolutions of `model`, in place.
 
-    The causal convolutions of diffusers' AutoencoderKLWan, AutoencoderKLQwenImage, AutoencoderKLHunyuanVideo, AutoencoderKLCogVideoX and
-    AutoencoderKLLTXVideo make no padded copy and no concatenation with their cache any more; `torch.nn.Conv3d` elsewhere is replaced too.
+    The causal convolutions of diffusers' AutoencoderKLWan, AutoencoderKLQwenImage, AutoencoderKLHunyuanVideo,
+    AutoencoderKLCogVideoX and AutoencoderKLLTXVideo make no padded copy and no concatenation with their cache any more;
+    `torch.nn.Conv3d` elsewhere is replaced too.
 
     Args:
         model: any module.
-        channels_last: have the weights in channels_last_3d memory, and each layer's input on a GPU, if it is not. It is the layout in
-            which the kernels are fastest and take no workspace.
+        channels_last: have the weights in channels_last_3d memory, and each layer's input on a GPU, if it is not. It is the
+            layout in which the kernels are fastest and take no workspace.
 
     Returns:
-        What was replaced, and what was left and why: a table when printed, with an `undo()`. Other subclasses of `torch.nn.Conv3d`, layers
+        What was replaced, and what was left and why: a table when printed, with an `undo()`. Other subclasses of
+            `torch.nn.Conv3d`, layers
         whose forward was replaced already, and dtypes other than float32, float16 and bfloat16 are left.
 
     Raises:
@@ -68,7 +71,7 @@ def replace_conv3d(model: torch.nn.Module, *, channels_last: bool = True) -> Rep
     return Replacement(layers, steps)
 
 
-# ---- how each layer calls conv3d ---------------------------------------------------------------------------------------------------
+# ---- how each layer calls conv3d ---------------------------------------------------------------------------------------------
 
 Forward = Callable[..., Any]
 
@@ -115,7 +118,11 @@ def _hunyuan(layer: Any, convolution: Any) -> tuple[Forward, str]:
         return _convolve(self.conv, hidden_states, padding=sides, time_padding=time_padding, padding_mode=mode)
 
     odd = (
-        time_padding is None or back or front != convolution.kernel_size[0] - 1 or any(convolution.padding) or convolution.dilation[0] != 1
+        time_padding is None
+        or back
+        or front != convolution.kernel_size[0] - 1
+        or any(convolution.padding)
+        or convolution.dilation[0] != 1
     )
     return forward, f"pads by '{layer.pad_mode}' and a convolution of padding {convolution.padding}" if odd else ""
 
@@ -168,7 +175,7 @@ _CAUSAL: dict[str, Callable[[Any, Any], tuple[Forward, str]]] = {
 }
 
 
-# ---- layers ------------------------------------------------------------------------------------------------------------------------
+# ---- layers ------------------------------------------------------------------------------------------------------------------
 
 
 class _Served:

@@ -1,11 +1,12 @@
 """The operators ``torch.ops.hipconv.*`` share this: the library that they are defined in, and the ways past torch's dispatcher.
 
-Operators are defined through ``torch.library.Library``, whose call costs a fifth of ``torch.library.custom_op``'s, with exact mutation
-marks. One implementation per operator serves every device; the module for the tensor's device is found, and if need be built, at the call.
+Operators are defined through ``torch.library.Library``, whose call costs a fifth of ``torch.library.custom_op``'s, with exact
+mutation marks. One implementation per operator serves every device; the module for the tensor's device is found, and if need be
+built, at the call.
 
-The public functions go past the operators when nothing would notice (`kernels_for`, `nobody_looks_on`): reaching an operator costs more
-than the rest of a call. Whoever does look on finds the operator: torch.compile and export, modes, subclasses, functorch, tracers,
-profilers.
+The public functions go past the operators when nothing would notice (`kernels_for`, `nobody_looks_on`): reaching an operator
+costs more than the rest of a call. Whoever does look on finds the operator: torch.compile and export, modes, subclasses,
+functorch, tracers, profilers.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ def stream(tensor: Tensor) -> int:
 def kernels_for(name: str, x: Tensor, *others: Tensor | None) -> ModuleType | None:
     """The module `name` for x's device, if it is loaded and nothing in Python looks on; else None.
 
-    Its functions that come before or go past the operators ask torch's dispatcher the rest of the question, in C++, and do nothing if it
-    has something to do. (Those of the module causal_conv1d ask for Python too.)
+    Its functions that come before or go past the operators ask torch's dispatcher the rest of the question, in C++, and do
+    nothing if it has something to do. (Those of the module causal_conv1d ask for Python too.)
     """
     if type(x) is not Tensor or is_dynamo_compiling() or (others and has_torch_function_variadic(x, *others)):
         return None
@@ -70,7 +71,8 @@ def refuse_derivatives(**tensors: Tensor | None) -> None:
             continue
         if torch.is_grad_enabled() and tensor.requires_grad:
             raise ValueError(
-                f"{name}: got a tensor that requires grad, expected none while grad mode is on: this form writes into `out` and "
+                f"{name}: got a tensor that requires grad, expected none while grad mode is on: this form writes into `out` "
+                f"and "
                 "records no gradient. Call it under torch.no_grad(), or pass detached tensors."
             )
         if transforms.tangent_of(tensor) is not None:
@@ -87,13 +89,15 @@ def refuse_derivatives_of_torch_func(**tensors: Tensor | None) -> None:
 
 
 def fake_of(operator: str) -> Callable[..., None]:
-    """Fake an operator that writes only into what it is given. torch also comes to it when one of several real tensors is on the meta
-    device.
+    """Fake an operator that writes only into what it is given. torch also comes to it when one of several real tensors is on
+    the meta device.
     """
 
     def fake(*arguments, **options):
         names = (argument.name for argument in getattr(torch.ops.hipconv, operator).default._schema.arguments)
-        tensors = {name: value for name, value in (*zip(names, arguments, strict=False), *options.items()) if isinstance(value, Tensor)}
+        tensors = {
+            name: value for name, value in (*zip(names, arguments, strict=False), *options.items()) if isinstance(value, Tensor)
+        }
         x = tensors.pop("x") if "x" in tensors else tensors.pop("out")
         refuse_mixed_devices(x, **tensors)
 

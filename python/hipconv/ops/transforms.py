@@ -1,7 +1,7 @@
 """The rules of our operators for torch's transforms: derivatives in both directions and of any order, vmap, autocast.
 
-Kernels of our own stand on the dispatch keys, because `torch.library.register_autograd` knows neither forward mode nor torch.func, and
-`register_autocast` came after torch 2.4.
+Kernels of our own stand on the dispatch keys, because `torch.library.register_autograd` knows neither forward mode nor
+torch.func, and `register_autocast` came after torch 2.4.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch.autograd.function import _SingleLevelFunction
 SingleLevelFunction = _SingleLevelFunction
 """A `torch.autograd.Function` for a kernel of the Autograd key: torch.func calls those once for each of its levels."""
 
-# ---- derivatives -------------------------------------------------------------------------------------------------------------------
+# ---- derivatives -------------------------------------------------------------------------------------------------------------
 
 
 def _forward_mode_is_under_way() -> bool:
-    """Tell whether tensors may carry tangents of the innermost level. Where it is torch.func's, a compiled graph opens it without Python's
-    knowledge.
+    """Tell whether tensors may carry tangents of the innermost level. Where it is torch.func's, a compiled graph opens it
+    without Python's knowledge.
     """
     if in_torch_func():
         innermost = torch._C._functorch.peek_interpreter_stack()
@@ -53,8 +53,8 @@ def in_torch_func() -> bool:
 
 
 def on_autograd_key(library: torch.library.Library, name: str, kernel: Callable[..., Any]) -> None:
-    """Make ``kernel(below, ...)`` the operator's kernel for derivatives. `below(...)` calls the operator without it, from within the
-    `forward` of a function too.
+    """Make ``kernel(below, ...)`` the operator's kernel for derivatives. `below(...)` calls the operator without it, from
+    within the `forward` of a function too.
     """
     operator = getattr(torch.ops.hipconv, name).default
 
@@ -64,7 +64,10 @@ def on_autograd_key(library: torch.library.Library, name: str, kernel: Callable[
                 return operator.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)
 
         def below_for_outer_levels(*args: Any, **kwargs: Any) -> Any:
-            with torch.set_grad_enabled(grad_mode), forward_ad._set_fwd_grad_enabled(forward_mode):  # the forward of a function clears both
+            with (
+                torch.set_grad_enabled(grad_mode),
+                forward_ad._set_fwd_grad_enabled(forward_mode),
+            ):  # the forward of a function clears both
                 return below(*args, **kwargs)
 
         if not torch._C._are_functorch_transforms_active():
@@ -88,14 +91,18 @@ def primals(*tensors: Tensor | None) -> Iterator[list[Any]]:
         yield [None if tensor is None else torch._VF._unpack_dual(tensor, level=0)[0] for tensor in tensors]
 
 
-# ---- vmap --------------------------------------------------------------------------------------------------------------------------
+# ---- vmap --------------------------------------------------------------------------------------------------------------------
 
 
 def on_vmap(library: torch.library.Library, name: str, rule: Callable[..., Any]) -> None:
-    """Make ``rule(size, in_dims, ...)`` what `torch.vmap` does with the operator. (torch 2.4 has no rules, and calls it one by one.)"""
+    """Make ``rule(size, in_dims, ...)`` what `torch.vmap` does with the operator. (torch 2.4 has no rules,
+    and calls it one by one.)
+    """
     if hasattr(torch.library, "register_vmap"):
         torch.library.register_vmap(
-            f"hipconv::{name}", lambda info, in_dims, *args, **kwargs: rule(info.batch_size, in_dims, *args, **kwargs), lib=library
+            f"hipconv::{name}",
+            lambda info, in_dims, *args, **kwargs: rule(info.batch_size, in_dims, *args, **kwargs),
+            lib=library,
         )
 
 
@@ -103,7 +110,11 @@ def fold(tensor: Tensor | None, dim: int | None, size: int, into: int) -> Tensor
     """`tensor` with the axis `dim` that vmap added (None: it has none, and is repeated) folded into axis `into` of the rest."""
     if tensor is None:
         return None
-    moved = tensor.unsqueeze(into).expand(*tensor.shape[:into], size, *tensor.shape[into:]) if dim is None else tensor.movedim(dim, into)
+    moved = (
+        tensor.unsqueeze(into).expand(*tensor.shape[:into], size, *tensor.shape[into:])
+        if dim is None
+        else tensor.movedim(dim, into)
+    )
     return moved.flatten(into, into + 1)
 
 
@@ -118,7 +129,7 @@ def one_by_one(
     return [torch.stack(parts) for parts in zip(*each, strict=True)], [0] * len(each[0])
 
 
-# ---- autocast ----------------------------------------------------------------------------------------------------------------------
+# ---- autocast ----------------------------------------------------------------------------------------------------------------
 
 
 def cast_by_autocast(library: torch.library.Library, name: str, names: Sequence[str]) -> None:
@@ -160,7 +171,9 @@ def autocast(tensor: Any) -> Any:
 def without_autocast() -> Any:
     """A context in which no autocast touches what the operators are given."""
     key = torch._C.DispatchKey
-    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key.AutocastCPU) | torch._C.DispatchKeySet(key.AutocastCUDA))
+    return torch._C._ExcludeDispatchKeyGuard(
+        torch._C.DispatchKeySet(key.AutocastCPU) | torch._C.DispatchKeySet(key.AutocastCUDA)
+    )
 
 
 def untouched_by_autocast(library: torch.library.Library, name: str) -> None:
@@ -169,12 +182,12 @@ def untouched_by_autocast(library: torch.library.Library, name: str) -> None:
         library.impl(name, torch.library.fallthrough_kernel, key)
 
 
-# ---- lazy negation -----------------------------------------------------------------------------------------------------------------
+# ---- lazy negation -----------------------------------------------------------------------------------------------------------
 
 
 def write_through_negation(library: torch.library.Library, name: str) -> None:
-    """Serve tensors that are negated when they are read, in the arguments that an operator writes too, where torch's own way fails
-    after the operator has run.
+    """Serve tensors that are negated when they are read, in the arguments that an operator writes too, where torch's own way
+    fails after the operator has run.
     """
     operator = getattr(torch.ops.hipconv, name).default
     written = {argument.name for argument in operator._schema.arguments if argument.alias_info and argument.alias_info.is_write}

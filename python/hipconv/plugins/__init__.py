@@ -1,6 +1,8 @@
-"""hipconv in inference engines: each finds its module here by an entry point, and calls its `register` in every process it starts.
+"""hipconv in inference engines: each finds its module here by an entry point, and calls its `register` in every process it
+starts.
 
-HIPCONV_PLUGINS=0 leaves the engines as they are; =all takes AITER's fused decode too, which is one launch where ours is several.
+HIPCONV_PLUGINS=0 leaves the engines as they are; =all takes AITER's fused decode too, which is one launch where ours is
+several.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Another function in the place of a module's own, wherever that is held by name, and also where the module is imported later.
 
-Nothing is imported for it: most models have no convolution, and importing an engine's kernels early could settle what it wants to settle
-later. A function that cannot be replaced is left alone, with a warning: the engine goes on with its own.
+Nothing is imported for it: most models have no convolution, and importing an engine's kernels early could settle what it wants
+to settle later. A function that cannot be replaced is left alone, with a warning: the engine goes on with its own.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def _replace(module: ModuleType, replacement: Replacement) -> None:
         return
     ours = _bound(original, replacement.call)
     holders = [
-        other.__name__ for other in list(sys.modules.values()) if isinstance(other, ModuleType) and _rebind_in(other, original, ours)
+        other.__name__
+        for other in list(sys.modules.values())
+        if isinstance(other, ModuleType) and _rebind_in(other, original, ours)
     ]
     _LOG.info("%s.%s is hipconv's, in %s", replacement.module, replacement.name, ", ".join(sorted(holders)))
 
@@ -96,7 +98,9 @@ def _rebind_in(module: ModuleType, original: Any, ours: Any) -> bool:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds nothing itself: the specs of wanted modules, which others find, get a loader that replaces functions after the import."""
+    """Finds nothing itself: the specs of wanted modules, which others find,
+    get a loader that replaces functions after the import.
+    """
 
     def __init__(self) -> None:
         self.wanted: dict[str, dict[str, Replacement]] = {}

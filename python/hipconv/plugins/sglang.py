@@ -1,8 +1,8 @@
 """SGLang's causal conv1d, prefill and decode, served by hipconv: the entry point ``sglang.srt.plugins``.
 
-Signatures and semantics are those of SGLang 0.5.23: its Triton functions, and the facade that on NVIDIA chooses between these and a
-compiled extension. What is not a pool of states with packed sequences goes to SGLang's own functions: dense batches, circular states,
-and prefills under a captured graph, whose schedule it has on the device already.
+Signatures and semantics are those of SGLang 0.5.23: its Triton functions, and the facade that on NVIDIA chooses between these
+and a compiled extension. What is not a pool of states with packed sequences goes to SGLang's own functions: dense batches,
+circular states, and prefills under a captured graph, whose schedule it has on the device already.
 """
 
 from __future__ import annotations
@@ -14,19 +14,28 @@ from .. import serving
 from . import wanted
 from .rebind import Replacement, rebind
 
-_TRITON = ("sglang.kernels.ops.mamba.causal_conv1d_triton", "sglang.srt.layers.attention.mamba.causal_conv1d_triton")  # newer, older
+_TRITON = (
+    "sglang.kernels.ops.mamba.causal_conv1d_triton",
+    "sglang.srt.layers.attention.mamba.causal_conv1d_triton",
+)  # newer, older
 _FACADE = "sglang.srt.layers.attention.mamba.causal_conv1d"
 _COMMON = {"x", "weight", "bias", "activation", "pad_slot_id", "validate_data"}
 _PREFILL = _COMMON | {"conv_states", "query_start_loc", "seq_lens_cpu", "cache_indices", "has_initial_state"}
 _TREES = {
-    "intermediate_conv_window", "intermediate_state_indices", "retrieve_next_token", "retrieve_next_sibling", "retrieve_parent_token",
-}  # fmt: skip
+    "intermediate_conv_window",
+    "intermediate_state_indices",
+    "retrieve_next_token",
+    "retrieve_next_sibling",
+    "retrieve_parent_token",
+}
 _DECODE = _COMMON | _TREES | {"conv_state", "conv_state_indices", "num_accept_tokens", "metadata"}
 
 
 def _prefill(original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     ours = {name: value for name, value in arguments.items() if value is not None or name in _PREFILL}
-    packed = arguments["x"].dim() == 2 and arguments.get("conv_states") is not None and arguments.get("query_start_loc") is not None
+    packed = (
+        arguments["x"].dim() == 2 and arguments.get("conv_states") is not None and arguments.get("query_start_loc") is not None
+    )
     if not packed or not ours.keys() <= _PREFILL:
         return original(**arguments)
     return serving.causal_conv1d_fn(**{"bias": None} | ours | {"validate_data": False})

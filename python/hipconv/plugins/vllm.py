@@ -1,9 +1,9 @@
 """vLLM's causal conv1d, prefill and decode, served by hipconv: the entry point ``vllm.general_plugins``.
 
-Signatures and semantics are those of vLLM 0.33's ``model_executor/layers/mamba/ops/causal_conv1d.py`` (and of earlier versions, with
-arguments on prefix caching). What differs from `hipconv.serving`: decode writes into x unless it is given `out`, and `validate_data`
-asks for checks of shapes, which are made in any case: here it would wait for the device. Prefill reads as many slots as there are
-sequences, and takes longer arrays of them.
+Signatures and semantics are those of vLLM 0.33's ``model_executor/layers/mamba/ops/causal_conv1d.py`` (and of earlier versions,
+with arguments on prefix caching). What differs from `hipconv.serving`: decode writes into x unless it is given `out`, and
+`validate_data` asks for checks of shapes, which are made in any case: here it would wait for the device. Prefill reads as many
+slots as there are sequences, and takes longer arrays of them.
 """
 
 from __future__ import annotations

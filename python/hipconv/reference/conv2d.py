@@ -23,8 +23,8 @@ def conv2d(
     residual: Tensor | None = None,
     padding_mode: str = "zeros",
 ) -> Tensor:
-    """2-D convolution: ``act(bias[k] + sum_{c, r, s} weight[k, c, r, s] * x[n, c, p stride + r dilation, q stride + s dilation] +
-    residual[n, k, p, q])`` of the padded x, c over the channels of filter k's group.
+    """2-D convolution: ``act(bias[k] + sum_{c, r, s} weight[k, c, r, s] * x[n, c, p stride + r dilation, q stride + s dilation]
+    + residual[n, k, p, q])`` of the padded x, c over the channels of filter k's group.
 
     Args:
         x: (batch, channels, height, width), or without batch, any float dtype, any strides.
@@ -38,7 +38,16 @@ def conv2d(
     if x.dim() == 3:
         batched = None if residual is None else residual[None]
         return conv2d(
-            x[None], weight, bias, stride, padding, dilation, groups, activation=activation, residual=batched, padding_mode=padding_mode
+            x[None],
+            weight,
+            bias,
+            stride,
+            padding,
+            dilation,
+            groups,
+            activation=activation,
+            residual=batched,
+            padding_mode=padding_mode,
         )[0]
     if padding == "same":
         missing = [n * (taps - 1) for n, taps in zip(_pair(dilation), weight.shape[2:], strict=True)]
@@ -50,7 +59,9 @@ def conv2d(
         sides = [width, width, height, height]
     else:
         sides = [*padding[2:], *padding[:2]]
-    padded = F.pad(x.double(), sides, mode="constant" if padding_mode == "zeros" else padding_mode) if any(sides) else x.double()
+    padded = (
+        F.pad(x.double(), sides, mode="constant" if padding_mode == "zeros" else padding_mode) if any(sides) else x.double()
+    )
     out = F.conv2d(padded, weight.double(), None, _pair(stride), 0, _pair(dilation), groups)
     if bias is not None:
         out += bias.double()[:, None, None]

@@ -27,14 +27,15 @@ def conv3d(
     activation: str = "none",
     residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """3-D convolution of the frames of cache and x together, padded as `hipconv.conv3d` says: cat, pad, convolve, add, activate.
+    """3-D convolution of the frames of cache and x together, padded as `hipconv.conv3d` says: cat, pad, convolve, add,
+    activate.
 
     Args:
         as `hipconv.conv3d` has them; any float dtype.
 
     Returns:
-        The result, (batch, out_channels, frames, height, width), float64: not rounded to the dtype of `x`. And the frames that the next
-        call's cache has: the last (kernel frames - 1) * dilation of cache and x, in x's dtype.
+        The result, (batch, out_channels, frames, height, width), float64: not rounded to the dtype of `x`. And the frames that
+        the next call's cache has: the last (kernel frames - 1) * dilation of cache and x, in x's dtype.
     """
     if x.dim() == 4:
         batched = [None if tensor is None else tensor[None] for tensor in (cache, residual)]

@@ -32,7 +32,8 @@ def causal_conv1d_varlen(
     """Packed sequences that continue from, and update, states in a pool; the arguments of `hipconv.serving.causal_conv1d_fn`.
 
     Returns:
-        (dim, tokens) float64, zero where a token is padding or in no sequence; a new pool; and (tokens,) bool, which tokens are live.
+        (dim, tokens) float64, zero where a token is padding or in no sequence; a new pool; and (tokens,) bool, which tokens are
+        live.
     """
     past = weight.shape[1] - 1
     slots = conv_states.shape[0]

@@ -17,9 +17,9 @@ def causal_conv1d(
 ) -> tuple[Tensor, Tensor]:
     """Causal depthwise conv1d of rows that continue from a state, or hold several packed sequences.
 
-    A row is ``[initial_states | x]``, with zeros for a missing initial state; the state's tokens have the sequence id of the row's first
-    token. A tap counts where its token has the id of the output's token. Tokens with a negative id are padding: their output is zero,
-    and nothing flows back through it.
+    A row is ``[initial_states | x]``, with zeros for a missing initial state; the state's tokens have the sequence id of the
+    row's first token. A tap counts where its token has the id of the output's token. Tokens with a negative id are padding:
+    their output is zero, and nothing flows back through it.
 
     Args:
         x: (batch, dim, seqlen), any float dtype, any strides.
@@ -30,8 +30,9 @@ def causal_conv1d(
         use_silu: apply SiLU.
 
     Returns:
-        The output, (batch, dim, seqlen), float64, not rounded; and the final state, (batch, dim, width - 1), in the dtype of `x`: the last
-        width - 1 tokens of the row, those of other sequences than the last token's (and all, if that is padding) replaced by zeros.
+        The output, (batch, dim, seqlen), float64, not rounded; and the final state, (batch, dim, width - 1), in the dtype of
+        `x`: the last width - 1 tokens of the row, those of other sequences than the last token's (and all, if that is padding)
+        replaced by zeros.
     """
     seqlen = x.shape[2]
     past = weight.shape[1] - 1

@@ -11,10 +11,10 @@ from ..dispatch import library
 from ..transforms import SingleLevelFunction, apply, on_autograd_key, primals, wants_derivative
 from . import operators  # noqa: F401  they are defined there
 
-# Let C(x, s; w) be the convolution without bias and activation, s being the initial states: linear in (x, s), and in w. Its derivatives
-# are C of tangents, and `causal_conv1d_bwd` without an activation, which is linear in dout, and in (x, s) or in w; the derivatives of
-# that are C and itself once more. So the formulas below, which call the operators, can be differentiated as often as anyone likes. In
-# them 16-bit tensors are widened to float32: a sum of terms is rounded once.
+# Let C(x, s; w) be the convolution without bias and activation, s being the initial states: linear in (x, s), and in w. Its
+# derivatives are C of tangents, and `causal_conv1d_bwd` without an activation, which is linear in dout, and in (x, s) or in w;
+# the derivatives of that are C and itself once more. So the formulas below, which call the operators, can be differentiated as
+# often as anyone likes. In them 16-bit tensors are widened to float32: a sum of terms is rounded once.
 
 
 def _wide(tensor: Tensor | None) -> Any:
@@ -46,7 +46,15 @@ def _silu_slope(x, weight, bias, seq_idx, initial_states):
 def gradients(ctx: Any, dout: Tensor, dfinal_states: Tensor | None, wants_initial: bool) -> tuple[Tensor | None, ...]:
     x, weight, bias, seq_idx, initial_states = ctx.saved_tensors
     dx, dweight, dbias, dinitial_states = torch.ops.hipconv.causal_conv1d_bwd.default(
-        x, weight, bias, dout, seq_idx, initial_states, dfinal_states if ctx.return_final_states else None, wants_initial, ctx.use_silu
+        x,
+        weight,
+        bias,
+        dout,
+        seq_idx,
+        initial_states,
+        dfinal_states if ctx.return_final_states else None,
+        wants_initial,
+        ctx.use_silu,
     )
     return dx, dweight, None if bias is None else dbias, None, dinitial_states if wants_initial else None, None, None
 
@@ -104,10 +112,14 @@ class _Backward(SingleLevelFunction):
     @staticmethod
     def backward(ctx, gdx, gdweight, gdbias, gdinitial):
         x, weight, _, dout, seq_idx, initial_states = ctx.saved_tensors
-        gdinitial = None if initial_states is None else gdinitial if ctx.gives_dinitial_states else torch.zeros_like(initial_states)
+        gdinitial = (
+            None if initial_states is None else gdinitial if ctx.gives_dinitial_states else torch.zeros_like(initial_states)
+        )
         of_inputs, gdfinal = _convolve(gdx, weight, gdbias if ctx.has_bias else None, seq_idx, gdinitial, ctx.has_dfinal)
         of_weight = _convolve(x, gdweight, None, seq_idx, initial_states)[0]
-        gx, gweight, _, ginitial = _convolve_bwd(gdx, gdweight, None, dout, seq_idx, gdinitial, None, initial_states is not None)
+        gx, gweight, _, ginitial = _convolve_bwd(
+            gdx, gdweight, None, dout, seq_idx, gdinitial, None, initial_states is not None
+        )
         return (
             None, gx.to(x.dtype), gweight.to(weight.dtype), None, (of_inputs + of_weight).to(dout.dtype), None,
             None if initial_states is None else ginitial.to(x.dtype), gdfinal.to(x.dtype) if ctx.has_dfinal else None, None,
@@ -138,9 +150,19 @@ def _fn_on_autograd(below, x, weight, bias=None, seq_idx=None, initial_states=No
 
 
 def _bwd_on_autograd(
-    below, x, weight, bias, dout, seq_idx=None, initial_states=None, dfinal_states=None, return_dinitial_states=False, use_silu=False, *,
+    below,
+    x,
+    weight,
+    bias,
+    dout,
+    seq_idx=None,
+    initial_states=None,
+    dfinal_states=None,
+    return_dinitial_states=False,
+    use_silu=False,
+    *,
     kernel_name="auto",
-):  # fmt: skip
+):
     tensors = (x, weight, bias, dout, seq_idx, initial_states, dfinal_states)
     if not wants_derivative(x, weight, bias, dout, initial_states, dfinal_states):
         return below(*tensors, return_dinitial_states, use_silu, kernel_name=kernel_name)

@@ -33,17 +33,18 @@ def causal_conv1d_fwd(
         weight: (dim, width), width >= 1, any of the three dtypes, any strides, on the device of `x`.
         bias: (dim,), any of the three dtypes, on the device of `x`. None or an empty tensor means none.
         use_silu: apply SiLU, ``v * sigmoid(v)``; otherwise nothing.
-        kernel: the kernel's name, or "auto" for the one that the environment variable HIPCONV_CONV1D_KERNEL names or, failing that, the
-            library's choice (`causal_conv1d_plan` shows it). On a GPU: "tile" (channel-last, width 1 to 8), "vector" (channel-first,
-            width 1 to 8), "shared" (width 2 to 8, channel-first rows of at most 512 tokens that follow one another in memory; of at most
-            1024 in 16 bits with width 2 to 4), "lines" (any layouts, width 1 to 8), "staged" (any layouts, width to 1024), "naive"
-            (anything).
+        kernel: the kernel's name, or "auto" for the one that the environment variable HIPCONV_CONV1D_KERNEL names or, failing
+            that, the library's choice (`causal_conv1d_plan` shows it). On a GPU: "tile" (channel-last, width 1 to 8), "vector"
+            (channel-first, width 1 to 8), "shared" (width 2 to 8, channel-first rows of at most 512 tokens that follow one
+            another in memory; of at most 1024 in 16 bits with width 2 to 4), "lines" (any layouts, width 1 to 8), "staged" (any
+            layouts, width to 1024), "naive" (anything).
             On the CPU: "simd" (width to 65536) or "openmp" (anything).
 
     Raises:
         TypeError: an argument of the wrong kind or dtype.
-        ValueError: a shape, device, overlap or kernel name that does not fit, a named kernel that does not serve the call, or a tensor
-            that requires grad while grad mode is on (this form records no gradient). `out` is not written in any of these cases.
+        ValueError: a shape, device, overlap or kernel name that does not fit, a named kernel that does not serve the call, or a
+            tensor that requires grad while grad mode is on (this form records no gradient). `out` is not written in any of
+            these cases.
         hipconv.errors.JitError: the kernels had to be built and could not be.
         RuntimeError: the kernel could not be launched.
 
@@ -77,14 +78,16 @@ def causal_conv1d(
         kernel: as for `causal_conv1d_fwd`.
 
     Returns:
-        A tensor with the shape, dtype, device and memory layout of `x`, as ``torch.empty_like(x)`` has it: the strides of `x` if it
-        is dense, else a dense tensor with its axes in the same order (a channel-last slice gives a dense channel-last result).
+        A tensor with the shape, dtype, device and memory layout of `x`, as ``torch.empty_like(x)`` has it: the strides of `x`
+        if it is dense, else a dense tensor with its axes in the same order (a channel-last slice gives a dense channel-last
+        result).
 
     Raises:
-        What `causal_conv1d_fwd` raises, but tensors that require grad are welcome here; only a named `kernel` is refused with them.
+        What `causal_conv1d_fwd` raises, but tensors that require grad are welcome here; only a named `kernel` is refused with
+        them.
 
-    Gradients are deterministic and may be differentiated again; forward-mode derivatives, `torch.func` and `torch.vmap` are served.
-    Autocast leaves dtypes alone.
+    Gradients are deterministic and may be differentiated again; forward-mode derivatives, `torch.func` and `torch.vmap` are
+    served. Autocast leaves dtypes alone.
     """
     use_silu = parse_activation(activation, SILU)
     try:
@@ -94,7 +97,9 @@ def causal_conv1d(
             if out is not None:
                 return out
         derivative, transform = transforms.wants_derivative(x, weight, bias), transforms.in_torch_func()
-        hidden = torch.compiler.is_dynamo_compiling() and torch.is_grad_enabled() and kernel == "auto"  # graphs do not show torch.func's
+        hidden = (
+            torch.compiler.is_dynamo_compiling() and torch.is_grad_enabled() and kernel == "auto"
+        )  # graphs do not show torch.func's
         if derivative or transform or hidden:
             if kernel != "auto":
                 where = "with tensors that require grad" if derivative else "within a transform of torch.func"

@@ -1,8 +1,8 @@
 """The torch operators of the causal conv1d of rows: schemas, implementations, fakes.
 
-``torch.ops.hipconv.causal_conv1d_fwd`` writes into a given tensor; ``causal_conv1d`` returns a new one. ``causal_conv1d_fn``, of rows that
-continue from states or hold packed sequences, is functional and differentiable; ``causal_conv1d_bwd`` and its form that writes into a given
-dx are what its gradient calls. They run where the tensors are; float64 is served on the CPU.
+``torch.ops.hipconv.causal_conv1d_fwd`` writes into a given tensor; ``causal_conv1d`` returns a new one. ``causal_conv1d_fn``,
+of rows that continue from states or hold packed sequences, is functional and differentiable; ``causal_conv1d_bwd`` and its form
+that writes into a given dx are what its gradient calls. They run where the tensors are; float64 is served on the CPU.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from ..transforms import untouched_by_autocast, write_through_negation
 
 # (`kernel_name`: inductor cannot lower an operator with an argument called `kernel`.)
 library.define(
-    "causal_conv1d_fwd(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias=None, bool use_silu=False, *, str kernel_name='auto') -> ()"
+    "causal_conv1d_fwd(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias=None, bool use_silu=False, *, str "
+    "kernel_name='auto') -> ()"
 )
-library.define("causal_conv1d(Tensor x, Tensor weight, Tensor? bias=None, bool use_silu=False, *, str kernel_name='auto') -> Tensor")
+library.define(
+    "causal_conv1d(Tensor x, Tensor weight, Tensor? bias=None, bool use_silu=False, *, str kernel_name='auto') -> Tensor"
+)
 
 
 @torch.library.impl(library, "causal_conv1d_fwd", "CompositeExplicitAutograd")
@@ -48,24 +51,29 @@ def _causal_conv1d_fake(x, weight, bias=None, use_silu=False, *, kernel_name="au
     return torch.empty_like(x)
 
 
-# ---- rows with states: forward ---------------------------------------------------------------------------------------------------
+# ---- rows with states: forward -----------------------------------------------------------------------------------------------
 
 _INPUTS = "Tensor x, Tensor weight, Tensor? bias"
 _STATES = "Tensor? seq_idx=None, Tensor? initial_states=None"
 
 library.define(
-    f"causal_conv1d_fn({_INPUTS}=None, {_STATES}, bool return_final_states=False, bool use_silu=False) -> (Tensor out, Tensor final_states)"
+    f"causal_conv1d_fn({_INPUTS}=None, {_STATES}, bool return_final_states=False, bool use_silu=False) -> (Tensor out, Tensor "
+    f"final_states)"
 )
-_BACKWARD = f"{_INPUTS}, Tensor dout, {_STATES}, Tensor? dfinal_states=None, bool return_dinitial_states=False, bool use_silu=False"
+_BACKWARD = (
+    f"{_INPUTS}, Tensor dout, {_STATES}, Tensor? dfinal_states=None, bool return_dinitial_states=False, bool use_silu=False"
+)
 library.define(
-    f"causal_conv1d_bwd({_BACKWARD}, *, str kernel_name='auto') -> (Tensor dx, Tensor dweight, Tensor dbias, Tensor dinitial_states)"
+    f"causal_conv1d_bwd({_BACKWARD}, *, str kernel_name='auto') -> (Tensor dx, Tensor dweight, Tensor dbias, Tensor "
+    f"dinitial_states)"
 )
 library.define(
     f"causal_conv1d_bwd_out(Tensor(a!) dx, {_BACKWARD}, *, str kernel_name='auto') "
     "-> (Tensor dweight, Tensor dbias, Tensor dinitial_states)"
 )
 library.define(
-    f"causal_conv1d_states_fwd(Tensor(a!) out, Tensor(b!)? final_states_out, {_INPUTS}=None, {_STATES}, bool use_silu=False) -> ()"
+    f"causal_conv1d_states_fwd(Tensor(a!) out, Tensor(b!)? final_states_out, {_INPUTS}=None, {_STATES}, bool use_silu=False) "
+    f"-> ()"
 )
 
 
@@ -126,19 +134,32 @@ def _causal_conv1d_states_fwd(out, final_states_out, x, weight, bias=None, seq_i
 
 
 @torch.library.register_fake("hipconv::causal_conv1d_states_fwd", lib=library)
-def _causal_conv1d_states_fwd_fake(out, final_states_out, x, weight, bias=None, seq_idx=None, initial_states=None, use_silu=False):
+def _causal_conv1d_states_fwd_fake(
+    out, final_states_out, x, weight, bias=None, seq_idx=None, initial_states=None, use_silu=False
+):
     states = {"final_states_out": final_states_out, "initial_states": initial_states}
     refuse_mixed_devices(x, out=out, weight=weight, bias=bias, seq_idx=seq_idx, **states)
 
 
-# ---- backward ----------------------------------------------------------------------------------------------------------------------
+# ---- backward ----------------------------------------------------------------------------------------------------------------
 
 
 def _backward(dx, x, weight, bias, dout, seq_idx, initial_states, dfinal_states, return_dinitial_states, use_silu, kernel):
     module = jit.module("causal_conv1d_bwd", targets.of(x.device))
     with torch.no_grad():
         dx, dweight, dbias, dinitial_states = module.causal_conv1d_bwd(
-            x, weight, bias, dout, seq_idx, initial_states, dfinal_states, dx, return_dinitial_states, use_silu, kernel, stream(x)
+            x,
+            weight,
+            bias,
+            dout,
+            seq_idx,
+            initial_states,
+            dfinal_states,
+            dx,
+            return_dinitial_states,
+            use_silu,
+            kernel,
+            stream(x),
         )
         nothing = x.new_empty(0)
         return dx, dweight, nothing if dbias is None else dbias, nothing.clone() if dinitial_states is None else dinitial_states
@@ -146,18 +167,41 @@ def _backward(dx, x, weight, bias, dout, seq_idx, initial_states, dfinal_states,
 
 @torch.library.impl(library, "causal_conv1d_bwd", "CompositeExplicitAutograd")
 def _causal_conv1d_bwd(
-    x, weight, bias, dout, seq_idx=None, initial_states=None, dfinal_states=None, return_dinitial_states=False, use_silu=False, *,
+    x,
+    weight,
+    bias,
+    dout,
+    seq_idx=None,
+    initial_states=None,
+    dfinal_states=None,
+    return_dinitial_states=False,
+    use_silu=False,
+    *,
     kernel_name="auto",
-):  # fmt: skip
-    return _backward(None, x, weight, bias, dout, seq_idx, initial_states, dfinal_states, return_dinitial_states, use_silu, kernel_name)
+):
+    return _backward(
+        None, x, weight, bias, dout, seq_idx, initial_states, dfinal_states, return_dinitial_states, use_silu, kernel_name
+    )
 
 
 @torch.library.impl(library, "causal_conv1d_bwd_out", "CompositeExplicitAutograd")
 def _causal_conv1d_bwd_out(
-    dx, x, weight, bias, dout, seq_idx=None, initial_states=None, dfinal_states=None, return_dinitial_states=False, use_silu=False, *,
+    dx,
+    x,
+    weight,
+    bias,
+    dout,
+    seq_idx=None,
+    initial_states=None,
+    dfinal_states=None,
+    return_dinitial_states=False,
+    use_silu=False,
+    *,
     kernel_name="auto",
-):  # fmt: skip
-    return _backward(dx, x, weight, bias, dout, seq_idx, initial_states, dfinal_states, return_dinitial_states, use_silu, kernel_name)[1:]
+):
+    return _backward(
+        dx, x, weight, bias, dout, seq_idx, initial_states, dfinal_states, return_dinitial_states, use_silu, kernel_name
+    )[1:]
 
 
 def _gradients_of_parameters(x, weight, bias, dout, seq_idx, initial_states, dfinal_states, return_dinitial_states):
@@ -173,24 +217,48 @@ def _gradients_of_parameters(x, weight, bias, dout, seq_idx, initial_states, dfi
 
 @torch.library.register_fake("hipconv::causal_conv1d_bwd", lib=library)
 def _causal_conv1d_bwd_fake(
-    x, weight, bias, dout, seq_idx=None, initial_states=None, dfinal_states=None, return_dinitial_states=False, use_silu=False, *,
+    x,
+    weight,
+    bias,
+    dout,
+    seq_idx=None,
+    initial_states=None,
+    dfinal_states=None,
+    return_dinitial_states=False,
+    use_silu=False,
+    *,
     kernel_name="auto",
-):  # fmt: skip
+):
     rest = _gradients_of_parameters(x, weight, bias, dout, seq_idx, initial_states, dfinal_states, return_dinitial_states)
     return torch.empty_like(x), *rest
 
 
 @torch.library.register_fake("hipconv::causal_conv1d_bwd_out", lib=library)
 def _causal_conv1d_bwd_out_fake(
-    dx, x, weight, bias, dout, seq_idx=None, initial_states=None, dfinal_states=None, return_dinitial_states=False, use_silu=False, *,
+    dx,
+    x,
+    weight,
+    bias,
+    dout,
+    seq_idx=None,
+    initial_states=None,
+    dfinal_states=None,
+    return_dinitial_states=False,
+    use_silu=False,
+    *,
     kernel_name="auto",
-):  # fmt: skip
+):
     refuse_mixed_devices(x, dx=dx)
     return _gradients_of_parameters(x, weight, bias, dout, seq_idx, initial_states, dfinal_states, return_dinitial_states)
 
 
 for _operator in (
-    "causal_conv1d_fwd", "causal_conv1d", "causal_conv1d_fn", "causal_conv1d_bwd", "causal_conv1d_bwd_out", "causal_conv1d_states_fwd",
-):  # fmt: skip
+    "causal_conv1d_fwd",
+    "causal_conv1d",
+    "causal_conv1d_fn",
+    "causal_conv1d_bwd",
+    "causal_conv1d_bwd_out",
+    "causal_conv1d_states_fwd",
+):
     untouched_by_autocast(library, _operator)
     write_through_negation(library, _operator)

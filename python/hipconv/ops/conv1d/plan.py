@@ -38,7 +38,8 @@ class Conv1dPlan:
     def __str__(self) -> str:
         intensity = self.flops / max(1, self.bytes_moved)
         return (
-            f"{self.form} on {self.target}, chosen by {self.chosen_by}; kernels that serve: {', '.join(self.serves) or 'none'}; "
+            f"{self.form} on {self.target}, chosen by {self.chosen_by}; kernels that serve: "
+            f"{', '.join(self.serves) or 'none'}; "
             f"{si(self.flops)}FLOP, {intensity:.1f} a byte; floor: {self.floor}"
         )
 
@@ -53,23 +54,25 @@ def causal_conv1d_plan(
     kernel: str = "auto",
     target: str | None = None,
 ) -> Conv1dPlan:
-    """The plan of ``causal_conv1d(x, weight, bias, activation)`` or, with `out`, of ``causal_conv1d_fwd(out, x, weight, bias, …)``.
+    """The plan of ``causal_conv1d(x, weight, bias, activation)`` or, with `out`, of ``causal_conv1d_fwd(out, x, weight, bias,
+    …)``.
 
     The choice is made by the function that launches use. It depends on nothing but shapes, strides, dtypes, the alignment of
     addresses, and on what the target is. No memory of a tensor is read or written.
 
     Args:
-        x, weight, bias, out: as for a call. Tensors on the meta device (``torch.empty(..., device="meta")``) take no memory; their
-            storage counts as aligned to 16 bytes.
+        x, weight, bias, out: as for a call. Tensors on the meta device (``torch.empty(..., device="meta")``) take no memory;
+            their storage counts as aligned to 16 bytes.
         activation: None, "silu" or "swish".
         kernel: as for a call. "auto" leaves it to HIPCONV_CONV1D_KERNEL, if set, and then to the library.
-        target: an architecture: "gfx942", "sm_90" …, or "cpu". By default that of x's device and, for a meta tensor, that of the
-            first GPU, or the CPU where there is none. It need not be in this machine: plans for other GPUs come from the same
-            kernels' host code, which the first of them builds for this host, once, with a C++ compiler, and says so on stderr.
+        target: an architecture: "gfx942", "sm_90" …, or "cpu". By default that of x's device and, for a meta tensor, that of
+            the first GPU, or the CPU where there is none. It need not be in this machine: plans for other GPUs come from the
+            same kernels' host code, which the first of them builds for this host, once, with a C++ compiler, and says so on
+            stderr.
 
     Raises:
-        TypeError, ValueError: what the call would raise about kinds, shapes, dtypes and kernel names. Devices and overlaps are not
-            looked at.
+        TypeError, ValueError: what the call would raise about kinds, shapes, dtypes and kernel names. Devices and overlaps are
+            not looked at.
         hipconv.errors.JitError: the module had to be built and could not be.
     """
     use_silu = parse_activation(activation, SILU)

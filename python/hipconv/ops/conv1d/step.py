@@ -26,8 +26,8 @@ def causal_conv1d_update(
         weight: (dim, width). bias: (dim,) or None. activation: "silu", "swish" or None.
         cache_seqlens: (batch,): states are circular buffers, and the new tokens go to the columns from
             ``cache_seqlens % state_len`` on. None: states are shifted.
-        conv_state_indices: (batch,), the slot of each row; rows with a negative one have output zero and touch no state. None: row b
-            has slot b.
+        conv_state_indices: (batch,), the slot of each row; rows with a negative one have output zero and touch no state. None:
+            row b has slot b.
 
     Returns:
         A new tensor like `x`.
@@ -45,7 +45,12 @@ def causal_conv1d_update(
                 [out], inputs, use_silu, tensors, -1, None, state_at_end=True, zero_padding=True, kernel="auto"
             ):
                 torch.ops.hipconv.causal_conv1d_update.default(
-                    out, *inputs, use_silu, conv_state_indices=conv_state_indices, cache_seqlens=cache_seqlens, state_at_end=True
+                    out,
+                    *inputs,
+                    use_silu,
+                    conv_state_indices=conv_state_indices,
+                    cache_seqlens=cache_seqlens,
+                    state_at_end=True,
                 )
     except Exception as error:
         raise as_the_peers(wrong_kind(causal_conv1d_update, locals()) or error) from None

@@ -1,4 +1,6 @@
-"""The differentiable causal conv1d of rows that continue from states or hold packed sequences: what layers of Mamba models call."""
+"""The differentiable causal conv1d of rows that continue from states or hold packed sequences:
+what layers of Mamba models call.
+"""
 
 from __future__ import annotations
 
@@ -25,23 +27,24 @@ def causal_conv1d_fn(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Causal depthwise conv1d, differentiable, of rows that may continue from a state, end in one, or hold packed sequences.
 
-    ``out[b, d, t] = act(bias[d] + sum_i weight[d, i] * row[b, d, t + i])``, ``row`` being ``[initial_states | x]`` (zeros in the place of
-    missing initial states), in float32 and rounded once. Signature and semantics are those of Dao-AILab/causal-conv1d 1.7.0, without
-    its limits on layouts, strides, widths and combinations. `hipconv.reference_training.causal_conv1d` states all of it in torch.
+    ``out[b, d, t] = act(bias[d] + sum_i weight[d, i] * row[b, d, t + i])``, ``row`` being ``[initial_states | x]`` (zeros in
+    the place of missing initial states), in float32 and rounded once. Signature and semantics are those of
+    Dao-AILab/causal-conv1d 1.7.0, without its limits on layouts, strides, widths and combinations.
+    `hipconv.reference_training.causal_conv1d` states all of it in torch.
 
     Args:
-        x: (batch, dim, seqlen), float32, float16 or bfloat16, on the CPU float64 too. Any strides, any size may be zero; fastest with
-            stride 1 along dim or seqlen.
+        x: (batch, dim, seqlen), float32, float16 or bfloat16, on the CPU float64 too. Any strides, any size may be zero;
+            fastest with stride 1 along dim or seqlen.
         weight: (dim, width), width >= 1, any of the three dtypes, any strides.
         bias: (dim,), any of the three dtypes; None or an empty tensor for none.
-        seq_idx: (batch, seqlen), int32, any strides: packed rows. A tap counts only where its token has the id of the output's token.
-            Tokens with a negative id are padding: their output is zero, and no gradient comes from it.
-        initial_states: (batch, dim, width - 1), dtype of `x`, any strides, oldest token first. With `seq_idx` they belong to the
-            sequence of the row's first token.
-        return_final_states: return the last width - 1 tokens of the row too. With `seq_idx`, those of the last token's sequence, and
-            zeros in the place of others.
-        final_states_out: (batch, dim, width - 1), dtype of `x`, written and returned as the final states. It may be the memory of
-            `initial_states` where no gradient is recorded.
+        seq_idx: (batch, seqlen), int32, any strides: packed rows. A tap counts only where its token has the id of the output's
+            token. Tokens with a negative id are padding: their output is zero, and no gradient comes from it.
+        initial_states: (batch, dim, width - 1), dtype of `x`, any strides, oldest token first. With `seq_idx` they belong to
+            the sequence of the row's first token.
+        return_final_states: return the last width - 1 tokens of the row too. With `seq_idx`, those of the last token's
+            sequence, and zeros in the place of others.
+        final_states_out: (batch, dim, width - 1), dtype of `x`, written and returned as the final states. It may be the memory
+            of `initial_states` where no gradient is recorded.
         activation: "silu" or "swish" (the same), or None.
 
     Returns:
@@ -52,8 +55,8 @@ def causal_conv1d_fn(
         RuntimeError (a ValueError or a TypeError too): an argument that does not fit. Nothing is written then.
         hipconv.errors.JitError: the kernels had to be built and could not be.
 
-    Gradients of x, weight, bias and initial_states, and through the final states, are deterministic and may be differentiated again;
-    forward-mode derivatives, `torch.func` and `torch.vmap` are served. Autocast leaves dtypes alone.
+    Gradients of x, weight, bias and initial_states, and through the final states, are deterministic and may be differentiated
+    again; forward-mode derivatives, `torch.func` and `torch.vmap` are served. Autocast leaves dtypes alone.
 
     Runs on the current stream of `x`'s device and does not wait for it.
     """
@@ -68,7 +71,11 @@ def causal_conv1d_fn(
             return out
         return out, final_states if final_states_out is None else final_states_out.copy_(final_states)
     except Exception as error:
-        wrong = wrong_kind(causal_conv1d_fn, locals()) or wrong_rows(x, weight) or wrong_output("final_states_out", final_states_out)
+        wrong = (
+            wrong_kind(causal_conv1d_fn, locals())
+            or wrong_rows(x, weight)
+            or wrong_output("final_states_out", final_states_out)
+        )
         raise as_the_peers(wrong or error) from None
 
 
@@ -80,16 +87,21 @@ def check_final_states_out(final_states_out: Tensor, is_used: bool, x: Tensor, w
         return
     expected = (x.shape[0], x.shape[1], weight.shape[1] - 1)
     if final_states_out.shape != expected:
-        raise ValueError(f"final_states_out: got shape {tuple(final_states_out.shape)}, expected (batch, dim, width - 1) = {expected}")
+        raise ValueError(
+            f"final_states_out: got shape {tuple(final_states_out.shape)}, expected (batch, dim, width - 1) = {expected}"
+        )
     if final_states_out.dtype != x.dtype or final_states_out.device != x.device:
         raise TypeError(
-            f"final_states_out: got {final_states_out.dtype} on {final_states_out.device}, expected {x.dtype} on {x.device}, as x has"
+            f"final_states_out: got {final_states_out.dtype} on {final_states_out.device}, expected {x.dtype} on {x.device}, "
+            f"as x has"
         )
-    if wrong := wrong_output("final_states_out", final_states_out):  # torch notices some of it when it has written, and some never
+    if wrong := wrong_output(
+        "final_states_out", final_states_out
+    ):  # torch notices some of it when it has written, and some never
         raise wrong
 
 
-# ---- past torch's dispatcher, or through the operators ----------------------------------------------------------------------------
+# ---- past torch's dispatcher, or through the operators -----------------------------------------------------------------------
 
 
 class _CausalConv1d(torch.autograd.Function):
@@ -109,9 +121,19 @@ class _CausalConv1d(torch.autograd.Function):
             return gradients(ctx, dout, dfinal_states, wants_initial)  # with create_graph=True, or where somebody looks on
         module = jit.module("causal_conv1d_bwd", targets.of(x.device))
         dx, dweight, dbias, dinitial_states = module.causal_conv1d_bwd(
-            x, weight, bias, dout, seq_idx, initial_states, dfinal_states if ctx.return_final_states else None, None, wants_initial,
-            ctx.use_silu, "auto", stream(x),
-        )  # fmt: skip
+            x,
+            weight,
+            bias,
+            dout,
+            seq_idx,
+            initial_states,
+            dfinal_states if ctx.return_final_states else None,
+            None,
+            wants_initial,
+            ctx.use_silu,
+            "auto",
+            stream(x),
+        )
         return dx, dweight, dbias, None, dinitial_states, None, None
 
 

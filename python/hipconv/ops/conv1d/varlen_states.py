@@ -43,7 +43,9 @@ def causal_conv1d_varlen_states_ref(x: Tensor, cu_seqlens: Tensor, state_len: in
         states = x.new_zeros(len(starts) - 1, state_len, x.shape[1])
         for i, (begin, end) in enumerate(itertools.pairwise(starts)):
             if not 0 <= begin <= end <= len(x):
-                raise InvalidValue(f"cu_seqlens: got a sequence from {begin} to {end}, expected it within the {len(x)} tokens of x")
+                raise InvalidValue(
+                    f"cu_seqlens: got a sequence from {begin} to {end}, expected it within the {len(x)} tokens of x"
+                )
             kept = min(state_len, end - begin)
             states[i, state_len - kept :] = x[end - kept : end]
         return states.transpose(1, 2)

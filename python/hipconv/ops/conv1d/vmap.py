@@ -17,7 +17,9 @@ def _unfolded(tensor: Tensor, axis: int, size: int) -> tuple[Tensor, int | None]
     return tensor.unflatten(axis, (size, tensor.shape[axis] // size if size else 0)), axis
 
 
-def _fn_on_vmap(size, in_dims, x, weight, bias=None, seq_idx=None, initial_states=None, return_final_states=False, use_silu=False):
+def _fn_on_vmap(
+    size, in_dims, x, weight, bias=None, seq_idx=None, initial_states=None, return_final_states=False, use_silu=False
+):
     dims = (*in_dims, None, None, None)[:5]
 
     def call(*tensors: Tensor | None) -> tuple[Tensor, Tensor]:

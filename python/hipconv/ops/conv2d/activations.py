@@ -1,4 +1,6 @@
-"""The activations of conv2d, by name, and their gradients: what CPU tensors, the reference and the backward compute them with."""
+"""The activations of conv2d, by name, and their gradients: what CPU tensors,
+the reference and the backward compute them with.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""From a conv2d's tensors to the launch that the kernels' module makes of them: what is worked out once for calls that are alike."""
+"""From a conv2d's tensors to the launch that the kernels' module makes of them:
+what is worked out once for calls that are alike.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def request_of(
     x: Tensor, out_dtype: torch.dtype | None, algorithm: str, workspace_limit: int, float32_precision: str | None
 ) -> Request:  # fmt: skip
     """With what the environment variable and torch's settings say now."""
-    return Request(out_dtype, algorithm, os.environ.get(router.VARIABLE), workspace_limit, precision.of_call(float32_precision, x))
+    return Request(
+        out_dtype, algorithm, os.environ.get(router.VARIABLE), workspace_limit, precision.of_call(float32_precision, x)
+    )
 
 
 class Prepared(NamedTuple):
@@ -53,9 +57,17 @@ class Prepared(NamedTuple):
 
 @functools.lru_cache(4096)
 def prepare(
-    target: Target, card: Card, x: Kind, weight: Kind, bias: Kind | None, residual: Kind | None, out: Kind | None, o: Options, r: Request,
+    target: Target,
+    card: Card,
+    x: Kind,
+    weight: Kind,
+    bias: Kind | None,
+    residual: Kind | None,
+    out: Kind | None,
+    o: Options,
+    r: Request,
     pin: Choice | None = None,
-) -> Prepared:  # fmt: skip
+) -> Prepared:
     """Prepare how tensors of these kinds are convolved by the kernels of `target`, as the kernels would be on `card`.
 
     A `pin` is taken where it serves the call.
@@ -72,7 +84,16 @@ def prepare(
     problem = problem_of(x, weight, shape, o, channels_last)._replace(float32_precision="tf32" if may_round else "ieee")
 
     def call(algorithm: str, tile: Tile = (0, 0), split_k: int = 1) -> Any:
-        numbers = (o.stride, o.padding, o.dilation, o.groups, o.padding_mode, o.activation, problem.float32_precision, shape[2:])
+        numbers = (
+            o.stride,
+            o.padding,
+            o.dilation,
+            o.groups,
+            o.padding_mode,
+            o.activation,
+            problem.float32_precision,
+            shape[2:],
+        )
         return module.Call(*numbers, result.dtype, channels_last, algorithm, (*tile, split_k), r.workspace_limit)
 
     names = module.conv2d_algorithms()
@@ -81,7 +102,9 @@ def prepare(
         variable = None  # only other cards have it
     wanted, chosen_by = router.requested(r.algorithm, variable, names)
     if 0 in shape:
-        return Prepared(call(names[-1]), Choice("none", (0, 0), 1, "nothing to compute"), "the empty result", (), (), problem, 0)
+        return Prepared(
+            call(names[-1]), Choice("none", (0, 0), 1, "nothing to compute"), "the empty result", (), (), problem, 0
+        )
     serving, refusals = _who_serves(module, card, (result, *on_meta), x.dtype, call, r.workspace_limit)
     if wanted in refusals:
         others = ", ".join(f"'{name}'" for name in serving)
@@ -143,7 +166,7 @@ def problem_of(x: Kind, weight: Kind, shape: tuple[int, int, int, int], o: Optio
     )
 
 
-# ---- cards -------------------------------------------------------------------------------------------------------------------------
+# ---- cards -------------------------------------------------------------------------------------------------------------------
 
 
 @functools.lru_cache(64)
@@ -167,7 +190,7 @@ def prepared(
     return jit.module("conv2d", target), prepare(target, card, kind_of(x), kind_of(weight), *kinds, o, r, _pin.get())
 
 
-# ---- parts of an image --------------------------------------------------------------------------------------------------------------
+# ---- parts of an image -------------------------------------------------------------------------------------------------------
 
 
 class Whole(NamedTuple):
@@ -183,12 +206,21 @@ SLOWER = 1.25  # times, by the estimates: what a limit that only a whole image m
 
 @functools.lru_cache(4096)
 def prepare_part(
-    target: Target, card: Card, x: Kind, weight: Kind, bias: Kind | None, residual: Kind | None, o: Options, r: Request, whole: Whole
+    target: Target,
+    card: Card,
+    x: Kind,
+    weight: Kind,
+    bias: Kind | None,
+    residual: Kind | None,
+    o: Options,
+    r: Request,
+    whole: Whole,
 ) -> Prepared:
     """The launch for a part of an image, with the plan of the whole where it serves.
 
-    A whole image may be so large that what is best for it does not serve it, or needs more memory than `workspace_limit`. Where its plan
-    is that much slower, or where the algorithm that is asked for serves the part alone, the part gets a plan of its own.
+    A whole image may be so large that what is best for it does not serve it, or needs more memory than `workspace_limit`. Where
+    its plan is that much slower, or where the algorithm that is asked for serves the part alone, the part gets a plan of its
+    own.
     """
     alone = prepare(target, card, x, weight, bias, residual, None, o, r)
     try:
@@ -202,7 +234,14 @@ def prepare_part(
 
 
 def choice_of_part(
-    x: Tensor, weight: Tensor, bias: Tensor | None, whole: Whole, part: Kind, o: Options, out_dtype: torch.dtype | None, algorithm: str
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    whole: Whole,
+    part: Kind,
+    o: Options,
+    out_dtype: torch.dtype | None,
+    algorithm: str,
 ) -> Choice | None:
     """Return what convolves a `part` of an image, on x's device; None where torch does.
 
@@ -213,7 +252,9 @@ def choice_of_part(
         return None
     card = card_of(x.device) if x.is_cuda else card_named(target.arch)
     request = request_of(x, out_dtype, algorithm, router.WORKSPACE_LIMIT, None)._replace(exact=True)
-    return prepare_part(target, card, part, kind_of(weight), None if bias is None else kind_of(bias), None, o, request, whole).choice
+    return prepare_part(
+        target, card, part, kind_of(weight), None if bias is None else kind_of(bias), None, o, request, whole
+    ).choice
 
 
 def follows(

@@ -1,7 +1,7 @@
 """This estimates how long each algorithm of conv2d takes, with its best tile and number of parts.
 
-An algorithm's estimate is a function of the problem, the card, the tiles that the algorithm has for the call, and the bytes that the parts
-of split sums may take.
+An algorithm's estimate is a function of the problem, the card, the tiles that the algorithm has for the call, and the bytes
+that the parts of split sums may take.
 """
 
 from __future__ import annotations
@@ -35,11 +35,14 @@ def last_resort(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int
     return Estimate(math.inf, _tile(problem, card, tiles) if tiles else (0, 0))
 
 
-# ---- a channel a group ---------------------------------------------------------------------------------------------------------------
+# ---- a channel a group -------------------------------------------------------------------------------------------------------
 
 _DEPTHWISE = 1.5  # microseconds, but for what follows
 _DEPTHWISE_BYTES = 3.0e6  # read and written in a microsecond
-_DEPTHWISE_PRODUCTS = {True: 0.16e6, False: 0.03e6}  # of a compute unit in a microsecond: by filters in registers, by any others
+_DEPTHWISE_PRODUCTS = {
+    True: 0.16e6,
+    False: 0.03e6,
+}  # of a compute unit in a microsecond: by filters in registers, by any others
 
 
 def depthwise(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
@@ -52,7 +55,7 @@ def depthwise(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) 
     return Estimate(_DEPTHWISE + max(moved / _DEPTHWISE_BYTES, products / (_DEPTHWISE_PRODUCTS[walks] * card.compute_units)))
 
 
-# ---- x that is repacked, or gathered ------------------------------------------------------------------------------------------------
+# ---- x that is repacked, or gathered -----------------------------------------------------------------------------------------
 
 _REPACKING = 2.0  # microseconds, but for the bytes
 _REPACKED_BYTES = 3.4e6  # read and written in a microsecond
@@ -60,7 +63,9 @@ _RELAID_FLOAT32_BYTES = 0.7e6  # the same of float32, with what the GEMM then lo
 
 
 def repacked(problem: Problem) -> Problem:
-    """The GEMM gets this of x as conv2d/repacked/repacked.cu lays it out: a filter's row of few channels as one vector of channels."""
+    """The GEMM gets this of x as conv2d/repacked/repacked.cu lays it out:
+    a filter's row of few channels as one vector of channels.
+    """
     each = 4 if problem.dtype == "float32" else 8
     if problem.in_channels > each or problem.kernel[1] == 1 or problem.groups > 1 or problem.dilation[1] > 1:
         return problem
@@ -74,10 +79,10 @@ def _repacking_us(problem: Problem) -> float:
     return _REPACKING + 2 * element * pixels * -(-problem.in_channels // each) * each / _REPACKED_BYTES
 
 
-# ---- the implicit GEMM ---------------------------------------------------------------------------------------------------------------
+# ---- the implicit GEMM -------------------------------------------------------------------------------------------------------
 
-# Microseconds of a tile: of a step that reads x by vectors, of everything else, and of the kernel that adds parts up, but for their bytes.
-# These are no measurements but several times what warpgroups take, which are quicker wherever they serve.
+# Microseconds of a tile: of a step that reads x by vectors, of everything else, and of the kernel that adds parts up, but for
+# their bytes. These are no measurements but several times what warpgroups take, which are quicker wherever they serve.
 _GEMM_TILE, _GEMM_STEP, _GEMM_REST, _GEMM_ADDING = (128, 64), 3.0, 16.0, 8.0
 _GROUPED = 0.3  # measured: of these, with groups of few channels
 _GATHERING = 1.2  # measured: of a step that reads x element by element, beyond one of vectors
@@ -99,8 +104,8 @@ def split_implicit_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_li
     return _float32_gemm(problem, card, tiles, workspace_limit, "split")
 
 
-# Microseconds on an H200: of a step of a tile of 128 pixels by 64 filters that is read by vectors, element by element, and so with channels
-# that do not fill their chunks; of the rest of a tile; and of adding parts up, but for their bytes.
+# Microseconds on an H200: of a step of a tile of 128 pixels by 64 filters that is read by vectors, element by element, and so
+# with channels that do not fill their chunks; of the rest of a tile; and of adding parts up, but for their bytes.
 _FLOAT32_STEPS = {"ieee": (2.4, 2.7, 3.3), "split": (2.1, 2.8, 3.4), "tf32": (0.5, 1.0, 1.6)}
 _FLOAT32_REST, _FLOAT32_ADDING = 8.0, 3.0
 
@@ -152,7 +157,7 @@ def _tile(problem: Problem, card: Card, tiles: Tiles) -> Tile:
     return max((tile for tile in enough if padded[tile] <= 1.25 * least), key=lambda tile: (tile[0] * tile[1], tile))
 
 
-# ---- warpgroups ----------------------------------------------------------------------------------------------------------------------
+# ---- warpgroups --------------------------------------------------------------------------------------------------------------
 
 
 class _TileCost(NamedTuple):
@@ -216,7 +221,9 @@ def relaid_warpgroup_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_
 
 
 def _warpgroups(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int, costs_of: dict[Tile, _TileCost]) -> Estimate:
-    """The tile and the parts of each sum that take least by the costs above: whole tiles a compute unit count, and long sums."""
+    """The tile and the parts of each sum that take least by the costs above: whole tiles a compute unit count,
+    and long sums.
+    """
     gathers = costs_of is _GATHERED_COSTS
     channels = problem.in_channels // problem.groups
     unfilled = 1 + _UNFILLED * (1 - channels / (-(-channels // step_of(problem)) * step_of(problem)))
@@ -261,7 +268,7 @@ def _has_patches(problem: Problem, tile_m: int, columns: int) -> bool:
     return math.prod(covered) * 4 <= math.prod(problem.out_size) * 5
 
 
-# ---- Winograd ------------------------------------------------------------------------------------------------------------------------
+# ---- Winograd ----------------------------------------------------------------------------------------------------------------
 
 WINOGRAD = {"winograd_f4": 4, "winograd_f2": 2}
 """The rows and columns of outputs of a tile. No card was measured with them, so they are taken by name alone."""
@@ -284,7 +291,9 @@ def _winograd(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int, 
 
 
 def of_planes(problem: Problem, outputs: int, workspace_limit: int) -> Problem:
-    """The GEMM gets this of a chunk, as csrc/kernels/conv2d/winograd/layout.h has it: a group for each plane, a pixel for each tile."""
+    """The GEMM gets this of a chunk, as csrc/kernels/conv2d/winograd/layout.h has it: a group for each plane,
+    a pixel for each tile.
+    """
     planes = (outputs + 2) ** 2
     channels, filters = -(-problem.in_channels // 64) * 64, -(-problem.out_channels // 8) * 8
     tiles = problem.batch * math.prod(-(-size // outputs) for size in problem.out_size)
@@ -298,7 +307,7 @@ def of_planes(problem: Problem, outputs: int, workspace_limit: int) -> Problem:
     )  # fmt: skip
 
 
-# ---- few channels or few filters -----------------------------------------------------------------------------------------------------
+# ---- few channels or few filters ---------------------------------------------------------------------------------------------
 
 
 _ATOM = 16  # filters, at least, that a wave multiplies
@@ -374,8 +383,8 @@ def direct(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> 
     return Estimate(_DIRECT_LAUNCH + max(cost(best), size / _DIRECT_BYTES) + storing, best)
 
 
-# Instructions of a wave of 32 lanes: beside its sums; of a step, of 16 filters or 32; of a chunk of x that is copied, or gathered. All
-# of these were fitted to the times of 62 layers on an H200, from which they are a sixth off on average.
+# Instructions of a wave of 32 lanes: beside its sums; of a step, of 16 filters or 32; of a chunk of x that is copied, or
+# gathered. All of these were fitted to the times of 62 layers on an H200, from which they are a sixth off on average.
 _OF_WAVE, _OF_STEP, _OF_CHUNK, _OF_GATHERED = 1200, {1: 10, 2: 46}, 80, 200
 _RATE, _RATE_OF_WAVE = 3500.0, 2000.0  # that a compute unit, and a wave, executes in a microsecond
 _ENOUGH_WAVES, _MOST_WAVES = 10, 24  # of a compute unit
@@ -386,11 +395,13 @@ _DIRECT_ELEMENT = 1.1e-5  # microseconds of an output that is stored alone
 _DIRECT_LAUNCH, _DIRECT_BYTES = 3.2, 1.6e6  # microseconds; bytes in a microsecond
 
 
-# ---- small problems ------------------------------------------------------------------------------------------------------------------
+# ---- small problems ----------------------------------------------------------------------------------------------------------
 
 
 class _WaveCost(NamedTuple):
-    """Microseconds of waves on an H200, by how they read operands: fitted to 250 small layers, from which they are a tenth off."""
+    """Microseconds of waves on an H200, by how they read operands: fitted to 250 small layers,
+    from which they are a tenth off.
+    """
 
     launch: float
     block: float
@@ -435,7 +446,7 @@ def wave_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) 
     return Estimate(cost(best), best)
 
 
-# ---- blocks, parts and their memory --------------------------------------------------------------------------------------------------
+# ---- blocks, parts and their memory ------------------------------------------------------------------------------------------
 
 
 def blocks_of(problem: Problem, tile: Tile) -> int:

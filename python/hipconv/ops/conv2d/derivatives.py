@@ -1,4 +1,6 @@
-"""The derivatives of ``torch.ops.hipconv.conv2d``: torch's own convolution backward, what comes before and after it, and `torch.vmap`."""
+"""The derivatives of ``torch.ops.hipconv.conv2d``: torch's own convolution backward, what comes before and after it,
+and `torch.vmap`.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class _Conv2d(SingleLevelFunction):
             return gradient(ctx.options.activation, tsum.expand(out.shape).to(torch.float32), out, before).to(out.dtype)
 
 
-def _sums(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, dtype: torch.dtype = torch.float32) -> Tensor:
+def _sums(
+    ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, dtype: torch.dtype = torch.float32
+) -> Tensor:
     """Compute what the call sums up, of tensors in the place of its own; no autocast touches them."""
     o: Options = ctx.options
     with without_autocast():
@@ -65,12 +69,17 @@ def _gradients(ctx: Any, dout: Tensor, wanted: Sequence[bool]) -> tuple[Tensor |
         by = torch.ops.hipconv.conv2d_bwd.default if traced and not torch.is_grad_enabled() else convolution_backward
         dx, dweight = by(dsum, x, weight, *o[:4], o.padding_mode, wants_x, wants_weight)
     dbias = dsum.sum((0, 2, 3), dtype=bias.dtype) if wants_bias else None
-    return dx if wants_x else None, dweight if wants_weight else None, dbias, dsum.to(residual.dtype) if wants_residual else None
+    return (
+        dx if wants_x else None,
+        dweight if wants_weight else None,
+        dbias,
+        dsum.to(residual.dtype) if wants_residual else None,
+    )
 
 
 def gradient_of_sums(recorded: Any, dout: Tensor) -> Tensor:
-    """The gradient before the activation. `recorded` has what a call left behind: saved_tensors (x, weight, bias, residual, out), options
-    and choices.
+    """The gradient before the activation. `recorded` has what a call left behind: saved_tensors (x, weight, bias, residual,
+    out), options and choices.
     """
     x, weight, bias, residual, out = recorded.saved_tensors
     before = functools.partial(_sums, recorded, x, weight, bias, residual, dout.dtype)
@@ -82,7 +91,17 @@ def convolution_backward(dsum, x, weight, stride, padding, dilation, groups, pad
     o = options_of(stride, padding, dilation, groups, padding_mode, "none")
     padded, both_sides = with_padding(x, o)
     dx, dweight, _ = torch.ops.aten.convolution_backward(
-        dsum.to(x.dtype), padded, weight, None, o.stride, both_sides, o.dilation, False, (0, 0), o.groups, (wants_x, wants_weight, False)
+        dsum.to(x.dtype),
+        padded,
+        weight,
+        None,
+        o.stride,
+        both_sides,
+        o.dilation,
+        False,
+        (0, 0),
+        o.groups,
+        (wants_x, wants_weight, False),
     )
     return dx if dx is None or padded is x else _unpadded(dx, x, o), dweight
 
@@ -99,7 +118,9 @@ def _conv2d_bwd(dsum, x, weight, *options):
     with torch.no_grad():
         gradients = convolution_backward(dsum, x, weight, *options)
         empty = _conv2d_bwd_fake(dsum, x, weight, *options)
-        return tuple(e if g is None else g if g.stride() == e.stride() else e.copy_(g) for g, e in zip(gradients, empty, strict=True))
+        return tuple(
+            e if g is None else g if g.stride() == e.stride() else e.copy_(g) for g, e in zip(gradients, empty, strict=True)
+        )
 
 
 @torch.library.register_fake("hipconv::conv2d_bwd", lib=library)
@@ -136,7 +157,7 @@ _DEFAULTS = {a.name: a.default_value for a in torch.ops.hipconv.conv2d.default._
 on_autograd_key(library, "conv2d", _on_autograd)
 
 
-# ---- vmap --------------------------------------------------------------------------------------------------------------------------
+# ---- vmap --------------------------------------------------------------------------------------------------------------------
 
 
 def _on_vmap(size, in_dims, x, weight, bias, residual, stride, padding, dilation, groups, **choices):
@@ -144,7 +165,9 @@ def _on_vmap(size, in_dims, x, weight, bias, residual, stride, padding, dilation
     if same_filters:
         folded = fold(x, in_dims[0], size, 0), weight, bias, fold(residual, in_dims[3], size, 0)
     else:  # one group, or set of groups, for each
-        folded = tuple(fold(t, dim, size, into) for t, dim, into in zip((x, weight, bias, residual), in_dims, (1, 0, 0, 1), strict=False))
+        folded = tuple(
+            fold(t, dim, size, into) for t, dim, into in zip((x, weight, bias, residual), in_dims, (1, 0, 0, 1), strict=False)
+        )
         groups = groups * size
     result = torch.ops.hipconv.conv2d.default(*folded, stride, padding, dilation, groups, **choices)
     into = 0 if same_filters else 1

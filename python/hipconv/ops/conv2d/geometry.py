@@ -60,17 +60,25 @@ def check_choices(algorithm: str, workspace_limit: int) -> None:
     if not isinstance(workspace_limit, int):
         raise TypeError(f"workspace_limit: got {describe(workspace_limit)}, expected a number of bytes")
     if not 0 <= workspace_limit < 2**63:
-        raise ValueError(f"workspace_limit: got {describe(workspace_limit)}, expected a number of bytes of at least 0, in 64 bits")
+        raise ValueError(
+            f"workspace_limit: got {describe(workspace_limit)}, expected a number of bytes of at least 0, in 64 bits"
+        )
 
 
-def _padding(padding: Padding, kernel: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int]) -> tuple[int, int, int, int]:
+def _padding(
+    padding: Padding, kernel: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int]
+) -> tuple[int, int, int, int]:
     if isinstance(padding, str):
         if padding == "valid":
             return 0, 0, 0, 0
         if padding != "same":
-            raise ValueError(f"padding: got {describe(padding)}, expected 'same', 'valid', an int, a pair or (top, bottom, left, right)")
+            raise ValueError(
+                f"padding: got {describe(padding)}, expected 'same', 'valid', an int, a pair or (top, bottom, left, right)"
+            )
         if stride != (1, 1):
-            raise ValueError(f"padding: got 'same' with stride {stride}, expected stride 1: the result has the size of x only then")
+            raise ValueError(
+                f"padding: got 'same' with stride {stride}, expected stride 1: the result has the size of x only then"
+            )
         height, width = (d * (k - 1) for d, k in zip(dilation, kernel, strict=True))
         return height // 2, height - height // 2, width // 2, width - width // 2
     if isinstance(padding, Sequence) and len(padding) == 4:
@@ -112,7 +120,7 @@ def listed(names: Sequence[str | None]) -> str:
     return ", ".join("None" if name is None else f"'{name}'" for name in names)
 
 
-# ---- shapes ------------------------------------------------------------------------------------------------------------------------
+# ---- shapes ------------------------------------------------------------------------------------------------------------------
 
 
 def kernel_size(weight: Sequence[int]) -> tuple[int, int]:
@@ -132,10 +140,13 @@ def out_shape(x: Sequence[int], weight: Sequence[int], o: Options) -> tuple[int,
     if channels % o.groups:
         raise ValueError(f"groups: got {o.groups} for x of shape {tuple(x)}, expected a divisor of its {channels} channels")
     if filters % o.groups:
-        raise ValueError(f"groups: got {o.groups} for weight of shape {tuple(weight)}, expected a divisor of its {filters} filters")
+        raise ValueError(
+            f"groups: got {o.groups} for weight of shape {tuple(weight)}, expected a divisor of its {filters} filters"
+        )
     if group_channels != channels // o.groups or min(kernel) < 1:
         raise ValueError(
-            f"weight: got shape {tuple(weight)}, expected (out_channels, {channels // o.groups}, height, width), the {channels} channels "
+            f"weight: got shape {tuple(weight)}, expected (out_channels, {channels // o.groups}, height, width), the "
+            f"{channels} channels "
             f"of x over {o.groups} groups, and a filter of at least one tap"
         )
     sizes = []
@@ -202,7 +213,9 @@ def check(
     """The shape of the result, after all dtypes and shapes have been found to fit."""
     check_dtypes(x, weight, bias=bias, residual=residual, out=out)
     if len(x.shape) != 4:
-        raise ValueError(f"x: got shape {tuple(x.shape)}, expected (batch, channels, height, width), or (channels, height, width)")
+        raise ValueError(
+            f"x: got shape {tuple(x.shape)}, expected (batch, channels, height, width), or (channels, height, width)"
+        )
     shape = out_shape(x.shape, weight.shape, o)
     if bias is not None and tuple(bias.shape) != shape[1:2]:
         raise ValueError(f"bias: got shape {tuple(bias.shape)}, expected (out_channels,) = ({shape[1]},)")
@@ -227,14 +240,18 @@ def check_places(x: Tensor, **others: Tensor | None) -> None:
         if tensor is not None and tensor.device != x.device:
             raise ValueError(f"{name}: got a tensor on {tensor.device}, expected it on {x.device}, where x is")
     if x.device.type not in ("cpu", "cuda", "meta"):
-        raise ValueError(f"x: got a tensor on {x.device}, expected one on the CPU or on a GPU that this torch calls 'cuda' (CUDA and ROCm)")
+        raise ValueError(
+            f"x: got a tensor on {x.device}, expected one on the CPU or on a GPU that this torch calls 'cuda' (CUDA and ROCm)"
+        )
 
 
-# ---- layouts -----------------------------------------------------------------------------------------------------------------------
+# ---- layouts -----------------------------------------------------------------------------------------------------------------
 
 
 def is_channels_last(x: Tensor, weight: Tensor) -> bool:
-    """Tell whether channels are the denser axis of x: of weight where x has one channel or pixel, and not if that leaves it open too."""
+    """Tell whether channels are the denser axis of x: of weight where x has one channel or pixel,
+    and not if that leaves it open too.
+    """
     for tensor in (x, weight):
         _, channels, height, width = tensor.shape
         if channels != 1 and (height != 1 or width != 1):

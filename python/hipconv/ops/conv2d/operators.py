@@ -1,6 +1,7 @@
 """The torch operators of conv2d: ``torch.ops.hipconv.conv2d``, functional and differentiable, and ``conv2d_out``, which writes.
 
-On a GPU (and with simt) they run the kernels; on the CPU torch's own convolution, which oneDNN computes, and the rest of the formula.
+On a GPU (and with simt) they run the kernels; on the CPU torch's own convolution, which oneDNN computes, and the rest of the
+formula.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from .calls import request_of
 from .geometry import Options
 
 _ARGUMENTS = (
-    "Tensor x, Tensor weight, Tensor? bias, Tensor? residual, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, *, "
+    "Tensor x, Tensor weight, Tensor? bias, Tensor? residual, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt "
+    "groups, *, "
     "str padding_mode='zeros', str activation='none', ScalarType? out_dtype=None, str algorithm='auto', "
     f"SymInt workspace_limit={router.WORKSPACE_LIMIT}, str? float32_precision=None"
 )
@@ -31,14 +33,16 @@ library.define(f"conv2d({_ARGUMENTS}) -> Tensor")
 library.define(f"conv2d_out(Tensor(a!) out, {_ARGUMENTS}) -> ()")
 
 
-def options_of(stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int, padding_mode: str, activation: str):
+def options_of(
+    stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int, padding_mode: str, activation: str
+):
     """Make of an operator's arguments what `geometry.options` makes of the public function's, checked there again."""
     if len(stride) != 2 or len(padding) != 4 or len(dilation) != 2:
         raise ValueError(f"stride, padding, dilation: got {stride}, {padding}, {dilation}, expected 2, 4 and 2 integers")
     return geometry.options((1, 1), tuple(stride), tuple(padding), tuple(dilation), groups, padding_mode, activation)
 
 
-# ---- forward -----------------------------------------------------------------------------------------------------------------------
+# ---- forward -----------------------------------------------------------------------------------------------------------------
 
 
 @torch.library.impl(library, "conv2d", "CompositeExplicitAutograd")
@@ -53,18 +57,39 @@ def _conv2d(
 
 @torch.library.impl(library, "conv2d_out", "CompositeExplicitAutograd")
 def _conv2d_out(
-    out, x, weight, bias, residual, stride, padding, dilation, groups, *, padding_mode="zeros", activation="none", out_dtype=None,
-    algorithm="auto", workspace_limit=router.WORKSPACE_LIMIT, float32_precision=None,
-):  # fmt: skip
+    out,
+    x,
+    weight,
+    bias,
+    residual,
+    stride,
+    padding,
+    dilation,
+    groups,
+    *,
+    padding_mode="zeros",
+    activation="none",
+    out_dtype=None,
+    algorithm="auto",
+    workspace_limit=router.WORKSPACE_LIMIT,
+    float32_precision=None,
+):
     refuse_derivatives(out=out, x=x, weight=weight, bias=bias, residual=residual)
     o = options_of(stride, padding, dilation, groups, padding_mode, activation)
     into(out, x, weight, bias, residual, o, out_dtype, algorithm, workspace_limit, float32_precision)
 
 
 def new_tensor(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, o: Options, out_dtype: torch.dtype | None, algorithm: str,
-    workspace_limit: int, float32_precision: str | None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    o: Options,
+    out_dtype: torch.dtype | None,
+    algorithm: str,
+    workspace_limit: int,
+    float32_precision: str | None,
+) -> Tensor:
     """The result; no gradient is recorded."""
     geometry.check_places(x, weight=weight, bias=bias, residual=residual)
     request = request_of(x, out_dtype, algorithm, workspace_limit, float32_precision)
@@ -81,9 +106,17 @@ def new_tensor(
 
 
 def into(
-    out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, o: Options, out_dtype: torch.dtype | None,
-    algorithm: str, workspace_limit: int, float32_precision: str | None,
-) -> None:  # fmt: skip
+    out: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    o: Options,
+    out_dtype: torch.dtype | None,
+    algorithm: str,
+    workspace_limit: int,
+    float32_precision: str | None,
+) -> None:
     """The result into `out`."""
     geometry.check_places(x, weight=weight, bias=bias, residual=residual, out=out)
     request = request_of(x, out_dtype, algorithm, workspace_limit, float32_precision)
@@ -110,8 +143,21 @@ def on_cpu(x: Tensor) -> bool:
 
 
 def _fake(
-    x, weight, bias, residual, stride, padding, dilation, groups, *, padding_mode="zeros", activation="none", out_dtype=None, out=None, **_
-):  # fmt: skip
+    x,
+    weight,
+    bias,
+    residual,
+    stride,
+    padding,
+    dilation,
+    groups,
+    *,
+    padding_mode="zeros",
+    activation="none",
+    out_dtype=None,
+    out=None,
+    **_,
+):
     o = options_of(stride, padding, dilation, groups, padding_mode, activation)
     geometry.check_places(x, weight=weight, bias=bias, residual=residual, out=out)
     for size in weight.shape[2:]:
@@ -128,7 +174,7 @@ torch.library.register_fake("hipconv::conv2d", _fake, lib=library)
 torch.library.register_fake("hipconv::conv2d_out", _fake_out, lib=library)
 
 
-# ---- by torch ----------------------------------------------------------------------------------------------------------------------
+# ---- by torch ----------------------------------------------------------------------------------------------------------------
 
 
 def with_padding(x: Tensor, o: Options) -> tuple[Tensor, tuple[int, int]]:
@@ -143,12 +189,19 @@ def with_padding(x: Tensor, o: Options) -> tuple[Tensor, tuple[int, int]]:
 
 @functools.cache
 def fast_on_cpu(dtype: torch.dtype) -> bool:
-    """Tell whether oneDNN convolves in `dtype` here; torch's own loops, which take over elsewhere, are many times slower than f32."""
-    supports = {torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported, torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported}
+    """Tell whether oneDNN convolves in `dtype` here; torch's own loops, which take over elsewhere,
+    are many times slower than f32.
+    """
+    supports = {
+        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
+        torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
+    }
     return dtype == torch.float32 or supports[dtype]()
 
 
-def _by_torch(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, o: Options, dtype: torch.dtype) -> Tensor:
+def _by_torch(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, o: Options, dtype: torch.dtype
+) -> Tensor:
     """Rounded once: in 16 bits only if nothing but an exact activation follows, and if the processor is fast at it."""
     exact = o.activation in ROUNDED_FIRST and residual is None and dtype == x.dtype and (bias is None or bias.dtype == dtype)
     if not (exact and fast_on_cpu(dtype)):
@@ -160,7 +213,7 @@ def _by_torch(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor |
     return ACTIVATIONS[o.activation](result).to(dtype)
 
 
-# ---- autocast, lazy negation -------------------------------------------------------------------------------------------------------
+# ---- autocast, lazy negation -------------------------------------------------------------------------------------------------
 
 cast_by_autocast(library, "conv2d", ("x", "weight", "bias", "residual"))
 cast_by_autocast(library, "conv2d_out", ("x", "weight", "bias", "residual"))

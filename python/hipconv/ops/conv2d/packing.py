@@ -26,7 +26,8 @@ PACKING = ("winograd_f4", "winograd_f2")
 
 
 class PackedFilters:
-    """The filters of a conv2d, as `hipconv.prepack_conv2d` makes them; `hipconv.conv2d` takes them in the place of its `weight`.
+    """The filters of a conv2d, as `hipconv.prepack_conv2d` makes them; `hipconv.conv2d` takes them in the place of its
+    `weight`.
 
     Their values never change: what happens later to the tensor that they were made from does not reach them.
     """
@@ -70,22 +71,29 @@ def prepack_conv2d(weight: Tensor, algorithm: str | Sequence[str] = "auto") -> P
     Args:
         weight: (out_channels, in_channels / groups, height, width), float32, float16 or bfloat16, any strides; copied.
         algorithm: what reads them besides the algorithms that take dense channels_last filters as they are: a name of
-            `hipconv.conv2d_router.METHODS`, several of them, or "auto" for what conv2d may choose by itself, which so far are those alone.
+            `hipconv.conv2d_router.METHODS`, several of them, or "auto" for what conv2d may choose by itself, which so far are
+            those alone.
 
     Returns:
-        An object that `hipconv.conv2d` and `hipconv.conv2d_plan` take as `weight`, on the device of `weight`. It records no gradient. When
-        this returns, its memory is written, so that any stream may use it, and CUDA graphs may be captured with it.
+        An object that `hipconv.conv2d` and `hipconv.conv2d_plan` take as `weight`, on the device of `weight`. It records no
+        gradient. When this returns, its memory is written, so that any stream may use it, and CUDA graphs may be captured with
+        it.
 
     Raises:
-        TypeError: an argument of the wrong kind. ValueError: a shape that is none of filters, a name that is unknown, or filters that an
+        TypeError: an argument of the wrong kind. ValueError: a shape that is none of filters, a name that is unknown, or
+            filters that an
         algorithm named does not pack. hipconv.errors.JitError: the kernels had to be built and could not be.
     """
     require_kinds(prepack_conv2d, locals())
     require_dense(weight=weight)
     if weight.device.type not in ("cpu", "cuda"):
-        raise ValueError(f"weight: got a tensor on {weight.device}, expected one on the CPU or on a GPU that this torch calls 'cuda'")
+        raise ValueError(
+            f"weight: got a tensor on {weight.device}, expected one on the CPU or on a GPU that this torch calls 'cuda'"
+        )
     if weight.dim() != 4:
-        raise ValueError(f"weight: got shape {tuple(weight.shape)}, expected (out_channels, in_channels / groups, height, width)")
+        raise ValueError(
+            f"weight: got shape {tuple(weight.shape)}, expected (out_channels, in_channels / groups, height, width)"
+        )
     if weight.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         raise TypeError(f"weight: got dtype {weight.dtype}, expected torch.float32, torch.float16 or torch.bfloat16")
     names = (algorithm,) if isinstance(algorithm, str) else tuple(algorithm)
@@ -94,7 +102,8 @@ def prepack_conv2d(weight: Tensor, algorithm: str | Sequence[str] = "auto") -> P
             raise ValueError(f"algorithm: got {describe(name)}, expected 'auto' or names of hipconv.conv2d_router.METHODS")
         if name in PACKING and not _is_packed(weight):
             raise ValueError(
-                f"algorithm: got {describe(name)} for weight of shape {tuple(weight.shape)} and {weight.dtype}, expected 3x3 filters of a "
+                f"algorithm: got {describe(name)} for weight of shape {tuple(weight.shape)} and {weight.dtype}, expected 3x3 "
+                f"filters of a "
                 "16-bit type"
             )
     with torch.inference_mode(False):  # a tensor that any later mode can use
@@ -117,7 +126,7 @@ def _is_packed(weight: Tensor) -> bool:
     return tuple(weight.shape[2:]) == (3, 3) and weight.dtype != torch.float32
 
 
-# ---- what is kept from call to call ------------------------------------------------------------------------------------------------
+# ---- what is kept from call to call ------------------------------------------------------------------------------------------
 
 
 class _Planes(NamedTuple):
@@ -155,7 +164,11 @@ def _forget(key: int):
 def _keep(weight: Tensor, entry: _Entry) -> None:
     _entries[id(weight)] = entry
     _entries.move_to_end(id(weight))
-    sizes = {key: sum(planes.packed.numel() for planes in kept.planes.values()) for key, kept in _entries.items() if not kept.is_lasting}
+    sizes = {
+        key: sum(planes.packed.numel() for planes in kept.planes.values())
+        for key, kept in _entries.items()
+        if not kept.is_lasting
+    }
     total = sum(sizes.values())
     for key, size in sizes.items():
         if total <= PACKED_LIMIT or key == id(weight):
@@ -176,9 +189,9 @@ def _pack(module: ModuleType, weight: Tensor, algorithm: str) -> _Planes:
 def planes_of(module: ModuleType, weight: Tensor, algorithm: str) -> Tensor | None:
     """The filters as `algorithm` reads them: packed when `weight` last changed. None where the call has to pack them itself.
 
-    A graph that is being captured packs filters in each replay, as it has to see what becomes of `weight`; unless prepack_conv2d made
-    them. So does a call on an inference tensor, whose changes are not counted. Changes that torch does not count (through `weight.data`
-    or memory shared with numpy) are not seen: after these, call `forget`.
+    A graph that is being captured packs filters in each replay, as it has to see what becomes of `weight`; unless
+    prepack_conv2d made them. So does a call on an inference tensor, whose changes are not counted. Changes that torch does not
+    count (through `weight.data` or memory shared with numpy) are not seen: after these, call `forget`.
     """
     capturing = weight.is_cuda and torch.cuda.is_current_stream_capturing()
     with _lock:
@@ -208,7 +221,9 @@ def planes_of(module: ModuleType, weight: Tensor, algorithm: str) -> Tensor | No
 
 
 def forget(weight: Tensor | None = None) -> None:
-    """Drop what plain calls keep of filters: of `weight`, or of all. Needed only after a change of them that torch does not count."""
+    """Drop what plain calls keep of filters: of `weight`, or of all.
+    Needed only after a change of them that torch does not count.
+    """
     with _lock:
         for key, entry in list(_entries.items()):
             if not entry.is_lasting and (weight is None or entry.weight() is weight):

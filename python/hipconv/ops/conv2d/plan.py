@@ -42,7 +42,9 @@ class Conv2dPlan:
     workspace: int
     """Bytes of temporary memory, from torch's allocator."""
     float32_precision: str | None
-    """The precision of products of float32: "ieee", or "tf32" if they are made of factors rounded to it. None of others, and on the CPU."""
+    """The precision of products of float32: "ieee", or "tf32" if they are made of factors rounded to it. None of others,
+    and on the CPU.
+    """
 
     @property
     def floor(self) -> str:
@@ -52,8 +54,10 @@ class Conv2dPlan:
     def __str__(self) -> str:
         rounded = ", float32 rounded to TF32" if self.float32_precision == "tf32" else ""
         return (
-            f"{self.form} on {self.target} in {self.layout}{rounded}, chosen by {self.chosen_by} ({self.why}); algorithms that serve: "
-            f"{', '.join(self.serves) or 'none'}; workspace {si(self.workspace)}B; {self.flops / max(1, self.bytes_moved):.1f} FLOP a "
+            f"{self.form} on {self.target} in {self.layout}{rounded}, chosen by {self.chosen_by} ({self.why}); algorithms "
+            f"that serve: "
+            f"{', '.join(self.serves) or 'none'}; workspace {si(self.workspace)}B; "
+            f"{self.flops / max(1, self.bytes_moved):.1f} FLOP a "
             f"byte; floor: {self.floor}"
         )
 
@@ -82,15 +86,17 @@ def conv2d_plan(
     The choice depends on nothing but shapes, strides, dtypes, the alignment of addresses, and on what the target is.
 
     Args:
-        x, weight, bias, residual, out: as for a call. Tensors on the meta device (``torch.empty(..., device="meta")``) take no memory;
-            their storage counts as aligned to 16 bytes.
+        x, weight, bias, residual, out: as for a call. Tensors on the meta device (``torch.empty(..., device="meta")``) take no
+            memory; their storage counts as aligned to 16 bytes.
         float32_precision: as for a call. None is what torch's settings say, for plans of NVIDIA's cards on any machine.
-        target: an architecture: "gfx942", "sm_90" …, or "cpu". By default that of x's device and, for a meta tensor, that of the
-            first GPU, or the CPU where there is none. It need not be in this machine: plans for other GPUs come from the same
-            kernels' host code, which the first of them builds for this host, once, with a C++ compiler, and says so on stderr.
+        target: an architecture: "gfx942", "sm_90" …, or "cpu". By default that of x's device and, for a meta tensor, that of
+            the first GPU, or the CPU where there is none. It need not be in this machine: plans for other GPUs come from the
+            same kernels' host code, which the first of them builds for this host, once, with a C++ compiler, and says so on
+            stderr.
 
     Raises:
-        TypeError, ValueError: what the call would raise about kinds, shapes, dtypes and names. Devices and overlaps are not looked at.
+        TypeError, ValueError: what the call would raise about kinds, shapes, dtypes and names. Devices and overlaps are not
+            looked at.
         hipconv.errors.JitError: the module had to be built and could not be.
     """
     if isinstance(weight, PackedFilters):

@@ -1,4 +1,6 @@
-"""This tells whether a conv2d may round float32 factors to TF32: what its keyword says, else what torch's settings say for convolutions."""
+"""This tells whether a conv2d may round float32 factors to TF32: what its keyword says,
+else what torch's settings say for convolutions.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ def check(precision: str | None) -> None:
 def of_torch() -> str:
     """Return what torch's settings say for convolutions by cuDNN: whatever its own convolution would read.
 
-    `torch.backends.cudnn.allow_tf32` up to torch 2.8. Since then `torch.backends.cudnn.conv.fp32_precision`, which inherits from
-    `torch.backends.cudnn.fp32_precision` and `torch.backends.fp32_precision`, and which `allow_tf32` sets, too.
+    `torch.backends.cudnn.allow_tf32` up to torch 2.8. Since then `torch.backends.cudnn.conv.fp32_precision`, which inherits
+    from `torch.backends.cudnn.fp32_precision` and `torch.backends.fp32_precision`, and which `allow_tf32` sets, too.
     """
     if _setting_of is None:
         return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
@@ -33,7 +35,9 @@ def of_torch() -> str:
 
 
 def of_call(precision: str | None, x: Tensor) -> str:
-    """Read a call's keyword. torch computes true float32 on ROCm and on CPUs, whatever cuDNN's settings are; so do we (and simt)."""
+    """Read a call's keyword. torch computes true float32 on ROCm and on CPUs, whatever cuDNN's settings are;
+    so do we (and simt).
+    """
     if precision is not None:
         check(precision)
         return precision

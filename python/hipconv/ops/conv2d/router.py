@@ -1,7 +1,8 @@
 """Which algorithm, tile and split a conv2d runs with: one pure function from what a call is and what the card is.
 
-Every algorithm that serves a call estimates how long it takes, and the one that takes least is chosen. What an algorithm serves, and its
-tiles, are asked of the kernels' own host code and handed in. Nothing is tried out at run time, so a new shape costs nothing.
+Every algorithm that serves a call estimates how long it takes, and the one that takes least is chosen. What an algorithm
+serves, and its tiles, are asked of the kernels' own host code and handed in. Nothing is tried out at run time, so a new shape
+costs nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ class Algorithm(NamedTuple):
 
 
 ALGORITHMS = {
-    "depthwise": Algorithm("a group for each channel of x: rows of x pass by filters in registers, each read once", costs.depthwise),
+    "depthwise": Algorithm(
+        "a group for each channel of x: rows of x pass by filters in registers, each read once", costs.depthwise
+    ),
     "relaid_warpgroup_gemm": Algorithm(
         "x repacked to dense channels-last memory first, then warpgroup_gemm; 16-bit types", costs.relaid_warpgroup_gemm
     ),
@@ -35,14 +38,18 @@ ALGORITHMS = {
         "matrix cores on a patch of x in LDS: few channels or few filters, of a group or in all; 16-bit types", costs.direct
     ),
     "wave_gemm": Algorithm(
-        "matrix cores fed from memory without LDS, the waves of a block share each sum: small problems; 16-bit types, one group",
+        "matrix cores fed from memory without LDS, the waves of a block share each sum: small problems; 16-bit types, one "
+        "group",
         costs.wave_gemm,
     ),
     "split_warpgroup_gemm": Algorithm(
-        "float32 repacked into two parts of TF32, whose three products the warpgroups of sm_90 add up", costs.split_warpgroup_gemm
+        "float32 repacked into two parts of TF32, whose three products the warpgroups of sm_90 add up",
+        costs.split_warpgroup_gemm,
     ),
     "winograd_f4": Algorithm(
-        "3x3 filters of stride 1 by 36 products for 16 outputs instead of 144, of float16; 16-bit types", costs.winograd_f4, exact=False
+        "3x3 filters of stride 1 by 36 products for 16 outputs instead of 144, of float16; 16-bit types",
+        costs.winograd_f4,
+        exact=False,
     ),
     "winograd_f2": Algorithm(
         "the same by 16 products for 4 outputs instead of 36: slower, with smaller errors", costs.winograd_f2, exact=False
@@ -54,7 +61,9 @@ ALGORITHMS = {
         "float32 as sums of three products of TF32 parts, on the matrix cores of sm_80 and later, in implicit_gemm's tiles",
         costs.split_implicit_gemm,
     ),
-    "implicit_gemm": Algorithm("matrix cores, output pixels by filters in tiles; split-K where tiles are few", costs.implicit_gemm),
+    "implicit_gemm": Algorithm(
+        "matrix cores, output pixels by filters in tiles; split-K where tiles are few", costs.implicit_gemm
+    ),
     "naive": Algorithm("a thread per output: any shape, strides, groups, dilation and padding mode"),
 }
 """The algorithms of GPUs, in the order in which plans list them, and in which the first of two that take as long is chosen."""
@@ -75,12 +84,14 @@ class Choice(NamedTuple):
 
 
 @functools.lru_cache(4096)
-def choose(problem: Problem, card: Card, serving: tuple[tuple[str, Tiles], ...], workspace_limit: int = WORKSPACE_LIMIT) -> Choice:
+def choose(
+    problem: Problem, card: Card, serving: tuple[tuple[str, Tiles], ...], workspace_limit: int = WORKSPACE_LIMIT
+) -> Choice:
     """The plan of a call: the algorithm that takes least.
 
     Args:
-        serving: the algorithms that can run it, each with the tiles it has on the card (none if it has no tiles). One that was asked for
-            by name comes alone.
+        serving: the algorithms that can run it, each with the tiles it has on the card (none if it has no tiles). One that was
+            asked for by name comes alone.
         workspace_limit: bytes that the parts of a split sum may take.
     """
     estimates = {name: ALGORITHMS[name].estimate(problem, card, tiles, workspace_limit) for name, tiles in serving}
@@ -97,16 +108,22 @@ def estimated_us(problem: Problem, card: Card, serving: Sequence[tuple[str, Tile
     return min((ALGORITHMS[name].estimate(problem, card, tiles, workspace_limit).us for name, tiles in serving), default=0.0)
 
 
-# ---- by name -----------------------------------------------------------------------------------------------------------------------
+# ---- by name -----------------------------------------------------------------------------------------------------------------
 
 
 def requested(
-    keyword: str, variable: str | None, here: Sequence[str], *, known: Sequence[str] = (*METHODS, CPU_METHOD), name: str = VARIABLE
+    keyword: str,
+    variable: str | None,
+    here: Sequence[str],
+    *,
+    known: Sequence[str] = (*METHODS, CPU_METHOD),
+    name: str = VARIABLE,
 ) -> tuple[str, str]:
-    """(the algorithm asked for or "auto", what asked for it): a call's `algorithm`, else the environment variable `name`, else "auto".
+    """(the algorithm asked for or "auto", what asked for it): a call's `algorithm`, else the environment variable `name`, else
+    "auto".
 
-    The variable holds for every backend, so it may name an algorithm that only another one has, and then means nothing here. `known` has
-    those of all backends.
+    The variable holds for every backend, so it may name an algorithm that only another one has, and then means nothing here.
+    `known` has those of all backends.
     """
     if keyword != "auto":
         if keyword not in here:

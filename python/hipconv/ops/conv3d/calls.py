@@ -1,4 +1,6 @@
-"""From a conv3d's tensors to the launch that the kernels' module makes of them: what is worked out once for calls that are alike."""
+"""From a conv3d's tensors to the launch that the kernels' module makes of them:
+what is worked out once for calls that are alike.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def prepare(target: Target, card: Card, kinds: Tensors, o: Options, r: Request) 
     def call(algorithm: str) -> Any:
         numbers = (o.stride, front, o.padding[2:], o.dilation, o.groups, shape[2:])
         is_causal = o.time_padding is not None
-        return module.Call(*numbers, o.time_mode, is_causal, o.padding_mode, o.activation, algorithm, card.arch, card.compute_units)
+        return module.Call(
+            *numbers, o.time_mode, is_causal, o.padding_mode, o.activation, algorithm, card.arch, card.compute_units
+        )
 
     names = module.conv3d_algorithms()
     wanted, chosen_by = router.requested(r.algorithm, r.variable, names)
@@ -68,7 +72,9 @@ def prepare(target: Target, card: Card, kinds: Tensors, o: Options, r: Request) 
     serving: dict[str, tuple[str, int]] = {}
     refusals: dict[str, str] = {}
     for name in names:
-        refusal, form, workspace = module.conv3d_service(result, t.cache_out, t.x, t.weight, t.bias, t.residual, t.cache, call(name))
+        refusal, form, workspace = module.conv3d_service(
+            result, t.cache_out, t.x, t.weight, t.bias, t.residual, t.cache, call(name)
+        )
         if refusal is not None:
             refusals[name] = f"serves {refusal}"
         elif workspace > r.workspace_limit:

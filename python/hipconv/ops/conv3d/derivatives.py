@@ -1,4 +1,6 @@
-"""The derivatives of ``torch.ops.hipconv.conv3d``: torch's own convolution backward, what comes before and after it, and `torch.vmap`."""
+"""The derivatives of ``torch.ops.hipconv.conv3d``: torch's own convolution backward, what comes before and after it,
+and `torch.vmap`.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,7 @@ _DEFAULTS = {a.name: a.default_value for a in torch.ops.hipconv.conv3d.default._
 on_autograd_key(library, "conv3d", _on_autograd)
 
 
-# ---- vmap --------------------------------------------------------------------------------------------------------------------------
+# ---- vmap --------------------------------------------------------------------------------------------------------------------
 
 
 def _on_vmap(size, in_dims, x, weight, bias, residual, cache, stride, padding, dilation, groups, **choices):
@@ -112,7 +114,9 @@ def _on_vmap(size, in_dims, x, weight, bias, residual, cache, stride, padding, d
     folded = [fold(t, dim, size, into) for t, dim in ((x, in_dims[0]), (residual, in_dims[3]), (cache, in_dims[4]))]
     filters = (weight, bias) if same_filters else (fold(weight, in_dims[1], size, 0), fold(bias, in_dims[2], size, 0))
     groups = groups if same_filters else groups * size
-    result = torch.ops.hipconv.conv3d.default(folded[0], *filters, folded[1], folded[2], stride, padding, dilation, groups, **choices)
+    result = torch.ops.hipconv.conv3d.default(
+        folded[0], *filters, folded[1], folded[2], stride, padding, dilation, groups, **choices
+    )
     return result.unflatten(into, (size, result.shape[into] // size)), into
 
 

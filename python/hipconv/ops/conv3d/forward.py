@@ -32,14 +32,14 @@ def conv3d(
     out: Tensor | None = None,
     workspace_limit: int = router.WORKSPACE_LIMIT,
 ) -> Tensor:
-    """3-D convolution of video, chunk by chunk: ``torch.nn.functional.conv3d`` with the frames before x read where they lie, and with
-    bias, residual and activation in the same kernel.
+    """3-D convolution of video, chunk by chunk: ``torch.nn.functional.conv3d`` with the frames before x read where they lie,
+    and with bias, residual and activation in the same kernel.
 
-    ``out[n, k, t, p, q] = act(bias[k] + sum_{c, i, r, s} weight[k, c, i, r, s] * v[n, g C/G + c, t stride_t - front + i dilation_t,
-    p stride_h - top + r dilation_h, q stride_w - left + s dilation_w] + residual[n, k, t, p, q])``, g being filter k's group and v the
-    frames of `cache` followed by those of `x`; summed in float32 and rounded once, to nearest even. Semantics and argument order are those
-    of torch, the cache's those of the causal convolutions of Wan, CogVideoX and LTX in diffusers; `hipconv.reference.conv3d` states all in
-    float64.
+    ``out[n, k, t, p, q] = act(bias[k] + sum_{c, i, r, s} weight[k, c, i, r, s] * v[n, g C/G + c, t stride_t - front + i
+    dilation_t, p stride_h - top + r dilation_h, q stride_w - left + s dilation_w] + residual[n, k, t, p, q])``, g being filter
+    k's group and v the frames of `cache` followed by those of `x`; summed in float32 and rounded once, to nearest even.
+    Semantics and argument order are those of torch, the cache's those of the causal convolutions of Wan, CogVideoX and LTX in
+    diffusers; `hipconv.reference.conv3d` states all in float64.
 
     Args:
         x: (batch, in_channels, frames, height, width), or without batch, float32, float16 or bfloat16, any strides. In NCDHW or
@@ -47,38 +47,41 @@ def conv3d(
         weight: (out_channels, in_channels / groups, kernel frames, kernel height, kernel width), the dtype of `x`, any strides.
         bias: (out_channels,), float32, float16 or bfloat16; None for none.
         stride, dilation: an int, or a triple (frames, height, width).
-        padding: an int, a triple, (front, back, top, bottom, left, right), "valid" for none, or "same" for a result of the size of x, with
-            stride 1. With `time_padding` that of frames is 0.
-        cache: the frames before x, of a call before: (batch, in_channels, at most (kernel frames - 1) * dilation, height, width), the dtype
-            of x, any strides. It is read in place. With a stride in time its number of frames says where the first window begins.
-        cache_out: gets the last (kernel frames - 1) * dilation frames of cache and x, for the next call: (batch, in_channels, that many,
-            height, width), the dtype of x, any strides, memory of its own: two calls swap two buffers. Where there are not as many, what
-            `time_padding` has stands before them (zeros where it is None). Written together with the result.
-        time_padding: None: `padding` of the frames on both sides, as torch has it; those of a cache count as frames of x. "zeros", "first":
-            causal. Of the (kernel frames - 1) * dilation frames before the first one of x those that a cache does not have are zeros, or
-            the first frame that there is.
-        padding_mode: "zeros", "reflect" (padding less than the size), "replicate" or "circular" (at most the size) of rows and columns,
-            and of frames without `time_padding`. No padded copy is made.
-        activation: "none", "relu", "relu6", "gelu" (by erf), "gelu_tanh", "silu", "sigmoid", "tanh", "leaky_relu" (slope 0.01) or
-            "hardswish".
+        padding: an int, a triple, (front, back, top, bottom, left, right), "valid" for none, or "same" for a result of the size
+            of x, with stride 1. With `time_padding` that of frames is 0.
+        cache: the frames before x, of a call before: (batch, in_channels, at most (kernel frames - 1) * dilation, height,
+            width), the dtype of x, any strides. It is read in place. With a stride in time its number of frames says where the
+            first window begins.
+        cache_out: gets the last (kernel frames - 1) * dilation frames of cache and x, for the next call: (batch, in_channels,
+            that many, height, width), the dtype of x, any strides, memory of its own: two calls swap two buffers. Where there
+            are not as many, what `time_padding` has stands before them (zeros where it is None). Written together with the
+            result.
+        time_padding: None: `padding` of the frames on both sides, as torch has it; those of a cache count as frames of x.
+            "zeros", "first": causal. Of the (kernel frames - 1) * dilation frames before the first one of x those that a cache
+            does not have are zeros, or the first frame that there is.
+        padding_mode: "zeros", "reflect" (padding less than the size), "replicate" or "circular" (at most the size) of rows and
+            columns, and of frames without `time_padding`. No padded copy is made.
+        activation: "none", "relu", "relu6", "gelu" (by erf), "gelu_tanh", "silu", "sigmoid", "tanh", "leaky_relu" (slope 0.01)
+            or "hardswish".
         residual: added before the activation; of the shape of the result, any of the three dtypes, any strides. None for none.
         out_dtype: the dtype of the result; that of `x` by default.
-        algorithm: the name of what computes it, or "auto" for the one that the environment variable HIPCONV_CONV3D_ALGORITHM names or,
-            failing that, the library's choice (`conv3d_plan` shows it). On a GPU those of `hipconv.conv3d_router.METHODS`; on the CPU
-            "torch", torch's own convolution.
-        out: written and returned, instead of a new tensor: of the result's shape, any of the three dtypes, any strides that give each
-            element memory of its own; on a GPU, none of it shared with an input.
+        algorithm: the name of what computes it, or "auto" for the one that the environment variable HIPCONV_CONV3D_ALGORITHM
+            names or, failing that, the library's choice (`conv3d_plan` shows it). On a GPU those of
+            `hipconv.conv3d_router.METHODS`; on the CPU "torch", torch's own convolution.
+        out: written and returned, instead of a new tensor: of the result's shape, any of the three dtypes, any strides that
+            give each element memory of its own; on a GPU, none of it shared with an input.
         workspace_limit: bytes of temporary memory that the call may take from torch's allocator, on a GPU.
 
     Returns:
-        (batch, out_channels, out frames, out height, out width), without batch if x has none, dense, in the layout of `x`. A gradient is
-        recorded where an input requires one, unless `out` or `cache_out` is given: torch's own convolution backward. Forward-mode
-        derivatives, `torch.func`, `torch.vmap` and autocast are served.
+        (batch, out_channels, out frames, out height, out width), without batch if x has none, dense, in the layout of `x`. A
+        gradient is recorded where an input requires one, unless `out` or `cache_out` is given: torch's own convolution
+        backward. Forward-mode derivatives, `torch.func`, `torch.vmap` and autocast are served.
 
     Raises:
         TypeError: an argument of the wrong kind or dtype.
-        ValueError: shapes that do not fit, padding too large for the mode, an empty result, a device or a name that is not served, an
-            algorithm that does not serve the call (the message says which do), `out` or `cache_out` that overlaps. Nothing is written then.
+        ValueError: shapes that do not fit, padding too large for the mode, an empty result, a device or a name that is not
+            served, an algorithm that does not serve the call (the message says which do), `out` or `cache_out` that overlaps.
+            Nothing is written then.
         hipconv.errors.JitError: the kernels had to be built and could not be.
         RuntimeError: the kernel could not be launched.
 

@@ -1,4 +1,5 @@
-"""The arguments of a conv3d mean this: strides, padding, cached frames and shapes as plain integers, checked before anything runs.
+"""The arguments of a conv3d mean this: strides, padding, cached frames and shapes as plain integers, checked before anything
+runs.
 
 Nothing here looks at a tensor's memory. Integers may be symbolic (torch.SymInt).
 """
@@ -47,9 +48,15 @@ class Options(NamedTuple):
 
 
 def options(
-    kernel: tuple[int, int, int], stride: Ints, padding: Padding, dilation: Ints, groups: int, time_padding: str | None, padding_mode: str,
+    kernel: tuple[int, int, int],
+    stride: Ints,
+    padding: Padding,
+    dilation: Ints,
+    groups: int,
+    time_padding: str | None,
+    padding_mode: str,
     activation: str,
-) -> Options:  # fmt: skip
+) -> Options:
     """Arguments as the public function takes them, for filters of `kernel` = (frames, height, width)."""
     parse_activation(activation, ACTIVATIONS)
     for name, value, known in (("padding_mode", padding_mode, PADDING_MODES), ("time_padding", time_padding, TIME_PADDINGS)):
@@ -64,14 +71,19 @@ def options(
     sides = _padding(padding, kernel, steps, dilations, time_padding)
     if time_padding is not None and (sides[0] != 0 or sides[1] != 0):
         raise ValueError(
-            f"padding: got {describe(padding)} with time_padding '{time_padding}', expected 0 for the frames, as (kernel frames - 1) * "
+            f"padding: got {describe(padding)} with time_padding '{time_padding}', expected 0 for the frames, as (kernel "
+            f"frames - 1) * "
             "dilation of them stand before the first one then: pass (0, height, width)"
         )
     return Options(steps, sides, dilations, groups, time_padding, padding_mode, activation)
 
 
 def _padding(
-    padding: Padding, kernel: tuple[int, int, int], stride: tuple[int, int, int], dilation: tuple[int, int, int], time_padding: str | None
+    padding: Padding,
+    kernel: tuple[int, int, int],
+    stride: tuple[int, int, int],
+    dilation: tuple[int, int, int],
+    time_padding: str | None,
 ) -> tuple[int, int, int, int, int, int]:
     if isinstance(padding, str):
         if padding == "valid":
@@ -79,7 +91,9 @@ def _padding(
         if padding != "same":
             raise ValueError(f"padding: got {describe(padding)}, expected 'same', 'valid', an int, a triple or six integers")
         if stride != (1, 1, 1):
-            raise ValueError(f"padding: got 'same' with stride {stride}, expected stride 1: the result has the size of x only then")
+            raise ValueError(
+                f"padding: got 'same' with stride {stride}, expected stride 1: the result has the size of x only then"
+            )
         t, h, w = (d * (k - 1) for d, k in zip(dilation, kernel, strict=True))
         if time_padding is not None:
             t = 0
@@ -100,7 +114,7 @@ def _triple(name: str, value: Padding, at_least: int) -> tuple[int, int, int]:
     return values[0], values[len(values) // 2], values[-1]
 
 
-# ---- shapes ------------------------------------------------------------------------------------------------------------------------
+# ---- shapes ------------------------------------------------------------------------------------------------------------------
 
 Shape = tuple[int, int, int, int, int]
 
@@ -108,12 +122,16 @@ Shape = tuple[int, int, int, int, int]
 def kernel_size(weight: Sequence[int]) -> tuple[int, int, int]:
     """(frames, height, width) of filters of this shape."""
     if len(weight) != 5:
-        raise ValueError(f"weight: got shape {tuple(weight)}, expected (out_channels, in_channels / groups, frames, height, width)")
+        raise ValueError(
+            f"weight: got shape {tuple(weight)}, expected (out_channels, in_channels / groups, frames, height, width)"
+        )
     return weight[2], weight[3], weight[4]
 
 
 def out_shape(x: Sequence[int], weight: Sequence[int], cached: int, o: Options) -> Shape:
-    """(batch, out_channels, frames, height, width) of the result, `cached` frames standing before x; ValueError where they do not fit."""
+    """(batch, out_channels, frames, height, width) of the result, `cached` frames standing before x;
+    ValueError where they do not fit.
+    """
     kernel = kernel_size(weight)
     batch, channels, *volume = x
     filters, group_channels = weight[:2]
@@ -122,10 +140,13 @@ def out_shape(x: Sequence[int], weight: Sequence[int], cached: int, o: Options) 
     if channels % o.groups:
         raise ValueError(f"groups: got {o.groups} for x of shape {tuple(x)}, expected a divisor of its {channels} channels")
     if filters % o.groups:
-        raise ValueError(f"groups: got {o.groups} for weight of shape {tuple(weight)}, expected a divisor of its {filters} filters")
+        raise ValueError(
+            f"groups: got {o.groups} for weight of shape {tuple(weight)}, expected a divisor of its {filters} filters"
+        )
     if group_channels != channels // o.groups or min(kernel) < 1:
         raise ValueError(
-            f"weight: got shape {tuple(weight)}, expected (out_channels, {channels // o.groups}, frames, height, width), the {channels} "
+            f"weight: got shape {tuple(weight)}, expected (out_channels, {channels // o.groups}, frames, height, width), the "
+            f"{channels} "
             f"channels of x over {o.groups} groups, and a filter of at least one tap"
         )
     sizes = []
@@ -133,12 +154,20 @@ def out_shape(x: Sequence[int], weight: Sequence[int], cached: int, o: Options) 
     sides = ((front, o.padding[1]), o.padding[2:4], o.padding[4:])
     modes = (o.time_mode, o.padding_mode, o.padding_mode)
     for axis, size, taps, step, dilation, (before, after), mode in zip(
-        ("frames", "height", "width"), (cached + volume[0], *volume[1:]), kernel, o.stride, o.dilation, sides, modes, strict=True
+        ("frames", "height", "width"),
+        (cached + volume[0], *volume[1:]),
+        kernel,
+        o.stride,
+        o.dilation,
+        sides,
+        modes,
+        strict=True,
     ):
         limit = {"reflect": size - 1, "circular": size, "replicate": 2**31 - 1 if size > 0 else 0}.get(mode)
         if limit is not None and max(before, after) > limit:
             raise ValueError(
-                f"padding: got {before} and {after} for an x of {axis} {size}, expected at most {limit} with padding_mode '{mode}'"
+                f"padding: got {before} and {after} for an x of {axis} {size}, expected at most {limit} with padding_mode "
+                f"'{mode}'"
             )
         span = dilation * (taps - 1) + 1
         padded = size + before + after
@@ -200,11 +229,13 @@ def check(t: Tensors, out_dtype: torch.dtype | None, o: Options) -> Shape:
     return shape
 
 
-# ---- layouts -----------------------------------------------------------------------------------------------------------------------
+# ---- layouts -----------------------------------------------------------------------------------------------------------------
 
 
 def is_channels_last(x: Tensor, weight: Tensor) -> bool:
-    """Tell whether channels are the denser axis of x: of weight where x has one channel or pixel, and not if that leaves it open too."""
+    """Tell whether channels are the denser axis of x: of weight where x has one channel or pixel,
+    and not if that leaves it open too.
+    """
     for tensor in (x, weight):
         _, channels, frames, height, width = tensor.shape
         if channels != 1 and (frames != 1 or height != 1 or width != 1):

@@ -21,7 +21,8 @@ from .calls import request_of
 from .geometry import Options, Tensors
 
 _ARGUMENTS = (
-    "Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor? cache, SymInt[] stride, SymInt[] padding, SymInt[] dilation, "
+    "Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor? cache, SymInt[] stride, SymInt[] padding, SymInt[] "
+    "dilation, "
     "SymInt groups, *, str? time_padding=None, str padding_mode='zeros', str activation='none', ScalarType? out_dtype=None, "
     f"str algorithm='auto', SymInt workspace_limit={router.WORKSPACE_LIMIT}"
 )
@@ -30,23 +31,44 @@ library.define(f"conv3d_out(Tensor(a!) out, Tensor(b!)? cache_out, {_ARGUMENTS})
 
 
 def options_of(
-    stride: Sequence[int], sides: Sequence[int], dilation: Sequence[int], groups: int, time_padding: str | None, padding_mode: str,
+    stride: Sequence[int],
+    sides: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    time_padding: str | None,
+    padding_mode: str,
     activation: str,
-) -> Options:  # fmt: skip
+) -> Options:
     """Make of an operator's arguments what `geometry.options` makes of the public function's, checked there again."""
     if len(stride) != 3 or len(sides) != 6 or len(dilation) != 3:
         raise ValueError(f"stride, padding, dilation: got {stride}, {sides}, {dilation}, expected 3, 6 and 3 integers")
-    return geometry.options((1, 1, 1), tuple(stride), tuple(sides), tuple(dilation), groups, time_padding, padding_mode, activation)
+    return geometry.options(
+        (1, 1, 1), tuple(stride), tuple(sides), tuple(dilation), groups, time_padding, padding_mode, activation
+    )
 
 
-# ---- forward -----------------------------------------------------------------------------------------------------------------------
+# ---- forward -----------------------------------------------------------------------------------------------------------------
 
 
 @torch.library.impl(library, "conv3d", "CompositeExplicitAutograd")
 def _conv3d(
-    x, weight, bias, residual, cache, stride, padding, dilation, groups, *, time_padding=None, padding_mode="zeros", activation="none",
-    out_dtype=None, algorithm="auto", workspace_limit=router.WORKSPACE_LIMIT,
-):  # fmt: skip
+    x,
+    weight,
+    bias,
+    residual,
+    cache,
+    stride,
+    padding,
+    dilation,
+    groups,
+    *,
+    time_padding=None,
+    padding_mode="zeros",
+    activation="none",
+    out_dtype=None,
+    algorithm="auto",
+    workspace_limit=router.WORKSPACE_LIMIT,
+):
     o = options_of(stride, padding, dilation, groups, time_padding, padding_mode, activation)
     check_places(x, weight=weight, bias=bias, residual=residual, cache=cache)
     t = Tensors(x, weight, bias, residual, cache)
@@ -68,9 +90,25 @@ def _conv3d(
 
 @torch.library.impl(library, "conv3d_out", "CompositeExplicitAutograd")
 def _conv3d_out(
-    out, cache_out, x, weight, bias, residual, cache, stride, padding, dilation, groups, *, time_padding=None, padding_mode="zeros",
-    activation="none", out_dtype=None, algorithm="auto", workspace_limit=router.WORKSPACE_LIMIT,
-):  # fmt: skip
+    out,
+    cache_out,
+    x,
+    weight,
+    bias,
+    residual,
+    cache,
+    stride,
+    padding,
+    dilation,
+    groups,
+    *,
+    time_padding=None,
+    padding_mode="zeros",
+    activation="none",
+    out_dtype=None,
+    algorithm="auto",
+    workspace_limit=router.WORKSPACE_LIMIT,
+):
     refuse_derivatives(out=out, cache_out=cache_out, x=x, weight=weight, bias=bias, residual=residual, cache=cache)
     o = options_of(stride, padding, dilation, groups, time_padding, padding_mode, activation)
     check_places(x, weight=weight, bias=bias, residual=residual, cache=cache, out=out, cache_out=cache_out)
@@ -93,7 +131,9 @@ def _conv3d_out(
 
 
 def _refuse_overlaps(t: Tensors) -> None:
-    """By ranges of addresses: what the kernels' module decides exactly. torch's own results are made before `out` is written."""
+    """By ranges of addresses: what the kernels' module decides exactly.
+    torch's own results are made before `out` is written.
+    """
     if t.cache_out is None:
         return
     for name, tensor in (("x", t.x), ("cache", t.cache), ("out", t.out), ("residual", t.residual), ("weight", t.weight)):
@@ -122,9 +162,24 @@ def _saved(t: Tensors, o: Options) -> Tensor:
 
 
 def _fake(
-    x, weight, bias, residual, cache, stride, padding, dilation, groups, *, time_padding=None, padding_mode="zeros", activation="none",
-    out_dtype=None, out=None, cache_out=None, **_,
-):  # fmt: skip
+    x,
+    weight,
+    bias,
+    residual,
+    cache,
+    stride,
+    padding,
+    dilation,
+    groups,
+    *,
+    time_padding=None,
+    padding_mode="zeros",
+    activation="none",
+    out_dtype=None,
+    out=None,
+    cache_out=None,
+    **_,
+):
     o = options_of(stride, padding, dilation, groups, time_padding, padding_mode, activation)
     check_places(x, weight=weight, bias=bias, residual=residual, cache=cache, out=out, cache_out=cache_out)
     for size in weight.shape[2:]:
@@ -141,7 +196,7 @@ torch.library.register_fake("hipconv::conv3d", _fake, lib=library)
 torch.library.register_fake("hipconv::conv3d_out", _fake_out, lib=library)
 
 
-# ---- by torch ----------------------------------------------------------------------------------------------------------------------
+# ---- by torch ----------------------------------------------------------------------------------------------------------------
 
 
 def _by_torch(t: Tensors, o: Options, dtype: torch.dtype) -> Tensor:
@@ -157,7 +212,7 @@ def _by_torch(t: Tensors, o: Options, dtype: torch.dtype) -> Tensor:
     return ACTIVATIONS[o.activation](result).to(dtype)
 
 
-# ---- autocast, lazy negation -------------------------------------------------------------------------------------------------------
+# ---- autocast, lazy negation -------------------------------------------------------------------------------------------------
 
 cast_by_autocast(library, "conv3d", ("x", "weight", "bias", "residual", "cache"))
 cast_by_autocast(library, "conv3d_out", ("x", "weight", "bias", "residual", "cache"))

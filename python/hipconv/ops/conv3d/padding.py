@@ -66,7 +66,9 @@ def _indices(size: int, before: int, after: int, mode: str, device: torch.device
 
 
 def last_frames(x: Tensor, o: Options, taps: int) -> Tensor:
-    """The last `o.history(taps)` frames of a sequence, with what stands before the first one of a causal convolution, else zeros."""
+    """The last `o.history(taps)` frames of a sequence, with what stands before the first one of a causal convolution,
+    else zeros.
+    """
     count = o.history(taps)
     missing = count - x.shape[2]
     if missing > 0:

@@ -35,7 +35,9 @@ class Conv3dPlan:
     serves: tuple[str, ...]
     """Every algorithm that can serve the call, the fastest first."""
     bytes_moved: int
-    """Each distinct input element read once and each output element written once: weight, bias, residual and caches included."""
+    """Each distinct input element read once and each output element written once: weight, bias,
+    residual and caches included.
+    """
     flops: int
     """Two a product; bias, residual and activation are not counted."""
     workspace: int
@@ -49,7 +51,8 @@ class Conv3dPlan:
     def __str__(self) -> str:
         return (
             f"{self.form} on {self.target} in {self.layout}, chosen by {self.chosen_by}; algorithms that serve: "
-            f"{', '.join(self.serves) or 'none'}; workspace {si(self.workspace)}B; {self.flops / max(1, self.bytes_moved):.1f} FLOP a "
+            f"{', '.join(self.serves) or 'none'}; workspace {si(self.workspace)}B; "
+            f"{self.flops / max(1, self.bytes_moved):.1f} FLOP a "
             f"byte; floor: {self.floor}"
         )
 
@@ -80,14 +83,16 @@ def conv3d_plan(
     The choice depends on nothing but shapes, strides, dtypes, the alignment of addresses, and on what the target is.
 
     Args:
-        x, weight, bias, residual, cache, cache_out, out: as for a call. Tensors on the meta device (``torch.empty(..., device="meta")``)
-            take no memory; their storage counts as aligned to 16 bytes.
-        target: an architecture: "gfx942", "sm_90" …, or "cpu". By default that of x's device and, for a meta tensor, that of the
-            first GPU, or the CPU where there is none. It need not be in this machine: plans for other GPUs come from the same
-            kernels' host code, which the first of them builds for this host, once, with a C++ compiler, and says so on stderr.
+        x, weight, bias, residual, cache, cache_out, out: as for a call. Tensors on the meta device (``torch.empty(...,
+            device="meta")``) take no memory; their storage counts as aligned to 16 bytes.
+        target: an architecture: "gfx942", "sm_90" …, or "cpu". By default that of x's device and, for a meta tensor, that of
+            the first GPU, or the CPU where there is none. It need not be in this machine: plans for other GPUs come from the
+            same kernels' host code, which the first of them builds for this host, once, with a C++ compiler, and says so on
+            stderr.
 
     Raises:
-        TypeError, ValueError: what the call would raise about kinds, shapes, dtypes and names. Devices and overlaps are not looked at.
+        TypeError, ValueError: what the call would raise about kinds, shapes, dtypes and names. Devices and overlaps are not
+            looked at.
         hipconv.errors.JitError: the module had to be built and could not be.
     """
     try:
@@ -101,7 +106,9 @@ def conv3d_plan(
         t = Tensors(x, weight, bias, residual, cache, out, cache_out)
         require_dense(**dict(zip(Tensors._fields, t, strict=True)))
         if x.dim() == 4:
-            t = Tensors(*(None if v is None else v if n in ("weight", "bias") else v[None] for n, v in zip(t._fields, t, strict=True)))
+            t = Tensors(
+                *(None if v is None else v if n in ("weight", "bias") else v[None] for n, v in zip(t._fields, t, strict=True))
+            )
             x = x[None]
         planned_for = target_of(x, target)
         request = Request(out_dtype, algorithm, os.environ.get(router.VARIABLE), workspace_limit)

@@ -45,82 +45,97 @@ def causal_conv1d_update(
     With ``h`` the last ``width - 1`` values of a row's state followed by its new tokens,
     ``out[t, d] = act(bias[d] + sum_i weight[d, i] * h[t + i, d])``, computed in float32 and rounded once, to nearest even. The
     signature is the union of those of vLLM, SGLang and ATOM, and the state is laid out as theirs: the window is in the *first*
-    ``width - 1`` columns of a slot, oldest first, and columns after it are left alone. (Dao-AILab's, which has it in the last, is
-    `causal_conv1d.causal_conv1d_update`.) `hipconv.reference_update.causal_conv1d_update` states all of it in torch.
+    ``width - 1`` columns of a slot, oldest first, and columns after it are left alone. (Dao-AILab's, which has it in the last,
+    is `causal_conv1d.causal_conv1d_update`.) `hipconv.reference_update.causal_conv1d_update` states all of it in torch.
 
     Args:
         x: (batch, dim), one token a row; (batch, dim, seqlen); or, with `query_start_loc`, (tokens, dim). float32, float16 or
             bfloat16, any strides.
-        conv_state: (slots, dim, state_len), state_len >= width - 1, any of the three dtypes, written. Any strides that give each
-            element memory of its own: (slots, dim, state_len) and a transposed (slots, state_len, dim) are both fast. Tokens are
+        conv_state: (slots, dim, state_len), state_len >= width - 1, any of the three dtypes, written. Any strides that give
+            each element memory of its own: (slots, dim, state_len) and a transposed (slots, state_len, dim) are both fast.
+                Tokens are
             kept in its dtype, and are history in that dtype.
         weight: (dim, width), any of the three dtypes, any strides.
         bias: (dim,), any of the three dtypes; None or an empty tensor for none.
         activation: "silu" or "swish" (the same) or True; None or False for none.
-        conv_state_indices: (batch,), the slot of each row, or (batch, blocks), a block table, of which column 0 counts unless the
-            two arguments about blocks say otherwise. None: row b has slot b. As all index tensors here: any integer dtype (bool is
-            none; those that are not int32 or int64 cost a copy on the device), any strides, on the device of `x`; read by the kernel,
-            never copied to the host.
+        conv_state_indices: (batch,), the slot of each row, or (batch, blocks), a block table, of which column 0 counts unless
+            the two arguments about blocks say otherwise. None: row b has slot b. As all index tensors here: any integer dtype
+            (bool is none; those that are not int32 or int64 cost a copy on the device), any strides, on the device of `x`; read
+            by the kernel, never copied to the host.
         num_accepted_tokens: (batch,), speculative decoding as in vLLM: how many of the tokens of a row's previous call were
-            accepted, at least 1. The window then starts at column ``num_accepted_tokens[b] - 1``, and the call leaves the window
-            but its oldest column, followed by all new tokens, in columns 0 to ``width - 3 + tokens``; so state_len must be at least
-            ``width - 2`` plus the tokens of a row. A row with less than 1 or more accepted tokens than its state can hold, or with more
-            new tokens than that, is padding.
+            accepted, at least 1. The window then starts at column ``num_accepted_tokens[b] - 1``, and the call leaves the
+            window but its oldest column, followed by all new tokens, in columns 0 to ``width - 3 + tokens``; so state_len must
+            be at least ``width - 2`` plus the tokens of a row. A row with less than 1 or more accepted tokens than its state
+            can hold, or with more new tokens than that, is padding.
         query_start_loc: (batch + 1,), where the tokens of each row begin in x, and the last ones end. Rows may have no tokens;
             their state is left alone.
-        max_query_len: the most tokens of a row of a packed batch, if known; only compared with state_len. Nothing needs it. None is -1.
-        pad_slot_id: rows with this slot, read or written, are padding: they have no state and their output is zero. None: no slot
-            means padding. Rows whose slot is outside the pool are padding too.
-        block_idx_last_scheduled_token, initial_state_idx: (batch,), prefix caching as in vLLM: the column of the block table that
-            holds the slot to write, and the one with the slot to read.
-        validate_data: check the values of the index tensors too, after all shapes, dtypes and devices, and name the first that is
-            wrong: starts that decrease or leave `x`; slots, and columns of a block table, outside of it; accepted tokens and links out
-            of range; rows too long for a state, for `intermediate_conv_window` or for `max_query_len`; a slot that two rows write, or
-            that one reads and another one writes. Entries that the call does not use, those of empty rows and of padding too, are not
-            looked at, and numbers of padding may repeat. This waits for the device: ValueError while a graph is captured (a decode step
-            under a graph must leave it off). Tensors of the meta device have no values to check.
+        max_query_len: the most tokens of a row of a packed batch, if known; only compared with state_len. Nothing needs it.
+            None is -1.
+        pad_slot_id: rows with this slot, read or written, are padding: they have no state and their output is zero. None: no
+            slot means padding. Rows whose slot is outside the pool are padding too.
+        block_idx_last_scheduled_token, initial_state_idx: (batch,), prefix caching as in vLLM: the column of the block table
+            that holds the slot to write, and the one with the slot to read.
+        validate_data: check the values of the index tensors too, after all shapes, dtypes and devices, and name the first that
+            is wrong: starts that decrease or leave `x`; slots, and columns of a block table, outside of it; accepted tokens and
+                links out
+            of range; rows too long for a state, for `intermediate_conv_window` or for `max_query_len`; a slot that two rows
+            write, or that one reads and another one writes. Entries that the call does not use, those of empty rows and of
+            padding too, are not looked at, and numbers of padding may repeat. This waits for the device: ValueError while a
+            graph is captured (a decode step under a graph must leave it off). Tensors of the meta device have no values to
+            check.
         conv_state_indices_in: like `conv_state_indices`, the slots to read, where they are not those to write (ATOM).
         cache_seqlens: (batch,), the number of tokens each row has had: its state is a circular buffer, token n being in column
             ``n % state_len`` (Dao-AILab).
-        intermediate_conv_window: (slots, tokens, dim, width - 1), dtype of `conv_state`, written: the window after each new token
-            (SGLang). A row of a packed batch with more tokens than it has loses the windows after these.
+        intermediate_conv_window: (slots, tokens, dim, width - 1), dtype of `conv_state`, written: the window after each new
+            token (SGLang). A row of a packed batch with more tokens than it has loses the windows after these.
         intermediate_state_indices: (batch,), the slot of each row therein; None: row b has slot b. (AITER's has the slot of
             conv_state: pass `conv_state_indices` here.) A row with a slot outside keeps no windows.
-        retrieve_next_token, retrieve_next_sibling: (batch, seqlen), a tree of draft tokens as in SGLang: a token's first child and
-            next sibling, -1 for none; links to the token itself, to one before it or to none of the row are ignored. Each token is
-            convolved along its ancestors. `conv_state` is left alone (SGLang's kernel advances it, as if the tree were a chain): the
-            window of the token that is accepted is in `intermediate_conv_window`. At most 1024 tokens.
+        retrieve_next_token, retrieve_next_sibling: (batch, seqlen), a tree of draft tokens as in SGLang: a token's first child
+            and next sibling, -1 for none; links to the token itself, to one before it or to none of the row are ignored. Each
+            token is convolved along its ancestors. `conv_state` is left alone (SGLang's kernel advances it, as if the tree were
+            a chain): the window of the token that is accepted is in `intermediate_conv_window`. At most 1024 tokens.
         retrieve_parent_token: (batch, seqlen), int32 or int64, written: each token's parent; 0 for token 0, and for tokens that
             no link reaches.
-        null_block_id: another number that marks padding, as `pad_slot_id` does (vLLM passes 0, the slot that stands for none). At most
-            one of the two may be a slot of the pool. Unlike in `causal_conv1d_fn`, a row that only writes it is padding too.
+        null_block_id: another number that marks padding, as `pad_slot_id` does (vLLM passes 0, the slot that stands for none).
+            At most one of the two may be a slot of the pool. Unlike in `causal_conv1d_fn`, a row that only writes it is padding
+            too.
         metadata: accepted and not needed (SGLang).
         out: a tensor of the shape and dtype of `x` to write into, which may be `x` itself; what peers do by default is `out=x`.
-            None makes a new one. Padded rows and tokens past ``query_start_loc[-1]`` are zero in a new one, left alone in a given one.
-        kernel: the name of a kernel, or "auto", which leaves it to HIPCONV_UPDATE_KERNEL, if set, and then to the library: on a GPU "step"
-            (one token a row, width up to 8), "vector" (width 2 to 8), "pair" (width 1 to 8), "channel" (width 1 to 6) or "naive"; on the
-            CPU "simd" (width to 65536) or "openmp". One that does not serve a call says what it serves.
+            None makes a new one. Padded rows and tokens past ``query_start_loc[-1]`` are zero in a new one, left alone in a
+            given one.
+        kernel: the name of a kernel, or "auto", which leaves it to HIPCONV_UPDATE_KERNEL, if set, and then to the library: on a
+            GPU "step" (one token a row, width up to 8), "vector" (width 2 to 8), "pair" (width 1 to 8), "channel" (width 1 to
+            6) or "naive"; on the CPU "simd" (width to 65536) or "openmp". One that does not serve a call says what it serves.
 
     Returns:
         `out`.
 
     Raises:
         TypeError: an argument of the wrong kind or dtype.
-        ValueError: a shape, device, combination or name that does not fit; what is written in the memory of another argument; a tensor
-            that requires grad while grad mode is on; with `validate_data` a wrong value, or a capture. Nothing is written in any of
-            these cases.
+        ValueError: a shape, device, combination or name that does not fit; what is written in the memory of another argument; a
+            tensor that requires grad while grad mode is on; with `validate_data` a wrong value, or a capture. Nothing is
+            written in any of these cases.
         hipconv.errors.JitError: the kernels had to be built and could not be.
         RuntimeError: the kernel could not be launched.
 
-    Two rows that write one slot race: either's state may remain, or a mixture by channels; so does a row that reads a slot which
-    another one writes. Records no gradient. Runs on the current stream of `x`'s device and does not wait for it.
+    Two rows that write one slot race: either's state may remain, or a mixture by channels; so does a row that reads a slot
+    which another one writes. Records no gradient. Runs on the current stream of `x`'s device and does not wait for it.
     """
     use_silu = parse_activation(activation, SILU, True)
     tensors = (
-        conv_state_indices, conv_state_indices_in, num_accepted_tokens, query_start_loc, block_idx_last_scheduled_token, initial_state_idx,
-        cache_seqlens, intermediate_conv_window, intermediate_state_indices, retrieve_next_token, retrieve_next_sibling,
+        conv_state_indices,
+        conv_state_indices_in,
+        num_accepted_tokens,
+        query_start_loc,
+        block_idx_last_scheduled_token,
+        initial_state_idx,
+        cache_seqlens,
+        intermediate_conv_window,
+        intermediate_state_indices,
+        retrieve_next_token,
+        retrieve_next_sibling,
         retrieve_parent_token,
-    )  # fmt: skip
+    )
     if type(pad_slot_id) is not int or null_block_id is not None:
         require_int_or_none(pad_slot_id=pad_slot_id, null_block_id=null_block_id)
     try:
@@ -179,24 +194,33 @@ def causal_conv1d_update_split_qkv(
 
     Args:
         k_dim, v_dim: the channels of q and k each, and of v; any sizes with ``2 * k_dim + v_dim == dim``.
-        out: None: new tensors. Else q, k and v, of the shapes below and the dtype of `x`, any strides, which share no memory with each
-            other nor with another argument. Padded rows are left alone in them.
+        out: None: new tensors. Else q, k and v, of the shapes below and the dtype of `x`, any strides, which share no memory
+            with each other nor with another argument. Padded rows are left alone in them.
 
     The other arguments are those of `causal_conv1d_update`. (AITER's `activation` is "silu" by default.)
 
     Returns:
-        q, k (tokens, k_dim) and v (tokens, v_dim), contiguous unless given as `out`; the tokens of a row follow each other, in x of
-        shape (batch, dim, seqlen) as well.
+        q, k (tokens, k_dim) and v (tokens, v_dim), contiguous unless given as `out`; the tokens of a row follow each other, in
+        x of shape (batch, dim, seqlen) as well.
 
     Raises:
         As `causal_conv1d_update`; ValueError also for parts that do not make up the channels of x.
     """
     use_silu = parse_activation(activation, SILU, True)
     tensors = (
-        conv_state_indices, conv_state_indices_in, num_accepted_tokens, query_start_loc, block_idx_last_scheduled_token, initial_state_idx,
-        cache_seqlens, intermediate_conv_window, intermediate_state_indices, retrieve_next_token, retrieve_next_sibling,
+        conv_state_indices,
+        conv_state_indices_in,
+        num_accepted_tokens,
+        query_start_loc,
+        block_idx_last_scheduled_token,
+        initial_state_idx,
+        cache_seqlens,
+        intermediate_conv_window,
+        intermediate_state_indices,
+        retrieve_next_token,
+        retrieve_next_sibling,
         retrieve_parent_token,
-    )  # fmt: skip
+    )
     if type(pad_slot_id) is not int or null_block_id is not None:
         require_int_or_none(pad_slot_id=pad_slot_id, null_block_id=null_block_id)
     try:
@@ -249,13 +273,16 @@ def _validate(
 
 
 def _number_of_padding(pad_slot_id: int | None, null_block_id: int | None, conv_state: Tensor) -> int | None:
-    """Kernels compare slots with one number: of two, the one that could be a slot, as the other is outside of the pool anyway."""
+    """Kernels compare slots with one number: of two, the one that could be a slot,
+    as the other is outside of the pool anyway.
+    """
     slots = conv_state.shape[0]
     if pad_slot_id is None or pad_slot_id == null_block_id or not 0 <= pad_slot_id < slots:
         return null_block_id
     if null_block_id is None or not 0 <= null_block_id < slots:
         return pad_slot_id
     raise ValueError(
-        f"null_block_id: got {null_block_id} beside pad_slot_id {pad_slot_id}, expected only one of them to be a slot of conv_state, "
+        f"null_block_id: got {null_block_id} beside pad_slot_id {pad_slot_id}, expected only one of them to be a slot of "
+        f"conv_state, "
         f"0 to {slots - 1}"
     )

@@ -35,24 +35,26 @@ def fused_reshape_causal_conv1d_update_single_token(
     validate_data: bool = False,
     qkvz_layout: str = "interleaved",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One token of each row of a gated delta net: q, k and v out of the packed projection and through the causal conv1d; z, b and a apart.
+    """One token of each row of a gated delta net: q, k and v out of the packed projection and through the causal conv1d; z, b
+    and a apart.
 
     The name, arguments and semantics are those of AITER's function, which vLLM calls on ROCm for Qwen3-Next ("interleaved") and
-    Qwen3.5 ("flat"). Where AITER's is one launch, this is one of `causal_conv1d_update` and three to five of torch's copies and fills.
+    Qwen3.5 ("flat"). Where AITER's is one launch, this is one of `causal_conv1d_update` and three to five of torch's copies and
+    fills.
 
     Args:
-        x: (tokens, …), the rest with 2 * (num_k_heads * head_k_dim + num_v_heads * head_v_dim) elements in all; float32, float16 or
-            bfloat16. "flat" has them as q, k, v, z, each of all its heads; "interleaved" has, for each key head, its q, its k, the v of its
-            num_v_heads / num_k_heads value heads, and their z.
+        x: (tokens, …), the rest with 2 * (num_k_heads * head_k_dim + num_v_heads * head_v_dim) elements in all; float32,
+            float16 or bfloat16. "flat" has them as q, k, v, z, each of all its heads; "interleaved" has, for each key head, its
+            q, its k, the v of its num_v_heads / num_k_heads value heads, and their z.
         num_actual_tokens: how many of the tokens are computed, the first ones; 0 to the tokens of `x` and of `z_out`.
         num_k_heads, num_v_heads, head_k_dim, head_v_dim: at least 1; the value heads a multiple of the key heads.
-        ba: (tokens, …), the rest with 2 * num_v_heads elements: "flat" has all b, then all a; "interleaved", for each key head, the
-            b of its value heads, then their a. Any floating-point dtype.
-        z_out: (padded tokens, …), the rest with num_v_heads * head_v_dim elements, contiguous, floating-point, written: z of the tokens
-            that are computed, zeros after them.
+        ba: (tokens, …), the rest with 2 * num_v_heads elements: "flat" has all b, then all a; "interleaved", for each key head,
+            the b of its value heads, then their a. Any floating-point dtype.
+        z_out: (padded tokens, …), the rest with num_v_heads * head_v_dim elements, contiguous, floating-point, written: z of
+            the tokens that are computed, zeros after them.
         core_attn_out: the same shape, contiguous, floating-point, written: zeros.
-        conv_state, weight, bias: as for `causal_conv1d_update`, with dim = 2 * num_k_heads * head_k_dim + num_v_heads * head_v_dim,
-            channels in the order q, k, v.
+        conv_state, weight, bias: as for `causal_conv1d_update`, with dim = 2 * num_k_heads * head_k_dim + num_v_heads *
+            head_v_dim, channels in the order q, k, v.
         num_accepted_tokens, query_start_loc: None, as in AITER: each row has one token, and none is a draft.
         max_query_len: accepted and not needed.
         validate_data: checks the values of the index tensors too, as `causal_conv1d_update` says: it waits for the device.
@@ -62,16 +64,18 @@ def fused_reshape_causal_conv1d_update_single_token(
     The other arguments are those of `causal_conv1d_update`.
 
     Returns:
-        out (num_actual_tokens, dim), in the dtype of `x`, contiguous, zero in rows of padding (AITER leaves them unwritten); b and a, each
-        (num_actual_tokens, num_v_heads), contiguous, in the dtype of `ba`.
+        out (num_actual_tokens, dim), in the dtype of `x`, contiguous, zero in rows of padding (AITER leaves them unwritten); b
+        and a, each (num_actual_tokens, num_v_heads), contiguous, in the dtype of `ba`.
 
     Raises:
-        As `causal_conv1d_update`, with nothing written; ValueError also for sizes that do not fit together, for `num_accepted_tokens` or
-        `query_start_loc`, and for `z_out` or `core_attn_out` where they share memory with each other or another argument.
+        As `causal_conv1d_update`, with nothing written; ValueError also for sizes that do not fit together, for
+        `num_accepted_tokens` or `query_start_loc`, and for `z_out` or `core_attn_out` where they share memory with each other
+        or another argument.
         RuntimeError: a kernel could not be launched.
 
-    A row's token is convolved in the dtype of `x`, where AITER's rounds it to that of `conv_state` first; its state holds it in the
-    latter in both. Records no gradient. Runs on the current stream of `x`'s device and, without `validate_data`, does not wait for it.
+    A row's token is convolved in the dtype of `x`, where AITER's rounds it to that of `conv_state` first; its state holds it in
+    the latter in both. Records no gradient. Runs on the current stream of `x`'s device and, without `validate_data`, does not
+    wait for it.
     """
     try:
         require_int_or_none(max_query_len=max_query_len)
@@ -83,14 +87,29 @@ def fused_reshape_causal_conv1d_update_single_token(
                 raise ValueError(f"{name}: got {describe(tensor)}, expected None: each row has one token, and none is a draft")
         _check_written(
             {"z_out": z_out, "core_attn_out": core_attn_out},
-            {"x": x, "ba": ba, "conv_state": conv_state, "weight": weight, "bias": bias, "conv_state_indices": conv_state_indices,
-             "block_idx_last_scheduled_token": block_idx_last_scheduled_token, "initial_state_idx": initial_state_idx},
-        )  # fmt: skip
+            {
+                "x": x,
+                "ba": ba,
+                "conv_state": conv_state,
+                "weight": weight,
+                "bias": bias,
+                "conv_state_indices": conv_state_indices,
+                "block_idx_last_scheduled_token": block_idx_last_scheduled_token,
+                "initial_state_idx": initial_state_idx,
+            },
+        )
         out = causal_conv1d_update(
-            qkv, conv_state, weight, bias, activation, conv_state_indices, pad_slot_id=pad_slot_id,
-            block_idx_last_scheduled_token=block_idx_last_scheduled_token, initial_state_idx=initial_state_idx,
+            qkv,
+            conv_state,
+            weight,
+            bias,
+            activation,
+            conv_state_indices,
+            pad_slot_id=pad_slot_id,
+            block_idx_last_scheduled_token=block_idx_last_scheduled_token,
+            initial_state_idx=initial_state_idx,
             validate_data=flag("validate_data", validate_data),
-        )  # fmt: skip
+        )
     except Exception as error:
         raise wrong_kind(fused_reshape_causal_conv1d_update_single_token, locals()) or error from None
     with torch.no_grad():
@@ -106,7 +125,9 @@ def fused_reshape_causal_conv1d_update_single_token(
 def _parts(
     x: Tensor, ba: Tensor, rows: int, heads: tuple[int, int, int, int], layout: str, z_out: Tensor, core_attn_out: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Split the first rows: qkv (rows, dim), z (rows, groups, channels), and b and a (2, rows, groups, heads); views where they can be."""
+    """Split the first rows: qkv (rows, dim), z (rows, groups, channels), and b and a (2, rows, groups, heads);
+    views where they can be.
+    """
     k_heads, v_heads, k_dim, v_dim = heads
     for name, value in zip(("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim"), heads, strict=True):
         if value < 1:
@@ -142,7 +163,9 @@ def _parts(
 
 def _require_columns(name: str, tensor: Tensor, columns: int, formula: str) -> None:
     if tensor.dim() < 2 or tensor.shape[1:].numel() != columns:
-        raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected (tokens, …) with {formula} = {columns} elements a token")
+        raise ValueError(
+            f"{name}: got shape {tuple(tensor.shape)}, expected (tokens, …) with {formula} = {columns} elements a token"
+        )
 
 
 def _check_written(written: dict[str, Tensor], others: dict[str, Tensor | None]) -> None:
@@ -150,7 +173,9 @@ def _check_written(written: dict[str, Tensor], others: dict[str, Tensor | None])
     seen = {name: tensor for name, tensor in others.items() if tensor is not None}
     for name, tensor in written.items():
         if not tensor.is_contiguous():
-            raise ValueError(f"{name}: got strides {tensor.stride()} for shape {tuple(tensor.shape)}, expected a contiguous tensor")
+            raise ValueError(
+                f"{name}: got strides {tensor.stride()} for shape {tuple(tensor.shape)}, expected a contiguous tensor"
+            )
         if wrong := wrong_output(name, tensor):
             raise wrong
         for other, theirs in seen.items():

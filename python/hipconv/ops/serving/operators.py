@@ -1,5 +1,5 @@
-"""The torch operators of serving, ``torch.ops.hipconv.causal_conv1d_update`` and ``causal_conv1d_varlen``, each also with its output
-split into q, k and v; and the ways past them.
+"""The torch operators of serving, ``torch.ops.hipconv.causal_conv1d_update`` and ``causal_conv1d_varlen``, each also with its
+output split into q, k and v; and the ways past them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from ..dispatch import fake_of, kernels_for, library, refuse_derivatives, refuse
 from ..transforms import untouched_by_autocast, write_through_negation
 from .options import DECODE_WRITES, PREFILL_TENSORS, DecodeTensors, PrefillOptions, schema_of
 
-# ---- decode ------------------------------------------------------------------------------------------------------------------------
+# ---- decode ------------------------------------------------------------------------------------------------------------------
 
 
 def _decode_arguments(pool: str, window: str, parent: str) -> str:
-    """Both forms take this after their outputs and x; the letters mark what is written. `state_at_end`: the window is in the last columns
-    of a slot.
+    """Both forms take this after their outputs and x; the letters mark what is written. `state_at_end`: the window is in the
+    last columns of a slot.
     """
     written = dict(zip(DECODE_WRITES, (window, parent), strict=True))
     return (
@@ -31,7 +31,8 @@ def _decode_arguments(pool: str, window: str, parent: str) -> str:
 
 library.define(f"causal_conv1d_update(Tensor(a!) out, Tensor? x, {_decode_arguments('b', 'c', 'd')}) -> ()")
 library.define(
-    f"causal_conv1d_update_split_qkv(Tensor(a!) q, Tensor(b!) k, Tensor(c!) v, Tensor x, {_decode_arguments('d', 'e', 'f')}) -> ()"
+    f"causal_conv1d_update_split_qkv(Tensor(a!) q, Tensor(b!) k, Tensor(c!) v, Tensor x, {_decode_arguments('d', 'e', 'f')}) "
+    f"-> ()"
 )
 
 
@@ -77,8 +78,8 @@ def update_directly(
     zero_padding: bool,
     kernel: str,
 ) -> bool:
-    """`_update` without the operator in front, or False if that has something to do. `inputs` are x, conv_state, weight and bias, and
-    `tensors` are in the order of `DecodeTensors`.
+    """`_update` without the operator in front, or False if that has something to do. `inputs` are x, conv_state, weight and
+    bias, and `tensors` are in the order of `DecodeTensors`.
     """
     kernels = kernels_for("causal_conv1d_update", *inputs, *outs, *tensors)
     if kernels is not None and kernels.causal_conv1d_update_directly(
@@ -94,13 +95,14 @@ for _operator in ("causal_conv1d_update", "causal_conv1d_update_split_qkv"):
     torch.library.register_fake(f"hipconv::{_operator}", fake_of(_operator), lib=library)
 
 
-# ---- prefill -----------------------------------------------------------------------------------------------------------------------
+# ---- prefill -----------------------------------------------------------------------------------------------------------------
 
 _VARLEN_INPUTS = f"Tensor x, Tensor weight, Tensor? bias, Tensor query_start_loc, {schema_of(PrefillOptions)}"
 _VARLEN_CHOICES = "str kernel_name='auto', int block_m=0, int block_n=0, int num_warps=0"
 
 library.define(
-    f"causal_conv1d_varlen(Tensor(a!) out, Tensor(b!) conv_states, {_VARLEN_INPUTS}, *, bool zero_padding=False, {_VARLEN_CHOICES}) -> ()"
+    f"causal_conv1d_varlen(Tensor(a!) out, Tensor(b!) conv_states, {_VARLEN_INPUTS}, *, bool zero_padding=False, "
+    f"{_VARLEN_CHOICES}) -> ()"
 )
 library.define(
     "causal_conv1d_varlen_split(Tensor(a!) q, Tensor(b!) k, Tensor(c!) v, Tensor(d!) conv_states, "
@@ -123,7 +125,9 @@ def _varlen(
     num_warps: int = 0,
     only_check: bool = False,
 ) -> bool:
-    """False, and nothing is done, if the output is x and no kernel serves that. `only_check`: raise what is wrong with the call."""
+    """False, and nothing is done, if the output is x and no kernel serves that. `only_check`:
+    raise what is wrong with the call.
+    """
     refuse_derivatives(out=outputs[0], conv_states=conv_states, x=x, weight=weight, bias=bias)
     module = jit.module("causal_conv1d_varlen", targets.of(x.device))
     return module.causal_conv1d_varlen(
@@ -144,8 +148,8 @@ def check_varlen(outputs, inputs, conv_states, query_start_loc, options, kernel,
 @torch.library.impl(library, "causal_conv1d_varlen", "CompositeExplicitAutograd")
 def _causal_conv1d_varlen(out: Tensor, conv_states: Tensor, x: Tensor, *rest, zero_padding: bool = False, **choices):
     if not _varlen([out], conv_states, x, *rest, dead_tokens="zero" if zero_padding else "leave", **choices):
-        # In place, of a call that no kernel serves so: the outputs wait elsewhere until all inputs are read; dead tokens go there and
-        # back.
+        # In place, of a call that no kernel serves so: the outputs wait elsewhere until all inputs are read; dead tokens go
+        # there and back.
         waiting = torch.empty_like(x)
         _varlen([waiting], conv_states, x, *rest, dead_tokens="zero" if zero_padding else "copy", **choices)
         out.copy_(waiting)
@@ -173,7 +177,15 @@ def varlen_directly(
     """
     kernels = kernels_for("causal_conv1d_varlen", *inputs, conv_states, query_start_loc, *outputs, *options[:PREFILL_TENSORS])
     if kernels is not None and kernels.causal_conv1d_varlen_directly(
-        outputs, *inputs, conv_states, query_start_loc, *options, "zero" if zero_padding else "leave", kernel, tile, stream(inputs[0])
+        outputs,
+        *inputs,
+        conv_states,
+        query_start_loc,
+        *options,
+        "zero" if zero_padding else "leave",
+        kernel,
+        tile,
+        stream(inputs[0]),
     ):
         return True
     x, weight, bias = inputs

@@ -1,7 +1,8 @@
 """The arguments that serving's calls take beside x, weight, bias and the pool: one list for prefill and one for decode.
 
-The torch schemas, the checks of values and the calls of the bindings are made from these lists, and the references take them. The public
-functions write their tuples out, which is what a call of a few microseconds can afford; a test compares their names with the lists.
+The torch schemas, the checks of values and the calls of the bindings are made from these lists, and the references take them.
+The public functions write their tuples out, which is what a call of a few microseconds can afford; a test compares their names
+with the lists.
 """
 
 from __future__ import annotations

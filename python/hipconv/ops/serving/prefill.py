@@ -40,63 +40,70 @@ def causal_conv1d_fn(
 ) -> Tensor:
     """Causal depthwise conv1d of packed sequences, continuing from and updating their states in a pool.
 
-    Sequence b is the tokens ``query_start_loc[b]`` to ``query_start_loc[b + 1]`` of `x`, preceded by its initial state if it has one:
-    ``out[d, t] = act(bias[d] + sum_i weight[d, i] * window[d, t - width + 1 + i])``, computed in float32 and rounded once. Afterwards
-    the last ``width - 1`` inputs, those of the initial state included (and zeros where there was none), are its new state.
-    `hipconv.reference.causal_conv1d_varlen` states all of it in torch.
+    Sequence b is the tokens ``query_start_loc[b]`` to ``query_start_loc[b + 1]`` of `x`, preceded by its initial state if it
+    has one: ``out[d, t] = act(bias[d] + sum_i weight[d, i] * window[d, t - width + 1 + i])``, computed in float32 and rounded
+    once. Afterwards the last ``width - 1`` inputs, those of the initial state included (and zeros where there was none), are
+    its new state. `hipconv.reference.causal_conv1d_varlen` states all of it in torch.
 
     Args:
-        x: (dim, tokens), float32, float16 or bfloat16, any strides; fastest with stride 1 along dim. No token need belong to a sequence.
+        x: (dim, tokens), float32, float16 or bfloat16, any strides; fastest with stride 1 along dim. No token need belong to a
+            sequence.
         weight: (dim, width), width >= 1, any of the three dtypes, any strides.
         bias: (dim,), any of the three dtypes. None or an empty tensor means none.
-        conv_states: (slots, dim, state_len), state_len >= width - 1, any of the three dtypes, any strides, both (slots, dim, state_len)
-            and (slots, state_len, dim) in memory. Columns 0 to width - 2 of the slots written are replaced, nothing else.
-        query_start_loc: (sequences + 1,), not decreasing. Here and below: any integer dtype (bool is none), any strides, on the device
-            of `x`.
-        cache_indices: (sequences,), the slot of each sequence, or a block table (sequences, blocks), of which column 0 counts unless the
-            arguments on prefix caching say otherwise. None: slot b for sequence b.
+        conv_states: (slots, dim, state_len), state_len >= width - 1, any of the three dtypes, any strides, both (slots, dim,
+            state_len) and (slots, state_len, dim) in memory. Columns 0 to width - 2 of the slots written are replaced, nothing
+            else.
+        query_start_loc: (sequences + 1,), not decreasing. Here and below: any integer dtype (bool is none), any strides, on the
+            device of `x`.
+        cache_indices: (sequences,), the slot of each sequence, or a block table (sequences, blocks), of which column 0 counts
+            unless the arguments on prefix caching say otherwise. None: slot b for sequence b.
         has_initial_state: (sequences,), bool or integer: whether to continue from the slot's state. None: no sequence does.
         activation: None or False for none; True, "silu" or "swish" for SiLU.
         pad_slot_id: a slot number that marks padding. None: there is no such number.
-        block_idx_first_scheduled_token, block_idx_last_scheduled_token, initial_state_idx, num_computed_tokens: (sequences,) each, for
-            prefix caching: columns of the block table. The initial state is read from column `initial_state_idx` (None: 0), the final
-            state goes to `block_idx_last_scheduled_token`, and the state at each boundary of `block_size_to_align` tokens that the
-            sequence crosses before its end (counting the `num_computed_tokens` before this call) goes to the columns from
-            `block_idx_first_scheduled_token` on. A boundary closer than width - 1 tokens to the start takes what is missing from the
-            initial state.
+        block_idx_first_scheduled_token, block_idx_last_scheduled_token, initial_state_idx, num_computed_tokens: (sequences,)
+            each, for prefix caching: columns of the block table. The initial state is read from column `initial_state_idx`
+                (None: 0), the final
+            state goes to `block_idx_last_scheduled_token`, and the state at each boundary of `block_size_to_align` tokens that
+            the sequence crosses before its end (counting the `num_computed_tokens` before this call) goes to the columns from
+            `block_idx_first_scheduled_token` on. A boundary closer than width - 1 tokens to the start takes what is missing
+            from the initial state.
         block_size_to_align: tokens of a cache block; any positive number. None or 0 where there are no such arguments.
         metadata, seq_lens_cpu: accepted and not needed.
-        validate_data: check the values of the index tensors too, after all shapes, dtypes and devices, and name the first that is
-            wrong: starts that decrease or leave `x`; slots, and columns of a block table, outside of it; a number of computed tokens
-            that is none; a slot that is written twice, or that one sequence continues from and another one writes. Entries that the
-            call does not use, those of empty sequences and of padding too, are not looked at, and numbers of padding may repeat. This
-            waits for the device: ValueError while a graph is captured. Tensors of the meta device have no values to check.
-        cache_indices_in: (sequences,) or (sequences, blocks): the slots to read initial states from, where they are others than those
-            to write. No sequence may read a slot that another one writes.
-        null_block_id: a slot number that stands for no slot (vLLM passes 0). A sequence that reads it is padding; a state that would go
-            there is not kept.
-        out: None: a new tensor, laid out as `x`. Else a tensor like `x` that shares no memory with it, or `x` itself: the in-place
-            form. On a GPU, up to width 8, that is two launches and memory for what blocks share: a few percent of `x`, and the first
-            width - 1 outputs of each sequence. Elsewhere it takes a temporary of the size of `x` and a copy.
-        kernel: "auto", or the name of a kernel: on a GPU "tile" (widths 2 to 8, aligned channels that are neighbours), "staged" (widths 1
-            to 8) or "naive"; on the CPU "simd" (width to 65536) or "openmp".
-        block_m, block_n, num_warps: the tile of a block of the kernel "tile": tokens, channels and waves of 32 threads, powers of two, of
-            which it takes the nearest that it has ("staged" looks at the tokens only); None or 0 for its own choice, which depends on
-            sizes only. HIPCONV_VARLEN_KERNEL and HIPCONV_VARLEN_TILE=TOKENSxCHANNELSxWARPS do the same where these are not given; the
-            former leaves the choice to the library where the device, or the form of the call, has no kernel of that name.
+        validate_data: check the values of the index tensors too, after all shapes, dtypes and devices, and name the first that
+            is wrong: starts that decrease or leave `x`; slots, and columns of a block table, outside of it; a number of
+                computed tokens
+            that is none; a slot that is written twice, or that one sequence continues from and another one writes. Entries that
+            the call does not use, those of empty sequences and of padding too, are not looked at, and numbers of padding may
+            repeat. This waits for the device: ValueError while a graph is captured. Tensors of the meta device have no values
+            to check.
+        cache_indices_in: (sequences,) or (sequences, blocks): the slots to read initial states from, where they are others than
+            those to write. No sequence may read a slot that another one writes.
+        null_block_id: a slot number that stands for no slot (vLLM passes 0). A sequence that reads it is padding; a state that
+            would go there is not kept.
+        out: None: a new tensor, laid out as `x`. Else a tensor like `x` that shares no memory with it, or `x` itself: the
+            in-place form. On a GPU, up to width 8, that is two launches and memory for what blocks share: a few percent of `x`,
+            and the first width - 1 outputs of each sequence. Elsewhere it takes a temporary of the size of `x` and a copy.
+        kernel: "auto", or the name of a kernel: on a GPU "tile" (widths 2 to 8, aligned channels that are neighbours), "staged"
+            (widths 1 to 8) or "naive"; on the CPU "simd" (width to 65536) or "openmp".
+        block_m, block_n, num_warps: the tile of a block of the kernel "tile": tokens, channels and waves of 32 threads, powers
+            of two, of which it takes the nearest that it has ("staged" looks at the tokens only); None or 0 for its own choice,
+            which depends on sizes only. HIPCONV_VARLEN_KERNEL and HIPCONV_VARLEN_TILE=TOKENSxCHANNELSxWARPS do the same where
+            these are not given; the former leaves the choice to the library where the device, or the form of the call, has no
+            kernel of that name.
 
     Returns:
         `out`, (dim, tokens).
 
-    A sequence is padding if the slot it reads (its read slot, whether or not it has an initial state) or writes is `pad_slot_id`, the
-    null block or outside the pool. Tokens of padding and of no sequence are zero in a new `out` and left alone in a given one; no slot
-    is touched for them. Empty sequences leave their state as it is. What two sequences write into one slot is undefined.
+    A sequence is padding if the slot it reads (its read slot, whether or not it has an initial state) or writes is
+    `pad_slot_id`, the null block or outside the pool. Tokens of padding and of no sequence are zero in a new `out` and left
+    alone in a given one; no slot is touched for them. Empty sequences leave their state as it is. What two sequences write into
+    one slot is undefined.
 
     Raises:
         TypeError: an argument of the wrong kind or dtype.
-        ValueError: a shape, device or name that does not fit; `out` or `conv_states` in the memory of another argument; a tensor that
-            requires grad while grad mode is on; with `validate_data` a wrong value, or a capture. Nothing is written in any of these
-            cases.
+        ValueError: a shape, device or name that does not fit; `out` or `conv_states` in the memory of another argument; a
+            tensor that requires grad while grad mode is on; with `validate_data` a wrong value, or a capture. Nothing is
+            written in any of these cases.
         hipconv.errors.JitError: the kernels had to be built and could not be.
         RuntimeError: the kernel could not be launched.
 
@@ -118,9 +125,17 @@ def causal_conv1d_fn(
             _validate([result], inputs, conv_states, query_start_loc, options, kernel, tile)
         if not operators.varlen_directly([result], inputs, conv_states, query_start_loc, options, out is None, kernel, tile):
             torch.ops.hipconv.causal_conv1d_varlen.default(
-                result, conv_states, *inputs, query_start_loc, *options, zero_padding=out is None, kernel_name=kernel, block_m=tile[0],
-                block_n=tile[1], num_warps=tile[2],
-            )  # fmt: skip
+                result,
+                conv_states,
+                *inputs,
+                query_start_loc,
+                *options,
+                zero_padding=out is None,
+                kernel_name=kernel,
+                block_m=tile[0],
+                block_n=tile[1],
+                num_warps=tile[2],
+            )
     except Exception as error:
         raise wrong_kind(causal_conv1d_fn, locals()) or error from None
     return result
@@ -160,14 +175,14 @@ def causal_conv1d_split_qkv(
     Args:
         k_dim, v_dim: the channels of q and k each, and of v; any sizes with ``2 * k_dim + v_dim == dim``.
 
-        out: None: new tensors. Else q, k and v, contiguous, of the shapes below and the dtype of `x`, which share no memory with each
-            other nor with another argument. Tokens of padding and of no sequence are left alone in them.
+        out: None: new tensors. Else q, k and v, contiguous, of the shapes below and the dtype of `x`, which share no memory
+            with each other nor with another argument. Tokens of padding and of no sequence are left alone in them.
 
     The other arguments are those of `causal_conv1d_fn`.
 
     Returns:
-        q (tokens, k_dim), k (tokens, k_dim) and v (tokens, v_dim), contiguous, of the dtype of `x`. In new ones, tokens of padding and
-        of no sequence are zero.
+        q (tokens, k_dim), k (tokens, k_dim) and v (tokens, v_dim), contiguous, of the dtype of `x`. In new ones, tokens of
+        padding and of no sequence are zero.
 
     Raises:
         As `causal_conv1d_fn`; ValueError also for parts that do not make up the channels of x.
@@ -194,9 +209,19 @@ def causal_conv1d_split_qkv(
             _validate([q, k, v], inputs, conv_states, query_start_loc, options, kernel, tile)
         if not operators.varlen_directly([q, k, v], inputs, conv_states, query_start_loc, options, out is None, kernel, tile):
             torch.ops.hipconv.causal_conv1d_varlen_split.default(
-                q, k, v, conv_states, *inputs, query_start_loc, *options, zero_padding=out is None, kernel_name=kernel, block_m=tile[0],
-                block_n=tile[1], num_warps=tile[2],
-            )  # fmt: skip
+                q,
+                k,
+                v,
+                conv_states,
+                *inputs,
+                query_start_loc,
+                *options,
+                zero_padding=out is None,
+                kernel_name=kernel,
+                block_m=tile[0],
+                block_n=tile[1],
+                num_warps=tile[2],
+            )
     except Exception as error:
         raise wrong_kind(causal_conv1d_split_qkv, locals()) or error from None
     return q, k, v

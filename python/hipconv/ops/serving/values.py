@@ -1,8 +1,9 @@
-"""``validate_data=True`` checks these: the values of index tensors, read back from the device, of a call whose shapes and dtypes are right.
+"""``validate_data=True`` checks these: the values of index tensors, read back from the device, of a call whose shapes and
+dtypes are right.
 
-Refused are numbers outside of what they count or index, for which a kernel silently takes a row for padding or leaves something out,
-and slots for which rows race. Only what a kernel looks at is looked at: no entry of a block table that no row uses, and nothing of a
-row that is empty or padding.
+Refused are numbers outside of what they count or index, for which a kernel silently takes a row for padding or leaves something
+out, and slots for which rows race. Only what a kernel looks at is looked at: no entry of a block table that no row uses, and
+nothing of a row that is empty or padding.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ def refuse_capture(x: Tensor) -> None:
     """Raise ValueError while a graph is captured, which must not wait for the device."""
     if x.is_cuda and torch.cuda.is_current_stream_capturing():
         raise ValueError(
-            "validate_data: got True while the current stream captures a graph, expected False there: to check values is to wait for the "
+            "validate_data: got True while the current stream captures a graph, expected False there: to check values is to "
+            "wait for the "
             "device. Validate the same call before the capture."
         )
 
@@ -120,7 +122,9 @@ def check_prefill_values(x: Tensor, weight: Tensor, conv_states: Tensor, query_s
     def require(slot: int, table: _Table, b: int, column: int) -> None:
         if table.rows is None and slot >= pool.slots:
             count = len(starts) - 1
-            raise ValueError(f"cache_indices: got None for {count} sequences, expected indices: conv_states has {pool.slots} slots")
+            raise ValueError(
+                f"cache_indices: got None for {count} sequences, expected indices: conv_states has {pool.slots} slots"
+            )
         pool.require(slot, table.place(b, column), or_padding)
 
     for b, (begin, end) in enumerate(itertools.pairwise(starts)):
@@ -169,8 +173,14 @@ def check_update_values(
     to_write = _Table("conv_state_indices", given.conv_state_indices)
     to_read = to_write if given.conv_state_indices_in is None else _Table("conv_state_indices_in", given.conv_state_indices_in)
     read_columns, write_columns = _listed(given.initial_state_idx), _listed(given.block_idx_last_scheduled_token)
-    accepted, window_slots = _listed(given.num_accepted_tokens), _Table("intermediate_state_indices", given.intermediate_state_indices)
-    links = {"retrieve_next_token": _listed(given.retrieve_next_token), "retrieve_next_sibling": _listed(given.retrieve_next_sibling)}
+    accepted, window_slots = (
+        _listed(given.num_accepted_tokens),
+        _Table("intermediate_state_indices", given.intermediate_state_indices),
+    )
+    links = {
+        "retrieve_next_token": _listed(given.retrieve_next_token),
+        "retrieve_next_sibling": _listed(given.retrieve_next_sibling),
+    }
     numbers: tuple[int | None, ...] = () if given.conv_state_indices is None else padding
 
     for b, count in enumerate(counts):
@@ -195,16 +205,21 @@ def check_update_values(
         if accepted is not None and past:
             kept = state_len - (past - 1)
             if not 1 <= accepted[b] <= kept:
-                _refuse(f"num_accepted_tokens[{b}]", accepted[b], f"1 to {kept}, what the {state_len} columns of a state can hold")
+                _refuse(
+                    f"num_accepted_tokens[{b}]", accepted[b], f"1 to {kept}, what the {state_len} columns of a state can hold"
+                )
             if count > kept:
-                raise ValueError(f"query_start_loc: got {count} tokens of row {b}, expected at most {kept}, what a state can hold")
+                raise ValueError(
+                    f"query_start_loc: got {count} tokens of row {b}, expected at most {kept}, what a state can hold"
+                )
         if windows and given.intermediate_conv_window is not None:
             slot, place = window_slots.slot(b, 0), window_slots.place(b, 0)
             windows.require(slot, place)
             windows.write(slot, b, place)
             if count > given.intermediate_conv_window.shape[1]:
                 raise ValueError(
-                    f"intermediate_conv_window: got shape {tuple(given.intermediate_conv_window.shape)}, expected (slots, at least {count} "
+                    f"intermediate_conv_window: got shape {tuple(given.intermediate_conv_window.shape)}, expected (slots, at "
+                    f"least {count} "
                     f"tokens, …), the tokens of row {b}"
                 )
         for name, values in links.items():
