@@ -350,11 +350,14 @@ def outside_gates(
     if rounds:
         rmse_gate, max_gate, may_differ = max(rmse_gate, _TF32_GATES[0]), max(max_gate, _TF32_GATES[1]), 1.0
     if times:
-        rmse_gate, max_gate, may_differ = times * rmse_gate, times * max_gate, 1.0
+        # Planes of few channels are sums of few products, which have long tails: their errors, of their size, have them too.
+        rmse_gate, max_gate, may_differ = times * rmse_gate, times * max_gate * (1.5 if products < 64 else 1), 1.0
     rms = before.square().mean().sqrt().item()
     error = (out.double() - expected).abs()
     eps = torch.finfo(out.dtype).eps
     max_gate = max(max_gate, 0.51 * eps * expected.abs().max().item() / rms)  # half a unit in the last place of the largest
+    if out.numel() < 64:  # which may all be rounded by half a unit
+        rmse_gate = max(rmse_gate, 0.51 * eps * expected.abs().max().item() / rms)
     rmse, worst = error.square().mean().sqrt().item() / rms, error.max().item() / rms
     if not (rmse <= rmse_gate and worst <= max_gate):
         return f"rmse {rmse:.2e} of rms, expected {rmse_gate:.1e}; largest error {worst:.2e}, expected {max_gate:.1e}"
