@@ -20,7 +20,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from conv2d.exact import HALVES, UNITS, Case, check, is_served, random_cases_command, running_on
+from conv2d.exact import HALVES, UNITS_OF_A_RUN, Case, check, is_served, random_cases_command, running_on
 from support.backends import EVERYTHING
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 TILES = [(128, 32), (64, 32), (32, 32), (16, 32)]
 
 
-@pytest.fixture(scope="module", params=[unit for unit in UNITS if unit != "wmma11" or EVERYTHING])
+@pytest.fixture(scope="module", params=UNITS_OF_A_RUN)
 def module(request: pytest.FixtureRequest) -> Iterator[Any]:
     with running_on(request.param) as found:
         yield found

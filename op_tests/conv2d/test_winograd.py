@@ -27,7 +27,7 @@ from torch import Tensor
 
 from conv2d.cases import ROUNDED_PLANES, reference_of
 from conv2d.cases import Case as RandomCase
-from conv2d.exact import HALVES, UNITS, Case, check, is_served, random_cases_command, running_on
+from conv2d.exact import HALVES, UNITS_OF_A_RUN, Case, check, is_served, random_cases_command, running_on
 from support.backends import EVERYTHING, WAYS, device_of, environment
 import hipconv
 from hipconv.ops.conv2d import costs, packing, router
@@ -38,7 +38,7 @@ NAMES = ("winograd_f2", "winograd_f4")
 OUTPUTS = {"winograd_f2": 2, "winograd_f4": 4}
 
 
-@pytest.fixture(params=[unit for unit in UNITS if unit != "wmma11" or EVERYTHING])
+@pytest.fixture(params=UNITS_OF_A_RUN)
 def module(request: pytest.FixtureRequest) -> Iterator[Any]:
     with running_on(request.param) as found:
         yield found

@@ -34,9 +34,10 @@ WaveGemmRead read_of(const Conv2dParams& p) {
     return filter_vectors ? WaveGemmRead::planes : WaveGemmRead::elements;
 }
 
+// The elements between the first and the last of so many channels, rows and columns.
 int64_t reach(const Image& image, int64_t channels, int64_t rows, int64_t columns) {
-    return std::abs(image.channel_stride) * channels + std::abs(image.row_stride) * rows +
-           std::abs(image.column_stride) * columns;
+    const auto size = [](int64_t stride) { return stride < 0 ? -stride : stride; };
+    return size(image.channel_stride) * channels + size(image.row_stride) * rows + size(image.column_stride) * columns;
 }
 
 }  // namespace
