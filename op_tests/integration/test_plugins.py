@@ -25,8 +25,7 @@ SINGLE = "fused_reshape_causal_conv1d_update_single_token"
 AITER = "aiter.ops.triton.causal_conv1d_update_single_token"
 AITERS = (
     "x, num_actual_tokens, num_k_heads, num_v_heads, head_k_dim, head_v_dim, ba, z_out, core_attn_out, conv_state, weight, "
-    "bias=None, "
-    "activation=None, conv_state_indices=None, num_accepted_tokens=None, query_start_loc=None, max_query_len=-1, "
+    "bias=None, activation=None, conv_state_indices=None, num_accepted_tokens=None, query_start_loc=None, max_query_len=-1, "
     "pad_slot_id=-1, "
     "block_idx_last_scheduled_token=None, initial_state_idx=None, validate_data=False, qkvz_layout='interleaved'"
 )

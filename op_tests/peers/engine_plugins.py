@@ -158,8 +158,7 @@ def main() -> int:
                 when = "imported before" if before else "imported after"
                 print(
                     f"{engine} {version}, {when}: {len(found['held'])} names called, in modules that imported; {len(theirs)} "
-                    f"not ours "
-                    f"{theirs or ''}; {len(found['failed'])} modules that did not import:"
+                    f"not ours {theirs or ''}; {len(found['failed'])} modules that did not import:"
                 )
                 for name, error in found["failed"].items():
                     print(f"  {name}: {error}")

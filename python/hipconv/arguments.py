@@ -311,8 +311,7 @@ def wrong_output(name: str, out: Tensor | None, torch_writes: bool = True) -> Ty
     if out.numel() and _overlaps_itself(out):
         return ValueError(
             f"{name}: got strides {out.stride()} for shape {tuple(out.shape)}, expected each element to have memory of its "
-            f"own (not an "
-            "expanded tensor)"
+            f"own (not an expanded tensor)"
         )
     if out.requires_grad and out.is_leaf and torch.is_grad_enabled():
         return ValueError(f"{name}: got a leaf that requires grad, expected a tensor to write into, or torch.no_grad()")

@@ -113,8 +113,7 @@ class _Forward:
     def __reduce__(self) -> Any:
         raise TypeError(
             f"module: got a layer that is split over {self.mesh}, expected one that is not where it is pickled, as torch.save "
-            f"does too: "
-            "save its state_dict(), and apply parallelize_module again where it is loaded"
+            f"does too: save its state_dict(), and apply parallelize_module again where it is loaded"
         )
 
 

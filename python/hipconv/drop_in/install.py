@@ -82,15 +82,13 @@ def install_as_causal_conv1d() -> list[str]:
             f"hipconv took the place of causal-conv1d in modules that had already been imported: {', '.join(bound)}. What "
             f"they decided "
             "on import, and the models they have built, may still be without it; call hipconv.install_as_causal_conv1d() "
-            "before "
-            "importing them.",
+            "before importing them.",
             stacklevel=2,
         )
     if kept:
         warnings.warn(
             f"modules that had already been imported keep functions of their own in the place of causal-conv1d's: "
-            f"{', '.join(kept)}. Call "
-            "hipconv.install_as_causal_conv1d() before importing them.",
+            f"{', '.join(kept)}. Call hipconv.install_as_causal_conv1d() before importing them.",
             stacklevel=2,
         )
     return bound

@@ -61,8 +61,7 @@ def make(build: Build, problems: list[str]) -> tuple[cache.Artefact, ModuleType]
             f"HIPCONV_JIT=0 forbids building '{build.module}' {build.use}, and {unusable if problems else missing}. Run "
             f"`python -m hipconv "
             f"build {build.module} --arch {build.target.arch}` without HIPCONV_JIT=0 where this torch and a compiler are "
-            f"installed, or "
-            "point HIPCONV_CACHE_DIR to where that was done."
+            f"installed, or point HIPCONV_CACHE_DIR to where that was done."
         )
     for problem in problems:
         say(f"building {build.module} for {build.target} again: {problem}")

@@ -99,8 +99,7 @@ def _refuse_if_named(root: Path, reason: str) -> None:
             f"HIPCONV_CACHE_DIR: got {root}, from which no code is loaded because others could have put it there: {reason}. "
             f"Expected a "
             "directory that this user or root owns, in directories that they own, and which nobody else may write to (`chmod "
-            "go-w`, "
-            "`chown`). Set HIPCONV_TRUST_CACHE=1 to use it nevertheless, if you trust all who can write there."
+            "go-w`, `chown`). Set HIPCONV_TRUST_CACHE=1 to use it nevertheless, if you trust all who can write there."
         )
 
 
@@ -113,8 +112,7 @@ def _trusted(root: Path) -> bool:
     if root == _lasting_root():
         warnings.warn(
             f"hipconv passes over its cache {root}, where others could have put code: {reason}. Mend that with `chmod` or "
-            f"`chown`, or set "
-            "HIPCONV_CACHE_DIR to a directory of this user's own that lasts.",
+            f"`chown`, or set HIPCONV_CACHE_DIR to a directory of this user's own that lasts.",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -106,8 +106,7 @@ class CausalConv3d(torch.nn.Conv3d):
         if cache is not None and (list(cache.shape), cache.dtype, cache.device) != (shape, input.dtype, input.device):
             raise ValueError(
                 f"input: got shape {tuple(input.shape)}, {input.dtype} on {input.device}, expected a chunk of the video whose "
-                f"frames "
-                f"{tuple(cache.shape)}, {cache.dtype} on {cache.device}, are kept. For another video call reset() first."
+                f"frames {tuple(cache.shape)}, {cache.dtype} on {cache.device}, are kept. For another video call reset() first."
             )
         if spare is None:
             spare = torch.empty_like(input[..., :1, :, :].expand(shape), memory_format=_layout(input))

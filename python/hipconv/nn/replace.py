@@ -78,8 +78,7 @@ def replace_conv2d(
 
     Returns:
         What was replaced, and what was left and why: a table when printed, with an `undo()`. Subclasses of `torch.nn.Conv2d`,
-            layers with
-        hooks, and dtypes other than float32, float16 and bfloat16 are left.
+        layers with hooks, and dtypes other than float32, float16 and bfloat16 are left.
 
     Raises:
         TypeError: an argument of the wrong kind.

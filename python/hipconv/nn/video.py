@@ -36,8 +36,8 @@ def replace_conv3d(model: torch.nn.Module, *, channels_last: bool = True) -> Rep
 
     Returns:
         What was replaced, and what was left and why: a table when printed, with an `undo()`. Other subclasses of
-            `torch.nn.Conv3d`, layers
-        whose forward was replaced already, and dtypes other than float32, float16 and bfloat16 are left.
+        `torch.nn.Conv3d`, layers whose forward was replaced already, and dtypes other than float32, float16 and bfloat16 are
+        left.
 
     Raises:
         TypeError: an argument of the wrong kind.

@@ -72,8 +72,7 @@ def refuse_derivatives(**tensors: Tensor | None) -> None:
         if torch.is_grad_enabled() and tensor.requires_grad:
             raise ValueError(
                 f"{name}: got a tensor that requires grad, expected none while grad mode is on: this form writes into `out` "
-                f"and "
-                "records no gradient. Call it under torch.no_grad(), or pass detached tensors."
+                f"and records no gradient. Call it under torch.no_grad(), or pass detached tensors."
             )
         if transforms.tangent_of(tensor) is not None:
             raise ValueError(

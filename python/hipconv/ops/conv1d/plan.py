@@ -39,8 +39,7 @@ class Conv1dPlan:
         intensity = self.flops / max(1, self.bytes_moved)
         return (
             f"{self.form} on {self.target}, chosen by {self.chosen_by}; kernels that serve: "
-            f"{', '.join(self.serves) or 'none'}; "
-            f"{si(self.flops)}FLOP, {intensity:.1f} a byte; floor: {self.floor}"
+            f"{', '.join(self.serves) or 'none'}; {si(self.flops)}FLOP, {intensity:.1f} a byte; floor: {self.floor}"
         )
 
 

@@ -146,8 +146,7 @@ def out_shape(x: Sequence[int], weight: Sequence[int], o: Options) -> tuple[int,
     if group_channels != channels // o.groups or min(kernel) < 1:
         raise ValueError(
             f"weight: got shape {tuple(weight)}, expected (out_channels, {channels // o.groups}, height, width), the "
-            f"{channels} channels "
-            f"of x over {o.groups} groups, and a filter of at least one tap"
+            f"{channels} channels of x over {o.groups} groups, and a filter of at least one tap"
         )
     sizes = []
     for axis, size, taps, step, dilation, before, after in zip(

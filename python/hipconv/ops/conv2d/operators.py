@@ -25,8 +25,7 @@ from .geometry import Options
 
 _ARGUMENTS = (
     "Tensor x, Tensor weight, Tensor? bias, Tensor? residual, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt "
-    "groups, *, "
-    "str padding_mode='zeros', str activation='none', ScalarType? out_dtype=None, str algorithm='auto', "
+    "groups, *, str padding_mode='zeros', str activation='none', ScalarType? out_dtype=None, str algorithm='auto', "
     f"SymInt workspace_limit={router.WORKSPACE_LIMIT}, str? float32_precision=None"
 )
 library.define(f"conv2d({_ARGUMENTS}) -> Tensor")

@@ -81,8 +81,7 @@ def prepack_conv2d(weight: Tensor, algorithm: str | Sequence[str] = "auto") -> P
 
     Raises:
         TypeError: an argument of the wrong kind. ValueError: a shape that is none of filters, a name that is unknown, or
-            filters that an
-        algorithm named does not pack. hipconv.errors.JitError: the kernels had to be built and could not be.
+        filters that an algorithm named does not pack. hipconv.errors.JitError: the kernels had to be built and could not be.
     """
     require_kinds(prepack_conv2d, locals())
     require_dense(weight=weight)
@@ -103,8 +102,7 @@ def prepack_conv2d(weight: Tensor, algorithm: str | Sequence[str] = "auto") -> P
         if name in PACKING and not _is_packed(weight):
             raise ValueError(
                 f"algorithm: got {describe(name)} for weight of shape {tuple(weight.shape)} and {weight.dtype}, expected 3x3 "
-                f"filters of a "
-                "16-bit type"
+                f"filters of a 16-bit type"
             )
     with torch.inference_mode(False):  # a tensor that any later mode can use
         kept = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device, memory_format=torch.channels_last)

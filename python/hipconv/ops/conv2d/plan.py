@@ -55,8 +55,7 @@ class Conv2dPlan:
         rounded = ", float32 rounded to TF32" if self.float32_precision == "tf32" else ""
         return (
             f"{self.form} on {self.target} in {self.layout}{rounded}, chosen by {self.chosen_by} ({self.why}); algorithms "
-            f"that serve: "
-            f"{', '.join(self.serves) or 'none'}; workspace {si(self.workspace)}B; "
+            f"that serve: {', '.join(self.serves) or 'none'}; workspace {si(self.workspace)}B; "
             f"{self.flops / max(1, self.bytes_moved):.1f} FLOP a "
             f"byte; floor: {self.floor}"
         )

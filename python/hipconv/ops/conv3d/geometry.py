@@ -72,8 +72,7 @@ def options(
     if time_padding is not None and (sides[0] != 0 or sides[1] != 0):
         raise ValueError(
             f"padding: got {describe(padding)} with time_padding '{time_padding}', expected 0 for the frames, as (kernel "
-            f"frames - 1) * "
-            "dilation of them stand before the first one then: pass (0, height, width)"
+            f"frames - 1) * dilation of them stand before the first one then: pass (0, height, width)"
         )
     return Options(steps, sides, dilations, groups, time_padding, padding_mode, activation)
 
@@ -146,8 +145,7 @@ def out_shape(x: Sequence[int], weight: Sequence[int], cached: int, o: Options) 
     if group_channels != channels // o.groups or min(kernel) < 1:
         raise ValueError(
             f"weight: got shape {tuple(weight)}, expected (out_channels, {channels // o.groups}, frames, height, width), the "
-            f"{channels} "
-            f"channels of x over {o.groups} groups, and a filter of at least one tap"
+            f"{channels} channels of x over {o.groups} groups, and a filter of at least one tap"
         )
     sizes = []
     front = o.front(kernel[0], cached)

@@ -53,8 +53,7 @@ def causal_conv1d_update(
             bfloat16, any strides.
         conv_state: (slots, dim, state_len), state_len >= width - 1, any of the three dtypes, written. Any strides that give
             each element memory of its own: (slots, dim, state_len) and a transposed (slots, state_len, dim) are both fast.
-                Tokens are
-            kept in its dtype, and are history in that dtype.
+            Tokens are kept in its dtype, and are history in that dtype.
         weight: (dim, width), any of the three dtypes, any strides.
         bias: (dim,), any of the three dtypes; None or an empty tensor for none.
         activation: "silu" or "swish" (the same) or True; None or False for none.
@@ -77,12 +76,11 @@ def causal_conv1d_update(
             that holds the slot to write, and the one with the slot to read.
         validate_data: check the values of the index tensors too, after all shapes, dtypes and devices, and name the first that
             is wrong: starts that decrease or leave `x`; slots, and columns of a block table, outside of it; accepted tokens and
-                links out
-            of range; rows too long for a state, for `intermediate_conv_window` or for `max_query_len`; a slot that two rows
-            write, or that one reads and another one writes. Entries that the call does not use, those of empty rows and of
-            padding too, are not looked at, and numbers of padding may repeat. This waits for the device: ValueError while a
-            graph is captured (a decode step under a graph must leave it off). Tensors of the meta device have no values to
-            check.
+            links out of range; rows too long for a state, for `intermediate_conv_window` or for `max_query_len`; a slot that
+            two rows write, or that one reads and another one writes. Entries that the call does not use, those of empty rows
+            and of padding too, are not looked at, and numbers of padding may repeat. This waits for the device: ValueError
+            while a graph is captured (a decode step under a graph must leave it off). Tensors of the meta device have no values
+            to check.
         conv_state_indices_in: like `conv_state_indices`, the slots to read, where they are not those to write (ATOM).
         cache_seqlens: (batch,), the number of tokens each row has had: its state is a circular buffer, token n being in column
             ``n % state_len`` (Dao-AILab).
@@ -283,6 +281,5 @@ def _number_of_padding(pad_slot_id: int | None, null_block_id: int | None, conv_
         return pad_slot_id
     raise ValueError(
         f"null_block_id: got {null_block_id} beside pad_slot_id {pad_slot_id}, expected only one of them to be a slot of "
-        f"conv_state, "
-        f"0 to {slots - 1}"
+        f"conv_state, 0 to {slots - 1}"
     )

@@ -62,20 +62,18 @@ def causal_conv1d_fn(
         pad_slot_id: a slot number that marks padding. None: there is no such number.
         block_idx_first_scheduled_token, block_idx_last_scheduled_token, initial_state_idx, num_computed_tokens: (sequences,)
             each, for prefix caching: columns of the block table. The initial state is read from column `initial_state_idx`
-                (None: 0), the final
-            state goes to `block_idx_last_scheduled_token`, and the state at each boundary of `block_size_to_align` tokens that
-            the sequence crosses before its end (counting the `num_computed_tokens` before this call) goes to the columns from
-            `block_idx_first_scheduled_token` on. A boundary closer than width - 1 tokens to the start takes what is missing
-            from the initial state.
+            (None: 0), the final state goes to `block_idx_last_scheduled_token`, and the state at each boundary of
+            `block_size_to_align` tokens that the sequence crosses before its end (counting the `num_computed_tokens` before
+            this call) goes to the columns from `block_idx_first_scheduled_token` on. A boundary closer than width - 1 tokens to
+            the start takes what is missing from the initial state.
         block_size_to_align: tokens of a cache block; any positive number. None or 0 where there are no such arguments.
         metadata, seq_lens_cpu: accepted and not needed.
         validate_data: check the values of the index tensors too, after all shapes, dtypes and devices, and name the first that
             is wrong: starts that decrease or leave `x`; slots, and columns of a block table, outside of it; a number of
-                computed tokens
-            that is none; a slot that is written twice, or that one sequence continues from and another one writes. Entries that
-            the call does not use, those of empty sequences and of padding too, are not looked at, and numbers of padding may
-            repeat. This waits for the device: ValueError while a graph is captured. Tensors of the meta device have no values
-            to check.
+            computed tokens that is none; a slot that is written twice, or that one sequence continues from and another one
+            writes. Entries that the call does not use, those of empty sequences and of padding too, are not looked at, and
+            numbers of padding may repeat. This waits for the device: ValueError while a graph is captured. Tensors of the meta
+            device have no values to check.
         cache_indices_in: (sequences,) or (sequences, blocks): the slots to read initial states from, where they are others than
             those to write. No sequence may read a slot that another one writes.
         null_block_id: a slot number that stands for no slot (vLLM passes 0). A sequence that reads it is padding; a state that

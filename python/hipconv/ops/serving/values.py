@@ -24,8 +24,7 @@ def refuse_capture(x: Tensor) -> None:
     if x.is_cuda and torch.cuda.is_current_stream_capturing():
         raise ValueError(
             "validate_data: got True while the current stream captures a graph, expected False there: to check values is to "
-            "wait for the "
-            "device. Validate the same call before the capture."
+            "wait for the device. Validate the same call before the capture."
         )
 
 
@@ -219,8 +218,7 @@ def check_update_values(
             if count > given.intermediate_conv_window.shape[1]:
                 raise ValueError(
                     f"intermediate_conv_window: got shape {tuple(given.intermediate_conv_window.shape)}, expected (slots, at "
-                    f"least {count} "
-                    f"tokens, …), the tokens of row {b}"
+                    f"least {count} tokens, …), the tokens of row {b}"
                 )
         for name, values in links.items():
             for t, value in enumerate(values[b] if values else ()):
