@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 import re
+import struct
 import subprocess
 import sys
 from typing import Any
+import zlib
 
 import pytest
 import torch
@@ -44,6 +46,33 @@ def test_two_processes_have_the_loss_of_one() -> None:
     losses = [float(loss) for loss in re.findall(r"processes (\S+),", output)]
     assert len(losses) == 4 and losses[-1] < losses[0], output
     assert "losses: the same" in output
+
+
+def test_an_image_is_decoded_alike(tmp_path: Path) -> None:
+    picture = tmp_path / "decoded.png"
+    output = run("vae_decoder.py", "--size", "16", "--width", "32", "--rounds", "1", "--out", str(picture))
+    assert "37 of 37 convolutions are replaced" in output
+    assert float(re.findall(r"differ by at most (\S+) of", output)[0]) < 1e-4, output
+    assert size_of(picture) == (3 * 16 + 2 * 8, 16)
+
+
+def test_a_video_is_decoded_alike(tmp_path: Path) -> None:
+    picture = tmp_path / "frames.png"
+    sizes = ["--size", "16", "--width", "16", "--frames", "3"]
+    output = run("video_vae.py", *sizes, "--rounds", "1", "--out", str(picture))
+    assert float(re.findall(r"differ by at most (\S+) of", output)[0]) < 1e-4, output
+    assert size_of(picture) == (3 * 16 + 2 * 8, 2 * 16 + 8)
+
+
+def size_of(picture: Path) -> tuple[int, int]:
+    """Columns and rows of a PNG file whose pixels can be read."""
+    data = picture.read_bytes()
+    width, height = struct.unpack(">II", data[16:24])
+    assert data.startswith(b"\x89PNG\r\n\x1a\n") and data.endswith(b"IEND" + struct.pack(">I", zlib.crc32(b"IEND")))
+    at = data.index(b"IDAT")
+    lines = zlib.decompress(data[at + 4 : at + 4 + struct.unpack(">I", data[at - 4 : at])[0]])
+    assert len(lines) == height * (1 + 3 * width) and len(set(lines)) > 10
+    return width, height
 
 
 PAGES = {

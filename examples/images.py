@@ -1,0 +1,63 @@
+"""What the examples of images and videos share: pictures as PNG files, times, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+import struct
+import time
+import zlib
+
+import torch
+from torch import Tensor
+
+
+def pixels(image: Tensor) -> Tensor:
+    """Bytes, (height, width, 3), of an image (3, height, width) whose values are from -1 to 1."""
+    return ((image.detach().float().cpu().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).permute(1, 2, 0).contiguous()
+
+
+def beside(images: Sequence[Tensor], gap: int = 8) -> Tensor:
+    """Images (3, height, width) of one height, beside each other on white."""
+    white = images[0].new_ones(3, images[0].shape[1], gap)
+    return torch.cat([part for image in images for part in (image, white)][:-1], dim=2)
+
+
+def write_png(path: Path, image: Tensor) -> None:
+    """Write an image (3, height, width) of values from -1 to 1."""
+    rows = pixels(image)
+    height, width, _ = rows.shape
+    lines = b"".join(b"\0" + bytes(row.flatten().tolist()) for row in rows)
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits of red, green and blue
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b""))
+
+
+def measured(call: Callable[[], Tensor], device: torch.device, rounds: int) -> tuple[Tensor, float, int]:
+    """What a call returns, the milliseconds of the fastest of `rounds` calls after a first one, and the bytes that it needs
+    at most beside what was there before; zero bytes on a CPU, where nobody counts them.
+    """
+    on_gpu = device.type == "cuda"
+    result = call()  # which compiles what is missing
+    times, most = [], 0
+    for _ in range(rounds):
+        before = 0
+        if on_gpu:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+        started = time.perf_counter()
+        result = call()
+        if on_gpu:
+            torch.cuda.synchronize()
+            most = torch.cuda.max_memory_allocated() - before
+        times.append((time.perf_counter() - started) * 1e3)
+    return result, min(times), most
+
+
+def told(name: str, milliseconds: float, memory: int) -> str:
+    """A line for one way to compute."""
+    return f"{name}: {milliseconds:.1f} ms" + (f", {memory / 1e6:.0f} MB at most" if memory else "")
