@@ -111,7 +111,9 @@ CHECKS = {"edge": wrong_edge_cases, "random": wrong_random_cases, "exact": wrong
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_results_are_the_references(device: torch.device, mode: str) -> None:
+def test_results_are_the_references(request: pytest.FixtureRequest, device: torch.device, mode: str) -> None:
+    if mode == "edge" and "wave32" in request.node.name and not EVERYTHING:
+        pytest.skip("runs with HIPCONV_TEST_ARCHS=all: the other modes have the same kernels in waves of 32 lanes")
     assert CHECKS[mode](device) == []
 
 

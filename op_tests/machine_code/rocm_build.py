@@ -31,9 +31,15 @@ CLANGS = {  # version: what it compiles for; in every run two cards of CDNA and 
     19: tuple(arch for arch in AMD_ARCHS if knows(19, arch)) if EVERYTHING else ("gfx942",),
     22: tuple(AMD_ARCHS) if EVERYTHING else ("gfx950", "gfx1201"),
 }
-# In every run clang 22 compiles these for RDNA alone, whose waves are smaller: the source has nothing for gfx950 but conv2d's
-# matrix instructions, so that of these modules clang 19 has compiled the same text for gfx942.
-AS_ON_GFX942 = ("causal_conv1d", "causal_conv1d_bwd", "causal_conv1d_varlen")
+# In every run clang 22 compiles these for one of the two alone. conv1d's rows have nothing of gfx950's own in their source, and
+# conv3d's products are conv2d's, which are compiled for gfx950; but what waves of 32 lanes change is in conv1d's and conv3d's.
+ONE_IN_EVERY_RUN = {
+    "causal_conv1d": "gfx1201",
+    "causal_conv1d_bwd": "gfx1201",
+    "causal_conv1d_varlen": "gfx1201",
+    "conv2d": "gfx950",
+    "conv3d": "gfx1201",
+}
 LINKED_ONLY = 15  # hipcc's own clang compiles the host's part alone: modules that link, import and refuse
 NAMED = "gfx90a"  # what torch is told; the compiler's script puts the clang's architectures in its place
 DIALECT = (
@@ -43,7 +49,9 @@ DIALECT = (
 
 def archs_of(module: str, clang: int) -> tuple[str, ...]:
     """The architectures that a clang of CLANGS compiles a module for."""
-    return tuple(arch for arch in CLANGS[clang] if EVERYTHING or arch != "gfx950" or module not in AS_ON_GFX942)
+    if EVERYTHING or clang != 22:
+        return CLANGS[clang]
+    return tuple(arch for arch in CLANGS[clang] if arch == ONE_IN_EVERY_RUN.get(module, arch))
 
 
 # In hipcc's place: Debian's, whose clang is 15, or the clang that $REHEARSED_CLANG names, with the flags that hipcc gives its

@@ -65,7 +65,7 @@ FOR_NVIDIA = ("-arch=sm_90a", "-DHIPCONV_EARLY_LAUNCHES", "-std=c++17")
 WITH_HOST_PART = ("warpgroup_gemm.cu",)
 
 
-# Of the two families that have such kernels, conv3d's are compiled nightly: their mainloop is conv2d's.
+# Two families have such kernels; conv3d's, whose mainloop is conv2d's, are compiled nightly.
 FOR_NVCC = [source for source in KERNELS if EVERYTHING or source.parts[-3:-1] == ("conv2d", ONLY_FOR_NVIDIA)]
 
 

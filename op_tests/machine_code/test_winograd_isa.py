@@ -10,7 +10,7 @@ import pytest
 
 from machine_code.amd_code import Kernel, instructions_of
 from machine_code.compilers import require_amd_compiler
-from machine_code.rocm_build import CLANGS, code_of
+from machine_code.rocm_build import CLANGS, archs_of, code_of
 from support import ROOT
 
 KERNELS = ROOT / "csrc" / "kernels" / "conv2d" / "winograd"
@@ -28,7 +28,7 @@ def most_loads_in_a_row(kernel: Kernel) -> int:
     return most
 
 
-@pytest.mark.parametrize(("clang", "arch"), [(clang, arch) for clang, archs in CLANGS.items() for arch in archs])
+@pytest.mark.parametrize(("clang", "arch"), [(clang, arch) for clang in CLANGS for arch in archs_of("conv2d", clang)])
 def test_transforms_load_a_tile_at_once_by_packed_arithmetic(clang: int, arch: str) -> None:
     require_amd_compiler()
     for file, name, loads, instructions in (
