@@ -24,15 +24,22 @@ bool begins_at_multiples(const Image& image, int64_t count, int64_t rows, int64_
            multiple_of(image.column_stride, columns, of);
 }
 
-WaveGemmRead read_of(const Conv2dParams& p) {
-    const bool filter_vectors =
-        p.in_channels % 8 == 0 && begins_at_multiples(p.weight, p.out_channels, p.kernel_height, p.kernel_width, 8, p.dtype);
-    for (const auto& [read, elements] : {std::pair{WaveGemmRead::vectors, 8}, std::pair{WaveGemmRead::words, 2}})
-        if (p.in_channels % elements == 0 && begins_at_multiples(p.x, p.batch, p.in_height, p.in_width, elements, p.dtype) &&
-            begins_at_multiples(p.weight, p.out_channels, p.kernel_height, p.kernel_width, elements, p.dtype))
-            return read;
-    return filter_vectors ? WaveGemmRead::planes : WaveGemmRead::elements;
+// Tells whether x, or the filters, can be read by so many neighbouring channels.
+bool x_by(const Conv2dParams& p, int64_t elements) {
+    return p.in_channels % elements == 0 && begins_at_multiples(p.x, p.batch, p.in_height, p.in_width, elements, p.dtype);
 }
+bool filters_by(const Conv2dParams& p, int64_t elements) {
+    return p.in_channels % elements == 0 &&
+           begins_at_multiples(p.weight, p.out_channels, p.kernel_height, p.kernel_width, elements, p.dtype);
+}
+
+WaveGemmRead read_of(const Conv2dParams& p) {
+    if (x_by(p, 8) && filters_by(p, 8)) return WaveGemmRead::vectors;
+    if (x_by(p, 2) && filters_by(p, 2)) return WaveGemmRead::words;
+    return filters_by(p, 8) ? WaveGemmRead::planes : WaveGemmRead::elements;
+}
+
+constexpr int64_t kFewProducts = 512;  // of an output
 
 // The elements between the first and the last of so many channels, rows and columns.
 int64_t reach(const Image& image, int64_t channels, int64_t rows, int64_t columns) {
@@ -60,6 +67,8 @@ const char* conv2d_wave_gemm_refusal(const Conv2dParams& p, const Conv2dPlan& pl
     const int64_t products = static_cast<int64_t>(p.in_channels) * p.kernel_height * p.kernel_width;
     if (products >= 1 << 24) return "less than 2^24 products an output";
     if (read_of(p) == WaveGemmRead::elements) {
+        if (products > kFewProducts && x_by(p, 8))  // the other GEMMs pack such filters, and read x by vectors
+            return "filters of up to 512 products whose channels are not neighbours, where those of x are";
         if (products > kWaveGemmMostProducts)
             return "up to 2048 products an output where channels of x or weight are not neighbours, or odd, or not aligned";
         if (reach(p.x, p.in_channels, rows, columns) >= kLimit31 ||
