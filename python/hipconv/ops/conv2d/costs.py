@@ -202,9 +202,9 @@ def warpgroup_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: 
 
 
 def split_warpgroup_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
+    """Behind a kernel that reads x and filters once and writes both of their parts."""
     if problem.products < LEAST_SPLIT_PRODUCTS:
         return last_resort(problem, card, tiles, workspace_limit)
-    """Behind a kernel that reads x and filters once and writes both of their parts."""
     whole_rows = problem._replace(in_channels=-(-problem.in_channels // 32) * 32)
     estimate = _warpgroups(whole_rows, card, tiles, workspace_limit, _SPLIT_COSTS)
     filters = 3 * 4 * problem.out_channels * problem.products / _REPACKED_BYTES

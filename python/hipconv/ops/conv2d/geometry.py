@@ -130,43 +130,55 @@ def kernel_size(weight: Sequence[int]) -> tuple[int, int]:
     return weight[2], weight[3]
 
 
+def check_groups(x: Sequence[int], weight: Sequence[int], groups: int, axes: str) -> None:
+    """Refuse channels that groups do not divide, and filters that do not fit them. `axes` names those of a filter."""
+    channels, filters = x[1], weight[0]
+    if channels < 1:
+        raise ValueError(f"x: got shape {tuple(x)}, expected at least one channel")
+    if channels % groups:
+        raise ValueError(f"groups: got {groups} for x of shape {tuple(x)}, expected a divisor of its {channels} channels")
+    if filters % groups:
+        raise ValueError(
+            f"groups: got {groups} for weight of shape {tuple(weight)}, expected a divisor of its {filters} filters"
+        )
+    if weight[1] != channels // groups or min(weight[2:]) < 1:
+        raise ValueError(
+            f"weight: got shape {tuple(weight)}, expected (out_channels, {channels // groups}, {axes}), the "
+            f"{channels} channels of x over {groups} groups, and a filter of at least one tap"
+        )
+
+
+def check_padding(axis: str, size: int, before: int, after: int, mode: str) -> None:
+    """Refuse padding that an axis of this size is too short for."""
+    limit = {"reflect": size - 1, "circular": size, "replicate": 2**31 - 1 if size > 0 else 0}.get(mode)
+    if limit is not None and max(before, after) > limit:
+        raise ValueError(
+            f"padding: got {before} and {after} for an x of {axis} {size}, expected at most {limit} with padding_mode '{mode}'"
+        )
+
+
+def windows(x: Sequence[int], axis: str, padded: int, taps: int, step: int, dilation: int, verb: str = "is") -> int:
+    """Count the windows of taps of an axis that is so long with padding; ValueError if there is none."""
+    span = dilation * (taps - 1) + 1
+    if padded < span:
+        raise ValueError(
+            f"x: got shape {tuple(x)}, whose {axis} with padding {verb} {padded}, expected at least {span}, which {taps} taps "
+            f"{dilation} apart span: the result would be empty"
+        )
+    return (padded - span) // step + 1
+
+
 def out_shape(x: Sequence[int], weight: Sequence[int], o: Options) -> tuple[int, int, int, int]:
     """(batch, out_channels, height, width) of the result for x and weight of these shapes; ValueError where they do not fit."""
     kernel = kernel_size(weight)
-    batch, channels, *image = x
-    filters, group_channels = weight[:2]
-    if channels < 1:
-        raise ValueError(f"x: got shape {tuple(x)}, expected at least one channel")
-    if channels % o.groups:
-        raise ValueError(f"groups: got {o.groups} for x of shape {tuple(x)}, expected a divisor of its {channels} channels")
-    if filters % o.groups:
-        raise ValueError(
-            f"groups: got {o.groups} for weight of shape {tuple(weight)}, expected a divisor of its {filters} filters"
-        )
-    if group_channels != channels // o.groups or min(kernel) < 1:
-        raise ValueError(
-            f"weight: got shape {tuple(weight)}, expected (out_channels, {channels // o.groups}, height, width), the "
-            f"{channels} channels of x over {o.groups} groups, and a filter of at least one tap"
-        )
+    check_groups(x, weight, o.groups, "height, width")
     sizes = []
     for axis, size, taps, step, dilation, before, after in zip(
-        ("height", "width"), image, kernel, o.stride, o.dilation, o.padding[::2], o.padding[1::2], strict=True
+        ("height", "width"), x[2:], kernel, o.stride, o.dilation, o.padding[::2], o.padding[1::2], strict=True
     ):
-        limit = {"reflect": size - 1, "circular": size, "replicate": 2**31 - 1 if size > 0 else 0}.get(o.padding_mode)
-        if limit is not None and max(before, after) > limit:
-            raise ValueError(
-                f"padding: got {before} and {after} for an x of {axis} {size}, expected at most {limit} with padding_mode "
-                f"'{o.padding_mode}'"
-            )
-        span = dilation * (taps - 1) + 1
-        padded = size + before + after
-        if padded < span:
-            raise ValueError(
-                f"x: got shape {tuple(x)}, whose {axis} with padding is {padded}, expected at least {span}, which {taps} taps "
-                f"{dilation} apart span: the result would be empty"
-            )
-        sizes.append((padded - span) // step + 1)
-    return batch, filters, sizes[0], sizes[1]
+        check_padding(axis, size, before, after, o.padding_mode)
+        sizes.append(windows(x, axis, size + before + after, taps, step, dilation))
+    return x[0], weight[0], sizes[0], sizes[1]
 
 
 class Kind(NamedTuple):

@@ -14,7 +14,17 @@ from torch import Tensor
 
 from ...arguments import describe, parse_activation
 from ..conv2d.activations import ACTIVATIONS
-from ..conv2d.geometry import PADDING_MODES, check_dtypes, check_out_dtype, integers, is_integer, listed
+from ..conv2d.geometry import (
+    PADDING_MODES,
+    check_dtypes,
+    check_groups,
+    check_out_dtype,
+    check_padding,
+    integers,
+    is_integer,
+    listed,
+    windows,
+)
 
 TIME_PADDINGS = (None, "zeros", "first")
 
@@ -132,53 +142,20 @@ def out_shape(x: Sequence[int], weight: Sequence[int], cached: int, o: Options) 
     ValueError where they do not fit.
     """
     kernel = kernel_size(weight)
-    batch, channels, *volume = x
-    filters, group_channels = weight[:2]
-    if channels < 1:
-        raise ValueError(f"x: got shape {tuple(x)}, expected at least one channel")
-    if channels % o.groups:
-        raise ValueError(f"groups: got {o.groups} for x of shape {tuple(x)}, expected a divisor of its {channels} channels")
-    if filters % o.groups:
-        raise ValueError(
-            f"groups: got {o.groups} for weight of shape {tuple(weight)}, expected a divisor of its {filters} filters"
-        )
-    if group_channels != channels // o.groups or min(kernel) < 1:
-        raise ValueError(
-            f"weight: got shape {tuple(weight)}, expected (out_channels, {channels // o.groups}, frames, height, width), the "
-            f"{channels} channels of x over {o.groups} groups, and a filter of at least one tap"
-        )
+    check_groups(x, weight, o.groups, "frames, height, width")
+    frames, *image = x[2:]
+    sides = ((o.front(kernel[0], cached), o.padding[1]), o.padding[2:4], o.padding[4:])
     sizes = []
-    front = o.front(kernel[0], cached)
-    sides = ((front, o.padding[1]), o.padding[2:4], o.padding[4:])
-    modes = (o.time_mode, o.padding_mode, o.padding_mode)
     for axis, size, taps, step, dilation, (before, after), mode in zip(
-        ("frames", "height", "width"),
-        (cached + volume[0], *volume[1:]),
-        kernel,
-        o.stride,
-        o.dilation,
-        sides,
-        modes,
-        strict=True,
-    ):
-        limit = {"reflect": size - 1, "circular": size, "replicate": 2**31 - 1 if size > 0 else 0}.get(mode)
-        if limit is not None and max(before, after) > limit:
-            raise ValueError(
-                f"padding: got {before} and {after} for an x of {axis} {size}, expected at most {limit} with padding_mode "
-                f"'{mode}'"
-            )
-        span = dilation * (taps - 1) + 1
-        padded = size + before + after
-        if axis == "frames" and o.time_padding is not None and volume[0] == 0:
+        ("frames", "height", "width"), (cached + frames, *image), kernel, o.stride, o.dilation, sides,
+        (o.time_mode, o.padding_mode, o.padding_mode), strict=True,
+    ):  # fmt: skip
+        check_padding(axis, size, before, after, mode)
+        if axis == "frames" and o.time_padding is not None and frames == 0:
             sizes.append(0)  # no frame has come
             continue
-        if padded < span:
-            raise ValueError(
-                f"x: got shape {tuple(x)}, whose {axis} with padding are {padded}, expected at least {span}, which {taps} taps "
-                f"{dilation} apart span: the result would be empty"
-            )
-        sizes.append((padded - span) // step + 1)
-    return batch, filters, sizes[0], sizes[1], sizes[2]
+        sizes.append(windows(x, axis, size + before + after, taps, step, dilation, "are"))
+    return x[0], weight[0], sizes[0], sizes[1], sizes[2]
 
 
 class Tensors(NamedTuple):
