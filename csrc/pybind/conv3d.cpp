@@ -1,5 +1,5 @@
-// The conv3d module checks tensors, fills a params struct and calls the launcher. csrc/kernels/conv3d/naive/naive.cu has the
-// table of algorithms, and python/hipconv/ops/conv3d/calls.py takes the first that serves a call.
+// The conv3d module checks tensors, fills a params struct and calls the launcher. csrc/kernels/conv3d/common/algorithms.cu has
+// the table of algorithms, and python/hipconv/ops/conv3d/calls.py takes the first that serves a call.
 #include <torch/csrc/utils/pybind.h>  // must be first, as it may be there precompiled
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// This declares the algorithms behind conv3d.h: the functions that the table in conv3d/naive/naive.cu names.
+// This declares the algorithms behind conv3d.h: the functions that the table in algorithms.cu names.
 #pragma once
 
 #include "conv3d/conv3d.h"
@@ -22,6 +22,9 @@ const char* conv3d_relaid_warpgroup_gemm_refusal(const Conv3dParams& params, con
 const char* conv3d_relaid_warpgroup_gemm_form(const Conv3dParams& params, const Conv3dCard& card);
 int64_t conv3d_relaid_warpgroup_gemm_workspace(const Conv3dParams& params, const Conv3dCard& card);
 void conv3d_relaid_warpgroup_gemm(const Conv3dParams& params, const Conv3dCard& card, void* workspace, void* stream);
+
+// Any call, by the formula.
+void conv3d_naive(const Conv3dParams& params, const Conv3dCard& card, void* workspace, void* stream);
 
 // Writes the cache of the next call, if there is one, by a kernel of its own.
 void conv3d_save(const Conv3dParams& params, void* stream);

@@ -1,4 +1,4 @@
-// This file has the table of conv3d's algorithms on GPUs, and the one that serves every call.
+// This file has the algorithm of conv3d that serves every call.
 //
 // `naive`: a thread makes one output at a time, by the formula, with f32 sums. Lanes lie along the denser of out's channels and
 // columns, so that neighbours write neighbouring addresses in both layouts. A second kernel writes the cache of the next call.
@@ -8,7 +8,6 @@
 #include "../common/frames.h"
 #include "../common/launchers.h"
 #include "launch/check.h"
-#include "launch/kernel_table.h"
 
 namespace hipconv {
 
@@ -21,7 +20,7 @@ struct NaiveParams {
 };
 
 template <typename T>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kThreads, 4) conv3d_naive(NaiveParams params) {
+__global__ void HIPCONV_LAUNCH_BOUNDS(kThreads, 4) conv3d_naive_kernel(NaiveParams params) {
     const Conv3dParams& p = params.conv;
     const bool lanes_along_channels = params.lanes_along_channels;
     const int64_t count = static_cast<int64_t>(p.batch) * p.out_channels * p.out_frames * p.out_height * p.out_width;
@@ -96,37 +95,17 @@ void launch_naive(const Conv3dParams& p, hipStream_t stream) {
     const NaiveParams params{p, save_plan(p), p.out.channel_stride < p.out.column_stride};
     const dim3 block(kThreads, 1, 1);
     if (const int64_t outputs = static_cast<int64_t>(p.batch) * p.out_channels * p.out_frames * p.out_height * p.out_width) {
-        hipLaunchKernelGGL(conv3d_naive<T>, grid_for(outputs), block, 0, stream, params);
+        hipLaunchKernelGGL(conv3d_naive_kernel<T>, grid_for(outputs), block, 0, stream, params);
         check_launch("conv3d");
     }
     conv3d_save(p, stream);
 }
 
-void naive(const Conv3dParams& p, const Conv3dCard&, void*, void* stream) {
+}  // namespace
+
+void conv3d_naive(const Conv3dParams& p, const Conv3dCard&, void*, void* stream) {
     with_dtype(p.dtype, [&](auto type) { launch_naive<decltype(type)>(p, static_cast<hipStream_t>(stream)); });
 }
-
-// ---- the registry -----------------------------------------------------------------------------------------------------
-
-using Row = KernelRow<Conv3dParams, Conv3dCard>;
-constexpr Row kRows[] = {
-    // {name, refusal, launch, workspace, whether auto takes it, form}; the fastest first
-    {"warpgroup_gemm", conv3d_warpgroup_gemm_refusal, conv3d_warpgroup_gemm, conv3d_warpgroup_gemm_workspace, nullptr,
-     conv3d_warpgroup_gemm_form},
-    {"relaid_warpgroup_gemm", conv3d_relaid_warpgroup_gemm_refusal, conv3d_relaid_warpgroup_gemm,
-     conv3d_relaid_warpgroup_gemm_workspace, nullptr, conv3d_relaid_warpgroup_gemm_form},
-    {"implicit_gemm", conv3d_implicit_gemm_refusal, conv3d_implicit_gemm, conv3d_implicit_gemm_workspace, nullptr,
-     conv3d_implicit_gemm_form},
-    {"naive", nullptr, naive},
-};
-constexpr KernelTable<Conv3dParams, Conv3dCard> kTable{kRows, sizeof(kRows) / sizeof(*kRows)};
-
-const Row& algorithm(const std::string& name) {
-    if (const Row* row = kTable.find(name)) return *row;
-    throw std::invalid_argument("hipconv: conv3d: there is no algorithm '" + name + "'");
-}
-
-}  // namespace
 
 void conv3d_save(const Conv3dParams& p, void* stream) {
     const NaiveParams params{p, save_plan(p), false};
@@ -136,22 +115,6 @@ void conv3d_save(const Conv3dParams& p, void* stream) {
                            static_cast<hipStream_t>(stream), params);
     });
     check_launch("conv3d");
-}
-
-std::vector<std::string> conv3d_algorithms() { return kTable.names(); }
-
-const char* conv3d_refusal(const std::string& name, const Conv3dParams& p, const Conv3dCard& card) {
-    return algorithm(name).refusal_of(p, card);
-}
-const char* conv3d_form(const std::string& name, const Conv3dParams& p, const Conv3dCard& card) {
-    return algorithm(name).form_of(p, card);
-}
-int64_t conv3d_workspace(const std::string& name, const Conv3dParams& p, const Conv3dCard& card) {
-    return algorithm(name).workspace_of(p, card);
-}
-
-void conv3d(const std::string& name, const Conv3dParams& p, const Conv3dCard& card, void* workspace, void* stream) {
-    algorithm(name).launch(p, card, workspace, stream);
 }
 
 }  // namespace hipconv
