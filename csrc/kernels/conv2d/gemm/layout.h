@@ -16,6 +16,14 @@ inline int64_t round_up(int64_t value, int64_t to) { return ceil_of(value, to) *
 inline bool multiple_of(int64_t stride, int64_t size, int64_t of) { return size == 1 || stride % of == 0; }
 inline bool is_aligned(const void* address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; }
 
+// Tells whether an image, or a filter, has neighbouring channels and every pixel begins at a multiple of so many elements.
+inline bool begins_at_multiples(const Image& image, int64_t count, int64_t rows, int64_t columns, int64_t of, DType dtype) {
+    const int64_t alignment = of * element_bytes(dtype) < 16 ? of * element_bytes(dtype) : 16;
+    return image.channel_stride == 1 && reinterpret_cast<uintptr_t>(image.data) % alignment == 0 &&
+           multiple_of(image.batch_stride, count, of) && multiple_of(image.row_stride, rows, of) &&
+           multiple_of(image.column_stride, columns, of);
+}
+
 // The properties of a call, before a tile is chosen.
 struct GemmLayout {
     int64_t element, elements, row_channels;  // bytes of an element; elements of a chunk, and of a row of LDS

@@ -178,7 +178,7 @@ struct WaveReader {
         return words;
     }
 
-    // Reads a chunk of a step: that of a cursor, or of a number.
+    // Reads the chunk of a cursor.
     HIPCONV_INLINE void load_chunk_at(Operands& to, const WaveCursor& at, int i_chunk) const {
         const int count = p.conv.in_channels - at.channel;
 #pragma unroll
@@ -201,6 +201,7 @@ struct WaveReader {
         }
     }
 
+    // Reads chunk `number` by the table.
     HIPCONV_INLINE void load_entries(Operands& to, int number, int i_chunk) const {
         const int products = p.conv.in_channels * p.conv.kernel_height * p.conv.kernel_width;
         const int first = number * kWaveGemmChunk;
@@ -300,10 +301,7 @@ HIPCONV_INLINE void store_wave_vectors(const WaveGemmParams& p, const float* sum
 #pragma unroll
             for (int i = 0; i < kEach; ++i) v[i] += more[i];
         }
-        with_activation(c.activation, [&](Conv2dActivation kind) {
-#pragma unroll
-            for (int i = 0; i < kEach; ++i) v[i] = activate(v[i], kind);
-        });
+        activate_eight(v, c.activation);
         store_eight(v, c.out.data, offset_in(c.out, at.n, k, at.p, at.q), c.out_dtype);
     }
 }

@@ -16,14 +16,6 @@ constexpr Conv2dTile kTiles[] = {{128, kWaveGemmFilters},
                                  {32, kWaveGemmFilters},
                                  {16, kWaveGemmFilters}};
 
-// Tells whether an image, or a filter, has neighbouring channels and every pixel begins at a multiple of so many elements.
-bool begins_at_multiples(const Image& image, int64_t count, int64_t rows, int64_t columns, int64_t of, DType dtype) {
-    const int64_t alignment = of * element_bytes(dtype) < 16 ? of * element_bytes(dtype) : 16;
-    return image.channel_stride == 1 && reinterpret_cast<uintptr_t>(image.data) % alignment == 0 &&
-           multiple_of(image.batch_stride, count, of) && multiple_of(image.row_stride, rows, of) &&
-           multiple_of(image.column_stride, columns, of);
-}
-
 // Tells whether x, or the filters, can be read by so many neighbouring channels.
 bool x_by(const Conv2dParams& p, int64_t elements) {
     return p.in_channels % elements == 0 && begins_at_multiples(p.x, p.batch, p.in_height, p.in_width, elements, p.dtype);

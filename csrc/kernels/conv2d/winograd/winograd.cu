@@ -22,10 +22,8 @@ WinogradTiles tiles_of(const WinogradLayout& l, int64_t first) {
 }
 
 // Tells whether two channels are an aligned vector, wherever they begin.
-bool has_pairs(const Image& image, int64_t batch, int64_t channels, int64_t height, int64_t width, int element) {
-    return channels % 2 == 0 && image.channel_stride == 1 && reinterpret_cast<uintptr_t>(image.data) % (2 * element) == 0 &&
-           multiple_of(image.batch_stride, batch, 2) && multiple_of(image.row_stride, height, 2) &&
-           multiple_of(image.column_stride, width, 2);
+bool has_pairs(const Image& image, int64_t batch, int64_t channels, int64_t height, int64_t width, DType dtype) {
+    return channels % 2 == 0 && begins_at_multiples(image, batch, height, width, 2, dtype);
 }
 
 void transform_filters(const Conv2dParams& p, const WinogradLayout& l, int outputs, void* to, void* stream) {
@@ -46,7 +44,7 @@ WinogradInputParams input_of(const Conv2dParams& p, const WinogradLayout& l) {
     in.padded_channels = static_cast<int32_t>(l.channels);
     while ((1 << in.log2_lanes) < l.channels / 2 && (1 << in.log2_lanes) < kWinogradThreads) ++in.log2_lanes;
     in.by_pairs = p.padding_mode == PaddingMode::zeros && p.x.column_stride * (int64_t{p.in_width} + 8) < kLimit31 &&
-                  p.x.column_stride >= 0 && has_pairs(p.x, p.batch, p.in_channels, p.in_height, p.in_width, 2);
+                  p.x.column_stride >= 0 && has_pairs(p.x, p.batch, p.in_channels, p.in_height, p.in_width, p.dtype);
     return in;
 }
 
@@ -57,7 +55,7 @@ WinogradOutputParams output_of(const Conv2dParams& p, const WinogradLayout& l) {
     out.pairs = (p.out_channels + 1) / 2;
     out.divide_by_pairs = divisor_of(static_cast<uint32_t>(out.pairs));
     const auto by_pairs = [&](const Image& image, DType dtype) {
-        return has_pairs(image, p.batch, p.out_channels, p.out_height, p.out_width, element_bytes(dtype));
+        return has_pairs(image, p.batch, p.out_channels, p.out_height, p.out_width, dtype);
     };
     out.by_pairs = by_pairs(p.out, p.out_dtype) && (!p.residual.data || by_pairs(p.residual, p.residual_dtype));
     return out;
