@@ -126,6 +126,15 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
             if (place > ends_here) copy_later(reinterpret_cast<Words2*>(staged + offset) + 1, from - place + kBwdGranule);
         }
     };
+    // The granules around the tensor's last vector may reach past its end: what is inside is copied element by element.
+    const bool ends_tensor = !kAligned && is_last && active && static_cast<int>(b) + 1 == p.in.batch && loaded == left;
+    const int whole = ends_tensor ? loaded - 1 : loaded;
+    const auto copy_elements = [&](int offset, const char* from) {
+        const int place = static_cast<int>(place_in_granule(from)), size = static_cast<int>(sizeof(T));
+#pragma unroll 1
+        for (int o = 0; o < place + channels * size; o += size)
+            *reinterpret_cast<T*>(staged + offset + o) = *reinterpret_cast<const T*>(from - place + o);
+    };
     const auto copied = [&](int offset, uint32_t place) {
         if constexpr (kAligned || !kBwdStages)
             return *reinterpret_cast<const Vector*>(staged + offset);
@@ -136,12 +145,17 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
     const auto copy_block = [&](int t, int stage) {
 #pragma unroll
         for (int j = 0; j < kBlock; ++j) {
-            if (t + j < loaded) {
+            if (t + j < whole) {
                 copy(stage + 2 * j * kSlot, x);
                 copy(stage + (2 * j + 1) * kSlot, dout);
             }
             x += plan.x_step;
             dout += plan.dout_step;
+        }
+        if (ends_tensor && t <= whole && whole < t + kBlock) {
+            const int slot = stage + 2 * (whole - t) * kSlot, back = t + kBlock - whole;
+            copy_elements(slot, x - back * plan.x_step);
+            copy_elements(slot + kSlot, dout - back * plan.dout_step);
         }
     };
     const auto is_in_row = [&](int i) { return active && static_cast<int64_t>(begin) + i >= kPast; };
