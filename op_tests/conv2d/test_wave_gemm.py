@@ -25,6 +25,7 @@ from support.backends import EVERYTHING
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+# Twice as many waves share a sum with split_k of 2.
 TILES = [(128, 32), (64, 32), (32, 32), (16, 32)]
 
 
@@ -42,7 +43,8 @@ def test_every_tile(module: Any) -> None:
         Case((1, 24, 12, 13), (70, 3, 3), (2, 2), (0, 1, 2, 1), x_layout="nchw", weight_layout="kcrs", out_layout="nchw"),
     ]
     for number, (tile, case) in enumerate(itertools.product(TILES, cases)):
-        asked = case._replace(algorithm="wave_gemm", dtype=HALVES[number % 2], tile=tile)
+        split = 1 + number // 3 % 2
+        asked = case._replace(algorithm="wave_gemm", dtype=HALVES[number % 2], tile=tile, split_k=split)
         if list(tile) in module.conv2d_tiles("wave_gemm", "wave", torch.float16):
             check(module, asked)
 
@@ -70,10 +72,10 @@ SPECIAL = {
 @pytest.mark.parametrize("name", SPECIAL)
 def test_special_shapes(module: Any, name: str) -> None:
     case = SPECIAL[name]._replace(algorithm="wave_gemm")
-    ways = [((64, 32), torch.bfloat16), ((16, 32), torch.float16)]
-    for tile, dtype in ways if EVERYTHING else ways[list(SPECIAL).index(name) % 2 :][:1]:
+    ways = [((64, 32), torch.bfloat16, 2), ((16, 32), torch.float16, 1), ((16, 32), torch.bfloat16, 2)]
+    for tile, dtype, split in ways if EVERYTHING else ways[list(SPECIAL).index(name) % 3 :][:1]:
         assert is_served(module, case, tile)
-        check(module, case._replace(tile=tile, dtype=dtype))
+        check(module, case._replace(tile=tile, dtype=dtype, split_k=split))
 
 
 def test_filters_that_others_pack_are_refused(module: Any) -> None:
@@ -103,6 +105,7 @@ def random_case(rng: random.Random) -> Case:
         residual=rng.random() < 0.3,
         activation=rng.choice(["none", "relu"]),
         tile=rng.choice(TILES[1:]),
+        split_k=rng.randint(1, 2),
         algorithm="wave_gemm",
     )
 

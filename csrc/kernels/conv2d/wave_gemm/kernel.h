@@ -11,7 +11,7 @@
 
 namespace hipconv {
 
-constexpr int kWaveGemmWaves = kWaveGemmThreads / kWaveSize;  // in the device pass
+constexpr int kWaveGemmMostWaves = kWaveGemmMostThreads / kWaveSize;  // in the device pass
 
 // A pixel of out: where its first tap lies in x.
 struct WavePixel {
@@ -50,7 +50,7 @@ struct WaveEntries {
 HIPCONV_INLINE void write_entries(const WaveGemmParams& p, WaveEntries entries, int thread) {
     const Conv2dParams& c = p.conv;
     const int products = c.in_channels * c.kernel_height * c.kernel_width;
-    for (int i = thread; i < products; i += kWaveGemmThreads) {
+    for (int i = thread; i < products; i += static_cast<int>(blockDim.x)) {
         const int outer = static_cast<int>(divide(i, p.divide_by_inner));  // a channel's taps are inner, or a tap's channels
         const int inner = i - outer * (p.channels_first ? c.kernel_height * c.kernel_width : c.in_channels);
         const int channel = p.channels_first ? outer : inner, tap = p.channels_first ? inner : outer;
@@ -265,13 +265,15 @@ struct WaveSteps {
     }
 };
 
-// Adds up the parts of kCount sums of which the first is at `from` and the others `step` apart.
+// Adds up the parts of kCount sums of which the first is at `from` and the others `step` apart. The block's waves have a row of
+// LDS for each of their pixels: `rows` of each part.
 template <int kCount>
 HIPCONV_INLINE void add_wave_parts(float (&v)[kCount], const float* from, int step, int rows) {
+    const int all_rows = static_cast<int>(blockDim.x) / kWaveSize * kWaveGemmPixels;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) v[i] = 0.0f;
 #pragma unroll 1
-    for (int first = 0; first < kWaveGemmWaves * kWaveGemmPixels; first += rows) {
+    for (int first = 0; first < all_rows; first += rows) {
 #pragma unroll
         for (int i = 0; i < kCount; ++i) v[i] += from[first * kWaveGemmPitch + i * step];
     }
@@ -284,7 +286,7 @@ HIPCONV_INLINE void store_wave_vectors(const WaveGemmParams& p, const float* sum
     constexpr int kEach = 8, kUnits = kWaveGemmFilters / kEach;
     const int filters = c.out_channels - first_filter, rows = kWaveGemmPixels << p.log2_groups;
 #pragma unroll 1
-    for (int unit = thread; unit < rows * kUnits; unit += kWaveGemmThreads) {
+    for (int unit = thread; unit < rows * kUnits; unit += static_cast<int>(blockDim.x)) {
         const int row = unit / kUnits, filter = unit % kUnits * kEach;
         if (filter >= filters || first_pixel + row >= p.pixels) continue;
         const OutPixel at = wave_pixel(p, first_pixel + row);
@@ -312,11 +314,12 @@ HIPCONV_INLINE void store_wave_elements(const WaveGemmParams& p, const float* su
     constexpr int kAtOnce = 2;
     const Conv2dParams& c = p.conv;
     const int log2_rows = p.log2_groups + 4, rows = kWaveGemmPixels << p.log2_groups;
+    const int threads = static_cast<int>(blockDim.x);
     const int own_row = p.along_filters ? thread / kWaveGemmFilters : thread & (rows - 1);
     const int own_filter = p.along_filters ? thread % kWaveGemmFilters : thread >> log2_rows;
-    const int row_step = p.along_filters ? kWaveGemmThreads / kWaveGemmFilters : 0;
-    const int filter_step = p.along_filters ? 0 : kWaveGemmThreads >> log2_rows;
-    const int count = kWaveGemmFilters * rows / kWaveGemmThreads;
+    const int count = kWaveGemmFilters * rows / threads;  // of a thread: one, or an even number
+    const int row_step = p.along_filters && count > 1 ? threads / kWaveGemmFilters : 0;
+    const int filter_step = !p.along_filters && count > 1 ? threads >> log2_rows : 0;
 #pragma unroll 1
     for (int first = 0; first < count; first += kAtOnce) {
         float v[kAtOnce];
@@ -328,7 +331,7 @@ HIPCONV_INLINE void store_wave_elements(const WaveGemmParams& p, const float* su
         for (int i = 0; i < kAtOnce; ++i) {
             const int64_t k = first_filter + filter_of_first + i * filter_step;
             const int number = first_pixel + first_row + i * row_step;
-            exists[i] = k < c.out_channels && number < p.pixels;
+            exists[i] = first + i < count && k < c.out_channels && number < p.pixels;
             const OutPixel at = wave_pixel(p, exists[i] ? number : 0);
             out[i] = offset_in(c.out, at.n, k, at.p, at.q);
             if (c.bias) v[i] += load_parameter(global_pointer<void>(c.bias), exists[i] ? k * c.bias_stride : 0, c.bias_dtype);
@@ -347,14 +350,14 @@ HIPCONV_INLINE void store_wave_elements(const WaveGemmParams& p, const float* su
 }
 
 HIPCONV_INLINE constexpr int wave_gemm_lds(WaveGemmRead read) {  // vectors of 16 bytes: the table, and later the sums
-    const int sums = kWaveGemmWaves * kWaveGemmPixels * kWaveGemmPitch / 4;
+    const int sums = kWaveGemmMostWaves * kWaveGemmPixels * kWaveGemmPitch / 4;
     const int entries = (3 * kWaveGemmMostEntries + 3) / 4;
     return read == WaveGemmRead::elements && entries > sums ? entries : sums;
 }
 
 // T is a 16-bit type; where kHalvesShareKernels, f16 stands for both.
 template <typename T, WaveGemmRead kRead>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kWaveGemmThreads, 2) conv2d_wave_gemm(HIPCONV_IN_PLACE const WaveGemmParams parameter) {
+__global__ void HIPCONV_LAUNCH_BOUNDS(kWaveGemmMostThreads, 1) conv2d_wave_gemm(HIPCONV_IN_PLACE const WaveGemmParams parameter) {
     constexpr bool kIsLegal = matrix_unit_of<T>() != MatrixUnit::fma;
     HIPCONV_SHARED(Words4, lds, kIsLegal ? wave_gemm_lds(kRead) : 1);
     let_next_kernel_begin();
@@ -374,7 +377,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kWaveGemmThreads, 2) conv2d_wave_gemm(HIPC
             __syncthreads();
         }
         wait_for_kernel_before();
-        const int part = wave >> p.log2_groups, parts = kWaveGemmWaves >> p.log2_groups;  // of a sum
+        const int part = wave >> p.log2_groups, parts = (static_cast<int>(blockDim.x) / kWaveSize) >> p.log2_groups;  // of a sum
         const int group = wave - (part << p.log2_groups);
         const Reader reader(p, lds, first_pixel + group * kWaveGemmPixels, first_filter, lane);
         typename A::Sums sums[Reader::kAtoms];

@@ -6,7 +6,8 @@
 
 namespace hipconv {
 
-constexpr int kWaveGemmThreads = 256;                 // of a block
+constexpr int kWaveGemmThreads = 256;                 // of a block, or twice as many for long sums
+constexpr int kWaveGemmMostThreads = 2 * kWaveGemmThreads;
 constexpr int kWaveGemmPixels = 16;                   // of a wave
 constexpr int kWaveGemmFilters = 32;                  // of a block
 constexpr int kWaveGemmPitch = kWaveGemmFilters + 4;  // floats of a pixel's sums in LDS: no bank conflicts
@@ -41,6 +42,6 @@ struct WaveGemmParams {
 };
 
 // Launches the instance of a way to read.
-void launch_wave_gemm(const WaveGemmParams& params, unsigned blocks, void* stream);
+void launch_wave_gemm(const WaveGemmParams& params, unsigned blocks, unsigned threads, void* stream);
 
 }  // namespace hipconv

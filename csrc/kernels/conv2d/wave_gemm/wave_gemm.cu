@@ -52,7 +52,7 @@ const char* conv2d_wave_gemm_refusal(const Conv2dParams& p, const Conv2dPlan& pl
     if (p.dtype == DType::f32) return "x of 16-bit types";
     if (p.groups != 1) return "groups of 1";
     if (p.padding_mode != PaddingMode::zeros) return "padding_mode 'zeros'";
-    if (plan.split_k != 1) return "split_k of 1";
+    if (plan.split_k > 2) return "split_k of 1 or 2";  // a block has so many times 256 threads
     const int64_t rows = static_cast<int64_t>(p.kernel_height) * p.dilation_h,
                   columns = static_cast<int64_t>(p.kernel_width) * p.dilation_w;
     if (rows >= 1 << 15 || columns >= 1 << 15) return "filters of less than 2^15 rows and columns, dilated";
@@ -71,8 +71,8 @@ const char* conv2d_wave_gemm_refusal(const Conv2dParams& p, const Conv2dPlan& pl
     const int64_t far = int64_t{1} << 30;
     if (p.in_height + 2 * p.pad_top >= far || p.in_width + 2 * p.pad_left >= far)
         return "images of less than 2^30 rows and columns";
-    if (pixels >= kLimit31 - kWaveGemmThreads ||
-        ceil_of(pixels, 16) * ceil_of(p.out_channels, kWaveGemmFilters) * kWaveGemmThreads >= kLimit32)
+    if (pixels >= kLimit31 - kWaveGemmMostThreads ||
+        ceil_of(pixels, 16) * ceil_of(p.out_channels, kWaveGemmFilters) * kWaveGemmMostThreads >= kLimit32)
         return "up to 2^32 threads";
     return nullptr;
 }
@@ -110,7 +110,7 @@ void conv2d_wave_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* /*wor
                       (!p.residual.data || aligned(p.residual, p.residual_dtype));
     while (kWaveGemmPixels << g.log2_groups < plan.tile_m) ++g.log2_groups;
     const int64_t blocks = ceil_of(pixels, plan.tile_m) * g.filter_blocks;
-    launch_wave_gemm(g, static_cast<unsigned>(blocks), stream);
+    launch_wave_gemm(g, static_cast<unsigned>(blocks), static_cast<unsigned>(plan.split_k) * kWaveGemmThreads, stream);
 }
 
 }  // namespace hipconv

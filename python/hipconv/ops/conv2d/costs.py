@@ -367,12 +367,15 @@ def direct(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> 
         chunks = float(slots * together * bundle.chunks)
         narrow = bundle.by_vectors and bundle.bundles > 1 and together * bundle.chunks < 3  # reads of 32 bytes
         chunks *= _NARROW if narrow else 1.0
+        fit = max(1, _DIRECT_LDS // (16 * slots))  # chunks; what LDS does not hold of a bundle's comes in passes
+        passes = 1 if together > 1 else -(-bundle.chunks // fit)
         steps = -(-bundle.taps * bundle.chunks // 2)
         waves = tile[0] // _PART * of_block
         of_wave = _OF_WAVE + steps * _OF_STEP[atoms] + chunks * (_OF_CHUNK if bundle.by_vectors else _OF_GATHERED) / waves / 32
         busy = min(1.0, blocks * waves / (card.compute_units * _ENOUGH_WAVES))
         alone = of_wave * -(-blocks * waves // (card.compute_units * _MOST_WAVES)) / _RATE_OF_WAVE
-        return steps * _WAITING + max(alone, blocks * waves * of_wave / (card.compute_units * _RATE * busy))
+        us = steps * _WAITING + max(alone, blocks * waves * of_wave / (card.compute_units * _RATE * busy))
+        return us * (1 + _OF_PASS * (passes - 1))
 
     if not tiles:
         return last_resort(problem, card, tiles, workspace_limit)
@@ -390,6 +393,7 @@ _RATE, _RATE_OF_WAVE = 3500.0, 2000.0  # that a compute unit, and a wave, execut
 _ENOUGH_WAVES, _MOST_WAVES = 10, 24  # of a compute unit
 _DIRECT_LDS = 45_000  # bytes
 _NARROW = 1.4  # of chunks that lie alone in x
+_OF_PASS = 0.2  # that a pass adds to the time, as a block waits for its part of the patch
 _WAITING = 0.36  # microseconds of a step that a sum waits for its filters
 _DIRECT_ELEMENT = 1.1e-5  # microseconds of an output that is stored alone
 _DIRECT_LAUNCH, _DIRECT_BYTES = 3.2, 1.6e6  # microseconds; bytes in a microsecond
@@ -399,30 +403,34 @@ _DIRECT_LAUNCH, _DIRECT_BYTES = 3.2, 1.6e6  # microseconds; bytes in a microseco
 
 
 class _WaveCost(NamedTuple):
-    """Microseconds of waves on an H200, by how they read operands: fitted to 250 small layers,
-    from which they are a tenth off.
+    """Microseconds of waves on an H200, by how they read operands: fitted to 175 small layers with every tile,
+    from which they are a twentieth off.
     """
 
     launch: float
     block: float
+    doubled: float  # that a block of twice as many waves takes longer
     step: float  # of 32 products, of one wave after another
     crowded: float  # how much longer a step takes where compute units have all the blocks they have room for
     store: float  # of an element, or of a vector, that a thread stores
+    read: float  # of a megabyte that blocks read
 
 
 _WAVE_COSTS = {
-    "vectors": _WaveCost(1.43, 0.13, 0.75, 1.66, 0.29),
-    "words": _WaveCost(1.02, 0.12, 1.14, 1.12, 0.29),
-    "planes": _WaveCost(1.03, 0.76, 0.75, 1.46, 0.34),
-    "elements": _WaveCost(0.58, 1.22, 2.16, 1.46, 0.42),
-    "elements, nhwc": _WaveCost(3.64, 0.32, 0.54, 5.61, 0.12),
+    "vectors": _WaveCost(0.42, 1.31, 0.68, 0.72, 0.17, 0.20, 0.10),
+    "words": _WaveCost(0.78, 0.06, 0.36, 1.49, 0.38, 0.14, 0.13),
+    "planes": _WaveCost(0.79, 0.86, 0.83, 0.84, 0.12, 0.38, 0.13),
+    "elements": _WaveCost(1.39, 2.26, 0.36, 2.95, 0.06, 0.34, 0.06),
+    "elements, nhwc": _WaveCost(1.01, 0.37, 0.28, 3.03, 0.06, 0.80, 0.13),
 }
 _WAVE_BLOCKS = 2  # of a compute unit
 _WAVE_THREADS, _WAVE_PIXELS = 256, 128  # of a block; pixels that its waves make where they share no sum
 
 
 def wave_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
-    """Waves one after another: what each waits for, and how many of them a compute unit has."""
+    """Waves one after another: what each waits for, and how many of them a compute unit has. In two parts, a block has twice
+    as many waves.
+    """
     if not tiles:
         return last_resort(problem, card, tiles, workspace_limit)
     taps, channels = math.prod(problem.kernel), problem.in_channels
@@ -435,15 +443,19 @@ def wave_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) 
     chunks = -(-channels * taps // 8) if reads.startswith("elements") else taps * -(-channels // 8)
     by_vectors = problem.out_channels % 8 == 0 and (problem.layout == "nhwc" or problem.out_size == (1, 1))
 
-    def cost(tile: Tile) -> float:
-        parts = _WAVE_PIXELS // tile[0]
-        rounds = blocks_of(problem, tile) / (_WAVE_BLOCKS * card.compute_units)
-        step = costs.step * (1 + costs.crowded * min(1.0, rounds))
-        stores = math.prod(tile) / _WAVE_THREADS / (8 if by_vectors else 1)
-        return costs.launch + max(1.0, rounds) * (costs.block + -(-chunks // (4 * parts)) * step + costs.store * stores)
+    def cost(plan: tuple[Tile, int]) -> float:
+        tile, parts = plan
+        waves = _WAVE_PIXELS // tile[0] * parts  # that share a sum
+        blocks, room = blocks_of(problem, tile), _WAVE_BLOCKS * card.compute_units // parts
+        steps = -(-chunks // (4 * waves)) * costs.step * (1 + costs.crowded * min(1.0, blocks / room))
+        stores = math.prod(tile) / (_WAVE_THREADS * parts) / (8 if by_vectors else 1)
+        block = costs.block + (costs.doubled if parts > 1 else 0) + steps + costs.store * stores
+        megabytes = blocks * (min(tile[0], problem.pixels) + tile[1]) * chunks * 16 / 1e6
+        return costs.launch + -(-blocks // room) * block + costs.read * megabytes
 
-    best = min(tiles, key=cost)
-    return Estimate(cost(best), best)
+    plans = [(tile, parts) for parts in (1, 2) for tile in tiles]
+    best = min(plans, key=cost)
+    return Estimate(cost(best), *best)
 
 
 # ---- blocks, parts and their memory ------------------------------------------------------------------------------------------
