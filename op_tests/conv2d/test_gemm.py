@@ -157,6 +157,10 @@ WARPGROUPED = {
     "wide patches, uneven": Case((1, 64, 2, 128), (72, 3, 3), padding=(2, 0, 2, 0), x_layout="nchw", weight_layout="kcrs"),
     "wide patches, unpadded": Case((1, 60, 6, 128), (8, 3, 3), padding=(0, 0, 0, 0), x_layout="nchw", out_layout="nchw"),
     "whole images": Case((3, 72, 8, 13), (40, 1, 1), x_layout="nchw0", out_layout="nchw", bias=True, activation="relu"),
+    "planes, ragged": Case((5, 200, 5, 8), (70, 1, 1), x_layout="nchw0", out_layout="nchw0", residual=True),
+    "planes, small images": Case((9, 64, 2, 4), (136, 1, 1), x_layout="nchw0", out_layout="nhwc", bias=True),
+    "planes of long rows": Case((2, 130, 3, 48), (40, 1, 1), x_layout="nchw0", weight_layout="kcrs", out_layout="nchw"),
+    "planes of groups": Case((2, 128, 8, 9), (72, 1, 1), groups=2, x_layout="nchw0", out_layout="nchw", activation="relu"),
     "whole images of groups": Case((2, 48, 16, 9), (64, 1, 1), groups=2, x_layout="nchw0", out_layout="nhwc"),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import dataclasses
+import itertools
 from typing import Any
 
 import pytest
@@ -144,7 +145,8 @@ CONTIGUOUS = (
     [
         (problem(512, 256, 512), "relaid_warpgroup_gemm"),  # a copy of 67 MB for 2048 tiles of 72 steps
         (problem(64, 56, 64, R=1), "warpgroup_gemm"),  # a step: less than a launch
-        (problem(512, 28, 256, R=1, N=32), "relaid_warpgroup_gemm"),
+        (problem(512, 28, 256, R=1, N=32), "warpgroup_gemm"),  # planes, as they lie in memory
+        (problem(512, 14, 1024, N=32), "relaid_warpgroup_gemm"),
     ],
     ids=str,
 )
@@ -169,6 +171,21 @@ def test_steps_are_those_of_the_kernels_on_repacked_x() -> None:
                 call = module.Call(*options, "relaid_warpgroup_gemm", [128, 64, parts])
                 refusal = module.conv2d_refusal(meta(1, 16, size, size), x, weight, None, None, call)
                 assert (refusal is None) == (parts == stages), (C, R, stride, parts, refusal)
+
+
+def test_planes_are_those_of_the_kernels() -> None:
+    """The router and the kernels' host code apply one rule: a tile of 64 pixels serves planes and channels_last x only."""
+    with environment(HIPCONV_BACKEND="simt", HIPCONV_SIMT_WAVE="32", HIPCONV_SIMT_MMA="mma_sync"):
+        module = jit.module("conv2d", targets.of(torch.device("cpu")))
+    for C, height, width, groups in itertools.product((60, 64, 128), (3, 4, 7, 8), (5, 6, 8), (1, 2)):
+        x, weight, out = meta(2, C, height, width), meta(64, C // groups, 1, 1), meta(2, 64, height, width)
+        asked = problem(C, height, 64, R=1, N=2, groups=groups)._replace(
+            in_size=(height, width), out_size=(height, width), layout="nchw"
+        )
+        options = ([1, 1], [0] * 4, [1, 1], groups, "zeros", "none", "ieee", [height, width], torch.bfloat16, False)
+        call = module.Call(*options, "warpgroup_gemm", [64, 64, 1])
+        refusal = module.conv2d_refusal(out, x, weight, None, None, call)
+        assert (refusal is None) == costs._has_planes(asked), (C, height, width, groups, refusal)
 
 
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])

@@ -5,6 +5,7 @@
 //
 // An operand is rows of 128 bytes, swizzled as swizzled_chunk says, from a multiple of 1024 bytes on: since the swizzle follows
 // from the address, an operand may begin at any row. Its rows form groups of eight, each `group_bytes` behind the one before.
+// Rows hold channels of a pixel or a filter each; with kPlanes, those of the pixels hold 64 pixels of a channel each.
 #pragma once
 
 #include "matrix/mma.h"
@@ -166,16 +167,27 @@ HIPCONV_INLINE uint64_t matrix_descriptor(uint32_t address, uint32_t group_bytes
 #endif
 
 // sums = [sums +] 64 pixels by kFilters filters, over kWgmmaBytes of channels that begin at byte `channel_bytes` of the rows.
-template <typename T, int kFilters>
+template <typename T, int kFilters, bool kPlanes = false>
 HIPCONV_INLINE void wgmma(WarpgroupSums<kFilters>& sums, const Words4* pixel_rows, int first_row, int group_bytes,
                           const Words4* filter_rows, int channel_bytes, bool keeps_sums) {
     static_assert(kFilters == 32 || kFilters == 64 || kFilters == 96 || kFilters == 128, "others are other instructions");
     static_assert(sizeof(T) == 2 || kFilters == 64 || kFilters == 128, "tiles of f32");
+    static_assert(!kPlanes || (sizeof(T) == 2 && (kFilters == 64 || kFilters == 128)), "other products have no such form");
+    constexpr int kRowsOfChannels = kWgmmaBytes / static_cast<int>(sizeof(T));  // with kPlanes
 #if defined(HIPCONV_HAS_WARPGROUPS)
-    const uint64_t pixels = matrix_descriptor(lds_address(pixel_rows) + first_row * kTileRowBytes + channel_bytes, group_bytes);
+    const int of_channels = kPlanes ? channel_bytes / kWgmmaBytes * kRowsOfChannels * kTileRowBytes : channel_bytes;
+    const uint64_t pixels = matrix_descriptor(lds_address(pixel_rows) + first_row * kTileRowBytes + of_channels, group_bytes);
     const uint64_t filters = matrix_descriptor(lds_address(filter_rows) + channel_bytes, 8 * kTileRowBytes);
     float(&d)[kFilters / 2] = sums.values;
-    if constexpr (kFilters == 128 && sizeof(T) == 4)
+    if constexpr (kPlanes && kFilters == 128 && kIsBf16<T>)
+        HIPCONV_WGMMA(128, "k16", "bf16", ", 1, 0", "64", "65", "66");
+    else if constexpr (kPlanes && kFilters == 128)
+        HIPCONV_WGMMA(128, "k16", "f16", ", 1, 0", "64", "65", "66");
+    else if constexpr (kPlanes && kIsBf16<T>)
+        HIPCONV_WGMMA(64, "k16", "bf16", ", 1, 0", "32", "33", "34");
+    else if constexpr (kPlanes)
+        HIPCONV_WGMMA(64, "k16", "f16", ", 1, 0", "32", "33", "34");
+    else if constexpr (kFilters == 128 && sizeof(T) == 4)
         HIPCONV_WGMMA(128, "k8", "tf32", "", "64", "65", "66");
     else if constexpr (kFilters == 128 && kIsBf16<T>)
         HIPCONV_WGMMA(128, "k16", "bf16", ", 0, 0", "64", "65", "66");
@@ -198,8 +210,7 @@ HIPCONV_INLINE void wgmma(WarpgroupSums<kFilters>& sums, const Words4* pixel_row
 #elif defined(HIPCONV_HOST)
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
     constexpr int kBytes = sizeof(T), kDepth = kWgmmaBytes / kBytes;
-    const auto element = [&](const Words4* rows, int row, int k) {
-        const int at = channel_bytes + kBytes * k;
+    const auto element = [&](const Words4* rows, int row, int at) {
         typename std::conditional<kBytes == 4, float, T>::type value;
         std::memcpy(&value, reinterpret_cast<const char*>(&rows[swizzled_chunk(row, at / 16)]) + at % 16, kBytes);
         return to_float(value);
@@ -208,7 +219,11 @@ HIPCONV_INLINE void wgmma(WarpgroupSums<kFilters>& sums, const Words4* pixel_row
         const int pixel = sums.pixel(thread, e), filter = sums.filter(thread, e);
         const int row = first_row + pixel / 8 * (group_bytes / kTileRowBytes) + pixel % 8;
         float x[kDepth], y[kDepth];
-        for (int k = 0; k < kDepth; ++k) x[k] = element(pixel_rows, row, k), y[k] = element(filter_rows, filter, k);
+        for (int k = 0; k < kDepth; ++k) {
+            const int at = channel_bytes + kBytes * k;
+            x[k] = kPlanes ? element(pixel_rows, first_row + at / kBytes, kBytes * pixel) : element(pixel_rows, row, at);
+            y[k] = element(filter_rows, filter, at);
+        }
         constexpr auto kSum = kBytes == 4 ? simt::sum_of_tf32_products : simt::sum_of_products;
         sums.values[e] = kSum(keeps_sums ? sums.values[e] : 0.0f, x, y, kDepth);
     }

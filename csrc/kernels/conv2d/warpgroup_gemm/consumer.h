@@ -8,7 +8,7 @@
 namespace hipconv {
 
 // Multiplies one tap of x by a stage of the filters: the channels of 128 bytes, kWgmmaBytes of them at a time.
-template <typename T, int kTileN, int kBlocks>
+template <typename T, bool kPlanes = false, int kTileN, int kBlocks>
 HIPCONV_INLINE void multiply_stage(const WarpgroupGemmParams& p, const Words4* x, int first_row, const Words4* filters,
                                    bool keeps_sums, WarpgroupSums<kTileN> (&sums)[kBlocks]) {
 #pragma unroll
@@ -16,17 +16,17 @@ HIPCONV_INLINE void multiply_stage(const WarpgroupGemmParams& p, const Words4* x
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) {
             const int row = first_row + block * p.rows_of_64;
-            wgmma<T>(sums[block], x, row, p.group_bytes, filters, bytes, keeps_sums || bytes > 0);
+            wgmma<T, kTileN, kPlanes>(sums[block], x, row, p.group_bytes, filters, bytes, keeps_sums || bytes > 0);
         }
     }
 }
 
 // The same, under way; the products of the step before are done.
-template <typename T, int kTileN, int kBlocks>
+template <typename T, bool kPlanes, int kTileN, int kBlocks>
 HIPCONV_INLINE void multiply_later(const WarpgroupGemmParams& p, const Words4* x, int first_row, const Words4* filters,
                                    bool keeps_sums, WarpgroupSums<kTileN> (&sums)[kBlocks]) {
     wgmma_fence();
-    multiply_stage<T>(p, x, first_row, filters, keeps_sums, sums);
+    multiply_stage<T, kPlanes>(p, x, first_row, filters, keeps_sums, sums);
     wgmma_commit();
     wgmma_wait<1>();
 }
@@ -64,7 +64,7 @@ HIPCONV_INLINE void add_sums(WarpgroupSums<kTileN> (&sums)[kBlocks], const Warpg
 
 // Makes a tile's sums over its k-blocks. The products of a step are under way while the warpgroup waits for the operands of the
 // next; a step's stages go back to the producers one step later, when its products are done.
-template <typename T, int kTileN, int kBlocks>
+template <typename T, bool kPlanes, int kTileN, int kBlocks>
 HIPCONV_INLINE void mainloop(const WarpgroupGemmParams& p, const WarpgroupTile& t, const Ring& x, RingState& x_state,
                              const Ring& filters, RingState& filter_state, int first_block_row, int lane,
                              WarpgroupSums<kTileN> (&sums)[kBlocks]) {
@@ -88,7 +88,8 @@ HIPCONV_INLINE void mainloop(const WarpgroupGemmParams& p, const WarpgroupTile& 
                 }
                 add_sums(sums, more);
             } else {
-                multiply_later<T>(p, x.at(x_state), first_block_row + tap_row, filters.at(filter_state), keeps_sums, sums);
+                multiply_later<T, kPlanes>(p, x.at(x_state), first_block_row + tap_row, filters.at(filter_state), keeps_sums,
+                                           sums);
                 if (lane == 0) {
                     if (read_filters >= 0) arrive(&filters.empty[read_filters]);
                     if (read_x >= 0) arrive(&x.empty[read_x]);

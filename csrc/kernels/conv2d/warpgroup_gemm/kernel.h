@@ -37,19 +37,19 @@ HIPCONV_INLINE void prologue(const WarpgroupGemmParams& p, const Ring& x, const 
 }
 
 // The producer waves: one thread loads filters; another one, or all threads of the other waves, load x.
-template <typename T, typename Roles, int kTileM, int kTileN, bool kByTma>
+template <typename T, typename Roles, int kTileM, int kTileN, bool kByTma, bool kPlanes>
 HIPCONV_INLINE void produce(const WarpgroupGemmParams& p, const Ring& x, const Ring& filters, int wave, int lane, int thread) {
     if constexpr (Roles::kProducerRegisters != 0) dealloc_registers<Roles::kProducerRegisters>();
     if (wave == Roles::kConsumerWaves) {
         if (lane == 0) produce_filters<T, kTileM, kTileN>(p, filters);
     } else if constexpr (kByTma) {
-        if (thread == Roles::kFirstLoader) produce_x<T, kTileM>(p, x);
+        if (thread == Roles::kFirstLoader) produce_x<T, kTileM, kPlanes>(p, x);
     } else {
         gather_x<kTileM, Roles::kLoaders>(p, thread - Roles::kFirstLoader, x);
     }
 }
 
-template <typename T, int kTileM, int kTileN, bool kByTma>
+template <typename T, int kTileM, int kTileN, bool kByTma, bool kPlanes>
 __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, kParts<T>).threads()),
                                       (warpgroup_shape(kTileM, kTileN, kByTma, kParts<T>).blocks_per_unit))
     conv2d_warpgroup_gemm_kernel(HIPCONV_IN_PLACE const WarpgroupGemmParams p) {
@@ -68,7 +68,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
         __syncthreads();
         let_next_kernel_begin();
         wait_for_kernel_before();
-        if (wave >= Roles::kConsumerWaves) return produce<T, Roles, kTileM, kTileN, kByTma>(p, x, filters, wave, lane, thread);
+        if (wave >= Roles::kConsumerWaves)
+            return produce<T, Roles, kTileM, kTileN, kByTma, kPlanes>(p, x, filters, wave, lane, thread);
 
         // The consumers: for each tile the mainloop, then the epilogue.
         if constexpr (Roles::kConsumerRegisters != 0) alloc_registers<Roles::kConsumerRegisters>();
@@ -81,7 +82,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
             WarpgroupSums<kTileN> sums[kBlocks];
             float bias[kTileN / 32];
             load_bias(p.gemm, t.group, t.first_filter, lane, bias);
-            mainloop<T>(p, t, x, x_state, filters, filter_state, first_block_row, lane, sums);
+            mainloop<T, kPlanes>(p, t, x, x_state, filters, filter_state, first_block_row, lane, sums);
             int again = number;
             from_here_on(again);  // the tile is worked out again, and not kept in registers beside the sums
             if (p.split.parts > 1) {
@@ -96,10 +97,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
 
 // ---- launches ---------------------------------------------------------------------------------------------------------
 
-template <typename T, int kTileM, int kTileN, bool kByTma>
+template <typename T, int kTileM, int kTileN, bool kByTma, bool kPlanes = false>
 void launch_warpgroup_instance(const WarpgroupGemmParams& p, int units, void* stream) {
     constexpr WarpgroupShape kShape = warpgroup_shape(kTileM, kTileN, kByTma, kParts<T>);
-    const auto kernel = conv2d_warpgroup_gemm_kernel<T, kTileM, kTileN, kByTma>;
+    const auto kernel = conv2d_warpgroup_gemm_kernel<T, kTileM, kTileN, kByTma, kPlanes>;
     // Few blocks get an SM each, by asking for more than half of its LDS. Blocks that begin early would else share the first
     // free SMs.
     const bool are_alone = kShape.blocks_per_unit > 1 && p.tiles <= units;
@@ -107,25 +108,29 @@ void launch_warpgroup_instance(const WarpgroupGemmParams& p, int units, void* st
     (void)hipFuncSetAttribute(reinterpret_cast<const void*>(kernel), hipFuncAttributeMaxDynamicSharedMemorySize, shared);
     const int blocks = units * kShape.blocks_per_unit;
     const dim3 grid(p.tiles < blocks ? p.tiles : blocks, 1, 1), block(kShape.threads(), 1, 1);
-    HIPCONV_LAUNCH(true, (conv2d_warpgroup_gemm_kernel<T, kTileM, kTileN, kByTma>), grid, block, shared,
+    HIPCONV_LAUNCH(true, (conv2d_warpgroup_gemm_kernel<T, kTileM, kTileN, kByTma, kPlanes>), grid, block, shared,
                    static_cast<hipStream_t>(stream), p);
     check_launch("conv2d");
 }
 
-template <bool kByTma>
+template <bool kByTma, bool kPlanes = false>
 void launch_warpgroup_gemm(const WarpgroupGemmParams& p, Conv2dTile tile, int units, void* stream) {
     const auto by_type = [&](auto launch_bf16, auto launch_f16) {
         (p.gemm.conv.dtype == DType::bf16 ? launch_bf16 : launch_f16)(p, units, stream);
     };
     if constexpr (kByTma) {
         if (tile.tile_m == 256)
-            return by_type(launch_warpgroup_instance<bf16, 256, 128, true>, launch_warpgroup_instance<f16, 256, 128, true>);
+            return by_type(launch_warpgroup_instance<bf16, 256, 128, true, kPlanes>,
+                           launch_warpgroup_instance<f16, 256, 128, true, kPlanes>);
         if (tile.tile_m == 64)
-            return by_type(launch_warpgroup_instance<bf16, 64, 64, true>, launch_warpgroup_instance<f16, 64, 64, true>);
+            return by_type(launch_warpgroup_instance<bf16, 64, 64, true, kPlanes>,
+                           launch_warpgroup_instance<f16, 64, 64, true, kPlanes>);
     }
     if (tile.tile_n == 128)
-        return by_type(launch_warpgroup_instance<bf16, 128, 128, kByTma>, launch_warpgroup_instance<f16, 128, 128, kByTma>);
-    by_type(launch_warpgroup_instance<bf16, 128, 64, kByTma>, launch_warpgroup_instance<f16, 128, 64, kByTma>);
+        return by_type(launch_warpgroup_instance<bf16, 128, 128, kByTma, kPlanes>,
+                       launch_warpgroup_instance<f16, 128, 128, kByTma, kPlanes>);
+    by_type(launch_warpgroup_instance<bf16, 128, 64, kByTma, kPlanes>,
+            launch_warpgroup_instance<f16, 128, 64, kByTma, kPlanes>);
 }
 
 }  // namespace hipconv

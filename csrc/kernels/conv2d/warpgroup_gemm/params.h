@@ -3,8 +3,9 @@
 // what the launcher hands to the kernels, and the shape of a block.
 //
 // Consumers multiply: two warpgroups, or one where a tile has 64 pixels. Producers fill two rings of stages in LDS, one of x
-// and one of filters. TMA loads both; x whose channels are not dense is gathered by producer waves instead, in vectors of eight
-// pixels of a channel, which they transpose into vectors of channels on the way.
+// and one of filters. TMA loads both. Where channels of x are not dense but pixels are, 1x1 taps multiply planes, stages whose
+// rows are pixels of a channel, and for 3x3 taps producer waves gather x, in vectors of eight pixels of a channel, which they
+// transpose into vectors of channels on the way.
 //
 // The inner product (K) is cut into k-blocks. A k-block is what a stage of x's ring holds: 64 channels of a tile's pixels,
 // either for one tap, or as a patch: the rectangle of pixels with its halo, which serves all nine taps of a 3x3 filter of
@@ -20,7 +21,7 @@ namespace hipconv {
 struct WarpgroupGemmParams {
     ConvGemmParams gemm;
     bool patches;                        // a k-block serves all taps
-    int32_t patch_columns, patch_pitch;  // columns of a tile's pixels; of x in LDS, with the halo
+    int32_t patch_columns, patch_pitch;  // columns of a tile's pixels, or kOfImages; of x in LDS, with the halo
     int32_t taps_per_k_block;
     int32_t rows_of_64, group_bytes;  // rows of LDS from 64 pixels to the next 64; bytes from eight of them to the next
     int32_t k_blocks;                 // of a tile
@@ -34,6 +35,7 @@ struct WarpgroupGemmParams {
 // A tile in patches has 8 or 64 columns of pixels. Then, for every tap, the pixels of a product are groups of eight consecutive
 // rows of LDS at one distance. 8 columns have the smaller halo; 64 columns read long rows of x.
 constexpr int kNarrow = 8, kWide = 64;
+constexpr int kOfImages = 1;  // no patch: pieces of 64 pixels of an image, of x whose pixels are dense
 HIPCONV_INLINE constexpr int patch_rows(int tile_m, int columns) {  // rows of LDS
     return (tile_m / columns + kPatchTaps - 1) * (columns + kPatchTaps - 1);
 }
@@ -90,6 +92,8 @@ HIPCONV_INLINE constexpr WarpgroupShape warpgroup_shape(int tile_m, int tile_n, 
 
 // Launches the instances whose producer waves gather x; they are compiled in a file of their own.
 void launch_warpgroup_gemm_gathered(const WarpgroupGemmParams& params, Conv2dTile tile, int units, void* stream);
+// The same of those that multiply planes of x as they lie in memory.
+void launch_warpgroup_gemm_planes(const WarpgroupGemmParams& params, Conv2dTile tile, int units, void* stream);
 // The same of those for f32, which is rounded to TF32, or split.
 void launch_warpgroup_gemm_split(const WarpgroupGemmParams& params, Conv2dTile tile, int units, void* stream);
 void launch_warpgroup_gemm_tf32(const WarpgroupGemmParams& params, Conv2dTile tile, int units, void* stream);

@@ -34,8 +34,9 @@ HIPCONV_INLINE void produce_filters(const WarpgroupGemmParams& p, const Ring& ri
     }
 }
 
-// One thread loads a box of x for each k-block: a patch, or the same tap of consecutive pixels (im2col).
-template <typename T, int kTileM>
+// One thread loads a box of x for each k-block: a patch, or the same tap of consecutive pixels (im2col); with kPlanes, boxes of
+// 64 pixels of an image, by channels.
+template <typename T, int kTileM, bool kPlanes>
 HIPCONV_INLINE void produce_x(const WarpgroupGemmParams& p, const Ring& ring) {
     const Conv2dParams& c = p.gemm.conv;
     RingState place;
@@ -47,6 +48,19 @@ HIPCONV_INLINE void produce_x(const WarpgroupGemmParams& p, const Ring& ring) {
             Barrier* const full = &ring.full[place.stage];
             const int first = kParts<T> * (t.group * p.gemm.group_channels + f.channel_block * kRowChannels<T>);
             wait_for_phase(&ring.empty[place.stage], place.phase ^ 1);
+            if constexpr (kPlanes) {
+                arrive_expect_bytes(full, kTileM * kTileRowBytes);
+#pragma unroll 1
+                for (int i = 0; i < kTileM / kWarpgroupPixels; ++i) {
+                    const int unit = t.first_pixel / kWarpgroupPixels + i;
+                    const int image = static_cast<int>(divide(unit, p.gemm.divide_by_patches));
+                    const int pixel = (unit - image * p.gemm.patches_across) * kWarpgroupPixels;
+                    tma_load_box(ring.at(place) + i * kWarpgroupPixels * kTileChunks, p.x, full, {pixel, first, image});
+                }
+                f.advance(p);
+                place.advance(ring.stages);
+                continue;
+            }
             arrive_expect_bytes(full, kParts<T> * (p.patches ? patch_rows(kTileM, kNarrow) : kTileM) * kTileRowBytes);
 #pragma unroll
             for (int part = 0; part < kParts<T>; ++part) {

@@ -13,6 +13,14 @@ inline TensorMapSpec spec_of_x(const Conv2dParams& p, const WarpgroupGemmParams&
     const int64_t sizes[] = {int64_t{p.in_channels} * parts, p.in_width, p.in_height, p.batch};
     const int64_t strides[] = {1, p.x.column_stride, p.x.row_stride, p.x.batch_stride};
     const int element = element_bytes(p.dtype);
+    if (g.patch_columns == kOfImages) {
+        t.rank = 3;
+        t.sizes[0] = int64_t{p.in_height} * p.in_width, t.sizes[1] = p.in_channels, t.sizes[2] = p.batch;
+        t.strides[0] = element, t.strides[1] = bytes_of_stride(p.x.channel_stride, p.in_channels, element),
+        t.strides[2] = bytes_of_stride(p.x.batch_stride, p.batch, element);
+        t.box[0] = kWarpgroupPixels, t.box[1] = kTileRowBytes / element, t.box[2] = 1;
+        return t;
+    }
     const int box[] = {kTileRowBytes / element, kNarrow + kPatchTaps - 1, tile_m / kNarrow + kPatchTaps - 1, 1};
     for (int axis = 0; axis < 4; ++axis) {
         t.sizes[axis] = sizes[axis];

@@ -43,6 +43,22 @@ HIPCONV_INLINE WarpgroupTile warpgroup_tile(const WarpgroupGemmParams& p, int nu
     return t;
 }
 
+// Pixels of tiles that are cut into 64 consecutive pixels of an image each.
+struct PixelsOfImages {
+    int number;  // of the first one, where every image has as many as its pieces of 64 would have
+
+    HIPCONV_INLINE OutPixel at(const ConvGemmParams& p, int i) const {
+        const int piece = (number + i) / kWarpgroupPixels, n = static_cast<int>(divide(piece, p.divide_by_patches));
+        const int pixel = (piece - n * p.patches_across) * kWarpgroupPixels + (number + i) % kWarpgroupPixels;
+        const int row = static_cast<int>(divide(pixel, p.divide_by_row));
+        return {n, row, pixel - row * p.conv.out_width};
+    }
+    HIPCONV_INLINE bool has(const ConvGemmParams& p, int i) const {
+        const OutPixel pixel = at(p, i);
+        return pixel.n < p.conv.batch && pixel.p < p.conv.out_height;
+    }
+};
+
 // A tile's pixels from number `first` on, as the epilogue asks for them.
 struct WarpgroupPixels {
     int patch_columns;
@@ -55,6 +71,8 @@ struct WarpgroupPixels {
                 return patch<kNarrow>().at(p, i);
             case kWide:
                 return patch<kWide>().at(p, i);
+            case kOfImages:
+                return of_images().at(p, i);
             default:
                 return run().at(p, i);
         }
@@ -65,6 +83,8 @@ struct WarpgroupPixels {
                 return patch<kNarrow>().has(p, i);
             case kWide:
                 return patch<kWide>().has(p, i);
+            case kOfImages:
+                return of_images().has(p, i);
             default:
                 return run().has(p, i);
         }
@@ -75,6 +95,7 @@ struct WarpgroupPixels {
     HIPCONV_INLINE PixelPatch<kColumns> patch() const {
         return {tile.image, tile.row, tile.column, first};
     }
+    HIPCONV_INLINE PixelsOfImages of_images() const { return {tile.first_pixel + first}; }
     HIPCONV_INLINE PixelRun run() const { return {tile.image, tile.first_pixel + first}; }
 };
 

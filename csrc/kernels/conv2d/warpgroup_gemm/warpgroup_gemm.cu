@@ -16,7 +16,7 @@ const char* refusal_of_tile(const Conv2dParams& p, const GemmLayout& l, const Co
         return "channels_last x with C / groups a multiple of 8 (f32: 4) and 16-byte alignment, or contiguous x of 16-bit "
                "types and 3x3 taps of stride 1 or 1x1 taps, with aligned rows or images of a multiple of 8 pixels";
     if (plan.tile_m != 128 && !source.by_tma)  // with 256 registers would spill; 64 are not enough work to gather for
-        return "by tiles of 64 or 256 pixels channels_last x only";
+        return "by tiles of 64 or 256 pixels channels_last x, or contiguous x and 1x1 taps";
     const int64_t tiles = ceil_of(l.image_pixels * p.batch, plan.tile_m) * ceil_of(l.group_filters, plan.tile_n) * p.groups;
     if (tiles * 2 * plan.split_k >= kLimit31) return "up to 2^30 tiles";  // of patches there are up to 5/4
     return refusal_of_split(plan, l, k_blocks_of(l, source));
@@ -72,13 +72,21 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* 
     if (l.packs) pack_filters(p, l, true, workspace, stream);
     WarpgroupGemmParams g{};
     const XSource source = x_source_of(p, l, plan.tile_m);
-    g.patches = source.columns != 0;
+    g.patches = source.has_patches();
     g.patch_columns = source.columns;
     g.patch_pitch = source.columns + kPatchTaps - 1;
     g.taps_per_k_block = g.patches ? static_cast<int32_t>(l.taps) : 1;
     g.rows_of_64 = g.patches ? 64 / source.columns * g.patch_pitch : 64;
     g.group_bytes = (source.columns == kNarrow ? g.patch_pitch : 8) * kTileRowBytes;
-    g.gemm = common_params(p, l, {plan.algorithm, plan.tile_m, plan.tile_n, 1}, {g.patches, source.columns}, workspace);
+    g.gemm = common_params(p, l, {plan.algorithm, plan.tile_m, plan.tile_n, 1}, {g.patches, g.patches ? source.columns : 0},
+                           workspace);
+    if (source.columns == kOfImages) {
+        g.gemm.patches_across = static_cast<int32_t>(ceil_of(l.image_pixels, kWarpgroupPixels));
+        g.gemm.divide_by_patches = divisor_of(static_cast<uint32_t>(g.gemm.patches_across));
+        g.gemm.tiles_m = static_cast<int32_t>(
+            ceil_of(static_cast<int64_t>(g.gemm.patches_across) * p.batch, plan.tile_m / kWarpgroupPixels));
+        g.gemm.divide_by_tiles_m = divisor_of(static_cast<uint32_t>(g.gemm.tiles_m));
+    }
     const Split split = split_of(p, l, plan);
     g.k_blocks = static_cast<int32_t>(split.k_blocks);
     g.k_blocks_per_part = static_cast<int32_t>(split.k_blocks_per_part);
@@ -90,10 +98,11 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* 
     g.tile_n = plan.tile_n;
     if (source.by_tma) g.x = make_tensor_map(spec_of_x(p, g, plan.tile_m, parts));
     g.filters = make_tensor_map(spec_of_filters(p, l, l.packs ? workspace : p.weight.data, plan.tile_n, parts));
-    const auto launch = splits                  ? launch_warpgroup_gemm_split
-                        : p.dtype == DType::f32 ? launch_warpgroup_gemm_tf32
-                        : source.by_tma         ? launch_warpgroup_gemm<true>
-                                                : launch_warpgroup_gemm_gathered;
+    const auto launch = splits                        ? launch_warpgroup_gemm_split
+                        : p.dtype == DType::f32       ? launch_warpgroup_gemm_tf32
+                        : source.columns == kOfImages ? launch_warpgroup_gemm_planes
+                        : source.by_tma               ? launch_warpgroup_gemm<true>
+                                                      : launch_warpgroup_gemm_gathered;
     launch(g, {plan.tile_m, plan.tile_n}, compute_units(), stream);
 }
 

@@ -43,17 +43,20 @@ inline bool has_whole_images(const Conv2dParams& p, const GemmLayout& l) {
            multiple_of(p.x.batch_stride, p.batch, 8);
 }
 
-// This says how x reaches LDS, if it can at all, and the columns of a tile's patch or 0.
+// This says how x reaches LDS, if it can at all, and the columns of a tile's patch, kOfImages or 0.
 struct XSource {
     bool serves, by_tma;
     int columns;
+    bool has_patches() const { return columns > kOfImages; }
 };
 
 inline XSource x_source_of(const Conv2dParams& p, const GemmLayout& l, int tile_m) {
     if (fits_tma(p, l, tile_m)) return {true, true, patches_serve(p, l, tile_m, kNarrow) ? kNarrow : 0};
     if (p.dtype == DType::f32) return {};  // waves gather 16-bit types
     if (patches_serve(p, l, tile_m, kWide) && has_vectors_of_pixels(p)) return {true, false, kWide};
-    return {has_whole_images(p, l), false, 0};
+    if (!has_whole_images(p, l)) return {};
+    if (p.groups == 1 || l.group_channels % l.row_channels == 0) return {true, true, kOfImages};
+    return {true, false, 0};
 }
 
 }  // namespace hipconv

@@ -357,7 +357,8 @@ HIPCONV_INLINE constexpr int wave_gemm_lds(WaveGemmRead read) {  // vectors of 1
 
 // T is a 16-bit type; where kHalvesShareKernels, f16 stands for both.
 template <typename T, WaveGemmRead kRead>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kWaveGemmMostThreads, 1) conv2d_wave_gemm(HIPCONV_IN_PLACE const WaveGemmParams parameter) {
+__global__ void HIPCONV_LAUNCH_BOUNDS(kWaveGemmMostThreads, 1)
+    conv2d_wave_gemm(HIPCONV_IN_PLACE const WaveGemmParams parameter) {
     constexpr bool kIsLegal = matrix_unit_of<T>() != MatrixUnit::fma;
     HIPCONV_SHARED(Words4, lds, kIsLegal ? wave_gemm_lds(kRead) : 1);
     let_next_kernel_begin();
@@ -377,7 +378,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kWaveGemmMostThreads, 1) conv2d_wave_gemm(
             __syncthreads();
         }
         wait_for_kernel_before();
-        const int part = wave >> p.log2_groups, parts = (static_cast<int>(blockDim.x) / kWaveSize) >> p.log2_groups;  // of a sum
+        const int part = wave >> p.log2_groups,
+                  parts = (static_cast<int>(blockDim.x) / kWaveSize) >> p.log2_groups;  // of a sum
         const int group = wave - (part << p.log2_groups);
         const Reader reader(p, lds, first_pixel + group * kWaveGemmPixels, first_filter, lane);
         typename A::Sums sums[Reader::kAtoms];

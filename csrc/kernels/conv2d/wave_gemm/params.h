@@ -6,7 +6,7 @@
 
 namespace hipconv {
 
-constexpr int kWaveGemmThreads = 256;                 // of a block, or twice as many for long sums
+constexpr int kWaveGemmThreads = 256;  // of a block, or twice as many for long sums
 constexpr int kWaveGemmMostThreads = 2 * kWaveGemmThreads;
 constexpr int kWaveGemmPixels = 16;                   // of a wave
 constexpr int kWaveGemmFilters = 32;                  // of a block
