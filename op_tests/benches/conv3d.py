@@ -37,7 +37,7 @@ COPIES = 3  # of the inputs and results, which together are larger than any cach
 
 def bench(case: Case, algorithm: str, device: torch.device, rate: float, unfolds: bool) -> dict:
     """Times of one layer in microseconds; `wrong` says what is wrong with the result, or None."""
-    inputs = [case.inputs(device, seed) for seed in range(COPIES)]
+    inputs = [case.inputs(device, seed, device.type) for seed in range(COPIES)]
     plan = hipconv.conv3d_plan(**inputs[0], algorithm=algorithm)
     frames = [torch.cat([a["cache"], a["x"]], 2).contiguous(memory_format=_format(case)) for a in inputs]
     weight, bias = inputs[0]["weight"], inputs[0]["bias"]
@@ -58,6 +58,7 @@ def bench(case: Case, algorithm: str, device: torch.device, rate: float, unfolds
         groups.append(_kept([functools.partial(unfolded, x) for x in frames]))
     with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=False):
         times = in_turn_us(groups, device)
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=False, allow_tf32=False):
         expected = F.conv3d(frames[0].float(), weight.float(), bias.float(), 1, (0, *spatial)).double()
     result = ours[0]()
     wrong = outside_gates(result, expected, expected, weight[0].numel(), False)

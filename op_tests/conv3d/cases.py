@@ -77,19 +77,21 @@ class Case(NamedTuple):
             case = case._replace(C=case.C // 2, K=case.K // 2)
         return case
 
-    def inputs(self, device: torch.device, seed: int = 0) -> dict[str, Any]:
-        """The arguments of a call, the tensors in the case's layout."""
-        generator = torch.Generator().manual_seed(seed)
+    def inputs(self, device: torch.device, seed: int = 0, draws_on: str = "cpu") -> dict[str, Any]:
+        """The arguments of a call, the tensors in the case's layout. draws_on: the device that draws the values, each its own;
+        the CPU takes seconds for the layers of a video.
+        """
+        generator = torch.Generator(draws_on).manual_seed(seed)
 
         def normal(*shape: int, scale: float = 1.0) -> Tensor:
-            values = torch.randn(shape, generator=generator) * scale
+            values = torch.randn(shape, generator=generator, device=draws_on) * scale
             return values.to(device, self.dtype).contiguous(memory_format=_FORMATS[self.layout])
 
         products = self.C // self.groups * math.prod(self.kernel)
         arguments: dict[str, Any] = {
             "x": normal(self.N, self.C, self.T, self.H, self.W),
             "weight": normal(self.K, self.C // self.groups, *self.kernel, scale=products**-0.5),
-            "bias": torch.randn(self.K, generator=generator).to(device, self.dtype) if self.has_bias else None,
+            "bias": torch.randn(self.K, generator=generator, device=draws_on).to(device, self.dtype) if self.has_bias else None,
             "stride": self.stride,
             "padding": self.padding,
             "dilation": self.dilation,
