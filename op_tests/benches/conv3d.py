@@ -99,6 +99,7 @@ def main() -> int:
     parser.add_argument("--dtype", type=choice_of(*DTYPES), default="bfloat16")
     parser.add_argument("--layout", type=choice_of(*LAYOUTS, "both"), default="both")
     parser.add_argument("--num-layers", type=int, help="only the first of each model")
+    parser.add_argument("--layers", type=list_of(str), nargs="+", help="only these, as C>K: 96>3,96>96")
     parser.add_argument("--shrink", type=int, default=1, help="divide height and width by this")
     parser.add_argument("--algorithm", default="auto", help="default: the library's choice")
     parser.add_argument("--unfold", action="store_true", help="also time F.conv2d of time taps unfolded into channels")
@@ -133,6 +134,8 @@ def measure(options: argparse.Namespace) -> dict:
             for layout in LAYOUTS if options.layout == "both" else (options.layout,):
                 of_model = []
                 for case, calls in model_layers(model)[: options.num_layers]:
+                    if options.layers and f"{case.C}>{case.K}" not in flattened(options.layers):
+                        continue
                     small = case._replace(H=case.H // options.shrink, W=case.W // options.shrink)
                     row = bench(
                         small._replace(dtype=DTYPES[options.dtype], layout=layout),
@@ -155,6 +158,8 @@ def measure(options: argparse.Namespace) -> dict:
                         f"{row['floor']:.0f}",
                         row["wrong"] or "ok",
                     )
+                if not of_model:
+                    continue
                 sums = [sum(row[name] * row["calls"] for row in of_model) / 1e3 for name in ("us", "torch", "floor")]
                 print(
                     f"{model} {layout}: ours {sums[0]:.1f} ms, torch {sums[1]:.1f} ms ({sums[0] / sums[1]:.2f}), floor "

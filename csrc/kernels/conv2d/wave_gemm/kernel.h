@@ -5,7 +5,7 @@
 #pragma once
 
 #include "../gemm/epilogue.h"
-#include "atom.h"
+#include "matrix/chunk_mma.h"
 #include "launch/check.h"
 #include "params.h"
 

@@ -1,0 +1,217 @@
+// This file has the kernel of few filters (params.h), what it serves and its launch.
+#include <hip/hip_runtime.h>
+
+#include "../../conv2d/common/units.h"
+#include "../common/launchers.h"
+#include "launch/check.h"
+#include "operands.h"
+
+namespace hipconv {
+
+namespace {
+
+// Adds what the taps of a frame saw, and stores the outputs of a square. Thread i has the output whose first tap sees pixel i.
+HIPCONV_INLINE void store_square(const FewFiltersParams& p, const float* columns, int thread, int out_frame, int out_row,
+                                 int out_column) {
+    const int row = thread / kFewSide, column = thread % kFewSide;
+    const Conv2dParams& c = p.frame;
+    if (row >= p.out_rows || column >= p.out_columns) return;
+    if (out_row + row >= c.out_height || out_column + column >= c.out_width) return;
+    const float* at = columns + thread;
+#pragma unroll 1
+    for (int filter = 0; filter < c.out_channels; ++filter) {
+        float sum = 0.0f;
+#pragma unroll 1
+        for (int r = 0; r < c.kernel_height; ++r) {
+#pragma unroll 4
+            for (int s = 0; s < c.kernel_width; ++s, at += kFewPitch) sum += at[r * kFewSide + s];
+        }
+        conv2d_store(first_parameter_again(p).frame, out_frame, filter, out_row + row, out_column + column, sum);
+    }
+}
+
+// The frame of the next call's cache that the frame at this time is, if it is one that the walk writes.
+struct SavedFrame {
+    uint64_t address = 0;
+
+    HIPCONV_INLINE SavedFrame(const FewFiltersParams& p, int sample, int time) {
+        const int number = time - (p.conv.cached + p.conv.in_frames - p.conv.saved_frames);
+        if (p.saves && number >= 0 && number < p.conv.saved_frames)
+            address = reinterpret_cast<uint64_t>(p.conv.saved.data) +
+                      (sample * p.conv.saved.batch_stride + number * p.conv.saved.frame_stride) * 2;
+    }
+};
+
+}  // namespace
+
+template <typename T>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kFewThreads, 1) conv3d_few_filters_kernel(FewFiltersParams p) {
+    constexpr bool kIsLegal = kMatrixUnit != MatrixUnit::fma;
+    HIPCONV_LARGE_SHARED(Words4, lds, kIsLegal ? kFewBytes / 16 : 1);
+    if constexpr (kIsLegal) {
+        using Operands = FewOperands<T>;
+        const int thread = threadIdx.x, wave = thread / kWaveSize, lane = thread % kWaveSize;
+        // Squares of a strip follow each other, row by row, so that they find their halo in the L2 cache.
+        const int number = blockIdx.x, strip = number / (p.down * kFewStrip), first = strip * kFewStrip;
+        const int wide = p.across - first < kFewStrip ? p.across - first : kFewStrip;
+        const int of_strip = number - first * p.down, tile_row = of_strip / wide;
+        const int out_row = tile_row * p.out_rows, out_column = (first + of_strip - tile_row * wide) * p.out_columns;
+        const int sample = blockIdx.y / p.walks, begin = (blockIdx.y - sample * p.walks) * p.walk;
+        const int count = p.conv.out_frames - begin < p.walk ? p.conv.out_frames - begin : p.walk;
+        const int last_tap = p.conv.kernel_frames - 1, seen = count + last_tap, time = begin - p.conv.front;
+
+        const FewPixels<T> pixels(p, wave, lane, out_row, out_column);
+        const auto frame_of = [&](int frame) {
+            const Conv3dParams& c = first_parameter_again(p).conv;
+            return frame_at<T>(c, sample, frame_number(c, time + frame, c.time_mode));
+        };
+        // Steps of channels. Where not all of a frame's are in registers at once, a buffer has every other one.
+        constexpr int kBuffers = Operands::kBuffers;
+        const int steps = kBuffers == 2 ? (p.steps + 1) / 2 * 2 : p.steps;
+        typename Operands::Chunks chunks[kBuffers];
+        const auto load = [&](const Frame<T>& frame, int step) { pixels.load(p, frame, step, chunks[step % kBuffers]); };
+        Frame<T> current = frame_of(0);
+#pragma unroll
+        for (int step = 0; step < kBuffers; ++step)
+            if (step < steps) load(current, step);
+        load_few_filters<T>(p, lds, thread);
+        float* const columns = reinterpret_cast<float*>(lds + kFewFilterBytes / 16);
+        __syncthreads();
+
+        // Sums [slot] are of the frame of the result whose tap `last_tap - slot` of time sees this frame.
+        typename Operands::Sums sums[kFewFrames];
+#pragma unroll
+        for (int slot = 0; slot < kFewFrames; ++slot) Operands::clear(sums[slot]);
+#pragma unroll 1
+        for (int frame = 0; frame < seen; ++frame) {
+            const bool has_next = frame + 1 < seen;
+            const Frame<T> next = frame_of(has_next ? frame + 1 : frame);
+            const SavedFrame saved(first_parameter_again(p), sample, time + frame);
+#pragma unroll
+            for (int step = 0; step < kFewSteps; ++step) {
+                if (step >= steps) continue;
+                const typename Operands::Chunks& x = chunks[step % kBuffers];
+#pragma unroll
+                for (int slot = 0; slot < kFewFrames; ++slot) {
+                    const int out = frame - last_tap + slot;
+                    if (slot > last_tap || out < 0 || out >= count) continue;
+                    const Words4* const filters = lds + ((last_tap - slot) * kFewSteps + step) * Operands::kFragments;
+                    if constexpr (kHalvesShareKernels) {
+                        if (p.conv.dtype == DType::bf16)
+                            FewOperands<bf16>::multiply(sums[slot], x, filters, lane);
+                        else
+                            Operands::multiply(sums[slot], x, filters, lane);
+                    } else {
+                        Operands::multiply(sums[slot], x, filters, lane);
+                    }
+                    keep_order();
+                }
+                if (saved.address) pixels.save(p, saved.address, step, x);
+                if (step + kBuffers < steps)
+                    load(current, step + kBuffers);
+                else if (has_next)
+                    load(next, step % kBuffers);
+            }
+            current = next;
+            if (frame >= last_tap) {
+                Operands::write(sums[0], columns, wave, lane);
+                __syncthreads();
+                const FewFiltersParams& again = first_parameter_again(p);
+                store_square(again, columns, thread, sample * again.frames_of_sample + begin + frame - last_tap, out_row,
+                             out_column);
+                __syncthreads();
+            }
+#pragma unroll
+            for (int slot = 0; slot + 1 < kFewFrames; ++slot) Operands::copy(sums[slot], sums[slot + 1]);
+            Operands::clear(sums[kFewFrames - 1]);
+        }
+    }
+}
+
+namespace {
+
+template <typename T>
+void launch_few_filters(const FewFiltersParams& p, void* stream) {
+    const auto kernel = conv3d_few_filters_kernel<T>;
+    const int shared = launch_shared_bytes(kFewBytes);
+    (void)hipFuncSetAttribute(reinterpret_cast<const void*>(kernel), hipFuncAttributeMaxDynamicSharedMemorySize, shared);
+    const dim3 grid(static_cast<unsigned>(p.across * p.down), static_cast<unsigned>(p.walks * p.conv.batch), 1);
+    hipLaunchKernelGGL((conv3d_few_filters_kernel<T>), grid, dim3(kFewThreads, 1, 1), shared, static_cast<hipStream_t>(stream),
+                       p);
+    check_launch("conv3d");
+}
+
+// Blocks that share a sample's frames: as many as leave no unit idle, since each reads two frames more than it makes.
+int32_t walks_of(const Conv3dParams& p, int64_t squares, const Conv3dCard& card) {
+    const int64_t wanted = ceil_of(card.compute_units, squares * p.batch);
+    return static_cast<int32_t>(wanted < p.out_frames ? wanted : p.out_frames);
+}
+
+// The next call's cache can be written by those who have read its frames: pixel by pixel, by 16 bytes.
+bool saves_on_the_way(const Conv3dParams& p) {
+    const Volume& v = p.saved;
+    const int64_t frames = int64_t{p.cached} + p.in_frames;
+    if (!v.data || frames < p.saved_frames || p.out_height != p.in_height || p.out_width != p.in_width) return false;
+    if (p.pad_top >= p.kernel_height || p.pad_left >= p.kernel_width) return false;
+    if (-int64_t{p.front} > frames - p.saved_frames || int64_t{p.out_frames} - p.front + p.kernel_frames - 1 < frames) return false;
+    return has_vectors(p, v, p.saved_frames) && p.in_width * v.column_stride < kLimit31 / 2 && v.column_stride >= 0;
+}
+
+}  // namespace
+
+const char* conv3d_few_filters_refusal(const Conv3dParams& p, const Conv3dCard& card) {
+    if (p.dtype == DType::f32) return "x of 16-bit types";
+    if (unit_of(card.arch) == MatrixUnit::fma) return "cards with matrix cores";
+    const int64_t taps = int64_t{p.kernel_height} * p.kernel_width;
+    if (p.out_channels > kFewMostFilters || taps * p.out_channels > kFewColumns || p.kernel_frames > kFewFrames ||
+        p.kernel_height > kFewSide / 2 || p.kernel_width > kFewSide / 2)
+        return "up to 8 filters, of 3 taps of time and, all filters together, 32 taps of rows and columns";
+    if (p.groups != 1) return "one group";
+    if (p.stride_t != 1 || p.stride_h != 1 || p.stride_w != 1 || p.dilation_t != 1 || p.dilation_h != 1 || p.dilation_w != 1)
+        return "stride 1 and dilation 1";
+    if (p.in_channels > kFewSteps * kFewStepChunks * 8) return "up to 128 channels";
+    if (!has_vectors(p)) return "C a multiple of 8, in channels_last_3d memory with 16-byte alignment";
+    const auto fits = [&](const Volume& v) { return v.column_stride >= 0 && p.in_width * v.column_stride < kLimit31 / 2; };
+    if ((p.in_frames && !fits(p.x)) || (p.cached && !fits(p.cache))) return "rows of less than 2 GB";
+    const int64_t reach = int64_t{p.out_frames} + p.front;
+    if (p.pad_top >= kLimit31 / 2 || p.pad_left >= kLimit31 / 2 || reach >= kLimit31 / 2 || p.out_height >= kLimit31 / 2 ||
+        p.out_width >= kLimit31 / 2)
+        return "sizes and padding of less than 2^30";
+    const int64_t rows = kFewSide + 1 - p.kernel_height, columns = kFewSide + 1 - p.kernel_width;
+    const int64_t squares = ceil_of(p.out_height, rows) * ceil_of(p.out_width, columns);
+    if (squares >= kLimit31 / 256 || int64_t{walks_of(p, squares, card)} * p.batch > 65535)
+        return "up to 2^23 squares of a frame, and 65535 samples";
+    return nullptr;
+}
+
+int64_t conv3d_few_filters_workspace(const Conv3dParams& p, const Conv3dCard&) { return FilterLayout(p, false).packed_bytes; }
+
+void conv3d_few_filters(const Conv3dParams& all, const Conv3dCard& card, void* workspace, void* stream) {
+    const FilterLayout l(all, false);
+    if (l.packs) conv3d_pack_filters(all, l, workspace, stream);
+    const bool saves = saves_on_the_way(all);
+    launch_samples(all, [&](const Conv3dParams& p) {
+        FewFiltersParams f{};
+        f.conv = p;
+        f.frame = frame_params(p);
+        f.saves = saves;
+        f.frames_of_sample = frames_of_sample(p);
+        f.out_rows = kFewSide + 1 - p.kernel_height, f.out_columns = kFewSide + 1 - p.kernel_width;
+        f.across = static_cast<int32_t>(ceil_of(p.out_width, f.out_columns));
+        f.down = static_cast<int32_t>(ceil_of(p.out_height, f.out_rows));
+        f.walk = static_cast<int32_t>(ceil_of(p.out_frames, walks_of(p, int64_t{f.across} * f.down, card)));
+        f.walks = static_cast<int32_t>(ceil_of(p.out_frames, f.walk));
+        f.taps = p.kernel_height * p.kernel_width;
+        f.chunks = static_cast<int32_t>(l.chunks);
+        f.steps = static_cast<int32_t>(ceil_of(l.chunks, kFewStepChunks));
+        f.filters = l.packs ? workspace : p.weight.data;
+        f.filter_stride = l.filter_stride, f.tap_bytes = l.tap_bytes;
+        if constexpr (!kHalvesShareKernels) {
+            if (p.dtype == DType::bf16) return launch_few_filters<bf16>(f, stream);
+        }
+        launch_few_filters<f16>(f, stream);
+    });
+    if (!saves) conv3d_save(all, stream);
+}
+
+}  // namespace hipconv
