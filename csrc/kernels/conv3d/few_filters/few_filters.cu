@@ -11,8 +11,10 @@ namespace hipconv {
 namespace {
 
 // Adds what the taps of a frame saw, and stores the outputs of a square. Thread i has the output whose first tap sees pixel i.
-HIPCONV_INLINE void store_square(const FewFiltersParams& p, const float* columns, int thread, int out_frame, int out_row,
+HIPCONV_INLINE void store_square(const FewFiltersParams& p, const float* columns, uint32_t of_thread, int out_frame, int out_row,
                                  int out_column) {
+    from_here_on(of_thread);
+    const int thread = static_cast<int>(of_thread);
     const int row = thread / kFewSide, column = thread % kFewSide;
     const Conv2dParams& c = p.frame;
     if (row >= p.out_rows || column >= p.out_columns) return;
@@ -114,7 +116,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kFewThreads, 1) conv3d_few_filters_kernel(
             }
             current = next;
             if (frame >= last_tap) {
-                Operands::write(sums[0], columns, wave, lane);
+                Operands::write(sums[0], columns, thread);
                 __syncthreads();
                 const FewFiltersParams& again = first_parameter_again(p);
                 store_square(again, columns, thread, sample * again.frames_of_sample + begin + frame - last_tap, out_row,

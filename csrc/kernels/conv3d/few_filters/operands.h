@@ -44,34 +44,32 @@ struct FewOperands {
 
     // Adds a step's products. `filters`: the fragments of the step.
     static HIPCONV_INLINE void multiply(Sums& sums, const Chunks& pixels, const Words4* filters, int lane) {
-        constexpr int kSubsteps = kParts / A::kChunks;
 #pragma unroll
-        for (int half = 0; half < kHalves; ++half) {
-            Words4 f[kRows][kParts];
+        for (int first = 0; first < kParts; first += A::kChunks)
 #pragma unroll
-            for (int i = 0; i < kRows; ++i)
+            for (int half = 0; half < kHalves; ++half) {
+                Words4 w[kRows][A::kChunks];
 #pragma unroll
-                for (int part = 0; part < kParts; ++part)
-                    f[i][part] = filters[((half * kRows + i) * kParts + part) * kLanes + lane % kLanes];
+                for (int i = 0; i < kRows; ++i)
 #pragma unroll
-            for (int block = 0; block < kBlocks; ++block)
+                    for (int c = 0; c < A::kChunks; ++c)
+                        w[i][c] = filters[((half * kRows + i) * kParts + first + c) * kLanes + lane % kLanes];
 #pragma unroll
-                for (int substep = 0; substep < kSubsteps; ++substep) {
-                    Words4 x[kRows][A::kChunks], w[kRows][A::kChunks];
+                for (int block = 0; block < kBlocks; ++block) {
+                    Words4 x[kRows][A::kChunks];
 #pragma unroll
                     for (int i = 0; i < kRows; ++i)
 #pragma unroll
-                        for (int c = 0; c < A::kChunks; ++c) {
-                            x[i][c] = pixels[block][i][substep * A::kChunks + c];
-                            w[i][c] = f[i][substep * A::kChunks + c];
-                        }
+                        for (int c = 0; c < A::kChunks; ++c) x[i][c] = pixels[block][i][first + c];
                     A::multiply_chunks(sums[block][half], x, w);
                 }
-        }
+            }
     }
 
     // Writes sums to LDS, column by column, those of a column by pixels of the square.
-    static HIPCONV_INLINE void write(const Sums& sums, float* columns, int wave, int lane) {
+    static HIPCONV_INLINE void write(const Sums& sums, float* columns, uint32_t thread) {
+        from_here_on(thread);  // places are worked out here, and not kept in registers beside the sums
+        const int wave = thread / kWaveSize, lane = thread % kWaveSize;
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block)
 #pragma unroll
