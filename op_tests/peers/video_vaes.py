@@ -165,7 +165,9 @@ def decode_full(size: tuple[int, int], frames: int, dtype: torch.dtype) -> None:
 
     with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=False):
         run("as it is", lambda: model.decode(latents).sample)
-        model.to(memory_format=torch.channels_last_3d)
+        for parameter in model.parameters():
+            if layout := {5: torch.channels_last_3d, 4: torch.channels_last}.get(parameter.dim()):
+                parameter.data = parameter.data.contiguous(memory_format=layout)
         run("channels_last_3d", lambda: model.decode(latents.contiguous(memory_format=torch.channels_last_3d)).sample)
         hipconv.replace_conv3d(model)
         run("replace_conv3d", lambda: model.decode(latents.contiguous(memory_format=torch.channels_last_3d)).sample)

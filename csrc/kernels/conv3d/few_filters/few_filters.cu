@@ -10,25 +10,55 @@ namespace hipconv {
 
 namespace {
 
+// What a block makes: a square of the result, of some frames of a sample. Squares of a strip follow each other, row by row, so
+// that they find their halo in the L2 cache.
+struct FewTile {
+    int sample, begin, count, out_row, out_column;
+
+    HIPCONV_INLINE FewTile(const FewFiltersParams& p, int number) {
+        const int squares = p.across * p.down, walk = number / squares;
+        number -= walk * squares;
+        sample = walk / p.walks;
+        begin = (walk - sample * p.walks) * p.walk;
+        count = p.conv.out_frames - begin < p.walk ? p.conv.out_frames - begin : p.walk;
+        const int first = number / (p.down * kFewStrip) * kFewStrip;
+        const int wide = p.across - first < kFewStrip ? p.across - first : kFewStrip;
+        number -= first * p.down;
+        const int row = number / wide;
+        out_row = row * p.out_rows;
+        out_column = (first + number - row * wide) * p.out_columns;
+    }
+};
+
 // Adds what the taps of a frame saw, and stores the outputs of a square. Thread i has the output whose first tap sees pixel i.
-HIPCONV_INLINE void store_square(const FewFiltersParams& p, const float* columns, uint32_t of_thread, int out_frame, int out_row,
-                                 int out_column) {
+// kTaps: along a row and a column, or 0 where it is known only at run time.
+template <int kTaps>
+HIPCONV_INLINE void store_square(const FewFiltersParams& p, const float* columns, const float* bias, uint32_t of_thread,
+                                 int out_frame, const FewTile& tile) {
     from_here_on(of_thread);
-    const int thread = static_cast<int>(of_thread);
-    const int row = thread / kFewSide, column = thread % kFewSide;
-    const Conv2dParams& c = p.frame;
-    if (row >= p.out_rows || column >= p.out_columns) return;
-    if (out_row + row >= c.out_height || out_column + column >= c.out_width) return;
+    const int thread = static_cast<int>(of_thread), row = thread / kFewSide, column = thread % kFewSide;
+    const int out_row = tile.out_row + row, out_column = tile.out_column + column;
+    if (row >= p.out_rows || column >= p.out_columns || out_row >= p.conv.out_height || out_column >= p.conv.out_width) return;
     const float* at = columns + thread;
+    const int64_t first = offset_in(p.frame.out, out_frame, 0, out_row, out_column);
 #pragma unroll 1
-    for (int filter = 0; filter < c.out_channels; ++filter) {
-        float sum = 0.0f;
+    for (int filter = 0; filter < p.conv.out_channels; ++filter) {
+        float sum = bias[filter];
+        if constexpr (kTaps > 0) {
+#pragma unroll
+            for (int tap = 0; tap < kTaps * kTaps; ++tap) sum += at[tap * kFewPitch + tap / kTaps * kFewSide + tap % kTaps];
+            at += kTaps * kTaps * kFewPitch;
+        } else {
 #pragma unroll 1
-        for (int r = 0; r < c.kernel_height; ++r) {
+            for (int r = 0; r < p.conv.kernel_height; ++r) {
 #pragma unroll 4
-            for (int s = 0; s < c.kernel_width; ++s, at += kFewPitch) sum += at[r * kFewSide + s];
+                for (int s = 0; s < p.conv.kernel_width; ++s, at += kFewPitch) sum += at[r * kFewSide + s];
+            }
         }
-        conv2d_store(first_parameter_again(p).frame, out_frame, filter, out_row + row, out_column + column, sum);
+        const Conv2dParams& c = first_parameter_again(p).frame;
+        conv2d_store_at(
+            c, filter, [&] { return first + filter * c.out.channel_stride; },
+            [&] { return offset_in(c.residual, out_frame, filter, out_row, out_column); }, sum);
     }
 }
 
@@ -44,6 +74,74 @@ struct SavedFrame {
     }
 };
 
+// Makes a tile, frame by frame of x. The chunks of the next frame are loaded as soon as those of this frame are multiplied.
+template <typename T>
+__device__ __forceinline__ void make_few_tile(const FewFiltersParams& parameter, const FewTile& tile, const Words4* lds, float* columns,
+                                              const float* bias, int thread) {
+    using Operands = FewOperands<T>;
+    const FewFiltersParams& p = first_parameter_again(parameter);
+    const int wave = thread / kWaveSize, lane = thread % kWaveSize;
+    const int last_tap = p.conv.kernel_frames - 1, seen = tile.count + last_tap, time = tile.begin - p.conv.front;
+    const FewPixels<T> pixels(p, wave, lane, tile.out_row, tile.out_column);
+    const auto frame_of = [&](int frame) {
+        const Conv3dParams& c = first_parameter_again(p).conv;
+        return frame_at<T>(c, tile.sample, frame_number(c, time + frame, c.time_mode));
+    };
+    // Steps of channels. Where not all of a frame's are in registers at once, a buffer has every other one.
+    constexpr int kBuffers = Operands::kBuffers;
+    const int steps = kBuffers == 2 ? (p.steps + 1) / 2 * 2 : p.steps;
+    typename Operands::Chunks chunks[kBuffers];
+    const auto load = [&](const Frame<T>& frame, int step) { pixels.load(p, frame, step, chunks[step % kBuffers]); };
+    Frame<T> current = frame_of(0);
+#pragma unroll
+    for (int step = 0; step < kBuffers; ++step)
+        if (step < steps) load(current, step);
+
+    // Sums [slot] are of the frame of the result whose tap `last_tap - slot` of time sees this frame.
+    typename Operands::Sums sums[kFewFrames];
+#pragma unroll
+    for (int slot = 0; slot < kFewFrames; ++slot) Operands::clear(sums[slot]);
+#pragma unroll 1
+    for (int frame = 0; frame < seen; ++frame) {
+        const bool has_next = frame + 1 < seen;
+        const Frame<T> next = frame_of(has_next ? frame + 1 : frame);
+        const SavedFrame saved(first_parameter_again(p), tile.sample, time + frame);
+#pragma unroll
+        for (int step = 0; step < kFewSteps; ++step) {
+            if (step >= steps) continue;
+            const typename Operands::Chunks& x = chunks[step % kBuffers];
+#pragma unroll
+            for (int slot = 0; slot < kFewFrames; ++slot) {
+                const int out = frame - last_tap + slot;
+                if (slot > last_tap || out < 0 || out >= tile.count) continue;
+                const Words4* const filters = lds + ((last_tap - slot) * kFewSteps + step) * Operands::kFragments;
+                Operands::multiply(sums[slot], x, filters, lane);
+                keep_order();
+            }
+            if (saved.address) pixels.save(p, saved.address, step, x);
+            if (step + kBuffers < steps)
+                load(current, step + kBuffers);
+            else if (has_next)
+                load(next, step % kBuffers);
+        }
+        current = next;
+        if (frame >= last_tap) {
+            __syncthreads();  // the sums before are read
+            Operands::write(sums[0], columns, thread);
+            __syncthreads();
+            const FewFiltersParams& q = first_parameter_again(p);
+            const int out_frame = tile.sample * q.frames_of_sample + tile.begin + frame - last_tap;
+            if (q.conv.kernel_height == 3 && q.conv.kernel_width == 3)
+                store_square<3>(q, columns, bias, thread, out_frame, tile);
+            else
+                store_square<0>(q, columns, bias, thread, out_frame, tile);
+        }
+#pragma unroll
+        for (int slot = 0; slot + 1 < kFewFrames; ++slot) Operands::copy(sums[slot], sums[slot + 1]);
+        Operands::clear(sums[kFewFrames - 1]);
+    }
+}
+
 }  // namespace
 
 template <typename T>
@@ -51,93 +149,31 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kFewThreads, 1) conv3d_few_filters_kernel(
     constexpr bool kIsLegal = kMatrixUnit != MatrixUnit::fma;
     HIPCONV_LARGE_SHARED(Words4, lds, kIsLegal ? kFewBytes / 16 : 1);
     if constexpr (kIsLegal) {
-        using Operands = FewOperands<T>;
-        const int thread = threadIdx.x, wave = thread / kWaveSize, lane = thread % kWaveSize;
-        // Squares of a strip follow each other, row by row, so that they find their halo in the L2 cache.
-        const int number = blockIdx.x, strip = number / (p.down * kFewStrip), first = strip * kFewStrip;
-        const int wide = p.across - first < kFewStrip ? p.across - first : kFewStrip;
-        const int of_strip = number - first * p.down, tile_row = of_strip / wide;
-        const int out_row = tile_row * p.out_rows, out_column = (first + of_strip - tile_row * wide) * p.out_columns;
-        const int sample = blockIdx.y / p.walks, begin = (blockIdx.y - sample * p.walks) * p.walk;
-        const int count = p.conv.out_frames - begin < p.walk ? p.conv.out_frames - begin : p.walk;
-        const int last_tap = p.conv.kernel_frames - 1, seen = count + last_tap, time = begin - p.conv.front;
-
-        const FewPixels<T> pixels(p, wave, lane, out_row, out_column);
-        const auto frame_of = [&](int frame) {
-            const Conv3dParams& c = first_parameter_again(p).conv;
-            return frame_at<T>(c, sample, frame_number(c, time + frame, c.time_mode));
-        };
-        // Steps of channels. Where not all of a frame's are in registers at once, a buffer has every other one.
-        constexpr int kBuffers = Operands::kBuffers;
-        const int steps = kBuffers == 2 ? (p.steps + 1) / 2 * 2 : p.steps;
-        typename Operands::Chunks chunks[kBuffers];
-        const auto load = [&](const Frame<T>& frame, int step) { pixels.load(p, frame, step, chunks[step % kBuffers]); };
-        Frame<T> current = frame_of(0);
-#pragma unroll
-        for (int step = 0; step < kBuffers; ++step)
-            if (step < steps) load(current, step);
-        load_few_filters<T>(p, lds, thread);
+        const int thread = threadIdx.x;
         float* const columns = reinterpret_cast<float*>(lds + kFewFilterBytes / 16);
-        __syncthreads();
-
-        // Sums [slot] are of the frame of the result whose tap `last_tap - slot` of time sees this frame.
-        typename Operands::Sums sums[kFewFrames];
-#pragma unroll
-        for (int slot = 0; slot < kFewFrames; ++slot) Operands::clear(sums[slot]);
-#pragma unroll 1
-        for (int frame = 0; frame < seen; ++frame) {
-            const bool has_next = frame + 1 < seen;
-            const Frame<T> next = frame_of(has_next ? frame + 1 : frame);
-            const SavedFrame saved(first_parameter_again(p), sample, time + frame);
-#pragma unroll
-            for (int step = 0; step < kFewSteps; ++step) {
-                if (step >= steps) continue;
-                const typename Operands::Chunks& x = chunks[step % kBuffers];
-#pragma unroll
-                for (int slot = 0; slot < kFewFrames; ++slot) {
-                    const int out = frame - last_tap + slot;
-                    if (slot > last_tap || out < 0 || out >= count) continue;
-                    const Words4* const filters = lds + ((last_tap - slot) * kFewSteps + step) * Operands::kFragments;
-                    if constexpr (kHalvesShareKernels) {
-                        if (p.conv.dtype == DType::bf16)
-                            FewOperands<bf16>::multiply(sums[slot], x, filters, lane);
-                        else
-                            Operands::multiply(sums[slot], x, filters, lane);
-                    } else {
-                        Operands::multiply(sums[slot], x, filters, lane);
-                    }
-                    keep_order();
-                }
-                if (saved.address) pixels.save(p, saved.address, step, x);
-                if (step + kBuffers < steps)
-                    load(current, step + kBuffers);
-                else if (has_next)
-                    load(next, step % kBuffers);
-            }
-            current = next;
-            if (frame >= last_tap) {
-                Operands::write(sums[0], columns, thread);
-                __syncthreads();
-                const FewFiltersParams& again = first_parameter_again(p);
-                store_square(again, columns, thread, sample * again.frames_of_sample + begin + frame - last_tap, out_row,
-                             out_column);
-                __syncthreads();
-            }
-#pragma unroll
-            for (int slot = 0; slot + 1 < kFewFrames; ++slot) Operands::copy(sums[slot], sums[slot + 1]);
-            Operands::clear(sums[kFewFrames - 1]);
+        float* const bias = columns + kFewSumBytes / 4;
+        load_few_filters<T>(p, lds, thread);
+        if (thread < kFewMostFilters) {
+            const Conv3dParams& c = p.conv;
+            bias[thread] = c.bias && thread < c.out_channels
+                               ? load_parameter(global_pointer<const void>(c.bias), thread * c.bias_stride, c.bias_dtype)
+                               : 0.0f;
         }
+        __syncthreads();
+#pragma unroll 1
+        for (int number = blockIdx.x; number < p.tiles; number += gridDim.x)
+            make_few_tile<T>(p, FewTile(first_parameter_again(p), number), lds, columns, bias, thread);
     }
 }
 
 namespace {
 
 template <typename T>
-void launch_few_filters(const FewFiltersParams& p, void* stream) {
+void launch_few_filters(const FewFiltersParams& p, int units, void* stream) {
     const auto kernel = conv3d_few_filters_kernel<T>;
     const int shared = launch_shared_bytes(kFewBytes);
     (void)hipFuncSetAttribute(reinterpret_cast<const void*>(kernel), hipFuncAttributeMaxDynamicSharedMemorySize, shared);
-    const dim3 grid(static_cast<unsigned>(p.across * p.down), static_cast<unsigned>(p.walks * p.conv.batch), 1);
+    const dim3 grid(static_cast<unsigned>(p.tiles < units ? p.tiles : units), 1, 1);
     hipLaunchKernelGGL((conv3d_few_filters_kernel<T>), grid, dim3(kFewThreads, 1, 1), shared, static_cast<hipStream_t>(stream),
                        p);
     check_launch("conv3d");
@@ -181,8 +217,7 @@ const char* conv3d_few_filters_refusal(const Conv3dParams& p, const Conv3dCard& 
         return "sizes and padding of less than 2^30";
     const int64_t rows = kFewSide + 1 - p.kernel_height, columns = kFewSide + 1 - p.kernel_width;
     const int64_t squares = ceil_of(p.out_height, rows) * ceil_of(p.out_width, columns);
-    if (squares >= kLimit31 / 256 || int64_t{walks_of(p, squares, card)} * p.batch > 65535)
-        return "up to 2^23 squares of a frame, and 65535 samples";
+    if (squares * walks_of(p, squares, card) * p.batch >= kLimit31 / 2) return "up to 2^30 squares of 16 by 16 pixels";
     return nullptr;
 }
 
@@ -196,6 +231,7 @@ void conv3d_few_filters(const Conv3dParams& all, const Conv3dCard& card, void* w
         FewFiltersParams f{};
         f.conv = p;
         f.frame = frame_params(p);
+        f.frame.bias = nullptr;
         f.saves = saves;
         f.frames_of_sample = frames_of_sample(p);
         f.out_rows = kFewSide + 1 - p.kernel_height, f.out_columns = kFewSide + 1 - p.kernel_width;
@@ -203,15 +239,13 @@ void conv3d_few_filters(const Conv3dParams& all, const Conv3dCard& card, void* w
         f.down = static_cast<int32_t>(ceil_of(p.out_height, f.out_rows));
         f.walk = static_cast<int32_t>(ceil_of(p.out_frames, walks_of(p, int64_t{f.across} * f.down, card)));
         f.walks = static_cast<int32_t>(ceil_of(p.out_frames, f.walk));
+        f.tiles = f.across * f.down * f.walks * p.batch;
         f.taps = p.kernel_height * p.kernel_width;
         f.chunks = static_cast<int32_t>(l.chunks);
         f.steps = static_cast<int32_t>(ceil_of(l.chunks, kFewStepChunks));
         f.filters = l.packs ? workspace : p.weight.data;
         f.filter_stride = l.filter_stride, f.tap_bytes = l.tap_bytes;
-        if constexpr (!kHalvesShareKernels) {
-            if (p.dtype == DType::bf16) return launch_few_filters<bf16>(f, stream);
-        }
-        launch_few_filters<f16>(f, stream);
+        (p.dtype == DType::bf16 ? launch_few_filters<bf16> : launch_few_filters<f16>)(f, card.compute_units, stream);
     });
     if (!saves) conv3d_save(all, stream);
 }

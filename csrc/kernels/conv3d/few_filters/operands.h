@@ -88,11 +88,11 @@ struct FewOperands {
 template <typename T>
 HIPCONV_INLINE void load_few_filters(const FewFiltersParams& p, Words4* lds, int thread) {
     using Operands = FewOperands<T>;
-    const char* const filters = global_pointer<const char>(p.filters);
-    const int count = p.conv.kernel_frames * kFewSteps * Operands::kFragments;
-#pragma unroll 1
-    for (int at = thread; at < count; at += kFewThreads) {
-        const int lane = at % Operands::kLanes;
+    constexpr int kEach = kFewFrames * kFewSteps * Operands::kFragments / kFewThreads;
+    Words4 words[kEach];  // all are under way at once
+#pragma unroll
+    for (int n = 0; n < kEach; ++n) {
+        const int at = n * kFewThreads + thread, lane = at % Operands::kLanes;
         int rest = at / Operands::kLanes;
         const int part = rest % Operands::kParts;
         rest /= Operands::kParts;
@@ -103,12 +103,13 @@ HIPCONV_INLINE void load_few_filters(const FewFiltersParams& p, Words4* lds, int
         const int step = rest % kFewSteps, frame = rest / kFewSteps;
         const int column = half * 16 + Operands::A::row(lane, i), filter = column / p.taps, tap = column - filter * p.taps;
         const int chunk = step * kFewStepChunks + Operands::chunk(lane, part);
-        Words4 words{};
-        if (filter < p.conv.out_channels && chunk < p.chunks)
-            words = *reinterpret_cast<const Words4*>(filters + filter * p.filter_stride +
-                                                     (frame * p.taps + tap) * p.tap_bytes + chunk * int64_t{16});
-        lds[at] = words;
+        const bool wanted = frame < p.conv.kernel_frames && filter < p.conv.out_channels && chunk < p.chunks;
+        words[n] = load_chunk(reinterpret_cast<uint64_t>(p.filters) + filter * p.filter_stride +
+                                  (frame * p.taps + tap) * p.tap_bytes + chunk * int64_t{16},
+                              wanted);
     }
+#pragma unroll
+    for (int n = 0; n < kEach; ++n) lds[n * kFewThreads + thread] = words[n];
 }
 
 // The pixels of the square that a lane loads: rows of its wave, and columns of its own.
@@ -145,8 +146,13 @@ struct FewPixels {
     HIPCONV_INLINE void load(const FewFiltersParams& parameter, const Frame<T>& frame, int step,
                              typename Operands::Chunks& chunks) const {
         const FewFiltersParams& p = first_parameter_again(parameter);
-        uint32_t of_lane = lane;
+        uint32_t of_lane = lane, at[Operands::kRows];
         from_here_on(of_lane);  // which lanes load is worked out again, and not kept in scalar registers
+#pragma unroll
+        for (int i = 0; i < Operands::kRows; ++i) {
+            at[i] = columns[i];
+            from_here_on(at[i]);
+        }
         const int lane_stride = static_cast<int>(frame.column_stride) * 2;
 #pragma unroll
         for (int block = 0; block < Operands::kBlocks; ++block) {
@@ -159,10 +165,9 @@ struct FewPixels {
 #pragma unroll
                 for (int part = 0; part < Operands::kParts; ++part) {
                     const int chunk = Operands::chunk(of_lane, part);
-                    Words4 words{};
-                    if (has_row && columns[i] >= 0 && step * kFewStepChunks + chunk < p.chunks)
-                        words = *global_pointer<const Words4>(first + static_cast<uint32_t>(columns[i] * lane_stride + chunk * 16));
-                    chunks[block][i][part] = words;
+                    const bool wanted = has_row && static_cast<int>(at[i]) >= 0 && step * kFewStepChunks + chunk < p.chunks;
+                    chunks[block][i][part] =
+                        load_chunk(first + (at[i] * lane_stride + chunk * 16), wanted);
                 }
         }
     }
@@ -173,6 +178,8 @@ struct FewPixels {
         const FewFiltersParams& p = first_parameter_again(parameter);
         uint32_t of_lane = lane;
         from_here_on(of_lane);  // which lanes load is worked out again, and not kept in scalar registers
+        uint32_t own_lanes = own_columns;
+        from_here_on(own_lanes);
         const int lane_stride = static_cast<int>(p.conv.saved.column_stride) * 2;
 #pragma unroll
         for (int block = 0; block < Operands::kBlocks; ++block) {
@@ -185,7 +192,7 @@ struct FewPixels {
 #pragma unroll
                 for (int part = 0; part < Operands::kParts; ++part) {
                     const int chunk = Operands::chunk(of_lane, part);
-                    if ((own_columns >> i & 1) && step * kFewStepChunks + chunk < p.chunks)
+                    if ((own_lanes >> i & 1) && step * kFewStepChunks + chunk < p.chunks)
                         *global_pointer<Words4>(first + static_cast<uint32_t>(columns[i] * lane_stride + chunk * 16)) =
                             chunks[block][i][part];
                 }

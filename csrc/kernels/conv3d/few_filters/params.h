@@ -24,15 +24,16 @@ constexpr int kFewPitch = kFewThreads + 4;       // floats from a column of the 
 // LDS: the filters of all taps, as lanes read them, and the sums of a frame.
 constexpr int kFewFilterBytes = kFewFrames * kFewColumns * kFewSteps * kFewStepChunks * 16;
 constexpr int kFewSumBytes = kFewColumns * kFewPitch * 4;
-constexpr int kFewBytes = kFewFilterBytes + kFewSumBytes;
+constexpr int kFewBytes = kFewFilterBytes + kFewSumBytes + kFewMostFilters * 4;  // and the bias
 
 struct FewFiltersParams {
     Conv3dParams conv;
-    Conv2dParams frame;           // for the epilogue
+    Conv2dParams frame;           // for the epilogue, without the bias
     bool saves;                   // the walk meets all frames of the next cache, and writes them
     int32_t frames_of_sample;     // in out
     int32_t walk, walks;          // frames of the result that a block makes; blocks that share a sample's frames
     int32_t across, down;         // squares of a frame
+    int32_t tiles;                // squares of all walks of all samples
     int32_t out_rows, out_columns;  // of a square without its halo
     int32_t taps;                 // of a frame
     int32_t chunks, steps;        // of a tap's channels
