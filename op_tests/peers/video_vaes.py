@@ -123,7 +123,7 @@ def check(name: str, device: torch.device) -> str | None:
 
 
 def shares_of(decode: Callable[[], Tensor]) -> list[float]:
-    """What part of the time of all kernels each of KINDS has, and the others have."""
+    """Return the part of the time of all kernels that each of KINDS has, and that the others have."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         decode()
         torch.cuda.synchronize()

@@ -10,8 +10,8 @@ namespace hipconv {
 
 namespace {
 
-// What a block makes: a square of the result, of some frames of a sample. Squares of a strip follow each other, row by row, so
-// that they find their halo in the L2 cache.
+// A block makes a square of some frames of a sample's result. Squares of a strip follow each other, row by row, so that they find
+// their halo in the L2 cache.
 struct FewTile {
     int sample, begin, count, out_row, out_column;
 
@@ -76,8 +76,8 @@ struct SavedFrame {
 
 // Makes a tile, frame by frame of x. The chunks of the next frame are loaded as soon as those of this frame are multiplied.
 template <typename T>
-__device__ __forceinline__ void make_few_tile(const FewFiltersParams& parameter, const FewTile& tile, const Words4* lds, float* columns,
-                                              const float* bias, int thread) {
+__device__ __forceinline__ void make_few_tile(const FewFiltersParams& parameter, const FewTile& tile, const Words4* lds,
+                                              float* columns, const float* bias, int thread) {
     using Operands = FewOperands<T>;
     const FewFiltersParams& p = first_parameter_again(parameter);
     const int wave = thread / kWaveSize, lane = thread % kWaveSize;
@@ -191,7 +191,8 @@ bool saves_on_the_way(const Conv3dParams& p) {
     const int64_t frames = int64_t{p.cached} + p.in_frames;
     if (!v.data || frames < p.saved_frames || p.out_height != p.in_height || p.out_width != p.in_width) return false;
     if (p.pad_top >= p.kernel_height || p.pad_left >= p.kernel_width) return false;
-    if (-int64_t{p.front} > frames - p.saved_frames || int64_t{p.out_frames} - p.front + p.kernel_frames - 1 < frames) return false;
+    if (-int64_t{p.front} > frames - p.saved_frames || int64_t{p.out_frames} - p.front + p.kernel_frames - 1 < frames)
+        return false;
     return has_vectors(p, v, p.saved_frames) && p.in_width * v.column_stride < kLimit31 / 2 && v.column_stride >= 0;
 }
 

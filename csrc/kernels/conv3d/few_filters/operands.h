@@ -14,10 +14,10 @@ struct FewOperands {
     static constexpr int kBuffers = kUnit == MatrixUnit::wmma11 ? 1 : kUnit == MatrixUnit::wmma12 ? 2 : kFewSteps;
     // A wave has as many pixels as lanes: some rows of the square, each a block of the product.
     static constexpr int kBlocks = kWaveSize / kFewSide, kHalves = kFewColumns / 16;
-    static constexpr int kRows = A::kRows;                                           // pixels of a block that a lane loads
-    static constexpr int kParts = A::kChunks * (kFewStepChunks / A::kStepChunks);     // chunks of each
-    static constexpr int kLanes = kUnit == MatrixUnit::wmma11 ? 16 : kWaveSize;  // others have the same filters
-    static constexpr int kFragments = kHalves * kRows * kParts * kLanes;             // of a step, in LDS
+    static constexpr int kRows = A::kRows;                                         // pixels of a block that a lane loads
+    static constexpr int kParts = A::kChunks * (kFewStepChunks / A::kStepChunks);  // chunks of each
+    static constexpr int kLanes = kUnit == MatrixUnit::wmma11 ? 16 : kWaveSize;    // others have the same filters
+    static constexpr int kFragments = kHalves * kRows * kParts * kLanes;           // of a step, in LDS
     static_assert(kFragments == kFewColumns * kFewStepChunks, "each chunk of the filters is in LDS once");
     using Chunks = Words4[kBlocks][kRows][kParts];
     using Sums = typename A::Sums[kBlocks][kHalves];
@@ -166,8 +166,7 @@ struct FewPixels {
                 for (int part = 0; part < Operands::kParts; ++part) {
                     const int chunk = Operands::chunk(of_lane, part);
                     const bool wanted = has_row && static_cast<int>(at[i]) >= 0 && step * kFewStepChunks + chunk < p.chunks;
-                    chunks[block][i][part] =
-                        load_chunk(first + (at[i] * lane_stride + chunk * 16), wanted);
+                    chunks[block][i][part] = load_chunk(first + (at[i] * lane_stride + chunk * 16), wanted);
                 }
         }
     }

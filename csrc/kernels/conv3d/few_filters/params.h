@@ -13,13 +13,13 @@
 
 namespace hipconv {
 
-constexpr int kFewThreads = 256, kFewSide = 16;  // a thread for each pixel of the square
-constexpr int kFewColumns = 32;                  // filters times taps of a frame
-constexpr int kFewFrames = 3;                    // taps of time
-constexpr int kFewSteps = 4, kFewStepChunks = 4; // 16-byte chunks of channels: so many steps of so many
-constexpr int kFewMostFilters = 8;               // each thread stores those of its pixel one by one
-constexpr int kFewStrip = 16;                    // squares side by side, whose rows follow each other
-constexpr int kFewPitch = kFewThreads + 4;       // floats from a column of the sums to the next, without bank conflicts
+constexpr int kFewThreads = 256, kFewSide = 16;   // a thread for each pixel of the square
+constexpr int kFewColumns = 32;                   // filters times taps of a frame
+constexpr int kFewFrames = 3;                     // taps of time
+constexpr int kFewSteps = 4, kFewStepChunks = 4;  // 16-byte chunks of channels: so many steps of so many
+constexpr int kFewMostFilters = 8;                // each thread stores those of its pixel one by one
+constexpr int kFewStrip = 16;                     // squares side by side, whose rows follow each other
+constexpr int kFewPitch = kFewThreads + 4;        // floats from a column of the sums to the next, without bank conflicts
 
 // LDS: the filters of all taps, as lanes read them, and the sums of a frame.
 constexpr int kFewFilterBytes = kFewFrames * kFewColumns * kFewSteps * kFewStepChunks * 16;
@@ -28,15 +28,15 @@ constexpr int kFewBytes = kFewFilterBytes + kFewSumBytes + kFewMostFilters * 4; 
 
 struct FewFiltersParams {
     Conv3dParams conv;
-    Conv2dParams frame;           // for the epilogue, without the bias
-    bool saves;                   // the walk meets all frames of the next cache, and writes them
-    int32_t frames_of_sample;     // in out
-    int32_t walk, walks;          // frames of the result that a block makes; blocks that share a sample's frames
-    int32_t across, down;         // squares of a frame
-    int32_t tiles;                // squares of all walks of all samples
+    Conv2dParams frame;             // for the epilogue, without the bias
+    bool saves;                     // the walk meets all frames of the next cache, and writes them
+    int32_t frames_of_sample;       // in out
+    int32_t walk, walks;            // frames of the result that a block makes; blocks that share a sample's frames
+    int32_t across, down;           // squares of a frame
+    int32_t tiles;                  // squares of all walks of all samples
     int32_t out_rows, out_columns;  // of a square without its halo
-    int32_t taps;                 // of a frame
-    int32_t chunks, steps;        // of a tap's channels
+    int32_t taps;                   // of a frame
+    int32_t chunks, steps;          // of a tap's channels
     const void* filters;
     int64_t filter_stride, tap_bytes;
 };

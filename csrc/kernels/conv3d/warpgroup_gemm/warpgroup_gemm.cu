@@ -49,8 +49,7 @@ struct FrameTiling {
     }
     bool fits(const Conv3dParams& p) const {
         const int64_t rows_of_box = rows() + p.kernel_height - 1, columns_of_box = columns() + p.kernel_width - 1;
-        return rows_of_box <= 256 && columns_of_box <= 256 && patch_rows(p) <= 1024 &&
-               filter_stages(p) >= 2;
+        return rows_of_box <= 256 && columns_of_box <= 256 && patch_rows(p) <= 1024 && filter_stages(p) >= 2;
     }
 };
 
@@ -65,7 +64,8 @@ FrameTiling tiling_of(const Conv3dParams& p, const Conv3dCard& card) {
     for (const FrameTiling& t : kTilings) {
         if (!t.fits(p)) continue;
         const int64_t rounds = ceil_of(t.tiles(p), card.compute_units);
-        const double cost = static_cast<double>(rounds) * t.tile_m * (t.tile_n == 32 ? 66 : t.tile_n + 4) * (t.tile_m == 128 ? 1.06 : 1.0);
+        const double cost =
+            static_cast<double>(rounds) * t.tile_m * (t.tile_n == 32 ? 66 : t.tile_n + 4) * (t.tile_m == 128 ? 1.06 : 1.0);
         if (best.tile_m == 0 || cost < least) best = t, least = cost;
     }
     return best;
