@@ -10,8 +10,8 @@ namespace hipconv {
 
 namespace {
 
-// A block makes a square of some frames of a sample's result. Squares of a strip follow each other, row by row, so that they find
-// their halo in the L2 cache.
+// A block makes a square of some frames of a sample's result. Squares of a strip follow each other, row by row, so that they
+// find their halo in the L2 cache.
 struct FewTile {
     int sample, begin, count, out_row, out_column;
 
