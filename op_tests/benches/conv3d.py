@@ -37,7 +37,7 @@ COPIES = 3  # of the inputs and results, which together are larger than any cach
 
 def bench(case: Case, algorithm: str, device: torch.device, rate: float, unfolds: bool) -> dict:
     """Times of one layer in microseconds; `wrong` says what is wrong with the result, or None."""
-    inputs = [case.inputs(device, seed) for seed in range(COPIES)]
+    inputs = [case.inputs(device, seed, device.type) for seed in range(COPIES)]
     plan = hipconv.conv3d_plan(**inputs[0], algorithm=algorithm)
     frames = [torch.cat([a["cache"], a["x"]], 2).contiguous(memory_format=_format(case)) for a in inputs]
     weight, bias = inputs[0]["weight"], inputs[0]["bias"]
@@ -58,6 +58,7 @@ def bench(case: Case, algorithm: str, device: torch.device, rate: float, unfolds
         groups.append(_kept([functools.partial(unfolded, x) for x in frames]))
     with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=False):
         times = in_turn_us(groups, device)
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=False, allow_tf32=False):
         expected = F.conv3d(frames[0].float(), weight.float(), bias.float(), 1, (0, *spatial)).double()
     result = ours[0]()
     wrong = outside_gates(result, expected, expected, weight[0].numel(), False)
@@ -98,6 +99,7 @@ def main() -> int:
     parser.add_argument("--dtype", type=choice_of(*DTYPES), default="bfloat16")
     parser.add_argument("--layout", type=choice_of(*LAYOUTS, "both"), default="both")
     parser.add_argument("--num-layers", type=int, help="only the first of each model")
+    parser.add_argument("--layers", type=list_of(str), nargs="+", help="only these, as C>K: 96>3,96>96")
     parser.add_argument("--shrink", type=int, default=1, help="divide height and width by this")
     parser.add_argument("--algorithm", default="auto", help="default: the library's choice")
     parser.add_argument("--unfold", action="store_true", help="also time F.conv2d of time taps unfolded into channels")
@@ -132,6 +134,8 @@ def measure(options: argparse.Namespace) -> dict:
             for layout in LAYOUTS if options.layout == "both" else (options.layout,):
                 of_model = []
                 for case, calls in model_layers(model)[: options.num_layers]:
+                    if options.layers and f"{case.C}>{case.K}" not in flattened(options.layers):
+                        continue
                     small = case._replace(H=case.H // options.shrink, W=case.W // options.shrink)
                     row = bench(
                         small._replace(dtype=DTYPES[options.dtype], layout=layout),
@@ -154,6 +158,8 @@ def measure(options: argparse.Namespace) -> dict:
                         f"{row['floor']:.0f}",
                         row["wrong"] or "ok",
                     )
+                if not of_model:
+                    continue
                 sums = [sum(row[name] * row["calls"] for row in of_model) / 1e3 for name in ("us", "torch", "floor")]
                 print(
                     f"{model} {layout}: ours {sums[0]:.1f} ms, torch {sums[1]:.1f} ms ({sums[0] / sums[1]:.2f}), floor "

@@ -77,19 +77,21 @@ class Case(NamedTuple):
             case = case._replace(C=case.C // 2, K=case.K // 2)
         return case
 
-    def inputs(self, device: torch.device, seed: int = 0) -> dict[str, Any]:
-        """The arguments of a call, the tensors in the case's layout."""
-        generator = torch.Generator().manual_seed(seed)
+    def inputs(self, device: torch.device, seed: int = 0, draws_on: str = "cpu") -> dict[str, Any]:
+        """The arguments of a call, the tensors in the case's layout. draws_on: the device that draws the values, each its own;
+        the CPU takes seconds for the layers of a video.
+        """
+        generator = torch.Generator(draws_on).manual_seed(seed)
 
         def normal(*shape: int, scale: float = 1.0) -> Tensor:
-            values = torch.randn(shape, generator=generator) * scale
+            values = torch.randn(shape, generator=generator, device=draws_on) * scale
             return values.to(device, self.dtype).contiguous(memory_format=_FORMATS[self.layout])
 
         products = self.C // self.groups * math.prod(self.kernel)
         arguments: dict[str, Any] = {
             "x": normal(self.N, self.C, self.T, self.H, self.W),
             "weight": normal(self.K, self.C // self.groups, *self.kernel, scale=products**-0.5),
-            "bias": torch.randn(self.K, generator=generator).to(device, self.dtype) if self.has_bias else None,
+            "bias": torch.randn(self.K, generator=generator, device=draws_on).to(device, self.dtype) if self.has_bias else None,
             "stride": self.stride,
             "padding": self.padding,
             "dilation": self.dilation,
@@ -163,17 +165,34 @@ EDGE = [
     Case(1, 9, 3, 4, 4, 8, CUBE, padding=(1, 2, 3), padding_mode="circular"),
     Case(1, 16, 5, 6, 6, 16, CUBE, **CAUSAL, dilation=(2, 1, 1), cached=3, saves=True),
 ]
+# Few filters whose taps are side by side: squares with and without a halo, one and several, at edges that cut them; all taps of
+# time that there may be, frames of nothing but padding; next caches that are written with the result, and that are not.
+FEW = [
+    Case(1, 96, 4, 17, 19, 3, CUBE, **CAUSAL, cached=2, saves=True, activation="silu"),
+    Case(2, 128, 1, 5, 6, 3, CUBE, padding=(0, 1, 1), time_padding="first", padding_mode="replicate", saves=True),
+    Case(2, 40, 5, 20, 31, 3, CUBE, padding=1, has_residual=True),
+    Case(1, 64, 3, 16, 16, 8, TIME, time_padding="zeros", cached=1, saves=True),
+    Case(1, 8, 2, 9, 9, 1, (2, 5, 5), padding=(0, 1, 2, 0, 3, 1)),
+    Case(1, 16, 2, 4, 4, 8, (1, 1, 1), padding=(3, 0, 0)),
+    Case(1, 32, 2, 9, 12, 4, (3, 2, 4), padding=(1, 1, 2), padding_mode="reflect", cached=1),
+    Case(1, 24, 1, 9, 8, 3, CUBE, **CAUSAL, cached=0, saves=True),
+]
 
 
 def edge_cases(every: bool = True) -> list[Case]:
-    """EDGE in 16 bits and both layouts, or each in one, and every third in float32."""
+    """EDGE in 16 bits and both layouts, or each in one, and every third in float32; FEW channels last."""
     sixteen = (torch.bfloat16, torch.float16)
     both = [
         case._replace(dtype=sixteen[i % 2], layout=layout)
         for i, case in enumerate(EDGE)
         for layout in (LAYOUTS if every else LAYOUTS[i // 2 % 2 :][:1])
     ]
-    return both + [case._replace(dtype=torch.float32, layout=LAYOUTS[i // 3 % 2]) for i, case in enumerate(EDGE) if i % 3 == 0]
+    few = [case._replace(dtype=sixteen[i // 2 % 2], layout="ndhwc") for i, case in enumerate(FEW)]
+    return (
+        both
+        + few
+        + [case._replace(dtype=torch.float32, layout=LAYOUTS[i // 3 % 2]) for i, case in enumerate(EDGE) if i % 3 == 0]
+    )
 
 
 def random_cases(count: int, seed: int = 42) -> list[Case]:

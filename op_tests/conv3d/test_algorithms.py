@@ -86,6 +86,7 @@ def wrong_exact_sums(device: torch.device) -> list[str]:
     for case in (
         Case(1, 72, 2, 5, 9, 40, (3, 3, 3), padding=(0, 1, 1), time_padding="first", cached=1, has_bias=False),
         Case(1, 16, 4, 17, 8, 130, (3, 1, 2), padding=(1, 0, 1), has_bias=False),
+        Case(1, 72, 2, 15, 17, 3, (3, 3, 3), padding=(0, 1, 1), time_padding="first", cached=1, saves=True, has_bias=False),
     ):
         for layout in LAYOUTS:
             arguments = case._replace(layout=layout).inputs(device)
@@ -193,6 +194,22 @@ def test_a_model_of_amd_users_never_gets_naive() -> None:
             }
             plan = hipconv.conv3d_plan(**arguments, target=target)
             assert plan.algorithm != "naive" and (layout == "ncdhw" or plan.workspace == 0), f"{case} on {target}: {plan}"
+
+
+def test_few_filters_are_few() -> None:
+    """Up to 8 filters of 32 taps altogether, and 128 channels, channels last: whatever else serves such a call."""
+
+    def choices(C: int, K: int, kernel: tuple[int, int, int], **more: Any) -> set[str]:
+        inputs = Case(1, C, 4, 20, 20, K, kernel, layout="ndhwc")._replace(**more).inputs(torch.device("cpu"))
+        inputs = {name: value.to("meta") if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
+        return {hipconv.conv3d_plan(**inputs, target=card).algorithm for card in ("gfx90a", "gfx942", "gfx1100", "sm_90")}
+
+    for C, K, kernel in ((96, 3, (3, 3, 3)), (128, 8, (3, 2, 2)), (8, 1, (1, 8, 4))):
+        assert choices(C, K, kernel) == {"few_filters"}
+    for C, K, kernel in ((96, 4, (3, 3, 3)), (136, 3, (3, 3, 3)), (12, 3, (3, 3, 3)), (96, 9, (3, 1, 1)), (96, 3, (4, 3, 3))):
+        assert "few_filters" not in choices(C, K, kernel)
+    for more in ({"stride": (1, 2, 1)}, {"dilation": (1, 1, 2)}, {"layout": "ncdhw"}, {"dtype": torch.float32}, {"groups": 3}):
+        assert "few_filters" not in choices(96, 3, (3, 3, 3), **more)
 
 
 # ---- the command -------------------------------------------------------------------------------------------------------------

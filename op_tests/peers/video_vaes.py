@@ -4,9 +4,10 @@ torch's.
     python op_tests/run_video_vaes.py
     python op_tests/run_video_vaes.py --full --size 480x832 --frames 17 --dtype bfloat16
 
-diffusers comes from PyPI. Small configurations are compared in float32, decoded and encoded, on a GPU or on the CPU. --full
-decodes random latents by an AutoencoderKLWan of full size with random weights, on a GPU, and prints time and peak memory
-before, in both layouts, and after.
+Where diffusers is installed, it is used as it is, and nothing is fetched; else it comes from PyPI. Small configurations are
+compared in float32, decoded and encoded, on a GPU or on the CPU. --full decodes random latents by an AutoencoderKLWan of full
+size with random weights, on a GPU, and prints time, peak memory and what part of the time its kernels convolve, normalize and
+copy: before, in both layouts, and after.
 """
 
 from __future__ import annotations
@@ -32,13 +33,17 @@ import hipconv
 DIFFUSERS = "diffusers==0.42.1"
 NEEDS = (
     "huggingface_hub",
+    "hf_xet",
+    "fsspec",
+    "click",
     "safetensors",
     "regex",
     "requests",
     "tqdm",
     "yaml",
-    "httpx",
-    "httpcore",
+    "httpx2",
+    "httpcore2",
+    "truststore",
     "h11",
     "anyio",
     "sniffio",
@@ -49,10 +54,17 @@ NEEDS = (
     "packaging",
     "filelock",
     "importlib_metadata",
+    "lazy_importer",
     "zipp",
     "PIL",
 )
 PACKAGES = {"yaml": "pyyaml", "PIL": "pillow"}
+# Kernels by what is in their names; attention's products and the SiLU between layers are neither of these.
+KINDS = {
+    "copies": ("copy", "memcpy", "memset", "fill", "cat", "nchwtonhwc", "nhwctonchw", "constant_pad", "upsample"),
+    "norms": ("norm", "reduce", "div", "mul", "clamp"),
+    "convs": ("conv", "gemm", "winograd", "implicit", "fprop", "cutlass", "xmma", "vol2col"),
+}
 WAN: dict[str, Any] = {"base_dim": 8, "z_dim": 4, "latents_mean": [0.0] * 4, "latents_std": [1.0] * 4}
 MODELS: dict[str, dict[str, Any]] = {
     "AutoencoderKLWan": WAN,
@@ -110,6 +122,18 @@ def check(name: str, device: torch.device) -> str | None:
     return None if report.replaced else "nothing was replaced"
 
 
+def shares_of(decode: Callable[[], Tensor]) -> list[float]:
+    """Return the part of the time of all kernels that each of KINDS has, and that the others have."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        decode()
+        torch.cuda.synchronize()
+    times = dict.fromkeys([*KINDS, ""], 0.0)
+    for event in profile.key_averages():
+        kind = next((kind for kind, names in KINDS.items() if any(name in event.key.lower() for name in names)), "")
+        times[kind] += event.self_device_time_total
+    return [time / (sum(times.values()) or 1.0) for time in times.values()]
+
+
 def decode_full(size: tuple[int, int], frames: int, dtype: torch.dtype) -> None:
     """Time and peak memory of a decode, before and after."""
     import diffusers
@@ -118,7 +142,9 @@ def decode_full(size: tuple[int, int], frames: int, dtype: torch.dtype) -> None:
     device = torch.device("cuda")
     model = diffusers.AutoencoderKLWan().to(device, dtype).eval()
     latents = torch.randn(1, 16, (frames - 1) // 4 + 1, size[0] // 8, size[1] // 8, device=device, dtype=dtype)
-    table = Table([("Wan2.1 decoder", 44), ("ms", 9), ("peak GiB", 8), ("off", 8)])
+    table = Table(
+        [("Wan2.1 decoder", 34), ("ms", 9), ("peak GiB", 8), ("off", 8), *((kind, 8) for kind in KINDS), ("other", 8)]
+    )
     expected: Tensor | None = None
 
     def run(title: str, decode: Callable[[], Tensor]) -> None:
@@ -134,11 +160,14 @@ def decode_full(size: tuple[int, int], frames: int, dtype: torch.dtype) -> None:
         peak = torch.cuda.max_memory_allocated() / 2**30
         expected = result if expected is None else expected
         off = (result.float() - expected.float()).square().mean().sqrt() / expected.float().square().mean().sqrt()
-        table.row(title, f"{statistics.median(times[1:]):.1f}", f"{peak:.2f}", f"{off.item():.1e}")
+        shares = [f"{share:.1%}" for share in shares_of(decode)]
+        table.row(title, f"{statistics.median(times[1:]):.1f}", f"{peak:.2f}", f"{off.item():.1e}", *shares)
 
     with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=False):
         run("as it is", lambda: model.decode(latents).sample)
-        model.to(memory_format=torch.channels_last_3d)
+        for parameter in model.parameters():
+            if layout := {5: torch.channels_last_3d, 4: torch.channels_last}.get(parameter.dim()):
+                parameter.data = parameter.data.contiguous(memory_format=layout)
         run("channels_last_3d", lambda: model.decode(latents.contiguous(memory_format=torch.channels_last_3d)).sample)
         hipconv.replace_conv3d(model)
         run("replace_conv3d", lambda: model.decode(latents.contiguous(memory_format=torch.channels_last_3d)).sample)
@@ -161,8 +190,9 @@ def main() -> int:
     parser.add_argument("--frames", type=int, default=17)
     parser.add_argument("--dtype", type=choice_of("bfloat16", "float16"), default="bfloat16")
     options = parser.parse_args()
-    lacking = {module: PACKAGES.get(module, module) for module in NEEDS if importlib.util.find_spec(module) is None}
-    provide(options.directory, diffusers=DIFFUSERS, **lacking)
+    if importlib.util.find_spec("diffusers") is None:
+        lacking = {module: PACKAGES.get(module, module) for module in NEEDS if importlib.util.find_spec(module) is None}
+        provide(options.directory, diffusers=DIFFUSERS, **lacking)
     with use_backend(options.backend):
         if options.full:
             height, width = (int(side) for side in options.size.split("x"))

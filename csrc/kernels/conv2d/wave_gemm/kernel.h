@@ -5,8 +5,8 @@
 #pragma once
 
 #include "../gemm/epilogue.h"
-#include "atom.h"
 #include "launch/check.h"
+#include "matrix/chunk_mma.h"
 #include "params.h"
 
 namespace hipconv {

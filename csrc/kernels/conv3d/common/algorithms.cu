@@ -14,6 +14,7 @@ namespace {
 using Row = KernelRow<Conv3dParams, Conv3dCard>;
 constexpr Row kRows[] = {
     // {name, refusal, launch, workspace, whether auto takes it, form}; the fastest first
+    {"few_filters", conv3d_few_filters_refusal, conv3d_few_filters, conv3d_few_filters_workspace},
     {"warpgroup_gemm", conv3d_warpgroup_gemm_refusal, conv3d_warpgroup_gemm, conv3d_warpgroup_gemm_workspace, nullptr,
      conv3d_warpgroup_gemm_form},
     {"relaid_warpgroup_gemm", conv3d_relaid_warpgroup_gemm_refusal, conv3d_relaid_warpgroup_gemm,

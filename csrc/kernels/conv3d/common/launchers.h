@@ -5,6 +5,11 @@
 
 namespace hipconv {
 
+// The taps of a frame side by side among few filters, on matrix cores; x is read once, for all taps.
+const char* conv3d_few_filters_refusal(const Conv3dParams& params, const Conv3dCard& card);
+int64_t conv3d_few_filters_workspace(const Conv3dParams& params, const Conv3dCard& card);
+void conv3d_few_filters(const Conv3dParams& params, const Conv3dCard& card, void* workspace, void* stream);
+
 // Tiles of a frame's pixels by filters on matrix cores, tap after tap of one frame after another.
 const char* conv3d_implicit_gemm_refusal(const Conv3dParams& params, const Conv3dCard& card);
 const char* conv3d_implicit_gemm_form(const Conv3dParams& params, const Conv3dCard& card);

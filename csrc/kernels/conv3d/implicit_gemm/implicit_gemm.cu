@@ -9,22 +9,12 @@ namespace hipconv {
 
 namespace {
 
-bool reads_vectors(const Conv3dParams& p) {
-    const auto aligned = [&](const Volume& v, int64_t frames) {
-        return (v.channel_stride == 1 || p.in_channels == 1) && is_aligned(v.data) && multiple_of(v.batch_stride, p.batch, 8) &&
-               multiple_of(v.frame_stride, frames, 8) && multiple_of(v.row_stride, p.in_height, 8) &&
-               multiple_of(v.column_stride, p.in_width, 8);
-    };
-    return p.in_channels / p.groups % 8 == 0 && (p.in_frames == 0 || aligned(p.x, p.in_frames)) &&
-           (p.cached == 0 || aligned(p.cache, p.cached));
-}
-
 // The filters of a tile: those that leave the fewest columns empty, the more the better.
 int tile_n_of(const Conv3dParams& p) {
     const int64_t filters = p.out_channels / p.groups;
     int best = 96;
     for (const int tile : {96, 128, 32}) {
-        if (tile == 128 && !reads_vectors(p)) continue;
+        if (tile == 128 && !has_vectors(p)) continue;
         const double weights[] = {1.0, 1.0, 1.6};  // a narrow tile reads x as often
         const auto cost = [&](int n) { return static_cast<double>(round_up(filters, n)) * weights[n == 32 ? 2 : 0]; };
         if (cost(tile) < cost(best) || (cost(tile) == cost(best) && tile > best)) best = tile;
@@ -68,7 +58,7 @@ void conv3d_implicit_gemm(const Conv3dParams& all, const Conv3dCard&, void* work
         g.frames_of_sample = frames_of_sample(p);
         g.save = save_plan(p);
         g.frame = frame_gemm_params(p, kGemmPixels, tile_n);
-        g.by_vectors = reads_vectors(p);
+        g.by_vectors = has_vectors(p);
         g.lanes_along_pixels = p.x.column_stride < p.x.channel_stride;
         g.chunks = static_cast<int32_t>(l.chunks);
         g.chunks_of_frame = static_cast<int32_t>(l.chunks * p.kernel_height * p.kernel_width);

@@ -18,8 +18,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(FrameWarpgroupShape::kThreads, 1)
         constexpr int kBlocks = kTileM / kWarpgroupPixels / kWarpgroups;  // blocks of 64 pixels of a warpgroup
         const int thread = threadIdx.x, wave = thread / 32, lane = thread % 32;
         Barrier* const barriers = reinterpret_cast<Barrier*>(lds + kShape.barriers_offset() / 16);
-        const Ring x{lds, p.patch_chunks, Shape::kXStages, barriers, barriers + kMaxStages};
-        const Ring filters{lds + Shape::kXStages * p.patch_chunks, kShape.filter_bytes() / 16, p.filter_stages,
+        const Ring x{lds, p.patch_chunks, p.x_stages, barriers, barriers + kMaxStages};
+        const Ring filters{lds + p.x_stages * p.patch_chunks, kShape.filter_bytes() / 16, p.filter_stages,
                            barriers + 2 * kMaxStages, barriers + 3 * kMaxStages};
         if (thread == 0) {
             if (p.conv.in_frames) prefetch_tensor_map(p.x);

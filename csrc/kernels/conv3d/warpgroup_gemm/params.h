@@ -26,7 +26,7 @@ struct FrameWarpgroupParams {
     int32_t log2_block_columns;        // blocks of a tile side by side
     int32_t pitch;                     // columns of a patch
     int32_t patch_rows, patch_chunks;  // rows of LDS that arrive; chunks of a stage
-    int32_t filter_stages;             // of the filters' ring; x's has two
+    int32_t x_stages, filter_stages;   // of the rings
     int32_t tiles_across, tiles;       // of a frame, from left to right; of all frames
     Divisor divide_by_across, divide_by_frames, divide_by_groups;
     int32_t channel_blocks;  // of 64 channels
@@ -34,19 +34,21 @@ struct FrameWarpgroupParams {
     TensorMap x, cache, filters;
 };
 
-// A block and its LDS: x's two stages, then the filters' stages, then, at the end, an epilogue tile for each consumer wave and
+// A block and its LDS: x's stages, then the filters' stages, then, at the end, an epilogue tile for each consumer wave and
 // the barriers. Host and device compute the same.
 struct FrameWarpgroupShape {
     int tile_m, tile_n;
     static constexpr int kConsumers = 256, kThreads = kConsumers + 128, kProducerRegisters = 40, kConsumerRegisters = 232;
-    static constexpr int kBytes = 227 * 1024, kBarrierBytes = 4 * kMaxStages * 8, kXStages = 2;
+    static constexpr int kBytes = 227 * 1024, kBarrierBytes = 4 * kMaxStages * 8;
 
     HIPCONV_INLINE constexpr int filter_bytes() const { return tile_n * kTileRowBytes; }
     HIPCONV_INLINE constexpr int epilogue_bytes() const { return kConsumers / 32 * WarpgroupEpilogue::floats(tile_n) * 4; }
     HIPCONV_INLINE constexpr int epilogue_offset() const { return kBytes - kBarrierBytes - epilogue_bytes(); }
     HIPCONV_INLINE constexpr int barriers_offset() const { return kBytes - kBarrierBytes; }
-    HIPCONV_INLINE constexpr int filter_stages(int patch_bytes) const {
-        const int left = epilogue_offset() - kXStages * patch_bytes;
+    // A patch lasts as many steps as a frame has taps: where it has one, more patches have to be under way.
+    static HIPCONV_INLINE constexpr int x_stages(int taps_of_frame) { return taps_of_frame == 1 ? 4 : 2; }
+    HIPCONV_INLINE constexpr int filter_stages(int patch_bytes, int x_stages) const {
+        const int left = epilogue_offset() - x_stages * patch_bytes;
         const int stages = left < 0 ? 0 : left / filter_bytes();
         return stages < kMaxStages ? stages : kMaxStages;
     }
