@@ -166,6 +166,7 @@ template <typename T, int kChannels, int kWidth, bool kAnyWidth>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, tile_blocks(kWidth))
     causal_conv1d_varlen_tile(CausalConv1dVarlenParams p, VarlenPlan plan) {
     HIPCONV_SHARED(BegunInRun, begun_in_runs, kMostThreads);  // one a row
+    HIPCONV_SHARED(PackedSequence, found, kMostThreads);
     const uint32_t block = blockIdx.z * gridDim.y + blockIdx.y;
     if (block >= plan.blocks) return;
     let_next_kernel_begin();
@@ -186,27 +187,38 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, tile_blocks(kWidth))
     const uint32_t few = channels_of_begin(kChannels, sizeof(T), element_bytes(again.state_dtype));
     const uint32_t lanes = blockDim.x * (kChannels / few), thread = threadIdx.y * blockDim.x + threadIdx.x;
     const int64_t d = static_cast<int64_t>(blockIdx.x) * blockDim.x * kChannels + thread % lanes * few;
-    const int64_t b = static_cast<int64_t>(begins) * (blockDim.x * blockDim.y / lanes) + thread / lanes;
-    if (d >= p.dim || b >= p.sequences) return;
-    const int32_t number = static_cast<int32_t>(b);
-    const PackedSequence s =
-        plan.plain_indices ? packed_sequence(PlainIndices{again}, number) : packed_sequence(AnyIndices{again}, number);
-    if (s.number < 0 || s.end <= s.begin) return;  // an empty sequence keeps its state
-    const int32_t first = static_cast<int32_t>(d);
-    const auto store = [&](int t, auto result) {
-        const OutputColumn column = output_column<T>(p, first);
-        char* to = column.first + static_cast<int64_t>(s.begin) * column.step + t * column.step;
-        if (plan.phase == VarlenPhase::begins && s.end - s.begin >= kWidth - 1)
-            to = begun_place<T, kWidth>(p, plan, number, s.begin, first, t);
-        *reinterpret_cast<decltype(result)*>(to) = result;
-    };
-    if (sizeof(T) == sizeof(float) || again.state_dtype == kDTypeOf<T>) {
-        const TapsInMemory<T, kChannels, kWidth, kAnyWidth> taps(p, first);
-        return begin_sequence<T, T, kChannels, kWidth, kAnyWidth>(p, plan.state_form, s, first, taps, store);
+    const uint32_t rows = blockDim.x * blockDim.y / lanes, found_sequences = rows * plan.begins_a_row;
+    if (thread < found_sequences) {
+        const int64_t b = static_cast<int64_t>(begins) * found_sequences + thread;
+        PackedSequence s{-1, 0, 0, kNoSlot, kNoSlot};
+        if (b < p.sequences)
+            s = plan.plain_indices ? packed_sequence(PlainIndices{again}, static_cast<int32_t>(b))
+                                   : packed_sequence(AnyIndices{again}, static_cast<int32_t>(b));
+        found[thread] = s;
     }
-    constexpr int kFew = channels_of_begin(kChannels, sizeof(T), sizeof(float));
-    const TapsInMemory<T, kFew, kWidth, kAnyWidth> taps(p, first);
-    begin_sequence<T, float, kFew, kWidth, kAnyWidth>(p, plan.state_form, s, first, taps, store);
+    __syncthreads();
+    if (d >= p.dim) return;
+    const int32_t first = static_cast<int32_t>(d);
+#pragma unroll 1
+    for (uint32_t at = thread / lanes; at < found_sequences; at += rows) {
+        const PackedSequence s = found[at];
+        if (s.number < 0 || s.end <= s.begin) continue;  // an empty sequence keeps its state
+        const auto store = [&](int t, auto result) {
+            const OutputColumn column = output_column<T>(p, first);
+            char* to = column.first + static_cast<int64_t>(s.begin) * column.step + t * column.step;
+            if (plan.phase == VarlenPhase::begins && s.end - s.begin >= kWidth - 1)
+                to = begun_place<T, kWidth>(p, plan, s.number, s.begin, first, t);
+            *reinterpret_cast<decltype(result)*>(to) = result;
+        };
+        if (sizeof(T) == sizeof(float) || again.state_dtype == kDTypeOf<T>) {
+            const TapsInMemory<T, kChannels, kWidth, kAnyWidth> taps(p, first);
+            begin_sequence<T, T, kChannels, kWidth, kAnyWidth>(p, plan.state_form, s, first, taps, store);
+            continue;
+        }
+        constexpr int kFew = channels_of_begin(kChannels, sizeof(T), sizeof(float));
+        const TapsInMemory<T, kFew, kWidth, kAnyWidth> taps(p, first);
+        begin_sequence<T, float, kFew, kWidth, kAnyWidth>(p, plan.state_form, s, first, taps, store);
+    }
 }
 
 namespace {
@@ -218,6 +230,7 @@ struct TileShape {
     int64_t vectors;
     unsigned lanes, rows;
     int32_t run;
+    uint32_t begins_a_row;
     int64_t run_blocks, begin_blocks;
 
     int past() const { return width - 1; }
@@ -247,7 +260,9 @@ TileShape shape_of(const CausalConv1dVarlenParams& p, const VarlenTile& tile, bo
     const int64_t block_tokens = int64_t{s.rows} * s.run;
     s.run_blocks = (p.tokens + block_tokens - 1) / block_tokens;
     const int few = channels_of_begin(s.channels, element_bytes(p.dtype), element_bytes(p.state_dtype));
-    const int64_t begin_rows = int64_t{s.rows} * few / s.channels;
+    const int64_t rows = int64_t{s.rows} * few / s.channels;
+    s.begins_a_row = begins_a_row(p, tile, rows, threads, s.run, s.vectors * s.channels / few);
+    const int64_t begin_rows = rows * s.begins_a_row;
     s.begin_blocks = (p.sequences + begin_rows - 1) / begin_rows;
     return s;
 }
@@ -264,6 +279,7 @@ void launch(const CausalConv1dVarlenParams& p, const TileShape& shape, VarlenPla
             hipStream_t stream) {
     constexpr int kChannels = vector_bytes(kWidth) / static_cast<int>(sizeof(T));
     plan.run = shape.run;
+    plan.begins_a_row = shape.begins_a_row;
     plan.blocks = static_cast<uint32_t>(runs + begins);
     if (plan.blocks == 0) return;
     plan.begins_of = (static_cast<uint64_t>(begins) << 32) / plan.blocks;

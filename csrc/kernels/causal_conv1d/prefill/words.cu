@@ -20,7 +20,6 @@
 namespace hipconv {
 
 constexpr int kRunOfWords = 32;  // tokens: a mask has a bit for each
-constexpr int kEnoughBegins = 2048, kMostBegins = 4;
 constexpr int32_t kMostWordsDim = 1 << 29;
 
 // The number of blocks of a compute unit, by the registers and the LDS that a width needs.
@@ -56,7 +55,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kWordsThreads, (words_blocks<T>(kWidth))) 
     const int32_t first_channel = static_cast<int32_t>(blockIdx.x * blockDim.x) * WordLane<T>::kChannels;
     const int missing = missing_taps<kWidth, true>(p);
     const BlockTaps<T, kWidth> block_taps(again, first_channel, missing);
-    const int rows = static_cast<int>(blockDim.y), count = plan.begins_a_row;
+    const int rows = static_cast<int>(blockDim.y), count = static_cast<int>(plan.begins_a_row);
     const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x), row = static_cast<int>(threadIdx.y);
     const int64_t first = int64_t{begins} * rows * count;
     if (thread < rows * count) {
@@ -94,7 +93,8 @@ struct WordsShape {
     int width;  // of the kernel's instance
     int64_t words;
     unsigned lanes, rows;
-    int32_t run, begins_a_row;
+    int32_t run;
+    uint32_t begins_a_row;
     int64_t run_blocks, begin_blocks;
 
     int past() const { return width - 1; }
@@ -118,12 +118,9 @@ WordsShape words_shape(const CausalConv1dVarlenParams& p, const VarlenTile& tile
     if (const int tokens = power_of_two("block_m", tile.tokens))
         s.run = static_cast<int32_t>(power_of_two_up_to(tokens / static_cast<int>(s.rows), kRunOfWords));
     while (in_place && s.run < s.past()) s.run *= 2;  // a row's halo lies in the row before
-    const int64_t block_tokens = int64_t{s.rows} * s.run, columns = (s.words + s.lanes - 1) / s.lanes;
+    const int64_t block_tokens = int64_t{s.rows} * s.run;
     s.run_blocks = (p.tokens + block_tokens - 1) / block_tokens;
-    s.begins_a_row = 1;  // more, as long as a large card is full
-    while (s.begins_a_row < kMostBegins && s.begins_a_row * s.rows * 2 <= threads &&
-           p.sequences / (int64_t{s.rows} * s.begins_a_row * 2) * columns >= kEnoughBegins)
-        s.begins_a_row *= 2;
+    s.begins_a_row = begins_a_row(p, tile, s.rows, threads, s.run, s.words);
     const int64_t begins = int64_t{s.rows} * s.begins_a_row;
     s.begin_blocks = (p.sequences + begins - 1) / begins;
     return s;

@@ -17,10 +17,9 @@ namespace hipconv {
 constexpr int kWordsThreads = 128;  // of a block
 constexpr int kWordsLanes = 32;     // that a block is wide, at most
 
-// How a launch of `words` divides the work. Its blocks of the second kind take `begins_a_row` sequences a row, one by one.
+// How a launch of `words` divides the work.
 struct WordsPlan : VarlenPlan {
     bool shifts;  // rows of outputs may begin in the middle of a word
-    int32_t begins_a_row;
 };
 
 // The kernel's parameter. Its members are read where they are needed: together they would fill a wave's scalar registers (AMD).
