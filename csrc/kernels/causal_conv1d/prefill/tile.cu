@@ -198,27 +198,31 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, tile_blocks(kWidth))
     }
     __syncthreads();
     if (d >= p.dim) return;
-    const int32_t first = static_cast<int32_t>(d);
+    const auto make_starts = [&](auto state_type) {
+        using S = decltype(state_type);
+        constexpr int kFew = channels_of_begin(kChannels, sizeof(T), sizeof(S));
+        uint32_t step = rows, end = found_sequences;
+        from_here_on(step), from_here_on(end);  // registers of lanes: those of a wave are few
 #pragma unroll 1
-    for (uint32_t at = thread / lanes; at < found_sequences; at += rows) {
-        const PackedSequence s = found[at];
-        if (s.number < 0 || s.end <= s.begin) continue;  // an empty sequence keeps its state
-        const auto store = [&](int t, auto result) {
-            const OutputColumn column = output_column<T>(p, first);
-            char* to = column.first + static_cast<int64_t>(s.begin) * column.step + t * column.step;
-            if (plan.phase == VarlenPhase::begins && s.end - s.begin >= kWidth - 1)
-                to = begun_place<T, kWidth>(p, plan, s.number, s.begin, first, t);
-            *reinterpret_cast<decltype(result)*>(to) = result;
-        };
-        if (sizeof(T) == sizeof(float) || again.state_dtype == kDTypeOf<T>) {
-            const TapsInMemory<T, kChannels, kWidth, kAnyWidth> taps(p, first);
-            begin_sequence<T, T, kChannels, kWidth, kAnyWidth>(p, plan.state_form, s, first, taps, store);
-            continue;
+        for (uint32_t at = thread / lanes; at < end; at += step) {
+            uint32_t own = static_cast<uint32_t>(d);
+            from_here_on(own);  // no registers for all that follows from it while a start is made
+            const int32_t first = static_cast<int32_t>(own);
+            const PackedSequence s = found[at];
+            if (s.number < 0 || s.end <= s.begin) continue;  // an empty sequence keeps its state
+            const auto store = [&](int t, auto result) {
+                const OutputColumn column = output_column<T>(p, first);
+                char* to = column.first + static_cast<int64_t>(s.begin) * column.step + t * column.step;
+                if (plan.begun && s.end - s.begin >= kWidth - 1)
+                    to = begun_place<T, kWidth>(p, plan, s.number, s.begin, first, t);
+                *reinterpret_cast<decltype(result)*>(to) = result;
+            };
+            const TapsInMemory<T, kFew, kWidth, kAnyWidth> taps(p, first);
+            begin_sequence<T, S, kFew, kWidth, kAnyWidth>(p, plan.state_form, s, first, taps, store);
         }
-        constexpr int kFew = channels_of_begin(kChannels, sizeof(T), sizeof(float));
-        const TapsInMemory<T, kFew, kWidth, kAnyWidth> taps(p, first);
-        begin_sequence<T, float, kFew, kWidth, kAnyWidth>(p, plan.state_form, s, first, taps, store);
-    }
+    };
+    if (sizeof(T) == sizeof(float) || again.state_dtype == kDTypeOf<T>) return make_starts(T{});
+    make_starts(float{});
 }
 
 namespace {

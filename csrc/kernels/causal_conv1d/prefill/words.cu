@@ -70,7 +70,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kWordsThreads, (words_blocks<T>(kWidth))) 
     const int row_words = (kWidth - 1) * WordLane<T>::kChannels * static_cast<int>(blockDim.x) + 1;
     const auto make_starts = [&](auto state_type) {
         using S = decltype(state_type);
-        const StartOfRow<T, S, kWidth> row_of{call, taps, slot_words + row * row_words, d, d < first_parameter_again(p).dim, missing};
+        const StartOfRow<T, S, kWidth> row_of{call, taps, slot_words + row * row_words, d, d < first_parameter_again(p).dim};
         constexpr bool kNextEarly = sizeof(S) == sizeof(T);  // wider states leave no registers for it
         StartOnItsWay<T, kWidth> start, next;
         if (kNextEarly) row_of.ask(start, found[row]);

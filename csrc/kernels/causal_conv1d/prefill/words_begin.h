@@ -156,10 +156,10 @@ struct StartOfRow {
     uint32_t* slot_words;
     int32_t d;  // the lane's first channel
     bool works;
-    int missing;
 
     HIPCONV_INLINE const CausalConv1dVarlenParams& params() const { return first_parameter_again(call).params; }
     HIPCONV_INLINE const WordsPlan& plan() const { return first_parameter_again(call).plan; }
+    HIPCONV_INLINE int missing_now() const { return missing_taps<kWidth, true>(call.params); }  // no registers for what follows
     HIPCONV_INLINE int64_t x_step() const { return params().x_token_stride * static_cast<int64_t>(sizeof(T)); }
     HIPCONV_INLINE const char* x_of(const PackedSequence& s) const {
         return static_cast<const char*>(params().x) + s.begin * x_step() + d * static_cast<int64_t>(sizeof(T));
@@ -189,7 +189,7 @@ struct StartOfRow {
             SlotOfRow<T, S, kWidth>(params(), read_slot(s), slot_words).ask(start.state);
         else
             SlotOfLane<T, S, kWidth>(params(), plan().state_form, works ? read_slot(s) : kNoSlot, d, lane.has_second)
-                .ask(start.state, missing);
+                .ask(start.state, missing_now());
     }
 
     static HIPCONV_INLINE StateVector converted(uint32_t input) {
@@ -246,6 +246,7 @@ struct StartOfRow {
             const SlotOfRow<T, S, kWidth> slot(params(), from, slot_words);
             slot.put(start.state);
             sync_wave();
+            const int missing = missing_now();
 #pragma unroll
             for (int i = 0; i < kPast; ++i) {
                 if (i < missing || from == kNoSlot) continue;
@@ -279,7 +280,7 @@ struct StartOfRow {
         for (int t = 0; t < kPast; ++t) {
             if (__ballot(t < tokens) == 0) continue;
             // Without a state, taps before the sequence are left out, not multiplied by zero: the weight may be infinite.
-            int first_tap = missing;
+            int first_tap = missing_now();
             if (from == kNoSlot && first_tap < kPast - t) first_tap = kPast - t;
             Pair sum = tap_of_lane<T>(taps, kWidth);
 #pragma unroll
@@ -298,6 +299,7 @@ struct StartOfRow {
         if (rows) {
             const SlotOfRow<T, S, kWidth> slot(params(), write_slot(s), slot_words);
             using Bits = typename SlotOfRow<T, S, kWidth>::Bits;
+            const int missing = missing_now();
 #pragma unroll
             for (int i = 0; i < kPast; ++i) {
                 if (i < missing || !works || slot.elements == 0) continue;
@@ -315,7 +317,7 @@ struct StartOfRow {
             return SlotOfLane<T, S, kWidth>(params(), plan().state_form, slot, d, lane.has_second);
         };
         if (!works || tokens == 0) return;
-        slot_of(s.write_slot).store(after, missing);
+        slot_of(s.write_slot).store(after, missing_now());
         const Boundaries boundaries = boundaries_of(params(), s);
 #pragma unroll 1
         for (int32_t n = 1; n <= boundaries.count; ++n) {
@@ -323,7 +325,7 @@ struct StartOfRow {
             if (target.slot == kNoSlot) continue;
             ask_last(target.position);
             new_state(after, state, first, last, target.position);
-            slot_of(target.slot).store(after, missing);
+            slot_of(target.slot).store(after, missing_now());
         }
     }
 };
