@@ -1,5 +1,5 @@
-// Which tokens of a run the kernels `tile` and `words` store; and, in place, how the outputs put aside come to their places. The
-// file is for files that include <hip/hip_runtime.h>.
+// This file finds which tokens of a run the kernels `tile` and `words` store, and, in place, brings outputs put aside to their
+// places. It is for files that include <hip/hip_runtime.h>.
 #pragma once
 
 #include "causal_conv1d/prefill_schedule.h"

@@ -34,7 +34,8 @@ constexpr int kFoundSequences = 32;  // that a block looks up together
 template <typename T, int kWidth>
 constexpr int staged_blocks() {
     constexpr int kTaps = (kWidth + 1) * StagedShape<T>::kChannels * 4;
-    constexpr int kFound = kMostTiles * static_cast<int>(sizeof(TileTokens)) + kFoundSequences * static_cast<int>(sizeof(PackedSequence));
+    constexpr int kFound =
+        kMostTiles * static_cast<int>(sizeof(TileTokens)) + kFoundSequences * static_cast<int>(sizeof(PackedSequence));
     constexpr int kBytes = 2 * 16 * StagedShape<T>::kVectors + kFound + kTaps;
     constexpr int kMost = kWidth > 4 ? 5 : 6;
     return kLdsBytes / kBytes < kMost ? kLdsBytes / kBytes : kMost;

@@ -202,7 +202,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, tile_blocks(kWidth))
         using S = decltype(state_type);
         constexpr int kFew = channels_of_begin(kChannels, sizeof(T), sizeof(S));
         uint32_t step = rows, end = found_sequences;
-        from_here_on(step), from_here_on(end);  // registers of lanes: those of a wave are few
+        if (kAnyWidth) from_here_on(step), from_here_on(end);  // registers of lanes: those of a wave are few
 #pragma unroll 1
         for (uint32_t at = thread / lanes; at < end; at += step) {
             uint32_t own = static_cast<uint32_t>(d);

@@ -181,8 +181,8 @@ const char* causal_conv1d_varlen_words_refusal(const CausalConv1dVarlenParams& p
     const bool outputs = p.k_dim < 0 ? p.out_dim_stride == 1 : p.k_dim % 2 == 0;
     const bool neighbours = p.x_dim_stride == 1 && outputs;
     if (p.width >= 2 && p.width <= 8 && states && near && neighbours && p.dim <= kMostWordsDim) return nullptr;
-    return "widths 2 to 8, channels that are neighbours, up to 2^29, an even number of those of q and k, states of x's dtype or "
-           "float32, and outputs whose tokens lie less than 2 GiB apart";
+    return "widths 2 to 8, channels that are neighbours, up to 2^29, an even number of those of q and k, states of x's dtype "
+           "or float32, and outputs whose tokens lie less than 2 GiB apart";
 }
 
 void causal_conv1d_varlen_words(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* /*workspace*/, void* stream) {

@@ -34,12 +34,13 @@ struct SlotOfRow {
     static constexpr int kMostWords = kPast * kChannels * kSize / 4 + 1;  // of a lane
     using Bits = typename WordsOf<kSize>::type;
 
-    char* first;     // the word that has the first element
-    int elements;    // of the row; 0: no slot
-    int skipped;     // elements of the first word that are others'
-    uint32_t* lds;   // of the row
+    char* first;    // the word that has the first element
+    int elements;   // of the row; 0: no slot
+    int skipped;    // elements of the first word that are others'
+    uint32_t* lds;  // of the row
 
-    HIPCONV_INLINE SlotOfRow(const CausalConv1dVarlenParams& p, int32_t slot, uint32_t* words) : elements(0), skipped(0), lds(words) {
+    HIPCONV_INLINE SlotOfRow(const CausalConv1dVarlenParams& p, int32_t slot, uint32_t* words)
+        : elements(0), skipped(0), lds(words) {
         const int64_t first_channel = static_cast<int64_t>(blockIdx.x) * blockDim.x * kChannels;
         const int64_t left = p.dim - first_channel, channels = static_cast<int64_t>(blockDim.x) * kChannels;
         const int past = p.width - 1;
@@ -63,7 +64,8 @@ struct SlotOfRow {
         for (int k = 0; k < kMostWords; ++k) {
             if (!has(at(k))) continue;
             if (upper(at(k)))
-                words[k] = global_pointer<const uint32_t>(first)[at(k)];  // of a lower half that is not the row's nothing is used
+                words[k] =
+                    global_pointer<const uint32_t>(first)[at(k)];  // of a lower half that is not the row's nothing is used
             else
                 words[k] = global_pointer<const uint16_t>(first)[2 * at(k)];
         }
@@ -107,7 +109,8 @@ struct SlotOfLane {
     HIPCONV_INLINE SlotOfLane(const CausalConv1dVarlenParams& params, StateForm form, int32_t slot, int64_t d, bool second)
         : p(params), columns(kColumns && form == StateForm::columns), has_second(second), first(nullptr) {
         if (slot != kNoSlot)
-            first = static_cast<S*>(p.states) + slot * p.slot_stride + d * p.state_dim_stride + p.first_column * p.column_stride;
+            first =
+                static_cast<S*>(p.states) + slot * p.slot_stride + d * p.state_dim_stride + p.first_column * p.column_stride;
     }
     HIPCONV_INLINE Bits* place(int c, int column) const {
         return global_pointer<Bits>(first + c * p.state_dim_stride + column * p.column_stride);

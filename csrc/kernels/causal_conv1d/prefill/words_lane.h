@@ -105,8 +105,8 @@ struct WordStores {
     uint32_t whole, shifted = 0, firsts = 0, seconds = 0;
 
     // `outputs` are the tokens to store; `to` is the first one's place.
-    HIPCONV_INLINE WordStores(const CausalConv1dVarlenParams& p, const WordsPlan& plan, int64_t d, const char* to, uint32_t step,
-                              uint32_t outputs)
+    HIPCONV_INLINE WordStores(const CausalConv1dVarlenParams& p, const WordsPlan& plan, int64_t d, const char* to,
+                              uint32_t step, uint32_t outputs)
         : whole(outputs) {
         if (!kTogether || !plan.shifts) return;
         // Of a row in memory, or of this block's part of it.
