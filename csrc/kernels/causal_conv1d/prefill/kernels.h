@@ -13,7 +13,7 @@ int64_t causal_conv1d_varlen_tile_workspace(const CausalConv1dVarlenParams& para
 void causal_conv1d_varlen_tile_in_place(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace,
                                         void* stream);
 
-// Of channels that are neighbours, a word a lane.
+// These serve channels that are neighbours, a word a lane.
 const char* causal_conv1d_varlen_words_refusal(const CausalConv1dVarlenParams& params, const VarlenTile& tile);
 void causal_conv1d_varlen_words(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace, void* stream);
 int64_t causal_conv1d_varlen_words_workspace(const CausalConv1dVarlenParams& params, const VarlenTile& tile);

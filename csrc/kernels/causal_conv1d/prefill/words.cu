@@ -143,7 +143,7 @@ StateForm words_state_form(const CausalConv1dVarlenParams& p) {
     return lines && !p.block_idx_first.data ? StateForm::rows : StateForm::elements;
 }
 
-// Whether each row of 16-bit outputs begins and ends with a whole word.
+// Tells whether each row of 16-bit outputs begins and ends with a whole word.
 bool outputs_in_words(const CausalConv1dVarlenParams& p) {
     const auto words = [](const void* data, int64_t token_stride) { return aligned(data, 4) && token_stride % 2 == 0; };
     if (p.dim % 2 != 0) return false;

@@ -15,7 +15,7 @@
 
 namespace hipconv {
 
-// What a lane has of a start when its loads are on their way. The state is a word or an element each: see SlotOfRow.
+// A lane has this of a start when its loads are on their way. The state is a word or an element each: see SlotOfRow.
 template <typename T, int kWidth>
 struct StartOnItsWay {
     static constexpr int kPast = kWidth - 1, kChannels = WordLane<T>::kChannels;

@@ -17,7 +17,7 @@ namespace hipconv {
 constexpr int kWordsThreads = 128;  // of a block
 constexpr int kWordsLanes = 32;     // that a block is wide, at most
 
-// How a launch of `words` divides the work.
+// This says how a launch of `words` divides the work.
 struct WordsPlan : VarlenPlan {
     bool shifts;  // rows of outputs may begin in the middle of a word
 };

@@ -6,7 +6,7 @@
 
 namespace hipconv {
 
-// What a lane has of a run when its loads are on their way.
+// A lane has this of a run when its loads are on their way.
 template <typename T, int kWidth>
 struct RunOnItsWay {
     // A multiple of kWidth, so that ring positions repeat.
