@@ -109,7 +109,7 @@ struct WordStores {
                               uint32_t step, uint32_t outputs)
         : whole(outputs) {
         if (!kTogether || !plan.shifts) return;
-        // Of a row in memory, or of this block's part of it.
+        // The ends are those of a row in memory, or of this block's part of it.
         const int64_t next = d + 2, v_begin = 2 * int64_t{p.k_dim};
         const bool splits = p.k_dim >= 0, has_second = d + 1 < p.dim;
         const bool starts = threadIdx.x == 0 || (splits && (d == p.k_dim || d == v_begin));
