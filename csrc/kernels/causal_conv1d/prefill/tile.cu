@@ -34,6 +34,8 @@ namespace hipconv {
 constexpr int kUsualThreads = 64, kMostThreads = 128;
 constexpr int kUsualRun = 16, kMostRun = 32;  // a mask has a bit for each token
 constexpr int kMostLanes = 32;                // vectors of channels that a block is wide
+// A row makes several starts of sequences where there are many. AMD's waves have no registers for a loop around that.
+constexpr bool kSeveralBegins = kHasPredicates;
 
 template <typename T, int kChannels, int kWidth, bool kAnyWidth>
 __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, const VarlenPlan& plan, uint32_t block,
@@ -166,7 +168,7 @@ template <typename T, int kChannels, int kWidth, bool kAnyWidth>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, tile_blocks(kWidth))
     causal_conv1d_varlen_tile(CausalConv1dVarlenParams p, VarlenPlan plan) {
     HIPCONV_SHARED(BegunInRun, begun_in_runs, kMostThreads);  // one a row
-    HIPCONV_SHARED(PackedSequence, found, kMostThreads);
+    HIPCONV_SHARED(PackedSequence, found, kSeveralBegins ? kMostThreads : 1);
     const uint32_t block = blockIdx.z * gridDim.y + blockIdx.y;
     if (block >= plan.blocks) return;
     let_next_kernel_begin();
@@ -187,29 +189,24 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, tile_blocks(kWidth))
     const uint32_t few = channels_of_begin(kChannels, sizeof(T), element_bytes(again.state_dtype));
     const uint32_t lanes = blockDim.x * (kChannels / few), thread = threadIdx.y * blockDim.x + threadIdx.x;
     const int64_t d = static_cast<int64_t>(blockIdx.x) * blockDim.x * kChannels + thread % lanes * few;
-    const uint32_t rows = blockDim.x * blockDim.y / lanes, found_sequences = rows * plan.begins_a_row;
-    if (thread < found_sequences) {
-        const int64_t b = static_cast<int64_t>(begins) * found_sequences + thread;
-        PackedSequence s{-1, 0, 0, kNoSlot, kNoSlot};
-        if (b < p.sequences)
-            s = plan.plain_indices ? packed_sequence(PlainIndices{again}, static_cast<int32_t>(b))
-                                   : packed_sequence(AnyIndices{again}, static_cast<int32_t>(b));
-        found[thread] = s;
+    const uint32_t rows = blockDim.x * blockDim.y / lanes, starts = kSeveralBegins ? rows * plan.begins_a_row : rows;
+    const int64_t first_sequence = static_cast<int64_t>(begins) * starts;
+    const auto look_up = [&](uint32_t number) {
+        const int64_t b = first_sequence + number;
+        if (b >= p.sequences) return PackedSequence{-1, 0, 0, kNoSlot, kNoSlot};
+        return plan.plain_indices ? packed_sequence(PlainIndices{again}, static_cast<int32_t>(b))
+                                  : packed_sequence(AnyIndices{again}, static_cast<int32_t>(b));
+    };
+    if constexpr (kSeveralBegins) {
+        if (thread < starts) found[thread] = look_up(thread);
+        __syncthreads();
     }
-    __syncthreads();
     if (d >= p.dim) return;
     const auto make_starts = [&](auto state_type) {
         using S = decltype(state_type);
         constexpr int kFew = channels_of_begin(kChannels, sizeof(T), sizeof(S));
-        uint32_t step = rows, end = found_sequences;
-        if (kAnyWidth) from_here_on(step), from_here_on(end);  // registers of lanes: those of a wave are few
-#pragma unroll 1
-        for (uint32_t at = thread / lanes; at < end; at += step) {
-            uint32_t own = static_cast<uint32_t>(d);
-            from_here_on(own);  // no registers for all that follows from it while a start is made
-            const int32_t first = static_cast<int32_t>(own);
-            const PackedSequence s = found[at];
-            if (s.number < 0 || s.end <= s.begin) continue;  // an empty sequence keeps its state
+        const auto make = [&](const PackedSequence& s, int32_t first) {
+            if (s.number < 0 || s.end <= s.begin) return;  // an empty sequence keeps its state
             const auto store = [&](int t, auto result) {
                 const OutputColumn column = output_column<T>(p, first);
                 char* to = column.first + static_cast<int64_t>(s.begin) * column.step + t * column.step;
@@ -219,7 +216,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, tile_blocks(kWidth))
             };
             const TapsInMemory<T, kFew, kWidth, kAnyWidth> taps(p, first);
             begin_sequence<T, S, kFew, kWidth, kAnyWidth>(p, plan.state_form, s, first, taps, store);
-        }
+        };
+        if constexpr (!kSeveralBegins) return make(look_up(thread / lanes), static_cast<int32_t>(d));
+#pragma unroll 1
+        for (uint32_t at = thread / lanes; at < starts; at += rows) make(found[at], static_cast<int32_t>(d));
     };
     if (sizeof(T) == sizeof(float) || again.state_dtype == kDTypeOf<T>) return make_starts(T{});
     make_starts(float{});
@@ -265,7 +265,7 @@ TileShape shape_of(const CausalConv1dVarlenParams& p, const VarlenTile& tile, bo
     s.run_blocks = (p.tokens + block_tokens - 1) / block_tokens;
     const int few = channels_of_begin(s.channels, element_bytes(p.dtype), element_bytes(p.state_dtype));
     const int64_t rows = int64_t{s.rows} * few / s.channels;
-    s.begins_a_row = begins_a_row(p, tile, rows, threads, s.run, s.vectors * s.channels / few);
+    s.begins_a_row = kSeveralBegins ? begins_a_row(p, tile, rows, threads, s.run, s.vectors * s.channels / few) : 1;
     const int64_t begin_rows = rows * s.begins_a_row;
     s.begin_blocks = (p.sequences + begin_rows - 1) / begin_rows;
     return s;
