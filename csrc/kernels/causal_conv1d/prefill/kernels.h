@@ -16,6 +16,7 @@ void causal_conv1d_varlen_tile_in_place(const CausalConv1dVarlenParams& params, 
 // These serve channels that are neighbours, a word a lane.
 const char* causal_conv1d_varlen_words_refusal(const CausalConv1dVarlenParams& params, const VarlenTile& tile);
 void causal_conv1d_varlen_words(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace, void* stream);
+bool causal_conv1d_varlen_words_takes_in_place(const CausalConv1dVarlenParams& params, const VarlenTile& tile);
 int64_t causal_conv1d_varlen_words_workspace(const CausalConv1dVarlenParams& params, const VarlenTile& tile);
 void causal_conv1d_varlen_words_in_place(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace,
                                          void* stream);
@@ -32,7 +33,7 @@ int64_t causal_conv1d_varlen_staged_workspace(const CausalConv1dVarlenParams& pa
 void causal_conv1d_varlen_staged_in_place(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace,
                                           void* stream);
 
-// name, refusal, launch, workspace
+// name, refusal, launch, workspace, auto_takes
 constexpr KernelRow<CausalConv1dVarlenParams, VarlenTile> kVarlenKernels[] = {
     {"tile", causal_conv1d_varlen_tile_refusal, causal_conv1d_varlen_tile},
     {"words", causal_conv1d_varlen_words_refusal, causal_conv1d_varlen_words},
@@ -41,7 +42,8 @@ constexpr KernelRow<CausalConv1dVarlenParams, VarlenTile> kVarlenKernels[] = {
 };
 constexpr KernelRow<CausalConv1dVarlenParams, VarlenTile> kVarlenInPlaceKernels[] = {
     {"tile", causal_conv1d_varlen_tile_refusal, causal_conv1d_varlen_tile_in_place, causal_conv1d_varlen_tile_workspace},
-    {"words", causal_conv1d_varlen_words_refusal, causal_conv1d_varlen_words_in_place, causal_conv1d_varlen_words_workspace},
+    {"words", causal_conv1d_varlen_words_refusal, causal_conv1d_varlen_words_in_place, causal_conv1d_varlen_words_workspace,
+     causal_conv1d_varlen_words_takes_in_place},
     {"staged", causal_conv1d_varlen_staged_in_place_refusal, causal_conv1d_varlen_staged_in_place,
      causal_conv1d_varlen_staged_workspace},
 };

@@ -64,8 +64,8 @@ inline StateForm state_form(const CausalConv1dVarlenParams& p, int channels, int
     };
     if (channels == 1 || p.first_column != 0) return StateForm::elements;
     if (p.state_dim_stride == 1 && packed(channels, p.column_stride)) return StateForm::columns;
-    const int past = width - 1;
-    if (p.width == width && p.column_stride == 1 && p.state_dim_stride == past && packed(int64_t{channels} * past, 0))
+    const int past = p.width - 1;
+    if (p.width >= width - 1 && p.column_stride == 1 && p.state_dim_stride == past && packed(int64_t{channels} * past, 0))
         return StateForm::rows;
     return StateForm::elements;
 }

@@ -20,21 +20,19 @@
 namespace hipconv {
 
 constexpr int kRunOfWords = 32;  // tokens: a mask has a bit for each
+constexpr int kWordsFound = 64;  // sequences that a block looks up
 constexpr int32_t kMostWordsDim = 1 << 29;
 
 // The number of blocks of a compute unit, by the registers and the LDS that a width needs.
-template <typename T>
-constexpr int words_blocks(int width) {
-    return width <= 4 ? 6 : WordLane<T>::kHalves ? 4 : 5;
-}
+constexpr int words_blocks(int width) { return width <= 4 ? 6 : 5; }
 
 template <typename T, int kWidth>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kWordsThreads, (words_blocks<T>(kWidth))) causal_conv1d_varlen_words(WordsCall call) {
+__global__ void HIPCONV_LAUNCH_BOUNDS(kWordsThreads, words_blocks(kWidth)) causal_conv1d_varlen_words(WordsCall call) {
     const CausalConv1dVarlenParams& p = call.params;
     const WordsPlan& plan = call.plan;
     HIPCONV_SHARED(BegunInRun, begun_in_runs, kWordsThreads);  // one a row
     HIPCONV_SHARED(float, taps, (BlockTaps<T, kWidth>::kFloats));
-    HIPCONV_SHARED(PackedSequence, found, kWordsThreads);
+    HIPCONV_SHARED(PackedSequence, found, kWordsFound);
     HIPCONV_SHARED(uint32_t, slot_words, (kSlotWords<T, kWidth>));
     const uint32_t block = blockIdx.z * gridDim.y + blockIdx.y;
     if (block >= plan.blocks) return;
@@ -71,7 +69,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kWordsThreads, (words_blocks<T>(kWidth))) 
     const auto make_starts = [&](auto state_type) {
         using S = decltype(state_type);
         const StartOfRow<T, S, kWidth> row_of{call, taps, slot_words + row * row_words, d, d < first_parameter_again(p).dim};
-        constexpr bool kNextEarly = sizeof(S) == sizeof(T);  // wider states leave no registers for it
+        // Wider states leave no registers for it, nor do wide windows of two channels.
+        constexpr bool kNextEarly = sizeof(S) == sizeof(T) && (kWidth <= 4 || !WordLane<T>::kHalves);
         StartOnItsWay<T, kWidth> start, next;
         if (kNextEarly) row_of.ask(start, found[row]);
 #pragma unroll 1
@@ -112,6 +111,7 @@ WordsShape words_shape(const CausalConv1dVarlenParams& p, const VarlenTile& tile
     const auto idle = [&](int64_t lanes) { return (s.words + lanes - 1) / lanes * lanes - s.words; };
     while (s.lanes > 8 && idle(s.lanes) * 8 > s.words) s.lanes /= 2;
     if (const int forced = power_of_two("block_n", tile.channels)) s.lanes = power_of_two_up_to(forced / channels, most_lanes);
+    if (s.lanes < kWordsThreads / kWordsFound) s.lanes = kWordsThreads / kWordsFound;
     s.rows = threads / s.lanes;
     s.run = kRunOfWords;
     while (s.run > 4 && s.words * (p.tokens / s.run) < kEnoughThreads) s.run /= 2;  // short enough that a large card is full
@@ -120,7 +120,7 @@ WordsShape words_shape(const CausalConv1dVarlenParams& p, const VarlenTile& tile
     while (in_place && s.run < s.past()) s.run *= 2;  // a row's halo lies in the row before
     const int64_t block_tokens = int64_t{s.rows} * s.run;
     s.run_blocks = (p.tokens + block_tokens - 1) / block_tokens;
-    s.begins_a_row = begins_a_row(p, tile, s.rows, threads, s.run, s.words);
+    s.begins_a_row = begins_a_row(p, tile, s.rows, kWordsFound, s.run, s.words);
     const int64_t begins = int64_t{s.rows} * s.begins_a_row;
     s.begin_blocks = (p.sequences + begins - 1) / begins;
     return s;
@@ -188,6 +188,11 @@ const char* causal_conv1d_varlen_words_refusal(const CausalConv1dVarlenParams& p
 void causal_conv1d_varlen_words(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* /*workspace*/, void* stream) {
     const WordsShape shape = words_shape(p, tile, false);
     launch(p, shape, WordsPlan{}, shape.run_blocks, shape.begin_blocks, stream);
+}
+
+// Of wide windows, most of a short sequence is its start, which is put aside in place.
+bool causal_conv1d_varlen_words_takes_in_place(const CausalConv1dVarlenParams& p, const VarlenTile& /*tile*/) {
+    return p.width <= 4 || p.tokens < int64_t{4} * p.sequences || p.tokens >= int64_t{256} * p.sequences;
 }
 
 int64_t causal_conv1d_varlen_words_workspace(const CausalConv1dVarlenParams& p, const VarlenTile& tile) {
