@@ -27,9 +27,7 @@
 
 namespace hipconv {
 
-constexpr int kEnoughBlocks = 1024;  // to fill a large card (measured on an H200)
-constexpr int kManyBlocks = 2048;    // the same where sequences are short, whose starts take most of a block's time
-constexpr int kShortSequence = 16;   // tokens, on average
+constexpr int kEnoughBlocks = 2048;
 constexpr int kFoundSequences = 32;  // that a block looks up together
 
 // The number of blocks of a compute unit, which registers (more for wider windows) and LDS allow.
@@ -273,8 +271,7 @@ StagedPlan plan_of(const CausalConv1dVarlenParams& p, const VarlenTile& forced, 
     const int64_t tiles = (int64_t{p.tokens} + kTileTokens - 1) / kTileTokens;
     const int64_t columns = (int64_t{p.dim} * element_bytes(p.dtype) + kChannelLineBytes - 1) / kChannelLineBytes;
     plan.tiles = kMostTiles;
-    const int enough = p.tokens < kShortSequence * int64_t{p.sequences} ? kManyBlocks : kEnoughBlocks;
-    while (plan.tiles > 1 && columns * tiles / plan.tiles < enough) plan.tiles /= 2;
+    while (plan.tiles > 1 && columns * tiles / plan.tiles < kEnoughBlocks) plan.tiles /= 2;
     power_of_two("block_n", forced.channels), power_of_two("num_warps", forced.warps);
     if (const int tokens = power_of_two("block_m", forced.tokens))
         plan.tiles = power_of_two_up_to(tokens / kTileTokens, kMostTiles);
