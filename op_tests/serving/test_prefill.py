@@ -83,7 +83,7 @@ def test_every_kernel_can_be_forced_by_name(device: torch.device) -> None:
 def test_the_variable_forces_a_kernel_where_there_is_one(device: torch.device, in_place: bool) -> None:
     """Nowhere else, because it holds for all backends and forms. Where it forces one, width 9 tells."""
     here = kernel_names(device) + (in_place_kernels(device) if in_place else [])
-    for width, name in itertools.product((4, 9), ("tile", "staged", "naive", "simd", "openmp")):
+    for width, name in itertools.product((4, 9), ("tile", "words", "staged", "naive", "simd", "openmp")):
         arguments = Case([9, 1, 30], 16, width).inputs(device)
         wanted, _, live = expected(arguments)
         with environment(HIPCONV_VARLEN_KERNEL=name):
@@ -127,11 +127,33 @@ def test_every_tile_gives_the_same_bits(device: torch.device, block_m: int, leng
     arguments = Case(lengths, 72, 4, torch.bfloat16, torch.float32).inputs(device)
     out, pool = check(arguments)
     tiles = ({"block_m": block_m}, {"block_m": block_m, "block_n": 16, "num_warps": 1})
-    for kernel, forced in itertools.product({"tile", "staged"} & set(kernel_names(device)) or {"auto"}, tiles):
+    for kernel, forced in itertools.product({"tile", "words", "staged"} & set(kernel_names(device)) or {"auto"}, tiles):
         again, pool_again = check(arguments | forced | {"kernel": kernel})
         assert torch.equal(again, out) and same_values(pool_again, pool)
     with environment(HIPCONV_VARLEN_TILE=f"{block_m}x64x2"):
         assert torch.equal(check(arguments)[0], out)
+
+
+@pytest.mark.parametrize("width", range(2, 9))
+def test_channels_at_any_alignment(device: torch.device, width: int) -> None:
+    """Rows that begin in the middle of a word, pools whose slots do, and several starts of sequences a row of threads."""
+    words, staged = ("words", "staged") if "words" in kernel_names(device) else ("auto", "auto")
+    lengths = [1] * 20 + [8] * 4 + [3, 0, 30, 2, 12] + [4] * 3
+    for number, (dtype, state_layout) in enumerate(itertools.product(DTYPES.values(), STATE_LAYOUTS)):
+        for dim, state_dtype in ((66, dtype), (131, dtype), (3, torch.float32)):
+            arguments = Case(lengths, dim, width, dtype, state_dtype, state_layout=state_layout, dead_tokens=2).inputs(device)
+            tokens = arguments["x"].shape[1]
+            wide = torch.full((tokens, dim + 1 + number % 2), torch.nan, dtype=dtype, device=device)
+            wide[:, 1 : dim + 1] = arguments["x"].T
+            arguments["x"] = wide[:, 1 : dim + 1].T
+            if dim == 131:  # a pool that begins in the middle of a word
+                pool = arguments["conv_states"]
+                memory = torch.full((pool.numel() + 1,), torch.nan, dtype=dtype, device=device)
+                arguments["conv_states"] = memory[1:].as_strided(pool.shape, pool.stride(), 1).copy_(pool)
+            other, other_pool = check(arguments | {"kernel": staged})
+            for tile in ({}, {"block_m": 512}):
+                out, pool = run_on_copy(arguments | {"kernel": words} | tile)
+                assert torch.equal(out, other) and same_values(pool, other_pool), (dim, dtype, state_layout, tile)
 
 
 @pytest.mark.parametrize("state_layout", STATE_LAYOUTS)

@@ -98,15 +98,16 @@ def test_in_place_at_any_width_and_stride(device: torch.device, width: int) -> N
             case = case._replace(use_silu=width % 2 == 0 or dim == 8, has_bias=dim != 7)
             arguments = case.inputs(device)
             arguments["cache_indices"][3] = arguments["cache_indices"][-1] = -1
-            vectors = layout == "channel_last" and dim % 8 == 0 and width > 1
-            check_in_place(arguments, [name for name in in_place_kernels(device) if name != "tile" or vectors])
+            neighbours = layout == "channel_last" and width > 1
+            unserved = {"tile"} if neighbours and dim % 8 else set() if neighbours else {"tile", "words"}
+            check_in_place(arguments, [name for name in in_place_kernels(device) if name not in unserved])
 
 
 def test_in_place_keeps_the_states_at_boundaries(device: torch.device) -> None:
-    """In `tile`; else by way of a temporary, as those inputs may lie anywhere, and be overwritten."""
+    """In `tile` and `words`; else by way of a temporary, as those inputs may lie anywhere, and be overwritten."""
     for block in (1, 16, 64):
         arguments = cached_call(device, [0, 3, 16, 31, 15, 0], [33, 70, 1, 2, 16, 600], block, dim=8)
-        served = [name for name in in_place_kernels(device) if name == "tile"]
+        served = [name for name in in_place_kernels(device) if name in ("tile", "words")]
         check_in_place(arguments, served)
         for kernel in set(in_place_kernels(device)) - set(served):
             with pytest.raises(ValueError, match=f"kernel: got '{kernel}', which serves .*, no states at block boundaries"):

@@ -60,7 +60,9 @@ struct VarlenTile {
     int32_t tokens, channels, warps;
 };
 
-constexpr KernelNames kCausalConv1dVarlenNames = {"HIPCONV_VARLEN_KERNEL", {"tile", "staged", "naive"}, {"simd", "openmp"}};
+constexpr KernelNames kCausalConv1dVarlenNames = {"HIPCONV_VARLEN_KERNEL",
+                                                  {"tile", "words", "staged", "naive"},
+                                                  {"simd", "openmp"}};
 
 // These are defined twice: in csrc/kernels for GPUs and simt, in csrc/cpu for host memory (whose launches ignore the tile and
 // the stream). In calls, dim and tokens are not zero; for launches, every tensor lies on the current device.

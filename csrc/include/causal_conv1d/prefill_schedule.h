@@ -57,6 +57,7 @@ struct AnyIndices {
 
     HIPCONV_INLINE int32_t start(int32_t b) const { return clamp_token(p, load_index(p.query_start_loc, b)); }
     HIPCONV_INLINE SequenceSlots slots(int32_t b) const { return sequence_slots(p, b); }
+    HIPCONV_INLINE bool is_live(int32_t b) const { return slots(b).live; }
     HIPCONV_INLINE bool continues(int32_t b) const {
         return p.has_initial_state.data && load_index(p.has_initial_state, b) != 0;
     }
@@ -83,6 +84,7 @@ struct PlainIndices {
         const int32_t slot = global_pointer<const int32_t>(p.cache_indices.data)[b];
         return {slot, slot, slot >= 0 && slot < p.slots && slot != p.pad_slot && slot != p.null_block};
     }
+    HIPCONV_INLINE bool is_live(int32_t b) const { return slots(b).live; }
     HIPCONV_INLINE bool continues(int32_t b) const {
         return p.has_initial_state.data && global_pointer<const uint8_t>(p.has_initial_state.data)[b] != 0;
     }
@@ -111,7 +113,7 @@ struct EitherIndices {
     bool plain;
 
     HIPCONV_INLINE int32_t start(int32_t b) const { return plain ? PlainIndices{p}.start(b) : AnyIndices{p}.start(b); }
-    HIPCONV_INLINE bool is_live(int32_t b) const { return (plain ? PlainIndices{p}.slots(b) : AnyIndices{p}.slots(b)).live; }
+    HIPCONV_INLINE bool is_live(int32_t b) const { return plain ? PlainIndices{p}.is_live(b) : AnyIndices{p}.is_live(b); }
     HIPCONV_INLINE PackedSequence sequence(int32_t b) const {
         return plain ? packed_sequence(PlainIndices{p}, b) : packed_sequence(AnyIndices{p}, b);
     }

@@ -6,6 +6,8 @@
 // state.
 #pragma once
 
+#include <type_traits>
+
 #include "causal_conv1d/prefill_schedule.h"
 #include "device/elements.h"
 #include "thread.h"
@@ -25,6 +27,15 @@ HIPCONV_INLINE Words<S, kCount> vector_of(Value value) {
     }
 }
 
+// Calls f with the number of a window's columns as an integral_constant, where one at most is missing.
+template <int kPast, typename F>
+HIPCONV_INLINE void with_columns(int missing, F f) {
+    if constexpr (kPast > 1) {
+        if (missing > 0) return f(std::integral_constant<int, kPast - 1>{});
+    }
+    f(std::integral_constant<int, kPast>{});
+}
+
 // A slot's window from the thread's first channel on: a vector of channels for each column, after `missing` ones that the slot
 // lacks.
 template <typename S, int kChannels, int kPast>
@@ -36,13 +47,16 @@ HIPCONV_INLINE void load_state(const S* from, const CausalConv1dVarlenParams& p,
         for (int i = 0; i < kPast; ++i)
             if (has_tap(i, missing)) window[i] = *reinterpret_cast<const Vector*>(from + (i - missing) * p.column_stride);
     } else if (kChannels > 1 && form == StateForm::rows) {
-        Vector rows[kPast];
+        with_columns<kPast>(missing, [&](auto number) {
+            constexpr int kColumns = decltype(number)::value;
+            Vector rows[kColumns];
 #pragma unroll
-        for (int i = 0; i < kPast; ++i) rows[i] = reinterpret_cast<const Vector*>(from)[i];
+            for (int i = 0; i < kColumns; ++i) rows[i] = reinterpret_cast<const Vector*>(from)[i];
 #pragma unroll
-        for (int i = 0; i < kPast; ++i)
-            window[i] = vector_of<S, kChannels>(
-                [&](int channel) { return from_bits<S>(element<S, kChannels>(rows, channel * kPast + i)); });
+            for (int i = 0; i < kColumns; ++i)
+                window[kPast - kColumns + i] = vector_of<S, kChannels>(
+                    [&](int channel) { return from_bits<S>(element<S, kChannels>(rows, channel * kColumns + i)); });
+        });
     } else {
 #pragma unroll
         for (int i = 0; i < kPast; ++i) {
@@ -63,10 +77,15 @@ HIPCONV_INLINE void store_state(S* to, const CausalConv1dVarlenParams& p, StateF
         for (int i = 0; i < kPast; ++i)
             if (has_tap(i, missing)) *reinterpret_cast<Vector*>(to + (i - missing) * p.column_stride) = window[i];
     } else if (kChannels > 1 && form == StateForm::rows) {
+        with_columns<kPast>(missing, [&](auto number) {
+            constexpr int kColumns = decltype(number)::value;
 #pragma unroll
-        for (int v = 0; v < kPast; ++v)
-            reinterpret_cast<Vector*>(to)[v] =
-                vector_of<S, kChannels>([&](int i) { return value((v * kChannels + i) / kPast, (v * kChannels + i) % kPast); });
+            for (int v = 0; v < kColumns; ++v)
+                reinterpret_cast<Vector*>(to)[v] = vector_of<S, kChannels>([&](int i) {
+                    const int at = v * kChannels + i;
+                    return value(at / kColumns, kPast - kColumns + at % kColumns);
+                });
+        });
     } else {
 #pragma unroll
         for (int i = 0; i < kPast; ++i)

@@ -13,6 +13,14 @@ int64_t causal_conv1d_varlen_tile_workspace(const CausalConv1dVarlenParams& para
 void causal_conv1d_varlen_tile_in_place(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace,
                                         void* stream);
 
+// These serve channels that are neighbours, a word a lane.
+const char* causal_conv1d_varlen_words_refusal(const CausalConv1dVarlenParams& params, const VarlenTile& tile);
+void causal_conv1d_varlen_words(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace, void* stream);
+bool causal_conv1d_varlen_words_takes_in_place(const CausalConv1dVarlenParams& params, const VarlenTile& tile);
+int64_t causal_conv1d_varlen_words_workspace(const CausalConv1dVarlenParams& params, const VarlenTile& tile);
+void causal_conv1d_varlen_words_in_place(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace,
+                                         void* stream);
+
 void launch_causal_conv1d_varlen_naive(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace,
                                        void* stream);
 
@@ -25,14 +33,17 @@ int64_t causal_conv1d_varlen_staged_workspace(const CausalConv1dVarlenParams& pa
 void causal_conv1d_varlen_staged_in_place(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace,
                                           void* stream);
 
-// name, refusal, launch, workspace
+// name, refusal, launch, workspace, auto_takes
 constexpr KernelRow<CausalConv1dVarlenParams, VarlenTile> kVarlenKernels[] = {
     {"tile", causal_conv1d_varlen_tile_refusal, causal_conv1d_varlen_tile},
+    {"words", causal_conv1d_varlen_words_refusal, causal_conv1d_varlen_words},
     {"staged", causal_conv1d_varlen_staged_refusal, causal_conv1d_varlen_staged},
     {"naive", nullptr, launch_causal_conv1d_varlen_naive},
 };
 constexpr KernelRow<CausalConv1dVarlenParams, VarlenTile> kVarlenInPlaceKernels[] = {
     {"tile", causal_conv1d_varlen_tile_refusal, causal_conv1d_varlen_tile_in_place, causal_conv1d_varlen_tile_workspace},
+    {"words", causal_conv1d_varlen_words_refusal, causal_conv1d_varlen_words_in_place, causal_conv1d_varlen_words_workspace,
+     causal_conv1d_varlen_words_takes_in_place},
     {"staged", causal_conv1d_varlen_staged_in_place_refusal, causal_conv1d_varlen_staged_in_place,
      causal_conv1d_varlen_staged_workspace},
 };

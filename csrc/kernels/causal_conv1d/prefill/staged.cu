@@ -28,12 +28,15 @@
 namespace hipconv {
 
 constexpr int kEnoughBlocks = 2048;
+constexpr int kFoundSequences = 32;  // that a block looks up together
 
 // The number of blocks of a compute unit, which registers (more for wider windows) and LDS allow.
 template <typename T, int kWidth>
 constexpr int staged_blocks() {
     constexpr int kTaps = (kWidth + 1) * StagedShape<T>::kChannels * 4;
-    constexpr int kBytes = 2 * 16 * StagedShape<T>::kVectors + kMostTiles * static_cast<int>(sizeof(TileTokens)) + kTaps;
+    constexpr int kFound =
+        kMostTiles * static_cast<int>(sizeof(TileTokens)) + kFoundSequences * static_cast<int>(sizeof(PackedSequence));
+    constexpr int kBytes = 2 * 16 * StagedShape<T>::kVectors + kFound + kTaps;
     constexpr int kMost = kWidth > 4 ? 5 : 6;
     return kLdsBytes / kBytes < kMost ? kLdsBytes / kBytes : kMost;
 }
@@ -115,6 +118,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, (staged_blocks<T, kWidth>(
     HIPCONV_SHARED(Words4, x_lines, Shape::kVectors);
     HIPCONV_SHARED(Words4, out_lines, Shape::kVectors);
     HIPCONV_SHARED(TileTokens, found_tiles, kMostTiles);
+    HIPCONV_SHARED(PackedSequence, found, kFoundSequences);
     HIPCONV_SHARED(float, taps, (kWidth + 1) * Shape::kChannels);  // weights and biases, for which there are no registers
 
     const CausalConv1dVarlenParams& p = call.params;
@@ -226,16 +230,33 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, (staged_blocks<T, kWidth>(
             __syncthreads();  // the first outputs of sequences come over the others
             int own = thread;
             from_here_on(own);
+            constexpr int kRows = kStagedThreads / Shape::kChannels;
             const int channel = own % Shape::kChannels, row = own / Shape::kChannels;
             const int32_t d = first_channel + channel;
             const bool works = channel < channels;
             const ChannelInTile<T> in_x{x_bytes + channel * x_layout.channel_step(), x_layout.token_step(), begin};
             const ChannelInTile<T> in_out{out_bytes + channel * out_layout.channel_step(), out_layout.token_step(), begin};
 #pragma unroll 1
-            for (int32_t b = tile.sequence + row; b < tile.sequences_end; b += kStagedThreads / Shape::kChannels) {
-                const PackedSequence s = indices().sequence(b);
-                if (s.number >= 0 && s.end > s.begin && works)
-                    begin_channel<T, kWidth>(call, s, d, in_x, in_out, taps + channel);
+            for (int32_t base = tile.sequence; base < tile.sequences_end; base += kFoundSequences) {
+                const int left = tile.sequences_end - base, count = left < kFoundSequences ? left : kFoundSequences;
+                if (thread < count) found[thread] = indices().sequence(base + thread);
+                __syncthreads();
+                const auto read_slot = [&](int k) {
+                    const PackedSequence& s = found[k];
+                    return works && s.number >= 0 && s.end > s.begin ? s.read_slot : kNoSlot;
+                };
+                uint32_t state[kPast]{}, next[kPast]{};
+                if (row < count) ask_for_state<kWidth>(p, read_slot(row), d, state);
+#pragma unroll 1
+                for (int k = row; k < count; k += kRows) {
+                    if (k + kRows < count) ask_for_state<kWidth>(p, read_slot(k + kRows), d, next);
+                    const PackedSequence s = found[k];
+                    if (s.number >= 0 && s.end > s.begin && works)
+                        begin_channel<T, kWidth>(call, s, d, in_x, in_out, taps + channel, state);
+#pragma unroll
+                    for (int i = 0; i < kPast; ++i) state[i] = next[i];
+                }
+                if (left > kFoundSequences) __syncthreads();
             }
         }
         __syncthreads();

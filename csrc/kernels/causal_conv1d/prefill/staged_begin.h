@@ -3,6 +3,7 @@
 #pragma once
 
 #include "causal_conv1d/prefill_formula.h"
+#include "device/elements.h"
 #include "staged.h"
 
 namespace hipconv {
@@ -23,9 +24,31 @@ struct ChannelInTile {
 // A value as the states' type holds it: a NaN of f32 stays a NaN.
 HIPCONV_INLINE float for_state(float v, DType state_dtype) { return state_dtype == DType::f32 ? v : canonical_nan(v); }
 
+// Asks for a channel's initial state, as memory holds it.
+template <int kWidth>
+__device__ __forceinline__ void ask_for_state(const CausalConv1dVarlenParams& p, int32_t slot, int32_t d,
+                                              uint32_t (&bits)[kWidth - 1]) {
+    if (slot == kNoSlot) return;
+    const CausalConv1dVarlenParams& pool = first_parameter_again(p);
+    const int missing = missing_taps < kWidth, kWidth != kUsualStagedWidth > (p);
+    const auto load = [&](auto bits_of_one) {
+        using Bits = decltype(bits_of_one);
+        const Bits* column = global_pointer<const Bits>(p.states) + state_index(pool, slot, d, 0);
+#pragma unroll
+        for (int i = 0; i < kWidth - 1; ++i) {
+            if (i < missing) continue;
+            bits[i] = *column;
+            column += pool.column_stride;  // step by step: no registers for all multiples
+        }
+    };
+    pool.state_dtype == DType::f32 ? load(uint32_t{}) : load(uint16_t{});
+}
+
+// `state_bits` is the initial state, if there is one.
 template <typename T, int kWidth>
 __device__ __forceinline__ void begin_channel(const StagedCall& call, const PackedSequence& s, int32_t d,
-                                              const ChannelInTile<T>& x, const ChannelInTile<T>& out, const float* taps) {
+                                              const ChannelInTile<T>& x, const ChannelInTile<T>& out, const float* taps,
+                                              const uint32_t (&state_bits)[kWidth - 1]) {
     constexpr int kPast = kWidth - 1, kChannels = StagedShape<T>::kChannels;
     const CausalConv1dVarlenParams& p = call.params;
     const auto missing_now = [&] {
@@ -63,16 +86,10 @@ __device__ __forceinline__ void begin_channel(const StagedCall& call, const Pack
     float state[kPast]{};
     if (s.read_slot != kNoSlot) {
         with_dtype(first_parameter_again(p).state_dtype, [&](auto type) {
-            using S = decltype(type);
-            const CausalConv1dVarlenParams& pool = first_parameter_again(p);
             const int missing = missing_now();
-            const S* column = global_pointer<const S>(p.states) + state_index(pool, s.read_slot, d, 0);
 #pragma unroll
-            for (int i = 0; i < kPast; ++i) {
-                if (i < missing) continue;
-                state[i] = to_float(*column);
-                column += pool.column_stride;  // step by step: no registers for all multiples
-            }
+            for (int i = 0; i < kPast; ++i)
+                if (i >= missing) state[i] = to_float(from_bits<decltype(type)>(state_bits[i]));
         });
     }
 
@@ -85,6 +102,7 @@ __device__ __forceinline__ void begin_channel(const StagedCall& call, const Pack
     for (int i = 0; i < kWidth; ++i) weight[i] = taps[i * kChannels];
 #pragma unroll
     for (int t = 0; t < kPast; ++t) {
+        if (t >= length) continue;
         float sum = taps[kWidth * kChannels];
         const int missing = missing_now();
 #pragma unroll
@@ -96,7 +114,7 @@ __device__ __forceinline__ void begin_channel(const StagedCall& call, const Pack
             sum = has_tap ? longer : sum;
         }
         if (use_silu) sum = low(silu(twice(sum)));
-        if (t < length && out.has(s.begin + t)) out.at(s.begin + t) = from_float<T>(sum);
+        if (out.has(s.begin + t)) out.at(s.begin + t) = from_float<T>(sum);
     }
 
     const auto store_new = [&](int32_t slot, int32_t position, const float(&inputs)[kPast]) {

@@ -24,11 +24,12 @@ enum class VarlenPhase : int32_t {
 };
 
 // The plan says how a launch divides the work. A block is blockDim.x vectors of channels by blockDim.y rows. Most blocks take
-// a run of tokens a row. Some take the start of a sequence a row; these are spread evenly among the others.
+// a run of tokens a row. Some take the starts of one or several sequences a row; these are spread evenly among the others.
 struct VarlenPlan {
-    int32_t run;         // tokens
-    uint32_t blocks;     // of both kinds, along the tokens
-    uint64_t begins_of;  // how many of 2^32 such blocks take starts of sequences
+    int32_t run;            // tokens
+    uint32_t blocks;        // of both kinds, along the tokens
+    uint64_t begins_of;     // how many of 2^32 such blocks take starts of sequences
+    uint32_t begins_a_row;  // sequences of such a block's row, one after another
     StateForm state_form;
     bool plain_indices;
     VarlenPhase phase;

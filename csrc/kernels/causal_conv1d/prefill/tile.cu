@@ -25,6 +25,7 @@
 #include "begin.h"
 #include "kernels.h"
 #include "launch/check.h"
+#include "masks.h"
 #include "vectors.h"
 
 namespace hipconv {
@@ -33,102 +34,8 @@ namespace hipconv {
 constexpr int kUsualThreads = 64, kMostThreads = 128;
 constexpr int kUsualRun = 16, kMostRun = 32;  // a mask has a bit for each token
 constexpr int kMostLanes = 32;                // vectors of channels that a block is wide
-
-// These masks tell, with a bit for each token, which tokens of the run this row stores.
-struct RunMasks {
-    uint32_t outputs;  // whole windows of live sequences
-    uint32_t dead;     // tokens of no sequence or of padding
-    uint32_t begun;    // the first tokens of live sequences of at least `past` tokens
-    int32_t sequence;  // the one that the run begins in, or one before it
-};
-
-// In place, these wait in LDS until the run is done.
-struct BegunInRun {
-    uint32_t tokens;
-    int32_t sequence;
-};
-
-// The lanes of a row look at one sequence each, starting with the sequence that the run begins in. That sequence is found in
-// one step for each factor `lanes + 1` of the number of sequences.
-template <typename Indices>
-__device__ __forceinline__ RunMasks masks_of_run(const Indices& indices, int64_t begin, int32_t run, int past) {
-    const CausalConv1dVarlenParams& p = indices.p;
-    const int32_t lanes = static_cast<int32_t>(blockDim.x), lane = static_cast<int32_t>(threadIdx.x);
-    const int row_in_wave = static_cast<int>((threadIdx.y * blockDim.x) % kWaveSize);
-    const auto bits_of_row = [&](bool bit) { return static_cast<uint32_t>(__ballot(bit) >> row_in_wave) & lowest_bits(lanes); };
-    const int32_t first = static_cast<int32_t>(begin < p.tokens ? begin : p.tokens);
-
-    int32_t base = 0, span = p.sequences;  // the last sequence that begins at `first` or before, if any, is one of these
-    while (span > lanes) {
-        span = (span + lanes) / (lanes + 1);
-        const int64_t b = base + (lane + int64_t{1}) * span;
-        base += __popc(bits_of_row(b < p.sequences && indices.start(static_cast<int32_t>(b)) <= first)) * span;
-    }
-
-    const uint32_t inside = lowest_bits(run < p.tokens - first ? run : p.tokens - first);
-    uint32_t outputs = 0, live = 0, begun = 0;
-    const int32_t first_sequence = base;
-    bool more;
-    do {
-        const int32_t b = base + lane;
-        more = false;
-        if (b < p.sequences) {
-            const int32_t start = indices.start(b) - first, end = indices.start(b + 1) - first;
-            if (indices.slots(b).live) {
-                const uint32_t windows = inside & lowest_bits(end) & ~lowest_bits(start + past);
-                const uint32_t tokens = inside & lowest_bits(end) & ~lowest_bits(start);
-                outputs |= windows;
-                live |= tokens;
-                if (end - start >= past) begun |= tokens & ~windows;
-            }
-            more = lane == lanes - 1 && end < run;
-        }
-        base += lanes;
-    } while (__ballot(more) != 0);  // only where many sequences of the run are empty
-
-    const bool one_sequence = bits_of_row(outputs == inside) != 0;
-    if (__ballot(!one_sequence) != 0) {
-        for (int other = 1; other < lanes; other *= 2) {
-            outputs |= __shfl_xor(outputs, other);
-            live |= __shfl_xor(live, other);
-            begun |= __shfl_xor(begun, other);
-        }
-    }
-    return one_sequence ? RunMasks{inside, 0, 0, 0} : RunMasks{outputs, inside & ~live, begun, first_sequence};
-}
-
-// This is where an output of a sequence's start is put aside.
-template <typename T, int kWidth>
-HIPCONV_INLINE char* begun_place(const CausalConv1dVarlenParams& p, const VarlenPlan& plan, int32_t number, int32_t start,
-                                 int64_t d, int32_t t) {
-    constexpr int kPast = kWidth - 1;
-    const int64_t row = int64_t{plan.begun_by_token ? start / kPast : number} * kPast + t;
-    return plan.begun + (row * p.dim + d) * static_cast<int64_t>(sizeof(T));
-}
-
-// Brings the first outputs of sequences to their places in a run, when their inputs are not needed any more.
-template <typename T, int kChannels, int kWidth>
-__device__ __forceinline__ void place_begun(const CausalConv1dVarlenParams& p, const VarlenPlan& plan, uint32_t block,
-                                            const BegunInRun* begun_in_runs) {
-    if (plan.phase != VarlenPhase::runs) return;
-    using Vector = Words<T, kChannels>;
-    int row = static_cast<int>(threadIdx.y);
-    from_here_on(row);
-    uint32_t left = begun_in_runs[row].tokens;
-    if (left == 0) return;
-    int32_t b = begun_in_runs[row].sequence;
-    const EitherIndices indices{first_parameter_again(p), plan.plain_indices};
-    const int64_t begin = (static_cast<int64_t>(block) * blockDim.y + row) * plan.run;
-    const int64_t d = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kChannels;
-    const OutputColumn to = output_column<T>(p, d);
-    for (; left != 0; left &= left - 1) {
-        const int32_t token = static_cast<int32_t>(begin) + __popc((left & (0 - left)) - 1);
-        while (b + 1 < p.sequences && indices.start(b + 1) <= token) ++b;
-        const int32_t start = indices.start(b);
-        *reinterpret_cast<Vector*>(to.first + int64_t{token} * to.step) =
-            *reinterpret_cast<const Vector*>(begun_place<T, kWidth>(p, plan, b, start, d, token - start));
-    }
-}
+// A row makes several starts of sequences where there are many. AMD's waves have no registers for a loop around that.
+constexpr bool kSeveralBegins = kHasPredicates;
 
 template <typename T, int kChannels, int kWidth, bool kAnyWidth>
 __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, const VarlenPlan& plan, uint32_t block,
@@ -146,6 +53,7 @@ __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, 
     const int64_t x_step = p.x_token_stride * static_cast<int64_t>(sizeof(T));
     const char* x = static_cast<const char*>(p.x) + begin * x_step + d * p.x_dim_stride * static_cast<int64_t>(sizeof(T));
     const auto load = [](const char* from) { return *reinterpret_cast<const Vector*>(from); };
+    const auto copy = [&](char* to, const char* from) { *reinterpret_cast<Vector*>(to) = load(from); };
     Vector before[kWidth - 1], ahead[kAhead];
 #pragma unroll
     for (int i = 0; i < kWidth - 1; ++i) {
@@ -181,7 +89,7 @@ __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, 
                 *reinterpret_cast<Vector*>(out + int64_t{t} * column.step) =
                     p.dead_tokens == DeadTokens::zero ? Vector{} : load(x + (t - kAhead) * x_step);
     }
-    if (masks.outputs == 0) return place_begun<T, kChannels, kWidth>(p, plan, block, begun_in_runs);
+    if (masks.outputs == 0) return place_begun<T, kChannels, kWidth>(p, plan, block, begun_in_runs, copy);
 
     Pair weight[kPairs][kWidth], bias[kPairs];
 #pragma unroll
@@ -232,7 +140,7 @@ __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, 
         }
         masks.outputs >>= kAhead;
     }
-    place_begun<T, kChannels, kWidth>(p, plan, block, begun_in_runs);
+    place_begun<T, kChannels, kWidth>(p, plan, block, begun_in_runs, copy);
 }
 
 // The number of blocks of a compute unit, by the registers that a width needs.
@@ -260,6 +168,7 @@ template <typename T, int kChannels, int kWidth, bool kAnyWidth>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, tile_blocks(kWidth))
     causal_conv1d_varlen_tile(CausalConv1dVarlenParams p, VarlenPlan plan) {
     HIPCONV_SHARED(BegunInRun, begun_in_runs, kMostThreads);  // one a row
+    HIPCONV_SHARED(PackedSequence, found, kSeveralBegins ? kMostThreads : 1);
     const uint32_t block = blockIdx.z * gridDim.y + blockIdx.y;
     if (block >= plan.blocks) return;
     let_next_kernel_begin();
@@ -280,27 +189,40 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, tile_blocks(kWidth))
     const uint32_t few = channels_of_begin(kChannels, sizeof(T), element_bytes(again.state_dtype));
     const uint32_t lanes = blockDim.x * (kChannels / few), thread = threadIdx.y * blockDim.x + threadIdx.x;
     const int64_t d = static_cast<int64_t>(blockIdx.x) * blockDim.x * kChannels + thread % lanes * few;
-    const int64_t b = static_cast<int64_t>(begins) * (blockDim.x * blockDim.y / lanes) + thread / lanes;
-    if (d >= p.dim || b >= p.sequences) return;
-    const int32_t number = static_cast<int32_t>(b);
-    const PackedSequence s =
-        plan.plain_indices ? packed_sequence(PlainIndices{again}, number) : packed_sequence(AnyIndices{again}, number);
-    if (s.number < 0 || s.end <= s.begin) return;  // an empty sequence keeps its state
-    const int32_t first = static_cast<int32_t>(d);
-    const auto store = [&](int t, auto result) {
-        const OutputColumn column = output_column<T>(p, first);
-        char* to = column.first + static_cast<int64_t>(s.begin) * column.step + t * column.step;
-        if (plan.phase == VarlenPhase::begins && s.end - s.begin >= kWidth - 1)
-            to = begun_place<T, kWidth>(p, plan, number, s.begin, first, t);
-        *reinterpret_cast<decltype(result)*>(to) = result;
+    const uint32_t rows = blockDim.x * blockDim.y / lanes, starts = kSeveralBegins ? rows * plan.begins_a_row : rows;
+    const int64_t first_sequence = static_cast<int64_t>(begins) * starts;
+    const auto look_up = [&](uint32_t number) {
+        const int64_t b = first_sequence + number;
+        if (b >= p.sequences) return PackedSequence{-1, 0, 0, kNoSlot, kNoSlot};
+        return plan.plain_indices ? packed_sequence(PlainIndices{again}, static_cast<int32_t>(b))
+                                  : packed_sequence(AnyIndices{again}, static_cast<int32_t>(b));
     };
-    if (sizeof(T) == sizeof(float) || again.state_dtype == kDTypeOf<T>) {
-        const TapsInMemory<T, kChannels, kWidth, kAnyWidth> taps(p, first);
-        return begin_sequence<T, T, kChannels, kWidth, kAnyWidth>(p, plan.state_form, s, first, taps, store);
+    if constexpr (kSeveralBegins) {
+        if (thread < starts) found[thread] = look_up(thread);
+        __syncthreads();
     }
-    constexpr int kFew = channels_of_begin(kChannels, sizeof(T), sizeof(float));
-    const TapsInMemory<T, kFew, kWidth, kAnyWidth> taps(p, first);
-    begin_sequence<T, float, kFew, kWidth, kAnyWidth>(p, plan.state_form, s, first, taps, store);
+    if (d >= p.dim) return;
+    const auto make_starts = [&](auto state_type) {
+        using S = decltype(state_type);
+        constexpr int kFew = channels_of_begin(kChannels, sizeof(T), sizeof(S));
+        const auto make = [&](const PackedSequence& s, int32_t first) {
+            if (s.number < 0 || s.end <= s.begin) return;  // an empty sequence keeps its state
+            const auto store = [&](int t, auto result) {
+                const OutputColumn column = output_column<T>(p, first);
+                char* to = column.first + static_cast<int64_t>(s.begin) * column.step + t * column.step;
+                if (plan.begun && s.end - s.begin >= kWidth - 1)
+                    to = begun_place<T, kWidth>(p, plan, s.number, s.begin, first, t);
+                *reinterpret_cast<decltype(result)*>(to) = result;
+            };
+            const TapsInMemory<T, kFew, kWidth, kAnyWidth> taps(p, first);
+            begin_sequence<T, S, kFew, kWidth, kAnyWidth>(p, plan.state_form, s, first, taps, store);
+        };
+        if constexpr (!kSeveralBegins) return make(look_up(thread / lanes), static_cast<int32_t>(d));
+#pragma unroll 1
+        for (uint32_t at = thread / lanes; at < starts; at += rows) make(found[at], static_cast<int32_t>(d));
+    };
+    if (sizeof(T) == sizeof(float) || again.state_dtype == kDTypeOf<T>) return make_starts(T{});
+    make_starts(float{});
 }
 
 namespace {
@@ -312,6 +234,7 @@ struct TileShape {
     int64_t vectors;
     unsigned lanes, rows;
     int32_t run;
+    uint32_t begins_a_row;
     int64_t run_blocks, begin_blocks;
 
     int past() const { return width - 1; }
@@ -341,7 +264,9 @@ TileShape shape_of(const CausalConv1dVarlenParams& p, const VarlenTile& tile, bo
     const int64_t block_tokens = int64_t{s.rows} * s.run;
     s.run_blocks = (p.tokens + block_tokens - 1) / block_tokens;
     const int few = channels_of_begin(s.channels, element_bytes(p.dtype), element_bytes(p.state_dtype));
-    const int64_t begin_rows = int64_t{s.rows} * few / s.channels;
+    const int64_t rows = int64_t{s.rows} * few / s.channels;
+    s.begins_a_row = kSeveralBegins ? begins_a_row(p, tile, rows, threads, s.run, s.vectors * s.channels / few) : 1;
+    const int64_t begin_rows = rows * s.begins_a_row;
     s.begin_blocks = (p.sequences + begin_rows - 1) / begin_rows;
     return s;
 }
@@ -358,6 +283,7 @@ void launch(const CausalConv1dVarlenParams& p, const TileShape& shape, VarlenPla
             hipStream_t stream) {
     constexpr int kChannels = vector_bytes(kWidth) / static_cast<int>(sizeof(T));
     plan.run = shape.run;
+    plan.begins_a_row = shape.begins_a_row;
     plan.blocks = static_cast<uint32_t>(runs + begins);
     if (plan.blocks == 0) return;
     plan.begins_of = (static_cast<uint64_t>(begins) << 32) / plan.blocks;

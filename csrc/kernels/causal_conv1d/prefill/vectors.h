@@ -40,6 +40,19 @@ inline int power_of_two(const char* name, int value) {
     return value;
 }
 
+constexpr int kEnoughBegins = 1 << 18;  // threads that make starts of sequences; with more, a row makes several
+constexpr uint32_t kMostBegins = 4;
+
+// The number of starts of sequences that a row makes, one after another, where a block has so many `rows` and `threads`, and a
+// sequence `lanes` in all. A forced tile has as many as fit.
+inline uint32_t begins_a_row(const CausalConv1dVarlenParams& p, const VarlenTile& tile, int64_t rows, unsigned threads,
+                             int32_t run, int64_t lanes) {
+    uint32_t number = 1;
+    const auto more = [&] { return tile.tokens ? run >= 16 : p.sequences / (number * 2) * lanes >= kEnoughBegins; };
+    while (number < kMostBegins && rows * number * 2 <= threads && more()) number *= 2;
+    return number;
+}
+
 // The form in which a kernel compiled for `width` sees the states.
 inline StateForm state_form(const CausalConv1dVarlenParams& p, int channels, int width) {
     const int bytes = element_bytes(p.state_dtype);
@@ -51,8 +64,8 @@ inline StateForm state_form(const CausalConv1dVarlenParams& p, int channels, int
     };
     if (channels == 1 || p.first_column != 0) return StateForm::elements;
     if (p.state_dim_stride == 1 && packed(channels, p.column_stride)) return StateForm::columns;
-    const int past = width - 1;
-    if (p.width == width && p.column_stride == 1 && p.state_dim_stride == past && packed(int64_t{channels} * past, 0))
+    const int past = p.width - 1;
+    if (p.width >= width - 1 && p.column_stride == 1 && p.state_dim_stride == past && packed(int64_t{channels} * past, 0))
         return StateForm::rows;
     return StateForm::elements;
 }

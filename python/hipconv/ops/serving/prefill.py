@@ -81,11 +81,13 @@ def causal_conv1d_fn(
         out: None: a new tensor, laid out as `x`. Else a tensor like `x` that shares no memory with it, or `x` itself: the
             in-place form. On a GPU, up to width 8, that is two launches and memory for what blocks share: a few percent of `x`,
             and the first width - 1 outputs of each sequence. Elsewhere it takes a temporary of the size of `x` and a copy.
-        kernel: "auto", or the name of a kernel: on a GPU "tile" (widths 2 to 8, aligned channels that are neighbours), "staged"
-            (widths 1 to 8) or "naive"; on the CPU "simd" (width to 65536) or "openmp".
-        block_m, block_n, num_warps: the tile of a block of the kernel "tile": tokens, channels and waves of 32 threads, powers
-            of two, of which it takes the nearest that it has ("staged" looks at the tokens only); None or 0 for its own choice,
-            which depends on sizes only. HIPCONV_VARLEN_KERNEL and HIPCONV_VARLEN_TILE=TOKENSxCHANNELSxWARPS do the same where
+        kernel: "auto", or the name of a kernel: on a GPU "tile" (widths 2 to 8, aligned neighbouring channels), "words"
+            (widths 2 to 8, channels that are neighbours), "staged" (widths 1 to 8) or "naive"; on the CPU "simd" (width to
+            65536) or "openmp".
+        block_m, block_n, num_warps: the tile of a block of the kernels "tile" and "words": tokens, channels and waves of 32
+            threads, powers of two, of which it takes the nearest that it has ("staged" looks at the tokens only); None or 0 for
+            its own choice, which depends on sizes only. HIPCONV_VARLEN_KERNEL and
+            HIPCONV_VARLEN_TILE=TOKENSxCHANNELSxWARPS do the same where
             these are not given; the former leaves the choice to the library where the device, or the form of the call, has no
             kernel of that name.
 

@@ -1,0 +1,104 @@
+// This file finds which tokens of a run the kernels `tile` and `words` store, and, in place, brings outputs put aside to their
+// places. It is for files that include <hip/hip_runtime.h>.
+#pragma once
+
+#include "causal_conv1d/prefill_schedule.h"
+#include "thread.h"
+
+namespace hipconv {
+
+// These masks tell, with a bit for each token, which tokens of the run this row stores.
+struct RunMasks {
+    uint32_t outputs;  // whole windows of live sequences
+    uint32_t dead;     // tokens of no sequence or of padding
+    uint32_t begun;    // the first tokens of live sequences of at least `past` tokens
+    int32_t sequence;  // the one that the run begins in, or one before it
+};
+
+// In place, these wait in LDS until the run is done.
+struct BegunInRun {
+    uint32_t tokens;
+    int32_t sequence;
+};
+
+// The lanes of a row look at one sequence each, starting with the sequence that the run begins in. That sequence is found in
+// one step for each factor `lanes + 1` of the number of sequences.
+template <typename Indices>
+__device__ __forceinline__ RunMasks masks_of_run(const Indices& indices, int64_t begin, int32_t run, int past) {
+    const CausalConv1dVarlenParams& p = indices.p;
+    const int32_t lanes = static_cast<int32_t>(blockDim.x), lane = static_cast<int32_t>(threadIdx.x);
+    const int row_in_wave = static_cast<int>((threadIdx.y * blockDim.x) % kWaveSize);
+    const auto bits_of_row = [&](bool bit) { return static_cast<uint32_t>(__ballot(bit) >> row_in_wave) & lowest_bits(lanes); };
+    const int32_t first = static_cast<int32_t>(begin < p.tokens ? begin : p.tokens);
+
+    int32_t base = 0, span = p.sequences;  // the last sequence that begins at `first` or before, if any, is one of these
+    while (span > lanes) {
+        span = (span + lanes) / (lanes + 1);
+        const int64_t b = base + (lane + int64_t{1}) * span;
+        base += __popc(bits_of_row(b < p.sequences && indices.start(static_cast<int32_t>(b)) <= first)) * span;
+    }
+
+    const uint32_t inside = lowest_bits(run < p.tokens - first ? run : p.tokens - first);
+    uint32_t outputs = 0, live = 0, begun = 0;
+    const int32_t first_sequence = base;
+    bool more;
+    do {
+        const int32_t b = base + lane;
+        more = false;
+        if (b < p.sequences) {
+            const int32_t start = indices.start(b) - first, end = indices.start(b + 1) - first;
+            if (indices.is_live(b)) {
+                const uint32_t windows = inside & lowest_bits(end) & ~lowest_bits(start + past);
+                const uint32_t tokens = inside & lowest_bits(end) & ~lowest_bits(start);
+                outputs |= windows;
+                live |= tokens;
+                if (end - start >= past) begun |= tokens & ~windows;
+            }
+            more = lane == lanes - 1 && end < run;
+        }
+        base += lanes;
+    } while (__ballot(more) != 0);  // only where many sequences of the run are empty
+
+    const bool one_sequence = bits_of_row(outputs == inside) != 0;
+    if (__ballot(!one_sequence) != 0) {
+        for (int other = 1; other < lanes; other *= 2) {
+            outputs |= __shfl_xor(outputs, other);
+            live |= __shfl_xor(live, other);
+            begun |= __shfl_xor(begun, other);
+        }
+    }
+    return one_sequence ? RunMasks{inside, 0, 0, 0} : RunMasks{outputs, inside & ~live, begun, first_sequence};
+}
+
+// This is where an output of a sequence's start is put aside.
+template <typename T, int kWidth>
+HIPCONV_INLINE char* begun_place(const CausalConv1dVarlenParams& p, const VarlenPlan& plan, int32_t number, int32_t start,
+                                 int64_t d, int32_t t) {
+    constexpr int kPast = kWidth - 1;
+    const int64_t row = int64_t{plan.begun_by_token ? start / kPast : number} * kPast + t;
+    return plan.begun + (row * p.dim + d) * static_cast<int64_t>(sizeof(T));
+}
+
+// Brings the first outputs of sequences to their places in a run, when their inputs are not needed any more, by copy(to, from).
+template <typename T, int kChannels, int kWidth, typename Copy>
+__device__ __forceinline__ void place_begun(const CausalConv1dVarlenParams& p, const VarlenPlan& plan, uint32_t block,
+                                            const BegunInRun* begun_in_runs, Copy copy) {
+    if (plan.phase != VarlenPhase::runs) return;
+    int row = static_cast<int>(threadIdx.y);
+    from_here_on(row);
+    uint32_t left = begun_in_runs[row].tokens;
+    if (left == 0) return;
+    int32_t b = begun_in_runs[row].sequence;
+    const EitherIndices indices{first_parameter_again(p), plan.plain_indices};
+    const int64_t begin = (static_cast<int64_t>(block) * blockDim.y + row) * plan.run;
+    const int64_t d = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kChannels;
+    const OutputColumn to = output_column<T>(p, d);
+    for (; left != 0; left &= left - 1) {
+        const int32_t token = static_cast<int32_t>(begin) + __popc((left & (0 - left)) - 1);
+        while (b + 1 < p.sequences && indices.start(b + 1) <= token) ++b;
+        const int32_t start = indices.start(b);
+        copy(to.first + int64_t{token} * to.step, begun_place<T, kWidth>(p, plan, b, start, d, token - start));
+    }
+}
+
+}  // namespace hipconv

@@ -1,0 +1,217 @@
+// This kernel is the causal conv1d over packed sequences for channels that are neighbours but not aligned ("words"): slices at
+// any channel, odd dims, weights and biases of any type and stride.
+//
+// The schedule is that of `tile` (tile.cu): blocks of runs of tokens, and blocks of the starts of sequences; in place, two
+// launches. A lane has one word of channels, two of 16 bits or one of 32 (words_lane.h). Few bytes a lane make a start a matter
+// of latencies: so a row makes several, and has the next one's inputs and state on their way (words_begin.h).
+//
+// Bytes: as `tile`.
+#include <hip/hip_runtime.h>
+
+#include <stdexcept>
+
+#include "../common/launch.h"
+#include "kernels.h"
+#include "launch/check.h"
+#include "vectors.h"
+#include "words_begin.h"
+#include "words_run.h"
+
+namespace hipconv {
+
+constexpr int kRunOfWords = 32;  // tokens: a mask has a bit for each
+constexpr int kWordsFound = 64;  // sequences that a block looks up
+constexpr int32_t kMostWordsDim = 1 << 29;
+
+// The number of blocks of a compute unit, by the registers and the LDS that a width needs.
+constexpr int words_blocks(int width) { return width <= 4 ? 6 : 5; }
+
+template <typename T, int kWidth>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kWordsThreads, words_blocks(kWidth)) causal_conv1d_varlen_words(WordsCall call) {
+    const CausalConv1dVarlenParams& p = call.params;
+    const WordsPlan& plan = call.plan;
+    HIPCONV_SHARED(BegunInRun, begun_in_runs, kWordsThreads);  // one a row
+    HIPCONV_SHARED(float, taps, (BlockTaps<T, kWidth>::kFloats));
+    HIPCONV_SHARED(PackedSequence, found, kWordsFound);
+    HIPCONV_SHARED(uint32_t, slot_words, (kSlotWords<T, kWidth>));
+    const uint32_t block = blockIdx.z * gridDim.y + blockIdx.y;
+    if (block >= plan.blocks) return;
+    let_next_kernel_begin();
+    wait_for_kernel_before();
+    // This counts the blocks of the second kind among the first `count` ones. It is rounded up, so that a sequence's start
+    // comes before its other tokens.
+    const auto begins_among = [&](uint64_t count) {
+        return static_cast<uint32_t>((count * plan.begins_of + 0xffffffffu) >> 32);
+    };
+    const uint32_t begins = begins_among(block);
+    if (begins_among(uint64_t{block} + 1) == begins) {
+        if (plan.phase == VarlenPhase::begins) return save_halo_in_words<T, kWidth>(p, plan, block - begins);
+        return convolve_run_in_words<T, kWidth>(call, block - begins, begun_in_runs, taps);
+    }
+
+    const CausalConv1dVarlenParams& again = first_parameter_again(p);
+    const int32_t first_channel = static_cast<int32_t>(blockIdx.x * blockDim.x) * WordLane<T>::kChannels;
+    const int missing = missing_taps<kWidth, true>(p);
+    const BlockTaps<T, kWidth> block_taps(again, first_channel, missing);
+    const int rows = static_cast<int>(blockDim.y), count = static_cast<int>(plan.begins_a_row);
+    const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x), row = static_cast<int>(threadIdx.y);
+    const int64_t first = int64_t{begins} * rows * count;
+    if (thread < rows * count) {
+        PackedSequence s{-1, 0, 0, kNoSlot, kNoSlot};
+        if (first + thread < p.sequences)
+            s = EitherIndices{again, plan.plain_indices}.sequence(static_cast<int32_t>(first) + thread);
+        found[thread] = s;
+    }
+    block_taps.put(first_parameter_again(p), missing, taps);
+    __syncthreads();
+    const int32_t d = first_channel + static_cast<int32_t>(threadIdx.x) * WordLane<T>::kChannels;
+    const int row_words = (kWidth - 1) * WordLane<T>::kChannels * static_cast<int>(blockDim.x) + 1;
+    const auto make_starts = [&](auto state_type) {
+        using S = decltype(state_type);
+        const StartOfRow<T, S, kWidth> row_of{call, taps, slot_words + row * row_words, d, d < first_parameter_again(p).dim};
+        // Wider states leave no registers for it, nor do wide windows of two channels.
+        constexpr bool kNextEarly = sizeof(S) == sizeof(T) && (kWidth <= 4 || !WordLane<T>::kHalves);
+        StartOnItsWay<T, kWidth> start, next;
+        if (kNextEarly) row_of.ask(start, found[row]);
+#pragma unroll 1
+        for (int k = 0; k < count; ++k) {
+            if (!kNextEarly) row_of.ask(start, found[k * rows + row]);
+            if (kNextEarly && k + 1 < count) row_of.ask(next, found[(k + 1) * rows + row]);
+            row_of.make(start, found[k * rows + row]);
+            if (kNextEarly) start = next;
+        }
+    };
+    if (sizeof(T) == sizeof(float) || again.state_dtype == kDTypeOf<T>) return make_starts(T{});
+    make_starts(float{});
+}
+
+namespace {
+
+// Tells how a launch is laid out, in place or not.
+struct WordsShape {
+    int width;  // of the kernel's instance
+    int64_t words;
+    unsigned lanes, rows;
+    int32_t run;
+    uint32_t begins_a_row;
+    int64_t run_blocks, begin_blocks;
+
+    int past() const { return width - 1; }
+};
+
+WordsShape words_shape(const CausalConv1dVarlenParams& p, const VarlenTile& tile, bool in_place) {
+    WordsShape s{};
+    s.width = p.width > 4 ? 8 : 4;
+    const int channels = 4 / element_bytes(p.dtype);
+    s.words = (int64_t{p.dim} + channels - 1) / channels;
+    const int warps = power_of_two("num_warps", tile.warps);
+    const unsigned threads = warps == 0 ? kWordsThreads : power_of_two_up_to(warps, kWordsThreads / 32) * 32;
+    const unsigned most_lanes = kWordsLanes < threads / 2 ? kWordsLanes : threads / 2;  // there are two rows or more
+    s.lanes = power_of_two_up_to(s.words, most_lanes);
+    const auto idle = [&](int64_t lanes) { return (s.words + lanes - 1) / lanes * lanes - s.words; };
+    while (s.lanes > 8 && idle(s.lanes) * 8 > s.words) s.lanes /= 2;
+    if (const int forced = power_of_two("block_n", tile.channels)) s.lanes = power_of_two_up_to(forced / channels, most_lanes);
+    if (s.lanes < kWordsThreads / kWordsFound) s.lanes = kWordsThreads / kWordsFound;
+    s.rows = threads / s.lanes;
+    s.run = kRunOfWords;
+    while (s.run > 4 && s.words * (p.tokens / s.run) < kEnoughThreads) s.run /= 2;  // short enough that a large card is full
+    if (const int tokens = power_of_two("block_m", tile.tokens))
+        s.run = static_cast<int32_t>(power_of_two_up_to(tokens / static_cast<int>(s.rows), kRunOfWords));
+    while (in_place && s.run < s.past()) s.run *= 2;  // a row's halo lies in the row before
+    const int64_t block_tokens = int64_t{s.rows} * s.run;
+    s.run_blocks = (p.tokens + block_tokens - 1) / block_tokens;
+    s.begins_a_row = begins_a_row(p, tile, s.rows, kWordsFound, s.run, s.words);
+    const int64_t begins = int64_t{s.rows} * s.begins_a_row;
+    s.begin_blocks = (p.sequences + begins - 1) / begins;
+    return s;
+}
+
+int64_t halo_bytes(const CausalConv1dVarlenParams& p, const WordsShape& s) {
+    return (s.run_blocks - 1) * s.past() * p.dim * element_bytes(p.dtype);
+}
+
+// Sequences whose start is put aside begin at least its length apart.
+bool begun_by_token(const CausalConv1dVarlenParams& p, const WordsShape& s) { return p.tokens / s.past() + 1 < p.sequences; }
+
+// The form in which the kernel sees states.
+StateForm words_state_form(const CausalConv1dVarlenParams& p) {
+    const bool halves = element_bytes(p.dtype) == 2 && p.state_dtype == p.dtype;
+    if (halves && p.state_dim_stride == 1 && p.dim % 2 == 0 && p.slot_stride % 2 == 0 && p.column_stride % 2 == 0 &&
+        aligned(p.states, 4))
+        return StateForm::columns;
+    const bool lines = p.column_stride == 1 && p.state_dim_stride == p.width - 1 && p.first_column == 0;
+    return lines && !p.block_idx_first.data ? StateForm::rows : StateForm::elements;
+}
+
+// Tells whether each row of 16-bit outputs begins and ends with a whole word.
+bool outputs_in_words(const CausalConv1dVarlenParams& p) {
+    const auto words = [](const void* data, int64_t token_stride) { return aligned(data, 4) && token_stride % 2 == 0; };
+    if (p.dim % 2 != 0) return false;
+    if (p.k_dim < 0) return words(p.out, p.out_token_stride);
+    return words(p.out, p.k_dim) && words(p.k, p.k_dim) && words(p.v, p.dim - 2 * int64_t{p.k_dim});
+}
+
+void launch(const CausalConv1dVarlenParams& p, const WordsShape& shape, WordsPlan plan, int64_t runs, int64_t begins,
+            void* stream) {
+    plan.run = shape.run;
+    plan.begins_a_row = shape.begins_a_row;
+    plan.blocks = static_cast<uint32_t>(runs + begins);
+    if (plan.blocks == 0) return;
+    plan.begins_of = (static_cast<uint64_t>(begins) << 32) / plan.blocks;
+    plan.state_form = words_state_form(p);
+    plan.plain_indices = PlainIndices::fit(p);
+    plan.shifts = element_bytes(p.dtype) == 2 && !outputs_in_words(p);
+    const dim3 grid = grid_of((shape.words + shape.lanes - 1) / shape.lanes, plan.blocks), block(shape.lanes, shape.rows, 1);
+    with_dtype(p.dtype, [&](auto type) {
+        using T = decltype(type);
+        const hipStream_t s = static_cast<hipStream_t>(stream);
+        if (shape.width == 4)
+            HIPCONV_LAUNCH(true, (causal_conv1d_varlen_words<T, 4>), grid, block, 0, s, WordsCall{p, plan});
+        else
+            HIPCONV_LAUNCH(true, (causal_conv1d_varlen_words<T, 8>), grid, block, 0, s, WordsCall{p, plan});
+    });
+    check_launch("causal_conv1d_varlen");
+}
+
+}  // namespace
+
+const char* causal_conv1d_varlen_words_refusal(const CausalConv1dVarlenParams& p, const VarlenTile& /*tile*/) {
+    const bool near = p.out_token_stride >= 0 && p.out_token_stride * element_bytes(p.dtype) < kOffsetLimit;
+    const bool states = p.state_dtype == p.dtype || p.state_dtype == DType::f32;
+    const bool outputs = p.k_dim < 0 ? p.out_dim_stride == 1 : p.k_dim % 2 == 0;
+    const bool neighbours = p.x_dim_stride == 1 && outputs;
+    if (p.width >= 2 && p.width <= 8 && states && near && neighbours && p.dim <= kMostWordsDim) return nullptr;
+    return "widths 2 to 8, channels that are neighbours, up to 2^29, an even number of those of q and k, states of x's dtype "
+           "or float32, and outputs whose tokens lie less than 2 GiB apart";
+}
+
+void causal_conv1d_varlen_words(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* /*workspace*/, void* stream) {
+    const WordsShape shape = words_shape(p, tile, false);
+    launch(p, shape, WordsPlan{}, shape.run_blocks, shape.begin_blocks, stream);
+}
+
+// Most of a short sequence is its start where windows are wide, and starts are put aside in place: `staged` is faster then.
+bool causal_conv1d_varlen_words_takes_in_place(const CausalConv1dVarlenParams& p, const VarlenTile& /*tile*/) {
+    return p.width <= 4 || p.tokens < int64_t{4} * p.sequences || p.tokens >= int64_t{256} * p.sequences;
+}
+
+int64_t causal_conv1d_varlen_words_workspace(const CausalConv1dVarlenParams& p, const VarlenTile& tile) {
+    const WordsShape shape = words_shape(p, tile, true);
+    const int64_t begun = begun_by_token(p, shape) ? p.tokens / shape.past() + 1 : p.sequences;
+    return halo_bytes(p, shape) + begun * shape.past() * p.dim * element_bytes(p.dtype);
+}
+
+void causal_conv1d_varlen_words_in_place(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* workspace,
+                                         void* stream) {
+    const WordsShape shape = words_shape(p, tile, true);
+    WordsPlan plan{};
+    plan.halos = static_cast<char*>(workspace);
+    plan.begun = plan.halos + halo_bytes(p, shape);
+    plan.begun_by_token = begun_by_token(p, shape);
+    plan.phase = VarlenPhase::begins;
+    launch(p, shape, plan, (shape.run_blocks - 1 + shape.rows - 1) / shape.rows, shape.begin_blocks, stream);
+    plan.phase = VarlenPhase::runs;
+    launch(p, shape, plan, shape.run_blocks, 0, stream);
+}
+
+}  // namespace hipconv
