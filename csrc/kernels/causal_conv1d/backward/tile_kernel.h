@@ -12,8 +12,8 @@
 // Blocks of which all taps count take a path that checks none (steady). Where memory is copied past the registers, it also has
 // the first block of a run, which stores nothing of its halo, and the last one, which sums nothing: short runs, of small
 // problems, have few others. Other blocks check of each token whether to load, sum and store, and of each tap whether it counts
-// (checked). A byte a token has the taps that count: where rows have sequence ids, the lanes of a run make these bytes in LDS
-// before they walk it.
+// (checked). A byte a token has the taps that count: where rows hold several sequences, the lanes of a run make these bytes in
+// LDS before they walk it.
 //
 // A block of threads adds up its threads' dweight and dbias in LDS and leaves them in its row of the workspace.
 //
@@ -210,15 +210,16 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
 
     // The bytes of the tokens that this run visits: bit i is set if the token's tap i sees an input; none is, if it is padding.
     uint8_t* const bytes = taps_of_tokens + threadIdx.y * (plan.run + kPast);
-    if (has(kBwdIds)) {
+    if (has(kBwdTaps)) {
+        const uint32_t period = first_parameter_again(call).plan.period;
         for (int t = static_cast<int>(threadIdx.x); t < plan.run + kPast; t += static_cast<int>(blockDim.x)) {
             const CausalConv1dInputs& in = again().in;
             const int64_t position = int64_t{begin} + t;
             uint32_t byte = 0;
-            if (below(b, in.batch) && position < in.seqlen && !is_padding(in, b, position)) {
-#pragma unroll
-                for (int i = 0; i < kWidth; ++i)
-                    if (sees(in, b, position, position - kPast + i)) byte |= 1u << i;
+            if (below(b, in.batch) && position < in.seqlen) {
+                const uint32_t row = period ? static_cast<uint32_t>(position) / period : b;
+                const int64_t place = period ? static_cast<uint32_t>(position) - row * period : position;
+                byte = bwd_taps_of_token<kWidth>(in, row, place);
             }
             bytes[t] = static_cast<uint8_t>(byte);
         }
@@ -226,7 +227,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
     }
     constexpr uint32_t kAllTaps = (1u << kWidth) - 1;
     const auto taps_of = [&](int t) -> uint32_t {
-        if (has(kBwdIds)) return bytes[t];
+        if (has(kBwdTaps)) return bytes[t];
         const int64_t position = int64_t{begin} + t;
         if (position >= p.in.seqlen) return 0;
         const bool sees_all = position >= kPast || has(kBwdInitial);
@@ -347,7 +348,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
             return t > 0 && t + kBlock <= tokens && t + kBlock + kAhead <= loaded;
     };
     const auto has_all_taps = [&](int t) {
-        if (!has(kBwdIds)) return true;  // but in a block that is not steady
+        if (!has(kBwdTaps)) return true;  // but in a block that is not steady
         const int count = t + kBlock <= tokens ? kBlock : is_behind(t) ? kPast : 0;
         uint32_t all = count ? kAllTaps : 0;
 #pragma unroll
