@@ -156,7 +156,17 @@ def test_many_short_rows_and_few_channels(device: torch.device, layout: str, wid
     not follow each other; few channels, and as many as leave the last block's lanes idle.
     """
     draw = random.Random(f"{layout} {width}")
-    sizes = [(301, 3, 1), (150, 8, 2), (70, 130, 1), (90, 3, 7), (67, 8, 17), (40, 36, 5), (9, 130, 33), (33, 12, 48), (6, 1, 300)]
+    sizes = [
+        (301, 3, 1),
+        (150, 8, 2),
+        (70, 130, 1),
+        (90, 3, 7),
+        (67, 8, 17),
+        (40, 36, 5),
+        (9, 130, 33),
+        (33, 12, 48),
+        (6, 1, 300),
+    ]
     for number, (batch, dim, seqlen) in enumerate(sizes):
         has: dict[str, Any] = {name: draw.random() < 0.7 for name in ("use_silu", "has_bias")}
         case = Case(batch, dim, seqlen, width, list(DTYPES.values())[number % 3], layout=layout, has_ids=number % 2 == 1, **has)

@@ -16,44 +16,48 @@
 namespace hipconv {
 
 constexpr int kTapsThreads = 256;
-constexpr int kFinishThreads = 1024;                        // of a block, at most,
-constexpr int kLeastFinishThreads = 256;                    // and at least
-constexpr int kFinishLanes = 32, kFewFinishLanes = 8;       // columns of a block
-constexpr int64_t kManyFinishColumns = 32 * kFinishLanes;   // that are enough for blocks of the wider kind
-constexpr int kFinishLoads = 8;                             // of a thread, which are under way at once
+constexpr int kFinishThreads = 1024;                       // of a block, at most,
+constexpr int kLeastFinishThreads = 256;                   // and at least
+constexpr int kFinishLanes = 32, kFewFinishLanes = 8;      // columns of a block
+constexpr int64_t kManyFinishColumns = 32 * kFinishLanes;  // that are enough for blocks of the wider kind
+constexpr int kFinishLoads = 8;                            // of a thread, which are under way at once
 
 // A thread makes the taps of four tokens of each row.
 __global__ void HIPCONV_LAUNCH_BOUNDS(kTapsThreads, 4) causal_conv1d_bwd_taps(CausalConv1dBwdParams p, uint32_t* taps) {
     let_next_kernel_begin();
+    wait_for_kernel_before();
     const int64_t words = bwd_taps_pitch(p.in.seqlen) / 4;
-    for (int64_t b = blockIdx.y; b < p.in.batch; b += gridDim.y) {
-        for (int64_t w = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; w < words;
-             w += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-            uint32_t word = 0;
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < words * p.in.batch;
+         i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+        const int64_t b = i / words, first = (i - b * words) * 4 - kTapsBefore;
+        uint32_t word = 0;
 #pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                const int64_t t = w * 4 + e - kTapsBefore;
-                if (t >= 0 && t < p.in.seqlen) word |= bwd_taps_of_token<8>(p.in, b, t) << e * 8;
-            }
-            taps[b * words + w] = word;
+        for (int e = 0; e < 4; ++e) {
+            const int64_t t = first + e;
+            if (t >= 0 && t < p.in.seqlen) word |= bwd_taps_of_token<8>(p.in, b, t) << e * 8;
         }
+        taps[i] = word;
     }
 }
 
 // A block adds up blockDim.x columns of the workspace at a time; blockDim.y threads, a power of two, share a column.
-__global__ void HIPCONV_LAUNCH_BOUNDS(kFinishThreads, 1) causal_conv1d_bwd_finish(CausalConv1dBwdParams p, BwdPartials partials) {
+__global__ void HIPCONV_LAUNCH_BOUNDS(kFinishThreads, 1)
+    causal_conv1d_bwd_finish(CausalConv1dBwdParams p, BwdPartials partials) {
     HIPCONV_SHARED(float, sums, kFinishThreads);
     let_next_kernel_begin();
-    wait_for_kernel_before();
-    const int64_t columns = (int64_t{p.in.width} + 1) * p.in.dim;
-    for (int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x; first < columns;
-         first += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-        const int64_t c = first + threadIdx.x;
-        const int i = static_cast<int>(c / p.in.dim);
-        const int64_t d = c - int64_t{i} * p.in.dim;
-        int64_t rows = partials.rows[0];
+    const int64_t columns = (int64_t{p.in.width} + 1) * p.in.dim, step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+    int64_t c = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x, d = 0, rows = 0;
+    int i = 0;
+    const auto look_up = [&]() {
+        i = static_cast<int>(c / p.in.dim);
+        d = c - int64_t{i} * p.in.dim;
+        rows = partials.rows[0];
         for (int zone = 1; zone < kTaperZones; ++zone)
             if (d >= partials.first_channel[zone]) rows = partials.rows[zone];
+    };
+    look_up();  // while the kernel before ends
+    wait_for_kernel_before();
+    for (;;) {
         float sum = 0.0f;
         if (c < columns) {
             const float* column = static_cast<const float*>(p.partials) + c;
@@ -67,6 +71,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kFinishThreads, 1) causal_conv1d_bwd_finis
             if (threadIdx.y < half) *own += own[half * blockDim.x];
         }
         if (threadIdx.y == 0 && c < columns) bwd_store_sum<float>(p, d, i, *own);
+        c += step;
+        if (c - threadIdx.x >= columns) break;
+        look_up();
         __syncthreads();
     }
 }
@@ -78,8 +85,8 @@ int64_t numbers_of(const CausalConv1dBwdParams& p, const BwdPartials& partials) 
 }
 
 void make_taps(const CausalConv1dBwdParams& p, uint32_t* taps, hipStream_t stream) {
-    const dim3 grid(blocks_up_to(bwd_taps_pitch(p.in.seqlen) / 4, kTapsThreads, 65535), blocks_up_to(p.in.batch, 1, 65535), 1);
-    hipLaunchKernelGGL(causal_conv1d_bwd_taps, grid, dim3(kTapsThreads, 1, 1), 0, stream, p, taps);
+    const dim3 grid(blocks_up_to(bwd_taps_pitch(p.in.seqlen) / 4 * p.in.batch, kTapsThreads, 1 << 20), 1, 1);
+    HIPCONV_LAUNCH(true, causal_conv1d_bwd_taps, grid, dim3(kTapsThreads, 1, 1), 0, stream, p, taps);
     check_launch("causal_conv1d_bwd");
 }
 

@@ -72,9 +72,9 @@ BwdTileShape bwd_tile_shape_of_run(const CausalConv1dBwdParams& p, int run) {
 }
 
 // Takes the length of run that costs a large card least. Its compute units are busy with as many tokens as the fullest one has,
-// halos included, and more with those that are checked; each round of blocks that it holds at once has a start and an end, which
-// take as long as some tokens; and few blocks leave much of its time unused. (The card is one and the same everywhere, so that
-// the order of sums is.)
+// halos included, and more with those that are checked; each round of blocks that it holds at once has a start and an end,
+// which take as long as some tokens; and few blocks leave much of its time unused. (The card is one and the same everywhere, so
+// that the order of sums is.)
 BwdTileShape bwd_tile_shape_of(const CausalConv1dBwdParams& p, int period, double* cost) {
     constexpr int64_t kComputeUnits = 132;
     constexpr double kOfStartAndEnd = 28, kLeastBlocks = 2.5, kMoreIfChecked = 0.7;
@@ -85,8 +85,9 @@ BwdTileShape bwd_tile_shape_of(const CausalConv1dBwdParams& p, int period, doubl
         const BwdTileShape s = bwd_tile_shape_of_run(p, run);
         if ((p.in.seq_idx.data || period) && static_cast<int>(s.rows) * (s.run + past) > kBwdTileTapBytes) continue;
         const int64_t blocks = (s.groups * s.blocks + kComputeUnits - 1) / kComputeUnits;  // of a unit
-        const int64_t rounds = (blocks + blocks_of_unit - 1) / blocks_of_unit;
-        const double busy = static_cast<double>(blocks) > kLeastBlocks ? static_cast<double>(blocks) : kLeastBlocks;
+        const int less = kBwdTileThreads / static_cast<int>(s.lanes * s.rows);  // times as many small blocks fit
+        const int64_t rounds = (blocks + blocks_of_unit * less - 1) / (blocks_of_unit * less);
+        const double all = static_cast<double>(blocks) / less, busy = all > kLeastBlocks ? all : kLeastBlocks;
         const int ends = period ? past > 0 ? (s.run + period - 1) / period : 0 : p.in.seqlen <= s.run ? 1 : 0;
         const int at_ends = ends * 2 * block + (ends ? past : block);
         const double checked = at_ends < s.run + past ? at_ends : s.run + past;
@@ -160,7 +161,7 @@ const char* causal_conv1d_bwd_tile_refusal(const CausalConv1dBwdParams& p) {
 
 // A token of few channels is less than a lane reads at once, and is left to the kernel that reads single elements.
 bool causal_conv1d_bwd_tile_is_faster(const CausalConv1dBwdParams& p) {
-    constexpr int kFewChannels = 8, kShortRow = 8;
+    constexpr int kFewChannels = 4, kShortRow = 8;
     return p.in.dim > kFewChannels || p.in.seqlen < kShortRow;
 }
 

@@ -105,7 +105,14 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
         return global_pointer<T>(
             s.data)[int64_t{row} * s.batch_stride + int64_t{channel} * s.dim_stride + int64_t{column} * s.seqlen_stride];
     };
+    // Its channels are one vector, where that lies at a multiple of its size.
+    const auto vector_of_state = [&](const Sequences& s, int column) -> Vector* {
+        Vector* const vector = reinterpret_cast<Vector*>(&state(s, column, 0));
+        const bool is_aligned = reinterpret_cast<uintptr_t>(vector) % sizeof(Vector) == 0;
+        return s.dim_stride == 1 && channels == kChannels && is_aligned ? vector : nullptr;
+    };
     const auto value_of_state = [&](const Sequences& s, int column) {
+        if (const Vector* const vector = vector_of_state(s, column)) return Channels::template unpack<T>(*vector);
         return Channels::make([&](int c) { return c < channels ? to_float(state(s, column, c)) : 0.0f; });
     };
 
@@ -211,7 +218,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
     // The bytes of the tokens that this run visits: bit i is set if the token's tap i sees an input; none is, if it is padding.
     uint8_t* const bytes = taps_of_tokens + threadIdx.y * (plan.run + kPast);
     if (has(kBwdTaps)) {
-        const uint32_t period = first_parameter_again(call).plan.period;
+        const uint32_t period = plan.period;
         for (int t = static_cast<int>(threadIdx.x); t < plan.run + kPast; t += static_cast<int>(blockDim.x)) {
             const CausalConv1dInputs& in = again().in;
             const int64_t position = int64_t{begin} + t;
@@ -331,9 +338,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
             else
                 store_at_place<T>(dx, bit_cast<Words2>(vector), channels);
         } else if (kChecked && begin == 0 && has(kBwdGivesInitial)) {
+            if (Vector* const vector = vector_of_state(again().dinitial_states, t)) {
+                *vector = Channels::template pack<T>(result);
+            } else {
 #pragma unroll
-            for (int c = 0; c < kChannels; ++c)
-                if (c < channels) state(again().dinitial_states, t, c) = from_float<T>(Channels::get(result, c));
+                for (int c = 0; c < kChannels; ++c)
+                    if (c < channels) state(again().dinitial_states, t, c) = from_float<T>(Channels::get(result, c));
+            }
         }
         dx += plan.dx_step;
     };

@@ -112,7 +112,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
         const char* const x = x_row + t_next * step_of(plan.x_step);
         const char* const dout = dout_row + t_next * step_of(plan.dout_step);
         if (kAnySteps && plan.x_step != kSize)
-            load_single_tokens<T, kBefore, kOwn, kOldest>(x, plan.x_step, t_next, seqlen, x_words);
+            load_single_tokens<T, kBefore, kOwn, kOldest / Layout::kEach>(x, plan.x_step, t_next, seqlen, x_words);
         else if (kPlain || plan.x_is_aligned)
             load_vectors<T, kBefore, kOwn, kPlain>(x, t_next, seqlen, x_words);
         else if constexpr (!kPlain)
@@ -238,7 +238,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
                                                           sums);
             };
             const bool is_inside = bits.bytes == taps_inside<kTokens, kWidth>().bytes;
-            if (__ballot(!is_inside))
+            if (kHasPredicates || __ballot(!is_inside))
                 step(bits);
             else
                 step(AllTaps{});
