@@ -161,8 +161,10 @@ const char* causal_conv1d_bwd_tile_refusal(const CausalConv1dBwdParams& p) {
 
 // A token of few channels is less than a lane reads at once, and is left to the kernel that reads single elements.
 bool causal_conv1d_bwd_tile_is_faster(const CausalConv1dBwdParams& p) {
-    constexpr int kFewChannels = 4, kShortRow = 8;
-    return p.in.dim > kFewChannels || p.in.seqlen < kShortRow;
+    constexpr int kFewChannels = 4, kSomeChannels = 8;
+    constexpr int kShortRow = 8, kLongRow = 256;
+    if (p.in.seqlen < kShortRow || p.in.dim > kSomeChannels) return true;
+    return p.in.dim > kFewChannels && p.in.seqlen >= kLongRow;
 }
 
 int64_t causal_conv1d_bwd_tile_workspace(const CausalConv1dBwdParams& p) {

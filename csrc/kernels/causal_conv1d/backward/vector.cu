@@ -103,11 +103,27 @@ BwdVectorShape bwd_vector_shape(const CausalConv1dBwdParams& p) {
     return s;
 }
 
-Taper bwd_vector_taper(const BwdVectorShape& s) {
-    // Long walks need fewer partial sums, but cards need enough threads.
-    uint32_t log2_steps = kBwdVectorLog2Steps;
-    const double threads = static_cast<double>(s.items) * s.channel_groups * s.lanes * s.channels;
-    while (log2_steps > 0 && (threads / (1u << log2_steps) < kEnoughThreads || s.items <= 1 << (log2_steps - 1))) --log2_steps;
+// Takes the length of walks that costs a large card least: a walk's start and end take as long as some steps; compute units
+// hold so many blocks at once, and a last round of fewer takes as long as another; and few blocks leave much of a unit's time
+// unused.
+Taper bwd_vector_taper(const CausalConv1dBwdParams& p, const BwdVectorShape& s) {
+    constexpr int64_t kComputeUnits = 132;
+    constexpr double kOfStartAndEnd = 2, kLeastBlocks = 2.5;  // steps; blocks of a unit
+    const BwdForm form = s.is_plain ? BwdForm::plain : BwdForm::any;
+    const int at_once = s.is_whole ? kBwdWholeBlocks : bwd_vector_blocks(p.in.width, form);
+    uint32_t log2_steps = 0;
+    double least = 0;
+    for (uint32_t log2 = 0; log2 <= kBwdVectorLog2Steps; ++log2) {
+        const int64_t longest = int64_t{s.parts} << log2, pieces = (s.items + longest - 1) / longest;
+        const int64_t of_unit = (pieces * s.channel_groups + kComputeUnits - 1) / kComputeUnits;
+        const int64_t in_rounds = of_unit > at_once ? (of_unit + at_once - 1) / at_once * at_once : of_unit;
+        const double busy = static_cast<double>(in_rounds) > kLeastBlocks ? static_cast<double>(in_rounds) : kLeastBlocks;
+        const int64_t steps = pieces > 1 ? int64_t{1} << log2 : (s.items + s.parts - 1) / s.parts;
+        const double cost = busy * (static_cast<double>(steps) + kOfStartAndEnd);
+        if (log2 > 0 && cost >= least) continue;
+        log2_steps = log2;
+        least = cost;
+    }
     if (s.parts == 1) return tapered(static_cast<uint32_t>(s.items), s.channel_groups, log2_steps);
     // A part has as many items as each other part of its block.
     Taper taper{static_cast<uint32_t>(s.items), log2_steps, {}, {}, 0};
@@ -124,7 +140,7 @@ Taper bwd_vector_taper(const BwdVectorShape& s) {
 BwdVectorPlan plan_of(const CausalConv1dBwdParams& p, const BwdVectorShape& shape) {
     const int size = element_bytes(p.in.dtype);
     BwdVectorPlan plan{};
-    plan.taper = bwd_vector_taper(shape);
+    plan.taper = bwd_vector_taper(p, shape);
     plan.channels = shape.channels;
     plan.vectors = static_cast<uint32_t>(shape.vectors);
     plan.most_before = shape.on_boundaries ? 16 / size - 1 : 0;
@@ -147,7 +163,7 @@ BwdWholePlan whole_plan_of(const CausalConv1dBwdParams& p, const BwdVectorShape&
     const int size = element_bytes(p.in.dtype);
     const int32_t steps = static_cast<int32_t>(shape.steps_of_row);
     BwdWholePlan plan{};
-    plan.taper = bwd_vector_taper(shape);
+    plan.taper = bwd_vector_taper(p, shape);
     plan.steps_of_row = static_cast<uint32_t>(steps);
     plan.stretch = static_cast<int32_t>(shape.lanes) * (16 / size);
     plan.last_stretch = (steps - 1) * plan.stretch;
@@ -179,7 +195,7 @@ void launch(const CausalConv1dBwdParams& p, hipStream_t stream) {
 
 BwdPartials partials_of(const CausalConv1dBwdParams& p) {
     const BwdVectorShape shape = bwd_vector_shape(p);
-    const Taper taper = bwd_vector_taper(shape);
+    const Taper taper = bwd_vector_taper(p, shape);
     BwdPartials partials{};
     for (int zone = 0; zone < kTaperZones; ++zone) {
         partials.first_channel[zone] = static_cast<int64_t>(taper.first_row[zone]) * shape.channels;

@@ -12,14 +12,6 @@
 
 namespace hipconv {
 
-// This was measured on an H200, where many threads are worth more than registers.
-constexpr int bwd_vector_blocks(int width, BwdForm form) {
-    const bool plain = form == BwdForm::plain;
-    if (!kHasPredicates) return width <= 4 ? (plain ? 10 : 6) : (plain ? 6 : 4);
-    if (plain) return width <= 3 ? 8 : width <= 4 ? 7 : width <= 5 ? 6 : width <= 7 ? 5 : 4;
-    return width <= 5 ? 5 : width <= 7 ? 4 : 3;
-}
-
 // A row of a tensor of states, of element columns.
 template <typename T>
 struct BwdVectorState {

@@ -65,6 +65,15 @@ enum class BwdForm {
     any,              // rows without states, tokens side by side
     any_with_states,  // all others, and all others of f32
 };
+
+// Blocks of a compute unit. This was measured on an H200, where many threads are worth more than registers.
+constexpr int bwd_vector_blocks(int width, BwdForm form) {
+    const bool plain = form == BwdForm::plain;
+    if (!kHasPredicates) return width <= 4 ? (plain ? 10 : 6) : (plain ? 6 : 4);
+    if (plain) return width <= 3 ? 8 : width <= 4 ? 7 : width <= 5 ? 6 : width <= 7 ? 5 : 4;
+    return width <= 5 ? 5 : width <= 7 ? 4 : 3;
+}
+
 void launch_bwd_plain(const CausalConv1dBwdParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block,
                       hipStream_t stream);
 void launch_bwd_any(const CausalConv1dBwdParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block, hipStream_t stream);
