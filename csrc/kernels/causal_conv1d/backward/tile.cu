@@ -18,7 +18,7 @@ bool bwd_vectors_are_aligned(const CausalConv1dBwdParams& p, int channels) {
     return p.in.dim % channels == 0 && aligned(p.in.x) && aligned(p.dout) && aligned(p.dx);
 }
 
-constexpr int kMostPeriod = 512;           // tokens of a sequence, among others in one row
+constexpr int kMostPeriod = 512;          // tokens of a sequence, among others in one row
 constexpr unsigned kFewBwdTileLanes = 4;  // of a block whose lanes are halved for a dim that they do not divide
 
 struct BwdTileShape {
@@ -35,9 +35,7 @@ int bwd_tile_channels(const CausalConv1dBwdParams& p) {
 
 // Tells whether the sequences follow each other in memory as tokens do, so that a walk can go on from one to the next.
 bool bwd_rows_follow(const CausalConv1dBwdParams& p) {
-    const auto follow = [&](const Sequences& s) {
-        return p.in.seqlen == 1 || s.batch_stride == p.in.seqlen * s.seqlen_stride;
-    };
+    const auto follow = [&](const Sequences& s) { return p.in.seqlen == 1 || s.batch_stride == p.in.seqlen * s.seqlen_stride; };
     return p.in.batch > 1 && p.in.seqlen > 0 && !bwd_has_states(p) && follow(p.in.x) && follow(p.dout) && follow(p.dx) &&
            int64_t{p.in.batch} * p.in.seqlen <= INT32_MAX - 4096;
 }
@@ -85,7 +83,7 @@ BwdTileShape bwd_tile_shape_of(const CausalConv1dBwdParams& p, int period, doubl
         const BwdTileShape s = bwd_tile_shape_of_run(p, run);
         if ((p.in.seq_idx.data || period) && static_cast<int>(s.rows) * (s.run + past) > kBwdTileTapBytes) continue;
         const int64_t blocks = (s.groups * s.blocks + kComputeUnits - 1) / kComputeUnits;  // of a unit
-        const int less = kBwdTileThreads / static_cast<int>(s.lanes * s.rows);  // times as many small blocks fit
+        const int less = kBwdTileThreads / static_cast<int>(s.lanes * s.rows);             // times as many small blocks fit
         const int64_t rounds = (blocks + blocks_of_unit * less - 1) / (blocks_of_unit * less);
         const double all = static_cast<double>(blocks) / less, busy = all > kLeastBlocks ? all : kLeastBlocks;
         const int ends = period ? past > 0 ? (s.run + period - 1) / period : 0 : p.in.seqlen <= s.run ? 1 : 0;

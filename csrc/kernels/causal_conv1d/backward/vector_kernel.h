@@ -59,7 +59,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
     using Sum = BwdVectorSum;
     using Bits = TapsOfBits<kTokens, kWidth>;
 
-    HIPCONV_SHARED(float, sums_of_rows, kPlain ? 1 : kBwdVectorThreads * (kWidth + 1));
+    HIPCONV_SHARED(float, sums_of_rows, kPlain ? 1 : kBwdVectorThreads*(kWidth + 1));
 
     let_next_kernel_begin();
     wait_for_kernel_before();
