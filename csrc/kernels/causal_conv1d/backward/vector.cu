@@ -103,27 +103,28 @@ BwdVectorShape bwd_vector_shape(const CausalConv1dBwdParams& p) {
     return s;
 }
 
-// Takes the length of walks that costs a large card least: a walk's start and end take as long as some steps; compute units
+// Takes walks that leave a large card enough threads, or twice or half as long ones where these cost clearly less: a walk's start and end take as long as some steps; compute units
 // hold so many blocks at once, and a last round of fewer takes as long as another; and few blocks leave much of a unit's time
 // unused.
 Taper bwd_vector_taper(const CausalConv1dBwdParams& p, const BwdVectorShape& s) {
     constexpr int64_t kComputeUnits = 132;
-    constexpr double kOfStartAndEnd = 2, kLeastBlocks = 2.5;  // steps; blocks of a unit
+    constexpr double kOfStartAndEnd = 2, kLeastBlocks = 2.5, kClearly = 0.92;  // steps; blocks of a unit
     const BwdForm form = s.is_plain ? BwdForm::plain : BwdForm::any;
     const int at_once = s.is_whole ? kBwdWholeBlocks : bwd_vector_blocks(p.in.width, form);
-    uint32_t log2_steps = 0;
-    double least = 0;
-    for (uint32_t log2 = 0; log2 <= kBwdVectorLog2Steps; ++log2) {
+    const auto cost_of = [&](uint32_t log2) {
         const int64_t longest = int64_t{s.parts} << log2, pieces = (s.items + longest - 1) / longest;
         const int64_t of_unit = (pieces * s.channel_groups + kComputeUnits - 1) / kComputeUnits;
         const int64_t in_rounds = of_unit > at_once ? (of_unit + at_once - 1) / at_once * at_once : of_unit;
         const double busy = static_cast<double>(in_rounds) > kLeastBlocks ? static_cast<double>(in_rounds) : kLeastBlocks;
         const int64_t steps = pieces > 1 ? int64_t{1} << log2 : (s.items + s.parts - 1) / s.parts;
-        const double cost = busy * (static_cast<double>(steps) + kOfStartAndEnd);
-        if (log2 > 0 && cost >= least) continue;
-        log2_steps = log2;
-        least = cost;
-    }
+        return busy * (static_cast<double>(steps) + kOfStartAndEnd);
+    };
+    uint32_t log2_steps = kBwdVectorLog2Steps;
+    const double threads = static_cast<double>(s.items) * s.channel_groups * s.lanes * s.channels;
+    while (log2_steps > 0 && (threads / (1u << log2_steps) < kEnoughThreads || s.items <= 1 << (log2_steps - 1))) --log2_steps;
+    const uint32_t usual = log2_steps;
+    if (usual < kBwdVectorLog2Steps && cost_of(usual + 1) < kClearly * cost_of(usual)) log2_steps = usual + 1;
+    if (usual > 0 && cost_of(usual - 1) < kClearly * cost_of(log2_steps)) log2_steps = usual - 1;
     if (s.parts == 1) return tapered(static_cast<uint32_t>(s.items), s.channel_groups, log2_steps);
     // A part has as many items as each other part of its block.
     Taper taper{static_cast<uint32_t>(s.items), log2_steps, {}, {}, 0};
