@@ -103,9 +103,9 @@ BwdVectorShape bwd_vector_shape(const CausalConv1dBwdParams& p) {
     return s;
 }
 
-// Takes walks that leave a large card enough threads, or twice or half as long ones where these cost clearly less: a walk's start and end take as long as some steps; compute units
-// hold so many blocks at once, and a last round of fewer takes as long as another; and few blocks leave much of a unit's time
-// unused.
+// Takes walks that leave a large card enough threads, or twice or half as long ones where these cost clearly less: a start and
+// an end take as long as some steps; compute units hold so many blocks at once, and a last round of fewer takes as long as
+// another; and few blocks leave much of a unit's time unused.
 Taper bwd_vector_taper(const CausalConv1dBwdParams& p, const BwdVectorShape& s) {
     constexpr int64_t kComputeUnits = 132;
     constexpr double kOfStartAndEnd = 2, kLeastBlocks = 2.5, kClearly = 0.92;  // steps; blocks of a unit
