@@ -3,8 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <ATen/ops/copy_ops.h>  // must be after it; <ATen/ops/copy.h> would take seconds to compile
-#include <ATen/ops/empty_like_ops.h>
+#include <ATen/ops/empty_like_ops.h>  // must be after it; <ATen/ops/empty_like.h> would take seconds to compile
 #include <ATen/ops/empty_ops.h>
 #include <c10/core/DeviceGuard.h>
 #include <pybind11/stl.h>
@@ -27,13 +26,6 @@ at::Tensor new_tensor(at::IntArrayRef sizes, at::ScalarType dtype, const at::Ten
 }
 
 at::Tensor new_like(const at::Tensor& x) { return at::_ops::empty_like::call(x, {}, {}, {}, {}, {}); }
-
-// Tells whether neighbours in memory are channels of one and tokens of the other.
-bool are_crossed(const Sequences& a, const Sequences& b) {
-    const auto channels_inside = [](const Sequences& s) { return s.dim_stride == 1 && s.seqlen_stride != 1; };
-    const auto tokens_inside = [](const Sequences& s) { return s.seqlen_stride == 1 && s.dim_stride != 1; };
-    return (channels_inside(a) && tokens_inside(b)) || (tokens_inside(a) && channels_inside(b));
-}
 
 Gradients bwd(const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& optional_bias, const at::Tensor& dout,
               const OptionalTensor& seq_idx, const OptionalTensor& initial_states, const OptionalTensor& dfinal_states,
@@ -78,29 +70,11 @@ Gradients bwd(const at::Tensor& x, const at::Tensor& weight, const OptionalTenso
     }
     const c10::DeviceGuard guard(x.device());
     const auto* kernel = kernel_of(kernels, wanted, p);
-    // The fast kernels take tensors of one order. Copies of those in another one cost less than a kernel that takes any,
-    // where a faster one serves the copies.
-    at::Tensor dout_like_x, dx_like_x;
-    if (!wanted.kernel && (are_crossed(p.dout, p.in.x) || are_crossed(p.dx, p.in.x))) {
-        CausalConv1dBwdParams in_order = p;
-        if (are_crossed(p.dout, p.in.x)) in_order.dout = sequences_of(dout_like_x = new_like(x));
-        if (are_crossed(p.dx, p.in.x)) in_order.dx = sequences_of(dx_like_x = new_like(x));
-        settle_strides(p.in.batch, p.in.dim, p.in.seqlen, {&in_order.in.x, &in_order.dout, &in_order.dx});
-        const auto* faster = kernels.choice(in_order);
-        if (faster < kernel) {  // it stands before it in the table
-            kernel = faster;
-            p = in_order;
-            if (dout_like_x.defined()) at::_ops::copy_::call(dout_like_x, dout, false);
-        } else {
-            dout_like_x = dx_like_x = at::Tensor();
-        }
-    }
     const at::Tensor workspace = new_tensor({kernel->workspace_of(p)}, at::kByte, x);
     {
         py::gil_scoped_release no_gil;
         kernel->launch(p, workspace.data_ptr(), reinterpret_cast<void*>(stream));
     }
-    if (dx_like_x.defined()) at::_ops::copy_::call(const_cast<at::Tensor&>(dx), dx_like_x, false);
     return {dx, dweight, dbias, dinitial_states};
 }
 

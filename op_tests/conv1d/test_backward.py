@@ -133,19 +133,61 @@ def test_any_strides(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_gradients_in_another_order_than_x_have_the_same_bits(device: torch.device, layout: str) -> None:
-    """dout, and the dx that is written, lie along the other dim: copies go to the kernel that takes all in x's order."""
-    case = Case(2, 16, 24, 4, torch.bfloat16, has_ids=True, layout=layout)
-    same = case.inputs(device)
-    other = LAYOUTS[layout == LAYOUTS[0]]
-    shape = (case.batch, case.dim, case.seqlen)
-    crossed = same._replace(dout=empty_as(other, shape, case.dtype, device).copy_(same.dout))
-    expected = torch.ops.hipconv.causal_conv1d_bwd(*same[:5], use_silu=True)
-    dx = empty_as(other, shape, case.dtype, device).fill_(torch.nan)
-    rest = torch.ops.hipconv.causal_conv1d_bwd_out(dx, *crossed[:5], use_silu=True)
-    for got, wanted in zip((dx, *rest), expected, strict=True):
-        assert torch.equal(got, wanted)
-    assert torch.equal(torch.ops.hipconv.causal_conv1d_bwd(*crossed[:5], use_silu=True)[0], expected[0])
+def test_gradients_in_another_order_than_x(device: torch.device, layout: str) -> None:
+    """dout, and the dx that is written, lie along the other dim; `auto` takes a fast kernel, without copies of them."""
+    shapes = [(2, 16, 24, 4), (1, 40, 70, 8), (3, 5, 33, 2), (2, 130, 9, 1), (5, 66, 130, 5)]
+    for number, (sizes, dtype) in enumerate(itertools.product(shapes, DTYPES.values())):
+        has_states = number % 4 == 1
+        case = Case(*sizes, dtype, has_ids=number % 3 == 0, has_initial=has_states, has_final=has_states, layout=layout)
+        same = case.inputs(device, seed=number)
+        other = LAYOUTS[layout == LAYOUTS[0]]
+        shape = (case.batch, case.dim, case.seqlen)
+        crossed = same._replace(dout=empty_as(other, shape, case.dtype, device).copy_(same.dout))
+        for inputs in (same, crossed):
+            dx = empty_as(other, shape, case.dtype, device).fill_(torch.nan)
+            assert (wrong := wrong_gradients(inputs, inputs.gradients(dx=dx))) is None, f"{case}: {wrong}"
+        assert (wrong := wrong_gradients(crossed, crossed.gradients())) is None, f"{case}: {wrong}"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("width", [1, 3, 4, 6, 8])
+def test_many_short_rows_and_few_channels(device: torch.device, layout: str, width: int) -> None:
+    """Rows that a walk goes through one after another, with ids and padding in them; walks that share a block; rows that do
+    not follow each other; few channels, and as many as leave the last block's lanes idle.
+    """
+    draw = random.Random(f"{layout} {width}")
+    sizes = [
+        (301, 3, 1),
+        (150, 8, 2),
+        (70, 130, 1),
+        (90, 3, 7),
+        (67, 8, 17),
+        (40, 36, 5),
+        (9, 130, 33),
+        (33, 12, 48),
+        (6, 1, 300),
+    ]
+    for number, (batch, dim, seqlen) in enumerate(sizes):
+        has: dict[str, Any] = {name: draw.random() < 0.7 for name in ("use_silu", "has_bias")}
+        case = Case(batch, dim, seqlen, width, list(DTYPES.values())[number % 3], layout=layout, has_ids=number % 2 == 1, **has)
+        good = case.inputs(device, seed=number)
+        inner, outer = (1, seqlen + number % 2) if layout == "channel_first" else (dim + number % 3 // 2, 1)
+        pitch = (dim * outer if layout == "channel_first" else seqlen * inner) + 3 * (number % 5 == 4)
+        x, _ = _strided(good.x, (pitch, outer, inner), 0, torch.nan)
+        dout, _ = _strided(good.dout, (pitch, outer, inner), 0, torch.nan)
+        inputs = good._replace(x=x, dout=dout)
+        for kernel in {"auto", *(name for name in kernels_of(device) if name in ("tile", "vector"))}:
+            dx, buffer = _strided(torch.full_like(good.x, torch.nan), (pitch, outer, inner), 0, 42.0)
+            try:
+                found = inputs.gradients(kernel, dx)
+            except ValueError as error:
+                assert kernel != "auto" and refused(error), error
+                continue
+            assert (wrong := wrong_gradients(inputs, found)) is None, f"{kernel}, {case}: {wrong}"
+            found = (found[0].clone(), *found[1:])
+            assert all(map(torch.equal, found, inputs.gradients(kernel, dx))), f"{kernel}, {case}: other bits the second time"
+            dx.fill_(42.0)
+            assert (buffer == 42.0).all(), "wrote outside dx"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -7,6 +7,7 @@ namespace hipconv {
 
 const char* causal_conv1d_bwd_tile_refusal(const CausalConv1dBwdParams& params);
 int64_t causal_conv1d_bwd_tile_workspace(const CausalConv1dBwdParams& params);
+bool causal_conv1d_bwd_tile_is_faster(const CausalConv1dBwdParams& params);
 void causal_conv1d_bwd_tile(const CausalConv1dBwdParams& params, void* workspace, void* stream);
 
 const char* causal_conv1d_bwd_vector_refusal(const CausalConv1dBwdParams& params);
@@ -20,9 +21,10 @@ void causal_conv1d_bwd_staged(const CausalConv1dBwdParams& params, void* workspa
 int64_t causal_conv1d_bwd_naive_workspace(const CausalConv1dBwdParams& params);
 void causal_conv1d_bwd_naive(const CausalConv1dBwdParams& params, void* workspace, void* stream);
 
-// name, refusal, launch, workspace
+// name, refusal, launch, workspace, auto_takes
 constexpr KernelRow<CausalConv1dBwdParams> kBwdKernels[] = {
-    {"tile", causal_conv1d_bwd_tile_refusal, causal_conv1d_bwd_tile, causal_conv1d_bwd_tile_workspace},
+    {"tile", causal_conv1d_bwd_tile_refusal, causal_conv1d_bwd_tile, causal_conv1d_bwd_tile_workspace,
+     causal_conv1d_bwd_tile_is_faster},
     {"vector", causal_conv1d_bwd_vector_refusal, causal_conv1d_bwd_vector, causal_conv1d_bwd_vector_workspace},
     {"staged", causal_conv1d_bwd_staged_refusal, causal_conv1d_bwd_staged, causal_conv1d_bwd_staged_workspace},
     {"naive", nullptr, causal_conv1d_bwd_naive, causal_conv1d_bwd_naive_workspace},

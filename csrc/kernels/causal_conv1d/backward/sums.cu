@@ -16,55 +16,64 @@
 namespace hipconv {
 
 constexpr int kTapsThreads = 256;
-constexpr int kFinishLanes = 32;  // columns of a block
-constexpr int kFinishRows = 8;    // threads that share a column
+constexpr int kFinishThreads = 1024;                       // of a block, at most,
+constexpr int kLeastFinishThreads = 256;                   // and at least
+constexpr int kFinishLanes = 32, kFewFinishLanes = 8;      // columns of a block
+constexpr int64_t kManyFinishColumns = 32 * kFinishLanes;  // that are enough for blocks of the wider kind
+constexpr int kFinishLoads = 8;                            // of a thread, which are under way at once
 
 // A thread makes the taps of four tokens of each row.
 __global__ void HIPCONV_LAUNCH_BOUNDS(kTapsThreads, 4) causal_conv1d_bwd_taps(CausalConv1dBwdParams p, uint32_t* taps) {
     let_next_kernel_begin();
+    wait_for_kernel_before();
     const int64_t words = bwd_taps_pitch(p.in.seqlen) / 4;
-    for (int64_t b = blockIdx.y; b < p.in.batch; b += gridDim.y) {
-        for (int64_t w = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; w < words;
-             w += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-            uint32_t word = 0;
-            for (int e = 0; e < 4; ++e) {
-                const int64_t t = w * 4 + e - kTapsBefore;
-                if (t < 0 || t >= p.in.seqlen || is_padding(p.in, b, t)) continue;
-                for (int i = 0; i < p.in.width; ++i)
-                    if (sees(p.in, b, t, t - p.in.width + 1 + i)) word |= 1u << (e * 8 + i);
-            }
-            taps[b * words + w] = word;
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < words * p.in.batch;
+         i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+        const int64_t b = i / words, first = (i - b * words) * 4 - kTapsBefore;
+        uint32_t word = 0;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const int64_t t = first + e;
+            if (t >= 0 && t < p.in.seqlen) word |= bwd_taps_of_token<8>(p.in, b, t) << e * 8;
         }
+        taps[i] = word;
     }
 }
 
-// A block adds up kFinishLanes columns of the workspace; kFinishRows threads share a column.
-__global__ void HIPCONV_LAUNCH_BOUNDS(kFinishLanes* kFinishRows, 4)
+// A block adds up blockDim.x columns of the workspace at a time; blockDim.y threads, a power of two, share a column.
+__global__ void HIPCONV_LAUNCH_BOUNDS(kFinishThreads, 1)
     causal_conv1d_bwd_finish(CausalConv1dBwdParams p, BwdPartials partials) {
-    HIPCONV_SHARED(float, sums, kFinishLanes* kFinishRows);
+    HIPCONV_SHARED(float, sums, kFinishThreads);
     let_next_kernel_begin();
-    wait_for_kernel_before();
-    const int64_t columns = (int64_t{p.in.width} + 1) * p.in.dim;
-    for (int64_t first = static_cast<int64_t>(blockIdx.x) * kFinishLanes; first < columns;
-         first += static_cast<int64_t>(gridDim.x) * kFinishLanes) {
-        const int64_t c = first + threadIdx.x;
-        const int i = static_cast<int>(c / p.in.dim);
-        const int64_t d = c - int64_t{i} * p.in.dim;
-        int64_t rows = partials.rows[0];
+    const int64_t columns = (int64_t{p.in.width} + 1) * p.in.dim, step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+    int64_t c = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x, d = 0, rows = 0;
+    int i = 0;
+    const auto look_up = [&]() {
+        i = static_cast<int>(c / p.in.dim);
+        d = c - int64_t{i} * p.in.dim;
+        rows = partials.rows[0];
         for (int zone = 1; zone < kTaperZones; ++zone)
             if (d >= partials.first_channel[zone]) rows = partials.rows[zone];
+    };
+    look_up();  // while the kernel before ends
+    wait_for_kernel_before();
+    for (;;) {
         float sum = 0.0f;
         if (c < columns) {
             const float* column = static_cast<const float*>(p.partials) + c;
 #pragma unroll 8
-            for (int64_t row = threadIdx.y; row < rows; row += kFinishRows) sum += column[row * columns];
+            for (int64_t row = threadIdx.y; row < rows; row += blockDim.y) sum += column[row * columns];
         }
-        sums[threadIdx.y * kFinishLanes + threadIdx.x] = sum;
-        __syncthreads();
-        if (threadIdx.y == 0 && c < columns) {
-            for (int row = 1; row < kFinishRows; ++row) sum += sums[row * kFinishLanes + threadIdx.x];
-            bwd_store_sum<float>(p, d, i, sum);
+        float* const own = sums + threadIdx.y * blockDim.x + threadIdx.x;
+        *own = sum;
+        for (unsigned half = blockDim.y / 2; half > 0; half /= 2) {
+            __syncthreads();
+            if (threadIdx.y < half) *own += own[half * blockDim.x];
         }
+        if (threadIdx.y == 0 && c < columns) bwd_store_sum<float>(p, d, i, *own);
+        c += step;
+        if (c - threadIdx.x >= columns) break;
+        look_up();
         __syncthreads();
     }
 }
@@ -76,8 +85,8 @@ int64_t numbers_of(const CausalConv1dBwdParams& p, const BwdPartials& partials) 
 }
 
 void make_taps(const CausalConv1dBwdParams& p, uint32_t* taps, hipStream_t stream) {
-    const dim3 grid(blocks_up_to(bwd_taps_pitch(p.in.seqlen) / 4, kTapsThreads, 65535), blocks_up_to(p.in.batch, 1, 65535), 1);
-    hipLaunchKernelGGL(causal_conv1d_bwd_taps, grid, dim3(kTapsThreads, 1, 1), 0, stream, p, taps);
+    const dim3 grid(blocks_up_to(bwd_taps_pitch(p.in.seqlen) / 4 * p.in.batch, kTapsThreads, 1 << 20), 1, 1);
+    HIPCONV_LAUNCH(true, causal_conv1d_bwd_taps, grid, dim3(kTapsThreads, 1, 1), 0, stream, p, taps);
     check_launch("causal_conv1d_bwd");
 }
 
@@ -103,7 +112,11 @@ CausalConv1dBwdParams bwd_sums_begin(const CausalConv1dBwdParams& params, const 
 
 void bwd_sums_add_up(const CausalConv1dBwdParams& p, const BwdPartials& partials, hipStream_t stream) {
     const int64_t columns = (int64_t{p.in.width} + 1) * p.in.dim;
-    const dim3 grid(blocks_up_to(columns, kFinishLanes, 1 << 20), 1, 1), block(kFinishLanes, kFinishRows, 1);
+    const unsigned lanes = columns >= kManyFinishColumns ? kFinishLanes : kFewFinishLanes;
+    const int64_t most = *std::max_element(std::begin(partials.rows), std::end(partials.rows));
+    unsigned rows = power_of_two_up_to((most + kFinishLoads - 1) / kFinishLoads, kFinishThreads / lanes);
+    if (rows < kLeastFinishThreads / lanes) rows = kLeastFinishThreads / lanes;
+    const dim3 grid(blocks_up_to(columns, lanes, 1 << 20), 1, 1), block(lanes, rows, 1);
     HIPCONV_LAUNCH(true, causal_conv1d_bwd_finish, grid, block, 0, stream, p, partials);
     check_launch("causal_conv1d_bwd");
 }

@@ -2,7 +2,7 @@
 // another sequence, are left out, not multiplied by zeros: 0 * inf is NaN.
 #pragma once
 
-#include "causal_conv1d/backward.h"
+#include "causal_conv1d/states_formula.h"
 #include "device/arch.h"
 
 namespace hipconv {
@@ -18,6 +18,25 @@ HIPCONV_INLINE int64_t bwd_taps_pitch(int32_t seqlen) { return (int64_t{seqlen} 
 
 HIPCONV_INLINE const uint8_t* bwd_taps_of(const CausalConv1dBwdParams& p, int64_t b, int64_t t) {
     return p.taps + b * bwd_taps_pitch(p.in.seqlen) + kTapsBefore + t;
+}
+
+// Makes the byte of token t of row b, which is in the row, for a width up to kMost. All ids are on their way before one is
+// looked at.
+template <int kMost>
+HIPCONV_INLINE uint32_t bwd_taps_of_token(const CausalConv1dInputs& in, int64_t b, int64_t t) {
+    const int left_out = kMost - in.width;
+    const bool has_ids = in.seq_idx.data, has_initial = in.initial_states.data;
+    int32_t ids[kMost];
+#pragma unroll
+    for (int i = 0; i < kMost; ++i) {
+        ids[i] = 0;
+        if (has_ids && i >= left_out) ids[i] = sequence_of(in, b, t - (kMost - 1) + i);
+    }
+    uint32_t byte = 0;
+#pragma unroll
+    for (int i = 0; i < kMost; ++i)
+        if (i >= left_out && (has_initial || t - (kMost - 1) + i >= 0) && ids[i] == ids[kMost - 1]) byte |= 1u << i;
+    return ids[kMost - 1] < 0 ? 0 : byte >> left_out;
 }
 
 // ---- of a lane that has kTokens neighbouring tokens -------------------------------------------------------------------------
@@ -92,25 +111,29 @@ HIPCONV_INLINE TapsOfBits<kTokens, kWidth> taps_of_row(int32_t t, int32_t seqlen
     return {kTokens == 8 ? bytes : bytes & 0xffffffffu};
 }
 
-// Loads the words around the taps of the tokens of a row from t on, where `row` has those of token 0.
-template <int kCount>
-HIPCONV_INLINE void load_taps(const uint8_t* row, int32_t t, uint32_t (&words)[kCount]) {
+// The words around the taps of the tokens of a row. (AMD's compiler keeps an array of three in memory.)
+struct TapWords {
+    uint32_t first, second, third;
+};
+
+// Loads those of kTokens tokens from t on, where `row` has those of token 0.
+template <int kTokens>
+HIPCONV_INLINE TapWords load_taps(const uint8_t* row, int32_t t) {
     const uint32_t* from = global_pointer<const uint32_t>(row + (t & ~3));
-#pragma unroll
-    for (int k = 0; k < kCount; ++k) words[k] = from[k];
+    return {from[0], from[1], kTokens > 4 ? from[2] : 0};
 }
 
 // Makes them of these words; tokens from the row's end on have none.
 template <int kTokens, int kWidth>
-HIPCONV_INLINE TapsOfBits<kTokens, kWidth> taps_of_words(int32_t t, int32_t seqlen, const uint32_t (&words)[kTokens / 4 + 1]) {
-    const auto four = [&](int k) {
-        const uint64_t both = static_cast<uint64_t>(words[k + 1]) << 32 | words[k];
+HIPCONV_INLINE TapsOfBits<kTokens, kWidth> taps_of_words(int32_t t, int32_t seqlen, TapWords words) {
+    const auto four = [&](uint32_t word, uint32_t next) {
+        const uint64_t both = static_cast<uint64_t>(next) << 32 | word;
         return t < seqlen ? static_cast<uint32_t>(both >> (t * 8 & 24)) : 0;
     };
     if constexpr (kTokens == 4)
-        return {four(0)};
+        return {four(words.first, words.second)};
     else
-        return {static_cast<uint64_t>(four(1)) << 32 | four(0)};
+        return {static_cast<uint64_t>(four(words.second, words.third)) << 32 | four(words.first, words.second)};
 }
 
 }  // namespace hipconv

@@ -18,6 +18,9 @@ bool bwd_vectors_are_aligned(const CausalConv1dBwdParams& p, int channels) {
     return p.in.dim % channels == 0 && aligned(p.in.x) && aligned(p.dout) && aligned(p.dx);
 }
 
+constexpr int kMostPeriod = 512;          // tokens of a sequence, among others in one row
+constexpr unsigned kFewBwdTileLanes = 4;  // of a block whose lanes are halved for a dim that they do not divide
+
 struct BwdTileShape {
     unsigned lanes, rows;
     int run;  // tokens
@@ -30,11 +33,30 @@ int bwd_tile_channels(const CausalConv1dBwdParams& p) {
     return hipconv::bwd_tile_channels(element_bytes(p.in.dtype), p.in.width);
 }
 
+// Tells whether the sequences follow each other in memory as tokens do, so that a walk can go on from one to the next.
+bool bwd_rows_follow(const CausalConv1dBwdParams& p) {
+    const auto follow = [&](const Sequences& s) { return p.in.seqlen == 1 || s.batch_stride == p.in.seqlen * s.seqlen_stride; };
+    return p.in.batch > 1 && p.in.seqlen > 0 && !bwd_has_states(p) && follow(p.in.x) && follow(p.dout) && follow(p.dx) &&
+           int64_t{p.in.batch} * p.in.seqlen <= INT32_MAX - 4096;
+}
+
+// The same call with all sequences in one row.
+CausalConv1dBwdParams bwd_in_one_row(CausalConv1dBwdParams p) {
+    for (Sequences* s : {&p.in.x, &p.dout, &p.dx}) {
+        if (p.in.seqlen == 1) s->seqlen_stride = s->batch_stride;
+        s->batch_stride = 0;
+    }
+    p.in.seqlen *= p.in.batch;
+    p.in.batch = 1;
+    return p;
+}
+
 BwdTileShape bwd_tile_shape_of_run(const CausalConv1dBwdParams& p, int run) {
     BwdTileShape s{};
     const int channels = bwd_tile_channels(p), block = bwd_tile_block(p.in.width);
     const int64_t lanes = (int64_t{p.in.dim} + channels - 1) / channels, seqlen = p.in.seqlen > 0 ? p.in.seqlen : 1;
     s.lanes = power_of_two_up_to(lanes, kBwdTileLanes);
+    while (s.lanes > kFewBwdTileLanes && 5 * lanes < 4 * ((lanes + s.lanes - 1) / s.lanes * s.lanes)) s.lanes /= 2;
     s.rows = kBwdTileThreads / s.lanes < kBwdTileRows ? kBwdTileThreads / s.lanes : kBwdTileRows;
     const auto runs_of = [&](int tokens) { return (seqlen + tokens - 1) / tokens; };
     s.runs_a_block = power_of_two_up_to(runs_of(run), s.rows);
@@ -48,30 +70,55 @@ BwdTileShape bwd_tile_shape_of_run(const CausalConv1dBwdParams& p, int run) {
 }
 
 // Takes the length of run that costs a large card least. Its compute units are busy with as many tokens as the fullest one has,
-// halos included; each round of blocks that it holds at once has a start and an end, which take as long as some tokens; and few
-// blocks leave much of its time unused. (The card is one and the same everywhere, so that the order of sums is.)
-BwdTileShape bwd_tile_shape(const CausalConv1dBwdParams& p) {
+// halos included, and more with those that are checked; each round of blocks that it holds at once has a start and an end,
+// which take as long as some tokens; and few blocks leave much of its time unused. (The card is one and the same everywhere, so
+// that the order of sums is.)
+BwdTileShape bwd_tile_shape_of(const CausalConv1dBwdParams& p, int period, double* cost) {
     constexpr int64_t kComputeUnits = 132;
-    constexpr double kOfStartAndEnd = 28, kLeastBlocks = 2.5;
+    constexpr double kOfStartAndEnd = 28, kLeastBlocks = 2.5, kMoreIfChecked = 0.7;
     const int blocks_of_unit = bwd_tile_blocks(p.in.width, /*aligned=*/true);
+    const int past = p.in.width - 1, block = bwd_tile_block(p.in.width);
     BwdTileShape best{};
-    double least = 0;
     for (int run = kBwdTileMaxRun; run >= kBwdTileMinRun; run = run % 3 ? run / 4 * 3 : run / 3 * 2) {
         const BwdTileShape s = bwd_tile_shape_of_run(p, run);
-        if (p.in.seq_idx.data && static_cast<int>(s.rows) * (s.run + p.in.width - 1) > kBwdTileTapBytes) continue;
+        if ((p.in.seq_idx.data || period) && static_cast<int>(s.rows) * (s.run + past) > kBwdTileTapBytes) continue;
         const int64_t blocks = (s.groups * s.blocks + kComputeUnits - 1) / kComputeUnits;  // of a unit
-        const int64_t rounds = (blocks + blocks_of_unit - 1) / blocks_of_unit;
-        const double busy = static_cast<double>(blocks) > kLeastBlocks ? static_cast<double>(blocks) : kLeastBlocks;
-        const double cost = busy * (s.run + p.in.width - 1) + kOfStartAndEnd * static_cast<double>(rounds);
-        if (best.run && cost >= least) continue;
+        const int less = kBwdTileThreads / static_cast<int>(s.lanes * s.rows);             // times as many small blocks fit
+        const int64_t rounds = (blocks + blocks_of_unit * less - 1) / (blocks_of_unit * less);
+        const double all = static_cast<double>(blocks) / less, busy = all > kLeastBlocks ? all : kLeastBlocks;
+        const int ends = period ? past > 0 ? (s.run + period - 1) / period : 0 : p.in.seqlen <= s.run ? 1 : 0;
+        const int at_ends = ends * 2 * block + (ends ? past : block);
+        const double checked = at_ends < s.run + past ? at_ends : s.run + past;
+        const double each = busy * (s.run + past + kMoreIfChecked * checked) + kOfStartAndEnd * static_cast<double>(rounds);
+        if (best.run && each >= *cost) continue;
         best = s;
-        least = cost;
+        *cost = each;
     }
     return best;
 }
 
-BwdTileCall bwd_tile_call(const CausalConv1dBwdParams& p) {
-    const BwdTileShape shape = bwd_tile_shape(p);
+// A call as it is walked: its sequences may be one row.
+struct BwdTileWalk {
+    CausalConv1dBwdParams p;
+    BwdTileShape shape;
+    int period;  // the tokens of each sequence of such a row, else 0
+};
+
+BwdTileWalk bwd_tile_walk(const CausalConv1dBwdParams& p) {
+    double cost = 0;
+    BwdTileWalk walk{p, bwd_tile_shape_of(p, 0, &cost), 0};
+    if (p.in.seqlen <= kMostPeriod && bwd_rows_follow(p)) {
+        const CausalConv1dBwdParams one = bwd_in_one_row(p);
+        double other = 0;
+        const BwdTileShape shape = bwd_tile_shape_of(one, p.in.seqlen, &other);
+        if (other < cost) walk = {one, shape, p.in.seqlen};
+    }
+    return walk;
+}
+
+BwdTileCall bwd_tile_call(const BwdTileWalk& walk) {
+    const CausalConv1dBwdParams& p = walk.p;
+    const BwdTileShape& shape = walk.shape;
     const int channels = bwd_tile_channels(p), bytes = element_bytes(p.in.dtype);
     BwdTileCall call{};
     call.p = p;
@@ -85,19 +132,18 @@ BwdTileCall bwd_tile_call(const CausalConv1dBwdParams& p) {
     plan.sequences_a_block = shape.sequences_a_block;
     plan.blocks_a_sequence = static_cast<uint32_t>(shape.blocks_a_sequence);
     plan.blocks = static_cast<uint32_t>(shape.blocks);
+    plan.period = static_cast<uint32_t>(walk.period);
     plan.x_step = p.in.x.seqlen_stride * bytes;
     plan.dout_step = p.dout.seqlen_stride * bytes;
     plan.dx_step = p.dx.seqlen_stride * bytes;
     while (1u << plan.log2_channels < shape.lanes * static_cast<unsigned>(channels)) ++plan.log2_channels;
     const auto flag = [](bool set, BwdTileFlags value) { return set ? value : 0u; };
-    plan.flags = flag(p.in.use_silu, kBwdSilu) | flag(p.in.seq_idx.data, kBwdIds) |
+    plan.flags = flag(p.in.use_silu, kBwdSilu) | flag(p.in.seq_idx.data || walk.period, kBwdTaps) |
                  flag(p.in.initial_states.data, kBwdInitial) | flag(p.dinitial_states.data, kBwdGivesInitial) |
                  flag(p.dfinal_states.data, kBwdFinal) |
                  flag(p.in.dim % channels == 0 && parameters_are_packed(p.in), kBwdPacked);
     return call;
 }
-
-BwdPartials partials_of(const CausalConv1dBwdParams& p) { return equal_partials(bwd_tile_shape(p).blocks); }
 
 }  // namespace
 
@@ -107,24 +153,33 @@ const char* causal_conv1d_bwd_tile_refusal(const CausalConv1dBwdParams& p) {
     if (p.in.width > kBwdTileMaxWidth || p.in.seqlen > INT32_MAX - 4096) return served;
     if (!kBwdStages && p.in.dim < bwd_tile_channels(p)) return served;
     if (p.in.x.dim_stride != 1 || p.dout.dim_stride != 1 || p.dx.dim_stride != 1) return served;
-    const BwdTileShape shape = bwd_tile_shape(p);
+    const BwdTileShape shape = bwd_tile_walk(p).shape;
     return shape.groups <= kGridLimit && shape.blocks < int64_t{1} << 31 ? nullptr : served;
 }
 
+// A token of few channels is less than a lane reads at once, and is left to the kernel that reads single elements.
+bool causal_conv1d_bwd_tile_is_faster(const CausalConv1dBwdParams& p) {
+    constexpr int kFewChannels = 4, kSomeChannels = 8;
+    constexpr int kShortRow = 8, kLongRow = 256;
+    if (p.in.seqlen < kShortRow || p.in.dim > kSomeChannels) return true;
+    return p.in.dim > kFewChannels && p.in.seqlen >= kLongRow;
+}
+
 int64_t causal_conv1d_bwd_tile_workspace(const CausalConv1dBwdParams& p) {
-    return bwd_sums_workspace(p, partials_of(p), /*looks_at_taps=*/false);
+    return bwd_sums_workspace(p, equal_partials(bwd_tile_walk(p).shape.blocks), /*looks_at_taps=*/false);
 }
 
 void causal_conv1d_bwd_tile(const CausalConv1dBwdParams& params, void* workspace, void* stream) {
     const hipStream_t s = static_cast<hipStream_t>(stream);
-    const BwdPartials partials = partials_of(params);
-    const CausalConv1dBwdParams p = bwd_sums_begin(params, partials, /*looks_at_taps=*/false, workspace, s);
-    const BwdTileCall call = bwd_tile_call(p);
-    if (p.in.width <= kBwdTileSplit)
+    BwdTileWalk walk = bwd_tile_walk(params);
+    const BwdPartials partials = equal_partials(walk.shape.blocks);
+    walk.p = bwd_sums_begin(walk.p, partials, /*looks_at_taps=*/false, workspace, s);
+    const BwdTileCall call = bwd_tile_call(walk);
+    if (walk.p.in.width <= kBwdTileSplit)
         launch_bwd_tile<kBwdTileSplit, 1>(call, s);
     else
         causal_conv1d_bwd_tile_wider(call, stream);
-    bwd_sums_add_up(p, partials, s);
+    bwd_sums_add_up(walk.p, partials, s);
 }
 
 }  // namespace hipconv

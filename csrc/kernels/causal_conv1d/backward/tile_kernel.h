@@ -12,8 +12,8 @@
 // Blocks of which all taps count take a path that checks none (steady). Where memory is copied past the registers, it also has
 // the first block of a run, which stores nothing of its halo, and the last one, which sums nothing: short runs, of small
 // problems, have few others. Other blocks check of each token whether to load, sum and store, and of each tap whether it counts
-// (checked). A byte a token has the taps that count: where rows have sequence ids, the lanes of a run make these bytes in LDS
-// before they walk it.
+// (checked). A byte a token has the taps that count: where rows hold several sequences, the lanes of a run make these bytes in
+// LDS before they walk it.
 //
 // A block of threads adds up its threads' dweight and dbias in LDS and leaves them in its row of the workspace.
 //
@@ -105,7 +105,14 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
         return global_pointer<T>(
             s.data)[int64_t{row} * s.batch_stride + int64_t{channel} * s.dim_stride + int64_t{column} * s.seqlen_stride];
     };
+    // Its channels are one vector, where that lies at a multiple of its size.
+    const auto vector_of_state = [&](const Sequences& s, int column) -> Vector* {
+        Vector* const vector = reinterpret_cast<Vector*>(&state(s, column, 0));
+        const bool is_aligned = reinterpret_cast<uintptr_t>(vector) % sizeof(Vector) == 0;
+        return s.dim_stride == 1 && channels == kChannels && is_aligned ? vector : nullptr;
+    };
     const auto value_of_state = [&](const Sequences& s, int column) {
+        if (const Vector* const vector = vector_of_state(s, column)) return Channels::template unpack<T>(*vector);
         return Channels::make([&](int c) { return c < channels ? to_float(state(s, column, c)) : 0.0f; });
     };
 
@@ -224,15 +231,16 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
 
     // The bytes of the tokens that this run visits: bit i is set if the token's tap i sees an input; none is, if it is padding.
     uint8_t* const bytes = taps_of_tokens + threadIdx.y * (plan.run + kPast);
-    if (has(kBwdIds)) {
+    if (has(kBwdTaps)) {
+        const uint32_t period = plan.period;
         for (int t = static_cast<int>(threadIdx.x); t < plan.run + kPast; t += static_cast<int>(blockDim.x)) {
             const CausalConv1dInputs& in = again().in;
             const int64_t position = int64_t{begin} + t;
             uint32_t byte = 0;
-            if (below(b, in.batch) && position < in.seqlen && !is_padding(in, b, position)) {
-#pragma unroll
-                for (int i = 0; i < kWidth; ++i)
-                    if (sees(in, b, position, position - kPast + i)) byte |= 1u << i;
+            if (below(b, in.batch) && position < in.seqlen) {
+                const uint32_t row = period ? static_cast<uint32_t>(position) / period : b;
+                const int64_t place = period ? static_cast<uint32_t>(position) - row * period : position;
+                byte = bwd_taps_of_token<kWidth>(in, row, place);
             }
             bytes[t] = static_cast<uint8_t>(byte);
         }
@@ -240,7 +248,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
     }
     constexpr uint32_t kAllTaps = (1u << kWidth) - 1;
     const auto taps_of = [&](int t) -> uint32_t {
-        if (has(kBwdIds)) return bytes[t];
+        if (has(kBwdTaps)) return bytes[t];
         const int64_t position = int64_t{begin} + t;
         if (position >= p.in.seqlen) return 0;
         const bool sees_all = position >= kPast || has(kBwdInitial);
@@ -344,9 +352,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
             else
                 store_at_place<T>(dx, bit_cast<Words2>(vector), channels);
         } else if (kChecked && begin == 0 && has(kBwdGivesInitial)) {
+            if (Vector* const vector = vector_of_state(again().dinitial_states, t)) {
+                *vector = Channels::template pack<T>(result);
+            } else {
 #pragma unroll
-            for (int c = 0; c < kChannels; ++c)
-                if (c < channels) state(again().dinitial_states, t, c) = from_float<T>(Channels::get(result, c));
+                for (int c = 0; c < kChannels; ++c)
+                    if (c < channels) state(again().dinitial_states, t, c) = from_float<T>(Channels::get(result, c));
+            }
         }
         dx += plan.dx_step;
     };
@@ -361,7 +373,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
             return t > 0 && t + kBlock <= tokens && t + kBlock + kAhead <= loaded;
     };
     const auto has_all_taps = [&](int t) {
-        if (!has(kBwdIds)) return true;  // but in a block that is not steady
+        if (!has(kBwdTaps)) return true;  // but in a block that is not steady
         const int count = t + kBlock <= tokens ? kBlock : is_behind(t) ? kPast : 0;
         uint32_t all = count ? kAllTaps : 0;
 #pragma unroll

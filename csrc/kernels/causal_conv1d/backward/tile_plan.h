@@ -35,12 +35,14 @@ HIPCONV_INLINE constexpr int bwd_tile_blocks(int width, bool aligned) {
 }
 
 // A block is blockDim.x lanes by blockDim.y rows; a row is one run of tokens. Where a sequence has fewer runs than the block
-// has rows, the block takes several sequences.
+// has rows, the block takes several sequences. Short sequences that follow each other in memory are one row, in which the bytes
+// of the taps end them.
 struct BwdTilePlan {
     int run;                     // tokens
     uint32_t log2_runs_a_block;  // of one sequence
     uint32_t sequences_a_block, blocks_a_sequence;
     uint32_t blocks;                     // of all sequences: the rows of the workspace
+    uint32_t period;                     // the tokens of each sequence where all lie in one row, else 0
     int64_t x_step, dout_step, dx_step;  // bytes from token to token
     uint32_t log2_channels;              // of a block
     uint32_t flags;                      // of BwdTileFlags
@@ -49,7 +51,7 @@ struct BwdTilePlan {
 // These say what a call has.
 enum BwdTileFlags : uint32_t {
     kBwdSilu = 1,
-    kBwdIds = 2,
+    kBwdTaps = 2,  // bytes say which taps count
     kBwdInitial = 4,
     kBwdGivesInitial = 8,
     kBwdFinal = 16,

@@ -1,4 +1,5 @@
-// This kernel is the causal conv1d backward, channel-first ("vector"): neighbouring tokens are neighbours in memory.
+// This kernel is the causal conv1d backward, channel-first ("vector"): neighbouring tokens are neighbours in memory. It also
+// serves tensors whose tokens lie apart, and tensors of different orders, by single elements.
 //
 // A lane makes the dx of a vector of tokens of one channel. From their x and dout and the inputs before them it computes their
 // gradients g, which have a part in the dx of its own tokens and of the kWidth - 1 before them: the lane before gets that part,
@@ -39,16 +40,28 @@ int64_t alignment_of_rows(const CausalConv1dBwdParams& p, const Sequences& s, co
 }
 
 struct BwdVectorShape {
-    unsigned lanes, rows;
+    unsigned lanes, channels, parts;              // of a block: a channel has as many rows of lanes as parts
     int64_t vectors;                              // of a row
     int64_t items, channel_groups, steps_of_row;  // the last where is_whole
-    bool on_boundaries, may_store_vectors, x_is_aligned, dout_is_aligned, is_plain, is_whole;
+    bool on_boundaries, may_store_vectors, x_is_aligned, dout_is_aligned, has_steps, is_plain, is_whole;
+
+    unsigned rows() const { return channels * parts; }
 };
+
+bool has_neighbours(const Sequences& s) { return s.seqlen_stride == 1; }
+
+// The channels of a block with so many rows of lanes: fewer than it has rows, if a fifth of them would have no channel.
+unsigned channels_of_block(int64_t dim, unsigned rows) {
+    unsigned channels = power_of_two_up_to(dim, rows);
+    while (channels > 4 && 5 * dim < 4 * ((dim + channels - 1) / channels * channels)) channels /= 2;
+    return channels;
+}
 
 BwdVectorShape bwd_vector_shape(const CausalConv1dBwdParams& p) {
     const int64_t size = element_bytes(p.in.dtype);
     const int64_t tokens = bwd_vector_tokens(static_cast<int>(size), p.in.width);
-    const int64_t before = (16 - alignment_of_rows(p, p.dx, nullptr)) / size;  // the most tokens of a vector before its row
+    const int64_t before =  // the most tokens of a vector before its row
+        has_neighbours(p.dx) ? (16 - alignment_of_rows(p, p.dx, nullptr)) / size : 0;
     const auto vectors = [&](int64_t size_of_row) { return (size_of_row + tokens - 1) / tokens; };
     BwdVectorShape s{};
     // Boundaries make loads and stores wide, but a short row may take a vector more.
@@ -59,37 +72,77 @@ BwdVectorShape bwd_vector_shape(const CausalConv1dBwdParams& p) {
     };
     s.x_is_aligned = is_aligned(p.in.x);
     s.dout_is_aligned = is_aligned(p.dout);
-    s.is_plain = before == 0 && s.x_is_aligned && s.dout_is_aligned && p.in.seqlen % tokens == 0 && p.in.seqlen >= p.in.width &&
-                 !bwd_has_states(p) && !p.in.seq_idx.data;
-    s.is_whole = s.is_plain && bwd_whole_has_width(p.in.width);
+    s.has_steps = !has_neighbours(p.in.x) || !has_neighbours(p.dout) || !has_neighbours(p.dx);
     s.vectors = vectors(p.in.seqlen + (s.on_boundaries ? before : 0));
     const auto steps = [&](int64_t vectors) { return (vectors + s.lanes - 1) / s.lanes; };
-    if (s.is_whole) {  // each row ends with the last lane: few lanes may be behind it
+    s.is_plain = !s.has_steps && before == 0 && s.x_is_aligned && s.dout_is_aligned && p.in.seqlen % tokens == 0 &&
+                 p.in.seqlen >= p.in.width && !bwd_has_states(p) && !p.in.seq_idx.data;
+    if (s.is_plain && bwd_whole_has_width(p.in.width)) {  // each row ends with the last lane: few lanes may be behind it
         s.lanes = power_of_two_up_to(s.vectors, kBwdVectorLanes);
         while (s.lanes > 2 && 5 * s.vectors < 4 * steps(s.vectors) * s.lanes) s.lanes /= 2;
+        s.channels = kBwdVectorThreads / s.lanes;
+        s.is_whole = channels_of_block(p.in.dim, s.channels) == s.channels;
+    }
+    if (s.is_whole) {
+        s.parts = 1;
         s.steps_of_row = steps(s.vectors);
         s.items = s.steps_of_row * p.in.batch;
     } else {
         s.lanes = power_of_two_up_to(s.vectors / 2 + 1, kBwdVectorLanes);  // no more than vectors
+        if (s.has_steps) {  // a wave has neighbouring channels: 64 bytes of them, where those are neighbours in memory
+            const unsigned wide = power_of_two_up_to(p.in.dim, 64 / static_cast<unsigned>(size));
+            if (s.lanes > kBwdVectorThreads / wide) s.lanes = kBwdVectorThreads / wide;
+        }
+        const unsigned rows = kBwdVectorThreads / s.lanes;
+        s.channels = channels_of_block(p.in.dim, rows);
+        s.parts = rows / s.channels;
+        s.is_plain = s.is_plain && s.parts == 1 && !bwd_whole_has_width(p.in.width);
         s.items = steps(s.vectors * p.in.batch);
     }
-    s.rows = kBwdVectorThreads / s.lanes;
-    s.channel_groups = (static_cast<int64_t>(p.in.dim) + s.rows - 1) / s.rows;
+    s.channel_groups = (static_cast<int64_t>(p.in.dim) + s.channels - 1) / s.channels;
     return s;
 }
 
-Taper bwd_vector_taper(const BwdVectorShape& s) {
-    // Long walks need fewer partial sums, but cards need enough threads.
+// Takes walks that leave a large card enough threads, or twice or half as long ones where these cost clearly less: a start and
+// an end take as long as some steps; compute units hold so many blocks at once, and a last round of fewer takes as long as
+// another; and few blocks leave much of a unit's time unused.
+Taper bwd_vector_taper(const CausalConv1dBwdParams& p, const BwdVectorShape& s) {
+    constexpr int64_t kComputeUnits = 132;
+    constexpr double kOfStartAndEnd = 2, kLeastBlocks = 2.5, kClearly = 0.92;  // steps; blocks of a unit
+    const BwdForm form = s.is_plain ? BwdForm::plain : BwdForm::any;
+    const int at_once = s.is_whole ? kBwdWholeBlocks : bwd_vector_blocks(p.in.width, form);
+    const auto cost_of = [&](uint32_t log2) {
+        const int64_t longest = int64_t{s.parts} << log2, pieces = (s.items + longest - 1) / longest;
+        const int64_t of_unit = (pieces * s.channel_groups + kComputeUnits - 1) / kComputeUnits;
+        const int64_t in_rounds = of_unit > at_once ? (of_unit + at_once - 1) / at_once * at_once : of_unit;
+        const double busy = static_cast<double>(in_rounds) > kLeastBlocks ? static_cast<double>(in_rounds) : kLeastBlocks;
+        const int64_t steps = pieces > 1 ? int64_t{1} << log2 : (s.items + s.parts - 1) / s.parts;
+        return busy * (static_cast<double>(steps) + kOfStartAndEnd);
+    };
     uint32_t log2_steps = kBwdVectorLog2Steps;
-    const double threads = static_cast<double>(s.items) * s.channel_groups * kBwdVectorThreads;
+    const double threads = static_cast<double>(s.items) * s.channel_groups * s.lanes * s.channels;
     while (log2_steps > 0 && (threads / (1u << log2_steps) < kEnoughThreads || s.items <= 1 << (log2_steps - 1))) --log2_steps;
-    return tapered(static_cast<uint32_t>(s.items), s.channel_groups, log2_steps);
+    const uint32_t usual = log2_steps;
+    if (usual < kBwdVectorLog2Steps && cost_of(usual + 1) < kClearly * cost_of(usual)) log2_steps = usual + 1;
+    if (usual > 0 && cost_of(usual - 1) < kClearly * cost_of(log2_steps)) log2_steps = usual - 1;
+    if (s.parts == 1) return tapered(static_cast<uint32_t>(s.items), s.channel_groups, log2_steps);
+    // A part has as many items as each other part of its block.
+    Taper taper{static_cast<uint32_t>(s.items), log2_steps, {}, {}, 0};
+    for (unsigned parts = s.parts; parts > 1; parts /= 2) ++taper.log2_longest;
+    const int64_t pieces = (s.items + (int64_t{1} << taper.log2_longest) - 1) >> taper.log2_longest;
+    taper.blocks = static_cast<uint32_t>(pieces * s.channel_groups);
+    for (int zone = 1; zone < kTaperZones; ++zone) {
+        taper.first_block[zone] = taper.blocks;
+        taper.first_row[zone] = static_cast<uint32_t>(s.channel_groups);
+    }
+    return taper;
 }
 
 BwdVectorPlan plan_of(const CausalConv1dBwdParams& p, const BwdVectorShape& shape) {
     const int size = element_bytes(p.in.dtype);
     BwdVectorPlan plan{};
-    plan.taper = bwd_vector_taper(shape);
+    plan.taper = bwd_vector_taper(p, shape);
+    plan.channels = shape.channels;
     plan.vectors = static_cast<uint32_t>(shape.vectors);
     plan.most_before = shape.on_boundaries ? 16 / size - 1 : 0;
     plan.before_step = static_cast<int32_t>(p.dx.batch_stride & 7);
@@ -101,6 +154,9 @@ BwdVectorPlan plan_of(const CausalConv1dBwdParams& p, const BwdVectorShape& shap
     plan.dout_batch = p.dout.batch_stride * size;
     plan.dx_batch = p.dx.batch_stride * size;
     plan.taps_batch = bwd_taps_pitch(p.in.seqlen);
+    plan.x_step = p.in.x.seqlen_stride * size;
+    plan.dout_step = p.dout.seqlen_stride * size;
+    plan.dx_step = p.dx.seqlen_stride * size;
     return plan;
 }
 
@@ -108,7 +164,7 @@ BwdWholePlan whole_plan_of(const CausalConv1dBwdParams& p, const BwdVectorShape&
     const int size = element_bytes(p.in.dtype);
     const int32_t steps = static_cast<int32_t>(shape.steps_of_row);
     BwdWholePlan plan{};
-    plan.taper = bwd_vector_taper(shape);
+    plan.taper = bwd_vector_taper(p, shape);
     plan.steps_of_row = static_cast<uint32_t>(steps);
     plan.stretch = static_cast<int32_t>(shape.lanes) * (16 / size);
     plan.last_stretch = (steps - 1) * plan.stretch;
@@ -125,14 +181,14 @@ BwdWholePlan whole_plan_of(const CausalConv1dBwdParams& p, const BwdVectorShape&
 void launch(const CausalConv1dBwdParams& p, hipStream_t stream) {
     const BwdVectorShape shape = bwd_vector_shape(p);
     const BwdVectorPlan plan = plan_of(p, shape);
-    const dim3 block(shape.lanes, shape.rows, 1);
+    const dim3 block(shape.lanes, shape.rows(), 1);
     const unsigned blocks = plan.taper.blocks;
     const dim3 grid = blocks <= kGridLimit ? dim3(blocks, 1, 1) : grid_of(kGridLimit, (blocks + kGridLimit - 1) / kGridLimit);
     if (shape.is_whole)
         launch_bwd_whole(p, whole_plan_of(p, shape), grid, block, stream);
     else if (shape.is_plain)
         launch_bwd_plain(p, plan, grid, block, stream);
-    else if (p.in.dtype == DType::f32 || plan.has_states)
+    else if (p.in.dtype == DType::f32 || plan.has_states || shape.has_steps)
         launch_bwd_any_with_states(p, plan, grid, block, stream);
     else
         launch_bwd_any(p, plan, grid, block, stream);
@@ -140,10 +196,10 @@ void launch(const CausalConv1dBwdParams& p, hipStream_t stream) {
 
 BwdPartials partials_of(const CausalConv1dBwdParams& p) {
     const BwdVectorShape shape = bwd_vector_shape(p);
-    const Taper taper = bwd_vector_taper(shape);
+    const Taper taper = bwd_vector_taper(p, shape);
     BwdPartials partials{};
     for (int zone = 0; zone < kTaperZones; ++zone) {
-        partials.first_channel[zone] = static_cast<int64_t>(taper.first_row[zone]) * shape.rows;
+        partials.first_channel[zone] = static_cast<int64_t>(taper.first_row[zone]) * shape.channels;
         partials.rows[zone] = pieces_of_row(taper, zone);
     }
     return partials;
@@ -152,9 +208,8 @@ BwdPartials partials_of(const CausalConv1dBwdParams& p) {
 }  // namespace
 
 const char* causal_conv1d_bwd_vector_refusal(const CausalConv1dBwdParams& p) {
-    const char* served = "channel-first x, dout and dx (stride 1 along seqlen) of at least one token, widths 1 to 8";
+    const char* served = "at least one token, widths 1 to 8";
     if (p.in.width > kMaxBwdVectorWidth || p.in.seqlen < 1 || p.in.seqlen > INT32_MAX - 4096) return served;
-    if (p.in.x.seqlen_stride != 1 || p.dout.seqlen_stride != 1 || p.dx.seqlen_stride != 1) return served;
     const BwdVectorShape shape = bwd_vector_shape(p);
     const double blocks = static_cast<double>(shape.items) * shape.channel_groups, vectors = static_cast<double>(shape.vectors);
     return blocks < kOffsetLimit && vectors * p.in.batch < kOffsetLimit ? nullptr : served;  // counted in 32 bits

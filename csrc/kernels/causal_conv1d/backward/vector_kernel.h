@@ -1,4 +1,4 @@
-// The channel-first backward kernel (vector.cu), in two forms (vector_walk.h).
+// The channel-first backward kernel (vector.cu), in its forms (vector_walk.h).
 #pragma once
 
 #include <hip/hip_runtime.h>
@@ -11,14 +11,6 @@
 #include "whole_walk.h"
 
 namespace hipconv {
-
-// This was measured on an H200, where many threads are worth more than registers.
-constexpr int bwd_vector_blocks(int width, BwdForm form) {
-    const bool plain = form == BwdForm::plain;
-    if (!kHasPredicates) return width <= 4 ? (plain ? 10 : 6) : (plain ? 6 : 4);
-    if (plain) return width <= 3 ? 8 : width <= 4 ? 7 : width <= 5 ? 6 : width <= 7 ? 5 : 4;
-    return width <= 5 ? 5 : width <= 7 ? 4 : 3;
-}
 
 // A row of a tensor of states, of element columns.
 template <typename T>
@@ -61,19 +53,30 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
     constexpr int kSize = Layout::kSize, kTokens = Layout::kTokens, kPast = Layout::kPast, kOldest = Layout::kOldest;
     constexpr int kBefore = Layout::kBefore, kOwn = Layout::kOwn, kWindow = Layout::kWindow;
     constexpr bool kPlain = kForm == BwdForm::plain, kHasStates = kForm == BwdForm::any_with_states && kPast > 0;
+    constexpr bool kAnySteps = kForm == BwdForm::any_with_states;
     constexpr int kSpill = kPast > 0 ? kPast : 1, kMore = kPlain ? 0 : 1;
     constexpr int kSums = kBwdVectorSums<kTokens, kWidth>;
     using Sum = BwdVectorSum;
     using Bits = TapsOfBits<kTokens, kWidth>;
 
+    HIPCONV_SHARED(float, sums_of_rows, kPlain ? 1 : kBwdVectorThreads*(kWidth + 1));
+
     let_next_kernel_begin();
     wait_for_kernel_before();
-    const Piece piece = piece_of_block(plan.taper, blockIdx.y * gridDim.x + blockIdx.x);
+    Piece piece = piece_of_block(plan.taper, blockIdx.y * gridDim.x + blockIdx.x);
     if (piece.count == 0) return;
     uint32_t row_of_sums = piece.number;
     from_here_on(row_of_sums);  // on AMD lanes have room for it, scalar registers have not
     const int32_t lanes = static_cast<int32_t>(blockDim.x), lane = static_cast<int32_t>(threadIdx.x);
     uint32_t d = piece.row * blockDim.y + threadIdx.y;
+    if constexpr (!kPlain) {
+        if (plan.channels < blockDim.y) {  // each part is as long as all of them; the last ones may be behind the stream's end
+            const uint32_t part = threadIdx.y / plan.channels, parts = blockDim.y / plan.channels;
+            d = piece.row * plan.channels + (threadIdx.y - part * plan.channels);
+            piece.count = (piece.count + static_cast<int>(parts) - 1) / static_cast<int>(parts);
+            piece.first += part * static_cast<uint32_t>(piece.count);
+        }
+    }
     const bool has_channel =
         d < static_cast<uint32_t>(p.in.dim);  // lanes that have none do the last one's work again: shuffles are for whole waves
     if (!has_channel) d = static_cast<uint32_t>(p.in.dim) - 1;
@@ -93,20 +96,26 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
     char* dx_row = row_of(p.dx, plan.dx_batch);
     char* dx_next = nullptr;
     const uint8_t* taps_row = has_ids ? bwd_taps_of(p, place.b, 0) : nullptr;
-    uint32_t x_words[kBefore + kOwn + kMore]{}, dout_words[kOwn + kMore]{}, taps_words[kTokens / 4 + 1]{};
+    uint32_t x_words[kBefore + kOwn + kMore]{}, dout_words[kOwn + kMore]{};
+    TapWords taps_words{};
     uint32_t x_shift = 0, dout_shift = 0;
+    const auto step_of = [&](int64_t step) { return kAnySteps ? step : int64_t{kSize}; };
     const auto load = [&]() {
-        const char* const x = x_row + int64_t{t_next} * kSize;
-        const char* const dout = dout_row + int64_t{t_next} * kSize;
-        if (kPlain || plan.x_is_aligned)
+        const char* const x = x_row + t_next * step_of(plan.x_step);
+        const char* const dout = dout_row + t_next * step_of(plan.dout_step);
+        if (kAnySteps && plan.x_step != kSize)
+            load_single_tokens<T, kBefore, kOwn, kOldest / Layout::kEach>(x, plan.x_step, t_next, seqlen, x_words);
+        else if (kPlain || plan.x_is_aligned)
             load_vectors<T, kBefore, kOwn, kPlain>(x, t_next, seqlen, x_words);
         else if constexpr (!kPlain)
             x_shift = load_single_words<T, kBefore, kOwn, kOldest / Layout::kEach>(x, t_next, seqlen, x_words);
-        if (kPlain || plan.dout_is_aligned)
+        if (kAnySteps && plan.dout_step != kSize)
+            load_single_tokens<T, 0, kOwn, 0>(dout, plan.dout_step, t_next, seqlen, dout_words);
+        else if (kPlain || plan.dout_is_aligned)
             load_vectors<T, 0, kOwn, kPlain>(dout, t_next, seqlen, dout_words);
         else if constexpr (!kPlain)
             dout_shift = load_single_words<T, 0, kOwn, 0>(dout, t_next, seqlen, dout_words);
-        if (has_ids) load_taps(taps_row, t_next, taps_words);
+        if (has_ids) taps_words = load_taps<kTokens>(taps_row, t_next);
     };
     const auto unpack = [&](float(&window)[kWindow], float(&gradients)[kTokens]) {
         if constexpr (!kPlain && kSize == 2) {
@@ -128,7 +137,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
             if (has_ids) taps_row -= plan.taps_batch;
             --b_next;
         }
-        dx_next = dx_row + int64_t{t_next} * kSize;
+        dx_next = dx_row + t_next * step_of(plan.dx_step);
     };
     const auto taps_of = [&](int32_t t) {
         if (has_ids) return taps_of_words<kTokens, kWidth>(t, seqlen, taps_words);
@@ -199,7 +208,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
         }
         if (--left > 0) {
             go_back(back);
-            load();
+            if (kPlain || t_next < seqlen) load();
             if (kPlain && kSize == 4 && left > 1 && t_next >= back) {  // 16-bit types wait for arithmetic more than for loads
                 prefetch(x_row + int64_t{t_next - back} * kSize);
                 prefetch(dout_row + int64_t{t_next - back} * kSize);
@@ -259,12 +268,18 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
                 }
             }
         }
-        store_tokens<T, kPlain>(dx, t, to_end, plan.may_store_vectors, own);
+        if (kAnySteps && plan.dx_step != kSize)
+            store_single_tokens<T>(dx, plan.dx_step, t, to_end, own);
+        else
+            store_tokens<T, kPlain>(dx, t, to_end, plan.may_store_vectors, own);
     } while (left > 0);
 
     const CausalConv1dBwdParams& again = first_parameter_again(p);
     float* const partials = global_pointer<float>(again.partials) + int64_t{row_of_sums} * (kWidth + 1) * again.in.dim + d;
-    bwd_vector_store_sums(dweight, dbias, partials, again.in.dim, has_channel);
+    if (kPlain || plan.channels == blockDim.y)
+        bwd_vector_store_sums(dweight, dbias, partials, again.in.dim, has_channel);
+    else
+        bwd_vector_store_sums_of_parts(dweight, dbias, partials, again.in.dim, has_channel, plan.channels, sums_of_rows);
 }
 
 // Tells whether there is an instance. Plain rows of the widths between have the kernel of whole rows (whole.cu). Other calls of

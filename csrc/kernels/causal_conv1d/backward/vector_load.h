@@ -3,7 +3,8 @@
 //
 // A lane's own tokens are whole 16-byte vectors of dx. Where a row of an input lies at the same place of its 16-byte vectors,
 // its tokens are loaded in such vectors; no load leaves the vectors that hold a part of the row. Elsewhere they are loaded in
-// words of four bytes that hold a part of the row, and shifted where a word begins at an odd token.
+// words of four bytes that hold a part of the row, and shifted where a word begins at an odd token. Tokens that are not
+// neighbours are loaded and stored one by one: the lanes of a wave are neighbours along channels then, too.
 #pragma once
 
 #include "device/vec.h"
@@ -77,6 +78,53 @@ HIPCONV_INLINE uint32_t load_single_words(const char* from, int32_t t, int32_t s
         }
     }
     return early * 8;
+}
+
+// The same of tokens that lie `step` bytes apart, from word kFirst on. Those that are not in the row are zeros.
+template <typename T, int kBefore, int kOwn, int kFirst, int kSize>
+HIPCONV_INLINE void load_single_tokens(const char* from, int64_t step, int32_t t, int32_t seqlen, uint32_t (&words)[kSize]) {
+    constexpr int kEach = 4 / static_cast<int>(sizeof(T)), kCount = (kBefore + kOwn) * kEach;
+    constexpr int kOldest = kFirst * kEach;
+    using Bits = typename WordsOf<sizeof(T)>::type;
+    const int32_t first = t - kBefore * kEach;
+    const char* at = from - (kBefore * kEach - kOldest) * step;
+    uint32_t tokens[kCount];
+    keep_order();
+    if (first + kOldest >= 0 && first + kCount <= seqlen) {
+#pragma unroll
+        for (int k = 0; k < kCount; ++k) {
+            tokens[k] = 0;
+            if (k < kOldest) continue;
+            tokens[k] = *global_pointer<const Bits>(at);
+            at += step;
+            keep_order();
+        }
+    } else {
+#pragma unroll
+        for (int k = 0; k < kCount; ++k) {
+            tokens[k] = 0;
+            if (k < kOldest) continue;
+            if (first + k >= 0 && first + k < seqlen) tokens[k] = *global_pointer<const Bits>(at);
+            at += step;
+            keep_order();
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < kCount / kEach; ++k)
+        words[k] = kEach == 1 ? tokens[k] : tokens[k * kEach] | tokens[k * kEach + 1] << 16;
+    keep_order();
+}
+
+// Stores tokens that lie `step` bytes apart, as far as they are in the row.
+template <typename T, int kTokens>
+HIPCONV_INLINE void store_single_tokens(char* to, int64_t step, int32_t t, int32_t seqlen, const float (&values)[kTokens]) {
+    keep_order();
+#pragma unroll
+    for (int k = 0; k < kTokens; ++k) {
+        if (t + k >= 0 && t + k < seqlen) *global_pointer<T>(to) = from_float<T>(values[k]);
+        to += step;
+        keep_order();  // AMD's compiler has no registers for the addresses of all
+    }
 }
 
 // Moves tokens to words of their own.

@@ -217,11 +217,9 @@ HIPCONV_INLINE void bwd_vector_parameters(const CausalConv1dInputs& in, int64_t 
     bias = in.bias ? load_parameter(in.bias, d * in.bias_stride, in.bias_dtype) : 0.0f;
 }
 
-// Adds up dweight and dbias of all lanes of a channel, and stores them, times `scale`, in a row of the workspace.
+// Adds up dweight and dbias of all lanes of a channel.
 template <int kWidth>
-HIPCONV_INLINE void bwd_vector_store_sums(const Pair (&dweight)[kWidth], Pair dbias, float* partials, int64_t dim,
-                                          bool has_channel, float scale = 1.0f) {
-    float sums[kWidth + 1];
+HIPCONV_INLINE void bwd_vector_sum_lanes(const Pair (&dweight)[kWidth], Pair dbias, float (&sums)[kWidth + 1]) {
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) sums[i] = low(dweight[i]) + high(dweight[i]);
     sums[kWidth] = low(dbias) + high(dbias);
@@ -230,9 +228,38 @@ HIPCONV_INLINE void bwd_vector_store_sums(const Pair (&dweight)[kWidth], Pair db
 #pragma unroll
         for (int i = 0; i <= kWidth; ++i) sums[i] += __shfl_xor(sums[i], distance, lanes);
     }
+}
+
+// And stores them, times `scale`, in a row of the workspace.
+template <int kWidth>
+HIPCONV_INLINE void bwd_vector_store_sums(const Pair (&dweight)[kWidth], Pair dbias, float* partials, int64_t dim,
+                                          bool has_channel, float scale = 1.0f) {
+    float sums[kWidth + 1];
+    bwd_vector_sum_lanes(dweight, dbias, sums);
     if (threadIdx.x == 0 && has_channel) {
 #pragma unroll
         for (int i = 0; i <= kWidth; ++i) partials[i * dim] = scale * sums[i];
+    }
+}
+
+// The same of a block whose channels have several rows of lanes each, which are added up through `sums_of_rows` in LDS.
+template <int kWidth>
+__device__ __forceinline__ void bwd_vector_store_sums_of_parts(const Pair (&dweight)[kWidth], Pair dbias, float* partials,
+                                                               int64_t dim, bool has_channel, uint32_t channels,
+                                                               float* sums_of_rows) {
+    float sums[kWidth + 1];
+    bwd_vector_sum_lanes(dweight, dbias, sums);
+    if (threadIdx.x == 0) {
+#pragma unroll
+        for (int i = 0; i <= kWidth; ++i) sums_of_rows[i * blockDim.y + threadIdx.y] = sums[i];
+    }
+    __syncthreads();
+    if (threadIdx.x != 0 || threadIdx.y >= channels || !has_channel) return;
+#pragma unroll
+    for (int i = 0; i <= kWidth; ++i) {
+        float sum = 0.0f;
+        for (uint32_t row = threadIdx.y; row < blockDim.y; row += channels) sum += sums_of_rows[i * blockDim.y + row];
+        partials[i * dim] = sum;
     }
 }
 

@@ -13,12 +13,14 @@ constexpr int kBwdVectorLanes = 32;          // the most lanes of a channel: a s
 constexpr uint32_t kBwdVectorLog2Steps = 5;  // of the longest walk
 constexpr int kMaxBwdVectorWidth = 8;        // a byte has bits for so many taps
 
-// The plan says how a launch divides the work. A block is blockDim.x lanes by blockDim.y channels. The items of a channel are
-// the steps of its lanes through the stream; a thread does a piece of them, from the last to the first. A row has no fewer
-// vectors than a channel has lanes.
+// The plan says how a launch divides the work. A block is blockDim.x lanes by blockDim.y rows of them: `channels` channels, of
+// which each has blockDim.y / channels parts of the block's piece, one behind the other. The items of a channel are the steps
+// of its lanes through the stream; a thread does its part of a piece, from the last to the first. A row has no fewer vectors
+// than a channel has lanes.
 struct BwdVectorPlan {
-    Taper taper;       // rows are groups of blockDim.y channels
-    uint32_t vectors;  // of a row: a lane's tokens each
+    Taper taper;        // rows are groups of `channels` channels
+    uint32_t channels;  // of a block
+    uint32_t vectors;   // of a row: a lane's tokens each
     // The most tokens of a vector before the row that it begins: where vectors lie on the 16-byte boundaries of dx. It is 0
     // where they count from the row's start.
     int32_t most_before, before_step;  // from sequence to sequence, there are so many more (or so many less than a vector has)
@@ -26,6 +28,7 @@ struct BwdVectorPlan {
     bool x_is_aligned, dout_is_aligned;  // and so have these
     bool has_states;
     int64_t x_batch, dout_batch, dx_batch, taps_batch;  // bytes from sequence to sequence
+    int64_t x_step, dout_step, dx_step;                 // bytes from token to token: an element's, where these are neighbours
 };
 
 // A lane is here in the stream: the token of its row that its vector begins with, negative where the vector begins before the
@@ -59,9 +62,18 @@ enum class BwdForm {
     // rows of whole vectors, which are one sequence each without states and lie on 16-byte boundaries in all tensors, at widths
     // that whole.cu does not serve
     plain,
-    any,              // rows without states
-    any_with_states,  // and all others of f32
+    any,              // rows without states, tokens side by side
+    any_with_states,  // all others, and all others of f32
 };
+
+// Blocks of a compute unit. This was measured on an H200, where many threads are worth more than registers.
+constexpr int bwd_vector_blocks(int width, BwdForm form) {
+    const bool plain = form == BwdForm::plain;
+    if (!kHasPredicates) return width <= 4 ? (plain ? 10 : 6) : (plain ? 6 : 4);
+    if (plain) return width <= 3 ? 8 : width <= 4 ? 7 : width <= 5 ? 6 : width <= 7 ? 5 : 4;
+    return width <= 5 ? 5 : width <= 7 ? 4 : 3;
+}
+
 void launch_bwd_plain(const CausalConv1dBwdParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block,
                       hipStream_t stream);
 void launch_bwd_any(const CausalConv1dBwdParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block, hipStream_t stream);

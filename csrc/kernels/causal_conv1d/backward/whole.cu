@@ -16,10 +16,6 @@
 
 namespace hipconv {
 
-// This was measured on an H200, where many threads are worth more than registers. AMD's compiler is asked for five waves a
-// SIMD.
-constexpr int kBwdWholeBlocks = kHasPredicates ? 8 : 10;
-
 // (The steps stand in one function: as functions of their own, on the same values, they cost compilers other registers.)
 template <typename T, int kWidth>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, kBwdWholeBlocks)

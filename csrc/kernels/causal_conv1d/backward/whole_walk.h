@@ -11,6 +11,10 @@ namespace hipconv {
 constexpr int kMaxBwdWholeWidth = 4;
 constexpr bool bwd_whole_has_width(int width) { return width >= 2 && width <= kMaxBwdWholeWidth; }
 
+// Blocks of a compute unit. This was measured on an H200, where many threads are worth more than registers. AMD's compiler is
+// asked for five waves a SIMD.
+constexpr int kBwdWholeBlocks = kHasPredicates ? 8 : 10;
+
 template <typename T>
 constexpr int kBwdWholeTokens = 16 / static_cast<int>(sizeof(T));  // of a lane, at a time
 
