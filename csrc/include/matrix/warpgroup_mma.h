@@ -173,8 +173,8 @@ HIPCONV_INLINE void wgmma(WarpgroupSums<kFilters>& sums, const Words4* pixel_row
     static_assert(kFilters == 32 || kFilters == 64 || kFilters == 96 || kFilters == 128, "others are other instructions");
     static_assert(sizeof(T) == 2 || kFilters == 64 || kFilters == 128, "tiles of f32");
     static_assert(!kPlanes || (sizeof(T) == 2 && (kFilters == 64 || kFilters == 128)), "other products have no such form");
-    constexpr int kRowsOfChannels = kWgmmaBytes / static_cast<int>(sizeof(T));  // with kPlanes
 #if defined(HIPCONV_HAS_WARPGROUPS)
+    constexpr int kRowsOfChannels = kWgmmaBytes / static_cast<int>(sizeof(T));  // with kPlanes
     const int of_channels = kPlanes ? channel_bytes / kWgmmaBytes * kRowsOfChannels * kTileRowBytes : channel_bytes;
     const uint64_t pixels = matrix_descriptor(lds_address(pixel_rows) + first_row * kTileRowBytes + of_channels, group_bytes);
     const uint64_t filters = matrix_descriptor(lds_address(filter_rows) + channel_bytes, 8 * kTileRowBytes);
