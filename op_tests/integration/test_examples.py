@@ -208,7 +208,7 @@ def test_the_files_and_commands_that_pages_use_exist() -> None:
         for script in re.findall(r"\b(?:python3?|torchrun[^`\n]*?) ((?:op_tests|examples)/[\w/]+\.py)", text):
             assert (ROOT / script).exists(), f"{page}: {script}"
         for command in re.findall(r"python -m hipconv ([\w-]+)", text):
-            assert command in ("env", "list", "build", "clear", "demo", "hub-folder"), f"{page}: {command}"
+            assert command in ("env", "list", "build", "clear", "demo", "hub-folder", "tune"), f"{page}: {command}"
 
 
 def test_the_variables_that_force_a_kernel_list_the_kernels() -> None:
