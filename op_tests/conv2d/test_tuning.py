@@ -317,6 +317,18 @@ def test_the_command_writes_nothing_that_does_not_help_or_is_not_this_cards(
     assert "arch: got 'gfx942', expected 'this' or 'sm_90'" in capsys.readouterr().err
 
 
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_measured(
+    tmp_path: Path, card_here: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    timed: list[Trial] = []
+    card_here.setattr(tuning, "on_the_card", timed.append)
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/nowhere")):
+        assert run(card_here, "--arch", "this", "--out", str(place)) == 1
+        assert f"hipconv: out: got {place}, expected a folder that can be written to" in capsys.readouterr().err
+    assert not timed
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

@@ -10,6 +10,7 @@ from pathlib import Path
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import torch
@@ -159,7 +160,11 @@ def tune(arch: str, out: str | None) -> None:
     place = Path(out).expanduser().absolute() if out else measured.folder()
     if place is None:
         raise ValueError("out: expected a folder, as there is no home for one")
-    place.mkdir(parents=True, exist_ok=True)  # now, rather than when everything has been measured
+    try:  # now, rather than when everything has been measured
+        place.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=place).close()
+    except OSError as error:
+        raise ValueError(f"out: got {place}, expected a folder that can be written to ({error})") from None
     jit.module("conv2d", target)
     card = calls.card_of(device)._replace(measured=None)
     to_time = tuning.trials(target, card)
