@@ -1,10 +1,11 @@
-"""What the examples of images and videos share: pictures as PNG files, times, memory."""
+"""What the examples of images and videos share: pictures from files and as PNG files, times, memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 import struct
+import sys
 import time
 import zlib
 
@@ -15,6 +16,21 @@ from torch import Tensor
 def pixels(image: Tensor) -> Tensor:
     """Bytes, (height, width, 3), of an image (3, height, width) whose values are from -1 to 1."""
     return ((image.detach().float().cpu().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).permute(1, 2, 0).contiguous()
+
+
+def read_image(path: Path) -> Tensor:
+    """An image (3, height, width) from 0 to 1, of any file that Pillow reads; SystemExit where that is missing or cannot."""
+    try:
+        from PIL import Image
+    except ImportError:
+        sys.exit(f"{path}: reading an image needs Pillow (`pip install pillow`)")
+    try:
+        with Image.open(path) as picture:
+            data, (width, height) = picture.convert("RGB").tobytes(), picture.size
+    except OSError as error:
+        sys.exit(f"{path}: Pillow cannot read it: {error}")
+    rows = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(height, width, 3)
+    return rows.permute(2, 0, 1).float() / 255
 
 
 def beside(images: Sequence[Tensor], gap: int = 8) -> Tensor:

@@ -49,6 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # inductor then asks no compiler and no process for each instruction set: what it makes of our operators holds no vectors of
     # its own
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
+    os.environ["HIPCONV_CONFIG_DIR"] = os.devnull  # what a user measured of a card changes what tests expect of it
     torch.backends.cudnn.allow_tf32 = False  # on a GPU float32 is float32 in all tests but those of this setting
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
         os.environ.setdefault(

@@ -138,7 +138,7 @@ def test_torch_knows_the_operators() -> None:
 def test_the_commands_of_the_package(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from hipconv.__main__ import main
 
-    for command in ("env", "list", "build", "clear", "demo", "hub-folder"):
+    for command in ("env", "list", "build", "clear", "demo", "hub-folder", "tune"):
         monkeypatch.setattr(sys, "argv", ["hipconv", command, "--help"])
         with pytest.raises(SystemExit, match="0"):
             main()

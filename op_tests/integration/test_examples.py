@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
 import re
 import struct
 import subprocess
 import sys
+import types
 from typing import Any
 import zlib
 
+import PIL.Image
 import pytest
 import torch
+from torch import nn
 
 from support import ROOT
 from support.tensors import mismatch
@@ -62,6 +66,68 @@ def test_a_video_is_decoded_alike(tmp_path: Path) -> None:
     output = run("video_vae.py", *sizes, "--rounds", "1", "--out", str(picture))
     assert float(re.findall(r"differ by at most (\S+) of", output)[0]) < 1e-4, output
     assert size_of(picture) == (3 * 16 + 2 * 8, 2 * 16 + 8)
+
+
+class Timm:
+    """A stand-in with all that examples/classify.py calls of timm, which CI does not have."""
+
+    data: Any
+
+    def __init__(self) -> None:
+        described = types.SimpleNamespace(index_to_description="animal {}, of some kind".format)
+        self.data = types.SimpleNamespace(ImageNetInfo=lambda: described)
+
+    @staticmethod
+    def create_model(name: str, pretrained: bool, checkpoint_path: str) -> nn.Module:
+        assert (name, pretrained) == ("tiny", False)
+        before = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU())
+        model = nn.Sequential(before, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 1000))
+        if checkpoint_path:
+            model.load_state_dict(torch.load(checkpoint_path))
+        return model
+
+
+def test_an_image_is_classified_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Random weights and a drawn image, then those of files."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.setitem(sys.modules, "timm", Timm())
+    classify = importlib.import_module("classify")
+    weights, picture = tmp_path / "weights.pt", tmp_path / "picture.png"
+    torch.save(Timm.create_model("tiny", False, "").state_dict(), weights)
+    PIL.Image.effect_mandelbrot((40, 30), (-2, -1, 1, 1), 20).save(picture)
+    listed = []
+    for given in ([], ["--checkpoint", str(weights), "--image", str(picture), "--batch", "2"]):
+        classify.main(["--model", "tiny", "--size", "24", "--rounds", "1", *given])
+        output = capsys.readouterr().out
+        assert "tiny: 1 of 1 convolutions are replaced, and take in 2 layers that follow them" in output
+        assert float(re.findall(r"differ by at most (\S+) of", output)[0]) < 1e-4, output
+        classes = [re.findall(r"\d%  (animal \d+)(?!,)\b", line) for line in output.splitlines() if "%" in line]
+        assert len(classes) == 5 and all(len(pair) == 2 for pair in classes), output
+        assert {pair[0] for pair in classes} == {pair[1] for pair in classes}
+        listed.append(classes)
+    assert listed[0] != listed[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "needs timm, .* `pip install timm`"),
+        (["--image", "nowhere.png"], "--image: got nowhere.png, expected a file"),
+        (["--batch", "0"], "--batch: got 0, expected at least 1"),
+    ],
+    ids=["without timm", "no image", "no batch"],
+)
+def test_what_the_classification_needs_is_named(
+    given: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(SystemExit) as left:
+        importlib.import_module("classify").main(given)
+    assert left.value.code not in (0, None)
+    assert re.search(message, f"{left.value.code} {capsys.readouterr().err}")
 
 
 def size_of(picture: Path) -> tuple[int, int]:
@@ -142,7 +208,7 @@ def test_the_files_and_commands_that_pages_use_exist() -> None:
         for script in re.findall(r"\b(?:python3?|torchrun[^`\n]*?) ((?:op_tests|examples)/[\w/]+\.py)", text):
             assert (ROOT / script).exists(), f"{page}: {script}"
         for command in re.findall(r"python -m hipconv ([\w-]+)", text):
-            assert command in ("env", "list", "build", "clear", "demo", "hub-folder"), f"{page}: {command}"
+            assert command in ("env", "list", "build", "clear", "demo", "hub-folder", "tune"), f"{page}: {command}"
 
 
 def test_the_variables_that_force_a_kernel_list_the_kernels() -> None:

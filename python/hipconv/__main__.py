@@ -1,14 +1,16 @@
-"""``python -m hipconv {env,list,build,clear,demo,hub-folder}``: look at, fill, empty and try out the kernel cache;
-write a hub's folder.
+"""``python -m hipconv {env,list,build,clear,demo,hub-folder,tune}``: look at, fill, empty and try out the kernel cache;
+write a hub's folder; measure this card.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import torch
@@ -16,11 +18,13 @@ import torch
 from . import __version__, jit, reference
 from .errors import JitError
 from .hub import folder
-from .jit import cache, registry, targets, toolchain
+from .jit import cache, progress, registry, targets, toolchain
 from .ops.conv1d import forward as conv1d
+from .ops.conv2d import calls, measured, tuning
 
 _VARIABLES = (
     "HIPCONV_CACHE_DIR",
+    "HIPCONV_CONFIG_DIR",
     "HIPCONV_TRUST_CACHE",
     "HIPCONV_JIT",
     "HIPCONV_VERBOSE",
@@ -61,6 +65,9 @@ def env() -> None:
             print(f"compiler  {name} for {backend}: {_version(str(place)) if place else 'not found'}")
     for root in cache.roots():
         print(f"cache     {root}: {cache.why_unusable(root) or 'writable'}")
+    place = measured.folder()
+    for path in sorted(place.glob("conv2d-*.json")) if place else ():
+        print(f"measured  {path}")
     for name in _VARIABLES:
         if name in os.environ:
             print(f"variable  {name}={os.environ[name]}")
@@ -142,6 +149,38 @@ def hub_folder(out: str) -> None:
         print(f"wrote {variant}")
 
 
+def tune(arch: str, out: str | None) -> None:
+    """Measure conv2d's algorithms on this machine's GPU, so that conv2d chooses among them by what they take there."""
+    if not torch.cuda.is_available():
+        raise ValueError(f"arch: got '{arch}', and this torch ({torch.__version__}) sees no GPU: tune where the card is")
+    device = torch.device("cuda", torch.cuda.current_device())
+    target, name = targets.of(device), torch.cuda.get_device_name(device)
+    if arch not in ("this", target.arch):
+        raise ValueError(f"arch: got '{arch}', expected 'this' or '{target.arch}', as it is measured on {name}")
+    place = Path(out).expanduser().absolute() if out else measured.folder()
+    if place is None:
+        raise ValueError("out: expected a folder, as there is no home for one")
+    try:  # now, rather than when everything has been measured
+        place.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=place).close()
+    except OSError as error:
+        raise ValueError(f"out: got {place}, expected a folder that can be written to ({error})") from None
+    jit.module("conv2d", target)
+    card = calls.card_of(device)._replace(measured=None)
+    to_time = tuning.trials(target, card)
+    found = tuning.sweep(progress.counting(f"measuring {name}", to_time), tuning.on_the_card)
+    print(f"measured {found.timed} calls of {found.problems} problems on {name}", end="")
+    print(f"; for {found.left_out} calls there was too little memory" if found.left_out else "")
+    print(f"the estimates' choices take {found.before:.3f} times as long as the fastest algorithms, on average")
+    if found.after >= found.before:
+        print(f"with the factors measured they would take {found.after:.3f} times as long, so nothing is written")
+        return
+    path = measured.write(place, card.arch, card.compute_units, name, found.problems, found.factors)
+    print(f"with the factors measured they take {found.after:.3f} times as long; {found.changed} choices are others")
+    hint = "" if place == measured.folder() else f", which calls find with {measured.VARIABLE}={place}"
+    print(f"wrote {path}{hint}")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m hipconv", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -158,6 +197,9 @@ def main() -> int:
     clear_parser.add_argument("modules", nargs="*", metavar="MODULE", help="names from `list`; all by default")
     folder_parser = commands.add_parser("hub-folder", help=hub_folder.__doc__)
     folder_parser.add_argument("out", metavar="OUT", help="a new or an empty folder")
+    tune_parser = commands.add_parser("tune", help=tune.__doc__)
+    tune_parser.add_argument("--arch", required=True, metavar="this", help="`this` machine's GPU, or its name")
+    tune_parser.add_argument("--out", metavar="FOLDER", help="where to write; default: the folder in which calls look")
     arguments = parser.parse_args()
     try:
         status = 0
@@ -169,6 +211,8 @@ def main() -> int:
             status = demo()
         elif arguments.command == "hub-folder":
             hub_folder(arguments.out)
+        elif arguments.command == "tune":
+            tune(arguments.arch, arguments.out)
         elif arguments.command == "clear":
             clear(arguments.modules)
         else:

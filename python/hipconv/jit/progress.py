@@ -1,15 +1,18 @@
-"""Saying what goes on while a module is built."""
+"""Saying what goes on while a module is built, or something else takes long."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import contextlib
 from pathlib import Path
 import sys
 import threading
 import time
+from typing import TypeVar
 
 from .variables import switch
+
+T = TypeVar("T")
 
 PATIENCE = 10.0  # seconds, after which a log is told of a build
 
@@ -64,3 +67,34 @@ def showing(what: str, staged: Path, files: int, *, announced: bool) -> Iterator
             if on_terminal:
                 print("\r\x1b[K", end="", file=sys.stderr)
         say(f"{outcome.format(what=what)} {time.monotonic() - started:.1f} s", always=announced)
+
+
+BAR = 24  # columns
+REFRESH = 0.2  # seconds
+
+
+def counting(what: str, items: Sequence[T]) -> Iterator[T]:
+    """The items, one after the other, while a terminal shows a bar of how many are done, and how long the rest will take.
+
+    Pipes and logs get a line when PATIENCE seconds have passed, and one each minute from then on.
+    """
+    started = time.monotonic()
+    on_terminal = sys.stderr is not None and sys.stderr.isatty()
+    due = started + (0.0 if on_terminal else PATIENCE)
+    try:
+        for done, item in enumerate(items):
+            if (now := time.monotonic()) >= due:
+                due = now + (REFRESH if on_terminal else 60.0)
+                left = f", {(now - started) / done * (len(items) - done):.0f} s left" if done else ""
+                text = f"{what} … {done} of {len(items)}{left}"
+                with contextlib.suppress(OSError, ValueError):  # whoever listened has left
+                    if on_terminal:
+                        bar = ("#" * (BAR * done // len(items))).ljust(BAR, ".")
+                        print(f"\r\x1b[Khipconv: [{bar}] {text} ", end="", file=sys.stderr, flush=True)
+                    else:
+                        say(text, always=True)
+            yield item
+    finally:
+        if on_terminal:
+            with contextlib.suppress(OSError, ValueError):
+                print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -19,7 +19,7 @@ from ... import jit
 from ...jit import targets
 from ...jit.architectures import compute_units
 from ...jit.targets import Target
-from . import geometry, precision, router
+from . import geometry, measured, precision, router
 from .geometry import Kind, Options, kind_of
 from .problem import Card, Problem, Tile, Tiles
 from .router import Choice
@@ -171,13 +171,16 @@ def problem_of(x: Kind, weight: Kind, shape: tuple[int, int, int, int], o: Optio
 
 @functools.lru_cache(64)
 def card_of(device: torch.device) -> Card:
-    """The card that `device` is, with the units that its driver reports."""
+    """The card that `device` is, with the units that its driver reports, and what had been measured of it at the first call."""
     index = torch.cuda.current_device() if device.index is None else device.index
-    return Card(targets.of(device).arch, torch.cuda.get_device_properties(index).multi_processor_count)
+    properties = torch.cuda.get_device_properties(index)
+    arch, units = targets.of(device).arch, properties.multi_processor_count
+    return Card(arch, units, measured.of_card(arch, units, properties.name))
 
 
 def card_named(arch: str) -> Card:
-    return Card(arch, compute_units(arch))
+    units = compute_units(arch)
+    return Card(arch, units, measured.of_card(arch, units))
 
 
 def prepared(

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import statistics
 from typing import NamedTuple
+
+FEW = 32  # channels or filters, at most
+SMALL = 1 << 20  # outputs: fewer do not fill a large card
 
 
 class Problem(NamedTuple):
@@ -37,10 +42,44 @@ class Problem(NamedTuple):
         """That an output sums."""
         return self.in_channels // self.groups * math.prod(self.kernel)
 
+    @property
+    def kind(self) -> str:
+        """Name what kind of problem it is, such as "16 bit, nhwc, dense, large": on one card, the estimates of an algorithm are
+        wrong by about one factor for all problems of a kind.
+        """
+        products = f"float32 {self.float32_precision}" if self.dtype == "float32" else "16 bit"
+        if self.groups > 1:
+            shape = "depthwise" if self.groups == self.in_channels else "grouped"
+        elif min(self.in_channels, self.out_channels) <= FEW:
+            shape = "few channels"
+        else:
+            shape = "pointwise" if self.kernel == (1, 1) else "dense"
+        size = "small" if self.pixels * self.out_channels < SMALL else "large"
+        return f"{products}, {self.layout}, {shape}, {size}"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)  # compared and hashed by identity, as a card is part of many keys
+class Factors:
+    """These say how many times longer algorithms take on a card than estimated, as somebody measured them there."""
+
+    of_kinds: dict[str, dict[str, float]]
+    """By algorithm, then by `Problem.kind`."""
+
+    def of(self, algorithm: str, problem: Problem) -> float:
+        """Return the factor for a problem; where the algorithm was not measured on its kind, the median of the algorithm's, and
+        where it was not measured at all, of all.
+        """
+        kinds = self.of_kinds.get(algorithm, {})
+        if (exactly := kinds.get(problem.kind)) is not None:
+            return exactly
+        others = kinds.values() or [factor for each in self.of_kinds.values() for factor in each.values()]
+        return statistics.median(others) if others else 1.0
+
 
 class Card(NamedTuple):
     arch: str  # "gfx942", "sm_90", "wave64"
     compute_units: int
+    measured: Factors | None = None
 
 
 Tile = tuple[int, int]  # output pixels, filters

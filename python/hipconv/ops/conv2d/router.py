@@ -2,7 +2,7 @@
 
 Every algorithm that serves a call estimates how long it takes, and the one that takes least is chosen. What an algorithm
 serves, and its tiles, are asked of the kernels' own host code and handed in. Nothing is tried out at run time, so a new shape
-costs nothing.
+costs nothing. A card that somebody has measured (`measured.py`) has its estimates multiplied by what was found.
 """
 
 from __future__ import annotations
@@ -94,18 +94,27 @@ def choose(
             asked for by name comes alone.
         workspace_limit: bytes that the parts of a split sum may take.
     """
-    estimates = {name: ALGORITHMS[name].estimate(problem, card, tiles, workspace_limit) for name, tiles in serving}
+    estimates = {name: estimate_of(name, problem, card, tiles, workspace_limit) for name, tiles in serving}
     name, (_, tile, parts) = min(estimates.items(), key=lambda item: (item[1].us, not ALGORITHMS[item[0]].exact))
+    measured = "; by costs measured on such a card" if card.measured and len(serving) > 1 else ""
     if not any(tile):
-        return Choice(name, tile, parts, "the fastest that serves the call" if len(serving) > 1 else "it alone serves the call")
+        why = "the fastest that serves the call" if len(serving) > 1 else "it alone serves the call"
+        return Choice(name, tile, parts, why + measured)
     split = f", {parts} parts of each sum" if parts > 1 else ""
     multiplied = costs.of_planes(problem, costs.WINOGRAD[name], workspace_limit) if name in costs.WINOGRAD else problem
-    return Choice(name, tile, parts, f"{costs.blocks_of(multiplied, tile)} tiles{split} for {card.compute_units} compute units")
+    tiles_of = f"{costs.blocks_of(multiplied, tile)} tiles{split} for {card.compute_units} compute units"
+    return Choice(name, tile, parts, tiles_of + measured)
+
+
+def estimate_of(name: str, problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
+    """The algorithm's estimate, times what somebody measured on the card, if so."""
+    estimate = ALGORITHMS[name].estimate(problem, card, tiles, workspace_limit)
+    return estimate if card.measured is None else estimate._replace(us=estimate.us * card.measured.of(name, problem))
 
 
 def estimated_us(problem: Problem, card: Card, serving: Sequence[tuple[str, Tiles]], workspace_limit: int) -> float:
     """Return what the best of these takes."""
-    return min((ALGORITHMS[name].estimate(problem, card, tiles, workspace_limit).us for name, tiles in serving), default=0.0)
+    return min((estimate_of(name, problem, card, tiles, workspace_limit).us for name, tiles in serving), default=0.0)
 
 
 # ---- by name -----------------------------------------------------------------------------------------------------------------
