@@ -10,7 +10,7 @@ python op_tests/test_guard_pages.py
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 import ctypes
 import faulthandler
 import functools
@@ -53,6 +53,22 @@ def guarded(t: Any, at_end: bool) -> Any:
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     for page in (0, pages + 1):
         assert _mprotect(address + page * PAGE, PAGE, 0) == 0, ctypes.get_errno()
+    return copy
+
+
+def tight(t: Any, at_end: bool) -> Any:
+    """The same in memory of its own, of which AddressSanitizer knows the last byte; the first one is not where a vector begins
+    unless `at_end`, and what is before it may not be touched either, but for what is in the same eight bytes.
+    """
+    if not isinstance(t, Tensor) or t.numel() == 0:
+        return t
+    span = 1 + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
+    before = 0 if at_end else (8 + t.element_size() * (span % 4)) // t.element_size()
+    memory = torch.empty(before + span, dtype=t.dtype)  # malloc's: 64 bytes divide its address
+    copy = memory.as_strided(t.shape, t.stride(), before).copy_(t)
+    poison = ctypes.CDLL(None).__asan_poison_memory_region
+    poison.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    poison(memory.data_ptr(), before * t.element_size() // 8 * 8)  # until it is freed
     return copy
 
 
@@ -265,29 +281,40 @@ def mixed_forms(draw: random.Random, guard: Callable[[Any], Any]) -> Iterator[tu
     )
 
 
-def main() -> None:
+NAMES: dict[str, Callable[[], list[str]]] = {
+    "forward": forward_kernels,
+    "rows": lambda: ["by itself"],
+    "prefill": lambda: kernel_names(CPU) + in_place_kernels(CPU),
+    "decode": lambda: update_kernels(CPU),
+    "backward": lambda: backward.kernels_of(CPU),
+    "mixed": lambda: ["auto"],
+}
+FORMS: dict[str, Callable[..., Iterator[tuple[str, str, Callable[[], object]]]]] = {
+    "forward": forward_forms,
+    "rows": rows_forms,
+    "prefill": prefill_forms,
+    "decode": decode_forms,
+    "backward": backward_forms,
+    "mixed": mixed_forms,
+}
+
+
+def main(
+    ways: Sequence[str] = ("cpu", "simt-wave64", "simt-wave32-shuffled"),
+    ops: Sequence[str] = tuple(FORMS),
+    place: Callable[[Any, bool], Any] = guarded,
+) -> None:
     faulthandler.enable()
     served: Counter[str] = Counter()
-    for way in ("cpu", "simt-wave64", "simt-wave32-shuffled"):
+    for way in ways:
         with environment(**WAYS[way]):
-            names = [f"prefill {name}" for name in kernel_names(CPU) + in_place_kernels(CPU)]
-            names += [f"decode {name}" for name in update_kernels(CPU)] + [f"forward {name}" for name in forward_kernels()]
-            names += ["rows by itself"] + [f"backward {name}" for name in backward.kernels_of(CPU)]
-            forms_of = {
-                "forward": forward_forms,
-                "rows": rows_forms,
-                "prefill": prefill_forms,
-                "decode": decode_forms,
-                "backward": backward_forms,
-            }
-            if way == "cpu":
-                forms_of["mixed"] = mixed_forms
-                names.append("mixed auto")
+            of_way = [op for op in ops if op != "mixed" or way == "cpu"]
+            names = [f"{op} {name}" for op in of_way for name in NAMES[op]()]
             for seed in range(2 * CALLS):
                 torch.manual_seed(seed)
-                guard = functools.partial(guarded, at_end=seed % 2 == 0)
-                for op, forms in forms_of.items():
-                    for kernel, what, call in forms(random.Random(seed), guard):
+                guard = functools.partial(place, at_end=seed % 2 == 0)
+                for op in of_way:
+                    for kernel, what, call in FORMS[op](random.Random(seed), guard):
                         print(f"{way}, seed {seed}, {op} {kernel}, {what}", flush=True)
                         try:
                             call()

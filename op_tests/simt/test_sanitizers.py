@@ -27,12 +27,16 @@ from hipconv.jit import toolchain
 # nobody, and other undefined behaviour ends in an illegal instruction without a report (`gdb` has the line, or a build without
 # that flag).
 FLAGS = ["-g1", "-O0", "-fsanitize=address,undefined", "-fno-sanitize=null", "-fsanitize-undefined-trap-on-error"]
+# Pointers to tensors of no elements are null, and nobody reads where an offset from them leads.
+FLAGS += ["-fno-sanitize=pointer-overflow"]
 FLAGS += ["--param", "asan-instrumentation-with-call-threshold=0"]
 CXX = os.environ.get("CXX", "g++")
 
 # Tensors whose storage was shrunk behind their backs: the kernel is led past the end of the memory.
 LIES = {
     "causal_conv1d": "hipconv.causal_conv1d_fwd(torch.zeros(1, 4, 8), short(1, 4, 8), torch.zeros(4, 1))",
+    "causal_conv1d_bwd": "from hipconv.drop_in import causal_conv1d_cuda as package; package.causal_conv1d_bwd("
+    "torch.zeros(1, 4, 8), torch.zeros(4, 4), None, short(1, 4, 8), None, None, None, None, False, False)",
     "causal_conv1d_varlen": "serving.causal_conv1d_fn(short(4, 8), torch.zeros(4, 4), None, torch.zeros(1, 4, 3), "
     "torch.tensor([0, 8]))",
     "causal_conv1d_update": "serving.causal_conv1d_update(short(2, 4), torch.zeros(2, 4, 3), torch.zeros(4, 4))",
@@ -74,6 +78,7 @@ def sanitized(library: Path, *command: str) -> subprocess.CompletedProcess[str]:
 # In every run, test_guard_pages.py finds most of what these do on the CPU, and the probes of test_simt.py run sanitized.
 NIGHTLY = [
     ("causal_conv1d", "simt-wave64", "not ascending and not descending and not opcheck and not compiles"),
+    ("causal_conv1d_bwd", "simt-wave32-shuffled", "infinities or exact or strides or reference"),
     ("conv3d", "simt-wave32-shuffled", "chunks or strides or models or alone"),
     ("causal_conv1d_varlen", "cpu", "reference or strides or boundary or nowhere or outside or in_place or split"),
     ("causal_conv1d_update", "cpu", "random or outside or look_aligned or columns or drafts or short_rows or grid_dimension"),
@@ -94,3 +99,20 @@ def test_the_op_tests_pass_under_the_sanitizers(tmp_path: Path, module: str, way
 
         done = sanitized(library, "-c", LIAR + LIES[module])  # and these kernels do catch what they are there to catch
         assert done.returncode != 0 and "heap-buffer-overflow" in done.stderr and module in done.stderr, done.stderr[-3000:]
+
+
+# Random calls of these whose tensors have memory of their own, of any size: the ends of aligned vectors lie outside of many.
+TIGHT = [("causal_conv1d_bwd", "backward"), ("causal_conv1d_varlen", "prefill"), ("causal_conv1d_update", "decode")]
+
+
+@pytest.mark.skipif(not EVERYTHING, reason="runs with HIPCONV_TEST_ARCHS=all")
+@pytest.mark.skipif(shutil.which(CXX) is None, reason=f"no {CXX}")
+@pytest.mark.parametrize(("module", "op"), TIGHT)
+def test_no_kernel_reads_or_writes_a_byte_beside_a_tensor(tmp_path: Path, module: str, op: str) -> None:
+    library, way = tmp_path / "kernels.so", "simt-wave32-shuffled"
+    with environment(**WAYS[way]):
+        jit.module(module, targets.of(torch.device("cpu")))
+        sanitized_kernels(module, library)
+        calls = "import sys; sys.path.insert(0, 'op_tests'); import serving.test_guard_pages as guard; "
+        done = sanitized(library, "-c", f"{calls}guard.main([{way!r}], [{op!r}], guard.tight)")
+    assert done.returncode == 0, done.stdout[-500:] + done.stderr[:4000]

@@ -116,6 +116,17 @@ BwdTileWalk bwd_tile_walk(const CausalConv1dBwdParams& p) {
     return walk;
 }
 
+int64_t bwd_least_bytes(const CausalConv1dBwdParams& p, int64_t Sequences::* stride) {
+    const int64_t x = p.in.x.*stride, dout = p.dout.*stride;
+    return (x < dout ? x : dout) * element_bytes(p.in.dtype);
+}
+
+// Copies of granules would reach past the tensor's end at more tokens than the last one, which alone is not copied so.
+bool bwd_tokens_share_granules(const CausalConv1dBwdParams& p) {
+    return kBwdStages && p.in.seqlen > 1 && !bwd_vectors_are_aligned(p, bwd_tile_channels(p)) &&
+           bwd_least_bytes(p, &Sequences::seqlen_stride) < kBwdGranule;
+}
+
 BwdTileCall bwd_tile_call(const BwdTileWalk& walk) {
     const CausalConv1dBwdParams& p = walk.p;
     const BwdTileShape& shape = walk.shape;
@@ -141,6 +152,7 @@ BwdTileCall bwd_tile_call(const BwdTileWalk& walk) {
     plan.flags = flag(p.in.use_silu, kBwdSilu) | flag(p.in.seq_idx.data || walk.period, kBwdTaps) |
                  flag(p.in.initial_states.data, kBwdInitial) | flag(p.dinitial_states.data, kBwdGivesInitial) |
                  flag(p.dfinal_states.data, kBwdFinal) |
+                 flag(p.in.batch > 1 && bwd_least_bytes(p, &Sequences::batch_stride) < kBwdGranule, kBwdAllRowsEnd) |
                  flag(p.in.dim % channels == 0 && parameters_are_packed(p.in), kBwdPacked);
     return call;
 }
@@ -148,12 +160,14 @@ BwdTileCall bwd_tile_call(const BwdTileWalk& walk) {
 }  // namespace
 
 const char* causal_conv1d_bwd_tile_refusal(const CausalConv1dBwdParams& p) {
-    const char* served = kBwdStages ? "channel-last x, dout and dx (stride 1 along dim), widths 1 to 8"
+    const char* served = kBwdStages ? "channel-last x, dout and dx (stride 1 along dim) of eight bytes a token, widths 1 to 8"
                                     : "channel-last x, dout and dx (stride 1 along dim), widths 1 to 8; four channels or more";
     if (p.in.width > kBwdTileMaxWidth || p.in.seqlen > INT32_MAX - 4096) return served;
     if (!kBwdStages && p.in.dim < bwd_tile_channels(p)) return served;
     if (p.in.x.dim_stride != 1 || p.dout.dim_stride != 1 || p.dx.dim_stride != 1) return served;
-    const BwdTileShape shape = bwd_tile_walk(p).shape;
+    const BwdTileWalk walk = bwd_tile_walk(p);
+    const BwdTileShape& shape = walk.shape;
+    if (bwd_tokens_share_granules(walk.p)) return served;
     return shape.groups <= kGridLimit && shape.blocks < int64_t{1} << 31 ? nullptr : served;
 }
 

@@ -134,7 +134,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
         }
     };
     // The granules around the tensor's last vector may reach past its end: what is inside is copied element by element.
-    const bool ends_tensor = !kAligned && is_last && active && static_cast<int>(b) + 1 == p.in.batch && loaded == left;
+    const bool may_end = static_cast<int>(b) + 1 == p.in.batch || (plan.flags & kBwdAllRowsEnd) != 0;
+    const bool ends_tensor = !kAligned && is_last && active && may_end && loaded == left;
     const int whole = ends_tensor ? loaded - 1 : loaded;
     const auto copy_elements = [&](int offset, const char* from) {
         const int place = static_cast<int>(place_in_granule(from)), size = static_cast<int>(sizeof(T));

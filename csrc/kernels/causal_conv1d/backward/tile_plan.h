@@ -55,7 +55,8 @@ enum BwdTileFlags : uint32_t {
     kBwdInitial = 4,
     kBwdGivesInitial = 8,
     kBwdFinal = 16,
-    kBwdPacked = 32,  // load_packed serves weight and bias
+    kBwdPacked = 32,      // load_packed serves weight and bias
+    kBwdAllRowsEnd = 64,  // rows of all sequences may end where the tensor does
 };
 
 struct BwdTileCall {  // the kernel's parameter, which it reads again (device/arch.h) rather than keep it in registers

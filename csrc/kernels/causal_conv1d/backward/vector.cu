@@ -138,6 +138,14 @@ Taper bwd_vector_taper(const CausalConv1dBwdParams& p, const BwdVectorShape& s) 
     return taper;
 }
 
+BwdMemory memory_of(const CausalConv1dBwdParams& p, const Sequences& s) {
+    const int64_t size = element_bytes(p.in.dtype);
+    BwdMemory memory{static_cast<const char*>(s.data), static_cast<const char*>(s.data) + size};
+    const int64_t steps[][2] = {{p.in.batch, s.batch_stride}, {p.in.dim, s.dim_stride}, {p.in.seqlen, s.seqlen_stride}};
+    for (const auto& [count, stride] : steps) (stride < 0 ? memory.begin : memory.end) += (count - 1) * stride * size;
+    return memory;
+}
+
 BwdVectorPlan plan_of(const CausalConv1dBwdParams& p, const BwdVectorShape& shape) {
     const int size = element_bytes(p.in.dtype);
     BwdVectorPlan plan{};
@@ -181,17 +189,18 @@ BwdWholePlan whole_plan_of(const CausalConv1dBwdParams& p, const BwdVectorShape&
 void launch(const CausalConv1dBwdParams& p, hipStream_t stream) {
     const BwdVectorShape shape = bwd_vector_shape(p);
     const BwdVectorPlan plan = plan_of(p, shape);
+    const BwdVectorParams with_memory{p, memory_of(p, p.in.x), memory_of(p, p.dout)};
     const dim3 block(shape.lanes, shape.rows(), 1);
     const unsigned blocks = plan.taper.blocks;
     const dim3 grid = blocks <= kGridLimit ? dim3(blocks, 1, 1) : grid_of(kGridLimit, (blocks + kGridLimit - 1) / kGridLimit);
     if (shape.is_whole)
         launch_bwd_whole(p, whole_plan_of(p, shape), grid, block, stream);
     else if (shape.is_plain)
-        launch_bwd_plain(p, plan, grid, block, stream);
+        launch_bwd_plain(with_memory, plan, grid, block, stream);
     else if (p.in.dtype == DType::f32 || plan.has_states || shape.has_steps)
-        launch_bwd_any_with_states(p, plan, grid, block, stream);
+        launch_bwd_any_with_states(with_memory, plan, grid, block, stream);
     else
-        launch_bwd_any(p, plan, grid, block, stream);
+        launch_bwd_any(with_memory, plan, grid, block, stream);
 }
 
 BwdPartials partials_of(const CausalConv1dBwdParams& p) {

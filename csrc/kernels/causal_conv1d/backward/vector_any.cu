@@ -5,7 +5,7 @@
 
 namespace hipconv {
 
-void launch_bwd_any(const CausalConv1dBwdParams& p, const BwdVectorPlan& plan, dim3 grid, dim3 block, hipStream_t stream) {
+void launch_bwd_any(const BwdVectorParams& p, const BwdVectorPlan& plan, dim3 grid, dim3 block, hipStream_t stream) {
     launch_bwd_vector<BwdForm::any>(p, plan, grid, block, stream);
 }
 

@@ -48,7 +48,7 @@ HIPCONV_INLINE void bwd_vector_add_final(const CausalConv1dBwdParams& p, int32_t
 
 template <typename T, int kWidth, BwdForm kForm>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidth, kForm))
-    causal_conv1d_bwd_vector(CausalConv1dBwdParams p, BwdVectorPlan plan) {
+    causal_conv1d_bwd_vector(BwdVectorParams p, BwdVectorPlan plan) {
     using Layout = BwdVectorLayout<T, kWidth>;
     constexpr int kSize = Layout::kSize, kTokens = Layout::kTokens, kPast = Layout::kPast, kOldest = Layout::kOldest;
     constexpr int kBefore = Layout::kBefore, kOwn = Layout::kOwn, kWindow = Layout::kWindow;
@@ -100,21 +100,28 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
     TapWords taps_words{};
     uint32_t x_shift = 0, dout_shift = 0;
     const auto step_of = [&](int64_t step) { return kAnySteps ? step : int64_t{kSize}; };
+    // Lanes at a row's start or end tell whether their vectors leave the tensor, and then load words.
+    const auto x_memory = [&]() { return first_parameter_again(p).x_memory; };
+    const auto dout_memory = [&]() { return first_parameter_again(p).dout_memory; };
+    const auto holds_vectors = [&](const auto& memory, const char* from, int before) {
+        const bool inside = t_next >= before * Layout::kEach && t_next + kTokens <= seqlen;
+        return inside || memory().has(from - before * 4, from + kOwn * 4);
+    };
     const auto load = [&]() {
         const char* const x = x_row + t_next * step_of(plan.x_step);
         const char* const dout = dout_row + t_next * step_of(plan.dout_step);
         if (kAnySteps && plan.x_step != kSize)
             load_single_tokens<T, kBefore, kOwn, kOldest / Layout::kEach>(x, plan.x_step, t_next, seqlen, x_words);
-        else if (kPlain || plan.x_is_aligned)
+        else if (kPlain || (plan.x_is_aligned && holds_vectors(x_memory, x, kBefore)))
             load_vectors<T, kBefore, kOwn, kPlain>(x, t_next, seqlen, x_words);
         else if constexpr (!kPlain)
-            x_shift = load_single_words<T, kBefore, kOwn, kOldest / Layout::kEach>(x, t_next, seqlen, x_words);
+            x_shift = load_single_words<T, kBefore, kOwn, kOldest / Layout::kEach>(x, t_next, seqlen, x_memory, x_words);
         if (kAnySteps && plan.dout_step != kSize)
             load_single_tokens<T, 0, kOwn, 0>(dout, plan.dout_step, t_next, seqlen, dout_words);
-        else if (kPlain || plan.dout_is_aligned)
+        else if (kPlain || (plan.dout_is_aligned && holds_vectors(dout_memory, dout, 0)))
             load_vectors<T, 0, kOwn, kPlain>(dout, t_next, seqlen, dout_words);
         else if constexpr (!kPlain)
-            dout_shift = load_single_words<T, 0, kOwn, 0>(dout, t_next, seqlen, dout_words);
+            dout_shift = load_single_words<T, 0, kOwn, 0>(dout, t_next, seqlen, dout_memory, dout_words);
         if (has_ids) taps_words = load_taps<kTokens>(taps_row, t_next);
     };
     const auto unpack = [&](float(&window)[kWindow], float(&gradients)[kTokens]) {
@@ -290,7 +297,7 @@ constexpr bool kHasBwdVector =
 
 // Launches the instance for the type and the width, from 1 to kWidth.
 template <BwdForm kForm, int kWidth = kMaxBwdVectorWidth>
-void launch_bwd_vector(const CausalConv1dBwdParams& p, const BwdVectorPlan& plan, dim3 grid, dim3 block, hipStream_t stream) {
+void launch_bwd_vector(const BwdVectorParams& p, const BwdVectorPlan& plan, dim3 grid, dim3 block, hipStream_t stream) {
     if constexpr (kWidth > 1) {
         if (p.in.width < kWidth) return launch_bwd_vector<kForm, kWidth - 1>(p, plan, grid, block, stream);
     }

@@ -2,9 +2,11 @@
 // from rows that lie at any address.
 //
 // A lane's own tokens are whole 16-byte vectors of dx. Where a row of an input lies at the same place of its 16-byte vectors,
-// its tokens are loaded in such vectors; no load leaves the vectors that hold a part of the row. Elsewhere they are loaded in
-// words of four bytes that hold a part of the row, and shifted where a word begins at an odd token. Tokens that are not
-// neighbours are loaded and stored one by one: the lanes of a wave are neighbours along channels then, too.
+// its tokens are loaded in such vectors; no load leaves the vectors that hold a part of the row. Elsewhere, and where such a
+// vector reaches past the tensor's first or last byte, they are loaded in words of four bytes that hold a part of the row, and
+// shifted where a word begins at an odd token. Of a word that reaches past the tensor's first or last byte only the token that
+// is inside is loaded: no other byte is read. Tokens that are not neighbours are loaded and stored one by one: the lanes of a
+// wave are neighbours along channels then, too.
 #pragma once
 
 #include "device/vec.h"
@@ -27,6 +29,12 @@ struct BwdVectorLayout {
     static constexpr int kBefore = (kPast + kEach - 1) / kEach + ((kPast + kEach - 1) / kEach % 4 == 3 ? 1 : 0);
     static constexpr int kOldest = kBefore * kEach - kPast;  // the first token that a tap sees
     static constexpr int kWindow = kBefore * kEach + kTokens;
+};
+
+// The bytes from a tensor's first to its last element, whatever the order in which its strides go through them.
+struct BwdMemory {
+    const char *begin, *end;
+    HIPCONV_INLINE bool has(const char* first, const char* past) const { return first >= begin && past <= end; }
 };
 
 template <int kCount, int kSize>
@@ -58,10 +66,11 @@ HIPCONV_INLINE void load_vectors(const char* from, int32_t t, int32_t seqlen, ui
     }
 }
 
-// The same from any address, in words, from word kFirst on. Returns by how many bits the tokens lie higher in these than in
-// words of their own: `words` has one more.
-template <typename T, int kBefore, int kOwn, int kFirst, int kSize>
-HIPCONV_INLINE uint32_t load_single_words(const char* from, int32_t t, int32_t seqlen, uint32_t (&words)[kSize]) {
+// The same from any address, in words, from word kFirst on: those before the row hold anything. Returns by how many bits the
+// tokens lie higher in these than in words of their own: `words` has one more.
+template <typename T, int kBefore, int kOwn, int kFirst, typename Memory, int kSize>
+HIPCONV_INLINE uint32_t load_single_words(const char* from, int32_t t, int32_t seqlen, Memory memory_of_tensor,
+                                          uint32_t (&words)[kSize]) {
     constexpr int kEach = 4 / static_cast<int>(sizeof(T)), kWords = kBefore + kOwn;
     const uint32_t early = sizeof(T) == 2 ? static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from)) & 2 : 0;
     const int32_t first = t - kBefore * kEach - static_cast<int32_t>(early / 2);
@@ -71,10 +80,36 @@ HIPCONV_INLINE uint32_t load_single_words(const char* from, int32_t t, int32_t s
         for (int k = kFirst; k < kWords; ++k) load_words<1>(from + k * 4, words, k);
         if constexpr (sizeof(T) == 2) load_words<1>(from + kWords * 4, words, kWords);
     } else {
+        // The first tokens of words that may be loaded: `spare` before the row and those of the row, or all but its last.
+        uint32_t spare = kEach - 1, count = static_cast<uint32_t>(seqlen) + spare;
+        if constexpr (sizeof(T) == 2) {
+            uint32_t size = static_cast<uint32_t>(seqlen);
+            from_here_on(size);  // scalar registers have no room for its like
+            const char* const row = from - int64_t{first} * 2;
+            if (row - 2 < memory_of_tensor().begin) spare = 0;
+            if (row + (int64_t{size} + 1) * 2 > memory_of_tensor().end) --count;
+            count -= 1 - spare;
+            from_here_on(spare);
+            from_here_on(count);
+        }
 #pragma unroll
         for (int k = kFirst; k <= kWords; ++k) {
-            const int32_t token = first + k * kEach;
-            if (token > -kEach && token < seqlen && (k < kWords || early)) load_words<1>(from + k * 4, words, k);
+            const uint32_t token = static_cast<uint32_t>(first + k * kEach) + spare;
+            if (token < count && (k < kWords || early)) load_words<1>(from + k * 4, words, k);
+        }
+        if constexpr (sizeof(T) == 2) {
+            if (count <= static_cast<uint32_t>(seqlen)) {
+                uint32_t last = static_cast<uint32_t>(seqlen) - 1;
+                from_here_on(last);
+                const char* const row = from - int64_t{first} * 2;
+                const uint32_t high = uint32_t{*global_pointer<const uint16_t>(row)} << 16;
+                const uint32_t low = *global_pointer<const uint16_t>(row + int64_t{last} * 2);
+#pragma unroll
+                for (int k = kFirst; k <= kWords; ++k) {
+                    if (first + 2 * k == -1) words[k] = high;
+                    if (static_cast<uint32_t>(first + 2 * k) == last) words[k] = low;
+                }
+            }
         }
     }
     return early * 8;

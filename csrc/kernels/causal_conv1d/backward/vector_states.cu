@@ -5,7 +5,7 @@
 
 namespace hipconv {
 
-void launch_bwd_any_with_states(const CausalConv1dBwdParams& p, const BwdVectorPlan& plan, dim3 grid, dim3 block,
+void launch_bwd_any_with_states(const BwdVectorParams& p, const BwdVectorPlan& plan, dim3 grid, dim3 block,
                                 hipStream_t stream) {
     launch_bwd_vector<BwdForm::any_with_states>(p, plan, grid, block, stream);
 }

@@ -31,6 +31,11 @@ struct BwdVectorPlan {
     int64_t x_step, dout_step, dx_step;                 // bytes from token to token: an element's, where these are neighbours
 };
 
+// The kernel's first parameter, of which AMD's lanes read again what has no room in scalar registers.
+struct BwdVectorParams : CausalConv1dBwdParams {
+    BwdMemory x_memory, dout_memory;
+};
+
 // A lane is here in the stream: the token of its row that its vector begins with, negative where the vector begins before the
 // row.
 struct BwdVectorPlace {
@@ -74,10 +79,9 @@ constexpr int bwd_vector_blocks(int width, BwdForm form) {
     return width <= 5 ? 5 : width <= 7 ? 4 : 3;
 }
 
-void launch_bwd_plain(const CausalConv1dBwdParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block,
-                      hipStream_t stream);
-void launch_bwd_any(const CausalConv1dBwdParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block, hipStream_t stream);
-void launch_bwd_any_with_states(const CausalConv1dBwdParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block,
+void launch_bwd_plain(const BwdVectorParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block, hipStream_t stream);
+void launch_bwd_any(const BwdVectorParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block, hipStream_t stream);
+void launch_bwd_any_with_states(const BwdVectorParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block,
                                 hipStream_t stream);
 
 }  // namespace hipconv

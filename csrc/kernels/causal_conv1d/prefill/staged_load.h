@@ -69,11 +69,20 @@ __device__ __forceinline__ void bring_tile(const StagedCall& call, int32_t first
     } else if (kSize == 4 || form != LineForm::elements) {
         const int first = part.inner - (is_shifted(from, form) ? 1 : 0);
         from += kSize == 4 ? first * inner_step : int64_t{first} * kSize;
+        if (kSize == 4 || first + 1 != elements) {
 #pragma unroll
-        for (int k = 0; k < kWords; ++k) {
-            words[k] = 0;
-            if (k * part.step < lines && first < elements) words[k] = *reinterpret_cast<const uint32_t*>(from);
-            from += lines_step;
+            for (int k = 0; k < kWords; ++k) {
+                words[k] = 0;
+                if (k * part.step < lines && first < elements) words[k] = *reinterpret_cast<const uint32_t*>(from);
+                from += lines_step;
+            }
+        } else {  // the word of the last element reaches past the line, and once past the tensor
+#pragma unroll
+            for (int k = 0; k < kWords; ++k) {
+                words[k] = 0;
+                if (k * part.step < lines) words[k] = *reinterpret_cast<const uint16_t*>(from);
+                from += lines_step;
+            }
         }
         if (form == LineForm::shifted && thread < kTileTokens && thread < lines + part.line && kLast < elements)
             last = *reinterpret_cast<const uint16_t*>(x + thread * outer_step + kLast * kSize);
