@@ -76,7 +76,7 @@ constexpr int bwd_vector_blocks(int width, BwdForm form) {
     const bool plain = form == BwdForm::plain;
     if (!kHasPredicates) return width <= 4 ? (plain ? 10 : 6) : (plain ? 6 : 4);
     if (plain) return width <= 3 ? 8 : width <= 4 ? 7 : width <= 5 ? 6 : width <= 7 ? 5 : 4;
-    return width <= 5 ? 5 : width <= 7 ? 4 : 3;
+    return width <= (form == BwdForm::any_with_states ? 4 : 5) ? 5 : width <= 7 ? 4 : 3;
 }
 
 void launch_bwd_plain(const BwdVectorParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block, hipStream_t stream);
