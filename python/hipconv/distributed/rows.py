@@ -149,6 +149,8 @@ def backward(
     """The gradients of this rank's tokens (and of the initial states, if `wants_rows`),
     and its part of those of the parameters.
     """
+    if x.stride(1) == 1 and dout.stride(1) != 1:  # one order for both, whose kernel cuts a row into shards without another bit
+        dout = torch.empty_like(x).copy_(dout)
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     weight_wide, bias_wide = (
         weight.to(wide),

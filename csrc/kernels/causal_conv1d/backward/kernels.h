@@ -12,6 +12,7 @@ void causal_conv1d_bwd_tile(const CausalConv1dBwdParams& params, void* workspace
 
 const char* causal_conv1d_bwd_vector_refusal(const CausalConv1dBwdParams& params);
 int64_t causal_conv1d_bwd_vector_workspace(const CausalConv1dBwdParams& params);
+bool causal_conv1d_bwd_vector_is_faster(const CausalConv1dBwdParams& params);
 void causal_conv1d_bwd_vector(const CausalConv1dBwdParams& params, void* workspace, void* stream);
 
 const char* causal_conv1d_bwd_staged_refusal(const CausalConv1dBwdParams& params);
@@ -25,7 +26,8 @@ void causal_conv1d_bwd_naive(const CausalConv1dBwdParams& params, void* workspac
 constexpr KernelRow<CausalConv1dBwdParams> kBwdKernels[] = {
     {"tile", causal_conv1d_bwd_tile_refusal, causal_conv1d_bwd_tile, causal_conv1d_bwd_tile_workspace,
      causal_conv1d_bwd_tile_is_faster},
-    {"vector", causal_conv1d_bwd_vector_refusal, causal_conv1d_bwd_vector, causal_conv1d_bwd_vector_workspace},
+    {"vector", causal_conv1d_bwd_vector_refusal, causal_conv1d_bwd_vector, causal_conv1d_bwd_vector_workspace,
+     causal_conv1d_bwd_vector_is_faster},
     {"staged", causal_conv1d_bwd_staged_refusal, causal_conv1d_bwd_staged, causal_conv1d_bwd_staged_workspace},
     {"naive", nullptr, causal_conv1d_bwd_naive, causal_conv1d_bwd_naive_workspace},
 };

@@ -171,12 +171,11 @@ const char* causal_conv1d_bwd_tile_refusal(const CausalConv1dBwdParams& p) {
     return shape.groups <= kGridLimit && shape.blocks < int64_t{1} << 31 ? nullptr : served;
 }
 
-// A token of few channels is less than a lane reads at once, and is left to the kernel that reads single elements.
+// A token of few channels is less than a lane reads at once, and is left to the kernel that reads single elements. From four
+// channels on the length of a row has no say: only this kernel gives dx the same bits however a row is cut into shards.
 bool causal_conv1d_bwd_tile_is_faster(const CausalConv1dBwdParams& p) {
-    constexpr int kFewChannels = 4, kSomeChannels = 8;
-    constexpr int kShortRow = 8, kLongRow = 256;
-    if (p.in.seqlen < kShortRow || p.in.dim > kSomeChannels) return true;
-    return p.in.dim > kFewChannels && p.in.seqlen >= kLongRow;
+    constexpr int kFewChannels = 3, kShortRow = 8;
+    return p.in.dim > kFewChannels || p.in.seqlen < kShortRow;
 }
 
 int64_t causal_conv1d_bwd_tile_workspace(const CausalConv1dBwdParams& p) {
