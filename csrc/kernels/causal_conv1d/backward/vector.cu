@@ -224,8 +224,8 @@ const char* causal_conv1d_bwd_vector_refusal(const CausalConv1dBwdParams& p) {
     return blocks < kOffsetLimit && vectors * p.in.batch < kOffsetLimit ? nullptr : served;  // counted in 32 bits
 }
 
-// A dout that repeats its elements is what a sum of out has for gradient. Beside channel-last x it is left to `staged`, which adds
-// up a token's dx in one order however a row is cut into shards.
+// A dout that repeats its elements is what a sum of out has for gradient. Beside channel-last x it is left to `staged`, which
+// adds up a token's dx in one order however a row is cut into shards.
 bool causal_conv1d_bwd_vector_is_faster(const CausalConv1dBwdParams& p) {
     const bool repeats = p.dout.dim_stride == 0 || p.dout.seqlen_stride == 0;
     return !(repeats && p.in.x.dim_stride == 1 && p.in.dim > 1);

@@ -23,6 +23,7 @@
 
 #include "../common/launch.h"
 #include "begin.h"
+#include "in_place.h"
 #include "kernels.h"
 #include "launch/check.h"
 #include "masks.h"
@@ -271,13 +272,6 @@ TileShape shape_of(const CausalConv1dVarlenParams& p, const VarlenTile& tile, bo
     return s;
 }
 
-int64_t halo_bytes(const CausalConv1dVarlenParams& p, const TileShape& s) {
-    return (s.run_blocks - 1) * s.past() * p.dim * element_bytes(p.dtype);
-}
-
-// Sequences whose start is put aside begin at least its length apart.
-bool begun_by_token(const CausalConv1dVarlenParams& p, const TileShape& s) { return p.tokens / s.past() + 1 < p.sequences; }
-
 template <typename T, int kWidth>
 void launch(const CausalConv1dVarlenParams& p, const TileShape& shape, VarlenPlan plan, int64_t runs, int64_t begins,
             hipStream_t stream) {
@@ -321,22 +315,15 @@ void causal_conv1d_varlen_tile(const CausalConv1dVarlenParams& p, const VarlenTi
 }
 
 int64_t causal_conv1d_varlen_tile_workspace(const CausalConv1dVarlenParams& p, const VarlenTile& tile) {
-    const TileShape shape = shape_of(p, tile, true);
-    const int64_t begun = begun_by_token(p, shape) ? p.tokens / shape.past() + 1 : p.sequences;
-    return halo_bytes(p, shape) + begun * shape.past() * p.dim * element_bytes(p.dtype);
+    return in_place_workspace(p, shape_of(p, tile, true));
 }
 
 void causal_conv1d_varlen_tile_in_place(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* workspace,
                                         void* stream) {
     const TileShape shape = shape_of(p, tile, true);
-    VarlenPlan plan{};
-    plan.halos = static_cast<char*>(workspace);
-    plan.begun = plan.halos + halo_bytes(p, shape);
-    plan.begun_by_token = begun_by_token(p, shape);
-    plan.phase = VarlenPhase::begins;
-    launch(p, shape, plan, (shape.run_blocks - 1 + shape.rows - 1) / shape.rows, shape.begin_blocks, stream);
-    plan.phase = VarlenPhase::runs;
-    launch(p, shape, plan, shape.run_blocks, 0, stream);
+    launch_in_place<VarlenPlan>(p, shape, workspace, [&](const VarlenPlan& plan, int64_t runs, int64_t begins) {
+        launch(p, shape, plan, runs, begins, stream);
+    });
 }
 
 }  // namespace hipconv

@@ -11,6 +11,7 @@
 #include <stdexcept>
 
 #include "../common/launch.h"
+#include "in_place.h"
 #include "kernels.h"
 #include "launch/check.h"
 #include "vectors.h"
@@ -126,13 +127,6 @@ WordsShape words_shape(const CausalConv1dVarlenParams& p, const VarlenTile& tile
     return s;
 }
 
-int64_t halo_bytes(const CausalConv1dVarlenParams& p, const WordsShape& s) {
-    return (s.run_blocks - 1) * s.past() * p.dim * element_bytes(p.dtype);
-}
-
-// Sequences whose start is put aside begin at least its length apart.
-bool begun_by_token(const CausalConv1dVarlenParams& p, const WordsShape& s) { return p.tokens / s.past() + 1 < p.sequences; }
-
 // The form in which the kernel sees states.
 StateForm words_state_form(const CausalConv1dVarlenParams& p) {
     const bool halves = element_bytes(p.dtype) == 2 && p.state_dtype == p.dtype;
@@ -196,22 +190,15 @@ bool causal_conv1d_varlen_words_takes_in_place(const CausalConv1dVarlenParams& p
 }
 
 int64_t causal_conv1d_varlen_words_workspace(const CausalConv1dVarlenParams& p, const VarlenTile& tile) {
-    const WordsShape shape = words_shape(p, tile, true);
-    const int64_t begun = begun_by_token(p, shape) ? p.tokens / shape.past() + 1 : p.sequences;
-    return halo_bytes(p, shape) + begun * shape.past() * p.dim * element_bytes(p.dtype);
+    return in_place_workspace(p, words_shape(p, tile, true));
 }
 
 void causal_conv1d_varlen_words_in_place(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* workspace,
                                          void* stream) {
     const WordsShape shape = words_shape(p, tile, true);
-    WordsPlan plan{};
-    plan.halos = static_cast<char*>(workspace);
-    plan.begun = plan.halos + halo_bytes(p, shape);
-    plan.begun_by_token = begun_by_token(p, shape);
-    plan.phase = VarlenPhase::begins;
-    launch(p, shape, plan, (shape.run_blocks - 1 + shape.rows - 1) / shape.rows, shape.begin_blocks, stream);
-    plan.phase = VarlenPhase::runs;
-    launch(p, shape, plan, shape.run_blocks, 0, stream);
+    launch_in_place<WordsPlan>(p, shape, workspace, [&](const WordsPlan& plan, int64_t runs, int64_t begins) {
+        launch(p, shape, plan, runs, begins, stream);
+    });
 }
 
 }  // namespace hipconv
