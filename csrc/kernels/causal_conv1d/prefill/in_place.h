@@ -1,5 +1,5 @@
-// The two launches of a call in place by `tile` or `words`, and the memory between them. Both cut tokens into runs and starts of
-// sequences in the same way; `Shape` says how.
+// The two launches of a call in place by `tile` or `words`, and the memory between them. Both cut tokens into runs and starts
+// of sequences in the same way; `Shape` says how.
 #pragma once
 
 #include "thread.h"
