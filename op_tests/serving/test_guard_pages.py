@@ -302,7 +302,7 @@ FORMS: dict[str, Callable[..., Iterator[tuple[str, str, Callable[[], object]]]]]
 def main(
     ways: Sequence[str] = ("cpu", "simt-wave64", "simt-wave32-shuffled"),
     ops: Sequence[str] = tuple(FORMS),
-    place: Callable[[Any, bool], Any] = guarded,
+    place: Callable[..., Any] = guarded,
 ) -> None:
     faulthandler.enable()
     served: Counter[str] = Counter()
