@@ -218,6 +218,10 @@ def test_what_sglangs_callers_pass_is_computed_as_theirs_or_left_to_them(stand_i
                                         conv_states=other, seq_lens_cpu=[5, 4])
         assert torch.allclose(out.double(), expected.double(), atol=1e-5) and torch.equal(out, again)
         assert torch.equal(one, state) and torch.equal(other, state)
+        more = dict(cache_indices=torch.tensor([2, 4, 0]), has_initial_state=torch.tensor([True, False, True]))
+        kept = pool.clone()
+        again = triton.causal_conv1d_fn(x.T, weight, bias, kept, starts, [5, 4], **more)
+        assert torch.equal(out, again) and torch.equal(kept, state)
 
         call = dict(conv_states=pool, query_start_loc=starts, cache_indices=slots, has_initial_state=has, seq_lens_cpu=None)
         theirs = triton.causal_conv1d_fn(x.T, weight, bias, block_table=torch.zeros(1), **call)

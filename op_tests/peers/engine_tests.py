@@ -2,7 +2,7 @@
 
     python op_tests/run_engine_tests.py                            # vLLM's, from its sdist on PyPI (47 MB)
     python op_tests/run_engine_tests.py --directory peer           # fetched into peer/ once; a machine without network reads it
-    there python op_tests/run_engine_tests.py --file SGLANG/sgl-kernel/tests/test_causal_conv1d.py -- -k update
+    there python op_tests/run_engine_tests.py --file SGLANG/test/registered/layers/mamba/test_causal_conv1d.py -- -k update
 
 SGLang publishes its tests in its repository alone: `--file` takes such a file, or any other of either engine's. The engines
 themselves are not installed. What a file imports from them is put in their place: their functions are hipconv's, and the few
@@ -31,7 +31,6 @@ from peers.packages import provide, sdist
 from hipconv import serving
 
 SDIST, TESTS = "vllm==0.33.0", "tests/kernels/mamba/test_causal_conv1d.py"
-ENGINES = ("vllm", "sglang", "sgl_kernel")
 
 
 def sgl_kernel_fwd(
@@ -63,7 +62,7 @@ def sgl_kernel_update(
     x.copy_(serving.causal_conv1d_update(x, state, weight, bias, activation, **options))
 
 
-def vllm_fn(
+def prefill(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -71,17 +70,12 @@ def vllm_fn(
     query_start_loc: Tensor,
     cache_indices: Tensor | None = None,
     has_initial_state: Tensor | None = None,
-    activation: str | None = "silu",
-    pad_slot_id: int = -1,
-    null_block_id: int = 0,
+    *more: Any,
     **options: Any,
 ) -> Tensor:
-    """vLLM's causal_conv1d_fn: its padding is block 0 unless it is told, and it reads as many slots as there are sequences."""
+    """Both engines' causal_conv1d_fn, which read as many slots as there are sequences, and take more."""
     slots = None if cache_indices is None else cache_indices[: len(query_start_loc) - 1]
-    told = (slots, has_initial_state, activation, pad_slot_id)
-    return serving.causal_conv1d_fn(
-        x, weight, bias, conv_states, query_start_loc, *told, null_block_id=null_block_id, **options
-    )
+    return serving.causal_conv1d_fn(x, weight, bias, conv_states, query_start_loc, slots, has_initial_state, *more, **options)
 
 
 GPU = torch.cuda.is_available()
@@ -95,25 +89,36 @@ PLATFORM = SimpleNamespace(
     is_cpu=lambda: False,
     is_xpu=lambda: False,
 )
-NAMES = {
-    "causal_conv1d_fn": vllm_fn,
-    "causal_conv1d_update": functools.partial(serving.causal_conv1d_update, null_block_id=0),
-    "PAD_SLOT_ID": -1,
-    "NULL_BLOCK_ID": 0,
-    "current_platform": PLATFORM,
-    "set_random_seed": torch.manual_seed,
+NAMES: dict[str, dict[str, Any]] = {
+    "vllm": {
+        "causal_conv1d_fn": functools.partial(prefill, null_block_id=0),  # its padding is block 0 unless it is told
+        "causal_conv1d_update": functools.partial(serving.causal_conv1d_update, null_block_id=0),
+        "PAD_SLOT_ID": -1,
+        "NULL_BLOCK_ID": 0,
+        "current_platform": PLATFORM,
+        "set_random_seed": torch.manual_seed,
+    },
+    "sglang": {
+        "causal_conv1d_fn": prefill,
+        "causal_conv1d_update": serving.causal_conv1d_update,
+        "PAD_SLOT_ID": -1,
+        "get_device": lambda: "cuda" if GPU else "cpu",
+        "empty_gpu_cache": lambda: None,
+        "register_cuda_ci": lambda **_: None,  # these say in which of SGLang's CI runs a file takes part
+        "register_amd_ci": lambda **_: None,
+    },
+    "sgl_kernel": {"causal_conv1d_fwd": sgl_kernel_fwd, "causal_conv1d_update": sgl_kernel_update},
 }
-OF_SGL_KERNEL = {"causal_conv1d_fwd": sgl_kernel_fwd, "causal_conv1d_update": sgl_kernel_update}
 
 
 def stand_in(text: str) -> None:
     """Make importable what a test's text imports from an engine; ValueError for what is not known."""
     for node in ast.walk(ast.parse(text)):
-        if not isinstance(node, ast.ImportFrom) or (node.module or "").split(".")[0] not in ENGINES:
-            continue
-        place = node.module or ""
-        known = OF_SGL_KERNEL if place.split(".")[0] == "sgl_kernel" else NAMES
+        place = node.module or "" if isinstance(node, ast.ImportFrom) else ""
         parts = place.split(".")
+        if parts[0] not in NAMES:
+            continue
+        known = NAMES[parts[0]]
         for depth in range(1, len(parts) + 1):
             sys.modules.setdefault(".".join(parts[:depth]), ModuleType(".".join(parts[:depth])))
         for alias in node.names:

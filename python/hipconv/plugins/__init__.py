@@ -7,7 +7,9 @@ several.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 import os
+from typing import Any
 
 
 def wanted() -> tuple[bool, bool]:
@@ -16,3 +18,11 @@ def wanted() -> tuple[bool, bool]:
     if value not in ("", "0", "1", "all"):
         raise ValueError(f"HIPCONV_PLUGINS: got '{value}', expected 0, 1 or all")
     return value != "0", value == "all"
+
+
+def cut_to_sequences(arguments: dict[str, Any], of_sequences: Iterable[str]) -> dict[str, Any]:
+    """Cut what has an element a sequence to as many as query_start_loc has: the engines pass longer arrays, and read those."""
+    starts = arguments.get("query_start_loc")
+    if starts is None:
+        return arguments
+    return arguments | {name: value[: len(starts) - 1] for name in of_sequences if (value := arguments.get(name)) is not None}

@@ -2,7 +2,8 @@
 
 Signatures and semantics are those of SGLang 0.5.23: its Triton functions, and the facade that on NVIDIA chooses between these
 and a compiled extension. What is not a pool of states with packed sequences goes to SGLang's own functions: dense batches,
-circular states, and prefills under a captured graph, whose schedule it has on the device already.
+circular states, and prefills under a captured graph, whose schedule it has on the device already. Prefill reads as many slots
+as there are sequences, and takes longer arrays of them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import serving
-from . import wanted
+from . import cut_to_sequences, wanted
 from .rebind import Replacement, rebind
 
 _TRITON = (
@@ -38,6 +39,7 @@ def _prefill(original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     )
     if not packed or not ours.keys() <= _PREFILL:
         return original(**arguments)
+    ours = cut_to_sequences(ours, ("cache_indices", "has_initial_state"))
     return serving.causal_conv1d_fn(**{"bias": None} | ours | {"validate_data": False})
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import serving
-from . import wanted
+from . import cut_to_sequences, wanted
 from .rebind import Replacement, rebind
 
 _OPS = "vllm.model_executor.layers.mamba.ops.causal_conv1d"
@@ -36,11 +36,7 @@ _FUSED = _COMMON | _BLOCKS | {
 def _prefill(original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     if not arguments.keys() <= _PREFILL:
         return original(**arguments)
-    starts = arguments.get("query_start_loc")
-    if starts is not None:  # of longer arrays, vLLM reads what belongs to sequences
-        cut = {name: value[: len(starts) - 1] for name in _OF_SEQUENCES if (value := arguments.get(name)) is not None}
-        arguments = arguments | cut
-    return serving.causal_conv1d_fn(**arguments | {"validate_data": False})
+    return serving.causal_conv1d_fn(**cut_to_sequences(arguments, _OF_SEQUENCES) | {"validate_data": False})
 
 
 def _decode(original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
