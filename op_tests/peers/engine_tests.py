@@ -113,8 +113,9 @@ NAMES: dict[str, dict[str, Any]] = {
 
 def stand_in(text: str) -> None:
     """Make importable what a test's text imports from an engine; ValueError for what is not known."""
-    for node in ast.walk(ast.parse(text)):
-        place = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+    imports = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom))
+    for node in imports:
+        place = node.module or ""
         parts = place.split(".")
         if parts[0] not in NAMES:
             continue
