@@ -12,7 +12,7 @@
 #include <hip/hip_runtime.h>
 
 #include "../common/launch.h"
-#include "../common/parts.h"
+#include "../common/vector_math.h"
 #include "kernels.h"
 #include "launch/check.h"
 

@@ -15,7 +15,7 @@
 // Bytes: x and out as in vector.cu. Ids, parameters and states are read once by each block.
 #include <hip/hip_runtime.h>
 
-#include "../common/parts.h"
+#include "../common/vector_math.h"
 #include "launch/check.h"
 #include "vector.h"
 #include "vector_any.h"

@@ -26,8 +26,8 @@
 #include "in_place.h"
 #include "kernels.h"
 #include "launch/check.h"
+#include "launch_plan.h"
 #include "masks.h"
-#include "vectors.h"
 
 namespace hipconv {
 

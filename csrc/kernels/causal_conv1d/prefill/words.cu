@@ -14,7 +14,7 @@
 #include "in_place.h"
 #include "kernels.h"
 #include "launch/check.h"
-#include "vectors.h"
+#include "launch_plan.h"
 #include "words_begin.h"
 #include "words_run.h"
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../common/launch.h"
-#include "../common/parts.h"
+#include "../common/vector_math.h"
 #include "causal_conv1d/backward.h"
 
 namespace hipconv {
