@@ -1,4 +1,4 @@
-// The fast backward kernels share these parts.
+// The fast backward kernels share the derivative of SiLU, in pairs, and the question whether a call has states.
 #pragma once
 
 #include "../common/launch.h"

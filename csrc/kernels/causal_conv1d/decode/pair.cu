@@ -22,7 +22,8 @@ namespace hipconv {
 
 constexpr int kPairThreads = 256;
 constexpr int kUsualPairs = 64, kMostPairs = 96;  // of a strip
-template <typename S>                             // that LDS has room for; more where it is large
+// LDS has room for so many pairs of a state's elements, for more of them where it is large.
+template <typename S>
 constexpr int kStagePairs = kCopiesPastRegisters ? kPairThreads * 11 : 10240 / (2 * static_cast<int>(sizeof(S)));
 constexpr int kMostColumns = 32;  // of a slot that goes through LDS
 constexpr int kMostRowsOfBlock = 32;
@@ -101,7 +102,7 @@ struct StripTaps {
     }
 };
 
-// This is what the indices say of a row; a lane looks, for all of the row's.
+// This holds what the indices say of a row. One lane looks it up for all lanes of the row.
 struct RowOfBlock {
     int32_t first_token, count, read_slot, write_slot, first_column;
     bool live;
