@@ -39,9 +39,8 @@ MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "replicate", "c
 def running_on(unit: str) -> Iterator[Any]:
     """The conv2d module for a unit, while CPU tensors are sent to it and new memory is NaN."""
     with environment(HIPCONV_BACKEND="simt", HIPCONV_SIMT_MMA=unit, **UNITS[unit]):
-        torch.use_deterministic_algorithms(
-            True
-        )  # fills what torch.empty gives: a workspace of bytes with 0xff, NaN in any float
+        # This fills what torch.empty gives: a workspace of bytes with 0xff, which is NaN in any float.
+        torch.use_deterministic_algorithms(True)
         try:
             yield jit.module("conv2d", targets.of(torch.device("cpu")))
         finally:
