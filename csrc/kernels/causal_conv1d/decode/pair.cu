@@ -141,6 +141,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kPairThreads, (pair_blocks<S, kWidth>()))
     const int32_t strip_d = static_cast<int32_t>(blockIdx.y) * pairs * 2;
     const int channels = p.dim - strip_d < 2 * pairs ? p.dim - strip_d : 2 * pairs;
 
+    // ---- what the block shares: rows, weights, biases -----------------------------------------------------------------------
     let_next_kernel_begin();
     wait_for_kernel_before();
     if (thread < plan.rows) {
@@ -150,6 +151,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kPairThreads, (pair_blocks<S, kWidth>()))
     Taps::bring(p, plan, strip_d, channels, taps);
     __syncthreads();
 
+    // ---- the lane's row and channels, and its first tokens on their way -----------------------------------------------------
     const int row_of_block = plan.pairs.divide(thread), pair = thread - row_of_block * pairs;
     const int64_t b = int64_t{blockIdx.x} * plan.rows + row_of_block;
     const int32_t d = strip_d + 2 * pair;
@@ -169,6 +171,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kPairThreads, (pair_blocks<S, kWidth>()))
     };
     if (live) load_ahead(0);
 
+    // ---- the window, or the strip's columns to LDS --------------------------------------------------------------------------
     // The window, oldest first, behind what the width leaves out; or the strip's columns on their way to LDS.
     const int missing = kWidth - first_parameter_again(params).width;
     const int pitch = p.state_len | 1;  // pairs of a lane's part in LDS
@@ -200,6 +203,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kPairThreads, (pair_blocks<S, kWidth>()))
     }
     if (plan.through_lds) __syncthreads();
 
+    // ---- outputs, and the new window ----------------------------------------------------------------------------------------
     if (live) {
         const CausalConv1dUpdateParams& p = first_parameter_again(params);
         const int missing = kWidth - p.width;
@@ -261,6 +265,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kPairThreads, (pair_blocks<S, kWidth>()))
         }
     }
 
+    // ---- zeros for padding --------------------------------------------------------------------------------------------------
     const CausalConv1dUpdateParams& last = first_parameter_again(params);
     if (works && last.zero_padding) {
 #pragma unroll 1
@@ -269,6 +274,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kPairThreads, (pair_blocks<S, kWidth>()))
             if (!live) zero_one_channel<T>(last, b, c, {row.first_token, row.count});
         }
     }
+
+    // ---- the new columns from LDS to the state ------------------------------------------------------------------------------
     if (!plan.through_lds) return;
     __syncthreads();
     if (!row.live) return;
