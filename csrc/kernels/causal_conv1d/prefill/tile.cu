@@ -263,7 +263,8 @@ void launch(const CausalConv1dVarlenParams& p, const TileShape& shape, VarlenPla
     if (!plan_blocks(plan, p, shape, runs, begins)) return;
     plan.state_form = state_form(p, channels_of_begin(kChannels, sizeof(T), element_bytes(p.state_dtype)), kWidth);
     const dim3 grid = grid_of((shape.items + shape.lanes - 1) / shape.lanes, plan.blocks), block(shape.lanes, shape.rows, 1);
-    HIPCONV_LAUNCH(true, (causal_conv1d_varlen_tile < T, kChannels, kWidth, kWidth != 4 >), grid, block, 0, stream, p, plan);
+    constexpr bool kAnyWidth = kWidth != 4;
+    HIPCONV_LAUNCH(true, (causal_conv1d_varlen_tile<T, kChannels, kWidth, kAnyWidth>), grid, block, 0, stream, p, plan);
     check_launch("causal_conv1d_varlen");
 }
 
