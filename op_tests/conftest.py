@@ -52,9 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["HIPCONV_CONFIG_DIR"] = os.devnull  # what a user measured of a card changes what tests expect of it
     torch.backends.cudnn.allow_tf32 = False  # on a GPU float32 is float32 in all tests but those of this setting
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
-        os.environ.setdefault(
-            "OMP_WAIT_POLICY", "passive"
-        )  # threads that wait actively take the core that another process needs
+        # Threads that wait actively take the core that another process needs.
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         directory = Path(tempfile.mkdtemp(prefix="hipconv-headers-"))
         config.add_cleanup(lambda: shutil.rmtree(directory))
         if precompiled.torch_headers(directory):

@@ -46,9 +46,8 @@ def bench(shape: tuple[int, int, int], dtype: torch.dtype, layout: str, kernel: 
     reference_training.causal_conv1d(first, weight, bias, ids, use_silu=True)[0].backward(
         dout[:1, :, : first.shape[2]].double()
     )
-    kept = (
-        max(0, first.shape[2] - WIDTH + 1) if first.shape[2] < seqlen else seqlen
-    )  # later tokens' gradients reach the last ones
+    # Later tokens' gradients reach the last ones.
+    kept = max(0, first.shape[2] - WIDTH + 1) if first.shape[2] < seqlen else seqlen
     assert first.grad is not None
     eps = torch.finfo(dtype).eps
     wrong = not torch.allclose(dx[:1, :, :kept].double(), first.grad[..., :kept], rtol=2.5 * eps, atol=2.5 * eps + 4e-6)

@@ -27,12 +27,8 @@ from support.cli import Table
 import hipconv
 from hipconv import distributed
 
-LAYERS = (
-    (512, 4),
-    (512, 2),
-    (256, 1),
-    (128, 1),
-)  # channels, and the part of the image's side, of the decoder's 3x3 convolutions
+# The decoder's 3x3 convolutions have so many channels, on images whose side is divided by so much.
+LAYERS = ((512, 4), (512, 2), (256, 1), (128, 1))
 
 
 def milliseconds(call: Callable[[], object], device: torch.device, repeats: int) -> float:

@@ -393,9 +393,8 @@ def test_rounding_is_to_nearest_even_over_the_whole_range(device: torch.device, 
     bits = torch.randint(-(2**31), 2**31, (30000,), generator=generator, dtype=torch.int64).to(torch.int32)
     ties = torch.arange(-(2**15), 2**15, 7, dtype=torch.int32) << 16 | 0x8000
     near = torch.cat([torch.linspace(-70000, 70000, 5001), torch.linspace(-1e-4, 1e-4, 5001), torch.arange(1, 2000) * 2.0**-25])
-    payloads = torch.tensor(
-        [0x7F800001, 0x7FFFFFFF, 0x7F80FFFF, -1, 0x7FC00000], dtype=torch.int32
-    )  # -1 is a NaN with all bits
+    # -1 is a NaN with all bits.
+    payloads = torch.tensor([0x7F800001, 0x7FFFFFFF, 0x7F80FFFF, -1, 0x7FC00000], dtype=torch.int32)
     bias = torch.cat([bits.view(torch.float32), ties.view(torch.float32), near, payloads.view(torch.float32)]).to(device)
     dim = bias.numel()
     out = run(torch.zeros(1, dim, 1, dtype=dtype, device=device), torch.ones(dim, 1, device=device), bias)[0, :, 0]

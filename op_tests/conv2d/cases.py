@@ -327,12 +327,8 @@ def mismatch_conv2d(out: Tensor, arguments: dict[str, Any], expected: Tensor | N
         return f"{int((~out.isfinite()).sum())} of {out.numel()} elements are not finite"
     # Errors arise before the activation, which may send most of what is large to zero.
     before = expected if arguments["activation"] == "none" else reference_of(arguments | {"activation": "none"})
-    cancels = arguments["activation"] not in (
-        "none",
-        "relu",
-        "relu6",
-        "leaky_relu",
-    )  # f32 loses the last bits of its small results
+    # In f32 these lose the last bits of their small results.
+    cancels = arguments["activation"] not in ("none", "relu", "relu6", "leaky_relu")
     rounds = arguments.get("float32_precision") == "tf32" and arguments["x"].dtype == torch.float32
     times = ROUNDED_PLANES.get((algorithm, arguments["x"].dtype), 0)
     return outside_gates(out, expected, before, arguments["weight"][0].numel(), cancels, rounds, times)

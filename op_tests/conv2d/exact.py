@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 import contextlib
+import random
 from typing import Any, NamedTuple
 
 import pytest
@@ -39,9 +40,8 @@ MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "replicate", "c
 def running_on(unit: str) -> Iterator[Any]:
     """The conv2d module for a unit, while CPU tensors are sent to it and new memory is NaN."""
     with environment(HIPCONV_BACKEND="simt", HIPCONV_SIMT_MMA=unit, **UNITS[unit]):
-        torch.use_deterministic_algorithms(
-            True
-        )  # fills what torch.empty gives: a workspace of bytes with 0xff, NaN in any float
+        # This fills what torch.empty gives: a workspace of bytes with 0xff, which is NaN in any float.
+        torch.use_deterministic_algorithms(True)
         try:
             yield jit.module("conv2d", targets.of(torch.device("cpu")))
         finally:
@@ -168,6 +168,16 @@ def is_served(module: Any, case: Case, tile: tuple[int, int]) -> bool:
     x, weight = integers(case.shape, case.x_layout, case.dtype, 1), filters_of(case)
     out, _ = surrounded((case.shape[0], case.filters[0], *case.out_size), case.out_layout, case.out_dtype or case.dtype, 0.0)
     return module.conv2d_refusal(out, x, weight, None, None, call_of(module, case._replace(tile=tile))) is None
+
+
+def check_random_cases(random_case: Callable[[random.Random], Case], module: Any, count: int, seed: int) -> None:
+    """Check as many of the cases that `random_case` makes as the module serves."""
+    rng, done = random.Random(seed), 0
+    while done < count:
+        case = random_case(rng)
+        if is_served(module, case, case.tile):
+            check(module, case, done)
+            done += 1
 
 
 def random_cases_command(description: str | None, check_random_cases: Callable[[Any, int, int], None]) -> None:

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+import functools
 import itertools
 from pathlib import Path
 import random
@@ -20,7 +21,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from conv2d.exact import HALVES, UNITS_OF_A_RUN, Case, check, is_served, random_cases_command, running_on
+from conv2d.exact import HALVES, UNITS_OF_A_RUN, Case, check, check_random_cases, is_served, random_cases_command, running_on
 from support.backends import EVERYTHING
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -156,17 +157,8 @@ def random_case(rng: random.Random) -> Case:
     )
 
 
-def check_random_cases(module: Any, count: int, seed: int) -> None:
-    rng, done = random.Random(seed), 0
-    while done < count:
-        case = random_case(rng)
-        if is_served(module, case, case.tile):
-            check(module, case, done)
-            done += 1
-
-
 def test_random_shapes(module: Any) -> None:
-    check_random_cases(module, 400 if EVERYTHING else 30, 11)
+    check_random_cases(random_case, module, 400 if EVERYTHING else 30, 11)
 
 
 def test_not_finite_values_stay_in_their_group(module: Any) -> None:
@@ -209,7 +201,7 @@ def test_tiles_of_architectures() -> None:
 
 
 def main() -> None:
-    random_cases_command(__doc__, check_random_cases)
+    random_cases_command(__doc__, functools.partial(check_random_cases, random_case))
 
 
 if __name__ == "__main__":

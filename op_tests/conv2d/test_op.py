@@ -408,9 +408,8 @@ def test_an_algorithm_is_forced_by_keyword_or_variable(device: torch.device) -> 
             plan = hipconv.conv2d_plan(**arguments)
             assert (plan.algorithm, plan.chosen_by) == (name, conv2d_router.VARIABLE)
             assert hipconv.conv2d_plan(**arguments, algorithm=here[0]).chosen_by == "algorithm"  # the keyword goes first
-    elsewhere = (
-        next(iter(conv2d_router.METHODS)) if "torch" in here else "torch"
-    )  # a name that only the other kind of device has
+    # Only the other kind of device has this name.
+    elsewhere = next(iter(conv2d_router.METHODS)) if "torch" in here else "torch"
     with environment(HIPCONV_CONV2D_ALGORITHM=elsewhere):
         assert hipconv.conv2d_plan(**arguments).chosen_by == "auto"
     hipconv.conv2d(**arguments)  # prepared from now on, and the variable is still asked

@@ -134,9 +134,8 @@ def complaint(form: Form, name: str, arguments: Arguments) -> str | None:
 
 @pytest.mark.parametrize("name", FORMS)
 def test_what_an_argument_cannot_be_is_refused_by_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        Tensor, "__repr__", lambda tensor: "tensor(...)"
-    )  # (pybind11 prints all arguments before we see its error)
+    # pybind11 prints all arguments before we see its error.
+    monkeypatch.setattr(Tensor, "__repr__", lambda tensor: "tensor(...)")
     form = FORMS[name]
     form.call(form.arguments())
     choose = random.Random(name)

@@ -22,6 +22,7 @@ from support import ROOT
 from support.tensors import mismatch
 from hipconv import reference
 from hipconv.ops.conv2d import router
+from hipconv.ops.conv3d import router as conv3d_router
 
 EXAMPLES = ROOT / "examples"
 
@@ -217,7 +218,7 @@ def test_the_variables_that_force_a_kernel_list_the_kernels() -> None:
     tables = re.findall(r'KernelNames \w+ = \{"(\w+)",\s*\{([^}]*)\},\s*\{([^}]*)\}\}', contracts)
     assert len(tables) == 4
     known = {variable: re.findall(r'"(\w+)"', gpu + cpu) for variable, gpu, cpu in tables}
-    known[router.VARIABLE] = [*router.METHODS, router.CPU_METHOD]
+    known |= {family.VARIABLE: [*family.METHODS, family.CPU_METHOD] for family in (router, conv3d_router)}
     for variable, names in known.items():
         listed = rows[variable].split(": `", 1)[1].rsplit("|", 2)[0]
         assert set(re.findall(r"`(\w+)`", "`" + listed)) == {*names, "auto"}, variable

@@ -90,9 +90,8 @@ def _reach(starts: list[int], successors: Callable[[int], list[int]], but: int |
 def _targets_of_retreats(blocks: dict[int, Block]) -> list[int]:
     """Return where edges of a walk in depth lead back on its way: all headers of loops, and few other blocks."""
     entry = next(iter(blocks))
-    way = {
-        entry: iter(blocks[entry].successors)
-    }  # the blocks from the entry to here, in order, with what is left to visit after each
+    # The way has the blocks from the entry to here, in order, with what is left to visit after each.
+    way = {entry: iter(blocks[entry].successors)}
     visited, targets = {entry}, set()
     while way:
         address, onward = next(reversed(way.items()))
@@ -197,10 +196,8 @@ class _Iteration:
         if self.loop.header not in self.blocks:
             return None
         reached: dict[int, dict[Known, tuple]] = {address: {} for address in self.blocks}
-        reached[self.loop.header][((self.masks.exec, True),)] = (
-            (0, 0, 0, 0),
-            (),
-        )  # the score, and the blocks so far as a linked list
+        # A state has its score, and the blocks so far as a linked list.
+        reached[self.loop.header][((self.masks.exec, True),)] = ((0, 0, 0, 0), ())
         finished: list[tuple] = []
         for address in self.in_order():
             onward = self.onward(address)

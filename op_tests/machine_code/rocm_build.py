@@ -245,9 +245,8 @@ def environment(clang: int) -> dict[str, str]:
         "CXX": str(place / "bin" / "g++"),
         "LIBRARY_PATH": stand_ins,
         "LD_LIBRARY_PATH": stand_ins,
-        "HIPCONV_CACHE_DIR": str(
-            place / f"cache for cuda-{clang}"
-        ),  # hipify moves what it writes out of a path with that word in it
+        # hipify moves what it writes out of a path with that word in it.
+        "HIPCONV_CACHE_DIR": str(place / f"cache for cuda-{clang}"),
         "PYTHONPATH": str(ROOT / "python"),
         "HOME": str(place),
         "TMPDIR": tempfile.gettempdir(),

@@ -31,11 +31,8 @@ FORMS = {"vectors": 0, "elements": 1}
 THREADS = 256
 # Vector instructions of a step, at most, by vectors and by elements: addresses, and zeros for what is outside the image.
 VALU = {(128, 128): (80, 190), (128, 64): (80, 190), (64, 64): (60, 130)}
-WAVES = {
-    (128, 128): 2,
-    (128, 64): 2,
-    (64, 64): 4,
-}  # on a SIMD of CDNA; RDNA has half the SIMDs and twice the waves of half the lanes
+# Waves are those on a SIMD of CDNA; RDNA has half the SIMDs and twice the waves of half the lanes.
+WAVES = {(128, 128): 2, (128, 64): 2, (64, 64): 4}
 
 
 class Step(NamedTuple):

@@ -82,9 +82,8 @@ GPU = torch.cuda.is_available()
 PLATFORM = SimpleNamespace(
     device_type="cuda" if GPU else "cpu",
     seed_everything=torch.manual_seed,
-    is_cuda_alike=lambda: (
-        True
-    ),  # what a file leaves out on other platforms, it leaves out because of the engine's kernels there
+    # A file leaves out on other platforms what it does because of the engine's kernels there.
+    is_cuda_alike=lambda: True,
     is_cuda=lambda: True,
     is_cpu=lambda: False,
     is_xpu=lambda: False,

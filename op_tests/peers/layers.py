@@ -46,11 +46,8 @@ from support.tensors import DTYPES
 import hipconv
 
 MAMBA, FLA, TRITON = "mamba-ssm==2.3.2.post1", "fla-core==0.6.0", "triton==3.9.0"
-BOUNDS = {
-    torch.float32: 1e-4,
-    torch.bfloat16: 2e-2,
-    torch.float16: 4e-3,
-}  # of the largest value; a rounding moves what comes after
+# Bounds are parts of the largest value, because a rounding moves what comes after it.
+BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 Results = dict[str, Tensor]
 
 

@@ -35,9 +35,8 @@ def sdist(directory: Path, requirement: str, skips_build: str) -> Path:
     """
     folder = directory / requirement.replace("-", "_").replace("==", "-")
     if not folder.exists():
-        tools = provide(
-            directory, "wheel", "packaging"
-        )  # pip learns the sdist's name by running its setup.py, which imports them
+        # pip learns the sdist's name by running its setup.py, which imports them.
+        tools = provide(directory, "wheel", "packaging")
         plain = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation"]
         environment = os.environ | {"PYTHONPATH": str(tools), skips_build: "TRUE"}
         subprocess.run([*PIP, "download", *plain, "-d", str(directory), requirement], check=True, env=environment)

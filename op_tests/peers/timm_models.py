@@ -41,11 +41,8 @@ FAMILIES = [
     "cspdarknet53",
     "mixnet_s",
 ]
-BOUND = {
-    torch.float32: 2e-3,
-    torch.float16: 1e-2,
-    torch.bfloat16: 8e-2,
-}  # of the largest logit; TF32 is torch's default on GPUs
+# Bounds are parts of the largest logit. TF32 is torch's default on GPUs.
+BOUND = {torch.float32: 2e-3, torch.float16: 1e-2, torch.bfloat16: 8e-2}
 
 
 def run(name: str, batch: int, size: int, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:

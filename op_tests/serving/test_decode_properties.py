@@ -254,9 +254,8 @@ def test_a_state_moves_as_bits(device: torch.device) -> None:
     for dtype, kernel in itertools.product((torch.float16, torch.bfloat16), kernels(device)):
         every = torch.arange(-(2**15), 2**15, 97, dtype=torch.int32).to(torch.int16)[:672].view(dtype).view(1, -1).to(device)
         state = every[:, :, None].expand(1, 672, 3).contiguous()
-        weight = torch.ones(
-            672, 4, device=device, dtype=dtype if kernel == "step" else torch.float32
-        )  # step takes no wider ones
+        # `step` takes no wider weights.
+        weight = torch.ones(672, 4, device=device, dtype=dtype if kernel == "step" else torch.float32)
         causal_conv1d_update(every, state, weight, kernel=kernel)
         assert same_bits(state[:, :, :2], every[:, :, None].expand(1, 672, 2)), kernel
 

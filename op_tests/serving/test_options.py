@@ -33,9 +33,8 @@ def test_prefill_functions_take_what_the_list_has(function: Callable) -> None:
 
 
 def test_references_take_what_the_lists_have() -> None:
-    assert set(DecodeTensors._fields) - {"retrieve_parent_token"} <= names_of(
-        reference_update.causal_conv1d_update
-    )  # which it returns
+    # The reference returns retrieve_parent_token.
+    assert set(DecodeTensors._fields) - {"retrieve_parent_token"} <= names_of(reference_update.causal_conv1d_update)
     assert set(PrefillOptions._fields) <= names_of(reference.causal_conv1d_varlen)
 
 

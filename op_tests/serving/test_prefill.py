@@ -172,9 +172,8 @@ def test_rows_of_several_blocks_on_the_host(dtype: torch.dtype, state_layout: st
         parts = serving.causal_conv1d_split_qkv(**(arguments | {"conv_states": states}), k_dim=k_dim, v_dim=2121 - 2 * k_dim)
         assert torch.equal(torch.cat(parts, dim=1).T, out)
         assert same_values(states, pool)
-        spare = torch.cat(
-            [arguments["conv_states"], states[:, :, :1]], dim=2
-        )  # which makes the states ones of uncommon strides
+        # This makes the states ones of uncommon strides.
+        spare = torch.cat([arguments["conv_states"], states[:, :, :1]], dim=2)
         assert torch.equal(serving.causal_conv1d_fn(**(arguments | {"conv_states": spare})), out)
         assert same_values(spare[:, :, :3], pool)
 

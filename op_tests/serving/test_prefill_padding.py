@@ -118,9 +118,8 @@ def test_in_place_keeps_the_states_at_boundaries(device: torch.device) -> None:
 def test_one_launch_and_no_memory_beside_the_result(device: torch.device, form: str) -> None:
     """In place, two launches, and memory for what blocks share."""
     for width, lengths in ((4, [50, 7]), (4, [200, 7]), (3, [1, 1, 5]), (6, [9])):
-        arguments = Case(lengths, 1024, width, torch.bfloat16, torch.bfloat16).inputs(
-            device
-        )  # GPUs allocate multiples of 512 bytes
+        # GPUs allocate multiples of 512 bytes.
+        arguments = Case(lengths, 1024, width, torch.bfloat16, torch.bfloat16).inputs(device)
         x = arguments["x"]
         call: Callable[[], object]
         if form == "split":

@@ -121,9 +121,8 @@ def test_prefill(sequences: int, dim: int, tokens: int) -> None:
         x, out = (untouched((dim, tokens), (1, dim), dtype) for _ in range(2))
         states = untouched((sequences, dim, width - 1), (dim * (width - 1), 1, dim), dtype)
         weight = untouched((dim, width), (width, 1), dtype)
-        in_place = set(packed.causal_conv1d_varlen_in_place_kernels()) - set(
-            packed.causal_conv1d_varlen_kernels()
-        )  # others copy x, on the host
+        # The others copy x, on the host.
+        in_place = set(packed.causal_conv1d_varlen_in_place_kernels()) - set(packed.causal_conv1d_varlen_kernels())
         for result, kernels in ((out, ("auto", *packed.causal_conv1d_varlen_kernels())), (x, sorted(in_place))):
             for kernel in kernels:
                 try:

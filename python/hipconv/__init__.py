@@ -10,9 +10,9 @@ from .jit import targets as targets
 from .jit import warmup
 from .nn.replace import replace_conv2d
 from .nn.video import replace_conv3d
+from .ops.conv1d.decode import causal_conv1d_update
 from .ops.conv1d.forward import causal_conv1d, causal_conv1d_fwd
 from .ops.conv1d.plan import causal_conv1d_plan
-from .ops.conv1d.step import causal_conv1d_update
 from .ops.conv1d.training import causal_conv1d_fn
 from .ops.conv2d import router as conv2d_router
 from .ops.conv2d.forward import conv2d

@@ -225,9 +225,8 @@ def main() -> int:
         sys.stdout.flush()
         return status
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # `| head` has seen enough; Python still flushes when it ends
+        # `| head` has seen enough, but Python still flushes when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except (JitError, OSError, ValueError) as error:
         print(f"hipconv: {error}", file=sys.stderr)

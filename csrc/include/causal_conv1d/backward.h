@@ -23,7 +23,7 @@ struct CausalConv1dBwdParams {
     void* dbias;    // (dim,), one after another, of dtype bias_dtype; null where there is no bias
     // In the workspace, where launches set them:
     void* partials;       // the sums of parts of the tokens, floats
-    const uint8_t* taps;  // see kernels/causal_conv1d/backward/parts.h; null where no kernel looks at it
+    const uint8_t* taps;  // see kernels/causal_conv1d/backward/taps.h; null where no kernel looks at it
 };
 
 constexpr KernelNames kCausalConv1dBwdNames = {"HIPCONV_CONV1D_BWD_KERNEL",

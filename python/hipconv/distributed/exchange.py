@@ -58,9 +58,8 @@ class Exchange:
             tensors = []
             for parcel in parcels:
                 stop = at + parcel.elements * parcel.dtype.itemsize
-                tensors.append(
-                    self.received[at:stop].clone().view(parcel.dtype).view(parcel.shape)
-                )  # a copy of its own is aligned
+                # A copy of its own is aligned.
+                tensors.append(self.received[at:stop].clone().view(parcel.dtype).view(parcel.shape))
                 at = stop
             found.append(tensors)
         return found

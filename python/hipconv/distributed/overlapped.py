@@ -118,9 +118,8 @@ def _keeps(part: Part, x: Tensor, weight: Tensor, bias: Tensor | None, residual:
 
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, part: Part) -> Tensor:
     """This rank's outputs."""
-    plain = [
-        None if tensor is None else tensor.resolve_neg() for tensor in (x, weight, bias, residual)
-    ]  # as the dispatcher would, below
+    # The dispatcher would resolve negations as well, below autograd.
+    plain = [None if tensor is None else tensor.resolve_neg() for tensor in (x, weight, bias, residual)]
     return _Conv2d.apply(*plain, part)
 
 

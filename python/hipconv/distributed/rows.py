@@ -152,10 +152,8 @@ def backward(
     if x.stride(1) == 1 and dout.stride(1) != 1:  # one order for both, whose kernel cuts a row into shards without another bit
         dout = torch.empty_like(x).copy_(dout)
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    weight_wide, bias_wide = (
-        weight.to(wide),
-        None if bias is None else bias.to(wide),
-    )  # so that parts of their gradients are not rounded
+    # Wide parameters have wide gradients, whose parts are not rounded before they are added up.
+    weight_wide, bias_wide = weight.to(wide), None if bias is None else bias.to(wide)
     behind = final = dx = None
     if wants_rows:  # else what stands behind a chunk has no part in anything
         behind = PartsExchange(
@@ -197,26 +195,17 @@ def backward(
         return Gradients(None, dweight, dbias, None)
     pieces = _Pieces(behind.wait(), x, ids)
     total_dfinal = _sum_of(final, dfinal_states, plan)
-    for chunk, context in zip(chunks, contexts, strict=True):
+    for chunk, context in zip(chunks, contexts, strict=True):  # now the ends, which need what stands behind
         count = plan.behind(chunk)
         follows, follows_dout = pieces.take_with_dout(count)
         has_end = chunk.stop + count == plan.total and total_dfinal is not None
         if not (count or has_end):
             continue
-        first = max(0, chunk.size - plan.past)  # of the chunk's tokens whose gradient is made again
-        begin = (first - plan.past) // STEP * STEP if first >= plan.past else 0
-        no_ids = None if context.ids is None else context.ids[..., :0]
-        before = context if first < plan.past else Context(context.x[..., :0], no_ids)
-        row = joined([before.x, _cut(x, chunk, begin, chunk.size - begin), follows.x], x, 2)
-        unseen = row.new_zeros(()).expand(*row.shape[:2], before.x.shape[2] + first - begin)
-        row_dout = joined([unseen, _cut(dout, chunk, first, chunk.size - first), follows_dout], dout, 2)
-        row_ids = None
-        if ids is not None:
-            row_ids = _join_ids(_join_ids(before.ids, _cut(ids, chunk, begin, chunk.size - begin)), follows.ids)
-        state = initial_states if chunk.start + begin == before.x.shape[2] else None
-        of_row = run(row, row_dout, row_ids, state, total_dfinal if has_end else None)
-        at = before.x.shape[2] + first - begin
-        _cut(dx, chunk, first, chunk.size - first).copy_(of_row[0][..., at : at + chunk.size - first])
+        end = _row_around_end(chunk, context, follows, follows_dout, x, dout, ids, plan.past)
+        state = initial_states if end.start == 0 else None
+        of_row = run(end.x, end.dout, end.ids, state, total_dfinal if has_end else None)
+        again = chunk.size - end.first
+        _cut(dx, chunk, end.first, again).copy_(of_row[0][..., end.at : end.at + again])
         if dinitial is not None and chunk.start == 0 and chunk.size < plan.past:
             dinitial.copy_(of_row[3])
     if dinitial is not None and not plan.total and total_dfinal is not None and plan.group.rank == 0:
@@ -251,6 +240,40 @@ def _sum_of(exchange: Exchange | None, mine: Tensor | None, plan: Plan) -> Tenso
 
 
 # ---- pieces of rows ----------------------------------------------------------------------------------------------------------
+
+
+class _RowAroundEnd(NamedTuple):
+    """A short row in which the end of a chunk has its neighbours: the gradient of x is made again from its token `first` on."""
+
+    x: Tensor
+    dout: Tensor  # zero before that token
+    ids: Tensor | None
+    start: int  # in the whole row
+    first: int  # in the chunk
+    at: int  # in this row
+
+
+def _row_around_end(
+    chunk: Chunk,
+    context: Context,
+    follows: Context,
+    follows_dout: Tensor,
+    x: Tensor,
+    dout: Tensor,
+    ids: Tensor | None,
+    past: int,
+) -> _RowAroundEnd:
+    """From `past` tokens or more before those that are made again, to what follows the chunk."""
+    first = max(0, chunk.size - past)
+    begin = (first - past) // STEP * STEP if first >= past else 0
+    no_ids = None if context.ids is None else context.ids[..., :0]
+    before = context if first < past else Context(context.x[..., :0], no_ids)
+    row = joined([before.x, _cut(x, chunk, begin, chunk.size - begin), follows.x], x, 2)
+    at = before.x.shape[2] + first - begin
+    unseen = row.new_zeros(()).expand(*row.shape[:2], at)
+    row_dout = joined([unseen, _cut(dout, chunk, first, chunk.size - first), follows_dout], dout, 2)
+    row_ids = _join_ids(_join_ids(before.ids, _cut(ids, chunk, begin, chunk.size - begin)), follows.ids)
+    return _RowAroundEnd(row, row_dout, row_ids, chunk.start + begin - before.x.shape[2], first, at)
 
 
 class _Pieces:
@@ -290,7 +313,7 @@ def _split_alike(*tensors: Tensor | None) -> tuple[list[Tensor], list[int]]:
 
 
 def _cut(tensor, chunk: Chunk, begin: int = 0, count: int | None = None):
-    """`count` tokens of a chunk, or all from `begin` on, of a tensor that may be None."""
+    """`count` tokens of a chunk from `begin` on, or all of them, of a tensor that may be None."""
     return None if tensor is None else tensor.narrow(-1, chunk.at + begin, chunk.size - begin if count is None else count)
 
 

@@ -69,9 +69,8 @@ class SpatialParallel(ParallelStyle):
         sizes = _chunk_sizes(x.shape[self.axis], mesh.size())
         shape = _out_shape(layer, x.shape)
         local = self._convolve(layer, mesh, x.to_local(), sizes, _chunk_sizes(shape[self.axis], mesh.size()))
-        dense = (
-            torch.channels_last if x.stride(1) < x.stride(3) else torch.contiguous_format
-        )  # of the whole: the same on all ranks
+        # This is the layout of the whole, the same on all ranks.
+        dense = torch.channels_last if x.stride(1) < x.stride(3) else torch.contiguous_format
         stride = torch.empty(shape, device="meta", memory_format=dense).stride()
         return DTensor.from_local(
             local.contiguous(memory_format=dense), mesh, [placement], run_check=False, shape=shape, stride=stride

@@ -19,7 +19,7 @@ from ..arguments import (
     wrong_output,
     wrong_rows,
 )
-from ..ops.conv1d.step import causal_conv1d_update
+from ..ops.conv1d.decode import causal_conv1d_update
 from ..ops.conv1d.training import causal_conv1d_fn, check_final_states_out
 from ..reference import training as reference_training
 from .cpp_functions import causal_conv1d_bwd_function, causal_conv1d_fwd_function, causal_conv1d_update_function

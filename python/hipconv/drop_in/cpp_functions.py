@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import as_the_peers, flag, wrong_kind
-from ..ops.conv1d.step import causal_conv1d_update
+from ..ops.conv1d.decode import causal_conv1d_update
 
 
 def causal_conv1d_fwd_function(

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..ops.conv1d import step, training
+from ..ops.conv1d import decode, training
 
 __all__ = ["causal_conv1d_fn", "causal_conv1d_update"]
 
@@ -46,7 +46,7 @@ class causal_conv1d_update(nn.Module):
         bias: Tensor | None = None,
         activation: str | None = None,
     ) -> Tensor:
-        return step.causal_conv1d_update(hidden_states, conv_state, weight, bias, activation)
+        return decode.causal_conv1d_update(hidden_states, conv_state, weight, bias, activation)
 
 
 _KNOWN = ("seq_idx", "initial_states", "return_final_states", "final_states_out")

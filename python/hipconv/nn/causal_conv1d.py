@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import SILU, parse_activation, require_kinds
-from ..ops.conv1d.step import causal_conv1d_update
+from ..ops.conv1d.decode import causal_conv1d_update
 from ..ops.conv1d.training import causal_conv1d_fn
 from .shared import OverAGroup, check_parameters
 

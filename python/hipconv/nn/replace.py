@@ -111,7 +111,7 @@ def replace_conv2d(
         made.append(new)
     if channels_last and made:
         for new in made:
-            _lay_out(new.weight, steps)
+            lay_out(new.weight, torch.channels_last, steps)
         steps.append(model.register_forward_pre_hook(_in_channels_last, with_kwargs=True).remove)
     return Replacement(layers, steps)
 
@@ -292,15 +292,15 @@ def _put(model: torch.nn.Module, name: str, module: torch.nn.Module, steps: list
     children[own] = module
 
 
-def _lay_out(weight: Tensor, steps: list[Callable[[], object]]) -> None:
-    """Have a weight in channels_last memory; a step lays it out as before."""
-    if weight.is_contiguous(memory_format=torch.channels_last):
+def lay_out(weight: Tensor, memory_format: torch.memory_format, steps: list[Callable[[], object]]) -> None:
+    """Have a weight in memory of that format; a step lays it out as before."""
+    if weight.is_contiguous(memory_format=memory_format):
         return
 
     def restore() -> None:
         weight.data = weight.data.contiguous()
 
-    weight.data = weight.data.contiguous(memory_format=torch.channels_last)
+    weight.data = weight.data.contiguous(memory_format=memory_format)
     steps.append(restore)
 
 

@@ -23,7 +23,7 @@ from ..arguments import (
     storage_of,
     wrong_output,
 )
-from ..ops.conv1d.step import causal_conv1d_update
+from ..ops.conv1d.decode import causal_conv1d_update
 from ..ops.conv1d.training import causal_conv1d_with_states
 from .shared import DTYPES, LARGEST, OverAGroup, check_parameters
 

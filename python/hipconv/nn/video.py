@@ -17,7 +17,7 @@ from torch import Tensor
 from ..arguments import describe, require_kinds
 from ..ops.conv3d.forward import conv3d
 from .conv2d import SERVED
-from .replace import ReplacedLayer, Replacement
+from .replace import ReplacedLayer, Replacement, lay_out
 
 Layer = torch.nn.Module
 
@@ -67,7 +67,7 @@ def replace_conv3d(model: torch.nn.Module, *, channels_last: bool = True) -> Rep
         steps.append(functools.partial(setattr, layer, "__class__", type(layer)))
         layer.__class__ = _served(type(layer), forward, channels_last)
         if channels_last:
-            _lay_out(convolution.weight, steps)
+            lay_out(convolution.weight, torch.channels_last_3d, steps)
     return Replacement(layers, steps)
 
 
@@ -201,15 +201,3 @@ def _why_left(layer: Any, convolution: Any) -> str:
     if not isinstance(convolution.weight, Tensor) or convolution.weight.dtype not in SERVED:
         return f"is of {getattr(convolution.weight, 'dtype', type(convolution.weight).__name__)}"
     return ""
-
-
-def _lay_out(weight: Tensor, steps: list[Callable[[], object]]) -> None:
-    """Have a weight in channels_last_3d memory; a step lays it out as before."""
-    if weight.is_contiguous(memory_format=torch.channels_last_3d):
-        return
-
-    def restore() -> None:
-        weight.data = weight.data.contiguous()
-
-    weight.data = weight.data.contiguous(memory_format=torch.channels_last_3d)
-    steps.append(restore)

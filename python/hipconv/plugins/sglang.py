@@ -15,10 +15,8 @@ from .. import serving
 from . import cut_to_sequences, wanted
 from .rebind import Replacement, rebind
 
-_TRITON = (
-    "sglang.kernels.ops.mamba.causal_conv1d_triton",
-    "sglang.srt.layers.attention.mamba.causal_conv1d_triton",
-)  # newer, older
+# The newer SGLang has the first one, the older the second.
+_TRITON = ("sglang.kernels.ops.mamba.causal_conv1d_triton", "sglang.srt.layers.attention.mamba.causal_conv1d_triton")
 _FACADE = "sglang.srt.layers.attention.mamba.causal_conv1d"
 _COMMON = {"x", "weight", "bias", "activation", "pad_slot_id", "validate_data"}
 _PREFILL = _COMMON | {"conv_states", "query_start_loc", "seq_lens_cpu", "cache_indices", "has_initial_state"}

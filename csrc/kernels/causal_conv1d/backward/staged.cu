@@ -16,9 +16,9 @@
 #include <hip/hip_runtime.h>
 
 #include "../common/staged.h"
+#include "derivative.h"
 #include "kernels.h"
 #include "launch/check.h"
-#include "parts.h"
 #include "sums.h"
 
 namespace hipconv {

@@ -1,6 +1,6 @@
 // The gradients of weight and bias are sums over all tokens. A kernel leaves rows of partial sums in the workspace, each of
 // (width + 1, dim) floats, as many as it has groups of tokens; `add_up` makes the gradients of them, in a fixed order. After
-// the rows lie the taps that `begin` makes of sequence ids for kernels that look at `taps` (parts.h).
+// the rows lie the taps that `begin` makes of sequence ids for kernels that look at `taps` (taps.h).
 #pragma once
 
 #include "causal_conv1d/backward.h"

@@ -25,8 +25,8 @@
 #include <type_traits>
 
 #include "causal_conv1d/states_formula.h"
+#include "derivative.h"
 #include "launch/check.h"
-#include "parts.h"
 #include "tile_lane.h"
 #include "tile_plan.h"
 #include "tile_sums.h"

@@ -2,9 +2,9 @@
 // lie at any address come to it.
 #pragma once
 
-#include "../common/parts.h"
+#include "../common/vector_math.h"
+#include "derivative.h"
 #include "device/vec.h"
-#include "parts.h"
 #include "taps.h"
 
 namespace hipconv {

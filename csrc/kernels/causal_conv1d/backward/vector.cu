@@ -18,8 +18,8 @@
 #include <hip/hip_runtime.h>
 
 #include "../common/launch.h"
+#include "derivative.h"
 #include "kernels.h"
-#include "parts.h"
 #include "sums.h"
 #include "taps.h"
 #include "vector_walk.h"

@@ -4,7 +4,7 @@
 
 #include <type_traits>
 
-#include "parts.h"
+#include "derivative.h"
 #include "taps.h"
 
 namespace hipconv {

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "lds_tile.h"
-#include "parts.h"
+#include "vector_math.h"
 
 namespace hipconv {
 

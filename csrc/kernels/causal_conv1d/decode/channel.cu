@@ -8,7 +8,7 @@
 // its window before it writes, and each token before its output, so x and out may be one tensor.
 #include <hip/hip_runtime.h>
 
-#include "../common/parts.h"
+#include "../common/vector_math.h"
 #include "causal_conv1d/decode_row.h"
 #include "device/elements.h"
 #include "grid.h"

@@ -59,6 +59,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kCopyLanes* kCopyWaves, kCopyBlocks) causa
     const bool active = lane * kChannels < strip;
     const int d = strip_d + (active ? lane : 0) * kChannels;
 
+    // ---- the row: its slot and its tokens -----------------------------------------------------------------------------------
     let_next_kernel_begin();
     wait_for_kernel_before();
     // The row's indices are asked for at once and looked at later.
@@ -104,6 +105,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kCopyLanes* kCopyWaves, kCopyBlocks) causa
     }
     if (!slots.live || count <= 0) return;
 
+    // ---- tokens and the state, to LDS ---------------------------------------------------------------------------------------
     Words4* const tokens = staged + wave * kWavePieces;
     Words4* const state = tokens + kFour * kTokenPieces;
     const T* const x = p.x.as<const T>() + b * p.x_row_stride + (kInFours ? 0 : first_token * p.x_token_stride);
@@ -130,6 +132,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kCopyLanes* kCopyWaves, kCopyBlocks) causa
     wait_for_copies<0>();
     sync_wave();
 
+    // ---- the window and the tokens, in registers ----------------------------------------------------------------------------
     // These vectors of channels are the columns of the slot, oldest first, and the window with the tokens after it.
     Vector packed[kColumns], columns[kColumns], history[kPast + kFour];
     if constexpr (kColumns % 2 == 0) {
@@ -162,6 +165,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kCopyLanes* kCopyWaves, kCopyBlocks) causa
         }
     }
 
+    // ---- outputs ------------------------------------------------------------------------------------------------------------
     Pair sums[kFour][kPairs];
 #pragma unroll
     for (int t = 0; t < kFour; ++t) {
@@ -200,6 +204,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kCopyLanes* kCopyWaves, kCopyBlocks) causa
         if (count >= kFour) store(kFour - 1);
     }
 
+    // ---- the new state ------------------------------------------------------------------------------------------------------
     if (speculative) {  // no more tokens than such a state keeps, and it keeps them all
 #pragma unroll
         for (int i = 0; kDrafts && i < kPast - 1; ++i) columns[i] = history[i + 1];

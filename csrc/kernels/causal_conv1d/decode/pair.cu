@@ -11,7 +11,7 @@
 // A lane reads its window before it writes, and each token before its output, so x and out may be one tensor.
 #include <hip/hip_runtime.h>
 
-#include "../common/parts.h"
+#include "../common/vector_math.h"
 #include "causal_conv1d/decode_row.h"
 #include "device/elements.h"
 #include "grid.h"
@@ -22,7 +22,8 @@ namespace hipconv {
 
 constexpr int kPairThreads = 256;
 constexpr int kUsualPairs = 64, kMostPairs = 96;  // of a strip
-template <typename S>                             // that LDS has room for; more where it is large
+// LDS has room for so many pairs of a state's elements, for more of them where it is large.
+template <typename S>
 constexpr int kStagePairs = kCopiesPastRegisters ? kPairThreads * 11 : 10240 / (2 * static_cast<int>(sizeof(S)));
 constexpr int kMostColumns = 32;  // of a slot that goes through LDS
 constexpr int kMostRowsOfBlock = 32;
@@ -101,7 +102,7 @@ struct StripTaps {
     }
 };
 
-// This is what the indices say of a row; a lane looks, for all of the row's.
+// This holds what the indices say of a row. One lane looks it up for all lanes of the row.
 struct RowOfBlock {
     int32_t first_token, count, read_slot, write_slot, first_column;
     bool live;
@@ -140,6 +141,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kPairThreads, (pair_blocks<S, kWidth>()))
     const int32_t strip_d = static_cast<int32_t>(blockIdx.y) * pairs * 2;
     const int channels = p.dim - strip_d < 2 * pairs ? p.dim - strip_d : 2 * pairs;
 
+    // ---- what the block shares: rows, weights, biases -----------------------------------------------------------------------
     let_next_kernel_begin();
     wait_for_kernel_before();
     if (thread < plan.rows) {
@@ -149,6 +151,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kPairThreads, (pair_blocks<S, kWidth>()))
     Taps::bring(p, plan, strip_d, channels, taps);
     __syncthreads();
 
+    // ---- the lane's row and channels, and its first tokens on their way -----------------------------------------------------
     const int row_of_block = plan.pairs.divide(thread), pair = thread - row_of_block * pairs;
     const int64_t b = int64_t{blockIdx.x} * plan.rows + row_of_block;
     const int32_t d = strip_d + 2 * pair;
@@ -168,6 +171,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kPairThreads, (pair_blocks<S, kWidth>()))
     };
     if (live) load_ahead(0);
 
+    // ---- the window, or the strip's columns to LDS --------------------------------------------------------------------------
     // The window, oldest first, behind what the width leaves out; or the strip's columns on their way to LDS.
     const int missing = kWidth - first_parameter_again(params).width;
     const int pitch = p.state_len | 1;  // pairs of a lane's part in LDS
@@ -199,6 +203,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kPairThreads, (pair_blocks<S, kWidth>()))
     }
     if (plan.through_lds) __syncthreads();
 
+    // ---- outputs, and the new window ----------------------------------------------------------------------------------------
     if (live) {
         const CausalConv1dUpdateParams& p = first_parameter_again(params);
         const int missing = kWidth - p.width;
@@ -260,6 +265,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kPairThreads, (pair_blocks<S, kWidth>()))
         }
     }
 
+    // ---- zeros for padding --------------------------------------------------------------------------------------------------
     const CausalConv1dUpdateParams& last = first_parameter_again(params);
     if (works && last.zero_padding) {
 #pragma unroll 1
@@ -268,6 +274,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kPairThreads, (pair_blocks<S, kWidth>()))
             if (!live) zero_one_channel<T>(last, b, c, {row.first_token, row.count});
         }
     }
+
+    // ---- the new columns from LDS to the state ------------------------------------------------------------------------------
     if (!plan.through_lds) return;
     __syncthreads();
     if (!row.live) return;

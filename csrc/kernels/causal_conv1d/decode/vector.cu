@@ -52,6 +52,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((kMostLanes<kColumns>), (kBlocks<S, kWidth
     if (!kColumns && !active) return;
     const int d = strip_d + (active ? lane : 0) * kChannels;  // the other lanes move strips, and compute what nobody sees
 
+    // ---- the row: its slot, its tokens, and the first of them on their way --------------------------------------------------
     let_next_kernel_begin();
     wait_for_kernel_before();
     // These values of the row are known without a wait.
@@ -98,6 +99,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((kMostLanes<kColumns>), (kBlocks<S, kWidth
         slots.live = slots.live && number >= 1 && number <= kept && count <= kept;
         first_column = static_cast<int32_t>(number - 1);
     }
+
+    // ---- outputs: where they go, and zeros for padding ----------------------------------------------------------------------
     T* out = p.out.as<T>() + b * p.out_row_stride + first_token * p.out_token_stride + d * p.out_dim_stride;
     int64_t out_step = p.out_in_fours ? p.out_dim_stride : p.out_token_stride;
     if (__builtin_expect(p.split, 0)) {
@@ -128,6 +131,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((kMostLanes<kColumns>), (kBlocks<S, kWidth
         return;
     }
 
+    // ---- the window, in vectors of channels or by way of LDS ----------------------------------------------------------------
     const S* from = p.state.as<const S>() + slots.read * p.slot_stride;
     S* const to = p.state.as<S>() + slots.write * p.slot_stride;
     History ring[kPast], loaded[kColumns > 0 ? kColumns : 1];
@@ -197,6 +201,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((kMostLanes<kColumns>), (kBlocks<S, kWidth
         }
     }
 
+    // ---- tokens: outputs, and the window moved on ---------------------------------------------------------------------------
     if (speculative) {
 #pragma unroll
         for (int i = 0; i < kPast - 1; ++i) {
@@ -237,6 +242,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((kMostLanes<kColumns>), (kBlocks<S, kWidth
         }
     }
 
+    // ---- the new state ------------------------------------------------------------------------------------------------------
     if constexpr (kColumns <= 0) {
         if (!speculative) {
 #pragma unroll

@@ -5,7 +5,7 @@
 
 #include <type_traits>
 
-#include "../common/parts.h"
+#include "../common/vector_math.h"
 #include "causal_conv1d/decode_row.h"
 #include "device/elements.h"
 #include "grid.h"

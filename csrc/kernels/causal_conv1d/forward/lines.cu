@@ -9,7 +9,7 @@
 // Bytes: each input is read once, those before a tile once more from the cache; each output is written once.
 #include <hip/hip_runtime.h>
 
-#include "../common/parts.h"
+#include "../common/vector_math.h"
 #include "kernels.h"
 #include "launch/check.h"
 #include "lines_move.h"

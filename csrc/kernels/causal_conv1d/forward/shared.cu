@@ -12,7 +12,7 @@
 #include <hip/hip_runtime.h>
 
 #include "../common/launch.h"
-#include "../common/parts.h"
+#include "../common/vector_math.h"
 #include "kernels.h"
 #include "launch/check.h"
 
@@ -77,6 +77,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, (shared_blocks(kTileVector
     const int size = rows * p.seqlen;                           // elements of a sequence in the tile
     const int vectors = size / kTokens, tail = size % kTokens;  // a tail only at the end of all sequences
 
+    // ---- memory to and from the tile ----------------------------------------------------------------------------------------
     // Vector v of the tile, as bytes from the tile's first sequence on.
     const auto sequence_of = [&](int v) { return static_cast<uint32_t>(v) * plan.vector_reciprocal >> 20; };
     uint32_t x_offset[kTileVectors], out_offset[kTileVectors];
@@ -102,6 +103,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, (shared_blocks(kTileVector
     };
     fetch(sequences_from(sequence));
 
+    // ---- the thread's row and parameters ------------------------------------------------------------------------------------
     // This thread's row, and its run of the words that are the row's alone. (An odd row has half a word more.)
     const int group_row = thread & (group - 1), slot = thread >> plan.log2_group;
     const bool has_row = group_row < rows;
@@ -132,6 +134,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, (shared_blocks(kTileVector
     const float bias = parameter_of(bias_bits, p.bias_dtype);
     const bool repairs = probe != 0.0f && run == 0;
 
+    // ---- a run of outputs ---------------------------------------------------------------------------------------------------
     const auto activated = [&](float sum) { return p.use_silu ? low(silu(twice(sum))) : sum; };
     float window[kBefore * kEach + kStep * kEach];  // the tokens before, and those of a step
     const auto unpack_word = [&](int k, uint32_t both) {
@@ -202,6 +205,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, (shared_blocks(kTileVector
             }
         }
     };
+
+    // ---- tiles, one after another -------------------------------------------------------------------------------------------
     // The first sequence of a tile that this thread makes a run of, and the step to its next ones.
     const int first_sequence = slot >> plan.log2_runs, sequences_on = kSharedThreads >> (plan.log2_group + plan.log2_runs);
     T* const tile_in = reinterpret_cast<T*>(tile);

@@ -10,7 +10,7 @@
 // Bytes: each input is read once from memory (and kWidth - 1 tokens a run once more from cache), each output is written once.
 #include <hip/hip_runtime.h>
 
-#include "../common/parts.h"
+#include "../common/vector_math.h"
 #include "kernels.h"
 #include "launch/check.h"
 #include "tile.h"

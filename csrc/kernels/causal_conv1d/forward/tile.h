@@ -4,7 +4,7 @@
 #include <hip/hip_runtime.h>
 
 #include "../common/launch.h"
-#include "../common/parts.h"
+#include "../common/vector_math.h"
 #include "causal_conv1d/forward.h"
 
 namespace hipconv {

@@ -15,7 +15,7 @@
 #include <hip/hip_runtime.h>
 
 #include "../common/lanes.h"
-#include "../common/parts.h"
+#include "../common/vector_math.h"
 #include "kernels.h"
 #include "launch/check.h"
 #include "tile.h"

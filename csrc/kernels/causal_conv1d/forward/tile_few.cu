@@ -10,7 +10,7 @@
 // Bytes: each input is read once (and kWidth - 1 tokens a block once more), each output is written once.
 #include <hip/hip_runtime.h>
 
-#include "../common/parts.h"
+#include "../common/vector_math.h"
 #include "kernels.h"
 #include "launch/check.h"
 #include "tile.h"

@@ -14,7 +14,7 @@
 // Bytes: each input is read once from memory (and up to half of it once more from cache), each output is written once.
 #include <hip/hip_runtime.h>
 
-#include "../common/parts.h"
+#include "../common/vector_math.h"
 #include "launch/check.h"
 #include "vector.h"
 #include "vector_parts.h"

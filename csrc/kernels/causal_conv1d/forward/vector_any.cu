@@ -15,7 +15,7 @@
 // Bytes: x and out as in vector.cu. Ids, parameters and states are read once by each block.
 #include <hip/hip_runtime.h>
 
-#include "../common/parts.h"
+#include "../common/vector_math.h"
 #include "launch/check.h"
 #include "vector.h"
 #include "vector_any.h"
@@ -70,6 +70,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_any_blocks(kWidth, 
     const uint32_t batch = batch_of(own_row);
     int32_t d = static_cast<int32_t>(channel_of(own_row));
 
+    // ---- loads --------------------------------------------------------------------------------------------------------------
     // The addresses of the rows of the next vector to load. All threads load all vectors, so that there are few branches: one
     // that has none at its place loads that of its row's first token, and one that has no row, or none left, another's. Of
     // tokens before a row, something else is loaded.
@@ -153,6 +154,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_any_blocks(kWidth, 
         fetch(u);
     }
 
+    // ---- what the block shares ----------------------------------------------------------------------------------------------
     // The block's table of what tokens see, and its records.
     const int thread = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x),
               threads = static_cast<int>(blockDim.x * blockDim.y);
@@ -188,6 +190,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_any_blocks(kWidth, 
     }
     __syncthreads();
 
+    // ---- what the thread's tokens see ---------------------------------------------------------------------------------------
     // The bytes of the vector that begins at token t.
     uint32_t sees[kSights];
     const auto look = [&](int32_t t) {
@@ -216,6 +219,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_any_blocks(kWidth, 
         vote();
     }
 
+    // ---- rows, one after another --------------------------------------------------------------------------------------------
     for (int item = 0; item < count; item += kAhead) {
 #pragma unroll
         for (int u = 0; u < kAhead; ++u) {

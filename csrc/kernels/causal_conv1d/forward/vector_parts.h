@@ -1,7 +1,7 @@
 // Vectors that lie across the boundaries of memory, for the channel-first kernels "vector".
 #pragma once
 
-#include "../common/parts.h"
+#include "../common/vector_math.h"
 
 namespace hipconv {
 

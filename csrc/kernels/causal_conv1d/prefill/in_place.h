@@ -1,32 +1,28 @@
-// The two launches of a call in place by `tile` or `words`, and the memory between them. Both cut tokens into runs and starts
-// of sequences in the same way; `Shape` says how.
+// The two launches of a call in place by `tile` or `words`, and the memory between them.
 #pragma once
 
-#include "thread.h"
+#include "launch_plan.h"
 
 namespace hipconv {
 
 // The tokens before each block of runs but the first.
-template <typename Shape>
-int64_t halo_bytes(const CausalConv1dVarlenParams& p, const Shape& shape) {
+inline int64_t halo_bytes(const CausalConv1dVarlenParams& p, const PrefillShape& shape) {
     return (shape.run_blocks - 1) * shape.past() * p.dim * element_bytes(p.dtype);
 }
 
 // Sequences whose start is put aside begin at least its length apart.
-template <typename Shape>
-bool begun_by_token(const CausalConv1dVarlenParams& p, const Shape& shape) {
+inline bool begun_by_token(const CausalConv1dVarlenParams& p, const PrefillShape& shape) {
     return p.tokens / shape.past() + 1 < p.sequences;
 }
 
-template <typename Shape>
-int64_t in_place_workspace(const CausalConv1dVarlenParams& p, const Shape& shape) {
+inline int64_t in_place_workspace(const CausalConv1dVarlenParams& p, const PrefillShape& shape) {
     const int64_t begun = begun_by_token(p, shape) ? p.tokens / shape.past() + 1 : p.sequences;
     return halo_bytes(p, shape) + begun * shape.past() * p.dim * element_bytes(p.dtype);
 }
 
 // launch(plan, runs, begins): so many blocks of each kind.
-template <typename Plan, typename Shape, typename Launch>
-void launch_in_place(const CausalConv1dVarlenParams& p, const Shape& shape, void* workspace, Launch launch) {
+template <typename Plan, typename Launch>
+void launch_in_place(const CausalConv1dVarlenParams& p, const PrefillShape& shape, void* workspace, Launch launch) {
     Plan plan{};
     plan.halos = static_cast<char*>(workspace);
     plan.begun = plan.halos + halo_bytes(p, shape);

@@ -20,10 +20,10 @@
 #include "../common/launch.h"
 #include "kernels.h"
 #include "launch/check.h"
+#include "launch_plan.h"
 #include "staged_begin.h"
 #include "staged_load.h"
 #include "staged_store.h"
-#include "vectors.h"
 
 namespace hipconv {
 

@@ -4,7 +4,7 @@
 // are missing then, and so are the first columns of the window.
 #pragma once
 
-#include "../common/parts.h"
+#include "../common/vector_math.h"
 #include "causal_conv1d/prefill.h"
 
 namespace hipconv {

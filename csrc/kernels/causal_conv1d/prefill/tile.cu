@@ -26,8 +26,8 @@
 #include "in_place.h"
 #include "kernels.h"
 #include "launch/check.h"
+#include "launch_plan.h"
 #include "masks.h"
-#include "vectors.h"
 
 namespace hipconv {
 
@@ -228,17 +228,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kMostThreads, tile_blocks(kWidth))
 
 namespace {
 
-// Tells how a launch is laid out, in place or not.
-struct TileShape {
-    int channels, width;  // of the kernel's instance
-    bool any_width;
-    int64_t vectors;
-    unsigned lanes, rows;
-    int32_t run;
-    uint32_t begins_a_row;
-    int64_t run_blocks, begin_blocks;
-
-    int past() const { return width - 1; }
+struct TileShape : PrefillShape {
+    int channels;  // of a vector
 };
 
 TileShape shape_of(const CausalConv1dVarlenParams& p, const VarlenTile& tile, bool in_place) {
@@ -246,29 +237,22 @@ TileShape shape_of(const CausalConv1dVarlenParams& p, const VarlenTile& tile, bo
     // Models have width 4. The other widths share instances, two by two.
     s.width = p.width == 4 ? 4 : p.width < 4 ? 3 : p.width <= 6 ? 6 : 8;
     s.channels = vector_bytes(s.width) / element_bytes(p.dtype);
-    s.vectors = p.dim / s.channels;
+    s.items = p.dim / s.channels;
     const int warps = power_of_two("num_warps", tile.warps);
     // In place, a block has many rows, as the tokens before it are saved.
     const unsigned usual = in_place ? kMostThreads : kUsualThreads;
     const unsigned threads = warps == 0 ? usual : power_of_two_up_to(warps, kMostThreads / 32) * 32;
     const unsigned widest = in_place ? kMostLanes / 2 : kMostLanes;
     const unsigned most_lanes = widest < threads / 2 ? widest : threads / 2;  // there are two rows or more
-    s.lanes = power_of_two_up_to(s.vectors, most_lanes);
+    s.lanes = power_of_two_up_to(s.items, most_lanes);
     if (const int channels = power_of_two("block_n", tile.channels))
         s.lanes = power_of_two_up_to(channels / s.channels, most_lanes);
     s.rows = threads / s.lanes;
-    s.run = s.width > 4 ? kMostRun : kUsualRun;
-    while (s.run > 4 && s.vectors * (p.tokens / s.run) < kEnoughThreads) s.run /= 2;  // short enough that a large card is full
-    if (const int tokens = power_of_two("block_m", tile.tokens))
-        s.run = static_cast<int32_t>(power_of_two_up_to(tokens / static_cast<int>(s.rows), kMostRun));
-    while (in_place && s.run < s.past()) s.run *= 2;  // a row's halo lies in the row before
-    const int64_t block_tokens = int64_t{s.rows} * s.run;
-    s.run_blocks = (p.tokens + block_tokens - 1) / block_tokens;
+    cut_into_runs(s, p, tile, in_place, s.width > 4 ? kMostRun : kUsualRun, kMostRun);
     const int few = channels_of_begin(s.channels, element_bytes(p.dtype), element_bytes(p.state_dtype));
     const int64_t rows = int64_t{s.rows} * few / s.channels;
-    s.begins_a_row = kSeveralBegins ? begins_a_row(p, tile, rows, threads, s.run, s.vectors * s.channels / few) : 1;
-    const int64_t begin_rows = rows * s.begins_a_row;
-    s.begin_blocks = (p.sequences + begin_rows - 1) / begin_rows;
+    s.begins_a_row = kSeveralBegins ? begins_a_row(p, tile, rows, threads, s.run, s.items * s.channels / few) : 1;
+    share_out_begins(s, p, rows);
     return s;
 }
 
@@ -276,15 +260,11 @@ template <typename T, int kWidth>
 void launch(const CausalConv1dVarlenParams& p, const TileShape& shape, VarlenPlan plan, int64_t runs, int64_t begins,
             hipStream_t stream) {
     constexpr int kChannels = vector_bytes(kWidth) / static_cast<int>(sizeof(T));
-    plan.run = shape.run;
-    plan.begins_a_row = shape.begins_a_row;
-    plan.blocks = static_cast<uint32_t>(runs + begins);
-    if (plan.blocks == 0) return;
-    plan.begins_of = (static_cast<uint64_t>(begins) << 32) / plan.blocks;
+    if (!plan_blocks(plan, p, shape, runs, begins)) return;
     plan.state_form = state_form(p, channels_of_begin(kChannels, sizeof(T), element_bytes(p.state_dtype)), kWidth);
-    plan.plain_indices = PlainIndices::fit(p);
-    const dim3 grid = grid_of((shape.vectors + shape.lanes - 1) / shape.lanes, plan.blocks), block(shape.lanes, shape.rows, 1);
-    HIPCONV_LAUNCH(true, (causal_conv1d_varlen_tile < T, kChannels, kWidth, kWidth != 4 >), grid, block, 0, stream, p, plan);
+    const dim3 grid = grid_of((shape.items + shape.lanes - 1) / shape.lanes, plan.blocks), block(shape.lanes, shape.rows, 1);
+    constexpr bool kAnyWidth = kWidth != 4;
+    HIPCONV_LAUNCH(true, (causal_conv1d_varlen_tile<T, kChannels, kWidth, kAnyWidth>), grid, block, 0, stream, p, plan);
     check_launch("causal_conv1d_varlen");
 }
 

@@ -14,7 +14,7 @@
 #include "in_place.h"
 #include "kernels.h"
 #include "launch/check.h"
-#include "vectors.h"
+#include "launch_plan.h"
 #include "words_begin.h"
 #include "words_run.h"
 
@@ -88,42 +88,23 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kWordsThreads, words_blocks(kWidth)) causa
 
 namespace {
 
-// Tells how a launch is laid out, in place or not.
-struct WordsShape {
-    int width;  // of the kernel's instance
-    int64_t words;
-    unsigned lanes, rows;
-    int32_t run;
-    uint32_t begins_a_row;
-    int64_t run_blocks, begin_blocks;
-
-    int past() const { return width - 1; }
-};
-
-WordsShape words_shape(const CausalConv1dVarlenParams& p, const VarlenTile& tile, bool in_place) {
-    WordsShape s{};
+PrefillShape words_shape(const CausalConv1dVarlenParams& p, const VarlenTile& tile, bool in_place) {
+    PrefillShape s{};
     s.width = p.width > 4 ? 8 : 4;
     const int channels = 4 / element_bytes(p.dtype);
-    s.words = (int64_t{p.dim} + channels - 1) / channels;
+    s.items = (int64_t{p.dim} + channels - 1) / channels;
     const int warps = power_of_two("num_warps", tile.warps);
     const unsigned threads = warps == 0 ? kWordsThreads : power_of_two_up_to(warps, kWordsThreads / 32) * 32;
     const unsigned most_lanes = kWordsLanes < threads / 2 ? kWordsLanes : threads / 2;  // there are two rows or more
-    s.lanes = power_of_two_up_to(s.words, most_lanes);
-    const auto idle = [&](int64_t lanes) { return (s.words + lanes - 1) / lanes * lanes - s.words; };
-    while (s.lanes > 8 && idle(s.lanes) * 8 > s.words) s.lanes /= 2;
+    s.lanes = power_of_two_up_to(s.items, most_lanes);
+    const auto idle = [&](int64_t lanes) { return (s.items + lanes - 1) / lanes * lanes - s.items; };
+    while (s.lanes > 8 && idle(s.lanes) * 8 > s.items) s.lanes /= 2;
     if (const int forced = power_of_two("block_n", tile.channels)) s.lanes = power_of_two_up_to(forced / channels, most_lanes);
     if (s.lanes < kWordsThreads / kWordsFound) s.lanes = kWordsThreads / kWordsFound;
     s.rows = threads / s.lanes;
-    s.run = kRunOfWords;
-    while (s.run > 4 && s.words * (p.tokens / s.run) < kEnoughThreads) s.run /= 2;  // short enough that a large card is full
-    if (const int tokens = power_of_two("block_m", tile.tokens))
-        s.run = static_cast<int32_t>(power_of_two_up_to(tokens / static_cast<int>(s.rows), kRunOfWords));
-    while (in_place && s.run < s.past()) s.run *= 2;  // a row's halo lies in the row before
-    const int64_t block_tokens = int64_t{s.rows} * s.run;
-    s.run_blocks = (p.tokens + block_tokens - 1) / block_tokens;
-    s.begins_a_row = begins_a_row(p, tile, s.rows, kWordsFound, s.run, s.words);
-    const int64_t begins = int64_t{s.rows} * s.begins_a_row;
-    s.begin_blocks = (p.sequences + begins - 1) / begins;
+    cut_into_runs(s, p, tile, in_place, kRunOfWords, kRunOfWords);
+    s.begins_a_row = begins_a_row(p, tile, s.rows, kWordsFound, s.run, s.items);
+    share_out_begins(s, p, s.rows);
     return s;
 }
 
@@ -145,17 +126,12 @@ bool outputs_in_words(const CausalConv1dVarlenParams& p) {
     return words(p.out, p.k_dim) && words(p.k, p.k_dim) && words(p.v, p.dim - 2 * int64_t{p.k_dim});
 }
 
-void launch(const CausalConv1dVarlenParams& p, const WordsShape& shape, WordsPlan plan, int64_t runs, int64_t begins,
+void launch(const CausalConv1dVarlenParams& p, const PrefillShape& shape, WordsPlan plan, int64_t runs, int64_t begins,
             void* stream) {
-    plan.run = shape.run;
-    plan.begins_a_row = shape.begins_a_row;
-    plan.blocks = static_cast<uint32_t>(runs + begins);
-    if (plan.blocks == 0) return;
-    plan.begins_of = (static_cast<uint64_t>(begins) << 32) / plan.blocks;
+    if (!plan_blocks(plan, p, shape, runs, begins)) return;
     plan.state_form = words_state_form(p);
-    plan.plain_indices = PlainIndices::fit(p);
     plan.shifts = element_bytes(p.dtype) == 2 && !outputs_in_words(p);
-    const dim3 grid = grid_of((shape.words + shape.lanes - 1) / shape.lanes, plan.blocks), block(shape.lanes, shape.rows, 1);
+    const dim3 grid = grid_of((shape.items + shape.lanes - 1) / shape.lanes, plan.blocks), block(shape.lanes, shape.rows, 1);
     with_dtype(p.dtype, [&](auto type) {
         using T = decltype(type);
         const hipStream_t s = static_cast<hipStream_t>(stream);
@@ -180,7 +156,7 @@ const char* causal_conv1d_varlen_words_refusal(const CausalConv1dVarlenParams& p
 }
 
 void causal_conv1d_varlen_words(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* /*workspace*/, void* stream) {
-    const WordsShape shape = words_shape(p, tile, false);
+    const PrefillShape shape = words_shape(p, tile, false);
     launch(p, shape, WordsPlan{}, shape.run_blocks, shape.begin_blocks, stream);
 }
 
@@ -195,7 +171,7 @@ int64_t causal_conv1d_varlen_words_workspace(const CausalConv1dVarlenParams& p, 
 
 void causal_conv1d_varlen_words_in_place(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* workspace,
                                          void* stream) {
-    const WordsShape shape = words_shape(p, tile, true);
+    const PrefillShape shape = words_shape(p, tile, true);
     launch_in_place<WordsPlan>(p, shape, workspace, [&](const WordsPlan& plan, int64_t runs, int64_t begins) {
         launch(p, shape, plan, runs, begins, stream);
     });

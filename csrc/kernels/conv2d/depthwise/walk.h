@@ -107,7 +107,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, walk_blocks(kTaps, kAcr
                 pair = make_pair(to_float(f16{of.first}), to_float(f16{of.second}));
             filters[tap * kFilterPitch + of_block] = pair;
         };
-        load_and_store < kEach<7 ? kEach : 7>(at.block_units * kAllTaps, load, store);
+        constexpr int kAtOnce = kEach < 7 ? kEach : 7;
+        load_and_store<kAtOnce>(at.block_units * kAllTaps, load, store);
     };
     if (with.conv.dtype == DType::f32)
         stage_filters(uint32_t{});

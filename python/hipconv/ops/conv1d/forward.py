@@ -97,9 +97,8 @@ def causal_conv1d(
             if out is not None:
                 return out
         derivative, transform = transforms.wants_derivative(x, weight, bias), transforms.in_torch_func()
-        hidden = (
-            torch.compiler.is_dynamo_compiling() and torch.is_grad_enabled() and kernel == "auto"
-        )  # graphs do not show torch.func's
+        # Graphs do not show torch.func's levels.
+        hidden = torch.compiler.is_dynamo_compiling() and torch.is_grad_enabled() and kernel == "auto"
         if derivative or transform or hidden:
             if kernel != "auto":
                 where = "with tensors that require grad" if derivative else "within a transform of torch.func"

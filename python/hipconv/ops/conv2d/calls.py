@@ -111,19 +111,25 @@ def prepare(
         raise ValueError(f"{chosen_by}: got '{wanted}', which {refusals[wanted]}; this call can have {others}")
     exact = {name: tiles for name, tiles in serving.items() if not r.exact or router.ALGORITHMS[name].exact}
     allowed = {wanted: serving[wanted]} if wanted != "auto" else exact
-    limit = r.workspace_limit
-    if pin is not None and pin.algorithm in allowed and (not any(pin.tile) or pin.tile in allowed[pin.algorithm]):
-        chosen = call(pin.algorithm, pin.tile, pin.split_k)
-        if module.conv2d_refusal(result, *on_meta, chosen) is None:
-            workspace = module.conv2d_workspace(result, *on_meta, chosen)
-            return Prepared(chosen, pin, chosen_by, tuple(serving), tuple(allowed.items()), problem, workspace)
-    while True:
-        choice = router.choose(problem, card, tuple(allowed.items()), limit)
+
+    def prepared(choice: Choice) -> Prepared:
         chosen = call(choice.algorithm, choice.tile, choice.split_k)
         workspace = module.conv2d_workspace(result, *on_meta, chosen)
-        if workspace <= r.workspace_limit or limit == 0:
-            return Prepared(chosen, choice, chosen_by, tuple(serving), tuple(allowed.items()), problem, workspace)
-        limit = max(0, limit - (workspace - r.workspace_limit))  # the kernel takes more than the partial sums
+        return Prepared(chosen, choice, chosen_by, tuple(serving), tuple(allowed.items()), problem, workspace)
+
+    def serves(pin: Choice) -> bool:
+        if pin.algorithm not in allowed or (any(pin.tile) and pin.tile not in allowed[pin.algorithm]):
+            return False
+        return module.conv2d_refusal(result, *on_meta, call(pin.algorithm, pin.tile, pin.split_k)) is None
+
+    if pin is not None and serves(pin):
+        return prepared(pin)
+    limit = r.workspace_limit  # that the router's estimates keep to
+    while True:
+        found = prepared(router.choose(problem, card, tuple(allowed.items()), limit))
+        if found.workspace <= r.workspace_limit or limit == 0:
+            return found
+        limit = max(0, limit - (found.workspace - r.workspace_limit))  # the kernel takes more than the partial sums
 
 
 def _who_serves(

@@ -39,10 +39,8 @@ def last_resort(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int
 
 _DEPTHWISE = 1.5  # microseconds, but for what follows
 _DEPTHWISE_BYTES = 3.0e6  # read and written in a microsecond
-_DEPTHWISE_PRODUCTS = {
-    True: 0.16e6,
-    False: 0.03e6,
-}  # of a compute unit in a microsecond: by filters in registers, by any others
+# A compute unit makes so many products in a microsecond, by filters in registers (True), or by any others.
+_DEPTHWISE_PRODUCTS = {True: 0.16e6, False: 0.03e6}
 
 
 def depthwise(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:

@@ -1,6 +1,6 @@
 """The algorithms of conv3d by name, and which of them a call gets: the first of those that serve it.
 
-The kernels' own host code says what each serves, in the order of its table (csrc/kernels/conv3d/conv3d.cu).
+The kernels' own host code says what each serves, in the order of its table (csrc/kernels/conv3d/common/algorithms.cu).
 """
 
 from __future__ import annotations

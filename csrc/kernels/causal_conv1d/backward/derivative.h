@@ -1,8 +1,8 @@
-// The fast backward kernels share these parts.
+// The fast backward kernels share the derivative of SiLU, in pairs, and the question whether a call has states.
 #pragma once
 
 #include "../common/launch.h"
-#include "../common/parts.h"
+#include "../common/vector_math.h"
 #include "causal_conv1d/backward.h"
 
 namespace hipconv {

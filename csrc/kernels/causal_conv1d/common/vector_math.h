@@ -1,5 +1,5 @@
-// The fast causal conv1d kernels share these parts: a few channels' parameters in registers, and the arithmetic of one output
-// vector.
+// The fast causal conv1d kernels share this arithmetic of values in registers: SiLU and sums of pairs, some of them under
+// conditions; parameters of a few channels, fetched in vectors; the tokens before a vector of tokens.
 #pragma once
 
 #include "causal_conv1d/forward.h"

@@ -1,8 +1,11 @@
-// This file chooses the width of a varlen call's vectors, and its tile.
+// This is the host's side of the fast prefill kernels: how wide a call's vectors are, how a launch divides tokens and starts of
+// sequences among blocks, and in which form a kernel sees the states.
 #pragma once
 
 #include <stdexcept>
 
+#include "../common/launch.h"
+#include "causal_conv1d/prefill_schedule.h"
 #include "thread.h"
 
 namespace hipconv {
@@ -51,6 +54,48 @@ inline uint32_t begins_a_row(const CausalConv1dVarlenParams& p, const VarlenTile
     const auto more = [&] { return tile.tokens ? run >= 16 : p.sequences / (number * 2) * lanes >= kEnoughBegins; };
     while (number < kMostBegins && rows * number * 2 <= threads && more()) number *= 2;
     return number;
+}
+
+// This says how a launch of `tile` or `words` is laid out, in place or not.
+struct PrefillShape {
+    int width;              // of the kernel's instance
+    int64_t items;          // what a lane has one of, of a token's channels: a vector, or a word
+    unsigned lanes, rows;   // of a block
+    int32_t run;            // tokens of a row
+    uint32_t begins_a_row;  // starts of sequences
+    int64_t run_blocks, begin_blocks;
+
+    int past() const { return width - 1; }
+};
+
+// Cuts the tokens into runs: of `usual` tokens, or shorter ones, so that a large card is full, or as long as block_m says.
+inline void cut_into_runs(PrefillShape& s, const CausalConv1dVarlenParams& p, const VarlenTile& tile, bool in_place,
+                          int32_t usual, int32_t most) {
+    s.run = usual;
+    while (s.run > 4 && s.items * (p.tokens / s.run) < kEnoughThreads) s.run /= 2;
+    if (const int tokens = power_of_two("block_m", tile.tokens))
+        s.run = static_cast<int32_t>(power_of_two_up_to(tokens / static_cast<int>(s.rows), most));
+    while (in_place && s.run < s.past()) s.run *= 2;  // a row's halo lies in the row before
+    const int64_t block_tokens = int64_t{s.rows} * s.run;
+    s.run_blocks = (p.tokens + block_tokens - 1) / block_tokens;
+}
+
+// Shares the starts of sequences out among blocks of so many `rows`, each of which makes shape.begins_a_row of them.
+inline void share_out_begins(PrefillShape& s, const CausalConv1dVarlenParams& p, int64_t rows) {
+    const int64_t begins = rows * s.begins_a_row;
+    s.begin_blocks = (p.sequences + begins - 1) / begins;
+}
+
+// Writes down for the kernel what of the division is the same for `tile` and `words`. No blocks, no launch: false.
+inline bool plan_blocks(VarlenPlan& plan, const CausalConv1dVarlenParams& p, const PrefillShape& shape, int64_t runs,
+                        int64_t begins) {
+    plan.run = shape.run;
+    plan.begins_a_row = shape.begins_a_row;
+    plan.blocks = static_cast<uint32_t>(runs + begins);
+    if (plan.blocks == 0) return false;
+    plan.begins_of = (static_cast<uint64_t>(begins) << 32) / plan.blocks;
+    plan.plain_indices = PlainIndices::fit(p);
+    return true;
 }
 
 // The form in which a kernel compiled for `width` sees the states.
