@@ -99,6 +99,22 @@ class Counts:
                     counted = counted[max(len(counted) - left, 0) :]
         return most
 
+    def products_under_reads(self) -> int:
+        """Matrix instructions from a read of LDS to the wait for it, at least; of reads behind the first matrix instruction.
+
+        Raises ValueError if no read is waited for there.
+        """
+        products, reads, fewest = 0, [], []  # reads: how many products each had before it that is under way, oldest first
+        for i in self.instructions:
+            products += matrix(i)
+            if i.kind == "lds":
+                reads.append(products)
+            elif wait := re.search(r"lgkmcnt\((\d+)\)|s_wait_(loadcnt_)?dscnt (0x[0-9a-f]+)", i.text):
+                left = int(wait[1]) if wait[1] else int(wait[3], 16) & 0xFF
+                done, reads = reads[: max(len(reads) - left, 0)], reads[max(len(reads) - left, 0) :]
+                fewest += [products - before for before in done if before]
+        return min(fewest)
+
 
 class HotLoop(NamedTuple):
     """A loop of a kernel that does work, or the kernel itself if it does some outside of loops, in its steady state."""

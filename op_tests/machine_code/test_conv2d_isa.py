@@ -3,7 +3,8 @@
     python op_tests/test_conv2d_isa.py --arch gfx942,gfx1201
 
 A row is about a step of 128 bytes of each operand row (of f32 without matrix instructions, a quarter of one), as one wave sees
-it: matrix instructions, other vector instructions, LDS accesses, loads; then registers and how many waves fit on a SIMD.
+it: matrix instructions; how many of them lie at least between a read of LDS and the wait for it; other vector instructions, LDS
+accesses, loads; the cycles of a step by LLVM's model of the card (mca.py); then registers and how many waves fit on a SIMD.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import pytest
 from machine_code.amd_code import AMD_ARCHS, CLANG, PACKAGES, TOOLS, CodeObject, Instruction, Kernel, build, knows, missing
 from machine_code.amd_isa import Counts, hot_loops, matrix
 from machine_code.compilers import require_amd_compiler
+from machine_code.mca import cycles
 from machine_code.rocm_build import CLANGS, archs_of, code_of
 from support import ROOT
 from support.cli import Table, list_of
@@ -33,6 +35,8 @@ THREADS = 256
 VALU = {(128, 128): (80, 190), (128, 64): (80, 190), (64, 64): (60, 130)}
 # Waves are those on a SIMD of CDNA; RDNA has half the SIMDs and twice the waves of half the lanes.
 WAVES = {(128, 128): 2, (128, 64): 2, (64, 64): 4}
+# The atoms along filters of a wave, on CDNA and on RDNA: a row of them is multiplied while the next operands come from LDS.
+COLUMNS = {(128, 128): (2, 2), (128, 64): (1, 2), (64, 64): (1, 1)}
 
 
 class Step(NamedTuple):
@@ -82,6 +86,10 @@ def test_steps_are_matrix_instructions_and_wide_accesses(clang: int, arch: str, 
         depth = {"float": 2, "tf32": 4}[dtype] if dtype in ("float", "tf32") else 16 if arch == "gfx950" else 8
         each = 32 * 32 * depth if arch in CDNA else 16 * 16 * 16
         assert counts.of("matrix") == products // each // (THREADS // kernel.wave_size), what
+        of_atom = (8 if dtype in ("float", "tf32") else 16) // depth if arch in CDNA else 1  # of 16 bytes of both operands
+        row = COLUMNS[tile][arch not in CDNA] * of_atom
+        ahead = counts.products_under_reads()
+        assert ahead >= row, f"{what}: {ahead} products between a read of LDS and the wait for it, expected a row of {row}"
         chunks = (tile[0] + tile[1]) * 8 // THREADS  # of 16 bytes, that a thread stages
         rounding = 4 * 4 * chunks if dtype == "tf32" else 0
         assert counts.valu <= VALU[tile][FORMS[form]] + rounding, f"{what}: {counts.valu} vector instructions"
@@ -102,13 +110,16 @@ def main() -> None:
     arguments = parser.parse_args()
     if lacking := missing(*TOOLS):
         parser.error(f"{', '.join(lacking)} not found; Debian: apt-get install {PACKAGES}")
-    titles = ("kernel", "matrix", "VALU", "LDS", "loads", "SALU", "waits", "all", "VGPR", "LDS_B", "waves")
+    titles = ("kernel", "matrix", "ahead", "VALU", "LDS", "loads", "SALU", "waits", "all", "cycles", "VGPR", "LDS_B", "waves")
     table = Table([("arch", 8), *((title, 32 if title == "kernel" else 6) for title in titles)])
     for arch in filter(functools.partial(knows, arguments.clang), arguments.arch):
         for dtype in TILES:
             for form in FORMS if has(arch, dtype) else ():
                 for tile, kernel, counts in steps(build(source_of(dtype, form), arch, arguments.clang), arch, dtype, form):
                     kinds = [counts.of(kind) for kind in ("matrix", "valu", "lds", "load", "salu", "wait")]
+                    kinds.insert(1, counts.products_under_reads() if kinds[0] else 0)
                     numbers = [kernel.numbers[name] for name in ("vgpr_count", "group_segment_fixed_size")]
                     name = f"{dtype} {tile[0]}x{tile[1]} {form}"
-                    table.row(arch, name, *kinds, len(counts.instructions), *numbers, kernel.waves)
+                    took = cycles(counts.instructions, arch, arguments.clang)
+                    step = "-" if took is None else f"{took:.0f}"
+                    table.row(arch, name, *kinds, len(counts.instructions), step, *numbers, kernel.waves)

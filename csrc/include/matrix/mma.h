@@ -73,7 +73,8 @@ using Bfloat8 = __bf16 __attribute__((ext_vector_type(8)));
 #endif
 
 // An atom is one block of a wave's sums and the way in which a phase of a step is multiplied into it. `kPhases` phases make a
-// step. A lane loads from the rows pixel_row(lane) and filter_row(lane). Element e of its sums is of pixel(lane, e) and
+// step. With `kLoadsAhead`, a phase's operands are loaded while the one before it multiplies; else `kAtATime` are unrolled.
+// A lane loads from the rows pixel_row(lane) and filter_row(lane). Element e of its sums is of pixel(lane, e) and
 // filter(lane, e), and kRun elements after one another are of consecutive filters.
 template <MatrixUnit kUnit, typename T>
 struct Atom;
@@ -83,7 +84,8 @@ struct Atom;
 // operands agree. Filters are the rows of the instruction, so that a lane's sums are of consecutive filters.
 template <typename T>
 struct Atom<MatrixUnit::mfma, T> {
-    static constexpr int kPixels = 32, kFilters = 32, kPhases = 4, kAtATime = 4, kRun = 4;
+    static constexpr int kPixels = 32, kFilters = 32, kPhases = 4, kRun = 4;
+    static constexpr bool kLoadsAhead = true;
     using Operand = Words4;
     using Sums = Floats<16>;
 
@@ -145,7 +147,8 @@ struct Atom<MatrixUnit::mfma, T> {
 // belong to every other row, so the pixels are the rows here.
 template <typename T>
 struct Atom<MatrixUnit::wmma11, T> {
-    static constexpr int kPixels = 16, kFilters = 16, kPhases = 4, kAtATime = 4, kRun = 1;
+    static constexpr int kPixels = 16, kFilters = 16, kPhases = 4, kRun = 1;
+    static constexpr bool kLoadsAhead = true;
     struct Operand {
         Words4 low, high;
     };
@@ -187,7 +190,8 @@ struct Atom<MatrixUnit::wmma11, T> {
 // RDNA 4, 16x16x16: a lane takes 8 elements of row lane % 16, k = (lane / 16) * 8 + i, and its sums are of 8 consecutive rows.
 template <typename T>
 struct Atom<MatrixUnit::wmma12, T> {
-    static constexpr int kPixels = 16, kFilters = 16, kPhases = 4, kAtATime = 4, kRun = 4;
+    static constexpr int kPixels = 16, kFilters = 16, kPhases = 4, kRun = 4;
+    static constexpr bool kLoadsAhead = true;
     using Operand = Words4;
     using Sums = Floats<8>;
 
@@ -221,6 +225,7 @@ struct Atom<MatrixUnit::wmma12, T> {
 template <typename T>
 struct Atom<MatrixUnit::mma_sync, T> {
     static constexpr int kPixels = 16, kFilters = 16, kPhases = 4, kAtATime = 4, kRun = 2;
+    static constexpr bool kLoadsAhead = false;
     using Operand = Words4;
     using Sums = Floats<8>;
 
@@ -285,6 +290,7 @@ template <typename T>
 struct Atom<MatrixUnit::fma, T> {
     static constexpr int kPixels = 8, kFilters = kWaveSize / 8, kPhases = 8, kRun = 1;
     static constexpr int kAtATime = 2;  // phases; more of them take registers and gain nothing
+    static constexpr bool kLoadsAhead = false;
     using Operand = Words4;
     using Sums = Floats<1>;
 
@@ -348,6 +354,8 @@ struct Mma {
                     add_phase(more, pixels, filters, lane, row_of, first + phase);
                 add(sums, more);
             }
+        } else if constexpr (A::kLoadsAhead) {
+            step_with_loads_ahead(sums, pixels, filters, lane, row_of);
         } else if constexpr (A::kAtATime == A::kPhases) {
 #pragma unroll
             for (int phase = 0; phase < A::kPhases; ++phase) add_phase(sums, pixels, filters, lane, row_of, phase);
@@ -390,6 +398,39 @@ struct Mma {
             for (int j = 0; j < kColumns; ++j)
 #pragma unroll
                 for (int e = 0; e < kElements; ++e) sums[i][j][e] += more[i][j][e];
+    }
+
+    // A row of atoms is multiplied while the pixels of the next one are loaded, and the first row of a phase while the next
+    // phase's filters are: no product waits for LDS but the first one of the step.
+    template <typename RowOf>
+    static HIPCONV_INLINE void step_with_loads_ahead(Sums& sums, const Words4* pixels, const Words4* filters, int lane,
+                                                     RowOf row_of) {
+        typename A::Operand a[2], b[2][kColumns];
+        const auto load_pixels = [&](int phase, int i) {
+            a[(phase * kRows + i) % 2] = A::load_pixels(pixels, row_of(i * A::kPixels + A::pixel_row(lane)), phase, lane);
+        };
+        const auto load_filters = [&](int phase) {
+#pragma unroll
+            for (int j = 0; j < kColumns; ++j)
+                b[phase % 2][j] = A::load_filters(filters, j * A::kFilters + A::filter_row(lane), phase, lane);
+        };
+        load_filters(0);
+        load_pixels(0, 0);
+#pragma unroll
+        for (int phase = 0; phase < A::kPhases; ++phase) {
+#pragma unroll
+            for (int i = 0; i < kRows; ++i) {
+                if (i + 1 < kRows)
+                    load_pixels(phase, i + 1);
+                else if (phase + 1 < A::kPhases)
+                    load_pixels(phase + 1, 0);
+                if (i == 0 && phase + 1 < A::kPhases) load_filters(phase + 1);
+                keep_order();
+#pragma unroll
+                for (int j = 0; j < kColumns; ++j) A::multiply(sums[i][j], a[(phase * kRows + i) % 2], b[phase % 2][j]);
+                keep_order();
+            }
+        }
     }
 
     template <typename RowOf>
