@@ -78,8 +78,8 @@ HIPCONV_INLINE constexpr int direct_scratch_bytes(int strip_filters) {  // of 32
 struct DirectLaunch {
     unsigned blocks;
     int threads, shared_bytes;
-    // For HIPCONV_LAUNCH. Blocks read x and bias before they wait for the kernel before them, which may then only be the one that
-    // packs filters: it does not begin early itself, and writes neither.
+    // For HIPCONV_LAUNCH. Blocks read x and bias before they wait for the kernel before them. So that may then only be the one
+    // that packs filters, which does not begin early itself, and writes neither.
     bool early;
 };
 
