@@ -142,13 +142,15 @@ def test_gradcheck() -> None:
 
 @pytest.mark.parametrize("which", [convolve, fn], ids=["causal_conv1d", "causal_conv1d_fn"])
 def test_the_way_past_the_dispatcher_records_what_the_operator_does(device: torch.device, which: Any) -> None:
-    """The same bits whatever wants a gradient; saved tensors are watched, packed by hooks and let go; a gradient has one, too."""
+    """The same bits whatever wants a gradient. Saved tensors are watched, packed by hooks and let go."""
     x, weight, bias, dout, *_ = Case(2, 5, 9, 3, torch.float32).inputs(device)
     assert bias is not None
     which(x, weight, bias)  # loads the module
     for given in (bias, bias[:0], None):
         for wanted in ((x,), (weight,), (x, weight), (x, weight, bias)):
-            leaves = [tensor.detach().requires_grad_(any(tensor is one for one in wanted)) for tensor in (x, weight)]
+            leaves: list[Tensor | None] = [
+                tensor.detach().requires_grad_(any(tensor is one for one in wanted)) for tensor in (x, weight)
+            ]
             leaves.append(None if given is None else given.detach().requires_grad_(any(bias is one for one in wanted)))
             differentiated = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad and leaf.numel()]
             out = which(*leaves, activation="silu")
@@ -164,7 +166,12 @@ def test_the_way_past_the_dispatcher_records_what_the_operator_does(device: torc
 
     leaf = x.detach().requires_grad_()
     packed: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
+
+    def pack(tensor: Tensor) -> Tensor:
+        packed.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         out = which(leaf, weight, bias, activation="silu")
     assert [id(tensor) for tensor in packed] == [id(leaf), id(weight), id(bias)]
     (first,) = torch.autograd.grad(out, leaf, dout, create_graph=True)
