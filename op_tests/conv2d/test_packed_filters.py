@@ -132,8 +132,8 @@ def test_the_second_call_packs_nothing(layer: Layer) -> None:
 
 
 def test_a_weight_that_each_call_finds_changed_is_packed_as_without_all_this() -> None:
-    """As training does. What the first step kept goes with the second, and nothing more is kept until somebody would gain."""
-    with environment(**WAYS["simt-wave64"]):
+    """What the first step kept goes with the second, and nothing more is kept until somebody would gain."""
+    with environment(**WAYS["simt-wave64"]), torch.no_grad():
         arguments = WAVE64["direct"].inputs()
         weight = arguments["weight"] = torch.nn.Parameter(arguments["weight"])
         each = launches_of(lambda: hipconv.conv2d(**that_each_call_packs(arguments)))
@@ -141,18 +141,46 @@ def test_a_weight_that_each_call_finds_changed_is_packed_as_without_all_this() -
         for step in range(5):
             launched = launches_of(lambda: results.append(hipconv.conv2d(**arguments)))
             assert len(launched) == len(each) and (filters._size > 0) == (step == 0)
-            with torch.no_grad():
-                weight.mul_(2)
+            weight.mul_(2)
         assert all(torch.equal(after, 2 * before) for before, after in itertools.pairwise(results))
         hipconv.conv2d(**arguments)
         assert filters._size == 0
         for expected in (len(each), len(each) - 1, len(each) - 1):  # the second call with the same values keeps them
             launched = launches_of(lambda: results.append(hipconv.conv2d(**arguments)))
             assert len(launched) == expected and filters._size > 0
-        with torch.no_grad():
-            weight.div_(32)  # a step of several calls: its first one keeps
+        weight.div_(32)  # a step of several calls: its first one keeps
         assert torch.equal(hipconv.conv2d(**arguments), results[0]) and filters._size > 0
         assert len(launches_of(lambda: hipconv.conv2d(**arguments))) == len(each) - 1
+
+
+def test_a_call_that_records_a_gradient_of_its_weight_packs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sharded training may change a weight between steps without torch's counting, in evaluation, too."""
+    with environment(**WAYS["simt-wave64"]):
+        arguments = WAVE64["direct"].inputs()
+        once = hipconv.conv2d(**arguments)
+        weight = arguments["weight"] = torch.nn.Parameter(arguments["weight"])
+        filters.forget()
+
+        def follows(keeps: bool) -> None:
+            result = hipconv.conv2d(**arguments)
+            with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(weight):
+                weight.mul_(2)
+            assert torch.equal(hipconv.conv2d(**arguments), result if keeps else 2 * result)
+            assert (filters._size > 0) == keeps
+
+        assert torch.equal(hipconv.conv2d(**arguments), once)
+        follows(keeps=False)
+        with torch.no_grad():
+            follows(keeps=True)
+        filters.forget()
+        follows(keeps=False)
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        with torch.no_grad():
+            follows(keeps=False)
+        weight.requires_grad_(False)
+        follows(keeps=True)
+        arguments["x"].requires_grad_()
+        follows(keeps=True)
 
 
 def test_calls_of_one_weight_share_what_is_alike() -> None:

@@ -48,6 +48,23 @@ class _Entry:
         self.has_served = False  # since the weight last changed, a call found what another had packed
 
 
+class _Thread(threading.local):
+    records = False
+
+
+_thread = _Thread()
+
+
+class recorded:
+    """As long as it lasts, gradients of calls are recorded, although their forward runs without grad mode."""
+
+    def __enter__(self) -> None:
+        self._before, _thread.records = _thread.records, True
+
+    def __exit__(self, *_: object) -> None:
+        _thread.records = self._before
+
+
 _lock = threading.RLock()  # a weak reference's callback may come while it is held
 _entries: OrderedDict[int, _Entry] = OrderedDict()  # by the identity of weight, the one used longest ago first
 _size = 0  # bytes that are kept and do not last
@@ -83,6 +100,8 @@ def _add(entry: _Entry, weight: Tensor, packing: Packing, is_lasting: bool = Fal
     filters = packing.pack(weight, here)
     made = torch.cuda.current_stream(weight.device).record_event() if weight.is_cuda and not is_lasting else None
     packed = entry.by_form[packing.form] = _Packed(filters, here, made, is_lasting)
+    if (before := _entries.get(id(weight))) is not None and before is not entry:  # of a tensor that is gone
+        _drop(before)
     _entries[id(weight)] = entry
     _entries.move_to_end(id(weight))
     if not is_lasting:
@@ -101,16 +120,26 @@ def _known(weight: Tensor) -> _Entry | None:
     return entry if entry is not None and entry.weight() is weight else None
 
 
+def _is_trained(weight: Tensor) -> bool:
+    """Tell whether its values may change without torch's counting: between a step and the next, sharded training (FSDP) writes
+    gathered weights into one tensor, and keeps its version.
+    """
+    if not weight.requires_grad:
+        return False
+    return _thread.records or (torch.distributed.is_available() and torch.distributed.is_initialized())
+
+
 def packed(weight: Tensor, packing: Packing | None) -> Tensor | None:
     """The filters as a call reads them: packed when `weight` last changed. None where the call reads them as they are, or has
     to pack them itself.
 
-    What is packed is kept for the next call. But where a weight has changed before any call gained by that, as in training, the
-    first call that sees it changed packs for itself alone, at no more cost than without all this, and the second one keeps.
+    What is packed is kept for the next call. But where a weight has changed before any call gained by that, the first call that
+    sees it changed packs for itself alone, at no more cost than without all this, and the second one keeps.
 
     A graph that is being captured packs filters in each replay, as it has to see what becomes of `weight`; unless
-    prepack_conv2d made them. So does a call on an inference tensor, whose changes are not counted. Changes that torch does not
-    count (through `weight.data` or memory shared with numpy) are not seen: after these, call `forget`.
+    prepack_conv2d made them. So do a call that records a gradient of `weight`, a call on a weight that requires one in a
+    process of `torch.distributed`, and a call on an inference tensor, whose changes are not counted. Other changes that torch
+    does not count (through `weight.data` or memory shared with numpy) are not seen: after these, call `forget`.
     """
     if packing is None:
         return None
@@ -120,7 +149,7 @@ def packed(weight: Tensor, packing: Packing | None) -> Tensor | None:
         found = None if entry is None else entry.by_form.get(packing.form)
         if found is not None and found.is_lasting:
             return found.filters
-        if capturing or weight.is_inference():
+        if capturing or weight.is_inference() or _is_trained(weight):
             return None
         state = _state(weight)
         if entry is None:

@@ -43,8 +43,7 @@ class Conv2dPlan:
     """Bytes of temporary memory, from torch's allocator, of a call whose filters are kept packed."""
     packed_filters: int
     """Bytes of the filters in the order of the algorithm, which calls keep; 0 where it reads them as they are. A call that
-    has to pack them itself (in a graph that is captured, of an inference tensor, of a weight that each call finds changed) has
-    them in its workspace, too.
+    has to pack them itself (docs/conv2d.md says which do) has them in its workspace, too.
     """
     float32_precision: str | None
     """The precision of products of float32: "ieee", or "tf32" if they are made of factors rounded to it. None of others,

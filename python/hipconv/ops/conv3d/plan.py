@@ -44,8 +44,7 @@ class Conv3dPlan:
     """Bytes of temporary memory, from torch's allocator, of a call whose filters are kept packed."""
     packed_filters: int
     """Bytes of the filters in the order of the algorithm, which calls keep; 0 where it reads them as they are. A call that
-    has to pack them itself (in a graph that is captured, of an inference tensor, of a weight that each call finds changed) has
-    them in its workspace, too.
+    has to pack them itself (docs/conv2d.md says which do) has them in its workspace, too.
     """
 
     @property
