@@ -132,7 +132,7 @@ def test_the_second_call_packs_nothing(layer: Layer) -> None:
 
 
 def test_a_weight_that_each_call_finds_changed_is_packed_as_without_all_this() -> None:
-    """What the first step kept goes with the second, and nothing more is kept until somebody would gain."""
+    """The second step drops the filters that the first one kept, and nothing more is kept until somebody would gain."""
     with environment(**WAYS["simt-wave64"]), torch.no_grad():
         arguments = WAVE64["direct"].inputs()
         weight = arguments["weight"] = torch.nn.Parameter(arguments["weight"])
