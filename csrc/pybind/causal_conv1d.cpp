@@ -168,18 +168,24 @@ PyObject* fwd_directly(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
     });
 }
 
-// Does the same for (x, weight, bias, use_silu, kernel), and makes the output. It returns None where the function above
-// returns False, or if autograd has something to do.
-PyObject* new_tensor_directly(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+// Does the same for (x, weight, bias, use_silu, kernel, record), and makes the output. If autograd has something to do, it
+// calls record(x, weight, bias, use_silu, this module), which comes back without. It returns None where the function above
+// returns False, and if `record` is None, or does not serve the call.
+PyObject* new_tensor_directly(PyObject* module, PyObject* const* arguments, Py_ssize_t count) {
     return with_python_errors([&] {
         at::Tensor x, weight;
         OptionalTensor bias;
         bool use_silu = false;
         std::string kernel;
-        if (count != 5 || !read(arguments[0], x) || !read(arguments[1], weight) || !read(arguments[2], bias) ||
-            !read(arguments[3], use_silu) || !read(arguments[4], kernel) || !nothing_looks_on({&x, &weight, given(bias)}) ||
-            !nothing_to_record({&x, &weight, given(bias)}))
+        if (count != 6 || !read(arguments[0], x) || !read(arguments[1], weight) || !read(arguments[2], bias) ||
+            !read(arguments[3], use_silu) || !read(arguments[4], kernel) || !nothing_looks_on({&x, &weight, given(bias)}))
             return Py_NewRef(Py_None);
+        if (!nothing_to_record({&x, &weight, given_bias(bias)})) {
+            if (arguments[5] == Py_None || kernel != "auto" || x.scalar_type() == at::kDouble) return Py_NewRef(Py_None);
+            PyObject* const inputs[] = {arguments[0], arguments[1], given_bias(bias) ? arguments[2] : Py_None, arguments[3],
+                                        module};
+            return PyObject_Vectorcall(arguments[5], inputs, 5, nullptr);
+        }
         return py::cast(new_tensor(x, weight, given_bias(bias), use_silu, kernel, current_stream(x))).release().ptr();
     });
 }

@@ -10,6 +10,7 @@
 
 #include <cstdlib>
 #include <optional>
+#include <tuple>
 
 #include "common/direct_call.h"
 #include "common/named_values.h"
@@ -161,38 +162,48 @@ Conv2dParams checked_params(const at::Tensor& out, const at::Tensor& x, const at
 
 // ---- packed filters -------------------------------------------------------------------------------------------------------
 
-// These are the params of a call as far as packed filters depend on them.
-Conv2dParams params_of_filters(const at::Tensor& weight) {
-    check_strided({"weight", weight});
-    check_rank({"weight", weight}, 4, "(out_channels, in_channels / groups, height, width)");
-    check_sizes_fit({"weight", weight});
-    const auto size = [&](int axis) { return static_cast<int32_t>(weight.size(axis)); };
-    Conv2dParams p{};
-    p.dtype = p.out_dtype = float_dtype({"weight", weight});
-    p.batch = p.in_height = p.in_width = p.out_height = p.out_width = 1;
-    p.groups = p.stride_h = p.stride_w = p.dilation_h = p.dilation_w = 1;
-    p.out_channels = size(0), p.in_channels = size(1), p.kernel_height = size(2), p.kernel_width = size(3);
-    p.weight = image(weight, true);
-    return p;
+// This is how calls that are alike read filters that they cannot read as they are.
+struct Packing {
+    Conv2dParams params;  // of such a call, without the memory of its tensors
+    Conv2dPlan plan;
+    bool channels_last;
+    int64_t bytes;
+};
+
+using FoundPacking = std::tuple<py::bytes, int64_t, Packing, int64_t>;
+
+// This returns the form of the packing (see Conv2dPacking); its bytes; what packs; and the bytes of the call's workspace beside
+// it. It returns nullopt if the call reads its filters as they are.
+std::optional<FoundPacking> packing(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight,
+                                    const OptionalTensor& bias, const OptionalTensor& residual, const Call& call) {
+    Conv2dParams p = checked_params(out, x, weight, address_of(bias), address_of(residual), call);
+    const Conv2dPacking found = conv2d_packing(p, call.plan);
+    if (found.bytes == 0) return std::nullopt;
+    const py::bytes form(reinterpret_cast<const char*>(found.form.data()), found.form.size() * sizeof(int64_t));
+    const Packing packing{p, call.plan, call.channels_last, found.bytes};
+    p.packed_filters = reinterpret_cast<const void*>(uintptr_t{4096});  // nobody reads there
+    return FoundPacking{form, found.bytes, packing, conv2d_workspace(p, call.plan)};
 }
 
-// This returns the filters as the algorithm of `call` reads them, or nullopt if it reads them as they are.
-OptionalTensor pack(const at::Tensor& weight, const Call& call, int64_t stream) {
-    const Conv2dParams p = params_of_filters(weight);
-    const int64_t bytes = conv2d_packed_bytes(p, call.plan);
-    if (bytes == 0) return std::nullopt;
+at::Tensor pack(const Packing& packing, const at::Tensor& weight, int64_t stream) {
+    Conv2dParams p = packing.params;
+    check_strided({"weight", weight});
+    check_shape({"weight", weight}, {p.out_channels, p.in_channels / p.groups, p.kernel_height, p.kernel_width},
+                "(out_channels, in_channels / groups, height, width)");
+    if (float_dtype({"weight", weight}) != p.dtype) throw py::type_error("weight: its dtype is not that of the packing");
+    p.weight = image(weight, packing.channels_last);
     const c10::DeviceGuard guard(weight.device());
     const at::Tensor packed =
-        at::_ops::empty_memory_format::call(c10::fromIntArrayRefSlow({bytes}), at::kByte, {}, weight.device(), {}, {});
+        at::_ops::empty_memory_format::call(c10::fromIntArrayRefSlow({packing.bytes}), at::kByte, {}, weight.device(), {}, {});
     py::gil_scoped_release no_gil;
-    conv2d_pack_filters(p, call.plan, packed.data_ptr(), reinterpret_cast<void*>(stream));
+    conv2d_pack_filters(p, packing.plan, packed.data_ptr(), reinterpret_cast<void*>(stream));
     return packed;
 }
 
 // Null, or the address of filters that `pack` made for the call's algorithm.
 const void* address_of_packed(const OptionalTensor& packed, const Conv2dParams& p, const Call& call) {
     if (!packed) return nullptr;
-    const int64_t bytes = conv2d_packed_bytes(p, call.plan);
+    const int64_t bytes = conv2d_packing(p, call.plan).bytes;
     if (bytes == 0 || packed->scalar_type() != at::kByte || !packed->is_contiguous() || packed->numel() != bytes)
         throw py::value_error(concat("packed: got ", packed->numel(), " elements of dtype ", python_text(packed->scalar_type()),
                                      ", expected the ", bytes, " bytes that '", call.plan.algorithm, "' packs"));
@@ -287,6 +298,7 @@ std::optional<std::string> refusal(const at::Tensor& out, const at::Tensor& x, c
     return served ? std::optional<std::string>(served) : std::nullopt;
 }
 
+// This returns the bytes of the call's workspace where it packs its filters itself.
 int64_t workspace_bytes(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias,
                         const OptionalTensor& residual, const Call& call) {
     return conv2d_workspace(checked_params(out, x, weight, address_of(bias), address_of(residual), call), call.plan);
@@ -312,7 +324,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
           py::arg("stream"), py::arg("packed") = py::none());
     m.def("conv2d_out", &run, py::arg("out"), py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("residual"),
           py::arg("call"), py::arg("stream"), py::arg("packed") = py::none());
-    m.def("conv2d_pack", &pack);
+    py::class_<Packing>(m, "Packing").def("pack", &pack);
+    m.def("conv2d_packing", &packing);
     m.def("conv2d_key", &key);
     m.def("conv2d_refusal", &refusal);
     m.def("conv2d_workspace", &workspace_bytes);

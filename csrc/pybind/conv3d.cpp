@@ -9,6 +9,7 @@
 #include <pybind11/stl.h>
 
 #include <optional>
+#include <tuple>
 
 #include "common/named_values.h"
 #include "common/tensor_checks.h"
@@ -177,13 +178,53 @@ Conv3dParams checked_params(const Tensors& t, const Call& call) {
     return p;
 }
 
+// ---- packed filters -------------------------------------------------------------------------------------------------------
+
+// This is how calls that are alike read filters that they cannot read as they are.
+struct Packing {
+    Conv3dParams params;  // of such a call, without the memory of its tensors
+    int64_t bytes;
+};
+
+at::Tensor pack(const Packing& packing, const at::Tensor& weight, int64_t stream) {
+    Conv3dParams p = packing.params;
+    check_strided({"weight", weight});
+    check_shape({"weight", weight},
+                {p.out_channels, p.in_channels / p.groups, p.kernel_frames, p.kernel_height, p.kernel_width},
+                "(out_channels, in_channels / groups, frames, height, width)");
+    if (float_dtype({"weight", weight}) != p.dtype) throw py::type_error("weight: its dtype is not that of the packing");
+    p.weight = volume(weight);
+    const c10::DeviceGuard guard(weight.device());
+    const at::Tensor packed =
+        at::_ops::empty_memory_format::call(c10::fromIntArrayRefSlow({packing.bytes}), at::kByte, {}, weight.device(), {}, {});
+    py::gil_scoped_release no_gil;
+    conv3d_pack_filters(p, packed.data_ptr(), reinterpret_cast<void*>(stream));
+    return packed;
+}
+
+// The params of the call where it gets its filters packed.
+Conv3dParams with_packed(Conv3dParams p, void* packed) {
+    p.weight.data = packed;
+    p.is_packed = true;
+    return p;
+}
+
+// This puts filters that `pack` made in the place of weight.
+void take_packed(Conv3dParams& p, const at::Tensor& packed, const std::string& algorithm, const Conv3dCard& card) {
+    const int64_t bytes = conv3d_packed_bytes(algorithm, p, card);
+    if (bytes == 0 || packed.scalar_type() != at::kByte || !packed.is_contiguous() || packed.numel() != bytes)
+        throw py::value_error(concat("packed: got ", packed.numel(), " elements of dtype ", python_text(packed.scalar_type()),
+                                     ", expected the ", bytes, " bytes that '", algorithm, "' packs"));
+    p = with_packed(p, packed.data_ptr());
+}
+
 // ---- calls ----------------------------------------------------------------------------------------------------------------
 
 void run(const at::Tensor& out, const OptionalTensor& cache_out, const at::Tensor& x, const at::Tensor& weight,
          const OptionalTensor& bias, const OptionalTensor& residual, const OptionalTensor& cache, const Call& call,
-         int64_t stream) {
+         int64_t stream, const OptionalTensor& packed) {
     const Tensors t{out, x, weight, address_of(cache_out), address_of(bias), address_of(residual), address_of(cache)};
-    const Conv3dParams p = checked_params(t, call);
+    Conv3dParams p = checked_params(t, call);
     WrittenMemory written;
     written.add({"out", out});
     if (t.cache_out) {
@@ -200,6 +241,10 @@ void run(const at::Tensor& out, const OptionalTensor& cache_out, const at::Tenso
     const std::string algorithm = out.numel() == 0 ? conv3d_algorithms().back() : call.algorithm;
     if (const char* served = conv3d_refusal(algorithm, p, call.card))
         throw py::value_error(concat("algorithm: got '", algorithm, "', which serves ", served));
+    if (packed) {
+        check_same_device({"packed", *packed}, {"x", x});
+        take_packed(p, *packed, algorithm, call.card);
+    }
     const c10::DeviceGuard guard(x.device());
     at::Tensor workspace;
     if (const int64_t bytes = conv3d_workspace(algorithm, p, call.card))
@@ -211,9 +256,22 @@ void run(const at::Tensor& out, const OptionalTensor& cache_out, const at::Tenso
 // ---- what the choice rests on ---------------------------------------------------------------------------------------------
 
 using Service = std::tuple<std::optional<std::string>, std::string, int64_t>;
+using FoundPacking = std::tuple<py::bytes, int64_t, Packing, int64_t>;
+
+// This returns the form of the packing, of which there is one; its bytes; what packs; and the bytes of the call's workspace
+// beside it. It returns nullopt if the call reads its filters as they are.
+std::optional<FoundPacking> packing(const at::Tensor& out, const OptionalTensor& cache_out, const at::Tensor& x,
+                                    const at::Tensor& weight, const OptionalTensor& bias, const OptionalTensor& residual,
+                                    const OptionalTensor& cache, const Call& call) {
+    const Tensors t{out, x, weight, address_of(cache_out), address_of(bias), address_of(residual), address_of(cache)};
+    const Conv3dParams p = checked_params(t, call);
+    const int64_t bytes = conv3d_packed_bytes(call.algorithm, p, call.card);
+    if (bytes == 0) return std::nullopt;
+    return FoundPacking{"", bytes, Packing{p, bytes}, conv3d_workspace(call.algorithm, with_packed(p, nullptr), call.card)};
+}
 
 // This returns text that says what the call's algorithm serves, or None if it serves these tensors; its form; and the bytes of
-// its workspace.
+// its workspace where it packs its filters itself.
 Service service(const at::Tensor& out, const OptionalTensor& cache_out, const at::Tensor& x, const at::Tensor& weight,
                 const OptionalTensor& bias, const OptionalTensor& residual, const OptionalTensor& cache, const Call& call) {
     const Tensors t{out, x, weight, address_of(cache_out), address_of(bias), address_of(residual), address_of(cache)};
@@ -226,7 +284,10 @@ Service service(const at::Tensor& out, const OptionalTensor& cache_out, const at
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     py::class_<Call>(m, "Call").def(py::init(&make_call));
-    m.def("conv3d", &run);
+    py::class_<Packing>(m, "Packing").def("pack", &pack);
+    m.def("conv3d", &run, py::arg("out"), py::arg("cache_out"), py::arg("x"), py::arg("weight"), py::arg("bias"),
+          py::arg("residual"), py::arg("cache"), py::arg("call"), py::arg("stream"), py::arg("packed") = py::none());
+    m.def("conv3d_packing", &packing);
     m.def("conv3d_service", &service);
     m.def("conv3d_algorithms", &conv3d_algorithms);
 }

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from conv1d.backward_cases import Case, Inputs, grid, wrong_gradients
 from support.backends import WAYS, environment
+from support.observe import LookOn
 from support.tensors import LAYOUTS, mismatch
 import hipconv
 from hipconv import reference_training
@@ -137,6 +138,53 @@ def test_gradcheck() -> None:
                     lambda x, w, b, i, s=seq_idx: fn(x, w, b, s, i, True, activation="silu"), tensors
                 )
             assert torch.autograd.gradcheck(lambda x, w: fn(x, w), tensors[:2])
+
+
+@pytest.mark.parametrize("which", [convolve, fn], ids=["causal_conv1d", "causal_conv1d_fn"])
+def test_the_way_past_the_dispatcher_records_what_the_operator_does(device: torch.device, which: Any) -> None:
+    """The same bits whatever wants a gradient. Saved tensors are watched, packed by hooks and let go."""
+    x, weight, bias, dout, *_ = Case(2, 5, 9, 3, torch.float32).inputs(device)
+    assert bias is not None
+    which(x, weight, bias)  # loads the module
+    for given in (bias, bias[:0], None):
+        for wanted in ((x,), (weight,), (x, weight), (x, weight, bias)):
+            leaves: list[Tensor | None] = [
+                tensor.detach().requires_grad_(any(tensor is one for one in wanted)) for tensor in (x, weight)
+            ]
+            leaves.append(None if given is None else given.detach().requires_grad_(any(bias is one for one in wanted)))
+            differentiated = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad and leaf.numel()]
+            out = which(*leaves, activation="silu")
+            assert type(out.grad_fn).__name__ == "_CausalConv1dBackward"
+            with LookOn():
+                other = which(*leaves, activation="silu")
+                expected = torch.autograd.grad(other, differentiated, dout)
+            assert type(other.grad_fn).__name__ != "_CausalConv1dBackward" and torch.equal(out, other)
+            for gradient, theirs in zip(torch.autograd.grad(out, differentiated, dout), expected, strict=True):
+                assert torch.equal(gradient, theirs)
+    empty = bias[:0].detach().requires_grad_()
+    assert which(x, weight, empty).grad_fn is None
+
+    leaf = x.detach().requires_grad_()
+    packed: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        packed.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = which(leaf, weight, bias, activation="silu")
+    assert [id(tensor) for tensor in packed] == [id(leaf), id(weight), id(bias)]
+    (first,) = torch.autograd.grad(out, leaf, dout, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), leaf)
+    assert first.grad_fn is not None and second.abs().sum() > 0
+    (again,) = torch.autograd.grad(out, leaf, 2 * dout)
+    assert torch.allclose(again, 2 * first)
+    with pytest.raises(RuntimeError, match="a second time"):
+        torch.autograd.grad(out, leaf, dout)
+    out = which(leaf, weight, bias)
+    weight += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

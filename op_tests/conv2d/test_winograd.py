@@ -30,7 +30,9 @@ from conv2d.cases import Case as RandomCase
 from conv2d.exact import HALVES, UNITS_OF_A_RUN, Case, check, is_served, random_cases_command, running_on
 from support.backends import EVERYTHING, WAYS, device_of, environment
 import hipconv
-from hipconv.ops.conv2d import costs, packing, router
+from hipconv import targets
+from hipconv.ops import filters as kept_filters
+from hipconv.ops.conv2d import costs, router
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -243,7 +245,8 @@ def test_chunks_change_nothing(device: torch.device, name: str) -> None:
     for layout in ("nhwc", "nchw") if EVERYTHING or device.type == "cuda" else ("nhwc",):
         arguments = RandomCase(2, 40, 9, 11, 24, 3, 3, padding=1, layout=layout, has_residual=True).inputs(device)
         whole = hipconv.conv2d(**arguments, algorithm=name)
-        needs = hipconv.conv2d_plan(**arguments, algorithm=name).workspace
+        plan = hipconv.conv2d_plan(**arguments, algorithm=name)
+        needs = plan.workspace + plan.packed_filters
         least = int(_error(arguments, algorithm=name, workspace_limit=1000).split("a workspace of ")[1].split()[0])
         for limit in (needs, needs - 1, (needs + least) // 2, least + 100_000, least):
             assert hipconv.conv2d_plan(**arguments, algorithm=name, workspace_limit=limit).workspace <= limit
@@ -313,28 +316,30 @@ def test_packed_filters_give_the_same_bits(place: torch.device, name: str) -> No
 
 def test_what_is_kept_follows_the_weight(place: torch.device) -> None:
     x, weight = _layer(place)
-    packing.forget()
+    kept_filters.forget()
 
     def run(filters: Tensor) -> Tensor:
         return hipconv.conv2d(x, filters, padding=1, algorithm="winograd_f4")
 
     def kept() -> list[int]:
-        return [planes.packed.data_ptr() for entry in packing._entries.values() for planes in entry.planes.values()]
+        return [one.filters.data_ptr() for entry in kept_filters._entries.values() for one in entry.by_form.values()]
 
     once = run(weight)
     first = kept()
     assert torch.equal(run(weight), once) and kept() == first and len(first) == 1
     weight.mul_(2)
-    assert torch.equal(run(weight), 2 * once) and len(kept()) == 1
+    for _ in range(2):
+        assert torch.equal(run(weight), 2 * once) and len(kept()) == 1
     weight.data = weight.data / 2  # another memory
-    assert torch.equal(run(weight), once) and len(kept()) == 1
+    for _ in range(2):
+        assert torch.equal(run(weight), once) and len(kept()) == 1
     with torch.no_grad():
         parameter = torch.nn.Parameter(weight)
         assert torch.equal(run(parameter), once) and len(kept()) == 2
     part = torch.cat([weight, weight * 4])
     assert torch.equal(run(part[16:]), 4 * once)  # views come and go
     weight.data.mul_(2)  # which torch does not count
-    packing.forget(weight)
+    kept_filters.forget(weight)
     assert torch.equal(run(weight), 2 * once)
     del parameter, weight, part
     gc.collect()
@@ -350,13 +355,13 @@ def test_what_is_kept_has_a_limit(place: torch.device, monkeypatch: pytest.Monke
     x, _ = _layer(place)
     weights = [_layer(place)[1] * scale for scale in (1, 2, 4)]
     expected = [hipconv.conv2d(x, weight, algorithm="winograd_f2") for weight in weights]
-    size = next(iter(packing._entries.values())).planes["winograd_f2"].packed.numel()
-    packing.forget()
-    monkeypatch.setattr(packing, "PACKED_LIMIT", 2 * size)
+    size = hipconv.conv2d_plan(x, weights[0], algorithm="winograd_f2").packed_filters
+    kept_filters.forget()
+    monkeypatch.setattr(kept_filters, "PACKED_LIMIT", 2 * size)
     for _ in range(2):
         for weight, result in zip(weights, expected, strict=True):
             assert torch.equal(hipconv.conv2d(x, weight, algorithm="winograd_f2"), result)
-            assert len(packing._entries) <= 2
+            assert len(kept_filters._entries) <= 2 and kept_filters._size <= 2 * size
 
 
 def test_threads_share_packed_filters(place: torch.device) -> None:
@@ -372,7 +377,7 @@ def test_threads_share_packed_filters(place: torch.device) -> None:
             if not torch.equal(hipconv.conv2d(x, filters, algorithm="winograd_f4"), expected[which]):
                 wrong.append(which)
 
-    packing.forget()
+    kept_filters.forget()
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
@@ -459,22 +464,24 @@ def test_the_estimate_knows_the_product_of_the_planes() -> None:
         ):
             x = torch.empty(shape, device="meta", dtype=torch.bfloat16)
             weight = torch.empty(filters, shape[1], 3, 3, device="meta", dtype=torch.bfloat16)
-            plan = hipconv.conv2d_plan(x, weight, padding=1, algorithm="winograd_f4", workspace_limit=limit, target="wave64")
-            problem = _problem(x, weight)
+            problem, workspace = _prepared(x, weight, limit)
             planes = costs.of_planes(problem, 4, limit)
             tiles = planes.pixels
             bytes_of = 2 * 36 * (-(-shape[1] // 64) * 64) * (-(-filters // 8) * 8) + tiles * (
                 2 * (planes.in_channels + planes.out_channels) + 4
             )
-            assert abs(plan.workspace - bytes_of) <= 0.07 * bytes_of + 2048, (shape, plan.workspace, bytes_of)
+            assert abs(workspace - bytes_of) <= 0.07 * bytes_of + 2048, (shape, workspace, bytes_of)
 
 
-def _problem(x: Tensor, weight: Tensor) -> Any:
+def _prepared(x: Tensor, weight: Tensor, limit: int) -> tuple[Any, int]:
+    """Return what the router knows of a call that transforms its filters itself, and its workspace."""
     from hipconv.ops.conv2d import calls, geometry
 
     o = geometry.options((3, 3), 1, 1, 1, 1, "zeros", "none")
-    kinds = geometry.kind_of(x), geometry.kind_of(weight)
-    return calls.problem_of(*kinds, geometry.out_shape(x.shape, weight.shape, o), o, False)
+    kinds = geometry.kind_of(x), geometry.kind_of(weight), None, None, None
+    request = calls.Request(None, "winograd_f4", None, limit)
+    prepared = calls.prepare(targets.of(torch.device("cpu")), calls.card_named("wave64"), *kinds, o, request)
+    return prepared.problem, prepared.workspace
 
 
 if __name__ == "__main__":

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
+import tempfile
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from support.backends import environment
 
 
 class Calls(TorchDispatchMode):
@@ -26,6 +30,14 @@ class LookOn(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         return func(*args, **(kwargs or {}))
+
+
+def launches_of(call: Callable[[], object]) -> list[str]:
+    """The kernels that a call launches on simt, by the names by which its launchers call them."""
+    with tempfile.TemporaryDirectory() as folder, environment(HIPCONV_SIMT_LAUNCHES=f"{folder}/launches"):
+        call()
+        log = Path(folder, "launches")
+        return log.read_text().splitlines() if log.exists() else []
 
 
 def cost_of(call: Callable[[], object]) -> tuple[int, list[str]]:

@@ -63,6 +63,12 @@ struct Conv2dPlan {
     int64_t workspace_limit = 0;
 };
 
+// This says how a call reads filters that it cannot read as they are.
+struct Conv2dPacking {
+    int64_t bytes = 0;          // of the packed filters, aligned to 256; 0: it reads the filters as they are
+    std::vector<int64_t> form;  // packings of one weight that have the same form are the same bytes
+};
+
 struct Conv2dTile {
     int32_t tile_m, tile_n;
 };
@@ -79,9 +85,9 @@ bool conv2d_has_tf32(const std::string& arch);  // whether its matrix cores mult
 // it with some tile.
 const char* conv2d_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
 int64_t conv2d_workspace(const Conv2dParams& params, const Conv2dPlan& plan);  // bytes, uninitialised, aligned to 256
-// The bytes of packed filters, aligned to 256, for plans of this algorithm and calls with these filters; 0 where it takes them
-// as they are. conv2d_pack_filters writes them, from the weight of such a call.
-int64_t conv2d_packed_bytes(const Conv2dParams& params, const Conv2dPlan& plan);
+// conv2d_pack_filters writes what conv2d_packing describes, from the weight of such a call; calls with the same weight and a
+// packing of the same form take it as their `packed_filters`.
+Conv2dPacking conv2d_packing(const Conv2dParams& params, const Conv2dPlan& plan);
 void conv2d_pack_filters(const Conv2dParams& params, const Conv2dPlan& plan, void* packed, void* stream);
 // Every tensor lies on the current device, and the plan, with its tile, serves the call. `workspace` is null where it needs
 // none.

@@ -48,6 +48,10 @@ struct Conv3dParams {
     Volume residual;  // of out's shape; data null for none
     DType residual_dtype;
 
+    // Tells whether `weight.data` points at filters as conv3d_pack_filters has written them; its strides then mean nothing.
+    // Without, a call packs filters itself that it cannot read as they are.
+    bool is_packed;
+
     // The cache of the next call, whose frames are the last ones of v; data null for none. What stands before the first frame
     // follows `saved_mode`.
     Volume saved;
@@ -68,6 +72,10 @@ std::vector<std::string> conv3d_algorithms();  // the fastest first
 const char* conv3d_refusal(const std::string& algorithm, const Conv3dParams& params, const Conv3dCard& card);
 const char* conv3d_form(const std::string& algorithm, const Conv3dParams& params, const Conv3dCard& card);
 int64_t conv3d_workspace(const std::string& algorithm, const Conv3dParams& params, const Conv3dCard& card);
+// The bytes of packed filters, aligned to 256; 0 where the algorithm reads them as they are. All algorithms read filters that
+// one of them has packed.
+int64_t conv3d_packed_bytes(const std::string& algorithm, const Conv3dParams& params, const Conv3dCard& card);
+void conv3d_pack_filters(const Conv3dParams& params, void* packed, void* stream);
 // Every tensor lies on the current device, and the algorithm serves the call. `workspace` is null where it needs none. `out`
 // may have no elements; then the cache alone is written, by the last algorithm.
 void conv3d(const std::string& algorithm, const Conv3dParams& params, const Conv3dCard& card, void* workspace, void* stream);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -47,11 +48,21 @@ inline bool launchable(dim3 grid, dim3 block) {
            static_cast<uint64_t>(block.x) * block.y * block.z <= static_cast<uint64_t>(kMaxThreads);
 }
 
+// A file gets a line for each launch, if the environment names one.
+inline void note_launch(const char* kernel) {
+    const char* path = std::getenv("HIPCONV_SIMT_LAUNCHES");
+    if (std::FILE* file = path ? std::fopen(path, "a") : nullptr) {
+        std::fprintf(file, "%s\n", kernel);
+        std::fclose(file);
+    }
+}
+
 inline void launch(const char* kernel, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body) {
     if (!launchable(grid, block)) {
         last_error() = hipErrorInvalidConfiguration;
         return;
     }
+    note_launch(kernel);
     Order order = Order::from_environment();
     if (!order.runs()) return;
     Block runner(kernel, block, shared_bytes, order);

@@ -14,39 +14,54 @@ namespace {
 struct Algorithm {
     KernelRow<Conv2dParams, Conv2dPlan> kernel;
     std::vector<Conv2dTile> (*tiles)(const std::string& arch, DType dtype);  // null: it has none anywhere
-    // Packed filters, where it can take them.
-    int64_t (*packed_bytes)(const Conv2dParams&, const Conv2dPlan&) = nullptr;
+    // Packed filters, where it can take them. Without functions it reads all filters as they are.
+    Conv2dPacking (*packing)(const Conv2dParams&, const Conv2dPlan&) = nullptr;
     void (*pack)(const Conv2dParams&, const Conv2dPlan&, void* packed, void* stream) = nullptr;
 };
 
 constexpr Algorithm kAlgorithms[] = {
-    // {name, refusal, launch, workspace}, tiles; the fastest first
+    // {name, refusal, launch, workspace}, tiles, packing, pack; the fastest first
     {{"depthwise", conv2d_depthwise_refusal, conv2d_depthwise}, nullptr},
     {{"relaid_warpgroup_gemm", conv2d_relaid_warpgroup_gemm_refusal, conv2d_relaid_warpgroup_gemm,
       conv2d_relaid_warpgroup_gemm_workspace},
-     conv2d_warpgroup_gemm_tiles},
+     conv2d_warpgroup_gemm_tiles,
+     conv2d_relaid_warpgroup_gemm_packing,
+     conv2d_relaid_warpgroup_gemm_pack},
     {{"warpgroup_gemm", conv2d_warpgroup_gemm_refusal, conv2d_warpgroup_gemm, conv2d_warpgroup_gemm_workspace},
-     conv2d_warpgroup_gemm_tiles},
-    {{"direct", conv2d_direct_refusal, conv2d_direct, conv2d_direct_workspace}, conv2d_direct_tiles},
+     conv2d_warpgroup_gemm_tiles,
+     conv2d_warpgroup_gemm_packing,
+     conv2d_warpgroup_gemm_pack},
+    {{"direct", conv2d_direct_refusal, conv2d_direct, conv2d_direct_workspace},
+     conv2d_direct_tiles,
+     conv2d_direct_packing,
+     conv2d_direct_pack},
     {{"wave_gemm", conv2d_wave_gemm_refusal, conv2d_wave_gemm}, conv2d_wave_gemm_tiles},
     {{"split_warpgroup_gemm", conv2d_split_warpgroup_gemm_refusal, conv2d_split_warpgroup_gemm,
       conv2d_split_warpgroup_gemm_workspace},
-     conv2d_split_warpgroup_gemm_tiles},
+     conv2d_split_warpgroup_gemm_tiles,
+     conv2d_split_warpgroup_gemm_packing,
+     conv2d_split_warpgroup_gemm_pack},
     {{"winograd_f4", conv2d_winograd_refusal, conv2d_winograd, conv2d_winograd_workspace},
      conv2d_winograd_tiles,
-     conv2d_winograd_packed_bytes,
+     conv2d_winograd_packing,
      conv2d_winograd_pack},
     {{"winograd_f2", conv2d_winograd_refusal, conv2d_winograd, conv2d_winograd_workspace},
      conv2d_winograd_tiles,
-     conv2d_winograd_packed_bytes,
+     conv2d_winograd_packing,
      conv2d_winograd_pack},
     {{"relaid_implicit_gemm", conv2d_relaid_implicit_gemm_refusal, conv2d_relaid_implicit_gemm,
       conv2d_relaid_implicit_gemm_workspace},
-     conv2d_implicit_gemm_tiles},
+     conv2d_implicit_gemm_tiles,
+     conv2d_relaid_implicit_gemm_packing,
+     conv2d_relaid_implicit_gemm_pack},
     {{"split_implicit_gemm", conv2d_split_implicit_gemm_refusal, conv2d_split_implicit_gemm, conv2d_implicit_gemm_workspace},
-     conv2d_split_implicit_gemm_tiles},
+     conv2d_split_implicit_gemm_tiles,
+     conv2d_implicit_gemm_packing,
+     conv2d_implicit_gemm_pack},
     {{"implicit_gemm", conv2d_implicit_gemm_refusal, conv2d_implicit_gemm, conv2d_implicit_gemm_workspace},
-     conv2d_implicit_gemm_tiles},
+     conv2d_implicit_gemm_tiles,
+     conv2d_implicit_gemm_packing,
+     conv2d_implicit_gemm_pack},
     {{"naive", nullptr, conv2d_naive}, nullptr},
 };
 
@@ -77,9 +92,9 @@ int64_t conv2d_workspace(const Conv2dParams& params, const Conv2dPlan& plan) {
     return algorithm(plan.algorithm).kernel.workspace_of(params, plan);
 }
 
-int64_t conv2d_packed_bytes(const Conv2dParams& params, const Conv2dPlan& plan) {
-    const auto bytes = algorithm(plan.algorithm).packed_bytes;
-    return bytes ? bytes(params, plan) : 0;
+Conv2dPacking conv2d_packing(const Conv2dParams& params, const Conv2dPlan& plan) {
+    const auto packing = algorithm(plan.algorithm).packing;
+    return packing ? packing(params, plan) : Conv2dPacking{};
 }
 
 void conv2d_pack_filters(const Conv2dParams& params, const Conv2dPlan& plan, void* packed, void* stream) {

@@ -1,4 +1,5 @@
-// This declares the algorithms behind conv2d.h: the functions that the table in algorithms.cu names.
+// This declares the algorithms behind conv2d.h: the functions that the table in algorithms.cu names. `packing` and `pack` are
+// of those that read filters in an order of their own: see conv2d_packing.
 #pragma once
 
 #include "conv2d/conv2d.h"
@@ -9,9 +10,12 @@ namespace hipconv {
 std::vector<Conv2dTile> conv2d_implicit_gemm_tiles(const std::string& arch, DType dtype);
 const char* conv2d_implicit_gemm_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
 int64_t conv2d_implicit_gemm_workspace(const Conv2dParams& params, const Conv2dPlan& plan);
+Conv2dPacking conv2d_implicit_gemm_packing(const Conv2dParams& params, const Conv2dPlan& plan);
+void conv2d_implicit_gemm_pack(const Conv2dParams& params, const Conv2dPlan& plan, void* packed, void* stream);
 void conv2d_implicit_gemm(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
 
-// The same for float32, whose products are made of those of TF32 parts (sm_80 and later). The workspace is the other's.
+// The same for float32, whose products are made of those of TF32 parts (sm_80 and later). Workspace and packing
+// are the other's.
 std::vector<Conv2dTile> conv2d_split_implicit_gemm_tiles(const std::string& arch, DType dtype);
 const char* conv2d_split_implicit_gemm_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
 void conv2d_split_implicit_gemm(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
@@ -20,6 +24,8 @@ void conv2d_split_implicit_gemm(const Conv2dParams& params, const Conv2dPlan& pl
 std::vector<Conv2dTile> conv2d_warpgroup_gemm_tiles(const std::string& arch, DType dtype);
 const char* conv2d_warpgroup_gemm_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
 int64_t conv2d_warpgroup_gemm_workspace(const Conv2dParams& params, const Conv2dPlan& plan);
+Conv2dPacking conv2d_warpgroup_gemm_packing(const Conv2dParams& params, const Conv2dPlan& plan);
+void conv2d_warpgroup_gemm_pack(const Conv2dParams& params, const Conv2dPlan& plan, void* packed, void* stream);
 void conv2d_warpgroup_gemm(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
 bool conv2d_runs_warpgroups();  // whether the current device does
 
@@ -27,6 +33,8 @@ bool conv2d_runs_warpgroups();  // whether the current device does
 std::vector<Conv2dTile> conv2d_direct_tiles(const std::string& arch, DType dtype);
 const char* conv2d_direct_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
 int64_t conv2d_direct_workspace(const Conv2dParams& params, const Conv2dPlan& plan);
+Conv2dPacking conv2d_direct_packing(const Conv2dParams& params, const Conv2dPlan& plan);
+void conv2d_direct_pack(const Conv2dParams& params, const Conv2dPlan& plan, void* packed, void* stream);
 void conv2d_direct(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
 
 // Small products: waves read both operands from memory into registers, and share long sums. No workspace.
@@ -37,10 +45,14 @@ void conv2d_wave_gemm(const Conv2dParams& params, const Conv2dPlan& plan, void* 
 // Either GEMM on repacked x, which can be read by 16 bytes. The tiles are the GEMM's own.
 const char* conv2d_relaid_warpgroup_gemm_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
 int64_t conv2d_relaid_warpgroup_gemm_workspace(const Conv2dParams& params, const Conv2dPlan& plan);
+Conv2dPacking conv2d_relaid_warpgroup_gemm_packing(const Conv2dParams& params, const Conv2dPlan& plan);
+void conv2d_relaid_warpgroup_gemm_pack(const Conv2dParams& params, const Conv2dPlan& plan, void* packed, void* stream);
 void conv2d_relaid_warpgroup_gemm(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
 
 const char* conv2d_relaid_implicit_gemm_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
 int64_t conv2d_relaid_implicit_gemm_workspace(const Conv2dParams& params, const Conv2dPlan& plan);
+Conv2dPacking conv2d_relaid_implicit_gemm_packing(const Conv2dParams& params, const Conv2dPlan& plan);
+void conv2d_relaid_implicit_gemm_pack(const Conv2dParams& params, const Conv2dPlan& plan, void* packed, void* stream);
 void conv2d_relaid_implicit_gemm(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
 
 // One channel a group: no matrix product, each input read once for all its taps. It has no tiles and no workspace.
@@ -51,12 +63,12 @@ void conv2d_depthwise(const Conv2dParams& params, const Conv2dPlan& plan, void* 
 void conv2d_naive(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
 
 // 3x3 taps of stride 1 by Winograd's minimal filtering: tiles of 2x2 or 4x4 outputs ("winograd_f2", "winograd_f4") are
-// transformed to planes, which either GEMM multiplies, and back. The tiles are the GEMM's. `pack` writes the transformed
-// filters.
+// transformed to planes, which either GEMM multiplies, and back. The tiles are the GEMM's. Packed filters are
+// transformed.
 std::vector<Conv2dTile> conv2d_winograd_tiles(const std::string& arch, DType dtype);
 const char* conv2d_winograd_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
 int64_t conv2d_winograd_workspace(const Conv2dParams& params, const Conv2dPlan& plan);
-int64_t conv2d_winograd_packed_bytes(const Conv2dParams& params, const Conv2dPlan& plan);
+Conv2dPacking conv2d_winograd_packing(const Conv2dParams& params, const Conv2dPlan& plan);
 void conv2d_winograd_pack(const Conv2dParams& params, const Conv2dPlan& plan, void* packed, void* stream);
 void conv2d_winograd(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
 
@@ -64,6 +76,8 @@ void conv2d_winograd(const Conv2dParams& params, const Conv2dPlan& plan, void* w
 std::vector<Conv2dTile> conv2d_split_warpgroup_gemm_tiles(const std::string& arch, DType dtype);
 const char* conv2d_split_warpgroup_gemm_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
 int64_t conv2d_split_warpgroup_gemm_workspace(const Conv2dParams& params, const Conv2dPlan& plan);
+Conv2dPacking conv2d_split_warpgroup_gemm_packing(const Conv2dParams& params, const Conv2dPlan& plan);
+void conv2d_split_warpgroup_gemm_pack(const Conv2dParams& params, const Conv2dPlan& plan, void* packed, void* stream);
 void conv2d_split_warpgroup_gemm(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
 
 }  // namespace hipconv

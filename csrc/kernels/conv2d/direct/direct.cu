@@ -52,7 +52,7 @@ const char* refusal_of_tile(const Conv2dParams& p, const Conv2dPlan& plan) {
     return nullptr;
 }
 
-DirectParams direct_params(const Conv2dParams& p, const Direct& d, int tile_m, void* workspace) {
+DirectParams direct_params(const Conv2dParams& p, const Direct& d, int tile_m, void* filters) {
     const Bundling& b = d.bundling;
     const DirectStrips& s = d.strips;
     const DirectTiling& t = d.tiling;
@@ -60,7 +60,7 @@ DirectParams direct_params(const Conv2dParams& p, const Direct& d, int tile_m, v
     const auto by = [](int64_t value) { return divisor_of(static_cast<uint32_t>(value)); };
     DirectParams g{};
     g.conv = p;
-    g.filters = static_cast<Words4*>(workspace);
+    g.filters = static_cast<Words4*>(filters);
     g.bundles = number(b.count), g.bundle_channels = number(b.channels), g.bundle_filters = number(b.filters);
     g.group_channels = p.in_channels / p.groups, g.group_filters = p.out_channels / p.groups;
     g.strip_filters = number(s.filters), g.strips = number(s.of_bundle);
@@ -148,16 +148,31 @@ const char* conv2d_direct_refusal(const Conv2dParams& p, const Conv2dPlan& plan)
 }
 
 int64_t conv2d_direct_workspace(const Conv2dParams& p, const Conv2dPlan& plan) {
-    if (plan.tile_m == 0) return 0;
+    if (plan.tile_m == 0 || p.packed_filters) return 0;
     return Direct(p, plan).packed_bytes;
+}
+
+Conv2dPacking conv2d_direct_packing(const Conv2dParams& p, const Conv2dPlan& plan) {
+    const Direct d(p, plan);
+    const Bundling& b = d.bundling;
+    return {d.packed_bytes,
+            {kDirectPacking, static_cast<int64_t>(kMatrixUnit), b.windows, b.count, b.channels, b.filters, b.taps,
+             d.strips.filters, d.strips.of_bundle, d.tiling.chunks, d.tiling.passes, d.entries}};
+}
+
+void conv2d_direct_pack(const Conv2dParams& p, const Conv2dPlan& plan, void* packed, void* stream) {
+    pack_direct_filters(direct_params(p, Direct(p, plan), plan.tile_m, packed), stream);
 }
 
 void conv2d_direct(const Conv2dParams& p, const Conv2dPlan& plan, void* workspace, void* stream) {
     const Direct d(p, plan);
-    const DirectParams g = direct_params(p, d, plan.tile_m, workspace);
-    pack_direct_filters(g, stream);
-    launch_direct(g, static_cast<unsigned>(d.pixel_tiles * d.filter_blocks), static_cast<int>(d.strips.threads),
-                  static_cast<int>(d.lds.bytes), stream);
+    void* const filters = p.packed_filters ? const_cast<void*>(p.packed_filters) : workspace;
+    const DirectParams g = direct_params(p, d, plan.tile_m, filters);
+    if (!p.packed_filters) pack_direct_filters(g, stream);
+    launch_direct(g,
+                  {static_cast<unsigned>(d.pixel_tiles * d.filter_blocks), static_cast<int>(d.strips.threads),
+                   static_cast<int>(d.lds.bytes), !p.packed_filters},
+                  stream);
 }
 
 }  // namespace hipconv

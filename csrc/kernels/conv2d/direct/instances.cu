@@ -8,18 +8,17 @@ namespace hipconv {
 namespace {
 
 template <int kStripAtoms>
-void launch_16bit(const DirectParams& p, unsigned blocks, int threads, int shared_bytes, void* stream) {
+void launch_16bit(const DirectParams& p, DirectLaunch of, void* stream) {
     if constexpr (!kHalvesShareKernels) {
-        if (p.conv.dtype == DType::bf16)
-            return launch_direct_instance<bf16, kStripAtoms>(p, blocks, threads, shared_bytes, stream);
+        if (p.conv.dtype == DType::bf16) return launch_direct_instance<bf16, kStripAtoms>(p, of, stream);
     }
-    launch_direct_instance<f16, kStripAtoms>(p, blocks, threads, shared_bytes, stream);
+    launch_direct_instance<f16, kStripAtoms>(p, of, stream);
 }
 
 }  // namespace
 
-void launch_direct(const DirectParams& p, unsigned blocks, int threads, int shared_bytes, void* stream) {
-    (p.strip_filters == kAtomFilters ? launch_16bit<1> : launch_16bit<2>)(p, blocks, threads, shared_bytes, stream);
+void launch_direct(const DirectParams& p, DirectLaunch of, void* stream) {
+    (p.strip_filters == kAtomFilters ? launch_16bit<1> : launch_16bit<2>)(p, of, stream);
 }
 
 }  // namespace hipconv

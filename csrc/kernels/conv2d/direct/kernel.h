@@ -287,9 +287,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDirectThreads, direct_blocks_a_unit(kStri
 }
 
 template <typename T, int kStripAtoms>
-void launch_direct_instance(const DirectParams& p, unsigned blocks, int threads, int shared_bytes, void* stream) {
-    HIPCONV_LAUNCH(true, (conv2d_direct_kernel<T, kStripAtoms>), dim3(blocks, 1, 1), dim3(static_cast<unsigned>(threads), 1, 1),
-                   static_cast<unsigned>(launch_shared_bytes(shared_bytes)), static_cast<hipStream_t>(stream), p);
+void launch_direct_instance(const DirectParams& p, DirectLaunch of, void* stream) {
+    HIPCONV_LAUNCH(of.early, (conv2d_direct_kernel<T, kStripAtoms>), dim3(of.blocks, 1, 1),
+                   dim3(static_cast<unsigned>(of.threads), 1, 1), static_cast<unsigned>(launch_shared_bytes(of.shared_bytes)),
+                   static_cast<hipStream_t>(stream), p);
     check_launch("conv2d");
 }
 

@@ -75,7 +75,15 @@ HIPCONV_INLINE constexpr int direct_scratch_bytes(int strip_filters) {  // of 32
     return direct_atoms_stored(strip_filters) * kAtomPixels * (strip_filters + 4) * 4;
 }
 
-void launch_direct(const DirectParams& params, unsigned blocks, int threads, int shared_bytes, void* stream);
+struct DirectLaunch {
+    unsigned blocks;
+    int threads, shared_bytes;
+    // For HIPCONV_LAUNCH. Blocks read x and bias before they wait for the kernel before them. So that may then only be the one
+    // that packs filters, which does not begin early itself, and writes neither.
+    bool early;
+};
+
+void launch_direct(const DirectParams& params, DirectLaunch of, void* stream);
 void pack_direct_filters(const DirectParams& params, void* stream);
 
 }  // namespace hipconv

@@ -4,6 +4,7 @@
 
 #include "../common/epilogue.h"
 #include "gemm.h"
+#include "pack_filters.h"
 
 namespace hipconv {
 
@@ -32,7 +33,8 @@ struct GemmLayout {
     bool bits;     // each row and column of taps has a bit, which is zero where the tap is outside x
     bool vectors;  // 16-byte vectors of channels are aligned
     int64_t filter_stride, filter_step, filter_wrap, filter_tap;  // bytes; filter_tap: to the same channels' next tap
-    int64_t packed_bytes, image_pixels, out_elements;
+    int64_t packed_bytes;                                         // of the workspace: 0 if the call gets its filters packed
+    int64_t image_pixels, out_elements;
 
     // With `steps_across_taps`, a step may hold chunks of several taps where taps do not have whole steps.
     explicit GemmLayout(const Conv2dParams& p, bool steps_across_taps) {
@@ -68,7 +70,14 @@ struct GemmLayout {
         filter_step = packs || !taps_inside ? kTileRowBytes : tap_stride * element;
         filter_wrap = packs || !taps_inside ? 0 : kTileRowBytes - taps * filter_step;
         filter_tap = packs ? chunks * 16 : tap_stride * element;
-        packed_bytes = packs ? round_up(filter_stride * p.out_channels, 256) : 0;
+        packed_bytes = p.packed_filters ? 0 : bytes_of_packed(p);
+    }
+
+    int64_t bytes_of_packed(const Conv2dParams& p) const { return packs ? round_up(filter_stride * p.out_channels, 256) : 0; }
+
+    // Where the filters lie that the GEMM reads.
+    const void* filters(const Conv2dParams& p, const void* workspace) const {
+        return !packs ? p.weight.data : p.packed_filters ? p.packed_filters : workspace;
     }
 
     int64_t workspace_bytes(int split_k) const { return packed_bytes + (split_k > 1 ? out_elements * 4 * split_k : 0); }
@@ -151,7 +160,18 @@ inline ConvGemmParams common_params(const Conv2dParams& p, const GemmLayout& l, 
     return g;
 }
 
-// Launches the packing of filters that the GEMM cannot read in place. `early`: see HIPCONV_LAUNCH.
-void pack_filters(const Conv2dParams& p, const GemmLayout& l, bool early, void* workspace, void* stream);
+// The kinds of packings, with which their forms begin.
+enum : int64_t { kChunkPacking, kDirectPacking, kWinogradPacking };
+
+// See Conv2dPacking.
+inline Conv2dPacking packing_of(const PackParams& p, int64_t bytes, bool splits) {
+    return {bytes,
+            {kChunkPacking, splits, p.filter_elements, p.channels, p.chunks, p.kernel_height, p.kernel_width, p.padding,
+             p.taps_inside}};
+}
+
+// The packing of filters that the GEMM cannot read in place, and its launch. `early`: see HIPCONV_LAUNCH.
+Conv2dPacking packing_of(const Conv2dParams& p, const GemmLayout& l);
+void pack_filters(const Conv2dParams& p, const GemmLayout& l, bool early, void* packed, void* stream);
 
 }  // namespace hipconv

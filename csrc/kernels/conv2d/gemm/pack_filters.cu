@@ -19,17 +19,29 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kPackThreads, 4) conv2d_pack_filters(PackP
         pack_chunk<T>(p, i);
 }
 
-void pack_filters(const Conv2dParams& p, const GemmLayout& l, bool early, void* workspace, void* stream) {
-    const PackParams pack{p.weight,
-                          workspace,
-                          l.filter_stride / l.element,
-                          p.out_channels,
-                          static_cast<int32_t>(l.group_channels),
-                          static_cast<int32_t>(l.chunks),
-                          p.kernel_height,
-                          p.kernel_width,
-                          static_cast<int32_t>(l.steps * kTileChunks - l.taps * l.chunks),
-                          l.taps_inside};
+namespace {
+
+PackParams pack_params(const Conv2dParams& p, const GemmLayout& l, void* packed) {
+    return {p.weight,
+            packed,
+            l.filter_stride / l.element,
+            p.out_channels,
+            static_cast<int32_t>(l.group_channels),
+            static_cast<int32_t>(l.chunks),
+            p.kernel_height,
+            p.kernel_width,
+            static_cast<int32_t>(l.steps * kTileChunks - l.taps * l.chunks),
+            l.taps_inside};
+}
+
+}  // namespace
+
+Conv2dPacking packing_of(const Conv2dParams& p, const GemmLayout& l) {
+    return l.packs ? packing_of(pack_params(p, l, nullptr), l.bytes_of_packed(p), false) : Conv2dPacking{};
+}
+
+void pack_filters(const Conv2dParams& p, const GemmLayout& l, bool early, void* packed, void* stream) {
+    const PackParams pack = pack_params(p, l, packed);
     const int64_t blocks = ceil_of(pack_chunks(pack), kPackThreads);
     const dim3 grid(static_cast<unsigned>(blocks < (1 << 22) ? blocks : 1 << 22), 1, 1), block(kPackThreads, 1, 1);
     const hipStream_t hip_stream = static_cast<hipStream_t>(stream);

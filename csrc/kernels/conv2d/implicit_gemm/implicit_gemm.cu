@@ -63,7 +63,7 @@ ConvGemmParams gemm_params(const Conv2dParams& p, const GemmLayout& l, const Con
     g.next_row = next_taps / p.kernel_width;
     g.next_tap = static_cast<uint32_t>(g.next_row) * g.tap_row + static_cast<uint32_t>(g.next_column) * g.tap_column;
 
-    g.filters = l.packs ? workspace : p.weight.data;
+    g.filters = l.filters(p, workspace);
     g.filter_stride = l.filter_stride;
     g.filter_step = static_cast<uint32_t>(l.filter_step);
     g.filter_wrap = static_cast<uint32_t>(l.filter_wrap);
@@ -80,7 +80,7 @@ Launch launch_of(const Conv2dParams& p, XForm form) {
 
 void run(const Conv2dParams& p, const GemmLayout& l, const ConvGemmParams& g, const Conv2dPlan& plan, Launch launch,
          void* workspace, void* stream) {
-    if (l.packs) pack_filters(p, l, false, workspace, stream);
+    if (l.packed_bytes) pack_filters(p, l, false, workspace, stream);
     launch(g, {plan.tile_m, plan.tile_n}, plan.split_k, stream);
     if (plan.split_k > 1) reduce_split_k(p, g, plan.split_k, stream);
 }
@@ -123,6 +123,14 @@ const char* conv2d_implicit_gemm_refusal(const Conv2dParams& p, const Conv2dPlan
 int64_t conv2d_implicit_gemm_workspace(const Conv2dParams& p, const Conv2dPlan& plan) {
     const GemmLayout l(p, true);
     return l.workspace_bytes(plan.split_k);
+}
+
+Conv2dPacking conv2d_implicit_gemm_packing(const Conv2dParams& p, const Conv2dPlan&) {
+    return packing_of(p, GemmLayout(p, true));
+}
+
+void conv2d_implicit_gemm_pack(const Conv2dParams& p, const Conv2dPlan&, void* packed, void* stream) {
+    pack_filters(p, GemmLayout(p, true), false, packed, stream);
 }
 
 void conv2d_implicit_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* workspace, void* stream) {

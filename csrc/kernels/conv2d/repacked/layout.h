@@ -10,8 +10,9 @@ namespace hipconv {
 struct Repacking {
     Conv2dParams inner;
     RepackParams repack;
-    int vector;  // pixels that a thread repacks at once
-    int64_t pixels, x_bytes, filter_bytes;
+    int vector;                             // pixels that a thread repacks at once
+    int64_t pixels, x_bytes, filter_bytes;  // filter_bytes: of the workspace
+    Conv2dPacking packing;                  // of the filters
 };
 
 // One axis of the repacked x: its size, the step in x from a pixel to the next, and the padding that is laid out with it; and
@@ -71,6 +72,7 @@ inline Repacking repacking_of(const Conv2dParams& p, bool steps_across_taps, boo
     inner.stride_w = windows ? 1 : across.inner_stride;
     inner.pad_top = down.inner_pad, inner.pad_left = across.inner_pad;
     inner.padding_mode = PaddingMode::zeros;
+    inner.packed_filters = nullptr;
     const int64_t pixel = channels * parts;
     inner.x = {memory, down.size * across.size * pixel, 1, across.size * pixel, windows ? p.stride_w * pixel : pixel};
     if (splits) inner.float32_precision = Float32Precision::tf32;  // of each part
@@ -79,10 +81,10 @@ inline Repacking repacking_of(const Conv2dParams& p, bool steps_across_taps, boo
     const bool same_channels = channels == p.in_channels && !windows;
     if (splits || !same_channels || GemmLayout(inner, steps_across_taps).packs) {
         const int64_t group_channels = inner.in_channels / p.groups, row = parts * p.kernel_width * channels / p.groups;
-        inner.weight = {memory + r.x_bytes, p.kernel_height * row, 1, row, parts * group_channels};
-        r.filter_bytes = round_up(p.out_channels * p.kernel_height * row * element, 256);
+        void* const filters = p.packed_filters ? const_cast<void*>(p.packed_filters) : memory + r.x_bytes;
+        inner.weight = {filters, p.kernel_height * row, 1, row, parts * group_channels};
         r.repack.filters = {p.weight,
-                            inner.weight.data,
+                            filters,
                             p.kernel_height * row,
                             p.out_channels,
                             p.in_channels / p.groups,
@@ -91,6 +93,18 @@ inline Repacking repacking_of(const Conv2dParams& p, bool steps_across_taps, boo
                             p.kernel_width,
                             0,
                             false};
+        const GemmLayout l(inner, steps_across_taps);
+        if (l.packs) {  // the GEMM's own order then, whose filters are of whole steps
+            inner.packed_filters = filters;
+            r.repack.filters.filter_elements = l.filter_stride / l.element;
+            r.repack.filters.padding = static_cast<int32_t>(l.steps * kTileChunks - l.taps * l.chunks);
+        }
+        const int64_t bytes = p.out_channels * r.repack.filters.filter_elements * element;
+        r.packing = packing_of(r.repack.filters, round_up(bytes, 256), splits);
+        if (p.packed_filters)
+            r.repack.filters.packed = nullptr;
+        else
+            r.filter_bytes = r.packing.bytes;
     }
 
     // Single pixels: two lanes lie along chunks, so that the others read 32 bytes of a channel together. Vectors of pixels, and

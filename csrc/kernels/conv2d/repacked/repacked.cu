@@ -51,18 +51,34 @@ int64_t workspace_of(const Gemm& gemm, const Conv2dParams& p, const Conv2dPlan& 
     return r.x_bytes + r.filter_bytes + gemm.workspace(r.inner, plan);
 }
 
+Conv2dPacking packing_of(const Gemm& gemm, const Conv2dParams& p) {
+    return repacking_of(p, gemm.steps_across_taps, gemm.splits, nullptr).packing;
+}
+
+void launch_repack(const RepackParams& repack, DType dtype, bool splits, int vector, bool early, void* stream) {
+    const int64_t packing = repack.filters.packed ? ceil_of(pack_chunks(repack.filters), kRepackThreads) : 0;
+    const int64_t blocks = repack.tiles + packing;
+    const dim3 grid(static_cast<unsigned>(blocks < (1 << 22) ? blocks : 1 << 22), 1, 1);
+    const auto kernel = splits                ? vector == 4 ? conv2d_repack<split_f32, 4> : conv2d_repack<split_f32, 1>
+                                       : dtype == DType::f32 ? vector == 4 ? conv2d_repack<float, 4> : conv2d_repack<float, 1>
+                                       : vector == 8 ? conv2d_repack<f16, 8>
+                        : vector == 4         ? conv2d_repack<f16, 4>
+                                              : conv2d_repack<f16, 1>;
+    HIPCONV_LAUNCH(early, kernel, grid, dim3(kRepackThreads, 1, 1), 0, static_cast<hipStream_t>(stream), repack);
+    check_launch("conv2d");
+}
+
+// Packs the filters alone.
+void pack(const Gemm& gemm, const Conv2dParams& p, void* packed, void* stream) {
+    RepackParams filters{};
+    filters.filters = repacking_of(p, gemm.steps_across_taps, gemm.splits, nullptr).repack.filters;
+    filters.filters.packed = packed;
+    launch_repack(filters, p.dtype, gemm.splits, 1, false, stream);
+}
+
 void launch(const Gemm& gemm, const Conv2dParams& p, const Conv2dPlan& plan, void* workspace, void* stream) {
     const Repacking r = repacking_of(p, gemm.steps_across_taps, gemm.splits, workspace);
-    const int64_t packing = r.repack.filters.packed ? ceil_of(pack_chunks(r.repack.filters), kRepackThreads) : 0;
-    const int64_t blocks = r.repack.tiles + packing;
-    const dim3 grid(static_cast<unsigned>(blocks < (1 << 22) ? blocks : 1 << 22), 1, 1);
-    const auto repack = gemm.splits             ? r.vector == 4 ? conv2d_repack<split_f32, 4> : conv2d_repack<split_f32, 1>
-                                    : p.dtype == DType::f32 ? r.vector == 4 ? conv2d_repack<float, 4> : conv2d_repack<float, 1>
-                                    : r.vector == 8 ? conv2d_repack<f16, 8>
-                        : r.vector == 4         ? conv2d_repack<f16, 4>
-                                                : conv2d_repack<f16, 1>;
-    HIPCONV_LAUNCH(gemm.early, repack, grid, dim3(kRepackThreads, 1, 1), 0, static_cast<hipStream_t>(stream), r.repack);
-    check_launch("conv2d");
+    launch_repack(r.repack, p.dtype, gemm.splits, r.vector, gemm.early, stream);
     gemm.launch(r.inner, plan, static_cast<char*>(workspace) + r.x_bytes + r.filter_bytes, stream);
 }
 
@@ -73,6 +89,12 @@ const char* conv2d_relaid_warpgroup_gemm_refusal(const Conv2dParams& p, const Co
 }
 int64_t conv2d_relaid_warpgroup_gemm_workspace(const Conv2dParams& p, const Conv2dPlan& plan) {
     return workspace_of(kWarpgroups, p, plan);
+}
+Conv2dPacking conv2d_relaid_warpgroup_gemm_packing(const Conv2dParams& p, const Conv2dPlan&) {
+    return packing_of(kWarpgroups, p);
+}
+void conv2d_relaid_warpgroup_gemm_pack(const Conv2dParams& p, const Conv2dPlan&, void* packed, void* stream) {
+    pack(kWarpgroups, p, packed, stream);
 }
 void conv2d_relaid_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* workspace, void* stream) {
     launch(kWarpgroups, p, plan, workspace, stream);
@@ -93,6 +115,10 @@ const char* conv2d_split_warpgroup_gemm_refusal(const Conv2dParams& p, const Con
 int64_t conv2d_split_warpgroup_gemm_workspace(const Conv2dParams& p, const Conv2dPlan& plan) {
     return workspace_of(kSplit, p, plan);
 }
+Conv2dPacking conv2d_split_warpgroup_gemm_packing(const Conv2dParams& p, const Conv2dPlan&) { return packing_of(kSplit, p); }
+void conv2d_split_warpgroup_gemm_pack(const Conv2dParams& p, const Conv2dPlan&, void* packed, void* stream) {
+    pack(kSplit, p, packed, stream);
+}
 void conv2d_split_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* workspace, void* stream) {
     launch(kSplit, p, plan, workspace, stream);
 }
@@ -103,6 +129,10 @@ const char* conv2d_relaid_implicit_gemm_refusal(const Conv2dParams& p, const Con
 }
 int64_t conv2d_relaid_implicit_gemm_workspace(const Conv2dParams& p, const Conv2dPlan& plan) {
     return workspace_of(kImplicit, p, plan);
+}
+Conv2dPacking conv2d_relaid_implicit_gemm_packing(const Conv2dParams& p, const Conv2dPlan&) { return packing_of(kImplicit, p); }
+void conv2d_relaid_implicit_gemm_pack(const Conv2dParams& p, const Conv2dPlan&, void* packed, void* stream) {
+    pack(kImplicit, p, packed, stream);
 }
 void conv2d_relaid_implicit_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* workspace, void* stream) {
     launch(kImplicit, p, plan, workspace, stream);

@@ -65,11 +65,19 @@ int64_t conv2d_warpgroup_gemm_workspace(const Conv2dParams& p, const Conv2dPlan&
     return l.packed_bytes + split.sums_bytes + split.flags_bytes;
 }
 
+Conv2dPacking conv2d_warpgroup_gemm_packing(const Conv2dParams& p, const Conv2dPlan&) {
+    return packing_of(p, GemmLayout(p, false));
+}
+
+void conv2d_warpgroup_gemm_pack(const Conv2dParams& p, const Conv2dPlan&, void* packed, void* stream) {
+    pack_filters(p, GemmLayout(p, false), false, packed, stream);
+}
+
 void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* workspace, void* stream) {
     const GemmLayout l(p, false);
     const bool splits = plan.algorithm == "split_warpgroup_gemm";  // then x and filters come in parts
     const int parts = splits ? 2 : 1;
-    if (l.packs) pack_filters(p, l, true, workspace, stream);
+    if (l.packed_bytes) pack_filters(p, l, true, workspace, stream);
     WarpgroupGemmParams g{};
     const XSource source = x_source_of(p, l, plan.tile_m);
     g.patches = source.has_patches();
@@ -97,7 +105,7 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* 
                flag_of_process()};
     g.tile_n = plan.tile_n;
     if (source.by_tma) g.x = make_tensor_map(spec_of_x(p, g, plan.tile_m, parts));
-    g.filters = make_tensor_map(spec_of_filters(p, l, l.packs ? workspace : p.weight.data, plan.tile_n, parts));
+    g.filters = make_tensor_map(spec_of_filters(p, l, l.filters(p, workspace), plan.tile_n, parts));
     const auto launch = splits                        ? launch_warpgroup_gemm_split
                         : p.dtype == DType::f32       ? launch_warpgroup_gemm_tf32
                         : source.columns == kOfImages ? launch_warpgroup_gemm_planes

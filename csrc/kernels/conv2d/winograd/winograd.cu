@@ -86,8 +86,9 @@ int64_t conv2d_winograd_workspace(const Conv2dParams& p, const Conv2dPlan& plan)
     return WinogradLayout(p, outputs_of(plan), plan.workspace_limit).workspace;
 }
 
-int64_t conv2d_winograd_packed_bytes(const Conv2dParams& p, const Conv2dPlan& plan) {
-    return WinogradLayout(p, outputs_of(plan), plan.workspace_limit).filter_bytes;
+Conv2dPacking conv2d_winograd_packing(const Conv2dParams& p, const Conv2dPlan& plan) {
+    const int outputs = outputs_of(plan);
+    return {WinogradLayout(p, outputs, plan.workspace_limit).filter_bytes, {kWinogradPacking, outputs}};
 }
 
 void conv2d_winograd_pack(const Conv2dParams& p, const Conv2dPlan& plan, void* packed, void* stream) {

@@ -1,5 +1,5 @@
 // Filters as the GEMMs read them: for each filter its taps, frame by frame, each of 16-byte chunks of channels. Those in
-// channels_last_3d memory are read in place; others are packed into the workspace first.
+// channels_last_3d memory are read in place; others are packed, ahead of the call or into its workspace.
 #pragma once
 
 #include "../../conv2d/gemm/layout.h"
@@ -10,7 +10,7 @@ namespace hipconv {
 struct FilterLayout {
     int64_t chunks;                    // of a tap's channels
     int64_t taps;                      // of all frames
-    bool packs;                        // they are not read in place
+    bool packs;                        // the call packs them
     int64_t filter_stride, tap_bytes;  // bytes, to the next filter and tap
     int64_t packed_bytes;
 
@@ -26,16 +26,19 @@ struct FilterLayout {
                                                   : channels;
         const bool even = (p.kernel_height == 1 || w.row_stride == p.kernel_width * tap) &&
                           (p.kernel_frames == 1 || w.frame_stride == int64_t{p.kernel_height} * p.kernel_width * tap);
+        packed_bytes = 0;
+        if (p.is_packed) {
+            packs = false;
+            tap_bytes = chunks * 16, filter_stride = taps * tap_bytes;
+            return;
+        }
         packs = !(channels % elements == 0 && (w.channel_stride == 1 || channels == 1) && is_aligned(w.data) &&
                   tap % elements == 0 && (dense ? tap == channels : tap >= channels) && even &&
                   (p.out_channels == 1 || (w.batch_stride % elements == 0 && w.batch_stride >= taps * tap)));
         tap_bytes = packs ? chunks * 16 : tap * element;
         filter_stride = packs || p.out_channels == 1 ? taps * tap_bytes : w.batch_stride * element;
-        packed_bytes = packs ? round_up(filter_stride * p.out_channels, 256) : 0;
+        if (packs) packed_bytes = round_up(filter_stride * p.out_channels, 256);
     }
 };
-
-// Packs filters of 16-bit types.
-void conv3d_pack_filters(const Conv3dParams& params, const FilterLayout& layout, void* workspace, void* stream);
 
 }  // namespace hipconv

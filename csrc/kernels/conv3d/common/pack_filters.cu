@@ -32,11 +32,12 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kPackThreads, 4)
     }
 }
 
-void conv3d_pack_filters(const Conv3dParams& p, const FilterLayout& l, void* workspace, void* stream) {
+void conv3d_pack_filters(const Conv3dParams& p, void* packed, void* stream) {
+    const FilterLayout l(p, true);
     const int64_t blocks = ceil_of(l.taps * l.chunks * p.out_channels, kPackThreads);
     const dim3 grid(static_cast<unsigned>(blocks < (1 << 22) ? blocks : 1 << 22), 1, 1);
     hipLaunchKernelGGL(conv3d_pack_filters_kernel, grid, dim3(kPackThreads, 1, 1), 0, static_cast<hipStream_t>(stream),
-                       p.weight, static_cast<Words4*>(workspace), p.out_channels, p.in_channels / p.groups,
+                       p.weight, static_cast<Words4*>(packed), p.out_channels, p.in_channels / p.groups,
                        static_cast<int32_t>(l.chunks), p.kernel_frames, p.kernel_height, p.kernel_width);
     check_launch("conv3d");
 }

@@ -226,7 +226,7 @@ int64_t conv3d_few_filters_workspace(const Conv3dParams& p, const Conv3dCard&) {
 
 void conv3d_few_filters(const Conv3dParams& all, const Conv3dCard& card, void* workspace, void* stream) {
     const FilterLayout l(all, false);
-    if (l.packs) conv3d_pack_filters(all, l, workspace, stream);
+    if (l.packs) conv3d_pack_filters(all, workspace, stream);
     const bool saves = saves_on_the_way(all);
     launch_samples(all, [&](const Conv3dParams& p) {
         FewFiltersParams f{};

@@ -50,7 +50,7 @@ int64_t conv3d_implicit_gemm_workspace(const Conv3dParams& p, const Conv3dCard&)
 
 void conv3d_implicit_gemm(const Conv3dParams& all, const Conv3dCard&, void* workspace, void* stream) {
     const FilterLayout l(all, true);
-    if (l.packs) conv3d_pack_filters(all, l, workspace, stream);
+    if (l.packs) conv3d_pack_filters(all, workspace, stream);
     launch_samples(all, [&](const Conv3dParams& p) {
         const int tile_n = tile_n_of(p);
         FrameGemmParams g{};

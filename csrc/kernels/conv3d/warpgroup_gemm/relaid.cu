@@ -147,7 +147,7 @@ int64_t conv3d_relaid_warpgroup_gemm_workspace(const Conv3dParams& p, const Conv
 
 void conv3d_relaid_warpgroup_gemm(const Conv3dParams& p, const Conv3dCard& card, void* workspace, void* stream) {
     const FilterLayout l(p, false);
-    if (l.packs) conv3d_pack_filters(p, l, workspace, stream);
+    if (l.packs) conv3d_pack_filters(p, workspace, stream);
     const Bands bands(p, card);
     char* const band = static_cast<char*>(workspace) + l.packed_bytes;
     for (int64_t first = 0; first < p.out_height; first += bands.out_rows) {

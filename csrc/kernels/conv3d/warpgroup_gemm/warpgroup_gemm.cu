@@ -140,7 +140,7 @@ int64_t conv3d_warpgroup_gemm_workspace(const Conv3dParams& p, const Conv3dCard&
 
 void conv3d_warpgroup_gemm(const Conv3dParams& p, const Conv3dCard& card, void* workspace, void* stream) {
     const FilterLayout l(p, false);
-    if (l.packs) conv3d_pack_filters(p, l, workspace, stream);
+    if (l.packs) conv3d_pack_filters(p, workspace, stream);
     conv3d_launch_warpgroups(p, l, l.packs ? workspace : p.weight.data, card, stream);
 }
 

@@ -43,20 +43,15 @@ def _silu_slope(x, weight, bias, seq_idx, initial_states):
     return s * (1 + before * (1 - s))
 
 
-def gradients(ctx: Any, dout: Tensor, dfinal_states: Tensor | None, wants_initial: bool) -> tuple[Tensor | None, ...]:
-    x, weight, bias, seq_idx, initial_states = ctx.saved_tensors
+def gradients(
+    x: Tensor, weight: Tensor, bias: Tensor | None, dout: Tensor, seq_idx: Tensor | None, initial_states: Tensor | None,
+    dfinal_states: Tensor | None, wants_initial: bool, use_silu: bool,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """The derivatives with respect to x, weight, bias and initial_states, by the operator, which can be differentiated."""
     dx, dweight, dbias, dinitial_states = torch.ops.hipconv.causal_conv1d_bwd.default(
-        x,
-        weight,
-        bias,
-        dout,
-        seq_idx,
-        initial_states,
-        dfinal_states if ctx.return_final_states else None,
-        wants_initial,
-        ctx.use_silu,
+        x, weight, bias, dout, seq_idx, initial_states, dfinal_states, wants_initial, use_silu
     )
-    return dx, dweight, None if bias is None else dbias, None, dinitial_states if wants_initial else None, None, None
+    return dx, dweight, None if bias is None else dbias, dinitial_states if wants_initial else None
 
 
 class _Forward(SingleLevelFunction):
@@ -74,7 +69,13 @@ class _Forward(SingleLevelFunction):
 
     @staticmethod
     def backward(ctx, dout, dfinal_states):
-        return None, *gradients(ctx, dout, dfinal_states, ctx.needs_input_grad[5])
+        x, weight, bias, seq_idx, initial_states = ctx.saved_tensors
+        dfinal_states = dfinal_states if ctx.return_final_states else None
+        wants_initial = ctx.needs_input_grad[5]
+        dx, dweight, dbias, dinitial_states = gradients(
+            x, weight, bias, dout, seq_idx, initial_states, dfinal_states, wants_initial, ctx.use_silu
+        )
+        return None, dx, dweight, dbias, None, dinitial_states, None, None
 
     @staticmethod
     def jvp(ctx, _below, tx, tweight, tbias, _seq_idx, tinitial, *_):

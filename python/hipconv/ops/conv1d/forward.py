@@ -93,7 +93,7 @@ def causal_conv1d(
     try:
         kernels = dispatch.kernels_for("causal_conv1d", x)
         if kernels is not None:
-            out = kernels.causal_conv1d_directly(x, weight, bias, use_silu, kernel)
+            out = kernels.causal_conv1d_directly(x, weight, bias, use_silu, kernel, training.record)
             if out is not None:
                 return out
         derivative, transform = transforms.wants_derivative(x, weight, bias), transforms.in_torch_func()

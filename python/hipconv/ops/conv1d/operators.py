@@ -7,6 +7,8 @@ that writes into a given dx are what its gradient calls. They run where the tens
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -103,10 +105,14 @@ def forward_new(x, weight, bias, seq_idx, initial_states, return_final_states, u
     return out, final_states
 
 
-def past_everything(x: Tensor, weight: Tensor, bias: Tensor | None, use_silu: bool) -> Tensor | None:
-    """Rows without states, straight from the kernel; None if somebody looks on, or it does not serve them."""
+def past_everything(
+    x: Tensor, weight: Tensor, bias: Tensor | None, use_silu: bool, record: Callable[..., Tensor] | None = None
+) -> Tensor | None:
+    """Rows without states, straight from the kernel, or where a gradient is wanted, from `record`.
+    None if somebody looks on, or neither serves them.
+    """
     kernels = None if x.dtype == torch.float64 else kernels_for("causal_conv1d", x)
-    return None if kernels is None else kernels.causal_conv1d_directly(x, weight, bias, use_silu, "auto")
+    return None if kernels is None else kernels.causal_conv1d_directly(x, weight, bias, use_silu, "auto", record)
 
 
 def _new_states(x: Tensor, weight: Tensor) -> Tensor:

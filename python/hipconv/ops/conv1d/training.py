@@ -62,6 +62,10 @@ def causal_conv1d_fn(
     """
     use_silu = parse_activation(activation, SILU, False, UnknownActivation)
     try:
+        if seq_idx is None and initial_states is None and return_final_states is False and final_states_out is None:
+            plain = past_everything(x, weight, bias, use_silu, record)
+            if plain is not None:
+                return plain
         if type(return_final_states) is not bool:
             return_final_states = flag("return_final_states", return_final_states)
         if final_states_out is not None:
@@ -105,7 +109,28 @@ def check_final_states_out(final_states_out: Tensor, is_used: bool, x: Tensor, w
 
 
 class _CausalConv1d(torch.autograd.Function):
-    """The same without torch's dispatcher, which takes longer to come here than all the rest of a call (40 us against 6)."""
+    """Rows without states, where nobody looks on, without torch's dispatcher: it takes longer to come here than all the rest of
+    a call (40 us against 6).
+    """
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, use_silu, kernels):
+        ctx.save_for_backward(x, weight, bias)
+        ctx.use_silu = use_silu
+        return kernels.causal_conv1d_directly(x, weight, bias, use_silu, "auto", None)
+
+    @staticmethod
+    def backward(ctx, dout):
+        x, weight, bias = ctx.saved_tensors
+        return *_gradients(x, weight, bias, dout, None, None, None, False, ctx.use_silu)[:3], None, None
+
+
+record = super(torch.autograd.Function, _CausalConv1d).apply
+"""`_CausalConv1d.apply` without its part in Python, which is for torch.func, and takes as long as the part that records."""
+
+
+class _CausalConv1dWithStates(torch.autograd.Function):
+    """The same for rows with states or sequences of their own."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, seq_idx, initial_states, return_final_states, use_silu):
@@ -116,25 +141,25 @@ class _CausalConv1d(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dout, dfinal_states):
         x, weight, bias, seq_idx, initial_states = ctx.saved_tensors
-        wants_initial = ctx.needs_input_grad[4]
-        if torch.is_grad_enabled() or not nobody_looks_on(dout, dfinal_states):
-            return gradients(ctx, dout, dfinal_states, wants_initial)  # with create_graph=True, or where somebody looks on
-        module = jit.module("causal_conv1d_bwd", targets.of(x.device))
-        dx, dweight, dbias, dinitial_states = module.causal_conv1d_bwd(
-            x,
-            weight,
-            bias,
-            dout,
-            seq_idx,
-            initial_states,
-            dfinal_states if ctx.return_final_states else None,
-            None,
-            wants_initial,
-            ctx.use_silu,
-            "auto",
-            stream(x),
+        dfinal_states = dfinal_states if ctx.return_final_states else None
+        dx, dweight, dbias, dinitial_states = _gradients(
+            x, weight, bias, dout, seq_idx, initial_states, dfinal_states, ctx.needs_input_grad[4], ctx.use_silu
         )
         return dx, dweight, dbias, None, dinitial_states, None, None
+
+
+def _gradients(
+    x: Tensor, weight: Tensor, bias: Tensor | None, dout: Tensor, seq_idx: Tensor | None, initial_states: Tensor | None,
+    dfinal_states: Tensor | None, wants_initial: bool, use_silu: bool,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    if torch.is_grad_enabled() or not nobody_looks_on(
+        dout, dfinal_states
+    ):  # with create_graph=True, or where somebody looks on
+        return gradients(x, weight, bias, dout, seq_idx, initial_states, dfinal_states, wants_initial, use_silu)
+    module = jit.module("causal_conv1d_bwd", targets.of(x.device))
+    return module.causal_conv1d_bwd(
+        x, weight, bias, dout, seq_idx, initial_states, dfinal_states, None, wants_initial, use_silu, "auto", stream(x)
+    )
 
 
 def causal_conv1d_with_states(
@@ -150,13 +175,13 @@ def causal_conv1d_with_states(
     if bias is not None and bias.numel() == 0:
         bias = None
     tensors = (x, weight, bias, seq_idx, initial_states)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias, initial_states)):
-        if nobody_looks_on(*tensors):
-            return _CausalConv1d.apply(*tensors, return_final_states, use_silu)
-    elif seq_idx is None and initial_states is None and not return_final_states:
-        out = past_everything(x, weight, bias, use_silu)
+    if seq_idx is None and initial_states is None and not return_final_states:
+        out = past_everything(x, weight, bias, use_silu, record)
         if out is not None:
             return out, None
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias, initial_states)):
+        if nobody_looks_on(*tensors):
+            return _CausalConv1dWithStates.apply(*tensors, return_final_states, use_silu)
     elif nobody_looks_on(*tensors):
         return forward_new(*tensors, return_final_states, use_silu)
     out, final_states = torch.ops.hipconv.causal_conv1d_fn.default(*tensors, return_final_states, use_silu)

@@ -19,6 +19,7 @@ from ... import jit
 from ...jit import targets
 from ...jit.architectures import compute_units
 from ...jit.targets import Target
+from ..filters import Packing, packing_of
 from . import geometry, measured, precision, router
 from .geometry import Kind, Options, kind_of
 from .problem import Card, Problem, Tile, Tiles
@@ -52,7 +53,9 @@ class Prepared(NamedTuple):
     serving: tuple[str, ...]
     allowed: tuple[tuple[str, Tiles], ...]  # of those, what the caller leaves open
     problem: Problem
-    workspace: int
+    workspace: int  # of a call that packs its filters itself
+    packing: Packing | None = None  # how it reads filters that it cannot read as they are
+    other_workspace: int | None = None  # of a call that gets them packed
 
 
 @functools.lru_cache(4096)
@@ -115,7 +118,8 @@ def prepare(
     def prepared(choice: Choice) -> Prepared:
         chosen = call(choice.algorithm, choice.tile, choice.split_k)
         workspace = module.conv2d_workspace(result, *on_meta, chosen)
-        return Prepared(chosen, choice, chosen_by, tuple(serving), tuple(allowed.items()), problem, workspace)
+        packing = packing_of(module.conv2d_packing(result, *on_meta, chosen))
+        return Prepared(chosen, choice, chosen_by, tuple(serving), tuple(allowed.items()), problem, workspace, *packing)
 
     def serves(pin: Choice) -> bool:
         if pin.algorithm not in allowed or (any(pin.tile) and pin.tile not in allowed[pin.algorithm]):

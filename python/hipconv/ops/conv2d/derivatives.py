@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..dispatch import library
+from ..filters import recorded
 from ..transforms import SingleLevelFunction, apply, fold, on_autograd_key, on_vmap, primals, wants_derivative, without_autocast
 from .activations import gradient
 from .geometry import Options
@@ -23,7 +24,8 @@ class _Conv2d(SingleLevelFunction):
     def forward(ctx, below, x, weight, bias, residual, geometry, choices):
         ctx.options = options_of(*geometry, choices["padding_mode"], choices["activation"])
         ctx.choices = {name: choices[name] for name in ("algorithm", "workspace_limit", "float32_precision")}
-        output = below(x, weight, bias, residual, *geometry, **choices)
+        with recorded():
+            output = below(x, weight, bias, residual, *geometry, **choices)
         ctx.save_for_backward(x, weight, bias, residual, output)
         ctx.save_for_forward(x, weight, bias, residual, output)
         return output

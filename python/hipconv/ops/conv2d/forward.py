@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from ...arguments import wrong_kind, wrong_output
+from .. import filters
 from ..dispatch import kernels_for, refuse_derivatives_of_torch_func, stream
-from . import calls, geometry, packing, precision, router
+from . import calls, geometry, precision, router
 from .calls import request_of
 from .geometry import Ints, Options, Padding
 from .packing import PackedFilters
@@ -143,10 +144,9 @@ def _run(
             if len(_calls) >= 4096:
                 _calls.clear()
             prepared = calls.prepared(*inputs, out, o, request)[1]
-            packs = prepared.choice.algorithm if prepared.choice.algorithm in packing.PACKING else None
-            call = _calls[alike] = (prepared.call, packs)
-        launched, packs = call
-        packed = None if packs is None else packing.planes_of(kernels, weight, packs)
+            call = _calls[alike] = (prepared.call, prepared.packing)
+        launched, packing = call
+        packed = None if packing is None else filters.packed(weight, packing)
         if out is None:
             return kernels.conv2d(*inputs, launched, stream(x), packed)
         kernels.conv2d_out(out, *inputs, launched, stream(x), packed)

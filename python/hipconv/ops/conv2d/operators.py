@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 import functools
-from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -16,9 +15,10 @@ import torch.nn.functional as F
 
 from ...arguments import wrong_output
 from ...jit import targets
+from .. import filters
 from ..dispatch import library, refuse_derivatives, stream
 from ..transforms import cast_by_autocast, write_through_negation
-from . import calls, geometry, packing, router
+from . import calls, geometry, router
 from .activations import ACTIVATIONS, ROUNDED_FIRST
 from .calls import request_of
 from .geometry import Options
@@ -94,7 +94,7 @@ def new_tensor(
     request = request_of(x, out_dtype, algorithm, workspace_limit, float32_precision)
     if not on_cpu(x):
         module, prepared = calls.prepared(x, weight, bias, residual, None, o, request)
-        return module.conv2d(x, weight, bias, residual, prepared.call, stream(x), _packed(module, weight, prepared))
+        return module.conv2d(x, weight, bias, residual, prepared.call, stream(x), filters.packed(weight, prepared.packing))
     shape = geometry.check(x, weight, bias, residual, None, out_dtype, o)
     router.requested(algorithm, request.variable, [router.CPU_METHOD])
     empty = geometry.new_result(x, weight, shape, out_dtype)
@@ -121,7 +121,8 @@ def into(
     request = request_of(x, out_dtype, algorithm, workspace_limit, float32_precision)
     if not on_cpu(x):
         module, prepared = calls.prepared(x, weight, bias, residual, out, o, request)
-        module.conv2d_out(out, x, weight, bias, residual, prepared.call, stream(x), _packed(module, weight, prepared))
+        packed = filters.packed(weight, prepared.packing)
+        module.conv2d_out(out, x, weight, bias, residual, prepared.call, stream(x), packed)
         return
     shape = geometry.check(x, weight, bias, residual, out, out_dtype, o)
     router.requested(algorithm, request.variable, [router.CPU_METHOD])
@@ -129,11 +130,6 @@ def into(
         raise wrong
     if 0 not in shape:
         out.copy_(_by_torch(x, weight, bias, residual, o, out.dtype))
-
-
-def _packed(module: ModuleType, weight: Tensor, prepared: calls.Prepared) -> Tensor | None:
-    algorithm = prepared.choice.algorithm
-    return packing.planes_of(module, weight, algorithm) if algorithm in packing.PACKING else None
 
 
 def on_cpu(x: Tensor) -> bool:

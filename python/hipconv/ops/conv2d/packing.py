@@ -1,13 +1,10 @@
-"""Filters as an algorithm of conv2d reads them: kept from call to call, and made ahead of time by `hipconv.prepack_conv2d`."""
+"""Filters as an algorithm of conv2d reads them, made ahead of time: `hipconv.prepack_conv2d`."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
-import threading
 from types import ModuleType
-from typing import Any, NamedTuple
-import weakref
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,14 +12,12 @@ from torch import Tensor
 from ... import jit
 from ...arguments import describe, require_dense, require_kinds
 from ...jit import targets
-from ..dispatch import stream
+from .. import filters
+from ..filters import Packing
 from . import router
 
-PACKED_LIMIT = 1 << 30
-"""Bytes of filters that plain calls keep packed, on all devices; the ones used longest ago go first."""
-
 PACKING = ("winograd_f4", "winograd_f2")
-"""The algorithms that read filters in an order and a precision of their own."""
+"""The algorithms whose packing depends on the filters alone, so that it can be made before a call is known."""
 
 
 class PackedFilters:
@@ -112,9 +107,7 @@ def prepack_conv2d(weight: Tensor, algorithm: str | Sequence[str] = "auto") -> P
     packs = tuple(name for name in PACKING if name in names) if on_gpu and weight.numel() else ()
     if packs:
         module = jit.module("conv2d", targets.of(weight.device))
-        planes = {name: _pack(module, kept, name) for name in packs}
-        with _lock:
-            _keep(kept, _Entry((), weakref.ref(kept, _forget(id(kept))), planes, True))
+        filters.keep_for_good(kept, [_packing(module, kept, name) for name in packs])
     if weight.is_cuda:
         torch.cuda.current_stream(weight.device).synchronize()
     return PackedFilters(kept, packs)
@@ -124,105 +117,12 @@ def _is_packed(weight: Tensor) -> bool:
     return tuple(weight.shape[2:]) == (3, 3) and weight.dtype != torch.float32
 
 
-# ---- what is kept from call to call ------------------------------------------------------------------------------------------
-
-
-class _Planes(NamedTuple):
-    packed: Tensor
-    made_on: torch.cuda.Stream | None  # None where packing was done when it returned
-    made: torch.cuda.Event | None
-
-
-class _Entry(NamedTuple):
-    state: tuple  # empty where it lasts
-    weight: weakref.ref[Tensor]
-    planes: dict[str, _Planes]
-    is_lasting: bool  # made by prepack_conv2d: not dropped for others, and valid in a captured graph
-
-
-_lock = threading.RLock()  # a weak reference's callback may come while it is held
-_entries: OrderedDict[int, _Entry] = OrderedDict()  # by the identity of weight
-
-
-def _state(weight: Tensor) -> tuple:
-    """All that tells whether a tensor that is the same object has the same values."""
-    return weight._version, weight.data_ptr(), weight.shape, weight.stride(), weight.dtype, weight.device
-
-
-def _forget(key: int):
-    def callback(reference: weakref.ref) -> None:
-        with _lock:
-            entry = _entries.get(key)
-            if entry is not None and entry.weight is reference:
-                del _entries[key]
-
-    return callback
-
-
-def _keep(weight: Tensor, entry: _Entry) -> None:
-    _entries[id(weight)] = entry
-    _entries.move_to_end(id(weight))
-    sizes = {
-        key: sum(planes.packed.numel() for planes in kept.planes.values())
-        for key, kept in _entries.items()
-        if not kept.is_lasting
-    }
-    total = sum(sizes.values())
-    for key, size in sizes.items():
-        if total <= PACKED_LIMIT or key == id(weight):
-            break
-        del _entries[key]
-        total -= size
-
-
-def _pack(module: ModuleType, weight: Tensor, algorithm: str) -> _Planes:
-    call = module.Call([1, 1], [0] * 4, [1, 1], 1, "zeros", "none", "ieee", [1, 1], weight.dtype, True, algorithm, [0, 0, 1])
-    packed = module.conv2d_pack(weight, call, stream(weight))
-    if not weight.is_cuda:
-        return _Planes(packed, None, None)
-    made_on = torch.cuda.current_stream(weight.device)
-    return _Planes(packed, made_on, made_on.record_event())
-
-
-def planes_of(module: ModuleType, weight: Tensor, algorithm: str) -> Tensor | None:
-    """The filters as `algorithm` reads them: packed when `weight` last changed. None where the call has to pack them itself.
-
-    A graph that is being captured packs filters in each replay, as it has to see what becomes of `weight`; unless
-    prepack_conv2d made them. So does a call on an inference tensor, whose changes are not counted. Changes that torch does not
-    count (through `weight.data` or memory shared with numpy) are not seen: after these, call `forget`.
-    """
-    capturing = weight.is_cuda and torch.cuda.is_current_stream_capturing()
-    with _lock:
-        entry = _entries.get(id(weight))
-        if entry is not None and entry.weight() is not weight:
-            entry = None
-        if entry is not None and entry.is_lasting:
-            planes = entry.planes.get(algorithm)
-            return None if planes is None else planes.packed
-        if capturing or weight.is_inference():
-            return None
-        state = _state(weight)
-        if entry is None or entry.state != state:
-            entry = _Entry(state, weakref.ref(weight, _forget(id(weight))), {}, False)
-        planes = entry.planes.get(algorithm)
-        if planes is None:
-            planes = entry.planes[algorithm] = _pack(module, weight, algorithm)
-            _keep(weight, entry)
-        else:
-            _entries.move_to_end(id(weight))
-    if planes.made_on is not None and planes.made is not None:
-        here = torch.cuda.current_stream(weight.device)
-        if here != planes.made_on:
-            here.wait_event(planes.made)
-            planes.packed.record_stream(here)
-    return planes.packed
-
-
-def forget(weight: Tensor | None = None) -> None:
-    """Drop what plain calls keep of filters: of `weight`, or of all.
-    Needed only after a change of them that torch does not count.
-    """
-    with _lock:
-        for key, entry in list(_entries.items()):
-            if not entry.is_lasting and (weight is None or entry.weight() is weight):
-                del _entries[key]
+def _packing(module: ModuleType, weight: Tensor, algorithm: str) -> Packing:
+    """The packing of any call with these filters."""
+    x, out = (
+        torch.empty(1, channels, 3, 3, dtype=weight.dtype, device="meta") for channels in (weight.shape[1], weight.shape[0])
+    )
+    call = module.Call([1, 1], [1] * 4, [1, 1], 1, "zeros", "none", "ieee", [3, 3], weight.dtype, True, algorithm, [0, 0, 1])
+    packing, _ = filters.packing_of(module.conv2d_packing(out, x, weight.to("meta"), None, None, call))
+    assert packing is not None
+    return packing

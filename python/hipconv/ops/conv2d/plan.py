@@ -40,7 +40,11 @@ class Conv2dPlan:
     flops: int
     """Two a product; bias, residual and activation are not counted."""
     workspace: int
-    """Bytes of temporary memory, from torch's allocator."""
+    """Bytes of temporary memory, from torch's allocator, of a call whose filters are kept packed."""
+    packed_filters: int
+    """Bytes of the filters in the order of the algorithm, which calls keep; 0 where it reads them as they are. A call that
+    has to pack them itself (docs/conv2d.md says which do) has them in its workspace, too.
+    """
     float32_precision: str | None
     """The precision of products of float32: "ieee", or "tf32" if they are made of factors rounded to it. None of others,
     and on the CPU.
@@ -52,10 +56,11 @@ class Conv2dPlan:
         return f"the longer of {si(self.flops)}FLOP at the card's rate and a copy kernel's time for {si(self.bytes_moved)}B"
 
     def __str__(self) -> str:
+        kept = f", packed filters {si(self.packed_filters)}B, kept" if self.packed_filters else ""
         rounded = ", float32 rounded to TF32" if self.float32_precision == "tf32" else ""
         return (
             f"{self.form} on {self.target} in {self.layout}{rounded}, chosen by {self.chosen_by} ({self.why}); algorithms "
-            f"that serve: {', '.join(self.serves) or 'none'}; workspace {si(self.workspace)}B; "
+            f"that serve: {', '.join(self.serves) or 'none'}; workspace {si(self.workspace)}B{kept}; "
             f"{self.flops / max(1, self.bytes_moved):.1f} FLOP a "
             f"byte; floor: {self.floor}"
         )
@@ -120,7 +125,7 @@ def conv2d_plan(
         if planned_for.backend == "cpu":
             chosen_by = router.requested(algorithm, request.variable, [router.CPU_METHOD])[1]
             name = form = router.CPU_METHOD
-            why, serves, workspace = "CPU tensors are torch's", (name,), 0
+            why, serves, workspace, packed_filters = "CPU tensors are torch's", (name,), 0, 0
         else:
             kinds = [None if tensor is None else kind_of(tensor) for tensor in (bias, residual, out)]
             card = calls.card_of(x.device) if target is None and x.is_cuda else calls.card_named(planned_for.arch)
@@ -131,7 +136,9 @@ def conv2d_plan(
             form += f"_split{choice.split_k}" if choice.split_k > 1 else ""
             products = prepared.problem.float32_precision if x.dtype == torch.float32 else None
             name, why, chosen_by = choice.algorithm, choice.why, prepared.chosen_by
-            serves, workspace = prepared.serving, prepared.workspace
+            serves, workspace, packed_filters = prepared.serving, prepared.workspace, 0
+            if prepared.packing is not None and prepared.other_workspace is not None:
+                workspace, packed_filters = prepared.other_workspace, prepared.packing.size
     except Exception as error:
         raise wrong_kind(conv2d_plan, locals()) or error from None
     result_dtype = (out_dtype or x.dtype) if out is None else out.dtype
@@ -147,5 +154,6 @@ def conv2d_plan(
         bytes_moved=math.prod(shape) * result_dtype.itemsize + sum(distinct_bytes(tensor) for tensor in inputs),
         flops=2 * math.prod(shape) * math.prod(weight.shape[1:]),
         workspace=workspace,
+        packed_filters=packed_filters,
         float32_precision=products,
     )

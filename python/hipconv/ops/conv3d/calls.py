@@ -18,6 +18,7 @@ from ...jit.targets import Target
 from ..conv2d.calls import card_named, card_of
 from ..conv2d.geometry import Kind, kind_of
 from ..conv2d.problem import Card
+from ..filters import Packing, packing_of
 from . import geometry, router
 from .geometry import Options, Shape, Tensors
 
@@ -43,7 +44,9 @@ class Prepared(NamedTuple):
     form: str
     chosen_by: str
     serving: tuple[str, ...]
-    workspace: int
+    workspace: int  # of a call that packs its filters itself
+    packing: Packing | None = None  # how it reads filters that it cannot read as they are
+    other_workspace: int | None = None  # of a call that gets them packed
 
 
 @functools.lru_cache(4096)
@@ -87,7 +90,9 @@ def prepare(target: Target, card: Card, kinds: Tensors, o: Options, r: Request) 
         others = ", ".join(f"'{name}'" for name in serving)
         raise ValueError(f"{chosen_by}: got '{wanted}', which {refusals[wanted]}; this call can have {others}")
     name = wanted if wanted != "auto" else next(iter(serving))
-    return Prepared(call(name), shape, name, serving[name][0], chosen_by, tuple(serving), serving[name][1])
+    chosen = call(name)
+    packing = packing_of(module.conv3d_packing(result, t.cache_out, t.x, t.weight, t.bias, t.residual, t.cache, chosen))
+    return Prepared(chosen, shape, name, serving[name][0], chosen_by, tuple(serving), serving[name][1], *packing)
 
 
 def prepared(t: Tensors, o: Options, r: Request) -> tuple[ModuleType, Prepared]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..conv2d.activations import gradient
 from ..dispatch import library
+from ..filters import recorded
 from ..transforms import SingleLevelFunction, apply, fold, on_autograd_key, on_vmap, primals, wants_derivative, without_autocast
 from .geometry import Options
 from .operators import options_of
@@ -25,7 +26,8 @@ class _Conv3d(SingleLevelFunction):
     def forward(ctx, below, x, weight, bias, residual, cache, geometry, choices):
         ctx.options = options_of(*geometry, *(choices[name] for name in _MODES))
         ctx.choices = {name: choices[name] for name in ("algorithm", "workspace_limit")}
-        output = below(x, weight, bias, residual, cache, *geometry, **choices)
+        with recorded():
+            output = below(x, weight, bias, residual, cache, *geometry, **choices)
         ctx.save_for_backward(x, weight, bias, residual, cache, output)
         ctx.save_for_forward(x, weight, bias, residual, cache, output)
         return output

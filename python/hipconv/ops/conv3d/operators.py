@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...arguments import wrong_output
+from .. import filters
 from ..conv2d.activations import ACTIVATIONS, ROUNDED_FIRST
 from ..conv2d.geometry import check_places
 from ..conv2d.operators import fast_on_cpu, on_cpu
@@ -77,7 +78,8 @@ def _conv3d(
         if not on_cpu(x):
             module, prepared = calls.prepared(t, o, request)
             out = geometry.new_result(x, weight, prepared.shape, out_dtype)
-            module.conv3d(out, None, x, weight, bias, residual, cache, prepared.call, stream(x))
+            packed = filters.packed(weight, prepared.packing)
+            module.conv3d(out, None, x, weight, bias, residual, cache, prepared.call, stream(x), packed)
             return out
         shape = geometry.check(t, out_dtype, o)
         router.requested(algorithm, request.variable, [router.CPU_METHOD])
@@ -116,7 +118,8 @@ def _conv3d_out(
     request = request_of(out_dtype, algorithm, workspace_limit)
     if not on_cpu(x):
         module, prepared = calls.prepared(t, o, request)
-        module.conv3d(out, cache_out, x, weight, bias, residual, cache, prepared.call, stream(x))
+        packed = filters.packed(weight, prepared.packing)
+        module.conv3d(out, cache_out, x, weight, bias, residual, cache, prepared.call, stream(x), packed)
         return
     shape = geometry.check(t, out_dtype, o)
     router.requested(algorithm, request.variable, [router.CPU_METHOD])

@@ -41,7 +41,11 @@ class Conv3dPlan:
     flops: int
     """Two a product; bias, residual and activation are not counted."""
     workspace: int
-    """Bytes of temporary memory, from torch's allocator."""
+    """Bytes of temporary memory, from torch's allocator, of a call whose filters are kept packed."""
+    packed_filters: int
+    """Bytes of the filters in the order of the algorithm, which calls keep; 0 where it reads them as they are. A call that
+    has to pack them itself (docs/conv2d.md says which do) has them in its workspace, too.
+    """
 
     @property
     def floor(self) -> str:
@@ -49,9 +53,10 @@ class Conv3dPlan:
         return f"the longer of {si(self.flops)}FLOP at the card's rate and a copy kernel's time for {si(self.bytes_moved)}B"
 
     def __str__(self) -> str:
+        kept = f", packed filters {si(self.packed_filters)}B, kept" if self.packed_filters else ""
         return (
             f"{self.form} on {self.target} in {self.layout}, chosen by {self.chosen_by}; algorithms that serve: "
-            f"{', '.join(self.serves) or 'none'}; workspace {si(self.workspace)}B; "
+            f"{', '.join(self.serves) or 'none'}; workspace {si(self.workspace)}B{kept}; "
             f"{self.flops / max(1, self.bytes_moved):.1f} FLOP a "
             f"byte; floor: {self.floor}"
         )
@@ -116,14 +121,16 @@ def conv3d_plan(
         if planned_for.backend == "cpu":
             chosen_by = router.requested(algorithm, request.variable, [router.CPU_METHOD])[1]
             name = form = router.CPU_METHOD
-            serves, workspace = (name,), 0
+            serves, workspace, packed_filters = (name,), 0, 0
         else:
             card = conv2d_calls.card_of(x.device) if target is None and x.is_cuda else conv2d_calls.card_named(planned_for.arch)
             module_for("conv3d", planned_for)  # here, where it is known what for
             kinds = Tensors(*(None if tensor is None else kind_of(tensor) for tensor in t))
             prepared = calls.prepare(that_runs_here(planned_for), card, kinds, o, request)
             name, form, chosen_by = prepared.algorithm, prepared.form, prepared.chosen_by
-            serves, workspace = prepared.serving, prepared.workspace
+            serves, workspace, packed_filters = prepared.serving, prepared.workspace, 0
+            if prepared.packing is not None and prepared.other_workspace is not None:
+                workspace, packed_filters = prepared.other_workspace, prepared.packing.size
     except Exception as error:
         raise wrong_kind(conv3d_plan, locals()) or error from None
     result_dtype = (out_dtype or x.dtype) if out is None else out.dtype
@@ -138,4 +145,5 @@ def conv3d_plan(
         bytes_moved=math.prod(shape) * result_dtype.itemsize + moved,
         flops=2 * math.prod(shape) * math.prod(weight.shape[1:]),
         workspace=workspace,
+        packed_filters=packed_filters,
     )
