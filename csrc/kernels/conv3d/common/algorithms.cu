@@ -4,7 +4,7 @@
 #include <stdexcept>
 
 #include "conv3d/conv3d.h"
-#include "launch/kernel_table.h"
+#include "launch/kernel_names.h"
 #include "launchers.h"
 
 namespace hipconv {
@@ -26,13 +26,13 @@ constexpr Row kRows[] = {
 constexpr KernelTable<Conv3dParams, Conv3dCard> kTable{kRows, sizeof(kRows) / sizeof(*kRows)};
 
 const Row& algorithm(const std::string& name) {
-    if (const Row* row = kTable.find(name)) return *row;
+    if (const Row* row = find_kernel(kTable, name)) return *row;
     throw std::invalid_argument("hipconv: conv3d: there is no algorithm '" + name + "'");
 }
 
 }  // namespace
 
-std::vector<std::string> conv3d_algorithms() { return kTable.names(); }
+std::vector<std::string> conv3d_algorithms() { return names_of(kTable); }
 
 const char* conv3d_refusal(const std::string& name, const Conv3dParams& p, const Conv3dCard& card) {
     return algorithm(name).refusal_of(p, card);
