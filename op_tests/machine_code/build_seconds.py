@@ -32,7 +32,7 @@ STEPS = ("read", "front", "cicc", "ptxas", "host", "all")
 
 
 def commands(name: str, target: targets.Target, place: Path) -> list[str]:
-    """What ninja would run to compile a module's files, staged in `place`."""
+    """The commands by which ninja would compile a module's files, staged in `place`."""
     from torch.utils import cpp_extension
 
     class Enough(Exception):
@@ -52,7 +52,7 @@ def commands(name: str, target: targets.Target, place: Path) -> list[str]:
 
 
 def seconds_of(command: str, place: Path, environment: dict[str, str]) -> float:
-    """Of the processor, for a command of a shell."""
+    """The processor's seconds for a command of a shell."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, shell=True, cwd=place, env=environment, check=True, capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
