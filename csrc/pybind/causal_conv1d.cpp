@@ -200,7 +200,8 @@ std::tuple<std::string, std::string, std::string, std::vector<std::string>> plan
     const Request wanted = request(keyword);
     if (x.numel() == 0) return {"none", "none", "the empty x", {}};
     const Kernel* kernel = kernel_of(causal_conv1d_fwd_kernels(), wanted, p);
-    return {kernel->name, kernel->form_of(p), wanted.kernel ? wanted.source : "auto", causal_conv1d_fwd_kernels().serving(p)};
+    return {kernel->name, kernel->form_of(p), wanted.kernel ? wanted.source : "auto",
+            names_serving(causal_conv1d_fwd_kernels(), p)};
 }
 
 }  // namespace
@@ -214,7 +215,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
                               int64_t stream) { return new_tensor(x, weight, given_bias(bias), use_silu, kernel, stream); });
     m.def("causal_conv1d_rows_fwd", &rows_fwd);
     m.def("causal_conv1d_plan", &plan);
-    m.def("causal_conv1d_fwd_kernels", [] { return causal_conv1d_fwd_kernels().names(); });
+    m.def("causal_conv1d_fwd_kernels", [] { return names_of(causal_conv1d_fwd_kernels()); });
     add_direct_call(m, "nothing_looks_on", nothing_looks_on);
     add_direct_call(m, "causal_conv1d_fwd_directly", fwd_directly);
     add_direct_call(m, "causal_conv1d_directly", new_tensor_directly);

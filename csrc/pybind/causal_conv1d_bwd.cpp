@@ -82,5 +82,5 @@ Gradients bwd(const at::Tensor& x, const at::Tensor& weight, const OptionalTenso
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     m.def("causal_conv1d_bwd", &bwd);
-    m.def("causal_conv1d_bwd_kernels", [] { return causal_conv1d_bwd_kernels().names(); });
+    m.def("causal_conv1d_bwd_kernels", [] { return names_of(causal_conv1d_bwd_kernels()); });
 }

@@ -382,5 +382,5 @@ void define(py::module_& m, const char* name, Function function) {
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     define(m, "causal_conv1d_update", &update);
     define(m, "causal_conv1d_update_directly", &update_directly);
-    m.def("causal_conv1d_update_kernels", [] { return causal_conv1d_update_kernels().names(); });
+    m.def("causal_conv1d_update_kernels", [] { return names_of(causal_conv1d_update_kernels()); });
 }

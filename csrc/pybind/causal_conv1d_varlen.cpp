@@ -307,6 +307,6 @@ void define(py::module_& m, const char* name, Function function) {
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     define(m, "causal_conv1d_varlen", &varlen);
     define(m, "causal_conv1d_varlen_directly", &varlen_directly);
-    m.def("causal_conv1d_varlen_kernels", [] { return causal_conv1d_varlen_kernels().names(); });
-    m.def("causal_conv1d_varlen_in_place_kernels", [] { return causal_conv1d_varlen_in_place_kernels().names(); });
+    m.def("causal_conv1d_varlen_kernels", [] { return names_of(causal_conv1d_varlen_kernels()); });
+    m.def("causal_conv1d_varlen_in_place_kernels", [] { return names_of(causal_conv1d_varlen_in_place_kernels()); });
 }

@@ -59,14 +59,15 @@ def test_a_registry_is_data_and_never_evaluated(tmp_path: Path, monkeypatch: pyt
 
 def test_globs_match_files_and_must_match_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "source_root", lambda: tmp_path)
-    for name in ("kernels/a_2.cu", "kernels/a_1.cu", "pybind/a.cpp"):
+    for name in ("kernels/a_2.cu", "kernels/a_1.cu", "kernels/a_3.cu", "pybind/a.cpp"):
         (tmp_path / "csrc" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "csrc" / name).touch()
-    module = registry.Module("a", ["kernels/a_*.cu"], ["kernels"], ["pybind/a.cpp"], [])
-    assert registry.sources(module, "simt") == [
-        Path("csrc/kernels/a_1.cu"),
-        Path("csrc/kernels/a_2.cu"),
+    module = registry.Module("a", ["kernels/a_2.cu", "kernels/a_*.cu"], ["kernels"], ["pybind/a.cpp"], [])
+    assert registry.sources(module, "simt") == [  # in the order in which compilers start, each once
         Path("csrc/pybind/a.cpp"),
+        Path("csrc/kernels/a_2.cu"),
+        Path("csrc/kernels/a_1.cu"),
+        Path("csrc/kernels/a_3.cu"),
     ]
     with pytest.raises(BadRegistry, match="'a': no file matches csrc/kernels"):  # a directory
         registry.sources(module, "cpu")

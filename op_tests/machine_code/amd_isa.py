@@ -218,11 +218,11 @@ FAST_KERNELS = {
     "vector_alike": _conv1d("forward/vector", "fwd_vector<bf16, 4, 1>", (15.0, 17.0), 4),
     "vector_apart": _conv1d("forward/vector", "fwd_vector<bf16, 4, 2>", (15.0, 17.0), 4),
     # The way through vector_any that is counted leaves out taps; the plain way beside it takes about as much as vector_apart's.
-    "vector_any": _conv1d("forward/vector_any", "fwd_vector_any<bf16, 4, false>", (28.5, 30.0), 4),
-    "vector_rows": _conv1d("forward/vector_any", "fwd_vector_any<bf16, 4, true>", (14.0, 15.5), 4),
-    "bwd_tile": _conv1d("backward/tile", "bwd_tile_kernel<bf16, 4, false>", (21.0, 27.0), 2, width=8, multiplications=17),
+    "vector_any": _conv1d("forward/vector_any_bf16", "fwd_vector_any<bf16, 4, false>", (28.5, 30.0), 4),
+    "vector_rows": _conv1d("forward/vector_any_bf16", "fwd_vector_any<bf16, 4, true>", (14.0, 15.5), 4),
+    "bwd_tile": _conv1d("backward/tile_5", "bwd_tile_kernel<bf16, 4, false>", (21.0, 27.0), 2, width=8, multiplications=17),
     "bwd_vector": _conv1d("backward/whole", "bwd_whole<bf16, 4>", (21.5, 25.5), 5, multiplications=16, gfx90a=23.0),
-    "varlen": _conv1d("prefill/tile", "varlen_tile<bf16, 8, 4, false>", (11.5, 13.0), 4),
+    "varlen": _conv1d("prefill/tile_bf16", "varlen_tile<bf16, 8, 4, false>", (11.5, 13.0), 4),
     # Decode stores an output and three or four columns of the state; three columns of packed slots go through LDS.
     "step": _conv1d(
         "decode/step", "update_step<bf16, bf16, 4, 0, 0, true>", (10.0, 8.5), 8, width=8, outputs=1 / 4, whole=True

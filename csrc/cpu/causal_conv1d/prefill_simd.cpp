@@ -1,7 +1,8 @@
 // The causal conv1d prefill (packed sequences) for host memory, vectorised: for any strides and any width.
 //
-// As on GPUs (csrc/kernels/causal_conv1d/prefill/tile.cu), the packed tokens are cut into runs, whatever sequences they hold.
-// The run with a sequence's first token computes all outputs that depend on the initial state, and then writes the states.
+// As on GPUs (csrc/kernels/causal_conv1d/prefill/tile_kernel.h), the packed tokens are cut into runs, whatever sequences they
+// hold. The run with a sequence's first token computes all outputs that depend on the initial state, and then writes the
+// states.
 #include <vector>
 
 #include "along_tokens.h"

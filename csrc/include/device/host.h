@@ -24,6 +24,8 @@
 #include <immintrin.h>
 #endif
 
+#include "device/half_bits.h"
+
 namespace hipconv {
 
 // ---- facts ------------------------------------------------------------------------------------------------------------
@@ -111,12 +113,7 @@ inline float f16_bits_to_float(uint16_t bits) {
 #if defined(HIPCONV_HAS_F16C)
     return _cvtsh_ss(bits);
 #else
-    // g++ before 13 has no _Float16 of its own, so this converts by hand: it shifts the exponent into place and rescales by
-    // 2^112, which is exact for denormals too; an all-ones exponent stays one.
-    const uint32_t magnitude = bits & 0x7fffu;
-    const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16;
-    if (magnitude >= 0x7c00u) return bit_cast<float>(sign | 0x7f800000u | (magnitude << 13));
-    return bit_cast<float>(sign | bit_cast<uint32_t>(bit_cast<float>(magnitude << 13) * bit_cast<float>(0x77800000u)));
+    return by_hand::f16_bits_to_float(bits);  // g++ before 13 has no _Float16 of its own
 #endif
 }
 
@@ -124,26 +121,11 @@ inline uint16_t float_to_f16_bits(float v) {
 #if defined(HIPCONV_HAS_F16C)
     return static_cast<uint16_t>(_cvtss_sh(v, _MM_FROUND_TO_NEAREST_INT));
 #else
-    const uint32_t bits = bit_cast<uint32_t>(v);
-    const uint32_t magnitude = bits & 0x7fffffffu;
-    uint32_t half;
-    if (magnitude > 0x7f800000u) {
-        half = 0x7e00u;
-    } else if (magnitude >= 0x477ff000u) {  // 65520 and up round to infinity
-        half = 0x7c00u;
-    } else if (magnitude < 0x38800000u) {  // below 2^-14: adding 0.5 rounds to the denormals' unit, 2^-24
-        half = bit_cast<uint32_t>(bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
-    } else {
-        half = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-    }
-    return static_cast<uint16_t>(half | ((bits >> 16) & 0x8000u));
+    return by_hand::float_to_f16_bits(v);
 #endif
 }
 
-inline uint16_t float_to_bf16_bits(float v) {
-    const uint32_t bits = bit_cast<uint32_t>(v);
-    return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
+inline uint16_t float_to_bf16_bits(float v) { return by_hand::float_to_bf16_bits(v); }
 
 inline float approx_exp2(float v) { return exp2f(v); }
 inline float approx_rcp(float v) { return 1.0f / v; }

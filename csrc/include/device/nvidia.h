@@ -7,6 +7,7 @@
 #if defined(HIPCONV_NVIDIA_DEVICE)
 #if __CUDA_ARCH__ >= 800
 #define HIPCONV_HAS_MMA_SYNC 1
+#define HIPCONV_HAS_BF16 1  // conversions to it, and to pairs of f16
 #endif
 #if __CUDA_ARCH__ >= 900
 #define HIPCONV_HAS_EARLY_LAUNCHES 1
@@ -15,6 +16,8 @@
 #define HIPCONV_HAS_WARPGROUPS 1  // sm_90: four waves multiply tiles in LDS (matrix/warpgroup_mma.h), TMA brings them there
 #endif
 #endif
+
+#include "device/half_bits.h"
 
 namespace hipconv {
 
@@ -173,10 +176,35 @@ HIPCONV_INLINE To bit_cast(From from) {
     return to;
 }
 
+// These are the instructions of <cuda_fp16.h> and <cuda_bf16.h>, which take longer to read than many a kernel takes to compile.
+HIPCONV_INLINE float f16_bits_to_float(uint16_t bits) {
+#if defined(HIPCONV_NVIDIA_DEVICE)
+    float v;
+    asm("{  cvt.f32.f16 %0, %1;}\n" : "=f"(v) : "h"(bits));
+    return v;
+#else
+    return by_hand::f16_bits_to_float(bits);
+#endif
+}
+HIPCONV_INLINE uint16_t float_to_f16_bits(float v) {
+#if defined(HIPCONV_NVIDIA_DEVICE)
+    uint16_t bits;
+    asm("{  cvt.rn.f16.f32 %0, %1;}\n" : "=h"(bits) : "f"(v));
+    return bits;
+#else
+    return by_hand::float_to_f16_bits(v);
+#endif
+}
 // The card's NaN of bf16 is the upper half of 0x7fffffff: a sum cannot round its bits.
-HIPCONV_INLINE float f16_bits_to_float(uint16_t bits) { return compat::f16_bits_to_float(bits); }
-HIPCONV_INLINE uint16_t float_to_f16_bits(float v) { return compat::float_to_f16_bits(v); }
-HIPCONV_INLINE uint16_t float_to_bf16_bits(float v) { return compat::float_to_bf16_bits(v); }
+HIPCONV_INLINE uint16_t float_to_bf16_bits(float v) {
+#if defined(HIPCONV_HAS_BF16)
+    uint16_t bits;
+    asm("{  cvt.rn.bf16.f32 %0, %1;}\n" : "=h"(bits) : "f"(v));
+    return bits;
+#else
+    return v != v ? 0x7fff : by_hand::float_to_bf16_bits(v);
+#endif
+}
 
 HIPCONV_INLINE float approx_exp2(float v) {
 #if defined(HIPCONV_NVIDIA_DEVICE)
@@ -246,7 +274,23 @@ HIPCONV_INLINE Pair multiply_add(Pair a, Pair b, Pair c) { return make_float2(fm
 HIPCONV_INLINE Pair multiply(Pair a, Pair b) { return make_float2(a.x * b.x, a.y * b.y); }
 HIPCONV_INLINE Pair add(Pair a, Pair b) { return make_float2(a.x + b.x, a.y + b.y); }
 
-HIPCONV_INLINE uint32_t floats_to_f16x2(float low, float high) { return compat::floats_to_f16x2(low, high); }
-HIPCONV_INLINE uint32_t floats_to_bf16x2(float low, float high) { return compat::floats_to_bf16x2(low, high); }
+HIPCONV_INLINE uint32_t floats_to_f16x2(float low, float high) {
+#if defined(HIPCONV_HAS_BF16)
+    uint32_t both;
+    asm("{ cvt.rn.f16x2.f32 %0, %2, %1; }\n" : "=r"(both) : "f"(low), "f"(high));
+    return both;
+#else
+    return float_to_f16_bits(low) | static_cast<uint32_t>(float_to_f16_bits(high)) << 16;
+#endif
+}
+HIPCONV_INLINE uint32_t floats_to_bf16x2(float low, float high) {
+#if defined(HIPCONV_HAS_BF16)
+    uint32_t both;
+    asm("{ cvt.rn.bf16x2.f32 %0, %2, %1;}\n" : "=r"(both) : "f"(low), "f"(high));
+    return both;
+#else
+    return float_to_bf16_bits(low) | static_cast<uint32_t>(float_to_bf16_bits(high)) << 16;
+#endif
+}
 
 }  // namespace hipconv

@@ -2,8 +2,7 @@
 // <hip/hip_runtime.h>.
 #pragma once
 
-#include <stdexcept>
-#include <string>
+#include "device/error.h"
 
 namespace hipconv {
 
@@ -11,9 +10,8 @@ namespace hipconv {
 inline void check_launch(const char* op) {
     const hipError_t error = hipGetLastError();
     if (error == hipSuccess) return;
-    throw std::runtime_error(std::string("hipconv: ") + op + ": the kernel could not be launched: " + hipGetErrorName(error) +
-                             " (" + hipGetErrorString(error) +
-                             "). `python -m hipconv env` shows the devices and the architectures built for.");
+    throw Error({"hipconv: ", op, ": the kernel could not be launched: ", hipGetErrorName(error), " (",
+                 hipGetErrorString(error), "). `python -m hipconv env` shows the devices and the architectures built for."});
 }
 
 }  // namespace hipconv

@@ -1,6 +1,7 @@
 // The kernels of an op are a table with a row each. A call gets the kernel that its keyword `kernel` names, else the one that
 // the op's environment variable names, else the first row of the table that "auto" takes for it. This header knows neither
-// torch nor HIP.
+// torch nor HIP. What looks names up is in kernel_names.h, which no file of kernels reads: its strings take half a second to
+// compile.
 //
 // A new kernel is a file of its own, its row in the table, and its name in the op's KernelNames.
 //
@@ -10,8 +11,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
-#include <vector>
 
 namespace hipconv {
 
@@ -49,37 +48,11 @@ struct KernelTable {
     const KernelRow<Call...>* end() const { return rows + count; }
     bool has(const KernelRow<Call...>* row) const { return begin() <= row && row < end(); }
 
-    const KernelRow<Call...>* find(const std::string& name) const {
-        for (const auto& row : *this)
-            if (name == row.name) return &row;
-        return also ? also->find(name) : nullptr;
-    }
-
     // The kernel that "auto" means, or null if none serves the call.
     const KernelRow<Call...>* choice(const Call&... call) const {
         for (const auto& row : *this)
             if (row.is_choice_of(call...)) return &row;
         return nullptr;
-    }
-
-    std::vector<std::string> names() const {
-        std::vector<std::string> found;
-        for (const auto& row : *this) found.emplace_back(row.name);
-        return found;
-    }
-
-    // The names of the table and of `also`.
-    std::vector<std::string> known() const {
-        std::vector<std::string> found = names();
-        if (also)
-            for (const std::string& name : also->known()) found.push_back(name);
-        return found;
-    }
-    std::vector<std::string> serving(const Call&... call) const {
-        std::vector<std::string> found;
-        for (const std::string& name : known())
-            if (!find(name)->refusal_of(call...)) found.push_back(name);
-        return found;
     }
 };
 
@@ -89,15 +62,6 @@ struct KernelNames {
     const char* variable;
     const char* gpu[8];  // nulls follow the names
     const char* cpu[4];
-
-    std::vector<std::string> all() const {
-        std::vector<std::string> names;
-        for (const char* name : gpu)
-            if (name) names.emplace_back(name);
-        for (const char* name : cpu)
-            if (name) names.emplace_back(name);
-        return names;
-    }
 };
 
 // Tells whether all rows have a name of the list.

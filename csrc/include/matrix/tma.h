@@ -8,9 +8,9 @@
 
 #include <cstdint>
 #include <cstring>
-#include <stdexcept>
 
 #include "device/dtype.h"
+#include "device/error.h"
 #include "matrix/mma.h"
 
 namespace hipconv {
@@ -65,9 +65,9 @@ inline TensorMap make_tensor_map(const TensorMapSpec& tensor) {
     TensorMap map{};
 #if defined(HIPCONV_NVIDIA)
     if (!compat::encode_tensor_map(map.words, tensor))
-        throw std::runtime_error(
-            "hipconv: the driver could not encode a tensor map for TMA. "
-            "algorithm='implicit_gemm' goes without it; please report the shapes and strides.");
+        throw Error(
+            {"hipconv: the driver could not encode a tensor map for TMA. algorithm='implicit_gemm' goes without it; please "
+             "report the shapes and strides."});
 #else
     map.tensor = tensor;
 #endif

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "launch/kernel_table.h"
+#include "launch/kernel_names.h"
 #include "tensor_checks.h"
 
 namespace hipconv {
@@ -21,14 +21,14 @@ template <typename... Call>
 KernelRequest<Call...> requested_kernel(const std::string& keyword, const KernelNames& names,
                                         const KernelTable<Call...>& table) {
     if (keyword != "auto") {
-        const KernelRow<Call...>* kernel = table.find(keyword);
-        if (!kernel) check_kernel_name(keyword, table.known());
+        const KernelRow<Call...>* kernel = find_kernel(table, keyword);
+        if (!kernel) check_kernel_name(keyword, known_names(table));
         return {kernel, "kernel"};
     }
     const char* value = std::getenv(names.variable);  // os.environ writes through to it
     if (value == nullptr || *value == '\0') return {nullptr, "kernel"};
-    if (const KernelRow<Call...>* kernel = table.find(value)) return {kernel, names.variable};
-    check_kernel_name(value, names.all(), names.variable);
+    if (const KernelRow<Call...>* kernel = find_kernel(table, value)) return {kernel, names.variable};
+    check_kernel_name(value, all_names(names), names.variable);
     return {nullptr, "kernel"};
 }
 
@@ -40,7 +40,7 @@ const KernelRow<Call...>* kernel_of(const KernelTable<Call...>& table, const Ker
     if (!wanted.kernel) return table.choice(call...);
     if (const char* served = wanted.kernel->refusal_of(call...)) {
         std::string others;
-        for (const std::string& name : table.serving(call...)) others += (others.empty() ? "'" : ", '") + name + "'";
+        for (const std::string& name : names_serving(table, call...)) others += (others.empty() ? "'" : ", '") + name + "'";
         throw pybind11::value_error(
             concat(wanted.source, ": got '", wanted.kernel->name, "', which serves ", served, "; this call can have ", others));
     }

@@ -1,7 +1,8 @@
 """jit_config.json, the registry of modules: data only, checked here, never evaluated.
 
 Each module names globs below csrc/ and compiler flags: `kernels` (HIP, for rocm, cuda and simt), `cpu` (C++, for the cpu
-backend), `pybind` (the binding, for all) and `flags`. Without `cpu` files the module is for GPUs (and simt) alone.
+backend), `pybind` (the binding, for all) and `flags`. Without `cpu` files the module is for GPUs (and simt) alone. A file that
+several globs match counts for the first: what compiles longest is to start first.
 """
 
 from __future__ import annotations
@@ -83,21 +84,27 @@ def serves(module: Module, backend: str) -> bool:
 
 
 def sources(module: Module, backend: str) -> list[Path]:
-    """The files that `backend` compiles for `module`, relative to the source root, in a fixed order;
-    none if it has no kernels for it.
+    """The files that `backend` compiles for `module`, relative to the source root, none if it has no kernels for it.
+
+    Compilers start in this order: with the binding, and then as the globs stand, which begin with what takes longest.
     """
     if not serves(module, backend):
         return []
     root = source_root()
-    found: list[Path] = []
-    for pattern in (*(module.cpu if backend == "cpu" else module.kernels), *module.pybind):
-        matches = sorted(match for match in (root / "csrc").glob(pattern) if match.is_file())
-        if not matches:
-            raise BadRegistry(
-                f"module '{module.name}': no file matches csrc/{pattern} below {root}; reinstall hipconv if they are gone"
-            )
-        found += [match.relative_to(root) for match in matches]
-    return found
+
+    def matching(patterns: list[str]) -> list[Path]:
+        found: list[Path] = []
+        for pattern in patterns:
+            matches = sorted(match for match in (root / "csrc").glob(pattern) if match.is_file())
+            if not matches:
+                raise BadRegistry(
+                    f"module '{module.name}': no file matches csrc/{pattern} below {root}; reinstall hipconv if they are gone"
+                )
+            found += [match.relative_to(root) for match in matches]
+        return found
+
+    kernels = matching(module.cpu if backend == "cpu" else module.kernels)
+    return list(dict.fromkeys([*matching(module.pybind), *kernels]))
 
 
 def include_directories(backend: str) -> list[str]:

@@ -3,8 +3,6 @@
 // where CUDA names may appear.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -84,23 +82,6 @@ void launch(bool early, void (*kernel)(Params...), dim3 grid, dim3 block, int sh
     (void)early;
     kernel<<<grid, block, shared_bytes, stream>>>(params...);
 #endif
-}
-
-// device/nvidia.h needs these of CUDA's own types.
-
-__host__ __device__ inline float f16_bits_to_float(uint16_t bits) { return __half2float(__half(__half_raw{bits})); }
-__host__ __device__ inline uint16_t float_to_f16_bits(float v) { return static_cast<__half_raw>(__float2half_rn(v)).x; }
-__host__ __device__ inline uint16_t float_to_bf16_bits(float v) {
-    return static_cast<__nv_bfloat16_raw>(__float2bfloat16_rn(v)).x;
-}
-
-__host__ __device__ inline uint32_t floats_to_bf16x2(float low, float high) {
-    const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<const uint32_t*>(&both);
-}
-__host__ __device__ inline uint32_t floats_to_f16x2(float low, float high) {
-    const __half2 both = __floats2half2_rn(low, high);
-    return *reinterpret_cast<const uint32_t*>(&both);
 }
 
 }  // namespace compat

@@ -1,4 +1,4 @@
-// The channel-last backward's plan, and its kernel (tile_kernel.h) for widths up to kBwdTileSplit.
+// The channel-last backward's plan, and its kernel (tile_kernel.h) for widths up to 3.
 #include <hip/hip_runtime.h>
 
 #include "kernels.h"
@@ -188,10 +188,14 @@ void causal_conv1d_bwd_tile(const CausalConv1dBwdParams& params, void* workspace
     const BwdPartials partials = equal_partials(walk.shape.blocks);
     walk.p = bwd_sums_begin(walk.p, partials, /*looks_at_taps=*/false, workspace, s);
     const BwdTileCall call = bwd_tile_call(walk);
-    if (walk.p.in.width <= kBwdTileSplit)
-        launch_bwd_tile<kBwdTileSplit, 1>(call, s);
-    else
-        causal_conv1d_bwd_tile_wider(call, stream);
+    const int width = walk.p.in.width;
+    static_assert(kBwdTileMaxWidth == 8, "the widest has a file, too");
+    const auto launch = width <= 3   ? launch_bwd_tile<3, 1>
+                        : width <= 5 ? launch_bwd_tile<5, 4>
+                        : width == 6 ? launch_bwd_tile<6, 6>
+                        : width == 7 ? launch_bwd_tile<7, 7>
+                                     : launch_bwd_tile<8, 8>;
+    launch(call, s);
     bwd_sums_add_up(walk.p, partials, s);
 }
 

@@ -424,7 +424,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
     leave_partial_sums<kWidth, kChannels, !kBwdStages && !kAligned>(call, reinterpret_cast<float*>(lds), block, dweight, dbias);
 }
 
-// Launches the instance for widths kLeast to kMost. On cards that load tokens ahead into registers, vectors lie anywhere.
+// Launches the instance for widths kLeast to kMost: tile.cu has the narrowest, and each other file is called after its widest.
+// On cards that load tokens ahead into registers, vectors lie anywhere.
 template <int kMost, int kLeast>
 void launch_bwd_tile(const BwdTileCall& call, hipStream_t stream) {
     with_instance<kMost, kLeast>(call.p.in.dtype, call.p.in.width, [&](auto type, auto width) {
@@ -441,5 +442,10 @@ void launch_bwd_tile(const BwdTileCall& call, hipStream_t stream) {
     });
     check_launch("causal_conv1d_bwd");
 }
+
+extern template void launch_bwd_tile<5, 4>(const BwdTileCall&, hipStream_t);
+extern template void launch_bwd_tile<6, 6>(const BwdTileCall&, hipStream_t);
+extern template void launch_bwd_tile<7, 7>(const BwdTileCall&, hipStream_t);
+extern template void launch_bwd_tile<8, 8>(const BwdTileCall&, hipStream_t);
 
 }  // namespace hipconv

@@ -1,5 +1,4 @@
-// This says how a launch of the channel-last backward divides its work, and which instances the files that compile side by side
-// hold.
+// This says how a launch of the channel-last backward divides its work.
 #pragma once
 
 #include "causal_conv1d/backward.h"
@@ -8,7 +7,6 @@
 namespace hipconv {
 
 constexpr int kBwdTileMaxWidth = 8;
-constexpr int kBwdTileSplit = 5;  // tile.cu has the widths up to this one, tile_wider.cu those above
 constexpr int kBwdTileThreads = 128;
 constexpr int kBwdTileLanes = 32;    // the most lanes that a block is wide
 constexpr int kBwdTileRows = 32;     // the most rows that a block has
@@ -66,7 +64,5 @@ struct BwdTileCall {  // the kernel's parameter, which it reads again (device/ar
     unsigned lanes, rows;  // of a block
     bool aligned;          // every vector of every token lies at a multiple of its size
 };
-
-void causal_conv1d_bwd_tile_wider(const BwdTileCall& call, void* stream);  // widths above kBwdTileSplit
 
 }  // namespace hipconv

@@ -295,20 +295,27 @@ template <typename T, int kWidth, BwdForm kForm>
 constexpr bool kHasBwdVector =
     kForm == BwdForm::plain ? !bwd_whole_has_width(kWidth) : sizeof(T) == 2 || kForm == BwdForm::any_with_states;
 
-// Launches the instance for the type and the width, from 1 to kWidth.
-template <BwdForm kForm, int kWidth = kMaxBwdVectorWidth>
-void launch_bwd_vector(const BwdVectorParams& p, const BwdVectorPlan& plan, dim3 grid, dim3 block, hipStream_t stream) {
+// Launches the instance for the width, from 1 to kWidth.
+template <typename T, BwdForm kForm, int kWidth = kMaxBwdVectorWidth>
+void launch_bwd_vector_of(const BwdVectorParams& p, const BwdVectorPlan& plan, dim3 grid, dim3 block, hipStream_t stream) {
     if constexpr (kWidth > 1) {
-        if (p.in.width < kWidth) return launch_bwd_vector<kForm, kWidth - 1>(p, plan, grid, block, stream);
+        if (p.in.width < kWidth) return launch_bwd_vector_of<T, kForm, kWidth - 1>(p, plan, grid, block, stream);
     }
-    with_dtype(p.in.dtype, [&](auto type) {
-        using T = decltype(type);
-        if constexpr (kHasBwdVector<T, kWidth, kForm>) {
-            const bool early = p.taps != nullptr;
-            HIPCONV_LAUNCH(early, (causal_conv1d_bwd_vector<T, kWidth, kForm>), grid, block, 0, stream, p, plan);
-            check_launch("causal_conv1d_bwd");
-        }
-    });
+    if constexpr (kHasBwdVector<T, kWidth, kForm>) {
+        const bool early = p.taps != nullptr;
+        HIPCONV_LAUNCH(early, (causal_conv1d_bwd_vector<T, kWidth, kForm>), grid, block, 0, stream, p, plan);
+        check_launch("causal_conv1d_bwd");
+    }
 }
+
+// The same for the type. Of the form with states, each type has a file of its own.
+template <BwdForm kForm>
+void launch_bwd_vector(const BwdVectorParams& p, const BwdVectorPlan& plan, dim3 grid, dim3 block, hipStream_t stream) {
+    with_dtype(p.in.dtype, [&](auto type) { launch_bwd_vector_of<decltype(type), kForm>(p, plan, grid, block, stream); });
+}
+extern template void launch_bwd_vector_of<f16, BwdForm::any_with_states>(const BwdVectorParams&, const BwdVectorPlan&, dim3,
+                                                                         dim3, hipStream_t);
+extern template void launch_bwd_vector_of<bf16, BwdForm::any_with_states>(const BwdVectorParams&, const BwdVectorPlan&, dim3,
+                                                                          dim3, hipStream_t);
 
 }  // namespace hipconv

@@ -1,4 +1,5 @@
-// The channel-first backward kernel (vector.cu) for rows with states, and for rows of f32 that are not plain.
+// The channel-first backward kernel (vector.cu) for rows with states, and for rows of f32 that are not plain: the instances for
+// f32.
 #include <hip/hip_runtime.h>
 
 #include "vector_kernel.h"

@@ -5,8 +5,8 @@
 // walks several vectors and prefetches kAhead of them, so that memory always has work while registers stay few and threads
 // many.
 //
-// Each row is one sequence without a state. All others have the kernel of vector_any.cu, and so do ragged rows of rare widths.
-// Rows are whole where they begin and end on 16-byte boundaries. Ragged ones are cut on the boundaries of out; a vector
+// Each row is one sequence without a state. All others have the kernel of vector_any_kernel.h, and so do ragged rows of rare
+// widths. Rows are whole where they begin and end on 16-byte boundaries. Ragged ones are cut on the boundaries of out; a vector
 // that a row fills only in part is read whole where memory before and after the row is x's as well, and written in parts. Where
 // x does not lie in its 16 bytes as out does (Rows::apart), a vector and its halo are read as the 16-byte granules around them,
 // whose words then move into place; AMD's cards read vectors at any address.

@@ -1,4 +1,4 @@
-// The two channel-first kernels "vector": one is for plain rows (vector.cu), the other for any rows (vector_any.cu).
+// The two channel-first kernels "vector": one is for plain rows (vector.cu), the other for any rows (vector_any_kernel.h).
 #pragma once
 
 #include "kernels.h"

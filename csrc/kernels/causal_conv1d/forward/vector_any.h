@@ -1,4 +1,4 @@
-// This says what the tokens of a row see, for vector_any.cu.
+// This says what the tokens of a row see, for vector_any_kernel.h.
 #pragma once
 
 #include "causal_conv1d/forward.h"

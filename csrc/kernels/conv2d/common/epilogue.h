@@ -1,7 +1,7 @@
 // The epilogue of one output of conv2d, in f32: bias, residual, activation, one rounding.
 #pragma once
 
-#include "conv2d/conv2d.h"
+#include "conv2d/params.h"
 #include "device/activation.h"
 
 namespace hipconv {

@@ -1,7 +1,7 @@
 // This says where a padded image finds a row or column that lies outside it.
 #pragma once
 
-#include "conv2d/conv2d.h"
+#include "conv2d/params.h"
 
 namespace hipconv {
 

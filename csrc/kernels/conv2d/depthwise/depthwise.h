@@ -6,7 +6,7 @@
 #pragma once
 
 #include "../common/padding.h"
-#include "conv2d/conv2d.h"
+#include "conv2d/params.h"
 #include "device/vec.h"
 
 namespace hipconv {

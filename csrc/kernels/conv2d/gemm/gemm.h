@@ -6,7 +6,7 @@
 // the cache. Else the chunks of all taps stand in one row, tap after tap, and a step may begin within a tap.
 #pragma once
 
-#include "conv2d/conv2d.h"
+#include "conv2d/params.h"
 #include "matrix/tf32_atoms.h"
 
 namespace hipconv {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../common/epilogue.h"
+#include "conv2d/conv2d.h"
 #include "gemm.h"
 #include "pack_filters.h"
 
