@@ -3,6 +3,7 @@
 
 #include <stdexcept>
 
+#include "../../conv2d/common/units.h"
 #include "conv3d/conv3d.h"
 #include "launch/kernel_table.h"
 #include "launchers.h"
@@ -33,6 +34,7 @@ const Row& algorithm(const std::string& name) {
 }  // namespace
 
 std::vector<std::string> conv3d_algorithms() { return kTable.names(); }
+bool conv3d_has_tf32(const std::string& arch) { return has_tf32(arch); }
 
 const char* conv3d_refusal(const std::string& name, const Conv3dParams& p, const Conv3dCard& card) {
     return algorithm(name).refusal_of(p, card);

@@ -35,7 +35,7 @@ struct FilterLayout {
     }
 };
 
-// Packs filters of 16-bit types.
+// Packs filters into the workspace.
 void conv3d_pack_filters(const Conv3dParams& params, const FilterLayout& layout, void* workspace, void* stream);
 
 }  // namespace hipconv
