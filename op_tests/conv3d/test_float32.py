@@ -54,7 +54,7 @@ def with_gaps(tensor: Tensor, layout: str, fill: float, gap: int = GAP) -> Tenso
 
 
 def between(part: Tensor, layout: str, gap: int = GAP) -> Tensor:
-    """What stands between the pixels or rows of such a copy."""
+    """Return what stands between the pixels or rows of such a copy."""
     moved = part.movedim(1, -1) if layout == "ndhwc" else part
     size = (*moved.shape[:-1], gap)
     return moved.as_strided(size, moved.stride(), moved.storage_offset() + moved.shape[-1])
