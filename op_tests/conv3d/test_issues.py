@@ -1,5 +1,5 @@
-"""Shapes that AMD's users met naive kernels, im2col or aborts with: on matrix cores here, or, in float32, on FMAs
-in tiles; and right.
+"""Shapes that AMD's users met naive kernels, im2col or aborts with: on matrix cores here, or, in float32 and
+depthwise, on kernels of their own; and right.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ def test_an_issues_shape_is_on_matrix_cores_and_right(name: str) -> None:
         for card in CARDS:
             plan = hipconv.conv3d_plan(x, weight, None, 1, case.padding, 1, case.groups, target=card)
             few = case.K <= 3 and layout == torch.channels_last_3d and dtype == torch.bfloat16
-            assert plan.algorithm == ("few_filters" if few else "implicit_gemm"), f"{card}: {plan}"
+            expected = "few_filters" if few else "depthwise" if case.groups == case.C else "implicit_gemm"
+            assert plan.algorithm == expected, f"{card}: {plan}"
     small = case.reduced(300_000)
     while small.groups > 8:
         small = small._replace(C=small.C // 2, K=small.K // 2, groups=small.groups // 2)
     for backend in on_kernels():
         with environment(**WAYS["simt-wave64"]):
             arguments = (case if backend == "gpu" and case.macs < 2e11 else small).inputs(device_of(backend))
-            for algorithm in ("few_filters", "implicit_gemm"):
+            for algorithm in ("depthwise", "few_filters", "implicit_gemm"):
                 if algorithm in hipconv.conv3d_plan(**arguments).serves:
                     assert mismatch_conv3d(hipconv.conv3d(**arguments, algorithm=algorithm), arguments) is None

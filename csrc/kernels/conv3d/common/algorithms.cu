@@ -15,6 +15,7 @@ namespace {
 using Row = KernelRow<Conv3dParams, Conv3dCard>;
 constexpr Row kRows[] = {
     // {name, refusal, launch, workspace, whether auto takes it, form}; the fastest first
+    {"depthwise", conv3d_depthwise_refusal, conv3d_depthwise, nullptr, nullptr, conv3d_depthwise_form},
     {"few_filters", conv3d_few_filters_refusal, conv3d_few_filters, conv3d_few_filters_workspace},
     {"warpgroup_gemm", conv3d_warpgroup_gemm_refusal, conv3d_warpgroup_gemm, conv3d_warpgroup_gemm_workspace, nullptr,
      conv3d_warpgroup_gemm_form},
