@@ -18,7 +18,7 @@ from support import ROOT
 KERNELS = ROOT / "csrc" / "kernels" / "conv3d"
 CDNA = ("gfx90a", "gfx942", "gfx950")
 THREADS = 256
-VALU = {True: 160, False: 460}  # vector instructions of a step, at most, by vectors and by elements
+VALU = {True: 200, False: 500}  # vector instructions of a step, at most, by vectors and by elements
 WIDE = ("global_load_dwordx4", "global_load_b128")
 
 
@@ -56,7 +56,7 @@ def test_a_step_of_float32_is_matrix_instructions_or_multiplications(clang: int,
         if arch not in CDNA:
             phases = products // kernel.wave_size // 4  # a quarter of a step: two of its eight chunks
             assert sum(map(multiplications, counts.instructions)) == phases, what
-            assert counts.valu <= phases, f"{what}: {counts.valu} vector instructions for {phases} multiplications"
+            assert counts.valu <= phases * 5 // 4, f"{what}: {counts.valu} vector instructions for {phases} multiplications"
             continue
         each = 32 * 32 * {"float": 2, "tf32": 4}[dtype]
         assert counts.of("matrix") == products // each, what
