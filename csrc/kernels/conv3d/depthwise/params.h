@@ -1,4 +1,4 @@
-// What the launcher hands to the depthwise kernel.
+// The launcher hands these to the depthwise kernel.
 #pragma once
 
 #include "../../conv2d/gemm/gemm.h"
