@@ -46,7 +46,6 @@ Call make_call(const Ints& stride, const Ints& padding, const Ints& dilation, in
                const std::string& activation, const std::string& float32_precision, const Ints& out_size,
                at::ScalarType out_dtype, bool channels_last, const std::string& algorithm, const Ints& tile,
                int64_t workspace_limit) {
-    static constexpr const char* kPrecisions[] = {"ieee", "tf32"};
     if (stride.size() != 2 || padding.size() != 4 || dilation.size() != 2 || out_size.size() != 2 || tile.size() != 3)
         throw py::value_error("stride, padding, dilation, out_size, tile: expected 2, 4, 2, 2 and 3 integers");
     check_kernel_name(algorithm, conv2d_algorithms(), "algorithm");
@@ -57,7 +56,7 @@ Call make_call(const Ints& stride, const Ints& padding, const Ints& dilation, in
             groups,
             padding_mode_of("padding_mode", padding_mode),
             activation_of(activation),
-            named<Float32Precision>("float32_precision", float32_precision, kPrecisions),
+            float32_precision_of(float32_precision),
             out_dtype,
             channels_last,
             {algorithm, tile[0], tile[1], tile[2], workspace_limit}};

@@ -35,13 +35,15 @@ struct Call {
     bool is_causal;
     PaddingMode padding_mode;
     Conv2dActivation activation;
+    Float32Precision float32_precision;
     std::string algorithm;
     Conv3dCard card;
 };
 
 Call make_call(const Ints& stride, int32_t front, const Ints& padding, const Ints& dilation, int32_t groups,
                const Ints& out_size, const std::string& time_mode, bool is_causal, const std::string& padding_mode,
-               const std::string& activation, const std::string& algorithm, const std::string& arch, int32_t compute_units) {
+               const std::string& activation, const std::string& float32_precision, const std::string& algorithm,
+               const std::string& arch, int32_t compute_units) {
     if (stride.size() != 3 || padding.size() != 4 || dilation.size() != 3 || out_size.size() != 3)
         throw py::value_error("stride, padding, dilation, out_size: expected 3, 4, 3 and 3 integers");
     check_kernel_name(algorithm, conv3d_algorithms(), "algorithm");
@@ -55,6 +57,7 @@ Call make_call(const Ints& stride, int32_t front, const Ints& padding, const Int
             is_causal,
             padding_mode_of("padding_mode", padding_mode),
             activation_of(activation),
+            float32_precision_of(float32_precision),
             algorithm,
             {arch, compute_units}};
 }
@@ -113,6 +116,7 @@ Conv3dParams checked_params(const Tensors& t, const Call& call) {
     Conv3dParams p{};
     const at::Tensor &x = t.x, &weight = t.weight;
     p.dtype = float_dtype({"x", x});
+    p.float32_precision = call.float32_precision;
     p.out_dtype = float_dtype({"out", t.out});
     check_same_dtype({"weight", weight}, {"x", x});
     for (const Ints& factors : {call.stride, call.dilation, Ints{call.groups}})
@@ -290,4 +294,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     m.def("conv3d_packing", &packing);
     m.def("conv3d_service", &service);
     m.def("conv3d_algorithms", &conv3d_algorithms);
+    m.def("conv3d_has_tf32", &conv3d_has_tf32);
 }

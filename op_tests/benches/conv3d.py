@@ -31,13 +31,17 @@ from support.tensors import DTYPES
 from support.timing import in_turn_us
 import hipconv
 from hipconv import targets
+from hipconv.ops.conv2d.precision import PRECISIONS
 
 COPIES = 3  # of the inputs and results, which together are larger than any cache
 
 
-def bench(case: Case, algorithm: str, device: torch.device, rate: float, unfolds: bool) -> dict:
+def bench(
+    case: Case, algorithm: str, device: torch.device, rate: float, unfolds: bool, float32_precision: str = "ieee"
+) -> dict:
     """Times of one layer in microseconds; `wrong` says what is wrong with the result, or None."""
-    inputs = [case.inputs(device, seed, device.type) for seed in range(COPIES)]
+    asked = {"float32_precision": float32_precision}
+    inputs = [case.inputs(device, seed, device.type) | asked for seed in range(COPIES)]
     plan = hipconv.conv3d_plan(**inputs[0], algorithm=algorithm)
     frames = [torch.cat([a["cache"], a["x"]], 2).contiguous(memory_format=_format(case)) for a in inputs]
     weight, bias = inputs[0]["weight"], inputs[0]["bias"]
@@ -56,15 +60,17 @@ def bench(case: Case, algorithm: str, device: torch.device, rate: float, unfolds
     groups: list[list[Callable[[], object]]] = [_kept(ours), _kept(theirs)]
     if unfolds:
         groups.append(_kept([functools.partial(unfolded, x) for x in frames]))
-    with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=False):
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=float32_precision == "tf32"):
         times = in_turn_us(groups, device)
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=False, allow_tf32=False):
         expected = F.conv3d(frames[0].float(), weight.float(), bias.float(), 1, (0, *spatial)).double()
     result = ours[0]()
-    wrong = outside_gates(result, expected, expected, weight[0].numel(), False)
+    rounds = plan.float32_precision == "tf32"
+    wrong = outside_gates(result, expected, expected, weight[0].numel(), False, rounds)
     if wrong is None and not torch.equal(inputs[0]["cache_out"], frames[0][:, :, -case.history :]):
         wrong = "cache_out is not the last frames"
-    peak = PEAKS.get(targets.of(device).arch, (float("inf"),))[0]
+    peaks = PEAKS.get(targets.of(device).arch, (float("inf"),) * 3)
+    peak = peaks[0 if case.dtype != torch.float32 else 2 if rounds else 1]
     return {
         "case": str(case),
         "plan": plan.form,
@@ -97,6 +103,9 @@ def main() -> int:
     parser, _ = parser_for(__doc__, "simt")
     parser.add_argument("--model", type=list_of(choice_of(*MODELS)), nargs="+", default=[list(MODELS)])
     parser.add_argument("--dtype", type=choice_of(*DTYPES), default="bfloat16")
+    parser.add_argument(
+        "--float32-precision", type=choice_of(*PRECISIONS), default="ieee", help="of float32, torch's too; default ieee"
+    )
     parser.add_argument("--layout", type=choice_of(*LAYOUTS, "both"), default="both")
     parser.add_argument("--num-layers", type=int, help="only the first of each model")
     parser.add_argument("--layers", type=list_of(str), nargs="+", help="only these, as C>K: 96>3,96>96")
@@ -143,6 +152,7 @@ def measure(options: argparse.Namespace) -> dict:
                         device,
                         rate,
                         options.unfold,
+                        options.float32_precision,
                     )
                     of_model.append(row | {"model": model, "layout": layout, "calls": calls})
                     kernel = "x".join(map(str, case.kernel))

@@ -357,6 +357,8 @@ def outside_gates(
     rmse, worst = error.square().mean().sqrt().item() / rms, error.max().item() / rms
     if not (rmse <= rmse_gate and worst <= max_gate):
         return f"rmse {rmse:.2e} of rms, expected {rmse_gate:.1e}; largest error {worst:.2e}, expected {max_gate:.1e}"
+    if rounds:
+        eps = 2.0**-11  # of a factor
     bound = (
         max(8 * eps, 10 * eps * products**0.5)
         + (6e-3 if products < 1024 else 8e-3 if products < 4096 else 1.2e-2) * expected.abs()

@@ -238,6 +238,7 @@ def main() -> int:
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
+    torch.backends.cudnn.allow_tf32 = False  # the gates are those of true float32
     device = device_of(options.backend)
     with use_backend(options.backend):
         if options.mode:

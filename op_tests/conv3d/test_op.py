@@ -273,6 +273,6 @@ def test_what_is_refused_names_the_argument(name: str, backend: str) -> None:
 def test_an_algorithm_that_does_not_serve_says_what_does() -> None:
     with (
         environment(**WAYS["simt-wave64"]),
-        pytest.raises(ValueError, match=r"'implicit_gemm', which serves x of 16-bit types; .*naive"),
+        pytest.raises(ValueError, match=r"'few_filters', which serves x of 16-bit types; .*'implicit_gemm', 'naive'"),
     ):
-        hipconv.conv3d(X, WEIGHT, algorithm="implicit_gemm")
+        hipconv.conv3d(X, WEIGHT, algorithm="few_filters")

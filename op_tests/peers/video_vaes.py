@@ -103,7 +103,7 @@ def check(name: str, device: torch.device) -> str | None:
     torch.manual_seed(0)
     model = getattr(diffusers, name)(**MODELS[name]).to(device).eval()
     video = torch.randn(1, 3, 9, 32, 32, device=device)
-    with torch.no_grad():
+    with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=False, allow_tf32=False):
         expected = results_of(model, video)
         report = hipconv.replace_conv3d(model)
         found = results_of(model, video)

@@ -35,7 +35,8 @@ struct Conv3dParams {
     PaddingMode time_mode, padding_mode;  // of frames; of rows and columns
     Conv2dActivation activation;
 
-    DType dtype;  // of x, weight and the caches
+    DType dtype;                         // of x, weight and the caches
+    Float32Precision float32_precision;  // of the products of f32, as in Conv2dParams; `tf32` where conv3d_has_tf32 says so
     Volume x, weight, cache;
 
     DType out_dtype;
@@ -67,7 +68,8 @@ struct Conv3dCard {
 
 // These serve GPUs and simt; torch's own convolution serves CPUs. Only the launch touches memory; the other functions depend on
 // sizes, strides, types and the alignment of addresses.
-std::vector<std::string> conv3d_algorithms();  // the fastest first
+std::vector<std::string> conv3d_algorithms();   // the fastest first
+bool conv3d_has_tf32(const std::string& arch);  // whether its matrix cores multiply TF32
 // Null if the algorithm serves the call, else what it does serve.
 const char* conv3d_refusal(const std::string& algorithm, const Conv3dParams& params, const Conv3dCard& card);
 const char* conv3d_form(const std::string& algorithm, const Conv3dParams& params, const Conv3dCard& card);

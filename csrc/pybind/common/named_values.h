@@ -29,4 +29,9 @@ inline Conv2dActivation activation_of(const std::string& name) {
     return named<Conv2dActivation>("activation", name, kActivations);
 }
 
+inline Float32Precision float32_precision_of(const std::string& name) {
+    static constexpr const char* kPrecisions[] = {"ieee", "tf32"};
+    return named<Float32Precision>("float32_precision", name, kPrecisions);
+}
+
 }  // namespace hipconv

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import describe, parse_activation, require_kinds
+from ..ops.conv2d import precision
 from ..ops.conv2d.activations import ACTIVATIONS
 from ..ops.conv3d.forward import conv3d
 
@@ -27,6 +28,7 @@ class CausalConv3d(torch.nn.Conv3d):
         padding_mode: "zeros", "reflect", "replicate" or "circular", of rows and columns.
         time_padding: what stands before the first frame: "zeros", or "first" for the first frame again.
         activation: what follows the sum, as for `hipconv.conv3d`.
+        float32_precision: how float32 is multiplied on a GPU, as for `hipconv.conv3d`; None for what torch's settings say.
 
     Raises:
         TypeError, ValueError: an argument of the wrong kind, or one that `torch.nn.Conv3d` refuses.
@@ -48,8 +50,10 @@ class CausalConv3d(torch.nn.Conv3d):
         *,
         time_padding: str = "zeros",
         activation: str = "none",
+        float32_precision: str | None = None,
     ) -> None:
         parse_activation(activation, ACTIVATIONS)
+        precision.check(float32_precision)
         require_kinds(CausalConv3d.__init__, locals())
         if time_padding not in ("zeros", "first"):
             raise ValueError(f"time_padding: got {describe(time_padding)}, expected 'zeros' or 'first'")
@@ -69,7 +73,7 @@ class CausalConv3d(torch.nn.Conv3d):
             device=device,
             dtype=dtype,
         )
-        self.time_padding, self.activation = time_padding, activation
+        self.time_padding, self.activation, self.float32_precision = time_padding, activation, float32_precision
         self._caches: list[Tensor | None] = [None, None]  # the one that the next step reads, the one that it writes
 
     def reset(self) -> None:
@@ -120,11 +124,13 @@ class CausalConv3d(torch.nn.Conv3d):
         return conv3d(
             x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups, cache=cache, cache_out=cache_out,
             time_padding=self.time_padding, padding_mode=self.padding_mode, activation=self.activation, residual=residual,
+            float32_precision=self.float32_precision,
         )  # fmt: skip
 
     def extra_repr(self) -> str:
         text = f"{super().extra_repr()}, time_padding={self.time_padding!r}"
-        return text + ("" if self.activation == "none" else f", activation={self.activation!r}")
+        text += "" if self.activation == "none" else f", activation={self.activation!r}"
+        return text + ("" if self.float32_precision is None else f", float32_precision={self.float32_precision!r}")
 
 
 def _layout(x: Tensor) -> torch.memory_format:

@@ -15,7 +15,6 @@ namespace {
 
 // Asynchronous copies to LDS exist from sm_80 on. sm_86, sm_89, sm_120 and later have 100 KB of LDS, the others at
 // least 164.
-int nvidia_number(const std::string& arch) { return starts_with(arch, "sm_") ? std::atoi(arch.c_str() + 3) : 0; }
 bool has_small_lds(int number) { return number == 86 || number == 89 || number >= 120; }
 
 bool rounds_to_tf32(const Conv2dParams& p) { return p.dtype == DType::f32 && p.float32_precision == Float32Precision::tf32; }
@@ -87,10 +86,7 @@ void run(const Conv2dParams& p, const GemmLayout& l, const ConvGemmParams& g, co
 
 }  // namespace
 
-bool conv2d_has_tf32(const std::string& arch) {
-    if (starts_with(arch, "wave")) return kMatrixUnit == MatrixUnit::mma_sync || kMatrixUnit == MatrixUnit::mfma;
-    return nvidia_number(arch) >= 80 || starts_with(arch, "gfx94");
-}
+bool conv2d_has_tf32(const std::string& arch) { return has_tf32(arch); }
 
 std::vector<Conv2dTile> conv2d_implicit_gemm_tiles(const std::string& arch, DType dtype) {
     const MatrixUnit unit = unit_of(arch);

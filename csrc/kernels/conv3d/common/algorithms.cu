@@ -3,6 +3,7 @@
 
 #include <stdexcept>
 
+#include "../../conv2d/common/units.h"
 #include "conv3d/conv3d.h"
 #include "filters.h"
 #include "launch/kernel_table.h"
@@ -25,6 +26,7 @@ struct Algorithm {
 
 constexpr Algorithm kAlgorithms[] = {
     // {name, refusal, launch, workspace, whether auto takes it, form}, how it reads filters; the fastest first
+    {{"depthwise", conv3d_depthwise_refusal, conv3d_depthwise, nullptr, nullptr, conv3d_depthwise_form}, Filters::as_they_are},
     {{"few_filters", conv3d_few_filters_refusal, conv3d_few_filters, conv3d_few_filters_workspace}, Filters::by_taps},
     {{"warpgroup_gemm", conv3d_warpgroup_gemm_refusal, conv3d_warpgroup_gemm, conv3d_warpgroup_gemm_workspace, nullptr,
       conv3d_warpgroup_gemm_form},
@@ -52,6 +54,7 @@ std::vector<std::string> conv3d_algorithms() {
     for (const Algorithm& entry : kAlgorithms) names.emplace_back(entry.kernel.name);
     return names;
 }
+bool conv3d_has_tf32(const std::string& arch) { return has_tf32(arch); }
 
 const char* conv3d_refusal(const std::string& name, const Conv3dParams& p, const Conv3dCard& card) {
     return algorithm(name).refusal_of(p, card);

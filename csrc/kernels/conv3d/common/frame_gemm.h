@@ -74,15 +74,16 @@ void launch_samples(const Conv3dParams& p, Launch launch) {
 
 // Tells whether 16 bytes of a pixel's channels are neighbours, and aligned.
 inline bool has_vectors(const Conv3dParams& p, const Volume& v, int64_t frames) {
-    return (v.channel_stride == 1 || p.in_channels == 1) && is_aligned(v.data) && multiple_of(v.batch_stride, p.batch, 8) &&
-           multiple_of(v.frame_stride, frames, 8) && multiple_of(v.row_stride, p.in_height, 8) &&
-           multiple_of(v.column_stride, p.in_width, 8);
+    const int64_t each = 16 / element_bytes(p.dtype);
+    return (v.channel_stride == 1 || p.in_channels == 1) && is_aligned(v.data) && multiple_of(v.batch_stride, p.batch, each) &&
+           multiple_of(v.frame_stride, frames, each) && multiple_of(v.row_stride, p.in_height, each) &&
+           multiple_of(v.column_stride, p.in_width, each);
 }
 
 // The same of x and the cache, of each group.
 inline bool has_vectors(const Conv3dParams& p) {
-    return p.in_channels / p.groups % 8 == 0 && (p.in_frames == 0 || has_vectors(p, p.x, p.in_frames)) &&
-           (p.cached == 0 || has_vectors(p, p.cache, p.cached));
+    return p.in_channels / p.groups % (16 / element_bytes(p.dtype)) == 0 &&
+           (p.in_frames == 0 || has_vectors(p, p.x, p.in_frames)) && (p.cached == 0 || has_vectors(p, p.cache, p.cached));
 }
 
 // The frames of taps that an output frame sees: the others are zeros. They are consecutive.

@@ -5,6 +5,11 @@
 
 namespace hipconv {
 
+// A group for each channel of x: no product of matrices.
+const char* conv3d_depthwise_refusal(const Conv3dParams& params, const Conv3dCard& card);
+const char* conv3d_depthwise_form(const Conv3dParams& params, const Conv3dCard& card);
+void conv3d_depthwise(const Conv3dParams& params, const Conv3dCard& card, void* workspace, void* stream);
+
 // The taps of a frame side by side among few filters, on matrix cores; x is read once, for all taps.
 const char* conv3d_few_filters_refusal(const Conv3dParams& params, const Conv3dCard& card);
 int64_t conv3d_few_filters_workspace(const Conv3dParams& params, const Conv3dCard& card);

@@ -3,34 +3,40 @@
 // no unfolded copy of it exists, and no concatenation of the cache and x.
 #pragma once
 
+#include <type_traits>
+
 #include "launch/check.h"
 #include "loaders.h"
 
 namespace hipconv {
 
-// The waves of a block share a tile: along its pixels, and along its filters.
-template <int kTileN>
+// The waves of a block share a tile: along its pixels, and along its filters. A wave without matrix instructions has many
+// pixels and few filters, because it holds the filters of a phase, but one pixel after another.
+template <typename T, int kTileN>
 struct FrameWaves {
     static constexpr int kWaves = kGemmThreads / kWaveSize;
-    static constexpr int kAlongPixels = kTileN == 128 && kWaves == 4 ? 2 : 4, kAlongFilters = kWaves / kAlongPixels;
+    static constexpr bool kHasMatrices = matrix_unit_of<T>() != MatrixUnit::fma;
+    static constexpr int kAlongPixels = (kTileN == 128 && kWaves == 4) || !kHasMatrices ? 2 : 4;
+    static constexpr int kAlongFilters = kWaves / kAlongPixels;
     static constexpr int kPixels = kGemmPixels / kAlongPixels, kFilters = kTileN / kAlongFilters;
     // A wave's epilogue tile has a power of two of filters, as its swizzle needs.
-    static constexpr int kPart = kFilters % 32 == 0 ? 32 : 16;
+    static constexpr int kPart = kFilters % 32 == 0 ? 32 : kFilters % 16 == 0 ? 16 : 8;
     static constexpr int kOperandBytes = (kGemmPixels + kTileN) * kTileRowBytes;
     static constexpr int kEpilogueBytes = kWaves * kEpiloguePixels * kPart * 4;
     static constexpr int kBytes = kOperandBytes > kEpilogueBytes ? kOperandBytes : kEpilogueBytes;
 };
 
+// T is a 16-bit type, where f16 stands for both if kHalvesShareKernels, or one of the ways in which float32 is multiplied.
 template <typename T, int kTileN, bool kByVectors>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kGemmThreads, 2) conv3d_implicit_gemm_kernel(FrameGemmParams p) {
-    constexpr bool kIsLegal = kMatrixUnit != MatrixUnit::fma;
-    using Waves = FrameWaves<kTileN>;
+    constexpr bool kIsLegal = gemm_tile_is_legal<T>(kMatrixUnit, kGemmPixels, kTileN);
+    using Waves = FrameWaves<T, kTileN>;
     HIPCONV_SHARED(Words4, lds, kIsLegal ? Waves::kBytes / 16 : 1);
     if constexpr (kIsLegal) {
         constexpr int kPixels = Waves::kPixels, kFilters = Waves::kFilters;
         using Wave = Mma<T, kPixels, kFilters>;
         using Pixels = FramePixels<T, kByVectors>;
-        using Filters = FrameFilters<kTileN>;
+        using Filters = FrameFilters<T, kTileN>;
         const int thread = threadIdx.x, wave = thread / kWaveSize, lane = thread % kWaveSize;
         const int wave_pixel = wave % Waves::kAlongPixels * kPixels, wave_filter = wave / Waves::kAlongPixels * kFilters;
         const int group = blockIdx.y;
@@ -69,7 +75,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kGemmThreads, 2) conv3d_implicit_gemm_kern
             keep_order();
             const auto same_row = [](int row) { return row; };
             const Words4 *x = lds + wave_pixel * kTileChunks, *w = lds + (kGemmPixels + wave_filter) * kTileChunks;
-            if constexpr (kHalvesShareKernels) {
+            if constexpr (sizeof(T) == 2 && kHalvesShareKernels) {
                 if (p.conv.dtype == DType::bf16)
                     Mma<bf16, kPixels, kFilters>::step(sums, x, w, lane, same_row);
                 else
@@ -111,7 +117,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kGemmThreads, 2) conv3d_implicit_gemm_kern
         }
         const int64_t blocks = static_cast<int64_t>(gridDim.x) * gridDim.y,
                       block = blockIdx.y * int64_t{gridDim.x} + blockIdx.x;
-        save_frames<T>(again.conv, again.save, block * Waves::kWaves + wave, blocks * Waves::kWaves, lane, kWaveSize);
+        using Element = std::conditional_t<sizeof(T) == 4, float, T>;
+        save_frames<Element>(again.conv, again.save, block * Waves::kWaves + wave, blocks * Waves::kWaves, lane, kWaveSize);
     }
 }
 
@@ -132,6 +139,21 @@ void launch_frame_gemm(const FrameGemmParams& p, void* stream) {
         if (p.conv.dtype == DType::bf16) return launch_frame_gemm_instance<bf16, kTileN, kByVectors>(p, stream);
     }
     launch_frame_gemm_instance<f16, kTileN, kByVectors>(p, stream);
+}
+
+// T is one of the ways in which float32 is multiplied.
+template <typename T>
+void launch_frame_gemm_32bit(const FrameGemmParams& p, int tile_n, void* stream) {
+    const auto by = [&](auto by_vectors) {
+        constexpr bool kByVectors = decltype(by_vectors)::value;
+        (tile_n == 96   ? launch_frame_gemm_instance<T, 96, kByVectors>
+         : tile_n == 64 ? launch_frame_gemm_instance<T, 64, kByVectors>
+                        : launch_frame_gemm_instance<T, 32, kByVectors>)(p, stream);
+    };
+    if (p.by_vectors)
+        by(std::true_type{});
+    else
+        by(std::false_type{});
 }
 
 }  // namespace hipconv

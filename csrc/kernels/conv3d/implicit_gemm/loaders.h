@@ -20,11 +20,19 @@ struct TapChunk {
     }
 };
 
+// A chunk as LDS holds it.
+template <typename T>
+HIPCONV_INLINE Words4 as_multiplied(Words4 chunk) {
+    if constexpr (kRoundsOnStore<T>) return rounded_to_tf32(chunk);
+    return chunk;
+}
+
 // In a step, a thread loads one chunk of kCount pixels, or kCount chunks of one pixel: lanes lie along the chunks of a pixel,
 // or along pixels, whichever are neighbours in memory.
 template <typename T, bool kByVectors>
 struct FramePixels {
     static constexpr int kCount = kGemmPixels * kTileChunks / kGemmThreads, kElements = 16 / static_cast<int>(sizeof(T));
+    static constexpr int kInWord = 4 / static_cast<int>(sizeof(T));
     static constexpr int kPixelsApart = kGemmThreads / kTileChunks, kChunksApart = kGemmThreads / kGemmPixels;
 
     int sample, group, time;  // time: of the first tap, counted from the first frame that there is
@@ -71,7 +79,7 @@ struct FramePixels {
         if constexpr (kByVectors) {
             const int64_t offset = y * frame.row_stride + x * frame.column_stride + group * p.frame.group_channels + first;
             const uint64_t safe = reinterpret_cast<uint64_t>(p.filters);  // there is always one
-            const Words4 loaded = *global_pointer<const Words4>(inside ? frame.address + offset * 2 : safe);
+            const Words4 loaded = *global_pointer<const Words4>(inside ? frame.address + offset * sizeof(T) : safe);
 #pragma unroll
             for (int w = 0; w < 4; ++w) set_word(words, w, inside ? word(loaded, w) : 0);
         } else {
@@ -81,8 +89,8 @@ struct FramePixels {
 #pragma unroll
             for (int e = 0; e < kElements; ++e) {
                 uint32_t bits = 0;
-                if (e < left_over) bits = bit_cast<uint16_t>(*frame.at(at + e * frame.channel_stride));
-                set_word(words, e / 2, word(words, e / 2) | bits << (e % 2 * 16));
+                if (e < left_over) bits = bit_cast<typename WordsOf<sizeof(T)>::type>(*frame.at(at + e * frame.channel_stride));
+                set_word(words, e / kInWord, word(words, e / kInWord) | bits << (e % kInWord * 16));
             }
         }
         return words;
@@ -109,12 +117,12 @@ struct FramePixels {
 
     HIPCONV_INLINE void store(Words4* tile, const Words4 (&chunks)[kCount]) const {
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) tile[swizzled_chunk(row(i), chunk(i))] = chunks[i];
+        for (int i = 0; i < kCount; ++i) tile[swizzled_chunk(row(i), chunk(i))] = as_multiplied<T>(chunks[i]);
     }
 };
 
 // A thread loads a chunk of kCount filters.
-template <int kTileN>
+template <typename T, int kTileN>
 struct FrameFilters {
     static constexpr int kApart = kGemmThreads / kTileChunks, kCount = kTileN / kApart;
 
@@ -147,7 +155,7 @@ struct FrameFilters {
 
     HIPCONV_INLINE void store(Words4* tile, const Words4 (&chunks)[kCount]) const {
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) tile[swizzled_chunk(row + i * kApart, chunk)] = chunks[i];
+        for (int i = 0; i < kCount; ++i) tile[swizzled_chunk(row + i * kApart, chunk)] = as_multiplied<T>(chunks[i]);
     }
 };
 

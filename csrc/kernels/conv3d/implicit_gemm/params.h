@@ -24,8 +24,11 @@ struct FrameGemmParams {
 
 constexpr int kGemmThreads = 256, kGemmPixels = 128;
 
-// Launches the instances of a file: by vectors, or by elements.
+// Launches the instances of a file: of 16-bit types by vectors or by elements, and of float32, either way, as it is or rounded
+// to TF32.
 void launch_frame_gemm_vectors(const FrameGemmParams& params, int tile_n, void* stream);
 void launch_frame_gemm_elements(const FrameGemmParams& params, int tile_n, void* stream);
+void launch_frame_gemm_f32(const FrameGemmParams& params, int tile_n, void* stream);
+void launch_frame_gemm_tf32(const FrameGemmParams& params, int tile_n, void* stream);
 
 }  // namespace hipconv

@@ -15,6 +15,7 @@ from torch import Tensor
 from ... import jit
 from ...jit import targets
 from ...jit.targets import Target
+from ..conv2d import precision
 from ..conv2d.calls import card_named, card_of
 from ..conv2d.geometry import Kind, kind_of
 from ..conv2d.problem import Card
@@ -30,11 +31,16 @@ class Request(NamedTuple):
     algorithm: str
     variable: str | None  # HIPCONV_CONV3D_ALGORITHM
     workspace_limit: int
+    float32_precision: str = "ieee"  # or "tf32": may be rounded to it where the card has it
 
 
-def request_of(out_dtype: torch.dtype | None, algorithm: str, workspace_limit: int) -> Request:
-    """With what the environment variable says now."""
-    return Request(out_dtype, algorithm, os.environ.get(router.VARIABLE), workspace_limit)
+def request_of(
+    x: Tensor, out_dtype: torch.dtype | None, algorithm: str, workspace_limit: int, float32_precision: str | None
+) -> Request:  # fmt: skip
+    """With what the environment variable and torch's settings say now."""
+    return Request(
+        out_dtype, algorithm, os.environ.get(router.VARIABLE), workspace_limit, precision.of_call(float32_precision, x)
+    )
 
 
 class Prepared(NamedTuple):
@@ -45,6 +51,7 @@ class Prepared(NamedTuple):
     chosen_by: str
     serving: tuple[str, ...]
     workspace: int  # of a call that packs its filters itself
+    float32_precision: str  # of the products of float32; "ieee" of other dtypes
     packing: Packing | None = None  # how it reads filters that it cannot read as they are
     other_workspace: int | None = None  # of a call that gets them packed
 
@@ -59,18 +66,19 @@ def prepare(target: Target, card: Card, kinds: Tensors, o: Options, r: Request) 
     module = jit.module("conv3d", target)
     t = Tensors(*(kind.on_meta() if isinstance(kind, Kind) else None for kind in kinds))
     front = o.front(t.weight.shape[2], t.cached)
+    may_round = r.float32_precision == "tf32" and kinds.x.dtype == torch.float32 and module.conv3d_has_tf32(card.arch)
+    products = "tf32" if may_round else "ieee"
 
     def call(algorithm: str) -> Any:
         numbers = (o.stride, front, o.padding[2:], o.dilation, o.groups, shape[2:])
         is_causal = o.time_padding is not None
-        return module.Call(
-            *numbers, o.time_mode, is_causal, o.padding_mode, o.activation, algorithm, card.arch, card.compute_units
-        )
+        modes = (o.time_mode, is_causal, o.padding_mode, o.activation, products)
+        return module.Call(*numbers, *modes, algorithm, card.arch, card.compute_units)
 
     names = module.conv3d_algorithms()
     wanted, chosen_by = router.requested(r.algorithm, r.variable, names)
     if 0 in shape:
-        return Prepared(call(names[-1]), shape, "none", "none", "the empty result", (), 0)
+        return Prepared(call(names[-1]), shape, "none", "none", "the empty result", (), 0, products)
     result = geometry.new_result(t.x, t.weight, shape, r.out_dtype) if t.out is None else t.out
     serving: dict[str, tuple[str, int]] = {}
     refusals: dict[str, str] = {}
@@ -90,9 +98,10 @@ def prepare(target: Target, card: Card, kinds: Tensors, o: Options, r: Request) 
         others = ", ".join(f"'{name}'" for name in serving)
         raise ValueError(f"{chosen_by}: got '{wanted}', which {refusals[wanted]}; this call can have {others}")
     name = wanted if wanted != "auto" else next(iter(serving))
+    form, workspace = serving[name]
     chosen = call(name)
     packing = packing_of(module.conv3d_packing(result, t.cache_out, t.x, t.weight, t.bias, t.residual, t.cache, chosen))
-    return Prepared(chosen, shape, name, serving[name][0], chosen_by, tuple(serving), serving[name][1], *packing)
+    return Prepared(chosen, shape, name, form, chosen_by, tuple(serving), workspace, products, *packing)
 
 
 def prepared(t: Tensors, o: Options, r: Request) -> tuple[ModuleType, Prepared]:

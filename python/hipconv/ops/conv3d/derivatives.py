@@ -25,7 +25,7 @@ class _Conv3d(SingleLevelFunction):
     @staticmethod
     def forward(ctx, below, x, weight, bias, residual, cache, geometry, choices):
         ctx.options = options_of(*geometry, *(choices[name] for name in _MODES))
-        ctx.choices = {name: choices[name] for name in ("algorithm", "workspace_limit")}
+        ctx.choices = {name: choices[name] for name in ("algorithm", "workspace_limit", "float32_precision")}
         with recorded():
             output = below(x, weight, bias, residual, cache, *geometry, **choices)
         ctx.save_for_backward(x, weight, bias, residual, cache, output)

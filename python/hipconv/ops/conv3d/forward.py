@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ...arguments import wrong_kind, wrong_output
+from ..conv2d import precision
 from ..conv2d.geometry import check_choices
 from ..dispatch import refuse_derivatives_of_torch_func
 from . import geometry, router
@@ -31,6 +32,7 @@ def conv3d(
     algorithm: str = "auto",
     out: Tensor | None = None,
     workspace_limit: int = router.WORKSPACE_LIMIT,
+    float32_precision: str | None = None,
 ) -> Tensor:
     """3-D convolution of video, chunk by chunk: ``torch.nn.functional.conv3d`` with the frames before x read where they lie,
     and with bias, residual and activation in the same kernel.
@@ -71,6 +73,11 @@ def conv3d(
         out: written and returned, instead of a new tensor: of the result's shape, any of the three dtypes, any strides that
             give each element memory of its own; on a GPU, none of it shared with an input.
         workspace_limit: bytes of temporary memory that the call may take from torch's allocator, on a GPU.
+        float32_precision: of the products of float32 `x` and `weight` on a GPU. "ieee": true float32. "tf32": each factor may
+            be rounded to TF32, 11 bits, to nearest, where the card has matrix instructions for it; sums stay float32. None:
+            what torch's settings say for its own convolutions: `torch.backends.cudnn.conv.fp32_precision` (torch 2.9 and later)
+            or `torch.backends.cudnn.allow_tf32`, by default "tf32" on NVIDIA; "ieee" on ROCm, where torch has no TF32
+            convolution. The backward follows torch's settings.
 
     Returns:
         (batch, out_channels, out frames, out height, out width), without batch if x has none, dense, in the layout of `x`. A
@@ -93,7 +100,8 @@ def conv3d(
         raise wrong_kind(conv3d, locals()) or error from None
     o = geometry.options(kernel, stride, padding, dilation, groups, time_padding, padding_mode, activation)
     check_choices(algorithm, workspace_limit)
-    choices = (out_dtype, algorithm, workspace_limit)
+    precision.check(float32_precision)
+    choices = (out_dtype, algorithm, workspace_limit, float32_precision)
     t = Tensors(x, weight, bias, residual, cache, out, cache_out)
     try:
         if x.dim() == 4:
@@ -112,13 +120,15 @@ def conv3d(
         raise wrong or error from None
 
 
-def _run(t: Tensors, o: Options, out_dtype: torch.dtype | None, algorithm: str, workspace_limit: int) -> Tensor:
+def _run(
+    t: Tensors, o: Options, out_dtype: torch.dtype | None, algorithm: str, workspace_limit: int, float32_precision: str | None
+) -> Tensor:
     """Do what `hipconv.conv3d` does with volumes in batches."""
     inputs = t[:5]
     numbers = (o.stride, o.padding, o.dilation, o.groups)
     choices = {
         "time_padding": o.time_padding, "padding_mode": o.padding_mode, "activation": o.activation, "out_dtype": out_dtype,
-        "algorithm": algorithm, "workspace_limit": workspace_limit,
+        "algorithm": algorithm, "workspace_limit": workspace_limit, "float32_precision": float32_precision,
     }  # fmt: skip
     if t.out is None and t.cache_out is None:
         return torch.ops.hipconv.conv3d.default(*inputs, *numbers, **choices)

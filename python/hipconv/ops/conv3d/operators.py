@@ -25,7 +25,7 @@ _ARGUMENTS = (
     "Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor? cache, SymInt[] stride, SymInt[] padding, SymInt[] "
     "dilation, "
     "SymInt groups, *, str? time_padding=None, str padding_mode='zeros', str activation='none', ScalarType? out_dtype=None, "
-    f"str algorithm='auto', SymInt workspace_limit={router.WORKSPACE_LIMIT}"
+    f"str algorithm='auto', SymInt workspace_limit={router.WORKSPACE_LIMIT}, str? float32_precision=None"
 )
 library.define(f"conv3d({_ARGUMENTS}) -> Tensor")
 library.define(f"conv3d_out(Tensor(a!) out, Tensor(b!)? cache_out, {_ARGUMENTS}) -> ()")
@@ -69,11 +69,12 @@ def _conv3d(
     out_dtype=None,
     algorithm="auto",
     workspace_limit=router.WORKSPACE_LIMIT,
+    float32_precision=None,
 ):
     o = options_of(stride, padding, dilation, groups, time_padding, padding_mode, activation)
     check_places(x, weight=weight, bias=bias, residual=residual, cache=cache)
     t = Tensors(x, weight, bias, residual, cache)
-    request = request_of(out_dtype, algorithm, workspace_limit)
+    request = request_of(x, out_dtype, algorithm, workspace_limit, float32_precision)
     with torch.no_grad():
         if not on_cpu(x):
             module, prepared = calls.prepared(t, o, request)
@@ -110,12 +111,13 @@ def _conv3d_out(
     out_dtype=None,
     algorithm="auto",
     workspace_limit=router.WORKSPACE_LIMIT,
+    float32_precision=None,
 ):
     refuse_derivatives(out=out, cache_out=cache_out, x=x, weight=weight, bias=bias, residual=residual, cache=cache)
     o = options_of(stride, padding, dilation, groups, time_padding, padding_mode, activation)
     check_places(x, weight=weight, bias=bias, residual=residual, cache=cache, out=out, cache_out=cache_out)
     t = Tensors(x, weight, bias, residual, cache, out, cache_out)
-    request = request_of(out_dtype, algorithm, workspace_limit)
+    request = request_of(x, out_dtype, algorithm, workspace_limit, float32_precision)
     if not on_cpu(x):
         module, prepared = calls.prepared(t, o, request)
         packed = filters.packed(weight, prepared.packing)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...arguments import require_dense, wrong_kind
 from ..conv2d import calls as conv2d_calls
+from ..conv2d import precision
 from ..conv2d.geometry import check_choices, kind_of
 from ..plans import distinct_bytes, module_for, si, target_of, that_runs_here
 from . import calls, geometry, router
@@ -46,6 +47,10 @@ class Conv3dPlan:
     """Bytes of the filters in the order of the algorithm, which calls keep; 0 where it reads them as they are. A call that
     has to pack them itself (docs/conv2d.md says which do) has them in its workspace, too.
     """
+    float32_precision: str | None
+    """The precision of products of float32: "ieee", or "tf32" if they are made of factors rounded to it. None of others,
+    and on the CPU.
+    """
 
     @property
     def floor(self) -> str:
@@ -54,8 +59,9 @@ class Conv3dPlan:
 
     def __str__(self) -> str:
         kept = f", packed filters {si(self.packed_filters)}B, kept" if self.packed_filters else ""
+        rounded = ", float32 rounded to TF32" if self.float32_precision == "tf32" else ""
         return (
-            f"{self.form} on {self.target} in {self.layout}, chosen by {self.chosen_by}; algorithms that serve: "
+            f"{self.form} on {self.target} in {self.layout}{rounded}, chosen by {self.chosen_by}; algorithms that serve: "
             f"{', '.join(self.serves) or 'none'}; workspace {si(self.workspace)}B{kept}; "
             f"{self.flops / max(1, self.bytes_moved):.1f} FLOP a "
             f"byte; floor: {self.floor}"
@@ -81,6 +87,7 @@ def conv3d_plan(
     algorithm: str = "auto",
     out: Tensor | None = None,
     workspace_limit: int = router.WORKSPACE_LIMIT,
+    float32_precision: str | None = None,
     target: str | None = None,
 ) -> Conv3dPlan:
     """The plan of ``conv3d`` with the same arguments. No memory of a tensor is read or written.
@@ -90,6 +97,7 @@ def conv3d_plan(
     Args:
         x, weight, bias, residual, cache, cache_out, out: as for a call. Tensors on the meta device (``torch.empty(...,
             device="meta")``) take no memory; their storage counts as aligned to 16 bytes.
+        float32_precision: as for a call. None is what torch's settings say, for plans of NVIDIA's cards on any machine.
         target: an architecture: "gfx942", "sm_90" …, or "cpu". By default that of x's device and, for a meta tensor, that of
             the first GPU, or the CPU where there is none. It need not be in this machine: plans for other GPUs come from the
             same kernels' host code, which the first of them builds for this host, once, with a C++ compiler, and says so on
@@ -106,6 +114,7 @@ def conv3d_plan(
         raise wrong_kind(conv3d_plan, locals()) or error from None
     o = geometry.options(kernel, stride, padding, dilation, groups, time_padding, padding_mode, activation)
     check_choices(algorithm, workspace_limit)
+    precision.check(float32_precision)
     serves: tuple[str, ...]
     try:
         t = Tensors(x, weight, bias, residual, cache, out, cache_out)
@@ -116,7 +125,9 @@ def conv3d_plan(
             )
             x = x[None]
         planned_for = target_of(x, target)
-        request = Request(out_dtype, algorithm, os.environ.get(router.VARIABLE), workspace_limit)
+        asked = float32_precision or (precision.of_torch() if planned_for.backend == "cuda" else "ieee")
+        request = Request(out_dtype, algorithm, os.environ.get(router.VARIABLE), workspace_limit, asked)
+        products: str | None = None
         shape = geometry.check(t, out_dtype, o)
         if planned_for.backend == "cpu":
             chosen_by = router.requested(algorithm, request.variable, [router.CPU_METHOD])[1]
@@ -129,6 +140,7 @@ def conv3d_plan(
             prepared = calls.prepare(that_runs_here(planned_for), card, kinds, o, request)
             name, form, chosen_by = prepared.algorithm, prepared.form, prepared.chosen_by
             serves, workspace, packed_filters = prepared.serving, prepared.workspace, 0
+            products = prepared.float32_precision if x.dtype == torch.float32 else None
             if prepared.packing is not None and prepared.other_workspace is not None:
                 workspace, packed_filters = prepared.other_workspace, prepared.packing.size
     except Exception as error:
@@ -146,4 +158,5 @@ def conv3d_plan(
         flops=2 * math.prod(shape) * math.prod(weight.shape[1:]),
         workspace=workspace,
         packed_filters=packed_filters,
+        float32_precision=products,
     )

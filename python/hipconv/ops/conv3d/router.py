@@ -11,10 +11,11 @@ from ..conv2d import router as conv2d_router
 from ..conv2d.router import CPU_METHOD, WORKSPACE_LIMIT
 
 METHODS = {
+    "depthwise": "a group for each channel of x: rows of x by filters in LDS, 16 bytes of channels or of columns at once",
     "few_filters": "matrix cores, the taps of a frame beside each other among up to 8 filters: x is read once; 16-bit types",
     "warpgroup_gemm": "the matrix cores of sm_90 by warpgroups, operands brought to them by TMA, frame by frame; 16-bit types",
     "relaid_warpgroup_gemm": "x and its cache repacked to channels-last memory first, then warpgroup_gemm; 16-bit types",
-    "implicit_gemm": "matrix cores on tiles of a frame's pixels by filters; 16-bit types",
+    "implicit_gemm": "matrix cores, or FMAs in float32 where they have none, on tiles of a frame's pixels by filters",
     "naive": "a thread per output: any shape, strides, groups, dilation, padding mode and dtype",
 }
 """The algorithms of GPUs, the fastest first, for tests, benchmarks and documentation. CPU tensors have "torch" alone."""
