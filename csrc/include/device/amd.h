@@ -34,6 +34,11 @@ constexpr int kLdsBytes = 64 << 10;
 constexpr int kLaneBytes = 16;
 constexpr bool kVectorsBeginAtWords = true;
 constexpr bool kHasPredicates = false;
+#if defined(HIPCONV_HAS_XF32)
+constexpr bool kHasTf32 = true;
+#else
+constexpr bool kHasTf32 = false;
+#endif
 #if defined(HIPCONV_HAS_MFMA)
 constexpr MatrixUnit kMatrixUnit = MatrixUnit::mfma;
 #elif defined(HIPCONV_HAS_WMMA11)

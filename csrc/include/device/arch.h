@@ -37,6 +37,7 @@ enum class MatrixUnit { fma, mfma, wmma11, wmma12, mma_sync };
 //   kHasPredicates: lanes leave out an instruction at no cost, by a predicate, and pairs of values are no better than single
 //       ones. Elsewhere conditions cost a selection each, and one instruction computes with both of a pair (on some cards)
 //   kMatrixUnit: the instructions that multiply matrices; it holds in the device pass
+//   kHasTf32: there are such instructions of TF32, if there are any; it holds in the device pass
 //   kCopiesPastRegisters: memory is copied to LDS past the registers, while the thread goes on (copy_later); LDS beyond 48 KB
 //       is then there if the launch asks for it. It is the same in the host and the device pass
 //   kHasWarpgroups: kernels of warpgroups do something here. It means nothing in the host pass of a GPU compiler

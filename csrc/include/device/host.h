@@ -47,6 +47,7 @@ constexpr MatrixUnit kMatrixUnit = MatrixUnit::HIPCONV_SIMT_MMA;
 #else
 constexpr MatrixUnit kMatrixUnit = kWaveSize == 64 ? MatrixUnit::mfma : MatrixUnit::mma_sync;
 #endif
+constexpr bool kHasTf32 = true;
 constexpr bool kCopiesPastRegisters = kMatrixUnit == MatrixUnit::mma_sync;
 constexpr bool kHasWarpgroups = kMatrixUnit == MatrixUnit::mma_sync;
 constexpr int kDies = kMatrixUnit == MatrixUnit::mfma ? 8 : 1;

@@ -29,6 +29,7 @@ constexpr int kLdsBytes = 208 << 10;  // the rest is left to the first cache
 constexpr int kLaneBytes = 8;         // half the registers a thread and twice the threads measured faster than 16
 constexpr bool kVectorsBeginAtWords = false;
 constexpr bool kHasPredicates = true;
+constexpr bool kHasTf32 = true;
 #if defined(HIPCONV_HAS_MMA_SYNC)
 constexpr MatrixUnit kMatrixUnit = MatrixUnit::mma_sync;
 #else

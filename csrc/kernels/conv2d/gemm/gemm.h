@@ -124,7 +124,7 @@ HIPCONV_INLINE constexpr int gemm_shared_bytes(GemmShape shape, int wave_size) {
 template <typename T>
 HIPCONV_INLINE constexpr bool gemm_tile_is_legal(MatrixUnit unit, int tile_m, int tile_n, XForm form = XForm::vectors) {
     if (kIsSplit<T> && unit != MatrixUnit::mma_sync) return false;
-    if (kIsTf32<T> && unit != MatrixUnit::mma_sync && unit != MatrixUnit::mfma) return false;
+    if (kIsTf32<T> && (!kHasTf32 || (unit != MatrixUnit::mma_sync && unit != MatrixUnit::mfma))) return false;
     if (form == XForm::patches && unit != MatrixUnit::mma_sync) return false;
     const bool small = tile_m <= 64 && tile_n <= 64;
     if (tile_m > 128) return unit == MatrixUnit::mma_sync && sizeof(T) == 2;
