@@ -131,6 +131,22 @@ def test_the_second_call_packs_nothing(layer: Layer) -> None:
     assert filters._size == 0 and not filters._entries
 
 
+def test_a_limit_of_nothing_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with environment(**WAYS["simt-wave64"]):
+        arguments = WAVE64["direct"].inputs()
+        once = hipconv.conv2d(**arguments)
+        filters.forget()
+        monkeypatch.setenv(filters.VARIABLE, "0")
+        each = launches_of(lambda: hipconv.conv2d(**that_each_call_packs(arguments)))
+        for _ in range(2):
+            assert launches_of(lambda: hipconv.conv2d(**arguments)) == each and filters._size == 0
+        arguments["weight"].data.mul_(2)  # nobody has told torch
+        assert torch.equal(hipconv.conv2d(**arguments), 2 * once)
+        monkeypatch.setenv(filters.VARIABLE, "a lot")
+        with pytest.raises(ValueError, match=r"HIPCONV_PACKED_LIMIT: got 'a lot', expected a number of bytes"):
+            hipconv.conv2d(**arguments)
+
+
 def test_a_weight_that_each_call_finds_changed_is_packed_as_without_all_this() -> None:
     """The second step drops the filters that the first one kept, and nothing more is kept until somebody would gain."""
     with environment(**WAYS["simt-wave64"]), torch.no_grad():

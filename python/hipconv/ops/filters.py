@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+import os
 import threading
 from typing import Any, NamedTuple
 import weakref
@@ -14,7 +15,10 @@ from torch import Tensor
 from .dispatch import stream
 
 PACKED_LIMIT = 1 << 30
-"""Bytes of filters that plain calls keep packed, on all devices; the ones used longest ago go first."""
+"""Bytes of filters that plain calls keep packed, on all devices, unless `VARIABLE` says otherwise; the ones used longest ago go
+first.
+"""
+VARIABLE = "HIPCONV_PACKED_LIMIT"
 
 
 class Packing(NamedTuple):
@@ -106,13 +110,21 @@ def _add(entry: _Entry, weight: Tensor, packing: Packing, is_lasting: bool = Fal
     _entries.move_to_end(id(weight))
     if not is_lasting:
         _size += filters.numel()
-        for key, other in list(_entries.items()) if _size > PACKED_LIMIT else ():
-            if _size <= PACKED_LIMIT or other is entry:
+        limit = _limit()
+        for key, other in list(_entries.items()) if _size > limit else ():
+            if _size <= limit or other is entry:
                 break
             _drop(other)
             if not other.by_form:
                 del _entries[key]
     return packed
+
+
+def _limit() -> int:
+    value = os.environ.get(VARIABLE)
+    if value is not None and not value.isdecimal():
+        raise ValueError(f"{VARIABLE}: got '{value}', expected a number of bytes; 0 keeps no filters")
+    return PACKED_LIMIT if value is None else int(value)
 
 
 def _known(weight: Tensor) -> _Entry | None:
@@ -161,7 +173,7 @@ def packed(weight: Tensor, packing: Packing | None) -> Tensor | None:
             if not gained:
                 return None
         if found is None:
-            return _add(entry, weight, packing).filters
+            return _add(entry, weight, packing).filters if packing.size <= _limit() else None
         entry.has_served = True
         _entries.move_to_end(id(weight))
     if found.made is not None and stream(weight) != found.made_on:
