@@ -36,6 +36,7 @@ CLANGS = {  # version: what it compiles for; in every run two cards of CDNA and 
 ONE_IN_EVERY_RUN = {
     "causal_conv1d": "gfx1201",
     "causal_conv1d_bwd": "gfx1201",
+    "causal_conv1d_update": "gfx1201",
     "causal_conv1d_varlen": "gfx1201",
     "conv2d": "gfx950",
     "conv3d": "gfx1201",
