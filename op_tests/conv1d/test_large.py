@@ -100,8 +100,8 @@ def test_pitches_around_the_limits_of_32_bits(way: str, layout: str) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(66000, 2, 1), (1, 70000, 2), (2, 1, 70000)], ids=str)
 def test_more_rows_than_a_grid_dimension_holds(way: str, shape: tuple[int, int, int], layout: str) -> None:
-    if shape[0] > 65535 and not EVERYTHING and ("shuffled" in way or layout != "channel_last"):
-        return  # naive makes 17 million threads of it: one order is enough, and so is one layout
+    if shape[0] > 65535 and not EVERYTHING and way != "cpu":
+        return  # naive makes 17 million threads of it; simt/test_launch_limits.py launches as many blocks, of no threads
     x, out = (empty_as(layout, shape, torch.float16, torch.device("cpu")) for _ in range(2))
     check(x, torch.randn(shape[1], 3), out)
 

@@ -16,25 +16,20 @@ import torch
 
 from machine_code.amd_code import PACKAGES, run
 from machine_code.compilers import require, require_amd_compiler
-from machine_code.rocm_build import CLANGS, LINKED_ONLY, NAMED, RUNTIME, home, modules
+from machine_code.rocm_build import CLANGS, LINKED_ONLY, NAMED, RUNTIME, home, modules, names_of
 from hipconv import registry
 
 pytestmark = pytest.mark.skipif(
     torch.version.hip is not None or torch.version.cuda is not None, reason="needs a CPU build of torch to rehearse with"
 )
-everywhere = [pytest.mark.parametrize("name", registry.modules()), pytest.mark.parametrize("clang", [*CLANGS, LINKED_ONLY])]
+BUILDS = [(clang, name) for name in registry.modules() for clang in (*CLANGS, LINKED_ONLY) if name in names_of(clang)]
+of_every_build = pytest.mark.parametrize(("clang", "name"), BUILDS)
 
 
 @pytest.fixture(autouse=True)
 def compilers() -> None:
     require_amd_compiler()
     require("hipcc", "g++", str(RUNTIME), remedy=f"Debian: apt-get install {PACKAGES}")
-
-
-def of_every_build(test):
-    for mark in everywhere:
-        test = mark(test)
-    return test
 
 
 @of_every_build
