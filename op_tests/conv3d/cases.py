@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from conv2d.cases import outside_gates
+import hipconv
 from hipconv import reference
 
 LAYOUTS = ("ncdhw", "ndhwc")
@@ -117,6 +118,18 @@ class Case(NamedTuple):
             if name not in ("dtype", "layout") and getattr(self, name) != plain:
                 text += f" {name} {getattr(self, name)}".replace(", ", ",")
         return text
+
+
+def check_chunks(arguments: dict[str, Any], frames: list[int]) -> None:
+    """A causal call with three frames of taps has the same bits in chunks of so many frames, which two caches join in turns."""
+    whole, x = hipconv.conv3d(**arguments), arguments["x"]
+    caches = [torch.full_like(x[:, :, :2], torch.nan) for _ in range(2)]
+    chunks: list[Tensor] = []
+    for number, chunk in enumerate(x.split(frames, 2)):
+        cache = caches[number % 2] if number else None
+        chunks.append(hipconv.conv3d(**arguments | {"x": chunk}, cache=cache, cache_out=caches[1 - number % 2]))
+    assert torch.equal(torch.cat(chunks, 2), whole)
+    assert torch.equal(caches[len(frames) % 2], x[:, :, -2:])
 
 
 # ---- which -------------------------------------------------------------------------------------------------------------------

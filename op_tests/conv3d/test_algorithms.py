@@ -20,6 +20,7 @@ from conv3d.cases import (
     LAYOUTS,
     MODELS,
     Case,
+    check_chunks,
     edge_cases,
     laid_out,
     mismatch_conv3d,
@@ -133,14 +134,7 @@ def test_chunks_with_a_cache_are_the_whole_video(device: torch.device) -> None:
     for time_padding, layout in itertools.product(("zeros", "first"), LAYOUTS):
         case = Case(1, 16, 7, 6, 5, 24, (3, 3, 3), padding=(0, 1, 1), time_padding=time_padding, layout=layout)
         arguments = case.inputs(device)
-        whole, x = hipconv.conv3d(**arguments), arguments.pop("x")
-        caches = [torch.full_like(x[:, :, :2], torch.nan) for _ in range(2)]
-        chunks: list[torch.Tensor] = []
-        for number, chunk in enumerate(x.split([1, 4, 1, 1], 2)):
-            cache = caches[number % 2] if number else None
-            chunks.append(hipconv.conv3d(chunk, **arguments, cache=cache, cache_out=caches[1 - number % 2]))
-        assert torch.equal(torch.cat(chunks, 2), whole)
-        assert torch.equal(caches[0], x[:, :, -2:])
+        check_chunks(arguments, [1, 4, 1, 1])
 
 
 def test_any_strides(device: torch.device) -> None:

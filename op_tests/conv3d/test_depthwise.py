@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conv3d.cases import Case, mismatch_conv3d, reference_of
+from conv3d.cases import Case, check_chunks, mismatch_conv3d, reference_of
 from support.backends import EVERYTHING, WAYS, device_of, environment
 import hipconv
 
@@ -132,10 +132,4 @@ def test_chunks_are_the_whole_video(device: torch.device) -> None:
     for layout, dtype in itertools.product(("ncdhw", "ndhwc"), (torch.float32, torch.bfloat16)):
         case = depthwise(1, 16, 6, 4, 16, CUBE, padding=(0, 1, 1), time_padding="first", layout=layout, dtype=dtype)
         arguments = case.inputs(device)
-        whole, x = hipconv.conv3d(**arguments), arguments.pop("x")
-        caches = [torch.full_like(x[:, :, :2], torch.nan) for _ in range(2)]
-        chunks: list[Tensor] = []
-        for number, chunk in enumerate(x.split([1, 3, 1, 1], 2)):
-            cache = caches[number % 2] if number else None
-            chunks.append(hipconv.conv3d(chunk, **arguments, cache=cache, cache_out=caches[1 - number % 2]))
-        assert torch.equal(torch.cat(chunks, 2), whole) and torch.equal(caches[0], x[:, :, -2:])
+        check_chunks(arguments, [1, 3, 1, 1])

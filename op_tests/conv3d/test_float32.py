@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 import torch.nn.functional as F
 
-from conv3d.cases import LAYOUTS, Case, model_layers, reference_of
+from conv3d.cases import LAYOUTS, Case, check_chunks, model_layers, reference_of
 from support.backends import EVERYTHING, environment
 import hipconv
 from hipconv.ops.conv2d import precision
@@ -161,13 +161,7 @@ def test_chunks_are_the_whole_video(device: torch.device) -> None:
     for asked, layout in itertools.product(precision.PRECISIONS, LAYOUTS):
         case = Case(1, 12, 6, 5, 6, 40, CUBE, **FIRST, layout=layout, activation="silu")
         arguments = case.inputs(device) | {"float32_precision": asked, "algorithm": "implicit_gemm"}
-        whole, x = hipconv.conv3d(**arguments), arguments.pop("x")
-        caches = [torch.full_like(x[:, :, :2], torch.nan) for _ in range(2)]
-        chunks: list[Tensor] = []
-        for number, chunk in enumerate(x.split([1, 3, 1, 1], 2)):
-            cache = caches[number % 2] if number else None
-            chunks.append(hipconv.conv3d(chunk, **arguments, cache=cache, cache_out=caches[1 - number % 2]))
-        assert torch.equal(torch.cat(chunks, 2), whole) and torch.equal(caches[0], x[:, :, -2:])
+        check_chunks(arguments, [1, 3, 1, 1])
 
 
 def test_not_finite_values_stay_where_they_are(device: torch.device) -> None:
