@@ -284,6 +284,11 @@ def test_many_processes_where_locks_do_not_work(probe: Probe, how: str) -> None:
         {LOCKS[how]}''', vars(filelock))
     filelock.FileLock.acquire = filelock.acquire
     filelock.FileLock.release = lambda self, force=False: None
+    sign = jit.under_way.sign
+    def sign_late(directory):
+        time.sleep(0.5)  # enough for the others to come across a directory that does not say yet whose it is
+        sign(directory)
+    jit.under_way.sign = sign_late
     """
     probe.hold.touch()
     processes = [probe.start(patch, ANSWER) for _ in range(count)]

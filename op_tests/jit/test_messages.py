@@ -129,6 +129,7 @@ def test_cli_builds_lists_and_clears_only_what_is_its_own(warm: Probe) -> None:
         (warm.cache / name).write_text("mine")
     leftover = warm.cache / f".building-{warm.artefacts()[0].name}-x"
     leftover.mkdir()
+    (leftover / "probe.o").touch()
     done = warm.cli("clear", "probe", "another")
     assert done.returncode == 1 and "unknown module 'another'" in done.stderr and len(warm.artefacts()) > 3
     done = warm.cli("clear")

@@ -9,6 +9,7 @@ import time
 
 _BUILDER = ".builder"
 _ABANDONED = 86400  # seconds after which nobody goes on with it
+_TO_SIGN = 60  # seconds within which one who makes a directory signs it, however busy the machine is
 
 
 def sign(directory: Path) -> None:
@@ -33,12 +34,21 @@ def is_under_way(leftover: Path) -> bool:
     """Tell whether a build goes on although its lock is free: on some network file systems a lock holds in its own machine
     alone, or not.
 
-    Of this machine's processes that is known. What another machine's began is left alone for a day.
+    Of this machine's processes that is known. What another machine's began is left alone for a day, and what nobody has put
+    anything into yet for a minute.
     """
     try:
+        if not _content(leftover):
+            return abs(time.time() - leftover.stat().st_mtime) < _TO_SIGN
         machine, pid, start = (leftover / _BUILDER).read_text().split(" ")
         if machine == _this_process().split(" ", 1)[0]:
             return _start_of(int(pid)) == start
         return time.time() - leftover.stat().st_mtime < _ABANDONED
     except (OSError, ValueError):  # no such process; or what an earlier version began
         return False
+
+
+def _content(directory: Path) -> list[str]:
+    """Names of what is in there, but for a signature whose file is made and not written yet."""
+    with os.scandir(directory) as found:
+        return [entry.name for entry in found if entry.name != _BUILDER or entry.stat().st_size > 0]
