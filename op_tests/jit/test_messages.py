@@ -119,7 +119,9 @@ def test_cli_builds_lists_and_clears_only_what_is_its_own(warm: Probe) -> None:
     warm.edit("csrc/kernels/probe_kernel.cu", "100", "1000")
     listed = warm.cli("list").stdout
     assert "probe" in listed and str(warm.cache) in listed
-    states = Counter(re.findall(r"(cpu generic|simt wave\d\d) .* (current|other sources)", listed))
+    assert re.findall(r"  (cpu|simt) .* (current|other)", listed) == [("cpu", "current")]
+    assert "  and 2 of other sources, flags, torch or Python, " in listed
+    states = Counter(re.findall(r"(cpu generic|simt wave\d\d) .* (current|other sources)", warm.cli("list", "--all").stdout))
     assert states == {("cpu generic", "current"): 1, ("simt wave32", "other sources"): 1, ("simt wave64", "other sources"): 1}
 
     foreign = ["notes.txt", "probe-cpu-generic", f"probe-cpu-generic-{'0' * 16}-{'0' * 8}.bak/file", "my results/table.csv"]
@@ -132,9 +134,16 @@ def test_cli_builds_lists_and_clears_only_what_is_its_own(warm: Probe) -> None:
     (leftover / "probe.o").touch()
     done = warm.cli("clear", "probe", "another")
     assert done.returncode == 1 and "unknown module 'another'" in done.stderr and len(warm.artefacts()) > 3
+    (current,) = warm.cache.glob("probe-cpu-generic-*/meta.json")
+    damaged = current.parent.with_name(f"probe-cpu-avx2-{'0' * 16}-{'0' * 8}")
+    damaged.mkdir()
+    done = warm.cli("clear", "--stale")
+    assert done.returncode == 0, done.stderr
+    assert "3 builds removed" in done.stdout and str(damaged) in done.stdout
+    assert list(warm.cache.glob("*/meta.json")) == [current]
     done = warm.cli("clear")
     assert done.returncode == 0, done.stderr
-    assert "3 builds removed" in done.stdout
+    assert "1 build removed" in done.stdout
     assert not leftover.exists() and not list(warm.cache.glob("*/meta.json"))
     assert all((warm.cache / name).read_text() == "mine" for name in foreign)
 

@@ -48,6 +48,7 @@ _VARIABLES = (
     "ROCM_HOME",
     "MAX_JOBS",
 )
+_STALE = "other sources, flags, torch or Python"
 
 
 def env() -> None:
@@ -81,20 +82,31 @@ def _version(compiler: str) -> str:
     return f"{compiler} ({release})"
 
 
-def list_modules() -> None:
+def _is_current(artefact: cache.Artefact) -> bool:
+    """Tell whether calls of this installation load it."""
+    if artefact.meta["module"] not in registry.modules():  # of an earlier version
+        return False
+    name = jit.artefact_name(artefact.meta["module"], targets.Target(*artefact.meta["target"]))
+    return artefact.directory.name.startswith(name)
+
+
+def list_modules(all: bool) -> None:
     """Every module of the registry, and what the caches hold of it."""
     artefacts = cache.listing()
     for name, entry in registry.modules().items():
         files = len(set(registry.sources(entry, "cpu")) | set(registry.sources(entry, "simt")))
         print(f"{name} ({files} source files)")
-        for artefact in artefacts:
-            if artefact.meta["module"] == name:
-                target = targets.Target(*artefact.meta["target"])
-                size = artefact.meta["library_bytes"] / 1024
-                age = (time.time() - artefact.directory.stat().st_mtime) / 3600
-                current = artefact.directory.name.startswith(jit.artefact_name(name, target))
-                state = "current" if current else "other sources, flags, torch or Python"
-                print(f"  {target!s:<20} {size:8.0f} KiB  {age:6.1f} h old  built in {artefact.meta['seconds']} s  {state}")
+        held = [artefact for artefact in artefacts if artefact.meta["module"] == name]
+        current = [artefact for artefact in held if _is_current(artefact)]
+        for artefact in held if all else current:
+            target = targets.Target(*artefact.meta["target"])
+            size = artefact.meta["library_bytes"] / 1024
+            age = (time.time() - artefact.directory.stat().st_mtime) / 3600
+            state = "current" if artefact in current else _STALE
+            print(f"  {target!s:<20} {size:8.0f} KiB  {age:6.1f} h old  built in {artefact.meta['seconds']} s  {state}")
+        stale = [artefact.meta["library_bytes"] / 1024 for artefact in held if artefact not in current]
+        if stale and not all:
+            print(f"  and {len(stale)} of {_STALE}, {sum(stale):.0f} KiB (`list --all`, `clear --stale`)")
     print(f"caches: {', '.join(map(str, cache.roots()))}")
 
 
@@ -113,14 +125,14 @@ def build(names: list[str], archs: list[str]) -> None:
             print(f"{name} for {target}: {artefact.directory} ({time.monotonic() - started:.1f} s)", flush=True)
 
 
-def clear(names: list[str]) -> None:
+def clear(names: list[str], stale: bool) -> None:
     """Delete cached builds."""
-    removed, left = cache.clear(names)
+    removed, left = cache.clear(names, keep=_is_current) if stale else cache.clear(names)
     for place in removed:
         print(f"removed {place}")
     for place in left:
         print(f"left {place}, which belongs to another user")
-    print(f"{len(removed)} builds removed")
+    print(f"{len(removed)} {'build' if len(removed) == 1 else 'builds'} removed")
 
 
 def demo() -> int:
@@ -187,7 +199,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m hipconv", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("env", help=env.__doc__)
-    commands.add_parser("list", help=list_modules.__doc__)
+    list_parser = commands.add_parser("list", help=list_modules.__doc__)
+    list_parser.add_argument("--all", action="store_true", help=f"builds of {_STALE} one by one, too")
     commands.add_parser("demo", help=demo.__doc__)
     build_parser = commands.add_parser("build", help=build.__doc__)
     build_parser.add_argument("modules", nargs="*", metavar="MODULE", help="names from `list`")
@@ -197,6 +210,11 @@ def main() -> int:
     )
     clear_parser = commands.add_parser("clear", help=clear.__doc__)
     clear_parser.add_argument("modules", nargs="*", metavar="MODULE", help="names from `list`; all by default")
+    clear_parser.add_argument(
+        "--stale",
+        action="store_true",
+        help=f"only what this installation does not load: builds of {_STALE}, and damaged ones",
+    )
     folder_parser = commands.add_parser("hub-folder", help=hub_folder.__doc__)
     folder_parser.add_argument("out", metavar="OUT", help="a new or an empty folder")
     tune_parser = commands.add_parser("tune", help=tune.__doc__)
@@ -208,7 +226,7 @@ def main() -> int:
         if arguments.command == "env":
             env()
         elif arguments.command == "list":
-            list_modules()
+            list_modules(arguments.all)
         elif arguments.command == "demo":
             status = demo()
         elif arguments.command == "hub-folder":
@@ -216,7 +234,7 @@ def main() -> int:
         elif arguments.command == "tune":
             tune(arguments.arch, arguments.out)
         elif arguments.command == "clear":
-            clear(arguments.modules)
+            clear(arguments.modules, arguments.stale)
         else:
             words = [word for group in arguments.arch for word in group.split(",") if word]
             names = arguments.modules + [word for word in words if word in registry.modules()]  # `--arch sm_90 copy`

@@ -402,8 +402,9 @@ def publish(staged: Path, name: str, meta: dict, *, replace: bool = False) -> Ar
     return Artefact(final, meta)
 
 
-def clear(modules: Sequence[str]) -> tuple[list[Path], list[Path]]:
-    """Delete the artefacts of some modules, or of all if none is named, and what killed builds left. Touches nothing else.
+def clear(modules: Sequence[str], keep: Callable[[Artefact], bool] = lambda artefact: False) -> tuple[list[Path], list[Path]]:
+    """Delete the artefacts of some modules, or of all if none is named, but for those to `keep`, and what killed builds left.
+    Touches nothing else.
 
     Returns what was deleted, and the artefacts that were not because they belong to other users.
     """
@@ -416,7 +417,9 @@ def clear(modules: Sequence[str]) -> tuple[list[Path], list[Path]]:
             registry.module(module)
     for root in filter(_trusted, roots()):
         reap(root)
-    found = [place for place, module in places if module in (modules or held)]
+    found = [
+        place for place, module in places if module in (modules or held) and not ((artefact := read(place)) and keep(artefact))
+    ]
     own = [place for place in found if trust.ours(place)]
     for place in own:
         shutil.rmtree(place)
