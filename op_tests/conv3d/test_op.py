@@ -155,6 +155,14 @@ def test_compiles_into_one_graph_with_caches_and_gradients(device: torch.device)
     assert torch.equal(saved, x + 1)
 
 
+def test_a_result_of_one_column_is_right_at_any_stride(device: torch.device) -> None:
+    """With AMX, torch 2.13 makes it of memory that nobody wrote in bfloat16."""
+    for width, taps, step in ((4, 3, 2), (5, 4, 3), (7, 5, 3)):
+        case = Case(2, 16, 3, 5, width, 8, (1, 3, taps), stride=(1, 1, step), dtype=torch.bfloat16)
+        for _ in range(3):
+            assert mismatch_conv3d(hipconv.conv3d(**case.inputs(device)), case.inputs(device)) is None, case
+
+
 def test_fake_tensors_need_no_kernel() -> None:
     x, weight = torch.empty(1, 6, 4, 20, 20, device="meta"), torch.empty(8, 6, 3, 3, 3, device="meta")
     result = hipconv.conv3d(x.to(memory_format=torch.channels_last_3d), weight, stride=(1, 2, 2), out_dtype=torch.float16)

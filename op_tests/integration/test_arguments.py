@@ -58,6 +58,7 @@ VALUES: dict[str, Callable[[], Any]] = {
     "an object": object,
     "an unprintable object": Unprintable,
     "an array": lambda: np.ones((2, 3)),
+    "a bool of numpy": lambda: np.True_,
     "tensors": lambda: [randn(2, 3)] * 2,
     "a tensor": lambda: randn(40, 40),
     "a dtype": lambda: torch.int8,
@@ -81,8 +82,8 @@ def is_of_kind(annotation: str, value: Any) -> bool:
     kinds: dict[str, bool] = {
         "None": value is None,
         "Tensor": isinstance(value, Tensor),
-        "bool": value is None or isinstance(value, bool),
-        "int": isinstance(value, int),
+        "bool": value is None or isinstance(value, (bool, np.bool_)),
+        "int": isinstance(value, (int, np.bool_)),
         "str": isinstance(value, str),
         "Ints": isinstance(value, int) or (is_sequence and all(type(part) is int for part in value)),
         "Padding": isinstance(value, (int, str)) or (is_sequence and all(type(part) is int for part in value)),
@@ -373,6 +374,14 @@ def test_an_inference_tensor_is_no_out_of_conv2d_on_the_cpu() -> None:
     with pytest.raises(ValueError, match=r"^out: got an inference tensor"):
         FORMS["conv2d"].call(FORMS["conv2d"].arguments() | {"out": out})
     assert (out == 1).all()
+
+
+def test_a_sparse_residual_of_an_unbatched_image_is_named_in_inference_mode() -> None:
+    """There torch cannot make views of it."""
+    for conv, rank in ((hipconv.conv2d, 2), (hipconv.conv3d, 3)):
+        x, weight = torch.ones(4, *[5] * rank), torch.ones(4, 4, *[1] * rank)
+        with torch.inference_mode(), pytest.raises(TypeError, match="residual: got a tensor of layout"):
+            conv(x, weight, residual=torch.ones(4, *[5] * rank).to_sparse())
 
 
 def test_a_window_wider_than_buffers_is_left_to_kernels_without_any() -> None:

@@ -32,14 +32,15 @@ FLAGS += ["-fno-sanitize=pointer-overflow"]
 FLAGS += ["--param", "asan-instrumentation-with-call-threshold=0"]
 CXX = os.environ.get("CXX", "g++")
 
-# Tensors whose storage was shrunk behind their backs: the kernel is led past the end of the memory.
+# Tensors whose storage was shrunk behind their backs: the kernel is led past the end of the memory, on the CPU by more than a
+# vector, because the sanitizers do not look at masked loads.
 LIES = {
     "causal_conv1d": "hipconv.causal_conv1d_fwd(torch.zeros(1, 4, 8), short(1, 4, 8), torch.zeros(4, 1))",
     "causal_conv1d_bwd": "from hipconv.drop_in import causal_conv1d_cuda as package; package.causal_conv1d_bwd("
     "torch.zeros(1, 4, 8), torch.zeros(4, 4), None, short(1, 4, 8), None, None, None, None, False, False)",
-    "causal_conv1d_varlen": "serving.causal_conv1d_fn(short(4, 8), torch.zeros(4, 4), None, torch.zeros(1, 4, 3), "
-    "torch.tensor([0, 8]))",
-    "causal_conv1d_update": "serving.causal_conv1d_update(short(2, 4), torch.zeros(2, 4, 3), torch.zeros(4, 4))",
+    "causal_conv1d_varlen": "serving.causal_conv1d_fn(short(4, 64), torch.zeros(4, 4), None, torch.zeros(1, 4, 3), "
+    "torch.tensor([0, 64]))",
+    "causal_conv1d_update": "serving.causal_conv1d_update(short(2, 64), torch.zeros(2, 64, 3), torch.zeros(64, 4))",
     "conv3d": "hipconv.conv3d(short(1, 8, 2, 40, 40), torch.zeros(8, 8, 1, 1, 1))",
 }
 LIAR = """
@@ -47,7 +48,7 @@ import torch, hipconv, hipconv.serving as serving
 
 def short(*shape):
     x = torch.zeros(shape)
-    x.untyped_storage().resize_(16)
+    x.untyped_storage().resize_(64)
     return x
 
 """
@@ -80,7 +81,12 @@ NIGHTLY = [
     ("causal_conv1d", "simt-wave64", "not ascending and not descending and not opcheck and not compiles"),
     ("causal_conv1d_bwd", "simt-wave32-shuffled", "infinities or exact or strides or reference"),
     ("conv3d", "simt-wave32-shuffled", "chunks or strides or models or alone"),
-    ("causal_conv1d_varlen", "cpu", "reference or strides or boundary or nowhere or outside or in_place or split"),
+    # One arithmetic is that of modules of one compiler's options: the forward's is not among these kernels.
+    (
+        "causal_conv1d_varlen",
+        "cpu",
+        "(reference or strides or boundary or nowhere or outside or in_place or split) and not one_arith",
+    ),
     ("causal_conv1d_update", "cpu", "random or outside or look_aligned or columns or drafts or short_rows or grid_dimension"),
 ]
 

@@ -118,6 +118,13 @@ def require_kinds(function: Callable, arguments: Mapping[str, object]) -> None:
         raise error
 
 
+def require_ints(**arguments: object) -> None:
+    """Raise TypeError for the first that is no integer: comparisons take bools, numpy's too, and torch takes them for sizes."""
+    for name, value in arguments.items():
+        if not _is_int(value):
+            raise TypeError(f"{name}: got {describe(value)}, expected an int")
+
+
 def require_int_or_none(**arguments: object) -> None:
     """Raise TypeError for the first that is neither None nor an int: C++ would take a bool for one."""
     for name, value in arguments.items():
@@ -257,13 +264,20 @@ def wrong_memory(name: str, tensor: Tensor) -> ValueError | None:
     )
 
 
-def require_dense(**tensors: Tensor | None) -> None:
-    """Raise TypeError for the first that is not, ValueError for the first without memory."""
+def not_dense(**tensors: Tensor | None) -> TypeError | ValueError | None:
+    """The error for the first that is not dense, or has no memory, if one is so."""
     for name, tensor in tensors.items():
         if tensor is not None and tensor.layout is not torch.strided:
-            raise wrong_layout(name, tensor)
+            return wrong_layout(name, tensor)
         if tensor is not None and (wrong := wrong_memory(name, tensor)):
-            raise wrong
+            return wrong
+    return None
+
+
+def require_dense(**tensors: Tensor | None) -> None:
+    """Raise TypeError for the first that is not, ValueError for the first without memory."""
+    if wrong := not_dense(**tensors):
+        raise wrong
 
 
 def require_shape(name: str, tensor: Tensor, shape: tuple[int, ...], axes: str, like: Tensor) -> None:

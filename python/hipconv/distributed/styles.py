@@ -6,12 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from ..arguments import describe, flag
@@ -19,6 +18,14 @@ from ..ops.conv2d import geometry
 from .conv2d import conv2d
 from .graphs import outside_of_graphs
 from .groups import group_of
+
+if TYPE_CHECKING:
+    from torch.distributed._tensor import DTensor, Shard  # in every version
+else:
+    try:
+        from torch.distributed.tensor import DTensor, Shard
+    except ImportError:  # torch 2.4
+        from torch.distributed._tensor import DTensor, Shard
 
 
 class SpatialParallel(ParallelStyle):

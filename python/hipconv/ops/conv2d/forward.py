@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...arguments import wrong_kind, wrong_output
+from ...arguments import not_dense, wrong_kind, wrong_output
 from .. import filters
 from ..dispatch import kernels_for, refuse_derivatives_of_torch_func, stream
 from . import calls, geometry, precision, router
@@ -115,7 +115,7 @@ def conv2d(
     except Exception as error:
         wrong = wrong_kind(conv2d, locals())
         if wrong is None and not isinstance(error, (TypeError, ValueError)):  # on the CPU, where torch computes and writes
-            wrong = wrong_output("out", out)
+            wrong = not_dense(x=x, weight=weight, bias=bias, residual=residual) or wrong_output("out", out)
         raise wrong or error from None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...arguments import wrong_kind, wrong_output
+from ...arguments import not_dense, wrong_kind, wrong_output
 from ..conv2d import precision
 from ..conv2d.geometry import check_choices
 from ..dispatch import refuse_derivatives_of_torch_func
@@ -116,7 +116,8 @@ def conv3d(
     except Exception as error:
         wrong = wrong_kind(conv3d, locals())
         if wrong is None and not isinstance(error, (TypeError, ValueError)):  # on the CPU, where torch computes and writes
-            wrong = wrong_output("out", out) or wrong_output("cache_out", cache_out)
+            wrong = not_dense(x=x, weight=weight, bias=bias, residual=residual, cache=cache) or wrong_output("out", out)
+            wrong = wrong or wrong_output("cache_out", cache_out)
         raise wrong or error from None
 
 

@@ -14,7 +14,7 @@ from ...arguments import wrong_output
 from .. import filters
 from ..conv2d.activations import ACTIVATIONS, ROUNDED_FIRST
 from ..conv2d.geometry import check_places
-from ..conv2d.operators import fast_on_cpu, on_cpu
+from ..conv2d.operators import fast_on_cpu, on_cpu, right_on_cpu
 from ..dispatch import library, refuse_derivatives, stream
 from ..transforms import cast_by_autocast, write_through_negation
 from . import calls, geometry, padding, router
@@ -208,7 +208,8 @@ def _by_torch(t: Tensors, o: Options, dtype: torch.dtype) -> Tensor:
     """Rounded once: in 16 bits only if nothing but an exact activation follows, and if the processor is fast at it."""
     x, weight, bias, residual, cache = (tensor for tensor in t[:5])
     exact = o.activation in ROUNDED_FIRST and residual is None and dtype == x.dtype and (bias is None or bias.dtype == dtype)
-    if not (exact and fast_on_cpu(dtype)):
+    columns = geometry.out_shape(x.shape, weight.shape, t.cached, o)[-1]
+    if not (exact and fast_on_cpu(dtype) and right_on_cpu(dtype, columns, o.stride[-1])):
         x, weight, bias, cache = (None if tensor is None else tensor.float() for tensor in (x, weight, bias, cache))
     frames, rest = padding.padded(padding.sequence(x, cache), o, weight.shape[2], t.cached)
     result = torch.conv3d(frames, weight, bias, o.stride, rest, o.dilation, o.groups)

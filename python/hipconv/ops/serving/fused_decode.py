@@ -5,7 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...arguments import describe, flag, require_dense, require_floats, require_int_or_none, wrong_kind, wrong_output
+from ...arguments import (
+    describe,
+    flag,
+    require_dense,
+    require_floats,
+    require_int_or_none,
+    require_ints,
+    wrong_kind,
+    wrong_output,
+)
 from .decode import causal_conv1d_update
 
 LAYOUTS = ("interleaved", "flat")
@@ -129,7 +138,9 @@ def _parts(
     views where they can be.
     """
     k_heads, v_heads, k_dim, v_dim = heads
+    require_ints(num_actual_tokens=rows)
     for name, value in zip(("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim"), heads, strict=True):
+        require_ints(**{name: value})
         if value < 1:
             raise ValueError(f"{name}: got {describe(value)}, expected at least 1")
     if v_heads % k_heads:
