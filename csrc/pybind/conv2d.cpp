@@ -38,28 +38,43 @@ struct Call {
     at::ScalarType out_dtype;
     bool channels_last;  // the layout of a new tensor
     Conv2dPlan plan;
+    bool has_tile[3];  // whether the card's kernels have the plan's tile, or it has none, for x of each DType
 };
 
-// `tile` has the output pixels and filters of a block, and the number of parts of its sum (split-K). A `workspace_limit` of 0
-// leaves it to the algorithm.
+constexpr DType kDTypes[] = {DType::f32, DType::f16, DType::bf16};
+
+// Tells whether an architecture has a plan's tile. A kernel of another tile is empty there: it would leave `out` as it was.
+bool has_tile(const Conv2dPlan& plan, const std::string& arch, DType dtype) {
+    const std::optional<std::vector<Conv2dTile>> known = conv2d_tiles(plan.algorithm, arch, dtype);
+    if (!known || (plan.tile_m == 0 && plan.tile_n == 0)) return true;
+    for (const Conv2dTile& tile : *known)
+        if (tile.tile_m == plan.tile_m && tile.tile_n == plan.tile_n) return true;
+    return false;
+}
+
+// `arch` is the card's. `tile` has the output pixels and filters of a block, and the number of parts of its sum (split-K). A
+// `workspace_limit` of 0 leaves it to the algorithm.
 Call make_call(const Ints& stride, const Ints& padding, const Ints& dilation, int32_t groups, const std::string& padding_mode,
                const std::string& activation, const std::string& float32_precision, const Ints& out_size,
-               at::ScalarType out_dtype, bool channels_last, const std::string& algorithm, const Ints& tile,
-               int64_t workspace_limit) {
+               at::ScalarType out_dtype, bool channels_last, const std::string& algorithm, const std::string& arch,
+               const Ints& tile, int64_t workspace_limit) {
     if (stride.size() != 2 || padding.size() != 4 || dilation.size() != 2 || out_size.size() != 2 || tile.size() != 3)
         throw py::value_error("stride, padding, dilation, out_size, tile: expected 2, 4, 2, 2 and 3 integers");
     check_kernel_name(algorithm, conv2d_algorithms(), "algorithm");
-    return {stride,
-            padding,
-            dilation,
-            out_size,
-            groups,
-            padding_mode_of("padding_mode", padding_mode),
-            activation_of(activation),
-            float32_precision_of(float32_precision),
-            out_dtype,
-            channels_last,
-            {algorithm, tile[0], tile[1], tile[2], workspace_limit}};
+    Call call{stride,
+              padding,
+              dilation,
+              out_size,
+              groups,
+              padding_mode_of("padding_mode", padding_mode),
+              activation_of(activation),
+              float32_precision_of(float32_precision),
+              out_dtype,
+              channels_last,
+              {algorithm, tile[0], tile[1], tile[2], workspace_limit},
+              {}};
+    for (const DType dtype : kDTypes) call.has_tile[static_cast<int>(dtype)] = has_tile(call.plan, arch, dtype);
+    return call;
 }
 
 // ---- tensors to params ----------------------------------------------------------------------------------------------------
@@ -199,6 +214,12 @@ at::Tensor pack(const Packing& packing, const at::Tensor& weight, int64_t stream
     return packed;
 }
 
+// Null if the call's plan serves these params on its card, else text that says what its algorithm serves.
+const char* refusal_of(const Conv2dParams& p, const Call& call) {
+    if (!call.has_tile[static_cast<int>(p.dtype)]) return "the tiles alone that conv2d_tiles has for the architecture";
+    return conv2d_refusal(p, call.plan);
+}
+
 // Null, or the address of filters that `pack` made for the call's algorithm.
 const void* address_of_packed(const OptionalTensor& packed, const Conv2dParams& p, const Call& call) {
     if (!packed) return nullptr;
@@ -214,7 +235,7 @@ const void* address_of_packed(const OptionalTensor& packed, const Conv2dParams& 
 void launch(Conv2dParams& p, const at::Tensor& out, const at::Tensor& x, const Call& call, int64_t stream,
             const OptionalTensor& packed) {
     if (out.numel() == 0) return;
-    if (const char* served = conv2d_refusal(p, call.plan))
+    if (const char* served = refusal_of(p, call))
         throw py::value_error(concat("algorithm: got '", call.plan.algorithm, "', which serves ", served));
     if (packed) check_same_device({"packed", *packed}, {"x", x});
     p.packed_filters = address_of_packed(packed, p, call);
@@ -292,8 +313,7 @@ std::optional<py::bytes> key(const at::Tensor& x, const at::Tensor& weight, cons
 // This returns None if the call's plan serves these tensors, else text that says which ones its algorithm serves.
 std::optional<std::string> refusal(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight,
                                    const OptionalTensor& bias, const OptionalTensor& residual, const Call& call) {
-    const char* served =
-        conv2d_refusal(checked_params(out, x, weight, address_of(bias), address_of(residual), call), call.plan);
+    const char* served = refusal_of(checked_params(out, x, weight, address_of(bias), address_of(residual), call), call);
     return served ? std::optional<std::string>(served) : std::nullopt;
 }
 
@@ -318,7 +338,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     py::class_<Call>(m, "Call").def(
         py::init(&make_call), py::arg("stride"), py::arg("padding"), py::arg("dilation"), py::arg("groups"),
         py::arg("padding_mode"), py::arg("activation"), py::arg("float32_precision"), py::arg("out_size"), py::arg("out_dtype"),
-        py::arg("channels_last"), py::arg("algorithm"), py::arg("tile"), py::arg("workspace_limit") = 0);
+        py::arg("channels_last"), py::arg("algorithm"), py::arg("arch"), py::arg("tile"), py::arg("workspace_limit") = 0);
     m.def("conv2d", &run_new, py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("residual"), py::arg("call"),
           py::arg("stream"), py::arg("packed") = py::none());
     m.def("conv2d_out", &run, py::arg("out"), py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("residual"),

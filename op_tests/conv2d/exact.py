@@ -48,6 +48,11 @@ def running_on(unit: str) -> Iterator[Any]:
             torch.use_deterministic_algorithms(False)
 
 
+def arch_here() -> str:
+    """The architecture that CPU tensors are sent to."""
+    return targets.of(torch.device("cpu")).arch
+
+
 class Case(NamedTuple):
     shape: tuple[int, int, int, int]  # N C H W
     filters: tuple[int, int, int]  # K R S
@@ -125,6 +130,7 @@ def call_of(module: Any, case: Case) -> Any:
         case.out_dtype or case.dtype,
         False,
         case.algorithm,
+        arch_here(),
         [*case.tile, case.split_k],
     )
 

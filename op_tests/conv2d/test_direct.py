@@ -21,7 +21,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from conv2d.exact import HALVES, UNITS_OF_A_RUN, Case, check, check_random_cases, is_served, random_cases_command, running_on
+from conv2d.exact import (
+    HALVES,
+    UNITS_OF_A_RUN,
+    Case,
+    arch_here,
+    check,
+    check_random_cases,
+    is_served,
+    random_cases_command,
+    running_on,
+)
 from support.backends import EVERYTHING
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -171,7 +181,7 @@ def test_not_finite_values_stay_in_their_group(module: Any) -> None:
         weight = torch.full((16, 16 // groups, 3, 3), 0.5)
         bias = torch.arange(16.0)
         call = module.Call(
-            [1, 1], [1] * 4, [1, 1], groups, "zeros", "none", "ieee", [9, 9], dtype, True, "direct", [128, 16, 1]
+            [1, 1], [1] * 4, [1, 1], groups, "zeros", "none", "ieee", [9, 9], dtype, True, "direct", arch_here(), [128, 16, 1]
         )
         given = x.to(dtype).contiguous(memory_format=torch.channels_last)
         out = module.conv2d(given, weight.to(dtype), bias.to(dtype), None, call, 0).float()
@@ -185,7 +195,7 @@ def test_random_numbers(module: Any) -> None:
     x = torch.randn(2, 64, 13, 12, generator=generator).bfloat16().contiguous(memory_format=torch.channels_last)
     weight = (torch.randn(64, 8, 3, 3, generator=generator) / 72**0.5).bfloat16()
     call = module.Call(
-        [1, 1], [1] * 4, [1, 1], 8, "zeros", "none", "ieee", [13, 12], torch.float32, True, "direct", [128, 32, 1]
+        [1, 1], [1] * 4, [1, 1], 8, "zeros", "none", "ieee", [13, 12], torch.float32, True, "direct", arch_here(), [128, 32, 1]
     )
     out = module.conv2d(x, weight, None, None, call, 0)
     assert (out.double() - F.conv2d(x.double(), weight.double(), padding=1, groups=8)).abs().max() < 1e-5

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import itertools
+import os
 import random
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from conv2d.exact import DTYPES, HALVES, UNITS_OF_A_RUN, Case, check, is_served, random_cases_command, running_on
+from conv2d.exact import DTYPES, HALVES, UNITS_OF_A_RUN, Case, arch_here, check, is_served, random_cases_command, running_on
 from support.backends import environment
 from hipconv import jit, targets
 
@@ -31,8 +32,7 @@ def module(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 def tiles_of(module: Any, dtype: torch.dtype) -> list[tuple[int, int]]:
-    arch = targets.of(torch.device("cpu")).arch
-    return [(m, n) for m, n in module.conv2d_tiles("implicit_gemm", arch, dtype)]
+    return [(m, n) for m, n in module.conv2d_tiles("implicit_gemm", arch_here(), dtype)]
 
 
 def serves(tile: tuple[int, int], case: Case) -> bool:
@@ -63,11 +63,7 @@ def test_every_tile(module: Any, dtype: torch.dtype, layouts: tuple[str, str, st
         if serves(tile, case):
             check(module, case)
         rounded = case._replace(float32_precision="tf32")
-        if (
-            dtype == torch.float32
-            and module.conv2d_has_tf32(targets.of(torch.device("cpu")).arch)
-            and is_served(module, rounded, tile)
-        ):
+        if dtype == torch.float32 and module.conv2d_has_tf32(arch_here()) and is_served(module, rounded, tile):
             check(module, rounded)
 
 
@@ -236,8 +232,7 @@ def test_relaid(module: Any, name: str) -> None:
     """By each GEMM that the unit has, in its smallest tile."""
     served = 0
     for algorithm, dtype in (("relaid_implicit_gemm", torch.bfloat16), ("relaid_warpgroup_gemm", torch.float16)):
-        arch = targets.of(torch.device("cpu")).arch
-        for tile in [(m, n) for m, n in module.conv2d_tiles(algorithm, arch, dtype)][-1:]:
+        for tile in [(m, n) for m, n in module.conv2d_tiles(algorithm, arch_here(), dtype)][-1:]:
             case = RELAID[name]._replace(algorithm=algorithm, dtype=dtype, tile=tile)
             if is_served(module, case, tile):
                 check(module, case)
@@ -320,9 +315,8 @@ def test_f32_is_not_rounded_to_less(module: Any) -> None:
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(1, 48, 9, 8, generator=generator).contiguous(memory_format=torch.channels_last)
     weight = torch.randn(64, 48, 3, 3, generator=generator)
-    call = module.Call(
-        [1, 1], [1] * 4, [1, 1], 1, "zeros", "none", "ieee", [9, 8], torch.float32, True, "implicit_gemm", [64, 64, 1]
-    )
+    options = ([1, 1], [1] * 4, [1, 1], 1, "zeros", "none", "ieee", [9, 8], torch.float32, True)
+    call = module.Call(*options, "implicit_gemm", arch_here(), [64, 64, 1])
     error = module.conv2d(x, weight, None, None, call, 0).double() - F.conv2d(x.double(), weight.double(), padding=1)
     assert error.abs().max() < 2e-4
 
@@ -333,7 +327,7 @@ def test_not_finite_values_stay_where_they_are(module: Any) -> None:
     x[0, 3, 4, 4], x[0, 19, 0, 8] = float("nan"), float("inf")
     for x_layout, dtype in itertools.product((torch.channels_last, torch.contiguous_format), DTYPES):
         call = module.Call(
-            [1, 1], [1] * 4, [1, 1], 1, "zeros", "none", "ieee", [9, 9], dtype, True, "implicit_gemm", [64, 64, 1]
+            [1, 1], [1] * 4, [1, 1], 1, "zeros", "none", "ieee", [9, 9], dtype, True, "implicit_gemm", arch_here(), [64, 64, 1]
         )
         weight = torch.full((5, 20, 3, 3), 0.5, dtype=dtype)
         out = module.conv2d(x.to(dtype).contiguous(memory_format=x_layout), weight, None, None, call, 0).float()
@@ -363,14 +357,27 @@ def test_elements_over_4_gb_apart(layout: str, axis: str) -> None:
     size = [shape[2] + 1, shape[3] + 1]
     with environment(HIPCONV_BACKEND="simt", HIPCONV_SIMT_MMA="mfma", HIPCONV_SIMT_WAVE="64"):
         module = jit.module("conv2d", targets.of(torch.device("cpu")))
-        call = module.Call(
-            [1, 1], [1] * 4, [1, 1], 1, "zeros", "none", "ieee", size, torch.float16, True, "implicit_gemm", [64, 64, 1]
-        )
+        options = ([1, 1], [1] * 4, [1, 1], 1, "zeros", "none", "ieee", size, torch.float16, True)
+        call = module.Call(*options, "implicit_gemm", arch_here(), [64, 64, 1])
         out = module.conv2d(x, weight, None, None, call, 0)
     assert torch.equal(out, F.conv2d(values.double(), weight.double(), padding=1).half())
 
 
 # ---- what is legal -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ["implicit_gemm", "relaid_implicit_gemm", "winograd_f2", "winograd_f4"])
+def test_tiles_that_a_unit_does_not_have_are_refused(module: Any, algorithm: str) -> None:
+    """Their kernels are empty, or those of other tiles: a launch would leave `out` as it was, and say nothing."""
+    layout = "nchw" if algorithm == "relaid_implicit_gemm" else "nhwc"
+    case = Case((1, 64, 9, 9), (72, 3, 3), padding=(1, 1, 1, 1), x_layout=layout, algorithm=algorithm)
+    tiles = [(256, 128), (128, 128), (128, 64), (64, 64)]
+    served = [tile for tile in tiles if is_served(module, case, tile)]
+    assert served == [(m, n) for m, n in module.conv2d_tiles(algorithm, arch_here(), case.dtype)]
+    assert ((256, 128) in served) == (os.environ["HIPCONV_SIMT_MMA"] == "mma_sync")
+    for tile in [tile for tile in [*tiles, (64, 128), (32, 32)] if tile not in served]:
+        with pytest.raises(ValueError, match=f"^algorithm: got '{algorithm}', which serves the tiles alone that"):
+            check(module, case._replace(tile=tile))
 
 
 def test_tiles_of_architectures() -> None:
@@ -382,7 +389,8 @@ def test_tiles_of_architectures() -> None:
             "sm_80": [[256, 128], *common], "sm_86": common, "sm_89": common, "sm_90": [[256, 128], *common], "sm_120": common,
         }  # fmt: skip
         for dtype in HALVES:
-            assert {arch: module.conv2d_tiles("implicit_gemm", arch, dtype) for arch in expected} == expected
+            for algorithm in ("implicit_gemm", "winograd_f2", "winograd_f4"):
+                assert {arch: module.conv2d_tiles(algorithm, arch, dtype) for arch in expected} == expected
         for arch in expected:
             on_nvidia = arch.startswith("sm_") and arch != "sm_75"
             tiles = [] if arch == "sm_75" else [[128, 64], [64, 64]]

@@ -168,7 +168,7 @@ def test_steps_are_those_of_the_kernels_on_repacked_x() -> None:
             stages = -(-inner.in_channels // 64) * inner.kernel[0] * inner.kernel[1]
             for parts in (stages, stages + 1):
                 options = ([stride] * 2, [0] * 4, [1, 1], 1, "zeros", "none", "ieee", [size] * 2, torch.bfloat16, False)
-                call = module.Call(*options, "relaid_warpgroup_gemm", [128, 64, parts])
+                call = module.Call(*options, "relaid_warpgroup_gemm", "wave32", [128, 64, parts])
                 refusal = module.conv2d_refusal(meta(1, 16, size, size), x, weight, None, None, call)
                 assert (refusal is None) == (parts == stages), (C, R, stride, parts, refusal)
 
@@ -183,7 +183,7 @@ def test_planes_are_those_of_the_kernels() -> None:
             in_size=(height, width), out_size=(height, width), layout="nchw"
         )
         options = ([1, 1], [0] * 4, [1, 1], groups, "zeros", "none", "ieee", [height, width], torch.bfloat16, False)
-        call = module.Call(*options, "warpgroup_gemm", [64, 64, 1])
+        call = module.Call(*options, "warpgroup_gemm", "wave32", [64, 64, 1])
         refusal = module.conv2d_refusal(out, x, weight, None, None, call)
         assert (refusal is None) == costs._has_planes(asked), (C, height, width, groups, refusal)
 
@@ -203,7 +203,8 @@ def test_patches_are_those_of_the_kernels(layout: str) -> None:
         for tile_m in (64, 128, 256) if layout == "nhwc" else (128,):
             has_patches = costs._has_patches(asked, tile_m, 8 if layout == "nhwc" else 64)
             options = ([1, 1], [1] * 4, [1, 1], 1, "zeros", "none", "ieee", [height, width], torch.bfloat16, layout == "nhwc")
-            call = module.Call(*options, "warpgroup_gemm", [tile_m, 128 if tile_m == 256 else 64, 2 if layout == "nhwc" else 1])
+            tile = [tile_m, 128 if tile_m == 256 else 64, 2 if layout == "nhwc" else 1]
+            call = module.Call(*options, "warpgroup_gemm", "wave32", tile)
             refusal = module.conv2d_refusal(out, x, weight, None, None, call)
             assert (refusal is None) == (has_patches != (layout == "nhwc")), (height, width, tile_m, refusal)
             seen.add(has_patches)

@@ -21,7 +21,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from conv2d.exact import HALVES, UNITS_OF_A_RUN, Case, check, check_random_cases, is_served, random_cases_command, running_on
+from conv2d.exact import (
+    HALVES,
+    UNITS_OF_A_RUN,
+    Case,
+    arch_here,
+    check,
+    check_random_cases,
+    is_served,
+    random_cases_command,
+    running_on,
+)
 from support.backends import EVERYTHING
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -123,7 +133,7 @@ def test_random_numbers(module: Any) -> None:
         (torch.randn(40, 192, 3, 3, generator=generator) / 1728**0.5).bfloat16().contiguous(memory_format=torch.channels_last)
     )
     call = module.Call(
-        [1, 1], [1] * 4, [1, 1], 1, "zeros", "none", "ieee", [5, 6], torch.float32, True, "wave_gemm", [16, 32, 1]
+        [1, 1], [1] * 4, [1, 1], 1, "zeros", "none", "ieee", [5, 6], torch.float32, True, "wave_gemm", arch_here(), [16, 32, 1]
     )
     out = module.conv2d(x, weight, None, None, call, 0)
     assert (out.double() - F.conv2d(x.double(), weight.double(), padding=1)).abs().max() < 1e-5

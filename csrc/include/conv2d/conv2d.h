@@ -38,7 +38,7 @@ std::vector<std::string> conv2d_algorithms();  // the fastest first
 std::optional<std::vector<Conv2dTile>> conv2d_tiles(const std::string& algorithm, const std::string& arch, DType dtype);
 bool conv2d_has_tf32(const std::string& arch);  // whether its matrix cores multiply TF32
 // Null if the plan serves the call, else what its algorithm does serve. A plan without a tile asks whether the algorithm serves
-// it with some tile.
+// it with some tile. It knows no architecture: the plan's tile must be one of its conv2d_tiles.
 const char* conv2d_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
 int64_t conv2d_workspace(const Conv2dParams& params, const Conv2dPlan& plan);  // bytes, uninitialised, aligned to 256
 // conv2d_pack_filters writes what conv2d_packing describes, from the weight of such a call; calls with the same weight and a

@@ -96,8 +96,10 @@ def prepare(
             o.activation,
             problem.float32_precision,
             shape[2:],
+            result.dtype,
+            channels_last,
         )
-        return module.Call(*numbers, result.dtype, channels_last, algorithm, (*tile, split_k), r.workspace_limit)
+        return module.Call(*numbers, algorithm, card.arch, (*tile, split_k), r.workspace_limit)
 
     names = module.conv2d_algorithms()
     variable = r.variable

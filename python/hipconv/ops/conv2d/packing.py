@@ -106,8 +106,9 @@ def prepack_conv2d(weight: Tensor, algorithm: str | Sequence[str] = "auto") -> P
     on_gpu = not (weight.device.type == "cpu" and targets.of(weight.device).backend == "cpu")
     packs = tuple(name for name in PACKING if name in names) if on_gpu and weight.numel() else ()
     if packs:
-        module = jit.module("conv2d", targets.of(weight.device))
-        filters.keep_for_good(kept, [_packing(module, kept, name) for name in packs])
+        target = targets.of(weight.device)
+        module = jit.module("conv2d", target)
+        filters.keep_for_good(kept, [_packing(module, target.arch, kept, name) for name in packs])
     if weight.is_cuda:
         torch.cuda.current_stream(weight.device).synchronize()
     return PackedFilters(kept, packs)
@@ -117,12 +118,13 @@ def _is_packed(weight: Tensor) -> bool:
     return tuple(weight.shape[2:]) == (3, 3) and weight.dtype != torch.float32
 
 
-def _packing(module: ModuleType, weight: Tensor, algorithm: str) -> Packing:
+def _packing(module: ModuleType, arch: str, weight: Tensor, algorithm: str) -> Packing:
     """The packing of any call with these filters."""
     x, out = (
         torch.empty(1, channels, 3, 3, dtype=weight.dtype, device="meta") for channels in (weight.shape[1], weight.shape[0])
     )
-    call = module.Call([1, 1], [1] * 4, [1, 1], 1, "zeros", "none", "ieee", [3, 3], weight.dtype, True, algorithm, [0, 0, 1])
+    options = [1, 1], [1] * 4, [1, 1], 1, "zeros", "none", "ieee", [3, 3], weight.dtype, True
+    call = module.Call(*options, algorithm, arch, [0, 0, 1])
     packing, _ = filters.packing_of(module.conv2d_packing(out, x, weight.to("meta"), None, None, call))
     assert packing is not None
     return packing
