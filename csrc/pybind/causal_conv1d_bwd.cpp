@@ -13,6 +13,7 @@
 #include "causal_conv1d/backward.h"
 #include "common/conv1d_arguments.h"
 #include "common/kernel_request.h"
+#include "common/memory.h"
 
 namespace py = pybind11;
 
@@ -70,10 +71,10 @@ Gradients bwd(const at::Tensor& x, const at::Tensor& weight, const OptionalTenso
     }
     const c10::DeviceGuard guard(x.device());
     const auto* kernel = kernel_of(kernels, wanted, p);
-    const at::Tensor workspace = new_tensor({kernel->workspace_of(p)}, at::kByte, x);
+    const Workspace workspace(x, kernel->workspace_of(p));
     {
         py::gil_scoped_release no_gil;
-        kernel->launch(p, workspace.data_ptr(), reinterpret_cast<void*>(stream));
+        kernel->launch(p, workspace.data(), reinterpret_cast<void*>(stream));
     }
     return {dx, dweight, dbias, dinitial_states};
 }

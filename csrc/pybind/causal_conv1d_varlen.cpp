@@ -3,7 +3,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <ATen/ops/empty_ops.h>  // must be after it; <ATen/ops/empty.h> would take seconds to compile
 #include <c10/core/DeviceGuard.h>
 #include <pybind11/stl.h>
 
@@ -16,6 +15,7 @@
 #include "common/direct_call.h"
 #include "common/index_checks.h"
 #include "common/kernel_request.h"
+#include "common/memory.h"
 
 namespace py = pybind11;
 
@@ -133,12 +133,9 @@ class Prefill : Arguments {
         if (in_place && (!kernel || p.dead_tokens != DeadTokens::leave)) return false;
         if (in_place && sequences == 0) return true;
         const c10::DeviceGuard guard(x.device());
-        at::Tensor workspace;
-        if (const int64_t bytes = kernel->workspace_of(p, forced_tile))
-            workspace =
-                at::_ops::empty_memory_format::call(c10::fromIntArrayRefSlow({bytes}), at::kByte, {}, x.device(), {}, {});
+        const Workspace workspace(x, kernel->workspace_of(p, forced_tile));
         py::gil_scoped_release no_gil;
-        kernel->launch(p, forced_tile, workspace.defined() ? workspace.data_ptr() : nullptr, reinterpret_cast<void*>(*stream));
+        kernel->launch(p, forced_tile, workspace.data(), reinterpret_cast<void*>(*stream));
         return true;
     }
 

@@ -13,6 +13,7 @@
 #include <tuple>
 
 #include "common/direct_call.h"
+#include "common/memory.h"
 #include "common/named_values.h"
 #include "common/tensor_checks.h"
 #include "conv2d/conv2d.h"
@@ -207,8 +208,7 @@ at::Tensor pack(const Packing& packing, const at::Tensor& weight, int64_t stream
     if (float_dtype({"weight", weight}) != p.dtype) throw py::type_error("weight: its dtype is not that of the packing");
     p.weight = image(weight, packing.channels_last);
     const c10::DeviceGuard guard(weight.device());
-    const at::Tensor packed =
-        at::_ops::empty_memory_format::call(c10::fromIntArrayRefSlow({packing.bytes}), at::kByte, {}, weight.device(), {}, {});
+    const at::Tensor packed = bytes_beside(weight, packing.bytes);
     py::gil_scoped_release no_gil;
     conv2d_pack_filters(p, packing.plan, packed.data_ptr(), reinterpret_cast<void*>(stream));
     return packed;
@@ -220,16 +220,6 @@ const char* refusal_of(const Conv2dParams& p, const Call& call) {
     return conv2d_refusal(p, call.plan);
 }
 
-// Null, or the address of filters that `pack` made for the call's algorithm.
-const void* address_of_packed(const OptionalTensor& packed, const Conv2dParams& p, const Call& call) {
-    if (!packed) return nullptr;
-    const int64_t bytes = conv2d_packing(p, call.plan).bytes;
-    if (bytes == 0 || packed->scalar_type() != at::kByte || !packed->is_contiguous() || packed->numel() != bytes)
-        throw py::value_error(concat("packed: got ", packed->numel(), " elements of dtype ", python_text(packed->scalar_type()),
-                                     ", expected the ", bytes, " bytes that '", call.plan.algorithm, "' packs"));
-    return packed->data_ptr();
-}
-
 // ---- calls ----------------------------------------------------------------------------------------------------------------
 
 void launch(Conv2dParams& p, const at::Tensor& out, const at::Tensor& x, const Call& call, int64_t stream,
@@ -237,14 +227,14 @@ void launch(Conv2dParams& p, const at::Tensor& out, const at::Tensor& x, const C
     if (out.numel() == 0) return;
     if (const char* served = refusal_of(p, call))
         throw py::value_error(concat("algorithm: got '", call.plan.algorithm, "', which serves ", served));
-    if (packed) check_same_device({"packed", *packed}, {"x", x});
-    p.packed_filters = address_of_packed(packed, p, call);
+    if (packed) {
+        check_packed(*packed, x, conv2d_packing(p, call.plan).bytes, call.plan.algorithm);
+        p.packed_filters = packed->data_ptr();
+    }
     const c10::DeviceGuard guard(x.device());
-    at::Tensor workspace;
-    if (const int64_t bytes = conv2d_workspace(p, call.plan))
-        workspace = at::_ops::empty_memory_format::call(c10::fromIntArrayRefSlow({bytes}), at::kByte, {}, x.device(), {}, {});
+    const Workspace workspace(x, conv2d_workspace(p, call.plan));
     py::gil_scoped_release no_gil;
-    conv2d(p, call.plan, workspace.defined() ? workspace.data_ptr() : nullptr, reinterpret_cast<void*>(stream));
+    conv2d(p, call.plan, workspace.data(), reinterpret_cast<void*>(stream));
 }
 
 void run(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& optional_bias,

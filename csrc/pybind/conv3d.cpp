@@ -4,13 +4,13 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <ATen/ops/empty_ops.h>  // must be after it; <ATen/ops/empty.h> would take seconds to compile
 #include <c10/core/DeviceGuard.h>
 #include <pybind11/stl.h>
 
 #include <optional>
 #include <tuple>
 
+#include "common/memory.h"
 #include "common/named_values.h"
 #include "common/tensor_checks.h"
 #include "conv3d/conv3d.h"
@@ -199,8 +199,7 @@ at::Tensor pack(const Packing& packing, const at::Tensor& weight, int64_t stream
     if (float_dtype({"weight", weight}) != p.dtype) throw py::type_error("weight: its dtype is not that of the packing");
     p.weight = volume(weight);
     const c10::DeviceGuard guard(weight.device());
-    const at::Tensor packed =
-        at::_ops::empty_memory_format::call(c10::fromIntArrayRefSlow({packing.bytes}), at::kByte, {}, weight.device(), {}, {});
+    const at::Tensor packed = bytes_beside(weight, packing.bytes);
     py::gil_scoped_release no_gil;
     conv3d_pack_filters(p, packed.data_ptr(), reinterpret_cast<void*>(stream));
     return packed;
@@ -211,15 +210,6 @@ Conv3dParams with_packed(Conv3dParams p, void* packed) {
     p.weight.data = packed;
     p.is_packed = true;
     return p;
-}
-
-// This puts filters that `pack` made in the place of weight.
-void take_packed(Conv3dParams& p, const at::Tensor& packed, const std::string& algorithm, const Conv3dCard& card) {
-    const int64_t bytes = conv3d_packed_bytes(algorithm, p, card);
-    if (bytes == 0 || packed.scalar_type() != at::kByte || !packed.is_contiguous() || packed.numel() != bytes)
-        throw py::value_error(concat("packed: got ", packed.numel(), " elements of dtype ", python_text(packed.scalar_type()),
-                                     ", expected the ", bytes, " bytes that '", algorithm, "' packs"));
-    p = with_packed(p, packed.data_ptr());
 }
 
 // ---- calls ----------------------------------------------------------------------------------------------------------------
@@ -246,15 +236,13 @@ void run(const at::Tensor& out, const OptionalTensor& cache_out, const at::Tenso
     if (const char* served = conv3d_refusal(algorithm, p, call.card))
         throw py::value_error(concat("algorithm: got '", algorithm, "', which serves ", served));
     if (packed) {
-        check_same_device({"packed", *packed}, {"x", x});
-        take_packed(p, *packed, algorithm, call.card);
+        check_packed(*packed, x, conv3d_packed_bytes(algorithm, p, call.card), algorithm);
+        p = with_packed(p, packed->data_ptr());
     }
     const c10::DeviceGuard guard(x.device());
-    at::Tensor workspace;
-    if (const int64_t bytes = conv3d_workspace(algorithm, p, call.card))
-        workspace = at::_ops::empty_memory_format::call(c10::fromIntArrayRefSlow({bytes}), at::kByte, {}, x.device(), {}, {});
+    const Workspace workspace(x, conv3d_workspace(algorithm, p, call.card));
     py::gil_scoped_release no_gil;
-    conv3d(algorithm, p, call.card, workspace.defined() ? workspace.data_ptr() : nullptr, reinterpret_cast<void*>(stream));
+    conv3d(algorithm, p, call.card, workspace.data(), reinterpret_cast<void*>(stream));
 }
 
 // ---- what the choice rests on ---------------------------------------------------------------------------------------------
