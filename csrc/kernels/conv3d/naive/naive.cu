@@ -20,7 +20,7 @@ struct NaiveParams {
 };
 
 template <typename T>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kThreads, 4) conv3d_naive_kernel(NaiveParams params) {
+__global__ void HIPCONV_LAUNCH_BOUNDS(kThreads, 3) conv3d_naive_kernel(NaiveParams params) {
     const Conv3dParams& p = params.conv;
     const bool lanes_along_channels = params.lanes_along_channels;
     const int64_t count = static_cast<int64_t>(p.batch) * p.out_channels * p.out_frames * p.out_height * p.out_width;
