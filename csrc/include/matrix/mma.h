@@ -359,8 +359,10 @@ struct Mma {
                     add_phase(more, pixels, filters, lane, row_of, first + phase);
                 add(sums, more);
             }
+        } else if constexpr (A::kLoadsAhead && A::kOneFilterAhead) {
+            step_with_one_filter_ahead<kFreesAddresses>(sums, pixels, filters, lane, row_of);
         } else if constexpr (A::kLoadsAhead) {
-            step_with_loads_ahead<kFreesAddresses>(sums, pixels, filters, lane, row_of);
+            step_with_loads_ahead(sums, pixels, filters, lane, row_of);
         } else if constexpr (A::kAtATime == A::kPhases) {
 #pragma unroll
             for (int phase = 0; phase < A::kPhases; ++phase) add_phase(sums, pixels, filters, lane, row_of, phase);
@@ -406,13 +408,44 @@ struct Mma {
     }
 
     // A row of atoms is multiplied while the pixels of the next one are loaded, and the first row of a phase while the next
-    // phase's filters are: no product waits for LDS but the first one of the step. With kOneFilterAhead, all of these filters but
-    // the first take the registers of filters that the last row has just multiplied: as many products as a row has still lie
-    // between the read of each and its own product.
-    template <bool kFreesAddresses, typename RowOf>
+    // phase's filters are: no product waits for LDS but the first one of the step.
+    template <typename RowOf>
     static HIPCONV_INLINE void step_with_loads_ahead(Sums& sums, const Words4* pixels, const Words4* filters, int lane,
                                                      RowOf row_of) {
-        constexpr int kSpare = A::kOneFilterAhead ? 1 : kColumns, kSlots = kColumns + kSpare;
+        typename A::Operand a[2], b[2][kColumns];
+        const auto load_pixels = [&](int phase, int i) {
+            a[(phase * kRows + i) % 2] = A::load_pixels(pixels, row_of(i * A::kPixels + A::pixel_row(lane)), phase, lane);
+        };
+        const auto load_filters = [&](int phase) {
+#pragma unroll
+            for (int j = 0; j < kColumns; ++j)
+                b[phase % 2][j] = A::load_filters(filters, j * A::kFilters + A::filter_row(lane), phase, lane);
+        };
+        load_filters(0);
+        load_pixels(0, 0);
+#pragma unroll
+        for (int phase = 0; phase < A::kPhases; ++phase) {
+#pragma unroll
+            for (int i = 0; i < kRows; ++i) {
+                if (i + 1 < kRows)
+                    load_pixels(phase, i + 1);
+                else if (phase + 1 < A::kPhases)
+                    load_pixels(phase + 1, 0);
+                if (i == 0 && phase + 1 < A::kPhases) load_filters(phase + 1);
+                keep_order();
+#pragma unroll
+                for (int j = 0; j < kColumns; ++j) A::multiply(sums[i][j], a[(phase * kRows + i) % 2], b[phase % 2][j]);
+                keep_order();
+            }
+        }
+    }
+
+    // The same in fewer registers: all of the next phase's filters but the first take the registers of filters that the last row
+    // has just multiplied. As many products as a row has still lie between the read of each and its own product.
+    template <bool kFreesAddresses, typename RowOf>
+    static HIPCONV_INLINE void step_with_one_filter_ahead(Sums& sums, const Words4* pixels, const Words4* filters, int lane,
+                                                          RowOf row_of) {
+        constexpr int kSlots = kColumns + 1;
         int here = lane;
         if constexpr (kFreesAddresses) {
             uint32_t bytes = static_cast<uint32_t>(lane % kTileChunks) * sizeof(Words4);  // an address needs no shift then
@@ -438,17 +471,14 @@ struct Mma {
                     load_pixels(phase, i + 1);
                 else if (!is_last)
                     load_pixels(phase + 1, 0);
-                if (i == 0 && !is_last) {
-#pragma unroll
-                    for (int j = 0; j < kSpare; ++j) load_filters(phase + 1, j);
-                }
+                if (i == 0 && !is_last) load_filters(phase + 1, 0);
                 keep_order();
 #pragma unroll
                 for (int j = 0; j < kColumns; ++j) {
                     A::multiply(sums[i][j], a[(phase * kRows + i) % 2], b[(phase * kColumns + j) % kSlots]);
-                    if (i + 1 == kRows && !is_last && j + kSpare < kColumns) {
+                    if (i + 1 == kRows && !is_last && j + 1 < kColumns) {
                         keep_order();
-                        load_filters(phase + 1, j + kSpare);
+                        load_filters(phase + 1, j + 1);
                         keep_order();
                     }
                 }
