@@ -359,10 +359,11 @@ struct Mma {
                     add_phase(more, pixels, filters, lane, row_of, first + phase);
                 add(sums, more);
             }
-        } else if constexpr (A::kLoadsAhead && A::kOneFilterAhead) {
-            step_with_one_filter_ahead<kFreesAddresses>(sums, pixels, filters, lane, row_of);
         } else if constexpr (A::kLoadsAhead) {
-            step_with_loads_ahead(sums, pixels, filters, lane, row_of);
+            if constexpr (A::kOneFilterAhead)
+                step_with_one_filter_ahead<kFreesAddresses>(sums, pixels, filters, lane, row_of);
+            else
+                step_with_loads_ahead(sums, pixels, filters, lane, row_of);
         } else if constexpr (A::kAtATime == A::kPhases) {
 #pragma unroll
             for (int phase = 0; phase < A::kPhases; ++phase) add_phase(sums, pixels, filters, lane, row_of, phase);
