@@ -73,7 +73,8 @@ using Bfloat8 = __bf16 __attribute__((ext_vector_type(8)));
 #endif
 
 // An atom is one block of a wave's sums and the way in which a phase of a step is multiplied into it. `kPhases` phases make a
-// step. With `kLoadsAhead`, a phase's operands are loaded while the one before it multiplies; else `kAtATime` are unrolled.
+// step. With `kLoadsAhead`, a phase's operands are loaded while the one before it multiplies, with `kOneFilterAhead` in fewer
+// registers; else `kAtATime` are unrolled.
 // A lane loads from the rows pixel_row(lane) and filter_row(lane). Element e of its sums is of pixel(lane, e) and
 // filter(lane, e), and kRun elements after one another are of consecutive filters.
 template <MatrixUnit kUnit, typename T>
@@ -85,7 +86,7 @@ struct Atom;
 template <typename T>
 struct Atom<MatrixUnit::mfma, T> {
     static constexpr int kPixels = 32, kFilters = 32, kPhases = 4, kRun = 4;
-    static constexpr bool kLoadsAhead = true;
+    static constexpr bool kLoadsAhead = true, kOneFilterAhead = false;
     using Operand = Words4;
     using Sums = Floats<16>;
 
@@ -148,7 +149,7 @@ struct Atom<MatrixUnit::mfma, T> {
 template <typename T>
 struct Atom<MatrixUnit::wmma11, T> {
     static constexpr int kPixels = 16, kFilters = 16, kPhases = 4, kRun = 1;
-    static constexpr bool kLoadsAhead = true;
+    static constexpr bool kLoadsAhead = true, kOneFilterAhead = true;
     struct Operand {
         Words4 low, high;
     };
@@ -156,8 +157,11 @@ struct Atom<MatrixUnit::wmma11, T> {
 
     static HIPCONV_INLINE int pixel_row(int lane) { return lane % 16; }
     static HIPCONV_INLINE int filter_row(int lane) { return lane % 16; }
-    static HIPCONV_INLINE Operand load_pixels(const Words4* tile, int row, int phase, int) {
-        return {tile[swizzled_chunk(row, 2 * phase)], tile[swizzled_chunk(row, 2 * phase + 1)]};
+    // The lane tells a row's swizzle, because all its rows have the same remainder of 8.
+    static HIPCONV_INLINE Operand load_pixels(const Words4* tile, int row, int phase, int lane) {
+        const Words4* const chunks = tile + row * kTileChunks;
+        const auto place = [&](int chunk) { return static_cast<uint32_t>(chunk ^ lane) % kTileChunks; };
+        return {chunks[place(2 * phase)], chunks[place(2 * phase + 1)]};
     }
     static HIPCONV_INLINE Operand load_filters(const Words4* tile, int row, int phase, int lane) {
         return load_pixels(tile, row, phase, lane);
@@ -191,7 +195,7 @@ struct Atom<MatrixUnit::wmma11, T> {
 template <typename T>
 struct Atom<MatrixUnit::wmma12, T> {
     static constexpr int kPixels = 16, kFilters = 16, kPhases = 4, kRun = 4;
-    static constexpr bool kLoadsAhead = true;
+    static constexpr bool kLoadsAhead = true, kOneFilterAhead = false;
     using Operand = Words4;
     using Sums = Floats<8>;
 
@@ -341,8 +345,9 @@ struct Mma {
     }
 
     // Takes one step, over the 128 bytes of each row. `filters` is the row of the wave's first filter, a multiple of 8, and the
-    // others follow it; the pixels' rows are row_of(0) to row_of(kPixels - 1).
-    template <typename RowOf>
+    // others follow it; the pixels' rows are row_of(0) to row_of(kPixels - 1). With kFreesAddresses, which is for RDNA 3 alone,
+    // addresses of LDS are worked out in the step, and not kept in registers from before the loop of steps.
+    template <bool kFreesAddresses = false, typename RowOf>
     static HIPCONV_INLINE void step(Sums& sums, const Words4* pixels, const Words4* filters, int lane, RowOf row_of) {
         if constexpr (kIsSplit<T>) {
 #pragma unroll 1
@@ -355,7 +360,10 @@ struct Mma {
                 add(sums, more);
             }
         } else if constexpr (A::kLoadsAhead) {
-            step_with_loads_ahead(sums, pixels, filters, lane, row_of);
+            if constexpr (A::kOneFilterAhead)
+                step_with_one_filter_ahead<kFreesAddresses>(sums, pixels, filters, lane, row_of);
+            else
+                step_with_loads_ahead(sums, pixels, filters, lane, row_of);
         } else if constexpr (A::kAtATime == A::kPhases) {
 #pragma unroll
             for (int phase = 0; phase < A::kPhases; ++phase) add_phase(sums, pixels, filters, lane, row_of, phase);
@@ -428,6 +436,53 @@ struct Mma {
                 keep_order();
 #pragma unroll
                 for (int j = 0; j < kColumns; ++j) A::multiply(sums[i][j], a[(phase * kRows + i) % 2], b[phase % 2][j]);
+                keep_order();
+            }
+        }
+    }
+
+    // The same in fewer registers: all of the next phase's filters but the first take the registers of filters that the last row
+    // has just multiplied. As many products as a row has still lie between the read of each and its own product.
+    template <bool kFreesAddresses, typename RowOf>
+    static HIPCONV_INLINE void step_with_one_filter_ahead(Sums& sums, const Words4* pixels, const Words4* filters, int lane,
+                                                          RowOf row_of) {
+        constexpr int kSlots = kColumns + 1;
+        int here = lane;
+        if constexpr (kFreesAddresses) {
+            uint32_t bytes = static_cast<uint32_t>(lane % kTileChunks) * sizeof(Words4);  // an address needs no shift then
+            from_here_on(bytes);
+            here = static_cast<int>(bytes / sizeof(Words4) % kTileChunks);
+        }
+        typename A::Operand a[2], b[kSlots];
+        const auto load_pixels = [&](int phase, int i) {
+            a[(phase * kRows + i) % 2] = A::load_pixels(pixels, row_of(i * A::kPixels + A::pixel_row(lane)), phase, here);
+        };
+        const auto load_filters = [&](int phase, int j) {
+            b[(phase * kColumns + j) % kSlots] = A::load_filters(filters, j * A::kFilters + A::filter_row(lane), phase, here);
+        };
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) load_filters(0, j);
+        load_pixels(0, 0);
+#pragma unroll
+        for (int phase = 0; phase < A::kPhases; ++phase) {
+            const bool is_last = phase + 1 == A::kPhases;
+#pragma unroll
+            for (int i = 0; i < kRows; ++i) {
+                if (i + 1 < kRows)
+                    load_pixels(phase, i + 1);
+                else if (!is_last)
+                    load_pixels(phase + 1, 0);
+                if (i == 0 && !is_last) load_filters(phase + 1, 0);
+                keep_order();
+#pragma unroll
+                for (int j = 0; j < kColumns; ++j) {
+                    A::multiply(sums[i][j], a[(phase * kRows + i) % 2], b[(phase * kColumns + j) % kSlots]);
+                    if (i + 1 == kRows && !is_last && j + 1 < kColumns) {
+                        keep_order();
+                        load_filters(phase + 1, j + 1);
+                        keep_order();
+                    }
+                }
                 keep_order();
             }
         }

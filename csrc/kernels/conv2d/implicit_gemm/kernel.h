@@ -64,6 +64,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
     if constexpr (kIsLegal) {
         constexpr int kWaves = kShape.threads / kWaveSize, kWavesM = waves_along_pixels(kTileM, kTileN, kWaves);
         constexpr int kPixels = kTileM / kWavesM, kFilters = kTileN / (kWaves / kWavesM);  // of a wave
+        // RDNA 3 has no registers left for addresses of LDS beside so many elements and sums.
+        constexpr bool kFreesAddresses = kMatrixUnit == MatrixUnit::wmma11 && kForm == XForm::elements && kTileN == 128;
         using Wave = Mma<T, kPixels, kFilters>;
         using Pixels = PixelLoader<T, kTileM, kShape.threads, kForm>;
         using Filters = FilterLoader<T, kTileN, kShape.threads>;
@@ -173,8 +175,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
                     filters.load(filter_chunks);
                 }
                 keep_order();
-                multiply<T, kPixels, kFilters>(p.conv.dtype, sums, lds + wave_pixel * kTileChunks,
-                                               lds + (kTileM + wave_filter) * kTileChunks, lane, same_row);
+                multiply<T, kPixels, kFilters, kFreesAddresses>(p.conv.dtype, sums, lds + wave_pixel * kTileChunks,
+                                                                lds + (kTileM + wave_filter) * kTileChunks, lane, same_row);
                 keep_order();
                 __syncthreads();
             }

@@ -9,13 +9,14 @@
 namespace hipconv {
 
 // Takes a step of the inner product, for T or, where kHalvesShareKernels, for the 16-bit type that the call has.
-template <typename T, int kPixels, int kFilters, typename RowOf>
+template <typename T, int kPixels, int kFilters, bool kFreesAddresses = false, typename RowOf>
 HIPCONV_INLINE void multiply(DType dtype, typename Mma<T, kPixels, kFilters>::Sums& sums, const Words4* pixels,
                              const Words4* filters, int lane, RowOf row_of) {
     if constexpr (sizeof(T) == 2 && kHalvesShareKernels) {
-        if (dtype == DType::bf16) return Mma<bf16, kPixels, kFilters>::step(sums, pixels, filters, lane, row_of);
+        if (dtype == DType::bf16)
+            return Mma<bf16, kPixels, kFilters>::template step<kFreesAddresses>(sums, pixels, filters, lane, row_of);
     }
-    Mma<T, kPixels, kFilters>::step(sums, pixels, filters, lane, row_of);
+    Mma<T, kPixels, kFilters>::template step<kFreesAddresses>(sums, pixels, filters, lane, row_of);
 }
 
 // Makes a wave's sums. Asynchronous copies fill the ring of stages two steps ahead.

@@ -11,12 +11,14 @@
 namespace hipconv {
 
 // The waves of a block share a tile: along its pixels, and along its filters. A wave without matrix instructions has many
-// pixels and few filters, because it holds the filters of a phase, but one pixel after another.
+// pixels and few filters, because it holds the filters of a phase, but one pixel after another. So has RDNA 3's in the widest
+// tile: it would hold more filters than fit into registers beside the sums.
 template <typename T, int kTileN>
 struct FrameWaves {
     static constexpr int kWaves = kGemmThreads / kWaveSize;
     static constexpr bool kHasMatrices = matrix_unit_of<T>() != MatrixUnit::fma;
-    static constexpr int kAlongPixels = (kTileN == 128 && kWaves == 4) || !kHasMatrices ? 2 : 4;
+    static constexpr bool kFewFilters = kTileN == 128 && (kWaves == 4 || kMatrixUnit == MatrixUnit::wmma11);
+    static constexpr int kAlongPixels = kFewFilters || !kHasMatrices ? 2 : 4;
     static constexpr int kAlongFilters = kWaves / kAlongPixels;
     static constexpr int kPixels = kGemmPixels / kAlongPixels, kFilters = kTileN / kAlongFilters;
     // A wave's epilogue tile has a power of two of filters, as its swizzle needs.
