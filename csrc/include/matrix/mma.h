@@ -441,8 +441,8 @@ struct Mma {
         }
     }
 
-    // The same in fewer registers: all of the next phase's filters but the first take the registers of filters that the last row
-    // has just multiplied. As many products as a row has still lie between the read of each and its own product.
+    // The same in fewer registers: all of the next phase's filters but the first take the registers of filters that the last
+    // row has just multiplied. As many products as a row has still lie between the read of each and its own product.
     template <bool kFreesAddresses, typename RowOf>
     static HIPCONV_INLINE void step_with_one_filter_ahead(Sums& sums, const Words4* pixels, const Words4* filters, int lane,
                                                           RowOf row_of) {
