@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from support.tensors import DTYPES, mismatch
-from hipconv import reference, reference_training, reference_update, serving
+from hipconv import reference, reference_training, serving
 from hipconv.ops.serving import decode
 
 Axes = dict[str, list]
@@ -107,13 +107,14 @@ def sectors(tensor: Tensor | None) -> int:
     run = 1  # elements that follow each other
     while dims and tensor.stride(dims[0]) == run:
         run *= tensor.shape[dims.pop(0)]
-    starts = torch.tensor([tensor.data_ptr()])
+    device = tensor.device
+    starts = torch.tensor([tensor.data_ptr()], device=device)
     repeated = 1
     for d in reversed(dims):
         if len(starts) * tensor.shape[d] > 1 << 22:  # the outermost ones are much alike
             repeated *= len(starts)
             starts = starts[:1]
-        starts = (starts[:, None] + torch.arange(tensor.shape[d]) * tensor.stride(d) * size).flatten()
+        starts = (starts[:, None] + torch.arange(tensor.shape[d], device=device) * tensor.stride(d) * size).flatten()
     starts = starts.sort().values
     first, last = starts // SECTOR, (starts + run * size - 1) // SECTOR
     new = last[1:] - torch.maximum(first[1:], last[:-1] + 1) + 1
@@ -245,6 +246,7 @@ def _rows(case: Case, device: torch.device) -> Problem:
 # ---- prefill -----------------------------------------------------------------------------------------------------------------
 
 
+@functools.cache
 def _lengths(mix: str, tokens: int) -> list[int]:
     order = random.Random(1)
     if mix == "whole":
@@ -294,16 +296,21 @@ def _prefill(case: Case, device: torch.device) -> Problem:
             serving.causal_conv1d_fn(x, weight, bias, pool, starts, indices, flags, "silu" if silu else None, out=out)
 
     def check() -> str | None:
-        some = torch.randperm(dim)[:4].to(device)
-        # On the CPU, because the reference loops over sequences.
-        row, taps, states, added = (
-            x[some].cpu(),
-            weight[some].cpu(),
-            pool[:, some].cpu(),
-            None if bias is None else bias[some].cpu(),
-        )
-        found = reference.causal_conv1d_varlen(row, taps, added, states, starts.cpu(), indices.cpu(), flags.cpu(), silu)
-        wanted, wanted_pool = found[0].to(device), found[1].to(device)
+        some = torch.randperm(dim, device=device)[:4]
+        # One row of all sequences, each behind its state, has every window: the outputs that the formula gives for the columns
+        # of states are of no sequence.
+        past = width - 1
+        ends = starts[1:].long() + past * torch.arange(1, count + 1, device=device)
+        last_columns = ends[:, None] + torch.arange(-past, 0, device=device)
+        of_states = last_columns - starts.diff()[:, None]
+        is_token = torch.ones(tokens + past * count, dtype=torch.bool, device=device)
+        is_token[of_states.flatten()] = False
+        row = torch.empty(len(some), len(is_token), dtype=dtype, device=device)
+        row[:, is_token] = x[some]
+        wanted_pool = pool[:, some]
+        row[:, of_states] = wanted_pool[indices].transpose(0, 1)
+        wanted = reference.causal_conv1d(row[None], weight[some], None if bias is None else bias[some], silu)[0][:, is_token]
+        wanted_pool[indices] = row[:, last_columns].transpose(0, 1)
         run()
         whole = torch.cat((q, k, v), 1).T if case["form"] == "split" else out
         return mismatch(whole[some], wanted, may_differ=0.01) or (
@@ -351,15 +358,19 @@ def _decode(case: Case, device: torch.device) -> Problem:
         decode.causal_conv1d_update(x, pool, weight, bias, "silu" if silu else None, out=out, **options)
 
     def check() -> str | None:
-        some = torch.randperm(dim)[:4].to(device)
-        row, state, taps = (t.cpu() for t in (x[:, some], pool[:, some], weight[some]))  # the reference loops over rows
-        indexing = {name: t.cpu() for name, t in options.items()}
-        wanted = reference_update.causal_conv1d_update(
-            row, state, taps, None if bias is None else bias[some].cpu(), silu, **indexing
-        )
+        some, past = torch.randperm(dim, device=device)[:4], width - 1
+        new = x[:, some].view(batch, tokens, -1).mT if by_starts else x[:, some]
+        wanted_pool = pool[:, some]
+        accepted = options.get("num_accepted_tokens", torch.ones_like(indices)).long()
+        columns_read = accepted[:, None] - 1 + torch.arange(past, device=device)
+        window = wanted_pool[indices].gather(2, columns_read[:, None].expand(-1, len(some), -1))
+        rows = torch.cat([window, new], 2)
+        wanted = reference.causal_conv1d(rows, weight[some], None if bias is None else bias[some], silu)[..., past:]
+        wanted_pool[indices, :, :kept] = rows[..., rows.shape[2] - kept :]
         run()
-        return mismatch(out[:, some], wanted.out.to(device), may_differ=0.01) or (
-            None if torch.equal(pool[:, some], wanted.conv_state.to(device)) else "the states are wrong"
+        found = out[:, some].view(batch, tokens, -1).mT if by_starts else out[:, some]
+        return mismatch(found, wanted, may_differ=0.01) or (
+            None if torch.equal(pool[:, some], wanted_pool) else "the states are wrong"
         )
 
     def moved() -> int:
