@@ -24,6 +24,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from peers import models
 from support import ROOT
 from support.backends import environment
 from support.observe import Calls
@@ -255,6 +256,12 @@ def test_packed_sequences_stay_apart(family: str, device: str, tokens: Tensor) -
         packed = model(row, position_ids=positions, seq_idx=ids, use_cache=False).logits
         apart = torch.cat([model(piece).logits for piece in row.split(lengths, dim=1)], dim=1)
     assert close(packed, apart)
+
+
+def test_the_bench_of_layers_compares_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert models.main(["--small"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + 3 * 3 and all(line.endswith("ok") for line in lines[1:])
 
 
 def test_no_family_is_missing() -> None:
