@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 import struct
 import sys
 import time
+from typing import Any
 import zlib
 
 import torch
@@ -72,6 +74,61 @@ def measured(call: Callable[[], Tensor], device: torch.device, rounds: int) -> t
             most = torch.cuda.max_memory_allocated() - before
         times.append((time.perf_counter() - started) * 1e3)
     return result, min(times), most
+
+
+class Shares:
+    """How long the layers of some kinds take in a call of a model, and in which layout they get their first argument.
+
+    On a GPU each layer is between two events of the stream, so that what the host does beside does not count.
+    """
+
+    def __init__(self, model: torch.nn.Module, call: Callable[[], object], device: torch.device, **kinds: type) -> None:
+        self.layouts: dict[str, Counter[str]] = {name: Counter() for name in kinds}
+        spans: list[tuple[str, Any, Any]] = []
+        started: list[Any] = []
+
+        def now() -> Any:
+            if device.type != "cuda":
+                return time.perf_counter()
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            return event
+
+        def before(name: str, args: tuple) -> None:
+            self.layouts[name][layout_of(args[0])] += 1
+            started.append(now())
+
+        def after(name: str) -> None:
+            spans.append((name, started.pop(), now()))
+
+        hooks = []
+        for layer in model.modules():
+            for name in (name for name, kind in kinds.items() if isinstance(layer, kind)):
+                hooks.append(layer.register_forward_pre_hook(lambda _, args, name=name: before(name, args)))
+                hooks.append(layer.register_forward_hook(lambda *_, name=name: after(name)))
+        begin = now()
+        call()
+        spans.append(("all", begin, now()))
+        for hook in hooks:
+            hook.remove()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        self.ms: dict[str, float] = dict.fromkeys(["all", *kinds], 0.0)
+        for name, first, last in spans:
+            self.ms[name] += first.elapsed_time(last) if device.type == "cuda" else (last - first) * 1e3
+
+    def __str__(self) -> str:
+        parts = []
+        for name, layouts in self.layouts.items():
+            counts = ", ".join(f"{count} {layout}" for layout, count in layouts.items())
+            parts.append(f"{name} {self.ms[name]:.2f} ms, {self.ms[name] / self.ms['all']:.0%} ({counts})")
+        return "; ".join(parts)
+
+
+def layout_of(image: Tensor) -> str:
+    """Return the memory layout of a tensor (batch, channels, height, width)."""
+    last, first = image.is_contiguous(memory_format=torch.channels_last), image.is_contiguous()
+    return "either" if first and last else "channels_last" if last else "contiguous" if first else "other"
 
 
 def told(name: str, milliseconds: float, memory: int) -> str:

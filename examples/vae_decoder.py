@@ -1,7 +1,8 @@
 """Decode an image by an autoencoder as Stable Diffusion has it, before and after `hipconv.replace_conv2d`.
 
 The decoder has random weights, or those of --weights (a state dict of this file's `Decoder`). Both images, and ten times their
-difference, go into one PNG beside each other; times and, on a GPU, peak memory are printed.
+difference, go into one PNG beside each other; times and, on a GPU, peak memory are printed, and for both what convolutions and
+norms take of a decode, and in which layout they get their images.
 
     python examples/vae_decoder.py --size 128 --width 32
     python examples/vae_decoder.py --device cuda --size 1024 --out decoded.png
@@ -20,7 +21,7 @@ import torch.nn.functional as F
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "python"))  # found last: an installed hipconv goes first
 
-from images import beside, measured, told, write_png  # noqa: E402
+from images import Shares, beside, measured, told, write_png  # noqa: E402
 
 import hipconv  # noqa: E402
 
@@ -102,12 +103,17 @@ def main() -> None:
     decoder = decoder.to(device, dtype)
     latents = torch.randn(1, LATENTS, options.size // SMALLER, options.size // SMALLER).to(device, dtype)
 
+    kinds = {"convolutions": nn.Conv2d, "norms": nn.GroupNorm}
     before, torch_ms, torch_memory = measured(lambda: decoder(latents), device, options.rounds)
+    torch_shares = Shares(decoder, lambda: decoder(latents), device, **kinds)
     replacement = hipconv.replace_conv2d(decoder)
     after, ms, memory = measured(lambda: decoder(latents), device, options.rounds)
+    shares = Shares(decoder, lambda: decoder(latents), device, **kinds)
     print(f"{replacement.replaced} of {len(replacement.layers)} convolutions are replaced")
     print(told("torch  ", torch_ms, torch_memory))
+    print(f"  {torch_shares}")
     print(told("hipconv", ms, memory) + f", {torch_ms / ms:.2f} times as fast")
+    print(f"  {shares}")
 
     scale = before.float().abs().max().clamp_min(1e-6)  # random weights make images of any size
     images = [(each.float() / scale)[0] for each in (before, after)]

@@ -12,7 +12,10 @@ from torch import nn
 import torch.nn.functional as F
 
 from support.backends import backends, device_of, use_backend
+from support.marks import needs_gpu
 import hipconv
+from hipconv.nn import group_norm
+from hipconv.nn.group_norm import GroupNorm
 
 SETTINGS: list[dict[str, Any]] = [
     {},
@@ -217,6 +220,65 @@ def test_replace_takes_in_nothing_that_the_graph_shows_twice() -> None:
     report = hipconv.replace_conv2d(model)
     assert [layer.taken_in for layer in report.layers] == [()]
     torch.testing.assert_close(model(x), before)
+
+
+def _normed() -> nn.Sequential:
+    norm = nn.GroupNorm(4, 16)
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), norm, nn.SiLU(), nn.Conv2d(16, 4, 3)).requires_grad_(False)
+
+
+def test_replace_has_group_norms_keep_the_layout() -> None:
+    model = _normed()
+    theirs, norm = copy.deepcopy(model), model[1]
+    report = hipconv.replace_conv2d(model)
+    assert report.norms == ["1"] and "1 group norms keep channels_last memory" in str(report)
+    assert type(model[1]) is GroupNorm and model[1].weight is norm.weight and repr(model[1]) == repr(norm)
+    x = torch.randn(2, 3, 9, 8)
+    torch.testing.assert_close(model(x), theirs(x))
+    torch.testing.assert_close(copy.deepcopy(model)(x), theirs(x))
+    report.undo()
+    assert model[1] is norm
+    assert not hipconv.replace_conv2d(model, channels_last=False).norms
+    GroupNorm.from_torch(nn.GroupNorm(2, 4, affine=False))(torch.randn(1, 4, 3, 3))
+
+
+def test_a_group_norm_is_that_of_its_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arithmetic, with what torch's kernels for GPUs compute of a channel."""
+
+    def stats(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.mean((0, 2, 3)), (x.var((0, 2, 3), correction=0) + eps).rsqrt()
+
+    def elemt(x: Any, weight: Any, bias: Any, mean: Any, invstd: Any, eps: float, *, out: torch.Tensor) -> None:
+        out.copy_(F.batch_norm(x, mean, invstd.pow(-2), weight, bias, False, 0.0, 0.0))
+
+    monkeypatch.setattr(torch, "batch_norm_stats", stats)
+    monkeypatch.setattr(torch, "batch_norm_elemt", elemt)
+    x = (3 * torch.randn(2, 8, 5, 6) + torch.arange(8)[:, None, None]).contiguous(memory_format=torch.channels_last)
+    x[:, 5] = 2.0  # a channel that does not vary
+    weight, bias = torch.randn(8), torch.randn(8)
+    for scale, shift in ((weight, bias), (None, None)):
+        found = group_norm.normalized(x, 4, scale, shift, 1e-5)
+        torch.testing.assert_close(found, F.group_norm(x, 4, scale, shift, 1e-5), rtol=1e-4, atol=1e-4)
+        assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_group_norm_on_a_gpu(dtype: torch.dtype) -> None:
+    layer = GroupNorm(32, 64, device="cuda", dtype=dtype).requires_grad_(False)
+    nn.init.normal_(layer.weight)
+    nn.init.normal_(layer.bias)
+    for shape, keeps in (((2, 64, 130, 131), True), ((9, 64, 130, 131), False), ((1, 64, 8, 8), False)):
+        x = (2 * torch.randn(shape, device="cuda") + 1).to(dtype, memory_format=torch.channels_last)
+        found, plain = layer(x), F.group_norm(x, 32, layer.weight, layer.bias)
+        expected = F.group_norm(x.double(), 32, layer.weight.double(), layer.bias.double())
+        assert (found - expected).abs().max() <= 2 * (plain - expected).abs().max() + 1e-5
+        assert found.is_contiguous(memory_format=torch.channels_last) == keeps
+    x = torch.randn(1, 64, 130, 131, device="cuda", dtype=dtype).to(memory_format=torch.channels_last).requires_grad_()
+    (gradient,) = torch.autograd.grad(layer(x).square().sum(), x)
+    assert gradient.isfinite().all()
 
 
 def test_replaced_model_trains() -> None:

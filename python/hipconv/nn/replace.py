@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import itertools
@@ -15,6 +15,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 from ..arguments import describe, require_kinds
 from ..ops.conv2d.activations import LEAKY_SLOPE
 from .conv2d import SERVED, Conv2d
+from .group_norm import GroupNorm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +34,10 @@ class ReplacedLayer:
 class Replacement:
     """The result of `replace_conv2d`. Print it for a table; `undo` it to have the model as it was."""
 
-    def __init__(self, layers: list[ReplacedLayer], steps: list[Callable[[], object]]) -> None:
+    def __init__(self, layers: list[ReplacedLayer], steps: list[Callable[[], object]], norms: Sequence[str] = ()) -> None:
         self.layers = layers
+        self.norms = norms
+        """The names of group norms that leave images in channels_last memory now."""
         self._steps = steps
 
     @property
@@ -56,6 +59,7 @@ class Replacement:
         ]
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines += [f"{len(self.norms)} group norms keep channels_last memory"] if self.norms else []
         return "\n".join([*lines, f"{self.replaced} of {len(self.layers)} convolutions are replaced"])
 
 
@@ -74,7 +78,9 @@ def replace_conv2d(
         fuse_activations: let the kernel compute an activation layer if nothing but it follows the convolution or its folded
             batch norm.
         channels_last: have the weights in channels_last memory, and 4-dimensional arguments of the model converted to it by a
-            forward pre-hook. It is the layout in which the kernels are fastest.
+            forward pre-hook. It is the layout in which the kernels are fastest. A `torch.nn.GroupNorm` of the model is replaced
+            by one that shares its parameters and leaves large images in that layout on a GPU, where torch's moves them to
+            contiguous memory.
 
     Returns:
         What was replaced, and what was left and why: a table when printed, with an `undo()`. Subclasses of `torch.nn.Conv2d`,
@@ -109,11 +115,18 @@ def replace_conv2d(
             _put(model, name, instead, steps)
         layers += [ReplacedLayer(name, True, tuple(taken), why) for name in places]
         made.append(new)
+    norms: list[str] = []
     if channels_last and made:
         for new in made:
             lay_out(new.weight, torch.channels_last, steps)
+        for layer, places in names.items():
+            if type(layer) is torch.nn.GroupNorm and not _has_hooks(layer) and layer is not model:
+                keeps = GroupNorm.from_torch(layer)
+                for name in places:
+                    _put(model, name, keeps, steps)
+                norms += places
         steps.append(model.register_forward_pre_hook(_in_channels_last, with_kwargs=True).remove)
-    return Replacement(layers, steps)
+    return Replacement(layers, steps, norms)
 
 
 # ---- what follows a layer ----------------------------------------------------------------------------------------------------
@@ -124,7 +137,8 @@ Next = dict[torch.nn.Module, torch.nn.Module]
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, (torch.nn.Conv2d, torch.nn.BatchNorm2d)) or super().is_leaf_module(m, module_qualified_name)
+        own = isinstance(m, (torch.nn.Conv2d, torch.nn.BatchNorm2d, torch.nn.GroupNorm))
+        return own or super().is_leaf_module(m, module_qualified_name)
 
 
 def _next_in_graph(model: torch.nn.Module) -> Next | None:
