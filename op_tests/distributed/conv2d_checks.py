@@ -7,6 +7,7 @@ import contextlib
 import copy
 import os
 import pickle
+import re
 from typing import Any, NamedTuple, cast
 from unittest import mock
 
@@ -129,7 +130,9 @@ def run(case: Case, ranks: tuple[int, ...] | None) -> None:
             **given,
             **options,
         )
-    assert case.overlapped == any(gathered(torch.tensor(ran), group))
+    form = hipconv.conv2d_plan(x, weight, bias if case.bias else None, *settings, residual=residual, **options).form
+    keeps = not re.search(r"_split\d+$|^direct_", form)  # the order of sums, in pieces
+    assert (case.overlapped and keeps) == any(gathered(torch.tensor(ran), group)), form
     wanted = mine(expected)
     assert out.shape == wanted.shape and out.dtype == wanted.dtype
     assert (

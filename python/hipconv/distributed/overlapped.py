@@ -87,13 +87,14 @@ def in_pieces(part: Part, x: Tensor, weight: Tensor, bias: Tensor | None, residu
     """The call with the interior to take, or None where it does not pay, or would change the order of sums. What travels is the
     same either way, so that each rank decides for itself.
 
-    How a sum is split may depend on the rows of a call, and an algorithm that is named may refuse a piece of what it serves. A
-    part's own may not serve a piece either: it reads whole vectors and patches of pixels, so that borders of two rows are tried
-    where one is too few.
+    How a sum is split may depend on the rows of a call, as may the passes over LDS in which `direct` takes the channels, and an
+    algorithm that is named may refuse a piece of what it serves. A part's own may not serve a piece either: it reads whole
+    vectors and patches of pixels, so that borders of two rows are tried where one is too few.
     """
     if x.numel() * x.element_size() < LARGE:
         return None
-    if part.choice is not None and (part.choice.split_k > 1 or calls.is_named(part.choices["algorithm"])):
+    choice = part.choice
+    if choice and (choice.split_k > 1 or choice.algorithm == "direct" or calls.is_named(part.choices["algorithm"])):
         return None
     for rows in (1, 2):
         found = part._replace(interior=part.interior.between(rows, part.outputs))

@@ -160,7 +160,6 @@ def backward(
             *_split_alike(x, ids, dout), plan.wants(lambda chunk: (chunk.stop, chunk.stop + plan.past)), plan.group
         )
         final = _send_dfinal_states(dfinal_states, plan)
-        dx = torch.empty_like(x)
     dweight, dbias = torch.zeros_like(weight_wide), None if bias_wide is None else torch.zeros_like(bias_wide)
     dinitial = None if initial_states is None else torch.zeros_like(initial_states)
 
@@ -184,7 +183,10 @@ def backward(
             of_chunk = run(row, row_dout, _join_ids(context.ids, mine_ids), state)
         else:
             of_chunk = run(mine, mine_dout, mine_ids, state)
-        if dx is not None:
+        if wants_rows and of_chunk[0].shape == x.shape:
+            dx = of_chunk[0]
+        elif wants_rows:
+            dx = torch.empty_like(x) if dx is None else dx
             _cut(dx, chunk).copy_(of_chunk[0][..., -chunk.size :])
         dweight += of_chunk[1]
         if dbias is not None:
@@ -193,6 +195,7 @@ def backward(
             dinitial.copy_(of_chunk[3])
     if behind is None:
         return Gradients(None, dweight, dbias, None)
+    dx = torch.empty_like(x) if dx is None else dx  # of a rank without tokens
     pieces = _Pieces(behind.wait(), x, ids)
     total_dfinal = _sum_of(final, dfinal_states, plan)
     for chunk, context in zip(chunks, contexts, strict=True):  # now the ends, which need what stands behind

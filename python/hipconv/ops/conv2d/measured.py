@@ -30,11 +30,20 @@ _FORMAT = "hipconv conv2d factors 1"
 
 def folder() -> Path | None:
     """The folder of such files; None for a user without a home."""
-    if chosen := os.environ.get(VARIABLE):
+    chosen = os.environ.get(VARIABLE, "")
+    if chosen and not os.path.isabs(chosen) and not chosen.startswith("~"):
+        return Path(chosen).absolute()
+    return _folder(chosen, os.environ.get("XDG_CONFIG_HOME", ""), os.environ.get("HOME"))
+
+
+@functools.lru_cache(16)
+def _folder(chosen: str, xdg: str, home_of_user: str | None) -> Path | None:
+    """The folder by the environment, which every call asks; `home_of_user` is what `~` stands for, where it is set."""
+    if chosen:
         if (expanded := os.path.expanduser(chosen)).startswith("~"):
             raise ValueError(f"{VARIABLE}: got '{chosen}', expected a directory: there is no home that '~' could stand for")
         return Path(expanded).absolute()
-    if (xdg := os.environ.get("XDG_CONFIG_HOME", "")).startswith("/"):
+    if xdg.startswith("/"):
         return Path(xdg, "hipconv")
     home = os.path.expanduser("~")
     return Path(home, ".config", "hipconv") if home.startswith("/") else None
