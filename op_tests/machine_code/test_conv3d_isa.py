@@ -19,6 +19,7 @@ KERNELS = ROOT / "csrc" / "kernels" / "conv3d"
 CDNA = ("gfx90a", "gfx942", "gfx950")
 THREADS = 256
 VALU = {True: 200, False: 500}  # vector instructions of a step, at most, by vectors and by elements
+GFX90A = 20  # more of them there: each of the 11 to 13 additions to an address is two instructions, which is one on gfx942
 WIDE = ("global_load_dwordx4", "global_load_b128")
 
 
@@ -61,6 +62,7 @@ def test_a_step_of_float32_is_matrix_instructions_or_multiplications(clang: int,
         each = 32 * 32 * {"float": 2, "tf32": 4}[dtype]
         assert counts.of("matrix") == products // each, what
         most = VALU[by_vectors] + (16 * (128 + tile_n) * 8 // THREADS if dtype == "tf32" else 0)  # four an element to round
+        most += GFX90A * (arch == "gfx90a")
         assert counts.valu <= most, f"{what}: {counts.valu} vector instructions, expected up to {most}"
 
 
