@@ -196,12 +196,12 @@ def half(count: int) -> int:
 
 
 def integers(generator: torch.Generator, shape: Iterable[int], limit: int) -> Tensor:
-    return torch.randint(-limit, limit + 1, tuple(shape), generator=generator).float()
+    return torch.randint(-limit, limit + 1, tuple(shape), generator=generator, device=generator.device).float()
 
 
 def arguments_of(case: Case, seed: int, device: torch.device) -> dict[str, Any]:
     """The arguments of a call: small integers, and a bias for every other seed."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(seed)
     laid_out = torch.channels_last if case.layout == "nhwc" else torch.contiguous_format
     x = integers(generator, (case.N, case.C, case.H, case.W), 3)
     weight = integers(generator, (case.K, case.C // case.groups, case.R, case.S), 2)
