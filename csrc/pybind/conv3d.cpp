@@ -14,6 +14,7 @@
 #include "common/named_values.h"
 #include "common/tensor_checks.h"
 #include "conv3d/conv3d.h"
+#include "conv3d/rms_norm.h"
 
 namespace py = pybind11;
 
@@ -229,7 +230,10 @@ void run(const at::Tensor& out, const OptionalTensor& cache_out, const at::Tenso
          {std::pair{"x", &x}, {"weight", &weight}, {"bias", t.bias}, {"residual", t.residual}, {"cache", t.cache}}) {
         if (!tensor) continue;
         check_same_device({name, *tensor}, {"out", out});
-        written.check_apart({name, *tensor});
+        // Each element of the residual is read by the thread that writes the result there, just before.
+        const bool is_out = tensor == t.residual && tensor->data_ptr() == out.data_ptr() &&
+                            tensor->scalar_type() == out.scalar_type() && tensor->strides() == out.strides();
+        written.check_apart({name, *tensor}, is_out ? 1 : 0);
     }
     if (out.numel() == 0 && !p.saved.data) return;
     const std::string algorithm = out.numel() == 0 ? conv3d_algorithms().back() : call.algorithm;
@@ -243,6 +247,49 @@ void run(const at::Tensor& out, const OptionalTensor& cache_out, const at::Tenso
     const Workspace workspace(x, conv3d_workspace(algorithm, p, call.card));
     py::gil_scoped_release no_gil;
     conv3d(algorithm, p, call.card, workspace.data(), reinterpret_cast<void*>(stream));
+}
+
+// ---- the norm between convolutions ----------------------------------------------------------------------------------------
+
+// Tells how many elements apart samples are whose channels and pixels are dense; -1 if those are not.
+int64_t dense_batch_stride(const at::Tensor& t) {
+    int64_t dense = t.size(1);
+    if (t.stride(1) != 1 && t.size(1) != 1) return -1;
+    for (int axis = 4; axis > 1; --axis) {
+        if (t.size(axis) != 1 && t.stride(axis) != dense) return -1;
+        dense *= t.size(axis);
+    }
+    return t.size(0) == 1 ? dense : t.stride(0);
+}
+
+// This returns whether the kernel serves these tensors, and has written `out` then. `out` may be x itself.
+bool rms_norm(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias, float scale,
+              bool use_silu, int64_t stream) {
+    check_rank({"x", x}, 5, "(batch, channels, frames, height, width)");
+    check_shape({"out", out}, x.sizes(), "the shape of x");
+    RmsNormParams p{};
+    p.dtype = float_dtype({"x", x});
+    for (const auto& [name, tensor] : {std::pair{"weight", &weight}, {"bias", address_of(bias)}}) {
+        if (!tensor) continue;
+        check_shape({name, *tensor}, {x.size(1)}, "(channels,)");
+        if (tensor->scalar_type() != x.scalar_type() || !tensor->is_contiguous()) return false;
+        check_same_device({name, *tensor}, {"x", x});
+    }
+    check_same_dtype({"out", out}, {"x", x});
+    check_same_device({"out", out}, {"x", x});
+    p.x_batch_stride = dense_batch_stride(x), p.out_batch_stride = dense_batch_stride(out);
+    if (p.x_batch_stride < 0 || p.out_batch_stride < 0) return false;
+    const bool in_place = x.data_ptr() == out.data_ptr() && p.x_batch_stride == p.out_batch_stride;
+    if (!in_place) check_no_overlap({"out", out}, {"x", x});
+    p.batch = static_cast<int32_t>(x.size(0)), p.channels = static_cast<int32_t>(x.size(1));
+    p.pixels = x.size(2) * x.size(3) * x.size(4);
+    p.x = x.data_ptr(), p.out = out.data_ptr(), p.weight = weight.data_ptr(), p.bias = bias ? bias->data_ptr() : nullptr;
+    p.scale = scale, p.use_silu = use_silu;
+    if (conv3d_rms_norm_refusal(p)) return false;
+    const c10::DeviceGuard guard(x.device());
+    py::gil_scoped_release no_gil;
+    conv3d_rms_norm(p, reinterpret_cast<void*>(stream));
+    return true;
 }
 
 // ---- what the choice rests on ---------------------------------------------------------------------------------------------
@@ -279,6 +326,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     py::class_<Packing>(m, "Packing").def("pack", &pack);
     m.def("conv3d", &run, py::arg("out"), py::arg("cache_out"), py::arg("x"), py::arg("weight"), py::arg("bias"),
           py::arg("residual"), py::arg("cache"), py::arg("call"), py::arg("stream"), py::arg("packed") = py::none());
+    m.def("rms_norm", &rms_norm);
     m.def("conv3d_packing", &packing);
     m.def("conv3d_service", &service);
     m.def("conv3d_algorithms", &conv3d_algorithms);

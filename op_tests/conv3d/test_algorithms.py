@@ -95,10 +95,16 @@ def wrong_exact_sums(device: torch.device) -> list[str]:
             for name in ("x", "weight", "cache"):
                 if name in arguments:
                     arguments[name].copy_(torch.randint(-2, 3, arguments[name].shape, generator=generator).to(device))
-            expected = reference_of(arguments)[0].to(case.dtype)
+            sums = reference_of(arguments)[0]
             for name in hipconv.conv3d_plan(**arguments).serves:
-                if not torch.equal(hipconv.conv3d(**arguments, algorithm=name), expected):
+                result = hipconv.conv3d(**arguments, algorithm=name)
+                if not torch.equal(result, sums.to(case.dtype)):
                     wrong.append(f"{name} {case} {layout}: not exact")
+                if case.K < 8:  # the residual may be the result
+                    place = torch.randint_like(result, -9, 9)
+                    expected = (sums + place).to(case.dtype)
+                    if not torch.equal(hipconv.conv3d(**arguments, residual=place, out=place, algorithm=name), expected):
+                        wrong.append(f"{name} {case} {layout}: not exact in place")
     return wrong
 
 
@@ -164,6 +170,15 @@ def test_any_strides(device: torch.device) -> None:
             assert mismatch_conv3d(out, arguments) is None, f"{name}, {number}"
 
 
+def test_three_warpgroups_multiply_a_tile() -> None:
+    """Where tiles of 384 pixels leave fewer rounds than smaller ones, on the eight units that simt counts."""
+    case = Case(1, 40, 8, 24, 16, 96, (2, 1, 3), padding=(0, 0, 1), time_padding="first", has_residual=True, saves=True)
+    with environment(**WAYS["simt-wave32-shuffled"]):
+        arguments = case.inputs(torch.device("cpu")) | {"algorithm": "warpgroup_gemm"}
+        assert hipconv.conv3d_plan(**arguments).form == "warpgroup_gemm_384x96"
+        assert mismatch_conv3d(hipconv.conv3d(**arguments), arguments) is None
+
+
 def test_frames_alone_reach_a_cache_when_there_is_nothing_to_compute(device: torch.device) -> None:
     x, weight = torch.randn(0, 4, 2, 3, 3, device=device), torch.randn(5, 4, 3, 1, 1, device=device)
     saved = torch.empty(0, 4, 2, 3, 3, device=device)
@@ -190,6 +205,9 @@ def test_a_model_of_amd_users_never_gets_naive() -> None:
             assert plan.algorithm != "naive" and (layout == "ncdhw" or plan.workspace == 0), f"{case} on {target}: {plan}"
 
 
+FEW = {"few_filters", "few_filters_by_warpgroups"}
+
+
 def test_few_filters_are_few() -> None:
     """Up to 8 filters of 32 taps altogether, and 128 channels, channels last: whatever else serves such a call."""
 
@@ -199,11 +217,11 @@ def test_few_filters_are_few() -> None:
         return {hipconv.conv3d_plan(**inputs, target=card).algorithm for card in ("gfx90a", "gfx942", "gfx1100", "sm_90")}
 
     for C, K, kernel in ((96, 3, (3, 3, 3)), (128, 8, (3, 2, 2)), (8, 1, (1, 8, 4))):
-        assert choices(C, K, kernel) == {"few_filters"}
+        assert choices(C, K, kernel) == FEW
     for C, K, kernel in ((96, 4, (3, 3, 3)), (136, 3, (3, 3, 3)), (12, 3, (3, 3, 3)), (96, 9, (3, 1, 1)), (96, 3, (4, 3, 3))):
-        assert "few_filters" not in choices(C, K, kernel)
+        assert not FEW & choices(C, K, kernel)
     for more in ({"stride": (1, 2, 1)}, {"dilation": (1, 1, 2)}, {"layout": "ncdhw"}, {"dtype": torch.float32}, {"groups": 3}):
-        assert "few_filters" not in choices(96, 3, (3, 3, 3), **more)
+        assert not FEW & choices(96, 3, (3, 3, 3), **more)
 
 
 # ---- the command -------------------------------------------------------------------------------------------------------------

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import copy
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 import torch.nn.functional as F
 
+from conv3d.wan import WanCausalConv3d
 from support.backends import WAYS, device_of, environment
 import hipconv
 
@@ -68,20 +68,6 @@ def test_a_layer_loads_torchs_state_trains_and_says_what_is_wrong(device: torch.
 
 # ---- layers of models --------------------------------------------------------------------------------------------------------
 # These have the names, attributes and formulas of diffusers' layers.
-
-
-class WanCausalConv3d(nn.Conv3d):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        t, h, w = (int(side) for side in self.padding)
-        self._padding = (w, w, h, h, 2 * t, 0)
-        self.padding = (0, 0, 0)
-
-    def forward(self, x: Tensor, cache_x: Tensor | None = None) -> Tensor:
-        front = self._padding[4]
-        if cache_x is not None and front > 0:
-            x, front = torch.cat([cache_x, x], 2), front - cache_x.shape[2]
-        return super().forward(F.pad(x, (*self._padding[:4], front, 0)))
 
 
 class HunyuanVideoCausalConv3d(nn.Module):

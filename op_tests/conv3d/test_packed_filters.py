@@ -19,6 +19,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 LAYERS = {
     "few_filters": ("simt-wave64", Case(1, 16, 2, 6, 7, 3, (3, 3, 3), padding=(0, 1, 1), time_padding="zeros", cached=2)),
+    "few_filters_by_warpgroups": (
+        "simt-wave32-shuffled",
+        Case(1, 16, 1, 6, 7, 3, (3, 3, 3), padding=(0, 1, 1), time_padding="first"),
+    ),
     "implicit_gemm": ("simt-wave64", Case(1, 16, 2, 6, 7, 24, (3, 3, 3), padding=1, groups=2, saves=True, has_residual=True)),
     "implicit_gemm, odd channels": ("simt-wave64", Case(2, 6, 2, 6, 7, 8, (1, 3, 3), padding=(0, 1, 1), layout="ncdhw")),
     "warpgroup_gemm": ("simt-wave32-shuffled", Case(1, 16, 2, 6, 7, 24, (3, 3, 3), padding=1)),

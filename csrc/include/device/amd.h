@@ -217,6 +217,14 @@ HIPCONV_INLINE float approx_rcp(float v) {
 #endif
 }
 
+HIPCONV_INLINE float approx_rsqrt(float v) {
+#if __has_builtin(__builtin_amdgcn_rsqf)
+    return __builtin_amdgcn_rsqf(v);
+#else
+    return 1.0f / __builtin_sqrtf(v);
+#endif
+}
+
 HIPCONV_INLINE uint32_t shifted_right(uint32_t low, uint32_t high, uint32_t bits) {
 #if __has_builtin(__builtin_amdgcn_alignbit)
     return __builtin_amdgcn_alignbit(high, low, bits);

@@ -92,7 +92,7 @@ enum class MatrixUnit { fma, mfma, wmma11, wmma12, mma_sync };
 //
 //   bit_cast<To>(from): the same bits
 //   f16_bits_to_float, float_to_f16_bits, float_to_bf16_bits: conversions; both stores round to nearest, ties to even
-//   approx_exp2, approx_rcp: the hardware's own approximations
+//   approx_exp2, approx_rcp, approx_rsqrt: the hardware's own approximations
 //   shifted_right(low, high, bits), shifted_left(low, high, bits): the lower word of the two, shifted right by 16 bits or none,
 //       and the upper word, shifted left
 //   lower_halves(a, b), upper_halves(a, b): a word of these halves of two words, a's first

@@ -130,6 +130,7 @@ inline uint16_t float_to_bf16_bits(float v) { return by_hand::float_to_bf16_bits
 
 inline float approx_exp2(float v) { return exp2f(v); }
 inline float approx_rcp(float v) { return 1.0f / v; }
+inline float approx_rsqrt(float v) { return 1.0f / sqrtf(v); }
 
 inline uint32_t shifted_right(uint32_t low, uint32_t high, uint32_t bits) { return bits ? low >> 16 | high << 16 : low; }
 inline uint32_t shifted_left(uint32_t low, uint32_t high, uint32_t bits) { return bits ? low >> 16 | high << 16 : high; }

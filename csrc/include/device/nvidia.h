@@ -227,6 +227,16 @@ HIPCONV_INLINE float approx_rcp(float v) {
 #endif
 }
 
+HIPCONV_INLINE float approx_rsqrt(float v) {
+#if defined(HIPCONV_NVIDIA_DEVICE)
+    float r;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+    return r;
+#else
+    return v;  // the host computes none
+#endif
+}
+
 HIPCONV_INLINE uint32_t shifted_right(uint32_t low, uint32_t high, uint32_t bits) {
 #if defined(HIPCONV_NVIDIA_DEVICE)
     uint32_t shifted;

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..arguments import describe, require_kinds
 from ..ops.conv3d.forward import conv3d
+from . import wan
 from .conv2d import SERVED
 from .replace import ReplacedLayer, Replacement, lay_out
 
@@ -27,7 +28,9 @@ def replace_conv3d(model: torch.nn.Module, *, channels_last: bool = True) -> Rep
 
     The causal convolutions of diffusers' AutoencoderKLWan, AutoencoderKLQwenImage, AutoencoderKLHunyuanVideo,
     AutoencoderKLCogVideoX and AutoencoderKLLTXVideo make no padded copy and no concatenation with their cache any more;
-    `torch.nn.Conv3d` elsewhere is replaced too.
+    `torch.nn.Conv3d` elsewhere is replaced too. The encoders and decoders of the first two are run as a whole, norms, SiLU,
+    upsampling and residuals included, where no gradient is recorded and nobody looks at a layer inside (hooks, `train()`,
+    autocast, `torch.compile`).
 
     Args:
         model: any module.
@@ -68,7 +71,39 @@ def replace_conv3d(model: torch.nn.Module, *, channels_last: bool = True) -> Rep
         layer.__class__ = _served(type(layer), forward, channels_last)
         if channels_last:
             lay_out(convolution.weight, torch.channels_last_3d, steps)
+    if channels_last:
+        for name, coder in model.named_modules():
+            if type(coder).__name__ in wan.CODERS and not isinstance(coder, _Served):
+                _take_whole(name, coder, layers, steps)
     return Replacement(layers, steps)
+
+
+def _take_whole(name: str, coder: Any, layers: list[ReplacedLayer], steps: list[Callable[[], object]]) -> None:
+    """Have an encoder or a decoder run as a whole, if its layers are those that `wan` knows."""
+    convolutions = [module for module in coder.modules() if isinstance(module, torch.nn.Conv3d)]
+    if not all(isinstance(module, _Served) for module in convolutions) or not wan.is_known(coder):
+        return
+    kind: Any = type(coder)
+
+    def forward(
+        self: Any, x: Tensor, feat_cache: list | None = None, feat_idx: list[int] | None = None, first_chunk: bool = False
+    ) -> Tensor:
+        at = [0] if feat_idx is None else feat_idx
+        if feat_cache is not None and wan.serves(self, x):
+            return wan.run(self, x, feat_cache, at, first_chunk)
+        return kind.forward(self, x, feat_cache, at, **({"first_chunk": True} if first_chunk else {}))
+
+    steps.append(functools.partial(setattr, coder, "__class__", kind))
+    coder.__class__ = _subclass(kind, forward)
+    for weight in wan.image_weights(coder):
+        lay_out(weight, torch.channels_last, steps)
+    places = {layer.name: place for place, layer in enumerate(layers)}
+    for own, others in wan.computed_with(name, coder):
+        layer = ReplacedLayer(own, True, others, "")
+        if own in places:
+            layers[places[own]] = layer
+        else:
+            layers.append(layer)
 
 
 # ---- how each layer calls conv3d ---------------------------------------------------------------------------------------------
@@ -190,7 +225,11 @@ def _served(kind: type, forward: Forward, channels_last: bool) -> type:
             x = x.contiguous(memory_format=torch.channels_last_3d)
         return forward(self, x, *args, **kwargs)
 
-    return type(kind.__name__, (_Served, kind), {"forward": in_layout, "__module__": kind.__module__, "__doc__": kind.__doc__})
+    return _subclass(kind, in_layout)
+
+
+def _subclass(kind: type, forward: Forward) -> type:
+    return type(kind.__name__, (_Served, kind), {"forward": forward, "__module__": kind.__module__, "__doc__": kind.__doc__})
 
 
 def _why_left(layer: Any, convolution: Any) -> str:

@@ -27,6 +27,8 @@ struct Algorithm {
 constexpr Algorithm kAlgorithms[] = {
     // {name, refusal, launch, workspace, whether auto takes it, form}, how it reads filters; the fastest first
     {{"depthwise", conv3d_depthwise_refusal, conv3d_depthwise, nullptr, nullptr, conv3d_depthwise_form}, Filters::as_they_are},
+    {{"few_filters_by_warpgroups", conv3d_few_warpgroups_refusal, conv3d_few_warpgroups, conv3d_few_filters_workspace},
+     Filters::by_taps},
     {{"few_filters", conv3d_few_filters_refusal, conv3d_few_filters, conv3d_few_filters_workspace}, Filters::by_taps},
     {{"warpgroup_gemm", conv3d_warpgroup_gemm_refusal, conv3d_warpgroup_gemm, conv3d_warpgroup_gemm_workspace, nullptr,
       conv3d_warpgroup_gemm_form},

@@ -70,9 +70,11 @@ inline SavePlan save_plan(const Conv3dParams& p) {
     return plan;
 }
 
-// Copies rows `first`, `first` + `step`, …, each by `lanes` threads of which this one is number `lane`.
+// Copies rows `first`, `first` + `step`, …, each by `lanes` threads of which this one is number `lane`. Three loads of each are
+// under way, because a load takes long beside a GEMM.
 template <typename T>
 HIPCONV_INLINE void save_frames(const Conv3dParams& p, const SavePlan& plan, int64_t first, int64_t step, int lane, int lanes) {
+    constexpr int kUnderWay = 3;
     const int32_t channels = plan.all_channels ? 1 : p.in_channels;
 #pragma unroll 1
     for (int64_t row = first; row < plan.rows; row += step) {
@@ -89,13 +91,20 @@ HIPCONV_INLINE void save_frames(const Conv3dParams& p, const SavePlan& plan, int
         const bool is_there = from.address != 0;
         const int64_t first_element = is_there ? channel * from.channel_stride + y * from.row_stride : 0;
         if (plan.vectors) {
-            constexpr int kEach = 16 / static_cast<int>(sizeof(T));
-            const int32_t count = plan.length / kEach;
+            const int32_t count = plan.length / (16 / static_cast<int32_t>(sizeof(T)));
+            const uint64_t source = from.address + first_element * static_cast<int64_t>(sizeof(T));
 #pragma unroll 1
-            for (int32_t i = lane; i < count; i += lanes) {
-                Words4 words{};
-                if (is_there) words = *reinterpret_cast<const Words4*>(from.at(first_element + i * int64_t{kEach}));
-                *global_pointer<Words4>(to + i * int64_t{16}) = words;
+            for (int32_t i = lane; i < count; i += kUnderWay * lanes) {
+                Words4 words[kUnderWay];
+#pragma unroll
+                for (int n = 0; n < kUnderWay; ++n) {
+                    words[n] = Words4{};
+                    if (is_there && i + n * lanes < count)
+                        words[n] = *global_pointer<const Words4>(source + (i + n * lanes) * int64_t{16});
+                }
+#pragma unroll
+                for (int n = 0; n < kUnderWay; ++n)
+                    if (i + n * lanes < count) *global_pointer<Words4>(to + (i + n * lanes) * int64_t{16}) = words[n];
             }
         } else {
             const int64_t to_stride = plan.dense ? 1 : p.saved.column_stride, stride = plan.dense ? 1 : from.column_stride;

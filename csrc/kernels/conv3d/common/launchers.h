@@ -15,6 +15,10 @@ const char* conv3d_few_filters_refusal(const Conv3dParams& params, const Conv3dC
 int64_t conv3d_few_filters_workspace(const Conv3dParams& params, const Conv3dCard& card);
 void conv3d_few_filters(const Conv3dParams& params, const Conv3dCard& card, void* workspace, void* stream);
 
+// The same by warpgroups (sm_90), which multiply the patches of frames that TMA brings. The workspace is that of few_filters.
+const char* conv3d_few_warpgroups_refusal(const Conv3dParams& params, const Conv3dCard& card);
+void conv3d_few_warpgroups(const Conv3dParams& params, const Conv3dCard& card, void* workspace, void* stream);
+
 // Tiles of a frame's pixels by filters on matrix cores, tap after tap of one frame after another.
 const char* conv3d_implicit_gemm_refusal(const Conv3dParams& params, const Conv3dCard& card);
 const char* conv3d_implicit_gemm_form(const Conv3dParams& params, const Conv3dCard& card);

@@ -34,6 +34,22 @@ HIPCONV_INLINE void multiply_tap(const FrameWarpgroupParams& p, const Words4* pa
     }
 }
 
+// Asks for the residual of a tile, a pixel a thread, so that the epilogue finds it in the L2 cache.
+template <int kTileM, int kTileN>
+HIPCONV_INLINE void prefetch_residual(const FrameWarpgroupParams& p, const FrameTile& t, int thread) {
+    const Conv2dParams& c = p.frame.conv;
+    if (!c.residual.data || !p.frame.along_filters || thread >= kTileM) return;
+    const BlockPixels pixels{t.sample * p.frames_of_sample + t.frame, t.row, t.column, 0, p.log2_block_columns};
+    if (!pixels.has(p.frame, thread)) return;
+    const OutPixel at = pixels.at(p.frame, thread);
+    const int64_t filter = static_cast<int64_t>(t.group) * p.frame.group_filters + t.first_filter;
+    const int left = p.frame.group_filters - t.first_filter, bytes = element_bytes(c.residual_dtype);
+    const char* const residual =
+        global_pointer<const char>(c.residual.data) + offset_in(c.residual, at.n, filter, at.p, at.q) * bytes;
+#pragma unroll 1
+    for (int byte = 0; byte < (left < kTileN ? left : kTileN) * bytes; byte += 128) prefetch(residual + byte);
+}
+
 // Makes a tile's sums. The products of a step are under way while the warpgroup waits for the operands of the next; a step's
 // stages go back to the producers one step later, when its products are done.
 template <typename T, int kTileN, int kBlocks>

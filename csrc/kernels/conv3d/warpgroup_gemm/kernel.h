@@ -8,13 +8,13 @@
 namespace hipconv {
 
 template <typename T, int kTileM, int kTileN>
-__global__ void HIPCONV_LAUNCH_BOUNDS(FrameWarpgroupShape::kThreads, 1)
+__global__ void HIPCONV_LAUNCH_BOUNDS((FrameWarpgroupShape{kTileM, kTileN}.threads()), 1)
     conv3d_warpgroup_gemm_kernel(HIPCONV_IN_PLACE const FrameWarpgroupParams p) {
     using Shape = FrameWarpgroupShape;
     HIPCONV_LARGE_SHARED(Words4, lds, kHasWarpgroups ? Shape::kBytes / 16 : 1);
     if constexpr (kHasWarpgroups) {
         constexpr Shape kShape{kTileM, kTileN};
-        constexpr int kConsumerWaves = Shape::kConsumers / 32, kWarpgroups = Shape::kConsumers / kWarpgroupThreads;
+        constexpr int kConsumerWaves = kShape.consumers() / 32, kWarpgroups = kShape.consumers() / kWarpgroupThreads;
         constexpr int kBlocks = kTileM / kWarpgroupPixels / kWarpgroups;  // blocks of 64 pixels of a warpgroup
         const int thread = threadIdx.x, wave = thread / 32, lane = thread % 32;
         Barrier* const barriers = reinterpret_cast<Barrier*>(lds + kShape.barriers_offset() / 16);
@@ -46,7 +46,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(FrameWarpgroupShape::kThreads, 1)
             }
             return;
         }
-        alloc_registers<Shape::kConsumerRegisters>();
+        alloc_registers<kShape.consumer_registers()>();
         int first_rows[kBlocks];  // of LDS, of a patch
 #pragma unroll
         for (int i = 0; i < kBlocks; ++i) {
@@ -59,6 +59,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(FrameWarpgroupShape::kThreads, 1)
             WarpgroupSums<kTileN> sums[kBlocks];
             float bias[kTileN / 32];
             load_bias(p.frame, t.group, t.first_filter, lane, bias);
+            prefetch_residual<kTileM, kTileN>(p, t, thread_again());
             multiply_frames<T>(p, t.frame, x, x_state, filters, filter_state, first_rows, lane, sums);
             int again = number;
             from_here_on(again);  // the tile is worked out again, and not kept in registers beside the sums
@@ -78,7 +79,7 @@ void launch_frame_warpgroups(const FrameWarpgroupParams& p, int units, void* str
     const auto kernel = conv3d_warpgroup_gemm_kernel<T, kTileM, kTileN>;
     const int shared = launch_shared_bytes(FrameWarpgroupShape::kBytes);
     (void)hipFuncSetAttribute(reinterpret_cast<const void*>(kernel), hipFuncAttributeMaxDynamicSharedMemorySize, shared);
-    const dim3 grid(p.tiles < units ? p.tiles : units, 1, 1), block(FrameWarpgroupShape::kThreads, 1, 1);
+    const dim3 grid(p.tiles < units ? p.tiles : units, 1, 1), block(FrameWarpgroupShape{kTileM, kTileN}.threads(), 1, 1);
     hipLaunchKernelGGL((conv3d_warpgroup_gemm_kernel<T, kTileM, kTileN>), grid, block, shared, static_cast<hipStream_t>(stream),
                        p);
     check_launch("conv3d");

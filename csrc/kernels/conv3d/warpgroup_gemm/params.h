@@ -38,11 +38,15 @@ struct FrameWarpgroupParams {
 // the barriers. Host and device compute the same.
 struct FrameWarpgroupShape {
     int tile_m, tile_n;
-    static constexpr int kConsumers = 256, kThreads = kConsumers + 128, kProducerRegisters = 40, kConsumerRegisters = 232;
+    static constexpr int kProducerRegisters = 32;
     static constexpr int kBytes = 227 * 1024, kBarrierBytes = 4 * kMaxStages * 8;
 
+    // A consumer warpgroup has 128 pixels, or 64 of the smallest tiles.
+    HIPCONV_INLINE constexpr int consumers() const { return tile_m == 384 ? 384 : 256; }
+    HIPCONV_INLINE constexpr int threads() const { return consumers() + 128; }
+    HIPCONV_INLINE constexpr int consumer_registers() const { return tile_m == 384 ? 160 : 232; }
     HIPCONV_INLINE constexpr int filter_bytes() const { return tile_n * kTileRowBytes; }
-    HIPCONV_INLINE constexpr int epilogue_bytes() const { return kConsumers / 32 * WarpgroupEpilogue::floats(tile_n) * 4; }
+    HIPCONV_INLINE constexpr int epilogue_bytes() const { return consumers() / 32 * WarpgroupEpilogue::floats(tile_n) * 4; }
     HIPCONV_INLINE constexpr int epilogue_offset() const { return kBytes - kBarrierBytes - epilogue_bytes(); }
     HIPCONV_INLINE constexpr int barriers_offset() const { return kBytes - kBarrierBytes; }
     // A patch lasts as many steps as a frame has taps: where it has one, more patches have to be under way.

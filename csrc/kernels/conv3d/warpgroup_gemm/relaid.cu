@@ -4,6 +4,7 @@
 
 #include "../../conv2d/gemm/transpose.h"
 #include "../common/launchers.h"
+#include "../few_filters/params.h"
 #include "launch/check.h"
 #include "params.h"
 
@@ -123,6 +124,11 @@ Conv3dParams first_band(const Conv3dParams& p, const Bands& bands) {
     return of_band(p, bands, 0, bands.out_rows, reinterpret_cast<void*>(4096), &first_in);
 }
 
+// Tells whether a band goes to the kernel of few filters.
+bool has_few_filters(const Conv3dParams& band, const Conv3dCard& card) {
+    return conv3d_few_warpgroups_refusal(band, card) == nullptr;
+}
+
 }  // namespace
 
 const char* conv3d_relaid_warpgroup_gemm_refusal(const Conv3dParams& p, const Conv3dCard& card) {
@@ -134,9 +140,11 @@ const char* conv3d_relaid_warpgroup_gemm_refusal(const Conv3dParams& p, const Co
 }
 
 const char* conv3d_relaid_warpgroup_gemm_form(const Conv3dParams& p, const Conv3dCard& card) {
-    const std::string form = conv3d_warpgroup_gemm_form(first_band(p, Bands(p, card)), card);
-    for (const char* relaid :
-         {"relaid_warpgroup_gemm_128x128", "relaid_warpgroup_gemm_256x128", "relaid_warpgroup_gemm_256x96"})
+    const Conv3dParams band = first_band(p, Bands(p, card));
+    if (has_few_filters(band, card)) return "relaid_few_filters_by_warpgroups";
+    const std::string form = conv3d_warpgroup_gemm_form(band, card);
+    for (const char* relaid : {"relaid_warpgroup_gemm_128x128", "relaid_warpgroup_gemm_256x128", "relaid_warpgroup_gemm_384x96",
+                               "relaid_warpgroup_gemm_256x96"})
         if (relaid + (sizeof("relaid_") - 1) == form) return relaid;
     return "relaid_warpgroup_gemm_256x32";
 }
@@ -169,7 +177,8 @@ void conv3d_relaid_warpgroup_gemm(const Conv3dParams& p, const Conv3dCard& card,
         else
             hipLaunchKernelGGL(conv3d_relay<false>, grid, block, 0, static_cast<hipStream_t>(stream), b);
         check_launch("conv3d");
-        conv3d_launch_warpgroups(of, l, l.packs ? workspace : p.weight.data, card, stream);
+        const auto launch = has_few_filters(of, card) ? conv3d_launch_few_warpgroups : conv3d_launch_warpgroups;
+        launch(of, l, l.packs ? workspace : p.weight.data, card, stream);
     }
     conv3d_save(p, stream);
 }

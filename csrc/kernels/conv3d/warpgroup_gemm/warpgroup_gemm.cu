@@ -2,32 +2,12 @@
 #include <hip/hip_runtime.h>
 
 #include "../common/launchers.h"
+#include "../common/volume_maps.h"
 #include "kernel.h"
 
 namespace hipconv {
 
 namespace {
-
-bool is_served(const std::string& arch) {
-    const bool emulated = arch == "wave32" && kHasWarpgroups;
-    return kHasTensorMaps && (arch == "sm_90" || emulated);
-}
-
-// The stride of an axis in bytes. An axis of one element may have any aligned stride.
-int64_t bytes_of_stride(int64_t stride, int64_t size) { return size == 1 ? 16 : stride * 2; }
-
-bool fits_tma(const Conv3dParams& p, const Volume& v, int64_t frames) {
-    if (frames == 0) return true;
-    if (!(v.channel_stride == 1 || p.in_channels == 1) || !is_aligned(v.data)) return false;
-    for (const auto& [stride, size] : {std::pair{v.column_stride, int64_t{p.in_width}},
-                                       {v.row_stride, int64_t{p.in_height}},
-                                       {v.frame_stride, frames},
-                                       {v.batch_stride, int64_t{p.batch}}}) {
-        const int64_t bytes = bytes_of_stride(stride, size);
-        if (bytes <= 0 || bytes >= int64_t{1} << 40 || bytes % 16 != 0) return false;
-    }
-    return true;
-}
 
 // A tile of so many pixels and filters, its blocks side by side in 1 << log2_block_columns columns.
 struct FrameTiling {
@@ -53,8 +33,8 @@ struct FrameTiling {
     }
 };
 
-constexpr FrameTiling kTilings[] = {{256, 128, 1}, {256, 128, 0}, {256, 128, 2}, {256, 96, 1},  {256, 96, 0}, {256, 96, 2},
-                                    {256, 32, 1},  {256, 32, 0},  {256, 32, 2},  {128, 128, 1}, {128, 128, 0}};
+constexpr FrameTiling kTilings[] = {{256, 128, 1}, {256, 128, 0}, {256, 128, 2}, {384, 96, 1}, {256, 96, 1},  {256, 96, 0},
+                                    {256, 96, 2},  {256, 32, 1},  {256, 32, 0},  {256, 32, 2}, {128, 128, 1}, {128, 128, 0}};
 
 // The tiling that takes least time: rounds of tiles over the units, each as long as its products; of 32 filters, as reading its
 // pixels from LDS, which makes it two thirds as long as one of 96. None fits: tile_m is 0.
@@ -71,22 +51,6 @@ FrameTiling tiling_of(const Conv3dParams& p, const Conv3dCard& card) {
     return best;
 }
 
-TensorMapSpec spec_of(const Conv3dParams& p, const Volume& v, int64_t frames, const FrameTiling& tiling) {
-    TensorMapSpec t{};
-    t.dtype = p.dtype;
-    t.data = v.data;
-    t.rank = 5;
-    const int64_t sizes[] = {p.in_channels, p.in_width, p.in_height, frames, p.batch};
-    const int64_t strides[] = {1, v.column_stride, v.row_stride, v.frame_stride, v.batch_stride};
-    const int box[] = {kChannels, tiling.columns() + p.kernel_width - 1, tiling.rows() + p.kernel_height - 1, 1, 1};
-    for (int axis = 0; axis < 5; ++axis) {
-        t.sizes[axis] = sizes[axis];
-        t.strides[axis] = axis ? bytes_of_stride(strides[axis], sizes[axis]) : 2;
-        t.box[axis] = box[axis];
-    }
-    return t;
-}
-
 TensorMapSpec spec_of_filters(const Conv3dParams& p, const FilterLayout& l, const void* data, int tile_n) {
     TensorMapSpec t{};
     t.dtype = p.dtype;
@@ -101,6 +65,7 @@ TensorMapSpec spec_of_filters(const Conv3dParams& p, const FilterLayout& l, cons
 template <typename T>
 void launch_tile(const FrameWarpgroupParams& p, const FrameTiling& t, int units, void* stream) {
     const auto launch = t.tile_m == 128   ? launch_frame_warpgroups<T, 128, 128>
+                        : t.tile_m == 384 ? launch_frame_warpgroups<T, 384, 96>
                         : t.tile_n == 128 ? launch_frame_warpgroups<T, 256, 128>
                         : t.tile_n == 96  ? launch_frame_warpgroups<T, 256, 96>
                                           : launch_frame_warpgroups<T, 256, 32>;
@@ -110,7 +75,7 @@ void launch_tile(const FrameWarpgroupParams& p, const FrameTiling& t, int units,
 }  // namespace
 
 const char* conv3d_warpgroup_gemm_refusal(const Conv3dParams& p, const Conv3dCard& card) {
-    if (!is_served(card.arch)) return "sm_90";
+    if (!has_warpgroups(card.arch)) return "sm_90";
     if (p.dtype == DType::f32) return "x of 16-bit types";
     if (p.padding_mode != PaddingMode::zeros) return "rows and columns that are padded with zeros";
     if (p.stride_h != 1 || p.stride_w != 1 || p.dilation_h != 1 || p.dilation_w != 1)
@@ -129,6 +94,7 @@ const char* conv3d_warpgroup_gemm_refusal(const Conv3dParams& p, const Conv3dCar
 const char* conv3d_warpgroup_gemm_form(const Conv3dParams& p, const Conv3dCard& card) {
     const FrameTiling t = tiling_of(p, card);
     return t.tile_m == 128   ? "warpgroup_gemm_128x128"
+           : t.tile_m == 384 ? "warpgroup_gemm_384x96"
            : t.tile_n == 128 ? "warpgroup_gemm_256x128"
            : t.tile_n == 96  ? "warpgroup_gemm_256x96"
                              : "warpgroup_gemm_256x32";
@@ -174,8 +140,9 @@ void conv3d_launch_warpgroups(const Conv3dParams& all, const FilterLayout& l, co
         const int64_t channels = p.in_channels / p.groups;
         g.channel_blocks = static_cast<int32_t>(ceil_of(channels, kChannels));
         g.ends_early = channels - (g.channel_blocks - 1) * kChannels <= kChannels / 2;
-        if (p.in_frames) g.x = make_tensor_map(spec_of(p, p.x, p.in_frames, tiling));
-        if (p.cached) g.cache = make_tensor_map(spec_of(p, p.cache, p.cached, tiling));
+        const int patch_rows = tiling.rows() + p.kernel_height - 1;
+        if (p.in_frames) g.x = make_tensor_map(volume_map(p, p.x, p.in_frames, patch_rows, g.pitch));
+        if (p.cached) g.cache = make_tensor_map(volume_map(p, p.cache, p.cached, patch_rows, g.pitch));
         g.filters = make_tensor_map(spec_of_filters(p, l, filters, tiling.tile_n));
         (p.dtype == DType::bf16 ? launch_tile<bf16> : launch_tile<f16>)(g, tiling, card.compute_units, stream);
     });

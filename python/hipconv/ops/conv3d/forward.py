@@ -71,7 +71,8 @@ def conv3d(
             names or, failing that, the library's choice (`conv3d_plan` shows it). On a GPU those of
             `hipconv.conv3d_router.METHODS`; on the CPU "torch", torch's own convolution.
         out: written and returned, instead of a new tensor: of the result's shape, any of the three dtypes, any strides that
-            give each element memory of its own; on a GPU, none of it shared with an input.
+            give each element memory of its own; on a GPU, none of it shared with an input but the residual, which may be
+            `out` itself.
         workspace_limit: bytes of temporary memory that the call may take from torch's allocator, on a GPU.
         float32_precision: of the products of float32 `x` and `weight` on a GPU. "ieee": true float32. "tf32": each factor may
             be rounded to TF32, 11 bits, to nearest, where the card has matrix instructions for it; sums stay float32. None:

@@ -12,6 +12,7 @@ from ..conv2d.router import CPU_METHOD, WORKSPACE_LIMIT
 
 METHODS = {
     "depthwise": "a group for each channel of x: rows of x by filters in LDS, 16 bytes of channels or of columns at once",
+    "few_filters_by_warpgroups": "the same as few_filters on sm_90, by warpgroups, x brought to LDS by TMA; 16-bit types",
     "few_filters": "matrix cores, the taps of a frame beside each other among up to 8 filters: x is read once; 16-bit types",
     "warpgroup_gemm": "the matrix cores of sm_90 by warpgroups, operands brought to them by TMA, frame by frame; 16-bit types",
     "relaid_warpgroup_gemm": "x and its cache repacked to channels-last memory first, then warpgroup_gemm; 16-bit types",
