@@ -116,7 +116,7 @@ def test_in_place_keeps_the_states_at_boundaries(device: torch.device) -> None:
 
 @pytest.mark.parametrize("form", ["new", "split", "in_place"])
 def test_one_launch_and_no_memory_beside_the_result(device: torch.device, form: str) -> None:
-    """In place, two launches, and memory for what blocks share."""
+    """In place, two launches, and memory for what blocks share; one launch for few tokens, which a block has alone."""
     for width, lengths in ((4, [50, 7]), (4, [200, 7]), (3, [1, 1, 5]), (6, [9])):
         # GPUs allocate multiples of 512 bytes.
         arguments = Case(lengths, 1024, width, torch.bfloat16, torch.bfloat16).inputs(device)
@@ -128,8 +128,12 @@ def test_one_launch_and_no_memory_beside_the_result(device: torch.device, form: 
             call = functools.partial(serving.causal_conv1d_fn, **arguments, out=x if form == "in_place" else None)
         allocated, launches = cost_of(call)
         on_cpu = targets.of(device).backend == "cpu"
-        assert 0 < allocated < x.nbytes if form == "in_place" and not on_cpu else allocated == x.nbytes
-        assert len(launches) == (0 if device.type != "cuda" else 2 if form == "in_place" else 1), launches
+        shares = form == "in_place" and not (sum(lengths) <= 64 and len(lengths) <= 2)
+        if form == "in_place" and not on_cpu:
+            assert 0 < allocated < x.nbytes if shares else allocated == 0
+        else:
+            assert allocated == x.nbytes
+        assert len(launches) == (0 if device.type != "cuda" else 2 if shares else 1), launches
 
 
 def test_kernels_in_place_say_what_they_serve(device: torch.device) -> None:

@@ -36,6 +36,12 @@ HIPCONV_INLINE void with_columns(int missing, F f) {
     f(std::integral_constant<int, kPast>{});
 }
 
+// The elements of the vectors in which channels with kColumns each are moved: of 16 bytes where these divide them.
+template <typename S, int kChannels>
+constexpr int elements_of_rows(int columns) {
+    return columns % 2 == 0 && kChannels * sizeof(S) == 8 ? 2 * kChannels : kChannels;
+}
+
 // A slot's window from the thread's first channel on: a vector of channels for each column, after `missing` ones that the slot
 // lacks.
 template <typename S, int kChannels, int kPast>
@@ -48,14 +54,15 @@ HIPCONV_INLINE void load_state(const S* from, const CausalConv1dVarlenParams& p,
             if (has_tap(i, missing)) window[i] = *reinterpret_cast<const Vector*>(from + (i - missing) * p.column_stride);
     } else if (kChannels > 1 && form == StateForm::rows) {
         with_columns<kPast>(missing, [&](auto number) {
-            constexpr int kColumns = decltype(number)::value;
-            Vector rows[kColumns];
+            constexpr int kColumns = decltype(number)::value, kEach = elements_of_rows<S, kChannels>(kColumns);
+            using Part = Words<S, kEach>;
+            Part rows[kColumns * kChannels / kEach];
 #pragma unroll
-            for (int i = 0; i < kColumns; ++i) rows[i] = reinterpret_cast<const Vector*>(from)[i];
+            for (int i = 0; i < kColumns * kChannels / kEach; ++i) rows[i] = reinterpret_cast<const Part*>(from)[i];
 #pragma unroll
             for (int i = 0; i < kColumns; ++i)
                 window[kPast - kColumns + i] = vector_of<S, kChannels>(
-                    [&](int channel) { return from_bits<S>(element<S, kChannels>(rows, channel * kColumns + i)); });
+                    [&](int channel) { return from_bits<S>(element<S, kEach>(rows, channel * kColumns + i)); });
         });
     } else {
 #pragma unroll
@@ -78,11 +85,11 @@ HIPCONV_INLINE void store_state(S* to, const CausalConv1dVarlenParams& p, StateF
             if (has_tap(i, missing)) *reinterpret_cast<Vector*>(to + (i - missing) * p.column_stride) = window[i];
     } else if (kChannels > 1 && form == StateForm::rows) {
         with_columns<kPast>(missing, [&](auto number) {
-            constexpr int kColumns = decltype(number)::value;
+            constexpr int kColumns = decltype(number)::value, kEach = elements_of_rows<S, kChannels>(kColumns);
 #pragma unroll
-            for (int v = 0; v < kColumns; ++v)
-                reinterpret_cast<Vector*>(to)[v] = vector_of<S, kChannels>([&](int i) {
-                    const int at = v * kChannels + i;
+            for (int v = 0; v < kColumns * kChannels / kEach; ++v)
+                reinterpret_cast<Words<S, kEach>*>(to)[v] = vector_of<S, kEach>([&](int i) {
+                    const int at = v * kEach + i;
                     return value(at / kColumns, kPast - kColumns + at % kColumns);
                 });
         });

@@ -1,13 +1,20 @@
 // The two launches of a call in place by `tile` or `words`, and the memory between them.
 #pragma once
 
+#include "kernels.h"
 #include "launch_plan.h"
+#include "staged.h"
 
 namespace hipconv {
 
 // The tokens before each block of runs but the first.
 inline int64_t halo_bytes(const CausalConv1dVarlenParams& p, const PrefillShape& shape) {
     return (shape.run_blocks - 1) * shape.past() * p.dim * element_bytes(p.dtype);
+}
+
+// One launch of `staged` is faster than two of `tile` or `words` where it needs no other before it.
+inline bool staged_needs_one_launch(const CausalConv1dVarlenParams& p, const VarlenTile& tile) {
+    return p.tokens <= kTileTokens && p.sequences <= 2 && !causal_conv1d_varlen_staged_in_place_refusal(p, tile);
 }
 
 // Sequences whose start is put aside begin at least its length apart.

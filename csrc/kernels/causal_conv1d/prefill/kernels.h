@@ -9,6 +9,7 @@ const char* causal_conv1d_varlen_tile_refusal(const CausalConv1dVarlenParams& pa
 void causal_conv1d_varlen_tile(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace, void* stream);
 
 // In place, two launches share out the work.
+bool causal_conv1d_varlen_tile_takes_in_place(const CausalConv1dVarlenParams& p, const VarlenTile& tile);
 int64_t causal_conv1d_varlen_tile_workspace(const CausalConv1dVarlenParams& params, const VarlenTile& tile);
 void causal_conv1d_varlen_tile_in_place(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace,
                                         void* stream);
@@ -41,7 +42,8 @@ constexpr KernelRow<CausalConv1dVarlenParams, VarlenTile> kVarlenKernels[] = {
     {"naive", nullptr, launch_causal_conv1d_varlen_naive},
 };
 constexpr KernelRow<CausalConv1dVarlenParams, VarlenTile> kVarlenInPlaceKernels[] = {
-    {"tile", causal_conv1d_varlen_tile_refusal, causal_conv1d_varlen_tile_in_place, causal_conv1d_varlen_tile_workspace},
+    {"tile", causal_conv1d_varlen_tile_refusal, causal_conv1d_varlen_tile_in_place, causal_conv1d_varlen_tile_workspace,
+     causal_conv1d_varlen_tile_takes_in_place},
     {"words", causal_conv1d_varlen_words_refusal, causal_conv1d_varlen_words_in_place, causal_conv1d_varlen_words_workspace,
      causal_conv1d_varlen_words_takes_in_place},
     {"staged", causal_conv1d_varlen_staged_in_place_refusal, causal_conv1d_varlen_staged_in_place,

@@ -79,10 +79,12 @@ HIPCONV_INLINE char* begun_place(const CausalConv1dVarlenParams& p, const Varlen
     return plan.begun + (row * p.dim + d) * static_cast<int64_t>(sizeof(T));
 }
 
-// Brings the first outputs of sequences to their places in a run, when their inputs are not needed any more, by copy(to, from).
-template <typename T, int kChannels, int kWidth, typename Copy>
+// Brings the first outputs of sequences to their places in a run, when their inputs are not needed any more, by load(from) and
+// store(to, loaded), of a sequence so many at once.
+template <typename T, int kChannels, int kWidth, int kAtOnce, typename Load, typename Store>
 __device__ __forceinline__ void place_begun(const CausalConv1dVarlenParams& p, const VarlenPlan& plan, uint32_t block,
-                                            const BegunInRun* begun_in_runs, Copy copy) {
+                                            const BegunInRun* begun_in_runs, Load load, Store store) {
+    constexpr int kPast = kWidth - 1;
     if (plan.phase != VarlenPhase::runs) return;
     int row = static_cast<int>(threadIdx.y);
     from_here_on(row);
@@ -92,12 +94,27 @@ __device__ __forceinline__ void place_begun(const CausalConv1dVarlenParams& p, c
     const EitherIndices indices{first_parameter_again(p), plan.plain_indices};
     const int64_t begin = (static_cast<int64_t>(block) * blockDim.y + row) * plan.run;
     const int64_t d = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kChannels;
-    const OutputColumn to = output_column<T>(p, d);
-    for (; left != 0; left &= left - 1) {
+    const OutputColumn column = output_column<T>(p, d);
+    while (left != 0) {
         const int32_t token = static_cast<int32_t>(begin) + __popc((left & (0 - left)) - 1);
         while (b + 1 < p.sequences && indices.start(b + 1) <= token) ++b;
-        const int32_t start = indices.start(b);
-        copy(to.first + int64_t{token} * to.step, begun_place<T, kWidth>(p, plan, b, start, d, token - start));
+        const int32_t start = indices.start(b), first = token - start;
+        uint32_t wanted = left >> (token - static_cast<int32_t>(begin)) << first;  // a bit for each of the sequence's outputs
+        wanted &= lowest_bits(kPast);
+        left &= ~(wanted >> first << (token - static_cast<int32_t>(begin)));
+        const char* const from = begun_place<T, kWidth>(p, plan, b, start, d, 0);
+        char* const to = column.first + int64_t{start} * column.step;
+#pragma unroll
+        for (int first_of_these = 0; first_of_these < kPast; first_of_these += kAtOnce) {
+            decltype(load(from)) outputs[kAtOnce]{};
+            const auto for_these = [&](auto f) {
+#pragma unroll
+                for (int k = 0; k < kAtOnce; ++k)
+                    if (wanted >> (first_of_these + k) & 1) f(first_of_these + k, outputs[k]);
+            };
+            for_these([&](int t, auto& output) { output = load(from + t * p.dim * static_cast<int64_t>(sizeof(T))); });
+            for_these([&](int t, const auto& output) { store(to + int64_t{t} * column.step, output); });
+        }
     }
 }
 

@@ -28,7 +28,8 @@
 namespace hipconv {
 
 constexpr int kEnoughBlocks = 2048;
-constexpr int kFoundSequences = 32;  // that a block looks up together
+constexpr int kEnoughEvenBlocks = 700;  // where no block has much more to do than the others
+constexpr int kFoundSequences = 32;     // that a block looks up together
 
 // The number of blocks of a compute unit, which registers (more for wider windows) and LDS allow.
 template <typename T, int kWidth>
@@ -271,7 +272,9 @@ StagedPlan plan_of(const CausalConv1dVarlenParams& p, const VarlenTile& forced, 
     const int64_t tiles = (int64_t{p.tokens} + kTileTokens - 1) / kTileTokens;
     const int64_t columns = (int64_t{p.dim} * element_bytes(p.dtype) + kChannelLineBytes - 1) / kChannelLineBytes;
     plan.tiles = kMostTiles;
-    while (plan.tiles > 1 && columns * tiles / plan.tiles < kEnoughBlocks) plan.tiles /= 2;
+    // The starts of few sequences are less than a tile may have alone, wherever they are.
+    const int enough = p.sequences <= kTileTokens ? kEnoughEvenBlocks : kEnoughBlocks;
+    while (plan.tiles > 1 && columns * tiles / plan.tiles < enough) plan.tiles /= 2;
     power_of_two("block_n", forced.channels), power_of_two("num_warps", forced.warps);
     if (const int tokens = power_of_two("block_m", forced.tokens))
         plan.tiles = power_of_two_up_to(tokens / kTileTokens, kMostTiles);

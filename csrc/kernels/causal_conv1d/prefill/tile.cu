@@ -64,6 +64,10 @@ void causal_conv1d_varlen_tile(const CausalConv1dVarlenParams& p, const VarlenTi
     launch(p, shape, VarlenPlan{}, shape.run_blocks, shape.begin_blocks, stream);
 }
 
+bool causal_conv1d_varlen_tile_takes_in_place(const CausalConv1dVarlenParams& p, const VarlenTile& tile) {
+    return !staged_needs_one_launch(p, tile);
+}
+
 int64_t causal_conv1d_varlen_tile_workspace(const CausalConv1dVarlenParams& p, const VarlenTile& tile) {
     return in_place_workspace(p, shape_of(p, tile, true));
 }

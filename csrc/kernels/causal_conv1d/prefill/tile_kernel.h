@@ -52,7 +52,7 @@ __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, 
     const int64_t x_step = p.x_token_stride * static_cast<int64_t>(sizeof(T));
     const char* x = static_cast<const char*>(p.x) + begin * x_step + d * p.x_dim_stride * static_cast<int64_t>(sizeof(T));
     const auto load = [](const char* from) { return *reinterpret_cast<const Vector*>(from); };
-    const auto copy = [&](char* to, const char* from) { *reinterpret_cast<Vector*>(to) = load(from); };
+    const auto store = [](char* to, Vector v) { *reinterpret_cast<Vector*>(to) = v; };
     Vector before[kWidth - 1], ahead[kAhead];
 #pragma unroll
     for (int i = 0; i < kWidth - 1; ++i) {
@@ -88,7 +88,7 @@ __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, 
                 *reinterpret_cast<Vector*>(out + int64_t{t} * column.step) =
                     p.dead_tokens == DeadTokens::zero ? Vector{} : load(x + (t - kAhead) * x_step);
     }
-    if (masks.outputs == 0) return place_begun<T, kChannels, kWidth>(p, plan, block, begun_in_runs, copy);
+    if (masks.outputs == 0) return place_begun<T, kChannels, kWidth, kWidth - 1>(p, plan, block, begun_in_runs, load, store);
 
     Pair weight[kPairs][kWidth], bias[kPairs];
 #pragma unroll
@@ -139,7 +139,7 @@ __device__ __forceinline__ void convolve_run(const CausalConv1dVarlenParams& p, 
         }
         masks.outputs >>= kAhead;
     }
-    place_begun<T, kChannels, kWidth>(p, plan, block, begun_in_runs, copy);
+    place_begun<T, kChannels, kWidth, kWidth - 1>(p, plan, block, begun_in_runs, load, store);
 }
 
 // The number of blocks of a compute unit, by the registers that a width needs.

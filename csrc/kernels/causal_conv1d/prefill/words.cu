@@ -160,9 +160,13 @@ void causal_conv1d_varlen_words(const CausalConv1dVarlenParams& p, const VarlenT
     launch(p, shape, WordsPlan{}, shape.run_blocks, shape.begin_blocks, stream);
 }
 
-// Most of a short sequence is its start where windows are wide, and starts are put aside in place: `staged` is faster then.
-bool causal_conv1d_varlen_words_takes_in_place(const CausalConv1dVarlenParams& p, const VarlenTile& /*tile*/) {
-    return p.width <= 4 || p.tokens < int64_t{4} * p.sequences || p.tokens >= int64_t{256} * p.sequences;
+// Most of a short sequence is its start where windows are wide, and starts are put aside in place: `staged` is faster then, if
+// there is enough to do.
+bool causal_conv1d_varlen_words_takes_in_place(const CausalConv1dVarlenParams& p, const VarlenTile& tile) {
+    if (staged_needs_one_launch(p, tile)) return false;
+    constexpr int64_t kFewElements = 1 << 21;
+    return p.width <= 4 || p.tokens < int64_t{4} * p.sequences || p.tokens >= int64_t{256} * p.sequences ||
+           int64_t{p.tokens} * p.dim <= kFewElements;
 }
 
 int64_t causal_conv1d_varlen_words_workspace(const CausalConv1dVarlenParams& p, const VarlenTile& tile) {

@@ -131,8 +131,9 @@ __device__ __forceinline__ void convolve_run_in_words(const WordsCall& call, uin
         });
     }
     if (!works) return;
-    place_begun<T, kChannels, kWidth>(first_parameter_again(p), first_parameter_again(call).plan, block, begun_in_runs,
-                                      [&](char* to, const char* from) { lane.store(to, lane.load(from)); });
+    place_begun<T, kChannels, kWidth, (kWidth <= 4 ? kWidth - 1 : 4)>(
+        first_parameter_again(p), first_parameter_again(call).plan, block, begun_in_runs,
+        [&](const char* from) { return lane.load(from); }, [&](char* to, uint32_t v) { lane.store(to, v); });
 }
 
 // Saves the tokens before a block of the next launch, for each row one, after the first.

@@ -80,7 +80,8 @@ def causal_conv1d_fn(
             would go there is not kept.
         out: None: a new tensor, laid out as `x`. Else a tensor like `x` that shares no memory with it, or `x` itself: the
             in-place form. On a GPU, up to width 8, that is two launches and memory for what blocks share: a few percent of `x`,
-            and the first width - 1 outputs of each sequence. Elsewhere it takes a temporary of the size of `x` and a copy.
+            and the first width - 1 outputs of each sequence; one launch, without memory, for up to 64 tokens of one or two
+            sequences. Elsewhere it takes a temporary of the size of `x` and a copy.
         kernel: "auto", or the name of a kernel: on a GPU "tile" (widths 2 to 8, aligned neighbouring channels), "words"
             (widths 2 to 8, channels that are neighbours), "staged" (widths 1 to 8) or "naive"; on the CPU "simd" (width to
             65536) or "openmp".
