@@ -13,15 +13,73 @@ struct WarpgroupEpilogue {
     static HIPCONV_INLINE constexpr int floats(int tile_n) { return kPixels * kFilters + tile_n; }
 };
 
-// Selects a thread's sums of block `number` of 32 filters; the search begins at kNumber. Of each 8 filters a thread has two for
-// one pixel and two for another.
-template <int kNumber, int kTileN, int kBlocks>
-HIPCONV_INLINE void select_sums(const WarpgroupSums<kTileN> (&sums)[kBlocks], int number, float (&v)[16]) {
-    if constexpr (kNumber < kBlocks * kTileN / 32) {
+// Selects a thread's sums of piece `number` of 2 kEach filters; the search begins at kNumber. Of each 8 filters a thread has two
+// for one pixel and two for another.
+template <int kNumber, int kTileN, int kBlocks, int kEach>
+HIPCONV_INLINE void select_sums(const WarpgroupSums<kTileN> (&sums)[kBlocks], int number, float (&v)[kEach]) {
+    constexpr int kPieces = kTileN / 2 / kEach;  // of a block
+    if constexpr (kNumber < kBlocks * kPieces) {
         if (number != kNumber) return select_sums<kNumber + 1>(sums, number, v);
 #pragma unroll
-        for (int i = 0; i < 16; ++i) v[i] = sums[kNumber / (kTileN / 32)].values[kNumber % (kTileN / 32) * 16 + i];
+        for (int i = 0; i < kEach; ++i) v[i] = sums[kNumber / kPieces].values[kNumber % kPieces * kEach + i];
         keep_apart<kNumber>();
+    }
+}
+
+// Stores a tile along filters, of which eight are aligned: a wave's sums of 16 pixels by 64 filters (or 32) are rounded where they
+// are, and turned in LDS, so that lanes store whole lines of 128 bytes.
+template <typename T, int kTileN, int kBlocks, typename PixelsFrom>
+HIPCONV_INLINE void store_lines(const ConvGemmParams& g, int group, int tile_filter, PixelsFrom pixels_from,
+                                const WarpgroupSums<kTileN> (&sums)[kBlocks], const float* bias, Words4* turned, int wave_pixel,
+                                int lane) {
+    const Conv2dParams& c = g.conv;
+    constexpr int kFilters = kTileN % 64 == 0 ? 64 : 32, kPieces = kTileN / kFilters, kChunks = kFilters / 8;
+    constexpr int kRows = 32 / kChunks, kStores = WarpgroupEpilogue::kPixels / kRows;  // rows that lanes store at once
+    const auto index = [](int row, int chunk) {  // swizzled: neither writes nor reads have bank conflicts
+        return row * kChunks + (chunk ^ (row / (8 / kChunks) % kChunks));
+    };
+    const int row = lane / 4, of_four = lane % 4, stores_row = lane / kChunks, chunk = lane % kChunks;
+    const int64_t first_filter = static_cast<int64_t>(group) * g.group_filters + tile_filter;
+    const int filters = g.group_filters - tile_filter - chunk * 8;  // that there are from this lane's on
+    T* place[kStores] = {};                                         // null outside the image
+#pragma unroll 1
+    for (int number = 0; number < kBlocks * kPieces; ++number) {
+        const int first = number % kPieces * kFilters;
+        if (first == 0) {
+            const auto pixels = pixels_from(wave_pixel + number / kPieces * kWarpgroupPixels);
+#pragma unroll
+            for (int i = 0; i < kStores; ++i) {
+                const int pixel = i * kRows + stores_row;
+                const OutPixel at = pixels.at(g, pixel);
+                place[i] = global_pointer<T>(c.out.data) + offset_in(c.out, at.n, first_filter + chunk * 8, at.p, at.q);
+                if (!pixels.has(g, pixel)) place[i] = nullptr;
+            }
+        }
+        float v[kFilters / 2];
+        select_sums<0>(sums, number, v);
+        if (c.bias) {
+#pragma unroll
+            for (int i = 0; i < kChunks; ++i) {
+                const Words2 more = *reinterpret_cast<const Words2*>(&bias[first + i * 8 + of_four * 2]);
+#pragma unroll
+                for (int e = 0; e < 4; ++e) v[i * 4 + e] += bit_cast<float>(word(more, e % 2));
+            }
+        }
+        with_activation(c.activation, [&](Conv2dActivation kind) {
+#pragma unroll
+            for (int i = 0; i < kFilters / 2; ++i) v[i] = activate(v[i], kind);
+        });
+        sync_wave();  // the piece before is read
+#pragma unroll
+        for (int i = 0; i < kFilters / 4; ++i)
+            reinterpret_cast<uint32_t*>(&turned[index(row + i % 2 * 8, i / 2)])[of_four] =
+                pack<T>(make_pair(v[i * 2], v[i * 2 + 1]));
+        sync_wave();
+#pragma unroll
+        for (int i = 0; i < kStores; ++i) {
+            const Words4 eight = turned[index(i * kRows + stores_row, chunk)];
+            if (place[i] && first < filters) *reinterpret_cast<Words4*>(place[i] + first) = eight;
+        }
     }
 }
 
@@ -203,6 +261,9 @@ HIPCONV_INLINE void store_warpgroup_sums(const ConvGemmParams& g, int group, int
     sync_wave();  // the bias is written
     if constexpr (sizeof(T) == 2) {
         const bool is_16bit = c.out_dtype == (kIsBf16<T> ? DType::bf16 : DType::f16) && !c.residual.data;
+        if (is_16bit && g.vector_stores && g.along_filters && !g.old)
+            return store_lines<T>(g, group, tile_filter, pixels_from, sums, bias, reinterpret_cast<Words4*>(epilogue_tile),
+                                  wave_pixel, lane);
         if (is_16bit && (g.vector_stores || !g.along_filters))
             return store_16bit<T>(g, group, tile_filter, pixels_from, sums, bias, wave_pixel, lane);
     }

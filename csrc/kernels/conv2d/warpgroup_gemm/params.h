@@ -21,6 +21,9 @@ namespace hipconv {
 struct WarpgroupGemmParams {
     ConvGemmParams gemm;
     bool patches;                        // a k-block serves all taps
+    bool is_flat;                        // a k-block's pixels follow each other in memory, and its taps are 1x1
+    bool is_alone;                       // a block has all of an SM's LDS
+    int32_t dev;
     int32_t patch_columns, patch_pitch;  // columns of a tile's pixels, or kOfImages; of x in LDS, with the halo
     int32_t taps_per_k_block;
     int32_t rows_of_64, group_bytes;  // rows of LDS from 64 pixels to the next 64; bytes from eight of them to the next
@@ -40,13 +43,15 @@ HIPCONV_INLINE constexpr int patch_rows(int tile_m, int columns) {  // rows of L
     return (tile_m / columns + kPatchTaps - 1) * (columns + kPatchTaps - 1);
 }
 
-constexpr int kMaxStages = 8;
+constexpr int kMaxStages = 12;
 
 // Boxes of x, and of filters, of a stage.
 template <typename T>
 inline constexpr int kParts = kIsSplit<T> ? 2 : 1;
 
-// A block and its LDS: the rings, an epilogue tile for each consumer wave, and the barriers. Host and device compute the same.
+// A block and its LDS: an epilogue tile for each consumer wave, the barriers, and the rings. Of the shapes of which an SM has two
+// blocks, the rings are longer where the launch has a block for each SM, or less ("alone"): such blocks wait for memory, and what
+// is under way hides that. Host and device compute the same.
 struct WarpgroupShape {
     int tile_m, tile_n;
     bool by_tma;
@@ -64,23 +69,15 @@ struct WarpgroupShape {
     HIPCONV_INLINE constexpr int epilogue_bytes() const { return consumers() / 32 * WarpgroupEpilogue::floats(tile_n) * 4; }
     // An SM has 228 KB of LDS, of which the system takes 1 KB for each block.
     static constexpr int kMaxSharedBytes = 228 * 1024;
-    HIPCONV_INLINE constexpr int ring_bytes() const {
-        return kMaxSharedBytes / blocks_per_unit - 1024 - epilogue_bytes() - kBarrierBytes;
+    HIPCONV_INLINE constexpr int rings_offset() const { return (epilogue_bytes() + kBarrierBytes + 1023) / 1024 * 1024; }
+    HIPCONV_INLINE constexpr int shared_bytes(bool is_alone) const {
+        return (is_alone ? kMaxSharedBytes : kMaxSharedBytes / blocks_per_unit) - 1024;
     }
-    HIPCONV_INLINE constexpr int stages(bool patches) const {  // of the filters; and of x, unless it is read in patches
-        const int stages =
-            patches ? (ring_bytes() - 2 * patch_bytes()) / filter_bytes() : ring_bytes() / (run_bytes() + filter_bytes());
+    HIPCONV_INLINE constexpr int stages(bool patches, bool is_alone) const {  // of the filters; and of x, unless in patches
+        const int bytes = shared_bytes(is_alone) - rings_offset();
+        const int stages = patches ? (bytes - 2 * patch_bytes()) / filter_bytes() : bytes / (run_bytes() + filter_bytes());
         return stages < kMaxStages ? stages : kMaxStages;
     }
-    HIPCONV_INLINE constexpr int x_bytes(bool patches) const {
-        return patches ? 2 * patch_bytes() : stages(false) * run_bytes();
-    }
-    HIPCONV_INLINE constexpr int rings_bytes(bool patches) const { return x_bytes(patches) + stages(patches) * filter_bytes(); }
-    HIPCONV_INLINE constexpr int epilogue_offset() const {
-        return rings_bytes(true) > rings_bytes(false) ? rings_bytes(true) : rings_bytes(false);
-    }
-    HIPCONV_INLINE constexpr int barriers_offset() const { return epilogue_offset() + epilogue_bytes(); }
-    HIPCONV_INLINE constexpr int shared_bytes() const { return barriers_offset() + kBarrierBytes; }
 };
 
 HIPCONV_INLINE constexpr WarpgroupShape warpgroup_shape(int tile_m, int tile_n, bool by_tma, int parts = 1) {

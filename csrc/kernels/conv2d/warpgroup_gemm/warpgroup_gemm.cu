@@ -1,6 +1,8 @@
 // The host side of the warpgroup GEMM: what it serves, its workspace and its launch; and the instances whose x TMA loads.
 #include <hip/hip_runtime.h>
 
+#include <cstdlib>
+
 #include "../common/launchers.h"
 #include "kernel.h"
 #include "split_plan.h"
@@ -83,6 +85,8 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* 
     g.patches = source.has_patches();
     g.patch_columns = source.columns;
     g.patch_pitch = source.columns + kPatchTaps - 1;
+    g.dev = getenv("HIPCONV_DEV") ? atoi(getenv("HIPCONV_DEV")) : 7;
+    g.is_flat = source.by_tma && !g.patches && source.columns != kOfImages && is_flat(p, l) && (g.dev & 1);
     g.taps_per_k_block = g.patches ? static_cast<int32_t>(l.taps) : 1;
     g.rows_of_64 = g.patches ? 64 / source.columns * g.patch_pitch : 64;
     g.group_bytes = (source.columns == kNarrow ? g.patch_pitch : 8) * kTileRowBytes;
@@ -95,11 +99,14 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* 
             ceil_of(static_cast<int64_t>(g.gemm.patches_across) * p.batch, plan.tile_m / kWarpgroupPixels));
         g.gemm.divide_by_tiles_m = divisor_of(static_cast<uint32_t>(g.gemm.tiles_m));
     }
+    g.gemm.old = !(g.dev & 4);
     const Split split = split_of(p, l, plan);
     g.k_blocks = static_cast<int32_t>(split.k_blocks);
     g.k_blocks_per_part = static_cast<int32_t>(split.k_blocks_per_part);
     g.tiles_per_part = static_cast<int32_t>(split.tiles);
     g.tiles = g.tiles_per_part * split.parts;
+    const int units = compute_units();
+    g.is_alone = g.tiles <= units && (g.dev & 2);
     char* const memory = static_cast<char*>(workspace) + l.packed_bytes;
     g.split = {split.parts, reinterpret_cast<float*>(memory), reinterpret_cast<uint64_t*>(memory + split.sums_bytes),
                flag_of_process()};
@@ -111,7 +118,7 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* 
                         : source.columns == kOfImages ? launch_warpgroup_gemm_planes
                         : source.by_tma               ? launch_warpgroup_gemm<true>
                                                       : launch_warpgroup_gemm_gathered;
-    launch(g, {plan.tile_m, plan.tile_n}, compute_units(), stream);
+    launch(g, {plan.tile_m, plan.tile_n}, units, stream);
 }
 
 }  // namespace hipconv
