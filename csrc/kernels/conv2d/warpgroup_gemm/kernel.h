@@ -2,6 +2,7 @@
 // consumers by as much as the rings hold, across tiles too, so that the products pause only while sums leave the registers.
 #pragma once
 
+#include "cluster_split_k.h"
 #include "consumer.h"
 #include "epilogue.h"
 #include "gather.h"
@@ -27,6 +28,8 @@ HIPCONV_INLINE void prologue(const WarpgroupGemmParams& p, const Ring& x, const 
     if (thread == kMaxStages) {
         if constexpr (kByTma) prefetch_tensor_map(p.x);
         prefetch_tensor_map(p.filters);
+        init_barrier(x.full + 4 * kMaxStages, Roles::kConsumerWaves);  // of store_cluster_sums
+        fence_barrier_init();
     }
     if (thread >= kMaxStages) return;
     init_barrier(&x.full[thread], Roles::kLoaders);
@@ -86,11 +89,15 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
             mainloop<T, kPlanes>(p, t, x, x_state, filters, filter_state, first_block_row, lane, sums);
             int again = number;
             from_here_on(again);  // the tile is worked out again, and not kept in registers beside the sums
+            float* const epilogue_tiles = reinterpret_cast<float*>(lds);
+            if (p.split.by_clusters)
+                return store_cluster_sums<T>(p, warpgroup_tile<kTileM>(p, again), Roles::kConsumerWaves, sums, bias,
+                                             epilogue_tiles, reinterpret_cast<float*>(rings), barriers + 4 * kMaxStages,
+                                             thread_again());
             if (p.split.parts > 1) {
                 const int part = again / p.tiles_per_part, tile = again - part * p.tiles_per_part;
                 if (!reduce_split_k(p.split, tile, part, Roles::kConsumerWaves, thread_again(), sums)) continue;
             }
-            float* const epilogue_tiles = reinterpret_cast<float*>(lds);
             store_sums<T>(p, warpgroup_tile<kTileM>(p, again), sums, bias, epilogue_tiles, thread_again());
         }
     }
@@ -107,8 +114,9 @@ void launch_warpgroup_instance(const WarpgroupGemmParams& p, int units, void* st
     (void)hipFuncSetAttribute(reinterpret_cast<const void*>(kernel), hipFuncAttributeMaxDynamicSharedMemorySize, shared);
     const int blocks = units * kShape.blocks_per_unit;
     const dim3 grid(p.tiles < blocks ? p.tiles : blocks, 1, 1), block(kShape.threads(), 1, 1);
-    HIPCONV_LAUNCH(true, (conv2d_warpgroup_gemm_kernel<T, kTileM, kTileN, kByTma, kPlanes>), grid, block, shared,
-                   static_cast<hipStream_t>(stream), p);
+    const int cluster = p.split.by_clusters ? p.split.parts : 1;
+    HIPCONV_LAUNCH_CLUSTERS(cluster, (conv2d_warpgroup_gemm_kernel<T, kTileM, kTileN, kByTma, kPlanes>), grid, block, shared,
+                            static_cast<hipStream_t>(stream), p);
     check_launch("conv2d");
 }
 

@@ -58,7 +58,7 @@ struct WarpgroupShape {
     int blocks_per_unit, producers;
     int producer_registers, consumer_registers;  // of a thread, after producers gave theirs to consumers; 0: not changed
     int parts;                                   // kParts
-    static constexpr int kBarrierBytes = 4 * kMaxStages * 8;
+    static constexpr int kBarrierBytes = (4 * kMaxStages + 2) * 8;
 
     HIPCONV_INLINE constexpr int consumers() const { return tile_m == 64 ? 128 : 256; }
     HIPCONV_INLINE constexpr int threads() const { return consumers() + producers; }

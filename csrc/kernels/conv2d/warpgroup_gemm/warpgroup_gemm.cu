@@ -85,7 +85,7 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* 
     g.patches = source.has_patches();
     g.patch_columns = source.columns;
     g.patch_pitch = source.columns + kPatchTaps - 1;
-    g.dev = getenv("HIPCONV_DEV") ? atoi(getenv("HIPCONV_DEV")) : 7;
+    g.dev = getenv("HIPCONV_DEV") ? atoi(getenv("HIPCONV_DEV")) : 15;
     g.is_flat = source.by_tma && !g.patches && source.columns != kOfImages && is_flat(p, l) && (g.dev & 1);
     g.taps_per_k_block = g.patches ? static_cast<int32_t>(l.taps) : 1;
     g.rows_of_64 = g.patches ? 64 / source.columns * g.patch_pitch : 64;
@@ -107,8 +107,11 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* 
     g.tiles = g.tiles_per_part * split.parts;
     const int units = compute_units();
     g.is_alone = g.tiles <= units && (g.dev & 2);
+    const int blocks_per_unit = warpgroup_shape(plan.tile_m, plan.tile_n, source.by_tma, parts).blocks_per_unit;
+    const bool by_clusters = split.parts > 1 && split.parts <= kMostBlocksOfACluster && g.tiles <= units * blocks_per_unit &&
+                             (g.dev & 8);
     char* const memory = static_cast<char*>(workspace) + l.packed_bytes;
-    g.split = {split.parts, reinterpret_cast<float*>(memory), reinterpret_cast<uint64_t*>(memory + split.sums_bytes),
+    g.split = {split.parts, by_clusters, reinterpret_cast<float*>(memory), reinterpret_cast<uint64_t*>(memory + split.sums_bytes),
                flag_of_process()};
     g.tile_n = plan.tile_n;
     if (source.by_tma) g.x = make_tensor_map(spec_of_x(p, g, plan.tile_m, parts));
