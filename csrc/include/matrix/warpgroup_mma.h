@@ -86,6 +86,17 @@ HIPCONV_INLINE void fence_sums(WarpgroupSums<kFilters>& sums) {
 #endif
 }
 
+// ---- values of other lanes --------------------------------------------------------------------------------------------
+
+// The value that lane `lane` of the wave has.
+HIPCONV_INLINE uint64_t value_of_lane(uint64_t value, int lane) {
+#if defined(HIPCONV_HAS_WARPGROUPS) || defined(HIPCONV_HOST)
+    return __shfl(static_cast<unsigned long long>(value), lane, 32);
+#else
+    return value + lane;
+#endif
+}
+
 // ---- transposes between lanes -----------------------------------------------------------------------------------------
 
 // Transposes the four words of four lanes: word i of lane c of the four becomes word c of lane i.

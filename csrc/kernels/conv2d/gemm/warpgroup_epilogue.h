@@ -41,19 +41,16 @@ HIPCONV_INLINE void store_lines(const ConvGemmParams& g, int group, int tile_fil
     const int row = lane / 4, of_four = lane % 4, stores_row = lane / kChunks, chunk = lane % kChunks;
     const int64_t first_filter = static_cast<int64_t>(group) * g.group_filters + tile_filter;
     const int filters = g.group_filters - tile_filter - chunk * 8;  // that there are from this lane's on
-    T* place[kStores] = {};                                         // null outside the image
+    uint64_t row_address = 0;                                       // of this lane's row; 0 outside the image
 #pragma unroll 1
     for (int number = 0; number < kBlocks * kPieces; ++number) {
         const int first = number % kPieces * kFilters;
         if (first == 0) {
             const auto pixels = pixels_from(wave_pixel + number / kPieces * kWarpgroupPixels);
-#pragma unroll
-            for (int i = 0; i < kStores; ++i) {
-                const int pixel = i * kRows + stores_row;
-                const OutPixel at = pixels.at(g, pixel);
-                place[i] = global_pointer<T>(c.out.data) + offset_in(c.out, at.n, first_filter + chunk * 8, at.p, at.q);
-                if (!pixels.has(g, pixel)) place[i] = nullptr;
-            }
+            const int pixel = lane % WarpgroupEpilogue::kPixels;
+            const OutPixel at = pixels.at(g, pixel);
+            const T* const begin = static_cast<const T*>(c.out.data) + offset_in(c.out, at.n, first_filter, at.p, at.q);
+            row_address = pixels.has(g, pixel) ? reinterpret_cast<uint64_t>(begin) : 0;
         }
         float v[kFilters / 2];
         select_sums<0>(sums, number, v);
@@ -77,8 +74,9 @@ HIPCONV_INLINE void store_lines(const ConvGemmParams& g, int group, int tile_fil
         sync_wave();
 #pragma unroll
         for (int i = 0; i < kStores; ++i) {
+            const uint64_t address = value_of_lane(row_address, i * kRows + stores_row);
             const Words4 eight = turned[index(i * kRows + stores_row, chunk)];
-            if (place[i] && first < filters) *reinterpret_cast<Words4*>(place[i] + first) = eight;
+            if (address && first < filters) *global_pointer<Words4>(address + (first + chunk * 8) * sizeof(T)) = eight;
         }
     }
 }
