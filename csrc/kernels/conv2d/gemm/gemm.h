@@ -40,7 +40,6 @@ struct ConvGemmParams {
 
     // Pixels are numbered through all images, or within each image; then a tile lies in one image.
     bool by_image;
-    bool old;
     int32_t pixels;                          // of all images, or of one
     int32_t tiles_m, tiles_n;                // tiles_m: along these pixels
     Divisor divide_by_image, divide_by_row;  // output pixels of an image, of a row

@@ -26,32 +26,58 @@ HIPCONV_INLINE void select_sums(const WarpgroupSums<kTileN> (&sums)[kBlocks], in
     }
 }
 
-// Stores a tile along filters, of which eight are aligned: a wave's sums of 16 pixels by 64 filters (or 32) are rounded where they
-// are, and turned in LDS, so that lanes store whole lines of 128 bytes.
-template <typename T, int kTileN, int kBlocks, typename PixelsFrom>
-HIPCONV_INLINE void store_lines(const ConvGemmParams& g, int group, int tile_filter, PixelsFrom pixels_from,
-                                const WarpgroupSums<kTileN> (&sums)[kBlocks], const float* bias, Words4* turned, int wave_pixel,
-                                int lane) {
-    const Conv2dParams& c = g.conv;
+// Tells whether a tile is stored by store_lines: eight elements along filters are aligned, and nothing else is read.
+template <typename T>
+HIPCONV_INLINE bool stores_lines(const ConvGemmParams& g) {
+    if constexpr (sizeof(T) != 2) return false;
+    return g.conv.out_dtype == (kIsBf16<T> ? DType::bf16 : DType::f16) && !g.conv.residual.data && g.vector_stores &&
+           g.along_filters;
+}
+
+// The rows of out that a wave stores: of each block of 64 pixels, the address of one of its 16 pixels' filters for each lane, or 0
+// where there is no such pixel. They are worked out while the last products are under way.
+template <int kBlocks>
+struct RowsOfOut {
+    uint64_t addresses[kBlocks];
+
+    template <typename T, typename PixelsFrom>
+    HIPCONV_INLINE void find(const ConvGemmParams& g, int group, int tile_filter, PixelsFrom pixels_from, int wave_pixel,
+                             int lane) {
+        const Conv2dParams& c = g.conv;
+        const int64_t filter = static_cast<int64_t>(group) * g.group_filters + tile_filter;
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block) {
+            const auto pixels = pixels_from(wave_pixel + block * kWarpgroupPixels);
+            const int pixel = lane % WarpgroupEpilogue::kPixels;
+            const OutPixel at = pixels.at(g, pixel);
+            const T* const begin = static_cast<const T*>(c.out.data) + offset_in(c.out, at.n, filter, at.p, at.q);
+            addresses[block] = kept(pixels.has(g, pixel) ? reinterpret_cast<uint64_t>(begin) : 0);
+        }
+    }
+    // Selects one without making an array in memory of them.
+    HIPCONV_INLINE uint64_t of_block(int number) const {
+        uint64_t address = addresses[0];
+#pragma unroll
+        for (int block = 1; block < kBlocks; ++block) address = number == block ? addresses[block] : address;
+        return address;
+    }
+};
+
+// Stores a tile along filters: a wave's sums of 16 pixels by 64 filters (or 32) are rounded where they are, and turned in LDS, so
+// that lanes store whole lines of 128 bytes. `filters` are those that there are from the tile's first one on.
+template <typename T, int kTileN, int kBlocks>
+HIPCONV_INLINE void store_lines(const Conv2dParams& c, int filters, const RowsOfOut<kBlocks>& rows,
+                                const WarpgroupSums<kTileN> (&sums)[kBlocks], const float* bias, Words4* turned, int lane) {
     constexpr int kFilters = kTileN % 64 == 0 ? 64 : 32, kPieces = kTileN / kFilters, kChunks = kFilters / 8;
     constexpr int kRows = 32 / kChunks, kStores = WarpgroupEpilogue::kPixels / kRows;  // rows that lanes store at once
     const auto index = [](int row, int chunk) {  // swizzled: neither writes nor reads have bank conflicts
         return row * kChunks + (chunk ^ (row / (8 / kChunks) % kChunks));
     };
     const int row = lane / 4, of_four = lane % 4, stores_row = lane / kChunks, chunk = lane % kChunks;
-    const int64_t first_filter = static_cast<int64_t>(group) * g.group_filters + tile_filter;
-    const int filters = g.group_filters - tile_filter - chunk * 8;  // that there are from this lane's on
-    uint64_t row_address = 0;                                       // of this lane's row; 0 outside the image
 #pragma unroll 1
     for (int number = 0; number < kBlocks * kPieces; ++number) {
         const int first = number % kPieces * kFilters;
-        if (first == 0) {
-            const auto pixels = pixels_from(wave_pixel + number / kPieces * kWarpgroupPixels);
-            const int pixel = lane % WarpgroupEpilogue::kPixels;
-            const OutPixel at = pixels.at(g, pixel);
-            const T* const begin = static_cast<const T*>(c.out.data) + offset_in(c.out, at.n, first_filter, at.p, at.q);
-            row_address = pixels.has(g, pixel) ? reinterpret_cast<uint64_t>(begin) : 0;
-        }
+        const uint64_t own_row = rows.of_block(number / kPieces);
         float v[kFilters / 2];
         select_sums<0>(sums, number, v);
         if (c.bias) {
@@ -74,9 +100,10 @@ HIPCONV_INLINE void store_lines(const ConvGemmParams& g, int group, int tile_fil
         sync_wave();
 #pragma unroll
         for (int i = 0; i < kStores; ++i) {
-            const uint64_t address = value_of_lane(row_address, i * kRows + stores_row);
+            const uint64_t address = value_of_lane(own_row, i * kRows + stores_row);
             const Words4 eight = turned[index(i * kRows + stores_row, chunk)];
-            if (address && first < filters) *global_pointer<Words4>(address + (first + chunk * 8) * sizeof(T)) = eight;
+            const int filter = first + chunk * 8;
+            if (address && filter < filters) *global_pointer<Words4>(address + filter * sizeof(T)) = eight;
         }
     }
 }
@@ -111,17 +138,6 @@ HIPCONV_INLINE Words4 transposed_4x4(uint32_t (&words)[4], int lane) {
     return transposed;
 }
 
-// Lanes lie along filters: each stores eight filters of two pixels.
-template <typename T>
-HIPCONV_INLINE void store_eight_filters(uint32_t (&words)[2][4], int lane, T* const (&place)[4], const bool (&is_inside)[4],
-                                        int first, int filter, int filters) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const Words4 eight = transposed_4x4(words[i], lane);
-        if (is_inside[i] && first + filter < filters) *reinterpret_cast<Words4*>(place[i] + first) = eight;
-    }
-}
-
 // Lanes lie along pixels: each stores two of them, together or one by one, for eight filters.
 template <typename T>
 HIPCONV_INLINE void store_two_pixels(const ConvGemmParams& g, const uint32_t (&words)[2][4], int lane, T* const (&place)[4],
@@ -141,9 +157,8 @@ HIPCONV_INLINE void store_two_pixels(const ConvGemmParams& g, const uint32_t (&w
     }
 }
 
-// Rounds a tile's sums, transposes them between lanes and stores them. Where eight elements are aligned, each lane ends up with
-// eight consecutive ones; else lanes lie along pixels, with two pixels each. The loop is not unrolled, because the activations
-// are long.
+// Rounds a tile's sums, transposes them between lanes and stores them along pixels. Where eight of them are aligned, each lane
+// ends up with eight; else it has two. The loop is not unrolled, because the activations are long.
 template <typename T, int kTileN, int kBlocks, typename PixelsFrom>
 HIPCONV_INLINE void store_16bit(const ConvGemmParams& g, int group, int tile_filter, PixelsFrom pixels_from,
                                 const WarpgroupSums<kTileN> (&sums)[kBlocks], const float* bias, int wave_pixel, int lane) {
@@ -151,9 +166,9 @@ HIPCONV_INLINE void store_16bit(const ConvGemmParams& g, int group, int tile_fil
     const int of_four = lane % 4, row = lane / 4;
     const int64_t first_filter = static_cast<int64_t>(group) * g.group_filters + tile_filter;
     const int filters = g.group_filters - tile_filter;
-    // This lane stores two pixels with eight filters each; eight consecutive pixels; or two pairs of pixels.
-    const int first_pixel = g.along_filters ? row : g.vector_stores ? of_four % 2 * 8 : of_four * 2;
-    const int filter = g.along_filters ? of_four * 8 : g.vector_stores ? of_four / 2 * 8 + row : row;  // among the 32
+    // This lane stores eight consecutive pixels, or two pairs of pixels.
+    const int first_pixel = g.vector_stores ? of_four % 2 * 8 : of_four * 2;
+    const int filter = g.vector_stores ? of_four / 2 * 8 + row : row;  // among the 32
     T* place[4] = {};  // addresses of first_pixel, first_pixel + 8, and the pixel behind each
     bool is_inside[4] = {};
 #pragma unroll 1
@@ -167,16 +182,14 @@ HIPCONV_INLINE void store_16bit(const ConvGemmParams& g, int group, int tile_fil
                 is_inside[i] = pixels.has(g, pixel);
                 const OutPixel at = pixels.at(g, pixel);
                 place[i] = global_pointer<T>(c.out.data) + offset_in(c.out, at.n, first_filter + filter, at.p, at.q);
-                if (i == 1 && (g.along_filters || g.vector_stores)) break;
+                if (i == 1 && g.vector_stores) break;
             }
         }
         float v[16];
         select_sums<0>(sums, number, v);
         uint32_t words[2][4];
         finish_sums<T>(c, v, bias, first, of_four, words);
-        if (g.along_filters) {
-            store_eight_filters<T>(words, lane, place, is_inside, first, filter, filters);
-        } else if (g.vector_stores) {
+        if (g.vector_stores) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {  // 16 filters each
                 uint32_t transposed[4];
@@ -239,18 +252,23 @@ HIPCONV_INLINE void load_bias(const ConvGemmParams& g, int group, int first_filt
     with_dtype(c.bias_dtype, [&](auto type) { load_bias<decltype(type)>(bias, first, c.bias_stride, filters, lane, to); });
 }
 
-// Stores a tile: through registers alone where store_16bit can, else through each wave's epilogue tile in LDS, 16 pixels by 32
+template <int kBlocks>
+HIPCONV_INLINE int first_pixel_of_wave(int thread) {
+    return thread / kWarpgroupThreads * kBlocks * kWarpgroupPixels +
+           thread % kWarpgroupThreads / 32 * WarpgroupEpilogue::kPixels;
+}
+
+// Stores a tile, whose `rows` are known where stores_lines() says so: through registers alone where store_16bit can, else through each wave's epilogue tile in LDS, 16 pixels by 32
 // filters, from which lanes store along what is dense in out. pixels_from(n) are the tile's pixels from number n on. The loop
 // over epilogue tiles is not unrolled, because its body is long.
 template <typename T, int kTileN, int kBlocks, typename PixelsFrom>
 HIPCONV_INLINE void store_warpgroup_sums(const ConvGemmParams& g, int group, int tile_filter, int part, PixelsFrom pixels_from,
-                                         const WarpgroupSums<kTileN> (&sums)[kBlocks], const float (&lane_bias)[kTileN / 32],
-                                         float* epilogue_tiles, int thread) {
+                                         const RowsOfOut<kBlocks>& rows, const WarpgroupSums<kTileN> (&sums)[kBlocks],
+                                         const float (&lane_bias)[kTileN / 32], float* epilogue_tiles, int thread) {
     constexpr int kPixels = WarpgroupEpilogue::kPixels, kFilters = WarpgroupEpilogue::kFilters,
                   kEpilogueTiles = kTileN / kFilters;
     const Conv2dParams& c = g.conv;
-    const int of_warpgroup = thread % kWarpgroupThreads, lane = thread % 32;
-    const int wave_pixel = thread / kWarpgroupThreads * kBlocks * kWarpgroupPixels + of_warpgroup / 32 * kPixels;
+    const int lane = thread % 32, wave_pixel = first_pixel_of_wave<kBlocks>(thread);
     float* const epilogue_tile = epilogue_tiles + thread / 32 * WarpgroupEpilogue::floats(kTileN);
     float* const bias = epilogue_tile + kPixels * kFilters;
     sync_wave();  // the tile before is stored
@@ -259,10 +277,10 @@ HIPCONV_INLINE void store_warpgroup_sums(const ConvGemmParams& g, int group, int
     sync_wave();  // the bias is written
     if constexpr (sizeof(T) == 2) {
         const bool is_16bit = c.out_dtype == (kIsBf16<T> ? DType::bf16 : DType::f16) && !c.residual.data;
-        if (is_16bit && g.vector_stores && g.along_filters && !g.old)
-            return store_lines<T>(g, group, tile_filter, pixels_from, sums, bias, reinterpret_cast<Words4*>(epilogue_tile),
-                                  wave_pixel, lane);
-        if (is_16bit && (g.vector_stores || !g.along_filters))
+        if (stores_lines<T>(g))
+            return store_lines<T>(c, g.group_filters - tile_filter, rows, sums, bias, reinterpret_cast<Words4*>(epilogue_tile),
+                                  lane);
+        if (is_16bit && !g.along_filters)
             return store_16bit<T>(g, group, tile_filter, pixels_from, sums, bias, wave_pixel, lane);
     }
 #pragma unroll 1

@@ -81,14 +81,35 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
         const int first_row = wave / 4 * kBlocks * kWarpgroupPixels;  // first pixel of this warpgroup
         const int first_block_row = first_row / kWarpgroupPixels * p.rows_of_64;
         RingState x_state, filter_state;
-        for (int number = blockIdx.x; number < p.tiles; number += gridDim.x) {
+        KBlocks k_blocks{};
+        float next_bias[kTileN / 32];
+        const auto begin_tile = [&](int number) {
             const WarpgroupTile t = warpgroup_tile<kTileM>(p, number);
+            k_blocks = {t.first_k_block, t.end_k_block};
+            load_bias(p.gemm, t.group, t.first_filter, lane, next_bias);
+        };
+        begin_tile(blockIdx.x);
+        for (int number = blockIdx.x; number < p.tiles; number += gridDim.x) {
             WarpgroupSums<kTileN> sums[kBlocks];
+            RowsOfOut<kBlocks> rows{};
             float bias[kTileN / 32];
-            load_bias(p.gemm, t.group, t.first_filter, lane, bias);
-            mainloop<T, kPlanes>(p, t, x, x_state, filters, filter_state, first_block_row, lane, sums);
+#pragma unroll
+            for (int i = 0; i < kTileN / 32; ++i) bias[i] = next_bias[i];
             int again = number;
-            from_here_on(again);  // the tile is worked out again, and not kept in registers beside the sums
+            // While the last products are under way, this works out where the sums go, and what the next tile is.
+            const auto meanwhile = [&] {
+                from_here_on(again);  // so that this is not done before, and kept in registers
+                if (stores_lines<T>(p.gemm)) {
+                    const WarpgroupTile t = warpgroup_tile<kTileM>(p, again);
+                    rows.template find<T>(
+                        p.gemm, t.group, t.first_filter,
+                        [&](int first) { return WarpgroupPixels{p.patch_columns, t, first}; },
+                        first_pixel_of_wave<kBlocks>(thread_again()), lane);
+                }
+                const int next = again + static_cast<int>(gridDim.x);
+                if (next < p.tiles) begin_tile(next);
+            };
+            mainloop<T, kPlanes>(p, k_blocks, x, x_state, filters, filter_state, first_block_row, lane, meanwhile, sums);
             float* const epilogue_tiles = reinterpret_cast<float*>(lds);
             if (p.split.by_clusters)
                 return store_cluster_sums<T>(p, warpgroup_tile<kTileM>(p, again), Roles::kConsumerWaves, sums, bias,
@@ -98,7 +119,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
                 const int part = again / p.tiles_per_part, tile = again - part * p.tiles_per_part;
                 if (!reduce_split_k(p.split, tile, part, Roles::kConsumerWaves, thread_again(), sums)) continue;
             }
-            store_sums<T>(p, warpgroup_tile<kTileM>(p, again), sums, bias, epilogue_tiles, thread_again());
+            store_sums<T>(p, warpgroup_tile<kTileM>(p, again), rows, sums, bias, epilogue_tiles, thread_again());
         }
     }
 }

@@ -21,7 +21,6 @@ namespace hipconv {
 struct WarpgroupGemmParams {
     ConvGemmParams gemm;
     bool patches;                        // a k-block serves all taps
-    bool is_flat;                        // a k-block's pixels follow each other in memory, and its taps are 1x1
     bool is_alone;                       // a block has all of an SM's LDS
     int32_t dev;
     int32_t patch_columns, patch_pitch;  // columns of a tile's pixels, or kOfImages; of x in LDS, with the halo

@@ -68,8 +68,6 @@ HIPCONV_INLINE void produce_x(const WarpgroupGemmParams& p, const Ring& ring) {
                 const int channel = first + part * kRowChannels<T>;
                 if (p.patches)
                     tma_load_box(to, p.x, full, {channel, t.column - c.pad_left, t.row - c.pad_top, t.image});
-                else if (p.is_flat)
-                    tma_load_box(to, p.x, full, {channel, t.first_pixel, 0});
                 else
                     tma_load_im2col(to, p.x, full,
                                     {channel, t.column * c.stride_w - c.pad_left, t.row * c.stride_h - c.pad_top, t.image},

@@ -21,13 +21,6 @@ inline TensorMapSpec spec_of_x(const Conv2dParams& p, const WarpgroupGemmParams&
         t.box[0] = kWarpgroupPixels, t.box[1] = kTileRowBytes / element, t.box[2] = 1;
         return t;
     }
-    if (g.is_flat) {  // pixels are an axis
-        t.rank = 3;
-        t.sizes[0] = sizes[0], t.sizes[1] = int64_t{p.in_width} * p.in_height * p.batch, t.sizes[2] = 1;
-        t.strides[0] = element, t.strides[1] = bytes_of_stride(pixel_stride(p), t.sizes[1], element), t.strides[2] = 16;
-        t.box[0] = kTileRowBytes / element, t.box[1] = tile_m, t.box[2] = 1;
-        return t;
-    }
     const int box[] = {kTileRowBytes / element, kNarrow + kPatchTaps - 1, tile_m / kNarrow + kPatchTaps - 1, 1};
     for (int axis = 0; axis < 4; ++axis) {
         t.sizes[axis] = sizes[axis];

@@ -13,6 +13,11 @@ struct WarpgroupTile {
     int first_k_block, end_k_block;
 };
 
+// The k-blocks of a tile.
+struct KBlocks {
+    int first, end;
+};
+
 template <int kTileM>
 HIPCONV_INLINE WarpgroupTile warpgroup_tile(const WarpgroupGemmParams& p, int number) {
     const ConvGemmParams& g = p.gemm;

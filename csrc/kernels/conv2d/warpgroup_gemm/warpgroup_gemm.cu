@@ -86,7 +86,6 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* 
     g.patch_columns = source.columns;
     g.patch_pitch = source.columns + kPatchTaps - 1;
     g.dev = getenv("HIPCONV_DEV") ? atoi(getenv("HIPCONV_DEV")) : 15;
-    g.is_flat = source.by_tma && !g.patches && source.columns != kOfImages && is_flat(p, l) && (g.dev & 1);
     g.taps_per_k_block = g.patches ? static_cast<int32_t>(l.taps) : 1;
     g.rows_of_64 = g.patches ? 64 / source.columns * g.patch_pitch : 64;
     g.group_bytes = (source.columns == kNarrow ? g.patch_pitch : 8) * kTileRowBytes;
@@ -99,17 +98,19 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* 
             ceil_of(static_cast<int64_t>(g.gemm.patches_across) * p.batch, plan.tile_m / kWarpgroupPixels));
         g.gemm.divide_by_tiles_m = divisor_of(static_cast<uint32_t>(g.gemm.tiles_m));
     }
-    g.gemm.old = !(g.dev & 4);
     const Split split = split_of(p, l, plan);
     g.k_blocks = static_cast<int32_t>(split.k_blocks);
     g.k_blocks_per_part = static_cast<int32_t>(split.k_blocks_per_part);
     g.tiles_per_part = static_cast<int32_t>(split.tiles);
     g.tiles = g.tiles_per_part * split.parts;
     const int units = compute_units();
-    g.is_alone = g.tiles <= units && (g.dev & 2);
     const int blocks_per_unit = warpgroup_shape(plan.tile_m, plan.tile_n, source.by_tma, parts).blocks_per_unit;
-    const bool by_clusters = split.parts > 1 && split.parts <= kMostBlocksOfACluster && g.tiles <= units * blocks_per_unit &&
-                             (g.dev & 8);
+    // A cluster's blocks run on SMs that are near each other, so that not all SMs can be filled by clusters. Tiles of 256 pixels
+    // have more sums than the way between SMs takes quickly.
+    const int for_clusters = units - units / 4;
+    const bool by_clusters = split.parts > 1 && split.parts <= kMostBlocksOfACluster && plan.tile_m < 256 &&
+                             g.tiles <= for_clusters * blocks_per_unit && (g.dev & 8);
+    g.is_alone = g.tiles <= (by_clusters ? for_clusters : units);
     char* const memory = static_cast<char*>(workspace) + l.packed_bytes;
     g.split = {split.parts, by_clusters, reinterpret_cast<float*>(memory), reinterpret_cast<uint64_t*>(memory + split.sums_bytes),
                flag_of_process()};

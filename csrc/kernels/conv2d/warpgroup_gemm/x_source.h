@@ -20,18 +20,6 @@ inline bool fits_im2col(const Conv2dParams& p) {
 // The stride of an axis in bytes. An axis of one element may have any aligned stride.
 inline int64_t bytes_of_stride(int64_t stride, int64_t size, int64_t element) { return size == 1 ? 16 : stride * element; }
 
-// Tells whether 1x1 taps meet pixels of channels_last x that follow each other at one distance, through all images; and that
-// distance, in elements.
-inline int64_t pixel_stride(const Conv2dParams& p) {
-    return p.in_width > 1 ? p.x.column_stride : p.in_height > 1 ? p.x.row_stride : p.x.batch_stride;
-}
-inline bool is_flat(const Conv2dParams& p, const GemmLayout& l) {
-    const int64_t stride = pixel_stride(p);
-    return l.taps == 1 && p.stride_h == 1 && p.stride_w == 1 && p.out_height == p.in_height && p.out_width == p.in_width &&
-           p.pad_top == 0 && p.pad_left == 0 && (p.in_height == 1 || p.x.row_stride == stride * p.in_width) &&
-           (p.batch == 1 || p.x.batch_stride == stride * p.in_width * p.in_height);
-}
-
 inline bool fits_tma(const Conv2dParams& p, const GemmLayout& l, int tile_m) {
     if (!l.vectors || (p.groups > 1 && l.group_channels % l.row_channels != 0)) return false;
     for (const auto& [stride, size] :
