@@ -63,8 +63,15 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
         constexpr WarpgroupShape kShape = Roles::kShape;
         Barrier* const barriers = reinterpret_cast<Barrier*>(lds + kShape.epilogue_bytes() / 16);
         Words4* const rings = lds + kShape.rings_offset() / 16;
-        const int stages = kShape.stages(p.patches, p.is_alone), x_stages = p.patches ? 2 : stages;
-        const int x_chunks = (p.patches ? kShape.patch_bytes() : kShape.run_bytes()) / 16;
+        const int columns = p.patches ? p.patch_columns : 0;
+        const int stages = columns == kNarrow ? kShape.stages(kNarrow, p.is_alone)
+                           : columns          ? kShape.stages(kWide, p.is_alone)
+                                              : kShape.stages(0, p.is_alone);
+        const int x_stages = columns ? 2 : stages;
+        const int x_bytes = columns == kNarrow ? kShape.patch_bytes(kNarrow)
+                            : columns          ? kShape.patch_bytes(kWide)
+                                               : kShape.run_bytes();
+        const int x_chunks = x_bytes / 16;
         const Ring x{rings, x_chunks, x_stages, barriers, barriers + kMaxStages};
         const Ring filters{rings + x_stages * x_chunks, kShape.filter_bytes() / 16, stages, barriers + 2 * kMaxStages,
                            barriers + 3 * kMaxStages};

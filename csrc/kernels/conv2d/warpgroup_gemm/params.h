@@ -35,7 +35,7 @@ struct WarpgroupGemmParams {
 };
 
 // A tile in patches has 8 or 64 columns of pixels. Then, for every tap, the pixels of a product are groups of eight consecutive
-// rows of LDS at one distance. 8 columns have the smaller halo; 64 columns read long rows of x.
+// rows of LDS at one distance. 8 columns have the smaller halo; 64 columns read long rows of x, or write long rows of out.
 constexpr int kNarrow = 8, kWide = 64;
 constexpr int kOfImages = 1;  // no patch: pieces of 64 pixels of an image, of x whose pixels are dense
 HIPCONV_INLINE constexpr int patch_rows(int tile_m, int columns) {  // rows of LDS
@@ -63,8 +63,9 @@ struct WarpgroupShape {
     HIPCONV_INLINE constexpr int threads() const { return consumers() + producers; }
     HIPCONV_INLINE constexpr int filter_bytes() const { return parts * tile_n * kTileRowBytes; }
     HIPCONV_INLINE constexpr int run_bytes() const { return parts * tile_m * kTileRowBytes; }
-    HIPCONV_INLINE constexpr int patch_rows() const { return hipconv::patch_rows(tile_m, by_tma ? kNarrow : kWide); }
-    HIPCONV_INLINE constexpr int patch_bytes() const { return parts * ((patch_rows() * kTileRowBytes + 1023) / 1024 * 1024); }
+    HIPCONV_INLINE constexpr int patch_bytes(int columns) const {
+        return parts * ((patch_rows(tile_m, columns) * kTileRowBytes + 1023) / 1024 * 1024);
+    }
     HIPCONV_INLINE constexpr int epilogue_bytes() const { return consumers() / 32 * WarpgroupEpilogue::floats(tile_n) * 4; }
     // An SM has 228 KB of LDS, of which the system takes 1 KB for each block.
     static constexpr int kMaxSharedBytes = 228 * 1024;
@@ -72,9 +73,11 @@ struct WarpgroupShape {
     HIPCONV_INLINE constexpr int shared_bytes(bool is_alone) const {
         return (is_alone ? kMaxSharedBytes : kMaxSharedBytes / blocks_per_unit) - 1024;
     }
-    HIPCONV_INLINE constexpr int stages(bool patches, bool is_alone) const {  // of the filters; and of x, unless in patches
+    // Of the filters; and of x, unless it comes in patches of so many columns.
+    HIPCONV_INLINE constexpr int stages(int columns, bool is_alone) const {
         const int bytes = shared_bytes(is_alone) - rings_offset();
-        const int stages = patches ? (bytes - 2 * patch_bytes()) / filter_bytes() : bytes / (run_bytes() + filter_bytes());
+        const int stages =
+            columns ? (bytes - 2 * patch_bytes(columns)) / filter_bytes() : bytes / (run_bytes() + filter_bytes());
         return stages < kMaxStages ? stages : kMaxStages;
     }
 };
