@@ -26,16 +26,15 @@ HIPCONV_INLINE void select_sums(const WarpgroupSums<kTileN> (&sums)[kBlocks], in
     }
 }
 
-// Tells whether a tile is stored by store_lines: eight elements along filters are aligned, and nothing else is read.
+// Tells whether a tile goes from registers to memory by vectors: eight elements are aligned, and nothing else is read.
 template <typename T>
-HIPCONV_INLINE bool stores_lines(const ConvGemmParams& g) {
+HIPCONV_INLINE bool stores_vectors(const ConvGemmParams& g) {
     if constexpr (sizeof(T) != 2) return false;
-    return g.conv.out_dtype == (kIsBf16<T> ? DType::bf16 : DType::f16) && !g.conv.residual.data && g.vector_stores &&
-           g.along_filters;
+    return g.conv.out_dtype == (kIsBf16<T> ? DType::bf16 : DType::f16) && !g.conv.residual.data && g.vector_stores;
 }
 
-// The rows of out that a wave stores: of each block of 64 pixels, the address of one of its 16 pixels' filters for each lane, or 0
-// where there is no such pixel. They are worked out while the last products are under way.
+// Where a lane's vectors go: of each block of 64 pixels, an address for store_lines or store_columns, or 0 outside the image.
+// They are worked out while the last products are under way.
 template <int kBlocks>
 struct RowsOfOut {
     uint64_t addresses[kBlocks];
@@ -44,11 +43,12 @@ struct RowsOfOut {
     HIPCONV_INLINE void find(const ConvGemmParams& g, int group, int tile_filter, PixelsFrom pixels_from, int wave_pixel,
                              int lane) {
         const Conv2dParams& c = g.conv;
-        const int64_t filter = static_cast<int64_t>(group) * g.group_filters + tile_filter;
+        const int64_t filter = static_cast<int64_t>(group) * g.group_filters + tile_filter +
+                               (g.along_filters ? 0 : lane % 4 / 2 * 8 + lane / 4);
+        const int pixel = g.along_filters ? lane % WarpgroupEpilogue::kPixels : lane % 2 * 8;
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) {
             const auto pixels = pixels_from(wave_pixel + block * kWarpgroupPixels);
-            const int pixel = lane % WarpgroupEpilogue::kPixels;
             const OutPixel at = pixels.at(g, pixel);
             const T* const begin = static_cast<const T*>(c.out.data) + offset_in(c.out, at.n, filter, at.p, at.q);
             addresses[block] = kept(pixels.has(g, pixel) ? reinterpret_cast<uint64_t>(begin) : 0);
@@ -64,7 +64,8 @@ struct RowsOfOut {
 };
 
 // Stores a tile along filters: a wave's sums of 16 pixels by 64 filters (or 32) are rounded where they are, and turned in LDS, so
-// that lanes store whole lines of 128 bytes. `filters` are those that there are from the tile's first one on.
+// that lanes store whole lines of 128 bytes. A lane has the address of pixel lane % 16. `filters` are those that there are from
+// the tile's first one on.
 template <typename T, int kTileN, int kBlocks>
 HIPCONV_INLINE void store_lines(const Conv2dParams& c, int filters, const RowsOfOut<kBlocks>& rows,
                                 const WarpgroupSums<kTileN> (&sums)[kBlocks], const float* bias, Words4* turned, int lane) {
@@ -157,19 +158,42 @@ HIPCONV_INLINE void store_two_pixels(const ConvGemmParams& g, const uint32_t (&w
     }
 }
 
-// Rounds a tile's sums, transposes them between lanes and stores them along pixels. Where eight of them are aligned, each lane
-// ends up with eight; else it has two. The loop is not unrolled, because the activations are long.
+// Stores a tile along pixels, of which eight are aligned: sums are rounded and transposed between lanes. A lane has the address of
+// its eight pixels, for its first filter.
+template <typename T, int kTileN, int kBlocks>
+HIPCONV_INLINE void store_columns(const Conv2dParams& c, int filters, const RowsOfOut<kBlocks>& rows,
+                                  const WarpgroupSums<kTileN> (&sums)[kBlocks], const float* bias, int lane) {
+    const int of_four = lane % 4, filter = of_four / 2 * 8 + lane / 4;  // among 16
+#pragma unroll 1
+    for (int number = 0; number < kBlocks * kTileN / 32; ++number) {
+        const int first = number % (kTileN / 32) * 32;
+        const uint64_t address = rows.of_block(number / (kTileN / 32));
+        float v[16];
+        select_sums<0>(sums, number, v);
+        uint32_t words[2][4];
+        finish_sums<T>(c, v, bias, first, of_four, words);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {  // 16 filters each
+            uint32_t transposed[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) transposed[i] = transpose_8x8(words[i % 2][half * 2 + i / 2], lane);
+            const Words4 eight = transposed_4x4(transposed, lane);
+            if (address && first + half * 16 + filter < filters)
+                *reinterpret_cast<Words4*>(global_pointer<T>(address) + (first + half * 16) * c.out.channel_stride) = eight;
+        }
+    }
+}
+
+// Rounds a tile's sums, transposes them between lanes and stores them along pixels, two at a time. The loop is not unrolled,
+// because the activations are long.
 template <typename T, int kTileN, int kBlocks, typename PixelsFrom>
-HIPCONV_INLINE void store_16bit(const ConvGemmParams& g, int group, int tile_filter, PixelsFrom pixels_from,
+HIPCONV_INLINE void store_pairs(const ConvGemmParams& g, int group, int tile_filter, PixelsFrom pixels_from,
                                 const WarpgroupSums<kTileN> (&sums)[kBlocks], const float* bias, int wave_pixel, int lane) {
     const Conv2dParams& c = g.conv;
-    const int of_four = lane % 4, row = lane / 4;
+    const int of_four = lane % 4, filter = lane / 4;  // filter: among eight
     const int64_t first_filter = static_cast<int64_t>(group) * g.group_filters + tile_filter;
     const int filters = g.group_filters - tile_filter;
-    // This lane stores eight consecutive pixels, or two pairs of pixels.
-    const int first_pixel = g.vector_stores ? of_four % 2 * 8 : of_four * 2;
-    const int filter = g.vector_stores ? of_four / 2 * 8 + row : row;  // among the 32
-    T* place[4] = {};  // addresses of first_pixel, first_pixel + 8, and the pixel behind each
+    T* place[4] = {};  // addresses of this lane's first pixel, the eighth behind it, and the pixel behind each
     bool is_inside[4] = {};
 #pragma unroll 1
     for (int number = 0; number < kBlocks * kTileN / 32; ++number) {
@@ -178,30 +202,17 @@ HIPCONV_INLINE void store_16bit(const ConvGemmParams& g, int group, int tile_fil
             const auto pixels = pixels_from(wave_pixel + number / (kTileN / 32) * kWarpgroupPixels);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const int pixel = first_pixel + i % 2 * 8 + i / 2;
+                const int pixel = of_four * 2 + i % 2 * 8 + i / 2;
                 is_inside[i] = pixels.has(g, pixel);
                 const OutPixel at = pixels.at(g, pixel);
                 place[i] = global_pointer<T>(c.out.data) + offset_in(c.out, at.n, first_filter + filter, at.p, at.q);
-                if (i == 1 && g.vector_stores) break;
             }
         }
         float v[16];
         select_sums<0>(sums, number, v);
         uint32_t words[2][4];
         finish_sums<T>(c, v, bias, first, of_four, words);
-        if (g.vector_stores) {
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {  // 16 filters each
-                uint32_t transposed[4];
-#pragma unroll
-                for (int i = 0; i < 4; ++i) transposed[i] = transpose_8x8(words[i % 2][half * 2 + i / 2], lane);
-                const Words4 eight = transposed_4x4(transposed, lane);
-                if (is_inside[0] && first + half * 16 + filter < filters)
-                    *reinterpret_cast<Words4*>(place[0] + (first + half * 16) * c.out.channel_stride) = eight;
-            }
-        } else {
-            store_two_pixels<T>(g, words, lane, place, is_inside, first, filter, filters);
-        }
+        store_two_pixels<T>(g, words, lane, place, is_inside, first, filter, filters);
     }
 }
 
@@ -258,7 +269,7 @@ HIPCONV_INLINE int first_pixel_of_wave(int thread) {
            thread % kWarpgroupThreads / 32 * WarpgroupEpilogue::kPixels;
 }
 
-// Stores a tile, whose `rows` are known where stores_lines() says so: through registers alone where store_16bit can, else through each wave's epilogue tile in LDS, 16 pixels by 32
+// Stores a tile, whose `rows` are known where stores_vectors() says so: through registers alone where that can be, else through each wave's epilogue tile in LDS, 16 pixels by 32
 // filters, from which lanes store along what is dense in out. pixels_from(n) are the tile's pixels from number n on. The loop
 // over epilogue tiles is not unrolled, because its body is long.
 template <typename T, int kTileN, int kBlocks, typename PixelsFrom>
@@ -277,11 +288,12 @@ HIPCONV_INLINE void store_warpgroup_sums(const ConvGemmParams& g, int group, int
     sync_wave();  // the bias is written
     if constexpr (sizeof(T) == 2) {
         const bool is_16bit = c.out_dtype == (kIsBf16<T> ? DType::bf16 : DType::f16) && !c.residual.data;
-        if (stores_lines<T>(g))
-            return store_lines<T>(c, g.group_filters - tile_filter, rows, sums, bias, reinterpret_cast<Words4*>(epilogue_tile),
-                                  lane);
+        const int filters = g.group_filters - tile_filter;
+        if (stores_vectors<T>(g) && g.along_filters)
+            return store_lines<T>(c, filters, rows, sums, bias, reinterpret_cast<Words4*>(epilogue_tile), lane);
+        if (stores_vectors<T>(g)) return store_columns<T>(c, filters, rows, sums, bias, lane);
         if (is_16bit && !g.along_filters)
-            return store_16bit<T>(g, group, tile_filter, pixels_from, sums, bias, wave_pixel, lane);
+            return store_pairs<T>(g, group, tile_filter, pixels_from, sums, bias, wave_pixel, lane);
     }
 #pragma unroll 1
     for (int number = 0; number < kBlocks * kEpilogueTiles; ++number) {

@@ -93,7 +93,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
         const auto begin_tile = [&](int number) {
             const WarpgroupTile t = warpgroup_tile<kTileM>(p, number);
             k_blocks = {t.first_k_block, t.end_k_block};
-            load_bias(p.gemm, t.group, t.first_filter, lane, next_bias);
+            load_bias(p.gemm, t.group, t.first_filter, thread_again() % 32, next_bias);
         };
         begin_tile(blockIdx.x);
         for (int number = blockIdx.x; number < p.tiles; number += gridDim.x) {
@@ -106,12 +106,12 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
             // While the last products are under way, this works out where the sums go, and what the next tile is.
             const auto meanwhile = [&] {
                 from_here_on(again);  // so that this is not done before, and kept in registers
-                if (stores_lines<T>(p.gemm)) {
+                if (stores_vectors<T>(p.gemm)) {
                     const WarpgroupTile t = warpgroup_tile<kTileM>(p, again);
                     rows.template find<T>(
                         p.gemm, t.group, t.first_filter,
                         [&](int first) { return WarpgroupPixels{p.patch_columns, t, first}; },
-                        first_pixel_of_wave<kBlocks>(thread_again()), lane);
+                        first_pixel_of_wave<kBlocks>(thread_again()), thread_again() % 32);
                 }
                 const int next = again + static_cast<int>(gridDim.x);
                 if (next < p.tiles) begin_tile(next);

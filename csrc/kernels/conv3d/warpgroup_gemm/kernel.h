@@ -68,7 +68,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(FrameWarpgroupShape::kThreads, 1)
             };
             float* const epilogue_tiles = reinterpret_cast<float*>(lds + kShape.epilogue_offset() / 16);
             RowsOfOut<kBlocks> rows{};
-            if (stores_lines<T>(p.frame))
+            if (stores_vectors<T>(p.frame))
                 rows.template find<T>(p.frame, u.group, u.first_filter, pixels_from,
                                       first_pixel_of_wave<kBlocks>(thread_again()), lane);
             store_warpgroup_sums<T>(p.frame, u.group, u.first_filter, 0, pixels_from, rows, sums, bias, epilogue_tiles,
