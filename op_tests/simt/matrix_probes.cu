@@ -154,8 +154,8 @@ void run_clusters() {
         for (int thread = 0; thread < kWaveSize; ++thread)
             expected[block * kWaveSize + thread] = (block / kBlocks * kBlocks + (block + 1) % kBlocks) * 1000 + thread;
     DeviceArray<int> out(expected.size());
-    HIPCONV_LAUNCH_CLUSTERS(kBlocks, read_next_block<kWaits>, dim3(kBlocks * kClusters), dim3(2 * kWaveSize), 0, nullptr, kBlocks,
-                            out.data());
+    HIPCONV_LAUNCH_CLUSTERS(kBlocks, read_next_block<kWaits>, dim3(kBlocks * kClusters), dim3(2 * kWaveSize), 0, nullptr,
+                            kBlocks, out.data());
     expect_equal("number", out.values(), expected);
 }
 

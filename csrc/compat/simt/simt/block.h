@@ -269,8 +269,7 @@ class Block {
         const size_t used = next - (arrays.size() + 2) * kCanaryBytes;
         if (used > limit)
             die("needs %zu bytes of shared memory, and a block has %zu (%s:%d)", used, limit, site.file, site.line);
-        if (arrays.size() == kSharedArrays)
-            die("declares over %zu shared arrays (%s:%d)", kSharedArrays, site.file, site.line);
+        if (arrays.size() == kSharedArrays) die("declares over %zu shared arrays (%s:%d)", kSharedArrays, site.file, site.line);
         allow_access(rank, last_end, next);
         for (size_t i = last_end; i < begin; ++i) arena(rank)[i] = static_cast<char>(canary(i));
         std::memset(arena(rank) + begin, kPoison, bytes);

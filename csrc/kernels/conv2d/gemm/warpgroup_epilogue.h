@@ -43,8 +43,8 @@ struct RowsOfOut {
     HIPCONV_INLINE void find(const ConvGemmParams& g, int group, int tile_filter, PixelsFrom pixels_from, int wave_pixel,
                              int lane) {
         const Conv2dParams& c = g.conv;
-        const int64_t filter = static_cast<int64_t>(group) * g.group_filters + tile_filter +
-                               (g.along_filters ? 0 : lane % 4 / 2 * 8 + lane / 4);
+        const int64_t filter =
+            static_cast<int64_t>(group) * g.group_filters + tile_filter + (g.along_filters ? 0 : lane % 4 / 2 * 8 + lane / 4);
         const int pixel = g.along_filters ? lane % WarpgroupEpilogue::kPixels : lane % 2 * 8;
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) {

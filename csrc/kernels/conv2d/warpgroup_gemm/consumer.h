@@ -65,8 +65,8 @@ HIPCONV_INLINE void add_sums(WarpgroupSums<kTileN> (&sums)[kBlocks], const Warpg
 // ones are under way.
 template <typename T, bool kPlanes, int kTileN, int kBlocks, typename Meanwhile>
 HIPCONV_INLINE void mainloop(const WarpgroupGemmParams& p, KBlocks k_blocks, const Ring& x, RingState& x_state,
-                             const Ring& filters, RingState& filter_state, int first_block_row, int lane, const Meanwhile& meanwhile,
-                             WarpgroupSums<kTileN> (&sums)[kBlocks]) {
+                             const Ring& filters, RingState& filter_state, int first_block_row, int lane,
+                             const Meanwhile& meanwhile, WarpgroupSums<kTileN> (&sums)[kBlocks]) {
     int read_filters = -1, read_x = -1;  // the stages that the step before was the last to read
     bool keeps_sums = false;
     const WgmmaOperand all_x = kept(wgmma_operand(x.tiles, first_block_row, p.group_bytes));

@@ -109,8 +109,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
                 if (stores_vectors<T>(p.gemm)) {
                     const WarpgroupTile t = warpgroup_tile<kTileM>(p, again);
                     rows.template find<T>(
-                        p.gemm, t.group, t.first_filter,
-                        [&](int first) { return WarpgroupPixels{p.patch_columns, t, first}; },
+                        p.gemm, t.group, t.first_filter, [&](int first) { return WarpgroupPixels{p.patch_columns, t, first}; },
                         first_pixel_of_wave<kBlocks>(thread_again()), thread_again() % 32);
                 }
                 const int next = again + static_cast<int>(gridDim.x);

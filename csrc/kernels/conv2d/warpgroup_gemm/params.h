@@ -22,7 +22,6 @@ struct WarpgroupGemmParams {
     ConvGemmParams gemm;
     bool patches;                        // a k-block serves all taps
     bool is_alone;                       // a block has all of an SM's LDS
-    int32_t dev;
     int32_t patch_columns, patch_pitch;  // columns of a tile's pixels, or kOfImages; of x in LDS, with the halo
     int32_t taps_per_k_block;
     int32_t rows_of_64, group_bytes;  // rows of LDS from 64 pixels to the next 64; bytes from eight of them to the next

@@ -39,9 +39,7 @@ HIPCONV_INLINE void produce_filters(const WarpgroupGemmParams& p, const Ring& ri
 template <typename T, int kTileM, bool kPlanes>
 HIPCONV_INLINE void produce_x(const WarpgroupGemmParams& p, const Ring& ring) {
     const Conv2dParams& c = p.gemm.conv;
-    const int rows = !p.patches                   ? kTileM
-                     : p.patch_columns == kNarrow ? patch_rows(kTileM, kNarrow)
-                                                  : patch_rows(kTileM, kWide);
+    const int rows = !p.patches ? kTileM : p.patch_columns == kNarrow ? patch_rows(kTileM, kNarrow) : patch_rows(kTileM, kWide);
     RingState place;
     for (int number = blockIdx.x; number < p.tiles; number += gridDim.x) {
         const WarpgroupTile t = warpgroup_tile<kTileM>(p, number);

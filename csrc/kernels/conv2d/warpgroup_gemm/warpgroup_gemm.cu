@@ -1,8 +1,6 @@
 // The host side of the warpgroup GEMM: what it serves, its workspace and its launch; and the instances whose x TMA loads.
 #include <hip/hip_runtime.h>
 
-#include <cstdlib>
-
 #include "../common/launchers.h"
 #include "kernel.h"
 #include "split_plan.h"
@@ -85,7 +83,6 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* 
     g.patches = source.has_patches();
     g.patch_columns = source.columns;
     g.patch_pitch = source.columns + kPatchTaps - 1;
-    g.dev = getenv("HIPCONV_DEV") ? atoi(getenv("HIPCONV_DEV")) : 15;
     g.taps_per_k_block = g.patches ? static_cast<int32_t>(l.taps) : 1;
     g.rows_of_64 = g.patches ? 64 / source.columns * g.patch_pitch : 64;
     g.group_bytes = (source.columns == kNarrow ? g.patch_pitch : 8) * kTileRowBytes;
@@ -109,11 +106,11 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* 
     // have more sums than the way between SMs takes quickly.
     const int for_clusters = units - units / 4;
     const bool by_clusters = split.parts > 1 && split.parts <= kMostBlocksOfACluster && plan.tile_m < 256 &&
-                             g.tiles <= for_clusters * blocks_per_unit && (g.dev & 8);
+                             g.tiles <= for_clusters * blocks_per_unit;
     g.is_alone = g.tiles <= (by_clusters ? for_clusters : units);
     char* const memory = static_cast<char*>(workspace) + l.packed_bytes;
-    g.split = {split.parts, by_clusters, reinterpret_cast<float*>(memory), reinterpret_cast<uint64_t*>(memory + split.sums_bytes),
-               flag_of_process()};
+    g.split = {split.parts, by_clusters, reinterpret_cast<float*>(memory),
+               reinterpret_cast<uint64_t*>(memory + split.sums_bytes), flag_of_process()};
     g.tile_n = plan.tile_n;
     if (source.by_tma) g.x = make_tensor_map(spec_of_x(p, g, plan.tile_m, parts));
     g.filters = make_tensor_map(spec_of_filters(p, l, l.filters(p, workspace), plan.tile_n, parts));

@@ -162,52 +162,62 @@ class _TileCost(NamedTuple):
     """Microseconds of a tile of warpgroups, as an H200 takes them: of a step, and of everything else."""
 
     step: float
-    step_alone: float  # with no other block on the compute unit
-    patch_step_alone: float  # where patches serve all taps
+    step_alone: float  # of a block that has a compute unit for itself
     rest: float
     blocks_a_unit: int
 
 
 _WARPGROUP_COSTS = {
-    (256, 128): _TileCost(0.60, 0.60, 0.60, 5.5, 1),
-    (128, 128): _TileCost(0.34, 0.34, 0.34, 3.5, 1),
-    (128, 64): _TileCost(0.44, 0.36, 0.275, 3.0, 2),
-    (64, 64): _TileCost(0.36, 0.29, 0.23, 3.0, 2),
+    (256, 128): _TileCost(0.60, 0.56, 4.2, 1),
+    (128, 128): _TileCost(0.31, 0.29, 2.9, 1),
+    (128, 64): _TileCost(0.58, 0.21, 2.6, 2),
+    (64, 64): _TileCost(0.34, 0.17, 2.2, 2),
+}
+_PATCH_COSTS = {  # where a stage of x serves all taps
+    (256, 128): _TileCost(0.64, 0.62, 2.2, 1),
+    (128, 128): _TileCost(0.45, 0.34, 1.6, 1),
+    (128, 64): _TileCost(0.60, 0.24, 1.3, 2),
+    (64, 64): _TileCost(0.24, 0.12, 1.8, 2),
 }
 _WINDOW_COSTS = {  # of pixels that overlap in memory: a filter's row of few channels, repacked
-    (256, 128): _TileCost(1.0, 1.0, 1.0, 5.5, 1),
-    (128, 128): _TileCost(0.8, 0.8, 0.8, 3.5, 1),
-    (128, 64): _TileCost(1.45, 0.5, 0.5, 3.0, 2),
+    (256, 128): _TileCost(1.0, 1.0, 3.1, 1),
+    (128, 128): _TileCost(0.8, 0.8, 1.1, 1),
+    (128, 64): _TileCost(1.45, 0.5, 0.6, 2),
 }
 _GATHERED_COSTS = {  # of x that waves gather
-    (128, 128): _TileCost(1.5, 1.5, 0.62, 2.8, 1),
-    (128, 64): _TileCost(1.5, 1.5, 0.62, 2.3, 1),
+    (128, 128): _TileCost(1.5, 1.5, 0.4, 1),
+    (128, 64): _TileCost(1.5, 1.5, 0.0, 1),
 }
+_GATHERED_PATCH_COSTS = {tile: costs._replace(step=0.62, step_alone=0.62) for tile, costs in _GATHERED_COSTS.items()}
 _PLANE_COSTS = {  # of contiguous images whose channels are multiplied as they lie in memory
-    (256, 128): _TileCost(0.62, 0.59, 0.59, 7.2, 1),
-    (128, 128): _TileCost(0.30, 0.40, 0.40, 5.0, 1),
-    (128, 64): _TileCost(0.59, 0.47, 0.47, 4.1, 2),
-    (64, 64): _TileCost(0.34, 0.34, 0.34, 3.5, 2),
+    (256, 128): _TileCost(0.89, 0.79, 5.0, 1),
+    (128, 128): _TileCost(0.50, 0.32, 3.0, 1),
+    (128, 64): _TileCost(0.67, 0.26, 2.7, 2),
+    (64, 64): _TileCost(0.31, 0.20, 2.5, 2),
 }
 _SPLIT_COSTS = {  # of float32 in two parts: three products for one
-    (128, 128): _TileCost(1.1, 1.1, 1.1, 3.5, 1),
-    (128, 64): _TileCost(0.8, 0.8, 0.8, 3.0, 1),
-    (64, 64): _TileCost(0.9, 0.7, 0.6, 3.0, 2),
+    (128, 128): _TileCost(1.1, 1.1, 1.1, 1),
+    (128, 64): _TileCost(0.8, 0.8, 0.6, 1),
+    (64, 64): _TileCost(0.9, 0.7, 0.6, 2),
 }
-_BY_ELEMENTS = 7.0  # microseconds of a tile whose outputs are stored one by one, along filters
+_LAUNCHING = 2.4  # microseconds, beside all tiles
+_BY_ELEMENTS = 5.0  # microseconds of a tile whose outputs are stored one by one, along filters
 _PIXELS_BY_ELEMENTS = 4e-6  # of an output in a contiguous image of an odd number of pixels
 _UNFILLED = 0.9  # a step of which channels fill nothing takes so much longer
-_ADDING = 1.7  # microseconds of adding up parts, but for their bytes
-_PART_BYTES, _PARTS_BYTES = 0.9e5, 5e6  # of parts, in a microsecond: that a compute unit reads; that all write and read
+_ADDING = 1.9  # microseconds of adding up parts, but for their bytes
+_PART_BYTES, _PARTS_BYTES = 1.3e5, 5e6  # of parts, in a microsecond: that a compute unit reads; that all write and read
+# The same within clusters, of up to so many blocks, which fill no more than this share of the compute units.
+_ADDING_IN_CLUSTERS, _CLUSTER_BYTES = 1.7, 3.1e4
+_MOST_OF_CLUSTER, _CLUSTERED_UNITS = 8, 3 / 4
 
 
 def warpgroup_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
     if problem.layout == "nhwc":
-        return _warpgroups(problem, card, tiles, workspace_limit, _WARPGROUP_COSTS)
+        return _warpgroups(problem, card, tiles, workspace_limit, _WARPGROUP_COSTS, _PATCH_COSTS)
     if _has_planes(problem):
         pieces = problem.batch * -(-math.prod(problem.out_size) // _PIECE)
         return _warpgroups(problem._replace(batch=1, out_size=(1, _PIECE * pieces)), card, tiles, workspace_limit, _PLANE_COSTS)
-    return _warpgroups(problem, card, tiles, workspace_limit, _GATHERED_COSTS)
+    return _warpgroups(problem, card, tiles, workspace_limit, _GATHERED_COSTS, _GATHERED_PATCH_COSTS)
 
 
 def split_warpgroup_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
@@ -222,7 +232,8 @@ def split_warpgroup_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_l
 
 def relaid_warpgroup_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
     inner = repacked(problem)
-    estimate = _warpgroups(inner, card, tiles, workspace_limit, _WARPGROUP_COSTS if inner is problem else _WINDOW_COSTS)
+    costs_of = (_WARPGROUP_COSTS, _PATCH_COSTS) if inner is problem else (_WINDOW_COSTS,)
+    estimate = _warpgroups(inner, card, tiles, workspace_limit, *costs_of)
     repacking = _repacking_us(problem)
     if problem.dtype == "float32":
         repacking = 3 * _REPACKING + (repacking - _REPACKING) * _REPACKED_BYTES / _RELAID_FLOAT32_BYTES
@@ -232,7 +243,14 @@ def relaid_warpgroup_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_
     return estimate._replace(us=us)
 
 
-def _warpgroups(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int, costs_of: dict[Tile, _TileCost]) -> Estimate:
+def _warpgroups(
+    problem: Problem,
+    card: Card,
+    tiles: Tiles,
+    workspace_limit: int,
+    costs_of: dict[Tile, _TileCost],
+    costs_of_patches: dict[Tile, _TileCost] | None = None,
+) -> Estimate:
     """The tile and the parts of each sum that take least by the costs above: whole tiles a compute unit count,
     and long sums.
     """
@@ -247,15 +265,19 @@ def _warpgroups(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int
 
     def cost(plan: tuple[Tile, int]) -> float:
         tile, parts = plan
-        costs, blocks = costs_of[tile], blocks_of(problem, tile) * parts
-        steps = steps_a_stage(tile)
-        alone = costs.patch_step_alone if steps > 1 else costs.step_alone
-        step = alone if blocks <= card.compute_units or (gathers and steps > 1) else costs.step
+        steps, blocks, part_bytes = steps_a_stage(tile), blocks_of(problem, tile) * parts, 4 * math.prod(tile)
+        costs = (costs_of_patches if costs_of_patches and steps > 1 else costs_of)[tile]
+        # As conv2d/warpgroup_gemm/warpgroup_gemm.cu has it.
+        for_clusters = math.ceil(card.compute_units * _CLUSTERED_UNITS)
+        in_clusters = 1 < parts <= _MOST_OF_CLUSTER and tile[0] < 256 and blocks <= for_clusters * costs.blocks_a_unit
+        step = costs.step_alone if blocks <= (for_clusters if in_clusters else card.compute_units) else costs.step
         rounds = -(-blocks // (card.compute_units * costs.blocks_a_unit))
         us = rounds * (-(-channel_steps * taps // steps // parts) * steps * step * unfilled + costs.rest + by_elements)
+        us += _LAUNCHING
         if parts == 1:
             return us
-        part_bytes = 4 * math.prod(tile)
+        if in_clusters:
+            return us + _ADDING_IN_CLUSTERS + part_bytes / _CLUSTER_BYTES
         return us + _ADDING + parts * part_bytes / _PART_BYTES + 2 * blocks * part_bytes / _PARTS_BYTES
 
     plans = [
