@@ -88,6 +88,15 @@ HIPCONV_INLINE void fence_sums(WarpgroupSums<kFilters>& sums) {
 
 // ---- values of other lanes --------------------------------------------------------------------------------------------
 
+// The word of another lane.
+HIPCONV_INLINE uint32_t word_of_lane(uint32_t word, int lane) {
+#if defined(HIPCONV_HAS_WARPGROUPS) || defined(HIPCONV_HOST)
+    return __shfl(word, lane, 32);
+#else
+    return word + lane;
+#endif
+}
+
 // The value that lane `lane` of the wave has.
 HIPCONV_INLINE uint64_t value_of_lane(uint64_t value, int lane) {
 #if defined(HIPCONV_HAS_WARPGROUPS) || defined(HIPCONV_HOST)

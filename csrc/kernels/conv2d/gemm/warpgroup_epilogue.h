@@ -139,22 +139,57 @@ HIPCONV_INLINE Words4 transposed_4x4(uint32_t (&words)[4], int lane) {
     return transposed;
 }
 
-// Lanes lie along pixels: each stores two of them, together or one by one, for eight filters.
+// Lanes lie along filters: each stores eight filters of two pixels, in pairs or one by one.
 template <typename T>
-HIPCONV_INLINE void store_two_pixels(const ConvGemmParams& g, const uint32_t (&words)[2][4], int lane, T* const (&place)[4],
-                                     const bool (&is_inside)[4], int first, int filter, int filters) {
+HIPCONV_INLINE void store_eight_filters(const ConvGemmParams& g, uint32_t (&words)[2][4], int lane, T* const (&place)[2],
+                                        const bool (&is_inside)[2], int first, int filter, int filters) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const Words4 eight = transposed_4x4(words[i], lane);
+        if (!is_inside[i]) continue;
+        const int left = filters - first - filter;
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+            const uint32_t two = word(eight, n);
+            if (g.pair_stores) {
+                if (2 * n < left) *reinterpret_cast<uint32_t*>(place[i] + first + 2 * n) = two;
+                continue;
+            }
+            const int64_t step = g.conv.out.channel_stride;
+            T* const at = place[i] + (first + 2 * n) * step;
+            if (2 * n < left) *at = bit_cast<T>(static_cast<uint16_t>(two));
+            if (2 * n + 1 < left) at[step] = bit_cast<T>(static_cast<uint16_t>(two >> 16));
+        }
+    }
+}
+
+// Lanes lie along pixels: each stores two of them together, which are inside or not, for eight filters.
+template <typename T>
+HIPCONV_INLINE void store_two_pixels(const ConvGemmParams& g, const uint32_t (&words)[2][4], int lane, T* const (&place)[2],
+                                     const bool (&is_inside)[2], int first, int filter, int filters) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
         const int eight = i / 2 * 8;  // filters
         const uint32_t two = transpose_8x8(words[i % 2][i / 2], lane);
-        if (first + eight + filter >= filters) continue;
-        const int64_t offset = (first + eight) * g.conv.out.channel_stride;
-        if (g.pair_stores) {  // both are inside, or neither is
-            if (is_inside[i % 2]) *reinterpret_cast<uint32_t*>(place[i % 2] + offset) = two;
-            continue;
-        }
-        if (is_inside[i % 2]) place[i % 2][offset] = bit_cast<T>(static_cast<uint16_t>(two));
-        if (is_inside[2 + i % 2]) place[2 + i % 2][offset] = bit_cast<T>(static_cast<uint16_t>(two >> 16));
+        if (is_inside[i % 2] && first + eight + filter < filters)
+            *reinterpret_cast<uint32_t*>(place[i % 2] + (first + eight) * g.conv.out.channel_stride) = two;
+    }
+}
+
+// Lanes lie along pixels: 16 of them store theirs of a filter, and the others of the next one. What is stored at once is 32
+// bytes of a filter, as the second cache takes as long for a part of a sector as for the whole.
+template <typename T>
+HIPCONV_INLINE void store_each_pixel(const ConvGemmParams& g, const uint32_t (&words)[2][4], int lane, T* place, bool is_inside,
+                                     int first, int filter, int filters) {
+    const int row = lane % 8 * 4;  // the first lane that has sums of the pixel
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+        const int two = i * 2;  // filters
+        const uint32_t upper = word_of_lane(words[0][i / 4], row + i % 4), lower = word_of_lane(words[1][i / 4], row + i % 4);
+        const uint32_t both = lane % 16 < 8 ? upper : lower;
+        if (is_inside && first + two + filter < filters)
+            place[(first + two) * g.conv.out.channel_stride] =
+                bit_cast<T>(static_cast<uint16_t>(filter == 0 ? both : both >> 16));
     }
 }
 
@@ -184,25 +219,28 @@ HIPCONV_INLINE void store_columns(const Conv2dParams& c, int filters, const Rows
     }
 }
 
-// Rounds a tile's sums, transposes them between lanes and stores them along pixels, two at a time. The loop is not unrolled,
-// because the activations are long.
+// Rounds a tile's sums and stores them where eight are no vector: two pixels at a time, or one; or along filters. The loop is
+// not unrolled, because the activations are long.
 template <typename T, int kTileN, int kBlocks, typename PixelsFrom>
 HIPCONV_INLINE void store_pairs(const ConvGemmParams& g, int group, int tile_filter, PixelsFrom pixels_from,
                                 const WarpgroupSums<kTileN> (&sums)[kBlocks], const float* bias, int wave_pixel, int lane) {
     const Conv2dParams& c = g.conv;
-    const int of_four = lane % 4, filter = lane / 4;  // filter: among eight
+    const int of_four = lane % 4, row = lane / 4;
     const int64_t first_filter = static_cast<int64_t>(group) * g.group_filters + tile_filter;
     const int filters = g.group_filters - tile_filter;
-    T* place[4] = {};  // addresses of this lane's first pixel, the eighth behind it, and the pixel behind each
-    bool is_inside[4] = {};
+    // This lane stores two pairs of pixels; one pixel; or two pixels with eight filters each.
+    const int first_pixel = g.along_filters ? row : g.pair_stores ? of_four * 2 : lane % 16;
+    const int filter = g.along_filters ? of_four * 8 : g.pair_stores ? row : lane / 16;  // among the 32
+    T* place[2] = {};  // addresses of first_pixel, and first_pixel + 8
+    bool is_inside[2] = {};
 #pragma unroll 1
     for (int number = 0; number < kBlocks * kTileN / 32; ++number) {
         const int first = number % (kTileN / 32) * 32;
         if (first == 0) {
             const auto pixels = pixels_from(wave_pixel + number / (kTileN / 32) * kWarpgroupPixels);
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int pixel = of_four * 2 + i % 2 * 8 + i / 2;
+            for (int i = 0; i < 2; ++i) {
+                const int pixel = first_pixel + i * 8;
                 is_inside[i] = pixels.has(g, pixel);
                 const OutPixel at = pixels.at(g, pixel);
                 place[i] = global_pointer<T>(c.out.data) + offset_in(c.out, at.n, first_filter + filter, at.p, at.q);
@@ -212,7 +250,12 @@ HIPCONV_INLINE void store_pairs(const ConvGemmParams& g, int group, int tile_fil
         select_sums<0>(sums, number, v);
         uint32_t words[2][4];
         finish_sums<T>(c, v, bias, first, of_four, words);
-        store_two_pixels<T>(g, words, lane, place, is_inside, first, filter, filters);
+        if (g.along_filters)
+            store_eight_filters<T>(g, words, lane, place, is_inside, first, filter, filters);
+        else if (g.pair_stores)
+            store_two_pixels<T>(g, words, lane, place, is_inside, first, filter, filters);
+        else
+            store_each_pixel<T>(g, words, lane, place[0], is_inside[0], first, filter, filters);
     }
 }
 
@@ -292,8 +335,7 @@ HIPCONV_INLINE void store_warpgroup_sums(const ConvGemmParams& g, int group, int
         if (stores_vectors<T>(g) && g.along_filters)
             return store_lines<T>(c, filters, rows, sums, bias, reinterpret_cast<Words4*>(epilogue_tile), lane);
         if (stores_vectors<T>(g)) return store_columns<T>(c, filters, rows, sums, bias, lane);
-        if (is_16bit && !g.along_filters)
-            return store_pairs<T>(g, group, tile_filter, pixels_from, sums, bias, wave_pixel, lane);
+        if (is_16bit) return store_pairs<T>(g, group, tile_filter, pixels_from, sums, bias, wave_pixel, lane);
     }
 #pragma unroll 1
     for (int number = 0; number < kBlocks * kEpilogueTiles; ++number) {
