@@ -216,6 +216,11 @@ RELAID = {
     "few channels, channels last": Case((2, 5, 9, 14), (40, 3, 4), (1, 3), (0, 2, 2, 0), x_layout="nhwc1", residual=True),
     "few channels, dilated rows": Case((1, 8, 13, 9), (24, 3, 3), (2, 1), (2, 1, 1, 1), (2, 1), x_layout="nchw"),
     "patches of a transformer": Case((1, 3, 28, 28), (32, 14, 14), (14, 14), x_layout="nchw0", weight_layout="kcrs"),
+    "patches, filters without gaps": Case(
+        (2, 3, 29, 30), (40, 14, 14), (14, 14), x_layout="nchw0", weight_layout="kcrs0", out_layout="nchw0", bias=True
+    ),
+    "patches, filters channels last": Case((2, 4, 13, 24), (24, 4, 8), (4, 8), x_layout="nhwc1", residual=True),
+    "patches of x with gaps, filters channels last": Case((1, 8, 6, 9), (20, 2, 3), (2, 3), x_layout="nchw"),
     "few channels, one column": Case((2, 4, 11, 9), (16, 3, 1), (2, 2), (1, 1, 0, 0), x_layout="nchw"),
     "odd images": Case(
         (3, 72, 7, 7), (136, 3, 3), padding=(1, 1, 1, 1), x_layout="nchw0", weight_layout="kcrs", out_layout="nchw"
