@@ -63,7 +63,7 @@ class Case(NamedTuple):
     mode: str = "zeros"
     dtype: torch.dtype = torch.bfloat16
     x_layout: str = "nhwc"  # nhwc, nchw, nchw0: without gaps, or nhwc1: of odd strides, so that nothing is aligned
-    weight_layout: str = "krsc"  # krsc, kcrs, or krsc1
+    weight_layout: str = "krsc"  # krsc, kcrs, kcrs0: without gaps, or krsc1
     out_layout: str = "nhwc"
     out_dtype: torch.dtype | None = None
     bias: bool = False
@@ -111,6 +111,8 @@ def filters_of(case: Case) -> Tensor:
     values = integers(shape, "kcrs", case.dtype, 2)
     if case.weight_layout == "kcrs":
         return values
+    if case.weight_layout == "kcrs0":
+        return values.contiguous()
     offset = 8 if case.weight_layout == "krsc" else 7
     memory = torch.full((values.numel() + 16,), float("nan"), dtype=case.dtype)
     view = memory[offset : offset + values.numel()].view(k, r, s, shape[1]).permute(0, 3, 1, 2)

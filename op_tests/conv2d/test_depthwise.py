@@ -12,6 +12,7 @@ from torch import Tensor
 
 from conv2d.cases import ACTIVATIONS, LAYOUTS, TIMM_MODELS, Case, kind_of_layer, mismatch_conv2d, model_cases, reference_of
 from support.backends import EVERYTHING, WAYS, device_of, environment
+from support.observe import launches_of
 from support.tensors import DTYPES
 import hipconv
 
@@ -62,6 +63,13 @@ SHAPES = [
 ]
 
 
+# With one compute unit, as simt has, these are too many outputs for a row of them a thread: threads walk down x.
+WALKED = [
+    depthwise(6, 29 * stride, 28 * stride, taps, taps, taps // 2, N=6, stride=(stride, stride))
+    for taps, stride in itertools.product((3, 5), (1, 2))
+]
+
+
 def variants(shapes: list[Case]) -> list[Case]:
     """With every dtype and layout; in one run of two, each shape has two of the six."""
     kinds = list(itertools.product(DTYPES.values(), LAYOUTS))
@@ -85,7 +93,7 @@ def of_integers(case: Case, device: torch.device) -> dict[str, Any]:
 
 
 def test_sums_of_small_integers_are_exact(device: torch.device) -> None:
-    for case in variants(SHAPES):
+    for case in variants(SHAPES + WALKED):
         arguments = of_integers(case, device)
         out = hipconv.conv2d(**arguments, algorithm="depthwise")
         expected = reference_of(arguments)
@@ -94,12 +102,29 @@ def test_sums_of_small_integers_are_exact(device: torch.device) -> None:
         )
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_few_outputs_take_a_row_a_thread_and_many_walk(layout: str) -> None:
+    def kernels(case: Case) -> list[str]:
+        arguments = of_integers(case._replace(layout=layout), torch.device("cpu"))
+        return launches_of(lambda: hipconv.conv2d(**arguments, algorithm="depthwise"))
+
+    with environment(**WAYS["simt-wave64"] | {"HIPCONV_SIMT_ORDER": "none"}):
+        assert all(kernels(case) == ["walk"] for case in WALKED)
+        assert all(kernels(case) == ["row"] for case in SHAPES[:16])  # of 3x3 and 5x5 filters
+
+
 def test_what_follows_the_sum_and_every_dtype_of_it(device: torch.device) -> None:
-    """Both kernels, words of two elements and single ones."""
-    shapes = [depthwise(4, 6, 6, 3, 3, 1), depthwise(3, 5, 7, 5, 5, 2, multiplier=2), depthwise(3, 5, 7, 2, 3)]
+    """All kernels, words of two elements and single ones."""
+    shapes = [
+        depthwise(4, 6, 6, 3, 3, 1),
+        depthwise(3, 5, 7, 5, 5, 2, multiplier=2),
+        depthwise(3, 5, 7, 2, 3),
+        depthwise(4, 6, 8, 7, 7, 3),
+        depthwise(3, 8, 5, 7, 7, 3),
+    ]
     combinations = itertools.product(DTYPES.values(), DTYPES.values(), (None, *DTYPES.values()))
     for number, (dtype, out_dtype, residual_dtype) in enumerate(combinations):
-        case = shapes[number % 3]._replace(
+        case = shapes[number % 5]._replace(
             dtype=dtype, layout=LAYOUTS[number // 3 % 2], activation="relu", has_residual=residual_dtype is not None
         )
         arguments = of_integers(case, device)

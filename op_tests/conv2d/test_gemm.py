@@ -139,6 +139,11 @@ WARPGROUPED = {
     "narrow patches": Case((2, 72, 16, 15), (72, 3, 3), padding=(1, 1, 1, 1), bias=True),
     "narrow patches, f32 out": Case((1, 64, 32, 8), (40, 3, 3), padding=(0, 2, 2, 0), out_dtype=torch.float32, bias=True),
     "narrow patches of groups": Case((2, 128, 16, 9), (24, 3, 3), padding=(1, 1, 1, 1), groups=2, weight_layout="kcrs"),
+    "wide patches by boxes": Case(
+        (2, 136, 4, 64), (40, 3, 3), padding=(1, 1, 1, 1), out_layout="nchw", bias=True, residual=True
+    ),
+    "wide patches by boxes, uneven": Case((1, 72, 5, 60), (72, 3, 3), padding=(1, 1, 1, 1), out_layout="nchw0"),
+    "more steps than stages": Case((1, 1088, 5, 8), (64, 1, 1), bias=True, activation="relu"),
     "runs across images": Case((7, 64, 7, 7), (136, 3, 3), (2, 2), (1, 1, 1, 1), residual=True, activation="relu"),
     "runs, uneven": Case((2, 40, 13, 11), (33, 2, 5), (3, 2), (1, 0, 2, 1), (2, 1), weight_layout="krsc1"),
     "runs, more padding than image": Case((1, 8, 2, 3), (8, 3, 3), padding=(5, 4, 3, 6), out_layout="nhwc1"),
@@ -183,7 +188,9 @@ def test_warpgroups(warpgroup_module: Any, name: str) -> None:
 
 @pytest.mark.parametrize("split_k", [2, 4, 6, 7, 9])
 def test_warpgroups_of_split_sums(warpgroup_module: Any, split_k: int) -> None:
-    """Nine k-blocks are five parts of two, or three of three: no part may be left without a k-block."""
+    """Nine k-blocks are five parts of two, or three of three: no part may be left without a k-block. Up to four parts are the
+    blocks of a cluster here, whose compute units are two.
+    """
     case = Case((2, 64, 9, 9), (40, 3, 3), (2, 2), (1, 1, 1, 1), bias=True, residual=True, activation="relu", split_k=split_k)
     check(warpgroup_module, case._replace(algorithm="warpgroup_gemm", tile=(128, 64)))
 
@@ -209,6 +216,11 @@ RELAID = {
     "few channels, channels last": Case((2, 5, 9, 14), (40, 3, 4), (1, 3), (0, 2, 2, 0), x_layout="nhwc1", residual=True),
     "few channels, dilated rows": Case((1, 8, 13, 9), (24, 3, 3), (2, 1), (2, 1, 1, 1), (2, 1), x_layout="nchw"),
     "patches of a transformer": Case((1, 3, 28, 28), (32, 14, 14), (14, 14), x_layout="nchw0", weight_layout="kcrs"),
+    "patches, filters without gaps": Case(
+        (2, 3, 29, 30), (40, 14, 14), (14, 14), x_layout="nchw0", weight_layout="kcrs0", out_layout="nchw0", bias=True
+    ),
+    "patches, filters channels last": Case((2, 4, 13, 24), (24, 4, 8), (4, 8), x_layout="nhwc1", residual=True),
+    "patches of x with gaps, filters channels last": Case((1, 8, 6, 9), (20, 2, 3), (2, 3), x_layout="nchw"),
     "few channels, one column": Case((2, 4, 11, 9), (16, 3, 1), (2, 2), (1, 1, 0, 0), x_layout="nchw"),
     "odd images": Case(
         (3, 72, 7, 7), (136, 3, 3), padding=(1, 1, 1, 1), x_layout="nchw0", weight_layout="kcrs", out_layout="nchw"

@@ -86,6 +86,36 @@ def test_small_problems_take_wave_gemm(asked: Problem, algorithm: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("asked", "algorithm"),
+    [
+        (problem(24, 56, 144, R=1, N=32), "pointwise"),  # MobileNets
+        (problem(144, 56, 24, R=1, N=32), "pointwise"),
+        (problem(36, 28, 18, R=1, N=32), "pointwise"),  # channels that are no vectors
+        (problem(240, 14, 40, R=1), "wave_gemm"),
+        (problem(256, 28, 512, R=1, N=32), "warpgroup_gemm"),
+    ],
+    ids=str,
+)
+def test_1x1_filters_on_many_pixels_take_pointwise(asked: Problem, algorithm: str) -> None:
+    """As they were measured on an H200."""
+    serving = (("pointwise", ((128, 32),)), ("wave_gemm", WAVE_TILES), *WITH_DIRECT)
+    assert choose(asked, H200, serving).algorithm == algorithm
+
+
+def test_few_pixels_of_groups_take_wave_gemm() -> None:
+    asked = problem(1024, 7, 1024, groups=32)
+    assert choose(asked, H200, (("wave_gemm", WAVE_TILES), *WITH_DIRECT[1:])).algorithm == "wave_gemm"
+    assert choose(asked._replace(batch=32), H200, (("wave_gemm", WAVE_TILES), *WITH_DIRECT[1:])).algorithm == "direct"
+
+
+def test_places_that_do_not_overlap_become_pixels() -> None:
+    """The first layer of a vision transformer."""
+    asked = problem(3, 224, 768, R=16, N=32)._replace(stride=(16, 16), padding=(0,) * 4, out_size=(14, 14), layout="nchw")
+    serving = (("relaid_warpgroup_gemm", WARPGROUP_TILES), ("direct", DIRECT_TILES), ("relaid_implicit_gemm", TILES), *SERVING)
+    assert choose(asked, H200, serving).algorithm == "relaid_warpgroup_gemm"
+
+
+@pytest.mark.parametrize(
     ("asked", "card", "tile", "parts"),
     [
         (problem(512, 256, 512), H200, (256, 128), 1),
@@ -158,10 +188,12 @@ def test_x_is_repacked_where_gathering_takes_longer(asked: Problem, algorithm: s
 
 
 def test_steps_are_those_of_the_kernels_on_repacked_x() -> None:
-    """Few channels: a sum can be split into as many parts as the rows of a filter have steps."""
+    """Few channels: a sum can be split into as many parts as the rows of a filter have steps, or, where places do not overlap,
+    as all that a filter has.
+    """
     with environment(HIPCONV_BACKEND="simt", HIPCONV_SIMT_WAVE="32", HIPCONV_SIMT_MMA="mma_sync"):
         module = jit.module("conv2d", targets.of(torch.device("cpu")))
-        for C, R, stride in ((3, 7, 2), (8, 3, 1), (5, 11, 4), (4, 1, 1), (100, 2, 1)):
+        for C, R, stride in ((3, 7, 2), (8, 3, 1), (5, 11, 4), (4, 1, 1), (100, 2, 1), (3, 16, 16), (8, 5, 5)):
             x, weight, size = meta(1, C, 40, 40), meta(16, C, R, R), (40 - R) // stride + 1
             asked = Problem(1, C, (40, 40), 16, (R, R), (size, size), (stride, stride), (0,) * 4, (1, 1), 1, "bfloat16", "nchw")
             inner = costs.repacked(asked)

@@ -52,9 +52,11 @@ def test_every_tile(module: Any) -> None:
         Case((2, 72, 5, 7), (40, 3, 3), padding=(1, 1, 1, 1), bias=True),
         Case((2, 150, 9, 9), (33, 1, 1), weight_layout="kcrs", residual=True, activation="relu"),
         Case((1, 24, 12, 13), (70, 3, 3), (2, 2), (0, 1, 2, 1), x_layout="nchw", weight_layout="kcrs", out_layout="nchw"),
+        Case((1, 64, 9, 7), (80, 3, 3), (2, 2), (1, 1, 1, 1), groups=2, bias=True, residual=True),
+        Case((2, 12, 5, 6), (27, 3, 3), padding=(1, 1, 1, 1), groups=3, x_layout="nchw", weight_layout="kcrs", bias=True),
     ]
     for number, (tile, case) in enumerate(itertools.product(TILES, cases)):
-        split = 1 + number // 3 % 2
+        split = 1 + number // 5 % 2
         asked = case._replace(algorithm="wave_gemm", dtype=HALVES[number % 2], tile=tile, split_k=split)
         if list(tile) in module.conv2d_tiles("wave_gemm", "wave", torch.float16):
             check(module, asked)

@@ -2,6 +2,7 @@
 // plain loops. Run as probes.cu is, on a GPU too; `--list-broken` are wrong kernels that simt must not let pass.
 #include <hip/hip_runtime.h>
 
+#include "matrix/cluster.h"
 #include "matrix/mma.h"
 #include "probes.h"
 
@@ -132,6 +133,32 @@ __global__ void ask_for_less(float* out) {
     out[0] = 1.0f;
 }
 
+// Each block of a cluster writes its number to LDS and reads that of the next one. Half of the threads have ended before that.
+template <bool kWaits>
+__global__ void read_next_block(int blocks, int* out) {
+    HIPCONV_SHARED(Words4, numbers, kWaveSize);
+    const int thread = threadIdx.x;
+    if (thread >= kWaveSize) return;
+    set_word(numbers[thread], 0, blockIdx.x * 1000 + thread);
+    if (kWaits) sync_cluster();
+    const int rank = static_cast<int>(blockIdx.x) % blocks;
+    out[blockIdx.x * kWaveSize + thread] = static_cast<int>(word(load_from_block(&numbers[thread], (rank + 1) % blocks), 0));
+    sync_cluster();
+}
+
+template <bool kWaits>
+void run_clusters() {
+    constexpr int kBlocks = 3, kClusters = 2;
+    std::vector<int> expected(kBlocks * kClusters * kWaveSize);
+    for (int block = 0; block < kBlocks * kClusters; ++block)
+        for (int thread = 0; thread < kWaveSize; ++thread)
+            expected[block * kWaveSize + thread] = (block / kBlocks * kBlocks + (block + 1) % kBlocks) * 1000 + thread;
+    DeviceArray<int> out(expected.size());
+    HIPCONV_LAUNCH_CLUSTERS(kBlocks, read_next_block<kWaits>, dim3(kBlocks * kClusters), dim3(2 * kWaveSize), 0, nullptr,
+                            kBlocks, out.data());
+    expect_equal("number", out.values(), expected);
+}
+
 void run_ask_for_less() {
     DeviceArray<float> out(1);
     hipLaunchKernelGGL(ask_for_less, dim3(1), dim3(1), launch_shared_bytes(4095 * 16), nullptr, out.data());
@@ -148,6 +175,8 @@ const std::vector<Probe>& probes() {
         {"--list", "copies", copies<true>},
 #if defined(HIPCONV_HOST)
         {"--list-broken", "copies_not_awaited", copies<false>},
+        {"--list-host", "clusters", run_clusters<true>},
+        {"--list-broken", "clusters_not_awaited", run_clusters<false>},
         {"--list-broken", "product_missed", run_miss_product<kWaveSize>},
         {"--list-broken", "wave_not_full", run_miss_product<3>},
         {"--list-broken", "launch_asks_for_less", run_ask_for_less},

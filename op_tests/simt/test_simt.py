@@ -367,6 +367,16 @@ def test_copies_past_registers_arrive_late(matrix_binaries: dict[str, Path], ord
     assert done.stdout.startswith("mismatch: word: element 0 is 4294967295")
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_blocks_of_a_cluster_wait_for_each_other(matrix_binaries: dict[str, Path], order: str) -> None:
+    for build in ("mma_sync", "mfma"):
+        done = run(matrix_binaries[build], "clusters", order)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        done = run(matrix_binaries[build], "clusters_not_awaited", order)
+        assert done.returncode == 1
+        assert done.stdout.startswith("mismatch: number: element ")
+
+
 def test_large_shared_memory_is_what_the_launch_asks_for(matrix_binaries: dict[str, Path]) -> None:
     done = run(matrix_binaries["mma_sync"], "launch_asks_for_less")
     assert done.returncode == -signal.SIGABRT

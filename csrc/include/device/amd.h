@@ -175,6 +175,9 @@ HIPCONV_INLINE void wait_for_copies() {}
         hipLaunchKernelGGL(kernel, grid, block, shared_bytes, stream, __VA_ARGS__); \
     } while (false)
 
+#define HIPCONV_LAUNCH_CLUSTERS(blocks, kernel, grid, block, shared_bytes, stream, ...) \
+    HIPCONV_LAUNCH(((void)(blocks), true), kernel, grid, block, shared_bytes, stream, __VA_ARGS__)
+
 HIPCONV_INLINE void let_next_kernel_begin() {}
 HIPCONV_INLINE void wait_for_kernel_before() {}
 

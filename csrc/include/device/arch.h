@@ -88,6 +88,7 @@ enum class MatrixUnit { fma, mfma, wmma11, wmma12, mma_sync };
 //       the one before it in the stream ends (sm_90 and later): its blocks take what is free of the card, get ready, and wait.
 //       Such a kernel calls wait_for_kernel_before() in all threads before it touches memory, even if it needs nothing from
 //       the one before: the one behind it counts on both being done
+//   HIPCONV_LAUNCH_CLUSTERS(blocks, kernel, …): an early launch in clusters of so many blocks (matrix/cluster.h); 1: of none
 //   let_next_kernel_begin(): the kernel before calls it to allow this
 //
 //   bit_cast<To>(from): the same bits

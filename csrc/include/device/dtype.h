@@ -41,6 +41,17 @@ HIPCONV_INLINE float load_parameter(const void* base, int64_t index, DType dtype
     }
 }
 
+// The same in two steps, so that nothing waits for the load before the value is needed: the element's bits, and what they are.
+HIPCONV_INLINE uint32_t load_parameter_bits(const void* base, int64_t index, DType dtype) {
+    if (dtype == DType::f32) return global_pointer<const uint32_t>(base)[index];
+    return global_pointer<const uint16_t>(base)[index];
+}
+HIPCONV_INLINE float parameter_of(uint32_t bits, DType dtype) {
+    const uint16_t half = static_cast<uint16_t>(bits);
+    if (dtype == DType::f16) return to_float(f16{half});
+    return dtype == DType::bf16 ? to_float(bf16{half}) : canonical_nan(bit_cast<float>(bits));
+}
+
 // ---- from float -------------------------------------------------------------------------------------------------------
 
 template <typename T>

@@ -97,6 +97,9 @@ inline void prefetch_if(const void*, bool) {}
         hipLaunchKernelGGL(kernel, grid, block, shared_bytes, stream, __VA_ARGS__); \
     } while (false)
 
+#define HIPCONV_LAUNCH_CLUSTERS(blocks, kernel, grid, block, shared_bytes, stream, ...) \
+    ((void)(stream), ::simt::launcher(#kernel, kernel, grid, block, shared_bytes, blocks)(__VA_ARGS__))
+
 inline void let_next_kernel_begin() {}
 inline void wait_for_kernel_before() {}
 

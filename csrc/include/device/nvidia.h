@@ -154,7 +154,9 @@ HIPCONV_INLINE void wait_for_copies() {
 }
 
 #define HIPCONV_LAUNCH(early, kernel, grid, block, shared_bytes, stream, ...) \
-    ::hipconv::compat::launch(early, kernel, grid, block, shared_bytes, stream, __VA_ARGS__)
+    ::hipconv::compat::launch(early, 1, kernel, grid, block, shared_bytes, stream, __VA_ARGS__)
+#define HIPCONV_LAUNCH_CLUSTERS(blocks, kernel, grid, block, shared_bytes, stream, ...) \
+    ::hipconv::compat::launch(true, blocks, kernel, grid, block, shared_bytes, stream, __VA_ARGS__)
 
 HIPCONV_INLINE void let_next_kernel_begin() {
 #if defined(HIPCONV_HAS_EARLY_LAUNCHES)

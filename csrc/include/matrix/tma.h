@@ -176,6 +176,57 @@ HIPCONV_INLINE void wait_for_phase(const Barrier* barrier, int parity) {
 }
 #endif
 
+// Barriers that follow each other in LDS, by an address that stays in a register: in a short loop, working it out anew costs as
+// much as the products.
+struct Barriers {
+#if defined(HIPCONV_HOST)
+    Barrier* first;
+
+    Barriers at(int number) const { return {first + number}; }
+#else
+    uint32_t first;
+
+    HIPCONV_INLINE Barriers at(int number) const { return {first + static_cast<uint32_t>(number) * 8}; }
+#endif
+};
+
+#if defined(HIPCONV_HOST)
+inline Barriers barriers_from(Barrier* first) { return {first}; }
+inline void arrive(Barriers barrier) { arrive(barrier.first); }
+inline void wait_for_phase(Barriers barrier, int parity, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    wait_for_phase(barrier.first, parity, file, line);
+}
+#else
+HIPCONV_INLINE Barriers barriers_from(Barrier* first) {
+    uint32_t address = lds_address(first);
+#if defined(HIPCONV_HAS_WARPGROUPS)
+    asm volatile("" : "+r"(address));
+#endif
+    return {address};
+}
+HIPCONV_INLINE void arrive(Barriers barrier) {
+#if defined(HIPCONV_HAS_WARPGROUPS)
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier.first) : "memory");
+#else
+    (void)barrier;
+#endif
+}
+HIPCONV_INLINE void wait_for_phase(Barriers barrier, int parity) {
+#if defined(HIPCONV_HAS_WARPGROUPS)
+    asm volatile(
+        "{\n"
+        ".reg .pred over;\n"
+        "look: mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1;\n"
+        "@!over bra look;\n"
+        "}" ::"r"(barrier.first),
+        "r"(parity)
+        : "memory");
+#else
+    (void)barrier, (void)parity;
+#endif
+}
+#endif
+
 // TMA will read this map soon.
 HIPCONV_INLINE void prefetch_tensor_map(const TensorMap& map) {
 #if defined(HIPCONV_HAS_WARPGROUPS)

@@ -86,6 +86,34 @@ HIPCONV_INLINE void fence_sums(WarpgroupSums<kFilters>& sums) {
 #endif
 }
 
+// ---- values of other lanes --------------------------------------------------------------------------------------------
+
+// The word of another lane.
+HIPCONV_INLINE uint32_t word_of_lane(uint32_t word, int lane) {
+#if defined(HIPCONV_HAS_WARPGROUPS) || defined(HIPCONV_HOST)
+    return __shfl(word, lane, 32);
+#else
+    return word + lane;
+#endif
+}
+
+// The value that lane `lane` of the wave has.
+HIPCONV_INLINE uint64_t value_of_lane(uint64_t value, int lane) {
+#if defined(HIPCONV_HAS_WARPGROUPS) || defined(HIPCONV_HOST)
+    return __shfl(static_cast<unsigned long long>(value), lane, 32);
+#else
+    return value + lane;
+#endif
+}
+
+// Keeps the value in a register from here on.
+HIPCONV_INLINE uint64_t kept(uint64_t value) {
+#if defined(HIPCONV_HAS_WARPGROUPS)
+    asm volatile("" : "+l"(value));
+#endif
+    return value;
+}
+
 // ---- transposes between lanes -----------------------------------------------------------------------------------------
 
 // Transposes the four words of four lanes: word i of lane c of the four becomes word c of lane i.
@@ -125,13 +153,45 @@ HIPCONV_INLINE uint32_t transpose_8x8(uint32_t elements, int lane) {
 
 // ---- products ---------------------------------------------------------------------------------------------------------
 
-#if defined(HIPCONV_HAS_WARPGROUPS)
-// The descriptor of an operand ("matrix descriptor" in the PTX manual): address and distance in units of 16 bytes, and the
-// swizzle.
-HIPCONV_INLINE uint64_t matrix_descriptor(uint32_t address, uint32_t group_bytes) {
-    return static_cast<uint64_t>((address & 0x3ffff) >> 4) | uint64_t{1} << 16 | static_cast<uint64_t>(group_bytes >> 4) << 32 |
-           uint64_t{1} << 62;
+// An operand in LDS, from a row of a tile on. On the card these are the halves of its descriptor ("matrix descriptor" in the PTX
+// manual): address and distance in units of 16 bytes, and the swizzle. Another operand of the same distance is one addition away,
+// since addresses of LDS do not overflow their field.
+struct WgmmaOperand {
+#if defined(HIPCONV_HOST)
+    const Words4* rows;
+    int first_row, group_bytes;
+
+    WgmmaOperand at(int chunks, int row) const { return {rows + chunks, first_row + row, group_bytes}; }
+#else
+    uint32_t low, high;
+
+    // The operand that begins so many chunks, and rows, behind this one.
+    HIPCONV_INLINE WgmmaOperand at(int chunks, int row) const {
+        return {low + static_cast<uint32_t>(chunks + row * kTileChunks), high};
+    }
+    HIPCONV_INLINE uint64_t descriptor() const { return static_cast<uint64_t>(high) << 32 | low; }
+#endif
+};
+
+HIPCONV_INLINE WgmmaOperand wgmma_operand(const Words4* rows, int first_row, int group_bytes) {
+#if defined(HIPCONV_HOST)
+    return {rows, first_row, group_bytes};
+#else
+    WgmmaOperand to{((lds_address(rows) & 0x3ffff) >> 4 | 1u << 16) + static_cast<uint32_t>(first_row * kTileChunks),
+                    static_cast<uint32_t>(group_bytes) >> 4 | 1u << 30};
+    return to;
+#endif
 }
+
+// The same, kept in registers from here on, where a loop begins.
+HIPCONV_INLINE WgmmaOperand kept(WgmmaOperand operand) {
+#if defined(HIPCONV_HAS_WARPGROUPS)
+    asm volatile("" : "+r"(operand.low), "+r"(operand.high));
+#endif
+    return operand;
+}
+
+#if defined(HIPCONV_HAS_WARPGROUPS)
 
 // The registers of 64 pixels by 32, 64, 96 or 128 filters.
 #define HIPCONV_SUMS_8(at)                                                                                             \
@@ -168,16 +228,16 @@ HIPCONV_INLINE uint64_t matrix_descriptor(uint32_t address, uint32_t group_bytes
 
 // sums = [sums +] 64 pixels by kFilters filters, over kWgmmaBytes of channels that begin at byte `channel_bytes` of the rows.
 template <typename T, int kFilters, bool kPlanes = false>
-HIPCONV_INLINE void wgmma(WarpgroupSums<kFilters>& sums, const Words4* pixel_rows, int first_row, int group_bytes,
-                          const Words4* filter_rows, int channel_bytes, bool keeps_sums) {
+HIPCONV_INLINE void wgmma(WarpgroupSums<kFilters>& sums, WgmmaOperand of_pixels, WgmmaOperand of_filters, int channel_bytes,
+                          bool keeps_sums) {
     static_assert(kFilters == 32 || kFilters == 64 || kFilters == 96 || kFilters == 128, "others are other instructions");
     static_assert(sizeof(T) == 2 || kFilters == 64 || kFilters == 128, "tiles of f32");
     static_assert(!kPlanes || (sizeof(T) == 2 && (kFilters == 64 || kFilters == 128)), "other products have no such form");
 #if defined(HIPCONV_HAS_WARPGROUPS)
     constexpr int kRowsOfChannels = kWgmmaBytes / static_cast<int>(sizeof(T));  // with kPlanes
-    const int of_channels = kPlanes ? channel_bytes / kWgmmaBytes * kRowsOfChannels * kTileRowBytes : channel_bytes;
-    const uint64_t pixels = matrix_descriptor(lds_address(pixel_rows) + first_row * kTileRowBytes + of_channels, group_bytes);
-    const uint64_t filters = matrix_descriptor(lds_address(filter_rows) + channel_bytes, 8 * kTileRowBytes);
+    const int row = kPlanes ? channel_bytes / kWgmmaBytes * kRowsOfChannels : 0;
+    const uint64_t pixels = of_pixels.at(kPlanes ? 0 : channel_bytes / 16, row).descriptor();
+    const uint64_t filters = of_filters.at(channel_bytes / 16, 0).descriptor();
     float(&d)[kFilters / 2] = sums.values;
     if constexpr (kPlanes && kFilters == 128 && kIsBf16<T>)
         HIPCONV_WGMMA(128, "k16", "bf16", ", 1, 0", "64", "65", "66");
@@ -215,6 +275,8 @@ HIPCONV_INLINE void wgmma(WarpgroupSums<kFilters>& sums, const Words4* pixel_row
         std::memcpy(&value, reinterpret_cast<const char*>(&rows[swizzled_chunk(row, at / 16)]) + at % 16, kBytes);
         return to_float(value);
     };
+    const Words4 *const pixel_rows = of_pixels.rows, *const filter_rows = of_filters.rows;
+    const int first_row = of_pixels.first_row, group_bytes = of_pixels.group_bytes;
     for (int e = 0; e < kFilters / 2; ++e) {
         const int pixel = sums.pixel(thread, e), filter = sums.filter(thread, e);
         const int row = first_row + pixel / 8 * (group_bytes / kTileRowBytes) + pixel % 8;
@@ -228,8 +290,15 @@ HIPCONV_INLINE void wgmma(WarpgroupSums<kFilters>& sums, const Words4* pixel_row
         sums.values[e] = kSum(keeps_sums ? sums.values[e] : 0.0f, x, y, kDepth);
     }
 #else
-    (void)sums, (void)pixel_rows, (void)first_row, (void)group_bytes, (void)filter_rows, (void)channel_bytes, (void)keeps_sums;
+    (void)sums, (void)of_pixels, (void)of_filters, (void)channel_bytes, (void)keeps_sums;
 #endif
+}
+
+template <typename T, int kFilters, bool kPlanes = false>
+HIPCONV_INLINE void wgmma(WarpgroupSums<kFilters>& sums, const Words4* pixel_rows, int first_row, int group_bytes,
+                          const Words4* filter_rows, int channel_bytes, bool keeps_sums) {
+    wgmma<T, kFilters, kPlanes>(sums, wgmma_operand(pixel_rows, first_row, group_bytes),
+                                wgmma_operand(filter_rows, 0, 8 * kTileRowBytes), channel_bytes, keeps_sums);
 }
 
 }  // namespace hipconv

@@ -64,22 +64,32 @@ namespace compat {
 
 // HIPCONV_LAUNCH (device/nvidia.h) launches kernels through this.
 template <typename... Params>
-void launch(bool early, void (*kernel)(Params...), dim3 grid, dim3 block, int shared_bytes, hipStream_t stream,
+void launch(bool early, int cluster, void (*kernel)(Params...), dim3 grid, dim3 block, int shared_bytes, hipStream_t stream,
             const Params&... params) {
+#if CUDART_VERSION >= 12000
+    cudaLaunchAttribute attributes[2]{};
+    unsigned count = 0;
 #if defined(HIPCONV_EARLY_LAUNCHES) && CUDART_VERSION >= 12030  // graphs take them since; targets.py lists the cards
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
+    if (early) {
+        attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    }
+#endif
+    if (cluster > 1) {
+        attributes[count].id = cudaLaunchAttributeClusterDimension;
+        attributes[count++].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+    }
     cudaLaunchConfig_t config{};
     config.gridDim = grid;
     config.blockDim = block;
     config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
     config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = early ? 1 : 0;
+    config.attrs = attributes;
+    config.numAttrs = count;
+    (void)early;
     (void)cudaLaunchKernelEx(&config, kernel, params...);  // the caller asks for the last error
 #else
-    (void)early;
+    (void)early, (void)cluster;
     kernel<<<grid, block, shared_bytes, stream>>>(params...);
 #endif
 }

@@ -57,29 +57,30 @@ inline void note_launch(const char* kernel) {
     }
 }
 
-inline void launch(const char* kernel, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body) {
-    if (!launchable(grid, block)) {
+inline void launch(const char* kernel, dim3 grid, dim3 block, size_t shared_bytes, int cluster,
+                   const std::function<void()>& body) {
+    if (!launchable(grid, block) || grid.x % static_cast<unsigned>(cluster) != 0) {
         last_error() = hipErrorInvalidConfiguration;
         return;
     }
     note_launch(kernel);
     Order order = Order::from_environment();
     if (!order.runs()) return;
-    Block runner(kernel, block, shared_bytes, order);
+    Block runner(kernel, block, shared_bytes, order, cluster);
     grid_size() = grid;
-    const uint64_t count = static_cast<uint64_t>(grid.x) * grid.y * grid.z;
+    const uint64_t across = grid.x / cluster, count = across * grid.y * grid.z;
     for (uint64_t turn = 0; turn < count; ++turn) {
         const uint64_t index = order.block(turn, count);
-        runner.run(dim3(index % grid.x, index / grid.x % grid.y, index / (static_cast<uint64_t>(grid.x) * grid.y)), body);
+        runner.run(dim3(index % across * cluster, index / across % grid.y, index / (across * grid.y)), body);
     }
 }
 
 // Takes a kernel's arguments, converts them to its parameters once, as a launch does, and runs it.
 template <typename... Parameters>
-auto launcher(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes) {
+auto launcher(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, int cluster = 1) {
     return [=](Parameters... arguments) {
         const std::tuple<Parameters...> kept(arguments...);
-        launch(name, grid, block, shared_bytes, [&] { std::apply(kernel, kept); });
+        launch(name, grid, block, shared_bytes, cluster, [&] { std::apply(kernel, kept); });
     };
 }
 

@@ -6,6 +6,8 @@
 // once every thread of the block has. Where a GPU's behaviour is undefined, simt ends the process with a message: a barrier or
 // wave operation that some threads miss, or that threads reach at different places of the source; a shuffle wider than the
 // wave; shared memory written outside its arrays.
+//
+// The blocks of a cluster (sm_90) run together, as one Block: their threads follow each other, and each has LDS of its own.
 #pragma once
 
 #include <algorithm>
@@ -39,6 +41,7 @@ constexpr int kMaxThreads = 1024;
 constexpr size_t kSharedBytes = 64 * 1024;
 constexpr size_t kMostSharedBytes = 227 * 1024;  // the most on any GPU; the arena has this size, since all modules share it
 constexpr size_t kLargeSharedBytes = hipconv::kCopiesPastRegisters ? kMostSharedBytes : kSharedBytes;  // a launch may ask for
+constexpr int kMostBlocksOfACluster = 8;
 constexpr size_t kSharedArrays = 64;
 constexpr size_t kCanaryBytes = 64;
 constexpr unsigned char kPoison = 0xff;  // NaN in f32, f16 and bf16
@@ -60,7 +63,7 @@ struct Site {
     }
 };
 
-enum class State { runnable, at_barrier, at_wave_op, watching, exited };
+enum class State { runnable, at_barrier, at_cluster_barrier, at_wave_op, watching, exited };
 enum class WaveOp { shuffle, ballot, collective };
 
 // A collective is an operation that all lanes of a wave do together, once each has come with an address.
@@ -108,41 +111,54 @@ class Block {
         return block;
     }
 
-    Block(const char* kernel, dim3 size, size_t launch_shared, Order& order)
-        : kernel_(kernel), size_(size), count_(static_cast<int>(size.x * size.y * size.z)), launch_shared_(launch_shared),
-          order_(order), threads_(count_) {
+    Block(const char* kernel, dim3 size, size_t launch_shared, Order& order, int cluster = 1)
+        : kernel_(kernel), size_(size), of_block_(static_cast<int>(size.x * size.y * size.z)), count_(of_block_ * cluster),
+          launch_shared_(launch_shared), order_(order), threads_(count_), shared_(cluster) {
         std::vector<Stack>& stacks = stack_pool();
         while (static_cast<int>(stacks.size()) < count_) stacks.emplace_back();
+        while (static_cast<int>(arenas().size()) < cluster) arenas().emplace_back(kArenaBytes);
+        if (cluster > kMostBlocksOfACluster || (cluster > 1 && of_block_ % hipconv::kWaveSize != 0))
+            die("a cluster has up to %d blocks of whole waves", kMostBlocksOfACluster);
     }
 
     void run(dim3 index, const std::function<void()>& body) {
         index_ = index;
         body_ = &body;
         current() = this;
-        shared_.clear();
-        forbid_access(0, kArenaBytes);
+        for (int rank = 0; rank < count_ / of_block_; ++rank) {
+            shared_[rank].clear();
+            forbid_access(rank, 0, kArenaBytes);
+        }
         for (int t = 0; t < count_; ++t) {
             const Stack& stack = stack_pool()[t];
+            const int i = t % of_block_;
             threads_[t] = Thread();
-            threads_[t].index = dim3(t % size_.x, t / size_.x % size_.y, t / (size_.x * size_.y));
+            threads_[t].index = dim3(i % size_.x, i / size_.x % size_.y, i / (size_.x * size_.y));
             threads_[t].context = Context{stack.fresh(&Block::enter_thread), stack.bottom(), Stack::kBytes, nullptr};
         }
         while (!everyone(State::exited)) {
-            const bool progressed = take_turns();
-            if (everyone(State::at_barrier)) {
-                require_one_site(0, count_);
-                for (Thread& thread : threads_) thread.state = State::runnable;
-            } else if (!progressed) {
-                die_of_divergence(0, count_);
-            }
+            bool progressed = take_turns();
+            for (int first = 0; first < count_; first += of_block_) progressed = open_barrier(first) || progressed;
+            progressed = open_cluster_barrier() || progressed;
+            if (!progressed) die_of_divergence(0, count_);
         }
-        check_canaries();
+        for (int rank = 0; rank < count_ / of_block_; ++rank) check_canaries(rank);
         current() = nullptr;
     }
 
     // ---- called from threads ----------------------------------------------------------------------------------------
 
     void barrier(Site site) { wait(State::at_barrier, site); }
+
+    // Threads that have exited are not waited for, as on a GPU.
+    void cluster_barrier(Site site) { wait(State::at_cluster_barrier, site); }
+
+    // The place in another block's LDS that corresponds to this one in the calling thread's own.
+    void* in_block(const void* place, int rank) const {
+        if (rank < 0 || rank >= count_ / of_block_) die("%s asks for the LDS of block %d", name(running_).c_str(), rank);
+        return arena(rank) + (static_cast<const char*>(place) - arena(this->rank()));
+    }
+    int rank() const { return running_ / of_block_; }  // of the calling thread's block, in its cluster
 
     uint64_t wave_op(WaveOp op, uint64_t value, int source, Site site) {
         Thread& self = threads_[running_];
@@ -188,12 +204,12 @@ class Block {
     // Shared arrays are found by order of declaration: the first thread to come allocates and poisons one, the others find it.
     void* shared(size_t bytes, Site site, size_t limit = kSharedBytes) {
         const size_t number = threads_[running_].next_shared++;
-        if (number == shared_.size()) allocate_shared(bytes, site, limit);
-        const SharedArray& array = shared_[number];
+        if (number == shared_[rank()].size()) allocate_shared(rank(), bytes, site, limit);
+        const SharedArray& array = shared_[rank()][number];
         if (array.bytes != bytes || !(array.site == site))
             die("%s declares %zu bytes at %s:%d where another thread declares %zu at %s:%d", name(running_).c_str(), bytes,
                 site.file, site.line, array.bytes, array.site.file, array.site.line);
-        return arena() + array.begin;
+        return arena(rank()) + array.begin;
     }
 
     // This shared array takes all the memory that the launch asked for, on targets where a launch asks.
@@ -211,55 +227,56 @@ class Block {
     }
 
     dim3 thread_index() const { return threads_[running_].index; }
-    dim3 block_index() const { return index_; }
+    dim3 block_index() const { return dim3(index_.x + static_cast<unsigned>(rank()), index_.y, index_.z); }
     dim3 block_size() const { return size_; }
-    int lane() const { return running_ % hipconv::kWaveSize; }
+    int lane() const { return running_ % of_block_ % hipconv::kWaveSize; }
 
   private:
     static std::vector<Stack>& stack_pool() {
         static thread_local std::vector<Stack> stacks;
         return stacks;
     }
-    static char* arena() {
-        alignas(16) static thread_local char memory[kArenaBytes];
+    static std::vector<std::vector<char>>& arenas() {
+        static thread_local std::vector<std::vector<char>> memory;
         return memory;
     }
+    static char* arena(int rank) { return arenas()[static_cast<size_t>(rank)].data(); }
     static constexpr size_t kArenaBytes = kMostSharedBytes + (kSharedArrays + 1) * kCanaryBytes;
     static size_t padded(size_t bytes) { return (bytes + 15) / 16 * 16; }
 
     // AddressSanitizer stops at a forbidden byte, reads included; without it the canaries tell of writes when the block is
     // done.
-    static void forbid_access(size_t begin, size_t end) {
+    static void forbid_access(int rank, size_t begin, size_t end) {
 #if defined(__SANITIZE_ADDRESS__)
-        ASAN_POISON_MEMORY_REGION(arena() + begin, end - begin);
+        ASAN_POISON_MEMORY_REGION(arena(rank) + begin, end - begin);
 #else
-        (void)begin, (void)end;
+        (void)rank, (void)begin, (void)end;
 #endif
     }
-    static void allow_access(size_t begin, size_t end) {
+    static void allow_access(int rank, size_t begin, size_t end) {
 #if defined(__SANITIZE_ADDRESS__)
-        ASAN_UNPOISON_MEMORY_REGION(arena() + begin, end - begin);
+        ASAN_UNPOISON_MEMORY_REGION(arena(rank) + begin, end - begin);
 #else
-        (void)begin, (void)end;
+        (void)rank, (void)begin, (void)end;
 #endif
     }
 
     // Canaries lie before the first array and after each.
-    void allocate_shared(size_t bytes, Site site, size_t limit) {
-        const size_t last_end = shared_.empty() ? 0 : shared_.back().begin + padded(shared_.back().bytes);
+    void allocate_shared(int rank, size_t bytes, Site site, size_t limit) {
+        std::vector<SharedArray>& arrays = shared_[rank];
+        const size_t last_end = arrays.empty() ? 0 : arrays.back().begin + padded(arrays.back().bytes);
         const size_t begin = last_end + kCanaryBytes, end = begin + bytes, next = begin + padded(bytes) + kCanaryBytes;
-        const size_t used = next - (shared_.size() + 2) * kCanaryBytes;
+        const size_t used = next - (arrays.size() + 2) * kCanaryBytes;
         if (used > limit)
             die("needs %zu bytes of shared memory, and a block has %zu (%s:%d)", used, limit, site.file, site.line);
-        if (shared_.size() == kSharedArrays)
-            die("declares over %zu shared arrays (%s:%d)", kSharedArrays, site.file, site.line);
-        allow_access(last_end, next);
-        for (size_t i = last_end; i < begin; ++i) arena()[i] = static_cast<char>(canary(i));
-        std::memset(arena() + begin, kPoison, bytes);
-        for (size_t i = end; i < next; ++i) arena()[i] = static_cast<char>(canary(i));
-        forbid_access(last_end, begin);
-        forbid_access(end, next);
-        shared_.push_back({begin, bytes, site});
+        if (arrays.size() == kSharedArrays) die("declares over %zu shared arrays (%s:%d)", kSharedArrays, site.file, site.line);
+        allow_access(rank, last_end, next);
+        for (size_t i = last_end; i < begin; ++i) arena(rank)[i] = static_cast<char>(canary(i));
+        std::memset(arena(rank) + begin, kPoison, bytes);
+        for (size_t i = end; i < next; ++i) arena(rank)[i] = static_cast<char>(canary(i));
+        forbid_access(rank, last_end, begin);
+        forbid_access(rank, end, next);
+        arrays.push_back({begin, bytes, site});
     }
 
     static void enter_thread() {
@@ -282,6 +299,28 @@ class Block {
 
     bool everyone(State state) const {
         return std::all_of(threads_.begin(), threads_.end(), [&](const Thread& thread) { return thread.state == state; });
+    }
+
+    // Opens the barrier of the block whose first thread this is once all its threads are there.
+    bool open_barrier(int first) {
+        for (int t = first; t < first + of_block_; ++t)
+            if (threads_[t].state != State::at_barrier) return false;
+        require_one_site(first, first + of_block_);
+        for (int t = first; t < first + of_block_; ++t) threads_[t].state = State::runnable;
+        return true;
+    }
+
+    bool open_cluster_barrier() {
+        int last = -1;
+        for (int t = 0; t < count_; ++t) {
+            if (threads_[t].state == State::exited) continue;
+            if (threads_[t].state != State::at_cluster_barrier) return false;
+            if (last >= 0 && !(threads_[t].site == threads_[last].site)) die_of_divergence(last, t + 1);
+            last = t;
+        }
+        for (Thread& thread : threads_)
+            if (thread.state == State::at_cluster_barrier) thread.state = State::runnable;
+        return last >= 0;
     }
 
     // Every runnable thread runs to its next stop, or further in a wave that runs ahead. The result is false if none could run.
@@ -346,19 +385,18 @@ class Block {
             if (!(threads_[t].site == threads_[begin].site)) die_of_divergence(begin, end);
     }
 
-    void check_canaries() const {
-        allow_access(0, kArenaBytes);
-        for (size_t number = 0; number < shared_.size(); ++number) {
-            const SharedArray& array = shared_[number];
+    void check_canaries(int rank) const {
+        allow_access(rank, 0, kArenaBytes);
+        for (const SharedArray& array : shared_[rank]) {
             const size_t end = array.begin + array.bytes, next = array.begin + padded(array.bytes) + kCanaryBytes;
-            if (number == 0) check_canary(array, 0, array.begin);
-            check_canary(array, end, next);
+            if (&array == &shared_[rank].front()) check_canary(rank, array, 0, array.begin);
+            check_canary(rank, array, end, next);
         }
     }
 
-    void check_canary(const SharedArray& array, size_t begin, size_t end) const {
+    void check_canary(int rank, const SharedArray& array, size_t begin, size_t end) const {
         for (size_t i = begin; i < end; ++i)
-            if (static_cast<unsigned char>(arena()[i]) != canary(i))
+            if (static_cast<unsigned char>(arena(rank)[i]) != canary(i))
                 die("writes shared memory outside its arrays: at byte %td of the %zu declared at %s:%d",
                     static_cast<std::ptrdiff_t>(i) - static_cast<std::ptrdiff_t>(array.begin), array.bytes, array.site.file,
                     array.site.line);
@@ -398,14 +436,14 @@ class Block {
 
     const char* kernel_;
     dim3 size_, index_;
-    int count_;
+    int of_block_, count_;  // threads of a block, and of all that run together
     size_t launch_shared_;
     Order& order_;
     std::vector<Thread> threads_;
     Context scheduler_;
     int running_ = 0;
     const std::function<void()>* body_ = nullptr;
-    std::vector<SharedArray> shared_;  // in order of declaration
+    std::vector<std::vector<SharedArray>> shared_;  // of each block, in order of declaration
 };
 
 template <typename T>

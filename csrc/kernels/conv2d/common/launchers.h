@@ -42,6 +42,11 @@ std::vector<Conv2dTile> conv2d_wave_gemm_tiles(const std::string& arch, DType dt
 const char* conv2d_wave_gemm_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
 void conv2d_wave_gemm(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
 
+// 1x1 taps of few enough channels and filters for LDS: waves that wait for memory alone. No workspace.
+std::vector<Conv2dTile> conv2d_pointwise_tiles(const std::string& arch, DType dtype);
+const char* conv2d_pointwise_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
+void conv2d_pointwise(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
+
 // Either GEMM on repacked x, which can be read by 16 bytes. The tiles are the GEMM's own.
 const char* conv2d_relaid_warpgroup_gemm_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
 int64_t conv2d_relaid_warpgroup_gemm_workspace(const Conv2dParams& params, const Conv2dPlan& plan);

@@ -20,9 +20,10 @@ constexpr bool kFewRegisters = kWaveSize == 32 && !kHasPredicates;
 
 // This is what a thread reads of a row: the kReach columns that its outputs see. A word of two columns begins at an even one,
 // which may lie in front of them (kOdd).
-template <int kTaps, int kStride, bool kAcross_, bool kWords_>
+template <int kTaps_, int kStride_, bool kAcross_, bool kWords_>
 struct RowShape {
     static constexpr bool kAcross = kAcross_, kWords = kWords_;
+    static constexpr int kTaps = kTaps_, kStride = kStride_;
     static constexpr int kColumns = kTaps >= 7 && kFewRegisters ? 2 : kWalkColumns<kTaps, kAcross>;  // of outputs, at once
     static constexpr int kReach = (kColumns - 1) * kStride + kTaps;
     static constexpr int kEach = kWords && !kAcross ? 2 : 1;  // columns of a load
@@ -39,15 +40,35 @@ struct RowSource {
     int inside;  // a bit for each load; 0 if the row is outside
 };
 
+// Where a thread reads row y of x, from column `first` on, which may lie outside the image.
+template <typename Shape>
+HIPCONV_INLINE RowSource row_source(const DepthwiseParams& p, const DepthwisePlace& at, int y, int first) {
+    const Image& x = p.conv.x;
+    const int bytes = element_bytes(p.conv.dtype), k = at.unit * 2, second = k + 1 < p.conv.out_channels ? k + 1 : k;
+    const int64_t origin = at.batch * x.batch_stride + y * x.row_stride + first * x.column_stride;
+    const int64_t channels[2] = {k / p.multiplier, second / p.multiplier};
+    RowSource from;
+    from.first = static_cast<const char*>(x.data) + (origin + channels[0] * x.channel_stride) * bytes;
+    from.second = static_cast<const char*>(x.data) + (origin + channels[1] * x.channel_stride) * bytes;
+    from.inside = 0;
+#pragma unroll
+    for (int i = 0; i < Shape::kLoads; ++i) {
+        const int z = first + i * Shape::kEach;
+        if (z >= 0 && z < p.conv.in_width && at.has_work) from.inside |= 1 << i;
+    }
+    return from;
+}
+
 template <typename Memory>
 HIPCONV_INLINE Memory load_global(const char* address) {
     return *global_pointer<const Memory>(address);
 }
 
 // Makes kCount loads, of which some may be outside the image: those leave zeros, or something that row_of replaces by zeros.
-template <int kCount, typename Load, typename Zero>
+// `kBranches`: loads that are all inside have no predicates.
+template <int kCount, bool kBranches, typename Load, typename Zero>
 HIPCONV_INLINE void load_inside(int inside, Load load, Zero zero) {
-    if (inside == (1 << kCount) - 1) {
+    if ((kBranches || !kHasPredicates) && inside == (1 << kCount) - 1) {
 #pragma unroll
         for (int i = 0; i < kCount; ++i) load(i, i);
         return;
@@ -68,7 +89,7 @@ HIPCONV_INLINE void load_inside(int inside, Load load, Zero zero) {
     }
 }
 
-template <typename Shape, typename Memory, typename Row>
+template <typename Shape, typename Memory, bool kBranches, typename Row>
 HIPCONV_INLINE void load_each_channel(Row& row, const DepthwiseParams& p, const RowSource& from) {
     const uint32_t step = Shape::kWords ? sizeof(Memory) : p.x_step;
     const auto load = [&](int i, int at) {
@@ -76,18 +97,18 @@ HIPCONV_INLINE void load_each_channel(Row& row, const DepthwiseParams& p, const 
         row[2 * i] = load_global<Memory>(from.first + offset);
         row[2 * i + 1] = load_global<Memory>(from.second + offset);
     };
-    load_inside<Shape::kLoads>(from.inside, load, [&](int i) { row[2 * i] = row[2 * i + 1] = 0; });
+    load_inside<Shape::kLoads, kBranches>(from.inside, load, [&](int i) { row[2 * i] = row[2 * i + 1] = 0; });
 }
 
 // `row` is an array of Shape::kRegisters words.
-template <typename Shape, typename Row>
+template <typename Shape, bool kBranches = true, typename Row>
 HIPCONV_INLINE void load_row(Row& row, const DepthwiseParams& p, const RowSource& from) {
     const auto address = [&](int at) { return from.first + static_cast<uint64_t>(p.x_step) * static_cast<uint32_t>(at); };
     if constexpr (Shape::kWords && Shape::kAcross) {
         const auto load = [&](int i, int at) { row[i] = load_global<uint32_t>(address(at)); };
-        load_inside<Shape::kLoads>(from.inside, load, [&](int i) { row[i] = 0; });
+        load_inside<Shape::kLoads, kBranches>(from.inside, load, [&](int i) { row[i] = 0; });
     } else if constexpr (Shape::kWords) {
-        load_each_channel<Shape, uint32_t>(row, p, from);
+        load_each_channel<Shape, uint32_t, kBranches>(row, p, from);
     } else {
         if (Shape::kAcross && p.x_by_vectors) {
             const auto load = [&](int i, int at) {
@@ -95,10 +116,10 @@ HIPCONV_INLINE void load_row(Row& row, const DepthwiseParams& p, const RowSource
                 row[2 * i] = word(both, 0);
                 row[2 * i + 1] = word(both, 1);
             };
-            return load_inside<Shape::kLoads>(from.inside, load, [&](int i) { row[2 * i] = row[2 * i + 1] = 0; });
+            return load_inside<Shape::kLoads, kBranches>(from.inside, load, [&](int i) { row[2 * i] = row[2 * i + 1] = 0; });
         }
-        if (p.conv.dtype == DType::f32) return load_each_channel<Shape, uint32_t>(row, p, from);
-        load_each_channel<Shape, uint16_t>(row, p, from);
+        if (p.conv.dtype == DType::f32) return load_each_channel<Shape, uint32_t, kBranches>(row, p, from);
+        load_each_channel<Shape, uint16_t, kBranches>(row, p, from);
     }
 }
 

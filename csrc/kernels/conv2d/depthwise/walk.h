@@ -8,8 +8,10 @@
 
 #include <hip/hip_runtime.h>
 
+#include "filters.h"
 #include "kernels.h"
 #include "launch/check.h"
+#include "row.h"
 #include "rows.h"
 #include "store.h"
 
@@ -33,7 +35,6 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, walk_blocks(kTaps, kAcr
 
     let_next_kernel_begin();
     const auto at = depthwise_place<uint32_t>(p, blockIdx.x, threadIdx.x);
-    const int bytes = element_bytes(p.conv.dtype);
     const int k = at.unit * 2, second = k + 1 < p.conv.out_channels ? k + 1 : k;
     const int row = at.segment * p.segment_rows;
 
@@ -56,18 +57,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, walk_blocks(kTaps, kAcr
     const auto begin_at = [&](int first_column) {
         column = first_column;
         y = row * kStride - p.conv.pad_top;
-        const Image& x = p.conv.x;
-        const int first = column * kStride - p.conv.pad_left - Shape::kOdd;
-        const int64_t origin = at.batch * x.batch_stride + y * x.row_stride + first * x.column_stride;
-        const int64_t channels[2] = {k / p.multiplier, second / p.multiplier};
-        from.first = static_cast<const char*>(x.data) + (origin + channels[0] * x.channel_stride) * bytes;
-        from.second = static_cast<const char*>(x.data) + (origin + channels[1] * x.channel_stride) * bytes;
-        from.inside = 0;
-#pragma unroll
-        for (int i = 0; i < Shape::kLoads; ++i) {
-            const int z = first + i * Shape::kEach;
-            if (z >= 0 && z < p.conv.in_width && at.has_work) from.inside |= 1 << i;
-        }
+        from = row_source<Shape>(p, at, y, column * kStride - p.conv.pad_left - Shape::kOdd);
         in_a_register(from.inside);
         if constexpr (kFetches) {
 #pragma unroll 1
@@ -82,46 +72,12 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDepthwiseThreads, walk_blocks(kTaps, kAcr
     begin_at(at.tile * kWalkColumns<kTaps, kAcross>);
 
     // Filters: to LDS in the order of memory, to registers by taps.
-    constexpr int kAllTaps = kTaps * kTaps, kEach = (kMostUnits * kAllTaps + kDepthwiseThreads - 1) / kDepthwiseThreads;
-    const DepthwiseParams& with = first_parameter_again(p);
-    const auto stage_filters = [&](auto bits) {
-        using Bits = decltype(bits);
-        struct Filters {
-            Bits first, second;
-        };
-        const Bits* const weights = global_pointer<const Bits>(with.conv.weight.data);
-        const auto load = [&](int i) {
-            const int of_block = i / kAllTaps, tap = i - of_block * kAllTaps, r = tap / kTaps;
-            const int filter = depthwise_unit(with, at, of_block) * 2;
-            const int first = filter * with.weight_filter + r * with.weight_row + (tap - r * kTaps) * with.weight_column;
-            return Filters{weights[first], weights[first + (filter + 1 < with.conv.out_channels ? with.weight_filter : 0)]};
-        };
-        const auto store = [&](int i, const Filters& of) {
-            const int of_block = i / kAllTaps, tap = i - of_block * kAllTaps;
-            Pair pair;
-            if constexpr (sizeof(Bits) == 4)
-                pair = make_pair(bit_cast<float>(of.first), bit_cast<float>(of.second));
-            else if (with.conv.dtype == DType::bf16)
-                pair = make_pair(to_float(bf16{of.first}), to_float(bf16{of.second}));
-            else
-                pair = make_pair(to_float(f16{of.first}), to_float(f16{of.second}));
-            filters[tap * kFilterPitch + of_block] = pair;
-        };
-        constexpr int kAtOnce = kEach < 7 ? kEach : 7;
-        load_and_store<kAtOnce>(at.block_units * kAllTaps, load, store);
-    };
-    if (with.conv.dtype == DType::f32)
-        stage_filters(uint32_t{});
-    else
-        stage_filters(uint16_t{});
-    Pair bias = twice(0.0f);
-    if (with.conv.bias && at.has_work) {
-        const void* const data = global_pointer<void>(with.conv.bias);
-        bias = make_pair(load_parameter(data, k * with.conv.bias_stride, with.conv.bias_dtype),
-                         load_parameter(data, second * with.conv.bias_stride, with.conv.bias_dtype));
-    }
+    constexpr int kAllTaps = kTaps * kTaps;
+    const PairOfBias bias_bits(p, at);
+    stage_filters<kTaps>(filters, p, at);
     __syncthreads();
     if (!at.has_work) return;
+    const Pair bias = bias_bits.get(p);
     Pair taps[kInRegisters ? kAllTaps : 1];
     if constexpr (kInRegisters) {
 #pragma unroll
@@ -208,8 +164,9 @@ inline int64_t compute_units_here() {
 // Cuts images into segments: many, so that all compute units have work, but each segment begins with rows of x that another one
 // reads, too, and with its filters; and a few blocks more than the card holds at once take as long as twice as many. Times are
 // in cycles, estimated; those of steps were measured on an H200.
+// Returns the cycles.
 template <int kTaps, int kStride, bool kAcross>
-void choose_segments(DepthwiseParams& p, int64_t compute_units) {
+double choose_segments(DepthwiseParams& p, int64_t compute_units) {
     constexpr int kRows = (kTaps + kStride - 1) / kStride, kBlocks = walk_blocks(kTaps, kAcross, true);
     // These are costs of a step: of a wave that shares its SIMD with none, and for instructions alone. Of a block's begin.
     constexpr double kLatency = 700, kIssue = 1.2 * 2 * kWalkColumns<kTaps, kAcross> * kTaps * kTaps + 70, kStart = 2500;
@@ -228,13 +185,26 @@ void choose_segments(DepthwiseParams& p, int64_t compute_units) {
         if (segments == 1 || cycles < 0.97 * least) least = cycles, best = rows;
     }
     cut_segments(p, best);
+    return least;
+}
+
+// Tells whether the kernel that loads all rows of x at once is faster. Its cycles were fitted to 70 layers on an H200, and so
+// was how many times longer the walking kernel takes than estimated where it is the slower one.
+template <typename Shape>
+bool takes_rows(DepthwiseParams p, bool words, double walk_cycles, int64_t compute_units) {
+    cut_segments(p, 1);
+    const double loads = Shape::kTaps * (words ? Shape::kRegisters : 1.5 * Shape::kRegisters);
+    const double block = 30 + 31 * loads + 2 * Shape::kColumns * Shape::kTaps * Shape::kTaps;
+    const double longer = 1.8 * (words ? 1 : 1.45) * (Shape::kStride == 1 ? 1 : Shape::kTaps == 5 ? 1.9 : 1.2);
+    return 3200 + double(p.blocks) / double(compute_units) * block < longer * walk_cycles;
 }
 
 template <int kTaps, int kStride, bool kAcross>
 void launch_walk(const Conv2dParams& c, hipStream_t stream) {
     using Shape = RowShape<kTaps, kStride, kAcross, true>;
     DepthwiseParams p = depthwise_blocks(c, kAcross, 2, kWalkColumns<kTaps, kAcross>, 1);
-    choose_segments<kTaps, kStride, kAcross>(p, compute_units_here());
+    const int64_t units = compute_units_here();
+    const double walk_cycles = choose_segments<kTaps, kStride, kAcross>(p, units);
     const int bytes = element_bytes(c.dtype), out_bytes = element_bytes(c.out_dtype);
     if (kAcross) {
         p.x_by_vectors = p.multiplier == 1 && even(c.out_channels) && c.x.channel_stride == 1 && pairs_begin_even(c.x, bytes) &&
@@ -258,9 +228,23 @@ void launch_walk(const Conv2dParams& c, hipStream_t stream) {
     constexpr bool kHasWords = kTaps <= 7;  // else there are only kernels without
     if (!kHasWords && bytes == 2) p.x_by_vectors = false;
     const bool words = p.x_by_vectors && bytes == 2;
-    const auto kernel = words ? conv2d_depthwise_walk<kTaps, kStride, kAcross, kHasWords>
-                              : conv2d_depthwise_walk<kTaps, kStride, kAcross, false>;
-    HIPCONV_LAUNCH(true, kernel, dim3(static_cast<unsigned>(p.blocks), 1, 1), dim3(kDepthwiseThreads, 1, 1), 0, stream, p);
+    if constexpr (kTaps <= 5) {
+        if (takes_rows<Shape>(p, words, walk_cycles, units)) {
+            cut_segments(p, 1);
+            const auto row = words ? conv2d_depthwise_row<kTaps, kStride, kAcross, true>
+                                   : conv2d_depthwise_row<kTaps, kStride, kAcross, false>;
+            // Two blocks a compute unit take longer if they begin early, but for those that read words of columns: an H200 put
+            // more of them on the units that were free first.
+            const bool few = p.blocks > static_cast<uint64_t>(units) && 2 * p.blocks <= 5 * static_cast<uint64_t>(units);
+            const bool early = !few || (words && !kAcross);
+            HIPCONV_LAUNCH(early, row, dim3(static_cast<unsigned>(p.blocks), 1, 1), dim3(kDepthwiseThreads, 1, 1), 0, stream,
+                           p);
+            return check_launch("conv2d");
+        }
+    }
+    const auto walk = words ? conv2d_depthwise_walk<kTaps, kStride, kAcross, kHasWords>
+                            : conv2d_depthwise_walk<kTaps, kStride, kAcross, false>;
+    HIPCONV_LAUNCH(true, walk, dim3(static_cast<unsigned>(p.blocks), 1, 1), dim3(kDepthwiseThreads, 1, 1), 0, stream, p);
     check_launch("conv2d");
 }
 

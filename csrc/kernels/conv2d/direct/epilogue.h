@@ -193,8 +193,11 @@ HIPCONV_INLINE void store_direct_rounded(const DirectParams& p, const TilePixel*
         return;
     }
 #pragma unroll 1
-    for (int unit = lane; unit < kPixels * kFilters / kEach; unit += kWaveSize) {  // lanes along filters: no bank conflicts
-        const int pixel = unit / kFilters * kEach, filter = unit % kFilters;
+    for (int unit = lane; unit < kPixels * kFilters / kEach; unit += kWaveSize) {
+        // Lanes along filters have no bank conflicts. Elements alone are parts of a sector, for each of which the second cache
+        // takes as long as for the whole: there lanes lie along pixels.
+        const int pixel = kEach == 1 ? unit % kPixels : unit / kFilters * kEach;
+        const int filter = kEach == 1 ? unit / kPixels : unit % kFilters;
         const int place = pixels[first + pixel].out;
         if (filter >= filters || place < 0) continue;
         const uint16_t* const from = scratch + pixel * kPitch + filter;

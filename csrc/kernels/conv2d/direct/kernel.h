@@ -187,7 +187,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDirectThreads, direct_blocks_a_unit(kStri
         if (count > Wave::kFilters) count = Wave::kFilters;
         if (count > p.conv.out_channels - first_filter) count = p.conv.out_channels - first_filter;
         typename Wave::Sums sums;
-        Wave::begin(sums, first_parameter_again(p).conv, first_filter, works ? count : 0, lane);
+        const auto begin = [&] { Wave::begin(sums, first_parameter_again(p).conv, first_filter, works ? count : 0, lane); };
+        if constexpr (!kCopiesPastRegisters) begin();
         const int64_t of_strip = (static_cast<int64_t>(bundle) * p.strips + strip) * p.strip_vectors;
         const Words4* filters = global_pointer<const Words4>(p.filters) + (works ? of_strip : 0);
         int pixels[Wave::kRows];
@@ -204,6 +205,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kDirectThreads, direct_blocks_a_unit(kStri
             if (pass == 0) {  // while the patch is under way
                 write_pixels(first_parameter_again(p), tables, tile, thread, threads);
                 write_places(first_parameter_again(p), tables, thread, threads);
+                if constexpr (kCopiesPastRegisters) begin();
                 wait_for_kernel_before();  // which packed the filters
             }
             wait_for_copies<0>();

@@ -13,15 +13,99 @@ struct WarpgroupEpilogue {
     static HIPCONV_INLINE constexpr int floats(int tile_n) { return kPixels * kFilters + tile_n; }
 };
 
-// Selects a thread's sums of block `number` of 32 filters; the search begins at kNumber. Of each 8 filters a thread has two for
-// one pixel and two for another.
-template <int kNumber, int kTileN, int kBlocks>
-HIPCONV_INLINE void select_sums(const WarpgroupSums<kTileN> (&sums)[kBlocks], int number, float (&v)[16]) {
-    if constexpr (kNumber < kBlocks * kTileN / 32) {
+// Selects a thread's sums of piece `number` of 2 kEach filters; the search begins at kNumber. Of each 8 filters a thread has two
+// for one pixel and two for another.
+template <int kNumber, int kTileN, int kBlocks, int kEach>
+HIPCONV_INLINE void select_sums(const WarpgroupSums<kTileN> (&sums)[kBlocks], int number, float (&v)[kEach]) {
+    constexpr int kPieces = kTileN / 2 / kEach;  // of a block
+    if constexpr (kNumber < kBlocks * kPieces) {
         if (number != kNumber) return select_sums<kNumber + 1>(sums, number, v);
 #pragma unroll
-        for (int i = 0; i < 16; ++i) v[i] = sums[kNumber / (kTileN / 32)].values[kNumber % (kTileN / 32) * 16 + i];
+        for (int i = 0; i < kEach; ++i) v[i] = sums[kNumber / kPieces].values[kNumber % kPieces * kEach + i];
         keep_apart<kNumber>();
+    }
+}
+
+// Tells whether a tile goes from registers to memory by vectors: eight elements are aligned, and nothing else is read.
+template <typename T>
+HIPCONV_INLINE bool stores_vectors(const ConvGemmParams& g) {
+    if constexpr (sizeof(T) != 2) return false;
+    return g.conv.out_dtype == (kIsBf16<T> ? DType::bf16 : DType::f16) && !g.conv.residual.data && g.vector_stores;
+}
+
+// Where a lane's vectors go: of each block of 64 pixels, an address for store_lines or store_columns, or 0 outside the image.
+// They are worked out while the last products are under way.
+template <int kBlocks>
+struct RowsOfOut {
+    uint64_t addresses[kBlocks];
+
+    template <typename T, typename PixelsFrom>
+    HIPCONV_INLINE void find(const ConvGemmParams& g, int group, int tile_filter, PixelsFrom pixels_from, int wave_pixel,
+                             int lane) {
+        const Conv2dParams& c = g.conv;
+        const int64_t filter =
+            static_cast<int64_t>(group) * g.group_filters + tile_filter + (g.along_filters ? 0 : lane % 4 / 2 * 8 + lane / 4);
+        const int pixel = g.along_filters ? lane % WarpgroupEpilogue::kPixels : lane % 2 * 8;
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block) {
+            const auto pixels = pixels_from(wave_pixel + block * kWarpgroupPixels);
+            const OutPixel at = pixels.at(g, pixel);
+            const T* const begin = static_cast<const T*>(c.out.data) + offset_in(c.out, at.n, filter, at.p, at.q);
+            addresses[block] = kept(pixels.has(g, pixel) ? reinterpret_cast<uint64_t>(begin) : 0);
+        }
+    }
+    // Selects one without making an array in memory of them.
+    HIPCONV_INLINE uint64_t of_block(int number) const {
+        uint64_t address = addresses[0];
+#pragma unroll
+        for (int block = 1; block < kBlocks; ++block) address = number == block ? addresses[block] : address;
+        return address;
+    }
+};
+
+// Stores a tile along filters: a wave's sums of 16 pixels by 64 filters (or 32) are rounded where they are, and turned in LDS, so
+// that lanes store whole lines of 128 bytes. A lane has the address of pixel lane % 16. `filters` are those that there are from
+// the tile's first one on.
+template <typename T, int kTileN, int kBlocks>
+HIPCONV_INLINE void store_lines(const Conv2dParams& c, int filters, const RowsOfOut<kBlocks>& rows,
+                                const WarpgroupSums<kTileN> (&sums)[kBlocks], const float* bias, Words4* turned, int lane) {
+    constexpr int kFilters = kTileN % 64 == 0 ? 64 : 32, kPieces = kTileN / kFilters, kChunks = kFilters / 8;
+    constexpr int kRows = 32 / kChunks, kStores = WarpgroupEpilogue::kPixels / kRows;  // rows that lanes store at once
+    const auto index = [](int row, int chunk) {  // swizzled: neither writes nor reads have bank conflicts
+        return row * kChunks + (chunk ^ (row / (8 / kChunks) % kChunks));
+    };
+    const int row = lane / 4, of_four = lane % 4, stores_row = lane / kChunks, chunk = lane % kChunks;
+#pragma unroll 1
+    for (int number = 0; number < kBlocks * kPieces; ++number) {
+        const int first = number % kPieces * kFilters;
+        const uint64_t own_row = rows.of_block(number / kPieces);
+        float v[kFilters / 2];
+        select_sums<0>(sums, number, v);
+        if (c.bias) {
+#pragma unroll
+            for (int i = 0; i < kChunks; ++i) {
+                const Words2 more = *reinterpret_cast<const Words2*>(&bias[first + i * 8 + of_four * 2]);
+#pragma unroll
+                for (int e = 0; e < 4; ++e) v[i * 4 + e] += bit_cast<float>(word(more, e % 2));
+            }
+        }
+        with_activation(c.activation, [&](Conv2dActivation kind) {
+#pragma unroll
+            for (int i = 0; i < kFilters / 2; ++i) v[i] = activate(v[i], kind);
+        });
+        sync_wave();  // the piece before is read
+#pragma unroll
+        for (int i = 0; i < kFilters / 4; ++i)
+            reinterpret_cast<uint32_t*>(&turned[index(row + i % 2 * 8, i / 2)])[of_four] =
+                pack<T>(make_pair(v[i * 2], v[i * 2 + 1]));
+        sync_wave();
+#pragma unroll
+        for (int i = 0; i < kStores; ++i) {
+            const uint64_t address = value_of_lane(own_row, i * kRows + stores_row);
+            const Words4 eight = turned[index(i * kRows + stores_row, chunk)];
+            const int filter = first + chunk * 8;
+            if (address && filter < filters) *global_pointer<Words4>(address + filter * sizeof(T)) = eight;
+        }
     }
 }
 
@@ -55,84 +139,123 @@ HIPCONV_INLINE Words4 transposed_4x4(uint32_t (&words)[4], int lane) {
     return transposed;
 }
 
-// Lanes lie along filters: each stores eight filters of two pixels.
+// Lanes lie along filters: each stores eight filters of two pixels, in pairs or one by one.
 template <typename T>
-HIPCONV_INLINE void store_eight_filters(uint32_t (&words)[2][4], int lane, T* const (&place)[4], const bool (&is_inside)[4],
-                                        int first, int filter, int filters) {
+HIPCONV_INLINE void store_eight_filters(const ConvGemmParams& g, uint32_t (&words)[2][4], int lane, T* const (&place)[2],
+                                        const bool (&is_inside)[2], int first, int filter, int filters) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const Words4 eight = transposed_4x4(words[i], lane);
-        if (is_inside[i] && first + filter < filters) *reinterpret_cast<Words4*>(place[i] + first) = eight;
+        if (!is_inside[i]) continue;
+        const int left = filters - first - filter;
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+            const uint32_t two = word(eight, n);
+            if (g.pair_stores) {
+                if (2 * n < left) *reinterpret_cast<uint32_t*>(place[i] + first + 2 * n) = two;
+                continue;
+            }
+            const int64_t step = g.conv.out.channel_stride;
+            T* const at = place[i] + (first + 2 * n) * step;
+            if (2 * n < left) *at = bit_cast<T>(static_cast<uint16_t>(two));
+            if (2 * n + 1 < left) at[step] = bit_cast<T>(static_cast<uint16_t>(two >> 16));
+        }
     }
 }
 
-// Lanes lie along pixels: each stores two of them, together or one by one, for eight filters.
+// Lanes lie along pixels: each stores two of them together, which are inside or not, for eight filters.
 template <typename T>
-HIPCONV_INLINE void store_two_pixels(const ConvGemmParams& g, const uint32_t (&words)[2][4], int lane, T* const (&place)[4],
-                                     const bool (&is_inside)[4], int first, int filter, int filters) {
+HIPCONV_INLINE void store_two_pixels(const ConvGemmParams& g, const uint32_t (&words)[2][4], int lane, T* const (&place)[2],
+                                     const bool (&is_inside)[2], int first, int filter, int filters) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
         const int eight = i / 2 * 8;  // filters
         const uint32_t two = transpose_8x8(words[i % 2][i / 2], lane);
-        if (first + eight + filter >= filters) continue;
-        const int64_t offset = (first + eight) * g.conv.out.channel_stride;
-        if (g.pair_stores) {  // both are inside, or neither is
-            if (is_inside[i % 2]) *reinterpret_cast<uint32_t*>(place[i % 2] + offset) = two;
-            continue;
-        }
-        if (is_inside[i % 2]) place[i % 2][offset] = bit_cast<T>(static_cast<uint16_t>(two));
-        if (is_inside[2 + i % 2]) place[2 + i % 2][offset] = bit_cast<T>(static_cast<uint16_t>(two >> 16));
+        if (is_inside[i % 2] && first + eight + filter < filters)
+            *reinterpret_cast<uint32_t*>(place[i % 2] + (first + eight) * g.conv.out.channel_stride) = two;
     }
 }
 
-// Rounds a tile's sums, transposes them between lanes and stores them. Where eight elements are aligned, each lane ends up with
-// eight consecutive ones; else lanes lie along pixels, with two pixels each. The loop is not unrolled, because the activations
-// are long.
+// Lanes lie along pixels: 16 of them store theirs of a filter, and the others of the next one. What is stored at once is 32
+// bytes of a filter, as the second cache takes as long for a part of a sector as for the whole.
+template <typename T>
+HIPCONV_INLINE void store_each_pixel(const ConvGemmParams& g, const uint32_t (&words)[2][4], int lane, T* place, bool is_inside,
+                                     int first, int filter, int filters) {
+    const int row = lane % 8 * 4;  // the first lane that has sums of the pixel
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+        const int two = i * 2;  // filters
+        const uint32_t upper = word_of_lane(words[0][i / 4], row + i % 4), lower = word_of_lane(words[1][i / 4], row + i % 4);
+        const uint32_t both = lane % 16 < 8 ? upper : lower;
+        if (is_inside && first + two + filter < filters)
+            place[(first + two) * g.conv.out.channel_stride] =
+                bit_cast<T>(static_cast<uint16_t>(filter == 0 ? both : both >> 16));
+    }
+}
+
+// Stores a tile along pixels, of which eight are aligned: sums are rounded and transposed between lanes. A lane has the address of
+// its eight pixels, for its first filter.
+template <typename T, int kTileN, int kBlocks>
+HIPCONV_INLINE void store_columns(const Conv2dParams& c, int filters, const RowsOfOut<kBlocks>& rows,
+                                  const WarpgroupSums<kTileN> (&sums)[kBlocks], const float* bias, int lane) {
+    const int of_four = lane % 4, filter = of_four / 2 * 8 + lane / 4;  // among 16
+#pragma unroll 1
+    for (int number = 0; number < kBlocks * kTileN / 32; ++number) {
+        const int first = number % (kTileN / 32) * 32;
+        const uint64_t address = rows.of_block(number / (kTileN / 32));
+        float v[16];
+        select_sums<0>(sums, number, v);
+        uint32_t words[2][4];
+        finish_sums<T>(c, v, bias, first, of_four, words);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {  // 16 filters each
+            uint32_t transposed[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) transposed[i] = transpose_8x8(words[i % 2][half * 2 + i / 2], lane);
+            const Words4 eight = transposed_4x4(transposed, lane);
+            if (address && first + half * 16 + filter < filters)
+                *reinterpret_cast<Words4*>(global_pointer<T>(address) + (first + half * 16) * c.out.channel_stride) = eight;
+        }
+    }
+}
+
+// Rounds a tile's sums and stores them where eight are no vector: two pixels at a time, or one; or along filters. The loop is
+// not unrolled, because the activations are long.
 template <typename T, int kTileN, int kBlocks, typename PixelsFrom>
-HIPCONV_INLINE void store_16bit(const ConvGemmParams& g, int group, int tile_filter, PixelsFrom pixels_from,
+HIPCONV_INLINE void store_pairs(const ConvGemmParams& g, int group, int tile_filter, PixelsFrom pixels_from,
                                 const WarpgroupSums<kTileN> (&sums)[kBlocks], const float* bias, int wave_pixel, int lane) {
     const Conv2dParams& c = g.conv;
     const int of_four = lane % 4, row = lane / 4;
     const int64_t first_filter = static_cast<int64_t>(group) * g.group_filters + tile_filter;
     const int filters = g.group_filters - tile_filter;
-    // This lane stores two pixels with eight filters each; eight consecutive pixels; or two pairs of pixels.
-    const int first_pixel = g.along_filters ? row : g.vector_stores ? of_four % 2 * 8 : of_four * 2;
-    const int filter = g.along_filters ? of_four * 8 : g.vector_stores ? of_four / 2 * 8 + row : row;  // among the 32
-    T* place[4] = {};  // addresses of first_pixel, first_pixel + 8, and the pixel behind each
-    bool is_inside[4] = {};
+    // This lane stores two pairs of pixels; one pixel; or two pixels with eight filters each.
+    const int first_pixel = g.along_filters ? row : g.pair_stores ? of_four * 2 : lane % 16;
+    const int filter = g.along_filters ? of_four * 8 : g.pair_stores ? row : lane / 16;  // among the 32
+    T* place[2] = {};  // addresses of first_pixel, and first_pixel + 8
+    bool is_inside[2] = {};
 #pragma unroll 1
     for (int number = 0; number < kBlocks * kTileN / 32; ++number) {
         const int first = number % (kTileN / 32) * 32;
         if (first == 0) {
             const auto pixels = pixels_from(wave_pixel + number / (kTileN / 32) * kWarpgroupPixels);
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int pixel = first_pixel + i % 2 * 8 + i / 2;
+            for (int i = 0; i < 2; ++i) {
+                const int pixel = first_pixel + i * 8;
                 is_inside[i] = pixels.has(g, pixel);
                 const OutPixel at = pixels.at(g, pixel);
                 place[i] = global_pointer<T>(c.out.data) + offset_in(c.out, at.n, first_filter + filter, at.p, at.q);
-                if (i == 1 && (g.along_filters || g.vector_stores)) break;
             }
         }
         float v[16];
         select_sums<0>(sums, number, v);
         uint32_t words[2][4];
         finish_sums<T>(c, v, bias, first, of_four, words);
-        if (g.along_filters) {
-            store_eight_filters<T>(words, lane, place, is_inside, first, filter, filters);
-        } else if (g.vector_stores) {
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {  // 16 filters each
-                uint32_t transposed[4];
-#pragma unroll
-                for (int i = 0; i < 4; ++i) transposed[i] = transpose_8x8(words[i % 2][half * 2 + i / 2], lane);
-                const Words4 eight = transposed_4x4(transposed, lane);
-                if (is_inside[0] && first + half * 16 + filter < filters)
-                    *reinterpret_cast<Words4*>(place[0] + (first + half * 16) * c.out.channel_stride) = eight;
-            }
-        } else {
+        if (g.along_filters)
+            store_eight_filters<T>(g, words, lane, place, is_inside, first, filter, filters);
+        else if (g.pair_stores)
             store_two_pixels<T>(g, words, lane, place, is_inside, first, filter, filters);
-        }
+        else
+            store_each_pixel<T>(g, words, lane, place[0], is_inside[0], first, filter, filters);
     }
 }
 
@@ -183,18 +306,23 @@ HIPCONV_INLINE void load_bias(const ConvGemmParams& g, int group, int first_filt
     with_dtype(c.bias_dtype, [&](auto type) { load_bias<decltype(type)>(bias, first, c.bias_stride, filters, lane, to); });
 }
 
-// Stores a tile: through registers alone where store_16bit can, else through each wave's epilogue tile in LDS, 16 pixels by 32
+template <int kBlocks>
+HIPCONV_INLINE int first_pixel_of_wave(int thread) {
+    return thread / kWarpgroupThreads * kBlocks * kWarpgroupPixels +
+           thread % kWarpgroupThreads / 32 * WarpgroupEpilogue::kPixels;
+}
+
+// Stores a tile, whose `rows` are known where stores_vectors() says so: through registers alone where that can be, else through each wave's epilogue tile in LDS, 16 pixels by 32
 // filters, from which lanes store along what is dense in out. pixels_from(n) are the tile's pixels from number n on. The loop
 // over epilogue tiles is not unrolled, because its body is long.
 template <typename T, int kTileN, int kBlocks, typename PixelsFrom>
 HIPCONV_INLINE void store_warpgroup_sums(const ConvGemmParams& g, int group, int tile_filter, int part, PixelsFrom pixels_from,
-                                         const WarpgroupSums<kTileN> (&sums)[kBlocks], const float (&lane_bias)[kTileN / 32],
-                                         float* epilogue_tiles, int thread) {
+                                         const RowsOfOut<kBlocks>& rows, const WarpgroupSums<kTileN> (&sums)[kBlocks],
+                                         const float (&lane_bias)[kTileN / 32], float* epilogue_tiles, int thread) {
     constexpr int kPixels = WarpgroupEpilogue::kPixels, kFilters = WarpgroupEpilogue::kFilters,
                   kEpilogueTiles = kTileN / kFilters;
     const Conv2dParams& c = g.conv;
-    const int of_warpgroup = thread % kWarpgroupThreads, lane = thread % 32;
-    const int wave_pixel = thread / kWarpgroupThreads * kBlocks * kWarpgroupPixels + of_warpgroup / 32 * kPixels;
+    const int lane = thread % 32, wave_pixel = first_pixel_of_wave<kBlocks>(thread);
     float* const epilogue_tile = epilogue_tiles + thread / 32 * WarpgroupEpilogue::floats(kTileN);
     float* const bias = epilogue_tile + kPixels * kFilters;
     sync_wave();  // the tile before is stored
@@ -203,8 +331,11 @@ HIPCONV_INLINE void store_warpgroup_sums(const ConvGemmParams& g, int group, int
     sync_wave();  // the bias is written
     if constexpr (sizeof(T) == 2) {
         const bool is_16bit = c.out_dtype == (kIsBf16<T> ? DType::bf16 : DType::f16) && !c.residual.data;
-        if (is_16bit && (g.vector_stores || !g.along_filters))
-            return store_16bit<T>(g, group, tile_filter, pixels_from, sums, bias, wave_pixel, lane);
+        const int filters = g.group_filters - tile_filter;
+        if (stores_vectors<T>(g) && g.along_filters)
+            return store_lines<T>(c, filters, rows, sums, bias, reinterpret_cast<Words4*>(epilogue_tile), lane);
+        if (stores_vectors<T>(g)) return store_columns<T>(c, filters, rows, sums, bias, lane);
+        if (is_16bit) return store_pairs<T>(g, group, tile_filter, pixels_from, sums, bias, wave_pixel, lane);
     }
 #pragma unroll 1
     for (int number = 0; number < kBlocks * kEpilogueTiles; ++number) {

@@ -10,6 +10,20 @@ namespace hipconv {
 
 constexpr int kRepackThreads = 128;
 
+// Where the elements of a patch of x lie, in the order in which the filters have them in memory: along three axes, channels
+// the outermost or the innermost one, of which the inner two have these sizes.
+struct PatchOrder {
+    int32_t middle, inner;  // inner is zero where there is no patch
+    Divisor divide_by_middle, divide_by_inner;
+    int64_t outer_stride, middle_stride, inner_stride;  // of x
+
+    HIPCONV_INLINE int64_t offset(int32_t element) const {
+        const uint32_t line = divide(static_cast<uint32_t>(element), divide_by_inner), outer = divide(line, divide_by_middle);
+        const uint32_t of_line = static_cast<uint32_t>(element) - line * static_cast<uint32_t>(inner);
+        return outer * outer_stride + (line - outer * static_cast<uint32_t>(middle)) * middle_stride + of_line * inner_stride;
+    }
+};
+
 struct RepackParams {
     Image x;
     int32_t channels, height, width, pad_top, pad_left;
@@ -18,6 +32,7 @@ struct RepackParams {
     void* repacked;
     int32_t image_pixels, row_pixels, pixels, chunks;  // of the repacked x
     Divisor divide_by_image, divide_by_row, divide_by_across;
+    PatchOrder patch;       // no axes unless channels are all elements of a patch of x
     int32_t log2_lanes;     // of the lanes along chunks; the others lie along pixels
     int32_t across, tiles;  // blocks of work along chunks, and in all
     PackParams filters;     // packed is null if they are read in place
@@ -60,14 +75,17 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kRepackThreads, 6) conv2d_repack(RepackPar
             const uint32_t n = divide(pixel, p.divide_by_image);
             source = {n * p.x.batch_stride + (pixel - n * static_cast<uint32_t>(p.image_pixels)), true};
         }
-        const Bits* const from =
-            global_pointer<const Bits>(p.x.data) + source.offset + chunk * (kChunkChannels * p.x.channel_stride);
-        const int32_t channels = p.channels - static_cast<int32_t>(chunk) * kChunkChannels;  // left
+        const int32_t first = static_cast<int32_t>(chunk) * kChunkChannels, channels = p.channels - first;  // left
+        const Bits* const from = global_pointer<const Bits>(p.x.data) + source.offset;
         Vector loaded[kChunkChannels];
 #pragma unroll
         for (int e = 0; e < kChunkChannels; ++e) {
             loaded[e] = Vector{};
-            if (source.is_inside && e < channels) loaded[e] = *reinterpret_cast<const Vector*>(from + e * p.x.channel_stride);
+            int64_t at = (first + e) * p.x.channel_stride;
+            if constexpr (kPixels == 1) {
+                if (p.patch.inner > 0) at = p.patch.offset(first + e);
+            }
+            if (source.is_inside && e < channels) loaded[e] = *reinterpret_cast<const Vector*>(from + at);
         }
 #pragma unroll
         for (int i = 0; i < kPixels; ++i) {

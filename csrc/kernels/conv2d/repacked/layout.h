@@ -35,6 +35,45 @@ inline bool has_windows(const Conv2dParams& p) {
     return p.in_channels <= channels_of_chunk(p) && p.groups == 1 && p.kernel_width > 1 && p.dilation_w == 1;
 }
 
+// Tells whether filters lie in memory as rows of all their elements, with channels outermost or innermost.
+inline bool has_dense_filters(const Conv2dParams& p, bool channels_inside) {
+    const int64_t height = p.kernel_height, width = p.kernel_width, channels = p.in_channels;
+    const Image& w = p.weight;
+    if (channels_inside) return w.channel_stride == 1 && w.column_stride == channels && w.row_stride == width * channels;
+    return w.column_stride == 1 && w.row_stride == width && w.channel_stride == height * width;
+}
+
+// Tells whether outputs see patches of x that neither overlap nor lie outside of it, of few channels: the elements of a patch
+// then become channels of a pixel, and the GEMM's taps one.
+inline bool has_patches(const Conv2dParams& p) {
+    return p.groups == 1 && p.in_channels <= channels_of_chunk(p) && p.kernel_height > 1 && p.kernel_width > 1 &&
+           p.stride_h == p.kernel_height && p.stride_w == p.kernel_width && p.dilation_h == 1 && p.dilation_w == 1 &&
+           p.pad_top == 0 && p.pad_left == 0 && int64_t{p.out_height} * p.stride_h <= p.in_height &&
+           int64_t{p.out_width} * p.stride_w <= p.in_width &&
+           int64_t{p.in_channels} * p.kernel_height * p.kernel_width < kLimit31 / 2 &&
+           (has_dense_filters(p, false) || has_dense_filters(p, true));
+}
+
+// The call whose pixels are the patches of this one's x.
+inline Conv2dParams call_of_patches(const Conv2dParams& p) {
+    Conv2dParams of = p;
+    of.in_channels = p.in_channels * p.kernel_height * p.kernel_width;
+    of.in_height = p.out_height, of.in_width = p.out_width;
+    of.kernel_height = of.kernel_width = of.stride_h = of.stride_w = 1;
+    of.weight = {p.weight.data, p.weight.batch_stride, 1, of.in_channels, of.in_channels};
+    return of;
+}
+
+inline PatchOrder patch_order_of(const Conv2dParams& p) {
+    const auto by = [](int32_t size) { return divisor_of(static_cast<uint32_t>(size)); };
+    const Image& x = p.x;
+    if (has_dense_filters(p, true))
+        return {p.kernel_width, p.in_channels,   by(p.kernel_width), by(p.in_channels),
+                x.row_stride,   x.column_stride, x.channel_stride};
+    return {p.kernel_height,  p.kernel_width, by(p.kernel_height), by(p.kernel_width),
+            x.channel_stride, x.row_stride,   x.column_stride};
+}
+
 // This says how many pixels of a channel can be read as one vector; 1 unless images keep their size.
 inline int pixels_of_vector(const Conv2dParams& p, const RepackedAxis& down, const RepackedAxis& across) {
     const bool as_they_are = down.step == 1 && across.step == 1 && down.pad == 0 && across.pad == 0 &&
@@ -50,7 +89,9 @@ inline int pixels_of_vector(const Conv2dParams& p, const RepackedAxis& down, con
 }
 
 // `splits`: f32 into two parts, which follow each other for each row of channels. Channels are then whole rows.
-inline Repacking repacking_of(const Conv2dParams& p, bool steps_across_taps, bool splits, void* workspace) {
+inline Repacking repacking_of(const Conv2dParams& call, bool steps_across_taps, bool splits, void* workspace) {
+    const bool patches = has_patches(call);
+    const Conv2dParams p = patches ? call_of_patches(call) : call;
     const bool windows = has_windows(p) && !splits, pads = windows || p.padding_mode != PaddingMode::zeros;
     const RepackedAxis down =
         repacked_axis(p.in_height, p.out_height, p.kernel_height, p.stride_h, p.pad_top, p.dilation_h, pads);
@@ -109,14 +150,15 @@ inline Repacking repacking_of(const Conv2dParams& p, bool steps_across_taps, boo
 
     // Single pixels: two lanes lie along chunks, so that the others read 32 bytes of a channel together. Vectors of pixels, and
     // dense channels: eight lanes lie along chunks.
-    r.vector = pixels_of_vector(p, down, across);
+    r.vector = patches ? 1 : pixels_of_vector(p, down, across);
     RepackParams& repack = r.repack;
-    repack.log2_lanes = r.vector > 1 || p.x.channel_stride == 1 ? 3 : 1;
+    repack.log2_lanes = r.vector > 1 || (p.x.channel_stride == 1 && !patches) ? 3 : 1;
     while ((1 << repack.log2_lanes) > chunks) --repack.log2_lanes;
     repack.x = p.x;
-    repack.channels = p.in_channels, repack.height = p.in_height, repack.width = p.in_width;
+    repack.channels = p.in_channels, repack.height = call.in_height, repack.width = call.in_width;
     repack.pad_top = down.pad, repack.pad_left = across.pad;
-    repack.step_h = down.step, repack.step_w = across.step;
+    repack.step_h = patches ? call.stride_h : down.step, repack.step_w = patches ? call.stride_w : across.step;
+    if (patches) repack.patch = patch_order_of(call);
     repack.padding_mode = p.padding_mode;
     repack.repacked = memory;
     repack.image_pixels = static_cast<int32_t>(down.size * across.size);

@@ -3,7 +3,8 @@
 //
 // Repacked pixels are dense, with a multiple of 8 channels. With 8 channels or less, the taps of a row of a filter are one
 // vector of that memory: they become the channels of a filter of one column, and the vectors of neighbouring outputs overlap.
-// In this case, and where padding is not by zeros, padding is laid out too.
+// In this case, and where padding is not by zeros, padding is laid out too. Where outputs see patches of such x that do not
+// overlap, as those of vision transformers do, all elements of a patch become channels.
 #include <hip/hip_runtime.h>
 
 #include "../common/launchers.h"

@@ -2,6 +2,7 @@
 // consumers by as much as the rings hold, across tiles too, so that the products pause only while sums leave the registers.
 #pragma once
 
+#include "cluster_split_k.h"
 #include "consumer.h"
 #include "epilogue.h"
 #include "gather.h"
@@ -19,20 +20,22 @@ struct WarpgroupRoles {
     static constexpr int kLoaders = kByTma ? 1 : kShape.producers - 32;      // threads that fill x's ring
     static constexpr int kFirstLoader = kShape.consumers() + 32;
     static constexpr int kProducerRegisters = kShape.producer_registers, kConsumerRegisters = kShape.consumer_registers;
-    static constexpr int kEpilogueOffset = kShape.epilogue_offset(), kSharedBytes = kShape.shared_bytes();
 };
 
-// One thread fetches the tensor maps and initialises the barriers, before the others use them.
+// Threads fetch the tensor maps and initialise the barriers of a stage each, before the others use them.
 template <typename Roles, bool kByTma>
-HIPCONV_INLINE void prologue(const WarpgroupGemmParams& p, const Ring& x, const Ring& filters) {
-    if constexpr (kByTma) prefetch_tensor_map(p.x);
-    prefetch_tensor_map(p.filters);
-    for (int i = 0; i < kMaxStages; ++i) {
-        init_barrier(&x.full[i], Roles::kLoaders);
-        init_barrier(&filters.full[i], 1);
-        init_barrier(&x.empty[i], Roles::kConsumerWaves);
-        init_barrier(&filters.empty[i], Roles::kConsumerWaves);
+HIPCONV_INLINE void prologue(const WarpgroupGemmParams& p, const Ring& x, const Ring& filters, int thread) {
+    if (thread == kMaxStages) {
+        if constexpr (kByTma) prefetch_tensor_map(p.x);
+        prefetch_tensor_map(p.filters);
+        init_barrier(x.full + 4 * kMaxStages, Roles::kConsumerWaves);  // of store_cluster_sums
+        fence_barrier_init();
     }
+    if (thread >= kMaxStages) return;
+    init_barrier(&x.full[thread], Roles::kLoaders);
+    init_barrier(&filters.full[thread], 1);
+    init_barrier(&x.empty[thread], Roles::kConsumerWaves);
+    init_barrier(&filters.empty[thread], Roles::kConsumerWaves);
     fence_barrier_init();
 }
 
@@ -54,17 +57,25 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
                                       (warpgroup_shape(kTileM, kTileN, kByTma, kParts<T>).blocks_per_unit))
     conv2d_warpgroup_gemm_kernel(HIPCONV_IN_PLACE const WarpgroupGemmParams p) {
     using Roles = WarpgroupRoles<T, kTileM, kTileN, kByTma>;
-    HIPCONV_LARGE_SHARED(Words4, lds, kHasWarpgroups ? Roles::kSharedBytes / 16 : 1);
+    HIPCONV_LARGE_SHARED(Words4, lds, kHasWarpgroups ? Roles::kShape.shared_bytes(false) / 16 : 1);
     if constexpr (kHasWarpgroups) {
         const int thread = threadIdx.x, wave = thread / 32, lane = thread % 32;
         constexpr WarpgroupShape kShape = Roles::kShape;
-        Barrier* const barriers = reinterpret_cast<Barrier*>(lds + kShape.barriers_offset() / 16);
-        const int stages = kShape.stages(p.patches);
-        const Ring x{lds, (p.patches ? kShape.patch_bytes() : kShape.run_bytes()) / 16, p.patches ? 2 : stages, barriers,
-                     barriers + kMaxStages};
-        const Ring filters{lds + kShape.x_bytes(p.patches) / 16, kShape.filter_bytes() / 16, stages, barriers + 2 * kMaxStages,
+        Barrier* const barriers = reinterpret_cast<Barrier*>(lds + kShape.epilogue_bytes() / 16);
+        Words4* const rings = lds + kShape.rings_offset() / 16;
+        const int columns = p.patches ? p.patch_columns : 0;
+        const int stages = columns == kNarrow ? kShape.stages(kNarrow, p.is_alone)
+                           : columns          ? kShape.stages(kWide, p.is_alone)
+                                              : kShape.stages(0, p.is_alone);
+        const int x_stages = columns ? 2 : stages;
+        const int x_bytes = columns == kNarrow ? kShape.patch_bytes(kNarrow)
+                            : columns          ? kShape.patch_bytes(kWide)
+                                               : kShape.run_bytes();
+        const int x_chunks = x_bytes / 16;
+        const Ring x{rings, x_chunks, x_stages, barriers, barriers + kMaxStages};
+        const Ring filters{rings + x_stages * x_chunks, kShape.filter_bytes() / 16, stages, barriers + 2 * kMaxStages,
                            barriers + 3 * kMaxStages};
-        if (thread == 0) prologue<Roles, kByTma>(p, x, filters);
+        prologue<Roles, kByTma>(p, x, filters, thread);
         __syncthreads();
         let_next_kernel_begin();
         wait_for_kernel_before();
@@ -77,20 +88,44 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
         const int first_row = wave / 4 * kBlocks * kWarpgroupPixels;  // first pixel of this warpgroup
         const int first_block_row = first_row / kWarpgroupPixels * p.rows_of_64;
         RingState x_state, filter_state;
-        for (int number = blockIdx.x; number < p.tiles; number += gridDim.x) {
+        KBlocks k_blocks{};
+        float next_bias[kTileN / 32];
+        const auto begin_tile = [&](int number) {
             const WarpgroupTile t = warpgroup_tile<kTileM>(p, number);
+            k_blocks = {t.first_k_block, t.end_k_block};
+            load_bias(p.gemm, t.group, t.first_filter, thread_again() % 32, next_bias);
+        };
+        begin_tile(blockIdx.x);
+        for (int number = blockIdx.x; number < p.tiles; number += gridDim.x) {
             WarpgroupSums<kTileN> sums[kBlocks];
+            RowsOfOut<kBlocks> rows{};
             float bias[kTileN / 32];
-            load_bias(p.gemm, t.group, t.first_filter, lane, bias);
-            mainloop<T, kPlanes>(p, t, x, x_state, filters, filter_state, first_block_row, lane, sums);
+#pragma unroll
+            for (int i = 0; i < kTileN / 32; ++i) bias[i] = next_bias[i];
             int again = number;
-            from_here_on(again);  // the tile is worked out again, and not kept in registers beside the sums
+            // While the last products are under way, this works out where the sums go, and what the next tile is.
+            const auto meanwhile = [&] {
+                from_here_on(again);  // so that this is not done before, and kept in registers
+                if (stores_vectors<T>(p.gemm)) {
+                    const WarpgroupTile t = warpgroup_tile<kTileM>(p, again);
+                    rows.template find<T>(
+                        p.gemm, t.group, t.first_filter, [&](int first) { return WarpgroupPixels{p.patch_columns, t, first}; },
+                        first_pixel_of_wave<kBlocks>(thread_again()), thread_again() % 32);
+                }
+                const int next = again + static_cast<int>(gridDim.x);
+                if (next < p.tiles) begin_tile(next);
+            };
+            mainloop<T, kPlanes>(p, k_blocks, x, x_state, filters, filter_state, first_block_row, lane, meanwhile, sums);
+            float* const epilogue_tiles = reinterpret_cast<float*>(lds);
+            if (p.split.by_clusters)
+                return store_cluster_sums<T>(p, warpgroup_tile<kTileM>(p, again), Roles::kConsumerWaves, sums, bias,
+                                             epilogue_tiles, reinterpret_cast<float*>(rings), barriers + 4 * kMaxStages,
+                                             thread_again());
             if (p.split.parts > 1) {
                 const int part = again / p.tiles_per_part, tile = again - part * p.tiles_per_part;
                 if (!reduce_split_k(p.split, tile, part, Roles::kConsumerWaves, thread_again(), sums)) continue;
             }
-            float* const epilogue_tiles = reinterpret_cast<float*>(lds + Roles::kEpilogueOffset / 16);
-            store_sums<T>(p, warpgroup_tile<kTileM>(p, again), sums, bias, epilogue_tiles, thread_again());
+            store_sums<T>(p, warpgroup_tile<kTileM>(p, again), rows, sums, bias, epilogue_tiles, thread_again());
         }
     }
 }
@@ -101,15 +136,14 @@ template <typename T, int kTileM, int kTileN, bool kByTma, bool kPlanes = false>
 void launch_warpgroup_instance(const WarpgroupGemmParams& p, int units, void* stream) {
     constexpr WarpgroupShape kShape = warpgroup_shape(kTileM, kTileN, kByTma, kParts<T>);
     const auto kernel = conv2d_warpgroup_gemm_kernel<T, kTileM, kTileN, kByTma, kPlanes>;
-    // Few blocks get an SM each, by asking for more than half of its LDS. Blocks that begin early would else share the first
-    // free SMs.
-    const bool are_alone = kShape.blocks_per_unit > 1 && p.tiles <= units;
-    const int shared = launch_shared_bytes(are_alone ? WarpgroupShape::kMaxSharedBytes / 2 + 1024 : kShape.shared_bytes());
+    // Few blocks get an SM each, by asking for all of its LDS. Blocks that begin early would else share the first free SMs.
+    const int shared = launch_shared_bytes(kShape.shared_bytes(p.is_alone));
     (void)hipFuncSetAttribute(reinterpret_cast<const void*>(kernel), hipFuncAttributeMaxDynamicSharedMemorySize, shared);
     const int blocks = units * kShape.blocks_per_unit;
     const dim3 grid(p.tiles < blocks ? p.tiles : blocks, 1, 1), block(kShape.threads(), 1, 1);
-    HIPCONV_LAUNCH(true, (conv2d_warpgroup_gemm_kernel<T, kTileM, kTileN, kByTma, kPlanes>), grid, block, shared,
-                   static_cast<hipStream_t>(stream), p);
+    const int cluster = p.split.by_clusters ? p.split.parts : 1;
+    HIPCONV_LAUNCH_CLUSTERS(cluster, (conv2d_warpgroup_gemm_kernel<T, kTileM, kTileN, kByTma, kPlanes>), grid, block, shared,
+                            static_cast<hipStream_t>(stream), p);
     check_launch("conv2d");
 }
 

@@ -21,6 +21,7 @@ namespace hipconv {
 struct WarpgroupGemmParams {
     ConvGemmParams gemm;
     bool patches;                        // a k-block serves all taps
+    bool is_alone;                       // a block has all of an SM's LDS
     int32_t patch_columns, patch_pitch;  // columns of a tile's pixels, or kOfImages; of x in LDS, with the halo
     int32_t taps_per_k_block;
     int32_t rows_of_64, group_bytes;  // rows of LDS from 64 pixels to the next 64; bytes from eight of them to the next
@@ -33,54 +34,51 @@ struct WarpgroupGemmParams {
 };
 
 // A tile in patches has 8 or 64 columns of pixels. Then, for every tap, the pixels of a product are groups of eight consecutive
-// rows of LDS at one distance. 8 columns have the smaller halo; 64 columns read long rows of x.
+// rows of LDS at one distance. 8 columns have the smaller halo; 64 columns read long rows of x, or write long rows of out.
 constexpr int kNarrow = 8, kWide = 64;
 constexpr int kOfImages = 1;  // no patch: pieces of 64 pixels of an image, of x whose pixels are dense
 HIPCONV_INLINE constexpr int patch_rows(int tile_m, int columns) {  // rows of LDS
     return (tile_m / columns + kPatchTaps - 1) * (columns + kPatchTaps - 1);
 }
 
-constexpr int kMaxStages = 8;
+constexpr int kMaxStages = 12;
 
 // Boxes of x, and of filters, of a stage.
 template <typename T>
 inline constexpr int kParts = kIsSplit<T> ? 2 : 1;
 
-// A block and its LDS: the rings, an epilogue tile for each consumer wave, and the barriers. Host and device compute the same.
+// A block and its LDS: an epilogue tile for each consumer wave, the barriers, and the rings. Of the shapes of which an SM has two
+// blocks, the rings are longer where the launch has a block for each SM, or less ("alone"): such blocks wait for memory, and what
+// is under way hides that. Host and device compute the same.
 struct WarpgroupShape {
     int tile_m, tile_n;
     bool by_tma;
     int blocks_per_unit, producers;
     int producer_registers, consumer_registers;  // of a thread, after producers gave theirs to consumers; 0: not changed
     int parts;                                   // kParts
-    static constexpr int kBarrierBytes = 4 * kMaxStages * 8;
+    static constexpr int kBarrierBytes = (4 * kMaxStages + 2) * 8;
 
     HIPCONV_INLINE constexpr int consumers() const { return tile_m == 64 ? 128 : 256; }
     HIPCONV_INLINE constexpr int threads() const { return consumers() + producers; }
     HIPCONV_INLINE constexpr int filter_bytes() const { return parts * tile_n * kTileRowBytes; }
     HIPCONV_INLINE constexpr int run_bytes() const { return parts * tile_m * kTileRowBytes; }
-    HIPCONV_INLINE constexpr int patch_rows() const { return hipconv::patch_rows(tile_m, by_tma ? kNarrow : kWide); }
-    HIPCONV_INLINE constexpr int patch_bytes() const { return parts * ((patch_rows() * kTileRowBytes + 1023) / 1024 * 1024); }
+    HIPCONV_INLINE constexpr int patch_bytes(int columns) const {
+        return parts * ((patch_rows(tile_m, columns) * kTileRowBytes + 1023) / 1024 * 1024);
+    }
     HIPCONV_INLINE constexpr int epilogue_bytes() const { return consumers() / 32 * WarpgroupEpilogue::floats(tile_n) * 4; }
     // An SM has 228 KB of LDS, of which the system takes 1 KB for each block.
     static constexpr int kMaxSharedBytes = 228 * 1024;
-    HIPCONV_INLINE constexpr int ring_bytes() const {
-        return kMaxSharedBytes / blocks_per_unit - 1024 - epilogue_bytes() - kBarrierBytes;
+    HIPCONV_INLINE constexpr int rings_offset() const { return (epilogue_bytes() + kBarrierBytes + 1023) / 1024 * 1024; }
+    HIPCONV_INLINE constexpr int shared_bytes(bool is_alone) const {
+        return (is_alone ? kMaxSharedBytes : kMaxSharedBytes / blocks_per_unit) - 1024;
     }
-    HIPCONV_INLINE constexpr int stages(bool patches) const {  // of the filters; and of x, unless it is read in patches
+    // Of the filters; and of x, unless it comes in patches of so many columns.
+    HIPCONV_INLINE constexpr int stages(int columns, bool is_alone) const {
+        const int bytes = shared_bytes(is_alone) - rings_offset();
         const int stages =
-            patches ? (ring_bytes() - 2 * patch_bytes()) / filter_bytes() : ring_bytes() / (run_bytes() + filter_bytes());
+            columns ? (bytes - 2 * patch_bytes(columns)) / filter_bytes() : bytes / (run_bytes() + filter_bytes());
         return stages < kMaxStages ? stages : kMaxStages;
     }
-    HIPCONV_INLINE constexpr int x_bytes(bool patches) const {
-        return patches ? 2 * patch_bytes() : stages(false) * run_bytes();
-    }
-    HIPCONV_INLINE constexpr int rings_bytes(bool patches) const { return x_bytes(patches) + stages(patches) * filter_bytes(); }
-    HIPCONV_INLINE constexpr int epilogue_offset() const {
-        return rings_bytes(true) > rings_bytes(false) ? rings_bytes(true) : rings_bytes(false);
-    }
-    HIPCONV_INLINE constexpr int barriers_offset() const { return epilogue_offset() + epilogue_bytes(); }
-    HIPCONV_INLINE constexpr int shared_bytes() const { return barriers_offset() + kBarrierBytes; }
 };
 
 HIPCONV_INLINE constexpr WarpgroupShape warpgroup_shape(int tile_m, int tile_n, bool by_tma, int parts = 1) {

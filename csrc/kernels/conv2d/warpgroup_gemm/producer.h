@@ -39,6 +39,7 @@ HIPCONV_INLINE void produce_filters(const WarpgroupGemmParams& p, const Ring& ri
 template <typename T, int kTileM, bool kPlanes>
 HIPCONV_INLINE void produce_x(const WarpgroupGemmParams& p, const Ring& ring) {
     const Conv2dParams& c = p.gemm.conv;
+    const int rows = !p.patches ? kTileM : p.patch_columns == kNarrow ? patch_rows(kTileM, kNarrow) : patch_rows(kTileM, kWide);
     RingState place;
     for (int number = blockIdx.x; number < p.tiles; number += gridDim.x) {
         const WarpgroupTile t = warpgroup_tile<kTileM>(p, number);
@@ -61,7 +62,7 @@ HIPCONV_INLINE void produce_x(const WarpgroupGemmParams& p, const Ring& ring) {
                 place.advance(ring.stages);
                 continue;
             }
-            arrive_expect_bytes(full, kParts<T> * (p.patches ? patch_rows(kTileM, kNarrow) : kTileM) * kTileRowBytes);
+            arrive_expect_bytes(full, kParts<T> * rows * kTileRowBytes);
 #pragma unroll
             for (int part = 0; part < kParts<T>; ++part) {
                 Words4* const to = ring.at(place) + part * (ring.chunks / kParts<T>);

@@ -21,7 +21,8 @@ inline TensorMapSpec spec_of_x(const Conv2dParams& p, const WarpgroupGemmParams&
         t.box[0] = kWarpgroupPixels, t.box[1] = kTileRowBytes / element, t.box[2] = 1;
         return t;
     }
-    const int box[] = {kTileRowBytes / element, kNarrow + kPatchTaps - 1, tile_m / kNarrow + kPatchTaps - 1, 1};
+    const int columns = g.patches ? g.patch_columns : kNarrow;
+    const int box[] = {kTileRowBytes / element, columns + kPatchTaps - 1, tile_m / columns + kPatchTaps - 1, 1};
     for (int axis = 0; axis < 4; ++axis) {
         t.sizes[axis] = sizes[axis];
         t.strides[axis] = axis ? bytes_of_stride(strides[axis], sizes[axis], element) : element;

@@ -13,12 +13,23 @@ struct WarpgroupTile {
     int first_k_block, end_k_block;
 };
 
+// The k-blocks of a tile.
+struct KBlocks {
+    int first, end;
+};
+
 template <int kTileM>
 HIPCONV_INLINE WarpgroupTile warpgroup_tile(const WarpgroupGemmParams& p, int number) {
     const ConvGemmParams& g = p.gemm;
     WarpgroupTile t{};
-    t.part = number / p.tiles_per_part;
-    number -= t.part * p.tiles_per_part;
+    if (p.split.by_clusters) {  // a cluster's blocks follow each other
+        const int tile = number / p.split.parts;
+        t.part = number - tile * p.split.parts;
+        number = tile;
+    } else {
+        t.part = number / p.tiles_per_part;
+        number -= t.part * p.tiles_per_part;
+    }
     // Tiles of the same pixels follow each other, so that they find x in the L2 cache.
     int tile_m = static_cast<int>(divide(number, g.divide_by_tiles_n));
     t.first_filter = (number - tile_m * g.tiles_n) * p.tile_n;

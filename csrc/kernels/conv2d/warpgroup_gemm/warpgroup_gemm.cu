@@ -100,9 +100,17 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* 
     g.k_blocks_per_part = static_cast<int32_t>(split.k_blocks_per_part);
     g.tiles_per_part = static_cast<int32_t>(split.tiles);
     g.tiles = g.tiles_per_part * split.parts;
+    const int units = compute_units();
+    const int blocks_per_unit = warpgroup_shape(plan.tile_m, plan.tile_n, source.by_tma, parts).blocks_per_unit;
+    // A cluster's blocks run on SMs that are near each other, so that not all SMs can be filled by clusters. Tiles of 256 pixels
+    // have more sums than the way between SMs takes quickly.
+    const int for_clusters = units - units / 4;
+    const bool by_clusters = split.parts > 1 && split.parts <= kMostBlocksOfACluster && plan.tile_m < 256 &&
+                             g.tiles <= for_clusters * blocks_per_unit;
+    g.is_alone = g.tiles <= (by_clusters ? for_clusters : units);
     char* const memory = static_cast<char*>(workspace) + l.packed_bytes;
-    g.split = {split.parts, reinterpret_cast<float*>(memory), reinterpret_cast<uint64_t*>(memory + split.sums_bytes),
-               flag_of_process()};
+    g.split = {split.parts, by_clusters, reinterpret_cast<float*>(memory),
+               reinterpret_cast<uint64_t*>(memory + split.sums_bytes), flag_of_process()};
     g.tile_n = plan.tile_n;
     if (source.by_tma) g.x = make_tensor_map(spec_of_x(p, g, plan.tile_m, parts));
     g.filters = make_tensor_map(spec_of_filters(p, l, l.filters(p, workspace), plan.tile_n, parts));
@@ -111,7 +119,7 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* 
                         : source.columns == kOfImages ? launch_warpgroup_gemm_planes
                         : source.by_tma               ? launch_warpgroup_gemm<true>
                                                       : launch_warpgroup_gemm_gathered;
-    launch(g, {plan.tile_m, plan.tile_n}, compute_units(), stream);
+    launch(g, {plan.tile_m, plan.tile_n}, units, stream);
 }
 
 }  // namespace hipconv

@@ -51,7 +51,12 @@ struct XSource {
 };
 
 inline XSource x_source_of(const Conv2dParams& p, const GemmLayout& l, int tile_m) {
-    if (fits_tma(p, l, tile_m)) return {true, true, patches_serve(p, l, tile_m, kNarrow) ? kNarrow : 0};
+    if (fits_tma(p, l, tile_m)) {
+        if (!patches_serve(p, l, tile_m, kNarrow)) return {true, true, 0};
+        // Eight columns of a channel would be half a sector of memory.
+        const bool along_rows = p.out.column_stride == 1 && p.out_channels > 1 && p.out.channel_stride != 1 && l.element == 2;
+        return {true, true, along_rows && patches_serve(p, l, tile_m, kWide) ? kWide : kNarrow};
+    }
     if (p.dtype == DType::f32) return {};  // waves gather 16-bit types
     if (patches_serve(p, l, tile_m, kWide) && has_vectors_of_pixels(p)) return {true, false, kWide};
     if (!has_whole_images(p, l)) return {};

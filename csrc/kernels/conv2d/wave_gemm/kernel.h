@@ -26,6 +26,17 @@ HIPCONV_INLINE OutPixel wave_pixel(const WaveGemmParams& p, int number) {
     return {n, row, of_image - row * p.conv.out_width};
 }
 
+// The filters of a block: the first one, and the one behind those of its group.
+struct WaveFilters {
+    int first, end, group;
+
+    HIPCONV_INLINE WaveFilters(const WaveGemmParams& p, int filter_block)
+        : group(static_cast<int>(divide(filter_block, p.divide_by_group_blocks))) {
+        first = group * p.group_filters + (filter_block - group * p.group_blocks) * kWaveGemmFilters;
+        end = (group + 1) * p.group_filters;
+    }
+};
+
 // This is where a lane's chunk lies: its tap and first channel, and their offsets from a pixel's and a filter's first element.
 struct WaveCursor {
     int64_t x, filter;
@@ -89,8 +100,8 @@ struct WaveReader {
     int64_t filters[kAtoms][A::kRows];  // offsets
 
     // Pixels and filters beyond the last are read as the last: what comes of them is not stored.
-    HIPCONV_INLINE WaveReader(const WaveGemmParams& params, Words4* lds, int first_pixel, int first_filter, int lane)
-        : p(params), x(global_pointer<const uint16_t>(params.conv.x.data)),
+    HIPCONV_INLINE WaveReader(const WaveGemmParams& params, Words4* lds, int first_pixel, const WaveFilters& of, int lane)
+        : p(params), x(global_pointer<const uint16_t>(params.conv.x.data) + of.group * params.group_distance),
           weight(global_pointer<const uint16_t>(params.conv.weight.data)), entries(WaveEntries::in(lds)) {
         const Conv2dParams& c = p.conv;
 #pragma unroll
@@ -102,8 +113,8 @@ struct WaveReader {
             pixels[i] = {offset_in(c.x, at.n, 0, row, column), row, column};
 #pragma unroll
             for (int j = 0; j < kAtoms; ++j) {
-                int k = first_filter + 16 * j + A::row(lane, i);
-                if (k >= c.out_channels) k = c.out_channels - 1;
+                int k = of.first + 16 * j + A::row(lane, i);
+                if (k >= of.end) k = of.end - 1;
                 filters[j][i] = k * c.weight.batch_stride;
             }
         }
@@ -272,32 +283,29 @@ HIPCONV_INLINE void add_wave_parts(float (&v)[kCount], const float* from, int st
     const int all_rows = static_cast<int>(blockDim.x) / kWaveSize * kWaveGemmPixels;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) v[i] = 0.0f;
-#pragma unroll 1
+#pragma unroll 4
     for (int first = 0; first < all_rows; first += rows) {
 #pragma unroll
         for (int i = 0; i < kCount; ++i) v[i] += from[first * kWaveGemmPitch + i * step];
     }
 }
 
-// Finishes and stores a block's sums, eight filters of a pixel at a time.
-HIPCONV_INLINE void store_wave_vectors(const WaveGemmParams& p, const float* sums, int first_pixel, int first_filter,
-                                       int thread) {
+// Finishes and stores a block's sums, eight filters of a pixel at a time. `bias` has that of the block's filters.
+HIPCONV_INLINE void store_wave_vectors(const WaveGemmParams& p, const float* sums, const float* bias, int first_pixel,
+                                       const WaveFilters& of, int thread) {
     const Conv2dParams& c = p.conv;
     constexpr int kEach = 8, kUnits = kWaveGemmFilters / kEach;
-    const int filters = c.out_channels - first_filter, rows = kWaveGemmPixels << p.log2_groups;
+    const int filters = of.end - of.first, rows = kWaveGemmPixels << p.log2_groups;
 #pragma unroll 1
     for (int unit = thread; unit < rows * kUnits; unit += static_cast<int>(blockDim.x)) {
         const int row = unit / kUnits, filter = unit % kUnits * kEach;
         if (filter >= filters || first_pixel + row >= p.pixels) continue;
         const OutPixel at = wave_pixel(p, first_pixel + row);
-        const int64_t k = first_filter + filter;
+        const int64_t k = of.first + filter;
         float v[kEach], more[kEach];
         add_wave_parts(v, sums + row * kWaveGemmPitch + filter, 1, rows);
-        if (c.bias) {
-            load_each(more, c.bias, k * c.bias_stride, c.bias_stride, c.bias_dtype);
 #pragma unroll
-            for (int i = 0; i < kEach; ++i) v[i] += more[i];
-        }
+        for (int i = 0; i < kEach; ++i) v[i] += bias[filter + i];
         if (c.residual.data) {
             load_eight(more, c.residual.data, offset_in(c.residual, at.n, k, at.p, at.q), c.residual_dtype);
 #pragma unroll
@@ -309,8 +317,8 @@ HIPCONV_INLINE void store_wave_vectors(const WaveGemmParams& p, const float* sum
 }
 
 // The same one by one, two of a thread under way at once: a filter's, of pixels that lie apart, or the other way round.
-HIPCONV_INLINE void store_wave_elements(const WaveGemmParams& p, const float* sums, int first_pixel, int first_filter,
-                                        int thread) {
+HIPCONV_INLINE void store_wave_elements(const WaveGemmParams& p, const float* sums, const float* bias, int first_pixel,
+                                        const WaveFilters& of, int thread) {
     constexpr int kAtOnce = 2;
     const Conv2dParams& c = p.conv;
     const int log2_rows = p.log2_groups + 4, rows = kWaveGemmPixels << p.log2_groups;
@@ -326,15 +334,16 @@ HIPCONV_INLINE void store_wave_elements(const WaveGemmParams& p, const float* su
         int64_t out[kAtOnce];
         bool exists[kAtOnce];
         const int first_row = own_row + first * row_step, filter_of_first = own_filter + first * filter_step;
+        if (first_pixel + first_row >= p.pixels) return;  // its other pixels lie behind
         add_wave_parts(v, sums + first_row * kWaveGemmPitch + filter_of_first, row_step * kWaveGemmPitch + filter_step, rows);
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
-            const int64_t k = first_filter + filter_of_first + i * filter_step;
+            const int64_t k = of.first + filter_of_first + i * filter_step;
             const int number = first_pixel + first_row + i * row_step;
-            exists[i] = first + i < count && k < c.out_channels && number < p.pixels;
+            exists[i] = first + i < count && k < of.end && number < p.pixels;
             const OutPixel at = wave_pixel(p, exists[i] ? number : 0);
             out[i] = offset_in(c.out, at.n, k, at.p, at.q);
-            if (c.bias) v[i] += load_parameter(global_pointer<void>(c.bias), exists[i] ? k * c.bias_stride : 0, c.bias_dtype);
+            v[i] += bias[filter_of_first + i * filter_step];
             if (c.residual.data && exists[i])
                 v[i] += load_parameter(global_pointer<void>(c.residual.data), offset_in(c.residual, at.n, k, at.p, at.q),
                                        c.residual_dtype);
@@ -349,8 +358,10 @@ HIPCONV_INLINE void store_wave_elements(const WaveGemmParams& p, const float* su
     }
 }
 
-HIPCONV_INLINE constexpr int wave_gemm_lds(WaveGemmRead read) {  // vectors of 16 bytes: the table, and later the sums
-    const int sums = kWaveGemmMostWaves * kWaveGemmPixels * kWaveGemmPitch / 4;
+// Vectors of 16 bytes: the table, and later the sums with the bias behind them.
+constexpr int kWaveGemmBias = kWaveGemmMostWaves * kWaveGemmPixels * kWaveGemmPitch;
+HIPCONV_INLINE constexpr int wave_gemm_lds(WaveGemmRead read) {
+    const int sums = (kWaveGemmBias + kWaveGemmFilters) / 4;
     const int entries = (3 * kWaveGemmMostEntries + 3) / 4;
     return read == WaveGemmRead::elements && entries > sums ? entries : sums;
 }
@@ -370,18 +381,17 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kWaveGemmMostThreads, 1)
         const int thread = threadIdx.x, wave = thread / kWaveSize, lane = thread % kWaveSize;
         const int pixel_block = static_cast<int>(divide(blockIdx.x, p.divide_by_filter_blocks));
         const int filter_block = static_cast<int>(blockIdx.x) - pixel_block * p.filter_blocks;
-        const int first_pixel = pixel_block * (kWaveGemmPixels << p.log2_groups),
-                  first_filter = filter_block * kWaveGemmFilters;
+        const int first_pixel = pixel_block * (kWaveGemmPixels << p.log2_groups);
+        const WaveFilters of(p, filter_block);
 
         if constexpr (kRead == WaveGemmRead::elements) {
             write_entries(p, WaveEntries::in(lds), thread);
             __syncthreads();
         }
-        wait_for_kernel_before();
         const int part = wave >> p.log2_groups,
                   parts = (static_cast<int>(blockDim.x) / kWaveSize) >> p.log2_groups;  // of a sum
         const int group = wave - (part << p.log2_groups);
-        const Reader reader(p, lds, first_pixel + group * kWaveGemmPixels, first_filter, lane);
+        const Reader reader(p, lds, first_pixel + group * kWaveGemmPixels, of, lane);
         typename A::Sums sums[Reader::kAtoms];
 #pragma unroll
         for (int j = 0; j < Reader::kAtoms; ++j)
@@ -400,8 +410,12 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kWaveGemmMostThreads, 1)
                 A::multiply_chunks(sums[j], operands.pixels, operands.filters[j]);
             }
         };
-        // Steps come in pairs, whose reads are under way together.
         WaveSteps<A, kRead> steps(reader, part, parts, lane);
+        wait_for_kernel_before();
+        const bool has_bias = p.conv.bias && thread < kWaveGemmFilters && of.first + thread < of.end;
+        uint32_t bias_bits = 0;
+        if (has_bias) bias_bits = load_parameter_bits(p.conv.bias, (of.first + thread) * p.conv.bias_stride, p.conv.bias_dtype);
+        // Steps come in pairs, whose reads are under way together.
         const int end = (p.chunks + A::kStepChunks - 1) / A::kStepChunks;
 #pragma unroll 1
         while (steps.step + parts < end) {
@@ -425,11 +439,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kWaveGemmMostThreads, 1)
             for (int e = 0; e < kElements; ++e)
                 floats[(wave * kWaveGemmPixels + A::pixel(lane, e)) * kWaveGemmPitch + 16 * j + A::filter(lane, e)] =
                     sums[j][e];
+        float* const bias = floats + kWaveGemmBias;
+        if (thread < kWaveGemmFilters) bias[thread] = has_bias ? parameter_of(bias_bits, p.conv.bias_dtype) : 0.0f;
         __syncthreads();
         if (p.vector_stores)
-            store_wave_vectors(p, floats, first_pixel, first_filter, thread);
+            store_wave_vectors(p, floats, bias, first_pixel, of, thread);
         else
-            store_wave_elements(p, floats, first_pixel, first_filter, thread);
+            store_wave_elements(p, floats, bias, first_pixel, of, thread);
     }
 }
 

@@ -26,15 +26,18 @@ struct WaveGemmParams {
     Conv2dParams conv;
     WaveGemmRead read;
 
-    int32_t pixels;         // of all images
-    int32_t filter_blocks;  // blocks of the same pixels
-    int32_t log2_groups;    // groups of waves: each shares the sums of 16 pixels
-    int32_t chunks;         // of a whole sum
-    int32_t tap_chunks;     // of a tap; 0 where operands are read element by element
-    bool channels_first;    // of those, the taps of a channel follow each other
-    bool pads;              // a tap may lie outside the image
-    Divisor divide_by_image, divide_by_row, divide_by_filter_blocks, divide_by_tap_chunks, divide_by_taps_across,
-        divide_by_inner;
+    int32_t pixels;          // of all images
+    int32_t filter_blocks;   // blocks of the same pixels
+    int32_t group_blocks;    // of which so many are of a group
+    int32_t group_filters;   // conv.in_channels are those of a group
+    int64_t group_distance;  // in x, from a group to the next
+    int32_t log2_groups;     // groups of waves: each shares the sums of 16 pixels
+    int32_t chunks;          // of a whole sum
+    int32_t tap_chunks;      // of a tap; 0 where operands are read element by element
+    bool channels_first;     // of those, the taps of a channel follow each other
+    bool pads;               // a tap may lie outside the image
+    Divisor divide_by_image, divide_by_row, divide_by_filter_blocks, divide_by_group_blocks, divide_by_tap_chunks,
+        divide_by_taps_across, divide_by_inner;
 
     // This says how out is stored.
     bool along_filters;

@@ -31,6 +31,15 @@ WaveGemmRead read_of(const Conv2dParams& p) {
     return filters_by(p, 8) ? WaveGemmRead::planes : WaveGemmRead::elements;
 }
 
+// The call with the channels of a group.
+Conv2dParams call_of_group(const Conv2dParams& p) {
+    Conv2dParams of = p;
+    of.in_channels = p.in_channels / p.groups;
+    return of;
+}
+
+int64_t filter_blocks_of(const Conv2dParams& p) { return ceil_of(p.out_channels / p.groups, kWaveGemmFilters) * p.groups; }
+
 constexpr int64_t kFewProducts = 512;  // of an output
 
 // The elements between the first and the last of so many channels, rows and columns.
@@ -48,9 +57,9 @@ std::vector<Conv2dTile> conv2d_wave_gemm_tiles(const std::string& arch, DType dt
     return {std::begin(kTiles) + (unit == MatrixUnit::mfma ? 1 : 0), std::end(kTiles)};  // CDNA's waves have 64 lanes
 }
 
-const char* conv2d_wave_gemm_refusal(const Conv2dParams& p, const Conv2dPlan& plan) {
+const char* conv2d_wave_gemm_refusal(const Conv2dParams& call, const Conv2dPlan& plan) {
+    const Conv2dParams p = call_of_group(call);
     if (p.dtype == DType::f32) return "x of 16-bit types";
-    if (p.groups != 1) return "groups of 1";
     if (p.padding_mode != PaddingMode::zeros) return "padding_mode 'zeros'";
     if (plan.split_k > 2) return "split_k of 1 or 2";  // a block has so many times 256 threads
     const int64_t rows = static_cast<int64_t>(p.kernel_height) * p.dilation_h,
@@ -72,12 +81,13 @@ const char* conv2d_wave_gemm_refusal(const Conv2dParams& p, const Conv2dPlan& pl
     if (p.in_height + 2 * p.pad_top >= far || p.in_width + 2 * p.pad_left >= far)
         return "images of less than 2^30 rows and columns";
     if (pixels >= kLimit31 - kWaveGemmMostThreads ||
-        ceil_of(pixels, 16) * ceil_of(p.out_channels, kWaveGemmFilters) * kWaveGemmMostThreads >= kLimit32)
+        ceil_of(pixels, 16) * filter_blocks_of(p) * kWaveGemmMostThreads >= kLimit32)
         return "up to 2^32 threads";
     return nullptr;
 }
 
-void conv2d_wave_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* /*workspace*/, void* stream) {
+void conv2d_wave_gemm(const Conv2dParams& call, const Conv2dPlan& plan, void* /*workspace*/, void* stream) {
+    const Conv2dParams p = call_of_group(call);
     const auto number = [](int64_t value) { return static_cast<int32_t>(value); };
     const auto by = [](int64_t value) { return divisor_of(static_cast<uint32_t>(value)); };
     WaveGemmParams g{};
@@ -86,7 +96,10 @@ void conv2d_wave_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* /*wor
     const int64_t pixels = static_cast<int64_t>(p.batch) * p.out_height * p.out_width,
                   taps = static_cast<int64_t>(p.kernel_height) * p.kernel_width;
     g.pixels = number(pixels);
-    g.filter_blocks = number(ceil_of(p.out_channels, kWaveGemmFilters));
+    g.filter_blocks = number(filter_blocks_of(p));
+    g.group_blocks = number(g.filter_blocks / p.groups);
+    g.group_filters = p.out_channels / p.groups;
+    g.group_distance = p.in_channels * p.x.channel_stride;
     g.channels_first = p.weight.channel_stride != 1;
     if (g.read == WaveGemmRead::elements) {
         g.chunks = number(ceil_of(p.in_channels * taps, kWaveGemmChunk));
@@ -100,13 +113,14 @@ void conv2d_wave_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* /*wor
              static_cast<int64_t>(p.out_width - 1) * p.stride_w - p.pad_left + (p.kernel_width - 1) * int64_t{p.dilation_w} >=
                  p.in_width;
     g.divide_by_image = by(static_cast<int64_t>(p.out_height) * p.out_width), g.divide_by_row = by(p.out_width);
-    g.divide_by_filter_blocks = by(g.filter_blocks), g.divide_by_tap_chunks = by(g.tap_chunks > 0 ? g.tap_chunks : 1);
+    g.divide_by_filter_blocks = by(g.filter_blocks), g.divide_by_group_blocks = by(g.group_blocks),
+    g.divide_by_tap_chunks = by(g.tap_chunks > 0 ? g.tap_chunks : 1);
     g.divide_by_taps_across = by(p.kernel_width), g.divide_by_inner = by(g.channels_first ? taps : p.in_channels);
     g.along_filters = p.out.channel_stride < p.out.column_stride || p.out_height * p.out_width == 1;
     const auto aligned = [&](const Image& image, DType dtype) {
         return begins_at_multiples(image, p.batch, p.out_height, p.out_width, dtype == DType::f32 ? 4 : 8, dtype);
     };
-    g.vector_stores = g.along_filters && p.out_channels % 8 == 0 && aligned(p.out, p.out_dtype) &&
+    g.vector_stores = g.along_filters && g.group_filters % 8 == 0 && aligned(p.out, p.out_dtype) &&
                       (!p.residual.data || aligned(p.residual, p.residual_dtype));
     while (kWaveGemmPixels << g.log2_groups < plan.tile_m) ++g.log2_groups;
     const int64_t blocks = ceil_of(pixels, plan.tile_m) * g.filter_blocks;

@@ -57,24 +57,44 @@ def depthwise(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) 
 
 _REPACKING = 2.0  # microseconds, but for the bytes
 _REPACKED_BYTES = 3.4e6  # read and written in a microsecond
+_REPACKED_ODD_BYTES = 2.4e6  # the same of contiguous images that are read pixel by pixel
 _RELAID_FLOAT32_BYTES = 0.7e6  # the same of float32, with what the GEMM then loses by storing contiguous results
 
 
 def repacked(problem: Problem) -> Problem:
     """The GEMM gets this of x as conv2d/repacked/repacked.cu lays it out:
-    a filter's row of few channels as one vector of channels.
+    a filter's row of few channels as one vector of channels, or all that a filter has where its places do not overlap.
     """
     each = 4 if problem.dtype == "float32" else 8
+    if _has_places(problem):
+        return problem._replace(in_channels=problem.products, in_size=problem.out_size, kernel=(1, 1), stride=(1, 1))
     if problem.in_channels > each or problem.kernel[1] == 1 or problem.groups > 1 or problem.dilation[1] > 1:
         return problem
     return problem._replace(in_channels=each * problem.kernel[1], kernel=(problem.kernel[0], 1), stride=(problem.stride[0], 1))
 
 
+def _has_places(problem: Problem) -> bool:
+    """Tell whether patches of x become pixels: as has_patches in csrc/kernels/conv2d/repacked/layout.h has it, of filters that
+    lie in memory without gaps.
+    """
+    return (
+        problem.in_channels <= (4 if problem.dtype == "float32" else 8)
+        and problem.groups == 1
+        and min(problem.kernel) > 1
+        and problem.stride == problem.kernel
+        and problem.dilation == (1, 1)
+        and not any(problem.padding)
+    )
+
+
 def _repacking_us(problem: Problem) -> float:
+    if _has_places(problem):
+        return _repacking_us(repacked(problem))
     pixels = max(problem.pixels, problem.batch * math.prod(problem.in_size)) if problem.kernel != (1, 1) else problem.pixels
     element = 4 if problem.dtype == "float32" else 2
     each = 16 // element
-    return _REPACKING + 2 * element * pixels * -(-problem.in_channels // each) * each / _REPACKED_BYTES
+    rate = _REPACKED_BYTES if problem.layout == "nhwc" or math.prod(problem.in_size) % 4 == 0 else _REPACKED_ODD_BYTES
+    return _REPACKING + 2 * element * pixels * -(-problem.in_channels // each) * each / rate
 
 
 # ---- the implicit GEMM -------------------------------------------------------------------------------------------------------
@@ -162,67 +182,102 @@ class _TileCost(NamedTuple):
     """Microseconds of a tile of warpgroups, as an H200 takes them: of a step, and of everything else."""
 
     step: float
-    step_alone: float  # with no other block on the compute unit
-    patch_step_alone: float  # where patches serve all taps
+    step_alone: float  # of a block that has a compute unit for itself
     rest: float
     blocks_a_unit: int
 
 
 _WARPGROUP_COSTS = {
-    (256, 128): _TileCost(0.60, 0.60, 0.60, 5.5, 1),
-    (128, 128): _TileCost(0.34, 0.34, 0.34, 3.5, 1),
-    (128, 64): _TileCost(0.44, 0.36, 0.275, 3.0, 2),
-    (64, 64): _TileCost(0.36, 0.29, 0.23, 3.0, 2),
+    (256, 128): _TileCost(0.60, 0.56, 4.2, 1),
+    (128, 128): _TileCost(0.31, 0.29, 2.9, 1),
+    (128, 64): _TileCost(0.58, 0.21, 2.6, 2),
+    (64, 64): _TileCost(0.34, 0.17, 2.2, 2),
+}
+_PATCH_COSTS = {  # where a stage of x serves all taps
+    (256, 128): _TileCost(0.64, 0.62, 2.2, 1),
+    (128, 128): _TileCost(0.45, 0.34, 1.6, 1),
+    (128, 64): _TileCost(0.60, 0.24, 1.3, 2),
+    (64, 64): _TileCost(0.24, 0.12, 1.8, 2),
 }
 _WINDOW_COSTS = {  # of pixels that overlap in memory: a filter's row of few channels, repacked
-    (256, 128): _TileCost(1.0, 1.0, 1.0, 5.5, 1),
-    (128, 128): _TileCost(0.8, 0.8, 0.8, 3.5, 1),
-    (128, 64): _TileCost(1.45, 0.5, 0.5, 3.0, 2),
+    (256, 128): _TileCost(1.0, 1.0, 3.1, 1),
+    (128, 128): _TileCost(0.8, 0.8, 1.1, 1),
+    (128, 64): _TileCost(1.45, 0.5, 0.6, 2),
 }
+_WINDOWS = 1.8  # microseconds more than these
 _GATHERED_COSTS = {  # of x that waves gather
-    (128, 128): _TileCost(1.5, 1.5, 0.62, 2.8, 1),
-    (128, 64): _TileCost(1.5, 1.5, 0.62, 2.3, 1),
+    (128, 128): _TileCost(1.5, 1.5, 0.4, 1),
+    (128, 64): _TileCost(1.5, 1.5, 0.0, 1),
 }
+_GATHERED_PATCH_COSTS = {tile: costs._replace(step=0.62, step_alone=0.62) for tile, costs in _GATHERED_COSTS.items()}
 _PLANE_COSTS = {  # of contiguous images whose channels are multiplied as they lie in memory
-    (256, 128): _TileCost(0.62, 0.59, 0.59, 7.2, 1),
-    (128, 128): _TileCost(0.30, 0.40, 0.40, 5.0, 1),
-    (128, 64): _TileCost(0.59, 0.47, 0.47, 4.1, 2),
-    (64, 64): _TileCost(0.34, 0.34, 0.34, 3.5, 2),
+    (256, 128): _TileCost(0.89, 0.79, 5.0, 1),
+    (128, 128): _TileCost(0.50, 0.32, 3.0, 1),
+    (128, 64): _TileCost(0.67, 0.26, 2.7, 2),
+    (64, 64): _TileCost(0.31, 0.20, 2.5, 2),
 }
 _SPLIT_COSTS = {  # of float32 in two parts: three products for one
-    (128, 128): _TileCost(1.1, 1.1, 1.1, 3.5, 1),
-    (128, 64): _TileCost(0.8, 0.8, 0.8, 3.0, 1),
-    (64, 64): _TileCost(0.9, 0.7, 0.6, 3.0, 2),
+    (128, 128): _TileCost(1.1, 1.1, 1.1, 1),
+    (128, 64): _TileCost(0.8, 0.8, 0.6, 1),
+    (64, 64): _TileCost(0.9, 0.7, 0.6, 2),
 }
-_BY_ELEMENTS = 7.0  # microseconds of a tile whose outputs are stored one by one, along filters
-_PIXELS_BY_ELEMENTS = 4e-6  # of an output in a contiguous image of an odd number of pixels
+_LAUNCHING = 2.4  # microseconds, beside all tiles
+_BY_ELEMENTS = 1.0  # microseconds of a tile whose outputs are stored one by one, along filters
+_PIXELS_BY_ELEMENTS = 1.3e-6  # of an output in a contiguous image whose pixels are no vectors of eight
 _UNFILLED = 0.9  # a step of which channels fill nothing takes so much longer
-_ADDING = 1.7  # microseconds of adding up parts, but for their bytes
-_PART_BYTES, _PARTS_BYTES = 0.9e5, 5e6  # of parts, in a microsecond: that a compute unit reads; that all write and read
+_ADDING = 1.9  # microseconds of adding up parts, but for their bytes
+_PART_BYTES, _PARTS_BYTES = 1.3e5, 5e6  # of parts, in a microsecond: that a compute unit reads; that all write and read
+# The same within clusters, of up to so many blocks, which fill no more than this share of the compute units.
+_ADDING_IN_CLUSTERS, _CLUSTER_BYTES = 1.7, 3.1e4
+_MOST_OF_CLUSTER, _CLUSTERED_UNITS = 8, 3 / 4
+
+
+_WARPGROUP_LEAST, _WARPGROUP_BYTES = 3.5, 3e6  # microseconds; bytes of x and out in a microsecond
+_UNFILLED_STEPS = 0.3  # of the time that tiles of channels_last x take longer, by the part of steps that no channels fill
 
 
 def warpgroup_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
+    estimate = _warpgroups_in_place(problem, card, tiles, workspace_limit)
     if problem.layout == "nhwc":
-        return _warpgroups(problem, card, tiles, workspace_limit, _WARPGROUP_COSTS)
+        estimate = _with_unfilled_steps(problem, estimate)
+    size = 2 * (problem.batch * math.prod(problem.in_size) * problem.in_channels + problem.pixels * problem.out_channels)
+    return estimate._replace(us=max(estimate.us, _WARPGROUP_LEAST + size / _WARPGROUP_BYTES))
+
+
+def _with_unfilled_steps(problem: Problem, estimate: Estimate) -> Estimate:
+    if problem.dtype == "float32":
+        return estimate
+    channels = problem.in_channels // problem.groups
+    unfilled = 1 - channels / (-(-channels // step_of(problem)) * step_of(problem))
+    return estimate._replace(us=estimate.us * (1 + _UNFILLED_STEPS * unfilled))
+
+
+def _warpgroups_in_place(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
+    if problem.layout == "nhwc":
+        return _warpgroups(problem, card, tiles, workspace_limit, _WARPGROUP_COSTS, _PATCH_COSTS)
     if _has_planes(problem):
         pieces = problem.batch * -(-math.prod(problem.out_size) // _PIECE)
         return _warpgroups(problem._replace(batch=1, out_size=(1, _PIECE * pieces)), card, tiles, workspace_limit, _PLANE_COSTS)
-    return _warpgroups(problem, card, tiles, workspace_limit, _GATHERED_COSTS)
+    return _warpgroups(problem, card, tiles, workspace_limit, _GATHERED_COSTS, _GATHERED_PATCH_COSTS)
 
 
 def split_warpgroup_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
     """Behind a kernel that reads x and filters once and writes both of their parts."""
     if problem.products < LEAST_SPLIT_PRODUCTS:
         return last_resort(problem, card, tiles, workspace_limit)
-    whole_rows = problem._replace(in_channels=-(-problem.in_channels // 32) * 32)
+    inner = repacked(problem) if _has_places(problem) else problem
+    whole_rows = inner._replace(in_channels=-(-inner.in_channels // 32) * 32)
     estimate = _warpgroups(whole_rows, card, tiles, workspace_limit, _SPLIT_COSTS)
-    filters = 3 * 4 * problem.out_channels * problem.products / _REPACKED_BYTES
+    filters = 3 * 4 * inner.out_channels * inner.products / _REPACKED_BYTES
     return estimate._replace(us=estimate.us + 1.5 * _repacking_us(whole_rows) + filters)
 
 
 def relaid_warpgroup_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
     inner = repacked(problem)
-    estimate = _warpgroups(inner, card, tiles, workspace_limit, _WARPGROUP_COSTS if inner is problem else _WINDOW_COSTS)
+    windows = inner is not problem and not _has_places(problem)
+    costs_of = (_WINDOW_COSTS,) if windows else (_WARPGROUP_COSTS, _PATCH_COSTS)
+    estimate = _warpgroups(inner, card, tiles, workspace_limit, *costs_of)
+    estimate = estimate._replace(us=estimate.us + _WINDOWS) if windows else _with_unfilled_steps(inner, estimate)
     repacking = _repacking_us(problem)
     if problem.dtype == "float32":
         repacking = 3 * _REPACKING + (repacking - _REPACKING) * _REPACKED_BYTES / _RELAID_FLOAT32_BYTES
@@ -232,7 +287,14 @@ def relaid_warpgroup_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_
     return estimate._replace(us=us)
 
 
-def _warpgroups(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int, costs_of: dict[Tile, _TileCost]) -> Estimate:
+def _warpgroups(
+    problem: Problem,
+    card: Card,
+    tiles: Tiles,
+    workspace_limit: int,
+    costs_of: dict[Tile, _TileCost],
+    costs_of_patches: dict[Tile, _TileCost] | None = None,
+) -> Estimate:
     """The tile and the parts of each sum that take least by the costs above: whole tiles a compute unit count,
     and long sums.
     """
@@ -247,15 +309,19 @@ def _warpgroups(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int
 
     def cost(plan: tuple[Tile, int]) -> float:
         tile, parts = plan
-        costs, blocks = costs_of[tile], blocks_of(problem, tile) * parts
-        steps = steps_a_stage(tile)
-        alone = costs.patch_step_alone if steps > 1 else costs.step_alone
-        step = alone if blocks <= card.compute_units or (gathers and steps > 1) else costs.step
+        steps, blocks, part_bytes = steps_a_stage(tile), blocks_of(problem, tile) * parts, 4 * math.prod(tile)
+        costs = (costs_of_patches if costs_of_patches and steps > 1 else costs_of)[tile]
+        # As conv2d/warpgroup_gemm/warpgroup_gemm.cu has it.
+        for_clusters = math.ceil(card.compute_units * _CLUSTERED_UNITS)
+        in_clusters = 1 < parts <= _MOST_OF_CLUSTER and tile[0] < 256 and blocks <= for_clusters * costs.blocks_a_unit
+        step = costs.step_alone if blocks <= (for_clusters if in_clusters else card.compute_units) else costs.step
         rounds = -(-blocks // (card.compute_units * costs.blocks_a_unit))
         us = rounds * (-(-channel_steps * taps // steps // parts) * steps * step * unfilled + costs.rest + by_elements)
+        us += _LAUNCHING
         if parts == 1:
             return us
-        part_bytes = 4 * math.prod(tile)
+        if in_clusters:
+            return us + _ADDING_IN_CLUSTERS + part_bytes / _CLUSTER_BYTES
         return us + _ADDING + parts * part_bytes / _PART_BYTES + 2 * blocks * part_bytes / _PARTS_BYTES
 
     plans = [
@@ -268,7 +334,7 @@ def _warpgroups(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int
     if not plans:  # for tiles without costs
         return last_resort(problem, card, tiles, workspace_limit)
     best = min(plans, key=cost)
-    by_pixels = problem.layout == "nchw" and math.prod(problem.out_size) % 2 != 0
+    by_pixels = problem.layout == "nchw" and math.prod(problem.out_size) % 8 != 0
     return Estimate(cost(best) + by_pixels * problem.pixels * problem.out_channels * _PIXELS_BY_ELEMENTS, *best)
 
 
@@ -400,7 +466,8 @@ def direct(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> 
         busy = min(1.0, blocks * waves / (card.compute_units * _ENOUGH_WAVES))
         alone = of_wave * -(-blocks * waves // (card.compute_units * _MOST_WAVES)) / _RATE_OF_WAVE
         us = steps * _WAITING + max(alone, blocks * waves * of_wave / (card.compute_units * _RATE * busy))
-        return us * (1 + _OF_PASS * (passes - 1))
+        us *= 1 + _OF_PASS * (passes - 1) + _OF_PIXELS * (tile[0] - 128)
+        return us * (_CONTIGUOUS if problem.layout == "nchw" else 1.0)
 
     if not tiles:
         return last_resort(problem, card, tiles, workspace_limit)
@@ -412,16 +479,44 @@ def direct(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> 
 
 
 # Instructions of a wave of 32 lanes: beside its sums; of a step, of 16 filters or 32; of a chunk of x that is copied, or
-# gathered. All of these were fitted to the times of 62 layers on an H200, from which they are a sixth off on average.
-_OF_WAVE, _OF_STEP, _OF_CHUNK, _OF_GATHERED = 1200, {1: 10, 2: 46}, 80, 200
-_RATE, _RATE_OF_WAVE = 3500.0, 2000.0  # that a compute unit, and a wave, executes in a microsecond
-_ENOUGH_WAVES, _MOST_WAVES = 10, 24  # of a compute unit
+# gathered. All of these were fitted to 384 times on an H200, of 90 layers with their tiles, and are a sixth off.
+_OF_WAVE, _OF_STEP, _OF_CHUNK, _OF_GATHERED = 1080, {1: 15, 2: 61}, 43, 160
+_RATE, _RATE_OF_WAVE = 3690.0, 470.0  # that a compute unit, and a wave, executes in a microsecond
+_ENOUGH_WAVES, _MOST_WAVES = 9.5, 12  # of a compute unit
 _DIRECT_LDS = 45_000  # bytes
-_NARROW = 1.4  # of chunks that lie alone in x
-_OF_PASS = 0.2  # that a pass adds to the time, as a block waits for its part of the patch
-_WAITING = 0.36  # microseconds of a step that a sum waits for its filters
-_DIRECT_ELEMENT = 1.1e-5  # microseconds of an output that is stored alone
-_DIRECT_LAUNCH, _DIRECT_BYTES = 3.2, 1.6e6  # microseconds; bytes in a microsecond
+_NARROW = 1.2  # of chunks that lie alone in x
+_OF_PASS = 0.23  # that a pass adds to the time, as a block waits for its part of the patch
+_CONTIGUOUS = 1.13  # where x and out are contiguous, which are gathered and stored by pixels
+_WAITING = 0.22  # microseconds of a step that a sum waits for its filters
+_OF_PIXELS = 3e-4  # that a pixel of a tile adds to it: of tiles that should take as long, the smaller one was faster
+_DIRECT_ELEMENT = 2.1e-6  # microseconds of an output that is stored alone
+_DIRECT_LAUNCH, _DIRECT_BYTES = 3.0, 2.4e6  # microseconds; bytes in a microsecond
+
+
+# ---- 1x1 filters that fit LDS ------------------------------------------------------------------------------------------------
+
+# Fitted to 31 layers on an H200, and a fourteenth off: microseconds of a launch; bytes of filters in LDS, and of memory, in a
+# microsecond, the latter for up to 128 channels, whose reads are ahead, and for more.
+_POINTWISE, _POINTWISE_FILTERS, _POINTWISE_BYTES = 2.9, 1.5e4, (4.2e6, 3.1e6)
+_POINTWISE_RATE = 4000.0  # instructions that a compute unit executes in a microsecond
+_OF_FILTERS, _OF_PIECE = 200, 25.5  # instructions for 32 filters, and for 32 channels of these
+_BY_WORDS = 1.2  # how many more there are where channels of x or out are not multiples of 8
+_POINTWISE_BOTH = 0.33  # of the shorter one of both times shows
+
+
+def pointwise(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
+    """The bytes' time and the instructions' time: of a wave, for 16 pixels, and 32 filters after another."""
+    if not tiles:
+        return last_resort(problem, card, tiles, workspace_limit)
+    pieces, groups = -(-problem.in_channels // 32), -(-problem.out_channels // 32)
+    pieces = pieces if pieces <= 4 else 8  # as csrc/kernels/conv2d/pointwise/pointwise.cu has it
+    moved = 2 * problem.pixels * (problem.in_channels + problem.out_channels) / _POINTWISE_BYTES[pieces > 4]
+    instructions = problem.pixels / 16 * groups * (_OF_FILTERS + _OF_PIECE * pieces)
+    if problem.in_channels % 8 != 0 or problem.out_channels % 8 != 0:
+        instructions *= _BY_WORDS
+    executed = instructions / (card.compute_units * _POINTWISE_RATE)
+    begin = _POINTWISE + groups * 2048 * pieces / _POINTWISE_FILTERS
+    return Estimate(begin + max(moved, executed) + _POINTWISE_BOTH * min(moved, executed), tiles[0])
 
 
 # ---- small problems ----------------------------------------------------------------------------------------------------------
@@ -458,7 +553,7 @@ def wave_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) 
     """
     if not tiles:
         return last_resort(problem, card, tiles, workspace_limit)
-    taps, channels = math.prod(problem.kernel), problem.in_channels
+    taps, channels = math.prod(problem.kernel), problem.in_channels // problem.groups
     dense = problem.layout == "nhwc" or problem.in_size == (1, 1)
     if channels % 8 == 0 and (dense or taps == 1):
         reads = "vectors" if dense else "planes"
@@ -466,7 +561,7 @@ def wave_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) 
         reads = "words" if dense and channels % 2 == 0 else "elements, nhwc" if dense else "elements"
     costs = _WAVE_COSTS[reads]
     chunks = -(-channels * taps // 8) if reads.startswith("elements") else taps * -(-channels // 8)
-    by_vectors = problem.out_channels % 8 == 0 and (problem.layout == "nhwc" or problem.out_size == (1, 1))
+    by_vectors = problem.filters % 8 == 0 and (problem.layout == "nhwc" or problem.out_size == (1, 1))
 
     def cost(plan: tuple[Tile, int]) -> float:
         tile, parts = plan

@@ -37,6 +37,11 @@ ALGORITHMS = {
     "direct": Algorithm(
         "matrix cores on a patch of x in LDS: few channels or few filters, of a group or in all; 16-bit types", costs.direct
     ),
+    "pointwise": Algorithm(
+        "matrix cores fed from memory, all filters in LDS: 1x1 filters of few channels on many pixels, channels_last; 16-bit "
+        "types, one group",
+        costs.pointwise,
+    ),
     "wave_gemm": Algorithm(
         "matrix cores fed from memory without LDS, the waves of a block share each sum: small problems; 16-bit types, one "
         "group",

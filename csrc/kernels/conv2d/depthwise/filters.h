@@ -1,0 +1,64 @@
+// The filters of a block of depthwise conv2d's kernels of square filters: they pass through LDS, as all its threads read them.
+#pragma once
+
+#include "../common/epilogue.h"
+#include "depthwise.h"
+
+namespace hipconv {
+
+// Brings the filters of a block's units to LDS, from the order of memory to that of taps. A barrier has to follow.
+template <int kTaps>
+HIPCONV_INLINE void stage_filters(Pair* filters, const DepthwiseParams& parameter, const DepthwisePlace& at) {
+    constexpr int kAllTaps = kTaps * kTaps, kEach = (kMostUnits * kAllTaps + kDepthwiseThreads - 1) / kDepthwiseThreads;
+    const DepthwiseParams& p = first_parameter_again(parameter);
+    const auto stage = [&](auto bits) {
+        using Bits = decltype(bits);
+        struct Filters {
+            Bits first, second;
+        };
+        const Bits* const weights = global_pointer<const Bits>(p.conv.weight.data);
+        const auto load = [&](int i) {
+            const int of_block = i / kAllTaps, tap = i - of_block * kAllTaps, r = tap / kTaps;
+            const int filter = depthwise_unit(p, at, of_block) * 2;
+            const int first = filter * p.weight_filter + r * p.weight_row + (tap - r * kTaps) * p.weight_column;
+            return Filters{weights[first], weights[first + (filter + 1 < p.conv.out_channels ? p.weight_filter : 0)]};
+        };
+        const auto store = [&](int i, const Filters& of) {
+            const int of_block = i / kAllTaps, tap = i - of_block * kAllTaps;
+            Pair pair;
+            if constexpr (sizeof(Bits) == 4)
+                pair = make_pair(bit_cast<float>(of.first), bit_cast<float>(of.second));
+            else if (p.conv.dtype == DType::bf16)
+                pair = make_pair(to_float(bf16{of.first}), to_float(bf16{of.second}));
+            else
+                pair = make_pair(to_float(f16{of.first}), to_float(f16{of.second}));
+            filters[tap * kFilterPitch + of_block] = pair;
+        };
+        constexpr int kAtOnce = kEach < 7 ? kEach : 7;
+        load_and_store<kAtOnce>(at.block_units * kAllTaps, load, store);
+    };
+    if (p.conv.dtype == DType::f32)
+        stage(uint32_t{});
+    else
+        stage(uint16_t{});
+}
+
+// The bias of a thread's pair of channels, whose load is under way until it is needed.
+class PairOfBias {
+  public:
+    HIPCONV_INLINE PairOfBias(const DepthwiseParams& parameter, const DepthwisePlace& at) {
+        const Conv2dParams& c = first_parameter_again(parameter).conv;
+        if (!c.bias || !at.has_work) return;
+        const int k = at.unit * 2, second = k + 1 < c.out_channels ? k + 1 : k;
+        bits_[0] = load_parameter_bits(c.bias, k * c.bias_stride, c.bias_dtype);
+        bits_[1] = load_parameter_bits(c.bias, second * c.bias_stride, c.bias_dtype);
+    }
+    HIPCONV_INLINE Pair get(const DepthwiseParams& p) const {
+        return make_pair(parameter_of(bits_[0], p.conv.bias_dtype), parameter_of(bits_[1], p.conv.bias_dtype));
+    }
+
+  private:
+    uint32_t bits_[2] = {};
+};
+
+}  // namespace hipconv
