@@ -153,9 +153,9 @@ HIPCONV_INLINE uint32_t transpose_8x8(uint32_t elements, int lane) {
 
 // ---- products ---------------------------------------------------------------------------------------------------------
 
-// An operand in LDS, from a row of a tile on. On the card these are the halves of its descriptor ("matrix descriptor" in the PTX
-// manual): address and distance in units of 16 bytes, and the swizzle. Another operand of the same distance is one addition away,
-// since addresses of LDS do not overflow their field.
+// An operand in LDS, from a row of a tile on. On the card these are the halves of its descriptor ("matrix descriptor" in the
+// PTX manual): address and distance in units of 16 bytes, and the swizzle. Another operand of the same distance is one addition
+// away, since addresses of LDS do not overflow their field.
 struct WgmmaOperand {
 #if defined(HIPCONV_HOST)
     const Words4* rows;

@@ -13,8 +13,8 @@ struct WarpgroupEpilogue {
     static HIPCONV_INLINE constexpr int floats(int tile_n) { return kPixels * kFilters + tile_n; }
 };
 
-// Selects a thread's sums of piece `number` of 2 kEach filters; the search begins at kNumber. Of each 8 filters a thread has two
-// for one pixel and two for another.
+// Selects a thread's sums of piece `number` of 2 kEach filters; the search begins at kNumber. Of each 8 filters a thread has
+// two for one pixel and two for another.
 template <int kNumber, int kTileN, int kBlocks, int kEach>
 HIPCONV_INLINE void select_sums(const WarpgroupSums<kTileN> (&sums)[kBlocks], int number, float (&v)[kEach]) {
     constexpr int kPieces = kTileN / 2 / kEach;  // of a block
@@ -63,9 +63,9 @@ struct RowsOfOut {
     }
 };
 
-// Stores a tile along filters: a wave's sums of 16 pixels by 64 filters (or 32) are rounded where they are, and turned in LDS, so
-// that lanes store whole lines of 128 bytes. A lane has the address of pixel lane % 16. `filters` are those that there are from
-// the tile's first one on.
+// Stores a tile along filters: a wave's sums of 16 pixels by 64 filters (or 32) are rounded where they are, and turned in LDS,
+// so that lanes store whole lines of 128 bytes. A lane has the address of pixel lane % 16. `filters` are those that there are
+// from the tile's first one on.
 template <typename T, int kTileN, int kBlocks>
 HIPCONV_INLINE void store_lines(const Conv2dParams& c, int filters, const RowsOfOut<kBlocks>& rows,
                                 const WarpgroupSums<kTileN> (&sums)[kBlocks], const float* bias, Words4* turned, int lane) {
@@ -193,8 +193,8 @@ HIPCONV_INLINE void store_each_pixel(const ConvGemmParams& g, const uint32_t (&w
     }
 }
 
-// Stores a tile along pixels, of which eight are aligned: sums are rounded and transposed between lanes. A lane has the address of
-// its eight pixels, for its first filter.
+// Stores a tile along pixels, of which eight are aligned: sums are rounded and transposed between lanes. A lane has the address
+// of its eight pixels, for its first filter.
 template <typename T, int kTileN, int kBlocks>
 HIPCONV_INLINE void store_columns(const Conv2dParams& c, int filters, const RowsOfOut<kBlocks>& rows,
                                   const WarpgroupSums<kTileN> (&sums)[kBlocks], const float* bias, int lane) {
@@ -312,9 +312,9 @@ HIPCONV_INLINE int first_pixel_of_wave(int thread) {
            thread % kWarpgroupThreads / 32 * WarpgroupEpilogue::kPixels;
 }
 
-// Stores a tile, whose `rows` are known where stores_vectors() says so: through registers alone where that can be, else through each wave's epilogue tile in LDS, 16 pixels by 32
-// filters, from which lanes store along what is dense in out. pixels_from(n) are the tile's pixels from number n on. The loop
-// over epilogue tiles is not unrolled, because its body is long.
+// Stores a tile, whose `rows` are known where stores_vectors() says so: through registers alone where that can be, else through
+// each wave's epilogue tile in LDS, 16 pixels by 32 filters, from which lanes store along what is dense in out. pixels_from(n)
+// are the tile's pixels from number n on. The loop over epilogue tiles is not unrolled, because its body is long.
 template <typename T, int kTileN, int kBlocks, typename PixelsFrom>
 HIPCONV_INLINE void store_warpgroup_sums(const ConvGemmParams& g, int group, int tile_filter, int part, PixelsFrom pixels_from,
                                          const RowsOfOut<kBlocks>& rows, const WarpgroupSums<kTileN> (&sums)[kBlocks],

@@ -1,5 +1,5 @@
-// Split-K by clusters: the blocks that share an output tile run at the same time, and each adds up a share of it from the LDS of
-// all of them, in order.
+// Split-K by clusters: the blocks that share an output tile run at the same time, and each adds up a share of it from the LDS
+// of all of them, in order.
 #pragma once
 
 #include "../gemm/warpgroup_epilogue.h"

@@ -61,8 +61,8 @@ HIPCONV_INLINE void add_sums(WarpgroupSums<kTileN> (&sums)[kBlocks], const Warpg
 }
 
 // Makes a tile's sums over its k-blocks. The products of a step are under way while the warpgroup waits for the operands of the
-// next; a step's stages go back to the producers one step later, when its products are done. meanwhile() is called while the last
-// ones are under way.
+// next; a step's stages go back to the producers one step later, when its products are done. meanwhile() is called while the
+// last ones are under way.
 template <typename T, bool kPlanes, int kTileN, int kBlocks, typename Meanwhile>
 HIPCONV_INLINE void mainloop(const WarpgroupGemmParams& p, KBlocks k_blocks, const Ring& x, RingState& x_state,
                              const Ring& filters, RingState& filter_state, int first_block_row, int lane,

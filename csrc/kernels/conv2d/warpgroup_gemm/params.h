@@ -47,9 +47,9 @@ constexpr int kMaxStages = 12;
 template <typename T>
 inline constexpr int kParts = kIsSplit<T> ? 2 : 1;
 
-// A block and its LDS: an epilogue tile for each consumer wave, the barriers, and the rings. Of the shapes of which an SM has two
-// blocks, the rings are longer where the launch has a block for each SM, or less ("alone"): such blocks wait for memory, and what
-// is under way hides that. Host and device compute the same.
+// A block and its LDS: an epilogue tile for each consumer wave, the barriers, and the rings. Of the shapes of which an SM has
+// two blocks, the rings are longer where the launch has a block for each SM, or less ("alone"): such blocks wait for memory,
+// and what is under way hides that. Host and device compute the same.
 struct WarpgroupShape {
     int tile_m, tile_n;
     bool by_tma;
@@ -72,7 +72,7 @@ struct WarpgroupShape {
     HIPCONV_INLINE constexpr int shared_bytes(bool is_alone) const {
         return (is_alone ? kMaxSharedBytes : kMaxSharedBytes / blocks_per_unit) - 1024;
     }
-    // Of the filters; and of x, unless it comes in patches of so many columns.
+    // The stages of the filters' ring; x's has as many, unless it comes in patches of so many columns.
     HIPCONV_INLINE constexpr int stages(int columns, bool is_alone) const {
         const int bytes = shared_bytes(is_alone) - rings_offset();
         const int stages =

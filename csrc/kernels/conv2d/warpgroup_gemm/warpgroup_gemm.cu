@@ -102,8 +102,8 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* 
     g.tiles = g.tiles_per_part * split.parts;
     const int units = compute_units();
     const int blocks_per_unit = warpgroup_shape(plan.tile_m, plan.tile_n, source.by_tma, parts).blocks_per_unit;
-    // A cluster's blocks run on SMs that are near each other, so that not all SMs can be filled by clusters. Tiles of 256 pixels
-    // have more sums than the way between SMs takes quickly.
+    // A cluster's blocks run on SMs that are near each other, so that not all SMs can be filled by clusters. Tiles of 256
+    // pixels have more sums than the way between SMs takes quickly.
     const int for_clusters = units - units / 4;
     const bool by_clusters = split.parts > 1 && split.parts <= kMostBlocksOfACluster && plan.tile_m < 256 &&
                              g.tiles <= for_clusters * blocks_per_unit;

@@ -190,7 +190,7 @@ class _TileCost(NamedTuple):
 _WARPGROUP_COSTS = {
     (256, 128): _TileCost(0.60, 0.56, 4.2, 1),
     (128, 128): _TileCost(0.31, 0.29, 2.9, 1),
-    (128, 64): _TileCost(0.58, 0.21, 2.6, 2),
+    (128, 64): _TileCost(0.58, 0.235, 2.6, 2),
     (64, 64): _TileCost(0.34, 0.17, 2.2, 2),
 }
 _PATCH_COSTS = {  # where a stage of x serves all taps
