@@ -5,6 +5,8 @@
 
 namespace hipconv {
 
+struct FilterLayout;
+
 // A group for each channel of x: no product of matrices.
 const char* conv3d_depthwise_refusal(const Conv3dParams& params, const Conv3dCard& card);
 const char* conv3d_depthwise_form(const Conv3dParams& params, const Conv3dCard& card);
@@ -18,6 +20,10 @@ void conv3d_few_filters(const Conv3dParams& params, const Conv3dCard& card, void
 // The same by warpgroups (sm_90), which multiply the patches of frames that TMA brings. The workspace is that of few_filters.
 const char* conv3d_few_warpgroups_refusal(const Conv3dParams& params, const Conv3dCard& card);
 void conv3d_few_warpgroups(const Conv3dParams& params, const Conv3dCard& card, void* workspace, void* stream);
+
+// Launches a call that warpgroups serve, by filters that lie as `layout` says. It writes the next call's cache if it can.
+void conv3d_launch_few_warpgroups(const Conv3dParams& params, const FilterLayout& layout, const void* filters,
+                                  const Conv3dCard& card, void* stream);
 
 // Tiles of a frame's pixels by filters on matrix cores, tap after tap of one frame after another.
 const char* conv3d_implicit_gemm_refusal(const Conv3dParams& params, const Conv3dCard& card);

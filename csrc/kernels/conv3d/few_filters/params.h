@@ -41,8 +41,4 @@ struct FewFiltersParams {
     int64_t filter_stride, tap_bytes;
 };
 
-// Launches a call that warpgroups serve, by filters that lie as `layout` says. It writes the next call's cache if it can.
-void conv3d_launch_few_warpgroups(const Conv3dParams& params, const FilterLayout& layout, const void* filters,
-                                  const Conv3dCard& card, void* stream);
-
 }  // namespace hipconv

@@ -3,8 +3,8 @@
 #include <hip/hip_runtime.h>
 
 #include "../../conv2d/gemm/transpose.h"
+#include "../common/filters.h"
 #include "../common/launchers.h"
-#include "../few_filters/params.h"
 #include "launch/check.h"
 #include "params.h"
 
