@@ -22,7 +22,7 @@ constexpr int kHalfRun = kLineRun / 2;
 // Blocks of a compute unit, by the registers that they need.
 template <typename T>
 constexpr int line_blocks(int width) {
-    return width <= 4 && (sizeof(T) == 2 || kHasPredicates) ? 4 : 3;  // AMD has LDS for three in 32 bits
+    return width <= 4 ? 4 : 3;
 }
 constexpr int64_t kEnoughBlocksOfLines = 2048;  // for a large card
 
