@@ -77,10 +77,10 @@ struct LineParameters {
         for (int i = 0; i < kWidth; ++i) {
             weight[i] = 0;
             if (i >= left_out)
-                weight[i] = load_parameter_bits(in.weight, d * in.weight_dim_stride + (i - left_out) * in.weight_width_stride,
-                                                in.weight_dtype);
+                weight[i] = parameter_bits(in.weight, d * in.weight_dim_stride + (i - left_out) * in.weight_width_stride,
+                                           in.weight_dtype);
         }
-        bias = in.bias ? load_parameter_bits(in.bias, d * in.bias_stride, in.bias_dtype) : 0;
+        bias = in.bias ? parameter_bits(in.bias, d * in.bias_stride, in.bias_dtype) : 0;
     }
     HIPCONV_INLINE void convert(const CausalConv1dInputs& in) {
 #pragma unroll

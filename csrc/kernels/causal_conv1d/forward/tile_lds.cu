@@ -70,11 +70,11 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreadsOf<T>, lds_tile_blocks(sizeof(
     for (int i = 0; i < kWidth; ++i) {
         weight_bits[i] = 0;
         if (i >= left_out)
-            weight_bits[i] = load_parameter_bits(again().weight,
-                                                 d * again().weight_dim_stride + (i - left_out) * again().weight_width_stride,
-                                                 again().weight_dtype);
+            weight_bits[i] =
+                parameter_bits(again().weight, d * again().weight_dim_stride + (i - left_out) * again().weight_width_stride,
+                               again().weight_dtype);
     }
-    if (again().bias) bias_bits = load_parameter_bits(again().bias, d * again().bias_stride, again().bias_dtype);
+    if (again().bias) bias_bits = parameter_bits(again().bias, d * again().bias_stride, again().bias_dtype);
 
     const auto part_of = [&](const Sequences& tensor, const LdsTensor& how, Words4* lds, int past) -> LdsPart {
         char* const memory = static_cast<char*>(tensor.data) + b * how.batch_step + int64_t{t - past} * how.token_step +

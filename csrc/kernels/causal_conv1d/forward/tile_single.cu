@@ -64,8 +64,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSingleThreads, single_blocks(kWidth))
 #pragma unroll
     for (int i = 0; i < kWidth; ++i)
         weight_bits[i] =
-            load_parameter_bits(p.weight, weight_channel * p.weight_dim_stride + i * p.weight_width_stride, p.weight_dtype);
-    if (p.bias) bias_bits = load_parameter_bits(p.bias, weight_channel * p.bias_stride, p.bias_dtype);
+            parameter_bits(p.weight, weight_channel * p.weight_dim_stride + i * p.weight_width_stride, p.weight_dtype);
+    if (p.bias) bias_bits = parameter_bits(p.bias, weight_channel * p.bias_stride, p.bias_dtype);
     const char* const first_x =
         global_address<const char>(static_cast<const T*>(p.x.data) + b * p.x.batch_stride + d) + begin * plan.x_step;
     char* const first_out =

@@ -174,8 +174,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_any_blocks(kWidth, 
         uint32_t weight_bits[kWidth], bias_bits = 0;
 #pragma unroll
         for (int i = 0; i < kWidth; ++i)
-            weight_bits[i] = load_parameter_bits(p.weight, d * p.weight_dim_stride + i * p.weight_width_stride, p.weight_dtype);
-        if (p.bias) bias_bits = load_parameter_bits(p.bias, d * p.bias_stride, p.bias_dtype);
+            weight_bits[i] = parameter_bits(p.weight, d * p.weight_dim_stride + i * p.weight_width_stride, p.weight_dtype);
+        if (p.bias) bias_bits = parameter_bits(p.bias, d * p.bias_stride, p.bias_dtype);
         float record[kRecord];
 #pragma unroll
         for (int i = 0; i < kPast; ++i) record[kWidth + 1 + i] = 0.0f;
