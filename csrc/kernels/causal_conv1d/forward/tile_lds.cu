@@ -232,7 +232,7 @@ bool lies_along_tokens(const Sequences& s) {
     return magnitude(s.seqlen_stride) < magnitude(s.dim_stride);
 }
 
-// This tells how lines of a tensor begin in their aligned vectors: all alike, or not.
+// How lines of a tensor begin in their aligned vectors: all alike, or not.
 struct Beginnings {
     bool alike;
     int at;  // if so

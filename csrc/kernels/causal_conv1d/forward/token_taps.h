@@ -13,7 +13,7 @@ constexpr int kPaddingBit = 7;  // of a token's byte; bit k - 1 is set if the to
 struct TokenIds {
     int32_t own, before[kMaxFastWidth - 1];
 
-    // Begins the loads for token t of row b.
+    // Of token t of row b.
     HIPCONV_INLINE void load(const CausalConv1dInputs& p, int64_t b, int32_t t) {
         own = 0;
         if (!p.seq_idx.data) return;
