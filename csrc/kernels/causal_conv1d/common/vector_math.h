@@ -46,19 +46,6 @@ HIPCONV_INLINE float parameter(const void* base, int64_t index) {
     return sizeof(P) == 4 ? canonical_nan(v) : v;
 }
 
-// A weight or bias as it lies in memory, and its value. Parameters that are fetched so are under way together, and beside other
-// loads: a conversion would wait for each.
-HIPCONV_INLINE uint32_t parameter_bits(const void* base, int64_t index, DType dtype) {
-    const char* const from = global_pointer<const char>(base);
-    if (dtype == DType::f32) return reinterpret_cast<const uint32_t*>(from)[index];
-    return reinterpret_cast<const uint16_t*>(from)[index];
-}
-HIPCONV_INLINE float parameter_of(uint32_t bits, DType dtype) {
-    const uint16_t half = static_cast<uint16_t>(bits);
-    if (dtype == DType::f32) return canonical_nan(bit_cast<float>(bits));
-    return dtype == DType::f16 ? to_float(f16{half}) : to_float(bf16{half});
-}
-
 // kCount parameters that lie one after another, fetched in the widest vectors that divide them. Their address must be a
 // multiple of those vectors' size.
 template <typename P, int kCount>

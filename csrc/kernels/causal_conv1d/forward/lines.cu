@@ -13,7 +13,6 @@
 #include "kernels.h"
 #include "launch/check.h"
 #include "lines_move.h"
-#include "tile.h"
 #include "token_taps.h"
 
 namespace hipconv {
@@ -22,7 +21,7 @@ constexpr int kHalfRun = kLineRun / 2;
 // Blocks of a compute unit, by the registers that they need.
 template <typename T>
 constexpr int line_blocks(int width) {
-    return width <= 4 ? 4 : 3;
+    return width <= 4 && sizeof(T) == 2 ? 4 : 3;
 }
 constexpr int64_t kEnoughBlocksOfLines = 2048;  // for a large card
 
@@ -65,29 +64,19 @@ HIPCONV_INLINE void store_run(char* own, const Pair (&sums)[kHalfRun]) {
     }
 }
 
-// The parameters of a thread's channel; the taps that the width leaves out are zero. They are loaded as they lie in memory, and
-// converted when x is there, in the same registers: a conversion would wait for each.
+// The parameters of a thread's channel; the taps that the width leaves out are zero.
 template <int kWidth>
-struct LineParameters {
-    uint32_t weight[kWidth], bias;
-
-    HIPCONV_INLINE void load(const CausalConv1dInputs& in, int d) {
-        const int left_out = kWidth - in.width;
+HIPCONV_INLINE void load_parameters(const CausalConv1dInputs& in, int d, float (&weight)[kWidth], float& bias) {
+    const int left_out = kWidth - in.width;
+    with_dtype(in.weight_dtype, [&](auto type) {
+        using P = decltype(type);
+        const P* const row = global_pointer<const P>(in.weight) + d * in.weight_dim_stride;
 #pragma unroll
-        for (int i = 0; i < kWidth; ++i) {
-            weight[i] = 0;
-            if (i >= left_out)
-                weight[i] = parameter_bits(in.weight, d * in.weight_dim_stride + (i - left_out) * in.weight_width_stride,
-                                           in.weight_dtype);
-        }
-        bias = in.bias ? parameter_bits(in.bias, d * in.bias_stride, in.bias_dtype) : 0;
-    }
-    HIPCONV_INLINE void convert(const CausalConv1dInputs& in) {
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) weight[i] = bit_cast<uint32_t>(parameter_of(weight[i], in.weight_dtype));
-        bias = bit_cast<uint32_t>(parameter_of(bias, in.bias_dtype));
-    }
-};
+        for (int i = 0; i < kWidth; ++i)
+            weight[i] = i < left_out ? 0.0f : parameter<P>(row, (i - left_out) * in.weight_width_stride);
+    });
+    bias = in.bias ? load_parameter(global_pointer<const char>(in.bias), d * in.bias_stride, in.bias_dtype) : 0.0f;
+}
 
 // The sums of a thread's run. `found` has a byte for each of its places, or is null if all taps see something. All lanes of a
 // wave call.
@@ -157,9 +146,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kLineThreads, line_blocks<T>(kWidth)) caus
     const int first_channel = static_cast<int>(channel_block << line_bits);
 
     wait_for_kernel_before();
-    LineParameters<kWidth> parameters;
+    float weight[kWidth] = {}, bias = 0.0f;
     const int d = first_channel + channel_of_line(again().plan, line);
-    parameters.load(again(), d < again().dim ? d : 0);
+    if (d < again().dim) load_parameters<kWidth>(again(), d, weight, bias);
     const uint32_t first_tile = block * again().plan.tiles_a_block;
     uint32_t last_tile = first_tile + again().plan.tiles_a_block;
     last_tile = last_tile < again().plan.tiles ? last_tile : again().plan.tiles;
@@ -180,13 +169,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kLineThreads, line_blocks<T>(kWidth)) caus
         __syncthreads();
 
         char* const own = share().at(line, run * kLineRun);
-        if (at == first_tile) parameters.convert(again());
-        float weight[kWidth];
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) weight[i] = bit_cast<float>(parameters.weight[i]);
         Pair sums[kHalfRun];
-        make_run<T, kWidth>(own, all_see ? nullptr : reinterpret_cast<const Words4*>(found) + run, again().width, weight,
-                            bit_cast<float>(parameters.bias), sums);
+        make_run<T, kWidth>(own, all_see ? nullptr : reinterpret_cast<const Words4*>(found) + run, again().width, weight, bias,
+                            sums);
         if (again().use_silu) {
 #pragma unroll
             for (int t = 0; t < kHalfRun; ++t) sums[t] = silu(sums[t]);
@@ -339,19 +324,6 @@ void launch(const CausalConv1dFwdParams& p, const LinesPlan& plan, hipStream_t s
 
 }  // namespace
 
-namespace {
-
-// Rows of few channels, short ones, and x and out of different orders where rows of out begin anywhere (measured on an H200).
-bool tile_of_lds_is_faster(const CausalConv1dFwdParams& p) {
-    const int size = element_bytes(p.dtype);
-    const Layout x = layout_of(p.x, size), out = layout_of(p.out, size);
-    if (p.seqlen == 1 || !x.dense || !out.dense || !causal_conv1d_tile_lds_fits(p)) return false;
-    const bool aligned_rows = out.aligned && p.seqlen % (16 / size) == 0;
-    return p.dim < 32 || (x.along_tokens ? out.along_tokens : out.along_tokens && !aligned_rows);
-}
-
-}  // namespace
-
 const char* causal_conv1d_lines_refusal(const CausalConv1dFwdParams& p) {
     const bool fits = p.width <= kMaxFastWidth && lines_plan(p).blocks > 0;
     return fits ? nullptr
@@ -374,7 +346,6 @@ bool lines_is_faster(const CausalConv1dFwdParams& p) {
 }
 
 void causal_conv1d_lines(const CausalConv1dFwdParams& p, void* /*workspace*/, void* stream) {
-    if (tile_of_lds_is_faster(p)) return causal_conv1d_tile_lds(p, static_cast<hipStream_t>(stream));
     const LinesPlan plan = lines_plan(p);
     const hipStream_t s = static_cast<hipStream_t>(stream);
     with_dtype(p.dtype, [&](auto type) {

@@ -42,6 +42,16 @@ struct SharedPlan {
     int64_t x_tile, out_tile;          // and from tile to tile
 };
 
+// A weight or bias as it lies in memory, and its value.
+HIPCONV_INLINE uint32_t parameter_bits(const void* base, int64_t index, DType dtype) {
+    return dtype == DType::f32 ? static_cast<const uint32_t*>(base)[index] : static_cast<const uint16_t*>(base)[index];
+}
+HIPCONV_INLINE float parameter_of(uint32_t bits, DType dtype) {
+    const uint16_t half = static_cast<uint16_t>(bits);
+    if (dtype == DType::f32) return canonical_nan(bit_cast<float>(bits));
+    return dtype == DType::f16 ? to_float(f16{half}) : to_float(bf16{half});
+}
+
 template <typename T, int kWidth, int kTileVectors>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, (shared_blocks(kTileVectors)))
     causal_conv1d_fwd_shared(CausalConv1dFwdParams p, SharedPlan plan) {
