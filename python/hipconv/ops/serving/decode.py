@@ -102,9 +102,8 @@ def causal_conv1d_update(
             None makes a new one. Padded rows and tokens past ``query_start_loc[-1]`` are zero in a new one, left alone in a
             given one.
         kernel: the name of a kernel, or "auto", which leaves it to HIPCONV_UPDATE_KERNEL, if set, and then to the library: on a
-            GPU "step" (one token a row, width up to 8), "vector" (width 2 to 8), "strip" (width 2 to 8), "pair" (width 1 to 8),
-            "channel" (width 1 to 6) or "naive"; on the CPU "simd" (width to 65536) or "openmp". One that does not serve a call
-            says what it serves.
+            GPU "step" (one token a row, width up to 8), "vector" (width 2 to 8), "pair" (width 1 to 8), "channel" (width 1 to
+            6) or "naive"; on the CPU "simd" (width to 65536) or "openmp". One that does not serve a call says what it serves.
 
     Returns:
         `out`.
@@ -140,25 +139,22 @@ def causal_conv1d_update(
     try:
         pad = pad_slot_id if null_block_id is None else _number_of_padding(pad_slot_id, null_block_id, conv_state)
         longest = -1 if max_query_len is None else max_query_len
+        result = torch.empty_like(x) if out is None else out
         inputs = (x, conv_state, weight, bias)
         if validate_data is not False and flag("validate_data", validate_data):
-            checked = torch.empty_like(x) if out is None else out
-            _validate([checked], inputs, tensors, longest, (pad_slot_id, null_block_id), kernel)
-        outs = None if out is None else [out]
-        result: Any = operators.update_directly(
-            outs, inputs, use_silu, tensors, longest, pad, state_at_end=False, zero_padding=out is None, kernel=kernel
-        )
-        if result is None:
+            _validate([result], inputs, tensors, longest, (pad_slot_id, null_block_id), kernel)
+        if not operators.update_directly(
+            [result], inputs, use_silu, tensors, longest, pad, state_at_end=False, zero_padding=out is None, kernel=kernel
+        ):
             if x is None:  # to the operator: that `out` holds x
                 raise TypeError("x: got None, expected a torch.Tensor")
-            result = torch.empty_like(x) if out is None else out
             torch.ops.hipconv.causal_conv1d_update.default(
                 result, None if out is x else x, *inputs[1:], use_silu, zero_padding=out is None, kernel_name=kernel,
                 **_options(tensors, longest, pad),
             )  # fmt: skip
     except Exception as error:
         raise wrong_kind(causal_conv1d_update, locals()) or error from None
-    return result if out is None else out
+    return result
 
 
 def causal_conv1d_update_split_qkv(
@@ -239,10 +235,9 @@ def causal_conv1d_update_split_qkv(
         inputs = (x, conv_state, weight, bias)
         if validate_data is not False and flag("validate_data", validate_data):
             _validate([q, k, v], inputs, tensors, longest, (pad_slot_id, null_block_id), kernel)
-        written = operators.update_directly(
+        if not operators.update_directly(
             [q, k, v], inputs, use_silu, tensors, longest, pad, state_at_end=False, zero_padding=out is None, kernel=kernel
-        )
-        if written is None:
+        ):
             torch.ops.hipconv.causal_conv1d_update_split_qkv.default(
                 q, k, v, *inputs, use_silu, zero_padding=out is None, kernel_name=kernel, **_options(tensors, longest, pad)
             )
