@@ -173,10 +173,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, kBwdWholeBlocks)
             dx += plan.dx_batch_back;
         }
     } while (--left > 0);
-    // Its place is worked out again: no register holds it meanwhile.
-    const Piece same = piece_of_block(plan.taper, blockIdx.y * gridDim.x + blockIdx.x);
-    const int64_t d = static_cast<int64_t>(same.row) * blockDim.y + threadIdx.y;
-    bwd_vector_store_sums(dweight, dbias, p, same.number, d, d < p.in.dim, scale);
+    float* const partials =
+        static_cast<float*>(p.partials) + static_cast<int64_t>(piece.number) * (kWidth + 1) * p.in.dim + walk.d;
+    bwd_vector_store_sums(dweight, dbias, partials, p.in.dim, walk.has_channel, scale);
 }
 
 void launch_bwd_whole(const CausalConv1dBwdParams& p, const BwdWholePlan& plan, dim3 grid, dim3 block, hipStream_t stream) {
