@@ -42,14 +42,9 @@ struct SharedPlan {
     int64_t x_tile, out_tile;          // and from tile to tile
 };
 
-// A weight or bias as it lies in memory, and its value.
+// A weight or bias as it lies in memory.
 HIPCONV_INLINE uint32_t parameter_bits(const void* base, int64_t index, DType dtype) {
     return dtype == DType::f32 ? static_cast<const uint32_t*>(base)[index] : static_cast<const uint16_t*>(base)[index];
-}
-HIPCONV_INLINE float parameter_of(uint32_t bits, DType dtype) {
-    const uint16_t half = static_cast<uint16_t>(bits);
-    if (dtype == DType::f32) return canonical_nan(bit_cast<float>(bits));
-    return dtype == DType::f16 ? to_float(f16{half}) : to_float(bf16{half});
 }
 
 template <typename T, int kWidth, int kTileVectors>
