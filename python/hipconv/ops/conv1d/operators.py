@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ... import jit
 from ...jit import targets
-from ..dispatch import kernels_for, library, refuse_derivatives, refuse_mixed_devices, stream
+from ..dispatch import fake, kernels_for, library, refuse_derivatives, refuse_mixed_devices, stream
 from ..transforms import untouched_by_autocast, write_through_negation
 
 # (`kernel_name`: inductor cannot lower an operator with an argument called `kernel`.)
@@ -36,7 +36,7 @@ def _causal_conv1d_fwd(
     module.causal_conv1d_fwd(out, x, weight, bias, use_silu, kernel_name, stream(x))
 
 
-@torch.library.register_fake("hipconv::causal_conv1d_fwd", lib=library)
+@fake("causal_conv1d_fwd")
 def _causal_conv1d_fwd_fake(out, x, weight, bias=None, use_silu=False, *, kernel_name="auto"):
     refuse_mixed_devices(x, out=out, weight=weight, bias=bias)
 
@@ -47,7 +47,7 @@ def _causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, use_si
     return module.causal_conv1d(x, weight, bias, use_silu, kernel_name, stream(x))
 
 
-@torch.library.register_fake("hipconv::causal_conv1d", lib=library)
+@fake("causal_conv1d")
 def _causal_conv1d_fake(x, weight, bias=None, use_silu=False, *, kernel_name="auto"):
     refuse_mixed_devices(x, weight=weight, bias=bias)
     return torch.empty_like(x)
@@ -127,7 +127,7 @@ def _causal_conv1d_fn(x, weight, bias=None, seq_idx=None, initial_states=None, r
         return out, x.new_empty(0) if final_states is None else final_states
 
 
-@torch.library.register_fake("hipconv::causal_conv1d_fn", lib=library)
+@fake("causal_conv1d_fn")
 def _causal_conv1d_fn_fake(x, weight, bias=None, seq_idx=None, initial_states=None, return_final_states=False, use_silu=False):
     refuse_mixed_devices(x, weight=weight, bias=bias, seq_idx=seq_idx, initial_states=initial_states)
     return torch.empty_like(x), _new_states(x, weight) if return_final_states else x.new_empty(0)
@@ -139,7 +139,7 @@ def _causal_conv1d_states_fwd(out, final_states_out, x, weight, bias=None, seq_i
         _forward(out, final_states_out, x, weight, bias, seq_idx, initial_states, use_silu)
 
 
-@torch.library.register_fake("hipconv::causal_conv1d_states_fwd", lib=library)
+@fake("causal_conv1d_states_fwd")
 def _causal_conv1d_states_fwd_fake(
     out, final_states_out, x, weight, bias=None, seq_idx=None, initial_states=None, use_silu=False
 ):
@@ -221,7 +221,7 @@ def _gradients_of_parameters(x, weight, bias, dout, seq_idx, initial_states, dfi
     )
 
 
-@torch.library.register_fake("hipconv::causal_conv1d_bwd", lib=library)
+@fake("causal_conv1d_bwd")
 def _causal_conv1d_bwd_fake(
     x,
     weight,
@@ -239,7 +239,7 @@ def _causal_conv1d_bwd_fake(
     return torch.empty_like(x), *rest
 
 
-@torch.library.register_fake("hipconv::causal_conv1d_bwd_out", lib=library)
+@fake("causal_conv1d_bwd_out")
 def _causal_conv1d_bwd_out_fake(
     dx,
     x,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..dispatch import library
+from ..dispatch import fake, library
 from ..filters import recorded
 from ..transforms import SingleLevelFunction, apply, fold, on_autograd_key, on_vmap, primals, wants_derivative, without_autocast
 from .activations import gradient
@@ -125,7 +125,7 @@ def _conv2d_bwd(dsum, x, weight, *options):
         )
 
 
-@torch.library.register_fake("hipconv::conv2d_bwd", lib=library)
+@fake("conv2d_bwd")
 def _conv2d_bwd_fake(dsum, x, weight, stride, padding, dilation, groups, padding_mode, wants_x, wants_weight):
     return torch.empty_like(x) if wants_x else x.new_empty(0), torch.empty_like(weight) if wants_weight else x.new_empty(0)
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from ...arguments import wrong_output
 from ...jit import targets
 from .. import filters
-from ..dispatch import library, refuse_derivatives, stream
+from ..dispatch import fake, library, refuse_derivatives, stream
 from ..transforms import cast_by_autocast, write_through_negation
 from . import calls, geometry, router
 from .activations import ACTIVATIONS, ROUNDED_FIRST
@@ -165,8 +165,8 @@ def _fake_out(out, *arguments, **options):
     _fake(*arguments, out=out, **options)
 
 
-torch.library.register_fake("hipconv::conv2d", _fake, lib=library)
-torch.library.register_fake("hipconv::conv2d_out", _fake_out, lib=library)
+fake("conv2d")(_fake)
+fake("conv2d_out")(_fake_out)
 
 
 # ---- by torch ----------------------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
 from typing import NamedTuple
 
 FEW = 32  # channels or filters, at most
@@ -73,7 +72,11 @@ class Factors:
         if (exactly := kinds.get(problem.kind)) is not None:
             return exactly
         others = kinds.values() or [factor for each in self.of_kinds.values() for factor in each.values()]
-        return statistics.median(others) if others else 1.0
+        if not others:
+            return 1.0
+        from statistics import median  # a few milliseconds, which calls without a measured card need not wait for
+
+        return median(others)
 
 
 class Card(NamedTuple):

@@ -15,7 +15,7 @@ from .. import filters
 from ..conv2d.activations import ACTIVATIONS, ROUNDED_FIRST
 from ..conv2d.geometry import check_places
 from ..conv2d.operators import fast_on_cpu, on_cpu, right_on_cpu
-from ..dispatch import library, refuse_derivatives, stream
+from ..dispatch import fake, library, refuse_derivatives, stream
 from ..transforms import cast_by_autocast, write_through_negation
 from . import calls, geometry, padding, router
 from .calls import request_of
@@ -197,8 +197,8 @@ def _fake_out(out, cache_out, *arguments, **options):
     _fake(*arguments, out=out, cache_out=cache_out, **options)
 
 
-torch.library.register_fake("hipconv::conv3d", _fake, lib=library)
-torch.library.register_fake("hipconv::conv3d_out", _fake_out, lib=library)
+fake("conv3d")(_fake)
+fake("conv3d_out")(_fake_out)
 
 
 # ---- by torch ----------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ... import jit
 from ...jit import targets
-from ..dispatch import fake_of, kernels_for, library, refuse_derivatives, refuse_derivatives_of_torch_func, stream
+from ..dispatch import fake, fake_of, kernels_for, library, refuse_derivatives, refuse_derivatives_of_torch_func, stream
 from ..transforms import untouched_by_autocast, write_through_negation
 from .options import DECODE_WRITES, PREFILL_TENSORS, DecodeTensors, PrefillOptions, schema_of
 
@@ -92,7 +92,7 @@ def update_directly(
 
 
 for _operator in ("causal_conv1d_update", "causal_conv1d_update_split_qkv"):
-    torch.library.register_fake(f"hipconv::{_operator}", fake_of(_operator), lib=library)
+    fake(_operator)(fake_of(_operator))
 
 
 # ---- prefill -----------------------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def varlen_directly(
 
 
 for _operator in ("causal_conv1d_varlen", "causal_conv1d_varlen_split"):
-    torch.library.register_fake(f"hipconv::{_operator}", fake_of(_operator), lib=library)
+    fake(_operator)(fake_of(_operator))
 
 for _operator in (
     "causal_conv1d_update", "causal_conv1d_update_split_qkv", "causal_conv1d_varlen", "causal_conv1d_varlen_split",
