@@ -287,6 +287,7 @@ def compile_for(arch: str, *arguments: str | Path, clang: int = CLANG) -> str:
         f"clang++-{clang}", "-x", "hip", "--offload-device-only", "--no-gpu-bundle-output", f"--offload-arch={arch}",
         "--hip-path=/usr", *clang_flags(clang, [arch]), "-D__HIP_PLATFORM_AMD__",
         "-std=c++17", "-O3", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'csrc' / 'include'}", *arguments,
+        env={name: value for name, value in os.environ.items() if name != "CPATH"},  # of headers for the host
     )  # fmt: skip
 
 

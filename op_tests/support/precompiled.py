@@ -1,7 +1,8 @@
-"""torch's headers, precompiled: five seconds of each of the thirty bindings that a run of all tests compiles.
+"""Headers, precompiled: torch's take five seconds of each of the thirty bindings that a run of all tests compiles, and those of
+simt half a second of each of its two hundred files of kernels.
 
-g++ takes `<torch/csrc/utils/pybind.h>` precompiled wherever a binding includes it first and the flags allow it, and reads the
-text otherwise: nothing else differs.
+g++ takes a header precompiled wherever a file includes it first, the flags allow it, and no other place comes before CPATH
+(simt's own come after it); it reads the text otherwise: nothing else differs.
 """
 
 from __future__ import annotations
@@ -15,34 +16,39 @@ import sysconfig
 
 import torch
 
-import support  # noqa: F401  makes an uninstalled hipconv importable
+import support
 from hipconv import targets
 from hipconv.jit import toolchain
 
-HEADER = "torch/csrc/utils/pybind.h"
+OF_BINDINGS = "torch/csrc/utils/pybind.h"
+OF_KERNELS = "hip/hip_runtime.h"
 LOADER_FLAGS = ["-DTORCH_API_INCLUDE_EXTENSION_H", "-fPIC", "-std=c++20"]  # torch's; with others there the text is read
 
 
-def torch_headers(directory: Path) -> bool:
-    """Precompile for the two kinds of host builds; `directory` is for CPATH. Whether it could be done:
+def precompile(directory: Path) -> bool:
+    """Precompile for the kinds of host builds; `directory` is for CPATH. Tell whether it could be done:
     clang has no use for it.
     """
     compiler = shlex.split(os.environ.get("CXX", "c++"))
-    include = Path(torch.__file__).parent / "include"
-    compiled = directory / f"{HEADER}.gch"  # a directory: g++ takes the one that fits
-    compiled.mkdir(parents=True)
-    (directory / HEADER).symlink_to(include / HEADER)
-    searched = [include, include / "torch/csrc/api/include", sysconfig.get_path("include")]
+    torch_include = Path(torch.__file__).parent / "include"
+    places = {OF_BINDINGS: torch_include, OF_KERNELS: support.ROOT / "csrc" / "compat" / "simt"}
+    for header, place in places.items():
+        (directory / f"{header}.gch").mkdir(parents=True)  # a directory: g++ takes the one that fits
+        (directory / header).symlink_to(place / header)
+    searched = [torch_include, torch_include / "torch/csrc/api/include", sysconfig.get_path("include")]
+    theirs = [*LOADER_FLAGS, *(f"-isystem{place}" for place in searched)]
 
-    def precompile(arch: str) -> bool:
-        flags = toolchain.flags(targets.named(arch), ["-O3"]).host
-        ours = [flag for flag in flags if not flag.startswith("-DHIPCONV_")]  # torch reads none, and g++ would insist on them
-        theirs = [*LOADER_FLAGS, *(f"-isystem{place}" for place in searched)]
-        command = [*compiler, *theirs, *ours, "-x", "c++-header", str(include / HEADER), "-o", str(compiled / arch)]
-        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    def one(header: str, arch: str) -> bool:
+        ours = toolchain.flags(targets.named(arch), ["-O3"]).host
+        if header == OF_BINDINGS:  # torch reads none of our macros, and g++ would insist on them
+            ours = [flag for flag in ours if not flag.startswith("-DHIPCONV_")]
+        command = [*compiler, *theirs, *ours, "-x", "c++-header", str(places[header] / header)]
+        command += ["-o", str(directory / f"{header}.gch" / arch)]
+        return subprocess.run(command, cwd=support.ROOT, capture_output=True, check=False).returncode == 0
 
+    builds = [(OF_BINDINGS, "cpu"), (OF_BINDINGS, "wave64"), (OF_KERNELS, "wave64"), (OF_KERNELS, "wave32")]
     try:
         with ThreadPoolExecutor() as threads:
-            return all(threads.map(precompile, ("cpu", "wave64")))
+            return all(threads.map(one, *zip(*builds, strict=True)))
     except OSError:  # no compiler
         return False

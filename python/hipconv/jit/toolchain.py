@@ -119,7 +119,8 @@ class Flags(NamedTuple):
 
 def flags(target: Target, module_flags: list[str]) -> Flags:
     """Everything a build for `target` adds to the loader's own flags, HIPCONV_EXTRA_FLAGS last."""
-    common = [*module_flags, *(f"-I{directory}" for directory in registry.include_directories(target.backend))]
+    ours, *compat = registry.include_directories(target.backend)
+    common = [*module_flags, f"-I{ours}", *(f"{'-isystem' if target.backend == 'simt' else '-I'}{place}" for place in compat)]
     extra = shlex.split(os.environ.get("HIPCONV_EXTRA_FLAGS", ""))
     if target.on_gpu:
         if target.backend == "cuda" and _compute_capability(target) >= 90:
