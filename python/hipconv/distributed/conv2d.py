@@ -92,7 +92,7 @@ def conv2d(
         geometry.check_choices(algorithm, 0)
         _check_places(tensors)
         settings = _settings(tensors, axis)
-        o = geometry.options(geometry.kernel_size(weight.shape), *arguments)
+        o = geometry.cached_options(geometry.kernel_size(weight.shape), *arguments)
         calls.check_request(x, out_dtype, algorithm)
         more = {
             "out_dtype": out_dtype,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+import ctypes
 import hashlib
 import struct
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from .groups import Group, device_for_messages
 
 BYTES = 1024
 _NUMBERS = struct.Struct("<qqqq16sI")  # call number, sizes, kind, digest of the whole text, bytes of it that follow
+_SIZES, _SIZES_AT = struct.Struct("<qq"), struct.calcsize("<q")
 _FITS, _VALUE_ERROR, _TYPE_ERROR, _OTHER_ERROR = range(4)
 
 _calls: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # made on each group
@@ -37,14 +39,13 @@ class Header(NamedTuple):
     digest: bytes
     text: str
 
-    def packed(self) -> torch.Tensor:
+    def packed(self) -> bytes:
         text = self.text.encode()[: BYTES - _NUMBERS.size]
         message = _NUMBERS.pack(self.number, self.size, self.other, self.kind, self.digest, len(text)) + text
-        return torch.frombuffer(bytearray(message.ljust(BYTES, b"\0")), dtype=torch.uint8)
+        return message.ljust(BYTES, b"\0")
 
 
-def unpacked(message: torch.Tensor) -> Header:
-    content = bytes(message.tolist())
+def unpacked(content: bytes) -> Header:
     number, size, other, kind, digest, length = _NUMBERS.unpack_from(content)
     return Header(number, size, other, kind, digest, content[_NUMBERS.size : _NUMBERS.size + length].decode(errors="replace"))
 
@@ -91,10 +92,13 @@ def agree(
         error, text, size, other = wrong, str(wrong), 0, 0
         kind = _TYPE_ERROR if isinstance(wrong, TypeError) else _VALUE_ERROR if isinstance(wrong, ValueError) else _OTHER_ERROR
     mine = Header(number, size, other, kind, hashlib.blake2b(text.encode(), digest_size=16).digest(), text)
-    headers = _gathered(mine, group, near)
-    if found := disagreement(headers):
+    message = mine.packed()
+    messages = _gathered(message, group, near)
+    differ = error is not None or any(_beside_sizes(one) != _beside_sizes(message) for one in messages)
+    if differ and (found := disagreement([unpacked(one) for one in messages])):
         raise found from error
-    return tuple(header.size for header in headers), tuple(header.other for header in headers)
+    sizes_of_ranks = [_SIZES.unpack_from(one, _SIZES_AT) for one in messages]
+    return tuple(size for size, _ in sizes_of_ranks), tuple(other for _, other in sizes_of_ranks)
 
 
 def checked_sizes(name: str, sizes: object, group: Group) -> tuple[int, ...] | None:
@@ -135,13 +139,20 @@ def _brief(value: object) -> str:
     return f"{text[:40]}... ({len(text)} characters, digest {hashlib.blake2b(text.encode(), digest_size=8).hexdigest()})"
 
 
-def _gathered(mine: Header, group: Group, near: object) -> list[Header]:
+def _beside_sizes(message: bytes) -> tuple[bytes, bytes]:
+    """What ranks must have alike of a message."""
+    return message[:_SIZES_AT], message[_SIZES_AT + _SIZES.size :]
+
+
+def _gathered(message: bytes, group: Group, near: object) -> list[bytes]:
     if group.size == 1:
-        return [mine]
-    message = mine.packed().to(device_for_messages(group, near))
-    received = [torch.empty_like(message) for _ in range(group.size)]
-    dist.all_gather(received, message, group=group.process_group)
-    return [unpacked(one) for one in torch.stack(received).cpu()]
+        return [message]
+    device = device_for_messages(group, near)
+    sent = torch.frombuffer(bytearray(message), dtype=torch.uint8).to(device)
+    received = torch.empty(group.size * BYTES, dtype=torch.uint8, device=device)
+    dist.all_gather_into_tensor(received, sent, group=group.process_group)
+    received = received.cpu()
+    return [ctypes.string_at(received.data_ptr() + rank * BYTES, BYTES) for rank in range(group.size)]
 
 
 def disagreement(headers: list[Header]) -> TypeError | ValueError | RuntimeError | None:

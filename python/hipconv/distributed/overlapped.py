@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..ops.conv2d import calls, geometry, router
+from ..ops.conv2d import calls, forward, geometry, router
 from ..ops.conv2d.derivatives import convolution_backward, gradient_of_sums
 from ..ops.conv2d.geometry import Kind, Options, kind_of
 from ..ops.conv2d.operators import into
@@ -67,8 +67,11 @@ class Part(NamedTuple):
     choices: dict[str, Any]  # of the operator
 
     def of(self, fetched: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+        out_dtype, algorithm = self.choices["out_dtype"], self.choices["algorithm"]
         with calls.pinned_to(self.choice):
-            return torch.ops.hipconv.conv2d.default(fetched, weight, bias, residual, *self.local[:4], **self.choices)
+            return forward.run(
+                fetched, weight, bias, residual, None, self.local, out_dtype, algorithm, router.WORKSPACE_LIMIT, None
+            )
 
     def borders(self) -> list[tuple[int, int]]:
         """The other outputs."""

@@ -165,7 +165,9 @@ def autocast_dtype(tensor: Tensor) -> torch.dtype:
 
 def autocast(tensor: Any) -> Any:
     """A tensor as such an operator gets it, or None. Differentiable."""
-    return None if tensor is None else tensor.to(autocast_dtype(tensor))
+    if tensor is None or (dtype := autocast_dtype(tensor)) == tensor.dtype:
+        return tensor
+    return tensor.to(dtype)
 
 
 def without_autocast() -> Any:

@@ -299,6 +299,7 @@ def check_request(x: Tensor, out_dtype: torch.dtype | None, algorithm: str) -> N
 
 
 _pin: ContextVar[Choice | None] = ContextVar("hipconv_conv2d_pin", default=None)
+pin = _pin.get
 
 
 @contextlib.contextmanager

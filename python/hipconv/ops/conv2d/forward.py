@@ -90,17 +90,8 @@ def conv2d(
         kernel = geometry.kernel_size(weight.shape)
     except (AttributeError, ValueError) as error:
         raise wrong_kind(conv2d, locals()) or error from None
-    if torch.compiler.is_compiling():
-        o = geometry.options(kernel, stride, padding, dilation, groups, padding_mode, activation)
-    else:
-        try:
-            hashable = [tuple(value) if isinstance(value, list) else value for value in (stride, padding, dilation)]
-            o = geometry.cached_options(kernel, *hashable, groups, padding_mode, activation)
-        except TypeError:  # perhaps because of what cannot be hashed
-            try:
-                o = geometry.options(kernel, stride, padding, dilation, groups, padding_mode, activation)
-            except (TypeError, ValueError) as error:
-                raise error from None
+    options = geometry.options if torch.compiler.is_compiling() else geometry.cached_options
+    o = options(kernel, stride, padding, dilation, groups, padding_mode, activation)
     if not (isinstance(algorithm, str) and isinstance(workspace_limit, int) and 0 <= workspace_limit < 2**63):
         geometry.check_choices(algorithm, workspace_limit)
     if float32_precision is not None:
@@ -109,9 +100,9 @@ def conv2d(
     try:
         if x.dim() == 3:
             batched = [None if tensor is None else tensor.unsqueeze(0) for tensor in (residual, out)]
-            result = _run(x.unsqueeze(0), weight, bias, batched[0], batched[1], o, *choices)
+            result = run(x.unsqueeze(0), weight, bias, batched[0], batched[1], o, *choices)
             return result.squeeze(0) if out is None else out
-        return _run(x, weight, bias, residual, out, o, *choices)
+        return run(x, weight, bias, residual, out, o, *choices)
     except Exception as error:
         wrong = wrong_kind(conv2d, locals())
         if wrong is None and not isinstance(error, (TypeError, ValueError)):  # on the CPU, where torch computes and writes
@@ -122,7 +113,7 @@ def conv2d(
 _calls: dict[tuple, Any] = {}  # prepared, by all that they depend on
 
 
-def _run(
+def run(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor | None, o: Options,
     out_dtype: torch.dtype | None, algorithm: str, workspace_limit: int, float32_precision: str | None,
 ) -> Tensor:  # fmt: skip
@@ -137,7 +128,8 @@ def _run(
     )
     kernels = None if wants_gradient else kernels_for("conv2d", *inputs, out)
     if kernels is not None and (key := kernels.conv2d_key(*inputs, out)) is not None:
-        alike = (kernels, key, o, out_dtype, algorithm, workspace_limit, precision.of_call(float32_precision, x))
+        chosen = (calls.pin(), out_dtype, algorithm, workspace_limit, precision.of_call(float32_precision, x))
+        alike = (kernels, key, o, *chosen)
         call = _calls.get(alike)
         if call is None:
             request = request_of(x, out_dtype, algorithm, workspace_limit, float32_precision)

@@ -50,7 +50,21 @@ def options(
     return Options(pair, _padding(padding, kernel, pair, dilations), dilations, groups, padding_mode, activation)
 
 
-cached_options = functools.lru_cache(1024, typed=True)(options)  # (a float or a bool is not the int that it equals)
+_cached_options = functools.lru_cache(1024, typed=True)(options)  # (a float or a bool is not the int that it equals)
+
+
+def cached_options(
+    kernel: tuple[int, int], stride: Ints, padding: Padding, dilation: Ints, groups: int, padding_mode: str, activation: str
+) -> Options:
+    """What `options` returns and raises, in a microsecond where it is called again."""
+    try:
+        hashable = [tuple(value) if isinstance(value, list) else value for value in (stride, padding, dilation)]
+        return _cached_options(kernel, *hashable, groups, padding_mode, activation)
+    except TypeError:  # perhaps because of what cannot be hashed
+        try:
+            return options(kernel, stride, padding, dilation, groups, padding_mode, activation)
+        except (TypeError, ValueError) as error:
+            raise error from None
 
 
 def check_choices(algorithm: str, workspace_limit: int) -> None:
