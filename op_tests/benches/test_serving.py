@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+import benches.host
 import benches.update
 import benches.varlen
 
@@ -35,3 +36,12 @@ def test_a_run_prints_a_table_and_writes_its_results(monkeypatch, capsys, tmp_pa
     monkeypatch.setattr(bench, "mismatch", lambda out, expected: "invented")
     assert bench.main() == 1
     assert not any(line.endswith(" ok") for line in capsys.readouterr().out.splitlines()[2:])
+
+
+def test_times_on_the_host_are_of_each_call(monkeypatch, capsys, tmp_path: Path) -> None:
+    words = ("bench_host.py", "--backend", "cpu", "--calls", "3", "--json", str(tmp_path / "host.json"))
+    monkeypatch.setattr(sys, "argv", list(words))
+    assert benches.host.main() == 0
+    times = json.loads((tmp_path / "host.json").read_text())["us"]
+    assert len(times) == 7 and all(us > 0 for us in times.values())
+    assert [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()[2:]] == list(times)
