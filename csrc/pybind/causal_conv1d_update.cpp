@@ -319,68 +319,80 @@ class Update : Arguments {
 
 void update(const Arguments& arguments) { Update(arguments).run(); }
 
-// Does the same past the dispatcher. It returns false, and does nothing, if the dispatcher has something to do on the way,
-// or gradients must be refused.
-bool update_directly(const Arguments& a) {
-    const at::Tensor* bias = given(a.optional_bias);
-    if (!nothing_to_record({&a.outs.front(), &a.conv_state, &a.x, &a.weight, bias}) ||
-        !dispatcher_adds_nothing(
-            {&a.outs.front(), &a.outs[a.outs.size() / 2], &a.outs.back(), &a.x, &a.conv_state, &a.weight, bias,
-             given(a.conv_state_indices), given(a.conv_state_indices_in), given(a.num_accepted_tokens),
-             given(a.query_start_loc), given(a.block_idx_last_scheduled_token), given(a.initial_state_idx),
-             given(a.cache_seqlens), given(a.intermediate_conv_window), given(a.intermediate_state_indices),
-             given(a.retrieve_next_token), given(a.retrieve_next_sibling), given(a.retrieve_parent_token)}))
-        return false;
-    update(a);
-    for (const at::Tensor& out : a.outs) note_written(out);
-    note_written(a.conv_state);
-    for (const OptionalTensor* written : {&a.intermediate_conv_window, &a.retrieve_parent_token})
-        if (*written) note_written(**written);
-    return true;
-}
-
-// Makes a function of `Arguments` one of the module.
-template <typename Function>
-void define(py::module_& m, const char* name, Function function) {
-    using T = const at::Tensor&;
-    using O = const OptionalTensor&;
-    m.def(name, [function](const std::vector<at::Tensor>& outs, T x, T conv_state, T weight, O bias, bool use_silu,
-                           O conv_state_indices, O conv_state_indices_in, O num_accepted_tokens, O query_start_loc,
-                           int64_t max_query_len, std::optional<int64_t> pad_slot_id, O block_idx_last_scheduled_token,
-                           O initial_state_idx, O cache_seqlens, O intermediate_conv_window, O intermediate_state_indices,
-                           O retrieve_next_token, O retrieve_next_sibling, O retrieve_parent_token, bool state_at_end,
-                           bool zero_padding, const std::string& kernel, std::optional<int64_t> stream) {
-        return function({outs,
-                         x,
-                         conv_state,
-                         weight,
-                         bias,
-                         use_silu,
-                         conv_state_indices,
-                         conv_state_indices_in,
-                         num_accepted_tokens,
-                         query_start_loc,
-                         max_query_len,
-                         pad_slot_id,
-                         block_idx_last_scheduled_token,
-                         initial_state_idx,
-                         cache_seqlens,
-                         intermediate_conv_window,
-                         intermediate_state_indices,
-                         retrieve_next_token,
-                         retrieve_next_sibling,
-                         retrieve_parent_token,
-                         state_at_end,
-                         zero_padding,
-                         kernel,
-                         stream});
+// Does the same past the dispatcher, on the current stream, called with Python's objects: what is written as `read_outputs` has
+// it, (x, conv_state, weight, bias), use_silu, the tuple of the other tensors, max_query_len, pad_slot_id, state_at_end,
+// zero_padding and kernel. It returns what is written, or does nothing and returns None if the arguments do not fit a call, the
+// dispatcher has something to do on the way, or gradients must be refused.
+PyObject* update_directly(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+    return with_python_errors([&] {
+        std::vector<at::Tensor> outs;
+        at::Tensor x, conv_state, weight;
+        OptionalTensor bias, others[12];
+        bool use_silu = false, state_at_end = false, zero_padding = false;
+        int64_t max_query_len = 0;
+        std::optional<int64_t> pad_slot_id;
+        std::string kernel;
+        if (count != 9 || !read_items(arguments[1], x, conv_state, weight, bias) || !read(arguments[2], use_silu) ||
+            !read_items(arguments[3], others) || !read(arguments[4], max_query_len) || !read(arguments[5], pad_slot_id) ||
+            !read(arguments[6], state_at_end) || !read(arguments[7], zero_padding) || !read(arguments[8], kernel))
+            return Py_NewRef(Py_None);
+        const at::Tensor* given_tensors[12];
+        for (int i = 0; i < 12; ++i) given_tensors[i] = given(others[i]);
+        const auto& t = given_tensors;
+        if (!nothing_to_record({&conv_state, &x, &weight, given(bias)}) ||
+            !nothing_looks_on({&x, &conv_state, &weight, given(bias), t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8],
+                               t[9], t[10], t[11]}) ||
+            !read_outputs(arguments[0], x, outs) || !nothing_to_record({&outs.front()}) ||
+            !nothing_looks_on({&outs.front(), &outs[outs.size() / 2], &outs.back()}))
+            return Py_NewRef(Py_None);
+        update({outs,      x,         conv_state,    weight,      bias,         use_silu,     others[0], others[1],
+                others[2], others[3], max_query_len, pad_slot_id, others[4],    others[5],    others[6], others[7],
+                others[8], others[9], others[10],    others[11],  state_at_end, zero_padding, kernel,    current_stream(x)});
+        for (const at::Tensor& out : outs) note_written(out);
+        note_written(conv_state);
+        for (const int written : {7, 11})  // intermediate_conv_window, retrieve_parent_token
+            if (others[written]) note_written(*others[written]);
+        return outputs_of(arguments[0], outs);
     });
 }
 
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
-    define(m, "causal_conv1d_update", &update);
-    define(m, "causal_conv1d_update_directly", &update_directly);
+    using T = const at::Tensor&;
+    using O = const OptionalTensor&;
+    m.def("causal_conv1d_update",
+          [](const std::vector<at::Tensor>& outs, T x, T conv_state, T weight, O bias, bool use_silu, O conv_state_indices,
+             O conv_state_indices_in, O num_accepted_tokens, O query_start_loc, int64_t max_query_len,
+             std::optional<int64_t> pad_slot_id, O block_idx_last_scheduled_token, O initial_state_idx, O cache_seqlens,
+             O intermediate_conv_window, O intermediate_state_indices, O retrieve_next_token, O retrieve_next_sibling,
+             O retrieve_parent_token, bool state_at_end, bool zero_padding, const std::string& kernel,
+             std::optional<int64_t> stream) {
+              update({outs,
+                      x,
+                      conv_state,
+                      weight,
+                      bias,
+                      use_silu,
+                      conv_state_indices,
+                      conv_state_indices_in,
+                      num_accepted_tokens,
+                      query_start_loc,
+                      max_query_len,
+                      pad_slot_id,
+                      block_idx_last_scheduled_token,
+                      initial_state_idx,
+                      cache_seqlens,
+                      intermediate_conv_window,
+                      intermediate_state_indices,
+                      retrieve_next_token,
+                      retrieve_next_sibling,
+                      retrieve_parent_token,
+                      state_at_end,
+                      zero_padding,
+                      kernel,
+                      stream});
+          });
     m.def("causal_conv1d_update_kernels", [] { return names_of(causal_conv1d_update_kernels()); });
+    add_direct_call(m, "causal_conv1d_update_directly", update_directly);
 }

@@ -247,63 +247,75 @@ class Prefill : Arguments {
 
 bool varlen(const Arguments& arguments) { return Prefill(arguments).run(); }
 
-// Does the same past the dispatcher. It returns false too if the dispatcher has something to do on the way, or gradients
-// must be refused.
-bool varlen_directly(const Arguments& a) {
-    const at::Tensor* bias = given(a.optional_bias);
-    const std::vector<at::Tensor>& outs = a.tensors;
-    if (!nothing_to_record({&outs.front(), &a.conv_states, &a.x, &a.weight, bias}) ||
-        !dispatcher_adds_nothing({&outs.front(), &outs[outs.size() / 2], &outs.back(), &a.x, &a.weight, bias, &a.conv_states,
-                                  &a.query_start_loc, given(a.cache_indices), given(a.cache_indices_in),
-                                  given(a.has_initial_state), given(a.block_idx_first), given(a.block_idx_last),
-                                  given(a.initial_state_idx), given(a.num_computed_tokens)}))
-        return false;
-    if (!varlen(a)) return false;
-    for (const at::Tensor& out : outs) note_written(out);
-    note_written(a.conv_states);
-    return true;
-}
-
-// Makes a function of `Arguments` one of the module.
-template <typename Function>
-void define(py::module_& m, const char* name, Function function) {
-    using T = const at::Tensor&;
-    using O = const OptionalTensor&;
-    m.def(name,
-          [function](const std::vector<at::Tensor>& tensors, T x, T weight, O bias, T conv_states, T query_start_loc,
-                     O cache_indices, O cache_indices_in, O has_initial_state, O block_idx_first, O block_idx_last,
-                     O initial_state_idx, O num_computed_tokens, int64_t block_size, bool use_silu,
-                     std::optional<int64_t> pad_slot_id, std::optional<int64_t> null_block_id, const std::string& dead_tokens,
-                     const std::string& kernel, const std::array<int64_t, 3>& tile, std::optional<int64_t> stream) {
-              return function({tensors,
-                               x,
-                               weight,
-                               bias,
-                               conv_states,
-                               query_start_loc,
-                               cache_indices,
-                               cache_indices_in,
-                               has_initial_state,
-                               block_idx_first,
-                               block_idx_last,
-                               initial_state_idx,
-                               num_computed_tokens,
-                               block_size,
-                               use_silu,
-                               pad_slot_id,
-                               null_block_id,
-                               dead_tokens,
-                               kernel,
-                               tile,
-                               stream});
-          });
+// Does the same past the dispatcher, on the current stream, called with Python's objects: what is written as `read_outputs` has
+// it, (x, weight, bias), conv_states, query_start_loc, the tuple of options, dead_tokens, kernel and tile. It returns what is
+// written, or does nothing and returns None if the arguments do not fit a call, the dispatcher has something to do on the way,
+// gradients must be refused, or the output is x and no kernel serves that.
+PyObject* varlen_directly(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+    return with_python_errors([&] {
+        std::vector<at::Tensor> outs;
+        at::Tensor x, weight, conv_states, starts;
+        OptionalTensor bias, t[7];
+        int64_t block_size = 0;
+        std::array<int64_t, 3> tile{};
+        bool use_silu = false;
+        std::optional<int64_t> pad_slot_id, null_block_id;
+        std::string dead_tokens, kernel;
+        if (count != 8 || !read_items(arguments[1], x, weight, bias) || !read(arguments[2], conv_states) ||
+            !read(arguments[3], starts) ||
+            !read_items(arguments[4], t[0], t[1], t[2], t[3], t[4], t[5], t[6], block_size, use_silu, pad_slot_id,
+                        null_block_id) ||
+            !read(arguments[5], dead_tokens) || !read(arguments[6], kernel) ||
+            !read_items(arguments[7], tile[0], tile[1], tile[2]) ||
+            !nothing_to_record({&conv_states, &x, &weight, given(bias)}) ||
+            !nothing_looks_on({&x, &weight, given(bias), &conv_states, &starts, given(t[0]), given(t[1]), given(t[2]),
+                               given(t[3]), given(t[4]), given(t[5]), given(t[6])}) ||
+            !read_outputs(arguments[0], x, outs) || !nothing_to_record({&outs.front()}) ||
+            !nothing_looks_on({&outs.front(), &outs[outs.size() / 2], &outs.back()}) ||
+            !varlen({outs,     x,           weight,        bias,        conv_states, starts, t[0],
+                     t[1],     t[2],        t[3],          t[4],        t[5],        t[6],   block_size,
+                     use_silu, pad_slot_id, null_block_id, dead_tokens, kernel,      tile,   current_stream(x)}))
+            return Py_NewRef(Py_None);
+        for (const at::Tensor& out : outs) note_written(out);
+        note_written(conv_states);
+        return outputs_of(arguments[0], outs);
+    });
 }
 
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
-    define(m, "causal_conv1d_varlen", &varlen);
-    define(m, "causal_conv1d_varlen_directly", &varlen_directly);
+    using T = const at::Tensor&;
+    using O = const OptionalTensor&;
+    m.def("causal_conv1d_varlen",
+          [](const std::vector<at::Tensor>& tensors, T x, T weight, O bias, T conv_states, T query_start_loc, O cache_indices,
+             O cache_indices_in, O has_initial_state, O block_idx_first, O block_idx_last, O initial_state_idx,
+             O num_computed_tokens, int64_t block_size, bool use_silu, std::optional<int64_t> pad_slot_id,
+             std::optional<int64_t> null_block_id, const std::string& dead_tokens, const std::string& kernel,
+             const std::array<int64_t, 3>& tile, std::optional<int64_t> stream) {
+              return varlen({tensors,
+                             x,
+                             weight,
+                             bias,
+                             conv_states,
+                             query_start_loc,
+                             cache_indices,
+                             cache_indices_in,
+                             has_initial_state,
+                             block_idx_first,
+                             block_idx_last,
+                             initial_state_idx,
+                             num_computed_tokens,
+                             block_size,
+                             use_silu,
+                             pad_slot_id,
+                             null_block_id,
+                             dead_tokens,
+                             kernel,
+                             tile,
+                             stream});
+          });
     m.def("causal_conv1d_varlen_kernels", [] { return names_of(causal_conv1d_varlen_kernels()); });
     m.def("causal_conv1d_varlen_in_place_kernels", [] { return names_of(causal_conv1d_varlen_in_place_kernels()); });
+    add_direct_call(m, "causal_conv1d_varlen_directly", varlen_directly);
 }

@@ -153,6 +153,7 @@ BAD_CALLS: dict[str, tuple[Callable[[], dict], type[Exception], list[str]]] = {
     "pad_slot_id is a bool": (lambda: {"pad_slot_id": True}, TypeError, ["pad_slot_id:", "True", "int or None"]),
     "pad_slot_id is huge": (lambda: {"pad_slot_id": 1 << 70}, TypeError, ["pad_slot_id:", str(1 << 70), "64 bits"]),
     "null_block_id is a bool": (lambda: {"null_block_id": False}, TypeError, ["null_block_id:", "False", "int or None"]),
+    "max_query_len is a dtype": (lambda: {"max_query_len": torch.int8}, TypeError, ["max_query_len:", "torch.int8", "an int"]),
     "max_query_len is a float": (lambda: {"max_query_len": 1.5}, TypeError, ["max_query_len:", "1.5", "an int"]),
     "kernel is None": (lambda: {"kernel": None}, TypeError, ["kernel:", "None,", "a string"]),
 }

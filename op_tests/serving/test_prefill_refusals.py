@@ -107,6 +107,12 @@ BAD_CALLS: dict[str, tuple[Callable[[], dict], type[Exception], list[str]]] = {
     "block size is a float": (lambda: {"block_size_to_align": 1.5}, TypeError, ["block_size_to_align:", "1.5", "an int"]),
     "kernel is None": (lambda: {"kernel": None}, TypeError, ["kernel:", "None,", "a string"]),
     "block_m is a float": (lambda: {"block_m": 2.5}, TypeError, ["block_m:", "2.5", "an int"]),
+    "block_m is a dtype": (lambda: {"block_m": torch.int8}, TypeError, ["block_m:", "torch.int8", "an int"]),
+    "block size is a dtype": (
+        lambda: {"block_size_to_align": torch.int8},
+        TypeError,
+        ["block_size_to_align:", "torch.int8", "an int"],
+    ),
     "block_n is huge": (lambda: {"block_n": 1 << 40}, ValueError, ["block_n:", str(1 << 40), "power of two"]),
     "num_warps is negative": (lambda: {"num_warps": -4}, ValueError, ["num_warps:", "-4", "power of two"]),
 }

@@ -132,6 +132,13 @@ def require_int_or_none(**arguments: object) -> None:
             raise TypeError(f"{name}: got {describe(value)}, expected an int or None")
 
 
+def require_index(**arguments: object) -> None:
+    """Raise TypeError for the first that is no integer of any class: torch's operators take dtypes for integers too."""
+    for name, value in arguments.items():
+        if type(value) is not int and not hasattr(value, "__index__"):
+            raise TypeError(f"{name}: got {describe(value)}, expected an int")
+
+
 def flag(name: str, value: object) -> bool:
     """An argument that says yes or no."""
     if not _is_flag(value):

@@ -5,6 +5,7 @@
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like_ops.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -15,7 +16,11 @@
 
 #include <initializer_list>
 #include <optional>
+#include <stdexcept>
 #include <string>
+#include <vector>
+
+#include "tensor_checks.h"
 
 namespace at {
 TORCH_API bool hasCallbacks();  // <ATen/record_function.h> declares it, and takes 3 s to compile
@@ -105,13 +110,63 @@ inline bool read(PyObject* object, std::string& value) {
     return true;
 }
 
-// pybind11 wraps functions in the same way: C++ exceptions become Python's.
+inline bool read(PyObject* object, int64_t& value) {
+    if (PyLong_Check(object)) {
+        int overflow = 0;
+        value = PyLong_AsLongLongAndOverflow(object, &overflow);
+        return overflow == 0;
+    }
+    if (!PyIndex_Check(object)) return false;
+    const auto number = pybind11::reinterpret_steal<pybind11::object>(PyNumber_Index(object));  // of numpy's, for example
+    if (!number) PyErr_Clear();
+    return number && read(number.ptr(), value);
+}
+inline bool read(PyObject* object, std::optional<int64_t>& value) { return object == Py_None || read(object, value.emplace()); }
+
+// These take the items of a tuple or a list apart.
+template <typename... Values>
+bool read_items(PyObject* tuple, Values&... values) {
+    Py_ssize_t at = 0;
+    return PyTuple_CheckExact(tuple) && PyTuple_GET_SIZE(tuple) == sizeof...(values) &&
+           (read(PyTuple_GET_ITEM(tuple, at++), values) && ...);
+}
+template <typename Value, size_t kCount>
+bool read_items(PyObject* tuple, Value (&values)[kCount]) {
+    bool fits = PyTuple_CheckExact(tuple) && PyTuple_GET_SIZE(tuple) == kCount;
+    for (size_t i = 0; fits && i < kCount; ++i) fits = read(PyTuple_GET_ITEM(tuple, static_cast<Py_ssize_t>(i)), values[i]);
+    return fits;
+}
+inline bool read(PyObject* list, std::vector<at::Tensor>& tensors) {
+    if (!PyList_CheckExact(list)) return false;
+    tensors.resize(static_cast<size_t>(PyList_GET_SIZE(list)));
+    bool fits = !tensors.empty();
+    for (size_t i = 0; fits && i < tensors.size(); ++i)
+        fits = read(PyList_GET_ITEM(list, static_cast<Py_ssize_t>(i)), tensors[i]);
+    return fits;
+}
+
+// Reads what a call writes: a list of tensors, or None for a new one like x.
+inline bool read_outputs(PyObject* object, const at::Tensor& x, std::vector<at::Tensor>& tensors) {
+    if (object != Py_None) return read(object, tensors);
+    check_strided({"x", x});
+    tensors.push_back(at::_ops::empty_like::call(x, {}, {}, {}, {}, {}));
+    return true;
+}
+// Returns them to Python: the list, or the new tensor.
+inline PyObject* outputs_of(PyObject* object, const std::vector<at::Tensor>& tensors) {
+    return object == Py_None ? pybind11::cast(tensors.front()).release().ptr() : Py_NewRef(object);
+}
+
+// pybind11 wraps functions in the same way: C++ exceptions become Python's. Launchers, which do not see pybind11, throw
+// std::invalid_argument; torch's translation, for its own exceptions, would make a RuntimeError of that.
 template <typename Function>
 PyObject* with_python_errors(const Function& function) {
     try {
         return function();
     } catch (const pybind11::builtin_exception& error) {
         error.set_error();
+    } catch (const std::invalid_argument& error) {
+        PyErr_SetString(PyExc_ValueError, error.what());
     } catch (...) {
         torch::translate_exception_to_python(std::current_exception());
     }

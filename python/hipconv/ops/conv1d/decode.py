@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from ...arguments import SILU, UnknownActivation, as_the_peers, parse_activation, wrong_kind
 from ..serving import operators
+
+_nothing = contextlib.nullcontext()
 
 
 def causal_conv1d_update(
@@ -38,12 +43,13 @@ def causal_conv1d_update(
     use_silu = parse_activation(activation, SILU, False, UnknownActivation)
     tensors = (conv_state_indices, None, None, None, None, None, cache_seqlens, None, None, None, None, None)
     try:
-        out = torch.empty_like(x)
         inputs = (x, conv_state, weight, bias)
-        with torch.no_grad():
-            if not operators.update_directly(
-                [out], inputs, use_silu, tensors, -1, None, state_at_end=True, zero_padding=True, kernel="auto"
-            ):
+        with torch.no_grad() if torch.is_grad_enabled() else _nothing:
+            out: Any = operators.update_directly(
+                None, inputs, use_silu, tensors, -1, None, state_at_end=True, zero_padding=True, kernel="auto"
+            )
+            if out is None:
+                out = torch.empty_like(x)
                 torch.ops.hipconv.causal_conv1d_update.default(
                     out,
                     *inputs,

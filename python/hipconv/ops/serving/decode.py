@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...arguments import SILU, flag, parse_activation, require_int_or_none, wrong_kind, wrong_parts
+from ...arguments import SILU, flag, parse_activation, require_index, require_int_or_none, wrong_kind, wrong_parts
 from . import operators
 from .options import DecodeTensors
 from .values import check_update_values, refuse_capture
@@ -139,22 +139,26 @@ def causal_conv1d_update(
     try:
         pad = pad_slot_id if null_block_id is None else _number_of_padding(pad_slot_id, null_block_id, conv_state)
         longest = -1 if max_query_len is None else max_query_len
-        result = torch.empty_like(x) if out is None else out
         inputs = (x, conv_state, weight, bias)
         if validate_data is not False and flag("validate_data", validate_data):
-            _validate([result], inputs, tensors, longest, (pad_slot_id, null_block_id), kernel)
-        if not operators.update_directly(
-            [result], inputs, use_silu, tensors, longest, pad, state_at_end=False, zero_padding=out is None, kernel=kernel
-        ):
+            checked = torch.empty_like(x) if out is None else out
+            _validate([checked], inputs, tensors, longest, (pad_slot_id, null_block_id), kernel)
+        outs = None if out is None else [out]
+        result: Any = operators.update_directly(
+            outs, inputs, use_silu, tensors, longest, pad, state_at_end=False, zero_padding=out is None, kernel=kernel
+        )
+        if result is None:
             if x is None:  # to the operator: that `out` holds x
                 raise TypeError("x: got None, expected a torch.Tensor")
+            require_index(max_query_len=longest)
+            result = torch.empty_like(x) if out is None else out
             torch.ops.hipconv.causal_conv1d_update.default(
                 result, None if out is x else x, *inputs[1:], use_silu, zero_padding=out is None, kernel_name=kernel,
                 **_options(tensors, longest, pad),
             )  # fmt: skip
     except Exception as error:
         raise wrong_kind(causal_conv1d_update, locals()) or error from None
-    return result
+    return result if out is None else out
 
 
 def causal_conv1d_update_split_qkv(
@@ -235,9 +239,11 @@ def causal_conv1d_update_split_qkv(
         inputs = (x, conv_state, weight, bias)
         if validate_data is not False and flag("validate_data", validate_data):
             _validate([q, k, v], inputs, tensors, longest, (pad_slot_id, null_block_id), kernel)
-        if not operators.update_directly(
+        written = operators.update_directly(
             [q, k, v], inputs, use_silu, tensors, longest, pad, state_at_end=False, zero_padding=out is None, kernel=kernel
-        ):
+        )
+        if written is None:
+            require_index(max_query_len=longest)
             torch.ops.hipconv.causal_conv1d_update_split_qkv.default(
                 q, k, v, *inputs, use_silu, zero_padding=out is None, kernel_name=kernel, **_options(tensors, longest, pad)
             )

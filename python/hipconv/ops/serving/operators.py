@@ -13,7 +13,7 @@ from ... import jit
 from ...jit import targets
 from ..dispatch import fake, fake_of, kernels_for, library, refuse_derivatives, refuse_derivatives_of_torch_func, stream
 from ..transforms import untouched_by_autocast, write_through_negation
-from .options import DECODE_WRITES, PREFILL_TENSORS, DecodeTensors, PrefillOptions, schema_of
+from .options import DECODE_WRITES, DecodeTensors, PrefillOptions, schema_of
 
 # ---- decode ------------------------------------------------------------------------------------------------------------------
 
@@ -67,7 +67,7 @@ def check_update(outs, inputs, tensors, max_query_len, kernel):
 
 
 def update_directly(
-    outs: list[Tensor],
+    outs: list[Tensor] | None,
     inputs: tuple[Tensor, Tensor, Tensor, Tensor | None],
     use_silu: bool,
     tensors: tuple[Tensor | None, ...],
@@ -77,18 +77,20 @@ def update_directly(
     state_at_end: bool,
     zero_padding: bool,
     kernel: str,
-) -> bool:
-    """`_update` without the operator in front, or False if that has something to do. `inputs` are x, conv_state, weight and
-    bias, and `tensors` are in the order of `DecodeTensors`.
+) -> list[Tensor] | Tensor | None:
+    """`_update` without the operator in front; None if that has something to do, else `outs`, or a new tensor in its place.
+    `inputs` are x, conv_state, weight and bias, and `tensors` are in the order of `DecodeTensors`.
     """
-    kernels = kernels_for("causal_conv1d_update", *inputs, *outs, *tensors)
-    if kernels is not None and kernels.causal_conv1d_update_directly(
-        outs, *inputs, use_silu, *tensors[:4], max_query_len, pad_slot_id, *tensors[4:], state_at_end, zero_padding, kernel,
-        stream(inputs[0]),
-    ):  # fmt: skip
-        return True
-    refuse_derivatives_of_torch_func(out=outs[0], **dict(zip(("x", "conv_state", "weight", "bias"), inputs, strict=True)))
-    return False
+    kernels = kernels_for("causal_conv1d_update", inputs[0])
+    if kernels is not None:
+        written = kernels.causal_conv1d_update_directly(
+            outs, inputs, use_silu, tensors, max_query_len, pad_slot_id, state_at_end, zero_padding, kernel
+        )
+        if written is not None:
+            return written
+    names = ("out", "x", "conv_state", "weight", "bias")
+    refuse_derivatives_of_torch_func(**dict(zip(names, (outs[0] if outs else None, *inputs), strict=True)))
+    return None
 
 
 for _operator in ("causal_conv1d_update", "causal_conv1d_update_split_qkv"):
@@ -163,7 +165,7 @@ def _causal_conv1d_varlen_split(
 
 
 def varlen_directly(
-    outputs: list[Tensor],
+    outputs: list[Tensor] | None,
     inputs: tuple[Tensor, Tensor, Tensor | None],
     conv_states: Tensor,
     query_start_loc: Tensor,
@@ -171,26 +173,22 @@ def varlen_directly(
     zero_padding: bool,
     kernel: str,
     tile: tuple[int, int, int],
-) -> bool:
-    """`_varlen` without the operator in front, or False if that has something to do. `options` are in the order of
-    `PrefillOptions`.
+) -> list[Tensor] | Tensor | None:
+    """`_varlen` without the operator in front; None if that has something to do, else `outputs`, or a new tensor in their
+    place. `options` are in the order of `PrefillOptions`.
     """
-    kernels = kernels_for("causal_conv1d_varlen", *inputs, conv_states, query_start_loc, *outputs, *options[:PREFILL_TENSORS])
-    if kernels is not None and kernels.causal_conv1d_varlen_directly(
-        outputs,
-        *inputs,
-        conv_states,
-        query_start_loc,
-        *options,
-        "zero" if zero_padding else "leave",
-        kernel,
-        tile,
-        stream(inputs[0]),
-    ):
-        return True
     x, weight, bias = inputs
-    refuse_derivatives_of_torch_func(out=outputs[0], conv_states=conv_states, x=x, weight=weight, bias=bias)
-    return False
+    kernels = kernels_for("causal_conv1d_varlen", x)
+    if kernels is not None:
+        written = kernels.causal_conv1d_varlen_directly(
+            outputs, inputs, conv_states, query_start_loc, options, "zero" if zero_padding else "leave", kernel, tile
+        )
+        if written is not None:
+            return written
+    refuse_derivatives_of_torch_func(
+        out=outputs[0] if outputs else None, conv_states=conv_states, x=x, weight=weight, bias=bias
+    )
+    return None
 
 
 for _operator in ("causal_conv1d_varlen", "causal_conv1d_varlen_split"):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from ...arguments import SILU, flag, parse_activation, require_int_or_none, wrong_kind, wrong_parts
+from ...arguments import SILU, flag, parse_activation, require_index, require_int_or_none, wrong_kind, wrong_parts
 from . import operators
-from .options import PrefillOptions
+from .options import PREFILL_TENSORS, PrefillOptions
 from .values import check_prefill_values, refuse_capture
 
 
@@ -118,13 +120,17 @@ def causal_conv1d_fn(
     if type(pad_slot_id) is not int or null_block_id is not None:
         require_int_or_none(pad_slot_id=pad_slot_id, null_block_id=null_block_id)
     try:
-        result = torch.empty_like(x) if out is None else out
         inputs = (x, weight, bias)
         options = (*indices, 0 if block_size_to_align is None else block_size_to_align, use_silu, pad_slot_id, null_block_id)
         tile = (0 if block_m is None else block_m, 0 if block_n is None else block_n, 0 if num_warps is None else num_warps)
         if validate_data is not False and flag("validate_data", validate_data):
-            _validate([result], inputs, conv_states, query_start_loc, options, kernel, tile)
-        if not operators.varlen_directly([result], inputs, conv_states, query_start_loc, options, out is None, kernel, tile):
+            checked = torch.empty_like(x) if out is None else out
+            _validate([checked], inputs, conv_states, query_start_loc, options, kernel, tile)
+        outs = None if out is None else [out]
+        result: Any = operators.varlen_directly(outs, inputs, conv_states, query_start_loc, options, out is None, kernel, tile)
+        if result is None:
+            require_index(block_size_to_align=options[PREFILL_TENSORS], block_m=tile[0], block_n=tile[1], num_warps=tile[2])
+            result = torch.empty_like(x) if out is None else out
             torch.ops.hipconv.causal_conv1d_varlen.default(
                 result,
                 conv_states,
@@ -139,7 +145,7 @@ def causal_conv1d_fn(
             )
     except Exception as error:
         raise wrong_kind(causal_conv1d_fn, locals()) or error from None
-    return result
+    return result if out is None else out
 
 
 def causal_conv1d_split_qkv(
@@ -208,7 +214,9 @@ def causal_conv1d_split_qkv(
         tile = (0 if block_m is None else block_m, 0 if block_n is None else block_n, 0 if num_warps is None else num_warps)
         if validate_data is not False and flag("validate_data", validate_data):
             _validate([q, k, v], inputs, conv_states, query_start_loc, options, kernel, tile)
-        if not operators.varlen_directly([q, k, v], inputs, conv_states, query_start_loc, options, out is None, kernel, tile):
+        outs = [q, k, v]
+        if operators.varlen_directly(outs, inputs, conv_states, query_start_loc, options, out is None, kernel, tile) is None:
+            require_index(block_size_to_align=options[PREFILL_TENSORS], block_m=tile[0], block_n=tile[1], num_warps=tile[2])
             torch.ops.hipconv.causal_conv1d_varlen_split.default(
                 q,
                 k,
