@@ -67,7 +67,9 @@ def test_rows_of_none_few_and_many_tokens(device: torch.device, columns: int) ->
 
 def test_the_variable_forces_a_kernel_where_there_is_one(device: torch.device) -> None:
     """Nowhere else, because it holds for all backends. Where it forces one, width 9 tells."""
-    for width, name in itertools.product((4, 9), ("auto", "step", "vector", "channel", "naive", "simd", "openmp")):
+    for width, name in itertools.product(
+        (4, 9), ("auto", "step", "vector", "strip", "pair", "channel", "naive", "simd", "openmp")
+    ):
         x, state = torch.randn(2, 16, device=device), make_state("N,S,D", 2, 16, width - 1, torch.float32, device)
         weight, bias = make_weights(16, width, torch.float32, device)
         with environment(HIPCONV_UPDATE_KERNEL=name):
@@ -223,8 +225,10 @@ def test_each_width_by_vectors_and_by_channels(device: torch.device, tokens: int
         if on_cpu or (fast == "vector" and not 1 < width <= (4 if packed or not narrow else 8)):
             fast = "auto"
         channel, pair = ("auto", "auto") if on_cpu else ("channel" if width <= 6 else "pair", "pair")
-        for dim, kernel in ((4 * 128 + 4 * 37, fast), (4 * 128 + 4 * 37, channel), (4 * 128 + 4 * 37, pair), (515, pair)):
-            state_dtype = torch.float32 if dim == 515 else dtype
+        strip = "strip" if width > 1 and not on_cpu else "auto"
+        wide = 4 * 128 + 4 * 37
+        for dim, kernel in ((wide, fast), (wide, channel), (wide, pair), (515, pair), (wide, strip), (515, strip)):
+            state_dtype = torch.float32 if dim == 515 and kernel == pair else dtype
             x = torch.randint(-4, 5, (3, tokens, dim)).to(device, dtype).mT
             state = make_state(layout, 6, dim, width - 1, state_dtype, device)
             state.copy_(torch.randint(-4, 5, state.shape))
@@ -254,6 +258,23 @@ def test_blocks_of_many_channels(device: torch.device, layout: str, width: int) 
         stretch = torch.randn(rows * dim * tokens + 1).to(device, dtype)[1:].view(rows, dim, tokens)
         for x in (stretch, stretch.mT.contiguous().mT) if tokens > 1 else (stretch,):
             check(x, state, weight, bias, conv_state_indices=slots, pad_slot_id=-1)
+
+
+@pytest.mark.parametrize(("layout", "width", "tokens", "columns"), [("N,S,D", 3, 6, 2), ("N,D,S", 2, 3, 6)])
+def test_rows_of_few_channels_share_blocks(device: torch.device, layout: str, width: int, tokens: int, columns: int) -> None:
+    """Rows at addresses of their own, of which some are padding, some longer than others, and some drafts."""
+    rows, dim, dtype = 2100, 6, torch.float16
+    slots = torch.randperm(rows + 50, device=device)[:rows]
+    slots[torch.rand(rows, device=device) < 0.1] = -1
+    state = make_state(layout, rows + 50, dim, columns, dtype, device)
+    weight, bias = make_weights(dim, width, dtype, device)
+    lengths = torch.randint(0, 2 * tokens, (rows,)).clamp(max=columns - width + 2 if columns == 6 else 2 * tokens)
+    options: dict[str, Any] = {"conv_state_indices": slots, "query_start_loc": torch.tensor([0, *lengths]).cumsum(0).to(device)}
+    if columns == 6:
+        options["num_accepted_tokens"] = torch.randint(1, columns - width + 3, (rows,), device=device)
+    x = torch.randn(int(lengths.sum()) + 3, dim).to(device, dtype)
+    kernel = "auto" if targets.of(device).backend == "cpu" else "strip"
+    check(x, state, weight, bias, pad_slot_id=-1, kernel=kernel, **options)
 
 
 def test_views_that_only_look_aligned(device: torch.device) -> None:

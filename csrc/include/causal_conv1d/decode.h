@@ -25,7 +25,7 @@ struct Address {
         return global_pointer<T>(bits);
     }
 };
-inline Address address(const void* pointer) { return {reinterpret_cast<uintptr_t>(pointer)}; }
+HIPCONV_INLINE Address address(const void* pointer) { return {reinterpret_cast<uintptr_t>(pointer)}; }
 
 // Integers of 32 or (wide) 64 bits, one-dimensional or (row, column); null for none. They are not the IndexArray of prefill, of
 // integers of any size: with that one, the kernel "step" takes more instructions on AMD than its limit allows.
@@ -86,7 +86,7 @@ struct CausalConv1dUpdateParams : FilterParams<Address> {
 };
 
 constexpr KernelNames kCausalConv1dUpdateNames = {"HIPCONV_UPDATE_KERNEL",
-                                                  {"step", "vector", "pair", "channel", "naive"},
+                                                  {"step", "vector", "strip", "pair", "channel", "naive"},
                                                   {"simd", "openmp"}};
 
 // These are defined twice: in csrc/kernels for GPUs and simt, in csrc/cpu for host memory (whose launches ignore the stream).

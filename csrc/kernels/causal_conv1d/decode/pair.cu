@@ -14,6 +14,7 @@
 #include "../common/vector_math.h"
 #include "causal_conv1d/decode_row.h"
 #include "device/elements.h"
+#include "divisor.h"
 #include "grid.h"
 #include "kernels.h"
 #include "launch/check.h"
@@ -29,19 +30,6 @@ constexpr int kMostColumns = 32;  // of a slot that goes through LDS
 constexpr int kMostRowsOfBlock = 32;
 constexpr int kPairsOfAnyWidth = 8, kPairsOfUsualWidth = 4;
 constexpr int kPairRows = 1 << 24, kPairStrips = 65535;  // a grid's limits, those of AMD included
-
-// A divisor that a launch knows, for dividends below 2^16.
-struct Divisor {
-    uint32_t value, inverse;
-
-    HIPCONV_INLINE int divide(int n) const {
-        return inverse == 0 ? n : static_cast<int>(static_cast<uint64_t>(static_cast<uint32_t>(n)) * inverse >> 32);
-    }
-};
-inline Divisor divisor(int64_t value) {
-    const uint64_t inverse = ((uint64_t{1} << 32) + static_cast<uint64_t>(value) - 1) / static_cast<uint64_t>(value);
-    return {static_cast<uint32_t>(value), value == 1 ? 0 : static_cast<uint32_t>(inverse)};
-}
 
 struct PairPlan {
     int32_t rows;                   // of a block
