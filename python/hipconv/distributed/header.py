@@ -140,7 +140,7 @@ def _brief(value: object) -> str:
 
 
 def _beside_sizes(message: bytes) -> tuple[bytes, bytes]:
-    """What ranks must have alike of a message."""
+    """Return what ranks must have alike of a message."""
     return message[:_SIZES_AT], message[_SIZES_AT + _SIZES.size :]
 
 

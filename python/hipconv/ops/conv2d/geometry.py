@@ -56,7 +56,7 @@ _cached_options = functools.lru_cache(1024, typed=True)(options)  # (a float or 
 def cached_options(
     kernel: tuple[int, int], stride: Ints, padding: Padding, dilation: Ints, groups: int, padding_mode: str, activation: str
 ) -> Options:
-    """What `options` returns and raises, in a microsecond where it is called again."""
+    """Return or raise what `options` does, in a microsecond where it is called again."""
     try:
         hashable = [tuple(value) if isinstance(value, list) else value for value in (stride, padding, dilation)]
         return _cached_options(kernel, *hashable, groups, padding_mode, activation)
