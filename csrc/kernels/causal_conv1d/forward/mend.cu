@@ -45,6 +45,41 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kMendThreads, 4) causal_conv1d_fwd_mend(Ca
     }
 }
 
+// Writes a row's final state. Without ids, some columns are under way together, oldest first: each comes from a column that
+// is not older, so it may lie where the initial state does. One that comes from nowhere is read from where it goes, as a
+// condition would make the others wait.
+template <typename T>
+HIPCONV_INLINE void write_final_state(const CausalConv1dFwdParams& p, int64_t b, int64_t d) {
+    constexpr int kAtOnce = 8;
+    if (p.seq_idx.data) return causal_conv1d_one_final_state<T>(p, b, d);
+    const int past = p.width - 1;
+    const bool has_state = p.initial_states.data;
+    T* to = &at<T>(p.final_states, b, d, 0);
+    const T* x = &at<const T>(p.x, b, d, int64_t{p.seqlen} - past);
+    const T* state = &at<const T>(has_state ? p.initial_states : p.x, b, d, p.seqlen);
+    for (int first = 0; first < past; first += kAtOnce) {
+        T values[kAtOnce];
+        T* place = to;
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            const bool is_token = p.seqlen - past + first + i >= 0;
+            values[i] = T{};
+            if (first + i >= past) break;
+            values[i] = *(is_token ? x : has_state ? state : place);
+            if (!is_token && !has_state) values[i] = T{};
+            x += p.x.seqlen_stride;
+            state += p.initial_states.seqlen_stride;
+            place += p.final_states.seqlen_stride;
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            if (first + i >= past) break;
+            *to = values[i];
+            to += p.final_states.seqlen_stride;
+        }
+    }
+}
+
 template <typename T>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kMendThreads, 4) causal_conv1d_fwd_final_states(CausalConv1dFwdParams p) {
     const int64_t all = static_cast<int64_t>(p.batch) * p.dim;
@@ -53,8 +88,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kMendThreads, 4) causal_conv1d_fwd_final_s
         const int64_t first_row = first / p.dim;  // the same for all threads
         const uint32_t channel = static_cast<uint32_t>(first - first_row * p.dim) + threadIdx.x;
         const uint32_t rows = channel / static_cast<uint32_t>(p.dim);
-        if (first + threadIdx.x < all)
-            causal_conv1d_one_final_state<T>(p, first_row + rows, channel - rows * static_cast<uint32_t>(p.dim));
+        if (first + threadIdx.x < all) write_final_state<T>(p, first_row + rows, channel - rows * static_cast<uint32_t>(p.dim));
     }
 }
 
