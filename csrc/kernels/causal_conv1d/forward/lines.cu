@@ -21,7 +21,7 @@ constexpr int kHalfRun = kLineRun / 2;
 // Blocks of a compute unit, by the registers that they need.
 template <typename T>
 constexpr int line_blocks(int width) {
-    return width <= 4 && sizeof(T) == 2 ? 4 : 3;
+    return width <= 4 && (sizeof(T) == 2 || kHasPredicates) ? 4 : 3;  // AMD has LDS for three in 32 bits
 }
 constexpr int64_t kEnoughBlocksOfLines = 2048;  // for a large card
 
@@ -64,19 +64,29 @@ HIPCONV_INLINE void store_run(char* own, const Pair (&sums)[kHalfRun]) {
     }
 }
 
-// The parameters of a thread's channel; the taps that the width leaves out are zero.
+// The parameters of a thread's channel; the taps that the width leaves out are zero. They are loaded as they lie in memory, and
+// converted when x is there, in the same registers: a conversion would wait for each.
 template <int kWidth>
-HIPCONV_INLINE void load_parameters(const CausalConv1dInputs& in, int d, float (&weight)[kWidth], float& bias) {
-    const int left_out = kWidth - in.width;
-    with_dtype(in.weight_dtype, [&](auto type) {
-        using P = decltype(type);
-        const P* const row = global_pointer<const P>(in.weight) + d * in.weight_dim_stride;
+struct LineParameters {
+    uint32_t weight[kWidth], bias;
+
+    HIPCONV_INLINE void load(const CausalConv1dInputs& in, int d) {
+        const int left_out = kWidth - in.width;
 #pragma unroll
-        for (int i = 0; i < kWidth; ++i)
-            weight[i] = i < left_out ? 0.0f : parameter<P>(row, (i - left_out) * in.weight_width_stride);
-    });
-    bias = in.bias ? load_parameter(global_pointer<const char>(in.bias), d * in.bias_stride, in.bias_dtype) : 0.0f;
-}
+        for (int i = 0; i < kWidth; ++i) {
+            weight[i] = 0;
+            if (i >= left_out)
+                weight[i] = load_parameter_bits(in.weight, d * in.weight_dim_stride + (i - left_out) * in.weight_width_stride,
+                                                in.weight_dtype);
+        }
+        bias = in.bias ? load_parameter_bits(in.bias, d * in.bias_stride, in.bias_dtype) : 0;
+    }
+    HIPCONV_INLINE void convert(const CausalConv1dInputs& in) {
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) weight[i] = bit_cast<uint32_t>(parameter_of(weight[i], in.weight_dtype));
+        bias = bit_cast<uint32_t>(parameter_of(bias, in.bias_dtype));
+    }
+};
 
 // The sums of a thread's run. `found` has a byte for each of its places, or is null if all taps see something. All lanes of a
 // wave call.
@@ -146,9 +156,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kLineThreads, line_blocks<T>(kWidth)) caus
     const int first_channel = static_cast<int>(channel_block << line_bits);
 
     wait_for_kernel_before();
-    float weight[kWidth] = {}, bias = 0.0f;
+    LineParameters<kWidth> parameters;
     const int d = first_channel + channel_of_line(again().plan, line);
-    if (d < again().dim) load_parameters<kWidth>(again(), d, weight, bias);
+    parameters.load(again(), d < again().dim ? d : 0);
     const uint32_t first_tile = block * again().plan.tiles_a_block;
     uint32_t last_tile = first_tile + again().plan.tiles_a_block;
     last_tile = last_tile < again().plan.tiles ? last_tile : again().plan.tiles;
@@ -169,9 +179,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kLineThreads, line_blocks<T>(kWidth)) caus
         __syncthreads();
 
         char* const own = share().at(line, run * kLineRun);
+        if (at == first_tile) parameters.convert(again());
+        float weight[kWidth];
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) weight[i] = bit_cast<float>(parameters.weight[i]);
         Pair sums[kHalfRun];
-        make_run<T, kWidth>(own, all_see ? nullptr : reinterpret_cast<const Words4*>(found) + run, again().width, weight, bias,
-                            sums);
+        make_run<T, kWidth>(own, all_see ? nullptr : reinterpret_cast<const Words4*>(found) + run, again().width, weight,
+                            bit_cast<float>(parameters.bias), sums);
         if (again().use_silu) {
 #pragma unroll
             for (int t = 0; t < kHalfRun; ++t) sums[t] = silu(sums[t]);

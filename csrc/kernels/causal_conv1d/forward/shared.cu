@@ -42,11 +42,6 @@ struct SharedPlan {
     int64_t x_tile, out_tile;          // and from tile to tile
 };
 
-// A weight or bias as it lies in memory.
-HIPCONV_INLINE uint32_t parameter_bits(const void* base, int64_t index, DType dtype) {
-    return dtype == DType::f32 ? static_cast<const uint32_t*>(base)[index] : static_cast<const uint16_t*>(base)[index];
-}
-
 template <typename T, int kWidth, int kTileVectors>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, (shared_blocks(kTileVectors)))
     causal_conv1d_fwd_shared(CausalConv1dFwdParams p, SharedPlan plan) {
@@ -117,8 +112,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kSharedThreads, (shared_blocks(kTileVector
     uint32_t weight_bits[kWidth];
 #pragma unroll
     for (int i = 0; i < kWidth; ++i)
-        weight_bits[i] = parameter_bits(p.weight, d * p.weight_dim_stride + i * p.weight_width_stride, p.weight_dtype);
-    const uint32_t bias_bits = p.bias ? parameter_bits(p.bias, d * p.bias_stride, p.bias_dtype) : 0;
+        weight_bits[i] = load_parameter_bits(p.weight, d * p.weight_dim_stride + i * p.weight_width_stride, p.weight_dtype);
+    const uint32_t bias_bits = p.bias ? load_parameter_bits(p.bias, d * p.bias_stride, p.bias_dtype) : 0;
     float weight[kWidth];
     float probe = 0.0f;  // becomes NaN if a weight is not finite
 #pragma unroll

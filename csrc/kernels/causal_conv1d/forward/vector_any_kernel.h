@@ -170,14 +170,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_any_blocks(kWidth, 
     }
     for (int row = thread; row < rows; row += threads) {
         const uint32_t d = channel_of(first_row + row);
-        float record[kRecord];
-        with_dtype(p.weight_dtype, [&](auto type) {
-            using P = decltype(type);
+        // All of it is under way together.
+        uint32_t weight_bits[kWidth], bias_bits = 0;
 #pragma unroll
-            for (int i = 0; i < kWidth; ++i)
-                record[i] = parameter<P>(p.weight, d * p.weight_dim_stride + i * p.weight_width_stride);
-        });
-        record[kWidth] = p.bias ? load_parameter(p.bias, d * p.bias_stride, p.bias_dtype) : 0.0f;
+        for (int i = 0; i < kWidth; ++i)
+            weight_bits[i] = load_parameter_bits(p.weight, d * p.weight_dim_stride + i * p.weight_width_stride, p.weight_dtype);
+        if (p.bias) bias_bits = load_parameter_bits(p.bias, d * p.bias_stride, p.bias_dtype);
+        float record[kRecord];
 #pragma unroll
         for (int i = 0; i < kPast; ++i) record[kWidth + 1 + i] = 0.0f;
         if (has_state && stretch == 0) {
@@ -186,6 +185,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kVectorThreads, vector_any_blocks(kWidth, 
 #pragma unroll
             for (int i = 0; i < kPast; ++i) record[kWidth + 1 + i] = to_float(state[i * p.initial_states.seqlen_stride]);
         }
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) record[i] = parameter_of(weight_bits[i], p.weight_dtype);
+        record[kWidth] = parameter_of(bias_bits, p.bias_dtype);
         float* const to = reinterpret_cast<float*>(records) + row * kRecord;
 #pragma unroll
         for (int i = 0; i < kRecord; ++i) to[i] = record[i];
