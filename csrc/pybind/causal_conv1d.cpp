@@ -106,11 +106,11 @@ struct RowsKernel {
 
 RowsKernel kernel_of_rows(const CausalConv1dFwdParams& p, const CausalConv1dFwdParams& plain, const Request& wanted) {
     const KernelTable<CausalConv1dFwdParams> kernels = causal_conv1d_fwd_kernels();
-    const Kernel* kernel = kernel_of(kernels, wanted, plain);
-    if (kernel->refusal_of(p) && !wanted.kernel) {
-        const Kernel* other = kernels.choice(p);
-        if (other + 1 != kernels.end()) kernel = other;
+    if (!wanted.kernel) {
+        const Kernel* kernel = kernels.choice(p);
+        if (kernel + 1 != kernels.end()) return {kernel, false};
     }
+    const Kernel* kernel = kernel_of(kernels, wanted, plain);
     return {kernel, kernel->refusal_of(p) != nullptr};
 }
 

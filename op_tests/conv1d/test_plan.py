@@ -141,11 +141,13 @@ def test_many_rows_of_an_odd_number_of_vectors_are_made_out_of_lds(seqlen: int, 
     assert hipconv.causal_conv1d_plan(meta(64, 8192, seqlen), meta(8192, 4), target="gfx942").kernel == kernel
 
 
-def test_rows_of_one_token_and_short_ones_along_few_channels_are_lines() -> None:
+def test_rows_of_one_token_are_one_row_and_short_ones_along_few_channels_are_lines() -> None:
     def kernel(x: torch.Tensor) -> str:
         return hipconv.causal_conv1d_plan(x, meta(x.shape[1], 4), target="sm_90").kernel
 
-    assert kernel(meta(65536, 8, 8)[:, :, 1:]) == kernel(meta(1464, 8192, 1)) == kernel(meta(1464, 1, 8192).mT) == "lines"
+    assert kernel(meta(65536, 8, 8)[:, :, 1:]) == "lines"
+    assert kernel(meta(1464, 8192, 1)) == kernel(meta(1464, 1, 8192).mT) == kernel(meta(1464, 1, 8193)[..., 1:].mT) == "tile"
+    assert kernel(meta(1464, 8192, 2)[:, :, 1:]) == "lines"  # channels lie apart
     assert kernel(meta(65536, 8, 8)) == "vector"  # whole vectors
     assert kernel(meta(65536, 8, 7)) == "shared"
     assert kernel(meta(65536, 7, 8).mT) == kernel(meta(2, 256, 1)) == "tile"

@@ -39,14 +39,62 @@ inline bool shared_is_faster(const CausalConv1dFwdParams& p) {
 // "lines" makes short rows that "shared" does not: the others give a thread or a block a row, or a part of one.
 bool lines_is_faster(const CausalConv1dFwdParams& p);
 inline bool tile_is_faster(const CausalConv1dFwdParams& p) { return !lines_is_faster(p); }
-inline bool vector_is_faster(const CausalConv1dFwdParams& p) { return !shared_is_faster(p) && !lines_is_faster(p); }
+// It also makes ragged rows that are short, have one tap, or few channels, where these see states or ids or more than four
+// taps (measured on an H200).
+inline bool rows_are_faster_as_lines(const CausalConv1dFwdParams& p) {
+    const int size = element_bytes(p.dtype);
+    const bool usual = rows_are_plain(p) && p.width >= 2 && p.width <= 4, whole = p.seqlen % (16 / size) == 0;
+    const bool many = static_cast<int64_t>(p.batch) * p.dim * p.seqlen >= 16 * kEnoughThreads;
+    return many && !usual && !whole && p.seqlen > 1 && (p.seqlen <= 128 || p.width == 1 || (p.dim < 32 && size == 2)) &&
+           !causal_conv1d_lines_refusal(p);
+}
+inline bool vector_is_faster(const CausalConv1dFwdParams& p) {
+    return !shared_is_faster(p) && !lines_is_faster(p) && !rows_are_faster_as_lines(p);
+}
+
+// A row of one token without a state sees nothing but that token. So such rows of a batch are the tokens of one row, with a
+// filter of one tap, and a kernel that serves that makes it.
+inline CausalConv1dFwdParams as_one_row(CausalConv1dFwdParams p) {
+    if (p.seqlen != 1 || p.batch == 1 || p.initial_states.data) return p;
+    const int64_t older_taps = (p.width - 1) * p.weight_width_stride;
+    p.weight = static_cast<const char*>(p.weight) + older_taps * element_bytes(p.weight_dtype);
+    p.width = 1;
+    p.seqlen = p.batch;
+    p.batch = 1;
+    p.seq_idx.seqlen_stride = p.seq_idx.batch_stride;
+    for (Sequences* s : {&p.x, &p.out}) s->seqlen_stride = s->batch_stride;
+    return p;
+}
+using FwdRefusal = const char* (*)(const CausalConv1dFwdParams&);
+using FwdLaunch = void (*)(const CausalConv1dFwdParams&, void*, void*);
+using FwdChoice = bool (*)(const CausalConv1dFwdParams&);
+template <FwdRefusal kRefusal>
+const char* refusal_of_rows(const CausalConv1dFwdParams& p) {
+    return kRefusal(as_one_row(p)) ? kRefusal(p) : nullptr;
+}
+template <FwdRefusal kRefusal, FwdLaunch kLaunch>
+void launch_rows(const CausalConv1dFwdParams& p, void* workspace, void* stream) {
+    const CausalConv1dFwdParams row = as_one_row(p);
+    kLaunch(kRefusal(row) ? p : row, workspace, stream);
+}
+template <FwdRefusal kRefusal, FwdChoice kIsFaster>
+bool is_faster_for_rows(const CausalConv1dFwdParams& p) {
+    const CausalConv1dFwdParams row = as_one_row(p);
+    return kIsFaster(kRefusal(row) ? p : row);
+}
+template <FwdRefusal kRefusal, FwdLaunch kLaunch, FwdChoice kIsFaster = nullptr>
+constexpr KernelRow<CausalConv1dFwdParams> row_of(const char* name) {
+    FwdChoice faster = nullptr;
+    if constexpr (kIsFaster != nullptr) faster = is_faster_for_rows<kRefusal, kIsFaster>;
+    return {name, refusal_of_rows<kRefusal>, launch_rows<kRefusal, kLaunch>, nullptr, faster};
+}
 
 // name, refusal, launch, workspace, auto_takes, form
 constexpr KernelRow<CausalConv1dFwdParams> kFwdKernels[] = {
-    {"tile", causal_conv1d_tile_refusal, causal_conv1d_tile, nullptr, tile_is_faster},
-    {"vector", causal_conv1d_vector_refusal, causal_conv1d_vector, nullptr, vector_is_faster},
+    row_of<causal_conv1d_tile_refusal, causal_conv1d_tile, tile_is_faster>("tile"),
+    row_of<causal_conv1d_vector_refusal, causal_conv1d_vector, vector_is_faster>("vector"),
     {"shared", causal_conv1d_shared_refusal, causal_conv1d_shared, nullptr, shared_is_faster},
-    {"lines", causal_conv1d_lines_refusal, causal_conv1d_lines},
+    row_of<causal_conv1d_lines_refusal, causal_conv1d_lines>("lines"),
     {"staged", causal_conv1d_staged_refusal, causal_conv1d_staged},
     {"naive", nullptr, causal_conv1d_naive, nullptr, nullptr, causal_conv1d_naive_form},
 };

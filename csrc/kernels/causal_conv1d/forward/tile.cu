@@ -17,6 +17,8 @@
 
 namespace hipconv {
 
+constexpr int kShortTokenBytes = 32;  // of which a wave would have too many
+
 // The number of blocks of a compute unit, by the registers that a width needs.
 constexpr int tile_blocks(int width) { return width <= 4 ? 8 : width == 5 ? 6 : width == 6 ? 5 : 4; }
 
@@ -134,29 +136,49 @@ void launch(const CausalConv1dFwdParams& p, const TileShape& shape, hipStream_t 
 }
 
 // The kernel of this file makes plain rows with the activation of models, of aligned vectors; the others make the rest.
-bool is_usual(const CausalConv1dFwdParams& p) {
-    return rows_are_plain(p) && p.use_silu && p.width > 1 && tile_is_whole(p, lane_bytes(p.width));
+enum class TileWay { usual, checked, single, lds };
+
+TileWay way_of(const CausalConv1dFwdParams& p) {
+    const int bytes = lane_bytes(p.width);
+    const bool dense = p.x.seqlen_stride == p.dim && p.out.seqlen_stride == p.dim;
+    const bool short_tokens = dense && p.dim * element_bytes(p.dtype) < kShortTokenBytes;
+    if (tile_is_whole(p, bytes) && !short_tokens)
+        return rows_are_plain(p) && p.use_silu && p.width > 1 ? TileWay::usual : TileWay::checked;
+    if (!causal_conv1d_tile_single_fits(p)) return TileWay::lds;
+    return causal_conv1d_tile_checked_fits(p) ? TileWay::checked : TileWay::single;
 }
 
 TileShape usual_shape(const CausalConv1dFwdParams& p) {
     return tile_shape(p, p.dim / (lane_bytes(p.width) / element_bytes(p.dtype)));
 }
 
+bool fits(const CausalConv1dFwdParams& p) {
+    switch (way_of(p)) {
+        case TileWay::usual:
+            return usual_shape(p).fits();
+        case TileWay::checked:
+            return causal_conv1d_tile_checked_fits(p);
+        case TileWay::single:
+            return true;
+        case TileWay::lds:
+            return causal_conv1d_tile_lds_fits(p);
+    }
+    return false;
+}
+
 }  // namespace
 
 const char* causal_conv1d_tile_refusal(const CausalConv1dFwdParams& p) {
-    const char* served = "channel-last x and out (stride 1 along dim), widths 1 to 8";
-    if (p.width > kMaxFastWidth || p.x.dim_stride != 1 || p.out.dim_stride != 1) return served;
-    const bool fits = causal_conv1d_tile_few_is_faster(p) ? causal_conv1d_tile_few_fits(p)
-                      : is_usual(p)                       ? usual_shape(p).fits()
-                                                          : causal_conv1d_tile_checked_fits(p);
-    return fits ? nullptr : served;
+    const bool channel_last = p.width <= kMaxFastWidth && p.x.dim_stride == 1 && p.out.dim_stride == 1;
+    return channel_last && fits(p) ? nullptr : "channel-last x and out (stride 1 along dim), widths 1 to 8";
 }
 
 void causal_conv1d_tile(const CausalConv1dFwdParams& p, void* /*workspace*/, void* stream) {
     const hipStream_t s = static_cast<hipStream_t>(stream);
-    if (causal_conv1d_tile_few_is_faster(p)) return causal_conv1d_tile_few(p, s);
-    if (!is_usual(p)) return causal_conv1d_tile_checked(p, s);
+    const TileWay way = way_of(p);
+    if (way == TileWay::checked) return causal_conv1d_tile_checked(p, s);
+    if (way == TileWay::single) return causal_conv1d_tile_single(p, s);
+    if (way == TileWay::lds) return causal_conv1d_tile_lds(p, s);
     with_instance<kMaxFastWidth>(
         p.dtype, p.width, [&](auto type, auto width) { launch<decltype(type), decltype(width)::value>(p, usual_shape(p), s); });
 }

@@ -106,9 +106,23 @@ inline bool tile_is_whole(const CausalConv1dFwdParams& p, int bytes) {
     return p.dim % channels == 0 && aligned(p.x) && aligned(p.out) && parameters_are_packed(p);
 }
 
-// Loads packed weights of kChannels channels from d, of the last kTaps taps of kWidth, kTogether channels at a time.
+// Loads packed biases of kChannels channels.
+template <typename P, int kTogether, int kChannels>
+HIPCONV_INLINE void packed_biases(const P* from, float (&to)[kChannels]) {
+#pragma unroll
+    for (int first = 0; first < kChannels; first += kTogether) {
+        float some[kTogether];
+        load_packed(from + first, some);
+#pragma unroll
+        for (int c = 0; c < kTogether; ++c) to[first + c] = some[c];
+    }
+}
+
+// Loads packed weights of kChannels channels from d, of the last kTaps taps of kWidth, kTogether channels at a time. Biases of
+// the weights' type come with them, by loads that are under way together; where there are none, others are loaded.
 template <int kTaps, int kTogether, int kChannels, int kWidth>
-HIPCONV_INLINE void packed_weights(const CausalConv1dInputs& p, int64_t d, float (&to)[kChannels * kWidth]) {
+HIPCONV_INLINE void packed_weights(const CausalConv1dInputs& p, int64_t d, float (&to)[kChannels * kWidth],
+                                   float (&biases)[kChannels]) {
     with_dtype(p.weight_dtype, [&](auto type) {
         using P = decltype(type);
 #pragma unroll
@@ -127,6 +141,8 @@ HIPCONV_INLINE void packed_weights(const CausalConv1dInputs& p, int64_t d, float
                 }
             }
         }
+        packed_biases<P, kTogether>(static_cast<const P*>(p.bias_dtype == p.weight_dtype && p.bias ? p.bias : p.weight) + d,
+                                    biases);
     });
 }
 
@@ -138,25 +154,18 @@ HIPCONV_INLINE void packed_parameters(const CausalConv1dInputs& p, int64_t d, Pa
     constexpr int kTogether = kAligned ? 2 * kPairs : 1;
     float weights[2 * kPairs * kWidth] = {}, biases[2 * kPairs] = {};
     if (!kOrOneLess || p.width == kWidth) {
-        packed_weights<kWidth, kTogether, 2 * kPairs, kWidth>(p, d, weights);
+        packed_weights<kWidth, kTogether, 2 * kPairs, kWidth>(p, d, weights, biases);
     } else if constexpr (kOrOneLess) {
-        packed_weights<kWidth - 1, kTogether, 2 * kPairs, kWidth>(p, d, weights);
+        packed_weights<kWidth - 1, kTogether, 2 * kPairs, kWidth>(p, d, weights, biases);
     }
-    if (p.bias) {
+    if (p.bias && p.bias_dtype != p.weight_dtype) {
         with_dtype(p.bias_dtype, [&](auto type) {
-            const auto* from = static_cast<const decltype(type)*>(p.bias) + d;
-#pragma unroll
-            for (int first = 0; first < 2 * kPairs; first += kTogether) {
-                float some[kTogether];
-                load_packed(from + first, some);
-#pragma unroll
-                for (int c = 0; c < kTogether; ++c) biases[first + c] = some[c];
-            }
+            packed_biases<decltype(type), kTogether>(static_cast<const decltype(type)*>(p.bias) + d, biases);
         });
     }
 #pragma unroll
     for (int j = 0; j < kPairs; ++j) {
-        bias[j] = make_pair(biases[2 * j], biases[2 * j + 1]);
+        bias[j] = p.bias ? make_pair(biases[2 * j], biases[2 * j + 1]) : twice(0.0f);
 #pragma unroll
         for (int i = 0; i < kWidth; ++i)
             weight[i][j] = make_pair(weights[2 * j * kWidth + i], weights[(2 * j + 1) * kWidth + i]);
@@ -196,13 +205,17 @@ HIPCONV_INLINE void strided_parameters(const CausalConv1dInputs& p, int64_t d, P
     }
 }
 
-// tile_checked.cu
+// tile_checked.cu. Filters of memory in which no aligned vector lies have two taps at most.
+constexpr int kMostShiftedWidth = 2;
 bool causal_conv1d_tile_checked_fits(const CausalConv1dFwdParams& p);
 void causal_conv1d_tile_checked(const CausalConv1dFwdParams& p, hipStream_t stream);
 
-// tile_few.cu
-bool causal_conv1d_tile_few_is_faster(const CausalConv1dFwdParams& p);
-bool causal_conv1d_tile_few_fits(const CausalConv1dFwdParams& p);
-void causal_conv1d_tile_few(const CausalConv1dFwdParams& p, hipStream_t stream);
+// tile_single.cu
+bool causal_conv1d_tile_single_fits(const CausalConv1dFwdParams& p);
+void causal_conv1d_tile_single(const CausalConv1dFwdParams& p, hipStream_t stream);
+
+// tile_lds.cu
+bool causal_conv1d_tile_lds_fits(const CausalConv1dFwdParams& p);
+void causal_conv1d_tile_lds(const CausalConv1dFwdParams& p, hipStream_t stream);
 
 }  // namespace hipconv

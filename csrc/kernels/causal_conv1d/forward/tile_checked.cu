@@ -81,10 +81,12 @@ HIPCONV_INLINE CheckedPlace place_of_shifted(const CausalConv1dFwdParams& p, con
 }
 
 // The number of blocks of a compute unit, by the registers that a width needs.
-constexpr int checked_blocks(int width) { return width <= 2 ? 8 : width == 4 ? 6 : width == 6 ? 4 : 3; }
+constexpr int checked_blocks(int width, bool shifts) {
+    return width <= 2 ? (shifts ? 7 : 8) : width == 4 ? 6 : width == 6 ? 4 : 3;
+}
 
 template <typename T, typename Lane, int kWidth>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreads, checked_blocks(kWidth))
+__global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreads, checked_blocks(kWidth, Lane::kShifts))
     causal_conv1d_fwd_tile_checked(CausalConv1dFwdParams p, TilePlan plan, ShiftedPlan shifted) {
     constexpr int kChannels = Lane::kChannels, kPairs = kChannels / 2, kParts = Lane::kParts;
     constexpr int kPast = kWidth - 1;
@@ -137,9 +139,11 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreads, checked_blocks(kWidth))
         if (j < tokens && has_channels) Lane::load(x, bits[j % 2], ahead[j]);
         x += steps[j % 2];
     }
-    for (int t = place.lane; t < tokens; t += place.lanes) taps[t] = taps_of_token(p, place.b, begin + t);
-    __syncthreads();
-    if (!Lane::kShifts && (!has_channels || tokens == 0)) return;
+    // The ids of the first of the tokens of which this lane makes the bytes are under way while parameters are.
+    const int first_token = static_cast<int>(begin) + place.lane;
+    const bool has_byte = place.lane < tokens;
+    TokenIds ids{};
+    if (has_byte) ids.load(p, place.b, first_token);
 
     Pair weight[kWidth][kPairs], bias[kPairs];
     if constexpr (Lane::kShifts) {
@@ -148,8 +152,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreads, checked_blocks(kWidth))
         else
             strided_parameters(p, d, weight, bias);
     } else {
-        packed_parameters<true, true>(p, d, weight, bias);
+        packed_parameters<true, true>(p, has_channels ? d : 0, weight, bias);
     }
+    if (has_byte) taps[place.lane] = ids.taps(p, first_token);
+    for (int t = place.lane + place.lanes; t < tokens; t += place.lanes)
+        taps[t] = taps_of_token(p, place.b, static_cast<int>(begin) + t);
+    __syncthreads();
+    if (!Lane::kShifts && (!has_channels || tokens == 0)) return;
 
     Pair ring[kWidth][kPairs];
     const auto keep = [&](int slot, const Part(&parts)[kParts], int shift) {
@@ -305,7 +314,7 @@ void launch(const CausalConv1dFwdParams& p, const CheckedForm& form, hipStream_t
 
 bool causal_conv1d_tile_checked_fits(const CausalConv1dFwdParams& p) {
     const CheckedForm form = form_of(p);
-    return form.whole ? form.shape.fits() : form.groups <= kGridLimit && form.row_groups > 0;
+    return form.whole ? form.shape.fits() : p.width <= kMostShiftedWidth && form.groups <= kGridLimit && form.row_groups > 0;
 }
 
 void causal_conv1d_tile_checked(const CausalConv1dFwdParams& p, hipStream_t stream) {
@@ -313,10 +322,8 @@ void causal_conv1d_tile_checked(const CausalConv1dFwdParams& p, hipStream_t stre
     with_even_width<kMaxFastWidth>(p.dtype, p.width, [&](auto type, auto width) {
         using T = decltype(type);
         constexpr int kWidth = decltype(width)::value, kChannels = lane_bytes(kWidth) / static_cast<int>(sizeof(T));
-        if (form.whole)
-            launch<T, WholeLane<T, kChannels>, kWidth>(p, form, stream);
-        else
-            launch<T, ShiftedLane<T, kChannels>, kWidth>(p, form, stream);
+        if (form.whole) return launch<T, WholeLane<T, kChannels>, kWidth>(p, form, stream);
+        if constexpr (kWidth <= kMostShiftedWidth) launch<T, ShiftedLane<T, kChannels>, kWidth>(p, form, stream);
     });
 }
 

@@ -1,0 +1,444 @@
+// This kernel is "tile" by way of LDS: for memory in which no aligned vector lies, and for few channels, of which a token takes
+// less memory than accesses of a wave should have in one piece.
+//
+// A tile is some channels of some tokens, cut out of x. It comes to LDS in whole aligned vectors, and lies there in its 16
+// bytes as it lies in memory: from token to token and from sequence to sequence, LDS has steps of as many bytes, modulo 16,
+// as memory. So nothing is shifted. A thread walks a run of one channel, the last tokens of which are a ring in registers,
+// and puts outputs into another such tile, that of out.
+//
+// Memory without gaps comes and goes in one piece: a token, the tokens of a sequence, or all sequences of a tile. Of out,
+// vectors that hold something else too are written element by element. A run belongs to one sequence, so only its first tokens
+// may see a state, or nothing. With ids, a byte a token says which taps see something (token_taps.h); a wave of which all do
+// looks no further.
+//
+// Bytes: each input is read once (and kWidth - 1 tokens a tile once more), each output is written once.
+#include <hip/hip_runtime.h>
+
+#include "../common/vector_math.h"
+#include "kernels.h"
+#include "launch/check.h"
+#include "tile.h"
+#include "tile_lds.h"
+#include "token_taps.h"
+
+namespace hipconv {
+
+constexpr int lds_tile_blocks(int element_bytes, int width, bool direct) {
+    if (!kHasPredicates) return 2;
+    if (element_bytes == 4) return direct ? 6 : 5;
+    return direct || width > 4 ? 4 : 5;
+}
+
+template <typename T, int kWidth, bool kDirect>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreadsOf<T>, lds_tile_blocks(sizeof(T), kWidth, kDirect))
+    causal_conv1d_fwd_tile_lds(LdsCall call) {
+    const auto again = [&]() -> const LdsCall& { return first_parameter_again(call); };
+    constexpr int kThreads = kTileThreadsOf<T>, kPast = kWidth - 1, kSize = static_cast<int>(sizeof(T));
+    // Tokens that are made at a time; a multiple of kWidth, so that ring positions repeat.
+    constexpr int kBatch = 8 / kWidth * kWidth;
+    HIPCONV_SHARED(Words4, in, kDirect ? 1 : kInBytes / 16);
+    HIPCONV_SHARED(Words4, results, kOutBytes / 16);
+    HIPCONV_SHARED(uint8_t, taps, kMostTokens);
+    HIPCONV_SHARED(uint8_t, differs, kThreads);  // of runs: whether a tap sees nothing
+
+    const uint32_t block = blockIdx.z * gridDim.y + blockIdx.y;
+    if (block >= again().plan.all_blocks) return;
+    let_next_kernel_begin();
+    const int thread = static_cast<int>(threadIdx.x);
+    const uint32_t of_sequences = block / again().plan.blocks_a_sequence;
+    const int b = static_cast<int>(of_sequences) * again().plan.sequences;
+    const int t = static_cast<int>(block - of_sequences * again().plan.blocks_a_sequence) * again().plan.tokens_on;
+    const int sequences = again().batch - b < again().plan.sequences ? again().batch - b : again().plan.sequences;
+    const int tokens = again().seqlen - t < again().plan.tokens ? again().seqlen - t : again().plan.tokens;
+    const int first_channel = static_cast<int>(blockIdx.x) * again().plan.channels_on, left = again().dim - first_channel;
+    const int channels = left < again().plan.channels ? left : again().plan.channels;
+
+    // The thread's run.
+    const int outer = quotient(thread, again().plan.tokens_first ? again().plan.of_runs : again().plan.of_channels);
+    const int rest = thread - outer * (again().plan.tokens_first ? again().plan.runs : again().plan.channels);
+    const int c = again().plan.tokens_first ? outer : rest, number = again().plan.tokens_first ? rest : outer;
+    const int first_sequence = quotient(number, again().plan.of_sequence_runs);
+    const int begin = (number - first_sequence * again().plan.sequence_runs) * again().plan.run;
+    const bool begins_row = t + begin == 0, may_run = number < again().plan.runs && begin < tokens && c < channels;
+    const int run_tokens = !may_run ? 0 : tokens - begin < again().plan.run ? tokens - begin : again().plan.run;
+    const int d = first_channel + (c < channels ? c : 0);
+
+    wait_for_kernel_before();
+    const int left_out = kWidth - again().width;  // taps: none, or one, the oldest
+    const auto has_tap = [&](int i) { return i > 0 || left_out == 0; };
+    uint32_t weight_bits[kWidth], bias_bits = 0;
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+        weight_bits[i] = 0;
+        if (has_tap(i))
+            weight_bits[i] = load_parameter_bits(again().weight,
+                                                 d * again().weight_dim_stride + (i - left_out) * again().weight_width_stride,
+                                                 again().weight_dtype);
+    }
+    if (again().bias) bias_bits = load_parameter_bits(again().bias, d * again().bias_stride, again().bias_dtype);
+
+    const auto part_of = [&](const Sequences& tensor, const LdsTensor& how, Words4* lds, int past) -> LdsPart {
+        char* const memory = static_cast<char*>(tensor.data) + b * how.batch_step + int64_t{t - past} * how.token_step +
+                             int64_t{first_channel} * how.channel_step;
+        const int inner = how.along_tokens ? tokens + past : channels, lines = how.along_tokens ? channels : tokens + past;
+        return {how,       memory, reinterpret_cast<char*>(lds) + reinterpret_cast<uintptr_t>(memory) % 16, inner, lines,
+                sequences, kSize};
+    };
+    const int past = t == 0 ? 0 : kPast - left_out;
+    const LdsPart x = part_of(again().x, again().plan.x, in, past), out = part_of(again().out, again().plan.out, results, 0);
+    if constexpr (!kDirect) bring_tile<T>(x, again().plan.x_begin, again().plan.x_end);
+    const bool has_ids = again().seq_idx.data;
+    if (has_ids) {
+        differs[thread] = 0;
+        __syncthreads();
+        for (int i = thread; i < tokens * sequences; i += kThreads) {
+            const int of_tile = sequences > 1 ? quotient(i, again().plan.of_tokens) : 0, own = i - of_tile * tokens;
+            const uint8_t found = taps_of_token(again(), b + of_tile, t + own);
+            taps[i] = found;
+            if (found == (1 << (kPast - left_out)) - 1) continue;
+            const int at_once = of_tile - quotient(of_tile, again().plan.of_at_once) * again().plan.at_once;
+            differs[at_once * again().plan.sequence_runs + quotient(own, again().plan.of_run)] = 1;
+        }
+    }
+    if constexpr (kCopiesPastRegisters && !kDirect) wait_for_copies<0>();
+    if (!kDirect || has_ids) __syncthreads();
+
+    float weight[kWidth], probe = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+        weight[i] = parameter_of(weight_bits[i], again().weight_dtype);
+        probe += weight[i] * 0.0f;
+    }
+    const float bias = parameter_of(bias_bits, again().bias_dtype);
+    using Step = typename std::conditional<kDirect, int64_t, int>::type;
+    const Step x_step = kDirect ? again().plan.x.token_step : again().plan.x.lds_token_step;
+    const int out_step = again().plan.out.lds_token_step;
+    const bool use_silu = again().use_silu, has_states = again().initial_states.data;
+    const auto input = [&](const char* from) { return to_float(*reinterpret_cast<const T*>(from)); };
+
+    // One sequence after another, if they are short.
+    for (int s = first_sequence, round = 0; round < again().plan.rounds; ++round, s += again().plan.at_once) {
+        const int count = s < sequences ? run_tokens : 0;
+        const char* first_from;
+        if constexpr (kDirect)
+            first_from = global_address<const char>(again().x.data) + (b + s) * again().plan.x.batch_step +
+                         int64_t{t + begin} * x_step + int64_t{d} * again().plan.x.channel_step;
+        else
+            first_from =
+                x.lds + s * again().plan.x.lds_batch_step + (past + begin) * x_step + c * again().plan.x.lds_channel_step;
+        char* const first_to =
+            out.lds + s * again().plan.out.lds_batch_step + begin * out_step + c * again().plan.out.lds_channel_step;
+        float ring[kWidth];
+#pragma unroll
+        for (int i = 0; i < kPast; ++i) ring[i] = 0.0f;
+        if (count > 0 && !begins_row) {
+#pragma unroll
+            for (int i = 0; i < kPast; ++i)
+                if (has_tap(i)) ring[i] = input(first_from - (kPast - i) * x_step);
+        } else if (count > 0 && has_states) {
+            const T* const state = global_pointer<const T>(again().initial_states.data) +
+                                   (b + s) * again().initial_states.batch_stride + d * again().initial_states.dim_stride;
+#pragma unroll
+            for (int i = 0; i < kPast; ++i)
+                if (has_tap(i)) ring[i] = to_float(state[(i - left_out) * again().initial_states.seqlen_stride]);
+        }
+
+        const auto walk = [&](auto looks) {
+            constexpr bool kLooks = decltype(looks)::value;
+            const char* from = first_from;
+            char* to = first_to;
+            const uint8_t* found = taps + s * tokens + begin;
+            // The output of the token in this slot of the ring.
+            const auto output = [&](int slot, int token_taps) {
+                float sum = bias;
+#pragma unroll
+                for (int i = 0; i < kWidth; ++i) {
+                    if (kLooks ? i < kPast && !(token_taps >> (kPast - 1 - i) & 1) : !has_tap(i)) continue;
+                    sum =
+                        low(multiply_add(twice(weight[i]), twice(ring[(slot + 1 + i) % kWidth]), twice(sum)));  // as the others
+                }
+                if (use_silu) sum = silu(sum);
+                return kLooks && token_taps >> kPaddingBit ? 0.0f : sum;
+            };
+            // The inputs of `most` tokens, and their outputs. From memory, the next ones are under way meanwhile.
+            T ahead[kBatch];
+            const auto fetch = [&](int most) {
+#pragma unroll
+                for (int j = 0; j < kBatch; ++j) {
+                    ahead[j] = T{};
+                    if (j >= most) continue;
+                    ahead[j] = *reinterpret_cast<const T*>(from);
+                    from += x_step;
+                }
+            };
+            const auto make = [&](int most, int next) {
+                if (!kDirect) fetch(most);
+                float inputs[kBatch], outputs[kBatch];
+                int seen[kBatch];
+#pragma unroll
+                for (int j = 0; j < kBatch; ++j) {
+                    inputs[j] = to_float(ahead[j]);
+                    seen[j] = kLooks && j < most ? found[j] : 0;
+                }
+                if (kDirect) fetch(next);
+#pragma unroll
+                for (int j = 0; j < kBatch; ++j) {
+                    if (j >= most) continue;
+                    ring[(kPast + j) % kWidth] = inputs[j];
+                    outputs[j] = output((kPast + j) % kWidth, seen[j]);
+                    if (kLooks) keep_order();  // or the masks of all tokens take scalar registers at once
+                }
+#pragma unroll
+                for (int j = 0; j < kBatch; ++j) {
+                    if (j >= most) continue;
+                    *reinterpret_cast<T*>(to) = from_float<T>(outputs[j]);
+                    to += out_step;
+                }
+                found += kBatch;
+            };
+            int left_over = count;
+            if (kDirect) fetch(left_over);
+            for (; left_over >= 2 * kBatch; left_over -= kBatch) make(kBatch, kBatch);
+            for (; left_over > 0; left_over -= kBatch) make(left_over, left_over - kBatch);
+        };
+        if (has_ids && __ballot(differs[number < again().plan.runs ? number : 0]) != 0)
+            walk(std::true_type{});
+        else
+            walk(std::false_type{});
+        if (begins_row && !has_ids && !has_states && !(probe == 0.0f)) {
+            // Zeros stood in for the tokens before the row, and some weight is infinite or NaN: skip those taps instead.
+#pragma unroll 1
+            for (int own = 0; own < kPast && own < count; ++own) {
+                float sum = bias;
+#pragma unroll
+                for (int i = 0; i < kWidth; ++i)
+                    if (own + i >= kPast) sum += weight[i] * input(first_from + (own + i - kPast) * x_step);
+                *reinterpret_cast<T*>(first_to + own * out_step) = from_float<T>(use_silu ? silu(sum) : sum);
+            }
+        }
+    }
+    __syncthreads();
+    const bool along_tokens = again().plan.out.along_tokens;
+    take_tile<T>(out, along_tokens ? t == 0 : first_channel == 0,
+                 along_tokens ? t + tokens == again().seqlen : first_channel + channels == again().dim);
+}
+
+namespace {
+
+int32_t modulo_16(int64_t step) { return static_cast<int32_t>((step % 16 + 16) % 16); }
+int64_t parts(int64_t n, int64_t each) { return (n + each - 1) / each; }
+
+bool lies_along_tokens(const Sequences& s) {
+    const auto magnitude = [](int64_t stride) { return stride < 0 ? -stride : stride; };
+    return magnitude(s.seqlen_stride) < magnitude(s.dim_stride);
+}
+
+// This tells how lines of a tensor begin in their aligned vectors: all alike, or not.
+struct Beginnings {
+    bool alike;
+    int at;  // if so
+    bool on_boundaries() const { return alike && at == 0; }
+};
+Beginnings beginnings_of(const CausalConv1dFwdParams& p, const Sequences& s) {
+    const int size = element_bytes(p.dtype);
+    const int64_t line_stride = lies_along_tokens(s) ? s.dim_stride : s.seqlen_stride;
+    const bool alike = modulo_16(line_stride * size) == 0 && (p.batch == 1 || modulo_16(s.batch_stride * size) == 0);
+    return {alike, static_cast<int>(reinterpret_cast<uintptr_t>(s.data) % 16)};
+}
+
+// Divides channels into tiles so that few threads are idle. Neighbouring tiles share the channels of a vector where tokens of
+// out do not begin on boundaries: then each vector is whole in one of them.
+void divide_channels(const CausalConv1dFwdParams& p, LdsPlan* plan) {
+    const int size = element_bytes(p.dtype), threads = 512 / size, vector = 16 / size;
+    const bool x_along_tokens = lies_along_tokens(p.x), out_along_tokens = lies_along_tokens(p.out);
+    const int shared = out_along_tokens || beginnings_of(p, p.out).on_boundaries() ? 0 : vector;
+    int most = threads, least_channels = 4 * vector;
+    if (x_along_tokens || out_along_tokens) {
+        const int64_t needed = parts(p.seqlen, kLongestRun);  // runs of a row
+        const int64_t limit = x_along_tokens && out_along_tokens ? threads / 8 : 4;
+        most = static_cast<int>(threads / (needed < limit ? needed : limit));
+        least_channels = most / 2 < 4 ? 4 : most / 2;
+    }
+    double least = 0;
+    for (int groups = 1; groups < p.dim / most + 16; ++groups) {
+        const int even = (p.dim + (groups - 1) * shared + groups - 1) / groups;
+        const bool both_along_tokens = x_along_tokens && out_along_tokens;
+        const int channels = groups == 1 || both_along_tokens ? even : (even + vector - 1) / vector * vector;
+        const int on = groups == 1 ? channels : channels - shared;
+        if (channels > most) continue;
+        if (plan->channels > 0 && channels < least_channels) break;
+        const int runs = threads / channels, covering = groups == 1 ? 1 : (p.dim - shared + on - 1) / on;
+        if (runs < 1 || on < 1) break;
+        const double cost = static_cast<double>(covering) * threads / runs * (1 + 8.0 / (channels * size));
+        if (plan->channels > 0 && cost >= least) continue;
+        least = cost;
+        plan->channels = channels;
+        plan->channels_on = on;
+        plan->runs = runs;
+        plan->groups = covering;
+    }
+}
+
+LdsTensor lds_tensor(const CausalConv1dFwdParams& p, const Sequences& s, const LdsPlan& plan, bool is_x) {
+    const int size = element_bytes(p.dtype), threads = 512 / size;
+    LdsTensor how{};
+    how.along_tokens = lies_along_tokens(s);
+    how.batch_step = s.batch_stride * size;
+    how.token_step = static_cast<int32_t>(s.seqlen_stride * size);
+    how.channel_step = static_cast<int32_t>(s.dim_stride * size);
+    const auto next = [&](int32_t least, int64_t step) { return least + (modulo_16(step) - least % 16 + 16) % 16; };
+    const bool is_whole = plan.blocks_a_sequence == 1;
+    const int tokens = plan.tokens + (is_x && !is_whole ? p.width - 1 : 0);
+    how.inner = how.along_tokens ? tokens : plan.channels;
+    how.lines = how.along_tokens ? plan.channels : tokens;
+    const int bytes = how.inner * size, line_step = how.line_step();
+    const bool dense = how.inner_step() == size;
+    const bool is_tight =
+        dense && (how.along_tokens ? is_whole : plan.groups == 1) && line_step >= bytes && line_step <= (is_x ? 2 : 1) * bytes;
+    const bool joined = is_tight && plan.sequences > 1 && (!how.along_tokens || plan.groups == 1) &&
+                        how.batch_step == int64_t{line_step} * how.lines;
+    how.pieces = joined ? LdsPieces::tiles : is_tight ? LdsPieces::sequences : LdsPieces::lines;
+    const Beginnings begins = beginnings_of(p, s);
+    const bool alike = begins.alike && (!how.along_tokens || is_whole);
+    const int surrounded = alike ? (begins.at + bytes + 15) / 16 * 16 : bytes + 32 - size;
+    const int lds_line_step = is_tight ? line_step : next(surrounded, line_step);
+    how.lds_token_step = how.along_tokens ? size : lds_line_step;
+    how.lds_channel_step = how.along_tokens ? lds_line_step : size;
+    const int of_lines = (how.lines - 1) * lds_line_step + bytes;
+    how.lds_batch_step = joined ? static_cast<int32_t>(how.batch_step) : next(of_lines + 32, how.batch_step);
+    const int piece = joined ? (plan.sequences - 1) * how.lds_batch_step + of_lines : is_tight ? of_lines : bytes;
+    const int vectors = ((alike && !is_tight ? begins.at : 16 - size) + piece + 15) / 16;
+    how.lanes = vectors < threads ? vectors : threads;
+    how.at_once = threads / how.lanes;
+    how.of_lanes = reciprocal_of(how.lanes);
+    how.of_inner = reciprocal_of(how.inner);
+    how.of_lines = reciprocal_of(how.lines);
+    how.wraps = how.pieces == LdsPieces::lines && plan.sequences > 1;
+    how.lines_on = how.wraps ? how.at_once % how.lines : 0;
+    const int sequences_on = how.pieces == LdsPieces::sequences ? how.at_once : how.wraps ? how.at_once / how.lines : 0;
+    const int lines_on = how.pieces != LdsPieces::lines ? 0 : how.wraps ? how.lines_on : how.at_once;
+    how.step = sequences_on * how.batch_step + int64_t{lines_on} * line_step;
+    how.lds_step = sequences_on * how.lds_batch_step + lines_on * lds_line_step;
+    how.wrap = how.batch_step - int64_t{how.lines} * line_step;
+    how.lds_wrap = how.lds_batch_step - how.lines * lds_line_step;
+    const int64_t row = how.along_tokens ? p.seqlen : p.dim;
+    how.has_edges = !(begins.on_boundaries() && row * size % 16 == 0);
+    how.by_elements = !dense || (!is_x && how.pieces == LdsPieces::lines && how.has_edges && bytes <= 32);
+    return how;
+}
+
+// The bytes of LDS that a tensor's tile takes.
+int64_t lds_bytes(const LdsPlan& plan, const LdsTensor& how, int size) {
+    return 32 + int64_t{plan.sequences - 1} * how.lds_batch_step + int64_t{how.lines - 1} * how.lds_line_step() +
+           how.inner * size;
+}
+
+LdsPlan plan_of(const CausalConv1dFwdParams& p) {
+    const int size = element_bytes(p.dtype), vector = 16 / size;
+    LdsPlan plan{};
+    divide_channels(p, &plan);
+    const bool x_along_tokens = lies_along_tokens(p.x), out_along_tokens = lies_along_tokens(p.out);
+    const auto divide = [&](int longest, int most_runs) {
+        const int longest_run = longest > kShortestRun ? longest : kShortestRun;
+        const int needed = static_cast<int>(parts(p.seqlen, longest_run));
+        plan.sequences = most_runs / needed > 1 ? (most_runs / needed < p.batch ? most_runs / needed : p.batch) : 1;
+        plan.sequence_runs = most_runs / plan.sequences;
+        const bool spread = plan.channels < 32 || (x_along_tokens && out_along_tokens);
+        const int odd = most_runs > 1 && spread ? 1 : 0;           // threads are in LDS banks of their own then
+        if (plan.sequences > 1 || needed <= plan.sequence_runs) {  // whole sequences
+            plan.run = static_cast<int>(parts(p.seqlen, plan.sequence_runs));
+            if (plan.run < kShortestRun) plan.run = kShortestRun;
+            plan.run |= odd;
+            plan.sequence_runs = static_cast<int>(parts(p.seqlen, plan.run));
+            plan.tokens = plan.tokens_on = p.seqlen;
+            plan.blocks_a_sequence = 1;
+        } else {
+            // Neighbouring tiles share the tokens of a vector, as they do channels.
+            const int shared = out_along_tokens ? vector : 0, most = longest_run * plan.sequence_runs;
+            const int64_t tiles = parts(p.seqlen - shared, most - shared);
+            plan.run = static_cast<int>(parts(p.seqlen + (tiles - 1) * shared, tiles * plan.sequence_runs));
+            const int least = static_cast<int>(parts(kShortestRun + shared, plan.sequence_runs));
+            if (plan.run < least) plan.run = least;
+            if (plan.run < kShortestRun) plan.run = kShortestRun;
+            plan.run |= odd;
+            plan.tokens = plan.run * plan.sequence_runs;
+            plan.tokens_on = plan.tokens - shared;
+            plan.blocks_a_sequence = static_cast<uint32_t>(parts(p.seqlen - shared, plan.tokens_on));
+        }
+        plan.runs = plan.sequences * plan.sequence_runs;
+        plan.at_once = plan.sequences;
+        plan.rounds = 1;
+        if (plan.blocks_a_sequence == 1 && plan.sequence_runs == 1 && p.seqlen < 2 * kShortestRun) {
+            const int64_t most = parts(p.batch, plan.at_once), wanted = longest / p.seqlen;
+            plan.rounds = static_cast<int>(wanted < 1 ? 1 : wanted < most ? wanted : most);
+            plan.sequences = plan.at_once * plan.rounds;
+            if (plan.sequences > p.batch) plan.sequences = p.batch;
+        }
+        plan.x = lds_tensor(p, p.x, plan, true);
+        plan.out = lds_tensor(p, p.out, plan, false);
+    };
+    const auto fits = [&] {
+        return int64_t{plan.tokens} * plan.sequences <= kMostTokens && lds_bytes(plan, plan.x, size) <= kInBytes &&
+               lds_bytes(plan, plan.out, size) <= kOutBytes;
+    };
+    const auto blocks = [&] { return int64_t{plan.blocks_a_sequence} * parts(p.batch, plan.sequences); };
+    const auto steps_fit = [&](const Sequences& s) {
+        const auto fits = [&](int64_t stride) { return stride * size < kOffsetLimit && stride * size > -kOffsetLimit; };
+        return fits(s.seqlen_stride) && fits(s.dim_stride);
+    };
+    if (!steps_fit(p.x) || !steps_fit(p.out) || plan.channels == 0) return plan;
+    int longest = kLongestRun, runs = plan.runs;
+    divide(longest, runs);
+    const bool is_short = p.seqlen < 2 * kShortestRun;
+    while (longest > (is_short ? 1 : kShortestRun) && (!fits() || blocks() * plan.groups < kEnoughThreads / 256))
+        divide(longest -= 4, runs);
+    while (runs > 1 && !fits()) divide(longest, --runs);
+    plan.tokens_first = x_along_tokens && out_along_tokens && plan.runs > 1;
+    plan.of_channels = reciprocal_of(plan.channels);
+    plan.of_runs = reciprocal_of(plan.runs);
+    plan.of_run = reciprocal_of(plan.run);
+    plan.of_at_once = reciprocal_of(plan.at_once);
+    plan.of_sequence_runs = reciprocal_of(plan.sequence_runs);
+    plan.of_tokens = reciprocal_of(plan.tokens);  // of tiles of several sequences, which are whole
+    plan.all_blocks = fits() && blocks() < int64_t{1} << 31 ? static_cast<uint32_t>(blocks()) : 0;
+    const auto span = [&](int64_t count, int64_t stride, bool forward) {
+        return (stride > 0) == forward ? (count - 1) * stride * size : 0;
+    };
+    const auto spans = [&](bool forward) {
+        return span(p.batch, p.x.batch_stride, forward) + span(p.dim, p.x.dim_stride, forward) +
+               span(p.seqlen, p.x.seqlen_stride, forward);
+    };
+    const uint64_t data = reinterpret_cast<uint64_t>(p.x.data);
+    plan.x_begin = data + static_cast<uint64_t>(spans(false));
+    plan.x_end = data + static_cast<uint64_t>(spans(true) + size);
+    return plan;
+}
+
+}  // namespace
+
+bool causal_conv1d_tile_lds_fits(const CausalConv1dFwdParams& p) {
+    const LdsPlan plan = plan_of(p);
+    return plan.all_blocks > 0 && plan.groups <= kGridLimit;
+}
+
+void causal_conv1d_tile_lds(const CausalConv1dFwdParams& p, hipStream_t stream) {
+    const LdsPlan plan = plan_of(p);
+    LdsCall call{};
+    static_cast<CausalConv1dFwdParams&>(call) = p;
+    call.plan = plan;
+    // Where only out is along tokens, waves read x past LDS: that is faster in 32 bits.
+    const bool direct = plan.out.along_tokens && !plan.x.along_tokens && p.x.dim_stride == 1 && plan.channels >= 32;
+    with_even_width<kMaxFastWidth>(p.dtype, p.width, [&](auto type, auto width) {
+        using T = decltype(type);
+        constexpr int kWidth = decltype(width)::value;
+        const dim3 grid = grid_of(plan.groups, plan.all_blocks), block(kTileThreadsOf<T>, 1, 1);
+        if constexpr (sizeof(T) == 4) {
+            if (direct) HIPCONV_LAUNCH(true, (causal_conv1d_fwd_tile_lds<T, kWidth, true>), grid, block, 0, stream, call);
+        }
+        if (sizeof(T) == 2 || !direct)
+            HIPCONV_LAUNCH(true, (causal_conv1d_fwd_tile_lds<T, kWidth, false>), grid, block, 0, stream, call);
+    });
+    check_launch("causal_conv1d_fwd");
+}
+
+}  // namespace hipconv

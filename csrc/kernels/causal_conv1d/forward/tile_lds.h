@@ -1,0 +1,204 @@
+// This is how the kernel "tile" by way of LDS (tile_lds.cu) cuts tiles out of memory: its plan, and what moves tiles.
+#pragma once
+
+#include "../common/launch.h"
+#include "causal_conv1d/forward.h"
+#include "lines.h"
+#include "vector_parts.h"
+
+namespace hipconv {
+
+// The longest run, in tokens. AMD's cards have less LDS. The shortest one that is not a sequence is longer than any filter.
+constexpr int kLongestRun = kHasPredicates ? 33 : 17, kShortestRun = 9;
+constexpr int kRunBytes = 512 * kLongestRun;           // of a tile that all threads make
+constexpr int kInBytes = kRunBytes * 5 / 4 / 16 * 16;  // with the tokens before, and with gaps
+constexpr int kOutBytes = kRunBytes * 9 / 8 / 16 * 16;
+constexpr int kMostTokens = 96 * kLongestRun;  // of a tile
+template <typename T>
+constexpr int kTileThreadsOf = 512 / static_cast<int>(sizeof(T));
+
+// Memory comes and goes in pieces: an inner axis, channels or tokens, along which elements are neighbours, and if nothing
+// else lies in between, all of the other axis, and all sequences of a tile.
+enum class LdsPieces : int32_t { lines, sequences, tiles };
+
+// Tells how a tensor lies in memory and in LDS, and how threads share its pieces. Steps are bytes.
+struct LdsTensor {
+    LdsPieces pieces;
+    bool along_tokens;  // is the inner axis
+    bool has_edges;     // where vectors hold something else
+    bool by_elements;   // because elements lie apart, or pieces are short
+    int32_t channel_step, token_step, lds_channel_step, lds_token_step, lds_batch_step;
+    int64_t batch_step;
+    int32_t inner, lines;    // elements of a line; lines of a sequence in a tile
+    int32_t lanes, at_once;  // for a piece; pieces at a time
+    uint32_t of_inner, of_lines, of_lanes;
+    // From a piece to the one that is `at_once` further on; where pieces are lines of several sequences, by so many lines, and
+    // what is added where these pass the last one of a sequence.
+    bool wraps;
+    int32_t lines_on, lds_step, lds_wrap;
+    int64_t step, wrap;
+
+    HIPCONV_INLINE int line_step() const { return along_tokens ? channel_step : token_step; }
+    HIPCONV_INLINE int lds_line_step() const { return along_tokens ? lds_channel_step : lds_token_step; }
+    HIPCONV_INLINE int inner_step() const { return along_tokens ? token_step : channel_step; }
+};
+
+struct LdsPlan {
+    int32_t channels, channels_on, runs;    // of a tile; from tile to tile; of a tile
+    int32_t run, sequence_runs, sequences;  // tokens of a run; runs of a sequence in a tile; sequences of a tile
+    int32_t at_once, rounds;                // sequences that threads make at a time, so many times
+    int32_t tokens, tokens_on;              // of a sequence in a tile; from tile to tile
+    bool tokens_first;                      // neighbouring threads have neighbouring runs, and not channels
+    uint32_t of_channels, of_runs, of_run, of_sequence_runs, of_at_once, of_tokens;
+    uint32_t blocks_a_sequence, all_blocks;  // along tokens and sequences
+    int64_t groups;                          // along channels
+    LdsTensor x, out;
+    uint64_t x_begin, x_end;  // addresses between which elements of x lie
+};
+
+// A launch has one parameter, so that all of it can be read when it is needed (first_parameter_again).
+struct LdsCall : CausalConv1dFwdParams {
+    LdsPlan plan;
+};
+
+// A vector of a piece in memory and in LDS. The piece's bytes are those from `begin` to `end`, counted from there.
+struct LdsVector {
+    char* memory;
+    char* lds;
+    int begin, end;
+};
+
+// A tile of a tensor.
+struct LdsPart {
+    const LdsTensor& how;
+    char* memory;  // that of the tile's first token, those before a run included
+    char* lds;
+    int inner, lines, sequences;  // that it has
+    int size;                     // bytes of an element
+
+    HIPCONV_INLINE int pieces() const {
+        return how.pieces == LdsPieces::lines       ? (sequences > 1 ? how.lines * sequences : lines)
+               : how.pieces == LdsPieces::sequences ? sequences
+                                                    : 1;
+    }
+    HIPCONV_INLINE int piece_bytes() const {
+        int bytes = inner * size;
+        if (how.pieces != LdsPieces::lines) bytes += (lines - 1) * how.lds_line_step();
+        return how.pieces == LdsPieces::tiles ? bytes + (sequences - 1) * how.lds_batch_step : bytes;
+    }
+    HIPCONV_INLINE int line_of(int number) const {
+        return how.pieces != LdsPieces::lines ? 0
+               : sequences > 1                ? number - quotient(number, how.of_lines) * how.lines
+                                              : number;
+    }
+    // The aligned vector `at` bytes from the one in which a piece begins: the piece at `from`, which has `place` in LDS.
+    static HIPCONV_INLINE LdsVector vector_of(char* from, char* place, int at, int bytes) {
+        at -= static_cast<int>(reinterpret_cast<uintptr_t>(from) & 15);
+        return {from + at, place + at, -at, bytes - at};
+    }
+    // The first vector of a piece.
+    HIPCONV_INLINE LdsVector first_vector(int number, int bytes) const {
+        const int s = how.pieces != LdsPieces::lines ? number : sequences > 1 ? quotient(number, how.of_lines) : 0;
+        const int line = how.pieces == LdsPieces::lines ? number - s * how.lines : 0;
+        return vector_of(memory + int64_t{line} * how.line_step() + s * how.batch_step,
+                         lds + line * how.lds_line_step() + s * how.lds_batch_step, 0, bytes);
+    }
+    // Calls f(vector) for the vectors of this thread.
+    template <typename F>
+    HIPCONV_INLINE void for_vectors(F f) const {
+        const int thread = static_cast<int>(threadIdx.x), row = quotient(thread, how.of_lanes), lane = thread - row * how.lanes;
+        const int end = pieces(), bytes = piece_bytes(), step = how.lanes * 16;
+        if (row >= how.at_once || row >= end) return;
+        const LdsVector first = first_vector(row, 0);
+        char *from = first.memory + first.begin, *place = first.lds + first.begin;
+        int line = line_of(row);
+        for (int number = row; number < end; number += how.at_once) {
+            const int before = static_cast<int>(reinterpret_cast<uintptr_t>(from) & 15);
+            if (!how.wraps || line < lines) {
+                for (int at = lane * 16 - before; at < bytes; at += step) f(LdsVector{from + at, place + at, -at, bytes - at});
+            }
+            from += how.step;
+            place += how.lds_step;
+            if (!how.wraps) continue;
+            line += how.lines_on;
+            if (line < how.lines) continue;
+            line -= how.lines;
+            from += how.wrap;
+            place += how.lds_wrap;
+        }
+    }
+    // Tells whether all vectors lie between two addresses.
+    HIPCONV_INLINE bool lies_between(uint64_t begin, uint64_t end) const {
+        const int64_t line_span = static_cast<int64_t>(lines - 1) * how.line_step(),
+                      batch_span = (sequences - 1) * how.batch_step;
+        const uint64_t own = reinterpret_cast<uint64_t>(memory);
+        const uint64_t least = own + (line_span < 0 ? line_span : 0) + (batch_span < 0 ? batch_span : 0);
+        const uint64_t most = own + (line_span > 0 ? line_span : 0) + (batch_span > 0 ? batch_span : 0) + inner * size;
+        return (least & ~uint64_t{15}) >= begin && most + 15 <= end;
+    }
+    // Calls f(memory, lds) for the elements of this thread.
+    template <typename T, int kThreads, typename F>
+    HIPCONV_INLINE void for_elements(F f) const {
+        const int all = pieces() * how.inner;
+        for (int i = static_cast<int>(threadIdx.x); i < all; i += kThreads) {
+            const int number = quotient(i, how.of_inner), e = i - number * how.inner;
+            const LdsVector first = first_vector(number, 0);
+            if (e < inner && line_of(number) < lines)
+                f(global_address<T>(first.memory + first.begin + int64_t{e} * how.inner_step()),
+                  reinterpret_cast<T*>(first.lds + first.begin) + e);
+        }
+    }
+};
+
+// Brings x to LDS. Vectors that reach out of x's memory come in elements.
+template <typename T>
+HIPCONV_INLINE void bring_tile(const LdsPart& part, uint64_t x_begin, uint64_t x_end) {
+    constexpr int kSize = static_cast<int>(sizeof(T));
+    if (part.how.by_elements) {
+        part.for_elements<T, kTileThreadsOf<T>>([](const T* memory, T* lds) { *lds = *memory; });
+        return;
+    }
+    const bool inside = part.lies_between(x_begin, x_end);
+    part.for_vectors([&](const LdsVector& v) {
+        const uint64_t from = reinterpret_cast<uint64_t>(v.memory);
+        if (inside || (from >= x_begin && from + 16 <= x_end)) {
+            if constexpr (kCopiesPastRegisters)
+                copy_later(reinterpret_cast<Words4*>(v.lds), v.memory, false);
+            else
+                *reinterpret_cast<Words4*>(v.lds) = *global_address<const Words4>(v.memory);
+        } else {
+#pragma unroll 1
+            for (int byte = v.begin > 0 ? v.begin : 0; byte < 16 && byte < v.end; byte += kSize)
+                *reinterpret_cast<T*>(v.lds + byte) = *global_address<const T>(v.memory + byte);
+        }
+    });
+    if constexpr (kCopiesPastRegisters) close_copies();
+}
+
+// Takes outputs away; of a piece's first or last vectors, which hold something else, only where they are at an end of a row.
+template <typename T>
+HIPCONV_INLINE void take_tile(const LdsPart& part, bool has_first, bool has_last) {
+    constexpr int kThreads = kTileThreadsOf<T>, kSize = static_cast<int>(sizeof(T));
+    const int thread = static_cast<int>(threadIdx.x), pieces = part.pieces();
+    if (part.how.by_elements) {
+        part.for_elements<T, kThreads>([](T* memory, const T* lds) { *memory = *lds; });
+        return;
+    }
+    part.for_vectors([](const LdsVector& v) {
+        if (v.begin <= 0 && v.end >= 16) *global_address<Words4>(v.memory) = *reinterpret_cast<const Words4*>(v.lds);
+    });
+    if (!part.how.has_edges || !(has_first || has_last)) return;
+    const int bytes = part.piece_bytes();
+    for (int i = thread; i < 2 * pieces; i += kThreads) {
+        const LdsVector v = part.first_vector(i / 2, bytes);
+        const bool is_last = i % 2 != 0, is_whole = v.begin == 0 && v.end >= 16;
+        const int last = v.end / 16 * 16, first_end = v.end < 16 ? v.end : 16;
+        if (part.line_of(i / 2) >= part.lines || (is_last ? last == 0 || !has_last : is_whole || !has_first)) continue;
+        const int begin = is_last ? last : v.begin, end = is_last ? v.end : first_end;
+#pragma unroll 1
+        for (int byte = begin; byte < end; byte += kSize)
+            *global_address<T>(v.memory + byte) = *reinterpret_cast<const T*>(v.lds + byte);
+    }
+}
+
+}  // namespace hipconv
