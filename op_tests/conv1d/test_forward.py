@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 import torch.nn.functional as F
 
 from conv1d.cases import STRIDES, Case, assert_matches, assert_pairs_match, run
+from support.observe import launches_of
 from support.tensors import DTYPES, LAYOUTS, empty_as, mismatch, mismatch_beside_infinities, strided
 import hipconv
 from hipconv import jit, reference, reference_training, targets
@@ -212,6 +214,37 @@ def test_rows_with_states_and_ids_at_every_length_and_alignment(device: torch.de
             pairs.setdefault(dtype, []).append((out[~infinite], expected[~infinite]))
             out.fill_(42.0)
             assert (buffer == 42.0).all(), "wrote outside out"
+    assert_pairs_match(pairs.values())
+
+
+@pytest.mark.parametrize("form", ["plain", "ids", "states"])
+def test_short_rows_of_tokens_that_begin_anywhere(device: torch.device, form: str) -> None:
+    """Kernel "tile" where no aligned vector lies in memory: rows of few tokens have several channels a thread up to six taps in
+    16 bits, unless they see states; others have one."""
+    generator = torch.Generator().manual_seed(3)
+    draw = itertools.cycle(itertools.product(range(1, 9), DTYPES.values(), (True, False)))
+    pairs: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
+    for seqlen, dim in itertools.product((2, 5, 7, 8, 9, 12), (33, 34, 63, 130, 275)):
+        width, dtype, use_silu = next(draw)
+        batch, offset = 5 - seqlen % 3, dim % 4
+        sizes, strides = (batch, dim, seqlen), ((dim + 1) * seqlen, 1, dim + 1)
+        x, _ = strided(sizes, strides, offset, dtype, device, torch.nan)
+        x.copy_(torch.randn(sizes, generator=generator))
+        weight = (torch.randn(dim, width, generator=generator) / width**0.5).to(device, dtype if dim % 2 else torch.float32)
+        bias = torch.randn(dim, generator=generator).to(device) if dim % 3 else None
+        ids = _sequence_ids(seqlen % 4, batch, seqlen).to(device) if form == "ids" else None
+        state = torch.randn((batch, dim, width - 1), generator=generator).to(device, dtype) if form == "states" else None
+        out, buffer = strided(sizes, strides, offset, dtype, device, 42.0)
+        out.fill_(torch.nan)
+        forward = torch.ops.hipconv.causal_conv1d_states_fwd
+        launched = launches_of(functools.partial(forward, out, None, x, weight, bias, ids, state, use_silu))
+        shifts = width <= 2 or (width <= 6 and seqlen <= 8 and dtype != torch.float32 and form != "states")
+        way = "tile_checked" if shifts else "tile_single"
+        assert all(way in name for name in launched), (launched, dtype, width, seqlen)
+        expected, _ = reference_training.causal_conv1d(x, weight, bias, ids, state, use_silu)
+        pairs.setdefault(dtype, []).append((out.flatten(), expected.flatten()))  # of a copy: out is not contiguous
+        out.fill_(42.0)
+        assert (buffer == 42.0).all(), "wrote outside out"
     assert_pairs_match(pairs.values())
 
 

@@ -82,7 +82,7 @@ HIPCONV_INLINE CheckedPlace place_of_shifted(const CausalConv1dFwdParams& p, con
 
 // The number of blocks of a compute unit, by the registers that a width needs.
 constexpr int checked_blocks(int width, bool shifts) {
-    return width <= 2 ? (shifts ? 7 : 8) : width == 4 ? 6 : width == 6 ? 4 : 3;
+    return width <= 2 ? (shifts ? 7 : 8) : width == 4 ? (shifts ? 5 : 6) : width == 6 ? 4 : 3;
 }
 
 template <typename T, typename Lane, int kWidth>
@@ -293,6 +293,11 @@ CheckedForm form_of(const CausalConv1dFwdParams& p) {
     return form;
 }
 
+bool may_shift(const CausalConv1dFwdParams& p) {
+    const bool short_rows = p.seqlen <= kShortShiftedRow && !p.initial_states.data && element_bytes(p.dtype) == 2;
+    return p.width <= (short_rows ? kMostShiftedWidthOfShortRows : kMostShiftedWidth);
+}
+
 template <typename T, typename Lane, int kWidth>
 void launch(const CausalConv1dFwdParams& p, const CheckedForm& form, hipStream_t stream) {
     TilePlan plan{};
@@ -314,7 +319,7 @@ void launch(const CausalConv1dFwdParams& p, const CheckedForm& form, hipStream_t
 
 bool causal_conv1d_tile_checked_fits(const CausalConv1dFwdParams& p) {
     const CheckedForm form = form_of(p);
-    return form.whole ? form.shape.fits() : p.width <= kMostShiftedWidth && form.groups <= kGridLimit && form.row_groups > 0;
+    return form.whole ? form.shape.fits() : may_shift(p) && form.groups <= kGridLimit && form.row_groups > 0;
 }
 
 void causal_conv1d_tile_checked(const CausalConv1dFwdParams& p, hipStream_t stream) {
@@ -323,7 +328,7 @@ void causal_conv1d_tile_checked(const CausalConv1dFwdParams& p, hipStream_t stre
         using T = decltype(type);
         constexpr int kWidth = decltype(width)::value, kChannels = lane_bytes(kWidth) / static_cast<int>(sizeof(T));
         if (form.whole) return launch<T, WholeLane<T, kChannels>, kWidth>(p, form, stream);
-        if constexpr (kWidth <= kMostShiftedWidth) launch<T, ShiftedLane<T, kChannels>, kWidth>(p, form, stream);
+        if constexpr (kMayShift<T, kWidth>) launch<T, ShiftedLane<T, kChannels>, kWidth>(p, form, stream);
     });
 }
 
