@@ -128,9 +128,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
         if constexpr (kAligned) {
             copy_later(reinterpret_cast<Words2*>(staged + offset), from);
         } else {
-            const uint32_t place = place_in_granule(from);
-            copy_later(reinterpret_cast<Words2*>(staged + offset), from - place);
-            if (place > ends_here) copy_later(reinterpret_cast<Words2*>(staged + offset) + 1, from - place + kBwdGranule);
+            const char* const granule = granule_of(from);
+            copy_later(reinterpret_cast<Words2*>(staged + offset), granule);
+            if (place_in_granule(from) > ends_here)
+                copy_later(reinterpret_cast<Words2*>(staged + offset) + 1, granule + kBwdGranule);
         }
     };
     // The granules around the tensor's last vector may reach past its end: what is inside is copied element by element.
@@ -285,10 +286,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
     // behind it, which its neighbour sums, are its last block.
     bool in_front = false, behind = false;
 
-    // Does token t, the j-th of its block.
-    const auto step = [&](auto checked, int t, int j) {
+    // Does token t, the j-th of its block, which takes a slot of the rings.
+    const auto step = [&](auto checked, int t, int j, int slot) {
         constexpr bool kChecked = decltype(checked)::value;
-        const int slot = j % kWidth;
         Value g;
         if constexpr (kBwdStages) {
             inputs[slot] = Channels::template unpack<T>(copied(stage + 2 * j * kSlot, x_place));
@@ -382,6 +382,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
             if (j < count) all &= bytes[t + j];
         return all == kAllTaps;
     };
+    // Where rings are long, one body does all checked tokens, in slot 0, and the rings move on behind it: as many bodies as
+    // slots are more than the caches of instructions hold. After whole turns, tokens are in the slots where the steady path
+    // looks for them.
+    constexpr bool kRingsMove = kBwdStages && kWidth >= 6;
     bool had_all = kBwdStages;         // whether all taps of the block before count, or dx of none of its tokens is the run's
     const int end = plan.run + kPast;  // lanes wait for each other
     for (int t = 0; t < end; t += kBlock) {
@@ -401,15 +405,24 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
 #pragma unroll
                 for (int j = 0; j < kBlock; ++j) {
                     if (kBwdStages && behind && j >= kPast) break;
-                    step(std::false_type{}, t + j, j);
+                    step(std::false_type{}, t + j, j, j % kWidth);
                 }
                 if (kBwdStages || !has_all_tokens(t + kBlock) || !has_all_taps(t + kBlock)) break;
             }
             taps = static_cast<Taps>(-1);  // all taps of these tokens count
+        } else if constexpr (kRingsMove) {
+#pragma unroll 1
+            for (int j = 0; j < kBlock && t + j < stop; ++j) {
+                step(std::true_type{}, t + j, j, 0);
+#pragma unroll
+                for (int i = 1; i < kWidth; ++i) inputs[i] = inputs[(i + 1) % kWidth];
+#pragma unroll
+                for (int i = 1; i < kWidth; ++i) gradients[i] = gradients[(i + 1) % kWidth];
+            }
         } else {
 #pragma unroll
             for (int j = 0; j < kBlock; ++j)
-                if (t + j < stop) step(std::true_type{}, t + j, j);
+                if (t + j < stop) step(std::true_type{}, t + j, j, j % kWidth);
         }
         had_all = has_all;
         stage = stage + kStage == kStages * kStage ? 0 : stage + kStage;

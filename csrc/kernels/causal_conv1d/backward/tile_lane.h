@@ -92,6 +92,10 @@ HIPCONV_INLINE uint32_t place_in_granule(const char* address) {
     return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(address)) & (kBwdGranule - 1);
 }
 
+HIPCONV_INLINE const char* granule_of(const char* address) {
+    return reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(address) & ~uintptr_t{kBwdGranule - 1});
+}
+
 // The eight bytes from byte `place` on of two granules that lie one behind the other in LDS.
 template <typename T>
 HIPCONV_INLINE Words2 from_granules(const char* granules, uint32_t place) {
