@@ -156,8 +156,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, kBwdWholeBlocks)
         else
             derive(BwdAllWholeTaps{});  // where a weight is not finite, no gradient of a row this long is
         bwd_whole_share<kTokens>(gradients, carried, next_lane);
+        bwd_whole_add_to_bias<kTokens>(gradients, dbias);
         const auto use = [&](auto taps) {
-            bwd_whole_add<kTokens, kOldest>(taps, window, gradients, dweight, dbias);
+            bwd_whole_add<kTokens, kOldest>(taps, window, gradients, dweight);
             bwd_whole_inputs(taps, gradients, weight, sums);
         };
         if (kHasPredicates || to_token == 0 || to_token >= p.in.seqlen - plan.stretch)
