@@ -19,6 +19,7 @@ from torch import Tensor
 from conv1d.backward_cases import Case, Inputs, grid, kernels_of, refused, served_by, wrong_gradients
 from support.backends import WAYS, device_of, environment, use_backend
 from support.cli import choice_of, list_of
+from support.observe import launches_of
 from support.tensors import DTYPES, LAYOUTS, empty_as, mismatch
 import hipconv
 from hipconv import reference_training
@@ -255,6 +256,20 @@ def test_gradients_are_the_same_bits_every_time(device: torch.device) -> None:
             torch.set_num_threads(threads)
     finally:
         torch.set_num_threads(threads)
+
+
+def test_what_one_block_adds_up_needs_no_other_kernel(device: torch.device) -> None:
+    """Channels of one piece have their sums stored as gradients; those of several pieces are added up by a second kernel.
+
+    `tile` does not count that kernel when it divides tokens, and gives a row of lanes no fewer than it has to: 24 tokens are
+    three rows of eight, which a block has everywhere. (40 at width 8 are two blocks on AMD, where a block has four rows.)
+    """
+    for layout, width, (sizes, launches) in itertools.product(LAYOUTS, (4, 8), (((1, 64, 24), 1), ((2, 16, 1500), 2))):
+        case = Case(*sizes, width, torch.bfloat16, layout=layout)
+        inputs = case.inputs(device)
+        launched = launches_of(inputs.gradients)
+        assert (wrong := wrong_gradients(inputs, inputs.gradients())) is None, f"{case}: {wrong}"
+        assert not launched or len(launched) == launches, f"{case}: {launched}"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="so many tokens need a GPU")

@@ -81,6 +81,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kFinishThreads, 1)
 namespace {
 
 int64_t numbers_of(const CausalConv1dBwdParams& p, const BwdPartials& partials) {
+    if (partials.are_sums) return 0;
     return *std::max_element(std::begin(partials.rows), std::end(partials.rows)) * (int64_t{p.in.width} + 1) * p.in.dim;
 }
 
@@ -101,7 +102,7 @@ int64_t bwd_sums_workspace(const CausalConv1dBwdParams& p, const BwdPartials& pa
 CausalConv1dBwdParams bwd_sums_begin(const CausalConv1dBwdParams& params, const BwdPartials& partials, bool looks_at_taps,
                                      void* workspace, hipStream_t stream) {
     CausalConv1dBwdParams p = params;
-    p.partials = workspace;
+    p.partials = partials.are_sums ? nullptr : workspace;
     if (looks_at_taps && p.in.seq_idx.data) {
         uint32_t* taps = reinterpret_cast<uint32_t*>(static_cast<float*>(workspace) + numbers_of(p, partials));
         p.taps = reinterpret_cast<const uint8_t*>(taps);
@@ -111,6 +112,7 @@ CausalConv1dBwdParams bwd_sums_begin(const CausalConv1dBwdParams& params, const 
 }
 
 void bwd_sums_add_up(const CausalConv1dBwdParams& p, const BwdPartials& partials, hipStream_t stream) {
+    if (partials.are_sums) return;
     const int64_t columns = (int64_t{p.in.width} + 1) * p.in.dim;
     const unsigned lanes = columns >= kManyFinishColumns ? kFinishLanes : kFewFinishLanes;
     const int64_t most = *std::max_element(std::begin(partials.rows), std::end(partials.rows));

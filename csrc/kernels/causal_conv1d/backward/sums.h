@@ -12,11 +12,19 @@ namespace hipconv {
 // first_channel[zone] on have rows[zone].
 struct BwdPartials {
     int64_t first_channel[kTaperZones], rows[kTaperZones];
+    bool are_sums;  // there is one row, which the kernel, as it has no address for it, makes gradients of itself
 };
 
 inline BwdPartials equal_partials(int64_t rows) {
     BwdPartials partials{};
     for (int64_t& each : partials.rows) each = rows;
+    return partials;
+}
+
+// The same of kernels that can do without a row.
+inline BwdPartials sums_or_partials(BwdPartials partials) {
+    partials.are_sums = true;
+    for (const int64_t rows : partials.rows) partials.are_sums = partials.are_sums && rows <= 1;
     return partials;
 }
 

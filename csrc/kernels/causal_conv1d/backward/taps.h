@@ -39,6 +39,40 @@ HIPCONV_INLINE uint32_t bwd_taps_of_token(const CausalConv1dInputs& in, int64_t 
     return ids[kMost - 1] < 0 ? 0 : byte >> left_out;
 }
 
+// The bytes of tokens t to t + 3 of row b, none of them before the row if one is in it; those outside the row have none.
+template <int kWidth>
+HIPCONV_INLINE uint32_t bwd_taps_of_four(const CausalConv1dInputs& in, int64_t b, int32_t t) {
+    constexpr int kPast = kWidth - 1;
+    if (t < 0 || t >= in.seqlen) return 0;
+    const int32_t* const row = global_pointer<const int32_t>(in.seq_idx.data) + b * in.seq_idx.batch_stride;
+    int32_t ids[kPast + 4];
+    const int64_t step = in.seq_idx.seqlen_stride;
+    if (t >= kPast && t + 4 <= in.seqlen) {
+        const int32_t* from = row + (t - kPast) * step;
+#pragma unroll
+        for (int k = 0; k < kPast + 4; ++k, from += step) ids[k] = *from;
+    } else {
+#pragma unroll 1
+        for (int k = 0; k < kPast + 4; ++k) {
+            const int32_t from = t - kPast + k, last = in.seqlen - 1;
+#pragma unroll
+            for (int i = 0; i + 1 < kPast + 4; ++i) ids[i] = ids[i + 1];
+            ids[kPast + 3] = row[(from < 0 ? 0 : from < last ? from : last) * step];
+        }
+    }
+    const bool has_initial = in.initial_states.data;
+    uint32_t word = 0;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+        uint32_t byte = 0;
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i)
+            if ((has_initial || t + e + i >= kPast) && ids[e + i] == ids[e + kPast]) byte |= 1u << i;
+        if (t + e < in.seqlen && ids[e + kPast] >= 0) word |= byte << e * 8;
+    }
+    return word;
+}
+
 // ---- of a lane that has kTokens neighbouring tokens -------------------------------------------------------------------------
 //
 // `sees` tells whether tap i of token e, one of the lane's, sees an input, `has` whether token e is in the row and no padding.
@@ -46,6 +80,7 @@ HIPCONV_INLINE uint32_t bwd_taps_of_token(const CausalConv1dInputs& in, int64_t 
 struct AllTaps {
     HIPCONV_INLINE bool sees(int, int) const { return true; }
     HIPCONV_INLINE bool has(int) const { return true; }
+    HIPCONV_INLINE AllTaps again(uint32_t) const { return *this; }
     HIPCONV_INLINE void look_from_here_on() {}
 };
 
@@ -81,6 +116,13 @@ struct TapsOfBits {
         return (static_cast<uint32_t>(bytes >> (e / 4 * 32)) & 1u << (e % 4 * 8 + i)) != 0;
     }
     HIPCONV_INLINE bool has(int e) const { return sees(e, kWidth - 1); }
+
+    // The same taps, of which NVIDIA's compiler does not know that they are (`nothing` is 0): it looks at each bit anew, rather
+    // than keep conditions as bits of a register of its own.
+    HIPCONV_INLINE TapsOfBits again(uint32_t nothing) const {
+        const uint32_t first = static_cast<uint32_t>(bytes) ^ nothing, second = static_cast<uint32_t>(bytes >> 32) ^ nothing;
+        return {static_cast<uint64_t>(second) << 32 | first};
+    }
 
     // Bits that are looked at behind this are not looked at before.
     HIPCONV_INLINE void look_from_here_on() {

@@ -179,13 +179,13 @@ bool causal_conv1d_bwd_tile_is_faster(const CausalConv1dBwdParams& p) {
 }
 
 int64_t causal_conv1d_bwd_tile_workspace(const CausalConv1dBwdParams& p) {
-    return bwd_sums_workspace(p, equal_partials(bwd_tile_walk(p).shape.blocks), /*looks_at_taps=*/false);
+    return bwd_sums_workspace(p, sums_or_partials(equal_partials(bwd_tile_walk(p).shape.blocks)), /*looks_at_taps=*/false);
 }
 
 void causal_conv1d_bwd_tile(const CausalConv1dBwdParams& params, void* workspace, void* stream) {
     const hipStream_t s = static_cast<hipStream_t>(stream);
     BwdTileWalk walk = bwd_tile_walk(params);
-    const BwdPartials partials = equal_partials(walk.shape.blocks);
+    const BwdPartials partials = sums_or_partials(equal_partials(walk.shape.blocks));
     walk.p = bwd_sums_begin(walk.p, partials, /*looks_at_taps=*/false, workspace, s);
     const BwdTileCall call = bwd_tile_call(walk);
     const int width = walk.p.in.width;

@@ -105,17 +105,19 @@ BwdVectorShape bwd_vector_shape(const CausalConv1dBwdParams& p) {
 
 // Takes walks that leave a large card enough threads, or twice or half as long ones where these cost clearly less: a start and
 // an end take as long as some steps; compute units hold so many blocks at once, and a last round of fewer takes as long as
-// another; and few blocks leave much of a unit's time unused.
+// another; few blocks leave much of a unit's time unused; and the sums of one piece need no kernel to add them up.
 Taper bwd_vector_taper(const CausalConv1dBwdParams& p, const BwdVectorShape& s) {
     constexpr int64_t kComputeUnits = 132;
     constexpr double kOfStartAndEnd = 2, kLeastBlocks = 2.5, kClearly = 0.92;  // steps; blocks of a unit
+    // A kernel that adds up sums takes as long as so many steps of one block of each unit. Long walks of few blocks are no use.
+    constexpr double kOfSums = 10, kLeastBlocksOfOnePiece = 4;
     const BwdForm form = s.is_plain ? BwdForm::plain : BwdForm::any;
-    const int at_once = s.is_whole ? kBwdWholeBlocks : bwd_vector_blocks(p.in.width, form);
-    const auto cost_of = [&](uint32_t log2) {
+    const int at_once = s.is_whole ? kBwdWholeBlocks : bwd_vector_blocks(p.in.width, form, element_bytes(p.in.dtype));
+    const auto cost_of = [&](uint32_t log2, double least_blocks) {
         const int64_t longest = int64_t{s.parts} << log2, pieces = (s.items + longest - 1) / longest;
         const int64_t of_unit = (pieces * s.channel_groups + kComputeUnits - 1) / kComputeUnits;
         const int64_t in_rounds = of_unit > at_once ? (of_unit + at_once - 1) / at_once * at_once : of_unit;
-        const double busy = static_cast<double>(in_rounds) > kLeastBlocks ? static_cast<double>(in_rounds) : kLeastBlocks;
+        const double busy = static_cast<double>(in_rounds) > least_blocks ? static_cast<double>(in_rounds) : least_blocks;
         const int64_t steps = pieces > 1 ? int64_t{1} << log2 : (s.items + s.parts - 1) / s.parts;
         return busy * (static_cast<double>(steps) + kOfStartAndEnd);
     };
@@ -123,8 +125,14 @@ Taper bwd_vector_taper(const CausalConv1dBwdParams& p, const BwdVectorShape& s) 
     const double threads = static_cast<double>(s.items) * s.channel_groups * s.lanes * s.channels;
     while (log2_steps > 0 && (threads / (1u << log2_steps) < kEnoughThreads || s.items <= 1 << (log2_steps - 1))) --log2_steps;
     const uint32_t usual = log2_steps;
-    if (usual < kBwdVectorLog2Steps && cost_of(usual + 1) < kClearly * cost_of(usual)) log2_steps = usual + 1;
-    if (usual > 0 && cost_of(usual - 1) < kClearly * cost_of(log2_steps)) log2_steps = usual - 1;
+    if (usual < kBwdVectorLog2Steps && cost_of(usual + 1, kLeastBlocks) < kClearly * cost_of(usual, kLeastBlocks))
+        log2_steps = usual + 1;
+    if (usual > 0 && cost_of(usual - 1, kLeastBlocks) < kClearly * cost_of(log2_steps, kLeastBlocks)) log2_steps = usual - 1;
+    uint32_t all = 0;  // a channel's steps are one piece then
+    while (int64_t{s.parts} << all < s.items) ++all;
+    if (all <= kBwdVectorLog2Steps &&
+        cost_of(all, kLeastBlocksOfOnePiece) < kClearly * (cost_of(log2_steps, kLeastBlocks) + kOfSums))
+        log2_steps = all;
     if (s.parts == 1) return tapered(static_cast<uint32_t>(s.items), s.channel_groups, log2_steps);
     // A part has as many items as each other part of its block.
     Taper taper{static_cast<uint32_t>(s.items), log2_steps, {}, {}, 0};
@@ -136,6 +144,16 @@ Taper bwd_vector_taper(const CausalConv1dBwdParams& p, const BwdVectorShape& s) 
         taper.first_row[zone] = static_cast<uint32_t>(s.channel_groups);
     }
     return taper;
+}
+
+// Tells whether each block makes the taps of its tokens. On an H200 a million takes all of them together 4 us, and a kernel
+// that does it once takes 2.5 us and 3 us a million.
+bool bwd_vector_makes_taps(const CausalConv1dBwdParams& p, const BwdVectorShape& s, const Taper& taper) {
+    if (!p.in.seq_idx.data) return false;
+    const double millions = 1e-6 * p.in.batch * p.in.seqlen;
+    if (4 * millions * static_cast<double>(s.channel_groups) > 2.5 + 3 * millions) return false;
+    const int64_t of_item = int64_t{s.lanes} * bwd_vector_tokens(element_bytes(p.in.dtype), p.in.width);
+    return of_item << taper.log2_longest <= kBwdVectorOwnTaps;
 }
 
 BwdMemory memory_of(const CausalConv1dBwdParams& p, const Sequences& s) {
@@ -158,10 +176,12 @@ BwdVectorPlan plan_of(const CausalConv1dBwdParams& p, const BwdVectorShape& shap
     plan.x_is_aligned = shape.x_is_aligned;
     plan.dout_is_aligned = shape.dout_is_aligned;
     plan.has_states = bwd_has_states(p);
+    plan.makes_taps = bwd_vector_makes_taps(p, shape, plan.taper);
+    plan.ahead = shape.has_steps ? 0 : static_cast<int32_t>(shape.lanes) * bwd_vector_tokens(size, p.in.width);
     plan.x_batch = p.in.x.batch_stride * size;
     plan.dout_batch = p.dout.batch_stride * size;
     plan.dx_batch = p.dx.batch_stride * size;
-    plan.taps_batch = bwd_taps_pitch(p.in.seqlen);
+    plan.taps_batch = plan.makes_taps ? shape.vectors * bwd_vector_tokens(size, p.in.width) : bwd_taps_pitch(p.in.seqlen);
     plan.x_step = p.in.x.seqlen_stride * size;
     plan.dout_step = p.dout.seqlen_stride * size;
     plan.dx_step = p.dx.seqlen_stride * size;
@@ -203,6 +223,11 @@ void launch(const CausalConv1dBwdParams& p, hipStream_t stream) {
         launch_bwd_any(with_memory, plan, grid, block, stream);
 }
 
+bool looks_at_taps(const CausalConv1dBwdParams& p) {
+    const BwdVectorShape shape = bwd_vector_shape(p);
+    return !bwd_vector_makes_taps(p, shape, bwd_vector_taper(p, shape));
+}
+
 BwdPartials partials_of(const CausalConv1dBwdParams& p) {
     const BwdVectorShape shape = bwd_vector_shape(p);
     const Taper taper = bwd_vector_taper(p, shape);
@@ -211,7 +236,7 @@ BwdPartials partials_of(const CausalConv1dBwdParams& p) {
         partials.first_channel[zone] = static_cast<int64_t>(taper.first_row[zone]) * shape.channels;
         partials.rows[zone] = pieces_of_row(taper, zone);
     }
-    return partials;
+    return sums_or_partials(partials);
 }
 
 }  // namespace
@@ -232,13 +257,13 @@ bool causal_conv1d_bwd_vector_is_faster(const CausalConv1dBwdParams& p) {
 }
 
 int64_t causal_conv1d_bwd_vector_workspace(const CausalConv1dBwdParams& p) {
-    return bwd_sums_workspace(p, partials_of(p), /*looks_at_taps=*/true);
+    return bwd_sums_workspace(p, partials_of(p), looks_at_taps(p));
 }
 
 void causal_conv1d_bwd_vector(const CausalConv1dBwdParams& params, void* workspace, void* stream) {
     const hipStream_t s = static_cast<hipStream_t>(stream);
     const BwdPartials partials = partials_of(params);
-    const CausalConv1dBwdParams p = bwd_sums_begin(params, partials, /*looks_at_taps=*/true, workspace, s);
+    const CausalConv1dBwdParams p = bwd_sums_begin(params, partials, looks_at_taps(params), workspace, s);
     launch(p, s);
     bwd_sums_add_up(p, partials, s);
 }

@@ -47,7 +47,7 @@ HIPCONV_INLINE void bwd_vector_add_final(const CausalConv1dBwdParams& p, int32_t
 }
 
 template <typename T, int kWidth, BwdForm kForm>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidth, kForm))
+__global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidth, kForm, static_cast<int>(sizeof(T))))
     causal_conv1d_bwd_vector(BwdVectorParams p, BwdVectorPlan plan) {
     using Layout = BwdVectorLayout<T, kWidth>;
     constexpr int kSize = Layout::kSize, kTokens = Layout::kTokens, kPast = Layout::kPast, kOldest = Layout::kOldest;
@@ -59,7 +59,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
     using Sum = BwdVectorSum;
     using Bits = TapsOfBits<kTokens, kWidth>;
 
+    constexpr bool kMakesTaps = !kPlain && kBwdVectorOwnTaps > 0;
     HIPCONV_SHARED(float, sums_of_rows, kPlain ? 1 : kBwdVectorThreads*(kWidth + 1));
+    HIPCONV_SHARED(uint32_t, own_taps, kMakesTaps ? (kBwdVectorOwnTaps + 2 * kBwdVectorOwnTapsAround) / 4 : 1);
 
     let_next_kernel_begin();
     wait_for_kernel_before();
@@ -68,6 +70,26 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
     uint32_t row_of_sums = piece.number;
     from_here_on(row_of_sums);  // on AMD lanes have room for it, scalar registers have not
     const int32_t lanes = static_cast<int32_t>(blockDim.x), lane = static_cast<int32_t>(threadIdx.x);
+    const uint32_t first_vector = piece.first * blockDim.x;
+    if constexpr (kMakesTaps) {
+        if (plan.makes_taps) {
+            const int32_t words = (piece.count * static_cast<int32_t>(blockDim.x) * kTokens + 2 * kBwdVectorOwnTapsAround) / 4;
+            for (int32_t i = static_cast<int32_t>(threadIdx.y * blockDim.x + threadIdx.x); i < words; i += kBwdVectorThreads) {
+                const int32_t token = i * 4 - kBwdVectorOwnTapsAround;  // of the piece
+                const int64_t vector =
+                    int64_t{first_vector} + (token < 0 ? -((kTokens - 1 - token) / kTokens) : token / kTokens);
+                const uint32_t row = static_cast<uint32_t>(vector) / plan.vectors;
+                uint32_t word = 0;
+                if (vector >= 0 && row < static_cast<uint32_t>(p.in.batch)) {
+                    const uint32_t of_row = static_cast<uint32_t>(vector) - row * plan.vectors;
+                    word =
+                        bwd_taps_of_four<kWidth>(p.in, row, static_cast<int32_t>(of_row) * kTokens + (token & (kTokens - 1)));
+                }
+                own_taps[i] = word;
+            }
+            __syncthreads();
+        }
+    }
     uint32_t d = piece.row * blockDim.y + threadIdx.y;
     if constexpr (!kPlain) {
         if (plan.channels < blockDim.y) {  // each part is as long as all of them; the last ones may be behind the stream's end
@@ -81,7 +103,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
         d < static_cast<uint32_t>(p.in.dim);  // lanes that have none do the last one's work again: shuffles are for whole waves
     if (!has_channel) d = static_cast<uint32_t>(p.in.dim) - 1;
     const int32_t seqlen = p.in.seqlen;
-    const bool has_ids = !kPlain && p.taps, has_states = kHasStates && plan.has_states;
+    const bool has_ids = !kPlain && p.in.seq_idx.data, has_states = kHasStates && plan.has_states;
     const bool has_initial = has_states && p.in.initial_states.data;
 
     // This is what comes next of a lane's tokens: where it lies, and what was loaded of it.
@@ -95,7 +117,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
     const char* dout_row = row_of(p.dout, plan.dout_batch);
     char* dx_row = row_of(p.dx, plan.dx_batch);
     char* dx_next = nullptr;
-    const uint8_t* taps_row = has_ids ? bwd_taps_of(p, place.b, 0) : nullptr;
+    const uint8_t* taps_row = nullptr;
+    if (!(kMakesTaps && plan.makes_taps)) {
+        if (has_ids) taps_row = bwd_taps_of(p, place.b, 0);
+    } else {
+        const int32_t vectors_on = static_cast<int32_t>(static_cast<uint32_t>(place.b) * plan.vectors - first_vector);
+        taps_row = reinterpret_cast<const uint8_t*>(own_taps) + kBwdVectorOwnTapsAround + vectors_on * kTokens;
+    }
     uint32_t x_words[kBefore + kOwn + kMore]{}, dout_words[kOwn + kMore]{};
     TapWords taps_words{};
     uint32_t x_shift = 0, dout_shift = 0;
@@ -216,9 +244,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
         if (--left > 0) {
             go_back(back);
             if (kPlain || t_next < seqlen) load();
-            if (kPlain && kSize == 4 && left > 1 && t_next >= back) {  // 16-bit types wait for arithmetic more than for loads
-                prefetch(x_row + int64_t{t_next - back} * kSize);
-                prefetch(dout_row + int64_t{t_next - back} * kSize);
+            // 16-bit types wait for arithmetic more than for loads.
+            if (kSize == 4 && plan.ahead > 0 && left > 1 && t_next >= plan.ahead) {
+                prefetch(x_row + int64_t{t_next - plan.ahead} * kSize);
+                prefetch(dout_row + int64_t{t_next - plan.ahead} * kSize);
             }
         }
         if (has_initial && t < kPast) bwd_vector_load_state<T, kWidth, kOldest>(p.in, b, d, t, window);
@@ -282,11 +311,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
     } while (left > 0);
 
     const CausalConv1dBwdParams& again = first_parameter_again(p);
-    float* const partials = global_pointer<float>(again.partials) + int64_t{row_of_sums} * (kWidth + 1) * again.in.dim + d;
     if (kPlain || plan.channels == blockDim.y)
-        bwd_vector_store_sums(dweight, dbias, partials, again.in.dim, has_channel);
+        bwd_vector_store_sums(dweight, dbias, again, row_of_sums, d, has_channel);
     else
-        bwd_vector_store_sums_of_parts(dweight, dbias, partials, again.in.dim, has_channel, plan.channels, sums_of_rows);
+        bwd_vector_store_sums_of_parts(dweight, dbias, again, row_of_sums, d, has_channel, plan.channels, sums_of_rows);
 }
 
 // Tells whether there is an instance. Plain rows of the widths between have the kernel of whole rows (whole.cu). Other calls of
@@ -302,7 +330,7 @@ void launch_bwd_vector_of(const BwdVectorParams& p, const BwdVectorPlan& plan, d
         if (p.in.width < kWidth) return launch_bwd_vector_of<T, kForm, kWidth - 1>(p, plan, grid, block, stream);
     }
     if constexpr (kHasBwdVector<T, kWidth, kForm>) {
-        const bool early = p.taps != nullptr;
+        const bool early = p.in.seq_idx.data;
         HIPCONV_LAUNCH(early, (causal_conv1d_bwd_vector<T, kWidth, kForm>), grid, block, 0, stream, p, plan);
         check_launch("causal_conv1d_bwd");
     }

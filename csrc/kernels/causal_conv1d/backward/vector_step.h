@@ -4,6 +4,7 @@
 
 #include <type_traits>
 
+#include "causal_conv1d/states_formula.h"
 #include "derivative.h"
 #include "taps.h"
 
@@ -166,11 +167,18 @@ HIPCONV_INLINE void bwd_vector_step(Taps taps, bool use_silu, const float (&wind
 #pragma unroll
         for (int e = 0; e < kCount; ++e) make_gradient(e);
     }
+    // Conditions of whole bytes are too many to keep: all gradients come first then, and conditions are made again.
+    constexpr bool kAllFirst = !kTwo && kWidth == 8;
+    if constexpr (kAllFirst) {
+#pragma unroll
+        for (int e = 0; e < kCount; ++e) make_gradient(e);
+        taps = taps.again(threadIdx.z);
+    }
 #pragma unroll
     for (int e = 0; e < kCount; ++e) {
         if constexpr (kTwo)
             look_at_token_by_token(taps);
-        else
+        else if constexpr (!kAllFirst)
             make_gradient(e);
         const Pair g = make_pair(gradients[e], gradients[e + kHalf]);
         accumulate_where(taps.has(e), kTwo && taps.has(e + kHalf), g, twice(1.0f), dbias);
@@ -230,23 +238,43 @@ HIPCONV_INLINE void bwd_vector_sum_lanes(const Pair (&dweight)[kWidth], Pair dbi
     }
 }
 
-// And stores them, times `scale`, in a row of the workspace.
+// Leaves the sums of channel d in a row of the workspace, or, where there is none, as gradients.
 template <int kWidth>
-HIPCONV_INLINE void bwd_vector_store_sums(const Pair (&dweight)[kWidth], Pair dbias, float* partials, int64_t dim,
-                                          bool has_channel, float scale = 1.0f) {
+HIPCONV_INLINE void bwd_vector_leave_sums(const CausalConv1dBwdParams& p, uint32_t row, int64_t d,
+                                          const float (&sums)[kWidth + 1]) {
+    if (p.partials) {
+        float* const partials = global_pointer<float>(p.partials) + int64_t{row} * (kWidth + 1) * p.in.dim + d;
+#pragma unroll
+        for (int i = 0; i <= kWidth; ++i) partials[int64_t{i} * p.in.dim] = sums[i];
+        return;
+    }
+    with_dtype(p.in.weight_dtype, [&](auto type) {
+        using P = decltype(type);
+        P* const to = global_pointer<P>(p.dweight) + d * kWidth;
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) to[i] = from_float<P>(sums[i]);
+    });
+    bwd_store_sum<float>(p, d, kWidth, sums[kWidth]);
+}
+
+// Adds up the sums, and leaves them times `scale`.
+template <int kWidth>
+HIPCONV_INLINE void bwd_vector_store_sums(const Pair (&dweight)[kWidth], Pair dbias, const CausalConv1dBwdParams& p,
+                                          uint32_t row, int64_t d, bool has_channel, float scale = 1.0f) {
     float sums[kWidth + 1];
     bwd_vector_sum_lanes(dweight, dbias, sums);
     if (threadIdx.x == 0 && has_channel) {
 #pragma unroll
-        for (int i = 0; i <= kWidth; ++i) partials[i * dim] = scale * sums[i];
+        for (int i = 0; i <= kWidth; ++i) sums[i] *= scale;
+        bwd_vector_leave_sums<kWidth>(p, row, d, sums);
     }
 }
 
 // The same of a block whose channels have several rows of lanes each, which are added up through `sums_of_rows` in LDS.
 template <int kWidth>
-__device__ __forceinline__ void bwd_vector_store_sums_of_parts(const Pair (&dweight)[kWidth], Pair dbias, float* partials,
-                                                               int64_t dim, bool has_channel, uint32_t channels,
-                                                               float* sums_of_rows) {
+__device__ __forceinline__ void bwd_vector_store_sums_of_parts(const Pair (&dweight)[kWidth], Pair dbias,
+                                                               const CausalConv1dBwdParams& p, uint32_t row_of_sums, int64_t d,
+                                                               bool has_channel, uint32_t channels, float* sums_of_rows) {
     float sums[kWidth + 1];
     bwd_vector_sum_lanes(dweight, dbias, sums);
     if (threadIdx.x == 0) {
@@ -259,8 +287,9 @@ __device__ __forceinline__ void bwd_vector_store_sums_of_parts(const Pair (&dwei
     for (int i = 0; i <= kWidth; ++i) {
         float sum = 0.0f;
         for (uint32_t row = threadIdx.y; row < blockDim.y; row += channels) sum += sums_of_rows[i * blockDim.y + row];
-        partials[i * dim] = sum;
+        sums[i] = sum;
     }
+    bwd_vector_leave_sums<kWidth>(p, row_of_sums, d, sums);
 }
 
 }  // namespace hipconv

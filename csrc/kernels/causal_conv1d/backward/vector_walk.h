@@ -12,6 +12,8 @@ constexpr int kBwdVectorThreads = 128;
 constexpr int kBwdVectorLanes = 32;          // the most lanes of a channel: a shuffle reaches no further on any card
 constexpr uint32_t kBwdVectorLog2Steps = 5;  // of the longest walk
 constexpr int kMaxBwdVectorWidth = 8;        // a byte has bits for so many taps
+// Where LDS is large, a block may make the taps of its own tokens there: of so many, and of some on either side.
+constexpr int kBwdVectorOwnTaps = kCopiesPastRegisters ? 8192 : 0, kBwdVectorOwnTapsAround = 16;
 
 // The plan says how a launch divides the work. A block is blockDim.x lanes by blockDim.y rows of them: `channels` channels, of
 // which each has blockDim.y / channels parts of the block's piece, one behind the other. The items of a channel are the steps
@@ -27,6 +29,8 @@ struct BwdVectorPlan {
     bool may_store_vectors;            // dx has its vectors on 16-byte boundaries,
     bool x_is_aligned, dout_is_aligned;  // and so have these
     bool has_states;
+    bool makes_taps;  // each block makes those of its tokens
+    int32_t ahead;    // how many tokens further back than the next step those lie that are fetched into the cache; none, if 0
     int64_t x_batch, dout_batch, dx_batch, taps_batch;  // bytes from sequence to sequence
     int64_t x_step, dout_step, dx_step;                 // bytes from token to token: an element's, where these are neighbours
 };
@@ -72,11 +76,12 @@ enum class BwdForm {
 };
 
 // Blocks of a compute unit. This was measured on an H200, where many threads are worth more than registers.
-constexpr int bwd_vector_blocks(int width, BwdForm form) {
+constexpr int bwd_vector_blocks(int width, BwdForm form, int element_bytes) {
     const bool plain = form == BwdForm::plain;
     if (!kHasPredicates) return width <= 4 ? (plain ? 10 : 6) : (plain ? 6 : 4);
     if (plain) return width <= 3 ? 8 : width <= 4 ? 7 : width <= 5 ? 6 : width <= 7 ? 5 : 4;
-    return width <= (form == BwdForm::any_with_states ? 4 : 5) ? 5 : width <= 7 ? 4 : 3;
+    const int narrow = form != BwdForm::any_with_states ? 5 : element_bytes == 4 ? 4 : 3;
+    return width <= narrow ? 5 : width <= 7 ? 4 : 3;
 }
 
 void launch_bwd_plain(const BwdVectorParams& params, const BwdVectorPlan& plan, dim3 grid, dim3 block, hipStream_t stream);

@@ -174,9 +174,11 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, kBwdWholeBlocks)
             dx += plan.dx_batch_back;
         }
     } while (--left > 0);
-    float* const partials =
-        static_cast<float*>(p.partials) + static_cast<int64_t>(piece.number) * (kWidth + 1) * p.in.dim + walk.d;
-    bwd_vector_store_sums(dweight, dbias, partials, p.in.dim, walk.has_channel, scale);
+    // Its place is worked out again, and parameters are read again: no register holds them meanwhile.
+    const CausalConv1dBwdParams& again = first_parameter_again(p);
+    const Piece same = piece_of_block(plan.taper, blockIdx.y * gridDim.x + blockIdx.x);
+    const uint32_t d = same.row * blockDim.y + threadIdx.y;
+    bwd_vector_store_sums(dweight, dbias, again, same.number, d, d < static_cast<uint32_t>(again.in.dim), scale);
 }
 
 void launch_bwd_whole(const CausalConv1dBwdParams& p, const BwdWholePlan& plan, dim3 grid, dim3 block, hipStream_t stream) {
