@@ -110,7 +110,8 @@ Taper bwd_vector_taper(const CausalConv1dBwdParams& p, const BwdVectorShape& s) 
     constexpr int64_t kComputeUnits = 132;
     constexpr double kOfStartAndEnd = 2, kLeastBlocks = 2.5, kClearly = 0.92;  // steps; blocks of a unit
     // A kernel that adds up sums takes as long as so many steps of one block of each unit. Long walks of few blocks are no use.
-    constexpr double kOfSums = 10, kLeastBlocksOfOnePiece = 4;
+    constexpr double kOfSums = 10, kLeastBlocksOfLongPiece = 4;
+    constexpr int64_t kLongPiece = 8;  // steps
     const BwdForm form = s.is_plain ? BwdForm::plain : BwdForm::any;
     const int at_once = s.is_whole ? kBwdWholeBlocks : bwd_vector_blocks(p.in.width, form, element_bytes(p.in.dtype));
     const auto cost_of = [&](uint32_t log2, double least_blocks) {
@@ -130,8 +131,8 @@ Taper bwd_vector_taper(const CausalConv1dBwdParams& p, const BwdVectorShape& s) 
     if (usual > 0 && cost_of(usual - 1, kLeastBlocks) < kClearly * cost_of(log2_steps, kLeastBlocks)) log2_steps = usual - 1;
     uint32_t all = 0;  // a channel's steps are one piece then
     while (int64_t{s.parts} << all < s.items) ++all;
-    if (all <= kBwdVectorLog2Steps &&
-        cost_of(all, kLeastBlocksOfOnePiece) < kClearly * (cost_of(log2_steps, kLeastBlocks) + kOfSums))
+    const double least_blocks = s.items > kLongPiece * s.parts ? kLeastBlocksOfLongPiece : kLeastBlocks;
+    if (all <= kBwdVectorLog2Steps && cost_of(all, least_blocks) < kClearly * (cost_of(log2_steps, kLeastBlocks) + kOfSums))
         log2_steps = all;
     if (s.parts == 1) return tapered(static_cast<uint32_t>(s.items), s.channel_groups, log2_steps);
     // A part has as many items as each other part of its block.
