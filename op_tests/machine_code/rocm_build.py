@@ -31,19 +31,13 @@ CLANGS = {  # version: what it compiles for; in every run two cards of CDNA and 
     19: tuple(arch for arch in AMD_ARCHS if knows(19, arch)) if EVERYTHING else ("gfx942",),
     22: tuple(AMD_ARCHS) if EVERYTHING else ("gfx950", "gfx1201"),
 }
-# In every run clang 22 compiles these for one of the two alone. conv1d's rows have nothing of gfx950's own in their source, and
-# conv3d's products are conv2d's, which are compiled for gfx950; but what waves of 32 lanes change is in conv1d's and conv3d's.
-ONE_IN_EVERY_RUN = {
-    "causal_conv1d": "gfx1201",
-    "causal_conv1d_bwd": "gfx1201",
-    "causal_conv1d_update": "gfx1201",
-    "causal_conv1d_varlen": "gfx1201",
-    "conv2d": "gfx950",
-    "conv3d": "gfx1201",
-}
+# In every run clang 22 compiles these alone, for one of the two. conv1d's rows have nothing of gfx950's own in their source,
+# and conv3d's products are conv2d's, which are compiled for gfx950; but what waves of 32 lanes change is in the backward, which
+# is nearest to its limits, and in conv3d. The forward, prefill and decode on gfx1201 are nightly.
+ONE_IN_EVERY_RUN = {"copy": "gfx1201", "causal_conv1d_bwd": "gfx1201", "conv2d": "gfx950", "conv3d": "gfx1201"}
 LINKED_ONLY = 15  # hipcc's own clang compiles the host's part alone: modules that link, import and refuse
 # In every run hipcc's own clang builds these; the other modules are alike, and clang 19 and 22 link them.
-OF_HIPCC = ("copy", "causal_conv1d", "conv2d")
+OF_HIPCC = ("copy", "conv2d")
 NAMED = "gfx90a"  # what torch is told; the compiler's script puts the clang's architectures in its place
 DIALECT = (
     "-std=c++17"  # torch's up to 2.9; with later torch's, C++20, clang 19 does not get along with precompiled headers of HIP
@@ -52,14 +46,15 @@ DIALECT = (
 
 def names_of(clang: int) -> list[str]:
     """The modules that a clang of CLANGS, or LINKED_ONLY, builds."""
-    return [name for name in registry.modules() if EVERYTHING or clang != LINKED_ONLY or name in OF_HIPCC]
+    chosen = {LINKED_ONLY: OF_HIPCC, 22: ONE_IN_EVERY_RUN}.get(clang, registry.modules())
+    return [name for name in registry.modules() if EVERYTHING or name in chosen]
 
 
 def archs_of(module: str, clang: int) -> tuple[str, ...]:
     """The architectures that a clang of CLANGS compiles a module for."""
     if EVERYTHING or clang != 22:
         return CLANGS[clang]
-    return tuple(arch for arch in CLANGS[clang] if arch == ONE_IN_EVERY_RUN.get(module, arch))
+    return tuple(arch for arch in CLANGS[clang] if arch == ONE_IN_EVERY_RUN.get(module))
 
 
 # In hipcc's place: Debian's, whose clang is 15, or the clang that $REHEARSED_CLANG names, with the flags that hipcc gives its
