@@ -82,11 +82,10 @@ bool is_faster_for_rows(const CausalConv1dFwdParams& p) {
     const CausalConv1dFwdParams row = as_one_row(p);
     return kIsFaster(kRefusal(row) ? p : row);
 }
-template <FwdRefusal kRefusal, FwdLaunch kLaunch, FwdChoice kIsFaster = nullptr>
+template <FwdRefusal kRefusal, FwdLaunch kLaunch, FwdChoice... kIsFaster>  // one or none
 constexpr KernelRow<CausalConv1dFwdParams> row_of(const char* name) {
-    FwdChoice faster = nullptr;
-    if constexpr (kIsFaster != nullptr) faster = is_faster_for_rows<kRefusal, kIsFaster>;
-    return {name, refusal_of_rows<kRefusal>, launch_rows<kRefusal, kLaunch>, nullptr, faster};
+    const FwdChoice faster[] = {is_faster_for_rows<kRefusal, kIsFaster>..., nullptr};
+    return {name, refusal_of_rows<kRefusal>, launch_rows<kRefusal, kLaunch>, nullptr, faster[0]};
 }
 
 // name, refusal, launch, workspace, auto_takes, form
