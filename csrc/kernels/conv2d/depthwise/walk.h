@@ -8,6 +8,7 @@
 
 #include <hip/hip_runtime.h>
 
+#include "../common/compute_units.h"
 #include "filters.h"
 #include "kernels.h"
 #include "launch/check.h"
@@ -152,13 +153,6 @@ inline bool even(int64_t number) { return number % 2 == 0; }
 inline bool pairs_begin_even(const Image& image, int bytes) {
     return reinterpret_cast<uint64_t>(image.data) % (2 * static_cast<unsigned>(bytes)) == 0 && even(image.batch_stride) &&
            even(image.row_stride);
-}
-
-inline int64_t compute_units_here() {
-    int device = 0, units = 0;
-    (void)hipGetDevice(&device);
-    (void)hipDeviceGetAttribute(&units, hipDeviceAttributeMultiprocessorCount, device);
-    return units > 0 ? units : 1;
 }
 
 // Cuts images into segments: many, so that all compute units have work, but each segment begins with rows of x that another one

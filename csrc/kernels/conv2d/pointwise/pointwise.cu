@@ -1,6 +1,7 @@
 // The host side of `pointwise`: what it serves, its tile and its launch.
 #include <hip/hip_runtime.h>
 
+#include "../common/compute_units.h"
 #include "../common/launchers.h"
 #include "../common/units.h"
 #include "../gemm/layout.h"
@@ -36,13 +37,6 @@ bool stores_by(const Conv2dParams& p, int64_t filters) {
     // A residual of a plan has strides, and no address where it is aligned.
     const bool has_residual = p.residual.data || p.residual.channel_stride != 0;
     return p.out_channels % filters == 0 && fits(p.out, p.out_dtype) && (!has_residual || fits(p.residual, p.residual_dtype));
-}
-
-int compute_units_here() {
-    int device = 0, units = 0;
-    (void)hipGetDevice(&device);
-    (void)hipDeviceGetAttribute(&units, hipDeviceAttributeMultiprocessorCount, device);
-    return units > 0 ? units : 1;
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // The host side of the warpgroup GEMM: what it serves, its workspace and its launch; and the instances whose x TMA loads.
 #include <hip/hip_runtime.h>
 
+#include "../common/compute_units.h"
 #include "../common/launchers.h"
 #include "kernel.h"
 #include "split_plan.h"
@@ -20,13 +21,6 @@ const char* refusal_of_tile(const Conv2dParams& p, const GemmLayout& l, const Co
     const int64_t tiles = ceil_of(l.image_pixels * p.batch, plan.tile_m) * ceil_of(l.group_filters, plan.tile_n) * p.groups;
     if (tiles * 2 * plan.split_k >= kLimit31) return "up to 2^30 tiles";  // of patches there are up to 5/4
     return refusal_of_split(plan, l, k_blocks_of(l, source));
-}
-
-int compute_units() {
-    int device = 0, units = 0;
-    (void)hipGetDevice(&device);
-    (void)hipDeviceGetAttribute(&units, hipDeviceAttributeMultiprocessorCount, device);
-    return units > 0 ? units : 1;
 }
 
 }  // namespace
@@ -100,7 +94,7 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* 
     g.k_blocks_per_part = static_cast<int32_t>(split.k_blocks_per_part);
     g.tiles_per_part = static_cast<int32_t>(split.tiles);
     g.tiles = g.tiles_per_part * split.parts;
-    const int units = compute_units();
+    const int units = compute_units_here();
     const int blocks_per_unit = warpgroup_shape(plan.tile_m, plan.tile_n, source.by_tma, parts).blocks_per_unit;
     // A cluster's blocks run on SMs that are near each other, so that not all SMs can be filled by clusters. Tiles of 256
     // pixels have more sums than the way between SMs takes quickly.
