@@ -160,20 +160,21 @@ inline void wait_for_phase(const Barrier* barrier, int parity, const char* file 
     if (!is_over(barrier, parity)) simt::Block::current()->wait_until(is_over, barrier, parity, {"wait_for_phase", file, line});
 }
 #else
-HIPCONV_INLINE void wait_for_phase(const Barrier* barrier, int parity) {
+HIPCONV_INLINE void wait_for_phase_at(uint32_t address, int parity) {
 #if defined(HIPCONV_HAS_WARPGROUPS)
     asm volatile(
         "{\n"
         ".reg .pred over;\n"
         "look: mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1;\n"
         "@!over bra look;\n"
-        "}" ::"r"(lds_address(barrier)),
+        "}" ::"r"(address),
         "r"(parity)
         : "memory");
 #else
-    (void)barrier, (void)parity;
+    (void)address, (void)parity;
 #endif
 }
+HIPCONV_INLINE void wait_for_phase(const Barrier* barrier, int parity) { wait_for_phase_at(lds_address(barrier), parity); }
 #endif
 
 // Barriers that follow each other in LDS, by an address that stays in a register: in a short loop, working it out anew costs as
@@ -211,20 +212,7 @@ HIPCONV_INLINE void arrive(Barriers barrier) {
     (void)barrier;
 #endif
 }
-HIPCONV_INLINE void wait_for_phase(Barriers barrier, int parity) {
-#if defined(HIPCONV_HAS_WARPGROUPS)
-    asm volatile(
-        "{\n"
-        ".reg .pred over;\n"
-        "look: mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1;\n"
-        "@!over bra look;\n"
-        "}" ::"r"(barrier.first),
-        "r"(parity)
-        : "memory");
-#else
-    (void)barrier, (void)parity;
-#endif
-}
+HIPCONV_INLINE void wait_for_phase(Barriers barrier, int parity) { wait_for_phase_at(barrier.first, parity); }
 #endif
 
 // TMA will read this map soon.
