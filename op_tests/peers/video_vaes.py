@@ -2,12 +2,12 @@
 torch's.
 
     python op_tests/run_video_vaes.py
-    python op_tests/run_video_vaes.py --full --size 480x832 --frames 17 --dtype bfloat16
+    python op_tests/run_video_vaes.py --full --model AutoencoderKLWan --size 480x832 --frames 17 --dtype bfloat16
 
 Where diffusers is installed, it is used as it is, and nothing is fetched; else it comes from PyPI. Small configurations are
-compared in float32, decoded and encoded, on a GPU or on the CPU. --full decodes random latents by an AutoencoderKLWan of full
-size with random weights, on a GPU, and prints time, peak memory and what part of the time its kernels convolve, normalize and
-copy: before, in both layouts, and after.
+compared in float32, decoded and encoded, on a GPU or on the CPU. --full decodes random latents by models of full size with
+random weights, on a GPU, and prints time, peak memory and what part of the time their kernels convolve, normalize and copy:
+before, in both layouts, and after.
 """
 
 from __future__ import annotations
@@ -89,6 +89,14 @@ MODELS: dict[str, dict[str, Any]] = {
         "decoder_layers_per_block": (1, 1, 1, 1, 1),
     },
 }
+# Channels of the latents of a model of full size, and frames and pixels of a side for each of theirs.
+LATENTS = {
+    "AutoencoderKLWan": (16, 4, 8),
+    "AutoencoderKLQwenImage": (16, 4, 8),
+    "AutoencoderKLHunyuanVideo": (16, 4, 8),
+    "AutoencoderKLCogVideoX": (16, 4, 8),
+    "AutoencoderKLLTXVideo": (128, 8, 32),
+}
 
 
 def results_of(model: Any, video: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,17 +142,17 @@ def shares_of(decode: Callable[[], Tensor]) -> list[float]:
     return [time / (sum(times.values()) or 1.0) for time in times.values()]
 
 
-def decode_full(size: tuple[int, int], frames: int, dtype: torch.dtype) -> None:
+def decode_full(name: str, size: tuple[int, int], frames: int, dtype: torch.dtype) -> None:
     """Time and peak memory of a decode, before and after."""
     import diffusers
 
     torch.manual_seed(0)
     device = torch.device("cuda")
-    model = diffusers.AutoencoderKLWan().to(device, dtype).eval()
-    latents = torch.randn(1, 16, (frames - 1) // 4 + 1, size[0] // 8, size[1] // 8, device=device, dtype=dtype)
-    table = Table(
-        [("Wan2.1 decoder", 34), ("ms", 9), ("peak GiB", 8), ("off", 8), *((kind, 8) for kind in KINDS), ("other", 8)]
-    )
+    model = getattr(diffusers, name)().to(device, dtype).eval()
+    channels, of_time, of_side = LATENTS[name]
+    shape = (1, channels, (frames - 1) // of_time + 1, size[0] // of_side, size[1] // of_side)
+    latents = torch.randn(shape, device=device, dtype=dtype)
+    table = Table([(name, 34), ("ms", 9), ("peak GiB", 8), ("off", 8), *((kind, 8) for kind in KINDS), ("other", 8)])
     expected: Tensor | None = None
 
     def run(title: str, decode: Callable[[], Tensor]) -> None:
@@ -185,7 +193,7 @@ def main() -> int:
         "--backend", type=choice_of("gpu", "cpu", "simt"), default="gpu" if torch.cuda.is_available() else "cpu"
     )
     parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()) / f"hipconv-video-vaes-{os.getuid()}")
-    parser.add_argument("--full", action="store_true", help="decode by a model of full size, on a GPU")
+    parser.add_argument("--full", action="store_true", help="decode by models of full size, on a GPU")
     parser.add_argument("--size", default="480x832")
     parser.add_argument("--frames", type=int, default=17)
     parser.add_argument("--dtype", type=choice_of("bfloat16", "float16"), default="bfloat16")
@@ -196,7 +204,9 @@ def main() -> int:
     with use_backend(options.backend):
         if options.full:
             height, width = (int(side) for side in options.size.split("x"))
-            decode_full((height, width), options.frames, getattr(torch, options.dtype))
+            for name in options.model:
+                decode_full(name, (height, width), options.frames, getattr(torch, options.dtype))
+                torch.cuda.empty_cache()
             return 0
         wrong = {name: problem for name in options.model if (problem := check(name, device_of(options.backend)))}
     print("\n".join(f"{name}: {problem}" for name, problem in wrong.items()) or "all give the same")
