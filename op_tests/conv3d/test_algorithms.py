@@ -179,6 +179,35 @@ def test_three_warpgroups_multiply_a_tile() -> None:
         assert mismatch_conv3d(hipconv.conv3d(**arguments), arguments) is None
 
 
+@pytest.mark.parametrize("device", ["simt-wave32-shuffled", *(["gpu"] if torch.cuda.is_available() else [])], indirect=True)
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(1, 72, 2, 18, 19, 8, (3, 3, 3), padding=(0, 1, 1), time_padding="first", padding_mode="replicate", cached=1),
+        Case(1, 16, 2, 9, 20, 24, (2, 4, 3), padding=(0, 0, 3, 2, 0, 1), padding_mode="replicate", has_residual=True),
+        Case(1, 24, 1, 37, 7, 16, (1, 5, 3), padding=(0, 2, 1), padding_mode="reflect"),
+    ],
+)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_edges_of_patches_are_pixels_of_the_frame(case: Case, layout: str, device: torch.device) -> None:
+    """Where rows and columns are not padded with zeros, in tiles at each end of a frame and between."""
+    arguments = case._replace(layout=layout, saves=True).inputs(device)
+    warpgroups = {"warpgroup_gemm", "relaid_warpgroup_gemm"} & set(hipconv.conv3d_plan(**arguments).serves)
+    assert device.type != "cpu" or len(warpgroups) == 1 + (layout == "ndhwc")
+    for name in warpgroups:
+        arguments["cache_out"].fill_(torch.nan)
+        assert mismatch_conv3d(hipconv.conv3d(**arguments, algorithm=name), arguments) is None, name
+
+
+def test_edges_that_a_patch_does_not_have_are_refused() -> None:
+    for mode, padding in (("reflect", 2), ("replicate", 3), ("circular", 1)):
+        case = Case(
+            1, 16, 3, 9, 9, 16, (3, 3, 3), padding=(0, padding, 1), padding_mode=mode, dtype=torch.float16, layout="ndhwc"
+        )
+        plan = hipconv.conv3d_plan(**case.inputs(torch.device("cpu")), target="sm_90")
+        assert not {"warpgroup_gemm", "relaid_warpgroup_gemm"} & set(plan.serves), plan
+
+
 def test_frames_alone_reach_a_cache_when_there_is_nothing_to_compute(device: torch.device) -> None:
     x, weight = torch.randn(0, 4, 2, 3, 3, device=device), torch.randn(5, 4, 3, 1, 1, device=device)
     saved = torch.empty(0, 4, 2, 3, 3, device=device)

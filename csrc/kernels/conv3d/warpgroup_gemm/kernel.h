@@ -2,6 +2,7 @@
 #pragma once
 
 #include "consumer.h"
+#include "edges.h"
 #include "launch/check.h"
 #include "producer.h"
 
@@ -41,8 +42,11 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((FrameWarpgroupShape{kTileM, kTileN}.threa
             } else if (wave == kConsumerWaves + 1) {
                 if (lane == 0) produce_patches<kTileM>(p, x);
             } else {
-                const int64_t idle = wave - kConsumerWaves - 2;
-                save_frames<T>(p.conv, p.save, blockIdx.x * 2 + idle, int64_t{gridDim.x} * 2, lane, 32);
+                const int saver = wave - kConsumerWaves - 2, savers = p.first_landed ? 1 : 2;
+                if (saver == savers)
+                    fill_edges<kTileM>(p, x, lane);
+                else
+                    save_frames<T>(p.conv, p.save, int64_t{blockIdx.x} * savers + saver, int64_t{gridDim.x} * savers, lane, 32);
             }
             return;
         }

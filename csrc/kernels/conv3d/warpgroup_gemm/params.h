@@ -3,8 +3,9 @@
 //
 // A tile is a rectangle of a frame's pixels, made of blocks of 8 by 8, by filters. For each frame that a tap sees, and each 64
 // channels, TMA brings the rectangle with its halo to LDS, from the cache or from x, whichever has the frame: this patch serves
-// all taps of a row and column, and what is outside the frame arrives as zeros. A frame of zeros takes no step. Of the last
-// channels, a step multiplies as many as there are, by 32.
+// all taps of a row and column, and what is outside the frame arrives as zeros; in other padding modes one of the waves beside
+// the producers copies pixels of the patch there (edges.h). A frame of zeros takes no step. Of the last channels, a step
+// multiplies as many as there are, by 32.
 #pragma once
 
 #include "../../conv2d/gemm/warpgroup_epilogue.h"
@@ -16,6 +17,7 @@ namespace hipconv {
 
 constexpr int kBlockSide = 8;  // pixels
 constexpr int kMaxStages = 8;
+constexpr int kFirstLanded = kMaxStages / 2;  // of the barriers of x, of whose stages there are so many at most
 
 struct FrameWarpgroupParams {
     Conv3dParams conv;
@@ -31,6 +33,7 @@ struct FrameWarpgroupParams {
     Divisor divide_by_across, divide_by_frames, divide_by_groups;
     int32_t channel_blocks;  // of 64 channels
     bool ends_early;         // the last of them has 32 channels at most
+    int32_t first_landed;    // of the barriers of x: where edges are filled, others than "full" tell that a patch has landed
     TensorMap x, cache, filters;
 };
 
@@ -57,6 +60,16 @@ struct FrameWarpgroupShape {
         return stages < kMaxStages ? stages : kMaxStages;
     }
 };
+
+// Tells whether a patch has all the pixels that stand for those of it outside the frame.
+inline bool has_edges_in_patches(const Conv3dParams& p) {
+    const int bottom = p.out_height + p.kernel_height - 1 - p.pad_top - p.in_height;
+    const int right = p.out_width + p.kernel_width - 1 - p.pad_left - p.in_width;
+    const int down = p.pad_top > bottom ? p.pad_top : bottom, across = p.pad_left > right ? p.pad_left : right;
+    if (p.padding_mode == PaddingMode::zeros || (down <= 0 && across <= 0)) return true;
+    const int each = p.padding_mode == PaddingMode::reflect ? 2 : 1;
+    return p.padding_mode != PaddingMode::circular && each * down < p.kernel_height && each * across < p.kernel_width;
+}
 
 // Launches the product of a call that is served, by filters that lie as `layout` says.
 void conv3d_launch_warpgroups(const Conv3dParams& params, const FilterLayout& layout, const void* filters,

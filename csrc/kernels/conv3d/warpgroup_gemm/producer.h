@@ -1,5 +1,6 @@
 // The producers: one thread loads patches of frames, another one boxes of filters, each as far ahead of the consumers as its
-// ring is long, across tiles too. The other waves write the cache of the next call.
+// ring is long, across tiles too. The other waves write the cache of the next call, and one of them fills the edges of patches
+// where that is needed.
 #pragma once
 
 #include "../../conv2d/gemm/ring.h"
@@ -25,10 +26,10 @@ HIPCONV_INLINE void produce_patches(const FrameWarpgroupParams& p, const Ring& r
             const TensorMap& map = is_cached ? p.cache : p.x;
 #pragma unroll 1
             for (int block = 0; block < p.channel_blocks; ++block) {
-                Barrier* const full = &ring.full[place.stage];
+                Barrier* const landed = &ring.full[p.first_landed + place.stage];
                 wait_for_phase(&ring.empty[place.stage], place.phase ^ 1);
-                arrive_expect_bytes(full, p.patch_rows * kTileRowBytes);
-                tma_load_box<5>(ring.at(place), map, full,
+                arrive_expect_bytes(landed, p.patch_rows * kTileRowBytes);
+                tma_load_box<5>(ring.at(place), map, landed,
                                 {t.group * p.frame.group_channels + block * kChannels, t.column - c.pad_left, t.row - c.pad_top,
                                  of_map, t.sample});
                 place.advance(ring.stages);
