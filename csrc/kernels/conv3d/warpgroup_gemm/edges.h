@@ -1,5 +1,5 @@
-// What a patch has outside its frame, where rows and columns are not padded with zeros. TMA leaves zeros there; then a wave
-// copies pixels of the same patch to them, before the consumers get it.
+// The edges of patches outside their frame, where rows and columns are not padded with zeros. TMA leaves zeros there; then a
+// wave copies pixels of the same patch to them, before the consumers get it.
 #pragma once
 
 #include "../../conv2d/gemm/ring.h"
