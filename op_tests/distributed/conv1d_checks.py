@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from distributed.halo_checks import SHARDS, everyone, gathered, member, refusal
+from distributed.two_streams import two_streams
 from support.tensors import same_bits
 import hipconv
 from hipconv import distributed
@@ -62,6 +63,8 @@ CASES = {
 def sizes_of(shards: str, size: int) -> list[int]:
     if shards == "none":
         return [0] * size
+    if shards == "large":
+        return [30000 + 7 * r for r in range(size)]
     return [300 + 7 * r if r % 2 else 131 + r for r in range(size)] if shards == "long" else SHARDS[shards](size)
 
 
@@ -166,6 +169,26 @@ def run(case: Case, ranks: tuple[int, ...] | None) -> None:
         zip(_names(local), torch.autograd.grad(_again(case, local, group, layout, options), wanted, directions), strict=True)
     )
     assert all(same_bits(again[name], gradients[name]) for name in again), "twice the same"
+
+
+def on_two_streams(case: Case) -> list[str]:
+    """The same where the exchange is beside the large kernel, and over before it. Returns what the host did in turn."""
+    with two_streams() as order:
+        run(case, None)
+    return order
+
+
+def launched_first() -> None:
+    """The kernel of a long part is launched before anything is sent, in the forward and in the backward."""
+    group, _, size = everyone()
+    x, weight = torch.randn(1, 300, 8).mT, torch.randn(8, 4)
+    with two_streams(stand_in=not x.is_cuda) as order:
+        mine = x.clone().requires_grad_()
+        out: Any = distributed.causal_conv1d(mine, weight, group=group, sizes=[300] * size, validate=False)
+        forward = order[:2]
+        order.clear()
+        out.sum().backward()
+    assert forward == order[:2] == ["kernel", "exchange"], (forward, order)
 
 
 def _again(case: Case, local: list[Any], group: Any, layout: str, options: dict[str, Any]) -> Any:

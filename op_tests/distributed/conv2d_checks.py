@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from distributed.halo_checks import SHARDS, everyone, gathered, member, refusal
+from distributed.two_streams import two_streams
 from support.tensors import same_bits
 import hipconv
 from hipconv import distributed
-from hipconv.distributed import overlapped
+from hipconv.distributed import overlapped, seen
 from hipconv.ops.conv2d import calls
 
 
@@ -81,7 +82,8 @@ def overlapping(wanted: bool) -> Iterator[list[int]]:
         ran[0] = 1
         return of(*arguments)
 
-    with mock.patch.object(overlapped, "LARGE", 0 if wanted else 1 << 60), mock.patch.object(overlapped, "conv2d", conv2d):
+    patched = {"LARGE": 0 if wanted else 1 << 60, "conv2d": conv2d}
+    with mock.patch.multiple(overlapped, **patched), mock.patch.dict(seen._seen, clear=True):
         yield ran
 
 
@@ -155,6 +157,22 @@ def run(case: Case, ranks: tuple[int, ...] | None) -> None:
             of_whole = mine(of_whole, sizes if name == "x" else None)
         assert gradient.shape == of_whole.shape, name
         assert torch.allclose(gradient.float(), of_whole.float(), rtol=100 * eps, atol=400 * eps), name
+
+
+def on_two_streams(case: Case) -> list[str]:
+    """The same where the exchange is beside the large kernel, and over before it. Returns what the host did in turn."""
+    with two_streams() as order:
+        run(case, None)
+    return order
+
+
+def launched_first() -> None:
+    """The rows that need no other rank's are convolved before anything is sent."""
+    group, _, size = everyone()
+    x, weight = torch.randn(1, 8, 8, 8), torch.randn(8, 8, 3, 3)
+    with overlapping(True), two_streams(stand_in=not x.is_cuda) as order:
+        distributed.conv2d(x, weight, padding=1, group=group, sizes=[8] * size, validate=False)
+    assert order[:2] == ["kernel", "exchange"], order
 
 
 def _with_variable(name: str | None, call: Any) -> Any:
@@ -269,7 +287,7 @@ def gathered_in_pieces(layout: torch.memory_format, border: int) -> None:
     parts: list[overlapped.Part] = []
 
     def conv2d(*arguments: Any, of: Any = overlapped.conv2d) -> Tensor:
-        parts.append(arguments[-1])
+        parts.append(arguments[-2])
         return of(*arguments)
 
     def follows(*arguments: Any, of: Any = calls.follows) -> bool:

@@ -45,6 +45,16 @@ def test_it_has_them_from_the_kernels_of_gpus(name) -> None:
     pool_of(2, **WAYS["simt-wave64"]).run("conv1d_checks", "run", SIMT[name], None)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_it_has_them_where_the_exchange_is_beside_the_kernel(name) -> None:
+    orders = pool_of(3).run("conv1d_checks", "on_two_streams", CASES[name])
+    assert all("joined" in order for order in orders)
+
+
+def test_the_kernel_is_launched_before_the_exchange() -> None:
+    pool_of(2).run("conv1d_checks", "launched_first")
+
+
 def test_gradients_of_the_final_states_add_up_over_the_ranks() -> None:
     pool_of(3).run("conv1d_checks", "final_states_of_many_ranks")
 
@@ -85,6 +95,25 @@ def test_it_has_them_on_gpus(size, backend, name) -> None:
     case = CASES[name]
     case = case._replace(bits_of_dx=case.channel_last and case.dim >= 4)  # as the page promises
     pool_of(size, backend, "cuda").run("conv1d_checks", "run", case, None)
+
+
+LARGE = {  # so that both streams are busy for some time
+    "large": Case("large", channel_last=True, dtype=torch.bfloat16, weight_dtype=torch.bfloat16, dim=2048),
+    "large_states": Case("large", channel_last=True, initial=True, final=True, dtype=torch.bfloat16, dim=1024),
+    "large_zigzag": Case("zigzag_120000", channel_last=True, dtype=torch.float16, dim=512),
+    "large_documents": Case("large", channel_last=True, ids="documents", dtype=torch.bfloat16, dim=512),
+}
+
+
+@OVER_GPUS
+@pytest.mark.parametrize("name", LARGE)
+def test_it_has_them_on_two_streams_of_gpus(size, backend, name) -> None:
+    pool_of(size, backend, "cuda").run("conv1d_checks", "run", LARGE[name], None)
+
+
+@OVER_GPUS
+def test_the_kernel_is_launched_before_the_exchange_on_gpus(size, backend) -> None:
+    pool_of(size, backend, "cuda").run("conv1d_checks", "launched_first")
 
 
 @OVER_GPUS

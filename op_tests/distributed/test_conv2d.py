@@ -31,6 +31,16 @@ def test_it_is_in_groups_of_any_ranks(size, ranks) -> None:
         pool_of(size).run("conv2d_checks", "run", CASES[name], ranks)
 
 
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.overlapped])
+def test_it_is_where_the_exchange_is_beside_the_kernel(name) -> None:
+    orders = pool_of(3).run("conv2d_checks", "on_two_streams", CASES[name])
+    assert any("joined" in order for order in orders)
+
+
+def test_the_kernel_is_launched_before_the_exchange() -> None:
+    pool_of(2).run("conv2d_checks", "launched_first")
+
+
 EXACT = {
     "gemm": Case(channels_last=True, dtype=torch.bfloat16, activation="silu", residual=True, exact=True),
     "stride": Case(stride=2, dtype=torch.float16, exact=True),
@@ -141,7 +151,7 @@ def test_every_rank_raises_the_same_error_on_gpus(size, backend) -> None:
 
 
 @OVER_GPUS
-@pytest.mark.parametrize("check", ["autocast", "overlapped_second_derivatives"])
+@pytest.mark.parametrize("check", ["autocast", "overlapped_second_derivatives", "launched_first"])
 def test_the_rest_on_gpus(size, backend, check) -> None:
     pool_of(size, backend, "cuda").run("conv2d_checks", check)
 

@@ -18,6 +18,7 @@ from .halo import check_name, check_zigzag
 from .header import Local, agree
 from .routes import LAYOUTS, Chunks, contiguous, zigzag
 from .rows import Context, Plan
+from .seen import once, signature
 from .sums import summed
 
 
@@ -131,11 +132,17 @@ class _CausalConv1d(torch.autograd.Function):
 
 def described(tensors: dict[str, Any], activation: Any, layout: str, **flags: object) -> Local:
     """Return what a call's arguments come to; TypeError or ValueError for what is wrong with them."""
-    settings = _checked(tensors)
-    use_silu = parse_activation(activation, SILU)
-    check_name("layout", layout, LAYOUTS)
-    chosen = {name: flag(name, value) for name, value in flags.items()}
-    return Local({**settings, "activation": "silu" if use_silu else None, "layout": layout, **chosen}, tensors["x"].shape[2])
+
+    def look() -> Local:
+        settings = _checked(tensors)
+        use_silu = parse_activation(activation, SILU)
+        check_name("layout", layout, LAYOUTS)
+        chosen = {name: flag(name, value) for name, value in flags.items()}
+        return Local(
+            {**settings, "activation": "silu" if use_silu else None, "layout": layout, **chosen}, tensors["x"].shape[2]
+        )
+
+    return once(signature(tensors, "conv1d", activation, layout, torch.is_grad_enabled(), *flags.items()), look)
 
 
 def _ids_of(cu_seqlens: Tensor, chunks: Chunks, group: Group) -> Tensor:

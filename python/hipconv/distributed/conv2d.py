@@ -11,16 +11,18 @@ import torch
 from torch import Tensor
 
 from ..arguments import describe, flag
-from ..ops.conv2d import calls, geometry, router
-from ..ops.conv2d.geometry import Ints, Kind, Options, Padding
+from ..jit import targets
+from ..ops.conv2d import calls, geometry, precision, router
+from ..ops.conv2d.geometry import Ints, Kind, Options, Padding, kind_of
 from ..ops.transforms import autocast, autocast_dtype
 from . import overlapped
-from .exchange import fetch, new_as
+from .exchange import new_as
 from .graphs import outside_of_graphs
 from .groups import group_of
 from .header import Local, agree, checked_sizes
 from .overlapped import Interior, Part, dense
 from .routes import Wants, contiguous, even_sizes, lengths, windows
+from .seen import once, signature
 from .sums import SumGradients
 
 EDGES = {"zeros": "zeros", "replicate": "first", "circular": "wrap", "reflect": "reflect"}
@@ -84,10 +86,10 @@ def conv2d(
     here = group_of(group)
     arguments = (stride, padding, dilation, groups, padding_mode, activation)
     tensors: dict[str, Any] = {"x": x, "weight": weight, "bias": bias, "residual": residual}
+    variable = os.environ.get(router.VARIABLE)
     o: Any = None
 
-    def look() -> Local:
-        nonlocal o
+    def check() -> tuple[Local, Options]:
         axis = _axis(x, shard_dim)
         geometry.check_choices(algorithm, 0)
         _check_places(tensors)
@@ -97,11 +99,17 @@ def conv2d(
         more = {
             "out_dtype": out_dtype,
             "algorithm": algorithm,
-            router.VARIABLE: os.environ.get(router.VARIABLE),
+            router.VARIABLE: variable,
             "out_sizes": checked_sizes("out_sizes", out_sizes, here),
             "reduce_gradients": flag("reduce_gradients", reduce_gradients),
         }
-        return Local({**settings, **o._asdict(), **more}, x.shape[axis], 0 if residual is None else residual.shape[axis])
+        return Local({**settings, **o._asdict(), **more}, x.shape[axis], 0 if residual is None else residual.shape[axis]), o
+
+    def look() -> Local:
+        nonlocal o
+        rest = (out_dtype, algorithm, out_sizes, reduce_gradients, here.size, variable, torch.is_grad_enabled())
+        local, o = once(signature(tensors, "conv2d", shard_dim, *arguments, *rest), check)
+        return local
 
     all_sizes, residual_sizes = agree("hipconv.distributed.conv2d", here, look, near=x, validate=validate, sizes=sizes)
     axis = _axis(x, shard_dim)
@@ -112,22 +120,20 @@ def conv2d(
     if reduce_gradients:  # before autocast, so that the sums have the dtype of the parameters
         weight, bias = SumGradients.apply(here, weight, bias)
     x, weight, bias, residual = (autocast(tensor) for tensor in (x, weight, bias, residual))
-    choice = _choice(x, weight, bias, residual, parts, here.rank, out_dtype, algorithm)
-    choices = {"padding_mode": o.padding_mode, "activation": o.activation, "out_dtype": out_dtype, "algorithm": algorithm}
-    part = Part(
-        here,
-        axis,
-        parts.wants,
-        parts.sizes[here.rank],
-        parts.interiors[here.rank],
-        choice,
-        parts.out_shape,
-        parts.local,
-        choices,
-    )
-    if part.outputs and (pieces := overlapped.in_pieces(part, x, weight, bias, residual)):
-        return overlapped.conv2d(x, weight, bias, residual, pieces)
-    fetched = fetch(x, axis, part.wants, here)
+
+    def plan() -> tuple[Part, Part | None]:
+        choice = _choice(x, weight, bias, residual, parts, here.rank, out_dtype, algorithm)
+        choices = {"padding_mode": o.padding_mode, "activation": o.activation, "out_dtype": out_dtype, "algorithm": algorithm}
+        mine = (parts.wants, parts.sizes[here.rank], parts.interiors[here.rank])
+        part = Part(axis, *mine, choice, parts.out_shape, parts.local, choices)
+        return part, overlapped.in_pieces(part, x, weight, bias, residual) if part.outputs else None
+
+    kinds = [None if tensor is None else kind_of(tensor) for tensor in (x, weight, bias, residual)]
+    asked = (out_dtype, algorithm, variable, precision.of_call(None, x))
+    part, pieces = once((*kinds, x.device, targets.of(x.device), o, axis, all_sizes, parts.sizes, here.rank, *asked), plan)
+    if pieces:
+        return overlapped.conv2d(x, weight, bias, residual, pieces, here)
+    fetched = overlapped.fetched(x, axis, part.wants, here)
     if part.outputs:
         return part.of(fetched, weight, bias, residual)
     shape = [0 if i == axis else size for i, size in enumerate(part.out_shape)]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 import itertools
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,8 @@ import torch.distributed as dist
 from .groups import Group
 from .routes import NOBODY, Part, Wants, lengths
 
+ALIGNED = 16  # bytes: each tensor of a message begins at a multiple, where it can be read as what it is
+
 
 class Parcel(NamedTuple):
     """A tensor that is to come."""
@@ -23,31 +26,42 @@ class Parcel(NamedTuple):
     dtype: torch.dtype
 
     @property
-    def elements(self) -> int:
-        return torch.Size(self.shape).numel()
+    def bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def room(self) -> int:
+        return -(-self.bytes // ALIGNED) * ALIGNED
 
 
 class Exchange:
     """Tensors of any shapes and dtypes on their way: they travel as bytes, in one collective. `wait` gives what came."""
 
     def __init__(
-        self, outgoing: Sequence[Sequence[Tensor]], incoming: Sequence[Sequence[Parcel]], group: Group, device: torch.device
+        self,
+        outgoing: Sequence[Sequence[Tensor]],
+        incoming: Sequence[Sequence[Parcel]],
+        group: Group,
+        device: torch.device,
+        in_order: bool = False,
     ) -> None:
         """`outgoing` by the rank it goes to, `incoming` by the rank it comes from.
-        Every rank of the group makes one at the same time.
+        Every rank of the group makes one at the same time. One that is `in_order` is over for what the current stream is given
+        next: torch 2.8 and later run NCCL's kernel on that stream then, with its priority.
         """
         self.incoming = incoming
         self.work: Any = None
         if group.size == 1:
             self.received = torch.empty(0, dtype=torch.uint8, device=device)
             return
-        packed = [[bytes_of(tensor) for tensor in tensors] for tensors in outgoing]
+        packed = [[_aligned(bytes_of(tensor)) for tensor in tensors] for tensors in outgoing]
         flat = [tensor for tensors in packed for tensor in tensors]
-        sent = torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8, device=device)
+        sent = flat[0] if len(flat) == 1 else torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8, device=device)
         to = [sum(tensor.numel() for tensor in tensors) for tensors in packed]
-        comes = [sum(parcel.elements * parcel.dtype.itemsize for parcel in parcels) for parcels in incoming]
+        comes = [sum(parcel.room for parcel in parcels) for parcels in incoming]
         self.received = torch.empty(sum(comes), dtype=torch.uint8, device=device)
-        self.work = dist.all_to_all_single(self.received, sent, comes, to, group=group.process_group, async_op=True)
+        # What travels may be the memory of a tensor of the call, which is not written before the exchange is over.
+        self.work = dist.all_to_all_single(self.received, sent, comes, to, group=group.process_group, async_op=not in_order)
 
     def wait(self) -> list[list[Tensor]]:
         """The tensors by the rank that they come from. A GPU's current stream waits for them, the host does not."""
@@ -57,10 +71,8 @@ class Exchange:
         for parcels in self.incoming:
             tensors = []
             for parcel in parcels:
-                stop = at + parcel.elements * parcel.dtype.itemsize
-                # A copy of its own is aligned.
-                tensors.append(self.received[at:stop].clone().view(parcel.dtype).view(parcel.shape))
-                at = stop
+                tensors.append(self.received[at : at + parcel.bytes].view(parcel.dtype).view(parcel.shape))
+                at += parcel.room
             found.append(tensors)
         return found
 
@@ -70,7 +82,9 @@ class PartsExchange:
     wants many times, as laps of a small axis, travels once.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], dims: Sequence[int], wants: Wants, group: Group) -> None:
+    def __init__(
+        self, tensors: Sequence[Tensor], dims: Sequence[int], wants: Wants, group: Group, in_order: bool = False
+    ) -> None:
         """`tensors`, each split along its axis of `dims`, have their parts of one place travel one after another."""
         self.tensors, self.dims, self.parts, self.group = tensors, dims, wants[group.rank], group
         outgoing: list[list[Tensor]] = [[] for _ in range(group.size)]
@@ -82,7 +96,7 @@ class PartsExchange:
         for part in dict.fromkeys(self.parts):
             if part.rank not in (group.rank, NOBODY):
                 incoming[part.rank] += [Parcel(self._shape(which, part.size), t.dtype) for which, t in enumerate(tensors)]
-        self.exchange = Exchange(outgoing, incoming, group, tensors[0].device)
+        self.exchange = Exchange(outgoing, incoming, group, tensors[0].device, in_order)
 
     def wait(self) -> list[list[Tensor]]:
         """For each tensor its parts, in the order in which they are wanted, zeros and repetitions included."""
@@ -196,6 +210,11 @@ def fetch(x: Tensor, dim: int, wants: Wants, group: Group, begun: PartsExchange 
 def bytes_of(tensor: Tensor) -> Tensor:
     flat = tensor.resolve_conj().resolve_neg().reshape(-1).contiguous()
     return flat.as_strided(flat.shape, (1,)).view(torch.uint8)  # one element is contiguous at any stride, and then has no view
+
+
+def _aligned(message: Tensor) -> Tensor:
+    more = -message.numel() % ALIGNED
+    return torch.nn.functional.pad(message, (0, more)) if more else message
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

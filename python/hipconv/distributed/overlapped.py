@@ -17,12 +17,12 @@ from torch import Tensor
 from ..ops.conv2d import calls, forward, geometry, router
 from ..ops.conv2d.derivatives import convolution_backward, gradient_of_sums
 from ..ops.conv2d.geometry import Kind, Options, kind_of
-from ..ops.conv2d.operators import into
+from .beside import Beside
 from .exchange import GivingBack, PartsExchange, cut, fetch, in_memory, joined
 from .groups import Group
 from .routes import Wants
 
-LARGE = 256 << 20  # bytes of a part whose copy takes longer than two more launches, on the host and on the GPU
+LARGE = 32 << 20  # bytes of a part whose copy, and exchange, take longer than two more launches, on the host and on the GPU
 
 
 def dense(like: Tensor, shape: Sequence[int]) -> Kind:
@@ -56,7 +56,6 @@ class Interior(NamedTuple):
 class Part(NamedTuple):
     """A call, but for its tensors."""
 
-    group: Group
     axis: int
     wants: Wants
     outputs: int  # along the split axis
@@ -67,11 +66,13 @@ class Part(NamedTuple):
     choices: dict[str, Any]  # of the operator
 
     def of(self, fetched: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
-        out_dtype, algorithm = self.choices["out_dtype"], self.choices["algorithm"]
         with calls.pinned_to(self.choice):
-            return forward.run(
-                fetched, weight, bias, residual, None, self.local, out_dtype, algorithm, router.WORKSPACE_LIMIT, None
-            )
+            return self.run(fetched, weight, bias, residual, None)
+
+    def run(self, rows: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor | None) -> Tensor:
+        """Convolve rows, where the choice is the pin."""
+        out_dtype, algorithm = self.choices["out_dtype"], self.choices["algorithm"]
+        return forward.run(rows, weight, bias, residual, out, self.local, out_dtype, algorithm, router.WORKSPACE_LIMIT, None)
 
     def borders(self) -> list[tuple[int, int]]:
         """The other outputs."""
@@ -120,17 +121,31 @@ def _keeps(part: Part, x: Tensor, weight: Tensor, bias: Tensor | None, residual:
     return True
 
 
-def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, part: Part) -> Tensor:
+def _pixels(images: Tensor) -> Tensor:
+    """Messages have the channels of a pixel inside, as channels_last has them: rows of one image lie in a run then."""
+    return images.permute(0, 2, 3, 1)
+
+
+def _images(pixels: Tensor) -> Tensor:
+    return pixels.permute(0, 3, 1, 2)
+
+
+def fetched(x: Tensor, axis: int, wants: Wants, group: Group) -> Tensor:
+    """The rows that this rank wants, copied. Differentiable."""
+    return _images(fetch(_pixels(x), axis - 1, wants, group))
+
+
+def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, part: Part, group: Group) -> Tensor:
     """This rank's outputs."""
     # The dispatcher would resolve negations as well, below autograd.
     plain = [None if tensor is None else tensor.resolve_neg() for tensor in (x, weight, bias, residual)]
-    return _Conv2d.apply(*plain, part)
+    return _Conv2d.apply(*plain, part, group)
 
 
 class _Conv2d(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, bias, residual, part):
-        exchange = PartsExchange([x], [part.axis], part.wants, part.group)
+    def forward(ctx, x, weight, bias, residual, part, group):
+        beside = Beside(x)
         shape = (*part.out_shape[: part.axis], part.outputs, *part.out_shape[part.axis + 1 :])
         out = geometry.new_result(x, weight, shape, part.choices["out_dtype"])  # type: ignore[arg-type]
         inside = part.interior
@@ -138,40 +153,47 @@ class _Conv2d(torch.autograd.Function):
         def run(rows: Tensor, start: int, stop: int) -> None:
             to = out.narrow(part.axis, start, stop - start)
             added = None if residual is None else residual.narrow(part.axis, start, stop - start)
-            out_dtype, algorithm = part.choices["out_dtype"], part.choices["algorithm"]
-            into(to, rows, weight, bias, added, part.local, out_dtype, algorithm, router.WORKSPACE_LIMIT, None)
+            part.run(rows, weight, bias, added, to)
 
+        def begun() -> PartsExchange:
+            return PartsExchange([_pixels(x)], [part.axis - 1], part.wants, group, beside.hides)
+
+        exchange = None if beside.hides else begun()
         with calls.pinned_to(part.choice):
             run(part.inner(x), inside.start, inside.stop)
-            (pieces,) = exchange.wait()
-            for start, stop in part.borders():
-                first = start * inside.step
-                run(joined(cut(pieces, part.axis, first, first + inside.rows(stop - start)), x, part.axis), start, stop)
-        ctx.part = part
+            with beside.running():
+                (found,) = (exchange or begun()).wait()
+                pieces = [_images(piece) for piece in found]
+                for start, stop in part.borders():
+                    first = start * inside.step
+                    windows = cut(pieces, part.axis, first, first + inside.rows(stop - start))
+                    run(joined(windows, x, part.axis), start, stop)
+            beside.keep(*pieces)
+        ctx.part, ctx.group = part, group
         ctx.save_for_backward(x, weight, bias, residual, out, *pieces)  # this rank's own pieces are views of x
         return out
 
     @staticmethod
     def backward(ctx, dout):
         x, weight, bias, residual, out, *pieces = ctx.saved_tensors
-        part, wanted = ctx.part, ctx.needs_input_grad[:4]
+        part, group, wanted = ctx.part, ctx.group, ctx.needs_input_grad[:4]
         if torch.is_grad_enabled():  # create_graph=True: by operators that can be differentiated again
             inputs = [tensor for tensor, wants in zip((x, weight, bias, residual), wanted, strict=True) if wants]
-            again = part.of(fetch(x, part.axis, part.wants, part.group), weight, bias, residual)
+            again = part.of(fetched(x, part.axis, part.wants, group), weight, bias, residual)
             gradients = iter(torch.autograd.grad(again, inputs, dout, create_graph=True))
-            return *(next(gradients) if wants else None for wants in wanted), None
+            return *(next(gradients) if wants else None for wants in wanted), None, None
         wants_x, wants_weight, wants_bias, wants_residual = wanted
-        fetched, o = joined(pieces, x, part.axis), part.local
+        around, o = joined(pieces, x, part.axis), part.local
         choices = {"algorithm": part.choices["algorithm"], "workspace_limit": router.WORKSPACE_LIMIT}
         dsum = gradient_of_sums(
-            SimpleNamespace(saved_tensors=(fetched, weight, bias, residual, out), options=o, choices=choices), dout
+            SimpleNamespace(saved_tensors=(around, weight, bias, residual, out), options=o, choices=choices), dout
         )
         back = dweight = None
         if wants_x:
-            dfetched, _ = convolution_backward(dsum, fetched, weight, *o[:4], o.padding_mode, True, False)
-            back = GivingBack(dfetched, part.axis, part.wants, part.group, x.shape[part.axis])
+            dfetched, _ = convolution_backward(dsum, around, weight, *o[:4], o.padding_mode, True, False)
+            back = GivingBack(_pixels(dfetched), part.axis - 1, part.wants, group, x.shape[part.axis])
         if wants_weight:  # while the gradients of others' rows travel
-            _, dweight = convolution_backward(dsum, fetched, weight, *o[:4], o.padding_mode, False, True)
+            _, dweight = convolution_backward(dsum, around, weight, *o[:4], o.padding_mode, False, True)
         dbias = dsum.sum((0, 2, 3), dtype=bias.dtype) if wants_bias else None
         dresidual = dsum.to(residual.dtype) if wants_residual else None
-        return None if back is None else back.wait(), dweight, dbias, dresidual, None
+        return None if back is None else _images(back.wait()), dweight, dbias, dresidual, None, None
