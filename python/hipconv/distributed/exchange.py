@@ -129,8 +129,9 @@ class GivingBack:
     order of ranks.
     """
 
-    def __init__(self, dout: Tensor, dim: int, wants: Wants, group: Group, size: int) -> None:
-        """`size`: of this rank's shard along `dim`."""
+    def __init__(self, dout: Tensor, dim: int, wants: Wants, group: Group, size: int, in_place: bool = False) -> None:
+        """`size`: of this rank's shard along `dim`. What is added up may be a part of `dout`, where it is `in_place`."""
+        self.in_place = in_place
         got: dict[Part, list[Tensor]] = {}
         mine = wants[group.rank]
         for part, piece in zip(mine, dout.split(lengths(mine), dim) if mine else (), strict=True):
@@ -167,7 +168,7 @@ class GivingBack:
         came = self.exchange.wait()
         came[self.rank] = self.own
         pieces = [(part.at, piece) for part, piece in zip(self.places, (p for ps in came for p in ps), strict=True)]
-        return _added(pieces, self.like, self.shape, self.dim)
+        return _added(pieces, self.like, self.shape, self.dim, self.in_place)
 
 
 # ---- differentiable ----------------------------------------------------------------------------------------------------------
@@ -256,9 +257,12 @@ def new_as(like: Tensor, shape: Sequence[int]) -> Tensor:
     return like.new_empty([shape[axis] for axis in order]).permute([order.index(axis) for axis in range(like.dim())])
 
 
-def _added(pieces: list[tuple[int, Tensor]], like: Tensor, shape: Sequence[int], dim: int) -> Tensor:
-    """The sum of pieces, each at its place along `dim`; every element is rounded once."""
-    out = new_as(like, shape)
+def _added(pieces: list[tuple[int, Tensor]], like: Tensor, shape: Sequence[int], dim: int, in_place: bool) -> Tensor:
+    """The sum of pieces, each at its place along `dim`; every element is rounded once. Where it may be `in_place`, it is a
+    contiguous piece that goes all the way, if there is one: only what is added to that is written then.
+    """
+    whole = [piece for _, piece in pieces if in_place and piece.shape[dim] == shape[dim] and piece.is_contiguous()]
+    out = whole[0] if whole else new_as(like, shape)
     bounds = sorted({0, shape[dim], *(at for at, _ in pieces), *(at + piece.shape[dim] for at, piece in pieces)})
     for low, high in itertools.pairwise(bounds):
         here = [piece.narrow(dim, low - at, high - low) for at, piece in pieces if at <= low and high <= at + piece.shape[dim]]
@@ -266,7 +270,8 @@ def _added(pieces: list[tuple[int, Tensor]], like: Tensor, shape: Sequence[int],
         if not here:
             place.zero_()
         elif len(here) == 1:
-            place.copy_(here[0])
+            if not whole:
+                place.copy_(here[0])
         else:
             total = here[0].to(_wide(like.dtype))
             for piece in here[1:]:

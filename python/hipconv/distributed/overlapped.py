@@ -191,7 +191,7 @@ class _Conv2d(torch.autograd.Function):
         back = dweight = None
         if wants_x:
             dfetched, _ = convolution_backward(dsum, around, weight, *o[:4], o.padding_mode, True, False)
-            back = GivingBack(_pixels(dfetched), part.axis - 1, part.wants, group, x.shape[part.axis])
+            back = GivingBack(_pixels(dfetched), part.axis - 1, part.wants, group, x.shape[part.axis], in_place=True)
         if wants_weight:  # while the gradients of others' rows travel
             _, dweight = convolution_backward(dsum, around, weight, *o[:4], o.padding_mode, False, True)
         dbias = dsum.sum((0, 2, 3), dtype=bias.dtype) if wants_bias else None
