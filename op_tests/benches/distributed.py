@@ -5,17 +5,22 @@
     torchrun --standalone --nproc-per-node 2 op_tests/bench_distributed.py --backend gloo --tokens 8192 --dim 64 --pixels 64
     # on a CPU
 
-For each case: one device alone, the group, the group without the exchange (each on its own part), and how many times as fast as
-one the group is. The exchange's share is what is left between the second and the third.
+For each case: one device alone, the group, the group without the exchange (each on its own part), how many times as fast as
+one the group is, and when the group's call returns on the slowest rank's host. The exchange's share is what is left between the
+second and the third. With --trace, what rank 0's card does in one of the group's calls, and when.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+import contextlib
 import functools
+import json
 import os
+from pathlib import Path
 import statistics
+import tempfile
 import time
 from typing import Any
 
@@ -31,32 +36,72 @@ from hipconv import distributed
 LAYERS = ((512, 4), (512, 2), (256, 1), (128, 1))
 
 
-def milliseconds(call: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """The median, of the slowest rank."""
+def milliseconds(call: Callable[[], object], device: torch.device, repeats: int) -> tuple[float, float]:
+    """The medians, of the slowest rank: until the result is there, and until the call returns."""
     times = []
     for _ in range(repeats + 2):
-        dist.barrier()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        begin_alike(device)
         began = time.perf_counter()
         call()
+        returned = time.perf_counter()
         if device.type == "cuda":
             torch.cuda.synchronize()
-        times.append(1e3 * (time.perf_counter() - began))
-    slowest = torch.tensor(statistics.median(times[2:]), device=device)
+        times.append((1e3 * (time.perf_counter() - began), 1e3 * (returned - began)))
+    slowest = torch.tensor([statistics.median(of_kind) for of_kind in zip(*times[2:], strict=True)], device=device)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    return slowest.item()
+    return slowest[0].item(), slowest[1].item()
+
+
+def begin_alike(device: torch.device) -> None:
+    """Wait until all ranks and their cards are idle."""
+    dist.barrier()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def trace(call: Callable[[], object], device: torch.device) -> None:
+    """Print on rank 0 what its card does in one call, and when, in microseconds from the begin of the call on the host, which
+    takes longer for it than without the profiler.
+    """
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    for _ in range(2):  # the first one has the profiler get ready, too
+        begin_alike(device)
+        with torch.profiler.profile(activities=activities) if dist.get_rank() == 0 else contextlib.nullcontext() as profile:
+            with torch.profiler.record_function("call"):
+                call()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+    if profile is None:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(file))
+        events = [event for event in json.loads(file.read_text())["traceEvents"] if event.get("ph") == "X"]
+    (host,) = [event for event in events if event["name"] == "call" and event.get("cat") == "user_annotation"]
+    table = Table([("on rank 0", 60), ("stream", 6), ("begin us", 9), ("end us", 9)])
+    table.row("the call, on the host", "-", "0.0", f"{host['dur']:.1f}")
+    on_card = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    for event in sorted(on_card, key=lambda event: event["ts"]):
+        begin = event["ts"] - host["ts"]
+        stream = event.get("args", {}).get("stream", "-")
+        table.row(event["name"][:60], stream, f"{begin:.1f}", f"{begin + event['dur']:.1f}")
 
 
 def conv2d_calls(
-    x: Tensor, filters: Tensor, part: Tensor, rows: list[int], with_sizes: dict[str, Any]
+    x: Tensor, filters: Tensor, part: Tensor, rows: list[int], with_sizes: dict[str, Any], backward: bool
 ) -> list[Callable[[], object]]:
     """Return the calls of the whole image, of the group, and of a part alone."""
-    return [
-        lambda: hipconv.conv2d(x, filters, padding=1),
-        lambda: distributed.conv2d(part, filters, padding=1, sizes=rows, **with_sizes),
-        lambda: hipconv.conv2d(part, filters, padding=1),
-    ]
+
+    def call(image: Tensor, by: Callable[..., Tensor], **options: Any) -> object:
+        if not backward:
+            return by(image, filters, padding=1, **options)
+        wanted = [image.detach().requires_grad_(), filters.detach().requires_grad_()]
+        return torch.autograd.grad(by(*wanted, padding=1, **options), wanted, image)
+
+    split = functools.partial(distributed.conv2d, sizes=rows, **with_sizes)
+    return [functools.partial(call, image, by) for image, by in ((x, hipconv.conv2d), (part, split), (part, hipconv.conv2d))]
 
 
 def main() -> int:
@@ -66,6 +111,7 @@ def main() -> int:
     parser.add_argument("--dim", type=int, default=4096, help="(default: %(default)s)")
     parser.add_argument("--pixels", type=int, default=2048, help="side of the image (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=20, help="(default: %(default)s)")
+    parser.add_argument("--trace", action="store_true", help="print what rank 0's card does in a call of the group, too")
     options = parser.parse_args()
     device = torch.device("cpu")
     if options.backend == "nccl":
@@ -75,13 +121,25 @@ def main() -> int:
     group, size = dist.group.WORLD, dist.get_world_size()
     table = None
     if dist.get_rank() == 0:
-        table = Table([("case", 44), ("one ms", 9), ("group ms", 9), ("parts ms", 9), ("times", 6), ("exchange %", 10)])
+        columns = [
+            ("case", 60),
+            ("one ms", 9),
+            ("group ms", 9),
+            ("parts ms", 9),
+            ("times", 6),
+            ("exchange %", 10),
+            ("host ms", 8),
+        ]
+        table = Table(columns)
 
     def report(case: str, one: Callable[[], object], split: Callable[[], object], part: Callable[[], object]) -> None:
-        alone, together, parts = (milliseconds(call, device, options.repeats) for call in (one, split, part))
+        (alone, _), (together, host), (parts, _) = (milliseconds(call, device, options.repeats) for call in (one, split, part))
         if table is not None:
+            numbers = [f"{ms:.3f}" for ms in (alone, together, parts)]
             share = 100 * max(0.0, together - parts) / together
-            table.row(case, f"{alone:.3f}", f"{together:.3f}", f"{parts:.3f}", f"{alone / together:.2f}", f"{share:.1f}")
+            table.row(case, *numbers, f"{alone / together:.2f}", f"{share:.1f}", f"{host:.3f}")
+        if options.trace:
+            trace(split, device)
 
     with_sizes: dict[str, Any] = {"group": group, "validate": False}
     tokens = options.tokens // size * size
@@ -110,6 +168,8 @@ def main() -> int:
         filters = torch.randn(channels, channels, 3, 3, dtype=dtype, device=device).to(memory_format=torch.channels_last)
         part = distributed.shard(x, 2, group)
         rows = [side // size] * size
-        report(f"conv2d {channels} channels, {side} x {side}, 3x3", *conv2d_calls(x, filters, part, rows, with_sizes))
+        for backward in (False, True):
+            case = f"conv2d {channels} channels, {side} x {side}, 3x3{', forward and backward' if backward else ''}"
+            report(case, *conv2d_calls(x, filters, part, rows, with_sizes, backward))
     dist.destroy_process_group()
     return 0

@@ -84,7 +84,7 @@ def overlapping(wanted: bool) -> Iterator[list[int]]:
         ran[0] = 1
         return of(*arguments)
 
-    patched = {"LARGE": 0 if wanted else 1 << 60, "conv2d": conv2d}
+    patched: Any = {"LARGE": 0 if wanted else 1 << 60, "conv2d": conv2d}
     with mock.patch.multiple(overlapped, **patched), mock.patch.dict(seen._seen, clear=True):
         yield ran
 
