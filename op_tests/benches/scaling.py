@@ -19,15 +19,17 @@ def exchange_seconds(inputs: dict, devices: int, sent: float) -> float:
 
 
 def conv1d_seconds(inputs: dict, devices: int, tokens: int) -> float:
-    """The forward: the interior beside the exchange, then the head, a copy of whose row is made."""
+    """The forward: the interior, beside it the exchange and the head, a copy of whose row is made, then the head's way to its
+    place.
+    """
     what, bandwidth = inputs["conv1d"], inputs["copy_bandwidth"]
     token = what["dim"] * inputs["element"]
     interior = inputs["launch"] + 2 * token * tokens / devices / bandwidth
     if devices == 1:
         return interior
     exchange = exchange_seconds(inputs, devices, (what["width"] - 1) * token)
-    head = 3 * inputs["launch"] + 6 * token * what["head"] / bandwidth
-    return max(interior, exchange) + head
+    head = 3 * inputs["launch"] + 4 * token * what["head"] / bandwidth
+    return max(interior, exchange + head) + inputs["launch"] + 2 * token * what["head"] / bandwidth
 
 
 def conv2d_seconds(inputs: dict, devices: int, channels: int, height: int, width: int) -> float:

@@ -60,7 +60,7 @@ class Exchange:
         to = [sum(tensor.numel() for tensor in tensors) for tensors in packed]
         comes = [sum(parcel.room for parcel in parcels) for parcels in incoming]
         self.received = torch.empty(sum(comes), dtype=torch.uint8, device=device)
-        # What travels may be the memory of a tensor of the call, which is not written before the exchange is over.
+        # A message may be the memory of a tensor of the call, which is not written before the exchange is over.
         self.work = dist.all_to_all_single(self.received, sent, comes, to, group=group.process_group, async_op=not in_order)
 
     def wait(self) -> list[list[Tensor]]:

@@ -22,7 +22,7 @@ from .exchange import GivingBack, PartsExchange, cut, fetch, in_memory, joined
 from .groups import Group
 from .routes import Wants
 
-LARGE = 32 << 20  # bytes of a part whose copy, and exchange, take longer than two more launches, on the host and on the GPU
+LARGE = 64 << 20  # bytes of a part whose copy, and exchange, take longer than two more launches, on the host and on the GPU
 
 
 def dense(like: Tensor, shape: Sequence[int]) -> Kind:

@@ -333,7 +333,7 @@ def _row_around_end(
 
 
 def _exchange(plan: Plan, behind: bool, in_order: bool, *tensors: Tensor | None) -> PartsExchange:
-    """Of those that there are: rows, whose tokens are the last axis."""
+    """The exchange of those that there are: rows, whose tokens are the last axis."""
     present = [tensor.mT if tensor.dim() == 3 else tensor for tensor in tensors if tensor is not None]
     return PartsExchange(present, [1] * len(present), plan.wants(behind), plan.group, in_order)
 
