@@ -1,7 +1,7 @@
-"""A model of how long a convolution takes on N devices, from bandwidths and latencies that are stated in
-docs/data/scaling.json.
+"""A model of how long a convolution takes on N devices, from bandwidths and latencies in docs/data/scaling.json, which says
+which of them were measured.
 
-Nothing here is measured. With the figures of a machine in that file's place, docs/distributed.md's picture is of that machine.
+With the figures of another machine in that file's place, docs/distributed.md's picture is of that machine.
 """
 
 from __future__ import annotations
