@@ -147,3 +147,30 @@ def test_chunks_joined_by_their_states_are_the_whole(device: torch.device, width
             out, state = fn(x[..., begin:end], weight, None, None, state, True, activation="silu")
             assert torch.equal(out, whole[..., begin:end]) or device.type == "cpu", (layout, begin)
         assert torch.equal(state, final)
+
+
+@pytest.mark.parametrize("seqlen", [1, 5, 40])
+@pytest.mark.parametrize("width", [2, 4, 8, 20])
+def test_final_states_of_neighbouring_channels_at_any_alignment(device: torch.device, width: int, seqlen: int) -> None:
+    """They are vectors of 16, 8, 4 and 2 bytes, with canaries around them; some take the place of the initial states."""
+    for dtype, (dim, offset, gap) in itertools.product(
+        (torch.bfloat16, torch.float32), ((16, 0, 0), (12, 0, 0), (10, 2, 2), (16, 1, 0), (7, 0, 0), (16, 0, 3))
+    ):
+        torch.manual_seed(dim + offset)
+        x = torch.randn(3, seqlen, dim).to(device, dtype).mT
+        weight = torch.randn(dim, width).to(device, dtype)
+        room = torch.full((3 * (dim + gap) * (width - 1) + offset + 8,), 42.0, dtype=dtype, device=device)
+        pitch = dim + gap
+        final = room[offset:].as_strided((3, dim, width - 1), ((width - 1) * pitch, 1, pitch))
+        for has_state, in_place in ((False, False), (True, False), (True, True)):
+            state = torch.randn(3, width - 1, dim).to(device, dtype).mT if has_state else None
+            expected, expected_final = reference_training.causal_conv1d(x, weight, None, None, state)
+            out = torch.empty_like(x)
+            if in_place and state is not None:
+                state = final.copy_(state)
+            torch.ops.hipconv.causal_conv1d_states_fwd(out, final, x, weight, None, None, state, False)
+            assert mismatch(out, expected) is None and torch.equal(final, expected_final), (dtype, dim, offset, gap)
+            kept = final.clone()
+            final.fill_(42.0)
+            assert (room == 42.0).all(), "wrote outside the states"
+            final.copy_(kept)

@@ -277,6 +277,37 @@ def test_rows_of_few_channels_share_blocks(device: torch.device, layout: str, wi
     check(x, state, weight, bias, pad_slot_id=-1, kernel=kernel, **options)
 
 
+@pytest.mark.parametrize(
+    ("layout", "dim", "width", "columns"),
+    [("N,D,S", 130, 6, 5), ("N,S,D", 130, 3, 8), ("padded", 67, 4, 5), ("N,D,S", 6, 8, 9), ("N,S,D", 6, 2, 4)],
+)
+def test_blocks_of_pairs_take_turns_where_rows_are_many(
+    device: torch.device, layout: str, dim: int, width: int, columns: int
+) -> None:
+    """The last turns have fewer rows. Some rows are padding, some have no tokens, some have drafts, or more than come ahead."""
+    rows, kernel = 1000 if dim == 6 else 70, "auto" if targets.of(device).backend == "cpu" else "pair"
+    slots = torch.randperm(rows + 9, device=device)[:rows]
+    slots[torch.rand(rows, device=device) < 0.1] = -1
+    others = torch.where(slots < 0, 0, (slots + 1) % (rows + 9))
+    kept = columns - (width - 2)
+    for dtype, form in itertools.product((torch.bfloat16, torch.float32), ("one", "by starts", "drafts", "fork")):
+        state_dtype = torch.float32 if form == "by starts" else dtype
+        state = make_state(layout, rows + 9, dim, columns, state_dtype, device)
+        weight, bias = make_weights(dim, width, dtype, device)
+        options: dict[str, Any] = {"conv_state_indices": slots, "pad_slot_id": -1, "kernel": kernel}
+        x = torch.randn(rows, dim).to(device, dtype)
+        if form in ("by starts", "drafts"):
+            lengths = torch.randint(0, 7, (rows,)).clamp(max=kept if form == "drafts" else 7)
+            options["query_start_loc"] = torch.tensor([0, *lengths], device=device).cumsum(0)
+            x = torch.randn(int(lengths.sum()) + 3, dim).to(device, dtype)
+        if form == "drafts":
+            options["num_accepted_tokens"] = torch.randint(1, kept + 1, (rows,), device=device)
+        if form == "fork":
+            state = make_state(layout, 2 * rows + 18, dim, columns, state_dtype, device)
+            options["conv_state_indices_in"] = torch.where(slots < 0, -1, others + rows + 9)
+        check(x, state, weight, bias, **options)
+
+
 def test_views_that_only_look_aligned(device: torch.device) -> None:
     """One tensor at a time begins or steps where no vector of channels, tokens or columns does; the pool's gaps stay NaN."""
 

@@ -26,17 +26,16 @@ constexpr int kFinishLoads = 8;                            // of a thread, which
 __global__ void HIPCONV_LAUNCH_BOUNDS(kTapsThreads, 4) causal_conv1d_bwd_taps(CausalConv1dBwdParams p, uint32_t* taps) {
     let_next_kernel_begin();
     wait_for_kernel_before();
-    const int64_t words = bwd_taps_pitch(p.in.seqlen) / 4;
-    for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < words * p.in.batch;
+    constexpr int kMost = 8;  // taps
+    const int left_out = kMost - p.in.width;
+    const int64_t words = bwd_taps_pitch(p.in.seqlen) / 4, all = words * p.in.batch;
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < all;
          i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-        const int64_t b = i / words, first = (i - b * words) * 4 - kTapsBefore;
-        uint32_t word = 0;
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            const int64_t t = first + e;
-            if (t >= 0 && t < p.in.seqlen) word |= bwd_taps_of_token<8>(p.in, b, t) << e * 8;
-        }
-        taps[i] = word;
+        // A division of 64 bits would take as long as all the rest.
+        const bool fits = all <= UINT32_MAX;
+        const int64_t b = fits ? static_cast<uint32_t>(i) / static_cast<uint32_t>(words) : i / words;
+        const int32_t first = static_cast<int32_t>((i - b * words) * 4 - kTapsBefore);
+        taps[i] = bwd_taps_of_four<kMost, true>(p.in, b, first) >> left_out & 0x01010101u * (0xffu >> left_out);
     }
 }
 

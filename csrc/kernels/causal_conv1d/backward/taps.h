@@ -40,24 +40,31 @@ HIPCONV_INLINE uint32_t bwd_taps_of_token(const CausalConv1dInputs& in, int64_t 
 }
 
 // The bytes of tokens t to t + 3 of row b, none of them before the row if one is in it; those outside the row have none.
-template <int kWidth>
+// kAtOnce: near the row's ends, too, all ids are on their way before one is looked at, which is longer code.
+template <int kWidth, bool kAtOnce>
 HIPCONV_INLINE uint32_t bwd_taps_of_four(const CausalConv1dInputs& in, int64_t b, int32_t t) {
     constexpr int kPast = kWidth - 1;
     if (t < 0 || t >= in.seqlen) return 0;
     const int32_t* const row = global_pointer<const int32_t>(in.seq_idx.data) + b * in.seq_idx.batch_stride;
     int32_t ids[kPast + 4];
     const int64_t step = in.seq_idx.seqlen_stride;
-    if (t >= kPast && t + 4 <= in.seqlen) {
+    const auto within = [&](int32_t from) {
+        const int32_t last = in.seqlen - 1;
+        return (from < 0 ? 0 : from < last ? from : last) * step;
+    };
+    if constexpr (kAtOnce) {
+#pragma unroll
+        for (int k = 0; k < kPast + 4; ++k) ids[k] = row[within(t - kPast + k)];
+    } else if (t >= kPast && t + 4 <= in.seqlen) {
         const int32_t* from = row + (t - kPast) * step;
 #pragma unroll
         for (int k = 0; k < kPast + 4; ++k, from += step) ids[k] = *from;
     } else {
 #pragma unroll 1
         for (int k = 0; k < kPast + 4; ++k) {
-            const int32_t from = t - kPast + k, last = in.seqlen - 1;
 #pragma unroll
             for (int i = 0; i + 1 < kPast + 4; ++i) ids[i] = ids[i + 1];
-            ids[kPast + 3] = row[(from < 0 ? 0 : from < last ? from : last) * step];
+            ids[kPast + 3] = row[within(t - kPast + k)];
         }
     }
     const bool has_initial = in.initial_states.data;

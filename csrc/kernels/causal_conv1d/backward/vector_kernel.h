@@ -82,8 +82,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdVectorThreads, bwd_vector_blocks(kWidt
                 uint32_t word = 0;
                 if (vector >= 0 && row < static_cast<uint32_t>(p.in.batch)) {
                     const uint32_t of_row = static_cast<uint32_t>(vector) - row * plan.vectors;
-                    word =
-                        bwd_taps_of_four<kWidth>(p.in, row, static_cast<int32_t>(of_row) * kTokens + (token & (kTokens - 1)));
+                    word = bwd_taps_of_four<kWidth, false>(p.in, row,
+                                                           static_cast<int32_t>(of_row) * kTokens + (token & (kTokens - 1)));
                 }
                 own_taps[i] = word;
             }

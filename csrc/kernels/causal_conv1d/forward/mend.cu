@@ -5,9 +5,9 @@
 // of a block look at a token each. For the tokens that see something else, a few at the start of each sequence, they together
 // make all channels by the formula.
 //
-// "final_states" has a thread a channel of a row, which writes its final state: the channels of all rows follow one another, so
-// that rows of few channels fill blocks, too. As that state may lie in the memory of the initial one, it runs when all outputs
-// are there.
+// "final_states" has a thread a vector of a row's channels, or a channel where these are no aligned neighbours, which copies
+// their last inputs: the channels of all rows follow one another, so that rows of few channels fill blocks, too. As that state
+// may lie in the memory of the initial one, it runs when all outputs are there.
 #include <hip/hip_runtime.h>
 
 #include "../common/launch.h"
@@ -45,28 +45,27 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kMendThreads, 4) causal_conv1d_fwd_mend(Ca
     }
 }
 
-// Writes a row's final state. Without ids, some columns are under way together, oldest first: each comes from a column that
-// is not older, so it may lie where the initial state does. One that comes from nowhere is read from where it goes, as a
-// condition would make the others wait.
-template <typename T>
-HIPCONV_INLINE void write_final_state(const CausalConv1dFwdParams& p, int64_t b, int64_t d) {
-    constexpr int kAtOnce = 8;
-    if (p.seq_idx.data) return causal_conv1d_one_final_state<T>(p, b, d);
+// Writes the final state of a row without ids, in elements of bits. Some columns are under way together, oldest first: each
+// comes from a column that is not older, so it may lie where the initial state does. One that comes from nowhere is read from
+// where it goes, as a condition would make the others wait.
+template <typename E>
+HIPCONV_INLINE void copy_final_state(const CausalConv1dFwdParams& p, int64_t b, int64_t d) {
+    constexpr int kAtOnce = sizeof(E) <= 8 ? 8 : 4;
     const int past = p.width - 1;
     const bool has_state = p.initial_states.data;
-    T* to = &at<T>(p.final_states, b, d, 0);
-    const T* x = &at<const T>(p.x, b, d, int64_t{p.seqlen} - past);
-    const T* state = &at<const T>(has_state ? p.initial_states : p.x, b, d, p.seqlen);
+    E* to = &at<E>(p.final_states, b, d, 0);
+    const E* x = &at<const E>(p.x, b, d, int64_t{p.seqlen} - past);
+    const E* state = &at<const E>(has_state ? p.initial_states : p.x, b, d, p.seqlen);
     for (int first = 0; first < past; first += kAtOnce) {
-        T values[kAtOnce];
-        T* place = to;
+        E values[kAtOnce];
+        E* place = to;
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
             const bool is_token = p.seqlen - past + first + i >= 0;
-            values[i] = T{};
+            values[i] = E{};
             if (first + i >= past) break;
             values[i] = *(is_token ? x : has_state ? state : place);
-            if (!is_token && !has_state) values[i] = T{};
+            if (!is_token && !has_state) values[i] = E{};
             x += p.x.seqlen_stride;
             state += p.initial_states.seqlen_stride;
             place += p.final_states.seqlen_stride;
@@ -80,16 +79,51 @@ HIPCONV_INLINE void write_final_state(const CausalConv1dFwdParams& p, int64_t b,
     }
 }
 
-template <typename T>
+// E: bits, or with ids the type of x.
+template <typename E, bool kIds>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kMendThreads, 4) causal_conv1d_fwd_final_states(CausalConv1dFwdParams p) {
+    let_next_kernel_begin();
+    wait_for_kernel_before();
     const int64_t all = static_cast<int64_t>(p.batch) * p.dim;
-    for (int64_t first = static_cast<int64_t>(blockIdx.x) * kMendThreads; first < all;
-         first += static_cast<int64_t>(gridDim.x) * kMendThreads) {
-        const int64_t first_row = first / p.dim;  // the same for all threads
-        const uint32_t channel = static_cast<uint32_t>(first - first_row * p.dim) + threadIdx.x;
-        const uint32_t rows = channel / static_cast<uint32_t>(p.dim);
-        if (first + threadIdx.x < all) write_final_state<T>(p, first_row + rows, channel - rows * static_cast<uint32_t>(p.dim));
+    for (int64_t own = static_cast<int64_t>(blockIdx.x) * kMendThreads + threadIdx.x; own < all;
+         own += static_cast<int64_t>(gridDim.x) * kMendThreads) {
+        // A division of 64 bits would take longer than all the rest.
+        const bool fits = all <= UINT32_MAX;
+        const int64_t row = fits ? static_cast<uint32_t>(own) / static_cast<uint32_t>(p.dim) : own / p.dim;
+        if constexpr (kIds)
+            causal_conv1d_one_final_state<E>(p, row, own - row * p.dim);
+        else
+            copy_final_state<E>(p, row, own - row * p.dim);
     }
+}
+
+// The bytes of the largest vectors of neighbouring channels that x and the states have at the same places.
+int final_state_bytes(const CausalConv1dFwdParams& p) {
+    const int size = element_bytes(p.dtype);
+    const auto in_vectors = [&](const Sequences& s, int channels) {
+        return !s.data ||
+               (s.dim_stride == 1 && (p.batch == 1 || s.batch_stride % channels == 0) && s.seqlen_stride % channels == 0 &&
+                reinterpret_cast<uintptr_t>(s.data) % static_cast<uintptr_t>(channels * size) == 0);
+    };
+    int channels = 16 / size;
+    while (channels > 1 && (p.dim % channels != 0 || !in_vectors(p.x, channels) || !in_vectors(p.initial_states, channels) ||
+                            !in_vectors(p.final_states, channels)))
+        channels /= 2;
+    return channels * size;
+}
+
+template <typename E, bool kIds = false>
+void launch_final_states(CausalConv1dFwdParams p, void* stream) {
+    if constexpr (!kIds) {  // channels, and steps, of vectors
+        const int channels = static_cast<int>(sizeof(E)) / element_bytes(p.dtype);
+        p.dim /= channels;
+        for (Sequences* s : {&p.x, &p.initial_states, &p.final_states})
+            s->batch_stride /= channels, s->seqlen_stride /= channels;
+    }
+    const dim3 grid(blocks_up_to(static_cast<int64_t>(p.batch) * p.dim, kMendThreads, kGridLimit / 2), 1, 1);
+    HIPCONV_LAUNCH(true, (causal_conv1d_fwd_final_states<E, kIds>), grid, dim3(kMendThreads, 1, 1), 0,
+                   static_cast<hipStream_t>(stream), p);
+    check_launch("causal_conv1d_fwd");
 }
 
 void causal_conv1d_mend(const CausalConv1dFwdParams& p, void* stream) {
@@ -106,12 +140,13 @@ void causal_conv1d_mend(const CausalConv1dFwdParams& p, void* stream) {
 }
 
 void causal_conv1d_final_states(const CausalConv1dFwdParams& p, void* stream) {
-    const dim3 grid(blocks_up_to(static_cast<int64_t>(p.batch) * p.dim, kMendThreads, kGridLimit / 2), 1, 1);
-    with_dtype(p.dtype, [&](auto type) {
-        hipLaunchKernelGGL(causal_conv1d_fwd_final_states<decltype(type)>, grid, dim3(kMendThreads, 1, 1), 0,
-                           static_cast<hipStream_t>(stream), p);
-    });
-    check_launch("causal_conv1d_fwd");
+    if (p.seq_idx.data) return with_dtype(p.dtype, [&](auto type) { launch_final_states<decltype(type), true>(p, stream); });
+    const int bytes = final_state_bytes(p);
+    const auto launch = bytes == 16  ? launch_final_states<Words4>
+                        : bytes == 8 ? launch_final_states<Words2>
+                        : bytes == 4 ? launch_final_states<uint32_t>
+                                     : launch_final_states<uint16_t>;
+    launch(p, stream);
 }
 
 }  // namespace hipconv

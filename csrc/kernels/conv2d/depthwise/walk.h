@@ -8,10 +8,10 @@
 
 #include <hip/hip_runtime.h>
 
-#include "../common/compute_units.h"
 #include "filters.h"
 #include "kernels.h"
 #include "launch/check.h"
+#include "launch/compute_units.h"
 #include "row.h"
 #include "rows.h"
 #include "store.h"

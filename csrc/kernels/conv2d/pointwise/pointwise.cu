@@ -1,10 +1,10 @@
 // The host side of `pointwise`: what it serves, its tile and its launch.
 #include <hip/hip_runtime.h>
 
-#include "../common/compute_units.h"
 #include "../common/launchers.h"
 #include "../common/units.h"
 #include "../gemm/layout.h"
+#include "launch/compute_units.h"
 #include "params.h"
 
 namespace hipconv {

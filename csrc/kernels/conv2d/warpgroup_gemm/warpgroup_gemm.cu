@@ -1,9 +1,9 @@
 // The host side of the warpgroup GEMM: what it serves, its workspace and its launch; and the instances whose x TMA loads.
 #include <hip/hip_runtime.h>
 
-#include "../common/compute_units.h"
 #include "../common/launchers.h"
 #include "kernel.h"
+#include "launch/compute_units.h"
 #include "split_plan.h"
 #include "tensor_maps.h"
 
