@@ -8,15 +8,19 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+import torch.nn.functional as F
 
-from conv3d.blocks import HunyuanVideoModel
+from conv3d.blocks import CogVideoXModel, HunyuanVideoModel, LTXModel
 from support.backends import WAYS, device_of, environment
+from support.tensors import DTYPES
 import hipconv
-from hipconv.nn.nearest import enlarged
+from hipconv.ops.conv3d.nearest import enlarged, enlarged_to
+from hipconv.ops.conv3d.rms_norm import rms_norm
+from hipconv.ops.conv3d.scaled import scaled
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-MODELS: dict[str, Any] = {"HunyuanVideo": HunyuanVideoModel}
+MODELS: dict[str, Any] = {"HunyuanVideo": HunyuanVideoModel, "CogVideoX": CogVideoXModel, "LTX": LTXModel}
 
 
 @pytest.fixture(params=["cpu", "simt-wave64", *(["gpu"] if torch.cuda.is_available() else [])])
@@ -109,3 +113,41 @@ def test_frames_are_enlarged_as_torch_does_it(dtype: torch.dtype) -> None:
             expected = given.repeat_interleave(factors[0], 2).repeat_interleave(factors[1], 3).repeat_interleave(factors[2], 4)
             assert torch.equal(result, expected) and result.is_contiguous(memory_format=torch.channels_last_3d)
             assert torch.equal(enlarged(given, factors, first_apart=True), expected[:, :, factors[0] - 1 :])
+
+
+def test_frames_are_enlarged_to_a_size_as_torch_does_it() -> None:
+    x = torch.randn(1, 8, 3, 3, 4)
+    for size in ((3, 6, 8), (6, 3, 4), (5, 7, 9)):
+        assert torch.equal(enlarged_to(x, size), F.interpolate(x, size))
+        first, others = F.interpolate(x[:, :, :1], (1, *size[1:])), F.interpolate(x[:, :, 1:], (size[0] - 1, *size[1:]))
+        assert torch.equal(enlarged_to(x, size, first_apart=True), torch.cat([first, others], 2))
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values())
+def test_the_end_of_a_norm_is_torchs(device: torch.device, dtype: torch.dtype) -> None:
+    bound = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}[dtype]
+    for channels, size, small, first_apart in (
+        (64, (3, 4, 37), (1, 1, 1), False), (24, (5, 6, 8), (3, 3, 1), True), (8, (4, 4, 40), (2, 1, 2), False),
+        (8, (1, 3, 3), (1, 3, 3), True), (12, (2, 3, 3), (2, 3, 3), False), (8, (4, 5, 7), (3, 2, 3), True),
+    ):  # fmt: skip
+        x = torch.randn(2, channels, *size, device=device).to(dtype).contiguous(memory_format=torch.channels_last_3d)
+        scale, shift = torch.randn(2, 2, channels, *small, device=device)
+        wide, more = (enlarged_to(each, size, first_apart).double() for each in (scale, shift))
+        for silu in (True, False):
+            expected = F.silu(x.double() * wide + more) if silu else x.double() * wide + more
+            result = scaled(x, scale, shift, silu=silu, first_apart=first_apart)
+            assert result.dtype == dtype and ((result.double() - expected).abs() / (1 + expected.abs())).max() < bound
+            again = x.clone(memory_format=torch.preserve_format)
+            assert scaled(again, scale, shift, silu=silu, first_apart=first_apart, out=again) is again
+            assert torch.equal(again, result)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values())
+def test_a_norm_without_a_weight_adds_its_eps(device: torch.device, dtype: torch.dtype) -> None:
+    bound = {torch.float32: 1e-5, torch.bfloat16: 2**-6, torch.float16: 2**-9}[dtype]
+    x = torch.randn(1, 16, 2, 3, 4, device=device).to(dtype).contiguous(memory_format=torch.channels_last_3d)
+    for bias in (None, torch.randn(16, device=device).to(dtype)):
+        expected = x.double() / (x.double().square().mean(1, keepdim=True) + 0.5).sqrt()
+        expected = F.silu(expected if bias is None else expected + bias.double()[:, None, None, None])
+        error = (rms_norm(x, None, bias, 4.0, eps=8.0, silu=True) - expected).abs() / (1 + expected.abs())
+        assert error.max() < bound

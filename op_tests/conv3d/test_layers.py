@@ -108,11 +108,7 @@ def test_replaced_layers_compute_the_same_and_go_back(device: torch.device) -> N
         found = model(x)
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found, expected, strict=True)) and len(found) == len(expected)
     assert isinstance(model.wan, WanCausalConv3d) and type(model.wan) is not WanCausalConv3d
-    assert (
-        report.replaced == 9
-        and "ltx_both_sides.conv" in str(report)
-        and str(report).endswith("9 of 10 convolutions are replaced")
-    )
+    assert report.replaced == 9 and str(report).endswith("9 of 9 convolutions are replaced")
 
     def gradients_of(model: Model) -> tuple[Tensor, ...]:
         return torch.autograd.grad(torch.stack([r.square().sum() for r in model(x)]).sum(), list(model.parameters()))

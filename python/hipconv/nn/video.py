@@ -204,23 +204,27 @@ def _cogvideox(layer: Any, convolution: Any) -> tuple[Forward, str]:
     replicates = layer.pad_mode == "replicate"
     left, right, top, bottom, front, _ = layer.time_causal_padding
 
-    def forward(self: Any, inputs: Tensor, conv_cache: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self: Any, inputs: Tensor, conv_cache: Tensor | None = None, **options: Any
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         if replicates:
             sides = (0, 0, top, bottom, left, right)
-            return _convolve(self.conv, inputs, padding=sides, time_padding="first", padding_mode="replicate"), None
+            options = {"padding": sides, "time_padding": "first", "padding_mode": "replicate", **options}
+            return _convolve(self.conv, inputs, **options), None
         if front == 0:
-            return _convolve(self.conv, inputs), None
+            return _convolve(self.conv, inputs, **options), None
         leaves = (inputs, self.conv.weight, self.conv.bias, conv_cache)
-        if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in leaves):
+        records = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in leaves)
+        if records or torch.is_autocast_enabled(inputs.device.type):
             earlier = inputs[:, :, :1].expand(-1, -1, front, -1, -1) if conv_cache is None else conv_cache
             saved = torch.cat([earlier, inputs], 2)[:, :, -front:].clone()
-            return _convolve(self.conv, inputs, cache=conv_cache, time_padding="first"), saved
+            return _convolve(self.conv, inputs, cache=conv_cache, time_padding="first", **options), saved
         last = inputs.is_contiguous(memory_format=torch.channels_last_3d)
         saved = torch.empty(
             [*inputs.shape[:2], front, *inputs.shape[3:]], dtype=inputs.dtype, device=inputs.device,
             memory_format=torch.channels_last_3d if last else torch.contiguous_format,
         )  # fmt: skip
-        return _convolve(self.conv, inputs, cache=conv_cache, cache_out=saved, time_padding="first"), saved
+        return _convolve(self.conv, inputs, cache=conv_cache, cache_out=saved, time_padding="first", **options), saved
 
     spatial = (0, layer.width_pad, layer.height_pad)
     odd = layer.temporal_dim != 2 or front != convolution.kernel_size[0] - 1 or convolution.dilation[0] != 1
@@ -229,13 +233,16 @@ def _cogvideox(layer: Any, convolution: Any) -> tuple[Forward, str]:
 
 
 def _ltx(layer: Any, convolution: Any) -> tuple[Forward, str]:
-    """The first frame before itself."""
+    """The first frame before itself, or, where it is not causal, the first and the last one on both sides."""
+    frames = 0 if layer.is_causal else (convolution.kernel_size[0] - 1) // 2
+    time_padding = "first" if layer.is_causal else "edges"
 
-    def forward(self: Any, hidden_states: Tensor) -> Tensor:
-        return _convolve(self.conv, hidden_states, time_padding="first")
+    def forward(self: Any, hidden_states: Tensor, **options: Any) -> Tensor:
+        padding = (frames, *self.conv.padding[1:])
+        return _convolve(self.conv, hidden_states, padding=padding, time_padding=time_padding, **options)
 
-    odd = not layer.is_causal or convolution.padding[0] != 0 or convolution.dilation[0] != 1
-    return forward, "repeats the last frame too; the convolution in it is replaced alone" if odd else ""
+    odd = convolution.padding[0] != 0 or convolution.dilation[0] != 1
+    return forward, f"has a convolution of padding {convolution.padding} and dilation {convolution.dilation}" if odd else ""
 
 
 _CAUSAL: dict[str, Callable[[Any, Any], tuple[Forward, str]]] = {

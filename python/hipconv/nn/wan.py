@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from ..ops.conv3d.forward import conv3d
+from ..ops.conv3d.nearest import enlarged
 from ..ops.conv3d.rms_norm import rms_norm
-from .nearest import enlarged
 
 CODERS = ("WanDecoder3d", "QwenImageDecoder3d", "WanEncoder3d", "QwenImageEncoder3d")
 _CACHED = 2  # frames: what filters of three taps see before a chunk

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+import torch.nn.functional as F
 
 
 def enlarged(x: Tensor, factors: tuple[int, int, int], first_apart: bool = False) -> Tensor:
@@ -26,3 +29,15 @@ def enlarged(x: Tensor, factors: tuple[int, int, int], first_apart: bool = False
         target = target.unflatten(3, (width, across)).unflatten(2, (height, down)).unflatten(1, (source.shape[1], repeats))
         target.copy_(source[:, :, None, :, None, :, None])
     return out
+
+
+def enlarged_to(x: Tensor, size: Sequence[int], first_apart: bool = False) -> Tensor:
+    """Interpolate to this size in memory of its own, the first frame to one frame if it stands apart."""
+    alone = int(first_apart)
+    frames, *image = ((new - first, old - first) for new, old, first in zip(size, x.shape[2:], (alone, 0, 0), strict=True))
+    if all(old and new % old == 0 for new, old in (frames, *image)):
+        times, down, across = (new // old for new, old in (frames, *image))
+        return enlarged(x, (times, down, across), first_apart)
+    parts = [(x[:, :, :alone], alone), (x[:, :, alone:], size[0] - alone)]
+    resized = [F.interpolate(part, (count, *size[1:])) for part, count in parts if count]
+    return torch.cat(resized, 2).contiguous(memory_format=torch.channels_last_3d)
