@@ -15,6 +15,7 @@
 #include "common/tensor_checks.h"
 #include "conv3d/conv3d.h"
 #include "conv3d/rms_norm.h"
+#include "conv3d/scaled.h"
 
 namespace py = pybind11;
 
@@ -249,7 +250,7 @@ void run(const at::Tensor& out, const OptionalTensor& cache_out, const at::Tenso
     conv3d(algorithm, p, call.card, workspace.data(), reinterpret_cast<void*>(stream));
 }
 
-// ---- the norm between convolutions ----------------------------------------------------------------------------------------
+// ---- norms between convolutions -------------------------------------------------------------------------------------------
 
 // Tells how many elements apart samples are whose channels and pixels are dense; -1 if those are not.
 int64_t dense_batch_stride(const at::Tensor& t) {
@@ -263,13 +264,13 @@ int64_t dense_batch_stride(const at::Tensor& t) {
 }
 
 // This returns whether the kernel serves these tensors, and has written `out` then. `out` may be x itself.
-bool rms_norm(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weight, const OptionalTensor& bias, float scale,
-              bool use_silu, int64_t stream) {
+bool rms_norm(const at::Tensor& out, const at::Tensor& x, const OptionalTensor& weight, const OptionalTensor& bias, float scale,
+              float eps, bool use_silu, int64_t stream) {
     check_rank({"x", x}, 5, "(batch, channels, frames, height, width)");
     check_shape({"out", out}, x.sizes(), "the shape of x");
     RmsNormParams p{};
     p.dtype = float_dtype({"x", x});
-    for (const auto& [name, tensor] : {std::pair{"weight", &weight}, {"bias", address_of(bias)}}) {
+    for (const auto& [name, tensor] : {std::pair{"weight", address_of(weight)}, {"bias", address_of(bias)}}) {
         if (!tensor) continue;
         check_shape({name, *tensor}, {x.size(1)}, "(channels,)");
         if (tensor->scalar_type() != x.scalar_type() || !tensor->is_contiguous()) return false;
@@ -283,12 +284,56 @@ bool rms_norm(const at::Tensor& out, const at::Tensor& x, const at::Tensor& weig
     if (!in_place) check_no_overlap({"out", out}, {"x", x});
     p.batch = static_cast<int32_t>(x.size(0)), p.channels = static_cast<int32_t>(x.size(1));
     p.pixels = x.size(2) * x.size(3) * x.size(4);
-    p.x = x.data_ptr(), p.out = out.data_ptr(), p.weight = weight.data_ptr(), p.bias = bias ? bias->data_ptr() : nullptr;
-    p.scale = scale, p.use_silu = use_silu;
+    p.x = x.data_ptr(), p.out = out.data_ptr();
+    p.weight = weight ? weight->data_ptr() : nullptr, p.bias = bias ? bias->data_ptr() : nullptr;
+    p.scale = scale, p.eps = eps, p.use_silu = use_silu;
     if (conv3d_rms_norm_refusal(p)) return false;
     const c10::DeviceGuard guard(x.device());
     py::gil_scoped_release no_gil;
     conv3d_rms_norm(p, reinterpret_cast<void*>(stream));
+    return true;
+}
+
+// This returns whether the kernel serves these tensors, and has written `out` then. `out` may be x itself. Scales and shifts
+// are float32 videos, whose first frame stands for one frame alone where it is `apart`.
+bool scaled(const at::Tensor& out, const at::Tensor& x, const at::Tensor& scale, const at::Tensor& shift, bool apart,
+            bool use_silu, int64_t stream) {
+    check_rank({"x", x}, 5, "(batch, channels, frames, height, width)");
+    check_shape({"out", out}, x.sizes(), "the shape of x");
+    check_same_dtype({"out", out}, {"x", x});
+    check_rank({"scale", scale}, 5, "(batch, channels, frames, height, width)");
+    check_shape({"shift", shift}, scale.sizes(), "the shape of scale");
+    if (x.numel() == 0 || scale.numel() == 0 || x.size(0) != scale.size(0) || x.size(1) != scale.size(1)) return false;
+    ScaledParams p{};
+    p.dtype = float_dtype({"x", x});
+    int32_t repeats[3];
+    for (int axis = 0; axis < 3; ++axis) {
+        const int64_t alone = apart && axis == 0 ? 1 : 0;
+        const int64_t size = x.size(2 + axis) - alone, small = scale.size(2 + axis) - alone;
+        if (small == 0 ? size != 0 : size % small != 0) return false;
+        repeats[axis] = small == 0 ? 1 : static_cast<int32_t>(size / small);
+        if (repeats[axis] == 0) return false;
+    }
+    for (const auto& [name, tensor] : {std::pair{"scale", &scale}, {"shift", &shift}}) {
+        check_same_device({name, *tensor}, {"x", x});
+        if (tensor->scalar_type() != at::kFloat || !tensor->is_contiguous(at::MemoryFormat::ChannelsLast3d)) return false;
+        check_no_overlap({"out", out}, {name, *tensor});
+    }
+    check_same_device({"out", out}, {"x", x});
+    p.x_batch_stride = dense_batch_stride(x), p.out_batch_stride = dense_batch_stride(out);
+    if (p.x_batch_stride < 0 || p.out_batch_stride < 0) return false;
+    const bool in_place = x.data_ptr() == out.data_ptr() && p.x_batch_stride == p.out_batch_stride;
+    if (!in_place) check_no_overlap({"out", out}, {"x", x});
+    const auto size = [](const at::Tensor& tensor, int axis) { return static_cast<int32_t>(tensor.size(axis)); };
+    p.batch = size(x, 0), p.channels = size(x, 1), p.frames = size(x, 2), p.height = size(x, 3), p.width = size(x, 4);
+    p.small_frames = size(scale, 2), p.small_height = size(scale, 3), p.small_width = size(scale, 4);
+    p.times = repeats[0], p.lead = apart ? repeats[0] - 1 : 0, p.down = repeats[1], p.across = repeats[2];
+    p.x = x.data_ptr(), p.out = out.data_ptr();
+    p.scale = scale.data_ptr<float>(), p.shift = shift.data_ptr<float>(), p.use_silu = use_silu;
+    if (conv3d_scaled_refusal(p)) return false;
+    const c10::DeviceGuard guard(x.device());
+    py::gil_scoped_release no_gil;
+    conv3d_scaled(p, reinterpret_cast<void*>(stream));
     return true;
 }
 
@@ -327,6 +372,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     m.def("conv3d", &run, py::arg("out"), py::arg("cache_out"), py::arg("x"), py::arg("weight"), py::arg("bias"),
           py::arg("residual"), py::arg("cache"), py::arg("call"), py::arg("stream"), py::arg("packed") = py::none());
     m.def("rms_norm", &rms_norm);
+    m.def("scaled", &scaled);
     m.def("conv3d_packing", &packing);
     m.def("conv3d_service", &service);
     m.def("conv3d_algorithms", &conv3d_algorithms);

@@ -53,7 +53,7 @@ class Case(NamedTuple):
     def out_size(self) -> tuple[int, ...]:
         sides = (self.padding,) * 3 if isinstance(self.padding, int) else self.padding
         pairs = [(side, side) for side in sides] if len(sides) == 3 else [sides[:2], sides[2:4], sides[4:]]
-        frames = self.T + (self.history if self.time_padding else self.cached or 0)
+        frames = self.T + (self.history if self.time_padding in ("zeros", "first") else self.cached or 0)
         return tuple(
             (size + sum(pair) - dilation * (taps - 1) - 1) // step + 1
             for size, pair, taps, step, dilation in zip(
@@ -177,6 +177,9 @@ EDGE = [
     Case(1, 16, 2, 5, 6, 8, CUBE, padding=(2, 3, 0, 1, 2, 2), padding_mode="replicate", cached=2, saves=True),
     Case(1, 9, 3, 4, 4, 8, CUBE, padding=(1, 2, 3), padding_mode="circular"),
     Case(1, 16, 5, 6, 6, 16, CUBE, **CAUSAL, dilation=(2, 1, 1), cached=3, saves=True),
+    # a decoder that is not causal: repeated frames, and zeros around rows and columns
+    Case(1, 32, 3, 6, 9, 48, CUBE, padding=1, time_padding="edges", has_residual=True),
+    Case(2, 8, 1, 5, 6, 16, CUBE, (2, 1, 1), padding=(3, 2, 0, 1, 1, 1), time_padding="edges", padding_mode="reflect"),
 ]
 # Few filters whose taps are side by side: squares with and without a halo, one and several, at edges that cut them; all taps of
 # time that there may be, frames of nothing but padding; next caches that are written with the result, and that are not.
@@ -189,6 +192,7 @@ FEW = [
     Case(1, 16, 2, 4, 4, 8, (1, 1, 1), padding=(3, 0, 0)),
     Case(1, 32, 2, 9, 12, 4, (3, 2, 4), padding=(1, 1, 2), padding_mode="reflect", cached=1),
     Case(1, 24, 1, 9, 8, 3, CUBE, **CAUSAL, cached=0, saves=True),
+    Case(1, 16, 3, 17, 9, 3, CUBE, padding=1, time_padding="edges"),
 ]
 
 

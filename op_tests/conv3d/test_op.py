@@ -40,6 +40,8 @@ CASES = {
     "reflect": F32._replace(padding=(2, 1, 2), padding_mode="reflect", has_residual=True),
     "replicate": F32._replace(padding=(1, 2, 0, 1, 3, 2), padding_mode="replicate", cached=1, activation="tanh"),
     "circular": F32._replace(padding=(1, 2, 1), padding_mode="circular", groups=2),
+    "edges": F32._replace(padding=(1, 1, 2), time_padding="edges"),
+    "uneven edges": F32._replace(padding=(2, 1, 0, 1, 1, 0), time_padding="edges", padding_mode="reflect", stride=(2, 1, 1)),
 }
 
 
@@ -49,7 +51,10 @@ def by_torch(
     """The same from torch's own functions, whose gradients are right: cat, pad, convolve, activate."""
     frames = x if cache is None else torch.cat([cache, x], 2)
     sides = [s for side in case.padding for s in (side, side)] if len(case.padding) == 3 else list(case.padding)
-    if case.time_padding:
+    if case.time_padding == "edges":
+        frames = F.pad(frames, [0, 0, 0, 0, sides[0], sides[1]], mode="replicate")
+        sides[:2] = 0, 0
+    elif case.time_padding:
         front = case.history - (frames.shape[2] - x.shape[2])
         missing = frames[:, :, :1].expand(-1, -1, front, -1, -1)
         frames = torch.cat([missing if case.time_padding == "first" else torch.zeros_like(missing), frames], 2)
@@ -83,7 +88,7 @@ def test_gradients_are_those_of_torch(device: torch.device, name: str) -> None:
     assert all(torch.allclose(a, b, rtol=1e-3, atol=1e-3) for a, b in zip(*again, strict=True))
 
 
-@pytest.mark.parametrize("name", ["six sides", "first", "cache as frames"])
+@pytest.mark.parametrize("name", ["six sides", "first", "cache as frames", "edges"])
 def test_forward_mode_and_vmap_are_those_of_torch(device: torch.device, name: str) -> None:
     case = plain(CASES[name])
     arguments, tensors = tensors_of(case, device)
@@ -124,6 +129,8 @@ def test_opcheck(device: torch.device) -> None:
     torch.library.opcheck(torch.ops.hipconv.conv3d_out.default, (out, cache_out, *tensors, *options), keywords)
     leaves = [t.requires_grad_() for t in tensors]
     torch.library.opcheck(torch.ops.hipconv.conv3d.default, (*leaves, *options), keywords)
+    options = ([1, 1, 1], [1, 1, 0, 0, 0, 0], [1, 1, 1], 1)
+    torch.library.opcheck(torch.ops.hipconv.conv3d.default, (*leaves[:3], None, None, *options), {"time_padding": "edges"})
 
 
 def test_compiles_into_one_graph_with_caches_and_gradients(device: torch.device) -> None:
@@ -211,7 +218,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "a time_padding that is not known": (
         lambda: hipconv.conv3d(X, WEIGHT, time_padding="last"),
         ValueError,
-        r"^time_padding: got 'last', expected one of None, 'zeros'",
+        r"^time_padding: got 'last', expected one of None, 'zeros', 'first'",
     ),
     "padding of frames beside time_padding": (
         lambda: hipconv.conv3d(X, WEIGHT, padding=1, time_padding="zeros"),
@@ -227,6 +234,16 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         lambda: hipconv.conv3d(X, WEIGHT, cache=X[:, :, :2, 1:], time_padding="zeros"),
         ValueError,
         r"^cache: got shape",
+    ),
+    "a cache beside edges": (
+        lambda: hipconv.conv3d(X, WEIGHT, padding=1, cache=X[:, :, :2], time_padding="edges"),
+        ValueError,
+        r"^cache: got a tensor with time_padding 'edges', expected None",
+    ),
+    "a cache_out beside edges": (
+        lambda: hipconv.conv3d(X, WEIGHT, padding=1, cache_out=torch.empty(1, 4, 2, 5, 5), time_padding="edges"),
+        ValueError,
+        r"^cache_out: got a tensor with time_padding 'edges', expected None",
     ),
     "a cache of another dtype": (
         lambda: hipconv.conv3d(X, WEIGHT, cache=X[:, :, :2].half()),

@@ -262,6 +262,12 @@ def test_a_group_norm_is_that_of_its_channels(monkeypatch: pytest.MonkeyPatch) -
         found = group_norm.normalized(x, 4, scale, shift, 1e-5)
         torch.testing.assert_close(found, F.group_norm(x, 4, scale, shift, 1e-5), rtol=1e-4, atol=1e-4)
         assert found.is_contiguous(memory_format=torch.channels_last)
+        video = x.unflatten(2, (1, 5)).contiguous(memory_format=torch.channels_last_3d)
+        assert torch.equal(group_norm.normalized(video, 4, scale, shift, 1e-5)[:, :, 0], found)
+        frames = torch.randn(2, 8, 3, 5, 6).contiguous(memory_format=torch.channels_last_3d)
+        found = group_norm.normalized(frames, 4, scale, shift, 1e-5)
+        torch.testing.assert_close(found, F.group_norm(frames, 4, scale, shift, 1e-5), rtol=1e-4, atol=1e-4)
+        assert found.is_contiguous(memory_format=torch.channels_last_3d)
 
 
 @needs_gpu
@@ -270,12 +276,16 @@ def test_a_group_norm_on_a_gpu(dtype: torch.dtype) -> None:
     layer = GroupNorm(32, 64, device="cuda", dtype=dtype).requires_grad_(False)
     nn.init.normal_(layer.weight)
     nn.init.normal_(layer.bias)
-    for shape, keeps in (((2, 64, 130, 131), True), ((9, 64, 130, 131), False), ((1, 64, 8, 8), False)):
-        x = (2 * torch.randn(shape, device="cuda") + 1).to(dtype, memory_format=torch.channels_last)
+    for shape, keeps in (
+        ((2, 64, 130, 131), True), ((9, 64, 130, 131), False), ((1, 64, 8, 8), False), ((1, 64, 5, 60, 61), True),
+        ((2, 64, 2, 8, 8), False),
+    ):  # fmt: skip
+        layout = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
+        x = (2 * torch.randn(shape, device="cuda") + 1).to(dtype, memory_format=layout)
         found, plain = layer(x), F.group_norm(x, 32, layer.weight, layer.bias)
         expected = F.group_norm(x.double(), 32, layer.weight.double(), layer.bias.double())
         assert (found - expected).abs().max() <= 2 * (plain - expected).abs().max() + 1e-5
-        assert found.is_contiguous(memory_format=torch.channels_last) == keeps
+        assert found.is_contiguous(memory_format=layout) == keeps
     x = torch.randn(1, 64, 130, 131, device="cuda", dtype=dtype).to(memory_format=torch.channels_last).requires_grad_()
     (gradient,) = torch.autograd.grad(layer(x).square().sum(), x)
     assert gradient.isfinite().all()

@@ -1,7 +1,7 @@
 // The norm between the convolutions of a video autoencoder: each pixel's channels are divided by their root of the sum of
 // squares, multiplied by a factor and one a channel, and activated, in one pass over memory.
 //
-//   out[n, p, c] = act(x[n, p, c] / max(sqrt(sum_i x[n, p, i]^2), 1e-12) * scale * weight[c] + bias[c])
+//   out[n, p, c] = act(x[n, p, c] / max(sqrt(sum_i x[n, p, i]^2 + eps), 1e-12) * scale * weight[c] + bias[c])
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ struct RmsNormParams {
     const void* x;
     void* out;  // may be x
     int64_t x_batch_stride, out_batch_stride;
-    const void *weight, *bias;  // (channels,); bias null for none
-    float scale;
+    const void *weight, *bias;  // (channels,); null for ones and for zeros
+    float scale, eps;
     bool use_silu;
 };
 

@@ -32,7 +32,7 @@ class ReplacedLayer:
 
 
 class Replacement:
-    """The result of `replace_conv2d`. Print it for a table; `undo` it to have the model as it was."""
+    """The result of `replace_conv2d` and `replace_conv3d`. Print it for a table; `undo` it to have the model as it was."""
 
     def __init__(self, layers: list[ReplacedLayer], steps: list[Callable[[], object]], norms: Sequence[str] = ()) -> None:
         self.layers = layers
@@ -119,13 +119,8 @@ def replace_conv2d(
     if channels_last and made:
         for new in made:
             lay_out(new.weight, torch.channels_last, steps)
-        for layer, places in names.items():
-            if type(layer) is torch.nn.GroupNorm and not _has_hooks(layer) and layer is not model:
-                keeps = GroupNorm.from_torch(layer)
-                for name in places:
-                    _put(model, name, keeps, steps)
-                norms += places
-        steps.append(model.register_forward_pre_hook(_in_channels_last, with_kwargs=True).remove)
+        norms = keep_norms_in_layout(model, steps)
+        convert_arguments(model, torch.channels_last, steps)
     return Replacement(layers, steps, norms)
 
 
@@ -318,10 +313,35 @@ def lay_out(weight: Tensor, memory_format: torch.memory_format, steps: list[Call
     steps.append(restore)
 
 
-def _in_channels_last(_: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+def keep_norms_in_layout(model: torch.nn.Module, steps: list[Callable[[], object]]) -> list[str]:
+    """Put a GroupNorm that leaves large images and videos in channels_last memory in the place of each of torch's.
+
+    Returns their names.
+    """
+    norms: list[str] = []
+    for layer, places in _names(model).items():
+        if type(layer) is torch.nn.GroupNorm and not _has_hooks(layer) and layer is not model:
+            keeps = GroupNorm.from_torch(layer)
+            for name in places:
+                _put(model, name, keeps, steps)
+            norms += places
+    return norms
+
+
+def convert_arguments(module: torch.nn.Module, memory_format: torch.memory_format, steps: list[Callable[[], object]]) -> None:
+    """Have a module get its images (channels_last) or videos (channels_last_3d) in memory of that format."""
+    convert = functools.partial(_converted, memory_format)
+    steps.append(module.register_forward_pre_hook(convert, with_kwargs=True).remove)
+
+
+def _converted(
+    memory_format: torch.memory_format, _: torch.nn.Module, args: tuple, kwargs: dict[str, Any]
+) -> tuple[tuple, dict[str, Any]]:
+    axes = 5 if memory_format == torch.channels_last_3d else 4
+
     def laid_out(value: Any) -> Any:
-        if isinstance(value, Tensor) and value.dim() == 4 and value.is_floating_point():
-            return value.contiguous(memory_format=torch.channels_last)
+        if isinstance(value, Tensor) and value.dim() == axes and value.is_floating_point():
+            return value.contiguous(memory_format=memory_format)
         return value
 
     return tuple(map(laid_out, args)), {name: laid_out(value) for name, value in kwargs.items()}

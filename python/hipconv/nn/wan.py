@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ops.conv3d.forward import conv3d
+from ..ops.conv3d.nearest import enlarged
 from ..ops.conv3d.rms_norm import rms_norm
 
 CODERS = ("WanDecoder3d", "QwenImageDecoder3d", "WanEncoder3d", "QwenImageEncoder3d")
@@ -85,27 +86,17 @@ def image_weights(coder: Any) -> list[Tensor]:
     return [module.resample[1].weight for module in coder.modules() if _enlarges(module)]
 
 
-def serves(coder: Any, x: Tensor) -> bool:
-    """Tell whether `run` does what a call asks for: it records no gradient, and no hook sees what layers give."""
-    weight = coder.conv_in.weight
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return False
-    if x.dim() != 5 or x.dtype != weight.dtype or x.device != weight.device or torch.is_autocast_enabled(x.device.type):
-        return False
-    return not any(module is not coder and _is_watched(module) for module in coder.modules())
-
-
-def _is_watched(module: Any) -> bool:
-    hooks = ("_forward_hooks", "_forward_pre_hooks")
-    return module.training or "forward" in module.__dict__ or any(module.__dict__.get(name) for name in hooks)
-
-
 # ---- what it does ------------------------------------------------------------------------------------------------------------
 
 
-def run(coder: Any, x: Tensor, feat_cache: Cache, feat_idx: list[int], first_chunk: bool) -> Tensor:
-    """Return what its forward returns for the frames x, and leave the caches that it leaves, from feat_idx[0] on."""
-    slots = _Slots(feat_cache, feat_idx)
+def run(
+    coder: Any, x: Tensor, feat_cache: Cache | None = None, feat_idx: list[int] | None = None, first_chunk: bool = False
+) -> Tensor | None:
+    """Return what its forward returns for the frames x, and leave the caches that it leaves, from feat_idx[0] on; None without
+    caches."""
+    if feat_cache is None:
+        return None
+    slots = _Slots(feat_cache, [0] if feat_idx is None else feat_idx)
     x = slots.convolve(slots.take(), coder.conv_in, x.clone(memory_format=torch.channels_last_3d))
     if _kind(coder) == "Decoder3d":
         x = _mid(coder.mid_block, x, slots)
@@ -231,21 +222,8 @@ def _enlarged(block: Any, x: Tensor) -> Tensor:
     out = _empty(x, layer.out_channels, x.shape[2], x.shape[3] * 2, x.shape[4] * 2)
     weight = layer.weight.unsqueeze(2)
     for frame in range(x.shape[2]):
-        conv3d(_doubled(x[:, :, frame]).unsqueeze(2), weight, layer.bias, padding=(0, 1, 1), out=out[:, :, frame : frame + 1])
-    return out
-
-
-def _doubled(x: Tensor) -> Tensor:
-    """Double rows and columns of an image by a copy of 16 bytes an element, where there are as many: on an H200 torch's
-    own upsampling takes ten times as long as the bytes."""
-    batch, channels, height, width = x.shape
-    out = torch.empty(
-        (batch, channels, 2 * height, 2 * width), dtype=x.dtype, device=x.device, memory_format=torch.channels_last
-    )
-    pixels, to = x.permute(0, 2, 3, 1), out.permute(0, 2, 3, 1)
-    if pixels.stride(3) == 1 and channels * x.element_size() % 16 == 0 and x.storage_offset() * x.element_size() % 16 == 0:
-        pixels, to = pixels.view(torch.complex128), to.view(torch.complex128)
-    to.view(batch, height, 2, width, 2, -1).copy_(pixels[:, :, None, :, None])
+        at = slice(frame, frame + 1)
+        conv3d(enlarged(x[:, :, at], (1, 2, 2)), weight, layer.bias, padding=(0, 1, 1), out=out[:, :, at])
     return out
 
 

@@ -32,7 +32,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kThreads, 2) conv3d_rms_norm_kernel(RmsNor
     for (int i = 0; i < kChunks; ++i) {
         const int chunk = lane + (i << log2_lanes);
         weight[i] = Words4{};
-        if (chunk < chunks) weight[i] = global_pointer<const Words4>(p.weight)[chunk];
+        if (p.weight && chunk < chunks) weight[i] = global_pointer<const Words4>(p.weight)[chunk];
     }
 #pragma unroll 1
     for (int64_t first = blockIdx.x * pixels_of_block; first < count; first += gridDim.x * pixels_of_block) {
@@ -58,6 +58,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kThreads, 2) conv3d_rms_norm_kernel(RmsNor
             }
 #pragma unroll 1
         for (int apart = 1; apart < lanes; apart *= 2) sum += __shfl_xor(sum, apart, kMostLanes);
+        sum += p.eps;
         const float factor = p.scale * approx_rsqrt(sum < 1e-24f ? 1e-24f : sum);
         T* const out = global_pointer<T>(p.out) + sample * p.out_batch_stride + pixel * p.channels;
 #pragma unroll
@@ -69,7 +70,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kThreads, 2) conv3d_rms_norm_kernel(RmsNor
 #pragma unroll
             for (int e = 0; e < kPairs; ++e) {
                 const Pair value = pair_of<T>(words[i], e), by = pair_of<T>(weight[i], e), more = pair_of<T>(bias, e);
-                float a = low(value) * factor * low(by) + low(more), b = high(value) * factor * high(by) + high(more);
+                float a = low(value) * factor, b = high(value) * factor;
+                if (p.weight) a *= low(by), b *= high(by);
+                a += low(more), b += high(more);
                 if (p.use_silu) a = silu(a), b = silu(b);
                 set_pair<T>(result, e, make_pair(a, b));
             }

@@ -71,8 +71,7 @@ def prepare(target: Target, card: Card, kinds: Tensors, o: Options, r: Request) 
 
     def call(algorithm: str) -> Any:
         numbers = (o.stride, front, o.padding[2:], o.dilation, o.groups, shape[2:])
-        is_causal = o.time_padding is not None
-        modes = (o.time_mode, is_causal, o.padding_mode, o.activation, products)
+        modes = (o.time_mode, o.is_causal, o.padding_mode, o.activation, products)
         return module.Call(*numbers, *modes, algorithm, card.arch, card.compute_units)
 
     names = module.conv3d_algorithms()

@@ -50,7 +50,7 @@ def conv3d(
         bias: (out_channels,), float32, float16 or bfloat16; None for none.
         stride, dilation: an int, or a triple (frames, height, width).
         padding: an int, a triple, (front, back, top, bottom, left, right), "valid" for none, or "same" for a result of the size
-            of x, with stride 1. With `time_padding` that of frames is 0.
+            of x, with stride 1. That of frames is 0 in a causal convolution (`time_padding` "zeros" or "first").
         cache: the frames before x, of a call before: (batch, in_channels, at most (kernel frames - 1) * dilation, height,
             width), the dtype of x, any strides. It is read in place. With a stride in time its number of frames says where the
             first window begins.
@@ -60,7 +60,8 @@ def conv3d(
             result.
         time_padding: None: `padding` of the frames on both sides, as torch has it; those of a cache count as frames of x.
             "zeros", "first": causal. Of the (kernel frames - 1) * dilation frames before the first one of x those that a cache
-            does not have are zeros, or the first frame that there is.
+            does not have are zeros, or the first frame that there is. "edges": the frames of `padding` repeat the first frame
+            of x and the last one, whatever rows and columns are padded with; no cache, as x is a whole video.
         padding_mode: "zeros", "reflect" (padding less than the size), "replicate" or "circular" (at most the size) of rows and
             columns, and of frames without `time_padding`. No padded copy is made.
         activation: "none", "relu", "relu6", "gelu" (by erf), "gelu_tanh", "silu", "sigmoid", "tanh", "leaky_relu" (slope 0.01)

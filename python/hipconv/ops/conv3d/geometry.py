@@ -26,10 +26,15 @@ from ..conv2d.geometry import (
     windows,
 )
 
-TIME_PADDINGS = (None, "zeros", "first")
+TIME_PADDINGS = (None, "zeros", "first", "edges")
 
 Ints = int | Sequence[int]
 Padding = str | Ints
+
+
+def is_causal(time_padding: str | None) -> bool:
+    """Tell whether a result's frame sees no later one: the frames that this takes stand before the first one."""
+    return time_padding in ("zeros", "first")
 
 
 class Options(NamedTuple):
@@ -46,7 +51,11 @@ class Options(NamedTuple):
     @property
     def time_mode(self) -> str:
         """The padding mode of frames: what stands before the first one and behind the last."""
-        return {None: self.padding_mode, "zeros": "zeros", "first": "replicate"}[self.time_padding]
+        return {None: self.padding_mode, "zeros": "zeros", "first": "replicate", "edges": "replicate"}[self.time_padding]
+
+    @property
+    def is_causal(self) -> bool:
+        return is_causal(self.time_padding)
 
     def history(self, taps: int) -> int:
         """Count the frames before the first one that filters of so many frames see: those that a cache holds."""
@@ -54,7 +63,7 @@ class Options(NamedTuple):
 
     def front(self, taps: int, cached: int) -> int:
         """Count the padded frames before the first one that there is."""
-        return self.padding[0] if self.time_padding is None else self.history(taps) - cached
+        return self.history(taps) - cached if self.is_causal else self.padding[0]
 
 
 def options(
@@ -79,7 +88,7 @@ def options(
         raise TypeError(f"groups: got {describe(groups)}, expected an int")
     integers("groups", (groups,), 1)
     sides = _padding(padding, kernel, steps, dilations, time_padding)
-    if time_padding is not None and (sides[0] != 0 or sides[1] != 0):
+    if is_causal(time_padding) and (sides[0] != 0 or sides[1] != 0):
         raise ValueError(
             f"padding: got {describe(padding)} with time_padding '{time_padding}', expected 0 for the frames, as (kernel "
             f"frames - 1) * dilation of them stand before the first one then: pass (0, height, width)"
@@ -104,7 +113,7 @@ def _padding(
                 f"padding: got 'same' with stride {stride}, expected stride 1: the result has the size of x only then"
             )
         t, h, w = (d * (k - 1) for d, k in zip(dilation, kernel, strict=True))
-        if time_padding is not None:
+        if is_causal(time_padding):
             t = 0
         return t // 2, t - t // 2, h // 2, h - h // 2, w // 2, w - w // 2
     if isinstance(padding, Sequence) and len(padding) == 6:
@@ -151,7 +160,7 @@ def out_shape(x: Sequence[int], weight: Sequence[int], cached: int, o: Options) 
         (o.time_mode, o.padding_mode, o.padding_mode), strict=True,
     ):  # fmt: skip
         check_padding(axis, size, before, after, mode)
-        if axis == "frames" and o.time_padding is not None and frames == 0:
+        if axis == "frames" and o.is_causal and frames == 0:
             sizes.append(0)  # no frame has come
             continue
         sizes.append(windows(x, axis, size + before + after, taps, step, dilation, "are"))
@@ -184,6 +193,8 @@ def check(t: Tensors, out_dtype: torch.dtype | None, o: Options) -> Shape:
     for name, tensor in (("cache", t.cache), ("cache_out", t.cache_out)):
         if tensor is None:
             continue
+        if o.time_padding == "edges":
+            raise ValueError(f"{name}: got a tensor with time_padding 'edges', expected None: x is a whole video there")
         if tensor.dtype != x.dtype:
             raise TypeError(f"{name}: got dtype {tensor.dtype}, expected that of x, {x.dtype}")
         frames = "at most " if name == "cache" else ""

@@ -72,5 +72,5 @@ def last_frames(x: Tensor, o: Options, taps: int) -> Tensor:
     count = o.history(taps)
     missing = count - x.shape[2]
     if missing > 0:
-        return pad_axis(x, 2, missing, 0, "zeros" if o.time_padding is None else o.time_mode)
+        return pad_axis(x, 2, missing, 0, o.time_mode if o.is_causal else "zeros")
     return x.narrow(2, x.shape[2] - count, count)
