@@ -52,7 +52,8 @@ def test_blocks_run_as_a_whole_give_the_same_and_go_back(device: torch.device, n
         found = model.decode(given)
         check_same(found, expected)
         assert torch.equal(given, latents)
-        assert all(frames.is_contiguous(memory_format=torch.channels_last_3d) for frames in found)
+        if device.type == "cpu" or name != "HunyuanVideo":  # whose last norm, of so small a video, is torch's own on a GPU
+            assert all(frames.is_contiguous(memory_format=torch.channels_last_3d) for frames in found)
     assert any(f"{model.block}.conv1 " in line and model.computed in line for line in str(report).splitlines())
     assert report.replaced == len(report.layers)
     block = model.get_submodule(model.block)

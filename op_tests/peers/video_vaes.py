@@ -62,7 +62,7 @@ PACKAGES = {"yaml": "pyyaml", "PIL": "pillow"}
 # Kernels by what is in their names; attention's products and the SiLU between layers are neither of these.
 KINDS = {
     "copies": ("copy", "memcpy", "memset", "fill", "cat", "nchwtonhwc", "nhwctonchw", "constant_pad", "upsample"),
-    "norms": ("norm", "reduce", "div", "mul", "clamp"),
+    "norms": ("norm", "conv3d_scaled", "reduce", "div", "mul", "clamp"),
     "convs": ("conv", "gemm", "winograd", "implicit", "fprop", "cutlass", "xmma", "vol2col"),
 }
 WAN: dict[str, Any] = {"base_dim": 8, "z_dim": 4, "latents_mean": [0.0] * 4, "latents_std": [1.0] * 4}
