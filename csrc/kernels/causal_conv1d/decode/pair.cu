@@ -14,10 +14,10 @@
 #include "../common/vector_math.h"
 #include "causal_conv1d/decode_row.h"
 #include "device/elements.h"
-#include "divisor.h"
 #include "grid.h"
 #include "kernels.h"
 #include "launch/check.h"
+#include "launch/division.h"
 
 namespace hipconv {
 
@@ -32,8 +32,8 @@ constexpr int kPairsOfAnyWidth = 8, kPairsOfUsualWidth = 4;
 constexpr int kPairRows = 1 << 24, kPairStrips = 65535;  // a grid's limits, those of AMD included
 
 struct PairPlan {
-    int32_t rows;                   // of a block
-    Divisor pairs, columns, width;  // pairs of a strip
+    int32_t rows;                        // of a block
+    SmallDivisor pairs, columns, width;  // pairs of a strip
     bool x_in_pairs, out_in_pairs, state_in_pairs;
     bool through_lds;  // slots are packed channel by channel
 };
@@ -81,7 +81,7 @@ struct StripTaps {
             const P* const from = p.weight.as<const P>() + first_channel * p.weight_dim_stride;
 #pragma unroll 4
             for (int at = thread; at < channels * p.width; at += threads) {
-                const int channel = plan.width.divide(at), i = at - channel * p.width;
+                const int channel = divide(at, plan.width), i = at - channel * p.width;
                 own[i * kPitch + channel] = parameter<P>(from, channel * p.weight_dim_stride + i * p.weight_width_stride);
             }
         });
@@ -140,7 +140,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kPairThreads, (pair_blocks<S, kWidth>()))
     __syncthreads();
 
     // ---- the lane's row and channels, and its first tokens on their way -----------------------------------------------------
-    const int row_of_block = plan.pairs.divide(thread), pair = thread - row_of_block * pairs;
+    const int row_of_block = divide(thread, plan.pairs), pair = thread - row_of_block * pairs;
     const int64_t b = int64_t{blockIdx.x} * plan.rows + row_of_block;
     const int32_t d = strip_d + 2 * pair;
     const bool works = b < p.batch && 2 * pair < channels, has_second = 2 * pair + 1 < channels;
@@ -165,7 +165,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kPairThreads, (pair_blocks<S, kWidth>()))
     const int pitch = p.state_len | 1;  // pairs of a lane's part in LDS
     Column* const row_stage = stage + row_of_block * pairs * pitch;
     S* const mine = reinterpret_cast<S*>(row_stage + pair * pitch);
-    const auto staged = [&](int at) { return row_stage + at + plan.columns.divide(at) * (pitch - p.state_len); };
+    const auto staged = [&](int at) { return row_stage + at + divide(at, plan.columns) * (pitch - p.state_len); };
     Column ring[kWidth];
     if (row.live && plan.through_lds) {  // also by lanes that have no channels of their own
         const Column* const from = reinterpret_cast<const Column*>(state_at<S>(p, row.read_slot, strip_d, 0));
@@ -312,9 +312,9 @@ PairPlan pair_plan(const CausalConv1dUpdateParams& p, int stage_pairs) {
     int64_t rows = (fits < kPairThreads ? fits : kPairThreads) / pairs;
     if (rows > kMostRowsOfBlock) rows = kMostRowsOfBlock;
     plan.rows = static_cast<int32_t>(rows < p.batch ? rows : p.batch);
-    plan.pairs = divisor(pairs);
-    plan.columns = divisor(p.state_len > 0 ? p.state_len : 1);
-    plan.width = divisor(p.width);
+    plan.pairs = small_divisor_of(pairs);
+    plan.columns = small_divisor_of(p.state_len > 0 ? p.state_len : 1);
+    plan.width = small_divisor_of(p.width);
     return plan;
 }
 
