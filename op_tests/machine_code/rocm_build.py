@@ -37,8 +37,9 @@ CLANGS = {  # version: what it compiles for; in every run two cards of CDNA and 
 # is nearest to its limits, and in conv3d. The forward, prefill and decode on gfx1201 are nightly.
 ONE_IN_EVERY_RUN = {"copy": "gfx1201", "causal_conv1d_bwd": "gfx1201", "conv2d": "gfx950", "conv3d": "gfx1201"}
 LINKED_ONLY = 15  # hipcc's own clang compiles the host's part alone: modules that link, import and refuse
-# In every run hipcc's own clang builds these; the other modules are alike, and clang 19 and 22 link them.
-OF_HIPCC = ("copy", "conv2d")
+# In every run hipcc's own clang builds these. conv3d includes conv2d's GEMM; the other modules are alike, and clang 19 and 22
+# link them.
+OF_HIPCC = ("copy", "conv3d")
 NAMED = "gfx90a"  # what torch is told; the compiler's script puts the clang's architectures in its place
 DIALECT = (
     "-std=c++17"  # torch's up to 2.9; with later torch's, C++20, clang 19 does not get along with precompiled headers of HIP
@@ -101,7 +102,7 @@ case " $* " in
 *" -c "*)
     kept=$REHEARSED_BINDINGS/$name.o
     if [ -e "$kept" ]; then cp "$kept" "$object" && cp "$kept.d" "$object.d"; exit; fi
-    case $name in *_copy_* | *_conv2d_*) KEPT_OBJECTS= ;; esac
+    case $name in *_copy_* | *_conv3d_*) KEPT_OBJECTS= ;; esac
     if [ "$KEPT_OBJECTS" ]; then
         CPATH=$KEPT_OBJECTS "$REHEARSED_KEEPER" "$@"
     else
