@@ -56,8 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         directory = Path(tempfile.mkdtemp(prefix="hipconv-headers-"))
         config.add_cleanup(lambda: shutil.rmtree(directory))
-        if precompiled.precompile(directory):
-            os.environ["CPATH"] = os.pathsep.join(filter(None, [str(directory), os.environ.get("CPATH")]))
+        os.environ |= precompiled.precompile(directory)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 import functools
 import itertools
 from pathlib import Path
@@ -23,7 +22,6 @@ import torch.nn.functional as F
 
 from conv2d.exact import (
     HALVES,
-    UNITS_OF_A_RUN,
     Case,
     arch_here,
     check,
@@ -37,12 +35,6 @@ from support.backends import EVERYTHING
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 TILES = [(512, 16), (512, 32), (256, 16), (256, 32), (256, 64), (128, 16), (128, 32), (128, 64), (128, 128)]
-
-
-@pytest.fixture(scope="module", params=UNITS_OF_A_RUN)
-def module(request: pytest.FixtureRequest) -> Iterator[Any]:
-    with running_on(request.param) as found:
-        yield found
 
 
 def test_every_tile(module: Any) -> None:

@@ -18,17 +18,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from conv2d.exact import DTYPES, HALVES, UNITS_OF_A_RUN, Case, arch_here, check, is_served, random_cases_command, running_on
+from conv2d.exact import DTYPES, HALVES, Case, arch_here, check, is_served, random_cases_command, running_on
 from support.backends import environment
 from hipconv import jit, targets
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(scope="module", params=UNITS_OF_A_RUN)
-def module(request: pytest.FixtureRequest) -> Iterator[Any]:
-    with running_on(request.param) as found:
-        yield found
 
 
 def tiles_of(module: Any, dtype: torch.dtype) -> list[tuple[int, int]]:

@@ -5,22 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 import itertools
 from typing import Any
 
 import pytest
 import torch
 
-from conv2d.exact import HALVES, UNITS_OF_A_RUN, Case, arch_here, check, running_on
+from conv2d.exact import HALVES, Case, arch_here, check
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(scope="module", params=UNITS_OF_A_RUN)
-def module(request: pytest.FixtureRequest) -> Iterator[Any]:
-    with running_on(request.param) as found:
-        yield found
 
 
 def pointwise(*sizes: int, **more: Any) -> Case:

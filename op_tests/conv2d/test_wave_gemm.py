@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 import functools
 import itertools
 from pathlib import Path
@@ -23,7 +22,6 @@ import torch.nn.functional as F
 
 from conv2d.exact import (
     HALVES,
-    UNITS_OF_A_RUN,
     Case,
     arch_here,
     check,
@@ -38,12 +36,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 # Twice as many waves share a sum with split_k of 2.
 TILES = [(128, 32), (64, 32), (32, 32), (16, 32)]
-
-
-@pytest.fixture(scope="module", params=UNITS_OF_A_RUN)
-def module(request: pytest.FixtureRequest) -> Iterator[Any]:
-    with running_on(request.param) as found:
-        yield found
 
 
 def test_every_tile(module: Any) -> None:

@@ -24,6 +24,7 @@ from typing import NamedTuple
 from machine_code.amd_code import AMD_ARCHS, CodeObject, clang_flags, code_objects, knows, run
 from support import ROOT
 from support.backends import EVERYTHING
+from support.precompiled import KEEPER
 from hipconv import registry
 
 RUNTIME = Path("/usr/lib/x86_64-linux-gnu/libamdhip64.so")
@@ -36,8 +37,9 @@ CLANGS = {  # version: what it compiles for; in every run two cards of CDNA and 
 # is nearest to its limits, and in conv3d. The forward, prefill and decode on gfx1201 are nightly.
 ONE_IN_EVERY_RUN = {"copy": "gfx1201", "causal_conv1d_bwd": "gfx1201", "conv2d": "gfx950", "conv3d": "gfx1201"}
 LINKED_ONLY = 15  # hipcc's own clang compiles the host's part alone: modules that link, import and refuse
-# In every run hipcc's own clang builds these; the other modules are alike, and clang 19 and 22 link them.
-OF_HIPCC = ("copy", "conv2d")
+# In every run hipcc's own clang builds these. conv3d includes conv2d's GEMM; the other modules are alike, and clang 19 and 22
+# link them.
+OF_HIPCC = ("copy", "conv3d")
 NAMED = "gfx90a"  # what torch is told; the compiler's script puts the clang's architectures in its place
 DIALECT = (
     "-std=c++17"  # torch's up to 2.9; with later torch's, C++20, clang 19 does not get along with precompiled headers of HIP
@@ -92,14 +94,20 @@ os.execvp(compiler[0], [*compiler, *words])
 """
 
 # The host compiler: compiles a binding, which no GPU compiler reads, once for all clangs, unoptimised, as nobody waits for its
-# calls here, and keeps what it links.
+# calls here, and keeps what it links. Bindings of OF_HIPCC are compiled with all flags of a ROCm torch. Where the run keeps
+# objects, the others are those of the other backends, as these flags change none of them (support/precompiled.py).
 HOST_COMPILER = """#!/bin/sh
 for word; do case $word in *.o) object=$word ;; *.so) library=$word ;; -DTORCH_EXTENSION_NAME=*) name=${word#*=} ;; esac; done
 case " $* " in
 *" -c "*)
     kept=$REHEARSED_BINDINGS/$name.o
     if [ -e "$kept" ]; then cp "$kept" "$object" && cp "$kept.d" "$object.d"; exit; fi
-    g++ "$@" -O0 && cp "$object.d" "$kept.d" && cp "$object" "$kept"
+    case $name in *_copy_* | *_conv3d_*) KEPT_OBJECTS= ;; esac
+    if [ "$KEPT_OBJECTS" ]; then
+        CPATH=$KEPT_OBJECTS "$REHEARSED_KEEPER" "$@"
+    else
+        g++ "$@" -O0
+    fi && cp "$object.d" "$kept.d" && cp "$object" "$kept"
     exit ;;
 *" -shared "*)
     mkdir "$REHEARSED_OBJECTS/$library" && cp *.o "$REHEARSED_OBJECTS/$library" ;;
@@ -245,6 +253,8 @@ def environment(clang: int) -> dict[str, str]:
         "REHEARSED_HEADERS": str(of_clang["headers"]),
         "REHEARSED_BINDINGS": str(place / "bindings"),
         "REHEARSED_OBJECTS": str(of_clang["objects"]),
+        "REHEARSED_KEEPER": str(KEEPER),
+        **{name: os.environ[name] for name in ("KEPT_OBJECTS", "KEPT_COMPILER") if name in os.environ},
         "CXX": str(place / "bin" / "g++"),
         "LIBRARY_PATH": stand_ins,
         "LD_LIBRARY_PATH": stand_ins,

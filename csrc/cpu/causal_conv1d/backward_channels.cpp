@@ -223,9 +223,9 @@ template <typename T>
 void along_channels(const CausalConv1dBwdParams& p) {
     const Cut cut = cut_of(p);
     const int width = p.in.width, past = width - 1, lag = lag_of(width);
-    const int64_t length = walk_of(width), walks = ceil_div(p.in.seqlen, length);
+    const int64_t length = walk_of(width), walks = ceil_of(p.in.seqlen, length);
     // Channels that fill no vector make a block of their own.
-    const int64_t even = cut.in_place ? p.in.dim / kLanes * kLanes : p.in.dim, even_blocks = ceil_div(even, cut.channels);
+    const int64_t even = cut.in_place ? p.in.dim / kLanes * kLanes : p.in.dim, even_blocks = ceil_of(even, cut.channels);
     const int64_t items = (even_blocks + (even < p.in.dim)) * p.in.batch * walks;
 #pragma omp parallel if (is_parallel(p))
     {

@@ -18,7 +18,7 @@ bool vectors_along_tokens(const CausalConv1dBwdParams& p) {
 // This counts the rows of partial sums.
 int64_t rows_of(const CausalConv1dBwdParams& p) {
     const int64_t each = vectors_along_tokens(p) ? bwd_walk_along_tokens(p) : bwd_walk_along_channels(p);
-    return p.in.batch * ceil_div(p.in.seqlen, each);
+    return p.in.batch * ceil_of(p.in.seqlen, each);
 }
 
 // Adds up the rows of the workspace, in order, in double, because there may be many.

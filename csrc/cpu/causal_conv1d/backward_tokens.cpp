@@ -162,7 +162,7 @@ template <typename T>
 void along_tokens(const CausalConv1dBwdParams& p) {
     const CausalConv1dInputs& in = p.in;
     const int width = in.width, past = width - 1;
-    const int64_t length = bwd_walk_along_tokens(p), walks = ceil_div(in.seqlen, length);
+    const int64_t length = bwd_walk_along_tokens(p), walks = ceil_of(in.seqlen, length);
     const int64_t rows = int64_t{in.batch} * in.dim, items = rows * walks;
     const bool has_ids = in.seq_idx.data;                   // then channels follow one another, and use a walk's ids in turn
     const int64_t aligned = round_up(past, kLanes) - past;  // then the tokens are

@@ -16,7 +16,7 @@ bool is_parallel(const CausalConv1dFwdParams& p) { return static_cast<double>(p.
 template <typename T>
 void along_tokens(const CausalConv1dFwdParams& p) {
     const int past = p.width - 1;
-    const int64_t length = piece_of(p.seqlen, kPieceTokens), pieces = ceil_div(p.seqlen, length);
+    const int64_t length = piece_of(p.seqlen, kPieceTokens), pieces = ceil_of(p.seqlen, length);
     const int64_t items = int64_t{p.batch} * p.dim * pieces;
     const bool has_ids = p.seq_idx.data;  // then channels follow one another, and use a piece's ids in turn
 #pragma omp parallel if (is_parallel(p))
@@ -50,8 +50,8 @@ template <typename T>
 void along_channels(const CausalConv1dFwdParams& p) {
     const Cut cut = cut_of(p.width, p.dim, dim_is_inner(p.x) && dim_is_inner(p.out));
     const int past = p.width - 1;
-    const int64_t runs = ceil_div(p.seqlen, cut.tokens);
-    const int64_t items = ceil_div(p.dim, cut.channels) * p.batch * runs;
+    const int64_t runs = ceil_of(p.seqlen, cut.tokens);
+    const int64_t items = ceil_of(p.dim, cut.channels) * p.batch * runs;
 #pragma omp parallel if (is_parallel(p))
     {
         const Buffer<float> parameter_rows(cut.channels * (p.width + 1));

@@ -83,7 +83,7 @@ template <typename T>
 void along_channels(const CausalConv1dVarlenParams& p) {
     const Cut cut = cut_of(p.width, p.dim, along_channels_in_memory(p, true) && along_channels_in_memory(p, false));
     const int past = p.width - 1;
-    const int64_t runs = ceil_div(p.tokens, cut.tokens), items = ceil_div(p.dim, cut.channels) * runs;
+    const int64_t runs = ceil_of(p.tokens, cut.tokens), items = ceil_of(p.dim, cut.channels) * runs;
     const bool parallel = static_cast<double>(p.dim) * p.tokens >= kSerialBelow;
 #pragma omp parallel if (parallel)
     {
@@ -120,7 +120,7 @@ template <typename T>
 void along_tokens(const CausalConv1dVarlenParams& p) {
     const int past = p.width - 1;
     const Cut cut{4 * kLanes, static_cast<int>(piece_of(p.tokens, kPieceTokens))};
-    const int64_t blocks = ceil_div(p.dim, cut.channels), items = blocks * ceil_div(p.tokens, cut.tokens);
+    const int64_t blocks = ceil_of(p.dim, cut.channels), items = blocks * ceil_of(p.tokens, cut.tokens);
     const bool parallel = static_cast<double>(p.dim) * p.tokens >= kSerialBelow;
 #pragma omp parallel if (parallel)
     {

@@ -11,17 +11,15 @@
 
 #include "../tile.h"
 #include "causal_conv1d/states_formula.h"
+#include "launch/division.h"
 
 namespace hipconv {
-
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 using simd::Floats;
 using simd::kLanes;
 
 // `size` is cut into equal pieces of this length, which is whole vectors and at most `limit` (whole vectors too).
-inline int64_t piece_of(int64_t size, int64_t limit) { return round_up(ceil_div(size, ceil_div(size, limit)), kLanes); }
+inline int64_t piece_of(int64_t size, int64_t limit) { return round_up(ceil_of(size, ceil_of(size, limit)), kLanes); }
 
 // A thread's buffer, from a cache line on; a vector that begins within it may be loaded.
 template <typename E>

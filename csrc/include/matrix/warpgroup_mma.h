@@ -277,17 +277,21 @@ HIPCONV_INLINE void wgmma(WarpgroupSums<kFilters>& sums, WgmmaOperand of_pixels,
     };
     const Words4 *const pixel_rows = of_pixels.rows, *const filter_rows = of_filters.rows;
     const int first_row = of_pixels.first_row, group_bytes = of_pixels.group_bytes;
-    for (int e = 0; e < kFilters / 2; ++e) {
-        const int pixel = sums.pixel(thread, e), filter = sums.filter(thread, e);
-        const int row = first_row + pixel / 8 * (group_bytes / kTileRowBytes) + pixel % 8;
-        float x[kDepth], y[kDepth];
+    constexpr auto kSum = kBytes == 4 ? simt::sum_of_tf32_products : simt::sum_of_products;
+    float x[2][kDepth], y[kDepth];  // a thread's sums are of two pixels, and sums e and e + 2 of one filter
+    for (int e = 0; e < 4; e += 2) {
+        const int pixel = sums.pixel(thread, e), row = first_row + pixel / 8 * (group_bytes / kTileRowBytes) + pixel % 8;
         for (int k = 0; k < kDepth; ++k) {
             const int at = channel_bytes + kBytes * k;
-            x[k] = kPlanes ? element(pixel_rows, first_row + at / kBytes, kBytes * pixel) : element(pixel_rows, row, at);
-            y[k] = element(filter_rows, filter, at);
+            x[e / 2][k] = kPlanes ? element(pixel_rows, first_row + at / kBytes, kBytes * pixel) : element(pixel_rows, row, at);
         }
-        constexpr auto kSum = kBytes == 4 ? simt::sum_of_tf32_products : simt::sum_of_products;
-        sums.values[e] = kSum(keeps_sums ? sums.values[e] : 0.0f, x, y, kDepth);
+    }
+    for (int e = 0; e < kFilters / 2; e += e % 2 ? 3 : 1) {
+        for (int k = 0; k < kDepth; ++k) y[k] = element(filter_rows, sums.filter(thread, e), channel_bytes + kBytes * k);
+        for (int i = 0; i < 2; ++i) {
+            float& sum = sums.values[e + 2 * i];
+            sum = kSum(keeps_sums ? sum : 0.0f, x[i], y, kDepth);
+        }
     }
 #else
     (void)sums, (void)of_pixels, (void)of_filters, (void)channel_bytes, (void)keeps_sums;

@@ -110,7 +110,7 @@ inline float sum_of_tf32_products(float sum, const float* x, const float* y, int
     for (int k = 0; k < depth; ++k) exact += static_cast<double>(factor(x[k])) * factor(y[k]);
     const float rounded = static_cast<float>(exact);
     if (!(std::abs(exact) < std::abs(static_cast<double>(rounded)))) return rounded;
-    return std::isinf(exact) ? rounded : std::nextafter(rounded, 0.0f);
+    return hipconv::bit_cast<float>(hipconv::bit_cast<uint32_t>(rounded) - 1);  // the next one towards zero
 }
 
 template <typename I, typename T, bool kTf32>

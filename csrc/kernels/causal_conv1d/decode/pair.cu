@@ -16,11 +16,11 @@
 #include "../common/vector_math.h"
 #include "causal_conv1d/decode_row.h"
 #include "device/elements.h"
-#include "divisor.h"
 #include "grid.h"
 #include "kernels.h"
 #include "launch/check.h"
 #include "launch/compute_units.h"
+#include "launch/division.h"
 
 namespace hipconv {
 
@@ -35,9 +35,9 @@ constexpr int kPairsOfAnyWidth = 8, kPairsOfUsualWidth = 4;
 constexpr int kPairRows = 1 << 24, kPairStrips = 65535;  // a grid's limits, those of AMD included
 
 struct PairPlan {
-    int32_t rows, turns;            // of a block: rows at a time, and times
-    Divisor pairs, columns, width;  // pairs of a strip
-    int32_t gap;                    // between the parts of two lanes in LDS, in pairs
+    int32_t rows, turns;                 // of a block: rows at a time, and times
+    SmallDivisor pairs, columns, width;  // pairs of a strip
+    int32_t gap;                         // between the parts of two lanes in LDS, in pairs
     bool x_in_pairs, out_in_pairs, state_in_pairs;
     bool through_lds;  // slots are packed channel by channel
 };
@@ -85,7 +85,7 @@ struct StripTaps {
             const P* const from = p.weight.as<const P>() + first_channel * p.weight_dim_stride;
 #pragma unroll 4
             for (int at = thread; at < channels * p.width; at += threads) {
-                const int channel = plan.width.divide(at), i = at - channel * p.width;
+                const int channel = divide(at, plan.width), i = at - channel * p.width;
                 own[i * kPitch + channel] = parameter<P>(from, channel * p.weight_dim_stride + i * p.weight_width_stride);
             }
         });
@@ -166,13 +166,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kPairThreads, (pair_blocks<S, kWidth>()))
     __syncthreads();
 
     // ---- the lane's channels, and what it needs of its first row on its way -------------------------------------------------
-    const int group = plan.pairs.divide(thread), pair = thread - group * pairs;
+    const int group = divide(thread, plan.pairs), pair = thread - group * pairs;
     const bool has_channels = 2 * pair < channels, has_second = 2 * pair + 1 < channels;
     const int moved = channels / 2 * p.state_len;  // columns through LDS, by all lanes of the row
     const int pitch = p.state_len | 1;             // pairs of a lane's part in LDS
     Column* const row_stage = stage + group * pairs * pitch;
     S* const mine = reinterpret_cast<S*>(row_stage + pair * pitch);
-    const auto staged = [&](int at) { return row_stage + at + plan.columns.divide(at) * plan.gap; };
+    const auto staged = [&](int at) { return row_stage + at + divide(at, plan.columns) * plan.gap; };
 
     Token ahead[kAhead];
     Column coming[kComing];  // the window behind what the width leaves out, or the first columns on their way to LDS
@@ -391,10 +391,10 @@ PairPlan pair_plan(const CausalConv1dUpdateParams& p, int stage_pairs, int64_t r
     const int64_t waves = (rounds + most - 1) / most;
     plan.rows = static_cast<int32_t>(rows);
     plan.turns = static_cast<int32_t>((rounds + waves - 1) / waves);
-    plan.pairs = divisor(pairs);
-    plan.columns = divisor(p.state_len > 0 ? p.state_len : 1);
+    plan.pairs = small_divisor_of(pairs);
+    plan.columns = small_divisor_of(p.state_len > 0 ? p.state_len : 1);
     plan.gap = p.state_len % 2 == 0;
-    plan.width = divisor(p.width);
+    plan.width = small_divisor_of(p.width);
     return plan;
 }
 

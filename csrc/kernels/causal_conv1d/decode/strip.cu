@@ -41,7 +41,7 @@ struct StripPlan {
     int32_t rows, groups;              // of a block: rows in all, and those that are worked on at a time
     int32_t tokens;                    // of a row that LDS has room for
     int32_t team;                      // threads that move a row
-    Divisor lanes, channels;           // of a row, of a strip
+    SmallDivisor lanes, channels;      // of a row, of a strip
     int32_t weight_bytes, bias_bytes;  // in LDS
     // In LDS a row has tokens, outputs (or zero: in the place of the tokens), columns, and new columns (or zero, likewise).
     int32_t out_place, columns_place, new_columns, row_bytes;
@@ -136,7 +136,7 @@ HIPCONV_INLINE void work_on_rows(const StripParams& params, const StripPlace& pl
     const StripPlan& plan = first_parameter_again(params).plan;
     constexpr int kPast = kWidth - 1;
     const int thread = static_cast<int>(threadIdx.x), lanes = static_cast<int>(plan.lanes.value);
-    const int group = plan.lanes.divide(thread), lane = thread - group * lanes;
+    const int group = divide(thread, plan.lanes), lane = thread - group * lanes;
     if (group >= plan.groups) return;
     bool has[kOwn];
 #pragma unroll
@@ -406,10 +406,10 @@ int64_t plan_parts(const CausalConv1dUpdateParams& p, int64_t lanes, StripPlan& 
     const int channels = room < p.dim ? room : p.dim;
     const int bytes = element_bytes(p.dtype);
     const bool all = channels == p.dim, by_starts(p.query_start_loc.data), speculative(p.num_accepted_tokens.data);
-    plan.lanes = divisor(lanes);
-    plan.channels = divisor(channels);
-    plan.weight_bytes = round_up(int64_t{room} * p.width * element_bytes(p.weight_dtype), 16) + 16;
-    plan.bias_bytes = p.bias ? round_up(int64_t{room} * element_bytes(p.bias_dtype), 16) + 16 : 0;
+    plan.lanes = small_divisor_of(lanes);
+    plan.channels = small_divisor_of(channels);
+    plan.weight_bytes = static_cast<int32_t>(round_up(int64_t{room} * p.width * element_bytes(p.weight_dtype), 16) + 16);
+    plan.bias_bytes = static_cast<int32_t>(p.bias ? round_up(int64_t{room} * element_bytes(p.bias_dtype), 16) + 16 : 0);
     const auto of_tokens = [&](const Tokens& tokens) {
         const int held = !by_starts && p.seqlen <= plan.tokens ? p.seqlen : -1;  // packed only if all are there at a time
         return part_plan(

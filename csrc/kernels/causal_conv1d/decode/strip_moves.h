@@ -4,7 +4,7 @@
 
 #include "device/elements.h"
 #include "device/vec.h"
-#include "divisor.h"
+#include "launch/division.h"
 
 namespace hipconv {
 
@@ -89,7 +89,7 @@ struct Stretch {
 
 // The first `channels` channels of a strip, in a team's moves.
 struct PartSize {
-    Divisor strip;
+    SmallDivisor strip;
     int channels, columns;
     int64_t dim_stride, column_stride;  // in memory
 };
@@ -115,12 +115,12 @@ HIPCONV_INLINE void part_to_lds(const PartPlan& part, const PartSize& size, char
             E some[kAtOnce];
 #pragma unroll
             for (int k = 0; k < kAtOnce; ++k) {
-                const int at = first + k * team.members, column = size.strip.divide(at), c = at - column * strip;
+                const int at = first + k * team.members, column = divide(at, size.strip), c = at - column * strip;
                 if (at < all && c < size.channels) some[k] = from[c * size.dim_stride + column * size.column_stride];
             }
 #pragma unroll
             for (int k = 0; k < kAtOnce; ++k) {
-                const int at = first + k * team.members, column = size.strip.divide(at);
+                const int at = first + k * team.members, column = divide(at, size.strip);
                 if (at < all) to[at + column * (part.column_step - strip)] = some[k];
             }
         }
@@ -148,7 +148,7 @@ HIPCONV_INLINE void part_to_memory(const PartPlan& part, const PartSize& size, E
         const int strip = static_cast<int>(size.strip.value);
 #pragma unroll 1
         for (int at = team.member; at < strip * size.columns; at += team.members) {
-            const int column = size.strip.divide(at), c = at - column * strip;
+            const int column = divide(at, size.strip), c = at - column * strip;
             if (c < size.channels)
                 to[c * size.dim_stride + column * size.column_stride] = from[c * part.dim_step + column * part.column_step];
         }
@@ -156,8 +156,6 @@ HIPCONV_INLINE void part_to_memory(const PartPlan& part, const PartSize& size, E
 }
 
 // ---- plans ----------------------------------------------------------------------------------------------------------------
-
-constexpr int round_up(int64_t value, int to) { return static_cast<int>((value + to - 1) / to * to); }
 
 // This is known of a part in memory at the launch: `held` columns are there side by side, of which at most `columns` move at a
 // time.
@@ -177,8 +175,8 @@ inline PartPlan part_plan(const PartInMemory& m, int channels, int room, bool al
     if (m.dim_stride != 1 && m.column_stride == 1 && m.dim_stride == m.held) {
         part.moves = Moves::packed;
         part.dim_step = m.held, part.column_step = 1;
-        part.bytes =
-            round_up(int64_t{room} * m.held * m.bytes, 16) + (rows_fit && in_vectors(int64_t{channels} * m.held) ? 0 : 16);
+        part.bytes = static_cast<int32_t>(round_up(int64_t{room} * m.held * m.bytes, 16));
+        if (!rows_fit || !in_vectors(int64_t{channels} * m.held)) part.bytes += 16;
         return part;
     }
     const int gap = rows_fit && in_vectors(m.column_stride) && in_vectors(channels) ? 0 : 16;
@@ -187,12 +185,12 @@ inline PartPlan part_plan(const PartInMemory& m, int channels, int room, bool al
         part.column_step = channels;
     } else if (m.dim_stride == 1 && (in_vectors(m.column_stride) || m.columns == 1)) {
         part.moves = Moves::columns;
-        part.column_step = (round_up(int64_t{room} * m.bytes, 16) + gap) / m.bytes;
+        part.column_step = static_cast<int32_t>((round_up(int64_t{room} * m.bytes, 16) + gap) / m.bytes);
     } else {
         part.moves = Moves::elements;
         part.column_step = room;
     }
-    part.bytes = round_up((int64_t{m.columns - 1} * part.column_step + room) * m.bytes, 16) + gap;
+    part.bytes = static_cast<int32_t>(round_up((int64_t{m.columns - 1} * part.column_step + room) * m.bytes, 16) + gap);
     return part;
 }
 

@@ -7,24 +7,10 @@
 #pragma once
 
 #include "conv2d/params.h"
+#include "launch/division.h"
 #include "matrix/tf32_atoms.h"
 
 namespace hipconv {
-
-// Divides a number below 2^31 by one that is known when the kernel is launched.
-struct Divisor {
-    uint32_t multiplier, shift;
-};
-
-HIPCONV_INLINE uint32_t divide(uint32_t number, Divisor by) {
-    return static_cast<uint32_t>(static_cast<uint64_t>(number) * by.multiplier >> by.shift);
-}
-
-inline Divisor divisor_of(uint32_t by) {
-    uint32_t log2 = 0;
-    while ((uint64_t{1} << log2) < by) ++log2;
-    return {static_cast<uint32_t>(((uint64_t{1} << (31 + log2)) + by - 1) / by), 31 + log2};
-}
 
 // This says how x is read:
 //   vectors    16 bytes of channels at once

@@ -11,9 +11,6 @@ namespace hipconv {
 
 constexpr int64_t kLimit32 = int64_t{1} << 32, kLimit31 = int64_t{1} << 31;
 
-inline int64_t ceil_of(int64_t value, int64_t by) { return (value + by - 1) / by; }
-inline int64_t round_up(int64_t value, int64_t to) { return ceil_of(value, to) * to; }
-
 // The stride of an axis of one element does not matter.
 inline bool multiple_of(int64_t stride, int64_t size, int64_t of) { return size == 1 || stride % of == 0; }
 inline bool is_aligned(const void* address) { return reinterpret_cast<uintptr_t>(address) % 16 == 0; }

@@ -25,6 +25,13 @@ struct Ring {
     Barrier *full, *empty;
 
     HIPCONV_INLINE Words4* at(RingState place) const { return tiles + place.stage * chunks; }
+
+    // For the producer: waits until a stage is empty, and returns the barrier at which so many bytes are to arrive.
+    HIPCONV_INLINE Barrier* begin_filling(RingState place, int bytes) const {
+        wait_for_phase(&empty[place.stage], place.phase ^ 1);
+        arrive_expect_bytes(&full[place.stage], bytes);
+        return &full[place.stage];
+    }
 };
 
 }  // namespace hipconv

@@ -18,11 +18,10 @@ HIPCONV_INLINE void produce_filters(const WarpgroupGemmParams& p, const Ring& ri
         const int steps = (t.end_k_block - t.first_k_block) * p.taps_per_k_block;
 #pragma unroll 1
         for (int step = 0; step < steps; ++step) {
-            wait_for_phase(&ring.empty[place.stage], place.phase ^ 1);
-            arrive_expect_bytes(&ring.full[place.stage], kParts<T> * kTileN * kTileRowBytes);
+            Barrier* const full = ring.begin_filling(place, kParts<T> * kTileN * kTileRowBytes);
 #pragma unroll
             for (int part = 0; part < kParts<T>; ++part)
-                tma_load_box(ring.at(place) + part * kTileN * kTileChunks, p.filters, &ring.full[place.stage],
+                tma_load_box(ring.at(place) + part * kTileN * kTileChunks, p.filters, full,
                              {(channel_block * kParts<T> + part) * kRowChannels<T>, tap,
                               t.group * p.gemm.group_filters + t.first_filter});
             place.advance(ring.stages);
@@ -46,11 +45,10 @@ HIPCONV_INLINE void produce_x(const WarpgroupGemmParams& p, const Ring& ring) {
         KBlock f(p, t.first_k_block);
 #pragma unroll 1
         for (int k_block = t.first_k_block; k_block < t.end_k_block; ++k_block) {
-            Barrier* const full = &ring.full[place.stage];
             const int first = kParts<T> * (t.group * p.gemm.group_channels + f.channel_block * kRowChannels<T>);
-            wait_for_phase(&ring.empty[place.stage], place.phase ^ 1);
+            Barrier* const full =
+                ring.begin_filling(place, kPlanes ? kTileM * kTileRowBytes : kParts<T> * rows * kTileRowBytes);
             if constexpr (kPlanes) {
-                arrive_expect_bytes(full, kTileM * kTileRowBytes);
 #pragma unroll 1
                 for (int i = 0; i < kTileM / kWarpgroupPixels; ++i) {
                     const int unit = t.first_pixel / kWarpgroupPixels + i;
@@ -58,21 +56,18 @@ HIPCONV_INLINE void produce_x(const WarpgroupGemmParams& p, const Ring& ring) {
                     const int pixel = (unit - image * p.gemm.patches_across) * kWarpgroupPixels;
                     tma_load_box(ring.at(place) + i * kWarpgroupPixels * kTileChunks, p.x, full, {pixel, first, image});
                 }
-                f.advance(p);
-                place.advance(ring.stages);
-                continue;
-            }
-            arrive_expect_bytes(full, kParts<T> * rows * kTileRowBytes);
+            } else {
 #pragma unroll
-            for (int part = 0; part < kParts<T>; ++part) {
-                Words4* const to = ring.at(place) + part * (ring.chunks / kParts<T>);
-                const int channel = first + part * kRowChannels<T>;
-                if (p.patches)
-                    tma_load_box(to, p.x, full, {channel, t.column - c.pad_left, t.row - c.pad_top, t.image});
-                else
-                    tma_load_im2col(to, p.x, full,
-                                    {channel, t.column * c.stride_w - c.pad_left, t.row * c.stride_h - c.pad_top, t.image},
-                                    f.row * c.dilation_h, f.column * c.dilation_w);
+                for (int part = 0; part < kParts<T>; ++part) {
+                    Words4* const to = ring.at(place) + part * (ring.chunks / kParts<T>);
+                    const int channel = first + part * kRowChannels<T>;
+                    if (p.patches)
+                        tma_load_box(to, p.x, full, {channel, t.column - c.pad_left, t.row - c.pad_top, t.image});
+                    else
+                        tma_load_im2col(to, p.x, full,
+                                        {channel, t.column * c.stride_w - c.pad_left, t.row * c.stride_h - c.pad_top, t.image},
+                                        f.row * c.dilation_h, f.column * c.dilation_w);
+                }
             }
             f.advance(p);
             place.advance(ring.stages);

@@ -77,9 +77,7 @@ HIPCONV_INLINE void produce_squares(const FewWarpgroupParams& p, const Ring& rin
             const bool is_cached = frame < c.cached;
 #pragma unroll 1
             for (int block = 0; block < p.channel_blocks; ++block) {
-                Barrier* const full = &ring.full[place.stage];
-                wait_for_phase(&ring.empty[place.stage], place.phase ^ 1);
-                arrive_expect_bytes(full, kSquareChunks * 16);
+                Barrier* const full = ring.begin_filling(place, kSquareChunks * 16);
                 tma_load_box<5>(ring.at(place), is_cached ? p.cache : p.x, full,
                                 {block * (kTileRowBytes / 2), tile.out_column - c.pad_left, tile.out_row - c.pad_top,
                                  is_cached ? frame : frame - c.cached, tile.sample});

@@ -52,9 +52,7 @@ HIPCONV_INLINE void produce_frame_filters(const FrameWarpgroupParams& p, const R
             for (int block = 0; block < p.channel_blocks; ++block) {
 #pragma unroll 1
                 for (int tap = 0; tap < taps_of_frame; ++tap) {
-                    Barrier* const full = &ring.full[place.stage];
-                    wait_for_phase(&ring.empty[place.stage], place.phase ^ 1);
-                    arrive_expect_bytes(full, kTileN * kTileRowBytes);
+                    Barrier* const full = ring.begin_filling(place, kTileN * kTileRowBytes);
                     tma_load_box<3>(
                         ring.at(place), p.filters, full,
                         {block * kChannels, frame * taps_of_frame + tap, t.group * p.frame.group_filters + t.first_filter});
