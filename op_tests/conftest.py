@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+import gc
 import os
 from pathlib import Path
 import shutil
@@ -83,6 +84,11 @@ def share_of(nodeid: str) -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     rank = {share: number for number, share in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(share_of(item.nodeid), len(rank)))
+
+
+def pytest_collection_finish() -> None:
+    """torch's modules and the tests themselves stay: the garbage collector need not go over them again and again."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
