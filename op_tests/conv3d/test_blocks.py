@@ -105,6 +105,17 @@ def test_a_block_of_other_parts_keeps_its_own_forward(name: str) -> None:
     assert type(block) is kind and model.computed not in str(report)
 
 
+@pytest.mark.parametrize(("axes", "eps"), [((5,), 1e-5), ((5,), None), ((4, 5), 1e-5)])
+def test_a_norm_of_torch_gives_the_same(axes: tuple[int, ...], eps: float | None) -> None:
+    """It has the name of LTX's."""
+    norm = torch.nn.RMSNorm(axes, eps, elementwise_affine=False)
+    model, x = torch.nn.Sequential(torch.nn.Conv3d(4, 4, 3, padding=1), norm).eval(), torch.randn(1, 4, 3, 4, 5)
+    with torch.no_grad():
+        expected = model(x)
+        hipconv.replace_conv3d(model)
+        check_same([model(x)], [expected])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_frames_are_enlarged_as_torch_does_it(dtype: torch.dtype) -> None:
     for channels, frames, factors in ((8, 3, (2, 2, 2)), (6, 4, (1, 2, 3)), (16, 1, (2, 1, 2)), (3, 2, (3, 1, 1))):

@@ -146,7 +146,9 @@ def _of_cogvideox_upsample(name: str, block: Any) -> Names:
 
 
 def _is_rms_norm(norm: Any) -> bool:
-    return type(norm).__name__ == "RMSNorm" and norm.weight is None
+    """Tell whether it is a norm over one axis without a weight: torch.nn.RMSNorm has the name, too, of more axes or no eps."""
+    axes = len(getattr(norm, "normalized_shape", "1"))
+    return type(norm).__name__ == "RMSNorm" and norm.weight is None and isinstance(norm.eps, float) and axes == 1
 
 
 def _rms(norm: Any, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, **options: Any) -> Tensor:
