@@ -61,15 +61,27 @@ struct FrameWarpgroupShape {
     }
 };
 
-// Tells whether a patch has all the pixels that stand for those of it outside the frame.
-inline bool has_edges_in_patches(const Conv3dParams& p) {
-    const int bottom = p.out_height + p.kernel_height - 1 - p.pad_top - p.in_height;
-    const int right = p.out_width + p.kernel_width - 1 - p.pad_left - p.in_width;
-    const int down = p.pad_top > bottom ? p.pad_top : bottom, across = p.pad_left > right ? p.pad_left : right;
-    if (p.padding_mode == PaddingMode::zeros || (down <= 0 && across <= 0)) return true;
-    const int each = p.padding_mode == PaddingMode::reflect ? 2 : 1;
-    return p.padding_mode != PaddingMode::circular && each * down < p.kernel_height && each * across < p.kernel_width;
-}
+// The most rows and columns on a side of a frame that are other pixels of it, or none.
+struct FrameEdges {
+    int down = 0, across = 0;
+
+    explicit FrameEdges(const Conv3dParams& p) {
+        if (p.padding_mode == PaddingMode::zeros) return;
+        const int below = p.out_height + p.kernel_height - 1 - p.pad_top - p.in_height;
+        const int right = p.out_width + p.kernel_width - 1 - p.pad_left - p.in_width;
+        down = p.pad_top > below ? p.pad_top : below, across = p.pad_left > right ? p.pad_left : right;
+    }
+    bool any() const { return down > 0 || across > 0; }
+
+    // Null if a patch has the pixels that stand for those of it outside the frame, else what has to be.
+    const char* refusal(const Conv3dParams& p) const {
+        const int each = p.padding_mode == PaddingMode::reflect ? 2 : 1;
+        if (!any() ||
+            (p.padding_mode != PaddingMode::circular && each * down < p.kernel_height && each * across < p.kernel_width))
+            return nullptr;
+        return "padding with zeros, in replicate mode by less than a filter, or in reflect mode by less than half of one";
+    }
+};
 
 // Launches the product of a call that is served, by filters that lie as `layout` says.
 void conv3d_launch_warpgroups(const Conv3dParams& params, const FilterLayout& layout, const void* filters,

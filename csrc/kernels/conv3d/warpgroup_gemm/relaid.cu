@@ -136,8 +136,7 @@ const char* conv3d_relaid_warpgroup_gemm_refusal(const Conv3dParams& p, const Co
     if (p.groups > 1 && p.in_channels % 8 != 0) return "C a multiple of 8, or one group";
     if (p.pad_top >= p.kernel_height || p.out_height - p.in_height >= p.kernel_height)
         return "padding of less than a filter's rows";
-    if (!has_edges_in_patches(p))
-        return "padding with zeros, in replicate mode by less than a filter, or in reflect mode by less than half of one";
+    if (const char* served = FrameEdges(p).refusal(p)) return served;
     return conv3d_warpgroup_gemm_refusal(first_band(p, Bands(p, card)), card);
 }
 

@@ -77,8 +77,7 @@ void launch_tile(const FrameWarpgroupParams& p, const FrameTiling& t, int units,
 const char* conv3d_warpgroup_gemm_refusal(const Conv3dParams& p, const Conv3dCard& card) {
     if (!has_warpgroups(card.arch)) return "sm_90";
     if (p.dtype == DType::f32) return "x of 16-bit types";
-    if (!has_edges_in_patches(p))
-        return "padding with zeros, in replicate mode by less than a filter, or in reflect mode by less than half of one";
+    if (const char* served = FrameEdges(p).refusal(p)) return served;
     if (p.stride_h != 1 || p.stride_w != 1 || p.dilation_h != 1 || p.dilation_w != 1)
         return "stride 1 and dilation 1 along rows and columns";
     const int64_t channels = p.in_channels / p.groups;
@@ -140,7 +139,7 @@ void conv3d_launch_warpgroups(const Conv3dParams& all, const FilterLayout& l, co
         g.divide_by_groups = divisor_of(static_cast<uint32_t>(p.groups));
         const int64_t channels = p.in_channels / p.groups;
         g.channel_blocks = static_cast<int32_t>(ceil_of(channels, kChannels));
-        g.first_landed = p.padding_mode == PaddingMode::zeros ? 0 : kFirstLanded;
+        g.first_landed = FrameEdges(p).any() ? kFirstLanded : 0;
         g.ends_early = channels - (g.channel_blocks - 1) * kChannels <= kChannels / 2;
         const int patch_rows = tiling.rows() + p.kernel_height - 1;
         if (p.in_frames) g.x = make_tensor_map(volume_map(p, p.x, p.in_frames, patch_rows, g.pitch));
