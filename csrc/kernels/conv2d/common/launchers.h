@@ -47,6 +47,11 @@ std::vector<Conv2dTile> conv2d_pointwise_tiles(const std::string& arch, DType dt
 const char* conv2d_pointwise_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
 void conv2d_pointwise(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
 
+// float32 by plain products in tiles as narrow as the filters are few, operands read element by element. No workspace.
+std::vector<Conv2dTile> conv2d_fma_gemm_tiles(const std::string& arch, DType dtype);
+const char* conv2d_fma_gemm_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
+void conv2d_fma_gemm(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
+
 // Either GEMM on repacked x, which can be read by 16 bytes. The tiles are the GEMM's own.
 const char* conv2d_relaid_warpgroup_gemm_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
 int64_t conv2d_relaid_warpgroup_gemm_workspace(const Conv2dParams& params, const Conv2dPlan& plan);

@@ -134,7 +134,8 @@ def conv2d_plan(
             choice = prepared.choice
             form = choice.algorithm + (f"_{choice.tile[0]}x{choice.tile[1]}" if any(choice.tile) else "")
             form += f"_split{choice.split_k}" if choice.split_k > 1 else ""
-            products = prepared.problem.float32_precision if x.dtype == torch.float32 else None
+            plain = router.ALGORITHMS[choice.algorithm].plain
+            products = None if x.dtype != torch.float32 else "ieee" if plain else prepared.problem.float32_precision
             name, why, chosen_by = choice.algorithm, choice.why, prepared.chosen_by
             serves, workspace, packed_filters = prepared.serving, prepared.workspace, 0
             if prepared.packing is not None and prepared.other_workspace is not None:

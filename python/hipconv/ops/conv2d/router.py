@@ -21,12 +21,15 @@ class Algorithm(NamedTuple):
 
     what: str
     estimate: Callable[[Problem, Card, Tiles, int], Estimate] = costs.last_resort
+    plain: bool = False  # float32 is multiplied as it is, whatever precision is allowed
     exact: bool = True  # in float32 up to the one rounding of the result; else intermediate values are rounded to 16 bits, too
 
 
 ALGORITHMS = {
     "depthwise": Algorithm(
-        "a group for each channel of x: rows of x pass by filters in registers, each read once", costs.depthwise
+        "a group for each channel of x: rows of x pass by filters in registers, each read once",
+        costs.depthwise,
+        plain=True,
     ),
     "relaid_warpgroup_gemm": Algorithm(
         "x repacked to dense channels-last memory first, then warpgroup_gemm; 16-bit types", costs.relaid_warpgroup_gemm
@@ -66,10 +69,15 @@ ALGORITHMS = {
         "float32 as sums of three products of TF32 parts, on the matrix cores of sm_80 and later, in implicit_gemm's tiles",
         costs.split_implicit_gemm,
     ),
+    "fma_gemm": Algorithm(
+        "plain products in float32, in tiles as narrow as filters are few, operands read element by element",
+        costs.fma_gemm,
+        plain=True,
+    ),
     "implicit_gemm": Algorithm(
         "matrix cores, output pixels by filters in tiles; split-K where tiles are few", costs.implicit_gemm
     ),
-    "naive": Algorithm("a thread per output: any shape, strides, groups, dilation and padding mode"),
+    "naive": Algorithm("a thread per output: any shape, strides, groups, dilation and padding mode", plain=True),
 }
 """The algorithms of GPUs, in the order in which plans list them, and in which the first of two that take as long is chosen."""
 
