@@ -29,28 +29,18 @@ namespace hipconv {
 
 constexpr int kEnoughBlocks = 2048;
 constexpr int kEnoughEvenBlocks = 700;  // where no block has much more to do than the others
-constexpr int kFoundSequences = 32;     // that a block looks up together
+constexpr int kFoundBegins = kLdsBytes >= 128 << 10 ? 64 : 32;  // sequences that a block looks up together
 
 // The number of blocks of a compute unit, which registers (more for wider windows) and LDS allow.
 template <typename T, int kWidth>
 constexpr int staged_blocks() {
     constexpr int kTaps = (kWidth + 1) * StagedShape<T>::kChannels * 4;
     constexpr int kFound =
-        kMostTiles * static_cast<int>(sizeof(TileTokens)) + kFoundSequences * static_cast<int>(sizeof(PackedSequence));
+        kMostTiles * static_cast<int>(sizeof(TileTokens)) + kFoundBegins * static_cast<int>(sizeof(BeginInTile));
     constexpr int kBytes = 2 * 16 * StagedShape<T>::kVectors + kFound + kTaps;
     constexpr int kMost = kWidth > 4 ? 5 : 6;
     return kLdsBytes / kBytes < kMost ? kLdsBytes / kBytes : kMost;
 }
-
-// Two channels of a tile in LDS: neighbours where a line is channels; if a line is tokens, lines half a tile apart, as lanes
-// that are neighbours find these in different banks.
-template <typename T>
-struct ChannelPair {
-    int first, second;
-
-    HIPCONV_INLINE ChannelPair(int lane, bool tokens_inner)
-        : first(tokens_inner ? lane : 2 * lane), second(tokens_inner ? lane + StagedShape<T>::kLanes : 2 * lane + 1) {}
-};
 
 // A run of tokens of two channels, and kPast tokens before it. `from` is the first channel's place of the token kHalo before.
 template <typename T, int kPast>
@@ -119,7 +109,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, (staged_blocks<T, kWidth>(
     HIPCONV_SHARED(Words4, x_lines, Shape::kVectors);
     HIPCONV_SHARED(Words4, out_lines, Shape::kVectors);
     HIPCONV_SHARED(TileTokens, found_tiles, kMostTiles);
-    HIPCONV_SHARED(PackedSequence, found, kFoundSequences);
+    HIPCONV_SHARED(BeginInTile, found, kFoundBegins);
     HIPCONV_SHARED(float, taps, (kWidth + 1) * Shape::kChannels);  // weights and biases, for which there are no registers
 
     const CausalConv1dVarlenParams& p = call.params;
@@ -172,7 +162,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, (staged_blocks<T, kWidth>(
 
     // Waves find a tile each, so that no tile waits for the one before.
     for (int n = wave; n < tiles; n += kStagedThreads / kWaveSize) {
-        const TileTokens found = first_tile<kPast>(indices(), stretch_begin + n * kTileTokens, lane);
+        const TileTokens found = first_tile(indices(), stretch_begin + n * kTileTokens, lane);
         if (lane == 0) found_tiles[n] = found;
     }
     for (int n = 0; n < tiles; ++n) {
@@ -229,35 +219,25 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, (staged_blocks<T, kWidth>(
         }
         if (tile.sequence < tile.sequences_end) {
             __syncthreads();  // the first outputs of sequences come over the others
-            int own = thread;
-            from_here_on(own);
-            constexpr int kRows = kStagedThreads / Shape::kChannels;
-            const int channel = own % Shape::kChannels, row = own / Shape::kChannels;
-            const int32_t d = first_channel + channel;
-            const bool works = channel < channels;
-            const ChannelInTile<T> in_x{x_bytes + channel * x_layout.channel_step(), x_layout.token_step(), begin};
-            const ChannelInTile<T> in_out{out_bytes + channel * out_layout.channel_step(), out_layout.token_step(), begin};
 #pragma unroll 1
-            for (int32_t base = tile.sequence; base < tile.sequences_end; base += kFoundSequences) {
-                const int left = tile.sequences_end - base, count = left < kFoundSequences ? left : kFoundSequences;
-                if (thread < count) found[thread] = indices().sequence(base + thread);
+            for (int32_t base = tile.sequence; base < tile.sequences_end; base += kFoundBegins) {
+                const int left = tile.sequences_end - base, count = left < kFoundBegins ? left : kFoundBegins;
+                if (thread < count) found[thread] = begin_in_tile(indices(), base + thread, begin);
                 __syncthreads();
-                const auto read_slot = [&](int k) {
-                    const PackedSequence& s = found[k];
-                    return works && s.number >= 0 && s.end > s.begin ? s.read_slot : kNoSlot;
-                };
-                uint32_t state[kPast]{}, next[kPast]{};
-                if (row < count) ask_for_state<kWidth>(p, read_slot(row), d, state);
+                const bool has_boundaries = params().block_idx_first.data;
 #pragma unroll 1
-                for (int k = row; k < count; k += kRows) {
-                    if (k + kRows < count) ask_for_state<kWidth>(p, read_slot(k + kRows), d, next);
-                    const PackedSequence s = found[k];
-                    if (s.number >= 0 && s.end > s.begin && works)
-                        begin_channel<T, kWidth>(call, s, d, in_x, in_out, taps + channel, state);
-#pragma unroll
-                    for (int i = 0; i < kPast; ++i) state[i] = next[i];
+                for (int step = has_boundaries ? 0 : 1; step < (has_boundaries ? 3 : 2); ++step) {
+                    if (step == 1) {
+                        with_dtype(params().state_dtype, [&](auto type) {
+                            make_begins<T, decltype(type), kWidth>(call, found, count, begin, first_channel, x_bytes, out_bytes,
+                                                                   taps);
+                        });
+                    } else {
+                        keep_boundaries<T>(call, found, count, base, first_channel, step == 2);
+                    }
+                    if (has_boundaries) __syncthreads();
                 }
-                if (left > kFoundSequences) __syncthreads();
+                if (left > kFoundBegins) __syncthreads();
             }
         }
         __syncthreads();
@@ -279,6 +259,7 @@ StagedPlan plan_of(const CausalConv1dVarlenParams& p, const VarlenTile& forced, 
     if (const int tokens = power_of_two("block_m", forced.tokens))
         plan.tiles = power_of_two_up_to(tokens / kTileTokens, kMostTiles);
     plan.stretches = static_cast<uint32_t>((tiles + plan.tiles - 1) / plan.tiles);
+    while ((1 << plan.log2_tokens) < static_cast<int>(plan.tiles) * kTileTokens) ++plan.log2_tokens;
     plan.plain_indices = PlainIndices::fit(p);
 
     const auto form_of = [&](const void* data, int64_t inner, int64_t outer) {

@@ -49,6 +49,16 @@ struct TileLayout {
     HIPCONV_INLINE int log2_halo_lanes() const { return tokens_inner ? (sizeof(T) == 4 ? 3 : 2) : 5; }
 };
 
+// Two channels of a tile in LDS: neighbours where a line is channels; if a line is tokens, lines half a tile apart, as lanes
+// that are neighbours find these in different banks.
+template <typename T>
+struct ChannelPair {
+    int first, second;
+
+    HIPCONV_INLINE ChannelPair(int lane, bool tokens_inner)
+        : first(tokens_inner ? lane : 2 * lane), second(tokens_inner ? lane + StagedShape<T>::kLanes : 2 * lane + 1) {}
+};
+
 // Lines of x, or of outputs, have one of these forms in memory.
 enum class LineForm : int32_t {
     vectors,  // whole vectors of 16 bytes begin where lines begin
@@ -61,6 +71,7 @@ enum class LineForm : int32_t {
 // in memory and in LDS, is tokens of a channel; if not, it is channels of a token.
 struct StagedPlan {
     uint32_t tiles, stretches;
+    int32_t log2_tokens;  // of a stretch
     bool x_tokens_inner, out_tokens_inner;
     LineForm x_form, out_form;
     bool plain_indices;
@@ -110,11 +121,10 @@ __device__ __forceinline__ int32_t sequences_begun(const EitherIndices& indices,
 }
 
 // The tile at `begin`, which owns tokens from `first` on and the starts of sequences from `sequence` on. A wave finds it; all
-// of its lanes return it. kPast is the most tokens that a window reaches back.
-template <int kPast>
+// of its lanes return it.
 __device__ __forceinline__ TileTokens tile_tokens(const EitherIndices& indices, int32_t begin, int32_t first, int32_t sequence,
                                                   int lane) {
-    const int32_t sequences = indices.p.sequences, next = begin + kTileTokens;
+    const int32_t sequences = indices.p.sequences, past = indices.p.width - 1, next = begin + kTileTokens;
     TileTokens tile{0, first, next < indices.p.tokens ? next : indices.p.tokens, sequence, 0};
     int32_t base = sequence > 0 ? sequence - 1 : 0;  // the one before may go on here
     int count;
@@ -128,14 +138,14 @@ __device__ __forceinline__ TileTokens tile_tokens(const EitherIndices& indices, 
             has_begun = start < next;
             if (has_begun && end > begin && indices.is_live(b)) {
                 tile.live |= lowest_bits_of_64(end - begin) & ~lowest_bits_of_64(start - begin);
-                crosses = end > next && start + kPast > next;
+                crosses = end > next && start + past > next;
             }
         }
         count = __popcll(__ballot(has_begun));
         tile.sequences_end = base + count;
         if (__ballot(crosses) != 0) {  // its first outputs lie in two tiles; it is the last one that has begun
             const int32_t at = __shfl(start, count - 1);
-            if (at > next - kPast && at < next) tile.end = at;
+            if (at > next - past && at < next) tile.end = at;
             --tile.sequences_end;
         }
         base += kWaveSize;
@@ -155,17 +165,16 @@ __device__ __forceinline__ TileTokens tile_tokens(const EitherIndices& indices, 
 }
 
 // The first tile of a stretch.
-template <int kPast>
 __device__ __forceinline__ TileTokens first_tile(const EitherIndices& indices, int32_t begin, int lane) {
     int32_t first = begin, sequence = sequences_begun(indices, begin - 1, lane);
     if (sequence > 0) {
         const int32_t start = indices.start(sequence - 1), end = indices.start(sequence);
-        if (end > begin && start < begin && start + kPast > begin && indices.is_live(sequence - 1)) {
+        if (end > begin && start < begin && start + indices.p.width - 1 > begin && indices.is_live(sequence - 1)) {
             first = start;
             --sequence;
         }
     }
-    return tile_tokens<kPast>(indices, begin, first, sequence, lane);
+    return tile_tokens(indices, begin, first, sequence, lane);
 }
 
 }  // namespace hipconv

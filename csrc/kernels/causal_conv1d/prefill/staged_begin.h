@@ -1,6 +1,13 @@
-// This file makes the start of a sequence for the kernel `staged`: a thread makes, for one channel, the outputs that depend on
-// the initial state, and all states that the sequence leaves. It reads the initial state before it writes any state.
+// This file makes the starts of sequences for the kernel `staged`: the outputs that depend on the initial state, and all states
+// that the sequence leaves. A row of lanes makes one start after another, two channels a lane; while it makes one, the next
+// one's state is on its way.
+//
+// A start is walked token by token, with the window in registers, as decode would: most starts that share a tile are of short
+// sequences, so what counts is how few instructions the first token takes. A sequence's initial state is read before any state
+// of it is written.
 #pragma once
+
+#include <type_traits>
 
 #include "causal_conv1d/prefill_formula.h"
 #include "device/elements.h"
@@ -8,150 +15,189 @@
 
 namespace hipconv {
 
-// A channel's tokens in LDS, the kHalo ones before the tile included.
-template <typename T>
-struct ChannelInTile {
-    char* base;  // the first of them
-    uint32_t step;
-    int32_t begin;  // the tile's first token
-
-    HIPCONV_INLINE bool has(int32_t token) const { return token >= begin - kHalo && token < begin + kTileTokens; }
-    HIPCONV_INLINE T& at(int32_t token) const {
-        return *reinterpret_cast<T*>(base + static_cast<uint32_t>(token - begin + kHalo) * step);
-    }
+// The start of a sequence in a tile, as a block looks it up.
+struct alignas(16) BeginInTile {
+    int32_t begin, length;  // in tokens; a length of 0: there is nothing to make
+    int32_t read_slot, write_slot;
 };
+
+// Looks up a sequence that begins in the tile at `begin`. Starts that make no sense lead nowhere.
+HIPCONV_INLINE BeginInTile begin_in_tile(const EitherIndices& indices, int32_t sequence, int32_t begin) {
+    const PackedSequence s = indices.sequence(sequence);
+    const int32_t length = s.end - s.begin, past = first_parameter_again(indices.p).width - 1;
+    const int32_t first = s.begin - begin, last = first + (length < past ? length : past);
+    const bool works = s.number >= 0 && length > 0 && first >= -kHalo && last <= kTileTokens;
+    return {s.begin, works ? length : 0, works ? s.read_slot : kNoSlot, s.write_slot};
+}
 
 // A value as the states' type holds it: a NaN of f32 stays a NaN.
 HIPCONV_INLINE float for_state(float v, DType state_dtype) { return state_dtype == DType::f32 ? v : canonical_nan(v); }
 
-// Asks for a channel's initial state, as memory holds it.
-template <int kWidth>
-__device__ __forceinline__ void ask_for_state(const CausalConv1dVarlenParams& p, int32_t slot, int32_t d,
-                                              uint32_t (&bits)[kWidth - 1]) {
-    if (slot == kNoSlot) return;
-    const CausalConv1dVarlenParams& pool = first_parameter_again(p);
-    const int missing = missing_taps < kWidth, kWidth != kUsualStagedWidth > (p);
-    const auto load = [&](auto bits_of_one) {
-        using Bits = decltype(bits_of_one);
-        const Bits* column = global_pointer<const Bits>(p.states) + state_index(pool, slot, d, 0);
+// Makes `count` starts of sequences in the tile at `begin`; S is the states' type. `x_lines` and `out_lines` are the tile in LDS.
+template <typename T, typename S, int kWidth>
+__device__ __forceinline__ void make_begins(const StagedCall& call, const BeginInTile* found, int count, int32_t begin,
+                                            int32_t first_channel, const char* x_lines, char* out_lines, const float* taps) {
+    using Shape = StagedShape<T>;
+    using Bits = typename WordsOf<sizeof(S)>::type;
+    constexpr int kPast = kWidth - 1, kRows = kStagedThreads / Shape::kLanes;
+    const CausalConv1dVarlenParams& p = call.params;
+    const auto params = [&]() -> const CausalConv1dVarlenParams& { return first_parameter_again(p); };
+    const auto plan = [&]() -> const StagedPlan& { return first_parameter_again(call).plan; };
+    int thread = static_cast<int>(threadIdx.x);
+    from_here_on(thread);
+    const int row = thread / Shape::kLanes;
+    const ChannelPair<T> pair(thread % Shape::kLanes, plan().x_tokens_inner);
+    const int32_t channels = params().dim - first_channel;
+    if (pair.first >= channels) return;
+    const int apart = pair.second < channels ? pair.second - pair.first : 0;  // 0: there is no second channel
+    const int missing = missing_taps<kWidth, kWidth != kUsualStagedWidth>(p), past = kPast - missing;
+    const TileLayout<T> x_layout{plan().x_tokens_inner}, out_layout{plan().out_tokens_inner};
+    const int32_t d = first_channel + pair.first;
+
+    // The newest column of a slot's window, from which the others are found step by step: no registers for all multiples.
+    S* const newest = global_pointer<S>(p.states) + state_index(params(), 0, d, past - 1);
+    const auto twin = [&] {  // no registers for it, either
+        int channels_apart = apart;
+        from_here_on(channels_apart);
+        return channels_apart * params().state_dim_stride;
+    };
+    Bits state[2 * kPast]{};
+    const auto ask = [&](int32_t slot) {
+        if (slot == kNoSlot) return;
+        const Bits* column = reinterpret_cast<const Bits*>(newest + slot * params().slot_stride);
+        const int64_t second = twin();
 #pragma unroll
-        for (int i = 0; i < kWidth - 1; ++i) {
-            if (i < missing) continue;
-            bits[i] = *column;
-            column += pool.column_stride;  // step by step: no registers for all multiples
+        for (int i = kPast - 1; i >= 0; --i) {
+            if (i < missing) break;
+            state[2 * i] = column[0];
+            state[2 * i + 1] = column[second];
+            column -= params().column_stride;
         }
     };
-    pool.state_dtype == DType::f32 ? load(uint32_t{}) : load(uint16_t{});
-}
-
-// `state_bits` is the initial state, if there is one.
-template <typename T, int kWidth>
-__device__ __forceinline__ void begin_channel(const StagedCall& call, const PackedSequence& s, int32_t d,
-                                              const ChannelInTile<T>& x, const ChannelInTile<T>& out, const float* taps,
-                                              const uint32_t (&state_bits)[kWidth - 1]) {
-    constexpr int kPast = kWidth - 1, kChannels = StagedShape<T>::kChannels;
-    const CausalConv1dVarlenParams& p = call.params;
-    const auto missing_now = [&] {
-        return missing_taps < kWidth, kWidth != kUsualStagedWidth > (p);
-    };  // no registers for all that follows from it
-    const int32_t length = s.end - s.begin;
-
-    // The inputs just before a position of the sequence, of which there are at least kPast.
-    const auto load_inputs = [&](int32_t position, float(&inputs)[kPast]) {
-        const CausalConv1dVarlenParams& inputs_of = first_parameter_again(p);
-        const int32_t token = s.begin + position - kPast;
-        if (x.has(token) && x.has(token + kPast - 1)) {
+    const auto keep = [&](int32_t slot, const Pair(&window)[kPast]) {
+        constexpr bool kExact = sizeof(S) == 4 || std::is_same_v<S, T>;
+        const auto value = [](float v) { return from_float<S>(kExact ? v : canonical_nan(v)); };
+        S* column = newest + slot * params().slot_stride;
+        const int64_t second = twin();
 #pragma unroll
-            for (int i = 0; i < kPast; ++i) inputs[i] = to_float(x.at(token + i));
+        for (int i = kPast - 1; i >= 0; --i) {
+            if (i < missing) break;
+            column[0] = value(low(window[i]));
+            if (apart != 0) column[second] = value(high(window[i]));
+            column -= params().column_stride;
+        }
+    };
+    // The last inputs of a sequence that has more of them than the window.
+    const auto load_last = [&](const BeginInTile& s, Pair(&window)[kPast]) {
+        const int32_t end = s.begin + s.length;
+        if (end - begin <= kTileTokens) {
+            const char* from = x_lines + pair.first * x_layout.channel_step() +
+                               static_cast<uint32_t>(end - 1 - begin + kHalo) * x_layout.token_step();
+#pragma unroll
+            for (int i = kPast - 1; i >= 0; --i) {
+                if (i < missing) break;
+                window[i] = make_pair(to_float(*reinterpret_cast<const T*>(from)),
+                                      to_float(*reinterpret_cast<const T*>(from + apart * x_layout.channel_step())));
+                from -= x_layout.token_step();
+            }
             return;
         }
-        const T* from = static_cast<const T*>(p.x) + d * inputs_of.x_dim_stride + token * inputs_of.x_token_stride;
-        int64_t step = inputs_of.x_token_stride;
-        const StagedPlan& plan = first_parameter_again(call).plan;
-        const int32_t stretch_tokens = static_cast<int32_t>(plan.tiles) * kTileTokens, stretch = s.begin / stretch_tokens;
-        if (plan.lasts && (s.end - 1) / stretch_tokens != stretch) {
-            step = plan.saved_dim;
-            from = reinterpret_cast<const T*>(plan.lasts) + (int64_t{stretch} * kHalo + kHalo - kPast) * step + d;
+        const T* from =
+            static_cast<const T*>(p.x) + d * params().x_dim_stride + static_cast<int64_t>(end - 1) * params().x_token_stride;
+        int64_t step = params().x_token_stride, other = apart * params().x_dim_stride;
+        const int32_t stretch = s.begin >> plan().log2_tokens;
+        if (plan().lasts && (end - 1) >> plan().log2_tokens != stretch) {
+            step = plan().saved_dim;
+            other = apart;
+            from = reinterpret_cast<const T*>(plan().lasts) + (int64_t{stretch} * kHalo + kHalo - 1) * step + d;
         }
-        const int missing = missing_now();
-        from += missing * step;
+        from = global_pointer<const T>(from);
 #pragma unroll
-        for (int i = 0; i < kPast; ++i) {
-            if (i < missing) continue;
-            inputs[i] = to_float(*global_pointer<const T>(from));
-            from += step;
+        for (int i = kPast - 1; i >= 0; --i) {
+            if (i < missing) break;
+            window[i] = make_pair(to_float(from[0]), to_float(from[other]));
+            from -= step;
         }
     };
 
-    float state[kPast]{};
-    if (s.read_slot != kNoSlot) {
-        with_dtype(first_parameter_again(p).state_dtype, [&](auto type) {
-            const int missing = missing_now();
+    if (row < count) ask(found[row].read_slot);
+#pragma unroll 1
+    for (int k = row; k < count; k += kRows) {
+        const BeginInTile s = found[k];
+        Pair window[kPast]{};
 #pragma unroll
-            for (int i = 0; i < kPast; ++i)
-                if (i >= missing) state[i] = to_float(from_bits<decltype(type)>(state_bits[i]));
-        });
-    }
-
-    float first[kPast];
-#pragma unroll
-    for (int i = 0; i < kPast; ++i) first[i] = i < length && x.has(s.begin + i) ? to_float(x.at(s.begin + i)) : 0.0f;
-    const bool use_silu = first_parameter_again(p).use_silu;
-    float weight[kWidth];
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) weight[i] = taps[i * kChannels];
-#pragma unroll
-    for (int t = 0; t < kPast; ++t) {
-        if (t >= length) continue;
-        float sum = taps[kWidth * kChannels];
-        const int missing = missing_now();
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) {
-            // Without a state, taps before the sequence are left out, not multiplied by zero: the weight may be infinite.
-            const bool has_tap = i >= missing && (t + i >= kPast || s.read_slot != kNoSlot);
-            const float input = t + i < kPast ? state[t + i < kPast ? t + i : 0] : first[t + i < kPast ? 0 : t + i - kPast];
-            const float longer = low(multiply_add(twice(weight[i]), twice(input), twice(sum)));
-            sum = has_tap ? longer : sum;
+        for (int i = kPast - 1; i >= 0; --i) {
+            if (i < missing || s.read_slot == kNoSlot) break;
+            window[i] = make_pair(to_float(from_bits<S>(state[2 * i])), to_float(from_bits<S>(state[2 * i + 1])));
         }
-        if (use_silu) sum = low(silu(twice(sum)));
-        if (out.has(s.begin + t)) out.at(s.begin + t) = from_float<T>(sum);
-    }
+        if (k + kRows < count) ask(found[k + kRows].read_slot);
+        if (s.length == 0) continue;
 
-    const auto store_new = [&](int32_t slot, int32_t position, const float(&inputs)[kPast]) {
-        float window[kPast];
+        int first = pair.first;
+        from_here_on(first);
+        const uint32_t token = static_cast<uint32_t>(s.begin - begin + kHalo);
+        const char* input = x_lines + first * x_layout.channel_step() + token * x_layout.token_step();
+        char* output = out_lines + first * out_layout.channel_step() + token * out_layout.token_step();
+        // Without a state, taps before the sequence are left out, not multiplied by zero: the weight may be infinite.
+        int oldest = s.read_slot == kNoSlot ? kPast : missing;
+#pragma unroll 1
+        for (int left = s.length < past ? s.length : past; left > 0; --left) {
+            const auto tap = [&](int i) {
+                const float* const from = taps + i * Shape::kChannels + pair.first;
+                return make_pair(from[0], from[apart]);
+            };
+            const Pair next = make_pair(to_float(*reinterpret_cast<const T*>(input)),
+                                        to_float(*reinterpret_cast<const T*>(input + apart * x_layout.channel_step())));
+            Pair sum = tap(kWidth);
 #pragma unroll
-        for (int i = 0; i < kPast; ++i) window[i] = position < kPast ? state[i] : inputs[i];
-#pragma unroll
-        for (int step = 0; step < kPast - 1; ++step) {
-            if (position >= kPast || step >= position) continue;
+            for (int i = 0; i < kPast; ++i) sum = multiply_add_where(i >= oldest, i >= oldest, tap(i), window[i], sum);
+            sum = multiply_add(tap(kPast), next, sum);
+            if (params().use_silu) sum = silu(sum);
+            *reinterpret_cast<T*>(output) = from_float<T>(low(sum));
+            if (apart != 0) *reinterpret_cast<T*>(output + apart * out_layout.channel_step()) = from_float<T>(high(sum));
 #pragma unroll
             for (int i = 0; i < kPast - 1; ++i) window[i] = window[i + 1];
-            window[kPast - 1] = first[step];
+            window[kPast - 1] = next;
+            oldest = oldest > missing ? oldest - 1 : missing;
+            input += x_layout.token_step();
+            output += out_layout.token_step();
         }
-        const CausalConv1dVarlenParams& pool = first_parameter_again(p);
-        with_dtype(pool.state_dtype, [&](auto type) {
-            using S = decltype(type);
-            const int missing = missing_now();
-            S* column = global_pointer<S>(p.states) + state_index(pool, slot, d, 0);
-#pragma unroll
-            for (int i = 0; i < kPast; ++i) {
-                if (i < missing) continue;
-                *column = from_float<S>(for_state(window[i], pool.state_dtype));
-                column += pool.column_stride;
-            }
-        });
-    };
-    float last[kPast]{};
-    if (s.write_slot != kNoSlot) {
-        if (length >= kPast) load_inputs(length, last);
-        store_new(s.write_slot, length, last);
+        if (s.write_slot == kNoSlot) continue;
+        if (s.length > past) load_last(s, window);
+        keep(s.write_slot, window);
     }
-    const Boundaries boundaries = boundaries_of(first_parameter_again(p), s);
-    for (int32_t n = 1; n <= boundaries.count; ++n) {
-        const StateToWrite to = boundary_state(first_parameter_again(p), s, boundaries, n);
-        if (to.slot == kNoSlot) continue;
-        if (to.position >= kPast) load_inputs(to.position, last);
-        store_new(to.slot, to.position, last);
+}
+
+// Keeps the states at block boundaries of `count` sequences, of which the first is number `base`: those in the slots of initial
+// states, or all the others.
+template <typename T>
+__device__ __forceinline__ void keep_boundaries(const StagedCall& call, const BeginInTile* found, int count, int32_t base,
+                                                int32_t first_channel, bool in_read_slots) {
+    constexpr int kChannels = StagedShape<T>::kChannels, kRows = kStagedThreads / kChannels;
+    const CausalConv1dVarlenParams& p = call.params;
+    const auto params = [&]() -> const CausalConv1dVarlenParams& { return first_parameter_again(p); };
+    const int thread = static_cast<int>(threadIdx.x);
+    const int32_t d = first_channel + thread % kChannels;
+    if (d >= params().dim) return;
+#pragma unroll 1
+    for (int k = 0; k < count; ++k) {
+        const BeginInTile start = found[k];
+        if (start.length == 0) continue;
+        const PackedSequence s{base + k, start.begin, start.begin + start.length, start.read_slot, start.write_slot};
+        const Boundaries boundaries = boundaries_of(params(), s);
+#pragma unroll 1
+        for (int32_t n = 1 + thread / kChannels; n <= boundaries.count; n += kRows) {
+            const StateToWrite to = boundary_state(params(), s, boundaries, n);
+            if (to.slot == kNoSlot || (to.slot == s.read_slot) != in_read_slots) continue;
+            const int past = params().width - 1;
+            // In this order a state may move within one slot: each column is read no later than it is written.
+#pragma unroll 1
+            for (int i = 0; i < past; ++i) {
+                const float v = window_element(p, s, d, to.position - past + i);
+                store_element(p.states, state_index(params(), to.slot, d, i), params().state_dtype,
+                              for_state(v, params().state_dtype));
+            }
+        }
     }
 }
 
