@@ -110,7 +110,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, (staged_blocks<T, kWidth>(
     HIPCONV_SHARED(Words4, out_lines, Shape::kVectors);
     HIPCONV_SHARED(TileTokens, found_tiles, kMostTiles);
     HIPCONV_SHARED(BeginInTile, found, kFoundBegins);
-    HIPCONV_SHARED(float, taps, (kWidth + 1) * Shape::kChannels);  // weights and biases, for which there are no registers
+    HIPCONV_SHARED(Pair, pairs_of_taps, (kWidth + 1) * Shape::kLanes);
 
     const CausalConv1dVarlenParams& p = call.params;
     const auto params = [&]() -> const CausalConv1dVarlenParams& { return first_parameter_again(p); };
@@ -137,9 +137,11 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, (staged_blocks<T, kWidth>(
         halo[k] = bring_halo<T>(call, HaloPart<T>(k, x_layout), stretch, first_channel, stretch_begin);
 
     // Weights and biases, for which there are no registers.
+    float* const taps = reinterpret_cast<float*>(pairs_of_taps);
     if (thread < Shape::kChannels) {
         const int32_t d = first_channel + (thread < channels ? thread : 0);
-        float* const to = taps + thread;
+        constexpr int kLanes = Shape::kLanes;  // a lane's two channels are neighbours
+        float* const to = taps + (plan().x_tokens_inner ? thread % kLanes * 2 + thread / kLanes : thread);
         const int missing = missing_taps<kWidth, kAnyWidth>(p);
         with_dtype(params().weight_dtype, [&](auto type) {
             using P = decltype(type);
@@ -178,10 +180,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, (staged_blocks<T, kWidth>(
         for (int k = 0; k < kHaloWords; ++k)
             halo[k] = *reinterpret_cast<const uint32_t*>(halo_place(k) + kTileTokens * x_layout.token_step());
         const int missing = missing_taps<kWidth, kAnyWidth>(p);
-        const auto tap = [&](int i) {
-            const float* const from = taps + i * Shape::kChannels;
-            return make_pair(from[pair.first], from[pair.second]);
-        };
+        const auto tap = [&](int i) { return pairs_of_taps[i * Shape::kLanes + thread % Shape::kLanes]; };
         Pair taps_of_run[kWidth + 1];  // wide windows leave no registers for them
 #pragma unroll
         for (int i = 0; i <= kWidth && !kAnyWidth; ++i) taps_of_run[i] = tap(i);
@@ -230,7 +229,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, (staged_blocks<T, kWidth>(
                     if (step == 1) {
                         with_dtype(params().state_dtype, [&](auto type) {
                             make_begins<T, decltype(type), kWidth>(call, found, count, begin, first_channel, x_bytes, out_bytes,
-                                                                   taps);
+                                                                   pairs_of_taps);
                         });
                     } else {
                         keep_boundaries<T>(call, found, count, base, first_channel, step == 2);

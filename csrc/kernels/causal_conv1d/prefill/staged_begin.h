@@ -36,69 +36,81 @@ HIPCONV_INLINE float for_state(float v, DType state_dtype) { return state_dtype 
 // Makes `count` starts of sequences in the tile at `begin`; S is the states' type. `x_lines` and `out_lines` are the tile in LDS.
 template <typename T, typename S, int kWidth>
 __device__ __forceinline__ void make_begins(const StagedCall& call, const BeginInTile* found, int count, int32_t begin,
-                                            int32_t first_channel, const char* x_lines, char* out_lines, const float* taps) {
+                                            int32_t first_channel, const char* x_lines, char* out_lines, const Pair* taps) {
     using Shape = StagedShape<T>;
     using Bits = typename WordsOf<sizeof(S)>::type;
     constexpr int kPast = kWidth - 1, kRows = kStagedThreads / Shape::kLanes;
+    constexpr int kHalf = kWidth == kUsualStagedWidth ? 0 : kWidth / 2;  // columns that narrow windows lack
     const CausalConv1dVarlenParams& p = call.params;
     const auto params = [&]() -> const CausalConv1dVarlenParams& { return first_parameter_again(p); };
     const auto plan = [&]() -> const StagedPlan& { return first_parameter_again(call).plan; };
     int thread = static_cast<int>(threadIdx.x);
     from_here_on(thread);
-    const int row = thread / Shape::kLanes;
-    const ChannelPair<T> pair(thread % Shape::kLanes, plan().x_tokens_inner);
+    const int row = thread / Shape::kLanes, lane = thread % Shape::kLanes;
+    const ChannelPair<T> pair(lane, plan().x_tokens_inner);
     const int32_t channels = params().dim - first_channel;
     if (pair.first >= channels) return;
     const int apart = pair.second < channels ? pair.second - pair.first : 0;  // 0: there is no second channel
-    const int missing = missing_taps<kWidth, kWidth != kUsualStagedWidth>(p), past = kPast - missing;
-    const TileLayout<T> x_layout{plan().x_tokens_inner}, out_layout{plan().out_tokens_inner};
+    // These are asked for where they are needed: there are no registers for all that follows from them.
+    const auto missing_now = [&] { return missing_taps<kWidth, kWidth != kUsualStagedWidth>(p); };
     const int32_t d = first_channel + pair.first;
 
     // The newest column of a slot's window, from which the others are found step by step: no registers for all multiples.
-    S* const newest = global_pointer<S>(p.states) + state_index(params(), 0, d, past - 1);
-    const auto twin = [&] {  // no registers for it, either
+    S* const in_slot_0 = global_pointer<S>(p.states) + state_index(params(), 0, d, params().width - 2);
+    const auto newest = [&](int32_t slot) { return reinterpret_cast<char*>(in_slot_0 + slot * params().slot_stride); };
+    const auto twin = [&] {
         int channels_apart = apart;
         from_here_on(channels_apart);
-        return channels_apart * params().state_dim_stride;
+        return channels_apart * params().state_dim_stride * static_cast<int64_t>(sizeof(S));
     };
-    Bits state[2 * kPast]{};
+    Bits state[2 * kPast]{};  // columns that the window lacks stay zero
     const auto ask = [&](int32_t slot) {
-        if (slot == kNoSlot) return;
-        const Bits* column = reinterpret_cast<const Bits*>(newest + slot * params().slot_stride);
-        const int64_t second = twin();
+        if (slot == kNoSlot) {
+#pragma unroll
+            for (int i = 0; i < 2 * kPast; ++i) state[i] = 0;
+            return;
+        }
+        const int missing = missing_now();
+        const char *first = newest(slot), *second = first + twin();
+        const int64_t step = params().column_stride * static_cast<int64_t>(sizeof(S));
 #pragma unroll
         for (int i = kPast - 1; i >= 0; --i) {
             if (i < missing) break;
-            state[2 * i] = column[0];
-            state[2 * i + 1] = column[second];
-            column -= params().column_stride;
+            state[2 * i] = *global_pointer<const Bits>(first);
+            state[2 * i + 1] = *global_pointer<const Bits>(second);
+            first -= step;
+            second -= step;
         }
     };
     const auto keep = [&](int32_t slot, const Pair(&window)[kPast]) {
         constexpr bool kExact = sizeof(S) == 4 || std::is_same_v<S, T>;
         const auto value = [](float v) { return from_float<S>(kExact ? v : canonical_nan(v)); };
-        S* column = newest + slot * params().slot_stride;
-        const int64_t second = twin();
+        const int missing = missing_now();
+        char *first = newest(slot), *second = first + twin();
+        const int64_t step = params().column_stride * static_cast<int64_t>(sizeof(S));
 #pragma unroll
         for (int i = kPast - 1; i >= 0; --i) {
             if (i < missing) break;
-            column[0] = value(low(window[i]));
-            if (apart != 0) column[second] = value(high(window[i]));
-            column -= params().column_stride;
+            *global_pointer<S>(first) = value(low(window[i]));
+            if (apart != 0) *global_pointer<S>(second) = value(high(window[i]));
+            first -= step;
+            second -= step;
         }
     };
     // The last inputs of a sequence that has more of them than the window.
     const auto load_last = [&](const BeginInTile& s, Pair(&window)[kPast]) {
         const int32_t end = s.begin + s.length;
+        const int missing = missing_now();
         if (end - begin <= kTileTokens) {
-            const char* from = x_lines + pair.first * x_layout.channel_step() +
-                               static_cast<uint32_t>(end - 1 - begin + kHalo) * x_layout.token_step();
+            const TileLayout<T> layout{plan().x_tokens_inner};
+            const uint32_t channel_step = layout.channel_step(), token_step = layout.token_step();
+            const char* from = x_lines + pair.first * channel_step + static_cast<uint32_t>(end - 1 - begin + kHalo) * token_step;
 #pragma unroll
             for (int i = kPast - 1; i >= 0; --i) {
                 if (i < missing) break;
                 window[i] = make_pair(to_float(*reinterpret_cast<const T*>(from)),
-                                      to_float(*reinterpret_cast<const T*>(from + apart * x_layout.channel_step())));
-                from -= x_layout.token_step();
+                                      to_float(*reinterpret_cast<const T*>(from + apart * channel_step)));
+                from -= token_step;
             }
             return;
         }
@@ -124,43 +136,51 @@ __device__ __forceinline__ void make_begins(const StagedCall& call, const BeginI
 #pragma unroll 1
     for (int k = row; k < count; k += kRows) {
         const BeginInTile s = found[k];
-        Pair window[kPast]{};
+        Pair window[kPast];
 #pragma unroll
-        for (int i = kPast - 1; i >= 0; --i) {
-            if (i < missing || s.read_slot == kNoSlot) break;
+        for (int i = 0; i < kPast; ++i)
             window[i] = make_pair(to_float(from_bits<S>(state[2 * i])), to_float(from_bits<S>(state[2 * i + 1])));
-        }
         if (k + kRows < count) ask(found[k + kRows].read_slot);
         if (s.length == 0) continue;
 
+        const int missing = missing_now(), past = kPast - missing;
+        const TileLayout<T> x_layout{plan().x_tokens_inner}, out_layout{plan().out_tokens_inner};
+        const uint32_t x_channel = x_layout.channel_step(), x_token = x_layout.token_step();
+        const uint32_t out_channel = out_layout.channel_step(), out_token = out_layout.token_step();
         int first = pair.first;
         from_here_on(first);
         const uint32_t token = static_cast<uint32_t>(s.begin - begin + kHalo);
-        const char* input = x_lines + first * x_layout.channel_step() + token * x_layout.token_step();
-        char* output = out_lines + first * out_layout.channel_step() + token * out_layout.token_step();
+        const char* input = x_lines + first * x_channel + token * x_token;
+        char* output = out_lines + first * out_channel + token * out_token;
         // Without a state, taps before the sequence are left out, not multiplied by zero: the weight may be infinite.
         int oldest = s.read_slot == kNoSlot ? kPast : missing;
 #pragma unroll 1
         for (int left = s.length < past ? s.length : past; left > 0; --left) {
-            const auto tap = [&](int i) {
-                const float* const from = taps + i * Shape::kChannels + pair.first;
-                return make_pair(from[0], from[apart]);
-            };
             const Pair next = make_pair(to_float(*reinterpret_cast<const T*>(input)),
-                                        to_float(*reinterpret_cast<const T*>(input + apart * x_layout.channel_step())));
+                                        to_float(*reinterpret_cast<const T*>(input + apart * x_channel)));
+            const auto tap = [&](int i) { return taps[i * Shape::kLanes + lane]; };
             Pair sum = tap(kWidth);
+            const auto add_from = [&](auto begin, auto end) {
 #pragma unroll
-            for (int i = 0; i < kPast; ++i) sum = multiply_add_where(i >= oldest, i >= oldest, tap(i), window[i], sum);
+                for (int i = begin; i < end; ++i)
+                    sum = multiply_add_where(i >= oldest, i >= oldest, tap(i), window[i], sum);
+            };
+            if (kHalf == 0 || oldest < kHalf) add_from(0, kHalf);
+            add_from(kHalf, kPast);
             sum = multiply_add(tap(kPast), next, sum);
             if (params().use_silu) sum = silu(sum);
             *reinterpret_cast<T*>(output) = from_float<T>(low(sum));
-            if (apart != 0) *reinterpret_cast<T*>(output + apart * out_layout.channel_step()) = from_float<T>(high(sum));
+            if (apart != 0) *reinterpret_cast<T*>(output + apart * out_channel) = from_float<T>(high(sum));
+            if (missing < kHalf) {
 #pragma unroll
-            for (int i = 0; i < kPast - 1; ++i) window[i] = window[i + 1];
+                for (int i = 0; i < kHalf; ++i) window[i] = window[i + 1];
+            }
+#pragma unroll
+            for (int i = kHalf; i < kPast - 1; ++i) window[i] = window[i + 1];
             window[kPast - 1] = next;
             oldest = oldest > missing ? oldest - 1 : missing;
-            input += x_layout.token_step();
-            output += out_layout.token_step();
+            input += x_token;
+            output += out_token;
         }
         if (s.write_slot == kNoSlot) continue;
         if (s.length > past) load_last(s, window);
