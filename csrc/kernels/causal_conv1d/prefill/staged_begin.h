@@ -63,13 +63,9 @@ __device__ __forceinline__ void make_begins(const StagedCall& call, const BeginI
         from_here_on(channels_apart);
         return channels_apart * params().state_dim_stride * static_cast<int64_t>(sizeof(S));
     };
-    Bits state[2 * kPast]{};  // columns that the window lacks stay zero
+    uint32_t state[2 * kPast]{};
     const auto ask = [&](int32_t slot) {
-        if (slot == kNoSlot) {
-#pragma unroll
-            for (int i = 0; i < 2 * kPast; ++i) state[i] = 0;
-            return;
-        }
+        if (slot == kNoSlot) return;
         const int missing = missing_now();
         const char *first = newest(slot), *second = first + twin();
         const int64_t step = params().column_stride * static_cast<int64_t>(sizeof(S));
@@ -138,8 +134,11 @@ __device__ __forceinline__ void make_begins(const StagedCall& call, const BeginI
         const BeginInTile s = found[k];
         Pair window[kPast];
 #pragma unroll
-        for (int i = 0; i < kPast; ++i)
-            window[i] = make_pair(to_float(from_bits<S>(state[2 * i])), to_float(from_bits<S>(state[2 * i + 1])));
+        for (int i = 0; i < kPast; ++i) {
+            float first = to_float(from_bits<S>(state[2 * i])), second = to_float(from_bits<S>(state[2 * i + 1]));
+            in_a_register(first), in_a_register(second);  // before the next state comes
+            window[i] = make_pair(first, second);
+        }
         if (k + kRows < count) ask(found[k + kRows].read_slot);
         if (s.length == 0) continue;
 
@@ -171,19 +170,21 @@ __device__ __forceinline__ void make_begins(const StagedCall& call, const BeginI
             if (params().use_silu) sum = silu(sum);
             *reinterpret_cast<T*>(output) = from_float<T>(low(sum));
             if (apart != 0) *reinterpret_cast<T*>(output + apart * out_channel) = from_float<T>(high(sum));
-            if (missing < kHalf) {
 #pragma unroll
-                for (int i = 0; i < kHalf; ++i) window[i] = window[i + 1];
-            }
-#pragma unroll
-            for (int i = kHalf; i < kPast - 1; ++i) window[i] = window[i + 1];
+            for (int i = 0; i < kPast - 1; ++i) window[i] = window[i + 1];
             window[kPast - 1] = next;
             oldest = oldest > missing ? oldest - 1 : missing;
             input += x_token;
             output += out_token;
         }
         if (s.write_slot == kNoSlot) continue;
-        if (s.length > past) load_last(s, window);
+        if (s.length > past) {
+            load_last(s, window);
+        } else if (oldest > missing) {  // without an initial state, there is nothing before the sequence
+#pragma unroll
+            for (int i = 0; i < kPast; ++i)
+                if (i < oldest) window[i] = twice(0.0f);
+        }
         keep(s.write_slot, window);
     }
 }
