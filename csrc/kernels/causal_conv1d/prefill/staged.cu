@@ -28,7 +28,7 @@
 namespace hipconv {
 
 constexpr int kEnoughBlocks = 2048;
-constexpr int kEnoughEvenBlocks = 700;  // where no block has much more to do than the others
+constexpr int kEnoughEvenBlocks = 700;                          // where no block has much more to do than the others
 constexpr int kFoundBegins = kLdsBytes >= 128 << 10 ? 64 : 32;  // sequences that a block looks up together
 
 // The number of blocks of a compute unit, which registers (more for wider windows) and LDS allow.
@@ -260,6 +260,8 @@ StagedPlan plan_of(const CausalConv1dVarlenParams& p, const VarlenTile& forced, 
     plan.stretches = static_cast<uint32_t>((tiles + plan.tiles - 1) / plan.tiles);
     while ((1 << plan.log2_tokens) < static_cast<int>(plan.tiles) * kTileTokens) ++plan.log2_tokens;
     plan.plain_indices = PlainIndices::fit(p);
+    plan.state_pairs = p.width % 2 == 1 && element_bytes(p.state_dtype) == 2 && p.column_stride == 1 &&
+                       p.first_column % 2 == 0 && p.state_dim_stride % 2 == 0 && p.slot_stride % 2 == 0 && aligned(p.states, 4);
 
     const auto form_of = [&](const void* data, int64_t inner, int64_t outer) {
         const int in_vector = 16 / element_bytes(p.dtype), in_word = 4 / element_bytes(p.dtype);

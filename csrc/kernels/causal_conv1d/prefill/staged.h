@@ -75,6 +75,7 @@ struct StagedPlan {
     bool x_tokens_inner, out_tokens_inner;
     LineForm x_form, out_form;
     bool plain_indices;
+    bool state_pairs;  // the window's columns, of 16 bits, are words of two neighbours
     // In place, a block's neighbour may have overwritten inputs, so they were saved: kHalo tokens before each stretch but the
     // first (laid out like x), and those before the end of the sequence that lives across its beginning.
     char *halos, *lasts;   // null where the outputs have memory of their own

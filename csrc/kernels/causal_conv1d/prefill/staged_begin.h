@@ -33,7 +33,8 @@ HIPCONV_INLINE BeginInTile begin_in_tile(const EitherIndices& indices, int32_t s
 // A value as the states' type holds it: a NaN of f32 stays a NaN.
 HIPCONV_INLINE float for_state(float v, DType state_dtype) { return state_dtype == DType::f32 ? v : canonical_nan(v); }
 
-// Makes `count` starts of sequences in the tile at `begin`; S is the states' type. `x_lines` and `out_lines` are the tile in LDS.
+// Makes `count` starts of sequences in the tile at `begin`; S is the states' type. The lines are the tile's inputs and outputs in
+// LDS.
 template <typename T, typename S, int kWidth>
 __device__ __forceinline__ void make_begins(const StagedCall& call, const BeginInTile* found, int count, int32_t begin,
                                             int32_t first_channel, const char* x_lines, char* out_lines, const Pair* taps) {
@@ -52,7 +53,7 @@ __device__ __forceinline__ void make_begins(const StagedCall& call, const BeginI
     if (pair.first >= channels) return;
     const int apart = pair.second < channels ? pair.second - pair.first : 0;  // 0: there is no second channel
     // These are asked for where they are needed: there are no registers for all that follows from them.
-    const auto missing_now = [&] { return missing_taps<kWidth, kWidth != kUsualStagedWidth>(p); };
+    const auto missing_now = [&] { return missing_taps < kWidth, kWidth != kUsualStagedWidth > (p); };
     const int32_t d = first_channel + pair.first;
 
     // The newest column of a slot's window, from which the others are found step by step: no registers for all multiples.
@@ -63,12 +64,25 @@ __device__ __forceinline__ void make_begins(const StagedCall& call, const BeginI
         from_here_on(channels_apart);
         return channels_apart * params().state_dim_stride * static_cast<int64_t>(sizeof(S));
     };
+    // Where two columns of 16 bits are a word, column i of an odd number has the word of itself and the next one.
+    constexpr bool kPairs = sizeof(S) == 2 && kPast % 2 == 1 && kPast > 3;
+    const auto pairs = [&] { return kPairs && plan().state_pairs; };
     uint32_t state[2 * kPast]{};
     const auto ask = [&](int32_t slot) {
         if (slot == kNoSlot) return;
         const int missing = missing_now();
         const char *first = newest(slot), *second = first + twin();
         const int64_t step = params().column_stride * static_cast<int64_t>(sizeof(S));
+        if (pairs()) {
+#pragma unroll
+            for (int i = kPast - 2; i >= 0; i -= 2) {
+                if (i < missing) break;
+                first -= i < kPast - 2 ? 4 : 2, second -= i < kPast - 2 ? 4 : 2;
+                state[2 * i] = *global_pointer<const uint32_t>(first);
+                state[2 * i + 1] = *global_pointer<const uint32_t>(second);
+            }
+            return;
+        }
 #pragma unroll
         for (int i = kPast - 1; i >= 0; --i) {
             if (i < missing) break;
@@ -84,6 +98,24 @@ __device__ __forceinline__ void make_begins(const StagedCall& call, const BeginI
         const int missing = missing_now();
         char *first = newest(slot), *second = first + twin();
         const int64_t step = params().column_stride * static_cast<int64_t>(sizeof(S));
+        if constexpr (kPairs) {
+            if (pairs()) {
+                const auto both = [&](float older, float newer) {
+                    Words<S, 2> word{};
+                    set_pair<S>(word, 0,
+                                kExact ? make_pair(older, newer) : make_pair(canonical_nan(older), canonical_nan(newer)));
+                    return word;
+                };
+#pragma unroll
+                for (int i = kPast - 2; i >= 0; i -= 2) {
+                    if (i < missing) break;
+                    first -= i < kPast - 2 ? 4 : 2, second -= i < kPast - 2 ? 4 : 2;
+                    *global_pointer<Words<S, 2>>(first) = both(low(window[i]), low(window[i + 1]));
+                    if (apart != 0) *global_pointer<Words<S, 2>>(second) = both(high(window[i]), high(window[i + 1]));
+                }
+                return;
+            }
+        }
 #pragma unroll
         for (int i = kPast - 1; i >= 0; --i) {
             if (i < missing) break;
@@ -100,7 +132,8 @@ __device__ __forceinline__ void make_begins(const StagedCall& call, const BeginI
         if (end - begin <= kTileTokens) {
             const TileLayout<T> layout{plan().x_tokens_inner};
             const uint32_t channel_step = layout.channel_step(), token_step = layout.token_step();
-            const char* from = x_lines + pair.first * channel_step + static_cast<uint32_t>(end - 1 - begin + kHalo) * token_step;
+            const char* from =
+                x_lines + pair.first * channel_step + static_cast<uint32_t>(end - 1 - begin + kHalo) * token_step;
 #pragma unroll
             for (int i = kPast - 1; i >= 0; --i) {
                 if (i < missing) break;
@@ -133,11 +166,21 @@ __device__ __forceinline__ void make_begins(const StagedCall& call, const BeginI
     for (int k = row; k < count; k += kRows) {
         const BeginInTile s = found[k];
         Pair window[kPast];
-#pragma unroll
-        for (int i = 0; i < kPast; ++i) {
-            float first = to_float(from_bits<S>(state[2 * i])), second = to_float(from_bits<S>(state[2 * i + 1]));
+        const auto unpack = [&](int i, uint32_t of_first, uint32_t of_second) {
+            float first = to_float(from_bits<S>(of_first)), second = to_float(from_bits<S>(of_second));
             in_a_register(first), in_a_register(second);  // before the next state comes
             window[i] = make_pair(first, second);
+        };
+        if (pairs()) {
+            window[0] = twice(0.0f);
+#pragma unroll
+            for (int i = kPast - 2; i > 0; i -= 2) {
+                unpack(i, state[2 * i], state[2 * i + 1]);
+                unpack(i + 1, state[2 * i] >> 16, state[2 * i + 1] >> 16);
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < kPast; ++i) unpack(i, state[2 * i], state[2 * i + 1]);
         }
         if (k + kRows < count) ask(found[k + kRows].read_slot);
         if (s.length == 0) continue;
@@ -161,8 +204,7 @@ __device__ __forceinline__ void make_begins(const StagedCall& call, const BeginI
             Pair sum = tap(kWidth);
             const auto add_from = [&](auto begin, auto end) {
 #pragma unroll
-                for (int i = begin; i < end; ++i)
-                    sum = multiply_add_where(i >= oldest, i >= oldest, tap(i), window[i], sum);
+                for (int i = begin; i < end; ++i) sum = multiply_add_where(i >= oldest, i >= oldest, tap(i), window[i], sum);
             };
             if (kHalf == 0 || oldest < kHalf) add_from(0, kHalf);
             add_from(kHalf, kPast);
