@@ -4,8 +4,8 @@
 // A block walks through a stretch of tokens, tile by tile, for a few channels. Lines of x go into LDS as memory holds them,
 // tokens of a channel or channels of a token. There a thread finds a run of tokens of two channels, makes their outputs from
 // registers, and puts them into another place in LDS, in lines as the output has them. So either side of the kernel moves whole
-// lines, by lanes that are neighbours, and the two may be laid out differently. Then, if sequences begin in the tile, the rows
-// of threads take one each, and make again the outputs that reach into its initial state (staged_begin.h).
+// lines, by lanes that are neighbours, and the two may be laid out differently. Then, if sequences begin in the tile, rows of
+// lanes take one each, and make again the outputs that reach into its initial state (staged_begin.h).
 //
 // While a tile is computed, the next one is on its way into registers. What a tile needs of the one before stays in LDS. The
 // sequences of a stretch's tiles are found at its beginning, by a wave a tile (staged.h).
@@ -185,7 +185,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, (staged_blocks<T, kWidth>(
 #pragma unroll
         for (int i = 0; i <= kWidth && !kAnyWidth; ++i) taps_of_run[i] = tap(i);
 #pragma unroll 1
-        for (int run = 0; run < Shape::kRuns; ++run) {
+        for (int run = 0, runs = tile.has_runs ? Shape::kRuns : 0; run < runs; ++run) {
             Pair window[kPast + kRun], sums[kRun];
             load_window<T, kPast>(run_in_x + run * kRun * x_layout.token_step(), plan().x_tokens_inner, window);
 #pragma unroll

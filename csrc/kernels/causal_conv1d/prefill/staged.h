@@ -102,6 +102,7 @@ struct TileTokens {
     uint64_t live;                    // tokens of live sequences
     int32_t first, end;               // tokens that this tile owns; `first` may lie before the tile
     int32_t sequence, sequences_end;  // whose first outputs it makes
+    bool has_runs;                    // some outputs are not among the first ones
 };
 
 HIPCONV_INLINE uint64_t lowest_bits_of_64(int32_t count) {
@@ -126,7 +127,7 @@ __device__ __forceinline__ int32_t sequences_begun(const EitherIndices& indices,
 __device__ __forceinline__ TileTokens tile_tokens(const EitherIndices& indices, int32_t begin, int32_t first, int32_t sequence,
                                                   int lane) {
     const int32_t sequences = indices.p.sequences, past = indices.p.width - 1, next = begin + kTileTokens;
-    TileTokens tile{0, first, next < indices.p.tokens ? next : indices.p.tokens, sequence, 0};
+    TileTokens tile{0, first, next < indices.p.tokens ? next : indices.p.tokens, sequence, 0, false};
     int32_t base = sequence > 0 ? sequence - 1 : 0;  // the one before may go on here
     int count;
     do {
@@ -140,6 +141,7 @@ __device__ __forceinline__ TileTokens tile_tokens(const EitherIndices& indices, 
             if (has_begun && end > begin && indices.is_live(b)) {
                 tile.live |= lowest_bits_of_64(end - begin) & ~lowest_bits_of_64(start - begin);
                 crosses = end > next && start + past > next;
+                tile.has_runs |= end - start > past;
             }
         }
         count = __popcll(__ballot(has_begun));
@@ -152,6 +154,7 @@ __device__ __forceinline__ TileTokens tile_tokens(const EitherIndices& indices, 
         base += kWaveSize;
     } while (count == kWaveSize);
 
+    tile.has_runs = __ballot(tile.has_runs) != 0;
     if (__ballot(tile.live == ~uint64_t{0}) != 0) {
         tile.live = ~uint64_t{0};
     } else {

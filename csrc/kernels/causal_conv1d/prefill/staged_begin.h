@@ -47,17 +47,21 @@ __device__ __forceinline__ void make_begins(const StagedCall& call, const BeginI
     const auto plan = [&]() -> const StagedPlan& { return first_parameter_again(call).plan; };
     int thread = static_cast<int>(threadIdx.x);
     from_here_on(thread);
-    const int row = thread / Shape::kLanes, lane = thread % Shape::kLanes;
-    const ChannelPair<T> pair(lane, plan().x_tokens_inner);
+    const int row = thread / Shape::kLanes;
+    const ChannelPair<T> pair(thread % Shape::kLanes, plan().x_tokens_inner);
     const int32_t channels = params().dim - first_channel;
     if (pair.first >= channels) return;
     const int apart = pair.second < channels ? pair.second - pair.first : 0;  // 0: there is no second channel
     // These are asked for where they are needed: there are no registers for all that follows from them.
+    const auto lane_now = [] {
+        int own = static_cast<int>(threadIdx.x);
+        from_here_on(own);
+        return own % Shape::kLanes;
+    };
+    const auto channel_now = [&] { return ChannelPair<T>(lane_now(), plan().x_tokens_inner).first; };
     const auto missing_now = [&] { return missing_taps < kWidth, kWidth != kUsualStagedWidth > (p); };
-    const int32_t d = first_channel + pair.first;
-
     // The newest column of a slot's window, from which the others are found step by step: no registers for all multiples.
-    S* const in_slot_0 = global_pointer<S>(p.states) + state_index(params(), 0, d, params().width - 2);
+    S* const in_slot_0 = global_pointer<S>(p.states) + state_index(params(), 0, first_channel + pair.first, params().width - 2);
     const auto newest = [&](int32_t slot) { return reinterpret_cast<char*>(in_slot_0 + slot * params().slot_stride); };
     const auto twin = [&] {
         int channels_apart = apart;
@@ -143,6 +147,7 @@ __device__ __forceinline__ void make_begins(const StagedCall& call, const BeginI
             }
             return;
         }
+        const int32_t d = first_channel + channel_now();
         const T* from =
             static_cast<const T*>(p.x) + d * params().x_dim_stride + static_cast<int64_t>(end - 1) * params().x_token_stride;
         int64_t step = params().x_token_stride, other = apart * params().x_dim_stride;
@@ -189,8 +194,7 @@ __device__ __forceinline__ void make_begins(const StagedCall& call, const BeginI
         const TileLayout<T> x_layout{plan().x_tokens_inner}, out_layout{plan().out_tokens_inner};
         const uint32_t x_channel = x_layout.channel_step(), x_token = x_layout.token_step();
         const uint32_t out_channel = out_layout.channel_step(), out_token = out_layout.token_step();
-        int first = pair.first;
-        from_here_on(first);
+        const int lane = lane_now(), first = channel_now();
         const uint32_t token = static_cast<uint32_t>(s.begin - begin + kHalo);
         const char* input = x_lines + first * x_channel + token * x_token;
         char* output = out_lines + first * out_channel + token * out_token;
