@@ -33,8 +33,8 @@ HIPCONV_INLINE BeginInTile begin_in_tile(const EitherIndices& indices, int32_t s
 // A value as the states' type holds it: a NaN of f32 stays a NaN.
 HIPCONV_INLINE float for_state(float v, DType state_dtype) { return state_dtype == DType::f32 ? v : canonical_nan(v); }
 
-// Makes `count` starts of sequences in the tile at `begin`; S is the states' type. The lines are the tile's inputs and outputs in
-// LDS.
+// Makes `count` starts of sequences in the tile at `begin`; S is the states' type. The lines are the tile's inputs and outputs
+// in LDS.
 template <typename T, typename S, int kWidth>
 __device__ __forceinline__ void make_begins(const StagedCall& call, const BeginInTile* found, int count, int32_t begin,
                                             int32_t first_channel, const char* x_lines, char* out_lines, const Pair* taps) {
