@@ -1,0 +1,177 @@
+// The plan of the backward kernel of short rows ("rows", rows_kernel.h), and its instances for f32.
+#include <hip/hip_runtime.h>
+
+#include "kernels.h"
+#include "rows_kernel.h"
+#include "sums.h"
+
+namespace hipconv {
+
+namespace {
+
+constexpr int kWave = 32;               // lanes; the order of sums is the same on all cards
+constexpr int kLeastRowsChannels = 32;  // of a block, where there are more: states are read 64 bytes at a time
+constexpr int kTokensOfThread = 8;      // of a stage, where rows are shorter
+constexpr int kMostStages = 16;         // of a block
+constexpr int64_t kEnoughRowsBlocks = 1024;
+constexpr int kMostConflicts = 4;  // lanes that meet in a bank of LDS
+constexpr int kMostRowTokens = 128;
+
+int round_up(int64_t bytes, int to) { return static_cast<int>((bytes + to - 1) / to * to); }
+
+int64_t greatest_common_divisor(int64_t a, int64_t b) { return b == 0 ? a : greatest_common_divisor(b, a % b); }
+
+// Tells whether a row of so many channels is one piece of memory, of which at least half are its elements or, if it is `dense`,
+// all.
+bool bwd_rows_in_one_piece(const CausalConv1dBwdParams& p, const Sequences& s, int channels, bool dense) {
+    const int64_t t = p.in.seqlen > 1 ? s.seqlen_stride : 0, d = channels > 1 ? s.dim_stride : 0;
+    const int64_t tokens = p.in.seqlen, elements = channels * tokens;
+    const bool tokens_inside = (tokens == 1 || t == 1) && (channels == 1 || d >= tokens);
+    const bool channels_inside = (channels == 1 || d == 1) && (tokens == 1 || t >= channels);
+    if (!tokens_inside && !channels_inside) return false;
+    const int64_t span = (channels - 1) * d + (tokens - 1) * t + 1;
+    return dense ? span == elements : span <= 2 * elements;
+}
+
+// Lanes of neighbouring channels that meet in a bank of LDS, at most.
+int64_t bwd_rows_conflicts(const Sequences& s, int channels, int size) {
+    const int64_t lanes = channels < kWave ? channels : kWave;
+    return lanes * greatest_common_divisor(s.dim_stride * size, 128) / 128;
+}
+
+// How a tensor comes to LDS where a block has so many channels, but for its place there. Returns its bytes of a row.
+int bwd_rows_tensor(const CausalConv1dBwdParams& p, const Sequences& s, int channels, bool dense, BwdRowsTensor* how) {
+    const int size = element_bytes(p.in.dtype);
+    *how = {};
+    how->t_memory = s.seqlen_stride * size;
+    how->d_memory = s.dim_stride * size;
+    how->row_memory = s.batch_stride * size;
+    how->is_flat = bwd_rows_in_one_piece(p, s, channels, dense) &&
+                   (channels == 1 || bwd_rows_conflicts(s, channels, size) <= kMostConflicts);
+    if (!how->is_flat) {
+        if (dense) return 0;
+        how->t_step = size;
+        how->d_step = (round_up(int64_t{p.in.seqlen} * size, 4) / 4 | 1) * 4;
+        how->row_step = channels * how->d_step;
+        return how->row_step;
+    }
+    how->t_step = p.in.seqlen > 1 ? static_cast<int32_t>(how->t_memory) : 0;
+    how->d_step = channels > 1 ? static_cast<int32_t>(how->d_memory) : 0;
+    if (p.in.seqlen == 1) how->t_memory = 0;
+    if (channels == 1 && p.in.dim == 1) how->d_memory = 0;
+    const int64_t bytes = int64_t{channels - 1} * how->d_step + int64_t{p.in.seqlen - 1} * how->t_step + size;
+    const int64_t elements = int64_t{channels} * p.in.seqlen * size;
+    how->rows_follow = channels == p.in.dim && bytes <= 128 && how->row_memory >= bytes && how->row_memory % 32 != 0 &&
+                       how->row_memory <= (dense ? elements : 2 * elements);
+    // Rows that lie apart begin in banks of their own.
+    how->row_step = how->rows_follow ? static_cast<int32_t>(how->row_memory)
+                                     : round_up(bytes + kBwdRowsUnit - size, kBwdRowsUnit) | kBwdRowsUnit;
+    return how->row_step;
+}
+
+// Tells whether dx lies in its 16 bytes as dout does, so that it can take dout's place in LDS.
+bool bwd_rows_lie_alike(const CausalConv1dBwdParams& p, const BwdRowsTensor& a, const BwdRowsTensor& b) {
+    const auto differ = [](int64_t one, int64_t other) { return (one - other) % kBwdRowsUnit != 0; };
+    return a.is_flat && b.is_flat && a.rows_follow == b.rows_follow && a.t_step == b.t_step && a.d_step == b.d_step &&
+           a.row_step == b.row_step && (p.in.batch == 1 || !differ(a.row_memory, b.row_memory)) &&
+           !differ(a.d_memory, b.d_memory) &&
+           !differ(reinterpret_cast<int64_t>(p.dout.data), reinterpret_cast<int64_t>(p.dx.data));
+}
+
+// The plan for blocks of so many channels; it has no rows if none fits.
+BwdRowsPlan bwd_rows_plan_of(const CausalConv1dBwdParams& p, int channels) {
+    BwdRowsPlan plan{};
+    plan.channels = channels;
+    plan.groups = static_cast<uint32_t>((p.in.dim + channels - 1) / channels);
+    const int of_x = bwd_rows_tensor(p, p.in.x, channels, false, &plan.x);
+    const int of_dout = bwd_rows_tensor(p, p.dout, channels, false, &plan.dout);
+    int of_dx = bwd_rows_tensor(p, p.dx, channels, true, &plan.dx);
+    const bool in_place = bwd_rows_lie_alike(p, plan.dout, plan.dx);
+    if (in_place) of_dx = 0;
+    const int of_taps = p.in.seq_idx.data ? p.in.seqlen : 0;
+    const int of_row = of_x + of_dout + of_dx + of_taps, least = (kBwdRowsMaxWidth + 1) * 4 * kBwdRowsThreads;
+    constexpr int kOfStage = 4 * 2 * kBwdRowsUnit;  // what is lost at the ends of regions
+    const int fit = (kBwdRowsLds - kOfStage) / of_row;
+    int rows = kBwdRowsThreads / channels;
+    if (rows > fit) rows = fit;
+    if (rows > p.in.batch) rows = p.in.batch;
+    // Few of a block's lanes have no channel.
+    int best = rows, busy = 0;
+    for (int r = rows; r > 0 && 2 * r >= rows; --r) {
+        const int share = 1000 * r * channels / round_up(int64_t{r} * channels, kWave);
+        if (share > busy) best = r, busy = share;
+    }
+    plan.rows = rows = best;
+    if (rows < 1) return plan;
+    plan.turns = kTokensOfThread / p.in.seqlen;
+    if (plan.turns > fit / rows) plan.turns = fit / rows;
+    if (plan.turns > (p.in.batch + rows - 1) / rows) plan.turns = (p.in.batch + rows - 1) / rows;
+    if (plan.turns < 1) plan.turns = 1;
+    const int all_rows = rows * plan.turns;
+    plan.all_stages = (p.in.batch + all_rows - 1) / all_rows;
+    plan.stages = 1;
+    const auto pieces = [&](int stages) { return (int64_t{plan.all_stages} + stages - 1) / stages; };
+    while (plan.stages < kMostStages && plan.groups * pieces(2 * plan.stages) >= kEnoughRowsBlocks) plan.stages *= 2;
+    plan.pieces = static_cast<uint32_t>(pieces(plan.stages));
+    const auto region = [&](int of_each) { return round_up(int64_t{of_each} * all_rows + kBwdRowsUnit, kBwdRowsUnit); };
+    plan.dout.begin = region(of_x);
+    plan.dx.begin = in_place ? plan.dout.begin : plan.dout.begin + region(of_dout);
+    plan.taps_begin = in_place ? plan.dout.begin + region(of_dout) : plan.dx.begin + region(of_dx);
+    plan.lds_bytes = plan.taps_begin + round_up(int64_t{of_taps} * all_rows, kBwdRowsUnit);
+    if (plan.lds_bytes < least) plan.lds_bytes = least;
+    return plan;
+}
+
+// Takes as many channels as leave few lanes idle.
+BwdRowsPlan bwd_rows_plan(const CausalConv1dBwdParams& p) {
+    BwdRowsPlan best{};
+    double busy = 0;
+    const int64_t dim = p.in.dim;
+    for (int64_t groups = (dim + kBwdRowsThreads - 1) / kBwdRowsThreads; groups <= dim; ++groups) {
+        const int channels = static_cast<int>((dim + groups - 1) / groups);
+        if (channels < dim && channels < kLeastRowsChannels) break;
+        const BwdRowsPlan plan = bwd_rows_plan_of(p, channels);
+        if (plan.rows < 1) continue;
+        const int threads = channels * plan.rows;
+        const double share =
+            static_cast<double>(dim) / (static_cast<double>(plan.groups) * channels) * threads / round_up(threads, kWave);
+        if (share <= 1.03 * busy) continue;
+        best = plan;
+        busy = share;
+        if (groups > 64) break;
+    }
+    return best;
+}
+
+}  // namespace
+
+const char* causal_conv1d_bwd_rows_refusal(const CausalConv1dBwdParams& p) {
+    const char* served = "rows of 1 to 128 tokens, some of which fit LDS, widths 1 to 8";
+    if (p.in.width > kBwdRowsMaxWidth || p.in.seqlen < 1 || p.in.seqlen > kMostRowTokens) return served;
+    const BwdRowsPlan plan = bwd_rows_plan(p);
+    return plan.rows > 0 && plan.groups <= kGridLimit ? nullptr : served;
+}
+
+// Rows that are not channel-last are left to `vector` where they are long, or plain: there a row's ends cost little.
+bool causal_conv1d_bwd_rows_is_faster(const CausalConv1dBwdParams& p) {
+    const bool is_channel_last = p.in.dim == 1 || (p.in.x.dim_stride == 1 && p.dout.dim_stride == 1 && p.dx.dim_stride == 1);
+    return !is_channel_last && (bwd_has_states(p) || p.in.seqlen == 1);
+}
+
+int64_t causal_conv1d_bwd_rows_workspace(const CausalConv1dBwdParams& p) {
+    return bwd_sums_workspace(p, sums_or_partials(equal_partials(bwd_rows_plan(p).pieces)), /*looks_at_taps=*/false);
+}
+
+void causal_conv1d_bwd_rows(const CausalConv1dBwdParams& params, void* workspace, void* stream) {
+    const hipStream_t s = static_cast<hipStream_t>(stream);
+    BwdRowsCall call{params, bwd_rows_plan(params)};
+    const BwdPartials partials = sums_or_partials(equal_partials(call.plan.pieces));
+    call.p = bwd_sums_begin(params, partials, /*looks_at_taps=*/false, workspace, s);
+    if (call.p.in.dtype == DType::f32)
+        launch_bwd_rows_of<float>(call, s);
+    else
+        launch_bwd_rows_16(call, s);
+    bwd_sums_add_up(call.p, partials, s);
+}
+
+}  // namespace hipconv
