@@ -40,7 +40,7 @@ int64_t bwd_rows_conflicts(const Sequences& s, int channels, int size) {
 }
 
 // How a tensor comes to LDS where a block has so many channels, but for its place there. Returns its bytes of a row.
-int bwd_rows_tensor(const CausalConv1dBwdParams& p, const Sequences& s, int channels, bool dense, BwdRowsTensor* how) {
+int bwd_rows_lay_out(const CausalConv1dBwdParams& p, const Sequences& s, int channels, bool dense, BwdRowsTensor* how) {
     const int size = element_bytes(p.in.dtype);
     *how = {};
     how->t_memory = s.seqlen_stride * size;
@@ -83,9 +83,9 @@ BwdRowsPlan bwd_rows_plan_of(const CausalConv1dBwdParams& p, int channels) {
     BwdRowsPlan plan{};
     plan.channels = channels;
     plan.groups = static_cast<uint32_t>((p.in.dim + channels - 1) / channels);
-    const int of_x = bwd_rows_tensor(p, p.in.x, channels, false, &plan.x);
-    const int of_dout = bwd_rows_tensor(p, p.dout, channels, false, &plan.dout);
-    int of_dx = bwd_rows_tensor(p, p.dx, channels, true, &plan.dx);
+    const int of_x = bwd_rows_lay_out(p, p.in.x, channels, false, &plan.x);
+    const int of_dout = bwd_rows_lay_out(p, p.dout, channels, false, &plan.dout);
+    int of_dx = bwd_rows_lay_out(p, p.dx, channels, true, &plan.dx);
     const bool in_place = bwd_rows_lie_alike(p, plan.dout, plan.dx);
     if (in_place) of_dx = 0;
     const int of_taps = p.in.seq_idx.data ? p.in.seqlen : 0;
@@ -103,6 +103,10 @@ BwdRowsPlan bwd_rows_plan_of(const CausalConv1dBwdParams& p, int channels) {
     }
     plan.rows = rows = best;
     if (rows < 1) return plan;
+    const auto flag = [](bool set, BwdRowsFlags value) { return set ? value : 0u; };
+    plan.flags = flag(p.in.use_silu, kRowsSilu) | flag(p.in.seq_idx.data, kRowsIds) |
+                 flag(p.in.initial_states.data, kRowsInitial) | flag(p.dinitial_states.data, kRowsGiveInitial) |
+                 flag(p.dfinal_states.data, kRowsFinal) | flag(plan.dx.is_flat, kRowsDxIsFlat);
     plan.turns = kTokensOfThread / p.in.seqlen;
     if (plan.turns > fit / rows) plan.turns = fit / rows;
     if (plan.turns > (p.in.batch + rows - 1) / rows) plan.turns = (p.in.batch + rows - 1) / rows;

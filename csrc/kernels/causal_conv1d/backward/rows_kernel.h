@@ -33,12 +33,14 @@ namespace hipconv {
 struct TapsOfByte {
     uint32_t byte;
     HIPCONV_INLINE bool sees(int i) const { return (byte >> i & 1) != 0; }
+    HIPCONV_INLINE void look_from_here_on() { from_here_on(byte); }  // AMD has no scalar registers for all conditions
 };
 
 // All taps of a filter, of which the first one may be left out.
 struct TapsOfFilter {
-    bool has_first;
-    HIPCONV_INLINE bool sees(int i) const { return i > 0 || has_first; }
+    uint32_t has_first;
+    HIPCONV_INLINE bool sees(int i) const { return i > 0 || has_first != 0; }
+    HIPCONV_INLINE void look_from_here_on() {}
 };
 
 // A thread's part of a stage.
@@ -47,7 +49,18 @@ struct BwdRowsStage {
     int first_channel, channels;
 };
 
-// Where the stretch of row n begins in memory, and how many bytes behind a multiple of 16.
+enum class BwdRowsSide { x, dout, dx };
+
+template <BwdRowsSide kSide>
+HIPCONV_INLINE const Sequences& bwd_rows_sequences(const BwdRowsCall& call) {
+    return kSide == BwdRowsSide::x ? call.p.in.x : kSide == BwdRowsSide::dout ? call.p.dout : call.p.dx;
+}
+template <BwdRowsSide kSide>
+HIPCONV_INLINE const BwdRowsTensor& bwd_rows_tensor(const BwdRowsCall& call) {
+    return kSide == BwdRowsSide::x ? call.plan.x : kSide == BwdRowsSide::dout ? call.plan.dout : call.plan.dx;
+}
+
+// The place of a row's stretch in memory, and how many bytes that is behind a multiple of 16.
 HIPCONV_INLINE char* bwd_rows_stretch(const Sequences& s, const BwdRowsTensor& how, const BwdRowsStage& stage, int n) {
     const int64_t row = int64_t{stage.first_row} + (how.rows_follow ? 0 : n);
     return global_pointer<char>(s.data) + row * how.row_memory + stage.first_channel * how.d_memory;
@@ -57,14 +70,20 @@ HIPCONV_INLINE int bwd_rows_early(const char* address) {
 }
 
 // Moves the flat tensor's part of a stage to LDS or, with kBack, from there.
-template <typename T, bool kBack>
-__device__ __forceinline__ void bwd_rows_move(const Sequences& s, const BwdRowsTensor& how, const BwdRowsStage& stage,
-                                              int32_t seqlen, char* lds) {
-    constexpr int kSize = static_cast<int>(sizeof(T)), kElements = kBwdRowsUnit / kSize, kAtOnce = kBack ? 1 : 4;
+template <typename T, BwdRowsSide kSide, bool kBack>
+__device__ __forceinline__ void bwd_rows_move(const BwdRowsCall& call, const BwdRowsStage& stage, char* lds) {
+    constexpr int kSize = static_cast<int>(sizeof(T)), kElements = kBwdRowsUnit / kSize,
+                  kAtOnce = kBack || !kHasPredicates ? 1 : 4;
+    const BwdRowsCall& again = first_parameter_again(call);
+    const BwdRowsTensor& how = bwd_rows_tensor<kSide>(again);
     const int threads = static_cast<int>(blockDim.x), thread = static_cast<int>(threadIdx.x);
-    int bytes = static_cast<int>((stage.channels - 1) * how.d_memory + (seqlen - 1) * how.t_memory) + kSize;
-    if (how.rows_follow) bytes += static_cast<int>((stage.count - 1) * how.row_memory);
-    const int stretches = how.rows_follow ? 1 : stage.count, units = (bytes + 2 * kBwdRowsUnit - kSize - 1) / kBwdRowsUnit;
+    const bool rows_follow = how.rows_follow;
+    int bytes = (stage.channels - 1) * how.d_step + (again.p.in.seqlen - 1) * how.t_step + kSize;
+    if (rows_follow) bytes += (stage.count - 1) * how.row_step;
+    const int stretches = rows_follow ? 1 : stage.count, units = (bytes + 2 * kBwdRowsUnit - kSize - 1) / kBwdRowsUnit;
+    char* const first_stretch = bwd_rows_stretch(bwd_rows_sequences<kSide>(again), how, stage, 0);
+    const int64_t row_memory = how.row_memory;
+    const int row_step = how.row_step;
     lds += how.begin;
     const auto is_whole = [&](int early, int offset) { return offset >= early && offset + kBwdRowsUnit <= early + bytes; };
     // First the units that are whole.
@@ -78,11 +97,11 @@ __device__ __forceinline__ void bwd_rows_move(const Sequences& s, const BwdRowsT
             at[k] = -1;
             if (i >= stretches * units) continue;
             const int n = stretches == 1 ? 0 : i / units, offset = (i - n * units) * kBwdRowsUnit;
-            char* const stretch = bwd_rows_stretch(s, how, stage, n);
+            char* const stretch = first_stretch + n * row_memory;
             const int early = bwd_rows_early(stretch);
             if (!is_whole(early, offset)) continue;
             Words4* const in_memory = reinterpret_cast<Words4*>(stretch - early + offset);
-            at[k] = n * how.row_step + offset;
+            at[k] = n * row_step + offset;
             if constexpr (kBack)
                 *in_memory = *reinterpret_cast<const Words4*>(lds + at[k]);
             else
@@ -97,53 +116,68 @@ __device__ __forceinline__ void bwd_rows_move(const Sequences& s, const BwdRowsT
     // Then those at the ends of stretches, of which only a part is the stretch's.
 #pragma unroll 1
     for (int i = thread; i < 2 * stretches; i += threads) {
-        char* const stretch = bwd_rows_stretch(s, how, stage, i / 2);
+        char* const stretch = first_stretch + i / 2 * row_memory;
         const int early = bwd_rows_early(stretch), end = early + bytes;
         const int offset = i % 2 ? (end - 1) / kBwdRowsUnit * kBwdRowsUnit : 0;
         if (is_whole(early, offset) || (i % 2 && offset == 0)) continue;
         T *const in_memory = reinterpret_cast<T*>(stretch - early + offset), *const in_lds = reinterpret_cast<T*>(
-                                                                                 lds + i / 2 * how.row_step + offset);
+                                                                                 lds + i / 2 * row_step + offset);
         T elements[kElements];
 #pragma unroll
         for (int e = 0; e < kElements; ++e) {
             const int at = offset + e * kSize;
-            if (at >= early && at < end) elements[e] = kBack ? in_lds[e] : *global_pointer<const T>(in_memory + e);
+            if (at >= early && at < end) elements[e] = kBack ? in_lds[e] : in_memory[e];
         }
 #pragma unroll
         for (int e = 0; e < kElements; ++e) {
             const int at = offset + e * kSize;
             if (at < early || at >= end) continue;
             if constexpr (kBack)
-                *global_pointer<T>(in_memory + e) = elements[e];
+                in_memory[e] = elements[e];
             else
                 in_lds[e] = elements[e];
         }
     }
 }
 
-// Where row n of channel c of the block begins in LDS.
-HIPCONV_INLINE int bwd_rows_place(const Sequences& s, const BwdRowsTensor& how, const BwdRowsStage& stage, int n, int c) {
-    const int early = how.is_flat ? bwd_rows_early(bwd_rows_stretch(s, how, stage, n)) : 0;
+// The byte of LDS where row n of channel c of the block begins.
+template <BwdRowsSide kSide>
+HIPCONV_INLINE int bwd_rows_place(const BwdRowsCall& call, const BwdRowsStage& stage, int n, int c) {
+    const BwdRowsTensor& how = bwd_rows_tensor<kSide>(call);
+    const int early = how.is_flat ? bwd_rows_early(bwd_rows_stretch(bwd_rows_sequences<kSide>(call), how, stage, n)) : 0;
     return how.begin + early + n * how.row_step + c * how.d_step;
 }
 
-// Brings a thread's own row of a tensor to LDS.
-template <typename T>
-__device__ __forceinline__ void bwd_rows_bring_own(const Sequences& s, const BwdRowsTensor& how, int64_t row, int64_t d,
-                                                   int32_t seqlen, char* to) {
-    constexpr int kAtOnce = 8;
-    const char* from = global_pointer<char>(s.data) + row * how.row_memory + d * how.d_memory;
+// Brings a tensor's part of a stage to LDS: each thread its own rows, from row `own` on, unless the tensor is flat.
+template <typename T, BwdRowsSide kSide>
+__device__ __forceinline__ void bwd_rows_bring(const BwdRowsCall& call, const BwdRowsStage& stage, int own, int c, char* lds) {
+    if (bwd_rows_tensor<kSide>(first_parameter_again(call)).is_flat)
+        return bwd_rows_move<T, kSide, /*kBack=*/false>(call, stage, lds);
+    if (c >= stage.channels) return;
+    constexpr int kAtOnce = kHasPredicates ? 8 : 4;
+    const BwdRowsCall& again = first_parameter_again(call);
+    const BwdRowsTensor& how = bwd_rows_tensor<kSide>(again);
+    const int64_t t_memory = how.t_memory;
+    const int seqlen = again.p.in.seqlen, t_step = how.t_step, rows = again.plan.rows;
 #pragma unroll 1
-    for (int t = 0; t < seqlen; t += kAtOnce) {
-        T tokens[kAtOnce];
+    for (int n = own; n < stage.count; n += rows) {
+        const char* from = global_pointer<char>(bwd_rows_sequences<kSide>(again).data) +
+                           (int64_t{stage.first_row} + n) * how.row_memory + int64_t{stage.first_channel + c} * how.d_memory;
+        char* to = lds + bwd_rows_place<kSide>(again, stage, n, c);
+#pragma unroll 1
+        for (int t = 0; t < seqlen; t += kAtOnce) {
+            T tokens[kAtOnce];
 #pragma unroll
-        for (int k = 0; k < kAtOnce; ++k)
-            if (t + k < seqlen) tokens[k] = *global_pointer<const T>(from + k * how.t_memory);
+            for (int k = 0; k < kAtOnce; ++k) {
+                if (t + k < seqlen) tokens[k] = *global_pointer<const T>(from);
+                from += t_memory;
+            }
 #pragma unroll
-        for (int k = 0; k < kAtOnce; ++k)
-            if (t + k < seqlen) *reinterpret_cast<T*>(to + k * how.t_step) = tokens[k];
-        from += kAtOnce * how.t_memory;
-        to += kAtOnce * how.t_step;
+            for (int k = 0; k < kAtOnce; ++k) {
+                if (t + k < seqlen) *reinterpret_cast<T*>(to) = tokens[k];
+                to += t_step;
+            }
+        }
     }
 }
 
@@ -153,115 +187,128 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdRowsThreads, bwd_rows_blocks(kWidth)) 
     constexpr int kPast = kWidth - 1;
     HIPCONV_LARGE_SHARED(Words4, shared, kCopiesPastRegisters ? 1 : kBwdRowsLds / 16);
     char* const lds = reinterpret_cast<char*>(shared);
-    const CausalConv1dBwdParams& p = call.p;
-    const BwdRowsPlan& plan = call.plan;
     const auto again = [&]() -> const BwdRowsCall& { return first_parameter_again(call); };
 
     let_next_kernel_begin();
     wait_for_kernel_before();
     const uint32_t piece = blockIdx.z * gridDim.y + blockIdx.y;
-    if (piece >= plan.pieces) return;
+    if (piece >= again().plan.pieces) return;
     const int threads = static_cast<int>(blockDim.x), thread = static_cast<int>(threadIdx.x);
-    const int own_row = thread / plan.channels, c = thread - own_row * plan.channels;
     BwdRowsStage part{};
-    part.first_channel = static_cast<int>(blockIdx.x) * plan.channels;
-    const int channels_left = p.in.dim - part.first_channel;
-    part.channels = channels_left < plan.channels ? channels_left : plan.channels;
+    int own_row = 0, c = 0;
+    {
+        const BwdRowsCall& first = again();
+        own_row = thread / first.plan.channels;
+        c = thread - own_row * first.plan.channels;
+        part.first_channel = static_cast<int>(blockIdx.x) * first.plan.channels;
+        const int channels_left = first.p.in.dim - part.first_channel;
+        part.channels = channels_left < first.plan.channels ? channels_left : first.plan.channels;
+    }
     const bool has_channel = c < part.channels;
     const int d = part.first_channel + (has_channel ? c : 0);
-    const int left_out = kWidth - p.in.width, past = p.in.width - 1, seqlen = p.in.seqlen;
-    const bool has_ids = p.in.seq_idx.data, has_initial = p.in.initial_states.data, has_final = p.dfinal_states.data;
+    const int left_out = kWidth - again().p.in.width, past = kPast - left_out, seqlen = again().p.in.seqlen;
+    uint32_t flags = again().plan.flags;
+    const auto has = [&](BwdRowsFlags flag) { return (flags & flag) != 0; };
+    const auto has_tap = [&](int i) { return i > 0 || left_out == 0; };
 
-    float weight[kWidth], bias = p.in.bias ? load_parameter(p.in.bias, d * p.in.bias_stride, p.in.bias_dtype) : 0.0f;
-    with_dtype(p.in.weight_dtype, [&](auto type) {
-        using P = decltype(type);
+    float weight[kWidth], dweight[kWidth], bias = 0.0f, dbias = 0.0f;
+    {
+        const CausalConv1dInputs& in = again().p.in;
+        if (in.bias) bias = load_parameter(global_pointer<const void>(in.bias), d * in.bias_stride, in.bias_dtype);
+        const void* const weights = global_pointer<const void>(in.weight);
+        with_dtype(in.weight_dtype, [&](auto type) {
+            using P = decltype(type);
 #pragma unroll
-        for (int i = 0; i < kWidth; ++i) {
-            weight[i] = 0.0f;
-            if (i >= left_out)
-                weight[i] = parameter<P>(p.in.weight, d * p.in.weight_dim_stride + (i - left_out) * p.in.weight_width_stride);
-        }
-    });
-    float dweight[kWidth], dbias = 0.0f;
+            for (int i = 0; i < kWidth; ++i) {
+                weight[i] = 0.0f;
+                if (has_tap(i))
+                    weight[i] = parameter<P>(weights, d * in.weight_dim_stride + (i - left_out) * in.weight_width_stride);
+            }
+        });
+    }
 #pragma unroll
     for (float& each : dweight) each = 0.0f;
 
-    // The states of the thread's next row, a column for each tap but the last.
+    // Loads the states of a row, a column for each tap but the last.
     T initial[kPast], final[kPast];
-    const auto load_states = [&](int64_t b) {
-        const CausalConv1dBwdParams& params = again().p;
-        const auto load = [&](const Sequences& s, T(&columns)[kPast]) {
-            const T* from = global_pointer<const T>(s.data) + b * s.batch_stride + d * s.dim_stride;
+    const auto load_state = [&](const Sequences& s, int64_t b, T(&columns)[kPast]) {
+        const T* from = global_pointer<const T>(s.data) + b * s.batch_stride + d * s.dim_stride;
+        const int64_t step = s.seqlen_stride;
 #pragma unroll
-            for (int i = 0; i < kPast; ++i) {
-                if (i < left_out) continue;
-                columns[i] = *from;
-                from += s.seqlen_stride;
-            }
-        };
-        if (has_initial) load(params.in.initial_states, initial);
-        if (has_final) load(params.dfinal_states, final);
+        for (int i = 0; i < kPast; ++i) {
+            if (!has_tap(i)) continue;
+            columns[i] = *from;
+            from += step;
+        }
+    };
+    const auto load_initial = [&](int64_t b) {
+        if (has(kRowsInitial)) load_state(again().p.in.initial_states, b, initial);
+    };
+    const auto load_final = [&](int64_t b) {
+        if (has(kRowsFinal)) load_state(again().p.dfinal_states, b, final);
     };
 
-    // Walks through row n of the stage, after whose last token it loads the states of the row `next`, if there is one.
+    // Walks through row n of the stage, and loads the states of the row `next` meanwhile, if there is one.
     const auto walk = [&](int n, int64_t next) {
         const int64_t b = int64_t{part.first_row} + n;
-        int x_at = bwd_rows_place(p.in.x, plan.x, part, n, c), dout_at = bwd_rows_place(p.dout, plan.dout, part, n, c);
-        const int bytes_at = plan.taps_begin + n * seqlen;
-        int dx_at = 0;
-        char* dx_in_memory = nullptr;
-        if (plan.dx.is_flat)
-            dx_at = bwd_rows_place(p.dx, plan.dx, part, n, c);
-        else
-            dx_in_memory = global_pointer<char>(p.dx.data) + b * plan.dx.row_memory + d * plan.dx.d_memory;
-        // Stores the gradient of the input at t, the next one from that at -kPast on.
+        flags = again().plan.flags;
+        int x_at = bwd_rows_place<BwdRowsSide::x>(again(), part, n, c);
+        int dout_at = bwd_rows_place<BwdRowsSide::dout>(again(), part, n, c), dx_at = 0;
+        char *dx_in_memory = nullptr, *dinitial = nullptr;
+        if (has(kRowsDxIsFlat)) {
+            dx_at = bwd_rows_place<BwdRowsSide::dx>(again(), part, n, c);
+        } else {
+            const BwdRowsCall& of_dx = again();
+            dx_in_memory = global_pointer<char>(of_dx.p.dx.data) + b * of_dx.plan.dx.row_memory + d * of_dx.plan.dx.d_memory;
+        }
+        if (has(kRowsGiveInitial)) dinitial = reinterpret_cast<char*>(&at<T>(again().p.dinitial_states, b, d, 0));
+        const int x_step = again().plan.x.t_step, dout_step = again().plan.dout.t_step, dx_step = again().plan.dx.t_step;
+        const int bytes_at = again().plan.taps_begin + n * seqlen;
+        // Stores the gradient of the input at t, the next one from the first state's on.
         const auto store = [&](int t, float value) {
             const T element = from_float<T>(value);
             if (t >= 0) {
-                if (plan.dx.is_flat) {
+                if (has(kRowsDxIsFlat)) {
                     *reinterpret_cast<T*>(lds + dx_at) = element;
-                    dx_at += plan.dx.t_step;
+                    dx_at += dx_step;
                 } else {
                     *global_pointer<T>(dx_in_memory) = element;
-                    dx_in_memory += plan.dx.t_memory;
+                    dx_in_memory += again().plan.dx.t_memory;
                 }
-            } else if (t >= -past) {
-                const Sequences& s = again().p.dinitial_states;
-                if (s.data) at<T>(s, b, d, t + past) = element;
+            } else if (has(kRowsGiveInitial)) {
+                *global_pointer<T>(dinitial) = element;
+                dinitial += again().p.dinitial_states.seqlen_stride * static_cast<int64_t>(sizeof(T));
             }
         };
 
-        float window[kWidth], sums[kWidth], of_final[kPast];
+        float window[kWidth], sums[kWidth];
         window[0] = 0.0f;
 #pragma unroll
-        for (int i = 0; i < kPast; ++i) {
-            window[i + 1] = has_initial && i >= left_out ? to_float(initial[i]) : 0.0f;
-            of_final[i] = has_final && i >= left_out ? to_float(final[i]) : 0.0f;
-        }
+        for (int i = 0; i < kPast; ++i) window[i + 1] = has(kRowsInitial) && has_tap(i) ? to_float(initial[i]) : 0.0f;
 #pragma unroll
         for (float& each : sums) each = 0.0f;
-        if (next >= 0) load_states(next);
+        if (next >= 0) load_initial(next);
 
-        const uint32_t all = (1u << p.in.width) - 1;
+        const uint32_t all = ((1u << (past + 1)) - 1) << left_out;
         uint32_t own = 0;  // the bits of the last token's taps
         // Does token t, which takes a slot of the rings.
         const auto step = [&](int t, int slot) {
-            if (has_ids)
-                own = reinterpret_cast<const uint8_t*>(lds)[bytes_at + t];
+            if (has(kRowsIds))
+                own = uint32_t{reinterpret_cast<const uint8_t*>(lds)[bytes_at + t]} << left_out;
             else
-                own = t >= past || has_initial ? all : all << (past - t) & all;
-            own <<= left_out;
+                own = t >= past || has(kRowsInitial) ? all : all << (past - t) & all;
             window[slot] = to_float(*reinterpret_cast<const T*>(lds + x_at));
             float g = to_float(*reinterpret_cast<const T*>(lds + dout_at));
-            x_at += plan.x.t_step;
-            dout_at += plan.dout.t_step;
+            x_at += x_step;
+            dout_at += dout_step;
             sums[slot] = 0.0f;
             const auto add = [&](auto taps) {
                 float sum = bias;
 #pragma unroll
                 for (int i = 0; i < kWidth; ++i)
                     if (taps.sees(i)) sum = weight[i] * window[(slot + 1 + i) % kWidth] + sum;
-                if (p.in.use_silu) g *= low(silu_derivative(twice(sum)));
+                if (has(kRowsSilu)) g *= low(silu_derivative(twice(sum)));
+                taps.look_from_here_on();
                 if (taps.sees(kPast)) dbias += g;
 #pragma unroll
                 for (int i = 0; i < kWidth; ++i) {
@@ -271,15 +318,15 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdRowsThreads, bwd_rows_blocks(kWidth)) 
                     sums[at] = weight[i] * g + sums[at];
                 }
             };
-            if (!kHasPredicates && own == all << left_out)
-                add(TapsOfFilter{left_out == 0});
+            if (own == all)
+                add(TapsOfFilter{left_out == 0 ? 1u : 0u});
             else
                 add(TapsOfByte{own});
-            store(t - kPast, sums[(slot + 1) % kWidth]);
+            if (t > 0 || has_tap(0)) store(t - kPast, sums[(slot + 1) % kWidth]);
         };
         int t = 0;
 #pragma unroll 1
-        for (; t + kWidth <= seqlen; t += kWidth) {
+        for (; kHasPredicates && t + kWidth <= seqlen; t += kWidth) {
 #pragma unroll
             for (int j = 0; j < kWidth; ++j) step(t + j, j);
         }
@@ -296,50 +343,54 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdRowsThreads, bwd_rows_blocks(kWidth)) 
 #pragma unroll
         for (int i = 0; i < kPast; ++i) {
             float value = sums[i + 1];
-            if (has_final && i >= left_out && (own >> (i + 1) & 1)) value += of_final[i];
+            if (has(kRowsFinal) && has_tap(i) && (own >> (i + 1) & 1)) value += to_float(final[i]);
             store(seqlen - kPast + i, value);
         }
+        if (next >= 0) load_final(next);
     };
 
-    const int rows_a_stage = plan.rows * plan.turns;
-    const int first_stage = static_cast<int>(piece) * plan.stages;
-    int last_stage = first_stage + plan.stages;
-    if (last_stage > plan.all_stages) last_stage = plan.all_stages;
-    const int64_t end_of_piece = int64_t{last_stage} * rows_a_stage, batch = p.in.batch;
-    const int64_t end = end_of_piece < batch ? end_of_piece : batch;
-    const auto has_row = [&](int64_t b) { return has_channel && b < end; };
-    if (has_row(int64_t{first_stage} * rows_a_stage + own_row)) load_states(int64_t{first_stage} * rows_a_stage + own_row);
+    int rows = 0, rows_a_stage = 0, first_stage = 0, last_stage = 0;
+    int end = 0;  // of the piece's rows
+    {
+        const BwdRowsCall& first = again();
+        rows = first.plan.rows;
+        rows_a_stage = rows * first.plan.turns;
+        first_stage = static_cast<int>(piece) * first.plan.stages;
+        last_stage = first_stage + first.plan.stages;
+        if (last_stage > first.plan.all_stages) last_stage = first.plan.all_stages;
+        end = last_stage == first.plan.all_stages ? first.p.in.batch : last_stage * rows_a_stage;
+    }
+    const int64_t first_row = int64_t{first_stage * rows_a_stage} + own_row;
+    if (has_channel && first_row < end) {
+        load_initial(first_row);
+        load_final(first_row);
+    }
 #pragma unroll 1
     for (int stage = first_stage; stage < last_stage; ++stage) {
         part.first_row = stage * rows_a_stage;
-        const int64_t left = end - part.first_row;
-        part.count = left < rows_a_stage ? static_cast<int>(left) : rows_a_stage;
+        const int left = end - part.first_row;
+        part.count = left < rows_a_stage ? left : rows_a_stage;
         if (stage != first_stage) __syncthreads();
-        const auto bring = [&](const Sequences& s, const BwdRowsTensor& how) {
-            if (how.is_flat) return bwd_rows_move<T, false>(s, how, part, seqlen, lds);
-#pragma unroll 1
-            for (int n = own_row; has_channel && n < part.count; n += plan.rows)
-                bwd_rows_bring_own<T>(s, how, int64_t{part.first_row} + n, d, seqlen, lds + bwd_rows_place(s, how, part, n, c));
-        };
-        bring(p.in.x, plan.x);
-        bring(p.dout, plan.dout);
-        if (has_ids) {
+        bwd_rows_bring<T, BwdRowsSide::x>(call, part, own_row, c, lds);
+        bwd_rows_bring<T, BwdRowsSide::dout>(call, part, own_row, c, lds);
+        if (has(kRowsIds)) {
+            uint8_t* const bytes = reinterpret_cast<uint8_t*>(lds + again().plan.taps_begin);
 #pragma unroll 1
             for (int i = thread; i < part.count * seqlen; i += threads) {
                 const int n = i / seqlen;
-                reinterpret_cast<uint8_t*>(lds + plan.taps_begin)[i] =
-                    static_cast<uint8_t>(bwd_taps_of_token<kWidth>(p.in, int64_t{part.first_row} + n, i - n * seqlen));
+                bytes[i] =
+                    static_cast<uint8_t>(bwd_taps_of_token<kWidth>(again().p.in, int64_t{part.first_row} + n, i - n * seqlen));
             }
         }
         __syncthreads();
 #pragma unroll 1
-        for (int n = own_row; has_channel && n < part.count; n += plan.rows) {
-            const int64_t next = int64_t{part.first_row} + n + plan.rows;
-            walk(n, has_row(next) ? next : -1);
+        for (int n = own_row; has_channel && n < part.count; n += rows) {
+            const int64_t next = int64_t{part.first_row} + n + rows;
+            walk(n, next < end ? next : -1);
         }
-        if (plan.dx.is_flat) {
+        if (has(kRowsDxIsFlat)) {
             __syncthreads();
-            bwd_rows_move<T, true>(p.dx, plan.dx, part, seqlen, lds);
+            bwd_rows_move<T, BwdRowsSide::dx, /*kBack=*/true>(call, part, lds);
         }
     }
 
@@ -350,16 +401,18 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdRowsThreads, bwd_rows_blocks(kWidth)) 
     for (int i = 0; i < kWidth; ++i) of_threads[i * threads + thread] = dweight[i];
     of_threads[kWidth * threads + thread] = dbias;
     __syncthreads();
-    float* const partials = global_pointer<float>(again().p.partials);
+    const BwdRowsCall& last = again();
+    float* const partials = global_pointer<float>(last.p.partials);
+    const int channels = last.plan.channels;
     for (int e = thread; e < (past + 2) * part.channels; e += threads) {
         const int i = e / part.channels, of_block = e - i * part.channels;
         float sum = 0.0f;
-        for (int row = 0; row < plan.rows; ++row) sum += of_threads[(i + left_out) * threads + row * plan.channels + of_block];
+        for (int row = 0; row < rows; ++row) sum += of_threads[(i + left_out) * threads + row * channels + of_block];
         const int64_t channel = int64_t{part.first_channel} + of_block;
         if (partials)
-            partials[(int64_t{piece} * (past + 2) + i) * p.in.dim + channel] = sum;
+            partials[(int64_t{piece} * (past + 2) + i) * last.p.in.dim + channel] = sum;
         else
-            bwd_store_sum<float>(again().p, channel, i, sum);
+            bwd_store_sum<float>(last.p, channel, i, sum);
     }
 }
 

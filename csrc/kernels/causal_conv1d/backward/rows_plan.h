@@ -8,11 +8,11 @@ namespace hipconv {
 
 constexpr int kBwdRowsMaxWidth = 8;
 constexpr int kBwdRowsThreads = 128;    // of a block, at most
-constexpr int kBwdRowsLds = 24 * 1024;  // bytes of a block, at most
+constexpr int kBwdRowsLds = 16 * 1024;  // bytes of a block, at most
 constexpr int kBwdRowsUnit = 16;        // bytes that a lane moves at a time
 
-// Blocks of a compute unit, by the registers that a width needs.
-constexpr int bwd_rows_blocks(int width) { return width <= 2 ? 6 : width <= 6 ? 5 : 4; }
+// Blocks of a compute unit, by the registers that a width needs, or by AMD's LDS.
+constexpr int bwd_rows_blocks(int width) { return !kHasPredicates ? 4 : width <= 2 ? 6 : width <= 4 ? 5 : 4; }
 
 // Tells how a tensor's part of a stage lies in memory and in LDS; steps are bytes. A flat one comes to LDS as it lies in memory,
 // gaps among its elements included, in stretches: a stretch is the block's channels of a row, or, where rows follow each other,
@@ -25,6 +25,16 @@ struct BwdRowsTensor {
     bool is_flat, rows_follow;
 };
 
+// These say what a call has.
+enum BwdRowsFlags : uint32_t {
+    kRowsSilu = 1,
+    kRowsIds = 2,
+    kRowsInitial = 4,
+    kRowsGiveInitial = 8,
+    kRowsFinal = 16,
+    kRowsDxIsFlat = 32,
+};
+
 // A thread has a channel and, of each stage, `turns` rows. A block is `channels` by `rows` threads.
 struct BwdRowsPlan {
     BwdRowsTensor x, dout, dx;  // dx may lie where dout does; unless it is flat, it is stored where it is made
@@ -33,6 +43,7 @@ struct BwdRowsPlan {
     int32_t stages, all_stages;  // of a block; of the batch
     uint32_t groups, pieces;     // blocks along the channels and the batch: a piece has a row of the workspace
     int32_t lds_bytes;
+    uint32_t flags;  // of BwdRowsFlags
 };
 
 struct BwdRowsCall {  // the kernel's parameter, which it reads again (device/arch.h) rather than keep it in registers
