@@ -177,7 +177,7 @@ def test_many_short_rows_and_few_channels(device: torch.device, layout: str, wid
         x, _ = _strided(good.x, (pitch, outer, inner), 0, torch.nan)
         dout, _ = _strided(good.dout, (pitch, outer, inner), 0, torch.nan)
         inputs = good._replace(x=x, dout=dout)
-        for kernel in {"auto", *(name for name in kernels_of(device) if name in ("tile", "vector"))}:
+        for kernel in {"auto", *(name for name in kernels_of(device) if name in ("rows", "tile", "vector"))}:
             dx, buffer = _strided(torch.full_like(good.x, torch.nan), (pitch, outer, inner), 0, 42.0)
             try:
                 found = inputs.gradients(kernel, dx)
@@ -189,6 +189,90 @@ def test_many_short_rows_and_few_channels(device: torch.device, layout: str, wid
             assert all(map(torch.equal, found, inputs.gradients(kernel, dx))), f"{kernel}, {case}: other bits the second time"
             dx.fill_(42.0)
             assert (buffer == 42.0).all(), "wrote outside dx"
+
+
+def _anywhere(draw: random.Random, values: Tensor, fill: float) -> tuple[Tensor, Tensor]:
+    """The values in a view whose tokens or channels are neighbours, with gaps or without, and the buffer around it."""
+    _, dim, seqlen = values.shape
+    gap, of_batch = draw.choice([0, 0, 1, 2, 8]), draw.choice([0, 0, 1, 5, 16])
+    first = draw.random() < 0.5
+    pitch = (seqlen if first else dim) + gap
+    strides = (pitch * (dim if first else seqlen) + of_batch, pitch if first else 1, 1 if first else pitch)
+    return _strided(values, strides, draw.choice([0, 0, 1, 3, 8]), fill)
+
+
+@pytest.mark.parametrize("width", range(1, 9))
+def test_short_rows_in_any_memory(device: torch.device, width: int) -> None:
+    """Each tensor in an order, at an address, and with gaps of its own; stages of one and of many rows; some with states and
+    ids; rows of a part of the batch get the bits that they have in all of it.
+    """
+    if "rows" not in kernels_of(device):
+        return
+    draw = random.Random(width)
+    served = 0
+    for number in range(20):
+        sizes = (
+            draw.choice([1, 2, 7, 40]),
+            draw.choice([1, 2, 3, 8, 33, 130, 150]),
+            draw.choice([1, 1, 2, 3, 7, 8, 9, 17, 33]),
+        )
+        has = {name: draw.random() < 0.5 for name in ("use_silu", "has_bias", "has_ids", "has_initial", "has_final")}
+        case = Case(*sizes, width, list(DTYPES.values())[number % 3], draw.choice([*DTYPES.values()]), **has)
+        good = case.inputs(device, seed=number)
+        x, dout = (_anywhere(draw, values, torch.nan)[0] for values in (good.x, good.dout))
+        inputs = good._replace(x=x, dout=dout)
+        if draw.random() < 0.7:
+            inputs = inputs._replace(
+                **{
+                    name: values.mT.contiguous().mT
+                    for name in ("initial_states", "dfinal_states")
+                    if (values := getattr(good, name)) is not None
+                }
+            )
+        dx, buffer = _anywhere(draw, torch.full_like(good.x, torch.nan), 42.0)
+        if draw.random() < 0.5 and dout.stride(0) > 0:  # as dout lies
+            dx, buffer = _strided(torch.full_like(good.x, torch.nan), dout.stride(), dout.storage_offset(), 42.0)
+        try:
+            found = inputs.gradients("rows", dx)
+        except ValueError as error:
+            assert refused(error), error
+            continue
+        served += 1
+        what = f"{case}, x {x.stride()}, dout {dout.stride()}, dx {dx.stride()}"
+        assert (wrong := wrong_gradients(inputs, found)) is None, f"{what}: {wrong}"
+        found = (found[0].clone(), *found[1:])
+        assert all(map(torch.equal, found, inputs.gradients("rows", dx))), f"{what}: other bits the second time"
+        if case.batch > 2:
+            rows = slice(case.batch // 2, case.batch - 1)
+            part = inputs._replace(
+                **{
+                    name: getattr(inputs, name)[rows]
+                    for name in ("x", "dout", "seq_idx", "initial_states", "dfinal_states")
+                    if getattr(inputs, name) is not None
+                }
+            )
+            ours = part.gradients("rows")
+            assert torch.equal(ours[0], found[0][rows]), f"{what}: other bits in a part of the batch"
+            if case.has_initial:
+                assert torch.equal(ours[-1], found[-1][rows]), f"{what}: other states in a part of the batch"
+        dx.fill_(42.0)
+        assert (buffer == 42.0).all(), f"{what}: wrote outside dx"
+    assert served > 15
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values())
+def test_short_rows_have_the_bits_of_longer_ones(device: torch.device, dtype: torch.dtype) -> None:
+    """A row that is cut into parts is served by another kernel than a part of it."""
+    if "rows" not in kernels_of(device):
+        return
+    for number, (width, dim, seqlen) in enumerate(itertools.product(range(1, 9), (8, 40), (1, 7, 24))):
+        has = {name: number >> bit & 1 == 1 for bit, name in enumerate(("has_ids", "has_initial", "use_silu"))}
+        case = Case(3, dim, seqlen, width, dtype, layout="channel_last", has_final=number % 5 == 0, **has)
+        inputs = case.inputs(device, seed=number)
+        rows, tile = inputs.gradients("rows"), inputs.gradients("tile")
+        assert torch.equal(rows[0], tile[0]), f"{case}: dx"
+        if case.has_initial:
+            assert torch.equal(rows[-1], tile[-1]), f"{case}: dinitial_states"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

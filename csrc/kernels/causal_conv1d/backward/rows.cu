@@ -14,23 +14,27 @@ constexpr int kLeastRowsChannels = 32;  // of a block, where there are more: sta
 constexpr int kTokensOfThread = 8;      // of a stage, where rows are shorter
 constexpr int kMostStages = 16;         // of a block
 constexpr int64_t kEnoughRowsBlocks = 1024;
-constexpr int kMostConflicts = 4;  // lanes that meet in a bank of LDS
+constexpr int kMostConflicts = 8;           // lanes that meet in a bank of LDS
+constexpr int kMostBytesOfFollowing = 128;  // of a row, if several are one stretch
 constexpr int kMostRowTokens = 128;
+constexpr int kFewChannels = 8;
 
 int round_up(int64_t bytes, int to) { return static_cast<int>((bytes + to - 1) / to * to); }
 
 int64_t greatest_common_divisor(int64_t a, int64_t b) { return b == 0 ? a : greatest_common_divisor(b, a % b); }
 
-// Tells whether a row of so many channels is one piece of memory, of which at least half are its elements or, if it is `dense`,
-// all.
-bool bwd_rows_in_one_piece(const CausalConv1dBwdParams& p, const Sequences& s, int channels, bool dense) {
+// Tells how a row of so many channels lies: in one piece of memory, if at least half of that is its elements.
+struct BwdRowsPiece {
+    bool is_one, has_gaps, tokens_inside;
+};
+
+BwdRowsPiece bwd_rows_piece(const CausalConv1dBwdParams& p, const Sequences& s, int channels) {
     const int64_t t = p.in.seqlen > 1 ? s.seqlen_stride : 0, d = channels > 1 ? s.dim_stride : 0;
     const int64_t tokens = p.in.seqlen, elements = channels * tokens;
     const bool tokens_inside = (tokens == 1 || t == 1) && (channels == 1 || d >= tokens);
     const bool channels_inside = (channels == 1 || d == 1) && (tokens == 1 || t >= channels);
-    if (!tokens_inside && !channels_inside) return false;
     const int64_t span = (channels - 1) * d + (tokens - 1) * t + 1;
-    return dense ? span == elements : span <= 2 * elements;
+    return {(tokens_inside || channels_inside) && span <= 2 * elements, span != elements, tokens_inside};
 }
 
 // Lanes of neighbouring channels that meet in a bank of LDS, at most.
@@ -40,16 +44,19 @@ int64_t bwd_rows_conflicts(const Sequences& s, int channels, int size) {
 }
 
 // How a tensor comes to LDS where a block has so many channels, but for its place there. Returns its bytes of a row.
-int bwd_rows_lay_out(const CausalConv1dBwdParams& p, const Sequences& s, int channels, bool dense, BwdRowsTensor* how) {
+int bwd_rows_lay_out(const CausalConv1dBwdParams& p, const Sequences& s, int channels, bool is_dx, BwdRowsTensor* how) {
     const int size = element_bytes(p.in.dtype);
     *how = {};
     how->t_memory = s.seqlen_stride * size;
     how->d_memory = s.dim_stride * size;
     how->row_memory = s.batch_stride * size;
-    how->is_flat = bwd_rows_in_one_piece(p, s, channels, dense) &&
-                   (channels == 1 || bwd_rows_conflicts(s, channels, size) <= kMostConflicts);
+    const BwdRowsPiece piece = bwd_rows_piece(p, s, channels);
+    how->is_flat = piece.is_one && (channels == 1 || bwd_rows_conflicts(s, channels, size) <= kMostConflicts) &&
+                   !(is_dx && piece.has_gaps && p.in.seqlen == 1);  // single tokens are stored where they are made
+    how->has_gaps = piece.has_gaps;
+    how->tokens_inside = piece.tokens_inside;
     if (!how->is_flat) {
-        if (dense) return 0;
+        if (is_dx) return 0;
         how->t_step = size;
         how->d_step = (round_up(int64_t{p.in.seqlen} * size, 4) / 4 | 1) * 4;
         how->row_step = channels * how->d_step;
@@ -60,9 +67,8 @@ int bwd_rows_lay_out(const CausalConv1dBwdParams& p, const Sequences& s, int cha
     if (p.in.seqlen == 1) how->t_memory = 0;
     if (channels == 1 && p.in.dim == 1) how->d_memory = 0;
     const int64_t bytes = int64_t{channels - 1} * how->d_step + int64_t{p.in.seqlen - 1} * how->t_step + size;
-    const int64_t elements = int64_t{channels} * p.in.seqlen * size;
-    how->rows_follow = channels == p.in.dim && bytes <= 128 && how->row_memory >= bytes && how->row_memory % 32 != 0 &&
-                       how->row_memory <= (dense ? elements : 2 * elements);
+    how->rows_follow = channels == p.in.dim && bytes <= kMostBytesOfFollowing && how->row_memory >= bytes &&
+                       how->row_memory % 32 != 0 && how->row_memory <= (is_dx ? bytes : 2 * bytes);
     // Rows that lie apart begin in banks of their own.
     how->row_step = how->rows_follow ? static_cast<int32_t>(how->row_memory)
                                      : round_up(bytes + kBwdRowsUnit - size, kBwdRowsUnit) | kBwdRowsUnit;
@@ -107,6 +113,8 @@ BwdRowsPlan bwd_rows_plan_of(const CausalConv1dBwdParams& p, int channels) {
     plan.flags = flag(p.in.use_silu, kRowsSilu) | flag(p.in.seq_idx.data, kRowsIds) |
                  flag(p.in.initial_states.data, kRowsInitial) | flag(p.dinitial_states.data, kRowsGiveInitial) |
                  flag(p.dfinal_states.data, kRowsFinal) | flag(plan.dx.is_flat, kRowsDxIsFlat);
+    plan.of_row = bwd_rows_reciprocal(p.in.seqlen * channels);
+    plan.of_line = bwd_rows_reciprocal(plan.dx.tokens_inside ? p.in.seqlen : channels);
     plan.turns = kTokensOfThread / p.in.seqlen;
     if (plan.turns > fit / rows) plan.turns = fit / rows;
     if (plan.turns > (p.in.batch + rows - 1) / rows) plan.turns = (p.in.batch + rows - 1) / rows;
@@ -156,10 +164,20 @@ const char* causal_conv1d_bwd_rows_refusal(const CausalConv1dBwdParams& p) {
     return plan.rows > 0 && plan.groups <= kGridLimit ? nullptr : served;
 }
 
-// Rows that are not channel-last are left to `vector` where they are long, or plain: there a row's ends cost little.
+// Takes rows of which `vector` or `tile` serve each end for itself: those with states, single tokens, tensors of different
+// orders, and few channels. Rows must come to LDS in whole vectors, or at least by lanes along channels.
 bool causal_conv1d_bwd_rows_is_faster(const CausalConv1dBwdParams& p) {
-    const bool is_channel_last = p.in.dim == 1 || (p.in.x.dim_stride == 1 && p.dout.dim_stride == 1 && p.dx.dim_stride == 1);
-    return !is_channel_last && (bwd_has_states(p) || p.in.seqlen == 1);
+    const auto of_channels = [&](const Sequences& s) { return p.in.dim == 1 || s.dim_stride == 1; };
+    const bool is_channel_last = of_channels(p.in.x) && of_channels(p.dout) && of_channels(p.dx);
+    const bool is_crossed = of_channels(p.in.x) != of_channels(p.dout) || of_channels(p.in.x) != of_channels(p.dx);
+    const bool is_wanted =
+        (!is_channel_last && (bwd_has_states(p) || p.in.seqlen == 1)) || is_crossed || p.in.dim <= kFewChannels;
+    if (!is_wanted || p.in.dim == 1) return false;
+    const BwdRowsPlan plan = bwd_rows_plan(p);
+    const auto comes_well = [&](const Sequences& s, const BwdRowsTensor& how) {
+        return how.is_flat || of_channels(s) || p.in.seqlen == 1;
+    };
+    return comes_well(p.in.x, plan.x) && comes_well(p.dout, plan.dout) && comes_well(p.dx, plan.dx);
 }
 
 int64_t causal_conv1d_bwd_rows_workspace(const CausalConv1dBwdParams& p) {

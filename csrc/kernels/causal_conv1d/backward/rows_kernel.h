@@ -140,6 +140,27 @@ __device__ __forceinline__ void bwd_rows_move(const BwdRowsCall& call, const Bwd
     }
 }
 
+// Moves dx of a stage from LDS, element by element, in the order of memory.
+template <typename T>
+__device__ __forceinline__ void bwd_rows_take_elements(const BwdRowsCall& call, const BwdRowsStage& stage, char* lds) {
+    const BwdRowsCall& again = first_parameter_again(call);
+    const BwdRowsTensor& how = again.plan.dx;
+    const bool tokens_inside = how.tokens_inside;
+    const int threads = static_cast<int>(blockDim.x), seqlen = again.p.in.seqlen;
+    const int line = tokens_inside ? seqlen : again.plan.channels, row = seqlen * again.plan.channels;
+    char* const first_stretch = bwd_rows_stretch(again.p.dx, how, stage, 0);
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x); i < row * stage.count; i += threads) {
+        const int n = row == 1 ? i : bwd_rows_quotient(i, again.plan.of_row), of_row = i - n * row;
+        const int outer = line == 1 ? of_row : bwd_rows_quotient(of_row, again.plan.of_line), inner = of_row - outer * line;
+        const int c = tokens_inside ? outer : inner, t = tokens_inside ? inner : outer;
+        if (c >= stage.channels) continue;
+        char* const stretch = first_stretch + n * how.row_memory;
+        const int at = c * how.d_step + t * how.t_step, early = bwd_rows_early(stretch);
+        *reinterpret_cast<T*>(stretch + at) = *reinterpret_cast<const T*>(lds + how.begin + early + n * how.row_step + at);
+    }
+}
+
 // The byte of LDS where row n of channel c of the block begins.
 template <BwdRowsSide kSide>
 HIPCONV_INLINE int bwd_rows_place(const BwdRowsCall& call, const BwdRowsStage& stage, int n, int c) {
@@ -390,7 +411,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdRowsThreads, bwd_rows_blocks(kWidth)) 
         }
         if (has(kRowsDxIsFlat)) {
             __syncthreads();
-            bwd_rows_move<T, BwdRowsSide::dx, /*kBack=*/true>(call, part, lds);
+            if (again().plan.dx.has_gaps)
+                bwd_rows_take_elements<T>(call, part, lds);
+            else
+                bwd_rows_move<T, BwdRowsSide::dx, /*kBack=*/true>(call, part, lds);
         }
     }
 

@@ -23,7 +23,15 @@ struct BwdRowsTensor {
     int32_t d_step, t_step, row_step;  // in LDS
     int32_t begin;                     // in LDS
     bool is_flat, rows_follow;
+    bool has_gaps;       // among the elements of a flat stretch: of dx, elements go back one by one
+    bool tokens_inside;  // channels are further apart than tokens
 };
+
+// i / d = i * reciprocal(d) >> 32 where i and d are less than 2^16.
+inline uint32_t bwd_rows_reciprocal(int d) { return static_cast<uint32_t>(((int64_t{1} << 32) + d - 1) / d - (d == 1)); }
+HIPCONV_INLINE int bwd_rows_quotient(int i, uint32_t reciprocal) {
+    return static_cast<int>(static_cast<uint64_t>(static_cast<uint32_t>(i)) * reciprocal >> 32);
+}
 
 // These say what a call has.
 enum BwdRowsFlags : uint32_t {
@@ -43,7 +51,8 @@ struct BwdRowsPlan {
     int32_t stages, all_stages;  // of a block; of the batch
     uint32_t groups, pieces;     // blocks along the channels and the batch: a piece has a row of the workspace
     int32_t lds_bytes;
-    uint32_t flags;  // of BwdRowsFlags
+    uint32_t of_row, of_line;  // reciprocals of a row's elements and of those of its inner order, where dx has gaps
+    uint32_t flags;            // of BwdRowsFlags
 };
 
 struct BwdRowsCall {  // the kernel's parameter, which it reads again (device/arch.h) rather than keep it in registers
