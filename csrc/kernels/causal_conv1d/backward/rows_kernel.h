@@ -19,6 +19,8 @@
 
 #include <hip/hip_runtime.h>
 
+#include <type_traits>
+
 #include "../common/launch.h"
 #include "causal_conv1d/states_formula.h"
 #include "derivative.h"
@@ -274,28 +276,30 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdRowsThreads, bwd_rows_blocks(kWidth)) 
         const int64_t b = int64_t{part.first_row} + n;
         flags = again().plan.flags;
         int x_at = bwd_rows_place<BwdRowsSide::x>(again(), part, n, c);
-        int dout_at = bwd_rows_place<BwdRowsSide::dout>(again(), part, n, c), dx_at = 0;
-        char *dx_in_memory = nullptr, *dinitial = nullptr;
+        int dout_at = bwd_rows_place<BwdRowsSide::dout>(again(), part, n, c);
+        char *dx_in_lds = lds, *dx_in_memory = nullptr, *dinitial = nullptr;
+        int dx_step = 0;
         if (has(kRowsDxIsFlat)) {
-            dx_at = bwd_rows_place<BwdRowsSide::dx>(again(), part, n, c);
+            dx_in_lds += bwd_rows_place<BwdRowsSide::dx>(again(), part, n, c);
+            dx_step = again().plan.dx.t_step;
         } else {
             const BwdRowsCall& of_dx = again();
             dx_in_memory = global_pointer<char>(of_dx.p.dx.data) + b * of_dx.plan.dx.row_memory + d * of_dx.plan.dx.d_memory;
         }
         if (has(kRowsGiveInitial)) dinitial = reinterpret_cast<char*>(&at<T>(again().p.dinitial_states, b, d, 0));
-        const int x_step = again().plan.x.t_step, dout_step = again().plan.dout.t_step, dx_step = again().plan.dx.t_step;
+        const int x_step = again().plan.x.t_step, dout_step = again().plan.dout.t_step;
         const int bytes_at = again().plan.taps_begin + n * seqlen;
         // Stores the gradient of the input at t, the next one from the first state's on.
         const auto store = [&](int t, float value) {
             const T element = from_float<T>(value);
             if (t >= 0) {
                 if (has(kRowsDxIsFlat)) {
-                    *reinterpret_cast<T*>(lds + dx_at) = element;
-                    dx_at += dx_step;
+                    *reinterpret_cast<T*>(dx_in_lds) = element;
                 } else {
                     *global_pointer<T>(dx_in_memory) = element;
                     dx_in_memory += again().plan.dx.t_memory;
                 }
+                dx_in_lds += dx_step;
             } else if (has(kRowsGiveInitial)) {
                 *global_pointer<T>(dinitial) = element;
                 dinitial += again().p.dinitial_states.seqlen_stride * static_cast<int64_t>(sizeof(T));
@@ -312,23 +316,34 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdRowsThreads, bwd_rows_blocks(kWidth)) 
 
         const uint32_t all = ((1u << (past + 1)) - 1) << left_out;
         uint32_t own = 0;  // the bits of the last token's taps
-        // Does token t, which takes a slot of the rings.
-        const auto step = [&](int t, int slot) {
-            if (has(kRowsIds))
-                own = uint32_t{reinterpret_cast<const uint8_t*>(lds)[bytes_at + t]} << left_out;
-            else
-                own = t >= past || has(kRowsInitial) ? all : all << (past - t) & all;
+        // Does token t, which takes a slot of the rings. All its taps see something if it is steady.
+        const auto step = [&](auto steady, int t, int slot) {
+            constexpr bool kSteady = decltype(steady)::value;
+            if (!kSteady) {
+                if (has(kRowsIds))
+                    own = uint32_t{reinterpret_cast<const uint8_t*>(lds)[bytes_at + t]} << left_out;
+                else
+                    own = t >= past || has(kRowsInitial) ? all : all << (past - t) & all;
+            }
             window[slot] = to_float(*reinterpret_cast<const T*>(lds + x_at));
             float g = to_float(*reinterpret_cast<const T*>(lds + dout_at));
             x_at += x_step;
             dout_at += dout_step;
             sums[slot] = 0.0f;
-            const auto add = [&](auto taps) {
+            const auto activated = [&](auto& taps) {
                 float sum = bias;
 #pragma unroll
                 for (int i = 0; i < kWidth; ++i)
                     if (taps.sees(i)) sum = weight[i] * window[(slot + 1 + i) % kWidth] + sum;
-                if (has(kRowsSilu)) g *= low(silu_derivative(twice(sum)));
+                return g * low(silu_derivative(twice(sum)));
+            };
+            const auto add = [&](auto taps) {
+                if constexpr (kHasPredicates) {
+                    const float other = activated(taps);
+                    if (has(kRowsSilu)) g = other;
+                } else {
+                    if (has(kRowsSilu)) g = activated(taps);
+                }
                 taps.look_from_here_on();
                 if (taps.sees(kPast)) dbias += g;
 #pragma unroll
@@ -339,26 +354,39 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdRowsThreads, bwd_rows_blocks(kWidth)) 
                     sums[at] = weight[i] * g + sums[at];
                 }
             };
-            if (own == all)
-                add(TapsOfFilter{left_out == 0 ? 1u : 0u});
+            if (kSteady || (!kHasPredicates && own == all))
+                add(TapsOfFilter{has_tap(0) ? 1u : 0u});
             else
                 add(TapsOfByte{own});
             if (t > 0 || has_tap(0)) store(t - kPast, sums[(slot + 1) % kWidth]);
         };
+        // Tells whether all taps of kWidth tokens from t on see something.
+        const auto is_steady = [&](int t) {
+            if (!kHasPredicates || t + kWidth > seqlen) return false;
+            if (!has(kRowsIds)) return t >= past || has(kRowsInitial);
+            uint32_t bytes = all >> left_out;
+            const uint32_t each = bytes;
+#pragma unroll
+            for (int j = 0; j < kWidth; ++j) bytes &= reinterpret_cast<const uint8_t*>(lds)[bytes_at + t + j];
+            return bytes == each;
+        };
         int t = 0;
 #pragma unroll 1
-        for (; kHasPredicates && t + kWidth <= seqlen; t += kWidth) {
+        while (t < seqlen) {
+            if (is_steady(t)) {
 #pragma unroll
-            for (int j = 0; j < kWidth; ++j) step(t + j, j);
-        }
-#pragma unroll 1
-        for (; t < seqlen; ++t) {  // of fewer tokens, each takes slot 0, and the rings move on behind it
-            step(t, 0);
+                for (int j = 0; j < kWidth; ++j) step(std::true_type{}, t + j, j);
+                own = all;
+                t += kWidth;
+                continue;
+            }
+            step(std::false_type{}, t, 0);  // any other token takes slot 0, and the rings move on behind it
 #pragma unroll
             for (int i = 1; i < kWidth; ++i) {
                 window[i] = window[(i + 1) % kWidth];
                 sums[i] = sums[(i + 1) % kWidth];
             }
+            ++t;
         }
         // The inputs of the final state, in which the last token sees those that count, its own among them.
 #pragma unroll
