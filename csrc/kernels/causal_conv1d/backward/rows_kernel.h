@@ -71,59 +71,67 @@ HIPCONV_INLINE int bwd_rows_early(const char* address) {
     return static_cast<int>(reinterpret_cast<uintptr_t>(address) & (kBwdRowsUnit - 1));
 }
 
-// Moves the flat tensor's part of a stage to LDS or, with kBack, from there.
-template <typename T, BwdRowsSide kSide, bool kBack>
-__device__ __forceinline__ void bwd_rows_move(const BwdRowsCall& call, const BwdRowsStage& stage, char* lds) {
-    constexpr int kSize = static_cast<int>(sizeof(T)), kElements = kBwdRowsUnit / kSize,
-                  kAtOnce = kBack || !kHasPredicates ? 1 : 4;
-    const BwdRowsCall& again = first_parameter_again(call);
-    const BwdRowsTensor& how = bwd_rows_tensor<kSide>(again);
-    const int threads = static_cast<int>(blockDim.x), thread = static_cast<int>(threadIdx.x);
-    const bool rows_follow = how.rows_follow;
-    int bytes = (stage.channels - 1) * how.d_step + (again.p.in.seqlen - 1) * how.t_step + kSize;
-    if (rows_follow) bytes += (stage.count - 1) * how.row_step;
-    const int stretches = rows_follow ? 1 : stage.count, units = (bytes + 2 * kBwdRowsUnit - kSize - 1) / kBwdRowsUnit;
-    char* const first_stretch = bwd_rows_stretch(bwd_rows_sequences<kSide>(again), how, stage, 0);
-    const int64_t row_memory = how.row_memory;
-    const int row_step = how.row_step;
-    lds += how.begin;
-    const auto is_whole = [&](int early, int offset) { return offset >= early && offset + kBwdRowsUnit <= early + bytes; };
-    // First the units that are whole.
+// The stretches of a flat tensor's part of a stage; there are none of a tensor that is not flat.
+struct BwdRowsStretches {
+    char* first;
+    int64_t row_memory;
+    int row_step, begin, bytes, count;
+};
+
+template <typename T, BwdRowsSide kSide>
+HIPCONV_INLINE BwdRowsStretches bwd_rows_stretches(const BwdRowsCall& call, const BwdRowsStage& stage) {
+    const BwdRowsTensor& how = bwd_rows_tensor<kSide>(call);
+    const int of_rows = how.rows_follow ? (stage.count - 1) * how.row_step : 0;
+    return {bwd_rows_stretch(bwd_rows_sequences<kSide>(call), how, stage, 0),
+            how.row_memory,
+            how.row_step,
+            how.begin,
+            (stage.channels - 1) * how.d_step + (call.p.in.seqlen - 1) * how.t_step + of_rows + static_cast<int>(sizeof(T)),
+            !how.is_flat      ? 0
+            : how.rows_follow ? 1
+                              : stage.count};
+}
+
+HIPCONV_INLINE bool bwd_rows_is_whole(int early, int bytes, int offset) {
+    return offset >= early && offset + kBwdRowsUnit <= early + bytes;
+}
+
+// Moves what stretches have of whole units to LDS or, with kBack, from there.
+template <bool kBack>
+__device__ __forceinline__ void bwd_rows_move_units(const BwdRowsStretches& s, char* lds) {
+    const int threads = static_cast<int>(blockDim.x), units = (s.bytes + 2 * kBwdRowsUnit - 2) / kBwdRowsUnit;
 #pragma unroll 1
-    for (int first = thread; first < stretches * units; first += kAtOnce * threads) {
-        Words4 moved[kAtOnce];
-        int at[kAtOnce];  // in LDS
-#pragma unroll
-        for (int k = 0; k < kAtOnce; ++k) {
-            const int i = first + k * threads;
-            at[k] = -1;
-            if (i >= stretches * units) continue;
-            const int n = stretches == 1 ? 0 : i / units, offset = (i - n * units) * kBwdRowsUnit;
-            char* const stretch = first_stretch + n * row_memory;
-            const int early = bwd_rows_early(stretch);
-            if (!is_whole(early, offset)) continue;
-            Words4* const in_memory = reinterpret_cast<Words4*>(stretch - early + offset);
-            at[k] = n * row_step + offset;
-            if constexpr (kBack)
-                *in_memory = *reinterpret_cast<const Words4*>(lds + at[k]);
-            else
-                moved[k] = *in_memory;
-        }
-        if constexpr (!kBack) {
-#pragma unroll
-            for (int k = 0; k < kAtOnce; ++k)
-                if (at[k] >= 0) *reinterpret_cast<Words4*>(lds + at[k]) = moved[k];
-        }
+    for (int i = static_cast<int>(threadIdx.x); i < s.count * units; i += threads) {
+        const int n = s.count == 1 ? 0 : i / units, offset = (i - n * units) * kBwdRowsUnit;
+        char* const stretch = s.first + n * s.row_memory;
+        const int early = bwd_rows_early(stretch);
+        if (!bwd_rows_is_whole(early, s.bytes, offset)) continue;
+        Words4* const in_memory = reinterpret_cast<Words4*>(stretch - early + offset);
+        Words4* const in_lds = reinterpret_cast<Words4*>(lds + s.begin + n * s.row_step + offset);
+        if constexpr (kBack)
+            *in_memory = *in_lds;
+        else if constexpr (kCopiesPastRegisters)
+            copy_later(in_lds, in_memory, /*zeros=*/false);
+        else
+            *in_lds = *in_memory;
     }
-    // Then those at the ends of stretches, of which only a part is the stretch's.
+}
+
+// The same of the units at the ends of stretches of two tensors, of which only a part is the stretch's.
+template <typename T, bool kBack>
+__device__ __forceinline__ void bwd_rows_move_ends(const BwdRowsStretches& a, const BwdRowsStretches& b, char* lds) {
+    constexpr int kSize = static_cast<int>(sizeof(T)), kElements = kBwdRowsUnit / kSize;
 #pragma unroll 1
-    for (int i = thread; i < 2 * stretches; i += threads) {
-        char* const stretch = first_stretch + i / 2 * row_memory;
+    for (int i = static_cast<int>(threadIdx.x); i < 2 * (a.count + b.count); i += static_cast<int>(blockDim.x)) {
+        const bool is_a = i < 2 * a.count;
+        const int n = is_a ? i / 2 : i / 2 - a.count, bytes = is_a ? a.bytes : b.bytes;
+        char* const stretch = (is_a ? a.first : b.first) + n * (is_a ? a.row_memory : b.row_memory);
         const int early = bwd_rows_early(stretch), end = early + bytes;
         const int offset = i % 2 ? (end - 1) / kBwdRowsUnit * kBwdRowsUnit : 0;
-        if (is_whole(early, offset) || (i % 2 && offset == 0)) continue;
-        T *const in_memory = reinterpret_cast<T*>(stretch - early + offset), *const in_lds = reinterpret_cast<T*>(
-                                                                                 lds + i / 2 * row_step + offset);
+        if (bwd_rows_is_whole(early, bytes, offset) || (i % 2 && offset == 0)) continue;
+        T* const in_memory = reinterpret_cast<T*>(stretch - early + offset);
+        const int row = is_a ? a.begin + n * a.row_step : b.begin + n * b.row_step;
+        T* const in_lds = reinterpret_cast<T*>(lds + row + offset);
         T elements[kElements];
 #pragma unroll
         for (int e = 0; e < kElements; ++e) {
@@ -171,11 +179,11 @@ HIPCONV_INLINE int bwd_rows_place(const BwdRowsCall& call, const BwdRowsStage& s
     return how.begin + early + n * how.row_step + c * how.d_step;
 }
 
-// Brings a tensor's part of a stage to LDS: each thread its own rows, from row `own` on, unless the tensor is flat.
+// Brings the part of a stage to LDS that is of a tensor that is not flat: each thread its own rows, from row `own` on.
 template <typename T, BwdRowsSide kSide>
-__device__ __forceinline__ void bwd_rows_bring(const BwdRowsCall& call, const BwdRowsStage& stage, int own, int c, char* lds) {
-    if (bwd_rows_tensor<kSide>(first_parameter_again(call)).is_flat)
-        return bwd_rows_move<T, kSide, /*kBack=*/false>(call, stage, lds);
+__device__ __forceinline__ void bwd_rows_bring_own(const BwdRowsCall& call, const BwdRowsStage& stage, int own, int c,
+                                                   char* lds) {
+    if (bwd_rows_tensor<kSide>(first_parameter_again(call)).is_flat) return;
     if (c >= stage.channels) return;
     constexpr int kAtOnce = kHasPredicates ? 8 : 4;
     const BwdRowsCall& again = first_parameter_again(call);
@@ -420,8 +428,15 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdRowsThreads, bwd_rows_blocks(kWidth)) 
         const int left = end - part.first_row;
         part.count = left < rows_a_stage ? left : rows_a_stage;
         if (stage != first_stage) __syncthreads();
-        bwd_rows_bring<T, BwdRowsSide::x>(call, part, own_row, c, lds);
-        bwd_rows_bring<T, BwdRowsSide::dout>(call, part, own_row, c, lds);
+        {
+            const BwdRowsStretches of_x = bwd_rows_stretches<T, BwdRowsSide::x>(again(), part);
+            const BwdRowsStretches of_dout = bwd_rows_stretches<T, BwdRowsSide::dout>(again(), part);
+            bwd_rows_move_units</*kBack=*/false>(of_x, lds);
+            bwd_rows_move_units</*kBack=*/false>(of_dout, lds);
+            bwd_rows_move_ends<T, /*kBack=*/false>(of_x, of_dout, lds);
+        }
+        bwd_rows_bring_own<T, BwdRowsSide::x>(call, part, own_row, c, lds);
+        bwd_rows_bring_own<T, BwdRowsSide::dout>(call, part, own_row, c, lds);
         if (has(kRowsIds)) {
             uint8_t* const bytes = reinterpret_cast<uint8_t*>(lds + again().plan.taps_begin);
 #pragma unroll 1
@@ -431,6 +446,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdRowsThreads, bwd_rows_blocks(kWidth)) 
                     static_cast<uint8_t>(bwd_taps_of_token<kWidth>(again().p.in, int64_t{part.first_row} + n, i - n * seqlen));
             }
         }
+        if constexpr (kCopiesPastRegisters) {
+            close_copies();
+            wait_for_copies<0>();
+        }
         __syncthreads();
 #pragma unroll 1
         for (int n = own_row; has_channel && n < part.count; n += rows) {
@@ -439,10 +458,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdRowsThreads, bwd_rows_blocks(kWidth)) 
         }
         if (has(kRowsDxIsFlat)) {
             __syncthreads();
-            if (again().plan.dx.has_gaps)
+            if (again().plan.dx.has_gaps) {
                 bwd_rows_take_elements<T>(call, part, lds);
-            else
-                bwd_rows_move<T, BwdRowsSide::dx, /*kBack=*/true>(call, part, lds);
+            } else {
+                const BwdRowsStretches of_dx = bwd_rows_stretches<T, BwdRowsSide::dx>(again(), part);
+                bwd_rows_move_units</*kBack=*/true>(of_dx, lds);
+                bwd_rows_move_ends<T, /*kBack=*/true>(of_dx, {}, lds);
+            }
         }
     }
 

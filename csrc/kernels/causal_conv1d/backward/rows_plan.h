@@ -12,7 +12,7 @@ constexpr int kBwdRowsLds = 16 * 1024;  // bytes of a block, at most
 constexpr int kBwdRowsUnit = 16;        // bytes that a lane moves at a time
 
 // Blocks of a compute unit, by the registers that a width needs, or by AMD's LDS.
-constexpr int bwd_rows_blocks(int width) { return !kHasPredicates ? 4 : width <= 2 ? 6 : width <= 4 ? 5 : 4; }
+constexpr int bwd_rows_blocks(int width) { return !kHasPredicates || width > 6 ? 4 : 8 - width / 2; }
 
 // Tells how a tensor's part of a stage lies in memory and in LDS; steps are bytes. A flat one comes to LDS as it lies in memory,
 // gaps among its elements included, in stretches: a stretch is the block's channels of a row, or, where rows follow each other,
