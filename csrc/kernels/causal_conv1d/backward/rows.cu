@@ -101,14 +101,12 @@ BwdRowsPlan bwd_rows_plan_of(const CausalConv1dBwdParams& p, int channels) {
     int rows = kBwdRowsThreads / channels;
     if (rows > fit) rows = fit;
     if (rows > p.in.batch) rows = p.in.batch;
-    // Few of a block's lanes have no channel.
-    int best = rows, busy = 0;
-    for (int r = rows; r > 0 && 2 * r >= rows; --r) {
-        const int share = 1000 * r * channels / round_up(int64_t{r} * channels, kWave);
-        if (share > busy) best = r, busy = share;
-    }
-    plan.rows = rows = best;
     if (rows < 1) return plan;
+    // Fewer rows, if the last wave of a block would be idle for the most part.
+    const int threads = rows * channels, whole = threads / kWave * kWave / channels;
+    if (2 * whole >= rows && whole * channels * round_up(threads, kWave) > threads * round_up(int64_t{whole} * channels, kWave))
+        rows = whole;
+    plan.rows = rows;
     const auto flag = [](bool set, BwdRowsFlags value) { return set ? value : 0u; };
     plan.flags = flag(p.in.use_silu, kRowsSilu) | flag(p.in.seq_idx.data, kRowsIds) |
                  flag(p.in.initial_states.data, kRowsInitial) | flag(p.dinitial_states.data, kRowsGiveInitial) |
@@ -117,10 +115,11 @@ BwdRowsPlan bwd_rows_plan_of(const CausalConv1dBwdParams& p, int channels) {
     plan.of_line = bwd_rows_reciprocal(plan.dx.tokens_inside ? p.in.seqlen : channels);
     plan.turns = kTokensOfThread / p.in.seqlen;
     if (plan.turns > fit / rows) plan.turns = fit / rows;
-    if (plan.turns > (p.in.batch + rows - 1) / rows) plan.turns = (p.in.batch + rows - 1) / rows;
+    const int64_t batch = p.in.batch;
+    if (plan.turns > (batch + rows - 1) / rows) plan.turns = static_cast<int>((batch + rows - 1) / rows);
     if (plan.turns < 1) plan.turns = 1;
     const int all_rows = rows * plan.turns;
-    plan.all_stages = (p.in.batch + all_rows - 1) / all_rows;
+    plan.all_stages = static_cast<int>((batch + all_rows - 1) / all_rows);
     plan.stages = 1;
     const auto pieces = [&](int stages) { return (int64_t{plan.all_stages} + stages - 1) / stages; };
     while (plan.stages < kMostStages && plan.groups * pieces(2 * plan.stages) >= kEnoughRowsBlocks) plan.stages *= 2;
@@ -136,21 +135,28 @@ BwdRowsPlan bwd_rows_plan_of(const CausalConv1dBwdParams& p, int channels) {
 
 // Takes as many channels as leave few lanes idle.
 BwdRowsPlan bwd_rows_plan(const CausalConv1dBwdParams& p) {
+    constexpr int kTries = 4;
+    constexpr double kEnough = 0.9, kClearly = 1.03;
     BwdRowsPlan best{};
     double busy = 0;
     const int64_t dim = p.in.dim;
-    for (int64_t groups = (dim + kBwdRowsThreads - 1) / kBwdRowsThreads; groups <= dim; ++groups) {
+    int64_t groups = (dim + kBwdRowsThreads - 1) / kBwdRowsThreads;
+    int tries = 0;
+    for (; tries < kTries && groups <= dim && busy < kEnough; ++groups) {
         const int channels = static_cast<int>((dim + groups - 1) / groups);
         if (channels < dim && channels < kLeastRowsChannels) break;
         const BwdRowsPlan plan = bwd_rows_plan_of(p, channels);
-        if (plan.rows < 1) continue;
+        if (plan.rows < 1) {  // as many channels as this have no room
+            groups += groups / 4;
+            continue;
+        }
+        ++tries;
         const int threads = channels * plan.rows;
         const double share =
             static_cast<double>(dim) / (static_cast<double>(plan.groups) * channels) * threads / round_up(threads, kWave);
-        if (share <= 1.03 * busy) continue;
+        if (share <= kClearly * busy) continue;
         best = plan;
         busy = share;
-        if (groups > 64) break;
     }
     return best;
 }
@@ -167,12 +173,12 @@ const char* causal_conv1d_bwd_rows_refusal(const CausalConv1dBwdParams& p) {
 // Takes rows of which `vector` or `tile` serve each end for itself: those with states, single tokens, tensors of different
 // orders, and few channels. Rows must come to LDS in whole vectors, or at least by lanes along channels.
 bool causal_conv1d_bwd_rows_is_faster(const CausalConv1dBwdParams& p) {
-    const auto of_channels = [&](const Sequences& s) { return p.in.dim == 1 || s.dim_stride == 1; };
+    const auto of_channels = [&](const Sequences& s) { return s.dim_stride == 1; };
     const bool is_channel_last = of_channels(p.in.x) && of_channels(p.dout) && of_channels(p.dx);
     const bool is_crossed = of_channels(p.in.x) != of_channels(p.dout) || of_channels(p.in.x) != of_channels(p.dx);
-    const bool is_wanted =
-        (!is_channel_last && (bwd_has_states(p) || p.in.seqlen == 1)) || is_crossed || p.in.dim <= kFewChannels;
-    if (!is_wanted || p.in.dim == 1) return false;
+    const bool has_ends = !is_channel_last && (bwd_has_states(p) || p.in.seqlen == 1);
+    const bool has_few = p.in.dim <= kFewChannels && (is_channel_last || p.in.seq_idx.data);
+    if (p.in.dim == 1 || !(has_ends || is_crossed || has_few)) return false;
     const BwdRowsPlan plan = bwd_rows_plan(p);
     const auto comes_well = [&](const Sequences& s, const BwdRowsTensor& how) {
         return how.is_flat || of_channels(s) || p.in.seqlen == 1;
