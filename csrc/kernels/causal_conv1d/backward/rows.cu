@@ -43,7 +43,7 @@ int64_t bwd_rows_conflicts(const Sequences& s, int channels, int size) {
     return lanes * greatest_common_divisor(s.dim_stride * size, 128) / 128;
 }
 
-// How a tensor comes to LDS where a block has so many channels, but for its place there. Returns its bytes of a row.
+// Lays a tensor out in LDS for blocks of so many channels, but for its place there. Returns its bytes of a row.
 int bwd_rows_lay_out(const CausalConv1dBwdParams& p, const Sequences& s, int channels, bool is_dx, BwdRowsTensor* how) {
     const int size = element_bytes(p.in.dtype);
     *how = {};

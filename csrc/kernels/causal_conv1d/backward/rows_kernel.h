@@ -4,13 +4,13 @@
 // another's gradients, and what a row has before and behind its tokens is loaded and stored by the lanes of neighbouring
 // channels side by side. Neighbouring lanes are neighbouring channels, then rows.
 //
-// A stage is some rows of the block's channels. Their x and dout come to LDS first: in whole vectors, wherever memory has them in
-// one piece, so that neither the order of channels and tokens matters nor where rows begin; elsewhere each thread brings its own
-// row, element by element. dx takes dout's place in LDS and goes back in the same way. The states of a thread's next row are
-// loaded while it walks through this one.
+// A stage is some rows of the block's channels. Their x and dout come to LDS first: in whole vectors, wherever memory has them
+// in one piece, so that neither the order of channels and tokens matters nor where rows begin; elsewhere each thread brings
+// its own row, element by element. dx goes back in the same way, and takes dout's place in LDS where both lie alike. The states
+// of a thread's next row are loaded while it walks through this one.
 //
-// Token t completes the dx of token t - kWidth + 1: the sums of the last kWidth inputs are a ring beside that of the inputs. All
-// sums of a token are made in the order in which `tile` makes them: both kernels have the same dx.
+// Token t completes the dx of token t - kWidth + 1: the sums of the last kWidth inputs are a ring beside that of the inputs.
+// All sums of a token are made in the order in which `tile` makes them: both kernels have the same dx.
 //
 // A block of threads adds up its threads' dweight and dbias in LDS and leaves them in its row of the workspace.
 //

@@ -14,10 +14,10 @@ constexpr int kBwdRowsUnit = 16;        // bytes that a lane moves at a time
 // Blocks of a compute unit, by the registers that a width needs, or by AMD's LDS.
 constexpr int bwd_rows_blocks(int width) { return !kHasPredicates || width > 6 ? 4 : 8 - width / 2; }
 
-// Tells how a tensor's part of a stage lies in memory and in LDS; steps are bytes. A flat one comes to LDS as it lies in memory,
-// gaps among its elements included, in stretches: a stretch is the block's channels of a row, or, where rows follow each other,
-// of all rows of the stage. In LDS a stretch begins as far behind a multiple of 16 bytes as in memory. Elsewhere each thread
-// moves its own row, element by element.
+// Tells how a tensor's part of a stage lies in memory and in LDS; steps are bytes. A flat one comes to LDS as it lies in
+// memory, gaps among its elements included, in stretches: a stretch is the block's channels of a row, or, where rows follow
+// each other, of all rows of the stage. In LDS a stretch begins as far behind a multiple of 16 bytes as in memory. Elsewhere
+// each thread moves its own row, element by element.
 struct BwdRowsTensor {
     int64_t d_memory, t_memory, row_memory;
     int32_t d_step, t_step, row_step;  // in LDS
