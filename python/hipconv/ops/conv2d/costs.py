@@ -544,7 +544,7 @@ _NARROW = 1.2  # of chunks that lie alone in x
 _OF_PASS = 0.23  # that a pass adds to the time, as a block waits for its part of the patch
 _CONTIGUOUS = 1.13  # where x and out are contiguous, which are gathered and stored by pixels
 _WAITING = 0.22  # microseconds of a step that a sum waits for its filters
-_OF_PIXELS = 3e-4  # that a pixel of a tile adds to it: of tiles that should take as long, the smaller one was faster
+_OF_PIXELS = 1e-3  # that a pixel of a tile adds to it: of tiles that should take as long, the smaller one was faster
 _DIRECT_ELEMENT = 2.1e-6  # microseconds of an output that is stored alone
 _DIRECT_LAUNCH, _DIRECT_BYTES = 3.0, 2.4e6  # microseconds; bytes in a microsecond
 
