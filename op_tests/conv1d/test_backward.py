@@ -214,10 +214,12 @@ def test_short_rows_in_any_memory(device: torch.device, width: int) -> None:
         sizes = (
             draw.choice([1, 2, 7, 40]),
             draw.choice([1, 2, 3, 8, 33, 130, 150]),
-            draw.choice([1, 1, 2, 3, 7, 8, 9, 17, 33]),
+            draw.choice([1, 1, 2, 3, 5, 7, 8]),
         )
-        has = {name: draw.random() < 0.5 for name in ("use_silu", "has_bias", "has_ids", "has_initial", "has_final")}
-        case = Case(*sizes, width, list(DTYPES.values())[number % 3], draw.choice([*DTYPES.values()]), **has)
+        has: dict[str, Any] = {
+            name: draw.random() < 0.5 for name in ("use_silu", "has_bias", "has_ids", "has_initial", "has_final")
+        }
+        case = Case(*sizes, width, (torch.float16, torch.bfloat16)[number % 2], draw.choice([*DTYPES.values()]), **has)
         good = case.inputs(device, seed=number)
         x, dout = (_anywhere(draw, values, torch.nan)[0] for values in (good.x, good.dout))
         inputs = good._replace(x=x, dout=dout)
@@ -231,7 +233,7 @@ def test_short_rows_in_any_memory(device: torch.device, width: int) -> None:
             )
         dx, buffer = _anywhere(draw, torch.full_like(good.x, torch.nan), 42.0)
         if draw.random() < 0.5 and dout.stride(0) > 0:  # as dout lies
-            dx, buffer = _strided(torch.full_like(good.x, torch.nan), dout.stride(), dout.storage_offset(), 42.0)
+            dx, buffer = _strided(torch.full_like(good.x, torch.nan), dout.stride(), int(dout.storage_offset()), 42.0)
         try:
             found = inputs.gradients("rows", dx)
         except ValueError as error:
@@ -260,13 +262,13 @@ def test_short_rows_in_any_memory(device: torch.device, width: int) -> None:
     assert served > 15
 
 
-@pytest.mark.parametrize("dtype", DTYPES.values())
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_short_rows_have_the_bits_of_longer_ones(device: torch.device, dtype: torch.dtype) -> None:
     """A row that is cut into parts is served by another kernel than a part of it."""
     if "rows" not in kernels_of(device):
         return
-    for number, (width, dim, seqlen) in enumerate(itertools.product(range(1, 9), (8, 40), (1, 7, 24))):
-        has = {name: number >> bit & 1 == 1 for bit, name in enumerate(("has_ids", "has_initial", "use_silu"))}
+    for number, (width, dim, seqlen) in enumerate(itertools.product(range(1, 9), (8, 40), (1, 5, 8))):
+        has: dict[str, Any] = {name: number >> bit & 1 == 1 for bit, name in enumerate(("has_ids", "has_initial", "use_silu"))}
         case = Case(3, dim, seqlen, width, dtype, layout="channel_last", has_final=number % 5 == 0, **has)
         inputs = case.inputs(device, seed=number)
         rows, tile = inputs.gradients("rows"), inputs.gradients("tile")

@@ -1,4 +1,4 @@
-// The plan of the backward kernel of short rows ("rows", rows_kernel.h), and its instances for f32.
+// The backward kernel of short rows ("rows", rows_kernel.h): its plan, and its instances, for 16-bit types.
 #include <hip/hip_runtime.h>
 
 #include "kernels.h"
@@ -16,7 +16,7 @@ constexpr int kMostStages = 16;         // of a block
 constexpr int64_t kEnoughRowsBlocks = 1024;
 constexpr int kMostConflicts = 8;           // lanes that meet in a bank of LDS
 constexpr int kMostBytesOfFollowing = 128;  // of a row, if several are one stretch
-constexpr int kMostRowTokens = 128;
+constexpr int kMostRowTokens = 8;
 constexpr int kFewChannels = 8;
 
 int round_up(int64_t bytes, int to) { return static_cast<int>((bytes + to - 1) / to * to); }
@@ -164,8 +164,9 @@ BwdRowsPlan bwd_rows_plan(const CausalConv1dBwdParams& p) {
 }  // namespace
 
 const char* causal_conv1d_bwd_rows_refusal(const CausalConv1dBwdParams& p) {
-    const char* served = "rows of 1 to 128 tokens, some of which fit LDS, widths 1 to 8";
-    if (p.in.width > kBwdRowsMaxWidth || p.in.seqlen < 1 || p.in.seqlen > kMostRowTokens) return served;
+    const char* served = "16-bit types, rows of 1 to 8 tokens, some of which fit LDS, widths 1 to 8";
+    if (p.in.dtype == DType::f32 || p.in.width > kBwdRowsMaxWidth || p.in.seqlen < 1 || p.in.seqlen > kMostRowTokens)
+        return served;
     const BwdRowsPlan plan = bwd_rows_plan(p);
     return plan.rows > 0 && plan.groups <= kGridLimit ? nullptr : served;
 }
@@ -195,10 +196,10 @@ void causal_conv1d_bwd_rows(const CausalConv1dBwdParams& params, void* workspace
     BwdRowsCall call{params, bwd_rows_plan(params)};
     const BwdPartials partials = sums_or_partials(equal_partials(call.plan.pieces));
     call.p = bwd_sums_begin(params, partials, /*looks_at_taps=*/false, workspace, s);
-    if (call.p.in.dtype == DType::f32)
-        launch_bwd_rows_of<float>(call, s);
+    if (call.p.in.dtype == DType::f16)
+        launch_bwd_rows_of<f16>(call, s);
     else
-        launch_bwd_rows_16(call, s);
+        launch_bwd_rows_of<bf16>(call, s);
     bwd_sums_add_up(call.p, partials, s);
 }
 

@@ -60,6 +60,4 @@ struct BwdRowsCall {  // the kernel's parameter, which it reads again (device/ar
     BwdRowsPlan plan;
 };
 
-void launch_bwd_rows_16(const BwdRowsCall& call, hipStream_t stream);  // of 16-bit types
-
 }  // namespace hipconv

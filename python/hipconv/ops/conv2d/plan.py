@@ -134,7 +134,7 @@ def conv2d_plan(
             choice = prepared.choice
             form = choice.algorithm + (f"_{choice.tile[0]}x{choice.tile[1]}" if any(choice.tile) else "")
             form += f"_split{choice.split_k}" if choice.split_k > 1 else ""
-            plain = router.ALGORITHMS[choice.algorithm].plain
+            plain = choice.algorithm in router.ALGORITHMS and router.ALGORITHMS[choice.algorithm].plain  # empty calls have none
             products = None if x.dtype != torch.float32 else "ieee" if plain else prepared.problem.float32_precision
             name, why, chosen_by = choice.algorithm, choice.why, prepared.chosen_by
             serves, workspace, packed_filters = prepared.serving, prepared.workspace, 0
