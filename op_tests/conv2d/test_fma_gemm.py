@@ -30,7 +30,8 @@ FIRST = {"x_layout": "nchw0", "weight_layout": "kcrs", "out_layout": "nchw0"}
 
 
 def plain(*sizes: Any, **more: Any) -> Case:
-    return Case(*sizes, **({"dtype": torch.float32, "algorithm": "fma_gemm"} | more))
+    arguments: dict[str, Any] = {"dtype": torch.float32, "algorithm": "fma_gemm"} | more
+    return Case(*sizes, **arguments)
 
 
 def test_every_tile(module: Any) -> None:
