@@ -40,13 +40,6 @@ HIPCONV_INLINE void write_fma_entry(const FmaGemmParams& p, const FmaEntries& to
         static_cast<int32_t>(channel * c.weight.channel_stride + r * c.weight.row_stride + s * c.weight.column_stride);
 }
 
-HIPCONV_INLINE OutPixel fma_pixel(const FmaGemmParams& p, int number) {
-    const int n = static_cast<int>(divide(number, p.divide_by_image));
-    const int of_image = number - n * p.conv.out_height * p.conv.out_width;
-    const int row = static_cast<int>(divide(of_image, p.divide_by_row));
-    return {n, row, of_image - row * p.conv.out_width};
-}
-
 // Where a pixel's first tap lies in x: the offset from the group's first element, row and column in a word. When the products
 // are made, the same memory has the pixel's offset in out.
 struct FmaPixel {
@@ -227,7 +220,7 @@ struct FmaStores {
     }
     HIPCONV_INLINE int64_t residual_at(int pixel, int filter) const {
         if (!p.conv.residual.data) return 0;
-        const OutPixel at = fma_pixel(p, tile.first_pixel + pixel);
+        const OutPixel at = out_pixel(p, tile.first_pixel + pixel);
         return offset_in(p.conv.residual, at.n, tile.first_filter + filter, at.p, at.q);
     }
     HIPCONV_INLINE void store(int pixel, int filter, float sum) const {
@@ -376,7 +369,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(S::kThreads, S::kBlocks) conv2d_fma_gemm(H
 
     for (int i = thread; i < S::kTilePixels; i += S::kThreads) {
         const int number = tile.first_pixel + i;
-        const OutPixel at = fma_pixel(p, number < p.pixels ? number : 0);
+        const OutPixel at = out_pixel(p, number < p.pixels ? number : 0);
         const int row = at.p * c.stride_h - c.pad_top, column = at.q * c.stride_w - c.pad_left;
         pixels[i].offset = number < p.pixels ? static_cast<int32_t>(offset_in(c.x, at.n, 0, row, column)) : kNoProduct;
         pixels[i].place = static_cast<int32_t>(static_cast<uint32_t>(row) << 16 | (static_cast<uint32_t>(column) & 0xffff));
@@ -423,7 +416,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(S::kThreads, S::kBlocks) conv2d_fma_gemm(H
     __syncthreads();  // all that lies in LDS is read
     for (int i = thread; i < S::kTilePixels; i += S::kThreads) {
         const int number = tile.first_pixel + i;
-        const OutPixel at = fma_pixel(p, number < p.pixels ? number : 0);
+        const OutPixel at = out_pixel(p, number < p.pixels ? number : 0);
         pixels[i].set_out(offset_in(c.out, at.n, 0, at.p, at.q));
     }
     if constexpr (S::kParts == 1) __syncthreads();

@@ -12,6 +12,15 @@ struct OutPixel {
     int n, p, q;
 };
 
+// The pixel of a number through all images. `Params` are a kernel's, with these divisors.
+template <typename Params>
+HIPCONV_INLINE OutPixel out_pixel(const Params& p, int number) {
+    const int n = static_cast<int>(divide(number, p.divide_by_image));
+    const int of_image = number - n * p.conv.out_height * p.conv.out_width;
+    const int row = static_cast<int>(divide(of_image, p.divide_by_row));
+    return {n, row, of_image - row * p.conv.out_width};
+}
+
 // The pixels of a tile from number `first` on: consecutive ones, or those of a rectangle of an image.
 struct PixelRun {
     int image, first;

@@ -19,13 +19,6 @@ struct WavePixel {
     int row, column;
 };
 
-HIPCONV_INLINE OutPixel wave_pixel(const WaveGemmParams& p, int number) {
-    const int n = static_cast<int>(divide(number, p.divide_by_image));
-    const int of_image = number - n * p.conv.out_height * p.conv.out_width;
-    const int row = static_cast<int>(divide(of_image, p.divide_by_row));
-    return {n, row, of_image - row * p.conv.out_width};
-}
-
 // The filters of a block: the first one, and the one behind those of its group.
 struct WaveFilters {
     int first, end, group;
@@ -108,7 +101,7 @@ struct WaveReader {
         for (int i = 0; i < A::kRows; ++i) {
             int number = first_pixel + A::row(lane, i);
             if (number >= p.pixels) number = p.pixels - 1;
-            const OutPixel at = wave_pixel(p, number);
+            const OutPixel at = out_pixel(p, number);
             const int row = at.p * c.stride_h - c.pad_top, column = at.q * c.stride_w - c.pad_left;
             pixels[i] = {offset_in(c.x, at.n, 0, row, column), row, column};
 #pragma unroll
@@ -300,7 +293,7 @@ HIPCONV_INLINE void store_wave_vectors(const WaveGemmParams& p, const float* sum
     for (int unit = thread; unit < rows * kUnits; unit += static_cast<int>(blockDim.x)) {
         const int row = unit / kUnits, filter = unit % kUnits * kEach;
         if (filter >= filters || first_pixel + row >= p.pixels) continue;
-        const OutPixel at = wave_pixel(p, first_pixel + row);
+        const OutPixel at = out_pixel(p, first_pixel + row);
         const int64_t k = of.first + filter;
         float v[kEach], more[kEach];
         add_wave_parts(v, sums + row * kWaveGemmPitch + filter, 1, rows);
@@ -341,7 +334,7 @@ HIPCONV_INLINE void store_wave_elements(const WaveGemmParams& p, const float* su
             const int64_t k = of.first + filter_of_first + i * filter_step;
             const int number = first_pixel + first_row + i * row_step;
             exists[i] = first + i < count && k < of.end && number < p.pixels;
-            const OutPixel at = wave_pixel(p, exists[i] ? number : 0);
+            const OutPixel at = out_pixel(p, exists[i] ? number : 0);
             out[i] = offset_in(c.out, at.n, k, at.p, at.q);
             v[i] += bias[filter_of_first + i * filter_step];
             if (c.residual.data && exists[i])
