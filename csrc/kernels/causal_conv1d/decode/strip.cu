@@ -510,7 +510,7 @@ bool causal_conv1d_update_strip_is_choice(const CausalConv1dUpdateParams& p) {
     const bool packed = p.state_dim_stride == p.state_len && p.column_stride == 1 && p.state_len <= kMostColumns;
     if (!kCopiesPastRegisters || p.x.dim_stride != 1 || !packed) return false;
     if (p.dim <= kMostLanes * kOwn)
-        return p.seqlen == 1 && !p.query_start_loc.data && p.dtype != DType::f32 && p.batch >= 2 * kManyStrips;
+        return p.seqlen == 1 && !p.query_start_loc.data && p.dtype != DType::f32 && p.batch >= 6 * kManyStrips;
     const int64_t strips = (int64_t{p.dim} + kUsualLanes * kOwn - 1) / (kUsualLanes * kOwn) * p.batch;
     return p.dim % kOwn == 0 && (strips <= kOnCard || strips >= kManyStrips);
 }
