@@ -155,6 +155,12 @@ def functions_of(disassembly: str) -> dict[str, str]:
     return {part[part.index("<") + 1 : part.index(">:\n")]: part for part in parts}
 
 
+@functools.cache
+def _mnemonic(first: str, second: str) -> str:
+    """Without encodings; of a dual-issue pair both."""
+    return "::".join(re.sub(r"_e(32|64)$", "", name) for name in (first, second) if name)
+
+
 def instructions_of(function: str) -> list[Instruction]:
     """The instructions in the lines of a symbol."""
     first, *lines = function.splitlines()
@@ -165,11 +171,12 @@ def instructions_of(function: str) -> list[Instruction]:
             continue
         found = _LINE.fullmatch(line)
         assert found, f"not understood in a disassembly: {line}"
-        pair, _, other = found["operands"].partition(" :: ")
-        mnemonic = "::".join(re.sub(r"_e(32|64)$", "", name) for name in (found["mnemonic"], *other.split()[:1]))
-        target = start + int(found["offset"] or "0", 16) if mnemonic.startswith(("s_branch", "s_cbranch")) else None
-        operands = tuple(operand.strip() for operand in pair.split(","))
-        instructions.append(Instruction(int(found["address"], 16), mnemonic, operands, target, line.partition("//")[0].strip()))
+        name, operands, address, offset = found.groups()
+        pair, _, other = operands.partition(" :: ")
+        mnemonic = _mnemonic(name, other.partition(" ")[0])
+        target = start + int(offset or "0", 16) if mnemonic.startswith(("s_branch", "s_cbranch")) else None
+        each = tuple(map(str.strip, pair.split(",")))
+        instructions.append(Instruction(int(address, 16), mnemonic, each, target, line.partition("//")[0].strip()))
     while instructions and instructions[-1].kind == "hint":  # the padding behind a kernel
         instructions.pop()
     return instructions

@@ -12,7 +12,7 @@ import re
 
 from machine_code.amd_code import Instruction
 
-_SHIFT = re.compile(r"v_pk_(lshl|lshr|ashr)rev_[bi]16")
+SHIFT = re.compile(r"v_pk_(lshl|lshr|ashr)rev_[bi]16")
 _HALVES = re.compile(
     r"v_pk_\w+_[biuf]16|v_\w+_[biuf]16(_\w+)?|(global|flat|buffer)_store_(short|b16)\w*|ds_(write|store)_b16\w*"
 )
@@ -54,7 +54,7 @@ def leaking_shifts(instructions: Sequence[Instruction]) -> list[tuple[Instructio
     """
     constants, found = _constants(instructions), []
     for number, shift in enumerate(instructions):
-        if not _SHIFT.fullmatch(shift.mnemonic) or not _halves_differ(shift, constants):
+        if not SHIFT.fullmatch(shift.mnemonic) or not _halves_differ(shift, constants):
             continue
         result = shift.operands[0]
         for user in instructions[number + 1 :]:
