@@ -74,9 +74,11 @@ def causal_conv1d_update(
                 return None
         return slot if 0 <= slot < state.shape[0] else None
 
-    def convolve(window: Tensor) -> Tensor:  # (dim, width) -> (dim,)
-        sums = (window.double() * weight.double()).sum(1)
-        sums = sums if bias is None or not bias.numel() else sums + bias.double()
+    taps = weight.double()[:, None]
+
+    def convolve(windows: Tensor) -> Tensor:  # (dim, tokens, width) -> (dim, tokens)
+        sums = (windows.double() * taps).sum(2)
+        sums = sums if bias is None or not bias.numel() else sums + bias.double()[:, None]
         return F.silu(sums) if use_silu else sums
 
     for b, (tokens, results, marks) in enumerate(zip(rows_of(x), rows_of(out), rows_of(live), strict=True)):
@@ -119,19 +121,20 @@ def causal_conv1d_update(
             for t in range(count):
                 paths.append(torch.cat([window if t == 0 else paths[parent[t]], new[:, t : t + 1]], 1))
                 seen = torch.cat([paths[t][:, :-1].double(), tokens[:, t : t + 1].double()], 1)
-                results[:, t] = convolve(seen[:, seen.shape[1] - width :])
+                results[:, t] = convolve(seen[:, None, seen.shape[1] - width :])[:, 0]
                 if snapshots is not None and t < snapshots.shape[0] and past:
                     snapshots[t] = paths[t][:, -past:]
             continue
 
-        for t in range(count):
-            seen = torch.cat([window, new[:, :t]], 1)
-            seen = torch.cat([seen[:, seen.shape[1] - past :].double(), tokens[:, t : t + 1].double()], 1)
-            results[:, t] = convolve(seen)
-            if snapshots is not None and t < snapshots.shape[0] and past:
-                snapshots[t] = torch.cat([window, new[:, : t + 1]], 1)[:, -past:]
         if past == 0:
+            results[:] = convolve(tokens[..., None])
             continue
+        held = torch.cat([window, new], 1)
+        before = held.unfold(1, past, 1)  # (dim, tokens + 1, past): what each token sees, and what the last one leaves
+        results[:] = convolve(torch.cat([before[:, :count].double(), tokens[..., None].double()], 2))
+        if snapshots is not None:
+            for t in range(min(count, snapshots.shape[0])):
+                snapshots[t] = before[:, t + 1]
         if cache_seqlens is not None:
             for t in range(count):
                 state[write][:, (int(cache_seqlens[b]) + t) % state_len] = new[:, t]
