@@ -85,12 +85,17 @@ class Inputs(NamedTuple):
         return (dx, *torch.ops.hipconv.causal_conv1d_bwd_out(dx, *inputs, kernel_name=kernel))
 
 
+_last: list[Any] = [None, ()]  # inputs, and what is expected of them: one kernel after the other has the same ones
+
+
 def wrong_gradients(inputs: Inputs, found: tuple[Tensor, ...]) -> str | None:
     """None if the gradients are those of the reference, else what is wrong.
     Sums over tokens may be off by f32 rounding of each term.
     """
+    if _last[0] is not inputs:
+        _last[:] = inputs, inputs.expected()
     terms = inputs.x.shape[0] * inputs.x.shape[2] * 10  # of a magnitude of a few units
-    for name, ours, expected in zip(("dx", "dweight", "dbias", "dinitial_states"), found, inputs.expected(), strict=True):
+    for name, ours, expected in zip(("dx", "dweight", "dbias", "dinitial_states"), found, _last[1], strict=True):
         if expected is None:
             continue
         if name in ("dx", "dinitial_states"):
