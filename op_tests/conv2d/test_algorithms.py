@@ -82,7 +82,7 @@ def wrong_edge_cases(device: torch.device) -> list[str]:
 
 
 def wrong_random_cases(device: torch.device) -> list[str]:
-    cases = random_cases(200 if EVERYTHING or device.type == "cuda" else 100)
+    cases = random_cases(200 if EVERYTHING or device.type == "cuda" else 60)
     return wrong_cases(small_enough(cases, device, SIMT_MACS // 8), device)
 
 
@@ -104,7 +104,7 @@ def wrong_activations(device: torch.device) -> list[str]:
     CPUs.
     """
     sweep = [
-        *torch.linspace(-12, 12, 2001).tolist(),
+        *torch.linspace(-12, 12, 2001 if EVERYTHING or device.type == "cuda" else 501).tolist(),
         *(sign * 10.0**e for sign in (1, -1) for e in range(-7, 5)),
         88.0,
         -88.0,
@@ -138,30 +138,34 @@ def wrong_stability(device: torch.device) -> list[str]:
     sums beyond float16's range on the way to a result within.
     """
     wrong = []
+    channels = 400 if device.type == "cuda" else 144  # several steps of every GEMM
     for layout, dtype in itertools.product(LAYOUTS, DTYPES.values()):
         case = Case(2, 40, 9, 11, 24, 3, 3, padding=1, dtype=dtype, layout=layout)
         arguments = case.inputs(device)
-        x = arguments["x"]
+        # Where no output sees two of them: each at each of these places, in one dtype or another.
+        touched = arguments["x"].clone()
+        turn = [*DTYPES.values()].index(dtype)
+        odds = [(torch.nan, torch.inf, -torch.inf)[(turn + place) % 3] for place in range(3)]
+        touched[0, 0, 0, 0], touched[1, 7, 4, 10], touched[1, 39, 8, 3] = odds
+        reached = reference_of(arguments | {"x": touched})
         for algorithm in exact(hipconv.conv2d_plan(**arguments).serves):
             run = functools.partial(hipconv.conv2d, algorithm=algorithm)
             where = f"{algorithm} {case}"
             once = run(**arguments)
-            if not all(torch.equal(once, run(**arguments)) for _ in range(3)):
+            if not all(torch.equal(once, run(**arguments)) for _ in range(3 if device.type == "cuda" else 1)):
                 wrong.append(f"{where}: not the same bits every time")
-            for odd in (torch.nan, torch.inf, -torch.inf):
-                touched = x.clone()
-                touched[1, 7, 4, 10] = touched[0, 0, 0, 0] = odd
-                out, expected = run(**arguments | {"x": touched}), reference_of(arguments | {"x": touched})
-                same = torch.equal(out.isnan(), expected.isnan()) and torch.equal(out.isinf(), expected.isinf())
-                if not same or not torch.equal(out[expected.isfinite()], once[expected.isfinite()]):
-                    wrong.append(f"{where}: {odd} reaches other outputs than those that see it")
-            # Products of 9e4, which cancel: 200 channels up, 200 down.
-            level = torch.full((1, 400, 5, 5), 300.0, device=device).to(dtype).contiguous(memory_format=_format(layout))
+            out, finite = run(**arguments | {"x": touched}), reached.isfinite()
+            infinite = reached.isinf()
+            same = torch.equal(out.isnan(), reached.isnan()) and torch.equal(out[infinite].double(), reached[infinite])
+            if not same or not torch.equal(out[finite], once[finite]):
+                wrong.append(f"{where}: {odds} reach other outputs than those that see them")
+            # Products of 9e4, which cancel: half of the channels up, half down.
+            level = torch.full((1, channels, 5, 5), 300.0, device=device).to(dtype).contiguous(memory_format=_format(layout))
             signs = (
-                torch.where(torch.arange(400, device=device) < 200, 300.0, -300.0)
+                torch.where(torch.arange(channels, device=device) < channels // 2, 300.0, -300.0)
                 .to(dtype)
-                .expand(8, 400)
-                .reshape(8, 400, 1, 1)
+                .expand(8, channels)
+                .reshape(8, channels, 1, 1)
             )
             large = run(level, signs)
             if not torch.equal(large, torch.zeros_like(large)):
@@ -170,7 +174,7 @@ def wrong_stability(device: torch.device) -> list[str]:
             if dtype == torch.float16 and not (overflow == torch.inf).all():
                 wrong.append(f"{where}: a sum beyond the dtype's range is {overflow.flatten()[0]}, expected inf")
             tiny = run(torch.full_like(level, 2.0**-20), torch.full_like(signs, 2.0**-3))
-            if dtype != torch.float16 and not torch.equal(tiny, torch.full_like(tiny, 400 * 2.0**-23)):
+            if dtype != torch.float16 and not torch.equal(tiny, torch.full_like(tiny, channels * 2.0**-23)):
                 wrong.append(f"{where}: small values: {tiny.flatten()[0]}")
     return wrong
 
@@ -189,7 +193,9 @@ WRONG = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_mode(device: torch.device, mode: str) -> None:
+def test_mode(request: pytest.FixtureRequest, device: torch.device, mode: str) -> None:
+    if mode == "edge" and "wave32" in request.node.name and not EVERYTHING:
+        pytest.skip("runs with HIPCONV_TEST_ARCHS=all: the other modes have the same kernels in waves of 32 lanes")
     wrong = WRONG[mode](device)
     assert not wrong, "\n".join(wrong)
 
@@ -275,6 +281,7 @@ ORDERS = {
 @pytest.mark.parametrize("order", ORDERS)
 def test_any_strides_give_the_same_result_and_nothing_else_is_written(device: torch.device, order: str, gap: int) -> None:
     arguments = Case(2, 12, 7, 6, 10, 3, 3, padding=1, has_residual=True, dtype=torch.float16).inputs(device)
+    expected = reference_of(arguments)
     for change, out_order in itertools.product(("all", "x", "weight", "residual", "out"), ORDERS):
         if change != "all" and out_order not in ("nchw", "nhwc"):
             continue
@@ -286,10 +293,10 @@ def test_any_strides_give_the_same_result_and_nothing_else_is_written(device: to
             changed["bias"] = torch.stack([arguments["bias"]] * 3, 1)[:, 1]
         for name in serving(**changed):
             result = hipconv.conv2d(**changed, algorithm=name)
-            assert mismatch_conv2d(result, arguments) is None, (name, change)
+            assert mismatch_conv2d(result, arguments, expected) is None, (name, change)
             out, buffer = strided(torch.full_like(result, torch.nan), ORDERS[out_order], gap, offset=5)
             assert hipconv.conv2d(**changed, algorithm=name, out=out) is out
-            assert mismatch_conv2d(out, arguments) is None, (name, change)
+            assert mismatch_conv2d(out, arguments, expected) is None, (name, change)
             out.fill_(42.0)
             assert (buffer == 42.0).all(), "wrote outside out"
 
