@@ -28,18 +28,16 @@ from support.precompiled import KEEPER
 from hipconv import registry
 
 RUNTIME = Path("/usr/lib/x86_64-linux-gnu/libamdhip64.so")
-CLANGS = {  # version: what it compiles for; in every run two cards of CDNA and one of RDNA, those of clang 22 being the newest
+CLANGS = {  # version: what it compiles for; in every run a card of CDNA and one of RDNA
     19: tuple(arch for arch in AMD_ARCHS if knows(19, arch)) if EVERYTHING else ("gfx942",),
-    22: tuple(AMD_ARCHS) if EVERYTHING else ("gfx950", "gfx1201"),
+    22: tuple(AMD_ARCHS) if EVERYTHING else ("gfx1201",),
 }
-# In every run clang 22 compiles these alone, for one of the two. conv1d's rows have nothing of gfx950's own in their source,
-# and conv3d's products are conv2d's, which are compiled for gfx950; but what waves of 32 lanes change is in the backward, which
-# is nearest to its limits, and in conv3d. The forward, prefill and decode on gfx1201 are nightly.
-ONE_IN_EVERY_RUN = {"copy": "gfx1201", "causal_conv1d_bwd": "gfx1201", "conv2d": "gfx950", "conv3d": "gfx1201"}
+# In every run a module is compiled for one of the cards: conv3d, whose products are conv2d's, by clang 22, and the others by
+# clang 19. The backward, which is nearest to its limits, is compiled by both, since waves of 32 lanes change it. The forward,
+# prefill, decode and conv2d on gfx1201, conv3d on gfx942, and gfx950, whose source is gfx942's, are nightly.
+ONE_IN_EVERY_RUN = {"copy": "gfx1201", "causal_conv1d_bwd": "gfx1201", "conv3d": "gfx1201"}
 LINKED_ONLY = 15  # hipcc's own clang compiles the host's part alone: modules that link, import and refuse
-# In every run hipcc's own clang builds these. conv3d includes conv2d's GEMM; the other modules are alike, and clang 19 and 22
-# link them.
-OF_HIPCC = ("copy", "conv3d")
+OF_HIPCC = ("copy",)  # in every run hipcc's own clang builds it; clang 19 and 22 link the others
 NAMED = "gfx90a"  # what torch is told; the compiler's script puts the clang's architectures in its place
 DIALECT = (
     "-std=c++17"  # torch's up to 2.9; with later torch's, C++20, clang 19 does not get along with precompiled headers of HIP
@@ -48,14 +46,19 @@ DIALECT = (
 
 def names_of(clang: int) -> list[str]:
     """The modules that a clang of CLANGS, or LINKED_ONLY, builds."""
-    chosen = {LINKED_ONLY: OF_HIPCC, 22: ONE_IN_EVERY_RUN}.get(clang, registry.modules())
-    return [name for name in registry.modules() if EVERYTHING or name in chosen]
+    if EVERYTHING:
+        return list(registry.modules())
+    if clang == LINKED_ONLY:
+        return [name for name in registry.modules() if name in OF_HIPCC]
+    return [name for name in registry.modules() if archs_of(name, clang)]
 
 
 def archs_of(module: str, clang: int) -> tuple[str, ...]:
     """The architectures that a clang of CLANGS compiles a module for."""
-    if EVERYTHING or clang != 22:
+    if EVERYTHING:
         return CLANGS[clang]
+    if clang == 19:
+        return () if module == "conv3d" else CLANGS[clang]
     return tuple(arch for arch in CLANGS[clang] if arch == ONE_IN_EVERY_RUN.get(module))
 
 
@@ -94,7 +97,7 @@ os.execvp(compiler[0], [*compiler, *words])
 """
 
 # The host compiler: compiles a binding, which no GPU compiler reads, once for all clangs, unoptimised, as nobody waits for its
-# calls here, and keeps what it links. Bindings of OF_HIPCC are compiled with all flags of a ROCm torch. Where the run keeps
+# calls here, and keeps what it links. Those of copy and conv3d are compiled with all flags of a ROCm torch. Where the run keeps
 # objects, the others are those of the other backends, as these flags change none of them (support/precompiled.py).
 HOST_COMPILER = """#!/bin/sh
 for word; do case $word in *.o) object=$word ;; *.so) library=$word ;; -DTORCH_EXTENSION_NAME=*) name=${word#*=} ;; esac; done
