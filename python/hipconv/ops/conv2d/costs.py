@@ -532,7 +532,7 @@ def direct(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> 
         of_wave = _OF_WAVE + steps * _OF_STEP[atoms] + chunks * (_OF_CHUNK if bundle.by_vectors else _OF_GATHERED) / waves / 32
         busy = min(1.0, blocks * waves / (card.compute_units * _ENOUGH_WAVES))
         alone = of_wave * -(-blocks * waves // (card.compute_units * _MOST_WAVES)) / _RATE_OF_WAVE
-        us = max(steps * _WAITING + alone, blocks * waves * of_wave / (card.compute_units * _RATE * busy))
+        us = steps * _WAITING + max(alone, blocks * waves * of_wave / (card.compute_units * _RATE * busy))
         us *= 1 + _OF_PASS * (passes - 1) + _OF_PIXELS * (tile[0] - 128)
         return us * (_CONTIGUOUS if problem.layout == "nchw" else 1.0)
 
@@ -552,7 +552,7 @@ _RATE, _RATE_OF_WAVE = 3690.0, 470.0  # that a compute unit, and a wave, execute
 _ENOUGH_WAVES, _MOST_WAVES = 9.5, 12  # of a compute unit
 _DIRECT_LDS = 45_000  # bytes
 _NARROW = 1.2  # of chunks that lie alone in x
-_OF_PASS = 0.1  # that a pass adds to the time, as a block waits for its part of the patch
+_OF_PASS = 0.23  # that a pass adds to the time, as a block waits for its part of the patch
 _CONTIGUOUS = 1.13  # where x and out are contiguous, which are gathered and stored by pixels
 _WAITING = 0.22  # microseconds of a step that a sum waits for its filters
 _OF_PIXELS = 1e-3  # that a pixel of a tile adds to it: of tiles that should take as long, the smaller one was faster
