@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple, cast
 from unittest import mock
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from distributed.halo_checks import SHARDS, everyone, gathered, member, refusal
-from distributed.two_streams import two_streams
+from distributed.two_streams import order_on_two_streams, two_streams
 from support.tensors import same_bits
 import hipconv
 from hipconv import distributed
@@ -173,11 +174,7 @@ def run(case: Case, ranks: tuple[int, ...] | None) -> None:
     assert all(same_bits(again[name], gradients[name]) for name in again), "twice the same"
 
 
-def on_two_streams(case: Case) -> list[str]:
-    """The same where the exchange is beside the large kernel, and over before it. Returns what the host did in turn."""
-    with two_streams() as order:
-        run(case, None)
-    return order
+on_two_streams = functools.partial(order_on_two_streams, run)
 
 
 def launched_first() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 import contextlib
 import copy
+import functools
 import os
 import pickle
 import re
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from distributed.halo_checks import SHARDS, everyone, gathered, member, refusal
-from distributed.two_streams import two_streams
+from distributed.two_streams import order_on_two_streams, two_streams
 from support.tensors import same_bits
 import hipconv
 from hipconv import distributed
@@ -162,11 +163,7 @@ def run(case: Case, ranks: tuple[int, ...] | None) -> None:
         assert torch.allclose(gradient.float(), of_whole.float(), rtol=100 * eps, atol=400 * eps), name
 
 
-def on_two_streams(case: Case) -> list[str]:
-    """The same where the exchange is beside the large kernel, and over before it. Returns what the host did in turn."""
-    with two_streams() as order:
-        run(case, None)
-    return order
+on_two_streams = functools.partial(order_on_two_streams, run)
 
 
 def launched_first() -> None:

@@ -6,7 +6,7 @@ device only if neither stream needs, or writes, what the other one writes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 from typing import Any
 from unittest import mock
@@ -75,3 +75,10 @@ def two_streams(stand_in: bool = True) -> Iterator[list[str]]:
         for module in (rows, overlapped) if stand_in else ():
             stack.enter_context(mock.patch.object(module, "Beside", Late))
         yield order
+
+
+def order_on_two_streams(run: Callable[[Any, None], object], case: Any) -> list[str]:
+    """Run a case where the exchange is beside the large kernel, and over before it. Returns what the host did in turn."""
+    with two_streams() as order:
+        run(case, None)
+    return order
