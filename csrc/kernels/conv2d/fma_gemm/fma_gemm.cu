@@ -18,16 +18,6 @@ int64_t reach(const Image& image, int64_t batch, int64_t channels, int64_t rows,
            image.column_stride * (columns - 1);
 }
 
-// Tells whether a tap of some output may lie outside the image.
-bool pads(const Conv2dParams& p) {
-    const auto behind = [](int64_t outputs, int64_t stride, int64_t padding, int64_t taps, int64_t dilation, int64_t size) {
-        return (outputs - 1) * stride - padding + (taps - 1) * dilation >= size;
-    };
-    return p.pad_top > 0 || p.pad_left > 0 ||
-           behind(p.out_height, p.stride_h, p.pad_top, p.kernel_height, p.dilation_h, p.in_height) ||
-           behind(p.out_width, p.stride_w, p.pad_left, p.kernel_width, p.dilation_w, p.in_width);
-}
-
 int64_t filter_blocks_of(const Conv2dParams& p, int64_t tile_n) {
     return ceil_of(p.out_channels / p.groups, tile_n) * p.groups;
 }

@@ -23,6 +23,16 @@ inline bool begins_at_multiples(const Image& image, int64_t count, int64_t rows,
            multiple_of(image.column_stride, columns, of);
 }
 
+// Tells whether a tap of some output may lie outside the image.
+inline bool pads(const Conv2dParams& p) {
+    const auto behind = [](int64_t outputs, int64_t stride, int64_t padding, int64_t taps, int64_t dilation, int64_t size) {
+        return (outputs - 1) * stride - padding + (taps - 1) * dilation >= size;
+    };
+    return p.pad_top > 0 || p.pad_left > 0 ||
+           behind(p.out_height, p.stride_h, p.pad_top, p.kernel_height, p.dilation_h, p.in_height) ||
+           behind(p.out_width, p.stride_w, p.pad_left, p.kernel_width, p.dilation_w, p.in_width);
+}
+
 // The properties of a call, before a tile is chosen.
 struct GemmLayout {
     int64_t element, elements, row_channels;  // bytes of an element; elements of a chunk, and of a row of LDS

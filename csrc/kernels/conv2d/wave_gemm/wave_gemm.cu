@@ -107,11 +107,7 @@ void conv2d_wave_gemm(const Conv2dParams& call, const Conv2dPlan& plan, void* /*
         g.tap_chunks = number(ceil_of(p.in_channels, kWaveGemmChunk));
         g.chunks = number(g.tap_chunks * taps);
     }
-    g.pads = p.pad_top > 0 || p.pad_left > 0 ||
-             static_cast<int64_t>(p.out_height - 1) * p.stride_h - p.pad_top + (p.kernel_height - 1) * int64_t{p.dilation_h} >=
-                 p.in_height ||
-             static_cast<int64_t>(p.out_width - 1) * p.stride_w - p.pad_left + (p.kernel_width - 1) * int64_t{p.dilation_w} >=
-                 p.in_width;
+    g.pads = pads(p);
     g.divide_by_image = by(static_cast<int64_t>(p.out_height) * p.out_width), g.divide_by_row = by(p.out_width);
     g.divide_by_filter_blocks = by(g.filter_blocks), g.divide_by_group_blocks = by(g.group_blocks),
     g.divide_by_tap_chunks = by(g.tap_chunks > 0 ? g.tap_chunks : 1);
