@@ -19,8 +19,6 @@ constexpr int kMostBytesOfFollowing = 128;  // of a row, if several are one stre
 constexpr int kMostRowTokens = 8;
 constexpr int kFewChannels = 8;
 
-int round_up(int64_t bytes, int to) { return static_cast<int>((bytes + to - 1) / to * to); }
-
 int64_t greatest_common_divisor(int64_t a, int64_t b) { return b == 0 ? a : greatest_common_divisor(b, a % b); }
 
 // Tells how a row of so many channels lies: in one piece of memory, if at least half of that is its elements.
@@ -58,7 +56,7 @@ int bwd_rows_lay_out(const CausalConv1dBwdParams& p, const Sequences& s, int cha
     if (!how->is_flat) {
         if (is_dx) return 0;
         how->t_step = size;
-        how->d_step = (round_up(int64_t{p.in.seqlen} * size, 4) / 4 | 1) * 4;
+        how->d_step = static_cast<int32_t>(ceil_of(int64_t{p.in.seqlen} * size, 4) | 1) * 4;
         how->row_step = channels * how->d_step;
         return how->row_step;
     }
@@ -71,7 +69,7 @@ int bwd_rows_lay_out(const CausalConv1dBwdParams& p, const Sequences& s, int cha
                        how->row_memory % 32 != 0 && how->row_memory <= (is_dx ? bytes : 2 * bytes);
     // Rows that lie apart begin in banks of their own.
     how->row_step = how->rows_follow ? static_cast<int32_t>(how->row_memory)
-                                     : round_up(bytes + kBwdRowsUnit - size, kBwdRowsUnit) | kBwdRowsUnit;
+                                     : static_cast<int32_t>(round_up(bytes + kBwdRowsUnit - size, kBwdRowsUnit)) | kBwdRowsUnit;
     return how->row_step;
 }
 
@@ -111,8 +109,8 @@ BwdRowsPlan bwd_rows_plan_of(const CausalConv1dBwdParams& p, int channels) {
     plan.flags = flag(p.in.use_silu, kRowsSilu) | flag(p.in.seq_idx.data, kRowsIds) |
                  flag(p.in.initial_states.data, kRowsInitial) | flag(p.dinitial_states.data, kRowsGiveInitial) |
                  flag(p.dfinal_states.data, kRowsFinal) | flag(plan.dx.is_flat, kRowsDxIsFlat);
-    plan.of_row = bwd_rows_reciprocal(p.in.seqlen * channels);
-    plan.of_line = bwd_rows_reciprocal(plan.dx.tokens_inside ? p.in.seqlen : channels);
+    plan.of_row = small_divisor_of(int64_t{p.in.seqlen} * channels);
+    plan.of_line = small_divisor_of(plan.dx.tokens_inside ? p.in.seqlen : channels);
     plan.turns = kTokensOfThread / p.in.seqlen;
     if (plan.turns > fit / rows) plan.turns = fit / rows;
     const int64_t batch = p.in.batch;
@@ -124,11 +122,13 @@ BwdRowsPlan bwd_rows_plan_of(const CausalConv1dBwdParams& p, int channels) {
     const auto pieces = [&](int stages) { return (int64_t{plan.all_stages} + stages - 1) / stages; };
     while (plan.stages < kMostStages && plan.groups * pieces(2 * plan.stages) >= kEnoughRowsBlocks) plan.stages *= 2;
     plan.pieces = static_cast<uint32_t>(pieces(plan.stages));
-    const auto region = [&](int of_each) { return round_up(int64_t{of_each} * all_rows + kBwdRowsUnit, kBwdRowsUnit); };
+    const auto region = [&](int of_each) {
+        return static_cast<int>(round_up(int64_t{of_each} * all_rows + kBwdRowsUnit, kBwdRowsUnit));
+    };
     plan.dout.begin = region(of_x);
     plan.dx.begin = in_place ? plan.dout.begin : plan.dout.begin + region(of_dout);
     plan.taps_begin = in_place ? plan.dout.begin + region(of_dout) : plan.dx.begin + region(of_dx);
-    plan.lds_bytes = plan.taps_begin + round_up(int64_t{of_taps} * all_rows, kBwdRowsUnit);
+    plan.lds_bytes = plan.taps_begin + static_cast<int>(round_up(int64_t{of_taps} * all_rows, kBwdRowsUnit));
     if (plan.lds_bytes < least) plan.lds_bytes = least;
     return plan;
 }

@@ -156,13 +156,14 @@ __device__ __forceinline__ void bwd_rows_take_elements(const BwdRowsCall& call, 
     const BwdRowsCall& again = first_parameter_again(call);
     const BwdRowsTensor& how = again.plan.dx;
     const bool tokens_inside = how.tokens_inside;
-    const int threads = static_cast<int>(blockDim.x), seqlen = again.p.in.seqlen;
-    const int line = tokens_inside ? seqlen : again.plan.channels, row = seqlen * again.plan.channels;
+    const int threads = static_cast<int>(blockDim.x);
+    const SmallDivisor by_row = again.plan.of_row, by_line = again.plan.of_line;
+    const int row = static_cast<int>(by_row.value), line = static_cast<int>(by_line.value);
     char* const first_stretch = bwd_rows_stretch(again.p.dx, how, stage, 0);
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < row * stage.count; i += threads) {
-        const int n = row == 1 ? i : bwd_rows_quotient(i, again.plan.of_row), of_row = i - n * row;
-        const int outer = line == 1 ? of_row : bwd_rows_quotient(of_row, again.plan.of_line), inner = of_row - outer * line;
+        const int n = divide(i, by_row), of_row = i - n * row;
+        const int outer = divide(of_row, by_line), inner = of_row - outer * line;
         const int c = tokens_inside ? outer : inner, t = tokens_inside ? inner : outer;
         if (c >= stage.channels) continue;
         char* const stretch = first_stretch + n * how.row_memory;

@@ -3,6 +3,7 @@
 
 #include "causal_conv1d/backward.h"
 #include "device/arch.h"
+#include "launch/division.h"
 
 namespace hipconv {
 
@@ -27,12 +28,6 @@ struct BwdRowsTensor {
     bool tokens_inside;  // channels are further apart than tokens
 };
 
-// i / d = i * reciprocal(d) >> 32 where i and d are less than 2^16.
-inline uint32_t bwd_rows_reciprocal(int d) { return static_cast<uint32_t>(((int64_t{1} << 32) + d - 1) / d - (d == 1)); }
-HIPCONV_INLINE int bwd_rows_quotient(int i, uint32_t reciprocal) {
-    return static_cast<int>(static_cast<uint64_t>(static_cast<uint32_t>(i)) * reciprocal >> 32);
-}
-
 // These say what a call has.
 enum BwdRowsFlags : uint32_t {
     kRowsSilu = 1,
@@ -51,8 +46,8 @@ struct BwdRowsPlan {
     int32_t stages, all_stages;  // of a block; of the batch
     uint32_t groups, pieces;     // blocks along the channels and the batch: a piece has a row of the workspace
     int32_t lds_bytes;
-    uint32_t of_row, of_line;  // reciprocals of a row's elements and of those of its inner order, where dx has gaps
-    uint32_t flags;            // of BwdRowsFlags
+    SmallDivisor of_row, of_line;  // a row's elements and those of its inner order, where dx has gaps
+    uint32_t flags;                // of BwdRowsFlags
 };
 
 struct BwdRowsCall {  // the kernel's parameter, which it reads again (device/arch.h) rather than keep it in registers
