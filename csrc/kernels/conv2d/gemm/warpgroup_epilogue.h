@@ -259,6 +259,64 @@ HIPCONV_INLINE void store_pairs(const ConvGemmParams& g, int group, int tile_fil
     }
 }
 
+// Stores a tile of f32 from registers, without LDS. A store of a wave fills sectors of 32 bytes: along filters a lane stores two
+// of a pixel, aligned or one by one, and four lanes a sector; along pixels it stores one of a filter, and eight lanes a sector.
+template <int kTileN, int kBlocks, typename PixelsFrom>
+HIPCONV_INLINE void store_floats(const ConvGemmParams& g, int group, int tile_filter, PixelsFrom pixels_from,
+                                 const WarpgroupSums<kTileN> (&sums)[kBlocks], const float* bias, int wave_pixel, int lane) {
+    const Conv2dParams& c = g.conv;
+    const int filter = lane % 4 * 2;  // of eight
+    const int64_t first_filter = static_cast<int64_t>(group) * g.group_filters + tile_filter + filter;
+    const int filters = g.group_filters - tile_filter - filter;
+    const bool in_pairs = g.along_filters && g.pair_stores;
+    float* place[2] = {};  // of the lane's two pixels
+    const float* more[2] = {};
+    bool is_inside[2] = {};
+#pragma unroll 1
+    for (int number = 0; number < kBlocks * kTileN / 32; ++number) {
+        const int first = number % (kTileN / 32) * 32;
+        if (first == 0) {
+            const auto pixels = pixels_from(wave_pixel + number / (kTileN / 32) * kWarpgroupPixels);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int pixel = lane / 4 + i * 8;
+                is_inside[i] = pixels.has(g, pixel);
+                const OutPixel at = pixels.at(g, pixel);
+                place[i] = global_pointer<float>(c.out.data) + offset_in(c.out, at.n, first_filter, at.p, at.q);
+                more[i] = global_pointer<const float>(c.residual.data) + offset_in(c.residual, at.n, first_filter, at.p, at.q);
+            }
+        }
+        float v[16];
+        select_sums<0>(sums, number, v);
+#pragma unroll
+        for (int e = 0; e < 16; ++e) {
+            const int k = first + e / 4 * 8 + e % 2;
+            v[e] += bias[filter + k];
+            if (c.residual.data && is_inside[e / 2 % 2] && k < filters)
+                v[e] += more[e / 2 % 2][k * c.residual.channel_stride];
+        }
+        with_activation(c.activation, [&](Conv2dActivation kind) {
+#pragma unroll
+            for (int e = 0; e < 16; ++e) v[e] = activate(v[e], kind);
+        });
+#pragma unroll
+        for (int e = 0; e < 16; e += 2) {
+            const int k = first + e / 4 * 8;
+            if (!is_inside[e / 2 % 2] || k >= filters) continue;
+            if (in_pairs) {
+                Words2 two{};
+                set_word(two, 0, bit_cast<uint32_t>(v[e]));
+                set_word(two, 1, bit_cast<uint32_t>(v[e + 1]));
+                *reinterpret_cast<Words2*>(place[e / 2 % 2] + k) = two;
+                continue;
+            }
+            float* const at = place[e / 2 % 2] + k * c.out.channel_stride;
+            *at = v[e];
+            if (k + 1 < filters) at[c.out.channel_stride] = v[e + 1];
+        }
+    }
+}
+
 // ---- a tile -------------------------------------------------------------------------------------------------------------
 
 // Writes a thread's sums to epilogue tile `number` of its wave.
@@ -336,6 +394,8 @@ HIPCONV_INLINE void store_warpgroup_sums(const ConvGemmParams& g, int group, int
             return store_lines<T>(c, filters, rows, sums, bias, reinterpret_cast<Words4*>(epilogue_tile), lane);
         if (stores_vectors<T>(g)) return store_columns<T>(c, filters, rows, sums, bias, lane);
         if (is_16bit) return store_pairs<T>(g, group, tile_filter, pixels_from, sums, bias, wave_pixel, lane);
+    } else if (c.out_dtype == DType::f32 && (!c.residual.data || c.residual_dtype == DType::f32)) {
+        return store_floats(g, group, tile_filter, pixels_from, sums, bias, wave_pixel, lane);
     }
 #pragma unroll 1
     for (int number = 0; number < kBlocks * kEpilogueTiles; ++number) {
