@@ -41,9 +41,10 @@ inline bool encode_tensor_map(uint64_t (&words)[16], const TensorMapSpec& t) {
         box[axis] = static_cast<cuuint32_t>(t.box[axis]);
         steps[axis] = 1;
     }
-    const CUtensorMapDataType type = t.dtype == DType::f32    ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
-                                     : t.dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                                              : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    const CUtensorMapDataType type = t.dtype == DType::bf16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                     : t.dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                     : t.is_stored           ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                                                             : CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
     const cuuint32_t channels = t.dtype == DType::f32 ? 32 : 64;  // of 128 bytes
     const cuuint32_t axes = static_cast<cuuint32_t>(t.rank);
     CUtensorMap* const map = reinterpret_cast<CUtensorMap*>(words);

@@ -20,9 +20,10 @@ namespace hipconv {
 constexpr int kMaxTensorRank = 5;
 
 // The tensor that a tensor map describes: its axes begin with the densest. Strides are in bytes, and that of the first axis is
-// an element's. TMA rounds f32 to TF32 on the way.
+// an element's. TMA rounds f32 to TF32 on the way, unless it is to be stored.
 struct TensorMapSpec {
     DType dtype;
+    bool is_stored;
     const void* data;
     int rank;
     int64_t sizes[kMaxTensorRank], strides[kMaxTensorRank];
@@ -242,6 +243,26 @@ inline void copy_row(Words4* to, int row, const TensorMapSpec& t, int channel, c
     }
 }
 
+// Calls apply(row, offset, is_inside) for each row of a box, and returns their number: the offset in bytes is that of the tensor's
+// element 0 along the first axis.
+template <int kRank, typename Apply>
+inline int for_each_row(const TensorMapSpec& t, const int (&at)[kRank], const Apply& apply) {
+    int rows = 1;
+    for (int axis = 1; axis < kRank; ++axis) rows *= t.box[axis];
+    for (int row = 0; row < rows; ++row) {
+        int64_t offset = 0;
+        bool is_inside = true;
+        for (int axis = 1, rest = row; axis < kRank; ++axis) {
+            const int index = at[axis] + rest % t.box[axis];
+            rest /= t.box[axis];
+            is_inside = is_inside && index >= 0 && index < t.sizes[axis];
+            offset += index * t.strides[axis];
+        }
+        apply(row, offset, is_inside);
+    }
+    return rows;
+}
+
 }  // namespace simt_tma
 #endif
 
@@ -270,19 +291,9 @@ HIPCONV_INLINE void tma_load_box(Words4* to, const TensorMap& map, Barrier* barr
             : "memory");
 #elif defined(HIPCONV_HOST)
     const TensorMapSpec& t = map.tensor;
-    int rows = 1;
-    for (int axis = 1; axis < kRank; ++axis) rows *= t.box[axis];
-    for (int row = 0; row < rows; ++row) {
-        const char* from = static_cast<const char*>(t.data);
-        bool is_inside = true;
-        for (int axis = 1, rest = row; axis < kRank; ++axis) {
-            const int index = at[axis] + rest % t.box[axis];
-            rest /= t.box[axis];
-            is_inside = is_inside && index >= 0 && index < t.sizes[axis];
-            from += index * t.strides[axis];
-        }
-        simt_tma::copy_row(to, row, t, at[0], from, is_inside);
-    }
+    const int rows = simt_tma::for_each_row<kRank>(t, at, [&](int row, int64_t offset, bool is_inside) {
+        simt_tma::copy_row(to, row, t, at[0], static_cast<const char*>(t.data) + offset, is_inside);
+    });
     barrier->bytes -= rows * kTileRowBytes;
     barrier->settle();
 #else
@@ -324,6 +335,48 @@ HIPCONV_INLINE void tma_load_im2col(Words4* to, const TensorMap& map, Barrier* b
     barrier->settle();
 #else
     (void)to, (void)map, (void)barrier, (void)at, (void)row, (void)column;
+#endif
+}
+
+// Stores the box at these coordinates; what of it lies outside the tensor is left out. Behind fence_async_proxy() of the threads
+// that wrote it. This thread's stores up to commit_stores() are a group.
+template <int kRank>
+HIPCONV_INLINE void tma_store_box(const TensorMap& map, const Words4* from, const int (&at)[kRank]) {
+    static_assert(kRank == 3 || kRank == 5, "runs of pixels, and patches");
+#if defined(HIPCONV_HAS_WARPGROUPS)
+    if constexpr (kRank == 3)
+        asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map),
+                     "r"(lds_address(from)), "r"(at[0]), "r"(at[1]), "r"(at[2])
+                     : "memory");
+    else
+        asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(&map),
+                     "r"(lds_address(from)), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4])
+                     : "memory");
+#elif defined(HIPCONV_HOST)
+    const TensorMapSpec& t = map.tensor;
+    const int bytes = element_bytes(t.dtype);
+    simt_tma::for_each_row<kRank>(t, at, [&](int row, int64_t offset, bool is_inside) {
+        for (int e = 0; e < t.box[0] && is_inside && at[0] + e < t.sizes[0]; ++e) {
+            const char* const of_row = reinterpret_cast<const char*>(&from[swizzled_chunk(row, e * bytes / 16)]);
+            char* const to = static_cast<char*>(const_cast<void*>(t.data)) + offset + (at[0] + e) * t.strides[0];
+            std::memcpy(to, of_row + e * bytes % 16, bytes);
+        }
+    });
+#else
+    (void)map, (void)from, (void)at;
+#endif
+}
+
+HIPCONV_INLINE void commit_stores() {
+#if defined(HIPCONV_HAS_WARPGROUPS)
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits until all groups of this thread's stores have read LDS, which may then be written again.
+HIPCONV_INLINE void wait_for_stores() {
+#if defined(HIPCONV_HAS_WARPGROUPS)
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 #endif
 }
 

@@ -7,11 +7,31 @@
 
 namespace hipconv {
 
-// A wave's epilogue tile in LDS, with the bias of the whole tile behind it.
+// A wave's epilogue tile in LDS.
 struct WarpgroupEpilogue {
-    static constexpr int kPixels = 16, kFilters = 32;
-    static HIPCONV_INLINE constexpr int floats(int tile_n) { return kPixels * kFilters + tile_n; }
+    static constexpr int kPixels = 16, kFilters = 32, kFloats = kPixels * kFilters;
+    static HIPCONV_INLINE constexpr int bytes(int waves, int tile_n) { return waves * (kFloats + tile_n) * 4; }
 };
+
+// A wave's place in LDS for what it stores: an epilogue tile, and the bias of the whole tile.
+struct EpilogueLds {
+    float *tile, *bias;
+
+    // Shares the bias, of which each lane has some, between the lanes.
+    template <int kEach>
+    HIPCONV_INLINE void share_bias(const float (&lane_bias)[kEach], int lane) const {
+        sync_wave();  // the tile before is stored
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) bias[lane + i * 32] = lane_bias[i];
+        sync_wave();
+    }
+};
+
+// The places of the waves are epilogue tiles that follow each other, and so do their biases behind them.
+template <int kTileN>
+HIPCONV_INLINE EpilogueLds epilogue_lds(float* first, int waves, int wave) {
+    return {first + wave * WarpgroupEpilogue::kFloats, first + waves * WarpgroupEpilogue::kFloats + wave * kTileN};
+}
 
 // Selects a thread's sums of piece `number` of 2 kEach filters; the search begins at kNumber. Of each 8 filters a thread has
 // two for one pixel and two for another.
@@ -292,8 +312,7 @@ HIPCONV_INLINE void store_floats(const ConvGemmParams& g, int group, int tile_fi
         for (int e = 0; e < 16; ++e) {
             const int k = first + e / 4 * 8 + e % 2;
             v[e] += bias[filter + k];
-            if (c.residual.data && is_inside[e / 2 % 2] && k < filters)
-                v[e] += more[e / 2 % 2][k * c.residual.channel_stride];
+            if (c.residual.data && is_inside[e / 2 % 2] && k < filters) v[e] += more[e / 2 % 2][k * c.residual.channel_stride];
         }
         with_activation(c.activation, [&](Conv2dActivation kind) {
 #pragma unroll
@@ -376,17 +395,13 @@ HIPCONV_INLINE int first_pixel_of_wave(int thread) {
 template <typename T, int kTileN, int kBlocks, typename PixelsFrom>
 HIPCONV_INLINE void store_warpgroup_sums(const ConvGemmParams& g, int group, int tile_filter, int part, PixelsFrom pixels_from,
                                          const RowsOfOut<kBlocks>& rows, const WarpgroupSums<kTileN> (&sums)[kBlocks],
-                                         const float (&lane_bias)[kTileN / 32], float* epilogue_tiles, int thread) {
+                                         const float (&lane_bias)[kTileN / 32], EpilogueLds lds, int thread) {
     constexpr int kPixels = WarpgroupEpilogue::kPixels, kFilters = WarpgroupEpilogue::kFilters,
                   kEpilogueTiles = kTileN / kFilters;
     const Conv2dParams& c = g.conv;
     const int lane = thread % 32, wave_pixel = first_pixel_of_wave<kBlocks>(thread);
-    float* const epilogue_tile = epilogue_tiles + thread / 32 * WarpgroupEpilogue::floats(kTileN);
-    float* const bias = epilogue_tile + kPixels * kFilters;
-    sync_wave();  // the tile before is stored
-#pragma unroll
-    for (int i = 0; i < kTileN / 32; ++i) bias[lane + i * 32] = lane_bias[i];
-    sync_wave();  // the bias is written
+    float *const epilogue_tile = lds.tile, *const bias = lds.bias;
+    lds.share_bias(lane_bias, lane);
     if constexpr (sizeof(T) == 2) {
         const bool is_16bit = c.out_dtype == (kIsBf16<T> ? DType::bf16 : DType::f16) && !c.residual.data;
         const int filters = g.group_filters - tile_filter;

@@ -15,14 +15,12 @@ constexpr int cluster_sums_bytes(int tile_m, int tile_n) { return tile_m * tile_
 template <typename T, int kTileN, int kBlocks>
 HIPCONV_INLINE void store_cluster_sums(const WarpgroupGemmParams& p, const WarpgroupTile& t, int waves,
                                        const WarpgroupSums<kTileN> (&sums)[kBlocks], const float (&lane_bias)[kTileN / 32],
-                                       float* epilogue_tiles, float* written, Barrier* all_multiplied, int thread) {
+                                       EpilogueLds lds, float* written, Barrier* all_multiplied, int thread) {
     constexpr int kPixels = WarpgroupEpilogue::kPixels, kFilters = WarpgroupEpilogue::kFilters, kAcross = kTileN / kFilters;
     constexpr int kFloats = kPixels * kFilters, kOfWave = kBlocks * kAcross;  // epilogue tiles
     const int lane = thread % 32, wave = thread / 32, parts = p.split.parts;
-    float* const epilogue_tile = epilogue_tiles + wave * WarpgroupEpilogue::floats(kTileN);
-    float* const bias = epilogue_tile + kFloats;
-#pragma unroll
-    for (int i = 0; i < kTileN / 32; ++i) bias[lane + i * 32] = lane_bias[i];
+    float *const epilogue_tile = lds.tile, *const bias = lds.bias;
+    lds.share_bias(lane_bias, lane);
     if (lane == 0) arrive(all_multiplied);
     wait_for_phase(all_multiplied, 0);  // no wave reads the rings any more
 #pragma unroll 1

@@ -2,6 +2,8 @@
 // consumers by as much as the rings hold, across tiles too, so that the products pause only while sums leave the registers.
 #pragma once
 
+#include <type_traits>
+
 #include "cluster_split_k.h"
 #include "consumer.h"
 #include "epilogue.h"
@@ -23,12 +25,14 @@ struct WarpgroupRoles {
 };
 
 // Threads fetch the tensor maps and initialise the barriers of a stage each, before the others use them.
-template <typename Roles, bool kByTma>
+template <typename Roles, bool kByTma, BoxesOf kBoxes>
 HIPCONV_INLINE void prologue(const WarpgroupGemmParams& p, const Ring& x, const Ring& filters, int thread) {
     if (thread == kMaxStages) {
         if constexpr (kByTma) prefetch_tensor_map(p.x);
         prefetch_tensor_map(p.filters);
+        if (kBoxes != BoxesOf::none && !p.boxes_by_lanes) prefetch_tensor_map(p.out);
         init_barrier(x.full + 4 * kMaxStages, Roles::kConsumerWaves);  // of store_cluster_sums
+        for (int i = 0; i < Roles::kWarpgroups; ++i) init_barrier(x.full + 4 * kMaxStages + 1 + i, kWarpgroupThreads / 32);
         fence_barrier_init();
     }
     if (thread >= kMaxStages) return;
@@ -52,7 +56,8 @@ HIPCONV_INLINE void produce(const WarpgroupGemmParams& p, const Ring& x, const R
     }
 }
 
-template <typename T, int kTileM, int kTileN, bool kByTma, bool kPlanes>
+// Where out is stored from boxes, sums are not split.
+template <typename T, int kTileM, int kTileN, bool kByTma, bool kPlanes, BoxesOf kBoxes>
 __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, kParts<T>).threads()),
                                       (warpgroup_shape(kTileM, kTileN, kByTma, kParts<T>).blocks_per_unit))
     conv2d_warpgroup_gemm_kernel(HIPCONV_IN_PLACE const WarpgroupGemmParams p) {
@@ -75,7 +80,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
         const Ring x{rings, x_chunks, x_stages, barriers, barriers + kMaxStages};
         const Ring filters{rings + x_stages * x_chunks, kShape.filter_bytes() / 16, stages, barriers + 2 * kMaxStages,
                            barriers + 3 * kMaxStages};
-        prologue<Roles, kByTma>(p, x, filters, thread);
+        prologue<Roles, kByTma, kBoxes>(p, x, filters, thread);
         __syncthreads();
         let_next_kernel_begin();
         wait_for_kernel_before();
@@ -88,6 +93,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
         const int first_row = wave / 4 * kBlocks * kWarpgroupPixels;  // first pixel of this warpgroup
         const int first_block_row = first_row / kWarpgroupPixels * p.rows_of_64;
         RingState x_state, filter_state;
+        int box_phase = 0;
         KBlocks k_blocks{};
         float next_bias[kTileN / 32];
         const auto begin_tile = [&](int number) {
@@ -106,7 +112,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
             // While the last products are under way, this works out where the sums go, and what the next tile is.
             const auto meanwhile = [&] {
                 from_here_on(again);  // so that this is not done before, and kept in registers
-                if (stores_vectors<T>(p.gemm)) {
+                if (kBoxes == BoxesOf::none && stores_vectors<T>(p.gemm)) {
                     const WarpgroupTile t = warpgroup_tile<kTileM>(p, again);
                     rows.template find<T>(
                         p.gemm, t.group, t.first_filter, [&](int first) { return WarpgroupPixels{p.patch_columns, t, first}; },
@@ -116,35 +122,53 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
                 if (next < p.tiles) begin_tile(next);
             };
             mainloop<T, kPlanes>(p, k_blocks, x, x_state, filters, filter_state, first_block_row, lane, meanwhile, sums);
-            float* const epilogue_tiles = reinterpret_cast<float*>(lds);
+            const EpilogueLds epilogue =
+                epilogue_lds<kTileN>(reinterpret_cast<float*>(lds), Roles::kConsumerWaves, thread_again() / 32);
+            if constexpr (kBoxes != BoxesOf::none) {
+                store_boxes<T, kBoxes>(p, warpgroup_tile<kTileM>(p, again), sums, bias, epilogue, barriers + 4 * kMaxStages + 1,
+                                       box_phase);
+                continue;
+            }
             if (p.split.by_clusters)
-                return store_cluster_sums<T>(p, warpgroup_tile<kTileM>(p, again), Roles::kConsumerWaves, sums, bias,
-                                             epilogue_tiles, reinterpret_cast<float*>(rings), barriers + 4 * kMaxStages,
-                                             thread_again());
+                return store_cluster_sums<T>(p, warpgroup_tile<kTileM>(p, again), Roles::kConsumerWaves, sums, bias, epilogue,
+                                             reinterpret_cast<float*>(rings), barriers + 4 * kMaxStages, thread_again());
             if (p.split.parts > 1) {
                 const int part = again / p.tiles_per_part, tile = again - part * p.tiles_per_part;
                 if (!reduce_split_k(p.split, tile, part, Roles::kConsumerWaves, thread_again(), sums)) continue;
             }
-            store_sums<T>(p, warpgroup_tile<kTileM>(p, again), rows, sums, bias, epilogue_tiles, thread_again());
+            store_sums<T>(p, warpgroup_tile<kTileM>(p, again), rows, sums, bias, epilogue, thread_again());
         }
+        if (kBoxes != BoxesOf::none && lane == 0) wait_for_stores();
     }
 }
 
 // ---- launches ---------------------------------------------------------------------------------------------------------
 
-template <typename T, int kTileM, int kTileN, bool kByTma, bool kPlanes = false>
-void launch_warpgroup_instance(const WarpgroupGemmParams& p, int units, void* stream) {
+template <typename T, int kTileM, int kTileN, bool kByTma, bool kPlanes, BoxesOf kBoxes>
+void launch_warpgroup_kernel(const WarpgroupGemmParams& p, int units, void* stream) {
     constexpr WarpgroupShape kShape = warpgroup_shape(kTileM, kTileN, kByTma, kParts<T>);
-    const auto kernel = conv2d_warpgroup_gemm_kernel<T, kTileM, kTileN, kByTma, kPlanes>;
+    const auto kernel = conv2d_warpgroup_gemm_kernel<T, kTileM, kTileN, kByTma, kPlanes, kBoxes>;
     // Few blocks get an SM each, by asking for all of its LDS. Blocks that begin early would else share the first free SMs.
     const int shared = launch_shared_bytes(kShape.shared_bytes(p.is_alone));
     (void)hipFuncSetAttribute(reinterpret_cast<const void*>(kernel), hipFuncAttributeMaxDynamicSharedMemorySize, shared);
     const int blocks = units * kShape.blocks_per_unit;
     const dim3 grid(p.tiles < blocks ? p.tiles : blocks, 1, 1), block(kShape.threads(), 1, 1);
     const int cluster = p.split.by_clusters ? p.split.parts : 1;
-    HIPCONV_LAUNCH_CLUSTERS(cluster, (conv2d_warpgroup_gemm_kernel<T, kTileM, kTileN, kByTma, kPlanes>), grid, block, shared,
-                            static_cast<hipStream_t>(stream), p);
+    HIPCONV_LAUNCH_CLUSTERS(cluster, (conv2d_warpgroup_gemm_kernel<T, kTileM, kTileN, kByTma, kPlanes, kBoxes>), grid, block,
+                            shared, static_cast<hipStream_t>(stream), p);
     check_launch("conv2d");
+}
+
+template <typename T, int kTileM, int kTileN, bool kByTma, bool kPlanes = false>
+void launch_warpgroup_instance(const WarpgroupGemmParams& p, int units, void* stream) {
+    const auto launch = [&](auto boxes) {
+        constexpr BoxesOf kBoxes = decltype(boxes)::value;
+        if constexpr (has_boxes(kBoxes, kTileM, kTileN, sizeof(T), kByTma, kPlanes))
+            launch_warpgroup_kernel<T, kTileM, kTileN, kByTma, kPlanes, kBoxes>(p, units, stream);
+    };
+    if (p.boxes == BoxesOf::filters) return launch(std::integral_constant<BoxesOf, BoxesOf::filters>{});
+    if (p.boxes == BoxesOf::pixels) return launch(std::integral_constant<BoxesOf, BoxesOf::pixels>{});
+    launch(std::integral_constant<BoxesOf, BoxesOf::none>{});
 }
 
 template <bool kByTma, bool kPlanes = false>

@@ -18,6 +18,15 @@
 
 namespace hipconv {
 
+// A tile's sums leave as boxes in LDS, along filters or pixels, or none: as they lie in registers, or piece by piece.
+enum class BoxesOf { none, filters, pixels };
+
+// Tells whether tiles have an instance that stores such boxes. Larger ones of 16 bits are no faster by boxes of pixels.
+HIPCONV_INLINE constexpr bool has_boxes(BoxesOf boxes, int tile_m, int tile_n, int element_bytes, bool by_tma, bool planes) {
+    if (boxes == BoxesOf::filters) return by_tma && !planes;
+    return boxes == BoxesOf::none || element_bytes == 4 || tile_m * tile_n <= 128 * 64;
+}
+
 struct WarpgroupGemmParams {
     ConvGemmParams gemm;
     bool patches;                        // a k-block serves all taps
@@ -30,7 +39,9 @@ struct WarpgroupGemmParams {
     int32_t tiles, tiles_per_part;    // of all parts; of each part
     int32_t tile_n;
     SplitK split;
-    TensorMap x, filters;
+    BoxesOf boxes;        // from which out is stored
+    bool boxes_by_lanes;  // and not by TMA
+    TensorMap x, filters, out;
 };
 
 // A tile in patches has 8 or 64 columns of pixels. Then, for every tap, the pixels of a product are groups of eight consecutive
@@ -56,7 +67,8 @@ struct WarpgroupShape {
     int blocks_per_unit, producers;
     int producer_registers, consumer_registers;  // of a thread, after producers gave theirs to consumers; 0: not changed
     int parts;                                   // kParts
-    static constexpr int kBarrierBytes = (4 * kMaxStages + 2) * 8;
+    // Those of the rings, of the clusters, and of each warpgroup.
+    static constexpr int kBarriers = 4 * kMaxStages + 3, kBarrierBytes = (kBarriers + 1) / 2 * 16;
 
     HIPCONV_INLINE constexpr int consumers() const { return tile_m == 64 ? 128 : 256; }
     HIPCONV_INLINE constexpr int threads() const { return consumers() + producers; }
@@ -65,7 +77,7 @@ struct WarpgroupShape {
     HIPCONV_INLINE constexpr int patch_bytes(int columns) const {
         return parts * ((patch_rows(tile_m, columns) * kTileRowBytes + 1023) / 1024 * 1024);
     }
-    HIPCONV_INLINE constexpr int epilogue_bytes() const { return consumers() / 32 * WarpgroupEpilogue::floats(tile_n) * 4; }
+    HIPCONV_INLINE constexpr int epilogue_bytes() const { return WarpgroupEpilogue::bytes(consumers() / 32, tile_n); }
     // An SM has 228 KB of LDS, of which the system takes 1 KB for each block.
     static constexpr int kMaxSharedBytes = 228 * 1024;
     HIPCONV_INLINE constexpr int rings_offset() const { return (epilogue_bytes() + kBarrierBytes + 1023) / 1024 * 1024; }

@@ -1,6 +1,7 @@
 // This makes the tensor maps of x and of the filters.
 #pragma once
 
+#include "epilogue.h"
 #include "x_source.h"
 
 namespace hipconv {
@@ -47,6 +48,79 @@ inline TensorMapSpec spec_of_filters(const Conv2dParams& p, const GemmLayout& l,
     t.strides[0] = l.element, t.strides[1] = l.taps == 1 ? 16 : l.filter_tap,
     t.strides[2] = p.out_channels == 1 ? 16 : l.filter_stride;
     t.box[0] = static_cast<int>(l.row_channels), t.box[1] = 1, t.box[2] = tile_n;
+    return t;
+}
+
+// Tells whether lanes may store boxes of pixels, where TMA cannot: of images whose pixels are dense.
+inline bool lanes_store(const Conv2dParams& p, const GemmLayout& l, const WarpgroupGemmParams& g) {
+    return p.out_dtype == p.dtype && !p.residual.data && !g.gemm.along_filters && !g.patches && g.patch_columns != kOfImages &&
+           p.out.column_stride == 1 && l.image_pixels > 1;
+}
+
+// Tells whether TMA can store out: what lies along filters, or along pixels, is dense, and everything else begins at multiples of
+// 16 bytes. Runs of pixels are at one distance; along filters they go on from image to image.
+inline bool tma_stores(const Conv2dParams& p, const GemmLayout& l, const WarpgroupGemmParams& g) {
+    const bool along_filters = g.gemm.along_filters;
+    const Image& out = p.out;
+    if (p.out_dtype != p.dtype || p.residual.data || reinterpret_cast<uintptr_t>(out.data) % 16 != 0) return false;
+    const auto fits = [&](int64_t stride, int64_t size) {  // as the stride of an axis of a tensor map
+        const int64_t bytes = bytes_of_stride(stride, size, l.element);
+        return bytes > 0 && bytes < int64_t{1} << 40 && bytes % 16 == 0;
+    };
+    if (!fits(out.batch_stride, p.batch) || !fits(l.group_filters * out.channel_stride, p.groups)) return false;
+    if (along_filters) {
+        if (out.channel_stride != 1 || g.patch_columns == kOfImages) return false;
+        if (!fits(out.column_stride, p.out_width) || !fits(out.row_stride, p.out_height)) return false;
+    } else {
+        if (out.column_stride != 1 || g.patch_columns == kNarrow || !fits(out.channel_stride, l.group_filters)) return false;
+        if (g.patches) return fits(out.row_stride, p.out_height);
+    }
+    if (g.patches) return true;
+    const int64_t pixel = p.out_width > 1 ? out.column_stride : p.out_height > 1 ? out.row_stride : out.batch_stride;
+    return (p.out_width == 1 || p.out_height == 1 || out.row_stride == p.out_width * pixel) &&
+           (!along_filters || l.image_pixels == 1 || p.batch == 1 || out.batch_stride == l.image_pixels * pixel);
+}
+
+// A box is 128 bytes of a group's filters by 16 pixels, or 128 bytes of pixels by 32 filters.
+inline TensorMapSpec spec_of_out(const Conv2dParams& p, const GemmLayout& l, const WarpgroupGemmParams& g) {
+    TensorMapSpec t{};
+    t.dtype = p.out_dtype;
+    t.is_stored = true;
+    t.data = p.out.data;
+    const auto axis = [&](int64_t size, int64_t stride, int box) {
+        t.sizes[t.rank] = size;
+        t.strides[t.rank] = t.rank ? bytes_of_stride(stride, size, l.element) : l.element;
+        t.box[t.rank++] = box;
+    };
+    const int row = static_cast<int>(l.row_channels);  // elements of 128 bytes
+    if (!g.gemm.along_filters) {
+        if (g.patches) {
+            axis(p.out_width, 1, row);
+            axis(p.out_height, p.out.row_stride, 1);
+        } else {
+            axis(l.image_pixels, 1, row);
+            axis(1, 0, 1);
+        }
+        axis(l.group_filters, p.out.channel_stride, WarpgroupEpilogue::kFilters);
+        axis(p.groups, l.group_filters * p.out.channel_stride, 1);
+        axis(p.batch, p.out.batch_stride, 1);
+        return t;
+    }
+    axis(l.group_filters, 1, row);
+    axis(p.groups, l.group_filters, 1);
+    if (!g.patches) {
+        const int64_t pixels = l.image_pixels * p.batch;
+        axis(pixels,
+             p.out_width > 1    ? p.out.column_stride
+             : p.out_height > 1 ? p.out.row_stride
+                                : p.out.batch_stride,
+             WarpgroupEpilogue::kPixels);
+        return t;
+    }
+    const int columns = g.patch_columns < WarpgroupEpilogue::kPixels ? g.patch_columns : WarpgroupEpilogue::kPixels;
+    axis(p.out_width, p.out.column_stride, columns);
+    axis(p.out_height, p.out.row_stride, WarpgroupEpilogue::kPixels / columns);
+    axis(p.batch, p.out.batch_stride, 1);
     return t;
 }
 

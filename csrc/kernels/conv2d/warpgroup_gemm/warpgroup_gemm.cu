@@ -1,6 +1,7 @@
 // The host side of the warpgroup GEMM: what it serves, its workspace and its launch; and the instances whose x TMA loads.
 #include <hip/hip_runtime.h>
 
+#include <cstdlib>
 #include "../common/launchers.h"
 #include "kernel.h"
 #include "launch/compute_units.h"
@@ -106,6 +107,16 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* 
     g.split = {split.parts, by_clusters, reinterpret_cast<float*>(memory),
                reinterpret_cast<uint64_t*>(memory + split.sums_bytes), flag_of_process()};
     g.tile_n = plan.tile_n;
+    const BoxesOf boxes = g.gemm.along_filters ? BoxesOf::filters : BoxesOf::pixels;
+    if (plan.split_k == 1 &&
+        has_boxes(boxes, plan.tile_m, plan.tile_n, static_cast<int>(l.element), source.by_tma, source.columns == kOfImages)) {
+        const bool by_tma = tma_stores(p, l, g);
+        // Lanes that store 16-bit pixels one by one are faster from boxes in the smallest tiles only.
+        g.boxes_by_lanes = !by_tma && lanes_store(p, l, g) && (l.element == 4 || plan.tile_m == 64);
+        if (by_tma || g.boxes_by_lanes) g.boxes = boxes;
+        if (std::getenv("HIPCONV_NO_BOXES")) g.boxes = BoxesOf::none;
+        if (by_tma) g.out = make_tensor_map(spec_of_out(p, l, g));
+    }
     if (source.by_tma) g.x = make_tensor_map(spec_of_x(p, g, plan.tile_m, parts));
     g.filters = make_tensor_map(spec_of_filters(p, l, l.filters(p, workspace), plan.tile_n, parts));
     const auto launch = splits                        ? launch_warpgroup_gemm_split

@@ -71,12 +71,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((FrameWarpgroupShape{kTileM, kTileN}.threa
             const auto pixels_from = [&](int first) {
                 return BlockPixels{u.sample * p.frames_of_sample + u.frame, u.row, u.column, first, p.log2_block_columns};
             };
-            float* const epilogue_tiles = reinterpret_cast<float*>(lds + kShape.epilogue_offset() / 16);
+            const EpilogueLds epilogue = epilogue_lds<kTileN>(reinterpret_cast<float*>(lds + kShape.epilogue_offset() / 16),
+                                                              kConsumerWaves, thread_again() / 32);
             RowsOfOut<kBlocks> rows{};
             if (stores_vectors<T>(p.frame))
                 rows.template find<T>(p.frame, u.group, u.first_filter, pixels_from,
                                       first_pixel_of_wave<kBlocks>(thread_again()), lane);
-            store_warpgroup_sums<T>(p.frame, u.group, u.first_filter, 0, pixels_from, rows, sums, bias, epilogue_tiles,
+            store_warpgroup_sums<T>(p.frame, u.group, u.first_filter, 0, pixels_from, rows, sums, bias, epilogue,
                                     thread_again());
         }
     }

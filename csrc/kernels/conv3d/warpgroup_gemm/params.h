@@ -49,7 +49,7 @@ struct FrameWarpgroupShape {
     HIPCONV_INLINE constexpr int threads() const { return consumers() + 128; }
     HIPCONV_INLINE constexpr int consumer_registers() const { return tile_m == 384 ? 160 : 232; }
     HIPCONV_INLINE constexpr int filter_bytes() const { return tile_n * kTileRowBytes; }
-    HIPCONV_INLINE constexpr int epilogue_bytes() const { return consumers() / 32 * WarpgroupEpilogue::floats(tile_n) * 4; }
+    HIPCONV_INLINE constexpr int epilogue_bytes() const { return WarpgroupEpilogue::bytes(consumers() / 32, tile_n); }
     HIPCONV_INLINE constexpr int epilogue_offset() const { return kBytes - kBarrierBytes - epilogue_bytes(); }
     HIPCONV_INLINE constexpr int barriers_offset() const { return kBytes - kBarrierBytes; }
     // A patch lasts as many steps as a frame has taps: where it has one, more patches have to be under way.
