@@ -36,6 +36,7 @@ constexpr Algorithm kAlgorithms[] = {
      conv2d_direct_packing,
      conv2d_direct_pack},
     {{"pointwise", conv2d_pointwise_refusal, conv2d_pointwise}, conv2d_pointwise_tiles},
+    {{"skinny_gemm", conv2d_skinny_gemm_refusal, conv2d_skinny_gemm}, conv2d_skinny_gemm_tiles},
     {{"wave_gemm", conv2d_wave_gemm_refusal, conv2d_wave_gemm}, conv2d_wave_gemm_tiles},
     {{"split_warpgroup_gemm", conv2d_split_warpgroup_gemm_refusal, conv2d_split_warpgroup_gemm,
       conv2d_split_warpgroup_gemm_workspace},

@@ -52,6 +52,11 @@ std::vector<Conv2dTile> conv2d_fma_gemm_tiles(const std::string& arch, DType dty
 const char* conv2d_fma_gemm_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
 void conv2d_fma_gemm(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
 
+// 1x1 filters on very few pixels: threads that share a sum read both operands from memory at once. No workspace.
+std::vector<Conv2dTile> conv2d_skinny_gemm_tiles(const std::string& arch, DType dtype);
+const char* conv2d_skinny_gemm_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
+void conv2d_skinny_gemm(const Conv2dParams& params, const Conv2dPlan& plan, void* workspace, void* stream);
+
 // Either GEMM on repacked x, which can be read by 16 bytes. The tiles are the GEMM's own.
 const char* conv2d_relaid_warpgroup_gemm_refusal(const Conv2dParams& params, const Conv2dPlan& plan);
 int64_t conv2d_relaid_warpgroup_gemm_workspace(const Conv2dParams& params, const Conv2dPlan& plan);

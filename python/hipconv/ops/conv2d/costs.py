@@ -645,6 +645,56 @@ def wave_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) 
     return Estimate(cost(best), *best)
 
 
+# ---- very few pixels ---------------------------------------------------------------------------------------------------------
+
+# Predicted of an H100, and not fitted to times yet: microseconds of a launch with its first and last wait, and of a wait for
+# operands; bytes that all compute units, and one, bring from the second cache in a microsecond; instructions that a compute
+# unit, and a thread, executes in a microsecond, the former counted for each lane.
+_SKINNY_LAUNCH, _SKINNY_WAIT = 2.1, 0.4
+_SKINNY_BYTES, _SKINNY_UNIT_BYTES = 4.5e6, 6e4
+_SKINNY_RATE, _SKINNY_THREAD_RATE = 1.3e5, 600.0
+_OF_SKINNY_THREAD, _OF_SKINNY_SUM = 150, 3.0  # instructions, but for those of chunks
+_OF_SKINNY_READ = {"float32": 3, "by elements": 20}  # of a pixel's or a filter's chunk; others' are made floats, too
+_OF_SKINNY_HALVES = 8
+_SKINNY_THREADS, _SKINNY_MOST_THREADS, _SKINNY_CHUNK = 128, 256, 4  # as csrc/kernels/conv2d/skinny_gemm/params.h has them
+
+
+def skinny_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
+    """A launch, a thread's waits, the bytes' time and the instructions' time."""
+    if not tiles:
+        return last_resort(problem, card, tiles, workspace_limit)
+    element = 4 if problem.dtype == "float32" else 2
+    chunks, dense = -(-problem.products // _SKINNY_CHUNK), problem.layout == "nhwc" or problem.in_size == (1, 1)
+    by_vectors = dense and problem.in_channels // problem.groups % _SKINNY_CHUNK == 0
+    read = _OF_SKINNY_READ["by elements"] if not by_vectors else _OF_SKINNY_READ.get(problem.dtype, _OF_SKINNY_HALVES)
+    team = _skinny_team(chunks)
+    threads = max(team, _SKINNY_THREADS)
+    teams = threads // team  # of a block
+    x_bytes = element if dense else 32  # a channel of a contiguous image has a sector of its own
+
+    def cost(tile: Tile) -> float:
+        pixels, rounds = min(tile[0], problem.pixels), -(-chunks // team)
+        blocks = blocks_of(problem, (tile[0], tile[1] * teams))
+        moved = chunks * _SKINNY_CHUNK * (pixels * x_bytes + tile[1] * teams * element)  # by a block
+        instructions = _OF_SKINNY_THREAD + math.prod(tile) * (_OF_SKINNY_SUM + _SKINNY_CHUNK * rounds)
+        instructions += sum(tile) * rounds * read
+        busiest = -(-blocks // card.compute_units)  # blocks of a compute unit
+        us = -(-rounds // (2 if tile[0] > 1 else 4)) * _SKINNY_WAIT
+        us += max(blocks * moved / _SKINNY_BYTES, busiest * moved / _SKINNY_UNIT_BYTES)
+        return us + max(busiest * threads * instructions / _SKINNY_RATE, instructions / _SKINNY_THREAD_RATE)
+
+    best = min(tiles, key=cost)
+    return Estimate(_SKINNY_LAUNCH + cost(best), best)
+
+
+def _skinny_team(chunks: int) -> int:
+    """Count the threads that share a sum: as team_of in csrc/kernels/conv2d/skinny_gemm/skinny_gemm.cu has it."""
+    wanted = -(-chunks // 2)
+    if wanted > _SKINNY_THREADS // 2:
+        return min(-(-wanted // 64) * 64, _SKINNY_MOST_THREADS)
+    return max(4, 1 << (wanted - 1).bit_length())
+
+
 # ---- blocks, parts and their memory ------------------------------------------------------------------------------------------
 
 

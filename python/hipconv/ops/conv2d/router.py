@@ -45,6 +45,11 @@ ALGORITHMS = {
         "types, one group",
         costs.pointwise,
     ),
+    "skinny_gemm": Algorithm(
+        "plain products, threads that share a sum read both operands from memory at once: 1x1 filters on up to 64 pixels",
+        costs.skinny_gemm,
+        plain=True,
+    ),
     "wave_gemm": Algorithm(
         "matrix cores fed from memory without LDS, the waves of a block share each sum: small problems; 16-bit types, one "
         "group",
