@@ -55,10 +55,9 @@ def depthwise(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) 
 
 # ---- x that is repacked, or gathered -----------------------------------------------------------------------------------------
 
-_REPACKING = 2.0  # microseconds, but for the bytes
-_REPACKED_BYTES = 3.4e6  # read and written in a microsecond
-_REPACKED_ODD_BYTES = 2.4e6  # the same of contiguous images that are read pixel by pixel
-_RELAID_FLOAT32_BYTES = 1.4e6  # the same of float32
+_REPACKING = 2.4  # microseconds, but for the bytes
+_REPACKED_BYTES = {2: 2.7e6, 4: 3.5e6}  # read and written in a microsecond, by the bytes of an element
+_REPACKED_ODD_BYTES = {2: 1.9e6, 4: 2.5e6}  # the same of contiguous images that are read pixel by pixel
 
 
 def repacked(problem: Problem) -> Problem:
@@ -93,8 +92,8 @@ def _repacking_us(problem: Problem) -> float:
     pixels = max(problem.pixels, problem.batch * math.prod(problem.in_size)) if problem.kernel != (1, 1) else problem.pixels
     element = 4 if problem.dtype == "float32" else 2
     each = 16 // element
-    rate = _REPACKED_BYTES if problem.layout == "nhwc" or math.prod(problem.in_size) % 4 == 0 else _REPACKED_ODD_BYTES
-    return _REPACKING + 2 * element * pixels * -(-problem.in_channels // each) * each / rate
+    rates = _REPACKED_BYTES if problem.layout == "nhwc" or math.prod(problem.in_size) % 4 == 0 else _REPACKED_ODD_BYTES
+    return _REPACKING + 2 * element * pixels * -(-problem.in_channels // each) * each / rates[element]
 
 
 # ---- the implicit GEMM -------------------------------------------------------------------------------------------------------
@@ -244,10 +243,10 @@ class _TileCost(NamedTuple):
 
 
 _WARPGROUP_COSTS = {
-    (256, 128): _TileCost(0.60, 0.56, 4.2, 1),
-    (128, 128): _TileCost(0.31, 0.29, 2.9, 1),
-    (128, 64): _TileCost(0.58, 0.235, 2.6, 2),
-    (64, 64): _TileCost(0.34, 0.17, 2.2, 2),
+    (256, 128): _TileCost(0.60, 0.56, 3.6, 1),
+    (128, 128): _TileCost(0.31, 0.29, 2.5, 1),
+    (128, 64): _TileCost(0.58, 0.235, 2.2, 2),
+    (64, 64): _TileCost(0.34, 0.17, 1.9, 2),
 }
 _PATCH_COSTS = {  # where a stage of x serves all taps
     (256, 128): _TileCost(0.64, 0.62, 2.2, 1),
@@ -255,6 +254,7 @@ _PATCH_COSTS = {  # where a stage of x serves all taps
     (128, 64): _TileCost(0.60, 0.24, 1.3, 2),
     (64, 64): _TileCost(0.24, 0.12, 1.8, 2),
 }
+_TF32_PATCH_COSTS = {tile: costs._replace(rest=2 * costs.rest) for tile, costs in _PATCH_COSTS.items()}
 _WINDOW_COSTS = {  # of pixels that overlap in memory: a filter's row of few channels, repacked
     (256, 128): _TileCost(1.0, 1.0, 3.1, 1),
     (128, 128): _TileCost(0.8, 0.8, 1.1, 1),
@@ -277,10 +277,10 @@ _SPLIT_COSTS = {  # of float32 in two parts: three products for one
     (128, 64): _TileCost(0.8, 0.8, 0.6, 1),
     (64, 64): _TileCost(0.9, 0.7, 0.6, 2),
 }
-_LAUNCHING = 2.4  # microseconds, beside all tiles
-_BY_ELEMENTS = 1.0  # microseconds of a tile whose outputs are stored one by one, along filters
+_LAUNCHING = 1.9  # microseconds, beside all tiles
+_BY_ELEMENTS = 2.5  # microseconds of a tile whose outputs are stored one by one, along filters
 _PIXELS_BY_ELEMENTS = 1.3e-6  # of an output in a contiguous image whose pixels are no vectors of eight
-_UNFILLED = 0.9  # a step of which channels fill nothing takes so much longer
+_UNFILLED, _UNFILLED_FLOAT32 = 0.9, 0.33  # a step of which channels fill nothing takes so much longer
 _ADDING = 1.9  # microseconds of adding up parts, but for their bytes
 _PART_BYTES, _PARTS_BYTES = 1.3e5, 5e6  # of parts, in a microsecond: that a compute unit reads; that all write and read
 # The same within clusters, of up to so many blocks, which fill no more than this share of the compute units.
@@ -289,10 +289,10 @@ _MOST_OF_CLUSTER, _CLUSTERED_UNITS = 8, 3 / 4
 
 
 _WARPGROUP_LEAST, _WARPGROUP_BYTES = 3.5, 3e6  # microseconds; bytes of x and out in a microsecond
-# Fitted to 100 layers on an H100: bytes of x, and of out by its layout, that warpgroups move in a microsecond of TF32;
-# the time of their products comes on top.
-_TF32_READ, _TF32_STORED = 3.3e6, {"nchw": 0.8e6, "nhwc": 1.25e6}
-_UNFILLED_STEPS = 0.3  # of the time that tiles of channels_last x take longer, by the part of steps that no channels fill
+# Fitted to 171 layers on an H200, of which these estimates are a tenth off: bytes of x, and of out by its layout, that warpgroups
+# move in a microsecond of TF32 besides what their tiles take.
+_TF32_READ, _TF32_STORED = 1.4e7, {"nchw": 5.8e6, "nhwc": 1.4e7}
+_UNFILLED_STEPS = 0.16  # of the time that tiles of channels_last x take longer, by the part of steps that no channels fill
 
 
 def warpgroup_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
@@ -320,11 +320,15 @@ def _with_unfilled_steps(problem: Problem, estimate: Estimate) -> Estimate:
 
 def _warpgroups_in_place(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
     if problem.layout == "nhwc":
-        return _warpgroups(problem, card, tiles, workspace_limit, _WARPGROUP_COSTS, _PATCH_COSTS)
+        return _warpgroups(problem, card, tiles, workspace_limit, _WARPGROUP_COSTS, _patch_costs(problem))
     if _has_planes(problem):
         pieces = problem.batch * -(-math.prod(problem.out_size) // _PIECE)
         return _warpgroups(problem._replace(batch=1, out_size=(1, _PIECE * pieces)), card, tiles, workspace_limit, _PLANE_COSTS)
     return _warpgroups(problem, card, tiles, workspace_limit, _GATHERED_COSTS, _GATHERED_PATCH_COSTS)
+
+
+def _patch_costs(problem: Problem) -> dict[Tile, _TileCost]:
+    return _TF32_PATCH_COSTS if problem.dtype == "float32" else _PATCH_COSTS
 
 
 def split_warpgroup_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
@@ -334,21 +338,19 @@ def split_warpgroup_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_l
     inner = repacked(problem) if _has_places(problem) else problem
     whole_rows = inner._replace(in_channels=-(-inner.in_channels // 32) * 32)
     estimate = _warpgroups(whole_rows, card, tiles, workspace_limit, _SPLIT_COSTS)
-    filters = 3 * 4 * inner.out_channels * inner.products / _REPACKED_BYTES
+    filters = 3 * 4 * inner.out_channels * inner.products / _REPACKED_BYTES[4]
     return estimate._replace(us=estimate.us + 1.5 * _repacking_us(whole_rows) + filters + _float32_stored_us(problem))
 
 
 def relaid_warpgroup_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
     inner = repacked(problem)
     windows = inner is not problem and not _has_places(problem)
-    costs_of = (_WINDOW_COSTS,) if windows else (_WARPGROUP_COSTS, _PATCH_COSTS)
+    costs_of = (_WINDOW_COSTS,) if windows else (_WARPGROUP_COSTS, _patch_costs(inner))
     estimate = _warpgroups(inner, card, tiles, workspace_limit, *costs_of)
     estimate = estimate._replace(us=estimate.us + _WINDOWS) if windows else _with_unfilled_steps(inner, estimate)
-    repacking = _repacking_us(problem)
+    us = estimate.us + _repacking_us(problem)
     if problem.dtype == "float32":
-        repacking = 3 * _REPACKING + (repacking - _REPACKING) * _REPACKED_BYTES / _RELAID_FLOAT32_BYTES
-        repacking += 4 * problem.pixels * problem.out_channels / _TF32_STORED[problem.layout]
-    us = estimate.us + repacking
+        us += _tf32_moved_us(problem)
     if problem.layout == "nchw" and _has_planes(problem):  # on none of 60 layers that were measured repacking paid
         us = max(us, 1.05 * warpgroup_gemm(problem, card, tiles, workspace_limit).us)
     return estimate._replace(us=us)
@@ -367,7 +369,8 @@ def _warpgroups(
     """
     gathers = costs_of is _GATHERED_COSTS
     channels = problem.in_channels // problem.groups
-    unfilled = 1 + _UNFILLED * (1 - channels / (-(-channels // step_of(problem)) * step_of(problem)))
+    slower = _UNFILLED_FLOAT32 if problem.dtype == "float32" else _UNFILLED
+    unfilled = 1 + slower * (1 - channels / (-(-channels // step_of(problem)) * step_of(problem)))
     by_elements = _BY_ELEMENTS if problem.layout == "nhwc" and problem.filters % 8 != 0 else 0.0
     channel_steps, taps = -(-problem.in_channels // problem.groups // step_of(problem)), math.prod(problem.kernel)
 
@@ -647,15 +650,15 @@ def wave_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) 
 
 # ---- very few pixels ---------------------------------------------------------------------------------------------------------
 
-# Predicted of an H100, and not fitted to times yet: microseconds of a launch with its first and last wait, and of a wait for
-# operands; bytes that all compute units, and one, bring from the second cache in a microsecond; instructions that a compute
-# unit, and a thread, executes in a microsecond, the former counted for each lane.
-_SKINNY_LAUNCH, _SKINNY_WAIT = 2.1, 0.4
-_SKINNY_BYTES, _SKINNY_UNIT_BYTES = 4.5e6, 6e4
-_SKINNY_RATE, _SKINNY_THREAD_RATE = 1.3e5, 600.0
-_OF_SKINNY_THREAD, _OF_SKINNY_SUM = 150, 3.0  # instructions, but for those of chunks
-_OF_SKINNY_READ = {"float32": 3, "by elements": 20}  # of a pixel's or a filter's chunk; others' are made floats, too
-_OF_SKINNY_HALVES = 8
+# Fitted to 750 layers with every tile on an H200, from which they are an eighth off: microseconds of a launch with its first and
+# last wait, and of a wait for operands; bytes that all compute units, and one, bring from the second cache in a microsecond;
+# instructions that a compute unit, and a thread, executes in a microsecond, the former counted for each lane.
+_SKINNY_LAUNCH, _SKINNY_WAIT = 1.2, 0.2
+_SKINNY_BYTES, _SKINNY_UNIT_BYTES = 1.4e7, 1.1e5
+_SKINNY_RATE, _SKINNY_THREAD_RATE = 1.5e5, 1200.0
+_OF_SKINNY_THREAD, _OF_SKINNY_SUM = 50, 5.0  # instructions, but for those of chunks
+_OF_SKINNY_READ = {"float32": 3, "by elements": 23}  # of a pixel's or a filter's chunk; others' are made floats, too
+_OF_SKINNY_HALVES = 10
 _SKINNY_THREADS, _SKINNY_MOST_THREADS, _SKINNY_CHUNK = 128, 256, 4  # as csrc/kernels/conv2d/skinny_gemm/params.h has them
 
 
