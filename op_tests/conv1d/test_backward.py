@@ -177,7 +177,7 @@ def test_many_short_rows_and_few_channels(device: torch.device, layout: str, wid
         x, _ = _strided(good.x, (pitch, outer, inner), 0, torch.nan)
         dout, _ = _strided(good.dout, (pitch, outer, inner), 0, torch.nan)
         inputs = good._replace(x=x, dout=dout)
-        for kernel in {"auto", *(name for name in kernels_of(device) if name in ("rows", "tile", "vector"))}:
+        for kernel in {"auto", *(name for name in kernels_of(device) if name in ("rows", "runs", "tile", "vector"))}:
             dx, buffer = _strided(torch.full_like(good.x, torch.nan), (pitch, outer, inner), 0, 42.0)
             try:
                 found = inputs.gradients(kernel, dx)
@@ -275,6 +275,55 @@ def test_short_rows_have_the_bits_of_longer_ones(device: torch.device, dtype: to
         assert torch.equal(rows[0], tile[0]), f"{case}: dx"
         if case.has_initial:
             assert torch.equal(rows[-1], tile[-1]), f"{case}: dinitial_states"
+
+
+@pytest.mark.parametrize("width", range(1, 9))
+def test_few_channels_in_any_memory(device: torch.device, width: int) -> None:
+    """Runs cut by the ends of rows, tiles of several rows and of a part of one; each tensor in an order, at an address, and
+    with gaps of its own, or all alike; some with states and ids, and with infinities. Where `tile` serves a call, both have the
+    same bits.
+    """
+    if "runs" not in kernels_of(device):
+        return
+    draw = random.Random(width)
+    compared = 0
+    for number in range(9):
+        sizes = (draw.choice([1, 2, 5]), (2, 3, 3, 5, 8, 8, 12, 16)[number % 8], draw.choice([3, 9, 17, 33, 64, 100, 300]))
+        has: dict[str, Any] = {
+            name: draw.random() < 0.5 for name in ("use_silu", "has_bias", "has_ids", "has_initial", "has_final")
+        }
+        dtype = [*DTYPES.values()][number % 3]
+        case = Case(*sizes, width, dtype, draw.choice([dtype, torch.float32]), **has)
+        good = case.inputs(device, seed=number)
+        if number % 3 == 0:
+            x, dout = (_anywhere(draw, values, torch.nan)[0] for values in (good.x, good.dout))
+            dx, buffer = _anywhere(draw, torch.full_like(good.x, torch.nan), 42.0)
+        else:
+            _, dim, seqlen = sizes
+            pitch, offset = dim + draw.choice([0, 0, 1, 8, 64]), draw.choice([0, 0, 1, 8])
+            strides = (pitch * seqlen + draw.choice([0, 0, 3]), 1, pitch)
+            x, dout = (_strided(values, strides, offset, torch.nan)[0] for values in (good.x, good.dout))
+            dx, buffer = _strided(torch.full_like(good.x, torch.nan), strides, offset, 42.0)
+        inputs = good._replace(x=x, dout=dout)
+        what = f"{case}, x {x.stride()}, dout {dout.stride()}, dx {dx.stride()}"
+        found = inputs.gradients("runs", dx)
+        assert (wrong := wrong_gradients(inputs, found)) is None, f"{what}: {wrong}"
+        found = (found[0].clone(), *found[1:])
+        assert all(map(torch.equal, found, inputs.gradients("runs", dx))), f"{what}: other bits the second time"
+        dx.fill_(42.0)
+        assert (buffer == 42.0).all(), f"{what}: wrote outside dx"
+        if (theirs := served_by(inputs, "tile")) is None:
+            continue
+        compared += 1
+        assert torch.equal(found[0], theirs[0]), f"{what}: other bits than tile's"
+        assert not case.has_initial or torch.equal(found[-1], theirs[-1]), f"{what}: other states than tile's"
+        tensors = [t for t in inputs if isinstance(t, torch.Tensor) and t.is_floating_point() and t.numel()]
+        for tensor, value in zip(tensors, itertools.cycle((torch.inf, -torch.inf, torch.nan))):
+            tensor[tuple(draw.randrange(size) for size in tensor.shape)] = value
+        for ours, others in zip(inputs.gradients("runs"), inputs.gradients("tile"), strict=True):
+            what_else = f"{what}: infinities reach others than tile's"
+            assert torch.allclose(ours.float(), others.float(), rtol=0.02, atol=0.01, equal_nan=True), what_else
+    assert compared > 2
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

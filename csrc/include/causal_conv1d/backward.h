@@ -27,7 +27,7 @@ struct CausalConv1dBwdParams {
 };
 
 constexpr KernelNames kCausalConv1dBwdNames = {"HIPCONV_CONV1D_BWD_KERNEL",
-                                               {"rows", "tile", "vector", "staged", "naive"},
+                                               {"rows", "runs", "tile", "vector", "staged", "naive"},
                                                {"simd", "openmp"}};
 
 // These are defined twice, as in forward.h: in csrc/kernels and in csrc/cpu. In calls, no size but the seqlen is zero.

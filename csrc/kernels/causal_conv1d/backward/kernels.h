@@ -15,6 +15,11 @@ int64_t causal_conv1d_bwd_rows_workspace(const CausalConv1dBwdParams& params);
 bool causal_conv1d_bwd_rows_is_faster(const CausalConv1dBwdParams& params);
 void causal_conv1d_bwd_rows(const CausalConv1dBwdParams& params, void* workspace, void* stream);
 
+const char* causal_conv1d_bwd_runs_refusal(const CausalConv1dBwdParams& params);
+int64_t causal_conv1d_bwd_runs_workspace(const CausalConv1dBwdParams& params);
+bool causal_conv1d_bwd_runs_is_faster(const CausalConv1dBwdParams& params);
+void causal_conv1d_bwd_runs(const CausalConv1dBwdParams& params, void* workspace, void* stream);
+
 const char* causal_conv1d_bwd_vector_refusal(const CausalConv1dBwdParams& params);
 int64_t causal_conv1d_bwd_vector_workspace(const CausalConv1dBwdParams& params);
 bool causal_conv1d_bwd_vector_is_faster(const CausalConv1dBwdParams& params);
@@ -31,6 +36,8 @@ void causal_conv1d_bwd_naive(const CausalConv1dBwdParams& params, void* workspac
 constexpr KernelRow<CausalConv1dBwdParams> kBwdKernels[] = {
     {"rows", causal_conv1d_bwd_rows_refusal, causal_conv1d_bwd_rows, causal_conv1d_bwd_rows_workspace,
      causal_conv1d_bwd_rows_is_faster},
+    {"runs", causal_conv1d_bwd_runs_refusal, causal_conv1d_bwd_runs, causal_conv1d_bwd_runs_workspace,
+     causal_conv1d_bwd_runs_is_faster},
     {"tile", causal_conv1d_bwd_tile_refusal, causal_conv1d_bwd_tile, causal_conv1d_bwd_tile_workspace,
      causal_conv1d_bwd_tile_is_faster},
     {"vector", causal_conv1d_bwd_vector_refusal, causal_conv1d_bwd_vector, causal_conv1d_bwd_vector_workspace,

@@ -3,9 +3,24 @@
 #pragma once
 
 #include "causal_conv1d/states_formula.h"
-#include "device/arch.h"
+#include "device/vec.h"
 
 namespace hipconv {
+
+// The taps of eight tokens as a byte for each: in the middle of a row, and at the start of a row without a state.
+template <int kWidth>
+constexpr uint64_t kTapsInside = 0x0101010101010101u * ((1u << kWidth) - 1);
+
+template <int kWidth>
+constexpr uint64_t taps_of_first() {
+    uint64_t bytes = 0;
+    for (int e = 0; e < 8; ++e)
+        for (int i = 0; i < kWidth; ++i)
+            if (e + i >= kWidth - 1) bytes |= uint64_t{1} << (e * 8 + i);
+    return bytes;
+}
+template <int kWidth>
+constexpr uint64_t kTapsOfFirst = taps_of_first<kWidth>();
 
 // ---- in memory --------------------------------------------------------------------------------------------------------------
 
@@ -80,6 +95,40 @@ HIPCONV_INLINE uint32_t bwd_taps_of_four(const CausalConv1dInputs& in, int64_t b
     return word;
 }
 
+// The same where ids are neighbours, and so many and lie so that four tokens from a multiple of four on are an aligned vector.
+template <int kWidth>
+HIPCONV_INLINE uint32_t bwd_taps_of_quad(const CausalConv1dInputs& in, int64_t b, int32_t t) {
+    constexpr int kPast = kWidth - 1, kBefore = (kPast + 3) / 4 * 4;
+    if (t >= in.seqlen) return 0;
+    const int32_t* const row = global_pointer<const int32_t>(in.seq_idx.data) + b * in.seq_idx.batch_stride;
+    const bool has_initial = in.initial_states.data;
+    int32_t ids[kBefore + 4];
+#pragma unroll
+    for (int at = kBefore; at >= 0; at -= 4) {
+        Words4 quad{};
+        const int32_t from = t - (kBefore - at);
+        if (from >= 0) quad = *reinterpret_cast<const Words4*>(row + from);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) ids[at + k] = static_cast<int32_t>(word(quad, k));
+        if (at < kBefore && from < 0) {
+#pragma unroll
+            for (int k = 0; k < 4; ++k) ids[at + k] = ids[at + 4];  // in front of a row are inputs of its first sequence
+        }
+    }
+    uint32_t word = 0;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+        const int32_t own = ids[kBefore + e];
+        uint32_t byte = 1u << kPast;
+#pragma unroll
+        for (int i = 0; i < kPast; ++i)
+            if (ids[kBefore - kPast + e + i] == own) byte |= 1u << i;
+        if (own >= 0) word |= byte << e * 8;
+    }
+    if (!has_initial && t < kPast) word &= static_cast<uint32_t>(kTapsOfFirst<kWidth> >> t * 8);
+    return word;
+}
+
 // ---- of a lane that has kTokens neighbouring tokens -------------------------------------------------------------------------
 //
 // `sees` tells whether tap i of token e, one of the lane's, sees an input, `has` whether token e is in the row and no padding.
@@ -98,21 +147,6 @@ struct TapsOfWhole {
     HIPCONV_INLINE bool sees(int e, int i) const { return !begins_row || e + i >= kWidth - 1; }
     HIPCONV_INLINE bool has(int) const { return true; }
 };
-
-// The taps of eight tokens as a byte for each: in the middle of a row, and at the start of a row without a state.
-template <int kWidth>
-constexpr uint64_t kTapsInside = 0x0101010101010101u * ((1u << kWidth) - 1);
-
-template <int kWidth>
-constexpr uint64_t taps_of_first() {
-    uint64_t bytes = 0;
-    for (int e = 0; e < 8; ++e)
-        for (int i = 0; i < kWidth; ++i)
-            if (e + i >= kWidth - 1) bytes |= uint64_t{1} << (e * 8 + i);
-    return bytes;
-}
-template <int kWidth>
-constexpr uint64_t kTapsOfFirst = taps_of_first<kWidth>();
 
 // Taps as a byte for each of a lane's tokens, with a bit for each tap.
 template <int kTokens, int kWidth>

@@ -1,0 +1,12 @@
+// The backward kernel of few channels (runs_kernel.h) for float16.
+#include <hip/hip_runtime.h>
+
+#include "runs_kernel.h"
+
+namespace hipconv {
+
+void launch_bwd_runs_f16(const BwdRunsCall& call, void* stream) {
+    launch_bwd_runs_of<f16>(call, static_cast<hipStream_t>(stream));
+}
+
+}  // namespace hipconv
