@@ -198,10 +198,21 @@ const char* causal_conv1d_bwd_runs_refusal(const CausalConv1dBwdParams& p) {
     return bwd_runs_is_near(p, bwd_runs_plan_of(p, kBwdRunsChunk, 1)) ? nullptr : served;
 }
 
-// Takes channel-last rows, but for short ones: a run has eight tokens at least.
+// Takes channel-last rows of eight tokens and more, a run's least, where a card showed it faster. `vector` is, in small calls of
+// few channels, and where their tokens lie apart, which come here one element at a time; and so is `tile`, of eight channels
+// and more without ids and states, unless filters are short.
 bool causal_conv1d_bwd_runs_is_faster(const CausalConv1dBwdParams& p) {
-    const auto of_channels = [&](const Sequences& s) { return s.dim_stride == 1; };
-    return p.in.dim > 1 && p.in.seqlen >= kLeastTokens && of_channels(p.in.x) && of_channels(p.dout) && of_channels(p.dx);
+    constexpr int64_t kEnoughTokens = 1 << 14;
+    const int64_t size = element_bytes(p.in.dtype);
+    const auto of_channels = [&](const Sequences& s) {
+        const bool is_flat = s.seqlen_stride >= p.in.dim && s.seqlen_stride <= 2 * int64_t{p.in.dim};
+        return s.dim_stride == 1 && (is_flat || p.in.dim * size % kBwdRunsUnit == 0);
+    };
+    if (p.in.dim < 2 || p.in.seqlen < kLeastTokens) return false;
+    if (p.in.dim < 8 && p.in.batch * p.in.seqlen < kEnoughTokens) return false;
+    const bool is_plain = !p.in.seq_idx.data && !p.in.initial_states.data && !p.dfinal_states.data;
+    if (is_plain && p.in.dim >= 8 && p.in.width > 2) return false;
+    return of_channels(p.in.x) && of_channels(p.dout) && p.dx.dim_stride == 1;
 }
 
 int64_t causal_conv1d_bwd_runs_workspace(const CausalConv1dBwdParams& p) {
