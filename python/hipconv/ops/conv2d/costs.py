@@ -292,6 +292,7 @@ _WARPGROUP_LEAST, _WARPGROUP_BYTES = 3.5, 3e6  # microseconds; bytes of x and ou
 # Fitted to 171 layers on an H200, of which these estimates are a tenth off: bytes of x, and of out by its layout, that warpgroups
 # move in a microsecond of TF32 besides what their tiles take.
 _TF32_READ, _TF32_STORED = 1.4e7, {"nchw": 5.8e6, "nhwc": 1.4e7}
+_SPLIT_STORED = {"nchw": 2.5e6, "nhwc": 4e6}  # the same of float32 in parts, fitted to 130 layers
 _UNFILLED_STEPS = 0.16  # of the time that tiles of channels_last x take longer, by the part of steps that no channels fill
 
 
@@ -339,7 +340,8 @@ def split_warpgroup_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_l
     whole_rows = inner._replace(in_channels=-(-inner.in_channels // 32) * 32)
     estimate = _warpgroups(whole_rows, card, tiles, workspace_limit, _SPLIT_COSTS)
     filters = 3 * 4 * inner.out_channels * inner.products / _REPACKED_BYTES[4]
-    return estimate._replace(us=estimate.us + 1.5 * _repacking_us(whole_rows) + filters + _float32_stored_us(problem))
+    stored = 4 * problem.pixels * problem.out_channels / _SPLIT_STORED[problem.layout]
+    return estimate._replace(us=estimate.us + _repacking_us(whole_rows) + filters + stored)
 
 
 def relaid_warpgroup_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
@@ -537,6 +539,7 @@ def direct(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> 
         alone = of_wave * -(-blocks * waves // (card.compute_units * _MOST_WAVES)) / _RATE_OF_WAVE
         us = steps * _WAITING + max(alone, blocks * waves * of_wave / (card.compute_units * _RATE * busy))
         us *= 1 + _OF_PASS * (passes - 1) + _OF_PIXELS * (tile[0] - 128)
+        us *= _DIRECT_AGAIN.get(card.arch, 1.0) if problem.kernel != (1, 1) else 1.0
         return us * (_CONTIGUOUS if problem.layout == "nchw" else 1.0)
 
     if not tiles:
@@ -560,6 +563,8 @@ _CONTIGUOUS = 1.13  # where x and out are contiguous, which are gathered and sto
 _WAITING = 0.22  # microseconds of a step that a sum waits for its filters
 _OF_PIXELS = 1e-3  # that a pixel of a tile adds to it: of tiles that should take as long, the smaller one was faster
 _DIRECT_ELEMENT = 2.1e-6  # microseconds of an output that is stored alone
+# With larger filters than 1x1 it takes this part of it where it is among the fastest, on an H200; other cards' times are not known.
+_DIRECT_AGAIN = {"sm_90": 0.82}
 _DIRECT_LAUNCH, _DIRECT_BYTES = 3.0, 2.4e6  # microseconds; bytes in a microsecond
 
 
