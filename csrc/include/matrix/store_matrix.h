@@ -9,7 +9,8 @@
 namespace hipconv {
 
 // Writes sums of 16 pixels by 16 filters, in 16 bits, as rows of pixels: to chunks `chunk` and `chunk` + 1 of rows `row` to
-// `row` + 15, swizzled. Of word n a lane has two filters, row + n / 2 * 8 + lane % 4 * 2 and the next, of pixel n % 2 * 8 + lane / 4.
+// `row` + 15, swizzled. Of word n a lane has two filters, row + n / 2 * 8 + lane % 4 * 2 and the next, of pixel
+// n % 2 * 8 + lane / 4.
 HIPCONV_INLINE void store_transposed(Words4* rows, int row, int chunk, const uint32_t (&words)[4], int lane) {
 #if defined(HIPCONV_HAS_WARPGROUPS)
     const Words4* const to = &rows[swizzled_chunk(row + lane / 16 * 8 + lane % 8, chunk + lane / 8 % 2)];

@@ -243,8 +243,8 @@ inline void copy_row(Words4* to, int row, const TensorMapSpec& t, int channel, c
     }
 }
 
-// Calls apply(row, offset, is_inside) for each row of a box, and returns their number: the offset in bytes is that of the tensor's
-// element 0 along the first axis.
+// Calls apply(row, offset, is_inside) for each row of a box, and returns their number: the offset in bytes is that of the
+// tensor's element 0 along the first axis.
 template <int kRank, typename Apply>
 inline int for_each_row(const TensorMapSpec& t, const int (&at)[kRank], const Apply& apply) {
     int rows = 1;
@@ -338,8 +338,9 @@ HIPCONV_INLINE void tma_load_im2col(Words4* to, const TensorMap& map, Barrier* b
 #endif
 }
 
-// Stores the box at these coordinates; what of it lies outside the tensor is left out. Behind fence_async_proxy() of the threads
-// that wrote it. This thread's stores up to commit_stores() are a group.
+// Stores the box at these coordinates, behind fence_async_proxy() of the threads that wrote it; what of it lies behind the end
+// of the tensor is left out. The first coordinate is not below zero, and a multiple of 16 bytes: else the hardware takes it for
+// an illegal instruction. This thread's stores up to commit_stores() are a group.
 template <int kRank>
 HIPCONV_INLINE void tma_store_box(const TensorMap& map, const Words4* from, const int (&at)[kRank]) {
     static_assert(kRank == 3 || kRank == 5, "runs of pixels, and patches");

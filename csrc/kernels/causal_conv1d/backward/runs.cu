@@ -198,9 +198,9 @@ const char* causal_conv1d_bwd_runs_refusal(const CausalConv1dBwdParams& p) {
     return bwd_runs_is_near(p, bwd_runs_plan_of(p, kBwdRunsChunk, 1)) ? nullptr : served;
 }
 
-// Takes channel-last rows of eight tokens and more, a run's least, where a card showed it faster. `vector` is, in small calls of
-// few channels, and where their tokens lie apart, which come here one element at a time; and so is `tile`, of eight channels
-// and more without ids and states, unless filters are short.
+// Takes channel-last rows of eight tokens and more, a run's least, where a card showed it faster. `vector` is, in small calls
+// of few channels, and where their tokens lie apart, which come here one element at a time; and so is `tile`, of eight
+// channels and more without ids and states, unless filters are short.
 bool causal_conv1d_bwd_runs_is_faster(const CausalConv1dBwdParams& p) {
     constexpr int64_t kEnoughTokens = 1 << 14;
     const int64_t size = element_bytes(p.in.dtype);

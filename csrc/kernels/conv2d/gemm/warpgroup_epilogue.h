@@ -279,8 +279,9 @@ HIPCONV_INLINE void store_pairs(const ConvGemmParams& g, int group, int tile_fil
     }
 }
 
-// Stores a tile of f32 from registers, without LDS. A store of a wave fills sectors of 32 bytes: along filters a lane stores two
-// of a pixel, aligned or one by one, and four lanes a sector; along pixels it stores one of a filter, and eight lanes a sector.
+// Stores a tile of f32 from registers, without LDS. A store of a wave fills sectors of 32 bytes: along filters a lane stores
+// two of a pixel, aligned or one by one, and four lanes a sector; along pixels it stores one of a filter, and eight lanes a
+// sector.
 template <int kTileN, int kBlocks, typename PixelsFrom>
 HIPCONV_INLINE void store_floats(const ConvGemmParams& g, int group, int tile_filter, PixelsFrom pixels_from,
                                  const WarpgroupSums<kTileN> (&sums)[kBlocks], const float* bias, int wave_pixel, int lane) {

@@ -116,9 +116,9 @@ HIPCONV_INLINE void store_box_by_lanes(const ConvGemmParams& g, const Words4* bo
             reinterpret_cast<const Bits*>(&rows[swizzled_chunk(i, of_row / kElements)])[of_row % kElements];
 }
 
-// The same along pixels: all waves of a warpgroup write its sums of 64 pixels, by 32 filters, as rows of 128 bytes of pixels. They
-// meet at the warpgroup's barrier when the box is written; then the box before has been read too. Of 16 bits there are two boxes,
-// of which that one is the place of the next; for f32, waves also meet before they write. `phase` is the barrier's.
+// The same along pixels: all waves of a warpgroup write its sums of 64 pixels, by 32 filters, as rows of 128 bytes of pixels.
+// They meet at the warpgroup's barrier when the box is written; then the box before has been read too. Of 16 bits there are two
+// boxes, of which that one is the place of the next; for f32, waves also meet before they write. `phase` is the barrier's.
 template <typename T, int kTileN, int kBlocks>
 HIPCONV_INLINE void store_boxes_of_pixels(const WarpgroupGemmParams& p, const WarpgroupTile& t,
                                           const WarpgroupSums<kTileN> (&sums)[kBlocks], EpilogueLds lds, Barrier* barrier,

@@ -57,8 +57,8 @@ inline bool lanes_store(const Conv2dParams& p, const GemmLayout& l, const Warpgr
            p.out.column_stride == 1 && l.image_pixels > 1;
 }
 
-// Tells whether TMA can store out: what lies along filters, or along pixels, is dense, and everything else begins at multiples of
-// 16 bytes. Runs of pixels are at one distance; along filters they go on from image to image.
+// Tells whether TMA can store out: what lies along filters, or along pixels, is dense, and everything else begins at multiples
+// of 16 bytes. Runs of pixels are at one distance; along filters they go on from image to image.
 inline bool tma_stores(const Conv2dParams& p, const GemmLayout& l, const WarpgroupGemmParams& g) {
     const bool along_filters = g.gemm.along_filters;
     const Image& out = p.out;

@@ -1,7 +1,6 @@
 // The host side of the warpgroup GEMM: what it serves, its workspace and its launch; and the instances whose x TMA loads.
 #include <hip/hip_runtime.h>
 
-#include <cstdlib>
 #include "../common/launchers.h"
 #include "kernel.h"
 #include "launch/compute_units.h"
@@ -114,7 +113,6 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* 
         // Lanes that store 16-bit pixels one by one are faster from boxes in the smallest tiles only.
         g.boxes_by_lanes = !by_tma && lanes_store(p, l, g) && (l.element == 4 || plan.tile_m == 64);
         if (by_tma || g.boxes_by_lanes) g.boxes = boxes;
-        if (std::getenv("HIPCONV_NO_BOXES")) g.boxes = BoxesOf::none;
         if (by_tma) g.out = make_tensor_map(spec_of_out(p, l, g));
     }
     if (source.by_tma) g.x = make_tensor_map(spec_of_x(p, g, plan.tile_m, parts));

@@ -289,11 +289,11 @@ _MOST_OF_CLUSTER, _CLUSTERED_UNITS = 8, 3 / 4
 
 
 _WARPGROUP_LEAST, _WARPGROUP_BYTES = 3.5, 3e6  # microseconds; bytes of x and out in a microsecond
-# Fitted to 171 layers on an H200, of which these estimates are a tenth off: bytes of x, and of out by its layout, that warpgroups
-# move in a microsecond of TF32 besides what their tiles take.
+# Fitted to 171 layers on an H200, from which the estimates are a tenth off: bytes of x, and of out by its layout, that
+# warpgroups move in a microsecond of TF32 besides what their tiles take.
 _TF32_READ, _TF32_STORED = 1.4e7, {"nchw": 5.8e6, "nhwc": 1.4e7}
 _SPLIT_STORED = {"nchw": 2.5e6, "nhwc": 4e6}  # the same of float32 in parts, fitted to 130 layers
-_UNFILLED_STEPS = 0.16  # of the time that tiles of channels_last x take longer, by the part of steps that no channels fill
+_UNFILLED_STEPS = 0.45  # of the time that tiles of channels_last x take longer, by the part of steps that no channels fill
 
 
 def warpgroup_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
@@ -563,7 +563,8 @@ _CONTIGUOUS = 1.13  # where x and out are contiguous, which are gathered and sto
 _WAITING = 0.22  # microseconds of a step that a sum waits for its filters
 _OF_PIXELS = 1e-3  # that a pixel of a tile adds to it: of tiles that should take as long, the smaller one was faster
 _DIRECT_ELEMENT = 2.1e-6  # microseconds of an output that is stored alone
-# With larger filters than 1x1 it takes this part of it where it is among the fastest, on an H200; other cards' times are not known.
+# With larger filters than 1x1 it takes this part of all that, where it is among the fastest, on an H200; other cards' times are
+# not known.
 _DIRECT_AGAIN = {"sm_90": 0.82}
 _DIRECT_LAUNCH, _DIRECT_BYTES = 3.0, 2.4e6  # microseconds; bytes in a microsecond
 
@@ -655,9 +656,9 @@ def wave_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) 
 
 # ---- very few pixels ---------------------------------------------------------------------------------------------------------
 
-# Fitted to 750 layers with every tile on an H200, from which they are an eighth off: microseconds of a launch with its first and
-# last wait, and of a wait for operands; bytes that all compute units, and one, bring from the second cache in a microsecond;
-# instructions that a compute unit, and a thread, executes in a microsecond, the former counted for each lane.
+# Fitted to 750 layers with every tile on an H200, from which the estimates are an eighth off: microseconds of a launch with its
+# first and last wait, and of a wait for operands; bytes that all compute units, and one, bring from the second cache in a
+# microsecond; instructions that a compute unit, and a thread, executes in a microsecond, the former counted for each lane.
 _SKINNY_LAUNCH, _SKINNY_WAIT = 1.2, 0.2
 _SKINNY_BYTES, _SKINNY_UNIT_BYTES = 1.4e7, 1.1e5
 _SKINNY_RATE, _SKINNY_THREAD_RATE = 1.5e5, 1200.0
