@@ -18,8 +18,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from conv2d.exact import DTYPES, HALVES, Case, arch_here, check, is_served, random_cases_command, running_on
+from conv2d.exact import DTYPES, HALVES, Case, arch_here, check, integers, is_served, random_cases_command, running_on
 from support.backends import environment
+import hipconv
 from hipconv import jit, targets
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -246,6 +247,21 @@ def test_relaid(module: Any, name: str) -> None:
                 if is_served(module, case._replace(split_k=2), tile):
                     check(module, case._replace(split_k=2))
     assert served
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("size", [(7, 9), (6, 12), (14, 14)], ids=str)
+def test_images_with_gaps_behind_each_channel(warpgroup_module: Any, size: tuple[int, int], dtype: torch.dtype) -> None:
+    """Tiles that reach into two images or three; channels begin at multiples of 16 bytes whether images end at one or not."""
+    N, C, K, pixels = 3, 40, 45, size[0] * size[1]
+    pitch = pixels // 8 * 8 + 16
+    x, weight = integers((N, C, *size), "nchw0", dtype, 1), integers((K, C, 1, 1), "krsc", dtype, 2)
+    memory = torch.full((N, K, pitch), 7.0, dtype=dtype)
+    out = memory.as_strided((N, K, *size), (K * pitch, pitch, size[1], 1))
+    precision = {"float32_precision": "tf32"} if dtype == torch.float32 else {}
+    hipconv.conv2d(x, weight, algorithm="relaid_warpgroup_gemm", out=out, **precision)
+    assert torch.equal(out, F.conv2d(x.float(), weight.float()).to(dtype))
+    assert (memory[..., pixels:] == 7).all()
 
 
 def test_x_that_the_gemms_read_in_place_is_not_relaid(module: Any) -> None:

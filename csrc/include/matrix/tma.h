@@ -7,6 +7,8 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "device/dtype.h"
@@ -263,6 +265,12 @@ inline int for_each_row(const TensorMapSpec& t, const int (&at)[kRank], const Ap
     return rows;
 }
 
+// Ends the process, as a card does.
+[[noreturn]] inline void stop_at(int coordinate) {
+    std::fprintf(stderr, "hipconv: simt: a box is stored from coordinate %d on, which TMA does not take\n", coordinate);
+    std::abort();
+}
+
 }  // namespace simt_tma
 #endif
 
@@ -356,6 +364,7 @@ HIPCONV_INLINE void tma_store_box(const TensorMap& map, const Words4* from, cons
 #elif defined(HIPCONV_HOST)
     const TensorMapSpec& t = map.tensor;
     const int bytes = element_bytes(t.dtype);
+    if (at[0] < 0 || at[0] * bytes % 16 != 0) simt_tma::stop_at(at[0]);
     simt_tma::for_each_row<kRank>(t, at, [&](int row, int64_t offset, bool is_inside) {
         for (int e = 0; e < t.box[0] && is_inside && at[0] + e < t.sizes[0]; ++e) {
             const char* const of_row = reinterpret_cast<const char*>(&from[swizzled_chunk(row, e * bytes / 16)]);

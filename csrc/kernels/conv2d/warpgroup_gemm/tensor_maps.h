@@ -74,6 +74,8 @@ inline bool tma_stores(const Conv2dParams& p, const GemmLayout& l, const Warpgro
     } else {
         if (out.column_stride != 1 || g.patch_columns == kNarrow || !fits(out.channel_stride, l.group_filters)) return false;
         if (g.patches) return fits(out.row_stride, p.out_height);
+        // A run's first pixel in an image, which is a multiple of 64 but for the images before.
+        if (g.patch_columns != kOfImages && p.batch > 1 && l.image_pixels * l.element % 16 != 0) return false;
     }
     if (g.patches) return true;
     const int64_t pixel = p.out_width > 1 ? out.column_stride : p.out_height > 1 ? out.row_stride : out.batch_stride;
