@@ -134,7 +134,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
                                              reinterpret_cast<float*>(rings), barriers + 4 * kMaxStages, thread_again());
             if (p.split.parts > 1) {
                 const int part = again / p.tiles_per_part, tile = again - part * p.tiles_per_part;
-                if (!reduce_split_k(p.split, tile, part, Roles::kConsumerWaves, thread_again(), sums)) continue;
+                if (!reduce_split_k<T>(p.split, tile, part, Roles::kConsumerWaves, thread_again(), sums)) continue;
             }
             store_sums<T>(p, warpgroup_tile<kTileM>(p, again), rows, sums, bias, epilogue, thread_again());
         }

@@ -35,11 +35,12 @@ HIPCONV_INLINE float as_float(float v) {
 }
 
 // Adds up the parts of this wave's sums if all of them are there. Returns whether they are: then this wave stores the tile.
-template <int kTileN, int kBlocks>
+template <typename T, int kTileN, int kBlocks>
 HIPCONV_INLINE bool reduce_split_k(const SplitK& p, int tile, int part, int waves, int thread,
                                    WarpgroupSums<kTileN> (&sums)[kBlocks]) {
 #if defined(HIPCONV_HAS_WARPGROUPS) || defined(HIPCONV_HOST)
-    constexpr int kOfBlock = kTileN / 8, kAtATime = kBlocks * kOfBlock > 16 ? 4 : 8;  // words of a thread
+    constexpr int kOfBlock = kTileN / 8;                                         // words of a thread
+    constexpr int kAtATime = kBlocks * kOfBlock > 16 || sizeof(T) == 4 ? 4 : 8;  // f32's mainloops leave fewer registers
     const int wave = thread / 32, lane = thread % 32;
     const int64_t of_wave = (static_cast<int64_t>(tile) * waves + wave) * p.parts;
     Words4* const first = reinterpret_cast<Words4*>(p.sums) + of_wave * (kBlocks * kOfBlock * 32) + lane;
