@@ -62,6 +62,7 @@ def integers(limit: int, shape: tuple[int, ...], device: torch.device, seed: int
 SHAPES = {  # N C H W, K R S, stride, padding, groups
     "3x3": ((2, 40, 9, 11), (24, 3, 3), 1, 1, 1),
     "3x3 in patches": ((1, 36, 16, 16), (40, 3, 3), 1, 1, 1),
+    "1x1": ((2, 37, 6, 10), (20, 1, 1), 1, 0, 1),
     "1x1, stride 2": ((2, 68, 7, 9), (40, 1, 1), 2, 0, 1),
     "stem": ((1, 3, 21, 19), (24, 7, 7), 2, 3, 1),
     "groups": ((2, 64, 6, 7), (20, 3, 3), 1, 1, 2),

@@ -181,6 +181,34 @@ def test_warpgroups(warpgroup_module: Any, name: str) -> None:
         check(warpgroup_module, case._replace(tile=served[-1], split_k=2))
 
 
+PLANES_OF_TF32 = {
+    "196 pixels, nothing else a multiple": Case(
+        (3, 37, 14, 14), (70, 1, 1), weight_layout="kcrs0", out_layout="nchw0", bias=True, activation="relu"
+    ),
+    "324 pixels": Case((1, 100, 18, 18), (33, 1, 1), weight_layout="kcrs0", out_layout="nchw0", residual=True),
+    "64 pixels": Case((3, 64, 8, 8), (130, 1, 1), out_layout="nchw0", bias=True),
+    "3136 pixels": Case((1, 33, 56, 56), (64, 1, 1), out_layout="nchw0"),
+    "4 pixels along filters": Case((7, 72, 2, 2), (40, 1, 1), out_layout="nhwc", bias=True, activation="relu"),
+    "groups": Case((2, 128, 4, 9), (74, 1, 1), groups=2, weight_layout="kcrs", out_layout="nchw"),
+    "bf16 out": Case((3, 130, 3, 20), (24, 1, 1), out_layout="nchw0", out_dtype=torch.bfloat16, bias=True),
+    "more steps than stages": Case((1, 1060, 2, 18), (24, 1, 1), out_layout="nchw0"),
+}
+
+
+@pytest.mark.parametrize("name", PLANES_OF_TF32)
+def test_warpgroups_of_planes_by_registers(warpgroup_module: Any, name: str) -> None:
+    """Contiguous float32 that may be rounded to TF32, in each tile; and split-K, in the blocks of a cluster and by memory."""
+    case = PLANES_OF_TF32[name]._replace(
+        algorithm="warpgroup_gemm", x_layout="nchw0", dtype=torch.float32, float32_precision="tf32"
+    )
+    for tile in WARPGROUP_TILES:
+        check(warpgroup_module, case._replace(tile=tile))
+    parts = min(9, -(-case.shape[1] // case.groups // 32))
+    for split_k in {2, parts} if parts > 1 else ():
+        check(warpgroup_module, case._replace(tile=(64, 64), split_k=split_k))
+    assert not is_served(warpgroup_module, case._replace(float32_precision="ieee"), (64, 64))
+
+
 @pytest.mark.parametrize("split_k", [2, 4, 6, 7, 9])
 def test_warpgroups_of_split_sums(warpgroup_module: Any, split_k: int) -> None:
     """Nine k-blocks are five parts of two, or three of three: no part may be left without a k-block. Up to four parts are the

@@ -209,15 +209,28 @@ def test_planes_are_those_of_the_kernels() -> None:
     """The router and the kernels' host code apply one rule: a tile of 64 pixels serves planes and channels_last x only."""
     with environment(HIPCONV_BACKEND="simt", HIPCONV_SIMT_WAVE="32", HIPCONV_SIMT_MMA="mma_sync"):
         module = jit.module("conv2d", targets.of(torch.device("cpu")))
-    for C, height, width, groups in itertools.product((60, 64, 128), (3, 4, 7, 8), (5, 6, 8), (1, 2)):
-        x, weight, out = meta(2, C, height, width), meta(64, C // groups, 1, 1), meta(2, 64, height, width)
-        asked = problem(C, height, 64, R=1, N=2, groups=groups)._replace(
-            in_size=(height, width), out_size=(height, width), layout="nchw"
+    for C, height, width, groups, dtype in itertools.product(
+        (60, 64, 128), (3, 4, 7, 8), (5, 6, 8), (1, 2), (torch.bfloat16, torch.float32)
+    ):
+        x, weight, out = (
+            meta(*shape, dtype=dtype) for shape in ((2, C, height, width), (64, C // groups, 1, 1), (2, 64, height, width))
         )
-        options = ([1, 1], [0] * 4, [1, 1], groups, "zeros", "none", "ieee", [height, width], torch.bfloat16, False)
+        asked = problem(C, height, 64, R=1, N=2, groups=groups)._replace(
+            in_size=(height, width), out_size=(height, width), layout="nchw", dtype=str(dtype).removeprefix("torch.")
+        )
+        options = ([1, 1], [0] * 4, [1, 1], groups, "zeros", "none", "tf32", [height, width], dtype, False)
         call = module.Call(*options, "warpgroup_gemm", "wave32", [64, 64, 1])
         refusal = module.conv2d_refusal(out, x, weight, None, None, call)
-        assert (refusal is None) == costs._has_planes(asked), (C, height, width, groups, refusal)
+        assert (refusal is None) == costs._has_planes(asked), (C, height, width, groups, dtype, refusal)
+
+
+def test_contiguous_images_of_tf32_are_repacked_where_pixels_are_no_multiple_of_four() -> None:
+    serving = (("relaid_warpgroup_gemm", WARPGROUP_TILES), ("warpgroup_gemm", WARPGROUP_TILES))
+    for C, size, K in ((960, 18, 160), (928, 14, 128), (128, 56, 64), (1280, 8, 192)):
+        asked = problem(C, size, K, R=1, N=32)._replace(dtype="float32", float32_precision="tf32", layout="nchw")
+        assert choose(asked, H200, serving).algorithm == "warpgroup_gemm"
+    odd = problem(256, 35, 64, R=1, N=32)._replace(dtype="float32", float32_precision="tf32", layout="nchw")
+    assert not costs._has_planes(odd) and choose(odd, H200, serving[:1]).algorithm == "relaid_warpgroup_gemm"
 
 
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])

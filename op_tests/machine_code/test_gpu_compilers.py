@@ -74,7 +74,7 @@ WITH_HOST_PART = ("warpgroup_gemm.cu",)
 
 # Two families have such kernels. conv3d's, whose mainloop is conv2d's, are compiled nightly, and those that read x in planes,
 # which take as long as three other files and differ from them in how x comes to LDS.
-NIGHTLY = ("planes.cu",)
+NIGHTLY = ("planes.cu", "planes_tf32.cu")
 FOR_NVCC = [
     source
     for source in KERNELS

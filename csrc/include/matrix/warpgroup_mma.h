@@ -5,7 +5,8 @@
 //
 // An operand is rows of 128 bytes, swizzled as swizzled_chunk says, from a multiple of 1024 bytes on: since the swizzle follows
 // from the address, an operand may begin at any row. Its rows form groups of eight, each `group_bytes` behind the one before.
-// Rows hold channels of a pixel or a filter each; with kPlanes, those of the pixels hold 64 pixels of a channel each.
+// Rows hold channels of a pixel or a filter each; with kPlanes, those of the pixels hold 64 pixels of a channel each. For TF32
+// there is no such form. There, the pixels of planes come from registers (WgmmaPixels).
 #pragma once
 
 #include "matrix/mma.h"
@@ -191,6 +192,74 @@ HIPCONV_INLINE WgmmaOperand kept(WgmmaOperand operand) {
     return operand;
 }
 
+// 64 pixels by kWgmmaBytes of channels of TF32, as a warpgroup holds them in registers. They may not change before the product
+// that reads them is done.
+struct WgmmaPixels {
+    uint32_t words[4];
+
+    static HIPCONV_INLINE int pixel(int lane, int i) { return lane / 4 + i % 2 * 8; }    // of the wave's 16
+    static HIPCONV_INLINE int channel(int lane, int i) { return lane % 4 + i / 2 * 4; }  // of the eight
+};
+
+// A lane's place in 64 pixels of planes of f32: two boxes of 32 channels, whose rows are 32 pixels each. Lanes that read the
+// words of WgmmaPixels one by one would meet at banks of LDS, two at each: the chunks of four channels are swizzled among four.
+// So half of the lanes read the later channels first, and both halves change places in registers.
+struct LaneInPlanes {
+#if defined(HIPCONV_HOST)
+    const Words4* planes;
+    uint32_t offset;  // bytes
+#else
+    uint32_t offset;  // in LDS
+#endif
+
+    static HIPCONV_INLINE bool reads_later_first(int thread) { return (thread & 16) != 0; }
+
+    // The planes begin at a multiple of 1024 bytes.
+    HIPCONV_INLINE LaneInPlanes(const Words4* first, int thread) {
+        const uint32_t lane = thread & 31, wave = thread / 32 & 3, channel = (lane & 3) + (lane & 16) / 4;
+        const uint32_t pixel = (wave & 1) * 16 + lane / 4;
+        offset = ((wave / 2 * 32 + channel) * kTileChunks + (pixel / 4 ^ channel)) * 16 + pixel % 4 * 4;
+#if defined(HIPCONV_HOST)
+        planes = first;
+#else
+        offset += lds_address(first);
+#endif
+    }
+    // The place in a stage that begins so many chunks behind this one.
+    HIPCONV_INLINE LaneInPlanes at(int chunks) const {
+        LaneInPlanes to = *this;
+        to.offset += static_cast<uint32_t>(chunks) * 16;
+        return to;
+    }
+
+    // Reads kWgmmaBytes of channels, of the block-th 64 pixels from here on; in_order() puts them in order.
+    HIPCONV_INLINE WgmmaPixels read(int block, int channel_bytes) const {
+        constexpr uint32_t kPixels = 32, kChannels = 4 * kTileRowBytes + 64;  // bits that 8 pixels, and 4 channels, change
+        const uint32_t behind = static_cast<uint32_t>(block * 64 + channel_bytes / kWgmmaBytes * 8) * kTileRowBytes;
+        return {{word_at(offset, behind), word_at(offset ^ kPixels, behind), word_at(offset ^ kChannels, behind),
+                 word_at(offset ^ kChannels ^ kPixels, behind)}};
+    }
+    static HIPCONV_INLINE WgmmaPixels in_order(const WgmmaPixels& as_read, bool later_first) {
+        WgmmaPixels ordered{};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) ordered.words[i] = later_first ? as_read.words[i ^ 2] : as_read.words[i];
+        return ordered;
+    }
+
+  private:
+    HIPCONV_INLINE uint32_t word_at(uint32_t place, uint32_t behind) const {
+        uint32_t word = 0;
+#if defined(HIPCONV_HAS_WARPGROUPS)
+        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(place + behind) : "memory");
+#elif defined(HIPCONV_HOST)
+        std::memcpy(&word, reinterpret_cast<const char*>(planes) + place + behind, 4);
+#else
+        (void)place, (void)behind;
+#endif
+        return word;
+    }
+};
+
 #if defined(HIPCONV_HAS_WARPGROUPS)
 
 // The registers of 64 pixels by 32, 64, 96 or 128 filters.
@@ -224,6 +293,63 @@ HIPCONV_INLINE WgmmaOperand kept(WgmmaOperand operand) {
         "}"                                                                                               \
         : HIPCONV_OF_##count                                                                              \
         : "l"(pixels), "l"(filters), "r"(static_cast<int>(keeps_sums)))
+// The same whose pixels are in registers: `operands` are the names of these, and of the filters.
+#define HIPCONV_WGMMA_OF_REGISTERS(count, operands, keeps_at)                                                    \
+    asm volatile(                                                                                                \
+        "{\n"                                                                                                    \
+        ".reg .pred keeps;\n"                                                                                    \
+        "setp.ne.b32 keeps, %" keeps_at                                                                          \
+        ", 0;\n"                                                                                                 \
+        "wgmma.mma_async.sync.aligned.m64n" #count "k8.f32.tf32.tf32 {" HIPCONV_NAMES_##count "}, " operands     \
+                                                                                              ", keeps, 1, 1;\n" \
+                                                                                              "}"                \
+        : HIPCONV_OF_##count                                                                                     \
+        : "r"(pixels.words[0]), "r"(pixels.words[1]), "r"(pixels.words[2]), "r"(pixels.words[3]), "l"(filters),  \
+          "r"(static_cast<int>(keeps_sums)))
+#endif
+
+#if defined(HIPCONV_HOST)
+namespace simt_wgmma {
+
+template <typename T>
+float element(const Words4* rows, int row, int at) {
+    typename std::conditional<sizeof(T) == 4, float, T>::type value;
+    std::memcpy(&value, reinterpret_cast<const char*>(&rows[swizzled_chunk(row, at / 16)]) + at % 16, sizeof(T));
+    return to_float(value);
+}
+
+// Adds up a thread's products. `x` are its two pixels: of each sum e, and of e + 2, the filter is one.
+template <typename T, int kFilters, int kDepth>
+void add_products(WarpgroupSums<kFilters>& sums, const float (&x)[2][kDepth], const WgmmaOperand& filters, int channel_bytes,
+                  bool keeps_sums) {
+    constexpr auto kSum = sizeof(T) == 4 ? simt::sum_of_tf32_products : simt::sum_of_products;
+    const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
+    float y[kDepth];
+    for (int e = 0; e < kFilters / 2; e += e % 2 ? 3 : 1) {
+        for (int k = 0; k < kDepth; ++k)
+            y[k] = element<T>(filters.rows, sums.filter(thread, e), channel_bytes + static_cast<int>(sizeof(T)) * k);
+        for (int i = 0; i < 2; ++i) {
+            float& sum = sums.values[e + 2 * i];
+            sum = kSum(keeps_sums ? sum : 0.0f, x[i], y, kDepth);
+        }
+    }
+}
+
+// The lanes of a wave give each other the channels of their pixels.
+struct Lane {
+    const WgmmaPixels* mine;
+    float (*pixels)[kWgmmaBytes / 4];
+
+    static void share(void* const* lanes) {
+        for (int lane = 0; lane < 32; ++lane)
+            for (int i = 0; i < 4; ++i)
+                for (int to = lane / 4 * 4; to < lane / 4 * 4 + 4; ++to)
+                    static_cast<const Lane*>(lanes[to])->pixels[i % 2][WgmmaPixels::channel(lane, i)] =
+                        bit_cast<float>(static_cast<const Lane*>(lanes[lane])->mine->words[i]);
+    }
+};
+
+}  // namespace simt_wgmma
 #endif
 
 // sums = [sums +] 64 pixels by kFilters filters, over kWgmmaBytes of channels that begin at byte `channel_bytes` of the rows.
@@ -268,33 +394,43 @@ HIPCONV_INLINE void wgmma(WarpgroupSums<kFilters>& sums, WgmmaOperand of_pixels,
     else
         HIPCONV_WGMMA(64, "k16", "f16", ", 0, 0", "32", "33", "34");
 #elif defined(HIPCONV_HOST)
-    const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
+    const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads, first_row = of_pixels.first_row;
     constexpr int kBytes = sizeof(T), kDepth = kWgmmaBytes / kBytes;
-    const auto element = [&](const Words4* rows, int row, int at) {
-        typename std::conditional<kBytes == 4, float, T>::type value;
-        std::memcpy(&value, reinterpret_cast<const char*>(&rows[swizzled_chunk(row, at / 16)]) + at % 16, kBytes);
-        return to_float(value);
-    };
-    const Words4 *const pixel_rows = of_pixels.rows, *const filter_rows = of_filters.rows;
-    const int first_row = of_pixels.first_row, group_bytes = of_pixels.group_bytes;
-    constexpr auto kSum = kBytes == 4 ? simt::sum_of_tf32_products : simt::sum_of_products;
-    float x[2][kDepth], y[kDepth];  // a thread's sums are of two pixels, and sums e and e + 2 of one filter
+    float x[2][kDepth];
     for (int e = 0; e < 4; e += 2) {
-        const int pixel = sums.pixel(thread, e), row = first_row + pixel / 8 * (group_bytes / kTileRowBytes) + pixel % 8;
+        const int pixel = sums.pixel(thread, e),
+                  row = first_row + pixel / 8 * (of_pixels.group_bytes / kTileRowBytes) + pixel % 8;
         for (int k = 0; k < kDepth; ++k) {
             const int at = channel_bytes + kBytes * k;
-            x[e / 2][k] = kPlanes ? element(pixel_rows, first_row + at / kBytes, kBytes * pixel) : element(pixel_rows, row, at);
+            x[e / 2][k] = kPlanes ? simt_wgmma::element<T>(of_pixels.rows, first_row + at / kBytes, kBytes * pixel)
+                                  : simt_wgmma::element<T>(of_pixels.rows, row, at);
         }
     }
-    for (int e = 0; e < kFilters / 2; e += e % 2 ? 3 : 1) {
-        for (int k = 0; k < kDepth; ++k) y[k] = element(filter_rows, sums.filter(thread, e), channel_bytes + kBytes * k);
-        for (int i = 0; i < 2; ++i) {
-            float& sum = sums.values[e + 2 * i];
-            sum = kSum(keeps_sums ? sum : 0.0f, x[i], y, kDepth);
-        }
-    }
+    simt_wgmma::add_products<T>(sums, x, of_filters, channel_bytes, keeps_sums);
 #else
     (void)sums, (void)of_pixels, (void)of_filters, (void)channel_bytes, (void)keeps_sums;
+#endif
+}
+
+// The same of TF32, whose pixels are in registers.
+template <int kFilters>
+HIPCONV_INLINE void wgmma(WarpgroupSums<kFilters>& sums, const WgmmaPixels& pixels, WgmmaOperand of_filters, int channel_bytes,
+                          bool keeps_sums) {
+    static_assert(kFilters == 64 || kFilters == 128, "tiles of f32");
+#if defined(HIPCONV_HAS_WARPGROUPS)
+    const uint64_t filters = of_filters.at(channel_bytes / 16, 0).descriptor();
+    float(&d)[kFilters / 2] = sums.values;
+    if constexpr (kFilters == 128)
+        HIPCONV_WGMMA_OF_REGISTERS(128, "{%64, %65, %66, %67}, %68", "69");
+    else
+        HIPCONV_WGMMA_OF_REGISTERS(64, "{%32, %33, %34, %35}, %36", "37");
+#elif defined(HIPCONV_HOST)
+    float x[2][kWgmmaBytes / 4];
+    simt_wgmma::Lane lane{&pixels, x};
+    simt::Block::current()->wave_collective(&simt_wgmma::Lane::share, &lane, {"wgmma", __builtin_FILE(), __builtin_LINE()});
+    simt_wgmma::add_products<float>(sums, x, of_filters, channel_bytes, keeps_sums);
+#else
+    (void)sums, (void)pixels, (void)of_filters, (void)channel_bytes, (void)keeps_sums;
 #endif
 }
 

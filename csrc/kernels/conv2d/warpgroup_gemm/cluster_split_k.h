@@ -12,7 +12,7 @@ namespace hipconv {
 constexpr int cluster_sums_bytes(int tile_m, int tile_n) { return tile_m * tile_n * 4; }
 
 // All waves write their sums, as epilogue tiles. Then each block stores every parts-th of them.
-template <typename T, int kTileN, int kBlocks>
+template <typename T, bool kPlanes, int kTileN, int kBlocks>
 HIPCONV_INLINE void store_cluster_sums(const WarpgroupGemmParams& p, const WarpgroupTile& t, int waves,
                                        const WarpgroupSums<kTileN> (&sums)[kBlocks], const float (&lane_bias)[kTileN / 32],
                                        EpilogueLds lds, float* written, Barrier* all_multiplied, int thread) {
@@ -52,7 +52,8 @@ HIPCONV_INLINE void store_cluster_sums(const WarpgroupGemmParams& p, const Warpg
         const int of = number / kOfWave, inside = number % kOfWave;  // the wave that has multiplied it; which of its tiles
         const int first_pixel = of / 4 * kBlocks * kWarpgroupPixels + inside / kAcross * kWarpgroupPixels + of % 4 * kPixels;
         const int first_filter = inside % kAcross * kFilters;
-        store_epilogue_tile<kPixels, kFilters>(p.gemm, epilogue_tile, lane, WarpgroupPixels{p.patch_columns, t, first_pixel},
+        store_epilogue_tile<kPixels, kFilters>(p.gemm, epilogue_tile, lane,
+                                               WarpgroupPixels{columns_of<kPlanes>(p), t, first_pixel},
                                                t.first_filter + first_filter, t.group, 0, BiasInLds{bias + first_filter});
     }
     sync_cluster();  // no block ends while another reads its LDS

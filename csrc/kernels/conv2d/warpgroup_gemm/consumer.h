@@ -64,9 +64,9 @@ HIPCONV_INLINE void add_sums(WarpgroupSums<kTileN> (&sums)[kBlocks], const Warpg
 // next; a step's stages go back to the producers one step later, when its products are done. meanwhile() is called while the
 // last ones are under way.
 template <typename T, bool kPlanes, int kTileN, int kBlocks, typename Meanwhile>
-HIPCONV_INLINE void mainloop(const WarpgroupGemmParams& p, KBlocks k_blocks, const Ring& x, RingState& x_state,
-                             const Ring& filters, RingState& filter_state, int first_block_row, int lane,
-                             const Meanwhile& meanwhile, WarpgroupSums<kTileN> (&sums)[kBlocks]) {
+HIPCONV_INLINE void mainloop(const WarpgroupGemmParams& p, int k_blocks, const Ring& x, RingState& x_state, const Ring& filters,
+                             RingState& filter_state, int first_block_row, int lane, const Meanwhile& meanwhile,
+                             WarpgroupSums<kTileN> (&sums)[kBlocks]) {
     int read_filters = -1, read_x = -1;  // the stages that the step before was the last to read
     bool keeps_sums = false;
     const WgmmaOperand all_x = kept(wgmma_operand(x.tiles, first_block_row, p.group_bytes));
@@ -75,7 +75,7 @@ HIPCONV_INLINE void mainloop(const WarpgroupGemmParams& p, KBlocks k_blocks, con
     const Barriers filters_full = barriers_from(filters.full), filters_empty = barriers_from(filters.empty);
     if constexpr (kIsSplit<T>) clear_sums(sums);
 #pragma unroll 1
-    for (int k_block = k_blocks.first; k_block < k_blocks.end; ++k_block) {
+    for (; k_blocks > 0; --k_blocks) {
         wait_for_phase(x_full.at(x_state.stage), x_state.phase);
         int tap_row = 0, column = 0;  // the tap's first row of LDS, counted from the first tap's; its column
 #pragma unroll 1
@@ -118,6 +118,61 @@ HIPCONV_INLINE void mainloop(const WarpgroupGemmParams& p, KBlocks k_blocks, con
         arrive(filters_empty.at(read_filters));
         arrive(x_empty.at(read_x));
     }
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) fence_sums(sums[block]);
+}
+
+// The same of TF32 in planes, whose pixels the lanes bring to registers, kWgmmaBytes of channels at a time. The pixels of the next
+// step are read, and those of this one put in order, while kUnderWay products of the steps before still read theirs.
+template <int kUnderWay, int kTileN, int kBlocks, typename Meanwhile>
+HIPCONV_INLINE void mainloop_by_registers(int k_blocks, const Ring& x, const Ring& filters, RingState& place,
+                                          const Meanwhile& meanwhile, WarpgroupSums<kTileN> (&sums)[kBlocks]) {
+    constexpr int kSteps = kTileRowBytes / kWgmmaBytes;
+    const int thread = thread_again();
+    const bool later_first = LaneInPlanes::reads_later_first(thread), is_first_lane = (thread & 31) == 0;
+    const LaneInPlanes all_x(x.tiles + thread / kWarpgroupThreads * (kBlocks * kWarpgroupPixels * kTileChunks), thread);
+    const WgmmaOperand all_filters = kept(wgmma_operand(filters.tiles, 0, 8 * kTileRowBytes));
+    const Barriers barriers = barriers_from(x.full);
+    const int x_empty = static_cast<int>(x.empty - x.full), filters_full = static_cast<int>(filters.full - x.full),
+              filters_empty = static_cast<int>(filters.empty - x.full);
+    int read_stage = -1;  // the one before, of both rings
+    const auto give_back = [&] {
+        if (!is_first_lane || read_stage < 0) return;
+        arrive(barriers.at(filters_empty + read_stage));
+        arrive(barriers.at(x_empty + read_stage));
+    };
+#pragma unroll 1
+    for (; k_blocks > 0; --k_blocks) {
+        const int stage = place.stage;
+        wait_for_phase(barriers.at(stage), place.phase);
+        const LaneInPlanes of_x = all_x.at(stage * x.chunks);
+        const WgmmaOperand of_filters = all_filters.at(stage * filters.chunks, 0);
+        WgmmaPixels next[kBlocks];
+#pragma unroll
+        for (int block = 0; block < kBlocks; ++block) next[block] = of_x.read(block, 0);
+        wait_for_phase(barriers.at(filters_full + stage), place.phase);
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+            wgmma_wait<kUnderWay>();
+            if (step == kUnderWay) give_back();  // the stage before is multiplied
+            WgmmaPixels pixels[kBlocks];
+#pragma unroll
+            for (int block = 0; block < kBlocks; ++block) {
+                pixels[block] = LaneInPlanes::in_order(next[block], later_first);
+                if (step + 1 < kSteps) next[block] = of_x.read(block, (step + 1) * kWgmmaBytes);
+            }
+            wgmma_fence();
+#pragma unroll
+            for (int block = 0; block < kBlocks; ++block)
+                wgmma(sums[block], pixels[block], of_filters, step * kWgmmaBytes, read_stage >= 0 || step > 0);
+            wgmma_commit();
+        }
+        read_stage = stage;
+        place.advance(x.stages);
+    }
+    meanwhile();
+    wgmma_wait<0>();
+    give_back();
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) fence_sums(sums[block]);
 }

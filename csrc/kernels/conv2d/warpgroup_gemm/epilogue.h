@@ -196,11 +196,11 @@ HIPCONV_INLINE void store_boxes(const WarpgroupGemmParams& p, const WarpgroupTil
 
 // ---- by lanes -----------------------------------------------------------------------------------------------------------
 
-template <typename T, int kTileN, int kBlocks>
+template <typename T, bool kPlanes, int kTileN, int kBlocks>
 HIPCONV_INLINE void store_sums(const WarpgroupGemmParams& p, const WarpgroupTile& t, const RowsOfOut<kBlocks>& rows,
                                const WarpgroupSums<kTileN> (&sums)[kBlocks], const float (&lane_bias)[kTileN / 32],
                                EpilogueLds lds, int thread) {
-    const auto pixels_from = [&](int first) { return WarpgroupPixels{p.patch_columns, t, first}; };
+    const auto pixels_from = [&](int first) { return WarpgroupPixels{columns_of<kPlanes>(p), t, first}; };
     store_warpgroup_sums<T>(p.gemm, t.group, t.first_filter, t.part, pixels_from, rows, sums, lane_bias, lds, thread);
 }
 

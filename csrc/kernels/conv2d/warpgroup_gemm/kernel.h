@@ -68,7 +68,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
         constexpr WarpgroupShape kShape = Roles::kShape;
         Barrier* const barriers = reinterpret_cast<Barrier*>(lds + kShape.epilogue_bytes() / 16);
         Words4* const rings = lds + kShape.rings_offset() / 16;
-        const int columns = p.patches ? p.patch_columns : 0;
+        const int columns = !kPlanes && p.patches ? p.patch_columns : 0;
         const int stages = columns == kNarrow ? kShape.stages(kNarrow, p.is_alone)
                            : columns          ? kShape.stages(kWide, p.is_alone)
                                               : kShape.stages(0, p.is_alone);
@@ -94,11 +94,11 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
         const int first_block_row = first_row / kWarpgroupPixels * p.rows_of_64;
         RingState x_state, filter_state;
         int box_phase = 0;
-        KBlocks k_blocks{};
+        int k_blocks = 0;  // of the tile
         float next_bias[kTileN / 32];
         const auto begin_tile = [&](int number) {
             const WarpgroupTile t = warpgroup_tile<kTileM>(p, number);
-            k_blocks = {t.first_k_block, t.end_k_block};
+            k_blocks = t.end_k_block - t.first_k_block;
             load_bias(p.gemm, t.group, t.first_filter, thread_again() % 32, next_bias);
         };
         begin_tile(blockIdx.x);
@@ -115,13 +115,17 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
                 if (kBoxes == BoxesOf::none && stores_vectors<T>(p.gemm)) {
                     const WarpgroupTile t = warpgroup_tile<kTileM>(p, again);
                     rows.template find<T>(
-                        p.gemm, t.group, t.first_filter, [&](int first) { return WarpgroupPixels{p.patch_columns, t, first}; },
+                        p.gemm, t.group, t.first_filter,
+                        [&](int first) { return WarpgroupPixels{columns_of<kPlanes>(p), t, first}; },
                         first_pixel_of_wave<kBlocks>(thread_again()), thread_again() % 32);
                 }
                 const int next = again + static_cast<int>(gridDim.x);
                 if (next < p.tiles) begin_tile(next);
             };
-            mainloop<T, kPlanes>(p, k_blocks, x, x_state, filters, filter_state, first_block_row, lane, meanwhile, sums);
+            if constexpr (kPlanes && kIsTf32<T>)
+                mainloop_by_registers<steps_under_way(kTileM * kTileN, kBoxes)>(k_blocks, x, filters, x_state, meanwhile, sums);
+            else
+                mainloop<T, kPlanes>(p, k_blocks, x, x_state, filters, filter_state, first_block_row, lane, meanwhile, sums);
             const EpilogueLds epilogue =
                 epilogue_lds<kTileN>(reinterpret_cast<float*>(lds), Roles::kConsumerWaves, thread_again() / 32);
             if constexpr (kBoxes != BoxesOf::none) {
@@ -130,13 +134,14 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
                 continue;
             }
             if (p.split.by_clusters)
-                return store_cluster_sums<T>(p, warpgroup_tile<kTileM>(p, again), Roles::kConsumerWaves, sums, bias, epilogue,
-                                             reinterpret_cast<float*>(rings), barriers + 4 * kMaxStages, thread_again());
+                return store_cluster_sums<T, kPlanes>(p, warpgroup_tile<kTileM>(p, again), Roles::kConsumerWaves, sums, bias,
+                                                      epilogue, reinterpret_cast<float*>(rings), barriers + 4 * kMaxStages,
+                                                      thread_again());
             if (p.split.parts > 1) {
                 const int part = again / p.tiles_per_part, tile = again - part * p.tiles_per_part;
                 if (!reduce_split_k<T>(p.split, tile, part, Roles::kConsumerWaves, thread_again(), sums)) continue;
             }
-            store_sums<T>(p, warpgroup_tile<kTileM>(p, again), rows, sums, bias, epilogue, thread_again());
+            store_sums<T, kPlanes>(p, warpgroup_tile<kTileM>(p, again), rows, sums, bias, epilogue, thread_again());
         }
         if (kBoxes != BoxesOf::none && lane == 0) wait_for_stores();
     }

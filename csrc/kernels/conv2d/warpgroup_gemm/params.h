@@ -27,6 +27,11 @@ HIPCONV_INLINE constexpr bool has_boxes(BoxesOf boxes, int tile_m, int tile_n, i
     return boxes == BoxesOf::none || element_bytes == 4 || tile_m * tile_n <= 128 * 64;
 }
 
+// The products of planes of TF32 that are under way while a warpgroup prepares the next: each keeps registers of its own.
+HIPCONV_INLINE constexpr int steps_under_way(int sums, BoxesOf boxes) {
+    return boxes != BoxesOf::none ? 2 : sums == 128 * 64 ? 0 : 1;
+}
+
 struct WarpgroupGemmParams {
     ConvGemmParams gemm;
     bool patches;                        // a k-block serves all taps
@@ -107,5 +112,6 @@ void launch_warpgroup_gemm_planes(const WarpgroupGemmParams& params, Conv2dTile 
 // The same of those for f32, which is rounded to TF32, or split.
 void launch_warpgroup_gemm_split(const WarpgroupGemmParams& params, Conv2dTile tile, int units, void* stream);
 void launch_warpgroup_gemm_tf32(const WarpgroupGemmParams& params, Conv2dTile tile, int units, void* stream);
+void launch_warpgroup_gemm_planes_tf32(const WarpgroupGemmParams& params, Conv2dTile tile, int units, void* stream);
 
 }  // namespace hipconv

@@ -34,7 +34,7 @@ HIPCONV_INLINE void produce_filters(const WarpgroupGemmParams& p, const Ring& ri
 }
 
 // One thread loads a box of x for each k-block: a patch, or the same tap of consecutive pixels (im2col); with kPlanes, boxes of
-// 64 pixels of an image, by channels.
+// 128 bytes of pixels of an image, by channels.
 template <typename T, int kTileM, bool kPlanes>
 HIPCONV_INLINE void produce_x(const WarpgroupGemmParams& p, const Ring& ring) {
     const Conv2dParams& c = p.gemm.conv;
@@ -49,12 +49,13 @@ HIPCONV_INLINE void produce_x(const WarpgroupGemmParams& p, const Ring& ring) {
             Barrier* const full =
                 ring.begin_filling(place, kPlanes ? kTileM * kTileRowBytes : kParts<T> * rows * kTileRowBytes);
             if constexpr (kPlanes) {
+                constexpr int kBoxPixels = kRowChannels<T>;  // a row holds as many as of channels
 #pragma unroll 1
-                for (int i = 0; i < kTileM / kWarpgroupPixels; ++i) {
-                    const int unit = t.first_pixel / kWarpgroupPixels + i;
+                for (int i = 0; i < kTileM / kBoxPixels; ++i) {
+                    const int number = t.first_pixel + i * kBoxPixels, unit = number / kWarpgroupPixels;
                     const int image = static_cast<int>(divide(unit, p.gemm.divide_by_patches));
-                    const int pixel = (unit - image * p.gemm.patches_across) * kWarpgroupPixels;
-                    tma_load_box(ring.at(place) + i * kWarpgroupPixels * kTileChunks, p.x, full, {pixel, first, image});
+                    const int pixel = number - image * p.gemm.patches_across * kWarpgroupPixels;
+                    tma_load_box(ring.at(place) + i * kRowChannels<T> * kTileChunks, p.x, full, {pixel, first, image});
                 }
             } else {
 #pragma unroll

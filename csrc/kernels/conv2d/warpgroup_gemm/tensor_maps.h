@@ -19,7 +19,7 @@ inline TensorMapSpec spec_of_x(const Conv2dParams& p, const WarpgroupGemmParams&
         t.sizes[0] = int64_t{p.in_height} * p.in_width, t.sizes[1] = p.in_channels, t.sizes[2] = p.batch;
         t.strides[0] = element, t.strides[1] = bytes_of_stride(p.x.channel_stride, p.in_channels, element),
         t.strides[2] = bytes_of_stride(p.x.batch_stride, p.batch, element);
-        t.box[0] = kWarpgroupPixels, t.box[1] = kTileRowBytes / element, t.box[2] = 1;
+        t.box[0] = t.box[1] = kTileRowBytes / element, t.box[2] = 1;
         return t;
     }
     const int columns = g.patches ? g.patch_columns : kNarrow;

@@ -13,11 +13,6 @@ struct WarpgroupTile {
     int first_k_block, end_k_block;
 };
 
-// The k-blocks of a tile.
-struct KBlocks {
-    int first, end;
-};
-
 template <int kTileM>
 HIPCONV_INLINE WarpgroupTile warpgroup_tile(const WarpgroupGemmParams& p, int number) {
     const ConvGemmParams& g = p.gemm;
@@ -69,6 +64,12 @@ struct PixelsOfImages {
         return pixel.n < p.conv.batch && pixel.p < p.conv.out_height;
     }
 };
+
+// The columns of a tile's pixels, which the compiler knows of planes.
+template <bool kPlanes>
+HIPCONV_INLINE int columns_of(const WarpgroupGemmParams& p) {
+    return kPlanes ? kOfImages : p.patch_columns;
+}
 
 // A tile's pixels from number `first` on, as the epilogue asks for them.
 struct WarpgroupPixels {

@@ -14,8 +14,9 @@ namespace {
 const char* refusal_of_tile(const Conv2dParams& p, const GemmLayout& l, const Conv2dPlan& plan) {
     const XSource source = x_source_of(p, l, plan.tile_m);
     if (!source.serves)
-        return "channels_last x with C / groups a multiple of 8 (f32: 4) and 16-byte alignment, or contiguous x of 16-bit "
-               "types and 3x3 taps of stride 1 or 1x1 taps, with aligned rows or images of a multiple of 8 pixels";
+        return "channels_last x with C / groups a multiple of 8 (f32: 4) and 16-byte alignment, or contiguous x and 1x1 taps "
+               "of stride 1, with aligned images of a multiple of 8 pixels (f32: 4), or of 16-bit types and 3x3 taps of "
+               "stride 1, with aligned rows";
     if (plan.tile_m != 128 && !source.by_tma)  // with 256 registers would spill; 64 are not enough work to gather for
         return "by tiles of 64 or 256 pixels channels_last x, or contiguous x and 1x1 taps";
     const int64_t tiles = ceil_of(l.image_pixels * p.batch, plan.tile_m) * ceil_of(l.group_filters, plan.tile_n) * p.groups;
@@ -117,11 +118,12 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* 
     }
     if (source.by_tma) g.x = make_tensor_map(spec_of_x(p, g, plan.tile_m, parts));
     g.filters = make_tensor_map(spec_of_filters(p, l, l.filters(p, workspace), plan.tile_n, parts));
-    const auto launch = splits                        ? launch_warpgroup_gemm_split
-                        : p.dtype == DType::f32       ? launch_warpgroup_gemm_tf32
-                        : source.columns == kOfImages ? launch_warpgroup_gemm_planes
-                        : source.by_tma               ? launch_warpgroup_gemm<true>
-                                                      : launch_warpgroup_gemm_gathered;
+    const bool is_f32 = p.dtype == DType::f32, in_planes = source.columns == kOfImages;
+    const auto launch = splits          ? launch_warpgroup_gemm_split
+                        : is_f32        ? in_planes ? launch_warpgroup_gemm_planes_tf32 : launch_warpgroup_gemm_tf32
+                        : in_planes     ? launch_warpgroup_gemm_planes
+                        : source.by_tma ? launch_warpgroup_gemm<true>
+                                        : launch_warpgroup_gemm_gathered;
     launch(g, {plan.tile_m, plan.tile_n}, units, stream);
 }
 

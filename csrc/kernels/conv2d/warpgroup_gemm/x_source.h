@@ -39,8 +39,8 @@ inline bool has_whole_images(const Conv2dParams& p, const GemmLayout& l) {
     const bool is_1x1 = l.taps == 1 && p.stride_h == 1 && p.stride_w == 1 && p.pad_top == 0 && p.pad_left == 0 &&
                         p.out_height == p.in_height && p.out_width == p.in_width;
     return is_1x1 && (p.x.column_stride == 1 || p.in_width == 1) && (p.x.row_stride == p.in_width || p.in_height == 1) &&
-           l.image_pixels % 8 == 0 && is_aligned(p.x.data) && multiple_of(p.x.channel_stride, p.in_channels, 8) &&
-           multiple_of(p.x.batch_stride, p.batch, 8);
+           l.image_pixels % l.elements == 0 && is_aligned(p.x.data) &&
+           multiple_of(p.x.channel_stride, p.in_channels, l.elements) && multiple_of(p.x.batch_stride, p.batch, l.elements);
 }
 
 // This says how x reaches LDS, if it can at all, and the columns of a tile's patch, kOfImages or 0.
@@ -57,11 +57,11 @@ inline XSource x_source_of(const Conv2dParams& p, const GemmLayout& l, int tile_
         const bool along_rows = p.out.column_stride == 1 && p.out_channels > 1 && p.out.channel_stride != 1 && l.element == 2;
         return {true, true, along_rows && patches_serve(p, l, tile_m, kWide) ? kWide : kNarrow};
     }
-    if (p.dtype == DType::f32) return {};  // waves gather 16-bit types
-    if (patches_serve(p, l, tile_m, kWide) && has_vectors_of_pixels(p)) return {true, false, kWide};
+    const bool gathers = p.dtype != DType::f32;  // waves do so with 16-bit types
+    if (gathers && patches_serve(p, l, tile_m, kWide) && has_vectors_of_pixels(p)) return {true, false, kWide};
     if (!has_whole_images(p, l)) return {};
     if (p.groups == 1 || l.group_channels % l.row_channels == 0) return {true, true, kOfImages};
-    return {true, false, 0};
+    return {gathers, false, 0};
 }
 
 }  // namespace hipconv
