@@ -410,8 +410,10 @@ HIPCONV_INLINE void store_warpgroup_sums(const ConvGemmParams& g, int group, int
             return store_lines<T>(c, filters, rows, sums, bias, reinterpret_cast<Words4*>(epilogue_tile), lane);
         if (stores_vectors<T>(g)) return store_columns<T>(c, filters, rows, sums, bias, lane);
         if (is_16bit) return store_pairs<T>(g, group, tile_filter, pixels_from, sums, bias, wave_pixel, lane);
-    } else if (c.out_dtype == DType::f32 && (!c.residual.data || c.residual_dtype == DType::f32)) {
-        return store_floats(g, group, tile_filter, pixels_from, sums, bias, wave_pixel, lane);
+    }
+    if constexpr (kIsTf32<T>) {  // beside the two sets of sums of split float32 it would spill
+        if (c.out_dtype == DType::f32 && (!c.residual.data || c.residual_dtype == DType::f32))
+            return store_floats(g, group, tile_filter, pixels_from, sums, bias, wave_pixel, lane);
     }
 #pragma unroll 1
     for (int number = 0; number < kBlocks * kEpilogueTiles; ++number) {
