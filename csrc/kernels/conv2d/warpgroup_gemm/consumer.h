@@ -122,8 +122,8 @@ HIPCONV_INLINE void mainloop(const WarpgroupGemmParams& p, int k_blocks, const R
     for (int block = 0; block < kBlocks; ++block) fence_sums(sums[block]);
 }
 
-// The same of TF32 in planes, whose pixels the lanes bring to registers, kWgmmaBytes of channels at a time. The pixels of the next
-// step are read, and those of this one put in order, while kUnderWay products of the steps before still read theirs.
+// The same of TF32 in planes, whose pixels the lanes bring to registers, kWgmmaBytes of channels at a time. The pixels of the
+// next step are read, and those of this one put in order, while kUnderWay products of the steps before still read theirs.
 template <int kUnderWay, int kTileN, int kBlocks, typename Meanwhile>
 HIPCONV_INLINE void mainloop_by_registers(int k_blocks, const Ring& x, const Ring& filters, RingState& place,
                                           const Meanwhile& meanwhile, WarpgroupSums<kTileN> (&sums)[kBlocks]) {

@@ -1,4 +1,4 @@
-// This file has the instances of the warpgroup GEMM that multiply planes of f32, rounded to TF32: 1x1 taps of contiguous images.
+// This file has the instances of the warpgroup GEMM that multiply planes of f32, rounded to TF32: 1x1 taps of whole images.
 #include <hip/hip_runtime.h>
 
 #include "kernel.h"
