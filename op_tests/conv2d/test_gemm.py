@@ -286,7 +286,7 @@ def test_images_with_gaps_behind_each_channel(warpgroup_module: Any, size: tuple
     x, weight = integers((N, C, *size), "nchw0", dtype, 1), integers((K, C, 1, 1), "krsc", dtype, 2)
     memory = torch.full((N, K, pitch), 7.0, dtype=dtype)
     out = memory.as_strided((N, K, *size), (K * pitch, pitch, size[1], 1))
-    precision = {"float32_precision": "tf32"} if dtype == torch.float32 else {}
+    precision: dict[str, Any] = {"float32_precision": "tf32"} if dtype == torch.float32 else {}
     hipconv.conv2d(x, weight, algorithm="relaid_warpgroup_gemm", out=out, **precision)
     assert torch.equal(out, F.conv2d(x.float(), weight.float()).to(dtype))
     assert (memory[..., pixels:] == 7).all()
