@@ -292,6 +292,19 @@ def test_images_with_gaps_behind_each_channel(warpgroup_module: Any, size: tuple
     assert (memory[..., pixels:] == 7).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_images_of_one_column_of_wider_ones(warpgroup_module: Any, dtype: torch.dtype) -> None:
+    """Their pixels are a row apart, though a column's stride says otherwise."""
+    x, weight = integers((2, 64, 8, 1), "nchw0", dtype, 1), integers((64, 64, 1, 1), "krsc", dtype, 2)
+    memory = torch.full((2, 64, 8, 8), 7.0, dtype=dtype)
+    precision: dict[str, Any] = {"float32_precision": "tf32"} if dtype == torch.float32 else {}
+    for algorithm in ("warpgroup_gemm", "relaid_warpgroup_gemm"):
+        memory.fill_(7.0)
+        hipconv.conv2d(x, weight, algorithm=algorithm, out=memory[..., :1], **precision)
+        assert torch.equal(memory[..., :1], F.conv2d(x.float(), weight.float()).to(dtype))
+        assert (memory[..., 1:] == 7).all()
+
+
 def test_x_that_the_gemms_read_in_place_is_not_relaid(module: Any) -> None:
     for algorithm in ("relaid_implicit_gemm", "relaid_warpgroup_gemm"):
         assert not is_served(module, Case((1, 64, 5, 5), (16, 3, 3), algorithm=algorithm), (128, 64))

@@ -351,7 +351,7 @@ HIPCONV_INLINE void tma_load_im2col(Words4* to, const TensorMap& map, Barrier* b
 // an illegal instruction. This thread's stores up to commit_stores() are a group.
 template <int kRank>
 HIPCONV_INLINE void tma_store_box(const TensorMap& map, const Words4* from, const int (&at)[kRank]) {
-    static_assert(kRank == 3 || kRank == 5, "runs of pixels, and patches");
+    static_assert(kRank == 3 || kRank == 5, "filters of runs; patches, and pixels");
 #if defined(HIPCONV_HAS_WARPGROUPS)
     if constexpr (kRank == 3)
         asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map),

@@ -194,8 +194,8 @@ const char* causal_conv1d_bwd_runs_refusal(const CausalConv1dBwdParams& p) {
     const char* served = "up to 16 channels, widths 1 to 8, at least one token";
     if (p.in.width > kBwdRunsMaxWidth || p.in.dim > kBwdRunsMostChannels || p.in.seqlen < 1 || p.in.seqlen > kLongestRow)
         return served;
-    if (p.in.batch * ceil_of(p.in.seqlen, kBwdRunsChunk) > kMostRuns) return served;
-    return bwd_runs_is_near(p, bwd_runs_plan_of(p, kBwdRunsChunk, 1)) ? nullptr : served;
+    if (p.in.batch * ceil_of(p.in.seqlen, kBwdRunsChunk) > kMostRuns) return "up to 2^25 runs of 8 tokens";
+    return bwd_runs_is_near(p, bwd_runs_plan_of(p, kBwdRunsChunk, 1)) ? nullptr : "neighbouring tokens within 1 GB";
 }
 
 // Takes channel-last rows of eight tokens and more, a run's least, where a card showed it faster. `vector` is, in small calls

@@ -1,5 +1,5 @@
-// The epilogue of a warpgroup: from its sums to out, with bias, residual and activation. For a 16-bit out without a residual,
-// sums are rounded where they are and transposed between lanes, without LDS; else they pass through LDS.
+// The epilogue of a warpgroup: from its sums to out, with bias, residual and activation. 16-bit results without a residual are
+// rounded where they are, and turned in LDS or between lanes; those of TF32 leave registers as they are; others pass LDS.
 #pragma once
 
 #include "epilogue.h"

@@ -5,7 +5,7 @@
 
 namespace hipconv {
 
-constexpr int kSkinnyThreads = 128;      // of a block, or of the one team that it is
+constexpr int kSkinnyThreads = 128;      // of a block, at least: a team may have more, and is a block then
 constexpr int kSkinnyMostThreads = 256;  // of a team
 constexpr int kSkinnyPixels = 64;        // of a call, at most
 constexpr int kSkinnyChunk = 4;          // channels: 16 bytes of float32

@@ -1,4 +1,4 @@
-// This makes the tensor maps of x and of the filters.
+// This makes the tensor maps of x, of the filters and of out, and says whether TMA or lanes store out's boxes.
 #pragma once
 
 #include "epilogue.h"
@@ -79,7 +79,7 @@ inline bool tma_stores(const Conv2dParams& p, const GemmLayout& l, const Warpgro
     }
     if (g.patches) return true;
     const int64_t pixel = p.out_width > 1 ? out.column_stride : p.out_height > 1 ? out.row_stride : out.batch_stride;
-    return (p.out_width == 1 || p.out_height == 1 || out.row_stride == p.out_width * pixel) &&
+    return (along_filters || pixel == 1) && (p.out_width == 1 || p.out_height == 1 || out.row_stride == p.out_width * pixel) &&
            (!along_filters || l.image_pixels == 1 || p.batch == 1 || out.batch_stride == l.image_pixels * pixel);
 }
 

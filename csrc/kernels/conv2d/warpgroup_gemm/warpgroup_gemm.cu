@@ -15,8 +15,8 @@ const char* refusal_of_tile(const Conv2dParams& p, const GemmLayout& l, const Co
     const XSource source = x_source_of(p, l, plan.tile_m);
     if (!source.serves)
         return "channels_last x with C / groups a multiple of 8 (f32: 4) and 16-byte alignment, or contiguous x and 1x1 taps "
-               "of stride 1, with aligned images of a multiple of 8 pixels (f32: 4), or of 16-bit types and 3x3 taps of "
-               "stride 1, with aligned rows";
+               "of stride 1, with aligned images of a multiple of 8 pixels (f32: 4; with groups, C / groups a multiple "
+               "of 32), or of 16-bit types and 3x3 taps of stride 1, with aligned rows";
     if (plan.tile_m != 128 && !source.by_tma)  // with 256 registers would spill; 64 are not enough work to gather for
         return "by tiles of 64 or 256 pixels channels_last x, or contiguous x and 1x1 taps";
     const int64_t tiles = ceil_of(l.image_pixels * p.batch, plan.tile_m) * ceil_of(l.group_filters, plan.tile_n) * p.groups;

@@ -29,7 +29,8 @@ inline bool fits_tma(const Conv2dParams& p, const GemmLayout& l, int tile_m) {
     return patches_serve(p, l, tile_m, kNarrow) || fits_im2col(p);
 }
 
-// Tells whether each eight consecutive pixels, of a row of x or of a whole image, are an aligned vector in every channel.
+// Tells whether each eight consecutive pixels of a row of x, or each 16 bytes of a whole image, are an aligned vector in every
+// channel.
 inline bool has_vectors_of_pixels(const Conv2dParams& p) {
     return (p.x.column_stride == 1 || p.in_width == 1) && p.in_width % 8 == 0 && is_aligned(p.x.data) &&
            multiple_of(p.x.channel_stride, p.in_channels, 8) && multiple_of(p.x.row_stride, p.in_height, 8) &&

@@ -381,7 +381,8 @@ def _warpgroups(
     channels = problem.in_channels // problem.groups
     slower = _UNFILLED_FLOAT32 if problem.dtype == "float32" else _UNFILLED
     unfilled = 1 + slower * (1 - channels / (-(-channels // step_of(problem)) * step_of(problem)))
-    by_elements = _BY_ELEMENTS if problem.layout == "nhwc" and problem.filters % 8 != 0 else 0.0
+    vector = 4 if problem.dtype == "float32" else 8
+    by_elements = _BY_ELEMENTS if problem.layout == "nhwc" and problem.filters % vector != 0 else 0.0
     channel_steps, taps = -(-problem.in_channels // problem.groups // step_of(problem)), math.prod(problem.kernel)
 
     def steps_a_stage(tile: Tile) -> int:  # of the mainloop: a sum is split between stages
@@ -680,8 +681,9 @@ def skinny_gemm(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int
     if not tiles:
         return last_resort(problem, card, tiles, workspace_limit)
     element = 4 if problem.dtype == "float32" else 2
-    chunks, dense = -(-problem.products // _SKINNY_CHUNK), problem.layout == "nhwc" or problem.in_size == (1, 1)
-    by_vectors = dense and problem.in_channels // problem.groups % _SKINNY_CHUNK == 0
+    covers = problem.kernel == problem.in_size and problem.groups == 1  # taps that cover x are channels
+    chunks, dense = -(-problem.products // _SKINNY_CHUNK), problem.layout == "nhwc" or covers
+    by_vectors = dense and (problem.products if covers else problem.in_channels // problem.groups) % _SKINNY_CHUNK == 0
     read = _OF_SKINNY_READ["by elements"] if not by_vectors else _OF_SKINNY_READ.get(problem.dtype, _OF_SKINNY_HALVES)
     team = _skinny_team(chunks)
     threads = max(team, _SKINNY_THREADS)

@@ -32,10 +32,12 @@ ALGORITHMS = {
         plain=True,
     ),
     "relaid_warpgroup_gemm": Algorithm(
-        "x repacked to dense channels-last memory first, then warpgroup_gemm; 16-bit types", costs.relaid_warpgroup_gemm
+        "x repacked to dense channels-last memory first, then warpgroup_gemm; 16-bit types, float32 as TF32",
+        costs.relaid_warpgroup_gemm,
     ),
     "warpgroup_gemm": Algorithm(
-        "the matrix cores of sm_90 by warpgroups, operands brought to them by TMA; 16-bit types", costs.warpgroup_gemm
+        "the matrix cores of sm_90 by warpgroups, operands brought to them by TMA; 16-bit types, float32 as TF32",
+        costs.warpgroup_gemm,
     ),
     "direct": Algorithm(
         "matrix cores on a patch of x in LDS: few channels or few filters, of a group or in all; 16-bit types", costs.direct
