@@ -46,6 +46,25 @@ HIPCONV_INLINE void select_sums(const WarpgroupSums<kTileN> (&sums)[kBlocks], in
     }
 }
 
+// Selects a thread's sums of piece `number`, of 2 kEach filters from number `first` of the tile on, and finishes them.
+template <int kTileN, int kBlocks, int kEach>
+HIPCONV_INLINE void finish_piece(const Conv2dParams& c, const WarpgroupSums<kTileN> (&sums)[kBlocks], int number,
+                                 const float* bias, int first, int lane, float (&v)[kEach]) {
+    select_sums<0>(sums, number, v);
+    if (c.bias) {
+#pragma unroll
+        for (int i = 0; i < kEach / 4; ++i) {
+            const Words2 more = *reinterpret_cast<const Words2*>(&bias[first + i * 8 + lane % 4 * 2]);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) v[i * 4 + e] += bit_cast<float>(word(more, e % 2));
+        }
+    }
+    with_activation(c.activation, [&](Conv2dActivation kind) {
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) v[i] = activate(v[i], kind);
+    });
+}
+
 // Tells whether a tile goes from registers to memory by vectors: eight elements are aligned, and nothing else is read.
 template <typename T>
 HIPCONV_INLINE bool stores_vectors(const ConvGemmParams& g) {
@@ -100,19 +119,7 @@ HIPCONV_INLINE void store_lines(const Conv2dParams& c, int filters, const RowsOf
         const int first = number % kPieces * kFilters;
         const uint64_t own_row = rows.of_block(number / kPieces);
         float v[kFilters / 2];
-        select_sums<0>(sums, number, v);
-        if (c.bias) {
-#pragma unroll
-            for (int i = 0; i < kChunks; ++i) {
-                const Words2 more = *reinterpret_cast<const Words2*>(&bias[first + i * 8 + of_four * 2]);
-#pragma unroll
-                for (int e = 0; e < 4; ++e) v[i * 4 + e] += bit_cast<float>(word(more, e % 2));
-            }
-        }
-        with_activation(c.activation, [&](Conv2dActivation kind) {
-#pragma unroll
-            for (int i = 0; i < kFilters / 2; ++i) v[i] = activate(v[i], kind);
-        });
+        finish_piece(c, sums, number, bias, first, lane, v);
         sync_wave();  // the piece before is read
 #pragma unroll
         for (int i = 0; i < kFilters / 4; ++i)

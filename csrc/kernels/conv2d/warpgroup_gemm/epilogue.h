@@ -9,25 +9,6 @@ namespace hipconv {
 
 // ---- by TMA -------------------------------------------------------------------------------------------------------------
 
-// Selects a thread's sums of piece `number`, of 2 kEach filters from number `first` of the tile on, and finishes them.
-template <int kTileN, int kBlocks, int kEach>
-HIPCONV_INLINE void finish_piece(const Conv2dParams& c, const WarpgroupSums<kTileN> (&sums)[kBlocks], int number,
-                                 const float* bias, int first, int lane, float (&v)[kEach]) {
-    select_sums<0>(sums, number, v);
-    if (c.bias) {
-#pragma unroll
-        for (int i = 0; i < kEach / 4; ++i) {
-            const Words2 more = *reinterpret_cast<const Words2*>(&bias[first + i * 8 + lane % 4 * 2]);
-#pragma unroll
-            for (int e = 0; e < 4; ++e) v[i * 4 + e] += bit_cast<float>(word(more, e % 2));
-        }
-    }
-    with_activation(c.activation, [&](Conv2dActivation kind) {
-#pragma unroll
-        for (int i = 0; i < kEach; ++i) v[i] = activate(v[i], kind);
-    });
-}
-
 // Stores a tile along filters. A wave writes its sums of 16 pixels, by 128 bytes of filters, to its epilogue tile, as a box of
 // out; one lane has it stored, while the wave goes on.
 template <typename T, int kTileN, int kBlocks>

@@ -57,6 +57,11 @@ inline bool lanes_store(const Conv2dParams& p, const GemmLayout& l, const Warpgr
            p.out.column_stride == 1 && l.image_pixels > 1;
 }
 
+// The distance of neighbouring pixels of out, of which an axis of one element says nothing.
+inline int64_t pixel_stride_of_out(const Conv2dParams& p) {
+    return p.out_width > 1 ? p.out.column_stride : p.out_height > 1 ? p.out.row_stride : p.out.batch_stride;
+}
+
 // Tells whether TMA can store out: what lies along filters, or along pixels, is dense, and everything else begins at multiples
 // of 16 bytes. Runs of pixels are at one distance; along filters they go on from image to image.
 inline bool tma_stores(const Conv2dParams& p, const GemmLayout& l, const WarpgroupGemmParams& g) {
@@ -78,7 +83,7 @@ inline bool tma_stores(const Conv2dParams& p, const GemmLayout& l, const Warpgro
         if (g.patch_columns != kOfImages && p.batch > 1 && l.image_pixels * l.element % 16 != 0) return false;
     }
     if (g.patches) return true;
-    const int64_t pixel = p.out_width > 1 ? out.column_stride : p.out_height > 1 ? out.row_stride : out.batch_stride;
+    const int64_t pixel = pixel_stride_of_out(p);
     return (along_filters || pixel == 1) && (p.out_width == 1 || p.out_height == 1 || out.row_stride == p.out_width * pixel) &&
            (!along_filters || l.image_pixels == 1 || p.batch == 1 || out.batch_stride == l.image_pixels * pixel);
 }
@@ -111,12 +116,7 @@ inline TensorMapSpec spec_of_out(const Conv2dParams& p, const GemmLayout& l, con
     axis(l.group_filters, 1, row);
     axis(p.groups, l.group_filters, 1);
     if (!g.patches) {
-        const int64_t pixels = l.image_pixels * p.batch;
-        axis(pixels,
-             p.out_width > 1    ? p.out.column_stride
-             : p.out_height > 1 ? p.out.row_stride
-                                : p.out.batch_stride,
-             WarpgroupEpilogue::kPixels);
+        axis(l.image_pixels * p.batch, pixel_stride_of_out(p), WarpgroupEpilogue::kPixels);
         return t;
     }
     const int columns = g.patch_columns < WarpgroupEpilogue::kPixels ? g.patch_columns : WarpgroupEpilogue::kPixels;
