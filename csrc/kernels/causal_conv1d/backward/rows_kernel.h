@@ -28,6 +28,7 @@
 #include "launch/check.h"
 #include "rows_plan.h"
 #include "taps.h"
+#include "weights.h"
 
 namespace hipconv {
 
@@ -244,20 +245,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdRowsThreads, bwd_rows_blocks(kWidth)) 
     const auto has_tap = [&](int i) { return i > 0 || left_out == 0; };
 
     float weight[kWidth], dweight[kWidth], bias = 0.0f, dbias = 0.0f;
-    {
-        const CausalConv1dInputs& in = again().p.in;
-        if (in.bias) bias = load_parameter(global_pointer<const void>(in.bias), d * in.bias_stride, in.bias_dtype);
-        const void* const weights = global_pointer<const void>(in.weight);
-        with_dtype(in.weight_dtype, [&](auto type) {
-            using P = decltype(type);
-#pragma unroll
-            for (int i = 0; i < kWidth; ++i) {
-                weight[i] = 0.0f;
-                if (has_tap(i))
-                    weight[i] = parameter<P>(weights, d * in.weight_dim_stride + (i - left_out) * in.weight_width_stride);
-            }
-        });
-    }
+    load_bwd_weights(again().p.in, d, left_out, weight, bias);
 #pragma unroll
     for (float& each : dweight) each = 0.0f;
 

@@ -28,6 +28,7 @@
 #include "launch/check.h"
 #include "runs_move.h"
 #include "taps.h"
+#include "weights.h"
 
 namespace hipconv {
 
@@ -81,23 +82,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdRunsThreads, bwd_runs_blocks(kWidth)) 
     const int seqlen = again().p.in.seqlen, left_out = kWidth - again().p.in.width;
     uint32_t flags = again().plan.flags;
     const auto has = [&](BwdRunsFlags flag) { return (flags & flag) != 0; };
-    const auto has_tap = [&](int i) { return i > 0 || left_out == 0; };
 
     float weight[kWidth], dweight[kWidth], bias = 0.0f, dbias = 0.0f;
-    {
-        const CausalConv1dInputs& in = again().p.in;
-        if (in.bias) bias = load_parameter(global_pointer<const void>(in.bias), c * in.bias_stride, in.bias_dtype);
-        const void* const weights = global_pointer<const void>(in.weight);
-        with_dtype(in.weight_dtype, [&](auto type) {
-            using P = decltype(type);
-#pragma unroll
-            for (int i = 0; i < kWidth; ++i) {
-                weight[i] = 0.0f;
-                if (has_tap(i))
-                    weight[i] = parameter<P>(weights, c * in.weight_dim_stride + (i - left_out) * in.weight_width_stride);
-            }
-        });
-    }
+    load_bwd_weights(again().p.in, c, left_out, weight, bias);
 #pragma unroll
     for (float& each : dweight) each = 0.0f;
 
