@@ -147,6 +147,11 @@ WARPGROUPED = {
     ),
     "runs to even images": Case((5, 64, 6, 7), (40, 1, 1), out_layout="nchw0", bias=True),
     "a pixel": Case((1, 64, 1, 1), (64, 1, 1), bias=True),
+    # Rows that begin inside a sector: two blocks share filters, or x where the tiles along filters are an even number.
+    "shared filters of an odd number of tiles": Case((3, 24, 8, 8), (40, 3, 3), padding=(1, 1, 1, 1), bias=True),
+    "shared filters of many steps": Case((5, 1000, 6, 7), (40, 1, 1), bias=True, activation="relu"),
+    "shared x": Case((3, 40, 9, 11), (130, 2, 3), (1, 2), (1, 0, 1, 1), bias=True, residual=True),
+    "shared x of many steps": Case((3, 1000, 6, 7), (72, 1, 1), out_layout="nhwc1"),
     "wide patches": Case(
         (2, 72, 4, 64), (40, 3, 3), padding=(1, 1, 1, 1), x_layout="nchw", out_layout="nchw", bias=True, residual=True
     ),

@@ -7,6 +7,25 @@ namespace hipconv {
 
 constexpr int kMostBlocksOfACluster = 8;
 
+// True for one lane of a wave that comes here as a whole, which the compiler knows then to be one: it issues TMA copies without a
+// loop over lanes.
+HIPCONV_INLINE bool elect_lane(int lane) {
+#if defined(HIPCONV_HAS_WARPGROUPS)
+    (void)lane;
+    int elected;
+    asm volatile(
+        "{\n"
+        ".reg .pred is_elected;\n"
+        "elect.sync _|is_elected, 0xffffffff;\n"
+        "selp.b32 %0, 1, 0, is_elected;\n"
+        "}"
+        : "=r"(elected));
+    return elected != 0;
+#else
+    return lane == 0;
+#endif
+}
+
 // All threads of the cluster that have not ended come to this; what each wrote to LDS before is seen by all behind it.
 #if defined(HIPCONV_HOST)
 inline void sync_cluster(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
@@ -41,6 +60,98 @@ HIPCONV_INLINE Words4 load_from_block(const Words4* from, int rank) {
     (void)from, (void)rank;
 #endif
     return words;
+}
+
+// Barriers of a block of the cluster. Arriving at them orders nothing that this thread has written: a fence for all memory of the
+// card would be waited for.
+struct BarriersOfBlock {
+#if defined(HIPCONV_HOST)
+    Barrier* first;
+
+    BarriersOfBlock at(int number) const { return {first + number}; }
+#else
+    uint32_t first;
+
+    HIPCONV_INLINE BarriersOfBlock at(int number) const { return {first + static_cast<uint32_t>(number) * 8}; }
+#endif
+};
+
+// The same of this block, whose LDS has its addresses in the cluster too.
+HIPCONV_INLINE BarriersOfBlock barriers_of_this_block(Barrier* first) {
+#if defined(HIPCONV_HOST)
+    return {first};
+#else
+    return {lds_address(first)};
+#endif
+}
+
+// Those of block `rank`, at the places where `first` and those behind it are in this block's.
+HIPCONV_INLINE BarriersOfBlock barriers_of_block(Barrier* first, int rank) {
+#if defined(HIPCONV_HOST)
+    return {static_cast<Barrier*>(simt::Block::current()->in_block(first, rank))};
+#else
+    BarriersOfBlock barriers{};
+#if defined(HIPCONV_HAS_WARPGROUPS)
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(barriers.first) : "r"(lds_address(first)), "r"(rank));
+#else
+    (void)first, (void)rank;
+#endif
+    return barriers;
+#endif
+}
+
+HIPCONV_INLINE void arrive(BarriersOfBlock barrier) {
+#if defined(HIPCONV_HOST)
+    arrive(barrier.first);
+#elif defined(HIPCONV_HAS_WARPGROUPS)
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier.first) : "memory");
+#else
+    (void)barrier;
+#endif
+}
+
+// ---- multicast: both blocks of a cluster of two get a box, at the same place of LDS, each with its own barrier there ------
+
+#if defined(HIPCONV_HOST)
+template <typename Load>
+void simt_load_to_both(Words4* to, Barrier* barrier, const Load& load) {
+    for (int rank = 0; rank < 2; ++rank)
+        load(static_cast<Words4*>(simt::Block::current()->in_block(to, rank)),
+             static_cast<Barrier*>(simt::Block::current()->in_block(barrier, rank)));
+}
+#endif
+
+// tma_load_box for both.
+HIPCONV_INLINE void tma_load_box_to_both(Words4* to, const TensorMap& map, Barrier* barrier, const int (&at)[3]) {
+#if defined(HIPCONV_HAS_WARPGROUPS)
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+        "[%1, {%3, %4, %5}], [%2], %6;" ::"r"(lds_address(to)),
+        "l"(&map), "r"(lds_address(barrier)), "r"(at[0]), "r"(at[1]), "r"(at[2]), "h"(static_cast<uint16_t>(3))
+        : "memory");
+#elif defined(HIPCONV_HOST)
+    simt_load_to_both(to, barrier, [&](Words4* its, Barrier* its_barrier) { tma_load_box(its, map, its_barrier, at); });
+#else
+    (void)to, (void)map, (void)barrier, (void)at;
+#endif
+}
+
+// tma_load_im2col for both.
+HIPCONV_INLINE void tma_load_im2col_to_both(Words4* to, const TensorMap& map, Barrier* barrier, const int (&at)[4], int row,
+                                            int column) {
+#if defined(HIPCONV_HAS_WARPGROUPS)
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+        "[%1, {%3, %4, %5, %6}], [%2], {%7, %8}, %9;" ::"r"(lds_address(to)),
+        "l"(&map), "r"(lds_address(barrier)), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "h"(static_cast<short>(column)),
+        "h"(static_cast<short>(row)), "h"(static_cast<uint16_t>(3))
+        : "memory");
+#elif defined(HIPCONV_HOST)
+    simt_load_to_both(to, barrier,
+                      [&](Words4* its, Barrier* its_barrier) { tma_load_im2col(its, map, its_barrier, at, row, column); });
+#else
+    (void)to, (void)map, (void)barrier, (void)at, (void)row, (void)column;
+#endif
 }
 
 }  // namespace hipconv

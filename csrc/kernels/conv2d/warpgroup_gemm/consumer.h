@@ -3,6 +3,7 @@
 
 #include "../gemm/ring.h"
 #include "../gemm/warpgroup_epilogue.h"
+#include "matrix/cluster.h"
 #include "tile_scheduler.h"
 
 namespace hipconv {
@@ -44,6 +45,20 @@ HIPCONV_INLINE void multiply_parts(const WarpgroupGemmParams& p, WgmmaOperand x,
     for (int block = 0; block < kBlocks; ++block) fence_sums(sums[block]);
 }
 
+// The "empty" barriers of a ring: those of this block, at which a wave's lane 0 arrives, and if blocks share what the ring has,
+// those of the other one, at which lane 1 does.
+struct EmptyBarriers {
+    BarriersOfBlock of_lane;
+    bool arrives;
+
+    HIPCONV_INLINE EmptyBarriers(const WarpgroupGemmParams& p, Barrier* first, bool is_shared, int lane)
+        : of_lane(is_shared && lane == 1 ? barriers_of_block(first, rank_of_block(p) ^ 1) : barriers_of_this_block(first)),
+          arrives(lane <= (is_shared ? 1 : 0)) {}
+    HIPCONV_INLINE void arrive_at(int stage) const {
+        if (arrives) arrive(of_lane.at(stage));
+    }
+};
+
 template <int kTileN, int kBlocks>
 HIPCONV_INLINE void clear_sums(WarpgroupSums<kTileN> (&sums)[kBlocks]) {
 #pragma unroll
@@ -71,32 +86,31 @@ HIPCONV_INLINE void mainloop(const WarpgroupGemmParams& p, int k_blocks, const R
     bool keeps_sums = false;
     const WgmmaOperand all_x = kept(wgmma_operand(x.tiles, first_block_row, p.group_bytes));
     const WgmmaOperand all_filters = kept(wgmma_operand(filters.tiles, 0, 8 * kTileRowBytes));
-    const Barriers x_full = barriers_from(x.full), x_empty = barriers_from(x.empty);
-    const Barriers filters_full = barriers_from(filters.full), filters_empty = barriers_from(filters.empty);
+    const Barriers x_full = barriers_from(x.full), filters_full = barriers_from(filters.full);
+    const bool in_common = kPlanes || !p.patches;  // the barriers of both rings
+    const EmptyBarriers x_empty(p, x.empty, false, lane), filters_empty(p, filters.empty, p.shared != Shared::nothing, lane);
+    int taps = p.taps_per_k_block, to_next_row = p.patch_pitch - kPatchTaps;
+    in_a_register(taps), in_a_register(to_next_row);
     if constexpr (kIsSplit<T>) clear_sums(sums);
 #pragma unroll 1
     for (; k_blocks > 0; --k_blocks) {
         wait_for_phase(x_full.at(x_state.stage), x_state.phase);
         int tap_row = 0, column = 0;  // the tap's first row of LDS, counted from the first tap's; its column
 #pragma unroll 1
-        for (int tap = 0; tap < p.taps_per_k_block; ++tap) {
-            wait_for_phase(filters_full.at(filter_state.stage), filter_state.phase);
+        for (int tap = 0; tap < taps; ++tap) {
+            if (!in_common) wait_for_phase(filters_full.at(filter_state.stage), filter_state.phase);
             const WgmmaOperand of_x = all_x.at(x_state.stage * x.chunks, tap_row);
             const WgmmaOperand of_filters = all_filters.at(filter_state.stage * filters.chunks, 0);
             if constexpr (kIsSplit<T>) {
                 WarpgroupSums<kTileN> more[kBlocks];
                 multiply_parts<T>(p, of_x, x.chunks / 2, of_filters, filters.chunks / 2, more);
-                if (lane == 0) {
-                    arrive(filters_empty.at(filter_state.stage));
-                    if (tap == p.taps_per_k_block - 1) arrive(x_empty.at(x_state.stage));
-                }
+                filters_empty.arrive_at(filter_state.stage);
+                if (!in_common && tap == taps - 1) x_empty.arrive_at(x_state.stage);
                 add_sums(sums, more);
             } else {
                 multiply_later<T, kPlanes>(p, of_x, of_filters, keeps_sums, sums);
-                if (lane == 0) {
-                    if (read_filters >= 0) arrive(filters_empty.at(read_filters));
-                    if (read_x >= 0) arrive(x_empty.at(read_x));
-                }
+                if (read_filters >= 0) filters_empty.arrive_at(read_filters);
+                if (read_x >= 0) x_empty.arrive_at(read_x);
             }
             keeps_sums = true;
             read_filters = filter_state.stage;
@@ -105,19 +119,17 @@ HIPCONV_INLINE void mainloop(const WarpgroupGemmParams& p, int k_blocks, const R
             ++tap_row;
             if (++column == kPatchTaps) {
                 column = 0;
-                tap_row += p.patch_pitch - kPatchTaps;
+                tap_row += to_next_row;
             }
         }
-        read_x = x_state.stage;
+        if (!in_common) read_x = x_state.stage;
         x_state.advance(x.stages);
     }
     meanwhile();
     if constexpr (kIsSplit<T>) return;
     wgmma_wait<0>();
-    if (lane == 0) {
-        arrive(filters_empty.at(read_filters));
-        arrive(x_empty.at(read_x));
-    }
+    filters_empty.arrive_at(read_filters);
+    if (!in_common) x_empty.arrive_at(read_x);
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) fence_sums(sums[block]);
 }
@@ -125,21 +137,19 @@ HIPCONV_INLINE void mainloop(const WarpgroupGemmParams& p, int k_blocks, const R
 // The same of TF32 in planes, whose pixels the lanes bring to registers, kWgmmaBytes of channels at a time. The pixels of the
 // next step are read, and those of this one put in order, while kUnderWay products of the steps before still read theirs.
 template <int kUnderWay, int kTileN, int kBlocks, typename Meanwhile>
-HIPCONV_INLINE void mainloop_by_registers(int k_blocks, const Ring& x, const Ring& filters, RingState& place,
-                                          const Meanwhile& meanwhile, WarpgroupSums<kTileN> (&sums)[kBlocks]) {
+HIPCONV_INLINE void mainloop_by_registers(const WarpgroupGemmParams& p, int k_blocks, const Ring& x, const Ring& filters,
+                                          RingState& place, const Meanwhile& meanwhile,
+                                          WarpgroupSums<kTileN> (&sums)[kBlocks]) {
     constexpr int kSteps = kTileRowBytes / kWgmmaBytes;
     const int thread = thread_again();
-    const bool later_first = LaneInPlanes::reads_later_first(thread), is_first_lane = (thread & 31) == 0;
+    const bool later_first = LaneInPlanes::reads_later_first(thread);
     const LaneInPlanes all_x(x.tiles + thread / kWarpgroupThreads * (kBlocks * kWarpgroupPixels * kTileChunks), thread);
     const WgmmaOperand all_filters = kept(wgmma_operand(filters.tiles, 0, 8 * kTileRowBytes));
     const Barriers barriers = barriers_from(x.full);
-    const int x_empty = static_cast<int>(x.empty - x.full), filters_full = static_cast<int>(filters.full - x.full),
-              filters_empty = static_cast<int>(filters.empty - x.full);
+    const EmptyBarriers empty(p, x.empty, p.shared != Shared::nothing, thread % 32);
     int read_stage = -1;  // the one before, of both rings
     const auto give_back = [&] {
-        if (!is_first_lane || read_stage < 0) return;
-        arrive(barriers.at(filters_empty + read_stage));
-        arrive(barriers.at(x_empty + read_stage));
+        if (read_stage >= 0) empty.arrive_at(read_stage);
     };
 #pragma unroll 1
     for (; k_blocks > 0; --k_blocks) {
@@ -150,7 +160,6 @@ HIPCONV_INLINE void mainloop_by_registers(int k_blocks, const Ring& x, const Rin
         WgmmaPixels next[kBlocks];
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) next[block] = of_x.read(block, 0);
-        wait_for_phase(barriers.at(filters_full + stage), place.phase);
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
             wgmma_wait<kUnderWay>();

@@ -36,21 +36,31 @@ HIPCONV_INLINE void prologue(const WarpgroupGemmParams& p, const Ring& x, const 
         fence_barrier_init();
     }
     if (thread >= kMaxStages) return;
-    init_barrier(&x.full[thread], Roles::kLoaders);
-    init_barrier(&filters.full[thread], 1);
-    init_barrier(&x.empty[thread], Roles::kConsumerWaves);
-    init_barrier(&filters.empty[thread], Roles::kConsumerWaves);
+    const bool in_common = x.full == filters.full;
+    init_barrier(&x.full[thread], Roles::kLoaders + in_common);
+    init_barrier(&x.empty[thread],
+                 in_common && p.shared != Shared::nothing ? 2 * Roles::kConsumerWaves : Roles::kConsumerWaves);
+    if (!in_common) {
+        init_barrier(&filters.full[thread], 1);
+        init_barrier(&filters.empty[thread], p.shared != Shared::nothing ? 2 * Roles::kConsumerWaves : Roles::kConsumerWaves);
+    }
     fence_barrier_init();
 }
 
-// The producer waves: one thread loads filters; another one, or all threads of the other waves, load x.
+// The producer waves: a thread of each loads filters or x, or one loads filters and all threads of the others gather x.
 template <typename T, typename Roles, int kTileM, int kTileN, bool kByTma, bool kPlanes>
 HIPCONV_INLINE void produce(const WarpgroupGemmParams& p, const Ring& x, const Ring& filters, int wave, int lane, int thread) {
     if constexpr (Roles::kProducerRegisters != 0) dealloc_registers<Roles::kProducerRegisters>();
-    if (wave == Roles::kConsumerWaves) {
-        if (lane == 0) produce_filters<T, kTileM, kTileN>(p, filters);
-    } else if constexpr (kByTma) {
-        if (thread == Roles::kFirstLoader) produce_x<T, kTileM, kPlanes>(p, x);
+    if constexpr (kByTma) {  // two waves load filters, two x
+        if (!elect_lane(lane)) return;
+        const int producer = wave - Roles::kConsumerWaves;
+        const Turns turns{producer % 2 == 0, true};
+        if (producer < 2)
+            produce_filters<T, kTileM, kTileN>(p, filters, turns);
+        else
+            produce_x<T, kTileM, kPlanes>(p, x, turns);
+    } else if (wave == Roles::kConsumerWaves) {
+        if (elect_lane(lane)) produce_filters<T, kTileM, kTileN>(p, filters, {true, false});
     } else {
         gather_x<kTileM, Roles::kLoaders>(p, thread - Roles::kFirstLoader, x);
     }
@@ -64,7 +74,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
     using Roles = WarpgroupRoles<T, kTileM, kTileN, kByTma>;
     HIPCONV_LARGE_SHARED(Words4, lds, kHasWarpgroups ? Roles::kShape.shared_bytes(false) / 16 : 1);
     if constexpr (kHasWarpgroups) {
-        const int thread = threadIdx.x, wave = thread / 32, lane = thread % 32;
+        const int thread = threadIdx.x, wave = __shfl(thread / 32, 0), lane = thread % 32;
         constexpr WarpgroupShape kShape = Roles::kShape;
         Barrier* const barriers = reinterpret_cast<Barrier*>(lds + kShape.epilogue_bytes() / 16);
         Words4* const rings = lds + kShape.rings_offset() / 16;
@@ -78,10 +88,15 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
                                                : kShape.run_bytes();
         const int x_chunks = x_bytes / 16;
         const Ring x{rings, x_chunks, x_stages, barriers, barriers + kMaxStages};
-        const Ring filters{rings + x_stages * x_chunks, kShape.filter_bytes() / 16, stages, barriers + 2 * kMaxStages,
-                           barriers + 3 * kMaxStages};
+        // Without patches, the stages of both rings are filled and read together, and have their barriers in common.
+        Barrier* const of_filters = barriers + (columns ? 2 * kMaxStages : 0);
+        const Ring filters{rings + x_stages * x_chunks, kShape.filter_bytes() / 16, stages, of_filters,
+                           of_filters + kMaxStages};
         prologue<Roles, kByTma, kBoxes>(p, x, filters, thread);
-        __syncthreads();
+        if (p.shared != Shared::nothing)
+            sync_cluster();
+        else
+            __syncthreads();
         let_next_kernel_begin();
         wait_for_kernel_before();
         if (wave >= Roles::kConsumerWaves)
@@ -123,7 +138,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
                 if (next < p.tiles) begin_tile(next);
             };
             if constexpr (kPlanes && kIsTf32<T>)
-                mainloop_by_registers<steps_under_way(kTileM * kTileN, kBoxes)>(k_blocks, x, filters, x_state, meanwhile, sums);
+                mainloop_by_registers<steps_under_way(kTileM * kTileN, kBoxes)>(p, k_blocks, x, filters, x_state, meanwhile,
+                                                                                sums);
             else
                 mainloop<T, kPlanes>(p, k_blocks, x, x_state, filters, filter_state, first_block_row, lane, meanwhile, sums);
             const EpilogueLds epilogue =
@@ -144,6 +160,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((warpgroup_shape(kTileM, kTileN, kByTma, k
             store_sums<T, kPlanes>(p, warpgroup_tile<kTileM>(p, again), rows, sums, bias, epilogue, thread_again());
         }
         if (kBoxes != BoxesOf::none && lane == 0) wait_for_stores();
+        if (p.shared != Shared::nothing) sync_cluster();  // no block ends while another still loads into its LDS
     }
 }
 
@@ -157,8 +174,9 @@ void launch_warpgroup_kernel(const WarpgroupGemmParams& p, int units, void* stre
     const int shared = launch_shared_bytes(kShape.shared_bytes(p.is_alone));
     (void)hipFuncSetAttribute(reinterpret_cast<const void*>(kernel), hipFuncAttributeMaxDynamicSharedMemorySize, shared);
     const int blocks = units * kShape.blocks_per_unit;
-    const dim3 grid(p.tiles < blocks ? p.tiles : blocks, 1, 1), block(kShape.threads(), 1, 1);
-    const int cluster = p.split.by_clusters ? p.split.parts : 1;
+    const int cluster = p.split.by_clusters ? p.split.parts : blocks_that_share(p);
+    const int clusters = blocks < cluster ? 1 : blocks / cluster;
+    const dim3 grid(p.tiles < blocks ? p.tiles : clusters * cluster, 1, 1), block(kShape.threads(), 1, 1);
     HIPCONV_LAUNCH_CLUSTERS(cluster, (conv2d_warpgroup_gemm_kernel<T, kTileM, kTileN, kByTma, kPlanes, kBoxes>), grid, block,
                             shared, static_cast<hipStream_t>(stream), p);
     check_launch("conv2d");

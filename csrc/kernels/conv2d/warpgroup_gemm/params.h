@@ -32,8 +32,13 @@ HIPCONV_INLINE constexpr int steps_under_way(int sums, BoxesOf boxes) {
     return boxes != BoxesOf::none ? 2 : sums == 128 * 64 ? 0 : 1;
 }
 
+// Two blocks, as a cluster, may make tiles that are beside each other along pixels, and share their filters, or along filters,
+// and share x. Each loads half of what is shared, for both.
+enum class Shared { nothing, filters, x };
+
 struct WarpgroupGemmParams {
-    ConvGemmParams gemm;
+    ConvGemmParams gemm;  // tiles_n: where x is shared, those of two
+    Shared shared;
     bool patches;                        // a k-block serves all taps
     bool is_alone;                       // a block has all of an SM's LDS
     int32_t patch_columns, patch_pitch;  // columns of a tile's pixels, or kOfImages; of x in LDS, with the halo

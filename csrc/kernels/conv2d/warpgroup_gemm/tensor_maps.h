@@ -31,7 +31,7 @@ inline TensorMapSpec spec_of_x(const Conv2dParams& p, const WarpgroupGemmParams&
     }
     if (g.patches) return t;
     t.im2col = true;
-    t.pixels_per_column = tile_m;
+    t.pixels_per_column = g.shared == Shared::x ? tile_m / 2 : tile_m;
     t.lower_corner[0] = -p.pad_left, t.lower_corner[1] = -p.pad_top;
     t.upper_corner[0] = (p.out_width - 1) * p.stride_w - p.pad_left - (p.in_width - 1);
     t.upper_corner[1] = (p.out_height - 1) * p.stride_h - p.pad_top - (p.in_height - 1);

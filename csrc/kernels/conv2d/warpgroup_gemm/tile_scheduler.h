@@ -11,7 +11,22 @@ struct WarpgroupTile {
     int image, row, column;  // of the first pixel
     int first_pixel;         // its number among all pixels; unused in patches
     int first_k_block, end_k_block;
+
+    // Sets the place of a pixel, from its number among all.
+    HIPCONV_INLINE void begin_at(const ConvGemmParams& g, int number) {
+        first_pixel = number;
+        image = static_cast<int>(divide(number, g.divide_by_image));
+        const int pixel = number - image * g.conv.out_height * g.conv.out_width;
+        row = static_cast<int>(divide(pixel, g.divide_by_row));
+        column = pixel - row * g.conv.out_width;
+    }
 };
+
+HIPCONV_INLINE int blocks_that_share(const WarpgroupGemmParams& p) { return p.shared == Shared::nothing ? 1 : 2; }
+// The rank of this block in its cluster, of those that share operands.
+HIPCONV_INLINE int rank_of_block(const WarpgroupGemmParams& p) {
+    return static_cast<int>(blockIdx.x) & (blocks_that_share(p) - 1);
+}
 
 template <int kTileM>
 HIPCONV_INLINE WarpgroupTile warpgroup_tile(const WarpgroupGemmParams& p, int number) {
@@ -26,23 +41,24 @@ HIPCONV_INLINE WarpgroupTile warpgroup_tile(const WarpgroupGemmParams& p, int nu
         number -= t.part * p.tiles_per_part;
     }
     // Tiles of the same pixels follow each other, so that they find x in the L2 cache.
+    const int rank = number & (blocks_that_share(p) - 1);
+    number /= blocks_that_share(p);
     int tile_m = static_cast<int>(divide(number, g.divide_by_tiles_n));
-    t.first_filter = (number - tile_m * g.tiles_n) * p.tile_n;
+    int tile_n = number - tile_m * g.tiles_n;
+    if (p.shared == Shared::x) tile_n = tile_n * 2 + rank;
+    if (p.shared == Shared::filters) tile_m = tile_m * 2 + rank;  // the last one may be behind all pixels
+    t.first_filter = tile_n * p.tile_n;
     const int of_image = static_cast<int>(divide(tile_m, g.divide_by_tiles_m));
     tile_m -= of_image * g.tiles_m;
     if (p.patches) {  // the images of a group follow each other, then the next group
-        t.group = of_image / g.conv.batch;
+        t.group = g.conv.groups == 1 ? 0 : of_image / g.conv.batch;
         t.image = of_image - t.group * g.conv.batch;
         const int down = static_cast<int>(divide(tile_m, g.divide_by_patches));
         t.row = down * (kTileM / p.patch_columns);
         t.column = (tile_m - down * g.patches_across) * p.patch_columns;
     } else {
-        t.group = of_image;
-        t.first_pixel = tile_m * kTileM;
-        t.image = static_cast<int>(divide(t.first_pixel, g.divide_by_image));
-        const int pixel = t.first_pixel - t.image * g.conv.out_height * g.conv.out_width;
-        t.row = static_cast<int>(divide(pixel, g.divide_by_row));
-        t.column = pixel - t.row * g.conv.out_width;
+        t.group = g.conv.groups == 1 ? 0 : of_image;
+        t.begin_at(g, (tile_m + (of_image - t.group) * g.tiles_m) * kTileM);
     }
     t.first_k_block = t.part * p.k_blocks_per_part;
     t.end_k_block = t.first_k_block + p.k_blocks_per_part < p.k_blocks ? t.first_k_block + p.k_blocks_per_part : p.k_blocks;
@@ -92,9 +108,9 @@ struct WarpgroupPixels {
     HIPCONV_INLINE bool has(const ConvGemmParams& p, int i) const {
         switch (patch_columns) {
             case kNarrow:
-                return patch<kNarrow>().has(p, i);
+                return tile.image < p.conv.batch && patch<kNarrow>().has(p, i);
             case kWide:
-                return patch<kWide>().has(p, i);
+                return tile.image < p.conv.batch && patch<kWide>().has(p, i);
             case kOfImages:
                 return of_images().has(p, i);
             default:

@@ -24,6 +24,20 @@ const char* refusal_of_tile(const Conv2dParams& p, const GemmLayout& l, const Co
     return refusal_of_split(plan, l, k_blocks_of(l, source));
 }
 
+// TMA takes much longer for rows that begin inside a sector of memory. Blocks that are to read the same ones share them.
+Shared shared_of(const Conv2dParams& p, const GemmLayout& l, const WarpgroupGemmParams& g, const XSource& source,
+                 const Split& split) {
+    constexpr int kSector = 32;
+    const auto begin_inside = [&](int64_t stride, int64_t size) { return size > 1 && stride % kSector != 0; };
+    if (!source.by_tma || split.parts > 1 || p.groups > 1) return Shared::nothing;
+    const bool reads_runs = !source.has_patches() && source.columns != kOfImages;
+    if (reads_runs && g.gemm.tiles_n % 2 == 0 &&
+        (begin_inside(p.x.column_stride * l.element, p.in_width) || begin_inside(p.x.row_stride * l.element, p.in_height)))
+        return Shared::x;
+    const bool filters_do = begin_inside(l.filter_stride, p.out_channels) || begin_inside(l.filter_tap, l.taps);
+    return filters_do && split.tiles > g.gemm.tiles_n ? Shared::filters : Shared::nothing;
+}
+
 }  // namespace
 
 std::vector<Conv2dTile> conv2d_warpgroup_gemm_tiles(const std::string& arch, DType) {
@@ -96,6 +110,13 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* 
     g.tiles_per_part = static_cast<int32_t>(split.tiles);
     g.tiles = g.tiles_per_part * split.parts;
     const int units = compute_units_here();
+    g.shared = shared_of(p, l, g, source, split);
+    if (g.shared == Shared::x) {
+        g.gemm.tiles_n /= 2;
+        g.gemm.divide_by_tiles_n = divisor_of(static_cast<uint32_t>(g.gemm.tiles_n));
+    } else if (g.shared == Shared::filters) {  // two tiles of pixels each, of which the last may have none
+        g.tiles = g.tiles_per_part = static_cast<int32_t>(ceil_of(split.tiles / g.gemm.tiles_n, 2) * 2 * g.gemm.tiles_n);
+    }
     const int blocks_per_unit = warpgroup_shape(plan.tile_m, plan.tile_n, source.by_tma, parts).blocks_per_unit;
     // A cluster's blocks run on SMs that are near each other, so that not all SMs can be filled by clusters. Tiles of 256
     // pixels have more sums than the way between SMs takes quickly.
@@ -117,7 +138,8 @@ void conv2d_warpgroup_gemm(const Conv2dParams& p, const Conv2dPlan& plan, void* 
         if (by_tma) g.out = make_tensor_map(spec_of_out(p, l, g));
     }
     if (source.by_tma) g.x = make_tensor_map(spec_of_x(p, g, plan.tile_m, parts));
-    g.filters = make_tensor_map(spec_of_filters(p, l, l.filters(p, workspace), plan.tile_n, parts));
+    g.filters = make_tensor_map(
+        spec_of_filters(p, l, l.filters(p, workspace), g.shared == Shared::filters ? plan.tile_n / 2 : plan.tile_n, parts));
     const bool is_f32 = p.dtype == DType::f32, in_planes = source.columns == kOfImages;
     const auto launch = splits          ? launch_warpgroup_gemm_split
                         : is_f32        ? in_planes ? launch_warpgroup_gemm_planes_tf32 : launch_warpgroup_gemm_tf32
