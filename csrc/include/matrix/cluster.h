@@ -7,8 +7,8 @@ namespace hipconv {
 
 constexpr int kMostBlocksOfACluster = 8;
 
-// True for one lane of a wave that comes here as a whole, which the compiler knows then to be one: it issues TMA copies without a
-// loop over lanes.
+// True for one lane of a wave that comes here as a whole. The compiler knows then that it is one, which issues TMA copies
+// without a loop over lanes.
 HIPCONV_INLINE bool elect_lane(int lane) {
 #if defined(HIPCONV_HAS_WARPGROUPS)
     (void)lane;
@@ -62,8 +62,8 @@ HIPCONV_INLINE Words4 load_from_block(const Words4* from, int rank) {
     return words;
 }
 
-// Barriers of a block of the cluster. Arriving at them orders nothing that this thread has written: a fence for all memory of the
-// card would be waited for.
+// Barriers of a block of the cluster. Arriving at them orders nothing that this thread has written: a fence would wait for all
+// memory of the card.
 struct BarriersOfBlock {
 #if defined(HIPCONV_HOST)
     Barrier* first;

@@ -54,8 +54,8 @@ HIPCONV_INLINE void produce_filters(const WarpgroupGemmParams& p, const Ring& ri
     }
 }
 
-// Loads x of a k-block: a patch, or the same tap of consecutive pixels (im2col); with kPlanes, boxes of 128 bytes of pixels of an
-// image, by channels. Of im2col that blocks share, `t` begins at the half that this one loads.
+// Loads x of a k-block: a patch, or the same tap of consecutive pixels (im2col); with kPlanes, boxes of 128 bytes of pixels of
+// an image, by channels. Of im2col that blocks share, `t` begins at the half that this one loads.
 template <typename T, int kTileM, bool kPlanes>
 HIPCONV_INLINE void load_x(const WarpgroupGemmParams& p, const WarpgroupTile& t, const KBlock& f, const Ring& ring,
                            RingState place, int bytes) {
