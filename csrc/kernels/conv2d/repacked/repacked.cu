@@ -57,12 +57,9 @@ Conv2dPacking packing_of(const Gemm& gemm, const Conv2dParams& p) {
     return repacking_of(p, gemm.steps_across_taps, gemm.splits, nullptr).packing;
 }
 
-int64_t blocks_of(const RepackParams& repack) {
-    return repack.tiles + (repack.filters.packed ? ceil_of(pack_chunks(repack.filters), kRepackThreads) : 0);
-}
-
 void launch_repack(const RepackParams& repack, DType dtype, bool splits, int vector, bool early, void* stream) {
-    const int64_t blocks = blocks_of(repack);
+    const int64_t packing = repack.filters.packed ? ceil_of(pack_chunks(repack.filters), kRepackThreads) : 0;
+    const int64_t blocks = repack.tiles + packing;
     const dim3 grid(static_cast<unsigned>(blocks < (1 << 22) ? blocks : 1 << 22), 1, 1);
     const auto kernel = splits                ? vector == 4 ? conv2d_repack<split_f32, 4> : conv2d_repack<split_f32, 1>
                                        : dtype == DType::f32 ? vector == 4 ? conv2d_repack<float, 4> : conv2d_repack<float, 1>
@@ -83,13 +80,15 @@ void pack(const Gemm& gemm, const Conv2dParams& p, void* packed, void* stream) {
 
 void launch(const Gemm& gemm, const Conv2dParams& p, const Conv2dPlan& plan, void* workspace, void* stream) {
     const Repacking r = repacking_of(p, gemm.steps_across_taps, gemm.splits, workspace);
-    // Beside a GEMM as this one, which fills most compute units, many blocks that begin early would crowd on the others.
+    // Beside a GEMM as this one, which fills most compute units, many blocks that begin early crowd on the others. Those that
+    // read single pixels take long enough to gain by it.
     const int64_t pixels = int64_t{p.batch} * p.out_height * p.out_width, units = compute_units_here();
     const auto fills_most = [&] {
         const int64_t tiles = ceil_of(pixels, plan.tile_m) * ceil_of(p.out_channels / p.groups, plan.tile_n) * p.groups;
         return 2 * tiles * plan.split_k > units;
     };
-    const bool early = gemm.early && (blocks_of(r.repack) <= units || !fills_most());
+    const bool crowds = r.vector > 1 && r.repack.tiles > units;
+    const bool early = gemm.early && !(crowds && fills_most());
     launch_repack(r.repack, p.dtype, gemm.splits, r.vector, early, stream);
     gemm.launch(r.inner, plan, static_cast<char*>(workspace) + r.x_bytes + r.filter_bytes, stream);
 }
