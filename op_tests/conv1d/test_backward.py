@@ -150,6 +150,44 @@ def test_gradients_in_another_order_than_x(device: torch.device, layout: str) ->
         assert (wrong := wrong_gradients(crossed, crossed.gradients())) is None, f"{case}: {wrong}"
 
 
+@pytest.mark.parametrize("width", range(1, 9))
+def test_channels_at_every_alignment(device: torch.device, width: int) -> None:
+    """Rows of channels that are not four at a time, each tensor at an address and with gaps of its own: pairs of channels that
+    are aligned or not, and one channel in the last lane. dx has the bits that it has where the tensors are dense.
+    """
+    if "tile" not in kernels_of(device):
+        return
+    draw = random.Random(width)
+    for number in range(6):
+        sizes = (draw.choice([1, 2, 3]), draw.choice([5, 18, 34, 66, 130]), draw.choice([9, 33, 57, 112, 131, 300]))
+        _, dim, seqlen = sizes
+        has: dict[str, Any] = {
+            name: draw.random() < 0.4 for name in ("use_silu", "has_bias", "has_ids", "has_initial", "has_final")
+        }
+        dtype = [*DTYPES.values()][number % 3]
+        case = Case(*sizes, width, dtype, draw.choice([dtype, torch.float32]), **has)
+        good = case.inputs(device, seed=number)
+        step = draw.choice([1, 2])
+        (x, _), (dout, _), (dx, buffer) = (
+            _strided(values, (pitch * seqlen + draw.choice([0, 4]), 1, pitch), step * draw.choice([0, 1, 3]), fill)
+            for values, fill, pitch in (
+                (good.x, torch.nan, dim + step * draw.choice([0, 1, 5])),
+                (good.dout, torch.nan, dim + step * draw.choice([0, 1, 5])),
+                (torch.full_like(good.x, torch.nan), 42.0, dim + step * draw.choice([0, 1, 5])),
+            )
+        )
+        inputs = good._replace(x=x, dout=dout)
+        what = f"{case}, x {x.stride()}, dout {dout.stride()}, dx {dx.stride()}"
+        found = inputs.gradients("tile", dx)
+        assert (wrong := wrong_gradients(inputs, found)) is None, f"{what}: {wrong}"
+        found = (found[0].clone(), *found[1:])
+        dx.fill_(42.0)
+        assert (buffer == 42.0).all(), f"{what}: wrote outside dx"
+        dense = inputs._replace(x=x.mT.contiguous().mT, dout=dout.mT.contiguous().mT).gradients("tile")
+        assert torch.equal(found[0], dense[0]), f"{what}: other bits than of dense tensors"
+        assert not case.has_initial or torch.equal(found[-1], dense[-1]), f"{what}: other states"
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("width", [1, 3, 4, 6, 8])
 def test_many_short_rows_and_few_channels(device: torch.device, layout: str, width: int) -> None:

@@ -9,19 +9,31 @@ namespace hipconv {
 
 namespace {
 
-// Tells whether every lane's channels of every token are an aligned vector of memory.
+// Tells whether every lane's channels of every token of a tensor are an aligned vector of memory.
+bool bwd_vectors_are_aligned(const CausalConv1dBwdParams& p, const Sequences& s, int channels) {
+    return p.in.dim % channels == 0 &&
+           reinterpret_cast<uintptr_t>(s.data) % static_cast<uintptr_t>(channels * element_bytes(p.in.dtype)) == 0 &&
+           s.seqlen_stride % channels == 0 && s.batch_stride % channels == 0;
+}
 bool bwd_vectors_are_aligned(const CausalConv1dBwdParams& p, int channels) {
-    const auto aligned = [&](const Sequences& s) {
-        return reinterpret_cast<uintptr_t>(s.data) % static_cast<uintptr_t>(channels * element_bytes(p.in.dtype)) == 0 &&
-               s.seqlen_stride % channels == 0 && s.batch_stride % channels == 0;
-    };
-    return p.in.dim % channels == 0 && aligned(p.in.x) && aligned(p.dout) && aligned(p.dx);
+    const auto aligned = [&](const Sequences& s) { return bwd_vectors_are_aligned(p, s, channels); };
+    return aligned(p.in.x) && aligned(p.dout) && aligned(p.dx);
+}
+
+// Tells whether lanes have two channels, in a call of rows of so many tokens. Short rows, of which few tokens see all their
+// taps, wait less for copies to LDS; at width 4, halves take the registers of a block.
+bool bwd_is_thin(const CausalConv1dBwdParams& p, int seqlen) {
+    constexpr int kShortRow = 32;
+    if (!kBwdStages || (p.in.width > 1 && seqlen > 1 && seqlen < kShortRow)) return false;
+    if (element_bytes(p.in.dtype) == 4) return true;
+    return !bwd_vectors_are_aligned(p, 4) && (p.in.width != 4 || bwd_vectors_are_aligned(p, 2));
 }
 
 constexpr int kMostPeriod = 512;          // tokens of a sequence, among others in one row
 constexpr unsigned kFewBwdTileLanes = 4;  // of a block whose lanes are halved for a dim that they do not divide
 
 struct BwdTileShape {
+    bool thin;
     unsigned lanes, rows;
     int run;  // tokens
     unsigned runs_a_block, sequences_a_block;
@@ -29,8 +41,8 @@ struct BwdTileShape {
     int64_t blocks_a_sequence, blocks;
 };
 
-int bwd_tile_channels(const CausalConv1dBwdParams& p) {
-    return hipconv::bwd_tile_channels(element_bytes(p.in.dtype), p.in.width);
+int bwd_tile_channels(const CausalConv1dBwdParams& p, bool thin) {
+    return hipconv::bwd_tile_channels(element_bytes(p.in.dtype), p.in.width, thin);
 }
 
 // Tells whether the sequences follow each other in memory as tokens do, so that a walk can go on from one to the next.
@@ -51,9 +63,10 @@ CausalConv1dBwdParams bwd_in_one_row(CausalConv1dBwdParams p) {
     return p;
 }
 
-BwdTileShape bwd_tile_shape_of_run(const CausalConv1dBwdParams& p, int run) {
+BwdTileShape bwd_tile_shape_of_run(const CausalConv1dBwdParams& p, bool thin, int run) {
     BwdTileShape s{};
-    const int channels = bwd_tile_channels(p), block = bwd_tile_block(p.in.width);
+    s.thin = thin;
+    const int channels = bwd_tile_channels(p, thin), block = bwd_tile_block(p.in.width, thin);
     const int64_t lanes = (int64_t{p.in.dim} + channels - 1) / channels, seqlen = p.in.seqlen > 0 ? p.in.seqlen : 1;
     s.lanes = power_of_two_up_to(lanes, kBwdTileLanes);
     while (s.lanes > kFewBwdTileLanes && 5 * lanes < 4 * ((lanes + s.lanes - 1) / s.lanes * s.lanes)) s.lanes /= 2;
@@ -76,11 +89,14 @@ BwdTileShape bwd_tile_shape_of_run(const CausalConv1dBwdParams& p, int run) {
 BwdTileShape bwd_tile_shape_of(const CausalConv1dBwdParams& p, int period, double* cost) {
     constexpr int64_t kComputeUnits = 132;
     constexpr double kOfStartAndEnd = 28, kLeastBlocks = 2.5, kMoreIfChecked = 0.7;
-    const int blocks_of_unit = bwd_tile_blocks(p.in.width, /*aligned=*/true);
-    const int past = p.in.width - 1, block = bwd_tile_block(p.in.width);
+    const bool thin = bwd_is_thin(p, period ? period : p.in.seqlen);
+    const int size = element_bytes(p.in.dtype);
+    const int blocks_of_unit =
+        thin ? bwd_tile_thin_blocks(p.in.width, size, /*halves=*/false) : bwd_tile_blocks(p.in.width, /*aligned=*/true);
+    const int past = p.in.width - 1, block = bwd_tile_block(p.in.width, thin);
     BwdTileShape best{};
     for (int run = kBwdTileMaxRun; run >= kBwdTileMinRun; run = run % 3 ? run / 4 * 3 : run / 3 * 2) {
-        const BwdTileShape s = bwd_tile_shape_of_run(p, run);
+        const BwdTileShape s = bwd_tile_shape_of_run(p, thin, run);
         if ((p.in.seq_idx.data || period) && static_cast<int>(s.rows) * (s.run + past) > kBwdTileTapBytes) continue;
         const int64_t blocks = (s.groups * s.blocks + kComputeUnits - 1) / kComputeUnits;  // of a unit
         const int less = kBwdTileThreads / static_cast<int>(s.lanes * s.rows);             // times as many small blocks fit
@@ -123,20 +139,22 @@ int64_t bwd_least_bytes(const CausalConv1dBwdParams& p, int64_t Sequences::* str
 
 // Copies of granules would reach past the tensor's end at more tokens than the last one, which alone is not copied so.
 bool bwd_tokens_share_granules(const CausalConv1dBwdParams& p) {
-    return kBwdStages && p.in.seqlen > 1 && !bwd_vectors_are_aligned(p, bwd_tile_channels(p)) &&
+    return kBwdStages && p.in.seqlen > 1 && !bwd_vectors_are_aligned(p, 8 / element_bytes(p.in.dtype)) &&
            bwd_least_bytes(p, &Sequences::seqlen_stride) < kBwdGranule;
 }
 
 BwdTileCall bwd_tile_call(const BwdTileWalk& walk) {
     const CausalConv1dBwdParams& p = walk.p;
     const BwdTileShape& shape = walk.shape;
-    const int channels = bwd_tile_channels(p), bytes = element_bytes(p.in.dtype);
+    const int channels = bwd_tile_channels(p, shape.thin), bytes = element_bytes(p.in.dtype);
     BwdTileCall call{};
     call.p = p;
     call.groups = shape.groups;
     call.lanes = shape.lanes;
     call.rows = shape.rows;
-    call.aligned = bwd_vectors_are_aligned(p, channels);
+    call.has_pairs = bwd_vectors_are_aligned(p, 2);
+    call.thin = shape.thin;
+    call.aligned = !call.thin && bwd_vectors_are_aligned(p, channels);
     BwdTilePlan& plan = call.plan;
     plan.run = shape.run;
     while (1u << plan.log2_runs_a_block < shape.runs_a_block) ++plan.log2_runs_a_block;
@@ -153,7 +171,10 @@ BwdTileCall bwd_tile_call(const BwdTileWalk& walk) {
                  flag(p.in.initial_states.data, kBwdInitial) | flag(p.dinitial_states.data, kBwdGivesInitial) |
                  flag(p.dfinal_states.data, kBwdFinal) |
                  flag(p.in.batch > 1 && bwd_least_bytes(p, &Sequences::batch_stride) < kBwdGranule, kBwdAllRowsEnd) |
-                 flag(p.in.dim % channels == 0 && parameters_are_packed(p.in), kBwdPacked);
+                 flag(p.in.dim % channels == 0 && parameters_are_packed(p.in), kBwdPacked) |
+                 flag(bwd_vectors_are_aligned(p, p.in.x, channels), kBwdXHasVectors) |
+                 flag(bwd_vectors_are_aligned(p, p.dout, channels), kBwdDoutHasVectors) |
+                 flag(bwd_vectors_are_aligned(p, p.dx, channels), kBwdDxHasVectors);
     return call;
 }
 
@@ -163,7 +184,7 @@ const char* causal_conv1d_bwd_tile_refusal(const CausalConv1dBwdParams& p) {
     const char* served = kBwdStages ? "channel-last x, dout and dx (stride 1 along dim) of eight bytes a token, widths 1 to 8"
                                     : "channel-last x, dout and dx (stride 1 along dim), widths 1 to 8; four channels or more";
     if (p.in.width > kBwdTileMaxWidth || p.in.seqlen > INT32_MAX - 4096) return served;
-    if (!kBwdStages && p.in.dim < bwd_tile_channels(p)) return served;
+    if (!kBwdStages && p.in.dim < bwd_tile_channels(p, false)) return served;
     if (p.in.x.dim_stride != 1 || p.dout.dim_stride != 1 || p.dx.dim_stride != 1) return served;
     const BwdTileWalk walk = bwd_tile_walk(p);
     const BwdTileShape& shape = walk.shape;
@@ -190,7 +211,8 @@ void causal_conv1d_bwd_tile(const CausalConv1dBwdParams& params, void* workspace
     const BwdTileCall call = bwd_tile_call(walk);
     const int width = walk.p.in.width;
     static_assert(kBwdTileMaxWidth == 8, "the widest has a file, too");
-    const auto launch = width <= 3   ? launch_bwd_tile<3, 1>
+    const auto launch = call.thin    ? launch_bwd_tile_thin
+                        : width <= 3 ? launch_bwd_tile<3, 1>
                         : width <= 5 ? launch_bwd_tile<5, 4>
                         : width == 6 ? launch_bwd_tile<6, 6>
                         : width == 7 ? launch_bwd_tile<7, 7>

@@ -9,6 +9,10 @@
 // next stages are on their way: the rings, weights and sums of eight taps of four channels fit the registers then, and vectors
 // may begin anywhere, because the lane shifts them when it reads them. Elsewhere the tokens ahead are loaded into registers.
 //
+// Thin lanes, of two channels, do so on cards with such copies, too: in float32, and for vectors of four channels that are not
+// aligned, where two channels mostly are or cost two accesses. Their steady path has no branch: a block stores its dx at its
+// end, and the last block has code of its own.
+//
 // Blocks of which all taps count take a path that checks none (steady). Where memory is copied past the registers, it also has
 // the first block of a run, which stores nothing of its halo, and the last one, which sums nothing: short runs, of small
 // problems, have few others. Other blocks check of each token whether to load, sum and store, and of each tap whether it counts
@@ -34,7 +38,9 @@
 namespace hipconv {
 
 template <int kWidth>
-constexpr int kBwdBlock = bwd_tile_block(kWidth);
+constexpr int kBwdBlock = bwd_tile_block(kWidth, false);
+template <int kWidth>
+constexpr int kBwdThinBlock = bwd_tile_block(kWidth, true);
 template <int kWidth>
 constexpr int kBwdStagesInLds = kWidth <= 4 ? 3 : 2;  // of a block each
 
@@ -45,20 +51,45 @@ constexpr int kBwdSlot = (kBwdTileThreads + (kAligned ? 0 : kBwdTileRows)) * sta
 template <int kWidth, bool kAligned>
 constexpr int kBwdStageBytes = 2 * kBwdBlock<kWidth> * kBwdSlot<kAligned>;
 
-// kAligned: vectors lie at multiples of their size. (It matters where they come through LDS.)
-template <typename T, int kWidth, bool kAligned>
-__global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, kAligned))
-    causal_conv1d_bwd_tile_kernel(BwdTileCall call) {
+// The ways in which x and dout come to a lane.
+enum class BwdTileMoves {
+    granules,   // through LDS, from any address
+    vectors,    // through LDS, of vectors that lie at multiples of their size
+    registers,  // tokens ahead are loaded into registers, from any address
+    pairs,      // the same for two channels a lane, which are aligned in 16-bit types
+    halves,     // the same where they are not
+};
+
+HIPCONV_INLINE constexpr bool bwd_tile_stages(BwdTileMoves moves) {
+    return moves == BwdTileMoves::granules || moves == BwdTileMoves::vectors;
+}
+
+template <typename T, int kWidth, BwdTileMoves kMoves>
+constexpr int kBwdTileChannels = bwd_tile_channels(sizeof(T), kWidth, kMoves >= BwdTileMoves::pairs);
+
+template <typename T, int kWidth, BwdTileMoves kMoves>
+HIPCONV_INLINE constexpr int bwd_tile_lds() {
+    const int sums = kBwdTileThreads * (kWidth + 1) * kBwdTileChannels<T, kWidth, kMoves> * 4;
+    constexpr bool kAligned = kMoves == BwdTileMoves::vectors;
+    const int stages = kBwdStagesInLds<kWidth> * kBwdStageBytes<kWidth, kAligned>;
+    const int moved = bwd_tile_stages(kMoves) ? stages : 0;
+    return sums > moved ? sums : moved;
+}
+
+template <typename T, int kWidth, BwdTileMoves kMoves>
+__device__ __forceinline__ void bwd_tile_walk(const BwdTileCall& call, Words2* lds, uint8_t* taps_of_tokens) {
     const CausalConv1dBwdParams& p = call.p;
     const BwdTilePlan& plan = call.plan;
-    constexpr int kChannels = bwd_tile_channels(sizeof(T), kWidth), kPast = kWidth - 1, kBlock = kBwdBlock<kWidth>;
+    constexpr bool kStaged = bwd_tile_stages(kMoves), kAligned = kMoves == BwdTileMoves::vectors;
+    constexpr bool kHalves = kMoves == BwdTileMoves::halves, kThin = kMoves == BwdTileMoves::pairs || kHalves;
+    constexpr int kChannels = kBwdTileChannels<T, kWidth, kMoves>, kPast = kWidth - 1;
+    constexpr int kBlock = kThin ? kBwdThinBlock<kWidth> : kBwdBlock<kWidth>;
     constexpr int kStages = kBwdStagesInLds<kWidth>, kSlot = kBwdSlot<kAligned>, kStage = kBwdStageBytes<kWidth, kAligned>;
-    constexpr int kSumBytes = kBwdTileThreads * (kWidth + 1) * kChannels * 4, kStagedBytes = kBwdStages ? kStages * kStage : 0;
+    // A steady path that has the first and the last block of a run, too.
+    constexpr bool kHasEnds = kStaged || kThin;
     using Channels = ChannelsOf<kChannels>;
     using Value = typename Channels::Value;
     using Vector = Words<T, kChannels>;
-    HIPCONV_SHARED(Words2, lds, (kSumBytes > kStagedBytes ? kSumBytes : kStagedBytes) / 8);
-    HIPCONV_SHARED(uint8_t, taps_of_tokens, kBwdTileTapBytes);
 
     let_next_kernel_begin();
     wait_for_kernel_before();
@@ -75,7 +106,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
     // some of which its neighbour has, too.
     int channels = kChannels;
     if (!kAligned && d + kChannels > static_cast<uint32_t>(p.in.dim)) {
-        if (kBwdStages)
+        if (kHasEnds)
             channels = p.in.dim - static_cast<int>(d);
         else
             d = p.in.dim - kChannels;
@@ -123,7 +154,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
         reinterpret_cast<char*>(lds) + (threadIdx.y * (blockDim.x + (kAligned ? 0 : 1)) + threadIdx.x) * kBwdGranule;
     const bool is_last = threadIdx.x + 1 == blockDim.x || d + kChannels >= static_cast<uint32_t>(p.in.dim);
     const uint32_t ends_here = is_last ? kBwdGranule - channels * static_cast<uint32_t>(sizeof(T)) : kBwdGranule;
-    uint32_t x_place = place_in_granule(x), dout_place = place_in_granule(dout);  // of the token that is computed
+    uint32_t x_in_granule = place_in_granule(x), dout_in_granule = place_in_granule(dout);  // of the token that is computed
     const auto copy = [&](int offset, const char* from) {
         if constexpr (kAligned) {
             copy_later(reinterpret_cast<Words2*>(staged + offset), from);
@@ -145,7 +176,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
             *reinterpret_cast<T*>(staged + offset + o) = *reinterpret_cast<const T*>(from - place + o);
     };
     const auto copied = [&](int offset, uint32_t place) {
-        if constexpr (kAligned || !kBwdStages)
+        if constexpr (kAligned || !kStaged)
             return *reinterpret_cast<const Vector*>(staged + offset);
         else
             return bit_cast<Vector>(from_granules<T>(staged + offset, place));
@@ -168,9 +199,38 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
         }
     };
     const auto is_in_row = [&](int i) { return active && static_cast<int64_t>(begin) + i >= kPast; };
-    constexpr int kAhead = kBwdStages ? 1 : kBlock, kHalo = (kStages - 1) * kStage + (kBlock - kPast) * 2 * kSlot;
-    Vector x_ahead[kAhead], dout_ahead[kAhead], before[kPast + 1];
-    if constexpr (kBwdStages) {
+    // A thin lane's vector on its way. Halves are put together where they are used: nothing waits for them before.
+    using Ahead = std::conditional_t<kHalves, BwdHalves, Vector>;
+    const auto has_vectors = [&](BwdTileFlags flag) { return sizeof(T) == 2 && !kHalves ? true : (plan.flags & flag) != 0; };
+    const auto load_elements = [&](const char* from) {
+        if constexpr (kHalves) {
+            const uint16_t* const halves = global_pointer<const uint16_t>(from);
+            return Ahead{halves[0], channels > 1 ? uint32_t{halves[1]} : 0};
+        } else {
+            return load_part<T, kChannels>(global_pointer<const T>(from), 0, channels);
+        }
+    };
+    const auto load_vector = [&](const char* from) {
+        if constexpr (kHalves)
+            return Ahead{*global_pointer<const uint32_t>(from), 0};
+        else
+            return *global_pointer<const Vector>(from);
+    };
+    const auto load_from = [&](const char* from, BwdTileFlags flag) {
+        if constexpr (!kThin)
+            return load_anywhere<Vector>(from);
+        else
+            return has_vectors(flag) ? load_vector(from) : load_elements(from);
+    };
+    const auto unpack_ahead = [&](const Ahead& ahead) {
+        if constexpr (kHalves)
+            return Channels::template unpack<T>(ahead.first | ahead.second << 16);
+        else
+            return Channels::template unpack<T>(ahead);
+    };
+    constexpr int kAhead = kStaged ? 1 : kBlock, kHalo = (kStages - 1) * kStage + (kBlock - kPast) * 2 * kSlot;
+    Ahead x_ahead[kAhead], dout_ahead[kAhead], before[kPast + 1];
+    if constexpr (kStaged) {
 #pragma unroll
         for (int i = 0; i < kPast; ++i)
             if (is_in_row(i)) copy(kHalo + 2 * i * kSlot, x - (kPast - i) * plan.x_step);
@@ -182,20 +242,24 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
     } else {
 #pragma unroll
         for (int i = 0; i < kPast; ++i) {
-            before[i] = Vector{};
-            if (is_in_row(i)) before[i] = load_anywhere<Vector>(x - (kPast - i) * plan.x_step);
+            before[i] = Ahead{};
+            if (is_in_row(i)) before[i] = load_from(x - (kPast - i) * plan.x_step, kBwdXHasVectors);
         }
 #pragma unroll
         for (int j = 0; j < kAhead; ++j) {
-            x_ahead[j] = dout_ahead[j] = Vector{};
+            x_ahead[j] = dout_ahead[j] = Ahead{};
             if (j < loaded) {
-                x_ahead[j] = load_anywhere<Vector>(x);
-                dout_ahead[j] = load_anywhere<Vector>(dout);
+                x_ahead[j] = load_from(x, kBwdXHasVectors);
+                dout_ahead[j] = load_from(dout, kBwdDoutHasVectors);
             }
             x += plan.x_step;
             dout += plan.dout_step;
         }
     }
+    // These are a thin lane's, of a block of tokens.
+    Ahead x_of_block[kThin ? kBlock : 1]{};
+    Value dout_of_block[kThin ? kBlock : 1]{};
+    Vector dx_of_block[kThin ? kBlock : 1]{};
 
     // ---- weights and taps ---------------------------------------------------------------------------------------------------
     constexpr int kParameters = kChannels * kWidth;
@@ -259,7 +323,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
 
     // ---- the walk -----------------------------------------------------------------------------------------------------------
     Value inputs[kWidth], gradients[kWidth], dweight[kWidth], dbias = Channels::all(0.0f);
-    if constexpr (kBwdStages) {
+    if constexpr (kStaged) {
         wait_for_copies<kStages - 2>();
         if (!kAligned) sync_wave();
     }
@@ -267,8 +331,11 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
     for (int i = 0; i < kPast; ++i) {
         inputs[i + 1] = Channels::all(0.0f);
         if (is_in_row(i)) {
-            const uint32_t place = x_place - static_cast<uint32_t>((kPast - i) * plan.x_step);
-            inputs[i + 1] = Channels::template unpack<T>(kBwdStages ? copied(kHalo + 2 * i * kSlot, place) : before[i]);
+            const uint32_t place = x_in_granule - static_cast<uint32_t>((kPast - i) * plan.x_step);
+            if constexpr (kStaged)
+                inputs[i + 1] = Channels::template unpack<T>(copied(kHalo + 2 * i * kSlot, place));
+            else
+                inputs[i + 1] = unpack_ahead(before[i]);
         } else if (active && has(kBwdInitial)) {
             inputs[i + 1] = value_of_state(again().in.initial_states, static_cast<int>(begin) + i);
         }
@@ -286,15 +353,23 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
     // behind it, which its neighbour sums, are its last block.
     bool in_front = false, behind = false;
 
-    // Does token t, the j-th of its block, which takes a slot of the rings.
+    // Does token t, the j-th of its block, which takes a slot of the rings. (Thin lanes have a copy of it for tokens behind the
+    // run.)
+    enum { kBwdChecked, kBwdSteady, kBwdBehind };
+    using Checked = std::integral_constant<int, kBwdChecked>;
+    using Steady = std::integral_constant<int, kBwdSteady>;
+    using Behind = std::integral_constant<int, kBwdBehind>;
     const auto step = [&](auto checked, int t, int j, int slot) {
-        constexpr bool kChecked = decltype(checked)::value;
+        constexpr bool kChecked = decltype(checked)::value == kBwdChecked, kBehind = decltype(checked)::value == kBwdBehind;
         Value g;
-        if constexpr (kBwdStages) {
-            inputs[slot] = Channels::template unpack<T>(copied(stage + 2 * j * kSlot, x_place));
-            g = Channels::template unpack<T>(copied(stage + (2 * j + 1) * kSlot, dout_place));
-            x_place += static_cast<uint32_t>(plan.x_step);
-            dout_place += static_cast<uint32_t>(plan.dout_step);
+        if constexpr (kStaged) {
+            inputs[slot] = Channels::template unpack<T>(copied(stage + 2 * j * kSlot, x_in_granule));
+            g = Channels::template unpack<T>(copied(stage + (2 * j + 1) * kSlot, dout_in_granule));
+            x_in_granule += static_cast<uint32_t>(plan.x_step);
+            dout_in_granule += static_cast<uint32_t>(plan.dout_step);
+        } else if constexpr (kThin) {
+            inputs[slot] = unpack_ahead(x_of_block[j]);
+            g = dout_of_block[j];
         } else {
             const int next = j % kAhead;
             inputs[slot] = Channels::template unpack<T>(x_ahead[next]);
@@ -325,7 +400,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
         }
         if (!counts(kPast)) g = Channels::all(0.0f);  // after the row, or padding
         gradients[slot] = g;
-        if (kChecked ? t < tokens : !(kBwdStages && behind)) {
+        if (kChecked ? t < tokens : !(kBehind || (kStaged && behind))) {
             dbias = add(dbias, g);
 #pragma unroll
             for (int i = 0; i < kWidth; ++i)
@@ -344,9 +419,16 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
             if (column >= 0 && column < kPast && final_state_counts(params.in, b, position))
                 result = add(result, value_of_state(params.dfinal_states, column));
         }
-        if (kChecked ? t >= kPast : !(kBwdStages && in_front && j < kPast)) {
+        if (kChecked ? t >= kPast : !(kStaged && in_front && j < kPast)) {
             const Vector vector = Channels::template pack<T>(result);
-            if constexpr (!kBwdStages)
+            if constexpr (kThin) {
+                if (!kChecked)
+                    dx_of_block[j] = vector;
+                else if (has_vectors(kBwdDxHasVectors))
+                    *global_pointer<Vector>(dx) = vector;
+                else
+                    store_part<T, kChannels>(global_pointer<T>(dx), 0, channels, vector);
+            } else if constexpr (!kStaged)
                 store_anywhere(dx, vector);
             else if constexpr (kAligned)
                 *reinterpret_cast<Vector*>(dx) = vector;
@@ -361,14 +443,28 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
                     if (c < channels) state(again().dinitial_states, t, c) = from_float<T>(Channels::get(result, c));
             }
         }
-        dx += plan.dx_step;
+        if (!kThin || kChecked) dx += plan.dx_step;
+    };
+    // Stores the dx that some tokens of a steady block completed.
+    const auto store_block = [&](int from, int to) {
+        const auto store_all = [&](auto store) {
+#pragma unroll
+            for (int j = 0; j < kBlock; ++j) {
+                if (j >= from && j < to) store(dx_of_block[j]);
+                dx += plan.dx_step;
+            }
+        };
+        if (has_vectors(kBwdDxHasVectors))
+            store_all([&](const Vector& vector) { *global_pointer<Vector>(dx) = vector; });
+        else
+            store_all([&](const Vector& vector) { store_part<T, kChannels>(global_pointer<T>(dx), 0, channels, vector); });
     };
     // The block behind the run has kPast tokens, if the run has whole blocks and the row goes on for as long.
-    const auto is_behind = [&](int t) { return kBwdStages && kPast > 0 && t == tokens && stop <= left; };
+    const auto is_behind = [&](int t) { return kHasEnds && kPast > 0 && t == tokens && stop <= left; };
     // Blocks of the steady path have all their tokens, after the first kPast, and so have those that are loaded meanwhile. The
     // first block of a row is another matter: its taps may reach in front of it.
     const auto has_all_tokens = [&](int t) {
-        if constexpr (kBwdStages)
+        if constexpr (kHasEnds)
             return (t > 0 || begin >= static_cast<uint32_t>(kPast)) && (t + kBlock <= tokens || is_behind(t));
         else
             return t > 0 && t + kBlock <= tokens && t + kBlock + kAhead <= loaded;
@@ -385,11 +481,33 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
     // Where rings are long, one body does all checked tokens, in slot 0, and the rings move on behind it: as many bodies as
     // slots are more than the caches of instructions hold. After whole turns, tokens are in the slots where the steady path
     // looks for them.
-    constexpr bool kRingsMove = kBwdStages && kWidth >= 6;
-    bool had_all = kBwdStages;         // whether all taps of the block before count, or dx of none of its tokens is the run's
+    constexpr bool kRingsMove = kStaged && kWidth >= 6;
+    bool had_all = kHasEnds;           // whether all taps of the block before count, or dx of none of its tokens is the run's
     const int end = plan.run + kPast;  // lanes wait for each other
     for (int t = 0; t < end; t += kBlock) {
-        if constexpr (kBwdStages) {
+        if constexpr (kThin) {
+#pragma unroll
+            for (int j = 0; j < kBlock; ++j) {
+                x_of_block[j] = x_ahead[j];
+                dout_of_block[j] = unpack_ahead(dout_ahead[j]);
+            }
+            const auto load_ahead = [&](const char*& from, int64_t step, BwdTileFlags flag, Ahead(&ahead)[kAhead]) {
+                const auto load_all = [&](auto load) {
+#pragma unroll
+                    for (int j = 0; j < kBlock; ++j) {
+                        if (t + kBlock + j < loaded) ahead[j] = load(from);
+                        from += step;
+                    }
+                };
+                if (has_vectors(flag))
+                    load_all(load_vector);
+                else
+                    load_all(load_elements);
+            };
+            load_ahead(x, plan.x_step, kBwdXHasVectors, x_ahead);
+            load_ahead(dout, plan.dout_step, kBwdDoutHasVectors, dout_ahead);
+        }
+        if constexpr (kStaged) {
             wait_for_copies<kStages - 2>();
             if (!kAligned) sync_wave();
             copy_block(t + (kStages - 1) * kBlock, next_stage);
@@ -402,18 +520,25 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
             in_front = kPast > 0 && t == 0;
             behind = t >= tokens;
             for (;; t += kBlock) {
+                if (kThin && behind) {
+#pragma unroll
+                    for (int j = 0; j < kPast; ++j) step(Behind{}, t + j, j, j % kWidth);
+                    if constexpr (kThin) store_block(0, kPast);
+                    break;
+                }
 #pragma unroll
                 for (int j = 0; j < kBlock; ++j) {
-                    if (kBwdStages && behind && j >= kPast) break;
-                    step(std::false_type{}, t + j, j, j % kWidth);
+                    if (kStaged && behind && j >= kPast) break;
+                    step(Steady{}, t + j, j, j % kWidth);
                 }
-                if (kBwdStages || !has_all_tokens(t + kBlock) || !has_all_taps(t + kBlock)) break;
+                if constexpr (kThin) store_block(in_front ? kPast : 0, kBlock);
+                if (kHasEnds || !has_all_tokens(t + kBlock) || !has_all_taps(t + kBlock)) break;
             }
             taps = static_cast<Taps>(-1);  // all taps of these tokens count
         } else if constexpr (kRingsMove) {
 #pragma unroll 1
             for (int j = 0; j < kBlock && t + j < stop; ++j) {
-                step(std::true_type{}, t + j, j, 0);
+                step(Checked{}, t + j, j, 0);
 #pragma unroll
                 for (int i = 1; i < kWidth; ++i) inputs[i] = inputs[(i + 1) % kWidth];
 #pragma unroll
@@ -422,7 +547,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
         } else {
 #pragma unroll
             for (int j = 0; j < kBlock; ++j)
-                if (t + j < stop) step(std::true_type{}, t + j, j, j % kWidth);
+                if (t + j < stop) step(Checked{}, t + j, j, j % kWidth);
         }
         had_all = has_all;
         stage = stage + kStage == kStages * kStage ? 0 : stage + kStage;
@@ -430,11 +555,31 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, k
     }
 
     // ---- dweight and dbias of the block -------------------------------------------------------------------------------------
-    if constexpr (kBwdStages) {
-        wait_for_copies<0>();
-        __syncthreads();
-    }
-    leave_partial_sums<kWidth, kChannels, !kBwdStages && !kAligned>(call, reinterpret_cast<float*>(lds), block, dweight, dbias);
+    if constexpr (kStaged) wait_for_copies<0>();
+    if constexpr (kHasEnds) __syncthreads();
+    leave_partial_sums<kWidth, kChannels, !kHasEnds>(call, reinterpret_cast<float*>(lds), block, dweight, dbias);
+}
+
+// kAligned: vectors lie at multiples of their size. (It matters where they come through LDS.)
+template <typename T, int kWidth, bool kAligned>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_blocks(kWidth, kAligned))
+    causal_conv1d_bwd_tile_kernel(BwdTileCall call) {
+    constexpr BwdTileMoves kMoves = !kBwdStages ? BwdTileMoves::registers
+                                    : kAligned  ? BwdTileMoves::vectors
+                                                : BwdTileMoves::granules;
+    HIPCONV_SHARED(Words2, lds, (bwd_tile_lds<T, kWidth, kMoves>() / 8));
+    HIPCONV_SHARED(uint8_t, taps_of_tokens, kBwdTileTapBytes);
+    bwd_tile_walk<T, kWidth, kMoves>(call, lds, taps_of_tokens);
+}
+
+// The same for two channels a lane.
+template <typename T, int kWidth, bool kHalves>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kBwdTileThreads, bwd_tile_thin_blocks(kWidth, static_cast<int>(sizeof(T)), kHalves))
+    causal_conv1d_bwd_tile_pairs_kernel(BwdTileCall call) {
+    constexpr BwdTileMoves kMoves = kHalves ? BwdTileMoves::halves : BwdTileMoves::pairs;
+    HIPCONV_SHARED(Words2, lds, (bwd_tile_lds<T, kWidth, kMoves>() / 8));
+    HIPCONV_SHARED(uint8_t, taps_of_tokens, kBwdTileTapBytes);
+    bwd_tile_walk<T, kWidth, kMoves>(call, lds, taps_of_tokens);
 }
 
 // Launches the instance for widths kLeast to kMost: tile.cu has the narrowest, and each other file is called after its widest.
@@ -455,6 +600,27 @@ void launch_bwd_tile(const BwdTileCall& call, hipStream_t stream) {
     });
     check_launch("causal_conv1d_bwd");
 }
+
+// The same of thin lanes, for all widths: each type has a file of its own.
+template <typename T, int kWidth = kBwdTileMaxWidth>
+void launch_bwd_tile_thin_of(const BwdTileCall& call, hipStream_t stream) {
+    if constexpr (kWidth > 1) {
+        if (call.p.in.width < kWidth) return launch_bwd_tile_thin_of<T, kWidth - 1>(call, stream);
+    }
+    if constexpr (kBwdStages) {
+        const dim3 grid = grid_of(call.groups, call.plan.blocks), block(call.lanes, call.rows, 1);
+        constexpr bool kHalves = sizeof(T) == 2;
+        if (kHalves && !call.has_pairs)
+            HIPCONV_LAUNCH(true, (causal_conv1d_bwd_tile_pairs_kernel<T, kWidth, kHalves>), grid, block, 0, stream, call);
+        else
+            HIPCONV_LAUNCH(true, (causal_conv1d_bwd_tile_pairs_kernel<T, kWidth, false>), grid, block, 0, stream, call);
+        check_launch("causal_conv1d_bwd");
+    }
+}
+
+void launch_bwd_tile_thin(const BwdTileCall& call, hipStream_t stream);
+extern template void launch_bwd_tile_thin_of<f16>(const BwdTileCall&, hipStream_t);
+extern template void launch_bwd_tile_thin_of<bf16>(const BwdTileCall&, hipStream_t);
 
 extern template void launch_bwd_tile<5, 4>(const BwdTileCall&, hipStream_t);
 extern template void launch_bwd_tile<6, 6>(const BwdTileCall&, hipStream_t);

@@ -69,6 +69,11 @@ struct ChannelsOf<4> {
     }
 };
 
+// Two elements of 16 bits that are loaded by themselves, or both of them as the first.
+struct BwdHalves {
+    uint32_t first, second;
+};
+
 // AMD's lanes load and store vectors at any address of an element.
 template <typename Vector>
 struct __attribute__((packed)) AnywhereInMemory {

@@ -18,18 +18,28 @@ constexpr int kBwdTileTapBytes = 2048;  // for the taps of the tokens of a block
 constexpr bool kBwdStages = kCopiesPastRegisters;
 
 // The channels of a lane: eight bytes, or, where rings and loads ahead share the registers, what width 8 has registers for.
-HIPCONV_INLINE constexpr int bwd_tile_channels(int element_bytes, int width) {
-    return !kBwdStages && width > 4 ? 2 : 8 / element_bytes;
+// Two of them where lanes are thin: that costs registers, not LDS, and vectors of them are aligned in most tensors.
+HIPCONV_INLINE constexpr int bwd_tile_channels(int element_bytes, int width, bool thin) {
+    return thin || (!kBwdStages && width > 4) ? 2 : 8 / element_bytes;
 }
 
 // The tokens that the mainloop does at a time: whole turns of a ring of the width.
-HIPCONV_INLINE constexpr int bwd_tile_block(int width) { return width <= 2 ? 4 : width; }
+HIPCONV_INLINE constexpr int bwd_tile_block(int width, bool thin) {
+    if (thin) return width <= 2 ? 8 : width == 3 ? 6 : width == 4 ? 8 : width;
+    return width <= 2 ? 4 : width;
+}
 
 // Blocks of a compute unit, by the registers that a width needs. (AMD's compiler overlaps more tokens.)
 HIPCONV_INLINE constexpr int bwd_tile_blocks(int width, bool aligned) {
     if (!kHasPredicates) return width <= 1 ? 4 : 2;
     const int blocks = width <= 1 ? 6 : width <= 3 ? 5 : width <= 5 ? 4 : width <= 7 ? 3 : 2;
     return aligned || width % 2 == 0 || width == 7 ? blocks : blocks - 1;
+}
+
+// The same of thin lanes. Halves that are not put together yet need some more.
+HIPCONV_INLINE constexpr int bwd_tile_thin_blocks(int width, int element_bytes, bool halves) {
+    const int blocks = element_bytes == 4 ? (width <= 1 ? 5 : width <= 3 ? 4 : 3) : width <= 3 ? 5 : width <= 6 ? 4 : 3;
+    return halves && element_bytes == 2 && (width <= 4 || width == 6) ? blocks - 1 : blocks;
 }
 
 // A block is blockDim.x lanes by blockDim.y rows; a row is one run of tokens. Where a sequence has fewer runs than the block
@@ -55,6 +65,10 @@ enum BwdTileFlags : uint32_t {
     kBwdFinal = 16,
     kBwdPacked = 32,      // load_packed serves weight and bias
     kBwdAllRowsEnd = 64,  // rows of all sequences may end where the tensor does
+    // Every thin lane's channels of x, dout and dx are an aligned vector.
+    kBwdXHasVectors = 128,
+    kBwdDoutHasVectors = 256,
+    kBwdDxHasVectors = 512,
 };
 
 struct BwdTileCall {  // the kernel's parameter, which it reads again (device/arch.h) rather than keep it in registers
@@ -62,6 +76,8 @@ struct BwdTileCall {  // the kernel's parameter, which it reads again (device/ar
     BwdTilePlan plan;
     int64_t groups;        // blocks along the channels
     unsigned lanes, rows;  // of a block
+    bool thin;             // lanes have two channels, where others have more
+    bool has_pairs;        // every pair of channels is an aligned vector
     bool aligned;          // every vector of every token lies at a multiple of its size
 };
 
