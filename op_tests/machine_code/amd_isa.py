@@ -225,14 +225,14 @@ FAST_KERNELS = {
     "varlen": _conv1d("prefill/tile_bf16", "varlen_tile<bf16, 8, 4, false>", (11.5, 13.0), 4),
     # Decode stores an output and three or four columns of the state; three columns of packed slots go through LDS.
     "step": _conv1d(
-        "decode/step", "update_step<bf16, bf16, 4, 0, 0, true>", (10.0, 8.5), 8, width=8, outputs=1 / 4, whole=True
+        "decode/step", "update_step<bf16, bf16, 4, 0, 0, true, false>", (10.0, 8.5), 8, width=8, outputs=1 / 4, whole=True
     ),
     "step_packed": _conv1d(
-        "decode/step", "update_step<bf16, bf16, 4, 3, 0, true>", (11.5, 10.5), 8, width=8, outputs=1 / 4, whole=True
+        "decode/step", "update_step<bf16, bf16, 4, 3, 0, true, false>", (11.5, 10.5), 8, width=8, outputs=1 / 4, whole=True
     ),
     "step_whole": _conv1d(
         "decode/step",
-        "update_step<bf16, bf16, 4, 4, 0, true>",
+        "update_step<bf16, bf16, 4, 4, 0, true, false>",
         (9.0, 8.5),
         8,
         width=4,
@@ -242,10 +242,10 @@ FAST_KERNELS = {
     ),
     # The loop over tokens; where channels are neighbours it also stores to the state the columns of speculative decoding.
     "update_vector": _conv1d(
-        "decode/vector", "update_vectors<bf16, bf16, 4, 0>", (6.0, 6.5), 5, width=8, outputs=1 / 3, whole=False
+        "decode/vector", "update_vectors<bf16, bf16, 4, 0, 4>", (6.0, 6.5), 5, width=8, outputs=1 / 3, whole=False
     ),
     "update_packed": _conv1d(
-        "decode/vector", "update_vectors<bf16, bf16, 4, 3>", (8.5, 9.0), 5, width=8, outputs=1 / 2, whole=False
+        "decode/vector", "update_vectors<bf16, bf16, 4, 3, 4>", (8.5, 9.0), 5, width=8, outputs=1 / 2, whole=False
     ),
 }
 

@@ -209,6 +209,36 @@ def test_step_takes_parameters_of_any_width_beside_16_bits(device: torch.device)
                 causal_conv1d_update(x, state, weight, bias, True, indices, kernel="step")
 
 
+@pytest.mark.parametrize("width", range(2, 9))
+def test_rows_of_even_numbers_of_channels_in_pairs(device: torch.device, width: int) -> None:
+    """Blocks of several rows, the last one not full, with padding among them; several strips; slots read and written;
+    one token, several, more than come ahead, and drafts.
+    """
+    if targets.of(device).backend == "cpu":
+        pytest.skip("these kernels are for GPUs")
+    for dtype, dim in itertools.product((torch.bfloat16, torch.float32), (6, 130, 770)):
+        rows = {6: 130, 130: 11, 770: 2}[dim]
+        slots = torch.randperm(2 * rows, device=device)[:rows]
+        slots[rows // 2] = -1
+        others = torch.where(slots < 0, -1, torch.arange(rows, device=device) + 2 * rows)
+        weight, bias = make_weights(dim, width, torch.float32 if dim == 130 else dtype, device)
+        options: dict[str, Any] = {"conv_state_indices": slots, "pad_slot_id": -1}
+        x = torch.randn(rows, dim + 2).to(device, dtype)[:, 2:]
+        for layout in ("N,D,S", "N,S,D"):
+            state = make_state(layout, 3 * rows, dim, width - 1, dtype, device)
+            check(x, state, weight, bias if dim > 6 else None, silu=dim != 770, kernel="step", **options)
+            check(x, state, weight, bias, conv_state_indices_in=others, kernel="step", **options)
+
+        lengths = torch.randint(0, 7, (rows,))
+        starts = torch.tensor([0, *lengths], device=device).cumsum(0)
+        x = torch.randn(int(starts[-1]) + 3, dim).to(device, dtype)
+        state = make_state("N,S,D", 3 * rows, dim, width + 4, dtype, device)
+        options |= {"query_start_loc": starts, "kernel": "vector"}
+        check(x, state, weight, bias, conv_state_indices_in=others, **options)
+        accepted = torch.randint(1, 8, (rows,), device=device)
+        check(x, state, weight, None, silu=False, num_accepted_tokens=accepted, **options)
+
+
 @pytest.mark.parametrize("width", range(1, 9))
 @pytest.mark.parametrize("tokens", [1, 5])
 def test_each_width_by_vectors_and_by_channels(device: torch.device, tokens: int, width: int) -> None:
@@ -281,17 +311,18 @@ def test_rows_of_few_channels_share_blocks(device: torch.device, layout: str, wi
     ("layout", "dim", "width", "columns"),
     [("N,D,S", 130, 6, 5), ("N,S,D", 130, 3, 8), ("padded", 67, 4, 5), ("N,D,S", 6, 8, 9), ("N,S,D", 6, 2, 4)],
 )
-def test_blocks_of_pairs_take_turns_where_rows_are_many(
-    device: torch.device, layout: str, dim: int, width: int, columns: int
-) -> None:
+def test_blocks_take_turns_where_rows_are_many(device: torch.device, layout: str, dim: int, width: int, columns: int) -> None:
     """The last turns have fewer rows. Some rows are padding, some have no tokens, some have drafts, or more than come ahead."""
-    rows, kernel = 1000 if dim == 6 else 70, "auto" if targets.of(device).backend == "cpu" else "pair"
+    rows = 1000 if dim == 6 else 70
+    kernels_here = ("auto",) if targets.of(device).backend == "cpu" else ("pair", "strip")
     slots = torch.randperm(rows + 9, device=device)[:rows]
     slots[torch.rand(rows, device=device) < 0.1] = -1
     others = torch.where(slots < 0, 0, (slots + 1) % (rows + 9))
     kept = columns - (width - 2)
-    for dtype, form in itertools.product((torch.bfloat16, torch.float32), ("one", "by starts", "drafts", "fork")):
-        state_dtype = torch.float32 if form == "by starts" else dtype
+    for kernel, dtype, form in itertools.product(
+        kernels_here, (torch.bfloat16, torch.float32), ("one", "by starts", "drafts", "fork")
+    ):
+        state_dtype = torch.float32 if form == "by starts" and kernel != "strip" else dtype
         state = make_state(layout, rows + 9, dim, columns, state_dtype, device)
         weight, bias = make_weights(dim, width, dtype, device)
         options: dict[str, Any] = {"conv_state_indices": slots, "pad_slot_id": -1, "kernel": kernel}

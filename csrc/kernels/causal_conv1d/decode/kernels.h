@@ -6,9 +6,11 @@
 namespace hipconv {
 
 const char* causal_conv1d_update_step_refusal(const CausalConv1dUpdateParams& params);
+bool causal_conv1d_update_step_is_choice(const CausalConv1dUpdateParams& params);  // by measurement
 void causal_conv1d_update_step(const CausalConv1dUpdateParams& params, void* workspace, void* stream);
 
 const char* causal_conv1d_update_vector_refusal(const CausalConv1dUpdateParams& params);
+bool causal_conv1d_update_vector_is_choice(const CausalConv1dUpdateParams& params);  // by measurement
 void causal_conv1d_update_vector(const CausalConv1dUpdateParams& params, void* workspace, void* stream);
 
 // `vector` on NVIDIA, where it serves: copies go past the registers there.
@@ -30,8 +32,9 @@ void causal_conv1d_update_naive(const CausalConv1dUpdateParams& params, void* wo
 
 // name, refusal, launch, workspace, choice
 constexpr KernelRow<CausalConv1dUpdateParams> kUpdateKernels[] = {
-    {"step", causal_conv1d_update_step_refusal, causal_conv1d_update_step},
-    {"vector", causal_conv1d_update_vector_refusal, causal_conv1d_update_vector},
+    {"step", causal_conv1d_update_step_refusal, causal_conv1d_update_step, nullptr, causal_conv1d_update_step_is_choice},
+    {"vector", causal_conv1d_update_vector_refusal, causal_conv1d_update_vector, nullptr,
+     causal_conv1d_update_vector_is_choice},
     {"strip", causal_conv1d_update_strip_refusal, causal_conv1d_update_strip, nullptr, causal_conv1d_update_strip_is_choice},
     {"pair", causal_conv1d_update_pair_refusal, causal_conv1d_update_pair, nullptr, causal_conv1d_update_pair_is_choice},
     {"channel", causal_conv1d_update_channel_refusal, causal_conv1d_update_channel},

@@ -344,12 +344,15 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kPairThreads, (pair_blocks<S, kWidth>()))
     // ---- zeros for padding --------------------------------------------------------------------------------------------------
     const CausalConv1dUpdateParams& last = first_parameter_again(params);
     if (!last.zero_padding || !has_channels) return;
+    // Tokens of no row, if there are any for the block's rows, are there for the first of them.
+    const bool rest = last.query_start_loc.data && has_rest(last, indices_of_row(last, first_row), first_row);
 #pragma unroll 1
     for (int r = group; r < rows_here; r += plan.rows) {
         const RowOfBlock& row = rows[r];
+        if (__builtin_expect(!rest && row.live, 1)) continue;
 #pragma unroll 1
         for (int32_t d = strip_d + 2 * pair; d < strip_d + 2 * pair + (has_second ? 2 : 1); ++d) {
-            if (last.query_start_loc.data) zero_rest<T>(last, indices_of_row(last, first_row + r), first_row + r, d);
+            if (rest) zero_rest<T>(last, indices_of_row(last, first_row + r), first_row + r, d);
             if (!row.live) zero_one_channel<T>(last, first_row + r, d, {row.first_token, row.count});
         }
     }

@@ -17,48 +17,65 @@
 
 namespace hipconv {
 
-// Tells how lanes share a strip: they have kColumns of a packed slot, or kOwnVectors.
-template <typename S, int kWidth, int kColumns>
+// Tells how lanes share a strip: they have kColumns of a packed slot, or kOwnVectors. kPairs: a lane has two channels, and a
+// block some rows.
+template <typename S, int kWidth, int kColumns, bool kPairs>
 struct Strip {
-    static constexpr bool kWhole = kColumns == 4;  // the columns of a lane's channels are whole vectors
+    // The columns of a lane's channels are whole vectors.
+    static constexpr bool kWhole = kColumns == 4 || (kPairs && kColumns > 0 && kColumns < 3);
     static constexpr bool kThroughLds = kColumns > 0 && !kWhole;
-    static constexpr int kOwn = kWhole ? 2 : kChannels;  // channels of a lane
+    static constexpr int kOwn = kWhole || kPairs ? 2 : kChannels;  // channels of a lane
     // Where rows of few bytes are many, the time to start their blocks would be longer than that of the bytes.
     static constexpr int kFewBytes = kTokenLanes == kVectorLanes || kWidth > 3 ? 1 : kWidth > 1 ? 2 : 4;
-    static constexpr int kFewLanes = kWhole ? 2 * kTokenLanes : kTokenLanes, kLanes = kFewBytes * kFewLanes;
-    using Packed = std::conditional_t<kWhole, Words4, Words<S, kChannels>>;
-    static constexpr int kInPacked = static_cast<int>(sizeof(Packed) / sizeof(S)), kVectors = kOwn * kColumns / kInPacked;
+    static constexpr int kFewLanes = kWhole ? 2 * kTokenLanes : kTokenLanes;
+    static constexpr int kLanes = kPairs ? kPairLanes : kFewBytes * kFewLanes;  // of a block
+    static constexpr int kInPacked = kColumns == 4 ? 16 / static_cast<int>(sizeof(S)) : kPairs && kColumns % 2 ? 2 : kChannels;
+    using Packed = Words<S, kInPacked>;
+    static constexpr int kVectors = kOwn * kColumns / kInPacked;
 
     // Registers of a lane: its parameters as floats, its part of the state and its token, and those of addresses.
     static constexpr int kRegisters =
         kOwn * (kWidth + 1) + kOwn * kWidth * static_cast<int>(sizeof(S)) / 4 + (kColumns ? 32 : 24);
 };
-template <typename S, int kWidth, int kColumns, bool kSameWidth>  // on a compute unit
+template <typename S, int kWidth, int kColumns, bool kSameWidth, bool kPairs>  // on a compute unit
 constexpr int kStepBlocks =
     kWidth == kCommonWidth && kSameWidth
-        ? (sizeof(S) == 4 ? 14 : 24) * kVectorLanes / Strip<S, kWidth, kColumns>::kLanes
-        : 65536 / ((Strip<S, kWidth, kColumns>::kRegisters + 7) / 8 * 8) / Strip<S, kWidth, kColumns>::kLanes;
+        ? (sizeof(S) == 4 ? 14 : 24) * kVectorLanes / Strip<S, kWidth, kColumns, kPairs>::kLanes
+        : 65536 / ((Strip<S, kWidth, kColumns, kPairs>::kRegisters + 7) / 8 * 8) / Strip<S, kWidth, kColumns, kPairs>::kLanes;
+
+// A row's part of LDS, in vectors.
+template <typename Packed, int kVectors>
+HIPCONV_INLINE int row_stage(int lanes) {
+    return staged<Packed, kVectors>(lanes * kVectors - 1) + 1;
+}
 
 // kBefore of the columns of a packed slot come before the window and move with it. kSameWidth: weight and bias are as wide as
 // x.
-template <typename T, typename S, int kWidth, int kColumns, int kBefore, bool kSameWidth>
-__global__ void HIPCONV_LAUNCH_BOUNDS((Strip<S, kWidth, kColumns>::kLanes), (kStepBlocks<S, kWidth, kColumns, kSameWidth>))
+template <typename T, typename S, int kWidth, int kColumns, int kBefore, bool kSameWidth, bool kPairs>
+__global__ void HIPCONV_LAUNCH_BOUNDS((Strip<S, kWidth, kColumns, kPairs>::kLanes),
+                                      (kStepBlocks<S, kWidth, kColumns, kSameWidth, kPairs>))
     causal_conv1d_update_step(VectorParams params) {
     const VectorParams& p = first_parameter(params);
-    using Shape = Strip<S, kWidth, kColumns>;
+    using Shape = Strip<S, kWidth, kColumns, kPairs>;
     constexpr int kPast = kWidth - 1, kOwn = Shape::kOwn, kVectors = Shape::kVectors;
     using Vector = Words<T, kOwn>;
     using History = Words<S, kOwn>;
     using Packed = typename Shape::Packed;
     constexpr int kStage = Shape::kLanes * kVectors;
-    HIPCONV_SHARED(Packed, stage, Shape::kThroughLds ? kStage + kStage * static_cast<int>(sizeof(Packed)) / 128 : 1);
+    HIPCONV_SHARED(Packed, all_stage, Shape::kThroughLds ? kStage + kStage * static_cast<int>(sizeof(Packed)) / 128 : 1);
 
-    const unsigned b = blockIdx.x;
     const int lane = static_cast<int>(threadIdx.x), lanes = static_cast<int>(blockDim.x);
+    // Lanes of rows that there are not do as those of the last one, and store nothing.
+    const unsigned row = kPairs ? blockIdx.x * blockDim.y + threadIdx.y : blockIdx.x;
+    const bool has_row = !kPairs || row < static_cast<unsigned>(p.batch);
+    const unsigned b = has_row ? row : static_cast<unsigned>(p.batch) - 1;
+    Packed* const stage = kPairs && Shape::kThroughLds
+                              ? all_stage + static_cast<int>(threadIdx.y) * row_stage<Packed, kVectors>(lanes)
+                              : all_stage;
     const int strip_d = static_cast<int>(blockIdx.y) * lanes * kOwn;
     const int left = p.dim - strip_d;
     const int strip = left < lanes * kOwn ? left / kOwn : lanes;  // lanes that have channels
-    const bool active = lane < strip;
+    const bool active = lane < strip && has_row;
     if (!Shape::kThroughLds && !active) return;
     const int d = strip_d + (active ? lane : 0) * kOwn;  // the other lanes only move strips
 
@@ -85,11 +102,13 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((Strip<S, kWidth, kColumns>::kLanes), (kSt
     const Slots slots = slots_of_row(p, b, slot);
     if (!slots.live) {
         if (p.zero_padding) store_out(Vector{});
-        return;
+        if (!(kPairs && Shape::kThroughLds)) return;
     }
+    const bool live = !(kPairs && Shape::kThroughLds) || (slots.live && has_row);  // other rows of the block may be
 
     const auto state_of = [&](uint32_t slot) { return p.state.as<S>() + slot * p.slot_stride; };
     const auto store_result = [&](auto window) {  // window(i, j): column i of it, oldest first, of pair j of the channels
+        if (!live) return;
         store_out(parameters.template convolve<true>(window, token, p.use_silu));
     };
     if constexpr (kColumns == kOwnVectors) {
@@ -99,10 +118,15 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((Strip<S, kWidth, kColumns>::kLanes), (kSt
         for (int i = 0; i < kPast; ++i) columns[i] = *reinterpret_cast<const History*>(from + i * p.column_stride);
         parameters.convert(p, d);
         store_result([&](int i, int j) { return pair_of<S>(columns[i], j); });
+        History last;
+        if constexpr (std::is_same_v<S, T>)
+            last = token;
+        else
+            last = as_history<S, T>(token);
         S* to = state_of(slots.write) + d;
 #pragma unroll
         for (int i = 0; i < kPast; ++i)
-            *reinterpret_cast<History*>(to + i * p.column_stride) = i + 1 < kPast ? columns[i + 1] : as_history<S, T>(token);
+            *reinterpret_cast<History*>(to + i * p.column_stride) = i + 1 < kPast ? columns[i + 1] : last;
     } else {
         static_assert(std::is_same_v<T, S>, "packed columns move as bits");
         // A lane moves these of the strip's vectors: its own, or through LDS every lanes-th.
@@ -110,7 +134,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((Strip<S, kWidth, kColumns>::kLanes), (kSt
         const Packed* strip_from = reinterpret_cast<const Packed*>(state_of(slots.read) + int64_t{strip_d} * kColumns);
         Packed own[kVectors];  // in the end the lane's channels: (channel, column)
 #pragma unroll
-        for (int k = 0; k < kVectors; ++k)  // past the strip's last vector, that one again
+        for (int k = 0; k < kVectors && live; ++k)  // past the strip's last vector, that one again
             own[k] = strip_from[place(k) < strip * kVectors ? place(k) : strip * kVectors - 1];
         if constexpr (Shape::kThroughLds) {  // which has room for all lanes
 #pragma unroll
@@ -150,7 +174,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((Strip<S, kWidth, kColumns>::kLanes), (kSt
 #pragma unroll
             for (int k = 0; k < kVectors; ++k) {
                 const Packed vector = stage[staged<Packed, kVectors>(place(k))];
-                if (place(k) < strip * kVectors) strip_to[place(k)] = vector;
+                if (live && place(k) < strip * kVectors) strip_to[place(k)] = vector;
             }
         }
     }
@@ -162,12 +186,21 @@ constexpr int64_t kManyBlocks = 2048;  // of few lanes
 
 template <typename T, typename S, int kWidth, int kColumns, int kBefore, bool kSameWidth>
 void launch(const CausalConv1dUpdateParams& p, hipStream_t stream) {
-    using Shape = Strip<S, kWidth, kColumns>;
+    using Shape = Strip<S, kWidth, kColumns, false>;
     const int64_t channels = p.dim / Shape::kOwn;
     const bool many = Shape::kFewBytes > 1 && p.batch * channels > kManyBlocks * Shape::kFewLanes;
     const unsigned lanes = power_of_two_up_to(channels, many ? Shape::kLanes : Shape::kFewLanes);
     const dim3 grid(static_cast<unsigned>(p.batch), blocks_up_to(channels, lanes, kMostStrips), 1);
-    HIPCONV_LAUNCH(true, (causal_conv1d_update_step<T, S, kWidth, kColumns, kBefore, kSameWidth>), grid, dim3(lanes, 1, 1), 0,
+    HIPCONV_LAUNCH(true, (causal_conv1d_update_step<T, S, kWidth, kColumns, kBefore, kSameWidth, false>), grid,
+                   dim3(lanes, 1, 1), 0, stream, vector_params(p));
+    check_launch("causal_conv1d_update");
+}
+
+// Rows of an even number of channels: blocks of some rows.
+template <typename T, int kWidth, int kColumns>
+void launch_pairs(const CausalConv1dUpdateParams& p, hipStream_t stream) {
+    const PairGrid grid = pair_grid(p);
+    HIPCONV_LAUNCH(true, (causal_conv1d_update_step<T, T, kWidth, kColumns, 0, false, true>), grid.blocks, grid.block, 0,
                    stream, vector_params(p));
     check_launch("causal_conv1d_update");
 }
@@ -202,6 +235,21 @@ void with_width(const CausalConv1dUpdateParams& p, hipStream_t stream) {
     if constexpr (kWidth != kCommonWidth) launch<T, T, kWidth, kOwnVectors, 0, false>(p, stream);
 }
 
+// The same in pairs.
+template <typename T, int kWidth = kMostWidth>
+void pairs_with_width(const CausalConv1dUpdateParams& p, hipStream_t stream) {
+    if constexpr (kWidth > 2)
+        if (p.width != kWidth) return pairs_with_width<T, kWidth - 1>(p, stream);
+    p.state_dim_stride == 1 ? launch_pairs<T, kWidth, kOwnVectors>(p, stream) : launch_pairs<T, kWidth, kWidth - 1>(p, stream);
+}
+
+// Rows that do not come in vectors of four channels, and those of float32 at widths that `vector` does not take.
+bool serves_pairs(const CausalConv1dUpdateParams& p) {
+    if (p.seqlen != 1 || p.query_start_loc.data || p.num_accepted_tokens.data || !channels_in_pairs(p)) return false;
+    const bool in_fours = channels_in_vectors(p) && in_vectors(p, p.x) && outputs_in_vectors(p);
+    return p.width >= 2 && p.width <= kMostWidth && (!in_fours || (p.dtype == DType::f32 && p.width > kCommonWidth));
+}
+
 bool serves(const CausalConv1dUpdateParams& p) {
     if (p.seqlen != 1 || p.query_start_loc.data || p.num_accepted_tokens.data || p.width > kMostWidth) return false;
     if (!channels_in_vectors(p) || !in_vectors(p, p.x) || !outputs_in_vectors(p)) return false;
@@ -217,11 +265,16 @@ bool serves(const CausalConv1dUpdateParams& p) {
 }  // namespace
 
 const char* causal_conv1d_update_step_refusal(const CausalConv1dUpdateParams& p) {
-    if (serves(p)) return nullptr;
+    if (serves(p) || serves_pairs(p)) return nullptr;
     return "one token a row with aligned channels in fours: of 16 bits at widths 1 to 8 with conv_state of x's dtype, or of "
-           "any dtype at width 4; and none of: query_start_loc, num_accepted_tokens, cache_seqlens, intermediate_conv_window, "
-           "retrieve_next_token; of (slots, dim, state_len) without gaps, state_len = width - 1, or 4 at width 4; a state_len "
-           "of 4 at a multiple of 16 bytes";
+           "any dtype at width 4; or aligned in pairs, of conv_state's dtype; and none of: query_start_loc, "
+           "num_accepted_tokens, cache_seqlens, intermediate_conv_window, retrieve_next_token; of (slots, dim, state_len) "
+           "without gaps, state_len = width - 1, or 4 at width 4; a state_len of 4 at a multiple of 16 bytes";
+}
+
+// Takes all rows in pairs but, by an H200's times, many of float32 at width 8 whose channels come in fours.
+bool causal_conv1d_update_step_is_choice(const CausalConv1dUpdateParams& p) {
+    return serves(p) || !many_pairs(p) || p.dtype != DType::f32 || p.width < kMostWidth || p.dim % kChannels != 0;
 }
 
 void causal_conv1d_update_step(const CausalConv1dUpdateParams& p, void* /*workspace*/, void* stream) {
@@ -229,6 +282,7 @@ void causal_conv1d_update_step(const CausalConv1dUpdateParams& p, void* /*worksp
     const bool common = p.width == kCommonWidth && parameters_as_wide_as_x(p);
     with_dtype(p.dtype, [&](auto type) {
         using T = decltype(type);
+        if (!serves(p)) return pairs_with_width<T>(p, hip_stream);
         if (common) return with_columns<T, true>(p, hip_stream);
         if constexpr (sizeof(T) == 2) with_width<T>(p, hip_stream);
     });

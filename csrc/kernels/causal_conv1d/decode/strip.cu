@@ -387,12 +387,15 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStripThreads, 2) causal_conv1d_update_str
     // ---- zeros for padding --------------------------------------------------------------------------------------------------
     const CausalConv1dUpdateParams& last = first_parameter_again(params).call;
     if (__builtin_expect(!last.zero_padding, 1)) return;
+    // Tokens of no row, if there are any for the block's rows, are there for the first of them.
+    const bool rest = by_starts && has_rest(last, indices_of_row(last, place.first_row), place.first_row);
 #pragma unroll 1
     for (int r = first_of_team; r < place.rows; r += teams) {
         const int64_t b = place.first_row + r;
+        if (__builtin_expect(!rest && rows[r].live, 1)) continue;
 #pragma unroll 1
         for (int c = team.member; c < place.channels; c += team.members) {
-            if (by_starts) zero_rest<T>(last, indices_of_row(last, b), b, place.strip_d + c);
+            if (rest) zero_rest<T>(last, indices_of_row(last, b), b, place.strip_d + c);
             if (!rows[r].live) zero_one_channel<T>(last, b, place.strip_d + c, {rows[r].first_token, rows[r].all});
         }
     }

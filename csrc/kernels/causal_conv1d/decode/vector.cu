@@ -33,24 +33,31 @@ constexpr int kBlocks = ((sizeof(S) == 4                            ? 8
                          (kWidth > kCommonWidth ? kWidth - 2 : 0)) *
                         kVectorLanes / kMostLanes<kColumns>;
 
-template <typename T, typename S, int kWidth, int kColumns>
-__global__ void HIPCONV_LAUNCH_BOUNDS((kMostLanes<kColumns>), (kBlocks<S, kWidth, kColumns>))
+template <typename S, int kWidth>  // on a compute unit, of pairs: by the registers of window, tokens and parameters
+constexpr int kPairBlocks = 65536 / (40 + 4 * kWidth + kWidth * static_cast<int>(sizeof(S)) / 2) / kPairLanes;
+
+// kOwn: channels of a lane. With two of them, which are lanes' own vectors, a block has some rows.
+template <typename T, typename S, int kWidth, int kColumns, int kOwn>
+__global__ void HIPCONV_LAUNCH_BOUNDS((kOwn == 2 ? kPairLanes : kMostLanes<kColumns>),
+                                      (kOwn == 2 ? kPairBlocks<S, kWidth> : kBlocks<S, kWidth, kColumns>))
     causal_conv1d_update_vectors(VectorParams params) {
     const VectorParams& p = first_parameter(params);
     constexpr int kPast = kWidth - 1, kAhead = kTokensAhead;
-    using Vector = Words<T, kChannels>;
-    using History = Words<S, kChannels>;
+    constexpr bool kFours = kOwn == kChannels;
+    static_assert(kFours || kColumns == kOwnVectors, "two channels are a lane's own vectors");
+    using Vector = Words<T, kOwn>;
+    using History = Words<S, kOwn>;
     constexpr int kStage = kColumns == kAnyColumns ? kStagedBytes / static_cast<int>(sizeof(History)) : kVectorLanes * kColumns;
     HIPCONV_SHARED(History, stage, kColumns ? kStage + kStage * static_cast<int>(sizeof(History)) / 128 : 1);
 
-    const unsigned b = blockIdx.x;
+    const unsigned b = kFours ? blockIdx.x : blockIdx.x * blockDim.y + threadIdx.y;
     const int lane = static_cast<int>(threadIdx.x), lanes = static_cast<int>(blockDim.x);
-    const int strip_d = static_cast<int>(blockIdx.y) * lanes * kChannels;
+    const int strip_d = static_cast<int>(blockIdx.y) * lanes * kOwn;
     const int left = p.dim - strip_d;
-    const int strip = left < lanes * kChannels ? left / kChannels : lanes;  // vectors
-    const bool active = lane < strip;
+    const int strip = left < lanes * kOwn ? left / kOwn : lanes;  // vectors
+    const bool active = lane < strip && (kFours || b < static_cast<unsigned>(p.batch));
     if (!kColumns && !active) return;
-    const int d = strip_d + (active ? lane : 0) * kChannels;  // the other lanes move strips, and compute what nobody sees
+    const int d = strip_d + (active ? lane : 0) * kOwn;  // the other lanes move strips, and compute what nobody sees
 
     // ---- the row: its slot, its tokens, and the first of them on their way --------------------------------------------------
     let_next_kernel_begin();
@@ -66,7 +73,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((kMostLanes<kColumns>), (kBlocks<S, kWidth
     }
     if (p.slot_of_row.data) slot = p.slot_of_row.load(b);
     if (speculative) accepted = p.num_accepted_tokens.load(b);
-    ChannelParameters<T, kWidth> parameters;
+    ChannelParameters<T, kWidth, kOwn> parameters;
     parameters.load(p, d);
 
     int32_t first_token = 0, count = p.seqlen;
@@ -82,7 +89,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((kMostLanes<kColumns>), (kBlocks<S, kWidth
     Vector ahead[kAhead];
     const auto load_ahead = [&](int first) {
         const T* from = x + first * p.x_token_stride;
-        const int64_t step = p.x_in_fours ? p.x_dim_stride : p.x_token_stride;
+        const int64_t step = kFours && p.x_in_fours ? p.x_dim_stride : p.x_token_stride;
 #pragma unroll
         for (int j = 0; j < kAhead; ++j) {
             if (first + j < count) ahead[j] = *reinterpret_cast<const Vector*>(from);
@@ -102,7 +109,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((kMostLanes<kColumns>), (kBlocks<S, kWidth
 
     // ---- outputs: where they go, and zeros for padding ----------------------------------------------------------------------
     T* out = p.out.as<T>() + b * p.out_row_stride + first_token * p.out_token_stride + d * p.out_dim_stride;
-    int64_t out_step = p.out_in_fours ? p.out_dim_stride : p.out_token_stride;
+    int64_t out_step = kFours && p.out_in_fours ? p.out_dim_stride : p.out_token_stride;
     if (__builtin_expect(p.split, 0)) {
         const int part = output_of_channel(p, d);
         out = split_out_at<T>(p, b, d, first_token);
@@ -121,8 +128,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((kMostLanes<kColumns>), (kBlocks<S, kWidth
         for (int64_t t = 0; b == 0 && t < first_token; ++t) zero(t);
     }
     if (!slots.live || count <= 0) {
-        for (int t = 0; t < count && p.zero_padding; t += p.out_in_fours ? kAhead : 1) {
-            if (p.out_in_fours) {
+        for (int t = 0; t < count && p.zero_padding; t += kFours && p.out_in_fours ? kAhead : 1) {
+            if (kFours && p.out_in_fours) {
                 for (int c = 0; c < kAhead; ++c) store(out + c * out_step + t, Vector{});
             } else {
                 store(out + t * out_step, Vector{});
@@ -215,19 +222,24 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((kMostLanes<kColumns>), (kBlocks<S, kWidth
     for (int first = 0; first < count; first += kAhead) {
         if (first > 0) load_ahead(first);
         Vector results[kAhead];
-        if (p.x_in_fours) {
-            transpose<T, kAhead, false>(results, ahead);
+        if constexpr (kFours) {
+            if (p.x_in_fours) {
+                transpose<T, kAhead, false>(results, ahead);
 #pragma unroll
-            for (int t = 0; t < kAhead; ++t) ahead[t] = results[t];
+                for (int t = 0; t < kAhead; ++t) ahead[t] = results[t];
+            }
         }
 #pragma unroll
         for (int t = 0; t < kAhead; ++t) {
             if (first + t >= count) break;
             results[t] = parameters.convolve(window, ahead[t], p.use_silu);
-            if (!p.out_in_fours) store(out + (first + t) * out_step, results[t]);
+            if (!kFours || !p.out_in_fours) store(out + (first + t) * out_step, results[t]);
 #pragma unroll
             for (int i = 0; i < kPast - 1; ++i) ring[i] = ring[i + 1];
-            ring[kPast - 1] = as_history<S, T>(ahead[t]);
+            if constexpr (std::is_same_v<S, T>)
+                ring[kPast - 1] = ahead[t];
+            else
+                ring[kPast - 1] = as_history<S, T>(ahead[t]);
             if (speculative) {
                 if constexpr (kColumns == kDraftColumns)
                     packed[kPast - 1 + t] = ring[kPast - 1];  // first is 0: there are no more tokens than such a state keeps
@@ -235,10 +247,12 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((kMostLanes<kColumns>), (kBlocks<S, kWidth
                     put(kPast - 1 + first + t, ring[kPast - 1]);
             }
         }
-        if (p.out_in_fours) {
-            transpose<T, kAhead, true>(ahead, results);
+        if constexpr (kFours) {
+            if (p.out_in_fours) {
+                transpose<T, kAhead, true>(ahead, results);
 #pragma unroll
-            for (int c = 0; c < kAhead; ++c) store(out + c * out_step + first, ahead[c]);
+                for (int c = 0; c < kAhead; ++c) store(out + c * out_step + first, ahead[c]);
+            }
         }
     }
 
@@ -291,7 +305,16 @@ void launch(const CausalConv1dUpdateParams& p, hipStream_t stream) {
     while (kColumns == kAnyColumns && lanes * p.state_len * sizeof(Words<S, kChannels>) > kStagedBytes) lanes /= 2;
     lanes = power_of_two_up_to(p.dim / kChannels, lanes);
     const dim3 grid(static_cast<unsigned>(p.batch), blocks_up_to(p.dim / kChannels, lanes, kMostStrips), 1);
-    HIPCONV_LAUNCH(true, (causal_conv1d_update_vectors<T, S, kWidth, kColumns>), grid, dim3(lanes, 1, 1), 0, stream,
+    HIPCONV_LAUNCH(true, (causal_conv1d_update_vectors<T, S, kWidth, kColumns, kChannels>), grid, dim3(lanes, 1, 1), 0, stream,
+                   vector_params(p));
+    check_launch("causal_conv1d_update");
+}
+
+// Rows of an even number of channels.
+template <typename T, int kWidth>
+void launch_pairs(const CausalConv1dUpdateParams& p, hipStream_t stream) {
+    const PairGrid grid = pair_grid(p);
+    HIPCONV_LAUNCH(true, (causal_conv1d_update_vectors<T, T, kWidth, kOwnVectors, 2>), grid.blocks, grid.block, 0, stream,
                    vector_params(p));
     check_launch("causal_conv1d_update");
 }
@@ -322,18 +345,37 @@ bool serves(const CausalConv1dUpdateParams& p) {
     return (p.state_dtype == p.dtype && columns_in_registers(p)) || fewest_bytes <= kStagedBytes;
 }
 
+// Rows that do not come in vectors of four channels.
+bool serves_pairs(const CausalConv1dUpdateParams& p) {
+    const bool fours = channels_in_vectors(p) && (in_vectors(p, p.x) || in_fours(p, p.x)) && outputs_in_vectors(p);
+    return p.width >= 2 && p.width <= kMostWidth && channels_in_pairs(p) && p.state_dim_stride == 1 &&
+           (!fours || (p.dtype == DType::f32 && p.width > kCommonWidth));
+}
+
 }  // namespace
 
 const char* causal_conv1d_update_vector_refusal(const CausalConv1dUpdateParams& p) {
-    if (serves(p)) return nullptr;
+    if (serves(p) || serves_pairs(p)) return nullptr;
     return "widths 2 to 8, or 4 of float32, with aligned channels or tokens in fours and conv_state of x's dtype, or float32 "
-           "at width 4, and none of: cache_seqlens, intermediate_conv_window, retrieve_next_token; (slots, dim, state_len) "
-           "without gaps at width 4, or at width 3 with state_len 2";
+           "at width 4, or channels in pairs, and none of: cache_seqlens, intermediate_conv_window, retrieve_next_token; "
+           "(slots, dim, state_len) without gaps at width 4, or at width 3 with state_len 2, and not in pairs";
+}
+
+// Takes all rows in pairs but, by an H200's times, many of float32 at width 8 whose channels come in fours, and many of 16-bit
+// drafts at widths 2 and 3.
+bool causal_conv1d_update_vector_is_choice(const CausalConv1dUpdateParams& p) {
+    if (serves(p) || !many_pairs(p)) return true;
+    if (p.dtype == DType::f32) return p.width < kMostWidth || p.dim % kChannels != 0;
+    return !p.num_accepted_tokens.data || p.width >= kCommonWidth;
 }
 
 void causal_conv1d_update_vector(const CausalConv1dUpdateParams& p, void* /*workspace*/, void* stream) {
     if (causal_conv1d_update_copied_serves(p)) return causal_conv1d_update_copied(p, stream);
     const hipStream_t hip_stream = static_cast<hipStream_t>(stream);
+    if (!serves(p))
+        return with_instance<kMostWidth>(p.dtype, p.width, [&](auto type, auto width) {
+            launch_pairs<decltype(type), decltype(width)::value>(p, hip_stream);
+        });
     with_instance<kMostWidth>(p.dtype, p.width, [&](auto type, auto width) {
         using T = decltype(type);
         constexpr int kWidth = decltype(width)::value;

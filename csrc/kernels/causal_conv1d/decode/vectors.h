@@ -10,6 +10,7 @@
 #include "device/elements.h"
 #include "grid.h"
 #include "kernels.h"
+#include "launch/division.h"
 
 namespace hipconv {
 
@@ -21,6 +22,7 @@ constexpr int kChannels = 4;     // of a lane: 8 bytes of 16-bit elements, 16 of
 constexpr int kOwnVectors = 0;   // columns of the state whose channels are neighbours: a lane moves its own vectors
 constexpr int kCommonWidth = 4;  // what models have
 constexpr int kMostWidth = 8;
+constexpr int kPairLanes = 384;                                             // of a block of rows in pairs of channels
 constexpr int kFewestLanes = 32, kMostStrips = 65535, kMostRows = 1 << 24;  // a grid's limits, those of AMD included
 
 // kColumns vectors of channels from kChannels rows of columns, or (kBack) the other way round; the same elements either way.
@@ -266,6 +268,29 @@ inline bool channels_in_vectors(const CausalConv1dUpdateParams& p) {
     return p.column_stride == 1 && p.state_dim_stride == p.state_len;
 }
 
+// Tells the same of pairs of channels, x and the outputs included. A packed slot has no more columns than the window, and
+// vectors of those of a pair.
+inline bool channels_in_pairs(const CausalConv1dUpdateParams& p) {
+    if (p.tree_child.data || p.cache_seqlens.data || p.intermediate || p.state_dtype != p.dtype || p.width < 2) return false;
+    if (p.dim % 2 != 0 || p.batch > kMostRows || p.dim > kMostStrips * kPairLanes || p.history != p.width - 1) return false;
+    if (!in_words(p.write_slots) || !in_words(p.query_start_loc) || !in_words(p.num_accepted_tokens)) return false;
+    if (p.weight_width_stride != 1 || p.weight_dim_stride != p.width || !is_aligned(p.weight, 16)) return false;
+    if (p.bias && (p.bias_stride != 1 || !is_aligned(p.bias, 8))) return false;
+    const int bytes = element_bytes(p.dtype);
+    const auto in_pairs = [&](const Tokens& tokens) {
+        return tokens.dim_stride == 1 && is_aligned(tokens.data, 2 * bytes) && tokens.row_stride % 2 == 0 &&
+               ((p.seqlen == 1 && !p.query_start_loc.data) || tokens.token_stride % 2 == 0);
+    };
+    if (!in_pairs(p.x)) return false;
+    for (int part = 0, begin = 0; begin < p.dim; begin = p.out_end[part++])
+        if (!in_pairs(p.out[part]) || p.out_end[part] % 2 != 0) return false;
+    // Elements of a packed slot that move together.
+    const int vector = p.state_dim_stride == 1 || p.width % 2 == 0 ? 2 : p.width == 5 ? 16 / bytes : kChannels;
+    if (!is_aligned(p.state, vector * bytes) || p.slot_stride % vector != 0) return false;
+    if (p.state_dim_stride == 1) return p.state_len == 1 || p.column_stride % 2 == 0;
+    return p.column_stride == 1 && p.state_dim_stride == p.state_len && p.state_len == p.width - 1;
+}
+
 // Tells whether a packed slot has as many columns as the window, or one more: then each lane has all columns that move in
 // registers. The slot is written whole: a fork would overwrite a column at rest.
 inline bool columns_in_registers(const CausalConv1dUpdateParams& p) {
@@ -279,6 +304,22 @@ inline bool in_fours(const CausalConv1dUpdateParams& p, const Tokens& tokens) {
 }
 
 // ---- launches -------------------------------------------------------------------------------------------------------------
+
+// Tells whether rows in pairs of channels take so long that a card's memory is the limit.
+inline bool many_pairs(const CausalConv1dUpdateParams& p) { return int64_t{p.batch} * p.dim >= 1 << 19; }
+
+// Blocks of some rows in pairs of channels.
+struct PairGrid {
+    dim3 blocks, block;
+};
+inline PairGrid pair_grid(const CausalConv1dUpdateParams& p) {
+    constexpr int64_t kFewBlocks = 1024;
+    const int64_t pairs = p.dim / 2, strips = ceil_of(pairs, kPairLanes / 2), lanes = ceil_of(pairs, strips);
+    int64_t rows = kPairLanes / lanes;
+    while (rows > 1 && p.batch * strips < kFewBlocks * rows) --rows;  // few rows are for the whole card
+    return {dim3(static_cast<unsigned>(ceil_of(p.batch, rows)), static_cast<unsigned>(strips), 1),
+            dim3(static_cast<unsigned>(lanes), static_cast<unsigned>(rows), 1)};
+}
 
 inline VectorParams vector_params(const CausalConv1dUpdateParams& p) {
     const auto words = [](const Indices& indices) {
