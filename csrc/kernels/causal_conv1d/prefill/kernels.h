@@ -11,6 +11,7 @@ void causal_conv1d_varlen_tile(const CausalConv1dVarlenParams& params, const Var
 // In place, two launches share out the work.
 bool causal_conv1d_varlen_tile_takes_in_place(const CausalConv1dVarlenParams& p, const VarlenTile& tile);
 int64_t causal_conv1d_varlen_tile_workspace(const CausalConv1dVarlenParams& params, const VarlenTile& tile);
+int64_t causal_conv1d_varlen_tile_in_place_workspace(const CausalConv1dVarlenParams& params, const VarlenTile& tile);
 void causal_conv1d_varlen_tile_in_place(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace,
                                         void* stream);
 
@@ -19,6 +20,7 @@ const char* causal_conv1d_varlen_words_refusal(const CausalConv1dVarlenParams& p
 void causal_conv1d_varlen_words(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace, void* stream);
 bool causal_conv1d_varlen_words_takes_in_place(const CausalConv1dVarlenParams& params, const VarlenTile& tile);
 int64_t causal_conv1d_varlen_words_workspace(const CausalConv1dVarlenParams& params, const VarlenTile& tile);
+int64_t causal_conv1d_varlen_words_in_place_workspace(const CausalConv1dVarlenParams& params, const VarlenTile& tile);
 void causal_conv1d_varlen_words_in_place(const CausalConv1dVarlenParams& params, const VarlenTile& tile, void* workspace,
                                          void* stream);
 
@@ -36,16 +38,16 @@ void causal_conv1d_varlen_staged_in_place(const CausalConv1dVarlenParams& params
 
 // name, refusal, launch, workspace, auto_takes
 constexpr KernelRow<CausalConv1dVarlenParams, VarlenTile> kVarlenKernels[] = {
-    {"tile", causal_conv1d_varlen_tile_refusal, causal_conv1d_varlen_tile},
-    {"words", causal_conv1d_varlen_words_refusal, causal_conv1d_varlen_words},
+    {"tile", causal_conv1d_varlen_tile_refusal, causal_conv1d_varlen_tile, causal_conv1d_varlen_tile_workspace},
+    {"words", causal_conv1d_varlen_words_refusal, causal_conv1d_varlen_words, causal_conv1d_varlen_words_workspace},
     {"staged", causal_conv1d_varlen_staged_refusal, causal_conv1d_varlen_staged},
     {"naive", nullptr, launch_causal_conv1d_varlen_naive},
 };
 constexpr KernelRow<CausalConv1dVarlenParams, VarlenTile> kVarlenInPlaceKernels[] = {
-    {"tile", causal_conv1d_varlen_tile_refusal, causal_conv1d_varlen_tile_in_place, causal_conv1d_varlen_tile_workspace,
-     causal_conv1d_varlen_tile_takes_in_place},
-    {"words", causal_conv1d_varlen_words_refusal, causal_conv1d_varlen_words_in_place, causal_conv1d_varlen_words_workspace,
-     causal_conv1d_varlen_words_takes_in_place},
+    {"tile", causal_conv1d_varlen_tile_refusal, causal_conv1d_varlen_tile_in_place,
+     causal_conv1d_varlen_tile_in_place_workspace, causal_conv1d_varlen_tile_takes_in_place},
+    {"words", causal_conv1d_varlen_words_refusal, causal_conv1d_varlen_words_in_place,
+     causal_conv1d_varlen_words_in_place_workspace, causal_conv1d_varlen_words_takes_in_place},
     {"staged", causal_conv1d_varlen_staged_in_place_refusal, causal_conv1d_varlen_staged_in_place,
      causal_conv1d_varlen_staged_workspace},
 };

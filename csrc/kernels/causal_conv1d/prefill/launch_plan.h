@@ -98,6 +98,14 @@ inline bool plan_blocks(VarlenPlan& plan, const CausalConv1dVarlenParams& p, con
     return true;
 }
 
+// Tells whether each row of 16-bit outputs begins and ends with a whole word.
+inline bool outputs_in_words(const CausalConv1dVarlenParams& p) {
+    const auto words = [](const void* data, int64_t token_stride) { return aligned(data, 4) && token_stride % 2 == 0; };
+    if (p.dim % 2 != 0) return false;
+    if (p.k_dim < 0) return words(p.out, p.out_token_stride);
+    return words(p.out, p.k_dim) && words(p.k, p.k_dim) && words(p.v, p.dim - 2 * int64_t{p.k_dim});
+}
+
 // The form in which a kernel compiled for `width` sees the states.
 inline StateForm state_form(const CausalConv1dVarlenParams& p, int channels, int width) {
     const int bytes = element_bytes(p.state_dtype);

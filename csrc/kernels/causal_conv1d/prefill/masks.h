@@ -23,7 +23,8 @@ struct BegunInRun {
 
 // The lanes of a row look at one sequence each, starting with the sequence that the run begins in. That sequence is found in
 // one step for each factor `lanes + 1` of the number of sequences.
-template <typename Indices>
+// Sequences of up to kWhole tokens have none to store here: others make them whole.
+template <int kWhole = -1, typename Indices>
 __device__ __forceinline__ RunMasks masks_of_run(const Indices& indices, int64_t begin, int32_t run, int past) {
     const CausalConv1dVarlenParams& p = indices.p;
     const int32_t lanes = static_cast<int32_t>(blockDim.x), lane = static_cast<int32_t>(threadIdx.x);
@@ -48,11 +49,12 @@ __device__ __forceinline__ RunMasks masks_of_run(const Indices& indices, int64_t
         if (b < p.sequences) {
             const int32_t start = indices.start(b) - first, end = indices.start(b + 1) - first;
             if (indices.is_live(b)) {
-                const uint32_t windows = inside & lowest_bits(end) & ~lowest_bits(start + past);
+                const bool in_runs = kWhole < 0 || end - start > kWhole;
+                const uint32_t windows = in_runs ? inside & lowest_bits(end) & ~lowest_bits(start + past) : 0;
                 const uint32_t tokens = inside & lowest_bits(end) & ~lowest_bits(start);
                 outputs |= windows;
                 live |= tokens;
-                if (end - start >= past) begun |= tokens & ~windows;
+                if (end - start >= past && in_runs) begun |= tokens & ~windows;
             }
             more = lane == lanes - 1 && end < run;
         }

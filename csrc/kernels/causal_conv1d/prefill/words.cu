@@ -15,6 +15,7 @@
 #include "kernels.h"
 #include "launch/check.h"
 #include "launch_plan.h"
+#include "short.h"
 #include "words_begin.h"
 #include "words_run.h"
 
@@ -23,6 +24,8 @@ namespace hipconv {
 constexpr int kRunOfWords = 32;  // tokens: a mask has a bit for each
 constexpr int kWordsFound = 64;  // sequences that a block looks up
 constexpr int32_t kMostWordsDim = 1 << 29;
+constexpr int64_t kEnoughForShort = 1 << 18;  // elements
+constexpr int32_t kShortInWords = 12;         // tokens of a sequence, in the mean, up to which `short` makes the sequences
 
 // The number of blocks of a compute unit, by the registers and the LDS that a width needs.
 constexpr int words_blocks(int width) { return width <= 4 ? 6 : 5; }
@@ -118,14 +121,6 @@ StateForm words_state_form(const CausalConv1dVarlenParams& p) {
     return lines && !p.block_idx_first.data ? StateForm::rows : StateForm::elements;
 }
 
-// Tells whether each row of 16-bit outputs begins and ends with a whole word.
-bool outputs_in_words(const CausalConv1dVarlenParams& p) {
-    const auto words = [](const void* data, int64_t token_stride) { return aligned(data, 4) && token_stride % 2 == 0; };
-    if (p.dim % 2 != 0) return false;
-    if (p.k_dim < 0) return words(p.out, p.out_token_stride);
-    return words(p.out, p.k_dim) && words(p.k, p.k_dim) && words(p.v, p.dim - 2 * int64_t{p.k_dim});
-}
-
 void launch(const CausalConv1dVarlenParams& p, const PrefillShape& shape, WordsPlan plan, int64_t runs, int64_t begins,
             void* stream) {
     if (!plan_blocks(plan, p, shape, runs, begins)) return;
@@ -155,7 +150,12 @@ const char* causal_conv1d_varlen_words_refusal(const CausalConv1dVarlenParams& p
            "or float32, and outputs whose tokens lie less than 2 GiB apart";
 }
 
-void causal_conv1d_varlen_words(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* /*workspace*/, void* stream) {
+int64_t causal_conv1d_varlen_words_workspace(const CausalConv1dVarlenParams& p, const VarlenTile& tile) {
+    return are_short(p, tile, kShortInWords, kEnoughForShort) ? short_workspace(p, false) : 0;
+}
+
+void causal_conv1d_varlen_words(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* workspace, void* stream) {
+    if (are_short(p, tile, kShortInWords, kEnoughForShort)) return launch_short(p, tile, false, workspace, stream);
     const PrefillShape shape = words_shape(p, tile, false);
     launch(p, shape, WordsPlan{}, shape.run_blocks, shape.begin_blocks, stream);
 }
@@ -164,17 +164,20 @@ void causal_conv1d_varlen_words(const CausalConv1dVarlenParams& p, const VarlenT
 // there is enough to do.
 bool causal_conv1d_varlen_words_takes_in_place(const CausalConv1dVarlenParams& p, const VarlenTile& tile) {
     if (staged_needs_one_launch(p, tile)) return false;
+    if (are_short(p, tile, kShortInWords, kEnoughForShort)) return true;
     constexpr int64_t kFewElements = 1 << 21;
     return p.width <= 4 || p.tokens < int64_t{4} * p.sequences || p.tokens >= int64_t{256} * p.sequences ||
            int64_t{p.tokens} * p.dim <= kFewElements;
 }
 
-int64_t causal_conv1d_varlen_words_workspace(const CausalConv1dVarlenParams& p, const VarlenTile& tile) {
+int64_t causal_conv1d_varlen_words_in_place_workspace(const CausalConv1dVarlenParams& p, const VarlenTile& tile) {
+    if (are_short(p, tile, kShortInWords, kEnoughForShort)) return short_workspace(p, true);
     return in_place_workspace(p, words_shape(p, tile, true));
 }
 
 void causal_conv1d_varlen_words_in_place(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* workspace,
                                          void* stream) {
+    if (are_short(p, tile, kShortInWords, kEnoughForShort)) return launch_short(p, tile, true, workspace, stream);
     const PrefillShape shape = words_shape(p, tile, true);
     launch_in_place<WordsPlan>(p, shape, workspace, [&](const WordsPlan& plan, int64_t runs, int64_t begins) {
         launch(p, shape, plan, runs, begins, stream);

@@ -68,7 +68,8 @@ __device__ __forceinline__ void convolve_tokens(RunOnItsWay<T, kWidth>& on_its_w
     }
 }
 
-template <typename T, int kWidth>
+// Sequences of up to kWhole tokens are others' work.
+template <typename T, int kWidth, int kWhole = -1>
 __device__ __forceinline__ void convolve_run_in_words(const WordsCall& call, uint32_t block, BegunInRun* begun_in_runs,
                                                       float* taps) {
     const CausalConv1dVarlenParams& p = call.params;
@@ -107,7 +108,7 @@ __device__ __forceinline__ void convolve_run_in_words(const WordsCall& call, uin
     const CausalConv1dVarlenParams& again = first_parameter_again(p);
     const int missing = missing_taps<kWidth, true>(p);
     const BlockTaps<T, kWidth> block_taps(again, static_cast<int32_t>(blockIdx.x * blockDim.x) * kChannels, missing);
-    const RunMasks masks = masks_of_run(EitherIndices{again, plan.plain_indices}, begin, run, kWidth - 1);
+    const RunMasks masks = masks_of_run<kWhole>(EitherIndices{again, plan.plain_indices}, begin, run, kWidth - 1);
     block_taps.put(first_parameter_again(p), missing, taps);
     begun_in_runs[threadIdx.y] = {masks.begun, masks.sequence};
     __syncthreads();  // in place, from here on a row may store what the next one has read

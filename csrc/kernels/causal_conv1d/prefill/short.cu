@@ -1,0 +1,181 @@
+// The host's side of the launch that makes short sequences (short_kernel.h): which calls have one, and how it is laid out.
+#include <hip/hip_runtime.h>
+
+#include "in_place.h"
+#include "launch/check.h"
+#include "short.h"
+#include "words_run.h"
+
+namespace hipconv {
+
+// AMD's waves have no scalar registers for a loop around a run.
+constexpr bool kSeveralRuns = kHasPredicates;
+
+// A block has this of the runs of longer sequences.
+struct LongRuns {
+    const uint8_t* cells;
+    uint32_t each, all;  // runs of tokens for all rows of a block: so many for this one, of these
+};
+
+// Tells whether a longer sequence has any of these tokens, or of those in the cells around them.
+__device__ __forceinline__ bool has_long_sequences(const CausalConv1dVarlenParams& p, const uint8_t* cells, int64_t first,
+                                                   int32_t tokens) {
+    const int64_t last = first + tokens < p.tokens ? first + tokens - 1 : p.tokens - 1;
+    const int32_t last_of_all = (p.tokens - 1) / kCellTokens, next = static_cast<int32_t>(last / kCellTokens) + 1;
+    const int32_t end = next < last_of_all ? next : last_of_all;
+    const int lane = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x) % kWaveSize;
+    bool found = false;
+    for (int32_t cell = static_cast<int32_t>(first / kCellTokens) + lane; cell <= end; cell += kWaveSize)
+        found = found || global_pointer<const uint8_t>(cells)[cell] != 0;
+    return __ballot(found) != 0;
+}
+
+template <typename T, int kWidth>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kWordsThreads, 3) causal_conv1d_varlen_long(WordsCall call, LongRuns runs) {
+    HIPCONV_SHARED(BegunInRun, begun_in_runs, kWordsThreads);  // one a row
+    HIPCONV_SHARED(float, taps, (BlockTaps<T, kWidth>::kFloats));
+    const CausalConv1dVarlenParams& p = call.params;
+    const uint32_t first = (blockIdx.z * gridDim.y + blockIdx.y) * runs.each;
+    const uint32_t end = first + runs.each < runs.all ? first + runs.each : runs.all;
+    const int32_t tokens = static_cast<int32_t>(blockDim.y) * call.plan.run;
+    let_next_kernel_begin();
+    wait_for_kernel_before();
+    if (first >= end || !has_long_sequences(p, runs.cells, int64_t{first} * tokens, static_cast<int32_t>(end - first) * tokens))
+        return;
+    if constexpr (!kSeveralRuns) return convolve_run_in_words<T, kWidth, kShortTokens>(call, first, begun_in_runs, taps);
+#pragma unroll 1
+    for (uint32_t number = first; number < end; ++number) {
+        if (!has_long_sequences(p, runs.cells, int64_t{number} * tokens, tokens)) continue;
+        convolve_run_in_words<T, kWidth, kShortTokens>(call, number, begun_in_runs, taps);
+        __syncthreads();
+    }
+}
+
+namespace {
+
+constexpr int kShortBlockThreads = 256, kMostShortFound = 256;
+
+// The number of lanes of a row that leaves the fewest of a block's threads without a word. Of equal ones, the most.
+int lanes_of_row(int64_t items) {
+    int best = 32;
+    int64_t best_of = 0;
+    const auto consider = [&](int64_t lanes) {
+        if (lanes < 1 || lanes > kShortBlockThreads) return;
+        const int64_t strips = ceil_of(items, lanes), rows = kShortBlockThreads / lanes;
+        const int64_t of = items * 1000 / (strips * lanes) * (rows * lanes) / kShortBlockThreads - (lanes < 32 ? 100 : 0);
+        if (of <= best_of) return;
+        best = static_cast<int>(lanes);
+        best_of = of;
+    };
+    for (int64_t lanes : {128, 64, 32}) consider(lanes);
+    for (int64_t strips = 1; strips <= 8; ++strips) consider(ceil_of(items, strips));
+    return best;
+}
+
+// The runs of longer sequences: blocks of whole rows, as there are few of them.
+PrefillShape shape_of_runs(const CausalConv1dVarlenParams& p) {
+    PrefillShape s{};
+    s.width = p.width > 4 ? 8 : 4;
+    s.items = ceil_of(p.dim, 2);
+    s.lanes = power_of_two_up_to(s.items, kWordsLanes);
+    s.rows = kWordsThreads / s.lanes;
+    s.run = 32;
+    s.run_blocks = ceil_of(p.tokens, int64_t{s.rows} * s.run);
+    return s;
+}
+
+int64_t cells_bytes(const CausalConv1dVarlenParams& p) { return p.tokens / kCellTokens + 1; }
+
+}  // namespace
+
+bool are_short(const CausalConv1dVarlenParams& p, const VarlenTile& tile, int32_t mean, int64_t enough) {
+    if (element_bytes(p.dtype) != 2 || p.state_dtype != p.dtype || p.width < 2 || p.width > 8) return false;
+    if (p.tokens > int64_t{mean} * p.sequences) return false;
+    if (!tile.tokens && int64_t{p.tokens} * p.dim < enough) return false;
+    if (!PlainIndices::fit(p)) return false;  // so that a sequence reads the slot that it writes, and leaves one state
+    const bool rows = p.column_stride == 1 && p.state_dim_stride == p.width - 1 && p.first_column == 0;
+    const bool near = p.x_token_stride >= 0 && p.x_token_stride * 2 < kOffsetLimit && p.slot_stride * 2 < kOffsetLimit &&
+                      p.column_stride * 2 < kOffsetLimit;
+    const int own = p.width % 2 != 0 ? (p.width == 7 ? 4 : (p.width - 1) * 2) : 2;  // bytes to which rows must be aligned
+    const bool aligned_rows = aligned(p.states, own) && p.slot_stride * 2 % own == 0;
+    return (p.state_dim_stride == 1 || (rows && aligned_rows)) && near && p.x_dim_stride == 1 &&
+           (p.k_dim < 0 || p.k_dim % 2 == 0);
+}
+
+int64_t short_workspace(const CausalConv1dVarlenParams& p, bool in_place) {
+    return cells_bytes(p) + (in_place ? in_place_workspace(p, shape_of_runs(p)) : 0);
+}
+
+void launch_short(const CausalConv1dVarlenParams& p, const VarlenTile& tile, bool in_place, void* workspace, void* stream) {
+    const PrefillShape shape = shape_of_runs(p);
+    WordsPlan runs{};
+    if (in_place) {
+        runs.halos = static_cast<char*>(workspace);
+        runs.begun = runs.halos + halo_bytes(p, shape);
+        runs.begun_by_token = begun_by_token(p, shape);
+        runs.phase = VarlenPhase::runs;
+    }
+    ShortCall call{p, {}};
+    ShortPlan& plan = call.plan;
+    plan.long_cells = static_cast<uint8_t*>(workspace) + (in_place ? in_place_workspace(p, shape) : 0);
+    const bool state_rows = p.state_dim_stride != 1;
+    const int items = p.width == 2 ? kItemsOfTwo : 1;
+    const int64_t lane_items = ceil_of(p.dim, 2 * items);
+    const int lanes = lanes_of_row(lane_items);
+    plan.lanes = small_divisor_of(lanes);
+    plan.rows = kShortBlockThreads / lanes;
+    if (plan.rows > kMostShortFound) plan.rows = kMostShortFound;
+    const int64_t strips = ceil_of(lane_items, lanes);
+    constexpr int64_t kEnoughBlocks = 1024;
+    plan.rounds = 1;
+    // A forced tile has rows make several sequences, however few there are.
+    const auto more = [&](int64_t blocks) { return tile.tokens ? blocks > 0 : strips * blocks >= kEnoughBlocks; };
+    while (plan.rounds < 32 && plan.rows * plan.rounds * 2 <= kMostShortFound &&
+           more(p.sequences / (int64_t{plan.rows} * plan.rounds * 2)))
+        plan.rounds *= 2;
+    const int64_t each = int64_t{plan.rows} * plan.rounds;
+    plan.blocks = static_cast<uint32_t>(ceil_of(p.sequences, each));
+    plan.begun_tokens = shape.past();
+    plan.run_tokens = static_cast<int32_t>(shape.rows) * shape.run;
+    plan.halos_to_save = in_place ? static_cast<int32_t>((shape.run_blocks - 1) * shape.past()) : 0;
+    plan.x_step = static_cast<uint32_t>(p.x_token_stride * 2);
+    plan.slot_step = static_cast<uint32_t>(p.slot_stride * 2);
+    plan.column_step = static_cast<uint32_t>(p.column_stride * 2);
+    plan.states = static_cast<char*>(p.states) + p.first_column * p.column_stride * 2;
+    const int both = 4 * (p.width - 1);
+    plan.rows_in_vectors = state_rows && p.dim % 2 == 0 && aligned(p.states, both) && p.slot_stride * 2 % both == 0;
+    plan.rows_in_words = p.width == 7 || (p.dim % 2 == 0 && aligned(p.states, 4) && p.slot_stride % 2 == 0);
+    plan.rows_in_waves = 32 % lanes == 0;
+    plan.begun_by_token = runs.begun_by_token;
+    plan.halos = runs.halos;
+    plan.begun = runs.begun;
+    const bool states_in_words =
+        state_rows || (aligned(plan.states, 4) && p.slot_stride % 2 == 0 && (p.width == 2 || p.column_stride % 2 == 0));
+    const bool words = p.dim % 2 == 0 && aligned(p.x, 4) && p.x_token_stride % 2 == 0 && outputs_in_words(p) && states_in_words;
+    const hipStream_t s = static_cast<hipStream_t>(stream);
+    const dim3 grid = grid_of(strips, plan.blocks + ceil_of(plan.halos_to_save, each));
+    if (p.dtype == DType::f16)
+        launch_short_instance<f16>(call, state_rows, words, grid, s);
+    else
+        launch_short_instance<bf16>(call, state_rows, words, grid, s);
+
+    runs.run = shape.run;
+    runs.plain_indices = true;
+    runs.shifts = !outputs_in_words(p);
+    const int64_t across = ceil_of(shape.items, shape.lanes);
+    LongRuns all{plan.long_cells, 1, static_cast<uint32_t>(shape.run_blocks)};
+    constexpr int64_t kEnoughToLook = 512;
+    while (kSeveralRuns && all.each < 64 && across * all.all / all.each > kEnoughToLook) all.each *= 2;
+    const dim3 runs_grid = grid_of(across, ceil_of(all.all, all.each)), block(shape.lanes, shape.rows, 1);
+    const auto launch_runs = [&](auto type) {
+        using T = decltype(type);
+        if (shape.width == 4)
+            HIPCONV_LAUNCH(true, (causal_conv1d_varlen_long<T, 4>), runs_grid, block, 0, s, WordsCall{p, runs}, all);
+        else
+            HIPCONV_LAUNCH(true, (causal_conv1d_varlen_long<T, 8>), runs_grid, block, 0, s, WordsCall{p, runs}, all);
+    };
+    p.dtype == DType::f16 ? launch_runs(f16{}) : launch_runs(bf16{});
+    check_launch("causal_conv1d_varlen");
+}
+
+}  // namespace hipconv

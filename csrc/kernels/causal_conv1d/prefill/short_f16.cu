@@ -1,0 +1,8 @@
+// The instances for f16 of the kernel that makes short sequences.
+#include "short_kernel.h"
+
+namespace hipconv {
+
+template void launch_short_instance<f16>(const ShortCall&, bool, bool, dim3, hipStream_t);
+
+}  // namespace hipconv
