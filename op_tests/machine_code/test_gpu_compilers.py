@@ -72,9 +72,9 @@ FOR_NVIDIA = ("-arch=sm_90a", "-DHIPCONV_EARLY_LAUNCHES", "-std=c++17")
 WITH_HOST_PART = ("warpgroup_gemm.cu",)
 
 
-# Two families have such kernels. conv3d's, whose mainloop is conv2d's, are compiled nightly, and those that gather x or read it
-# in planes, which take as long as the other files and differ from them in how x comes to LDS.
-NIGHTLY = ("gathered.cu", "planes.cu", "planes_tf32.cu")
+# Two families have such kernels. conv3d's, whose mainloop is conv2d's, are compiled nightly, and those that gather x, read it
+# in planes or have it in parts, which take as long as the other files and differ from them in little.
+NIGHTLY = ("gathered.cu", "planes.cu", "planes_tf32.cu", "split.cu")
 FOR_NVCC = [
     source
     for source in KERNELS

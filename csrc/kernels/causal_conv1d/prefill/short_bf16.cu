@@ -1,4 +1,6 @@
 // The instances for bf16 of the kernel that makes short sequences.
+#include <hip/hip_runtime.h>
+
 #include "short_kernel.h"
 
 namespace hipconv {
