@@ -73,8 +73,8 @@ WITH_HOST_PART = ("warpgroup_gemm.cu",)
 
 
 # Two families have such kernels. conv3d's, whose mainloop is conv2d's, are compiled nightly, and those that gather x, read it
-# in planes or have it in parts, which take as long as the other files and differ from them in little.
-NIGHTLY = ("gathered.cu", "planes.cu", "planes_tf32.cu", "split.cu")
+# in planes or are of float32, which take as long as the other files and differ from them in little.
+NIGHTLY = ("gathered.cu", "planes.cu", "planes_tf32.cu", "split.cu", "tf32.cu")
 FOR_NVCC = [
     source
     for source in KERNELS
