@@ -158,8 +158,8 @@ def test_channels_at_every_alignment(device: torch.device, width: int) -> None:
     if "tile" not in kernels_of(device):
         return
     draw = random.Random(width)
-    for number in range(6):
-        sizes = (draw.choice([1, 2, 3]), draw.choice([5, 18, 34, 66, 130]), draw.choice([9, 33, 57, 112, 131, 300]))
+    for number in range(5):
+        sizes = (draw.choice([1, 2, 3]), draw.choice([5, 18, 34, 66, 130]), draw.choice([9, 33, 57, 131]))
         _, dim, seqlen = sizes
         has: dict[str, Any] = {
             name: draw.random() < 0.4 for name in ("use_silu", "has_bias", "has_ids", "has_initial", "has_final")

@@ -32,8 +32,8 @@ CLANGS = {  # version: what it compiles for; in every run a card of CDNA and one
     19: tuple(arch for arch in AMD_ARCHS if knows(19, arch)) if EVERYTHING else ("gfx942",),
     22: tuple(AMD_ARCHS) if EVERYTHING else ("gfx1201",),
 }
-# In every run all modules are compiled for gfx942, and this one by clang 22 for gfx1201 too. The other modules on gfx1201, whose
-# waves have 32 lanes, and gfx950, whose source is gfx942's, are nightly.
+# In every run all modules are compiled for gfx942, and this one by clang 22 for gfx1201 too. The other modules on gfx1201,
+# whose waves have 32 lanes, and gfx950, whose source is gfx942's, are nightly.
 ONE_IN_EVERY_RUN = {"copy": "gfx1201"}
 LINKED_ONLY = 15  # hipcc's own clang compiles the host's part alone: modules that link, import and refuse
 OF_HIPCC = ("copy",)  # in every run hipcc's own clang builds it; clang 19 and 22 link the others
