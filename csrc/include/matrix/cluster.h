@@ -65,34 +65,28 @@ HIPCONV_INLINE Words4 load_from_block(const Words4* from, int rank) {
 // Barriers of a block of the cluster. Arriving at them orders nothing that this thread has written: a fence would wait for all
 // memory of the card.
 struct BarriersOfBlock {
-#if defined(HIPCONV_HOST)
-    Barrier* first;
+    Barriers places;
 
-    BarriersOfBlock at(int number) const { return {first + number}; }
-#else
-    uint32_t first;
-
-    HIPCONV_INLINE BarriersOfBlock at(int number) const { return {first + static_cast<uint32_t>(number) * 8}; }
-#endif
+    HIPCONV_INLINE BarriersOfBlock at(int number) const { return {places.at(number)}; }
 };
 
 // The same of this block, whose LDS has its addresses in the cluster too.
 HIPCONV_INLINE BarriersOfBlock barriers_of_this_block(Barrier* first) {
 #if defined(HIPCONV_HOST)
-    return {first};
+    return {{first}};
 #else
-    return {lds_address(first)};
+    return {{lds_address(first)}};
 #endif
 }
 
 // Those of block `rank`, at the places where `first` and those behind it are in this block's.
 HIPCONV_INLINE BarriersOfBlock barriers_of_block(Barrier* first, int rank) {
 #if defined(HIPCONV_HOST)
-    return {static_cast<Barrier*>(simt::Block::current()->in_block(first, rank))};
+    return {{static_cast<Barrier*>(simt::Block::current()->in_block(first, rank))}};
 #else
     BarriersOfBlock barriers{};
 #if defined(HIPCONV_HAS_WARPGROUPS)
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(barriers.first) : "r"(lds_address(first)), "r"(rank));
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(barriers.places.first) : "r"(lds_address(first)), "r"(rank));
 #else
     (void)first, (void)rank;
 #endif
@@ -102,9 +96,9 @@ HIPCONV_INLINE BarriersOfBlock barriers_of_block(Barrier* first, int rank) {
 
 HIPCONV_INLINE void arrive(BarriersOfBlock barrier) {
 #if defined(HIPCONV_HOST)
-    arrive(barrier.first);
+    arrive(barrier.places);
 #elif defined(HIPCONV_HAS_WARPGROUPS)
-    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier.first) : "memory");
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier.places.first) : "memory");
 #else
     (void)barrier;
 #endif

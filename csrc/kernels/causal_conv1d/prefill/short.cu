@@ -53,16 +53,14 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kWordsThreads, 3) causal_conv1d_varlen_lon
 
 namespace {
 
-constexpr int kShortBlockThreads = 256, kMostShortFound = 256;
-
 // The number of lanes of a row that leaves the fewest of a block's threads without a word. Of equal ones, the most.
 int lanes_of_row(int64_t items) {
     int best = 32;
     int64_t best_of = 0;
     const auto consider = [&](int64_t lanes) {
-        if (lanes < 1 || lanes > kShortBlockThreads) return;
-        const int64_t strips = ceil_of(items, lanes), rows = kShortBlockThreads / lanes;
-        const int64_t of = items * 1000 / (strips * lanes) * (rows * lanes) / kShortBlockThreads - (lanes < 32 ? 100 : 0);
+        if (lanes < 1 || lanes > kShortThreads) return;
+        const int64_t strips = ceil_of(items, lanes), rows = kShortThreads / lanes;
+        const int64_t of = items * 1000 / (strips * lanes) * (rows * lanes) / kShortThreads - (lanes < 32 ? 100 : 0);
         if (of <= best_of) return;
         best = static_cast<int>(lanes);
         best_of = of;
@@ -123,14 +121,13 @@ void launch_short(const CausalConv1dVarlenParams& p, const VarlenTile& tile, boo
     const int64_t lane_items = ceil_of(p.dim, 2 * items);
     const int lanes = lanes_of_row(lane_items);
     plan.lanes = small_divisor_of(lanes);
-    plan.rows = kShortBlockThreads / lanes;
-    if (plan.rows > kMostShortFound) plan.rows = kMostShortFound;
+    plan.rows = kShortThreads / lanes;
     const int64_t strips = ceil_of(lane_items, lanes);
     constexpr int64_t kEnoughBlocks = 1024;
     plan.rounds = 1;
     // A forced tile has rows make several sequences, however few there are.
     const auto more = [&](int64_t blocks) { return tile.tokens ? blocks > 0 : strips * blocks >= kEnoughBlocks; };
-    while (plan.rounds < 32 && plan.rows * plan.rounds * 2 <= kMostShortFound &&
+    while (plan.rounds < 32 && plan.rows * plan.rounds * 2 <= kShortFound &&
            more(p.sequences / (int64_t{plan.rows} * plan.rounds * 2)))
         plan.rounds *= 2;
     const int64_t each = int64_t{plan.rows} * plan.rounds;

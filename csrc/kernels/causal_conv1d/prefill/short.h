@@ -11,6 +11,10 @@ namespace hipconv {
 // Sequences of up to so many tokens are short. Any longer one has the first token of a cell.
 constexpr int32_t kShortTokens = 16, kCellTokens = kShortTokens + 1;
 
+constexpr int kShortThreads = 256;
+constexpr int kShortFound = 256;  // sequences that a block looks up
+static_assert(kShortThreads <= kShortFound, "a block has no more rows than it looks up");
+
 // This says how the launch divides the work. A lane has a word of channels, or two, in rows of lanes; a row of lanes makes one
 // sequence after another.
 struct ShortPlan {

@@ -19,9 +19,6 @@
 
 namespace hipconv {
 
-constexpr int kShortThreads = 256;
-constexpr int kShortFound = 256;  // sequences that a block looks up
-
 __device__ __forceinline__ int lowest_one(uint64_t bits) {
     const uint32_t low = static_cast<uint32_t>(bits), half = low != 0 ? low : static_cast<uint32_t>(bits >> 32);
     return __popc((half & (0 - half)) - 1) + (low != 0 ? 0 : 32);

@@ -274,7 +274,7 @@ _PLANE_COSTS = {  # of contiguous images whose channels are multiplied as they l
     (128, 64): _TileCost(0.71, 0.155, 2.3, 2),
     (64, 64): _TileCost(0.28, 0.12, 2.2, 2),
 }
-_TF32_PLANE_COSTS = {  # the same of TF32, by registers: fitted to 38 layers on an H200, from which they are a tenth off
+_TF32_PLANE_COSTS = {  # the same of TF32, by registers
     (256, 128): _TileCost(0.82, 0.77, 4.8, 1),
     (128, 128): _TileCost(0.49, 0.40, 2.5, 1),
     (128, 64): _TileCost(0.74, 0.30, 2.0, 2),
