@@ -23,7 +23,9 @@ namespace hipconv {
 constexpr int kTileChunks = 8;  // chunks of a row
 constexpr int kTileRowBytes = 128;
 
-HIPCONV_INLINE int swizzled_chunk(int row, int chunk) { return row * kTileChunks + (chunk ^ (row % kTileChunks)); }
+HIPCONV_INLINE int swizzled_chunk(int row, int chunk) {
+    return row * kTileChunks + (chunk ^ static_cast<int>(static_cast<uint32_t>(row) % kTileChunks));
+}
 
 // The kCount floats that a lane hands to a matrix instruction.
 #if defined(HIPCONV_AMD)
@@ -238,10 +240,10 @@ struct Atom<MatrixUnit::mma_sync, T> {
     static HIPCONV_INLINE int pixel_row(int lane) { return lane % 16; }
     static HIPCONV_INLINE int filter_row(int lane) { return lane / 16 * 8 + lane % 8; }
     static HIPCONV_INLINE Operand load_pixels(const Words4* tile, int row, int phase, int lane) {
-        return load_matrices(&tile[swizzled_chunk(row, 2 * phase + lane / 16)]);
+        return load_matrices(&tile[swizzled_chunk(row, lane / 16) ^ 2 * phase]);
     }
     static HIPCONV_INLINE Operand load_filters(const Words4* tile, int row, int phase, int lane) {
-        return load_matrices(&tile[swizzled_chunk(row, 2 * phase + lane / 8 % 2)]);
+        return load_matrices(&tile[swizzled_chunk(row, lane / 8 % 2) ^ 2 * phase]);
     }
     static HIPCONV_INLINE int pixel(int lane, int e) { return lane / 4 + e / 2 % 2 * 8; }
     static HIPCONV_INLINE int filter(int lane, int e) { return e / 4 * 8 + lane % 4 * 2 + e % 2; }
@@ -376,6 +378,50 @@ struct Mma {
         }
     }
 
+    // The operands of a row of atoms, of this one and of the next.
+    struct Ahead {
+        typename A::Operand pixels[2], filters[2][kColumns];
+    };
+
+    // The operands of a step in LDS: see step().
+    template <typename RowOf>
+    struct Tile {
+        const Words4 *pixels, *filters;
+        RowOf row_of;
+    };
+
+    template <typename RowOf>
+    static HIPCONV_INLINE void load_first(Ahead& ahead, const Tile<RowOf>& tile, int lane) {
+        load_filters(ahead, tile, lane, 0);
+        load_pixels(ahead, tile, lane, 0, 0);
+    }
+
+    // Takes one step whose first operands are loaded, and loads those of the next one meanwhile, so that products go on where
+    // steps meet. `during(row)` runs before each row's products, of which a step has kStepRows; `next()` runs when all of this
+    // step's operands are read or on their way, makes sure that the next ones are there, and returns their tile.
+    static constexpr int kStepRows = A::kPhases * kRows;
+    template <typename RowOf, typename During, typename Next>
+    static HIPCONV_INLINE Tile<RowOf> step_into_next(Sums& sums, Ahead& ahead, const Tile<RowOf>& tile, int lane, During during,
+                                                     Next next) {
+        constexpr int kMeeting = kStepRows - (kRows > 1 ? 2 : 1);  // the first row behind which no operand is to be read
+        Tile<RowOf> later = tile;
+#pragma unroll
+        for (int row = 0; row < kStepRows; ++row) {
+            const int phase = row / kRows, i = row % kRows;
+            if (i == 0 && phase + 1 < A::kPhases) load_filters(ahead, tile, lane, phase + 1);
+            if (row + 1 < kStepRows) load_pixels(ahead, tile, lane, (row + 1) / kRows, (row + 1) % kRows);
+            during(row);
+            if (row == kMeeting) {
+                later = next();
+                load_filters(ahead, later, lane, 0);
+            }
+            if (row + 1 == kStepRows) load_pixels(ahead, later, lane, 0, 0);
+#pragma unroll
+            for (int j = 0; j < kColumns; ++j) A::multiply(sums[i][j], ahead.pixels[row % 2], ahead.filters[phase % 2][j]);
+        }
+        return later;
+    }
+
     static constexpr int kRun = A::kRun;
 
     // Calls f(pixel - kFirst, filter, Words<float, kRun>) for the sums of pixels kFirst to kFirst + kCount - 1.
@@ -398,6 +444,18 @@ struct Mma {
 
   private:
     static constexpr int kElements = sizeof(typename A::Sums) / sizeof(float);
+
+    template <typename RowOf>
+    static HIPCONV_INLINE void load_pixels(Ahead& ahead, const Tile<RowOf>& tile, int lane, int phase, int i) {
+        ahead.pixels[(phase * kRows + i) % 2] =
+            A::load_pixels(tile.pixels, tile.row_of(i * A::kPixels + A::pixel_row(lane)), phase, lane);
+    }
+    template <typename RowOf>
+    static HIPCONV_INLINE void load_filters(Ahead& ahead, const Tile<RowOf>& tile, int lane, int phase) {
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j)
+            ahead.filters[phase % 2][j] = A::load_filters(tile.filters, j * A::kFilters + A::filter_row(lane), phase, lane);
+    }
 
     static HIPCONV_INLINE void add(Sums& sums, Sums& more) {
 #pragma unroll

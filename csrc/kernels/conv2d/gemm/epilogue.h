@@ -163,28 +163,48 @@ HIPCONV_INLINE void store_epilogue_tile(const ConvGemmParams& p, const float* ep
     const int filters = p.group_filters - first_filter;
     const int64_t k_first = static_cast<int64_t>(group) * p.group_filters + first_filter;
     const int64_t part_offset = part * p.part_stride;
-    if (p.vector_stores) {
+    const auto store = [&](float(&v)[8], const OutPixel& at, int64_t k) {
+        if (c.residual.data) {
+            float more[8];
+            load_eight(more, c.residual.data, offset_in(c.residual, at.n, k, at.p, at.q), c.residual_dtype);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) v[i] += more[i];
+        }
+        activate_eight(v, c.activation);
+        store_eight(v, c.out.data, part_offset + offset_in(c.out, at.n, k, at.p, at.q), c.out_dtype);
+    };
+    if (p.vector_stores && p.along_filters) {  // a lane has the same eight filters of each of its pixels
         constexpr int kAcross = kFilters / 8;
+        const int filter = lane % kAcross * 8;
+        if (filter >= filters) return;
+        float of_filters[8] = {};
+        bias.add_to(of_filters, filter, true);
 #pragma unroll 1
-        for (int unit = lane; unit < kEpiloguePixels * kAcross; unit += kWaveSize) {
-            const int pixel = p.along_filters ? unit / kAcross : unit % (kEpiloguePixels / 8) * 8;
-            const int filter = p.along_filters ? unit % kAcross * 8 : unit / (kEpiloguePixels / 8);
-            if (filter >= filters || !run.has(p, pixel)) continue;
-            const OutPixel at = run.at(p, pixel);
-            const int64_t k = k_first + filter;
-            float v[8], more[8];
+        for (int pixel = lane / kAcross; pixel < kEpiloguePixels; pixel += kWaveSize / kAcross) {
+            if (!run.has(p, pixel)) continue;
+            float v[8];
 #pragma unroll
-            for (int i = 0; i < 8; ++i)
-                v[i] = p.along_filters ? epilogue_tile[epilogue_index<kFilters>(pixel, filter + i)]
-                                       : epilogue_tile[epilogue_index<kFilters>(pixel + i, filter)];
-            bias.add_to(v, filter, p.along_filters);
-            if (c.residual.data) {
-                load_eight(more, c.residual.data, offset_in(c.residual, at.n, k, at.p, at.q), c.residual_dtype);
+            for (int half = 0; half < 2; ++half) {
+                const Words4 four =
+                    *reinterpret_cast<const Words4*>(&epilogue_tile[epilogue_index<kFilters>(pixel, filter + 4 * half)]);
 #pragma unroll
-                for (int i = 0; i < 8; ++i) v[i] += more[i];
+                for (int i = 0; i < 4; ++i) v[4 * half + i] = bit_cast<float>(word(four, i)) + of_filters[4 * half + i];
             }
-            activate_eight(v, c.activation);
-            store_eight(v, c.out.data, part_offset + offset_in(c.out, at.n, k, at.p, at.q), c.out_dtype);
+            store(v, run.at(p, pixel), k_first + filter);
+        }
+        return;
+    }
+    if (p.vector_stores) {
+        constexpr int kAcross = kEpiloguePixels / 8;
+#pragma unroll 1
+        for (int unit = lane; unit < kAcross * kFilters; unit += kWaveSize) {
+            const int pixel = unit % kAcross * 8, filter = unit / kAcross;
+            if (filter >= filters || !run.has(p, pixel)) continue;
+            float v[8];
+#pragma unroll
+            for (int i = 0; i < 8; ++i) v[i] = epilogue_tile[epilogue_index<kFilters>(pixel + i, filter)];
+            bias.add_to(v, filter, false);
+            store(v, run.at(p, pixel), k_first + filter);
         }
         return;
     }

@@ -66,6 +66,8 @@ constexpr int kPatchTaps = 3, kPatchColumns = 16, kPatchPitch = kPatchColumns + 
 HIPCONV_INLINE constexpr int patch_rows(int tile_m) {  // rows of LDS
     return (tile_m / kPatchColumns + kPatchTaps - 1) * kPatchPitch;
 }
+// Words of LDS that say where each of these rows lies in x: a few more, as threads load rows that are a round apart.
+HIPCONV_INLINE constexpr int patch_offsets(int tile_m) { return (patch_rows(tile_m) + 255) / 256 * 256; }
 
 // A block of threads and its tile. Host and device compute the same.
 struct GemmShape {
@@ -101,7 +103,8 @@ constexpr int kEpiloguePixels = 32;  // of a wave's epilogue tile
 HIPCONV_INLINE constexpr int gemm_shared_bytes(GemmShape shape, int wave_size) {
     const int waves = shape.threads / wave_size, along = waves_along_pixels(shape.tile_m, shape.tile_n, waves);
     const int pixel_rows = shape.patches ? 2 * patch_rows(shape.tile_m) : shape.stages * shape.tile_m;
-    const int operands = (pixel_rows + shape.stages * shape.tile_n) * kTileRowBytes;
+    const int operands =
+        (pixel_rows + shape.stages * shape.tile_n) * kTileRowBytes + (shape.patches ? patch_offsets(shape.tile_m) * 4 : 0);
     const int epilogue_tiles = along * kEpiloguePixels * shape.tile_n * 4;
     return operands > epilogue_tiles ? operands : epilogue_tiles;
 }

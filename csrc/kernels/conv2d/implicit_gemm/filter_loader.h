@@ -11,7 +11,7 @@ template <typename T, int kTileN, int kThreads>
 struct FilterLoader {
     static constexpr int kRowsApart = kThreads / kTileChunks, kCount = kTileN / kRowsApart;
 
-    const char* base;  // the same for all lanes
+    const char* base;  // the same for all lanes; where copies go past the registers, the thread's own
     uint32_t offset;
     uint32_t rows_apart;  // bytes
     int rows_left;        // filters from this thread's first one on
@@ -31,6 +31,10 @@ struct FilterLoader {
         offset = static_cast<uint32_t>(row) * static_cast<uint32_t>(p.filter_stride) + mine.chunk * 16 +
                  static_cast<uint32_t>(first_step) * p.filter_step + static_cast<uint32_t>(channel_blocks) * p.filter_wrap;
         steps_left = p.taps - (first_step - channel_blocks * p.taps);
+        if constexpr (kCopiesPastRegisters) {
+            base += offset;
+            offset = 0;
+        }
     }
 
     HIPCONV_INLINE const char* address(int i) const {
@@ -39,16 +43,21 @@ struct FilterLoader {
     }
 
     HIPCONV_INLINE void advance(const ConvGemmParams& p) {
-        offset += p.filter_step;
+        uint32_t step = p.filter_step;
         if (--steps_left == 0) {
             steps_left = p.taps;
-            offset += p.filter_wrap;
+            step += p.filter_wrap;
         }
+        if constexpr (kCopiesPastRegisters)
+            base += static_cast<int32_t>(step);  // back, where steps wrap
+        else
+            offset += step;
     }
 
     HIPCONV_INLINE void copy(Words4* tile) const {
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) copy_later(&tile[place + i * kRowsApart * kTileChunks], address(i), false);
+        for (int i = 0; i < kCount; ++i)
+            copy_later(&tile[place + i * kRowsApart * kTileChunks], base + i * rows_apart, i * kRowsApart >= rows_left);
     }
 
     HIPCONV_INLINE void load(Words4 (&chunks)[kCount]) const {

@@ -70,7 +70,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
         using Pixels = PixelLoader<T, kTileM, kShape.threads, kForm>;
         using Filters = FilterLoader<T, kTileN, kShape.threads>;
 
-        const int thread = threadIdx.x, wave = thread / kWaveSize, lane = thread % kWaveSize;
+        const uint32_t of_block = threadIdx.x % kShape.threads;  // compilers need not ask whether this is negative
+        const int thread = of_block, wave = of_block / kWaveSize, lane = of_block % kWaveSize;
         const int wave_pixel = wave % kWavesM * kPixels, wave_filter = wave / kWavesM * kFilters;
         const int group = blockIdx.y, part = blockIdx.z;
 
@@ -94,54 +95,22 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((gemm_shape<T, kTileM, kTileN, kForm>().th
         };
 
         if constexpr (kForm == XForm::patches) {
-            using Patch = PatchLoader<T, kTileM, kShape.threads>;
             const int down = static_cast<int>(divide(of_image, p.divide_by_patches));
             const PixelPatch<kPatchColumns> out{image, down * (kTileM / kPatchColumns),
                                                 (of_image - down * p.patches_across) * kPatchColumns, 0};
-            const Patch patch(p, thread, group, image, out.row, out.column);
-            Words4* const ring = lds + 2 * Patch::kCount;  // the filters' stages behind two patches, used in turn
-            const auto fill = [&](int stage, int step) {
-                if (step < end) {
-                    filters.copy(ring + stage * kTileN * kTileChunks);
-                    filters.advance(p);
-                }
-                close_copies();
+            const auto multiply_patches = [&](auto by_vectors) {
+                constexpr bool kByVectors = decltype(by_vectors)::value;
+                using Patch = PatchLoader<T, kTileM, kShape.threads, kByVectors>;
+                uint32_t* const offsets =
+                    reinterpret_cast<uint32_t*>(lds + 2 * Patch::kCount + kShape.stages * kTileN * kTileChunks);
+                const Patch patch(p, offsets, thread, group, image, out.row, out.column);
+                mainloop_patches<T, kTileM, kTileN, kShape.stages, kPixels, kFilters, kByVectors>(
+                    p, patch, filters, end, wave_pixel, wave_filter, lane, lds, sums);
             };
-            // Prologue: the first patch and the first stages of filters.
-            typename Patch::Loaded loaded;
-            patch.fill(p, lds, loaded);
-#pragma unroll
-            for (int stage = 0; stage < kShape.stages - 1; ++stage) fill(stage, stage);
-            // Mainloop: a tap each step; during the taps of a block of channels, the next patch is loaded part by part.
-            int stage = 0, next = kShape.stages - 1, channel_block = 0, tap = 0, row = 0, column = 0;
-#pragma unroll 1
-            for (int step = 0; step < end; ++step) {
-                wait_for_copies<kShape.stages - 2>();
-                __syncthreads();  // this step's copies are there; the stage before is read, and the patch at its last tap
-                Words4* const next_patch = lds + (channel_block + 1) % 2 * Patch::kCount;
-                const bool loads = tap < Patch::kParts && step + kPatchTaps * kPatchTaps - tap < end;
-                if (loads && p.by_vectors) patch.copy(p, tap, channel_block + 1, next_patch);
-                fill(next, step + kShape.stages - 1);
-                if (loads && !p.by_vectors) patch.load(p, tap, channel_block + 1, loaded);
-                const int first_row = (wave_pixel / kPatchColumns + row) * kPatchPitch + column;
-                const auto row_of = [&](int pixel) {
-                    return first_row + pixel / kPatchColumns * kPatchPitch + pixel % kPatchColumns;
-                };
-                multiply<T, kPixels, kFilters>(p.conv.dtype, sums, lds + channel_block % 2 * Patch::kCount,
-                                               ring + (stage * kTileN + wave_filter) * kTileChunks, lane, row_of);
-                if (loads && !p.by_vectors) patch.store(next_patch, loaded);
-                stage = stage + 1 == kShape.stages ? 0 : stage + 1;
-                next = next + 1 == kShape.stages ? 0 : next + 1;
-                ++tap;
-                if (++column == kPatchTaps) {
-                    column = 0;
-                    if (++row == kPatchTaps) {
-                        row = tap = 0;
-                        ++channel_block;
-                    }
-                }
-            }
-            wait_for_copies<0>();
+            if (p.by_vectors)
+                multiply_patches(std::true_type{});
+            else
+                multiply_patches(std::false_type{});
             store_out(out);
             return;
         }

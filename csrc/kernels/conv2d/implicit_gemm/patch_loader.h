@@ -9,80 +9,84 @@
 
 namespace hipconv {
 
-template <typename T, int kTileM, int kThreads>
+template <typename T, int kTileM, int kThreads, bool kByVectors>
 struct PatchLoader {
-    static constexpr int kElements = 16 / static_cast<int>(sizeof(T));
-    static constexpr int kCount = patch_rows(kTileM) * kTileChunks;
-    // The next patch is loaded in parts, one during each tap but the last: the patch must be complete after that.
-    static constexpr int kParts = kPatchTaps * kPatchTaps - 1;
-    static constexpr int kOfPart = (kCount + kParts - 1) / kParts, kRounds = (kOfPart + kThreads - 1) / kThreads;
+    static constexpr int kElements = 16 / static_cast<int>(sizeof(T)), kTaps = kPatchTaps * kPatchTaps;
+    static constexpr int kRows = patch_rows(kTileM), kCount = kRows * kTileChunks;
+    // A thread loads one chunk of channels of some pixels. By vectors, lanes lie along a pixel's chunks; else along pixels.
+    static constexpr int kRowsApart = kByVectors ? kThreads / kTileChunks : kThreads;
+    static constexpr int kRounds = (kRows + kRowsApart - 1) / kRowsApart;  // of rows, for a chunk of each of their pixels
+    // The next patch is loaded in parts, one during each tap but the last: by vectors some rounds, else all of a chunk.
+    static constexpr int kOfPart = kByVectors ? (kRounds + kTaps - 2) / (kTaps - 1) : kRounds;
+    static constexpr int kParts = kByVectors ? (kRounds + kOfPart - 1) / kOfPart : kTileChunks;
+    static_assert(kRowsApart % kTileChunks == 0, "all of a thread's rows have one order of chunks");
+    static_assert(kRounds * kRowsApart <= patch_offsets(kTileM), "the table has all rows");
 
-    const char* base;  // of the group's channels in the image
-    int h, w;          // the patch's first row and column of x
-    int thread;
+    const char* base;         // of the group's channels in the image
+    const uint32_t* offsets;  // in LDS: where the pixel of each row of the patch lies in x, or kOutside
+    int first_row, chunk;     // the thread's
+    static constexpr uint32_t kOutside = 0xffffffffu;
 
-    HIPCONV_INLINE PatchLoader(const ConvGemmParams& p, int thread, int group, int image, int first_row, int first_column)
-        : h(first_row - p.conv.pad_top), w(first_column - p.conv.pad_left), thread(thread) {
+    // The table is there behind a barrier.
+    HIPCONV_INLINE PatchLoader(const ConvGemmParams& p, uint32_t* table, int thread, int group, int image, int out_row,
+                               int out_column)
+        : offsets(table) {
         const Image& x = p.conv.x;
         base = global_pointer<const char>(x.data) +
                offset_in(x, image, static_cast<int64_t>(group) * p.group_channels, 0, 0) * static_cast<int64_t>(sizeof(T));
+        first_row = kByVectors ? thread / kTileChunks : thread;
+        chunk = kByVectors ? thread % kTileChunks : 0;
+#pragma unroll 1
+        for (int row = thread; row < patch_offsets(kTileM); row += kThreads) {
+            const int h = out_row - p.conv.pad_top + row / kPatchPitch, w = out_column - p.conv.pad_left + row % kPatchPitch;
+            const bool inside = row < kRows && h >= 0 && h < p.conv.in_height && w >= 0 && w < p.conv.in_width;
+            table[row] = inside ? static_cast<uint32_t>(h) * p.x_row + static_cast<uint32_t>(w) * p.x_column : kOutside;
+        }
     }
 
-    // A chunk that a thread loads in a round: its place in LDS, or a negative one for no chunk, and its source.
-    struct Chunk {
-        int place;
-        uint32_t offset;
-        bool inside;
-    };
-
-    HIPCONV_INLINE Chunk chunk(const ConvGemmParams& p, int part, int round, int channel_block) const {
-        const int of_part = round * kThreads + thread, number = part * kOfPart + of_part;
-        if (of_part >= kOfPart || number >= kCount) return {-1, 0, false};
-        constexpr int kRows = patch_rows(kTileM);
-        const int row = p.lanes_along_pixels ? number % kRows : number / kTileChunks;
-        const int chunk = p.lanes_along_pixels ? number / kRows : number % kTileChunks;
-        const int y = h + row / kPatchPitch, x = w + row % kPatchPitch;
-        const bool inside = y >= 0 && y < p.conv.in_height && x >= 0 && x < p.conv.in_width;
-        const uint32_t offset = static_cast<uint32_t>(y) * p.x_row + static_cast<uint32_t>(x) * p.x_column +
-                                static_cast<uint32_t>(channel_block * kTileChunks + chunk) * p.x_chunk;
-        return {swizzled_chunk(row, chunk), inside ? offset : 0, inside};
+    HIPCONV_INLINE const char* channels(const ConvGemmParams& p, int of_block, int channel_block) const {
+        return base + static_cast<uint32_t>(channel_block * kTileChunks + of_block) * p.x_chunk;
     }
 
     HIPCONV_INLINE void copy(const ConvGemmParams& p, int part, int channel_block, Words4* patch) const {
+        const char* const from = channels(p, chunk, channel_block);
+        const int first = first_row + part * (kOfPart * kRowsApart);
+        Words4* const to = patch + swizzled_chunk(first, chunk);
+        uint32_t at[kOfPart];
 #pragma unroll
-        for (int round = 0; round < kRounds; ++round) {
-            const Chunk c = chunk(p, part, round, channel_block);
-            if (c.place >= 0) copy_later(&patch[c.place], base + c.offset, !c.inside);
-        }
+        for (int i = 0; i < kOfPart; ++i) at[i] = offsets[first + i * kRowsApart];
+#pragma unroll
+        for (int i = 0; i < kOfPart; ++i)
+            if (first + i * kRowsApart < kRows) copy_later(&to[i * kRowsApart * kTileChunks], from + at[i], at[i] == kOutside);
     }
 
+    using Bits = typename WordsOf<sizeof(T)>::type;
     struct Loaded {
-        uint32_t bits[kRounds][kElements];
-        int place[kRounds];
-        bool inside[kRounds];
+        Bits bits[kRounds][kElements];
     };
 
     HIPCONV_INLINE void load(const ConvGemmParams& p, int part, int channel_block, Loaded& v) const {
-        using Bits = typename WordsOf<sizeof(T)>::type;
+        const char* const from = channels(p, part, channel_block);
 #pragma unroll
         for (int round = 0; round < kRounds; ++round) {
-            const Chunk c = chunk(p, part, round, channel_block);
-            v.place[round] = c.place;
-            v.inside[round] = c.inside;
+            const uint32_t at = offsets[first_row + round * kRowsApart], safe = at == kOutside ? 0 : at;
 #pragma unroll
             for (int e = 0; e < kElements; ++e)
-                v.bits[round][e] = *reinterpret_cast<const Bits*>(base + (c.offset + e * p.x_channel));
+                v.bits[round][e] = *reinterpret_cast<const Bits*>(from + (safe + e * p.x_channel));
         }
     }
 
-    HIPCONV_INLINE void store(Words4* patch, const Loaded& v) const {
+    HIPCONV_INLINE void store(int part, Words4* patch, const Loaded& v) const {
+        Words4* const to = patch + swizzled_chunk(first_row, part);
 #pragma unroll
         for (int round = 0; round < kRounds; ++round) {
+            const int row = first_row + round * kRowsApart;
+            const bool inside = offsets[row] != kOutside;
             Words4 words{};
 #pragma unroll
             for (int n = 0; n < 4; ++n)
-                set_word(words, n, v.inside[round] ? v.bits[round][2 * n] | v.bits[round][2 * n + 1] << 16 : 0);
-            if (v.place[round] >= 0) patch[v.place[round]] = words;
+                set_word(words, n, inside ? v.bits[round][2 * n] | static_cast<uint32_t>(v.bits[round][2 * n + 1]) << 16 : 0);
+            if (row < kRows) to[round * kRowsApart * kTileChunks] = words;
         }
     }
 
@@ -90,11 +94,11 @@ struct PatchLoader {
     HIPCONV_INLINE void fill(const ConvGemmParams& p, Words4* patch, Loaded& v) const {
 #pragma unroll 1
         for (int part = 0; part < kParts; ++part) {
-            if (p.by_vectors) {
+            if constexpr (kByVectors) {
                 copy(p, part, 0, patch);
             } else {
                 load(p, part, 0, v);
-                store(patch, v);
+                store(part, patch, v);
             }
         }
     }

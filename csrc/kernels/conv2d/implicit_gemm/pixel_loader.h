@@ -139,10 +139,10 @@ struct PixelLoader {
     };
 
     HIPCONV_INLINE void copy(const ConvGemmParams& p, Words4* tile) const {
-        const uint32_t needed = bits(p);
+        const uint32_t needed = bits(p), of_step = tap + static_cast<uint32_t>(chunk) * 16;
 #pragma unroll
         for (int i = 0; i < kCount; ++i)
-            copy_later(&tile[place + i * kRowsApart * kTileChunks], base + offset(i, needed, 16),
+            copy_later(&tile[place + i * kRowsApart * kTileChunks], base + (first[i] + of_step),
                        (second[i] & needed) != needed);
     }
 
