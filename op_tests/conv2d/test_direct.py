@@ -11,6 +11,7 @@ import functools
 import itertools
 from pathlib import Path
 import random
+import struct
 import sys
 from typing import Any
 
@@ -31,10 +32,53 @@ from conv2d.exact import (
     running_on,
 )
 from support.backends import EVERYTHING
+from hipconv.ops.conv2d import direct_tiling
+from hipconv.ops.conv2d.problem import Problem
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+MMA_SYNC = 4  # of MatrixUnit in csrc/include/device/arch.h
 TILES = [(512, 16), (512, 32), (256, 16), (256, 32), (256, 64), (128, 16), (128, 32), (128, 64), (128, 128)]
+
+
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
+def test_the_estimate_knows_the_tiling(module: Any, layout: str) -> None:
+    """The router's blocks are the kernel's: passes and chunks, bundles and windows, of each tile."""
+    memory = torch.channels_last if layout == "nhwc" else torch.contiguous_format
+    layers = [
+        Problem(2, 96, (35, 35), 96, (3, 3), (35, 35), (1, 1), (1, 1, 1, 1), (1, 1), 1, "bfloat16", layout),
+        Problem(3, 18, (56, 57), 18, (3, 3), (28, 29), (2, 2), (1, 1, 1, 1), (1, 1), 1, "bfloat16", layout),
+        Problem(1, 3, (64, 80), 64, (7, 7), (32, 40), (2, 2), (3, 3, 3, 3), (1, 1), 1, "bfloat16", layout),
+        Problem(9, 256, (7, 7), 256, (3, 3), (7, 7), (1, 1), (1, 1, 1, 1), (1, 1), 32, "bfloat16", layout),
+        Problem(1, 512, (16, 16), 40, (3, 3), (16, 16), (1, 1), (2, 2, 2, 2), (2, 2), 1, "bfloat16", layout),
+        Problem(2, 60, (30, 30), 20, (1, 5), (30, 30), (1, 1), (0, 0, 2, 2), (1, 1), 4, "bfloat16", layout),
+    ]
+    found = 0
+    for problem, tile in itertools.product(layers, TILES):
+        filters = (problem.out_channels, problem.in_channels // problem.groups, *problem.kernel)
+        x = torch.empty(problem.batch, problem.in_channels, *problem.in_size, device="meta", dtype=torch.bfloat16)
+        out = torch.empty(problem.batch, problem.out_channels, *problem.out_size, device="meta", dtype=torch.bfloat16)
+        weight = torch.empty(filters, device="meta", dtype=torch.bfloat16)
+        tensors = [t.to(memory_format=memory) for t in (out, x, weight)]
+        call = module.Call(
+            problem.stride, problem.padding, problem.dilation, problem.groups, "zeros", "none", "ieee", problem.out_size,
+            torch.bfloat16, layout == "nhwc", "direct", arch_here(), (*tile, 1),
+        )  # fmt: skip
+        if module.conv2d_refusal(*tensors, None, None, call) is not None:
+            continue
+        form, *_ = module.conv2d_packing(*tensors, None, None, call)
+        _, unit, windows, bundles, _, of_bundle, taps, strip, _, chunks, passes, _ = struct.unpack("12q", form)
+        lds = direct_tiling.lds_of("sm_90" if unit == MMA_SYNC else "gfx942")
+        bundle, tiling = direct_tiling.bundle_of(problem), direct_tiling.tiling_of(problem, tile, lds)
+        assert tiling is not None
+        assert (bundle.has_windows, bundle.bundles, bundle.filters, bundle.taps) == (windows, bundles, of_bundle, taps)
+        assert (tiling.atoms * 16, tiling.chunks, tiling.passes) == (strip, chunks, passes), (problem, tile)
+        found += 1
+    assert found > 40 or unit_of_plain_products(module)
+
+
+def unit_of_plain_products(module: Any) -> bool:
+    return not module.conv2d_tiles("direct", arch_here(), torch.bfloat16)
 
 
 def test_every_tile(module: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from . import direct_tiling
 from .problem import Card, Problem, Tile, Tiles
 
 LEAST_STEPS = 4  # of a part of a split sum: fewer do not pay for writing the part and reading it again
@@ -487,72 +488,23 @@ def of_planes(problem: Problem, outputs: int, workspace_limit: int) -> Problem:
 # ---- few channels or few filters ---------------------------------------------------------------------------------------------
 
 
-_ATOM = 16  # filters, at least, that a wave multiplies
-_PART = 64  # pixels that 32 threads make
-
-
-class _Bundle(NamedTuple):
-    """Groups that `direct` multiplies together, as bundling_of in csrc/kernels/conv2d/direct/tiling.h has them."""
-
-    bundles: int
-    filters: int
-    chunks: int  # of 8 channels, or of a row of taps' channels
-    taps: int  # that chunks do not have side by side
-    by_vectors: bool
-
-
-def _bundle(problem: Problem) -> _Bundle:
-    channels, filters = problem.in_channels // problem.groups, problem.filters
-    aligned = problem.layout == "nhwc" and problem.in_channels % 8 == 0
-
-    def cost(merged: int) -> tuple[int, int]:
-        strips, chunks = -(-merged * filters // _ATOM), -(-merged * channels // 8)
-        gathers = aligned and merged * channels % 8 != 0 and problem.groups > 1
-        return -(-problem.groups // merged) * strips * chunks * (2 if gathers else 1), -merged
-
-    merged = min((n for n in range(1, min(problem.groups, 16) + 1) if n == 1 or n * filters <= 2 * _ATOM), key=cost)
-    by_vectors = aligned and (merged * channels % 8 == 0 or problem.groups == 1)
-    taps, chunks = math.prod(problem.kernel), -(-merged * channels // 8)
-    window = -(-problem.kernel[1] * channels // 8)
-    if problem.groups == 1 and not by_vectors and problem.kernel[0] * window < taps * chunks:
-        taps, chunks = problem.kernel[0], window
-    return _Bundle(-(-problem.groups // merged), merged * filters, chunks, taps, by_vectors)
-
-
 def direct(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> Estimate:
     """The larger of the bytes' time and the instructions' time."""
-    bundle = _bundle(problem)
-    window = bundle.taps < math.prod(problem.kernel)
+    bundle, lds = direct_tiling.bundle_of(problem), direct_tiling.lds_of(card.arch)
 
     def cost(tile: Tile) -> float:
-        atoms = 2 if bundle.filters > _ATOM and tile[1] > _ATOM else 1
-        strips = -(-bundle.filters // (atoms * _ATOM))
-        together = max(1, tile[1] // (atoms * _ATOM) // strips)  # bundles of a block
-        of_block = together * strips if together > 1 else min(strips, tile[1] // (atoms * _ATOM))
-        columns = -(-problem.out_size[1] // -(-problem.out_size[1] // 16))
-        rows = max(1, min(problem.out_size[0], tile[0] // columns))
-        images = max(1, tile[0] // math.prod(problem.out_size)) if (rows, columns) == problem.out_size else 1
-        pixel_tiles = -(-problem.batch // images) * -(-problem.out_size[0] // rows) * -(-problem.out_size[1] // columns)
-        blocks = pixel_tiles * -(-bundle.bundles // together) * (1 if together > 1 else -(-strips // of_block))
-        patch = [
-            (size - 1) * step + (taps - 1) * apart + 1 if taps > 1 else size
-            for size, step, taps, apart in zip((rows, columns), problem.stride, problem.kernel, problem.dilation, strict=True)
-        ]
-        slots = images * patch[0] * (columns if window else patch[1])
-        if together > 1:  # what LDS does not hold makes tiles smaller
-            blocks = math.ceil(blocks * max(1.0, slots * (together * bundle.chunks | 1) * 16 / _DIRECT_LDS))
-        chunks = float(slots * together * bundle.chunks)
-        narrow = bundle.by_vectors and bundle.bundles > 1 and together * bundle.chunks < 3  # reads of 32 bytes
-        chunks *= _NARROW if narrow else 1.0
-        fit = max(1, _DIRECT_LDS // (16 * slots))  # chunks; what LDS does not hold of a bundle's comes in passes
-        passes = 1 if together > 1 else -(-bundle.chunks // fit)
-        steps = -(-bundle.taps * bundle.chunks // 2)
-        waves = tile[0] // _PART * of_block
-        of_wave = _OF_WAVE + steps * _OF_STEP[atoms] + chunks * (_OF_CHUNK if bundle.by_vectors else _OF_GATHERED) / waves / 32
-        busy = min(1.0, blocks * waves / (card.compute_units * _ENOUGH_WAVES))
-        alone = of_wave * -(-blocks * waves // (card.compute_units * _MOST_WAVES)) / _RATE_OF_WAVE
-        us = steps * _WAITING + max(alone, blocks * waves * of_wave / (card.compute_units * _RATE * busy))
-        us *= 1 + _OF_PASS * (passes - 1) + _OF_PIXELS * (tile[0] - 128)
+        t = direct_tiling.tiling_of(problem, tile, lds)
+        if t is None:
+            return math.inf
+        of_chunk = float(_OF_CHUNK if bundle.by_vectors else _OF_GATHERED)
+        if bundle.by_vectors and bundle.bundles > 1 and t.chunks < 3:  # reads of 32 bytes
+            of_chunk *= _NARROW
+        of_wave = _OF_WAVE + t.passes * _OF_PASS + t.steps * _OF_STEP[t.atoms] + t.staged * of_chunk / t.waves / 32
+        waves = t.blocks * t.waves
+        busy = min(1.0, waves / (card.compute_units * _ENOUGH_WAVES))
+        alone = of_wave * -(-waves // (card.compute_units * _MOST_WAVES)) / _RATE_OF_WAVE
+        us = t.steps * _WAITING + max(alone, waves * of_wave / (card.compute_units * _RATE * busy))
+        us *= 1 + _LONGER_BY_PASS * (t.passes - 1) + _LONGER_BY_PIXEL * (tile[0] - 128)
         us *= _DIRECT_AGAIN.get(card.arch, 1.0) if problem.kernel != (1, 1) else 1.0
         return us * (_CONTIGUOUS if problem.layout == "nchw" else 1.0)
 
@@ -560,27 +512,28 @@ def direct(problem: Problem, card: Card, tiles: Tiles, workspace_limit: int) -> 
         return last_resort(problem, card, tiles, workspace_limit)
     best = min(tiles, key=cost)
     size = 2 * (problem.batch * problem.in_channels * math.prod(problem.in_size) + problem.pixels * problem.out_channels)
-    by_elements = problem.layout == "nchw" and problem.out_size[1] % 4 != 0
-    storing = by_elements * problem.pixels * problem.out_channels * _DIRECT_ELEMENT
+    storing = 0.0
+    if problem.layout == "nchw":
+        storing = problem.pixels * problem.out_channels * (_ALONG_PIXELS + _DIRECT_ELEMENT * (problem.out_size[1] % 4 != 0))
     return Estimate(_DIRECT_LAUNCH + max(cost(best), size / _DIRECT_BYTES) + storing, best)
 
 
-# Instructions of a wave of 32 lanes: beside its sums; of a step, of 16 filters or 32; of a chunk of x that is copied, or
-# gathered. All of these were fitted to 384 times on an H200, of 90 layers with their tiles, and are a sixth off.
-_OF_WAVE, _OF_STEP, _OF_CHUNK, _OF_GATHERED = 1080, {1: 15, 2: 61}, 43, 160
+# Instructions of a wave of 32 lanes: beside its sums; of a pass; of a step, of 16 filters or 32; of a chunk of x that is
+# copied, or gathered. All of these were fitted to 5,800 times on an H200 and an H100, of 607 layers with their tiles, and are a
+# sixteenth off where `direct` is among the fastest.
+_OF_WAVE, _OF_PASS, _OF_STEP, _OF_CHUNK, _OF_GATHERED = 1400, 57, {1: 38, 2: 91}, 29, 171
 _RATE, _RATE_OF_WAVE = 3690.0, 470.0  # that a compute unit, and a wave, executes in a microsecond
-_ENOUGH_WAVES, _MOST_WAVES = 9.5, 12  # of a compute unit
-_DIRECT_LDS = 45_000  # bytes
-_NARROW = 1.2  # of chunks that lie alone in x
-_OF_PASS = 0.23  # that a pass adds to the time, as a block waits for its part of the patch
-_CONTIGUOUS = 1.13  # where x and out are contiguous, which are gathered and stored by pixels
-_WAITING = 0.22  # microseconds of a step that a sum waits for its filters
-_OF_PIXELS = 1e-3  # that a pixel of a tile adds to it: of tiles that should take as long, the smaller one was faster
-_DIRECT_ELEMENT = 2.1e-6  # microseconds of an output that is stored alone
+_ENOUGH_WAVES, _MOST_WAVES = 8.8, 12  # of a compute unit
+_NARROW = 2.0  # of chunks that lie alone in x
+_LONGER_BY_PASS = 0.078  # that a pass adds to the time, as a block waits for its part of the patch
+_LONGER_BY_PIXEL = 7.8e-4  # that a pixel of a tile adds to it: of tiles that should take as long, the smaller one was faster
+_CONTIGUOUS = 1.2  # where x and out are contiguous, which are gathered and stored by pixels
+_WAITING = 0.147  # microseconds of a step that a sum waits for its filters
+_ALONG_PIXELS, _DIRECT_ELEMENT = 3.0e-7, 2.2e-6  # microseconds of an output that is stored along pixels; alone
 # With larger filters than 1x1 it takes this part of all that, where it is among the fastest, on an H200; other cards' times are
 # not known.
-_DIRECT_AGAIN = {"sm_90": 0.82}
-_DIRECT_LAUNCH, _DIRECT_BYTES = 3.0, 2.4e6  # microseconds; bytes in a microsecond
+_DIRECT_AGAIN = {"sm_90": 0.763}
+_DIRECT_LAUNCH, _DIRECT_BYTES = 3.0, 4.0e6  # microseconds; bytes in a microsecond
 
 
 # ---- 1x1 filters that fit LDS ------------------------------------------------------------------------------------------------
