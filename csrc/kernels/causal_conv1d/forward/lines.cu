@@ -10,6 +10,7 @@
 #include <hip/hip_runtime.h>
 
 #include "../common/vector_math.h"
+#include "channel_parameters.h"
 #include "kernels.h"
 #include "launch/check.h"
 #include "lines_move.h"
@@ -65,30 +66,6 @@ HIPCONV_INLINE void store_run(char* own, const Pair (&sums)[kHalfRun]) {
     }
 }
 
-// The parameters of a thread's channel; the taps that the width leaves out are zero. They are loaded as they lie in memory, and
-// converted when x is there, in the same registers: a conversion would wait for each.
-template <int kWidth>
-struct LineParameters {
-    uint32_t weight[kWidth], bias;
-
-    HIPCONV_INLINE void load(const CausalConv1dInputs& in, int d) {
-        const int left_out = kWidth - in.width;
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) {
-            weight[i] = 0;
-            if (i >= left_out)
-                weight[i] = load_parameter_bits(in.weight, d * in.weight_dim_stride + (i - left_out) * in.weight_width_stride,
-                                                in.weight_dtype);
-        }
-        bias = in.bias ? load_parameter_bits(in.bias, d * in.bias_stride, in.bias_dtype) : 0;
-    }
-    HIPCONV_INLINE void convert(const CausalConv1dInputs& in) {
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) weight[i] = bit_cast<uint32_t>(parameter_of(weight[i], in.weight_dtype));
-        bias = bit_cast<uint32_t>(parameter_of(bias, in.bias_dtype));
-    }
-};
-
 // The sums of a thread's run. `found` has a byte for each of its places, or is null if all taps see something. All lanes of a
 // wave call.
 template <typename T, int kWidth>
@@ -134,11 +111,14 @@ __device__ __forceinline__ void make_run(const char* own, const Words4* found, i
     for (int t = 0; t < kHalfRun; ++t) sums[t] = multiply_add(twice(weight[kPast]), window[t + kPast], sums[t]);
 }
 
-// Tells for each place of the tile what a token there sees.
-HIPCONV_INLINE void find_sights(const LinesCall& p, const LineTile& tile, uint8_t* found) {
-    for (int n = static_cast<int>(threadIdx.x); n < 1 << p.plan.place_bits; n += kLineThreads) {
-        const LinePlace place = tile.place(p, p.plan, n);
-        found[n] = place.is_token ? taps_of_token(p, tile.first_row + place.row, place.t) : uint8_t{0};
+// Tells for each place of some tiles what a token there sees.
+HIPCONV_INLINE void find_sights(const LinesCall& p, uint32_t first_tile, uint32_t tiles, uint8_t* found) {
+    const int all = static_cast<int>(tiles << p.plan.place_bits);
+    for (int i = static_cast<int>(threadIdx.x); i < all; i += kLineThreads) {
+        const uint32_t of_tile = static_cast<uint32_t>(i) >> p.plan.place_bits;
+        const LineTile tile(p, p.plan, first_tile + of_tile);
+        const LinePlace place = tile.place(p, p.plan, i - static_cast<int>(of_tile << p.plan.place_bits));
+        found[i] = place.is_token ? taps_of_token(p, tile.first_row + place.row, place.t) : uint8_t{0};
     }
 }
 
@@ -157,7 +137,7 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kLineThreads, line_blocks<T>(kWidth)) caus
     const int first_channel = static_cast<int>(channel_block << line_bits);
 
     wait_for_kernel_before();
-    LineParameters<kWidth> parameters;
+    ChannelParameters<kWidth> parameters;
     const int d = first_channel + channel_of_line(again().plan, line);
     parameters.load(again(), d < again().dim ? d : 0);
     const uint32_t first_tile = block * again().plan.tiles_a_block;
@@ -172,7 +152,14 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kLineThreads, line_blocks<T>(kWidth)) caus
         if (at != first_tile) __syncthreads();  // the outputs are taken away
         bring_x<T>(share());
         const bool all_see = tile.within && !again().seq_idx.data;
-        if (!all_see) find_sights(again(), tile, reinterpret_cast<uint8_t*>(found));
+        uint32_t in_found = 0;       // the tile, of those whose sights are there
+        if (again().seq_idx.data) {  // so that the ids of some tiles are waited for at once
+            const uint32_t at_once = kMostPlaces >> again().plan.place_bits, left = last_tile - at;
+            in_found = (at - first_tile) % at_once;
+            if (in_found == 0) find_sights(again(), at, left < at_once ? left : at_once, reinterpret_cast<uint8_t*>(found));
+        } else if (!all_see) {
+            find_sights(again(), at, 1, reinterpret_cast<uint8_t*>(found));
+        }
         if (again().initial_states.data && !tile.within) {
             __syncthreads();  // where vectors of channels have left zeros
             bring_states<T>(share());
@@ -182,17 +169,17 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kLineThreads, line_blocks<T>(kWidth)) caus
         char* const own = share().at(line, run * kLineRun);
         if (at == first_tile) parameters.convert(again());
         float weight[kWidth];
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) weight[i] = bit_cast<float>(parameters.weight[i]);
+        parameters.weights(weight);
+        const Words4* const own_found =
+            reinterpret_cast<const Words4*>(found) + (in_found << (again().plan.place_bits - 4)) + run;
         Pair sums[kHalfRun];
-        make_run<T, kWidth>(own, all_see ? nullptr : reinterpret_cast<const Words4*>(found) + run, again().width, weight,
-                            bit_cast<float>(parameters.bias), sums);
+        make_run<T, kWidth>(own, all_see ? nullptr : own_found, again().width, weight, parameters.bias(), sums);
         if (again().use_silu) {
 #pragma unroll
             for (int t = 0; t < kHalfRun; ++t) sums[t] = silu(sums[t]);
         }
         if (again().seq_idx.data) {
-            const Words4 sights = reinterpret_cast<const Words4*>(found)[run];
+            const Words4 sights = *own_found;
 #pragma unroll
             for (int t = 0; t < kHalfRun; ++t) {
                 const bool first = word(sights, t / 4) >> (t % 4 * 8 + kPaddingBit) & 1;
