@@ -40,13 +40,13 @@ inline bool shared_is_faster(const CausalConv1dFwdParams& p) {
 bool lines_is_faster(const CausalConv1dFwdParams& p);
 inline bool tile_is_faster(const CausalConv1dFwdParams& p) { return !lines_is_faster(p); }
 // It also makes ragged rows that are short, have one tap, or few channels, where these see states or ids or more than four
-// taps (measured on an H200).
+// taps; and plain ones that are very short (measured on an H100 and an H200).
 inline bool rows_are_faster_as_lines(const CausalConv1dFwdParams& p) {
     const int size = element_bytes(p.dtype);
     const bool usual = rows_are_plain(p) && p.width >= 2 && p.width <= 4, whole = p.seqlen % (16 / size) == 0;
     const bool many = static_cast<int64_t>(p.batch) * p.dim * p.seqlen >= 16 * kEnoughThreads;
-    return many && !usual && !whole && p.seqlen > 1 && (p.seqlen <= 128 || p.width == 1 || (p.dim < 32 && size == 2)) &&
-           !causal_conv1d_lines_refusal(p);
+    if (!many || whole || p.seqlen == 1 || causal_conv1d_lines_refusal(p)) return false;
+    return usual ? p.seqlen <= 8 : p.seqlen <= 128 || p.width == 1 || (p.dim < 32 && size == 2);
 }
 inline bool vector_is_faster(const CausalConv1dFwdParams& p) {
     return !shared_is_faster(p) && !lines_is_faster(p) && !rows_are_faster_as_lines(p);

@@ -15,6 +15,7 @@
 #include <hip/hip_runtime.h>
 
 #include "../common/vector_math.h"
+#include "channel_parameters.h"
 #include "kernels.h"
 #include "launch/check.h"
 #include "tile.h"
@@ -34,11 +35,11 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreadsOf<T>, lds_tile_blocks(sizeof(
     causal_conv1d_fwd_tile_lds(LdsCall call) {
     const auto again = [&]() -> const LdsCall& { return first_parameter_again(call); };
     constexpr int kThreads = kTileThreadsOf<T>, kPast = kWidth - 1, kSize = static_cast<int>(sizeof(T));
-    // Tokens that are made at a time; a multiple of kWidth, so that ring positions repeat.
-    constexpr int kBatch = 8 / kWidth * kWidth;
+    // Tokens that are made at a time; a multiple of the ring's size, so that its positions repeat.
+    constexpr int kBatch = kTapGroup, kRing = kWidth > 4 ? 8 : kWidth;
     HIPCONV_SHARED(Words4, in, kDirect ? 1 : kInBytes / 16);
     HIPCONV_SHARED(Words4, results, kOutBytes / 16);
-    HIPCONV_SHARED(uint8_t, taps, kMostTokens);
+    HIPCONV_SHARED(uint32_t, taps, kMostTokens / 4);
     HIPCONV_SHARED(uint8_t, differs, kThreads);  // of runs: whether a tap sees nothing
 
     const uint32_t block = blockIdx.z * gridDim.y + blockIdx.y;
@@ -66,16 +67,8 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreadsOf<T>, lds_tile_blocks(sizeof(
     wait_for_kernel_before();
     const int left_out = kWidth - again().width;  // taps: none, or one, the oldest
     const auto has_tap = [&](int i) { return i > 0 || left_out == 0; };
-    uint32_t weight_bits[kWidth], bias_bits = 0;
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) {
-        weight_bits[i] = 0;
-        if (has_tap(i))
-            weight_bits[i] = load_parameter_bits(again().weight,
-                                                 d * again().weight_dim_stride + (i - left_out) * again().weight_width_stride,
-                                                 again().weight_dtype);
-    }
-    if (again().bias) bias_bits = load_parameter_bits(again().bias, d * again().bias_stride, again().bias_dtype);
+    ChannelParameters<kWidth> parameters;
+    parameters.load(again(), d);
 
     const auto part_of = [&](const Sequences& tensor, const LdsTensor& how, Words4* lds, int past) -> LdsPart {
         char* const memory = static_cast<char*>(tensor.data) + b * how.batch_step + int64_t{t - past} * how.token_step +
@@ -87,75 +80,101 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreadsOf<T>, lds_tile_blocks(sizeof(
     const int past = t == 0 ? 0 : kPast - left_out;
     const LdsPart x = part_of(again().x, again().plan.x, in, past), out = part_of(again().out, again().plan.out, results, 0);
     if constexpr (!kDirect) bring_tile<T>(x, again().plan.x_begin, again().plan.x_end);
-    const bool has_ids = again().seq_idx.data;
+    // The state of a sequence is under way while what comes before it is made.
+    const bool has_ids = again().seq_idx.data, has_states = again().initial_states.data;
+    T state[kPast + 1];
+    const auto load_state = [&](int s) {
+        if (run_tokens == 0 || s >= sequences) return;
+        const T* from = global_pointer<const T>(again().initial_states.data) + (b + s) * again().initial_states.batch_stride +
+                        d * again().initial_states.dim_stride;
+#pragma unroll
+        for (int i = 0; i < kPast; ++i) {
+            if (!has_tap(i)) continue;
+            state[i] = *from;
+            from += again().initial_states.seqlen_stride;
+        }
+    };
+#pragma unroll
+    for (int i = 0; i < kPast; ++i) state[i] = T{};
+    if (has_states && begins_row) load_state(first_sequence);
     if (has_ids) {
         differs[thread] = 0;
         __syncthreads();
-        for (int i = thread; i < tokens * sequences; i += kThreads) {
-            const int of_tile = sequences > 1 ? quotient(i, again().plan.of_tokens) : 0, own = i - of_tile * tokens;
-            const uint8_t found = taps_of_token(again(), b + of_tile, t + own);
-            taps[i] = found;
-            if (found == (1 << (kPast - left_out)) - 1) continue;
+        const int groups = again().plan.tap_groups;
+        for (int i = thread; i < groups * sequences; i += kThreads) {
+            const int of_tile = sequences > 1 ? quotient(i, again().plan.of_tap_groups) : 0,
+                      own = (i - of_tile * groups) * kTapGroup;
+            if (own >= tokens) continue;
+            const GroupTaps found = taps_of_group(again(), b + of_tile, t + own);
+#pragma unroll
+            for (int w = 0; w < kTapGroup / 4; ++w) taps[i * (kTapGroup / 4) + w] = found.words[w];
+            if (!found.differ) continue;
             const int at_once = of_tile - quotient(of_tile, again().plan.of_at_once) * again().plan.at_once;
-            differs[at_once * again().plan.sequence_runs + quotient(own, again().plan.of_run)] = 1;
+            const int last = own + kTapGroup < tokens ? own + kTapGroup - 1 : tokens - 1;
+            uint8_t* const of_sequence = differs + at_once * again().plan.sequence_runs;
+            of_sequence[quotient(own, again().plan.of_run)] = of_sequence[quotient(last, again().plan.of_run)] = 1;
         }
     }
     if constexpr (kCopiesPastRegisters && !kDirect) wait_for_copies<0>();
     if (!kDirect || has_ids) __syncthreads();
 
     float weight[kWidth], probe = 0.0f;
+    parameters.convert(again());
+    parameters.weights(weight);
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) {
-        weight[i] = parameter_of(weight_bits[i], again().weight_dtype);
-        probe += weight[i] * 0.0f;
-    }
-    const float bias = parameter_of(bias_bits, again().bias_dtype);
+    for (int i = 0; i < kWidth; ++i) probe += weight[i] * 0.0f;
+    const float bias = parameters.bias();
     using Step = typename std::conditional<kDirect, int64_t, int>::type;
     const Step x_step = kDirect ? again().plan.x.token_step : again().plan.x.lds_token_step;
     const int out_step = again().plan.out.lds_token_step;
-    const bool use_silu = again().use_silu, has_states = again().initial_states.data;
+    const bool use_silu = again().use_silu;
     const auto input = [&](const char* from) { return to_float(*reinterpret_cast<const T*>(from)); };
 
     // One sequence after another, if they are short.
+    const char* first_from;
+    Step round_step;
+    if constexpr (kDirect) {
+        round_step = again().plan.at_once * again().plan.x.batch_step;
+        first_from = global_address<const char>(again().x.data) + (b + first_sequence) * again().plan.x.batch_step +
+                     int64_t{t + begin} * x_step + int64_t{d} * again().plan.x.channel_step;
+    } else {
+        round_step = again().plan.at_once * again().plan.x.lds_batch_step;
+        first_from = x.lds + first_sequence * again().plan.x.lds_batch_step + (past + begin) * x_step +
+                     c * again().plan.x.lds_channel_step;
+    }
+    char* first_to =
+        out.lds + first_sequence * again().plan.out.lds_batch_step + begin * out_step + c * again().plan.out.lds_channel_step;
+    const uint8_t* first_found =
+        reinterpret_cast<const uint8_t*>(taps) + first_sequence * again().plan.tap_groups * kTapGroup + begin;
+    const bool looks = has_ids && __ballot(differs[number < again().plan.runs ? number : 0]) != 0;
     for (int s = first_sequence, round = 0; round < again().plan.rounds; ++round, s += again().plan.at_once) {
         const int count = s < sequences ? run_tokens : 0;
-        const char* first_from;
-        if constexpr (kDirect)
-            first_from = global_address<const char>(again().x.data) + (b + s) * again().plan.x.batch_step +
-                         int64_t{t + begin} * x_step + int64_t{d} * again().plan.x.channel_step;
-        else
-            first_from =
-                x.lds + s * again().plan.x.lds_batch_step + (past + begin) * x_step + c * again().plan.x.lds_channel_step;
-        char* const first_to =
-            out.lds + s * again().plan.out.lds_batch_step + begin * out_step + c * again().plan.out.lds_channel_step;
-        float ring[kWidth];
+        float ring[kRing];  // the token before the run is in slot kPast - 1
 #pragma unroll
-        for (int i = 0; i < kPast; ++i) ring[i] = 0.0f;
+        for (int i = 0; i < kRing; ++i) ring[i] = 0.0f;
         if (count > 0 && !begins_row) {
 #pragma unroll
             for (int i = 0; i < kPast; ++i)
                 if (has_tap(i)) ring[i] = input(first_from - (kPast - i) * x_step);
-        } else if (count > 0 && has_states) {
-            const T* const state = global_pointer<const T>(again().initial_states.data) +
-                                   (b + s) * again().initial_states.batch_stride + d * again().initial_states.dim_stride;
+        } else if (has_states) {
 #pragma unroll
-            for (int i = 0; i < kPast; ++i)
-                if (has_tap(i)) ring[i] = to_float(state[(i - left_out) * again().initial_states.seqlen_stride]);
+            for (int i = 0; i < kPast; ++i) ring[i] = to_float(state[i]);
+            if (round + 1 < again().plan.rounds) load_state(s + again().plan.at_once);
         }
 
         const auto walk = [&](auto looks) {
             constexpr bool kLooks = decltype(looks)::value;
             const char* from = first_from;
             char* to = first_to;
-            const uint8_t* found = taps + s * tokens + begin;
+            const uint8_t* found = first_found;
             // The output of the token in this slot of the ring.
             const auto output = [&](int slot, int token_taps) {
                 float sum = bias;
 #pragma unroll
                 for (int i = 0; i < kWidth; ++i) {
                     if (kLooks ? i < kPast && !(token_taps >> (kPast - 1 - i) & 1) : !has_tap(i)) continue;
-                    sum =
-                        low(multiply_add(twice(weight[i]), twice(ring[(slot + 1 + i) % kWidth]), twice(sum)));  // as the others
+                    sum = low(multiply_add(twice(weight[i]), twice(ring[(slot + kRing - kPast + i) % kRing]),
+                                           twice(sum)));  // as the others
                 }
                 if (use_silu) sum = silu(sum);
                 return kLooks && token_taps >> kPaddingBit ? 0.0f : sum;
@@ -183,29 +202,28 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreadsOf<T>, lds_tile_blocks(sizeof(
                 if (kDirect) fetch(next);
 #pragma unroll
                 for (int j = 0; j < kBatch; ++j) {
-                    if (j >= most) continue;
-                    ring[(kPast + j) % kWidth] = inputs[j];
-                    outputs[j] = output((kPast + j) % kWidth, seen[j]);
+                    ring[(kPast + j) % kRing] = inputs[j];
+                    outputs[j] = output((kPast + j) % kRing, seen[j]);
                     if (kLooks) keep_order();  // or the masks of all tokens take scalar registers at once
                 }
 #pragma unroll
                 for (int j = 0; j < kBatch; ++j) {
-                    if (j >= most) continue;
-                    *reinterpret_cast<T*>(to) = from_float<T>(outputs[j]);
+                    if (j < most) *reinterpret_cast<T*>(to) = from_float<T>(outputs[j]);
                     to += out_step;
                 }
                 found += kBatch;
             };
             int left_over = count;
+            constexpr int kSteady = kDirect ? 2 * kBatch : kBatch;
             if (kDirect) fetch(left_over);
-            for (; left_over >= 2 * kBatch; left_over -= kBatch) make(kBatch, kBatch);
+            for (; left_over >= kSteady; left_over -= kBatch) make(kBatch, kBatch);
             for (; left_over > 0; left_over -= kBatch) make(left_over, left_over - kBatch);
         };
-        if (has_ids && __ballot(differs[number < again().plan.runs ? number : 0]) != 0)
+        if (looks)
             walk(std::true_type{});
         else
             walk(std::false_type{});
-        if (begins_row && !has_ids && !has_states && !(probe == 0.0f)) {
+        if (begins_row && !looks && !has_states && !(probe == 0.0f)) {
             // Zeros stood in for the tokens before the row, and some weight is infinite or NaN: skip those taps instead.
 #pragma unroll 1
             for (int own = 0; own < kPast && own < count; ++own) {
@@ -216,6 +234,9 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreadsOf<T>, lds_tile_blocks(sizeof(
                 *reinterpret_cast<T*>(first_to + own * out_step) = from_float<T>(use_silu ? silu(sum) : sum);
             }
         }
+        first_from += round_step;
+        first_to += again().plan.at_once * again().plan.out.lds_batch_step;
+        first_found += again().plan.at_once * again().plan.tap_groups * kTapGroup;
     }
     __syncthreads();
     const bool along_tokens = again().plan.out.along_tokens;
@@ -246,18 +267,33 @@ Beginnings beginnings_of(const CausalConv1dFwdParams& p, const Sequences& s) {
     return {alike, static_cast<int>(reinterpret_cast<uintptr_t>(s.data) % 16)};
 }
 
+// The tokens whose time a run takes: it is made in whole steps.
+int64_t run_cost(int64_t run) { return kTokensOfStart + parts(run, kTapGroup) * kTapGroup; }
+
 // Divides channels into tiles so that few threads are idle. Neighbouring tiles share the channels of a vector where tokens of
 // out do not begin on boundaries: then each vector is whole in one of them.
 void divide_channels(const CausalConv1dFwdParams& p, LdsPlan* plan) {
-    const int size = element_bytes(p.dtype), threads = 512 / size, vector = 16 / size;
+    const int size = element_bytes(p.dtype), threads = lds_threads(size), vector = 16 / size;
     const bool x_along_tokens = lies_along_tokens(p.x), out_along_tokens = lies_along_tokens(p.out);
     const int shared = out_along_tokens || beginnings_of(p, p.out).on_boundaries() ? 0 : vector;
     int most = threads, least_channels = 4 * vector;
     if (x_along_tokens || out_along_tokens) {
-        const int64_t needed = parts(p.seqlen, kLongestRun);  // runs of a row
-        const int64_t limit = x_along_tokens && out_along_tokens ? threads / 8 : 4;
-        most = static_cast<int>(threads / (needed < limit ? needed : limit));
-        least_channels = most / 2 < 4 ? 4 : most / 2;
+        const bool both = x_along_tokens && out_along_tokens;
+        const int64_t needed = parts(p.seqlen, longest_lds_run(size));  // runs of a row
+        const int64_t limit = both ? threads / 4 : size == 4 || !kHasPredicates ? 4 : 2;
+        int64_t runs = needed < limit ? needed : limit;
+        double fewest = 0;  // of the tokens that a thread makes for a channel, what it does before counted in
+        for (int64_t tiles = parts(needed, limit); both && tiles < 24; ++tiles) {
+            const int64_t own = parts(needed, tiles);
+            const int64_t run = parts(p.seqlen, tiles * own);
+            const double of_edges = 1 + 64.0 / static_cast<double>(run * own);  // pieces of memory that are short cost more
+            const double cost = static_cast<double>(tiles * run_cost(run)) * of_edges / static_cast<double>(threads / own);
+            if (fewest == 0 || cost < fewest) runs = own, fewest = cost;
+            if (own == 1) break;
+        }
+        most = static_cast<int>(threads / runs);
+        const int least = both && needed == 1 ? most / 8 : most / 2;
+        least_channels = least < 4 ? 4 : least;
     }
     double least = 0;
     for (int groups = 1; groups < p.dim / most + 16; ++groups) {
@@ -280,7 +316,7 @@ void divide_channels(const CausalConv1dFwdParams& p, LdsPlan* plan) {
 }
 
 LdsTensor lds_tensor(const CausalConv1dFwdParams& p, const Sequences& s, const LdsPlan& plan, bool is_x) {
-    const int size = element_bytes(p.dtype), threads = 512 / size;
+    const int size = element_bytes(p.dtype), threads = lds_threads(size);
     LdsTensor how{};
     how.along_tokens = lies_along_tokens(s);
     how.batch_step = s.batch_stride * size;
@@ -293,19 +329,25 @@ LdsTensor lds_tensor(const CausalConv1dFwdParams& p, const Sequences& s, const L
     how.lines = how.along_tokens ? plan.channels : tokens;
     const int bytes = how.inner * size, line_step = how.line_step();
     const bool dense = how.inner_step() == size;
-    const bool is_tight =
-        dense && (how.along_tokens ? is_whole : plan.groups == 1) && line_step >= bytes && line_step <= (is_x ? 2 : 1) * bytes;
-    const bool joined = is_tight && plan.sequences > 1 && (!how.along_tokens || plan.groups == 1) &&
+    // Where lanes lie across lines, these are an odd number of vectors apart, if any: else more of them meet in LDS banks.
+    const bool across = how.along_tokens && !lies_along_tokens(is_x ? p.out : p.x);
+    const bool is_tight = dense && !(across && line_step % 32 == 0) && (how.along_tokens ? is_whole : plan.groups == 1) &&
+                          line_step >= bytes && line_step <= (is_x ? 2 : 1) * bytes;
+    // Sequences of whole rounds of LDS banks would meet there.
+    const bool meets = plan.channels < 32 && how.batch_step % 64 == 0;
+    const bool joined = is_tight && plan.sequences > 1 && !meets && (!how.along_tokens || plan.groups == 1) &&
                         how.batch_step == int64_t{line_step} * how.lines;
     how.pieces = joined ? LdsPieces::tiles : is_tight ? LdsPieces::sequences : LdsPieces::lines;
     const Beginnings begins = beginnings_of(p, s);
     const bool alike = begins.alike && (!how.along_tokens || is_whole);
     const int surrounded = alike ? (begins.at + bytes + 15) / 16 * 16 : bytes + 32 - size;
-    const int lds_line_step = is_tight ? line_step : next(surrounded, line_step);
+    int lds_line_step = is_tight ? line_step : next(surrounded, line_step);
+    if (across && lds_line_step % 32 == 0) lds_line_step += 16;
     how.lds_token_step = how.along_tokens ? size : lds_line_step;
     how.lds_channel_step = how.along_tokens ? lds_line_step : size;
     const int of_lines = (how.lines - 1) * lds_line_step + bytes;
     how.lds_batch_step = joined ? static_cast<int32_t>(how.batch_step) : next(of_lines + 32, how.batch_step);
+    if (!joined && how.lds_batch_step % 32 < 16) how.lds_batch_step += 16;
     const int piece = joined ? (plan.sequences - 1) * how.lds_batch_step + of_lines : is_tight ? of_lines : bytes;
     const int vectors = ((alike && !is_tight ? begins.at : 16 - size) + piece + 15) / 16;
     how.lanes = vectors < threads ? vectors : threads;
@@ -323,7 +365,7 @@ LdsTensor lds_tensor(const CausalConv1dFwdParams& p, const Sequences& s, const L
     how.lds_wrap = how.lds_batch_step - how.lines * lds_line_step;
     const int64_t row = how.along_tokens ? p.seqlen : p.dim;
     how.has_edges = !(begins.on_boundaries() && row * size % 16 == 0);
-    how.by_elements = !dense || (!is_x && how.pieces == LdsPieces::lines && how.has_edges && bytes <= 32);
+    how.by_elements = !dense;
     return how;
 }
 
@@ -338,7 +380,25 @@ LdsPlan plan_of(const CausalConv1dFwdParams& p) {
     LdsPlan plan{};
     divide_channels(p, &plan);
     const bool x_along_tokens = lies_along_tokens(p.x), out_along_tokens = lies_along_tokens(p.out);
-    const auto divide = [&](int longest, int most_runs) {
+    // Tells how many lanes of a wave meet in an LDS bank.
+    const auto meeting = [&](const LdsTensor& how) {
+        const bool tokens_first = x_along_tokens && out_along_tokens;
+        int words[32], lanes_of[32] = {}, most = 1;
+        for (int lane = 0; lane < 32; ++lane) {
+            const int c = tokens_first ? lane / plan.runs : lane % plan.channels;
+            const int number = tokens_first ? lane % plan.runs : lane / plan.channels;
+            const int sequence = number / plan.sequence_runs, run = number - sequence * plan.sequence_runs;
+            const int word =
+                (c * how.lds_channel_step + run * plan.run * how.lds_token_step + sequence * how.lds_batch_step) / 4;
+            const int bank = word % 32;
+            if (lanes_of[bank] > 0 && words[bank] == word) continue;
+            words[bank] = word;
+            if (++lanes_of[bank] > most) most = lanes_of[bank];
+        }
+        return most;
+    };
+    int more = 0;  // tokens of a run, lest lanes meet
+    const auto divide_once = [&](int longest, int most_runs) {
         const int longest_run = longest > kShortestRun ? longest : kShortestRun;
         const int needed = static_cast<int>(parts(p.seqlen, longest_run));
         plan.sequences = most_runs / needed > 1 ? (most_runs / needed < p.batch ? most_runs / needed : p.batch) : 1;
@@ -348,19 +408,26 @@ LdsPlan plan_of(const CausalConv1dFwdParams& p) {
         if (plan.sequences > 1 || needed <= plan.sequence_runs) {  // whole sequences
             plan.run = static_cast<int>(parts(p.seqlen, plan.sequence_runs));
             if (plan.run < kShortestRun) plan.run = kShortestRun;
-            plan.run |= odd;
+            plan.run = (plan.run | odd) + more;
             plan.sequence_runs = static_cast<int>(parts(p.seqlen, plan.run));
             plan.tokens = plan.tokens_on = p.seqlen;
             plan.blocks_a_sequence = 1;
         } else {
             // Neighbouring tiles share the tokens of a vector, as they do channels.
-            const int shared = out_along_tokens ? vector : 0, most = longest_run * plan.sequence_runs;
-            const int64_t tiles = parts(p.seqlen - shared, most - shared);
-            plan.run = static_cast<int>(parts(p.seqlen + (tiles - 1) * shared, tiles * plan.sequence_runs));
+            const int shared = out_along_tokens ? vector : 0;
+            const auto tiles_of = [&](int runs) { return parts(p.seqlen - shared, longest_run * runs - shared); };
+            const auto run_of = [&](int runs) {
+                return parts(p.seqlen + (tiles_of(runs) - 1) * shared, tiles_of(runs) * runs);
+            };
+            const auto cost = [&](int runs) { return tiles_of(runs) * run_cost(run_of(runs)); };
+            const int all = plan.sequence_runs;
+            for (int runs = all - 1; runs >= all / 2 && runs > 1; --runs)
+                if (cost(runs) < cost(plan.sequence_runs)) plan.sequence_runs = runs;
+            plan.run = static_cast<int>(run_of(plan.sequence_runs));
             const int least = static_cast<int>(parts(kShortestRun + shared, plan.sequence_runs));
             if (plan.run < least) plan.run = least;
             if (plan.run < kShortestRun) plan.run = kShortestRun;
-            plan.run |= odd;
+            plan.run = (plan.run | odd) + more;
             plan.tokens = plan.run * plan.sequence_runs;
             plan.tokens_on = plan.tokens - shared;
             plan.blocks_a_sequence = static_cast<uint32_t>(parts(p.seqlen - shared, plan.tokens_on));
@@ -377,9 +444,20 @@ LdsPlan plan_of(const CausalConv1dFwdParams& p) {
         plan.x = lds_tensor(p, p.x, plan, true);
         plan.out = lds_tensor(p, p.out, plan, false);
     };
+    const auto divide = [&](int longest, int most_runs) {
+        const bool few = plan.channels < 32 && p.x.dim_stride == 1;
+        for (more = 0; more <= 6; more += 2) {
+            divide_once(longest, most_runs);
+            const bool matters =
+                plan.runs > 1 && ((few && !x_along_tokens) || (x_along_tokens && out_along_tokens && plan.sequences > 1));
+            if (!matters || (meeting(plan.x) <= 2 && (x_along_tokens != out_along_tokens || meeting(plan.out) <= 2))) return;
+        }
+        more = 0;
+        divide_once(longest, most_runs);
+    };
     const auto fits = [&] {
-        return int64_t{plan.tokens} * plan.sequences <= kMostTokens && lds_bytes(plan, plan.x, size) <= kInBytes &&
-               lds_bytes(plan, plan.out, size) <= kOutBytes;
+        return parts(plan.tokens, kTapGroup) * kTapGroup * plan.sequences <= kMostTokens &&
+               lds_bytes(plan, plan.x, size) <= kInBytes && lds_bytes(plan, plan.out, size) <= kOutBytes;
     };
     const auto blocks = [&] { return int64_t{plan.blocks_a_sequence} * parts(p.batch, plan.sequences); };
     const auto steps_fit = [&](const Sequences& s) {
@@ -387,10 +465,12 @@ LdsPlan plan_of(const CausalConv1dFwdParams& p) {
         return fits(s.seqlen_stride) && fits(s.dim_stride);
     };
     if (!steps_fit(p.x) || !steps_fit(p.out) || plan.channels == 0) return plan;
-    int longest = kLongestRun, runs = plan.runs;
+    const bool many_small = kHasPredicates && size == 2 && x_along_tokens == out_along_tokens;  // blocks
+    const int enough_blocks = kEnoughThreads / (many_small ? 128 : 256);
+    int longest = longest_lds_run(size), runs = plan.runs;
     divide(longest, runs);
     const bool is_short = p.seqlen < 2 * kShortestRun;
-    while (longest > (is_short ? 1 : kShortestRun) && (!fits() || blocks() * plan.groups < kEnoughThreads / 256))
+    while (longest > (is_short ? 1 : kShortestRun) && (!fits() || blocks() * plan.groups < enough_blocks))
         divide(longest -= 4, runs);
     while (runs > 1 && !fits()) divide(longest, --runs);
     plan.tokens_first = x_along_tokens && out_along_tokens && plan.runs > 1;
@@ -399,7 +479,8 @@ LdsPlan plan_of(const CausalConv1dFwdParams& p) {
     plan.of_run = reciprocal_of(plan.run);
     plan.of_at_once = reciprocal_of(plan.at_once);
     plan.of_sequence_runs = reciprocal_of(plan.sequence_runs);
-    plan.of_tokens = reciprocal_of(plan.tokens);  // of tiles of several sequences, which are whole
+    plan.tap_groups = static_cast<int32_t>(parts(plan.tokens, kTapGroup));
+    plan.of_tap_groups = reciprocal_of(plan.tap_groups);
     plan.all_blocks = fits() && blocks() < int64_t{1} << 31 ? static_cast<uint32_t>(blocks()) : 0;
     const auto span = [&](int64_t count, int64_t stride, bool forward) {
         return (stride > 0) == forward ? (count - 1) * stride * size : 0;

@@ -8,14 +8,20 @@
 
 namespace hipconv {
 
-// The longest run, in tokens. AMD's cards have less LDS. The shortest one that is not a sequence is longer than any filter.
-constexpr int kLongestRun = kHasPredicates ? 33 : 17, kShortestRun = 9;
-constexpr int kRunBytes = 512 * kLongestRun;           // of a tile that all threads make
-constexpr int kInBytes = kRunBytes * 5 / 4 / 16 * 16;  // with the tokens before, and with gaps
+// A block's threads, and the longest run, in tokens: AMD's cards have less LDS for a block, and want more waves of it. Runs of
+// even length meet in LDS banks, so that the longest is a power of two and one. The shortest one that is not a sequence is
+// longer than any filter.
+constexpr int lds_threads(int element_bytes) { return kHasPredicates ? 128 : 512 / element_bytes; }
+constexpr int longest_lds_run(int element_bytes) { return !kHasPredicates ? 17 : element_bytes == 2 ? 65 : 33; }
+constexpr int kShortestRun = 9;
+constexpr int kTokensOfStart = 32;                                  // take as long as what a thread does before its first
+constexpr int kRunBytes = lds_threads(2) * 2 * longest_lds_run(2);  // of a tile that all threads make
+constexpr int kInBytes = kRunBytes * 5 / 4 / 16 * 16;               // with the tokens before, and with gaps
 constexpr int kOutBytes = kRunBytes * 9 / 8 / 16 * 16;
-constexpr int kMostTokens = 96 * kLongestRun;  // of a tile
+constexpr int kMostTokens = kHasPredicates ? 3200 : 1664;  // of a tile, each sequence's rounded up
 template <typename T>
-constexpr int kTileThreadsOf = 512 / static_cast<int>(sizeof(T));
+constexpr int kTileThreadsOf = lds_threads(sizeof(T));
+static_assert(lds_threads(4) * 4 * longest_lds_run(4) <= kInBytes, "a tile of floats has room");
 
 // Memory comes and goes in pieces: an inner axis, channels or tokens, along which elements are neighbours, and if nothing
 // else lies in between, all of the other axis, and all sequences of a tile.
@@ -49,7 +55,8 @@ struct LdsPlan {
     int32_t at_once, rounds;                // sequences that threads make at a time, so many times
     int32_t tokens, tokens_on;              // of a sequence in a tile; from tile to tile
     bool tokens_first;                      // neighbouring threads have neighbouring runs, and not channels
-    uint32_t of_channels, of_runs, of_run, of_sequence_runs, of_at_once, of_tokens;
+    int32_t tap_groups;                     // of a sequence in a tile
+    uint32_t of_channels, of_runs, of_run, of_sequence_runs, of_at_once, of_tap_groups;
     uint32_t blocks_a_sequence, all_blocks;  // along tokens and sequences
     int64_t groups;                          // along channels
     LdsTensor x, out;
@@ -103,19 +110,21 @@ struct LdsPart {
         return vector_of(memory + int64_t{line} * how.line_step() + s * how.batch_step,
                          lds + line * how.lds_line_step() + s * how.lds_batch_step, 0, bytes);
     }
-    // Calls f(vector) for the vectors of this thread.
-    template <typename F>
+    // Calls f(vector) for the vectors of this thread, or only for those that lie in a piece as a whole.
+    template <bool kOnlyWhole, typename F>
     HIPCONV_INLINE void for_vectors(F f) const {
         const int thread = static_cast<int>(threadIdx.x), row = quotient(thread, how.of_lanes), lane = thread - row * how.lanes;
         const int end = pieces(), bytes = piece_bytes(), step = how.lanes * 16;
+        const int at_end = kOnlyWhole ? bytes - 15 : bytes;
         if (row >= how.at_once || row >= end) return;
         const LdsVector first = first_vector(row, 0);
         char *from = first.memory + first.begin, *place = first.lds + first.begin;
         int line = line_of(row);
         for (int number = row; number < end; number += how.at_once) {
-            const int before = static_cast<int>(reinterpret_cast<uintptr_t>(from) & 15);
+            int at = lane * 16 - static_cast<int>(reinterpret_cast<uintptr_t>(from) & 15);
+            if (kOnlyWhole && at < 0) at += step;
             if (!how.wraps || line < lines) {
-                for (int at = lane * 16 - before; at < bytes; at += step) f(LdsVector{from + at, place + at, -at, bytes - at});
+                for (; at < at_end; at += step) f(LdsVector{from + at, place + at, -at, bytes - at});
             }
             from += how.step;
             place += how.lds_step;
@@ -154,51 +163,62 @@ struct LdsPart {
 template <typename T>
 HIPCONV_INLINE void bring_tile(const LdsPart& part, uint64_t x_begin, uint64_t x_end) {
     constexpr int kSize = static_cast<int>(sizeof(T));
+    const auto bring = [](const LdsVector& v) {
+        if constexpr (kCopiesPastRegisters)
+            copy_later(reinterpret_cast<Words4*>(v.lds), v.memory, false);
+        else
+            *reinterpret_cast<Words4*>(v.lds) = *global_address<const Words4>(v.memory);
+    };
     if (part.how.by_elements) {
         part.for_elements<T, kTileThreadsOf<T>>([](const T* memory, T* lds) { *lds = *memory; });
         return;
     }
-    const bool inside = part.lies_between(x_begin, x_end);
-    part.for_vectors([&](const LdsVector& v) {
-        const uint64_t from = reinterpret_cast<uint64_t>(v.memory);
-        if (inside || (from >= x_begin && from + 16 <= x_end)) {
-            if constexpr (kCopiesPastRegisters)
-                copy_later(reinterpret_cast<Words4*>(v.lds), v.memory, false);
-            else
-                *reinterpret_cast<Words4*>(v.lds) = *global_address<const Words4>(v.memory);
-        } else {
+    if (part.lies_between(x_begin, x_end)) {
+        part.for_vectors<false>(bring);
+    } else {
+        part.for_vectors<false>([&](const LdsVector& v) {
+            const uint64_t from = reinterpret_cast<uint64_t>(v.memory);
+            if (from >= x_begin && from + 16 <= x_end) return bring(v);
 #pragma unroll 1
             for (int byte = v.begin > 0 ? v.begin : 0; byte < 16 && byte < v.end; byte += kSize)
                 *reinterpret_cast<T*>(v.lds + byte) = *global_address<const T>(v.memory + byte);
-        }
-    });
+        });
+    }
     if constexpr (kCopiesPastRegisters) close_copies();
+}
+
+// Takes the bytes of a vector from `begin` to `end` away, in the widest words that they have.
+template <typename T>
+HIPCONV_INLINE void take_part_of_vector(const LdsVector& v, int begin, int end) {
+    const auto take = [&](auto word) {
+        using Word = decltype(word);
+        *global_address<Word>(v.memory + begin) = *reinterpret_cast<const Word*>(v.lds + begin);
+        begin += static_cast<int>(sizeof(Word));
+    };
+    if (sizeof(T) == 2 && begin % 4 != 0) take(uint16_t{});
+    if (begin % 8 != 0 && begin + 4 <= end) take(uint32_t{});
+    if (begin + 8 <= end) take(Words2{});
+    if (begin + 4 <= end) take(uint32_t{});
+    if (sizeof(T) == 2 && begin < end) take(uint16_t{});
 }
 
 // Takes outputs away; of a piece's first or last vectors, which hold something else, only where they are at an end of a row.
 template <typename T>
 HIPCONV_INLINE void take_tile(const LdsPart& part, bool has_first, bool has_last) {
-    constexpr int kThreads = kTileThreadsOf<T>, kSize = static_cast<int>(sizeof(T));
-    const int thread = static_cast<int>(threadIdx.x), pieces = part.pieces();
     if (part.how.by_elements) {
-        part.for_elements<T, kThreads>([](T* memory, const T* lds) { *memory = *lds; });
+        part.for_elements<T, kTileThreadsOf<T>>([](T* memory, const T* lds) { *memory = *lds; });
         return;
     }
-    part.for_vectors([](const LdsVector& v) {
-        if (v.begin <= 0 && v.end >= 16) *global_address<Words4>(v.memory) = *reinterpret_cast<const Words4*>(v.lds);
-    });
-    if (!part.how.has_edges || !(has_first || has_last)) return;
-    const int bytes = part.piece_bytes();
-    for (int i = thread; i < 2 * pieces; i += kThreads) {
-        const LdsVector v = part.first_vector(i / 2, bytes);
-        const bool is_last = i % 2 != 0, is_whole = v.begin == 0 && v.end >= 16;
-        const int last = v.end / 16 * 16, first_end = v.end < 16 ? v.end : 16;
-        if (part.line_of(i / 2) >= part.lines || (is_last ? last == 0 || !has_last : is_whole || !has_first)) continue;
-        const int begin = is_last ? last : v.begin, end = is_last ? v.end : first_end;
-#pragma unroll 1
-        for (int byte = begin; byte < end; byte += kSize)
-            *global_address<T>(v.memory + byte) = *reinterpret_cast<const T*>(v.lds + byte);
+    const auto take = [](const LdsVector& v) { *global_address<Words4>(v.memory) = *reinterpret_cast<const Words4*>(v.lds); };
+    if (!part.how.has_edges || !(has_first || has_last)) {
+        part.for_vectors<true>(take);
+        return;
     }
+    part.for_vectors<false>([&](const LdsVector& v) {
+        const bool is_first = v.begin > 0, is_last = v.end < 16;
+        if (!is_first && !is_last) return take(v);
+        if (is_first ? has_first : has_last) take_part_of_vector<T>(v, is_first ? v.begin : 0, is_last ? v.end : 16);
+    });
 }
 
 }  // namespace hipconv

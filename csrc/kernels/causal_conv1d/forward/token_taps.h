@@ -27,16 +27,23 @@ struct TokenIds {
         }
     }
 
+    // The tokens with the same id, the row's first one included, which stands for those before it.
+    HIPCONV_INLINE uint32_t same() const {
+        uint32_t same = 0;
+#pragma unroll
+        for (int k = 1; k < kMaxFastWidth; ++k) same |= before[k - 1] == own ? 1u << (k - 1) : 0;
+        return same;
+    }
     HIPCONV_INLINE uint8_t taps(const CausalConv1dInputs& p, int32_t t) const {
         const int32_t past = p.width - 1, reached = p.initial_states.data || t >= past ? past : t;
         uint32_t taps = (1u << reached) - 1;
-        if (p.seq_idx.data) {
-            uint32_t same = 0;
-#pragma unroll
-            for (int k = 1; k < kMaxFastWidth; ++k) same |= before[k - 1] == own ? 1u << (k - 1) : 0;
-            taps = (taps & same) | (own < 0 ? 1u << kPaddingBit : 0);
-        }
+        if (p.seq_idx.data) taps = (taps & same()) | (own < 0 ? 1u << kPaddingBit : 0);
         return static_cast<uint8_t>(taps);
+    }
+    // Tells whether ids hide something from the token.
+    HIPCONV_INLINE bool hide(const CausalConv1dInputs& p) const {
+        const uint32_t all = (1u << (p.width - 1)) - 1;
+        return (same() & all) != all || own < 0;
     }
 };
 
@@ -45,6 +52,64 @@ HIPCONV_INLINE uint8_t taps_of_token(const CausalConv1dInputs& p, int64_t b, int
     TokenIds ids;
     ids.load(p, b, t);
     return ids.taps(p, t);
+}
+
+// The bytes of some tokens that follow each other, in words. They `differ` where one says that an id hides something.
+constexpr int kTapGroup = 8;
+struct GroupTaps {
+    uint32_t words[kTapGroup / 4];
+    bool differ;
+};
+
+// Makes them for token t of row b and those after it; those behind the row's end mean nothing. Mostly ids do not decrease along
+// a row. Then a token sees what lies behind the last change of the id, which costs less than to compare each id with all that
+// its taps reach.
+HIPCONV_INLINE GroupTaps taps_of_group(const CausalConv1dInputs& p, int64_t b, int32_t t) {
+    constexpr int kMostPast = kMaxFastWidth - 1, kAll = kMostPast + kTapGroup;
+    const int32_t past = p.width - 1;
+    const uint32_t all = (1u << past) - 1;
+    int32_t own = t - kMostPast, ids[kAll];
+    const int32_t* at = global_pointer<const int32_t>(p.seq_idx.data) + b * p.seq_idx.batch_stride +
+                        (own < 0 ? 0 : own) * p.seq_idx.seqlen_stride;
+#pragma unroll
+    for (int i = 0; i < kAll; ++i) {
+        ids[i] = *at;
+        at += own >= 0 && own < p.seqlen - 1 ? p.seq_idx.seqlen_stride : 0;  // it stays at the row's ends
+        ++own;
+    }
+    bool ordered = ids[0] >= 0;
+    uint32_t changes = 0;  // the lowest bit is that of the last token
+#pragma unroll
+    for (int i = 1; i < kAll; ++i) {
+        ordered = ordered && ids[i] >= ids[i - 1];
+        changes |= ids[i] != ids[i - 1] ? 1u << (kAll - 1 - i) : 0;
+    }
+    GroupTaps found{};
+    if (!ordered) {
+        found.differ = true;
+#pragma unroll 1
+        for (int j = kTapGroup - 1; j >= 0; --j) {
+            const uint32_t taps = t + j < p.seqlen ? taps_of_token(p, b, t + j) : 0;
+            found.words[1] = found.words[1] << 8 | found.words[0] >> 24;
+            found.words[0] = found.words[0] << 8 | taps;
+        }
+        return found;
+    }
+#pragma unroll
+    for (int j = 0; j < kTapGroup; ++j) {
+        const uint32_t from_own = changes >> (kTapGroup - 1 - j);
+        found.words[j / 4] |= ((from_own - 1) & ~from_own & all) << j % 4 * 8;
+    }
+#pragma unroll
+    for (int w = 0; w < kTapGroup / 4; ++w) found.differ = found.differ || found.words[w] != 0x01010101u * all;
+    if (t < past && !p.initial_states.data) {
+#pragma unroll
+        for (int j = 0; j < kTapGroup; ++j) {
+            const int32_t reached = t + j < past ? t + j : past;
+            found.words[j / 4] &= ~((all & ~((1u << reached) - 1)) << j % 4 * 8);
+        }
+    }
+    return found;
 }
 
 }  // namespace hipconv
