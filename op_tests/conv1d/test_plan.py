@@ -147,7 +147,8 @@ def test_rows_of_one_token_are_one_row_and_short_ones_along_few_channels_are_lin
 
     assert kernel(meta(65536, 8, 8)[:, :, 1:]) == "lines"
     assert kernel(meta(1464, 8192, 1)) == kernel(meta(1464, 1, 8192).mT) == kernel(meta(1464, 1, 8193)[..., 1:].mT) == "tile"
-    assert kernel(meta(1464, 8192, 2)[:, :, 1:]) == "lines"  # channels lie apart
+    assert kernel(meta(1464, 8192, 2)[:, :, 1:]) == "tile"  # channels lie apart, but not far
+    assert kernel(meta(1464, 8192, 5)[:, :, 4:]) == "lines"
     assert kernel(meta(65536, 8, 8)) == "vector"  # whole vectors
     assert kernel(meta(65536, 8, 7)) == "shared"
     assert kernel(meta(65536, 7, 8).mT) == kernel(meta(2, 256, 1)) == "tile"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from conv1d.cases import random_rows
 from support.tensors import LAYOUTS, empty_as, mismatch, mismatch_beside_infinities
@@ -95,6 +96,35 @@ def test_many_short_rows(device: torch.device, monkeypatch: pytest.MonkeyPatch, 
         )
 
 
+@pytest.mark.parametrize("form", ["plain", "ids", "states"])
+def test_rows_of_which_a_thread_makes_some(device: torch.device, form: str) -> None:
+    """So many short rows that fill a card otherwise; a few are distinct."""
+    some, repeats, dim, seqlen, width = 27, 600, 33, {"plain": 9, "ids": 3, "states": 1}[form], 4
+    generator = torch.Generator().manual_seed(seqlen)
+
+    def integers(*shape: int) -> Tensor:
+        return torch.randint(-5, 5, shape, generator=generator)
+
+    def repeated(rows: Tensor) -> Tensor:
+        return rows.repeat(repeats, 1, 1)
+
+    x, state = integers(some, seqlen, dim).half(), integers(some, width - 1, dim).half()
+    weight, bias = integers(dim, width).half().to(device), integers(dim).half().to(device)
+    ids = integers(some, seqlen).div(5, rounding_mode="floor").int() if form == "ids" else None
+    initial = state.to(device).mT if form == "states" else None
+    seq_idx = None if ids is None else ids.to(device)
+    expected, expected_final = reference_training.causal_conv1d(x.to(device).mT, weight, bias, seq_idx, initial, False)
+    out = torch.full((repeats * some, seqlen, dim), torch.nan, dtype=torch.float16, device=device).mT
+    all_initial = None if initial is None else repeated(state).to(device).mT
+    all_ids = None if seq_idx is None else seq_idx.repeat(repeats, 1)
+    torch.ops.hipconv.causal_conv1d_states_fwd(
+        out, all_initial, repeated(x).to(device).mT, weight, bias, all_ids, all_initial, False
+    )
+    assert torch.equal(out.unflatten(0, (repeats, some)), expected.half().expand(repeats, -1, -1, -1))
+    if all_initial is not None:
+        assert torch.equal(all_initial.unflatten(0, (repeats, some)), expected_final.half().expand(repeats, -1, -1, -1))
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_filters_of_hundreds_of_taps(device: torch.device, layout: str) -> None:
     for width, batch, dim, seqlen in ((128, 1, 20, 1200), (1024, 2, 3, 1100), (1025, 1, 3, 1100), (200, 1, 70, 90)):
@@ -111,16 +141,20 @@ def test_filters_of_hundreds_of_taps(device: torch.device, layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dim", [24, 33])
+@pytest.mark.parametrize("dim", [24, 25, 33])
 def test_what_a_tap_does_not_see_does_not_count(device: torch.device, dim: int, layout: str) -> None:
     """Infinities and NaNs in weights, in x, in states, and in padding; small integers are exact beside them."""
     values = itertools.cycle((torch.inf, -torch.inf, torch.nan))
-    for width, has_ids, has_state in itertools.product([*range(1, 9), 9, 20], (False, True), (False, True)):
+    for width, order, has_state in itertools.product([*range(1, 9), 9, 20], (None, "any", "documents"), (False, True)):
         generator = torch.Generator().manual_seed(width)
         shape, value = (2, dim, 45), next(values)
         x = empty_as(layout, shape, torch.float32, device).copy_(torch.randint(-9, 9, shape, generator=generator))
         weight = torch.randint(-9, 9, (dim, width), generator=generator).to(device, torch.float32)
-        ids = torch.randint(-1, 2, (2, 45), generator=generator, dtype=torch.int32).to(device) if has_ids else None
+        ids: Any = None
+        if order:
+            ids = torch.randint(-1, 2, (2, 45), generator=generator, dtype=torch.int32).to(device)
+        if order == "documents":  # of one row; that of the other fills it
+            ids = ids.abs().cumsum(1, dtype=torch.int32) * torch.tensor([[1], [0]], dtype=torch.int32, device=device)
         state = torch.randint(-9, 9, (2, dim, width - 1), generator=generator).to(device, torch.float32) if has_state else None
         for channel in range(8):
             weight[channel, channel % width] = value
@@ -129,7 +163,7 @@ def test_what_a_tap_does_not_see_does_not_count(device: torch.device, dim: int, 
                 state[channel % 2, 16 + channel, channel % (width - 1)] = value
         expected, expected_final = reference_training.causal_conv1d(x, weight, None, ids, state)
         out, final = fn(x, weight, None, ids, state, True)
-        what = f"width {width}, ids {has_ids}, state {has_state}, {value}"
+        what = f"width {width}, ids {order}, state {has_state}, {value}"
         assert (wrong := mismatch_beside_infinities(out, expected)) is None, f"{what}: {wrong}"
         finite = expected.isfinite()
         assert torch.equal(out[finite].double(), expected[finite]), what

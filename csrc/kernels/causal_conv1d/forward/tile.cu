@@ -18,6 +18,7 @@
 namespace hipconv {
 
 constexpr int kShortTokenBytes = 32;  // of which a wave would have too many
+constexpr int kFarthestSingles = 4;   // elements from channel to channel
 
 // The number of blocks of a compute unit, by the registers that a width needs.
 constexpr int tile_blocks(int width) { return width <= 4 ? 8 : width == 5 ? 6 : width == 6 ? 5 : 4; }
@@ -138,7 +139,16 @@ void launch(const CausalConv1dFwdParams& p, const TileShape& shape, hipStream_t 
 // The kernel of this file makes plain rows with the activation of models, of aligned vectors; the others make the rest.
 enum class TileWay { usual, checked, single, lds };
 
+bool channels_are_neighbours(const CausalConv1dFwdParams& p) { return p.x.dim_stride == 1 && p.out.dim_stride == 1; }
+
+// Tells whether channels lie apart, but nearer than tokens.
+bool channels_are_near(const CausalConv1dFwdParams& p, const Sequences& s) {
+    const int64_t step = s.seqlen_stride < 0 ? -s.seqlen_stride : s.seqlen_stride;
+    return s.dim_stride >= 1 && s.dim_stride <= kFarthestSingles && (p.seqlen == 1 || step > s.dim_stride);
+}
+
 TileWay way_of(const CausalConv1dFwdParams& p) {
+    if (!channels_are_neighbours(p)) return TileWay::single;
     const int bytes = lane_bytes(p.width);
     const bool dense = p.x.seqlen_stride == p.dim && p.out.seqlen_stride == p.dim;
     const bool short_tokens = dense && p.dim * element_bytes(p.dtype) < kShortTokenBytes;
@@ -159,7 +169,7 @@ bool fits(const CausalConv1dFwdParams& p) {
         case TileWay::checked:
             return causal_conv1d_tile_checked_fits(p);
         case TileWay::single:
-            return true;
+            return causal_conv1d_tile_single_fits(p);
         case TileWay::lds:
             return causal_conv1d_tile_lds_fits(p);
     }
@@ -169,8 +179,10 @@ bool fits(const CausalConv1dFwdParams& p) {
 }  // namespace
 
 const char* causal_conv1d_tile_refusal(const CausalConv1dFwdParams& p) {
-    const bool channel_last = p.width <= kMaxFastWidth && p.x.dim_stride == 1 && p.out.dim_stride == 1;
-    return channel_last && fits(p) ? nullptr : "channel-last x and out (stride 1 along dim), widths 1 to 8";
+    const bool channel_last = channels_are_neighbours(p) || (channels_are_near(p, p.x) && channels_are_near(p, p.out));
+    return channel_last && p.width <= kMaxFastWidth && fits(p)
+               ? nullptr
+               : "channel-last x and out (stride 1 along dim, or up to 4 with 32 channels and more), widths 1 to 8";
 }
 
 void causal_conv1d_tile(const CausalConv1dFwdParams& p, void* /*workspace*/, void* stream) {

@@ -36,6 +36,7 @@ struct ShiftedPlan {
     int32_t vectors;  // of a row
     int32_t shift;    // channels that the first of them lacks
     bool composes, parameters_are_packed;
+    bool states_are_whole;  // lanes of states are aligned vectors
 };
 
 // Tells what a thread does: its run, its first channel, and how it stores; and the place of its row's bytes in LDS, which
@@ -122,6 +123,10 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreads, checked_blocks(kWidth, Lane:
         steps[0] += static_cast<int>(bytes) - static_cast<int>(next);
         steps[1] += static_cast<int>(next) - static_cast<int>(bytes);
     }
+    const auto state_of = [&](int64_t column) {
+        return static_cast<const T*>(first_parameter_again(p).initial_states.data) + place.b * p.initial_states.batch_stride +
+               d * p.initial_states.dim_stride + column * p.initial_states.seqlen_stride;
+    };
     Part before[kPast][kParts], ahead[kAhead][kParts];
     const bool has_channels = Lane::kShifts || d < p.dim;
 #pragma unroll
@@ -131,6 +136,16 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreads, checked_blocks(kWidth, Lane:
         for (int k = 0; k < kParts; ++k) before[i][k] = Part{};
         if (begin >= back && tokens > 0 && has_channels)
             Lane::load(x - (back / 2 * (steps[0] + steps[1]) + back % 2 * steps[1]), bits[back % 2], before[i]);
+    }
+    const bool has_whole_state = !Lane::kShifts && shifted.states_are_whole && begin == 0;
+    if (has_whole_state && tokens > 0 && has_channels) {
+        const T* from = state_of(0);
+#pragma unroll
+        for (int i = 0; i < kPast; ++i) {
+            if (kPast - i >= p.width) continue;
+            Lane::load(reinterpret_cast<const char*>(from), 0, before[i]);
+            from += p.initial_states.seqlen_stride;
+        }
     }
 #pragma unroll
     for (int j = 0; j < kAhead; ++j) {
@@ -167,14 +182,12 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kTileThreads, checked_blocks(kWidth, Lane:
     };
 #pragma unroll
     for (int i = 0; i < kPast; ++i) keep(i, before[i], bits[(kPast - i) % 2]);
-    if (begin < kPast && p.initial_states.data) {
-        const T* state = static_cast<const T*>(p.initial_states.data) + place.b * p.initial_states.batch_stride +
-                         d * p.initial_states.dim_stride;
+    if (begin < kPast && p.initial_states.data && !has_whole_state) {
 #pragma unroll
         for (int i = 0; i < kPast; ++i) {
             const int64_t column = begin - (kPast - i) + p.width - 1;
             if (begin >= kPast - i || column < 0) continue;
-            const T* from = state + column * p.initial_states.seqlen_stride;
+            const T* from = state_of(column);
             const auto channel = [&](int c) { return to_float(from[c * p.initial_states.dim_stride]); };
 #pragma unroll
             for (int j = 0; j < kPairs; ++j) ring[i][j] = make_pair(channel(2 * j), channel(2 * j + 1));
@@ -272,6 +285,10 @@ CheckedForm form_of(const CausalConv1dFwdParams& p) {
     const int size = element_bytes(p.dtype), bytes = lane_bytes(p.width), channels = bytes / size;
     form.whole = tile_is_whole(p, bytes);
     if (form.whole) {
+        const Sequences& states = p.initial_states;
+        form.shifted.states_are_whole = states.data && states.dim_stride == 1 && states.batch_stride % channels == 0 &&
+                                        states.seqlen_stride % channels == 0 &&
+                                        reinterpret_cast<uintptr_t>(states.data) % static_cast<unsigned>(bytes) == 0;
         form.shape = tile_shape(p, p.dim / channels);
         form.run = form.shape.run;
         return form;
@@ -294,8 +311,8 @@ CheckedForm form_of(const CausalConv1dFwdParams& p) {
 }
 
 bool may_shift(const CausalConv1dFwdParams& p) {
-    const bool short_rows = p.seqlen <= kShortShiftedRow && !p.initial_states.data && element_bytes(p.dtype) == 2;
-    return p.width <= (short_rows ? kMostShiftedWidthOfShortRows : kMostShiftedWidth);
+    const bool short_rows = p.seqlen <= kShortShiftedRow && !p.initial_states.data;
+    return element_bytes(p.dtype) == 2 && p.width <= (short_rows ? kMostShiftedWidthOfShortRows : kMostShiftedWidth);
 }
 
 template <typename T, typename Lane, int kWidth>
