@@ -5,9 +5,10 @@
 // of a block look at a token each. For the tokens that see something else, a few at the start of each sequence, they together
 // make all channels by the formula.
 //
-// "final_states" has a thread a vector of a row's channels, or a channel where these are no aligned neighbours, which copies
-// their last inputs: the channels of all rows follow one another, so that rows of few channels fill blocks, too. As that state
-// may lie in the memory of the initial one, it runs when all outputs are there.
+// "final_states" has a thread a vector of a row's channels, which it puts together from single ones where those of x are not
+// aligned, or a channel where the states have no aligned neighbours. It copies their last inputs: the channels of all rows
+// follow one another, so that rows of few channels fill blocks, too. As that state may lie in the memory of the initial one, it
+// runs when all outputs are there.
 #include <hip/hip_runtime.h>
 
 #include "../common/launch.h"
@@ -45,17 +46,34 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kMendThreads, 4) causal_conv1d_fwd_mend(Ca
     }
 }
 
+// An element of bits E of a token of x; or, where x has none at this place, one put together from neighbours of bits X.
+template <typename E, typename X>
+HIPCONV_INLINE E load_bits(const X* token) {
+    if constexpr (sizeof(E) == sizeof(X)) {
+        return *token;
+    } else {
+        E all{};
+#pragma unroll
+        for (int w = 0; w < static_cast<int>(sizeof(E)) / 4; ++w) {
+            uint32_t bits = *token++;
+            if constexpr (sizeof(X) == 2) bits |= static_cast<uint32_t>(*token++) << 16;
+            set_word(all, w, bits);
+        }
+        return all;
+    }
+}
+
 // Writes the final state of a row without ids, in elements of bits. Some columns are under way together, oldest first: each
 // comes from a column that is not older, so it may lie where the initial state does. One that comes from nowhere is read from
 // where it goes, as a condition would make the others wait.
-template <typename E>
+template <typename E, typename X>
 HIPCONV_INLINE void copy_final_state(const CausalConv1dFwdParams& p, int64_t b, int64_t d) {
     constexpr int kAtOnce = sizeof(E) <= 8 ? 8 : 4;
     const int past = p.width - 1;
     const bool has_state = p.initial_states.data;
     E* to = &at<E>(p.final_states, b, d, 0);
-    const E* x = &at<const E>(p.x, b, d, int64_t{p.seqlen} - past);
-    const E* state = &at<const E>(has_state ? p.initial_states : p.x, b, d, p.seqlen);
+    const X* x = &at<const X>(p.x, b, d * static_cast<int>(sizeof(E) / sizeof(X)), int64_t{p.seqlen} - past);
+    const E* state = has_state ? &at<const E>(p.initial_states, b, d, p.seqlen) : to;
     for (int first = 0; first < past; first += kAtOnce) {
         E values[kAtOnce];
         E* place = to;
@@ -64,7 +82,10 @@ HIPCONV_INLINE void copy_final_state(const CausalConv1dFwdParams& p, int64_t b, 
             const bool is_token = p.seqlen - past + first + i >= 0;
             values[i] = E{};
             if (first + i >= past) break;
-            values[i] = *(is_token ? x : has_state ? state : place);
+            if constexpr (sizeof(E) == sizeof(X))
+                values[i] = *(is_token ? x : has_state ? state : place);
+            else
+                values[i] = is_token ? load_bits<E>(x) : *(has_state ? state : place);
             if (!is_token && !has_state) values[i] = E{};
             x += p.x.seqlen_stride;
             state += p.initial_states.seqlen_stride;
@@ -79,8 +100,8 @@ HIPCONV_INLINE void copy_final_state(const CausalConv1dFwdParams& p, int64_t b, 
     }
 }
 
-// E: bits, or with ids the type of x.
-template <typename E, bool kIds>
+// E: bits of states, or with ids the type of x; X: bits of x.
+template <typename E, typename X, bool kIds>
 __global__ void HIPCONV_LAUNCH_BOUNDS(kMendThreads, 4) causal_conv1d_fwd_final_states(CausalConv1dFwdParams p) {
     let_next_kernel_begin();
     wait_for_kernel_before();
@@ -93,12 +114,12 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kMendThreads, 4) causal_conv1d_fwd_final_s
         if constexpr (kIds)
             causal_conv1d_one_final_state<E>(p, row, own - row * p.dim);
         else
-            copy_final_state<E>(p, row, own - row * p.dim);
+            copy_final_state<E, X>(p, row, own - row * p.dim);
     }
 }
 
-// The bytes of the largest vectors of neighbouring channels that x and the states have at the same places.
-int final_state_bytes(const CausalConv1dFwdParams& p) {
+// The channels of the largest vectors that the states have at the same places, and x too where it counts.
+int final_state_channels(const CausalConv1dFwdParams& p, bool x_counts) {
     const int size = element_bytes(p.dtype);
     const auto in_vectors = [&](const Sequences& s, int channels) {
         return !s.data ||
@@ -106,22 +127,22 @@ int final_state_bytes(const CausalConv1dFwdParams& p) {
                 reinterpret_cast<uintptr_t>(s.data) % static_cast<uintptr_t>(channels * size) == 0);
     };
     int channels = 16 / size;
-    while (channels > 1 && (p.dim % channels != 0 || !in_vectors(p.x, channels) || !in_vectors(p.initial_states, channels) ||
-                            !in_vectors(p.final_states, channels)))
+    while (channels > 1 && (p.dim % channels != 0 || (x_counts && !in_vectors(p.x, channels)) ||
+                            !in_vectors(p.initial_states, channels) || !in_vectors(p.final_states, channels)))
         channels /= 2;
-    return channels * size;
+    return channels;
 }
 
-template <typename E, bool kIds = false>
+template <typename E, typename X = E, bool kIds = false>
 void launch_final_states(CausalConv1dFwdParams p, void* stream) {
     if constexpr (!kIds) {  // channels, and steps, of vectors
         const int channels = static_cast<int>(sizeof(E)) / element_bytes(p.dtype);
         p.dim /= channels;
         for (Sequences* s : {&p.x, &p.initial_states, &p.final_states})
-            s->batch_stride /= channels, s->seqlen_stride /= channels;
+            if (s != &p.x || sizeof(X) == sizeof(E)) s->batch_stride /= channels, s->seqlen_stride /= channels;
     }
     const dim3 grid(blocks_up_to(static_cast<int64_t>(p.batch) * p.dim, kMendThreads, kGridLimit / 2), 1, 1);
-    HIPCONV_LAUNCH(true, (causal_conv1d_fwd_final_states<E, kIds>), grid, dim3(kMendThreads, 1, 1), 0,
+    HIPCONV_LAUNCH(true, (causal_conv1d_fwd_final_states<E, X, kIds>), grid, dim3(kMendThreads, 1, 1), 0,
                    static_cast<hipStream_t>(stream), p);
     check_launch("causal_conv1d_fwd");
 }
@@ -140,8 +161,14 @@ void causal_conv1d_mend(const CausalConv1dFwdParams& p, void* stream) {
 }
 
 void causal_conv1d_final_states(const CausalConv1dFwdParams& p, void* stream) {
-    if (p.seq_idx.data) return with_dtype(p.dtype, [&](auto type) { launch_final_states<decltype(type), true>(p, stream); });
-    const int bytes = final_state_bytes(p);
+    if (p.seq_idx.data)
+        return with_dtype(p.dtype, [&](auto type) {
+            using T = decltype(type);
+            launch_final_states<T, T, true>(p, stream);
+        });
+    const int size = element_bytes(p.dtype), bytes = final_state_channels(p, true) * size;
+    if (bytes < 16 && p.x.dim_stride == 1 && final_state_channels(p, false) * size == 16)
+        return size == 2 ? launch_final_states<Words4, uint16_t>(p, stream) : launch_final_states<Words4, uint32_t>(p, stream);
     const auto launch = bytes == 16  ? launch_final_states<Words4>
                         : bytes == 8 ? launch_final_states<Words2>
                         : bytes == 4 ? launch_final_states<uint32_t>
