@@ -10,6 +10,8 @@
 // While a tile is computed, the next one is on its way into registers. What a tile needs of the one before stays in LDS. The
 // sequences of a stretch's tiles are found at its beginning, by a wave a tile (staged.h).
 //
+// Most calls whose x lies along tokens take another kernel (rows_kernel.h), by the plan that is made here.
+//
 // In place, blocks would need inputs that a neighbour may have overwritten, and cannot wait for each other: so a small launch
 // (save.cu) copies these inputs first.
 //
@@ -21,6 +23,7 @@
 #include "kernels.h"
 #include "launch/check.h"
 #include "launch_plan.h"
+#include "rows.h"
 #include "staged_begin.h"
 #include "staged_load.h"
 #include "staged_store.h"
@@ -29,6 +32,8 @@ namespace hipconv {
 
 constexpr int kEnoughBlocks = 2048;
 constexpr int kEnoughEvenBlocks = 700;                          // where no block has much more to do than the others
+constexpr int kFewBlocks = 160;                                 // of a large card, one a compute unit
+constexpr uint32_t kMostSpans = 4;                              // of a stretch in place, by rows of lanes
 constexpr int kFoundBegins = kLdsBytes >= 128 << 10 ? 64 : 32;  // sequences that a block looks up together
 
 // The number of blocks of a compute unit, which registers (more for wider windows) and LDS allow.
@@ -246,6 +251,23 @@ __global__ void HIPCONV_LAUNCH_BOUNDS(kStagedThreads, (staged_blocks<T, kWidth>(
 
 namespace {
 
+// Tells whether rows of lanes along the tokens can serve the call.
+bool rows_serve(const CausalConv1dVarlenParams& p) {
+    const bool x = p.x_token_stride == 1 && p.x_dim_stride >= p.tokens;
+    const bool out = p.k_dim >= 0 || p.out_token_stride != 1 || p.out_dim_stride >= p.tokens;
+    const int64_t in_slot =
+        (p.dim * p.state_dim_stride + (p.first_column + p.width) * p.column_stride) * element_bytes(p.dtype);
+    const bool near = p.state_dim_stride >= 0 && p.column_stride >= 0 && in_slot < kOffsetLimit;
+    return x && out && near && p.width >= 2 && p.state_dtype == p.dtype && !p.block_idx_first.data;
+}
+
+// Tells whether they are faster than tiles, by what an H100 and an H200 took.
+bool rows_are_faster(const CausalConv1dVarlenParams& p, bool in_place) {
+    if (!in_place && p.tokens < 256 && p.dim > 2048) return false;
+    if (element_bytes(p.dtype) == 4 && p.width <= 5 && int64_t{p.dim} * p.tokens < 8 << 20) return false;
+    return (p.k_dim < 0 && p.out_token_stride == 1) || p.width > kUsualStagedWidth;
+}
+
 StagedPlan plan_of(const CausalConv1dVarlenParams& p, const VarlenTile& forced, bool in_place) {
     StagedPlan plan{};
     const int64_t tiles = (int64_t{p.tokens} + kTileTokens - 1) / kTileTokens;
@@ -255,10 +277,37 @@ StagedPlan plan_of(const CausalConv1dVarlenParams& p, const VarlenTile& forced, 
     const int enough = p.sequences <= kTileTokens ? kEnoughEvenBlocks : kEnoughBlocks;
     while (plan.tiles > 1 && columns * tiles / plan.tiles < enough) plan.tiles /= 2;
     power_of_two("block_n", forced.channels), power_of_two("num_warps", forced.warps);
+    plan.by_rows = rows_serve(p) && (forced.tokens || rows_are_faster(p, in_place));
+    if (plan.by_rows) {
+        constexpr uint64_t kVector = 16;
+        const uint64_t x = reinterpret_cast<uintptr_t>(p.x), out = reinterpret_cast<uintptr_t>(p.out);
+        plan.x_begin = (x + kVector - 1) / kVector * kVector;
+        plan.x_end = (x + ((p.dim - 1) * p.x_dim_stride + p.tokens) * element_bytes(p.dtype)) / kVector * kVector;
+        plan.alike = (x - out) % kVector == 0 && (p.x_dim_stride - p.out_dim_stride) * element_bytes(p.dtype) % kVector == 0;
+    }
     if (const int tokens = power_of_two("block_m", forced.tokens))
         plan.tiles = power_of_two_up_to(tokens / kTileTokens, kMostTiles);
     plan.stretches = static_cast<uint32_t>((tiles + plan.tiles - 1) / plan.tiles);
-    while ((1 << plan.log2_tokens) < static_cast<int>(plan.tiles) * kTileTokens) ++plan.log2_tokens;
+    if (plan.by_rows) {
+        const int in_vector = 16 / element_bytes(p.dtype), span = kRowLanes * in_vector;
+        const int64_t spans = (int64_t{p.tokens} + in_vector - 1 + span - 1) / span;  // rows begin anywhere
+        plan.channels_of_block = kRowsChannels;
+        const auto blocks = [&] { return (int64_t{p.dim} + plan.channels_of_block - 1) / plan.channels_of_block * spans; };
+        // The starts of many sequences take as long for few channels as for many.
+        while (plan.channels_of_block > kRowsOfBlock && blocks() < kFewBlocks && p.sequences <= kTileTokens)
+            plan.channels_of_block /= 2;
+        if (forced.channels)
+            plan.channels_of_block =
+                kRowsOfBlock * power_of_two_up_to(forced.channels / kRowsOfBlock, kRowsChannels / kRowsOfBlock);
+        // In place, as much is saved for a long stretch as for a short one; but starts pile up there.
+        plan.tiles = 1;
+        const bool many = p.sequences > p.tokens / 4;
+        while (in_place && !many && plan.tiles < kMostSpans && blocks() / plan.tiles >= 2 * kEnoughEvenBlocks) plan.tiles *= 2;
+        if (forced.tokens) plan.tiles = power_of_two_up_to(forced.tokens / span, kMostTiles);
+        plan.stretches = static_cast<uint32_t>((spans + plan.tiles - 1) / plan.tiles);
+    }
+    const int tile_tokens = plan.by_rows ? kRowLanes * 16 / element_bytes(p.dtype) : kTileTokens;
+    while ((1 << plan.log2_tokens) < static_cast<int>(plan.tiles) * tile_tokens) ++plan.log2_tokens;
     plan.plain_indices = PlainIndices::fit(p);
     plan.state_pairs = p.width % 2 == 1 && element_bytes(p.state_dtype) == 2 && p.column_stride == 1 &&
                        p.first_column % 2 == 0 && p.state_dim_stride % 2 == 0 && p.slot_stride % 2 == 0 && aligned(p.states, 4);
@@ -272,7 +321,7 @@ StagedPlan plan_of(const CausalConv1dVarlenParams& p, const VarlenTile& forced, 
     plan.x_tokens_inner = p.x_token_stride < p.x_dim_stride;
     plan.x_form =
         plan.x_tokens_inner ? form_of(p.x, p.x_token_stride, p.x_dim_stride) : form_of(p.x, p.x_dim_stride, p.x_token_stride);
-    plan.out_tokens_inner = p.k_dim < 0 && p.out_token_stride < p.out_dim_stride;
+    plan.out_tokens_inner = p.k_dim < 0 && (plan.by_rows ? p.out_token_stride == 1 : p.out_token_stride < p.out_dim_stride);
     plan.out_form = plan.out_tokens_inner ? form_of(p.out, p.out_token_stride, p.out_dim_stride)
                                           : form_of(p.out, p.out_dim_stride, p.out_token_stride);
     if (p.k_dim >= 0) {  // two neighbours may belong to different tensors
@@ -296,6 +345,7 @@ int64_t saved_bytes(const CausalConv1dVarlenParams& p, const StagedPlan& plan) {
 
 template <typename T>
 void launch(const CausalConv1dVarlenParams& p, const StagedPlan& plan, hipStream_t stream) {
+    if (plan.by_rows) return launch_rows<T>(StagedCall{p, plan}, stream);
     const int64_t columns = (int64_t{p.dim} + StagedShape<T>::kChannels - 1) / StagedShape<T>::kChannels;
     const dim3 grid = grid_of(columns, plan.stretches), block(kStagedThreads, 1, 1);
     if (p.width == kUsualStagedWidth)
@@ -325,7 +375,9 @@ const char* causal_conv1d_varlen_staged_in_place_refusal(const CausalConv1dVarle
 }
 
 int64_t causal_conv1d_varlen_staged_workspace(const CausalConv1dVarlenParams& p, const VarlenTile& tile) {
-    return 2 * saved_bytes(p, plan_of(p, tile, true));
+    const StagedPlan plan = plan_of(p, tile, true);
+    const int64_t vectors = plan.by_rows ? int64_t{plan.stretches - 1} * plan.saved_dim * 16 : 0;  // where last inputs end
+    return 2 * saved_bytes(p, plan) + vectors;
 }
 
 void causal_conv1d_varlen_staged_in_place(const CausalConv1dVarlenParams& p, const VarlenTile& tile, void* workspace,
@@ -334,7 +386,10 @@ void causal_conv1d_varlen_staged_in_place(const CausalConv1dVarlenParams& p, con
     if (plan.stretches > 1) {
         plan.halos = static_cast<char*>(workspace);
         plan.lasts = plan.halos + saved_bytes(p, plan);
-        save_inputs(p, plan, stream);
+        if (plan.by_rows)
+            save_inputs_of_rows(StagedCall{p, plan}, stream);
+        else
+            save_inputs(p, plan, stream);
     }
     with_dtype(p.dtype, [&](auto type) { launch<decltype(type)>(p, plan, static_cast<hipStream_t>(stream)); });
 }

@@ -81,6 +81,11 @@ struct StagedPlan {
     char *halos, *lasts;   // null where the outputs have memory of their own
     int32_t saved_tokens;  // of these kHalo, the last ones
     int32_t saved_dim;     // dim, rounded up to whole vectors
+
+    bool by_rows;               // of lanes along tokens: rows_kernel.h
+    int32_t channels_of_block;  // there
+    bool alike;                 // rows of x and of the outputs begin equally far from a boundary of 16 bytes
+    uint64_t x_begin, x_end;    // the addresses between which x may be read in whole vectors
 };
 
 // The kernel's parameter. Its members are read where they are needed: together they would fill a wave's scalar registers (AMD).
@@ -96,6 +101,7 @@ inline int most_past(const CausalConv1dVarlenParams& p) {
 
 // Saves inputs before `staged` overwrites them.
 void save_inputs(const CausalConv1dVarlenParams& p, const StagedPlan& plan, void* stream);
+void save_inputs_of_rows(const StagedCall& call, void* stream);
 
 // This is what a block knows of a tile's tokens. Bits count from its first token.
 struct TileTokens {

@@ -1,0 +1,10 @@
+// The instances for f32 of the kernel that makes tokens by rows of lanes.
+#include <hip/hip_runtime.h>
+
+#include "rows_kernel.h"
+
+namespace hipconv {
+
+template void launch_rows<float>(const StagedCall&, void*);
+
+}  // namespace hipconv

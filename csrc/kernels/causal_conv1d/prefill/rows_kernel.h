@@ -1,0 +1,540 @@
+// Rows of lanes make the prefill of an x that lies along tokens, whatever its alignment ("staged" goes this way).
+//
+// A block has a span of tokens, 16 bytes for each of 32 lanes, of a few channels; a row of lanes has one channel after another.
+// All vectors of x are on their way at once while the sequences of the span are looked up. They go into LDS, a line a channel.
+// Then rows of lanes that are channels make the starts of sequences, each walked token by token as decode would, and put the
+// first outputs into other lines, and the states into the pool. At last the rows along tokens make all outputs whose window is
+// within x, take the first ones from LDS, and store vectors. Where lines of the output begin at other boundaries than those of
+// x, outputs move by way of LDS; those that are laid out along channels are stored from there, too.
+//
+// A span of a channel begins where a vector does (rows.h), so that no lane moves elements and each vector is one block's. The
+// first outputs of a sequence that lie in two spans are all the later one's, as those in two tiles of `staged` are. In place, a
+// block walks through several spans, and a small launch before (save.cu) copies what it would need of others.
+#pragma once
+
+#include <hip/hip_runtime.h>
+
+#include "../common/launch.h"
+#include "launch/check.h"
+#include "rows.h"
+#include "rows_begin.h"
+
+namespace hipconv {
+
+// The number of blocks of a compute unit, which registers and LDS allow.
+template <typename T, int kWidth>
+constexpr int rows_blocks() {
+    constexpr int kBytes = 16 * (RowsShape<T>::kXCells + RowsShape<T>::kOutCells + kRowsChannels * ((kWidth + 4) / 4)) +
+                           kRowsFound * static_cast<int>(sizeof(BeginInTile)) + 1024;
+    constexpr int kMost = kWidth > 4 ? 4 : 5;
+    return kLdsBytes / kBytes < kMost ? kLdsBytes / kBytes : kMost;
+}
+
+struct BegunInWaves {
+    int32_t counts[kRowsThreads / kWaveSize];
+};
+
+// A parameter as memory holds it, to be converted when it is needed.
+HIPCONV_INLINE uint32_t parameter_bits(const void* base, int64_t index, DType dtype) {
+    if (dtype == DType::f32) return global_pointer<const uint32_t>(base)[index];
+    return global_pointer<const uint16_t>(base)[index];
+}
+HIPCONV_INLINE float parameter_of_bits(uint32_t bits, DType dtype) {
+    float value = 0.0f;
+    with_dtype(dtype, [&](auto type) {
+        using P = decltype(type);
+        value = to_float(from_bits<P>(bits));
+        if (sizeof(P) == 4) value = canonical_nan(value);
+    });
+    return value;
+}
+
+// The outputs of a lane's tokens, of the channel whose line of x is here.
+template <typename T, int kWidth>
+__device__ __forceinline__ Words4 make_run(const Words4* cell, const Words4* taps, bool has_first_tap, bool use_silu) {
+    using Shape = RowsShape<T>;
+    constexpr int kPast = kWidth - 1, kTokens = Shape::kTokens, kHalf = kTokens / 2;
+    constexpr int kBefore = (kPast + kTokens - 1) / kTokens;  // cells
+    float window[kPast + kTokens];
+#pragma unroll
+    for (int c = 0; c <= kBefore; ++c) {
+        const Words4 words = cell[c - kBefore];
+#pragma unroll
+        for (int i = 0; i < kTokens; ++i) {
+            const int at = (c - kBefore) * kTokens + i + kPast;
+            if (at < 0) continue;
+            const Pair both = pair_of<T>(words, i / 2);
+            window[at] = i % 2 ? high(both) : low(both);
+        }
+    }
+    float weights[(kWidth + 4) / 4 * 4];
+#pragma unroll
+    for (int v = 0; v < (kWidth + 4) / 4; ++v) {
+        const Words4 words = taps[v];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) weights[4 * v + i] = bit_cast<float>(word(words, i));
+    }
+    Pair sums[kHalf];
+#pragma unroll
+    for (int t = 0; t < kHalf; ++t) sums[t] = twice(weights[kWidth]);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+        if (i == 0 && !has_first_tap) continue;
+#pragma unroll
+        for (int t = 0; t < kHalf; ++t)
+            sums[t] = multiply_add(twice(weights[i]), make_pair(window[t + i], window[t + i + kHalf]), sums[t]);
+    }
+    if (use_silu) {
+#pragma unroll
+        for (int t = 0; t < kHalf; ++t) sums[t] = silu(sums[t]);
+    }
+    return vector_of_halves<T, kTokens>(sums);
+}
+
+// Stores the outputs of a span from LDS, where they lie along channels in memory: two channels of 16 bits a lane where they
+// share words. Channels begin and end at different tokens, but most tokens are all theirs.
+template <typename T, bool kWordPairs>
+__device__ __forceinline__ void store_tokens(const StagedCall& call, int32_t begin, int32_t first_channel, int32_t channels,
+                                             int32_t left, bool some_left, const uint8_t* kinds, const SpanEnds* ends,
+                                             const char* out_lines) {
+    constexpr bool kPairs = kWordPairs && sizeof(T) == 2;
+    using Shape = RowsShape<T>;
+    using Bits = typename WordsOf<sizeof(T)>::type;
+    using Stored = typename WordsOf<kPairs ? 4 : sizeof(T)>::type;
+    constexpr int kLanes = kRowsChannels / (kPairs ? 2 : 1), kStep = kRowsThreads / kLanes;  // tokens at a time
+    constexpr int kPlaceStep = kStep * Shape::kTokenBytes + kStep / Shape::kTokens * 4;
+    static_assert(kStep % Shape::kTokens == 0, "places of a thread are equally far apart");
+    const CausalConv1dVarlenParams& p = call.params;
+    const auto params = [&]() -> const CausalConv1dVarlenParams& { return first_parameter_again(p); };
+    const int thread = thread_from_here_on();
+    const int channel = thread % kLanes * (kPairs ? 2 : 1);
+    if (channel >= channels) return;
+    const auto apart_of = [&](int channel) {
+        return elements_apart<T>(static_cast<const T*>(params().x) +
+                                 ((int64_t{first_channel} + channel) * params().x_dim_stride + begin));
+    };
+    const bool both = kPairs && channel + 1 < channels;
+    const int apart = apart_of(channel), next_apart = both ? apart_of(channel + 1) : 0;
+    // Tokens of each channel, from `begin` on.
+    const int first = ends[apart].first - apart, end = ends[apart].end - apart;
+    const int next_first = both ? ends[next_apart].first - next_apart : 0,
+              next_end = both ? ends[next_apart].end - next_apart : 0;
+    const int first_of_both = first > next_first ? first : next_first, end_of_both = end < next_end ? end : next_end;
+    const OutputColumn column = output_column<T>(p, int64_t{first_channel} + channel);
+
+    int token = thread / kLanes - (begin < 2 * kHalo ? begin : 2 * kHalo);
+    char* to = column.first + (int64_t{begin} + token) * column.step;
+    const auto place_of = [&](int channel, int position) {  // which may lie before all places, and is not used then
+        constexpr int kBefore = 2 * kHalo;
+        return out_lines + OutPlace<T>(channel, false)(position + kBefore) -
+               (kBefore * Shape::kTokenBytes + kBefore / Shape::kTokens * 4);
+    };
+    const char* place = place_of(channel, token + apart);
+    const char* next_place = both ? place_of(channel + 1, token + next_apart) : place;
+    const int64_t step = int64_t{kStep} * column.step;
+    const int until = left < Shape::kSpan ? left : Shape::kSpan;
+    const auto store_fast = [&] {
+        if constexpr (kPairs)
+            *reinterpret_cast<Stored*>(to) = *reinterpret_cast<const uint16_t*>(place) |
+                                             static_cast<uint32_t>(*reinterpret_cast<const uint16_t*>(next_place)) << 16;
+        else
+            *reinterpret_cast<Stored*>(to) = *reinterpret_cast<const Stored*>(place);
+    };
+    const auto move_on = [&] {
+        token += kStep;
+        to += step;
+        place += kPlaceStep;
+        next_place += kPlaceStep;
+    };
+    while (token < until) {
+        if (!some_left) {
+            constexpr int kAtOnce = 4;
+            while ((kPairs ? token >= first_of_both : token >= first) &&
+                   token + (kAtOnce - 1) * kStep < (kPairs ? end_of_both : end)) {
+#pragma unroll
+                for (int i = 0; i < kAtOnce; ++i) store_fast(), move_on();
+            }
+            if (token >= until) return;
+        }
+        const bool has = token >= first && token < end, has_next = both && token >= next_first && token < next_end;
+        const bool is_left = some_left && token >= -kHalo && kinds[token] == kDeadToken;
+        if (!is_left) {
+            if (kPairs && has && has_next) {
+                store_fast();
+            } else {
+                if (has) *reinterpret_cast<Bits*>(to) = *reinterpret_cast<const Bits*>(place);
+                if (has_next) *reinterpret_cast<Bits*>(to + sizeof(T)) = *reinterpret_cast<const Bits*>(next_place);
+            }
+        }
+        move_on();
+    }
+}
+
+// The last part of the kernel, along tokens.
+template <typename T, int kWidth>
+__device__ __forceinline__ void make_rows(const StagedCall& call, int32_t begin, int32_t first_channel, int32_t channels,
+                                          int32_t left, const SpanOfRows& span, const SpanEnds* ends, const uint8_t* kinds,
+                                          const Words4* x_cells, const Words4* tap_cells, Words4* out_cells) {
+    using Shape = RowsShape<T>;
+    using Bits = typename WordsOf<sizeof(T)>::type;
+    constexpr int kSize = Shape::kSize, kTokens = Shape::kTokens, kSpan = Shape::kSpan, kLineBytes = Shape::kLineBytes;
+    constexpr int kHaloCells = Shape::kHaloCells, kTapCells = (kWidth + 4) / 4;
+    const CausalConv1dVarlenParams& p = call.params;
+    const auto params = [&]() -> const CausalConv1dVarlenParams& { return first_parameter_again(p); };
+    const auto plan = [&]() -> const StagedPlan& { return first_parameter_again(call).plan; };
+    const int thread = thread_from_here_on();
+    const int row = thread / kRowLanes, lane = thread % kRowLanes;
+    const int missing = missing_taps<kWidth, true>(p);
+    char* const out_lines = reinterpret_cast<char*>(out_cells);
+    const int apart =
+        elements_apart<T>(static_cast<const T*>(params().x) + ((int64_t{first_channel} + row) * params().x_dim_stride + begin));
+
+    // The tokens of this lane, by bits: those that are stored, and those whose outputs come from LDS.
+    const DeadTokens mode = params().dead_tokens;
+    const bool leaves = mode == DeadTokens::leave, tokens_inner = plan().out_tokens_inner, alike = plan().alike;
+    uint32_t from_lds[4]{}, stored = lowest_bits(kTokens);
+    bool any_dead = false;
+    const SpanEnds own_ends = ends[apart];
+    const auto is_stored = [&](int position) {
+        return position >= own_ends.first && position < own_ends.end && (!leaves || kinds[position - apart] != kDeadToken);
+    };
+    const bool has_runs = span.has_runs;
+    if (own_ends.end - lane * kTokens < kTokens) stored = lowest_bits(own_ends.end - lane * kTokens);
+    if (own_ends.first > lane * kTokens) stored &= ~lowest_bits(own_ends.first - lane * kTokens);
+    if (span.has_begins || span.has_dead) {
+        const uint32_t taken = kFirstToken | (leaves ? 0 : kDeadToken), left_alone = leaves ? 1 : 0;
+        uint32_t all = 0;
+#pragma unroll
+        for (int i = 0; i < kTokens; ++i) {
+            const uint32_t bits = kSize == 4 ? 0xffffffffu : i % 2 ? 0xffff0000u : 0x0000ffffu;
+            const uint32_t kind = kinds[lane * kTokens + i - apart];  // in sums, as branches would need masks of lanes
+            all |= kind;
+            from_lds[i * kSize / 4] |= (0 - (((kind & taken) + 1) >> 1)) & bits;
+            stored &= ~((kind / kDeadToken & left_alone) << i);
+        }
+        any_dead = (all & kDeadToken) != 0;
+    }
+    const bool any_from_lds = (from_lds[0] | from_lds[1] | from_lds[2] | from_lds[3]) != 0;
+    char* line =
+        static_cast<char*>(params().out) + ((int64_t{first_channel} + row) * params().out_dim_stride + begin - apart) * kSize;
+    const int64_t line_step = kRowsOfBlock * params().out_dim_stride * int64_t{kSize};
+#pragma unroll 1
+    for (int channel = row; channel < plan().channels_of_block; channel += kRowsOfBlock, line += line_step) {
+        // AMD's compiler would make masks of lanes of these bits in front of the loop: too many for its registers.
+#pragma unroll
+        for (int w = 0; w < 4; ++w) beside_access(from_lds[w]);
+        beside_access(stored);
+        const bool works = channel < channels;
+        const int own_cell = channel * Shape::kCells + kHaloCells + lane;
+        Words4 result{};
+        if (works && has_runs)
+            result = make_run<T, kWidth>(x_cells + own_cell, tap_cells + channel * kTapCells, missing == 0, params().use_silu);
+        if (any_dead && !leaves) {
+            const OutPlace<T> place(channel, tokens_inner);
+#pragma unroll 1
+            for (int i = 0; i < kTokens; ++i) {
+                if (kinds[lane * kTokens + i - apart] != kDeadToken) continue;
+                const Bits input = reinterpret_cast<const Bits*>(x_cells + own_cell)[i];
+                *reinterpret_cast<Bits*>(out_lines + place(lane * kTokens + i)) = mode == DeadTokens::zero ? Bits{} : input;
+            }
+        }
+        if (!tokens_inner) {
+            char* const to =
+                out_lines + channel * kSize + (kHalo + lane * kTokens) * Shape::kTokenBytes + (kHaloCells + lane) * 4;
+            const auto put = [&](int i) {
+                const uint32_t bits = kSize == 4 ? word(result, i) : word(result, i / 2) >> (i % 2 * 16);
+                *reinterpret_cast<Bits*>(to + i * Shape::kTokenBytes) = static_cast<Bits>(bits);
+            };
+            if (!any_from_lds) {
+#pragma unroll
+                for (int i = 0; i < kTokens; ++i) put(i);
+            } else {
+#pragma unroll
+                for (int i = 0; i < kTokens; ++i)
+                    if (!(from_lds[i * kSize / 4] >> (i * kSize % 4 * 8) & 1)) put(i);
+            }
+            continue;
+        }
+        Words4* const own = out_cells + own_cell;
+        if (any_from_lds) {
+            const Words4 made = *own;
+#pragma unroll
+            for (int w = 0; w < 4; ++w) set_word(result, w, (word(result, w) & ~from_lds[w]) | (word(made, w) & from_lds[w]));
+        }
+        if (alike) {
+            if (!works) continue;
+            Bits* const to = reinterpret_cast<Bits*>(line) + lane * kTokens;
+            if (stored == lowest_bits(kTokens)) {
+                *reinterpret_cast<Words4*>(to) = result;
+            } else if (stored != 0) {
+                *own = result;
+#pragma unroll 1
+                for (int i = 0; i < kTokens; ++i)
+                    if (stored >> i & 1) to[i] = reinterpret_cast<const Bits*>(own)[i];
+            }
+            continue;
+        }
+        // The output's vectors begin so many elements before those of x.
+        *own = result;
+        sync_wave();
+        const int before = elements_apart<T>(line);
+        const Bits* const made_line = reinterpret_cast<const Bits*>(out_lines + channel * kLineBytes) + kHalo;
+        const int first = lane * kTokens - before;
+        if (before != 0) {
+            const uint32_t* const words = reinterpret_cast<const uint32_t*>(own) - (before * kSize + 3) / 4;
+            uint32_t low = words[0];
+#pragma unroll
+            for (int w = 0; w < 4; ++w) {
+                const uint32_t high = kSize == 2 ? words[w + 1] : 0;
+                set_word(result, w, kSize == 2 ? shifted_right(low, high, before % 2 * 16) : words[w]);
+                low = high;
+            }
+            // The vectors at both ends are not all this span's.
+            const int at = lane < kTokens ? lane : kSpan - 2 * kTokens + lane;
+            const bool is_own = lane < kTokens ? at < kTokens - before : lane < 2 * kTokens && at >= kSpan - before;
+            if (works && is_own && is_stored(at)) reinterpret_cast<Bits*>(line)[at] = made_line[at];
+        }
+        if (!works || first < 0) continue;
+        const bool all = first >= own_ends.first && first + kTokens <= own_ends.end;
+        if (all && !(leaves && span.has_dead)) {
+            *reinterpret_cast<Words4*>(line + first * kSize) = result;
+        } else {
+#pragma unroll 1
+            for (int at = first; at < first + kTokens; ++at)
+                if (is_stored(at)) reinterpret_cast<Bits*>(line)[at] = made_line[at];
+        }
+    }
+    if (tokens_inner) {
+        // The tokens before the span, which are one sequence's.
+        const int channel = thread % kRowsChannels;
+        if (span.has_begins && channel < channels) {
+            const T* const x =
+                static_cast<const T*>(params().x) + ((int64_t{first_channel} + channel) * params().x_dim_stride + begin);
+            const int own_apart = elements_apart<T>(x);
+            Bits* const to = static_cast<Bits*>(params().out) +
+                             ((int64_t{first_channel} + channel) * params().out_dim_stride + begin - own_apart);
+            const OutPlace<T> place(channel, true);
+            for (int at = ends[own_apart].first + thread / kRowsChannels; at < 0; at += kRowsThreads / kRowsChannels)
+                to[at] = *reinterpret_cast<const Bits*>(out_lines + place(at));
+        }
+    } else {
+        __syncthreads();
+        const bool has_left = leaves && span.has_dead;
+        if (sizeof(T) == 2 && plan().out_form <= LineForm::words)
+            store_tokens<T, true>(call, begin, first_channel, channels, left, has_left, kinds, ends, out_lines);
+        else
+            store_tokens<T, false>(call, begin, first_channel, channels, left, has_left, kinds, ends, out_lines);
+    }
+}
+
+template <typename T, int kWidth>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kRowsThreads, (rows_blocks<T, kWidth>())) causal_conv1d_varlen_rows(StagedCall call) {
+    using Shape = RowsShape<T>;
+    using Bits = typename WordsOf<sizeof(T)>::type;
+    constexpr int kSize = Shape::kSize, kTokens = Shape::kTokens, kSpan = Shape::kSpan;
+    constexpr int kMine = kRowsChannels / kRowsOfBlock;  // channels of a row
+    constexpr int kTapCells = (kWidth + 4) / 4;
+    HIPCONV_SHARED(Words4, x_cells, Shape::kXCells);
+    HIPCONV_SHARED(Words4, out_cells, Shape::kOutCells);
+    HIPCONV_SHARED(Words4, tap_cells, kRowsChannels * kTapCells);
+    HIPCONV_SHARED(BeginInTile, found, kRowsFound);
+    HIPCONV_SHARED(uint32_t, kind_words, (kHalo + kSpan) / 4);
+    HIPCONV_SHARED(SpanEnds, ends, kTokens);
+    HIPCONV_SHARED(SpanOfRows, shared_span, 1);
+    HIPCONV_SHARED(BegunInWaves, begun_in_waves, 2);
+
+    uint8_t* const kinds = reinterpret_cast<uint8_t*>(kind_words) + kHalo;
+    const CausalConv1dVarlenParams& p = call.params;
+    const auto params = [&]() -> const CausalConv1dVarlenParams& { return first_parameter_again(p); };
+    const auto plan = [&]() -> const StagedPlan& { return first_parameter_again(call).plan; };
+    const uint32_t stretch = blockIdx.z * gridDim.y + blockIdx.y;
+    if (stretch >= plan().stretches) return;
+    let_next_kernel_begin();
+    wait_for_kernel_before();
+    const auto indices = [&] { return EitherIndices{params(), plan().plain_indices}; };
+    const int32_t first_channel = static_cast<int32_t>(blockIdx.x) * plan().channels_of_block;
+    const auto begins_stretch = [&](int32_t token) { return (token & ((1 << plan().log2_tokens) - 1)) == 0; };
+#pragma unroll 1
+    for (int32_t begin = static_cast<int32_t>(stretch << plan().log2_tokens);; begin += kSpan) {
+        const int thread = thread_from_here_on();
+        const int row = thread / kRowLanes, lane = thread % kRowLanes;
+        const int32_t left = params().tokens - begin;  // tokens from `begin` on
+        const int32_t channels_left = params().dim - first_channel;
+        const int32_t channels = channels_left < plan().channels_of_block ? channels_left : plan().channels_of_block;
+
+        // A lane's vectors of x: the first channel's, the way to the next one, and which of them are here.
+        struct LaneOfX {
+            const char* at;
+            int64_t step;
+            int first_token;  // from `begin` on; it may be negative
+            bool has_tokens;
+        };
+        const auto lane_of_x = [&](int row, int lane) {
+            const char* at =
+                static_cast<const char*>(params().x) + ((int64_t{first_channel} + row) * params().x_dim_stride + begin) * kSize;
+            const int first_token = lane * kTokens - elements_apart<T>(at);
+            return LaneOfX{at + first_token * kSize, kRowsOfBlock * params().x_dim_stride * int64_t{kSize}, first_token,
+                           first_token < params().tokens - begin};
+        };
+        // Only vectors around the first and the last tokens may reach out of x.
+        const auto is_edge = [&] { return begin == 0 || params().tokens - begin <= 2 * kSpan; };
+        const auto is_inside = [&](const char* at) {
+            const uint64_t address = reinterpret_cast<uint64_t>(at);
+            return address >= plan().x_begin && address + 16 <= plan().x_end;
+        };
+
+        // x, the vectors before it, and weights and biases are on their way while sequences are looked up.
+        Words4 cells[kMine], halo{};
+        uint32_t weight = 0, bias = 0;
+        const int missing = missing_taps<kWidth, true>(p);
+        const int tap_channel = thread % kRowsChannels, own_tap = thread / kRowsChannels;
+        constexpr int kHaloCells = Shape::kHaloCells, kAllHaloCells = kRowsChannels * kHaloCells;
+        static_assert(kAllHaloCells <= kRowsThreads && kWidth <= kRowsThreads / kRowsChannels, "a thread has one at most");
+        {
+            LaneOfX x = lane_of_x(row, lane);
+            const bool inside = !is_edge();
+#pragma unroll
+            for (int k = 0; k < kMine; ++k) {
+                cells[k] = Words4{};
+                if (row + k * kRowsOfBlock < channels && x.has_tokens && (inside || is_inside(x.at)))
+                    cells[k] = *reinterpret_cast<const Words4*>(x.at);
+                x.at += x.step;
+            }
+        }
+        if (!begins_stretch(begin)) {
+            if (thread < kAllHaloCells) halo = x_cells[thread / kHaloCells * Shape::kCells + kRowLanes + thread % kHaloCells];
+        } else if (begin > 0 && thread < kAllHaloCells && thread / kHaloCells < channels) {
+            const int32_t d = first_channel + thread / kHaloCells;
+            const char* from =
+                plan().halos + (int64_t{(begin >> plan().log2_tokens) - 1} * plan().saved_dim + d) * (kHalo * kSize);
+            if (!plan().halos) {
+                from = static_cast<const char*>(params().x) + (d * params().x_dim_stride + begin) * kSize;
+                from -= elements_apart<T>(from) * kSize + kHalo * kSize;
+            }
+            halo = *global_pointer<const Words4>(from + thread % kHaloCells * 16);
+        }
+        const int64_t tap_d = int64_t{first_channel} + (tap_channel < channels ? tap_channel : 0);
+        if (own_tap >= missing && own_tap < kWidth)
+            weight = parameter_bits(params().weight,
+                                    tap_d * params().weight_dim_stride + (own_tap - missing) * params().weight_width_stride,
+                                    params().weight_dtype);
+        if (own_tap == 0 && params().bias)
+            bias = parameter_bits(params().bias, tap_d * params().bias_stride, params().bias_dtype);
+
+        // The sequences of the span.
+        int32_t sequence;  // the first one to look at
+        {
+            const int32_t first = indices().start(0), end = indices().start(params().sequences);
+            // The last sequence that has begun before, if any has, is one of `span` from `base` on.
+            int32_t base = 0, span = params().sequences;
+            for (int step = 0;; step ^= 1) {
+                const bool is_last = span <= kRowsThreads;
+                if (!is_last) span = (span + kRowsThreads) / (kRowsThreads + 1);
+                const int64_t b = base + (is_last ? int64_t{thread} : (thread + int64_t{1}) * span);
+                const bool has_begun = b < params().sequences && indices().start(static_cast<int32_t>(b)) <= begin - kTokens;
+                const int begun = __popcll(__ballot(has_begun));
+                if (thread % kWaveSize == 0) begun_in_waves[step].counts[thread / kWaveSize] = begun;
+                if (base == 0) {
+                    for (int i = thread - kHalo; i < kSpan; i += kRowsThreads) {
+                        const int32_t token = begin + i;
+                        kinds[i] = token < first || token >= end ? kDeadToken : kRunToken;
+                    }
+                    if (thread < kTokens)
+                        ends[thread] = {begin < thread ? thread : 0, left + thread < kSpan ? left + thread : kSpan};
+                    if (thread == 0) shared_span[0] = {0, 0, 0, 0, begin - kTokens < first || begin + kSpan > end};
+                }
+                __syncthreads();
+                int all = 0;
+#pragma unroll
+                for (int w = 0; w < kRowsThreads / kWaveSize; ++w) all += begun_in_waves[step].counts[w];
+                base += all * (is_last ? 1 : span);
+                if (is_last) break;
+            }
+            sequence = base > 0 ? base - 1 : 0;  // the one before may go on here
+        }
+        SpanOfRows& span = shared_span[0];
+        char* const x_lines = reinterpret_cast<char*>(x_cells);
+        char* const out_lines = reinterpret_cast<char*>(out_cells);
+        float* const taps = reinterpret_cast<float*>(tap_cells);
+        {
+            const int own = thread_from_here_on(), own_row = own / kRowLanes, own_lane = own % kRowLanes;
+            Words4* cell = x_cells + own_row * Shape::kCells + kHaloCells + own_lane;
+#pragma unroll
+            for (int k = 0; k < kMine; ++k) cell[k * kRowsOfBlock * Shape::kCells] = cells[k];
+            if (is_edge()) {
+                LaneOfX x = lane_of_x(own_row, own_lane);
+#pragma unroll 1
+                for (int channel = own_row; channel < channels && x.has_tokens; channel += kRowsOfBlock) {
+#pragma unroll 1
+                    for (int i = 0; i < kTokens && !is_inside(x.at); ++i) {
+                        const int token = begin + x.first_token + i;
+                        if (token >= 0 && token < params().tokens)
+                            reinterpret_cast<Bits*>(cell)[i] = reinterpret_cast<const Bits*>(x.at)[i];
+                    }
+                    x.at += x.step;
+                    cell += kRowsOfBlock * Shape::kCells;
+                }
+            }
+            if (own < kAllHaloCells) x_cells[own / kHaloCells * Shape::kCells + own % kHaloCells] = halo;
+            const int tap = own / kRowsChannels;
+            float* const to = taps + own % kRowsChannels * (4 * kTapCells);
+            if (tap >= missing && tap < kWidth) to[tap] = parameter_of_bits(weight, params().weight_dtype);
+            if (tap == 0) to[kWidth] = params().bias ? parameter_of_bits(bias, params().bias_dtype) : 0.0f;
+        }
+        // A row of lanes that makes starts looks up its own: number `start_row` and each kStartRows-th one after it. So the
+        // state of the first one can come before all of them are known.
+        constexpr int kStartRows = kRowsThreads / kRowsChannels;
+        const int again = thread_from_here_on();
+        const int start_row = again / kRowsChannels, start_lane = again % kRowsChannels;
+        const int own_start = start_lane * kStartRows + start_row;
+        const auto look_up = [&](int32_t first) {
+            if (own_start >= kRowsFound) return kNoSlot;
+            PackedSequence s{};
+            if (first + own_start < params().sequences) s = indices().sequence(first + own_start);
+            return mark_begin<T>(params(), s, first + own_start, own_start, begin, found, kinds, ends, span);
+        };
+        WindowOfSlot<T, kWidth> windows(call, first_channel + start_lane);
+        Bits state[kWidth - 1]{};
+#pragma unroll 1
+        while (true) {
+            int32_t first_slot = look_up(sequence);
+            first_slot = __shfl(first_slot, 0, kRowsChannels);
+            if (start_lane < channels) windows.ask(first_slot, state);
+            __syncthreads();
+            const int count = span.count;
+            const bool more = span.more, has_begins = span.has_begins;
+            if (has_begins && start_lane < channels)
+                make_row_begins<T, kWidth>(call, found, count, begin, first_channel, x_lines, out_lines, taps, windows, state);
+            if (more || has_begins) __syncthreads();
+            if (!more) break;
+            if (own_start == 0) span.count = span.more = 0;
+            sequence += kRowsFound;
+            __syncthreads();
+        }
+
+        make_rows<T, kWidth>(call, begin, first_channel, channels, left, span, ends, kinds, x_cells, tap_cells, out_cells);
+        if (begins_stretch(begin + kSpan) || left <= kSpan - (kTokens - 1)) break;
+        __syncthreads();
+    }
+}
+
+template <typename T>
+void launch_rows(const StagedCall& call, void* stream) {
+    const int64_t columns = (int64_t{call.params.dim} + call.plan.channels_of_block - 1) / call.plan.channels_of_block;
+    const dim3 grid = grid_of(columns, call.plan.stretches), block(kRowsThreads, 1, 1);
+    const hipStream_t s = static_cast<hipStream_t>(stream);
+    const auto launch = [&](auto width) {
+        HIPCONV_LAUNCH(true, (causal_conv1d_varlen_rows<T, decltype(width)::value>), grid, block, 0, s, call);
+    };
+    if (call.params.width <= 2)
+        launch(std::integral_constant<int, 2>{});
+    else if (call.params.width <= 4)
+        launch(std::integral_constant<int, 4>{});
+    else if (call.params.width <= 6)
+        launch(std::integral_constant<int, 6>{});
+    else
+        launch(std::integral_constant<int, 8>{});
+    check_launch("causal_conv1d_varlen");
+}
+
+}  // namespace hipconv
