@@ -68,7 +68,7 @@ def test_rows_of_none_few_and_many_tokens(device: torch.device, columns: int) ->
 def test_the_variable_forces_a_kernel_where_there_is_one(device: torch.device) -> None:
     """Nowhere else, because it holds for all backends. Where it forces one, width 9 tells."""
     for width, name in itertools.product(
-        (4, 9), ("auto", "step", "vector", "strip", "pair", "channel", "naive", "simd", "openmp")
+        (4, 9), ("auto", "step", "vector", "wave", "pair", "channel", "naive", "simd", "openmp")
     ):
         x, state = torch.randn(2, 16, device=device), make_state("N,S,D", 2, 16, width - 1, torch.float32, device)
         weight, bias = make_weights(16, width, torch.float32, device)
@@ -128,10 +128,13 @@ def test_each_state_layout_over_several_strips(device: torch.device, dtype: torc
         x = x if inside else x.mT.contiguous().mT
         weight, bias = make_weights(dim, 4, dtype, device)
         state = make_state(layout, 5, dim, state_len, dtype, device)
-        refused = {"step": tokens > 1 or (layout == "N,D,S" and state_len > 4), "vector": inside and tokens == 5}.get(
-            kernel, False
-        )
-        if refused:
+        begin_in_vectors = tokens == 1 or (not inside and dtype == torch.float32)
+        refused = {
+            "step": tokens > 1 or (layout == "N,D,S" and state_len > 4),
+            "vector": inside and tokens == 5,
+            "wave": layout == "N,S,D" or not begin_in_vectors,
+        }
+        if refused.get(kernel, False):
             with pytest.raises(ValueError, match=f"kernel: got '{kernel}', which serves"):
                 check(x, state, weight, bias, kernel=kernel, conv_state_indices=indices)
         else:
@@ -255,9 +258,10 @@ def test_each_width_by_vectors_and_by_channels(device: torch.device, tokens: int
         if on_cpu or (fast == "vector" and not 1 < width <= (4 if packed or not narrow else 8)):
             fast = "auto"
         channel, pair = ("auto", "auto") if on_cpu else ("channel" if width <= 6 else "pair", "pair")
-        strip = "strip" if width > 1 and not on_cpu else "auto"
+        alike = not fork or not narrow or width % 2 == 1  # all slots lie as far behind a multiple of 16 bytes
+        wave = "wave" if packed and width > 2 and tokens == 1 and alike and not on_cpu else "auto"
         wide = 4 * 128 + 4 * 37
-        for dim, kernel in ((wide, fast), (wide, channel), (wide, pair), (515, pair), (wide, strip), (515, strip)):
+        for dim, kernel in ((wide, fast), (wide, channel), (wide, pair), (515, pair), (wide, wave)):
             state_dtype = torch.float32 if dim == 515 and kernel == pair else dtype
             x = torch.randint(-4, 5, (3, tokens, dim)).to(device, dtype).mT
             state = make_state(layout, 6, dim, width - 1, state_dtype, device)
@@ -303,7 +307,7 @@ def test_rows_of_few_channels_share_blocks(device: torch.device, layout: str, wi
     if columns == 6:
         options["num_accepted_tokens"] = torch.randint(1, columns - width + 3, (rows,), device=device)
     x = torch.randn(int(lengths.sum()) + 3, dim).to(device, dtype)
-    kernel = "auto" if targets.of(device).backend == "cpu" else "strip"
+    kernel = "auto" if targets.of(device).backend == "cpu" else "wave"
     check(x, state, weight, bias, pad_slot_id=-1, kernel=kernel, **options)
 
 
@@ -314,15 +318,13 @@ def test_rows_of_few_channels_share_blocks(device: torch.device, layout: str, wi
 def test_blocks_take_turns_where_rows_are_many(device: torch.device, layout: str, dim: int, width: int, columns: int) -> None:
     """The last turns have fewer rows. Some rows are padding, some have no tokens, some have drafts, or more than come ahead."""
     rows = 1000 if dim == 6 else 70
-    kernels_here = ("auto",) if targets.of(device).backend == "cpu" else ("pair", "strip")
+    kernel = "auto" if targets.of(device).backend == "cpu" else "pair"
     slots = torch.randperm(rows + 9, device=device)[:rows]
     slots[torch.rand(rows, device=device) < 0.1] = -1
     others = torch.where(slots < 0, 0, (slots + 1) % (rows + 9))
     kept = columns - (width - 2)
-    for kernel, dtype, form in itertools.product(
-        kernels_here, (torch.bfloat16, torch.float32), ("one", "by starts", "drafts", "fork")
-    ):
-        state_dtype = torch.float32 if form == "by starts" and kernel != "strip" else dtype
+    for dtype, form in itertools.product((torch.bfloat16, torch.float32), ("one", "by starts", "drafts", "fork")):
+        state_dtype = torch.float32 if form == "by starts" else dtype
         state = make_state(layout, rows + 9, dim, columns, state_dtype, device)
         weight, bias = make_weights(dim, width, dtype, device)
         options: dict[str, Any] = {"conv_state_indices": slots, "pad_slot_id": -1, "kernel": kernel}
@@ -337,6 +339,56 @@ def test_blocks_take_turns_where_rows_are_many(device: torch.device, layout: str
             state = make_state(layout, 2 * rows + 18, dim, columns, state_dtype, device)
             options["conv_state_indices_in"] = torch.where(slots < 0, -1, others + rows + 9)
         check(x, state, weight, bias, **options)
+
+
+@pytest.mark.parametrize(
+    ("layout", "dim", "width", "columns"),
+    [
+        ("N,D,S", 130, 6, 5),
+        ("N,D,S", 98, 4, 8),
+        ("N,S,D", 66, 8, 9),
+        ("N,D,S", 6, 2, 4),
+        ("N,D,S", 424, 3, 4),
+        ("N,D,S", 50, 7, 8),
+    ],
+)
+def test_waves_with_rows_of_their_own(device: torch.device, layout: str, dim: int, width: int, columns: int) -> None:
+    """Integers, whose sums are exact. Slots and rows of x begin at any multiple of 4 bytes, between gaps that stay NaN;
+    the last rows and the last strip are not full; some rows are padding, have no tokens, or more than LDS has room for.
+    """
+    on_cpu = targets.of(device).backend == "cpu"
+    rows = {6: 900, 50: 120, 424: 9}.get(dim, 37)
+    slots = rows + 4
+    table = torch.randperm(slots, device=device)[:rows]
+    table[torch.rand(rows, device=device) < 0.1] = -1
+    kept = columns - (width - 2)
+
+    def between_gaps(count: int, size: int, gap: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The whole, and `count` runs of integers in it, of `size` elements."""
+        whole = torch.full((count, size + gap), torch.nan, dtype=dtype, device=device)
+        runs = whole[:, gap:]
+        return whole, runs.copy_(torch.randint(-4, 5, runs.shape))
+
+    for dtype, form in itertools.product(DTYPES.values(), ("one", "three", "by starts", "drafts")):
+        whole, runs = between_gaps(slots, dim * columns, 2, dtype)
+        state = runs.unflatten(1, (dim, columns)) if layout == "N,D,S" else runs.unflatten(1, (columns, dim)).mT
+        weight, bias = (torch.randint(-4, 5, s).to(device, dtype) for s in ((dim, width), (dim,)))
+        options: dict[str, Any] = {"conv_state_indices": table, "pad_slot_id": -1, "kernel": "auto" if on_cpu else "wave"}
+        if form == "one":
+            x = between_gaps(rows, dim, 2, dtype)[1]
+        elif form == "three":
+            x = torch.randint(-4, 5, (rows, 3, dim)).to(device, dtype).mT
+        else:
+            lengths = torch.randint(0, 7, (rows,)).clamp(max=kept if form == "drafts" else 7)
+            options["query_start_loc"] = torch.tensor([1, *lengths], device=device).cumsum(0)
+            x = torch.randint(-4, 5, (int(lengths.sum()) + 4, dim)).to(device, dtype)
+        if form == "drafts":
+            options["num_accepted_tokens"] = torch.randint(1, kept + 1, (rows,), device=device)
+        before = state.clone()
+        expected = check(x, state, weight, bias, silu=False, **options)
+        assert whole.isnan().sum() == 2 * slots, "a gap was written"
+        out = causal_conv1d_update(x, before, weight, bias, False, **options)
+        assert torch.equal(out.cpu().double(), expected.out)
 
 
 def test_views_that_only_look_aligned(device: torch.device) -> None:

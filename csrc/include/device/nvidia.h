@@ -133,6 +133,14 @@ HIPCONV_INLINE void copy_later(uint4* to, const void* from, bool zeros) {
     (void)to, (void)from, (void)zeros;
 #endif
 }
+HIPCONV_INLINE void copy_later(uint32_t* to, const void* from) {
+#if defined(HIPCONV_HAS_MMA_SYNC)
+    const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(address), "l"(from) : "memory");
+#else
+    (void)to, (void)from;
+#endif
+}
 HIPCONV_INLINE void copy_later(uint2* to, const void* from) {
 #if defined(HIPCONV_HAS_MMA_SYNC)
     const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to));

@@ -17,9 +17,10 @@ void causal_conv1d_update_vector(const CausalConv1dUpdateParams& params, void* w
 bool causal_conv1d_update_copied_serves(const CausalConv1dUpdateParams& params);
 void causal_conv1d_update_copied(const CausalConv1dUpdateParams& params, void* stream);
 
-const char* causal_conv1d_update_strip_refusal(const CausalConv1dUpdateParams& params);
-bool causal_conv1d_update_strip_is_choice(const CausalConv1dUpdateParams& params);  // by measurement
-void causal_conv1d_update_strip(const CausalConv1dUpdateParams& params, void* workspace, void* stream);
+const char* causal_conv1d_update_wave_refusal(const CausalConv1dUpdateParams& params);
+bool causal_conv1d_update_wave_beats_vectors(const CausalConv1dUpdateParams& params);  // `step` and `vector`, by measurement
+bool causal_conv1d_update_wave_is_choice(const CausalConv1dUpdateParams& params);      // by measurement
+void causal_conv1d_update_wave(const CausalConv1dUpdateParams& params, void* workspace, void* stream);
 
 const char* causal_conv1d_update_pair_refusal(const CausalConv1dUpdateParams& params);
 bool causal_conv1d_update_pair_is_choice(const CausalConv1dUpdateParams& params);  // where channels are neighbours
@@ -35,7 +36,7 @@ constexpr KernelRow<CausalConv1dUpdateParams> kUpdateKernels[] = {
     {"step", causal_conv1d_update_step_refusal, causal_conv1d_update_step, nullptr, causal_conv1d_update_step_is_choice},
     {"vector", causal_conv1d_update_vector_refusal, causal_conv1d_update_vector, nullptr,
      causal_conv1d_update_vector_is_choice},
-    {"strip", causal_conv1d_update_strip_refusal, causal_conv1d_update_strip, nullptr, causal_conv1d_update_strip_is_choice},
+    {"wave", causal_conv1d_update_wave_refusal, causal_conv1d_update_wave, nullptr, causal_conv1d_update_wave_is_choice},
     {"pair", causal_conv1d_update_pair_refusal, causal_conv1d_update_pair, nullptr, causal_conv1d_update_pair_is_choice},
     {"channel", causal_conv1d_update_channel_refusal, causal_conv1d_update_channel},
     {"naive", nullptr, causal_conv1d_update_naive},

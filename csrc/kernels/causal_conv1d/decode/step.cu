@@ -30,6 +30,8 @@ struct Strip {
     static constexpr int kFewLanes = kWhole ? 2 * kTokenLanes : kTokenLanes;
     static constexpr int kLanes = kPairs ? kPairLanes : kFewBytes * kFewLanes;  // of a block
     static constexpr int kInPacked = kColumns == 4 ? 16 / static_cast<int>(sizeof(S)) : kPairs && kColumns % 2 ? 2 : kChannels;
+    // Few bytes a row leave memory waiting for requests: where rows are many, a lane has two of them then.
+    static constexpr int kMostRows = kPairs && !kThroughLds && kWidth * sizeof(S) <= 8 ? 2 : 1;
     using Packed = Words<S, kInPacked>;
     static constexpr int kVectors = kOwn * kColumns / kInPacked;
 
@@ -49,45 +51,52 @@ HIPCONV_INLINE int row_stage(int lanes) {
     return staged<Packed, kVectors>(lanes * kVectors - 1) + 1;
 }
 
-// kBefore of the columns of a packed slot come before the window and move with it. kSameWidth: weight and bias are as wide as
-// x.
-template <typename T, typename S, int kWidth, int kColumns, int kBefore, bool kSameWidth, bool kPairs>
-__global__ void HIPCONV_LAUNCH_BOUNDS((Strip<S, kWidth, kColumns, kPairs>::kLanes),
-                                      (kStepBlocks<S, kWidth, kColumns, kSameWidth, kPairs>))
-    causal_conv1d_update_step(VectorParams params) {
-    const VectorParams& p = first_parameter(params);
+// The work of a lane that has kRows rows. kBefore of the columns of a packed slot come before the window and move with it.
+// kSameWidth: weight and bias are as wide as x.
+template <typename T, typename S, int kWidth, int kColumns, int kBefore, bool kSameWidth, bool kPairs, int kRows>
+HIPCONV_INLINE void step_of_rows(const VectorParams& p, typename Strip<S, kWidth, kColumns, kPairs>::Packed* all_stage) {
     using Shape = Strip<S, kWidth, kColumns, kPairs>;
     constexpr int kPast = kWidth - 1, kOwn = Shape::kOwn, kVectors = Shape::kVectors;
     using Vector = Words<T, kOwn>;
     using History = Words<S, kOwn>;
     using Packed = typename Shape::Packed;
-    constexpr int kStage = Shape::kLanes * kVectors;
-    HIPCONV_SHARED(Packed, all_stage, Shape::kThroughLds ? kStage + kStage * static_cast<int>(sizeof(Packed)) / 128 : 1);
-
     const int lane = static_cast<int>(threadIdx.x), lanes = static_cast<int>(blockDim.x);
     // Lanes of rows that there are not do as those of the last one, and store nothing.
-    const unsigned row = kPairs ? blockIdx.x * blockDim.y + threadIdx.y : blockIdx.x;
-    const bool has_row = !kPairs || row < static_cast<unsigned>(p.batch);
-    const unsigned b = has_row ? row : static_cast<unsigned>(p.batch) - 1;
+    unsigned rows[kRows];
+    bool has_row[kRows];
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+        const unsigned row = kPairs ? (k * gridDim.x + blockIdx.x) * blockDim.y + threadIdx.y : blockIdx.x;
+        has_row[k] = !kPairs || row < static_cast<unsigned>(p.batch);
+        rows[k] = has_row[k] ? row : static_cast<unsigned>(p.batch) - 1;
+    }
     Packed* const stage = kPairs && Shape::kThroughLds
                               ? all_stage + static_cast<int>(threadIdx.y) * row_stage<Packed, kVectors>(lanes)
                               : all_stage;
     const int strip_d = static_cast<int>(blockIdx.y) * lanes * kOwn;
     const int left = p.dim - strip_d;
     const int strip = left < lanes * kOwn ? left / kOwn : lanes;  // lanes that have channels
-    const bool active = lane < strip && has_row;
+    const bool active = lane < strip && has_row[0];
     if (!Shape::kThroughLds && !active) return;
     const int d = strip_d + (active ? lane : 0) * kOwn;  // the other lanes only move strips
 
     let_next_kernel_begin();
     wait_for_kernel_before();
-    IndexWords::Value slot{b, 0};
-    if (p.slot_of_row.data) slot = p.slot_of_row.load(b);
+    IndexWords::Value slot[kRows];
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+        slot[k] = {rows[k], 0};
+        if (p.slot_of_row.data && (k == 0 || has_row[k])) slot[k] = p.slot_of_row.load(rows[k]);
+    }
     ChannelParameters<T, kWidth, kOwn, kSameWidth> parameters;
-    const Vector token = *reinterpret_cast<const Vector*>(p.x.as<const T>() + b * p.x_row_stride + d);
+    Vector token[kRows];
+#pragma unroll
+    for (int k = 0; k < kRows; ++k)
+        if (k == 0 || has_row[k]) token[k] = *reinterpret_cast<const Vector*>(p.x.as<const T>() + rows[k] * p.x_row_stride + d);
     parameters.load(p, d);
     // Addresses are computed only where they are used: they would occupy registers until then.
-    const auto store_out = [&](Vector result) {
+    const auto store_out = [&](int k, Vector result) {
+        const unsigned b = rows[k];
         T* out = p.out.as<T>() + b * p.out_row_stride + d;
         if (__builtin_expect(p.split, 0)) {
             // Lanes choose among the row's addresses: what these are made of would be fetched by each lane.
@@ -96,47 +105,68 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((Strip<S, kWidth, kColumns, kPairs>::kLane
             T* const v = token_at<T>(p.outs[2], b, 0, 0) + (d - p.out_end[1]);
             out = d < p.out_end[0] ? q : d < p.out_end[1] ? k : v;
         }
-        if (active) *reinterpret_cast<Vector*>(out) = result;
+        if (active && has_row[k]) *reinterpret_cast<Vector*>(out) = result;
     };
 
-    const Slots slots = slots_of_row(p, b, slot);
-    if (!slots.live) {
-        if (p.zero_padding) store_out(Vector{});
-        if (!(kPairs && Shape::kThroughLds)) return;
+    // Other rows of the lane or the block may be live where one is padding.
+    constexpr bool kRowsApart = kRows == 1 && !(kPairs && Shape::kThroughLds);
+    Slots slots[kRows];
+    bool live[kRows];
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+        slots[k] = slots_of_row(p, rows[k], slot[k]);
+        live[k] = kRowsApart || (slots[k].live && has_row[k]);
+        if (!slots[k].live && (k == 0 || has_row[k])) {
+            if (p.zero_padding) store_out(k, Vector{});
+            if (kRowsApart) return;
+        }
     }
-    const bool live = !(kPairs && Shape::kThroughLds) || (slots.live && has_row);  // other rows of the block may be
 
     const auto state_of = [&](uint32_t slot) { return p.state.as<S>() + slot * p.slot_stride; };
-    const auto store_result = [&](auto window) {  // window(i, j): column i of it, oldest first, of pair j of the channels
-        if (!live) return;
-        store_out(parameters.template convolve<true>(window, token, p.use_silu));
+    const auto store_result = [&](int k,
+                                  auto window) {  // window(i, j): column i of it, oldest first, of pair j of the channels
+        if (!live[k]) return;
+        store_out(k, parameters.template convolve<true>(window, token[k], p.use_silu));
     };
     if constexpr (kColumns == kOwnVectors) {
-        History columns[kPast ? kPast : 1];
-        const S* from = state_of(slots.read) + d;
+        History columns[kRows][kPast ? kPast : 1];
 #pragma unroll
-        for (int i = 0; i < kPast; ++i) columns[i] = *reinterpret_cast<const History*>(from + i * p.column_stride);
+        for (int k = 0; k < kRows; ++k) {
+            if (!live[k]) continue;
+            const S* from = state_of(slots[k].read) + d;
+#pragma unroll
+            for (int i = 0; i < kPast; ++i) columns[k][i] = *reinterpret_cast<const History*>(from + i * p.column_stride);
+        }
         parameters.convert(p, d);
-        store_result([&](int i, int j) { return pair_of<S>(columns[i], j); });
-        History last;
-        if constexpr (std::is_same_v<S, T>)
-            last = token;
-        else
-            last = as_history<S, T>(token);
-        S* to = state_of(slots.write) + d;
 #pragma unroll
-        for (int i = 0; i < kPast; ++i)
-            *reinterpret_cast<History*>(to + i * p.column_stride) = i + 1 < kPast ? columns[i + 1] : last;
+        for (int k = 0; k < kRows; ++k) {
+            store_result(k, [&](int i, int j) { return pair_of<S>(columns[k][i], j); });
+            if (!live[k]) continue;
+            History last;
+            if constexpr (std::is_same_v<S, T>)
+                last = token[k];
+            else
+                last = as_history<S, T>(token[k]);
+            S* to = state_of(slots[k].write) + d;
+#pragma unroll
+            for (int i = 0; i < kPast; ++i)
+                *reinterpret_cast<History*>(to + i * p.column_stride) = i + 1 < kPast ? columns[k][i + 1] : last;
+        }
     } else {
         static_assert(std::is_same_v<T, S>, "packed columns move as bits");
         // A lane moves these of the strip's vectors: its own, or through LDS every lanes-th.
         const auto place = [&](int k) { return Shape::kWhole ? lane * kVectors + k : k * lanes + lane; };
-        const Packed* strip_from = reinterpret_cast<const Packed*>(state_of(slots.read) + int64_t{strip_d} * kColumns);
-        Packed own[kVectors];  // in the end the lane's channels: (channel, column)
+        Packed all[kRows][kVectors];  // in the end the lane's channels: (channel, column)
 #pragma unroll
-        for (int k = 0; k < kVectors && live; ++k)  // past the strip's last vector, that one again
-            own[k] = strip_from[place(k) < strip * kVectors ? place(k) : strip * kVectors - 1];
+        for (int row = 0; row < kRows; ++row) {
+            const Packed* strip_from = reinterpret_cast<const Packed*>(state_of(slots[row].read) + int64_t{strip_d} * kColumns);
+            Packed(&own)[kVectors] = all[row];
+#pragma unroll
+            for (int k = 0; k < kVectors && live[row]; ++k)  // past the strip's last vector, that one again
+                own[k] = strip_from[place(k) < strip * kVectors ? place(k) : strip * kVectors - 1];
+        }
         if constexpr (Shape::kThroughLds) {  // which has room for all lanes
+            Packed(&own)[kVectors] = all[0];
 #pragma unroll
             for (int k = 0; k < kVectors; ++k) stage[staged<Packed, kVectors>(place(k))] = own[k];
             __syncthreads();
@@ -144,40 +174,62 @@ __global__ void HIPCONV_LAUNCH_BOUNDS((Strip<S, kWidth, kColumns, kPairs>::kLane
             for (int k = 0; k < kVectors; ++k) own[k] = stage[staged<Packed, kVectors>(lane * kVectors + k)];
         }
         parameters.convert(p, d);
-        const auto value = [&](int c, int i) {
-            return to_float(from_bits<S>(element<S, Shape::kInPacked>(own, c * kColumns + kBefore + i)));
-        };
-        store_result([&](int i, int j) { return make_pair(value(2 * j, i), value(2 * j + 1, i)); });
+#pragma unroll
+        for (int row = 0; row < kRows; ++row) {
+            const Packed(&own)[kVectors] = all[row];
+            const auto value = [&](int c, int i) {
+                return to_float(from_bits<S>(element<S, Shape::kInPacked>(own, c * kColumns + kBefore + i)));
+            };
+            store_result(row, [&](int i, int j) { return make_pair(value(2 * j, i), value(2 * j + 1, i)); });
 
-        const auto moved = [&](int at) {  // element `at` after the step
-            const int i = at % kColumns - kBefore;
-            if (i == kPast - 1) return element<T, kOwn>(&token, at / kColumns);
-            return element<S, Shape::kInPacked>(own, i < kPast ? at + 1 : at);
-        };
-        constexpr int kInWord = 4 / static_cast<int>(sizeof(S));
-        Packed* strip_to = reinterpret_cast<Packed*>(state_of(slots.write) + int64_t{strip_d} * kColumns);
-#pragma unroll
-        for (int k = 0; k < kVectors; ++k) {
-            Packed vector{};
-#pragma unroll
-            for (int w = 0; w < Shape::kInPacked / kInWord; ++w) {
-                const int at = k * Shape::kInPacked + w * kInWord;
-                set_word(vector, w, kInWord == 2 ? moved(at) | moved(at + 1) << 16 : moved(at));
-            }
-            if constexpr (Shape::kWhole)
-                strip_to[place(k)] = vector;
-            else
-                stage[staged<Packed, kVectors>(lane * kVectors + k)] = vector;
-        }
-        if constexpr (Shape::kThroughLds) {
-            __syncthreads();
+            const auto moved = [&](int at) {  // element `at` after the step
+                const int i = at % kColumns - kBefore;
+                if (i == kPast - 1) return element<T, kOwn>(&token[row], at / kColumns);
+                return element<S, Shape::kInPacked>(own, i < kPast ? at + 1 : at);
+            };
+            constexpr int kInWord = 4 / static_cast<int>(sizeof(S));
+            Packed* strip_to = reinterpret_cast<Packed*>(state_of(slots[row].write) + int64_t{strip_d} * kColumns);
 #pragma unroll
             for (int k = 0; k < kVectors; ++k) {
-                const Packed vector = stage[staged<Packed, kVectors>(place(k))];
-                if (live && place(k) < strip * kVectors) strip_to[place(k)] = vector;
+                Packed vector{};
+#pragma unroll
+                for (int w = 0; w < Shape::kInPacked / kInWord; ++w) {
+                    const int at = k * Shape::kInPacked + w * kInWord;
+                    set_word(vector, w, kInWord == 2 ? moved(at) | moved(at + 1) << 16 : moved(at));
+                }
+                if constexpr (!Shape::kWhole)
+                    stage[staged<Packed, kVectors>(lane * kVectors + k)] = vector;
+                else if (live[row])
+                    strip_to[place(k)] = vector;
+            }
+            if constexpr (Shape::kThroughLds) {
+                __syncthreads();
+#pragma unroll
+                for (int k = 0; k < kVectors; ++k) {
+                    const Packed vector = stage[staged<Packed, kVectors>(place(k))];
+                    if (live[row] && place(k) < strip * kVectors) strip_to[place(k)] = vector;
+                }
             }
         }
     }
+}
+
+template <typename T, typename S, int kWidth, int kColumns, int kBefore, bool kSameWidth, bool kPairs>
+__global__ void HIPCONV_LAUNCH_BOUNDS((Strip<S, kWidth, kColumns, kPairs>::kLanes),
+                                      (kStepBlocks<S, kWidth, kColumns, kSameWidth, kPairs>))
+    causal_conv1d_update_step(VectorParams params) {
+    using Shape = Strip<S, kWidth, kColumns, kPairs>;
+    constexpr int kStage = Shape::kLanes * Shape::kVectors;
+    using Packed = typename Shape::Packed;
+    HIPCONV_SHARED(Packed, all_stage, Shape::kThroughLds ? kStage + kStage * static_cast<int>(sizeof(Packed)) / 128 : 1);
+    step_of_rows<T, S, kWidth, kColumns, kBefore, kSameWidth, kPairs, 1>(first_parameter(params), all_stage);
+}
+
+// Rows in pairs of channels, two of them a lane.
+template <typename T, int kWidth, int kColumns>
+__global__ void HIPCONV_LAUNCH_BOUNDS(kPairLanes, (kStepBlocks<T, kWidth, kColumns, false, true>))
+    causal_conv1d_update_two_steps(VectorParams params) {
+    step_of_rows<T, T, kWidth, kColumns, 0, false, true, 2>(first_parameter(params), nullptr);
 }
 
 namespace {
@@ -199,7 +251,15 @@ void launch(const CausalConv1dUpdateParams& p, hipStream_t stream) {
 // Rows of an even number of channels: blocks of some rows.
 template <typename T, int kWidth, int kColumns>
 void launch_pairs(const CausalConv1dUpdateParams& p, hipStream_t stream) {
-    const PairGrid grid = pair_grid(p);
+    PairGrid grid = pair_grid(p);
+    if constexpr (Strip<T, kWidth, kColumns, true>::kMostRows == 2) {
+        if (many_pairs(p)) {
+            grid.blocks.x = static_cast<unsigned>(ceil_of(p.batch, int64_t{grid.block.y} * 2));
+            HIPCONV_LAUNCH(true, (causal_conv1d_update_two_steps<T, kWidth, kColumns>), grid.blocks, grid.block, 0, stream,
+                           vector_params(p));
+            return check_launch("causal_conv1d_update");
+        }
+    }
     HIPCONV_LAUNCH(true, (causal_conv1d_update_step<T, T, kWidth, kColumns, 0, false, true>), grid.blocks, grid.block, 0,
                    stream, vector_params(p));
     check_launch("causal_conv1d_update");
@@ -274,6 +334,7 @@ const char* causal_conv1d_update_step_refusal(const CausalConv1dUpdateParams& p)
 
 // Takes all rows in pairs but, by an H200's times, many of float32 at width 8 whose channels come in fours.
 bool causal_conv1d_update_step_is_choice(const CausalConv1dUpdateParams& p) {
+    if (causal_conv1d_update_wave_beats_vectors(p)) return false;
     return serves(p) || !many_pairs(p) || p.dtype != DType::f32 || p.width < kMostWidth || p.dim % kChannels != 0;
 }
 
