@@ -54,7 +54,8 @@ HIPCONV_INLINE int row_stage(int lanes) {
 // The work of a lane that has kRows rows. kBefore of the columns of a packed slot come before the window and move with it.
 // kSameWidth: weight and bias are as wide as x.
 template <typename T, typename S, int kWidth, int kColumns, int kBefore, bool kSameWidth, bool kPairs, int kRows>
-HIPCONV_INLINE void step_of_rows(const VectorParams& p, typename Strip<S, kWidth, kColumns, kPairs>::Packed* all_stage) {
+__device__ __forceinline__ void step_of_rows(const VectorParams& p,
+                                             typename Strip<S, kWidth, kColumns, kPairs>::Packed* all_stage) {
     using Shape = Strip<S, kWidth, kColumns, kPairs>;
     constexpr int kPast = kWidth - 1, kOwn = Shape::kOwn, kVectors = Shape::kVectors;
     using Vector = Words<T, kOwn>;
