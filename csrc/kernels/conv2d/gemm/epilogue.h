@@ -143,6 +143,7 @@ HIPCONV_INLINE void store_epilogue_tile_by_elements(const ConvGemmParams& p, con
 
 // The bias of an epilogue tile's filters from `filter` on: one for each of eight sums, or one for all.
 struct BiasInMemory {
+    static constexpr bool kComesOnce = true;  // and stays in registers
     const Conv2dParams& conv;
     int64_t first;  // the epilogue tile's first filter
 
@@ -155,6 +156,38 @@ struct BiasInMemory {
     }
 };
 
+// The same along filters, where eight are aligned: a lane has the same eight of each of its pixels, whose bias comes once.
+template <int kEpiloguePixels, int kFilters, typename Pixels, typename Bias>
+HIPCONV_INLINE void store_epilogue_tile_along_filters(const ConvGemmParams& p, const float* epilogue_tile, int lane, Pixels run,
+                                                      int filters, int64_t k_first, int64_t part_offset, Bias bias) {
+    constexpr int kAcross = kFilters / 8;
+    const Conv2dParams& c = p.conv;
+    const int filter = lane % kAcross * 8;
+    if (filter >= filters) return;
+    float of_filters[8] = {};
+    bias.add_to(of_filters, filter, true);
+#pragma unroll 1
+    for (int pixel = lane / kAcross; pixel < kEpiloguePixels; pixel += kWaveSize / kAcross) {
+        if (!run.has(p, pixel)) continue;
+        const OutPixel at = run.at(p, pixel);
+        float v[8], more[8];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const Words4 four =
+                *reinterpret_cast<const Words4*>(&epilogue_tile[epilogue_index<kFilters>(pixel, filter + 4 * half)]);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) v[4 * half + i] = bit_cast<float>(word(four, i)) + of_filters[4 * half + i];
+        }
+        if (c.residual.data) {
+            load_eight(more, c.residual.data, offset_in(c.residual, at.n, k_first + filter, at.p, at.q), c.residual_dtype);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) v[i] += more[i];
+        }
+        activate_eight(v, c.activation);
+        store_eight(v, c.out.data, part_offset + offset_in(c.out, at.n, k_first + filter, at.p, at.q), c.out_dtype);
+    }
+}
+
 // The same; a lane stores eight elements at once where they are aligned.
 template <int kEpiloguePixels, int kFilters, typename Pixels, typename Bias>
 HIPCONV_INLINE void store_epilogue_tile(const ConvGemmParams& p, const float* epilogue_tile, int lane, Pixels run,
@@ -163,48 +196,35 @@ HIPCONV_INLINE void store_epilogue_tile(const ConvGemmParams& p, const float* ep
     const int filters = p.group_filters - first_filter;
     const int64_t k_first = static_cast<int64_t>(group) * p.group_filters + first_filter;
     const int64_t part_offset = part * p.part_stride;
-    const auto store = [&](float(&v)[8], const OutPixel& at, int64_t k) {
-        if (c.residual.data) {
-            float more[8];
-            load_eight(more, c.residual.data, offset_in(c.residual, at.n, k, at.p, at.q), c.residual_dtype);
-#pragma unroll
-            for (int i = 0; i < 8; ++i) v[i] += more[i];
+    if constexpr (Bias::kComesOnce) {
+        if (p.vector_stores && p.along_filters) {
+            store_epilogue_tile_along_filters<kEpiloguePixels, kFilters>(p, epilogue_tile, lane, run, filters, k_first,
+                                                                         part_offset, bias);
+            return;
         }
-        activate_eight(v, c.activation);
-        store_eight(v, c.out.data, part_offset + offset_in(c.out, at.n, k, at.p, at.q), c.out_dtype);
-    };
-    if (p.vector_stores && p.along_filters) {  // a lane has the same eight filters of each of its pixels
-        constexpr int kAcross = kFilters / 8;
-        const int filter = lane % kAcross * 8;
-        if (filter >= filters) return;
-        float of_filters[8] = {};
-        bias.add_to(of_filters, filter, true);
-#pragma unroll 1
-        for (int pixel = lane / kAcross; pixel < kEpiloguePixels; pixel += kWaveSize / kAcross) {
-            if (!run.has(p, pixel)) continue;
-            float v[8];
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const Words4 four =
-                    *reinterpret_cast<const Words4*>(&epilogue_tile[epilogue_index<kFilters>(pixel, filter + 4 * half)]);
-#pragma unroll
-                for (int i = 0; i < 4; ++i) v[4 * half + i] = bit_cast<float>(word(four, i)) + of_filters[4 * half + i];
-            }
-            store(v, run.at(p, pixel), k_first + filter);
-        }
-        return;
     }
     if (p.vector_stores) {
-        constexpr int kAcross = kEpiloguePixels / 8;
+        constexpr int kAcross = kFilters / 8;
 #pragma unroll 1
-        for (int unit = lane; unit < kAcross * kFilters; unit += kWaveSize) {
-            const int pixel = unit % kAcross * 8, filter = unit / kAcross;
+        for (int unit = lane; unit < kEpiloguePixels * kAcross; unit += kWaveSize) {
+            const int pixel = p.along_filters ? unit / kAcross : unit % (kEpiloguePixels / 8) * 8;
+            const int filter = p.along_filters ? unit % kAcross * 8 : unit / (kEpiloguePixels / 8);
             if (filter >= filters || !run.has(p, pixel)) continue;
-            float v[8];
+            const OutPixel at = run.at(p, pixel);
+            const int64_t k = k_first + filter;
+            float v[8], more[8];
 #pragma unroll
-            for (int i = 0; i < 8; ++i) v[i] = epilogue_tile[epilogue_index<kFilters>(pixel + i, filter)];
-            bias.add_to(v, filter, false);
-            store(v, run.at(p, pixel), k_first + filter);
+            for (int i = 0; i < 8; ++i)
+                v[i] = p.along_filters ? epilogue_tile[epilogue_index<kFilters>(pixel, filter + i)]
+                                       : epilogue_tile[epilogue_index<kFilters>(pixel + i, filter)];
+            bias.add_to(v, filter, p.along_filters);
+            if (c.residual.data) {
+                load_eight(more, c.residual.data, offset_in(c.residual, at.n, k, at.p, at.q), c.residual_dtype);
+#pragma unroll
+                for (int i = 0; i < 8; ++i) v[i] += more[i];
+            }
+            activate_eight(v, c.activation);
+            store_eight(v, c.out.data, part_offset + offset_in(c.out, at.n, k, at.p, at.q), c.out_dtype);
         }
         return;
     }

@@ -364,6 +364,7 @@ HIPCONV_INLINE void write_epilogue_tile(const WarpgroupSums<kTileN> (&sums)[kBlo
 
 // The bias of an epilogue tile's filters, in LDS.
 struct BiasInLds {
+    static constexpr bool kComesOnce = false;  // warpgroups have no registers left for it
     const float* values;
 
     HIPCONV_INLINE void add_to(float (&v)[8], int filter, bool of_each) const {
