@@ -398,12 +398,13 @@ struct Mma {
 
     // Takes one step whose first operands are loaded, and loads those of the next one meanwhile, so that products go on where
     // steps meet. `during(row)` runs before each row's products, of which a step has kStepRows; `next()` runs when all of this
-    // step's operands are read or on their way, makes sure that the next ones are there, and returns their tile.
+    // step's operands are read or on their way, makes sure that the next ones, if any, are there, and returns their tile.
     static constexpr int kStepRows = A::kPhases * kRows;
     template <typename RowOf, typename During, typename Next>
     static HIPCONV_INLINE Tile<RowOf> step_into_next(Sums& sums, Ahead& ahead, const Tile<RowOf>& tile, int lane, During during,
                                                      Next next) {
         constexpr int kMeeting = kStepRows - (kRows > 1 ? 2 : 1);  // the first row behind which no operand is to be read
+        static_assert(A::kPhases % 2 == 0 && kStepRows > 3, "steps take operands in turns, and begin with the same ones");
         Tile<RowOf> later = tile;
 #pragma unroll
         for (int row = 0; row < kStepRows; ++row) {

@@ -26,8 +26,9 @@ constexpr int kSingleThreads = 128;
 constexpr int kSingleTokens = 64;  // of a thread at most, each row's rounded up to eight
 constexpr int kSingleRun = 32;     // tokens at most
 constexpr int kManySingles = 32, kSectorBytes = 32;
-constexpr int kFewestSingles = 3;                                 // channels
-constexpr int kSingleRows = kSingleThreads / kFewestSingles + 1;  // of a block's threads, side by side
+constexpr int kFewestSingles = 3;  // channels
+// Rows of a block's threads, side by side: all but the first thread may begin a row, and that one ends one.
+constexpr int kSingleRows = (kSingleThreads - 2) / kFewestSingles + 2;
 
 // A thread has a run of one sequence, or `sequences` whole ones.
 struct SinglePlan {

@@ -258,7 +258,8 @@ bool rows_serve(const CausalConv1dVarlenParams& p) {
     const int64_t in_slot =
         (p.dim * p.state_dim_stride + (p.first_column + p.width) * p.column_stride) * element_bytes(p.dtype);
     const bool near = p.state_dim_stride >= 0 && p.column_stride >= 0 && in_slot < kOffsetLimit;
-    return x && out && near && p.width >= 2 && p.state_dtype == p.dtype && !p.block_idx_first.data;
+    const bool counts = p.tokens < 1 << 30;  // spans behind the last token have 32-bit numbers, too
+    return x && out && near && counts && p.width >= 2 && p.state_dtype == p.dtype && !p.block_idx_first.data;
 }
 
 // Tells whether they are faster than tiles, by what an H100 and an H200 took.
